@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,7 +39,11 @@ func openAddresses(ctx context.Context, node string, o *runOptions, log *slog.Lo
 		return nil, err
 	}
 	p := &addressPlane{nodes: heartbeat.New(node, log)}
-	if p.responder, err = announce.Open(segments, log); err != nil {
+	p.responder, err = announce.Open(segments, log)
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EAFNOSUPPORT) {
+		err = fmt.Errorf("%w: to answer for addresses the agent needs the capability CAP_NET_RAW, and may not be kept from sockets of the family AF_PACKET", err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--service-addresses: %w", err)
 	}
 	if o.kubeFlags.named() {

@@ -190,7 +190,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	if config.Addresses {
 		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, log); err != nil {
-			return privilege(err)
+			return err
 		}
 	}
 	a := agent.New(c)
