@@ -28,7 +28,8 @@ type Elsewhere struct {
 func (c *Compiler) Elsewhere(node string) *Other {
 	cfg := c.env.cfg
 	o := &Other{node: node, unread: c.unread, refused: maps.Clone(c.services.limits.denied), denyLists: cfg.Policy && len(cfg.DenyLists) > 0}
-	cfg.Node, cfg.HostAddresses, cfg.PrimaryAddr, cfg.DenyLists, cfg.DenyDevices, cfg.Fabric = node, nil, netip.Addr{}, nil, nil, false
+	cfg.Node, cfg.HostAddresses, cfg.PrimaryAddr, cfg.DenyLists, cfg.DenyDevices = node, nil, netip.Addr{}, nil, nil
+	cfg.Fabric, cfg.Addresses = false, false
 	o.compiler = New(cfg)
 	return o
 }
