@@ -190,10 +190,10 @@ func labelsOf(s *service) model.LabelMap {
 	return s.LoadBalancer.Labels
 }
 
-// endpoints are the nodes that have a ready endpoint of one of the Services, where all of them have
-// traffic policy Local; nil: any node will do.
+// endpoints are the nodes that have a ready endpoint of one of the Services, or one that serves
+// still if none is ready, where all of them have traffic policy Local; nil: any node will do.
 func endpoints(v *store.View, services []*service) map[string]bool {
-	where := map[string]bool{}
+	ready, serving := map[string]bool{}, map[string]bool{}
 	for _, s := range services {
 		if !s.ExternalLocal {
 			return nil
@@ -201,12 +201,17 @@ func endpoints(v *store.View, services []*service) map[string]bool {
 		for _, slice := range v.Slices(s.Name) {
 			for i := range slice.Endpoints {
 				if e := &slice.Endpoints[i]; e.Ready {
-					where[e.Node] = true
+					ready[e.Node] = true
+				} else if e.Serving {
+					serving[e.Node] = true
 				}
 			}
 		}
 	}
-	return where
+	if len(ready) > 0 {
+		return ready
+	}
+	return serving
 }
 
 // interfaces are those of some advertisements; none: all.

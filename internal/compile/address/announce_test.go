@@ -30,13 +30,14 @@ func node(name string, labels ...string) *model.Node {
 	return n
 }
 
-// slice has endpoints of a Service on nodes; those after "-" are not ready.
+// slice has endpoints of a Service on nodes; those after "-" are not ready, those after "+" serve
+// still.
 func slice(service string, nodes ...string) *model.EndpointSlice {
 	namespace, name, _ := strings.Cut(service, "/")
 	s := &model.EndpointSlice{Name: model.Name{Namespace: namespace, Name: name + "-1"}, Service: name}
 	for _, n := range nodes {
-		n, unready := strings.CutPrefix(n, "-")
-		s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: ip("10.1.0.1"), Node: n, Ready: !unready})
+		name := strings.TrimLeft(n, "+-")
+		s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: ip("10.1.0.1"), Node: name, Ready: name == n, Serving: n[0] != '-', Terminating: n[0] == '+'})
 	}
 	return s
 }
@@ -108,7 +109,10 @@ func TestElect(t *testing.T) {
 			return list
 		}},
 		{name: "policy Local: where a ready endpoint is", among: []string{"n2"}, make: func(w *world) []model.Object {
-			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "n2", "-n1")}
+			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "n2", "-n1", "+n3")}
+		}},
+		{name: "policy Local: one that serves still, where none is ready", among: []string{"n3"}, make: func(w *world) []model.Object {
+			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "-n1", "+n3")}
 		}},
 		{name: "policy Local: no endpoint is ready", make: func(w *world) []model.Object {
 			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "-n1")}

@@ -32,8 +32,7 @@ type Kind struct {
 	ForServices bool
 	// ForFabric says that the pod network between nodes is made of it, and nothing else.
 	ForFabric bool
-	// ForAddresses says that it is about the addresses that pools give to services, and nothing
-	// else.
+	// ForAddresses says that it is about addresses of services from pools, and nothing else.
 	ForAddresses bool
 	// Optional says that the API need not serve it.
 	Optional bool
@@ -117,8 +116,7 @@ func calicos(plural string) []Resource {
 	return []Resource{{CalicoGroup, "v3", plural}, {CalicoStored, "v1", plural}}
 }
 
-// metallbs is a kind of MetalLB's. The API has it where its name in small letters, in the plural,
-// is.
+// metallbs is a kind of MetalLB's. The API has it under its name in small letters, in the plural.
 func metallbs(version, name string, kind model.Kind, decode func(Text) (model.Object, error)) Kind {
 	plural := strings.Replace(strings.ToLower(name)+"s", "ys", "ies", 1)
 	return Kind{
