@@ -60,6 +60,19 @@ func TestPreflightFabric(t *testing.T) {
 	}
 }
 
+// Who may not make network namespaces, as in a container, can still have tunnels.
+func TestPreflightFabricWithoutNamespaces(t *testing.T) {
+	ns := nodeNS(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := ns.Run("setpriv", "--bounding-set=-sys_admin", self, "preflight", "--fabric", "vxlan") // it lacks a route
+	if !strings.Contains(strings.Join(strings.Fields(string(out)), " "), "ok fabric can do: VXLAN") {
+		t.Errorf("%s", out)
+	}
+}
+
 func TestPreflightJSON(t *testing.T) {
 	status, out, _ := preflightIn(t, "-o", "json")
 	if strings.Contains(out, "fabric") {

@@ -145,6 +145,10 @@ func TestMTU(t *testing.T) {
 	if got := mtu("tunnel"); got != 8950 {
 		t.Errorf("by a tunnel of 8950: %d", got)
 	}
+	run(t, b, `link add sluice.wg mtu 8940 type bridge`)
+	if got := mtu("encrypted"); got != 8940 {
+		t.Errorf("by WireGuard of 8940: %d", got)
+	}
 }
 
 // The node's pod CIDRs are ranges, from which a container gets one address of each family.

@@ -18,7 +18,7 @@ import (
 // underlayMTU is the largest packet that reaches other nodes' pods whole: that of the devices that
 // default routes lead to, and of the tunnels to other nodes; 0 where there is neither.
 func underlayMTU(node *netns.NS) (int, error) {
-	mtu, err := attach.MTU(node, state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP)
+	mtu, err := attach.MTU(node, state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, state.DeviceWG)
 	if err != nil {
 		return 0, fault(types.ErrInternal, "find the underlay's MTU: set mtu in the network configuration", err)
 	}

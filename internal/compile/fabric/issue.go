@@ -87,7 +87,18 @@ func (c *Compiler) around(n *node, cidr netip.Prefix, lengths []int) (around net
 	return around, ""
 }
 
-// ownIssues say why this node reaches no pods of a family that there are pools of.
+// podsElsewhere reports whether another node has pods of a family that a pool holds.
+func (c *Compiler) podsElsewhere(is4 bool) bool {
+	for _, n := range c.nodes {
+		held := func(p netip.Prefix) bool { return p.Addr().Is4() == is4 && c.pool(p) != nil }
+		if n.Name != c.cfg.Node && slices.ContainsFunc(n.cidrs, held) {
+			return true
+		}
+	}
+	return false
+}
+
+// ownIssues say why this node reaches no pods of a family that there are some of.
 func (c *Compiler) ownIssues() (list []model.Issue) {
 	if c.own == nil {
 		return nil
@@ -101,7 +112,7 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 		list = append(list, c.own.Ref().Issue("nothing is encrypted from here and to here: its annotation projectcalico.org/WireguardPublicKey is not "+c.cfg.Key.String()))
 	}
 	for _, is4 := range []bool{true, false} {
-		if c.local(is4) != nil || !c.any(is4, func(*model.IPPool) bool { return true }) {
+		if c.local(is4) != nil || !c.podsElsewhere(is4) {
 			continue
 		}
 		reason := fmt.Sprintf("it has no %s address", familyName(is4))
