@@ -10,9 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
@@ -248,6 +252,66 @@ func (s *subnet) reach(addr, want string) time.Duration {
 	}
 }
 
+// askForever has the client ask for an address of IPv4 by ARP all the time, and returns what ends
+// that. It says for how long two nodes answered: from the first answer of the one that takes over
+// to the last of the other.
+func (s *subnet) askForever(addr string) (end func(old, next string) time.Duration) {
+	s.t.Helper()
+	if netip.MustParseAddr(addr).Is6() {
+		return func(string, string) time.Duration { return 0 }
+	}
+	l, err := s.client.LinkByName("eth0")
+	s.must(err)
+	own, to := l.Attrs().HardwareAddr, netip.MustParseAddr(addr).As4()
+	request := slices.Concat([]byte("\xff\xff\xff\xff\xff\xff"), own, []byte("\x08\x06\x00\x01\x08\x00\x06\x04\x00\x01"), own, []byte{172, 30, 0, 200}, make([]byte, 6), to[:])
+	const typeARP = 0x0608 // in the order of the network
+	var fd int
+	s.must(s.client.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, typeARP)
+		return err
+	}))
+	s.must(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 10_000}))
+	first, last := map[string]time.Time{}, map[string]time.Time{}
+	stop := make(chan struct{})
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		defer func() { _ = unix.Close(fd) }()
+		b := make([]byte, 100)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			_ = unix.Sendto(fd, request, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index, Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}})
+			for {
+				n, _, err := unix.Recvfrom(fd, b, 0)
+				if err != nil {
+					break // nothing came for a while
+				}
+				if n >= 42 && b[21] == 2 && [4]byte(b[28:32]) == to && string(b[:6]) == string(own) { // an answer, and to the client
+					mac := net.HardwareAddr(b[22:28]).String()
+					if first[mac].IsZero() {
+						first[mac] = time.Now()
+					}
+					last[mac] = time.Now()
+				}
+			}
+		}
+	})
+	stopped := sync.OnceFunc(func() { close(stop); asking.Wait() })
+	s.t.Cleanup(stopped)
+	return func(old, next string) time.Duration {
+		stopped()
+		if first[old].IsZero() || first[next].IsZero() {
+			s.t.Errorf("of %s and %s, both should have answered: %v", old, next, first)
+		}
+		both := max(0, last[old].Sub(first[next]))
+		s.t.Logf("two nodes answered for %v", both)
+		return both
+	}
+}
+
 // neighbour is the MAC by which the client reaches an address.
 func (s *subnet) neighbour(addr string) string {
 	list, err := s.client.NeighList(0, 0)
@@ -330,10 +394,14 @@ func TestServiceAddresses(t *testing.T) {
 			if got, want := s.neighbour(addr), s.nodes[next].mac(); next == dead.name || got != want {
 				t.Errorf("the client finds it at %s, want %s of %s", got, want, next)
 			}
+			answers := s.askForever(addr)
 			s.link(dead.name, "up")
 			s.start(dead.name)
 			eventually(t, "the node has it again", func() bool { return s.agree(addr) == dead.name })
 			s.reach(addr, server)
+			if both := answers(s.nodes[next].mac(), dead.mac()); both > 2*time.Second {
+				t.Errorf("two nodes answered for %v", both)
+			}
 			eventually(t, "the client finds it there", func() bool { return s.neighbour(addr) == dead.mac() })
 		})
 	}
