@@ -100,7 +100,8 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// The pod network between nodes comes with its flags and rights, and with those alone that it needs.
+// The pod network between nodes comes with its flags and rights, and with those alone that it
+// needs.
 func TestFabricValues(t *testing.T) {
 	may := func(text, verb, resource string) bool {
 		return slices.ContainsFunc(object[rbacv1.ClusterRole](t, text, "ClusterRole sluice").Rules, func(r rbacv1.PolicyRule) bool {

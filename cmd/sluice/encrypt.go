@@ -22,7 +22,8 @@ import (
 // another.
 func keyPath(socket string) string { return filepath.Join(filepath.Dir(socket), "wireguard.key") }
 
-// nodeKey reads the node's private key, as 'wg genkey' prints it, and makes one where there is none.
+// nodeKey reads the node's private key, as 'wg genkey' prints it, and makes one where there is
+// none.
 func nodeKey(path string) (key [32]byte, err error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -89,8 +89,8 @@ func fabricNeeds(c *compile.Config, encrypt bool) *preflight.Fabric {
 	return f
 }
 
-// openFabric has the agent carry out the ways to pods of other nodes, encrypted if there is a private
-// key.
+// openFabric has the agent carry out the ways to pods of other nodes, encrypted if there is a
+// private key.
 func openFabric(ctx context.Context, c *agent.Config, private [32]byte, log *slog.Logger) (release func(), err error) {
 	d, err := fabric.Open(driver.Options{Log: log})
 	if err != nil {

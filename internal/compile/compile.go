@@ -186,8 +186,8 @@ func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
 	}
 }
 
-// FabricView returns the ways to the pods of other nodes for people, and what is wrong with them; nil
-// if the state has none.
+// FabricView returns the ways to the pods of other nodes for people, and what is wrong with them;
+// nil if the state has none.
 func (c *Compiler) FabricView() (*fabric.View, []model.Issue) {
 	if c.fabric == nil {
 		return nil, nil

@@ -306,8 +306,8 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 	return p
 }
 
-// published reports whether other nodes can know this node's key: before, they would not take what is
-// encrypted for them.
+// published reports whether other nodes can know this node's key: before, they would not take what
+// is encrypted for them.
 func (c *Compiler) published() bool { return c.own.Key() == c.cfg.Key }
 
 // encrypted returns the own address that encrypted packets travel from, IPv4 if there is one; nil:

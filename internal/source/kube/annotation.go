@@ -31,7 +31,8 @@ type annotationPatch struct {
 	} `json:"metadata"`
 }
 
-// Run writes the annotation until ctx ends, whenever wrong says that the Node is there and lacks it.
+// Run writes the annotation until ctx ends, whenever wrong says that the Node is there and lacks
+// it.
 func (a *Annotation) Run(ctx context.Context, wrong func() bool) {
 	var patch annotationPatch
 	patch.Metadata.Annotations = map[string]*string{a.name: &a.value}
