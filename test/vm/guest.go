@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,13 @@ import (
 const (
 	resultPass = "vm: result: pass"
 	resultFail = "vm: result: FAIL"
+)
+
+// Files that programs leave in guestOut come to the host as lines of the console: fileMark, the
+// name, and the content in base64.
+const (
+	guestOut = "/out"
+	fileMark = "vm: file: "
 )
 
 // guest is run as the virtual machine's first process: it never returns.
@@ -65,7 +73,18 @@ func guestRun() error {
 	for _, t := range p.Tests {
 		failed = append(failed, guestTest(t))
 	}
-	return errors.Join(failed...)
+	return errors.Join(append(failed, guestFiles())...)
+}
+
+// guestFiles prints the files in guestOut for the console of the host.
+func guestFiles() error {
+	files, err := filepath.Glob(guestOut + "/*")
+	for _, file := range files {
+		b, rerr := os.ReadFile(file)
+		err = errors.Join(err, rerr)
+		fmt.Printf("%s%s %s\n", fileMark, filepath.Base(file), base64.StdEncoding.EncodeToString(b))
+	}
+	return err
 }
 
 func guestTest(t test) error {

@@ -49,7 +49,7 @@ const (
 const protocols = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n"
 
 // pack builds the test binaries and writes the initramfs to a file.
-func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string) error {
+func pack(ctx context.Context, file, root string, k *kernel, dirs, args, programs []string) error {
 	work, err := os.MkdirTemp("", "sluice-vm-")
 	if err != nil {
 		return err
@@ -90,6 +90,14 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string
 		}
 		p.Tests = append(p.Tests, t)
 	}
+	if len(programs) > 0 {
+		if err := a.programs(ctx, root, work); err != nil {
+			return err
+		}
+	}
+	for _, line := range programs {
+		p.Tests = append(p.Tests, test{Name: "sluice " + line, Binary: "/bin/sluice-lab", Dir: "/tmp", Args: strings.Fields(line)})
+	}
 	files, err := k.order(modules)
 	if err != nil {
 		return err
@@ -114,6 +122,21 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args []string
 		return err
 	}
 	return errors.Join(a.bytes(guestPlan, b), a.end(), w.Flush(), out.Close())
+}
+
+// programs builds the project's programs into /bin.
+func (a *archive) programs(ctx context.Context, root, work string) error {
+	for _, name := range []string{"sluice", "sluice-cni", "sluice-lab"} {
+		fmt.Printf("vm: building %s\n", name)
+		build := filepath.Join(work, name)
+		if _, err := output(ctx, root, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", build, "./cmd/"+name); err != nil {
+			return err
+		}
+		if err := a.copy("/bin/"+name, build); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // archive writes a cpio archive in the "newc" format that the kernel unpacks (its

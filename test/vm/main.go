@@ -2,6 +2,7 @@
 // Debian: that of Debian 12 (6.1) is the oldest that the project supports, -suite trixie has 6.12.
 //
 //	go run ./test/vm [flags] [package directory ...]
+//	go run ./test/vm -program 'lab up --fabric ipip' -program 'lab probe'
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
 // test binaries statically, packs them into an initramfs with the kernel modules that they need and
@@ -30,7 +31,17 @@ var only = map[string]string{"cmd/sluice": "^Test(Encrypt|Fabric)$"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.
-var tools = []string{"nft", "ip", "bridge"}
+var tools = []string{"nft", "ip", "bridge", "iperf3"}
+
+// commands are the values of a flag that is given several times.
+type commands []string
+
+func (c *commands) String() string { return strings.Join(*c, "; ") }
+
+func (c *commands) Set(text string) error {
+	*c = append(*c, text)
+	return nil
+}
 
 func main() {
 	if os.Args[0] == guestInit {
@@ -54,9 +65,12 @@ func run(ctx context.Context) error {
 	accel := flag.String("accel", "tcg,thread=multi", "QEMU's `accelerator`; kvm is ten times as fast where it works")
 	memory := flag.String("memory", "2G", "the machine's memory `size`, as QEMU writes it")
 	params := flag.String("append", "", "further kernel `parameters`; loglevel=7 shows the traces of warnings")
+	var programs commands
+	flag.Var(&programs, "program", "`arguments` to run sluice lab or sluice bench with, instead of tests; several times for one after the other. What they leave in /out is copied to -out")
+	out := flag.String("out", ".", "`folder` for what programs leave in /out")
 	flag.Parse()
 	dirs := flag.Args()
-	if len(dirs) == 0 {
+	if len(dirs) == 0 && len(programs) == 0 {
 		dirs = packages
 	}
 
@@ -85,11 +99,11 @@ func run(ctx context.Context) error {
 	}
 	initrd := filepath.Join(cache, "initrd")
 	begin := time.Now()
-	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args); err != nil {
+	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args, programs); err != nil {
 		return err
 	}
 	fmt.Printf("vm: built and packed in %v\n", time.Since(begin).Round(time.Millisecond))
-	return boot(ctx, k.image, initrd, *accel, *memory, *params, os.Stdout)
+	return boot(ctx, k.image, initrd, *accel, *memory, *params, *out, os.Stdout)
 }
 
 // install installs a Debian package for the sake of a program, unless the program is there.

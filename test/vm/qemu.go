@@ -3,17 +3,20 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 )
 
-// boot runs a machine until it powers itself off, copies its console to out, and returns
-// nil if it reported that all went well.
-func boot(ctx context.Context, image, initrd, accel, memory, params string, out io.Writer) error {
+// boot runs a machine until it powers itself off, copies its console to out, and the files that come
+// by it into a folder, and returns nil if it reported that all went well.
+func boot(ctx context.Context, image, initrd, accel, memory, params, folder string, out io.Writer) error {
 	begin := time.Now()
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", accel, "-cpu", "max", "-smp", "2", "-m", memory,
@@ -30,16 +33,21 @@ func boot(ctx context.Context, image, initrd, accel, memory, params string, out 
 		return fmt.Errorf("start QEMU: %w", err)
 	}
 	result := ""
+	var files error
 	lines := bufio.NewScanner(console)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		line := strings.TrimRight(lines.Text(), "\r")
+		if file, ok := strings.CutPrefix(line, fileMark); ok {
+			files = errors.Join(files, keep(folder, file))
+			continue
+		}
 		if line == resultPass || line == resultFail {
 			result = line
 		}
 		fmt.Fprintf(out, "%6.1fs %s\n", time.Since(begin).Seconds(), line)
 	}
-	err = errors.Join(lines.Err(), cmd.Wait())
+	err = errors.Join(lines.Err(), cmd.Wait(), files)
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("the machine did not end in time: %w", context.Cause(ctx))
@@ -51,4 +59,14 @@ func boot(ctx context.Context, image, initrd, accel, memory, params string, out 
 		return errors.New("tests failed")
 	}
 	return nil
+}
+
+// keep writes a file that came as its name and its content in base64.
+func keep(folder, line string) error {
+	name, text, _ := strings.Cut(line, " ")
+	content, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return fmt.Errorf("read %s from the console: %w", name, err)
+	}
+	return os.WriteFile(filepath.Join(folder, filepath.Base(name)), content, 0o644)
 }
