@@ -72,6 +72,7 @@ func newLabKubeletCommand() *cobra.Command {
 	fl.StringSliceVar(&cfg.Network.Path, "cni-bin-dir", nil, "`folders` with CNI plugins")
 	fl.StringVar(&cfg.Network.Dir, "cni-dir", "", "`folder` for what the node remembers of its pods' network")
 	fl.StringVar(&cfg.Network.Agent, "cni-agent", "", "`socket` of the agent that is to know a pod before it sends (default: none)")
+	fl.IntVar(&cfg.Network.MTU, "cni-mtu", 0, "MTU of pods (default: what the node's devices say)")
 	for _, required := range []string{"lab", "node", "kubeconfig", "node-ip"} {
 		_ = cmd.MarkFlagRequired(required)
 	}

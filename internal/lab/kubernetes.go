@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -207,7 +208,7 @@ func (l *Lab) startKubelet(n *plan.Node, exe string) error {
 	}
 	return l.start(n.Name, "kubelet", append(selfCommand(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
 		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone,
-		"--cni-conf", network.File, "--cni-bin-dir", strings.Join(network.Path, ","), "--cni-dir", network.Dir, "--cni-agent", network.Agent))
+		"--cni-conf", network.File, "--cni-bin-dir", strings.Join(network.Path, ","), "--cni-dir", network.Dir, "--cni-agent", network.Agent, "--cni-mtu", strconv.Itoa(network.MTU)))
 }
 
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose

@@ -29,6 +29,20 @@ func (f Fabric) Subnets() int {
 	return 1
 }
 
+// MTU is that of pods, for which the tunnels of both families leave room; 0: that of the underlay.
+func (f Fabric) MTU() int {
+	switch f {
+	case VXLAN, CrossSubnet:
+		return underlayMTU - 70
+	case IPIP:
+		return underlayMTU - 20
+	}
+	return 0
+}
+
+// underlayMTU is the kernel's default.
+const underlayMTU = 1500
+
 // Source is the address that a node's own packets to pods of another one have, of the family of a
 // pod's address: where they travel in a tunnel, that of the node's tunnel.
 func (c *Cluster) Source(from, to *Node, pod netip.Addr) netip.Addr {

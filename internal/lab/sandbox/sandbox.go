@@ -32,6 +32,7 @@ type Config struct {
 	File string    // the network's configuration, a conflist; without it sluice-cni alone attaches pods
 	// Agent is the socket of the node's agent, which sluice-cni alone waits for; "" for none.
 	Agent string
+	MTU   int // of pods, as sluice-cni has it; 0: what the node's devices say
 	// Ranges are what plugins with the capability "ipRanges" give addresses of, to each pod one of
 	// each.
 	Ranges []netip.Prefix
@@ -63,6 +64,9 @@ func (c *Config) list() (*libcni.NetworkConfigList, error) {
 	plugin := object{
 		"type": "sluice-cni", "capabilities": object{"ips": true, "ipRanges": true},
 		"ipam": object{"type": "host-local", "dataDir": filepath.Join(c.Dir, "addresses")},
+	}
+	if c.MTU > 0 {
+		plugin["mtu"] = c.MTU
 	}
 	if c.Agent != "" {
 		plugin["agent"] = object{"socket": c.Agent}
