@@ -65,6 +65,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if entries := a.entriesElsewhere(e.Connections); enforced && len(entries) > 0 && len(e.Ask) == 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("%s taken to have this node's flags, which name no deny lists", isTaken(entries)))
 	}
+	if c.MoreEntries > 0 {
+		e.Warnings = append(e.Warnings, fmt.Sprintf("a client outside may also come in by %s, which the answer leaves out: --via names one", model.Count(c.MoreEntries, "more node")))
+	}
 	if !enforced {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
 	}
@@ -167,7 +170,7 @@ func refusals(v *store.View, s verdict.Step) (texts []string) {
 		case p.Refused != "":
 			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, p.Refused))
 		case s.Tier == policy.RefusedTier:
-			texts = append(texts, fmt.Sprintf("%v is refused: spec.tier: there is no tier %s", key, p.Tier))
+			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, policy.NoTier(p.Tier)))
 		}
 	}
 	return texts

@@ -51,12 +51,8 @@ func Summaries(ctx context.Context) (Labs, error) {
 	}
 	labs := Labs{} // in JSON never null
 	for _, name := range names {
-		l, err := Open(name, nil)
-		if err != nil {
-			l = nil
-		}
 		s := Summary{Name: name, State: "unfinished", Agents: "none", ControlPlane: "none"}
-		if l != nil {
+		if l, err := Open(name, nil); err == nil {
 			s = l.summary(ctx)
 		}
 		if locked(name) {

@@ -15,6 +15,7 @@ type Case struct {
 	Connections []verdict.Question // for each sender, address family, and address and port of a service
 	Objects     *store.Store       // the pods and services that they are about, and all policies
 	Nodes       []string           // that they may pass, sorted
+	MoreEntries int                // nodes by which a client outside may also come in, that are not among these
 	Home        func(netip.Addr) string
 	Object      func(netip.Addr) model.Ref
 }
@@ -43,7 +44,9 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 			case balanced && svc.ExternalLocal:
 				con.Via = nodesOf(v, svc)
 			default:
-				con.Via = entries(v, svc, here)
+				var more int
+				con.Via, more = entries(v, svc, here)
+				c.MoreEntries = max(c.MoreEntries, more)
 			}
 		}
 		for _, name := range con.Via {
@@ -109,16 +112,19 @@ func (r *reach) target(a netip.Addr, port uint16) []*model.Service {
 const maxEntries = 16
 
 // entries are nodes by which a connection to a service may come in: this one, those that have
-// endpoints, and others, as many as are looked at.
-func entries(v *store.View, svc *model.Service, here string) []string {
-	list := []string{here}
-	for _, name := range slices.Concat(nodesOf(v, svc), v.NodeNames()) {
-		if len(list) < maxEntries && !slices.Contains(list, name) {
+// endpoints, and others, as many as are looked at. More is how many are not.
+func entries(v *store.View, svc *model.Service, here string) (list []string, more int) {
+	seen := map[string]bool{}
+	for _, name := range slices.Concat([]string{here}, nodesOf(v, svc), v.NodeNames()) {
+		if seen[name] {
+			continue
+		}
+		if seen[name] = true; len(list) < maxEntries {
 			list = append(list, name)
 		}
 	}
 	slices.Sort(list)
-	return list
+	return list, len(seen) - len(list)
 }
 
 // nodesOf are the nodes that have a ready endpoint of the service; none: any.

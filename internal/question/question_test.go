@@ -295,3 +295,34 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// Of many nodes by which a client may come in, some are looked at, and the answer can say how many
+// are not.
+func TestCaseOfManyNodes(t *testing.T) {
+	s := store.New()
+	open := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "open"}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("203.0.113.9")},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	}
+	events := []store.Event{{Kind: model.ServiceKind, Name: open.Name, Object: open}}
+	for i := range 30 {
+		n := &model.Node{Name: fmt.Sprintf("node-%02d", i)}
+		events = append(events, store.Event{Kind: model.NodeKind, Name: model.Name{Name: n.Name}, Object: n})
+	}
+	s.Apply(events)
+	q, err := Parse("198.51.100.1", "203.0.113.9:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for via, want := range map[string][2]int{"": {16, 14}, "node-29": {1, 0}} {
+		q.Via = via
+		var got *Case
+		s.Read(func(v *store.View) { got, err = q.Case(v, "node-07", func(netip.Addr) bool { return false }) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(got.Connections[0].Via); n != want[0] || got.MoreEntries != want[1] {
+			t.Errorf("via %q: %d entries and %d more, want %v", via, n, got.MoreEntries, want)
+		}
+	}
+}

@@ -73,6 +73,9 @@ func isAre(n int, o Outcome) string {
 	return "are " + o.String()
 }
 
+// maxGroups is how many different ways an answer shows to people.
+const maxGroups = 20
+
 // String writes the answer for people, in aligned lines: first what all paths have in common, then
 // the paths, those that say the same together.
 func (a Answer) String() string {
@@ -86,9 +89,13 @@ func (a Answer) String() string {
 		if common > 0 {
 			writeSteps(w, "  ", a.Paths[0].Steps[:common])
 		}
-		for _, same := range a.groups(common) {
+		groups := a.groups(common)
+		for _, same := range groups[:min(len(groups), maxGroups)] {
 			fmt.Fprintf(w, "  %sto %s: %s\n", a.by(same[0]), model.Printable(destinations(same)), same[0].Outcome)
 			writePath(w, "    ", same[0], common)
+		}
+		if more := len(groups) - maxGroups; more > 0 {
+			fmt.Fprintf(w, "  and in %s more: -o json has all\n", model.Count(more, "way"))
 		}
 	}
 	_ = w.Flush() // into memory

@@ -42,7 +42,7 @@ func (c *Compiler) Views() []View {
 			Tier: p.tier.Name, Pods: pods[p], HostEndpoints: hosts[p], Refused: p.obj.Refused,
 		}
 		if p.noTier && v.Refused == "" {
-			v.Refused = noTierReason(p)
+			v.Refused = NoTier(p.obj.Tier)
 		}
 		if !math.IsInf(p.obj.Order, 0) && !math.IsNaN(p.obj.Order) {
 			v.Order = &p.obj.Order
@@ -52,8 +52,9 @@ func (c *Compiler) Views() []View {
 	return views
 }
 
-func noTierReason(p *policy) string {
-	return fmt.Sprintf("spec.tier: there is no tier %q: make the Tier, or name one that exists", p.obj.Tier)
+// NoTier says why a policy is refused whose tier is not there.
+func NoTier(tier string) string {
+	return fmt.Sprintf("spec.tier: there is no tier %q: make the Tier, or name one that exists", tier)
 }
 
 // Issues returns what is wrong with the objects as of the last Update, sorted by object.
@@ -64,7 +65,7 @@ func (c *Compiler) Issues() []model.Issue {
 	}
 	for key, p := range c.policies.all {
 		if p.noTier {
-			add(key, "%s", noTierReason(p))
+			add(key, "%s", NoTier(p.obj.Tier))
 			all[len(all)-1].InForce = model.InForceDeny
 		}
 		if p.excess != "" {
