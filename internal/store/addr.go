@@ -44,8 +44,6 @@ func (x addrIndex) remove(pod *model.Pod) {
 	}
 }
 
-func (x addrIndex) pod(addr netip.Addr) *model.Pod { return x[addr.Unmap()].first }
-
 // ownAddrs are the addresses that are the pod's alone.
 func ownAddrs(pod *model.Pod) []netip.Addr {
 	if pod.HostNetwork || pod.Finished {

@@ -102,3 +102,16 @@ func TestAttachmentsInAnyOrder(t *testing.T) {
 		}
 	}
 }
+
+// Of several pods that claim an address, it is that of the one that is attached with it.
+func TestPodByAttachedAddr(t *testing.T) {
+	s := store.New()
+	s.Apply([]store.Event{event(at("here", pod("a"), "10.0.0.1")), event(at("here", pod("b"))), event(attachment(7, "b", "10.0.0.1"))})
+	if got := view(s).PodByAddr(addrs("10.0.0.1")[0]); got == nil || got.Name.Name != "b" {
+		t.Errorf("it is that of %+v", got)
+	}
+	s.Apply([]store.Event{gone(attachment(7, "b"))})
+	if got := view(s).PodByAddr(addrs("10.0.0.1")[0]); got == nil || got.Name.Name != "a" {
+		t.Errorf("it is that of %+v", got)
+	}
+}

@@ -98,9 +98,19 @@ func (v *View) ServiceAccount(name model.Name) *model.ServiceAccount {
 func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
 
 // PodByAddr returns the pod that has the address; nil if none has. Pods that have finished, and
-// those on their host's network, have none of their own. Of several that claim it, one that is not
-// terminating comes first, then the first by name.
-func (v *View) PodByAddr(addr netip.Addr) *model.Pod { return v.addrs.pod(addr) }
+// those on their host's network, have none of their own. Of several that claim it, the one that is
+// attached with it comes first, then one that is not terminating, then the first by name.
+func (v *View) PodByAddr(addr netip.Addr) *model.Pod {
+	claim := v.addrs[addr.Unmap()]
+	if len(claim.more) > 0 {
+		for _, at := range slices.Backward(v.Attachments()) {
+			if pod := v.pods[at.Pod]; slices.Contains(at.Addrs, addr.Unmap()) && (pod == claim.first || slices.Contains(claim.more, pod)) {
+				return pod
+			}
+		}
+	}
+	return claim.first
+}
 
 // Policy returns nil if there is none of that key.
 func (v *View) Policy(key model.PolicyKey) *model.Policy { return get[model.Policy](v, key) }
