@@ -52,6 +52,9 @@ policies and services. 'sluice run --cni' does the same with the node's pod CIDR
 			for _, path := range written {
 				fmt.Fprintln(cmd.OutOrStdout(), "installed", path)
 			}
+			for _, path := range install.Before(o.ConfDir) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: container runtimes take %s, which comes first by name: move it away\n", path)
+			}
 			return err
 		},
 	}
@@ -149,6 +152,9 @@ func installCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o *in
 	written, err := install.Run(*o)
 	for _, path := range written {
 		log.Info("CNI plugin installed", "file", path)
+	}
+	if before := install.Before(o.ConfDir); err == nil && first && len(before) > 0 {
+		log.Warn("container runtimes take another network's configuration, which comes first by name: move it away", "files", before)
 	}
 	return err
 }

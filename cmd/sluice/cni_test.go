@@ -319,6 +319,11 @@ func TestCNIInstall(t *testing.T) {
 	if code, out := install("--pod-cidr", "10.244.1.0/24"); code != cli.ExitOK || out != "" {
 		t.Errorf("a second time: %d: %s", code, out)
 	}
+	write(t, conf, "00-other.conf", "{}")
+	write(t, conf, "99-other.conf", "{}")
+	if code, out := install("--pod-cidr", "10.244.1.0/24"); code != cli.ExitOK || !strings.Contains(out, "00-other.conf, which comes first") || strings.Contains(out, "99-other") {
+		t.Errorf("beside another network: %d: %s", code, out)
+	}
 	if code, _, stderr := sluice(t, "cni", "install", "--plugin", "/no/such", "--bin-dir", bin, "--conf-dir", conf, "--pod-cidr", "10.1.0.0/24"); code != cli.ExitError || !strings.Contains(stderr, "name it with --plugin") {
 		t.Errorf("without a plugin: %d: %s", code, stderr)
 	}
@@ -328,7 +333,7 @@ func TestCNIInstall(t *testing.T) {
 		}
 	}
 	files, _ := filepath.Glob(filepath.Join(p.dir, "*", "*"))
-	if len(files) != 1 {
+	if len(files) != 3 { // portmap and two other networks
 		t.Errorf("left: %v", files)
 	}
 }

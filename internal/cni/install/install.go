@@ -118,6 +118,17 @@ func Run(o Options) (written []string, err error) {
 	return written, nil
 }
 
+// Before lists the configurations in a folder that runtimes take instead of this one.
+func Before(folder string) (paths []string) {
+	entries, _ := os.ReadDir(folder) // sorted; a folder that cannot be read has been named already
+	for _, e := range entries {
+		if kind := filepath.Ext(e.Name()); e.Name() < file && slices.Contains([]string{".conf", ".conflist", ".json"}, kind) {
+			paths = append(paths, filepath.Join(folder, e.Name()))
+		}
+	}
+	return paths
+}
+
 // replace writes a file beside the old one and puts it in its place. A program that runs goes on
 // with the old one.
 func replace(path string, data []byte, mode os.FileMode) (err error) {
