@@ -262,6 +262,8 @@ func (c *Compiler) compile(n *node) {
 			n.fault("its pod CIDR %s is that of Node %s, which was there first: its pods there are not reached; give it another", cidr, winner)
 		case pool == nil:
 			n.fault("no IPPool holds its pod CIDR %s: its pods there are not reached; add one", cidr)
+		case c.nodeIn(cidr, n).IsValid(): // packets between nodes would go where those to pods do
+			n.fault("its pod CIDR %s holds %s, which is the address of a node: its pods there are not reached; give it another", cidr, c.nodeIn(cidr, n))
 		case own:
 			c.route(n, cidr, state.Route{Node: n.Name})
 		default:
@@ -317,6 +319,18 @@ func (c *Compiler) encrypted() *model.HostAddress {
 		return nil
 	}
 	return cmp.Or(c.local(true), c.local(false))
+}
+
+// nodeIn returns the own address or that of a node if a CIDR holds it; invalid: it holds neither.
+func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
+	is4 := cidr.Addr().Is4()
+	if own := c.local(is4); own != nil && cidr.Contains(own.Prefix.Addr()) {
+		return own.Prefix.Addr()
+	}
+	if a := first(n.Node, is4); a.IsValid() && cidr.Contains(a) {
+		return a
+	}
+	return netip.Addr{}
 }
 
 // route adds a route to a node's pods.
@@ -502,8 +516,12 @@ func addresses(n *model.Node) (list []netip.Addr) {
 // first is the address of a family that packets to a node's pods travel to: the one that Calico's
 // annotation names, or else the node's first; invalid if there is none that can be used.
 func first(n *model.Node, is4 bool) netip.Addr {
-	said := fabricOf(n)
-	for _, a := range append([]netip.Addr{said.IPv4, said.IPv6}, n.IPs...) {
+	if said := fabricOf(n); is4 && said.IPv4.IsValid() && model.Unusable(said.IPv4) == "" {
+		return said.IPv4
+	} else if !is4 && said.IPv6.IsValid() && model.Unusable(said.IPv6) == "" {
+		return said.IPv6
+	}
+	for _, a := range n.IPs {
 		if a = a.Unmap(); a.Is4() == is4 && model.Unusable(a) == "" {
 			return a
 		}
