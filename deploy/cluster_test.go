@@ -287,6 +287,7 @@ func TestCluster(t *testing.T) {
 	t.Run("events", c.testEvents)
 	t.Run("conditions", c.testConditions)
 	t.Run("cni", c.testCNI)
+	t.Run("fabric", c.testFabric)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("unset", c.testUnset)
 	t.Run("privileged", c.testPrivileged)
@@ -466,6 +467,19 @@ func (c *cluster) testCNI(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	installed(false)
+}
+
+// testFabric has the agent make tunnels with the rights and the capability that the chart gives.
+func (c *cluster) testFabric(t *testing.T) {
+	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "fabric.mode=vxlan")
+	c.apply(t, text)
+	await(t, c.run(t, text), func(s agent.Status) string {
+		if len(s.Accelerators) == 1 && s.Accelerators[0].Fabric && s.Accelerators[0].InStep && len(s.Source.Unread) == 0 && s.Source.Synced {
+			return ""
+		}
+		return fmt.Sprintf("it says %+v, %+v", s.Accelerators, s.Problems)
+	})
+	c.apply(t, render(t, "--set", "kubernetes.host="+apiServer))
 }
 
 // testEvents shows a fault as an Event of the object, with the right that the chart grants for it,
