@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -129,6 +130,34 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 		have, err := d.content(t.Context(), fp.PodCIDRs)
 		if err != nil || !maps.EqualFunc(have, want, func(a, b nft.Element) bool { return a.SameValue(&b) }) {
 			t.Fatalf("change %d, to %v: the kernel holds %v: %v", i, cidrs, slices.Collect(maps.Keys(have)), err)
+		}
+	}
+}
+
+// A table gets the sets and the chain of what goes to the outside, and loses them, as agents come
+// with and without the pod network between nodes; nothing is left to do each time.
+func TestOutgoingComesAndGoes(t *testing.T) {
+	ns := testNS(t)
+	for i, outgoing := range []bool{false, true, false, true} {
+		d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Outgoing: outgoing}})
+		s := cidrState(cidrLists()[0])
+		if n, _ := adopt(t, d, s); n == 0 {
+			t.Errorf("%d: nothing changed", i)
+		}
+		if n, text := adopt(t, d, s); n != 0 {
+			t.Errorf("%d: the kernel differs:\n%s", i, text)
+		}
+		out, err := ns.Run("nft", "list", "table", "inet", program.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"chain outgoing {", "set ip-outgoing {", "set ip6-pools {", "ip saddr @ip-outgoing ip daddr != @ip-pools masquerade"} {
+			if strings.Contains(string(out), want) != outgoing {
+				t.Errorf("%d: %q is there: %v", i, want, !outgoing)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
