@@ -70,6 +70,7 @@ type Compiler struct {
 	blocks map[string]*model.BlockAffinity
 	of     map[string]map[string]netip.Prefix // node → the names of its blocks
 	cidrs  claims[netip.Prefix]
+	pods   map[bool]int // how many of them there are of IPv4, and of IPv6
 	addrs  claims[netip.Addr]
 	macs   claims[state.MAC]
 	keys   claims[model.PublicKey]
@@ -91,7 +92,7 @@ func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: claims[netip.Prefix]{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
@@ -129,10 +130,12 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	for name := range d.Objects[model.NodeKind] {
 		changed[name.Name] = true
 	}
+	families := [2]bool{c.pods[true] > 0, c.pods[false] > 0}
 	for name := range changed {
 		c.take(name, v.Node(name), again)
 		all = all || name == c.cfg.Node
 	}
+	all = all || families != [2]bool{c.pods[true] > 0, c.pods[false] > 0}
 	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
@@ -202,6 +205,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		delete(c.nodes, name)
 		for _, p := range old.cidrs {
 			c.cidrs.drop(p, name, again)
+			c.pods[p.Addr().Is4()]--
 		}
 		for _, a := range addresses(old.Node) {
 			c.addrs.drop(a, name, again)
@@ -220,6 +224,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 	c.nodes[name], again[name] = n, true
 	for _, p := range n.cidrs {
 		c.cidrs.add(p, now, again)
+		c.pods[p.Addr().Is4()]++
 	}
 	for _, a := range addresses(now) {
 		c.addrs.add(a, now, again)
@@ -411,13 +416,13 @@ func (c *Compiler) vtep(n *node, is4 bool, remote netip.Addr) (device string, ga
 	return device, gateway
 }
 
-// compileOwn puts the tunnel devices into the fabric: those that some pool may need, so that
-// packets of others are taken, whichever node changes its mode first.
+// compileOwn puts the tunnel devices into the fabric: those that some pool may need for the pods
+// that there are, so that packets of others are taken, whichever node changes its mode first.
 func (c *Compiler) compileOwn() {
 	want := map[string]*state.Tunnel{}
 	for _, is4 := range []bool{true, false} {
 		local := c.local(is4)
-		if local == nil {
+		if local == nil || c.pods[is4] == 0 {
 			continue
 		}
 		addr := local.Prefix.Addr()

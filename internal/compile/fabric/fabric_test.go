@@ -342,10 +342,14 @@ func TestPaths(t *testing.T) {
 
 // A cluster of one family lacks nothing of the other, though the flags' pools hold all addresses.
 func TestOneFamily(t *testing.T) {
-	x := newCluster(Config{Node: "own", Pools: []*model.IPPool{poolOf("flags 0.0.0.0/0 vxlan=Always"), poolOf("flags ::/0 vxlan=Always")}}, underlay[1])
+	x := newCluster(Config{Node: "own", Pools: []*model.IPPool{poolOf("flags 0.0.0.0/0 vxlan=Always"), poolOf("flags ::/0 vxlan=Always")}}, underlay[1:3]...)
 	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 10.244.2.0/24"))
-	if issues := x.c.Issues(); len(issues) > 0 {
-		t.Error(issues)
+	if issues := x.c.Issues(); len(issues) > 0 || x.c.Fabric().Tunnels[state.DeviceVXLAN6] != nil {
+		t.Error(issues, text(x.c.Fabric()))
+	}
+	x.update(nodeEvent(t, "own 192.0.2.1 fd00:2::1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 fd00:2::2 10.244.2.0/24 fd00:10:244:2::/64"))
+	if len(x.c.Issues()) > 0 || x.c.Fabric().Tunnels[state.DeviceVXLAN6] == nil {
+		t.Error(x.c.Issues(), text(x.c.Fabric()))
 	}
 }
 
