@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// boot runs a machine until it powers itself off, copies its console to out, and the files that come
-// by it into a folder, and returns nil if it reported that all went well.
+// boot runs a machine until it powers itself off, copies its console to out, and the files that
+// come by it into a folder, and returns nil if it reported that all went well.
 func boot(ctx context.Context, image, initrd, accel, memory, params, folder string, out io.Writer) error {
 	begin := time.Now()
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
