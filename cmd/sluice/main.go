@@ -14,8 +14,8 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sluice",
 		Short: "Kubernetes service load balancing and network policy through a flat nftables program",
-		Long: `Sluice gives a Linux node its Kubernetes service load balancing and network
-policy through one nftables table whose cost does not grow with the cluster.`,
+		Long: `Sluice gives a Linux node its Kubernetes service load balancing, network policy
+and pod network, at a cost that does not grow with the cluster.`,
 	}
 	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newFabricCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
 		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newCNICommand(), newPreflightCommand(), newCheckCommand(),
