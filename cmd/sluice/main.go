@@ -1,4 +1,5 @@
-// Command sluice gives a Linux node its Kubernetes service load balancing and network policy. Each
+// Command sluice gives a Linux node its Kubernetes service load balancing, network policy and pod
+// network. Each
 // subcommand has a file of its own.
 package main
 
@@ -13,7 +14,7 @@ func main() { cli.Main(newRootCommand()) }
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sluice",
-		Short: "Kubernetes service load balancing and network policy through a flat nftables program",
+		Short: "Kubernetes service load balancing, network policy and pod networking for a node",
 		Long: `Sluice gives a Linux node its Kubernetes service load balancing, network policy
 and pod network, at a cost that does not grow with the cluster.`,
 	}
