@@ -112,6 +112,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.compiler.NATOutgoing && (!o.compiler.Fabric || len(o.compiler.ClusterCIDRs) == 0) {
 		return cli.Usage(errors.New("--nat-outgoing needs --fabric and --cluster-cidr"))
 	}
+	for _, p := range o.compiler.Pools {
+		p.NATOutgoing = o.compiler.NATOutgoing
+	}
 	if o.encrypt && !o.compiler.Fabric {
 		return cli.Usage(errors.New("--encrypt needs --fabric"))
 	}

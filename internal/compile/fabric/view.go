@@ -82,6 +82,9 @@ func (c *Compiler) View() View {
 				if to := first(n.Node, cidr.Addr().Is4()); r.Device != "" && to.IsValid() {
 					b.Via = to.String()
 				}
+				if n.peer != nil && r.Device == state.DeviceWG {
+					b.Via = n.peer.Endpoint.Addr().String()
+				}
 			}
 			v.Blocks = append(v.Blocks, b)
 		}

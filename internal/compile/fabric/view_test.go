@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // The view has every pod CIDR once, with the way there, and those that are not reached.
@@ -51,5 +52,20 @@ d 10.99.4.0/24 ""   0
 	}
 	if issues := c.c.Issues(); len(issues) != 2 {
 		t.Errorf("two are not reached, and these say why: %v", issues)
+	}
+}
+
+// What is encrypted is so for both families, and travels to the one address of the other node.
+func TestViewOfWireGuard(t *testing.T) {
+	c := newCluster(Config{Node: "a", Key: model.PublicKey{'o'}, Pools: []*model.IPPool{poolOf("flag 0.0.0.0/0"), poolOf("flag ::/0")}}, underlay[1:3]...)
+	c.update(nodeEvent(t, "a 192.0.2.1 fd00:2::1 10.244.1.0/24 key=o"), nodeEvent(t, "b 192.0.2.2 fd00:2::2 10.244.2.0/24 fd00:10:2::/64 key=b"))
+	v := c.c.View()
+	for _, b := range v.Blocks {
+		if b.Node == "b" && (b.Mode != "WireGuard" || b.Via != "192.0.2.2" || b.Device != state.DeviceWG || b.MTU != 1440) {
+			t.Errorf("%+v", b)
+		}
+	}
+	if len(v.Blocks) != 3 || len(v.Tunnels) != 1 || v.Tunnels[0].Nodes != 1 || v.Tunnels[0].Kind != "WireGuard" {
+		t.Errorf("%+v", v)
 	}
 }
