@@ -258,6 +258,36 @@ func TestRefusalsAreSetAside(t *testing.T) {
 	}
 }
 
+// A device of another program that takes our packets is named, left alone, and no longer waited for
+// once it is gone.
+func TestRivalIsNamed(t *testing.T) {
+	all := nodes(t, 2)
+	x := all[0]
+	run(t, x.ns, "ip link add vxlan.calico type vxlan id 4096 local 192.0.2.1 dstport 4789 nolearning")
+	want := tunnelled(all, x)
+	apply := func() {
+		t.Helper()
+		p, err := x.d.Adopt(t.Context(), &state.State{Fabric: want}, driver.Keep{})
+		must(t, err)
+		must(t, p.Apply(t.Context()))
+	}
+	apply()
+	if aside := x.d.SetAside(); len(aside) == 0 || !strings.Contains(aside[0].Reason, "device vxlan.calico has VNI 4096 and port 4789 already: remove it (ip link del vxlan.calico)") {
+		t.Errorf("set aside: %+v", aside)
+	}
+	if tampered, err := x.d.Tampered(t.Context()); tampered || err != nil {
+		t.Errorf("tampered %v, %v", tampered, err)
+	}
+	run(t, x.ns, "ip link del vxlan.calico")
+	if tampered, err := x.d.Tampered(t.Context()); !tampered || err != nil {
+		t.Errorf("after it went: tampered %v, %v", tampered, err)
+	}
+	apply()
+	if aside := x.d.SetAside(); len(aside) > 0 {
+		t.Errorf("set aside: %+v", aside)
+	}
+}
+
 // This kernel need not have IPIP: either there is a device, or it is set aside with what needs it,
 // and all else is there.
 func TestIPIP(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -65,8 +66,9 @@ func compiled(t testing.TB, x *node, objects []store.Event, encrypt bool) *state
 		objects = slices.Clone(objects)
 		for i, o := range objects {
 			if n, is := o.Object.(*model.Node); is {
-				plain := *n
-				plain.Fabric = nil
+				plain, said := *n, *n.Fabric
+				said.WireGuard = model.PublicKey{}
+				plain.Fabric = &said
 				objects[i].Object = &plain
 			}
 		}
@@ -177,6 +179,43 @@ func TestAcrossSubnets(t *testing.T) {
 		}
 	}
 	must(t, open4.Close())
+}
+
+// A node that Calico still runs on, and one that has been taken over, reach each other's pods in
+// VXLAN: the annotations say with which addresses.
+func TestBesideCalico(t *testing.T) {
+	all := nodes(t, 2)
+	var objects []store.Event
+	for n := 1; n <= 2; n++ {
+		echo(t, all[n-1].pod)
+		objects = append(objects, store.Event{Kind: model.NodeKind, Name: model.Name{Name: fmt.Sprintf("node%d", n)}, Object: &model.Node{
+			Name: fmt.Sprintf("node%d", n), IPs: []netip.Addr{families[0].node(n)},
+			Fabric: &model.NodeFabric{VXLAN: addr("10.244.%d.0", n), MAC: model.MAC{0x66, 1, 2, 3, 4, byte(n)}},
+		}}, store.Event{Kind: model.BlockAffinityKind, Name: model.Name{Name: fmt.Sprint("block", n)}, Object: &model.BlockAffinity{
+			Name: fmt.Sprint("block", n), Node: fmt.Sprintf("node%d", n), CIDR: netip.PrefixFrom(addr("10.244.%d.0", n), 26),
+		}})
+	}
+	objects = append(objects, store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: "pods"}, Object: &model.IPPool{Name: "pods", CIDR: netip.MustParsePrefix("10.244.0.0/16"), VXLAN: model.Always}})
+	adopt(t, all[0].d, compiled(t, all[0], objects, false))
+	for _, line := range []string{ // as Calico's agent makes it
+		"ip link add vxlan.calico address 66:01:02:03:04:02 type vxlan id 4096 local 192.0.2.2 dstport 4789 nolearning",
+		"ip addr add 10.244.2.0/32 dev vxlan.calico", "ip link set vxlan.calico up",
+		"bridge fdb add 66:01:02:03:04:01 dev vxlan.calico dst 192.0.2.1", "ip neigh add 10.244.1.0 lladdr 66:01:02:03:04:01 dev vxlan.calico nud permanent",
+		"ip route add 10.244.1.0/26 via 10.244.1.0 dev vxlan.calico onlink proto 80",
+	} {
+		run(t, all[1].ns, line)
+	}
+	for from, to := range map[*netns.NS]string{all[0].pod: "10.244.2.2", all[1].pod: "10.244.1.2", all[0].ns: "10.244.2.2", all[1].ns: "10.244.1.2"} {
+		c, err := dial(from, addr("%s", to))
+		if err != nil {
+			t.Errorf("%s to %s: %v", from.Name, to, err)
+			continue
+		}
+		if err := say(c, "over the border"); err != nil {
+			t.Errorf("%s to %s: %v", from.Name, to, err)
+		}
+		_ = c.Close()
+	}
 }
 
 // capture counts what passes the nodes' interfaces to the underlay, by protocol and port, but for

@@ -227,7 +227,11 @@ func (d *Driver) readAddresses(l netlink.Link, dev *device) error {
 // makeTunnel makes a device, or changes the one that there is, and returns it as it is then.
 func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device, error) {
 	if now == nil {
-		if err := d.links.LinkAdd(newLink(name, t)); err != nil {
+		err := d.links.LinkAdd(newLink(name, t))
+		if errors.Is(err, unix.EEXIST) {
+			err = d.rival(t, err)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("create %s device: %w", t.Encapsulation, err)
 		}
 		now = &device{}
@@ -240,6 +244,30 @@ func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device,
 		return nil, err
 	}
 	return &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: hostPrefixes(t)}, nil
+}
+
+// rivalError: another program's device takes the packets that ours would.
+type rivalError struct {
+	device string
+	tunnel *state.Tunnel
+}
+
+func (r *rivalError) Error() string {
+	return fmt.Sprintf("device %s has VNI %d and port %d already: remove it (ip link del %[1]s)", r.device, r.tunnel.VNI, r.tunnel.Port)
+}
+
+// rival says which device has the VNI and port of a tunnel, or what the kernel said if none does.
+func (d *Driver) rival(t *state.Tunnel, said error) error {
+	links, err := link.Dump(d.links.LinkList)
+	if err != nil || t.Encapsulation != state.VXLAN {
+		return said
+	}
+	for _, l := range links {
+		if x, is := l.(*netlink.Vxlan); is && x.VxlanId == int(t.VNI) && x.Port == int(t.Port) {
+			return &rivalError{device: x.Name, tunnel: t}
+		}
+	}
+	return said
 }
 
 func newLink(name string, t *state.Tunnel) netlink.Link {

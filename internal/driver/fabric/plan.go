@@ -176,8 +176,12 @@ func (p *plan) makeTunnels() error {
 		}
 		if err != nil {
 			d.now.forget(t.name)
+			other := ""
+			if rival, is := errors.AsType[*rivalError](err); is {
+				other = rival.device
+			}
 			d.aside[t.name] = aside{driver.SetAside{Kind: "device", Name: model.Name{Name: t.name}, InForce: model.InForceNothing,
-				Reason: err.Error() + "; no pods of other nodes are reached through it"}, ""}
+				Reason: err.Error() + "; no pods of other nodes are reached through it"}, other}
 			continue
 		}
 		delete(d.aside, t.name)

@@ -124,8 +124,8 @@ func (d *Driver) linkContradicts(m message) bool {
 	if t := d.tunnelAt(index); t != nil && up {
 		return t.differs(m.body[unix.SizeofIfInfomsg:])
 	}
-	if !up {
-		return used
+	if !up && used {
+		return true
 	}
 	return d.waitsFor(m.body[unix.SizeofIfInfomsg:])
 }
@@ -143,7 +143,8 @@ func (t *device) differs(attrs []byte) bool {
 	return false
 }
 
-// waitsFor reports whether something was set aside for want of a device that is up now.
+// waitsFor reports whether something was set aside for want of a device that is up now, or for one
+// in its way that may have gone.
 func (d *Driver) waitsFor(attrs []byte) bool {
 	for typ, value := range attributes(attrs) {
 		if typ == unix.IFLA_IFNAME {
