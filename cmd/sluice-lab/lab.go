@@ -70,7 +70,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	cmd.Flags().BoolVar(&o.noAgent, "no-agent", false, "start no agents on the nodes, to run another program there")
 	sluiceFlag(cmd, &o.sluice)
 	fl := cmd.Flags()
-	fl.StringVar(&o.fabric, "fabric", "", "have the agents reach other nodes' pods in this `mode`, instead of routes that the lab sets: "+model.Join(plan.Fabrics, ", ")+"; the last has a router between two subnets")
+	fl.StringVar(&o.fabric, "fabric", "", "have the agents reach other nodes' pods in this `mode`, instead of routes that the lab sets: "+model.Join(plan.Fabrics, ", ")+"; bgp and cross-subnet have a router between two subnets")
 	_ = cmd.RegisterFlagCompletionFunc("fabric", cobra.FixedCompletions(strings.Split(model.Join(plan.Fabrics, ","), ","), cobra.ShellCompDirectiveNoFileComp))
 	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")

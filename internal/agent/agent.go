@@ -101,6 +101,9 @@ type Config struct {
 	// Addresses, if set, carries out what Compiler says of the addresses of Services.
 	Addresses Addresses
 
+	// Speaker, if set, carries out what Compiler says of BGP.
+	Speaker Speaker
+
 	// Claim, if set, is the right to be the only agent of this namespace; the caller releases it
 	// after Run.
 	Claim *Claim
@@ -137,6 +140,7 @@ type Agent struct {
 	// read them.
 	compiling  sync.Mutex
 	interfaces map[int]string // names by index
+	sessions   sessions
 
 	mu     sync.Mutex // of the following fields
 	record record
@@ -209,6 +213,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	if a.Addresses != nil {
 		group.Go(func() error { a.Addresses.Run(ctx); return nil })
+	}
+	if a.Speaker != nil {
+		group.Go(func() error { a.Speaker.Run(ctx); return nil })
 	}
 	for _, accelerator := range a.accelerators {
 		group.Go(func() error { accelerator.Run(ctx); return nil })

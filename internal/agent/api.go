@@ -50,6 +50,10 @@ func (a *Agent) handler() http.Handler {
 		report, err := a.fabricReport()
 		reply(w, report, err)
 	})
+	mux.HandleFunc("GET /v1/bgp", func(w http.ResponseWriter, _ *http.Request) {
+		report, err := a.bgpReport()
+		reply(w, report, err)
+	})
 	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Names())
 	})

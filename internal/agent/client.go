@@ -70,6 +70,11 @@ func (c *Client) Fabric(ctx context.Context) (FabricReport, error) {
 	return call[FabricReport](ctx, c, c.patience, http.MethodGet, "fabric")
 }
 
+// BGP asks how it stands with the agent's BGP.
+func (c *Client) BGP(ctx context.Context) (BGPReport, error) {
+	return call[BGPReport](ctx, c, c.patience, http.MethodGet, "bgp")
+}
+
 // Names asks for the names of what can be asked about.
 func (c *Client) Names(ctx context.Context) (Names, error) {
 	return call[Names](ctx, c, c.patience, http.MethodGet, "names")

@@ -27,7 +27,8 @@ type loop struct {
 	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
 
-	silent <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
+	silent   <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
+	reported <-chan struct{}        // the BGP speaker has something to say; nil: there is none
 
 	lacking reconcile.Lacking // what the source has not been able to read yet
 	unread  bool              // no Pod could be read so far: what no known one sends or gets passes
@@ -65,6 +66,9 @@ func newLoop(a *Agent) *loop {
 	if a.Addresses != nil {
 		l.silent = a.Addresses.Silent()
 	}
+	if a.Speaker != nil {
+		l.reported = a.Speaker.Reported()
+	}
 	return l
 }
 
@@ -101,6 +105,8 @@ func (l *loop) run(ctx context.Context) {
 			l.Compiler.SetSilent(nodes)
 			l.compiling.Unlock()
 			l.attempt(ctx)
+		case <-l.reported:
+			l.learn(ctx)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -234,7 +240,15 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
 	l.checks.apply(checks)
 	for _, a := range l.accelerators {
-		a.Follow(delta, l.takes[len(l.takes)-1].generation, l.lacking)
+		lacking := l.lacking
+		lacking.Routes = l.Speaker != nil && !l.sessions.settled
+		a.Follow(delta, l.takes[len(l.takes)-1].generation, lacking)
+	}
+	if l.Speaker != nil {
+		l.compiling.Lock()
+		order := l.Compiler.BGPChanges()
+		l.compiling.Unlock()
+		l.Speaker.Follow(order)
 	}
 	if l.Addresses != nil {
 		l.compiling.Lock()

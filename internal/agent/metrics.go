@@ -276,6 +276,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectPolicy(ch, gauge)
 	c.collectAffinity(ch)
 	c.collectAddresses(ch, gauge)
+	c.collectBGP(gauge)
 	if conns, err := ReadConntrack(); err == nil {
 		gauge(descConns, float64(conns.Count))
 		gauge(descConnsMax, float64(conns.Max))

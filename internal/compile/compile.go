@@ -10,7 +10,9 @@ import (
 	"net/netip"
 	"slices"
 
+	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile/address"
+	"sluice.dev/sluice/internal/compile/bgp"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/compile/fabric"
 	"sluice.dev/sluice/internal/compile/policy"
@@ -85,6 +87,9 @@ type Config struct {
 	NATOutgoing bool
 	// WireGuard is this node's key for it, as in fabric.Config; zero: nothing is encrypted.
 	WireGuard model.PublicKey
+
+	// BGP has this node's speaker announce routes, and takes what it learns into the fabric.
+	BGP bool
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
@@ -98,6 +103,7 @@ type Compiler struct {
 	policy        *policy.Compiler  // nil: policy is not compiled
 	fabric        *fabric.Compiler  // nil: the fabric is not
 	addresses     *address.Compiler // nil: addresses are not
+	bgp           *bgp.Compiler     // nil: BGP is not
 	sliceElements int
 }
 
@@ -133,6 +139,9 @@ func New(cfg Config) *Compiler {
 	}
 	if cfg.Addresses {
 		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass})
+	}
+	if cfg.BGP {
+		c.bgp = bgp.New(bgp.Config{Node: cfg.Node})
 	}
 	return c
 }
@@ -235,6 +244,30 @@ func (c *Compiler) Addresses() []address.Address {
 	return c.addresses.List()
 }
 
+// BGPChanges returns what differs since the last call in what this node's BGP speaker does.
+func (c *Compiler) BGPChanges() speaker.Order {
+	if c.bgp == nil {
+		return speaker.Order{}
+	}
+	return c.bgp.Changes()
+}
+
+// BGPView returns what this node's BGP speaker does, for people, and what is wrong with that.
+func (c *Compiler) BGPView() (speaker.View, []model.Issue) {
+	if c.bgp == nil {
+		return speaker.View{}, nil
+	}
+	return c.bgp.View(), c.bgp.Issues()
+}
+
+// SetLearned says what has changed in the routes that this node's speaker has learned, nil: no
+// longer; the next Update follows.
+func (c *Compiler) SetLearned(routes map[netip.Prefix]*speaker.Learned) {
+	if c.fabric != nil {
+		c.fabric.SetLearned(routes)
+	}
+}
+
 // SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no
 // known pod sends or gets passes then: nothing tells which pods the node has, and all of them would
 // be cut off.
@@ -293,6 +326,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	}
 	if c.addresses != nil {
 		c.addresses.Update(v, d)
+	}
+	if c.bgp != nil {
+		c.bgp.Update(v, d)
 	}
 	return delta
 }

@@ -29,6 +29,9 @@ func (c *Compiler) Issues() []model.Issue {
 	if c.addresses != nil {
 		list = append(list, c.addresses.Issues()...)
 	}
+	if c.bgp != nil {
+		list = append(list, c.bgp.Issues()...)
+	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return slices.Compact(list)
 }

@@ -40,7 +40,7 @@ type AgentConfig struct {
 	Socket       string // path of its API's Unix socket
 	ClusterCIDRs []netip.Prefix
 	ServiceCIDRs []netip.Prefix
-	Fabric       string // the agent's flag --fabric, "" if it has none
+	Fabric       string // as the lab has it; "": the agent reaches no pods of other nodes
 }
 
 // syncTimeout is the time-out for agents to program everything.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/lab/plan"
@@ -42,7 +43,7 @@ func (l *Lab) writeObjects() error {
 	for _, s := range append(c.Slices[:len(c.Slices):len(c.Slices)], c.Given...) {
 		add("endpointslice", s.Namespace, s.Name, s)
 	}
-	for _, p := range c.Policies {
+	for _, p := range slices.Concat(c.Policies, c.Fabric.Objects()) {
 		add(p.Resource(), p.Namespace, p.Name, p.Object)
 	}
 	return l.writeFolder(l.manifests(), files)

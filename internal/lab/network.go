@@ -73,6 +73,11 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 			}
 		}
 	}
+	if l.Cluster.Fabric == plan.BGP {
+		if err := l.startBIRD(); err != nil {
+			return err
+		}
+	}
 	for i := range l.Cluster.Nodes {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -83,12 +88,12 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 			return err
 		}
 		err = l.setUpNode(ns, n, subnets)
-		if n.Subnet > 0 && err == nil {
+		if n.Subnet > 0 && err == nil && l.Cluster.Fabric != plan.BGP {
 			err = routePods(router, n, n.IPs)
 		}
 		for _, from := range clients {
 			if err == nil {
-				err = routePods(from, n, nextHop(n))
+				err = routePods(from, n, l.nextHop(n))
 			}
 		}
 		if err := firstError(err, ns.Close()); err != nil {
@@ -148,9 +153,9 @@ func forward(ns *netns.NS) error {
 	return nil
 }
 
-// nextHop is by what a host of the first subnet reaches a node: itself or the router.
-func nextHop(n *plan.Node) []netip.Addr {
-	if n.Subnet > 0 {
+// nextHop is by what a host of the first subnet reaches a node's pods: the node or the router.
+func (l *Lab) nextHop(n *plan.Node) []netip.Addr {
+	if n.Subnet > 0 || l.Cluster.Fabric == plan.BGP {
 		return plan.RouterIPs(0)
 	}
 	return n.IPs
@@ -216,8 +221,8 @@ func (u *underlay) host(name string, subnet int, ips []netip.Addr) (*netns.NS, e
 	return ns, nil
 }
 
-// router makes the host that joins the subnets. It knows the way to pods for clients outside, and
-// passes nothing from pod to pod, as routers do that were told nothing of pods.
+// router makes the host that joins the subnets. Without BGP it knows the way to pods for clients
+// outside, and passes nothing from pod to pod, as routers do that were told nothing of pods.
 func (u *underlay) router(subnets int, outside []netip.Addr) (*netns.NS, error) {
 	ns, err := u.host(plan.Router, 0, plan.RouterIPs(0))
 	if err != nil {
@@ -231,20 +236,25 @@ func (u *underlay) router(subnets int, outside []netip.Addr) (*netns.NS, error) 
 		if err == nil {
 			err = route(ns, netip.PrefixFrom(unspecified(gw), 0), gw)
 		}
-		rule := netlink.NewRule()
-		rule.Src, rule.Dst, rule.Type = ipNet(plan.ClusterCIDRs[i]), ipNet(plan.ClusterCIDRs[i]), unix.RTN_UNREACHABLE
-		rule.Family, rule.Priority = unix.AF_INET, 1000
-		if gw.Is6() {
-			rule.Family = unix.AF_INET6
-		}
-		if err == nil {
-			err = ns.RuleAdd(rule)
+		if err == nil && u.lab.Cluster.Fabric != plan.BGP {
+			err = separate(ns, plan.ClusterCIDRs[i])
 		}
 	}
 	if err != nil {
 		return nil, firstError(fmt.Errorf("set up the router: %w", err), ns.Close())
 	}
 	return ns, nil
+}
+
+// separate has a router pass nothing from one pod to another.
+func separate(router *netns.NS, pods netip.Prefix) error {
+	rule := netlink.NewRule()
+	rule.Src, rule.Dst, rule.Type = ipNet(pods), ipNet(pods), unix.RTN_UNREACHABLE
+	rule.Family, rule.Priority = unix.AF_INET, 1000
+	if pods.Addr().Is6() {
+		rule.Family = unix.AF_INET6
+	}
+	return router.RuleAdd(rule)
 }
 
 // plug gives a namespace an interface with addresses on a subnet; port is its other end.
@@ -337,7 +347,11 @@ func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
 				return err
 			}
 		}
-		return route(outside, to, nextHop(n)[i])
+		via := n.IPs[i]
+		if n.Subnet > 0 {
+			via = plan.RouterIPs(0)[i]
+		}
+		return route(outside, to, via)
 	}
 	err = outside.RouteDel(&netlink.Route{Dst: ipNet(to)})
 	if err != nil && !errors.Is(err, unix.ESRCH) {

@@ -25,7 +25,9 @@ func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.
 	if !keep.Services || want.Services == nil {
 		return d.Adopt(ctx, want, keep)
 	}
-	p, err := d.Adopt(ctx, &state.State{Services: withBackends(want.Services, hadEndpoint), Policy: want.Policy}, keep)
+	had := *want
+	had.Services = withBackends(want.Services, hadEndpoint)
+	p, err := d.Adopt(ctx, &had, keep)
 	if err == nil && p.Kept().Services == 0 {
 		// The kernel has nothing that may be lacking, so those without endpoints are new to it, or
 		// were put there by us: they are programmed as they stand, as Update does it.

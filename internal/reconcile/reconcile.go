@@ -53,6 +53,7 @@ func (p Part) String() string { return [...]string{"services", "policy", "fabric
 type Lacking struct {
 	Any      bool              // something: nothing may be taken from the kernel that may belong to it
 	Policies []model.PolicyKey // all that is lacking, if Any; empty: it may be anything
+	Routes   bool              // those of the fabric that BGP has still to learn
 }
 
 // keep is what may not be taken from the kernel.
@@ -60,10 +61,11 @@ func (l Lacking) keep() driver.Keep {
 	if l.Any && len(l.Policies) == 0 {
 		return driver.Keep{Services: true, Policy: true, Fabric: true}
 	}
+	keep := driver.Keep{Fabric: l.Routes}
 	if l.Any {
-		return driver.Keep{Policies: l.Policies}
+		keep.Policies = l.Policies
 	}
-	return driver.Keep{}
+	return keep
 }
 
 // How the kernel was brought up to date.
@@ -143,6 +145,8 @@ func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconcile
 func (r *Reconciler) Lack(l Lacking) {
 	if r.lacking.Any && !l.Any {
 		r.hadEndpoint = nil
+	}
+	if r.lacking.Any && !l.Any || r.lacking.Routes && !l.Routes {
 		r.Doubt("")
 	}
 	r.lacking = l

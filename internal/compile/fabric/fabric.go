@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -74,6 +75,10 @@ type Compiler struct {
 	addrs  claims[netip.Addr]
 	macs   claims[state.MAC]
 	keys   claims[model.PublicKey]
+
+	learned   map[netip.Prefix]*bgp.Learned
+	relearned map[netip.Prefix]bool // learned, or no longer, since the last Update
+	foreign   map[netip.Prefix]bool // routes of the fabric that were learned
 }
 
 // node is another node, or the own one, as it was compiled.
@@ -93,6 +98,7 @@ func New(cfg Config) *Compiler {
 	return &Compiler{
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
 		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		learned: map[netip.Prefix]*bgp.Learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
@@ -153,6 +159,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 			c.compile(n)
 		}
 	}
+	c.follow()
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
 

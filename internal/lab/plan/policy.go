@@ -56,7 +56,7 @@ func policyScope(apiVersion, kind string) scope {
 		switch kind {
 		case "NetworkPolicy", "NetworkSet":
 			return namespaced
-		case "Tier", "GlobalNetworkPolicy", "GlobalNetworkSet", "HostEndpoint", "IPPool", "BlockAffinity":
+		case "Tier", "GlobalNetworkPolicy", "GlobalNetworkSet", "HostEndpoint", "IPPool", "BlockAffinity", "BGPConfiguration", "BGPPeer", "BGPFilter":
 			return clusterWide
 		}
 	}
@@ -76,6 +76,9 @@ var PolicyKinds = map[string]string{
 	"projectcalico.org/v3/hostendpoints":                       "HostEndpoint",
 	"projectcalico.org/v3/ippools":                             "IPPool",
 	"projectcalico.org/v3/blockaffinities":                     "BlockAffinity",
+	"projectcalico.org/v3/bgpconfigurations":                   "BGPConfiguration",
+	"projectcalico.org/v3/bgppeers":                            "BGPPeer",
+	"projectcalico.org/v3/bgpfilters":                          "BGPFilter",
 	"crd.projectcalico.org/v1/tiers":                           "Tier",
 	"crd.projectcalico.org/v1/networkpolicies":                 "NetworkPolicy",
 	"crd.projectcalico.org/v1/globalnetworkpolicies":           "GlobalNetworkPolicy",
@@ -84,6 +87,9 @@ var PolicyKinds = map[string]string{
 	"crd.projectcalico.org/v1/hostendpoints":                   "HostEndpoint",
 	"crd.projectcalico.org/v1/ippools":                         "IPPool",
 	"crd.projectcalico.org/v1/blockaffinities":                 "BlockAffinity",
+	"crd.projectcalico.org/v1/bgpconfigurations":               "BGPConfiguration",
+	"crd.projectcalico.org/v1/bgppeers":                        "BGPPeer",
+	"crd.projectcalico.org/v1/bgpfilters":                      "BGPFilter",
 }
 
 // NewPolicy reads an object of a policy API. The error says why it is invalid.

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/verdict"
@@ -24,7 +25,11 @@ func New() *lab.Agent {
 			if c.Kubeconfig != "" {
 				source = []string{"--kubeconfig", c.Kubeconfig}
 			}
-			if c.Fabric != "" {
+			switch plan.Fabric(c.Fabric) {
+			case "":
+			case plan.BGP:
+				source = append(source, "--fabric", string(plan.Native), "--bgp")
+			default:
 				source = append(source, "--fabric", c.Fabric)
 			}
 			return append([]string{
