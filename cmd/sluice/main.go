@@ -1,6 +1,5 @@
 // Command sluice gives a Linux node its Kubernetes service load balancing, network policy and pod
-// network. Each
-// subcommand has a file of its own.
+// network. Each subcommand has a file of its own.
 package main
 
 import (
@@ -18,7 +17,7 @@ func newRootCommand() *cobra.Command {
 		Long: `Sluice gives a Linux node its Kubernetes service load balancing, network policy
 and pod network, at a cost that does not grow with the cluster.`,
 	}
-	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newFabricCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
+	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newFabricCommand(), newBGPCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
 		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newCNICommand(), newPreflightCommand(), newCheckCommand(),
 		newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it"),
 		newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs"),

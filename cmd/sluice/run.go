@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver/fabric"
@@ -69,6 +70,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.BoolVar(&o.compiler.NATOutgoing, "nat-outgoing", false, "with --fabric: what pods send to addresses outside of --cluster-cidr, which it needs, gets this node's address, as with natOutgoing of an IPPool")
 	fl.BoolVar(&o.compiler.Addresses, "service-addresses", false, "give Services of type LoadBalancer addresses from MetalLB's IPAddressPools, and announce them by ARP and NDP as its L2Advertisements say; with a Kubernetes API needs the right to patch services/status and to get, create and update leases")
 	fl.StringVar(&o.compiler.LoadBalancerClass, "load-balancer-class", "", "with --service-addresses, `class` of the Services that get addresses (default: those without a class)")
+	fl.BoolVar(&o.compiler.BGP, "bgp", false, "with --fabric: announce this node's pods and addresses of Services by BGP as Calico's BGPConfiguration and BGPPeers and MetalLB's BGPPeers say, and take the routes of peers; runs sluice-bgp, which has to be beside this program")
 	fl.BoolVar(&o.encrypt, "encrypt", false, "with --fabric: encrypt what goes to pods of other nodes that do so, too, by WireGuard; with a Kubernetes API it needs the right to patch nodes")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
@@ -114,6 +116,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	for _, p := range o.compiler.Pools {
 		p.NATOutgoing = o.compiler.NATOutgoing
+	}
+	if o.compiler.BGP && !o.compiler.Fabric {
+		return cli.Usage(errors.New("--bgp needs --fabric: routes of peers are a part of it"))
 	}
 	if o.encrypt && !o.compiler.Fabric {
 		return cli.Usage(errors.New("--encrypt needs --fabric"))
@@ -190,6 +195,13 @@ func run(cmd *cobra.Command, o runOptions) error {
 		}
 		defer release()
 		o.publishKey(cmd.Context(), config.Node, config.WireGuard, objects, log)
+	}
+	if config.BGP {
+		speaker, err := child.Find()
+		if err != nil {
+			return fmt.Errorf("--bgp: %w", err)
+		}
+		c.Speaker = child.New(speaker, log)
 	}
 	if config.Addresses {
 		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, log); err != nil {

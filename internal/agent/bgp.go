@@ -78,12 +78,15 @@ var errNoBGP = errors.New("the agent speaks no BGP: it runs without --bgp")
 
 // BGPReport is how it stands with BGP.
 type BGPReport struct {
-	bgp.View
-	Peers   []PeerReport  `json:"peers"`   // sorted by name
-	Learned []LearnedFrom `json:"learned"` // sorted by prefix
-	Settled bool          `json:"settled"` // all was learned once since the agent started
-	Error   string        `json:"error,omitempty"`
-	Issues  []model.Issue `json:"issues"`
+	Node     string        `json:"node"`
+	AS       uint32        `json:"as"`
+	RouterID netip.Addr    `json:"routerID"`
+	Peers    []PeerReport  `json:"peers"`   // sorted by name
+	Routes   []OwnRoute    `json:"routes"`  // announced, sorted by prefix
+	Learned  []LearnedFrom `json:"learned"` // sorted by prefix
+	Settled  bool          `json:"settled"` // all was learned once since the agent started
+	Error    string        `json:"error,omitempty"`
+	Issues   []model.Issue `json:"issues"`
 }
 
 // PeerReport is how it stands with a peer.
@@ -93,6 +96,12 @@ type PeerReport struct {
 	Port    uint16     `json:"port"`
 	AS      uint32     `json:"as"`
 	bgp.PeerStatus
+}
+
+// OwnRoute is a route that this node announces.
+type OwnRoute struct {
+	Prefix netip.Prefix `json:"prefix"`
+	bgp.Route
 }
 
 // LearnedFrom is a route that a peer announces.
@@ -110,7 +119,10 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 	defer a.compiling.Unlock()
 	view, issues := a.Compiler.BGPView()
 	s := &a.sessions
-	r := BGPReport{View: view, Peers: []PeerReport{}, Learned: []LearnedFrom{}, Settled: s.settled, Error: s.failure, Issues: append([]model.Issue{}, issues...)}
+	r := BGPReport{
+		Node: view.Node, AS: view.AS, RouterID: view.RouterID, Settled: s.settled, Error: s.failure,
+		Peers: []PeerReport{}, Routes: []OwnRoute{}, Learned: []LearnedFrom{}, Issues: append([]model.Issue{}, issues...),
+	}
 	for name, p := range view.Peers {
 		status := bgp.PeerStatus{State: "idle"}
 		if now := s.peers[name]; now != nil {
@@ -118,10 +130,14 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 		}
 		r.Peers = append(r.Peers, PeerReport{Name: name, Address: p.Address, Port: p.Port, AS: p.AS, PeerStatus: status})
 	}
+	for p, own := range view.Routes {
+		r.Routes = append(r.Routes, OwnRoute{p, *own})
+	}
 	for p, l := range s.learned {
 		r.Learned = append(r.Learned, LearnedFrom{p, *l})
 	}
 	slices.SortFunc(r.Peers, func(a, b PeerReport) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(r.Routes, func(a, b OwnRoute) int { return a.Prefix.Compare(b.Prefix) })
 	slices.SortFunc(r.Learned, func(a, b LearnedFrom) int { return a.Prefix.Compare(b.Prefix) })
 	return r, nil
 }
@@ -134,18 +150,20 @@ var (
 
 // collectBGP makes the metrics of BGP, if the agent speaks it.
 func (c collector) collectBGP(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	r, err := c.bgpReport()
-	if err != nil {
+	if c.Speaker == nil {
 		return
 	}
+	c.compiling.Lock()
+	defer c.compiling.Unlock()
+	view, _ := c.Compiler.BGPView()
 	up := 0
-	for _, p := range r.Peers {
-		if p.State == bgp.Established {
+	for name := range view.Peers {
+		if p := c.sessions.peers[name]; p != nil && p.State == bgp.Established {
 			up++
 		}
 	}
 	gauge(descBGPPeers, float64(up), "established")
-	gauge(descBGPPeers, float64(len(r.Peers)-up), "down")
-	gauge(descBGPLearned, float64(len(r.Learned)))
-	gauge(descBGPOwn, float64(len(r.Routes)))
+	gauge(descBGPPeers, float64(len(view.Peers)-up), "down")
+	gauge(descBGPLearned, float64(len(c.sessions.learned)))
+	gauge(descBGPOwn, float64(len(view.Routes)))
 }
