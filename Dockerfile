@@ -3,7 +3,7 @@
 FROM scratch
 ARG TARGETARCH
 COPY LICENSE bin/LICENSES /licenses/
-COPY bin/linux-${TARGETARCH}/sluice bin/linux-${TARGETARCH}/sluice-cni /usr/local/bin/
+COPY bin/linux-${TARGETARCH}/sluice bin/linux-${TARGETARCH}/sluice-bgp bin/linux-${TARGETARCH}/sluice-cni /usr/local/bin/
 ENV PATH=/usr/local/bin
 ENTRYPOINT ["/usr/local/bin/sluice"]
 CMD ["help"]

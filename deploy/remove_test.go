@@ -104,7 +104,7 @@ func TestRemove(t *testing.T) {
 // Kustomize's components change the manifests as the corresponding value changes the chart's
 // output.
 func TestKustomizeComponents(t *testing.T) {
-	for component, value := range map[string]string{"remove": "remove=cleanup", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "addresses": "addresses.enabled=true"} {
+	for component, value := range map[string]string{"remove": "remove=cleanup", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true"} {
 		t.Run(component, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {

@@ -116,6 +116,7 @@ func TestFabricValues(t *testing.T) {
 		{nil, nil, false, false},
 		{[]string{"fabric.mode=vxlan"}, []string{"--fabric=vxlan"}, true, false},
 		{[]string{"fabric.mode=native", "fabric.natOutgoing=true", "fabric.encrypt=true", "clusterCIDRs={10.244.0.0/16}"}, []string{"--fabric=native", "--nat-outgoing", "--encrypt"}, true, true},
+		{[]string{"fabric.mode=native", "fabric.bgp.enabled=true", "fabric.bgp.secrets={tor}"}, []string{"--fabric=native", "--bgp", "--bgp-passwords=/etc/sluice/bgp"}, true, false},
 	} {
 		set := []string{"--set", "kubernetes.host=a"}
 		for _, v := range tt.values {
@@ -124,8 +125,12 @@ func TestFabricValues(t *testing.T) {
 		text := render(t, set...)
 		_, c := daemon(t, text)
 		got := slices.DeleteFunc(slices.Clone(c.Args), func(a string) bool {
-			return !strings.HasPrefix(a, "--fabric") && a != "--nat-outgoing" && a != "--encrypt"
+			return !strings.HasPrefix(a, "--fabric") && !strings.HasPrefix(a, "--bgp") && a != "--nat-outgoing" && a != "--encrypt"
 		})
+		if bgp := slices.Contains(tt.args, "--bgp"); may(text, "watch", "bgppeers") != bgp || slices.Contains(c.SecurityContext.Capabilities.Add, "NET_BIND_SERVICE") != bgp ||
+			slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/etc/sluice/bgp/tor" }) != bgp {
+			t.Errorf("%q: BGP has not what it needs, or something has that has no BGP", tt.values)
+		}
 		if !slices.Equal(got, tt.args) || may(text, "watch", "ippools") != tt.pools || may(text, "list", "blockaffinities") != tt.pools || may(text, "patch", "nodes") != tt.keys {
 			t.Errorf("%q: %q, pools %v, keys %v", tt.values, got, may(text, "watch", "ippools"), may(text, "patch", "nodes"))
 		}
@@ -184,6 +189,7 @@ func TestRefusedValues(t *testing.T) {
 		{"remove=yes", "/remove"},
 		{"fabric.mode=calico", "/fabric/mode"},
 		{"fabric.encrypt=true", "need a fabric.mode"},
+		{"fabric.bgp.enabled=true", "need a fabric.mode"},
 		{"fabric.mode=native,fabric.natOutgoing=true", "needs clusterCIDRs"},
 		{"image.tag=-1", "/image/tag"},
 		{"log.level=loud", "/log/level"},
@@ -215,7 +221,7 @@ func TestTakenValues(t *testing.T) {
 		"clusterCIDRs={10.244.0.0/16,fd00::/48}", "serviceCIDRs={fd00::/112}", "nodePortAddresses={10.0.0.0/8,192.168.0.0/16,fd00::/8}", "nodePortAddresses={primary}",
 		"healthzAddress=", "healthzAddress=0.0.0.0:1", "healthzAddress=[::]:65535", "healthzAddress=127.0.0.1:10256",
 		"metricsAddress=10.0.0.5:80", "metricsAddress=[fd00::10]:80", "metricsAddress=:80", "metricsAddress=localhost:80",
-		"fabric.mode=false", "fabric.mode=pools", "fabric.mode=cross-subnet",
+		"fabric.mode=false", "fabric.mode=native,fabric.bgp.enabled=true", "fabric.mode=pools", "fabric.mode=cross-subnet",
 		"maxUnavailable=3", "maxUnavailable=100%",
 	} {
 		render(t, "--set", "kubernetes.host=10.0.0.10", "--set", set)
