@@ -41,6 +41,7 @@ func Experiments() []harness.Experiment {
 		fabric.Requests,
 		fabric.CNI,
 		fabric.Nodes,
+		fabric.BGP,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,
