@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -44,11 +45,56 @@ func Check(node, pod *netns.NS, p Pair, mac string) error {
 		if err != nil || len(routes) == 0 {
 			return errors.Join(fmt.Errorf("the node has no route to %s by %s", a, p.Host), err)
 		}
+		if err := checkNeighbour(node, outer.Attrs(), a, inner.Attrs().HardwareAddr); err != nil {
+			return err
+		}
+		if err := checkNeighbour(pod, inner.Attrs(), Gateway(a.Is4()), outer.Attrs().HardwareAddr); err != nil {
+			return err
+		}
 		if way, err := pod.RouteGet(somewhere[a.Is4()]); err != nil || len(way) == 0 {
 			return errors.Join(fmt.Errorf("the pod has no default route for %s", a), err)
 		}
 	}
 	return nil
+}
+
+// checkNeighbour reports whether ns knows an address behind an interface by a hardware address, and
+// for good.
+func checkNeighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, mac net.HardwareAddr) error {
+	known, err := ns.NeighList(link.Index, familyOf(a))
+	if err != nil {
+		return fmt.Errorf("list the neighbours of %s: %w", link.Name, err)
+	}
+	for _, n := range known {
+		if n.IP.Equal(a.AsSlice()) && n.State == netlink.NUD_PERMANENT && bytes.Equal(n.HardwareAddr, mac) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no permanent neighbour %s at %s", link.Name, a, mac)
+}
+
+// Taken says who has an address on the node already: the node itself, or an interface that a route to
+// the address alone leads to; "" if nobody has.
+func Taken(node *netns.NS, a netip.Addr) string {
+	found, err := node.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil || len(found) == 0 {
+		return "" // no route leads there
+	}
+	route := found[0]
+	switch {
+	case route.Type == unix.RTN_LOCAL || route.Type == unix.RTN_BROADCAST || route.Type == unix.RTN_ANYCAST:
+		return "the node itself"
+	case route.Dst == nil || route.Dst.String() != hostNet(a).String():
+		return ""
+	}
+	link, err := node.LinkByIndex(route.LinkIndex)
+	if err != nil {
+		return "another route"
+	}
+	if alias := link.Attrs().Alias; alias != "" {
+		return link.Attrs().Name + " (" + alias + ")"
+	}
+	return link.Attrs().Name
 }
 
 // somewhere are addresses that only default routes lead to, by whether they are IPv4.

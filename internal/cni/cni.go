@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -21,6 +22,9 @@ import (
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/netns"
 )
+
+// minMTU6 is the smallest MTU of an interface with IPv6 (RFC 8200).
+const minMTU6 = 1280
 
 // own is the network namespace that the plugin is called in: the node's.
 const own = "/proc/thread-self/ns/net"
@@ -57,7 +61,10 @@ func add(args *skel.CmdArgs) (err error) {
 	if _, err := container.LinkByName(args.IfName); err == nil {
 		return fault(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME=%s: the container has an interface of that name: call DEL before ADD, or name another", args.IfName), nil)
 	}
-	given, err := conf.ipam(args.StdinData).add(args)
+	if err := unattached(node, args); err != nil {
+		return err
+	}
+	given, err := conf.ipam(args.StdinData, node).add(args)
 	if err != nil {
 		return err
 	}
@@ -67,6 +74,17 @@ func add(args *skel.CmdArgs) (err error) {
 	}
 	if err != nil {
 		return errors.Join(err, remove(conf, args, node))
+	}
+	return nil
+}
+
+// unattached fails if the node has an interface of the container already, whatever the IPAM knows:
+// what an ADD leaves that fails would be taken from a container that lives.
+func unattached(node *netns.NS, args *skel.CmdArgs) error {
+	host := attach.HostInterface(args.ContainerID, args.IfName)
+	if _, err := node.LinkByName(host); err == nil {
+		return fault(types.ErrInvalidEnvironmentVariables,
+			fmt.Sprintf("CNI_CONTAINERID=%s with CNI_IFNAME=%s has the interface %s on the node already: call DEL before ADD", args.ContainerID, args.IfName, host), nil)
 	}
 	return nil
 }
@@ -87,6 +105,9 @@ func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS,
 		if pair.MTU, err = underlayMTU(node); err != nil {
 			return nil, err
 		}
+	}
+	if pair.MTU != 0 && pair.MTU < minMTU6 && slices.ContainsFunc(pair.Addresses, netip.Addr.Is6) {
+		return nil, fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("the container would have an MTU of %d, and IPv6 takes %d: set mtu to that at least, or leave out IPv6", pair.MTU, minMTU6), nil)
 	}
 	if err := forward(pair.Addresses); err != nil {
 		return nil, fault(types.ErrTryAgainLater, "let the node forward packets", err)
@@ -195,5 +216,5 @@ func remove(conf *config, args *skel.CmdArgs, node *netns.NS) error {
 	if conf.Agent != nil {
 		conf.Agent.forget(device)
 	}
-	return conf.ipam(args.StdinData).del(args)
+	return conf.ipam(args.StdinData, node).del(args)
 }

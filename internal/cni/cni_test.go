@@ -210,7 +210,7 @@ func TestDelegatedIPAM(t *testing.T) {
 	// The address is another container's: no route is taken over, and nothing of this one remains.
 	b.use("1.0.0", `{"type": "sluice-cni", "ipam": {"type": "static", "addresses": [{"address": "10.9.0.5/24"}]}}`)
 	z := b.container("z")
-	if err := b.tryAdd(z); err == nil || !strings.Contains(err.Error(), "another's") {
+	if err := b.tryAdd(z); err == nil || !strings.Contains(err.Error(), "(shop/x) has") {
 		t.Errorf("an address that is routed elsewhere: %v", err)
 	}
 	reach(t, y.ns, x.ns, netip.AddrPortFrom(x.addrs()[0], 8080))

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -139,7 +140,7 @@ func (c *config) mac(p *pod) (net.HardwareAddr, error) {
 		return nil, nil
 	}
 	mac, err := net.ParseMAC(text)
-	if err == nil && (len(mac) != 6 || mac[0]&1 != 0) {
+	if err == nil && (len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6))) {
 		err = fmt.Errorf("%s is no Ethernet address of one interface", text)
 	}
 	if err != nil {

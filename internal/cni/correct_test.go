@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/netns"
@@ -103,6 +104,86 @@ func TestAddTwice(t *testing.T) {
 	b.del(next)
 	b.del(y)
 	b.empty()
+}
+
+// The store is lost while containers live: their addresses stay theirs, and a second ADD of one of
+// them takes nothing from it.
+func TestStoreLost(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/29"}], [{"subnet": "fd77::/64"}]]`))
+	x := b.add("x")
+	if err := os.RemoveAll(filepath.Join(b.data, "pods")); err != nil {
+		t.Fatal(err)
+	}
+	again := b.container("again")
+	again.ContainerID = x.ContainerID
+	if err := b.tryAdd(again); err == nil || !strings.Contains(err.Error(), "call DEL before ADD") {
+		t.Errorf("the same container in another namespace: %v", err)
+	}
+	for i := range 4 { // six addresses, one is the gateway's and one x's
+		y := b.add(fmt.Sprint("y", i))
+		if y.addrs()[0] == x.addrs()[0] || y.addrs()[1] == x.addrs()[1] {
+			t.Errorf("%v are given out twice", y.addrs())
+		}
+		reach(t, y.ns, x.ns, netip.AddrPortFrom(x.addrs()[0], 8080))
+	}
+	if err := b.tryAdd(again); err == nil {
+		t.Error("the same container, once more: no error")
+	}
+	more := b.container("more")
+	if err := b.tryAdd(more); err == nil || !strings.Contains(err.Error(), "4 are given") || !strings.Contains(err.Error(), "and 1 more are the node's own or routed elsewhere") {
+		t.Errorf("a range that is full: %v", err)
+	}
+}
+
+// What the node has itself, as an address of a tunnel out of its pod CIDR, no container gets.
+func TestNodeHasAddress(t *testing.T) {
+	needPlugins(t)
+	b := newTestbed(t, "1.0.0", plugin(ranges))
+	run(t, b, "link add tunnel type bridge", "link set tunnel up", "addr add 10.77.0.2/32 dev tunnel", "addr add fd77::2/128 dev tunnel")
+	x := b.add("x")
+	if got := fmt.Sprint(x.addrs()); got != "[10.77.0.3 fd77::3]" {
+		t.Error(got)
+	}
+	y := b.container("y")
+	y.Args = append(y.Args, [2]string{"IP", "10.77.0.2"})
+	if err := b.tryAdd(y); err == nil || !strings.Contains(err.Error(), "the node itself has it") {
+		t.Errorf("the node's address, asked for: %v", err)
+	}
+	b.del(x)
+	b.use("1.0.0", `{"type": "sluice-cni", "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/24"}]}}`)
+	if err := b.tryAdd(b.container("z")); err == nil || !strings.Contains(err.Error(), "gave 10.77.0.2, which the node itself has") {
+		t.Errorf("the node's address, from another IPAM: %v", err)
+	}
+	run(t, b, "link del tunnel")
+	b.empty()
+}
+
+// A second ADD of a container does not have another IPAM take the first one's address back.
+func TestAddTwiceDelegated(t *testing.T) {
+	needPlugins(t)
+	b := newTestbed(t, "1.0.0", plugin(ranges))
+	program, err := os.ReadFile(filepath.Join(debianPlugins, "host-local"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := t.TempDir()
+	if err := os.WriteFile(filepath.Join(path, "elsewhere"), program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	conf := `{"cniVersion": "1.0.0", "name": "pods", "type": "sluice-cni", "ipam": {"type": "elsewhere", "dataDir": "{data}", ` + ranges + `}}`
+	add := func(c *container) types.Error {
+		_, failed := b.call(map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "same", "CNI_NETNS": c.NetNS, "CNI_PATH": path}, conf)
+		return failed
+	}
+	if failed := add(b.container("x")); failed.Code != 0 {
+		t.Fatal(failed)
+	}
+	if failed := add(b.container("y")); !strings.Contains(failed.Msg, "call DEL before ADD") {
+		t.Errorf("a second ADD: %+v", failed)
+	}
+	if got := strings.Join(b.given(), " "); got != "10.77.0.2 fd77::2" {
+		t.Errorf("still given: %s", got)
+	}
 }
 
 // An ADD that is killed at any point leaves nothing that DEL does not remove, and neither what GC

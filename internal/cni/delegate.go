@@ -15,6 +15,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
+
+	"sluice.dev/sluice/internal/attach"
+	"sluice.dev/sluice/internal/netns"
 )
 
 // delegate is an IPAM plugin that is another program, in CNI_PATH. (Package invoke of libcni calls
@@ -22,6 +25,7 @@ import (
 type delegate struct {
 	kind, version string
 	stdin         []byte
+	node          *netns.NS
 }
 
 func (d *delegate) add(*skel.CmdArgs) (l lease, err error) {
@@ -33,11 +37,25 @@ func (d *delegate) add(*skel.CmdArgs) (l lease, err error) {
 	if err == nil && len(r.IPs) == 0 {
 		err = fault(types.ErrInternal, "the IPAM plugin "+d.kind+" gave no address", nil)
 	}
+	if err == nil {
+		l = lease{r.IPs, r.Routes, r.DNS}
+		err = d.unclaimed(l.addrs())
+	}
 	if err != nil {
 		_, _ = d.call("DEL") // the first error says why
-		return l, err
+		return lease{}, err
 	}
-	return lease{r.IPs, r.Routes, r.DNS}, nil
+	return l, nil
+}
+
+// unclaimed fails if somebody else on the node has one of the addresses.
+func (d *delegate) unclaimed(addrs []netip.Addr) error {
+	for _, a := range addrs {
+		if by := attach.Taken(d.node, a); by != "" {
+			return fault(types.ErrTryAgainLater, fmt.Sprintf("the IPAM plugin %s gave %s, which %s has: exclude the address there, or have that give it up", d.kind, a, by), nil)
+		}
+	}
+	return nil
 }
 
 func (d *delegate) del(*skel.CmdArgs) error {
@@ -55,9 +73,10 @@ func (d *delegate) gc([]types.GCAttachment, func(types.GCAttachment) error) erro
 	return err
 }
 
-func (d *delegate) status() error {
-	_, err := d.call("STATUS")
-	return err
+// status takes addresses for IPv4's: the plugin does not say.
+func (d *delegate) status() (is4, is6 bool, err error) {
+	_, err = d.call("STATUS")
+	return true, false, err
 }
 
 // call runs the plugin with what this one was given, and returns what it prints.
@@ -88,9 +107,14 @@ func (d *delegate) find() (string, error) {
 	}
 	for _, dir := range filepath.SplitList(os.Getenv("CNI_PATH")) {
 		path := filepath.Join(dir, d.kind)
-		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && filepath.Base(path) == d.kind {
-			return path, nil
+		fi, err := os.Stat(path)
+		if err != nil || !fi.Mode().IsRegular() || filepath.Base(path) != d.kind {
+			continue
 		}
+		if own, err := os.Stat("/proc/self/exe"); err == nil && os.SameFile(fi, own) { // it would call itself, and so on
+			return "", fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("ipam.type: %s is this plugin, which gives no addresses to others: name \"host-local\", which is built in, or an IPAM plugin", d.kind), nil)
+		}
+		return path, nil
 	}
 	return "", fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("ipam.type: %s: no plugin of that name is in CNI_PATH=%s: install it there, or name another", d.kind, os.Getenv("CNI_PATH")), nil)
 }

@@ -10,17 +10,22 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+
+	"sluice.dev/sluice/internal/attach"
+	"sluice.dev/sluice/internal/netns"
 )
 
 // hostLocal is the reference plugin of that name in process: its allocator and its store.
 type hostLocal struct {
 	network string
 	stdin   []byte
+	node    *netns.NS
 }
 
 // config reads the ranges, and which addresses are asked for.
@@ -34,7 +39,7 @@ func (h *hostLocal) config(args string) (*allocator.IPAMConfig, error) {
 	}
 	conf, _, err := allocator.LoadIPAMConfig(stdin, args)
 	if err != nil {
-		return nil, fault(types.ErrInvalidNetworkConfig, "read ipam: give the node's pod CIDRs as ipam.podCIDRs, or ipam.ranges as host-local has them", err)
+		return nil, fault(types.ErrInvalidNetworkConfig, "read ipam, and the addresses that are asked for: the node's pod CIDRs are ipam.podCIDRs, or ipam.ranges as host-local has them", err)
 	}
 	return conf, nil
 }
@@ -86,7 +91,7 @@ func (h *hostLocal) open() (*ledger, error) {
 	if err := json.Unmarshal(h.stdin, &conf); err != nil {
 		return nil, fault(types.ErrDecodingFailure, "read ipam.dataDir", err)
 	}
-	return openLedger(h.network, conf.IPAM.DataDir)
+	return openLedger(h.network, conf.IPAM.DataDir, func(a netip.Addr) string { return attach.Taken(h.node, a) })
 }
 
 func (h *hostLocal) add(args *skel.CmdArgs) (given lease, err error) {
@@ -113,12 +118,21 @@ func (h *hostLocal) add(args *skel.CmdArgs) (given lease, err error) {
 		given.ips = append(given.ips, &current.IPConfig{Address: *prefix(a, a.BitLen())})
 	}
 	if err == nil && len(wanted) > 0 {
-		err = fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("give %v: no range has it: ask for addresses of %v", wanted, conf.Ranges), nil)
+		err = fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("give %v: no range has it: ask for addresses of %s", wanted, rangesText(conf.Ranges)), nil)
 	}
 	if err != nil { // what was written is read again, as the allocator does not say it
 		return lease{}, errors.Join(err, l.read(), l.take(args))
 	}
 	return given, nil
+}
+
+// rangesText is "10.0.0.1-10.0.0.254 and fd00::1-fd00::ff".
+func rangesText(sets []allocator.RangeSet) string {
+	var all []string
+	for i := range sets {
+		all = append(all, sets[i].String())
+	}
+	return strings.Join(all, " and ")
 }
 
 // give gives a container an address of a set of ranges: one of those that are wanted, of which it
@@ -128,10 +142,13 @@ func (l *ledger) give(args *skel.CmdArgs, id int, set *allocator.RangeSet, wante
 	if i := slices.IndexFunc(wanted, set.Contains); i >= 0 {
 		asked, wanted = wanted[i], slices.Delete(slices.Clone(wanted), i, i+1)
 		if by, given := l.given[addrOf(asked)]; given {
-			return netip.Addr{}, wanted, fault(types.ErrTryAgainLater, fmt.Sprintf("give %s: container %s has it: ask for another, or for none", asked, by.ContainerID), nil)
+			return netip.Addr{}, wanted, taken(addrOf(asked), "container "+by.ContainerID)
 		}
-	} else if !l.free(*set) {
-		return netip.Addr{}, wanted, l.full(*set)
+		if by := l.taken(addrOf(asked)); by != "" {
+			return netip.Addr{}, wanted, taken(addrOf(asked), by)
+		}
+	} else if free, elsewhere := l.free(*set); !free {
+		return netip.Addr{}, wanted, l.full(*set, elsewhere)
 	}
 	got, err := allocator.NewIPAllocator(set, l, id).Get(args.ContainerID, args.IfName, asked)
 	if _, disk := errors.AsType[*fs.PathError](err); disk {
@@ -142,16 +159,20 @@ func (l *ledger) give(args *skel.CmdArgs, id int, set *allocator.RangeSet, wante
 	return addrOf(got.Address.IP), wanted, nil
 }
 
-// full says that no address is left.
-func (l *ledger) full(set allocator.RangeSet) error {
+// full says that no address is left. Some that are not given have others on the node.
+func (l *ledger) full(set allocator.RangeSet, elsewhere int) error {
 	n := 0
 	for a := range l.given {
 		if set.Contains(a.AsSlice()) {
 			n++
 		}
 	}
-	return fault(types.ErrTryAgainLater, fmt.Sprintf("no address is free in %s: %d are given, as files in %s: delete pods, give the node a larger range, or have the runtime call GC if containers are gone",
-		&set, n, l.dir), nil)
+	others := ""
+	if elsewhere > 0 {
+		others = fmt.Sprintf(", and %d more are the node's own or routed elsewhere on it", elsewhere)
+	}
+	return fault(types.ErrTryAgainLater, fmt.Sprintf("no address is free in %s: %d are given, as files in %s%s: delete pods, give the node a larger range, or have the runtime call GC if containers are gone",
+		&set, n, l.dir, others), nil)
 }
 
 // take takes a container's addresses back.
@@ -213,24 +234,26 @@ func (h *hostLocal) gc(valid []types.GCAttachment, lost func(types.GCAttachment)
 	return errors.Join(errs...)
 }
 
-func (h *hostLocal) status() (err error) {
+func (h *hostLocal) status() (is4, is6 bool, err error) {
 	conf, err := h.config("")
 	if err != nil {
-		return err
+		return false, false, err
 	}
 	l, err := h.open()
 	if err != nil {
-		return err
+		return false, false, err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
 	for _, set := range conf.Ranges {
-		if !l.free(set) {
-			return l.full(set)
+		if free, elsewhere := l.free(set); !free {
+			return false, false, l.full(set, elsewhere)
 		}
+		v4 := addrOf(set[0].RangeStart).Is4()
+		is4, is6 = is4 || v4, is6 || !v4
 	}
 	trial := filepath.Join(l.dir, "trial")
 	if err := errors.Join(os.WriteFile(trial, []byte("room"), 0o600), os.Remove(trial)); err != nil {
-		return l.fault("write to", err)
+		return false, false, l.fault("write to", err)
 	}
-	return nil
+	return is4, is6, nil
 }

@@ -20,12 +20,14 @@ type ledger struct {
 	*disk.Store
 	dir   string
 	given map[netip.Addr]types.GCAttachment
+	// taken says who else has an address, which the store does not know of; "" if nobody has.
+	taken func(netip.Addr) string
 }
 
 // openLedger opens the store of a network in a folder; "" is that of host-local. It waits until
 // nobody else has it open.
-func openLedger(network, folder string) (*ledger, error) {
-	l := &ledger{dir: filepath.Join(cmp.Or(folder, "/var/lib/cni/networks"), network), given: map[netip.Addr]types.GCAttachment{}}
+func openLedger(network, folder string, taken func(netip.Addr) string) (*ledger, error) {
+	l := &ledger{dir: filepath.Join(cmp.Or(folder, "/var/lib/cni/networks"), network), given: map[netip.Addr]types.GCAttachment{}, taken: taken}
 	var err error
 	if l.Store, err = disk.New(network, folder); err != nil {
 		return nil, l.fault("open", err)
@@ -86,17 +88,30 @@ func (l *ledger) remove(a netip.Addr) error {
 	return nil
 }
 
-// free reports whether a set of ranges has an address that is not given.
-func (l *ledger) free(set allocator.RangeSet) bool {
+// free reports whether a set of ranges has an address that nobody has. elsewhere counts those that
+// it passed over, which the store does not know of.
+func (l *ledger) free(set allocator.RangeSet) (found bool, elsewhere int) {
 	for _, r := range set {
 		last := addrOf(r.RangeEnd)
 		for a := addrOf(r.RangeStart); a.Compare(last) <= 0; a = a.Next() {
-			if _, given := l.given[a]; !given && a != addrOf(r.Gateway) {
-				return true
+			if _, given := l.given[a]; given || a == addrOf(r.Gateway) {
+				continue
 			}
+			if l.taken(a) == "" {
+				return true, elsewhere
+			}
+			elsewhere++
 		}
 	}
-	return false
+	return false, elsewhere
+}
+
+// Reserve gives an address, unless somebody else has it. The allocator calls it.
+func (l *ledger) Reserve(container, ifname string, ip net.IP, rangeID string) (bool, error) {
+	if l.taken(addrOf(ip)) != "" {
+		return false, nil
+	}
+	return l.Store.Reserve(container, ifname, ip, rangeID)
 }
 
 // Lock does nothing: the ledger is locked while it is open. The allocator calls it.

@@ -44,7 +44,7 @@ func gc(args *skel.CmdArgs) error {
 	for _, a := range conf.ValidAttachments {
 		keep = append(keep, attach.HostInterface(a.ContainerID, a.IfName))
 	}
-	errs := []error{conf.ipam(args.StdinData).gc(conf.ValidAttachments, func(lost types.GCAttachment) error {
+	errs := []error{conf.ipam(args.StdinData, node).gc(conf.ValidAttachments, func(lost types.GCAttachment) error {
 		return attach.Detach(node, attach.HostInterface(lost.ContainerID, lost.IfName))
 	})}
 	names, err := attach.InGroup(node, group(conf.Name))
@@ -64,25 +64,44 @@ func gc(args *skel.CmdArgs) error {
 	return nil
 }
 
-// status reports whether ADD would work.
-func status(args *skel.CmdArgs) error {
+// status reports whether ADD would work, and whether containers that are there reach others.
+func status(args *skel.CmdArgs) (err error) {
 	conf, err := parse(args.StdinData)
-	if err == nil {
-		err = conf.ipam(args.StdinData).status()
+	if err != nil {
+		return unavailable(err)
 	}
+	node, err := netns.OpenPath(own)
+	if err != nil {
+		return unavailable(err)
+	}
+	defer func() { err = errors.Join(err, node.Close()) }()
+	is4, is6, err := conf.ipam(args.StdinData, node).status()
 	if err == nil && conf.Agent != nil {
 		err = conf.Agent.ready()
 	}
 	if err != nil {
-		if e, ok := errors.AsType[*types.Error](err); ok && e.Details != "" {
-			err = fmt.Errorf("%s: %s", e.Msg, e.Details)
-		}
-		return fault(types.ErrPluginNotAvailable, "containers cannot be added", err)
+		return unavailable(err)
 	}
-	if off, err := notForwarding(true, false); err != nil || len(off) > 0 {
-		return fault(types.ErrLimitedConnectivity, "the node does not forward packets, so that containers reach nobody: set "+strings.Join(off, "=1 and ")+"=1 (ADD does it, too)", err)
+	off, err := notForwarding(is4, is6)
+	if err != nil {
+		return unavailable(err)
+	}
+	// ADD turns it on, so that it is no matter where there are no containers, as after a boot: a
+	// runtime that hears of an error calls no ADD.
+	if has, err := attach.InGroup(node, group(conf.Name)); err != nil {
+		return unavailable(err)
+	} else if len(has) > 0 && len(off) > 0 {
+		return fault(types.ErrLimitedConnectivity, "the node does not forward packets, so that containers reach nobody: set "+strings.Join(off, "=1 and ")+"=1", nil)
 	}
 	return nil
+}
+
+// unavailable is the error of STATUS where ADD would fail.
+func unavailable(err error) error {
+	if e, ok := errors.AsType[*types.Error](err); ok && e.Details != "" {
+		err = fmt.Errorf("%s: %s", e.Msg, e.Details)
+	}
+	return fault(types.ErrPluginNotAvailable, "containers cannot be added", err)
 }
 
 // check reports whether a container still has what ADD gave it. What plugins after this one may
@@ -105,7 +124,7 @@ func check(args *skel.CmdArgs) (err error) {
 	}
 	defer func() { err = errors.Join(err, node.Close(), container.Close()) }()
 	addrs, inside := addrsOf(before, args)
-	if err := conf.ipam(args.StdinData).check(args, addrs); err != nil {
+	if err := conf.ipam(args.StdinData, node).check(args, addrs); err != nil {
 		return err
 	}
 	pair := attach.Pair{Host: attach.HostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: addrs}

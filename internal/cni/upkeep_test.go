@@ -55,6 +55,10 @@ func TestErrors(t *testing.T) {
 		"no IPAM":                     {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni"}`), types.ErrInvalidNetworkConfig, "ipam.type is missing"},
 		"an IPAM that is nowhere":     {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni", "ipam": {"type": "nowhere"}}`), types.ErrInvalidNetworkConfig, "ipam.type: nowhere"},
 		"an IPAM outside of the path": {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni", "ipam": {"type": "../../bin/true"}}`), types.ErrInvalidNetworkConfig, "ipam.type: ../../bin/true"},
+		"an IPAM that is itself":      {map[string]string{}, conf("1.1.0", `{"type": "sluice-cni", "ipam": {"type": "sluice-cni"}}`), types.ErrInvalidNetworkConfig, "is this plugin"},
+		"a hardware address of zeros": {map[string]string{"CNI_ARGS": "MAC=00:00:00:00:00:00"}, good, types.ErrInvalidEnvironmentVariables, "MAC in CNI_ARGS"},
+		"addresses of no range":       {map[string]string{}, conf("1.1.0", plugin(ranges, `"runtimeConfig": {"ips": ["10.78.0.5"]}`)), types.ErrInvalidNetworkConfig, "ask for addresses of 10.77.0.1-10.77.0.254 and fd77::1-fd77::"},
+		"an MTU too small for IPv6":   {map[string]string{}, conf("1.1.0", plugin(ranges, `"mtu": 1000`)), types.ErrInvalidNetworkConfig, "IPv6 takes 1280"},
 		"a small MTU":                 {map[string]string{}, conf("1.1.0", plugin(ranges, `"mtu": 68`)), types.ErrInvalidNetworkConfig, "mtu: 68"},
 		"no socket":                   {map[string]string{}, conf("1.1.0", plugin(ranges, `"agent": {}`)), types.ErrInvalidNetworkConfig, "agent.socket is missing"},
 		"a time that is none":         {map[string]string{}, conf("1.1.0", plugin(ranges, `"agent": {"socket": "/x", "timeout": "-1s"}`)), types.ErrDecodingFailure, "-1s"},
@@ -113,6 +117,18 @@ func TestCheck(t *testing.T) {
 			_, err := c.ns.Run("ip", "link", "set", "eth0", "address", "0a:00:00:00:00:01")
 			return err
 		}, "hardware address 0a:00:00:00:00:01"},
+		"the container's neighbour": {func(_ *testbed, c *container) error {
+			_, err := c.ns.Run("ip", "neigh", "del", "169.254.1.1", "dev", "eth0")
+			return err
+		}, "eth0 has no permanent neighbour 169.254.1.1"},
+		"the node's neighbour": {func(b *testbed, c *container) error {
+			_, err := b.node.Run("ip", "neigh", "del", "10.77.0.2", "dev", attach.HostInterface(c.ContainerID, c.IfName))
+			return err
+		}, "has no permanent neighbour 10.77.0.2"},
+		"the node's hardware address": {func(b *testbed, c *container) error {
+			_, err := b.node.Run("ip", "link", "set", attach.HostInterface(c.ContainerID, c.IfName), "address", "0a:00:00:00:00:01")
+			return err
+		}, "has no permanent neighbour"},
 		"the container's interface": {func(_ *testbed, c *container) error {
 			_, err := c.ns.Run("ip", "link", "set", "eth0", "down")
 			return err
@@ -193,16 +209,31 @@ func TestGC(t *testing.T) {
 // STATUS says whether ADD would work, and why not.
 func TestStatus(t *testing.T) {
 	b := newTestbed(t, "1.1.0", plugin(`"podCIDRs": ["10.77.0.0/30"]`))
-	b.node.Sysctl("net/ipv4/ip_forward", "0")
+	forward := func(value string) {
+		t.Helper()
+		for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+			if err := b.node.Sysctl(key, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	forward("0")
 	says := func(want string) {
 		t.Helper()
 		if err := b.status(); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	says("net.ipv4.ip_forward=1")
-	x := b.add("x") // turns it on
+	says("") // the first ADD turns it on
+	x := b.add("x")
 	says("1 are given")
+	b.use("1.1.0", plugin(`"podCIDRs": ["10.77.0.0/29"]`))
+	says("")
+	forward("0")
+	says("set net.ipv4.ip_forward=1")
+	b.use("1.1.0", plugin(`"podCIDRs": ["fd77::/64"]`)) // what is not of its family does not matter
+	says("set net.ipv6.conf.all.forwarding=1")
+	b.use("1.1.0", plugin(`"podCIDRs": ["10.77.0.0/30"]`))
 	b.del(x)
 	says("")
 }
