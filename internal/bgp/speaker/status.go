@@ -1,0 +1,207 @@
+package speaker
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"sluice.dev/sluice/internal/bgp"
+)
+
+// session is how it stands with a peer.
+type session struct {
+	state   string
+	up      bool
+	since   time.Time // up, or not
+	ended   string    // why the last session ended
+	failed  string    // why there has been none since
+	closing string    // what was heard of the end of this session, or attempt, before it came
+
+	local   netip.Addr // of the session
+	hop     netip.Addr // of the other family
+	cross   bool       // it takes IPv4 routes by way of IPv6
+	decided decided
+
+	begun  time.Time             // when the server got the peer
+	heard  time.Time             // when it last told of a route
+	told   map[gobgp.Family]bool // all its routes
+	passed map[netip.Prefix]struct{}
+	counts counts
+}
+
+// decided are the policies that a peer's routes were decided by.
+type decided struct{ in, out string }
+
+type counts struct{ received, accepted, advertised int }
+
+func newSession() session {
+	return session{state: "idle", since: time.Now(), told: map[gobgp.Family]bool{}, passed: map[netip.Prefix]struct{}{}}
+}
+
+// status is what a Report says of a peer, nil if it is none any more.
+func (s *Speaker) status(name string) *bgp.PeerStatus {
+	p := s.peers[name]
+	if p == nil || p.want == nil {
+		return nil
+	}
+	return &bgp.PeerStatus{
+		State: p.state, Since: p.since, Why: p.why(),
+		Received: p.counts.received, Accepted: p.counts.accepted, Advertised: p.counts.advertised,
+	}
+}
+
+// why says what ended the last session, and what has been in the way of a new one.
+func (x *session) why() string {
+	switch {
+	case x.up || x.failed == "":
+		return x.ended
+	case x.ended == "":
+		return x.failed
+	}
+	return x.ended + "; since then: " + x.failed
+}
+
+// states are those of RFC 4271, section 8.2.2.
+var states = map[gobgp.FSMState]string{
+	gobgp.BGP_FSM_IDLE: "idle", gobgp.BGP_FSM_CONNECT: "connect", gobgp.BGP_FSM_ACTIVE: "active",
+	gobgp.BGP_FSM_OPENSENT: "opensent", gobgp.BGP_FSM_OPENCONFIRM: "openconfirm", gobgp.BGP_FSM_ESTABLISHED: "established",
+}
+
+// changed takes over a peer's new state.
+func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
+	p := s.named(e.Peer.State.NeighborAddress)
+	if p == nil || e.Type != apiutil.PEER_EVENT_STATE {
+		return
+	}
+	was := p.up
+	p.state = states[e.Peer.State.SessionState]
+	s.report.peers[p.name] = true
+	switch {
+	case e.Peer.State.SessionState == gobgp.BGP_FSM_ESTABLISHED:
+		s.established(p, e.Peer.State.RemoteCap, at)
+	case was:
+		s.down(p, endOf(e.Peer.State.DisconnectReason, p.closing))
+		p.since = at
+		if e.Peer.State.DisconnectReason == api.PeerState_DISCONNECT_REASON_GRACEFUL_RESTART {
+			for _, f := range families(p.added) {
+				s.stale(p, true, f)
+			}
+		}
+	case e.Peer.State.SessionState == gobgp.BGP_FSM_IDLE:
+		if text := attemptOf(e.Peer.State.DisconnectReason, p.closing); text != "" {
+			p.failed = text
+		}
+		p.closing = ""
+	}
+}
+
+// established notes a new session. What is announced on it hangs on its addresses, which are known only
+// now.
+func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityInterface, at time.Time) {
+	p.up, p.since, p.heard = true, at, at
+	p.failed, p.closing = "", ""
+	clear(p.told)
+	p.cross = false
+	for _, c := range capabilities {
+		p.cross = p.cross || c.Code() == gobgp.BGP_CAP_EXTENDED_NEXTHOP
+	}
+	s.counter.due = true
+	if !both(p.added) {
+		return
+	}
+	if now := s.ask(p, false); now != nil {
+		p.local, _ = netip.ParseAddr(now.GetTransport().GetLocalAddress())
+	}
+	s.policyDue = true
+	s.update()
+}
+
+// down notes the end of a session, or that there will be none.
+func (s *Speaker) down(p *peer, why string) {
+	if p.up {
+		p.up, p.since, p.ended = false, time.Now(), why
+	}
+	p.state, p.failed, p.closing = "idle", "", ""
+	p.counts = counts{}
+	clear(p.told)
+	clear(p.passed)
+	s.report.peers[p.name] = true
+}
+
+// hear takes over what the server's log says of a peer, which its events do not.
+func (s *Speaker) hear(about netip.Addr, r heard) {
+	s.inbox.post(func() {
+		p := s.named(about)
+		if p == nil {
+			return
+		}
+		switch {
+		case r.attempt && !p.up && p.failed != r.text:
+			p.failed = r.text
+			s.report.peers[p.name] = true
+		case !r.attempt:
+			p.closing = r.text
+		}
+	})
+}
+
+// told notes that a peer has told all its routes of a family (End-of-RIB).
+func (s *Speaker) told(from netip.Addr, family gobgp.Family) {
+	p := s.named(from)
+	if p == nil {
+		return
+	}
+	p.session.told[family] = true
+	s.stale(p, false, family)
+	s.settle()
+}
+
+// counter says when routes are to be counted: after a change, at most once a second, and so that it
+// takes no more than a twentieth of the time.
+type counter struct {
+	due  bool
+	next time.Time
+}
+
+// count takes over how many routes there are, if that may have changed.
+func (s *Speaker) count() {
+	if s.server == nil || !s.counter.due || time.Now().Before(s.counter.next) {
+		return
+	}
+	begin := time.Now()
+	s.counter.due = false
+	for _, p := range s.peers {
+		if !p.up || p.added == nil {
+			continue
+		}
+		now := s.ask(p, true)
+		if now == nil {
+			continue
+		}
+		c := counts{accepted: len(p.passed)}
+		for _, f := range now.AfiSafis {
+			c.received += int(f.GetState().GetReceived())
+			c.advertised += int(f.GetState().GetAdvertised())
+		}
+		if c != p.counts {
+			p.counts = c
+			s.report.peers[p.name] = true
+		}
+	}
+	s.counter.next = time.Now().Add(20 * time.Since(begin))
+}
+
+// ask returns what the server says of a peer, nil if it does not have it.
+func (s *Speaker) ask(p *peer, counting bool) *api.Peer {
+	var found *api.Peer
+	err := s.server.ListPeer(context.Background(), &api.ListPeerRequest{Address: p.added.Address.String(), EnableAdvertised: counting},
+		func(now *api.Peer) { found = now })
+	if err != nil {
+		s.log.Warn("The server does not say how it stands with a peer.", "peer", p.name, "error", err)
+	}
+	return found
+}
