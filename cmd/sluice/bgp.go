@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -30,21 +32,26 @@ func newBGPCommand() *cobra.Command {
 }
 
 func bgpTable(w io.Writer, r agent.BGPReport, routes bool) {
-	_ = printf(w, "%s speaks BGP as AS %d, router ID %s\n\n", r.Node, r.AS, r.RouterID)
-	if len(r.Peers) == 0 {
-		_, _ = fmt.Fprintln(w, "no peers: there is no other node in the mesh, and no BGPPeer selects this one")
+	if r.AS == 0 {
+		_ = printf(w, "%s speaks no BGP yet\n", r.Node)
 	} else {
-		_, _ = fmt.Fprintln(w, "PEER\tADDRESS\tAS\tSTATE\tSINCE\tIN\tOUT\tWHY")
+		_ = printf(w, "%s speaks BGP as AS %d, router ID %s\n", r.Node, r.AS, r.RouterID)
+	}
+	if len(r.Peers) > 0 {
+		_, _ = fmt.Fprintln(w, "\nPEER\tADDRESS\tAS\tSTATE\tSINCE\tIN\tOUT\tWHY")
+	} else {
+		_, _ = fmt.Fprintln(w, "no peers: no other node is in a mesh with it, and no BGPPeer selects it")
 	}
 	for _, p := range r.Peers {
-		since, in := "-", fmt.Sprint(p.Accepted)
-		if !p.Since.IsZero() {
-			since = span(time.Since(p.Since))
+		s := r.Sessions[p.Name]
+		since, in := "-", fmt.Sprint(s.Accepted)
+		if !s.Since.IsZero() {
+			since = span(time.Since(s.Since))
 		}
-		if p.Received != p.Accepted {
-			in = fmt.Sprintf("%d of %d", p.Accepted, p.Received)
+		if s.Received != s.Accepted {
+			in = fmt.Sprintf("%d of %d", s.Accepted, s.Received)
 		}
-		_ = printf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\n", p.Name, p.Address, p.AS, p.State, since, in, p.Advertised, cmp.Or(p.Why, "-"))
+		_ = printf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\n", p.Name, p.Address, p.AS, s.State, since, in, s.Advertised, cmp.Or(s.Why, "-"))
 	}
 	_ = printf(w, "\n%s announced, %s learned\n", model.Count(len(r.Routes), "route"), model.Count(len(r.Learned), "route"))
 	if routes {
@@ -104,4 +111,17 @@ func asPath(l bgp.Learned) string {
 		path = append(path, fmt.Sprint(as))
 	}
 	return strings.Join(path, " ")
+}
+
+// passwordsIn looks passwords up in a folder, as --bgp-passwords says.
+func passwordsIn(folder string) func(model.SecretRef) (string, bool) {
+	return func(ref model.SecretRef) (string, bool) {
+		root, err := os.OpenRoot(folder)
+		if err != nil {
+			return "", false
+		}
+		defer root.Close()
+		text, err := root.ReadFile(filepath.Join(ref.Name, ref.Key))
+		return strings.TrimSpace(string(text)), err == nil
+	}
 }

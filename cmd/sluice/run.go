@@ -39,6 +39,7 @@ type runOptions struct {
 	logLevel   slog.Level
 	logFormat  string
 	encrypt    bool
+	passwords  string
 	events     bool
 	conditions bool
 }
@@ -71,6 +72,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.BoolVar(&o.compiler.Addresses, "service-addresses", false, "give Services of type LoadBalancer addresses from MetalLB's IPAddressPools, and announce them by ARP and NDP as its L2Advertisements say; with a Kubernetes API needs the right to patch services/status and to get, create and update leases")
 	fl.StringVar(&o.compiler.LoadBalancerClass, "load-balancer-class", "", "with --service-addresses, `class` of the Services that get addresses (default: those without a class)")
 	fl.BoolVar(&o.compiler.BGP, "bgp", false, "with --fabric: announce this node's pods and addresses of Services by BGP as Calico's BGPConfiguration and BGPPeers and MetalLB's BGPPeers say, and take the routes of peers; runs sluice-bgp, which has to be beside this program")
+	fl.StringVar(&o.passwords, "bgp-passwords", "", "with --bgp: `folder` of the Secrets that BGP objects name, as Kubernetes mounts them: the password of key KEY in Secret NAME is in the file NAME/KEY")
 	fl.BoolVar(&o.encrypt, "encrypt", false, "with --fabric: encrypt what goes to pods of other nodes that do so, too, by WireGuard; with a Kubernetes API it needs the right to patch nodes")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
@@ -120,6 +122,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.compiler.BGP && !o.compiler.Fabric {
 		return cli.Usage(errors.New("--bgp needs --fabric: routes of peers are a part of it"))
 	}
+	if o.passwords != "" && !o.compiler.BGP {
+		return cli.Usage(errors.New("--bgp-passwords needs --bgp"))
+	}
 	if o.encrypt && !o.compiler.Fabric {
 		return cli.Usage(errors.New("--encrypt needs --fabric"))
 	}
@@ -142,6 +147,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 		config.WireGuard = fabric.PublicKey(private)
+	}
+	if o.passwords != "" {
+		config.Secret = passwordsIn(o.passwords)
 	}
 	programs, err := openDriver(o.options(log))
 	if err != nil {

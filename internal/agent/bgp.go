@@ -6,11 +6,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sluice.dev/sluice/internal/bgp"
+	bgpcompile "sluice.dev/sluice/internal/compile/bgp"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -76,32 +76,14 @@ func (l *loop) logPeer(name string, was, now *bgp.PeerStatus) {
 // errNoBGP is the answer of an agent that speaks no BGP.
 var errNoBGP = errors.New("the agent speaks no BGP: it runs without --bgp")
 
-// BGPReport is how it stands with BGP.
+// BGPReport is how it stands with BGP: what this node is to do, and what has come of it.
 type BGPReport struct {
-	Node     string        `json:"node"`
-	AS       uint32        `json:"as"`
-	RouterID netip.Addr    `json:"routerID"`
-	Peers    []PeerReport  `json:"peers"`   // sorted by name
-	Routes   []OwnRoute    `json:"routes"`  // announced, sorted by prefix
-	Learned  []LearnedFrom `json:"learned"` // sorted by prefix
-	Settled  bool          `json:"settled"` // all was learned once since the agent started
-	Error    string        `json:"error,omitempty"`
-	Issues   []model.Issue `json:"issues"`
-}
-
-// PeerReport is how it stands with a peer.
-type PeerReport struct {
-	Name    string     `json:"name"`
-	Address netip.Addr `json:"address"`
-	Port    uint16     `json:"port"`
-	AS      uint32     `json:"as"`
-	bgp.PeerStatus
-}
-
-// OwnRoute is a route that this node announces.
-type OwnRoute struct {
-	Prefix netip.Prefix `json:"prefix"`
-	bgp.Route
+	bgpcompile.View
+	Sessions map[string]bgp.PeerStatus `json:"sessions"` // by the name of the peer
+	Learned  []LearnedFrom             `json:"learned"`  // sorted by prefix
+	Settled  bool                      `json:"settled"`  // all was learned once since the agent started
+	Error    string                    `json:"error,omitempty"`
+	Issues   []model.Issue             `json:"issues"`
 }
 
 // LearnedFrom is a route that a peer announces.
@@ -120,26 +102,25 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 	view, issues := a.Compiler.BGPView()
 	s := &a.sessions
 	r := BGPReport{
-		Node: view.Node, AS: view.AS, RouterID: view.RouterID, Settled: s.settled, Error: s.failure,
-		Peers: []PeerReport{}, Routes: []OwnRoute{}, Learned: []LearnedFrom{}, Issues: append([]model.Issue{}, issues...),
+		View: *view, Sessions: map[string]bgp.PeerStatus{}, Learned: make([]LearnedFrom, 0, len(s.learned)),
+		Settled: s.settled, Error: s.failure, Issues: append([]model.Issue{}, issues...),
 	}
-	for name, p := range view.Peers {
-		status := bgp.PeerStatus{State: "idle"}
-		if now := s.peers[name]; now != nil {
-			status = *now
-		}
-		r.Peers = append(r.Peers, PeerReport{Name: name, Address: p.Address, Port: p.Port, AS: p.AS, PeerStatus: status})
-	}
-	for p, own := range view.Routes {
-		r.Routes = append(r.Routes, OwnRoute{p, *own})
+	for _, p := range view.Peers {
+		r.Sessions[p.Name] = s.of(p.Name)
 	}
 	for p, l := range s.learned {
 		r.Learned = append(r.Learned, LearnedFrom{p, *l})
 	}
-	slices.SortFunc(r.Peers, func(a, b PeerReport) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortFunc(r.Routes, func(a, b OwnRoute) int { return a.Prefix.Compare(b.Prefix) })
 	slices.SortFunc(r.Learned, func(a, b LearnedFrom) int { return a.Prefix.Compare(b.Prefix) })
 	return r, nil
+}
+
+// of returns how it stands with a peer.
+func (s *sessions) of(peer string) bgp.PeerStatus {
+	if p := s.peers[peer]; p != nil {
+		return *p
+	}
+	return bgp.PeerStatus{State: "idle"}
 }
 
 var (
@@ -157,8 +138,8 @@ func (c collector) collectBGP(gauge func(d *prometheus.Desc, v float64, labels .
 	defer c.compiling.Unlock()
 	view, _ := c.Compiler.BGPView()
 	up := 0
-	for name := range view.Peers {
-		if p := c.sessions.peers[name]; p != nil && p.State == bgp.Established {
+	for _, p := range view.Peers {
+		if c.sessions.of(p.Name).State == bgp.Established {
 			up++
 		}
 	}

@@ -143,7 +143,7 @@ func TestBGP(t *testing.T) {
 	})
 	eventually(t, "the route is there, and others are kept", func() bool { via, kept := routes.to(far); return via == next && kept })
 	r, err := b.client.BGP(t.Context())
-	if err != nil || r.Settled || len(r.Peers) != 1 || r.Peers[0].State != bgp.Established || len(r.Learned) != 1 || len(r.Routes) != 1 {
+	if err != nil || r.Settled || len(r.Peers) != 1 || r.Sessions["mesh node-b"].State != bgp.Established || len(r.Learned) != 1 || len(r.Routes) != 1 {
 		t.Errorf("sluice bgp says %+v, %v", r, err)
 	}
 	speaker.report(bgp.Report{Settled: true})
@@ -154,7 +154,7 @@ func TestBGP(t *testing.T) {
 		Peers: map[string]*bgp.PeerStatus{"mesh node-b": {State: "idle", Why: "it closed the session"}},
 	})
 	eventually(t, "the route is gone", func() bool { via, _ := routes.to(far); return !via.IsValid() })
-	if r, err := b.client.BGP(t.Context()); err != nil || !r.Settled || r.Error != "no port" || r.Peers[0].Why == "" || len(r.Learned) != 0 {
+	if r, err := b.client.BGP(t.Context()); err != nil || !r.Settled || r.Error != "no port" || r.Sessions["mesh node-b"].Why == "" || len(r.Learned) != 0 {
 		t.Errorf("afterwards sluice bgp says %+v, %v", r, err)
 	}
 	for _, say := range []string{"BGP session is established", "BGP session has ended", "no port"} {

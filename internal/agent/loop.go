@@ -180,6 +180,7 @@ func (l *loop) watch(ctx context.Context) {
 	}
 	l.compiling.Lock()
 	moved := l.protect()
+	moved = l.Compiler.BGPSecretsChanged() || moved
 	l.compiling.Unlock()
 	if moved {
 		l.attempt(ctx)

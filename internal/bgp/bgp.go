@@ -187,12 +187,3 @@ type PeerStatus struct {
 
 // Established is the state of a peer that a session is established with.
 const Established = "established"
-
-// View is what this node wants of BGP, for people.
-type View struct {
-	Node     string                  `json:"node"`
-	AS       uint32                  `json:"as"`
-	RouterID netip.Addr              `json:"routerID"`
-	Peers    map[string]*Peer        `json:"-"` // they have passwords
-	Routes   map[netip.Prefix]*Route `json:"routes"`
-}

@@ -88,8 +88,17 @@ type Config struct {
 	// WireGuard is this node's key for it, as in fabric.Config; zero: nothing is encrypted.
 	WireGuard model.PublicKey
 
-	// BGP has this node's speaker announce routes, and takes what it learns into the fabric.
+	// BGP says what a BGP speaker is to do, and with Fabric, has the routes that it learns be ways
+	// to the pods of other nodes. MetalLB's objects count with Addresses alone.
 	BGP bool
+	// BGPPort is what this node and the others listen on where no BGPConfiguration says; 0: 179.
+	BGPPort uint16
+	// Secret looks up a password of BGP sessions; false: it is not there. Nil: none is. See
+	// BGPSecretsChanged.
+	Secret func(model.SecretRef) (string, bool)
+	// Resolve looks up how the kernel reaches the next hop of a learned route that is on no subnet
+	// of this node, as in fabric.Config.
+	Resolve func(nextHop netip.Addr) (via netip.Addr, device string)
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
@@ -103,7 +112,7 @@ type Compiler struct {
 	policy        *policy.Compiler  // nil: policy is not compiled
 	fabric        *fabric.Compiler  // nil: the fabric is not
 	addresses     *address.Compiler // nil: addresses are not
-	bgp           *bgp.Compiler     // nil: BGP is not
+	bgp           *bgp.Compiler     // nil: the node speaks no BGP
 	sliceElements int
 }
 
@@ -138,10 +147,14 @@ func New(cfg Config) *Compiler {
 		s.Fabric = c.fabric.Fabric()
 	}
 	if cfg.Addresses {
-		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass})
+		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP})
 	}
 	if cfg.BGP {
-		c.bgp = bgp.New(bgp.Config{Node: cfg.Node})
+		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret}
+		if c.addresses != nil {
+			of.Services = c.addresses
+		}
+		c.bgp = bgp.New(of)
 	}
 	return c
 }
@@ -244,7 +257,8 @@ func (c *Compiler) Addresses() []address.Address {
 	return c.addresses.List()
 }
 
-// BGPChanges returns what differs since the last call in what this node's BGP speaker does.
+// BGPChanges returns what the BGP speaker is to do otherwise than at the last call. It is empty as
+// long as the node cannot speak; the first one that is not has all.
 func (c *Compiler) BGPChanges() speaker.Order {
 	if c.bgp == nil {
 		return speaker.Order{}
@@ -252,13 +266,19 @@ func (c *Compiler) BGPChanges() speaker.Order {
 	return c.bgp.Changes()
 }
 
-// BGPView returns what this node's BGP speaker does, for people, and what is wrong with that.
-func (c *Compiler) BGPView() (speaker.View, []model.Issue) {
+// BGPView returns what the BGP speaker is to do for people, and what is wrong with it; nil if there
+// is none.
+func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	if c.bgp == nil {
-		return speaker.View{}, nil
+		return nil, nil
 	}
-	return c.bgp.View(), c.bgp.Issues()
+	v := c.bgp.View()
+	return &v, c.bgp.Issues()
 }
+
+// BGPSecretsChanged asks Config.Secret again for all that it was asked for, and reports whether an
+// answer differs; the next Update follows.
+func (c *Compiler) BGPSecretsChanged() bool { return c.bgp != nil && c.bgp.SecretsChanged() }
 
 // SetLearned says what has changed in the routes that this node's speaker has learned, nil: no
 // longer; the next Update follows.
@@ -321,14 +341,14 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
 	}
-	if c.fabric != nil {
-		delta.Fabric = c.fabric.Update(v, d)
-	}
 	if c.addresses != nil {
 		c.addresses.Update(v, d)
 	}
-	if c.bgp != nil {
+	if c.bgp != nil { // which asks for the addresses
 		c.bgp.Update(v, d)
+	}
+	if c.fabric != nil {
+		delta.Fabric = c.fabric.Update(v, d)
 	}
 	return delta
 }

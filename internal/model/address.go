@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 )
@@ -55,4 +56,47 @@ func Unusable(a netip.Addr) string {
 		return "bound to one interface"
 	}
 	return ""
+}
+
+// Last is the last address of a prefix.
+func Last(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// AddressRange is the addresses of one family from First to Last, both included.
+type AddressRange struct{ First, Last netip.Addr }
+
+// Contains reports whether the address is in the range.
+func (r AddressRange) Contains(a netip.Addr) bool {
+	return r.First.BitLen() == a.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
+
+// String returns "192.0.2.1-192.0.2.9".
+func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// Prefixes yields the fewest prefixes that hold just the addresses of the range: each is the
+// largest that begins where the one before it ended.
+func (r AddressRange) Prefixes() iter.Seq[netip.Prefix] {
+	return func(yield func(netip.Prefix) bool) {
+		for at := r.First; at.IsValid() && !r.Last.Less(at); {
+			bits := at.BitLen()
+			for bits > 0 {
+				wider := netip.PrefixFrom(at, bits-1)
+				if wider.Masked().Addr() != at || r.Last.Less(Last(wider)) {
+					break
+				}
+				bits--
+			}
+			prefix := netip.PrefixFrom(at, bits)
+			if !yield(prefix) {
+				return
+			}
+			at = Last(prefix).Next()
+		}
+	}
 }

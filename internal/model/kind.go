@@ -23,6 +23,10 @@ const (
 	IPPoolKind         Kind = "IPPool"
 	BlockAffinityKind  Kind = "BlockAffinity"
 
+	BGPConfigurationKind Kind = "BGPConfiguration"
+	BGPPeerKind          Kind = "BGPPeer"
+	BGPFilterKind        Kind = "BGPFilter"
+
 	// MetalLB's. Its BGPPeer has a name of its own here, as Calico has one, too.
 	IPAddressPoolKind    Kind = "IPAddressPool"
 	L2AdvertisementKind  Kind = "L2Advertisement"
@@ -160,6 +164,15 @@ func (p *IPPool) Ref() Ref { return Ref{IPPoolKind, Name{Name: p.Name}} }
 
 // Ref implements Object.
 func (b *BlockAffinity) Ref() Ref { return Ref{BlockAffinityKind, Name{Name: b.Name}} }
+
+// Ref implements Object.
+func (c *BGPConfiguration) Ref() Ref { return Ref{BGPConfigurationKind, Name{Name: c.Name}} }
+
+// Ref implements Object.
+func (p *BGPPeer) Ref() Ref { return Ref{BGPPeerKind, Name{Name: p.Name}} }
+
+// Ref implements Object.
+func (b *BGPFilter) Ref() Ref { return Ref{BGPFilterKind, Name{Name: b.Name}} }
 
 // Ref implements Object.
 func (p *IPAddressPool) Ref() Ref { return Ref{IPAddressPoolKind, p.Name} }

@@ -13,6 +13,8 @@ type NodeFabric struct {
 	VXLAN, VXLAN6, IPIP netip.Addr // of its tunnel devices
 	MAC, MAC6           MAC        // of its VXLAN devices
 	WireGuard           PublicKey
+	AS                  uint32     // for BGP
+	Cluster             netip.Addr // an IPv4 address: the node is a route reflector of the cluster
 }
 
 // MAC is an Ethernet address.
@@ -35,6 +37,27 @@ func (n *Node) Key() PublicKey {
 		return PublicKey{}
 	}
 	return n.Fabric.WireGuard
+}
+
+// Address is the address of a family that packets to the node's pods travel to, and that its BGP
+// sessions have: the one that Calico's annotation names, or else the node's first; invalid if there
+// is none that can be used.
+func (n *Node) Address(is4 bool) netip.Addr {
+	if f := n.Fabric; f != nil {
+		said := f.IPv6
+		if is4 {
+			said = f.IPv4
+		}
+		if said.IsValid() && Unusable(said) == "" {
+			return said
+		}
+	}
+	for _, a := range n.IPs {
+		if a = a.Unmap(); a.Is4() == is4 && Unusable(a) == "" {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // BlockAffinity is one of Calico: a block of addresses that pods of a node have. One that is being

@@ -28,17 +28,6 @@ type IPAddressPool struct {
 	Services          Selector
 }
 
-// AddressRange is the addresses of one family from First to Last, both included.
-type AddressRange struct{ First, Last netip.Addr }
-
-// Contains reports whether the address is in the range.
-func (r AddressRange) Contains(a netip.Addr) bool {
-	return r.First.BitLen() == a.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
-}
-
-// String returns "192.0.2.1-192.0.2.9".
-func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
-
 // Advertised says which addresses an advertisement of MetalLB is about, and which nodes announce
 // them.
 type Advertised struct {
@@ -93,6 +82,7 @@ type MetalLBPeer struct {
 	RouterID                             netip.Addr
 	Nodes                                Selector
 	Password                             string
+	PasswordSecret                       SecretRef // in place of Password
 	GracefulRestart, MultiHop, DualStack bool
 }
 

@@ -96,6 +96,25 @@ func (v *View) MetalLBPeers() []*model.MetalLBPeer {
 	return all[model.MetalLBPeer](v, model.MetalLBPeerKind)
 }
 
+// BGPConfiguration returns one, nil if there is none of the name.
+func (v *View) BGPConfiguration(name string) *model.BGPConfiguration {
+	return get[model.BGPConfiguration](v, model.Ref{Kind: model.BGPConfigurationKind, Name: model.Name{Name: name}})
+}
+
+// BGPConfigurations returns all of them, in no order.
+func (v *View) BGPConfigurations() []*model.BGPConfiguration {
+	return all[model.BGPConfiguration](v, model.BGPConfigurationKind)
+}
+
+// BGPPeers returns Calico's BGPPeers, in no order.
+func (v *View) BGPPeers() []*model.BGPPeer { return all[model.BGPPeer](v, model.BGPPeerKind) }
+
+// BGPFilters returns all of them, in no order.
+func (v *View) BGPFilters() []*model.BGPFilter { return all[model.BGPFilter](v, model.BGPFilterKind) }
+
+// Communities returns all of them, in no order.
+func (v *View) Communities() []*model.Community { return all[model.Community](v, model.CommunityKind) }
+
 // Nodes returns all nodes, in no order.
 func (v *View) Nodes() []*model.Node { return all[model.Node](v, model.NodeKind) }
 

@@ -23,6 +23,8 @@ type Config struct {
 	Node string // the name of the node's object
 	// Class is the loadBalancerClass of the Services that get addresses; "": those without one.
 	Class string
+	// BGP says that BGPAdvertisements are carried out, by package compile/bgp.
+	BGP bool
 	// Now is the time; nil: time.Now.
 	Now func() time.Time
 }
@@ -81,7 +83,9 @@ type Compiler struct {
 
 	wanted    diff.Map[model.Name, Wanted]
 	announced diff.Map[netip.Addr, Announcement]
-	bgp       []model.Ref             // what nobody carries out
+	bgp       []*model.BGPAdvertisement
+	bgpPeers  []*model.MetalLBPeer
+	moved     map[netip.Addr]bool     // see Moved
 	peers     map[string][]netip.Addr // nil: as the last Delta had them
 }
 
@@ -103,7 +107,7 @@ func New(cfg Config) *Compiler {
 	}
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr][]*service{}, shared: map[sharing]map[netip.Addr]bool{},
-		gone: map[string]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
+		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
@@ -187,6 +191,9 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	}
 	for a := range touched {
 		c.elect(v, a)
+		if c.cfg.BGP {
+			c.moved[a] = true
+		}
 	}
 	clear(c.gone)
 	c.started, c.regive, c.reelect = true, false, false

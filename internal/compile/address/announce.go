@@ -56,13 +56,7 @@ func (c *Compiler) setNodes(v *store.View) {
 		}
 	}
 	c.setPeers()
-	c.bgp = c.bgp[:0]
-	for _, a := range v.BGPAdvertisements() {
-		c.bgp = append(c.bgp, a.Ref())
-	}
-	for _, p := range v.MetalLBPeers() {
-		c.bgp = append(c.bgp, p.Ref())
-	}
+	c.bgp, c.bgpPeers = v.BGPAdvertisements(), v.MetalLBPeers()
 }
 
 // score says how much an advertisement prefers a node; -1: the node does not announce by it.

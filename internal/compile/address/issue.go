@@ -22,8 +22,8 @@ func (c *Compiler) Issues() (list []model.Issue) {
 			add(s.Ref(), "%s", s.fault)
 		}
 	}
-	for _, ref := range c.bgp {
-		add(ref, "addresses of Services are not announced by BGP; an L2Advertisement has them announced by ARP and NDP")
+	for _, ref := range c.notCarriedOut() {
+		add(ref, "addresses of Services are not announced by BGP without --bgp; an L2Advertisement has them announced by ARP and NDP")
 	}
 	for _, ad := range c.adverts {
 		for _, name := range ad.Pools {
@@ -33,7 +33,7 @@ func (c *Compiler) Issues() (list []model.Issue) {
 		}
 	}
 	for _, p := range c.pools {
-		if p.used > 0 && len(p.adverts) == 0 && len(c.bgp) == 0 {
+		if p.used > 0 && len(p.adverts) == 0 && !c.advertisedByBGP(p) {
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}
 	}
@@ -50,6 +50,29 @@ func (c *Compiler) Issues() (list []model.Issue) {
 	list = append(list, c.silentNodes()...)
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
+}
+
+// notCarriedOut are the objects that are about BGP where that is off.
+func (c *Compiler) notCarriedOut() (refs []model.Ref) {
+	if c.cfg.BGP {
+		return nil
+	}
+	for _, a := range c.bgp {
+		refs = append(refs, a.Ref())
+	}
+	for _, p := range c.bgpPeers {
+		refs = append(refs, p.Ref())
+	}
+	return refs
+}
+
+// advertisedByBGP reports whether a pool's addresses are announced by BGP, or whether it is said
+// elsewhere that they are not.
+func (c *Compiler) advertisedByBGP(p *pool) bool {
+	if !c.cfg.BGP {
+		return len(c.bgp)+len(c.bgpPeers) > 0
+	}
+	return slices.ContainsFunc(c.bgp, func(a *model.BGPAdvertisement) bool { return a.Selects(a.Name.Namespace, p.IPAddressPool) })
 }
 
 // silentNodes names the nodes that announce nothing as they are not heard from, though the API

@@ -1,130 +1,141 @@
-// Package bgp turns Nodes, Calico's and MetalLB's BGP objects and the addresses of Services into
-// what one node's BGP speaker does: its peers, and the routes that it announces.
+// Package bgp says what the BGP speaker of one node is to do: who its peers are, and which routes
+// it announces to them, as Calico's and MetalLB's objects ask for it.
 //
-// It is pure. What it says is a function of the current objects alone, but for the own Node: once
-// it is deleted, what it said last counts.
+// It is pure and incremental. The order is a function of the current objects alone, but for the own
+// Node: once it is deleted, what it said last counts. Another Node costs the peers that it is, a
+// Service its own addresses; a change of what all depends on goes through all.
 package bgp
 
 import (
-	"hash/fnv"
-	"maps"
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/bgp"
+	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
 
-// DefaultAS and DefaultPort are those of Calico.
-const (
-	DefaultAS   = 64512
-	DefaultPort = 179
-)
-
-// Config is what the user sets for a node. It does not change while a Compiler lives.
+// Config is what the user sets. It does not change while a Compiler lives.
 type Config struct {
 	Node string // the name of the node's object
+	Port uint16 // to listen on, and of the other nodes, where no BGPConfiguration says; 0: 179
+	// Pools are those that no API has, as in fabric.Config.
+	Pools []*model.IPPool
+	// Secret looks up a password; false: it is not there.
+	Secret func(model.SecretRef) (string, bool)
+	// Services has the addresses of pools that Services have; nil: MetalLB's objects are not
+	// followed.
+	Services Services
 }
 
-// Compiler holds what a speaker does and keeps it in step with a store. It is not safe for
-// concurrent use.
+// Services says which Services have addresses of pools. Package address has one.
+type Services interface {
+	// Moved returns the addresses of which the Services, their endpoints, or the pool may be others
+	// than at the last call.
+	Moved() []netip.Addr
+	// At returns the pool of an address, and the Services that have it, the oldest first; nil: no
+	// Service has it, or it is of no pool.
+	At(netip.Addr) (*model.IPAddressPool, []*model.Service)
+	// Given returns the addresses of pools that Services have, in no order.
+	Given() []netip.Addr
+}
+
+// Compiler holds one node's order and keeps it in step with a store. It is not safe for concurrent
+// use.
 type Compiler struct {
 	cfg     Config
 	started bool
-	own     *model.Node // as it is, or was last; nil: there has been none
+	renewed bool // see SecretsChanged
 
-	settings *bgp.Settings // as Changes told them last; nil: not yet
-	wanted   *bgp.Settings
-	all      map[string]*bgp.Peer
-	routes   map[netip.Prefix]*bgp.Route
-	peers    diff.Map[string, bgp.Peer]
-	announce diff.Map[netip.Prefix, bgp.Route]
-	issues   []model.Issue
+	own      *model.Node             // as it is, or was last; nil: there has been none
+	config   *model.BGPConfiguration // "default"; never nil
+	mine     *model.BGPConfiguration // that of this node; never nil
+	settings *speaker.Settings       // nil: the node cannot speak
+	told     *speaker.Settings       // as of the last call of Changes
+
+	nodes     map[string]*node
+	addresses map[netip.Addr][]string // the nodes that have an address, sorted
+	forward   []*model.BGPPeer        // those that say what peers this node has, sorted
+	reverse   []*model.BGPPeer        // those that say whose peer it is, sorted
+	filters   map[string]*model.BGPFilter
+	metalLB   []*model.MetalLBPeer       // that this node has, sorted
+	secrets   map[model.SecretRef]secret // that were looked up
+	asked     map[string][]*candidate    // by who asks for them: a node, or "" for what is not one
+	rivals    map[netip.Addr][]*candidate
+	chosen    map[netip.Addr]*candidate
+	peers     diff.Map[string, speaker.Peer]
+	allPeers  map[string]*speaker.Peer
+
+	pools     []*model.IPPool
+	blocks    map[string]netip.Prefix // this node's
+	adverts   []*advert
+	reasons   map[netip.Prefix]map[reason]speaker.Announcement
+	given     map[source][]place
+	touched   map[netip.Prefix]bool // reasons have changed
+	routes    diff.Map[netip.Prefix, speaker.Route]
+	allRoutes map[netip.Prefix]*speaker.Route
+
+	faults map[model.Ref][]string // of adverts
 }
 
-// New returns a Compiler that has nothing yet.
+// New returns a Compiler that has nothing to do yet.
 func New(cfg Config) *Compiler {
-	c := &Compiler{cfg: cfg, all: map[string]*bgp.Peer{}, routes: map[netip.Prefix]*bgp.Route{}}
-	c.peers = diff.NewMap(c.all, (*bgp.Peer).Equal)
-	c.announce = diff.NewMap(c.routes, (*bgp.Route).Equal)
-	return c
+	peers, routes := map[string]*speaker.Peer{}, map[netip.Prefix]*speaker.Route{}
+	return &Compiler{
+		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]string{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
+		secrets: map[model.SecretRef]secret{}, asked: map[string][]*candidate{}, rivals: map[netip.Addr][]*candidate{}, chosen: map[netip.Addr]*candidate{},
+		blocks: map[string]netip.Prefix{}, reasons: map[netip.Prefix]map[reason]speaker.Announcement{}, given: map[source][]place{}, touched: map[netip.Prefix]bool{},
+		allPeers: peers, peers: diff.NewMap(peers, (*speaker.Peer).Equal),
+		allRoutes: routes, routes: diff.NewMap(routes, (*speaker.Route).Equal),
+	}
 }
 
-// Update brings all in step with a version of the store in which d changed.
+// SecretsChanged asks Config.Secret again for all that was looked up, and reports whether an answer
+// differs; the next Update follows.
+func (c *Compiler) SecretsChanged() bool {
+	for ref, found := range c.secrets {
+		if text, ok := c.cfg.Secret(ref); text != found.text || ok != found.ok {
+			c.renewed = true
+		}
+	}
+	return c.renewed
+}
+
+// Update brings the order in step with a version of the store in which d changed.
 func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	if !c.started {
 		d = v.All()
 	}
-	c.started = true
-	if len(d.Objects[model.NodeKind]) == 0 {
-		return
+	_, own := d.Objects[model.NodeKind][model.Name{Name: c.cfg.Node}]
+	if n := v.Node(c.cfg.Node); own && n != nil {
+		c.own = n
 	}
-	for _, n := range v.Nodes() {
-		if n.Name == c.cfg.Node {
-			c.own = n
-		}
+	// Of what all depends on there is little, and it changes rarely.
+	basis := own || !c.started || changed(d, model.BGPConfigurationKind)
+	if basis {
+		c.setConfiguration(v)
 	}
-	peers, routes := map[string]*bgp.Peer{}, map[netip.Prefix]*bgp.Route{}
-	if c.own != nil {
-		c.wanted = &bgp.Settings{AS: DefaultAS, RouterID: routerID(c.own), Port: DefaultPort}
-		for _, cidr := range c.own.PodCIDRs {
-			routes[cidr.Masked()] = &bgp.Route{Announcements: []bgp.Announcement{{}}}
-		}
-		for _, n := range v.Nodes() {
-			if n.Name == c.cfg.Node || len(n.IPs) == 0 {
-				continue
-			}
-			peers["mesh "+n.Name] = &bgp.Peer{Address: n.IPs[0], Port: DefaultPort, AS: DefaultAS, IPv4: true, IPv6: true, Restart: true}
-		}
+	c.followNodes(v, d, basis)
+	c.followPeers(v, d, basis)
+	c.followRoutes(v, d, basis)
+	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind) {
+		c.setSettings()
 	}
-	replace(&c.peers, c.all, peers)
-	replace(&c.announce, c.routes, routes)
+	c.started, c.renewed = true, false
 }
 
-// replace makes a map what it is wanted to be.
-func replace[K comparable, V any](m *diff.Map[K, V], now, want map[K]*V) {
-	for _, k := range slices.Collect(maps.Keys(now)) {
-		if want[k] == nil {
-			m.Set(k, nil)
-		}
-	}
-	for k, v := range want {
-		m.Set(k, v)
-	}
+func changed(d store.Dirty, kinds ...model.Kind) bool {
+	return slices.ContainsFunc(kinds, func(k model.Kind) bool { return len(d.Objects[k]) > 0 })
 }
 
-// routerID is the node's IPv4 address, or what its name gives.
-func routerID(n *model.Node) netip.Addr {
-	for _, a := range n.IPs {
-		if a.Is4() {
-			return a
-		}
+// Changes returns what differs since the last call. The first one that has anything has Settings:
+// before, the node cannot speak.
+func (c *Compiler) Changes() speaker.Order {
+	o := speaker.Order{Peers: c.peers.Flush(), Routes: c.routes.Flush()}
+	if c.settings != nil && (c.told == nil || !c.told.Equal(c.settings)) {
+		o.Settings = c.settings
 	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(n.Name))
-	s := h.Sum32()
-	return netip.AddrFrom4([4]byte{byte(s >> 24), byte(s >> 16), byte(s >> 8), byte(s)})
-}
-
-// Changes returns what differs since the last call.
-func (c *Compiler) Changes() bgp.Order {
-	o := bgp.Order{Peers: c.peers.Flush(), Routes: c.announce.Flush()}
-	if c.wanted != nil && (c.settings == nil || !c.wanted.Equal(c.settings)) {
-		c.settings, o.Settings = c.wanted, c.wanted
-	}
+	c.told = c.settings
 	return o
 }
-
-// View returns all of it for people.
-func (c *Compiler) View() bgp.View {
-	v := bgp.View{Node: c.cfg.Node, Peers: maps.Clone(c.all), Routes: maps.Clone(c.routes)}
-	if c.wanted != nil {
-		v.AS, v.RouterID = c.wanted.AS, c.wanted.RouterID
-	}
-	return v
-}
-
-// Issues returns what is wrong with the objects as of the last Update.
-func (c *Compiler) Issues() []model.Issue { return c.issues }

@@ -296,7 +296,7 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 		return nil
 	}
 	is4, key := own.Prefix.Addr().Is4(), n.Key()
-	endpoint := first(n.Node, is4)
+	endpoint := n.Node.Address(is4)
 	plain := func(why string, args ...any) *state.Peer {
 		n.fault("what goes to its pods is not encrypted: "+why, args...)
 		return nil
@@ -339,7 +339,7 @@ func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
 	if own := c.local(is4); own != nil && cidr.Contains(own.Prefix.Addr()) {
 		return own.Prefix.Addr()
 	}
-	if a := first(n.Node, is4); a.IsValid() && cidr.Contains(a) {
+	if a := n.Node.Address(is4); a.IsValid() && cidr.Contains(a) {
 		return a
 	}
 	return netip.Addr{}
@@ -354,7 +354,7 @@ func (c *Compiler) route(n *node, to netip.Prefix, r state.Route) {
 // reach adds the way to pods of another node.
 func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	is4 := cidr.Addr().Is4()
-	remote, local := first(n.Node, is4), c.local(is4)
+	remote, local := n.Node.Address(is4), c.local(is4)
 	if local == nil {
 		return // which is said of the own node
 	}
@@ -485,7 +485,7 @@ func (c *Compiler) local(is4 bool) *model.HostAddress {
 	if c.own == nil {
 		return nil
 	}
-	addr := first(c.own, is4)
+	addr := c.own.Address(is4)
 	i := slices.IndexFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Addr() == addr })
 	if i < 0 {
 		return nil
@@ -518,27 +518,11 @@ func (c *Compiler) pool(cidr netip.Prefix) *model.IPPool {
 // addresses are the first of each family.
 func addresses(n *model.Node) (list []netip.Addr) {
 	for _, is4 := range []bool{true, false} {
-		if a := first(n, is4); a.IsValid() {
+		if a := n.Address(is4); a.IsValid() {
 			list = append(list, a)
 		}
 	}
 	return list
-}
-
-// first is the address of a family that packets to a node's pods travel to: the one that Calico's
-// annotation names, or else the node's first; invalid if there is none that can be used.
-func first(n *model.Node, is4 bool) netip.Addr {
-	if said := fabricOf(n); is4 && said.IPv4.IsValid() && model.Unusable(said.IPv4) == "" {
-		return said.IPv4
-	} else if !is4 && said.IPv6.IsValid() && model.Unusable(said.IPv6) == "" {
-		return said.IPv6
-	}
-	for _, a := range n.IPs {
-		if a = a.Unmap(); a.Is4() == is4 && model.Unusable(a) == "" {
-			return a
-		}
-	}
-	return netip.Addr{}
 }
 
 // fabricOf is what Calico's annotations say of a node.

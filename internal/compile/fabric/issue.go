@@ -116,7 +116,7 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 			continue
 		}
 		reason := fmt.Sprintf("it has no %s address", familyName(is4))
-		if a := first(c.own, is4); a.IsValid() {
+		if a := c.own.Address(is4); a.IsValid() {
 			reason = fmt.Sprintf("its address %s is on no interface of this machine", a)
 		}
 		list = append(list, c.own.Ref().Issue(reason+", so it reaches no "+familyName(is4)+" pods of other nodes"))

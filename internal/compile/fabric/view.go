@@ -79,7 +79,7 @@ func (c *Compiler) View() View {
 				} else {
 					b.MTU = mtus[r.Device]
 				}
-				if to := first(n.Node, cidr.Addr().Is4()); r.Device != "" && to.IsValid() {
+				if to := n.Node.Address(cidr.Addr().Is4()); r.Device != "" && to.IsValid() {
 					b.Via = to.String()
 				}
 				if n.peer != nil && r.Device == state.DeviceWG {

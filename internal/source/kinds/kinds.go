@@ -34,6 +34,9 @@ type Kind struct {
 	ForFabric bool
 	// ForAddresses says that it is about addresses of services from pools, and nothing else.
 	ForAddresses bool
+	// ForBGP says that it is about BGP, and nothing else. Of MetalLB's kinds none is: they are about
+	// addresses.
+	ForBGP bool
 	// Optional says that the API need not serve it.
 	Optional bool
 	// Minor says that an object at fault of which no good version is known is no reason to keep all

@@ -27,10 +27,13 @@ const (
 	vxlan6Annotation   = "projectcalico.org/IPv6VXLANTunnelAddr"
 	mac4Annotation     = "projectcalico.org/VXLANTunnelMACAddr"
 	mac6Annotation     = "projectcalico.org/VXLANTunnelMACAddrV6"
+	asAnnotation       = "projectcalico.org/ASNumber"
+	clusterAnnotation  = "projectcalico.org/RouteReflectorClusterID"
 )
 
 var nodeAnnotations = []string{
 	address4Annotation, address6Annotation, ipipAnnotation, vxlan4Annotation, vxlan6Annotation, mac4Annotation, mac6Annotation, WireGuardAnnotation,
+	asAnnotation, clusterAnnotation,
 }
 
 // nodeFabric reads Calico's annotations; nil: there are none that count.
@@ -73,6 +76,16 @@ func nodeFabric(annotations map[string]string, f *fault.List) *model.NodeFabric 
 		}
 		copy(n.WireGuard[:], key)
 		return nil
+	})
+	read(asAnnotation, func(text string) (err error) {
+		n.AS, err = model.ParseAS(text)
+		return err
+	})
+	read(clusterAnnotation, func(text string) (err error) {
+		if n.Cluster, err = model.ParseAddr(text); err == nil && !n.Cluster.Is4() {
+			n.Cluster, err = netip.Addr{}, errors.New(text+" is not in the form of an IPv4 address")
+		}
+		return err
 	})
 	if *n == (model.NodeFabric{}) {
 		return nil

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 func TestRead(t *testing.T) {
@@ -113,7 +115,7 @@ func TestPrefixesOfRanges(t *testing.T) {
 			want[last] = true
 		}
 		got, prefixesSeen := map[netip.Addr]bool{}, 0
-		for p := range prefixes(first, last) {
+		for p := range (model.AddressRange{First: first, Last: last}).Prefixes() {
 			if prefixesSeen++; p != p.Masked() {
 				t.Fatalf("%s is not masked", p)
 			}

@@ -2,8 +2,6 @@ package list
 
 import (
 	"fmt"
-	"iter"
-	"net/netip"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -20,40 +18,8 @@ func (p *parser) span(text, from, to string) error {
 	case last.Less(first):
 		return fmt.Errorf("the range %.90q ends before it begins", text)
 	}
-	for prefix := range prefixes(first, last) {
+	for prefix := range (model.AddressRange{First: first, Last: last}).Prefixes() {
 		p.add(prefix)
 	}
 	return nil
-}
-
-// prefixes yields the fewest prefixes that hold just the addresses from first
-// to last: each is the largest that begins where the one before it ended.
-func prefixes(first, last netip.Addr) iter.Seq[netip.Prefix] {
-	return func(yield func(netip.Prefix) bool) {
-		for at := first; at.IsValid() && !last.Less(at); {
-			bits := at.BitLen()
-			for bits > 0 {
-				wider := netip.PrefixFrom(at, bits-1)
-				if wider.Masked().Addr() != at || last.Less(lastOf(wider)) {
-					break
-				}
-				bits--
-			}
-			prefix := netip.PrefixFrom(at, bits)
-			if !yield(prefix) {
-				return
-			}
-			at = lastOf(prefix).Next()
-		}
-	}
-}
-
-// lastOf returns the last address of a masked prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < len(b)*8; bit++ {
-		b[bit/8] |= 0x80 >> (bit % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }

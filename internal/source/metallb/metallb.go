@@ -94,7 +94,7 @@ func parseRange(text string) (r model.AddressRange, err error) {
 		if err != nil {
 			return r, fmt.Errorf("%q is neither a CIDR such as 192.0.2.0/28 nor a range such as 192.0.2.10-192.0.2.20", text)
 		}
-		return model.AddressRange{First: p.Addr(), Last: lastOf(p)}, usable(p.Addr())
+		return model.AddressRange{First: p.Addr(), Last: model.Last(p)}, usable(p.Addr())
 	}
 	if r.First, err = model.ParseAddr(strings.TrimSpace(first)); err != nil {
 		return r, err
@@ -113,16 +113,6 @@ func usable(a netip.Addr) error {
 		return fmt.Errorf("%s is %s", a, why)
 	}
 	return nil
-}
-
-// lastOf is the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	a := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(a)*8; i++ {
-		a[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ := netip.AddrFromSlice(a)
-	return last
 }
 
 // selected is what a list of selectors selects; everything, if it is empty.

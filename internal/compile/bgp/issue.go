@@ -1,0 +1,127 @@
+package bgp
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// issues collects what is wrong with objects.
+type issues struct{ list []model.Issue }
+
+func (l *issues) add(of model.Ref, inForce, format string, args ...any) {
+	issue := of.Issue(fmt.Sprintf(format, args...))
+	issue.InForce = inForce
+	l.list = append(l.list, issue)
+}
+
+// Issues returns what is wrong with the objects as of the last Update, sorted.
+func (c *Compiler) Issues() []model.Issue {
+	l := &issues{}
+	c.ownIssues(l)
+	c.configurationIssues(l)
+	c.peerIssues(l)
+	c.metalLBIssues(l)
+	c.rivalIssues(l)
+	slices.SortFunc(l.list, model.Issue.Compare)
+	return slices.Compact(l.list)
+}
+
+func (c *Compiler) ownIssues(l *issues) {
+	if c.own != nil && c.self() == nil {
+		l.add(c.own.Ref(), "", "it has no address, so it speaks no BGP")
+	}
+}
+
+// configurationIssues are those of BGPConfigurations.
+func (c *Compiler) configurationIssues(l *issues) {
+	if c.self() == nil {
+		return
+	}
+	if ref := c.config.MeshPassword; !c.config.NoMesh && c.lacks(ref) {
+		l.add(c.config.Ref(), model.InForceRest, "spec.nodeMeshPassword: there is no Secret %s, so nodes are not each other's peers; make it, or let the agent read it", ref)
+	}
+	for _, config := range []*model.BGPConfiguration{c.config, c.mine} {
+		for i, ad := range config.Advertisements {
+			for _, text := range ad.Communities {
+				if c.community(text) == "" {
+					l.add(config.Ref(), model.InForceRest, "spec.prefixAdvertisements[%d]: %q is none of spec.communities; it is left out", i, text)
+				}
+			}
+		}
+	}
+}
+
+// lacks reports whether a secret was looked up in vain.
+func (c *Compiler) lacks(ref model.SecretRef) bool {
+	found, asked := c.secrets[ref]
+	return asked && !found.ok
+}
+
+// peerIssues are those of Calico's BGPPeers.
+func (c *Compiler) peerIssues(l *issues) {
+	for _, p := range slices.Compact(slices.Concat(c.forward, c.reverse)) {
+		if c.lacks(p.Password) {
+			l.add(p.Ref(), model.InForceNothing, "spec.password: there is no Secret %s, so there is no such peer; make it, or let the agent read it", p.Password)
+		}
+		for i, name := range p.Filters {
+			if c.filters[name] == nil {
+				l.add(p.Ref(), model.InForceRest, "spec.filters[%d]: there is no BGPFilter %s, so no routes are exchanged with the peer", i, name)
+			}
+		}
+		if restart := c.restart(); p.Restart != 0 && p.Restart != restart {
+			l.add(p.Ref(), model.InForceRest, "spec.maxRestartTime: it is %v for all peers of a node; set nodeMeshMaxRestartTime of BGPConfiguration default", restart.Round(time.Second))
+		}
+	}
+}
+
+// metalLBIssues are those of MetalLB's objects.
+func (c *Compiler) metalLBIssues(l *issues) {
+	for _, p := range c.metalLB {
+		if p.Dynamic == "external" {
+			l.add(p.Ref(), model.InForceNothing, "spec.dynamicASN: external is not supported; give the peer's AS as peerASN")
+		}
+		if c.lacks(p.PasswordSecret) {
+			l.add(p.Ref(), model.InForceNothing, "spec.passwordSecret: there is no Secret %s, so there is no such peer; make it, or let the agent read it", p.PasswordSecret)
+		}
+		if p.RouterID.IsValid() && c.settings != nil && p.RouterID != c.settings.RouterID {
+			l.add(p.Ref(), model.InForceRest, "spec.routerID: it is %s for all peers of this node", c.settings.RouterID)
+		}
+	}
+	for ref, reasons := range c.faults {
+		for _, reason := range reasons {
+			l.add(ref, "", "%s", reason)
+		}
+	}
+}
+
+// rivalIssues name the objects whose peers have the address of another one.
+func (c *Compiler) rivalIssues(l *issues) {
+	lost := map[model.Ref]map[netip.Addr]string{}
+	for a, rivals := range c.rivals {
+		for _, loser := range rivals {
+			if winner := c.chosen[a]; loser != winner && loser.of != (model.Ref{}) && loser.of != winner.of {
+				if lost[loser.of] == nil {
+					lost[loser.of] = map[netip.Addr]string{}
+				}
+				lost[loser.of][a] = winner.name
+			}
+		}
+	}
+	for of, all := range lost {
+		var texts []string
+		for a, winner := range all {
+			texts = append(texts, fmt.Sprintf("%s (%s)", a, winner))
+		}
+		slices.Sort(texts)
+		l.add(of, model.InForceRest, "peers of this node are asked for by another object, which comes first by name: %s; remove one", model.FirstFew(texts, 3))
+	}
+}
+
+// fault notes what is wrong with an advertisement.
+func (c *Compiler) fault(of model.Ref, format string, args ...any) {
+	c.faults[of] = append(c.faults[of], fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,200 @@
+package bgp
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	speaker "sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// advert is a BGPAdvertisement that this node carries out.
+type advert struct {
+	*model.BGPAdvertisement
+	speaker.Announcement
+}
+
+// metalLBPeers are the peers that MetalLB's BGPPeers have this node have.
+func (c *Compiler) metalLBPeers(v *store.View, own *node) (list []*candidate) {
+	export := exportOnly(v)
+	for _, p := range c.metalLB {
+		list = append(list, c.metalLBPeer(p, own, export))
+	}
+	return list
+}
+
+// metalLBPeer is the peer of a BGPPeer of MetalLB's; nil: there can be none.
+func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node, export []speaker.Rule) *candidate {
+	is4 := p.Address.Is4()
+	peer := &candidate{name: metalLBName(p.Name), of: p.Ref(), Peer: speaker.Peer{
+		Address: p.Address, Port: p.Port, AS: p.PeerASN, Source: p.Source, Password: p.Password, Hold: p.HoldTime, Keepalive: p.KeepaliveTime, Retry: p.ConnectTime,
+		IPv4: is4 || p.DualStack, IPv6: !is4 || p.DualStack, Restart: p.GracefulRestart,
+		Import: []speaker.Rule{{}}, // MetalLB learns nothing
+		Export: export,
+	}}
+	switch p.Dynamic {
+	case "internal":
+		peer.AS = p.MyASN
+	case "external":
+		return nil
+	}
+	if p.MyASN != own.as {
+		peer.LocalAS = p.MyASN
+	}
+	if p.MultiHop {
+		peer.Hops = maxHops
+	}
+	if secret, ok := c.password(p.PasswordSecret); !ok {
+		return nil
+	} else if secret != "" {
+		peer.Password = secret
+	}
+	return peer
+}
+
+func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
+
+// exportOnly are rules that let pass what BGPAdvertisements may announce, and nothing else: peers
+// of MetalLB's get no routes to pods. They do not depend on Services, of which more come and go.
+func exportOnly(v *store.View) (rules []speaker.Rule) {
+	all := map[netip.Prefix]int{}
+	for _, pool := range v.IPAddressPools() {
+		for _, ad := range v.BGPAdvertisements() {
+			if !ad.Selects(ad.Name.Namespace, pool) {
+				continue
+			}
+			for _, r := range pool.Ranges {
+				bits := length(ad, r.First)
+				whole := model.AddressRange{First: netip.PrefixFrom(r.First, bits).Masked().Addr(), Last: model.Last(netip.PrefixFrom(r.Last, bits))}
+				for p := range whole.Prefixes() {
+					all[p] = max(all[p], bits)
+				}
+			}
+		}
+	}
+	for p, bits := range all {
+		rules = append(rules, speaker.Rule{Accept: true, Prefix: p, Max: bits})
+	}
+	slices.SortFunc(rules, func(a, b speaker.Rule) int { return a.Prefix.Compare(b.Prefix) })
+	return append(rules, speaker.Rule{})
+}
+
+// length is that of the prefixes by which an address is announced.
+func length(ad *model.BGPAdvertisement, a netip.Addr) int {
+	if a.Is4() {
+		return ad.Length4
+	}
+	return ad.Length6
+}
+
+// followAdverts takes over what BGPAdvertisements have announced: the addresses that moved, or all.
+func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
+	if c.cfg.Services == nil {
+		return
+	}
+	moved := c.cfg.Services.Moved()
+	if basis || c.renewed || changed(d, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.CommunityKind, model.IPAddressPoolKind) {
+		c.setAdverts(v)
+		for from := range c.given {
+			if from.addr.IsValid() {
+				moved = append(moved, from.addr)
+			}
+		}
+		moved = append(moved, c.cfg.Services.Given()...)
+	}
+	for _, a := range moved {
+		c.announce(source{addr: a}, c.advertised(v, a))
+	}
+}
+
+// setAdverts takes over the BGPAdvertisements that this node carries out. One with a name that is
+// no community's is not: nobody knows what was to be kept from spreading.
+func (c *Compiler) setAdverts(v *store.View) {
+	c.adverts = nil
+	own := c.self()
+	if own == nil || c.excluded() || own.Leaving {
+		return
+	}
+	named := aliases(v)
+	c.faults = map[model.Ref][]string{}
+	for _, o := range v.BGPAdvertisements() {
+		ad := &advert{BGPAdvertisement: o, Announcement: speaker.Announcement{LocalPref: o.LocalPref, Peers: c.advertisedTo(v, o)}}
+		known := true
+		for _, text := range o.Communities {
+			if !strings.Contains(text, ":") {
+				alias := text
+				if text = named[model.Name{Namespace: o.Name.Namespace, Name: alias}]; text == "" {
+					known = false
+					c.fault(o.Ref(), "spec.communities: no Community in its namespace has the name %s, so nothing is announced by it", alias)
+				}
+			}
+			ad.Announcement.Communities = append(ad.Announcement.Communities, text)
+		}
+		for _, name := range o.Peers {
+			if v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: model.Name{Namespace: o.Name.Namespace, Name: name}}) == nil {
+				c.fault(o.Ref(), "spec.peers: there is no BGPPeer %s in its namespace", name)
+			}
+		}
+		if known && o.Nodes.Matches(model.LabelMap(own.Labels)) && (ad.Announcement.Peers == nil || len(ad.Announcement.Peers) > 0) {
+			slices.Sort(ad.Announcement.Communities)
+			c.adverts = append(c.adverts, ad)
+		}
+	}
+}
+
+// aliases are the communities that have names, by these with their namespaces.
+func aliases(v *store.View) map[model.Name]string {
+	all := map[model.Name]string{}
+	for _, o := range v.Communities() {
+		for alias, value := range o.Aliases {
+			name := model.Name{Namespace: o.Name.Namespace, Name: alias}
+			if old, twice := all[name]; !twice || value < old {
+				all[name] = value
+			}
+		}
+	}
+	return all
+}
+
+// advertisedTo are the peers of this node that a BGPAdvertisement is for: those that it names, or
+// all of MetalLB's; nil: all that there are, as MetalLB's objects know of none.
+func (c *Compiler) advertisedTo(v *store.View, ad *model.BGPAdvertisement) []string {
+	if len(ad.Peers) == 0 && len(v.MetalLBPeers()) == 0 {
+		return nil
+	}
+	names := []string{}
+	for _, p := range v.MetalLBPeers() {
+		asked := len(ad.Peers) == 0 || p.Name.Namespace == ad.Name.Namespace && slices.Contains(ad.Peers, p.Name.Name)
+		name := metalLBName(p.Name)
+		if asked && slices.ContainsFunc(c.asked[""], func(o *candidate) bool { return o.name == name }) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// advertised are the routes by which an address of a pool is announced.
+func (c *Compiler) advertised(v *store.View, a netip.Addr) map[place]speaker.Announcement {
+	pool, services := c.cfg.Services.At(a)
+	if pool == nil || len(services) == 0 {
+		return nil
+	}
+	list := map[place]speaker.Announcement{}
+	for _, ad := range c.adverts {
+		wanted := func(s *model.Service) bool {
+			var labels model.LabelMap
+			if s.LoadBalancer != nil {
+				labels = s.LoadBalancer.Labels
+			}
+			return ad.Services.Matches(labels) && (!s.ExternalLocal || c.ready(v, s, a.Is4()))
+		}
+		if ad.Selects(ad.Name.Namespace, pool) && slices.ContainsFunc(services, wanted) {
+			p := netip.PrefixFrom(a, length(ad.BGPAdvertisement, a)).Masked()
+			list[place{p, reason{source{addr: a}, ad.Ref()}}] = ad.Announcement
+		}
+	}
+	return list
+}

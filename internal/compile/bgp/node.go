@@ -1,0 +1,139 @@
+package bgp
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"net/netip"
+	"slices"
+	"time"
+
+	speaker "sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// What counts where no object says it.
+const (
+	defaultAS      = 64512
+	defaultPort    = 179
+	defaultRestart = 2 * time.Minute
+)
+
+// excludeLabel is on nodes that announce no services.
+const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+// node is a node as a speaker.
+type node struct {
+	*model.Node
+	as        uint32
+	port      uint16
+	cluster   netip.Addr // of which it is a reflector; invalid: of none
+	addresses []netip.Addr
+}
+
+// address is the one of a family; invalid: it has none.
+func (n *node) address(is4 bool) netip.Addr {
+	i := slices.IndexFunc(n.addresses, func(a netip.Addr) bool { return a.Is4() == is4 })
+	if i < 0 {
+		return netip.Addr{}
+	}
+	return n.addresses[i]
+}
+
+// setConfiguration takes over what BGPConfigurations say for all, and for this node.
+func (c *Compiler) setConfiguration(v *store.View) {
+	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{})
+	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNode(c.cfg.Node)), &model.BGPConfiguration{})
+}
+
+// followNodes takes over the nodes: those that changed, or all.
+func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
+	if all {
+		clear(c.nodes)
+		clear(c.addresses)
+		for _, n := range v.Nodes() {
+			c.add(v, n)
+		}
+		if c.own != nil && c.nodes[c.cfg.Node] == nil {
+			c.add(v, c.own)
+		}
+		return
+	}
+	for name := range d.Objects[model.NodeKind] {
+		if old := c.nodes[name.Name]; old != nil {
+			delete(c.nodes, name.Name)
+			for _, a := range old.addresses {
+				c.addresses[a] = slices.DeleteFunc(c.addresses[a], func(n string) bool { return n == name.Name })
+				if len(c.addresses[a]) == 0 {
+					delete(c.addresses, a)
+				}
+			}
+		}
+		if n := v.Node(name.Name); n != nil {
+			c.add(v, n)
+		}
+	}
+}
+
+// add adds a node, which is not there.
+func (c *Compiler) add(v *store.View, o *model.Node) {
+	said := cmp.Or(v.BGPConfiguration(model.BGPNode(o.Name)), &model.BGPConfiguration{})
+	n := &node{Node: o, as: cmp.Or(said.AS, c.config.AS, defaultAS), port: cmp.Or(said.Port, c.config.Port, c.cfg.Port, defaultPort)}
+	if o.Fabric != nil {
+		n.as, n.cluster = cmp.Or(o.Fabric.AS, n.as), o.Fabric.Cluster
+	}
+	for _, is4 := range []bool{true, false} {
+		if a := o.Address(is4); a.IsValid() {
+			n.addresses = append(n.addresses, a)
+			list := append(c.addresses[a], o.Name)
+			slices.Sort(list)
+			c.addresses[a] = list
+		}
+	}
+	c.nodes[o.Name] = n
+}
+
+// self is this node; nil: there is none, or it has no address.
+func (c *Compiler) self() *node {
+	if n := c.nodes[c.cfg.Node]; n != nil && len(n.addresses) > 0 {
+		return n
+	}
+	return nil
+}
+
+// setSettings says what holds for all peers.
+func (c *Compiler) setSettings() {
+	own := c.self()
+	if own == nil {
+		c.settings = nil
+		return
+	}
+	s := &speaker.Settings{
+		AS: own.as, Port: own.port, RouterID: own.address(true), Restart: c.restart(), PassOn: c.passOn(),
+	}
+	for _, p := range c.metalLB {
+		if p.RouterID.Is4() {
+			s.RouterID = p.RouterID
+			break
+		}
+	}
+	if !s.RouterID.IsValid() {
+		s.RouterID = hashed(own.Name)
+	}
+	if c.config.NodeIP {
+		s.Listen = own.addresses
+	}
+	c.settings = s
+}
+
+// restart is how long peers are to keep this node's routes.
+func (c *Compiler) restart() time.Duration { return cmp.Or(c.config.MeshRestart, defaultRestart) }
+
+// hashed is the router ID of a node without an IPv4 address, as Calico makes it of the name.
+func hashed(name string) netip.Addr {
+	sum := sha256.Sum256([]byte(name))
+	if sum[0] > 223 { // where multicast begins
+		sum[0] -= 32
+	}
+	return netip.AddrFrom4([4]byte(sum[:4]))
+}

@@ -1,0 +1,283 @@
+package bgp
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	speaker "sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+)
+
+// candidate is a peer that an object, or the mesh, asks for. Of several with one address the first
+// by name counts, so that what BGPPeers say comes before the mesh.
+type candidate struct {
+	name string
+	of   model.Ref // zero: the mesh
+	node string    // which it is; "": none
+	speaker.Peer
+}
+
+// secret is what a Secret was found to hold.
+type secret struct {
+	text string
+	ok   bool
+}
+
+// followPeers takes over the peers: those that changed nodes are, or all.
+func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
+	all := basis || c.renewed || changed(d, model.BGPPeerKind, model.BGPFilterKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind)
+	if all {
+		c.setPeers(v)
+	}
+	touched := map[netip.Addr]bool{}
+	if all {
+		for who := range c.asked {
+			c.ask(who, nil, touched)
+		}
+		for name := range c.nodes {
+			c.ask(name, c.nodePeers(c.nodes[name]), touched)
+		}
+	} else {
+		for name := range d.Objects[model.NodeKind] {
+			c.ask(name.Name, c.nodePeers(c.nodes[name.Name]), touched)
+		}
+	}
+	if all || len(d.Objects[model.NodeKind]) > 0 {
+		c.ask("", c.otherPeers(v), touched)
+	}
+	c.choose(touched)
+}
+
+// setPeers takes over what BGPPeers say, as far as this node is concerned.
+func (c *Compiler) setPeers(v *store.View) {
+	c.forward, c.reverse, c.metalLB, c.filters = nil, nil, nil, map[string]*model.BGPFilter{}
+	c.secrets = map[model.SecretRef]secret{}
+	for _, f := range v.BGPFilters() {
+		c.filters[f.Name] = f
+	}
+	own := c.self()
+	if own == nil {
+		return
+	}
+	for _, p := range v.BGPPeers() {
+		if from(p, own) {
+			c.forward = append(c.forward, p)
+		}
+		if to(p, own) {
+			c.reverse = append(c.reverse, p)
+		}
+	}
+	byName := func(a, b *model.BGPPeer) int { return strings.Compare(a.Name, b.Name) }
+	slices.SortFunc(c.forward, byName)
+	slices.SortFunc(c.reverse, byName)
+	if c.cfg.Services == nil {
+		return
+	}
+	for _, p := range v.MetalLBPeers() {
+		if p.Address.IsValid() && p.Nodes.Matches(model.LabelMap(own.Labels)) {
+			c.metalLB = append(c.metalLB, p)
+		}
+	}
+	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
+}
+
+// from reports whether a BGPPeer says what peers a node has.
+func from(p *model.BGPPeer, n *node) bool {
+	if p.Node != "" {
+		return p.Node == n.Name
+	}
+	return p.Nodes.IsZero() || p.Nodes.Matches(model.LabelMap(n.Labels))
+}
+
+// to reports whether a BGPPeer says that a node is the peer of others, which are its peers then.
+func to(p *model.BGPPeer, n *node) bool {
+	if !p.Peers.IsZero() {
+		return p.Peers.Matches(model.LabelMap(n.Labels))
+	}
+	return !p.OneWay && p.AS == n.as && (p.Port == 0 || p.Port == n.port) && slices.Contains(n.addresses, p.Address)
+}
+
+// nodePeers are the peers that another node is, nil if it is gone.
+func (c *Compiler) nodePeers(n *node) (list []*candidate) {
+	own := c.self()
+	if own == nil || n == nil || n.Name == own.Name {
+		return nil
+	}
+	for _, is4 := range []bool{true, false} {
+		a, local := n.address(is4), own.address(is4)
+		if !a.IsValid() || !local.IsValid() || a == local {
+			continue
+		}
+		if p := c.meshPeer(own, n, is4); p != nil {
+			list = append(list, p)
+		}
+		for _, p := range c.forward {
+			if !p.Peers.IsZero() && p.Peers.Matches(model.LabelMap(n.Labels)) {
+				list = append(list, c.peer(p, own, n, is4))
+			}
+		}
+		for _, p := range c.reverse {
+			if !p.Peers.IsZero() && slices.Contains(c.forward, p) && p.Peers.Matches(model.LabelMap(n.Labels)) {
+				continue // which it is already
+			}
+			if from(p, n) && (!p.Peers.IsZero() || p.Address.Is4() == is4) {
+				list = append(list, c.peer(p, own, n, is4))
+			}
+		}
+	}
+	return list
+}
+
+// meshPeer is what another node is as all nodes are each other's peers; nil: it is none. Reflectors
+// are not part of the mesh, as with Calico.
+func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
+	if c.config.NoMesh || own.cluster.IsValid() || n.cluster.IsValid() {
+		return nil
+	}
+	password, ok := c.password(c.config.MeshPassword)
+	if !ok {
+		return nil
+	}
+	a, local := n.address(is4), own.address(is4)
+	return &candidate{name: named("mesh "+n.Name, is4), node: n.Name, Peer: speaker.Peer{
+		Address: a, Port: n.port, AS: n.as, Source: local, Password: password, Hops: maxHops, IPv4: is4, IPv6: !is4, Restart: true,
+		Passive: a.String() > local.String(), // one end opens the session: the same that Calico has do it
+	}}
+}
+
+// defaultHold is the speaker's own hold time.
+const defaultHold = 90 * time.Second
+
+// maxHops is how far away a peer may be of which nothing says how far it is.
+const maxHops = 255
+
+// named is the name of a session: a node can have two, which differ in the family.
+func named(name string, is4 bool) string {
+	if is4 {
+		return name
+	}
+	return name + " IPv6"
+}
+
+// peer is what another node is by a BGPPeer; nil: it is none, for want of a password.
+func (c *Compiler) peer(p *model.BGPPeer, own, n *node, is4 bool) *candidate {
+	peer := &candidate{name: named("BGPPeer "+p.Name+" "+n.Name, is4), node: n.Name, Peer: speaker.Peer{Address: n.address(is4), Port: n.port, AS: n.as}}
+	return c.complete(peer, p, own, n)
+}
+
+// otherPeers are the peers that objects name by their address.
+func (c *Compiler) otherPeers(v *store.View) (list []*candidate) {
+	own := c.self()
+	if own == nil {
+		return nil
+	}
+	for _, p := range c.forward {
+		if !p.Address.IsValid() || slices.Contains(own.addresses, p.Address) {
+			continue
+		}
+		peer := &candidate{name: "BGPPeer " + p.Name, Peer: speaker.Peer{Address: p.Address, Port: p.Port, AS: p.AS}}
+		n := c.nodeAt(p)
+		if n != nil {
+			peer.node, peer.Port = n.Name, cmp.Or(p.Port, n.port)
+		}
+		peer.Port = cmp.Or(peer.Port, defaultPort)
+		list = append(list, c.complete(peer, p, own, n))
+	}
+	return append(list, c.metalLBPeers(v, own)...)
+}
+
+// nodeAt returns the node that a BGPPeer names by its address; nil: it names something else.
+func (c *Compiler) nodeAt(p *model.BGPPeer) *node {
+	for _, name := range c.addresses[p.Address] {
+		if n := c.nodes[name]; n.as == p.AS && (p.Port == 0 || p.Port == n.port) {
+			return n
+		}
+	}
+	return nil
+}
+
+// complete adds to a candidate what a BGPPeer says of the session. Other is the node that the peer
+// is; nil: it is none.
+func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node) *candidate {
+	var ok bool
+	if peer.Password, ok = c.password(p.Password); !ok {
+		return nil
+	}
+	is4 := peer.Address.Is4()
+	peer.of, peer.IPv4, peer.IPv6, peer.Restart = p.Ref(), is4, !is4, true
+	if !p.AnySource {
+		peer.Source = own.address(is4)
+	}
+	if p.LocalAS != own.as {
+		peer.LocalAS = p.LocalAS
+	}
+	internal := peer.AS == cmp.Or(peer.LocalAS, own.as)
+	peer.KeepNextHop, peer.AllowOwnAS = p.KeepNextHop && !internal, p.AllowOwnAS
+	if peer.Keepalive = p.Keepalive; 3*p.Keepalive > defaultHold {
+		peer.Hold = 3 * p.Keepalive
+	}
+	if peer.Security = p.Security; peer.Security == 0 {
+		peer.Hops = maxHops
+	}
+	if internal && own.cluster.IsValid() && (other == nil || other.cluster != own.cluster) {
+		peer.Cluster = own.cluster
+	}
+	peer.Import, peer.Export = c.rules(p, internal, is4)
+	return peer
+}
+
+// password looks a password up; false: it is not there.
+func (c *Compiler) password(ref model.SecretRef) (text string, ok bool) {
+	if ref == (model.SecretRef{}) {
+		return "", true
+	}
+	found, asked := c.secrets[ref]
+	if !asked {
+		found.text, found.ok = c.cfg.Secret(ref)
+	}
+	c.secrets[ref] = found
+	return found.text, found.ok
+}
+
+// ask replaces what somebody asks for, and adds the addresses to touched.
+func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]bool) {
+	for _, old := range c.asked[who] {
+		touched[old.Address] = true
+		c.rivals[old.Address] = slices.DeleteFunc(c.rivals[old.Address], func(o *candidate) bool { return o == old })
+		if len(c.rivals[old.Address]) == 0 {
+			delete(c.rivals, old.Address)
+		}
+	}
+	delete(c.asked, who)
+	for _, p := range list {
+		if p == nil {
+			continue
+		}
+		touched[p.Address] = true
+		c.asked[who] = append(c.asked[who], p)
+		c.rivals[p.Address] = append(c.rivals[p.Address], p)
+	}
+}
+
+// choose has the first of those with one address count.
+func (c *Compiler) choose(touched map[netip.Addr]bool) {
+	for a := range touched { // before one gets a name that another had
+		if old := c.chosen[a]; old != nil {
+			c.peers.Set(old.name, nil)
+			delete(c.chosen, a)
+		}
+	}
+	for a := range touched {
+		rivals := c.rivals[a]
+		if len(rivals) == 0 {
+			continue
+		}
+		slices.SortFunc(rivals, func(x, y *candidate) int { return strings.Compare(x.name, y.name) })
+		c.chosen[a] = rivals[0]
+		c.peers.Set(rivals[0].name, &rivals[0].Peer)
+	}
+}
