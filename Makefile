@@ -29,8 +29,8 @@ PLATFORMS ?= linux/$(shell go env GOARCH)
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
-TEST_TOOLS  := nftables iproute2 iptables ipset nftlb systemd wget containernetworking-plugins
-BENCH_TOOLS := nftables iproute2 iptables ipset nftlb iperf3 containernetworking-plugins
+TEST_TOOLS  := nftables iproute2 iptables ipset nftlb systemd wget containernetworking-plugins frr bird2
+BENCH_TOOLS := nftables iproute2 iptables ipset nftlb iperf3 containernetworking-plugins bird2
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 
@@ -39,9 +39,9 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r t h; do printf '  make %-10s %s\n' "$$t" "$$h"; done
 
 .PHONY: build
-build: ## Build bin/sluice, bin/sluice-cni and bin/sluice-lab, static binaries
+build: ## Build bin/sluice, bin/sluice-bgp, bin/sluice-cni and bin/sluice-lab, static binaries
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-cni ./cmd/sluice-lab
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-bgp ./cmd/sluice-cni ./cmd/sluice-lab
 
 .PHONY: run
 run: build ## Start a lab cluster and show what Sluice does in it, with real traffic (APP=folder or files, RUN=-v for all requests)
@@ -89,7 +89,7 @@ generate: ## Make the generated files again (the BPF objects, with Debian 12's c
 	go generate ./...
 
 .PHONY: licenses
-licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice and bin/sluice-cni
+licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice, bin/sluice-bgp and bin/sluice-cni
 	@mkdir -p bin
 	hack/licenses > bin/LICENSES
 

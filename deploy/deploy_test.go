@@ -135,7 +135,7 @@ func object[T any](t *testing.T, text, name string) *T {
 
 // buildSluice makes the static binaries of a node in a folder as `make build` does.
 func buildSluice(ctx context.Context, to string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", to+"/", "../cmd/sluice", "../cmd/sluice-cni")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", to+"/", "../cmd/sluice", "../cmd/sluice-bgp", "../cmd/sluice-cni")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	_, err := output(cmd)
 	return err

@@ -1,6 +1,6 @@
 // Command sluice-bgp is Sluice's BGP speaker: the agent starts it where BGP is asked for, writes to
-// its standard input what it is to do, and reads from its standard output how its peers are and what
-// they announce.
+// its standard input what it is to do, and reads from its standard output how its peers are and
+// what they announce.
 package main
 
 import (

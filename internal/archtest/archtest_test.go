@@ -168,6 +168,8 @@ var rules = []rule{
 		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
 	{"internal/cni", slices.Concat([]string{"k8s.io", "net/http", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"a runtime starts sluice-cni for each pod: it stays small, and reaches the agent over its socket alone"},
+	{"internal/bgp/speaker", slices.Concat(kubernetes, []string{"internal/model", "internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
+		"the speaker does what its orders say: what they come from is the agent's business"},
 	{"internal/attach", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"attach makes a pod's interface, whoever asks for it"},
 	{"internal", []string{"cmd"},
@@ -179,7 +181,7 @@ var rules = []rule{
 var exempt = []string{"internal/lab", "internal/bench", "internal/driver/drivertest", "internal/kubetest"}
 
 // apart is what no part may depend on: the exempt, and what only tests are made of.
-var apart = append([]string{"internal/policytest", "internal/kubetest", "internal/logtest"}, exempt...)
+var apart = append([]string{"internal/policytest", "internal/kubetest", "internal/logtest", "internal/bgp/peertest"}, exempt...)
 
 func TestImports(t *testing.T) {
 	all := packages(t)
@@ -269,7 +271,7 @@ func TestSluiceLinksTheProductAlone(t *testing.T) {
 	}
 	for _, name := range linked {
 		name = strings.TrimPrefix(name, module)
-		for _, never := range append([]string{"cmd/sluice-lab", "examples", "testing"}, apart...) {
+		for _, never := range append([]string{"cmd/sluice-lab", "examples", "testing", "github.com/osrg/gobgp"}, apart...) {
 			if below(name, never) {
 				t.Errorf("cmd/sluice links %s: it is there to show and test the product, which has to work without", name)
 			}

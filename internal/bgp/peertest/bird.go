@@ -13,8 +13,8 @@ type BIRD struct {
 	d   *daemon
 }
 
-// StartBIRD starts BIRD in a namespace with a bird.conf. dir is an empty folder, whose path is short,
-// as there is a socket in it. What was started is stopped by Stop.
+// StartBIRD starts BIRD in a namespace with a bird.conf. dir is an empty folder, whose path is
+// short, as there is a socket in it. What was started is stopped by Stop.
 func StartBIRD(ctx context.Context, ns *netns.NS, dir, conf string) (*BIRD, error) {
 	b := &BIRD{dir: dir}
 	file := filepath.Join(dir, "bird.conf")

@@ -19,8 +19,8 @@ type FRR struct {
 	zebra, bgpd *daemon
 }
 
-// StartFRR starts FRR in a namespace with a bgpd.conf. dir is an empty folder, whose path is short, as
-// there are sockets in it. What was started is stopped by Stop or Kill.
+// StartFRR starts FRR in a namespace with a bgpd.conf. dir is an empty folder, whose path is short,
+// as there are sockets in it. What was started is stopped by Stop or Kill.
 func StartFRR(ctx context.Context, ns *netns.NS, dir, conf string) (*FRR, error) {
 	// Its daemons run as a user of their own.
 	if err := errors.Join(os.Chmod(dir, 0o777), write(filepath.Join(dir, "zebra.conf"), "")); err != nil {
@@ -65,7 +65,8 @@ func (f *FRR) KillBGP() error { return f.bgpd.kill() }
 // Stop ends all.
 func (f *FRR) Stop() error { return errors.Join(f.bgpd.kill(), f.zebra.stop()) }
 
-// Run runs commands of vtysh: "show bgp ipv4 unicast json", or "configure terminal" and what follows.
+// Run runs commands of vtysh: "show bgp ipv4 unicast json", or "configure terminal" and what
+// follows.
 func (f *FRR) Run(commands ...string) (string, error) {
 	args := []string{"--vty_socket", f.dir, "-d", "bgpd"}
 	for _, c := range commands {

@@ -10,8 +10,8 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
-// policies has the server go by what is wanted now, and decide anew about the routes of the peers for
-// which that makes a difference. Their sessions stay.
+// policies has the server go by what is wanted now, and decide anew about the routes of the peers
+// for which that makes a difference. Their sessions stay.
 func (s *Speaker) policies() {
 	for _, prefix := range s.changedRoutes {
 		if r := s.routes[prefix]; r.want != nil {

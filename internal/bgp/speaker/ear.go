@@ -7,8 +7,9 @@ import (
 	"slices"
 )
 
-// ear is the server's log. What it says of attempts to connect is nowhere else to be had; the rest is
-// passed on, but lower than the server thinks it is: that a peer is down is its status, and no fault.
+// ear is the server's log. What it says of attempts to connect is nowhere else to be had; the rest
+// is passed on, but lower than the server thinks it is: that a peer is down is its status, and no
+// fault.
 type ear struct {
 	to    *slog.Logger
 	hear  func(about netip.Addr, r heard)

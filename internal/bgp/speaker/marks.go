@@ -12,10 +12,10 @@ import (
 	"sluice.dev/sluice/internal/bgp"
 )
 
-// marks tell the routes of the server apart by what is said with them: a route carries, as a community
-// of the reserved range 0:0 to 0:65535 that no peer ever sees, the number of its saying, and the export
-// policy puts what the number stands for in its place, peer by peer. So a route is told to the server
-// once, whatever peers get with it.
+// marks tell the routes of the server apart by what is said with them: a route carries, as a
+// community of the reserved range 0:0 to 0:65535 that no peer ever sees, the number of its saying,
+// and the export policy puts what the number stands for in its place, peer by peer. So a route is
+// told to the server once, whatever peers get with it.
 type marks struct {
 	byKey map[string]uint32
 	known map[uint32]*saying

@@ -87,8 +87,8 @@ func readLinks() []link {
 	return links
 }
 
-// otherAddress returns the first address of the other family, one that routers can forward to, of the
-// interface that has an address, and the interface's name.
+// otherAddress returns the first address of the other family, one that routers can forward to, of
+// the interface that has an address, and the interface's name.
 func otherAddress(links []link, local netip.Addr, six bool) (netip.Addr, string) {
 	for _, l := range links {
 		for _, a := range l.addresses {

@@ -39,8 +39,8 @@ func (s *Speaker) set(n *bgp.Settings) bool {
 		!slices.Equal(old.Listen, n.Listen)
 }
 
-// update brings the server to what it should do. Peers that go are gone before those that come, which
-// may have their address, and rules are there before the routes that they are for.
+// update brings the server to what it should do. Peers that go are gone before those that come,
+// which may have their address, and rules are there before the routes that they are for.
 func (s *Speaker) update() {
 	if s.server == nil {
 		return

@@ -97,7 +97,8 @@ func (s *Speaker) addPeer(p *peer) error {
 	if err := check(p.want); err != nil {
 		return err
 	}
-	// What the server has at its start is what the last one had: its peers may have kept the routes.
+	// What the server has at its start is what the last one had: its peers may have kept the
+	// routes.
 	restarting := time.Since(s.server.started) < deferral
 	s.names[p.want.Address] = p.name
 	if err := s.server.AddPeer(context.Background(), &api.AddPeerRequest{Peer: s.peerOf(p.want, restarting)}); err != nil {

@@ -49,9 +49,9 @@ type party struct {
 	keepHop  bool
 	imports  []bgp.Rule
 	exports  []bgp.Rule
-	// other is the family that the session's address is not of, and hop this node's address of it; if
-	// there is none, routes of the family are not announced to the peer, unless it takes those of IPv4
-	// by way of IPv6 (RFC 8950).
+	// other is the family that the session's address is not of, and hop this node's address of it;
+	// if there is none, routes of the family are not announced to the peer, unless it takes those
+	// of IPv4 by way of IPv6 (RFC 8950).
 	other gobgp.Family
 	hop   netip.Addr
 	cross bool
@@ -86,9 +86,9 @@ func (p *policySet) request() *api.SetPoliciesRequest {
 	}}
 }
 
-// compile makes the policies. Their order is that of what has the last word: what is said with a route,
-// and with which next hop, does not decide whether it is announced; then come the reasons not to
-// announce it, and at last the peers' own rules.
+// compile makes the policies. Their order is that of what has the last word: what is said with a
+// route, and with which next hop, does not decide whether it is announced; then come the reasons
+// not to announce it, and at last the peers' own rules.
 func compile(parties []*party, passOn []netip.Prefix, known map[uint32]*saying) *policySet {
 	p := newPolicySet()
 	for _, mark := range slices.Sorted(maps.Keys(known)) {
@@ -189,8 +189,8 @@ func (p *policySet) addNextHops(parties []*party) {
 	}
 }
 
-// addPassOn withholds the learned routes that are not to be passed on, or that those who announced them
-// do not want to be (RFC 1997).
+// addPassOn withholds the learned routes that are not to be passed on, or that those who announced
+// them do not want to be (RFC 1997).
 func (p *policySet) addPassOn(parties []*party, passOn []netip.Prefix) {
 	if len(parties) == 0 {
 		return

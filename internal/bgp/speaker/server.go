@@ -34,8 +34,8 @@ func (v *server) missing() bool {
 	return slices.ContainsFunc(v.absent, func(a netip.Addr) bool { return tryListen(a, v.port) == nil })
 }
 
-// restart ends the server, if there is one, and starts one by the settings. Peers that know graceful
-// restart are left without a word, and keep our routes meanwhile.
+// restart ends the server, if there is one, and starts one by the settings. Peers that know
+// graceful restart are left without a word, and keep our routes meanwhile.
 func (s *Speaker) restart() {
 	s.stop()
 	listen, absent, err := listenable(s.settings)
@@ -121,9 +121,9 @@ func (v *server) stop() error {
 	return v.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: true})
 }
 
-// listenable returns the addresses to listen on, without those that the node does not have. It fails
-// if one is taken: two speakers with one address break each other's sessions, so that this one waits
-// until the other is gone.
+// listenable returns the addresses to listen on, without those that the node does not have. It
+// fails if one is taken: two speakers with one address break each other's sessions, so that this
+// one waits until the other is gone.
 func listenable(n *bgp.Settings) (listen []string, absent []netip.Addr, err error) {
 	for _, a := range n.Listen {
 		switch err := tryListen(a, n.Port); {

@@ -99,8 +99,8 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 	}
 }
 
-// established notes a new session. What is announced on it hangs on its addresses, which are known only
-// now.
+// established notes a new session. What is announced on it hangs on its addresses, which are known
+// only now.
 func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityInterface, at time.Time) {
 	p.up, p.since, p.heard = true, at, at
 	p.failed, p.closing = "", ""
