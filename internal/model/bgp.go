@@ -1,7 +1,6 @@
 package model
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -18,11 +17,6 @@ type SecretRef struct {
 // String returns "namespace/name[key]".
 func (r SecretRef) String() string {
 	return Name{r.Namespace, r.Name}.String() + "[" + r.Key + "]"
-}
-
-// Compare orders by namespace, name and key.
-func (r SecretRef) Compare(o SecretRef) int {
-	return cmp.Or(cmp.Compare(r.Namespace, o.Namespace), cmp.Compare(r.Name, o.Name), cmp.Compare(r.Key, o.Key))
 }
 
 // BGPConfiguration is a Calico BGPConfiguration: "default" is for all nodes, and "node.NAME" has
@@ -46,23 +40,11 @@ type BGPConfiguration struct {
 	Advertisements []PrefixAdvertisement
 }
 
-// The names of BGPConfigurations.
+// The names of BGPConfigurations: that of all nodes, and what comes before the name of one node.
 const (
 	BGPDefault    = "default"
-	bgpNodePrefix = "node."
+	BGPNodePrefix = "node."
 )
-
-// BGPNode returns the name of the BGPConfiguration of one node.
-func BGPNode(node string) string { return bgpNodePrefix + node }
-
-// OfNode returns the node that the BGPConfiguration is about; "": all, or none.
-func (c *BGPConfiguration) OfNode() string {
-	node, _ := strings.CutPrefix(c.Name, bgpNodePrefix)
-	if node == c.Name {
-		return ""
-	}
-	return node
-}
 
 // PrefixAdvertisement says with which communities routes within a prefix are announced.
 type PrefixAdvertisement struct {

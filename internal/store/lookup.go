@@ -101,11 +101,6 @@ func (v *View) BGPConfiguration(name string) *model.BGPConfiguration {
 	return get[model.BGPConfiguration](v, model.Ref{Kind: model.BGPConfigurationKind, Name: model.Name{Name: name}})
 }
 
-// BGPConfigurations returns all of them, in no order.
-func (v *View) BGPConfigurations() []*model.BGPConfiguration {
-	return all[model.BGPConfiguration](v, model.BGPConfigurationKind)
-}
-
 // BGPPeers returns Calico's BGPPeers, in no order.
 func (v *View) BGPPeers() []*model.BGPPeer { return all[model.BGPPeer](v, model.BGPPeerKind) }
 

@@ -43,7 +43,7 @@ func (n *node) address(is4 bool) netip.Addr {
 // setConfiguration takes over what BGPConfigurations say for all, and for this node.
 func (c *Compiler) setConfiguration(v *store.View) {
 	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{})
-	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNode(c.cfg.Node)), &model.BGPConfiguration{})
+	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+c.cfg.Node), &model.BGPConfiguration{})
 }
 
 // followNodes takes over the nodes: those that changed, or all.
@@ -77,7 +77,7 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
 
 // add adds a node, which is not there.
 func (c *Compiler) add(v *store.View, o *model.Node) {
-	said := cmp.Or(v.BGPConfiguration(model.BGPNode(o.Name)), &model.BGPConfiguration{})
+	said := cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+o.Name), &model.BGPConfiguration{})
 	n := &node{Node: o, as: cmp.Or(said.AS, c.config.AS, defaultAS), port: cmp.Or(said.Port, c.config.Port, c.cfg.Port, defaultPort)}
 	if o.Fabric != nil {
 		n.as, n.cluster = cmp.Or(o.Fabric.AS, n.as), o.Fabric.Cluster

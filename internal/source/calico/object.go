@@ -59,6 +59,19 @@ func BlockAffinity(text []byte, also error) (*model.BlockAffinity, error) {
 	return decode(text, also, blockAffinity)
 }
 
+// BGPConfiguration translates a BGPConfiguration.
+func BGPConfiguration(text []byte, also error) (*model.BGPConfiguration, error) {
+	return decode(text, also, bgpConfiguration)
+}
+
+// BGPPeer translates a BGPPeer.
+func BGPPeer(text []byte, also error) (*model.BGPPeer, error) { return decode(text, also, bgpPeer) }
+
+// BGPFilter translates a BGPFilter.
+func BGPFilter(text []byte, also error) (*model.BGPFilter, error) {
+	return decode(text, also, bgpFilter)
+}
+
 func decode[T any](text []byte, also error, translate func([]byte, *fault.List) *T) (*T, error) {
 	var f fault.List
 	o := translate(text, &f)

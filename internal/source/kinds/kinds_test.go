@@ -18,6 +18,8 @@ func TestAll(t *testing.T) {
 		model.IPPoolKind:        `"cidr":"10.244.0.0/16"`,
 		model.BlockAffinityKind: `"cidr":"10.244.0.64/26"`,
 
+		model.BGPPeerKind: `"peerIP":"192.0.2.1","asNumber":64500`,
+
 		model.IPAddressPoolKind: `"addresses":["192.0.2.0/28"]`,
 		model.MetalLBPeerKind:   `"myASN":64500,"peerASN":64501,"peerAddress":"192.0.2.1"`,
 	}
@@ -28,7 +30,10 @@ func TestAll(t *testing.T) {
 			if k.Namespaced {
 				name.Namespace = "shop"
 			}
-			text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"a","namespace":%q},"spec":{%s}}`, p.APIVersion(), k.Name, name.Namespace, specs[k.Kind])
+			if k.Kind == model.BGPConfigurationKind {
+				name.Name = model.BGPDefault
+			}
+			text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q},"spec":{%s}}`, p.APIVersion(), k.Name, name.Name, name.Namespace, specs[k.Kind])
 			if k.Kind == model.EndpointSliceKind {
 				text = `{"metadata":{"name":"a","namespace":"shop"},"addressType":"IPv4"}`
 			}
@@ -49,7 +54,7 @@ func TestAll(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint", "IPPool"} {
+	for _, name := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint", "IPPool", "BGPConfiguration", "BGPPeer", "BGPFilter"} {
 		for _, version := range []string{"projectcalico.org/v3", "crd.projectcalico.org/v1"} {
 			if known[version+" "+name] == "" {
 				t.Errorf("%s %s is not known", version, name)

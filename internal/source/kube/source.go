@@ -33,6 +33,8 @@ type Config struct {
 	Fabric bool
 	// Addresses has it follow what says which addresses services of type LoadBalancer get.
 	Addresses bool
+	// BGP has it follow what says who this node's peers are and what is announced to them.
+	BGP bool
 	// UserAgent is the User-Agent of requests, such as "sluice/v1.2.3".
 	UserAgent string
 }
@@ -105,6 +107,8 @@ func (c *Config) follows(k *kinds.Kind) bool {
 		return c.Fabric
 	case k.ForAddresses:
 		return c.Addresses
+	case k.ForBGP:
+		return c.BGP
 	}
 	return k.ForServices || c.Policies || k.Kind == model.NamespaceKind && c.Addresses
 }

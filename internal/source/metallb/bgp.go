@@ -129,6 +129,12 @@ func BGPPeer(text []byte, also error) (*model.MetalLBPeer, error) {
 			Nodes: selected(s.NodeSelectors, "spec.nodeSelectors", f),
 		}
 		s.check(f)
+		if secret := s.PasswordSecret; secret.Name != "" {
+			p.PasswordSecret = model.SecretRef{Namespace: cmp.Or(secret.Namespace, name.Namespace), Name: secret.Name, Key: corev1.BasicAuthPasswordKey}
+			if p.Password != "" {
+				f.Reject("spec.passwordSecret", "cannot be beside password")
+			}
+		}
 		if p.HoldTime != 0 && p.HoldTime < 3*time.Second {
 			f.Reject("spec.holdTime", "%v is shorter than 3s", p.HoldTime)
 		}
@@ -153,7 +159,7 @@ func (s *peerSpec) check(f *fault.List) {
 	if s.Address == "" && s.Interface == "" {
 		f.Reject("spec.peerAddress", "is missing")
 	}
-	for field, value := range map[string]string{"interface": s.Interface, "vrf": s.VRFName, "passwordSecret": s.PasswordSecret.Name} {
+	for field, value := range map[string]string{"interface": s.Interface, "vrf": s.VRFName} {
 		if value != "" {
 			f.Reject("spec."+field, "is not supported")
 		}

@@ -118,6 +118,10 @@ func TestBGPPeer(t *testing.T) {
 	least := `"myASN":64500,"peerASN":64501,"peerAddress":"192.0.2.1"`
 	cases[model.MetalLBPeer]{"BGPPeer", "v1beta2", BGPPeer, map[string]model.MetalLBPeer{
 		least: {Name: name, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all},
+		least + `,"passwordSecret":{"name":"s"}`: {Name: name, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all,
+			PasswordSecret: model.SecretRef{Namespace: name.Namespace, Name: "s", Key: "password"}},
+		least + `,"passwordSecret":{"name":"s","namespace":"other"}`: {Name: name, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all,
+			PasswordSecret: model.SecretRef{Namespace: "other", Name: "s", Key: "password"}},
 		`"myASN":64500,"dynamicASN":"external","peerAddress":"2001:db8::1","sourceAddress":"2001:db8::2","peerPort":1179,"holdTime":"90s","keepaliveTime":"30s","connectTime":"10s",` +
 			`"routerID":"192.0.2.9","nodeSelectors":` + reds + `,"password":"secret","enableGracefulRestart":true,"ebgpMultiHop":true,"dualStackAddressFamily":true`: {
 			Name: name, MyASN: 64500, Dynamic: "external", Address: addr("2001:db8::1"), Source: addr("2001:db8::2"), Port: 1179,
@@ -130,7 +134,7 @@ func TestBGPPeer(t *testing.T) {
 		`"myASN":64500,"dynamicASN":"any","peerAddress":"192.0.2.1"`: `spec.dynamicASN: "any" is neither`,
 		`"myASN":64500,"peerASN":64501,"interface":"eth0"`:           "spec.interface: is not supported",
 		least + `,"vrf":"red"`:                                       "spec.vrf: is not supported",
-		least + `,"passwordSecret":{"name":"s"}`:                     "spec.passwordSecret: is not supported",
+		least + `,"password":"p","passwordSecret":{"name":"s"}`:      "spec.passwordSecret: cannot be beside password",
 		least + `,"localASN":64502`:                                  "spec.localASN: is not supported",
 		least + `,"holdTime":"1s"`:                                   "spec.holdTime: 1s is shorter than 3s",
 		least + `,"holdTime":"9s","keepaliveTime":"10s"`:             "spec.keepaliveTime: 10s is longer",
