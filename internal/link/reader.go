@@ -121,7 +121,7 @@ func (r *Reader) HostAddresses() ([]netip.Prefix, error) {
 // Underlay lists the addresses of all interfaces but link-local ones and those of the loopback,
 // with what else packets to other nodes depend on, sorted.
 func (r *Reader) Underlay() ([]model.HostAddress, error) {
-	all, err := r.Addresses()
+	found, err := r.addrs()
 	if err != nil {
 		return nil, err
 	}
@@ -135,10 +135,13 @@ func (r *Reader) Underlay() ([]model.HostAddress, error) {
 			about[l.Attrs().Index] = l.Attrs()
 		}
 	}
+	sources := sourcesOf(found)
 	var host []model.HostAddress
-	for _, a := range all {
-		if l := about[a.Link]; l != nil && !a.Prefix.Addr().IsLinkLocalUnicast() {
-			host = append(host, model.HostAddress{Prefix: a.Prefix, Device: l.Name, MTU: l.MTU})
+	for _, a := range found {
+		if l, p := about[a.LinkIndex], subnet(a); l != nil && !p.Addr().IsLinkLocalUnicast() {
+			h := model.HostAddress{Prefix: p, Device: l.Name, MTU: l.MTU}
+			h.Source = sources[leaving{a.LinkIndex, p.Addr().Is4()}] == p
+			host = append(host, h)
 		}
 	}
 	slices.SortFunc(host, func(a, b model.HostAddress) int {

@@ -57,7 +57,7 @@ func TestReader(t *testing.T) {
 	host, err := r.HostAddresses()
 	want("addresses of the host", host, err, "[127.0.0.1/8 192.168.0.2/24 ::1/128 fd01::2/64]")
 	under, err := r.Underlay()
-	want("what other nodes are reached from", under, err, "[{192.168.0.2/24 e0 1500} {fd01::2/64 e0 1500}]")
+	want("what other nodes are reached from", under, err, "[{192.168.0.2/24 e0 1500 false} {fd01::2/64 e0 1500 true}]")
 	all, err := r.Addresses()
 	about := map[netip.Addr]Address{}
 	for _, a := range all {

@@ -35,4 +35,7 @@ type HostAddress struct {
 	Prefix netip.Prefix `json:"prefix"` // the address with the length of its subnet's prefix
 	Device string       `json:"device"`
 	MTU    int          `json:"mtu"` // of the device
+	// Source says that the kernel masquerades what leaves by the device with this address, wherever
+	// that goes. No address of a family is one where that depends on it.
+	Source bool `json:"-"`
 }
