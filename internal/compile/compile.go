@@ -205,6 +205,7 @@ func (c *Compiler) SetLinks(l model.Links) {
 func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
 	if c.fabric != nil {
 		c.fabric.SetUnderlay(addrs)
+		c.env.underlay, c.env.snat = addrs, nil
 	}
 }
 
@@ -334,6 +335,12 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.services.update(v, dirty)
 	}
 	delta := state.Delta{Services: c.services.flush()}
+	if c.fabric != nil {
+		delta.Fabric = c.fabric.Update(v, d)
+		if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {
+			c.env.snat = snat(c.env.underlay, c.state.Fabric.Tunnels)
+		}
+	}
 	if now := c.env.settings(); !now.Equal(c.state.Services.Settings) {
 		c.state.Services.Settings, delta.Services.Settings = now, &now
 	}

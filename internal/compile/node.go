@@ -22,6 +22,8 @@ type environment struct {
 	guard   guard
 
 	outgoing, pools []netip.Prefix // those of the settings
+	underlay        []model.HostAddress
+	snat            []state.SNAT // those of the settings; nil: the underlay is another one since
 }
 
 // follow brings the environment up to date. It reports whether that matters to all services, and
@@ -51,7 +53,7 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 // settings are the node's, and what no service depends on.
 func (e *environment) settings() state.Settings {
 	s := e.node.settings
-	s.OutgoingCIDRs, s.PoolCIDRs = e.outgoing, e.pools
+	s.OutgoingCIDRs, s.PoolCIDRs, s.SNAT = e.outgoing, e.pools, e.snat
 	return s
 }
 
@@ -74,6 +76,27 @@ func outgoing(cfg Config, pools []*model.IPPool) (masquerade, all []netip.Prefix
 		return nil, nil
 	}
 	return masked(masquerade), masked(all)
+}
+
+// snat returns the addresses that the kernel would masquerade with. Those of tunnels are what is
+// wanted of them: they are in the program before the first connection can take the tunnel. While a
+// tunnel that is not wanted any more is there, connections that take it still have its address.
+func snat(underlay []model.HostAddress, tunnels map[string]*state.Tunnel) []state.SNAT {
+	list := []state.SNAT{}
+	for name, t := range tunnels {
+		for _, a := range []netip.Addr{t.Address, t.Address6} {
+			if a.IsValid() {
+				list = append(list, state.SNAT{Device: name, Addr: a})
+			}
+		}
+	}
+	for _, a := range underlay {
+		if a.Source && tunnels[a.Device] == nil {
+			list = append(list, state.SNAT{Device: a.Device, Addr: a.Prefix.Addr()})
+		}
+	}
+	slices.SortFunc(list, state.SNAT.Compare)
+	return list
 }
 
 // findNode follows the own Node object. When it is deleted, node ports and all else go on as it

@@ -135,13 +135,28 @@ type Settings struct {
 	// OutgoingCIDRs: connections from these sources are masqueraded if they go to an address that
 	// is in none of PoolCIDRs, the addresses of all pods.
 	OutgoingCIDRs, PoolCIDRs []netip.Prefix
+	// SNAT are the addresses that connections to services get in place of a client's, where they
+	// leave by these interfaces. By others they are masqueraded, and so go on only as long as they
+	// leave by the same one. Sorted.
+	SNAT []SNAT
+}
+
+// SNAT is the address of an interface; one of each family at the most.
+type SNAT struct {
+	Device string
+	Addr   netip.Addr
+}
+
+// Compare orders by interface, and then by address.
+func (s SNAT) Compare(o SNAT) int {
+	return cmp.Or(cmp.Compare(s.Device, o.Device), s.Addr.Compare(o.Addr))
 }
 
 // Equal reports whether the settings are the same.
 func (s Settings) Equal(o Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.ServiceCIDRs, o.ServiceCIDRs) &&
 		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs) &&
-		slices.Equal(s.OutgoingCIDRs, o.OutgoingCIDRs) && slices.Equal(s.PoolCIDRs, o.PoolCIDRs)
+		slices.Equal(s.OutgoingCIDRs, o.OutgoingCIDRs) && slices.Equal(s.PoolCIDRs, o.PoolCIDRs) && slices.Equal(s.SNAT, o.SNAT)
 }
 
 // State is what one node's kernel should hold, in parts. Each part is a value of its own that its

@@ -105,7 +105,7 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: program.TableName, aside: newAside(), prog: program.New(program.Options{Policy: o.Policy, Outgoing: o.Outgoing}), shared: o.Shared, log: log, sock: sock,
+		table: program.TableName, aside: newAside(), prog: program.New(program.Options{Policy: o.Policy, Fabric: o.Fabric}), shared: o.Shared, log: log, sock: sock,
 		forget: forgetter{reader: forget, wake: wake.New()},
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}

@@ -25,7 +25,7 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := program.NewSets(program.Options{Policy: o.Policy, Outgoing: o.Outgoing}, program.AffinitySize)
+	p := program.NewSets(program.Options{Policy: o.Policy, Fabric: o.Fabric}, program.AffinitySize)
 	for _, fp := range p.Families {
 		fp.Backends[0].Name += suffix
 		fp.Frontends.Name += suffix

@@ -24,9 +24,9 @@ func TestProgramIsGolden(t *testing.T) {
 	line := func(what, name string, content []byte) {
 		fmt.Fprintf(&out, "%s %s %x\n", what, name, sha256.Sum256(content))
 	}
-	for _, o := range []program.Options{{}, {Policy: true}, {Policy: true, Outgoing: true}} {
+	for _, o := range []program.Options{{}, {Policy: true}, {Policy: true, Fabric: true}} {
 		p := program.New(o)
-		if o.Outgoing {
+		if o.Fabric {
 			fmt.Fprint(&out, "outgoing, ")
 		}
 		fmt.Fprintf(&out, "policy %v: %s\n", o.Policy, p.Note())

@@ -72,7 +72,7 @@ func TestIntervalsGiveWay(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		ns := testNS(t)
 		for _, i := range append([]int{0, 1, 0, 1, 0, 1, 0, 1}, order[:4]...) {
-			d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Outgoing: true}})
+			d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Fabric: true}})
 			adopt(t, d, cidrState(lists[i]))
 			whole(t, d, cidrState(lists[i]))
 			if err := d.Close(); err != nil {
@@ -81,14 +81,14 @@ func TestIntervalsGiveWay(t *testing.T) {
 		}
 	})
 	t.Run("adopt", func(t *testing.T) {
-		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
+		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 		for _, i := range order {
 			adopt(t, d, cidrState(lists[i]))
 		}
 		whole(t, d, cidrState(lists[order[len(order)-1]]))
 	})
 	t.Run("update", func(t *testing.T) {
-		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
+		d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 		have := cidrState(nil)
 		adopt(t, d, have)
 		for _, i := range order {
@@ -139,7 +139,7 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 func TestOutgoingComesAndGoes(t *testing.T) {
 	ns := testNS(t)
 	for i, outgoing := range []bool{false, true, false, true} {
-		d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Outgoing: outgoing}})
+		d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Fabric: outgoing}})
 		s := cidrState(cidrLists()[0])
 		if n, _ := adopt(t, d, s); n == 0 {
 			t.Errorf("%d: nothing changed", i)
@@ -164,7 +164,7 @@ func TestOutgoingComesAndGoes(t *testing.T) {
 
 // What is the same is not written again.
 func TestIntervalsThatAreTheSameStay(t *testing.T) {
-	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 	s := cidrState(cidrLists()[0])
 	adopt(t, d, s)
 	settings := s.Services.Settings
@@ -177,7 +177,7 @@ func TestIntervalsThatAreTheSameStay(t *testing.T) {
 
 // A node has a second pod CIDR and loses it, while a policy comes with chains of its own.
 func TestPodCIDRsChangeWithChains(t *testing.T) {
-	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Outgoing: true}})
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 	have := cidrState(cidrLists()[0])
 	adopt(t, d, have)
 	for i := range 20 {

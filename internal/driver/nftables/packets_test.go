@@ -13,7 +13,7 @@ import (
 
 func TestPackets(t *testing.T) {
 	drivertest.Run(t, func() (driver.Driver, error) {
-		return nftables.Open(nftables.Options{Options: driver.Options{Outgoing: true}})
+		return nftables.Open(nftables.Options{Options: driver.Options{Fabric: true}})
 	})
 }
 

@@ -33,10 +33,13 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 // planUpdate plans a change, as one transaction or what stands for one.
 func (d *Driver) planUpdate(delta state.Delta) *plan {
 	c := d.newChange()
-	if delta.Services.Settings != nil {
-		c.rewrite(
-			func(yield func(*nft.Element)) { d.prog.SettingsElements(d.state.Services.Settings, yield) },
-			func(yield func(*nft.Element)) { d.prog.SettingsElements(*delta.Services.Settings, yield) })
+	if now := delta.Services.Settings; now != nil {
+		before := d.state.Services.Settings
+		of := func(s state.Settings, elements func(state.Settings, func(*nft.Element))) func(func(*nft.Element)) {
+			return func(yield func(*nft.Element)) { elements(s, yield) }
+		}
+		c.rewrite(of(before, d.prog.SettingsElements), of(*now, d.prog.SettingsElements))
+		c.replace(of(before, d.prog.SNATElements), of(*now, d.prog.SNATElements))
 	}
 	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
 	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.OtherIPElement)

@@ -72,6 +72,16 @@ func (k *ElementKey) AppendDestination(f Family, addr netip.Addr, proto uint8, p
 	k.AppendPort(port)
 }
 
+// AppendName appends the name of an interface.
+func (k *ElementKey) AppendName(name string) {
+	var b [16]byte // IFNAMSIZ
+	copy(b[:], name)
+	k.Append(b[:]...)
+}
+
+// SetAddr sets the data of a map to an address.
+func (e *Element) SetAddr(f Family, to netip.Addr) { e.dataLen = uint8(copy(e.Data[:], f.Addr(to))) }
+
 // SetAddrPort sets the data of a map to address and port.
 func (e *Element) SetAddrPort(f Family, to netip.AddrPort) {
 	n := copy(e.Data[:], f.Addr(to.Addr()))
@@ -230,6 +240,8 @@ func formatField(f Field, b []byte) string {
 		return fmt.Sprint(binary.BigEndian.Uint16(b))
 	case Number.Datatype, Mark.Datatype, IIF.Datatype:
 		return fmt.Sprint(binary.NativeEndian.Uint32(b))
+	case OIFName.Datatype:
+		return CString(b)
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a.String()

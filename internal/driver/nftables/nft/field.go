@@ -42,6 +42,7 @@ const (
 	typeService   = 13
 	typeMark      = 19
 	typeInterface = 20
+	typeIfname    = 41
 
 	udataExprNumgen  = 23
 	udataExprPayload = 7
@@ -110,8 +111,13 @@ var (
 		},
 	}
 	// IIF is the interface that a packet came in by, OIF the one it leaves by.
-	IIF   = deviceField(expr.MetaKeyIIF)
-	OIF   = deviceField(expr.MetaKeyOIF)
+	IIF = deviceField(expr.MetaKeyIIF)
+	OIF = deviceField(expr.MetaKeyOIF)
+	// OIFName is the name of the interface that a packet leaves by.
+	OIFName = Field{
+		Datatype: typeIfname, Size: 16, host: true,
+		load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}) },
+	}
 	Sport = Field{Datatype: typeService, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
 	// ICMPType is only compared, as is ICMP, which is type and code together.
 	ICMPType = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1)}

@@ -307,6 +307,16 @@ func (r Rule) Count(name string) Rule { return r.Add(&expr.Objref{Type: objectCo
 // Masquerade takes a random source port: predictable ones collide under load, and can be guessed.
 func (r Rule) Masquerade() Rule { return r.Add(&expr.Masq{FullyRandom: true}) }
 
+// SNAT translates the source to what the map holds for the key, if it does, with a random port as
+// Masquerade. The connection may leave by another interface later: a masqueraded one is dropped then.
+func (r Rule) SNAT(f Family, s *Set, key ...Field) Rule {
+	r.load(key)
+	return r.Add(
+		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.num), RegAddrMin: firstRegister, FullyRandom: true},
+	)
+}
+
 // RejectTCP answers with a reset.
 func (r Rule) RejectTCP() Rule {
 	return r.Add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})

@@ -251,6 +251,13 @@ func (fp *Family) serviceChains() []nft.Chain {
 	f := fp.IP
 	n := func(s string) string { return f.Name + "-" + s }
 	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
+	// What may leave the node, and by another interface once the mode of the pod network changes,
+	// is translated by name of the address: what is masqueraded is bound to the interface.
+	masquerade, named := nft.Rule.Masquerade, []nft.Rule(nil)
+	if fp.snat != nil {
+		masquerade = func(r nft.Rule) nft.Rule { return r.Goto(n("masquerade")) }
+		named = []nft.Rule{rule("and goes on when the way there leads by another interface").SNAT(f, fp.snat, nft.OIFName)}
+	}
 	chains := []nft.Chain{
 		{Name: n("services"), Comment: "where every new connection is looked up", Rules: []nft.Rule{
 			// A rule of its own and not a verdict of the map. To validate a verdict the kernel
@@ -283,14 +290,12 @@ func (fp *Family) serviceChains() []nft.Chain {
 			rule("balanced back to itself").Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
 			// The source first: it is a pod's for most connections, and the set of a few prefixes
 			// is at hand, while one of all cluster IPs is a trip to memory.
-			rule("a cluster IP, asked from outside the cluster").Family(f).NotIn(fp.keptCIDRs, f.Saddr).In(fp.clusterIPs, f.OrigDaddr).Masquerade(),
+			masquerade(rule("a cluster IP, asked from outside the cluster").Family(f).NotIn(fp.keptCIDRs, f.Saddr).In(fp.clusterIPs, f.OrigDaddr)),
 		}},
-		{Name: n("masquerade"), Comment: "external frontends: always", Rules: []nft.Rule{
-			rule().Masquerade(),
-		}},
+		{Name: n("masquerade"), Comment: "external frontends: always", Rules: append(named, rule().Masquerade())},
 		{Name: n("keep"), Comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", Rules: []nft.Rule{
-			rule().FromNode(true).Masquerade(),
-			rule().Family(f).In(fp.PodCIDRs, f.Saddr).NotIn(fp.ownCIDRs, f.Saddr).Masquerade(),
+			masquerade(rule().FromNode(true)),
+			masquerade(rule().Family(f).In(fp.PodCIDRs, f.Saddr).NotIn(fp.ownCIDRs, f.Saddr)),
 			rule().Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
 		}},
 	}

@@ -27,6 +27,7 @@ func (p *Program) EachElement(s *state.State, yield func(*nft.Element)) {
 
 func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
 	p.SettingsElements(s.Settings, yield)
+	p.SNATElements(s.Settings, yield)
 	for a := range s.ClusterIPs {
 		p.ClusterIPElement(a, yield)
 	}
@@ -79,6 +80,18 @@ func (p *Program) SettingsElements(s state.Settings, yield func(*nft.Element)) {
 		if fp.outgoing != nil {
 			fp.CIDRElements(fp.outgoing, s.OutgoingCIDRs, yield)
 			fp.CIDRElements(fp.pools, s.PoolCIDRs, yield)
+		}
+	}
+}
+
+// SNATElements yields what the settings become in maps.
+func (p *Program) SNATElements(s state.Settings, yield func(*nft.Element)) {
+	for _, a := range s.SNAT {
+		if fp := p.Family(a.Addr.Is4()); fp.snat != nil {
+			e := nft.Element{Set: fp.snat}
+			e.AppendName(a.Device)
+			e.SetAddr(fp.IP, a.Addr)
+			yield(&e)
 		}
 	}
 }

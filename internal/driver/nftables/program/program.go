@@ -50,8 +50,8 @@ const AffinitySize = 1 << 20
 
 // Options say what a program is for, beside services.
 type Options struct {
-	Policy   bool
-	Outgoing bool // masquerade what goes to the outside, see state.Settings.OutgoingCIDRs
+	Policy bool
+	Fabric bool // the pod network is ours: see state.Settings.OutgoingCIDRs and SNAT
 }
 
 // New returns the program for services and what else is asked for.
@@ -71,9 +71,9 @@ func NewSets(o Options, clients uint32) *Program {
 		Name: "notes", Key: []nft.Field{nft.Mark},
 		Comment: "what the agent needs to know when it starts: a digest of each set's content",
 	})
-	if o.Outgoing {
+	if o.Fabric {
 		for _, fp := range p.Families {
-			p.addOutgoing(fp)
+			p.addFabric(fp)
 		}
 	}
 	if o.Policy {

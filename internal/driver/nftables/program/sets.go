@@ -21,7 +21,7 @@ type Family struct {
 	masquerade, hairpins                        *nft.Set
 	clusterIPs, OtherIPs                        *nft.Set
 	serviceCIDRs, PodCIDRs, keptCIDRs, ownCIDRs *nft.Set
-	outgoing, pools                             *nft.Set          // nil: without Options.Outgoing
+	outgoing, pools, snat                       *nft.Set          // nil: without Options.Fabric
 	Policy                                      *familyPolicySets // nil: without policy
 }
 
@@ -104,13 +104,15 @@ func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
 	return fp
 }
 
-// addOutgoing adds what decides on connections to the outside.
-func (p *Program) addOutgoing(fp *Family) {
+// addFabric adds what decides on connections to the outside, and between nodes.
+func (p *Program) addFabric(fp *Family) {
 	add := func(name, comment string) *nft.Set {
 		return p.AddSet(&nft.Set{Name: fp.IP.Name + "-" + name, Key: []nft.Field{fp.IP.Saddr}, Interval: true, Comment: comment})
 	}
 	fp.outgoing = add("outgoing", "sources that reach the outside with the node's address")
 	fp.pools = add("pools", "addresses of pods: not the outside")
+	fp.snat = p.AddSet(&nft.Set{Name: fp.IP.Name + "-snat", Key: []nft.Field{nft.OIFName}, Data: []nft.Field{fp.IP.Saddr},
+		Comment: "interface : the address that connections leave it with; by others they are masqueraded"})
 }
 
 // slots is the map that holds the slots of the size class.
