@@ -147,7 +147,7 @@ func New(cfg Config) *Compiler {
 		s.Fabric = c.fabric.Fabric()
 	}
 	if cfg.Addresses {
-		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP})
+		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs})
 	}
 	if cfg.BGP {
 		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret}

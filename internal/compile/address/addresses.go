@@ -25,6 +25,9 @@ type Config struct {
 	Class string
 	// BGP says that BGPAdvertisements are carried out, by package compile/bgp.
 	BGP bool
+	// ClusterCIDRs and ServiceCIDRs are where pods and cluster IPs are: no Service is given an
+	// address there, nor one of nodes' pod CIDRs.
+	ClusterCIDRs, ServiceCIDRs []netip.Prefix
 	// Now is the time; nil: time.Now.
 	Now func() time.Time
 }
@@ -69,6 +72,7 @@ type Compiler struct {
 	spans      []span  // the ranges of all pools, sorted, none within another
 	poolIssues []model.Issue
 	reserved   map[netip.Addr]string     // addresses in pools that are a node's, with the node
+	inner      []inner                   // see innerRanges
 	services   map[model.Name]*service   // those that have, want or claim something
 	held       map[netip.Addr][]*service // who has an address
 	shared     map[sharing]map[netip.Addr]bool
@@ -150,7 +154,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 			c.release(s, touched)
 		}
 		c.setPools(v)
-		c.reserved = c.nodeAddresses(v)
+		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
 	everyone := everything || changed(d, model.NodeKind, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
 	if everyone {

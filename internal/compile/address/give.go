@@ -299,6 +299,10 @@ func (c *Compiler) assignAsked(s *service) {
 		return
 	}
 	for _, a := range ips {
+		if r := c.innerOf(a); r != nil {
+			s.fault = fmt.Sprintf("it asks for %s, which is in %s (%s); ask for another", a, r.AddressRange, r.what)
+			return
+		}
 		if rival := c.rival(s, a); rival != nil {
 			s.fault = fmt.Sprintf("it asks for %s, which Service %s has; Services share an address if both have the same annotation metallb.io/allow-shared-ip, other ports, and externalTrafficPolicy Cluster or the same selector", a, rival.Name)
 			return

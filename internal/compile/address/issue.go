@@ -47,6 +47,7 @@ func (c *Compiler) Issues() (list []model.Issue) {
 			add(is.services[0].Ref(), "nobody announces %s: no node is there that the L2Advertisements of %s select", a, p.Name)
 		}
 	}
+	list = append(list, c.innerIssues()...)
 	list = append(list, c.silentNodes()...)
 	slices.SortFunc(list, model.Issue.Compare)
 	return list

@@ -155,8 +155,10 @@ func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]string {
 	return all
 }
 
-// nodesMoved reports whether other addresses in pools are nodes' than before.
-func (c *Compiler) nodesMoved(v *store.View) bool { return !maps.Equal(c.reserved, c.nodeAddresses(v)) }
+// nodesMoved reports whether other addresses in pools are nodes' or their pods' than before.
+func (c *Compiler) nodesMoved(v *store.View) bool {
+	return !maps.Equal(c.reserved, c.nodeAddresses(v)) || !slices.Equal(c.inner, c.innerRanges(v))
+}
 
 // spanOf returns the span that has an address; nil if none has.
 func (c *Compiler) spanOf(a netip.Addr) *span {
@@ -195,6 +197,12 @@ func (c *Compiler) free(p *pool, is4 bool) netip.Addr {
 			continue
 		}
 		for ; s.next.IsValid(); s.next = s.after(s.next) {
+			if r := c.innerOf(s.next); r != nil {
+				if s.next = r.Last; s.Last.Less(r.Last) {
+					s.next = s.Last
+				}
+				continue
+			}
 			if len(c.held[s.next]) == 0 && len(c.external[s.next]) == 0 && c.reserved[s.next] == "" && !p.avoids(s.next) {
 				return s.next
 			}
