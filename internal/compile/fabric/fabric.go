@@ -65,16 +65,18 @@ type Compiler struct {
 	issues []model.Issue // of the last call of Issues
 	listed bool          // they are what there is to say
 
-	own    *model.Node // as it is, or was last; nil: there has been none
-	nodes  map[string]*node
-	pools  []*model.IPPool // the smallest first
-	blocks map[string]*model.BlockAffinity
-	of     map[string]map[string]netip.Prefix // node → the names of its blocks
-	cidrs  claims[netip.Prefix]
-	pods   map[bool]int // how many of them there are of IPv4, and of IPv6
-	addrs  claims[netip.Addr]
-	macs   claims[state.MAC]
-	keys   claims[model.PublicKey]
+	own       *model.Node // as it is, or was last; nil: there has been none
+	nodes     map[string]*node
+	pools     []*model.IPPool // the smallest first
+	blocks    map[string]*model.BlockAffinity
+	of        map[string]map[string]netip.Prefix // node → the names of its blocks
+	cidrs     claims[netip.Prefix]
+	pods      map[bool]int // how many of them there are of IPv4, and of IPv6
+	lengths   map[int]int  // how many of them have a prefix length
+	addrs     claims[netip.Addr]
+	nodeAddrs nodeAddrs // the same, sorted
+	macs      claims[state.MAC]
+	keys      claims[model.PublicKey]
 
 	learned   map[netip.Prefix]*bgp.Learned
 	relearned map[netip.Prefix]bool // learned, or no longer, since the last Update
@@ -97,7 +99,7 @@ func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, lengths: map[int]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
 		learned: map[netip.Prefix]*bgp.Learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
@@ -137,6 +139,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 		changed[name.Name] = true
 	}
 	families := [2]bool{c.pods[true] > 0, c.pods[false] > 0}
+	c.nodeAddrs.spoiled = c.nodeAddrs.spoiled || len(changed) > many
 	for name := range changed {
 		c.take(name, v.Node(name), again)
 		all = all || name == c.cfg.Node
@@ -162,6 +165,9 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	c.follow()
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
+
+// many nodes change at once: to sort their addresses again costs less than to insert each.
+const many = 100
 
 // setPools sorts the pools so that the first that holds an address counts.
 func (c *Compiler) setPools(pools []*model.IPPool) {
@@ -213,9 +219,12 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		for _, p := range old.cidrs {
 			c.cidrs.drop(p, name, again)
 			c.pods[p.Addr().Is4()]--
+			if c.lengths[p.Bits()]--; c.lengths[p.Bits()] == 0 {
+				delete(c.lengths, p.Bits())
+			}
 		}
 		for _, a := range addresses(old.Node) {
-			c.addrs.drop(a, name, again)
+			c.claimAddress(a, old.Node, false, again)
 		}
 		for _, m := range macs(old.Node) {
 			c.macs.drop(m, name, again)
@@ -232,9 +241,10 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 	for _, p := range n.cidrs {
 		c.cidrs.add(p, now, again)
 		c.pods[p.Addr().Is4()]++
+		c.lengths[p.Bits()]++
 	}
 	for _, a := range addresses(now) {
-		c.addrs.add(a, now, again)
+		c.claimAddress(a, now, true, again)
 	}
 	for _, m := range macs(now) {
 		c.macs.add(m, now, again)
@@ -331,18 +341,6 @@ func (c *Compiler) encrypted() *model.HostAddress {
 		return nil
 	}
 	return cmp.Or(c.local(true), c.local(false))
-}
-
-// nodeIn returns the own address or that of a node if a CIDR holds it; invalid: it holds neither.
-func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
-	is4 := cidr.Addr().Is4()
-	if own := c.local(is4); own != nil && cidr.Contains(own.Prefix.Addr()) {
-		return own.Prefix.Addr()
-	}
-	if a := n.Node.Address(is4); a.IsValid() && cidr.Contains(a) {
-		return a
-	}
-	return netip.Addr{}
 }
 
 // route adds a route to a node's pods.

@@ -280,6 +280,11 @@ func TestFabric(t *testing.T) {
 				"Node own: its pod CIDR 192.0.0.0/16 lies in 0.0.0.0/0 of Node c",
 			},
 		},
+		"pods with the address of a third node": {
+			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 198.51.100.0/30", "c 198.51.100.3 10.244.3.0/24"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"},
+			want:   "10.244.3.0/24: sluice.vxlan 198.51.100.3\nsluice.vxlan to c: 198.51.100.3\nsluice.vxlan: VXLAN local 192.0.2.1 address 192.0.2.1 mtu 1450",
+			issues: []string{"Node b: its pod CIDR 198.51.100.0/30 holds 198.51.100.3, which is the address of a node: its pods there are not reached; give it another"},
+		},
 		"no own node": {nodes: []string{near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -390,10 +395,10 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 				case 1:
 					e = gone(model.IPPoolKind, pick("p", "q"))
 				case 2:
-					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "fd00:10::/32") + " " + pick("vxlan=Always", "vxlan=CrossSubnet", ""))
+					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "fd00:10::/32", "192.0.0.0/2") + " " + pick("vxlan=Always", "vxlan=CrossSubnet", ""))
 				default:
 					e = nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "fd00:2::1")+" "+
-						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2")+" "+pick("", "key=a", "key=b"))
+						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24", "192.0.2.2/31", "198.51.100.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2")+" "+pick("", "key=a", "key=b"))
 				}
 				if e.Kind == model.NodeKind && e.Name.Name == "own" && e.Object == nil {
 					continue
@@ -417,8 +422,8 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 	}
 }
 
-// many are nodes of a large cluster.
-func many(t testing.TB, count int) (events []store.Event) {
+// manyNodes are those of a large cluster.
+func manyNodes(t testing.TB, count int) (events []store.Event) {
 	for i := range count {
 		events = append(events, nodeEvent(t, fmt.Sprintf("node-%d 192.0.%d.%d 10.%d.%d.0/24", i, i>>8, i&255, 64+i>>8, i&255)))
 	}
@@ -428,7 +433,7 @@ func many(t testing.TB, count int) (events []store.Event) {
 func BenchmarkFromNothing(b *testing.B) {
 	for _, count := range []int{1000, 10000} {
 		b.Run(fmt.Sprint(count), func(b *testing.B) {
-			events := many(b, count)
+			events := manyNodes(b, count)
 			for b.Loop() {
 				x := newCluster(Config{Node: "node-1"}, model.HostAddress{Prefix: netip.MustParsePrefix("192.0.0.1/16"), Device: "eth0", MTU: 1500})
 				if d := x.update(events...); len(d.VTEPs) != count-1 {
@@ -440,7 +445,7 @@ func BenchmarkFromNothing(b *testing.B) {
 }
 
 func BenchmarkOneNode(b *testing.B) {
-	events := many(b, 10000)
+	events := manyNodes(b, 10000)
 	x := newCluster(Config{Node: "node-1"}, model.HostAddress{Prefix: netip.MustParsePrefix("192.0.0.1/16"), Device: "eth0", MTU: 1500})
 	x.update(events...)
 	there := events[77]

@@ -37,11 +37,8 @@ func (c *Compiler) Issues() []model.Issue {
 }
 
 func (c *Compiler) list() (list []model.Issue) {
-	bits, inside := map[int]bool{}, []string(nil)
-	for cidr := range c.cidrs {
-		bits[cidr.Bits()] = true
-	}
-	lengths := slices.Sorted(maps.Keys(bits))
+	var inside []string
+	lengths := slices.Sorted(maps.Keys(c.lengths))
 	for _, n := range c.nodes {
 		ref := n.Ref()
 		for _, reason := range n.faults {
