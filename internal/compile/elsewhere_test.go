@@ -36,3 +36,18 @@ func TestElsewhereTriesEachHostEndpoint(t *testing.T) {
 		t.Errorf("the uplinks have the host endpoints %v", found)
 	}
 }
+
+// What leaves another node with that node's address is known, and its ways to pods are not compiled.
+func TestElsewhereMasquerades(t *testing.T) {
+	s := store.New()
+	pods := &model.IPPool{Name: "pods", CIDR: netip.MustParsePrefix("10.244.0.0/16"), NATOutgoing: true}
+	s.Apply([]store.Event{{Kind: model.IPPoolKind, Name: model.Name{Name: pods.Name}, Object: pods}})
+	s.SetSynced()
+	there := compile.New(compile.Config{Node: "here", Fabric: true}).Elsewhere("other").Compile(s)
+	if got := there.State.Services.Settings.OutgoingCIDRs; !slices.Equal(got, []netip.Prefix{pods.CIDR}) {
+		t.Errorf("%v are masqueraded", got)
+	}
+	if there.State.Fabric != nil {
+		t.Error("the ways to pods are compiled")
+	}
+}

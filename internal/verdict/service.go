@@ -90,3 +90,9 @@ func masquerades(set state.Settings, f *state.Frontend, client netip.Addr, own b
 	known := slices.ContainsFunc(set.ClusterCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == client.Is4() })
 	return known && !model.Within(client, set.ClusterCIDRs)
 }
+
+// outgoing reports whether a flow gets an address of the node as its source as it goes from a pool
+// with natOutgoing to an address of no pool.
+func outgoing(set state.Settings, f Flow) bool {
+	return model.Within(f.Source, set.OutgoingCIDRs) && !model.Within(f.Destination, set.PoolCIDRs)
+}

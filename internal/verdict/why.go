@@ -275,18 +275,32 @@ func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend
 	if toNode || next == v.name || v.p.Workloads[f.Destination] != nil {
 		return v.c.end(f, t)
 	}
+	nat := !untracked && outgoing(v.n.State.Services.Settings, f)
 	if next == "" {
 		if _, denied := Denial(steps); denied {
 			return v.c.end(f, t)
 		}
+		if nat {
+			t = t.note(v.outgoingNote(f))
+		}
 		return v.c.end(f, t.note("of no pod or node of the cluster: what is beyond node "+v.name+" is not judged"))
 	}
-	return v.onward(next, f, front, t)
+	return v.onward(next, f, nat || front != nil && masquerades(v.n.State.Services.Settings, front, f.Source, v.own), t)
 }
 
-// onward follows a flow to the next node, which may see an address of this one as its source.
-func (v *visit) onward(next string, f Flow, front *state.Frontend, t trail) []Path {
-	if front == nil || !masquerades(v.n.State.Services.Settings, front, f.Source, v.own) {
+// outgoingNote says as whom those beyond the node see the client.
+func (v *visit) outgoingNote(f Flow) string {
+	as := "an address of node " + v.name
+	if sources := v.n.sources(f); len(sources) == 1 {
+		as = fmt.Sprintf("%v, %s", sources[0], as)
+	}
+	return "it leaves with " + as + ", as its source: natOutgoing of an IPPool, or --nat-outgoing"
+}
+
+// onward follows a flow to the next node, which sees an address of this one as its source if that
+// is masqueraded.
+func (v *visit) onward(next string, f Flow, masqueraded bool, t trail) []Path {
+	if !masqueraded {
 		return v.c.visit(next, f, t)
 	}
 	sources := v.n.sources(f)

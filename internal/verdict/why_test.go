@@ -222,6 +222,33 @@ func TestWhyInShort(t *testing.T) {
 	}
 }
 
+// What a pool with natOutgoing has leave the pods' network, others see with the node's address.
+func TestWhyOutgoing(t *testing.T) {
+	c := testCluster()
+	set := &c.Nodes["a"].State.Services.Settings
+	set.OutgoingCIDRs, set.PoolCIDRs = []netip.Prefix{prefix("10.1.0.0/24")}, []netip.Prefix{prefix("10.1.0.0/16"), prefix("192.0.2.128/25")}
+	for name, tt := range map[string]struct {
+		to   string
+		says string // "": nothing of it
+	}{
+		"to the outside":            {"192.0.2.1", "note: it leaves with 192.168.0.1, an address of node a, as its source: natOutgoing of an IPPool"},
+		"to a pool that is outside": {"192.0.2.129", ""},
+		"to another node":           {"192.168.0.2", "node b sees 192.168.0.1, an address of node a, as the client"},
+		"to a pod":                  {"10.1.1.8", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := c.Why(ask("10.1.0.7", tt.to, 6, 80)).String()
+			if tt.says == "" && strings.Contains(got, "an address of node a") || !strings.Contains(got, tt.says) {
+				t.Errorf("got\n%s\nwant %q", got, tt.says)
+			}
+		})
+	}
+	c.Nodes["a"].Route = func(netip.Addr) Way { return Way{Device: eth0} }
+	if got := c.Why(ask("10.1.0.7", "192.0.2.1", 6, 80)).String(); !strings.Contains(got, "it leaves with an address of node a, as its source") {
+		t.Errorf("by a way that is not known:\n%s", got)
+	}
+}
+
 // What differs in addresses alone is said once.
 func TestTextSaysItOnce(t *testing.T) {
 	c := testCluster()
