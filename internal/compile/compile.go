@@ -143,7 +143,8 @@ func New(cfg Config) *Compiler {
 		s.Policy = c.policy.Policy()
 	}
 	if cfg.Fabric {
-		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard})
+		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard, Resolve: cfg.Resolve})
+		c.fabric.SetAPIServers(addressesOf(cfg.APIServers))
 		s.Fabric = c.fabric.Fabric()
 	}
 	if cfg.Addresses {
@@ -189,7 +190,20 @@ func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
 		return false
 	}
 	c.env.cfg.APIServers, c.env.moved = servers, true
+	if c.fabric != nil {
+		c.fabric.SetAPIServers(addressesOf(servers))
+	}
 	return true
+}
+
+// addressesOf are the addresses without ports, in their order and each once.
+func addressesOf(list []netip.AddrPort) (addrs []netip.Addr) {
+	for _, a := range list {
+		if a := a.Addr().Unmap(); !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
 }
 
 // SetLinks says what interfaces and routes the node has; the next Update follows. Until it is
@@ -289,6 +303,14 @@ func (c *Compiler) SetLearned(routes map[netip.Prefix]*speaker.Learned) {
 	}
 }
 
+// RoutesMoved says that the kernel's routes have changed, so that Config.Resolve may answer
+// otherwise than before; the next Update follows.
+func (c *Compiler) RoutesMoved() {
+	if c.fabric != nil {
+		c.fabric.RoutesMoved()
+	}
+}
+
 // SetPodsUnread says whether no Pod object could ever be read; the next Update follows. What no
 // known pod sends or gets passes then: nothing tells which pods the node has, and all of them would
 // be cut off.
@@ -355,6 +377,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.bgp.Update(v, d)
 	}
 	if c.fabric != nil {
+		if c.bgp != nil {
+			c.fabric.SetServed(c.bgp.Served())
+		}
 		delta.Fabric = c.fabric.Update(v, d)
 	}
 	return delta

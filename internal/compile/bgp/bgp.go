@@ -59,6 +59,7 @@ type Compiler struct {
 	forward   []*model.BGPPeer        // those that say what peers this node has, sorted
 	reverse   []*model.BGPPeer        // those that say whose peer it is, sorted
 	filters   map[string]*model.BGPFilter
+	pooled    map[netip.Prefix]int       // see setPooled
 	metalLB   []*model.MetalLBPeer       // that this node has, sorted
 	secrets   map[model.SecretRef]secret // that were looked up
 	asked     map[string][]*candidate    // by who asks for them: a node, or "" for what is not one

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,8 +18,8 @@ type advert struct {
 }
 
 // metalLBPeers are the peers that MetalLB's BGPPeers have this node have.
-func (c *Compiler) metalLBPeers(v *store.View, own *node) (list []*candidate) {
-	export := exportOnly(v)
+func (c *Compiler) metalLBPeers(own *node) (list []*candidate) {
+	export := c.exportOnly()
 	for _, p := range c.metalLB {
 		list = append(list, c.metalLBPeer(p, own, export))
 	}
@@ -56,10 +57,11 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node, export []speaker
 
 func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
 
-// exportOnly are rules that let pass what BGPAdvertisements may announce, and nothing else: peers
-// of MetalLB's get no routes to pods. They do not depend on Services, of which more come and go.
-func exportOnly(v *store.View) (rules []speaker.Rule) {
-	all := map[netip.Prefix]int{}
+// setPooled takes over which prefixes BGPAdvertisements may announce: those that hold addresses of
+// their pools, with the greatest length that each may have. They do not depend on Services, of
+// which more come and go.
+func (c *Compiler) setPooled(v *store.View) {
+	c.pooled = map[netip.Prefix]int{}
 	for _, pool := range v.IPAddressPools() {
 		for _, ad := range v.BGPAdvertisements() {
 			if !ad.Selects(ad.Name.Namespace, pool) {
@@ -69,15 +71,19 @@ func exportOnly(v *store.View) (rules []speaker.Rule) {
 				bits := length(ad, r.First)
 				whole := model.AddressRange{First: netip.PrefixFrom(r.First, bits).Masked().Addr(), Last: model.Last(netip.PrefixFrom(r.Last, bits))}
 				for p := range whole.Prefixes() {
-					all[p] = max(all[p], bits)
+					c.pooled[p] = max(c.pooled[p], bits)
 				}
 			}
 		}
 	}
-	for p, bits := range all {
-		rules = append(rules, speaker.Rule{Accept: true, Prefix: p, Max: bits})
+}
+
+// exportOnly are rules that let pass what BGPAdvertisements may announce, and nothing else: peers
+// of MetalLB's get no routes to pods.
+func (c *Compiler) exportOnly() (rules []speaker.Rule) {
+	for _, p := range slices.SortedFunc(maps.Keys(c.pooled), netip.Prefix.Compare) {
+		rules = append(rules, speaker.Rule{Accept: true, Prefix: p, Max: c.pooled[p]})
 	}
-	slices.SortFunc(rules, func(a, b speaker.Rule) int { return a.Prefix.Compare(b.Prefix) })
 	return append(rules, speaker.Rule{})
 }
 

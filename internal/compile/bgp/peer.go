@@ -47,7 +47,7 @@ func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
 		}
 	}
 	if all || len(d.Objects[model.NodeKind]) > 0 {
-		c.ask("", c.otherPeers(v), touched)
+		c.ask("", c.otherPeers(), touched)
 	}
 	c.choose(touched)
 }
@@ -77,6 +77,7 @@ func (c *Compiler) setPeers(v *store.View) {
 	if c.cfg.Services == nil {
 		return
 	}
+	c.setPooled(v)
 	for _, p := range v.MetalLBPeers() {
 		if p.Address.IsValid() && p.Nodes.Matches(model.LabelMap(own.Labels)) {
 			c.metalLB = append(c.metalLB, p)
@@ -170,7 +171,7 @@ func (c *Compiler) peer(p *model.BGPPeer, own, n *node, is4 bool) *candidate {
 }
 
 // otherPeers are the peers that objects name by their address.
-func (c *Compiler) otherPeers(v *store.View) (list []*candidate) {
+func (c *Compiler) otherPeers() (list []*candidate) {
 	own := c.self()
 	if own == nil {
 		return nil
@@ -187,7 +188,7 @@ func (c *Compiler) otherPeers(v *store.View) (list []*candidate) {
 		peer.Port = cmp.Or(peer.Port, defaultPort)
 		list = append(list, c.complete(peer, p, own, n))
 	}
-	return append(list, c.metalLBPeers(v, own)...)
+	return append(list, c.metalLBPeers(own)...)
 }
 
 // nodeAt returns the node that a BGPPeer names by its address; nil: it names something else.

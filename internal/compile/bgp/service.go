@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -22,6 +23,14 @@ func (c *Compiler) excluded() bool {
 // ranges are those of services' addresses that BGPConfigurations have announced.
 func (c *Compiler) ranges() []netip.Prefix {
 	return slices.Concat(c.config.ClusterIPs, c.config.ExternalIPs, c.config.LoadBalancerIPs)
+}
+
+// Served returns the ranges of services' addresses that nodes may announce, sorted: each node serves
+// them by itself.
+func (c *Compiler) Served() []netip.Prefix {
+	list := slices.Concat(c.ranges(), slices.Collect(maps.Keys(c.pooled)))
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
 }
 
 // rangeRoutes are those to the ranges of services' addresses. Those to single addresses are

@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -47,6 +46,10 @@ type Config struct {
 	// Key, unless it is zero, is this node's for WireGuard: packets to pods of nodes that have one,
 	// too, are encrypted, whatever the pool says.
 	Key model.PublicKey
+	// Resolve says how the next hop of a learned route is reached that is on no subnet of this node:
+	// by which device, and by which gateway, unless it is on the device's link. "": it is not. Nil:
+	// none is.
+	Resolve func(nextHop netip.Addr) (via netip.Addr, device string)
 }
 
 // Compiler holds one node's fabric and keeps it in step with a store. It is not safe for concurrent
@@ -78,9 +81,16 @@ type Compiler struct {
 	macs      claims[state.MAC]
 	keys      claims[model.PublicKey]
 
-	learned   map[netip.Prefix]*bgp.Learned
-	relearned map[netip.Prefix]bool // learned, or no longer, since the last Update
-	foreign   map[netip.Prefix]bool // routes of the fabric that were learned
+	learned    map[netip.Prefix]*learned
+	relearned  map[netip.Prefix]bool // to be looked at in the next Update
+	foreign    map[netip.Prefix]bool // routes of the fabric that were learned
+	refused    map[netip.Prefix]*learned
+	byHop      map[netip.Addr]map[netip.Prefix]struct{} // learned routes by their next hop
+	hops       map[netip.Addr]hop                       // those that Resolve was asked for
+	served     []netip.Prefix
+	apiServers []netip.Addr
+	guarded    []guarded
+	doubted    bool // what is served or guarded has changed
 }
 
 // node is another node, or the own one, as it was compiled.
@@ -92,6 +102,13 @@ type node struct {
 	peer   *state.Peer // nil: what goes there is not encrypted
 	paths  []model.Path
 	faults []string
+	lacks  []lack
+}
+
+// lack is a pod CIDR to which the fabric has no way of its own.
+type lack struct {
+	cidr netip.Prefix
+	pool *model.IPPool
 }
 
 // New returns a Compiler whose fabric is empty.
@@ -100,7 +117,8 @@ func New(cfg Config) *Compiler {
 	return &Compiler{
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
 		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, lengths: map[int]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
-		learned: map[netip.Prefix]*bgp.Learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{},
+		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
+		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
@@ -162,7 +180,14 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 			c.compile(n)
 		}
 	}
-	c.follow()
+	for name := range again {
+		if n := c.nodes[name]; n != nil {
+			for _, a := range addresses(n.Node) {
+				c.relearnBy(a)
+			}
+		}
+	}
+	c.follow(all)
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
 
@@ -225,6 +250,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		}
 		for _, a := range addresses(old.Node) {
 			c.claimAddress(a, old.Node, false, again)
+			c.relearnBy(a)
 		}
 		for _, m := range macs(old.Node) {
 			c.macs.drop(m, name, again)
@@ -258,6 +284,9 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 func (c *Compiler) clear(n *node) {
 	for _, p := range n.routes {
 		c.routes.Set(p, nil)
+		if c.learned[p] != nil {
+			c.relearned[p] = true
+		}
 	}
 	for _, k := range n.vteps {
 		c.vteps.Set(k, nil)
@@ -265,7 +294,7 @@ func (c *Compiler) clear(n *node) {
 	if n.peer != nil {
 		c.peers.Set(n.Key(), nil)
 	}
-	n.routes, n.vteps, n.peer, n.paths, n.faults = nil, nil, nil, nil, nil
+	n.routes, n.vteps, n.peer, n.paths, n.faults, n.lacks = nil, nil, nil, nil, nil, nil
 }
 
 // compile puts what a node has into the fabric, which has nothing of it.
@@ -347,6 +376,9 @@ func (c *Compiler) encrypted() *model.HostAddress {
 func (c *Compiler) route(n *node, to netip.Prefix, r state.Route) {
 	n.routes = append(n.routes, to)
 	c.routes.Set(to, &r)
+	if delete(c.foreign, to); c.learned[to] != nil {
+		c.relearned[to] = true
+	}
 }
 
 // reach adds the way to pods of another node.
@@ -382,8 +414,7 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	case direct != nil:
 		c.route(n, cidr, state.Route{Node: n.Name, Device: direct.Device, Via: remote})
 	default:
-		n.fault("it is on no subnet of this node, and IPPool %s has no tunnel: its pods of %s are reached only if the network between knows them; "+
-			"set vxlanMode to CrossSubnet, or announce routes with BGP", pool.Name, cidr)
+		n.lacks = append(n.lacks, lack{cidr, pool})
 	}
 }
 
@@ -491,10 +522,10 @@ func (c *Compiler) local(is4 bool) *model.HostAddress {
 	return &c.underlay[i]
 }
 
-// direct returns the own address with a subnet that another node's address is on, that of the own
-// node before others; nil: there is none.
+// direct returns the own address with a subnet that another address is on, that of the own node,
+// local, before others; nil: there is none.
 func (c *Compiler) direct(remote netip.Addr, local *model.HostAddress) *model.HostAddress {
-	if local.Prefix.Contains(remote) {
+	if local != nil && local.Prefix.Contains(remote) {
 		return local
 	}
 	i := slices.IndexFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Contains(remote) })

@@ -44,6 +44,12 @@ func (c *Compiler) list() (list []model.Issue) {
 		for _, reason := range n.faults {
 			list = append(list, ref.Issue(reason))
 		}
+		for _, l := range n.lacks {
+			if !c.foreign[l.cidr] { // or else somebody has announced the way
+				list = append(list, ref.Issue(fmt.Sprintf("it is on no subnet of this node, and IPPool %s has no tunnel: its pods of %s are reached only if the network between knows them; "+
+					"set vxlanMode to CrossSubnet, or announce routes with BGP", l.pool.Name, l.cidr)))
+			}
+		}
 		for _, cidr := range n.cidrs {
 			around, other := c.around(n, cidr, lengths)
 			switch {
@@ -63,6 +69,7 @@ func (c *Compiler) list() (list []model.Issue) {
 	}
 	list = append(list, c.ownIssues()...)
 	list = append(list, c.poolIssues()...)
+	list = append(list, c.learnedIssues()...)
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
 }

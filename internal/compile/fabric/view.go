@@ -38,11 +38,12 @@ type TunnelView struct {
 	Nodes   int        `json:"nodes"` // whose pods are reached through it
 }
 
-// BlockView is a pod CIDR, or a block of Calico's, of a node, and how its pods are reached.
+// BlockView is a pod CIDR, or a block of Calico's, of a node, and how its pods are reached; or what
+// else a BGP peer announces.
 type BlockView struct {
 	CIDR   netip.Prefix `json:"cidr"`
-	Node   string       `json:"node"`
-	Mode   string       `json:"mode"`          // "here", "native", "VXLAN", "IPIP", "WireGuard"; "" if they are not reached
+	Node   string       `json:"node"`          // or the peer's name
+	Mode   string       `json:"mode"`          // "here", "native", "VXLAN", "IPIP", "WireGuard", "native by BGP"; "" if they are not reached
 	Via    string       `json:"via,omitempty"` // the other node's address
 	Device string       `json:"device,omitempty"`
 	MTU    int          `json:"mtu,omitempty"`
@@ -85,8 +86,16 @@ func (c *Compiler) View() View {
 				if n.peer != nil && r.Device == state.DeviceWG {
 					b.Via = n.peer.Endpoint.Addr().String()
 				}
+			} else if c.foreign[cidr] {
+				b = c.viewLearned(cidr, mtus)
+				b.Node = name
 			}
 			v.Blocks = append(v.Blocks, b)
+		}
+	}
+	for p := range c.foreign {
+		if len(c.cidrs[p]) == 0 {
+			v.Blocks = append(v.Blocks, c.viewLearned(p, mtus))
 		}
 	}
 	slices.SortFunc(v.Blocks, func(a, b BlockView) int { return cmp.Or(strings.Compare(a.Node, b.Node), a.CIDR.Compare(b.CIDR)) })
@@ -98,6 +107,16 @@ func (c *Compiler) View() View {
 	}
 	slices.SortFunc(v.Tunnels, func(a, b TunnelView) int { return strings.Compare(a.Device, b.Device) })
 	return v
+}
+
+// viewLearned is a route that was learned.
+func (c *Compiler) viewLearned(p netip.Prefix, mtus map[string]int) BlockView {
+	r := c.fabric.Routes[p]
+	b := BlockView{CIDR: p, Node: r.Node, Mode: c.modeOf(r) + " by BGP", Via: r.Via.String(), Device: r.Device, MTU: mtus[r.Device]}
+	if t := c.fabric.Tunnels[r.Device]; t != nil {
+		b.MTU = t.MTU
+	}
+	return b
 }
 
 // modeOf is how packets travel by a route.
