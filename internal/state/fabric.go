@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -26,6 +27,9 @@ const (
 	DeviceIPIP   = "sluice.ipip"
 	DeviceWG     = "sluice.wg"
 )
+
+// IsTunnel reports whether a device of the name is a tunnel of ours.
+func IsTunnel(device string) bool { return strings.HasPrefix(device, "sluice.") }
 
 // Encapsulation is how packets travel between nodes.
 type Encapsulation uint8

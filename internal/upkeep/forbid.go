@@ -20,9 +20,8 @@ import (
 // cutter labels the connections that policy has come to forbid, and takes the label from those that
 // it allows again. The program drops what is labelled, in both directions.
 type cutter struct {
-	routes *link.Reader
-	wake   wake.Signal
-	total  atomic.Uint64 // connections cut, or given back
+	wake  wake.Signal
+	total atomic.Uint64 // connections cut, or given back
 
 	mu           sync.Mutex
 	fresh, again suspects // to be looked at in the next pass; the fresh ones in the one after it too
@@ -112,7 +111,7 @@ func (d *Driver) cutPass(s suspects) {
 	if !s.all {
 		of = slices.Collect(maps.Keys(s.addresses))
 	}
-	locator, err := d.cut.newLocator()
+	locator, err := newLocator(d.links)
 	if err != nil {
 		d.log.Warn("could not look for connections that policies forbid", "error", err)
 		d.cut.suspect(s)
@@ -136,12 +135,12 @@ type locator struct {
 	known  map[netip.Addr]int // the device of each, looked up once in a pass
 }
 
-func (c *cutter) newLocator() (*locator, error) {
-	list, err := c.routes.Addresses()
+func newLocator(routes *link.Reader) (*locator, error) {
+	list, err := routes.Addresses()
 	if err != nil {
 		return nil, err
 	}
-	l := &locator{c.routes, map[netip.Addr]bool{}, map[netip.Addr]int{}}
+	l := &locator{routes, map[netip.Addr]bool{}, map[netip.Addr]int{}}
 	for _, a := range list {
 		l.own[a.Prefix.Addr()] = true
 	}
@@ -241,12 +240,12 @@ func FindForbidden(ctx context.Context, p *state.Policy) (list []Forbidden, of i
 		return nil, 0, err
 	}
 	defer func() { err = errors.Join(err, ct.Close()) }()
-	c, err := newCutter()
+	routes, err := link.Open()
 	if err != nil {
 		return nil, 0, err
 	}
-	defer c.routes.Close()
-	l, err := c.newLocator()
+	defer routes.Close()
+	l, err := newLocator(routes)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -295,12 +294,4 @@ func suspectsOf(before *state.Policy, d state.PolicyDelta) (s suspects) {
 		}
 	}
 	return s
-}
-
-func newCutter() (*cutter, error) {
-	routes, err := link.Open()
-	if err != nil {
-		return nil, err
-	}
-	return &cutter{routes: routes, wake: wake.New()}, nil
 }

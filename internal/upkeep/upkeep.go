@@ -11,7 +11,9 @@ import (
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/wake"
 )
 
 // Options configure the upkeep.
@@ -30,6 +32,7 @@ type Driver struct {
 	driver.Driver
 	ct      *conntrack.Conn
 	cleaner *conntrack.Cleaner
+	links   *link.Reader
 	log     *slog.Logger
 
 	background sync.WaitGroup
@@ -54,7 +57,11 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, of.Close())
 	}
-	d := &Driver{Driver: of, ct: ct, log: o.Log, kept: newKept(driver.Kept{})}
+	links, err := link.Open()
+	if err != nil {
+		return nil, errors.Join(err, ct.Close(), of.Close())
+	}
+	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{})}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -62,9 +69,7 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
 	if o.Policy && !o.KeepEstablished {
-		if d.cut, err = newCutter(); err != nil {
-			return nil, errors.Join(err, d.Close())
-		}
+		d.cut = &cutter{wake: wake.New()}
 		d.background.Go(d.cutForbidden)
 	}
 	return d, nil
@@ -76,10 +81,8 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
-	if d.cut != nil {
-		d.cut.routes.Close()
-	}
 	d.cleaner.Close()
+	d.links.Close()
 	return errors.Join(d.ct.Close(), d.Driver.Close())
 }
 
@@ -100,7 +103,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	// What was set aside is tried again, which no plan shows.
 	changed := !d.adopted || p.Len() > 0 || len(d.SetAside()) > 0
-	return &plan{p, d, d.frontendsWithout(want.Services), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
+	return &plan{p, d, d.frontendsWithout(want.Services), d.sourcesNow(), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
 }
 
 // Update implements driver.Driver.
@@ -116,7 +119,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			s.merge(suspectsOf(held.Policy, delta.Policy))
 		}
 	})
-	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), func() {
+	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
 		s.all = s.all || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.suspect(s)
@@ -145,6 +148,7 @@ type plan struct {
 	driver.Plan
 	d      *Driver
 	before map[state.FrontendKey]*state.Frontend // those that it may change
+	from   []state.SNAT                          // that there were before it
 	then   func()
 }
 
@@ -159,6 +163,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		p.d.unfinished = true
 		return err
 	}
+	p.d.cutLost(lost(p.from, p.d.sourcesNow()))
 	p.then()
 	return nil
 }

@@ -24,7 +24,7 @@ type config struct {
 	nodePortsOn   string // names of addresses; "" is the first address of the node
 	noPrefixes    bool   // configures neither the services' nor the pods' prefixes
 	nodeAddresses bool   // services may have addresses of the node
-	outgoing      bool   // pods reach what is outside of the cluster's prefixes with the node's address
+	outgoing      bool   // the pod network is ours: pods reach what is outside of the cluster's prefixes with the node's address
 	bound         string // names of further addresses of the node
 }
 
@@ -39,6 +39,7 @@ type step struct {
 	// Removed pods: from this step on, the node's routes to them lead nowhere, with or without an
 	// error.
 	blackhole, unreachable string
+	detour                 string // from this step on, the node reaches these addresses by another interface
 	sends                  []send
 }
 

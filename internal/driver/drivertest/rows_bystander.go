@@ -1,5 +1,7 @@
 package drivertest
 
+import "sluice.dev/sluice/internal/model"
+
 // bystanderRows are about traffic that belongs to no service.
 func bystanderRows() []row {
 	return []row{
@@ -17,6 +19,7 @@ func bystanderRows() []row {
 				tcp("c", "b:8080", by("b")), tcp("c", "x:8080", by("x")), udp("c", "x:8053", by("x")), tcp("c", "vip:80", by("a b x")),
 				tcp("c", "node:8080", by("node")), tcp("node", "outside:8080", by("outside")), tcp("outside", "b:8080", by("b")),
 			}}}},
+		changedWay(),
 		one("another table's translation", []svc{{at: "vip", ports: []port{httpNode}, on: "c"}},
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
 		// That table translates after the driver's, so services may have the node's address here.
@@ -24,4 +27,26 @@ func bystanderRows() []row {
 			{name: "theirs", at: "vip2", on: "a", write: forAnother}, {at: "vip", on: "b"}},
 			tcp("a", "vip2:5555", by("c")), tcp("outside", "vip2:5555", by("c")), tcp("a", "vip:80", by("b"))),
 	}
+}
+
+// changedWay is about connections that go on when the way to the other node leads by another
+// interface, as it does when the mode of the pod network changes.
+func changedWay() row {
+	services := []svc{
+		{at: "vip", ports: []port{httpNode, dnsNode}, on: "x"},
+		{name: "local", at: "vip2", ports: []port{{name: "http", proto: model.TCP, port: 80, node: 30081, to: 8080}}, on: "x", edit: func(s *model.Service) { s.ExternalLocal = true }},
+		{name: "far", at: "vip3", on: "outside"},
+	}
+	flows := []send{
+		tcp("outside", "node:30080", by("x").masked()).on("from outside, TCP"), udp("outside", "node:30053", by("x").masked()).on("from outside, UDP"),
+		tcp("node", "vip:80", by("x").masked()).on("from the node, TCP"), udp("node", "vip:53", by("x").masked()).on("from the node, UDP"),
+		tcp("node", "node:30081", by("x").masked()).on("from the node, Local"),
+		tcp("c", "node:30080", by("x").masked()).on("from a pod, masqueraded"),
+		tcp("c", "vip:80", by("x")).on("from a pod"), tcp("c", "outside:8080", by("outside").masked()).on("to the outside"),
+	}
+	return row{name: "the way to a node changes", config: config{outgoing: true}, steps: []step{
+		{services: services, sends: flows},
+		{services: services, sends: flows, detour: "x"},
+		{services: services, sends: flows, restart: true},
+	}}
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/upkeep"
 )
@@ -72,6 +73,14 @@ func (r *run) start(t *testing.T, c config) {
 	}
 	r.flows, r.clients = map[string]*conn{}, map[string]*client{}
 	r.cluster = newCluster(r.topology, c)
+	err := r.node.Do(func() error {
+		underlay, err := link.Here.Underlay()
+		r.cluster.compiler.SetUnderlay(underlay)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("read the node's addresses: %v", err)
+	}
 	r.bind(t, c.bound)
 	r.reopen(t)
 	if err := r.driver.Probe(t.Context()); err != nil {
@@ -182,6 +191,7 @@ func (r *run) step(t *testing.T, i int, s step) {
 	}
 	r.lose(t, s.blackhole, unix.RTN_BLACKHOLE)
 	r.lose(t, s.unreachable, unix.RTN_UNREACHABLE)
+	r.detour(t, s.detour)
 	delta := r.cluster.declare(r.declare(r.family, s))
 	switch {
 	case s.away:
