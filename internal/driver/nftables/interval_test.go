@@ -141,6 +141,7 @@ func TestOutgoingComesAndGoes(t *testing.T) {
 	for i, outgoing := range []bool{false, true, false, true} {
 		d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Fabric: outgoing}})
 		s := cidrState(cidrLists()[0])
+		s.Services.Settings.SNAT = []state.SNAT{{Device: "eth0", Addr: netip.MustParseAddr("192.0.2.1")}, {Device: "interface-of-15", Addr: netip.MustParseAddr("2001:db8::1")}}
 		if n, _ := adopt(t, d, s); n == 0 {
 			t.Errorf("%d: nothing changed", i)
 		}
@@ -151,13 +152,38 @@ func TestOutgoingComesAndGoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"chain outgoing {", "set ip-outgoing {", "set ip6-pools {", "ip saddr @ip-outgoing ip daddr != @ip-pools masquerade"} {
+		for _, want := range []string{"chain outgoing {", "set ip-outgoing {", "set ip6-pools {", "ip saddr @ip-outgoing ip daddr != @ip-pools masquerade",
+			"type ifname : ipv4_addr", `"eth0" : 192.0.2.1`, `"interface-of-15" : 2001:db8::1`, "snat ip to oifname map @ip-snat fully-random"} {
 			if strings.Contains(string(out), want) != outgoing {
 				t.Errorf("%d: %q is there: %v", i, want, !outgoing)
 			}
 		}
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// An address of an interface that comes, changes or goes is one element each.
+func TestAddressesOfInterfacesChange(t *testing.T) {
+	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
+	s := cidrState(cidrLists()[0])
+	adopt(t, d, s)
+	at := func(device, addr string) state.SNAT {
+		return state.SNAT{Device: device, Addr: netip.MustParseAddr(addr)}
+	}
+	for _, step := range []struct {
+		now  []state.SNAT
+		want string
+	}{
+		{[]state.SNAT{at("eth0", "192.0.2.1"), at("eth0", "2001:db8::1")}, "add element ip-snat { eth0 : 192.0.2.1 }\nadd element ip6-snat { eth0 : 2001:db8::1 }\n"},
+		{[]state.SNAT{at("eth0", "192.0.2.9"), at("eth0", "2001:db8::1")}, "delete element ip-snat { eth0 }\nadd element ip-snat { eth0 : 192.0.2.9 }\n"},
+		{[]state.SNAT{at("eth0", "2001:db8::1")}, "delete element ip-snat { eth0 }\n"},
+	} {
+		settings := s.Services.Settings
+		settings.SNAT = step.now
+		if text := update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &settings}}); text != step.want {
+			t.Errorf("%v: plans\n%swant\n%s", step.now, text, step.want)
 		}
 	}
 }
