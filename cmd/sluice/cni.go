@@ -25,6 +25,7 @@ func newCNICommand() *cobra.Command {
 		Use:   "cni",
 		Short: "Install or remove the CNI plugin, which attaches this node's pods",
 		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, // so that Args is asked
 	}
 	cmd.AddCommand(newCNIInstallCommand(), newCNIRemoveCommand())
 	return cmd

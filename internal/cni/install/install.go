@@ -49,8 +49,8 @@ var chained = []object{
 // Config returns the network's configuration. Newer runtimes take the highest version that all of
 // its plugins have.
 func (o *Options) Config() ([]byte, error) {
-	if len(o.PodCIDRs) == 0 {
-		return nil, errors.New("no pod CIDRs are given")
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	own := object{"type": program, "capabilities": object{"ips": true, "mac": true}, "ipam": object{"type": "host-local", "podCIDRs": o.PodCIDRs}}
 	if o.MTU != 0 {
@@ -73,6 +73,31 @@ func (o *Options) Config() ([]byte, error) {
 	// Runtimes that do not know cniVersions take cniVersion, and not all of them know 1.1.0.
 	text, err := json.MarshalIndent(object{"cniVersion": "1.0.0", "cniVersions": versions, "name": "sluice", "plugins": plugins}, "", "  ")
 	return append(text, '\n'), err
+}
+
+// check refuses what the plugin would, each time that a pod starts.
+func (o *Options) check() error {
+	if len(o.PodCIDRs) == 0 {
+		return errors.New("no pod CIDRs are given")
+	}
+	least := 576 // of a host with IPv4, which takes datagrams of that size
+	for i, p := range o.PodCIDRs {
+		if p.Bits() > p.Addr().BitLen()-2 {
+			return fmt.Errorf("pod CIDR %s is too small: a gateway and a pod take /%d", p, p.Addr().BitLen()-2)
+		}
+		for _, other := range o.PodCIDRs[:i] {
+			if p.Overlaps(other) {
+				return fmt.Errorf("pod CIDRs %s and %s overlap: leave out one", other, p)
+			}
+		}
+		if p.Addr().Is6() {
+			least = 1280
+		}
+	}
+	if o.MTU != 0 && (o.MTU < least || o.MTU > 65535) {
+		return fmt.Errorf("MTU %d: it is %d to 65535 with these pod CIDRs; leave it out for that of the way to other nodes", o.MTU, least)
+	}
+	return nil
 }
 
 // newest is the version of the specification that not all plugins have that are in use.
@@ -129,13 +154,16 @@ func Before(folder string) (paths []string) {
 	return paths
 }
 
+// unfinished are the names of files before they are in their place.
+const unfinished = ".sluice-*"
+
 // replace writes a file beside the old one and puts it in its place. A program that runs goes on
 // with the old one.
 func replace(path string, data []byte, mode os.FileMode) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".sluice-*")
+	f, err := os.CreateTemp(filepath.Dir(path), unfinished)
 	if err != nil {
 		return err
 	}
@@ -151,10 +179,19 @@ func replace(path string, data []byte, mode os.FileMode) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// Remove removes what Run installed, the configuration first. What is not there is no error. Pods
-// keep their network; the runtime can neither add nor remove any by this plugin afterwards.
+// Remove removes what Run installed, the configuration first, and what is left of a Run that was
+// killed. What is not there is no error. Pods keep their network; the runtime can neither add nor
+// remove any by this plugin afterwards.
 func Remove(o Options) error {
-	for _, path := range []string{filepath.Join(o.ConfDir, file), filepath.Join(o.BinDir, program)} {
+	paths := []string{filepath.Join(o.ConfDir, file), filepath.Join(o.BinDir, program)}
+	for _, dir := range []string{o.ConfDir, o.BinDir} {
+		left, err := filepath.Glob(filepath.Join(dir, unfinished))
+		if err != nil {
+			return fmt.Errorf("remove the plugin: %w", err)
+		}
+		paths = append(paths, left...)
+	}
+	for _, path := range paths {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove the plugin: %w", err)
 		}
