@@ -104,8 +104,8 @@ func TestRemove(t *testing.T) {
 // Kustomize's components change the manifests as the corresponding value changes the chart's
 // output.
 func TestKustomizeComponents(t *testing.T) {
-	for component, value := range map[string]string{"remove": "remove=cleanup", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true"} {
-		t.Run(component, func(t *testing.T) {
+	for list, value := range map[string]string{"remove": "remove=cleanup", "cni, remove, remove-cni": "remove=cleanup,cni.enabled=true", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true"} {
+		t.Run(list, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {
 				t.Fatal(err)
@@ -115,7 +115,7 @@ func TestKustomizeComponents(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			list := "components: [" + component + "]"
+			list := "components: [" + list + "]"
 			set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newTag: 0.1.0", "newTag: 0.1.1", "# "+list, list).Replace(string(text))
 			if err := os.WriteFile(file, []byte(set), 0o644); err != nil {
 				t.Fatal(err)
