@@ -160,6 +160,16 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return privilege(err)
 	}
 	defer func() { _ = d.Close() }()
+	reader, err := link.Open()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	config.Resolve = func(nextHop netip.Addr) (netip.Addr, string) {
+		r, _ := reader.Route(nextHop)
+		device, _ := reader.Name(r.Link)
+		return r.Gateway, device
+	}
 	objects := store.New()
 	c := o.agent
 	c.Node, c.Version = config.Node, cli.Version()
@@ -177,11 +187,6 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
 	}
-	reader, err := link.Open()
-	if err != nil {
-		return err
-	}
-	defer reader.Close()
 	c.Route = func(addr netip.Addr) verdict.Way {
 		r, _ := reader.Route(addr)
 		way := verdict.Way{Device: r.Link, Own: r.Local}
@@ -190,10 +195,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 		}
 		return way
 	}
-	if config.Policy {
+	if config.Policy || config.BGP {
 		if c.Links, err = link.WatchLinks(cmd.Context(), log); err != nil {
 			return err
 		}
+	}
+	if config.Policy {
 		c.Drops = readDrops(log)
 	}
 	if config.Fabric {

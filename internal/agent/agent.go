@@ -148,7 +148,7 @@ type Agent struct {
 
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
-	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), limits: shareDescriptors(), drops: dropLog{open: c.Drops}}
+	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), limits: shareDescriptors(), drops: dropLog{open: c.Drops}, sessions: newSessions()}
 	a.health = &health{limit: cmp.Or(c.UnhealthyAfter, unhealthyAfter), now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
 		if node == nil {

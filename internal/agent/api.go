@@ -137,6 +137,9 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
 	}
+	if err := a.learned(ctx); err != nil {
+		return err
+	}
 	if err := a.Wait(ctx, a.Store.Generation()); err != nil {
 		return err
 	}
@@ -170,7 +173,7 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 	}
 	for _, fabric := range a.accelerators {
 		if err == nil && len(objects) == 0 && fabric.Status().Fabric {
-			if err = fabric.Wait(ctx, generation); err != nil {
+			if err = fabric.Wait(ctx); err != nil {
 				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
 			}
 		}

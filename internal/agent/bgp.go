@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -32,6 +33,34 @@ type sessions struct {
 	learned map[netip.Prefix]*bgp.Learned
 	settled bool // all was learned once
 	failure string
+	ready   chan struct{} // closed once settled
+}
+
+func newSessions() sessions {
+	return sessions{peers: map[string]*bgp.PeerStatus{}, learned: map[netip.Prefix]*bgp.Learned{}, ready: make(chan struct{})}
+}
+
+// learned returns once all was learned from BGP peers once, as far as these answer; the loop has
+// it by then.
+func (a *Agent) learned(ctx context.Context) error {
+	if a.Speaker == nil {
+		return nil
+	}
+	select {
+	case <-a.sessions.ready:
+		return nil
+	case <-ctx.Done():
+	}
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return fmt.Errorf("wait for the routes of BGP peers: %w", errors.Join(ctx.Err(), errorOf(a.sessions.failure)))
+}
+
+func errorOf(text string) error {
+	if text == "" {
+		return nil
+	}
+	return errors.New(text)
 }
 
 // learn takes over what the speaker reports.
@@ -39,9 +68,6 @@ func (l *loop) learn(ctx context.Context) {
 	r := l.Speaker.Take()
 	l.compiling.Lock()
 	s := &l.sessions
-	if s.peers == nil {
-		s.peers, s.learned = map[string]*bgp.PeerStatus{}, map[netip.Prefix]*bgp.Learned{}
-	}
 	for name, now := range r.Peers {
 		l.logPeer(name, s.peers[name], now)
 	}
@@ -50,7 +76,11 @@ func (l *loop) learn(ctx context.Context) {
 	if s.failure != r.Error && r.Error != "" {
 		l.Log.Error("BGP does not work as it should", "error", r.Error)
 	}
-	s.failure, s.settled = r.Error, s.settled || r.Settled
+	if r.Settled && !s.settled {
+		s.settled = true
+		close(s.ready)
+	}
+	s.failure = r.Error
 	l.Compiler.SetLearned(r.Learned)
 	l.compiling.Unlock()
 	l.attempt(ctx)

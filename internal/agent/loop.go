@@ -138,6 +138,7 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	l.reattach(&links)
 	l.compiling.Lock()
 	l.Compiler.SetLinks(links)
+	l.Compiler.RoutesMoved()
 	l.interfaces = names
 	l.compiling.Unlock()
 	l.linked = true
@@ -243,7 +244,7 @@ func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.Health
 	for _, a := range l.accelerators {
 		lacking := l.lacking
 		lacking.Routes = l.Speaker != nil && !l.sessions.settled
-		a.Follow(delta, l.takes[len(l.takes)-1].generation, lacking)
+		a.Follow(delta, lacking)
 	}
 	if l.Speaker != nil {
 		l.compiling.Lock()

@@ -23,10 +23,10 @@ type Accelerator struct {
 
 	mu      sync.Mutex
 	pending state.Delta // what changed since its last attempt began
-	next    uint64      // the generation that this comes to
+	next    uint64      // how many changes that comes to
 	lacking Lacking
 	status  AcceleratorStatus
-	tried   uint64        // the generation of the last attempt
+	tried   uint64        // next at the last attempt
 	ended   chan struct{} // closed when the next attempt ends
 }
 
@@ -48,13 +48,13 @@ func NewAccelerator(d driver.Driver, want func() *state.State, audit time.Durati
 		lacking: Lacking{Any: true}, status: AcceleratorStatus{Name: can.Name, Fabric: can.Can&driver.Fabric != 0}}
 }
 
-// Follow has it follow a change that the base has carried out, the generation that the state has
-// with it, and what the sources lack by then.
-func (a *Accelerator) Follow(delta state.Delta, generation uint64, lacking Lacking) {
+// Follow has it follow a change that the base has carried out, and what the sources lack by then.
+func (a *Accelerator) Follow(delta state.Delta, lacking Lacking) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pending.Merge(delta)
-	a.next, a.lacking = generation, lacking
+	a.lacking = lacking
+	a.next++
 	a.status.InStep = a.status.InStep && a.pending.Len() == 0
 	a.wake.Set()
 }
@@ -66,11 +66,14 @@ func (a *Accelerator) Status() AcceleratorStatus {
 	return a.status
 }
 
-// Wait returns once it has carried out a generation, or failed to.
-func (a *Accelerator) Wait(ctx context.Context, generation uint64) error {
+// Wait returns once it has carried out all that it was to follow by then, or failed to.
+func (a *Accelerator) Wait(ctx context.Context) error {
+	a.mu.Lock()
+	next := a.next
+	a.mu.Unlock()
 	for {
 		a.mu.Lock()
-		tried, failure, ended := a.tried >= generation, a.status.Error, a.ended
+		tried, failure, ended := a.tried >= next, a.status.Error, a.ended
 		a.mu.Unlock()
 		switch {
 		case tried && failure != "":
@@ -120,13 +123,13 @@ func (a *Accelerator) attempt(ctx context.Context) {
 	a.mu.Lock()
 	delta := a.pending
 	a.pending = state.Delta{}
-	generation := a.next
+	next := a.next
 	a.r.Lack(a.lacking)
 	a.mu.Unlock()
 	done, err := a.r.Attempt(ctx, delta, 0)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tried = generation
+	a.tried = next
 	close(a.ended)
 	a.ended = make(chan struct{})
 	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""
