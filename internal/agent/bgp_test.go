@@ -85,6 +85,8 @@ func (d *routing) Update(_ context.Context, delta state.Delta) (driver.Plan, err
 	}}, nil
 }
 
+func (d *routing) Tampered(context.Context) bool { return false }
+
 func (d *routing) SetAside() []driver.SetAside { return nil }
 
 func (d *routing) Held(func(*state.State)) {}
