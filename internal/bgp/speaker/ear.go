@@ -19,8 +19,8 @@ type ear struct {
 
 // heard is something that the log says of a peer.
 type heard struct {
-	text    string
-	attempt bool // why there is no session, rather than what ends one
+	text  string
+	vague bool // the peer knows better why there is no session
 }
 
 // Enabled implements slog.Handler.

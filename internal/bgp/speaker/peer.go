@@ -128,10 +128,6 @@ func check(p *bgp.Peer) error {
 
 // peerOf is the peer as the server takes it.
 func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
-	hold := p.Hold
-	if hold == 0 {
-		hold = 90 * time.Second
-	}
 	a := &api.Peer{
 		Conf: &api.PeerConf{
 			NeighborAddress: p.Address.String(), PeerAsn: p.AS, LocalAsn: s.localAS(p),
@@ -139,7 +135,7 @@ func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
 		},
 		Transport: &api.Transport{RemotePort: uint32(p.Port), PassiveMode: p.Passive},
 		Timers: &api.Timers{Config: &api.TimersConfig{
-			HoldTime: seconds(hold), KeepaliveInterval: seconds(p.Keepalive), ConnectRetry: seconds(retryOf(p)),
+			HoldTime: seconds(holdOf(p)), KeepaliveInterval: seconds(p.Keepalive), ConnectRetry: seconds(retryOf(p)),
 		}},
 		EbgpMultihop:   &api.EbgpMultihop{},
 		TtlSecurity:    &api.TtlSecurity{},
@@ -182,6 +178,13 @@ func (s *Speaker) localAS(p *bgp.Peer) uint32 {
 
 // external reports whether a peer is of another AS.
 func (s *Speaker) external(p *bgp.Peer) bool { return s.localAS(p) != p.AS }
+
+func holdOf(p *bgp.Peer) time.Duration {
+	if p.Hold == 0 {
+		return 90 * time.Second
+	}
+	return p.Hold
+}
 
 func retryOf(p *bgp.Peer) time.Duration {
 	if p.Retry == 0 {

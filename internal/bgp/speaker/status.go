@@ -1,6 +1,7 @@
 package speaker
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"time"
@@ -20,6 +21,10 @@ type session struct {
 	ended   string    // why the last session ended
 	failed  string    // why there has been none since
 	closing string    // what was heard of the end of this session, or attempt, before it came
+
+	probing bool      // the peer is asked why there is none
+	probed  time.Time // and was
+	answer  string    // what it said, until something else is in the way
 
 	local   netip.Addr // of the session
 	hop     netip.Addr // of the other family
@@ -91,11 +96,8 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 				s.stale(p, true, f)
 			}
 		}
-	case e.Peer.State.SessionState == gobgp.BGP_FSM_IDLE:
-		if text := attemptOf(e.Peer.State.DisconnectReason, p.closing); text != "" {
-			p.failed = text
-		}
-		p.closing = ""
+	case e.Peer.State.SessionState == gobgp.BGP_FSM_IDLE && e.Peer.State.DisconnectReason != api.PeerState_DISCONNECT_REASON_RESTART_TIMER_EXPIRED:
+		s.refused(p, endOf(e.Peer.State.DisconnectReason, ""))
 	}
 }
 
@@ -103,7 +105,7 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 // only now.
 func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityInterface, at time.Time) {
 	p.up, p.since, p.heard = true, at, at
-	p.failed, p.closing = "", ""
+	p.failed, p.closing, p.answer = "", "", ""
 	clear(p.told)
 	p.cross = false
 	for _, c := range capabilities {
@@ -125,7 +127,7 @@ func (s *Speaker) down(p *peer, why string) {
 	if p.up {
 		p.up, p.since, p.ended = false, time.Now(), why
 	}
-	p.state, p.failed, p.closing = "idle", "", ""
+	p.state, p.failed, p.closing, p.answer = "idle", "", "", ""
 	p.counts = counts{}
 	clear(p.told)
 	clear(p.passed)
@@ -140,13 +142,24 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 			return
 		}
 		switch {
-		case r.attempt && !p.up && p.failed != r.text:
-			p.failed = r.text
-			s.report.peers[p.name] = true
-		case !r.attempt:
+		case p.up:
 			p.closing = r.text
+		case r.vague:
+			s.refused(p, r.text)
+		case p.failed != r.text:
+			p.failed, p.answer = r.text, ""
+			s.report.peers[p.name] = true
 		}
 	})
+}
+
+// refused notes that a connection did not become a session, for a reason that the peer knows better.
+func (s *Speaker) refused(p *peer, text string) {
+	s.askWhy(p)
+	if text = cmp.Or(p.answer, text); p.failed != text {
+		p.failed = text
+		s.report.peers[p.name] = true
+	}
 }
 
 // told notes that a peer has told all its routes of a family (End-of-RIB).

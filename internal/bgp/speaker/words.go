@@ -9,6 +9,9 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 )
 
+// closesEarly is said of a peer that connects, and then does not.
+const closesEarly = "the peer closes the connection before there is a session: it may not have this node as a peer"
+
 // hearing reads what a line of the server's log says of a session that ends, or does not come.
 func hearing(r slog.Record) (heard, bool) {
 	attrs := map[string]slog.Value{}
@@ -18,21 +21,22 @@ func hearing(r slog.Record) (heard, bool) {
 	switch r.Message {
 	case "failed to connect":
 		read()
-		return heard{connectText(attrs["Error"].String()), true}, true
+		return heard{text: connectText(attrs["Error"].String())}, true
 	case "outgoing connection IO error":
-		return heard{"the peer closes the connection before there is a session: it may not have this node as a peer", true}, true
+		return heard{text: closesEarly, vague: true}, true
 	case "Mismatched local address":
 		read()
-		return heard{fmt.Sprintf("the peer connects to %s, and not to the source address of this peer", attrs["Addr"]), true}, true
+		return heard{text: fmt.Sprintf("the peer connects to %s, and not to the source address of this peer", attrs["Addr"])}, true
 	case "hold timer expired":
-		return heard{"hold timer expired: nothing was heard of the peer", false}, true
-	case "sent notification", "received notification":
+		return heard{text: "hold timer expired: nothing was heard of the peer"}, true
+	case "received notification":
 		read()
-		text := notification(attrs)
-		if r.Message == "sent notification" {
-			return heard{"this node closed the session: " + text, false}, true
-		}
-		return heard{"the peer closed the session: " + text, false}, true
+		return heard{text: "the peer closed the session: " + notification(attrs)}, true
+	case "sent notification":
+		read()
+		code, subcode := number(attrs["Code"]), number(attrs["Subcode"])
+		vague := code == gobgp.BGP_ERROR_FSM_ERROR || code == gobgp.BGP_ERROR_OPEN_MESSAGE_ERROR && subcode == gobgp.BGP_ERROR_SUB_BAD_PEER_AS
+		return heard{text: "this node closed the session: " + notification(attrs), vague: vague}, true
 	}
 	return heard{}, false
 }
@@ -78,15 +82,6 @@ func endOf(reason api.PeerState_DisconnectReason, closing string) string {
 		text += "; its routes stay for its graceful restart"
 	}
 	return text
-}
-
-// attemptOf says why an attempt at a session failed, "" if that is not why it is idle.
-func attemptOf(reason api.PeerState_DisconnectReason, closing string) string {
-	switch reason {
-	case api.PeerState_DISCONNECT_REASON_UNSPECIFIED, api.PeerState_DISCONNECT_REASON_RESTART_TIMER_EXPIRED:
-		return ""
-	}
-	return endOf(reason, closing)
 }
 
 // notification names the error of a notification.

@@ -1,0 +1,210 @@
+package speaker_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/bgp"
+)
+
+// why waits until a peer's status says something.
+func (s *speaking) why(name, text string) {
+	s.t.Helper()
+	s.await(name+" says "+text, func(x *said) bool {
+		return x.peers[name] != nil && strings.Contains(x.peers[name].Why, text)
+	})
+}
+
+// With the same MD5 password there is a session, with others there is none, and the others do not
+// suffer. A password that is set right takes effect on that session alone.
+func TestPasswords(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	for i, password := range []string{"", "right", "right", "right"} {
+		conf := frrConf(i, []string{"192.0.2." + string(rune('0'+i)) + "/32"})
+		if password != "" {
+			conf = frrConf(i, []string{"192.0.2." + string(rune('0'+i)) + "/32"}, "neighbor "+node4(i)+" password "+password)
+		}
+		w.frr(i, conf)
+	}
+	s := w.speaker()
+	peers := map[string]*bgp.Peer{"none": peer(0), "same": peer(1), "other": peer(2), "missing": peer(3)}
+	peers["same"].Password, peers["other"].Password = "right", "wrong"
+	s.order(&bgp.Order{Settings: settings(), Peers: peers})
+	s.up("none", "same")
+	s.why("other", "MD5 passwords differ")
+	s.why("missing", "MD5 passwords differ")
+	var since time.Time
+	s.await("no session with a wrong password", func(x *said) bool {
+		since = x.peers["same"].Since
+		return x.peers["other"].State != bgp.Established && x.peers["missing"].State != bgp.Established && len(x.learned) == 2
+	})
+
+	for _, name := range []string{"other", "missing"} {
+		p := *peers[name]
+		p.Password = "right"
+		s.order(&bgp.Order{Peers: map[string]*bgp.Peer{name: &p}})
+	}
+	s.up("other", "missing")
+	s.await("the others' sessions are as before", func(x *said) bool { return x.peers["same"].Since.Equal(since) })
+
+	// Without a password here, the one of before is forgotten.
+	p := *peers["same"]
+	p.Password = ""
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"same": &p}})
+	s.why("same", "MD5 passwords differ")
+	p.Password = "right"
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"same": &p}})
+	s.up("same")
+}
+
+// A wrong AS is named, whichever side has it.
+func TestWrongAS(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	w.frr(1, frrConf(1, nil))
+	w.frr(2, strings.ReplaceAll(frrConf(2, nil), "remote-as 64512", "remote-as 64513"))
+	s := w.speaker()
+	here := peer(1)
+	here.AS = 64999
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"here": here, "there": peer(2)}})
+	s.why("here", "wrong AS: the peer says 64601, and is expected to be 64999")
+	s.why("there", "wrong AS (notification 2/2): it does not expect this node to be 64512")
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"here": peer(1)}})
+	s.up("here")
+}
+
+// Why there is no session is said in words.
+func TestNoSession(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	w.neighbor(1) // nobody listens
+	w.neighbor(2)
+	s := w.speaker()
+	unreachable, away, unassigned := peer(3), peer(2), peer(1)
+	unreachable.Address = addr("10.99.0.1")
+	away.Address = addr("10.7.2.77")
+	unassigned.Address, unassigned.Source = addr(peer6(1)), addr("fd07:1::77")
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{
+		"refused": peer(1), "unreachable": unreachable, "away": away, "unassigned": unassigned,
+	}})
+	s.why("refused", "connection refused")
+	s.why("unreachable", "network is unreachable")
+	s.why("unassigned", "does not have the address")
+	s.why("away", "the peer is away")
+	s.await("settled without them", func(x *said) bool { return x.settled })
+}
+
+// A peer that takes its leave takes its routes with it, and brings them back.
+func TestFlap(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	conf := frrConf(1, []string{"192.0.2.0/24"})
+	f := w.frr(1, conf)
+	s := w.speaker()
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24")})
+	s.up("tor")
+	s.await("learned", func(x *said) bool { return len(x.learned) == 1 })
+	if _, err := f.Run("configure terminal", "router bgp 64601", "neighbor "+node4(1)+" shutdown message maintenance"); err != nil {
+		t.Fatal(err)
+	}
+	s.why("tor", "administratively shut down")
+	s.await("withdrawn", func(x *said) bool { return len(x.learned) == 0 && x.peers["tor"].Received == 0 })
+	if _, err := f.Run("configure terminal", "router bgp 64601", "no neighbor "+node4(1)+" shutdown"); err != nil {
+		t.Fatal(err)
+	}
+	s.up("tor")
+	s.await("learned again", func(x *said) bool { return len(x.learned) == 1 })
+	eventually(t, "announced again", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, contains("198.51.100.0/24"))
+}
+
+// When a peer that knows graceful restart crashes, its routes stay, as stale ones, until it tells
+// them again; what it does not tell again goes.
+func TestPeerRestart(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	f := w.frr(1, frrConf(1, []string{"192.0.2.0/24", "192.0.3.0/24", "2001:db8:1::/48"}))
+	s := w.speaker()
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}})
+	s.up("tor")
+	s.await("learned", func(x *said) bool { return len(x.learned) == 3 })
+	if err := f.KillBGP(); err != nil {
+		t.Fatal(err)
+	}
+	s.await("stale", func(x *said) bool {
+		stale := 0
+		for _, l := range x.learned {
+			if l.Stale {
+				stale++
+			}
+		}
+		return stale == 3 && strings.Contains(x.peers["tor"].Why, "graceful restart")
+	})
+	if err := f.StartBGP(t.Context(), frrConf(1, []string{"192.0.2.0/24", "2001:db8:1::/48"})); err != nil {
+		t.Fatal(err)
+	}
+	s.up("tor")
+	s.await("fresh", func(x *said) bool {
+		one, six := x.learned[prefix("192.0.2.0/24")], x.learned[prefix("2001:db8:1::/48")]
+		return len(x.learned) == 2 && one != nil && !one.Stale && six != nil && !six.Stale
+	})
+}
+
+// While the speaker is away, and when it comes back, a peer that knows graceful restart keeps its
+// routes all the time.
+func TestOwnRestart(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	f := w.frr(1, frrConf(1, []string{"192.0.2.0/24"}))
+	order := &bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24", "2001:db8:100::/48")}
+	s := w.speaker()
+	s.order(order)
+	s.up("tor")
+	table := func() (string, error) {
+		four, err := f.Run("show bgp ipv4 unicast")
+		if err != nil {
+			return "", err
+		}
+		six, err := f.Run("show bgp ipv6 unicast")
+		return four + six, err
+	}
+	both := func(out string) bool {
+		return strings.Contains(out, "198.51.100.0/24") && strings.Contains(out, "2001:db8:100::/48")
+	}
+	eventually(t, "announced", table, both)
+
+	gone := make(chan string, 1)
+	stop := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if out, err := table(); err == nil && !both(out) {
+				gone <- out
+				return
+			}
+		}
+	}()
+	s.end()
+	eventually(t, "kept while the speaker is away", func() (string, error) { return f.Run("show bgp neighbors " + node4(1)) }, lacks("BGP state = Established"))
+	s = w.speaker()
+	s.order(order)
+	s.up("tor")
+	s.await("learned again, and settled", func(x *said) bool { return len(x.learned) == 1 && x.settled })
+	eventually(t, "no longer stale", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, func(out string) bool {
+		return strings.Contains(out, "198.51.100.0/24") && !strings.Contains(out, "S>") && !strings.Contains(out, "S*")
+	})
+	close(stop)
+	<-watched
+	select {
+	case out := <-gone:
+		t.Errorf("a route went while the speaker was away:\n%s", out)
+	default:
+	}
+}
