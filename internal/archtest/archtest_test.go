@@ -168,7 +168,7 @@ var rules = []rule{
 		"the agent runs the loop over the contracts; Kubernetes' types end in the sources"},
 	{"internal/cni", slices.Concat([]string{"k8s.io", "net/http", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"a runtime starts sluice-cni for each pod: it stays small, and reaches the agent over its socket alone"},
-	{"internal/bgp/speaker", slices.Concat(kubernetes, []string{"internal/model", "internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
+	{"internal/bgp/speaker", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"the speaker does what its orders say: what they come from is the agent's business"},
 	{"internal/attach", slices.Concat(kubernetes, []string{"internal/state", "internal/store", "internal/compile", "internal/source", "internal/driver", "internal/agent"}),
 		"attach makes a pod's interface, whoever asks for it"},

@@ -2,39 +2,45 @@ package speaker
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
-	"strconv"
 
 	"sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/link"
 )
 
-// findHops finds this node's address of the other family towards each peer that exchanges routes of
-// both: the server knows the session's own address alone.
-func (s *Speaker) findHops(peers []*peer) {
-	var links []link
-	for _, p := range peers {
-		if !both(p.want) {
+// findHops finds this node's address of the other family towards each peer that exchanges routes
+// of both: the server knows the session's own address alone. It reports whether any has changed.
+func (s *Speaker) findHops() bool {
+	var all []link.Address
+	changed := false
+	for _, p := range s.peers {
+		if p.want == nil || !both(p.want) {
 			s.fault("next hop "+p.name, "")
 			continue
 		}
-		if links == nil {
-			links = readLinks()
+		if all == nil {
+			var err error
+			if all, err = link.Here.Addresses(); err != nil {
+				s.log.Warn("This node's addresses cannot be read.", "error", err)
+				return false // as they were
+			}
 		}
 		local := p.local
 		if !p.up || !local.IsValid() {
 			local = source(p.want)
 		}
-		var device string
-		p.hop, device = otherAddress(links, local, p.want.Address.Is4())
+		hop, device := otherAddress(all, local, p.want.Address.Is4())
+		changed = changed || hop != p.hop
+		p.hop = hop
 		s.fault("next hop "+p.name, s.missingHop(p, local, device))
 	}
+	return changed
 }
 
 // missingHop says why routes of a family are not announced to a peer, if there are any.
-func (s *Speaker) missingHop(p *peer, local netip.Addr, device string) string {
+func (s *Speaker) missingHop(p *peer, local netip.Addr, device int) string {
 	four := !p.want.Address.Is4()
-	if p.hop.IsValid() || four && p.cross || !local.IsValid() {
+	if p.hop.IsValid() || four && p.cross || device == 0 {
 		return ""
 	}
 	for prefix, r := range s.routes {
@@ -45,8 +51,12 @@ func (s *Speaker) missingHop(p *peer, local netip.Addr, device string) string {
 		if four {
 			family = "IPv4"
 		}
+		name, err := link.Here.Name(device)
+		if err != nil {
+			name = fmt.Sprintf("interface %d", device)
+		}
 		return fmt.Sprintf("peer %s (%s): %s routes are not announced to it: %s, which has the session's address %s, has no %s address to be their next hop",
-			p.name, p.want.Address, family, device, local, family)
+			p.name, p.want.Address, family, name, local, family)
 	}
 	return ""
 }
@@ -56,52 +66,27 @@ func source(p *bgp.Peer) netip.Addr {
 	if p.Source.IsValid() {
 		return p.Source
 	}
-	c, err := net.Dial("udp", net.JoinHostPort(p.Address.String(), strconv.Itoa(int(p.Port)))) // sends nothing
+	r, err := link.Here.Route(p.Address.WithZone(""))
 	if err != nil {
 		return netip.Addr{}
 	}
-	defer func() { _ = c.Close() }()
-	a, _ := netip.ParseAddrPort(c.LocalAddr().String())
-	return a.Addr()
+	return r.Source
 }
 
-// link is an interface and its addresses.
-type link struct {
-	name      string
-	addresses []netip.Addr
-}
-
-func readLinks() []link {
-	all, _ := net.Interfaces()
-	links := []link{}
-	for _, i := range all {
-		l := link{name: i.Name}
-		addresses, _ := i.Addrs()
-		for _, a := range addresses {
-			if p, err := netip.ParsePrefix(a.String()); err == nil {
-				l.addresses = append(l.addresses, p.Addr())
+// otherAddress returns the first address of the other family, one that is good beyond its link, of
+// the interface that has an address, and the interface; 0: none has.
+func otherAddress(all []link.Address, local netip.Addr, six bool) (netip.Addr, int) {
+	local = local.WithZone("")
+	for _, a := range all {
+		if a.Prefix.Addr() != local || local.IsLinkLocalUnicast() {
+			continue
+		}
+		for _, other := range all {
+			if other.Link == a.Link && other.Global && other.Prefix.Addr().Is6() == six {
+				return other.Prefix.Addr(), a.Link
 			}
 		}
-		links = append(links, l)
+		return netip.Addr{}, a.Link
 	}
-	return links
-}
-
-// otherAddress returns the first address of the other family, one that routers can forward to, of
-// the interface that has an address, and the interface's name.
-func otherAddress(links []link, local netip.Addr, six bool) (netip.Addr, string) {
-	for _, l := range links {
-		for _, a := range l.addresses {
-			if a.WithZone("") != local.WithZone("") || local.Zone() != "" && local.Zone() != l.name {
-				continue
-			}
-			for _, other := range l.addresses {
-				if other.Is6() == six && other.IsGlobalUnicast() {
-					return other, l.name
-				}
-			}
-			return netip.Addr{}, l.name
-		}
-	}
-	return netip.Addr{}, "no interface"
+	return netip.Addr{}, 0
 }

@@ -59,6 +59,7 @@ func (s *Speaker) retry() {
 		s.restart()
 	default:
 		s.tidy()
+		s.policyDue = s.findHops() || s.policyDue
 		s.update()
 	}
 }

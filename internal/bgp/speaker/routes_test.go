@@ -65,7 +65,7 @@ func TestAnnouncements(t *testing.T) {
 			bgp.Announcement{Peers: []string{"b"}, Communities: []string{"64500:2"}, LocalPref: 300}),
 		prefix(some): route(bgp.Announcement{Peers: []string{"a"}, Communities: []string{"no-export"}},
 			bgp.Announcement{Peers: []string{"a", "nobody"}, Communities: []string{"64500:7"}}),
-		prefix(only): route(bgp.Announcement{Peers: []string{"b"}}),
+		prefix(only):              route(bgp.Announcement{Peers: []string{"b"}}),
 		prefix("198.51.102.0/24"): route(bgp.Announcement{}),
 	}})
 	s.up("a", "b")

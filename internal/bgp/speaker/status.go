@@ -169,23 +169,30 @@ func (s *Speaker) told(from netip.Addr, family gobgp.Family) {
 		return
 	}
 	p.session.told[family] = true
+	s.counter.due = true
 	s.stale(p, false, family)
 	s.settle()
 }
 
 // counter says when routes are to be counted: after a change, at most once a second, and so that it
-// takes no more than a twentieth of the time.
+// takes no more than a twentieth of the time. Routes that are not accepted for an AS loop come
+// without a change that could be seen, so that it is done now and then as well.
 type counter struct {
 	due  bool
 	next time.Time
+	late time.Time
 }
+
+// countInterval is how late routes are counted without a change.
+const countInterval = 10 * time.Second
 
 // count takes over how many routes there are, if that may have changed.
 func (s *Speaker) count() {
-	if s.server == nil || !s.counter.due || time.Now().Before(s.counter.next) {
+	begin := time.Now()
+	due := s.counter.due || begin.After(s.counter.late)
+	if s.server == nil || !due || begin.Before(s.counter.next) {
 		return
 	}
-	begin := time.Now()
 	s.counter.due = false
 	for _, p := range s.peers {
 		if !p.up || p.added == nil {
@@ -206,6 +213,7 @@ func (s *Speaker) count() {
 		}
 	}
 	s.counter.next = time.Now().Add(20 * time.Since(begin))
+	s.counter.late = time.Now().Add(countInterval)
 }
 
 // ask returns what the server says of a peer, nil if it does not have it.
