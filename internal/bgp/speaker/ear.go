@@ -17,6 +17,9 @@ type ear struct {
 	attrs []slog.Attr
 }
 
+// stoppedTwice is what the server says when what is left of it is ended.
+const stoppedTwice = "failed to stop BGP server"
+
 // heard is something that the log says of a peer.
 type heard struct {
 	text  string
@@ -34,7 +37,7 @@ func (e *ear) Handle(ctx context.Context, r slog.Record) error {
 		}
 	}
 	level := slog.LevelDebug
-	if r.Level >= slog.LevelError {
+	if r.Level >= slog.LevelError && r.Message != stoppedTwice {
 		level = slog.LevelWarn
 	}
 	if !e.to.Enabled(ctx, level) {

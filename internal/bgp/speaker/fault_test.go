@@ -97,7 +97,7 @@ func TestBadPeers(t *testing.T) {
 	bad := settings()
 	bad.RouterID = addr("fd07::1")
 	s.order(&bgp.Order{Settings: bad})
-	s.says("router")
+	s.says("the router ID fd07::1 is no IPv4 address")
 	s.order(&bgp.Order{Settings: settings()})
 	s.well()
 	s.up("leaf")

@@ -29,7 +29,11 @@ func (s *Speaker) findHops() bool {
 		if !p.up || !local.IsValid() {
 			local = source(p.want)
 		}
-		hop, device := otherAddress(all, local, p.want.Address.Is4())
+		on := 0
+		if zone := p.want.Address.Zone(); zone != "" {
+			on, _ = link.Here.Index(zone) // without it, there is no session either
+		}
+		hop, device := otherAddress(all, local, on, p.want.Address.Is4())
 		changed = changed || hop != p.hop
 		p.hop = hop
 		s.fault("next hop "+p.name, s.missingHop(p, local, device))
@@ -74,11 +78,12 @@ func source(p *bgp.Peer) netip.Addr {
 }
 
 // otherAddress returns the first address of the other family, one that is good beyond its link, of
-// the interface that has an address, and the interface; 0: none has.
-func otherAddress(all []link.Address, local netip.Addr, six bool) (netip.Addr, int) {
+// the interface that has an address, and the interface; 0: none has. on is the interface that is
+// asked about where several may have the address, which are link-local ones; else 0.
+func otherAddress(all []link.Address, local netip.Addr, on int, six bool) (netip.Addr, int) {
 	local = local.WithZone("")
 	for _, a := range all {
-		if a.Prefix.Addr() != local || local.IsLinkLocalUnicast() {
+		if a.Prefix.Addr() != local || local.IsLinkLocalUnicast() && a.Link != on {
 			continue
 		}
 		for _, other := range all {

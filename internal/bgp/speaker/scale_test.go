@@ -33,6 +33,8 @@ func TestManyRoutes(t *testing.T) {
 	s.up("bird")
 	begin := time.Now()
 	before := s.count()
+	s.await("first learned", func(x *said) bool { return len(x.learned) > 0 })
+	t.Logf("first after %v", time.Since(begin))
 	s.await("all learned", func(x *said) bool { return len(x.learned) == n })
 	took := time.Since(begin)
 	if lines := s.count() - before; lines > int(took/(20*time.Millisecond))+10 {

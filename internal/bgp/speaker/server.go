@@ -38,6 +38,11 @@ func (v *server) missing() bool {
 // graceful restart are left without a word, and keep our routes meanwhile.
 func (s *Speaker) restart() {
 	s.stop()
+	err := sound(s.settings)
+	s.fault("settings", prefixed("no session with any peer: ", err))
+	if err != nil {
+		return
+	}
 	listen, absent, err := listenable(s.settings)
 	s.fault("listen", notListening(absent, err))
 	if err != nil {
@@ -49,10 +54,22 @@ func (s *Speaker) restart() {
 	err = s.start(v, listen)
 	s.fault("server", prefixed("start BGP: ", err))
 	if err != nil {
+		v.end(s.log)
 		return
 	}
 	s.server = v
 	s.update()
+}
+
+// sound finds what no server can start with.
+func sound(n *bgp.Settings) error {
+	switch {
+	case n.AS == 0:
+		return errors.New("this node has no AS")
+	case !n.RouterID.Is4():
+		return fmt.Errorf("the router ID %s is no IPv4 address", n.RouterID)
+	}
+	return nil
 }
 
 func (s *Speaker) start(v *server, listen []string) error {
@@ -65,12 +82,11 @@ func (s *Speaker) start(v *server, listen []string) error {
 	err := v.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
 		Asn: s.settings.AS, RouterId: s.settings.RouterID.String(), ListenPort: port, ListenAddresses: listen,
 	}})
-	if err != nil {
-		cancel()
-		return err
+	if err == nil {
+		err = v.setUpPolicies(ctx)
 	}
-	if err := v.setUpPolicies(ctx); err != nil {
-		return errors.Join(err, v.stop())
+	if err != nil {
+		return err
 	}
 	return s.watch(ctx, v)
 }
@@ -97,9 +113,7 @@ func (s *Speaker) stop() {
 	if s.server == nil {
 		return
 	}
-	if err := s.server.stop(); err != nil {
-		s.log.Warn("The BGP server does not stop as it should.", "error", err)
-	}
+	s.server.end(s.log)
 	s.server = nil
 	clear(s.names)
 	for prefix, r := range s.routes {
@@ -116,9 +130,13 @@ func (s *Speaker) stop() {
 	}
 }
 
-func (v *server) stop() error {
+// end ends all that the server does.
+func (v *server) end(log *slog.Logger) {
 	v.cancel()
-	return v.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: true})
+	if err := v.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: true}); err != nil {
+		log.Warn("The BGP server does not stop as it should.", "error", err)
+	}
+	v.Stop() // what StopBgp leaves
 }
 
 // listenable returns the addresses to listen on, without those that the node does not have. It

@@ -149,6 +149,18 @@ func TestPeerRestart(t *testing.T) {
 		one, six := x.learned[prefix("192.0.2.0/24")], x.learned[prefix("2001:db8:1::/48")]
 		return len(x.learned) == 2 && one != nil && !one.Stale && six != nil && !six.Stale
 	})
+
+	// One that comes back without graceful restart never says what has gone meanwhile.
+	if err := f.KillBGP(); err != nil {
+		t.Fatal(err)
+	}
+	s.await("stale again", func(x *said) bool { return x.learned[prefix("192.0.2.0/24")].Stale })
+	conf := strings.NewReplacer(" bgp graceful-restart\n", " bgp graceful-restart-disable\n", " bgp graceful-restart preserve-fw-state\n", "").
+		Replace(frrConf(1, []string{"192.0.4.0/24"}))
+	if err := f.StartBGP(t.Context(), conf); err != nil {
+		t.Fatal(err)
+	}
+	s.await("the new one alone", func(x *said) bool { return len(x.learned) == 1 && x.learned[prefix("192.0.4.0/24")] != nil })
 }
 
 // While the speaker is away, and when it comes back, a peer that knows graceful restart keeps its

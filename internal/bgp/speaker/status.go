@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/osrg/gobgp/v4/api"
@@ -25,6 +26,8 @@ type session struct {
 	probing bool      // the peer is asked why there is none
 	probed  time.Time // and was
 	answer  string    // what it said, until something else is in the way
+
+	restarting bool // it is away, and its routes are kept
 
 	local   netip.Addr // of the session
 	hop     netip.Addr // of the other family
@@ -92,6 +95,7 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 		s.down(p, endOf(e.Peer.State.DisconnectReason, p.closing))
 		p.since = at
 		if e.Peer.State.DisconnectReason == api.PeerState_DISCONNECT_REASON_GRACEFUL_RESTART {
+			p.restarting = true
 			for _, f := range families(p.added) {
 				s.stale(p, true, f)
 			}
@@ -107,11 +111,17 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	p.up, p.since, p.heard = true, at, at
 	p.failed, p.closing, p.answer = "", "", ""
 	clear(p.told)
-	p.cross = false
-	for _, c := range capabilities {
-		p.cross = p.cross || c.Code() == gobgp.BGP_CAP_EXTENDED_NEXTHOP
-	}
+	p.cross = offers(capabilities, gobgp.BGP_CAP_EXTENDED_NEXTHOP)
 	s.counter.due = true
+	s.log.Info("There is a session.", "peer", p.name)
+	if p.restarting && !offers(capabilities, gobgp.BGP_CAP_GRACEFUL_RESTART) {
+		// It will never say that it has told all its routes, so that the server would keep the others
+		// for ever (RFC 4724, section 4.2: they go at once).
+		s.removePeer(p)
+		s.update()
+		return
+	}
+	p.restarting = false
 	if !both(p.added) {
 		return
 	}
@@ -122,11 +132,17 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	s.update()
 }
 
+func offers(all []gobgp.ParameterCapabilityInterface, code gobgp.BGPCapabilityCode) bool {
+	return slices.ContainsFunc(all, func(c gobgp.ParameterCapabilityInterface) bool { return c.Code() == code })
+}
+
 // down notes the end of a session, or that there will be none.
 func (s *Speaker) down(p *peer, why string) {
 	if p.up {
 		p.up, p.since, p.ended = false, time.Now(), why
+		s.log.Info("A session ended.", "peer", p.name, "why", why)
 	}
+	p.restarting = false
 	p.state, p.failed, p.closing, p.answer = "idle", "", "", ""
 	p.counts = counts{}
 	clear(p.told)
