@@ -241,9 +241,9 @@ var never = []guarded{
 
 // setGuarded takes over what is guarded.
 func (c *Compiler) setGuarded() {
-	c.guarded = slices.Clone(never)
+	c.guarded = nil
 	for _, h := range c.underlay {
-		if c.fabric.Tunnels[h.Device] == nil {
+		if c.fabric.Tunnels[h.Device] == nil && !h.Prefix.Addr().IsLoopback() {
 			c.guarded = append(c.guarded, guarded{h.Prefix.Masked(), "the subnet of this node on " + h.Device})
 		}
 	}
@@ -255,6 +255,7 @@ func (c *Compiler) setGuarded() {
 	for _, a := range c.apiServers {
 		c.guarded = append(c.guarded, guarded{netip.PrefixFrom(a, a.BitLen()), "the API server"})
 	}
+	c.guarded = append(c.guarded, never...)
 }
 
 // refusal says why no route to a prefix is taken from a peer; "": one is. By some routes a peer
