@@ -86,6 +86,7 @@ type Compiler struct {
 	foreign    map[netip.Prefix]bool // routes of the fabric that were learned
 	refused    map[netip.Prefix]*learned
 	byHop      map[netip.Addr]map[netip.Prefix]struct{} // learned routes by their next hop
+	bits       map[int]int                              // how many learned routes there are of a length
 	hops       map[netip.Addr]hop                       // those that Resolve was asked for
 	served     []netip.Prefix
 	apiServers []netip.Addr
@@ -118,7 +119,7 @@ func New(cfg Config) *Compiler {
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
 		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, lengths: map[int]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
 		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
-		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{},
+		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{}, bits: map[int]int{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),

@@ -35,6 +35,9 @@ type hop struct {
 func (c *Compiler) SetLearned(routes map[netip.Prefix]*bgp.Learned) {
 	for p, l := range routes {
 		if old := c.learned[p]; old != nil {
+			if c.bits[p.Bits()]--; c.bits[p.Bits()] == 0 {
+				delete(c.bits, p.Bits())
+			}
 			delete(c.byHop[old.NextHop], p)
 			if len(c.byHop[old.NextHop]) == 0 {
 				delete(c.byHop, old.NextHop)
@@ -47,6 +50,7 @@ func (c *Compiler) SetLearned(routes map[netip.Prefix]*bgp.Learned) {
 			continue
 		}
 		c.learned[p] = &learned{Learned: l}
+		c.bits[p.Bits()]++
 		if c.byHop[l.NextHop] == nil {
 			c.byHop[l.NextHop] = map[netip.Prefix]struct{}{}
 		}
@@ -89,10 +93,15 @@ func (c *Compiler) resolve(to netip.Addr) (h hop) {
 	return h
 }
 
-// relearnBy has the routes by a next hop looked at again.
+// relearnBy has the routes by a next hop looked at again, and those to it.
 func (c *Compiler) relearnBy(nextHop netip.Addr) {
 	for p := range c.byHop[nextHop] {
 		c.relearned[p] = true
+	}
+	for bits := range c.bits {
+		if p, err := nextHop.Prefix(bits); err == nil && c.learned[p] != nil {
+			c.relearned[p] = true
+		}
 	}
 }
 
@@ -218,8 +227,8 @@ func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.H
 		return nil, fmt.Sprintf("IPPool %s has packets travel by VXLAN, for which Node %s or a block has to say that it has such pods", pool.Name, n.Name)
 	case !tunnels(pool.IPIP, direct):
 		return nil, ""
-	case p.Contains(to):
-		return nil, fmt.Sprintf("it holds the next hop %s, to which the tunnel leads", to)
+	case c.nodeAddrs.in(p, c.addrs).IsValid(): // packets between nodes would go where those to pods do
+		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", c.nodeAddrs.in(p, c.addrs), pool.Name)
 	case c.fabric.Tunnels[state.DeviceIPIP] == nil:
 		return nil, fmt.Sprintf("IPPool %s has packets travel by IPIP, and this node has no tunnel, as no node has pods there", pool.Name)
 	}

@@ -102,7 +102,7 @@ func TestLearned(t *testing.T) {
 		"IPIP to what holds the node": {
 			nodes: []string{own, far}, pools: []string{"v4 0.0.0.0/0 ipip=Always"}, routes: []string{"198.51.100.0/24 198.51.100.3"},
 			want:   ownRoute + "10.244.3.0/24: sluice.ipip 198.51.100.3\nsluice.ipip: IPIP local 192.0.2.1 address 10.244.1.0 mtu 1480",
-			issues: []string{"peer tor: its route to 198.51.100.0/24 is not followed: it holds the next hop 198.51.100.3, to which the tunnel leads"},
+			issues: []string{"peer tor: its route to 198.51.100.0/24 is not followed: it holds 198.51.100.3, which is the address of a node, and IPPool v4 has packets travel by IPIP"},
 		},
 		"VXLAN": {
 			nodes: []string{own, near}, pools: []string{"v4 10.244.0.0/16 vxlan=CrossSubnet", "w 10.245.0.0/16 vxlan=Always"}, routes: []string{"10.244.9.0/26 192.0.2.2", "10.245.9.0/26 192.0.2.2", "10.244.2.0/24 192.0.2.2"},
@@ -228,7 +228,7 @@ func TestLearnedIsOfTheCurrentRoutes(t *testing.T) {
 				e := nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1")+" "+pick("10.244.1.0/24", "10.244.2.0/24", "10.244.3.0/24")+" created="+pick("x", "xx")+" "+pick("", "key=a"))
 				switch r.IntN(5) {
 				case 0:
-					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23") + " " + pick("vxlan=Always", "ipip=CrossSubnet", "ipip=Always", ""))
+					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "198.51.0.0/16") + " " + pick("vxlan=Always", "ipip=CrossSubnet", "ipip=Always", ""))
 				case 1:
 					e = gone(model.IPPoolKind, pick("p", "q"))
 				case 2:
@@ -240,7 +240,7 @@ func TestLearnedIsOfTheCurrentRoutes(t *testing.T) {
 				events = append(events, e)
 			}
 			for range r.IntN(4) {
-				delta := learn(pick("10.244.1.0/24", "10.244.2.0/24", "10.244.3.0/24", "10.244.3.64/26", "10.9.0.0/16", "192.0.2.128/25") + " " + pick("", "192.0.2.2", "192.0.2.9", "198.51.100.1", "203.0.114.1"))
+				delta := learn(pick("10.244.1.0/24", "10.244.2.0/24", "10.244.3.0/24", "10.244.3.64/26", "10.9.0.0/16", "192.0.2.128/25", "198.51.100.0/24", "198.51.0.0/16") + " " + pick("", "192.0.2.2", "192.0.2.9", "198.51.100.1", "203.0.114.1"))
 				maps.Copy(routes, delta)
 				x.c.SetLearned(delta)
 			}
