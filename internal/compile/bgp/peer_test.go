@@ -1,0 +1,347 @@
+package bgp
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	speaker "sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
+)
+
+// tor makes a BGPPeer at 192.0.2.1 of AS 64501, changed.
+func tor(name string, change ...func(*model.BGPPeer)) *model.BGPPeer {
+	p := &model.BGPPeer{Name: name, Address: addr("192.0.2.1"), AS: 64501}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+// selected makes a BGPPeer that has nodes of one label be peers of those of another one.
+func selected(name string, nodes, peers model.Selector) *model.BGPPeer {
+	return &model.BGPPeer{Name: name, Nodes: nodes, Peers: peers}
+}
+
+// config makes BGPConfiguration default.
+func config(change ...func(*model.BGPConfiguration)) *model.BGPConfiguration {
+	c := &model.BGPConfiguration{Name: model.BGPDefault}
+	for _, f := range change {
+		f(c)
+	}
+	return c
+}
+
+func noMesh(c *model.BGPConfiguration) { c.NoMesh = true }
+
+// metalLB makes a BGPPeer of MetalLB's at 192.0.2.1 of AS 64501.
+func metalLB(name string, change ...func(*model.MetalLBPeer)) *model.MetalLBPeer {
+	p := &model.MetalLBPeer{Name: model.Name{Namespace: "lb", Name: name}, MyASN: 64512, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: model.Everything()}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func TestPeers(t *testing.T) {
+	everyone, reflectors := model.Everything(), model.Has("reflector")
+	const usual = "192.0.2.1:179 AS 64501 from 192.0.2.5 hops 255 IPv4"
+	for name, c := range map[string]struct {
+		objects []model.Object // beside the own node, at 192.0.2.5 unless they have it
+		want    []string
+		faults  []string
+	}{
+		"the mesh": {
+			objects: []model.Object{nodeOf("own 192.0.2.5 fd00::5"), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.7 fd00::7 as=64600"), nodeOf("c fd00::3"), nodeOf("d")},
+			want: []string{
+				"mesh a: 192.0.2.2:179 AS 64512 from 192.0.2.5 hops 255 IPv4",
+				"mesh b IPv6: [fd00::7]:179 AS 64600 from fd00::5 passive hops 255 IPv6",
+				"mesh b: 192.0.2.7:179 AS 64600 from 192.0.2.5 passive hops 255 IPv4",
+				"mesh c IPv6: [fd00::3]:179 AS 64512 from fd00::5 hops 255 IPv6",
+			},
+		},
+		"the mesh, with a password, ports and ASes": {
+			objects: []model.Object{
+				config(func(c *model.BGPConfiguration) {
+					c.AS, c.Port, c.MeshPassword = 64600, 178, model.SecretRef{Name: "s", Key: "k"}
+				}),
+				&model.BGPConfiguration{Name: "node.b", AS: 64601, Port: 1179}, nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3"), nodeOf("c 192.0.2.4 as=1.1"),
+			},
+			want: []string{
+				"mesh a: 192.0.2.2:178 AS 64600 from 192.0.2.5 password hidden hops 255 IPv4",
+				"mesh b: 192.0.2.3:1179 AS 64601 from 192.0.2.5 password hidden hops 255 IPv4",
+				"mesh c: 192.0.2.4:178 AS 65537 from 192.0.2.5 password hidden hops 255 IPv4",
+			},
+		},
+		"no mesh without its password": {
+			objects: []model.Object{config(func(c *model.BGPConfiguration) { c.MeshPassword = model.SecretRef{Name: "s", Key: "x"} }), nodeOf("a 192.0.2.2")},
+			faults:  []string{"BGPConfiguration default: spec.nodeMeshPassword: there is no Secret s[x], so nodes are not each other's peers; make it, or let the agent read it; in force: the rest of it"},
+		},
+		"the mesh is off": {objects: []model.Object{config(noMesh), nodeOf("a 192.0.2.2")}},
+		"reflectors are not part of the mesh": {
+			objects: []model.Object{nodeOf("a 192.0.2.2"), nodeOf("r 192.0.2.9 rr=1.0.0.1 reflector=yes")},
+			want:    []string{"mesh a: 192.0.2.2:179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
+		},
+		"a reflector is not part of the mesh": {
+			objects: []model.Object{nodeOf("own 192.0.2.5 rr=1.0.0.1"), nodeOf("a 192.0.2.2")},
+		},
+		"the AS of another Node is not known": {objects: []model.Object{nodeOf("own as=1")}, faults: []string{"Node own: it has no address, so it speaks no BGP"}},
+
+		"a peer of all nodes":  {objects: []model.Object{tor("p")}, want: []string{"BGPPeer p: " + usual}},
+		"a peer of the node":   {objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Node = "own" })}, want: []string{"BGPPeer p: " + usual}},
+		"a peer of others":     {objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Node = "a" }), tor("q", func(p *model.BGPPeer) { p.Nodes = model.Equal("name", "a") })}},
+		"a peer of some nodes": {objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Nodes = model.In("name", "own", "a") })}, want: []string{"BGPPeer p: " + usual}},
+		"all that a BGPPeer says": {
+			objects: []model.Object{
+				tor("p", func(p *model.BGPPeer) {
+					p.Port, p.LocalAS, p.Password, p.AnySource, p.Keepalive = 1179, 64599, model.SecretRef{Name: "s", Key: "k"}, true, 40*time.Second
+					p.KeepNextHop, p.AllowOwnAS, p.Security = true, 2, 3
+				}),
+			},
+			want: []string{"BGPPeer p: 192.0.2.1:1179 AS 64501 local AS 64599 password hidden hold 2m0s keepalive 40s security 3 IPv4 keeps next hop own AS 2"},
+		},
+		"of the own AS the next hop is kept anyway": {
+			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.AS, p.KeepNextHop = 64512, true })},
+			want:    []string{"BGPPeer p: 192.0.2.1:179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
+		},
+		"no peer without its password": {
+			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Password = model.SecretRef{Name: "x", Key: "k"} })},
+			faults:  []string{"BGPPeer p: spec.password: there is no Secret x[k], so there is no such peer; make it, or let the agent read it; in force: nothing of it"},
+		},
+		"a restart time of its own": {
+			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Restart = time.Minute })}, want: []string{"BGPPeer p: " + usual},
+			faults: []string{"BGPPeer p: spec.maxRestartTime: it is 2m0s for all peers of a node; set nodeMeshMaxRestartTime of BGPConfiguration default; in force: the rest of it"},
+		},
+		"this node itself": {objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Address, p.AS = addr("192.0.2.5"), 64512 })}},
+		"IPv6":             {objects: []model.Object{nodeOf("own fd00::5"), tor("p", func(p *model.BGPPeer) { p.Address = addr("fd00::1") })}, want: []string{"BGPPeer p: [fd00::1]:179 AS 64501 from fd00::5 hops 255 IPv6"}},
+
+		"clients of reflectors": { // as the documentation of Calico has it
+			objects: []model.Object{
+				config(noMesh), selected("rr", everyone, reflectors), nodeOf("own 192.0.2.5 fd00::5"), nodeOf("a 192.0.2.2"),
+				nodeOf("r 192.0.2.9 fd00::9 rr=1.0.0.1 reflector=yes"), nodeOf("s 192.0.2.10 rr=1.0.0.1 reflector=yes"),
+			},
+			want: []string{
+				"BGPPeer rr r IPv6: [fd00::9]:179 AS 64512 from fd00::5 hops 255 IPv6",
+				"BGPPeer rr r: 192.0.2.9:179 AS 64512 from 192.0.2.5 hops 255 IPv4",
+				"BGPPeer rr s: 192.0.2.10:179 AS 64512 from 192.0.2.5 hops 255 IPv4",
+			},
+		},
+		"a reflector": {
+			objects: []model.Object{
+				config(noMesh), selected("rr", everyone, reflectors), nodeOf("own 192.0.2.5 rr=1.0.0.1 reflector=yes"), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3 as=64600"),
+				nodeOf("s 192.0.2.10 rr=1.0.0.1 reflector=yes"), nodeOf("t 192.0.2.11 rr=1.0.0.2 reflector=yes"),
+				tor("out"), tor("in", func(p *model.BGPPeer) { p.Address, p.AS = addr("192.0.2.100"), 64512 }),
+			},
+			want: []string{
+				"BGPPeer in: 192.0.2.100:179 AS 64512 from 192.0.2.5 hops 255 IPv4 client of 1.0.0.1",
+				"BGPPeer out: " + usual,
+				"BGPPeer rr a: 192.0.2.2:179 AS 64512 from 192.0.2.5 hops 255 IPv4 client of 1.0.0.1",
+				"BGPPeer rr b: 192.0.2.3:179 AS 64600 from 192.0.2.5 hops 255 IPv4",
+				"BGPPeer rr s: 192.0.2.10:179 AS 64512 from 192.0.2.5 hops 255 IPv4",
+				"BGPPeer rr t: 192.0.2.11:179 AS 64512 from 192.0.2.5 hops 255 IPv4 client of 1.0.0.1",
+			},
+		},
+		"both ends, if one is named by its address": {
+			objects: []model.Object{
+				config(noMesh), tor("p", func(p *model.BGPPeer) { p.Node, p.Address, p.AS = "a", addr("192.0.2.5"), 64512 }), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3"),
+			},
+			want: []string{"BGPPeer p a: 192.0.2.2:179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
+		},
+		"one end alone": {
+			objects: []model.Object{
+				config(noMesh), tor("p", func(p *model.BGPPeer) { p.Node, p.Address, p.AS, p.OneWay = "a", addr("192.0.2.5"), 64512, true }), nodeOf("a 192.0.2.2"),
+			},
+		},
+		"a node of another AS than the BGPPeer says": {
+			objects: []model.Object{config(noMesh), tor("p", func(p *model.BGPPeer) { p.Node, p.Address = "a", addr("192.0.2.5") }), nodeOf("a 192.0.2.2")},
+		},
+		"a node by its address has its port": {
+			objects: []model.Object{
+				config(noMesh), &model.BGPConfiguration{Name: "node.a", Port: 1179}, nodeOf("a 192.0.2.2"),
+				tor("p", func(p *model.BGPPeer) { p.Node, p.Address, p.AS = "own", addr("192.0.2.2"), 64512 }),
+			},
+			want: []string{"BGPPeer p: 192.0.2.2:1179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
+		},
+		"a BGPPeer comes before the mesh": {
+			objects: []model.Object{selected("p", everyone, model.Equal("name", "a")), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3")},
+			want:    []string{"BGPPeer p a: 192.0.2.2:179 AS 64512 from 192.0.2.5 hops 255 IPv4", "mesh b: 192.0.2.3:179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
+		},
+		"two with one address": {
+			objects: []model.Object{tor("q", func(p *model.BGPPeer) { p.AS = 64502 }), tor("p"), metalLB("m")},
+			want:    []string{"BGPPeer lb/m: 192.0.2.1:179 AS 64501 IPv4 no restart import (-) export (-)"},
+			faults: []string{
+				"BGPPeer p: peers of this node are asked for by another object, which comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: the rest of it",
+				"BGPPeer q: peers of this node are asked for by another object, which comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: the rest of it",
+			},
+		},
+
+		"filters": {
+			objects: []model.Object{
+				tor("p", func(p *model.BGPPeer) { p.Filters = []string{"b", "a"} }),
+				&model.BGPFilter{Name: "a", Import: []model.BGPFilterRule{{CIDR: prefix("10.0.0.0/8"), Match: model.BGPNotEqual, PeerType: "iBGP"}, {IPv6: true}, {Accept: true, CIDR: prefix("10.0.0.0/8"), Min: 16, Max: 24}, {PeerType: "eBGP"}}},
+				&model.BGPFilter{Name: "b", Import: []model.BGPFilterRule{{Accept: true, CIDR: prefix("10.1.0.0/16"), Match: model.BGPEqual}}, Export: []model.BGPFilterRule{{Learned: true}, {CIDR: prefix("10.9.0.0/16"), Match: model.BGPNotIn}}},
+			},
+			want: []string{"BGPPeer p: " + usual + " import (+=10.1.0.0/16 v4; +10.0.0.0/8{16,24} v4; - v4) export (- learned v4; -!10.9.0.0/16 v4)"},
+		},
+		"a filter that is not there": {
+			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Filters = []string{"a"} })},
+			want:    []string{"BGPPeer p: " + usual + " import (-) export (-)"},
+			faults:  []string{"BGPPeer p: spec.filters[0]: there is no BGPFilter a, so no routes are exchanged with the peer; in force: the rest of it"},
+		},
+
+		"MetalLB's": {
+			objects: []model.Object{
+				metalLB("a", func(p *model.MetalLBPeer) {
+					p.MyASN, p.Source, p.Port, p.HoldTime, p.KeepaliveTime, p.ConnectTime = 64599, addr("192.0.2.8"), 1179, time.Minute, time.Second, 5*time.Second
+					p.GracefulRestart, p.MultiHop, p.DualStack, p.Password = true, true, true, "open"
+				}),
+				metalLB("b", func(p *model.MetalLBPeer) {
+					p.Address, p.PasswordSecret = addr("fd00::1"), model.SecretRef{Namespace: "lb", Name: "s", Key: "password"}
+				}),
+				metalLB("c", func(p *model.MetalLBPeer) {
+					p.Address, p.PeerASN, p.Dynamic, p.MyASN = addr("192.0.2.3"), 0, "internal", 64512
+				}),
+				metalLB("d", func(p *model.MetalLBPeer) { p.Address, p.PeerASN, p.Dynamic = addr("192.0.2.4"), 0, "external" }),
+				metalLB("e", func(p *model.MetalLBPeer) {
+					p.Address, p.PasswordSecret = addr("192.0.2.6"), model.SecretRef{Namespace: "lb", Name: "x", Key: "password"}
+				}),
+				metalLB("f", func(p *model.MetalLBPeer) { p.Address, p.Nodes = addr("192.0.2.7"), model.Equal("name", "a") }),
+				metalLB("g", func(p *model.MetalLBPeer) { p.Address, p.RouterID = addr("192.0.2.9"), addr("1.1.1.1") }),
+				metalLB("h", func(p *model.MetalLBPeer) { p.Address, p.RouterID = addr("192.0.2.10"), addr("1.1.1.2") }),
+			},
+			want: []string{
+				"BGPPeer lb/a: 192.0.2.1:1179 AS 64501 local AS 64599 from 192.0.2.8 password open hold 1m0s keepalive 1s retry 5s hops 255 IPv4 IPv6 import (-) export (-)",
+				"BGPPeer lb/b: [fd00::1]:179 AS 64501 password deep IPv6 no restart import (-) export (-)",
+				"BGPPeer lb/c: 192.0.2.3:179 AS 64512 IPv4 no restart import (-) export (-)",
+				"BGPPeer lb/g: 192.0.2.9:179 AS 64501 IPv4 no restart import (-) export (-)",
+				"BGPPeer lb/h: 192.0.2.10:179 AS 64501 IPv4 no restart import (-) export (-)",
+			},
+			faults: []string{
+				"MetalLBBGPPeer lb/d: spec.dynamicASN: external is not supported; give the peer's AS as peerASN; in force: nothing of it",
+				"MetalLBBGPPeer lb/e: spec.passwordSecret: there is no Secret lb/x[password], so there is no such peer; make it, or let the agent read it; in force: nothing of it",
+				"MetalLBBGPPeer lb/h: spec.routerID: it is 1.1.1.1 for all peers of this node; in force: the rest of it",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(append([]model.Object{nodeOf("own 192.0.2.5")}, c.objects...)...)
+			if got := w.told(); !slices.Equal(got, c.want) {
+				t.Errorf("told\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+			}
+			if got := w.faults(); !slices.Equal(got, c.faults) {
+				t.Errorf("faults\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.faults, "\n"))
+			}
+		})
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for name, c := range map[string]struct {
+		objects []model.Object
+		want    speaker.Settings
+	}{
+		"nothing is said": {want: speaker.Settings{AS: 64512, RouterID: addr("192.0.2.5"), Port: 179, Restart: 2 * time.Minute}},
+		"for all nodes": {
+			objects: []model.Object{config(func(c *model.BGPConfiguration) {
+				c.AS, c.Port, c.MeshRestart, c.NodeIP, c.ClusterIPs, c.LoadBalancerIPs = 64600, 178, time.Minute, true, prefixes("10.96.0.0/12"), prefixes("192.0.3.0/24")
+			}), pool("v4", "10.244.0.0/16")},
+			want: speaker.Settings{AS: 64600, RouterID: addr("192.0.2.5"), Port: 178, Restart: time.Minute, Listen: nil, PassOn: prefixes("10.96.0.0/12", "10.244.0.0/16", "192.0.3.0/24")},
+		},
+		"for the node": {
+			objects: []model.Object{config(func(c *model.BGPConfiguration) { c.AS, c.Port = 64600, 178 }), &model.BGPConfiguration{Name: "node.own", AS: 64601, Port: 1179}, &model.BGPConfiguration{Name: "node.a", AS: 64602}},
+			want:    speaker.Settings{AS: 64601, RouterID: addr("192.0.2.5"), Port: 1179, Restart: 2 * time.Minute},
+		},
+		"by the Node": {
+			objects: []model.Object{nodeOf("own 192.0.2.5 as=64603"), &model.BGPConfiguration{Name: "node.own", AS: 64601}},
+			want:    speaker.Settings{AS: 64603, RouterID: addr("192.0.2.5"), Port: 179, Restart: 2 * time.Minute},
+		},
+		"IPv6 alone": {
+			objects: []model.Object{nodeOf("own fd00::5")},
+			want:    speaker.Settings{AS: 64512, RouterID: hashed("own"), Port: 179, Restart: 2 * time.Minute},
+		},
+		"a pool that is not announced is not passed on": {
+			objects: []model.Object{pool("v4", "10.244.0.0/16"), &model.IPPool{Name: "x", CIDR: prefix("10.244.64.0/18"), DisableBGPExport: true}, &model.IPPool{Name: "y", CIDR: prefix("10.244.80.0/20")}},
+			want:    speaker.Settings{AS: 64512, RouterID: addr("192.0.2.5"), Port: 179, Restart: 2 * time.Minute, PassOn: prefixes("10.244.0.0/18", "10.244.80.0/20", "10.244.128.0/17")},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(append([]model.Object{nodeOf("own 192.0.2.5")}, c.objects...)...)
+			if w.settings == nil {
+				t.Fatal("there are none")
+			}
+			if name == "for all nodes" {
+				c.want.Listen = append(c.want.Listen, addr("192.0.2.5"))
+			}
+			if !w.settings.Equal(&c.want) {
+				t.Errorf("%+v, want %+v", *w.settings, c.want)
+			}
+		})
+	}
+	if got := hashed("kind-worker"); got.As4()[0] > 223 || got != hashed("kind-worker") {
+		t.Errorf("router ID %s", got)
+	}
+}
+
+// Passwords are looked up once, and again when that is said.
+func TestSecretsChange(t *testing.T) {
+	w := newWorld(t)
+	ref, asked := model.SecretRef{Name: "late", Key: "k"}, 0
+	there := map[model.SecretRef]string{}
+	w.cfg.Secret = func(ref model.SecretRef) (string, bool) {
+		asked++
+		text, ok := there[ref]
+		return text, ok
+	}
+	w.set(nodeOf("own 192.0.2.5"), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3"), config(func(c *model.BGPConfiguration) { c.MeshPassword = ref }))
+	if len(w.peers) > 0 || asked != 1 {
+		t.Errorf("peers %v, asked %d times", w.told(), asked)
+	}
+	there[ref] = "now"
+	w.set(nodeOf("c 192.0.2.4"))
+	if len(w.peers) > 0 {
+		t.Errorf("peers %v", w.told())
+	}
+	w.SecretsChanged()
+	if w.update(); len(w.peers) != 3 || w.peers["mesh a"].Password != "now" || len(w.Issues()) > 0 {
+		t.Errorf("peers %v, %v", w.told(), w.Issues())
+	}
+	there[ref] = "later"
+	w.SecretsChanged()
+	if o := w.update(); len(o.Peers) != 3 || o.Settings != nil || o.Peers["mesh a"].Password != "later" {
+		t.Errorf("%+v", o)
+	}
+}
+
+// A change costs what it is about: the order has nothing else.
+func TestOrderHasWhatDiffers(t *testing.T) {
+	w := newWorld(t)
+	objects := []model.Object{nodeOf("own 192.0.2.5 10.244.1.0/24"), pool("v4", "10.244.0.0/16")}
+	for i := range 20 {
+		objects = append(objects, nodeOf(fmt.Sprintf("n%d 192.0.3.%d", i, i)))
+	}
+	w.set(objects...)
+	if len(w.peers) != 20 {
+		t.Fatal(w.told())
+	}
+	w.store.Apply(nil)
+	if o := w.update(); !o.IsZero() {
+		t.Errorf("%+v", o)
+	}
+	n := nodeOf("n3 192.0.3.103")
+	w.store.Apply(events(n, nodeOf("n4 192.0.3.3"))) // which has the address that n3 had
+	if o := w.update(); o.Settings != nil || len(o.Routes) > 0 || len(o.Peers) != 2 || o.Peers["mesh n3"].Address != addr("192.0.3.103") || o.Peers["mesh n4"].Address != addr("192.0.3.3") {
+		t.Errorf("%+v", o)
+	}
+	w.store.Apply(events(nodeOf("own 192.0.2.5 10.244.1.0/24 rack=1")))
+	if o := w.update(); !o.IsZero() {
+		t.Errorf("%+v", o)
+	}
+	w.remove(nodeOf("own").Ref()) // what it said last counts
+	if len(w.peers) != 20 || len(w.routes) != 1 {
+		t.Error(w.told())
+	}
+}
