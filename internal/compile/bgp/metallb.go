@@ -118,36 +118,42 @@ func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 // setAdverts takes over the BGPAdvertisements that this node carries out. One with a name that is
 // no community's is not: nobody knows what was to be kept from spreading.
 func (c *Compiler) setAdverts(v *store.View) {
-	c.adverts = nil
-	own := c.self()
-	if own == nil || c.excluded() || own.Leaving {
-		return
-	}
-	named := aliases(v)
-	c.faults = map[model.Ref][]string{}
+	c.adverts, c.faults = nil, map[model.Ref][]string{}
+	named, own := aliases(v), c.self()
 	for _, o := range v.BGPAdvertisements() {
-		ad := &advert{BGPAdvertisement: o, Announcement: speaker.Announcement{LocalPref: o.LocalPref, Peers: c.advertisedTo(v, o)}}
-		known := true
-		for _, text := range o.Communities {
-			if !strings.Contains(text, ":") {
-				alias := text
-				if text = named[model.Name{Namespace: o.Name.Namespace, Name: alias}]; text == "" {
-					known = false
-					c.fault(o.Ref(), "spec.communities: no Community in its namespace has the name %s, so nothing is announced by it", alias)
-				}
-			}
-			ad.Announcement.Communities = append(ad.Announcement.Communities, text)
-		}
+		ad := &advert{o, speaker.Announcement{LocalPref: o.LocalPref}}
+		known := c.setCommunities(ad, named)
 		for _, name := range o.Peers {
 			if v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: model.Name{Namespace: o.Name.Namespace, Name: name}}) == nil {
 				c.fault(o.Ref(), "spec.peers: there is no BGPPeer %s in its namespace", name)
 			}
 		}
-		if known && o.Nodes.Matches(model.LabelMap(own.Labels)) && (ad.Announcement.Peers == nil || len(ad.Announcement.Peers) > 0) {
-			slices.Sort(ad.Announcement.Communities)
+		if !known || c.excluded() || own.Leaving || !o.Nodes.Matches(model.LabelMap(own.Labels)) {
+			continue
+		}
+		if ad.Announcement.Peers = c.advertisedTo(v, o); ad.Announcement.Peers == nil || len(ad.Announcement.Peers) > 0 {
 			c.adverts = append(c.adverts, ad)
 		}
 	}
+}
+
+// setCommunities takes over the communities of an advertisement, some of which are names; false:
+// there is none of a name.
+func (c *Compiler) setCommunities(ad *advert, named map[model.Name]string) (known bool) {
+	known = true
+	for _, text := range ad.BGPAdvertisement.Communities {
+		value := text
+		if !strings.Contains(text, ":") {
+			value = named[model.Name{Namespace: ad.Name.Namespace, Name: text}]
+		}
+		if value == "" {
+			known = false
+			c.fault(ad.Ref(), "spec.communities: no Community in its namespace has the name %s, so nothing is announced by it", text)
+		}
+		ad.Announcement.Communities = append(ad.Announcement.Communities, value)
+	}
+	slices.Sort(ad.Announcement.Communities)
+	return known
 }
 
 // aliases are the communities that have names, by these with their namespaces.

@@ -59,6 +59,9 @@ func (c *Compiler) setPeers(v *store.View) {
 	for _, f := range v.BGPFilters() {
 		c.filters[f.Name] = f
 	}
+	if c.cfg.Services != nil {
+		c.setPooled(v)
+	}
 	own := c.self()
 	if own == nil {
 		return
@@ -77,7 +80,6 @@ func (c *Compiler) setPeers(v *store.View) {
 	if c.cfg.Services == nil {
 		return
 	}
-	c.setPooled(v)
 	for _, p := range v.MetalLBPeers() {
 		if p.Address.IsValid() && p.Nodes.Matches(model.LabelMap(own.Labels)) {
 			c.metalLB = append(c.metalLB, p)
