@@ -32,6 +32,7 @@ func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
 	all := basis || c.renewed || changed(d, model.BGPPeerKind, model.BGPFilterKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind)
 	if all {
 		c.setPeers(v)
+		c.lookUp()
 	}
 	touched := map[netip.Addr]bool{}
 	if all {
@@ -55,7 +56,6 @@ func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
 // setPeers takes over what BGPPeers say, as far as this node is concerned.
 func (c *Compiler) setPeers(v *store.View) {
 	c.forward, c.reverse, c.metalLB, c.filters = nil, nil, nil, map[string]*model.BGPFilter{}
-	c.secrets = map[model.SecretRef]secret{}
 	for _, f := range v.BGPFilters() {
 		c.filters[f.Name] = f
 	}
@@ -86,6 +86,37 @@ func (c *Compiler) setPeers(v *store.View) {
 		}
 	}
 	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
+}
+
+// lookUp looks up the passwords that peers may have, whether or not there are such peers now.
+func (c *Compiler) lookUp() {
+	c.secrets = map[model.SecretRef]secret{}
+	refs := []model.SecretRef{c.config.MeshPassword}
+	for _, p := range slices.Concat(c.forward, c.reverse) {
+		refs = append(refs, p.Password)
+	}
+	for _, p := range c.metalLB {
+		refs = append(refs, p.PasswordSecret)
+	}
+	for _, ref := range refs {
+		if _, asked := c.secrets[ref]; asked || ref == (model.SecretRef{}) {
+			continue
+		}
+		var found secret
+		if c.cfg.Secret != nil {
+			found.text, found.ok = c.cfg.Secret(ref)
+		}
+		c.secrets[ref] = found
+	}
+}
+
+// password returns one that was looked up; false: it is not there.
+func (c *Compiler) password(ref model.SecretRef) (text string, ok bool) {
+	if ref == (model.SecretRef{}) {
+		return "", true
+	}
+	found := c.secrets[ref]
+	return found.text, found.ok
 }
 
 // from reports whether a BGPPeer says what peers a node has.
@@ -231,19 +262,6 @@ func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node)
 	}
 	peer.Import, peer.Export = c.rules(p, internal, is4)
 	return peer
-}
-
-// password looks a password up; false: it is not there.
-func (c *Compiler) password(ref model.SecretRef) (text string, ok bool) {
-	if ref == (model.SecretRef{}) {
-		return "", true
-	}
-	found, asked := c.secrets[ref]
-	if !asked {
-		found.text, found.ok = c.cfg.Secret(ref)
-	}
-	c.secrets[ref] = found
-	return found.text, found.ok
 }
 
 // ask replaces what somebody asks for, and adds the addresses to touched.
