@@ -25,19 +25,27 @@ func keyPath(socket string) string { return filepath.Join(filepath.Dir(socket), 
 // nodeKey reads the node's private key, as 'wg genkey' prints it, and makes one where there is
 // none.
 func nodeKey(path string) (key [32]byte, err error) {
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if key, err = readKey(path); errors.Is(err, fs.ErrNotExist) {
 		return newNodeKey(path)
 	}
+	if err != nil {
+		return key, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return key, fmt.Errorf("protect key for WireGuard: %w", err)
+	}
+	return key, nil
+}
+
+// readKey reads the node's private key. Where there is none, the error wraps fs.ErrNotExist.
+func readKey(path string) (key [32]byte, err error) {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
 	decoded, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
 	if err != nil || len(decoded) != len(key) {
 		return key, fmt.Errorf("%s holds no key for WireGuard: remove it, and the node gets another", path)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return key, fmt.Errorf("protect key for WireGuard: %w", err)
 	}
 	return [32]byte(decoded), nil
 }

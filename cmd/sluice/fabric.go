@@ -8,7 +8,10 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/spf13/pflag"
+
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
@@ -17,6 +20,29 @@ import (
 	"sluice.dev/sluice/internal/pathmtu"
 	"sluice.dev/sluice/internal/preflight"
 )
+
+// fabricFlags say how this node reaches the pods of others.
+type fabricFlags struct{ encrypt bool }
+
+func (f *fabricFlags) register(fl *pflag.FlagSet, c *compile.Config) {
+	fl.Var(fabricMode{c}, "fabric", "reach the pods of other nodes: off, or as IPPools say, and for addresses that none has: pools (not at all), native, vxlan, ipip or cross-subnet")
+	fl.BoolVar(&c.NATOutgoing, "nat-outgoing", false, "with --fabric: what pods send to addresses outside of --cluster-cidr, which it needs, gets this node's address, as with natOutgoing of an IPPool")
+	fl.BoolVar(&f.encrypt, "encrypt", false, "with --fabric: encrypt what goes to pods of other nodes that do so, too, by WireGuard; with a Kubernetes API it needs the right to patch nodes")
+}
+
+// complete checks the flags together, once they are read.
+func (f *fabricFlags) complete(c *compile.Config) error {
+	if c.NATOutgoing && (!c.Fabric || len(c.ClusterCIDRs) == 0) {
+		return cli.Usage(errors.New("--nat-outgoing needs --fabric and --cluster-cidr"))
+	}
+	if f.encrypt && !c.Fabric {
+		return cli.Usage(errors.New("--encrypt needs --fabric"))
+	}
+	for _, p := range c.Pools {
+		p.NATOutgoing = c.NATOutgoing
+	}
+	return nil
+}
 
 // fabricMode is the flag that says how this node reaches the pods of others.
 type fabricMode struct{ of *compile.Config }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -59,6 +60,25 @@ func TestFabric(t *testing.T) {
 			return strings.Contains(string(out), want)
 		})
 	}
+	plan := func(flags ...string) (out string) {
+		t.Helper()
+		must(ns.Do(func() error {
+			code, stdout, stderr := sluice(t, append([]string{"plan", "--manifests", dir, "--node", "node-a", "--socket", socket, "--fabric", "pools"}, flags...)...)
+			if out = stdout + stderr; code != cli.ExitOK {
+				return errors.New(out)
+			}
+			return nil
+		}))
+		return out
+	}
+	for _, want := range []string{"set device sluice.vxlan: VXLAN from 192.0.2.1, address 10.244.1.0, MTU 1450\n", "set route 10.244.2.0/24"} {
+		if got := plan(); !strings.Contains(got, want) || strings.Contains(got, "sluice.wg") {
+			t.Errorf("the plan does not say %q:\n%s", want, got)
+		}
+	}
+	if got := plan("--encrypt"); !strings.Contains(got, "set device sluice.wg: WireGuard from 192.0.2.1") || !strings.Contains(got, "wireguard.key: the agent makes a key") {
+		t.Errorf("the plan does not encrypt:\n%s", got)
+	}
 	stop := startAgent(t, dir, socket, ns.Do, "--fabric", "pools")
 	shows("the tunnel", "link show sluice.vxlan", "mtu 1450")
 	shows("the route through it", "route show 10.244.2.0/24", "via 192.0.2.2 dev sluice.vxlan proto 83")
@@ -72,6 +92,7 @@ func TestFabric(t *testing.T) {
 		out, _ := ns.Run("nft", "list", "set", "inet", "sluice", "ip-outgoing")
 		return strings.Contains(string(out), "10.244.0.0/16")
 	})
+	eventually(t, "a plan of what is there to say so", func() bool { return plan() == "nothing to do\n" })
 	stop()
 	shows("what outlives the agent", "route show 10.244.2.0/24", "via 192.0.2.2 dev eth0")
 	startAgent(t, dir, socket, ns.Do, "--fabric", "vxlan")()
@@ -87,6 +108,13 @@ func TestFabric(t *testing.T) {
 }
 
 func TestFabricFlag(t *testing.T) {
+	for _, flags := range []string{"--encrypt", "--nat-outgoing", "--fabric vxlan --nat-outgoing"} {
+		for _, command := range []string{"run", "plan"} {
+			if code, _, stderr := sluice(t, append([]string{command, "--manifests", t.TempDir(), "--node", "node-a"}, strings.Fields(flags)...)...); code != cli.ExitUsage || !strings.Contains(stderr, "needs --fabric") {
+				t.Errorf("%s %s: %d: %s", command, flags, code, stderr)
+			}
+		}
+	}
 	if code, _, stderr := sluice(t, "run", "--manifests", t.TempDir(), "--fabric", "calico"); code != cli.ExitUsage || !strings.Contains(stderr, "it is one of off, pools, native") {
 		t.Errorf("%d: %s", code, stderr)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
@@ -22,8 +23,7 @@ import (
 
 func newPlanCommand() *cobra.Command {
 	var (
-		node    nodeFlags
-		socket  string
+		o       planOptions
 		timeout time.Duration
 	)
 	cmd := &cobra.Command{
@@ -33,18 +33,20 @@ func newPlanCommand() *cobra.Command {
 
 With --manifests, --kubeconfig or --in-cluster, the command reads all objects once and compares
 them with the kernel of this network namespace; this needs no agent. Without any of these flags,
-it asks the agent what it would do now: nothing, unless something prevents it from doing so.`,
+it asks the agent what it would do now: nothing, unless something prevents it from doing so.
+Give the flags of 'sluice run', as far as they are here, also --fabric: tunnels and routes are
+then a part of the plan.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
 			var plan agent.Plan
-			err := node.checkObjects()
+			err := o.checkObjects()
 			switch {
 			case err == nil:
-				plan, err = planObjects(ctx, &node, cmd.ErrOrStderr())
+				plan, err = o.planObjects(ctx, cmd.ErrOrStderr())
 			case errors.Is(err, errNoObjects):
-				plan, err = agent.NewClient(socket).Plan(ctx)
+				plan, err = agent.NewClient(o.socket).Plan(ctx)
 			}
 			if err != nil {
 				return err
@@ -52,22 +54,45 @@ it asks the agent what it would do now: nothing, unless something prevents it fr
 			return printPlan(cmd.OutOrStdout(), plan)
 		},
 	}
-	node.register(cmd)
-	socketFlag(cmd, &socket)
+	o.register(cmd)
+	o.fabric.register(cmd.Flags(), &o.compiler)
+	cmd.Flags().BoolVar(&o.bgp, "bgp", false, "with --fabric: leave the routes that may be of BGP peers, which the agent alone knows")
+	socketFlag(cmd, &o.socket)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this long")
 	return cmd
 }
 
+type planOptions struct {
+	nodeFlags
+	fabric fabricFlags
+	bgp    bool
+	socket string
+}
+
 // planObjects compares the declared objects with the kernel. It writes objects at fault to warn.
-func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Plan, error) {
-	c, _, read, err := compileOnce(ctx, node)
+func (o *planOptions) planObjects(ctx context.Context, warn io.Writer) (agent.Plan, error) {
+	if err := o.fabric.complete(&o.compiler); err != nil {
+		return agent.Plan{}, err
+	}
+	config, err := o.config()
+	if err != nil {
+		return agent.Plan{}, err
+	}
+	var key [32]byte
+	if o.fabric.encrypt {
+		if key, err = plannedKey(keyPath(o.socket), warn); err != nil {
+			return agent.Plan{}, err
+		}
+		config.WireGuard = fabric.PublicKey(key)
+	}
+	c, _, read, err := compileOnce(ctx, &o.nodeFlags, config)
 	if err != nil {
 		return agent.Plan{}, err
 	}
 	for _, i := range append(read.Issues, c.Issues()...) {
 		_ = printf(warn, "warning: %s\n", i)
 	}
-	d, err := openDriver(node.options(slog.Default()))
+	d, err := openDriver(o.options(slog.Default()))
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}
@@ -85,15 +110,17 @@ func planObjects(ctx context.Context, node *nodeFlags, warn io.Writer) (agent.Pl
 	if kept := plan.Kept().Elements(); kept > 0 {
 		_ = printf(warn, "warning: %s\n", agent.Keeping(kept, read.Lacking))
 	}
-	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
+	lacking := agent.Lacking(read)
+	lacking.Routes = o.bgp
+	ways, err := planFabric(ctx, c, key, lacking)
+	if err != nil {
+		return agent.Plan{}, privilege(err)
+	}
+	return agent.Plan{Operations: plan.Len() + ways.Operations, Text: plan.String() + ways.Text}, nil
 }
 
 // compileOnce reads all declared objects once, and compiles them for the node.
-func compileOnce(ctx context.Context, node *nodeFlags) (*compile.Compiler, *store.Store, source.Status, error) {
-	config, err := node.config()
-	if err != nil {
-		return nil, nil, source.Status{}, err
-	}
+func compileOnce(ctx context.Context, node *nodeFlags, config compile.Config) (*compile.Compiler, *store.Store, source.Status, error) {
 	if path := node.kubeconfig; path != "" {
 		if _, err := os.Stat(path); err != nil { // an agent waits for it
 			return nil, nil, source.Status{}, fmt.Errorf("read kubeconfig: %w", err)
@@ -115,6 +142,13 @@ func compileOnce(ctx context.Context, node *nodeFlags) (*compile.Compiler, *stor
 			return nil, nil, read, err
 		}
 		c.SetLinks(links)
+	}
+	if config.Fabric {
+		underlay, err := link.Here.Underlay()
+		if err != nil {
+			return nil, nil, read, err
+		}
+		c.SetUnderlay(underlay)
 	}
 	c.Update(objects, objects.Take())
 	return c, objects, read, nil

@@ -50,7 +50,7 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 	if err != nil {
 		return nil, err
 	}
-	c, objects, read, err := compileOnce(ctx, node)
+	c, objects, read, err := compileOnce(ctx, node, config)
 	if err != nil {
 		return nil, err
 	}

@@ -35,10 +35,10 @@ type runOptions struct {
 	kubeProxy  kubeproxy.Flags
 	agent      agent.Config
 	cni        cniOptions
+	fabric     fabricFlags
 	setSysctls bool
 	logLevel   slog.Level
 	logFormat  string
-	encrypt    bool
 	passwords  string
 	events     bool
 	conditions bool
@@ -67,13 +67,11 @@ kernel parameters that kube-proxy sets.`,
 	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
 	fl.StringVar(&o.agent.HealthzAddress, "healthz-address", "127.0.0.1:10256", "address to serve /healthz, /livez and /readyz on; '' to serve none")
 	fl.DurationVar(&o.agent.AuditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel; whatever it is, a table that another program removes is back within a second, and single elements within a minute")
-	fl.Var(fabricMode{&o.compiler}, "fabric", "reach the pods of other nodes: off, or as IPPools say, and for addresses that none has: pools (not at all), native, vxlan, ipip or cross-subnet")
-	fl.BoolVar(&o.compiler.NATOutgoing, "nat-outgoing", false, "with --fabric: what pods send to addresses outside of --cluster-cidr, which it needs, gets this node's address, as with natOutgoing of an IPPool")
+	o.fabric.register(fl, &o.compiler)
 	fl.BoolVar(&o.compiler.Addresses, "service-addresses", false, "give Services of type LoadBalancer addresses from MetalLB's IPAddressPools, and announce them by ARP and NDP as its L2Advertisements say; with a Kubernetes API needs the right to patch services/status and to get, create and update leases")
 	fl.StringVar(&o.compiler.LoadBalancerClass, "load-balancer-class", "", "with --service-addresses, `class` of the Services that get addresses (default: those without a class)")
 	fl.BoolVar(&o.compiler.BGP, "bgp", false, "with --fabric: announce this node's pods and addresses of Services by BGP as Calico's BGPConfiguration and BGPPeers and MetalLB's BGPPeers say, and take the routes of peers; runs sluice-bgp, which has to be beside this program")
 	fl.StringVar(&o.passwords, "bgp-passwords", "", "with --bgp: `folder` of the Secrets that BGP objects name, as Kubernetes mounts them: the password of key KEY in Secret NAME is in the file NAME/KEY")
-	fl.BoolVar(&o.encrypt, "encrypt", false, "with --fabric: encrypt what goes to pods of other nodes that do so, too, by WireGuard; with a Kubernetes API it needs the right to patch nodes")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
@@ -113,20 +111,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.agent.AuditInterval <= 0 {
 		return cli.Usage(errors.New("--audit-interval must be longer than 0"))
 	}
-	if o.compiler.NATOutgoing && (!o.compiler.Fabric || len(o.compiler.ClusterCIDRs) == 0) {
-		return cli.Usage(errors.New("--nat-outgoing needs --fabric and --cluster-cidr"))
-	}
-	for _, p := range o.compiler.Pools {
-		p.NATOutgoing = o.compiler.NATOutgoing
+	if err := o.fabric.complete(&o.compiler); err != nil {
+		return err
 	}
 	if o.compiler.BGP && !o.compiler.Fabric {
 		return cli.Usage(errors.New("--bgp needs --fabric: routes of peers are a part of it"))
 	}
 	if o.passwords != "" && !o.compiler.BGP {
 		return cli.Usage(errors.New("--bgp-passwords needs --bgp"))
-	}
-	if o.encrypt && !o.compiler.Fabric {
-		return cli.Usage(errors.New("--encrypt needs --fabric"))
 	}
 	config, err := o.config()
 	if err != nil {
@@ -142,7 +134,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	defer claim.Release()
 	var private [32]byte
-	if o.encrypt {
+	if o.fabric.encrypt {
 		if private, err = nodeKey(keyPath(o.agent.Socket)); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -105,14 +106,10 @@ func (p *plan) String() string {
 	}
 	p.printPeers(&b)
 	for _, sets := range p.sets {
-		for _, e := range sets {
-			fmt.Fprintf(&b, "set %s\n", e)
-		}
+		printEntries(&b, "set", sets)
 	}
 	for i := range p.clears {
-		for _, e := range p.clears[len(p.clears)-1-i] {
-			fmt.Fprintf(&b, "remove %s\n", e)
-		}
+		printEntries(&b, "remove", p.clears[len(p.clears)-1-i])
 	}
 	for _, key := range p.gonePeers {
 		fmt.Fprintf(&b, "remove peer %s dev %s\n", key, state.DeviceWG)
@@ -121,6 +118,18 @@ func (p *plan) String() string {
 		fmt.Fprintf(&b, "remove device %s\n", name)
 	}
 	return b.String()
+}
+
+// printEntries writes a line for each entry, sorted.
+func printEntries(b *strings.Builder, verb string, entries []entry) {
+	texts := make([]string, len(entries))
+	for i, e := range entries {
+		texts[i] = e.String()
+	}
+	slices.Sort(texts)
+	for _, text := range texts {
+		fmt.Fprintf(b, "%s %s\n", verb, text)
+	}
 }
 
 // Apply implements driver.Plan.

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/fabric"
+	"sluice.dev/sluice/internal/reconcile"
+	"sluice.dev/sluice/internal/state"
+)
+
+// planFabric compares tunnels and routes with the kernel, if there are to be any. They are encrypted
+// if there is a private key.
+func planFabric(ctx context.Context, c *compile.Compiler, private [32]byte, lacking reconcile.Lacking) (agent.Plan, error) {
+	if c.State().Fabric == nil {
+		return agent.Plan{}, nil
+	}
+	d, err := fabric.Open(driver.Options{})
+	if err != nil {
+		return agent.Plan{}, err
+	}
+	defer func() { _ = d.Close() }()
+	if private != [32]byte{} {
+		if err := d.Encrypt(private); err != nil {
+			return agent.Plan{}, fmt.Errorf("--encrypt: %w", err)
+		}
+	}
+	plan, err := reconcile.Adopt(ctx, d, &state.State{Fabric: c.State().Fabric}, lacking, nil)
+	if err != nil {
+		return agent.Plan{}, err
+	}
+	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
+}
+
+// plannedKey is the node's private key, or any where the agent is yet to make one.
+func plannedKey(path string, warn io.Writer) (key [32]byte, err error) {
+	if key, err = readKey(path); errors.Is(err, fs.ErrNotExist) {
+		_ = printf(warn, "warning: there is no %s: the agent makes a key, not the one of this plan\n", path)
+		return fabric.NewKey()
+	}
+	return key, err
+}
