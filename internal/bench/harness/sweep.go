@@ -9,8 +9,7 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -22,7 +21,8 @@ const Marker = "sluice-bench-"
 func Sweep() error {
 	var errs []error
 	for _, path := range leftovers(netns.Dir) {
-		errs = append(errs, endProcesses(path), netns.Delete(filepath.Base(path)))
+		name := filepath.Base(path)
+		errs = append(errs, process.KillIn(name), netns.Delete(name))
 	}
 	for _, path := range leftovers(WorkDir()) {
 		errs = append(errs, os.RemoveAll(path))
@@ -54,26 +54,4 @@ func leftovers(dir string) []string {
 		}
 	}
 	return paths
-}
-
-// endProcesses kills the processes that live in a network namespace.
-func endProcesses(path string) error {
-	var want, got unix.Stat_t
-	if err := unix.Stat(path, &want); err != nil {
-		return fmt.Errorf("look at %s: %w", path, err)
-	}
-	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	if err != nil {
-		return err
-	}
-	for _, p := range processes {
-		if unix.Stat(p, &got) != nil || got.Ino != want.Ino || got.Dev != want.Dev {
-			continue
-		}
-		pid, err := strconv.Atoi(strings.Split(p, "/")[2])
-		if err == nil && pid != os.Getpid() {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
-		}
-	}
-	return nil
 }

@@ -209,18 +209,14 @@ type conditioned struct {
 func (c *Conditions) settle(ctx context.Context, object model.Ref, fault string) error {
 	kind := kinds.Find(object.Kind)
 	place := kind.Places[0]
-	var page bytes.Buffer
-	// It uses the right to list, as the agent has no other.
-	_, err := c.api.get(ctx, place.In(object.Name.Namespace), url.Values{"fieldSelector": {"metadata.name=" + object.Name.Name}}, mediaJSON, &page)
-	if apierrors.IsNotFound(err) {
+	found, err := named[conditioned](ctx, c.api, place, object.Name, mediaJSON, true)
+	if apierrors.IsNotFound(err) || err == nil && found == nil {
 		return nil
 	}
-	var list struct{ Items []conditioned }
-	if err = cmp.Or(err, json.Unmarshal(page.Bytes(), &list)); err != nil || len(list.Items) != 1 {
+	if err != nil {
 		return err
 	}
-	meta := &list.Items[0].Metadata
-	is := apimeta.FindStatusCondition(list.Items[0].Status.Conditions, acceptedCondition)
+	meta, is := &found.Metadata, apimeta.FindStatusCondition(found.Status.Conditions, acceptedCondition)
 	want := metav1.Condition{
 		Type: acceptedCondition, Status: metav1.ConditionTrue, Reason: "Accepted", Message: "it is carried out as it is written",
 		ObservedGeneration: meta.Generation, LastTransitionTime: metav1.Now(),

@@ -203,8 +203,7 @@ func (r *Recorder) repeat(ctx context.Context, t *eventState) error {
 	return err
 }
 
-// find reads what an Event has to say of its object; nil: the object is gone. It uses the right to
-// list, as the agent has no other.
+// find reads what an Event has to say of its object; nil: the object is gone.
 func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectReference, error) {
 	object, err := r.findNamed(ctx, ref, ref.Name.Name)
 	if object == nil && err == nil && (ref.Kind == model.CalicoPolicy || ref.Kind == model.GlobalNetworkPolicy) {
@@ -217,24 +216,18 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 // findNamed finds the object by the name that the API has it under.
 func (r *Recorder) findNamed(ctx context.Context, ref model.Ref, name string) (*corev1.ObjectReference, error) {
 	kind := kinds.Find(ref.Kind)
-	query := url.Values{"fieldSelector": {"metadata.name=" + name}, "resourceVersion": {"0"}}
 	for _, place := range kind.Places {
-		var page bytes.Buffer
-		_, err := r.api.get(ctx, place.In(ref.Name.Namespace), query, mediaMetadata, &page)
+		found, err := named[metav1.PartialObjectMetadata](ctx, r.api, place, model.Name{Namespace: ref.Name.Namespace, Name: name}, mediaMetadata, false)
 		if apierrors.IsNotFound(err) {
 			continue // not served there
 		}
 		if err != nil {
 			return nil, err
 		}
-		var list metav1.PartialObjectMetadataList
-		if err := json.Unmarshal(page.Bytes(), &list); err != nil {
-			return nil, fmt.Errorf("read the metadata of %v: %w", ref, err)
-		}
-		if len(list.Items) == 1 {
+		if found != nil {
 			return &corev1.ObjectReference{
 				APIVersion: place.APIVersion(), Kind: kind.Name,
-				Namespace: ref.Name.Namespace, Name: name, UID: list.Items[0].UID,
+				Namespace: ref.Name.Namespace, Name: name, UID: found.UID,
 			}, nil
 		}
 	}

@@ -1,14 +1,11 @@
 package kube
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"net/url"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -330,16 +327,9 @@ func (s *Source) Status() source.Status {
 
 // Finished implements source.Finisher.
 func (s *Source) Finished(ctx context.Context, pod model.Name) (bool, error) {
-	var page bytes.Buffer
-	query := url.Values{"fieldSelector": {"metadata.name=" + pod.Name}, "resourceVersion": {"0"}} // by the right to list
-	if _, err := s.api.get(ctx, kinds.Find(model.PodKind).Places[0].In(pod.Namespace), query, mediaJSON, &page); err != nil {
-		return false, err
+	type phased struct {
+		Status struct{ Phase corev1.PodPhase }
 	}
-	var list struct {
-		Items []struct {
-			Status struct{ Phase corev1.PodPhase }
-		}
-	}
-	err := json.Unmarshal(page.Bytes(), &list)
-	return err == nil && len(list.Items) == 1 && slices.Contains([]corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed}, list.Items[0].Status.Phase), err
+	found, err := named[phased](ctx, s.api, kinds.Find(model.PodKind).Places[0], pod, mediaJSON, false)
+	return found != nil && slices.Contains([]corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed}, found.Status.Phase), err
 }
