@@ -357,7 +357,16 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.services.update(v, dirty)
 	}
 	delta := state.Delta{Services: c.services.flush()}
-	if c.fabric != nil {
+	if c.addresses != nil {
+		c.addresses.Update(v, d)
+	}
+	if c.bgp != nil { // which asks for the addresses
+		c.bgp.Update(v, d)
+	}
+	if c.fabric != nil { // which asks for what BGP serves; the settings ask for its tunnels
+		if c.bgp != nil {
+			c.fabric.SetServed(c.bgp.Served())
+		}
 		delta.Fabric = c.fabric.Update(v, d)
 		if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {
 			c.env.snat = snat(c.env.underlay, c.state.Fabric.Tunnels)
@@ -369,18 +378,6 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
-	}
-	if c.addresses != nil {
-		c.addresses.Update(v, d)
-	}
-	if c.bgp != nil { // which asks for the addresses
-		c.bgp.Update(v, d)
-	}
-	if c.fabric != nil {
-		if c.bgp != nil {
-			c.fabric.SetServed(c.bgp.Served())
-		}
-		delta.Fabric = c.fabric.Update(v, d)
 	}
 	return delta
 }
