@@ -22,6 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
+	"sluice.dev/sluice/internal/lab/sandbox"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -104,6 +105,11 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 		}
 	}
 	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
+	if l.CNI != "" {
+		if err := sandbox.Check(ctx, l.sandboxConfig("")); err != nil {
+			return nil, fmt.Errorf("bring up lab %s: %w", cfg.Name, err)
+		}
+	}
 	if cfg.Transient {
 		self := process.Self()
 		l.Owner = &self

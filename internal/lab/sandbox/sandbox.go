@@ -55,11 +55,23 @@ func Open(cfg Config) (*Network, error) {
 	return &Network{Config: cfg, list: list, cni: libcni.NewCNIConfigWithCacheDir(cfg.Path, cfg.Dir, nil)}, nil
 }
 
+// Check reports whether the network's configuration can be read, and its plugins are there.
+func Check(ctx context.Context, cfg Config) error {
+	n, err := Open(cfg)
+	if err != nil {
+		return err
+	}
+	if _, err := n.cni.ValidateNetworkList(ctx, n.list); err != nil {
+		return fmt.Errorf("network configuration %s: %w", cfg.File, err)
+	}
+	return nil
+}
+
 type object = map[string]any
 
 func (c *Config) list() (*libcni.NetworkConfigList, error) {
 	if c.File != "" {
-		return libcni.NetworkConfFromFile(c.File)
+		return c.fromFile()
 	}
 	plugin := object{
 		"type": "sluice-cni", "capabilities": object{"ips": true, "ipRanges": true},
@@ -76,6 +88,29 @@ func (c *Config) list() (*libcni.NetworkConfigList, error) {
 		return nil, err
 	}
 	return libcni.NetworkConfFromBytes(data)
+}
+
+// fromFile reads a configuration of the user's. Each node has a store of addresses of its own: what
+// one of the machine had would outlive the lab.
+func (c *Config) fromFile() (*libcni.NetworkConfigList, error) {
+	list, err := libcni.NetworkConfFromFile(c.File)
+	if err != nil {
+		return nil, err
+	}
+	for i, plugin := range list.Plugins {
+		var conf struct{ IPAM object }
+		if err := json.Unmarshal(plugin.Bytes, &conf); err != nil {
+			return nil, err
+		}
+		if conf.IPAM["type"] != "host-local" || conf.IPAM["dataDir"] != nil {
+			continue
+		}
+		conf.IPAM["dataDir"] = filepath.Join(c.Dir, "addresses")
+		if list.Plugins[i], err = libcni.InjectConf(plugin, object{"ipam": conf.IPAM}); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
 }
 
 // timeout is the time that the plugins have for one pod: runtimes give them minutes.
