@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// The settings have the addresses that interfaces masquerade with: of tunnels, what they are to have
-// before they are there, and what they have as long as they are.
+// The settings have the addresses that interfaces masquerade with: of tunnels, what they are to
+// have before they are there, and what they have as long as they are.
 func TestSNAT(t *testing.T) {
 	addr := func(device, prefix string, source bool) model.HostAddress {
 		return model.HostAddress{Device: device, Prefix: netip.MustParsePrefix(prefix), MTU: 1500, Source: source}

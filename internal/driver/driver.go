@@ -26,9 +26,9 @@ type Options struct {
 	Log *slog.Logger
 	// Policy has the driver judge what may pass; states have a Policy then, and none otherwise.
 	Policy bool
-	// Fabric says that the pod network is ours. The driver masquerades what pods send to the outside,
-	// and connections of services go on when the way to another node changes: OutgoingCIDRs and SNAT
-	// of the settings count.
+	// Fabric says that the pod network is ours. The driver masquerades what pods send to the
+	// outside, and connections of services go on when the way to another node changes:
+	// OutgoingCIDRs and SNAT of the settings count.
 	Fabric bool
 	// Remembered, if set, is asked where another program has sent clients of services with session
 	// affinity, by an adoption that finds nothing of the driver's in the kernel, so that those

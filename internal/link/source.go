@@ -16,8 +16,8 @@ type leaving struct {
 	is4  bool
 }
 
-// sourcesOf returns, of the addresses in the kernel's order, the one that each interface masquerades
-// with; an interface where that depends on the next hop or the destination has none.
+// sourcesOf returns, of the addresses in the kernel's order, the one that each interface
+// masquerades with; an interface where that depends on the next hop or the destination has none.
 func sourcesOf(addrs []netlink.Addr) map[leaving]netip.Prefix {
 	first, sources := map[leaving]netlink.Addr{}, map[leaving]netip.Prefix{}
 	for _, a := range addrs {

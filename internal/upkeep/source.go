@@ -30,9 +30,9 @@ func lost(before, after []state.SNAT) (gone []netip.Addr) {
 	return gone
 }
 
-// cutLost deletes, in the background, the entries of connections that have an address which the node
-// does not have any more: the next packet of a flow gets another one, where answers would not find
-// the way back.
+// cutLost deletes, in the background, the entries of connections that have an address which the
+// node does not have any more: the next packet of a flow gets another one, where answers would not
+// find the way back.
 func (d *Driver) cutLost(gone []netip.Addr) {
 	if len(gone) == 0 {
 		return

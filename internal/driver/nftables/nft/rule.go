@@ -308,7 +308,8 @@ func (r Rule) Count(name string) Rule { return r.Add(&expr.Objref{Type: objectCo
 func (r Rule) Masquerade() Rule { return r.Add(&expr.Masq{FullyRandom: true}) }
 
 // SNAT translates the source to what the map holds for the key, if it does, with a random port as
-// Masquerade. The connection may leave by another interface later: a masqueraded one is dropped then.
+// Masquerade. The connection may leave by another interface later: a masqueraded one is dropped
+// then.
 func (r Rule) SNAT(f Family, s *Set, key ...Field) Rule {
 	r.load(key)
 	return r.Add(
