@@ -85,7 +85,7 @@ func (d *routing) Update(_ context.Context, delta state.Delta) (driver.Plan, err
 	}}, nil
 }
 
-func (d *routing) Tampered(context.Context) bool { return false }
+func (d *routing) Tampered(context.Context) (bool, error) { return false, nil }
 
 func (d *routing) SetAside() []driver.SetAside { return nil }
 
