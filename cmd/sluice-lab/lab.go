@@ -103,6 +103,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(errors.New("--kube-proxy and --no-agent exclude each other"))
 	case o.fabric != "" && !slices.Contains(plan.Fabrics, plan.Fabric(o.fabric)):
 		return nil, cli.Usage(fmt.Errorf("--fabric %s: choose one of %s", o.fabric, model.Join(plan.Fabrics, ", ")))
+	case o.fabric == string(plan.BGP) && o.withKubernetes && !o.crds:
+		return nil, cli.Usage(errors.New("--fabric bgp with --kubernetes needs --crds: the agents learn of their peer from the API"))
 	case o.fabric != "" && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--fabric is what the agents do: leave out --no-agent and --kube-proxy"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
@@ -210,7 +212,7 @@ an API, to which you then apply manifests of your own.`,
 	}
 	o.register(cmd, defaultLab)
 	cmd.Flags().BoolVar(&o.empty, "empty", false, "run no application: only nodes, agents and, with --kubernetes, an API for manifests of your own")
-	cmd.Flags().BoolVar(&o.crds, "crds", false, "with --kubernetes: have the API serve ClusterNetworkPolicy, and Calico's policies, tiers, sets and HostEndpoints")
+	cmd.Flags().BoolVar(&o.crds, "crds", false, "with --kubernetes: have the API serve ClusterNetworkPolicy and all kinds of Calico that Sluice reads")
 	return cmd
 }
 

@@ -48,6 +48,7 @@ func checkProbe(t *testing.T, l *lab.Lab) {
 func TestLabFabrics(t *testing.T) {
 	for mode, way := range map[string]string{
 		"native":       "10.244.2.0/24 via 10.10.0.12 dev eth0",
+		"bgp":          "10.244.2.0/24 via 10.10.0.3 dev eth0",
 		"vxlan":        "10.244.2.0/24 via 10.10.0.12 dev sluice.vxlan",
 		"cross-subnet": "10.244.2.0/24 via 10.10.1.12 dev sluice.vxlan",
 	} {
@@ -71,6 +72,16 @@ func TestLabFabricKubernetes(t *testing.T) {
 	checkProbe(t, l)
 }
 
+// The agents learn of their BGP peer from the API.
+func TestLabBGPKubernetes(t *testing.T) {
+	l := upWith(t, "testbgpkube", "--fabric", "bgp", "--kubernetes", "--crds")
+	checkProbe(t, l)
+	var report agent.BGPReport
+	if err := json.Unmarshal(execOn(t, l, "node1", "sluice", "bgp", "-o", "json"), &report); err != nil || len(report.Peers) != 2 || len(report.Learned) != 4 || len(report.Issues) > 0 {
+		t.Errorf("sluice bgp says %+v, %v", report, err)
+	}
+}
+
 // Any CNI plugin can attach the lab's pods.
 func TestLabCNI(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ptp.conflist")
@@ -89,7 +100,7 @@ func TestLabCNI(t *testing.T) {
 func TestLabFabricUsage(t *testing.T) {
 	needRoot(t)
 	for _, c := range []struct{ args, say string }{
-		{"--fabric magic", "choose one of native, vxlan, ipip, cross-subnet"},
+		{"--fabric magic", "choose one of native, bgp, vxlan, ipip, cross-subnet"},
 		{"--fabric vxlan --no-agent", "leave out --no-agent"},
 		{"--cni /nonexistent", "/nonexistent"},
 	} {

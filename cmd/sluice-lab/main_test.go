@@ -14,7 +14,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 )
 
-// TestMain lets tests start the test binary as sluice-lab, and builds the sluice and the
+// TestMain lets tests start the test binary as sluice-lab, and builds the sluice, sluice-bgp and
 // sluice-cni that the tests use.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
@@ -30,7 +30,7 @@ func withSluice(run func() int) int {
 		defer func() { _ = os.RemoveAll(dir) }()
 		path := filepath.Join(dir, "sluice")
 		var out []byte
-		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
+		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-bgp", "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
 			err = fmt.Errorf("build sluice and sluice-cni: %w: %s", err, out)
 		} else {
 			err = os.Setenv(cli.SluiceEnv, path)

@@ -32,7 +32,7 @@ func (f *kubeFlags) named() bool { return f.kubeconfig != "" || f.inCluster }
 func (f *kubeFlags) open(c *compile.Config, sink source.Sink, log *slog.Logger) source.Source {
 	kube.TakeLogs(log)
 	api := f.api(c.Policy)
-	api.Fabric, api.Addresses = c.Fabric, c.Addresses
+	api.Fabric, api.Addresses, api.BGP = c.Fabric, c.Addresses, c.BGP
 	return kube.New(api, sink, log)
 }
 

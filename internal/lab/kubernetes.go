@@ -23,6 +23,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // Kubernetes makes a lab run a real control plane, on the host plan.Control, and what its API
@@ -58,6 +59,9 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 		return err
 	}
 	if err := l.defineResources(); err != nil {
+		return err
+	}
+	if err := l.applyFabric(); err != nil {
 		return err
 	}
 	l.report("starting %d kubelets", len(l.Cluster.Nodes))
@@ -99,6 +103,25 @@ func (l *Lab) defineResources() error {
 		}
 		return nil
 	})
+}
+
+// applyFabric applies the objects of the pod network's mode.
+func (l *Lab) applyFabric() error {
+	files := map[string]any{}
+	for _, o := range l.Cluster.Fabric.Objects() {
+		files[o.Kind+"."+o.Name+".json"] = o.Object
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	dir := l.path("fabric")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("create folder: %w", err)
+	}
+	if err := l.writeFolder(dir, files); err != nil {
+		return err
+	}
+	return l.Apply(dir)
 }
 
 // applyAll applies the lab's first objects to the API.
@@ -149,7 +172,8 @@ func (l *Lab) startPlane(ctx context.Context) error {
 	return l.authorize(p)
 }
 
-// authorize gives the agents exactly the rights that an installation gives them.
+// authorize gives the agents exactly the rights that an installation gives them, with the pod
+// network and BGP.
 func (l *Lab) authorize(p *control.Plane) error {
 	for doc := range bytes.SplitSeq(deploy.Manifests, []byte("\n---\n")) {
 		var role rbacv1.ClusterRole
@@ -159,6 +183,7 @@ func (l *Lab) authorize(p *control.Plane) error {
 		if role.Kind != "ClusterRole" {
 			continue
 		}
+		role.Rules = append(role.Rules, fabricRules()...)
 		role.Name = "sluice-lab" // it must not be in the way of an installation in the lab
 		data, err := json.Marshal(role)
 		if err != nil {
@@ -179,6 +204,18 @@ func (l *Lab) authorize(p *control.Plane) error {
 		return nil
 	}
 	return errors.New("authorize agents: there is no ClusterRole among what installs them")
+}
+
+// fabricRules let the agents read the objects of the pod network.
+func fabricRules() (rules []rbacv1.PolicyRule) {
+	for _, k := range kinds.All {
+		for _, at := range k.Places {
+			if k.ForFabric || k.ForBGP {
+				rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{at.Group}, Resources: []string{at.Plural}, Verbs: []string{"list", "watch"}})
+			}
+		}
+	}
+	return rules
 }
 
 // Plane calls f with the lab's control plane, or returns an error if there is none.

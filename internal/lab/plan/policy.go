@@ -74,22 +74,21 @@ var PolicyKinds = map[string]string{
 	"projectcalico.org/v3/networksets":                         "NetworkSet",
 	"projectcalico.org/v3/globalnetworksets":                   "GlobalNetworkSet",
 	"projectcalico.org/v3/hostendpoints":                       "HostEndpoint",
-	"projectcalico.org/v3/ippools":                             "IPPool",
-	"projectcalico.org/v3/blockaffinities":                     "BlockAffinity",
-	"projectcalico.org/v3/bgpconfigurations":                   "BGPConfiguration",
-	"projectcalico.org/v3/bgppeers":                            "BGPPeer",
-	"projectcalico.org/v3/bgpfilters":                          "BGPFilter",
 	"crd.projectcalico.org/v1/tiers":                           "Tier",
 	"crd.projectcalico.org/v1/networkpolicies":                 "NetworkPolicy",
 	"crd.projectcalico.org/v1/globalnetworkpolicies":           "GlobalNetworkPolicy",
 	"crd.projectcalico.org/v1/networksets":                     "NetworkSet",
 	"crd.projectcalico.org/v1/globalnetworksets":               "GlobalNetworkSet",
 	"crd.projectcalico.org/v1/hostendpoints":                   "HostEndpoint",
-	"crd.projectcalico.org/v1/ippools":                         "IPPool",
-	"crd.projectcalico.org/v1/blockaffinities":                 "BlockAffinity",
-	"crd.projectcalico.org/v1/bgpconfigurations":               "BGPConfiguration",
-	"crd.projectcalico.org/v1/bgppeers":                        "BGPPeer",
-	"crd.projectcalico.org/v1/bgpfilters":                      "BGPFilter",
+}
+
+// Judges reports whether the object decides by itself, or with those of other kinds, what passes.
+func (p *Policy) Judges() bool {
+	switch p.Kind {
+	case "Tier", "NetworkSet", "GlobalNetworkSet", "IPPool", "BlockAffinity", "BGPConfiguration", "BGPPeer", "BGPFilter":
+		return false
+	}
+	return true
 }
 
 // NewPolicy reads an object of a policy API. The error says why it is invalid.

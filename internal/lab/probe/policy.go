@@ -42,8 +42,7 @@ func newPolicies(c *plan.Cluster) *policies {
 			egress.Spec.Ingress, ingress.Spec.Egress = nil, nil
 			p.leaving.ClusterPolicies = append(p.leaving.ClusterPolicies, egress)
 			p.arriving.ClusterPolicies = append(p.arriving.ClusterPolicies, ingress)
-		// These kinds have no effect by themselves.
-		case o.Kind != "Tier" && o.Kind != "NetworkSet" && o.Kind != "GlobalNetworkSet":
+		case o.Judges():
 			p.unknown = fmt.Sprintf("objects of kind %s", o.Resource())
 		}
 	}
