@@ -14,7 +14,7 @@ import (
 // for which that makes a difference. Their sessions stay.
 func (s *Speaker) policies() {
 	for _, prefix := range s.changedRoutes {
-		if r := s.routes[prefix]; r.want != nil {
+		if r := s.routes[prefix]; r != nil && r.want != nil {
 			known := len(s.marks.known)
 			_, _ = s.marks.of(r.want) // what is wrong with it is said when it is announced
 			s.policyDue = s.policyDue || len(s.marks.known) > known
@@ -24,7 +24,7 @@ func (s *Speaker) policies() {
 		return
 	}
 	s.policyDue = false
-	peers := s.sortedPeers()
+	peers := s.partners()
 	s.findHops()
 	var parties []*party
 	for _, p := range peers {

@@ -70,6 +70,7 @@ func TestBadPeers(t *testing.T) {
 	f := w.frr(1, frrConf(1, nil))
 	s := w.speaker()
 	twin, mute, keyed, crossed, nameless := peer(1), peer(2), peer(3), peer(4), peer(5)
+	twin.Export = []bgp.Rule{{}} // which is not to hold for the other one
 	mute.IPv4, mute.IPv6 = false, false
 	keyed.Password = strings.Repeat("x", 81)
 	crossed.Source = addr(node6(4))
@@ -77,10 +78,14 @@ func TestBadPeers(t *testing.T) {
 	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24")})
 	s.up("tor")
 	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"twin": twin, "mute": mute, "keyed": keyed, "crossed": crossed, "nameless": nameless}})
-	for _, text := range []string{"peer twin (10.7.1.2): ", "peer mute (10.7.2.2): routes of neither", "peer keyed (10.7.3.2): its password has 81 bytes",
+	for _, text := range []string{"peer twin (10.7.1.2): peer tor has the same address", "peer mute (10.7.2.2): routes of neither", "peer keyed (10.7.3.2): its password has 81 bytes",
 		"peer crossed (10.7.4.2): its source, fd07:4::1, is of another family", "peer nameless (invalid IP): it has no address"} {
 		s.says(text)
 	}
+	s.order(&bgp.Order{Routes: routes("198.51.101.0/24")})
+	eventually(t, "announced all the same", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, func(out string) bool {
+		return strings.Contains(out, "198.51.100.0/24") && strings.Contains(out, "198.51.101.0/24")
+	})
 	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"twin": nil, "mute": nil, "keyed": nil, "crossed": nil, "nameless": nil}})
 	s.well()
 	s.await("the peer is as before", func(x *said) bool {

@@ -14,7 +14,7 @@ func (s *Speaker) findHops() bool {
 	var all []link.Address
 	changed := false
 	for _, p := range s.peers {
-		if p.want == nil || !both(p.want) {
+		if p.want == nil || check(p.want) != nil || !both(p.want) {
 			s.fault("next hop "+p.name, "")
 			continue
 		}

@@ -84,18 +84,21 @@ func (s *Speaker) removePeer(p *peer) {
 
 // addPeers gives the server the wanted peers that it does not have.
 func (s *Speaker) addPeers() {
-	for name, p := range s.peers {
+	for _, p := range s.sortedPeers() {
 		if p.added != nil {
 			continue
 		}
-		err := s.addPeer(p)
-		s.fault("peer "+name, prefixed(fmt.Sprintf("peer %s (%s): ", name, p.want.Address), err))
+		err := check(p.want)
+		if err == nil {
+			err = s.addPeer(p)
+		}
+		s.fault("peer "+p.name, prefixed(fmt.Sprintf("peer %s (%s): ", p.name, p.want.Address), err))
 	}
 }
 
 func (s *Speaker) addPeer(p *peer) error {
-	if err := check(p.want); err != nil {
-		return err
+	if other := s.named(p.want.Address); other != nil {
+		return fmt.Errorf("peer %s has the same address", other.name)
 	}
 	// What the server has at its start is what the last one had: its peers may have kept the
 	// routes.
@@ -226,6 +229,25 @@ func (s *Speaker) named(a netip.Addr) *peer {
 		return nil
 	}
 	return s.peers[name]
+}
+
+// partners are the wanted peers that the server has or may get: those with rules that are to hold.
+// Of two with the same address it is the one that the server has, or gets first.
+func (s *Speaker) partners() []*peer {
+	var all []*peer
+	owners := map[netip.Addr]*peer{}
+	for address, name := range s.names {
+		owners[address] = s.peers[name]
+	}
+	for _, p := range s.sortedPeers() {
+		if owners[p.want.Address] == nil && check(p.want) == nil {
+			owners[p.want.Address] = p
+		}
+		if owners[p.want.Address] == p {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // sortedPeers are the wanted peers, by their names.

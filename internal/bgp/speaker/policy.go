@@ -23,7 +23,7 @@ const (
 
 // setUpPolicies has the server go by two policies, which accept all as yet.
 func (v *server) setUpPolicies(ctx context.Context) error {
-	if err := v.SetPolicies(ctx, newPolicySet().request()); err != nil {
+	if err := v.SetPolicies(ctx, newPolicySet(0).request()); err != nil {
 		return err
 	}
 	for name, direction := range map[string]api.PolicyDirection{
@@ -59,14 +59,15 @@ type party struct {
 
 // policySet is what the server filters and changes routes by.
 type policySet struct {
+	peers   int // how many there are
 	sets    []*api.DefinedSet
 	imports statements
 	exports statements
 	names   map[string]string // of sets, by what is in them
 }
 
-func newPolicySet() *policySet {
-	return &policySet{imports: statements{name: importPolicy}, exports: statements{name: exportPolicy}, names: map[string]string{}}
+func newPolicySet(peers int) *policySet {
+	return &policySet{peers: peers, imports: statements{name: importPolicy}, exports: statements{name: exportPolicy}, names: map[string]string{}}
 }
 
 // statements are those of one policy, in order.
@@ -86,16 +87,16 @@ func (p *policySet) request() *api.SetPoliciesRequest {
 	}}
 }
 
-// compile makes the policies. Their order is that of what has the last word: what is said with a
-// route, and with which next hop, does not decide whether it is announced; then come the reasons
-// not to announce it, and at last the peers' own rules.
+// compile makes the policies. Learned routes that are not passed on are done with at once; then
+// comes what is said with a route, and with which next hop, and at last the peers' own rules, of
+// which the first one that holds has the last word.
 func compile(parties []*party, passOn []netip.Prefix, known map[uint32]*saying) *policySet {
-	p := newPolicySet()
+	p := newPolicySet(len(parties))
+	p.addPassOn(parties, passOn)
 	for _, mark := range slices.Sorted(maps.Keys(known)) {
 		p.addSaying(mark, known[mark], parties)
 	}
 	p.addNextHops(parties)
-	p.addPassOn(parties, passOn)
 	p.addRules(parties)
 	return p
 }
@@ -129,7 +130,7 @@ func (p *policySet) addSaying(mark uint32, y *saying, parties []*party) {
 		groups[x.text()], what[x.text()] = append(groups[x.text()], party), x
 	}
 	if len(without) > 0 {
-		p.exports.add(marked(p.neighbors(without)), rejectIt)
+		p.exports.add(marked(p.to(without)), rejectIt)
 	}
 	for _, key := range sortedKeys(groups) {
 		x := what[key]
@@ -140,7 +141,7 @@ func (p *policySet) addSaying(mark uint32, y *saying, parties []*party) {
 		if x.localPref > 0 {
 			a.LocalPref = &api.LocalPrefAction{Value: x.localPref}
 		}
-		p.exports.add(marked(p.neighbors(groups[key])), a)
+		p.exports.add(marked(p.to(groups[key])), a)
 	}
 }
 
@@ -167,7 +168,7 @@ func (p *policySet) addNextHops(parties []*party) {
 	}
 	order := func(a, b group) int { return cmp.Or(cmp.Compare(a.family, b.family), a.hop.Compare(b.hop)) }
 	set := func(g group, to []*party, kind api.Conditions_RouteType) {
-		c := &api.Conditions{RouteType: kind, NeighborSet: p.neighbors(to), AfiSafiIn: []*api.Family{apiFamily(g.family)}}
+		c := &api.Conditions{RouteType: kind, NeighborSet: p.to(to), AfiSafiIn: []*api.Family{apiFamily(g.family)}}
 		if !g.hop.IsValid() {
 			p.exports.add(c, rejectIt)
 			return
@@ -184,7 +185,7 @@ func (p *policySet) addNextHops(parties []*party) {
 	}
 	if len(keep) > 0 {
 		for _, kind := range foreign {
-			p.exports.add(&api.Conditions{RouteType: kind, NeighborSet: p.neighbors(keep)}, &api.Actions{Nexthop: &api.NexthopAction{Unchanged: true}})
+			p.exports.add(&api.Conditions{RouteType: kind, NeighborSet: p.to(keep)}, &api.Actions{Nexthop: &api.NexthopAction{Unchanged: true}})
 		}
 	}
 }
@@ -215,7 +216,7 @@ func (p *policySet) addPassOn(parties []*party, passOn []netip.Prefix) {
 		}
 		p.exports.add(&api.Conditions{RouteType: kind, CommunitySet: p.set(api.DefinedType_DEFINED_TYPE_COMMUNITY, []string{"no-advertise"})}, rejectIt)
 		if len(external) > 0 {
-			p.exports.add(&api.Conditions{RouteType: kind, NeighborSet: p.neighbors(external),
+			p.exports.add(&api.Conditions{RouteType: kind, NeighborSet: p.to(external),
 				CommunitySet: p.set(api.DefinedType_DEFINED_TYPE_COMMUNITY, []string{"no-export", "no-export-subconfed"})}, rejectIt)
 		}
 	}
@@ -265,8 +266,12 @@ func (p *policySet) addRule(to *statements, parties []*party, r bgp.Rule, learne
 	if r.Accept {
 		action = acceptIt
 	}
+	peers := p.neighbors(parties) // all of them, too: own routes go through the import policy as well
+	if to == &p.exports {
+		peers = p.to(parties)
+	}
 	for _, kind := range kinds {
-		c := &api.Conditions{RouteType: kind, NeighborSet: p.neighbors(parties)}
+		c := &api.Conditions{RouteType: kind, NeighborSet: peers}
 		if r.Prefix.IsValid() {
 			c.PrefixSet = p.match(r)
 		}
@@ -301,6 +306,15 @@ func (p *policySet) match(r bgp.Rule) *api.MatchSet {
 
 func lengths(r netip.Prefix, low, high int) *api.Prefix {
 	return &api.Prefix{IpPrefix: r.Masked().String(), MaskLengthMin: uint32(low), MaskLengthMax: uint32(high)}
+}
+
+// to matches what goes to any of some peers. The server goes through a set one by one, for each
+// route to each peer: for all of them there is none.
+func (p *policySet) to(parties []*party) *api.MatchSet {
+	if len(parties) == p.peers {
+		return nil
+	}
+	return p.neighbors(parties)
 }
 
 // neighbors matches sessions with any of some peers, of which there is at least one.

@@ -215,8 +215,9 @@ func TestReflector(t *testing.T) {
 	at(t, three, "192.0.2.0/24", none)
 }
 
-// A route that was learned from one AS is passed on to another one with this node as its next hop, or
-// with its own if it is to be kept; unless whoever announced it does not want that, or the settings.
+// A route that was learned from one AS is passed on to another one with this node as its next hop,
+// or with its own if it is to be kept; unless whoever announced it does not want that, or the
+// settings.
 func TestPassOn(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)

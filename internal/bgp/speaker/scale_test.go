@@ -64,7 +64,8 @@ func (s *speaking) count() int {
 	return s.lines
 }
 
-// quiet waits until there has been no report for three seconds: nothing is said when nothing changes.
+// quiet waits until there has been no report for three seconds: nothing is said when nothing
+// changes.
 func (s *speaking) quiet() {
 	s.t.Helper()
 	limit := time.After(patience)

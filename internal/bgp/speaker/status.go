@@ -115,8 +115,8 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	s.counter.due = true
 	s.log.Info("There is a session.", "peer", p.name)
 	if p.restarting && !offers(capabilities, gobgp.BGP_CAP_GRACEFUL_RESTART) {
-		// It will never say that it has told all its routes, so that the server would keep the others
-		// for ever (RFC 4724, section 4.2: they go at once).
+		// It will never say that it has told all its routes, so that the server would keep the
+		// others for ever (RFC 4724, section 4.2: they go at once).
 		s.removePeer(p)
 		s.update()
 		return
@@ -169,7 +169,8 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 	})
 }
 
-// refused notes that a connection did not become a session, for a reason that the peer knows better.
+// refused notes that a connection did not become a session, for a reason that the peer knows
+// better.
 func (s *Speaker) refused(p *peer, text string) {
 	s.askWhy(p)
 	if text = cmp.Or(p.answer, text); p.failed != text {

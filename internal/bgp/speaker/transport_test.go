@@ -37,8 +37,8 @@ func TestOverIPv6(t *testing.T) {
 	s.well()
 }
 
-// Without an own address of IPv6 on the link, routes of IPv6 are not announced over IPv4, and that is
-// said; they are once there is one.
+// Without an own address of IPv6 on the link, routes of IPv6 are not announced over IPv4, and that
+// is said; they are once there is one.
 func TestMissingNextHop(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
@@ -63,8 +63,8 @@ func TestSessionSettings(t *testing.T) {
 	n := func(i int) string { return node4(i) }
 	w.neighbor(1)
 	w.neighbor(3)
-	// 1: over loopback addresses with another port and own AS; 2: waiting, with TTL security; 3: the
-	// node's own AS in the path.
+	// 1: over loopback addresses with another port and own AS; 2: waiting, with TTL security; 3:
+	// the node's own AS in the path.
 	w.address(w.ns, "lo", "10.8.0.1/32", "fd08::1/128")
 	w.address(w.neighbor(1), "lo", "10.8.0.2/32")
 	w.run(w.ns, "ip", "route", "add", "10.8.0.2", "via", peer4(1))
