@@ -1,0 +1,76 @@
+package compile_test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	speaker "sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// What the objects say goes to the speaker, and what it learns into the fabric, but for what each
+// node serves by itself and what would keep the node from its API.
+func TestBGP(t *testing.T) {
+	st := store.New()
+	far, via := netip.MustParseAddr("198.51.100.9"), netip.MustParseAddr("192.0.2.254")
+	device := "eth0"
+	c := compile.New(compile.Config{
+		Node: "own", Fabric: true, Addresses: true, BGP: true, BGPPort: 1790, APIServers: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.1:6443")},
+		Pools:   []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}},
+		Secret:  func(ref model.SecretRef) (string, bool) { return "p", ref.Name == "s" },
+		Resolve: func(a netip.Addr) (netip.Addr, string) { return via, map[bool]string{true: device}[a == far] },
+	})
+	c.SetUnderlay([]model.HostAddress{{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500}})
+	set := func(objects ...model.Object) state.Delta {
+		var events []store.Event
+		for _, o := range objects {
+			events = append(events, store.Event{Kind: o.Ref().Kind, Name: o.Ref().Name, Object: o})
+		}
+		st.Apply(events)
+		return c.Update(st, st.Take())
+	}
+	if o := c.BGPChanges(); !o.IsZero() {
+		t.Errorf("before it knows its Node, %+v", o)
+	}
+	set(
+		&model.Node{Name: "own", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}},
+		&model.Node{Name: "b", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}},
+		&model.BGPConfiguration{Name: "default", ClusterIPs: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}, MeshPassword: model.SecretRef{Name: "s", Key: "k"}},
+	)
+	o := c.BGPChanges()
+	if o.Settings == nil || o.Settings.Port != 1790 || len(o.Peers) != 1 || o.Peers["mesh b"].Port != 1790 || o.Peers["mesh b"].Password != "p" || len(o.Routes) != 2 {
+		t.Errorf("%+v", o)
+	}
+	if v, issues := c.BGPView(); v.AS != 64512 || len(v.Peers) != 1 || len(v.Routes) != 2 || len(issues) > 0 {
+		t.Errorf("%+v, %v", v, issues)
+	}
+
+	learned := map[netip.Prefix]*speaker.Learned{}
+	for to, by := range map[string]string{"172.16.0.0/16": "192.0.2.9", "172.17.0.0/16": far.String(), "172.30.0.0/16": "192.0.2.2", "203.0.113.0/24": "192.0.2.9"} {
+		learned[netip.MustParsePrefix(to)] = &speaker.Learned{Peer: "mesh b", NextHop: netip.MustParseAddr(by)}
+	}
+	c.SetLearned(learned)
+	if d := set(); len(d.Fabric.Routes) != 2 || d.Fabric.Routes[netip.MustParsePrefix("172.17.0.0/16")].Via != via || d.Fabric.Routes[netip.MustParsePrefix("172.16.0.0/16")].Device != "eth0" {
+		t.Errorf("%+v", d.Fabric.Routes)
+	}
+	named := func(text string) bool {
+		return slices.ContainsFunc(c.Issues(), func(i model.Issue) bool { return strings.Contains(i.String(), text) })
+	}
+	if !named("it holds 203.0.113.1/32, the API server") {
+		t.Error(c.Issues())
+	}
+	c.SetAPIServers([]netip.AddrPort{netip.MustParseAddrPort("203.0.114.1:6443")})
+	if d := set(); len(d.Fabric.Routes) != 1 || named("the API server") {
+		t.Errorf("%+v, %v", d.Fabric.Routes, c.Issues())
+	}
+	device = ""
+	c.RoutesMoved()
+	if d := set(); len(d.Fabric.Routes) != 1 || !named("this node has no route to the next hop 198.51.100.9") {
+		t.Errorf("%+v, %v", d.Fabric.Routes, c.Issues())
+	}
+}
