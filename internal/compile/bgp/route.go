@@ -152,7 +152,7 @@ func (c *Compiler) podRoutes() map[place]speaker.Announcement {
 	return list
 }
 
-// communities are those that BGPConfigurations have for a route: those of this node, or else of all.
+// communities are those that BGPConfigurations have for a route: that of this node, or else of all.
 func (c *Compiler) communities(p netip.Prefix) (list []string) {
 	said := c.mine.Advertisements
 	if len(said) == 0 {

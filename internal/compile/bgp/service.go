@@ -25,8 +25,8 @@ func (c *Compiler) ranges() []netip.Prefix {
 	return slices.Concat(c.config.ClusterIPs, c.config.ExternalIPs, c.config.LoadBalancerIPs)
 }
 
-// Served returns the ranges of services' addresses that nodes may announce, sorted: each node serves
-// them by itself.
+// Served returns the ranges of services' addresses that nodes may announce, sorted: each node
+// serves them by itself.
 func (c *Compiler) Served() []netip.Prefix {
 	list := slices.Concat(c.ranges(), slices.Collect(maps.Keys(c.pooled)))
 	slices.SortFunc(list, netip.Prefix.Compare)

@@ -29,7 +29,8 @@ func learn(lines ...string) map[netip.Prefix]*bgp.Learned {
 	return routes
 }
 
-// resolve has 198.51.100.0/25 reached by a gateway, and 198.51.100.128/25 on a link without a subnet.
+// resolve has 198.51.100.0/25 reached by a gateway, and 198.51.100.128/25 on a link that has no
+// subnet.
 func resolve(to netip.Addr) (via netip.Addr, device string) {
 	switch {
 	case netip.MustParsePrefix("198.51.100.0/25").Contains(to):

@@ -34,8 +34,8 @@ type Kind struct {
 	ForFabric bool
 	// ForAddresses says that it is about addresses of services from pools, and nothing else.
 	ForAddresses bool
-	// ForBGP says that it is about BGP, and nothing else. Of MetalLB's kinds none is: they are about
-	// addresses.
+	// ForBGP says that it is about BGP, and nothing else. Of MetalLB's kinds none is: they are
+	// about addresses.
 	ForBGP bool
 	// Optional says that the API need not serve it.
 	Optional bool
