@@ -15,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// planFabric compares tunnels and routes with the kernel, if there are to be any. They are encrypted
-// if there is a private key.
+// planFabric compares tunnels and routes with the kernel, if there are to be any. They are
+// encrypted if there is a private key.
 func planFabric(ctx context.Context, c *compile.Compiler, private [32]byte, lacking reconcile.Lacking) (agent.Plan, error) {
 	if c.State().Fabric == nil {
 		return agent.Plan{}, nil

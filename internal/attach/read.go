@@ -73,8 +73,8 @@ func checkNeighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, mac net
 	return fmt.Errorf("%s has no permanent neighbour %s at %s", link.Name, a, mac)
 }
 
-// Taken says who has an address on the node already: the node itself, or an interface that a route to
-// the address alone leads to; "" if nobody has.
+// Taken says who has an address on the node already: the node itself, or an interface that a route
+// to the address alone leads to; "" if nobody has.
 func Taken(node *netns.NS, a netip.Addr) string {
 	found, err := node.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil || len(found) == 0 {

@@ -37,7 +37,8 @@ func TestElsewhereTriesEachHostEndpoint(t *testing.T) {
 	}
 }
 
-// What leaves another node with that node's address is known, and its ways to pods are not compiled.
+// What leaves another node with that node's address is known, and its ways to pods are not
+// compiled.
 func TestElsewhereMasquerades(t *testing.T) {
 	s := store.New()
 	pods := &model.IPPool{Name: "pods", CIDR: netip.MustParsePrefix("10.244.0.0/16"), NATOutgoing: true}

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// inner is a range in which pods or cluster IPs are: no Service is given an address there. A Service
-// whose status has one keeps it, as taking it away would break what works.
+// inner is a range in which pods or cluster IPs are: no Service is given an address there. A
+// Service whose status has one keeps it, as taking it away would break what works.
 type inner struct {
 	model.AddressRange
 	what string

@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// No Service is given an address that pods or cluster IPs may have, whatever the pools say; one that
-// has such an address keeps it.
+// No Service is given an address that pods or cluster IPs may have, whatever the pools say; one
+// that has such an address keeps it.
 func TestInner(t *testing.T) {
 	prefixes := func(texts ...string) (list []netip.Prefix) {
 		for _, text := range texts {
