@@ -14,7 +14,7 @@ type BIRD struct {
 }
 
 // StartBIRD starts BIRD in a namespace with a bird.conf. dir is an empty folder, whose path is
-// short, as there is a socket in it. What was started is stopped by Stop.
+// short, as there is a socket in it. Kill ends it.
 func StartBIRD(ctx context.Context, ns *netns.NS, dir, conf string) (*BIRD, error) {
 	b := &BIRD{dir: dir}
 	file := filepath.Join(dir, "bird.conf")
@@ -32,9 +32,6 @@ func (b *BIRD) socket() string { return filepath.Join(b.dir, "bird.ctl") }
 func (b *BIRD) Run(command string) (string, error) {
 	return run("/usr/sbin/birdc", "-s", b.socket(), command)
 }
-
-// Stop ends it; it takes its leave of its peers.
-func (b *BIRD) Stop() error { return b.d.stop() }
 
 // Kill ends it as a crash does.
 func (b *BIRD) Kill() error { return b.d.kill() }

@@ -20,7 +20,7 @@ type FRR struct {
 }
 
 // StartFRR starts FRR in a namespace with a bgpd.conf. dir is an empty folder, whose path is short,
-// as there are sockets in it. What was started is stopped by Stop or Kill.
+// as there are sockets in it. Stop ends it.
 func StartFRR(ctx context.Context, ns *netns.NS, dir, conf string) (*FRR, error) {
 	// Its daemons run as a user of their own.
 	if err := errors.Join(os.Chmod(dir, 0o777), write(filepath.Join(dir, "zebra.conf"), "")); err != nil {
@@ -47,7 +47,7 @@ func (f *FRR) start(ctx context.Context, name string) (*daemon, error) {
 		"-z", filepath.Join(f.dir, "zserv"), "--vty_socket", f.dir, "--log", "stdout", "--log-level", "debugging")
 }
 
-// StartBGP starts bgpd again, after StopBGP or KillBGP.
+// StartBGP starts bgpd again, after KillBGP.
 func (f *FRR) StartBGP(ctx context.Context, conf string) error {
 	err := write(filepath.Join(f.dir, "bgpd.conf"), conf)
 	if err == nil {
@@ -55,9 +55,6 @@ func (f *FRR) StartBGP(ctx context.Context, conf string) error {
 	}
 	return err
 }
-
-// StopBGP has bgpd take its leave and end.
-func (f *FRR) StopBGP() error { return f.bgpd.stop() }
 
 // KillBGP ends bgpd as a crash does.
 func (f *FRR) KillBGP() error { return f.bgpd.kill() }

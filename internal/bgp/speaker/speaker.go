@@ -38,8 +38,7 @@ type Speaker struct {
 	changedRoutes []netip.Prefix
 	policyDue     bool
 
-	server  *server // nil while there is none
-	started time.Time
+	server  *server           // nil while there is none
 	faults  map[string]string // what could not be done, by what it is about
 	learned map[netip.Prefix]*bgp.Learned
 	counter counter
