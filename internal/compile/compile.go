@@ -269,7 +269,11 @@ func (c *Compiler) Addresses() []address.Address {
 	if c.addresses == nil {
 		return nil
 	}
-	return c.addresses.List()
+	list := c.addresses.List()
+	for i := range list {
+		list[i].BGP = c.bgp != nil && c.bgp.Announces(list[i].Address)
+	}
+	return list
 }
 
 // BGPChanges returns what the BGP speaker is to do otherwise than at the last call. It is empty as

@@ -93,7 +93,9 @@ func (c *Compiler) metalLBIssues(l *issues) {
 	}
 	for ref, reasons := range c.faults {
 		for _, reason := range reasons {
-			l.add(ref, "", "%s", reason)
+			issue := ref.Issue(reason)
+			issue.Everywhere = true
+			l.list = append(l.list, issue)
 		}
 	}
 }

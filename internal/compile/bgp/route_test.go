@@ -215,6 +215,11 @@ func TestRoutes(t *testing.T) {
 			if strings.Join(got, "|") != c.want {
 				t.Errorf("told %q, want %s", got, c.want)
 			}
+			for _, a := range w.services.Given() {
+				if announced := strings.Contains(c.want, "192.0.9.0/26") || strings.Contains(c.want, a.String()); w.Announces(a) != announced {
+					t.Errorf("%s is announced: %v", a, !announced)
+				}
+			}
 			faults := w.faults()
 			if !slices.Equal(faults, c.faults) {
 				t.Errorf("faults %q, want %q", faults, c.faults)
