@@ -120,7 +120,7 @@ func passwordsIn(folder string) func(model.SecretRef) (string, bool) {
 		if err != nil {
 			return "", false
 		}
-		defer root.Close()
+		defer func() { _ = root.Close() }()
 		text, err := root.ReadFile(filepath.Join(ref.Name, ref.Key))
 		return strings.TrimSpace(string(text)), err == nil
 	}

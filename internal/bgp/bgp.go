@@ -146,9 +146,9 @@ type Report struct {
 	Learned map[netip.Prefix]*Learned `json:"learned,omitempty"`
 	// Peers by name; nil: no longer a peer.
 	Peers map[string]*PeerStatus `json:"peers,omitempty"`
-	// Settled is true once every peer has told all its routes, or has had its time to: its Retry and
-	// 5 s to come up, and then 10 s to tell them. Routes of an earlier speaker that are not learned
-	// again may go from then on.
+	// Settled is true once every peer has told all its routes, or has had its time to: its Retry
+	// and 5 s to come up, and then 10 s to tell them. Routes of an earlier speaker that are not
+	// learned again may go from then on.
 	Settled bool `json:"settled,omitempty"`
 	// Error says why the speaker does not do as it was told; "": it does, as of this report.
 	Error string `json:"error,omitempty"`
