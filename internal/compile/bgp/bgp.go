@@ -96,9 +96,7 @@ func New(cfg Config) *Compiler {
 // differs; the next Update follows.
 func (c *Compiler) SecretsChanged() bool {
 	for ref, found := range c.secrets {
-		if text, ok := c.cfg.Secret(ref); text != found.text || ok != found.ok {
-			c.renewed = true
-		}
+		c.renewed = c.renewed || c.secret(ref) != found
 	}
 	return c.renewed
 }
@@ -120,7 +118,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	c.followNodes(v, d, basis)
 	c.followPeers(v, d, basis)
 	c.followRoutes(v, d, basis)
-	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind) {
+	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind) {
 		c.setSettings()
 	}
 	c.started, c.renewed = true, false

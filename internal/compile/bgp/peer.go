@@ -102,12 +102,16 @@ func (c *Compiler) lookUp() {
 		if _, asked := c.secrets[ref]; asked || ref == (model.SecretRef{}) {
 			continue
 		}
-		var found secret
-		if c.cfg.Secret != nil {
-			found.text, found.ok = c.cfg.Secret(ref)
-		}
-		c.secrets[ref] = found
+		c.secrets[ref] = c.secret(ref)
 	}
+}
+
+// secret looks a password up.
+func (c *Compiler) secret(ref model.SecretRef) (found secret) {
+	if c.cfg.Secret != nil {
+		found.text, found.ok = c.cfg.Secret(ref)
+	}
+	return found
 }
 
 // password returns one that was looked up; false: it is not there.

@@ -262,6 +262,10 @@ func TestSettings(t *testing.T) {
 			objects: []model.Object{nodeOf("own fd00::5")},
 			want:    speaker.Settings{AS: 64512, RouterID: hashed("own"), Port: 179, Restart: 2 * time.Minute},
 		},
+		"addresses that MetalLB's objects have announced": {
+			objects: []model.Object{addresses("p", "192.0.9.0", "192.0.9.63"), advertisement("x"), pool("v4", "10.244.0.0/16")},
+			want:    speaker.Settings{AS: 64512, RouterID: addr("192.0.2.5"), Port: 179, Restart: 2 * time.Minute, PassOn: prefixes("10.244.0.0/16", "192.0.9.0/26")},
+		},
 		"a pool that is not announced is not passed on": {
 			objects: []model.Object{pool("v4", "10.244.0.0/16"), &model.IPPool{Name: "x", CIDR: prefix("10.244.64.0/18"), DisableBGPExport: true}, &model.IPPool{Name: "y", CIDR: prefix("10.244.80.0/20")}},
 			want:    speaker.Settings{AS: 64512, RouterID: addr("192.0.2.5"), Port: 179, Restart: 2 * time.Minute, PassOn: prefixes("10.244.0.0/18", "10.244.80.0/20", "10.244.128.0/17")},
@@ -313,6 +317,16 @@ func TestSecretsChange(t *testing.T) {
 	w.SecretsChanged()
 	if o := w.update(); len(o.Peers) != 3 || o.Settings != nil || o.Peers["mesh a"].Password != "later" {
 		t.Errorf("%+v", o)
+	}
+}
+
+// Without anything to look passwords up in there are none.
+func TestNoSecrets(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.Secret = nil
+	w.set(nodeOf("own 192.0.2.5"), tor("p", func(p *model.BGPPeer) { p.Password = model.SecretRef{Name: "s", Key: "k"} }))
+	if w.SecretsChanged() || len(w.peers) > 0 || len(w.Issues()) != 1 {
+		t.Errorf("peers %v, %v", w.told(), w.Issues())
 	}
 }
 

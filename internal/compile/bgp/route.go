@@ -196,7 +196,7 @@ func (c *Compiler) passOn() []netip.Prefix {
 		}
 		list = append(list, parts...)
 	}
-	list = append(list, c.ranges()...)
+	list = append(list, c.Served()...)
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return slices.Compact(list)
 }
