@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -241,6 +242,31 @@ func TestMetalLBPeersGetAddressesAlone(t *testing.T) {
 	served := prefixes("10.96.0.0/12", "192.0.9.4/30", "192.0.9.8/30", "192.0.9.8/31", "fd00:9::/64", "fd00:9::/120")
 	if got := w.Served(); !slices.Equal(got, served) {
 		t.Errorf("served %v, want %v", got, served)
+	}
+}
+
+// People see which object asks for a peer and a route, and no password.
+func TestView(t *testing.T) {
+	w := newWorld(t)
+	if v := w.View(); v.AS != 0 || v.Peers == nil || v.Routes == nil {
+		t.Errorf("%+v", v)
+	}
+	w.set(nodeOf("own 192.0.2.5 10.244.1.0/24 rr=1.0.0.1"), pool("v4", "10.244.0.0/16"), config(func(c *model.BGPConfiguration) { c.ClusterIPs = prefixes("10.96.0.0/12") }),
+		service("a", "10.96.0.1", local), ready("a", "own"), &model.BGPFilter{Name: "f"},
+		tor("p", func(p *model.BGPPeer) {
+			p.AS, p.Filters, p.Password = 64512, []string{"f"}, model.SecretRef{Name: "s", Key: "k"}
+		}))
+	v := w.View()
+	want := []PeerView{{Name: "BGPPeer p", Object: model.Ref{Kind: model.BGPPeerKind, Name: model.Name{Name: "p"}}, Address: addr("192.0.2.1"), Port: 179, AS: 64512, Password: true, Client: true, Filters: []string{"f"}}}
+	if !reflect.DeepEqual(v.Peers, want) || v.Mesh || v.Cluster != addr("1.0.0.1") || v.RouterID != addr("192.0.2.5") {
+		t.Errorf("%+v", v)
+	}
+	var whys []string
+	for _, r := range v.Routes {
+		whys = append(whys, fmt.Sprintf("%s %v", r.Prefix, r.Why))
+	}
+	if want := []string{"10.96.0.0/12 [BGPConfiguration default]", "10.96.0.1/32 [Service shop/a]", "10.244.1.0/24 [Node own]"}; !slices.Equal(whys, want) {
+		t.Errorf("%q, want %q", whys, want)
 	}
 }
 
