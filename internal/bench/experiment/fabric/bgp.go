@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/bench/harness"
 	"sluice.dev/sluice/internal/bench/peer"
 	"sluice.dev/sluice/internal/bench/report"
+	"sluice.dev/sluice/internal/bgp/peertest"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -89,12 +89,12 @@ func measureBGP(ctx context.Context, r *harness.Run, by string) (up, down time.D
 	if err != nil {
 		return 0, 0, err
 	}
-	source, err := startBIRD(far, prefix, farConfig())
+	source, err := startBIRD(ctx, far, farConfig())
 	if err != nil {
 		return 0, 0, err
 	}
-	defer source.stop()
-	stop, err := learner(r, by, node, prefix)
+	defer func() { err = errors.Join(err, source.stop()) }()
+	stop, err := learner(ctx, r, by, node)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -112,7 +112,7 @@ func measureBGP(ctx context.Context, r *harness.Run, by string) (up, down time.D
 // farConfig has BIRD announce the routes once they are enabled.
 func farConfig() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "router id %s;\nprotocol device {}\nprotocol static routes {\n  disabled;\n  ipv4;\n", farAddr)
+	fmt.Fprintf(&b, "router id %s;\nprotocol device {}\nprotocol static many {\n  disabled;\n  ipv4;\n", farAddr)
 	for i := range bgpRoutes {
 		fmt.Fprintf(&b, "  route 100.64.%d.%d/32 blackhole;\n", i>>8, i&255)
 	}
@@ -121,14 +121,14 @@ func farConfig() string {
 }
 
 // learner starts what learns the routes.
-func learner(r *harness.Run, by string, node *netns.NS, name string) (stop func() error, err error) {
+func learner(ctx context.Context, r *harness.Run, by string, node *netns.NS) (stop func() error, err error) {
 	if by == bird {
-		b, err := startBIRD(node, name, fmt.Sprintf("router id %s;\nprotocol device {}\nprotocol kernel { ipv4 { export all; }; }\n"+
+		b, err := startBIRD(ctx, node, fmt.Sprintf("router id %s;\nprotocol device {}\nprotocol kernel { ipv4 { export all; }; }\n"+
 			"protocol bgp far {\n  local %s as 64512;\n  neighbor %s as 64512;\n  direct;\n  connect retry time 1;\n  connect delay time 1;\n  ipv4 { import all; export none; };\n}\n", nodeSelf, nodeSelf, farAddr))
 		if err != nil {
 			return nil, err
 		}
-		return func() error { b.stop(); return nil }, nil
+		return b.stop, nil
 	}
 	site, err := r.NewSite(node)
 	if err != nil {
@@ -154,57 +154,36 @@ func learner(r *harness.Run, by string, node *netns.NS, name string) (stop func(
 	return func() error { a.Kill(); return site.Close() }, nil
 }
 
-// birdProcess is a BIRD.
-type birdProcess struct {
-	cmd *exec.Cmd
+// routeServer is a BIRD with a folder of its own.
+type routeServer struct {
+	*peertest.BIRD
 	dir string
-	ns  *netns.NS
 }
 
 // startBIRD starts BIRD with a configuration. Stop it.
-func startBIRD(ns *netns.NS, name, config string) (*birdProcess, error) {
-	dir, err := os.MkdirTemp("", name+"-*")
+func startBIRD(ctx context.Context, ns *netns.NS, config string) (*routeServer, error) {
+	dir, err := os.MkdirTemp("", "bird-*")
 	if err != nil {
 		return nil, err
 	}
-	b := &birdProcess{dir: dir, ns: ns}
-	file := filepath.Join(dir, "bird.conf")
-	b.cmd = exec.Command("bird", "-f", "-c", file, "-s", b.socket())
-	if err = os.WriteFile(file, []byte(config), 0o600); err == nil {
-		err = ns.Start(b.cmd)
-	}
+	b, err := peertest.StartBIRD(ctx, ns, dir, config)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return b, nil
+	return &routeServer{b, dir}, nil
 }
 
-func (b *birdProcess) socket() string { return filepath.Join(b.dir, "bird.sock") }
-
-func (b *birdProcess) stop() {
-	_ = b.cmd.Process.Kill()
-	_ = b.cmd.Wait()
-	_ = os.RemoveAll(b.dir)
-}
-
-// control sends a command to BIRD, and returns its answer.
-func (b *birdProcess) control(ctx context.Context, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, "birdc", append([]string{"-s", b.socket()}, args...)...).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("birdc %s: %w: %s", strings.Join(args, " "), err, out)
-	}
-	return string(out), nil
-}
+func (b *routeServer) stop() error { return errors.Join(b.Kill(), os.RemoveAll(b.dir)) }
 
 // bgpPatience bounds the wait for a session, and for its routes.
 const bgpPatience = time.Minute
 
 // established returns once BIRD has a session with the node.
-func (b *birdProcess) established(ctx context.Context) error {
+func (b *routeServer) established(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bgpPatience)
 	defer cancel()
 	for {
-		out, err := b.control(ctx, "show", "protocols", "node")
+		out, err := b.Run("show protocols node")
 		if err == nil && strings.Contains(out, "Established") {
 			return nil
 		}
@@ -218,7 +197,7 @@ func (b *birdProcess) established(ctx context.Context) error {
 
 // until enables or disables the routes, and returns how long it took until the node's kernel had
 // told of so many that came or went.
-func (b *birdProcess) until(ctx context.Context, node *netns.NS, what string, kind uint16) (time.Duration, error) {
+func (b *routeServer) until(ctx context.Context, node *netns.NS, what string, kind uint16) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, bgpPatience)
 	defer cancel()
 	updates := make(chan netlink.RouteUpdate, bgpRoutes)
@@ -232,7 +211,7 @@ func (b *birdProcess) until(ctx context.Context, node *netns.NS, what string, ki
 		return 0, err
 	}
 	began := time.Now()
-	if _, err := b.control(ctx, what, "routes"); err != nil {
+	if _, err := b.Run(what + " many"); err != nil {
 		return 0, err
 	}
 	for seen := map[string]bool{}; len(seen) < bgpRoutes; {
