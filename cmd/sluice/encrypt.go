@@ -58,9 +58,11 @@ func newNodeKey(path string) (key [32]byte, err error) {
 		return key, fmt.Errorf("write key for WireGuard: %w", err)
 	}
 	next := path + ".next" // so that there is never half a key
-	err = os.WriteFile(next, []byte(base64.StdEncoding.EncodeToString(key[:])+"\n"), 0o600)
-	if err = errors.Join(err, os.Rename(next, path)); err != nil {
-		return key, fmt.Errorf("write key for WireGuard: %w", err)
+	if err = os.WriteFile(next, []byte(base64.StdEncoding.EncodeToString(key[:])+"\n"), 0o600); err == nil {
+		err = os.Rename(next, path)
+	}
+	if err != nil {
+		return key, errors.Join(fmt.Errorf("write key for WireGuard: %w", err), os.RemoveAll(next))
 	}
 	return key, nil
 }

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/fabric"
@@ -39,6 +42,39 @@ func TestNodeKey(t *testing.T) {
 	}
 	if _, err := nodeKey(filepath.Join(path, "below")); err == nil {
 		t.Error("a key was written below a file")
+	}
+}
+
+// A disk that is full leaves no half of a key, which the next start would have to refuse.
+func TestNodeKeyOnFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a small file system")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	full := filepath.Join(dir, "full")
+	if err := os.WriteFile(full, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "wireguard.key")
+	if _, err := nodeKey(path); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("on a full disk: %v", err)
+	}
+	if left, _ := filepath.Glob(path + "*"); len(left) > 0 {
+		t.Errorf("files: %q", left)
+	}
+	if err := os.Remove(full); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodeKey(path); err != nil {
+		t.Errorf("once there is room: %v", err)
 	}
 }
 
