@@ -258,6 +258,63 @@ func TestRefusalsAreSetAside(t *testing.T) {
 	}
 }
 
+// A route of another program that comes before one of ours is named, as long as it is there, and
+// left alone; so is one in the place of ours, which is set once that is gone.
+func TestRoutesBeforeOurs(t *testing.T) {
+	all := nodes(t, 3)
+	x := all[0]
+	want := native(all, x)
+	want.Routes[families[0].pods(1)] = &state.Route{Node: "node1"} // its own, which a bridge has, too
+	adopt(t, x.d, want)
+	says := func(what, want string) {
+		t.Helper()
+		var texts []string
+		for _, a := range x.d.SetAside() {
+			texts = append(texts, a.Object()+": "+a.Reason)
+		}
+		if got := strings.Join(texts, "; "); want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%s: set aside %q, want %q", what, got, want)
+		}
+	}
+	again := func(what string, tampered bool) {
+		t.Helper()
+		if got, err := x.d.Tampered(t.Context()); got != tampered || err != nil {
+			t.Errorf("%s: tampered %v, %v", what, got, err)
+		}
+		p, err := x.d.Adopt(t.Context(), &state.State{Fabric: want}, driver.Keep{})
+		must(t, err)
+		must(t, p.Apply(t.Context()))
+	}
+	_, metric, _ := strings.Cut(strings.TrimSpace(run(t, x.ns, "ip route show 10.244.2.0/24 proto 83")), "metric ")
+	metric = strings.Fields(metric)[0]
+
+	run(t, x.ns, "ip route add 10.244.1.0/24 dev eth0 metric 5")
+	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 9000")
+	run(t, x.ns, "ip route add 10.99.0.0/24 via 192.0.2.9 dev eth0")
+	again("routes that are in no way", false)
+	says("routes that are in no way", "")
+	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100 proto static")
+	run(t, x.ns, "ip -6 route add fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50")
+	again("routes before ours", true)
+	says("routes before ours", "routes of other programs: they come before ours, so what goes to these pods takes them: "+
+		"10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100, fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50; remove them")
+	run(t, x.ns, "ip route del 10.244.2.0/24 metric 100")
+	run(t, x.ns, "ip -6 route del fd00:10:244:3::/64 metric 50")
+	again("they are gone", true)
+	says("they are gone", "")
+
+	run(t, x.ns, "ip route del 10.244.2.0/24 proto 83")
+	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric "+metric)
+	again("a route in the place of ours", true)
+	says("a route in the place of ours", "another program has a route to the same prefix with the same metric")
+	run(t, x.ns, "ip route del 10.244.2.0/24 metric "+metric)
+	again("it is gone", true)
+	says("it is gone", "")
+	if got := run(t, x.ns, "ip route show 10.244.2.0/24 proto 83"); !strings.Contains(got, "192.0.2.2") {
+		t.Errorf("ours is not back: %q", got)
+	}
+}
+
 // A device of another program that takes our packets is named, left alone, and no longer waited for
 // once it is gone.
 func TestRivalIsNamed(t *testing.T) {

@@ -48,11 +48,12 @@ type Driver struct {
 	wg     *wgctrl.Client // nil: nothing is encrypted
 	key    [32]byte       // private
 
-	mu    sync.Mutex    // held by every method
-	want  *state.Fabric // all of it, what is set aside too; nil before the first adoption
-	now   *kernel       // what the kernel holds, as far as we know
-	aside map[any]aside // by the name of a tunnel, or the slot of an entry
-	doubt bool          // others may have changed what we programmed
+	mu     sync.Mutex    // held by every method
+	want   *state.Fabric // all of it, what is set aside too; nil before the first adoption
+	now    *kernel       // what the kernel holds, as far as we know
+	aside  map[any]aside // by the name of a tunnel, or the slot of an entry
+	before []before      // routes of other programs that take the packets of ours, as of the last adoption
+	doubt  bool          // others may have changed what we programmed
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -128,6 +129,9 @@ func (d *Driver) SetAside() []driver.SetAside {
 	for _, a := range d.aside {
 		all = append(all, a.SetAside)
 	}
+	if len(d.before) > 0 {
+		all = append(all, beforeAside(d.before))
+	}
 	slices.SortFunc(all, driver.SetAside.Compare)
 	return slices.Compact(all)
 }
@@ -152,7 +156,11 @@ func (d *Driver) adopt(want *state.Fabric, keep bool) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{d: d, want: want, now: now, aside: map[any]aside{}, peers: map[model.PublicKey]*state.Peer{}}
+	first, err := d.readBefore(now, want)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{d: d, want: want, now: now, aside: map[any]aside{}, before: first, peers: map[model.PublicKey]*state.Peer{}}
 	earlier := state.NewFabric()
 	if d.want != nil {
 		earlier = d.want
@@ -199,7 +207,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		return nil, errors.New("update of a fabric that was never adopted")
 	}
 	f := delta.Fabric
-	p := &plan{d: d, want: d.want, delta: f, now: d.now, aside: d.aside, update: true, peers: map[model.PublicKey]*state.Peer{}}
+	p := &plan{d: d, want: d.want, delta: f, now: d.now, aside: d.aside, before: d.before, update: true, peers: map[model.PublicKey]*state.Peer{}}
 	for name, t := range f.Tunnels {
 		if now := d.now.tunnels[name]; now != nil && t != nil && !now.canBecome(t) { // all on it goes with it
 			want := d.want.Clone()

@@ -24,6 +24,7 @@ type plan struct {
 	update bool              // what the kernel refuses is an error: others may have changed what is there, as an adoption sees
 	now    *kernel
 	aside  map[any]aside
+	before []before
 	kept   int
 
 	tunnels []tunnel
@@ -141,7 +142,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	}
 	d := p.d
 	p.want.Apply(p.delta)
-	d.want, d.now, d.aside = p.want, p.now, p.aside
+	d.want, d.now, d.aside, d.before = p.want, p.now, p.aside, p.before
 	if err := p.makeTunnels(); err != nil {
 		return err
 	}

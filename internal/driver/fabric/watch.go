@@ -77,9 +77,12 @@ func (d *Driver) contradicts(m message) bool {
 func (d *Driver) routeContradicts(m message) bool {
 	r, ours := readRoute(m.body, d.used)
 	_, taken := d.now.entries[r.slot()]
+	_, aside := d.aside[r.slot()]
 	switch {
-	case !ours:
-		return taken && m.typ == unix.RTM_NEWROUTE
+	case !ours && m.typ == unix.RTM_NEWROUTE:
+		return taken || d.want != nil && comesBefore(r, d.want)
+	case !ours: // one that goes may make way for ours
+		return aside || slices.ContainsFunc(d.before, func(b before) bool { return b.prefix == r.prefix })
 	case m.typ == unix.RTM_DELROUTE:
 		return d.now.has(r)
 	}

@@ -1,0 +1,88 @@
+package fabric
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// This file names routes of other programs that take the packets of ours: to the same prefix, with
+// a lower metric. The routes of who made the pod network before are such, until somebody removes
+// them.
+
+// before is such a route.
+type before struct {
+	prefix netip.Prefix
+	text   string // as ip route has it
+}
+
+// comesBefore reports whether a route that is not ours takes the packets of one that is wanted. A
+// route to this node's own pods is no rival: ours only drops what none of them has.
+func comesBefore(r route, want *state.Fabric) bool {
+	ours := want.Routes[r.prefix]
+	return ours != nil && ours.Device != "" && r.table == unix.RT_TABLE_MAIN && r.metric < metric(r.prefix)
+}
+
+// readBefore finds the routes that come before wanted ones, sorted.
+func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err error) {
+	if len(want.Routes) == 0 {
+		return nil, nil
+	}
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		body := []byte{family, 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC, 0, 0, 0, 0, 0, 0}
+		some, err := d.list(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (entry, bool) {
+			r, ours := readRoute(body, d.namer(k))
+			if ours || !comesBefore(r, want) {
+				return nil, false
+			}
+			if l, err := d.links.LinkByIndex(deviceOf(body)); err == nil {
+				r.device = l.Attrs().Name
+			}
+			return r, true
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list other programs' routes: %w", err)
+		}
+		for _, e := range some {
+			r := e.(route)
+			text := r.prefix.String()
+			if r.device != "" {
+				text = strings.TrimPrefix(r.String(), "route ")
+			}
+			found = append(found, before{r.prefix, fmt.Sprintf("%s metric %d", text, r.metric)})
+		}
+	}
+	slices.SortFunc(found, func(a, b before) int { return a.prefix.Compare(b.prefix) })
+	return found, nil
+}
+
+// deviceOf is the index of the device that a route leads by; 0: none, or several.
+func deviceOf(body []byte) int {
+	for typ, value := range attributes(body[unix.SizeofRtMsg:]) {
+		if typ == unix.RTA_OIF {
+			return int(binary.NativeEndian.Uint32(value))
+		}
+	}
+	return 0
+}
+
+// beforeAside names the routes that come before ours, all at once: who made the network before may
+// have left one for each node.
+func beforeAside(found []before) driver.SetAside {
+	var texts []string
+	for _, b := range found {
+		texts = append(texts, b.text)
+	}
+	return driver.SetAside{
+		Kind: "routes of other programs", InForce: model.InForceNothing,
+		Reason: "they come before ours, so what goes to these pods takes them: " + model.FirstFew(texts, 3) + "; remove them with ip route del, once nobody needs them",
+	}
+}
