@@ -66,9 +66,12 @@ type world struct {
 
 var secrets = map[model.SecretRef]string{{Name: "s", Key: "k"}: "hidden", {Namespace: "lb", Name: "s", Key: "password"}: "deep"}
 
-func newWorld(t testing.TB) *world {
-	w := &world{t: t, store: store.New(), services: address.New(address.Config{Node: "own", BGP: true}), peers: map[string]*speaker.Peer{}, routes: map[netip.Prefix]*speaker.Route{}}
-	w.Compiler = New(Config{Node: "own", Services: w.services, Secret: func(ref model.SecretRef) (string, bool) {
+func newWorld(t testing.TB) *world { return newWorldOf(t, "own") }
+
+// newWorldOf is as a node sees it.
+func newWorldOf(t testing.TB, node string) *world {
+	w := &world{t: t, store: store.New(), services: address.New(address.Config{Node: node, BGP: true}), peers: map[string]*speaker.Peer{}, routes: map[netip.Prefix]*speaker.Route{}}
+	w.Compiler = New(Config{Node: node, Services: w.services, Secret: func(ref model.SecretRef) (string, bool) {
 		text, ok := secrets[ref]
 		return text, ok
 	}})

@@ -67,6 +67,10 @@ func (c *Compiler) peerIssues(l *issues) {
 		if c.lacks(p.Password) {
 			l.add(p.Ref(), model.InForceNothing, "spec.password: there is no Secret %s, so there is no such peer; make it, or let the agent read it", p.Password)
 		}
+		if names := c.addresses[p.Address]; len(names) > 0 && c.nodeAt(p) == nil && names[0] != c.cfg.Node {
+			n := c.nodes[names[0]]
+			l.add(p.Ref(), "", "spec.peerIP: it is the address of Node %s, which has AS %d and port %d, other than the BGPPeer says; leave the port out, and give that AS, or a peerSelector", n.Name, n.as, n.port)
+		}
 		for i, name := range p.Filters {
 			if c.filters[name] == nil {
 				l.add(p.Ref(), model.InForceRest, "spec.filters[%d]: there is no BGPFilter %s, so no routes are exchanged with the peer", i, name)

@@ -201,9 +201,16 @@ func named(name string, is4 bool) string {
 	return name + " IPv6"
 }
 
-// peer is what another node is by a BGPPeer; nil: it is none, for want of a password.
+// peer is what another node is by a BGPPeer; nil: it is none, for want of a password. An end has the
+// BGPPeer's own AS number if it is one of those that have the other as a peer.
 func (c *Compiler) peer(p *model.BGPPeer, own, n *node, is4 bool) *candidate {
 	peer := &candidate{name: named("BGPPeer "+p.Name+" "+n.Name, is4), node: n.Name, Peer: speaker.Peer{Address: n.address(is4), Port: n.port, AS: n.as}}
+	if p.LocalAS != 0 && from(p, n) && to(p, own) {
+		peer.AS = p.LocalAS
+	}
+	if from(p, own) && to(p, n) {
+		peer.LocalAS = p.LocalAS
+	}
 	return c.complete(peer, p, own, n)
 }
 
@@ -217,8 +224,11 @@ func (c *Compiler) otherPeers() (list []*candidate) {
 		if !p.Address.IsValid() || slices.Contains(own.addresses, p.Address) {
 			continue
 		}
-		peer := &candidate{name: "BGPPeer " + p.Name, Peer: speaker.Peer{Address: p.Address, Port: p.Port, AS: p.AS}}
+		peer := &candidate{name: "BGPPeer " + p.Name, Peer: speaker.Peer{Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS}}
 		n := c.nodeAt(p)
+		if !own.address(p.Address.Is4()).IsValid() && (n != nil || !p.AnySource) {
+			continue // as Calico speaks BGP in the families that a node has addresses of
+		}
 		if n != nil {
 			peer.node, peer.Port = n.Name, cmp.Or(p.Port, n.port)
 		}
@@ -250,8 +260,8 @@ func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node)
 	if !p.AnySource {
 		peer.Source = own.address(is4)
 	}
-	if p.LocalAS != own.as {
-		peer.LocalAS = p.LocalAS
+	if peer.LocalAS == own.as {
+		peer.LocalAS = 0
 	}
 	internal := peer.AS == cmp.Or(peer.LocalAS, own.as)
 	peer.KeepNextHop, peer.AllowOwnAS = p.KeepNextHop && !internal, p.AllowOwnAS

@@ -1,7 +1,9 @@
 package bgp
 
 import (
+	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -154,8 +156,29 @@ func TestPeers(t *testing.T) {
 				config(noMesh), tor("p", func(p *model.BGPPeer) { p.Node, p.Address, p.AS, p.OneWay = "a", addr("192.0.2.5"), 64512, true }), nodeOf("a 192.0.2.2"),
 			},
 		},
+		"the end of another node has an AS number for this one": {
+			objects: []model.Object{
+				config(noMesh), tor("p", func(p *model.BGPPeer) { p.Node, p.Address, p.AS, p.LocalAS = "a", addr("192.0.2.5"), 64512, 64599 }), nodeOf("a 192.0.2.2"),
+			},
+			want: []string{"BGPPeer p a: 192.0.2.2:179 AS 64599 from 192.0.2.5 hops 255 IPv4"},
+		},
+		"both ends have one": {
+			objects: []model.Object{
+				config(noMesh), nodeOf("own 192.0.2.5 reflector=yes"), nodeOf("a 192.0.2.2 reflector=yes"), nodeOf("b 192.0.2.3"),
+				&model.BGPPeer{Name: "p", Nodes: reflectors, Peers: everyone, LocalAS: 64599},
+			},
+			want: []string{
+				"BGPPeer p a: 192.0.2.2:179 AS 64599 local AS 64599 from 192.0.2.5 hops 255 IPv4",
+				"BGPPeer p b: 192.0.2.3:179 AS 64512 local AS 64599 from 192.0.2.5 hops 255 IPv4",
+			},
+		},
 		"a node of another AS than the BGPPeer says": {
 			objects: []model.Object{config(noMesh), tor("p", func(p *model.BGPPeer) { p.Node, p.Address = "a", addr("192.0.2.5") }), nodeOf("a 192.0.2.2")},
+		},
+		"a node that the BGPPeer has wrong": {
+			objects: []model.Object{config(noMesh), tor("p", func(p *model.BGPPeer) { p.Address = addr("192.0.2.2") }), nodeOf("a 192.0.2.2")},
+			want:    []string{"BGPPeer p: 192.0.2.2:179 AS 64501 from 192.0.2.5 hops 255 IPv4"},
+			faults:  []string{"BGPPeer p: spec.peerIP: it is the address of Node a, which has AS 64512 and port 179, other than the BGPPeer says; leave the port out, and give that AS, or a peerSelector"},
 		},
 		"a node by its address has its port": {
 			objects: []model.Object{
@@ -287,6 +310,64 @@ func TestSettings(t *testing.T) {
 	}
 	if got := hashed("kind-worker"); got.As4()[0] > 223 || got != hashed("kind-worker") {
 		t.Errorf("router ID %s", got)
+	}
+}
+
+// Two nodes that are peers agree on all that a session takes, whatever objects make them so.
+func TestBothEndsAgree(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 9))
+		pick := func(options ...string) string { return options[r.IntN(len(options))] }
+		maybe := func() bool { return r.IntN(2) == 0 }
+		names := []string{"a", "b", "c", "d"}
+		objects := []model.Object{config(func(c *model.BGPConfiguration) { c.NoMesh, c.AS = maybe(), 64512 })}
+		for i, name := range names {
+			objects = append(objects, nodeOf(fmt.Sprintf("%s 192.0.2.%d %s %s %s", name, 5+i*3, pick("", fmt.Sprintf("fd00::%x", 5+i*3)), pick("", "as=64600"), pick("", "rr=1.0.0.1 reflector=yes", "rr=1.0.0.2 reflector=yes"))))
+			if maybe() {
+				objects = append(objects, &model.BGPConfiguration{Name: model.BGPNodePrefix + name, Port: 1179, AS: 64513})
+			}
+		}
+		for _, name := range []string{"p", "p-q", "q"}[:r.IntN(4)] {
+			p := &model.BGPPeer{Name: name, LocalAS: uint32(64599 * r.IntN(2)), Password: []model.SecretRef{{}, {Name: "s", Key: "k"}}[r.IntN(2)]}
+			switch r.IntN(3) {
+			case 0:
+				p.Node = pick(names...)
+			case 1:
+				p.Nodes = []model.Selector{model.Everything(), model.Has("reflector"), model.In("name", "a", "b")}[r.IntN(3)]
+			}
+			if maybe() {
+				p.Peers = []model.Selector{model.Everything(), model.Has("reflector"), model.In("name", "b", "c")}[r.IntN(3)]
+			} else {
+				p.Address, p.AS = addr(pick("192.0.2.5", "192.0.2.8", "fd00::8")), []uint32{64512, 64513, 64600}[r.IntN(3)]
+			}
+			objects = append(objects, p)
+		}
+		worlds := map[string]*world{}
+		for _, name := range names {
+			worlds[name] = newWorldOf(t, name)
+			worlds[name].set(objects...)
+		}
+		for name, w := range worlds {
+			for _, p := range w.chosen {
+				if p.node == "" {
+					continue // a BGPPeer names an address of a node, and has another AS
+				}
+				other := worlds[p.node]
+				back := other.chosen[p.Source]
+				if back != nil && back.node == "" {
+					continue // likewise
+				}
+				if back == nil || back.node != name {
+					t.Fatalf("seed %d: %s has the peer %s, and %s has %q", seed, name, p.name, p.node, other.told())
+				}
+				if p.AS != cmp.Or(back.LocalAS, other.settings.AS) || p.Port != other.settings.Port || p.Password != back.Password || p.IPv4 != back.IPv4 || p.Passive && back.Passive {
+					t.Fatalf("seed %d: %s has %s: %s, and %s has %s: %s", seed, name, p.name, showPeer(&p.Peer), p.node, back.name, showPeer(&back.Peer))
+				}
+				if p.Cluster.IsValid() && back.Cluster.IsValid() && p.Cluster == back.Cluster {
+					t.Fatalf("seed %d: %s and %s of one cluster are each other's clients", seed, name, p.node)
+				}
+			}
+		}
 	}
 }
 
