@@ -82,7 +82,7 @@ func beforeAside(found []before) driver.SetAside {
 		texts = append(texts, b.text)
 	}
 	return driver.SetAside{
-		Kind: "routes of other programs",
+		Kind:   "routes of other programs",
 		Reason: "they come before ours, so what goes to these pods takes them: " + model.FirstFew(texts, 3) + "; remove them with ip route del, once nobody needs them",
 	}
 }
