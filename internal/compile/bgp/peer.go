@@ -201,8 +201,8 @@ func named(name string, is4 bool) string {
 	return name + " IPv6"
 }
 
-// peer is what another node is by a BGPPeer; nil: it is none, for want of a password. An end has the
-// BGPPeer's own AS number if it is one of those that have the other as a peer.
+// peer is what another node is by a BGPPeer; nil: it is none, for want of a password. An end has
+// the BGPPeer's own AS number if it is one of those that have the other as a peer.
 func (c *Compiler) peer(p *model.BGPPeer, own, n *node, is4 bool) *candidate {
 	peer := &candidate{name: named("BGPPeer "+p.Name+" "+n.Name, is4), node: n.Name, Peer: speaker.Peer{Address: n.address(is4), Port: n.port, AS: n.as}}
 	if p.LocalAS != 0 && from(p, n) && to(p, own) {
