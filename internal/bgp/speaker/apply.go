@@ -25,7 +25,7 @@ func (s *Speaker) policies() {
 	}
 	s.policyDue = false
 	peers := s.partners()
-	s.findHops()
+	s.findHops(peers...)
 	var parties []*party
 	for _, p := range peers {
 		parties = append(parties, s.partyOf(p))

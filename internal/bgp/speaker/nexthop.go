@@ -10,11 +10,11 @@ import (
 
 // findHops finds this node's address of the other family towards each peer that exchanges routes
 // of both: the server knows the session's own address alone. It reports whether any has changed.
-func (s *Speaker) findHops() bool {
+func (s *Speaker) findHops(peers ...*peer) bool {
 	var all []link.Address
 	changed := false
-	for _, p := range s.peers {
-		if p.want == nil || check(p.want) != nil || !both(p.want) {
+	for _, p := range peers {
+		if check(p.want) != nil || !both(p.want) {
 			s.fault("next hop "+p.name, "")
 			continue
 		}
@@ -25,19 +25,23 @@ func (s *Speaker) findHops() bool {
 				return false // as they were
 			}
 		}
-		local := p.local
-		if !p.up || !local.IsValid() {
-			local = source(p.want)
-		}
-		on := 0
-		if zone := p.want.Address.Zone(); zone != "" {
-			on, _ = link.Here.Index(zone) // without it, there is no session either
-		}
-		hop, device := otherAddress(all, local, on, p.want.Address.Is4())
-		changed = changed || hop != p.hop
-		p.hop = hop
-		s.fault("next hop "+p.name, s.missingHop(p, local, device))
+		changed = s.findHop(p, all) || changed
 	}
+	return changed
+}
+
+func (s *Speaker) findHop(p *peer, all []link.Address) bool {
+	local, on := p.local, 0
+	if !p.up || !local.IsValid() {
+		local = source(p.want)
+	}
+	if zone := p.want.Address.Zone(); zone != "" {
+		on, _ = link.Here.Index(zone) // without it, there is no session either
+	}
+	hop, device := otherAddress(all, local, on, p.want.Address.Is4())
+	changed := hop != p.hop
+	p.hop = hop
+	s.fault("next hop "+p.name, s.missingHop(p, local, device))
 	return changed
 }
 

@@ -59,7 +59,7 @@ func (s *Speaker) retry() {
 		s.restart()
 	default:
 		s.tidy()
-		s.policyDue = s.findHops() || s.policyDue
+		s.policyDue = s.findHops(s.partners()...) || s.policyDue
 		s.update()
 	}
 }

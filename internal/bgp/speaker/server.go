@@ -15,6 +15,7 @@ import (
 
 	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	"github.com/osrg/gobgp/v4/pkg/config/oc"
 	gobgp "github.com/osrg/gobgp/v4/pkg/server"
 
 	"sluice.dev/sluice/internal/bgp"
@@ -72,6 +73,10 @@ func sound(n *bgp.Settings) error {
 	return nil
 }
 
+// tables are the families that the server has tables of; with all that it knows, they would take
+// more than the rest of it.
+var tables = []uint32{uint32(oc.AFI_SAFI_TYPE_IPV4_UNICAST.ToInt()), uint32(oc.AFI_SAFI_TYPE_IPV6_UNICAST.ToInt())}
+
 func (s *Speaker) start(v *server, listen []string) error {
 	port := int32(s.settings.Port)
 	if len(listen) == 0 && len(s.settings.Listen) > 0 || port == 0 {
@@ -81,6 +86,7 @@ func (s *Speaker) start(v *server, listen []string) error {
 	v.cancel = cancel
 	err := v.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
 		Asn: s.settings.AS, RouterId: s.settings.RouterID.String(), ListenPort: port, ListenAddresses: listen,
+		Families: tables,
 	}})
 	if err == nil {
 		err = v.setUpPolicies(ctx)

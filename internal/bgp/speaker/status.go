@@ -111,6 +111,7 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	p.up, p.since, p.heard = true, at, at
 	p.failed, p.closing, p.answer = "", "", ""
 	clear(p.told)
+	cross := p.cross
 	p.cross = offers(capabilities, gobgp.BGP_CAP_EXTENDED_NEXTHOP)
 	s.counter.due = true
 	s.log.Info("There is a session.", "peer", p.name)
@@ -128,8 +129,10 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	if now := s.ask(p, false); now != nil {
 		p.local, _ = netip.ParseAddr(now.GetTransport().GetLocalAddress())
 	}
-	s.policyDue = true
-	s.update()
+	if s.findHops(p) || p.cross != cross {
+		s.policyDue = true
+		s.update()
+	}
 }
 
 func offers(all []gobgp.ParameterCapabilityInterface, code gobgp.BGPCapabilityCode) bool {
