@@ -1,6 +1,7 @@
 package speaker_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -163,60 +164,72 @@ func TestPeerRestart(t *testing.T) {
 	s.await("the new one alone", func(x *said) bool { return len(x.learned) == 1 && x.learned[prefix("192.0.4.0/24")] != nil })
 }
 
-// While the speaker is away, and when it comes back, a peer that knows graceful restart keeps its
-// routes all the time.
+// While the speaker is away, when it comes back, and when it begins anew with other settings, peers
+// that know graceful restart keep its routes all the time.
 func TestOwnRestart(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	f := w.frr(1, frrConf(1, []string{"192.0.2.0/24"}))
-	order := &bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24", "2001:db8:100::/48")}
+	b := w.bird(2, birdConf(2, 64602, "192.0.3.0/24"))
+	const four, six = "198.51.100.0/24", "2001:db8:100::/48"
+	order := &bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"frr": peer(1), "bird": peer(2)}, Routes: routes(four, six)}
 	s := w.speaker()
 	s.order(order)
-	s.up("tor")
-	table := func() (string, error) {
-		four, err := f.Run("show bgp ipv4 unicast")
-		if err != nil {
-			return "", err
-		}
-		six, err := f.Run("show bgp ipv6 unicast")
-		return four + six, err
+	s.up("frr", "bird")
+	tables := func() (string, error) {
+		one, err := f.Run("show bgp ipv4 unicast", "show bgp ipv6 unicast")
+		two, err2 := b.Run("show route")
+		return one + "BIRD\n" + two, errors.Join(err, err2)
 	}
-	both := func(out string) bool {
-		return strings.Contains(out, "198.51.100.0/24") && strings.Contains(out, "2001:db8:100::/48")
-	}
-	eventually(t, "announced", table, both)
+	all := func(out string) bool { return strings.Count(out, four) == 2 && strings.Count(out, six) == 2 }
+	eventually(t, "announced", tables, all)
 
-	gone := make(chan string, 1)
-	stop := make(chan struct{})
-	watched := make(chan struct{})
+	kept := watch(tables, all)
+	s.end()
+	eventually(t, "FRR sees that the speaker is away", func() (string, error) { return f.Run("show bgp neighbors " + node4(1)) }, lacks("BGP state = Established"))
+	s = w.speaker()
+	s.order(order)
+	s.up("frr", "bird")
+	s.await("learned again, and settled", func(x *said) bool { return len(x.learned) == 2 && x.settled })
+	fresh := func(out string) bool {
+		return all(out) && !strings.Contains(out, "S>") && !strings.Contains(out, "S*") && !strings.Contains(out, "s]") // stale, with FRR and BIRD
+	}
+	eventually(t, "no longer stale", tables, fresh)
+
+	other := *order.Settings
+	other.Restart = 30 * time.Second
+	var since time.Time
+	s.await("since", func(x *said) bool { since = x.peers["frr"].Since; return true })
+	s.order(&bgp.Order{Settings: &other})
+	s.await("sessions anew", func(x *said) bool {
+		return x.peers["frr"].State == bgp.Established && x.peers["frr"].Since.After(since) && x.peers["bird"].State == bgp.Established && len(x.learned) == 2
+	})
+	eventually(t, "no longer stale again", tables, fresh)
+	if out := kept(); out != "" {
+		t.Errorf("a route went while the speaker was away:\n%s", out)
+	}
+}
+
+// watch asks again and again until it is told to end, and returns the first answer that is not as
+// it should be.
+func watch(ask func() (string, error), is func(string) bool) (end func() string) {
+	stop, bad := make(chan struct{}), make(chan string)
 	go func() {
-		defer close(watched)
+		defer close(bad)
 		for {
+			if out, err := ask(); err == nil && !is(out) {
+				bad <- out
+				return
+			}
 			select {
 			case <-stop:
 				return
-			default:
-			}
-			if out, err := table(); err == nil && !both(out) {
-				gone <- out
-				return
+			case <-time.After(20 * time.Millisecond):
 			}
 		}
 	}()
-	s.end()
-	eventually(t, "kept while the speaker is away", func() (string, error) { return f.Run("show bgp neighbors " + node4(1)) }, lacks("BGP state = Established"))
-	s = w.speaker()
-	s.order(order)
-	s.up("tor")
-	s.await("learned again, and settled", func(x *said) bool { return len(x.learned) == 1 && x.settled })
-	eventually(t, "no longer stale", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, func(out string) bool {
-		return strings.Contains(out, "198.51.100.0/24") && !strings.Contains(out, "S>") && !strings.Contains(out, "S*")
-	})
-	close(stop)
-	<-watched
-	select {
-	case out := <-gone:
-		t.Errorf("a route went while the speaker was away:\n%s", out)
-	default:
+	return func() string {
+		close(stop)
+		return <-bad
 	}
 }
