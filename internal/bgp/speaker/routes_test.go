@@ -133,6 +133,8 @@ func TestRules(t *testing.T) {
 		{"accept, then reject all of a family", []bgp.Rule{{Accept: true, Prefix: prefix("10.20.1.0/24")}, {Family: 4}},
 			[]bgp.Rule{{Accept: true, Prefix: prefix("2001:db8:40::/32")}, {Family: 6}},
 			[]string{"10.20.1.0/24", "10.20.1.128/25", "2001:db8:20::/48", "2001:db8:30::/48"}, ours},
+		{"all of a family, by its prefix", []bgp.Rule{{Prefix: prefix("0.0.0.0/0")}}, []bgp.Rule{{Prefix: prefix("::/0"), Min: 1}},
+			theirs[4:], ours[:3]},
 		{"learned alone", []bgp.Rule{{Learned: true, Family: 6}}, []bgp.Rule{{Learned: true}}, theirs[:4], ours},
 		{"nothing again", nil, nil, theirs, ours},
 	} {
