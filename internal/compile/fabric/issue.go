@@ -38,6 +38,7 @@ func (c *Compiler) Issues() []model.Issue {
 
 func (c *Compiler) list() (list []model.Issue) {
 	var inside []string
+	nested := nested{}
 	lengths := slices.Sorted(maps.Keys(c.lengths))
 	for _, n := range c.nodes {
 		ref := n.Ref()
@@ -58,6 +59,8 @@ func (c *Compiler) list() (list []model.Issue) {
 				if other == c.cfg.Node {
 					inside = append(inside, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 				}
+			case older(n.Node, c.nodes[other].Node) < 0: // who came later is to have another
+				nested.add(other, around, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 			default:
 				list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s lies in %s of Node %s, whose pods there are not reached; give it another", cidr, around, other)))
 			}
@@ -67,10 +70,33 @@ func (c *Compiler) list() (list []model.Issue) {
 		list = append(list, c.own.Ref().Issue("its pod CIDRs hold blocks of other nodes: "+model.FirstFew(inside, 3)+
 			"; a pod that gets an address there from another IPAM than Calico's is not reached: give the node another pod CIDR before that"))
 	}
+	list = append(list, nested.issues()...)
 	list = append(list, c.ownIssues()...)
 	list = append(list, c.poolIssues()...)
 	list = append(list, c.learnedIssues()...)
 	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// nested are pod CIDRs within larger ones of nodes that came later, by these.
+type nested map[cidrOf][]string
+
+type cidrOf struct {
+	node string
+	cidr netip.Prefix
+}
+
+func (m nested) add(node string, cidr netip.Prefix, within string) {
+	k := cidrOf{node, cidr}
+	m[k] = append(m[k], within)
+}
+
+func (m nested) issues() (list []model.Issue) {
+	for k, within := range m {
+		slices.Sort(within)
+		ref := model.Ref{Kind: model.NodeKind, Name: model.Name{Name: k.node}}
+		list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s holds %s, there before it: its pods there are not reached; give it another", k.cidr, model.FirstFew(within, 3))))
+	}
 	return list
 }
 
