@@ -30,6 +30,7 @@ type rack struct {
 	t                *testing.T
 	node, spine, tor *netns.NS
 	bird             *peertest.BIRD
+	birdDir          string
 	frr              *peertest.FRR
 
 	dir, passwords, socket string
@@ -136,7 +137,8 @@ func newRack(t *testing.T) *rack {
 		}
 	})
 	r.wire()
-	r.bird, err = peertest.StartBIRD(t.Context(), r.spine, r.short(), spineConf)
+	r.birdDir = r.short()
+	r.bird, err = peertest.StartBIRD(t.Context(), r.spine, r.birdDir, spineConf)
 	r.must(err)
 	t.Cleanup(func() { r.stopped(r.bird.Kill()) })
 	r.frr, err = peertest.StartFRR(t.Context(), r.tor, r.short(), torConf)

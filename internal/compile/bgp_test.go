@@ -21,9 +21,10 @@ func TestBGP(t *testing.T) {
 	device := "eth0"
 	c := compile.New(compile.Config{
 		Node: "own", Fabric: true, Addresses: true, BGP: true, BGPPort: 1790, APIServers: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.1:6443")},
-		Pools:   []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}},
-		Secret:  func(ref model.SecretRef) (string, bool) { return "p", ref.Name == "s" },
-		Resolve: func(a netip.Addr) (netip.Addr, string) { return via, map[bool]string{true: device}[a == far] },
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")},
+		Pools:        []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}},
+		Secret:       func(ref model.SecretRef) (string, bool) { return "p", ref.Name == "s" },
+		Resolve:      func(a netip.Addr) (netip.Addr, string) { return via, map[bool]string{true: device}[a == far] },
 	})
 	c.SetUnderlay([]model.HostAddress{{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500}})
 	set := func(objects ...model.Object) state.Delta {
@@ -51,7 +52,7 @@ func TestBGP(t *testing.T) {
 	}
 
 	learned := map[netip.Prefix]*speaker.Learned{}
-	for to, by := range map[string]string{"172.16.0.0/16": "192.0.2.9", "172.17.0.0/16": far.String(), "172.30.0.0/16": "192.0.2.2", "203.0.113.0/24": "192.0.2.9"} {
+	for to, by := range map[string]string{"172.16.0.0/16": "192.0.2.9", "172.17.0.0/16": far.String(), "172.30.0.0/16": "192.0.2.2", "172.18.4.0/24": "192.0.2.2", "203.0.113.0/24": "192.0.2.9"} {
 		learned[netip.MustParsePrefix(to)] = &speaker.Learned{Peer: "mesh b", NextHop: netip.MustParseAddr(by)}
 	}
 	c.SetLearned(learned)
@@ -63,6 +64,16 @@ func TestBGP(t *testing.T) {
 	}
 	if !named("it holds 203.0.113.1/32, the API server") {
 		t.Error(c.Issues())
+	}
+	if _, issues := c.BGPView(); len(issues) != 1 || !strings.HasPrefix(issues[0].String(), "peer mesh b: ") {
+		t.Errorf("what is shown of BGP names %v", issues)
+	}
+	for to, why := range map[string]string{
+		"172.16.0.0/16": "", "172.19.0.0/16": "", "172.18.4.0/24": "this node serves Services by itself", "172.30.0.0/16": "this node serves Services by itself", "203.0.113.0/24": "it holds 203.0.113.1/32",
+	} {
+		if got := c.NotFollowed(netip.MustParsePrefix(to)); !strings.HasPrefix(got, why) || (got == "") != (why == "") {
+			t.Errorf("%s is not followed: %q, want %q", to, got, why)
+		}
 	}
 	c.SetAPIServers([]netip.AddrPort{netip.MustParseAddrPort("203.0.114.1:6443")})
 	if d := set(); len(d.Fabric.Routes) != 1 || named("the API server") {

@@ -143,7 +143,7 @@ func New(cfg Config) *Compiler {
 		s.Policy = c.policy.Policy()
 	}
 	if cfg.Fabric {
-		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard, Resolve: cfg.Resolve})
+		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
 		c.fabric.SetAPIServers(addressesOf(cfg.APIServers))
 		s.Fabric = c.fabric.Fabric()
 	}
@@ -291,8 +291,20 @@ func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	if c.bgp == nil {
 		return nil, nil
 	}
-	v := c.bgp.View()
-	return &v, c.bgp.Issues()
+	v, issues := c.bgp.View(), c.bgp.Issues()
+	if c.fabric != nil {
+		issues = append(issues, c.fabric.LearnedIssues()...)
+	}
+	slices.SortFunc(issues, model.Issue.Compare)
+	return &v, issues
+}
+
+// NotFollowed says why a route that was learned does not lead packets; "": it does.
+func (c *Compiler) NotFollowed(p netip.Prefix) string {
+	if c.fabric == nil {
+		return ""
+	}
+	return c.fabric.NotFollowed(p)
 }
 
 // BGPSecretsChanged asks Config.Secret again for all that it was asked for, and reports whether an
@@ -369,7 +381,7 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	}
 	if c.fabric != nil { // which asks for what BGP serves; the settings ask for its tunnels
 		if c.bgp != nil {
-			c.fabric.SetServed(c.bgp.Served())
+			c.fabric.SetServed(slices.Concat(c.bgp.Served(), masked(c.env.cfg.ServiceCIDRs)))
 		}
 		delta.Fabric = c.fabric.Update(v, d)
 		if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {

@@ -46,6 +46,7 @@ type Config struct {
 	// Key, unless it is zero, is this node's for WireGuard: packets to pods of nodes that have one,
 	// too, are encrypted, whatever the pool says.
 	Key model.PublicKey
+	BGP bool // the node speaks it
 	// Resolve says how the next hop of a learned route is reached that is on no subnet of this
 	// node: by which device, and by which gateway, unless it is on the device's link. "": it is
 	// not. Nil: none is.

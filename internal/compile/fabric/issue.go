@@ -36,6 +36,16 @@ func (c *Compiler) Issues() []model.Issue {
 	return c.issues
 }
 
+// lacking says what a node lacks that is on no subnet of this one.
+func (c *Compiler) lacking(l lack) string {
+	if c.cfg.BGP {
+		return fmt.Sprintf("it is on no subnet of this node, IPPool %s has no tunnel, and no BGP peer announces its pods of %s: "+
+			"'sluice bgp' on both nodes says which sessions there are; or set vxlanMode to CrossSubnet", l.pool.Name, l.cidr)
+	}
+	return fmt.Sprintf("it is on no subnet of this node, and IPPool %s has no tunnel: its pods of %s are reached only if the network between knows them; "+
+		"set vxlanMode to CrossSubnet, or announce routes with BGP", l.pool.Name, l.cidr)
+}
+
 func (c *Compiler) list() (list []model.Issue) {
 	var inside []string
 	nested := nested{}
@@ -47,8 +57,7 @@ func (c *Compiler) list() (list []model.Issue) {
 		}
 		for _, l := range n.lacks {
 			if !c.foreign[l.cidr] { // or else somebody has announced the way
-				list = append(list, ref.Issue(fmt.Sprintf("it is on no subnet of this node, and IPPool %s has no tunnel: its pods of %s are reached only if the network between knows them; "+
-					"set vxlanMode to CrossSubnet, or announce routes with BGP", l.pool.Name, l.cidr)))
+				list = append(list, ref.Issue(c.lacking(l)))
 			}
 		}
 		for _, cidr := range n.cidrs {
@@ -73,7 +82,7 @@ func (c *Compiler) list() (list []model.Issue) {
 	list = append(list, nested.issues()...)
 	list = append(list, c.ownIssues()...)
 	list = append(list, c.poolIssues()...)
-	list = append(list, c.learnedIssues()...)
+	list = append(list, c.LearnedIssues()...)
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
 }

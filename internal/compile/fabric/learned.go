@@ -1,9 +1,11 @@
 package fabric
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
@@ -21,7 +23,8 @@ import (
 // learned is a route that a peer announces.
 type learned struct {
 	*bgp.Learned
-	why string // it is not followed; "": it is, or nobody needs it
+	// Why it is not followed, as a fault, or because nobody needs it; both "": it is.
+	why, unneeded string
 }
 
 // hop is how packets get to a next hop that is on no subnet of this node.
@@ -127,14 +130,16 @@ func (c *Compiler) follow(all bool) {
 func (c *Compiler) followOne(p netip.Prefix, l *learned) {
 	if c.fabric.Routes[p] != nil && !c.foreign[p] {
 		if l != nil {
-			l.why = ""
+			l.why, l.unneeded = "", "Nodes and blocks say the way"
 		}
-		c.note(p, l) // the fabric has its own
+		c.note(p, l)
 		return
 	}
 	var route *state.Route
 	if l != nil {
-		route, l.why = c.way(p, l.Learned)
+		if l.why, l.unneeded = "", c.unneeded(p, l.NextHop); l.unneeded == "" {
+			route, l.why = c.way(p, l.Learned)
+		}
 	}
 	if c.foreign[p] != (route != nil) {
 		c.listed = c.listed && len(c.cidrs[p]) == 0
@@ -161,12 +166,18 @@ func (c *Compiler) note(p netip.Prefix, l *learned) {
 	}
 }
 
-// way is how packets to a learned prefix travel, or why they do not; neither: nobody needs it.
+// NotFollowed says why a route that was learned does not lead packets, as of the last Update; "":
+// it does, or it was not learned.
+func (c *Compiler) NotFollowed(p netip.Prefix) string {
+	if l := c.learned[p]; l != nil {
+		return cmp.Or(l.why, l.unneeded)
+	}
+	return ""
+}
+
+// way is how packets to a learned prefix travel, or why they do not.
 func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why string) {
 	to, is4 := l.NextHop, p.Addr().Is4()
-	if c.idle(p, to) {
-		return nil, ""
-	}
 	if why := c.refusal(p); why != "" {
 		return nil, why
 	}
@@ -191,7 +202,7 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 		c.hops[to] = h
 	}
 	if h.device == "" {
-		return nil, fmt.Sprintf("this node has no route to the next hop %s", to)
+		return nil, fmt.Sprintf("this node has no route to the next hop %s; give it one, or have the peer set itself as the next hop", to)
 	}
 	if !h.via.IsValid() {
 		h.via = to
@@ -199,11 +210,16 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 	return &state.Route{Node: l.Peer, Device: h.device, Via: h.via}, ""
 }
 
-// idle reports whether nobody needs a route: services are served by each node, and what this node
-// announces may come back to it.
-func (c *Compiler) idle(p netip.Prefix, nextHop netip.Addr) bool {
-	return slices.ContainsFunc(c.served, func(s netip.Prefix) bool { return s.Bits() <= p.Bits() && s.Contains(p.Addr()) }) ||
-		slices.ContainsFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Addr() == nextHop })
+// unneeded says why nobody needs a route, "" if it is needed: services are served by each node, and
+// what this node announces may come back to it.
+func (c *Compiler) unneeded(p netip.Prefix, nextHop netip.Addr) string {
+	switch {
+	case slices.ContainsFunc(c.served, func(s netip.Prefix) bool { return s.Bits() <= p.Bits() && s.Contains(p.Addr()) }):
+		return "this node serves Services by itself"
+	case slices.ContainsFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Addr() == nextHop }):
+		return "the next hop is this node"
+	}
+	return ""
 }
 
 // nodeAt returns the other node that has an address; nil: none has.
@@ -284,8 +300,8 @@ func (c *Compiler) refusal(p netip.Prefix) string {
 // maxTold is how many routes an issue names.
 const maxTold = 3
 
-// learnedIssues name the routes that are not followed, by their peers and what is wrong with them.
-func (c *Compiler) learnedIssues() (list []model.Issue) {
+// LearnedIssues name the routes that are not followed, by their peers and what is wrong with them.
+func (c *Compiler) LearnedIssues() (list []model.Issue) {
 	type fault struct{ peer, why string }
 	by := map[fault][]netip.Prefix{}
 	for p, l := range c.refused {
@@ -294,12 +310,20 @@ func (c *Compiler) learnedIssues() (list []model.Issue) {
 	}
 	for f, routes := range by {
 		slices.SortFunc(routes, netip.Prefix.Compare)
-		text := model.Join(routes[:min(len(routes), maxTold)], ", ")
-		if more := len(routes) - maxTold; more > 0 {
-			text += fmt.Sprintf(" and %d more", more)
+		text := fmt.Sprintf("its route to %s is not followed: %s", routes[0], f.why)
+		if len(routes) > 1 {
+			named := model.Join(routes[:min(len(routes), maxTold)], ", ")
+			if more := len(routes) - maxTold; more > 0 {
+				named += fmt.Sprintf(" and %d more", more)
+			}
+			why := f.why
+			if rest, ok := strings.CutPrefix(why, "it "); ok {
+				why = "each " + rest
+			}
+			text = fmt.Sprintf("its routes to %s are not followed: %s", named, why)
 		}
 		of := model.Ref{Kind: "peer", Name: model.Name{Name: f.peer}}
-		list = append(list, of.Issue(fmt.Sprintf("its route to %s is not followed: %s", text, f.why)))
+		list = append(list, of.Issue(text))
 	}
 	return list
 }

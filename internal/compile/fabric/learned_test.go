@@ -66,7 +66,7 @@ func TestLearned(t *testing.T) {
 				"Node far: it is on no subnet of this node, and IPPool v4 has no tunnel",
 				"peer tor: its route to 10.7.0.0/16 is not followed: the next hop 127.0.0.9 is no IPv4 address to send to",
 				"peer tor: its route to 10.8.0.0/16 is not followed: the next hop fd00:2::9 is no IPv4 address to send to",
-				"peer tor: its route to 10.9.0.0/16, 10.244.3.0/24 is not followed: this node has no route to the next hop 203.0.114.1",
+				"peer tor: its routes to 10.9.0.0/16, 10.244.3.0/24 are not followed: this node has no route to the next hop 203.0.114.1",
 			},
 		},
 		"what would cut the node off": {
@@ -83,11 +83,11 @@ func TestLearned(t *testing.T) {
 				"peer tor: its route to 10.244.1.128/25 is not followed: it lies in 10.244.1.0/24, pods of this node",
 				"peer tor: its route to 127.0.0.0/16 is not followed: it lies in 127.0.0.0/8, loopback",
 				"peer tor: its route to 169.254.169.254/32 is not followed: it lies in 169.254.0.0/16, link-local",
-				"peer tor: its route to 192.0.2.0/24, 192.0.2.7/32 is not followed: it lies in 192.0.2.0/24, the subnet of this node on eth0",
 				"peer tor: its route to 192.88.99.0/24 is not followed: it holds 192.88.99.1/32, the API server",
 				"peer tor: its route to 224.1.0.0/16 is not followed: it lies in 224.0.0.0/4, multicast",
 				"peer tor: its route to ::/0 is not followed: it holds fd00:2::/64, the subnet of this node on eth0",
 				"peer tor: its route to fe80::/64 is not followed: it lies in fe80::/10, link-local",
+				"peer tor: its routes to 192.0.2.0/24, 192.0.2.7/32 are not followed: each lies in 192.0.2.0/24, the subnet of this node on eth0",
 			},
 		},
 		"IPIP: nodes by the tunnel, others as they are": {
@@ -155,11 +155,11 @@ func TestLearned(t *testing.T) {
 
 // The fault of a node that is not reached goes while its route is learned, and comes back.
 func TestLearnedRouteComesAndGoes(t *testing.T) {
-	x := newCluster(Config{Node: "own"}, underlay...)
+	x := newCluster(Config{Node: "own", BGP: true}, underlay...)
 	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "far 198.51.100.3 10.244.3.0/24"), poolEvent("v4 10.244.0.0/16"))
 	to := netip.MustParsePrefix("10.244.3.0/24")
-	if len(x.c.Issues()) != 1 {
-		t.Fatal(x.c.Issues())
+	if issues := x.c.Issues(); len(issues) != 1 || !strings.Contains(issues[0].String(), "no BGP peer announces its pods of 10.244.3.0/24") {
+		t.Fatal(issues)
 	}
 	x.c.SetLearned(learn("10.244.3.0/24 192.0.2.9"))
 	if d := x.update(); len(d.Routes) != 1 || *d.Routes[to] != (state.Route{Node: "tor", Device: "eth0", Via: netip.MustParseAddr("192.0.2.9")}) || len(x.c.Issues()) > 0 {
@@ -176,12 +176,12 @@ func TestLearnedRouteComesAndGoes(t *testing.T) {
 	// A node that moves to the subnet is reached as its Node says, and the learned route waits.
 	x.c.SetLearned(learn("10.244.3.0/24 192.0.2.9"))
 	x.update(nodeEvent(t, "far 192.0.2.3 10.244.3.0/24"))
-	if r := x.c.Fabric().Routes[to]; r.Node != "far" {
-		t.Errorf("%+v", r)
+	if r, why := x.c.Fabric().Routes[to], x.c.NotFollowed(to); r.Node != "far" || why != "Nodes and blocks say the way" {
+		t.Errorf("%+v, %q", r, why)
 	}
 	x.update(gone(model.NodeKind, "far"))
-	if r := x.c.Fabric().Routes[to]; r.Node != "tor" {
-		t.Errorf("%+v", r)
+	if r, why := x.c.Fabric().Routes[to], x.c.NotFollowed(to); r.Node != "tor" || why != "" {
+		t.Errorf("%+v, %q", r, why)
 	}
 }
 
@@ -280,7 +280,7 @@ func TestManyRefused(t *testing.T) {
 	x.c.SetLearned(routes)
 	x.update()
 	issues := x.c.Issues()
-	if len(issues) != 1 || !strings.HasPrefix(issues[0].String(), "peer tor: its route to 10.0.0.0/24, 10.0.1.0/24, 10.0.2.0/24 and 997 more is not followed: this node has no route") {
+	if len(issues) != 1 || !strings.HasPrefix(issues[0].String(), "peer tor: its routes to 10.0.0.0/24, 10.0.1.0/24, 10.0.2.0/24 and 997 more are not followed: this node has no route") {
 		t.Errorf("%v", issues)
 	}
 }
