@@ -26,7 +26,7 @@ func (a *Agent) Attach(ctx context.Context, at model.Attachment) error {
 		a.Store.Apply([]store.Event{{Kind: model.AttachmentKind, Name: at.Ref().Name, Object: &at}})
 	}
 	err := a.admit(ctx, at.Pod)
-	if err != nil {
+	if err != nil && slices.Contains(a.Store.Attachments(), &at) { // and not one of its name that came since
 		a.Detach(at.Device)
 	}
 	return err

@@ -71,6 +71,33 @@ func TestAttachedBefore(t *testing.T) {
 	}
 }
 
+// Who asks again for the same interface is not undone by what the first call leaves.
+func TestAttachAgain(t *testing.T) {
+	b := startPolicy(t)
+	first, cancel := context.WithCancel(t.Context())
+	gone, done := make(chan error, 1), make(chan error, 1)
+	go func() { gone <- b.Attach(first, newPod) }()
+	index := func() int {
+		if all := b.Store.Attachments(); len(all) == 1 {
+			return all[0].Index
+		}
+		return 0
+	}
+	eventually(t, "the first is known", func() bool { return index() == newPod.Index })
+	again := newPod
+	again.Index = 10
+	go func() { done <- b.Attach(t.Context(), again) }()
+	eventually(t, "the second is known", func() bool { return index() == 10 })
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) || index() != 10 {
+		t.Errorf("after the first: %v, %d", err, index())
+	}
+	b.source.deliver(store.Event{Kind: model.PodKind, Name: newPod.Pod, Object: &model.Pod{Name: newPod.Pod, Node: "node-a"}})
+	if err := <-done; err != nil || index() != 10 {
+		t.Errorf("the second: %v, %d", err, index())
+	}
+}
+
 // An attachment that cannot be carried out is forgotten, with the reason.
 func TestAttachRefused(t *testing.T) {
 	b := startPolicy(t)
