@@ -271,10 +271,24 @@ func TestSluiceLinksTheProductAlone(t *testing.T) {
 	}
 	for _, name := range linked {
 		name = strings.TrimPrefix(name, module)
-		for _, never := range append([]string{"cmd/sluice-lab", "examples", "testing", "github.com/osrg/gobgp"}, apart...) {
+		for _, never := range append([]string{"cmd/sluice-lab", "examples", "testing"}, apart...) {
 			if below(name, never) {
 				t.Errorf("cmd/sluice links %s: it is there to show and test the product, which has to work without", name)
 			}
+		}
+	}
+}
+
+// What speaks BGP takes more than the agent itself: it runs where it is asked for, in sluice-bgp.
+func TestAgentSpeaksNoBGP(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../../cmd/sluice").Output()
+	linked := strings.Fields(string(out))
+	if err != nil || !slices.Contains(linked, module+"internal/bgp") {
+		t.Fatalf("go list: %v: %s", err, out)
+	}
+	for _, name := range linked {
+		if below(name, "github.com/osrg/gobgp") || below(strings.TrimPrefix(name, module), "internal/bgp/speaker") {
+			t.Errorf("cmd/sluice links %s: only cmd/sluice-bgp is to", name)
 		}
 	}
 }
