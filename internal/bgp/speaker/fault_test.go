@@ -75,8 +75,11 @@ func TestBadPeers(t *testing.T) {
 	keyed.Password = strings.Repeat("x", 81)
 	crossed.Source = addr(node6(4))
 	nameless.Address = netip.Addr{}
-	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24")})
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24")})
+	s.says("the first order has no settings")
+	s.order(&bgp.Order{Settings: settings()})
 	s.up("tor")
+	s.well()
 	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"twin": twin, "mute": mute, "keyed": keyed, "crossed": crossed, "nameless": nameless}})
 	for _, text := range []string{"peer twin (10.7.1.2): peer tor has the same address", "peer mute (10.7.2.2): routes of neither", "peer keyed (10.7.3.2): its password has 81 bytes",
 		"peer crossed (10.7.4.2): its source, fd07:4::1, is of another family", "peer nameless (invalid IP): it has no address"} {
@@ -98,7 +101,7 @@ func TestBadPeers(t *testing.T) {
 	eventually(t, "announced", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, contains("198.51.100.0/24"))
 	s.await("one peer", func(x *said) bool { return len(x.peers) == 1 })
 
-	// Without settings there is nothing to begin with, and with bad ones neither.
+	// With bad settings there is nothing to begin with.
 	bad := settings()
 	bad.RouterID = addr("fd07::1")
 	s.order(&bgp.Order{Settings: bad})

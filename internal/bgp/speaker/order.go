@@ -17,7 +17,7 @@ func (s *Speaker) carryOut(o *bgp.Order) {
 		s.setPeer(name, spec)
 	}
 	if s.settings == nil {
-		s.fault("order", "the first order has no settings")
+		s.fault("settings", "no session with any peer: the first order has no settings")
 		return
 	}
 	if anew || s.server == nil {
