@@ -106,7 +106,8 @@ const addressesHelp = `List the addresses that Services have from IPAddressPools
 NODE is the node that announces the address, as this agent finds it from the objects and from which
 nodes are alive; "-": nobody. HOW is ARP or NDP: the node answers whoever asks for the address.
 SINCE is how long ago this agent found that. INTERFACES are those on which this node answers, if it
-is the one: "all" are those with a subnet of the address's family.`
+is the one: "all" are those with a subnet of the address's family. BGP is the route by which this
+node announces the address to BGP peers; 'sluice bgp --routes' says to which.`
 
 func newAddressesCommand() *cobra.Command {
 	return newListCommand("addresses", "List the addresses of Services, and which node announces each", addressesHelp,
@@ -120,9 +121,9 @@ func addressesTable(w io.Writer, list []address.Address) {
 		_, _ = fmt.Fprintln(w, "no addresses of pools")
 		return
 	}
-	_, _ = fmt.Fprintln(w, "ADDRESS\tPOOL\tSERVICES\tNODE\tHOW\tSINCE\tINTERFACES")
+	_, _ = fmt.Fprintln(w, "ADDRESS\tPOOL\tSERVICES\tNODE\tHOW\tSINCE\tINTERFACES\tBGP")
 	for _, a := range list {
-		node, how, since, interfaces := "-", "-", "-", "-"
+		node, how, since, interfaces, route := "-", "-", "-", "-", "-"
 		if a.Node != "" {
 			node, how, since = a.Node, a.How, span(time.Since(a.Since))
 		}
@@ -132,6 +133,9 @@ func addressesTable(w io.Writer, list []address.Address) {
 				interfaces = strings.Join(a.Interfaces, ",")
 			}
 		}
-		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", a.Address, a.Pool, model.Join(a.Services, ","), node, how, since, interfaces)
+		if a.BGP.IsValid() {
+			route = a.BGP.String()
+		}
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", a.Address, a.Pool, model.Join(a.Services, ","), node, how, since, interfaces, route)
 	}
 }

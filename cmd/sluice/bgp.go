@@ -89,11 +89,14 @@ func bgpRoutes(w io.Writer, r agent.BGPReport) {
 		_, _ = fmt.Fprintln(w, "\nLEARNED\tNEXT HOP\tFROM\tAS PATH\tCOMMUNITIES\tNOTE")
 	}
 	for _, l := range r.Learned {
-		note := "-"
-		if l.Stale {
-			note = "the peer is away; kept for its graceful restart"
+		var notes []string
+		if l.NotFollowed != "" {
+			notes = append(notes, "not followed: "+l.NotFollowed)
 		}
-		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", l.Prefix, l.NextHop, l.Peer, cmp.Or(asPath(l.Learned), "-"), orElse(l.Communities, "-"), note)
+		if l.Stale {
+			notes = append(notes, "the peer is away; kept for its graceful restart")
+		}
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", l.Prefix, l.NextHop, l.Peer, cmp.Or(asPath(l.Learned), "-"), orElse(l.Communities, "-"), cmp.Or(strings.Join(notes, "; "), "-"))
 	}
 }
 
@@ -113,7 +116,7 @@ func asPath(l bgp.Learned) string {
 	return strings.Join(path, " ")
 }
 
-// passwordsIn looks passwords up in a folder, as --bgp-passwords says.
+// passwordsIn looks passwords up in a folder, as --bgp-passwords says. An empty one is none.
 func passwordsIn(folder string) func(model.SecretRef) (string, bool) {
 	return func(ref model.SecretRef) (string, bool) {
 		root, err := os.OpenRoot(folder)
@@ -122,6 +125,7 @@ func passwordsIn(folder string) func(model.SecretRef) (string, bool) {
 		}
 		defer func() { _ = root.Close() }()
 		text, err := root.ReadFile(filepath.Join(ref.Name, ref.Key))
-		return strings.TrimSpace(string(text)), err == nil
+		password := strings.TrimSpace(string(text))
+		return password, err == nil && password != ""
 	}
 }

@@ -3,10 +3,19 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/bgp"
+	bgpcompile "sluice.dev/sluice/internal/compile/bgp"
+	"sluice.dev/sluice/internal/model"
 )
 
 // What MetalLB's objects have announced: the pool as a whole, with communities and a preference,
@@ -142,4 +151,87 @@ func TestBGP(t *testing.T) {
 			r.up()
 		})
 	})
+}
+
+// The table says of each peer and each route what there is to say, and what is wrong.
+func TestBGPTable(t *testing.T) {
+	at := time.Now()
+	report := agent.BGPReport{
+		View: bgpcompile.View{
+			Node: "n1", AS: 64512, RouterID: netip.MustParseAddr("192.0.2.11"),
+			Peers: []bgpcompile.PeerView{{Name: "BGPPeer tor", Address: netip.MustParseAddr("192.0.2.1"), AS: 64501}, {Name: "mesh n2", Address: netip.MustParseAddr("192.0.2.12"), AS: 64512}},
+			Routes: []bgpcompile.RouteView{{Prefix: netip.MustParsePrefix("10.244.1.0/24"), Announcements: []bgp.Announcement{
+				{}, {Peers: []string{"BGPPeer tor"}, Communities: []string{"64512:1", "64512:2"}, LocalPref: 200},
+			}}},
+		},
+		Sessions: map[string]bgp.PeerStatus{
+			"BGPPeer tor": {State: bgp.Established, Since: at, Received: 3, Accepted: 2, Advertised: 1},
+			"mesh n2":     {State: "active", Why: "no answer"},
+		},
+		Learned: []agent.LearnedFrom{
+			{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Learned: bgp.Learned{Peer: "BGPPeer tor", NextHop: netip.MustParseAddr("192.0.2.1"), Path: []uint32{64501, 64502}, Stale: true}, NotFollowed: "it holds much"},
+			{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Learned: bgp.Learned{Peer: "BGPPeer tor", NextHop: netip.MustParseAddr("192.0.2.1")}},
+		},
+		Settled: true, Error: "no port", Issues: []model.Issue{model.Ref{Kind: model.BGPPeerKind, Name: model.Name{Name: "x"}}.Issue("is wrong")},
+	}
+	var b strings.Builder
+	bgpTable(&b, report, true)
+	for _, want := range []string{
+		"n1 speaks BGP as AS 64512, router ID 192.0.2.11\n",
+		"BGPPeer tor\t192.0.2.1\t64501\testablished\t", "\t2 of 3\t1\t-\n",
+		"mesh n2\t192.0.2.12\t64512\tactive\t-\t0\t0\tno answer\n",
+		"1 route announced, 2 routes learned\n",
+		"10.244.1.0/24\tall\t-\t-\n", "10.244.1.0/24\tBGPPeer tor\t64512:1,64512:2\t200\n",
+		"0.0.0.0/0\t192.0.2.1\tBGPPeer tor\t64501 64502\t-\tnot followed: it holds much; the peer is away; kept for its graceful restart\n",
+		"10.9.0.0/16\t192.0.2.1\tBGPPeer tor\t-\t-\t-\n",
+		"PROBLEM: no port\n", "1 fault:\nBGPPeer x: is wrong\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, &b)
+		}
+	}
+	b.Reset()
+	bgpTable(&b, agent.BGPReport{View: bgpcompile.View{Node: "n1"}}, false)
+	if got := b.String(); !strings.HasPrefix(got, "n1 speaks no BGP yet\nno peers: ") || strings.Contains(got, "PEER") {
+		t.Errorf("without peers: %s", got)
+	}
+}
+
+// The status names the first few peers without a session.
+func TestBGPRow(t *testing.T) {
+	for want, s := range map[string]*agent.BGPStatus{
+		"bgp|no peers: no other node is in a mesh with it, and no BGPPeer selects it": {},
+		"bgp|1 session established":                                                                         {Peers: 1},
+		"bgp|1 of 2 sessions established; 'sluice bgp' has more\n|a: why":                                   {Peers: 2, Down: []string{"a: why"}},
+		"bgp|0 of 5 sessions established; 'sluice bgp' has more\n|a\n|b\n|c\n|and 2 more without a session": {Peers: 5, Down: []string{"a", "b", "c", "d", "e"}},
+	} {
+		var lines []string
+		bgpRow(func(name, format string, args ...any) { lines = append(lines, name+"|"+fmt.Sprintf(format, args...)) }, s)
+		if got := strings.Join(lines, "\n"); got != want {
+			t.Errorf("%+v: %s, want %s", s, got, want)
+		}
+	}
+}
+
+// A password is what a file holds; an empty file holds none, and no name leads out of the folder.
+func TestPasswordsIn(t *testing.T) {
+	folder := t.TempDir()
+	for name, text := range map[string]string{"bgp/tor": "secret\n", "bgp/empty": "\n", "..data/key": "linked"} {
+		if err := os.MkdirAll(filepath.Join(folder, filepath.Dir(name)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, folder, name, text)
+	}
+	if err := os.Symlink("../..data/key", filepath.Join(folder, "bgp", "key")); err != nil { // as Kubernetes mounts them
+		t.Fatal(err)
+	}
+	write(t, filepath.Dir(folder), "outside", "x")
+	for key, want := range map[string]string{"tor": "secret", "key": "linked", "empty": "", "none": "", "../../outside": ""} {
+		if text, ok := passwordsIn(folder)(model.SecretRef{Name: "bgp", Key: key}); text != want || ok != (want != "") {
+			t.Errorf("%s: %q, %v, want %q", key, text, ok, want)
+		}
+	}
+	if _, ok := passwordsIn(filepath.Join(folder, "none"))(model.SecretRef{Name: "bgp", Key: "tor"}); ok {
+		t.Error("there is a password in a folder that is not there")
+	}
 }

@@ -68,6 +68,9 @@ func statusTable(w io.Writer, s agent.Status) {
 			row("accelerator", "%s, following", a.Name)
 		}
 	}
+	if s.BGP != nil {
+		bgpRow(row, s.BGP)
+	}
 	for _, f := range s.Failures {
 		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), model.Count(f.Attempts, "attempt"), f.Error)
 	}
@@ -101,6 +104,26 @@ func fabricRow(row func(name, format string, args ...any), a reconcile.Accelerat
 		row("fabric", "tunnels and routes to other nodes are as wanted")
 	default:
 		row("fabric", "tunnels and routes to other nodes are being changed")
+	}
+}
+
+// bgpRow writes with how many BGP peers there are sessions.
+func bgpRow(row func(name, format string, args ...any), s *agent.BGPStatus) {
+	up := s.Peers - len(s.Down)
+	switch {
+	case s.Peers == 0:
+		row("bgp", "no peers: no other node is in a mesh with it, and no BGPPeer selects it")
+	case len(s.Down) == 0:
+		row("bgp", "%s established", model.Count(up, "session"))
+	default:
+		row("bgp", "%d of %s established; 'sluice bgp' has more", up, model.Count(s.Peers, "session"))
+	}
+	for i, why := range s.Down {
+		if i == 3 {
+			row("", "and %d more without a session", len(s.Down)-i)
+			return
+		}
+		row("", "%s", why)
 	}
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,6 +121,7 @@ type BGPReport struct {
 type LearnedFrom struct {
 	Prefix netip.Prefix `json:"prefix"`
 	bgp.Learned
+	NotFollowed string `json:"notFollowed,omitempty"` // why it leads no packets; "": it does
 }
 
 // bgpReport returns how it stands with BGP.
@@ -139,10 +141,34 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 		r.Sessions[p.Name] = s.of(p.Name)
 	}
 	for p, l := range s.learned {
-		r.Learned = append(r.Learned, LearnedFrom{p, *l})
+		r.Learned = append(r.Learned, LearnedFrom{p, *l, a.Compiler.NotFollowed(p)})
 	}
 	slices.SortFunc(r.Learned, func(a, b LearnedFrom) int { return a.Prefix.Compare(b.Prefix) })
 	return r, nil
+}
+
+// BGPStatus is how it stands with BGP in short.
+type BGPStatus struct {
+	Peers int      `json:"peers"`
+	Down  []string `json:"down,omitempty"`  // the peers without a session, and why, sorted
+	Error string   `json:"error,omitempty"` // why the speaker does not do as it was told
+}
+
+// bgpStatus returns how it stands with BGP; nil: the agent speaks none.
+func (a *Agent) bgpStatus() *BGPStatus {
+	if a.Speaker == nil {
+		return nil
+	}
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	s := &BGPStatus{Peers: len(a.sessions.peers), Error: a.sessions.failure}
+	for name, p := range a.sessions.peers {
+		if p.State != bgp.Established {
+			s.Down = append(s.Down, fmt.Sprintf("%s: %s", name, cmp.Or(p.Why, p.State)))
+		}
+	}
+	slices.Sort(s.Down)
+	return s
 }
 
 // of returns how it stands with a peer.

@@ -148,6 +148,9 @@ func TestBGP(t *testing.T) {
 	if err != nil || r.Settled || len(r.Peers) != 1 || r.Sessions["mesh node-b"].State != bgp.Established || len(r.Learned) != 1 || len(r.Routes) != 1 {
 		t.Errorf("sluice bgp says %+v, %v", r, err)
 	}
+	if s := b.Status(); s.BGP == nil || s.BGP.Peers != 1 || len(s.BGP.Down) > 0 || !s.OK {
+		t.Errorf("sluice status says %+v of BGP, and %v", s.BGP, s.Problems)
+	}
 	speaker.report(bgp.Report{Settled: true})
 	eventually(t, "nothing is kept once the speaker is settled", func() bool { via, kept := routes.to(far); return via == next && !kept })
 
@@ -158,6 +161,9 @@ func TestBGP(t *testing.T) {
 	eventually(t, "the route is gone", func() bool { via, _ := routes.to(far); return !via.IsValid() })
 	if r, err := b.client.BGP(t.Context()); err != nil || !r.Settled || r.Error != "no port" || r.Sessions["mesh node-b"].Why == "" || len(r.Learned) != 0 {
 		t.Errorf("afterwards sluice bgp says %+v, %v", r, err)
+	}
+	if s := b.Status(); !slices.Equal(s.BGP.Down, []string{"mesh node-b: it closed the session"}) || !slices.Contains(s.Problems, "BGP does not work as it should: no port") {
+		t.Errorf("afterwards sluice status says %+v of BGP, and %v", s.BGP, s.Problems)
 	}
 	for _, say := range []string{"BGP session is established", "BGP session has ended", "no port"} {
 		if !strings.Contains(b.log.String(), say) {

@@ -36,6 +36,7 @@ type Status struct {
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
 	// Accelerators' own states; what they lack costs only speed.
 	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
+	BGP          *BGPStatus                    `json:"bgp,omitempty"` // if the agent speaks it
 	// Of the parts that fail; all others are in the kernel.
 	Failures []Failure `json:"failures,omitempty"`
 	Heals    int       `json:"heals"` // changes by others that were undone
@@ -143,6 +144,7 @@ func (a *Agent) Status() Status {
 	for _, a := range a.accelerators {
 		s.Accelerators = append(s.Accelerators, a.Status())
 	}
+	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {
 		s.Conntrack = &c
 	}
@@ -172,6 +174,9 @@ func (a *Agent) problems(s Status) []string {
 		if f.Fabric && f.Error != "" {
 			problems = append(problems, "tunnels and routes to other nodes could not be programmed: "+f.Error)
 		}
+	}
+	if s.BGP != nil && s.BGP.Error != "" {
+		problems = append(problems, "BGP does not work as it should: "+s.BGP.Error)
 	}
 	if why := a.blocked(); why != "" && a.Store.Synced() {
 		problems = append(problems, "not ready: "+why)

@@ -271,7 +271,9 @@ func (c *Compiler) Addresses() []address.Address {
 	}
 	list := c.addresses.List()
 	for i := range list {
-		list[i].BGP = c.bgp != nil && c.bgp.Announces(list[i].Address)
+		if c.bgp != nil {
+			list[i].BGP, _ = c.bgp.By(list[i].Address)
+		}
 	}
 	return list
 }

@@ -114,7 +114,7 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	cross := p.cross
 	p.cross = offers(capabilities, gobgp.BGP_CAP_EXTENDED_NEXTHOP)
 	s.counter.due = true
-	s.log.Info("There is a session.", "peer", p.name)
+	s.log.Debug("There is a session.", "peer", p.name)
 	if p.restarting && !offers(capabilities, gobgp.BGP_CAP_GRACEFUL_RESTART) {
 		// It will never say that it has told all its routes, so that the server would keep the
 		// others for ever (RFC 4724, section 4.2: they go at once).
@@ -143,7 +143,7 @@ func offers(all []gobgp.ParameterCapabilityInterface, code gobgp.BGPCapabilityCo
 func (s *Speaker) down(p *peer, why string) {
 	if p.up {
 		p.up, p.since, p.ended = false, time.Now(), why
-		s.log.Info("A session ended.", "peer", p.name, "why", why)
+		s.log.Debug("A session ended.", "peer", p.name, "why", why)
 	}
 	p.restarting = false
 	p.state, p.failed, p.closing, p.answer = "idle", "", "", ""

@@ -26,7 +26,7 @@ func hearing(r slog.Record) (heard, bool) {
 		return heard{text: closesEarly, vague: true}, true
 	case "Mismatched local address":
 		read()
-		return heard{text: fmt.Sprintf("the peer connects to %s, and not to the source address of this peer", attrs["Addr"])}, true
+		return heard{text: fmt.Sprintf("the peer connects to %s, and the session is to be from %s: change its neighbor, or this end's source address", attrs["Addr"], attrs["Configured addr"])}, true
 	case "hold timer expired":
 		return heard{text: "hold timer expired: nothing was heard of the peer"}, true
 	case "received notification":

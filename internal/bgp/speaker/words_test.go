@@ -1,8 +1,11 @@
 package speaker
 
 import (
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/link"
@@ -109,5 +112,14 @@ func TestOtherAddress(t *testing.T) {
 		if got.IsValid() != (c.want != "") || got.IsValid() && got.String() != c.want || device != c.device {
 			t.Errorf("%s: %s of %d, want %s of %d", c.local, got, device, c.want, c.device)
 		}
+	}
+}
+
+// A peer that connects to another address of this node is told both.
+func TestHearing(t *testing.T) {
+	r := slog.NewRecord(time.Now(), slog.LevelInfo, "Mismatched local address", 0)
+	r.Add("Configured addr", "192.0.2.1", "Addr", "192.0.2.9", "BindInterface", "")
+	if h, ok := hearing(r); !ok || !strings.Contains(h.text, "connects to 192.0.2.9, and the session is to be from 192.0.2.1") {
+		t.Errorf("%+v, %v", h, ok)
 	}
 }

@@ -100,9 +100,9 @@ type Address struct {
 	Node       string       `json:"node,omitempty"`       // that announces it
 	How        string       `json:"how,omitempty"`        // "ARP" or "NDP"
 	Here       bool         `json:"here,omitempty"`       // Node is this agent's
-	BGP        bool         `json:"bgp,omitempty"`        // this agent's announces it by BGP, too, or instead
 	Interfaces []string     `json:"interfaces,omitempty"` // of this node's, if it is Here; none: all with a subnet
 	Since      time.Time    `json:"since,omitzero"`       // when this agent found that Node does
+	BGP        netip.Prefix `json:"bgp,omitzero"`         // the route by which this node announces it to BGP peers
 }
 
 // List returns all addresses that Services have, sorted.

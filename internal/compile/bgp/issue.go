@@ -42,7 +42,7 @@ func (c *Compiler) configurationIssues(l *issues) {
 		return
 	}
 	if ref := c.config.MeshPassword; !c.config.NoMesh && c.lacks(ref) {
-		l.add(c.config.Ref(), model.InForceRest, "spec.nodeMeshPassword: there is no Secret %s, so nodes are not each other's peers; make it, or let the agent read it", ref)
+		l.add(c.config.Ref(), model.InForceRest, "spec.nodeMeshPassword: "+noPassword, ref, "nodes are not each other's peers", ref.Name, ref.Key)
 	}
 	for _, config := range []*model.BGPConfiguration{c.config, c.mine} {
 		for i, ad := range config.Advertisements {
@@ -55,6 +55,9 @@ func (c *Compiler) configurationIssues(l *issues) {
 	}
 }
 
+// noPassword says what is the case without a password, and where it has to be.
+const noPassword = "the agent has no password of Secret %s, so %s; put it in the file %s/%s of the folder that --bgp-passwords names"
+
 // lacks reports whether a secret was looked up in vain.
 func (c *Compiler) lacks(ref model.SecretRef) bool {
 	found, asked := c.secrets[ref]
@@ -65,7 +68,7 @@ func (c *Compiler) lacks(ref model.SecretRef) bool {
 func (c *Compiler) peerIssues(l *issues) {
 	for _, p := range slices.Compact(slices.Concat(c.forward, c.reverse)) {
 		if c.lacks(p.Password) {
-			l.add(p.Ref(), model.InForceNothing, "spec.password: there is no Secret %s, so there is no such peer; make it, or let the agent read it", p.Password)
+			l.add(p.Ref(), model.InForceNothing, "spec.password: "+noPassword, p.Password, "there is no such peer", p.Password.Name, p.Password.Key)
 		}
 		if names := c.addresses[p.Address]; len(names) > 0 && c.nodeAt(p) == nil && names[0] != c.cfg.Node {
 			n := c.nodes[names[0]]
@@ -89,7 +92,8 @@ func (c *Compiler) metalLBIssues(l *issues) {
 			l.add(p.Ref(), model.InForceNothing, "spec.dynamicASN: external is not supported; give the peer's AS as peerASN")
 		}
 		if c.lacks(p.PasswordSecret) {
-			l.add(p.Ref(), model.InForceNothing, "spec.passwordSecret: there is no Secret %s, so there is no such peer; make it, or let the agent read it", p.PasswordSecret)
+			ref := p.PasswordSecret
+			l.add(p.Ref(), model.InForceNothing, "spec.passwordSecret: "+noPassword, ref, "there is no such peer", ref.Name, ref.Key)
 		}
 		if p.RouterID.IsValid() && c.settings != nil && p.RouterID != c.settings.RouterID {
 			l.add(p.Ref(), model.InForceRest, "spec.routerID: it is %s for all peers of this node", c.settings.RouterID)
@@ -106,8 +110,9 @@ func (c *Compiler) metalLBIssues(l *issues) {
 
 // rivalIssues name the objects whose peers have the address of another one.
 func (c *Compiler) rivalIssues(l *issues) {
-	lost := map[model.Ref]map[netip.Addr]string{}
+	lost, won := map[model.Ref]map[netip.Addr]string{}, map[model.Ref]bool{}
 	for a, rivals := range c.rivals {
+		won[c.chosen[a].of] = true
 		for _, loser := range rivals {
 			if winner := c.chosen[a]; loser != winner && loser.of != (model.Ref{}) && loser.of != winner.of {
 				if lost[loser.of] == nil {
@@ -123,7 +128,11 @@ func (c *Compiler) rivalIssues(l *issues) {
 			texts = append(texts, fmt.Sprintf("%s (%s)", a, winner))
 		}
 		slices.Sort(texts)
-		l.add(of, model.InForceRest, "peers of this node are asked for by another object, which comes first by name: %s; remove one", model.FirstFew(texts, 3))
+		inForce := model.InForceNothing
+		if won[of] {
+			inForce = model.InForceRest
+		}
+		l.add(of, inForce, "another object asks for the same peer, and comes first by name: %s; remove one", model.FirstFew(texts, 3))
 	}
 }
 

@@ -210,6 +210,3 @@ func (c *Compiler) advertised(v *store.View, a netip.Addr) map[place]speaker.Ann
 	}
 	return list
 }
-
-// Announces reports whether this node announces an address of a pool.
-func (c *Compiler) Announces(a netip.Addr) bool { return len(c.given[source{addr: a}]) > 0 }

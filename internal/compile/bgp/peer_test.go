@@ -79,7 +79,7 @@ func TestPeers(t *testing.T) {
 		},
 		"no mesh without its password": {
 			objects: []model.Object{config(func(c *model.BGPConfiguration) { c.MeshPassword = model.SecretRef{Name: "s", Key: "x"} }), nodeOf("a 192.0.2.2")},
-			faults:  []string{"BGPConfiguration default: spec.nodeMeshPassword: there is no Secret s[x], so nodes are not each other's peers; make it, or let the agent read it; in force: the rest of it"},
+			faults:  []string{"BGPConfiguration default: spec.nodeMeshPassword: the agent has no password of Secret s[x], so nodes are not each other's peers; put it in the file s/x of the folder that --bgp-passwords names; in force: the rest of it"},
 		},
 		"the mesh is off": {objects: []model.Object{config(noMesh), nodeOf("a 192.0.2.2")}},
 		"reflectors are not part of the mesh": {
@@ -110,7 +110,7 @@ func TestPeers(t *testing.T) {
 		},
 		"no peer without its password": {
 			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Password = model.SecretRef{Name: "x", Key: "k"} })},
-			faults:  []string{"BGPPeer p: spec.password: there is no Secret x[k], so there is no such peer; make it, or let the agent read it; in force: nothing of it"},
+			faults:  []string{"BGPPeer p: spec.password: the agent has no password of Secret x[k], so there is no such peer; put it in the file x/k of the folder that --bgp-passwords names; in force: nothing of it"},
 		},
 		"a restart time of its own": {
 			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Restart = time.Minute })}, want: []string{"BGPPeer p: " + usual},
@@ -195,8 +195,8 @@ func TestPeers(t *testing.T) {
 			objects: []model.Object{tor("q", func(p *model.BGPPeer) { p.AS = 64502 }), tor("p"), metalLB("m")},
 			want:    []string{"BGPPeer lb/m: 192.0.2.1:179 AS 64501 IPv4 no restart import (-) export (-)"},
 			faults: []string{
-				"BGPPeer p: peers of this node are asked for by another object, which comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: the rest of it",
-				"BGPPeer q: peers of this node are asked for by another object, which comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: the rest of it",
+				"BGPPeer p: another object asks for the same peer, and comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
+				"BGPPeer q: another object asks for the same peer, and comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
 			},
 		},
 
@@ -243,7 +243,7 @@ func TestPeers(t *testing.T) {
 			},
 			faults: []string{
 				"MetalLBBGPPeer lb/d: spec.dynamicASN: external is not supported; give the peer's AS as peerASN; in force: nothing of it",
-				"MetalLBBGPPeer lb/e: spec.passwordSecret: there is no Secret lb/x[password], so there is no such peer; make it, or let the agent read it; in force: nothing of it",
+				"MetalLBBGPPeer lb/e: spec.passwordSecret: the agent has no password of Secret lb/x[password], so there is no such peer; put it in the file x/password of the folder that --bgp-passwords names; in force: nothing of it",
 				"MetalLBBGPPeer lb/h: spec.routerID: it is 1.1.1.1 for all peers of this node; in force: the rest of it",
 			},
 		},

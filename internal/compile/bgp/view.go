@@ -67,6 +67,16 @@ func (c *Compiler) View() View {
 	return v
 }
 
+// By returns the route by which an address is announced, the smallest of several; false: none is.
+func (c *Compiler) By(a netip.Addr) (netip.Prefix, bool) {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		if p := netip.PrefixFrom(a, bits).Masked(); c.allRoutes[p] != nil {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
 func (c *Compiler) viewPeer(p *candidate) PeerView {
 	view := PeerView{
 		Name: p.name, Object: p.of, Node: p.node, Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS,
