@@ -192,7 +192,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 	}
-	if config.Policy {
+	if config.Policy || config.Fabric {
 		c.Drops = readDrops(log)
 	}
 	if config.Fabric {

@@ -111,6 +111,7 @@ type Compiler struct {
 	services      *services
 	policy        *policy.Compiler  // nil: policy is not compiled
 	fabric        *fabric.Compiler  // nil: the fabric is not
+	peers         *peers            // beside it
 	addresses     *address.Compiler // nil: addresses are not
 	bgp           *bgp.Compiler     // nil: the node speaks no BGP
 	sliceElements int
@@ -145,7 +146,7 @@ func New(cfg Config) *Compiler {
 	if cfg.Fabric {
 		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
 		c.fabric.SetAPIServers(addressesOf(cfg.APIServers))
-		s.Fabric = c.fabric.Fabric()
+		s.Fabric, c.peers = c.fabric.Fabric(), newPeers(cfg.Node, s.Services.Peers)
 	}
 	if cfg.Addresses {
 		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs})
@@ -387,8 +388,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		}
 		delta.Fabric = c.fabric.Update(v, d)
 		if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {
-			c.env.snat = snat(c.env.underlay, c.state.Fabric.Tunnels)
+			c.env.snat, c.env.tunnels = snat(c.env.underlay, c.state.Fabric.Tunnels), tunnelEnds(c.state.Fabric.Tunnels)
 		}
+		delta.Services.Peers = c.peers.update(v, d)
 	}
 	if now := c.env.settings(); !now.Equal(c.state.Services.Settings) {
 		c.state.Services.Settings, delta.Services.Settings = now, &now

@@ -24,6 +24,7 @@ type environment struct {
 	outgoing, pools []netip.Prefix // those of the settings
 	underlay        []model.HostAddress
 	snat            []state.SNAT // those of the settings; nil: the underlay is another one since
+	tunnels         []state.TunnelEnd
 }
 
 // follow brings the environment up to date. It reports whether that matters to all services, and
@@ -53,7 +54,7 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 // settings are the node's, and what no service depends on.
 func (e *environment) settings() state.Settings {
 	s := e.node.settings
-	s.OutgoingCIDRs, s.PoolCIDRs, s.SNAT = e.outgoing, e.pools, e.snat
+	s.OutgoingCIDRs, s.PoolCIDRs, s.SNAT, s.Tunnels = e.outgoing, e.pools, e.snat, e.tunnels
 	return s
 }
 

@@ -45,7 +45,7 @@ func TestSNAT(t *testing.T) {
 		{"it is gone", eth0, nil, plain},
 		{"another address", eth0[2:], nil, "[{eth0 2001:db8::1}]"},
 	} {
-		before := fmt.Sprint(c.State().Services.Settings.SNAT)
+		before := c.State().Services.Settings
 		if step.underlay != nil {
 			c.SetUnderlay(step.underlay)
 		}
@@ -56,7 +56,7 @@ func TestSNAT(t *testing.T) {
 		if got := fmt.Sprint(c.State().Services.Settings.SNAT); got != step.want {
 			t.Errorf("%s: %s, want %s", step.name, got, step.want)
 		}
-		if changed := d.Services.Settings != nil; changed != (before != step.want) {
+		if changed := d.Services.Settings != nil; changed == before.Equal(c.State().Services.Settings) {
 			t.Errorf("%s: the settings change: %v", step.name, changed)
 		}
 	}

@@ -14,4 +14,5 @@ const (
 	DropCut           Drop = "cut"            // established, and forbidden since
 	DropDenyList      Drop = "deny-list"      // on arrival
 	DropForeignError  Drop = "foreign-error"  // an ICMP error from a pod, about a connection that is not known to be its own
+	DropForeignTunnel Drop = "foreign-tunnel" // to a tunnel of the pod network, from an address that is no node's
 )

@@ -28,6 +28,9 @@ const (
 	DeviceWG     = "sluice.wg"
 )
 
+// VNI is what VXLAN packets of the pod network carry, as Calico's do.
+const VNI = 4096
+
 // IsTunnel reports whether a device of the name is a tunnel of ours.
 func IsTunnel(device string) bool { return strings.HasPrefix(device, "sluice.") }
 

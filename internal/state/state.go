@@ -139,6 +139,20 @@ type Settings struct {
 	// leave by these interfaces. By others they are masqueraded, and so go on only as long as they
 	// leave by the same one. Sorted.
 	SNAT []SNAT
+	// Tunnels are the ends of this node's tunnels. Sorted.
+	Tunnels []TunnelEnd
+}
+
+// TunnelEnd is where packets from the other ends of a tunnel are taken, but for WireGuard, which
+// knows whose they are.
+type TunnelEnd struct {
+	Addr netip.Addr // IPIP: where they arrive; VXLAN: of its outer family
+	Port uint16     // VXLAN: the UDP port, whatever the address; 0: IPIP
+}
+
+// Compare orders by address, and then by port.
+func (e TunnelEnd) Compare(o TunnelEnd) int {
+	return cmp.Or(e.Addr.Compare(o.Addr), cmp.Compare(e.Port, o.Port))
 }
 
 // SNAT is the address of an interface; one of each family at the most.
@@ -156,7 +170,8 @@ func (s SNAT) Compare(o SNAT) int {
 func (s Settings) Equal(o Settings) bool {
 	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.ServiceCIDRs, o.ServiceCIDRs) &&
 		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs) &&
-		slices.Equal(s.OutgoingCIDRs, o.OutgoingCIDRs) && slices.Equal(s.PoolCIDRs, o.PoolCIDRs) && slices.Equal(s.SNAT, o.SNAT)
+		slices.Equal(s.OutgoingCIDRs, o.OutgoingCIDRs) && slices.Equal(s.PoolCIDRs, o.PoolCIDRs) && slices.Equal(s.SNAT, o.SNAT) &&
+		slices.Equal(s.Tunnels, o.Tunnels)
 }
 
 // State is what one node's kernel should hold, in parts. Each part is a value of its own that its
@@ -221,6 +236,9 @@ type Services struct {
 	// Hairpins are the addresses of endpoints on this node: a connection
 	// that comes from one and is balanced back to the same is masqueraded.
 	Hairpins map[netip.Addr]struct{}
+	// Peers are the addresses of other nodes: what Settings.Tunnels take comes from them alone. None
+	// where there is no Fabric.
+	Peers map[netip.Addr]struct{}
 }
 
 // NewServices returns empty Services.
@@ -230,6 +248,7 @@ func NewServices() *Services {
 		ClusterIPs: map[netip.Addr]struct{}{},
 		OtherIPs:   map[netip.Addr]struct{}{},
 		Hairpins:   map[netip.Addr]struct{}{},
+		Peers:      map[netip.Addr]struct{}{},
 	}
 }
 
@@ -240,11 +259,12 @@ type ServicesDelta struct {
 	ClusterIPs map[netip.Addr]bool
 	OtherIPs   map[netip.Addr]bool
 	Hairpins   map[netip.Addr]bool
+	Peers      map[netip.Addr]bool
 }
 
 // Len is the number of named changes.
 func (d ServicesDelta) Len() int {
-	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins)
+	n := len(d.Frontends) + len(d.ClusterIPs) + len(d.OtherIPs) + len(d.Hairpins) + len(d.Peers)
 	if d.Settings != nil {
 		n++
 	}
@@ -259,6 +279,7 @@ func (d *ServicesDelta) merge(later ServicesDelta) {
 	d.ClusterIPs = merged(d.ClusterIPs, later.ClusterIPs)
 	d.OtherIPs = merged(d.OtherIPs, later.OtherIPs)
 	d.Hairpins = merged(d.Hairpins, later.Hairpins)
+	d.Peers = merged(d.Peers, later.Peers)
 }
 
 // Apply changes s by d.
@@ -270,6 +291,7 @@ func (s *Services) Apply(d ServicesDelta) {
 	applySet(s.ClusterIPs, d.ClusterIPs)
 	applySet(s.OtherIPs, d.OtherIPs)
 	applySet(s.Hairpins, d.Hairpins)
+	applySet(s.Peers, d.Peers)
 }
 
 // Clone returns a copy that Apply changes apart from s; nil of nil.
@@ -280,6 +302,7 @@ func (s *Services) Clone() *Services {
 	return &Services{
 		Settings: s.Settings, Frontends: maps.Clone(s.Frontends),
 		ClusterIPs: maps.Clone(s.ClusterIPs), OtherIPs: maps.Clone(s.OtherIPs), Hairpins: maps.Clone(s.Hairpins),
+		Peers: maps.Clone(s.Peers),
 	}
 }
 

@@ -28,7 +28,7 @@ func partOf(prog *program.Program, s *nft.Set) parts {
 // part is the part that a unit belongs to.
 func (u unit) part() parts {
 	switch u.kind {
-	case settingsUnit, clusterIPUnit, otherIPUnit, hairpinUnit, frontendUnit:
+	case settingsUnit, clusterIPUnit, otherIPUnit, hairpinUnit, peerUnit, frontendUnit:
 		return servicesPart
 	}
 	return policyPart

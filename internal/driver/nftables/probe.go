@@ -82,7 +82,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 		return fmt.Errorf("program nftables: %w: the agent needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
 	case errors.Is(err, probe.ErrNotSupported):
 		missing := probe.Missing(ctx, Requirements)
-		if d.prog.HasPolicy() {
+		if len(d.prog.Counters) > 0 { // it logs and counts what it drops
 			missing = errors.Join(missing, probe.Missing(ctx, PolicyRequirements))
 		}
 		if missing != nil {

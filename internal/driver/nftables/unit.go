@@ -26,6 +26,7 @@ const (
 	clusterIPUnit
 	otherIPUnit
 	hairpinUnit
+	peerUnit
 	podDeviceUnit
 	hostDeviceUnit
 	podCIDRsUnit
@@ -68,6 +69,7 @@ var fields = [unitKinds]fieldOf{
 	clusterIPUnit:  memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.ClusterIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.ClusterIPs }),
 	otherIPUnit:    memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.OtherIPs }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.OtherIPs }),
 	hairpinUnit:    memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.Hairpins }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.Hairpins }),
+	peerUnit:       memberField(func(d *state.Delta) *map[netip.Addr]bool { return &d.Services.Peers }, func(s *state.State) map[netip.Addr]struct{} { return s.Services.Peers }),
 	frontendUnit:   entryField(func(d *state.Delta) *map[state.FrontendKey]*state.Frontend { return &d.Services.Frontends }, func(s *state.State) map[state.FrontendKey]*state.Frontend { return s.Services.Frontends }),
 	podDeviceUnit:  memberField(func(d *state.Delta) *map[int]bool { return &d.Policy.PodDevices }, func(s *state.State) map[int]struct{} { return policyOf(s).PodDevices }),
 	hostDeviceUnit: memberField(func(d *state.Delta) *map[int]bool { return &d.Policy.HostDevices }, func(s *state.State) map[int]struct{} { return policyOf(s).HostDevices }),

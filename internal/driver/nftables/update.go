@@ -39,11 +39,12 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 			return func(yield func(*nft.Element)) { elements(s, yield) }
 		}
 		c.rewrite(of(before, d.prog.SettingsElements), of(*now, d.prog.SettingsElements))
-		c.replace(of(before, d.prog.SNATElements), of(*now, d.prog.SNATElements))
+		c.replace(of(before, d.prog.DeviceElements), of(*now, d.prog.DeviceElements))
 	}
 	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
 	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.OtherIPElement)
 	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.HairpinElement)
+	changeMembers(c, d.state.Services.Peers, delta.Services.Peers, d.prog.PeerElement)
 	for k, f := range delta.Services.Frontends {
 		c.frontend(k, d.state.Services.Frontends[k], f)
 	}

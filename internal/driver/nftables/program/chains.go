@@ -23,6 +23,7 @@ import (
 //	raw-in-*     prerouting   filter  -300      what host endpoints receive, by policies with doNotTrack
 //	prerouting   prerouting   nat     -100      new connections: preDNAT policies, then services
 //	forward      forward      filter  0         what the node passes on
+//	tunnel-in    input        filter  -150      what tunnels of the pod network take
 //	local-in     input        filter  0         what is for the node itself
 //	input        input        nat     100       new connections translated to the node: remember the backend
 //	raw-out-*    output       filter  -300      what host endpoints send, by policies with doNotTrack
@@ -32,7 +33,7 @@ import (
 //	postrouting  postrouting  nat     100       new connections on their way out: remember the backend, masquerade
 //
 // Those with a star come and go with the state. Without policy there are none of these, nor
-// arrival, local-out and service-out.
+// arrival, local-out and service-out. There is tunnel-in where the pod network is ours.
 //
 // From there a packet jumps to the chains of its family, whose names begin with ip- and ip6-:
 // services, sent, received …
@@ -41,6 +42,12 @@ import (
 // on.
 func (p *Program) AddChains() {
 	p.Chains = append(p.natChains(), p.filterChains()...)
+	if p.Families[0].peers != nil {
+		p.Chains = append(p.Chains, p.tunnelChain())
+	}
+	for _, reason := range p.drops() {
+		p.Chains = append(p.Chains, newDropChain(reason))
+	}
 	for _, fp := range p.Families {
 		p.Chains = append(p.Chains, fp.serviceChains()...)
 	}
@@ -87,6 +94,23 @@ func (p *Program) outgoingChain() nft.Chain {
 	for _, fp := range p.Families {
 		c.Rules = append(c.Rules, rule().Family(fp.IP).In(fp.outgoing, fp.IP.Saddr).NotIn(fp.pools, fp.IP.Daddr).Masquerade())
 	}
+	return c
+}
+
+// tunnelChain drops what others than nodes send to the node's own ends of tunnels: it would be in the
+// pod network, with any source. Tunnels of other programs are theirs: their packets have other
+// numbers, or other addresses.
+func (p *Program) tunnelChain() nft.Chain {
+	c := nft.Chain{Name: "tunnel-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, -150), Comment: "tunnels of the pod network take packets from nodes alone"}
+	vni := binary.BigEndian.AppendUint32(nil, state.VNI<<8)
+	for _, fp := range p.Families {
+		f := fp.IP
+		c.Rules = append(c.Rules,
+			rule("VXLAN").Family(f).Proto(unix.IPPROTO_UDP).In(fp.vxlan, nft.Dport).Is(expr.CmpOpEq, nft.VNI, vni).NotIn(fp.peers, f.Saddr).Goto(dropChain(state.DropForeignTunnel)))
+	}
+	v4 := p.Families[0]
+	c.Rules = append(c.Rules,
+		rule("IPIP").Family(v4.IP).Proto(unix.IPPROTO_IPIP).In(v4.ipip, v4.IP.Daddr).NotIn(v4.peers, v4.IP.Saddr).Goto(dropChain(state.DropForeignTunnel)))
 	return c
 }
 
@@ -157,9 +181,6 @@ func (p *Program) filterChains() []nft.Chain {
 	for _, fp := range p.Families {
 		chains = append(chains, p.podChains(fp)...)
 	}
-	for _, reason := range drops {
-		chains = append(chains, newDropChain(reason))
-	}
 	return chains
 }
 
@@ -224,7 +245,15 @@ func (p *Program) podChains(fp *Family) []nft.Chain {
 }
 
 // drops are the reasons that have a chain.
-var drops = []state.Drop{state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError}
+func (p *Program) drops() (all []state.Drop) {
+	if p.Policy != nil {
+		all = []state.Drop{state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError}
+	}
+	if p.Families[0].peers != nil {
+		all = append(all, state.DropForeignTunnel)
+	}
+	return all
+}
 
 func dropChain(reason state.Drop) string { return "drop-" + string(reason) }
 

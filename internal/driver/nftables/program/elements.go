@@ -27,7 +27,7 @@ func (p *Program) EachElement(s *state.State, yield func(*nft.Element)) {
 
 func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
 	p.SettingsElements(s.Settings, yield)
-	p.SNATElements(s.Settings, yield)
+	p.DeviceElements(s.Settings, yield)
 	for a := range s.ClusterIPs {
 		p.ClusterIPElement(a, yield)
 	}
@@ -36,6 +36,9 @@ func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)
 	}
 	for a := range s.Hairpins {
 		p.HairpinElement(a, yield)
+	}
+	for a := range s.Peers {
+		p.PeerElement(a, yield)
 	}
 	for k, f := range s.Frontends {
 		p.FrontendElements(k, f, yield)
@@ -84,8 +87,26 @@ func (p *Program) SettingsElements(s state.Settings, yield func(*nft.Element)) {
 	}
 }
 
-// SNATElements yields what the settings become in maps.
-func (p *Program) SNATElements(s state.Settings, yield func(*nft.Element)) {
+// PeerElement yields what an address of another node becomes.
+func (p *Program) PeerElement(a netip.Addr, yield func(*nft.Element)) {
+	if s := p.Family(a.Is4()).peers; s != nil {
+		p.addressElement(s, a, yield)
+	}
+}
+
+// DeviceElements yields what the settings become in other sets, and in maps.
+func (p *Program) DeviceElements(s state.Settings, yield func(*nft.Element)) {
+	for _, t := range s.Tunnels {
+		switch fp := p.Family(t.Addr.Is4()); {
+		case fp.vxlan == nil:
+		case t.Port == 0:
+			p.addressElement(fp.ipip, t.Addr, yield)
+		default:
+			e := nft.Element{Set: fp.vxlan}
+			e.AppendPort(t.Port)
+			yield(&e)
+		}
+	}
 	for _, a := range s.SNAT {
 		if fp := p.Family(a.Addr.Is4()); fp.snat != nil {
 			e := nft.Element{Set: fp.snat}

@@ -78,9 +78,9 @@ func NewSets(o Options, clients uint32) *Program {
 	}
 	if o.Policy {
 		p.addPolicySets()
-		for _, reason := range drops {
-			p.Counters = append(p.Counters, DropPrefix+string(reason))
-		}
+	}
+	for _, reason := range p.drops() {
+		p.Counters = append(p.Counters, DropPrefix+string(reason))
 	}
 	return p
 }

@@ -21,7 +21,7 @@ type Family struct {
 	masquerade, hairpins                        *nft.Set
 	clusterIPs, OtherIPs                        *nft.Set
 	serviceCIDRs, PodCIDRs, keptCIDRs, ownCIDRs *nft.Set
-	outgoing, pools, snat                       *nft.Set          // nil: without Options.Fabric
+	outgoing, pools, snat, peers, vxlan, ipip   *nft.Set          // nil: without Options.Fabric
 	Policy                                      *familyPolicySets // nil: without policy
 }
 
@@ -113,6 +113,12 @@ func (p *Program) addFabric(fp *Family) {
 	fp.pools = add("pools", "addresses of pods: not the outside")
 	fp.snat = p.AddSet(&nft.Set{Name: fp.IP.Name + "-snat", Key: []nft.Field{nft.OIFName}, Data: []nft.Field{fp.IP.Saddr},
 		Comment: "interface : the address that connections leave it with; by others they are masqueraded"})
+	fp.peers = p.AddSet(&nft.Set{Name: fp.IP.Name + "-peers", Key: []nft.Field{fp.IP.Saddr},
+		Comment: "addresses of other nodes"})
+	fp.vxlan = p.AddSet(&nft.Set{Name: fp.IP.Name + "-vxlan", Key: []nft.Field{nft.Dport},
+		Comment: "UDP ports where VXLAN from other nodes arrives"})
+	fp.ipip = p.AddSet(&nft.Set{Name: fp.IP.Name + "-ipip", Key: []nft.Field{fp.IP.Daddr},
+		Comment: "addresses where IPIP from other nodes arrives"})
 }
 
 // slots is the map that holds the slots of the size class.

@@ -1,0 +1,83 @@
+package compile
+
+import (
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// peers are the addresses of other nodes, from which tunnels take packets: all that a node has, as
+// those of one that changes its mode come before it is known here which it sends from.
+type peers struct {
+	own   string
+	of    map[string][]netip.Addr
+	count map[netip.Addr]int // the nodes that have it
+	set   diff.Set[netip.Addr]
+}
+
+func newPeers(own string, now map[netip.Addr]struct{}) *peers {
+	return &peers{own: own, of: map[string][]netip.Addr{}, count: map[netip.Addr]int{}, set: diff.NewSet(now)}
+}
+
+// update follows the nodes that are dirty, and returns what changed.
+func (p *peers) update(v *store.View, d store.Dirty) map[netip.Addr]bool {
+	for name := range d.Objects[model.NodeKind] {
+		if name.Name == p.own {
+			continue
+		}
+		before, now := p.of[name.Name], nodeAddresses(v.Node(name.Name))
+		if p.of[name.Name] = now; now == nil {
+			delete(p.of, name.Name)
+		}
+		for _, a := range now {
+			if p.count[a]++; p.count[a] == 1 {
+				p.set.Add(a)
+			}
+		}
+		for _, a := range before {
+			if p.count[a]--; p.count[a] == 0 {
+				delete(p.count, a)
+				p.set.Remove(a)
+			}
+		}
+	}
+	return p.set.Flush()
+}
+
+// nodeAddresses are a node's, each once; nil: it is not there, or has none.
+func nodeAddresses(n *model.Node) (all []netip.Addr) {
+	if n == nil {
+		return nil
+	}
+	add := func(a netip.Addr) {
+		if a = a.Unmap(); a.IsValid() && model.Unusable(a) == "" && !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	for _, a := range n.IPs {
+		add(a)
+	}
+	if n.Fabric != nil {
+		add(n.Fabric.IPv4)
+		add(n.Fabric.IPv6)
+	}
+	return all
+}
+
+// tunnelEnds are where packets from other nodes' tunnels are taken.
+func tunnelEnds(tunnels map[string]*state.Tunnel) (ends []state.TunnelEnd) {
+	for _, t := range tunnels {
+		switch t.Encapsulation {
+		case state.VXLAN:
+			ends = append(ends, state.TunnelEnd{Addr: t.Local, Port: t.Port})
+		case state.IPIP:
+			ends = append(ends, state.TunnelEnd{Addr: t.Local})
+		}
+	}
+	slices.SortFunc(ends, state.TunnelEnd.Compare)
+	return ends
+}
