@@ -236,8 +236,8 @@ type Services struct {
 	// Hairpins are the addresses of endpoints on this node: a connection
 	// that comes from one and is balanced back to the same is masqueraded.
 	Hairpins map[netip.Addr]struct{}
-	// Peers are the addresses of other nodes: what Settings.Tunnels take comes from them alone. None
-	// where there is no Fabric.
+	// Peers are the addresses of other nodes: what Settings.Tunnels take comes from them alone.
+	// None where there is no Fabric.
 	Peers map[netip.Addr]struct{}
 }
 

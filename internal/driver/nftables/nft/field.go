@@ -123,7 +123,8 @@ var (
 	ICMPType = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1)}
 	ICMP     = Field{Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2)}
 
-	// VNI is that of a VXLAN packet, with the byte after it, which has to be zero. It is only compared.
+	// VNI is that of a VXLAN packet, with the byte after it, which has to be zero. It is only
+	// compared.
 	VNI = Field{Size: 4, load: payload(expr.PayloadBaseTransportHeader, 12, 4)}
 
 	Mark = Field{Datatype: typeMark, Size: 4, host: true}

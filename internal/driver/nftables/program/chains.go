@@ -97,8 +97,8 @@ func (p *Program) outgoingChain() nft.Chain {
 	return c
 }
 
-// tunnelChain drops what others than nodes send to the node's own ends of tunnels: it would be in the
-// pod network, with any source. Tunnels of other programs are theirs: their packets have other
+// tunnelChain drops what others than nodes send to the node's own ends of tunnels: it would be in
+// the pod network, with any source. Tunnels of other programs are theirs: their packets have other
 // numbers, or other addresses.
 func (p *Program) tunnelChain() nft.Chain {
 	c := nft.Chain{Name: "tunnel-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, -150), Comment: "tunnels of the pod network take packets from nodes alone"}
