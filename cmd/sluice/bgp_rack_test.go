@@ -45,16 +45,26 @@ const (
 	serverIPv4, serverIPv6 = "10.245.0.1", "fd00:245::1"
 )
 
+// spineConf is the configuration of spine; what %s stand for are more routes of IPv4, and more of
+// the session over it.
 const spineConf = `
 router id 172.31.1.254;
 protocol device {}
 protocol kernel { ipv4 { export where source = RTS_BGP; }; }
 protocol kernel { ipv6 { export where source = RTS_BGP; }; }
-protocol static s4 { ipv4; route 10.245.0.0/24 blackhole; }
+protocol static s4 { ipv4; route 10.245.0.0/24 blackhole; %s }
 protocol static s6 { ipv6; route fd00:245::/64 blackhole; }
 protocol bgp four {
-  local 172.31.1.254 as 64501; neighbor 172.31.1.1 as 64512; graceful restart on; connect retry time 1; error wait time 1, 5;
-  ipv4 { import all; export where source = RTS_STATIC; };
+  local 172.31.1.254 as 64501; neighbor 172.31.1.1 as 64512; graceful restart on; connect retry time 1; error wait time 1, 5; %s
+  ipv4 {
+    import all;
+    next hop keep;
+    export filter {
+      if source != RTS_STATIC then reject;
+      if net = 10.246.0.0/24 then bgp_next_hop = 198.18.7.7; else bgp_next_hop = 172.31.1.254;
+      accept;
+    };
+  };
 }
 protocol bgp six {
   local fd00:31:1::fe as 64501; neighbor fd00:31:1::1 as 64512; graceful restart on; connect retry time 1; error wait time 1, 5;
@@ -138,7 +148,7 @@ func newRack(t *testing.T) *rack {
 	})
 	r.wire()
 	r.birdDir = r.short()
-	r.bird, err = peertest.StartBIRD(t.Context(), r.spine, r.birdDir, spineConf)
+	r.bird, err = peertest.StartBIRD(t.Context(), r.spine, r.birdDir, fmt.Sprintf(spineConf, "", ""))
 	r.must(err)
 	t.Cleanup(func() { r.stopped(r.bird.Kill()) })
 	r.frr, err = peertest.StartFRR(t.Context(), r.tor, r.short(), torConf)
@@ -147,6 +157,14 @@ func newRack(t *testing.T) *rack {
 	r.write("rack.yaml", rackObjects)
 	r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
 	return r
+}
+
+// reconfigure gives spine more routes of IPv4, and more of the session over it.
+func (r *rack) reconfigure(routes, session string) {
+	r.t.Helper()
+	r.must(os.WriteFile(filepath.Join(r.birdDir, "bird.conf"), fmt.Appendf(nil, spineConf, routes, session), 0o600))
+	_, err := r.bird.Run("configure")
+	r.must(err)
 }
 
 // wire gives the namespaces their links and addresses.
@@ -280,6 +298,21 @@ func (r *rack) up() {
 	})
 }
 
+// steady does something that sessions other than that over IPv4 with spine do not notice.
+func (r *rack) steady(f func()) {
+	r.t.Helper()
+	r.up()
+	before := r.report().Sessions
+	f()
+	r.up()
+	after := r.report().Sessions
+	for _, name := range []string{"BGPPeer metallb-system/tor", "BGPPeer spine6"} {
+		if !before[name].Since.Equal(after[name].Since) {
+			r.t.Errorf("the session with %s was disturbed: %s", name, after[name].Why)
+		}
+	}
+}
+
 // missed waits until both routers have noticed that there is no speaker on the node.
 func (r *rack) missed() {
 	r.t.Helper()
@@ -322,6 +355,16 @@ func (r *rack) shows(ns *netns.NS, command, want string) {
 	r.await(command+" shows "+want, func() bool {
 		out, _ = ns.Run(args[0], args[1:]...)
 		return strings.Contains(string(out), want)
+	})
+}
+
+// lacks waits until a namespace has no route to a prefix.
+func (r *rack) lacks(ns *netns.NS, to string) {
+	r.t.Helper()
+	r.await(ns.Name+" has no route to "+to, func() bool {
+		out, err := ns.Run("ip", "route", "show", to)
+		r.must(err)
+		return len(out) == 0
 	})
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -150,6 +151,132 @@ func TestBGP(t *testing.T) {
 			r.await("another one runs", func() bool { return r.speaker() != old })
 			r.up()
 		})
+	})
+}
+
+// What is wrong with a peer, its routes or its objects is named, and its end noticed; nobody else
+// suffers.
+func TestBGPFaults(t *testing.T) {
+	r := newRack(t)
+	r.write("pool.yaml", rackPool)
+	r.write("web.yaml", rackService("web", 10, "Cluster", "b"))
+	r.start()
+	since := func() time.Time { return r.report().Sessions["BGPPeer spine4"].Since }
+
+	t.Run("routes that cut the node off, or lead nowhere", func(t *testing.T) {
+		r.steady(func() {
+			var routes string
+			for _, to := range []string{"0.0.0.0/0", "172.31.0.0/16", "172.31.2.0/25", "10.244.1.128/25", "203.0.113.77/32", "10.246.0.0/24", "10.247.0.0/24"} {
+				routes += "route " + to + " blackhole; "
+			}
+			r.reconfigure(routes, "")
+			r.shows(r.node, "ip route show proto 83", "10.247.0.0/24 via 172.31.1.254")
+			for _, text := range []string{
+				"peer BGPPeer spine4: its routes to 0.0.0.0/0, 172.31.0.0/16 are not followed: each holds 172.31.1.0/24, the subnet of this node on eth0",
+				"its route to 172.31.2.0/25 is not followed: it lies in 172.31.2.0/24, the subnet of this node on eth1",
+				"its route to 10.244.1.128/25 is not followed: it lies in 10.244.1.0/24, pods of this node",
+				"its route to 10.246.0.0/24 is not followed: this node has no route to the next hop 198.18.7.7",
+				"203.0.113.77/32\t172.31.1.254\tBGPPeer spine4\t64501\t-\tnot followed: this node serves Services by itself",
+			} {
+				r.says(text)
+			}
+			out, err := r.node.Run("ip", "route", "show", "proto", "83")
+			if r.must(err); strings.Count(string(out), " via 172.31.1.254 ") != 2 {
+				t.Errorf("more of spine's routes are followed than should be: %s", out)
+			}
+			r.reconfigure("", "")
+		})
+	})
+
+	t.Run("filters, without a flap", func(t *testing.T) {
+		r.steady(func() {
+			began := since()
+			r.write("spine4.yaml", fmt.Sprintf(spine4, ", filters: [shut]"))
+			r.says("BGPPeer spine4: spec.filters[0]: there is no BGPFilter shut, so no routes are exchanged with the peer")
+			r.lacks(r.spine, "10.244.1.0/24")
+			r.write("filter.yaml", "apiVersion: projectcalico.org/v3\nkind: BGPFilter\nmetadata: {name: shut}\nspec: {importV4: [{action: Reject}]}\n")
+			r.shows(r.spine, "ip route show 10.244.1.0/24", "via 172.31.1.1")
+			r.says("\t0 of 1\t1\t-\n")
+			r.lacks(r.node, "10.245.0.0/24")
+			r.must(os.Remove(filepath.Join(r.dir, "filter.yaml")))
+			r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
+			r.up()
+			if !since().Equal(began) {
+				t.Error("the session of the filters was disturbed")
+			}
+		})
+	})
+
+	t.Run("a wrong AS", func(t *testing.T) {
+		r.steady(func() {
+			r.write("spine4.yaml", strings.Replace(fmt.Sprintf(spine4, ""), "64501", "64999", 1))
+			r.says("wrong AS: the peer says 64501, and is expected to be 64999")
+			r.lacks(r.node, "10.245.0.0/24")
+			r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
+		})
+	})
+
+	t.Run("passwords", func(t *testing.T) {
+		r.steady(func() {
+			r.must(os.Mkdir(filepath.Join(r.passwords, "bgp"), 0o700))
+			r.write("spine4.yaml", fmt.Sprintf(spine4, ", password: {secretKeyRef: {name: bgp, key: spine}}"))
+			r.says("put it in the file bgp/spine of the folder that --bgp-passwords names")
+			r.reconfigure("", `password "first";`)
+			write(t, filepath.Join(r.passwords, "bgp"), "spine", "first\n")
+			r.up()
+			r.reconfigure("", `password "second";`)
+			write(t, filepath.Join(r.passwords, "bgp"), "spine", "second\n")
+			r.await("the session is one with the new password", func() bool {
+				s := r.report().Sessions["BGPPeer spine4"]
+				return s.State == bgp.Established && s.Why != ""
+			})
+			r.reconfigure("", "")
+			r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
+		})
+	})
+
+	t.Run("peers that come and go, and a reflector that is not there", func(t *testing.T) {
+		r.steady(func() {
+			r.write("reflector.yaml", `
+apiVersion: v1
+kind: Node
+metadata: {name: node-r, labels: {reflector: "true"}, annotations: {projectcalico.org/RouteReflectorClusterID: 244.0.0.1}}
+status: {addresses: [{type: InternalIP, address: 172.31.1.9}]}
+---
+apiVersion: projectcalico.org/v3
+kind: BGPPeer
+metadata: {name: reflectors}
+spec: {nodeSelector: all(), peerSelector: reflector == 'true'}
+`)
+			r.says("BGPPeer reflectors node-r\t172.31.1.9\t64512\tactive")
+			r.says("no route to host: the peer is away")
+			r.must(os.Remove(filepath.Join(r.dir, "reflector.yaml")))
+			r.must(os.Remove(filepath.Join(r.dir, "spine4.yaml")))
+			r.await("the peers are gone, and their routes", func() bool {
+				report := r.report()
+				return len(report.Sessions) == 2 && len(report.Learned) == 1
+			})
+			r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
+		})
+	})
+
+	t.Run("another speaker on the node", func(t *testing.T) {
+		r.kill()
+		var taken net.Listener
+		r.await("the port is free", func() bool {
+			return r.node.Do(func() (err error) {
+				taken, err = net.Listen("tcp", ":179")
+				return err
+			}) == nil
+		})
+		r.start()
+		r.says("another BGP speaker runs on this node; stop it, or choose another port")
+		if _, out, _ := sluice(t, "status", "--socket", r.socket); !strings.Contains(out, "PROBLEM: BGP does not work as it should: no session with any peer") {
+			t.Errorf("sluice status says\n%s", out)
+		}
+		r.shows(r.node, "ip route show proto 83", "10.245.0.0/24 via 172.31.1.254")
+		r.must(taken.Close())
+		r.up()
 	})
 }
 
