@@ -54,6 +54,9 @@ func TestLabFabrics(t *testing.T) {
 	} {
 		t.Run(mode, func(t *testing.T) {
 			l := upWith(t, "testfabric", "--fabric", mode)
+			if notes := l.Status(t.Context()).Warnings; len(notes) > 0 {
+				t.Errorf("the lab is up with notes: %q", notes)
+			}
 			if routes := string(execOn(t, l, "node1", "/sbin/ip", "route")); !strings.Contains(routes, way) {
 				t.Errorf("no route %s:\n%s", way, routes)
 			}

@@ -4,6 +4,7 @@ package sluiceagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,9 +39,13 @@ func New() *lab.Agent {
 			}, source...)
 		},
 		Sync: func(ctx context.Context, socket string) ([]string, error) {
-			err := agent.NewClient(socket).Sync(ctx)
+			client := agent.NewClient(socket)
+			err := client.Sync(ctx)
 			fault, ok := errors.AsType[*agent.FaultError](err)
-			if !ok {
+			if err != nil && !ok {
+				return nil, err
+			}
+			if err := announced(ctx, client); err != nil || fault == nil {
 				return nil, err
 			}
 			var issues []string
@@ -51,6 +56,24 @@ func New() *lab.Agent {
 		},
 		Knows: knowsPod,
 	}
+}
+
+// announced fails until BGP peers have announced all other nodes' pods. That may be later than what
+// Sync waits for: peers tell what they know, and other nodes' agents may be still to come.
+func announced(ctx context.Context, client *agent.Client) error {
+	if _, err := client.BGP(ctx); err != nil {
+		return nil // it speaks none
+	}
+	report, err := client.Fabric(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range report.Blocks {
+		if b.Mode == "" {
+			return fmt.Errorf("no BGP peer announces the pods of %s, %s", b.Node, b.CIDR)
+		}
+	}
+	return nil
 }
 
 // knowsPod asks an agent about a connection that a pod of its node could make. The pod counts as
