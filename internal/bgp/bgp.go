@@ -23,7 +23,8 @@ type Order struct {
 }
 
 // Settings are what holds for all peers. With another AS, RouterID, Listen, Port or Restart than
-// before, all sessions begin anew.
+// before, all sessions begin anew, and learned routes stay until they are learned again, or the
+// peers have had the time to tell them.
 type Settings struct {
 	AS       uint32       `json:"as"`
 	RouterID netip.Addr   `json:"routerID"` // an IPv4 address

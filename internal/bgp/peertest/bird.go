@@ -14,7 +14,7 @@ type BIRD struct {
 }
 
 // StartBIRD starts BIRD in a namespace with a bird.conf. dir is an empty folder, whose path is
-// short, as there is a socket in it. Kill ends it.
+// short, as there is a socket in it. What was started is ended by Kill.
 func StartBIRD(ctx context.Context, ns *netns.NS, dir, conf string) (*BIRD, error) {
 	b := &BIRD{dir: dir}
 	file := filepath.Join(dir, "bird.conf")

@@ -20,7 +20,7 @@ type FRR struct {
 }
 
 // StartFRR starts FRR in a namespace with a bgpd.conf. dir is an empty folder, whose path is short,
-// as there are sockets in it. Stop ends it.
+// as there are sockets in it. What was started is ended by Stop.
 func StartFRR(ctx context.Context, ns *netns.NS, dir, conf string) (*FRR, error) {
 	// Its daemons run as a user of their own.
 	if err := errors.Join(os.Chmod(dir, 0o777), write(filepath.Join(dir, "zebra.conf"), "")); err != nil {

@@ -20,6 +20,7 @@ func (s *Speaker) learn(paths []*apiutil.Path) {
 		if !ok {
 			continue
 		}
+		delete(s.left, prefix)
 		from := s.named(p.PeerAddress)
 		if p.Withdrawal || from == nil {
 			s.forget(prefix)

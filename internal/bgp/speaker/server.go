@@ -114,7 +114,8 @@ func (s *Speaker) watch(ctx context.Context, v *server) error {
 	}, gobgp.WatchBestPath(true), gobgp.WatchPostUpdate(false, "", ""), gobgp.WatchEor(true), gobgp.WatchPeer())
 }
 
-// stop ends the server and forgets what it was told.
+// stop ends the server and forgets what it was told. What it learned is left until the next one is
+// settled.
 func (s *Speaker) stop() {
 	if s.server == nil {
 		return
@@ -132,7 +133,7 @@ func (s *Speaker) stop() {
 		p.added = nil
 	}
 	for prefix := range s.learned {
-		s.forget(prefix)
+		s.left[prefix] = true
 	}
 }
 

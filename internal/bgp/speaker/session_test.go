@@ -1,7 +1,12 @@
 package speaker_test
 
 import (
+<<<<<<< HEAD
 	"errors"
+=======
+	"net/netip"
+	"slices"
+>>>>>>> 88f915d (sluice-bgp: other settings cost no learned route; a peer that this node waits for says so)
 	"strings"
 	"testing"
 	"time"
@@ -94,6 +99,10 @@ func TestNoSession(t *testing.T) {
 	s.why("unreachable", "network is unreachable")
 	s.why("unassigned", "does not have the address")
 	s.why("away", "the peer is away")
+	waiting := peer(1)
+	waiting.Address, waiting.Source, waiting.Passive = addr(peer6(1)), netip.Addr{}, true
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"unassigned": nil, "waiting": waiting}})
+	s.why("waiting", "the peer has not connected: it is the end that opens the session")
 	s.await("settled without them", func(x *said) bool { return x.settled })
 }
 
@@ -232,4 +241,37 @@ func watch(ask func() (string, error), is func(string) bool) (end func() string)
 		close(stop)
 		return <-bad
 	}
+}
+
+// When all sessions begin anew with other settings, neither end forgets a route that is announced
+// again, and those that are not go.
+func TestOtherSettings(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	f := w.frr(1, frrConf(1, []string{"192.0.2.0/24", "2001:db8:1::/48"}))
+	w.bird(2, birdConf(2, 64602, "192.0.3.0/24"))
+	s := w.speaker()
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1), "leaves": peer(2)}, Routes: routes("198.51.100.0/24")})
+	s.up("tor", "leaves")
+	s.await("learned", func(x *said) bool { return len(x.learned) == 3 && x.settled })
+	eventually(t, "announced", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, contains("198.51.100.0/24"))
+	var since time.Time
+	s.await("the session of before", func(x *said) bool { since = x.peers["tor"].Since; return true })
+
+	other := settings()
+	other.Restart = 90 * time.Second
+	s.order(&bgp.Order{Settings: other, Peers: map[string]*bgp.Peer{"leaves": nil}})
+	s.await("a new session", func(x *said) bool {
+		return x.peers["tor"].State == bgp.Established && !x.peers["tor"].Since.Equal(since)
+	})
+	s.await("nothing is stale", func(x *said) bool {
+		for _, l := range x.learned {
+			if l.Stale {
+				return false
+			}
+		}
+		return len(x.learned) == 2
+	})
+	s.await("what went is what nobody announces", func(x *said) bool { return slices.Equal(x.gone, []netip.Prefix{prefix("192.0.3.0/24")}) })
+	eventually(t, "announced again", func() (string, error) { return f.Run("show bgp ipv4 unicast") }, contains("198.51.100.0/24"))
 }

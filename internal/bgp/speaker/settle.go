@@ -9,9 +9,10 @@ const (
 	settleQuiet   = time.Second      // without a route, of those that do not say when they have told all
 )
 
-// settle finds out whether all peers have told their routes, or had the time to.
+// settle finds out whether all peers have told their routes, or had the time to. What is left of an
+// earlier server goes then.
 func (s *Speaker) settle() {
-	if s.settled || s.server == nil {
+	if s.server == nil || s.settled && len(s.left) == 0 {
 		return
 	}
 	now := time.Now()
@@ -20,6 +21,10 @@ func (s *Speaker) settle() {
 			return
 		}
 	}
+	for prefix := range s.left {
+		s.forget(prefix)
+	}
+	clear(s.left)
 	s.settled, s.report.more = true, true
 }
 

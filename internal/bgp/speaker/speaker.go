@@ -41,6 +41,7 @@ type Speaker struct {
 	server  *server           // nil while there is none
 	faults  map[string]string // what could not be done, by what it is about
 	learned map[netip.Prefix]*bgp.Learned
+	left    map[netip.Prefix]bool // of learned, what an earlier server learned and this one has not
 	counter counter
 	report  pending
 	settled bool
@@ -51,7 +52,7 @@ func New(log *slog.Logger) *Speaker {
 	return &Speaker{
 		log: log, inbox: newInbox(),
 		peers: map[string]*peer{}, names: map[netip.Addr]string{}, routes: map[netip.Prefix]*route{}, marks: newMarks(),
-		faults: map[string]string{}, learned: map[netip.Prefix]*bgp.Learned{}, report: newPending(),
+		faults: map[string]string{}, learned: map[netip.Prefix]*bgp.Learned{}, left: map[netip.Prefix]bool{}, report: newPending(),
 	}
 }
 

@@ -62,15 +62,22 @@ func (s *Speaker) status(name string) *bgp.PeerStatus {
 	}
 }
 
+// notConnected is said of a peer that this node waits for, as one end alone opens the session.
+const notConnected = "the peer has not connected: it is the end that opens the session, and 'sluice bgp' there may say why"
+
 // why says what ended the last session, and what has been in the way of a new one.
-func (x *session) why() string {
-	switch {
-	case x.up || x.failed == "":
-		return x.ended
-	case x.ended == "":
-		return x.failed
+func (p *peer) why() string {
+	failed := p.failed
+	if failed == "" && p.want.Passive {
+		failed = notConnected
 	}
-	return x.ended + "; since then: " + x.failed
+	switch {
+	case p.up || failed == "":
+		return p.ended
+	case p.ended == "":
+		return failed
+	}
+	return p.ended + "; since then: " + failed
 }
 
 // states are those of RFC 4271, section 8.2.2.

@@ -187,6 +187,7 @@ type said struct {
 	settled bool
 	fault   string
 	lines   int
+	gone    []netip.Prefix // that were learned once, or more often
 }
 
 // speaker starts a speaker on the node.
@@ -244,6 +245,11 @@ func (s *speaking) read(out io.Reader) {
 func (s *speaking) add(r *bgp.Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for p, l := range r.Learned {
+		if l == nil {
+			s.gone = append(s.gone, p)
+		}
+	}
 	maps.Copy(s.learned, r.Learned)
 	maps.DeleteFunc(s.learned, func(_ netip.Prefix, l *bgp.Learned) bool { return l == nil })
 	maps.Copy(s.peers, r.Peers)
