@@ -1,12 +1,9 @@
 package speaker_test
 
 import (
-<<<<<<< HEAD
 	"errors"
-=======
 	"net/netip"
 	"slices"
->>>>>>> 88f915d (sluice-bgp: other settings cost no learned route; a peer that this node waits for says so)
 	"strings"
 	"testing"
 	"time"
