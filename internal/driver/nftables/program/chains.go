@@ -106,7 +106,7 @@ func (p *Program) tunnelChain() nft.Chain {
 	for _, fp := range p.Families {
 		f := fp.IP
 		c.Rules = append(c.Rules,
-			rule("VXLAN").Family(f).Proto(unix.IPPROTO_UDP).In(fp.vxlan, nft.Dport).Is(expr.CmpOpEq, nft.VNI, vni).NotIn(fp.peers, f.Saddr).Goto(dropChain(state.DropForeignTunnel)))
+			rule("VXLAN").Family(f).Proto(unix.IPPROTO_UDP).In(fp.vxlan, fp.vxlan.Key...).Is(expr.CmpOpEq, nft.VNI, vni).NotIn(fp.peers, f.Saddr).Goto(dropChain(state.DropForeignTunnel)))
 	}
 	v4 := p.Families[0]
 	c.Rules = append(c.Rules,

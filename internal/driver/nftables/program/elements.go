@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -103,6 +104,7 @@ func (p *Program) DeviceElements(s state.Settings, yield func(*nft.Element)) {
 			p.addressElement(fp.ipip, t.Addr, yield)
 		default:
 			e := nft.Element{Set: fp.vxlan}
+			e.Append(uint8(model.UDP), 0, 0, 0)
 			e.AppendPort(t.Port)
 			yield(&e)
 		}

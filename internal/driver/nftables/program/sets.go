@@ -115,8 +115,8 @@ func (p *Program) addFabric(fp *Family) {
 		Comment: "interface : the address that connections leave it with; by others they are masqueraded"})
 	fp.peers = p.AddSet(&nft.Set{Name: fp.IP.Name + "-peers", Key: []nft.Field{fp.IP.Saddr},
 		Comment: "addresses of other nodes"})
-	fp.vxlan = p.AddSet(&nft.Set{Name: fp.IP.Name + "-vxlan", Key: []nft.Field{nft.Dport},
-		Comment: "UDP ports where VXLAN from other nodes arrives"})
+	fp.vxlan = p.AddSet(&nft.Set{Name: fp.IP.Name + "-vxlan", Key: []nft.Field{nft.L4Proto, nft.Dport},
+		Comment: "ports where VXLAN from other nodes arrives"})
 	fp.ipip = p.AddSet(&nft.Set{Name: fp.IP.Name + "-ipip", Key: []nft.Field{fp.IP.Daddr},
 		Comment: "addresses where IPIP from other nodes arrives"})
 }

@@ -1,0 +1,147 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// vxlanPacket is what a VXLAN packet holds, with a text in place of a frame.
+func vxlanPacket(vni uint32, text string) []byte {
+	b := binary.BigEndian.AppendUint32(nil, 1<<27)
+	return append(binary.BigEndian.AppendUint32(b, vni<<8), text...)
+}
+
+// Tunnels of the pod network take packets from nodes alone; those of other programs take what they
+// do. What is dropped is counted. Policy or not, and in both families.
+func TestTunnelsTakePacketsFromNodes(t *testing.T) {
+	node, far := testNS(t), testNS(t)
+	if err := netns.Veth(node, "e0", far, "e0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []struct {
+		ns   *netns.NS
+		addr string
+	}{{node, "192.0.2.1/24"}, {node, "fd00::1/64"}, {far, "192.0.2.2/24"}, {far, "192.0.2.9/24"}, {far, "fd00::2/64"}, {far, "fd00::9/64"}} {
+		args := []string{"addr", "add", a.addr, "dev", "e0"}
+		if netip.MustParsePrefix(a.addr).Addr().Is6() {
+			args = append(args, "nodad")
+		}
+		if out, err := a.ns.Run("ip", args...); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	e0, err := node.LinkByName("e0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.MustParseAddr
+	s := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
+	s.Services.Settings.Tunnels = []state.TunnelEnd{{Addr: addr("192.0.2.1")}, {Addr: addr("192.0.2.1"), Port: 4789}, {Addr: addr("fd00::1"), Port: 4789}}
+	s.Services.Peers = map[netip.Addr]struct{}{addr("192.0.2.2"): {}, addr("fd00::2"): {}}
+	s.Policy.HostDevices[e0.Attrs().Index] = struct{}{}
+	for _, policy := range []bool{false, true} {
+		d := openIn(t, node, Options{Options: driver.Options{Policy: policy, Fabric: true}})
+		want := *s
+		if !policy {
+			want.Policy = nil
+		}
+		adopt(t, d, &want)
+		if n, text := adopt(t, d, &want); n > 0 {
+			t.Errorf("the kernel differs:\n%s", text)
+		}
+		for _, c := range []struct {
+			from, network, to string
+			packet            []byte
+			dropped           bool
+		}{
+			{"192.0.2.9", "udp4", "192.0.2.1:4789", vxlanPacket(state.VNI, "foreign"), true},
+			{"192.0.2.2", "udp4", "192.0.2.1:4789", vxlanPacket(state.VNI, "node"), false},
+			{"192.0.2.9", "udp4", "192.0.2.1:4789", vxlanPacket(42, "another program's"), false},
+			{"192.0.2.9", "udp4", "192.0.2.1:4788", vxlanPacket(state.VNI, "another port"), false},
+			{"fd00::9", "udp6", "[fd00::1]:4789", vxlanPacket(state.VNI, "foreign"), true},
+			{"fd00::2", "udp6", "[fd00::1]:4789", vxlanPacket(state.VNI, "node"), false},
+			{"192.0.2.9", "ip4:4", "192.0.2.1", []byte("foreign"), true},
+			{"192.0.2.2", "ip4:4", "192.0.2.1", []byte("node"), false},
+		} {
+			before := foreign(t, d)
+			arrives := deliver(t, node, far, c.from, c.network, c.to, c.packet)
+			if after := foreign(t, d); arrives == c.dropped || (after > before) != c.dropped {
+				t.Errorf("policy %v: %s to %s: %q arrives: %v, dropped %d", policy, c.from, c.to, c.packet, arrives, after-before)
+			}
+		}
+		if err := d.Purge(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// foreign counts the packets dropped so far.
+func foreign(t *testing.T, d *Driver) uint64 {
+	t.Helper()
+	counts, err := d.DropCounts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counts[state.DropForeignTunnel]
+}
+
+// deliver sends a packet, and then one from a node. It reports whether the first arrives.
+func deliver(t *testing.T, node, far *netns.NS, from, network, to string, packet []byte) bool {
+	t.Helper()
+	var in net.PacketConn
+	err := node.Do(func() (err error) { in, err = net.ListenPacket(network, to); return err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	peer := "192.0.2.2"
+	if network == "udp6" {
+		peer = "fd00::2"
+	}
+	const last = "the last one"
+	err = far.Do(func() error {
+		for _, p := range []struct{ from, text string }{{from, string(packet)}, {peer, last}} {
+			local := net.Addr(&net.UDPAddr{IP: net.ParseIP(p.from)})
+			if network == "ip4:4" {
+				local = &net.IPAddr{IP: net.ParseIP(p.from)}
+			}
+			out, err := (&net.Dialer{LocalAddr: local}).Dial(network, to)
+			if err != nil {
+				return err
+			}
+			_, err = out.Write([]byte(p.text))
+			out.Close()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		err = in.SetReadDeadline(time.Now().Add(10 * time.Second))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, arrives := make([]byte, 256), false
+	for {
+		n, _, err := in.ReadFrom(b)
+		if err != nil {
+			t.Fatalf("%s to %s: %q: %v", from, to, packet, err)
+		}
+		if string(b[:n]) == last {
+			return arrives
+		}
+		arrives = arrives || string(b[:n]) == string(packet)
+	}
+}
