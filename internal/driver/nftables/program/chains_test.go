@@ -26,7 +26,7 @@ func TestBaseChainsAreListed(t *testing.T) {
 			listed[strings.Join(w[1:5], " ")] = true
 		}
 	}
-	p := New(Options{Policy: true})
+	p := New(Options{Policy: true, Fabric: true})
 	chains := p.Chains
 	s := state.NewPolicy()
 	s.Programs["p"] = &state.Program{ID: "p", Tiers: []state.Tier{{Name: "t", Default: model.Deny}}}
