@@ -382,24 +382,32 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	if c.bgp != nil { // which asks for the addresses
 		c.bgp.Update(v, d)
 	}
-	if c.fabric != nil { // which asks for what BGP serves; the settings ask for its tunnels
-		if c.bgp != nil {
-			c.fabric.SetServed(slices.Concat(c.bgp.Served(), masked(c.env.cfg.ServiceCIDRs)))
-		}
-		delta.Fabric = c.fabric.Update(v, d)
-		if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {
-			c.env.snat, c.env.tunnels = snat(c.env.underlay, c.state.Fabric.Tunnels), tunnelEnds(c.state.Fabric.Tunnels)
-		}
-		delta.Services.Peers = c.peers.update(v, d)
-	}
-	if now := c.env.settings(); !now.Equal(c.state.Services.Settings) {
-		c.state.Services.Settings, delta.Services.Settings = now, &now
-	}
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
 	}
+	if c.fabric != nil { // which asks for what BGP serves
+		c.updateFabric(v, d, &delta)
+	}
+	// The settings ask for tunnels and host endpoints.
+	if now := c.env.settings(); !now.Equal(c.state.Services.Settings) {
+		c.state.Services.Settings, delta.Services.Settings = now, &now
+	}
 	return delta
+}
+
+// updateFabric is update for the ways to other nodes' pods, and what services have of them.
+func (c *Compiler) updateFabric(v *store.View, d store.Dirty, delta *state.Delta) {
+	if c.bgp != nil {
+		c.fabric.SetServed(slices.Concat(c.bgp.Served(), masked(c.env.cfg.ServiceCIDRs)))
+	}
+	delta.Fabric = c.fabric.Update(v, d)
+	delta.Services.Peers = c.peers.update(v, d)
+	if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {
+		c.env.snat, c.env.tunnels = snat(c.env.underlay, c.state.Fabric.Tunnels), tunnelEnds(c.state.Fabric.Tunnels)
+	}
+	// Host endpoints' policies towards the node and from it are for what is tracked.
+	c.env.untracked = len(c.env.tunnels) > 0 && (c.policy == nil || len(c.state.Policy.Hosts) == 0)
 }
 
 // Waiting returns what Step has left for later.

@@ -25,6 +25,7 @@ type environment struct {
 	underlay        []model.HostAddress
 	snat            []state.SNAT // those of the settings; nil: the underlay is another one since
 	tunnels         []state.TunnelEnd
+	untracked       bool
 }
 
 // follow brings the environment up to date. It reports whether that matters to all services, and
@@ -54,7 +55,8 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 // settings are the node's, and what no service depends on.
 func (e *environment) settings() state.Settings {
 	s := e.node.settings
-	s.OutgoingCIDRs, s.PoolCIDRs, s.SNAT, s.Tunnels = e.outgoing, e.pools, e.snat, e.tunnels
+	s.OutgoingCIDRs, s.PoolCIDRs, s.SNAT = e.outgoing, e.pools, e.snat
+	s.Tunnels, s.Untracked = e.tunnels, e.untracked
 	return s
 }
 

@@ -71,3 +71,26 @@ func TestTunnelEnds(t *testing.T) {
 		}
 	}
 }
+
+// Where a host endpoint judges packets of tunnels, they stay tracked.
+func TestUntracked(t *testing.T) {
+	s, c := store.New(), compile.New(compile.Config{Node: "a", Fabric: true, Policy: true})
+	s.SetSynced()
+	c.SetUnderlay([]model.HostAddress{{Device: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24"), MTU: 1500}})
+	c.SetLinks(model.Links{Links: []model.Link{{Index: 2, Name: "eth0", Host: true}}})
+	node := store.Event{Kind: model.NodeKind, Name: model.Name{Name: "a"}, Object: &model.Node{Name: "a", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}}
+	pool := store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: "pods"}, Object: &model.IPPool{Name: "pods", CIDR: netip.MustParsePrefix("10.244.0.0/16"), VXLAN: model.Always}}
+	host := store.Event{Kind: model.HostEndpointKind, Name: model.Name{Name: "h"}, Object: &model.HostEndpoint{Name: "h", Node: "a", Interface: "eth0"}}
+	gone := host
+	gone.Object = nil
+	for i, step := range []struct {
+		event store.Event
+		want  bool
+	}{{node, false}, {pool, true}, {host, false}, {gone, true}} {
+		s.Apply([]store.Event{step.event})
+		c.Update(s, s.Take())
+		if got := c.State().Services.Settings.Untracked; got != step.want {
+			t.Errorf("step %d: untracked %v", i, got)
+		}
+	}
+}

@@ -141,6 +141,9 @@ type Settings struct {
 	SNAT []SNAT
 	// Tunnels are the ends of this node's tunnels. Sorted.
 	Tunnels []TunnelEnd
+	// Untracked leaves the outer packets of Tunnels, from and to other nodes, out of connection
+	// tracking.
+	Untracked bool
 }
 
 // TunnelEnd is where packets from the other ends of a tunnel are taken, but for WireGuard, which
@@ -168,7 +171,7 @@ func (s SNAT) Compare(o SNAT) int {
 
 // Equal reports whether the settings are the same.
 func (s Settings) Equal(o Settings) bool {
-	return s.MasqueradeAll == o.MasqueradeAll && slices.Equal(s.ServiceCIDRs, o.ServiceCIDRs) &&
+	return s.MasqueradeAll == o.MasqueradeAll && s.Untracked == o.Untracked && slices.Equal(s.ServiceCIDRs, o.ServiceCIDRs) &&
 		slices.Equal(s.ClusterCIDRs, o.ClusterCIDRs) && slices.Equal(s.LocalCIDRs, o.LocalCIDRs) &&
 		slices.Equal(s.OutgoingCIDRs, o.OutgoingCIDRs) && slices.Equal(s.PoolCIDRs, o.PoolCIDRs) && slices.Equal(s.SNAT, o.SNAT) &&
 		slices.Equal(s.Tunnels, o.Tunnels)

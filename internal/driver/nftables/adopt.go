@@ -132,7 +132,7 @@ func (a *adoption) start() *change {
 				c.sums[s.ID] = d.sums[s.ID]
 			}
 		}
-		c.chainRefs = d.chainRefs.Only(func(chain string) bool { return program.IsLearnChain(chain) != a.of.hold(servicesPart) })
+		c.chainRefs = d.chainRefs.Only(func(chain string) bool { return program.OfServices(chain) != a.of.hold(servicesPart) })
 	}
 	d.prog.EachChain(a.want, c.chainRefs.Use)
 	return c

@@ -138,9 +138,9 @@ func (a *adoption) keptForPolicies(e *nft.Element) bool {
 }
 
 // isObsolete reports whether a chain that want does not lead to goes, though something is kept: if
-// packets enter it by themselves and policies are all that is lacking.
+// packets enter it by themselves and policies are all that is lacking, or it is none of policy's.
 func (a *adoption) isObsolete(name string) bool {
-	return a.mentioned != nil && program.IsDynamicBase(name) && !a.mentioned[name]
+	return program.IsOuter(name) || a.mentioned != nil && program.IsDynamicBase(name) && !a.mentioned[name]
 }
 
 // mustKeepVerdict reports whether a pod or a host endpoint stays with the program that the kernel

@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 )
@@ -143,5 +145,47 @@ func deliver(t *testing.T, node, far *netns.NS, from, network, to string, packet
 			return arrives
 		}
 		arrives = arrives || string(b[:n]) == string(packet)
+	}
+}
+
+// Packets between nodes' tunnels are tracked or not, as the settings say; a driver that comes later
+// finds nothing to do, and what has no tunnel any more has no chain.
+func TestOuterPacketsAreNotTracked(t *testing.T) {
+	ns := testNS(t)
+	want := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
+	settings := &want.Services.Settings
+	settings.Tunnels = []state.TunnelEnd{{Addr: netip.MustParseAddr("192.0.2.1")}, {Addr: netip.MustParseAddr("192.0.2.1"), Port: 4789}, {Addr: netip.MustParseAddr("fd00::1"), Port: 4789}}
+	have := func() int {
+		out, err := ns.Run("nft", "list", "table", "inet", program.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(out), "notrack")
+	}
+	d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Fabric: true}})
+	adopt(t, d, want)
+	for _, untracked := range []bool{true, false, true} {
+		now := *settings
+		now.Untracked = untracked
+		update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &now}})
+		*settings = now
+		if n := have(); untracked && n != 6 || !untracked && n != 0 {
+			t.Errorf("untracked %v: %d rules", untracked, n)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = openIn(t, ns, Options{Options: driver.Options{Policy: true, Fabric: true}})
+		if n, text := adopt(t, d, want); n > 0 {
+			t.Errorf("untracked %v: the kernel differs:\n%s", untracked, text)
+		}
+	}
+	adopt(t, d, &state.State{Policy: state.NewPolicy()}) // policy alone
+	if n := have(); n != 6 {
+		t.Errorf("after policy was adopted: %d rules", n)
+	}
+	adopt(t, d, &state.State{Services: state.NewServices()}) // services without tunnels
+	if n := have(); n != 0 {
+		t.Errorf("without tunnels: %d rules", n)
 	}
 }

@@ -38,6 +38,8 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 		of := func(s state.Settings, elements func(state.Settings, func(*nft.Element))) func(func(*nft.Element)) {
 			return func(yield func(*nft.Element)) { elements(s, yield) }
 		}
+		d.prog.SettingsChains(*now, c.use)
+		d.prog.SettingsChains(before, c.release)
 		c.rewrite(of(before, d.prog.SettingsElements), of(*now, d.prog.SettingsElements))
 		c.replace(of(before, d.prog.DeviceElements), of(*now, d.prog.DeviceElements))
 	}

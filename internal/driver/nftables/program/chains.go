@@ -21,12 +21,14 @@ import (
 //	deny-*       ingress      filter  -500      what arrives by an interface with deny lists
 //	arrival      prerouting   filter  -450      what a pod sends, under which address
 //	raw-in-*     prerouting   filter  -300      what host endpoints receive, by policies with doNotTrack
+//	outer-in-*   prerouting   filter  -300      what arrives by tunnels of the pod network: it is not tracked
 //	prerouting   prerouting   nat     -100      new connections: preDNAT policies, then services
 //	forward      forward      filter  0         what the node passes on
 //	tunnel-in    input        filter  -150      what tunnels of the pod network take
 //	local-in     input        filter  0         what is for the node itself
 //	input        input        nat     100       new connections translated to the node: remember the backend
 //	raw-out-*    output       filter  -300      what host endpoints send, by policies with doNotTrack
+//	outer-out-*  output       filter  -300      what leaves by tunnels of the pod network: it is not tracked
 //	output       output       nat     -100      new connections of the node itself: services
 //	local-out    output       filter  0         what the node itself sends
 //	service-out  postrouting  nat     90        new connections of the node itself to services
@@ -102,11 +104,10 @@ func (p *Program) outgoingChain() nft.Chain {
 // numbers, or other addresses.
 func (p *Program) tunnelChain() nft.Chain {
 	c := nft.Chain{Name: "tunnel-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, -150), Comment: "tunnels of the pod network take packets from nodes alone"}
-	vni := binary.BigEndian.AppendUint32(nil, state.VNI<<8)
 	for _, fp := range p.Families {
 		f := fp.IP
 		c.Rules = append(c.Rules,
-			rule("VXLAN").Family(f).Proto(unix.IPPROTO_UDP).In(fp.vxlan, fp.vxlan.Key...).Is(expr.CmpOpEq, nft.VNI, vni).NotIn(fp.peers, f.Saddr).Goto(dropChain(state.DropForeignTunnel)))
+			rule("VXLAN").Family(f).Proto(unix.IPPROTO_UDP).In(fp.vxlan, fp.vxlan.Key...).Is(expr.CmpOpEq, nft.VNI, vni()).NotIn(fp.peers, f.Saddr).Goto(dropChain(state.DropForeignTunnel)))
 	}
 	v4 := p.Families[0]
 	c.Rules = append(c.Rules,
@@ -443,6 +444,41 @@ func rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host,
 	rules := []nft.Rule{rule().Device(by, uint32(device)).Jump(to)}
 	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
 }
+
+// untrackedChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN each
+// connection inside would have an entry of its own, as it has a port of its own. Every packet pays
+// for the chains, so they are there only if there are tunnels.
+func (p *Program) untrackedChains(s state.Settings) (chains []nft.Chain) {
+	if p.Families[0].peers == nil || !s.Untracked {
+		return nil
+	}
+	var in, out []nft.Rule
+	for _, t := range s.Tunnels {
+		fp := p.Family(t.Addr.Is4())
+		r := rule("IPIP").Family(fp.IP).Proto(unix.IPPROTO_IPIP)
+		if t.Port > 0 {
+			r = rule("VXLAN").Family(fp.IP).Proto(unix.IPPROTO_UDP).Is(expr.CmpOpEq, nft.Dport, binary.BigEndian.AppendUint16(nil, t.Port)).Is(expr.CmpOpEq, nft.VNI, vni())
+		}
+		in = append(in, r.In(fp.peers, fp.IP.Saddr).Add(&expr.Notrack{}))
+		out = append(out, r.In(fp.peers, fp.IP.Daddr).Add(&expr.Notrack{}))
+	}
+	base := func(name string, hook uint32, rules []nft.Rule) nft.Chain {
+		return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "packets between nodes' tunnels are not tracked; what is in them is", Rules: rules}
+	}
+	return []nft.Chain{base(outerChains+"in", unix.NF_INET_PRE_ROUTING, in), base(outerChains+"out", unix.NF_INET_LOCAL_OUT, out)}
+}
+
+// outerChains is how the names of the chains begin that leave packets out of connection tracking.
+const outerChains = "outer-"
+
+// vni is that of the pod network, as nft.VNI reads it.
+func vni() []byte { return binary.BigEndian.AppendUint32(nil, state.VNI<<8) }
+
+// OfServices reports whether a chain that comes and goes with the state does so with services.
+func OfServices(name string) bool { return IsLearnChain(name) || IsOuter(name) }
+
+// IsOuter reports whether it is one of those that leave packets between tunnels untracked.
+func IsOuter(name string) bool { return strings.HasPrefix(name, outerChains) }
 
 // IsDynamicBase reports whether a chain that comes and goes with the state is one that packets
 // enter by themselves.

@@ -289,12 +289,20 @@ func (fp *Family) affineElements(k state.FrontendKey, f *state.Frontend, yield f
 // EachChain yields the chains, beside the program's own, that the state leads to.
 func (p *Program) EachChain(s *state.State, yield ChainFunc) {
 	if s.Services != nil {
+		p.SettingsChains(s.Services.Settings, yield)
 		for k, f := range s.Services.Frontends {
 			p.FrontendChains(k, f, yield)
 		}
 	}
 	if s.Policy != nil {
 		p.eachPolicyChain(s.Policy, yield)
+	}
+}
+
+// SettingsChains yields the chains that the settings lead to.
+func (p *Program) SettingsChains(s state.Settings, yield ChainFunc) {
+	for _, c := range p.untrackedChains(s) {
+		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
 	}
 }
 
