@@ -72,6 +72,7 @@ func (s *Speaker) accept(paths []*apiutil.Path) {
 		} else {
 			p.passed[prefix] = struct{}{}
 		}
+		s.report.peers[p.name] = true
 	}
 	s.counter.due = true
 }

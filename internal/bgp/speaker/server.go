@@ -191,6 +191,8 @@ func notListening(absent []netip.Addr, err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return fmt.Sprintf("no session with any peer: %v: another BGP speaker runs on this node; stop it, or choose another port", err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Sprintf("no session with any peer: %v: give the agent the capability CAP_NET_BIND_SERVICE, or choose a port above 1023", err)
 	case err != nil:
 		return fmt.Sprintf("no session with any peer: %v", err)
 	case len(absent) > 0:

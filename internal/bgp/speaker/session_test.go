@@ -112,7 +112,11 @@ func TestFlap(t *testing.T) {
 	s := w.speaker()
 	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24")})
 	s.up("tor")
-	s.await("learned", func(x *said) bool { return len(x.learned) == 1 })
+	accepted := 0
+	s.await("learned", func(x *said) bool { accepted = x.peers["tor"].Accepted; return len(x.learned) == 1 })
+	if accepted != 1 {
+		t.Errorf("one route is learned, and %d are accepted", accepted)
+	}
 	if _, err := f.Run("configure terminal", "router bgp 64601", "neighbor "+node4(1)+" shutdown message maintenance"); err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ type session struct {
 // decided are the policies that a peer's routes were decided by.
 type decided struct{ in, out string }
 
-type counts struct{ received, accepted, advertised int }
+type counts struct{ received, advertised int }
 
 func newSession() session {
 	return session{state: "idle", since: time.Now(), told: map[gobgp.Family]bool{}, passed: map[netip.Prefix]struct{}{}}
@@ -56,9 +56,10 @@ func (s *Speaker) status(name string) *bgp.PeerStatus {
 	if p == nil || p.want == nil {
 		return nil
 	}
+	accepted := len(p.passed)
 	return &bgp.PeerStatus{
 		State: p.state, Since: p.since, Why: p.why(),
-		Received: p.counts.received, Accepted: p.counts.accepted, Advertised: p.counts.advertised,
+		Received: max(p.counts.received, accepted), Accepted: accepted, Advertised: p.counts.advertised, // received are counted later
 	}
 }
 
@@ -229,7 +230,7 @@ func (s *Speaker) count() {
 		if now == nil {
 			continue
 		}
-		c := counts{accepted: len(p.passed)}
+		var c counts
 		for _, f := range now.AfiSafis {
 			c.received += int(f.GetState().GetReceived())
 			c.advertised += int(f.GetState().GetAdvertised())

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -111,6 +112,19 @@ func TestOtherAddress(t *testing.T) {
 		got, device := otherAddress(all, netip.MustParseAddr(c.local), c.on, c.six)
 		if got.IsValid() != (c.want != "") || got.IsValid() && got.String() != c.want || device != c.device {
 			t.Errorf("%s: %s of %d, want %s of %d", c.local, got, device, c.want, c.device)
+		}
+	}
+}
+
+// What keeps the speaker from its port is said with what to do.
+func TestNotListening(t *testing.T) {
+	for err, want := range map[error]string{
+		syscall.EADDRINUSE: "another BGP speaker runs on this node",
+		syscall.EACCES:     "give the agent the capability CAP_NET_BIND_SERVICE",
+		syscall.EMFILE:     "no session with any peer: too many open files",
+	} {
+		if got := notListening(nil, err); !strings.Contains(got, want) {
+			t.Errorf("%v: %q, want %q", err, got, want)
 		}
 	}
 }

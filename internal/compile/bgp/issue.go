@@ -32,7 +32,7 @@ func (c *Compiler) Issues() []model.Issue {
 
 func (c *Compiler) ownIssues(l *issues) {
 	if c.own != nil && c.self() == nil {
-		l.add(c.own.Ref(), "", "it has no address, so it speaks no BGP")
+		l.add(c.own.Ref(), "", "it has no address, so it speaks no BGP; give it an InternalIP")
 	}
 }
 

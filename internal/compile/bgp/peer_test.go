@@ -89,7 +89,7 @@ func TestPeers(t *testing.T) {
 		"a reflector is not part of the mesh": {
 			objects: []model.Object{nodeOf("own 192.0.2.5 rr=1.0.0.1"), nodeOf("a 192.0.2.2")},
 		},
-		"the AS of another Node is not known": {objects: []model.Object{nodeOf("own as=1")}, faults: []string{"Node own: it has no address, so it speaks no BGP"}},
+		"the AS of another Node is not known": {objects: []model.Object{nodeOf("own as=1")}, faults: []string{"Node own: it has no address, so it speaks no BGP; give it an InternalIP"}},
 
 		"a peer of all nodes":  {objects: []model.Object{tor("p")}, want: []string{"BGPPeer p: " + usual}},
 		"a peer of the node":   {objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Node = "own" })}, want: []string{"BGPPeer p: " + usual}},
