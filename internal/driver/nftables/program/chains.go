@@ -445,9 +445,9 @@ func rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host,
 	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
 }
 
-// untrackedChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN each
-// connection inside would have an entry of its own, as it has a port of its own. Every packet pays
-// for the chains, so they are there only if there are tunnels.
+// untrackedChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN
+// each connection inside would have an entry of its own, as it has a port of its own. Every packet
+// pays for the chains, so they are there only if there are tunnels.
 func (p *Program) untrackedChains(s state.Settings) (chains []nft.Chain) {
 	if p.Families[0].peers == nil || !s.Untracked {
 		return nil
