@@ -136,6 +136,16 @@ func TestBGP(t *testing.T) {
 		r.await("an answer from "+way.to, func() bool { return ask(way.ns, way.from, way.to) == nil })
 	}
 
+	t.Run("an endpoint moves", func(t *testing.T) {
+		r.write("here.yaml", rackService("here", 11, "Local", "b"))
+		r.tells("203.0.113.11/32", "", 0, nil, nil)
+		r.write("here.yaml", rackService("here", 11, "Local", "a"))
+		r.tells("203.0.113.11/32", hop4, 100, nil, each)
+		r.tells("fd00:51::11/128", hop6, 100, nil, each)
+		for _, way := range r.flows() {
+			r.await("an answer from "+way.to, func() bool { return ask(way.ns, way.from, way.to) == nil })
+		}
+	})
 	t.Run("the agent is killed", func(t *testing.T) {
 		r.undisturbed(func() {
 			r.kill()
