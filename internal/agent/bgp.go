@@ -161,9 +161,10 @@ func (a *Agent) bgpStatus() *BGPStatus {
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	s := &BGPStatus{Peers: len(a.sessions.peers), Error: a.sessions.failure}
-	for name, p := range a.sessions.peers {
-		if p.State != bgp.Established {
+	peers, _ := a.Compiler.BGPCounts()
+	s := &BGPStatus{Peers: len(peers), Error: a.sessions.failure}
+	for _, name := range peers {
+		if p := a.sessions.of(name); p.State != bgp.Established {
 			s.Down = append(s.Down, fmt.Sprintf("%s: %s", name, cmp.Or(p.Why, p.State)))
 		}
 	}
@@ -192,15 +193,15 @@ func (c collector) collectBGP(gauge func(d *prometheus.Desc, v float64, labels .
 	}
 	c.compiling.Lock()
 	defer c.compiling.Unlock()
-	view, _ := c.Compiler.BGPView()
+	peers, routes := c.Compiler.BGPCounts()
 	up := 0
-	for _, p := range view.Peers {
-		if c.sessions.of(p.Name).State == bgp.Established {
+	for _, name := range peers {
+		if c.sessions.of(name).State == bgp.Established {
 			up++
 		}
 	}
 	gauge(descBGPPeers, float64(up), "established")
-	gauge(descBGPPeers, float64(len(view.Peers)-up), "down")
+	gauge(descBGPPeers, float64(len(peers)-up), "down")
 	gauge(descBGPLearned, float64(len(c.sessions.learned)))
-	gauge(descBGPOwn, float64(len(view.Routes)))
+	gauge(descBGPOwn, float64(routes))
 }

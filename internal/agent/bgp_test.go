@@ -137,6 +137,9 @@ func TestBGP(t *testing.T) {
 	b.source.sync()
 	eventually(t, "the speaker has its peer", func() bool { return slices.Equal(speaker.peers(), []string{"mesh node-b"}) })
 
+	if s := b.Status().BGP; s.Peers != 1 || !slices.Equal(s.Down, []string{"mesh node-b: idle"}) {
+		t.Errorf("before the speaker says anything sluice status says %+v of BGP", s)
+	}
 	far := netip.MustParsePrefix("172.16.0.0/16")
 	next := netip.MustParseAddr("192.0.2.9")
 	speaker.report(bgp.Report{

@@ -51,6 +51,10 @@ func TestBGP(t *testing.T) {
 		t.Errorf("%+v, %v", v, issues)
 	}
 
+	if peers, routes := c.BGPCounts(); !slices.Equal(peers, []string{"mesh b"}) || routes != 2 {
+		t.Errorf("counts %v, %d", peers, routes)
+	}
+
 	learned := map[netip.Prefix]*speaker.Learned{}
 	for to, by := range map[string]string{"172.16.0.0/16": "192.0.2.9", "172.17.0.0/16": far.String(), "172.30.0.0/16": "192.0.2.2", "172.18.4.0/24": "192.0.2.2", "203.0.113.0/24": "192.0.2.9"} {
 		learned[netip.MustParsePrefix(to)] = &speaker.Learned{Peer: "mesh b", NextHop: netip.MustParseAddr(by)}

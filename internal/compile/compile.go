@@ -302,6 +302,15 @@ func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	return &v, issues
 }
 
+// BGPCounts returns the names of this node's BGP peers, in no order, and how many routes it
+// announces.
+func (c *Compiler) BGPCounts() (peers []string, routes int) {
+	if c.bgp == nil {
+		return nil, 0
+	}
+	return c.bgp.Counts()
+}
+
 // NotFollowed says why a route that was learned does not lead packets; "": it does.
 func (c *Compiler) NotFollowed(p netip.Prefix) string {
 	if c.fabric == nil {

@@ -67,6 +67,14 @@ func (c *Compiler) View() View {
 	return v
 }
 
+// Counts returns the names of the peers, in no order, and how many routes are announced.
+func (c *Compiler) Counts() (peers []string, routes int) {
+	for _, p := range c.chosen {
+		peers = append(peers, p.name)
+	}
+	return peers, len(c.allRoutes)
+}
+
 // By returns the route by which an address is announced, the smallest of several; false: none is.
 func (c *Compiler) By(a netip.Addr) (netip.Prefix, bool) {
 	for bits := a.BitLen(); bits >= 0; bits-- {
