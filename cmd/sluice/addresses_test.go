@@ -32,6 +32,8 @@ type subnet struct {
 	bridge *netns.NS
 	client *netns.NS
 	nodes  map[string]*subnetNode
+	flags  []string // of the agents, beside those of start
+	path   string   // a folder of programs that the agents run
 }
 
 type subnetNode struct {
@@ -79,7 +81,7 @@ func newSubnet(t *testing.T) *subnet {
 			s.must(n.Sysctl(key, "1"))
 		}
 		s.serve(n)
-		objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %s}\nstatus: {addresses: [{type: InternalIP, address: %s}, {type: InternalIP, address: %q}]}\n", name, v4, v6)
+		objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %[1]s}\nspec: {podCIDRs: [10.244.%[4]d.0/24, \"fd00:244:%[4]d::/64\"]}\nstatus: {addresses: [{type: InternalIP, address: %[2]s}, {type: InternalIP, address: %[3]q}]}\n", name, v4, v6, i+1)
 	}
 	s.write("cluster.yaml", objects)
 	return s
@@ -155,6 +157,8 @@ func (s *subnet) start(name string) {
 	n := s.nodes[name]
 	n.agent = exec.Command(os.Args[0], "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
 		"--set-sysctls=false", "--policy=false", "--service-addresses")
+	n.agent.Args = append(n.agent.Args, s.flags...)
+	n.agent.Env = append(os.Environ(), "PATH="+s.path+":"+os.Getenv("PATH"))
 	n.agent.Stdout, n.agent.Stderr = &n.log, &n.log
 	s.must(n.Start(n.agent))
 }

@@ -135,10 +135,7 @@ func newRack(t *testing.T) *rack {
 	}
 	r := &rack{t: t, dir: t.TempDir(), passwords: t.TempDir(), path: t.TempDir()}
 	r.socket = filepath.Join(r.path, "s.sock")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", r.path, "../sluice-bgp").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	buildSpeaker(t, r.path)
 	r.node, r.spine, r.tor = r.namespace("node"), r.namespace("spine"), r.namespace("tor")
 	t.Cleanup(func() {
 		r.kill()
@@ -148,6 +145,7 @@ func newRack(t *testing.T) *rack {
 	})
 	r.wire()
 	r.birdDir = r.short()
+	var err error
 	r.bird, err = peertest.StartBIRD(t.Context(), r.spine, r.birdDir, fmt.Sprintf(spineConf, "", ""))
 	r.must(err)
 	t.Cleanup(func() { r.stopped(r.bird.Kill()) })
@@ -157,6 +155,14 @@ func newRack(t *testing.T) *rack {
 	r.write("rack.yaml", rackObjects)
 	r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
 	return r
+}
+
+// buildSpeaker builds sluice-bgp in a folder.
+func buildSpeaker(t *testing.T, folder string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "../sluice-bgp").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 }
 
 // reconfigure gives spine more routes of IPv4, and more of the session over it.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -288,6 +289,85 @@ spec: {nodeSelector: all(), peerSelector: reflector == 'true'}
 		r.must(taken.Close())
 		r.up()
 	})
+}
+
+// until waits until what an agent says of BGP is so.
+func (s *subnet) until(name, what string, is func(agent.BGPReport) bool) {
+	s.t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
+		said, _ := agent.NewClient(s.nodes[name].socket).BGP(ctx) // not yet
+		cancel()
+		if is(said) {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("%s: %s: not in time; it says %+v", name, what, said)
+		}
+	}
+}
+
+// meshed waits until an agent has sessions with the others in both families, and knows of their
+// pods, none of which is stale.
+func (s *subnet) meshed(name string, others ...string) {
+	s.t.Helper()
+	s.until(name, fmt.Sprintf("has a mesh with %v", others), func(r agent.BGPReport) bool {
+		for _, o := range others {
+			if r.Sessions["mesh "+o].State != bgp.Established || r.Sessions["mesh "+o+" IPv6"].State != bgp.Established {
+				return false
+			}
+		}
+		stale := slices.ContainsFunc(r.Learned, func(l agent.LearnedFrom) bool { return l.Stale })
+		return len(r.Learned) == 2*len(others) && !stale && r.Settled && len(r.Issues) == 0
+	})
+}
+
+// Without any object of BGP, agents are each other's peers, in both families, and with a password
+// as well. What a node announced stays with the others while its agent is away.
+func TestBGPMesh(t *testing.T) {
+	s := newSubnet(t)
+	s.path = t.TempDir()
+	buildSpeaker(t, s.path)
+	passwords := t.TempDir()
+	s.flags = []string{"--fabric", "native", "--bgp", "--bgp-passwords", passwords}
+	for name := range s.nodes {
+		s.start(name)
+	}
+	all := func() {
+		t.Helper()
+		s.meshed("n1", "n2", "n3")
+		s.meshed("n2", "n1", "n3")
+		s.meshed("n3", "n1", "n2")
+	}
+	all()
+
+	before := map[string]map[string]bgp.PeerStatus{}
+	for name := range s.nodes {
+		s.until(name, "has sessions", func(r agent.BGPReport) bool { before[name] = r.Sessions; return len(r.Sessions) == 4 })
+	}
+	s.must(os.Mkdir(filepath.Join(passwords, "bgp"), 0o700))
+	write(t, filepath.Join(passwords, "bgp"), "mesh", "secret")
+	s.write("bgp.yaml", `
+apiVersion: projectcalico.org/v3
+kind: BGPConfiguration
+metadata: {name: default}
+spec: {asNumber: 64999, nodeMeshPassword: {secretKeyRef: {name: bgp, key: mesh}}}
+`)
+	for name := range s.nodes {
+		s.until(name, "follows the configuration", func(r agent.BGPReport) bool {
+			return r.AS == 64999 && !slices.ContainsFunc(r.Peers, func(p bgpcompile.PeerView) bool {
+				return !p.Password || r.Sessions[p.Name].Since.Equal(before[name][p.Name].Since)
+			})
+		})
+	}
+	all()
+
+	s.kill("n2")
+	s.until("n1", "knows that n2 is away, and keeps its routes", func(r agent.BGPReport) bool {
+		return r.Sessions["mesh n2"].State != bgp.Established && r.Sessions["mesh n2 IPv6"].State != bgp.Established && len(r.Learned) == 4
+	})
+	s.start("n2")
+	all()
 }
 
 // The table says of each peer and each route what there is to say, and what is wrong.
