@@ -59,8 +59,10 @@ func (s *Speaker) askWhy(p *peer) {
 			if text == "" || p.up || p.added != w {
 				return
 			}
-			p.answer, p.failed = text, text
-			s.report.peers[p.name] = true
+			if text != closesEarly {
+				p.answer = text
+			}
+			s.fails(p, text)
 		})
 	}()
 }

@@ -173,9 +173,9 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 			p.closing = r.text
 		case r.vague:
 			s.refused(p, r.text)
-		case p.failed != r.text:
-			p.failed, p.answer = r.text, ""
-			s.report.peers[p.name] = true
+		default:
+			p.answer = ""
+			s.fails(p, r.text)
 		}
 	})
 }
@@ -184,10 +184,17 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 // better.
 func (s *Speaker) refused(p *peer, text string) {
 	s.askWhy(p)
-	if text = cmp.Or(p.answer, text); p.failed != text {
-		p.failed = text
-		s.report.peers[p.name] = true
+	s.fails(p, cmp.Or(p.answer, text))
+}
+
+// fails notes why there is no session. A peer that has closed a session for an error may close what
+// is opened for a while after it: that does not hide the error.
+func (s *Speaker) fails(p *peer, text string) {
+	if p.failed == text || text == closesEarly && spoken(p.failed) {
+		return
 	}
+	p.failed = text
+	s.report.peers[p.name] = true
 }
 
 // told notes that a peer has told all its routes of a family (End-of-RIB).

@@ -12,6 +12,11 @@ import (
 // closesEarly is said of a peer that connects, and then does not.
 const closesEarly = "the peer closes the connection before there is a session: it may not have this node as a peer"
 
+// spoken reports whether a reason is what one end has told the other.
+func spoken(reason string) bool {
+	return strings.Contains(reason, "(notification ") || strings.HasPrefix(reason, "wrong AS")
+}
+
 // hearing reads what a line of the server's log says of a session that ends, or does not come.
 func hearing(r slog.Record) (heard, bool) {
 	attrs := map[string]slog.Value{}

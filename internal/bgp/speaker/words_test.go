@@ -137,3 +137,31 @@ func TestHearing(t *testing.T) {
 		t.Errorf("%+v, %v", h, ok)
 	}
 }
+
+// A peer that waits after an error, as BIRD does, closes what is opened meanwhile. That does not
+// hide the error, as long as nothing else comes up.
+func TestErrorOutlivesItsWait(t *testing.T) {
+	a := netip.MustParseAddr("192.0.2.1")
+	s := New(slog.New(slog.DiscardHandler))
+	p := &peer{name: "tor", want: &bgp.Peer{}, session: newSession()}
+	s.peers["tor"], s.names[a] = p, "tor"
+	for _, c := range []struct {
+		heard heard
+		want  string
+	}{
+		{heard{text: "connection refused"}, "connection refused"},
+		{heard{text: closesEarly, vague: true}, closesEarly},
+		{heard{text: "this node closed the session: wrong AS (notification 2/2)", vague: true}, "this node closed the session: wrong AS (notification 2/2)"},
+		{heard{text: closesEarly, vague: true}, "this node closed the session: wrong AS (notification 2/2)"},
+		{heard{text: "connection refused"}, "connection refused"},
+		{heard{text: closesEarly, vague: true}, closesEarly},
+	} {
+		s.hear(a, c.heard)
+		for _, f := range s.inbox.take() {
+			f()
+		}
+		if got := p.why(); got != c.want {
+			t.Errorf("after %q it says %q, want %q", c.heard.text, got, c.want)
+		}
+	}
+}
