@@ -90,9 +90,9 @@ func (a *api) at(verb string, o object) *rest.Request {
 	return a.clients[gv].Verb(verb).NamespaceIfScoped(o.GetNamespace(), o.GetNamespace() != "").Resource(resource)
 }
 
-// patience is the time-out for what the cluster does by itself: the time that kube-proxy has in the
-// end-to-end tests.
-const patience = 45 * time.Second
+// patience is the time-out for what the cluster does by itself. On a busy machine scheduler and
+// controllers take a while to lead again after the API was away.
+const patience = 2 * time.Minute
 
 // create creates an object, in place of the given one. A new namespace refuses pods until its
 // service account exists; create waits for that.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 )
@@ -32,7 +33,7 @@ func Ask(protocol string, to netip.AddrPort, timeout time.Duration) (Answer, err
 	defer conn.Close()
 	var text []byte
 	if protocol == "UDP" {
-		text, err = askUDP(conn)
+		text, err = askUDP(conn, time.Now().Add(timeout))
 	} else {
 		_, text, err = get(conn)
 	}
@@ -87,13 +88,28 @@ func get(conn net.Conn) (code int, body []byte, err error) {
 	return resp.StatusCode, body, err
 }
 
-func askUDP(conn net.Conn) ([]byte, error) {
-	if _, err := conn.Write([]byte("who are you?\n")); err != nil {
-		return nil, err
-	}
+// resend is after which time a datagram that is not answered is sent again, as resolvers do: on a
+// busy machine one may be lost, as when the kernel's table of connections is full.
+const resend = time.Second
+
+func askUDP(conn net.Conn, deadline time.Time) ([]byte, error) {
 	buf := make([]byte, 4096)
-	n, err := conn.Read(buf)
-	return buf[:n], err
+	for {
+		if _, err := conn.Write([]byte("who are you?\n")); err != nil {
+			return nil, err
+		}
+		next := time.Now().Add(resend)
+		if deadline.Before(next) {
+			next = deadline
+		}
+		if err := conn.SetReadDeadline(next); err != nil {
+			return nil, err
+		}
+		n, err := conn.Read(buf)
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !time.Now().Before(deadline) {
+			return buf[:n], err
+		}
+	}
 }
 
 // reason adds the sentinel that tells a client what an error means; nil stays nil.

@@ -297,3 +297,27 @@ func TestControl(t *testing.T) {
 		t.Errorf("still served: %v", err)
 	}
 }
+
+// A datagram that gets lost is sent again.
+func TestAskUDPAgain(t *testing.T) {
+	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	go func() {
+		buf := make([]byte, 64)
+		for i := 0; ; i++ {
+			_, from, err := server.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			if i > 0 { // the first is lost
+				_, _ = server.WriteToUDPAddrPort([]byte(`{"pod": "a"}`), from)
+			}
+		}
+	}()
+	if _, err := Ask("UDP", server.LocalAddr().(*net.UDPAddr).AddrPort(), time.Minute); err != nil {
+		t.Error(err)
+	}
+}
