@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -72,8 +71,8 @@ func (l *loop) learn(ctx context.Context) {
 	for name, now := range r.Peers {
 		l.logPeer(name, s.peers[name], now)
 	}
-	follow(s.peers, r.Peers)
-	follow(s.learned, r.Learned)
+	bgp.Apply(s.peers, r.Peers)
+	bgp.Apply(s.learned, r.Learned)
 	if s.failure != r.Error && r.Error != "" {
 		l.Log.Error("BGP does not work as it should", "error", r.Error)
 	}
@@ -85,12 +84,6 @@ func (l *loop) learn(ctx context.Context) {
 	l.Compiler.SetLearned(r.Learned)
 	l.compiling.Unlock()
 	l.attempt(ctx)
-}
-
-// follow changes a map by what is new, or gone.
-func follow[K comparable, V any](m, changes map[K]*V) {
-	maps.Copy(m, changes)
-	maps.DeleteFunc(m, func(_ K, v *V) bool { return v == nil })
 }
 
 // logPeer says when a session comes and goes.

@@ -34,8 +34,7 @@ func (s *fakeSpeaker) Reported() <-chan struct{} { return s.reported }
 func (s *fakeSpeaker) Follow(o bgp.Order) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.told.Merge(o)
-	s.told.Drop()
+	s.told.Apply(o)
 }
 
 func (s *fakeSpeaker) Take() (r bgp.Report) {

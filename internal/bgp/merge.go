@@ -1,9 +1,6 @@
 package bgp
 
-import (
-	"maps"
-	"net/netip"
-)
+import "maps"
 
 // Merge adds a later order.
 func (o *Order) Merge(later Order) {
@@ -16,10 +13,28 @@ func (o *Order) Merge(later Order) {
 // IsZero reports whether the order says nothing.
 func (o *Order) IsZero() bool { return o.Settings == nil && len(o.Peers) == 0 && len(o.Routes) == 0 }
 
-// Drop takes out what is nil: what is left is all that there is.
-func (o *Order) Drop() {
-	maps.DeleteFunc(o.Peers, func(_ string, p *Peer) bool { return p == nil })
-	maps.DeleteFunc(o.Routes, func(_ netip.Prefix, r *Route) bool { return r == nil })
+// Apply changes all that there is to do by an order.
+func (o *Order) Apply(by Order) {
+	if by.Settings != nil {
+		o.Settings = by.Settings
+	}
+	o.Peers, o.Routes = Apply(o.Peers, by.Peers), Apply(o.Routes, by.Routes)
+}
+
+// Apply changes a map, which may be nil, by what is new, or gone where the value is nil, and
+// returns it.
+func Apply[K comparable, V any](m, changes map[K]*V) map[K]*V {
+	if m == nil {
+		m = make(map[K]*V, len(changes))
+	}
+	for k, v := range changes {
+		if v == nil {
+			delete(m, k)
+		} else {
+			m[k] = v
+		}
+	}
+	return m
 }
 
 // Merge adds a later report.

@@ -13,14 +13,13 @@ import (
 // peers are the addresses of other nodes, from which tunnels take packets: all that a node has, as
 // those of one that changes its mode come before it is known here which it sends from.
 type peers struct {
-	own   string
-	of    map[string][]netip.Addr
-	count map[netip.Addr]int // the nodes that have it
-	set   diff.Set[netip.Addr]
+	own string
+	of  map[string][]netip.Addr
+	set diff.Set[netip.Addr]
 }
 
 func newPeers(own string, now map[netip.Addr]struct{}) *peers {
-	return &peers{own: own, of: map[string][]netip.Addr{}, count: map[netip.Addr]int{}, set: diff.NewSet(now)}
+	return &peers{own: own, of: map[string][]netip.Addr{}, set: diff.NewSet(now)}
 }
 
 // update follows the nodes that are dirty, and returns what changed.
@@ -34,15 +33,10 @@ func (p *peers) update(v *store.View, d store.Dirty) map[netip.Addr]bool {
 			delete(p.of, name.Name)
 		}
 		for _, a := range now {
-			if p.count[a]++; p.count[a] == 1 {
-				p.set.Add(a)
-			}
+			p.set.Add(a)
 		}
 		for _, a := range before {
-			if p.count[a]--; p.count[a] == 0 {
-				delete(p.count, a)
-				p.set.Remove(a)
-			}
+			p.set.Remove(a)
 		}
 	}
 	return p.set.Flush()

@@ -80,8 +80,7 @@ func (c *Child) Follow(o bgp.Order) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.whole.Merge(o)
-	c.whole.Drop()
+	c.whole.Apply(o)
 	c.next.Merge(o)
 	c.ordered.Set()
 }

@@ -19,11 +19,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// VNI and Port are what VXLAN packets carry, as Calico's do.
-const (
-	VNI  = 4096
-	Port = 4789
-)
+// Port is the UDP port of VXLAN, as Calico's.
+const Port = 4789
 
 // WireGuardPort is the UDP port of WireGuard, as Calico's.
 const WireGuardPort = 51820
@@ -471,7 +468,7 @@ func (c *Compiler) compileOwn() {
 		}
 		if c.any(is4, func(p *model.IPPool) bool { return p.VXLAN != model.Never }) {
 			t, name := tunnel, state.DeviceVXLAN
-			t.Encapsulation, t.MAC, t.VNI, t.Port, t.MTU = state.VXLAN, macOf(c.own, is4), VNI, Port, local.MTU-overheadVXLAN4
+			t.Encapsulation, t.MAC, t.VNI, t.Port, t.MTU = state.VXLAN, macOf(c.own, is4), state.VNI, Port, local.MTU-overheadVXLAN4
 			if !is4 {
 				name, t.MTU = state.DeviceVXLAN6, local.MTU-overheadVXLAN6
 			}
