@@ -189,6 +189,30 @@ func (r *Reader) Segments() ([]Segment, error) {
 	return all, nil
 }
 
+// Routing lists the names of the interfaces at which packets arrive that the node routes, sorted:
+// all but the loopback, ports of bridges and bonds, and those that carry VLANs, at which packets of
+// other interfaces are seen.
+func (r *Reader) Routing() ([]string, error) {
+	links, err := r.links()
+	return routing(links), err
+}
+
+func routing(links []netlink.Link) (names []string) {
+	carriers := map[int]bool{}
+	for _, l := range links {
+		if l.Type() == "vlan" {
+			carriers[l.Attrs().ParentIndex] = true
+		}
+	}
+	for _, l := range links {
+		if a := l.Attrs(); a.Flags&net.FlagLoopback == 0 && a.MasterIndex == 0 && !carriers[a.Index] {
+			names = append(names, a.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Route is the way that packets of the node's own take to an address.
 type Route struct {
 	Link    int        // index of the interface; 0: there is no way

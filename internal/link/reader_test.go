@@ -2,8 +2,12 @@ package link
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 func TestReader(t *testing.T) {
@@ -84,5 +88,22 @@ func TestReader(t *testing.T) {
 	ip(t, ns, "link set e0 down")
 	if found, err := r.Route(netip.MustParseAddr("2001:db8::1")); err == nil || found != (Route{}) {
 		t.Errorf("no route: %+v, %v", found, err)
+	}
+}
+
+// What is seen at a port or below a VLAN belongs to the bridge, or to the VLAN's own interface.
+func TestRouting(t *testing.T) {
+	attrs := func(index int, name string, parent, master int) netlink.LinkAttrs {
+		return netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master}
+	}
+	lo := attrs(1, "lo", 0, 0)
+	lo.Flags = net.FlagLoopback
+	got := routing([]netlink.Link{
+		&netlink.Device{LinkAttrs: lo}, &netlink.Device{LinkAttrs: attrs(2, "eth0", 0, 0)}, &netlink.Device{LinkAttrs: attrs(3, "eth1", 0, 0)},
+		&netlink.Vlan{LinkAttrs: attrs(4, "eth1.7", 3, 0)}, &netlink.Vxlan{LinkAttrs: attrs(5, "vxlan", 2, 0)},
+		&netlink.Bridge{LinkAttrs: attrs(6, "br0", 0, 0)}, &netlink.Veth{LinkAttrs: attrs(7, "port", 8, 6)}, &netlink.Veth{LinkAttrs: attrs(9, "pod", 2, 0)},
+	})
+	if want := []string{"br0", "eth0", "eth1.7", "pod", "vxlan"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

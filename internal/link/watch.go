@@ -54,6 +54,12 @@ func WatchSegments(ctx context.Context, log *slog.Logger) (<-chan []Segment, err
 	return start(ctx, log, (*Reader).Segments, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 }
 
+// WatchRouting sends what Routing returns of the calling thread's network namespace as WatchLinks
+// does Links.
+func WatchRouting(ctx context.Context, log *slog.Logger) (<-chan []string, error) {
+	return start(ctx, log, (*Reader).Routing, unix.RTNLGRP_LINK)
+}
+
 // watcher sends what read returns, after each change that the kernel tells of.
 type watcher[T any] struct {
 	log    *slog.Logger

@@ -19,6 +19,7 @@ import (
 // the elements: a rule that is bound to a filled map costs the kernel a walk of the map.
 type Batch struct {
 	Table                string
+	Family               uint8 // unix.NFPROTO_… of the table
 	Before, After        part
 	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
@@ -52,9 +53,9 @@ type part struct {
 	message, list int  // where the open message and its element list begin; message is -1 if none is open
 }
 
-// NewBatch returns an empty batch for the table.
+// NewBatch returns an empty batch for the table, of family inet.
 func NewBatch(table string) *Batch {
-	b := &Batch{Table: table, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{}}
+	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{}}
 	for _, p := range []*part{&b.Before, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
@@ -67,7 +68,7 @@ const maxList = 60 << 10
 
 func (b *Batch) open(p *part, typ uint8, flags uint16, label string) {
 	p.message = len(p.B)
-	appendHeader(&p.Attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), unix.NFPROTO_INET)
+	appendHeader(&p.Attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), b.Family)
 	b.labels = append(b.labels, label)
 }
 
@@ -147,7 +148,7 @@ func (b *Batch) names(tableAttr, nameAttr uint16, name string) func(*Attrs) {
 
 // AddTable creates the table, or changes the flags of one that is there.
 func (b *Batch) AddTable(flags uint32, comment string) {
-	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table inet "+b.Table, func(a *Attrs) {
+	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table "+b.name(), func(a *Attrs) {
 		b.tableName(a)
 		a.u32(unix.NFTA_TABLE_FLAGS, flags)
 		a.comment(tableAttrUserdata, comment)
@@ -156,7 +157,20 @@ func (b *Batch) AddTable(flags uint32, comment string) {
 
 // DeleteTable deletes the table with all that is in it, after all else.
 func (b *Batch) DeleteTable() {
-	b.do(&b.After, unix.NFT_MSG_DELTABLE, 0, "delete table inet "+b.Table, b.tableName)
+	b.do(&b.After, unix.NFT_MSG_DELTABLE, 0, "delete table "+b.name(), b.tableName)
+}
+
+// ReplaceTable deletes the table with all that is in it, before it is created anew.
+func (b *Batch) ReplaceTable() {
+	b.do(&b.Before, unix.NFT_MSG_DELTABLE, 0, "delete table "+b.name(), b.tableName)
+}
+
+// name is the table's, as nft writes it.
+func (b *Batch) name() string {
+	if b.Family == unix.NFPROTO_NETDEV {
+		return "netdev " + b.Table
+	}
+	return "inet " + b.Table
 }
 
 // partFor is where a chain and its rules are created.
@@ -197,6 +211,28 @@ func (b *Batch) AddRules(c Chain) {
 // RuleLabel is what a message does that creates the i-th rule of a chain.
 func RuleLabel(chain string, i int) string {
 	return fmt.Sprintf("create rule %d of chain %s", i+1, chain)
+}
+
+// AddHelpers creates the objects that a chain's rules refer to.
+func (b *Batch) AddHelpers(c Chain) {
+	for _, h := range c.Helpers {
+		b.do(b.partFor(c), unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create helper "+h.Name, func(a *Attrs) {
+			b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, h.Name)(a)
+			a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
+			data := a.begin(unix.NFTA_OBJ_DATA)
+			a.str(helperName, h.Helper)
+			a.bytes(helperProtocol, []byte{h.Protocol})
+			a.end(data)
+		})
+	}
+}
+
+// DeleteHelper deletes the object of a name, which no rule may refer to.
+func (b *Batch) DeleteHelper(p *part, name string) {
+	b.do(p, unix.NFT_MSG_DELOBJ, 0, "delete helper "+name, func(a *Attrs) {
+		b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
+		a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
+	})
 }
 
 // DeleteRules removes the rules of a chain, or of all with "".

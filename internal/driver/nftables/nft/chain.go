@@ -9,6 +9,13 @@ type Chain struct {
 	Name, Comment string
 	Hook          *Hook
 	Rules         []Rule
+	Helpers       []Helper // that its rules refer to, and no other chain's
+}
+
+// Helper is an object that gives connections a helper of connection tracking.
+type Helper struct {
+	Name, Helper string // of the object, and of the helper: "ftp"
+	Protocol     uint8
 }
 
 // Hook is where the kernel calls a base chain.
@@ -37,6 +44,13 @@ func FilterHook(num uint32, priority int32) *Hook { return &Hook{typeFilter, num
 func IngressHook(device string, priority int32) *Hook {
 	return &Hook{typeFilter, Ingress, priority, device}
 }
+
+// NetdevHook is the same for tables of the family netdev, whose hooks have numbers of their own.
+func NetdevHook(device string, priority int32) *Hook {
+	return &Hook{typeFilter, netdevIngress, priority, device}
+}
+
+const netdevIngress = 0 // NF_NETDEV_INGRESS of linux/netfilter.h
 
 // Write appends the attributes that create the chain.
 func (c Chain) Write(a *Attrs, table string) {

@@ -21,6 +21,8 @@ type Element struct {
 	Verdict Verdict  // of a map to verdicts
 	Comment string   // not in sets of many elements
 	Life    *Life    // nil: it stays
+	// Packets looked the element up, in a set that is Counted, when it was read.
+	Packets uint64
 }
 
 // Life is how long an element lives after it was last used, and how long it has still.
@@ -30,7 +32,7 @@ type Life struct{ Timeout, Expires time.Duration }
 type ElementKey struct {
 	KeyLen      uint8
 	IntervalEnd bool // the key ends the interval that the key before it began
-	Key         [44]byte
+	Key         [56]byte
 }
 
 // Verdict is what a verdict map does with a packet.
@@ -82,6 +84,9 @@ func (k *ElementKey) AppendName(name string) {
 // SetAddr sets the data of a map to an address.
 func (e *Element) SetAddr(f Family, to netip.Addr) { e.dataLen = uint8(copy(e.Data[:], f.Addr(to))) }
 
+// SetData sets the data of a map to bytes as they are.
+func (e *Element) SetData(b []byte) { e.dataLen = uint8(copy(e.Data[:], b)) }
+
 // SetAddrPort sets the data of a map to address and port.
 func (e *Element) SetAddrPort(f Family, to netip.AddrPort) {
 	n := copy(e.Data[:], f.Addr(to.Addr()))
@@ -117,11 +122,23 @@ func (e *Element) Write(a *Attrs, keyOnly bool) {
 	if e.IntervalEnd {
 		a.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
-	writeData(a, unix.NFTA_SET_ELEM_KEY, e.Key[:e.KeyLen])
+	first, last := e.ends()
+	writeData(a, unix.NFTA_SET_ELEM_KEY, first)
+	if last != nil {
+		writeData(a, elementKeyEnd, last)
+	}
 	if !keyOnly {
 		e.writeValue(a)
 	}
 	a.end(elem)
+}
+
+// ends are the key, or where it is one of ranges, their first and their last values.
+func (e *Element) ends() (first, last []byte) {
+	if !e.Set.Ranges {
+		return e.Key[:e.KeyLen], nil
+	}
+	return e.Key[:e.KeyLen/2], e.Key[e.KeyLen/2 : e.KeyLen]
 }
 
 func (e *Element) writeValue(a *Attrs) {
@@ -163,6 +180,8 @@ func ReadElement(s *Set, b []byte) Element {
 			e.IntervalEnd = beUint32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_KEY:
 			e.KeyLen = uint8(copy(e.Key[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
+		case elementKeyEnd: // it comes after the key
+			e.Append(FindAttr(v, unix.NFTA_DATA_VALUE)...)
 		case unix.NFTA_SET_ELEM_DATA:
 			if d := FindAttr(v, unix.NFTA_DATA_VALUE); d != nil {
 				e.dataLen = uint8(copy(e.Data[:], d))
@@ -171,6 +190,8 @@ func ReadElement(s *Set, b []byte) Element {
 				e.Verdict.Code = int32(beUint32(FindAttr(d, unix.NFTA_VERDICT_CODE)))
 				e.Verdict.Chain = CString(FindAttr(d, unix.NFTA_VERDICT_CHAIN))
 			}
+		case unix.NFTA_SET_ELEM_EXPR:
+			e.Packets = beUint64(FindAttr(FindAttr(v, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS))
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = udataString(v, udataComment)
 		}
@@ -179,17 +200,24 @@ func ReadElement(s *Set, b []byte) Element {
 	return e
 }
 
-func readMilliseconds(b []byte) time.Duration {
+func readMilliseconds(b []byte) time.Duration { return time.Duration(beUint64(b)) * time.Millisecond }
+
+// beUint64 is zero where there are not enough bytes.
+func beUint64(b []byte) uint64 {
 	if len(b) < 8 {
 		return 0
 	}
-	return time.Duration(binary.BigEndian.Uint64(b)) * time.Millisecond
+	return binary.BigEndian.Uint64(b)
 }
 
 // String prints the element as nft does.
 func (e *Element) String() string {
 	var b strings.Builder
-	b.WriteString(formatKey(e.Set.Key, e.Key[:e.KeyLen]))
+	first, last := e.ends()
+	b.WriteString(formatKey(e.Set.Key, first))
+	if last != nil {
+		b.WriteString(" to " + formatKey(e.Set.Key, last))
+	}
 	if e.IntervalEnd {
 		b.WriteString(" (end of range)")
 	}

@@ -27,6 +27,9 @@ type Field struct {
 	load     func(reg uint32) Expression
 	mask     func(reg uint32) Expression // applied to what was loaded; nil: all of it counts
 	udata    func(*userdata)             // what nft's typeof writes down for it
+
+	base   expr.PayloadBase // where it stands in the packet, if a rule writes it
+	offset uint32
 }
 
 func (f Field) registers() int { return (f.Size + 3) / 4 }
@@ -38,6 +41,7 @@ const (
 	typeInteger   = 4
 	typeIPv4Addr  = 7
 	typeIPv6Addr  = 8
+	typeEther     = 9
 	typeProtocol  = 12
 	typeService   = 13
 	typeMark      = 19
@@ -98,6 +102,7 @@ var (
 		Datatype: typeService, Size: 2,
 		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
 		udata: udataPayload(udataProtoTransport, 2),
+		base:  expr.PayloadBaseTransportHeader, offset: 2,
 	}
 	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too:
 	// no rule needs to ask for that first.
@@ -118,7 +123,7 @@ var (
 		Datatype: typeIfname, Size: 16, host: true,
 		load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}) },
 	}
-	Sport = Field{Datatype: typeService, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1)}
+	Sport = Field{Datatype: typeService, Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), udata: udataPayload(udataProtoTransport, 1), base: expr.PayloadBaseTransportHeader}
 	// ICMPType is only compared, as is ICMP, which is type and code together.
 	ICMPType = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1)}
 	ICMP     = Field{Size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2)}
@@ -128,6 +133,16 @@ var (
 	VNI = Field{Size: 4, load: payload(expr.PayloadBaseTransportHeader, 12, 4)}
 
 	Mark = Field{Datatype: typeMark, Size: 4, host: true}
+
+	// Priority is that of a packet.
+	Priority = Field{Datatype: typeMark, Size: 4, host: true, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg}) }}
+
+	// EtherType is that of the frame, and of its VLAN tag where it has one. It is only compared.
+	EtherType = Field{Size: 2, load: payload(expr.PayloadBaseLLHeader, 12, 2)}
+
+	// SrcMAC and DstMAC are the Ethernet addresses of a packet as it came in.
+	SrcMAC = Field{Datatype: typeEther, Size: 6, load: payload(expr.PayloadBaseLLHeader, 6, 6)}
+	DstMAC = Field{Datatype: typeEther, Size: 6, load: payload(expr.PayloadBaseLLHeader, 0, 6)}
 )
 
 // Addr is an address as it stands in a key.
@@ -143,7 +158,7 @@ func (f Family) Addr(a netip.Addr) []byte {
 func addrField(datatype uint32, size int, offset, udataProto, udataField uint32) Field {
 	return Field{Datatype: datatype, Size: size,
 		load:  payload(expr.PayloadBaseNetworkHeader, offset, uint32(size)),
-		udata: udataPayload(udataProto, udataField)}
+		udata: udataPayload(udataProto, udataField), base: expr.PayloadBaseNetworkHeader, offset: offset}
 }
 
 func payload(base expr.PayloadBase, offset, size uint32) func(uint32) Expression {

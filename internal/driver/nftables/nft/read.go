@@ -15,6 +15,7 @@ type Table struct {
 	Chains       map[string]bool    // by name
 	Rules        map[string]int     // by chain
 	Counters     map[string]bool    // by name
+	Flowtables   map[string]bool    // by name
 	Sets         map[string]SetType // by name
 }
 
@@ -30,7 +31,7 @@ func (s *Socket) ReadTable(ctx context.Context, name string) (*Table, error) {
 	if err := s.ReadChains(ctx, name, func(chain string, _ bool) { have.Chains[chain] = true }); err != nil {
 		return nil, fmt.Errorf("list chains: %w", err)
 	}
-	err = s.get(ctx, unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_SET_TABLE, name), func(b []byte) {
+	err = s.get(ctx, unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, s.Family, inTable(unix.NFTA_SET_TABLE, name), func(b []byte) {
 		have.Sets[CString(FindAttr(b, unix.NFTA_SET_NAME))] = SetType{
 			keyType: beUint32(FindAttr(b, unix.NFTA_SET_KEY_TYPE)), keyLen: beUint32(FindAttr(b, unix.NFTA_SET_KEY_LEN)),
 			dataType: beUint32(FindAttr(b, unix.NFTA_SET_DATA_TYPE)), dataLen: beUint32(FindAttr(b, unix.NFTA_SET_DATA_LEN)),
@@ -43,13 +44,16 @@ func (s *Socket) ReadTable(ctx context.Context, name string) (*Table, error) {
 	if err := s.ReadCounters(ctx, name, func(counter string, _ uint64) { have.Counters[counter] = true }); err != nil {
 		return nil, fmt.Errorf("list counters: %w", err)
 	}
+	if err := s.ReadFlowtables(ctx, name, func(flowtable string, _ []string) { have.Flowtables[flowtable] = true }); err != nil {
+		return nil, fmt.Errorf("list flowtables: %w", err)
+	}
 	return have, nil
 }
 
 // ReadFlags returns a table's flags and owner alone, or nil if there is no table.
 func (s *Socket) ReadFlags(ctx context.Context, name string) (*Table, error) {
-	have := &Table{Chains: map[string]bool{}, Rules: map[string]int{}, Counters: map[string]bool{}, Sets: map[string]SetType{}}
-	err := s.get(ctx, unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_INET, inTable(unix.NFTA_TABLE_NAME, name), func(b []byte) {
+	have := &Table{Chains: map[string]bool{}, Rules: map[string]int{}, Counters: map[string]bool{}, Flowtables: map[string]bool{}, Sets: map[string]SetType{}}
+	err := s.get(ctx, unix.NFT_MSG_GETTABLE, 0, s.Family, inTable(unix.NFTA_TABLE_NAME, name), func(b []byte) {
 		have.Flags = beUint32(FindAttr(b, unix.NFTA_TABLE_FLAGS))
 		have.Owner = beUint32(FindAttr(b, tableAttrOwner))
 	})
@@ -68,14 +72,14 @@ func inTable(typ uint16, name string) []byte {
 // CountRules counts the rules of each chain.
 func (s *Socket) CountRules(ctx context.Context, table string, counts map[string]int) error {
 	clear(counts)
-	return s.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE, table), func(b []byte) {
+	return s.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, s.Family, inTable(unix.NFTA_RULE_TABLE, table), func(b []byte) {
 		counts[CString(FindAttr(b, unix.NFTA_RULE_CHAIN))]++
 	})
 }
 
 // ReadChains yields the chains, and whether packets enter them by themselves.
 func (s *Socket) ReadChains(ctx context.Context, table string, yield func(name string, hooked bool)) error {
-	return s.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_INET, nil, func(b []byte) {
+	return s.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, s.Family, nil, func(b []byte) {
 		if CString(FindAttr(b, unix.NFTA_CHAIN_TABLE)) == table {
 			yield(CString(FindAttr(b, unix.NFTA_CHAIN_NAME)), FindAttr(b, unix.NFTA_CHAIN_HOOK) != nil)
 		}
@@ -84,7 +88,7 @@ func (s *Socket) ReadChains(ctx context.Context, table string, yield func(name s
 
 // ReadCounters yields the named counters; none if there is no table.
 func (s *Socket) ReadCounters(ctx context.Context, table string, yield func(name string, packets uint64)) error {
-	return s.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_OBJ_TABLE, table), func(b []byte) {
+	return s.get(ctx, unix.NFT_MSG_GETOBJ, unix.NLM_F_DUMP, s.Family, inTable(unix.NFTA_OBJ_TABLE, table), func(b []byte) {
 		if packets := FindAttr(FindAttr(b, unix.NFTA_OBJ_DATA), unix.NFTA_COUNTER_PACKETS); len(packets) == 8 {
 			yield(CString(FindAttr(b, unix.NFTA_OBJ_NAME)), binary.BigEndian.Uint64(packets))
 		}
@@ -100,7 +104,7 @@ type RuleInfo struct {
 
 // ReadRules yields all rules.
 func (s *Socket) ReadRules(ctx context.Context, table string, yield func(RuleInfo)) error {
-	return s.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFPROTO_INET, inTable(unix.NFTA_RULE_TABLE, table), func(b []byte) {
+	return s.get(ctx, unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, s.Family, inTable(unix.NFTA_RULE_TABLE, table), func(b []byte) {
 		r := RuleInfo{Chain: CString(FindAttr(b, unix.NFTA_RULE_CHAIN)), Comment: udataString(FindAttr(b, unix.NFTA_RULE_USERDATA), udataComment)}
 		EachAttr(FindAttr(b, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
 			data := FindAttr(e, unix.NFTA_EXPR_DATA)
@@ -124,7 +128,7 @@ func (s *Socket) ReadSet(ctx context.Context, table string, of *Set, yield func(
 	var a Attrs
 	a.str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	a.str(unix.NFTA_SET_ELEM_LIST_SET, of.Name)
-	return s.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFPROTO_INET, a.B, func(b []byte) {
+	return s.get(ctx, unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, s.Family, a.B, func(b []byte) {
 		EachAttr(FindAttr(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
 			yield(ReadElement(of, v))
 			return true

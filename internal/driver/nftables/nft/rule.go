@@ -134,6 +134,9 @@ func (r Rule) NotProto(p uint8) Rule {
 // CtState goes on if the packet is in one of the states to its connection.
 func (r Rule) CtState(states uint32) Rule { return r.ct(expr.CtKeySTATE, states, expr.CmpOpNeq) }
 
+// NotCtState goes on if the packet is in none of the states to its connection.
+func (r Rule) NotCtState(states uint32) Rule { return r.ct(expr.CtKeySTATE, states, expr.CmpOpEq) }
+
 // ctStatusDNAT is IPS_DST_NAT of the connection's status.
 const ctStatusDNAT = 1 << 5
 
@@ -213,14 +216,12 @@ func (r Rule) FromNode(yes bool) Rule {
 
 // In goes on if the key is in the set.
 func (r Rule) In(s *Set, key ...Field) Rule {
-	r.load(key)
-	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID})
+	return r.Load(0, key...).Has(s, 0)
 }
 
 // NotIn goes on if the key is not in the set.
 func (r Rule) NotIn(s *Set, key ...Field) Rule {
-	r.load(key)
-	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, Invert: true})
+	return r.Load(0, key...).HasNot(s, 0)
 }
 
 // Lookup goes on if the number and the fields are in the set (or are not).
@@ -232,8 +233,7 @@ func (r Rule) Lookup(id uint32, s *Set, not bool, fields ...Field) Rule {
 
 // Vmap does what the map says for the key, and goes on if it has none.
 func (r Rule) Vmap(s *Set, key ...Field) Rule {
-	r.load(key)
-	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+	return r.Load(0, key...).Follow(s, 0)
 }
 
 // DNAT translates to what the map holds for the key, if it does.
@@ -296,9 +296,7 @@ func (r Rule) HasData(s *Set, zero []byte, key []Field) Rule {
 // OverLimit goes on if packets with the key came more often than the rate, and forgets the key
 // after the time-out.
 func (r Rule) OverLimit(s *Set, rate uint64, burst uint32, d time.Duration, key []Field) Rule {
-	r.load(key)
-	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst, Over: true}
-	return r.Add(&expr.Dynset{SrcRegKey: firstRegister, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: d, Exprs: []expr.Any{limit}})
+	return r.Load(0, key...).Over(s, 0, rate, time.Second, burst, d)
 }
 
 // Count has a named counter count the packet.

@@ -13,11 +13,16 @@ type Set struct {
 	Data    []Field // of a map to values
 	Verdict bool    // a map to verdicts
 
-	Interval bool   // elements are the ends of ranges: of one field, and never changed but written anew
-	Typeof   bool   // the key has parts that nft can only describe by an expression
-	Dynamic  bool   // filled by packets, with time-outs; its content is not ours to compare
-	Size     uint32 // the most elements; 0: no bound
-	Early    bool   // filled before, and emptied after, the rules that look it up
+	Interval bool // elements are the ends of ranges: of one field, and never changed but written anew
+	// Ranges: each field of an element's key is a range; they do not overlap. The key of an Element
+	// is that of all first values, and then that of all last ones.
+	Ranges  bool
+	Typeof  bool   // the key has parts that nft can only describe by an expression
+	Dynamic bool   // filled by packets, with time-outs; its content is not ours to compare
+	Counts  bool   // of Dynamic: packets add connections that are counted, which go by themselves
+	Counted bool   // each element counts the packets that look it up
+	Size    uint32 // the most elements; 0: no bound
+	Early   bool   // filled before, and emptied after, the rules that look it up
 }
 
 // Constants of linux/netfilter/nf_tables.h that golang.org/x/sys lacks.
@@ -30,6 +35,11 @@ const (
 	dynsetDelete      = 2 // NFT_DYNSET_OP_DELETE, Linux 5.4
 	chainPolicyAccept = 1 // NF_ACCEPT
 	objectCounter     = 1 // NFT_OBJECT_COUNTER
+	setConcat         = 0x80
+	setExpr           = 17 // NFTA_SET_EXPR
+	setDescConcat     = 2
+	setFieldLen       = 1
+	elementKeyEnd     = 10 // NFTA_SET_ELEM_KEY_END
 )
 
 // nft's userdata types.
@@ -67,11 +77,17 @@ func (s *Set) flags() (flags uint32) {
 	if s.Interval {
 		flags |= unix.NFT_SET_INTERVAL
 	}
+	if s.Ranges {
+		flags |= unix.NFT_SET_INTERVAL | setConcat
+	}
 	if s.Verdict || s.Data != nil {
 		flags |= unix.NFT_SET_MAP
 	}
 	if s.Dynamic {
-		flags |= unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+		flags |= unix.NFT_SET_EVAL
+	}
+	if s.Dynamic && !s.Counts {
+		flags |= unix.NFT_SET_TIMEOUT
 	}
 	return flags
 }
@@ -108,8 +124,28 @@ func (s *Set) Write(a *Attrs, table string) {
 	if s.Size > 0 {
 		a.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
 	}
+	if s.Ranges {
+		s.writeFields(a)
+	}
 	a.end(desc)
+	if s.Counted {
+		counter := a.begin(setExpr)
+		a.str(unix.NFTA_EXPR_NAME, "counter")
+		a.end(a.begin(unix.NFTA_EXPR_DATA))
+		a.end(counter)
+	}
 	a.bytes(unix.NFTA_SET_USERDATA, s.userdata())
+}
+
+// writeFields says how long the fields of the key are.
+func (s *Set) writeFields(a *Attrs) {
+	all := a.begin(setDescConcat)
+	for _, f := range s.Key {
+		field := a.begin(unix.NFTA_LIST_ELEM)
+		a.u32(setFieldLen, uint32(f.Size))
+		a.end(field)
+	}
+	a.end(all)
 }
 
 func (s *Set) userdata() []byte {

@@ -22,6 +22,8 @@ type Socket struct {
 	seq  uint32 // of requests; batches count from 0
 	recv []byte
 
+	Family uint8 // unix.NFPROTO_… of the tables that are read; inet at first
+
 	// refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it
 	// does not take.
 	Refuse func(messages [][]byte, labels []string) error
@@ -38,7 +40,7 @@ func Dial() (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter netlink socket: %w", err)
 	}
-	s := &Socket{fd: fd, seq: 1 << 31, recv: make([]byte, 64<<10)}
+	s := &Socket{fd: fd, seq: 1 << 31, Family: unix.NFPROTO_INET, recv: make([]byte, 64<<10)}
 	if err := s.configure(); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("configure netfilter netlink socket: %w", err)
