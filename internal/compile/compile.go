@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/compile/bgp"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/compile/fabric"
+	"sluice.dev/sluice/internal/compile/farm"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -79,6 +80,9 @@ type Config struct {
 	Addresses         bool
 	LoadBalancerClass string
 
+	// Farms compiles the farms of a balancer; without it the state has none.
+	Farms bool
+
 	// Fabric compiles the ways to the pods of other nodes; without it the state has none.
 	Fabric bool
 	// Pools are those of the fabric that no API has, as in fabric.Config.
@@ -110,6 +114,7 @@ type Compiler struct {
 	checks        map[model.Name]*HealthCheck
 	services      *services
 	policy        *policy.Compiler  // nil: policy is not compiled
+	farms         *farm.Compiler    // nil: farms are not
 	fabric        *fabric.Compiler  // nil: the fabric is not
 	peers         *peers            // beside it
 	addresses     *address.Compiler // nil: addresses are not
@@ -142,6 +147,10 @@ func New(cfg Config) *Compiler {
 			FailsafeInbound: cfg.FailsafeInbound, FailsafeOutbound: cfg.FailsafeOutbound, PodTunnels: cfg.PodTunnels,
 		})
 		s.Policy = c.policy.Policy()
+	}
+	if cfg.Farms {
+		c.farms = farm.New()
+		s.Farms = c.farms.Farms()
 	}
 	if cfg.Fabric {
 		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
@@ -212,6 +221,9 @@ func addressesOf(list []netip.AddrPort) (addrs []netip.Addr) {
 func (c *Compiler) SetLinks(l model.Links) {
 	if c.policy != nil {
 		c.policy.SetLinks(l)
+	}
+	if c.farms != nil {
+		c.farms.SetLinks(l)
 	}
 }
 
@@ -394,6 +406,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 	if c.policy != nil {
 		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
 		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
+	}
+	if c.farms != nil {
+		delta.Farms = c.farms.Update(v, d)
 	}
 	if c.fabric != nil { // which asks for what BGP serves
 		c.updateFabric(v, d, &delta)

@@ -47,8 +47,9 @@ func compareEndpoints(a, b endpoint) int {
 // gather returns the endpoints of a service port in any condition, sorted, unique by address and
 // port; IPv4 first. They are valid until the next call.
 //
-// They come from the service's slices. Pods give endpoints where there is no slice at all; else
-// they are only there as something that exists.
+// They come from the service's slices. Pods give endpoints of a family that has no slice, as long
+// as the slices of a new service are still being written one by one; else they are only there as
+// something that exists.
 func (b *builder) gather(i int) []endpoint {
 	from, port := b.from, &b.svc.Ports[i]
 	eps := slices.Grow(b.scratch[:0], from.size())
@@ -56,7 +57,7 @@ func (b *builder) gather(i int) []endpoint {
 		eps = b.fromSlice(eps, p.slice, p.number)
 	}
 	for _, pod := range from.pods {
-		eps = b.fromPod(eps, port, pod, len(from.slices) == 0)
+		eps = b.fromPod(eps, port, pod)
 	}
 	for i := range eps {
 		eps[i].seq = int32(i)
@@ -92,8 +93,8 @@ func (b *builder) fromSlice(eps []endpoint, slice *model.EndpointSlice, port uin
 
 // fromPod follows the EndpointSlice controller: an endpoint is serving as long as its pod is ready,
 // and ready if the pod is not terminating either, or if the service publishes what is not ready.
-// Without serves it merely exists.
-func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Pod, serves bool) []endpoint {
+// Where the family has slices, it merely exists.
+func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Pod) []endpoint {
 	number := port.On(pod)
 	if pod.Finished || number == 0 {
 		return eps
@@ -108,7 +109,7 @@ func (b *builder) fromPod(eps []endpoint, port *model.ServicePort, pod *model.Po
 			continue
 		}
 		ep := endpoint{at: netip.AddrPortFrom(addr, number), local: pod.Node != "" && pod.Node == b.cfg.Node}
-		if serves {
+		if !b.from.sliced[one(!addr.Is4())] {
 			ep.pod = pod
 			ep.ready = b.svc.Offers(pod)
 			ep.serving = pod.Ready

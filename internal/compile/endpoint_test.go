@@ -193,6 +193,28 @@ func TestSelectedPods(t *testing.T) {
 	}
 }
 
+// The EndpointSlice controller writes the slices of a new service one after the other: what the first
+// says of its family says nothing of the other.
+func TestSlicesOfOneFamily(t *testing.T) {
+	svc := v4.service(selectsWeb, func(s *model.Service) { s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1")) })
+	pod := v4.pod("a", "e1")
+	pod.IPs = append(pod.IPs, v6.addr("e1"))
+	for _, tc := range []struct {
+		name   string
+		slices []any
+		want   string
+	}{
+		{"none", nil, "ClusterIP c1:80 -> e1:8080\nClusterIP c1:80 -> e1:8080"},
+		{"of IPv4", []any{slice("a", v4.endpoint("e2"))}, "ClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080\nClusterIP c1:80 -> e1:8080"},
+		{"of IPv4, and an empty one", []any{slice("a", v4.endpoint("e1")), slice("b")}, "ClusterIP c1:80 -> e1:8080\nClusterIP c1:80 -> reject, alive: e1:8080"},
+		{"of both", []any{slice("a", v4.endpoint("e1")), slice("b", v6.endpoint("e2"))}, "ClusterIP c1:80 -> e1:8080\nClusterIP c1:80 -> e2:8080, alive: e1:8080 e2:8080"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			check(t, compiled(compile.Config{}, append(tc.slices, svc, pod)...), tc.want)
+		})
+	}
+}
+
 func TestDualStackKeepsFamiliesApart(t *testing.T) {
 	svc := v4.service(nodePort, selectsWeb, func(s *model.Service) {
 		s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1"))

@@ -123,6 +123,7 @@ func (b *builder) port(i int, is4 bool, eps []endpoint, had []lists) {
 	internal := &state.Frontend{
 		Service: svc.Name, Port: port.Name, Kind: state.ClusterIP,
 		Backends: ch.cluster, Reject: !ch.any, Alive: ch.alive, Serving: ch.serving, Affinity: svc.Affinity,
+		IPVSScheduler: svc.IPVSScheduler,
 	}
 	external := *internal
 	if svc.ExternalLocal {

@@ -23,6 +23,9 @@ func (c *Compiler) Issues() []model.Issue {
 	if c.policy != nil {
 		list = append(list, c.policy.Issues()...)
 	}
+	if c.farms != nil {
+		list = append(list, c.farms.Issues()...)
+	}
 	if c.fabric != nil {
 		list = append(list, c.fabric.Issues()...)
 	}
@@ -202,12 +205,8 @@ func (r *report) checkSlices(list []*model.EndpointSlice) {
 
 // isIPv4 reports whether a slice is of that family, which is that of its first endpoint.
 func isIPv4(slice *model.EndpointSlice) bool {
-	for i := range slice.Endpoints {
-		if a := slice.Endpoints[i].Addr.Unmap(); model.Unusable(a) == "" {
-			return a.Is4()
-		}
-	}
-	return false
+	of4, of6 := decidesOn(slice)
+	return of4 && !of6
 }
 
 // fault says why an endpoint can't be used in a slice of the family; empty: it can.

@@ -7,6 +7,7 @@ type objects struct {
 	slices []*model.EndpointSlice // sorted by name
 	pods   []*model.Pod           // sorted by name: those that the service selects
 	ports  []portSource           // by the index of the service's port
+	sliced [2]bool                // whether there are slices, of IPv4 and IPv6
 	bare   [2]int                 // addresses of the pods, of IPv4 and IPv6, which serve all ports where there is no slice
 }
 
@@ -38,6 +39,10 @@ func newObjects(svc *model.Service, list []*model.EndpointSlice, pods []*model.P
 		for _, a := range pod.IPs {
 			o.bare[one(!a.Unmap().Is4())]++
 		}
+	}
+	for _, slice := range list {
+		of4, of6 := decidesOn(slice)
+		o.sliced[0], o.sliced[1] = o.sliced[0] || of4, o.sliced[1] || of6
 	}
 	add := func(port int, slice *model.EndpointSlice, number uint16) {
 		from := &o.ports[port]
@@ -90,8 +95,22 @@ func (o *objects) size() int {
 // count is about how many endpoints of each family the service's port of that index has. It is
 // never too low.
 func (o *objects) count(port int) [2]int {
-	if len(o.slices) > 0 {
-		return o.ports[port].endpoints
+	count := o.ports[port].endpoints
+	for family, sliced := range o.sliced {
+		if !sliced {
+			count[family] = o.bare[family]
+		}
 	}
-	return o.bare
+	return count
+}
+
+// decidesOn returns the families that a slice decides on: that of its endpoints, or both where it
+// has none, as nothing says which it is for.
+func decidesOn(slice *model.EndpointSlice) (of4, of6 bool) {
+	for i := range slice.Endpoints {
+		if a := slice.Endpoints[i].Addr.Unmap(); model.Unusable(a) == "" {
+			return a.Is4(), !a.Is4()
+		}
+	}
+	return true, true
 }

@@ -67,6 +67,7 @@ func (w world) service() *model.Service {
 		LoadBalancerIPs: slices.Concat(w.some(20, "l", 2), w.some(5, "x", 2)),
 		Ports:           []model.ServicePort{w.port()},
 		Affinity:        pickOne[time.Duration](w, 0, 0, time.Hour),
+		IPVSScheduler:   pickOne(w, "", "mh"),
 		InternalLocal:   w.chance(20), ExternalLocal: w.chance(40), PublishNotReady: w.chance(10),
 		HealthCheckNodePort: pickOne[uint16](w, 0, 31000, 31001),
 	}

@@ -82,7 +82,13 @@ type Service struct {
 	HealthCheckNodePort uint16        // 0: none
 	SourceRanges        []netip.Prefix
 	PublishNotReady     bool // publishNotReadyAddresses
+	// IPVSScheduler is how backends are chosen where IPVS does that, one of IPVSSchedulers; "": as
+	// the node says.
+	IPVSScheduler string
 }
+
+// IPVSSchedulers are those of Linux, by the names that IPVS has for them.
+var IPVSSchedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf"}
 
 // LoadBalancer is what a Service says of the addresses that a pool gives it.
 type LoadBalancer struct {

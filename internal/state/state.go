@@ -95,6 +95,8 @@ type Frontend struct {
 	// Affinity keeps a client address on its backend for so long after its last new connection; 0:
 	// off.
 	Affinity time.Duration
+	// IPVSScheduler is how IPVS chooses a backend; "": as the node says.
+	IPVSScheduler string
 }
 
 // Has reports whether a sorted list of endpoints, such as those of a Frontend, has one.
@@ -112,7 +114,7 @@ func (f *Frontend) External() bool { return f.Kind != ClusterIP }
 func (f *Frontend) Equal(o *Frontend) bool {
 	return f == o || f != nil && o != nil &&
 		f.Service == o.Service && f.Port == o.Port && f.Kind == o.Kind && f.Reject == o.Reject &&
-		f.LocalOnly == o.LocalOnly && f.Affinity == o.Affinity &&
+		f.LocalOnly == o.LocalOnly && f.Affinity == o.Affinity && f.IPVSScheduler == o.IPVSScheduler &&
 		slices.Equal(f.Backends, o.Backends) && slices.Equal(f.Local, o.Local) &&
 		slices.Equal(f.Alive, o.Alive) && slices.Equal(f.Serving, o.Serving) &&
 		slices.Equal(f.SourceRanges, o.SourceRanges)
@@ -184,9 +186,10 @@ type State struct {
 	Services *Services
 	Policy   *Policy
 	Fabric   *Fabric
+	Farms    *Farms
 }
 
-// New returns a State of services that are none, without policy and fabric.
+// New returns a State of services that are none, without policy, fabric and farms.
 func New() *State { return &State{Services: NewServices()} }
 
 // Delta is a change of a State: of each part what is named is set, or removed where the value is
@@ -195,10 +198,11 @@ type Delta struct {
 	Services ServicesDelta
 	Policy   PolicyDelta
 	Fabric   FabricDelta
+	Farms    FarmsDelta
 }
 
 // Len is the number of named changes; 0 means nothing to do.
-func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() + d.Fabric.Len() }
+func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() + d.Fabric.Len() + d.Farms.Len() }
 
 // Merge has d be the one change that d and then a later one come to. Maps of d may be changed,
 // those of the later one are not.
@@ -206,6 +210,7 @@ func (d *Delta) Merge(later Delta) {
 	d.Services.merge(later.Services)
 	d.Policy.merge(later.Policy)
 	d.Fabric.merge(later.Fabric)
+	d.Farms.merge(later.Farms)
 }
 
 // Apply changes the parts that s has by d.
@@ -219,11 +224,14 @@ func (s *State) Apply(d Delta) {
 	if s.Fabric != nil {
 		s.Fabric.Apply(d.Fabric)
 	}
+	if s.Farms != nil {
+		s.Farms.Apply(d.Farms)
+	}
 }
 
 // Clone returns a copy that Apply changes apart from s.
 func (s *State) Clone() *State {
-	return &State{Services: s.Services.Clone(), Policy: s.Policy.Clone(), Fabric: s.Fabric.Clone()}
+	return &State{Services: s.Services.Clone(), Policy: s.Policy.Clone(), Fabric: s.Fabric.Clone(), Farms: s.Farms.Clone()}
 }
 
 // Services is the part of the State that says where new connections to services go.

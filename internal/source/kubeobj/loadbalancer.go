@@ -22,7 +22,7 @@ const (
 )
 
 var serviceAnnotations = []string{
-	rangesAnnotation,
+	rangesAnnotation, schedulerAnnotation,
 	metallbPrefix + poolAnnotation, metallbPrefix + ipsAnnotation, metallbPrefix + sharingAnnotation,
 	olderPrefix + poolAnnotation, olderPrefix + ipsAnnotation, olderPrefix + sharingAnnotation,
 }

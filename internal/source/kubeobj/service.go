@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,8 @@ const (
 	labelHeadless    = corev1.IsHeadlessService
 	labelProxyName   = "service.kubernetes.io/service-proxy-name"
 	rangesAnnotation = corev1.AnnotationLoadBalancerSourceRangesKey
+	// schedulerAnnotation chooses the service's own scheduler of IPVS.
+	schedulerAnnotation = "sluice.dev/ipvs-scheduler"
 
 	maxAffinity = 86400 // seconds; the API's limit
 )
@@ -52,6 +55,7 @@ func Service(o *corev1.Service) (*model.Service, error) {
 	s.LoadBalancer = loadBalancer(o)
 	s.SourceRanges = sourceRanges(o, &f)
 	s.Affinity = affinity(o, &f)
+	s.IPVSScheduler = ipvsScheduler(o, &f)
 	trafficPolicies(o, s, &f)
 	return fault.Result(s, &f)
 }
@@ -250,6 +254,15 @@ func affinity(o *corev1.Service, f *fault.List) time.Duration {
 		f.Reject("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-%d", seconds, maxAffinity)
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+func ipvsScheduler(o *corev1.Service, f *fault.List) string {
+	name := o.Annotations[schedulerAnnotation]
+	if name != "" && !slices.Contains(model.IPVSSchedulers, name) {
+		f.Leave("metadata.annotations["+schedulerAnnotation+"]", "%q is none of %s; it is left out", name, strings.Join(model.IPVSSchedulers, ", "))
+		return ""
+	}
+	return name
 }
 
 // trafficPolicies sets the fields that decide which endpoints are used for which clients. The

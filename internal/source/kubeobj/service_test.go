@@ -228,6 +228,16 @@ func TestService(t *testing.T) {
 			errs: []string{"spec.ports[0].nodePort: 30080 is left out", "ClusterIP"},
 		},
 		{
+			name: "a scheduler of IPVS",
+			in:   func(s *corev1.Service) { s.Annotations = map[string]string{"sluice.dev/ipvs-scheduler": "mh"} },
+			want: func(s *model.Service) { s.IPVSScheduler = "mh" },
+		},
+		{
+			name: "a scheduler that IPVS does not have",
+			in:   func(s *corev1.Service) { s.Annotations = map[string]string{"sluice.dev/ipvs-scheduler": "fair"} },
+			errs: []string{`metadata.annotations[sluice.dev/ipvs-scheduler]: "fair" is none of rr, wrr`},
+		},
+		{
 			name: "a distribution from the future",
 			in:   func(s *corev1.Service) { s.Spec.TrafficDistribution = new("PreferMoon") },
 			errs: []string{`spec.trafficDistribution: "PreferMoon"`},
