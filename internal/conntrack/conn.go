@@ -135,6 +135,17 @@ func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
 	return c.sweep(ctx, r, func(f *Flow) bool { return drop(*f) })
 }
 
+// All calls f with each flow. f must not call the Conn.
+func (c *Conn) All(ctx context.Context, f func(*Flow)) error {
+	r, err := dumpAll(0)
+	if err != nil {
+		return fmt.Errorf("encode connection tracking dump: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dump(ctx, r, f)
+}
+
 // Each calls f once with each flow that any of the filters matches. f must not call the Conn.
 func (c *Conn) Each(ctx context.Context, filters []Filter, f func(*Flow)) error {
 	x := newIndex(filters)

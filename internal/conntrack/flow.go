@@ -14,6 +14,7 @@ const (
 	StatusConfirmed uint32 = 1 << 3
 	StatusSNAT      uint32 = 1 << 4
 	StatusDNAT      uint32 = 1 << 5
+	StatusOffload   uint32 = 1 << 14 // it is in a flowtable: its packets pass by the chains
 )
 
 // Family is an address family as netlink writes it: unix.AF_INET or unix.AF_INET6.
@@ -39,6 +40,9 @@ type Flow struct {
 	Reply    Tuple          // as answers are expected: Src is the backend that the flow was translated to
 	Status   uint32
 	Labels   Labels
+	// Bytes were sent in both directions, where the kernel counts them
+	// (net.netfilter.nf_conntrack_acct).
+	Bytes uint64
 
 	id   uint32 // the kernel's CTA_ID
 	rest rest
@@ -56,6 +60,9 @@ type tcpInfo struct {
 	state         uint8
 	scales, flags [2]uint8
 }
+
+// Offloaded says whether the flow's packets pass by the chains.
+func (f *Flow) Offloaded() bool { return f.Status&StatusOffload != 0 }
 
 // Translated says whether the flow's destination was changed.
 func (f *Flow) Translated() bool { return f.Reply.Src != f.Orig.Dst }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -84,6 +86,29 @@ func TestFilterString(t *testing.T) {
 	} {
 		if got := f.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// Of an entry in a flowtable the kernel tells neither time-out nor state. Made anew, it is
+// established for as long as such are.
+func TestOffloaded(t *testing.T) {
+	for protocol, want := range map[model.Protocol]rest{
+		model.UDP: {timeout: 120},
+		model.TCP: {timeout: 432000, tcp: tcpInfo{state: 3}},
+	} {
+		tuple := Tuple{Src: netip.MustParseAddrPort("10.0.0.1:40000"), Dst: netip.MustParseAddrPort("10.0.0.2:80")}
+		m, err := message(msgNew, 0, familyV4, func(ae *netlink.AttributeEncoder) {
+			putTuple(ae, ctaTupleOrig, tuple, protocol, wholeTuple)
+			putTuple(ae, ctaTupleReply, Tuple{Src: tuple.Dst, Dst: tuple.Src}, protocol, wholeTuple)
+			ae.Uint32(ctaStatus, StatusConfirmed|StatusAssured|StatusOffload)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, ok, err := decodeFlow(m.Data)
+		if err != nil || !ok || !f.Offloaded() || f.rest != want {
+			t.Errorf("%v: %+v, %v, %v; want %+v", protocol, f, ok, err, want)
 		}
 	}
 }

@@ -36,20 +36,21 @@ func (f *Flow) Cut() bool {
 
 // Relabel sets the cut label of flows for which decide returns true, and clears that of others. It
 // looks at the flows that have one of the addresses as the source that began them or as the one
-// that answers, after translation; all, if addrs is nil. It returns how many it changed. decide
-// must not call the Conn.
+// that answers, after translation; all, if addrs is nil. It returns how many it changed, and whether
+// one of those that are to be cut is in a flowtable, where nothing looks at labels: it is cut when
+// whoever put it there has taken it out. decide must not call the Conn.
 //
 // The kernel has labels while a rule of the namespace sets one. An entry that is older than the
 // first such rule has no room for labels: it is deleted and made anew, with its translation, state
 // and time-out; should that fail, it stays deleted. After an error some flows may be labelled and
 // others not; calling again is safe.
-func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow) (cut bool)) (changed int, err error) {
+func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow) (cut bool)) (changed int, offloaded bool, err error) {
 	if addrs != nil && len(addrs) == 0 {
-		return 0, nil
+		return 0, false, nil
 	}
 	requests, err := labelRequests(addrs)
 	if err != nil {
-		return 0, fmt.Errorf("encode connection tracking dump: %w", err)
+		return 0, false, fmt.Errorf("encode connection tracking dump: %w", err)
 	}
 	wanted := make(map[netip.Addr]bool, len(addrs))
 	for _, a := range addrs {
@@ -71,7 +72,9 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 				if err != nil || !ok || addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
 					return err
 				}
-				if e := (entry{f.id, f.Orig}); decide(f) != f.Cut() && !seen[e] {
+				cut := decide(f)
+				offloaded = offloaded || cut && f.Offloaded()
+				if e := (entry{f.id, f.Orig}); cut != f.Cut() && !seen[e] {
 					seen[e] = true
 					flows = append(flows, f)
 				}
@@ -79,10 +82,11 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 			})
 		}
 		if err != nil {
-			return 0, fmt.Errorf("read connection tracking table: %w", err)
+			return 0, offloaded, fmt.Errorf("read connection tracking table: %w", err)
 		}
 	}
-	return c.labelAll(ctx, flows)
+	changed, err = c.labelAll(ctx, flows)
+	return changed, offloaded, err
 }
 
 // labelRequests are the dumps that together hold every flow of the addresses. The kernel
@@ -187,7 +191,7 @@ func (c *Conn) restore(f *Flow) (made bool, err error) {
 	return c.labelMade(f)
 }
 
-// labelMade labels an entry that was just made.
+// labelMade labels an entry that was just made, which fails where the kernel has made it without.
 func (c *Conn) labelMade(f *Flow) (bool, error) {
 	label, err := labelFlow(f)
 	if err != nil {
@@ -230,18 +234,24 @@ func dumpSource(a netip.Addr, tuple uint16) (netlink.Message, error) {
 func labelFlow(f *Flow) (netlink.Message, error) {
 	return message(msgNew, 0, f.Family, func(ae *netlink.AttributeEncoder) {
 		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
-		mask := cutMask()
-		labels := mask
-		if f.Cut() {
-			labels = Labels{}
-		}
-		ae.Bytes(ctaLabels, labels[:])
-		ae.Bytes(ctaLabelsMask, mask[:])
+		putTurned(ae, f)
 	})
 }
 
-// createFlow asks to make an entry like that of f. The kernel itself works out the translation,
-// as for a rule: it is given the tuples from before, and what to translate them to.
+// putTurned writes the cut label as it is not yet.
+func putTurned(ae *netlink.AttributeEncoder, f *Flow) {
+	mask := cutMask()
+	labels := mask
+	if f.Cut() {
+		labels = Labels{}
+	}
+	ae.Bytes(ctaLabels, labels[:])
+	ae.Bytes(ctaLabelsMask, mask[:])
+}
+
+// createFlow asks to make an entry like that of f, with the cut label turned: a packet that finds
+// the entry finds the label. The kernel itself works out the translation, as for a rule: it is given
+// the tuples from before, and what to translate them to.
 func createFlow(f *Flow) (netlink.Message, error) {
 	flags := netlink.Create | netlink.Excl | netlink.Acknowledge
 	return message(msgNew, flags, f.Family, func(ae *netlink.AttributeEncoder) {
@@ -254,6 +264,7 @@ func createFlow(f *Flow) (netlink.Message, error) {
 		if f.rest.mark != 0 {
 			ae.Uint32(ctaMark, f.rest.mark)
 		}
+		putTurned(ae, f)
 		if f.Protocol == model.TCP {
 			putTCP(ae, f.rest.tcp)
 		}

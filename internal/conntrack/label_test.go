@@ -275,7 +275,7 @@ func testRelabel(t *testing.T, r *router, network, server, at string, old bool) 
 	before := r.one(t)
 	relabel := func(addrs []netip.Addr, cut bool, want int) {
 		t.Helper()
-		n, err := r.conn.Relabel(t.Context(), addrs, func(f Flow) bool {
+		n, _, err := r.conn.Relabel(t.Context(), addrs, func(f Flow) bool {
 			if f.Orig != before.Orig || f.Reply != before.Reply || f.Status&StatusSeenReply == 0 {
 				t.Errorf("asked about %+v, want %+v", f, before)
 			}
@@ -296,7 +296,7 @@ func testRelabel(t *testing.T, r *router, network, server, at string, old bool) 
 	relabel(client, false, 0)
 	relabel(client, true, 1)
 	r.silent(t, k)
-	if n, err := r.conn.Relabel(t.Context(), backend, func(Flow) bool { return true }); n != 0 || err != nil {
+	if n, _, err := r.conn.Relabel(t.Context(), backend, func(Flow) bool { return true }); n != 0 || err != nil {
 		t.Fatalf("cut what is cut: changed %d, %v", n, err)
 	}
 	relabel(backend, false, 1)
@@ -326,7 +326,7 @@ func TestRelabelICMP(t *testing.T) {
 					run(t, r.node, "nft", labelRules)
 				}
 				isPing := func(f Flow) bool { return f.Orig.ICMP.ID == 77 }
-				if n, err := r.conn.Relabel(t.Context(), nil, isPing); n != 1 || err != nil {
+				if n, _, err := r.conn.Relabel(t.Context(), nil, isPing); n != 1 || err != nil {
 					t.Fatalf("changed %d, %v; want 1", n, err)
 				}
 				c = r.ping(t, server)
@@ -367,7 +367,7 @@ func (r *router) ping(t *testing.T, server string) (c net.Conn) {
 func TestRelabelWithoutRoom(t *testing.T) {
 	c := testConn(t, testNS(t))
 	create(t, c, table...)
-	n, err := c.Relabel(t.Context(), nil, func(f Flow) bool { return f.Protocol == model.SCTP })
+	n, _, err := c.Relabel(t.Context(), nil, func(f Flow) bool { return f.Protocol == model.SCTP })
 	if n != 0 || err == nil || !strings.Contains(err.Error(), "no labels") {
 		t.Errorf("changed %d, %v", n, err)
 	}
@@ -405,7 +405,7 @@ func TestRelabelMany(t *testing.T) {
 			if n, err := c.labelAll(t.Context(), all); n != 450 || err != nil {
 				t.Fatalf("labelled %d, %v; want 450", n, err)
 			}
-			n, err := c.Relabel(t.Context(), nil, func(f Flow) bool {
+			n, _, err := c.Relabel(t.Context(), nil, func(f Flow) bool {
 				if f.Cut() != odd(f) {
 					t.Errorf("%+v is cut: %v", f, f.Cut())
 				}

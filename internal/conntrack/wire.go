@@ -24,20 +24,23 @@ const (
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 
-	ctaTupleOrig  = 1
-	ctaTupleReply = 2
-	ctaStatus     = 3
-	ctaProtoInfo  = 4
-	ctaNatSrc     = 6
-	ctaTimeout    = 7
-	ctaMark       = 8
-	ctaID         = 12
-	ctaNatDst     = 13
-	ctaZone       = 18
-	ctaLabels     = 22
-	ctaLabelsMask = 23
-	ctaFilter     = 25
-	ctaStatusMask = 26
+	ctaTupleOrig     = 1
+	ctaTupleReply    = 2
+	ctaStatus        = 3
+	ctaProtoInfo     = 4
+	ctaNatSrc        = 6
+	ctaTimeout       = 7
+	ctaMark          = 8
+	ctaID            = 12
+	ctaCountersOrig  = 9
+	ctaCountersReply = 10
+	ctaCountersBytes = 2 // within
+	ctaNatDst        = 13
+	ctaZone          = 18
+	ctaLabels        = 22
+	ctaLabelsMask    = 23
+	ctaFilter        = 25
+	ctaStatusMask    = 26
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -253,6 +256,8 @@ func decodeFlow(data []byte) (f Flow, ok bool, err error) {
 			}
 		case ctaZone:
 			ok = false
+		case ctaCountersOrig, ctaCountersReply:
+			f.Bytes += decodeBytes(v)
 		case ctaLabels:
 			copy(f.Labels[:], v)
 		default:
@@ -265,10 +270,24 @@ func decodeFlow(data []byte) (f Flow, ok bool, err error) {
 	if err != nil {
 		return Flow{}, false, err
 	}
+	if f.Offloaded() {
+		f.rest.offloaded(f.Protocol)
+	}
 	if !f.Orig.Dst.Addr().IsValid() || !f.Reply.Src.Addr().IsValid() {
 		return Flow{}, false, errMalformed
 	}
 	return f, ok, nil
+}
+
+// decodeBytes is the number of bytes of a direction; zero where it is not there.
+func decodeBytes(data []byte) (n uint64) {
+	var ignored error
+	for t, v := range attributes(data, &ignored) {
+		if t == ctaCountersBytes && len(v) == 8 {
+			n = binary.BigEndian.Uint64(v)
+		}
+	}
+	return n
 }
 
 func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error) {
@@ -331,6 +350,17 @@ func (r *rest) decode(t uint16, v []byte) (err error) {
 		}
 	}
 	return err
+}
+
+// offloaded sets what the kernel does not tell of an entry that is in a flowtable: it is
+// established, and gets the kernel's own time-out for that. (What TCP said of windows is lost; an
+// entry that is made anew does not look at them.)
+func (r *rest) offloaded(p model.Protocol) {
+	const established = 3 // TCP_CONNTRACK_ESTABLISHED
+	r.timeout, r.tcp = 120, tcpInfo{}
+	if p == model.TCP {
+		r.timeout, r.tcp.state = 5*24*3600, established
+	}
 }
 
 func (i *tcpInfo) decode(data []byte) (err error) {

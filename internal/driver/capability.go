@@ -14,18 +14,23 @@ import (
 type Capability uint
 
 // The capabilities. Without Services a driver carries out no services, without Policy no policy,
-// without Fabric no tunnels and routes.
+// without Fabric no tunnels and routes, without
+// Farms no farms of a balancer.
 const (
 	Services        Capability = 1 << iota // TCP and UDP to backends, whatever kind of address was asked for
 	SCTP                                   // services over SCTP
 	Affinity                               // clients stay on their backends
 	SourceRanges                           // loadBalancerSourceRanges
-	LocalTraffic                           // externalTrafficPolicy: Local, with the client's address kept
+	LocalTraffic                           // externalTrafficPolicy: Local
+	ClientAddress                          // backends see the client's address, but for what is masqueraded
+	Outgoing                               // pods reach what is outside with the node's address, as Options.Fabric says
 	Policy                                 // of pods
 	HostPolicy                             // of the node's own interfaces
 	UntrackedPolicy                        // doNotTrack, and deny lists: before connection tracking
 	Fabric                                 // tunnels and routes to the pods of other nodes
+	Farms                                  // virtual services of a balancer
 	Survives                               // what was programmed works while no process of ours runs
+	Outlasts                               // connections go on when what was programmed is removed
 	AuditsCheaply                          // Tampered tells
 	Keeps                                  // Adopt can keep what Keep names
 
@@ -37,8 +42,9 @@ var capabilityNames = []struct {
 	name string
 }{
 	{Services, "services"}, {SCTP, "SCTP"}, {Affinity, "session affinity"}, {SourceRanges, "source ranges"},
-	{LocalTraffic, "externalTrafficPolicy: Local"}, {Policy, "network policy"}, {HostPolicy, "policy of host endpoints"},
-	{UntrackedPolicy, "policy before connection tracking"}, {Fabric, "pod networks between nodes"}, {Survives, "working while no agent runs"},
+	{LocalTraffic, "externalTrafficPolicy: Local"}, {ClientAddress, "the client's address"}, {Outgoing, "the node's address for what pods send to the outside"},
+	{Policy, "network policy"}, {HostPolicy, "policy of host endpoints"},
+	{UntrackedPolicy, "policy before connection tracking"}, {Fabric, "pod networks between nodes"}, {Farms, "farms of a balancer"}, {Survives, "working while no agent runs"}, {Outlasts, "connections that go on when it is removed"},
 	{AuditsCheaply, "noticing at once what others change"}, {Keeps, "keeping what cannot be read"},
 }
 
@@ -61,6 +67,7 @@ type Capabilities struct {
 	Counter    Counter    // nil: the driver counts nothing
 	Rememberer Rememberer // nil: it cannot tell of clients that it keeps on their backends
 	Lister     Lister     // nil: it cannot tell what an agent that has ended left in the kernel
+	Offloader  Offloader  // nil: no connection passes by what judges packets
 }
 
 // Counter counts what becomes of packets and connections. Its methods are safe for concurrent use
@@ -91,6 +98,13 @@ type Remembered struct {
 
 // Fullest is the larger number of the two families, in percent of the most.
 func (r Remembered) Fullest() int { return 100 * max(r.IPv4, r.IPv6) / max(1, r.Most) }
+
+// Offloader has established connections pass by what judges packets (Options.FlowOffload).
+type Offloader interface {
+	// Recall has the packets of all connections judged again. Those that are let pass go by it
+	// again later. It is safe for concurrent use.
+	Recall(ctx context.Context) error
+}
 
 // Lister tells which frontends the kernel holds without knowing any desired state: of an agent that
 // runs, or of one that has ended.

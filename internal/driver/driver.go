@@ -30,6 +30,11 @@ type Options struct {
 	// outside, and connections of services go on when the way to another node changes:
 	// OutgoingCIDRs and SNAT of the settings count.
 	Fabric bool
+	// FlowOffload has packets of established connections pass by what judges packets, where the
+	// driver and the kernel can do so. Devices are the interfaces at which they do: the names of
+	// all, at first and after each change; nil: none.
+	FlowOffload bool
+	Devices     <-chan []string
 	// Remembered, if set, is asked where another program has sent clients of services with session
 	// affinity, by an adoption that finds nothing of the driver's in the kernel, so that those
 	// clients stay where they are. It is called from the goroutine that adopts. What it returns

@@ -1,10 +1,14 @@
 package policytest
 
 import (
+	"errors"
 	"log/slog"
+	"testing"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/upkeep"
 )
 
@@ -23,6 +27,22 @@ type options struct {
 
 func keepEstablished(o *options) { o.upkeep.KeepEstablished = true }
 func apart(o *options)           { o.apart = true }
+
+// offloading has established connections pass by the chains. It skips the test where the kernel
+// cannot do that.
+func offloading(t testing.TB) func(*options) {
+	t.Helper()
+	if err := nftables.FlowOffload.Met(t.Context()); errors.Is(err, probe.ErrNotSupported) {
+		t.Skip(err)
+	}
+	return func(o *options) {
+		var err error
+		if o.Devices, err = link.WatchRouting(t.Context(), o.Log); err != nil {
+			t.Fatal(err)
+		}
+		o.FlowOffload = true
+	}
+}
 
 func defaults() options {
 	quiet := slog.New(slog.DiscardHandler)

@@ -19,14 +19,21 @@ import (
 // of either end, directly and through a service.
 func TestCut(t *testing.T) {
 	k := openKernel(t, "cut", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	k.cut(t, func(map[string]*drivertest.Pair) {}, falls)
+}
+
+// cut has policies forbid connections for which opened has been called, and ended waits until they
+// have.
+func (k *kernel) cut(t *testing.T, opened func(map[string]*drivertest.Pair), ended func(*testing.T, string, *drivertest.Pair, bool)) {
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
 	for by, policy := range map[string]string{"by the server's": isolated("b", "in ingress: []"), "by the client's": isolated("a", "out egress: []")} {
 		for first, clientFirst := range map[string]bool{"the client": true, "the server": false} {
 			t.Run(by+" policy, "+first+" speaks first", func(t *testing.T) {
 				k.declare(t, row{services: services})
 				pairs := k.pairs(t)
+				opened(pairs)
 				k.declare(t, row{services: services, policies: policy})
-				together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, clientFirst) })
+				together(pairs, func(name string, p *drivertest.Pair) { ended(t, name, p, clientFirst) })
 				k.declare(t, row{services: services})
 				together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
 			})
@@ -75,10 +82,15 @@ const soon = time.Second
 // falls waits until neither end hears the other, for no longer than a cut may take.
 func falls(t *testing.T, name string, p *drivertest.Pair, clientFirst bool) {
 	t.Helper()
+	fallsWithin(t, soon, name, p, clientFirst)
+}
+
+func fallsWithin(t *testing.T, bound time.Duration, name string, p *drivertest.Pair, clientFirst bool) {
+	t.Helper()
 	begun := time.Now()
 	for _, client := range []bool{clientFirst, !clientFirst} {
 		for p.Speak(client, drivertest.Silent) {
-			if time.Since(begun) > soon {
+			if time.Since(begun) > bound {
 				t.Errorf("%s: it is forbidden and still goes on (client speaks: %v)", name, client)
 				return
 			}

@@ -63,7 +63,7 @@ func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
 
 // openKernel opens the driver on a node with pods that have the addresses, of which nothing is
 // declared.
-func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, change ...func(*options)) *kernel {
+func openKernel(t testing.TB, prefix string, pods map[string][2]netip.Addr, change ...func(*options)) *kernel {
 	t.Helper()
 	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
 	err := k.mesh.Node.Do(func() (err error) {
@@ -98,7 +98,7 @@ func openKernel(t *testing.T, prefix string, pods map[string][2]netip.Addr, chan
 	return k
 }
 
-func (k *kernel) carryOut(t *testing.T, plan driver.Plan, err error) {
+func (k *kernel) carryOut(t testing.TB, plan driver.Plan, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatalf("plan: %v", err)

@@ -137,7 +137,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func mustEvents(t *testing.T, o *oracle.Objects) []store.Event {
+func mustEvents(t testing.TB, o *oracle.Objects) []store.Event {
 	t.Helper()
 	events, err := Events(o)
 	if err != nil {

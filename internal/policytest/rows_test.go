@@ -264,9 +264,9 @@ func hostRows() []row {
 func TestRows(t *testing.T) { followRows(t, "rows", rows()) }
 
 // followRows has a kernel to itself.
-func followRows(t *testing.T, name string, rows []row) {
+func followRows(t *testing.T, name string, rows []row, change ...func(*options)) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
-	k := openKernel(t, name, pods)
+	k := openKernel(t, name, pods, change...)
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			k.declare(t, r)
@@ -282,14 +282,14 @@ func followRows(t *testing.T, name string, rows []row) {
 }
 
 // declare makes a row's objects the only ones there are.
-func (k *kernel) declare(t *testing.T, r row) {
+func (k *kernel) declare(t testing.TB, r row) {
 	t.Helper()
 	plan, err := k.driver.Update(t.Context(), k.Apply(k.changes(mustEventsOf(t, r))))
 	k.carryOut(t, plan, err)
 }
 
 // mustEventsOf are the events of all that a row declares, beside the shop.
-func mustEventsOf(t *testing.T, r row) []store.Event {
+func mustEventsOf(t testing.TB, r row) []store.Event {
 	t.Helper()
 	events := mustEvents(t, shop())
 	for document := range strings.SplitSeq(r.policies, "---\n") {
@@ -332,7 +332,7 @@ func (s svc) events() []store.Event {
 }
 
 // policyEvent takes a policy, or what belongs to one, of any of the three APIs.
-func policyEvent(t *testing.T, document []byte) store.Event {
+func policyEvent(t testing.TB, document []byte) store.Event {
 	t.Helper()
 	var kind metav1.TypeMeta
 	if err := yaml.Unmarshal(document, &kind); err != nil {
@@ -362,7 +362,7 @@ func policyEvent(t *testing.T, document []byte) store.Event {
 	return ofPolicy(p)
 }
 
-func calicoEvent(t *testing.T, kind metav1.TypeMeta, document []byte) store.Event {
+func calicoEvent(t testing.TB, kind metav1.TypeMeta, document []byte) store.Event {
 	t.Helper()
 	json, err := yaml.YAMLToJSON(document)
 	if err != nil {

@@ -26,11 +26,20 @@ func kernel(f *Facts) []Result {
 	return one(name, OK, fmt.Sprintf("Linux %s (%d.%d or later is needed)", f.Kernel, floorMajor, floorMinor), "")
 }
 
+func mode(f *Facts) []Result {
+	if f.ModeReason == "" {
+		return nil
+	}
+	return one("mode", OK, f.Mode+": "+f.ModeReason, "")
+}
+
 func privileges(f *Facts) []Result {
 	const name = "privileges"
 	switch {
 	case f.NetAdminErr != nil:
 		return cannotTell(name, f.NetAdminErr)
+	case !f.NetAdmin && f.Mode == "userspace":
+		return one(name, Warn, "CAP_NET_ADMIN is missing: the proxy listens only at addresses of services that this machine has", "to serve all, run as root, or give the agent CAP_NET_ADMIN")
 	case !f.NetAdmin:
 		return one(name, Fail, "CAP_NET_ADMIN is missing", "run as root, or give the agent CAP_NET_ADMIN (in a pod: securityContext.capabilities.add: [NET_ADMIN])")
 	}
@@ -38,11 +47,13 @@ func privileges(f *Facts) []Result {
 }
 
 func features(f *Facts) []Result {
-	const name = "nftables"
 	if f.FeaturesErr != nil {
-		return cannotTell(name, f.FeaturesErr)
+		return cannotTell(f.Mode, f.FeaturesErr)
 	}
-	return supported(name, f.Features, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does)")
+	if len(f.Features) == 0 {
+		return one(f.Mode, OK, "needs nothing of the kernel", "")
+	}
+	return supported(f.Mode, f.Features, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does)")
 }
 
 // supported fails with each requirement that the kernel does not meet; do says what to do then.
@@ -71,7 +82,7 @@ func program(f *Facts) []Result {
 	case f.DriverErr != nil:
 		return one(name, Fail, f.DriverErr.Error(), "use a kernel that has what is named here (Debian's stock kernel does)")
 	}
-	results := one(name, OK, "the kernel takes our nftables program", "")
+	results := one(name, OK, "the kernel takes our program of "+f.Mode, "")
 	if f.DriverLacks != "" {
 		results = append(results, Result{"driver", Warn, f.Driver + " cannot do " + f.DriverLacks,
 			"'sluice plan' names the services and policies that need it"})

@@ -18,6 +18,9 @@ type Facts struct {
 	Optional    []Feature // what the kernel need not have
 	FeaturesErr error     // why they could not be asked
 
+	Mode       string // in which services are carried out
+	ModeReason string // why the node chose it; empty: it was asked for
+
 	PolicyAsked    bool      // the agent is to carry out policy, too
 	PolicyFeatures []Feature // requirements of policy; none: policy is not asked for
 	PolicyErr      error

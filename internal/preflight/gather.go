@@ -26,6 +26,8 @@ type Options struct {
 	// ServiceCIDRs tell which families are in use. Without them, those of which the
 	// node has global addresses.
 	ServiceCIDRs []netip.Prefix
+	// Mode carries out services; ModeReason says why the node chose it, if that was left to it.
+	Mode, ModeReason string
 	// Policy: the agent is to carry out network policy, too.
 	Policy bool
 	// Requirements on the kernel: of services, of policy, and what need not be met.
@@ -43,7 +45,7 @@ type Options struct {
 // be read is noted in the facts. It changes nothing, but listens for a moment
 // on the addresses that the agent would serve on.
 func Gather(ctx context.Context, o Options) *Facts {
-	f := &Facts{Socket: o.Socket, Alive: alive(ctx, o.Socket)}
+	f := &Facts{Mode: o.Mode, ModeReason: o.ModeReason, Socket: o.Socket, Alive: alive(ctx, o.Socket)}
 	f.Kernel, f.KernelErr = release()
 	f.NetAdmin, f.NetAdminErr = HasNetAdmin()
 	f.Features, f.FeaturesErr = f.ask(ctx, o.Requirements)

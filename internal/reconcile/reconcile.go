@@ -43,11 +43,12 @@ const (
 	Services Part = iota
 	Policy
 	Fabric
+	Farms
 	parts
 )
 
-// String returns "services", "policy" or "fabric".
-func (p Part) String() string { return [...]string{"services", "policy", "fabric"}[p] }
+// String returns "services", "policy", "fabric" or "farms".
+func (p Part) String() string { return [...]string{"services", "policy", "fabric", "farms"}[p] }
 
 // Lacking is what the sources have not been able to read yet.
 type Lacking struct {
@@ -132,8 +133,8 @@ type part struct {
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
 	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{}}
 	can, state := d.Capabilities().Can, want()
-	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy, Fabric: driver.Fabric}
-	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil, Fabric: state.Fabric != nil} {
+	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy, Fabric: driver.Fabric, Farms: driver.Farms}
+	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil, Fabric: state.Fabric != nil, Farms: state.Farms != nil} {
 		if there && can&needs[p] != 0 {
 			r.parts = append(r.parts, &part{of: Part(p), stale: true})
 		}
@@ -401,6 +402,8 @@ func (p Part) copy(to, from *state.State) {
 		to.Policy = from.Policy
 	case Fabric:
 		to.Fabric = from.Fabric
+	case Farms:
+		to.Farms = from.Farms
 	}
 }
 

@@ -84,12 +84,18 @@ func cutsBetween(before, after map[state.FrontendKey]*state.Frontend) (all []con
 
 // frontendOf is the frontend that a connection was opened to; nil: none.
 func frontendOf(s *state.State, f *conntrack.Flow) *state.Frontend {
+	if s.Services == nil {
+		return nil
+	}
 	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
 // stillServed reports whether a connection goes where the state sends it, as one that was opened
 // after its endpoint came back.
 func (d *Driver) stillServed(f *conntrack.Flow) (is bool) {
+	if d.farms.served(f) {
+		return true
+	}
 	d.Held(func(s *state.State) {
 		fe := frontendOf(s, f)
 		is = fe != nil && state.Has(usable(f.Protocol, fe), f.Reply.Src)
@@ -114,7 +120,7 @@ func (d *Driver) sweep() {
 		defer cancel()
 		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) (is bool) {
 			d.Held(func(s *state.State) { is = stale(s, f) })
-			return is
+			return is || d.farms.stale(&f)
 		})
 		if err != nil && d.life.Err() == nil {
 			d.log.Warn("sweep connection tracking", "error", err)

@@ -117,7 +117,10 @@ func (d *Driver) cutPass(s suspects) {
 		d.cut.suspect(s)
 		return
 	}
-	n, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
+	n, offloaded, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
+	if o := d.Capabilities().Offloader; offloaded && o != nil {
+		err = errors.Join(err, o.Recall(d.life))
+	}
 	d.cut.total.Add(uint64(n))
 	switch {
 	case err != nil && d.life.Err() == nil:

@@ -14,7 +14,11 @@ import (
 
 // sourcesNow are the addresses that the kernel gives connections of services.
 func (d *Driver) sourcesNow() (list []state.SNAT) {
-	d.Held(func(s *state.State) { list = s.Services.Settings.SNAT })
+	d.Held(func(s *state.State) {
+		if s.Services != nil {
+			list = s.Services.Settings.SNAT
+		}
+	})
 	return list
 }
 

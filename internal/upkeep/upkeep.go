@@ -38,6 +38,7 @@ type Driver struct {
 	background sync.WaitGroup
 	life       context.Context // of what works in the background
 	end        context.CancelFunc
+	farms      *farms
 	cut        *cutter      // nil: without policy, or what is established goes on
 	close      func() error // once
 
@@ -61,7 +62,7 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, ct.Close(), of.Close())
 	}
-	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{})}
+	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{}), farms: newFarms()}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -120,6 +121,11 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
+		cut, more := d.farms.follow(delta.Farms.Farms)
+		d.cleaner.Cut(cut)
+		if more {
+			d.sweep()
+		}
 		s.all = s.all || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.suspect(s)
@@ -130,6 +136,9 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 // hasAdopted follows an adoption: what began or changed while nobody followed it is looked for.
 func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	changed = changed || d.unfinished
+	if want.Farms != nil {
+		d.farms.replace(want.Farms)
+	}
 	if want.Policy != nil {
 		// While something is kept, the kernel knows policies that the state does not.
 		if whole := d.kept.Policy > 0 && kept.Policy == 0; changed || whole {

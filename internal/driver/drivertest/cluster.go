@@ -60,9 +60,9 @@ func (c *cluster) declare(now objects) state.Delta {
 	return c.compiler.Update(c.store, c.store.Take())
 }
 
-// serves reports whether the node's state has the address and port, over TCP.
-func (c *cluster) serves(at netip.AddrPort) bool {
-	return c.state().Services.Frontends[state.FrontendKey{Addr: at.Addr(), Protocol: model.TCP, Port: at.Port()}] != nil
+// serves reports whether the node's state has the address and port.
+func (c *cluster) serves(proto model.Protocol, at netip.AddrPort) bool {
+	return c.state().Services.Frontends[state.FrontendKey{Addr: at.Addr(), Protocol: proto, Port: at.Port()}] != nil
 }
 
 func (c *cluster) state() *state.State { return c.compiler.State() }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -47,6 +48,12 @@ func (r *run) flood(t *testing.T, options bool) {
 		watches = append(watches, w)
 	}
 	r.start(t, config{})
+	// A driver that is a program itself, and no more than that, answers a first packet itself.
+	need := driver.Services | driver.Survives
+	if options {
+		need |= driver.Affinity | driver.LocalTraffic
+	}
+	r.needs(t, need)
 	services := func(n int) []svc {
 		s := svc{at: "vip", ext: "ext", ports: []port{http, dns}, on: shuffled(n)}
 		if options {

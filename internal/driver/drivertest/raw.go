@@ -113,6 +113,9 @@ func sockaddr(a netip.Addr) unix.Sockaddr {
 // receive returns the next packet's payload and sender.
 func receive(fd int, buf []byte) ([]byte, netip.Addr, error) {
 	n, from, err := unix.Recvfrom(fd, buf, 0)
+	for errors.Is(err, unix.EINTR) { // a signal of Go's own
+		n, from, err = unix.Recvfrom(fd, buf, 0)
+	}
 	if err != nil {
 		return nil, netip.Addr{}, err
 	}

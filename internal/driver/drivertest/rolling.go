@@ -82,7 +82,7 @@ type caller struct {
 func (r *run) load() *load {
 	l := &load{stop: make(chan struct{})}
 	for _, way := range [][2]string{{"c", "vip:80"}, {"node", "vip:80"}, {"outside", "node:30080"}, {"c", "vip2:80"}, {"outside", "lb:80"}, {"outside", "ext:80"}} {
-		if r.cluster.serves(r.addrPort(way[1], r.family)) {
+		if r.cluster.serves(model.TCP, r.addrPort(way[1], r.family)) {
 			l.callers = append(l.callers, r.keepConnecting(way[0], way[1], l.stop))
 		}
 	}

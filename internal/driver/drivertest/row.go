@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -15,6 +16,7 @@ type row struct {
 	name   string
 	config config
 	steps  []step
+	needs  driver.Capability // beside what its services and steps show
 }
 
 // config is what differs from the node's usual configuration, which has the cluster's prefixes, and

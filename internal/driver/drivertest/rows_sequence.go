@@ -208,6 +208,9 @@ func flowRows() []row {
 		{name: "UDP flows begun before the driver came", steps: []step{
 			{away: true, sends: early},
 			{services: everywhere("a"), sends: late("a")},
+		}},
+		{name: "UDP flows go on without the driver", steps: []step{
+			{services: everywhere("a"), sends: late("a")},
 			{services: everywhere("a"), away: true, sends: late("a")},
 			{services: everywhere("b"), sends: late("b")},
 		}},

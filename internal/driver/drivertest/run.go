@@ -127,11 +127,32 @@ func (r *run) reopen(t *testing.T) {
 // must find nothing to do.
 func (r *run) row(t *testing.T, row row) {
 	r.start(t, row.config)
+	row.steps = r.without(r.driver.Capabilities().Can, row.steps)
 	r.needs(t, r.neededBy(row))
 	for i, s := range row.steps {
 		r.step(t, i, s)
 	}
 	r.adopt(t, true)
+}
+
+// without returns the steps without what the driver lacks and there is enough beside: restarts, and
+// SCTP.
+func (r *run) without(can driver.Capability, steps []step) []step {
+	steps = slices.Clone(steps)
+	for i := range steps {
+		s := &steps[i]
+		s.restart = s.restart && can&driver.Survives != 0
+		others := slices.DeleteFunc(slices.Clone(s.sends), func(s send) bool { return s.proto == model.SCTP })
+		if can&driver.SCTP != 0 || len(others) == 0 {
+			continue
+		}
+		s.sends, s.services = others, slices.Clone(s.services)
+		for j := range s.services {
+			svc := &s.services[j]
+			svc.ports = slices.DeleteFunc(slices.Clone(svc.ports), func(p port) bool { return p.proto == model.SCTP })
+		}
+	}
+	return steps
 }
 
 // needs skips rows that need what the driver does not support.
@@ -145,10 +166,16 @@ func (r *run) needs(t *testing.T, all driver.Capability) {
 
 // neededBy returns the capabilities that a row needs of a driver.
 func (r *run) neededBy(row row) driver.Capability {
-	need := driver.Services
-	for _, s := range row.steps {
+	need := driver.Services | row.needs
+	if row.config.outgoing {
+		need |= driver.Outgoing
+	}
+	for i, s := range row.steps {
 		if s.restart {
 			need |= driver.Survives
+		}
+		if s.away && i > 0 {
+			need |= driver.Outlasts
 		}
 		for _, object := range r.declare(r.family, s) {
 			if svc, is := object.(*model.Service); is {
@@ -357,7 +384,8 @@ func (r *run) judge(s send, res result, seen map[netip.AddrPort]bool) error {
 	server, node := r.owner[res.server.Addr()], r.hosts["node"]
 	toItself := server == r.owner[res.local.Addr()]
 	right := res.client.Addr() == res.local.Addr()
-	if server != node && s.fate.source == "node" || s.fate.source == "hairpin" && toItself {
+	shown := r.driver.Capabilities().Can&driver.ClientAddress != 0 || !r.cluster.serves(s.proto, r.addrPort(s.to, r.family))
+	if !shown || server != node && s.fate.source == "node" || s.fate.source == "hairpin" && toItself {
 		right = r.owner[res.client.Addr()] == node
 	}
 	if !right {

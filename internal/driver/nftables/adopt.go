@@ -212,6 +212,7 @@ func (a *adoption) done() {
 	if (first || a.change.batch.Changes > 0) && a.kept.Services == 0 {
 		d.forget.wake.Set()
 	}
+	d.offload.Set()
 }
 
 // claim makes a table that is there ours, where the kernel knows owners. It is a transaction
@@ -290,6 +291,11 @@ func (a *adoption) replaceProgram() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.have.Chains)) {
 		b.DeleteChain(&b.Before, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.have.Flowtables)) {
+		if name != p.Flowtable {
+			b.DeleteFlowtable(&b.Before, name)
+		}
 	}
 	a.have.Chains = map[string]bool{}
 	a.reused = kept

@@ -30,6 +30,8 @@ type Options struct {
 	Shared bool
 	// Apart has rules asked in chains of their own, as large ones are, however small they are.
 	Apart bool
+	// IPVS leaves the choice of a backend to IPVS, as program.Options say: for package ipvs.
+	IPVS bool
 }
 
 // Driver programs the network namespace of the thread that opened it.
@@ -42,6 +44,7 @@ type Driver struct {
 	life       context.Context // of what works in the background
 	end        context.CancelFunc
 	forget     forgetter
+	offload    wake.Signal // the flowtable may be another one
 	reader     reader
 	remembered func(context.Context) ([]state.Remembered, error)
 	close      func() error // once
@@ -69,7 +72,10 @@ var _ driver.Driver = (*Driver)(nil)
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ driver.Fabric, Counter: d, Rememberer: d, Lister: d}
+	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d}
+	if d.prog.Flowtable != "" {
+		c.Offloader = d
+	}
 	if !d.prog.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}
@@ -105,16 +111,22 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: program.TableName, aside: newAside(), prog: program.New(program.Options{Policy: o.Policy, Fabric: o.Fabric}), shared: o.Shared, log: log, sock: sock,
-		forget: forgetter{reader: forget, wake: wake.New()},
+		table: program.TableName, aside: newAside(), shared: o.Shared, log: log, sock: sock,
+		forget: forgetter{reader: forget, wake: wake.New()}, offload: wake.New(),
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
+	d.prog = program.New(program.Options{
+		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(),
+	})
 	if o.Apart {
 		d.prog.AskApart()
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
 	d.background.Go(d.forgetAffinity)
+	if d.prog.Flowtable != "" && o.Devices != nil {
+		d.background.Go(func() { d.followDevices(o.Devices) })
+	}
 	return d, nil
 }
 

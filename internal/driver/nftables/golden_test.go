@@ -47,6 +47,9 @@ func TestProgramIsGolden(t *testing.T) {
 			fmt.Fprintln(&out, "counter", name)
 		}
 	}
+	for _, policy := range []bool{false, true} {
+		fmt.Fprintf(&out, "flow offload, policy %v: %s\n", policy, program.New(program.Options{Policy: policy, FlowOffload: true}).Note())
+	}
 	for seed := range uint64(8) {
 		p, s := program.New(program.Options{Policy: true}), testState()
 		if seed%2 == 1 {

@@ -22,7 +22,15 @@ var (
 		Without: "the table is not owned, and is put back within a second if another program flushes it",
 		Check:   func(context.Context) error { return alone(tryProtection) },
 	}
+	// FlowOffload is what Options.FlowOffload needs.
+	FlowOffload = flowOffload()
 )
+
+func flowOffload() *probe.Requirement {
+	r := requirements([]program.Requirement{program.FlowOffload})[0]
+	r.Without = "every packet of an established connection meets the rules for it, as without --flow-offload; 'modprobe -a nft_flow_offload nf_flow_table_inet' helps where the kernel has these modules"
+	return r
+}
 
 func requirements(of []program.Requirement) (all []*probe.Requirement) {
 	for _, r := range of {

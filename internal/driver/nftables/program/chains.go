@@ -3,6 +3,7 @@ package program
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +35,9 @@ import (
 //	service-out  postrouting  nat     90        new connections of the node itself to services
 //	postrouting  postrouting  nat     100       new connections on their way out: remember the backend, masquerade
 //
+// Beside IPVS, local-in has priority 110, and balanced is one more, of type filter at postrouting
+// with priority 50: see besideIPVS.
+//
 // Those with a star come and go with the state. Without policy there are none of these, nor
 // arrival, local-out and service-out. There is tunnel-in where the pod network is ours.
 //
@@ -52,6 +56,9 @@ func (p *Program) AddChains() {
 	}
 	for _, fp := range p.Families {
 		p.Chains = append(p.Chains, fp.serviceChains()...)
+		if p.ipvs {
+			p.Chains = append(p.Chains, fp.ipvsChain(p.Policy != nil))
+		}
 	}
 }
 
@@ -72,11 +79,15 @@ func (p *Program) natChains() []nft.Chain {
 	if p.Policy != nil {
 		preDNAT = []nft.Rule{rule().Vmap(p.Policy.before, nft.IIF)}
 	}
-	untranslated, outgoing := rule().NotDNAT().Accept(), []nft.Rule(nil)
-	chains := []nft.Chain(nil)
+	toNode, untranslated := []nft.Rule{rule().NotDNAT().Accept()}, []nft.Rule{rule().NotDNAT().Accept()}
+	var outgoing []nft.Rule
+	var chains []nft.Chain
 	if p.Families[0].outgoing != nil {
-		untranslated, outgoing = rule().NotDNAT().Goto("outgoing"), []nft.Rule{rule().Goto("outgoing")}
+		untranslated, outgoing = []nft.Rule{rule().NotDNAT().Goto("outgoing")}, []nft.Rule{rule().Goto("outgoing")}
 		chains = []nft.Chain{p.outgoingChain()}
+	}
+	if p.ipvs { // what IPVS translates does not say so
+		toNode, untranslated = nil, nil
 	}
 	return append([]nft.Chain{
 		{Name: "prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Comment: "new connections from pods and from outside",
@@ -84,9 +95,9 @@ func (p *Program) natChains() []nft.Chain {
 		{Name: "output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Comment: "new connections of the node itself",
 			Rules: byFamily("-services")},
 		{Name: "input", Hook: nft.NATHook(unix.NF_INET_LOCAL_IN, 100), Comment: "new connections translated to the node itself",
-			Rules: concat([]nft.Rule{rule().NotDNAT().Accept()}, byFamily("-remember"))},
+			Rules: concat(toNode, byFamily("-remember"))},
 		{Name: "postrouting", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100), Comment: "new connections on their way out: remember the backend, masquerade",
-			Rules: concat([]nft.Rule{untranslated}, byFamily("-remember"), byFamily("-source"), outgoing)},
+			Rules: concat(untranslated, byFamily("-remember"), byFamily("-source"), outgoing)},
 	}, chains...)
 }
 
@@ -129,15 +140,26 @@ func (p *Program) filterChains() []nft.Chain {
 	}}
 	if p.Policy == nil {
 		forward.Rules, input.Rules = []nft.Rule{strayForward}, []nft.Rule{strayInput}
-		return []nft.Chain{forward, input, stray}
+		chains := []nft.Chain{forward, input, stray}
+		if p.Flowtable != "" {
+			with, _ := p.OffloadChain()
+			chains[0].Rules = append(forward.Rules, rule().CtState(expr.CtStateBitESTABLISHED).Goto(with.Name))
+			chains = append(chains, with)
+		}
+		return chains
 	}
 
-	established := rule().CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept()
+	permitted := rule().CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel())
+	established := permitted.Accept()
 	cut := rule("established, and forbidden since").CtLabel(expr.CmpOpEq, cutLabel()).Goto(dropChain(state.DropCut))
 	loose := rule().CtState(expr.CtStateBitINVALID | expr.CtStateBitRELATED)
 	untracked := rule("by doNotTrack").CtState(expr.CtStateBitUNTRACKED).Accept()
 
-	forward.Rules = concat([]nft.Rule{established, cut, loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
+	passed := established
+	if p.Flowtable != "" {
+		passed = permitted.Goto(offloadChain)
+	}
+	forward.Rules = concat([]nft.Rule{passed, cut, loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
 		untracked,
 		rule().Vmap(p.Policy.forwardIn, nft.IIF),
 		rule().Vmap(p.Policy.forwardOut, nft.OIF),
@@ -179,10 +201,52 @@ func (p *Program) filterChains() []nft.Chain {
 			rule().SetCtLabel(cutLabel()),
 		}},
 	}
+	if p.Flowtable != "" {
+		with, _ := p.OffloadChain()
+		chains = append(chains, with)
+	}
 	for _, fp := range p.Families {
 		chains = append(chains, p.podChains(fp)...)
 	}
+	if p.ipvs {
+		chains = p.besideIPVS(chains, forward.Rules)
+	}
 	return chains
+}
+
+// offloadChain is where established connections that the node passes on are put into the flowtable.
+const offloadChain = "offload"
+
+// OffloadChain is that chain, and the same while there is no flowtable.
+func (p *Program) OffloadChain() (with, without nft.Chain) {
+	with = nft.Chain{Name: offloadChain, Comment: "later packets of the connection meet no chain"}
+	without = with
+	without.Rules = []nft.Rule{rule().Accept()}
+	with.Rules = append([]nft.Rule{rule().Offload(p.Flowtable)}, without.Rules...)
+	return with, without
+}
+
+// besideIPVS has connections that IPVS translates judged with their backends. Their packets come to
+// it as the node's own input (at priority 99), and leave it as its output: to the former the chain
+// for input comes later, and the chains for output leave them to one at postrouting, where they are
+// judged as what they are: passed on.
+func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule) []nft.Chain {
+	noInterface := make([]byte, 4)
+	for i := range chains {
+		switch c := &chains[i]; c.Name {
+		case "local-in":
+			c.Hook = nft.FilterHook(unix.NF_INET_LOCAL_IN, 110)
+		case "local-out":
+			last := len(c.Rules) - 1
+			c.Rules = slices.Insert(c.Rules, last, rule("to a service, by IPVS").CtLabel(expr.CmpOpEq, label(ipvsLabel)).Accept())
+		case "service-out":
+			c.Rules[0] = rule().NotDNAT().CtLabel(expr.CmpOpNeq, label(ipvsLabel)).Accept()
+		}
+	}
+	return append(chains, nft.Chain{Name: "balanced", Hook: nft.FilterHook(unix.NF_INET_POST_ROUTING, 50), Comment: "what the node passes on to backends that IPVS chose", Rules: concat([]nft.Rule{
+		rule().CtLabel(expr.CmpOpNeq, label(ipvsLabel)).Accept(),
+		rule("the node's own").Is(expr.CmpOpEq, nft.IIF, noInterface).Accept(),
+	}, forward)})
 }
 
 // looseChain judges packets that belong to no connection and those that are about one: ICMP errors,
@@ -334,6 +398,17 @@ func (fp *Family) serviceChains() []nft.Chain {
 	}
 	return chains
 }
+
+// ipvsChain leaves a connection to IPVS, with the label by which policy knows it.
+func (fp *Family) ipvsChain(policy bool) nft.Chain {
+	r := rule()
+	if policy {
+		r = r.SetCtLabel(label(ipvsLabel))
+	}
+	return nft.Chain{Name: fp.ipvsName(), Comment: "IPVS chooses the backend", Rules: []nft.Rule{r.Accept()}}
+}
+
+func (fp *Family) ipvsName() string { return fp.IP.Name + "-ipvs" }
 
 // sourcesChain returns for the sources that a restricted frontend is open to.
 func (fp *Family) sourcesChain() nft.Chain {
@@ -495,11 +570,16 @@ func IsLearnChain(name string) bool { return strings.Contains(name, "-learn-") }
 const loopback = 1
 
 // cutLabel is the label of a connection that is forbidden.
-func cutLabel() []byte {
-	label := make([]byte, 16)
-	word := state.CutLabel / 32 * 4
-	binary.NativeEndian.PutUint32(label[word:], 1<<(state.CutLabel%32))
-	return label
+func cutLabel() []byte { return label(state.CutLabel) }
+
+// ipvsLabel is the bit of the label of a connection that IPVS translates.
+const ipvsLabel = 126
+
+// label is that of one bit.
+func label(bit int) []byte {
+	b := make([]byte, 16)
+	binary.NativeEndian.PutUint32(b[bit/32*4:], 1<<(bit%32))
+	return b
 }
 
 // tunnelled goes on for what tunnels carry: on a port of their own, or by a protocol of their own.

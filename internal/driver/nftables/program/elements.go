@@ -2,7 +2,6 @@ package program
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
@@ -135,45 +134,9 @@ func (fp *Family) keptSources(s state.Settings) []netip.Prefix {
 
 func (fp *Family) holds(a netip.Addr) bool { return a.Is4() == (fp.IP.Bits == 32) }
 
-// CIDRElements yields the family's prefixes as the two ends of an interval
-// each. Prefixes inside others are left out, as intervals may not overlap.
+// CIDRElements yields the family's prefixes as the two ends of an interval each.
 func (fp *Family) CIDRElements(s *nft.Set, prefixes []netip.Prefix, yield func(*nft.Element)) {
-	for _, c := range disjoint(prefixes) {
-		if !fp.holds(c.Addr()) {
-			continue
-		}
-		e := nft.Element{Set: s}
-		e.Append(fp.IP.Addr(c.Masked().Addr())...)
-		yield(&e)
-		// An interval without an end goes up to the last address.
-		if next := lastAddr(c).Next(); next.IsValid() {
-			e := nft.Element{Set: s}
-			e.Append(fp.IP.Addr(next)...)
-			e.IntervalEnd = true
-			yield(&e)
-		}
-	}
-}
-
-// disjoint are the prefixes without those that lie in others, in order.
-func disjoint(prefixes []netip.Prefix) []netip.Prefix {
-	sorted := slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare) // one that holds others comes before them
-	kept := sorted[:0]
-	for _, c := range sorted {
-		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(c) {
-			kept = append(kept, c)
-		}
-	}
-	return kept
-}
-
-func lastAddr(c netip.Prefix) netip.Addr {
-	b := c.Masked().Addr().AsSlice()
-	for i := c.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 1 << (7 - i%8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
+	nft.EachInterval(fp.IP, s, prefixes, yield)
 }
 
 // FrontendElements yields what one frontend puts into the sets, but for its source ranges.
@@ -194,11 +157,15 @@ func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield
 	}
 	mark := func(s *nft.Set) { e := at(s); yield(&e) }
 
-	put(fp.Frontends, fp.serve(f.Backends, f.Reject, false))
+	if p.ipvs && len(f.Backends) > 0 {
+		put(fp.Frontends, nft.Goto(fp.ipvsName()))
+	} else {
+		put(fp.Frontends, fp.serve(f.Backends, f.Reject, false))
+		fp.slotElements(k, f.Backends, false, yield)
+	}
 	if staged(f) {
 		mark(fp.staged)
 	}
-	fp.slotElements(k, f.Backends, false, yield)
 	if f.LocalOnly {
 		put(fp.outside, fp.serve(f.Local, f.Reject && len(f.Backends) == 0, true))
 		fp.slotElements(k, f.Local, true, yield)

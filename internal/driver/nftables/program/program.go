@@ -28,7 +28,10 @@ type Program struct {
 	Families [2]*Family
 	Policy   *policySets // nil: without policy
 	Notes    *nft.Set
+	// Flowtable is where established connections pass by the chains; "": they do not.
+	Flowtable string
 
+	ipvs            bool     // see Options.IPVS
 	Counters        []string // named, beside those of policies
 	limits          limits
 	writtenPrograms // of the programs of policy
@@ -52,6 +55,12 @@ const AffinitySize = 1 << 20
 type Options struct {
 	Policy bool
 	Fabric bool // the pod network is ours: see state.Settings.OutgoingCIDRs and SNAT
+	// IPVS chooses among the Backends of a frontend: connections to it are left untranslated. What
+	// clients outside have of their own (LocalOnly) and whom session affinity remembers is still
+	// the program's to translate.
+	IPVS bool
+	// FlowOffload has established connections pass by the chains, see driver.Options.
+	FlowOffload bool
 }
 
 // New returns the program for services and what else is asked for.
@@ -63,7 +72,7 @@ func New(o Options) *Program {
 
 // NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
 func NewSets(o Options, clients uint32) *Program {
-	p := &Program{limits: usualLimits, writtenPrograms: newWrittenPrograms()}
+	p := &Program{ipvs: o.IPVS, limits: usualLimits, writtenPrograms: newWrittenPrograms()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.Families[i] = p.addFamily(f, clients)
 	}
@@ -78,6 +87,9 @@ func NewSets(o Options, clients uint32) *Program {
 	}
 	if o.Policy {
 		p.addPolicySets()
+	}
+	if o.FlowOffload {
+		p.Flowtable = "established"
 	}
 	for _, reason := range p.drops() {
 		p.Counters = append(p.Counters, DropPrefix+string(reason))
@@ -106,7 +118,8 @@ func (p *Program) AddSet(s *nft.Set) *nft.Set {
 	return s
 }
 
-// Create adds the program's sets and counters, but for those that are there, and its chains.
+// Create adds the program's sets and counters, but for those that are there, its flowtable and its
+// chains.
 func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[string]bool) {
 	for _, name := range p.Counters {
 		if !counted[name] {
@@ -117,6 +130,9 @@ func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[stri
 		if !there[s] {
 			b.AddSet(s)
 		}
+	}
+	if p.Flowtable != "" {
+		b.AddFlowtable(p.Flowtable)
 	}
 	// All chains before the first rule, as rules refer to chains.
 	for _, c := range p.Chains {

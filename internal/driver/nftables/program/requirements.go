@@ -86,6 +86,11 @@ var (
 			p.try(nft.IngressHook("lo", 0), rule().Drop())
 		}},
 	}
+	// FlowOffload is that of Options.FlowOffload.
+	FlowOffload = Requirement{"flow offload", "5.8", []string{"nft_flow_offload", "nf_flow_table_inet"}, func(p *Program) {
+		p.Flowtable = "established"
+		p.try(nft.FilterHook(unix.NF_INET_FORWARD, 0), rule().Offload(p.Flowtable))
+	}}
 )
 
 // try adds the base chain of a requirement's program.

@@ -1,0 +1,207 @@
+package upkeep
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// farms finds the farm that a connection was opened to. It follows what the driver holds, and is
+// safe for concurrent use.
+type farms struct {
+	mu     sync.Mutex
+	names  map[string]*state.Farm
+	exact  map[state.FrontendKey]*state.Farm
+	ranges map[string]*state.Farm // those that are found by ranges of ports, or at every address
+}
+
+func newFarms() *farms {
+	return &farms{names: map[string]*state.Farm{}, exact: map[state.FrontendKey]*state.Farm{}, ranges: map[string]*state.Farm{}}
+}
+
+// translates reports whether connections to the farm have a backend in connection tracking.
+func translates(f *state.Farm) bool { return f.Mode == model.SNAT || f.Mode == model.DNAT }
+
+// keys are the places of a farm that is found by single addresses and ports; otherwise there are
+// none.
+func keys(f *state.Farm) (all []state.FrontendKey) {
+	if f.InRanges() {
+		return nil
+	}
+	f.Each(func(addr netip.Addr, _ bool, p model.Protocol, ports model.PortSpan) {
+		all = append(all, state.FrontendKey{Addr: addr, Protocol: p, Port: ports.First})
+	})
+	return all
+}
+
+func (x *farms) put(name string, f *state.Farm) {
+	if old := x.names[name]; old != nil {
+		for _, k := range keys(old) {
+			delete(x.exact, k)
+		}
+		delete(x.ranges, name)
+		delete(x.names, name)
+	}
+	if f == nil {
+		return
+	}
+	x.names[name] = f
+	places := keys(f)
+	for _, k := range places {
+		x.exact[k] = f
+	}
+	if places == nil {
+		x.ranges[name] = f
+	}
+}
+
+// find returns the farm that a flow was opened to; nil: none.
+func (x *farms) find(flow *conntrack.Flow) *state.Farm {
+	if f := x.exact[state.FrontendKey{Addr: flow.Orig.Dst.Addr(), Protocol: flow.Protocol, Port: flow.Orig.Dst.Port()}]; f != nil {
+		return f
+	}
+	for _, f := range x.ranges {
+		found := false
+		f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, ports model.PortSpan) {
+			found = found || p == flow.Protocol && is4 == flow.Orig.Dst.Addr().Is4() && (addr == flow.Orig.Dst.Addr() || !addr.IsValid()) &&
+				ports.First <= flow.Orig.Dst.Port() && flow.Orig.Dst.Port() <= ports.Last
+		})
+		if found {
+			return f
+		}
+	}
+	return nil
+}
+
+// serves reports whether connections of a farm to a backend may go on.
+func serves(f *state.Farm, backend netip.AddrPort) bool {
+	return slices.ContainsFunc(f.Backends, func(b model.FarmBackend) bool {
+		return b.State != model.BackendDown && b.Addr == backend.Addr() && (b.Port == 0 || b.Port == backend.Port())
+	})
+}
+
+// stale reports whether a flow goes where its farm does not send it.
+func (x *farms) stale(flow *conntrack.Flow) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f := x.find(flow)
+	return f != nil && translates(f) && flow.Translated() && !serves(f, flow.Reply.Src)
+}
+
+// served reports whether a flow goes where a farm sends it.
+func (x *farms) served(flow *conntrack.Flow) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f := x.find(flow)
+	return f != nil && serves(f, flow.Reply.Src)
+}
+
+// follow has x follow a change, and returns the flows that may not go on after it. A sweep has to
+// look for more where farms are found by ranges.
+func (x *farms) follow(changed map[string]*state.Farm) (cut []conntrack.Filter, sweep bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for name, now := range changed {
+		filters, more := farmCuts(x.names[name], now)
+		cut, sweep = append(cut, filters...), sweep || more
+		x.put(name, now)
+	}
+	return cut, sweep
+}
+
+// replace has x follow all farms anew.
+func (x *farms) replace(all *state.Farms) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	clear(x.names)
+	clear(x.exact)
+	clear(x.ranges)
+	if all != nil {
+		for name, f := range all.Farms {
+			x.put(name, f)
+		}
+	}
+}
+
+// farmCuts are the flows that may not go on when a farm changes: those to backends that are down or
+// gone, UDP flows of a farm that is gone, and UDP flows that went astray before there was a farm.
+func farmCuts(before, after *state.Farm) (cut []conntrack.Filter, sweep bool) {
+	switch {
+	case before == nil || !translates(before):
+		if after == nil || !translates(after) {
+			return nil, false
+		}
+		for _, k := range udpOf(keys(after)) {
+			at := netip.AddrPortFrom(k.Addr, k.Port)
+			cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at})
+		}
+		return cut, false
+	case after == nil || !translates(after):
+		for _, k := range udpOf(keys(before)) {
+			cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)})
+		}
+		return cut, false
+	}
+	places := keys(before)
+	for _, b := range before.Backends {
+		if b.State == model.BackendDown {
+			continue
+		}
+		for _, k := range places {
+			to := netip.AddrPortFrom(b.Addr, cmp.Or(b.Port, k.Port))
+			if b.Addr.Is4() == k.Addr.Is4() && !serves(after, to) {
+				cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port), Backend: to})
+			}
+		}
+		sweep = sweep || places == nil && !serves(after, netip.AddrPortFrom(b.Addr, b.Port))
+	}
+	return cut, sweep
+}
+
+func udpOf(places []state.FrontendKey) []state.FrontendKey {
+	return slices.DeleteFunc(places, func(k state.FrontendKey) bool { return k.Protocol != model.UDP })
+}
+
+// BackendFlows are the connections that a backend of a farm has at present.
+type BackendFlows struct {
+	Active int    // entries of connection tracking, also of connections that have just ended
+	Bytes  uint64 // sent so far in these, both ways
+}
+
+// FarmFlows returns the connections of farms, by the farm's name and the backend's index in its
+// list; of farms whose modes track none there are none. It reads the whole table. Safe for
+// concurrent use.
+func (d *Driver) FarmFlows(ctx context.Context) (map[string]map[int]BackendFlows, error) {
+	all := map[string]map[int]BackendFlows{}
+	err := d.ct.All(ctx, func(flow *conntrack.Flow) {
+		name, i := d.farms.backendOf(flow)
+		if i < 0 {
+			return
+		}
+		if all[name] == nil {
+			all[name] = map[int]BackendFlows{}
+		}
+		n := all[name][i]
+		all[name][i] = BackendFlows{n.Active + 1, n.Bytes + flow.Bytes}
+	})
+	return all, err
+}
+
+// backendOf is the backend of a farm that a flow goes to; below 0: none.
+func (x *farms) backendOf(flow *conntrack.Flow) (farm string, index int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f := x.find(flow)
+	if f == nil {
+		return "", -1
+	}
+	return f.Name, slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool {
+		return b.Addr == flow.Reply.Src.Addr() && (b.Port == 0 || b.Port == flow.Reply.Src.Port())
+	})
+}
