@@ -1,0 +1,146 @@
+package health
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"reflect"
+	"sync"
+
+	"sluice.dev/sluice/internal/wake"
+)
+
+// Options configure a Checker.
+type Options struct {
+	Log *slog.Logger // nil: the default one
+
+	// Report, if not nil, is told each target's first result, and then each change of Up. It is
+	// called in the goroutine that Run is called in, and checks wait until it returns. It may
+	// call Set.
+	Report func([]Result)
+
+	Requests int // HTTP and gRPC checks at a time; 0: 1,000
+	Commands int // commands at a time; 0: 32
+}
+
+// Checker probes targets. Its methods are safe for concurrent use.
+type Checker struct {
+	o    Options
+	wake wake.Signal // what Set and the tasks have left for Run is to be seen to
+
+	mu      sync.Mutex
+	wanted  map[Key]Target
+	changed map[Key]struct{} // of wanted, since Run has looked
+	results map[Key]Result   // of what is wanted, as far as there are any
+	ended   []ending         // of tasks, since Run has looked
+}
+
+// New returns a Checker without targets.
+func New(o Options) *Checker {
+	o.Log = cmp.Or(o.Log, slog.Default())
+	if o.Report == nil {
+		o.Report = func([]Result) {}
+	}
+	o.Requests, o.Commands = cmp.Or(o.Requests, 1000), cmp.Or(o.Commands, 32)
+	return &Checker{
+		o: o, wake: wake.New(),
+		wanted: map[Key]Target{}, changed: map[Key]struct{}{}, results: map[Key]Result{},
+	}
+}
+
+// Set adds and replaces targets; nil means that a key is no longer checked. A target that equals
+// the one before is left alone. Any other begins anew, without a result: its first check comes
+// soon, decides at once, and is reported. Checks under way of what was replaced or removed are
+// abandoned. Only a batch of results that is about to be reported while Set is called may still
+// have one of them; of a target that was replaced, the new one's first result follows.
+func (c *Checker) Set(changes map[Key]*Target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, target := range changes {
+		old, had := c.wanted[key]
+		switch {
+		case target == nil && !had, target != nil && had && same(old, *target):
+			continue
+		case target == nil:
+			delete(c.wanted, key)
+		default:
+			c.wanted[key] = *target
+		}
+		c.changed[key] = struct{}{}
+		delete(c.results, key)
+	}
+	c.wake.Set()
+}
+
+func same(a, b Target) bool {
+	return a.Addr == b.Addr && a.Port == b.Port && (a.Check == b.Check || reflect.DeepEqual(a.Check, b.Check))
+}
+
+// Results returns what is known of all targets. Those without a result are not in it.
+func (c *Checker) Results() map[Key]Result {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.results)
+}
+
+// Run checks the targets until ctx ends. It is called once. The sockets of TCP, UDP and ICMP
+// checks are opened in the network namespace of the thread that it is called in.
+func (c *Checker) Run(ctx context.Context) {
+	l := newLoop(c)
+	defer l.close()
+	for ctx.Err() == nil {
+		l.turn()
+		l.sleep(ctx)
+	}
+}
+
+// take hands over to the loop what Set and the tasks have left for it.
+func (c *Checker) take(replace func(Key, *Target), end func(ending)) {
+	c.mu.Lock()
+	ended := c.ended
+	c.ended = nil
+	for key := range c.changed {
+		if target, ok := c.wanted[key]; ok {
+			replace(key, &target)
+		} else {
+			replace(key, nil)
+		}
+	}
+	clear(c.changed)
+	c.mu.Unlock()
+	for _, e := range ended {
+		end(e)
+	}
+}
+
+// publish makes results visible, and returns those that are to be reported. It passes over those
+// of targets that Set has replaced or removed meanwhile.
+func (c *Checker) publish(all []finding) (report []Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range all {
+		if _, gone := c.changed[f.Key]; gone {
+			continue
+		}
+		c.results[f.Key] = f.Result
+		if f.report {
+			report = append(report, f.Result)
+		}
+	}
+	return report
+}
+
+// finish takes the ending of a task.
+func (c *Checker) finish(e ending) {
+	c.mu.Lock()
+	c.ended = append(c.ended, e)
+	c.mu.Unlock()
+	c.wake.Set()
+}
+
+// address returns where a check of the target goes to.
+func (t Target) address() netip.AddrPort {
+	return netip.AddrPortFrom(t.Addr.Unmap(), cmp.Or(t.Check.Port, t.Port))
+}

@@ -1,0 +1,178 @@
+package health
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"time"
+)
+
+// target is a Target with what the loop knows of it.
+type target struct {
+	Key
+	check Check // with defaults
+	at    netip.AddrPort
+	standing
+
+	due    time.Time // as the schedule has it
+	index  int       // in the schedule; -1: not in it
+	begun  time.Time // the newest check
+	spread bool      // the schedule has spread its checks
+	cancel func()    // ends the check under way; nil between checks
+	late   string    // what is wrong if the check under way gets no further; empty: silence
+}
+
+// finding is a result; report says whether Report is to have it.
+type finding struct {
+	Result
+	report bool
+}
+
+// loop runs all checks. It belongs to one goroutine, which it has start them, see to sockets, and
+// give up what takes too long.
+type loop struct {
+	*Checker
+	targets  map[Key]*target
+	schedule schedule
+	sockets  *sockets
+	requests *pool
+	commands *pool
+	findings []finding
+	troubled time.Time // when trouble was last logged
+}
+
+func newLoop(c *Checker) *loop {
+	l := &loop{Checker: c, targets: map[Key]*target{}}
+	l.sockets = &sockets{end: l.end}
+	l.requests = newPool(c.o.Requests, c.finish)
+	l.commands = newPool(c.o.Commands, c.finish)
+	return l
+}
+
+// turn does what there is to do by now. Answers are read before anything is given up for the lack
+// of them, so that nobody is blamed for a loop that is late.
+func (l *loop) turn() {
+	l.take(l.replace, l.ended)
+	l.sockets.read()
+	now := time.Now()
+	for t := l.schedule.due(now); t != nil; t = l.schedule.due(now) {
+		if t.cancel != nil {
+			l.end(t, down(cmp.Or(t.late, silence(t.check.Timeout))))
+		} else {
+			l.start(t, now)
+		}
+	}
+	if len(l.findings) == 0 {
+		return
+	}
+	if report := l.publish(l.findings); len(report) > 0 {
+		l.o.Report(report)
+	}
+	l.findings = l.findings[:0]
+}
+
+// sleep returns when there is something to do. While checks are under way on sockets, it returns
+// after a slot: what has happened on all of them is read together, which is cheaper than to wake up
+// for each.
+func (l *loop) sleep(ctx context.Context) {
+	timer := time.NewTimer(l.schedule.wait(time.Now(), l.sockets.busy()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.wake:
+	case <-ctx.Done():
+	}
+}
+
+func (l *loop) replace(key Key, to *Target) {
+	if t := l.targets[key]; t != nil {
+		l.abandon(t)
+		delete(l.targets, key)
+	}
+	if to == nil {
+		return
+	}
+	t := &target{Key: key, check: to.Check.WithDefaults(), at: to.address(), index: -1}
+	l.targets[key] = t
+	l.schedule.first(t, time.Now())
+}
+
+// abandon ends a target's check, and has no other begin.
+func (l *loop) abandon(t *target) {
+	l.schedule.remove(t)
+	if t.cancel != nil {
+		t.cancel()
+		t.cancel = nil
+	}
+}
+
+// start begins a check. What is sent on a socket ends by itself or when it is due, a task always by
+// itself.
+func (l *loop) start(t *target, now time.Time) {
+	t.begun, t.late = now, ""
+	if t.at.Port() == 0 && t.check.Type != ICMP && t.check.Type != Command {
+		l.end(t, down("it has no port: set the check's"))
+		return
+	}
+	switch t.check.Type {
+	case TCP, UDP:
+		l.schedule.set(t, now.Add(t.check.Timeout))
+		l.sockets.dial(t)
+	case ICMP:
+		l.schedule.set(t, now.Add(t.check.Timeout))
+		l.sockets.ping(t)
+	case HTTP, HTTPS:
+		l.schedule.remove(t)
+		l.requests.start(t, get)
+	case GRPC:
+		l.schedule.remove(t)
+		l.requests.start(t, call)
+	case Command:
+		l.schedule.remove(t)
+		l.commands.start(t, execute)
+	}
+}
+
+// end takes in what a target's check has found.
+func (l *loop) end(t *target, o outcome) {
+	l.abandon(t)
+	now := time.Now()
+	l.schedule.next(t, now)
+	if o.err != nil {
+		l.trouble(t, o.err, now)
+		return
+	}
+	before := t.standing.why
+	changed := t.observe(o, t.check.Rise, t.check.Fall, now)
+	if changed || t.why != before {
+		l.findings = append(l.findings, finding{Result{t.Key, t.up, t.why, t.since}, changed})
+	}
+}
+
+// ended takes in what a task has found, unless it was abandoned.
+func (l *loop) ended(e ending) {
+	e.task.pool.next()
+	if !e.abandoned {
+		l.end(e.target, e.outcome)
+	}
+}
+
+// trouble logs what keeps checks from being made, once a minute at most.
+func (l *loop) trouble(t *target, err error, now time.Time) {
+	if now.Sub(l.troubled) < time.Minute {
+		return
+	}
+	l.troubled = now
+	l.o.Log.Error("a health check could not be made, and says nothing of the backend",
+		"farm", t.Farm, "backend", t.Backend, "type", t.check.Type, "error", err)
+}
+
+// close ends all checks, and waits for the goroutines of tasks.
+func (l *loop) close() {
+	for _, t := range l.targets {
+		l.abandon(t)
+	}
+	l.requests.wait()
+	l.commands.wait()
+	l.sockets.close()
+}

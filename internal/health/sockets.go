@@ -1,0 +1,92 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+const maxAnswer = 64 << 10 // bytes of an answer that are looked at
+
+// sockets are those of all checks that do not block. Checks end by a call of end.
+type sockets struct {
+	end    func(*target, outcome)
+	epoll  int // 0: not open yet
+	conns  map[int32]*conn
+	pings  [2]*pinger // of IPv4 and IPv6; nil: not open yet
+	events [256]unix.EpollEvent
+	buffer [maxAnswer]byte
+}
+
+// busy reports whether there is anything to wait for.
+func (s *sockets) busy() bool {
+	return len(s.conns) > 0 || s.pings[0].busy() || s.pings[1].busy()
+}
+
+// read sees to all sockets on which something has happened. It does not wait.
+func (s *sockets) read() {
+	for s.busy() {
+		n, err := unix.EpollWait(s.epoll, s.events[:], 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		for _, e := range s.events[:max(n, 0)] {
+			if c := s.conns[e.Fd]; c != nil {
+				s.advance(c, e.Events)
+			}
+			for _, p := range s.pings {
+				if p != nil && int32(p.fd) == e.Fd {
+					s.hear(p)
+				}
+			}
+		}
+		if n < len(s.events) {
+			return
+		}
+	}
+}
+
+// watch has read see to a socket when any of the events has come.
+func (s *sockets) watch(fd int, events uint32, how int) error {
+	if s.epoll == 0 {
+		epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("open epoll: %w", err)
+		}
+		s.epoll, s.conns = epoll, map[int32]*conn{}
+	}
+	if err := unix.EpollCtl(s.epoll, how, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+		return fmt.Errorf("watch socket: %w", err)
+	}
+	return nil
+}
+
+// close closes the sockets that are not those of a check.
+func (s *sockets) close() {
+	for _, p := range s.pings {
+		if p != nil {
+			_ = unix.Close(p.fd)
+		}
+	}
+	if s.epoll != 0 {
+		_ = unix.Close(s.epoll)
+	}
+}
+
+// sockaddr returns an address as system calls have it, and its family. The interface of a
+// link-local address is looked up each time, as it may have gone and come.
+func sockaddr(at netip.AddrPort) (unix.Sockaddr, int) {
+	if at.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}, unix.AF_INET
+	}
+	to := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	if zone := at.Addr().Zone(); zone != "" {
+		if i, err := net.InterfaceByName(zone); err == nil {
+			to.ZoneId = uint32(i.Index)
+		}
+	}
+	return to, unix.AF_INET6
+}
