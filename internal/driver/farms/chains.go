@@ -1,0 +1,186 @@
+package farms
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/model"
+)
+
+// Packets enter by these chains, of type nat: they see the first packet of a connection alone.
+//
+//	prerouting   -100  connections from outside
+//	output       -100  connections of the machine itself
+//	input         100  the same, to the machine itself: what is remembered of clients
+//	postrouting   100  the same, on their way out: what is remembered, and the client's address
+//
+// From there they go to a chain that serves farms of their kind, see pick. There is one for each
+// scheduler and number of slots in use, however many farms use it.
+
+// Registers of the rules below: the slot, and the place behind it; then what is found there.
+const (
+	atSlot   = 0
+	atPlace  = 1
+	atResult = 0 // the backend's address, and behind it its port
+)
+
+const seed = 0x51d1ce // of hashes: fixed, so that a change moves no flow that it is not about
+
+func rule(comment ...string) nft.Rule { return nft.NewRule(strings.Join(comment, "")) }
+
+// chains are those that packets enter by.
+func (p *program) chains() []nft.Chain {
+	if p.of == unix.NFPROTO_NETDEV {
+		return nil
+	}
+	each := func(r nft.Rule, by func(*family) []nft.Field, maps func(*family) [kinds]*nft.Set) (rules []nft.Rule) {
+		for _, fp := range p.families {
+			for k := range kinds {
+				rules = append(rules, r.Family(fp.ip).Load(0, by(fp)...).Follow(maps(fp)[k], 0))
+			}
+		}
+		return rules
+	}
+	serve := each(rule(), (*family).place, func(fp *family) [kinds]*nft.Set { return fp.farms })
+	out := each(rule().Translated(), (*family).placed, func(fp *family) [kinds]*nft.Set { return fp.out })
+	after := each(rule().Translated(), (*family).placed, func(fp *family) [kinds]*nft.Set { return fp.after })
+	return []nft.Chain{
+		{Name: "prerouting", Comment: "connections from outside", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Rules: serve},
+		{Name: "output", Comment: "connections of the machine itself", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Rules: serve},
+		{Name: "input", Comment: "connections to backends on this machine", Hook: nft.NATHook(unix.NF_INET_LOCAL_IN, 100), Rules: after},
+		{Name: "postrouting", Comment: "connections to other backends", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100), Rules: append(after, out...)},
+	}
+}
+
+// own leads to a chain if the destination is an address of the machine: for farms at every one.
+func own(fp *family, to string) nft.Chain {
+	return nft.Chain{Name: to + "-own", Comment: "at every address of the machine, and nowhere else", Rules: []nft.Rule{rule().ToNode().Goto(to)}}
+}
+
+// pick is a chain that translates to one of a farm's backends.
+type pick struct {
+	by    model.FarmScheduler // Maglev is a Hash by its table
+	key   model.FlowKey       // of Hash
+	slots int
+	shard int  // of RoundRobin: farms whose connections share a counter
+	hosts bool // the port stays
+	gaps  bool // slots may be empty
+	kind  kind
+}
+
+// shards are how many counters there are for the farms of one number of slots. Two farms that share
+// one and are asked in turns would each see every other number only.
+const shards = 64
+
+func (c pick) name(fp *family) string {
+	n := fmt.Sprintf("%s-%s", fp.ip.Name, c.by)
+	if c.by == model.Hash {
+		n += fmt.Sprintf("-%02x", uint8(c.key))
+	}
+	n += fmt.Sprintf("-%d", c.slots)
+	if c.by == model.RoundRobin {
+		n += fmt.Sprintf("-%d", c.shard)
+	}
+	if c.hosts {
+		n += "-host"
+	}
+	if c.gaps {
+		n += "-gaps"
+	}
+	return n + c.kind.String()
+}
+
+func (c pick) chain(fp *family) nft.Chain {
+	var rules []nft.Rule
+	for _, slot := range c.draws(fp) {
+		rules = append(rules, c.to(fp, slot))
+	}
+	rules = append(rules, rule("nothing leaves untranslated").Drop())
+	return nft.Chain{Name: c.name(fp), Comment: fmt.Sprintf("one of %d slots", c.slots), Rules: rules}
+}
+
+// draws are beginnings of rules that put a slot into its register. Each is for where the slot of
+// the one before it is empty; the last slot never is.
+func (c pick) draws(fp *family) (rules []nft.Rule) {
+	if c.slots > 1 {
+		rules = append(rules, c.draw(fp, rule()))
+		for range c.retries() {
+			rules = append(rules, rule("the slot was empty: another one").Random(atSlot, uint32(c.slots)))
+		}
+	}
+	return append(rules, rule("the slot that is never empty").Number(atSlot, 0))
+}
+
+// retries are how often a slot is drawn again: until less than one connection in fifty would take
+// the last resort, with half of the slots empty.
+func (c pick) retries() int {
+	if !c.gaps {
+		return 0
+	}
+	return int(math.Ceil(math.Log2(50))) - 1
+}
+
+// draw puts a slot into its register.
+func (c pick) draw(fp *family, r nft.Rule) nft.Rule {
+	switch c.by {
+	case model.RoundRobin:
+		return r.Next(atSlot, uint32(c.slots))
+	case model.Weighted:
+		return r.Random(atSlot, uint32(c.slots))
+	case model.SymHash:
+		return r.Symhash(atSlot, uint32(c.slots))
+	}
+	fields := fp.flow(c.key)
+	return r.Load(1, fields...).Jhash(1, 4*nft.Registers(fields...), atSlot, uint32(c.slots), seed)
+}
+
+// find goes on if there is a backend in the slot, with its address from a register on; behind that
+// is its port, unless the port stays.
+func (c pick) find(fp *family, r nft.Rule, at int) nft.Rule {
+	maps := fp.slots
+	if c.hosts {
+		maps = fp.hosts
+	}
+	return r.Load(atPlace, fp.place()...).Find(maps[c.kind], atSlot, at)
+}
+
+// to translates to the backend in the slot.
+func (c pick) to(fp *family, r nft.Rule) nft.Rule {
+	return c.translate(fp, c.find(fp, r, atResult), atResult)
+}
+
+// translate goes to the backend whose address is at a register.
+func (c pick) translate(fp *family, r nft.Rule, at int) nft.Rule {
+	if c.hosts {
+		return r.Destination(fp.ip, at, -1)
+	}
+	return r.Destination(fp.ip, at, at+nft.Registers(fp.ip.Daddr))
+}
+
+// refuse answers that nobody serves the farm.
+func refuse(fp *family) nft.Chain {
+	return nft.Chain{Name: fp.ip.Name + "-refuse", Comment: "no backend serves: the client is told at once", Rules: []nft.Rule{
+		rule().Proto(uint8(model.TCP)).RejectTCP(), rule().Reject(),
+	}}
+}
+
+// masquerade has the client's address be one of the machine's.
+func masquerade(fp *family) nft.Chain {
+	return nft.Chain{Name: fp.ip.Name + "-masquerade", Comment: "answers come back through this machine", Rules: []nft.Rule{rule().Masquerade()}}
+}
+
+// source has the client's address be one that was given.
+func source(fp *family, k kind) nft.Chain {
+	c := nft.Chain{Name: sourceName(fp, k), Comment: "clients' addresses become given ones"}
+	if k == exact {
+		c.Rules = append(c.Rules, rule("of the backend").Load(0, append(fp.placed(), fp.ip.Daddr)...).Find(fp.backendSources, 0, 0).Source(fp.ip, 0))
+	}
+	c.Rules = append(c.Rules, rule("of the farm").Load(0, fp.placed()...).Find(fp.sources[k], 0, 0).Source(fp.ip, 0), rule().Masquerade())
+	return c
+}
+
+func sourceName(fp *family, k kind) string { return fp.ip.Name + "-source" + k.String() }

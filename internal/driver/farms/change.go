@@ -1,0 +1,215 @@
+package farms
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/state"
+)
+
+// chainRefs are the chains beside the program's own, by name.
+type chainRefs map[string]chainRef
+
+type chainRef struct {
+	uses, rules int
+	was         int // uses before the change; 0: there is no such chain yet
+	make        func() nft.Chain
+}
+
+// use counts a use of a chain, or takes uses back.
+func (r chainRefs) use(name string, n int, make func() nft.Chain) {
+	c := r[name]
+	c.uses += n
+	if c.make == nil {
+		c.make = make
+	}
+	r[name] = c
+}
+
+// settle has a change be done.
+func (r chainRefs) settle() chainRefs {
+	settled := make(chainRefs, len(r))
+	for name, c := range r {
+		if c.uses > 0 {
+			settled[name] = chainRef{uses: c.uses, rules: c.rules, was: c.uses}
+		}
+	}
+	return settled
+}
+
+// change is worked out into a transaction.
+type change struct {
+	t       *table
+	p       *program
+	numbers *numbers
+	batch   *nft.Batch
+	refs    chainRefs
+	claims  *claiming
+	lists   listChange
+	covers  []int // interfaces with chains, afterwards
+}
+
+// elementKey is an element's place in the table.
+type elementKey struct {
+	set *nft.Set
+	nft.ElementKey
+}
+
+// replace plans that one version of a farm follows another; either may be nil.
+func (c *change) replace(old, now *state.Farm) {
+	had := map[elementKey]nft.Element{}
+	if old != nil {
+		content{c.p, c.numbers, c.lists.before, func(e *nft.Element) { had[elementKey{e.Set, e.ElementKey}] = *e },
+			func(name string, make func() nft.Chain) { c.refs.use(name, -1, make) }}.farm(old)
+	}
+	if now != nil {
+		content{c.p, c.numbers, c.lists.after, func(e *nft.Element) { c.put(had, e) },
+			func(name string, make func() nft.Chain) { c.refs.use(name, 1, make) }}.farm(now)
+	}
+	c.p.claims(old, c.claims.withdraw)
+	c.p.claims(now, c.claims.claim)
+	for _, e := range had {
+		c.batch.Delete(&e)
+	}
+}
+
+// put plans an element, where the kernel does not have it already.
+func (c *change) put(had map[elementKey]nft.Element, e *nft.Element) {
+	k := elementKey{e.Set, e.ElementKey}
+	old, there := had[k]
+	delete(had, k)
+	if there && old.SameValue(e) {
+		return
+	}
+	if there {
+		c.batch.Delete(&old)
+	}
+	c.batch.Add(e)
+}
+
+// chains plans the chains that came into use, and goes without those that nobody uses any more.
+func (c *change) chains() {
+	var created []nft.Chain
+	var gone []string
+	for _, name := range slices.Sorted(maps.Keys(c.refs)) {
+		r := c.refs[name]
+		switch {
+		case r.uses > 0 && r.was == 0:
+			chain := r.make()
+			r.rules = len(chain.Rules)
+			c.refs[name] = r
+			created = append(created, chain)
+		case r.uses == 0 && r.was > 0:
+			gone = append(gone, name)
+		}
+	}
+	c.create(created)
+	for _, name := range gone { // all rules first, as they refer to chains
+		c.batch.DeleteRules(&c.batch.After, name)
+	}
+	for _, name := range gone {
+		c.batch.DeleteChain(&c.batch.After, name)
+		for _, h := range helpersOf(name) {
+			c.batch.DeleteHelper(&c.batch.After, h.Name)
+		}
+	}
+	c.batch.Stepwise = len(created)+len(gone) > 0
+}
+
+func (c *change) create(chains []nft.Chain) {
+	for _, chain := range chains {
+		c.batch.AddChain(chain)
+		c.batch.AddHelpers(chain)
+	}
+	for _, chain := range chains {
+		c.batch.AddRules(chain)
+	}
+}
+
+// create creates the table with the program.
+func (p *program) create(b *nft.Batch) {
+	b.AddTable(0, tableComment)
+	for _, s := range p.sets {
+		b.AddSet(s)
+	}
+	for _, chain := range p.chains() {
+		b.AddChain(chain)
+	}
+	for _, chain := range p.chains() {
+		b.AddRules(chain)
+	}
+}
+
+// build plans the whole table, in place of one of another program.
+func (c *change) build(want *state.Farms, replace bool) {
+	if replace {
+		c.batch.ReplaceTable()
+	}
+	c.batch.Fresh = !replace // a table that takes another one's place is there in one step
+	c.p.create(c.batch)
+	c.allLists(want.Lists, func(e *nft.Element, _ bool) { c.batch.Add(e) })
+	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {
+		c.replace(nil, want.Farms[name])
+	}
+	c.claimed()
+	c.cover(nil, c.devices(want.Devices))
+	c.chains()
+	c.batch.Stepwise = false
+	c.noteLists(false, 0)
+	c.batch.Note(nil, c.p.noteElement(c.p.note()))
+}
+
+// compare plans what differs between the table and what is wanted.
+func (c *change) compare(want *state.Farms, have *found) {
+	c.findChains(have)
+	left := have.elements
+	elements := content{c.p, c.numbers, c.lists.after, func(e *nft.Element) { c.put(left, e) },
+		func(name string, make func() nft.Chain) { c.refs.use(name, 1, make) }}
+	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {
+		elements.farm(want.Farms[name])
+		c.p.claims(want.Farms[name], c.claims.claim)
+	}
+	c.claims.settled(left, c.put)
+	c.cover(left, c.devices(want.Devices))
+	for _, e := range left {
+		c.batch.Delete(&e)
+	}
+	c.chains()
+}
+
+// findChains notes which chains there are beside the program's own.
+func (c *change) findChains(have *found) {
+	own := map[string]int{}
+	for _, chain := range c.p.chains() {
+		own[chain.Name] = len(chain.Rules)
+	}
+	for name := range have.Chains {
+		if _, ours := own[name]; !ours {
+			r := c.refs[name]
+			r.was, r.rules = 1, have.Rules[name]
+			c.refs[name] = r
+		}
+	}
+}
+
+// version counts the layouts of the chains that come and go.
+const version = 1
+
+// note identifies the program: a digest of the messages that create it.
+func (p *program) note() string {
+	var a nft.Attrs
+	for _, s := range p.sets {
+		s.Write(&a, TableName)
+	}
+	for _, c := range p.chains() {
+		c.Write(&a, TableName)
+		for _, r := range c.Rules {
+			r.Write(&a, TableName, c.Name)
+		}
+	}
+	return fmt.Sprintf("program %d %016x", version, xxhash.Sum64(a.B))
+}

@@ -1,0 +1,157 @@
+package farms_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"sluice.dev/sluice/internal/driver/farms"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// list is one of ranges, each an address, "first-last" or a prefix.
+func list(name string, allow bool, ranges ...string) *model.FarmList {
+	l := &model.FarmList{Name: name, Allow: allow}
+	for _, text := range ranges {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			a := netip.MustParseAddr(text)
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		l.Ranges = append(l.Ranges, model.AddressRange{First: p.Addr(), Last: model.Last(p)})
+	}
+	return l
+}
+
+// lists has the balancer look in these lists, and in no others.
+func (w *world) lists(all ...*model.FarmList) {
+	w.t.Helper()
+	d := state.FarmsDelta{Lists: map[string]*model.FarmList{}}
+	for name := range w.state.Farms.Lists {
+		d.Lists[name] = nil
+	}
+	for _, l := range all {
+		d.Lists[l.Name] = l
+	}
+	w.change(state.Delta{Farms: d})
+}
+
+// thirdClient is behind an interface of the balancer that has no address: it has no chain of its
+// own.
+func (w *world) thirdClient() *netns.NS {
+	c := w.space(w.balancer.Name + "3")
+	w.must(netns.Veth(c, "eth0", w.balancer, "bare"))
+	w.address(c, "eth0", "10.3.0.2/24", "fd03::2/64")
+	l := w.up(w.balancer, "bare", "")
+	for _, to := range []string{"10.3.0.2/32", "fd03::2/128"} {
+		_, dst, _ := net.ParseCIDR(to)
+		w.must(w.balancer.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: l.Attrs().Index}))
+	}
+	own, err := c.LinkByName("eth0")
+	w.must(err)
+	for addr, to := range map[string]string{virtual4: virtual4 + "/32", virtual6: virtual6 + "/128"} {
+		_, dst, _ := net.ParseCIDR(to)
+		w.must(c.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: own.Attrs().Index}))
+		w.must(c.NeighAdd(&netlink.Neigh{LinkIndex: own.Attrs().Index, IP: net.ParseIP(addr), HardwareAddr: l.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT}))
+	}
+	return c
+}
+
+// reach has a connection be answered, or get no answer for a moment.
+func (w *world) reach(ns *netns.NS, to, from string, pass bool) error {
+	d := net.Dialer{Timeout: 100 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	if pass {
+		d.Timeout = 5 * time.Second
+	}
+	var c net.Conn
+	err := ns.Do(func() (err error) { c, err = d.DialContext(w.t.Context(), "tcp", to); return err })
+	if c != nil {
+		_ = c.Close()
+	}
+	switch {
+	case pass:
+		return err
+	case err == nil:
+		return errors.New("it was answered")
+	case !timedOut(err):
+		return err
+	}
+	return nil
+}
+
+// TestLists asks farms of all modes from clients on and off lists, by each interface.
+func TestLists(t *testing.T) {
+	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
+		clients = append(clients, w.thirdClient())
+		addrs := map[bool][]string{true: {"10.0.0.2", "10.2.0.2", "10.3.0.2"}, false: {"fd00::2", "fd02::2", "fd03::2"}}[is4]
+		net := map[bool]string{true: "10.0.0.0/8", false: "fd00::/13"}[is4]
+		snat := model.Farm{Name: "web", Mode: model.SNAT, Addresses: []model.FarmAddress{at(virtual, port(80))}, Backends: backends(3, is4, 0), Lists: []string{"first", "second"}}
+		direct := snat
+		direct.Mode = model.DSR
+		spans := snat
+		spans.Addresses = []model.FarmAddress{at(virtual, model.PortSpan{First: 80, Last: 90})}
+		anywhere := snat
+		anywhere.Addresses = []model.FarmAddress{{Protocols: snat.Addresses[0].Protocols, Ports: []model.PortSpan{port(80)}, IPv4: is4, IPv6: !is4}}
+		for name, f := range map[string]*model.Farm{"snat": &snat, "dsr": &direct, "a range of ports": &spans, "every address": &anywhere} {
+			w.set(f)
+			for _, c := range []struct {
+				name  string
+				lists []*model.FarmList
+				pass  [3]bool
+			}{
+				{"no list", nil, [3]bool{true, true, true}},
+				{"a denied address", []*model.FarmList{list("first", false, addrs[0])}, [3]bool{false, true, true}},
+				{"others", []*model.FarmList{list("first", false, addrs[1], addrs[2])}, [3]bool{true, false, false}},
+				{"a denied network", []*model.FarmList{list("second", false, net)}, [3]bool{}},
+				{"an exception", []*model.FarmList{list("first", true, addrs[1]), list("second", false, net)}, [3]bool{false, true, false}},
+				{"an exception that comes too late", []*model.FarmList{list("first", false, net), list("second", true, addrs[1])}, [3]bool{}},
+				{"a list that no farm names", []*model.FarmList{list("other", false, net)}, [3]bool{true, true, true}},
+			} {
+				w.lists(c.lists...)
+				for i, client := range clients {
+					if i == 2 && f.Mode == model.DSR { // its interface has no address: it is not served
+						continue
+					}
+					if err := w.reach(client, hostPort(virtual, "80"), addrs[i], c.pass[i]); err != nil {
+						t.Fatalf("%s, %s, client %d: %v\n%s", name, c.name, i, err, w.list())
+					}
+				}
+			}
+		}
+		w.set()
+		w.lists()
+	})
+}
+
+// TestListChanges has a change cost what it is about, and a new driver find nothing to do.
+func TestListChanges(t *testing.T) {
+	w := newWorld(t, 1)
+	f := &model.Farm{Name: "web", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 0), Lists: []string{"many"}}
+	var many []string
+	for i := range 5000 {
+		many = append(many, fmt.Sprintf("198.%d.%d.%d", 18+i>>16, i>>8&255, i&255))
+	}
+	w.set(f)
+	w.lists(list("many", false, many...))
+	for _, now := range [][]string{many[:4999], many[1:], append([]string{"198.0.0.0/16"}, many...)} {
+		d := state.Delta{Farms: state.FarmsDelta{Lists: map[string]*model.FarmList{"many": list("many", false, now...)}}}
+		p, err := w.driver.Update(t.Context(), d)
+		w.must(err)
+		if p.Len() == 0 || p.Len() > 10 {
+			t.Errorf("%d operations", p.Len())
+		}
+		w.must(p.Apply(t.Context()))
+		w.state.Apply(d)
+		w.settled()
+	}
+	w.must(w.driver.Close())
+	w.must(w.balancer.Do(func() (err error) { w.driver, err = farms.Open(farms.Options{}); return err }))
+	w.settled()
+}
