@@ -1,0 +1,215 @@
+package importer
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+)
+
+// IPVS reads the output of `ipvsadm -Sn`, which is also what ipvsadm-restore reads.
+func IPVS(r io.Reader) (*Document, []Note, error) {
+	p := ipvsReader{builder: newBuilder(), services: map[string]*service{}}
+	lines := bufio.NewScanner(r)
+	for line := 1; lines.Scan(); line++ {
+		words := strings.Fields(lines.Text())
+		if len(words) > 0 && words[0] == "ipvsadm" {
+			words = words[1:]
+		}
+		if len(words) > 0 && !strings.HasPrefix(words[0], "#") {
+			p.command(line, words)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, nil, fmt.Errorf("read the ipvsadm dump: %w", err)
+	}
+	for _, s := range p.order {
+		p.add(s)
+	}
+	return p.result("the output of `ipvsadm -Sn`")
+}
+
+type ipvsReader struct {
+	*builder
+	services map[string]*service // by protocol and address, as written
+	order    []*service
+}
+
+// ipvsOptions are those of ipvsadm(8) that describe a service or a server, by their short names or
+// else by the only one. The value tells whether an argument follows: "1" always, "?" perhaps.
+var ipvsOptions = map[string]struct{ short, arg string }{
+	"--add-service": {"-A", ""}, "--add-server": {"-a", ""},
+	"--tcp-service": {"-t", "1"}, "--udp-service": {"-u", "1"}, "--sctp-service": {"--sctp", "1"}, "--fwmark-service": {"-f", "1"},
+	"--scheduler": {"-s", "1"}, "--persistent": {"-p", "?"}, "--netmask": {"-M", "1"}, "--pe": {"--pe", "1"},
+	"--sched-flags": {"-b", "1"}, "--real-server": {"-r", "1"},
+	"--gatewaying": {"-g", ""}, "--ipip": {"-i", ""}, "--masquerading": {"-m", ""},
+	"--weight": {"-w", "1"}, "--u-threshold": {"-x", "1"}, "--l-threshold": {"-y", "1"},
+	"--ops": {"-o", ""}, "--ipv6": {"-6", ""},
+	"--tun-type": {"--tun-type", "1"}, "--tun-port": {"--tun-port", "1"},
+	"--tun-nocsum": {"--tun-nocsum", ""}, "--tun-csum": {"--tun-csum", ""}, "--tun-remcsum": {"--tun-remcsum", ""},
+}
+
+// ipvsArgs says of each short name whether an argument follows.
+var ipvsArgs = func() map[string]string {
+	args := map[string]string{}
+	for _, o := range ipvsOptions {
+		args[o.short] = o.arg
+	}
+	return args
+}()
+
+// command reads one line.
+func (p *ipvsReader) command(line int, words []string) {
+	options, err := ipvsWords(words)
+	text := strings.Join(words, " ")
+	_, adds := options["-A"]
+	_, serves := options["-a"]
+	switch {
+	case err != nil:
+		p.notes.add(line, text, "left out: %v", err)
+	case adds:
+		p.service(line, options)
+	case serves:
+		p.server(line, options)
+	default:
+		p.notes.add(line, text, "left out: only -A and -a describe services")
+	}
+}
+
+// ipvsWords reads the options of a line, by their short names.
+func ipvsWords(words []string) (map[string]string, error) {
+	options := map[string]string{}
+	for i := 0; i < len(words); i++ {
+		word, value, hasValue := strings.Cut(words[i], "=")
+		if long, ok := ipvsOptions[word]; ok {
+			word = long.short
+		}
+		arg, known := ipvsArgs[word]
+		if !known {
+			return nil, fmt.Errorf("ipvsadm has no option %s that describes a service", words[i])
+		}
+		next := i+1 < len(words) && !strings.HasPrefix(words[i+1], "-")
+		switch {
+		case arg == "" && hasValue, arg == "1" && !hasValue && !next:
+			return nil, fmt.Errorf("%s is not as ipvsadm writes it", words[i])
+		case arg != "" && !hasValue && next:
+			i++
+			value = words[i]
+		}
+		options[word] = value
+	}
+	return options, nil
+}
+
+// ipvsProtocols are the options that name a service.
+var ipvsProtocols = []struct{ option, protocol string }{{"-t", "tcp"}, {"-u", "udp"}, {"--sctp", "sctp"}, {"-f", "mark"}}
+
+// ipvsName returns how a service is called, such as "tcp 10.0.0.1:80".
+func ipvsName(options map[string]string) (protocol, at string) {
+	for _, p := range ipvsProtocols {
+		if at, ok := options[p.option]; ok {
+			return p.protocol, at
+		}
+	}
+	return "", ""
+}
+
+func (p *ipvsReader) service(line int, options map[string]string) {
+	protocol, at := ipvsName(options)
+	what := protocol + " " + at
+	s := &service{line: line, what: what, protocol: protocol, scheduler: "wlc", netmask: options["-M"]}
+	if p.services[what] != nil {
+		p.notes.add(line, what, "left out: there is such a service already")
+		return
+	}
+	p.services[what] = s
+	if protocol == "mark" {
+		p.notes.add(line, what, "left out with its servers: %s", markedBy)
+		return
+	}
+	where, ok := ipvsAddress(at)
+	if !ok {
+		p.notes.add(line, what, "left out with its servers: it is no address and port; make the dump with -n")
+		return
+	}
+	s.addrs = []place{{line, where}}
+	p.options(s, options)
+	p.order = append(p.order, s)
+}
+
+// options heeds the options of a service but for its name.
+func (p *ipvsReader) options(s *service, options map[string]string) {
+	if scheduler := options["-s"]; scheduler != "" {
+		s.scheduler = scheduler
+	}
+	if flags := options["-b"]; flags != "" {
+		s.flags = strings.Split(flags, ",")
+	}
+	if value, ok := options["-p"]; ok {
+		s.persist, ok = number(value, 1<<31-1)
+		if !ok || s.persist == 0 {
+			s.persist = 300 // ipvsadm's default
+		}
+	}
+	if s.netmask == "255.255.255.255" || s.netmask == "128" {
+		s.netmask = ""
+	}
+	if _, ok := options["-o"]; ok {
+		p.notes.add(s.line, "-o", "left out: packets of a flow go to one server; a scheduling of single datagrams is not available")
+	}
+	if engine, ok := options["--pe"]; ok {
+		p.notes.add(s.line, "--pe "+engine, "left out: clients are remembered by address, not by what is in their packets")
+	}
+}
+
+func (p *ipvsReader) server(line int, options map[string]string) {
+	protocol, at := ipvsName(options)
+	s := p.services[protocol+" "+at]
+	if s == nil {
+		p.notes.add(line, "-r "+options["-r"], "left out: there is no service %s %s before it", protocol, at)
+		return
+	}
+	if len(s.addrs) == 0 {
+		return // it was left out with its servers
+	}
+	where, ok := ipvsAddress(options["-r"])
+	if !ok {
+		p.notes.add(line, "-r "+options["-r"], "left out: it is no address and port; make the dump with -n")
+		return
+	}
+	r := server{line: line, AddrPort: where, method: direct, weight: 1}
+	if _, ok := options["-m"]; ok {
+		r.method = masquerade
+	} else if _, ok := options["-i"]; ok {
+		r.method = tunnel
+	}
+	for _, n := range []struct {
+		option string
+		into   *int
+		most   int
+	}{{"-w", &r.weight, 65535}, {"-x", &r.upper, 1<<31 - 1}, {"-y", &r.lower, 1<<31 - 1}} {
+		value, ok := options[n.option]
+		if !ok {
+			continue
+		}
+		if *n.into, ok = number(value, n.most); !ok {
+			p.notes.add(line, n.option+" "+value, "left out with its server: it is no number up to %d", n.most)
+			return
+		}
+	}
+	s.servers = append(s.servers, r)
+}
+
+// ipvsAddress reads 10.0.0.1:80, [2001:db8::1]:80, and either without a port.
+func ipvsAddress(s string) (netip.AddrPort, bool) {
+	host, port, n := s, "", 0
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && strings.Count(s, ":") == 1 || strings.Contains(s, "]:") {
+		host, port = s[:i], s[i+1:]
+	}
+	a, ok := address(host)
+	if ok && port != "" {
+		n, ok = number(port, 65535)
+	}
+	return netip.AddrPortFrom(a, uint16(n)), ok
+}

@@ -1,0 +1,178 @@
+package importer
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// imported is what an importer made of a text: the document as JSON, then the notes.
+func imported(t *testing.T, doc *Document, notes []Note, err error) string {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, f := range doc.Farms {
+		line(&out, "farm", f)
+	}
+	for _, n := range notes {
+		why, _, _ := strings.Cut(n.Why, ":")
+		fmt.Fprintf(&out, "%d %s: %s\n", n.Line, n.What, why)
+	}
+	return out.String()
+}
+
+// line writes an object on a line of its own, without what JSON needs to be read by machines.
+func line(out *strings.Builder, kind string, v any) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Fprintf(out, "%s %s\n", kind, strings.NewReplacer(`"`, "", ",", " ", "{", "(", "}", ")").Replace(string(text)))
+}
+
+func compare(t *testing.T, got, want string) {
+	t.Helper()
+	if got = strings.TrimSpace(got); got != strings.TrimSpace(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, strings.TrimSpace(want))
+	}
+}
+
+func TestIPVS(t *testing.T) {
+	for name, c := range map[string]struct{ dump, want string }{
+		"masquerading, weights, draining": {`
+-A -t 10.0.0.1:80 -s wrr
+-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 3
+-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 0`, `
+farm (name:10.0.0.1-80-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:80 mode:dnat protocol:tcp scheduler:rr all-down:refuse backends:[(name:10.1.0.1-8080 ip-addr:10.1.0.1 port:8080 weight:3) (name:10.1.0.2-8080 ip-addr:10.1.0.2 port:8080 state:draining)])
+3 NAT: becomes mode dnat`},
+		"least connections, persistence by network, thresholds": {`
+-A -u 10.0.0.1:53 -s lc -p 360 -M 255.255.255.0
+-a -u 10.0.0.1:53 -r 10.1.0.1:53 -m -w 2 -x 100 -y 50
+`, `
+farm (name:10.0.0.1-53-udp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:53 mode:dnat protocol:udp scheduler:weight persistence:srcip persist-ttl:360 all-down:refuse backends:[(name:10.1.0.1-53 ip-addr:10.1.0.1 port:53 est-connlimit:100)])
+2 scheduler lc: becomes scheduler weight (random, in proportion to weights)
+2 netmask 255.255.255.0: left out
+3 NAT: becomes mode dnat
+3 weight 2: left out
+3 upper threshold 100: becomes est-connlimit
+3 lower threshold 50: left out`},
+		"direct routing needs a scheduler that remembers nothing": {`
+-A -t [2001:db8::1]:443 -s wlc -p 300
+-a -t [2001:db8::1]:443 -r [2001:db8::a]:443 -g -w 1
+-a -t [2001:db8::1]:443 -r [2001:db8::b]:444 -g -w 1`, `
+farm (name:2001:db8::1-443-tcp family:ipv6 virtual-addr:2001:db8::1 virtual-ports:443 mode:dsr protocol:tcp scheduler:maglev sched-param:srcip all-down:refuse backends:[(name:2001:db8::a-443 ip-addr:2001:db8::a weight:1) (name:2001:db8::b-444 ip-addr:2001:db8::b weight:1)])
+2 scheduler wlc: becomes maglev by srcip
+4 [2001:db8::b]:444: port left out`},
+		"hashing with flags": {`
+-A -t 10.0.0.1:80 -s sh -b sh-fallback,sh-port
+-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 1
+-A -t 10.0.0.1:81 -s mh -b flag-1
+-A -t 10.0.0.1:82 -s dh -b sh-port`, `
+farm (name:10.0.0.1-80-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:80 mode:dsr protocol:tcp scheduler:hash sched-param:srcip srcport all-down:refuse backends:[(name:10.1.0.1-80 ip-addr:10.1.0.1 weight:1)])
+farm (name:10.0.0.1-81-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:81 mode:dnat protocol:tcp scheduler:maglev sched-param:srcip all-down:refuse)
+farm (name:10.0.0.1-82-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:82 mode:dnat protocol:tcp scheduler:hash sched-param:dstip all-down:refuse)
+5 flag sh-port: left out`},
+		"failover by weight": {`
+-A --sctp 10.0.0.1:5060 -s fo
+-a --sctp 10.0.0.1:5060 -r 10.1.0.1:5060 -m -w 1
+-a --sctp 10.0.0.1:5060 -r 10.1.0.2:5060 -m -w 9
+-a --sctp 10.0.0.1:5060 -r 10.1.0.3:5060 -m -w 0`, `
+farm (name:10.0.0.1-5060-sctp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:5060 mode:dnat protocol:sctp scheduler:rr all-down:refuse backends:[(name:10.1.0.1-5060 ip-addr:10.1.0.1 port:5060 priority:2) (name:10.1.0.2-5060 ip-addr:10.1.0.2 port:5060 priority:1) (name:10.1.0.3-5060 ip-addr:10.1.0.3 port:5060 priority:3 state:draining)])
+2 scheduler fo: becomes priorities
+3 NAT: becomes mode dnat`},
+		"every port": {`
+-A -t 10.0.0.1:0 -s rr -p 300
+-a -t 10.0.0.1:0 -r 10.1.0.1:0 -m -w 1`, `
+farm (name:10.0.0.1-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:1-65535 mode:dnat protocol:tcp scheduler:rr persistence:srcip persist-ttl:300 all-down:refuse backends:[(name:10.1.0.1 ip-addr:10.1.0.1)])
+3 NAT: becomes mode dnat`},
+		"tunnels, marks, names, mixed methods": {`
+-A -t 10.0.0.1:80 -s rr
+-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gue --tun-port 6080
+-A -f 7 -s rr
+-a -f 7 -r 10.1.0.1:0 -m -w 1
+-A -t www:http -s rr -o
+-A -t 10.0.0.2:80 -s rr --pe sip
+-a -t 10.0.0.2:80 -r 10.1.0.1:80 -g -w 1
+-a -t 10.0.0.2:80 -r 10.1.0.2:80 -m -w 1
+-a -t 10.0.0.2:80 -r [2001:db8::1]:80 -g -w 1
+-a -t 10.0.0.9:80 -r 10.1.0.2:80 -m -w 1
+--set 900 120 300`, `
+farm (name:10.0.0.2-80-tcp family:ipv4 virtual-addr:10.0.0.2 virtual-ports:80 mode:dsr protocol:tcp scheduler:maglev sched-param:srcip srcport all-down:refuse backends:[(name:10.1.0.1-80 ip-addr:10.1.0.1)])
+2 tcp 10.0.0.1:80: left out
+3 10.1.0.1:80: left out
+4 mark 7: left out with its servers
+6 tcp www:http: left out with its servers
+7 --pe sip: left out
+7 scheduler rr: becomes maglev by srcip srcport
+9 10.1.0.2:80: left out
+10 [2001:db8::1]:80: left out
+11 -r 10.1.0.2:80: left out
+12 --set 900 120 300: left out`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			doc, notes, err := IPVS(strings.NewReader(c.dump))
+			compare(t, imported(t, doc, notes, err), c.want)
+		})
+	}
+}
+
+// Long options say the same as short ones, as ipvsadm-restore reads both.
+func TestIPVSLongOptions(t *testing.T) {
+	short, _, err := IPVS(strings.NewReader("-A -t 10.0.0.1:80 -s wrr -p 60\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 2\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	long, _, err := IPVS(strings.NewReader("# saved\nipvsadm --add-service --tcp-service=10.0.0.1:80 --scheduler wrr --persistent=60\n" +
+		"--add-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.1:80 --masquerading --weight 2\n"))
+	if err != nil || !reflect.DeepEqual(short, long) {
+		t.Errorf("long options make %+v, %v", long, err)
+	}
+}
+
+func TestNothingToImport(t *testing.T) {
+	if _, _, err := IPVS(strings.NewReader("\n# nothing\n")); err == nil || !strings.Contains(err.Error(), "ipvsadm -Sn") {
+		t.Errorf("an empty dump: %v", err)
+	}
+}
+
+func FuzzIPVS(f *testing.F) {
+	f.Add("-A -t 10.0.0.1:80 -s wrr -p 300 -M 255.255.255.0\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1 -x 3 -y 2")
+	f.Add("-A -u [2001:db8::1]:53 -s mh -b mh-port\n-a -u [2001:db8::1]:53 -r [2001:db8::2]:53 -g -w 0")
+	f.Add("-A -f 1 -s fo -6 -o --pe sip\n--tun-type=gue -p")
+	f.Fuzz(func(t *testing.T, text string) {
+		sound(t, text, func() (*Document, []Note, error) { return IPVS(strings.NewReader(text)) })
+	})
+}
+
+// sound tells whether what was imported holds together, and comes out the same again.
+func sound(t *testing.T, text string, read func() (*Document, []Note, error)) {
+	doc, notes, err := read()
+	again, notesAgain, errAgain := read()
+	if !reflect.DeepEqual(doc, again) || !reflect.DeepEqual(notes, notesAgain) || (err == nil) != (errAgain == nil) {
+		t.Fatal("read twice, it is not the same")
+	}
+	if err != nil {
+		return
+	}
+	lines := strings.Count(text, "\n") + 1
+	for _, n := range notes {
+		if n.Line < 1 || n.Line > lines || n.Why == "" {
+			t.Errorf("of %d lines: %+v", lines, n)
+		}
+	}
+	encoded, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Document
+	if err := json.Unmarshal(encoded, &back); err != nil {
+		t.Fatal(err)
+	}
+	if twice, _ := json.Marshal(back); string(twice) != string(encoded) {
+		t.Errorf("read back, it is\n%s\nand was\n%s", twice, encoded)
+	}
+}

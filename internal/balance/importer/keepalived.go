@@ -1,0 +1,294 @@
+package importer
+
+import (
+	"cmp"
+	"io"
+	"net/netip"
+	"regexp"
+	"strings"
+)
+
+// Keepalived reads the virtual servers of a keepalived.conf, by keepalived.conf(5) of keepalived
+// 2.2.7. What keepalived does beside them, VRRP above all, is not a balancer's and is left out.
+func Keepalived(r io.Reader) (*Document, []Note, error) {
+	p := keepalivedReader{builder: newBuilder(), groups: map[string]*statement{}}
+	file, err := readConf(r, &p.notes)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range file {
+		if s.word(0) == "virtual_server_group" {
+			p.groups[s.word(1)] = s
+		}
+	}
+	for _, s := range file {
+		p.top(s)
+	}
+	return p.result("a keepalived.conf with blocks virtual_server")
+}
+
+type keepalivedReader struct {
+	*builder
+	groups map[string]*statement
+}
+
+// top reads a statement that is in no block.
+func (p *keepalivedReader) top(s *statement) {
+	word := s.word(0)
+	switch {
+	case word == "virtual_server":
+		p.virtualServer(s)
+	case word == "virtual_server_group": // read with the services that name it
+	case strings.HasPrefix(word, "include"):
+		p.notes.add(s.line, s.text(), "left out: import that file by itself")
+	case strings.HasPrefix(word, "vrrp_"):
+		p.notes.add(s.line, s.text(), "left out: keepalived goes on with VRRP; 'sluice balance keepalived' writes a configuration for it")
+	default:
+		p.notes.add(s.line, s.text(), "left out: it is no virtual server")
+	}
+}
+
+// virtualServerWords are the words of a virtual_server block: "" for those that are heeded, for
+// others why they are left out.
+var virtualServerWords = map[string]string{
+	"lb_algo": "", "lvs_sched": "", "lb_kind": "", "lvs_method": "", "protocol": "", "snmp_name": "",
+	"flag-1": "", "flag-2": "", "flag-3": "", "sh-port": "", "sh-fallback": "", "mh-port": "", "mh-fallback": "",
+	"persistence_timeout": "", "persistence_granularity": "",
+	"real_server": "", "sorry_server": "", "sorry_server_lvs_method": "",
+	"delay_loop": "", "connect_timeout": "", "retry": "", "delay_before_retry": "", "virtualhost": "",
+	"ops":                  "packets of a flow go to one server; a scheduling of single datagrams is not available",
+	"hashed":               "it means nothing to this scheduler",
+	"persistence_engine":   "clients are remembered by address, not by what is in their packets",
+	"quorum":               "the sorry server serves once all others are down, whatever their weights",
+	"hysteresis":           "the sorry server serves once all others are down, whatever their weights",
+	"sorry_server_inhibit": "there is no such choice here",
+	"ip_family":            "a farm is of the family of its address",
+	"ha_suspend":           "servers are checked whether or not this machine has the address",
+}
+
+// realServerWords are those of a real_server block.
+var realServerWords = map[string]string{
+	"weight": "", "lvs_method": "", "lb_kind": "", "uthreshold": "", "lthreshold": "",
+	"delay_loop": "", "connect_timeout": "", "retry": "", "delay_before_retry": "", "virtualhost": "",
+	"snmp_name": "a backend's name is made of its address",
+}
+
+// anyServerWords are those of both.
+var anyServerWords = map[string]string{
+	"alpha":              "there is no such choice here",
+	"omega":              "there is no such choice here",
+	"inhibit_on_failure": "there is no such choice here: what becomes of the connections of a server that fails is the same for all",
+	"warmup":             "checks are spread over their interval anyway",
+	"smtp_alert":         "no mails are sent",
+	"quorum_up":          "no scripts are run",
+	"quorum_down":        "no scripts are run",
+	"notify_up":          "no scripts are run",
+	"notify_down":        "no scripts are run",
+}
+
+func (p *keepalivedReader) virtualServer(vs *statement) {
+	unheeded(&p.notes, vs.block, virtualServerWords, anyServerWords)
+	if vs.word(1) == "fwmark" {
+		p.notes.add(vs.line, vs.text(), "left out with its servers: %s", markedBy)
+		return
+	}
+	s := &service{line: vs.line, what: vs.text(), scheduler: "wlc", protocol: p.protocol(vs)}
+	if name := last(vs.block, "snmp_name"); name != nil {
+		s.name = farmName(name.word(1))
+	}
+	if vs.word(1) == "group" {
+		s.addrs = p.group(vs)
+		s.name = cmp.Or(s.name, farmName(vs.word(2)))
+	} else if where, ok := confPlace(vs.words[1:]); ok {
+		s.addrs = []place{{vs.line, where}}
+	}
+	if len(s.addrs) == 0 {
+		p.notes.add(vs.line, vs.text(), "left out with its servers: it has no address and port; names are not looked up")
+		return
+	}
+	p.balancing(vs, s)
+	p.servers(vs, s)
+	p.add(s)
+}
+
+func (p *keepalivedReader) protocol(vs *statement) string {
+	s := last(vs.block, "protocol")
+	if s == nil {
+		p.notes.add(vs.line, vs.text(), "becomes a service of udp: that is what keepalived 2.2 takes it for, as it does not say protocol")
+		return "udp"
+	}
+	protocol := strings.ToLower(s.word(1))
+	if protocol != "tcp" && protocol != "udp" && protocol != "sctp" {
+		p.notes.add(s.line, s.text(), "becomes tcp: there is no such protocol")
+		return "tcp"
+	}
+	return protocol
+}
+
+// balancing reads the scheduler and persistence.
+func (p *keepalivedReader) balancing(vs *statement, s *service) {
+	if algo := last(vs.block, "lb_algo", "lvs_sched"); algo != nil {
+		s.scheduler = algo.word(1)
+	}
+	for _, flag := range vs.block {
+		switch word := flag.word(0); word {
+		case "flag-1", "flag-2", "flag-3", "sh-port", "sh-fallback", "mh-port", "mh-fallback":
+			s.flags = append(s.flags, word)
+		}
+	}
+	if t := last(vs.block, "persistence_timeout"); t != nil {
+		ok := false
+		if s.persist, ok = number(t.word(1), 1<<31-1); !ok {
+			s.persist = 360 // keepalived's default
+		}
+	}
+	if mask := last(vs.block, "persistence_granularity"); mask != nil && s.persist != 0 {
+		if s.netmask = mask.word(1); s.netmask == "255.255.255.255" || s.netmask == "128" {
+			s.netmask = ""
+		}
+	}
+}
+
+// servers reads the real servers, the sorry server, and how they are checked.
+func (p *keepalivedReader) servers(vs *statement, s *service) {
+	usual := p.method(last(vs.block, "lb_kind", "lvs_method"), masquerade)
+	checks := checkReader{notes: &p.notes, service: s}
+	for _, rs := range vs.block {
+		if rs.word(0) != "real_server" {
+			continue
+		}
+		unheeded(&p.notes, rs.block, realServerWords, anyServerWords, checkWords)
+		where, ok := confPlace(rs.words[1:])
+		if !ok {
+			p.notes.add(rs.line, rs.text(), "left out: it has no address and port; names are not looked up")
+			continue
+		}
+		r := server{line: rs.line, AddrPort: where, weight: 1}
+		r.method = p.method(last(rs.block, "lb_kind", "lvs_method"), usual)
+		p.number(rs, "weight", &r.weight, 65535)
+		p.number(rs, "uthreshold", &r.upper, 1<<31-1)
+		p.number(rs, "lthreshold", &r.lower, 1<<31-1)
+		s.servers = append(s.servers, r)
+		checks.server(vs, rs)
+	}
+	sorry := last(vs.block, "sorry_server")
+	if sorry == nil {
+		return
+	}
+	if where, ok := confPlace(sorry.words[1:]); ok {
+		s.sorry = &server{line: sorry.line, AddrPort: where, weight: 1, method: p.method(last(vs.block, "sorry_server_lvs_method"), usual)}
+	} else {
+		p.notes.add(sorry.line, sorry.text(), "left out: it has no address and port; names are not looked up")
+	}
+}
+
+// number reads the number of a word in a block, if it is there.
+func (p *keepalivedReader) number(in *statement, word string, into *int, most int) {
+	s := last(in.block, word)
+	if s == nil {
+		return
+	}
+	if n, ok := number(s.word(1), most); ok {
+		*into = n
+	} else {
+		p.notes.add(s.line, s.text(), "left out: it is no number up to %d", most)
+	}
+}
+
+func (p *keepalivedReader) method(s *statement, usual method) method {
+	if s == nil {
+		return usual
+	}
+	switch strings.ToUpper(s.word(1)) {
+	case "NAT":
+		return masquerade
+	case "DR":
+		return direct
+	case "TUN":
+		return tunnel
+	}
+	p.notes.add(s.line, s.text(), "left out: it is none of NAT, DR and TUN")
+	return usual
+}
+
+// confPlace reads an address and perhaps a port.
+func confPlace(words []string) (netip.AddrPort, bool) {
+	if len(words) == 0 {
+		return netip.AddrPort{}, false
+	}
+	a, ok := address(words[0])
+	port := 0
+	if ok && len(words) > 1 {
+		port, ok = number(words[1], 65535)
+	}
+	return netip.AddrPortFrom(a, uint16(port)), ok
+}
+
+// group returns the places of the group that a virtual server names.
+func (p *keepalivedReader) group(vs *statement) []place {
+	var places []place
+	g := p.groups[vs.word(2)]
+	if g == nil {
+		return nil
+	}
+	for _, s := range g.block {
+		if s.word(0) == "fwmark" {
+			p.notes.add(s.line, s.text(), "left out: %s", markedBy)
+			continue
+		}
+		port, ok := 0, true
+		if len(s.words) > 1 {
+			port, ok = number(s.word(1), 65535)
+		}
+		addrs, isSpan := span(s.word(0))
+		if !ok || !isSpan {
+			p.notes.add(s.line, s.text(), "left out: it is no address and port, nor a range of at most %d addresses", mostOfRange)
+			continue
+		}
+		for _, a := range addrs {
+			places = append(places, place{s.line, netip.AddrPortFrom(a, uint16(port))})
+		}
+	}
+	return places
+}
+
+// mostOfRange is the most addresses that a range of a group may have.
+const mostOfRange = 256
+
+// span reads an address, a prefix, or a range: 10.0.0.1-10.0.0.9 or 10.0.0.1-9.
+func span(s string) ([]netip.Addr, bool) {
+	from, to, ranged := strings.Cut(s, "-")
+	first, ok := address(from)
+	end := first
+	if prefix, err := netip.ParsePrefix(s); err == nil {
+		first, ok = address(prefix.Masked().Addr().String())
+		var addrs []netip.Addr
+		for a := first; ok && prefix.Contains(a) && len(addrs) <= mostOfRange; a = a.Next() {
+			addrs = append(addrs, a)
+		}
+		return addrs, ok && len(addrs) <= mostOfRange
+	} else if ranged {
+		if i := strings.LastIndexAny(from, ".:"); !strings.ContainsAny(to, ".:") {
+			to = from[:i+1] + to
+		}
+		end, _ = address(to)
+	}
+	if !ok || !end.IsValid() || end.Less(first) || end.Is4() != first.Is4() {
+		return nil, false
+	}
+	addrs := []netip.Addr{first}
+	for a := first; a != end && len(addrs) <= mostOfRange; addrs = append(addrs, a) {
+		a = a.Next()
+	}
+	return addrs, len(addrs) <= mostOfRange
+}
+
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,62}$`)
+
+// farmName returns a name if a farm can have it, else "".
+func farmName(s string) string {
+	if plainName.MatchString(s) {
+		return s
+	}
+	return ""
+}

@@ -1,0 +1,290 @@
+package importer
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// service is a virtual service of IPVS, as ipvsadm and keepalived describe it.
+type service struct {
+	line      int
+	what      string // how it is called where it was read
+	name      string // of the farm; "": made from the first address
+	addrs     []place
+	protocol  string
+	scheduler string
+	flags     []string // of the scheduler
+	persist   int      // seconds; 0: no persistence
+	netmask   string   // clients are remembered by network; "": by address
+	servers   []server
+	sorry     *server // serves once all others are down
+	check     *HealthCheck
+}
+
+// markedBy says why a service that is found by a mark is left out.
+const markedBy = "a rule of the firewall decides what has the mark; give the farm addresses and ports"
+
+// place is where clients find a service. Port 0 is every port.
+type place struct {
+	line int
+	netip.AddrPort
+}
+
+// server is a real server. Port 0 is the port that the client asked for.
+type server struct {
+	line int
+	netip.AddrPort
+	method       method
+	weight       int // 0: no new connections
+	upper, lower int // thresholds of connections; 0: none
+}
+
+// method is how packets get to a server.
+type method string
+
+const (
+	masquerade method = "dnat"
+	direct     method = "dsr"
+	tunnel     method = "tunnel" // we have none
+)
+
+// builder makes farms of services, in a document without double names and addresses.
+type builder struct {
+	doc    Document
+	notes  notes
+	names  map[string]bool
+	places map[string]bool
+}
+
+func newBuilder() *builder { return &builder{names: map[string]bool{}, places: map[string]bool{}} }
+
+// result is what an importer returns. A file that has nothing to import is most likely of another
+// format.
+func (b *builder) result(format string) (*Document, []Note, error) {
+	if len(b.doc.Farms) == 0 && len(b.notes.list) == 0 {
+		return nil, nil, fmt.Errorf("find virtual services: there are none in this file; give %s", format)
+	}
+	return &b.doc, b.notes.sorted(), nil
+}
+
+// add makes a farm of a service, unless nothing of it can be served.
+func (b *builder) add(s *service) {
+	servers := b.reachable(s)
+	if len(servers) == 0 && len(s.servers) > 0 {
+		b.notes.add(s.line, s.what, "left out: it has no servers that can be reached")
+		return
+	}
+	places := b.free(s, servers)
+	if len(places) == 0 {
+		b.notes.add(s.line, s.what, "left out: it has no address")
+		return
+	}
+	f := &Farm{Family: family(places[0].Addr()), Mode: string(masquerade), Protocol: s.protocol, AllDown: "refuse"}
+	if len(servers) > 0 {
+		f.Mode = string(servers[0].method)
+	}
+	f.Name = b.name(s.name, placeName(places[0], s.protocol))
+	f.VirtualAddr, f.VirtualPorts = new(places[0].Addr().String()), new(ports(places[0].Port()))
+	for _, p := range places[1:] {
+		f.Addresses = append(f.Addresses, &Address{Name: placeName(p, s.protocol), Family: f.Family,
+			IP: p.Addr().String(), Ports: new(ports(p.Port())), Protocol: s.protocol})
+	}
+	how := b.schedule(s, f)
+	b.persist(s, f)
+	b.backends(f, servers, how, places)
+	b.sorry(s, f)
+	f.HealthCheck = s.check
+	b.doc.Farms = append(b.doc.Farms, f)
+}
+
+// reachable returns the servers that can be in one farm: a farm has one mode and one family.
+func (b *builder) reachable(s *service) []server {
+	var kept []server
+	seen := map[netip.AddrPort]bool{}
+	for _, r := range s.servers {
+		if why := unreachable(r, s, kept); why != "" {
+			b.notes.add(r.line, r.AddrPort.String(), "left out: %s", why)
+		} else if seen[r.AddrPort] {
+			b.notes.add(r.line, r.AddrPort.String(), "left out: this service has it already")
+		} else {
+			seen[r.AddrPort] = true
+			kept = append(kept, r)
+		}
+	}
+	if len(kept) > 0 && kept[0].method == masquerade {
+		b.notes.once(kept[0].line, "NAT", "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine (mode snat does without that)")
+	}
+	return kept
+}
+
+func unreachable(r server, s *service, kept []server) string {
+	switch {
+	case r.method == tunnel:
+		return "a server behind a tunnel needs IPIP, which there is not; use mode dsr on the same network, or dnat"
+	case len(kept) > 0 && kept[0].method != r.method:
+		return fmt.Sprintf("a farm has one mode, and its first server is reached by %s", kept[0].method)
+	case !slices.ContainsFunc(s.addrs, func(p place) bool { return p.Addr().Is4() == r.Addr().Is4() }),
+		len(kept) > 0 && kept[0].Addr().Is4() != r.Addr().Is4():
+		return "it is of another family than the service"
+	}
+	return ""
+}
+
+// free returns the places of a service that are of its servers' family and that no farm has.
+func (b *builder) free(s *service, servers []server) []place {
+	var kept []place
+	for _, p := range s.addrs {
+		is4 := s.addrs[0].Addr().Is4()
+		if len(servers) > 0 {
+			is4 = servers[0].Addr().Is4()
+		}
+		name := placeName(p, s.protocol)
+		switch {
+		case p.Addr().Is4() != is4:
+			b.notes.add(p.line, p.AddrPort.String(), "left out: it is of another family than the servers")
+		case b.places[name]:
+			b.notes.add(p.line, p.AddrPort.String(), "left out: another service has this address, port and protocol")
+		default:
+			b.places[name] = true
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+// name returns a farm's name that is not in use: the one that is wanted, or else made of its place.
+func (b *builder) name(wanted, made string) string {
+	if wanted == "" {
+		wanted = made
+	}
+	name := wanted
+	for i := 2; b.names[name]; i++ {
+		name = fmt.Sprintf("%s-%d", wanted, i)
+	}
+	b.names[name] = true
+	return name
+}
+
+// persist has the farm remember its clients.
+func (b *builder) persist(s *service, f *Farm) {
+	if s.persist == 0 {
+		return
+	}
+	if s.netmask != "" {
+		b.notes.add(s.line, "netmask "+s.netmask, "left out: clients are remembered by address, not by network")
+	}
+	if f.Mode == string(direct) { // schedule has seen to it
+		return
+	}
+	f.Persistence, f.PersistTTL = "srcip", strconv.Itoa(s.persist)
+}
+
+// backends fills in the farm's backends.
+func (b *builder) backends(f *Farm, servers []server, how scheduling, places []place) {
+	rank := how.ranks(servers)
+	for i, r := range servers {
+		k := &Backend{Name: backendName(r), IP: r.Addr().String(), Priority: rank[i]}
+		switch {
+		case r.weight == 0:
+			k.State = "draining"
+		case how.weights:
+			k.Weight = strconv.Itoa(r.weight)
+		case r.weight > 1 && rank[i] == "":
+			b.notes.once(r.line, fmt.Sprintf("weight %d", r.weight), "left out: this scheduler of IPVS does not look at weights")
+		}
+		b.port(f, k, r, places)
+		b.thresholds(f, k, r)
+		f.Backends = append(f.Backends, k)
+	}
+}
+
+// port gives a backend its port, which it can have of its own only where addresses are translated.
+func (b *builder) port(f *Farm, k *Backend, r server, places []place) {
+	other := slices.ContainsFunc(places, func(p place) bool { return p.Port() != r.Port() })
+	switch {
+	case r.Port() == 0:
+	case f.Mode != string(direct):
+		k.Port = strconv.Itoa(int(r.Port()))
+	case other:
+		b.notes.add(r.line, r.AddrPort.String(), "port left out: with direct server return, packets keep the port that the client asked for, also with IPVS")
+	}
+}
+
+func (b *builder) thresholds(f *Farm, k *Backend, r server) {
+	if r.upper > 0 && f.Mode == string(direct) {
+		b.notes.add(r.line, fmt.Sprintf("upper threshold %d", r.upper), "left out: with direct server return, connections are not counted")
+	} else if r.upper > 0 {
+		k.EstLimit = strconv.Itoa(r.upper)
+		b.notes.add(r.line, fmt.Sprintf("upper threshold %d", r.upper), "becomes est-connlimit: connections beyond it are dropped; IPVS would choose another server")
+	}
+	if r.lower > 0 {
+		b.notes.add(r.line, fmt.Sprintf("lower threshold %d", r.lower), "left out: a server is used again as soon as it is below its upper threshold")
+	}
+}
+
+// sorry adds the server of last resort: a backup that serves once all others are out of service.
+// Each one that is out of service lets the next priority serve, hence its priority.
+func (b *builder) sorry(s *service, f *Farm) {
+	r := s.sorry
+	if r == nil {
+		return
+	}
+	if r.method == tunnel || string(r.method) != f.Mode || r.Addr().Is4() != (f.Family == "ipv4") {
+		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: it needs the mode and the family of the other servers")
+		return
+	}
+	name := backendName(*r)
+	if slices.ContainsFunc(f.Backends, func(k *Backend) bool { return k.Name == name }) {
+		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: it is one of the servers")
+		return
+	}
+	k := &Backend{Name: name, IP: r.Addr().String(), Priority: strconv.Itoa(len(f.Backends) + 1)}
+	if r.Port() != 0 && f.Mode != string(direct) {
+		k.Port = strconv.Itoa(int(r.Port()))
+	}
+	f.Backends = append(f.Backends, k)
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "ipv4"
+	}
+	return "ipv6"
+}
+
+// ports is a port as a farm has it. Without ports it would be of all protocols.
+func ports(p uint16) string {
+	if p == 0 {
+		return "1-65535"
+	}
+	return strconv.Itoa(int(p))
+}
+
+func placeName(p place, protocol string) string {
+	return joinPort(p.AddrPort) + "-" + protocol
+}
+
+func backendName(r server) string { return joinPort(r.AddrPort) }
+
+func joinPort(a netip.AddrPort) string {
+	if a.Port() == 0 {
+		return a.Addr().String()
+	}
+	return a.Addr().String() + "-" + strconv.Itoa(int(a.Port()))
+}
+
+// address reads an address that a packet can have as its destination; host names are none.
+func address(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(strings.Trim(s, "[]"))
+	a = a.Unmap()
+	return a, err == nil && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast()
+}
+
+// number reads a whole number in decimal from 0 up to a limit.
+func number(s string, most int) (int, bool) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	return int(n), err == nil && int(n) <= most
+}
