@@ -1,0 +1,157 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+)
+
+// Variant is one of the two programs called iptables: their rules are in the kernel side by side.
+type Variant string
+
+// The variants.
+const (
+	Legacy   Variant = "legacy"
+	NFTables Variant = "nft" // rules that iptables translates to nftables
+)
+
+// other is the other variant.
+func (v Variant) other() Variant {
+	if v == Legacy {
+		return NFTables
+	}
+	return Legacy
+}
+
+// ErrLocked is wrapped when another program holds the lock of xtables for too long.
+var ErrLocked = errors.New("another program holds the lock of xtables (/run/xtables.lock)")
+
+// programs runs the programs of iptables in a network namespace.
+type programs struct {
+	ns   *netns.NS
+	wait time.Duration
+}
+
+// lockedStatus is how iptables-restore ends when it did not get the lock.
+const lockedStatus = 4
+
+// locate finds a program: by the name that tells its variant, or by the plain one if that is of the
+// variant.
+func locate(ctx context.Context, v Variant, v6 bool, what string) (string, error) {
+	name := "iptables"
+	if v6 {
+		name = "ip6tables"
+	}
+	path, err := exec.LookPath(fmt.Sprintf("%s-%s-%s", name, v, what))
+	if err == nil {
+		return path, nil
+	}
+	if plain, plainErr := exec.LookPath(name + "-" + what); plainErr == nil && plainVariant(ctx) == v {
+		return plain, nil
+	}
+	if v == "" {
+		return "", fmt.Errorf("find %s-%s: install the package iptables: %w", name, what, exec.ErrNotFound)
+	}
+	return "", fmt.Errorf("find iptables of the variant %s: install the package iptables, or choose the variant %s: %w", v, v.other(), err)
+}
+
+// plainVariant is what the program called iptables is; "": there is none.
+func plainVariant(ctx context.Context) Variant {
+	out, err := exec.CommandContext(ctx, "iptables", "--version").Output()
+	switch {
+	case err != nil:
+		return ""
+	case bytes.Contains(out, []byte("nf_tables")):
+		return NFTables
+	}
+	return Legacy // older ones say nothing
+}
+
+// run runs a program of a family.
+func (p programs) run(ctx context.Context, v Variant, v6 bool, what, input string, args ...string) ([]byte, error) {
+	path, err := locate(ctx, v, v6, what)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdin = strings.NewReader(input)
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	if err := p.ns.Start(cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", path, err)
+	}
+	err = cmd.Wait()
+	if err == nil {
+		return out.Bytes(), nil
+	}
+	said := strings.TrimSpace(stderr.String())
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "lock"):
+		return nil, fmt.Errorf("change iptables: %w, also after %s: end the program that holds it", ErrLocked, p.wait)
+	case unsupported(said):
+		err = unix.EOPNOTSUPP
+	}
+	return nil, fmt.Errorf("run %s: %w: %s", path, err, said)
+}
+
+// unsupported reports whether iptables says that a match or target is not there.
+func unsupported(said string) bool {
+	for _, s := range []string{"Couldn't load", "missing kernel module", "No chain/target/match by that name", "RULE_APPEND failed (No such file"} {
+		if strings.Contains(said, s) {
+			return true
+		}
+	}
+	return false
+}
+
+// restore has iptables-restore change some tables, each in one transaction, and leave all that the
+// input does not name as it is.
+func (p programs) restore(ctx context.Context, v Variant, v6 bool, input string) error {
+	_, err := p.run(ctx, v, v6, "restore", input, "--noflush", "-w", fmt.Sprint(max(1, int(p.wait.Seconds()))))
+	return err
+}
+
+// save returns our rules in all tables of a family, and how many there are of others.
+func (p programs) save(ctx context.Context, v Variant, v6 bool) (chains map[chain][]string, others int, err error) {
+	out, err := p.run(ctx, v, v6, "save", "")
+	if err != nil {
+		return nil, 0, err
+	}
+	chains, others = parse(string(out))
+	return chains, others, nil
+}
+
+// parse reads what iptables-save prints.
+func parse(saved string) (chains map[chain][]string, others int) {
+	chains = map[chain][]string{}
+	table := ""
+	for line := range strings.Lines(saved) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case strings.HasPrefix(line, ":"+prefix):
+			name, _, _ := strings.Cut(line[1:], " ")
+			if c := (chain{table, name}); chains[c] == nil {
+				chains[c] = nil
+			}
+		case strings.HasPrefix(line, "-A "):
+			name, rule, _ := strings.Cut(line[len("-A "):], " ")
+			if c := (chain{table, name}); !c.builtin() || strings.Contains(rule, "-j "+prefix) || strings.Contains(rule, "-g "+prefix) {
+				chains[c] = append(chains[c], strings.Replace(rule, "-p ipencap ", "-p 4 ", 1))
+			} else {
+				others++
+			}
+		}
+	}
+	return chains, others
+}

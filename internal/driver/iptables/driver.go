@@ -1,0 +1,163 @@
+// Package iptables carries out the services of the desired state with iptables, of either variant,
+// and ipset. iptables has no map from a frontend to a backend, so there is a rule for each backend;
+// but a new connection walks a tree of chains and no list of services, and what else is asked of a
+// connection are rules of a constant number, over ipsets.
+//
+// What was programmed outlives the driver in the kernel alone. An adoption compares the text of our
+// rules with what iptables-save prints, and the elements of our sets.
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Options are those of any driver, and which iptables it uses.
+type Options struct {
+	driver.Options
+	// Variant is whose rules ours stand beside; empty: that which has more rules of others, or of
+	// ours, and without any that which the program iptables is of.
+	Variant Variant
+	// LockWait is how long a change waits for the lock of xtables; 0: 10 seconds.
+	LockWait time.Duration
+}
+
+// Driver programs the network namespace of the thread that opened it.
+type Driver struct {
+	programs
+	log      *slog.Logger
+	chosen   Variant // "": it is still to be chosen
+	families [2]family
+	refuse   func(*change) error // tests: what the kernel refuses
+	// remembered is that of the options.
+	remembered func(context.Context) ([]state.Remembered, error)
+	close      func() error
+
+	mu       sync.Mutex // held by every method
+	state    *state.State
+	adopted  bool      // state is what the kernel holds
+	seen     trace     // after the last change
+	doubt    bool      // others may have changed what we programmed since the last adoption
+	compared time.Time // when the kernel was last compared with what is wanted
+	trees    [2]*tree
+	uses     [2]map[string]int // of chains and sets that frontends share, by how many
+	aside    map[state.FrontendKey]driver.SetAside
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// Open opens the driver in the calling thread's network namespace, where it stays. It changes
+// nothing.
+func Open(o Options) (driver.Driver, error) {
+	if o.Policy {
+		return nil, errors.New("the driver iptables carries out no network policy")
+	}
+	return open(o)
+}
+
+func open(o Options) (*Driver, error) {
+	switch o.Variant {
+	case "", Legacy, NFTables:
+	default:
+		return nil, fmt.Errorf("there is no variant %q of iptables: choose %s or %s", o.Variant, Legacy, NFTables)
+	}
+	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, chosen: o.Variant, remembered: o.Remembered, refuse: func(*change) error { return nil }}
+	if d.log == nil {
+		d.log = slog.Default()
+	}
+	if d.wait == 0 {
+		d.wait = 10 * time.Second
+	}
+	for i := range d.families {
+		d.families[i] = family{v6: i == 1, fabric: o.Fabric}
+	}
+	d.close = sync.OnceValue(ns.Close)
+	return d, nil
+}
+
+// Capabilities implements driver.Driver.
+func (d *Driver) Capabilities() driver.Capabilities {
+	return driver.Capabilities{
+		Name:   "iptables",
+		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.Survives | driver.AuditsCheaply | driver.Keeps,
+		Lister: d,
+	}
+}
+
+// Close implements driver.Driver.
+func (d *Driver) Close() error { return d.close() }
+
+// Held implements driver.Driver.
+func (d *Driver) Held(f func(*state.State)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != nil {
+		f(d.state)
+	}
+}
+
+// Frontends implements driver.Lister.
+func (d *Driver) Frontends(context.Context) (map[state.FrontendKey]bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sets, _, err := d.readSets()
+	if err != nil {
+		return nil, err
+	}
+	return d.frontends(sets), nil
+}
+
+// frontends are those in our sets, with whether they are served.
+func (d *Driver) frontends(sets [2]map[string]*set) map[state.FrontendKey]bool {
+	found := map[state.FrontendKey]bool{}
+	for i, f := range d.families {
+		for _, of := range []string{setRefused, setDropped, setFrontends} { // the last one tells
+			if s := sets[i][f.name(of)]; s != nil {
+				for e := range s.elements {
+					found[state.FrontendKey{Addr: e.addr, Protocol: e.protocol, Port: e.port}] = of == setFrontends
+				}
+			}
+		}
+	}
+	return found
+}
+
+// variant chooses the variant once.
+func (d *Driver) variant(ctx context.Context) (Variant, error) {
+	if d.chosen != "" {
+		return d.chosen, nil
+	}
+	rules := map[Variant]int{}
+	var errs []error
+	for _, v := range []Variant{Legacy, NFTables} {
+		for v6 := range 2 {
+			chains, others, err := d.save(ctx, v, v6 == 1)
+			rules[v] += len(chains) + others
+			errs = append(errs, err)
+		}
+	}
+	choice := plainVariant(ctx)
+	switch {
+	case errors.Join(errs[:2]...) == nil && (errors.Join(errs[2:]...) != nil || rules[Legacy] > rules[NFTables]):
+		choice = Legacy
+	case errors.Join(errs[2:]...) == nil && (errors.Join(errs[:2]...) != nil || rules[NFTables] > rules[Legacy]):
+		choice = NFTables
+	case choice == "":
+		return "", fmt.Errorf("choose a variant of iptables: %w", errors.Join(errs...))
+	}
+	d.chosen = choice
+	d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "rules of the other", rules[choice.other()])
+	return choice, nil
+}

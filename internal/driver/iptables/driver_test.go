@@ -1,0 +1,257 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/state"
+)
+
+func run(t testing.TB, d *Driver, name string, args ...string) string {
+	t.Helper()
+	out, err := d.ns.Run(name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func eachVariant(t *testing.T, test func(*testing.T, Variant)) {
+	for _, v := range []Variant{Legacy, NFTables} {
+		t.Run(string(v), func(t *testing.T) { test(t, v) })
+	}
+}
+
+func adopt(t testing.TB, d *Driver, s *state.State) driver.Plan {
+	t.Helper()
+	p, err := d.Adopt(t.Context(), s, driver.Keep{})
+	return apply(t, p, err)
+}
+
+func TestRequirements(t *testing.T) {
+	if err := probe.Missing(t.Context(), Requirements); err != nil {
+		t.Error(err)
+	}
+	eachVariant(t, func(t *testing.T, v Variant) {
+		d := inside(t, Options{Variant: v, Options: driver.Options{Fabric: true}})
+		if err := d.Probe(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if out := run(t, d, "ipset", "list", "-n"); out != "" {
+			t.Errorf("a probe leaves sets: %s", out)
+		}
+	})
+	missing := requirement("nonsense", "9.9", "xt_nonsense", "nat PREROUTING -m nonsense -j RETURN")
+	if err := missing.Met(t.Context()); !errors.Is(err, probe.ErrNotSupported) || !strings.Contains(err.Error(), "xt_nonsense") {
+		t.Errorf("a match that is not there: %v", err)
+	}
+}
+
+// What others have is left as it is, with its counters, whatever we do beside it.
+func TestOthers(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		d := inside(t, Options{Variant: v})
+		program := "iptables-" + string(v)
+		run(t, d, program, "-t", "nat", "-N", "OTHER")
+		run(t, d, program, "-t", "nat", "-A", "PREROUTING", "-c", "7", "700", "-p", "udp", "-j", "OTHER")
+		run(t, d, program, "-t", "nat", "-A", "OTHER", "-c", "5", "500", "-j", "RETURN")
+		run(t, d, program, "-A", "FORWARD", "-c", "3", "300", "-j", "ACCEPT")
+		run(t, d, "ipset", "create", "OTHER", "hash:ip")
+		others := func() (lines []string) {
+			for line := range strings.Lines(run(t, d, program+"-save", "-c")) {
+				if !strings.Contains(line, prefix) && !strings.HasPrefix(line, "#") {
+					lines = append(lines, line)
+				}
+			}
+			return lines
+		}
+		before := others()
+		s := services(30, 3)
+		adopt(t, d, s)
+		k, f := web(3, 4)
+		p, err := d.Update(t.Context(), state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: f}}})
+		apply(t, p, err)
+		if err := d.Purge(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		after := others()
+		for _, line := range before {
+			if !slices.Contains(after, line) {
+				t.Errorf("is gone: %s", line)
+			}
+		}
+		if out := run(t, d, "ipset", "list", "-n"); out != "OTHER\n" {
+			t.Errorf("sets: %s", out)
+		}
+		if out := run(t, d, program+"-save"); strings.Contains(out, prefix) {
+			t.Errorf("is left: %s", out)
+		}
+	})
+}
+
+// What others do to our rules and sets is undone by an adoption, which writes that alone.
+func TestTampered(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		d := inside(t, Options{Variant: v})
+		s := services(30, 3)
+		adopt(t, d, s)
+		program := "iptables-" + string(v)
+		tampered := func(want bool) {
+			t.Helper()
+			d.compared = time.Time{}
+			if got, err := d.Tampered(t.Context()); got != want || err != nil {
+				t.Errorf("tampered: %v, %v", got, err)
+			}
+		}
+		tampered(false)
+		run(t, d, program, "-t", "nat", "-F", servicesChain)
+		tampered(true)
+		run(t, d, program, "-t", "nat", "-D", "PREROUTING", "-j", servicesChain)
+		run(t, d, program, "-t", "nat", "-N", "SLUICE-F-STALE")
+		run(t, d, "ipset", "del", "SLUICE-4-FRONTENDS", "10.96.0.1,tcp:80")
+		run(t, d, "ipset", "add", "SLUICE-4-MASQUERADE", "10.96.0.1,tcp:80")
+		undone := adopt(t, d, s)
+		want := []string{"add SLUICE-4-FRONTENDS 10.96.0.1,tcp:80", ":SLUICE-SERVICES - [0:0]", "-I PREROUTING 1 -j SLUICE-SERVICES", "-X SLUICE-F-STALE", "del SLUICE-4-MASQUERADE 10.96.0.1,tcp:80"}
+		for _, line := range want {
+			if !strings.Contains(undone.String(), line+"\n") {
+				t.Errorf("the plan lacks %s:\n%s", line, undone)
+			}
+		}
+		tampered(false)
+		if p := adopt(t, d, s); p.Len() > 0 {
+			t.Errorf("is not right yet:\n%s", p)
+		}
+		run(t, d, "ip6tables-"+string(v), "-F", "FORWARD")
+		k, f := web(3, 4)
+		p, err := d.Update(t.Context(), state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: f}}})
+		apply(t, p, err)
+		tampered(true)
+	})
+}
+
+// The lock is waited for as long as was asked for, and then named.
+func TestLock(t *testing.T) {
+	lock := filepath.Join(t.TempDir(), "xtables.lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	f, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	d := inside(t, Options{Variant: Legacy, LockWait: time.Second})
+	p, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context()); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "after 1s") {
+		t.Errorf("while the lock is held: %v", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	adopt(t, d, services(1, 1))
+}
+
+// A set of another type under a name of ours is told and left alone.
+func TestForeignSet(t *testing.T) {
+	d := inside(t, Options{Variant: Legacy})
+	run(t, d, "ipset", "create", "SLUICE-4-FRONTENDS", "hash:ip")
+	if _, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{}); err == nil || !strings.Contains(err.Error(), "SLUICE-4-FRONTENDS is another program's") {
+		t.Errorf("a set of another type: %v", err)
+	}
+	if err := d.Purge(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if out := run(t, d, "ipset", "list", "-n"); out != "SLUICE-4-FRONTENDS\n" {
+		t.Errorf("sets: %s", out)
+	}
+}
+
+// Without a choice, the variant is that which has more rules; and with one, ours leave the other.
+func TestVariants(t *testing.T) {
+	eachVariant(t, func(t *testing.T, v Variant) {
+		d := inside(t, Options{})
+		for range 2 {
+			run(t, d, "iptables-"+string(v), "-A", "FORWARD", "-j", "ACCEPT")
+		}
+		run(t, d, "iptables-"+string(v.other()), "-A", "FORWARD", "-j", "ACCEPT")
+		if got, err := d.variant(t.Context()); got != v || err != nil {
+			t.Errorf("variant %s is chosen, %s has more rules: %v", got, v, err)
+		}
+		adopt(t, d, services(5, 1))
+		d.chosen = v.other()
+		adopt(t, d, services(5, 1))
+		for _, at := range []Variant{v, v.other()} {
+			ours := strings.Contains(run(t, d, "iptables-"+string(at)+"-save"), prefix)
+			if ours != (at == v.other()) {
+				t.Errorf("rules of ours in %s: %v", at, ours)
+			}
+		}
+	})
+	if _, err := Open(Options{Variant: "other"}); err == nil || !strings.Contains(err.Error(), "choose legacy or nft") {
+		t.Errorf("another variant: %v", err)
+	}
+}
+
+// While the sources lack something, what the kernel has of it stays.
+func TestKeep(t *testing.T) {
+	d := inside(t, Options{Variant: Legacy})
+	adopt(t, d, services(5, 1))
+	few := services(2, 1)
+	p, err := d.Adopt(t.Context(), few, driver.Keep{Services: true})
+	if err != nil || p.Len() != 0 || p.Kept().Services != 3 {
+		t.Fatalf("kept: %v", err)
+	}
+	apply(t, p, err)
+	if found, err := d.Frontends(t.Context()); len(found) != 5 || err != nil {
+		t.Errorf("frontends: %v, %v", found, err)
+	}
+	if p, err = d.Adopt(t.Context(), services(5, 2), driver.Keep{Services: true}); err != nil || p.Len() == 0 {
+		t.Errorf("nothing is lacking, and nothing planned: %v", err)
+	}
+	adopt(t, d, few)
+	if found, err := d.Frontends(t.Context()); len(found) != 2 || err != nil {
+		t.Errorf("frontends: %v, %v", found, err)
+	}
+}
+
+// A first adoption begins with what another program remembers of clients.
+func TestRemembered(t *testing.T) {
+	s := services(1, 2)
+	k, f := web(0, 2)
+	f.Affinity = time.Hour
+	s.Services.Frontends[k] = f
+	client := netip.MustParseAddr("192.0.2.7")
+	calls := 0
+	remembered := func(context.Context) ([]state.Remembered, error) {
+		calls++
+		return []state.Remembered{
+			{Protocol: k.Protocol, Client: client, Backend: f.Backends[1], Left: time.Minute},
+			{Protocol: k.Protocol, Client: client, Backend: netip.MustParseAddrPort("192.0.2.1:1")},
+		}, nil
+	}
+	d := inside(t, Options{Variant: Legacy, Options: driver.Options{Remembered: remembered}})
+	adopt(t, d, s)
+	list := run(t, d, "ipset", "list", d.families[0].clients(f.Backends[1]))
+	if !strings.Contains(list, "10.96.0.1,tcp:80,192.0.2.7 timeout ") {
+		t.Errorf("the set of clients: %s", list)
+	}
+	before := calls
+	if p := adopt(t, d, s); p.Len() > 0 || calls != before {
+		t.Errorf("a second adoption asks again:\n%s", p)
+	}
+}

@@ -1,0 +1,90 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Requirements are what the driver needs of the kernel. Each is tried in a network namespace of its
+// own, with the variant of the program iptables.
+var Requirements = []*probe.Requirement{
+	requirement("ipset", "3.11", "ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_hash_net"),
+	requirement("match for sets", "3.11", "xt_set", "nat PREROUTING "+(family{}).in(setIPs, "dst")+" -j RETURN",
+		"nat PREROUTING -j SET --add-set "+(family{}).name(setIPs)+" src --exist"),
+	requirement("choice at random", "3.11", "xt_statistic", "nat PREROUTING -m statistic --mode random --probability 0.5 -j RETURN"),
+	requirement("translation", "4.15", "iptable_nat ip6table_nat xt_nat xt_MASQUERADE",
+		"nat PREROUTING -p tcp -j DNAT --to-destination 192.0.2.1:80", "nat POSTROUTING -j MASQUERADE"),
+	requirement("matches for addresses and connections", "3.11", "xt_addrtype xt_conntrack xt_mark xt_tcpudp",
+		"nat PREROUTING -m addrtype --src-type LOCAL -j MARK --set-xmark "+mark, "nat PREROUTING -p tcp -m tcp --dport 80 -m conntrack --ctstate DNAT -m mark --mark "+mark+" -j RETURN"),
+	requirement("match by a BPF program", "3.10", "xt_bpf", "nat POSTROUTING -m bpf --bytecode "+(family{}).hairpin()+" -j RETURN"),
+	requirement("reject", "3.11", "iptable_filter ip6table_filter ipt_REJECT ip6t_REJECT", "filter INPUT -p tcp -j REJECT --reject-with tcp-reset"),
+}
+
+// requirement is met if all our sets can be made and the rules, each after its table and chain, can
+// be added.
+func requirement(name, since, modules string, rules ...string) *probe.Requirement {
+	return &probe.Requirement{Name: name, Since: since, Modules: strings.Fields(modules), Check: func(ctx context.Context) error {
+		i := newImage()
+		for of, kind := range kinds {
+			i.set((family{}).name(of), kind)
+		}
+		for _, r := range rules {
+			at := strings.SplitN(r, " ", 3)
+			i.rule(at[0], at[1], at[2])
+		}
+		return try(ctx, plainVariant(ctx), i)
+	}}
+}
+
+// try has the kernel take an image for IPv4 in a network namespace of its own.
+func try(ctx context.Context, v Variant, i *image) error {
+	return netns.Apart(func() error {
+		d, err := open(Options{Variant: v})
+		if err != nil {
+			return err
+		}
+		return errors.Join(d.carryOut(ctx, v, difference(i.v6(), newImage(), i)), d.Close())
+	})
+}
+
+// v6 reports whether the image is of IPv6.
+func (i *image) v6() bool { return i.sets[(family{v6: true}).name(setIPs)] != nil }
+
+// Probe implements driver.Driver: it tries the whole program of both families in a network
+// namespace of its own. Where the kernel refuses that, the requirements say what it lacks.
+func (d *Driver) Probe(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	v, err := d.variant(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range d.families {
+		i, _ := f.whole(state.NewServices())
+		err := try(ctx, v, i)
+		switch {
+		case errors.Is(err, netns.ErrApart):
+			return nil // the first change will tell
+		case errors.Is(err, unix.EPERM), errors.Is(err, os.ErrPermission):
+			return fmt.Errorf("program iptables: %w: the agent needs the capabilities CAP_NET_ADMIN and CAP_NET_RAW in the network namespace it serves", err)
+		case err != nil:
+			if missing := probe.Missing(ctx, Requirements); missing != nil {
+				err = missing
+			}
+			return fmt.Errorf("program iptables: %w", err)
+		}
+	}
+	return nil
+}

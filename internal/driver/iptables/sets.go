@@ -1,0 +1,131 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// maxElements is the most that one set holds; the kernel's own choice is 65536.
+const maxElements = 1 << 20
+
+// createSet creates a set of a family.
+func (d *Driver) createSet(v6 bool, name string, s *set) error {
+	o := netlink.IpsetCreateOptions{Family: unix.AF_INET, MaxElements: maxElements}
+	if v6 {
+		o.Family = unix.AF_INET6
+	}
+	if s.timeout {
+		o.Timeout = new(uint32)
+	}
+	if err := d.ns.IpsetCreate(name, s.kind, o); err != nil {
+		return fmt.Errorf("create ipset %s of type %s: %w", name, s.kind, err)
+	}
+	return nil
+}
+
+// entry is an element for netlink. Adding what is there, and deleting what is not, succeeds.
+func (e membership) entry() *netlink.IPSetEntry {
+	entry := &netlink.IPSetEntry{Replace: true}
+	if e.left > 0 {
+		left := uint32(max(1, e.left/time.Second))
+		entry.Timeout = &left
+	}
+	if e.protocol != 0 {
+		protocol := uint8(e.protocol)
+		entry.Protocol, entry.Port = &protocol, &e.port
+	}
+	switch {
+	case e.addr.IsValid() && e.net.IsValid():
+		entry.IP, entry.IP2 = e.addr.AsSlice(), e.net.Addr().AsSlice()
+		if !e.net.IsSingleIP() { // a set of type hash:ip,port,ip has no lengths
+			entry.CIDR2 = uint8(e.net.Bits())
+		}
+	case e.addr.IsValid():
+		entry.IP = e.addr.AsSlice()
+	default:
+		entry.IP, entry.CIDR = e.net.Addr().AsSlice(), uint8(e.net.Bits())
+	}
+	return entry
+}
+
+// elementOf is the reverse of entry for a set of a type.
+func elementOf(kind string, entry netlink.IPSetEntry) (e element) {
+	addr, _ := netip.AddrFromSlice(entry.IP)
+	if kind == "hash:net" {
+		e.net = netip.PrefixFrom(addr, int(entry.CIDR))
+		return e
+	}
+	e.addr = addr
+	if entry.Protocol != nil && entry.Port != nil {
+		e.protocol, e.port = model.Protocol(*entry.Protocol), *entry.Port
+	}
+	if other, ok := netip.AddrFromSlice(entry.IP2); ok {
+		e.net = netip.PrefixFrom(other, int(entry.CIDR2))
+	}
+	return e
+}
+
+// readSets reads all our sets. One of another type than ours is not ours, whatever its name: it is
+// an error if ours cannot be there for it.
+func (d *Driver) readSets() (sets [2]map[string]*set, foreign error, err error) {
+	sets = [2]map[string]*set{{}, {}}
+	found, err := d.ns.IpsetListAll()
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return sets, nil, fmt.Errorf("list ipsets: %w", err)
+	}
+	kindOf := map[string]string{}
+	for _, r := range found {
+		i, kind, ours := known(r.SetName)
+		if !ours {
+			continue
+		}
+		if r.TypeName != "" { // the first of some messages
+			kindOf[r.SetName] = r.TypeName
+			if family := []uint8{unix.AF_INET, unix.AF_INET6}[i]; r.TypeName != kind || r.Family != family {
+				foreign = errors.Join(foreign, fmt.Errorf("ipset %s is another program's: it is of type %s, and not %s of its family; remove it, or run that program without it", r.SetName, r.TypeName, kind))
+				kindOf[r.SetName] = ""
+			}
+		}
+		if kindOf[r.SetName] == "" {
+			continue
+		}
+		s := sets[i][r.SetName]
+		if s == nil {
+			s = &set{kind: kind, timeout: kind == clientsKind, elements: map[element]bool{}}
+			sets[i][r.SetName] = s
+		}
+		if s.timeout {
+			continue
+		}
+		for _, e := range r.Entries {
+			s.elements[elementOf(kind, e)] = true
+		}
+	}
+	return sets, foreign, nil
+}
+
+// known returns the family and type of the set that we call so.
+func known(name string) (family int, kind string, ours bool) {
+	for i, p := range []string{prefix + "4-", prefix + "6-"} {
+		of, is := strings.CutPrefix(name, p)
+		switch {
+		case !is:
+			continue
+		case strings.HasPrefix(of, "A-"):
+			return i, clientsKind, true
+		case kinds[of] != "":
+			return i, kinds[of], true
+		case fabricKinds[of] != "":
+			return i, fabricKinds[of], true
+		}
+	}
+	return 0, "", false
+}

@@ -1,0 +1,337 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+// clientsKind is the type of the sets of clients that stay on a backend: the frontend that they
+// asked for, and their address.
+const clientsKind = "hash:ip,port,ip"
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if !d.adopted {
+		return nil, errors.New("update before everything was adopted that the change is about")
+	}
+	return d.planUpdate(delta.Services), nil
+}
+
+func (d *Driver) planUpdate(delta state.ServicesDelta) *plan {
+	p := &plan{d: d, delta: delta}
+	var next [2]*shared
+	for i, f := range d.families {
+		before, after := newImage(), newImage()
+		next[i] = d.update(i, f, delta, before, after)
+		p.changes = append(p.changes, difference(f.v6, before, after))
+	}
+	p.done = func() {
+		d.state.Services.Apply(delta)
+		d.adopted = true
+		for k := range delta.Frontends {
+			delete(d.aside, k)
+		}
+		for i, s := range next {
+			d.trees[i] = s.tree
+			for name, n := range s.uses {
+				if d.uses[i][name] += n; d.uses[i][name] == 0 {
+					delete(d.uses[i], name)
+				}
+			}
+		}
+	}
+	return p
+}
+
+// shared is what frontends share, after a change.
+type shared struct {
+	tree *tree
+	uses map[string]int // how many more than before
+}
+
+// update adds what a change is about to the images before and after it.
+func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, after *image) *shared {
+	have := d.state.Services
+	if delta.Settings != nil {
+		f.settings(have.Settings, before)
+		f.settings(*delta.Settings, after)
+	}
+	f.addresses(setIPs, have.ClusterIPs, delta.ClusterIPs, before, after)
+	f.addresses(setOthers, have.OtherIPs, delta.OtherIPs, before, after)
+	if f.fabric {
+		f.addresses(setPeers, have.Peers, delta.Peers, before, after)
+	}
+	s := &shared{uses: map[string]int{}}
+	goals := map[state.FrontendKey]goal{}
+	chains := map[string][]string{}
+	for k, fe := range delta.Frontends {
+		if !f.holds(k.Addr) {
+			continue
+		}
+		old := have.Frontends[k]
+		f.frontend(k, old, before)
+		f.frontend(k, fe, after)
+		s.change(f.bundle(k, old), -1, chains)
+		if g := s.change(f.bundle(k, fe), 1, chains); !g.equal(d.trees[i].goal[k]) {
+			goals[k] = g
+		}
+	}
+	for name, n := range s.uses {
+		was := d.uses[i][name]
+		for _, at := range []struct {
+			image *image
+			uses  int
+		}{{before, was}, {after, was + n}} {
+			if at.uses > 0 {
+				at.image.shared(name, chains)
+			}
+		}
+	}
+	// A set that the image has in both states is no change but for its elements.
+	for name, s := range before.sets {
+		if after.sets[name] == nil && !s.timeout {
+			after.set(name, s.kind)
+		}
+	}
+	for name, s := range after.sets {
+		if before.sets[name] == nil && !s.timeout {
+			before.set(name, s.kind)
+		}
+	}
+	var places map[place]bool
+	s.tree, places = d.trees[i].with(goals)
+	for p := range places {
+		before.place(d.trees[i], p)
+		after.place(s.tree, p)
+	}
+	return s
+}
+
+// change counts the uses of a bundle, notes the rules of its chains, and returns its goal.
+func (s *shared) change(b *bundle, by int, chains map[string][]string) goal {
+	for name, rules := range b.chains {
+		s.uses[name] += by
+		chains[name] = rules
+	}
+	for name := range b.sets {
+		s.uses[name] += by
+	}
+	return b.goal
+}
+
+// shared adds a chain or a set that frontends share.
+func (i *image) shared(name string, chains map[string][]string) {
+	if rules, is := chains[name]; is {
+		i.rule("nat", name, rules...)
+	} else {
+		i.set(name, clientsKind).timeout = true
+	}
+}
+
+// place adds a chain of a tree, if the tree has the place.
+func (i *image) place(t *tree, p place) {
+	if keys, is := t.find(p); is {
+		t.chains(p, keys, i.nat)
+	}
+}
+
+// nat adds a chain to the table for translation.
+func (i *image) nat(name string, rules []string) { i.rule("nat", name, rules...) }
+
+// addresses adds what really changes of a set of addresses.
+func (f family) addresses(of string, have map[netip.Addr]struct{}, want map[netip.Addr]bool, before, after *image) {
+	for a, in := range want {
+		if _, is := have[a]; is {
+			f.address(before, of, a)
+		}
+		if in {
+			f.address(after, of, a)
+		}
+	}
+}
+
+// whole returns the image of all services, and what its frontends share.
+func (f family) whole(s *state.Services) (*image, *shared) {
+	i := newImage()
+	f.settings(s.Settings, i)
+	for a := range s.ClusterIPs {
+		f.address(i, setIPs, a)
+	}
+	for a := range s.OtherIPs {
+		f.address(i, setOthers, a)
+	}
+	for a := range s.Peers {
+		if f.fabric {
+			f.address(i, setPeers, a)
+		}
+	}
+	all := &shared{uses: map[string]int{}}
+	goals, chains := map[state.FrontendKey]goal{}, map[string][]string{}
+	for k, fe := range s.Frontends {
+		if !f.holds(k.Addr) {
+			continue
+		}
+		f.frontend(k, fe, i)
+		if g := all.change(f.bundle(k, fe), 1, chains); !g.none() {
+			goals[k] = g
+		}
+	}
+	for name := range all.uses {
+		i.shared(name, chains)
+	}
+	all.tree, _ = (&tree{bits: f.bits(), goal: map[state.FrontendKey]goal{}}).with(goals)
+	all.tree.each(func(p place, keys []state.FrontendKey) { all.tree.chains(p, keys, i.nat) })
+	return i, all
+}
+
+// plan is a change of both families.
+type plan struct {
+	d       *Driver
+	changes []*change
+	leave   [2]string // what iptables-restore of the other variant shall do to remove our rules there
+	done    func()    // nil: nothing is changed
+	kept    int
+	want    *state.Services     // of an adoption
+	trees   [2]*tree            // of an adoption, afterwards
+	delta   state.ServicesDelta // of an update
+	spent   bool
+}
+
+// Len implements driver.Plan.
+func (p *plan) Len() (n int) {
+	for _, c := range p.changes {
+		n += c.operations()
+	}
+	for _, l := range p.leave {
+		n += strings.Count(l, "\n")
+	}
+	return n
+}
+
+// String implements driver.Plan.
+func (p *plan) String() string {
+	var b strings.Builder
+	for _, c := range p.changes {
+		b.WriteString(c.String())
+	}
+	for _, l := range p.leave {
+		if l != "" {
+			b.WriteString("# our rules in the other variant of iptables\n" + l)
+		}
+	}
+	return b.String()
+}
+
+// Kept implements driver.Plan.
+func (p *plan) Kept() driver.Kept { return driver.Kept{Services: p.kept} }
+
+// Apply implements driver.Plan.
+func (p *plan) Apply(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p.spent {
+		return errors.New("apply a plan a second time")
+	}
+	if p.spent = true; p.done == nil {
+		d.adopted = d.adopted && p.kept == 0
+		return nil
+	}
+	err := d.apply(ctx, p)
+	if err != nil && refused(err) {
+		err = d.admit(ctx, p, err)
+	}
+	return err
+}
+
+// apply carries out a plan as a whole.
+func (d *Driver) apply(ctx context.Context, p *plan) error {
+	d.adopted = false
+	v, err := d.variant(ctx)
+	if err != nil {
+		return err
+	}
+	if p.want == nil { // a change of ours would hide one of others
+		if err := d.look(ctx); err != nil {
+			d.log.Debug(cannotLook, "error", err)
+		}
+	}
+	for _, c := range p.changes {
+		if err := d.carryOut(ctx, v, c); err != nil {
+			return err
+		}
+	}
+	for i, l := range p.leave {
+		if err := d.leave(ctx, v.other(), i == 1, l); err != nil {
+			return err
+		}
+	}
+	p.done()
+	if d.seen, err = d.trace(ctx); err != nil {
+		d.log.Debug(cannotLook, "error", err)
+	}
+	return nil
+}
+
+// carryOut changes one family. Sets get what is new before rules ask for it, and lose what is old
+// when no rule does any more. Frontends are in their set only while the tree of chains has them:
+// the tree asks for no more than what tells one from the others.
+func (d *Driver) carryOut(ctx context.Context, v Variant, c *change) error {
+	if err := d.refuse(c); err != nil {
+		return err
+	}
+	for name, s := range c.create {
+		if err := d.createSet(c.v6, name, s); err != nil {
+			return err
+		}
+	}
+	frontends := family{v6: c.v6}.name(setFrontends)
+	first := func(m membership) bool { return m.set != frontends }
+	last := func(m membership) bool { return m.set == frontends }
+	err := errors.Join(d.change(c.add, first, d.ns.IpsetAdd), d.change(c.remove, last, d.ns.IpsetDel))
+	if err == nil && c.restore != "" {
+		err = d.restore(ctx, v, c.v6, c.restore)
+	}
+	if err == nil {
+		err = errors.Join(d.change(c.add, last, d.ns.IpsetAdd), d.change(c.remove, first, d.ns.IpsetDel))
+	}
+	if err != nil {
+		return err
+	}
+	for _, name := range c.destroy {
+		if err := d.ns.IpsetDestroy(name); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("destroy ipset %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// change adds or deletes some of the elements.
+func (d *Driver) change(all []membership, some func(membership) bool, by func(string, *netlink.IPSetEntry) error) error {
+	for _, m := range all {
+		if !some(m) {
+			continue
+		}
+		if err := by(m.set, m.entry()); err != nil {
+			return fmt.Errorf("change %s in ipset %s: %w", m.element, m.set, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,296 @@
+// Package ipvs carries out services with the kernel's IPVS: a virtual server for each frontend
+// chooses among its backends, by one of the kernel's schedulers.
+//
+// All else is done by the table of package nftables, with a program that leaves the choice to IPVS:
+// it refuses what has no backends, masquerades, asks for source ranges, remembers clients with
+// session affinity, chooses among the node's own backends for clients from outside
+// (externalTrafficPolicy: Local), as IPVS has one set of backends for an address, and judges by
+// policy what may pass.
+//
+// What was programmed goes on working while no process of ours runs. Virtual servers that are ours
+// carry a tag in their flags, and routes a protocol number; nothing else is changed or removed.
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Options are those of any driver, and what IPVS has beside.
+type Options struct {
+	driver.Options
+	// Scheduler is how backends are chosen, one of model.IPVSSchedulers; "": rr.
+	Scheduler string
+	// Record is the file where former values of kernel parameters are noted, for Purge to restore;
+	// "": they are not restored.
+	Record string
+}
+
+// Driver programs the network namespace of the thread that opened it.
+type Driver struct {
+	*nftables.Driver
+	scheduler string
+	router    router
+	place     place
+	tracked   *conntrack.Conn
+	close     func() error // once
+
+	published atomic.Pointer[[]driver.SetAside]
+
+	mu     sync.Mutex // held by every method that reads or writes what follows
+	conn   *conn
+	have   map[state.FrontendKey]*state.Frontend // what the virtual servers were made of; nil before the first adoption
+	aside  map[state.FrontendKey]setAside
+	uses   map[netip.Addr]int // by how many frontends each address is used that has a route
+	routes routes
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// Requirements are what IPVS needs of the kernel, beside those of package nftables for services.
+var Requirements = []*probe.Requirement{requirement("rr")}
+
+// requirement is that of IPVS with a scheduler.
+func requirement(scheduler string) *probe.Requirement {
+	return &probe.Requirement{
+		Name: "IPVS with the scheduler " + scheduler, Since: "5.9", Modules: []string{"ip_vs", "ip_vs_" + scheduler},
+		Check: func(context.Context) error {
+			c, err := dial()
+			if err != nil {
+				return err
+			}
+			return errors.Join(tryScheduler(c, scheduler), c.close())
+		},
+	}
+}
+
+// tryScheduler says how to load what the kernel lacks.
+func tryScheduler(c *conn, scheduler string) error {
+	err := c.tryScheduler(scheduler)
+	if errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%w: 'modprobe -a ip_vs ip_vs_%s' loads it where the kernel has it as a module", err, scheduler)
+	}
+	return err
+}
+
+// Open opens the driver's sockets in the calling thread's network namespace, where they stay. It
+// changes nothing.
+func Open(o Options) (*Driver, error) {
+	scheduler := cmp.Or(o.Scheduler, "rr")
+	if !slices.Contains(model.IPVSSchedulers, scheduler) {
+		return nil, fmt.Errorf("IPVS has no scheduler %q: choose one of %v", scheduler, model.IPVSSchedulers)
+	}
+	base, err := nftables.Open(nftables.Options{Options: o.Options, IPVS: true})
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{Driver: base, scheduler: scheduler, aside: map[state.FrontendKey]setAside{}}
+	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, errors.Join(err, base.Close())
+	}
+	d.place = place{ns, o.Record}
+	if d.conn, err = dial(); err != nil {
+		return nil, errors.Join(err, ns.Close(), base.Close())
+	}
+	if d.tracked, err = conntrack.Open(); err != nil {
+		return nil, errors.Join(err, d.conn.close(), ns.Close(), base.Close())
+	}
+	d.close = sync.OnceValue(func() error {
+		d.router.h.Close()
+		return errors.Join(d.tracked.Close(), d.conn.close(), ns.Close(), base.Close())
+	})
+	if d.router.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		d.router.h = &netlink.Handle{}
+		return nil, errors.Join(fmt.Errorf("open routing socket: %w", err), d.close())
+	}
+	return d, nil
+}
+
+// Close implements driver.Driver.
+func (d *Driver) Close() error { return d.close() }
+
+// Capabilities implements driver.Driver.
+func (d *Driver) Capabilities() driver.Capabilities {
+	c := d.Driver.Capabilities()
+	c.Name = "ipvs"
+	// Connections end with their virtual server, and what IPVS passes on looks like the node's own to
+	// what judges before connection tracking.
+	c.Can &^= driver.Outlasts | driver.UntrackedPolicy
+	return c
+}
+
+// Probe implements driver.Driver.
+func (d *Driver) Probe(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := requirement(d.scheduler).MetBy(func() error { return tryScheduler(d.conn, d.scheduler) })
+	return errors.Join(err, d.Driver.Probe(ctx))
+}
+
+// SetAside implements driver.Driver.
+func (d *Driver) SetAside() []driver.SetAside {
+	all := d.Driver.SetAside()
+	if own := d.published.Load(); own != nil {
+		all = append(all, *own...)
+		slices.SortFunc(all, driver.SetAside.Compare)
+		all = slices.Compact(all)
+	}
+	return all
+}
+
+// setAside is a frontend that IPVS does not take, and why.
+type setAside struct {
+	frontend *state.Frontend
+	why      string
+}
+
+func (d *Driver) publish() {
+	all := make([]driver.SetAside, 0, len(d.aside))
+	for k, a := range d.aside {
+		all = append(all, driver.SetAside{Kind: string(model.ServiceKind), Name: a.frontend.Service, InForce: model.InForceRest,
+			Reason: fmt.Sprintf("%s is not served: %s", k, a.why)})
+	}
+	d.published.Store(&all)
+}
+
+const foreign = "another program has a virtual server of IPVS there"
+
+// reason is why IPVS refused something, for people.
+func reason(o op, err error) string {
+	switch {
+	case o.cmd == cmdNewService && errors.Is(err, unix.EEXIST):
+		return foreign
+	case o.scheduler != "" && errors.Is(err, unix.ENOENT):
+		return fmt.Sprintf("the kernel has no scheduler %s: 'modprobe ip_vs_%s' loads it", o.scheduler, o.scheduler)
+	}
+	return fmt.Sprintf("IPVS refuses to %s: %v", o, err)
+}
+
+// Tampered implements driver.Driver. IPVS tells nobody of changes: one virtual server of each
+// family, another one each time, stands for all of them.
+func (d *Driver) Tampered(ctx context.Context) (bool, error) {
+	if tampered, err := d.Driver.Tampered(ctx); tampered || err != nil {
+		return tampered, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	asked := map[bool]bool{}
+	for k, f := range d.have {
+		if asked[k.Addr.Is4()] || d.serverOf(k, f) == nil {
+			continue
+		}
+		if has, err := d.conn.has(k); !has || err != nil {
+			return !has && err == nil, err
+		}
+		if asked[k.Addr.Is4()] = true; len(asked) == 2 {
+			break
+		}
+	}
+	return d.router.moved(d.routes)
+}
+
+func (d *Driver) serverOf(k state.FrontendKey, f *state.Frontend) *server {
+	return serverOf(k, f, d.scheduler)
+}
+
+// Purge implements driver.Driver.
+func (d *Driver) Purge(ctx context.Context) error {
+	if err := d.Driver.Purge(ctx); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.have, d.routes, d.uses = nil, nil, nil
+	clear(d.aside)
+	d.publish()
+	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
+		return d.purgeRoutes()
+	} else if err != nil {
+		return err
+	}
+	_, err := d.remove(func(*found) (bool, error) { return true, nil })
+	return errors.Join(err, d.purgeRoutes(), d.place.restore())
+}
+
+// withdrawPause is the time between two looks at connections that are to end.
+const withdrawPause = time.Second
+
+// Withdraw removes all that Purge does but the table of nftables, which a driver of that has made
+// its own: each virtual server once its connections have ended, and the rest when ctx ends. The
+// driver must not be used for anything else.
+func (d *Driver) Withdraw(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
+		return d.purgeRoutes()
+	} else if err != nil {
+		return err
+	}
+	ended := func(f *found) (bool, error) {
+		err := d.conn.destinations(f)
+		return f.connections == 0 || ctx.Err() != nil, err
+	}
+	for {
+		left, err := d.remove(ended)
+		if left == 0 || err != nil {
+			return errors.Join(err, d.purgeRoutes(), d.place.restore())
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(withdrawPause):
+		}
+	}
+}
+
+// remove removes those of our virtual servers that may go, and returns how many are left.
+func (d *Driver) remove(may func(*found) (bool, error)) (left int, err error) {
+	servers, err := d.conn.services()
+	if err != nil {
+		return 0, err
+	}
+	var ops []op
+	for _, f := range servers {
+		if !f.ours() {
+			continue
+		}
+		if goes, err := may(f); err != nil {
+			return 0, err
+		} else if !goes {
+			left++
+			continue
+		}
+		ops = append(ops, op{cmd: cmdDelService, key: f.key})
+	}
+	failed, err := d.conn.do(ops)
+	for i, refused := range failed {
+		err = errors.Join(err, fmt.Errorf("%s: %w", ops[i], refused))
+	}
+	return left, err
+}
+
+func (d *Driver) purgeRoutes() error {
+	all, err := d.router.read()
+	if err != nil {
+		return err
+	}
+	return d.router.remove(all)
+}

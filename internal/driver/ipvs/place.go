@@ -1,0 +1,97 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/sysctl"
+)
+
+// parameters are what the kernel has to be told.
+var parameters = map[string]string{
+	// Connection tracking sees the backends that IPVS chooses, so that nftables can masquerade
+	// after it, and connections end with their destination.
+	"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1",
+	// A node answers ARP only for addresses of the interface that is asked at, and asks as one of
+	// these: the addresses of load balancers are local on all nodes.
+	arpPrefix + "arp_ignore": "1", arpPrefix + "arp_announce": "2",
+}
+
+const arpPrefix = "net.ipv4.conf.all."
+
+// place is a network namespace whose parameters are changed.
+type place struct {
+	ns     *netns.NS
+	record string // where former values are noted; "": nowhere, and they are not restored
+}
+
+// do calls f on a thread in the namespace. It enters it only if the thread is elsewhere, since that
+// takes CAP_SYS_ADMIN, which an agent need not have.
+func (p place) do(f func() error) error {
+	var here, there unix.Stat_t
+	if err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &here), unix.Fstat(p.ns.Fd(), &there)); err != nil {
+		return err
+	}
+	if here.Ino == there.Ino && here.Dev == there.Dev {
+		return f()
+	}
+	return p.ns.Do(f)
+}
+
+// missing are the parameters that have other values. Another strict one of ARP will do.
+func (p place) missing() (left map[string]string, err error) {
+	left = maps.Clone(parameters)
+	err = p.do(func() error {
+		for key, value := range parameters {
+			now, err := sysctl.Read(key)
+			if err != nil {
+				return err
+			}
+			if now == value || strings.HasPrefix(key, arpPrefix) && now != "0" {
+				delete(left, key)
+			}
+		}
+		return nil
+	})
+	return left, err
+}
+
+func (p place) set(want map[string]string) error {
+	if len(want) == 0 {
+		return nil
+	}
+	return p.do(func() error {
+		changed, err := sysctl.Set(p.record, want)
+		if p.record == "" && len(changed) == len(want) { // what is wrong is that nothing was noted
+			return nil
+		}
+		return err
+	})
+}
+
+func (p place) restore() error {
+	if p.record == "" {
+		return nil
+	}
+	return p.do(func() error {
+		_, err := sysctl.Restore(p.record)
+		if errors.Is(err, os.ErrNotExist) { // the module has gone, and its parameters with it
+			return nil
+		}
+		return err
+	})
+}
+
+func parameterText(all map[string]string) (text string) {
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		text += fmt.Sprintf("set %s = %s\n", key, all[key])
+	}
+	return text
+}

@@ -1,0 +1,319 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// plan is a change of IPVS and the routes around one of nftables. What new connections need is
+// there before nftables lets them come, and what none needs any more goes afterwards.
+type plan struct {
+	driver.Plan // of nftables
+	d           *Driver
+
+	parameters    map[string]string
+	routes        routeChange
+	before, after []op
+	// astray are flows to what nobody has served until now. Connection tracking knows them as not
+	// translated: IPVS would serve them, and nothing would masquerade them.
+	astray []conntrack.Filter
+	// frontends are those that it is about, nil where one goes; foreign are where other programs
+	// have virtual servers.
+	frontends map[state.FrontendKey]*state.Frontend
+	foreign   map[state.FrontendKey]bool
+	// done has the driver hold what the plan leads to.
+	done func()
+}
+
+// Len implements driver.Plan.
+func (p *plan) Len() int {
+	return p.Plan.Len() + len(p.parameters) + p.routes.len() + len(p.before) + len(p.after)
+}
+
+// String implements driver.Plan.
+func (p *plan) String() string {
+	var b strings.Builder
+	ops := func(all []op) {
+		for _, o := range all {
+			fmt.Fprintln(&b, o)
+		}
+	}
+	b.WriteString(parameterText(p.parameters) + p.routes.add.text("add"))
+	ops(p.before)
+	b.WriteString(p.Plan.String())
+	ops(p.after)
+	b.WriteString(p.routes.remove.text("delete"))
+	return b.String()
+}
+
+// Apply implements driver.Plan.
+func (p *plan) Apply(ctx context.Context) error {
+	refused, err := p.prepare()
+	if err != nil {
+		return err
+	}
+	if err := p.Plan.Apply(ctx); err != nil {
+		return err
+	}
+	if len(refused) > 0 { // nftables must not lead to what is not there
+		delta := state.Delta{}
+		delta.Services.Frontends = map[state.FrontendKey]*state.Frontend{}
+		for k := range refused {
+			delta.Services.Frontends[k] = nil
+		}
+		without, err := p.d.Driver.Update(ctx, delta)
+		if err == nil {
+			err = without.Apply(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if _, err := p.d.tracked.Delete(ctx, p.astray, nil); err != nil {
+		return err
+	}
+	return p.finish(refused)
+}
+
+// prepare does all that comes before nftables. It returns what IPVS refused, and why.
+func (p *plan) prepare() (map[state.FrontendKey]string, error) {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	err := p.d.place.set(p.parameters)
+	if err == nil {
+		err = p.d.router.add(p.routes.add)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Virtual servers first: nothing is added to one of another program's.
+	refused := map[state.FrontendKey]string{}
+	for _, servers := range []bool{true, false} {
+		some := slices.DeleteFunc(slices.Clone(p.before), func(o op) bool { return o.dest.IsValid() == servers || refused[o.key] != "" })
+		failed, err := p.d.conn.do(some)
+		for _, i := range slices.Sorted(maps.Keys(failed)) {
+			if o := some[i]; refused[o.key] == "" {
+				refused[o.key] = reason(o, failed[i])
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return refused, nil
+}
+
+// finish does all that comes after nftables.
+func (p *plan) finish(refused map[state.FrontendKey]string) error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	after := slices.DeleteFunc(p.after, func(o op) bool { return refused[o.key] != "" })
+	for k, why := range refused {
+		if why != foreign {
+			after = append(after, op{cmd: cmdDelService, key: k})
+		}
+	}
+	failed, err := p.d.conn.do(after)
+	for i, refusal := range failed {
+		err = errors.Join(err, fmt.Errorf("%s: %w", after[i], refusal))
+	}
+	if err = errors.Join(err, p.d.router.remove(p.routes.remove)); err != nil {
+		return err
+	}
+	p.done()
+	for k, f := range p.frontends {
+		delete(p.d.aside, k)
+		delete(p.d.have, k)
+		why := refused[k]
+		if why == "" && p.foreign[k] {
+			why = foreign
+		}
+		switch {
+		case f != nil && why != "":
+			p.d.aside[k] = setAside{f, why}
+		case f != nil:
+			p.d.have[k] = f
+		}
+	}
+	p.d.publish()
+	return nil
+}
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	base, err := d.Driver.Update(ctx, delta)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := &plan{Plan: base, d: d, frontends: delta.Services.Frontends, done: func() {}}
+	if delta.Services.Len() == 0 {
+		return p, nil
+	}
+	if d.have == nil {
+		return nil, errors.New("update services that were never adopted")
+	}
+	touched := map[netip.Addr]int{}
+	for _, k := range slices.SortedFunc(maps.Keys(delta.Services.Frontends), state.FrontendKey.Compare) {
+		now := delta.Services.Frontends[k]
+		p.change(k, d.serverOf(k, d.have[k]), d.serverOf(k, now))
+		if usesRoute(now) {
+			touched[k.Addr]++
+		}
+		if usesRoute(d.had(k)) {
+			touched[k.Addr]--
+		}
+	}
+	if err := d.planRoutes(p, touched); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// change plans that one version of a virtual server follows another.
+func (p *plan) change(k state.FrontendKey, old, now *server) {
+	before, after := changes(k, old, now)
+	p.before, p.after = append(p.before, before...), append(p.after, after...)
+	if k.Protocol == model.UDP && now.serves() && !old.serves() {
+		at := netip.AddrPortFrom(k.Addr, k.Port)
+		p.astray = append(p.astray, conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at})
+	}
+}
+
+// had is a frontend as it was given before, whether or not IPVS took it.
+func (d *Driver) had(k state.FrontendKey) *state.Frontend {
+	if f := d.have[k]; f != nil {
+		return f
+	}
+	return d.aside[k].frontend
+}
+
+// planRoutes plans the routes of addresses that so many frontends more use.
+func (d *Driver) planRoutes(p *plan, touched map[netip.Addr]int) error {
+	p.routes = routeChange{routes{}, routes{}}
+	for a, n := range touched {
+		switch v, has := d.routes[a]; {
+		case !has && d.uses[a]+n > 0:
+			p.routes.add[a] = via{}
+		case has && d.uses[a]+n == 0:
+			p.routes.remove[a] = v
+		}
+	}
+	p.done = func() {
+		for a, n := range touched {
+			if d.uses[a] += n; d.uses[a] == 0 {
+				delete(d.uses, a)
+			}
+		}
+		for a := range p.routes.remove {
+			delete(d.routes, a)
+		}
+		maps.Copy(d.routes, p.routes.add)
+	}
+	return d.router.fill(p.routes.add)
+}
+
+// Adopt implements driver.Driver.
+func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	if want.Services == nil {
+		return d.Driver.Adopt(ctx, want, keep)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	have, others, err := d.read()
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{d: d, frontends: maps.Clone(want.Services.Frontends), foreign: others}
+	d.compare(p, have, keep.Services)
+	if err := d.compareRoutes(p, want.Services, keep.Services); err != nil {
+		return nil, err
+	}
+	if p.Plan, err = d.Driver.Adopt(ctx, p.without(want), keep); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// read returns our virtual servers, and those of others.
+func (d *Driver) read() (have map[state.FrontendKey]*server, others map[state.FrontendKey]bool, err error) {
+	have, others = map[state.FrontendKey]*server{}, map[state.FrontendKey]bool{}
+	all, err := d.conn.services()
+	for _, f := range all {
+		if !f.ours() {
+			others[f.key] = true // one for marked packets has no key, nor has any frontend none
+			continue
+		}
+		if err == nil {
+			err = d.conn.destinations(f)
+		}
+		have[f.key] = &f.server
+	}
+	return have, others, err
+}
+
+// compare plans what makes of the kernel's virtual servers those of the plan's frontends. With
+// keep, those that no frontend names stay.
+func (d *Driver) compare(p *plan, have map[state.FrontendKey]*server, keep bool) {
+	keys := slices.Collect(maps.Keys(p.frontends))
+	for k := range have {
+		if _, named := p.frontends[k]; !named && !keep {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, state.FrontendKey.Compare)
+	for _, k := range keys {
+		if p.foreign[k] {
+			continue
+		}
+		p.change(k, have[k], d.serverOf(k, p.frontends[k]))
+	}
+}
+
+// compareRoutes does the same for routes and parameters.
+func (d *Driver) compareRoutes(p *plan, want *state.Services, keep bool) error {
+	found, err := d.router.read()
+	if err != nil {
+		return err
+	}
+	uses, wanted := usesOf(want), routes{}
+	for a := range uses {
+		wanted[a] = via{}
+	}
+	if err := d.router.fill(wanted); err != nil {
+		return err
+	}
+	p.routes = found.changeTo(wanted)
+	if keep {
+		p.routes.remove = routes{}
+	}
+	if p.parameters, err = d.place.missing(); err != nil {
+		return fmt.Errorf("%w: IPVS needs its parameters; 'modprobe ip_vs' loads it where the kernel has it as a module", err)
+	}
+	p.done = func() {
+		d.uses, d.routes = uses, wanted
+		d.have, d.aside = map[state.FrontendKey]*state.Frontend{}, map[state.FrontendKey]setAside{}
+	}
+	return nil
+}
+
+// without is the state for nftables: without frontends that IPVS cannot serve.
+func (p *plan) without(want *state.State) *state.State {
+	some := *want
+	some.Services = want.Services.Clone()
+	for k := range p.foreign {
+		delete(some.Services.Frontends, k)
+	}
+	return &some
+}

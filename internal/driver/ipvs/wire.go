@@ -1,0 +1,420 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/genetlink"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Commands, attributes and values of IPVS' generic netlink family (linux/ip_vs.h).
+const (
+	familyName, familyVersion = "IPVS", 1
+
+	cmdNewService = 1
+	cmdSetService = 2
+	cmdDelService = 3
+	cmdGetService = 4
+	cmdNewDest    = 5
+	cmdSetDest    = 6
+	cmdDelDest    = 7
+	cmdGetDest    = 8
+
+	attrService = 1
+	attrDest    = 2
+
+	svcFamily    = 1
+	svcProtocol  = 2
+	svcAddr      = 3
+	svcPort      = 4
+	svcMark      = 5
+	svcScheduler = 6
+	svcFlags     = 7
+	svcTimeout   = 8
+	svcNetmask   = 9
+
+	destAddr    = 1
+	destPort    = 2
+	destForward = 3
+	destWeight  = 4
+	destUpper   = 5
+	destLower   = 6
+	destActive  = 7
+	destOther   = 8
+
+	forwardMasquerade = 0
+)
+
+// ownerTag is in the flags of the virtual servers that are ours, in bits that IPVS gives no
+// meaning: it stores and lists them.
+const (
+	ownerTag  = 0x51c00000
+	ownerMask = 0xfff00000
+)
+
+// op is a change of one virtual server or destination.
+type op struct {
+	cmd       uint8
+	key       state.FrontendKey
+	scheduler string         // of a new virtual server, or one that is changed
+	dest      netip.AddrPort // of a destination
+	weight    uint32
+}
+
+// String is what people read in a plan.
+func (o op) String() string {
+	switch o.cmd {
+	case cmdNewService:
+		return fmt.Sprintf("add virtual server %s, scheduler %s", o.key, o.scheduler)
+	case cmdSetService:
+		return fmt.Sprintf("change virtual server %s: scheduler %s", o.key, o.scheduler)
+	case cmdDelService:
+		return fmt.Sprintf("delete virtual server %s", o.key)
+	case cmdNewDest:
+		return fmt.Sprintf("add %s to virtual server %s, weight %d", o.dest, o.key, o.weight)
+	case cmdSetDest:
+		return fmt.Sprintf("change %s of virtual server %s: weight %d", o.dest, o.key, o.weight)
+	}
+	return fmt.Sprintf("delete %s from virtual server %s", o.dest, o.key)
+}
+
+func addrFamily(a netip.Addr) uint16 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func port(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+
+func serviceKey(a *netlink.AttributeEncoder, k state.FrontendKey) {
+	a.Uint16(svcFamily, addrFamily(k.Addr))
+	a.Uint16(svcProtocol, uint16(k.Protocol))
+	a.Bytes(svcAddr, k.Addr.AsSlice())
+	a.Bytes(svcPort, port(k.Port))
+}
+
+// serviceValue writes what a virtual server of ours has beside its key; netmask is that of
+// persistence, which IPVS asks for in any case.
+func serviceValue(a *netlink.AttributeEncoder, scheduler string, is4 bool) {
+	netmask := uint32(128)
+	if is4 {
+		netmask = ^uint32(0)
+	}
+	a.String(svcScheduler, scheduler)
+	flags := binary.NativeEndian.AppendUint32(nil, ownerTag)
+	a.Bytes(svcFlags, binary.NativeEndian.AppendUint32(flags, ^uint32(0)))
+	a.Uint32(svcTimeout, 0)
+	a.Uint32(svcNetmask, netmask)
+}
+
+// encode returns the attributes of the request.
+func (o op) encode() ([]byte, error) {
+	a := netlink.NewAttributeEncoder()
+	a.Nested(attrService, func(a *netlink.AttributeEncoder) error {
+		serviceKey(a, o.key)
+		if o.scheduler != "" {
+			serviceValue(a, o.scheduler, o.key.Addr.Is4())
+		}
+		return nil
+	})
+	if o.dest.IsValid() {
+		a.Nested(attrDest, func(a *netlink.AttributeEncoder) error {
+			a.Bytes(destAddr, o.dest.Addr().AsSlice())
+			a.Bytes(destPort, port(o.dest.Port()))
+			if o.cmd != cmdDelDest {
+				a.Uint32(destForward, forwardMasquerade)
+				a.Uint32(destWeight, o.weight)
+				a.Uint32(destUpper, 0)
+				a.Uint32(destLower, 0)
+			}
+			return nil
+		})
+	}
+	return a.Encode()
+}
+
+// conn is a socket to IPVS. It is written on netlink itself, as the library for IPVS waits for the
+// answer to each request before it sends the next one.
+type conn struct {
+	nl     *netlink.Conn
+	family uint16 // the kernel's number for IPVS; 0: not asked yet
+	// refuse, if set, stands for the kernel in tests: an error is its answer to an op.
+	refuse func(op) error
+}
+
+const (
+	batchSize   = 400              // requests in one system call
+	readBuffer  = 8 << 20          // room for their errors
+	replyTime   = 30 * time.Second // no answer takes so long
+	genlHeader  = 4
+	requestMark = 0xfffffff0 // of the virtual server by which a scheduler is tried
+)
+
+// dial opens a socket in the calling thread's network namespace.
+func dial() (*conn, error) {
+	nl, err := netlink.Dial(unix.NETLINK_GENERIC, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open generic netlink: %w", err)
+	}
+	err = errors.Join(nl.SetReadBuffer(readBuffer), nl.SetOption(netlink.CapAcknowledge, true))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("configure generic netlink: %w", err), nl.Close())
+	}
+	return &conn{nl: nl}, nil
+}
+
+func (c *conn) close() error { return c.nl.Close() }
+
+// ready finds out the family's number. The error wraps unix.ENOENT where the kernel has no IPVS.
+func (c *conn) ready() error {
+	if c.family != 0 {
+		return nil
+	}
+	f, err := genetlink.NewConn(c.nl).GetFamily(familyName)
+	if err != nil {
+		return fmt.Errorf("ask the kernel for IPVS: %w", err)
+	}
+	c.family = f.ID
+	return nil
+}
+
+func (c *conn) message(cmd uint8, flags netlink.HeaderFlags, body []byte) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(c.family), Flags: netlink.Request | flags},
+		Data:   append([]byte{cmd, familyVersion, 0, 0}, body...),
+	}
+}
+
+// do carries out changes in their order and returns the kernel's answer to those that it refused.
+// What is deleted need not be there.
+func (c *conn) do(ops []op) (map[int]error, error) {
+	failed := map[int]error{}
+	if len(ops) == 0 {
+		return failed, nil
+	}
+	if err := c.ready(); err != nil {
+		return failed, err
+	}
+	first := 0
+	for some := range slices.Chunk(ops, batchSize) {
+		if err := c.doSome(some, func(i int, err error) { failed[first+i] = err }); err != nil {
+			return failed, fmt.Errorf("change IPVS: %w", err)
+		}
+		first += len(some)
+	}
+	return failed, nil
+}
+
+func (c *conn) doSome(ops []op, fail func(int, error)) error {
+	batch := make([]netlink.Message, 0, len(ops)+1)
+	index := make([]int, 0, len(ops))
+	for i, o := range ops {
+		if c.refuse != nil {
+			if err := c.refuse(o); err != nil {
+				fail(i, err)
+				continue
+			}
+		}
+		body, err := o.encode()
+		if err != nil {
+			return err
+		}
+		batch, index = append(batch, c.message(o.cmd, 0, body)), append(index, i)
+	}
+	// Only failures are answered, and the no-op at the end, by which the end of them is known.
+	end := netlink.Message{Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge}}
+	if err := c.nl.SetReadDeadline(time.Now().Add(replyTime)); err != nil {
+		return err
+	}
+	sent, err := c.nl.SendMessages(append(batch, end))
+	if err != nil {
+		return err
+	}
+	for {
+		_, err := c.nl.Receive()
+		if err == nil {
+			return nil
+		}
+		i := refusedOf(sent[:len(index)], err)
+		if i < 0 {
+			return err
+		}
+		if o := ops[index[i]]; o.cmd == cmdDelService && errors.Is(err, unix.ESRCH) || o.cmd == cmdDelDest && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)) {
+			continue
+		}
+		fail(index[i], err)
+	}
+}
+
+// refusedOf is the index of the message that an error answers; -1: none.
+func refusedOf(sent []netlink.Message, err error) int {
+	var answer *netlink.OpError
+	if !errors.As(err, &answer) || answer.Sequence == 0 {
+		return -1
+	}
+	return slices.IndexFunc(sent, func(m netlink.Message) bool { return m.Header.Sequence == answer.Sequence })
+}
+
+// get sends a request and yields the attributes of each answer.
+func (c *conn) get(cmd uint8, flags netlink.HeaderFlags, body []byte, yield func(*netlink.AttributeDecoder) error) error {
+	if err := errors.Join(c.ready(), c.nl.SetReadDeadline(time.Now().Add(replyTime))); err != nil {
+		return err
+	}
+	answers, err := c.nl.Execute(c.message(cmd, flags, body))
+	for _, m := range answers {
+		if err != nil || len(m.Data) < genlHeader {
+			break
+		}
+		var a *netlink.AttributeDecoder
+		if a, err = netlink.NewAttributeDecoder(m.Data[genlHeader:]); err == nil {
+			for a.Next() {
+				a.Nested(yield)
+			}
+			err = a.Err()
+		}
+	}
+	return err
+}
+
+// found is a virtual server as the kernel has it.
+type found struct {
+	key   state.FrontendKey
+	mark  uint32 // of one for marked packets, which has no key
+	flags uint32
+	server
+	connections int // that its destinations have, those included that are about to end
+}
+
+func (f *found) ours() bool { return f.flags&ownerMask == ownerTag && f.mark == 0 }
+
+// services lists the virtual servers, without their destinations.
+func (c *conn) services() (all []*found, err error) {
+	err = c.get(cmdGetService, netlink.Dump, nil, func(a *netlink.AttributeDecoder) error {
+		f := &found{server: server{weights: map[netip.AddrPort]uint32{}}}
+		var addr []byte
+		family := uint16(0)
+		for a.Next() {
+			switch a.Type() {
+			case svcFamily:
+				family = a.Uint16()
+			case svcProtocol:
+				f.key.Protocol = model.Protocol(a.Uint16())
+			case svcAddr:
+				addr = a.Bytes()
+			case svcPort:
+				f.key.Port = readPort(a.Bytes())
+			case svcMark:
+				f.mark = a.Uint32()
+			case svcScheduler:
+				f.scheduler = a.String()
+			case svcFlags:
+				if b := a.Bytes(); len(b) >= 4 {
+					f.flags = binary.NativeEndian.Uint32(b)
+				}
+			}
+		}
+		f.key.Addr = readAddr(family, addr)
+		all = append(all, f)
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("list virtual servers of IPVS: %w", err)
+	}
+	return all, err
+}
+
+// destinations reads those of a virtual server, with their connections.
+func (c *conn) destinations(f *found) error {
+	body, err := op{key: f.key}.encode()
+	if err == nil {
+		err = c.get(cmdGetDest, netlink.Dump, body, func(a *netlink.AttributeDecoder) error {
+			var addr []byte
+			p, weight := uint16(0), uint32(0)
+			for a.Next() {
+				switch a.Type() {
+				case destAddr:
+					addr = a.Bytes()
+				case destPort:
+					p = readPort(a.Bytes())
+				case destWeight:
+					weight = a.Uint32()
+				case destActive, destOther:
+					f.connections += int(a.Uint32())
+				}
+			}
+			f.weights[netip.AddrPortFrom(readAddr(addrFamily(f.key.Addr), addr), p)] = weight
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("list destinations of virtual server %s: %w", f.key, err)
+	}
+	return nil
+}
+
+// has reports whether there is a virtual server of a key.
+func (c *conn) has(k state.FrontendKey) (bool, error) {
+	body, err := op{key: k}.encode()
+	if err == nil {
+		err = c.get(cmdGetService, 0, body, func(*netlink.AttributeDecoder) error { return nil })
+	}
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// tryScheduler adds a virtual server with a scheduler, for packets of a mark that none has, and
+// deletes it.
+func (c *conn) tryScheduler(name string) error {
+	if err := c.ready(); err != nil {
+		return err
+	}
+	for _, cmd := range []uint8{cmdNewService, cmdDelService} {
+		a := netlink.NewAttributeEncoder()
+		a.Nested(attrService, func(a *netlink.AttributeEncoder) error {
+			a.Uint16(svcFamily, unix.AF_INET)
+			a.Uint32(svcMark, requestMark)
+			serviceValue(a, name, true)
+			return nil
+		})
+		body, err := a.Encode()
+		if err == nil {
+			_, err = c.nl.Execute(c.message(cmd, netlink.Acknowledge, body))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readPort(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b)
+}
+
+// readAddr reads an address, which has room for one of IPv6 whatever it is.
+func readAddr(family uint16, b []byte) netip.Addr {
+	n := 16
+	if family == unix.AF_INET {
+		n = 4
+	}
+	if len(b) < n {
+		return netip.Addr{}
+	}
+	a, _ := netip.AddrFromSlice(b[:n])
+	return a
+}

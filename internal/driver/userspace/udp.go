@@ -1,0 +1,157 @@
+package userspace
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How long a UDP flow lives without a datagram, as in the kernel: one whose client has sent one
+// datagram, and one whose client went on.
+const (
+	firstTime = 30 * time.Second
+	flowTime  = 2 * time.Minute
+)
+
+// flows are those of a frontend.
+type flows struct {
+	fe   *frontend
+	conn *net.UDPConn
+
+	mu   sync.Mutex
+	live map[netip.AddrPort]*flow // by client
+}
+
+// flow is what a client and a backend send each other.
+type flow struct {
+	*session
+	client netip.AddrPort
+	back   *net.UDPConn
+	life   atomic.Int64 // how long it lives without a datagram
+}
+
+// listenUDP begins to take datagrams.
+func (fe *frontend) listenUDP(at netip.AddrPort) error {
+	conn, err := fe.d.sockets.packets(at, fe.d.redirect != nil)
+	if err != nil {
+		return err
+	}
+	fe.listener = conn
+	all := &flows{fe: fe, conn: conn, live: map[netip.AddrPort]*flow{}}
+	fe.d.start(all.serve)
+	return nil
+}
+
+// serve carries what clients send to backends.
+func (all *flows) serve() {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, from, err := all.conn.ReadFromUDPAddrPort(buffer)
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			all.end()
+			return
+		case err != nil:
+			continue // an ICMP error for an earlier answer
+		}
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+		for range 2 {
+			f := all.flow(from)
+			if f == nil || f.send(buffer[:n]) {
+				break
+			}
+			all.forget(f) // its backend is gone: the datagram is for another one
+		}
+	}
+}
+
+// send passes a datagram on to the backend; false: it can't be sent there any more.
+func (f *flow) send(datagram []byte) bool {
+	_, err := f.back.Write(datagram)
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNREFUSED) {
+		return false
+	}
+	f.touch()
+	return true
+}
+
+// touch has the flow live from now on.
+func (f *flow) touch() { _ = f.back.SetReadDeadline(time.Now().Add(time.Duration(f.life.Load()))) }
+
+// forget ends a flow.
+func (all *flows) forget(f *flow) {
+	f.cut()
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.live[f.client] == f {
+		delete(all.live, f.client)
+	}
+}
+
+// flow returns the client's flow, which may be a new one, or nil if it can't have one.
+func (all *flows) flow(from netip.AddrPort) *flow {
+	all.mu.Lock()
+	f := all.live[from]
+	all.mu.Unlock()
+	if f != nil {
+		f.life.Store(int64(flowTime))
+		return f
+	}
+	d := all.fe.d
+	if !d.admit() {
+		return nil
+	}
+	if s := all.fe.begin(from.Addr(), nil); s != nil {
+		back, err := s.dial("udp", from.Addr())
+		if err == nil {
+			f = &flow{session: s, client: from, back: back.(*net.UDPConn)}
+			f.life.Store(int64(firstTime))
+			all.mu.Lock()
+			all.live[from] = f
+			all.mu.Unlock()
+			d.start(func() { all.answer(f) })
+			return f
+		}
+		s.end()
+	}
+	d.now.Add(-1)
+	return nil
+}
+
+// buffers hold a datagram while it is carried.
+var buffers = sync.Pool{New: func() any { return new([1 << 16]byte) }}
+
+// answer carries what the backend sends to the client, until neither has sent anything for a while,
+// the flow is cut, or the backend refuses it.
+func (all *flows) answer(f *flow) {
+	defer all.fe.d.now.Add(-1)
+	defer f.end()
+	defer all.forget(f)
+	raw, err := f.back.SyscallConn()
+	for err == nil {
+		err = await(raw.Read, func(fd int) error {
+			buffer := buffers.Get().(*[1 << 16]byte)
+			defer buffers.Put(buffer)
+			n, _, err := unix.Recvfrom(fd, buffer[:], unix.MSG_DONTWAIT)
+			if err == nil {
+				_, _ = all.conn.WriteToUDPAddrPort(buffer[:n], f.client)
+			}
+			return err
+		})
+		f.touch()
+	}
+}
+
+// end cuts all flows.
+func (all *flows) end() {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, f := range all.live {
+		f.cut()
+	}
+}

@@ -1,0 +1,30 @@
+package userspace_test
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/drivertest"
+	"sluice.dev/sluice/internal/driver/userspace"
+)
+
+// TestMain has room for the files of thousands of clients, servers and flows in between, where that
+// is allowed.
+func TestMain(m *testing.M) {
+	const files = 1 << 17
+	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files})
+	os.Exit(m.Run())
+}
+
+func TestPackets(t *testing.T) {
+	drivertest.Run(t, func() (driver.Driver, error) { return userspace.Open(userspace.Options{}) })
+}
+
+func TestPacketsTransparent(t *testing.T) {
+	drivertest.Run(t, func() (driver.Driver, error) {
+		return userspace.Open(userspace.Options{ClientAddress: userspace.Transparent})
+	})
+}
