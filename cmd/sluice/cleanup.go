@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -39,20 +41,18 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	if agent.Alive(socket) {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 	}
-	d, err := openDriver(driver.Options{})
-	if err != nil {
-		return privilege(err)
-	}
-	defer func() { _ = d.Close() }()
-	err = d.Purge(cmd.Context())
+	err := programmed{&modeFlags{record: sysctl.RecordPath(socket)}}.purge(cmd.Context())
 	if errors.Is(err, driver.ErrBusy) {
 		return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; nothing was removed", err)
 	}
 	if err != nil {
-		return privilege(fmt.Errorf("remove tables: %w", err))
+		return privilege(fmt.Errorf("remove services and policy: %w", err))
 	}
 	if err := purgeFabric(cmd.Context()); err != nil {
 		return privilege(fmt.Errorf("remove tunnels and routes: %w", err))
+	}
+	if err := purgeFarms(cmd.Context()); err != nil {
+		return privilege(fmt.Errorf("remove farms: %w", err))
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
 	key := os.Remove(keyPath(socket))
@@ -60,6 +60,16 @@ func cleanup(cmd *cobra.Command, socket string) error {
 		key = nil
 	}
 	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), key)
+}
+
+// purgeFarms removes what a balancer has left in the kernel.
+func purgeFarms(ctx context.Context) error {
+	d, err := farms.Open(farms.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	return d.Purge(ctx)
 }
 
 // restoreSysctls sets kernel parameters to their values before the agent's first start.

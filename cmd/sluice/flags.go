@@ -21,9 +21,11 @@ import (
 
 // nodeFlags set what is programmed: the objects, and the node for which they are compiled.
 type nodeFlags struct {
-	manifests string
-	compiler  compile.Config
+	manifests   string
+	flowOffload bool
+	compiler    compile.Config
 	kubeFlags
+	modeFlags
 	policyFlags
 }
 
@@ -35,7 +37,9 @@ func (f *nodeFlags) register(cmd *cobra.Command) {
 	fl.Var((*prefixes)(&f.compiler.ServiceCIDRs), "service-cidr", "service addresses, one or two CIDRs; packets to addresses in them that no service has are dropped")
 	fl.Var(nodePorts{&f.compiler}, "nodeport-addresses", "CIDRs of the node addresses that serve NodePorts; 'all' for all addresses, 'primary' for the node's first address of each family (default: primary)")
 	fl.BoolVar(&f.compiler.MasqueradeAll, "masquerade-all", false, "masquerade every connection to a service")
+	fl.BoolVar(&f.flowOffload, "flow-offload", false, "have packets of established connections that the node forwards pass by all rules, where the kernel can do that (flowtables)")
 	f.kubeFlags.register(cmd)
+	f.modeFlags.register(fl)
 	f.policyFlags.register(fl, &f.compiler)
 	addressFlags(fl, &f.compiler)
 	_ = cmd.MarkFlagDirname("manifests")

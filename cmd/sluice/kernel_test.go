@@ -32,11 +32,11 @@ func nodeNS(t *testing.T) *netns.NS {
 			t.Error(err)
 		}
 	})
-	real := openDriver
-	openDriver = func(o driver.Options) (driver.Driver, error) {
+	real := openNFTables
+	openNFTables = func(o driver.Options) (driver.Driver, error) {
 		return nftables.Open(nftables.Options{Options: o, Shared: true})
 	}
-	t.Cleanup(func() { openDriver = real })
+	t.Cleanup(func() { openNFTables = real })
 	nft(t, ns, "add table inet other")
 	return ns
 }

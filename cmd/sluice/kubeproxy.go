@@ -67,6 +67,9 @@ func (o *runOptions) follow(s *proxyRole, given func(flag string) bool) (err err
 	if !given("policy") {
 		c.Policy = false // kube-proxy has no policy, and may not have the right to read it
 	}
+	if scheduler := s.loaded.Config.IPVS.Scheduler; !given("ipvs-scheduler") && scheduler != "" {
+		o.scheduler = scheduler
+	}
 	if !given("metrics-address") {
 		o.agent.MetricsAddress = s.MetricsAddress
 	}

@@ -19,6 +19,7 @@ and pod network, at a cost that does not grow with the cluster.`,
 	}
 	root.AddCommand(newRunCommand(), newPlanCommand(), newStatusCommand(), newServicesCommand(), newAddressesCommand(), newFabricCommand(), newBGPCommand(), newPoliciesCommand(), newWhyCommand(), newDropsCommand(),
 		newSyncCommand(), newCleanupCommand(), newTakeoverCommand(), newCNICommand(), newPreflightCommand(), newCheckCommand(),
+		newBalanceCommand(), newFarmsCommand(), newImportCommand(),
 		newLabProgramCommand("lab", "Run a cluster in network namespaces on this machine: start it, inspect it, send traffic through it"),
 		newLabProgramCommand("bench", "Measure on this machine what Sluice promises, beside other programs"),
 		cli.NewVersionCommand())

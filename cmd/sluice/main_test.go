@@ -61,11 +61,11 @@ type kernel struct {
 // useKernel makes the commands work on a kernel in memory until the test ends.
 func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
-	real := openDriver
-	openDriver = func(driver.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
+	real := openNFTables
+	openNFTables = func(driver.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
 	claim := claimNamespace
 	claimNamespace = func(context.Context, *slog.Logger) (*agent.Claim, error) { return nil, nil }
-	t.Cleanup(func() { openDriver, claimNamespace = real, claim })
+	t.Cleanup(func() { openNFTables, claimNamespace = real, claim })
 	return k
 }
 

@@ -92,7 +92,11 @@ func (o *planOptions) planObjects(ctx context.Context, warn io.Writer) (agent.Pl
 	for _, i := range append(read.Issues, c.Issues()...) {
 		_ = printf(warn, "warning: %s\n", i)
 	}
-	d, err := openDriver(o.options(slog.Default()))
+	mode, _, err := o.choose(ctx)
+	if err != nil {
+		return agent.Plan{}, err
+	}
+	d, err := o.openDriver(mode, o.options(slog.Default()))
 	if err != nil {
 		return agent.Plan{}, privilege(err)
 	}

@@ -68,7 +68,7 @@ func (f *policyFlags) complete(c *compile.Config) error {
 
 // options returns the driver's options.
 func (f *nodeFlags) options(log *slog.Logger) driver.Options {
-	return driver.Options{Log: log, Policy: f.compiler.Policy, Fabric: f.compiler.Fabric, Remembered: takeover.Remembered}
+	return driver.Options{Log: log, Policy: f.compiler.Policy, Fabric: f.compiler.Fabric, FlowOffload: f.flowOffload, Remembered: takeover.Remembered}
 }
 
 // defaultDevices returns the names of the interfaces of the default routes in the calling thread's

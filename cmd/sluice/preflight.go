@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/takeover"
@@ -39,7 +40,8 @@ With --policies, and the source of objects that the agent would have, check the 
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
 in a network namespace apart), which connections of this node they would deny, and which select
 nothing. Nothing is changed. The flags are those that the agent is to have; without --policies, only
---policy, --fabric and --service-cidr count.
+--mode, --policy, --fabric, --flow-offload and --service-cidr count. --mode auto says which mode
+would be chosen, and why.
 
 The exit status is 1 if a check fails. Warnings do not count.`,
 		Example: "  sluice preflight\n  sluice preflight --policies --kubeconfig /etc/kubernetes/admin.conf",
@@ -59,9 +61,17 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 				}
 				return showChecks(cmd, format, results, errPoliciesRefused)
 			}
-			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy,
-				Fabric: fabricNeeds(&node.compiler, encrypt), Requirements: serviceRequirements, PolicyRequirements: policyRequirements, Optional: optionalRequirements,
-				Driver:  func(ctx context.Context) (name, lacks string, err error) { return probeDriver(ctx, policy) },
+			mode, why, err := node.choose(cmd.Context())
+			if err != nil {
+				return err
+			}
+			optional := mode.optional
+			if node.flowOffload {
+				optional = append(slices.Clone(optional), nftables.FlowOffload)
+			}
+			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy && mode.policy != nil,
+				Fabric: fabricNeeds(&node.compiler, encrypt), Mode: mode.name, ModeReason: why, Requirements: mode.requirements(), PolicyRequirements: mode.policy, Optional: optional,
+				Driver:  func(ctx context.Context) (name, lacks string, err error) { return node.probeDriver(ctx, mode, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
 			return showChecks(cmd, format, preflight.Check(facts), errNotReady)
 		},
@@ -84,8 +94,8 @@ func showChecks(cmd *cobra.Command, format string, results []preflight.Result, f
 	return err
 }
 
-func probeDriver(ctx context.Context, policy bool) (name, lacks string, err error) {
-	d, err := openDriver(driver.Options{Policy: policy})
+func (f *nodeFlags) probeDriver(ctx context.Context, m *mode, policy bool) (name, lacks string, err error) {
+	d, err := f.openDriver(m, driver.Options{Policy: policy})
 	if err != nil {
 		return "", "", err
 	}

@@ -195,12 +195,12 @@ func (refusing) SetAside() []driver.SetAside {
 // What the kernel refuses of the policies when they are tried is a failure.
 func TestPreflightPoliciesRefusedByKernel(t *testing.T) {
 	ns := nodeNS(t)
-	open := openDriver
-	openDriver = func(o driver.Options) (driver.Driver, error) {
+	open := openNFTables
+	openNFTables = func(o driver.Options) (driver.Driver, error) {
 		d, err := open(o)
 		return refusing{d}, err
 	}
-	t.Cleanup(func() { openDriver = open })
+	t.Cleanup(func() { openNFTables = open })
 	dir := folder(t, map[string]string{"shop.yaml": shop})
 	var b bytes.Buffer
 	var status int

@@ -71,7 +71,7 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 		}
 	}
 	results = append(results, ofPolicies(checkRefused, preflight.Fail, issues, "every policy is taken as it is written")...)
-	results = append(results, tryPolicies(ctx, want)...)
+	results = append(results, tryPolicies(ctx, node, want)...)
 	results = append(results, forbiddenNow(ctx, objects, want.Policy)...)
 	var hints []model.Issue
 	objects.Read(func(v *store.View) { hints = lint.Hints(v, true) })
@@ -124,11 +124,15 @@ func firstResults(results []preflight.Result) []preflight.Result {
 
 // tryPolicies programs the policies in a network namespace of its own, for what the driver lacks
 // and what the kernel refuses.
-func tryPolicies(ctx context.Context, want *state.State) []preflight.Result {
+func tryPolicies(ctx context.Context, node *nodeFlags, want *state.State) []preflight.Result {
 	var lacks, refused []model.Issue
 	elements := 0
 	err := netns.Apart(func() error {
-		d, err := openDriver(driver.Options{Log: slog.New(slog.DiscardHandler), Policy: true})
+		mode, _, err := node.choose(ctx)
+		if err != nil {
+			return err
+		}
+		d, err := node.openDriver(mode, driver.Options{Log: slog.New(slog.DiscardHandler), Policy: true})
 		if err != nil {
 			return err
 		}

@@ -17,10 +17,12 @@ import (
 	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kube"
@@ -124,6 +126,13 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return err
 	}
+	mode, why, err := o.choose(cmd.Context())
+	if err != nil {
+		return privilege(err)
+	}
+	if why != "" {
+		log.Info("mode chosen", "mode", mode.name, "why", why)
+	}
 	config.ReservedPorts = append(config.ReservedPorts, listening(o.agent.MetricsAddress, o.agent.HealthzAddress)...)
 	claim, err := claimNamespace(cmd.Context(), log)
 	if err != nil {
@@ -143,11 +152,22 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.passwords != "" {
 		config.Secret = passwordsIn(o.passwords)
 	}
-	programs, err := openDriver(o.options(log))
+	options := o.options(log)
+	if o.flowOffload {
+		if options.Devices, err = link.WatchRouting(cmd.Context(), log); err != nil {
+			return err
+		}
+	}
+	o.record = sysctl.RecordPath(o.agent.Socket)
+	programs, err := o.openDriver(mode, options)
 	if err != nil {
 		return privilege(err)
 	}
-	d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy, KeepEstablished: o.keepEstablished})
+	can := programs.Capabilities().Can
+	if config.Policy && can&driver.Policy == 0 {
+		log.Warn("network policy has no effect in this mode; 'sluice status' names the policies; --policy=false says that it is not wanted", "mode", mode.name)
+	}
+	d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy && can&driver.Policy != 0, KeepEstablished: o.keepEstablished})
 	if err != nil {
 		return privilege(err)
 	}
@@ -175,6 +195,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 			proxy.tune(log, &o)
 		}
 	}
+	here, err := netns.OpenPath("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = here.Close() }()
+	c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err

@@ -44,8 +44,12 @@ func statusTable(w io.Writer, s agent.Status) {
 	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
 	row("objects", "%s", counts(s.Objects))
 	row("passed over", "%s", counts(s.Source.Skipped))
-	row("programmed", "%s, %s", model.Count(s.Frontends, "frontend"), model.Count(s.Backends, "backend"))
-	policyRows(row, s.Policy)
+	if f := s.Farms; f != nil {
+		row("programmed", "%s, %d of %s serve", model.Count(f.Farms, "farm"), f.Serving, model.Count(f.Backends, "backend"))
+	} else {
+		row("programmed", "%s, %s", model.Count(s.Frontends, "frontend"), model.Count(s.Backends, "backend"))
+		policyRows(row, s.Policy)
+	}
 	if s.Policy != nil && s.Kept > 0 {
 		row("", "but pods whose policies did not change since the start are still judged by what an earlier agent programmed: see PROBLEM")
 	}

@@ -10,7 +10,6 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/internal/takeover"
 )
@@ -62,16 +61,8 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		}
 		o.Node = name
 	}
-	d, err := openDriver(driver.Options{})
-	if err != nil {
-		return privilege(err)
-	}
-	defer func() { _ = d.Close() }()
-	lister := d.Capabilities().Lister
-	if lister == nil {
-		return errors.New("this driver cannot list what it has programmed")
-	}
-	o.Kernel, o.Out = lister, cmd.OutOrStdout()
+	kernel := programmed{&modeFlags{record: sysctl.RecordPath(o.Socket)}}
+	o.Kernel, o.Out = kernel, cmd.OutOrStdout()
 	o.Sync = func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // a healthy agent takes no longer
 		defer cancel()
@@ -86,7 +77,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	}
 	o.Claimed = agent.Claimed
 	o.Purge = func(ctx context.Context) error {
-		if err := d.Purge(ctx); err != nil {
+		if err := kernel.purge(ctx); err != nil {
 			return err
 		}
 		return errors.Join(tellSysctls(cmd, o.Socket), removeSocket(o.Out, o.Socket))

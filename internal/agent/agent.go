@@ -50,6 +50,9 @@ type Config struct {
 	// Flows, if set, counts the flows that this node has from frontends to their backends.
 	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)
 
+	// FarmCounter, if set, counts what the farms of a balancer serve.
+	FarmCounter FarmCounter
+
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server
@@ -110,6 +113,9 @@ type Config struct {
 
 	// Prepare, if set, is called once, before anything is programmed.
 	Prepare func()
+	// InStep, if set, is called once, in a goroutine of its own, as soon as the kernel has all that
+	// the sources have, and they lack nothing. It returns when ctx ends.
+	InStep func(ctx context.Context)
 
 	Log *slog.Logger
 }
@@ -223,7 +229,18 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.Paths != nil {
 		group.Go(func() error { a.Paths.Run(ctx, a.paths); return nil })
 	}
-	group.Go(func() error { newLoop(a).run(ctx); return nil })
+	l := newLoop(a)
+	if a.InStep != nil {
+		group.Go(func() error {
+			select {
+			case <-l.inStep:
+				a.InStep(ctx)
+			case <-ctx.Done():
+			}
+			return nil
+		})
+	}
+	group.Go(func() error { l.run(ctx); return nil })
 	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "pid", os.Getpid(), "socket", a.Socket)
 	err = group.Wait()
 	a.Log.Info("agent stopped; what it programmed stays in the kernel", "node", a.Node)

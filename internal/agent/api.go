@@ -57,6 +57,10 @@ func (a *Agent) handler() http.Handler {
 	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Names())
 	})
+	mux.HandleFunc("GET /v1/farms", func(w http.ResponseWriter, r *http.Request) {
+		farms, err := a.Farms(r.Context())
+		reply(w, farms, err)
+	})
 	mux.HandleFunc("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
 		policies, err := a.Policies(r.Context())
 		reply(w, policies, err)

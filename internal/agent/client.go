@@ -70,6 +70,11 @@ func (c *Client) Fabric(ctx context.Context) (FabricReport, error) {
 	return call[FabricReport](ctx, c, c.patience, http.MethodGet, "fabric")
 }
 
+// Farms returns the farms of a balancer, with what they serve.
+func (c *Client) Farms(ctx context.Context) ([]FarmReport, error) {
+	return call[[]FarmReport](ctx, c, c.patience, http.MethodGet, "farms")
+}
+
 // BGP asks how it stands with the agent's BGP.
 func (c *Client) BGP(ctx context.Context) (BGPReport, error) {
 	return call[BGPReport](ctx, c, c.patience, http.MethodGet, "bgp")

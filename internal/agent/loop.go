@@ -30,6 +30,8 @@ type loop struct {
 	silent   <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
 	reported <-chan struct{}        // the BGP speaker has something to say; nil: there is none
 
+	inStep  chan struct{}     // closed when the kernel has all, and the sources lack nothing
+	whole   bool              // it is closed
 	lacking reconcile.Lacking // what the source has not been able to read yet
 	unread  bool              // no Pod could be read so far: what no known one sends or gets passes
 
@@ -60,7 +62,8 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 func newLoop(a *Agent) *loop {
 	l := &loop{
 		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, rooted: a.Underlay == nil, lacking: reconcile.Lacking{Any: true},
-		retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
+		inStep: make(chan struct{}),
+		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
 	if a.Addresses != nil {
@@ -332,6 +335,10 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	if done.Path == reconcile.PathAdopt {
 		// Looking at everything leaves garbage several times the size of what stays.
 		go debug.FreeOSMemory()
+	}
+	if !l.whole && waiting.Len() == 0 && !l.lacking.Any {
+		l.whole = true
+		close(l.inStep)
 	}
 	switch {
 	case first:

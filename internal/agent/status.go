@@ -36,7 +36,8 @@ type Status struct {
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
 	// Accelerators' own states; what they lack costs only speed.
 	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
-	BGP          *BGPStatus                    `json:"bgp,omitempty"` // if the agent speaks it
+	BGP          *BGPStatus                    `json:"bgp,omitempty"`   // if the agent speaks it
+	Farms        *FarmsStatus                  `json:"farms,omitempty"` // of a balancer
 	// Of the parts that fail; all others are in the kernel.
 	Failures []Failure `json:"failures,omitempty"`
 	Heals    int       `json:"heals"` // changes by others that were undone
@@ -134,7 +135,7 @@ func (a *Agent) Status() Status {
 	totals := a.totals()
 	s := Status{
 		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
-		Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
+		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved,
 	}

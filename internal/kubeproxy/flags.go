@@ -35,7 +35,7 @@ type Flags struct {
 
 // shared are the flags of the command that kube-proxy has under the same name. Their values' String
 // must be what kube-proxy takes.
-var shared = []string{"kubeconfig", "cluster-cidr", "masquerade-all", "nodeport-addresses"}
+var shared = []string{"kubeconfig", "cluster-cidr", "masquerade-all", "nodeport-addresses", "ipvs-scheduler"}
 
 // besideFile are the flags that count beside a file; kube-proxy ignores the others.
 var besideFile = []string{"config", "write-config-to", "init-only", "cleanup", "master", "hostname-override"}
@@ -97,7 +97,6 @@ func (f *Flags) addProxy(fs *pflag.FlagSet) {
 	for _, name := range []string{"iptables-sync-period", "iptables-min-sync-period", "ipvs-sync-period", "ipvs-min-sync-period"} {
 		f.syncs[name] = fs.Duration(name, 0, "without meaning, but for how long a change may wait")
 	}
-	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "without meaning")
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "without meaning")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "without meaning")
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "without meaning")
@@ -255,6 +254,8 @@ func (f *Flags) share(name, value string) {
 		c.ClusterCIDR = value
 	case "masquerade-all":
 		*c.masqueradeAll() = value == "true"
+	case "ipvs-scheduler":
+		c.IPVS.Scheduler = value
 	case "nodeport-addresses":
 		c.NodePortAddresses = []string{}
 		if value != "" {

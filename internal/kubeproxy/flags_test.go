@@ -18,6 +18,7 @@ func command(t *testing.T, args ...string) *Flags {
 	fs.String("cluster-cidr", "", "")
 	fs.Bool("masquerade-all", false, "")
 	fs.String("nodeport-addresses", "", "")
+	fs.String("ipvs-scheduler", "rr", "")
 	fs.String("ours", "", "")
 	f := &Flags{}
 	f.Register(fs)
@@ -91,7 +92,9 @@ func TestFlags(t *testing.T) {
 		},
 		"--feature-gates=A=true,B=false --feature-gates=C=true": func(c *Config) bool { return c.FeatureGates["A"] && !c.FeatureGates["B"] && c.FeatureGates["C"] },
 		"--nodeport-addresses=primary,192.0.2.0/24":             func(c *Config) bool { return slices.Equal(c.NodePortAddresses, []string{"primary", "192.0.2.0/24"}) },
-		"--kubeconfig=/k --cluster-cidr=10.0.0.0/8":             func(c *Config) bool { return c.ClientConnection.Kubeconfig == "/k" && c.ClusterCIDR == "10.0.0.0/8" },
+		"--proxy-mode=ipvs":                         func(c *Config) bool { return c.IPVS.Scheduler == "" },
+		"--proxy-mode=ipvs --ipvs-scheduler=lc":     func(c *Config) bool { return c.IPVS.Scheduler == "lc" },
+		"--kubeconfig=/k --cluster-cidr=10.0.0.0/8": func(c *Config) bool { return c.ClientConnection.Kubeconfig == "/k" && c.ClusterCIDR == "10.0.0.0/8" },
 		"-v=6 --vmodule=proxier=9 --logging-format=json": func(c *Config) bool {
 			return c.Logging.Verbosity == 6 && len(c.Logging.VModule) == 1 && c.Logging.Format == "json"
 		},

@@ -21,10 +21,15 @@ import (
 var modules = []string{
 	"nf_tables", "nfnetlink", "nfnetlink_log", "nf_log_syslog", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
-	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket",
+	"nf_flow_table", "nf_flow_table_inet", "nft_flow_offload",
+	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket", "nft_tproxy",
 	"xfrm_user", // the netlink library opens this family too
 	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "ipip", "wireguard", "8021q",
-	"ip_vs", "ip_vs_rr", "ip_set", "ip_set_hash_ipport",
+	"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_lblc", "ip_vs_lblcr", "ip_vs_sh", "ip_vs_dh", "ip_vs_sed", "ip_vs_nq", "ip_vs_mh", "ip_vs_fo", "ip_vs_ovf",
+	"ip_set", "ip_set_hash_ipport",
+	"ip_set_hash_ip", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net",
+	"iptable_nat", "iptable_filter", "iptable_raw", "ip6table_nat", "ip6table_filter", "ip6table_raw", "nft_compat",
+	"xt_set", "xt_statistic", "xt_nat", "xt_MASQUERADE", "xt_addrtype", "xt_conntrack", "xt_mark", "xt_bpf", "xt_u32", "xt_CT", "ipt_REJECT", "ip6t_REJECT",
 }
 
 // plan says what the guest has to do; the guest finds it in its root directory.
@@ -113,6 +118,11 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 		if err := a.tool(ctx, tool); err != nil {
 			return err
 		}
+	}
+	// What the programs of iptables load, and where they have their lock.
+	const plugins = "/usr/lib/x86_64-linux-gnu/xtables"
+	if err := errors.Join(a.tree(plugins, plugins), a.directory("/run")); err != nil {
+		return err
 	}
 	if err := a.bytes("/etc/protocols", []byte(protocols)); err != nil {
 		return err

@@ -27,11 +27,13 @@ import (
 var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/nftables", "internal/policytest", "cmd/sluice"}
 
 // only are the tests of a package that need what the guest has, where -run names none.
-var only = map[string]string{"cmd/sluice": "^Test(Encrypt|Fabric)$"}
+var only = map[string]string{"cmd/sluice": "^Test(Encrypt|Fabric|FlowOffload)$"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.
-var tools = []string{"nft", "ip", "bridge", "iperf3"}
+var tools = []string{"nft", "ip", "bridge", "iperf3", "ipset", "iptables",
+	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
+	"iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
 
 // commands are the values of a flag that is given several times.
 type commands []string
@@ -58,6 +60,8 @@ func main() {
 
 func run(ctx context.Context) error {
 	runFlag := flag.String("run", "", "run only the tests that match this `regexp`")
+	benchFlag := flag.String("bench", "", "run the benchmarks that match this `regexp`, too")
+	icount := flag.Bool("icount", false, "give the machine one processor, to which an instruction is a nanosecond, whatever else runs here")
 	verbose := flag.Bool("v", false, "list each test")
 	timeout := flag.Duration("timeout", 30*time.Minute, "give up after this `time`")
 	kernelFlag := flag.String("kernel", "linux-image-cloud-amd64", "Debian `package` of the kernel, or one that depends on it")
@@ -94,6 +98,9 @@ func run(ctx context.Context) error {
 	if *runFlag != "" {
 		args = append(args, "-test.run="+*runFlag)
 	}
+	if *benchFlag != "" {
+		args = append(args, "-test.bench="+*benchFlag)
+	}
 	if *verbose {
 		args = append(args, "-test.v")
 	}
@@ -103,7 +110,11 @@ func run(ctx context.Context) error {
 		return err
 	}
 	fmt.Printf("vm: built and packed in %v\n", time.Since(begin).Round(time.Millisecond))
-	return boot(ctx, k.image, initrd, *accel, *memory, *params, *out, os.Stdout)
+	processors := []string{"-accel", *accel, "-smp", "2"}
+	if *icount {
+		processors = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"}
+	}
+	return boot(ctx, k.image, initrd, processors, *memory, *params, *out, os.Stdout)
 }
 
 // install installs a Debian package for the sake of a program, unless the program is there.

@@ -16,13 +16,13 @@ import (
 
 // boot runs a machine until it powers itself off, copies its console to out, and the files that
 // come by it into a folder, and returns nil if it reported that all went well.
-func boot(ctx context.Context, image, initrd, accel, memory, params, folder string, out io.Writer) error {
+func boot(ctx context.Context, image, initrd string, processors []string, memory, params, folder string, out io.Writer) error {
 	begin := time.Now()
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
-		"-accel", accel, "-cpu", "max", "-smp", "2", "-m", memory,
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", append(processors,
+		"-cpu", "max", "-m", memory,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", image, "-initrd", initrd,
-		"-append", "console=ttyS0 quiet panic=-1 "+params)
+		"-append", "console=ttyS0 quiet panic=-1 "+params)...)
 	console, err := cmd.StdoutPipe()
 	if err != nil {
 		return err

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver/farms"
+	"sluice.dev/sluice/internal/health"
+	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/list"
+	"sluice.dev/sluice/internal/source/nftlb"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/upkeep"
+)
+
+const balanceHelp = `Serve virtual services (farms) on a plain Linux machine, from a JSON file, an HTTP API, or both. File
+and API are those of nftlb, with health checks and more beside (docs/balancer.md). It needs
+CAP_NET_ADMIN. When it ends, what it programmed stays and goes on working; 'sluice cleanup' removes
+it.
+
+The API is served where --api says, on loopback by default. Its clients send a key in the header
+Key; it is the one of --key, or in the variable SLUICE_KEY, or else a random one that is printed.
+An answer to a change means that the kernel has it; one that is refused changes nothing.`
+
+type balanceOptions struct {
+	config, state string
+	api           apiFlags
+	agent         agent.Config
+	clients       uint32
+	lenient       bool
+	setSysctls    bool
+	logLevel      slog.Level
+	logFormat     string
+}
+
+func newBalanceCommand() *cobra.Command {
+	var o balanceOptions
+	cmd := &cobra.Command{
+		Use:     "balance [--config FILE] [--state FILE] [--api ADDR:PORT]",
+		Short:   "Balance load on a plain Linux machine: nftlb's configuration and API",
+		Long:    balanceHelp,
+		Example: "  sluice balance --config farms.json\n  sluice balance --config farms.json --state /var/lib/sluice/farms.json --api 127.0.0.1:5555 --key secret",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return balance(cmd, o) },
+	}
+	cmd.AddCommand(newBalanceKeepalivedCommand())
+	fl := cmd.Flags()
+	fl.StringVar(&o.config, "config", "", "`file` of farms, backends, addresses and policies, in nftlb's JSON")
+	fl.StringVar(&o.state, "state", "", "`file` that changes by the API are written to; where it is there, it is read in place of --config")
+	o.api.register(fl)
+	fl.BoolVar(&o.lenient, "lenient", false, "go on with a default where nftlb does, with a warning, in place of an error")
+	fl.Uint32Var(&o.clients, "max-clients", 1<<20, "how many clients the kernel may remember for each purpose: persistence, and each kind of limit")
+	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
+	fl.StringVar(&o.agent.HealthzAddress, "healthz-address", "127.0.0.1:10256", "address to serve /healthz, /livez and /readyz on; '' to serve none")
+	fl.DurationVar(&o.agent.AuditInterval, "audit-interval", 5*time.Minute, "interval between full comparisons with the kernel")
+	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and have the kernel count bytes of connections")
+	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error")
+	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	socketFlag(cmd, &o.agent.Socket)
+	return cmd
+}
+
+func balance(cmd *cobra.Command, o balanceOptions) error {
+	if o.config == "" && o.state == "" && o.api.address == "" {
+		return cli.Usage(errors.New("name a file of farms with --config, or serve the API with --api"))
+	}
+	log, err := newLogger(cmd.ErrOrStderr(), o.logFormat, o.logLevel)
+	if err != nil {
+		return err
+	}
+	if err := o.api.chooseKey(cmd); err != nil {
+		return err
+	}
+	claim, err := claimNamespace(cmd.Context(), log)
+	if err != nil {
+		if cmd.Context().Err() != nil {
+			return nil // a signal came while it waited
+		}
+		return err
+	}
+	defer claim.Release()
+	b, err := newBalancer(cmd.Context(), o, log)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = b.close() }()
+	b.agent.Claim = claim
+	return privilege(b.run(cmd.Context()))
+}
+
+// balancer is what 'sluice balance' runs.
+type balancer struct {
+	agent  *agent.Agent
+	source *nftlb.Source
+	driver *farms.Driver
+	kernel *upkeep.Driver
+	checks *health.Checker
+	api    net.Listener // nil: none
+	tls    nftlb.TLS
+}
+
+func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *balancer, err error) {
+	objects := store.New()
+	b = &balancer{tls: o.api.tls}
+	if b.driver, err = farms.Open(farms.Options{Log: log, Clients: o.clients}); err != nil {
+		return nil, privilege(err)
+	}
+	b.source = nftlb.New(objects, nftlb.Options{
+		Key: o.api.key, ReadKeys: o.api.readKeys, Lenient: o.lenient, State: o.state, ReadList: list.Read, Log: log,
+		Check:     func(f *model.Farm) error { return b.check(f, o, log) },
+		HasDevice: func(name string) bool { _, err := net.InterfaceByName(name); return err == nil },
+	})
+	if err := b.source.Load(o.config); err != nil {
+		return nil, errors.Join(err, b.driver.Close())
+	}
+	b.checks = health.New(health.Options{Log: log, Report: b.source.Report})
+	if b.kernel, err = upkeep.Open(b.driver, upkeep.Options{Log: log}); err != nil {
+		return nil, privilege(err)
+	}
+	c := o.agent
+	c.Node, _ = os.Hostname()
+	c.Version, c.Store, c.Source, c.Log = cli.Version(), objects, b.source, log
+	c.Compiler = compile.New(compile.Config{Farms: true})
+	c.Driver, c.FarmCounter = b.kernel, b
+	if o.setSysctls {
+		c.Prepare = func() { setBalancerSysctls(log, o.agent.Socket) }
+	}
+	if c.Links, err = link.WatchLinks(ctx, log); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	if b.api, err = o.api.listen(); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	b.agent = agent.New(c)
+	b.source.Use(b)
+	b.source.UseChecker(b.checks)
+	return b, nil
+}
+
+// setBalancerSysctls lets the machine forward, and has it count bytes of connections.
+func setBalancerSysctls(log *slog.Logger, socket string) {
+	want := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.netfilter.nf_conntrack_acct": "1"}
+	applySysctls(log, sysctl.RecordPath(socket), want)
+}
+
+// check says what this machine cannot do of a farm, and prepares it for what it can.
+func (b *balancer) check(f *model.Farm, o balanceOptions, log *slog.Logger) error {
+	err := b.driver.Check(f)
+	if err == nil && f.Limits.SYNProxy && o.setSysctls {
+		applySysctls(log, sysctl.RecordPath(o.agent.Socket), map[string]string{"net.netfilter.nf_conntrack_tcp_loose": "0"})
+	}
+	return err
+}
+
+// run serves until ctx ends.
+func (b *balancer) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { b.checks.Run(ctx); return nil })
+	if b.api != nil {
+		group.Go(func() error { return b.source.Serve(ctx, b.api, b.tls) })
+	}
+	group.Go(func() error { return b.agent.Run(ctx) })
+	return group.Wait()
+}
+
+// close leaves what is programmed as it is.
+func (b *balancer) close() error { return b.kernel.Close() }
+
+// Sync implements nftlb.Kernel. What the source itself says of the objects, such as that checks
+// fail, does not keep the kernel from having them.
+func (b *balancer) Sync(ctx context.Context, objects []model.Ref) error {
+	err := b.agent.Wait(ctx, b.agent.Store.Generation(), objects...)
+	fault, ok := errors.AsType[*agent.FaultError](err)
+	if !ok {
+		return err
+	}
+	known := b.source.Status().Issues
+	issues := slices.DeleteFunc(slices.Clone(fault.Issues), func(i model.Issue) bool { return slices.Contains(known, i) })
+	if len(issues) == 0 {
+		return nil
+	}
+	return &nftlb.FaultsError{Issues: issues}
+}
+
+// Sessions implements nftlb.Kernel.
+func (b *balancer) Sessions(ctx context.Context, farm string) ([]model.LiveSession, error) {
+	return b.driver.Sessions(ctx, farm)
+}
+
+// Forget implements nftlb.Kernel.
+func (b *balancer) Forget(ctx context.Context, farm string, clients []model.FlowValues) error {
+	return b.driver.Forget(ctx, farm, clients)
+}
+
+// Chosen implements agent.FarmCounter.
+func (b *balancer) Chosen(ctx context.Context) (map[string]map[int]uint64, error) {
+	return b.driver.Chosen(ctx)
+}
+
+// FarmFlows implements agent.FarmCounter.
+func (b *balancer) FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
+	return b.kernel.FarmFlows(ctx)
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/netns"
+)
+
+// balanced is a client, a machine that runs 'sluice balance', and the servers red and blue behind
+// it, in namespaces. Each server answers with its name.
+type balanced struct {
+	t               *testing.T
+	client, machine *netns.NS
+	sick            map[string]*atomic.Bool // servers that answer 503 to checks
+	dir             string
+	program         *exec.Cmd // nil: none runs
+	log             bytes.Buffer
+}
+
+const balancedFarm = `{"farms": [{"name": "web", "virtual-addr": "10.0.0.100", "virtual-ports": "80", "mode": "dnat",
+	"health-check": {"type": "http", "path": "/health", "interval": "1", "timeout": "1", "rise": "1", "fall": "2"},
+	"backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "8080"}, {"name": "blue", "ip-addr": "10.1.0.12", "port": "8080"}]}]}`
+
+func newBalanced(t *testing.T) *balanced {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	w := &balanced{t: t, dir: t.TempDir(), sick: map[string]*atomic.Bool{}}
+	write(t, w.dir, "farms.json", balancedFarm)
+	w.client, w.machine = w.namespace("client"), w.namespace("machine")
+	w.must(netns.Veth(w.client, "eth0", w.machine, "front"))
+	w.ip(w.client, "addr add 10.0.0.2/24 dev eth0", "link set eth0 up")
+	w.ip(w.machine, "addr add 10.0.0.1/24 dev front", "addr add 10.0.0.100/32 dev front", "link set front up",
+		"link add back type bridge", "addr add 10.1.0.1/24 dev back", "link set back up")
+	for i, name := range []string{"red", "blue"} {
+		ns := w.namespace(name)
+		w.must(netns.Veth(ns, "eth0", w.machine, name))
+		w.ip(w.machine, "link set "+name+" master back up")
+		w.ip(ns, fmt.Sprintf("addr add 10.1.0.1%d/24 dev eth0", i+1), "link set eth0 up", "route add default via 10.1.0.1")
+		w.serve(ns, name)
+	}
+	t.Cleanup(func() {
+		if w.kill(); t.Failed() {
+			t.Logf("the balancer:\n%s", &w.log)
+		}
+	})
+	return w
+}
+
+func (w *balanced) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *balanced) namespace(name string) *netns.NS {
+	w.t.Helper()
+	ns, err := netns.New(fmt.Sprintf("cmd-balance-%s-%d", name, os.Getpid()))
+	w.must(err)
+	w.t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.ip(ns, "link set lo up")
+	return ns
+}
+
+func (w *balanced) ip(ns *netns.NS, commands ...string) {
+	w.t.Helper()
+	for _, c := range commands {
+		_, err := ns.Run("ip", strings.Fields(c)...)
+		w.must(err)
+	}
+}
+
+// serve has a server answer until the test ends.
+func (w *balanced) serve(ns *netns.NS, name string) {
+	w.t.Helper()
+	var l net.Listener
+	w.must(ns.Do(func() (err error) { l, err = net.Listen("tcp", ":8080"); return err }))
+	sick := &atomic.Bool{}
+	w.sick[name] = sick
+	server := &http.Server{Handler: http.HandlerFunc(func(a http.ResponseWriter, q *http.Request) {
+		if q.URL.Path == "/health" && sick.Load() {
+			a.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = io.WriteString(a, name)
+	})}
+	go func() { _ = server.Serve(l) }()
+	w.t.Cleanup(func() { _ = server.Close() })
+}
+
+func (w *balanced) path(name string) string { return filepath.Join(w.dir, name) }
+
+// start starts the balancer, and waits until the kernel has its farms.
+func (w *balanced) start() {
+	w.t.Helper()
+	w.program = exec.Command(os.Args[0], "balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock"))
+	w.program.Env = append(os.Environ(), keyVariable+"=open sesame")
+	w.program.Stdout, w.program.Stderr = &w.log, &w.log
+	w.must(w.machine.Start(w.program))
+	eventually(w.t, "the balancer answers", func() bool { return agent.Alive(w.path("s.sock")) })
+	if code, _, stderr := sluice(w.t, "sync", "--socket", w.path("s.sock")); code != cli.ExitOK {
+		w.t.Fatal(stderr)
+	}
+}
+
+// kill kills the balancer.
+func (w *balanced) kill() {
+	if w.program != nil {
+		_ = w.program.Process.Kill()
+		_ = w.program.Wait()
+		w.program = nil
+	}
+}
+
+// request makes one on a connection of its own.
+func (w *balanced) request(from *netns.NS, method, url, body string) (status int, text string, err error) {
+	dial := func(_ context.Context, network, addr string) (c net.Conn, err error) {
+		err = from.Do(func() error { c, err = net.DialTimeout(network, addr, 5*time.Second); return err })
+		return c, err
+	}
+	c := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	q, err := http.NewRequestWithContext(w.t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	q.Header.Set("Key", "open sesame")
+	a, err := c.Do(q)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = a.Body.Close() }()
+	b, err := io.ReadAll(a.Body)
+	return a.StatusCode, string(b), err
+}
+
+// api makes a request to the API, and holds its status to what is wanted.
+func (w *balanced) api(want int, method, path, body string) string {
+	w.t.Helper()
+	status, text, err := w.request(w.machine, method, "http://127.0.0.1:5555"+path, body)
+	if w.must(err); status != want {
+		w.t.Fatalf("%s %s %s: %d %s", method, path, body, status, text)
+	}
+	return text
+}
+
+// answer has the client ask some times: these servers answer, and no others.
+func (w *balanced) answer(want ...string) {
+	w.t.Helper()
+	got := map[string]bool{}
+	for range 6 {
+		_, text, err := w.request(w.client, "GET", "http://10.0.0.100/", "")
+		w.must(err)
+		got[text] = true
+	}
+	for _, name := range want {
+		if !got[name] {
+			w.t.Errorf("%s does not answer", name)
+		}
+		delete(got, name)
+	}
+	if len(got) > 0 {
+		w.t.Errorf("others than %s answer: %v", want, got)
+	}
+}
+
+// backend is what 'sluice farms' says of one.
+func (w *balanced) backend(name string) agent.FarmBackendReport {
+	w.t.Helper()
+	code, stdout, stderr := sluice(w.t, "farms", "web", "-o", "json", "--socket", w.path("s.sock"))
+	var farms []agent.FarmReport
+	if err := json.Unmarshal([]byte(stdout), &farms); err != nil || code != cli.ExitOK || len(farms) != 1 {
+		w.t.Fatalf("sluice farms exits with %d, %v: %s%s", code, err, stdout, stderr)
+	}
+	i := slices.IndexFunc(farms[0].Backends, func(b agent.FarmBackendReport) bool { return b.Name == name })
+	if i < 0 {
+		w.t.Fatalf("no backend %s in %s", name, stdout)
+	}
+	return farms[0].Backends[i]
+}
+
+func (w *balanced) set(backend, state string) {
+	w.t.Helper()
+	w.api(http.StatusOK, "POST", "/farms", fmt.Sprintf(`{"farms": [{"name": "web", "backends": [{"name": %q, "state": %q}]}]}`, backend, state))
+}
+
+// TestBalance goes through the life of a balancer, as the one who runs it and its clients see it.
+func TestBalance(t *testing.T) {
+	w := newBalanced(t)
+	w.start()
+	w.answer("red", "blue")
+	t.Run("a backend is down by request", func(*testing.T) {
+		w.set("red", "down")
+		w.answer("blue")
+		w.set("red", "up")
+		w.answer("red", "blue")
+	})
+	t.Run("a backend is down by its check", func(t *testing.T) {
+		w.sick["blue"].Store(true)
+		eventually(t, "blue is down", func() bool { return w.backend("blue").State == "down" })
+		w.answer("red")
+		if why := w.backend("blue").Reason; !strings.Contains(why, "503") {
+			t.Errorf("blue is down because of %q", why)
+		}
+		w.sick["blue"].Store(false)
+		eventually(t, "blue serves", func() bool { return w.backend("blue").State == "serving" })
+		w.answer("red", "blue")
+	})
+	t.Run("a wrong request changes nothing", func(t *testing.T) { w.refuses(t) })
+	t.Run("what was changed outlives the balancer", func(t *testing.T) {
+		w.set("blue", "draining")
+		w.kill()
+		w.answer("red")
+		w.start()
+		w.answer("red")
+		if s := w.backend("blue").State; s != "draining" {
+			t.Errorf("blue is %s after a restart", s)
+		}
+	})
+	t.Run("nothing is left", func(t *testing.T) { w.leaves(t) })
+}
+
+// refuses makes a request of which one part is wrong.
+func (w *balanced) refuses(t *testing.T) {
+	farms, rules := w.api(http.StatusOK, "GET", "/farms", ""), nft(t, w.machine, "-s", "list", "ruleset")
+	answer := w.api(http.StatusBadRequest, "POST", "/farms",
+		`{"farms": [{"name": "web", "scheduler": "hash", "backends": [{"name": "red", "state": "down"}, {"name": "blue", "weight": "0"}]}]}`)
+	if !strings.Contains(answer, "farms[web].backends[blue].weight") {
+		t.Errorf("the answer does not name the field: %s", answer)
+	}
+	if now := w.api(http.StatusOK, "GET", "/farms", ""); now != farms {
+		t.Errorf("farms were\n%s\nand are\n%s", farms, now)
+	}
+	if now := nft(t, w.machine, "-s", "list", "ruleset"); now != rules {
+		t.Errorf("rules were\n%s\nand are\n%s", rules, now)
+	}
+	w.answer("red", "blue")
+}
+
+// leaves deletes the farm, and removes what the balancer has programmed.
+func (w *balanced) leaves(t *testing.T) {
+	w.api(http.StatusOK, "DELETE", "/farms/web", "")
+	if _, text, err := w.request(w.client, "GET", "http://10.0.0.100/", ""); err == nil {
+		t.Errorf("%s answers for a farm that is gone", text)
+	}
+	w.kill()
+	out, err := w.machine.Run(os.Args[0], "cleanup", "--socket", w.path("s.sock"))
+	if w.must(err); nft(t, w.machine, "list tables") != "" {
+		t.Errorf("tables are left after cleanup: %s", out)
+	}
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/source/nftlb"
+)
+
+// apiFlags are those of the balancer's API.
+type apiFlags struct {
+	address  string
+	key      string
+	readKeys []string
+	tls      nftlb.TLS
+}
+
+func (a *apiFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&a.address, "api", "127.0.0.1:5555", "`address` to serve the API on; '' to serve none")
+	fl.StringVar(&a.key, "key", "", "key of the API's clients (default: that of SLUICE_KEY, or a random one, which is printed)")
+	fl.StringSliceVar(&a.readKeys, "read-key", nil, "keys of clients that may only read")
+	fl.StringVar(&a.tls.Cert, "tls-cert", "", "`file` of the API's certificate, in PEM: serve by TLS")
+	fl.StringVar(&a.tls.Key, "tls-key", "", "`file` of the certificate's key, in PEM")
+	fl.StringVar(&a.tls.ClientCA, "tls-client-ca", "", "`file` of certificate authorities, in PEM: clients need a certificate of one of them, too")
+}
+
+// keyVariable holds the key of the API, where no flag does: a flag is seen by all users of the
+// machine.
+const keyVariable = "SLUICE_KEY"
+
+// chooseKey has the API have a key.
+func (a *apiFlags) chooseKey(cmd *cobra.Command) error {
+	if a.address == "" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(a.address); err != nil {
+		return cli.Usage(fmt.Errorf("--api %s: give ADDRESS:PORT, as in 127.0.0.1:5555, or '' for none", a.address))
+	}
+	if (a.tls.Cert == "") != (a.tls.Key == "") || a.tls.Cert == "" && a.tls.ClientCA != "" {
+		return cli.Usage(errors.New("--tls-cert and --tls-key go together, and --tls-client-ca needs them"))
+	}
+	if a.key == "" {
+		a.key = os.Getenv(keyVariable)
+	}
+	if a.key == "" {
+		a.key = rand.Text()
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Key: %s\n", a.key)
+		return err
+	}
+	return nil
+}
+
+// listen takes the address of the API; nil: there is none.
+func (a *apiFlags) listen() (net.Listener, error) {
+	if a.address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", a.address)
+	if err != nil {
+		return nil, fmt.Errorf("serve the API on %s: %w: choose another address with --api, or turn it off with --api=''", a.address, err)
+	}
+	return l, nil
+}

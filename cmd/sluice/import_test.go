@@ -1,0 +1,90 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/internal/balance/importer"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/source/nftlb"
+)
+
+func TestImport(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ipvs.rules")
+	dump := "-A -t 10.0.0.1:80 -s wlc\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 2\n"
+	if err := os.WriteFile(file, []byte(dump), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, notes bytes.Buffer
+	if status := execute(t.Context(), []string{"import", "ipvs", file}, &out, &notes); status != cli.ExitOK {
+		t.Fatalf("exit status %d: %s", status, notes.String())
+	}
+	var doc importer.Document
+	if err := json.Unmarshal(out.Bytes(), &doc); err != nil || len(doc.Farms) != 1 || doc.Farms[0].Name != "10.0.0.1-80-tcp" {
+		t.Errorf("%s, %v", out.String(), err)
+	}
+	want := "line 1  scheduler wlc  becomes scheduler weight"
+	if !strings.HasPrefix(notes.String(), want) || !strings.Contains(notes.String(), "\nline 2  NAT            becomes mode dnat") {
+		t.Errorf("it says\n%s", notes.String())
+	}
+}
+
+func TestImportFails(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"ipvs"}, cli.ExitUsage, "import needs ipvs|keepalived|nftlb FILE, and was given ipvs; for example"},
+		{[]string{"haproxy", os.DevNull}, cli.ExitUsage, "import haproxy: choose ipvs, keepalived or nftlb"},
+		{[]string{"ipvs", filepath.Join(dir, "none")}, cli.ExitError, "no such file"},
+		{[]string{"ipvs", os.DevNull}, cli.ExitError, "give the output of `ipvsadm -Sn`"},
+		{[]string{"nftlb", os.DevNull}, cli.ExitError, "line 1: unexpected EOF"},
+	} {
+		var out, says bytes.Buffer
+		status := execute(t.Context(), append([]string{"import"}, c.args...), &out, &says)
+		if status != c.status || !strings.Contains(says.String(), c.says) || out.Len() > 0 {
+			t.Errorf("%q: exit status %d, %s%s; want %d, %s", c.args, status, says.String(), out.String(), c.status, c.says)
+		}
+	}
+}
+
+// What is imported is a configuration that the balancer takes.
+func TestImportedIsTaken(t *testing.T) {
+	dumps := map[string]string{
+		"ipvs": "-A -t 10.0.0.1:80 -s mh -b mh-port\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 2\n-a -t 10.0.0.1:80 -r 10.1.0.2:80 -g -w 0\n" +
+			"-A -u [2001:db8::1]:0 -s lc -p 300\n-a -u [2001:db8::1]:0 -r [2001:db8::a]:0 -m -x 9\n" +
+			"-A --sctp 10.0.0.1:7 -s fo\n-a --sctp 10.0.0.1:7 -r 10.1.0.1:8 -m -w 2\n-a --sctp 10.0.0.1:7 -r 10.1.0.2:8 -m -w 3\n" +
+			"-A -t 10.0.0.9:80 -s wrr\n-a -t 10.0.0.9:80 -r 10.1.0.1:80 -g -w 2",
+		"nftlb": `{"policies": [{"name": "p", "elements": [{"data": "10.9.0.0/16"}]}], "farms": [{"name": "f", "virtual-addr": "10.0.0.1",
+			"virtual-ports": "80,90-95", "mode": "stlsdnat", "verdict": "log", "persistence": "none", "policies": [{"name": "p"}], "backends": [{"name": "b", "ip-addr": "10.1.0.1"}]},
+			{"name": "g", "virtual-addr": "", "virtual-ports": "", "mode": "local", "log": "input forward", "new-rtlimit": "5/minute"}]}`,
+	}
+	conf, err := os.ReadFile("../../internal/balance/importer/testdata/web.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dumps["keepalived"] = string(conf)
+	for format, dump := range dumps {
+		dir := t.TempDir()
+		in, config := filepath.Join(dir, "in"), filepath.Join(dir, "balance.json")
+		if err := os.WriteFile(in, []byte(dump), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out, notes bytes.Buffer
+		if status := execute(t.Context(), []string{"import", format, in}, &out, &notes); status != cli.ExitOK {
+			t.Errorf("%s: exit status %d: %s", format, status, notes.String())
+		}
+		if err := os.WriteFile(config, out.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := nftlb.New(nil, nftlb.Options{}).Load(config); err != nil {
+			t.Errorf("%s: %v\n%s", format, err, out.String())
+		}
+	}
+}
