@@ -13,7 +13,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 LDFLAGS := -s -w -X sluice.dev/sluice/internal/cli.version=$(VERSION)
 
 # Manifests for `make run`, folders and files, parted by commas; without it, examples/shop and, if it is
-# in the folder BOUTIQUE, Online Boutique.
+# in the folder BOUTIQUE, Online Boutique. A folder with farms.json is shown with `sluice balance`.
 APP      ?=
 BOUTIQUE ?= ../shared/manifests/online-boutique
 # Arguments for `make run`: "-v" also shows where each request went.
@@ -29,8 +29,8 @@ PLATFORMS ?= linux/$(shell go env GOARCH)
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
-TEST_TOOLS  := nftables iproute2 iptables ipset nftlb systemd wget containernetworking-plugins frr bird2
-BENCH_TOOLS := nftables iproute2 iptables ipset nftlb iperf3 containernetworking-plugins bird2
+TEST_TOOLS  := nftables iproute2 iptables ipset nftlb haproxy systemd wget containernetworking-plugins frr bird2 keepalived conntrackd
+BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 

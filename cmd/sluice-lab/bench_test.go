@@ -57,6 +57,18 @@ func TestBenchBesideKubeProxy(t *testing.T) {
 	}
 }
 
+// TestBenchBalancer has a balancer change under load, beside nftlb. A request that takes more than
+// a second may be due to other tests on the machine: the test logs it, and the bench judges it.
+func TestBenchBalancer(t *testing.T) {
+	r := measure(t, bench.Options{Experiments: []string{"balancer-interruptions"}, Rounds: 1})
+	if len(r.Goals) != 6 { // three events, two sizes
+		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
+	}
+	for _, n := range r.Notes {
+		t.Log(n)
+	}
+}
+
 // measure runs an experiment at its small scale.
 func measure(t *testing.T, o bench.Options) bench.Result {
 	t.Helper()

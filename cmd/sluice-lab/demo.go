@@ -49,12 +49,16 @@ services. The exit status is 1 if anything is not as it should be.
 
   sluice lab demo              # the built-in shop
   sluice lab demo app.yaml     # your own manifests
+  sluice lab demo examples/balancer  # farms.json in place of manifests: 'sluice balance'
   sluice lab demo policy       # who may reach whom, from no policy to an allow rule
   sluice lab demo takeover     # from a real kube-proxy to Sluice and back, under load`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if tour.Requests < 1 {
 				return cli.Usage(errors.New("--requests must be at least 1"))
+			}
+			if farms, ok := farmsOf(args); ok {
+				return o.runBalancer(cmd, farms)
 			}
 			return o.run(cmd, args, func(ctx context.Context, t *demo.Teller, l *lab.Lab, took time.Duration) error {
 				tour.Took, tour.Next = took, tourNext(l, args)
@@ -177,6 +181,40 @@ func (o *demoOptions) run(cmd *cobra.Command, paths []string, tell func(context.
 		t.Begin(first)
 	}
 	err = tell(ctx, t, l, took)
+	t.End()
+	return err
+}
+
+// farmsOf returns the file of the farms, if the paths name a folder with farms.json in place of
+// manifests.
+func farmsOf(paths []string) (file string, ok bool) {
+	if len(paths) != 1 {
+		return "", false
+	}
+	file = filepath.Join(paths[0], "farms.json")
+	if _, err := os.Stat(file); err != nil {
+		return "", false
+	}
+	manifests, _ := filepath.Glob(filepath.Join(paths[0], "*.y*ml")) // the pattern is well-formed
+	return file, len(manifests) == 0
+}
+
+// runBalancer has the story of a balancer told, which has a small network of its own.
+func (o *demoOptions) runBalancer(cmd *cobra.Command, farms string) error {
+	if os.Geteuid() != 0 {
+		return errNotRoot
+	}
+	program, err := findSluice(o.sluice)
+	if err != nil {
+		return err
+	}
+	t := newTeller(cmd.OutOrStdout())
+	run := typed(program)
+	err = demo.Balancer(cmd.Context(), t, demo.BalancerConfig{Name: o.name, Sluice: program, Farms: farms, Next: []demo.Hint{
+		{Type: run + " balance --config " + farms, For: "the same on a machine that has its addresses"},
+		{Type: run + " farms --watch", For: "what its servers get, live"},
+		{Type: run + " bench balancer", For: "what it costs, beside others: see docs/measured.md"},
+	}})
 	t.End()
 	return err
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -122,4 +123,31 @@ func TestLabDemoTakeover(t *testing.T) {
 		`back +kube-proxy runs again`, `\$ sluice takeover --to kube-proxy`, `removed what sluice has programmed`, `node1 is kube-proxy's after`,
 		`requests +0 of [\d,]+ failed`, `next .* lab up --kubernetes --kube-proxy nftables`,
 	)
+}
+
+// A balancer without Kubernetes: only requests to a dead server fail, until its check says so.
+func TestLabDemoBalancer(t *testing.T) {
+	out := tellDemo(t, "testbalancer", "../../examples/balancer")
+	mustSay(t, out,
+		`balancer +a client, the balancer and 3 servers: up after`,
+		`web +192\.0\.2\.80:80 +rr +100 +100 +100\n`, `cache +192\.0\.2\.80:6379 +maglev +(300 +0 +0|0 +300 +0|0 +0 +300)\n`,
+		`crash +green is killed`, `its check says so after [\d.]+ m?s: [\d,]+ of [\d,]+ requests failed until then`,
+		`\$ sluice farms web`, `red .* serving`, `green .* down +0 `, `0 of [\d,]+ requests failed since`, `green is started again, and serves after .*\n? *.*0 of`,
+		`drain +the API has blue drain`, `blue .* draining +0 `, `0 of [\d,]+ requests failed, and blue got no new connection`,
+		`restart +the balancer is killed`, `0 of [\d,]+ requests failed\n`, `next .* balance --config`,
+	)
+}
+
+// Farms that the lab can't show are refused with the reason, and nothing is left.
+func TestLabDemoRefusesFarms(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "farms.json"), []byte(`{"farms": [{"name": "a", "virtual-addr": "192.0.2.1"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testrefuses", dir}, &out, &out); got != cli.ExitError {
+		t.Errorf("exit status %d", got)
+	}
+	mustSay(t, out.String(), `farm a: the lab shows farms with one IPv4 address and port`)
 }

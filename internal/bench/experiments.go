@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"sluice.dev/sluice/internal/bench/experiment/balancer"
 	"sluice.dev/sluice/internal/bench/experiment/baseline"
 	"sluice.dev/sluice/internal/bench/experiment/fabric"
 	"sluice.dev/sluice/internal/bench/experiment/hostile"
@@ -42,6 +43,12 @@ func Experiments() []harness.Experiment {
 		fabric.CNI,
 		fabric.Nodes,
 		fabric.BGP,
+		balancer.Requests,
+		balancer.Loading,
+		balancer.Changes,
+		balancer.Interruptions,
+		balancer.Packets,
+		balancer.Checks,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

@@ -43,6 +43,7 @@ func ReadMachine() report.Machine {
 		"iptables": {"iptables-legacy", "--version"},
 		"ipset":    {"ipset", "--version"},
 		"nftlb":    {"dpkg-query", "-W", "nftlb"}, // it has no option that prints its version
+		"haproxy":  {"dpkg-query", "-W", "haproxy"},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).Output(); err == nil {
 			m.Tools[tool] = strings.Join(strings.Fields(FirstLine(out)), " ")
@@ -90,6 +91,28 @@ func CPUIdle(cpu int) (time.Duration, error) {
 		}
 	}
 	return 0, fmt.Errorf("read CPU time: no cpu%d in /proc/stat", cpu)
+}
+
+// BusyTime returns for how long CPUs have been at work since boot, all together. The kernel counts
+// in steps of 10 ms.
+func BusyTime() (time.Duration, error) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time: %w", err)
+	}
+	f := strings.Fields(FirstLine(b)) // cpu user nice system idle iowait irq softirq …
+	if len(f) < 8 || f[0] != "cpu" {
+		return 0, fmt.Errorf("read CPU time: /proc/stat begins with %q", FirstLine(b))
+	}
+	ticks := 0
+	for _, i := range []int{1, 2, 3, 6, 7} {
+		n, err := strconv.Atoi(f[i])
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
 // ProcessCPU returns the CPU time that a process has used, in nanoseconds.

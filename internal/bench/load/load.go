@@ -31,6 +31,7 @@ type Config struct {
 	Backend *netns.NS      // where a server listens on Port of every address
 	Port    uint16
 
+	Body        int           // bytes of an answer's body; 0: two
 	KeepAlive   bool          // reuse connections, as many as Concurrency
 	Rate        int           // requests a second, started on time even if answers are late; 0: as fast as Concurrency allows
 	Concurrency int           // requests under way at once where Rate is 0; at least 1

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,8 +15,8 @@ import (
 const (
 	requestClose = "GET / HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
 	requestKeep  = "GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
-	answerClose  = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
-	answerKeep   = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+	answerClose  = "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+	answerKeep   = "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
 )
 
 // role of a file descriptor in the loop.
@@ -56,10 +57,12 @@ type loop struct {
 
 func newLoop(c Config, listening int) (*loop, error) {
 	l := &loop{Config: c, epoll: -1, timer: -1, listener: listening, res: &Result{Reasons: map[string]int{}}}
-	l.ask, l.answer = []byte(requestClose), []byte(answerClose)
+	ask, answer := requestClose, answerClose
 	if c.KeepAlive {
-		l.ask, l.answer = []byte(requestKeep), []byte(answerKeep)
+		ask, answer = requestKeep, answerKeep
 	}
+	body := strings.Repeat("ok", (max(c.Body, 1)+1)/2)
+	l.ask, l.answer = []byte(ask), fmt.Appendf(nil, answer, len(body), body)
 	l.res.latency = make([]time.Duration, 0, 1<<18) // so that it does not grow while measuring
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {

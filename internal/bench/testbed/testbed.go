@@ -133,6 +133,32 @@ func (l *Testbed) wire() error {
 	)
 }
 
+// Direct puts backends on a network that the node is on, and lets their namespace answer clients in
+// the services' name, as servers do whose answers don't pass the node's translation.
+func (l *Testbed) Direct(backends ...netip.Addr) error {
+	own := netip.MustParseAddr("10.255.255.254") // of cluster.Endpoints, which the backends' namespace answers for otherwise
+	dev, err := l.Node.LinkByName(NodeOut)
+	if err != nil {
+		return err
+	}
+	peer, err := l.Backend.LinkByName(Uplink)
+	if err != nil {
+		return err
+	}
+	errs := []error{addAddr(l.Node, NodeOut, netip.PrefixFrom(own, cluster.Endpoints.Bits())), anyIP(l.Backend, cluster.Services)}
+	dst, err := netlink.ParseIPNet(own.String() + "/32")
+	if err != nil {
+		return err
+	}
+	errs = append(errs, l.Backend.RouteAdd(&netlink.Route{
+		LinkIndex: peer.Attrs().Index, Dst: dst, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_LINK,
+	}))
+	for _, b := range backends {
+		errs = append(errs, setNeighbour(l.Node, dev, b, peer))
+	}
+	return errors.Join(errs...)
+}
+
 // neighbours makes neighbour entries permanent, so that no measurement waits for ARP.
 func (l *Testbed) neighbours() error {
 	for _, n := range []struct {

@@ -112,20 +112,24 @@ func get(ctx context.Context, from, url string) (string, error) {
 		return "", err
 	}
 	defer ns.Close()
-	client := http.Client{Timeout: answerTime, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-			err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
-			return conn, err
-		}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
 	}
-	resp, err := client.Do(req)
+	resp, err := client(ns).Do(req)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	page, err := io.ReadAll(resp.Body)
 	return string(page), err
+}
+
+// client returns an HTTP client in a network namespace.
+func client(ns *netns.NS) *http.Client {
+	return &http.Client{Timeout: answerTime, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
+			return conn, err
+		}}}
 }

@@ -28,7 +28,7 @@ var defaultDeny string
 // denies everything, to the one that `sluice why` suggests for a single pair, and back. The lab is
 // as it was when Policy returns without an error.
 func Policy(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, next []Hint) error {
-	s := &story{Teller: t, lab: l}
+	s := &story{Teller: t, name: l.Name, lab: l}
 	s.cluster(took)
 	s.step(ctx, "open", func(ctx context.Context) error {
 		s.Say("without a policy everybody reaches everybody")

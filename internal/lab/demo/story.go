@@ -22,7 +22,8 @@ import (
 // story is a story of a lab, and which of its steps failed.
 type story struct {
 	*Teller
-	lab    *lab.Lab
+	name   string   // of the lab
+	lab    *lab.Lab // nil in that of a balancer
 	failed []string
 }
 
@@ -71,10 +72,10 @@ func (s *story) next(ctx context.Context, hints []Hint) {
 // end returns an error if a step failed or was not reached.
 func (s *story) end(ctx context.Context) error {
 	if len(s.failed) > 0 {
-		return fmt.Errorf("lab %s: not everything is as it should be: see %q above", s.lab.Name, s.failed)
+		return fmt.Errorf("lab %s: not everything is as it should be: see %q above", s.name, s.failed)
 	}
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("lab %s: the story was interrupted: %w", s.lab.Name, err)
+		return fmt.Errorf("lab %s: the story was interrupted: %w", s.name, err)
 	}
 	return nil
 }

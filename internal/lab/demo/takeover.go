@@ -31,7 +31,7 @@ const between = 500
 // back. The lab runs Web, its nodes are served by kube-proxy, and it has been opened with agents.
 // It is as it was when Takeover returns without an error.
 func Takeover(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, next []Hint) error {
-	s := &story{Teller: t, lab: l}
+	s := &story{Teller: t, name: l.Name, lab: l}
 	s.cluster(took)
 	s.Say("the control plane and kube-proxy (%s) are Kubernetes' own", l.Kubernetes.Proxy)
 	requests, err := startLoad(webRoutes(l)...)

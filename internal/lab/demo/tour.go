@@ -34,7 +34,7 @@ type Tour struct {
 // up the lab. It returns an error if anything is not as it should be, after having said what. The
 // lab is as it was when it returns.
 func (o Tour) Tell(ctx context.Context, t *Teller, l *lab.Lab) error {
-	s := &story{Teller: t, lab: l}
+	s := &story{Teller: t, name: l.Name, lab: l}
 	s.cluster(o.Took)
 	if !o.CheckOnly {
 		if err := s.tour(ctx); err != nil {

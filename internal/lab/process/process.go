@@ -137,8 +137,9 @@ func (p Process) Kill() error {
 	}
 }
 
-// patience is the time-out for a killed process to end.
-const patience = 10 * time.Second
+// patience is the time-out for a killed process to end: a machine with much to do may take long to
+// free what it had.
+const patience = time.Minute
 
 // open returns a descriptor of the process; false if it has ended.
 func (p Process) open() (fd int, ok bool) {
