@@ -29,7 +29,7 @@ PLATFORMS ?= linux/$(shell go env GOARCH)
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
-TEST_TOOLS  := nftables iproute2 iptables ipset nftlb haproxy systemd wget containernetworking-plugins frr bird2 keepalived conntrackd
+TEST_TOOLS  := nftables iproute2 iptables ipset nftlb haproxy systemd wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack
 BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 VM_TOOLS    := qemu-system-x86 nftables iproute2

@@ -11,15 +11,23 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Packets enter by these chains, of type nat: they see the first packet of a connection alone.
+// Packets enter by these chains, of type nat: they see the first packet of a connection alone. Each
+// is there while a farm needs it, so that a connection is asked nothing else; those with "-range" in
+// their names are for farms at ranges.
 //
-//	prerouting   -100  connections from outside
-//	output       -100  connections of the machine itself
-//	input         100  the same, to the machine itself: what is remembered of clients
-//	postrouting   100  the same, on their way out: what is remembered, and the client's address
+//	prerouting  -102, -101  connections from outside
+//	output      -102, -101  connections of the machine itself
+//	input         96, 97    connections to backends on this machine: what is remembered of clients
+//	after         96, 97    the same at postrouting, of connections to other backends
+//	postrouting   98, 99    the client's address
 //
 // From there they go to a chain that serves farms of their kind, see pick. There is one for each
 // scheduler and number of slots in use, however many farms use it.
+const (
+	serving    = -102 // NF_IP_PRI_NAT_DST, less one for each kind
+	afterwards = 96   // NF_IP_PRI_NAT_SRC, less one for each kind of the two
+	outgoing   = 98
+)
 
 // Registers of the rules below: the slot, and the place behind it; then what is found there.
 const (
@@ -32,27 +40,46 @@ const seed = 0x51d1ce // of hashes: fixed, so that a change moves no flow that i
 
 func rule(comment ...string) nft.Rule { return nft.NewRule(strings.Join(comment, "")) }
 
-// chains are those that packets enter by.
-func (p *program) chains() []nft.Chain {
-	if p.of == unix.NFPROTO_NETDEV {
-		return nil
+// entrance is a chain by which connections to farms of a kind enter.
+func (p *program) entrance(k kind, name, comment string, hook uint32, priority int32, by func(*family) nft.Rule, maps func(*family) [kinds]*nft.Set) nft.Chain {
+	c := nft.Chain{Name: name + k.String(), Comment: comment, Hook: nft.NATHook(hook, priority+int32(k))}
+	for _, fp := range p.families {
+		c.Rules = append(c.Rules, by(fp).Follow(maps(fp)[k], 0))
 	}
-	each := func(r nft.Rule, by func(*family) []nft.Field, maps func(*family) [kinds]*nft.Set) (rules []nft.Rule) {
-		for _, fp := range p.families {
-			for k := range kinds {
-				rules = append(rules, r.Family(fp.ip).Load(0, by(fp)...).Follow(maps(fp)[k], 0))
-			}
-		}
-		return rules
-	}
-	serve := each(rule(), (*family).place, func(fp *family) [kinds]*nft.Set { return fp.farms })
-	out := each(rule().Translated(), (*family).placed, func(fp *family) [kinds]*nft.Set { return fp.out })
-	after := each(rule().Translated(), (*family).placed, func(fp *family) [kinds]*nft.Set { return fp.after })
+	return c
+}
+
+// entering matches by where a connection goes, and translated by where it went before.
+func (fp *family) entering() nft.Rule   { return rule().Family(fp.ip).Load(0, fp.place()...) }
+func (fp *family) translated() nft.Rule { return rule().Translated().Family(fp.ip).Load(0, fp.placed()...) }
+
+// serveChains are where connections enter that are to be served.
+func (p *program) serveChains(k kind) []nft.Chain {
+	farms := func(fp *family) [kinds]*nft.Set { return fp.farms }
 	return []nft.Chain{
-		{Name: "prerouting", Comment: "connections from outside", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Rules: serve},
-		{Name: "output", Comment: "connections of the machine itself", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Rules: serve},
-		{Name: "input", Comment: "connections to backends on this machine", Hook: nft.NATHook(unix.NF_INET_LOCAL_IN, 100), Rules: after},
-		{Name: "postrouting", Comment: "connections to other backends", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100), Rules: append(after, out...)},
+		p.entrance(k, "prerouting", "connections from outside", unix.NF_INET_PRE_ROUTING, serving, (*family).entering, farms),
+		p.entrance(k, "output", "connections of the machine itself", unix.NF_INET_LOCAL_OUT, serving, (*family).entering, farms),
+	}
+}
+
+// afterChains are where connections enter that have their backend.
+func (p *program) afterChains(k kind) []nft.Chain {
+	after := func(fp *family) [kinds]*nft.Set { return fp.after }
+	return []nft.Chain{
+		p.entrance(k, "input", "connections to backends on this machine", unix.NF_INET_LOCAL_IN, afterwards, (*family).translated, after),
+		p.entrance(k, "after", "connections to other backends", unix.NF_INET_POST_ROUTING, afterwards, (*family).translated, after),
+	}
+}
+
+// outChain is where connections enter whose client's address is translated, too.
+func (p *program) outChain(k kind) nft.Chain {
+	return p.entrance(k, "postrouting", "the client's address", unix.NF_INET_POST_ROUTING, outgoing, (*family).translated, func(fp *family) [kinds]*nft.Set { return fp.out })
+}
+
+// enter has chains be there.
+func (h *half) enter(chains ...nft.Chain) {
+	for _, c := range chains {
+		h.chain(c.Name, func() nft.Chain { return c })
 	}
 }
 

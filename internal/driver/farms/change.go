@@ -136,12 +136,6 @@ func (p *program) create(b *nft.Batch) {
 	for _, s := range p.sets {
 		b.AddSet(s)
 	}
-	for _, chain := range p.chains() {
-		b.AddChain(chain)
-	}
-	for _, chain := range p.chains() {
-		b.AddRules(chain)
-	}
 }
 
 // build plans the whole table, in place of one of another program.
@@ -181,35 +175,23 @@ func (c *change) compare(want *state.Farms, have *found) {
 	c.chains()
 }
 
-// findChains notes which chains there are beside the program's own.
+// findChains notes which chains there are.
 func (c *change) findChains(have *found) {
-	own := map[string]int{}
-	for _, chain := range c.p.chains() {
-		own[chain.Name] = len(chain.Rules)
-	}
 	for name := range have.Chains {
-		if _, ours := own[name]; !ours {
-			r := c.refs[name]
-			r.was, r.rules = 1, have.Rules[name]
-			c.refs[name] = r
-		}
+		r := c.refs[name]
+		r.was, r.rules = 1, have.Rules[name]
+		c.refs[name] = r
 	}
 }
 
 // version counts the layouts of the chains that come and go.
-const version = 1
+const version = 2
 
 // note identifies the program: a digest of the messages that create it.
 func (p *program) note() string {
 	var a nft.Attrs
 	for _, s := range p.sets {
 		s.Write(&a, TableName)
-	}
-	for _, c := range p.chains() {
-		c.Write(&a, TableName)
-		for _, r := range c.Rules {
-			r.Write(&a, TableName, c.Name)
-		}
 	}
 	return fmt.Sprintf("program %d %016x", version, xxhash.Sum64(a.B))
 }

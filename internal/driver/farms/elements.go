@@ -62,6 +62,7 @@ func (h *half) tracked() {
 	if h.staged() {
 		serve = h.stages(serve)
 	}
+	h.enter(h.p.serveChains(kindOf(h.Farm))...)
 	for _, p := range h.places {
 		h.put(h.fp.farms, p, h.at(p, serve))
 		h.fill(p)
@@ -88,7 +89,7 @@ func (h *half) remember() {
 	if after.Name == "" {
 		return
 	}
-	h.chain(after.Name, func() nft.Chain { return after })
+	h.enter(append(h.p.afterChains(kindOf(h.Farm)), after)...)
 	for _, p := range h.places {
 		h.put(h.fp.after, p, nft.Jump(after.Name))
 	}
@@ -217,6 +218,7 @@ func (h *half) out() {
 	} else {
 		h.chain(v.Chain, func() nft.Chain { return masquerade(h.fp) })
 	}
+	h.enter(h.p.outChain(k))
 	for _, p := range h.places {
 		h.put(h.fp.out, p, v)
 	}

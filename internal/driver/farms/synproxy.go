@@ -43,9 +43,7 @@ func (h *half) proxied() {
 	if !h.Limits.SYNProxy {
 		return
 	}
-	for _, c := range h.p.synProxyChains() {
-		h.chain(c.Name, func() nft.Chain { return c })
-	}
+	h.enter(h.p.synProxyChains()...)
 	for _, p := range h.places {
 		if p.proto == unix.IPPROTO_TCP {
 			e := h.fp.at(h.fp.proxied, p)

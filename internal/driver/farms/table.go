@@ -144,16 +144,10 @@ func (t *table) read(ctx context.Context) (*found, error) {
 	return have, nil
 }
 
-// whole reports whether a table has the sets and chains of the program, and each chain that we know
-// its rules.
+// whole reports whether a table has the sets of the program, and each chain that we know its rules.
 func (t *table) whole(have *nft.Table) bool {
 	for _, s := range t.prog.sets {
 		if have.Sets[s.Name] != s.Type() {
-			return false
-		}
-	}
-	for _, c := range t.prog.chains() {
-		if !have.Chains[c.Name] || have.Rules[c.Name] != len(c.Rules) {
 			return false
 		}
 	}
@@ -174,9 +168,6 @@ func (t *table) counts(ctx context.Context) (bool, error) {
 	}
 	for _, n := range counts {
 		left += n
-	}
-	for _, c := range t.prog.chains() {
-		left -= len(c.Rules)
 	}
 	for _, r := range t.refs {
 		left -= r.rules
