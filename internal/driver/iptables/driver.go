@@ -91,7 +91,7 @@ func open(o Options) (*Driver, error) {
 func (d *Driver) Capabilities() driver.Capabilities {
 	return driver.Capabilities{
 		Name:   "iptables",
-		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.Survives | driver.AuditsCheaply | driver.Keeps,
+		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d,
 	}
 }
