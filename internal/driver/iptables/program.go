@@ -46,6 +46,10 @@ const (
 // mark is the bit of a packet's mark by which a connection is masqueraded. It is taken off there.
 const mark = "0x1000/0x1000"
 
+// proxied is the bit by which the driver userspace leads packets to its proxy, as it does while one
+// mode follows another.
+const proxied = "0x10/0x10"
+
 // tables are those that we have chains in, in the order in which they are changed.
 var tables = []string{"raw", "filter", "nat"}
 
@@ -195,8 +199,10 @@ func (f family) filter(i *image) {
 	i.rule("filter", inputChain, stray+f.in(setCluster, "src")+" -j DROP", "-g "+unservedChain)
 	i.rule("filter", unservedChain,
 		"-m conntrack --ctstate INVALID,DNAT -j RETURN",
+		"-m mark --mark "+proxied+" -j RETURN",
 		f.in(setRefused, "dst,dst")+" -g "+refuseChain,
 		f.in(setDropped, "dst,dst")+" -j DROP",
+		f.in(setFrontends, "dst,dst")+" -j RETURN", // who serves it now, such as IPVS, needs no translation
 		f.in(setIPs, "dst")+" -g "+rejectChain,
 		f.in(setServices, "dst")+" "+f.notIn(setOthers, "dst")+" -j DROP")
 	i.rule("filter", refuseChain,
