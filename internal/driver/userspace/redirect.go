@@ -26,10 +26,11 @@ const TableName = "sluice-userspace"
 // priority of its rule.
 const RouteTable = 0x51c
 
-// Bits of packets' marks.
+// Bits of packets' marks: others than those by which the driver iptables, kube-proxy and the CNI
+// plugin portmap have connections masqueraded.
 const (
-	toProxy = 0x1000 // it is for the proxy: RouteTable routes it
-	ownMark = 0x2000 // the proxy itself sent it
+	toProxy = 0x10 // it is for the proxy: RouteTable routes it
+	ownMark = 0x20 // the proxy itself sent it
 )
 
 // programRequirement is told where the kernel refuses the table.
@@ -138,8 +139,14 @@ func (r *redirect) chains() []nft.Chain {
 			rule("the node's answers to them").Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, &expr.Cmp{Register: register, Data: []byte{1}},
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register}, bits(ownMark, 0), &expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: make([]byte, 4)}).Goto("proxy"))
 	}
+	// What translates services meanwhile, or did before, belongs to another program, or to an agent in
+	// another mode: its connections go on, and new ones are ours alone.
+	theirs := rule("connections that others translate").Translated().Accept()
+	arriving.Rules, leaving.Rules = append(arriving.Rules, theirs), append(leaving.Rules, theirs)
+	var asTheyAre []nft.Rule
 	for i, f := range r.families {
 		frontend, name := f.frontends.Key, f.Name+"-services"
+		asTheyAre = append(asTheyAre, rule("it stays as it is").Mark(expr.CmpOpEq, toProxy, toProxy).Family(f.Family).Load(0, f.Daddr).Destination(f.Family, 0, -1))
 		arriving.Rules, leaving.Rules = append(arriving.Rules, f.related(), unmarked(name, f)), append(leaving.Rules, unmarked(name, f))
 		chains = append(chains,
 			nft.Chain{Name: name, Comment: "where every packet is looked up", Rules: []nft.Rule{
@@ -159,7 +166,10 @@ func (r *redirect) chains() []nft.Chain {
 			&expr.Immediate{Register: register + 4, Data: binary.BigEndian.AppendUint16(nil, r.ports[i])},
 			&expr.TProxy{Family: familyNumbers[i], RegAddr: register, RegPort: register + 4}))
 	}
-	return append(chains, arriving, leaving)
+	const beforeOthers = -110
+	return append(chains, arriving, leaving,
+		nft.Chain{Name: "nat-prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, beforeOthers), Comment: "so that nobody translates what is for the proxy", Rules: asTheyAre},
+		nft.Chain{Name: "nat-output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, beforeOthers), Comment: "the same, of the node itself", Rules: asTheyAre})
 }
 
 // sourcesChain returns for the sources that may connect.
