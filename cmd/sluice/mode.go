@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
@@ -227,10 +228,81 @@ func (f *modeFlags) replaceModes(ctx context.Context, in *netns.NS, now *mode, l
 			defer cancel()
 			return virtual.Withdraw(ctx)
 		}
-		return d.Purge(ctx)
+		return purgeAfter(ctx, d)
 	}
 	err := in.Do(func() error { return programmed{f}.each(remove) })
 	if err != nil && ctx.Err() == nil {
 		log.Warn("what an agent in another mode left in the kernel could not be removed: stop the agent, run 'sluice cleanup', and start it again", "error", err)
 	}
+}
+
+// purgeAfter has the driver remove what an agent has left, as soon as a proxy that is still draining
+// has ended.
+func purgeAfter(ctx context.Context, d driver.Driver) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*drainTimeout)
+	defer cancel()
+	for {
+		err := d.Purge(ctx)
+		if !errors.Is(err, driver.ErrBusy) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(handOverPause):
+		}
+	}
+}
+
+const (
+	handOverPatience = 30 * time.Second // until the next agent serves
+	handOverPause    = 50 * time.Millisecond
+)
+
+// handOver lets the next agent in, if one waits, and has the proxy serve until the kernel holds all
+// of its services, in another mode; then connections that go through the proxy have time to end.
+// Of other modes what was programmed works on by itself.
+func handOver(d driver.Driver, claim *agent.Claim, in *netns.NS, log *slog.Logger) {
+	proxy, is := d.(*userspace.Driver)
+	if !is || claim.Waiting() == 0 {
+		return
+	}
+	claim.Release()
+	log.Info("another agent waits: this one serves until that one does")
+	ctx, cancel := context.WithTimeout(context.Background(), handOverPatience)
+	defer cancel()
+	for {
+		served, err := servedBeside(ctx, proxy, in)
+		if served {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			log.Warn("the other agent does not serve in another mode; ending", "after", handOverPatience, "error", err)
+			return
+		case <-time.After(handOverPause):
+		}
+	}
+	ctx, cancel = context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	log.Info("the other agent serves; waiting until connections through this one have ended", "patience", drainTimeout)
+	if err := proxy.Drain(ctx); err != nil {
+		log.Warn("connections may have been lost", "error", err)
+	}
+}
+
+// servedBeside reports whether the kernel sends all to backends that the proxy does.
+func servedBeside(ctx context.Context, proxy *userspace.Driver, in *netns.NS) (all bool, err error) {
+	err = in.Do(func() error {
+		frontends, err := programmed{&modeFlags{}}.Frontends(ctx)
+		all = err == nil
+		proxy.Held(func(s *state.State) {
+			for k, f := range s.Services.Frontends {
+				serves := len(f.Backends) > 0 && (!f.LocalOnly || len(f.Local) > 0)
+				all = all && (frontends[k] || !serves)
+			}
+		})
+		return err
+	})
+	return all && err == nil, err
 }

@@ -244,9 +244,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 	a := agent.New(c)
 	o.runCNI(cmd.Context(), a, objects, log)
 	if proxy != nil {
-		return privilege(proxy.run(cmd.Context(), a))
+		err = proxy.run(cmd.Context(), a)
+	} else {
+		err = a.Run(cmd.Context())
 	}
-	return privilege(a.Run(cmd.Context()))
+	if cmd.Context().Err() != nil {
+		handOver(programs, claim, here, log)
+	}
+	return privilege(err)
 }
 
 // reporter starts what reports faults to the API, and returns who takes them; nil: nobody.

@@ -33,6 +33,9 @@ const (
 	ownMark = 0x20 // the proxy itself sent it
 )
 
+// passingChain is empty but while the proxy drains.
+const passingChain = "passing"
+
 // programRequirement is told where the kernel refuses the table.
 var programRequirement = &probe.Requirement{
 	Name: "transparent proxying by nftables", Since: "5.12",
@@ -126,6 +129,7 @@ func (r *redirect) chains() []nft.Chain {
 	arriving := nft.Chain{Name: "prerouting", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -150), Comment: "what comes from pods and from outside, and the node's own that is for the proxy"}
 	leaving := nft.Chain{Name: "output", Hook: &nft.Hook{Type: "route", Number: unix.NF_INET_LOCAL_OUT, Priority: -150}, Comment: "what the node itself sends"}
 	chains := []nft.Chain{
+		{Name: passingChain, Comment: "what passes by the proxy, once another program serves"},
 		{Name: "proxy", Comment: "to the proxy", Rules: []nft.Rule{rule().SetMark(toProxy, toProxy)}},
 		{Name: "reject", Comment: "nobody serves this: say so at once", Rules: append(established(), rule().Proto(unix.IPPROTO_TCP).RejectTCP(), rule().Reject())},
 		{Name: "silence", Comment: "nobody here serves this", Rules: append(established(), rule().Drop())},
@@ -141,8 +145,8 @@ func (r *redirect) chains() []nft.Chain {
 	}
 	// What translates services meanwhile, or did before, belongs to another program, or to an agent in
 	// another mode: its connections go on, and new ones are ours alone.
-	theirs := rule("connections that others translate").Translated().Accept()
-	arriving.Rules, leaving.Rules = append(arriving.Rules, theirs), append(leaving.Rules, theirs)
+	theirs, passing := rule("connections that others translate").Translated().Accept(), rule().Jump(passingChain)
+	arriving.Rules, leaving.Rules = append(arriving.Rules, theirs, passing), append(leaving.Rules, theirs, passing)
 	var asTheyAre []nft.Rule
 	for i, f := range r.families {
 		frontend, name := f.frontends.Key, f.Name+"-services"
@@ -235,6 +239,18 @@ func (r *redirect) create(b *nft.Batch) {
 	for _, c := range chains {
 		b.AddRules(c)
 	}
+}
+
+// drain has all pass by the proxy but connections that go through it already.
+func (r *redirect) drain() error {
+	fresh := func(comment string) nft.Rule { return rule(comment).Mark(expr.CmpOpEq, toProxy, 0) }
+	b := nft.NewBatch(TableName)
+	b.AddRules(nft.Chain{Name: passingChain, Rules: []nft.Rule{
+		fresh("new connections").CtState(expr.CtStateBitNEW).Accept(),
+		fresh("datagrams").Proto(unix.IPPROTO_UDP).Accept(),
+	}})
+	_, err := b.Send(r.sock)
+	return err
 }
 
 // try has the kernel take the program in a table that no packet meets.

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
@@ -65,9 +67,18 @@ func (r *redirect) addWays() error {
 	return nil
 }
 
-// purge removes the table and the way to the proxy.
+// purge removes the table and the way to the proxy, unless they are of another process.
 func (r *redirect) purge() error {
 	var err error
+	if !r.built {
+		there, err := r.sock.ReadFlags(context.Background(), TableName)
+		if err != nil {
+			return fmt.Errorf("read table %s: %w", TableName, err)
+		}
+		if there != nil {
+			return fmt.Errorf("%w: table %s", driver.ErrBusy, TableName)
+		}
+	}
 	if r.built {
 		b := nft.NewBatch(TableName)
 		b.DeleteTable()
