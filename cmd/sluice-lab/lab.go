@@ -52,8 +52,9 @@ type labOptions struct {
 	nodes   int
 	noAgent bool
 	sluice  string
-	cni     string // conflist of the pods' network
-	fabric  string // mode of the pod network between nodes
+	cni     string   // conflist of the pods' network
+	fabric  string   // mode of the pod network between nodes
+	flags   []string // further ones of the agents
 
 	withKubernetes bool
 	kubernetesBin  string
@@ -72,6 +73,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	fl := cmd.Flags()
 	fl.StringVar(&o.fabric, "fabric", "", "have the agents reach other nodes' pods in this `mode`, instead of routes that the lab sets: "+model.Join(plan.Fabrics, ", ")+"; bgp and cross-subnet have a router between two subnets")
 	_ = cmd.RegisterFlagCompletionFunc("fabric", cobra.FixedCompletions(strings.Split(model.Join(plan.Fabrics, ","), ","), cobra.ShellCompDirectiveNoFileComp))
+	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
 	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
@@ -107,6 +109,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(errors.New("--fabric bgp with --kubernetes needs --crds: the agents learn of their peer from the API"))
 	case o.fabric != "" && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--fabric is what the agents do: leave out --no-agent and --kube-proxy"))
+	case len(o.flags) > 0 && (o.noAgent || o.kubeProxy != ""):
+		return nil, cli.Usage(errors.New("--agent-flag is for the agents: leave out --no-agent and --kube-proxy"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
 		return nil, cli.Usage(fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy))
 	case o.empty && len(paths) > 0:
@@ -125,7 +129,7 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 			return nil, fmt.Errorf("--cni: %w", err)
 		}
 	}
-	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, CNI: o.cni, Fabric: plan.Fabric(o.fabric), Transient: o.transient, Progress: func(step string) {
+	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, CNI: o.cni, Fabric: plan.Fabric(o.fabric), AgentFlags: o.flags, Transient: o.transient, Progress: func(step string) {
 		_, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step)
 	}}
 	cfg.Sluice, err = findSluice(o.sluice)

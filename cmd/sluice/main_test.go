@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -196,14 +197,21 @@ func write(t *testing.T, dir, name, text string) {
 // the test ends.
 func startAgent(t *testing.T, dir, socket string, in func(func() error) error, more ...string) (stop func()) {
 	t.Helper()
+	_, stop = startAgentLogged(t, dir, socket, in, more...)
+	return stop
+}
+
+// startAgentLogged is startAgent, and also returns what the agent logs.
+func startAgentLogged(t *testing.T, dir, socket string, in func(func() error) error, more ...string) (log *logtest.Log, stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan int, 1)
-	var log bytes.Buffer
+	log = &logtest.Log{}
 	go func() {
 		var code int
 		err := in(func() error {
 			code = execute(ctx, append([]string{"run", "--manifests", dir, "--node", "node-a", "--socket", socket,
-				"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, more...), &log, &log)
+				"--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"}, more...), log, log)
 			return nil
 		})
 		if err != nil {
@@ -222,7 +230,7 @@ func startAgent(t *testing.T, dir, socket string, in func(func() error) error, m
 	})
 	t.Cleanup(stop)
 	eventually(t, "the agent answers", func() bool { return agent.Alive(socket) })
-	return stop
+	return log, stop
 }
 
 // here runs f directly: a starter for agents on a fake kernel.

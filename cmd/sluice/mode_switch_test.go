@@ -134,10 +134,12 @@ type requests struct {
 	failed []string
 }
 
-func (n *modeNode) send() *requests {
+// send has a pod and the node send requests by some of TCP and UDP.
+func (n *modeNode) send(networks ...string) *requests {
 	r := &requests{stop: make(chan struct{})}
 	for from, ns := range map[string]*netns.NS{"a pod": n.client, "the node": n.NS} {
-		for _, to := range [][2]string{{"tcp", webAddress}, {"udp", dnsAddress}} {
+		for _, network := range networks {
+			to := map[string]string{"tcp": webAddress, "udp": dnsAddress}[network]
 			r.done.Go(func() {
 				for i := 1; ; i++ {
 					select {
@@ -146,14 +148,14 @@ func (n *modeNode) send() *requests {
 					case <-time.After(pause):
 					}
 					began := time.Now()
-					c, err := dialFrom(ns, to[0], to[1])
+					c, err := dialFrom(ns, network, to)
 					if err == nil {
 						err = errors.Join(say(c), c.Close())
 					}
 					r.sent.Add(1)
 					if err != nil {
 						r.mu.Lock()
-						r.failed = append(r.failed, fmt.Sprintf("%s request %d from %s to %s: %v after %v", began.Format("15:04:05.000"), i, from, to[0], err, time.Since(began)))
+						r.failed = append(r.failed, fmt.Sprintf("%s request %d from %s to %s: %v after %v", began.Format("15:04:05.000"), i, from, network, err, time.Since(began)))
 						r.mu.Unlock()
 					}
 				}
@@ -278,7 +280,7 @@ func (n *modeNode) change(t *testing.T, from, to agentMode) {
 	if err := say(long); err != nil {
 		t.Fatal(err)
 	}
-	load := n.send()
+	load := n.send("tcp", "udp")
 	load.goOn(t, 20)
 
 	started := make(chan func(), 1)

@@ -68,7 +68,11 @@ func (f *policyFlags) complete(c *compile.Config) error {
 
 // options returns the driver's options.
 func (f *nodeFlags) options(log *slog.Logger) driver.Options {
-	return driver.Options{Log: log, Policy: f.compiler.Policy, Fabric: f.compiler.Fabric, FlowOffload: f.flowOffload, Remembered: takeover.Remembered}
+	o := driver.Options{Log: log, Policy: f.compiler.Policy, Fabric: f.compiler.Fabric, FlowOffload: f.flowOffload, Remembered: takeover.Remembered}
+	if unprivileged() { // who may not see what others have programmed
+		o.Remembered = nil
+	}
+	return o
 }
 
 // defaultDevices returns the names of the interfaces of the default routes in the calling thread's

@@ -158,6 +158,11 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 	}
+	here, err := netns.OpenPath("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = here.Close() }()
 	o.record = sysctl.RecordPath(o.agent.Socket)
 	programs, err := o.openDriver(mode, options)
 	if err != nil {
@@ -167,11 +172,17 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if config.Policy && can&driver.Policy == 0 {
 		log.Warn("network policy has no effect in this mode; 'sluice status' names the policies; --policy=false says that it is not wanted", "mode", mode.name)
 	}
-	d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy && can&driver.Policy != 0, KeepEstablished: o.keepEstablished})
-	if err != nil {
-		return privilege(err)
+	c := o.agent
+	defer func() { _ = c.Driver.Close() }()
+	c.Driver = programs
+	if !unprivileged() { // a proxy without rights has nothing in the kernel to look after
+		d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy && can&driver.Policy != 0, KeepEstablished: o.keepEstablished})
+		if err != nil {
+			return privilege(err)
+		}
+		c.Driver, c.FlowsCut, c.Flows = d, d.FlowsCut, d.Flows
+		c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	}
-	defer func() { _ = d.Close() }()
 	reader, err := link.Open()
 	if err != nil {
 		return err
@@ -183,10 +194,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return r.Gateway, device
 	}
 	objects := store.New()
-	c := o.agent
 	c.Node, c.Version = config.Node, cli.Version()
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
-	c.Driver, c.FlowsCut, c.Flows, c.Claim, c.Obstacles, c.Log = d, d.FlowsCut, d.Flows, claim, preflight.Obstacles, log
+	c.Claim, c.Obstacles, c.Log = claim, preflight.Obstacles, log
 	c.Prepare = func() {
 		if o.setSysctls {
 			setSysctls(log, o)
@@ -195,12 +205,6 @@ func run(cmd *cobra.Command, o runOptions) error {
 			proxy.tune(log, &o)
 		}
 	}
-	here, err := netns.OpenPath("/proc/thread-self/ns/net")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = here.Close() }()
-	c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
@@ -248,7 +252,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	} else {
 		err = a.Run(cmd.Context())
 	}
-	if cmd.Context().Err() != nil {
+	if cmd.Context().Err() != nil && c.InStep != nil {
 		handOver(programs, claim, here, log)
 	}
 	return privilege(err)

@@ -64,9 +64,9 @@ func programs(t *testing.T) string {
 	return dir
 }
 
-// start brings up a lab with a data plane, from the programs in a folder. The lab ends with the
-// test.
-func start(t *testing.T, programs string, d Dataplane) *labCluster {
+// start brings up a lab with a data plane, from the programs in a folder, with further flags of
+// Sluice's agents. The lab ends with the test.
+func start(t *testing.T, programs string, d Dataplane, agentFlags ...string) *labCluster {
 	t.Helper()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
@@ -79,7 +79,7 @@ func start(t *testing.T, programs string, d Dataplane) *labCluster {
 	}
 	switch d {
 	case Sluice:
-		cfg.Agent = sluiceagent.New()
+		cfg.Agent, cfg.AgentFlags = sluiceagent.New(), agentFlags
 	case NFTables:
 		k.Proxy = "nftables"
 	case IPTables:

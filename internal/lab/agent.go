@@ -40,7 +40,8 @@ type AgentConfig struct {
 	Socket       string // path of its API's Unix socket
 	ClusterCIDRs []netip.Prefix
 	ServiceCIDRs []netip.Prefix
-	Fabric       string // as the lab has it; "": the agent reaches no pods of other nodes
+	Fabric       string   // as the lab has it; "": the agent reaches no pods of other nodes
+	Flags        []string // further ones of the lab's
 }
 
 // syncTimeout is the time-out for agents to program everything.
@@ -59,7 +60,7 @@ func (l *Lab) socket(node string) string {
 func (l *Lab) runFolder(node string) string { return l.path(node, "run") }
 
 func (l *Lab) startAgent(n *plan.Node) error {
-	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs, Fabric: string(l.Cluster.Fabric)}
+	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs, Fabric: string(l.Cluster.Fabric), Flags: l.AgentFlags}
 	if l.Kubernetes == nil {
 		c.Manifests = l.manifests()
 	} else {

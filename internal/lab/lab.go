@@ -46,10 +46,11 @@ type Config struct {
 	Sluice string
 	// CNI is a network configuration, a conflist, for the pods' network instead of the lab's own.
 	// Its plugins are beside Sluice, or where Linux distributions and Kubernetes put them.
-	CNI       string
-	Agent     *Agent       // nil: no agents, another program serves the nodes
-	Progress  func(string) // reports progress; may be nil
-	Transient bool         // the lab counts as dead, and may be replaced, once this process has ended
+	CNI        string
+	Agent      *Agent       // nil: no agents, another program serves the nodes
+	AgentFlags []string     // further flags of the agents
+	Progress   func(string) // reports progress; may be nil
+	Transient  bool         // the lab counts as dead, and may be replaced, once this process has ended
 }
 
 // Lab is a running lab. Its methods are not safe for concurrent use.
@@ -61,8 +62,9 @@ type Lab struct {
 
 	Kubernetes *Kubernetes `json:",omitempty"`
 
-	Sluice string // see Config
-	CNI    string `json:",omitempty"` // see Config
+	Sluice     string   // see Config
+	CNI        string   `json:",omitempty"` // see Config
+	AgentFlags []string `json:",omitempty"` // see Config
 
 	Owner *process.Process `json:",omitempty"` // the process that owns a transient lab
 
@@ -104,7 +106,7 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, AgentFlags: cfg.AgentFlags, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
 	if l.CNI != "" {
 		if err := sandbox.Check(ctx, l.sandboxConfig("")); err != nil {
 			return nil, fmt.Errorf("bring up lab %s: %w", cfg.Name, err)

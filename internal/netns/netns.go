@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -77,12 +78,28 @@ func open(name, path string) (*NS, error) {
 		_ = fd.Close()
 		return nil, fmt.Errorf("open network namespace %s: %w", name, cmp.Or(err, os.ErrNotExist))
 	}
-	h, err := netlink.NewHandleAt(fd)
+	h, err := handle(fd)
 	if err != nil {
 		_ = fd.Close()
 		return nil, fmt.Errorf("open netlink in %s: %w", name, err)
 	}
 	return &NS{Name: name, fd: fd, Handle: h}, nil
+}
+
+// handle opens a netlink handle into a namespace.
+func handle(fd netns.NsHandle) (*netlink.Handle, error) {
+	if here(fd) {
+		return netlink.NewHandle(nl.SupportedNlFamilies...)
+	}
+	return netlink.NewHandleAt(fd)
+}
+
+// here reports whether the calling thread is in a namespace. To enter it takes CAP_SYS_ADMIN all
+// the same, which an agent in a container does not have.
+func here(fd netns.NsHandle) bool {
+	var now, want unix.Stat_t
+	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &now), unix.Fstat(int(fd), &want))
+	return err == nil && now.Dev == want.Dev && now.Ino == want.Ino
 }
 
 // Path returns the path of the namespace's file.
@@ -98,6 +115,9 @@ func (ns *NS) Is(other *NS) bool { return ns.fd.Equal(other.fd) }
 // namespace; goroutines that f starts do not run in it.
 func (ns *NS) Do(f func() error) error {
 	return onThread(func() error {
+		if here(ns.fd) {
+			return f()
+		}
 		if err := netns.Set(ns.fd); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", ns.Name, err)
 		}

@@ -142,7 +142,11 @@ func (d *Driver) leave(ctx context.Context, v Variant, v6 bool, removal string) 
 // deleteEmpty deletes those of our tables in nftables that nobody has a rule in, and that are as
 // iptables makes them.
 func (d *Driver) deleteEmpty(v6 bool) error {
-	c, err := nftables.New(nftables.WithNetNSFd(d.ns.Fd()))
+	return d.ns.Do(func() error { return deleteEmpty(v6) })
+}
+
+func deleteEmpty(v6 bool) error {
+	c, err := nftables.New()
 	if err != nil {
 		return err
 	}

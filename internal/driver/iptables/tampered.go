@@ -103,7 +103,15 @@ func (d *Driver) countLegacy(f family, table string) (c count, err error) {
 // countOurs counts rules in nftables: those of the chains that the built-in ones lead to, and those
 // that lead there.
 func (d *Driver) countOurs(f family, table string) (c count, err error) {
-	conn, err := nftables.New(nftables.WithNetNSFd(d.ns.Fd()))
+	err = d.ns.Do(func() error {
+		c, err = countOurs(f, table)
+		return err
+	})
+	return c, err
+}
+
+func countOurs(f family, table string) (c count, err error) {
+	conn, err := nftables.New()
 	if err != nil {
 		return c, err
 	}

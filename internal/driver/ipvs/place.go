@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -32,23 +30,10 @@ type place struct {
 	record string // where former values are noted; "": nowhere, and they are not restored
 }
 
-// do calls f on a thread in the namespace. It enters it only if the thread is elsewhere, since that
-// takes CAP_SYS_ADMIN, which an agent need not have.
-func (p place) do(f func() error) error {
-	var here, there unix.Stat_t
-	if err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &here), unix.Fstat(p.ns.Fd(), &there)); err != nil {
-		return err
-	}
-	if here.Ino == there.Ino && here.Dev == there.Dev {
-		return f()
-	}
-	return p.ns.Do(f)
-}
-
 // missing are the parameters that have other values. Another strict one of ARP will do.
 func (p place) missing() (left map[string]string, err error) {
 	left = maps.Clone(parameters)
-	err = p.do(func() error {
+	err = p.ns.Do(func() error {
 		for key, value := range parameters {
 			now, err := sysctl.Read(key)
 			if err != nil {
@@ -67,7 +52,7 @@ func (p place) set(want map[string]string) error {
 	if len(want) == 0 {
 		return nil
 	}
-	return p.do(func() error {
+	return p.ns.Do(func() error {
 		changed, err := sysctl.Set(p.record, want)
 		if p.record == "" && len(changed) == len(want) { // what is wrong is that nothing was noted
 			return nil
@@ -80,7 +65,7 @@ func (p place) restore() error {
 	if p.record == "" {
 		return nil
 	}
-	return p.do(func() error {
+	return p.ns.Do(func() error {
 		_, err := sysctl.Restore(p.record)
 		if errors.Is(err, os.ErrNotExist) { // the module has gone, and its parameters with it
 			return nil

@@ -33,10 +33,10 @@ func New() *lab.Agent {
 			default:
 				source = append(source, "--fabric", c.Fabric)
 			}
-			return append([]string{
+			return slices.Concat([]string{
 				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket,
 				"--cluster-cidr", model.Join(c.ClusterCIDRs, ","), "--service-cidr", model.Join(c.ServiceCIDRs, ","),
-			}, source...)
+			}, source, c.Flags)
 		},
 		Sync: func(ctx context.Context, socket string) ([]string, error) {
 			client := agent.NewClient(socket)

@@ -1,0 +1,60 @@
+package kubetest
+
+import (
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var allInModes = flag.Bool("modes", false, "run the whole table in each mode of the agent, and not a few cases")
+
+// modes are those of the agent beside the one that the table's page is of, as far as every kernel
+// has them.
+var modes = []struct {
+	name  string
+	flags []string
+	lacks map[string]string // cases that it cannot pass, and why
+}{
+	{"iptables-legacy", []string{"--mode=iptables", "--iptables-variant=legacy"}, nil},
+	{"iptables-nft", []string{"--mode=iptables", "--iptables-variant=nft"}, nil},
+	{"userspace", []string{"--mode=userspace", "--userspace-client-address=transparent"}, map[string]string{
+		"sctp": "the proxy has no SCTP",
+	}},
+}
+
+// fewCases stand for the table where that is not run as a whole: who reaches what, and what follows
+// a change.
+var fewCases = []string{
+	"everyone-reaches-everything", "source-address", "hairpin", "endpoints-change", "source-ranges",
+	"balancer-rejects-without-endpoints", "affinity-cluster-ip", "internal-local-from-pods",
+}
+
+// TestModes runs cases of the table in each mode. All give the same answers, but for what a mode
+// lacks.
+func TestModes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	built := programs(t)
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			c := start(t, built, Sluice, append(m.flags, "--policy=false")...)
+			cases := slices.DeleteFunc(chosenCases(), func(c *Case) bool {
+				return m.lacks[c.Name] != "" || !*allInModes && !slices.Contains(fewCases, c.Name)
+			})
+			err := Run(t.Context(), c, Sluice, cases, width, func(r Result) {
+				t.Run(r.Case.Name, func(t *testing.T) {
+					t.Logf("%.1f s", r.Took.Seconds())
+					if r.Err != nil {
+						t.Errorf("%v\n%s", r.Err, strings.TrimSpace(c.logs()))
+					}
+				})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
