@@ -236,8 +236,8 @@ func (f *modeFlags) replaceModes(ctx context.Context, in *netns.NS, now *mode, l
 	}
 }
 
-// purgeAfter has the driver remove what an agent has left, as soon as a proxy that is still draining
-// has ended.
+// purgeAfter has the driver remove what an agent has left, as soon as a proxy that is still
+// draining has ended.
 func purgeAfter(ctx context.Context, d driver.Driver) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*drainTimeout)
 	defer cancel()

@@ -95,8 +95,8 @@ func lackNFTables(t *testing.T) {
 	t.Cleanup(func() { m.services = had })
 }
 
-// With --mode auto the agent chooses nftables where that works, and the next mode where it does not.
-// It says why, and preflight and plan say so beforehand.
+// With --mode auto the agent chooses nftables where that works, and the next mode where it does
+// not. It says why, and preflight and plan say so beforehand.
 func TestModeAuto(t *testing.T) {
 	n := newModeNode(t)
 	try := func(t *testing.T, chosen agentMode, says string) {

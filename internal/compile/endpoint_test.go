@@ -193,8 +193,8 @@ func TestSelectedPods(t *testing.T) {
 	}
 }
 
-// The EndpointSlice controller writes the slices of a new service one after the other: what the first
-// says of its family says nothing of the other.
+// The EndpointSlice controller writes the slices of a new service one after the other: what the
+// first says of its family says nothing of the other.
 func TestSlicesOfOneFamily(t *testing.T) {
 	svc := v4.service(selectsWeb, func(s *model.Service) { s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1")) })
 	pod := v4.pod("a", "e1")

@@ -36,9 +36,9 @@ func (f *Flow) Cut() bool {
 
 // Relabel sets the cut label of flows for which decide returns true, and clears that of others. It
 // looks at the flows that have one of the addresses as the source that began them or as the one
-// that answers, after translation; all, if addrs is nil. It returns how many it changed, and whether
-// one of those that are to be cut is in a flowtable, where nothing looks at labels: it is cut when
-// whoever put it there has taken it out. decide must not call the Conn.
+// that answers, after translation; all, if addrs is nil. It returns how many it changed, and
+// whether one of those that are to be cut is in a flowtable, where nothing looks at labels: it is
+// cut when whoever put it there has taken it out. decide must not call the Conn.
 //
 // The kernel has labels while a rule of the namespace sets one. An entry that is older than the
 // first such rule has no room for labels: it is deleted and made anew, with its translation, state
@@ -250,8 +250,8 @@ func putTurned(ae *netlink.AttributeEncoder, f *Flow) {
 }
 
 // createFlow asks to make an entry like that of f, with the cut label turned: a packet that finds
-// the entry finds the label. The kernel itself works out the translation, as for a rule: it is given
-// the tuples from before, and what to translate them to.
+// the entry finds the label. The kernel itself works out the translation, as for a rule: it is
+// given the tuples from before, and what to translate them to.
 func createFlow(f *Flow) (netlink.Message, error) {
 	flags := netlink.Create | netlink.Excl | netlink.Acknowledge
 	return message(msgNew, flags, f.Family, func(ae *netlink.AttributeEncoder) {

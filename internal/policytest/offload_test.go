@@ -51,8 +51,8 @@ func fallsEmulated(t *testing.T, name string, p *drivertest.Pair, clientFirst bo
 	fallsWithin(t, 10*soon, name, p, clientFirst)
 }
 
-// TestCutOffloadedLate shows that a connection is cut that was put into the flowtable by a packet on
-// its way while it was labelled, and that others go on meanwhile.
+// TestCutOffloadedLate shows that a connection is cut that was put into the flowtable by a packet
+// on its way while it was labelled, and that others go on meanwhile.
 func TestCutOffloadedLate(t *testing.T) {
 	k := openKernel(t, "late", threePods, offloading(t))
 	k.declare(t, row{services: frontB()})
@@ -123,8 +123,8 @@ func TestDenyListOffloaded(t *testing.T) {
 	})
 }
 
-// TestForgedOffloaded shows that a pod cannot use the way of another one's connection that passes by
-// the chains.
+// TestForgedOffloaded shows that a pod cannot use the way of another one's connection that passes
+// by the chains.
 func TestForgedOffloaded(t *testing.T) {
 	k := openKernel(t, "forgeoff", threePods, offloading(t))
 	k.declare(t, row{})
@@ -148,8 +148,8 @@ func TestForgedOffloaded(t *testing.T) {
 	}
 }
 
-// TestBackendGoneOffloaded shows that a UDP flow which passes by the chains leaves a backend that is
-// gone as soon as others do.
+// TestBackendGoneOffloaded shows that a UDP flow which passes by the chains leaves a backend that
+// is gone as soon as others do.
 func TestBackendGoneOffloaded(t *testing.T) {
 	k := openKernel(t, "goneoff", threePods, offloading(t))
 	k.declare(t, row{services: frontB()})

@@ -12,8 +12,8 @@ import (
 )
 
 // Packets enter by these chains, of type nat: they see the first packet of a connection alone. Each
-// is there while a farm needs it, so that a connection is asked nothing else; those with "-range" in
-// their names are for farms at ranges.
+// is there while a farm needs it, so that a connection is asked nothing else; those with "-range"
+// in their names are for farms at ranges.
 //
 //	prerouting  -102, -101  connections from outside
 //	output      -102, -101  connections of the machine itself
@@ -50,8 +50,10 @@ func (p *program) entrance(k kind, name, comment string, hook uint32, priority i
 }
 
 // entering matches by where a connection goes, and translated by where it went before.
-func (fp *family) entering() nft.Rule   { return rule().Family(fp.ip).Load(0, fp.place()...) }
-func (fp *family) translated() nft.Rule { return rule().Translated().Family(fp.ip).Load(0, fp.placed()...) }
+func (fp *family) entering() nft.Rule { return rule().Family(fp.ip).Load(0, fp.place()...) }
+func (fp *family) translated() nft.Rule {
+	return rule().Translated().Family(fp.ip).Load(0, fp.placed()...)
+}
 
 // serveChains are where connections enter that are to be served.
 func (p *program) serveChains(k kind) []nft.Chain {

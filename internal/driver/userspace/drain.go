@@ -50,8 +50,8 @@ func (d *Driver) connected() bool {
 	return false
 }
 
-// forgetDatagrams has connection tracking forget the flows of UDP, which it knows as not translated:
-// the next datagram of each begins a new one, for whoever translates it.
+// forgetDatagrams has connection tracking forget the flows of UDP, which it knows as not
+// translated: the next datagram of each begins a new one, for whoever translates it.
 func (d *Driver) forgetDatagrams() error {
 	var flows []conntrack.Filter
 	d.Held(func(s *state.State) {

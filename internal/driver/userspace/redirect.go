@@ -143,8 +143,8 @@ func (r *redirect) chains() []nft.Chain {
 			rule("the node's answers to them").Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, &expr.Cmp{Register: register, Data: []byte{1}},
 				&expr.Ct{Key: expr.CtKeyMARK, Register: register}, bits(ownMark, 0), &expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: make([]byte, 4)}).Goto("proxy"))
 	}
-	// What translates services meanwhile, or did before, belongs to another program, or to an agent in
-	// another mode: its connections go on, and new ones are ours alone.
+	// What translates services meanwhile, or did before, belongs to another program, or to an agent
+	// in another mode: its connections go on, and new ones are ours alone.
 	theirs, passing := rule("connections that others translate").Translated().Accept(), rule().Jump(passingChain)
 	arriving.Rules, leaving.Rules = append(arriving.Rules, theirs, passing), append(leaving.Rules, theirs, passing)
 	var asTheyAre []nft.Rule
