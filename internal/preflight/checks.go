@@ -82,7 +82,7 @@ func program(f *Facts) []Result {
 	case f.DriverErr != nil:
 		return one(name, Fail, f.DriverErr.Error(), "use a kernel that has what is named here (Debian's stock kernel does)")
 	}
-	results := one(name, OK, "the kernel takes our program of "+f.Mode, "")
+	results := one(name, OK, "the kernel takes our "+f.Mode+" program", "")
 	if f.DriverLacks != "" {
 		results = append(results, Result{"driver", Warn, f.Driver + " cannot do " + f.DriverLacks,
 			"'sluice plan' names the services and policies that need it"})

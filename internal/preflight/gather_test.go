@@ -97,7 +97,7 @@ func gather(t *testing.T, ns *netns.NS, o preflight.Options) []preflight.Result 
 	if o.Socket == "" {
 		o.Socket = filepath.Join(t.TempDir(), "sluice.sock")
 	}
-	o.Requirements, o.PolicyRequirements = nftables.Requirements, nftables.PolicyRequirements
+	o.Mode, o.Requirements, o.PolicyRequirements = "nftables", nftables.Requirements, nftables.PolicyRequirements
 	o.Optional = []*probe.Requirement{nftables.Protection}
 	var results []preflight.Result
 	err := ns.Do(func() error {
@@ -223,7 +223,7 @@ func TestWithoutPrivileges(t *testing.T) {
 		if err := unix.Capset(&header, &none[0]); err != nil {
 			return fmt.Errorf("drop capabilities: %w", err)
 		}
-		results = preflight.Check(preflight.Gather(t.Context(), preflight.Options{Socket: "/nonexistent", Requirements: nftables.Requirements}))
+		results = preflight.Check(preflight.Gather(t.Context(), preflight.Options{Socket: "/nonexistent", Mode: "nftables", Requirements: nftables.Requirements}))
 		return nil
 	})
 	if err != nil {

@@ -53,6 +53,7 @@ func equalServices(a, b *model.Service) bool {
 		a.ExternalLocal == b.ExternalLocal &&
 		a.HealthCheckNodePort == b.HealthCheckNodePort &&
 		a.PublishNotReady == b.PublishNotReady &&
+		a.IPVSScheduler == b.IPVSScheduler &&
 		slices.Equal(a.ClusterIPs, b.ClusterIPs) &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs) &&
