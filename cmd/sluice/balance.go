@@ -133,7 +133,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	c := o.agent
 	c.Node, _ = os.Hostname()
 	c.Version, c.Store, c.Source, c.Log = cli.Version(), objects, b.source, log
-	c.Compiler = compile.New(compile.Config{Farms: true})
+	c.Compiler = compile.New(compile.Config{Farms: true, IPIP: b.driver.IPIP})
 	c.Driver, c.FarmCounter = b.kernel, b
 	if o.setSysctls {
 		c.Prepare = func() { setBalancerSysctls(log, o.agent.Socket) }

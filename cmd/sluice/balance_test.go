@@ -269,3 +269,37 @@ func (w *balanced) leaves(t *testing.T) {
 		t.Errorf("tables are left after cleanup: %s", out)
 	}
 }
+
+// TestBalanceTunnel asks for DSR to a backend on no network of the machine: it is reached through a
+// tunnel, which outlives the balancer until cleanup, or the answer says what the kernel lacks.
+func TestBalanceTunnel(t *testing.T) {
+	w := newBalanced(t)
+	w.start()
+	const far = `{"farms": [{"name": "far", "virtual-addr": "10.0.0.100", "virtual-ports": "81", "mode": "dsr", "backends": [{"name": "f", "ip-addr": "10.9.0.9"}]}]}`
+	status, answer, err := w.request(w.machine, "POST", "http://127.0.0.1:5555/farms", far)
+	w.must(err)
+	tunnel := func() bool {
+		out, err := w.machine.Run("ip", "-o", "link")
+		w.must(err)
+		return strings.Contains(string(out), "sluice-4a090009")
+	}
+	if status != http.StatusOK {
+		if !strings.Contains(answer, "backend f (10.9.0.9) is not on a network of this machine, and dsr cannot send to others: modprobe sit") || tunnel() {
+			t.Fatalf("%d %s", status, answer)
+		}
+		t.Skipf("this kernel has no IPIP: %s", answer)
+	}
+	if !tunnel() {
+		t.Fatalf("no tunnel after the answer: %s", answer)
+	}
+	w.kill()
+	w.start()
+	if !tunnel() {
+		t.Error("no tunnel after a restart")
+	}
+	w.kill()
+	_, err = w.machine.Run(os.Args[0], "cleanup", "--socket", w.path("s.sock"))
+	if w.must(err); tunnel() {
+		t.Error("the tunnel is left after cleanup")
+	}
+}

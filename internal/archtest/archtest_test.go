@@ -344,7 +344,7 @@ func TestOnlyTheCommandWires(t *testing.T) {
 }
 
 func TestOnlyLinkReadsTheNetwork(t *testing.T) {
-	others := []string{"internal/netns", "internal/takeover", "internal/driver/fabric", "internal/driver/iptables", "internal/driver/ipvs",
+	others := []string{"internal/netns", "internal/takeover", "internal/driver/fabric", "internal/driver/farms", "internal/driver/iptables", "internal/driver/ipvs",
 		"internal/driver/userspace", "internal/attach"} // they add and delete
 	for _, p := range packages(t) {
 		if below(p.path, "test") || slices.ContainsFunc(slices.Concat(others, exempt, []string{"internal/link"}), func(e string) bool { return below(p.path, e) }) {

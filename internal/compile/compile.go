@@ -80,8 +80,10 @@ type Config struct {
 	Addresses         bool
 	LoadBalancerClass string
 
-	// Farms compiles the farms of a balancer; without it the state has none.
+	// Farms compiles the farms of a balancer; without it the state has none. IPIP says why the
+	// kernel cannot send packets in IPIP; nil, or no error: it can.
 	Farms bool
+	IPIP  func() error
 
 	// Fabric compiles the ways to the pods of other nodes; without it the state has none.
 	Fabric bool
@@ -149,7 +151,7 @@ func New(cfg Config) *Compiler {
 		s.Policy = c.policy.Policy()
 	}
 	if cfg.Farms {
-		c.farms = farm.New()
+		c.farms = farm.New(cfg.IPIP)
 		s.Farms = c.farms.Farms()
 	}
 	if cfg.Fabric {

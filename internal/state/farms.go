@@ -1,6 +1,8 @@
 package state
 
 import (
+	"encoding/binary"
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -14,7 +16,22 @@ type Farms struct {
 	Lists map[string]*model.FarmList // by name: those that a farm looks in, and no others
 	// Devices are the indexes of the interfaces that packets from clients may arrive by.
 	Devices map[int]struct{}
+	// Tunnels are the addresses of backends that get their packets in IPIP: see FarmTunnel.
+	Tunnels map[netip.Addr]struct{}
 }
+
+// FarmTunnel is the interface that sends packets in IPIP to a backend with an IPv4 address. Its
+// index, and with that its name, follow from the address, so that farms can be compiled, and a
+// former agent's tunnels be found, without asking the kernel: they have all bits of the address but
+// the first two, which no two backends of one network differ in.
+func FarmTunnel(to netip.Addr) (index int, name string) {
+	a := to.As4()
+	index = tunnelIndexes | int(binary.BigEndian.Uint32(a[:])&(tunnelIndexes-1))
+	return index, fmt.Sprintf("sluice-%08x", index)
+}
+
+// tunnelIndexes is the first index of tunnels: the kernel counts up from 1.
+const tunnelIndexes = 1 << 30
 
 // Farm is a farm with the choices that the compiler has made. It is immutable once published.
 type Farm struct {
@@ -23,8 +40,13 @@ type Farm struct {
 	// serves the family.
 	Tables [2]FarmTable
 	// Devices are, where the farm's mode is DSR, the indexes of the interfaces that lead to the
-	// Backends, in their order; 0: the backend is on no network of this machine, and has no slots.
+	// Backends, in their order; 0: none does, and the backend has no slots.
 	Devices []int
+}
+
+// Tunnelled reports whether the backend gets its packets in IPIP.
+func (f *Farm) Tunnelled(backend int) bool {
+	return f.Mode == model.DSR && f.Devices[backend] >= tunnelIndexes
 }
 
 // FarmTable is what a scheduler chooses from: slots, each of which leads to a backend. A weight is
@@ -53,7 +75,7 @@ func (f *Farm) Equal(o *Farm) bool {
 
 // NewFarms returns Farms without any.
 func NewFarms() *Farms {
-	return &Farms{Farms: map[string]*Farm{}, Lists: map[string]*model.FarmList{}, Devices: map[int]struct{}{}}
+	return &Farms{Farms: map[string]*Farm{}, Lists: map[string]*model.FarmList{}, Devices: map[int]struct{}{}, Tunnels: map[netip.Addr]struct{}{}}
 }
 
 // FarmsDelta is a change of Farms.
@@ -61,15 +83,17 @@ type FarmsDelta struct {
 	Farms   map[string]*Farm
 	Lists   map[string]*model.FarmList
 	Devices map[int]bool
+	Tunnels map[netip.Addr]bool
 }
 
 // Len is the number of named changes.
-func (d FarmsDelta) Len() int { return len(d.Farms) + len(d.Lists) + len(d.Devices) }
+func (d FarmsDelta) Len() int { return len(d.Farms) + len(d.Lists) + len(d.Devices) + len(d.Tunnels) }
 
 func (d *FarmsDelta) merge(later FarmsDelta) {
 	d.Farms = merged(d.Farms, later.Farms)
 	d.Lists = merged(d.Lists, later.Lists)
 	d.Devices = merged(d.Devices, later.Devices)
+	d.Tunnels = merged(d.Tunnels, later.Tunnels)
 }
 
 // Apply changes f by d.
@@ -77,6 +101,7 @@ func (f *Farms) Apply(d FarmsDelta) {
 	applyMap(f.Farms, d.Farms)
 	applyMap(f.Lists, d.Lists)
 	applySet(f.Devices, d.Devices)
+	applySet(f.Tunnels, d.Tunnels)
 }
 
 // Clone returns a copy that Apply changes apart from f; nil of nil.
@@ -84,7 +109,7 @@ func (f *Farms) Clone() *Farms {
 	if f == nil {
 		return nil
 	}
-	return &Farms{Farms: maps.Clone(f.Farms), Lists: maps.Clone(f.Lists), Devices: maps.Clone(f.Devices)}
+	return &Farms{Farms: maps.Clone(f.Farms), Lists: maps.Clone(f.Lists), Devices: maps.Clone(f.Devices), Tunnels: maps.Clone(f.Tunnels)}
 }
 
 // Serves reports whether new connections may go to the backend: whether it has a slot.

@@ -19,19 +19,22 @@ type Compiler struct {
 	farms   diff.Map[string, state.Farm]
 	lists   diff.Map[string, model.FarmList]
 	devices diff.Set[int]
+	tunnels diff.Set[netip.Addr]
+	ipip    func() error
 	links   model.Links
 	users   map[string]int // of each list
-	// distant are farms with backends that no interface leads to directly though the mode needs it.
-	distant map[string]struct{}
+	// unreached are farms with backends that no interface leads to though the mode needs it.
+	unreached map[string]struct{}
 }
 
-// New returns a Compiler of no farms.
-func New() *Compiler {
+// New returns a Compiler of no farms. Ipip is asked, where it is needed, why the kernel cannot send
+// packets in IPIP; nil, or no error: it can.
+func New(ipip func() error) *Compiler {
 	now := state.NewFarms()
 	return &Compiler{
-		now: now, farms: diff.NewMap(now.Farms, (*state.Farm).Equal), users: map[string]int{}, distant: map[string]struct{}{},
+		now: now, farms: diff.NewMap(now.Farms, (*state.Farm).Equal), users: map[string]int{}, unreached: map[string]struct{}{}, ipip: ipip,
 		lists:   diff.NewMap(now.Lists, func(a, b *model.FarmList) bool { return a == b }),
-		devices: diff.NewSet(now.Devices),
+		devices: diff.NewSet(now.Devices), tunnels: diff.NewSet(now.Tunnels),
 	}
 }
 
@@ -47,7 +50,7 @@ func (c *Compiler) SetLinks(l model.Links) {
 	for _, i := range arrival(c.links) {
 		c.devices.Remove(i)
 	}
-	moved := !slices.Equal(l.Routes, c.links.Routes)
+	moved := !slices.Equal(l.Routes, c.links.Routes) || !slices.Equal(l.Local, c.links.Local)
 	c.links = l
 	for name, f := range c.now.Farms {
 		if moved && f.Mode == model.DSR {
@@ -65,7 +68,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FarmsDelta {
 	for ref := range d.Refs([]model.Kind{model.FarmListKind}) {
 		c.list(v, ref.Name.Name)
 	}
-	return state.FarmsDelta{Farms: c.farms.Flush(), Lists: c.lists.Flush(), Devices: c.devices.Flush()}
+	return state.FarmsDelta{Farms: c.farms.Flush(), Lists: c.lists.Flush(), Devices: c.devices.Flush(), Tunnels: c.tunnels.Flush()}
 }
 
 // follow compiles a farm, nil: it is gone, and counts the lists that it looks in.
@@ -94,11 +97,25 @@ func (c *Compiler) follow(v *store.View, name string, f *model.Farm) {
 
 // set has the state have a farm; nil: none.
 func (c *Compiler) set(name string, f *state.Farm) {
+	eachTunnel(f, c.tunnels.Add)
+	eachTunnel(c.now.Farms[name], c.tunnels.Remove)
 	c.farms.Set(name, f)
 	if f != nil && slices.Contains(f.Devices, 0) {
-		c.distant[name] = struct{}{}
+		c.unreached[name] = struct{}{}
 	} else {
-		delete(c.distant, name)
+		delete(c.unreached, name)
+	}
+}
+
+// eachTunnel yields the addresses of a farm's backends that get their packets in IPIP; nil: none.
+func eachTunnel(f *state.Farm, yield func(netip.Addr)) {
+	if f == nil {
+		return
+	}
+	for i, b := range f.Backends {
+		if f.Tunnelled(i) {
+			yield(b.Addr)
+		}
 	}
 }
 
@@ -111,7 +128,7 @@ func (c *Compiler) list(v *store.View, name string) {
 	c.lists.Set(name, l)
 }
 
-// Compile makes of a farm what drivers carry out. Device says which interface leads to a neighbour,
+// Compile makes of a farm what drivers carry out. Device says which interface leads to a backend,
 // 0: none; farms of other modes than DSR do not ask.
 func Compile(f *model.Farm, device func(netip.Addr) int) *state.Farm {
 	out := &state.Farm{Farm: f}

@@ -1,6 +1,7 @@
 package farm
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -183,10 +184,10 @@ func TestCompile(t *testing.T) {
 }
 
 // TestDevices has backends be reached by the interface whose network is the smallest, and those on
-// none, or on this machine, have no slots.
+// none, or on this machine, have no slots where the kernel has no IPIP.
 func TestDevices(t *testing.T) {
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
-	c := New()
+	c := New(func() error { return errors.New("it lacks IPIP") })
 	c.SetLinks(model.Links{
 		Links:  []model.Link{{Index: 1, Addresses: []netip.Addr{addr("127.0.0.1")}}, {Index: 2, Addresses: []netip.Addr{addr("10.0.0.9")}}},
 		Routes: []model.LinkRoute{{Prefix: prefix("10.0.0.0/16"), Link: 2}, {Prefix: prefix("10.0.1.0/24"), Link: 3}},
@@ -201,11 +202,77 @@ func TestDevices(t *testing.T) {
 	if !slices.Equal(now.Devices, []int{2, 3, 0, 0}) || now.Serves(2) || now.Serves(3) || !now.Serves(0) || !now.Serves(1) {
 		t.Errorf("%+v", now)
 	}
-	if issues := c.Issues(); len(issues) != 2 || issues[0].Reason != "backend b10.9.0.9 (10.9.0.9) is not on a network of this machine, which dsr needs" {
+	if issues := c.Issues(); len(issues) != 2 || issues[0].Reason != "backend b10.9.0.9 (10.9.0.9) is not on a network of this machine, and dsr cannot send to others: modprobe sit (it lacks IPIP)" {
 		t.Errorf("%v", issues)
 	}
 	c.SetLinks(model.Links{Routes: []model.LinkRoute{{Prefix: prefix("10.9.0.0/16"), Link: 4}}})
-	if now := c.now.Farms["web"]; !slices.Equal(now.Devices, []int{0, 0, 4, 0}) || len(c.now.Devices) != 0 {
+	if now := c.now.Farms["web"]; !slices.Equal(now.Devices, []int{0, 0, 4, 0}) || len(c.now.Devices) != 0 || len(c.now.Tunnels) != 0 {
 		t.Errorf("after a change: %+v", now)
+	}
+}
+
+// TestTunnels has backends on no network of the machine be reached through tunnels, which are there
+// while a farm needs them; others than IPv4 ones, and the machine itself, are not.
+func TestTunnels(t *testing.T) {
+	addr := netip.MustParseAddr
+	c, asked := New(nil), 0
+	c.ipip = func() error { asked++; return nil }
+	near := model.Links{Routes: []model.LinkRoute{{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Link: 2}}, Local: []netip.Addr{addr("10.0.0.1")}}
+	c.SetLinks(near)
+	farm := func(name string, backends ...string) {
+		f := &model.Farm{Name: name, Mode: model.DSR}
+		for _, b := range backends {
+			f.Backends = append(f.Backends, model.FarmBackend{Name: b, Addr: addr(b), Weight: 1, Priority: 1, State: model.BackendDown})
+		}
+		f.Backends[0].State = model.BackendUp
+		c.set(name, Compile(f, c.device))
+	}
+	tunnels := func(want ...string) {
+		t.Helper()
+		var have []string
+		for to := range c.now.Tunnels {
+			have = append(have, to.String())
+		}
+		slices.Sort(have)
+		if !slices.Equal(have, want) {
+			t.Errorf("tunnels to %v, want %v", have, want)
+		}
+	}
+	farm("near", "10.0.0.9")
+	if tunnels(); asked > 0 {
+		t.Error("asked for IPIP, which no farm needs")
+	}
+	farm("far", "10.9.0.9", "10.9.0.8", "10.0.0.9", "10.0.0.1", "127.0.0.7", "fd00::9")
+	tunnels("10.9.0.8", "10.9.0.9") // the one that is down, too
+	if f := c.now.Farms["far"]; !slices.Equal(f.Devices, []int{0x4a090009, 0x4a090008, 2, 0, 0, 0}) || !f.Serves(0) || f.Serves(1) {
+		t.Errorf("%+v", f)
+	}
+	var reasons []string
+	for _, i := range c.Issues() {
+		reasons = append(reasons, i.Reason)
+	}
+	if want := []string{
+		"backend 10.0.0.1 (10.0.0.1) is this machine itself, which dsr does not send to",
+		"backend 127.0.0.7 (127.0.0.7) is this machine itself, which dsr does not send to",
+		"backend fd00::9 (fd00::9) is not on a network of this machine, which dsr needs for IPv6",
+	}; !slices.Equal(reasons, want) {
+		t.Errorf("%q", reasons)
+	}
+	farm("also", "10.9.0.9")
+	farm("far", "10.9.0.8")
+	tunnels("10.9.0.8", "10.9.0.9")
+	if d := c.tunnels.Flush(); len(d) != 2 || !d[addr("10.9.0.8")] || !d[addr("10.9.0.9")] {
+		t.Errorf("changes: %v", d)
+	}
+	c.set("also", nil)
+	tunnels("10.9.0.8")
+	near.Routes = append(near.Routes, model.LinkRoute{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Link: 3})
+	c.SetLinks(near)
+	tunnels() // it has become a neighbour
+	if d := c.tunnels.Flush(); len(d) != 2 || d[addr("10.9.0.8")] || d[addr("10.9.0.9")] {
+		t.Errorf("changes: %v", d)
+	}
+	if _, name := state.FarmTunnel(addr("10.9.0.9")); name != "sluice-4a090009" {
+		t.Error(name)
 	}
 }

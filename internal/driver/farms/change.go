@@ -151,6 +151,9 @@ func (c *change) build(want *state.Farms, replace bool) {
 	}
 	c.claimed()
 	c.cover(nil, c.devices(want.Devices))
+	for to := range want.Tunnels {
+		c.tunnel(to, true)
+	}
 	c.chains()
 	c.batch.Stepwise = false
 	c.noteLists(false, 0)
@@ -169,6 +172,9 @@ func (c *change) compare(want *state.Farms, have *found) {
 	}
 	c.claims.settled(left, c.put)
 	c.cover(left, c.devices(want.Devices))
+	for to := range want.Tunnels {
+		c.tunnel(to, true)
+	}
 	for _, e := range left {
 		c.batch.Delete(&e)
 	}

@@ -69,7 +69,7 @@ func (p *program) deviceChain(name, device string, to []string) nft.Chain {
 func (c *change) vanished(ctx context.Context) error {
 	var have map[string]bool
 	for name, r := range c.refs {
-		if !strings.HasPrefix(name, devicePrefix) || r.uses > 0 || r.was == 0 {
+		if !strings.HasPrefix(name, devicePrefix) && !strings.HasPrefix(name, tunnelPrefix) || r.uses > 0 || r.was == 0 {
 			continue
 		}
 		if have == nil {

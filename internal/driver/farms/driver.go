@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
@@ -30,6 +31,7 @@ type Driver struct {
 	*table // of family inet: all but what ingress has
 	// ingress has what packets meet as they arrive by an interface.
 	ingress *table
+	links   *netlink.Handle
 	log     *slog.Logger
 	close   func() error // once
 	tries   tries
@@ -65,7 +67,14 @@ func Open(o Options) (*Driver, error) {
 		}
 		*at = t
 	}
-	d.close = sync.OnceValue(func() error { return errors.Join(d.table.close(), d.ingress.close()) })
+	var err error
+	if d.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open routing socket: %w", err)
+	}
+	d.close = sync.OnceValue(func() error {
+		d.links.Close()
+		return errors.Join(d.table.close(), d.ingress.close())
+	})
 	return d, nil
 }
 
@@ -127,7 +136,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if d.state == nil {
 		return nil, errors.New("update farms that were never adopted")
 	}
-	p := &plan{d: d}
+	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, delta.Farms))}
 	for _, t := range d.tables() {
 		c, err := t.update(ctx, d.state, delta.Farms, d.numbers)
 		if err != nil {
@@ -182,6 +191,9 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (d
 		}
 		p.changes = append(p.changes, c)
 	}
+	if p.tunnels, err = d.adoptTunnels(next.Tunnels); err != nil {
+		return nil, err
+	}
 	d.gen, d.doubt, d.compared = gen, false, time.Now()
 	p.done = func(context.Context) error {
 		d.state, d.numbers = next, numbers
@@ -195,7 +207,7 @@ const doubtInterval = time.Minute
 
 // Tampered implements driver.Driver. The generation tells of a transaction of any program; then the
 // rules are counted. What changed within the sets cannot be told so cheaply: it may be reason for
-// an adoption once a minute.
+// an adoption once a minute. Some tunnels are looked at.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -218,7 +230,10 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 		}
 		d.gen, d.doubt = gen, true
 	}
-	return d.doubt && time.Since(d.compared) >= doubtInterval, nil
+	if d.doubt && time.Since(d.compared) >= doubtInterval {
+		return true, nil
+	}
+	return d.tunnelsGone()
 }
 
 // Purge implements driver.Driver.
@@ -231,18 +246,20 @@ func (d *Driver) Purge(ctx context.Context) error {
 		}
 	}
 	d.state = nil
-	return nil
+	return d.purgeTunnels()
 }
 
-// plan is what changes in each table, in order, and what it makes of the driver.
+// plan is what changes in the tunnels and each table, in order, and what it makes of the driver.
 type plan struct {
 	d       *Driver
+	tunnels tunnelChange
 	changes []*change
 	done    func(context.Context) error // what follows
 }
 
 // Len implements driver.Plan.
 func (p *plan) Len() (n int) {
+	n = len(p.tunnels.add) + len(p.tunnels.remove)
 	for _, c := range p.changes {
 		n += c.batch.Changes
 	}
@@ -251,6 +268,7 @@ func (p *plan) Len() (n int) {
 
 // String implements driver.Plan.
 func (p *plan) String() (text string) {
+	text = p.tunnels.String()
 	for _, c := range p.changes {
 		text += c.batch.String()
 	}
@@ -269,6 +287,11 @@ func (p *plan) Apply(ctx context.Context) error {
 		return err
 	}
 	ours := before == p.d.gen // nobody else came in between; otherwise Tampered looks closer
+	for _, to := range p.tunnels.add {
+		if err := p.d.addTunnel(to); err != nil {
+			return err
+		}
+	}
 	for _, c := range p.changes {
 		sent, err := c.batch.Send(c.t.sock)
 		if err != nil {
@@ -277,6 +300,11 @@ func (p *plan) Apply(ctx context.Context) error {
 		c.settle()
 		if ours {
 			p.d.gen += sent
+		}
+	}
+	for _, to := range p.tunnels.remove {
+		if err := p.d.removeTunnel(to); err != nil {
+			return err
 		}
 	}
 	if p.done == nil {

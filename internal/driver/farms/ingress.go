@@ -2,6 +2,7 @@ package farms
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -52,14 +53,28 @@ func arrivalChain(fp *family, k kind) nft.Chain {
 }
 
 // forward is a chain that forwards packets to one of a farm's backends.
-type forward struct{ pick }
+type forward struct {
+	pick
+	tunnels bool // to some of them
+}
+
+func (c forward) name(fp *family) string {
+	if c.tunnels {
+		return c.pick.name(fp) + "-tunnel"
+	}
+	return c.pick.name(fp)
+}
 
 func (c forward) chain(fp *family) nft.Chain {
 	const device, addr = 0, 1
-	return nft.Chain{Name: c.name(fp), Comment: fmt.Sprintf("one of %d slots, packet by packet", c.slots), Rules: []nft.Rule{
+	chain := nft.Chain{Name: c.name(fp), Comment: fmt.Sprintf("one of %d slots, packet by packet", c.slots), Rules: []nft.Rule{
 		c.slot(fp, rule()).Load(atPlace, fp.place()...).Find(fp.ways[c.kind], atSlot, device).Forward(fp.ip, device, addr),
 		rule("nothing goes elsewhere").Drop(),
 	}}
+	if c.tunnels {
+		chain.Rules = slices.Insert(chain.Rules, 0, rule("what gets too long in a tunnel travels in fragments").MayFragment())
+	}
+	return chain
 }
 
 // forwarded yields what a farm becomes at ingress. Without a backend that serves it becomes nothing
@@ -68,8 +83,11 @@ func (h *half) forwarded() {
 	if h.Mode != model.DSR || len(h.slots) == 0 {
 		return
 	}
-	c := forward{h.steady()}
+	c := forward{h.steady(), false}
 	c.hosts = false // ports stay for all
+	for i, b := range h.Backends {
+		c.tunnels = c.tunnels || h.fp.holds(b.Addr) && h.Tunnelled(i)
+	}
 	h.chain(c.name(h.fp), func() nft.Chain { return c.chain(h.fp) })
 	for _, p := range h.places {
 		h.chain(arrivalName(h.fp, p.kind), func() nft.Chain { return arrivalChain(h.fp, p.kind) })

@@ -70,6 +70,9 @@ func (t *table) update(ctx context.Context, have *state.Farms, d state.FarmsDelt
 		next.Apply(state.FarmsDelta{Devices: d.Devices})
 		devices = next.Devices
 	}
+	for to, there := range changedTunnels(have, d) {
+		c.tunnel(to, there)
+	}
 	c.claimed()
 	c.covered(devices)
 	c.noteLists(true, t.digest)

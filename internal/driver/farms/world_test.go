@@ -33,6 +33,7 @@ type world struct {
 	servers          []*netns.NS
 	driver           *farms.Driver
 	state            *state.State
+	tunnels          bool // to backends on other networks
 }
 
 var worlds atomic.Int32
@@ -267,7 +268,7 @@ func (w *world) set(all ...*model.Farm) {
 // farms is the change to these farms, and to the interfaces that there are.
 func (w *world) farms(all ...*model.Farm) state.Delta {
 	w.t.Helper()
-	delta := state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{}, Devices: map[int]bool{}}}
+	delta := state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{}, Devices: map[int]bool{}, Tunnels: map[netip.Addr]bool{}}}
 	for name := range w.state.Farms.Farms {
 		delta.Farms.Farms[name] = nil
 	}
@@ -280,8 +281,18 @@ func (w *world) farms(all ...*model.Farm) state.Delta {
 			delta.Farms.Devices[l.Index] = true
 		}
 	}
+	for to := range w.state.Farms.Tunnels {
+		delta.Farms.Tunnels[to] = false
+	}
 	for _, f := range all {
-		delta.Farms.Farms[f.Name] = farm.Compile(f, func(a netip.Addr) int { return farm.Device(links, a) })
+		delta.Farms.Farms[f.Name] = farm.Compile(f, func(a netip.Addr) int {
+			index := farm.Device(links, a)
+			if index == 0 && w.tunnels {
+				index, _ = state.FarmTunnel(a)
+				delta.Farms.Tunnels[a] = true
+			}
+			return index
+		})
 	}
 	return delta
 }

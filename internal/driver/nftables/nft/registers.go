@@ -164,6 +164,17 @@ func (r Rule) WritePort(field Field, from int, proto uint8) Rule {
 	return r.Append(payloadWrite(e))
 }
 
+// MayFragment clears the bit of an IPv4 packet that forbids to fragment it.
+func (r Rule) MayFragment() Rule {
+	return r.Add(
+		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4Fragment, Len: 2},
+		bitwise([]byte{0xbf, 0xff}, []byte{0, 0}),
+		&expr.Payload{
+			OperationType: expr.PayloadWrite, SourceRegister: firstRegister, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4Fragment, Len: 2,
+			CsumType: expr.CsumTypeInet, CsumOffset: ipv4Checksum,
+		})
+}
+
 // Unsummed goes on if the packet, which is of UDP, has no checksum (RFC 768).
 func (r Rule) Unsummed() Rule {
 	sum := Field{load: payload(expr.PayloadBaseTransportHeader, checksums[unix.IPPROTO_UDP], 2)}
@@ -176,7 +187,11 @@ var checksums = map[uint8]uint32{unix.IPPROTO_TCP: 16, unix.IPPROTO_UDP: 6, unix
 // csumTypeSCTP is NFT_PAYLOAD_CSUM_SCTP of linux/netfilter/nf_tables.h: CRC32c.
 const csumTypeSCTP = 2
 
-const ipv4Checksum = 10 // offset in the header, RFC 791
+// Offsets in the header of IPv4 (RFC 791).
+const (
+	ipv4Fragment = 6 // flags, and the fragment's place
+	ipv4Checksum = 10
+)
 
 // payloadWrite writes what google/nftables writes for a payload statement, and the flags where
 // there is no checksum of the network header.
