@@ -8,6 +8,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type Driver struct {
 	programs
 	log      *slog.Logger
 	chosen   Variant // "": it is still to be chosen
+	asked    bool    // the kernel, for the rules of each variant
 	families [2]family
 	refuse   func(*change) error // tests: what the kernel refuses
 	// remembered is that of the options.
@@ -136,20 +138,25 @@ func (d *Driver) frontends(sets [2]map[string]*set) map[state.FrontendKey]bool {
 
 // variant chooses the variant once.
 func (d *Driver) variant(ctx context.Context) (Variant, error) {
-	if d.chosen != "" {
+	if d.asked {
 		return d.chosen, nil
 	}
-	rules := map[Variant]int{}
+	rules, foreign := map[Variant]int{}, map[Variant]int{}
 	var errs []error
 	for _, v := range []Variant{Legacy, NFTables} {
 		for v6 := range 2 {
 			chains, others, err := d.save(ctx, v, v6 == 1)
 			rules[v] += len(chains) + others
+			foreign[v] += others
 			errs = append(errs, err)
 		}
 	}
-	choice := plainVariant(ctx)
+	choice := cmp.Or(d.chosen, plainVariant(ctx))
 	switch {
+	case d.chosen != "":
+		if n := foreign[choice.other()]; n > 0 {
+			d.log.Warn("other programs have rules in the other variant of iptables: both are asked about each packet, and what one drops is dropped", "variant", choice, "rules of the other", n)
+		}
 	case errors.Join(errs[:2]...) == nil && (errors.Join(errs[2:]...) != nil || rules[Legacy] > rules[NFTables]):
 		choice = Legacy
 	case errors.Join(errs[2:]...) == nil && (errors.Join(errs[:2]...) != nil || rules[NFTables] > rules[Legacy]):
@@ -157,7 +164,9 @@ func (d *Driver) variant(ctx context.Context) (Variant, error) {
 	case choice == "":
 		return "", fmt.Errorf("choose a variant of iptables: %w", errors.Join(errs...))
 	}
-	d.chosen = choice
-	d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "rules of the other", rules[choice.other()])
+	if d.chosen == "" {
+		d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "rules of the other", rules[choice.other()])
+	}
+	d.chosen, d.asked = choice, true
 	return choice, nil
 }

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/cli"
+)
+
+// tells waits until the status of an agent has a text.
+func tells(t *testing.T, socket, text string) {
+	t.Helper()
+	eventually(t, "status says "+text, func() bool {
+		_, out, _ := sluice(t, "status", "--socket", socket)
+		return strings.Contains(strings.Join(strings.Fields(out), " "), text)
+	})
+}
+
+// While another program holds the lock of xtables, status says so, and what was programmed works on.
+// The changes of that time are carried out once the lock is free.
+func TestLockOfXtablesHeld(t *testing.T) {
+	n := newModeNode(t)
+	path := filepath.Join(t.TempDir(), "xtables.lock")
+	t.Setenv("XTABLES_LOCKFILE", path)
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	stop := startAgent(t, n.dir, socket, n.Do, append(agentModes[1].flags, "--policy=false")...)
+	inSync(t, socket)
+	rules := func(text string) string { return lines(t, n.NS, []string{text}, "iptables-legacy-save") }
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	load := n.send("tcp", "udp")
+	write(t, n.dir, "web.yaml", strings.ReplaceAll(web, ", {addresses: [10.1.0.2]}", ""))
+	write(t, n.dir, "late.yaml", strings.NewReplacer("web", "late", "10.0.0.1", "10.0.0.7").Replace(web))
+	tells(t, socket, "another program holds the lock of xtables (/run/xtables.lock), also after 10s: end the program that holds it")
+	load.goOn(t, 20)
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent is in step again", func() bool {
+		code, _, _ := sluice(t, "sync", "--socket", socket)
+		return code == cli.ExitOK
+	})
+	if rules("10.0.0.7") == "" {
+		t.Error("a service that came meanwhile is not there")
+	}
+	if failed := load.failures(); len(failed) > 0 {
+		t.Errorf("%d requests failed:\n%s", len(failed), failed[0])
+	}
+	stop()
+	if code, out := inside(t, n.NS, "cleanup", "--socket", socket); code != cli.ExitOK {
+		t.Error(out)
+	}
+}
+
+// An ipset that is called as one of ours and is of another type is another program's: status says
+// what to do, nothing is changed, also by cleanup, and all is served once the set is gone.
+func TestIPSetOfAnotherType(t *testing.T) {
+	n := newModeNode(t)
+	const theirs = "SLUICE-4-FRONTENDS"
+	if out, err := n.Run("ipset", "create", theirs, "hash:net"); err != nil {
+		t.Fatal(err, string(out))
+	}
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	stop := startAgent(t, n.dir, socket, n.Do, append(agentModes[1].flags, "--policy=false")...)
+	tells(t, socket, "ipset "+theirs+" is another program's: it is of type hash:net, and not hash:ip,port of its family; remove it, or run that program without it")
+	if left := leftIn("legacy")(t, n.NS) + strings.ReplaceAll(leftSets(t, n.NS), theirs+"\n", ""); left != "" {
+		t.Errorf("there are\n%s", left)
+	}
+	if out, err := n.Run("ipset", "destroy", theirs); err != nil {
+		t.Fatal(err, string(out))
+	}
+	eventually(t, "the agent serves", func() bool {
+		code, _, _ := sluice(t, "sync", "--socket", socket)
+		return code == cli.ExitOK
+	})
+	stop()
+	if code, out := inside(t, n.NS, "cleanup", "--socket", socket); code != cli.ExitOK {
+		t.Error(out)
+	}
+	if out, err := n.Run("ipset", "create", theirs, "hash:net"); err != nil {
+		t.Fatal(err, string(out))
+	}
+	if code, out := inside(t, n.NS, "cleanup", "--socket", socket); code != cli.ExitOK || leftSets(t, n.NS) != theirs+"\n" {
+		t.Errorf("cleanup ends with %d, and leaves %s: %s", code, leftSets(t, n.NS), out)
+	}
+}
+
+// Where rules of other programs are in one variant of iptables, the agent chooses that one. Told to
+// take the other, it does so, and says what that means; those rules stay.
+func TestRulesInTheOtherVariant(t *testing.T) {
+	n := newModeNode(t)
+	if out, err := n.Run("iptables-legacy", "-A", "FORWARD", "-s", "203.0.113.0/24", "-j", "DROP"); err != nil {
+		t.Fatal(err, string(out))
+	}
+	for _, c := range []struct{ flags, says string }{
+		{"--iptables-variant=", "iptables: variant chosen\" variant=legacy"},
+		{"--iptables-variant=nft", "other programs have rules in the other variant of iptables"},
+	} {
+		socket := filepath.Join(t.TempDir(), "s.sock")
+		log, stop := startAgentLogged(t, n.dir, socket, n.Do, "--mode", "iptables", c.flags, "--policy=false")
+		inSync(t, socket)
+		if !strings.Contains(log.String(), c.says) {
+			t.Errorf("%s: the log does not say %q:\n%s", c.flags, c.says, log)
+		}
+		stop()
+		if code, out := inside(t, n.NS, "cleanup", "--socket", socket); code != cli.ExitOK {
+			t.Error(out)
+		}
+		if rules := lines(t, n.NS, []string{"203.0.113.0/24"}, "iptables-legacy-save"); rules == "" || leftAll(t, n.NS, agentMode{}) != "" {
+			t.Errorf("afterwards there are %s\n%s", rules, leftAll(t, n.NS, agentMode{}))
+		}
+	}
+}
