@@ -212,8 +212,8 @@ func (p programmed) purge(ctx context.Context) error {
 	return p.each(func(_ *mode, d driver.Driver) error { return d.Purge(ctx) })
 }
 
-// drainTimeout is how long connections may go on that another mode carries itself.
-const drainTimeout = 10 * time.Minute
+// drainTimeout is how long connections may go on that another mode carries itself. Tests shorten it.
+var drainTimeout = 10 * time.Minute
 
 // replaceModes removes what agents in other modes have left, now that this one serves. Connections
 // that go on in the kernel do so.

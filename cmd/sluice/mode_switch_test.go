@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,8 +19,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/userspace"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/probe"
 )
 
 // datagrams is a service of UDP beside web, of the same endpoints.
@@ -236,13 +239,48 @@ func leftNFT(t *testing.T, ns *netns.NS) string {
 func leftUserspace(t *testing.T, ns *netns.NS) string {
 	table := fmt.Sprint(userspace.RouteTable)
 	return lines(t, ns, []string{"sluice-userspace"}, "nft", "list", "tables") + lines(t, ns, []string{table}, "ip", "rule") + lines(t, ns, []string{table}, "ip", "-6", "rule") +
-		lines(t, ns, []string{"table " + table}, "ip", "route", "show", "table", "all") + lines(t, ns, []string{"127.0.0.1:", webAddress, dnsAddress}, "ss", "-Hlntu")
+		lines(t, ns, []string{"table " + table}, "ip", "route", "show", "table", "all") + listeners(t, ns)
 }
+
+// listeners are the sockets of a namespace that listen for connections, as the kernel lists them.
+func listeners(t *testing.T, ns *netns.NS) (all string) {
+	t.Helper()
+	for _, family := range []string{"tcp", "tcp6"} {
+		text := readIn(t, ns, family)
+		for line := range strings.Lines(text) {
+			if f := strings.Fields(line); len(f) > 3 && f[3] == "0A" {
+				all += line
+			}
+		}
+	}
+	return all
+}
+
+// readIn reads a file of a namespace's /proc/net; "": there is none.
+func readIn(t *testing.T, ns *netns.NS, name string) (text string) {
+	t.Helper()
+	err := ns.Do(func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/" + name)
+		text = string(b)
+		return err
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// ipvsMode is there where the kernel has IPVS. Its table of nftables is that of the mode nftables.
+var ipvsMode = agentMode{"ipvs", []string{"--mode", "ipvs"}, func(t *testing.T, ns *netns.NS) string {
+	_, servers, _ := strings.Cut(readIn(t, ns, "ip_vs"), "ActiveConn InActConn\n")
+	return servers + lines(t, ns, []string{" "}, "ip", "route", "show", "table", "local", "proto", fmt.Sprint(ipvs.RouteProtocol))
+}}
 
 // leftAll is what agents in all modes have left, but for one.
 func leftAll(t *testing.T, ns *netns.NS, but agentMode) (all string) {
-	for _, m := range agentModes {
-		if m.name != but.name {
+	for _, m := range append(slices.Clone(agentModes), ipvsMode) {
+		shared := but.name == ipvsMode.name && m.name == "nftables"
+		if m.name != but.name && !shared {
 			all += m.left(t, ns)
 		}
 	}
@@ -264,6 +302,22 @@ func TestModeSwitch(t *testing.T) {
 			}
 			t.Run(a.name+" to "+b.name, func(t *testing.T) { n.change(t, a, b) })
 		}
+	}
+}
+
+// The same with IPVS, where the kernel has it. Virtual servers go once their connections have ended,
+// those included that wait for stray segments: here the agent does not wait that long.
+func TestModeSwitchIPVS(t *testing.T) {
+	if err := probe.Missing(t.Context(), ipvs.Requirements); err != nil {
+		t.Skip(err)
+	}
+	patience := drainTimeout
+	drainTimeout = 10 * time.Second
+	t.Cleanup(func() { drainTimeout = patience })
+	n := newModeNode(t)
+	for _, m := range agentModes {
+		t.Run(m.name+" to ipvs", func(t *testing.T) { n.change(t, m, ipvsMode) })
+		t.Run("ipvs to "+m.name, func(t *testing.T) { n.change(t, ipvsMode, m) })
 	}
 }
 

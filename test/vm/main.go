@@ -24,10 +24,10 @@ import (
 )
 
 // packages are tested when none are named.
-var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/farms", "internal/driver/nftables", "internal/policytest", "cmd/sluice"}
+var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/farms", "internal/driver/ipvs", "internal/driver/nftables", "internal/policytest", "cmd/sluice"}
 
 // only are the tests of a package that need what the guest has, where -run names none.
-var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|FlowOffload)$", "internal/driver/farms": "^TestTunnel"}
+var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|FlowOffload|ModeSwitchIPVS)$", "internal/driver/farms": "^TestTunnel"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.
