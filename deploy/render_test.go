@@ -100,6 +100,24 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// A mode comes with its flag, and with what its programs need of the node.
+func TestModeValue(t *testing.T) {
+	for mode, needs := range map[string]bool{"nftables": false, "ipvs": false, "userspace": false, "iptables": true, "auto": true} {
+		d, c := daemon(t, render(t, "--set", "kubernetes.host=a", "--set", "mode="+mode))
+		if given := slices.Contains(c.Args, "--mode="+mode); given != (mode != "nftables") {
+			t.Errorf("mode %s: arguments %q", mode, c.Args)
+		}
+		raw := slices.Contains(c.SecurityContext.Capabilities.Add, corev1.Capability("NET_RAW"))
+		mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/run/xtables.lock" })
+		shared := slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
+			return v.HostPath != nil && v.HostPath.Path == "/run/xtables.lock" && *v.HostPath.Type == corev1.HostPathFileOrCreate
+		})
+		if raw != needs || mounted != needs || shared != needs {
+			t.Errorf("mode %s: NET_RAW %v, the lock is mounted: %v, and the host's: %v", mode, raw, mounted, shared)
+		}
+	}
+}
+
 // The pod network between nodes comes with its flags and rights, and with those alone that it
 // needs.
 func TestFabricValues(t *testing.T) {
@@ -171,6 +189,7 @@ func TestRefusedValues(t *testing.T) {
 		{"kubernetes.host=a b", "/kubernetes/host"},
 		{"kubernetes.port=0", "/kubernetes/port"},
 		{"policy=perhaps", "/policy"},
+		{"mode=legacy", "/mode"},
 		{"clusterCIDRs={10.0.0.1}", "/clusterCIDRs/0"},
 		{"clusterCIDRs={999.1.2.3/99}", "/clusterCIDRs/0"},
 		{"clusterCIDRs={10.244.0.0/33}", "/clusterCIDRs/0"},
