@@ -20,7 +20,9 @@ var modes = []struct {
 	{"iptables-legacy", []string{"--mode=iptables", "--iptables-variant=legacy"}, nil},
 	{"iptables-nft", []string{"--mode=iptables", "--iptables-variant=nft"}, nil},
 	{"userspace", []string{"--mode=userspace", "--userspace-client-address=transparent"}, map[string]string{
-		"sctp": "the proxy has no SCTP",
+		"sctp":                "the proxy has no SCTP",
+		"connections-live-on": "a connection through the proxy is cut when its service goes",
+		"proxy-restarts":      "nothing is served while the proxy does not run",
 	}},
 }
 
@@ -44,6 +46,9 @@ func TestModes(t *testing.T) {
 			cases := slices.DeleteFunc(chosenCases(), func(c *Case) bool {
 				return m.lacks[c.Name] != "" || !*allInModes && !slices.Contains(fewCases, c.Name)
 			})
+			for name, why := range m.lacks {
+				t.Logf("left out: %s: %s", name, why)
+			}
 			err := Run(t.Context(), c, Sluice, cases, width, func(r Result) {
 				t.Run(r.Case.Name, func(t *testing.T) {
 					t.Logf("%.1f s", r.Took.Seconds())

@@ -27,6 +27,9 @@ type plan struct {
 	// astray are flows to what nobody has served until now. Connection tracking knows them as not
 	// translated: IPVS would serve them, and nothing would masquerade them.
 	astray []conntrack.Filter
+	// served are frontends that nftables sends to backends by itself, as it is the first time that
+	// IPVS is to do so: none of their flows is astray.
+	served map[state.FrontendKey]bool
 	// frontends are those that it is about, nil where one goes; foreign are where other programs
 	// have virtual servers.
 	frontends map[state.FrontendKey]*state.Frontend
@@ -184,6 +187,9 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 // change plans that one version of a virtual server follows another.
 func (p *plan) change(k state.FrontendKey, old, now *server) {
 	before, after := changes(k, old, now)
+	if old == nil && p.served[k] {
+		before, after = append(before, after...), nil
+	}
 	p.before, p.after = append(p.before, before...), append(p.after, after...)
 	if k.Protocol == model.UDP && now.serves() && !old.serves() {
 		at := netip.AddrPortFrom(k.Addr, k.Port)
@@ -235,9 +241,18 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	if err != nil {
 		return nil, err
 	}
+	found, err := d.router.read()
+	if err != nil {
+		return nil, err
+	}
 	p := &plan{d: d, frontends: maps.Clone(want.Services.Frontends), foreign: others}
+	if len(have)+len(found) == 0 {
+		if p.served, err = d.Driver.Capabilities().Lister.Frontends(ctx); err != nil {
+			return nil, err
+		}
+	}
 	d.compare(p, have, keep.Services)
-	if err := d.compareRoutes(p, want.Services, keep.Services); err != nil {
+	if err := d.compareRoutes(p, found, want.Services, keep.Services); err != nil {
 		return nil, err
 	}
 	if p.Plan, err = d.Driver.Adopt(ctx, p.without(want), keep); err != nil {
@@ -282,11 +297,7 @@ func (d *Driver) compare(p *plan, have map[state.FrontendKey]*server, keep bool)
 }
 
 // compareRoutes does the same for routes and parameters.
-func (d *Driver) compareRoutes(p *plan, want *state.Services, keep bool) error {
-	found, err := d.router.read()
-	if err != nil {
-		return err
-	}
+func (d *Driver) compareRoutes(p *plan, found routes, want *state.Services, keep bool) (err error) {
 	uses, wanted := usesOf(want), routes{}
 	for a := range uses {
 		wanted[a] = via{}
