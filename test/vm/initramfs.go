@@ -124,6 +124,11 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 	if err := errors.Join(a.tree(plugins, plugins), a.directory("/run")); err != nil {
 		return err
 	}
+	if path := plugins + "/libxt_statistic.so"; exists(path) { // it needs one more library than the programs
+		if err := a.libraries(ctx, path); err != nil {
+			return err
+		}
+	}
 	if err := a.bytes("/etc/protocols", []byte(protocols)); err != nil {
 		return err
 	}
@@ -240,8 +245,13 @@ func (a *archive) tree(name, dir string) error {
 	return err
 }
 
-// libraries finds the paths in what ldd prints.
-var libraries = regexp.MustCompile(`(?m)(/\S+) \(0x`)
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// libraryPaths finds the paths in what ldd prints.
+var libraryPaths = regexp.MustCompile(`(?m)(/\S+) \(0x`)
 
 // tool adds a program of this machine and its shared libraries, if it is installed.
 func (a *archive) tool(ctx context.Context, name string) error {
@@ -249,11 +259,19 @@ func (a *archive) tool(ctx context.Context, name string) error {
 	if err != nil {
 		return nil
 	}
+	if err := a.libraries(ctx, path); err != nil {
+		return err
+	}
+	return a.copy("/bin/"+name, path)
+}
+
+// libraries adds the shared libraries of a file.
+func (a *archive) libraries(ctx context.Context, path string) error {
 	out, err := output(ctx, "", "ldd", path)
 	if err != nil {
 		return err
 	}
-	for _, m := range libraries.FindAllStringSubmatch(out, -1) {
+	for _, m := range libraryPaths.FindAllStringSubmatch(out, -1) {
 		if lib := m[1]; !a.dirs[lib] {
 			a.dirs[lib] = true
 			if err := a.copy(lib, lib); err != nil {
@@ -261,5 +279,5 @@ func (a *archive) tool(ctx context.Context, name string) error {
 			}
 		}
 	}
-	return a.copy("/bin/"+name, path)
+	return nil
 }
