@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -91,9 +92,11 @@ func (b *bed) next(n int) []Result {
 	}
 }
 
-// check sets one target and returns its first result.
+// check sets one target and returns its first result: that of its first check, unless Fall says
+// otherwise.
 func (b *bed) check(c Check, at netip.AddrPort) Result {
 	b.t.Helper()
+	c.Fall = cmp.Or(c.Fall, 1)
 	if err := c.Validate(); err != nil {
 		b.t.Fatal(err)
 	}
@@ -227,7 +230,7 @@ func TestSetWhileChecksAreUnderWay(t *testing.T) {
 func TestSetAgain(t *testing.T) {
 	_, at := listen(t, "tcp4", "127.0.0.1:0")
 	b := run(t, Options{})
-	c := Check{Type: TCP, Interval: time.Hour}
+	c := Check{Type: TCP, Interval: time.Hour, Fall: 1}
 	first := b.check(c, at)
 	again := c
 	b.Set(map[Key]*Target{first.Key: {&again, at.Addr(), at.Port()}, {"farm", "unknown"}: nil})

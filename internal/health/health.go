@@ -34,7 +34,7 @@ type Check struct {
 	Interval time.Duration // from the start of a check to that of the next, give or take 10 %
 	Timeout  time.Duration // at most the interval
 	Rise     int           // successes in a row that make a dead backend alive
-	Fall     int           // failures in a row that make a living backend dead
+	Fall     int           // failures in a row that make a backend dead; one of which nothing is known counts as living
 	Port     uint16        // 0: the backend's
 
 	Host        string // http, https: the Host header; https: the name in the certificate, too

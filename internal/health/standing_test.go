@@ -6,7 +6,8 @@ import (
 )
 
 // A word is a row of checks, + for a success and - for a failure; what stands below each is
-// whether the backend is then up or down, in capitals where that is reported.
+// whether the backend is then up or down, in capitals where that is reported, or a dot as long as
+// nothing is known.
 func TestStanding(t *testing.T) {
 	for _, test := range []struct {
 		name       string
@@ -15,11 +16,13 @@ func TestStanding(t *testing.T) {
 		want       string
 	}{
 		{"the first success decides", 3, 3, "+", "U"},
-		{"the first failure decides", 3, 3, "-", "D"},
+		{"a first failure is one of fall", 3, 3, "---", "..D"},
+		{"a success ends the first failures", 3, 3, "--+--+---", "..UuuuuuD"},
+		{"nothing is known before", 2, 3, "-+-", ".Uu"},
 		{"failures in a row", 2, 3, "+---", "UuuD"},
 		{"a success between them", 2, 3, "+--+--+---", "UuuuuuuuuD"},
-		{"successes in a row", 2, 3, "-++", "DdU"},
-		{"a failure between them", 2, 3, "-+-+-++", "DdddddU"},
+		{"successes in a row", 2, 1, "-++", "DdU"},
+		{"a failure between them", 2, 1, "-+-+-++", "DdddddU"},
 		{"one is enough", 1, 1, "+-+-", "UDUD"},
 		{"flapping that never lasts", 2, 2, "+-+-+-", "Uuuuuu"},
 		{"down and up again", 2, 3, "+---++---", "UuuDdUuuD"},
@@ -36,6 +39,10 @@ func TestStanding(t *testing.T) {
 				if changed {
 					letter = map[bool]string{true: "U", false: "D"}
 					since = now
+				}
+				if !s.known {
+					got += "."
+					continue
 				}
 				got += letter[s.up]
 				if !s.since.Equal(since) {
