@@ -256,6 +256,11 @@ func TestHealth(t *testing.T) {
 	delivered(model.BackendUp, model.BackendUp)
 	report("b", true)
 	delivered(model.BackendDown, model.BackendUp)
+	b.do("POST", "/farms", `{"farms":[{"name":"web","health-check":{"type":"tcp","fall":"9"}}]}`)
+	delivered(model.BackendDown, model.BackendUp) // until the new check finds it up
+	if last := c.sets[len(c.sets)-1]; len(last) != 2 || last[health.Key{Farm: "web", Backend: "a"}].Check.Fall != 9 {
+		t.Errorf("to check: %v", last)
+	}
 	b.do("POST", "/farms", `{"farms":[{"name":"web","backends":[{"name":"a","port":"9"}]}]}`) // another server, perhaps
 	delivered(model.BackendUp, model.BackendUp)
 	if last := c.sets[len(c.sets)-1]; len(last) != 1 || last[health.Key{Farm: "web", Backend: "a"}].Port != 9 {

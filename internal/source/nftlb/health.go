@@ -100,7 +100,8 @@ func (f *farm) targets() map[string]health.Target {
 	return all
 }
 
-// follow adds to changes what is checked otherwise after an edit, and forgets what was found of it.
+// follow adds to changes what is checked otherwise after an edit. What was found of a backend is
+// forgotten if it is another server now; another check of the same server has to find it up first.
 func (h findings) follow(name string, was, now *farm, changes map[health.Key]*health.Target) {
 	if (was == nil || was.check == nil) && (now == nil || now.check == nil) {
 		return
@@ -109,7 +110,9 @@ func (h findings) follow(name string, was, now *farm, changes map[health.Key]*he
 	for backend, t := range after {
 		if old, ok := before[backend]; !ok || !sameTarget(old, t) {
 			changes[health.Key{Farm: name, Backend: backend}] = &t
-			h.forget(name, backend)
+			if old.Addr != t.Addr || old.Port != t.Port {
+				h.forget(name, backend)
+			}
 		}
 	}
 	for backend := range before {
