@@ -16,9 +16,9 @@ import (
 type Options struct {
 	Log *slog.Logger // nil: the default one
 
-	// Report, if not nil, is told each target's first result, and then each change of Up. It is
-	// called in the goroutine that Run is called in, and checks wait until it returns. It may
-	// call Set.
+	// Report, if not nil, is told each target's first result, and then each change of Up and,
+	// while it is down, of Why. It is called in the goroutine that Run is called in, and checks
+	// wait until it returns. It may call Set.
 	Report func([]Result)
 
 	Requests int // HTTP and gRPC checks at a time; 0: 1,000

@@ -145,7 +145,7 @@ func (l *loop) end(t *target, o outcome) {
 	before := t.standing.why
 	changed := t.observe(o, t.check.Rise, t.check.Fall, now)
 	if changed || t.why != before {
-		l.findings = append(l.findings, finding{Result{t.Key, t.up, t.why, t.since}, changed})
+		l.findings = append(l.findings, finding{Result{t.Key, t.up, t.why, t.since}, changed || !t.up})
 	}
 }
 

@@ -247,6 +247,10 @@ func TestHealth(t *testing.T) {
 	if text := farmPrinted(b); strings.Count(text, `"reason": "connection refused"`) != 1 || !strings.Contains(text, `"state": "down",`) {
 		t.Error(text)
 	}
+	b.Report([]health.Result{{Key: health.Key{Farm: "web", Backend: "a"}, Why: "no answer within 2s"}})
+	if text := farmPrinted(b); !strings.Contains(text, `"reason": "no answer within 2s"`) || farmIn(b.store, "web").Backends[0].Why != "no answer within 2s" {
+		t.Error("the newest reason is not shown: ", text)
+	}
 	report("b", false)
 	delivered(model.BackendDown, model.BackendDown)
 	if issues := b.Status().Issues; len(issues) != 1 || issues[0].Object.Name.Name != "web" {

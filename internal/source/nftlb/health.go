@@ -167,6 +167,8 @@ func (h findings) enter(f *farm, r health.Result, now time.Time) bool {
 		found[r.Backend] = &finding{rising: now}
 	case r.Up:
 		h.forget(f.name, r.Backend)
+	case is != nil && is.down && is.why == r.Why:
+		return false
 	default:
 		found[r.Backend] = &finding{down: true, why: r.Why}
 	}
