@@ -45,16 +45,18 @@ func TestRefused(t *testing.T) {
 			_, answers[i] = b.ask("POST", "/farms", body)
 		})
 	}
-	wait.Go(func() {
-		for {
-			b.kernel.gate <- struct{}{}
-			if b.ready(4) {
-				close(b.kernel.gate)
-				return
-			}
+	answered := make(chan struct{})
+	go func() {
+		wait.Wait()
+		close(answered)
+	}()
+	for waiting := true; waiting; {
+		select {
+		case b.kernel.gate <- struct{}{}:
+		case <-answered:
+			waiting = false
 		}
-	})
-	wait.Wait()
+	}
 	for i, want := range []string{"success", "error generating rules. The kernel refuses the change, and nothing was changed: no such device", "success", "success"} {
 		if answers[i] != `{"response": "`+want+`"}` {
 			t.Errorf("answer %d is %s", i, answers[i])
@@ -98,13 +100,6 @@ func TestFaults(t *testing.T) {
 	if kept, err := os.ReadFile(b.options.State); err != nil || !strings.Contains(string(kept), `"off"`) {
 		t.Errorf("the state file holds %s, %v", kept, err)
 	}
-}
-
-// ready reports whether n requests were answered, or are waited for by nobody.
-func (b *bed) ready(n int) bool {
-	b.kernel.mu.Lock()
-	defer b.kernel.mu.Unlock()
-	return b.kernel.syncs > n
 }
 
 // TestState restarts with a state file.

@@ -19,9 +19,8 @@ import (
 type kernel struct {
 	store   *store.Store
 	mu      sync.Mutex
-	refuse  string // a farm that it refuses
-	faulty  string // a farm that it finds at fault
-	syncs   int
+	refuse  string        // a farm that it refuses
+	faulty  string        // a farm that it finds at fault
 	gate    chan struct{} // if it is not nil, Sync waits for a value
 	live    []model.LiveSession
 	forgets []model.FlowValues
@@ -39,7 +38,6 @@ func (k *kernel) Sync(ctx context.Context, objects []model.Ref) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.syncs++
 	if k.refuse != "" && farmIn(k.store, k.refuse) != nil {
 		return errRefused
 	}
