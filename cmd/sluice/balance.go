@@ -103,13 +103,14 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 
 // balancer is what 'sluice balance' runs.
 type balancer struct {
-	agent  *agent.Agent
-	source *nftlb.Source
-	driver *farms.Driver
-	kernel *upkeep.Driver
-	checks *health.Checker
-	api    net.Listener // nil: none
-	tls    nftlb.TLS
+	agent      *agent.Agent
+	source     *nftlb.Source
+	driver     *farms.Driver
+	kernel     *upkeep.Driver
+	checks     *health.Checker
+	neighbours *link.Neighbours
+	api        net.Listener // nil: none
+	tls        nftlb.TLS
 }
 
 func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *balancer, err error) {
@@ -126,7 +127,10 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	if err := b.source.Load(o.config); err != nil {
 		return nil, errors.Join(err, b.driver.Close())
 	}
-	b.checks = health.New(health.Options{Log: log, Report: b.source.Report})
+	if b.neighbours, err = link.OpenNeighbours(); err != nil {
+		return nil, errors.Join(err, b.driver.Close())
+	}
+	b.checks = health.New(health.Options{Log: log, Report: b.source.Report, Ask: b.neighbours.Ask})
 	if b.kernel, err = upkeep.Open(b.driver, upkeep.Options{Log: log}); err != nil {
 		return nil, privilege(err)
 	}
@@ -177,7 +181,7 @@ func (b *balancer) run(ctx context.Context) error {
 }
 
 // close leaves what is programmed as it is.
-func (b *balancer) close() error { return b.kernel.Close() }
+func (b *balancer) close() error { return errors.Join(b.kernel.Close(), b.neighbours.Close()) }
 
 // Sync implements nftlb.Kernel. What the source itself says of the objects, such as that checks
 // fail, does not keep the kernel from having them.

@@ -184,10 +184,12 @@ func (w *balanced) answer(want ...string) {
 	}
 }
 
-// backend is what 'sluice farms' says of one.
-func (w *balanced) backend(name string) agent.FarmBackendReport {
+// backend is what 'sluice farms' says of one of web.
+func (w *balanced) backend(name string) agent.FarmBackendReport { return w.backendOf("web", name) }
+
+func (w *balanced) backendOf(farm, name string) agent.FarmBackendReport {
 	w.t.Helper()
-	code, stdout, stderr := sluice(w.t, "farms", "web", "-o", "json", "--socket", w.path("s.sock"))
+	code, stdout, stderr := sluice(w.t, "farms", farm, "-o", "json", "--socket", w.path("s.sock"))
 	var farms []agent.FarmReport
 	if err := json.Unmarshal([]byte(stdout), &farms); err != nil || code != cli.ExitOK || len(farms) != 1 {
 		w.t.Fatalf("sluice farms exits with %d, %v: %s%s", code, err, stdout, stderr)
@@ -302,4 +304,26 @@ func TestBalanceTunnel(t *testing.T) {
 	if w.must(err); tunnel() {
 		t.Error("the tunnel is left after cleanup")
 	}
+}
+
+// A backend of a farm in mode dsr that no machine has is down, with the reason, and the others
+// serve its clients.
+func TestBalanceUnresolved(t *testing.T) {
+	w := newBalanced(t)
+	write(t, w.dir, "farms.json", `{"farms": [{"name": "direct", "virtual-addr": "10.0.0.100", "virtual-ports": "8080", "mode": "dsr", "scheduler": "hash",
+		"backends": [{"name": "red", "ip-addr": "10.1.0.11"}, {"name": "nobody", "ip-addr": "10.1.0.99"}]}]}`)
+	w.start()
+	report := func(name string) agent.FarmBackendReport { return w.backendOf("direct", name) }
+	eventually(t, "the backend that nobody has is down", func() bool { return report("nobody").State == "down" })
+	if r := report("nobody"); r.Reason != "no answer to ARP" {
+		t.Errorf("got %+v", r)
+	}
+	if r := report("red"); r.State != "serving" {
+		t.Errorf("got %+v", r)
+	}
+	late := w.namespace("late")
+	w.must(netns.Veth(late, "eth0", w.machine, "late"))
+	w.ip(w.machine, "link set late master back up")
+	w.ip(late, "addr add 10.1.0.99/24 dev eth0")
+	eventually(t, "it serves once a machine has its address", func() bool { return report("nobody").State == "serving" })
 }

@@ -21,7 +21,11 @@ type Options struct {
 	// wait until it returns. It may call Set.
 	Report func([]Result)
 
-	Requests int // HTTP and gRPC checks at a time; 0: 1,000
+	// Ask has the kernel ask by ARP or NDP for the neighbour by which packets go to an address, which
+	// it returns, too, and waits for its answer. ARP checks need it.
+	Ask func(context.Context, netip.Addr) (netip.Addr, error)
+
+	Requests int // HTTP, gRPC and ARP checks at a time; 0: 1,000
 	Commands int // commands at a time; 0: 32
 }
 

@@ -2,9 +2,9 @@
 //
 // A check goes from this machine straight to the backend's own address, never through the farm
 // that the backend serves. TCP, UDP and ICMP checks are non-blocking sockets of one loop, so that
-// they cost little however many there are. HTTP and gRPC checks and commands run in goroutines,
-// of which a bounded number exists at a time; where they wait for their turn, checks become less
-// frequent, and no backend is taken for dead.
+// they cost little however many there are. HTTP, gRPC and ARP checks and commands run in
+// goroutines, of which a bounded number exists at a time; where they wait for their turn, checks
+// become less frequent, and no backend is taken for dead.
 //
 // A plain TCP check ends with a reset before the third packet of the handshake: the backend's
 // kernel has answered, and its program never hears of the connection, logs nothing, and needs to
@@ -21,6 +21,7 @@ const (
 	TCP     = "tcp"     // connects; where Send or Expect is given, it also sends and reads
 	UDP     = "udp"     // sends a datagram, and waits for an answer
 	ICMP    = "icmp"    // sends an echo request, and waits for its reply
+	ARP     = "arp"     // has the kernel ask for the Ethernet address by which packets go there; IPv6: by NDP
 	HTTP    = "http"    // sends a request, and compares the status and the body
 	HTTPS   = "https"   // the same over TLS
 	GRPC    = "grpc"    // calls grpc.health.v1.Health/Check, without TLS

@@ -110,7 +110,7 @@ func (l *loop) abandon(t *target) {
 // itself.
 func (l *loop) start(t *target, now time.Time) {
 	t.begun, t.late = now, ""
-	if t.at.Port() == 0 && t.check.Type != ICMP && t.check.Type != Command {
+	if t.at.Port() == 0 && t.check.Type != ICMP && t.check.Type != ARP && t.check.Type != Command {
 		l.end(t, down("it has no port: set the check's"))
 		return
 	}
@@ -121,6 +121,9 @@ func (l *loop) start(t *target, now time.Time) {
 	case ICMP:
 		l.schedule.set(t, now.Add(t.check.Timeout))
 		l.sockets.ping(t)
+	case ARP:
+		l.schedule.remove(t)
+		l.requests.start(t, l.resolve)
 	case HTTP, HTTPS:
 		l.schedule.remove(t)
 		l.requests.start(t, get)

@@ -20,6 +20,7 @@ var fields = map[string][]string{
 	TCP:     {"port", "send", "expect"},
 	UDP:     {"port", "send", "expect"},
 	ICMP:    {},
+	ARP:     {},
 	HTTP:    {"port", "host", "path", "method", "status", "body"},
 	HTTPS:   {"port", "host", "path", "method", "status", "body", "insecure"},
 	GRPC:    {"port", "host", "service"},
@@ -54,7 +55,7 @@ func fill[T comparable](field *T, value T) {
 func (c Check) Validate() error {
 	known, ok := fields[c.Type]
 	if !ok {
-		return fmt.Errorf("type %q: must be tcp, udp, icmp, http, https, grpc or command", c.Type)
+		return fmt.Errorf("type %q: must be tcp, udp, icmp, arp, http, https, grpc or command", c.Type)
 	}
 	var errs []error
 	for _, name := range c.given() {

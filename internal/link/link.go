@@ -2,9 +2,10 @@
 //
 //   - Reader answers single questions: interfaces, addresses, the route to an address, default routes;
 //   - Links says which interface leads to a pod and which is the node's own;
-//   - WatchLinks and WatchAddresses tell of changes.
+//   - WatchLinks and WatchAddresses tell of changes;
+//   - Neighbours has the kernel ask for Ethernet addresses.
 //
-// It changes nothing. Pods are found by the host route to their address, which every CNI makes that
+// It changes nothing else. Pods are found by the host route to their address, which every CNI makes that
 // routes its pods. A watch reads everything again after a change: what it tells depends on what is
 // there, never on the order of events.
 package link

@@ -19,7 +19,7 @@ import (
 // healthy returns the facts of a node that lacks nothing.
 func healthy() *Facts {
 	return &Facts{
-		Mode: "nftables",
+		Mode:           "nftables",
 		Kernel:         "6.12.3-cloud-amd64",
 		NetAdmin:       true,
 		Features:       []Feature{{Requirement: &probe.Requirement{Name: "masquerade", Since: "5.2", Modules: []string{"nft_masq"}}}},

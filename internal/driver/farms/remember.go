@@ -71,17 +71,25 @@ func (c client) backendOf(f *state.Farm) int {
 	})
 }
 
-// eachClient yields the elements of a farm's clients.
+// eachClient yields the elements of a farm's clients. Where tables change all the time, some may be
+// missing that came meanwhile.
 func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*family, *nft.Element)) error {
 	n := uint32Bytes(d.numbers.number(f.Name))
 	for _, fp := range d.prog.families {
-		err := d.sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
-			if slices.Equal(e.Key[:4], n) {
-				yield(fp, &e)
-			}
+		var all []nft.Element
+		err := nft.Uninterrupted(func() error {
+			all = all[:0]
+			return d.sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
+				if slices.Equal(e.Key[:4], n) {
+					all = append(all, e)
+				}
+			})
 		})
 		if err != nil && !errors.Is(err, nft.ErrInterrupted) {
 			return err
+		}
+		for i := range all {
+			yield(fp, &all[i])
 		}
 	}
 	return nil

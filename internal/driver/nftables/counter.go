@@ -69,7 +69,7 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 func (d *Driver) readCounters(ctx context.Context, yield func(name string, packets uint64)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()
-	return uninterrupted(func() error {
+	return nft.Uninterrupted(func() error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

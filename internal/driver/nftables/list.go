@@ -20,7 +20,7 @@ var _ driver.Lister = (*Driver)(nil)
 func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err = uninterrupted(func() error {
+	err = nft.Uninterrupted(func() error {
 		found, err = d.listFrontends(ctx)
 		return err
 	})
@@ -28,16 +28,6 @@ func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]boo
 		return nil, fmt.Errorf("list frontends of table inet %s: %w", program.TableName, err)
 	}
 	return found, nil
-}
-
-// uninterrupted reads again, up to ten times, where the table changes while it is read.
-func uninterrupted(read func() error) error {
-	const most = 10
-	for try := 1; ; try++ {
-		if err := read(); !errors.Is(err, nft.ErrInterrupted) || try == most {
-			return err
-		}
-	}
 }
 
 func (d *Driver) listFrontends(ctx context.Context) (map[state.FrontendKey]bool, error) {

@@ -86,15 +86,31 @@ func (h findings) reasons(farm string) map[string]string {
 	return all
 }
 
+// resolved is the check of farms that have none, but forward to Ethernet addresses: a backend whose
+// address nobody has would get packets all the same, and lose them.
+var resolved = health.Check{Type: health.ARP, Interval: 2 * time.Second, Rise: 1, Fall: 2}.WithDefaults()
+
+// checked is how a farm's backends are checked; nil: they are not.
+func (f *farm) checked() *health.Check {
+	if f != nil && f.check == nil && f.base != nil && f.base.Mode == model.DSR {
+		return &resolved
+	}
+	if f == nil {
+		return nil
+	}
+	return f.check
+}
+
 // targets is what is to be checked of a farm.
 func (f *farm) targets() map[string]health.Target {
-	if f == nil || f.check == nil || f.state != up {
+	check := f.checked()
+	if check == nil || f.state != up {
 		return nil
 	}
 	all := map[string]health.Target{}
 	for _, b := range f.backends {
 		if b.addr.IsValid() && b.state == up {
-			all[b.name] = health.Target{Check: f.check, Addr: b.addr, Port: portOf(b, f.base)}
+			all[b.name] = health.Target{Check: check, Addr: b.addr, Port: portOf(b, f.base)}
 		}
 	}
 	return all
@@ -103,7 +119,7 @@ func (f *farm) targets() map[string]health.Target {
 // follow adds to changes what is checked otherwise after an edit. What was found of a backend is
 // forgotten if it is another server now; another check of the same server has to find it up first.
 func (h findings) follow(name string, was, now *farm, changes map[health.Key]*health.Target) {
-	if (was == nil || was.check == nil) && (now == nil || now.check == nil) {
+	if was.checked() == nil && now.checked() == nil {
 		return
 	}
 	before, after := was.targets(), now.targets()

@@ -95,7 +95,7 @@ func (o *object[T]) names() (all []string) {
 	return all
 }
 
-var checkTypes = []string{"none", "tcp", "http", "https", "icmp", "grpc", "udp", "command"}
+var checkTypes = []string{"none", "tcp", "http", "https", "icmp", "arp", "grpc", "udp", "command"}
 
 var checkTable = newObject("health-check", "type", nil,
 	oneOf("type", checkTypes, func(c *health.Check) *string { return &c.Type }),

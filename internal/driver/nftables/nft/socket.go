@@ -169,6 +169,16 @@ func (s *Socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 
 var ErrInterrupted = errors.New("the kernel's objects changed while they were read")
 
+// Uninterrupted reads again, up to ten times, where the kernel's objects change while they are read.
+func Uninterrupted(read func() error) error {
+	const most = 10
+	for try := 1; ; try++ {
+		if err := read(); !errors.Is(err, ErrInterrupted) || try == most {
+			return err
+		}
+	}
+}
+
 const nfgenmsgLen = 4
 
 // appendHeader appends the netlink header (its length is patched later) and nfgenmsg.
