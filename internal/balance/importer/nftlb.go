@@ -255,11 +255,20 @@ func (p *nftlbReader) nftlbScheduler(f *Farm, say func(string, ...any)) {
 
 func (p *nftlbReader) nftlbBackends(f *Farm, say func(string, ...any)) {
 	ports := map[bool]bool{} // whether some have one, and some have none
+	places := map[string]string{}
 	f.Backends = slices.DeleteFunc(f.Backends, func(k *Backend) bool {
 		other := k.IP != "" && f.Family != "inet" && strings.Contains(k.IP, ":") != (f.Family == "ipv6")
 		if other {
 			say("backend %s is left out: it is of another family; nftlb installs nothing of the farm, without a word", k.Name)
 			return true
+		}
+		if k.IP != "" {
+			place := k.IP + " " + k.Port
+			if owner, taken := places[place]; taken && owner != k.Name {
+				say("backend %s is left out: backend %s has its address and port; nftlb cannot tell their connections apart", k.Name, owner)
+				return true
+			}
+			places[place] = k.Name
 		}
 		ports[k.Port != ""] = true
 		if k.State == "" {

@@ -122,6 +122,7 @@ func TestNFTLBFaults(t *testing.T) {
 		"an address twice":    {`{"farms":[{` + farm + `}, {` + strings.Replace(farm, `"f"`, `"g"`, 1) + `}]}`, "farm g: left out: another farm"},
 		"a farm twice":        {`{"farms":[{` + farm + `}, {"name": "f"}]}`, "farm f: stands there twice"},
 		"another family":      {`{"farms":[{` + farm + `, "backends": [{"name": "b", "ip-addr": "2001:db8::1", "state": "up"}]}]}`, "farm f: backend b is left out"},
+		"a place twice":       {`{"farms":[{` + farm + `, "backends": [{` + backend + `}, {` + strings.Replace(backend, `"b"`, `"c"`, 1) + `}]}]}`, "farm f: backend c is left out: backend b has its address and port"},
 		"no state":            {`{"farms":[{` + farm + `, "backends": [{"name": "b", "ip-addr": "10.1.0.1"}]}]}`, "farm f: backend b says no state"},
 		"one without port":    {`{"farms":[{` + farm + `, "backends": [{` + backend + `}, {"name": "c", "ip-addr": "10.1.0.2", "state": "up"}]}]}`, "farm f: has backends with and without port"},
 		"a policy too late":   {`{"farms":[{` + farm + `, "policies": [{"name": "p"}]}], "policies": [{"name": "p"}]}`, "farm f: names the policy p"},

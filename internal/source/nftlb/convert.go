@@ -173,7 +173,46 @@ func (f *farm) finishBackends(m *model.Farm, path string) error {
 		}
 		m.Backends = append(m.Backends, mb)
 	}
+	return checkPlaces(m, path)
+}
+
+// checkPlaces refuses backends at the same address and port: neither a connection nor a client that
+// is remembered tells whose of them it is.
+func checkPlaces(m *model.Farm, path string) error {
+	type place struct {
+		addr netip.Addr
+		port uint16 // 0: that which the client asked for
+	}
+	at := map[place]string{}
+	twice := func(b *model.FarmBackend, where, owner string) error {
+		return &failure{409, fmt.Sprintf("error parsing buffer. %s.backends[%s]: %s already belongs to backend '%s'", path, b.Name, where, owner)}
+	}
+	for i := range m.Backends {
+		b := &m.Backends[i]
+		p := place{b.Addr, b.Port}
+		owner, taken := at[p]
+		switch {
+		case taken && b.Port == 0:
+			return twice(b, b.Addr.String(), owner)
+		case taken:
+			return twice(b, fmt.Sprintf("port %d of %s", b.Port, b.Addr), owner)
+		}
+		at[p] = b.Name
+	}
+	for i := range m.Backends {
+		b := &m.Backends[i]
+		if owner, any := at[place{addr: b.Addr}]; any && b.Port != 0 && hasPort(m, b.Port) {
+			return twice(b, fmt.Sprintf("port %d of %s", b.Port, b.Addr), owner)
+		}
+	}
 	return nil
+}
+
+// hasPort reports whether clients can ask a farm for a port.
+func hasPort(m *model.Farm, port uint16) bool {
+	return slices.ContainsFunc(m.Addresses, func(a model.FarmAddress) bool {
+		return len(a.Ports) == 0 || slices.ContainsFunc(a.Ports, func(s model.PortSpan) bool { return s.First <= port && port <= s.Last })
+	})
 }
 
 // needsPort has the types of checks that go to a port.
