@@ -61,7 +61,7 @@ func runImport(cmd *cobra.Command, format, file string) error {
 	}
 	doc, notes, err := importers[format](in)
 	if err != nil {
-		return fmt.Errorf("import %s: %w", file, err)
+		return errors.Join(printNotes(cmd.ErrOrStderr(), notes), fmt.Errorf("import %s: %w", file, err))
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	if err == nil {

@@ -35,6 +35,10 @@ func TestImport(t *testing.T) {
 
 func TestImportFails(t *testing.T) {
 	dir := t.TempDir()
+	odd := filepath.Join(dir, "odd.json")
+	if err := os.WriteFile(odd, []byte(`{"farm": [{"name": "web"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args   []string
 		status int
@@ -45,6 +49,8 @@ func TestImportFails(t *testing.T) {
 		{[]string{"ipvs", filepath.Join(dir, "none")}, cli.ExitError, "no such file"},
 		{[]string{"ipvs", os.DevNull}, cli.ExitError, "give the output of `ipvsadm -Sn`"},
 		{[]string{"nftlb", os.DevNull}, cli.ExitError, "line 1: unexpected EOF"},
+		{[]string{"nftlb", odd}, cli.ExitError, "line 1  farm  left out: a document has the lists farms"},
+		{[]string{"nftlb", odd}, cli.ExitError, "nothing of this file could be taken over"},
 	} {
 		var out, says bytes.Buffer
 		status := execute(t.Context(), append([]string{"import"}, c.args...), &out, &says)

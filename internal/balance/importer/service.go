@@ -62,10 +62,13 @@ type builder struct {
 func newBuilder() *builder { return &builder{names: map[string]bool{}, places: map[string]bool{}} }
 
 // result is what an importer returns. A file that has nothing to import is most likely of another
-// format.
+// format; the notes that come with the error say what was left out of it.
 func (b *builder) result(format string) (*Document, []Note, error) {
-	if len(b.doc.Farms) == 0 && len(b.notes.list) == 0 {
-		return nil, nil, fmt.Errorf("find virtual services: there are none in this file; give %s", format)
+	if len(b.doc.Farms)+len(b.doc.Addresses)+len(b.doc.Policies) == 0 {
+		if len(b.notes.list) == 0 {
+			return nil, nil, fmt.Errorf("find virtual services: there are none in this file; give %s", format)
+		}
+		return nil, b.notes.sorted(), fmt.Errorf("nothing of this file could be taken over; give %s", format)
 	}
 	return &b.doc, b.notes.sorted(), nil
 }
