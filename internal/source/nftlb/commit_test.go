@@ -3,6 +3,8 @@ package nftlb
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -306,11 +308,37 @@ func TestFeed(t *testing.T) {
 	want := []model.AddressRange{prefixRange(netip.MustParsePrefix("10.0.0.0/8")), prefixRange(netip.MustParsePrefix("192.0.2.7/32"))}
 	until(t, "the list is read", func() bool { return slices.Equal(listIn(b.store, "p").Ranges, want) })
 	until(t, "the issue is gone", func() bool { return len(b.Status().Issues) == 0 })
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(" \n")
+	until(t, "the empty file is an issue", func() bool { return len(b.Status().Issues) == 1 })
+	if got := listIn(b.store, "p").Ranges; !slices.Equal(got, want) {
+		t.Errorf("%v is left of the last good ones", got)
+	}
+	write("# nobody at present\n")
+	until(t, "the list is empty on purpose", func() bool { return len(listIn(b.store, "p").Ranges) == 0 })
+	until(t, "this issue is gone, too", func() bool { return len(b.Status().Issues) == 0 })
 	b.do("POST", "/policies", `{"policies":[{"name":"p","feed":{}}]}`)
 	if b.mu.RLock(); len(b.feeds) != 0 {
 		t.Error("a feed that is gone is still followed")
 	}
 	b.mu.RUnlock()
+}
+
+// TestFeedSecret keeps the password of a feed out of what is said of it.
+func TestFeedSecret(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	b := start(t, Options{ReadList: list.Read})
+	b.do("POST", "/policies", `{"policies":[{"name":"p","feed":{"url":"`+strings.Replace(server.URL, "//", "//reader:hidden@", 1)+`/list"}}]}`)
+	until(t, "the missing list is an issue", func() bool { return len(b.Status().Issues) == 1 })
+	if text := fmt.Sprint(b.Status().Issues); strings.Contains(text, "hidden") || !strings.Contains(text, "//reader:xxxxx@") || !strings.Contains(text, "404") {
+		t.Error(text)
+	}
 }
 
 // TestStop answers those who wait when the source stops.

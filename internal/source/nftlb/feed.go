@@ -1,12 +1,14 @@
 package nftlb
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"slices"
 	"sync"
@@ -84,7 +86,7 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 	if s.options.ReadList == nil {
 		return errors.New("this program reads no feeds")
 	}
-	nets, err := s.fetch(ctx, f)
+	nets, blank, err := s.fetch(ctx, f)
 	if err != nil {
 		return err
 	}
@@ -95,6 +97,9 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 		}
 		next := policy{}
 		next.add(rangesOf(nets, p.family))
+		if blank && len(p.elements) > 0 {
+			return errBlankFeed
+		}
 		if !slices.Equal(next.elements, p.elements) {
 			c.editPolicy(name).elements = next.elements
 		}
@@ -103,18 +108,47 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 	return err
 }
 
-func (s *Source) fetch(ctx context.Context, f *feed) ([]netip.Prefix, error) {
+// errBlankFeed keeps a list: whoever writes a feed may be at fault, or half done.
+var errBlankFeed = errors.New("it is blank; where no address belongs on the list, let it have a comment, such as # none")
+
+// fetch returns what a feed holds. It is blank if it has nothing but spaces.
+func (s *Source) fetch(ctx context.Context, f *feed) (nets []netip.Prefix, blank bool, err error) {
 	from, err := f.open(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer from.Close()
 	limited := &io.LimitedReader{R: from, N: mostFeed}
-	nets, err := s.options.ReadList(limited)
+	text := &textSeen{from: limited}
+	nets, err = s.options.ReadList(text)
 	if err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFeed)
 	}
-	return nets, err
+	return nets, !text.seen, err
+}
+
+// textSeen notes whether anything but spaces is read.
+type textSeen struct {
+	from io.Reader
+	seen bool
+}
+
+func (t *textSeen) Read(to []byte) (int, error) {
+	n, err := t.from.Read(to)
+	t.seen = t.seen || len(bytes.TrimSpace(to[:n])) > 0
+	return n, err
+}
+
+// place is where a feed is read from, for people: without the password.
+func (f *feed) place() string {
+	if f.file != "" {
+		return f.file
+	}
+	u, err := url.Parse(f.url)
+	if err != nil {
+		return "its URL"
+	}
+	return u.Redacted()
 }
 
 var feedClient = &http.Client{Timeout: feedPatience}
@@ -134,13 +168,13 @@ func (f *feed) open(ctx context.Context) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := feedClient.Do(q)
+	a, err := feedClient.Do(q) // its errors have no password
 	if err != nil {
 		return nil, err
 	}
 	if a.StatusCode != http.StatusOK {
 		a.Body.Close()
-		return nil, fmt.Errorf("get %s: %s", f.url, a.Status)
+		return nil, fmt.Errorf("get %s: %s", f.place(), a.Status)
 	}
 	return a.Body, nil
 }
@@ -169,10 +203,7 @@ func (s *Source) enterFeed(name string, f *feed, err error) {
 		}
 		return
 	}
-	from := f.file
-	if from == "" {
-		from = f.url
-	}
+	from := f.place()
 	list := model.FarmList{Name: name}
 	i := model.Issue{Object: list.Ref(), Source: from, Reason: "read feed: " + err.Error(), InForce: model.InForceLast}
 	s.faults[name] = i
