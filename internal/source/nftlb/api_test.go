@@ -43,7 +43,7 @@ func TestPaths(t *testing.T) {
 		{"OPTIONS", "/farms", "", 400, ""},
 		{"POST", "/farms/web", "{}", 404, invalid},
 		{"POST", "/bogus", "{}", 404, invalid},
-		{"POST", "/farms", "", 200, success},
+		{"POST", "/farms", "{}", 200, success},
 		{"POST", "/farms", "[]", 200, success},
 		{"PUT", "/addresses", `{"farms":[]}`, 200, success},
 		{"PATCH", "/farms/web", "{}", 404, invalid},
@@ -140,7 +140,7 @@ func TestKeys(t *testing.T) {
 		{"GET", "/farms", secret, 200}, {"GET", "/farms", "look", 200}, {"GET", "/farms", "", 401}, {"GET", "/farms", "guess", 401},
 		{"POST", "/farms", secret, 200}, {"POST", "/farms", "look", 401}, {"DELETE", "/farms", "", 401}, {"GET", "/openapi.json", "", 200},
 	} {
-		q := httptest.NewRequest(test.verb, test.path, nil)
+		q := httptest.NewRequest(test.verb, test.path, strings.NewReader("{}"))
 		q.Header.Set("Key", test.key)
 		w := httptest.NewRecorder()
 		b.Handler().ServeHTTP(w, q)
@@ -172,6 +172,17 @@ func TestLiveSessions(t *testing.T) {
 	b.do("DELETE", "/farms/web/backends/b/sessions", "")
 	if len(b.kernel.forgets) != 1 || b.kernel.forgets[0] != client {
 		t.Errorf("the kernel was told to forget %v", b.kernel.forgets)
+	}
+}
+
+func TestEmptyBody(t *testing.T) {
+	b := start(t, Options{})
+	b.do("POST", "/farms", web(""))
+	b.do("POST", "/policies", `{"policies":[{"name":"p"}]}`)
+	for _, q := range [][2]string{{"PUT", "/farms"}, {"POST", "/policies"}, {"PATCH", "/policies/p"}, {"PATCH", "/farms/web/policies"}} {
+		if code, text := b.ask(q[0], q[1], " \n"); code != 400 || !strings.Contains(text, "the structure is invalid. The body is empty") {
+			t.Errorf("%v: %d %s", q, code, text)
+		}
 	}
 }
 

@@ -327,6 +327,9 @@ func (s *Source) forget(ctx context.Context, all []forgetting) error {
 // merge is the edit that a document asks for.
 func merge(body []byte, set func(*reader)) func(*change) error {
 	return func(c *change) error {
+		if len(bytes.TrimSpace(body)) == 0 {
+			return malformed("The body is empty; give a document, such as {}")
+		}
 		r := &reader{change: c}
 		if set != nil {
 			set(r)

@@ -17,7 +17,7 @@ const aYear = 365 * 24 * time.Hour
 // finishFarm checks a farm, and sets what it comes to. was is the farm before, nil: there was none.
 func (c *change) finishFarm(was, f *farm) error {
 	path := "farms[" + f.name + "]"
-	if err := c.knowsAll(f.policies); err != nil {
+	if err := c.knowsAll(path, f.policies); err != nil {
 		return err
 	}
 	m := &model.Farm{
@@ -249,10 +249,10 @@ func (f *farm) finishSessions(m *model.Farm, path string) error {
 }
 
 // knowsAll returns an error if a policy does not exist.
-func (c *change) knowsAll(policies []string) error {
+func (c *change) knowsAll(path string, policies []string) error {
 	for _, p := range policies {
 		if c.listEdits.see(p) == nil {
-			return unknown("Unknown policy '%s'", p)
+			return unknown("%s.policies[%s]: Unknown policy '%s'", path, p, p)
 		}
 	}
 	return nil

@@ -10,7 +10,7 @@ func (c *change) finishAddress(a *address) error {
 	if a.addr.IsValid() && !a.family.holds(a.addr) {
 		return wrong(path+".family", "%s is no address of %s", a.addr, textOf(familyWords, a.family))
 	}
-	if err := c.knowsAll(a.policies); err != nil {
+	if err := c.knowsAll(path, a.policies); err != nil {
 		return err
 	}
 	if len(a.policies) == 0 || a.empty() || c.inUse(a.name) {

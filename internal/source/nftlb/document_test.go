@@ -101,7 +101,7 @@ func TestWrong(t *testing.T) {
 		{`{"farms":[{"name":"web","scheduler":"hash","sched-param":"none"}]}`, 400, "farms[web].sched-param"},
 		{`{"farms":[{"name":"web","family":"ipv6"}]}`, 400, "addresses[web-addr].family: 192.0.2.1 is no address of ipv6"},
 		{`{"farms":[{"name":"web","source-addr":"2001:db8::1"}]}`, 400, "farms[web].source-addr"},
-		{`{"farms":[{"name":"web","policies":[{"name":"p"}]}]}`, 404, "Unknown policy 'p'"},
+		{`{"farms":[{"name":"web","policies":[{"name":"p"}]}]}`, 404, "the object to modify is unknown. farms[web].policies[p]: Unknown policy 'p'"},
 		{`{"farms":[{"name":"web","backends":[{"name":"b","weight":"0"}]}]}`, 400, "farms[web].backends[b].weight"},
 		{`{"farms":[{"name":"web","backends":[{"name":"b","port":"65536"}]}]}`, 400, "farms[web].backends[b].port"},
 		{`{"farms":[{"name":"web","backends":[{"name":"b","ip-addr":"2001:db8::2"}]}]}`, 400, "farms[web].backends[b].ip-addr: 2001:db8::2 is of another family"},
@@ -128,7 +128,7 @@ func TestWrong(t *testing.T) {
 		{`{"policies":[{"name":"p","elements":[{"data":"2001:db8::/32"}]}]}`, 400, "policies[p].elements[2001:db8::/32]"},
 		{`{"policies":[{"name":"p","elements":[{"data":"1.2.3.4","time":"1"}]}]}`, 400, "policies[p].elements[1.2.3.4].time"},
 		{`{"policies":[{"name":"p","feed":{"file":"x"}}]}`, 400, "policies[p].feed: file"},
-		{`{"addresses":[{"name":"a","policies":[{"name":"p"}]}]}`, 404, "Unknown policy 'p'"},
+		{`{"addresses":[{"name":"a","policies":[{"name":"p"}]}]}`, 404, "addresses[a].policies[p]: Unknown policy 'p'"},
 		{`{"farms":[{"name":"f","backends":[{"name":"b","x":` + strings.Repeat("[", 20) + strings.Repeat("]", 20) + `}]}]}`, 400, "in each other"},
 	}
 	b := start(t, Options{HasDevice: func(name string) bool { return name == "eth0" }})
