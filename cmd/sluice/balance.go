@@ -121,7 +121,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	}
 	b.source = nftlb.New(objects, nftlb.Options{
 		Key: o.api.key, ReadKeys: o.api.readKeys, Lenient: o.lenient, State: o.state, ReadList: list.Read, Log: log,
-		Check:     func(f *model.Farm) error { return b.check(f, o, log) },
+		Check: b.driver.Check, Prepare: func(f *model.Farm) { prepareFarm(f, o, log) },
 		HasDevice: func(name string) bool { _, err := net.InterfaceByName(name); return err == nil },
 	})
 	if err := b.source.Load(o.config); err != nil {
@@ -160,13 +160,11 @@ func setBalancerSysctls(log *slog.Logger, socket string) {
 	applySysctls(log, sysctl.RecordPath(socket), want)
 }
 
-// check says what this machine cannot do of a farm, and prepares it for what it can.
-func (b *balancer) check(f *model.Farm, o balanceOptions, log *slog.Logger) error {
-	err := b.driver.Check(f)
-	if err == nil && f.Limits.SYNProxy && o.setSysctls {
+// prepareFarm sets what a farm needs of the machine.
+func prepareFarm(f *model.Farm, o balanceOptions, log *slog.Logger) {
+	if f.Limits.SYNProxy && o.setSysctls {
 		applySysctls(log, sysctl.RecordPath(o.agent.Socket), map[string]string{"net.netfilter.nf_conntrack_tcp_loose": "0"})
 	}
-	return err
 }
 
 // run serves until ctx ends.

@@ -220,6 +220,7 @@ func (s *Source) deliver(committed []*request, back bool) {
 			delete(s.rising, name)
 			continue
 		}
+		s.options.Prepare(f.base)
 		s.settle(f, now)
 		events = append(events, event(name, s.found.effective(f, now)))
 	}

@@ -173,6 +173,27 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestPrepare makes the machine ready for what is served, and for nothing that is refused.
+func TestPrepare(t *testing.T) {
+	var ready []string
+	b := start(t, Options{
+		Check: func(f *model.Farm) error {
+			if f.Mode == model.DSR {
+				return fmt.Errorf("mode: this kernel can't do it")
+			}
+			return nil
+		},
+		Prepare: func(f *model.Farm) { ready = append(ready, f.Name) },
+	})
+	if code, text := b.ask("POST", "/farms", `{"farms":[{"name":"a"},{"name":"b","mode":"dsr","scheduler":"hash"}]}`); code != 400 || len(ready) > 0 {
+		t.Errorf("%d %s; ready for %v", code, text, ready)
+	}
+	b.do("POST", "/farms", `{"farms":[{"name":"a"},{"name":"c","state":"down"}]}`)
+	if !slices.Equal(ready, []string{"a"}) {
+		t.Errorf("ready for %v", ready)
+	}
+}
+
 // checker notes what it is to check.
 type checker struct {
 	mu   sync.Mutex

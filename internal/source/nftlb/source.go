@@ -57,6 +57,9 @@ type Options struct {
 	// Check says what the machine can't do of a farm; nil: everything can be done. It must not
 	// keep the farm.
 	Check func(*model.Farm) error
+	// Prepare makes the machine ready for a farm that is about to be programmed; nil: there is
+	// nothing to do. It must not keep the farm.
+	Prepare func(*model.Farm)
 	// HasDevice reports whether the machine has an interface that a request names; nil: it is not
 	// asked. What is loaded at the start is not checked so, as interfaces may come later.
 	HasDevice func(name string) bool
@@ -101,6 +104,9 @@ func New(sink source.Sink, o Options) *Source {
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.options.Prepare == nil {
+		s.options.Prepare = func(*model.Farm) {}
 	}
 	if s.now == nil {
 		s.now = time.Now
@@ -159,6 +165,7 @@ func (s *Source) begin() {
 	checks := map[health.Key]*health.Target{}
 	for _, f := range ordered(s.doc.farms, farmOrder) {
 		if served(f) != nil {
+			s.options.Prepare(f.base)
 			events = append(events, event(f.name, s.found.effective(f, now)))
 		}
 		s.found.follow(f.name, nil, f, checks)
