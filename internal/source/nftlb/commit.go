@@ -160,6 +160,9 @@ func refusal(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return &failure{503, "the kernel did not take the change in time" + unchanged}
 	}
+	if _, ok := errors.AsType[*FaultsError](err); ok {
+		return &failure{409, "error generating rules. The change can't be carried out" + unchanged + ": " + err.Error()}
+	}
 	return &failure{409, "error generating rules. The kernel refuses the change" + unchanged + ": " + err.Error()}
 }
 

@@ -90,7 +90,7 @@ func TestFaults(t *testing.T) {
 	b.do("POST", "/farms", web(""))
 	b.do("POST", "/farms", `{"farms":[{"name":"other"}]}`)
 	b.kernel.faulty = "new"
-	if code, text := b.ask("POST", "/farms", `{"farms":[{"name":"new"}]}`); code != 409 || !strings.Contains(text, "Farm new: no such network") || farmIn(b.store, "new") != nil {
+	if code, text := b.ask("POST", "/farms", `{"farms":[{"name":"new"}]}`); code != 409 || !strings.Contains(text, "error generating rules. The change can't be carried out, and nothing was changed: Farm new: no such network") || farmIn(b.store, "new") != nil {
 		t.Errorf("%d %s", code, text)
 	}
 	b.kernel.faulty = "web" // its network has gone
