@@ -56,9 +56,10 @@ func New(o Options) *Checker {
 
 // Set adds and replaces targets; nil means that a key is no longer checked. A target that equals
 // the one before is left alone. Any other begins anew, without a result: its first check comes
-// soon; a success decides at once, while failures take Fall in a row. Checks under way of what was replaced or removed are
-// abandoned. Only a batch of results that is about to be reported while Set is called may still
-// have one of them; of a target that was replaced, the new one's first result follows.
+// soon; a success decides at once, while failures take Fall in a row. Checks under way of what
+// was replaced or removed are abandoned. Only a batch of results that is about to be reported
+// while Set is called may still have one of them; of a target that was replaced, the new one's
+// first result follows.
 func (c *Checker) Set(changes map[Key]*Target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
