@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/probe"
@@ -14,8 +15,25 @@ import (
 
 // openDriver opens the driver under test in the network namespace of the calling thread. apart has
 // it ask what rules ask for in the way that it has for large rules.
-func openDriver(o driver.Options, apart bool) (driver.Driver, error) {
+var openDriver = func(o driver.Options, apart bool) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o, Apart: apart})
+}
+
+// TestIPTables runs the tests with the other drivers that carry out policy.
+func TestIPTables(t *testing.T) {
+	before := openDriver
+	defer func() { openDriver = before }()
+	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
+		openDriver = func(o driver.Options, _ bool) (driver.Driver, error) {
+			return iptables.Open(iptables.Options{Options: o, Variant: v})
+		}
+		t.Run(string(v), func(t *testing.T) {
+			t.Run("Rows", TestRows)
+			t.Run("Netpol", TestNetpol)
+			t.Run("Conformance", TestConformance)
+			t.Run("RandomPackets", TestRandomPackets)
+		})
+	}
 }
 
 // options are those of a kernel's driver, and of what befalls its connections.

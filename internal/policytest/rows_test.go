@@ -270,6 +270,9 @@ func followRows(t *testing.T, name string, rows []row, change ...func(*options))
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			k.declare(t, r)
+			if lacks := k.driver.Capabilities().Issues(k.Compiler.State()); len(lacks) > 0 {
+				t.Skipf("the driver does not support this row: %v", lacks)
+			}
 			for family := range Families {
 				for _, p := range r.packets {
 					k.follow(t, p, family)

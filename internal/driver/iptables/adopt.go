@@ -21,14 +21,14 @@ import (
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if want.Services == nil {
-		return &plan{d: d}, nil
-	}
-	return d.planAdoption(ctx, want.Services.Clone(), keep)
+	return d.planAdoption(ctx, want.Clone(), keep)
 }
 
-func (d *Driver) planAdoption(ctx context.Context, want *state.Services, keep driver.Keep) (*plan, error) {
-	p := &plan{d: d, want: want}
+func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep driver.Keep) (*plan, error) {
+	p := &plan{d: d, want: want, of: d.partsOf(want)}
+	if p.of == (parts{}) {
+		return p, nil
+	}
 	v, err := d.variant(ctx)
 	if err != nil {
 		return nil, err
@@ -37,37 +37,77 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.Services, keep dr
 	if err := errors.Join(foreign, err); err != nil {
 		return nil, err
 	}
-	if p.kept = d.keeps(sets, want); keep.Services && p.kept > 0 {
-		return p, nil
-	}
-	p.kept = 0
-	var next [2]*shared
+	var have [2]*image
+	there := parts{policy: !d.policy}
 	for i, f := range d.families {
-		have, wanted := &image{sets: sets[i]}, (*image)(nil)
-		if have.chains, _, err = d.save(ctx, v, f.v6); err != nil {
+		have[i] = &image{sets: sets[i]}
+		if have[i].chains, _, err = d.save(ctx, v, f.v6); err != nil {
 			return nil, err
 		}
-		wanted, next[i] = f.whole(want)
-		c := difference(f.v6, have, wanted)
-		if len(sets[0])+len(sets[1]) == 0 {
-			c.add = append(c.add, d.rememberOthers(ctx, f, want)...)
+		for c := range have[i].chains {
+			there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
+		}
+	}
+	if p.of.services && keep.Services {
+		if p.kept = d.keeps(sets, want.Services); p.kept > 0 {
+			return p, nil
+		}
+	}
+	if missing := (parts{!p.of.services, !p.of.policy}); !there.hold(missing) {
+		return nil, driver.ErrWhole
+	}
+	return p, d.compare(ctx, p, have)
+}
+
+// compare plans what leads from what there is to what is wanted.
+func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
+	of := p.of
+	of.policy = of.policy || of.services && !d.policy // what an agent has left that judged
+	if of.policy {
+		if err := d.nameDevices(); err != nil {
+			return err
+		}
+	}
+	var services [2]*shared
+	var enforced [2]*enforced
+	for i, f := range d.families {
+		wanted := newImage()
+		if p.of.services {
+			services[i] = f.whole(p.want.Services, wanted)
+			p.trees[i] = services[i].tree
+		}
+		if p.of.policy {
+			enforced[i] = d.judges[i].whole(p.want.Policy, wanted)
+		}
+		c := difference(f.v6, have[i].of(of), wanted)
+		if p.of.services && len(have[0].sets)+len(have[1].sets) == 0 {
+			c.add = append(c.add, d.rememberOthers(ctx, f, p.want.Services)...)
 		}
 		p.changes = append(p.changes, c)
-		leave, err := d.removal(ctx, v.other(), f.v6)
+		leave, err := d.removal(ctx, d.chosen.other(), f.v6)
 		if err != nil {
-			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", v.other(), "error", err)
+			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", d.chosen.other(), "error", err)
 		}
 		p.leave[i] = leave
 	}
-	p.trees = [2]*tree{next[0].tree, next[1].tree}
 	p.done = func() {
-		d.state, d.adopted, d.aside = &state.State{Services: want}, true, nil
+		if d.state == nil {
+			d.state = &state.State{}
+		}
+		d.adopted.set(p.of, true)
 		d.compared, d.doubt = time.Now(), false
-		for i, s := range next {
-			d.trees[i], d.uses[i] = s.tree, s.uses
+		if p.of.services {
+			d.state.Services, d.aside = p.want.Services, nil
+			for i, s := range services {
+				d.trees[i], d.uses[i] = s.tree, s.uses
+			}
+		}
+		if p.of.policy {
+			d.state.Policy = p.want.Policy
+			d.enforcing(enforced)
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // keeps is how many frontends, and addresses that others serve, the sets have and services lack.
@@ -182,7 +222,7 @@ func deleteEmpty(v6 bool) error {
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.state, d.adopted = nil, false
+	d.state, d.adopted = nil, parts{}
 	var errs []error
 	for _, v := range []Variant{Legacy, NFTables} {
 		for _, f := range d.families {

@@ -34,16 +34,16 @@ func refused(err error) bool {
 
 // admit carries out a plan that was refused as a whole, without the frontends that are to blame.
 func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
-	base, new := p.want, p.delta.Frontends
+	base, new := p.want, p.delta.Services.Frontends
 	if base == nil {
-		base = d.state.Services.Clone() // the frontends that change are at first what they were
+		base = d.state.Clone() // the frontends that change are at first what they were
 		rest := p.delta
-		rest.Frontends = nil
+		rest.Services.Frontends = nil
 		base.Apply(rest)
-	} else {
+	} else if p.of.services {
 		base, new = base.Clone(), p.suspects()
 		for k := range new {
-			delete(base.Frontends, k)
+			delete(base.Services.Frontends, k)
 		}
 	}
 	aside := d.aside
@@ -57,7 +57,7 @@ func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
 }
 
 // adoptAgain brings the kernel from whatever a refusal has left in step with services.
-func (d *Driver) adoptAgain(ctx context.Context, s *state.Services) error {
+func (d *Driver) adoptAgain(ctx context.Context, s *state.State) error {
 	p, err := d.planAdoption(ctx, s, driver.Keep{})
 	if err != nil {
 		return err
@@ -70,12 +70,12 @@ func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKe
 	if len(change) == 0 {
 		return nil
 	}
-	held, aside := d.state.Services, maps.Clone(d.aside)
-	refusal := d.apply(ctx, d.planUpdate(state.ServicesDelta{Frontends: change}))
+	held, aside := d.state, maps.Clone(d.aside)
+	refusal := d.applyFrontends(ctx, change)
 	if refusal == nil || !refused(refusal) {
 		return refusal
 	}
-	if err := d.adoptAgain(ctx, held); err != nil {
+	if err := d.adoptAgain(ctx, held.Clone()); err != nil {
 		return errors.Join(refusal, err)
 	}
 	d.aside = aside
@@ -97,7 +97,7 @@ func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKe
 	if f == nil {
 		return refusal
 	}
-	if err := d.apply(ctx, d.planUpdate(state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: nil}})); err != nil {
+	if err := d.applyFrontends(ctx, map[state.FrontendKey]*state.Frontend{k: nil}); err != nil {
 		return err
 	}
 	if d.aside == nil {
@@ -108,11 +108,19 @@ func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKe
 	return nil
 }
 
+func (d *Driver) applyFrontends(ctx context.Context, change map[state.FrontendKey]*state.Frontend) error {
+	p, err := d.planUpdate(state.Delta{Services: state.ServicesDelta{Frontends: change}})
+	if err != nil {
+		return err
+	}
+	return d.apply(ctx, p)
+}
+
 // suspects are the frontends of an adoption for which something was to be added or changed.
 func (p *plan) suspects() map[state.FrontendKey]*state.Frontend {
 	all := map[state.FrontendKey]*state.Frontend{}
 	suspect := func(k state.FrontendKey) {
-		if f := p.want.Frontends[k]; f != nil {
+		if f := p.want.Services.Frontends[k]; f != nil {
 			all[k] = f
 		}
 	}
@@ -130,7 +138,7 @@ func (p *plan) suspects() map[state.FrontendKey]*state.Frontend {
 				}
 			})
 		})
-		for k, f := range p.want.Frontends {
+		for k, f := range p.want.Services.Frontends {
 			for name := range p.d.families[i].bundle(k, f).chains {
 				if c.chains[name] && p.d.families[i].holds(k.Addr) {
 					suspect(k)

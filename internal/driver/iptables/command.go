@@ -130,9 +130,13 @@ func (p programs) save(ctx context.Context, v Variant, v6 bool) (chains map[chai
 	return chains, others, nil
 }
 
+// numbers are those of protocols that the machine may have names for.
+var numbers = strings.NewReplacer("-p ipencap ", "-p 4 ", "-p ipv6 ", "-p 41 ", "-p gre ", "-p 47 ")
+
 // parse reads what iptables-save prints.
 func parse(saved string) (chains map[chain][]string, others int) {
 	chains = map[chain][]string{}
+	before := map[chain]bool{} // others have rules there
 	table := ""
 	for line := range strings.Lines(saved) {
 		line = strings.TrimSpace(line)
@@ -147,8 +151,12 @@ func parse(saved string) (chains map[chain][]string, others int) {
 		case strings.HasPrefix(line, "-A "):
 			name, rule, _ := strings.Cut(line[len("-A "):], " ")
 			if c := (chain{table, name}); !c.builtin() || strings.Contains(rule, "-j "+prefix) || strings.Contains(rule, "-g "+prefix) {
-				chains[c] = append(chains[c], strings.Replace(rule, "-p ipencap ", "-p 4 ", 1))
+				if rule = numbers.Replace(rule); before[c] && strings.Contains(rule, " "+policyPrefix) {
+					rule = late + rule
+				}
+				chains[c] = append(chains[c], rule)
 			} else {
+				before[c] = true
 				others++
 			}
 		}

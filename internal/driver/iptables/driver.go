@@ -1,5 +1,5 @@
-// Package iptables carries out the services of the desired state with iptables, of either variant,
-// and ipset. iptables has no map from a frontend to a backend, so there is a rule for each backend;
+// Package iptables carries out services and policy of the desired state with iptables, of either
+// variant, and ipset. iptables has no map from a frontend to a backend, so there is a rule for each backend;
 // but a new connection walks a tree of chains and no list of services, and what else is asked of a
 // connection are rules of a constant number, over ipsets.
 //
@@ -38,6 +38,7 @@ type Driver struct {
 	chosen   Variant // "": it is still to be chosen
 	asked    bool    // the kernel, for the rules of each variant
 	families [2]family
+	policy   bool                // it judges what may pass
 	refuse   func(*change) error // tests: what the kernel refuses
 	// remembered is that of the options.
 	remembered func(context.Context) ([]state.Remembered, error)
@@ -45,10 +46,12 @@ type Driver struct {
 
 	mu       sync.Mutex // held by every method
 	state    *state.State
-	adopted  bool      // state is what the kernel holds
+	adopted  parts     // of which state is what the kernel holds
 	seen     trace     // after the last change
 	doubt    bool      // others may have changed what we programmed since the last adoption
 	compared time.Time // when the kernel was last compared with what is wanted
+	judges   [2]*judge
+	enforced [2]*enforced
 	trees    [2]*tree
 	uses     [2]map[string]int // of chains and sets that frontends share, by how many
 	aside    map[state.FrontendKey]driver.SetAside
@@ -59,9 +62,6 @@ var _ driver.Driver = (*Driver)(nil)
 // Open opens the driver in the calling thread's network namespace, where it stays. It changes
 // nothing.
 func Open(o Options) (driver.Driver, error) {
-	if o.Policy {
-		return nil, errors.New("the driver iptables carries out no network policy")
-	}
 	return open(o)
 }
 
@@ -75,7 +75,7 @@ func open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, chosen: o.Variant, remembered: o.Remembered, refuse: func(*change) error { return nil }}
+	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, chosen: o.Variant, remembered: o.Remembered, refuse: func(*change) error { return nil }}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -84,16 +84,38 @@ func open(o Options) (*Driver, error) {
 	}
 	for i := range d.families {
 		d.families[i] = family{v6: i == 1, fabric: o.Fabric}
+		d.judges[i] = &judge{family: d.families[i], written: map[writtenAt]*written{}}
 	}
 	d.close = sync.OnceValue(ns.Close)
 	return d, nil
+}
+
+// parts are those of a state that are meant.
+type parts struct{ services, policy bool }
+
+// partsOf are the parts that a state has, of those that the driver carries out.
+func (d *Driver) partsOf(s *state.State) parts {
+	return parts{s.Services != nil, s.Policy != nil && d.policy}
+}
+
+// hold reports whether these parts include others.
+func (p parts) hold(o parts) bool { return (p.services || !o.services) && (p.policy || !o.policy) }
+
+// set says of some parts whether they are meant.
+func (p *parts) set(o parts, to bool) {
+	if o.services {
+		p.services = to
+	}
+	if o.policy {
+		p.policy = to
+	}
 }
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
 	return driver.Capabilities{
 		Name:   "iptables",
-		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
+		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Policy | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d,
 	}
 }

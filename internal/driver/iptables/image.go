@@ -41,7 +41,10 @@ func (e element) String() string {
 	if e.addr.IsValid() {
 		parts = append(parts, e.addr.String())
 	}
-	if e.protocol != 0 {
+	switch {
+	case e.protocol == 0 && e.port != 0:
+		parts = append(parts, fmt.Sprint(e.port))
+	case e.protocol != 0:
 		parts = append(parts, fmt.Sprintf("%s:%d", protocol(e.protocol), e.port))
 	}
 	if e.net.IsValid() {
@@ -64,6 +67,51 @@ func (i *image) set(name, kind string) *set {
 		i.sets[name] = &set{kind: kind, elements: map[element]bool{}}
 	}
 	return i.sets[name]
+}
+
+// late is before a rule of policy in a built-in chain that has rules of others before it: what those
+// accept, it would not see. It is not where it should be.
+const late = "late: "
+
+// same reports whether the rules of a chain are the same. Chains of programs are named after theirs.
+func (c chain) same(rules, others []string) bool {
+	if strings.HasPrefix(c.name, prefix+podSite.kind) {
+		return len(rules) == len(others)
+	}
+	return slices.Equal(rules, others)
+}
+
+// of returns what the image has of some parts of the state.
+func (i *image) of(p parts) *image {
+	part := newImage()
+	for c, rules := range i.chains {
+		if !c.builtin() && p.has(isPolicy(c.name)) {
+			part.rule(c.table, c.name, rules...)
+		}
+		for _, r := range rules {
+			if c.builtin() && p.has(strings.Contains(r, " "+policyPrefix)) {
+				part.rule(c.table, c.name, r)
+			}
+		}
+	}
+	for name, s := range i.sets {
+		if p.has(isPolicy(name)) {
+			part.sets[name] = s
+		}
+	}
+	return part
+}
+
+func (p parts) has(policy bool) bool { return policy && p.policy || !policy && p.services }
+
+// isPolicy reports whether a chain or a set is of policy.
+func isPolicy(name string) bool {
+	for _, p := range []string{prefix, prefix + "4-", prefix + "6-"} {
+		if strings.HasPrefix(name, p+"P-") {
+			return true
+		}
+	}
+	return false
 }
 
 // builtin reports whether the chain is the kernel's own.
@@ -137,15 +185,15 @@ func (c *change) table(table string, have, want *image) string {
 		before, had := have.chains[n]
 		after, wanted := want.chains[n]
 		switch {
-		case n.table != table || had == wanted && slices.Equal(before, after):
+		case n.table != table || had == wanted && n.same(before, after):
 			continue
 		case n.builtin():
 			for _, r := range before {
 				if !slices.Contains(after, r) {
-					filled = append(filled, "-D "+n.name+" "+r)
+					filled = append(filled, "-D "+n.name+" "+strings.TrimPrefix(r, late))
 				}
 			}
-			for _, r := range after {
+			for _, r := range slices.Backward(after) {
 				if !slices.Contains(before, r) {
 					filled = append(filled, "-I "+n.name+" 1 "+r)
 				}

@@ -13,7 +13,7 @@ import (
 // chain is the name of the chain at a place, or of one that only this leads to.
 func (t *tree) chain(p place, parts ...int) string {
 	if p.bits == 0 && len(parts) == 0 {
-		return treeChain
+		return t.root
 	}
 	b := p.key.Addr.AsSlice()
 	b = append(b, byte(p.key.Protocol), byte(p.bits))
@@ -21,14 +21,14 @@ func (t *tree) chain(p place, parts ...int) string {
 	for _, part := range parts {
 		b = append(b, byte(part))
 	}
-	return named("T", string(b))
+	return named(t.kind, string(b))
 }
 
 // chains yields the chain at a place, and those that only this leads to.
 func (t *tree) chains(p place, keys []state.FrontendKey, yield func(name string, rules []string)) {
 	if len(keys) <= leafSize {
 		l := &leaf{tree: t, place: p, keys: keys, yield: yield}
-		yield(t.chain(p), l.rules())
+		yield(t.chain(p), t.missing(l.rules()))
 		return
 	}
 	at := t.common(keys, p.bits)
@@ -38,15 +38,23 @@ func (t *tree) chains(p place, keys []state.FrontendKey, yield func(name string,
 		match := ""
 		switch {
 		case at < t.bits:
-			match = "-d " + netip.PrefixFrom(child.key.Addr, child.bits).String()
+			match = t.end + netip.PrefixFrom(child.key.Addr, child.bits).String()
 		case at == t.bits:
 			match = "-p " + protocol(child.key.Protocol)
 		default:
-			match = portMatch(child.key.Protocol, child.key.Port, child.key.Port|(1<<(t.end()-child.bits)-1))
+			match = portMatch(child.key.Protocol, child.key.Port, child.key.Port|(1<<(t.size()-child.bits)-1))
 		}
 		rules = append(rules, match+" -g "+t.chain(child))
 	}
-	yield(t.chain(p), rules)
+	yield(t.chain(p), t.missing(rules))
+}
+
+// missing adds where keys lead that the tree does not have.
+func (t *tree) missing(rules []string) []string {
+	if t.miss != "" {
+		rules = append(rules, t.miss)
+	}
+	return rules
 }
 
 // leaf writes the chains of a place with few frontends.
@@ -115,7 +123,10 @@ func (l *leaf) match(k state.FrontendKey) string {
 	same := func(o state.FrontendKey) bool {
 		return o.Addr == k.Addr && o.Protocol == k.Protocol && o.Port != k.Port
 	}
-	addr := "-d " + netip.PrefixFrom(k.Addr, l.bits).String() + " "
+	addr := l.end + netip.PrefixFrom(k.Addr, l.bits).String() + " "
+	if k.Protocol == 0 {
+		return addr[:len(addr)-1] + l.goal[k].device
+	}
 	if l.place.bits > l.bits || slices.ContainsFunc(l.keys, same) {
 		return addr + portMatch(k.Protocol, k.Port, k.Port)
 	}

@@ -71,8 +71,12 @@ func (d *Driver) Probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range d.families {
-		i, _ := f.whole(state.NewServices())
+	for at, f := range d.families {
+		i := newImage()
+		f.whole(state.NewServices(), i)
+		if d.policy {
+			d.judges[at].whole(state.NewPolicy(), i)
+		}
 		err := try(ctx, v, i)
 		switch {
 		case errors.Is(err, netns.ErrApart):

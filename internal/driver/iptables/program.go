@@ -171,18 +171,23 @@ func (f family) postrouting(s state.Settings, i *image) {
 	i.rule("nat", masqueradeChain, "-j MASQUERADE")
 }
 
-// hairpin is a program for packets that go to where they come from: their two addresses are equal,
-// word by word. Only those of a backend that was balanced back to itself are so.
+// hairpin is a program for packets that go to where they come from. Only those of a backend that
+// was balanced back to itself are so, and what a pod sends to itself.
 func (f family) hairpin() string {
-	source, words := 12, 1
 	if f.v6 {
-		source, words = 8, 4
+		return f.equal(8, 24)
 	}
+	return f.equal(12, 16)
+}
+
+// equal is a program for packets in which the addresses at two places are equal, word by word.
+func (f family) equal(one, other int) string {
+	words := f.bits() / 32
 	const load, toX, jumpIfX, ret = 0x20, 0x07, 0x1d, 0x06
 	code := []string{fmt.Sprint(4*words + 2)}
 	for w := range words {
-		code = append(code, fmt.Sprintf("%d 0 0 %d", load, source+4*w), fmt.Sprintf("%d 0 0 0", toX),
-			fmt.Sprintf("%d 0 0 %d", load, source+4*(words+w)), fmt.Sprintf("%d 0 %d 0", jumpIfX, 4*(words-1-w)+1))
+		code = append(code, fmt.Sprintf("%d 0 0 %d", load, one+4*w), fmt.Sprintf("%d 0 0 0", toX),
+			fmt.Sprintf("%d 0 0 %d", load, other+4*w), fmt.Sprintf("%d 0 %d 0", jumpIfX, 4*(words-1-w)+1))
 	}
 	code = append(code, fmt.Sprintf("%d 0 0 65535", ret), fmt.Sprintf("%d 0 0 0", ret))
 	return `"` + strings.Join(code, ",") + `"`

@@ -29,7 +29,7 @@ const doubtInterval = 10 * time.Second
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.adopted || time.Since(d.compared) < doubtInterval {
+	if d.adopted == (parts{}) || time.Since(d.compared) < doubtInterval {
 		return false, nil
 	}
 	err := d.look(ctx)

@@ -10,14 +10,18 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// tree is how a connection finds its frontend: a radix tree of chains over address, protocol and
-// port. A chain with few frontends asks for each, one with more asks for the next two bits in which
+// tree is how a connection finds its frontend, or a pod: a radix tree of chains over address,
+// protocol and port; pods have addresses alone. A chain with few frontends asks for each, one with more asks for the next two bits in which
 // they differ. Its shape depends on the set of frontends alone, and one frontend more or less
 // changes the chains on the way to it, and no others.
 type tree struct {
 	bits int                 // of an address
 	keys []state.FrontendKey // sorted
 	goal map[state.FrontendKey]goal
+
+	root, kind string // how its chains are called: the first one, and the others
+	end        string // of a packet, that has the address: "-d "
+	miss       string // what befalls packets that have no key; "": there are none
 }
 
 const (
@@ -33,6 +37,7 @@ const (
 type goal struct {
 	chain    string
 	backends []netip.AddrPort
+	device   string // of a pod: the match for the interface that it sends by
 }
 
 func (g goal) none() bool { return g.chain == "" && len(g.backends) == 0 }
@@ -59,14 +64,14 @@ func (t *tree) digit(k state.FrontendKey, at int) int {
 	return int(k.Port>>(14-(at-t.bits-step))) & 3
 }
 
-// end is how many bits a key has.
-func (t *tree) end() int { return t.bits + step + 16 }
+// size is how many bits a key has.
+func (t *tree) size() int { return t.bits + step + 16 }
 
 // at returns the place of a key's first bits.
 func (t *tree) at(k state.FrontendKey, bits int) place {
 	p := place{bits: bits, key: k}
-	if bits < t.end() {
-		p.key.Port = k.Port &^ (1<<(t.end()-max(bits, t.bits+step)) - 1)
+	if bits < t.size() {
+		p.key.Port = k.Port &^ (1<<(t.size()-max(bits, t.bits+step)) - 1)
 	}
 	if bits <= t.bits {
 		p.key.Protocol = 0
@@ -81,7 +86,7 @@ func (t *tree) at(k state.FrontendKey, bits int) place {
 // common is how many bits all of some sorted keys share, in whole digits.
 func (t *tree) common(keys []state.FrontendKey, from int) int {
 	first, last := keys[0], keys[len(keys)-1]
-	for from < t.end() && t.digit(first, from) == t.digit(last, from) {
+	for from < t.size() && t.digit(first, from) == t.digit(last, from) {
 		from += step
 	}
 	return from
@@ -166,7 +171,8 @@ func (t *tree) near(k state.FrontendKey, note map[place]bool) {
 // with returns the tree after a change of what serves some frontends, and the places that may
 // differ.
 func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[place]bool) {
-	next := &tree{bits: t.bits, keys: t.keys, goal: t.goal}
+	same := *t
+	next := &same
 	places := map[place]bool{}
 	if len(change) == 0 {
 		return next, places

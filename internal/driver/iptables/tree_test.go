@@ -170,7 +170,8 @@ func TestRulesMet(t *testing.T) {
 				k := key(r, i)
 				s.Services.Frontends[k] = drawn(r, k.Addr.Is6(), 16)
 			}
-			i, _ := family{v6: name == "IPv6"}.whole(s.Services)
+			i := newImage()
+			family{v6: name == "IPv6"}.whole(s.Services, i)
 			if got := before + check(t, i, s.Services.Frontends); got >= most {
 				t.Errorf("%d rules are met, fewer than %d expected", got, most)
 			} else {
@@ -188,7 +189,8 @@ func TestChanges(t *testing.T) {
 		f := family{v6: seed%2 == 1}
 		d := &Driver{state: state.New()}
 		d.families[0] = f
-		before, all := f.whole(d.state.Services)
+		before := newImage()
+		all := f.whole(d.state.Services, before)
 		d.trees[0], d.uses[0] = all.tree, all.uses
 		addresses := 1 + r.IntN(400)
 		for step := range 30 {
@@ -210,7 +212,8 @@ func TestChanges(t *testing.T) {
 			from, to := newImage(), newImage()
 			next := d.update(0, f, delta, from, to)
 			d.state.Services.Apply(delta)
-			after, whole := f.whole(d.state.Services)
+			after := newImage()
+			whole := f.whole(d.state.Services, after)
 			got, want := difference(f.v6, from, to), difference(f.v6, before, after)
 			if got.String() != want.String() {
 				t.Fatalf("seed %d, step %d: the change is\n%s\nand should be\n%s", seed, step, got, want)

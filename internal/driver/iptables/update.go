@@ -25,36 +25,86 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if !d.adopted {
+	if of := (parts{delta.Services.Len() > 0, d.policy && delta.Policy.Len() > 0}); !d.adopted.hold(of) {
 		return nil, errors.New("update before everything was adopted that the change is about")
 	}
-	return d.planUpdate(delta.Services), nil
+	return d.planUpdate(delta)
 }
 
-func (d *Driver) planUpdate(delta state.ServicesDelta) *plan {
-	p := &plan{d: d, delta: delta}
-	var next [2]*shared
+func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
+	p := &plan{d: d, delta: delta, of: parts{delta.Services.Len() > 0, d.policy && delta.Policy.Len() > 0}}
+	var services [2]*shared
+	var policy *state.Policy
+	var enforced [2]*enforced
+	if p.of.policy {
+		policy = after(d.state.Policy, delta.Policy)
+		if err := d.nameDevices(); err != nil {
+			return nil, err
+		}
+	}
 	for i, f := range d.families {
 		before, after := newImage(), newImage()
-		next[i] = d.update(i, f, delta, before, after)
+		if p.of.services {
+			services[i] = d.update(i, f, delta.Services, before, after)
+		}
+		if p.of.policy {
+			enforced[i] = d.judges[i].update(d.state.Policy, delta.Policy, policy, d.enforced[i], before, after)
+		}
 		p.changes = append(p.changes, difference(f.v6, before, after))
 	}
 	p.done = func() {
-		d.state.Services.Apply(delta)
-		d.adopted = true
-		for k := range delta.Frontends {
-			delete(d.aside, k)
+		d.adopted.set(p.of, true)
+		if p.of.services {
+			d.updated(delta.Services, services)
 		}
-		for i, s := range next {
-			d.trees[i] = s.tree
-			for name, n := range s.uses {
-				if d.uses[i][name] += n; d.uses[i][name] == 0 {
-					delete(d.uses[i], name)
-				}
+		if p.of.policy {
+			d.state.Policy = policy
+			d.enforcing(enforced)
+		}
+	}
+	return p, nil
+}
+
+// updated notes a change of services.
+func (d *Driver) updated(delta state.ServicesDelta, next [2]*shared) {
+	d.state.Services.Apply(delta)
+	for k := range delta.Frontends {
+		delete(d.aside, k)
+	}
+	for i, s := range next {
+		d.trees[i] = s.tree
+		for name, n := range s.uses {
+			if d.uses[i][name] += n; d.uses[i][name] == 0 {
+				delete(d.uses[i], name)
 			}
 		}
 	}
-	return p
+}
+
+// enforcing notes what the state's policy has become.
+func (d *Driver) enforcing(now [2]*enforced) {
+	d.enforced = now
+	for _, j := range d.judges {
+		j.forget(d.state.Policy)
+	}
+}
+
+// nameDevices reads the names of interfaces, of which the state has the indexes.
+func (d *Driver) nameDevices() error {
+	links, err := d.ns.LinkList()
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	names := map[int]string{}
+	for _, l := range links {
+		if name := l.Attrs().Name; !strings.ContainsAny(name, "\"'\\!+") { // what iptables reads otherwise
+			names[l.Attrs().Index] = name
+		}
+	}
+	for _, j := range d.judges {
+		j.names = names
+	}
+	return nil
 }
 
 // shared is what frontends share, after a change.
@@ -164,9 +214,8 @@ func (f family) addresses(of string, have map[netip.Addr]struct{}, want map[neti
 	}
 }
 
-// whole returns the image of all services, and what its frontends share.
-func (f family) whole(s *state.Services) (*image, *shared) {
-	i := newImage()
+// whole adds all services, and returns what their frontends share.
+func (f family) whole(s *state.Services, i *image) *shared {
 	f.settings(s.Settings, i)
 	for a := range s.ClusterIPs {
 		f.address(i, setIPs, a)
@@ -193,9 +242,14 @@ func (f family) whole(s *state.Services) (*image, *shared) {
 	for name := range all.uses {
 		i.shared(name, chains)
 	}
-	all.tree, _ = (&tree{bits: f.bits(), goal: map[state.FrontendKey]goal{}}).with(goals)
+	all.tree, _ = f.frontendTree().with(goals)
 	all.tree.each(func(p place, keys []state.FrontendKey) { all.tree.chains(p, keys, i.nat) })
-	return i, all
+	return all
+}
+
+// frontendTree is a tree without any frontend.
+func (f family) frontendTree() *tree {
+	return &tree{bits: f.bits(), goal: map[state.FrontendKey]goal{}, root: treeChain, kind: "T", end: "-d "}
 }
 
 // plan is a change of both families.
@@ -205,9 +259,10 @@ type plan struct {
 	leave   [2]string // what iptables-restore of the other variant shall do to remove our rules there
 	done    func()    // nil: nothing is changed
 	kept    int
-	want    *state.Services     // of an adoption
-	trees   [2]*tree            // of an adoption, afterwards
-	delta   state.ServicesDelta // of an update
+	of      parts
+	want    *state.State // of an adoption
+	trees   [2]*tree     // of an adoption, afterwards
+	delta   state.Delta  // of an update
 	spent   bool
 }
 
@@ -251,7 +306,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		return errors.New("apply a plan a second time")
 	}
 	if p.spent = true; p.done == nil {
-		d.adopted = d.adopted && p.kept == 0
+		d.adopted.set(p.of, false)
 		return nil
 	}
 	err := d.apply(ctx, p)
@@ -263,7 +318,7 @@ func (p *plan) Apply(ctx context.Context) error {
 
 // apply carries out a plan as a whole.
 func (d *Driver) apply(ctx context.Context, p *plan) error {
-	d.adopted = false
+	d.adopted.set(p.of, false)
 	v, err := d.variant(ctx)
 	if err != nil {
 		return err

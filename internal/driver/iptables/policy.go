@@ -1,0 +1,288 @@
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/state"
+)
+
+// The chains of policy. Packets enter by our rules in the built-in chains:
+//
+//	table   chain        leads to            what is seen
+//	raw     PREROUTING   SLUICE-P-ARRIVAL    what came by another interface than the way back leads to
+//	filter  FORWARD,     SLUICE-P-DROP-cut   what policy forbids since it was established
+//	        INPUT, OUTPUT
+//	filter  FORWARD      SLUICE-P-FORWARD    what is not established
+//	filter  INPUT        SLUICE-P-INPUT      the same
+//
+// From there a packet passes SLUICE-P-SENT, where SLUICE-P-FROM, a tree of chains, finds the pod of
+// its source, and SLUICE-P-RECEIVED, where SLUICE-P-TO finds that of its destination. They lead to
+// the chains that the pods' programs become (judge.go), which return for what is allowed: other
+// programs' rules judge it, too.
+//
+// iptables knows interfaces by name. Those of pods are in the rule for the pod alone; what asks
+// whether an interface is a pod's asks whether it is none of the node's own, which are few.
+const (
+	policyPrefix   = prefix + "P-"
+	arrivalChain   = policyPrefix + "ARRIVAL"
+	passChain      = policyPrefix + "FORWARD"
+	localChain     = policyPrefix + "INPUT"
+	ownInputChain  = policyPrefix + "LOCAL"
+	sentChain      = policyPrefix + "SENT"
+	fromChain      = policyPrefix + "FROM"
+	strangerChain  = policyPrefix + "STRANGER"
+	receivedChain  = policyPrefix + "RECEIVED"
+	toChain        = policyPrefix + "TO"
+	nobodyChain    = policyPrefix + "NOBODY"
+	errorsChain    = policyPrefix + "ERRORS"
+	foreignChain   = policyPrefix + "FOREIGN"
+	neighbourChain = policyPrefix + "NEIGHBOURS"
+	carriedChain   = policyPrefix + "CARRIED"
+	tunnelledChain = policyPrefix + "TUNNELLED"
+	deniedChain    = policyPrefix + "DENIED"
+	anyChain       = policyPrefix + "ANY" // of pods without policies
+)
+
+// policyKinds are the types of the sets of policy that are always there.
+var policyKinds = map[string]string{setPods: "hash:net"}
+
+const setPods = "P-POD-CIDRS"
+
+func dropChain(reason state.Drop) string { return policyPrefix + "DROP-" + string(reason) }
+
+// judge is what programs of policy become, kept from one change to the next.
+type judge struct {
+	family
+	written map[writtenAt]*written
+	names   map[int]string // of interfaces
+}
+
+type writtenAt struct {
+	site string
+	id   state.ProgramID
+}
+
+// enforce returns what a policy becomes.
+func (j *judge) enforce(p *state.Policy) *enforced {
+	i, lookups := newImage(), map[lookup]bool{}
+	for name, kind := range policyKinds {
+		i.set(j.name(name), kind)
+	}
+	j.networks(i, setPods, p.PodCIDRs)
+	i.drops("raw", state.DropSpoofed)
+	i.drops("filter", state.DropCut, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropTunnel, state.DropForeignError)
+	j.forward(i)
+	j.ends(p, i)
+	j.strangers(p, i)
+	j.pods(p, i, lookups)
+	for l := range lookups {
+		i.set(j.lookupName(l), lookupKinds[l.kind])
+	}
+	return &enforced{i, lookups}
+}
+
+// drops adds chains that tell whoever listens, and drop.
+func (i *image) drops(table string, reasons ...state.Drop) {
+	for _, reason := range reasons {
+		i.rule(table, dropChain(reason),
+			fmt.Sprintf(`-m limit --limit 200/sec --limit-burst 200 -j NFLOG --nflog-prefix "%s%s" --nflog-group %d --nflog-size 128`, driver.DropPrefix, reason, driver.DropGroup),
+			"-j DROP")
+	}
+}
+
+// forward adds the ways by which packets enter.
+func (f family) forward(i *image) {
+	i.rule("raw", "PREROUTING", "-m rpfilter --invert -j "+arrivalChain)
+	cut := fmt.Sprintf(`-m connlabel --label "%d" -j %s`, state.CutLabel, dropChain(state.DropCut))
+	for name, to := range map[string]string{"FORWARD": passChain, "INPUT": localChain, "OUTPUT": ""} {
+		i.rule("filter", name, cut)
+		if to != "" {
+			i.rule("filter", name, "-m conntrack ! --ctstate ESTABLISHED -j "+to)
+		}
+	}
+	errors := "-p " + number(f.icmp()) + " -m conntrack --ctstate RELATED -g " + errorsChain
+	const helped = "-m conntrack --ctstate RELATED -j RETURN" // what a helper expects, which administrators assign
+	i.rule("filter", passChain, errors, helped,
+		"-p "+number(f.icmp())+" -m conntrack --ctstate INVALID -j "+foreignChain,
+		"-j "+sentChain, "-g "+receivedChain)
+	i.rule("filter", localChain, errors, helped, "-i lo -j RETURN")
+	if f.v6 {
+		i.rule("filter", localChain, "-p ipv6-icmp -g "+neighbourChain)
+		// What a host on a link sends. It never leaves the link, so that it is asked for only
+		// where packets are for the node itself.
+		for _, t := range []int{130, 131, 132, 133, 135, 136, 143} {
+			i.rule("filter", neighbourChain, fmt.Sprintf("-p ipv6-icmp -m icmp6 --icmpv6-type %d -j RETURN", t))
+		}
+		i.rule("filter", neighbourChain, "-g "+ownInputChain)
+	}
+	i.rule("filter", localChain, "-g "+ownInputChain)
+	i.rule("filter", ownInputChain, "-j "+sentChain)
+}
+
+// ends adds what judges a packet by its two ends, but for the pods themselves.
+func (f family) ends(p *state.Policy, i *image) {
+	if !p.PodTunnels {
+		i.rule("filter", sentChain, "! -p tcp -j "+carriedChain) // no tunnel is over TCP
+		to := " -g " + tunnelledChain
+		i.rule("filter", carriedChain, "-p udp -m multiport --dports 4789,8472,6081"+to, "-p 4"+to, "-p 41"+to, "-p 47"+to)
+	}
+	i.rule("filter", sentChain, "-g "+fromChain)
+	i.rule("filter", receivedChain, "-g "+toChain)
+	i.rule("filter", strangerChain, f.in(setPods, "src")+" -g "+dropChain(state.DropUnknownPod))
+	i.rule("filter", nobodyChain, f.in(setPods, "dst")+" -g "+dropChain(state.DropUnknownPod))
+	// An ICMP error of a pod quotes a packet that was for the pod.
+	own := f.equal(12, 44)
+	if f.v6 {
+		own = f.equal(8, 72)
+	}
+	i.rule("filter", errorsChain, "-m bpf --bytecode "+own+" -j RETURN", "-g "+foreignChain)
+	i.rule("filter", deniedChain, "-m bpf --bytecode "+f.hairpin()+" -j RETURN", "-g "+dropChain(state.DropPolicy))
+	i.rule("filter", anyChain)
+}
+
+// strangers adds what becomes of packets by interfaces that are none of the node's own.
+func (j *judge) strangers(p *state.Policy, i *image) {
+	var own []string
+	for d := range p.HostDevices {
+		if name, is := j.names[d]; is {
+			own = append(own, name)
+		}
+	}
+	slices.Sort(own)
+	i.devices("raw", arrivalChain, "-i ", 0, own, "-g "+dropChain(state.DropSpoofed))
+	i.devices("filter", tunnelledChain, "-i ", 0, own, "-g "+dropChain(state.DropTunnel))
+	i.devices("filter", foreignChain, "-i ", 0, own, "-g "+dropChain(state.DropForeignError))
+	i.devices("filter", strangerChain, "-i ", 0, own, "-g "+dropChain(state.DropUnknownDevice))
+	i.devices("filter", nobodyChain, "-o ", 0, own, "-g "+dropChain(state.DropUnknownPod))
+}
+
+// devices adds rules that return for some interfaces, sorted, which have so many letters in common,
+// and do something else for all others. Where there are many, the next letter leads on.
+func (i *image) devices(table, name, option string, common int, names []string, otherwise string) {
+	for len(names) > leafSize {
+		letter, n := names[0][:common+1], 0
+		for n < len(names) && strings.HasPrefix(names[n], letter) {
+			n++
+		}
+		if len(letter) == len(names[0]) { // it is no more than that
+			i.rule(table, name, option+names[0]+" -j RETURN")
+			names = names[1:]
+			continue
+		}
+		next := named("P-I", name+letter)
+		i.rule(table, name, option+letter+"+ -g "+next)
+		i.devices(table, next, option, common+1, names[:n], otherwise)
+		names = names[n:]
+	}
+	for _, d := range names {
+		i.rule(table, name, option+d+" -j RETURN")
+	}
+	i.rule(table, name, otherwise)
+}
+
+// pods adds the trees by which pods are found, and the chains of their programs.
+func (j *judge) pods(p *state.Policy, i *image, lookups map[lookup]bool) {
+	from, to := map[state.FrontendKey]goal{}, map[state.FrontendKey]goal{}
+	for a, w := range p.Workloads {
+		if !j.holds(a) {
+			continue
+		}
+		to[state.FrontendKey{Addr: a}] = goal{chain: j.program(p, podSite, w.Ingress, i, lookups)}
+		if name, is := j.names[w.Device]; is {
+			from[state.FrontendKey{Addr: a}] = goal{device: " -i " + name, chain: j.program(p, podSite, w.Egress, i, lookups)}
+		}
+	}
+	put := func(name string, rules []string) { i.rule("filter", name, rules...) }
+	for _, t := range []*tree{
+		{bits: j.bits(), goal: from, root: fromChain, kind: "P-F", end: "-s ", miss: "-g " + strangerChain},
+		{bits: j.bits(), goal: to, root: toChain, kind: "P-T", end: "-d ", miss: "-g " + nobodyChain},
+	} {
+		t.keys = slices.SortedFunc(maps.Keys(t.goal), state.FrontendKey.Compare)
+		t.each(func(p place, keys []state.FrontendKey) { t.chains(p, keys, put) })
+	}
+}
+
+// program adds the chains of a program and returns the first. A program that the state lacks
+// denies.
+func (j *judge) program(p *state.Policy, at site, id state.ProgramID, i *image, lookups map[lookup]bool) string {
+	prog := p.Programs[id]
+	switch {
+	case id == "":
+		return anyChain
+	case prog == nil:
+		return strings.TrimPrefix(at.denied, "-g ")
+	}
+	key := writtenAt{at.kind, id}
+	w := j.written[key]
+	if w == nil {
+		w = j.write(at, prog)
+		j.written[key] = w
+	}
+	for name, rules := range w.chains {
+		i.chains[chain{at.table, name}] = rules
+	}
+	for l := range w.lookups {
+		lookups[l] = true
+	}
+	return w.entry
+}
+
+// forget drops what is written of programs that a policy does not have any more.
+func (j *judge) forget(p *state.Policy) {
+	maps.DeleteFunc(j.written, func(k writtenAt, _ *written) bool { return p.Programs[k.id] == nil })
+}
+
+// fill adds the elements of some lookups.
+func (f family) fill(i *image, p *state.Policy, l lookup) {
+	s := i.set(f.lookupName(l), lookupKinds[l.kind])
+	f.elements(p, l, func(e element) { s.elements[e] = true })
+}
+
+// whole adds all that a policy becomes.
+func (j *judge) whole(p *state.Policy, i *image) *enforced {
+	now := j.enforce(p)
+	i.add(now.image)
+	for l := range now.lookups {
+		j.fill(i, p, l)
+	}
+	return now
+}
+
+// update adds what a change of policy is about to the images before and after it. These images have
+// all chains, as pods that come or go move others in the trees.
+func (j *judge) update(have *state.Policy, d state.PolicyDelta, next *state.Policy, was *enforced, before, after *image) *enforced {
+	now := j.enforce(next)
+	before.add(was.image)
+	after.add(now.image)
+	old, changed := touched(have, d), touched(next, d)
+	for l := range now.lookups {
+		if was.lookups[l] {
+			j.fill(before, old, l)
+			j.fill(after, changed, l)
+		} else {
+			j.fill(after, next, l)
+		}
+	}
+	return now
+}
+
+// enforced is what the kernel has of policy: the chains, and the sets without what comes and goes in
+// them.
+type enforced struct {
+	*image
+	lookups map[lookup]bool
+}
+
+// add adds what another image has.
+func (i *image) add(o *image) {
+	for c, rules := range o.chains {
+		i.rule(c.table, c.name, rules...)
+	}
+	for name, s := range o.sets {
+		maps.Copy(i.set(name, s.kind).elements, s.elements)
+	}
+}
