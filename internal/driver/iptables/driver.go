@@ -115,7 +115,7 @@ func (p *parts) set(o parts, to bool) {
 func (d *Driver) Capabilities() driver.Capabilities {
 	return driver.Capabilities{
 		Name:   "iptables",
-		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Policy | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
+		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d,
 	}
 }

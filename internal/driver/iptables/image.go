@@ -75,8 +75,10 @@ const late = "late: "
 
 // same reports whether the rules of a chain are the same. Chains of programs are named after theirs.
 func (c chain) same(rules, others []string) bool {
-	if strings.HasPrefix(c.name, prefix+podSite.kind) {
-		return len(rules) == len(others)
+	for _, at := range sites {
+		if strings.HasPrefix(c.name, prefix+at.kind+"-") {
+			return len(rules) == len(others)
+		}
 	}
 	return slices.Equal(rules, others)
 }

@@ -28,7 +28,13 @@ type site struct {
 	allow, denied string // what befalls a packet
 }
 
-var podSite = site{"P-R", "filter", "-j RETURN", "-g " + deniedChain}
+var (
+	podSite   = site{"P-R", "filter", "-j RETURN", "-g " + deniedChain}
+	hostSite  = site{"P-H", "filter", "-j RETURN", "-g " + dropChain(state.DropHost)}
+	earlySite = site{"P-M", "mangle", "-j RETURN", "-g " + dropChain(state.DropHost)}
+	rawSite   = site{"P-U", "raw", "-g " + noTrackChain, "-g " + dropChain(state.DropHost)}
+	sites     = []site{podSite, hostSite, earlySite, rawSite}
+)
 
 // written is the chains of a program in one family.
 type written struct {
@@ -118,6 +124,9 @@ func passes(t state.Tier) bool {
 func (w writer) action(key model.PolicyKey, r *state.Rule, next string) string {
 	switch r.Action {
 	case model.Allow:
+		if key.Kind == model.Failsafe { // tracked, as replies to what others have sent are among it
+			return "-j RETURN"
+		}
 		return w.allow
 	case model.Deny:
 		return w.denied

@@ -24,9 +24,10 @@ const (
 	listLookup  = 'L'
 	namedLookup = 'N'
 	portsLookup = 'T'
+	denyLookup  = 'D' // of all deny lists, whose number is 0
 )
 
-var lookupKinds = map[byte]string{groupLookup: "hash:ip", listLookup: "hash:net", namedLookup: "hash:ip,port", portsLookup: portsKind}
+var lookupKinds = map[byte]string{groupLookup: "hash:ip", listLookup: "hash:net", namedLookup: "hash:ip,port", portsLookup: portsKind, denyLookup: "hash:net"}
 
 // portsKind is the type of the sets of ports, which have no family.
 const portsKind = "bitmap:port"
@@ -67,6 +68,10 @@ func (f family) elements(p *state.Policy, l lookup, yield func(element)) {
 		if list := p.Lists[l.id]; list != nil {
 			f.prefixes(list.Prefixes, yield)
 		}
+	case denyLookup:
+		for _, list := range p.Denied.Lists {
+			f.prefixes(list.Prefixes, yield)
+		}
 	case portsLookup:
 		if ports := p.PortSets[l.id]; ports != nil {
 			for _, r := range ports.Ranges {
@@ -97,6 +102,9 @@ func touched(p *state.Policy, d state.PolicyDelta) *state.Policy {
 	pick(part.NamedPorts, p.NamedPorts, d.NamedPorts)
 	for id := range d.Lists {
 		part.Lists[id] = p.Lists[id]
+	}
+	if d.Denied != nil {
+		part.Denied = p.Denied
 	}
 	for id := range d.PortSets {
 		part.PortSets[id] = p.PortSets[id]

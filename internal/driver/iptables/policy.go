@@ -18,6 +18,13 @@ import (
 //	        INPUT, OUTPUT
 //	filter  FORWARD      SLUICE-P-FORWARD    what is not established
 //	filter  INPUT        SLUICE-P-INPUT      the same
+//	filter  OUTPUT       SLUICE-P-OUTPUT     new connections of the node, by host endpoints
+//	mangle  POSTROUTING  SLUICE-P-SERVICES   those to services: here the interface is known
+//	mangle  PREROUTING   SLUICE-P-BEFORE     new connections, by preDNAT policies
+//	raw     PREROUTING,  SLUICE-P-RAW-IN,    every packet, by deny lists and doNotTrack policies
+//	        OUTPUT       SLUICE-P-RAW-OUT
+//
+// The last five are there only where they are used.
 //
 // From there a packet passes SLUICE-P-SENT, where SLUICE-P-FROM, a tree of chains, finds the pod of
 // its source, and SLUICE-P-RECEIVED, where SLUICE-P-TO finds that of its destination. They lead to
@@ -45,6 +52,12 @@ const (
 	tunnelledChain = policyPrefix + "TUNNELLED"
 	deniedChain    = policyPrefix + "DENIED"
 	anyChain       = policyPrefix + "ANY" // of pods without policies
+	outputChain    = policyPrefix + "OUTPUT"
+	toServiceChain = policyPrefix + "SERVICES"
+	beforeChain    = policyPrefix + "BEFORE"
+	rawInChain     = policyPrefix + "RAW-IN"
+	rawOutChain    = policyPrefix + "RAW-OUT"
+	noTrackChain   = policyPrefix + "NOTRACK"
 )
 
 // policyKinds are the types of the sets of policy that are always there.
@@ -79,6 +92,8 @@ func (j *judge) enforce(p *state.Policy) *enforced {
 	j.ends(p, i)
 	j.strangers(p, i)
 	j.pods(p, i, lookups)
+	j.deny(p, i, lookups)
+	j.hosts(p, i, lookups)
 	for l := range lookups {
 		i.set(j.lookupName(l), lookupKinds[l.kind])
 	}
@@ -108,7 +123,7 @@ func (f family) forward(i *image) {
 	const helped = "-m conntrack --ctstate RELATED -j RETURN" // what a helper expects, which administrators assign
 	i.rule("filter", passChain, errors, helped,
 		"-p "+number(f.icmp())+" -m conntrack --ctstate INVALID -j "+foreignChain,
-		"-j "+sentChain, "-g "+receivedChain)
+		"-j "+sentChain, "-j "+receivedChain)
 	i.rule("filter", localChain, errors, helped, "-i lo -j RETURN")
 	if f.v6 {
 		i.rule("filter", localChain, "-p ipv6-icmp -g "+neighbourChain)
@@ -203,6 +218,62 @@ func (j *judge) pods(p *state.Policy, i *image, lookups map[lookup]bool) {
 	} {
 		t.keys = slices.SortedFunc(maps.Keys(t.goal), state.FrontendKey.Compare)
 		t.each(func(p place, keys []state.FrontendKey) { t.chains(p, keys, put) })
+	}
+}
+
+// deny adds what drops packets of deny lists where they arrive.
+func (j *judge) deny(p *state.Policy, i *image, lookups map[lookup]bool) {
+	if len(p.Denied.Lists) == 0 || len(p.Denied.Devices) == 0 {
+		return
+	}
+	i.drops("raw", state.DropDenyList)
+	l := lookup{kind: denyLookup}
+	lookups[l] = true
+	for _, d := range p.Denied.Devices {
+		i.rule("raw", rawInChain, "-i "+d.Name+" -m set --match-set "+j.lookupName(l)+" src -g "+dropChain(state.DropDenyList))
+	}
+	i.rule("raw", "PREROUTING", "-j "+rawInChain)
+}
+
+// hosts adds the programs of host endpoints.
+func (j *judge) hosts(p *state.Policy, i *image, lookups map[lookup]bool) {
+	if len(p.Hosts) == 0 {
+		return
+	}
+	untracked := "-m conntrack --ctstate UNTRACKED -j RETURN"
+	i.rule("filter", passChain, untracked)
+	i.rule("filter", ownInputChain, untracked)
+	for _, table := range []string{"raw", "mangle", "filter"} {
+		i.drops(table, state.DropHost)
+	}
+	i.rule("raw", noTrackChain, "-j CT --notrack")
+	for _, index := range slices.Sorted(maps.Keys(p.Hosts)) {
+		h := p.Hosts[index]
+		in, out := "-i "+h.Device, "-o "+h.Device
+		for _, at := range []struct {
+			site
+			chain, device string
+			id            state.ProgramID
+			enter         []string // the rules by which packets come there, after that of the built-in chain
+		}{
+			{hostSite, passChain, in, h.ForwardIn, nil},
+			{hostSite, passChain, out, h.ForwardOut, nil},
+			{hostSite, ownInputChain, in, h.Input, nil},
+			{hostSite, outputChain, out, h.Output, []string{"OUTPUT", "-m conntrack ! --ctstate RELATED,ESTABLISHED ", untracked, "-m conntrack --ctstate DNAT -j RETURN"}},
+			{earlySite, toServiceChain, out, h.Output, []string{"POSTROUTING", "-m conntrack --ctstate NEW ", "-m conntrack ! --ctstate DNAT -j RETURN", "-m addrtype ! --src-type LOCAL -j RETURN"}},
+			{earlySite, beforeChain, in, h.PreDNAT, []string{"PREROUTING", "-m conntrack --ctstate NEW "}},
+			{rawSite, rawInChain, in, h.UntrackedIn, []string{"PREROUTING", ""}},
+			{rawSite, rawOutChain, out, h.UntrackedOut, []string{"OUTPUT", ""}},
+		} {
+			if at.id == "" {
+				continue
+			}
+			if _, is := i.chains[chain{at.table, at.chain}]; at.enter != nil && !is {
+				i.rule(at.table, at.enter[0], at.enter[1]+"-j "+at.chain)
+				i.rule(at.table, at.chain, at.enter[2:]...)
+			}
+			i.rule(at.table, at.chain, at.device+" -j "+j.program(p, at.site, at.id, i, lookups))
+		}
 	}
 }
 

@@ -51,7 +51,7 @@ const mark = "0x1000/0x1000"
 const proxied = "0x10/0x10"
 
 // tables are those that we have chains in, in the order in which they are changed.
-var tables = []string{"raw", "filter", "nat"}
+var tables = []string{"raw", "mangle", "filter", "nat"}
 
 // family is what differs between IPv4 and IPv6.
 type family struct {
