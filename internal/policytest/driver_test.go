@@ -28,10 +28,20 @@ func TestIPTables(t *testing.T) {
 			return iptables.Open(iptables.Options{Options: o, Variant: v})
 		}
 		t.Run(string(v), func(t *testing.T) {
-			t.Run("Rows", TestRows)
-			t.Run("Netpol", TestNetpol)
-			t.Run("Conformance", TestConformance)
-			t.Run("RandomPackets", TestRandomPackets)
+			for name, test := range map[string]func(*testing.T){
+				"Rows": TestRows, "Netpol": TestNetpol, "Conformance": TestConformance, "RandomPackets": TestRandomPackets,
+				"Cut": TestCut, "CutBeforeServices": TestCutBeforeServices, "KeepEstablished": TestKeepEstablished,
+				"Errors": TestErrors, "WhoseError": TestWhoseError, "PathMTU": TestPathMTU,
+				"Neighbours": TestNeighbours, "NeighbourDiscoveryOffTheLink": TestNeighbourDiscoveryOffTheLink,
+				"Tunnels": TestTunnels, "UndeclaredPodElsewhere": TestUndeclaredPodElsewhere, "Bridge": TestBridge, "MisnamedNode": TestMisnamedNodePackets,
+				"Reset": TestResetUnderAnothersAddress, "Fragment": TestFragmentUnderAnothersAddress,
+				"Reasons": TestReasons, "Counters": TestCounters, "Refused": TestRefused,
+				"ProgramsChange": TestNothingPassesWhileProgramsChange, "Large": TestLargePolicies, "LargeChanges": TestLargePolicyChanges,
+				"Broken": TestBrokenPolicy, "BrokenFirst": TestBrokenPolicyOnAFirstStart, "CutKeeping": TestCutKeeping,
+				"Suggestions": TestSuggestions,
+			} {
+				t.Run(name, test)
+			}
 		})
 	}
 }

@@ -52,6 +52,7 @@ type Driver struct {
 	compared time.Time // when the kernel was last compared with what is wanted
 	judges   [2]*judge
 	enforced [2]*enforced
+	counted  counted // in rules that are gone
 	trees    [2]*tree
 	uses     [2]map[string]int // of chains and sets that frontends share, by how many
 	aside    map[state.FrontendKey]driver.SetAside
@@ -75,7 +76,7 @@ func open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, chosen: o.Variant, remembered: o.Remembered, refuse: func(*change) error { return nil }}
+	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: func(*change) error { return nil }}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -113,11 +114,15 @@ func (p *parts) set(o parts, to bool) {
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{
+	c := driver.Capabilities{
 		Name:   "iptables",
 		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d,
 	}
+	if d.policy {
+		c.Counter = d
+	}
+	return c
 }
 
 // Close implements driver.Driver.

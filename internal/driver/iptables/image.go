@@ -41,10 +41,7 @@ func (e element) String() string {
 	if e.addr.IsValid() {
 		parts = append(parts, e.addr.String())
 	}
-	switch {
-	case e.protocol == 0 && e.port != 0:
-		parts = append(parts, fmt.Sprint(e.port))
-	case e.protocol != 0:
+	if e.protocol != 0 {
 		parts = append(parts, fmt.Sprintf("%s:%d", protocol(e.protocol), e.port))
 	}
 	if e.net.IsValid() {

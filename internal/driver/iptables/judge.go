@@ -41,6 +41,25 @@ type written struct {
 	entry   string
 	chains  map[string][]string
 	lookups map[lookup]bool
+	decide  map[ruleAt]decision
+}
+
+// ruleAt is a rule, by its chain and its place there.
+type ruleAt struct {
+	chain string
+	index int
+}
+
+// decision is what a rule means for policies.
+type decision struct {
+	of      []model.PolicyKey
+	allowed bool
+}
+
+// line is a rule.
+type line struct {
+	text string
+	decision
 }
 
 // writer writes the chains of a program.
@@ -52,14 +71,14 @@ type writer struct {
 
 // write translates a program.
 func (f family) write(at site, p *state.Program) *written {
-	w := writer{f, at, &written{chains: map[string][]string{}, lookups: map[lookup]bool{}}}
+	w := writer{f, at, &written{chains: map[string][]string{}, lookups: map[lookup]bool{}, decide: map[ruleAt]decision{}}}
 	end := at.allow
 	if p.Default == model.Deny {
 		end = at.denied
 	}
-	var names []string // for people, and for adoptions: no packet comes there
+	var names []line // for people, and for adoptions: no packet comes there
 	for _, k := range p.Declared() {
-		names = append(names, comment(k)+" -j RETURN")
+		names = append(names, line{text: comment(k) + " -j RETURN"})
 	}
 	w.entry = w.tiers(p.Tiers, end, names...)
 	return w.written
@@ -77,21 +96,30 @@ func quotable(s string, most int) string {
 }
 
 // add adds a chain and returns its name.
-func (w writer) add(rules []string) string {
+func (w writer) add(lines []line) string {
+	rules := make([]string, len(lines))
+	for i, l := range lines {
+		rules[i] = l.text
+	}
 	name := named(w.kind, strings.Join(rules, "\n"))
 	w.chains[name] = rules
+	for i, l := range lines {
+		if at := (ruleAt{name, i}); len(l.of) > 0 {
+			w.decide[at] = l.decision
+		}
+	}
 	return name
 }
 
-// clause is a rule, and what befalls a packet that it matches.
+// clause is a declared rule, and what befalls a packet that it matches.
 type clause struct {
 	*state.Rule
-	action string
+	action line
 }
 
 // tiers writes tiers and returns their first chain. Those that nothing passes on to by name go on
 // in one chain.
-func (w writer) tiers(tiers []state.Tier, end string, last ...string) string {
+func (w writer) tiers(tiers []state.Tier, end string, last ...line) string {
 	var rules []clause
 	for i, t := range tiers {
 		next := ""
@@ -106,12 +134,16 @@ func (w writer) tiers(tiers []state.Tier, end string, last ...string) string {
 		}
 		switch {
 		case t.Default == model.Deny:
-			return w.add(append(w.rules(rules, w.denied), last...))
+			isolated := line{text: w.denied}
+			for _, own := range t.Policies {
+				isolated.of = append(isolated.of, own.Policy)
+			}
+			return w.add(append(w.rules(rules, isolated), last...))
 		case next != "":
-			return w.add(append(w.rules(rules, next), last...))
+			return w.add(append(w.rules(rules, line{text: next}), last...))
 		}
 	}
-	return w.add(append(w.rules(rules, end), last...))
+	return w.add(append(w.rules(rules, line{text: end}), last...))
 }
 
 // passes reports whether a rule of the tier passes to the next.
@@ -121,23 +153,23 @@ func passes(t state.Tier) bool {
 	})
 }
 
-func (w writer) action(key model.PolicyKey, r *state.Rule, next string) string {
-	switch r.Action {
-	case model.Allow:
-		if key.Kind == model.Failsafe { // tracked, as replies to what others have sent are among it
-			return "-j RETURN"
-		}
-		return w.allow
-	case model.Deny:
-		return w.denied
-	case model.Pass:
-		return next
+func (w writer) action(key model.PolicyKey, r *state.Rule, next string) line {
+	of := []model.PolicyKey{key}
+	switch {
+	case r.Action == model.Pass:
+		return line{text: next}
+	case r.Action == model.Deny:
+		return line{w.denied, decision{of, false}}
+	case r.Action == model.Log:
+		return line{text: `-j LOG --log-prefix "` + quotable("sluice: "+key.String()+" "+r.Name, 28) + ` " --log-level 6`}
+	case key.Kind == model.Failsafe: // tracked, as replies to what others have sent are among it
+		return line{"-j RETURN", decision{of, true}}
 	}
-	return `-j LOG --log-prefix "` + quotable("sluice: "+key.String()+" "+r.Name, 28) + ` " --log-level 6`
+	return line{w.allow, decision{of, true}}
 }
 
 // rules returns what the rules become, and then the end.
-func (w writer) rules(rules []clause, end string) (lines []string) {
+func (w writer) rules(rules []clause, end line) (lines []line) {
 	for i, r := range rules {
 		q := w.ask(r.Rule)
 		if q == nil {
@@ -145,17 +177,17 @@ func (w writer) rules(rules []clause, end string) (lines []string) {
 		}
 		if all, few := q.combined(); few {
 			for _, m := range all {
-				lines = append(lines, m.String()+r.action)
+				lines = append(lines, m.then(r.action))
 			}
 			continue
 		}
-		rest := "-g " + w.add(w.rules(rules[i+1:], end))
+		rest := line{text: "-g " + w.add(w.rules(rules[i+1:], end))}
 		action := r.action
 		if r.Action == model.Log {
-			action = "-g " + w.add([]string{action, rest})
+			action = line{text: "-g " + w.add([]line{action, rest})}
 		}
 		for _, m := range q.never {
-			lines = append(lines, m.String()+rest)
+			lines = append(lines, m.then(rest))
 		}
 		return append(lines, w.oneOf(q.lists, action, rest)...)
 	}
@@ -163,13 +195,30 @@ func (w writer) rules(rules []clause, end string) (lines []string) {
 }
 
 // oneOf writes lists of alternatives of which one must hold each, one list after the other.
-func (w writer) oneOf(lists [][]match, action, rest string) (lines []string) {
+func (w writer) oneOf(lists [][]match, action, rest line) (lines []line) {
 	then := action
 	if len(lists) > 1 {
-		then = "-g " + w.add(w.oneOf(lists[1:], action, rest))
+		then = line{text: "-g " + w.add(w.oneOf(lists[1:], action, rest))}
 	}
-	for _, m := range lists[0] {
-		lines = append(lines, m.String()+then)
+	return w.among(lists[0], then, rest)
+}
+
+// among writes alternatives. Many ranges of ports are parted by what ports they are between.
+func (w writer) among(list []match, then, rest line) (lines []line) {
+	parts := list
+	if n := (len(list) + leafSize - 1) / leafSize; n > 1 {
+		parts = nil
+		for part := range slices.Chunk(list, n) {
+			span, can := part[0].until(part[len(part)-1])
+			if !can {
+				parts = append(parts, part...)
+				continue
+			}
+			lines = append(lines, span.then(line{text: "-g " + w.add(w.among(part, then, rest))}))
+		}
+	}
+	for _, m := range parts {
+		lines = append(lines, m.then(then))
 	}
 	return append(lines, rest)
 }
@@ -178,17 +227,42 @@ func (w writer) oneOf(lists [][]match, action, rest string) (lines []string) {
 type match struct {
 	protocol, notProtocol uint8 // 0: any
 	text, not             string
+
+	// Of ports: the option that asks for them, and what they are between.
+	option      string
+	first, last uint16
 }
 
-// String is the text, with a blank behind, if there is any.
-func (m match) String() (s string) {
+// until is what all ports from those of one match to those of another are between.
+func (m match) until(o match) (match, bool) {
+	span := rangeOf(m.protocol, m.option, m.first, o.last)
+	return span, m.option != "" && m.option == o.option && m.protocol == o.protocol
+}
+
+// rangeOf asks for ports between two.
+func rangeOf(protocol uint8, option string, first, last uint16) match {
+	ports := fmt.Sprint(first)
+	if first != last {
+		ports += fmt.Sprint(":", last)
+	}
+	m := match{protocol: protocol, option: option, first: first, last: last}
+	if first > 0 || last < 0xffff {
+		m.text = fmt.Sprintf("-m %s --%s %s ", number(protocol), option, ports)
+		m.not = fmt.Sprintf("-m %s ! --%s %s ", number(protocol), option, ports)
+	}
+	return m
+}
+
+// then is a rule that does something if the match holds.
+func (m match) then(do line) line {
+	do.text = m.text + do.text
 	switch {
 	case m.protocol != 0:
-		s = "-p " + number(m.protocol) + " "
+		do.text = "-p " + number(m.protocol) + " " + do.text
 	case m.notProtocol != 0:
-		s = "! -p " + number(m.notProtocol) + " "
+		do.text = "! -p " + number(m.notProtocol) + " " + do.text
 	}
-	return s + m.text
+	return do
 }
 
 // number names those protocols that iptables looks up matches by.
@@ -343,7 +417,7 @@ func (w writer) addresses(q *question, e *state.End, field string) {
 // term has one for each set of the union.
 func (w writer) term(t state.Term, field string) (all []match) {
 	for _, id := range t.Groups {
-		all = append(all, w.in(lookup{kind: groupLookup, id: id}, field))
+		all = append(all, w.in(lookup{groupLookup, id}, field))
 	}
 	for _, l := range t.Lists {
 		lengths := l.IPv4
@@ -351,7 +425,7 @@ func (w writer) term(t state.Term, field string) (all []match) {
 			lengths = l.IPv6
 		}
 		if len(lengths) > 0 {
-			all = append(all, w.in(lookup{kind: listLookup, id: l.ID}, field))
+			all = append(all, w.in(lookup{listLookup, l.ID}, field))
 		}
 	}
 	return all
@@ -369,41 +443,47 @@ func (w writer) ports(q *question, e *state.End, field, option string) {
 // mostPorts is how many ports a rule names, where a range counts as two.
 const mostPorts = 15
 
-// portsOf has one for the ranges of each protocol, and one for each name.
+// portsOf has some for the ranges of each protocol, and one for each name.
 func (w writer) portsOf(p *state.Ports, field, option string) (all []match) {
 	for _, protocol := range protocols {
-		m := match{protocol: uint8(protocol)}
-		var list []string
-		ports := 0
+		var some []state.PortRange
+		left := mostPorts
 		for _, r := range p.Ranges {
 			if r.Protocol != protocol {
 				continue
 			}
-			text := fmt.Sprint(r.First)
-			if ports++; r.First != r.Last {
-				text += fmt.Sprint(":", r.Last)
-				ports++
+			if left < 2 {
+				all = append(all, portsIn(some, option))
+				some, left = nil, mostPorts
 			}
-			list = append(list, text)
+			some = append(some, r)
+			left -= min(2, 1+int(r.Last-r.First))
 		}
-		switch {
-		case len(list) == 0:
-			continue
-		case list[0] == "0:65535":
-		case len(list) == 1:
-			m.text = fmt.Sprintf("-m %s --%s %s ", number(uint8(protocol)), option, list[0])
-			m.not = fmt.Sprintf("-m %s ! --%s %s ", number(uint8(protocol)), option, list[0])
-		case ports <= mostPorts:
-			m.text = fmt.Sprintf("-m multiport --%ss %s ", option, strings.Join(list, ","))
-			m.not = fmt.Sprintf("-m multiport ! --%ss %s ", option, strings.Join(list, ","))
-		default:
-			in := w.in(lookup{portsLookup, p.ID, protocol}, field)
-			m.text, m.not = in.text, in.not
+		if len(some) > 0 {
+			all = append(all, portsIn(some, option))
 		}
-		all = append(all, m)
 	}
 	for _, id := range p.Named {
-		all = append(all, w.in(lookup{kind: namedLookup, id: id}, field+","+field))
+		all = append(all, w.in(lookup{namedLookup, id}, field+","+field))
 	}
 	return all
+}
+
+// portsIn asks for one of some ranges of a protocol.
+func portsIn(ranges []state.PortRange, option string) match {
+	m := rangeOf(uint8(ranges[0].Protocol), option, ranges[0].First, ranges[len(ranges)-1].Last)
+	if len(ranges) == 1 {
+		return m
+	}
+	var list []string
+	for _, r := range ranges {
+		text := fmt.Sprint(r.First)
+		if r.First != r.Last {
+			text += fmt.Sprint(":", r.Last)
+		}
+		list = append(list, text)
+	}
+	m.text = fmt.Sprintf("-m multiport --%ss %s ", option, strings.Join(list, ","))
+	m.not = fmt.Sprintf("-m multiport ! --%ss %s ", option, strings.Join(list, ","))
+	return m
 }

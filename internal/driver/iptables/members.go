@@ -6,16 +6,14 @@ import (
 	"net/netip"
 	"strings"
 
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
 // lookup is a set that programs of policy look something up in. There is one for each set of the
 // state that a program names.
 type lookup struct {
-	kind     byte
-	id       state.SetID
-	protocol model.Protocol // of ports
+	kind byte
+	id   state.SetID
 }
 
 // The kinds of lookups.
@@ -23,22 +21,14 @@ const (
 	groupLookup = 'G'
 	listLookup  = 'L'
 	namedLookup = 'N'
-	portsLookup = 'T'
 	denyLookup  = 'D' // of all deny lists, whose number is 0
 )
 
-var lookupKinds = map[byte]string{groupLookup: "hash:ip", listLookup: "hash:net", namedLookup: "hash:ip,port", portsLookup: portsKind, denyLookup: "hash:net"}
-
-// portsKind is the type of the sets of ports, which have no family.
-const portsKind = "bitmap:port"
+var lookupKinds = map[byte]string{groupLookup: "hash:ip", listLookup: "hash:net", namedLookup: "hash:ip,port", denyLookup: "hash:net"}
 
 // lookupName is the name of the set.
 func (f family) lookupName(l lookup) string {
-	name := fmt.Sprintf("P-%c-%06x", l.kind, uint32(l.id))
-	if l.kind == portsLookup {
-		name += fmt.Sprint("-", uint8(l.protocol))
-	}
-	return f.name(name)
+	return f.name(fmt.Sprintf("P-%c-%06x", l.kind, uint32(l.id)))
 }
 
 // lookupKind is the type of the set that we call so; "": none.
@@ -72,14 +62,6 @@ func (f family) elements(p *state.Policy, l lookup, yield func(element)) {
 		for _, list := range p.Denied.Lists {
 			f.prefixes(list.Prefixes, yield)
 		}
-	case portsLookup:
-		if ports := p.PortSets[l.id]; ports != nil {
-			for _, r := range ports.Ranges {
-				for port := int(r.First); port <= int(r.Last) && r.Protocol == l.protocol; port++ {
-					yield(element{port: uint16(port)})
-				}
-			}
-		}
 	}
 }
 
@@ -97,7 +79,7 @@ func (f family) prefixes(all []netip.Prefix, yield func(element)) {
 // touched is the policy with only those members of sets that a change is about, or may be.
 func touched(p *state.Policy, d state.PolicyDelta) *state.Policy {
 	part := &state.Policy{Groups: map[state.SetID]map[netip.Addr]struct{}{}, NamedPorts: map[state.SetID]map[state.NamedPort]struct{}{},
-		Lists: map[state.SetID]*state.List{}, PortSets: map[state.SetID]*state.Ports{}}
+		Lists: map[state.SetID]*state.List{}}
 	pick(part.Groups, p.Groups, d.Groups)
 	pick(part.NamedPorts, p.NamedPorts, d.NamedPorts)
 	for id := range d.Lists {
@@ -105,9 +87,6 @@ func touched(p *state.Policy, d state.PolicyDelta) *state.Policy {
 	}
 	if d.Denied != nil {
 		part.Denied = p.Denied
-	}
-	for id := range d.PortSets {
-		part.PortSets[id] = p.PortSets[id]
 	}
 	return part
 }

@@ -31,8 +31,8 @@ import (
 // the chains that the pods' programs become (judge.go), which return for what is allowed: other
 // programs' rules judge it, too.
 //
-// iptables knows interfaces by name. Those of pods are in the rule for the pod alone; what asks
-// whether an interface is a pod's asks whether it is none of the node's own, which are few.
+// iptables knows interfaces by name. That of a pod is in the rule for the pod; what asks whether an
+// interface is a pod's asks whether it is none of the node's own, which are few.
 const (
 	policyPrefix   = prefix + "P-"
 	arrivalChain   = policyPrefix + "ARRIVAL"
@@ -159,18 +159,29 @@ func (f family) ends(p *state.Policy, i *image) {
 	i.rule("filter", anyChain)
 }
 
-// strangers adds what becomes of packets by interfaces that are none of the node's own.
+// strangers adds what becomes of packets by interfaces that are none of the node's own, and of what
+// others send than pods are known to.
 func (j *judge) strangers(p *state.Policy, i *image) {
-	var own []string
+	pods := maps.Clone(p.PodDevices)
+	for _, w := range p.Workloads {
+		pods[w.Device] = struct{}{}
+	}
+	var own, others []string // the node's own; of these, those that lead to no pod, as a bridge does
 	for d := range p.HostDevices {
-		if name, is := j.names[d]; is {
-			own = append(own, name)
+		name, is := j.names[d]
+		if !is {
+			continue
+		}
+		own = append(own, name)
+		if _, leads := pods[d]; !leads {
+			others = append(others, name)
 		}
 	}
 	slices.Sort(own)
-	i.devices("raw", arrivalChain, "-i ", 0, own, "-g "+dropChain(state.DropSpoofed))
-	i.devices("filter", tunnelledChain, "-i ", 0, own, "-g "+dropChain(state.DropTunnel))
-	i.devices("filter", foreignChain, "-i ", 0, own, "-g "+dropChain(state.DropForeignError))
+	slices.Sort(others)
+	i.devices("raw", arrivalChain, "-i ", 0, others, "-g "+dropChain(state.DropSpoofed))
+	i.devices("filter", tunnelledChain, "-i ", 0, others, "-g "+dropChain(state.DropTunnel))
+	i.devices("filter", foreignChain, "-i ", 0, others, "-g "+dropChain(state.DropForeignError))
 	i.devices("filter", strangerChain, "-i ", 0, own, "-g "+dropChain(state.DropUnknownDevice))
 	i.devices("filter", nobodyChain, "-o ", 0, own, "-g "+dropChain(state.DropUnknownPod))
 }

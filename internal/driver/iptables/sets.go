@@ -19,10 +19,7 @@ const maxElements = 1 << 20
 // createSet creates a set of a family.
 func (d *Driver) createSet(v6 bool, name string, s *set) error {
 	o := netlink.IpsetCreateOptions{Family: unix.AF_INET, MaxElements: maxElements}
-	switch {
-	case s.kind == portsKind:
-		o = netlink.IpsetCreateOptions{PortTo: 0xffff}
-	case v6:
+	if v6 {
 		o.Family = unix.AF_INET6
 	}
 	if s.timeout {
@@ -46,8 +43,6 @@ func (e membership) entry() *netlink.IPSetEntry {
 		entry.Protocol, entry.Port = &protocol, &e.port
 	}
 	switch {
-	case !e.addr.IsValid() && !e.net.IsValid():
-		entry.Port = &e.port
 	case e.addr.IsValid() && e.net.IsValid():
 		entry.IP, entry.IP2 = e.addr.AsSlice(), e.net.Addr().AsSlice()
 		if !e.net.IsSingleIP() { // a set of type hash:ip,port,ip has no lengths
@@ -64,12 +59,8 @@ func (e membership) entry() *netlink.IPSetEntry {
 // elementOf is the reverse of entry for a set of a type.
 func elementOf(kind string, entry netlink.IPSetEntry) (e element) {
 	addr, _ := netip.AddrFromSlice(entry.IP)
-	switch kind {
-	case "hash:net":
+	if kind == "hash:net" {
 		e.net = netip.PrefixFrom(addr, int(entry.CIDR))
-		return e
-	case portsKind:
-		e.port = *entry.Port
 		return e
 	}
 	e.addr = addr
@@ -98,7 +89,7 @@ func (d *Driver) readSets() (sets [2]map[string]*set, foreign error, err error) 
 		}
 		if r.TypeName != "" { // the first of some messages
 			kindOf[r.SetName] = r.TypeName
-			if family := []uint8{unix.AF_INET, unix.AF_INET6}[i]; r.TypeName != kind || r.Family != family && kind != portsKind {
+			if family := []uint8{unix.AF_INET, unix.AF_INET6}[i]; r.TypeName != kind || r.Family != family {
 				foreign = errors.Join(foreign, fmt.Errorf("ipset %s is another program's: it is of type %s, and not %s of its family; remove it, or run that program without it", r.SetName, r.TypeName, kind))
 				kindOf[r.SetName] = ""
 			}

@@ -362,6 +362,7 @@ func (d *Driver) carryOut(ctx context.Context, v Variant, c *change) error {
 	last := func(m membership) bool { return m.set == frontends }
 	err := errors.Join(d.change(c.add, first, d.ns.IpsetAdd), d.change(c.remove, last, d.ns.IpsetDel))
 	if err == nil && c.restore != "" {
+		d.keepCounts(ctx, c)
 		err = d.restore(ctx, v, c.v6, c.restore)
 	}
 	if err == nil {

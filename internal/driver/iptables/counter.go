@@ -1,0 +1,145 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+var _ driver.Counter = (*Driver)(nil)
+
+// counted is how many packets policies have decided on, allowed and denied.
+type counted map[model.PolicyKey]*driver.PolicyCounter
+
+func (c counted) add(d decision, packets uint64) {
+	for _, k := range d.of {
+		if c[k] == nil {
+			c[k] = &driver.PolicyCounter{Policy: k}
+		}
+		if d.allowed {
+			c[k].Allowed += packets
+		} else {
+			c[k].Denied += packets
+		}
+	}
+}
+
+// PolicyCounters implements driver.Counter. Another driver begins with what the rules have counted
+// that are there.
+func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := counted{}
+	for k, c := range d.counted {
+		now[k] = &driver.PolicyCounter{Policy: k, Allowed: c.Allowed, Denied: c.Denied}
+	}
+	for i := range d.families {
+		if err := d.count(ctx, i, now, func(string) bool { return true }); err != nil {
+			return nil, err
+		}
+	}
+	programmed := map[model.PolicyKey]bool{}
+	for _, k := range d.policies() {
+		programmed[k] = true
+	}
+	list := make([]driver.PolicyCounter, 0, len(programmed))
+	for k := range programmed {
+		c := driver.PolicyCounter{Policy: k}
+		if now[k] != nil {
+			c = *now[k]
+		}
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b driver.PolicyCounter) int { return a.Policy.Compare(b.Policy) })
+	return list, nil
+}
+
+// policies are those of which the kernel has programs.
+func (d *Driver) policies() (all []model.PolicyKey) {
+	if d.state != nil && d.state.Policy != nil {
+		for _, p := range d.state.Policy.Programs {
+			all = append(all, p.Declared()...)
+		}
+	}
+	return all
+}
+
+// DropCounts implements driver.Counter.
+func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	counts := map[state.Drop]uint64{}
+	for i := range d.families {
+		err := d.eachCounter(ctx, i, func(at ruleAt, rule string, packets uint64) {
+			if reason, is := strings.CutPrefix(at.chain, dropChain("")); is && rule == "-j DROP" {
+				counts[state.Drop(reason)] += packets
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return counts, nil
+}
+
+// count adds what the rules of some chains have counted.
+func (d *Driver) count(ctx context.Context, family int, to counted, some func(chain string) bool) error {
+	decide := map[ruleAt]decision{}
+	for _, w := range d.judges[family].written {
+		for at, by := range w.decide {
+			if some(at.chain) {
+				decide[at] = by
+			}
+		}
+	}
+	if len(decide) == 0 {
+		return nil
+	}
+	return d.eachCounter(ctx, family, func(at ruleAt, _ string, packets uint64) { to.add(decide[at], packets) })
+}
+
+// eachCounter yields the rules of all our chains of policy, with how many packets each has matched.
+func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at ruleAt, rule string, packets uint64)) error {
+	v, err := d.variant(ctx)
+	if err != nil {
+		return err
+	}
+	for _, table := range []string{"raw", "mangle", "filter"} {
+		out, err := d.run(ctx, v, family == 1, "save", "", "-c", "-t", table)
+		if err != nil {
+			return fmt.Errorf("read counters: %w", err)
+		}
+		at := ruleAt{}
+		for line := range strings.Lines(string(out)) {
+			counters, rule, is := strings.Cut(strings.TrimSpace(line), " -A "+policyPrefix)
+			name, rule, _ := strings.Cut(rule, " ")
+			if !is {
+				continue
+			}
+			if at.index++; at.chain != policyPrefix+name {
+				at = ruleAt{chain: policyPrefix + name}
+			}
+			var packets uint64
+			if _, err := fmt.Sscanf(counters, "[%d:", &packets); err == nil {
+				yield(at, rule, packets)
+			}
+		}
+	}
+	return nil
+}
+
+// keepCounts keeps what is counted in chains that a change removes.
+func (d *Driver) keepCounts(ctx context.Context, c *change) {
+	family := 0
+	if c.v6 {
+		family = 1
+	}
+	if err := d.count(ctx, family, d.counted, func(chain string) bool { return c.chains[chain] }); err != nil {
+		d.log.Debug("what policies have counted begins anew", "error", err)
+	}
+}
