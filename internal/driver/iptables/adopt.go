@@ -25,7 +25,9 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 }
 
 func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep driver.Keep) (*plan, error) {
-	p := &plan{d: d, want: want, of: d.partsOf(want)}
+	p := &plan{d: d, want: want, of: d.partsOf(want), kept: driver.Kept{
+		Senders: map[netip.Addr]bool{}, Receivers: map[netip.Addr]bool{}, Hosts: map[int]bool{}, Members: map[netip.Prefix]bool{},
+	}}
 	if p.of == (parts{}) {
 		return p, nil
 	}
@@ -49,18 +51,18 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 		}
 	}
 	if p.of.services && keep.Services {
-		if p.kept = d.keeps(sets, want.Services); p.kept > 0 {
+		if p.kept.Services = d.keeps(sets, want.Services); p.kept.Services > 0 {
 			return p, nil
 		}
 	}
 	if missing := (parts{!p.of.services, !p.of.policy}); !there.hold(missing) {
 		return nil, driver.ErrWhole
 	}
-	return p, d.compare(ctx, p, have)
+	return p, d.compare(ctx, p, have, keep)
 }
 
 // compare plans what leads from what there is to what is wanted.
-func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
+func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image, keep driver.Keep) error {
 	of := p.of
 	of.policy = of.policy || of.services && !d.policy // what an agent has left that judged
 	if of.policy {
@@ -70,6 +72,10 @@ func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
 	}
 	var services [2]*shared
 	var enforced [2]*enforced
+	var last *state.Policy
+	if d.state != nil {
+		last = d.state.Policy
+	}
 	for i, f := range d.families {
 		wanted := newImage()
 		if p.of.services {
@@ -77,9 +83,14 @@ func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
 			p.trees[i] = services[i].tree
 		}
 		if p.of.policy {
-			enforced[i] = d.judges[i].whole(p.want.Policy, wanted)
+			kept := d.judges[i].keeps(have[i], p.want.Policy, last, keep)
+			kept.note(&p.kept, d.judges[i].names)
+			enforced[i] = d.judges[i].whole(p.want.Policy, kept, wanted)
 		}
 		c := difference(f.v6, have[i].of(of), wanted)
+		if p.of.policy && keep.Policy {
+			d.judges[i].keepMembers(c, last, &p.kept)
+		}
 		if p.of.services && len(have[0].sets)+len(have[1].sets) == 0 {
 			c.add = append(c.add, d.rememberOthers(ctx, f, p.want.Services)...)
 		}
@@ -95,6 +106,9 @@ func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
 			d.state = &state.State{}
 		}
 		d.adopted.set(p.of, true)
+		if p.kept.Policy > 0 {
+			d.adopted.policy = false
+		}
 		d.compared, d.doubt = time.Now(), false
 		if p.of.services {
 			d.state.Services, d.aside = p.want.Services, nil

@@ -31,12 +31,13 @@ func (f family) lookupName(l lookup) string {
 	return f.name(fmt.Sprintf("P-%c-%06x", l.kind, uint32(l.id)))
 }
 
-// lookupKind is the type of the set that we call so; "": none.
-func lookupKind(of string) string {
-	if kind, is := strings.CutPrefix(of, "P-"); is && len(kind) > 1 && kind[1] == '-' {
+// lookupOf is the type of the set for lookups that has the name, less that of its family; "": it is
+// another.
+func lookupOf(name string) string {
+	if _, kind, is := strings.Cut(name, "P-"); is && len(kind) > 1 && kind[1] == '-' {
 		return lookupKinds[kind[0]]
 	}
-	return policyKinds[of]
+	return ""
 }
 
 // elements yields those of a lookup.

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -79,8 +80,8 @@ type writtenAt struct {
 	id   state.ProgramID
 }
 
-// enforce returns what a policy becomes.
-func (j *judge) enforce(p *state.Policy) *enforced {
+// enforce returns what a policy becomes. What is kept judges in place of what is wanted.
+func (j *judge) enforce(p *state.Policy, kept *keeping) *enforced {
 	i, lookups := newImage(), map[lookup]bool{}
 	for name, kind := range policyKinds {
 		i.set(j.name(name), kind)
@@ -91,9 +92,13 @@ func (j *judge) enforce(p *state.Policy) *enforced {
 	j.forward(i)
 	j.ends(p, i)
 	j.strangers(p, i)
-	j.pods(p, i, lookups)
+	if kept == nil {
+		kept = &keeping{}
+	}
+	j.pods(p, kept.slots, i, lookups)
 	j.deny(p, i, lookups)
-	j.hosts(p, i, lookups)
+	j.hosts(p, kept.slots, i, lookups)
+	kept.apply(i)
 	for l := range lookups {
 		i.set(j.lookupName(l), lookupKinds[l.kind])
 	}
@@ -211,7 +216,7 @@ func (i *image) devices(table, name, option string, common int, names []string, 
 }
 
 // pods adds the trees by which pods are found, and the chains of their programs.
-func (j *judge) pods(p *state.Policy, i *image, lookups map[lookup]bool) {
+func (j *judge) pods(p *state.Policy, kept map[slot]goal, i *image, lookups map[lookup]bool) {
 	from, to := map[state.FrontendKey]goal{}, map[state.FrontendKey]goal{}
 	for a, w := range p.Workloads {
 		if !j.holds(a) {
@@ -220,6 +225,14 @@ func (j *judge) pods(p *state.Policy, i *image, lookups map[lookup]bool) {
 		to[state.FrontendKey{Addr: a}] = goal{chain: j.program(p, podSite, w.Ingress, i, lookups)}
 		if name, is := j.names[w.Device]; is {
 			from[state.FrontendKey{Addr: a}] = goal{device: " -i " + name, chain: j.program(p, podSite, w.Egress, i, lookups)}
+		}
+	}
+	for s, g := range kept {
+		switch key := (state.FrontendKey{Addr: s.addr}); s.chain {
+		case fromChain:
+			from[key] = g
+		case toChain:
+			to[key] = g
 		}
 	}
 	put := func(name string, rules []string) { i.rule("filter", name, rules...) }
@@ -247,44 +260,55 @@ func (j *judge) deny(p *state.Policy, i *image, lookups map[lookup]bool) {
 }
 
 // hosts adds the programs of host endpoints.
-func (j *judge) hosts(p *state.Policy, i *image, lookups map[lookup]bool) {
-	if len(p.Hosts) == 0 {
-		return
-	}
+func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map[lookup]bool) {
 	untracked := "-m conntrack --ctstate UNTRACKED -j RETURN"
-	i.rule("filter", passChain, untracked)
-	i.rule("filter", ownInputChain, untracked)
-	for _, table := range []string{"raw", "mangle", "filter"} {
-		i.drops(table, state.DropHost)
-	}
-	i.rule("raw", noTrackChain, "-j CT --notrack")
-	for _, index := range slices.Sorted(maps.Keys(p.Hosts)) {
-		h := p.Hosts[index]
+	programs := map[slot]string{}
+	for _, h := range p.Hosts {
 		in, out := "-i "+h.Device, "-o "+h.Device
 		for _, at := range []struct {
 			site
 			chain, device string
 			id            state.ProgramID
-			enter         []string // the rules by which packets come there, after that of the built-in chain
 		}{
-			{hostSite, passChain, in, h.ForwardIn, nil},
-			{hostSite, passChain, out, h.ForwardOut, nil},
-			{hostSite, ownInputChain, in, h.Input, nil},
-			{hostSite, outputChain, out, h.Output, []string{"OUTPUT", "-m conntrack ! --ctstate RELATED,ESTABLISHED ", untracked, "-m conntrack --ctstate DNAT -j RETURN"}},
-			{earlySite, toServiceChain, out, h.Output, []string{"POSTROUTING", "-m conntrack --ctstate NEW ", "-m conntrack ! --ctstate DNAT -j RETURN", "-m addrtype ! --src-type LOCAL -j RETURN"}},
-			{earlySite, beforeChain, in, h.PreDNAT, []string{"PREROUTING", "-m conntrack --ctstate NEW "}},
-			{rawSite, rawInChain, in, h.UntrackedIn, []string{"PREROUTING", ""}},
-			{rawSite, rawOutChain, out, h.UntrackedOut, []string{"OUTPUT", ""}},
+			{hostSite, passChain, in, h.ForwardIn}, {hostSite, passChain, out, h.ForwardOut},
+			{hostSite, ownInputChain, in, h.Input}, {hostSite, outputChain, out, h.Output}, {earlySite, toServiceChain, out, h.Output},
+			{earlySite, beforeChain, in, h.PreDNAT}, {rawSite, rawInChain, in, h.UntrackedIn}, {rawSite, rawOutChain, out, h.UntrackedOut},
 		} {
-			if at.id == "" {
-				continue
+			if at.id != "" {
+				programs[slot{table: at.table, chain: at.chain, device: at.device}] = j.program(p, at.site, at.id, i, lookups)
 			}
-			if _, is := i.chains[chain{at.table, at.chain}]; at.enter != nil && !is {
-				i.rule(at.table, at.enter[0], at.enter[1]+"-j "+at.chain)
-				i.rule(at.table, at.chain, at.enter[2:]...)
-			}
-			i.rule(at.table, at.chain, at.device+" -j "+j.program(p, at.site, at.id, i, lookups))
 		}
+	}
+	for s, g := range kept {
+		if s.device != "" {
+			programs[s] = g.chain
+		}
+	}
+	if len(programs) == 0 {
+		return
+	}
+	i.rule("filter", passChain, untracked)
+	i.rule("filter", ownInputChain, untracked)
+	i.rule("raw", noTrackChain, "-j CT --notrack")
+	for _, table := range []string{"raw", "mangle", "filter"} {
+		i.drops(table, state.DropHost)
+	}
+	enter := map[string][]string{ // the rule by which packets come to a chain, and what comes first there
+		outputChain:    {"OUTPUT", "-m conntrack ! --ctstate RELATED,ESTABLISHED ", untracked, "-m conntrack --ctstate DNAT -j RETURN"},
+		toServiceChain: {"POSTROUTING", "-m conntrack --ctstate NEW ", "-m conntrack ! --ctstate DNAT -j RETURN", "-m addrtype ! --src-type LOCAL -j RETURN"},
+		beforeChain:    {"PREROUTING", "-m conntrack --ctstate NEW "},
+		rawInChain:     {"PREROUTING", ""},
+		rawOutChain:    {"OUTPUT", ""},
+	}
+	sorted := slices.SortedFunc(maps.Keys(programs), func(a, b slot) int {
+		return cmp.Or(strings.Compare(a.chain, b.chain), strings.Compare(a.device, b.device))
+	})
+	for _, s := range sorted {
+		if _, is := i.chains[chain{s.table, s.chain}]; !is {
+			i.rule(s.table, enter[s.chain][0], enter[s.chain][1]+"-j "+s.chain)
+			i.rule(s.table, s.chain, enter[s.chain][2:]...)
+		}
+		i.rule(s.table, s.chain, s.device+" -j "+programs[s])
 	}
 }
 
@@ -325,8 +349,8 @@ func (f family) fill(i *image, p *state.Policy, l lookup) {
 }
 
 // whole adds all that a policy becomes.
-func (j *judge) whole(p *state.Policy, i *image) *enforced {
-	now := j.enforce(p)
+func (j *judge) whole(p *state.Policy, kept *keeping, i *image) *enforced {
+	now := j.enforce(p, kept)
 	i.add(now.image)
 	for l := range now.lookups {
 		j.fill(i, p, l)
@@ -337,7 +361,7 @@ func (j *judge) whole(p *state.Policy, i *image) *enforced {
 // update adds what a change of policy is about to the images before and after it. These images have
 // all chains, as pods that come or go move others in the trees.
 func (j *judge) update(have *state.Policy, d state.PolicyDelta, next *state.Policy, was *enforced, before, after *image) *enforced {
-	now := j.enforce(next)
+	now := j.enforce(next, nil)
 	before.add(was.image)
 	after.add(now.image)
 	old, changed := touched(have, d), touched(next, d)

@@ -75,7 +75,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 		i := newImage()
 		f.whole(state.NewServices(), i)
 		if d.policy {
-			d.judges[at].whole(state.NewPolicy(), i)
+			d.judges[at].whole(state.NewPolicy(), nil, i)
 		}
 		err := try(ctx, v, i)
 		switch {

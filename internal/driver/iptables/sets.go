@@ -125,8 +125,10 @@ func known(name string) (family int, kind string, ours bool) {
 			return i, kinds[of], true
 		case fabricKinds[of] != "":
 			return i, fabricKinds[of], true
-		case lookupKind(of) != "":
-			return i, lookupKind(of), true
+		case policyKinds[of] != "":
+			return i, policyKinds[of], true
+		case strings.HasPrefix(of, "P-") && lookupOf(of) != "":
+			return i, lookupOf(of), true
 		}
 	}
 	return 0, "", false

@@ -258,7 +258,7 @@ type plan struct {
 	changes []*change
 	leave   [2]string // what iptables-restore of the other variant shall do to remove our rules there
 	done    func()    // nil: nothing is changed
-	kept    int
+	kept    driver.Kept
 	of      parts
 	want    *state.State // of an adoption
 	trees   [2]*tree     // of an adoption, afterwards
@@ -292,7 +292,7 @@ func (p *plan) String() string {
 }
 
 // Kept implements driver.Plan.
-func (p *plan) Kept() driver.Kept { return driver.Kept{Services: p.kept} }
+func (p *plan) Kept() driver.Kept { return p.kept }
 
 // Apply implements driver.Plan.
 func (p *plan) Apply(ctx context.Context) error {
