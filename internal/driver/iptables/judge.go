@@ -14,13 +14,31 @@ import (
 //
 // A rule of iptables acts if all of its matches hold. A declared rule that asks for one of several
 // things becomes a rule for each combination, while these are few. Otherwise it becomes chains that
-// lead on: from an alternative that holds to the next list of alternatives, and where none holds to
-// the rest of the program. So the cost is the sum of the alternatives, and no chain comes back with
-// an outcome that only a mark could carry.
+// lead on, from an alternative that holds to the next list of alternatives, and at last to one that
+// marks the packet: a chain can return nothing else. So the cost is the sum of the alternatives.
+// The same mark has tiers follow one another where they are too many to lead on to each other.
 
 // mostCombined is how many rules a declared one may become, and mostNever how many sets a rule asks
 // a packet not to be in.
 const mostCombined, mostNever = 16, 16
+
+// mostNested is how many chains of tiers lead on to each other: the kernel follows no more than
+// sixteen in all, where iptables is of the variant nft.
+const mostNested = 4
+
+// matched is the bit of a packet's mark by which a chain says that it matches, or allows.
+const matched = "0x2000/0x2000"
+
+const (
+	matchedChain   = policyPrefix + "MATCHED"
+	unmatchedChain = policyPrefix + "UNMATCHED"
+)
+
+var (
+	setMatched = line{text: "-j MARK --set-xmark " + matched}
+	unmark     = line{text: "-j MARK --set-xmark 0x0/0x2000"}
+	ifMatch    = match{text: "-m mark --mark " + matched + " "}
+)
 
 // site is where programs judge.
 type site struct {
@@ -111,39 +129,65 @@ func (w writer) add(lines []line) string {
 	return name
 }
 
-// clause is a declared rule, and what befalls a packet that it matches.
-type clause struct {
-	*state.Rule
-	action line
+// tiers writes tiers, and then the end and some lines more, and returns their first chain.
+func (w writer) tiers(tiers []state.Tier, end string, last ...line) string {
+	stages := stagesOf(tiers)
+	if len(stages) > mostNested {
+		var lines []line
+		called := w
+		called.allow, w.chains[matchedChain] = "-g "+matchedChain, []string{setMatched.text}
+		for _, s := range stages {
+			lines = append(lines, line{text: "-j " + w.add(called.stage(s, "-j RETURN", unmark))}, ifMatch.then(w.then(line{text: w.allow})))
+		}
+		return w.add(append(append(lines, line{text: end}), last...))
+	}
+	next := end
+	for i, s := range slices.Backward(stages) {
+		lines := w.stage(s, next)
+		if i == 0 {
+			lines = append(lines, last...)
+		}
+		next = "-g " + w.add(lines)
+	}
+	return strings.TrimPrefix(next, "-g ")
 }
 
-// tiers writes tiers and returns their first chain. Those that nothing passes on to by name go on
-// in one chain.
-func (w writer) tiers(tiers []state.Tier, end string, last ...line) string {
-	var rules []clause
+// stagesOf splits tiers after each that has a rule which passes to the next. What follows a tier
+// that passes nothing on is left out.
+func stagesOf(tiers []state.Tier) (all [][]state.Tier) {
+	var stage []state.Tier
 	for i, t := range tiers {
-		next := ""
-		if passes(t) {
-			next = "-g " + w.tiers(tiers[i+1:], end)
-		}
-		for _, own := range t.Policies {
-			for j := range own.Rules {
-				r := &own.Rules[j]
-				rules = append(rules, clause{r, w.action(own.Policy, r, next)})
-			}
-		}
+		stage = append(stage, t)
 		switch {
+		case passes(t) && i+1 < len(tiers):
+			all = append(all, stage)
+			stage = nil
 		case t.Default == model.Deny:
-			isolated := line{text: w.denied}
-			for _, own := range t.Policies {
-				isolated.of = append(isolated.of, own.Policy)
-			}
-			return w.add(append(w.rules(rules, isolated), last...))
-		case next != "":
-			return w.add(append(w.rules(rules, line{text: next}), last...))
+			return append(all, stage)
 		}
 	}
-	return w.add(append(w.rules(rules, line{text: end}), last...))
+	return append(all, stage)
+}
+
+// stage returns the rules of tiers of which the last alone may have some that pass, after some
+// lines.
+func (w writer) stage(tiers []state.Tier, next string, lines ...line) []line {
+	end := line{text: next}
+	for _, t := range tiers {
+		for _, own := range t.Policies {
+			for i := range own.Rules {
+				r := &own.Rules[i]
+				lines = append(lines, w.rule(r, w.action(own.Policy, r, next))...)
+			}
+		}
+		if t.Default == model.Deny {
+			end.text = w.denied
+			for _, own := range t.Policies {
+				end.of = append(end.of, own.Policy)
+			}
+		}
+	}
+	return append(lines, end)
 }
 
 // passes reports whether a rule of the tier passes to the next.
@@ -168,43 +212,53 @@ func (w writer) action(key model.PolicyKey, r *state.Rule, next string) line {
 	return line{w.allow, decision{of, true}}
 }
 
-// rules returns what the rules become, and then the end.
-func (w writer) rules(rules []clause, end line) (lines []line) {
-	for i, r := range rules {
-		q := w.ask(r.Rule)
-		if q == nil {
-			continue // nothing matches
-		}
-		if all, few := q.combined(); few {
-			for _, m := range all {
-				lines = append(lines, m.then(r.action))
-			}
-			continue
-		}
-		rest := line{text: "-g " + w.add(w.rules(rules[i+1:], end))}
-		action := r.action
-		if r.Action == model.Log {
-			action = line{text: "-g " + w.add([]line{action, rest})}
-		}
-		for _, m := range q.never {
-			lines = append(lines, m.then(rest))
-		}
-		return append(lines, w.oneOf(q.lists, action, rest)...)
+// rule returns what a declared rule becomes.
+func (w writer) rule(r *state.Rule, action line) (lines []line) {
+	q := w.ask(r)
+	if q == nil {
+		return nil // nothing matches
 	}
-	return append(lines, end)
+	if all, few := q.combined(); few {
+		for _, m := range all {
+			lines = append(lines, m.then(action))
+		}
+		return lines
+	}
+	lines = []line{unmark}
+	for _, m := range q.never {
+		lines = append(lines, m.then(line{text: "-j RETURN"}))
+	}
+	lines = []line{{text: "-j " + w.add(append(lines, w.oneOf(q.lists)...))}}
+	if r.Action == model.Log {
+		return append(lines, ifMatch.then(action), unmark)
+	}
+	return append(lines, ifMatch.then(w.then(action)))
+}
+
+// then is an action that takes the mark off the packet, unless that is for others to do.
+func (w writer) then(action line) line {
+	w.chains[unmatchedChain] = []string{unmark.text}
+	switch action.text {
+	case w.denied, "-g " + matchedChain:
+	case "-j RETURN":
+		action.text = "-g " + unmatchedChain
+	default:
+		action.text = "-g " + w.add([]line{unmark, {text: action.text}})
+	}
+	return action
 }
 
 // oneOf writes lists of alternatives of which one must hold each, one list after the other.
-func (w writer) oneOf(lists [][]match, action, rest line) (lines []line) {
-	then := action
-	if len(lists) > 1 {
-		then = line{text: "-g " + w.add(w.oneOf(lists[1:], action, rest))}
+func (w writer) oneOf(lists [][]match) []line {
+	then := line{text: "-g " + matchedChain}
+	if w.chains[matchedChain] = []string{setMatched.text}; len(lists) > 1 {
+		then.text = "-g " + w.add(w.oneOf(lists[1:]))
 	}
-	return w.among(lists[0], then, rest)
+	return w.among(lists[0], then)
 }
 
 // among writes alternatives. Many ranges of ports are parted by what ports they are between.
-func (w writer) among(list []match, then, rest line) (lines []line) {
+func (w writer) among(list []match, then line) (lines []line) {
 	parts := list
 	if n := (len(list) + leafSize - 1) / leafSize; n > 1 {
 		parts = nil
@@ -214,13 +268,13 @@ func (w writer) among(list []match, then, rest line) (lines []line) {
 				parts = append(parts, part...)
 				continue
 			}
-			lines = append(lines, span.then(line{text: "-g " + w.add(w.among(part, then, rest))}))
+			lines = append(lines, span.then(line{text: "-g " + w.add(w.among(part, then))}))
 		}
 	}
 	for _, m := range parts {
 		lines = append(lines, m.then(then))
 	}
-	return append(lines, rest)
+	return lines
 }
 
 // match is what one rule asks for. Whatever asks for ports asks for the protocol too.

@@ -107,12 +107,22 @@ func (j *judge) keeps(have *image, want, last *state.Policy, keep driver.Keep) *
 		switch {
 		case is && now.equal(g), named && (!is || !was.equal(now)):
 		case is && (g.chain == anyChain || s.addr.IsValid() && there[sender].device != wanted[sender].device): // no policy applied, or to another pod
-		case !keep.Policy && (!is || !have.names(s, g, keep)): // want says all of what it does not lack
+		case !keep.Policy && (!is && !covered(want, s) || !have.names(s, g, keep)): // want says all of what it does not lack
 		default:
 			k.slots[s] = g
 		}
 	}
 	return k
+}
+
+// covered reports whether a slot is of a host endpoint that is wanted.
+func covered(p *state.Policy, s slot) bool {
+	for _, h := range p.Hosts {
+		if s.device == "-i "+h.Device || s.device == "-o "+h.Device {
+			return true
+		}
+	}
+	return false
 }
 
 // apply has what stays judge in an image.

@@ -160,7 +160,8 @@ func (f family) ends(p *state.Policy, i *image) {
 		own = f.equal(8, 72)
 	}
 	i.rule("filter", errorsChain, "-m bpf --bytecode "+own+" -j RETURN", "-g "+foreignChain)
-	i.rule("filter", deniedChain, "-m bpf --bytecode "+f.hairpin()+" -j RETURN", "-g "+dropChain(state.DropPolicy))
+	i.rule("filter", deniedChain, "-m bpf --bytecode "+f.hairpin()+" -g "+unmatchedChain, "-g "+dropChain(state.DropPolicy))
+	i.rule("filter", unmatchedChain, unmark.text)
 	i.rule("filter", anyChain)
 }
 

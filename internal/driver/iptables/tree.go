@@ -42,7 +42,9 @@ type goal struct {
 
 func (g goal) none() bool { return g.chain == "" && len(g.backends) == 0 }
 
-func (g goal) equal(o goal) bool { return g.chain == o.chain && g.device == o.device && slices.Equal(g.backends, o.backends) }
+func (g goal) equal(o goal) bool {
+	return g.chain == o.chain && g.device == o.device && slices.Equal(g.backends, o.backends)
+}
 
 // place is where a chain of the tree stands: all frontends below begin with so many bits of a key.
 type place struct {
