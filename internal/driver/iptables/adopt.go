@@ -25,7 +25,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 }
 
 func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep driver.Keep) (*plan, error) {
-	p := &plan{d: d, want: want, of: d.partsOf(want), kept: driver.Kept{
+	p := &plan{d: d, want: want, of: d.partsOf(want), keep: keep, kept: driver.Kept{
 		Senders: map[netip.Addr]bool{}, Receivers: map[netip.Addr]bool{}, Hosts: map[int]bool{}, Members: map[netip.Prefix]bool{},
 	}}
 	if p.of == (parts{}) {
@@ -58,11 +58,11 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 	if missing := (parts{!p.of.services, !p.of.policy}); !there.hold(missing) {
 		return nil, driver.ErrWhole
 	}
-	return p, d.compare(ctx, p, have, keep)
+	return p, d.compare(ctx, p, have)
 }
 
 // compare plans what leads from what there is to what is wanted.
-func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image, keep driver.Keep) error {
+func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
 	of := p.of
 	of.policy = of.policy || of.services && !d.policy // what an agent has left that judged
 	if of.policy {
@@ -83,12 +83,12 @@ func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image, keep driv
 			p.trees[i] = services[i].tree
 		}
 		if p.of.policy {
-			kept := d.judges[i].keeps(have[i], p.want.Policy, last, keep)
+			kept := d.judges[i].keeps(have[i], p.want.Policy, last, p.keep)
 			kept.note(&p.kept, d.judges[i].names)
 			enforced[i] = d.judges[i].whole(p.want.Policy, kept, wanted)
 		}
 		c := difference(f.v6, have[i].of(of), wanted)
-		if p.of.policy && keep.Policy {
+		if p.of.policy && p.keep.Policy {
 			d.judges[i].keepMembers(c, last, &p.kept)
 		}
 		if p.of.services && len(have[0].sets)+len(have[1].sets) == 0 {
@@ -117,7 +117,7 @@ func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image, keep driv
 			}
 		}
 		if p.of.policy {
-			d.state.Policy = p.want.Policy
+			d.state.Policy, d.programsAside = p.want.Policy, nil
 			d.enforcing(enforced)
 		}
 	}

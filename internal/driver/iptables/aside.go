@@ -19,7 +19,10 @@ import (
 func (d *Driver) SetAside() []driver.SetAside {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.Compact(slices.SortedFunc(maps.Values(d.aside), driver.SetAside.Compare))
+	all := slices.Concat(slices.Collect(maps.Values(d.programsAside))...)
+	all = slices.AppendSeq(all, maps.Values(d.aside))
+	slices.SortFunc(all, driver.SetAside.Compare)
+	return slices.Compact(all)
 }
 
 // refused reports whether the kernel refuses what it was asked for, so that a part of it may pass.
@@ -32,33 +35,124 @@ func refused(err error) bool {
 			!errors.Is(err, unix.EPERM) && (errors.As(err, &exit) && exit.Exited() || errors.As(err, &errno))
 }
 
-// admit carries out a plan that was refused as a whole, without the frontends that are to blame.
+// admit carries out a plan that was refused as a whole, without the programs and the frontends that
+// are to blame.
 func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
-	base, new := p.want, p.delta.Services.Frontends
+	base, new, aside, programs := p.want, p.delta.Services.Frontends, d.aside, d.programsAside
 	if base == nil {
-		base = d.state.Clone() // the frontends that change are at first what they were
-		rest := p.delta
-		rest.Services.Frontends = nil
-		base.Apply(rest)
-	} else if p.of.services {
-		base, new = base.Clone(), p.suspects()
+		base = d.state.Clone()
+		base.Apply(p.delta)
+		for k := range new { // at first they are what they were
+			if base.Services.Frontends[k] = d.state.Services.Frontends[k]; base.Services.Frontends[k] == nil {
+				delete(base.Services.Frontends, k)
+			}
+		}
+	} else {
+		base, aside, programs = base.Clone(), nil, nil
+		if p.of.services {
+			new = p.suspects()
+		}
 		for k := range new {
 			delete(base.Services.Frontends, k)
 		}
 	}
-	aside := d.aside
-	if err := d.adoptAgain(ctx, base); err != nil {
+	if p.of.policy {
+		found, err := d.refusedPrograms(ctx, base.Policy)
+		if err != nil {
+			return errors.Join(refusal, err)
+		}
+		for id := range found {
+			delete(base.Policy.Programs, id)
+		}
+		programs = maps.Clone(programs)
+		maps.DeleteFunc(programs, func(id state.ProgramID, _ []driver.SetAside) bool {
+			_, named := p.delta.Policy.Programs[id]
+			return named
+		})
+		if maps.Copy(found, programs); len(found) > 0 {
+			programs = found
+		}
+	}
+	if err := d.adoptAgain(ctx, base, p.keep); err != nil {
 		return errors.Join(refusal, err)
 	}
-	if p.want == nil {
-		d.aside = aside
-	}
+	d.aside, d.programsAside = aside, programs
 	return d.admitFrontends(ctx, new)
 }
 
+// refusedPrograms finds the programs that the kernel does not take, in a network namespace of its
+// own.
+func (d *Driver) refusedPrograms(ctx context.Context, p *state.Policy) (map[state.ProgramID][]driver.SetAside, error) {
+	found := map[state.ProgramID][]driver.SetAside{}
+	ids := slices.Sorted(maps.Keys(p.Programs))
+	err := d.eachRefused(ctx, p, ids, func(id state.ProgramID, refusal error) error {
+		blamed, err := d.blamed(ctx, p, id)
+		for _, k := range blamed {
+			found[id] = append(found[id], driver.SetAside{Kind: string(k.Kind), Name: k.Name, InForce: model.InForceDeny,
+				Reason: fmt.Sprintf("the kernel refuses what is made of it: %v; nothing is allowed at the pods and host endpoints that it selects, everything else works", refusal)})
+		}
+		return err
+	})
+	return found, err
+}
+
+// eachRefused yields those programs of a policy that are refused, each alone, with the refusal.
+func (d *Driver) eachRefused(ctx context.Context, p *state.Policy, ids []state.ProgramID, yield func(state.ProgramID, error) error) error {
+	part := *p
+	part.Programs = map[state.ProgramID]*state.Program{}
+	for _, id := range ids {
+		part.Programs[id] = p.Programs[id]
+	}
+	err := d.tryPolicy(ctx, &part)
+	switch {
+	case err == nil || !refused(err):
+		return err
+	case len(ids) == 0:
+		return nil // it is not about programs
+	case len(ids) == 1:
+		return yield(ids[0], err)
+	}
+	half := len(ids) / 2
+	return errors.Join(d.eachRefused(ctx, p, ids[:half], yield), d.eachRefused(ctx, p, ids[half:], yield))
+}
+
+// blamed are those of a program's policies that are refused alone; all, if none is.
+func (d *Driver) blamed(ctx context.Context, p *state.Policy, id state.ProgramID) (found []model.PolicyKey, err error) {
+	whole := p.Programs[id]
+	for _, k := range whole.Declared() {
+		one := *whole
+		one.Tiers = slices.Clone(whole.Tiers)
+		for i := range one.Tiers {
+			one.Tiers[i].Policies = slices.DeleteFunc(slices.Clone(one.Tiers[i].Policies), func(own *state.PolicyRules) bool { return own.Policy != k })
+		}
+		part := *p
+		part.Programs = map[state.ProgramID]*state.Program{id: &one}
+		if err := d.tryPolicy(ctx, &part); refused(err) {
+			found = append(found, k)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	if len(found) == 0 {
+		found = whole.Declared()
+	}
+	return found, nil
+}
+
+// tryPolicy has the kernel take a policy in a network namespace of its own.
+func (d *Driver) tryPolicy(ctx context.Context, p *state.Policy) error {
+	for _, j := range d.judges {
+		fresh := &judge{family: j.family, names: j.names, written: map[writtenAt]*written{}}
+		if err := try(ctx, d.chosen, fresh.enforce(p, nil).image, j.v6, d.refuse); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // adoptAgain brings the kernel from whatever a refusal has left in step with services.
-func (d *Driver) adoptAgain(ctx context.Context, s *state.State) error {
-	p, err := d.planAdoption(ctx, s, driver.Keep{})
+func (d *Driver) adoptAgain(ctx context.Context, s *state.State, keep driver.Keep) error {
+	p, err := d.planAdoption(ctx, s, keep)
 	if err != nil {
 		return err
 	}
@@ -70,15 +164,15 @@ func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKe
 	if len(change) == 0 {
 		return nil
 	}
-	held, aside := d.state, maps.Clone(d.aside)
+	held, aside, programs := d.state, maps.Clone(d.aside), d.programsAside
 	refusal := d.applyFrontends(ctx, change)
 	if refusal == nil || !refused(refusal) {
 		return refusal
 	}
-	if err := d.adoptAgain(ctx, held.Clone()); err != nil {
+	if err := d.adoptAgain(ctx, held.Clone(), driver.Keep{}); err != nil {
 		return errors.Join(refusal, err)
 	}
-	d.aside = aside
+	d.aside, d.programsAside = aside, programs
 	keys := slices.SortedFunc(maps.Keys(change), state.FrontendKey.Compare)
 	if len(keys) > 1 {
 		for _, half := range [][]state.FrontendKey{keys[:len(keys)/2], keys[len(keys)/2:]} {

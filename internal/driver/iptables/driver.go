@@ -56,6 +56,8 @@ type Driver struct {
 	trees    [2]*tree
 	uses     [2]map[string]int // of chains and sets that frontends share, by how many
 	aside    map[state.FrontendKey]driver.SetAside
+	// programsAside are what the kernel refuses of policies. The state lacks these programs.
+	programsAside map[state.ProgramID][]driver.SetAside
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -76,7 +78,7 @@ func open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: func(*change) error { return nil }}
+	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: nothing}
 	if d.log == nil {
 		d.log = slog.Default()
 	}

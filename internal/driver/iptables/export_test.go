@@ -5,19 +5,52 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 )
 
-// OpenRefusing opens a driver whose kernel refuses to have frontends at some addresses.
-func OpenRefusing(o Options, refused func(netip.Addr) bool) (*Driver, error) {
+// OpenRefusing opens a driver whose kernel refuses to have frontends at some addresses, and rules of
+// some policies.
+func OpenRefusing(o Options, frontends func(netip.Addr) bool, policies func(model.PolicyKey) bool) (*Driver, error) {
 	d, err := open(o)
 	if err != nil {
 		return nil, err
 	}
 	d.refuse = func(c *change) error {
 		for _, m := range c.add {
-			if strings.HasSuffix(m.set, setFrontends) && refused(m.addr) {
+			if strings.HasSuffix(m.set, setFrontends) && frontends(m.addr) {
 				return unix.EINVAL
 			}
+		}
+		for _, named := range strings.Split(c.restore, "--comment \"")[1:] {
+			name, _, _ := strings.Cut(named, "\"")
+			var k model.PolicyKey
+			if err := k.UnmarshalText([]byte(name)); err == nil && policies(k) {
+				return unix.EINVAL
+			}
+		}
+		return nil
+	}
+	return d, nil
+}
+
+// OpenFailing opens a driver whose changes of a part fail for which failing answers true, as if
+// others were at work.
+func OpenFailing(o Options, failing func(reconcile.Part) bool) (*Driver, error) {
+	d, err := open(o)
+	if err != nil {
+		return nil, err
+	}
+	d.refuse = func(c *change) error {
+		policy := strings.Contains(c.restore, ":"+toChain+" ")
+		for _, m := range c.add {
+			if strings.HasSuffix(m.set, setFrontends) && failing(reconcile.Services) {
+				return ErrLocked
+			}
+		}
+		if policy && failing(reconcile.Policy) && strings.Contains(c.restore, "-d 10.") {
+			return ErrLocked
 		}
 		return nil
 	}

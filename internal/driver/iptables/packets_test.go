@@ -7,6 +7,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/iptables"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 )
 
 // each runs a test with each variant of iptables.
@@ -33,6 +35,27 @@ func TestUpgrade(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	drivertest.Refusals(t, func(refused func(netip.Addr) bool) (driver.Driver, error) {
-		return iptables.OpenRefusing(iptables.Options{Variant: iptables.Legacy}, refused)
+		return iptables.OpenRefusing(iptables.Options{Variant: iptables.Legacy}, refused, func(model.PolicyKey) bool { return false })
 	})
+}
+
+// withPolicy are the options for a variant.
+func withPolicy(v iptables.Variant) iptables.Options {
+	return iptables.Options{Options: driver.Options{Policy: true}, Variant: v}
+}
+
+func TestRefusedPolicies(t *testing.T) {
+	drivertest.RefusedPolicies(t, func(refused func(model.PolicyKey) bool) (driver.Driver, error) {
+		return iptables.OpenRefusing(withPolicy(iptables.Legacy), func(netip.Addr) bool { return false }, refused)
+	})
+}
+
+// What another driver has in place of this one's is the rules of the other variant.
+func TestFailingParts(t *testing.T) {
+	with := func(v iptables.Variant) func(func(reconcile.Part) bool) (driver.Driver, error) {
+		return func(failing func(reconcile.Part) bool) (driver.Driver, error) {
+			return iptables.OpenFailing(withPolicy(v), failing)
+		}
+	}
+	drivertest.FailingParts(t, with(iptables.Legacy), with(iptables.NFTables))
 }

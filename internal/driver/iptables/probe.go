@@ -41,23 +41,24 @@ func requirement(name, since, modules string, rules ...string) *probe.Requiremen
 			at := strings.SplitN(r, " ", 3)
 			i.rule(at[0], at[1], at[2])
 		}
-		return try(ctx, plainVariant(ctx), i)
+		return try(ctx, plainVariant(ctx), i, false, nothing)
 	}}
 }
 
-// try has the kernel take an image for IPv4 in a network namespace of its own.
-func try(ctx context.Context, v Variant, i *image) error {
+// nothing is refused by tests.
+func nothing(*change) error { return nil }
+
+// try has the kernel take an image in a network namespace of its own.
+func try(ctx context.Context, v Variant, i *image, v6 bool, refuse func(*change) error) error {
 	return netns.Apart(func() error {
 		d, err := open(Options{Variant: v})
 		if err != nil {
 			return err
 		}
-		return errors.Join(d.carryOut(ctx, v, difference(i.v6(), newImage(), i)), d.Close())
+		d.refuse = refuse
+		return errors.Join(d.carryOut(ctx, v, difference(v6, newImage(), i)), d.Close())
 	})
 }
-
-// v6 reports whether the image is of IPv6.
-func (i *image) v6() bool { return i.sets[(family{v6: true}).name(setIPs)] != nil }
 
 // Probe implements driver.Driver: it tries the whole program of both families in a network
 // namespace of its own. Where the kernel refuses that, the requirements say what it lacks.
@@ -77,7 +78,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 		if d.policy {
 			d.judges[at].whole(state.NewPolicy(), nil, i)
 		}
-		err := try(ctx, v, i)
+		err := try(ctx, v, i, f.v6, nothing)
 		switch {
 		case errors.Is(err, netns.ErrApart):
 			return nil // the first change will tell

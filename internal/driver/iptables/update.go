@@ -59,6 +59,9 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 		}
 		if p.of.policy {
 			d.state.Policy = policy
+			for id := range delta.Policy.Programs {
+				delete(d.programsAside, id)
+			}
 			d.enforcing(enforced)
 		}
 	}
@@ -256,8 +259,9 @@ func (f family) frontendTree() *tree {
 type plan struct {
 	d       *Driver
 	changes []*change
-	leave   [2]string // what iptables-restore of the other variant shall do to remove our rules there
-	done    func()    // nil: nothing is changed
+	leave   [2]string   // what iptables-restore of the other variant shall do to remove our rules there
+	done    func()      // nil: nothing is changed
+	keep    driver.Keep // of an adoption
 	kept    driver.Kept
 	of      parts
 	want    *state.State // of an adoption
