@@ -70,6 +70,7 @@ var modes = []*mode{
 	{
 		name:     "iptables",
 		services: append(slices.Clone(iptables.Requirements), conntrack.Requirement),
+		policy:   append(slices.Clone(iptables.PolicyRequirements), nflog.Requirement),
 		open: func(f *modeFlags, o driver.Options) (driver.Driver, error) {
 			return iptables.Open(iptables.Options{Options: o, Variant: iptables.Variant(f.variant)})
 		},

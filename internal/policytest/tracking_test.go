@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -58,6 +59,9 @@ func TestResetUnderAnothersAddress(t *testing.T) {
 // becomes part of what that one sends.
 func TestFragmentUnderAnothersAddress(t *testing.T) {
 	k := openKernel(t, "fragment", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	if can := k.driver.Capabilities(); can.Can&driver.Fragments == 0 {
+		t.Skipf("the driver %s does not support this: it lacks %s", can.Name, driver.Fragments)
+	}
 	k.declare(t, row{})
 	for family := range Families {
 		for i, host := range []string{"a", "c"} {

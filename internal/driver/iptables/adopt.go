@@ -17,7 +17,7 @@ import (
 )
 
 // Adopt implements driver.Driver. Where the kernel has frontends that are to be kept, the plan
-// changes nothing: frontends share chains, and one alone can't be had from them.
+// changes nothing of services: frontends share chains, and one alone can't be had from them.
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -47,22 +47,38 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 			return nil, err
 		}
 		for c := range have[i].chains {
-			there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
+			if !c.builtin() {
+				there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
+			}
 		}
+	}
+	elsewhere := false
+	for i, f := range d.families {
+		if p.leave[i], err = d.removal(ctx, v.other(), f.v6); err != nil {
+			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", v.other(), "error", err)
+		}
+		elsewhere = elsewhere || p.leave[i] != ""
 	}
 	if p.of.services && keep.Services {
-		if p.kept.Services = d.keeps(sets, want.Services); p.kept.Services > 0 {
-			return p, nil
-		}
+		p.kept.Services = d.keeps(sets, want.Services)
+		p.of.services = p.kept.Services == 0
 	}
-	if missing := (parts{!p.of.services, !p.of.policy}); !there.hold(missing) {
+	switch missing := (parts{!p.of.services, !p.of.policy}); {
+	case elsewhere && keep.Any() && there == parts{policy: !d.policy}:
+		p.kept.Services, p.kept.Policy = max(1, p.kept.Services), 1 // rules of the other variant can't be kept in part
+		p.of = parts{}
+	case p.of != parts{} && !there.hold(missing):
 		return nil, driver.ErrWhole
 	}
-	return p, d.compare(ctx, p, have)
+	if p.of == (parts{}) {
+		p.leave = [2]string{}
+		return p, nil
+	}
+	return p, d.compare(p, have, func(f family) []membership { return d.rememberOthers(ctx, f, want.Services) })
 }
 
 // compare plans what leads from what there is to what is wanted.
-func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
+func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []membership) error {
 	of := p.of
 	of.policy = of.policy || of.services && !d.policy // what an agent has left that judged
 	if of.policy {
@@ -92,23 +108,16 @@ func (d *Driver) compare(ctx context.Context, p *plan, have [2]*image) error {
 			d.judges[i].keepMembers(c, last, &p.kept)
 		}
 		if p.of.services && len(have[0].sets)+len(have[1].sets) == 0 {
-			c.add = append(c.add, d.rememberOthers(ctx, f, p.want.Services)...)
+			c.add = append(c.add, clients(f)...)
 		}
 		p.changes = append(p.changes, c)
-		leave, err := d.removal(ctx, d.chosen.other(), f.v6)
-		if err != nil {
-			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", d.chosen.other(), "error", err)
-		}
-		p.leave[i] = leave
 	}
 	p.done = func() {
 		if d.state == nil {
 			d.state = &state.State{}
 		}
 		d.adopted.set(p.of, true)
-		if p.kept.Policy > 0 {
-			d.adopted.policy = false
-		}
+		d.adopted.set(parts{p.kept.Services > 0, p.kept.Policy > 0}, false)
 		d.compared, d.doubt = time.Now(), false
 		if p.of.services {
 			d.state.Services, d.aside = p.want.Services, nil

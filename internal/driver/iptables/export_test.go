@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -43,13 +44,9 @@ func OpenFailing(o Options, failing func(reconcile.Part) bool) (*Driver, error) 
 		return nil, err
 	}
 	d.refuse = func(c *change) error {
-		policy := strings.Contains(c.restore, ":"+toChain+" ")
-		for _, m := range c.add {
-			if strings.HasSuffix(m.set, setFrontends) && failing(reconcile.Services) {
-				return ErrLocked
-			}
-		}
-		if policy && failing(reconcile.Policy) && strings.Contains(c.restore, "-d 10.") {
+		services := slices.ContainsFunc(c.add, func(m membership) bool { return strings.HasSuffix(m.set, setFrontends) })
+		policy := strings.Contains(c.restore, "-A "+toChain+" -d ")
+		if services && failing(reconcile.Services) || policy && failing(reconcile.Policy) {
 			return ErrLocked
 		}
 		return nil

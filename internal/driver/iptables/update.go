@@ -310,7 +310,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		return errors.New("apply a plan a second time")
 	}
 	if p.spent = true; p.done == nil {
-		d.adopted.set(p.of, false)
+		d.adopted.set(parts{p.kept.Services > 0, p.kept.Policy > 0}, false)
 		return nil
 	}
 	err := d.apply(ctx, p)
