@@ -129,7 +129,7 @@ func (f family) forward(i *image) {
 	i.rule("filter", passChain, errors, helped,
 		"-p "+number(f.icmp())+" -m conntrack --ctstate INVALID -j "+foreignChain,
 		"-j "+sentChain, "-j "+receivedChain)
-	i.rule("filter", localChain, errors, helped, "-i lo -j RETURN")
+	i.rule("filter", localChain, "-i lo -j RETURN", errors, helped)
 	if f.v6 {
 		i.rule("filter", localChain, "-p ipv6-icmp -g "+neighbourChain)
 		// What a host on a link sends. It never leaves the link, so that it is asked for only

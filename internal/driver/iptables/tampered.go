@@ -14,8 +14,8 @@ import (
 )
 
 // trace is what tells at little cost whether rules of ours may be gone: for both families and the
-// tables filter and nat.
-type trace [2][2]count
+// tables filter, nat, and raw where there is policy.
+type trace [2][3]count
 
 // count counts rules of a table. In the variant legacy these are all, and their bytes; in the
 // other they are those of ours that others lead to, and how many lead there.
@@ -42,7 +42,25 @@ const cannotLook = "cannot look for changes of iptables by others"
 func (d *Driver) look(ctx context.Context) error {
 	now, err := d.trace(ctx)
 	d.doubt = d.doubt || err == nil && now != d.seen
+	if err == nil && d.adopted.policy {
+		err = d.lookAtDevices()
+	}
 	return err
+}
+
+// lookAtDevices notes whether an interface has another name than in our rules, or came to have one.
+func (d *Driver) lookAtDevices() error {
+	before := d.judges[0].names
+	if err := d.nameDevices(); err != nil {
+		return err
+	}
+	names := d.judges[0].names
+	for _, devices := range []map[int]struct{}{d.state.Policy.PodDevices, d.state.Policy.HostDevices} {
+		for index := range devices {
+			d.doubt = d.doubt || names[index] != before[index]
+		}
+	}
+	return nil
 }
 
 // trace reads the trace.
@@ -52,7 +70,10 @@ func (d *Driver) trace(ctx context.Context) (t trace, err error) {
 	}
 	var errs []error
 	for i, f := range d.families {
-		for j, table := range []string{"filter", "nat"} {
+		for j, table := range []string{"filter", "nat", "raw"} {
+			if table == "raw" && !d.policy { // to ask for a table of the variant legacy makes it
+				continue
+			}
 			read := d.countLegacy
 			if d.chosen == NFTables {
 				read = d.countOurs
@@ -120,7 +141,8 @@ func countOurs(f family, table string) (c count, err error) {
 		t.Family = nftables.TableFamilyIPv6
 	}
 	names := map[string][]string{
-		"filter": {"FORWARD", "INPUT", "OUTPUT", forwardChain, inputChain, unservedChain},
+		"filter": {"FORWARD", "INPUT", "OUTPUT", forwardChain, inputChain, unservedChain, passChain, localChain, sentChain, receivedChain},
+		"raw":    {"PREROUTING", arrivalChain},
 		"nat":    {"PREROUTING", "OUTPUT", "POSTROUTING", servicesChain, postChain, treeChain},
 	}
 	for _, name := range names[table] {

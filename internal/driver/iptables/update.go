@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
@@ -376,11 +378,30 @@ func (d *Driver) carryOut(ctx context.Context, v Variant, c *change) error {
 		return err
 	}
 	for _, name := range c.destroy {
-		if err := d.ns.IpsetDestroy(name); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := d.destroySet(ctx, name); err != nil {
 			return fmt.Errorf("destroy ipset %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// destroySet destroys a set that nothing refers to. nftables lets go of it some time after the
+// transaction that removes its last rule.
+func (d *Driver) destroySet(ctx context.Context, name string) error {
+	for end := time.Now().Add(time.Second); ; {
+		err := d.ns.IpsetDestroy(name)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return nil
+		case !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) || time.Now().After(end):
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // change adds or deletes some of the elements.
