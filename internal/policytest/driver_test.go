@@ -24,8 +24,8 @@ func TestIPTables(t *testing.T) {
 	before := openDriver
 	defer func() { openDriver = before }()
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
-		openDriver = func(o driver.Options, _ bool) (driver.Driver, error) {
-			return iptables.Open(iptables.Options{Options: o, Variant: v})
+		openDriver = func(o driver.Options, apart bool) (driver.Driver, error) {
+			return iptables.Open(iptables.Options{Options: o, Variant: v, Apart: apart})
 		}
 		t.Run(string(v), func(t *testing.T) {
 			for _, test := range []struct {
@@ -34,6 +34,7 @@ func TestIPTables(t *testing.T) {
 			}{
 				{"Rows", TestRows}, {"LargePolicies", TestLargePolicies}, {"LargePolicyChanges", TestLargePolicyChanges}, {"MisnamedNodePackets", TestMisnamedNodePackets},
 				{"Netpol", TestNetpol}, {"Conformance", TestConformance}, {"RandomPackets", TestRandomPackets},
+				{"RandomPacketsApart", TestRandomPacketsApart}, {"MarkOfWhatReachesItself", TestMarkOfWhatReachesItself},
 				{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"KeepEstablished", TestKeepEstablished},
 				{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"PathMTU", TestPathMTU},
 				{"Neighbours", TestNeighbours}, {"NeighbourDiscoveryOffTheLink", TestNeighbourDiscoveryOffTheLink},

@@ -109,7 +109,13 @@ func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at rule
 	if err != nil {
 		return err
 	}
-	for _, table := range []string{"raw", "mangle", "filter"} {
+	used := map[string]bool{}
+	if now := d.enforced[family]; now != nil {
+		for c := range now.chains {
+			used[c.table] = true
+		}
+	}
+	for table := range used {
 		out, err := d.run(ctx, v, family == 1, "save", "", "-c", "-t", table)
 		if err != nil {
 			return fmt.Errorf("read counters: %w", err)

@@ -1,7 +1,7 @@
 // Package iptables carries out services and policy of the desired state with iptables, of either
-// variant, and ipset. iptables has no map from a frontend to a backend, so there is a rule for each backend;
-// but a new connection walks a tree of chains and no list of services, and what else is asked of a
-// connection are rules of a constant number, over ipsets.
+// variant, and ipset. iptables has no map from a frontend to a backend, so there is a rule for each
+// backend; but a new connection walks a tree of chains and no list of services, and what else is
+// asked of a connection are rules of a constant number, over ipsets.
 //
 // What was programmed outlives the driver in the kernel alone. An adoption compares the text of our
 // rules with what iptables-save prints, and the elements of our sets.
@@ -29,6 +29,8 @@ type Options struct {
 	Variant Variant
 	// LockWait is how long a change waits for the lock of xtables; 0: 10 seconds.
 	LockWait time.Duration
+	// Apart has what rules of policy ask for written as it is for large ones, for tests.
+	Apart bool
 }
 
 // Driver programs the network namespace of the thread that opened it.
@@ -86,7 +88,7 @@ func open(o Options) (*Driver, error) {
 		d.wait = 10 * time.Second
 	}
 	for i := range d.families {
-		d.families[i] = family{v6: i == 1, fabric: o.Fabric}
+		d.families[i] = family{v6: i == 1, fabric: o.Fabric, apart: o.Apart}
 		d.judges[i] = &judge{family: d.families[i], written: map[writtenAt]*written{}}
 	}
 	d.close = sync.OnceValue(ns.Close)

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/reconcile"
 )
 
-// OpenRefusing opens a driver whose kernel refuses to have frontends at some addresses, and rules of
-// some policies.
+// OpenRefusing opens a driver whose kernel refuses to have frontends at some addresses, and rules
+// of some policies.
 func OpenRefusing(o Options, frontends func(netip.Addr) bool, policies func(model.PolicyKey) bool) (*Driver, error) {
 	d, err := open(o)
 	if err != nil {

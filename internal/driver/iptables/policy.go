@@ -377,8 +377,8 @@ func (j *judge) update(have *state.Policy, d state.PolicyDelta, next *state.Poli
 	return now
 }
 
-// enforced is what the kernel has of policy: the chains, and the sets without what comes and goes in
-// them.
+// enforced is what the kernel has of policy: the chains, and the sets without what comes and goes
+// in them.
 type enforced struct {
 	*image
 	lookups map[lookup]bool

@@ -65,8 +65,8 @@ func (m *met) follow(name string, depth int) {
 	}
 }
 
-// matches looks at addresses, interfaces, and TCP of a new connection to port 80. What is in sets is
-// so.
+// matches looks at addresses, interfaces, and TCP of a new connection to port 80. What is in sets
+// is so.
 func (m *met) matches(words []string) bool {
 	for i, w := range words[:len(words)-1] {
 		not := i > 0 && words[i-1] == "!"

@@ -57,6 +57,7 @@ var tables = []string{"raw", "mangle", "filter", "nat"}
 type family struct {
 	v6     bool
 	fabric bool
+	apart  bool // see Options.Apart
 }
 
 // holds reports whether an address is of the family.

@@ -11,9 +11,9 @@ import (
 )
 
 // tree is how a connection finds its frontend, or a pod: a radix tree of chains over address,
-// protocol and port; pods have addresses alone. A chain with few frontends asks for each, one with more asks for the next two bits in which
-// they differ. Its shape depends on the set of frontends alone, and one frontend more or less
-// changes the chains on the way to it, and no others.
+// protocol and port; pods have addresses alone. A chain with few frontends asks for each, one with
+// more asks for the next two bits in which they differ. Its shape depends on the set of frontends
+// alone, and one frontend more or less changes the chains on the way to it, and no others.
 type tree struct {
 	bits int                 // of an address
 	keys []state.FrontendKey // sorted
