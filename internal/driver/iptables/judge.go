@@ -29,8 +29,9 @@ var (
 	apartLimits = limits{combined: 1, never: 0, nested: 1} // nearly everything is written with it
 )
 
-// matched is the bit of a packet's mark by which a chain says that it matches, or allows.
-const matched = "0x2000/0x2000"
+// matched is the bit of a packet's mark by which a chain says that it matches, or allows. Neither
+// kube-proxy nor the CNI plugin portmap uses it, nor another mode of ours.
+const matched = "0x800/0x800"
 
 const (
 	matchedChain   = policyPrefix + "MATCHED"
@@ -39,7 +40,7 @@ const (
 
 var (
 	setMatched = line{text: "-j MARK --set-xmark " + matched}
-	unmark     = line{text: "-j MARK --set-xmark 0x0/0x2000"}
+	unmark     = line{text: "-j MARK --set-xmark 0x0/0x800"}
 	ifMatch    = match{text: "-m mark --mark " + matched + " "}
 )
 
