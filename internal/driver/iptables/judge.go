@@ -90,11 +90,14 @@ type writer struct {
 	site
 	limits
 	*written
+	// names are rules that no packet comes to: they name the policies, for people and for
+	// adoptions, and tell apart the chains of programs that count for different ones.
+	names []line
 }
 
 // write translates a program.
 func (f family) write(at site, p *state.Program) *written {
-	w := writer{f, at, usualLimits, &written{chains: map[string][]string{}, lookups: map[lookup]bool{}, decide: map[ruleAt]decision{}}}
+	w := writer{family: f, site: at, limits: usualLimits, written: &written{chains: map[string][]string{}, lookups: map[lookup]bool{}, decide: map[ruleAt]decision{}}}
 	if f.apart {
 		w.limits = apartLimits
 	}
@@ -102,11 +105,10 @@ func (f family) write(at site, p *state.Program) *written {
 	if p.Default == model.Deny {
 		end = at.denied
 	}
-	var names []line // for people, and for adoptions: no packet comes there
 	for _, k := range p.Declared() {
-		names = append(names, line{text: comment(k) + " -j RETURN"})
+		w.names = append(w.names, line{text: comment(k) + " -j RETURN"})
 	}
-	w.entry = w.tiers(p.Tiers, end, names...)
+	w.entry = w.tiers(p.Tiers, end)
 	return w.written
 }
 
@@ -137,19 +139,15 @@ func (w writer) add(lines []line) string {
 	return name
 }
 
-// tiers writes tiers, and then the end and some lines more, and returns their first chain.
-func (w writer) tiers(tiers []state.Tier, end string, last ...line) string {
+// tiers writes tiers, and then the end, and returns their first chain.
+func (w writer) tiers(tiers []state.Tier, end string) string {
 	stages := stagesOf(tiers)
 	if len(stages) > w.nested {
-		return w.add(append(w.sequence(tiers, end), last...))
+		return w.add(append(w.sequence(tiers, end), w.names...))
 	}
 	next := end
-	for i, s := range slices.Backward(stages) {
-		lines := w.stage(s, next)
-		if i == 0 {
-			lines = append(lines, last...)
-		}
-		next = "-g " + w.add(lines)
+	for _, s := range slices.Backward(stages) {
+		next = "-g " + w.add(w.stage(s, next))
 	}
 	return strings.TrimPrefix(next, "-g ")
 }
@@ -189,7 +187,8 @@ func stagesOf(tiers []state.Tier) (all [][]state.Tier) {
 	return append(all, stage)
 }
 
-// stage returns the rules of tiers of which the last alone may have some that pass, and the end.
+// stage returns the rules of tiers of which the last alone may have some that pass, the end, and
+// the names.
 func (w writer) stage(tiers []state.Tier, next string) []line {
 	end := line{text: next}
 	if last := len(tiers) - 1; last >= 0 && tiers[last].Default == model.Deny {
@@ -198,7 +197,7 @@ func (w writer) stage(tiers []state.Tier, next string) []line {
 			end.of = append(end.of, own.Policy)
 		}
 	}
-	return append(w.rules(tiers, next), end)
+	return append(append(w.rules(tiers, next), end), w.names...)
 }
 
 // rules returns the rules of tiers.

@@ -41,12 +41,14 @@ type met struct {
 	image       *image
 	from, to    netip.Addr
 	in          string
+	port        int
 	rules, deep int
+	marked      bool // it came to where packets are marked
 }
 
 // follow returns whether the packet leaves the chain by its end.
 func (m *met) follow(name string, depth int) {
-	m.deep = max(m.deep, depth)
+	m.deep, m.marked = max(m.deep, depth), m.marked || name == matchedChain
 	for _, r := range m.image.chains[chain{"filter", name}] {
 		m.rules++
 		words := strings.Fields(r)
@@ -82,7 +84,15 @@ func (m *met) matches(words []string) bool {
 			holds = v == "tcp"
 		case "--ctstate":
 			holds = strings.Contains(v, "NEW")
-		case "--bytecode", "--label":
+		case "--dport", "--dports":
+			holds = slices.ContainsFunc(strings.Split(v, ","), func(ports string) bool {
+				var first, last int
+				if n, _ := fmt.Sscanf(ports, "%d:%d", &first, &last); n < 2 {
+					last = first
+				}
+				return first <= m.port && m.port <= last
+			})
+		case "--bytecode", "--label", "--mark":
 			holds = false
 		}
 		if holds == not {
@@ -122,6 +132,30 @@ func TestPolicyRulesMet(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Many ranges of ports are parted by chains, and what is in none of them may still be a port with a
+// name.
+func TestManyPorts(t *testing.T) {
+	for _, named := range [][]state.SetID{nil, {7}} {
+		ports := &state.Ports{ID: 1, Named: named}
+		for i := range 3000 {
+			ports.Ranges = append(ports.Ranges, state.PortRange{Protocol: model.TCP, First: uint16(10*i + 1), Last: uint16(10*i + 3)})
+		}
+		own := &state.PolicyRules{Rules: []state.Rule{{Action: model.Allow, Destination: state.End{Ports: ports}}}}
+		w := family{}.write(podSite, &state.Program{Tiers: []state.Tier{{Default: model.Deny, Policies: []*state.PolicyRules{own}}}})
+		i := newImage()
+		for name, rules := range w.chains {
+			i.rule("filter", name, rules...)
+		}
+		for port, in := range map[int]bool{0: false, 1: true, 3: true, 4: false, 29_991: true, 29_994: false, 60_000: false} {
+			m := &met{image: i, port: port}
+			m.follow(w.entry, 1)
+			if want := in || named != nil; m.marked != want || m.rules > 80 {
+				t.Errorf("port %d matches: %v, want %v, after %d rules", port, m.marked, want, m.rules)
+			}
+		}
 	}
 }
 
