@@ -26,7 +26,7 @@ func policed(pods int, address func(int) netip.Addr) *state.State {
 		group, id := state.SetID(i+1), state.ProgramID(fmt.Sprint("program ", i))
 		own := &state.PolicyRules{ID: string(id), Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: fmt.Sprint("p", i)}},
 			Rules: []state.Rule{{Action: model.Allow, Protocol: uint8(model.TCP), Source: state.End{In: []state.Term{{Groups: []state.SetID{group}}}},
-				Destination: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: uint16(i), Last: uint16(i)}}}}}}}
+				Destination: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}}}
 		p.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{own}}}}
 		p.Groups[group] = map[netip.Addr]struct{}{address(i + 1): {}}
 		p.Workloads[address(i)] = &state.Workload{Pod: model.Name{Namespace: "shop", Name: fmt.Sprint("pod-", i)}, Device: 100 + i, Ingress: id, Egress: id}
@@ -122,7 +122,7 @@ func TestPolicyRulesMet(t *testing.T) {
 				image := j.enforce(s.Policy, nil).image
 				most, deep := 0, 0
 				for i := range pods {
-					m := &met{image: image, from: address(i), to: address((i * 7) % pods), in: j.names[100+i]}
+					m := &met{image: image, from: address(i), to: address((i * 7) % pods), in: j.names[100+i], port: 80}
 					m.follow("FORWARD", 1)
 					most, deep = max(most, m.rules), max(deep, m.deep)
 				}
