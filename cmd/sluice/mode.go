@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -287,7 +288,8 @@ func handOver(d driver.Driver, claim *agent.Claim, in *netns.NS, log *slog.Logge
 	ctx, cancel = context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	log.Info("the other agent serves; waiting until connections through this one have ended", "patience", drainTimeout)
-	if err := proxy.Drain(ctx); err != nil {
+	forget := func() error { return in.Do(func() error { return forgetDatagrams(ctx, proxy) }) }
+	if err := proxy.Drain(ctx, forget); err != nil {
 		log.Warn("connections may have been lost", "error", err)
 	}
 }
@@ -306,4 +308,24 @@ func servedBeside(ctx context.Context, proxy *userspace.Driver, in *netns.NS) (a
 		return err
 	})
 	return all && err == nil, err
+}
+
+// forgetDatagrams has connection tracking forget the flows of UDP that went to the proxy: it knows
+// them as not translated.
+func forgetDatagrams(ctx context.Context, proxy *userspace.Driver) error {
+	var flows []conntrack.Filter
+	proxy.Held(func(s *state.State) {
+		for k := range s.Services.Frontends {
+			if k.Protocol == model.UDP {
+				at := netip.AddrPortFrom(k.Addr, k.Port)
+				flows = append(flows, conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at})
+			}
+		}
+	})
+	tracked, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	_, err = tracked.Delete(ctx, flows, nil)
+	return errors.Join(err, tracked.Close())
 }

@@ -3,12 +3,9 @@ package userspace
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/state"
 )
 
 // drainPause is the time between two looks at connections that are to end.
@@ -17,22 +14,25 @@ const drainPause = 100 * time.Millisecond
 // Drain is for when another program serves all that this driver does. New connections and all
 // datagrams pass by the proxy then; Drain returns when the connections that go through it have
 // ended, or ctx has, and removes all that Purge does. Without CAP_NET_ADMIN it does only that.
-func (d *Driver) Drain(ctx context.Context) error {
+//
+// forget has connection tracking forget untranslated flows of UDP to the driver's frontends, so that
+// the next datagram of each is for whoever translates it. It is called twice, as an answer that was
+// on its way may have begun a flow again.
+func (d *Driver) Drain(ctx context.Context, forget func() error) error {
 	if d.redirect == nil {
 		return d.Purge(ctx)
 	}
 	if err := d.redirect.drain(); err != nil {
 		return err
 	}
-	err := d.forgetDatagrams()
+	err := forget()
 	for d.connected() && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-time.After(drainPause):
 		}
 	}
-	// An answer that was on its way may have begun a flow again.
-	return errors.Join(err, d.forgetDatagrams(), d.Purge(ctx))
+	return errors.Join(err, forget(), d.Purge(ctx))
 }
 
 // connected reports whether a TCP connection goes through the proxy.
@@ -48,28 +48,4 @@ func (d *Driver) connected() bool {
 		}
 	}
 	return false
-}
-
-// forgetDatagrams has connection tracking forget the flows of UDP, which it knows as not
-// translated: the next datagram of each begins a new one, for whoever translates it.
-func (d *Driver) forgetDatagrams() error {
-	var flows []conntrack.Filter
-	d.Held(func(s *state.State) {
-		for k := range s.Services.Frontends {
-			if k.Protocol == model.UDP {
-				at := netip.AddrPortFrom(k.Addr, k.Port)
-				flows = append(flows, conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at})
-			}
-		}
-	})
-	var tracked *conntrack.Conn
-	err := d.sockets.in(func() (err error) {
-		tracked, err = conntrack.Open()
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	_, err = tracked.Delete(context.Background(), flows, nil)
-	return errors.Join(err, tracked.Close())
 }
