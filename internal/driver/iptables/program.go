@@ -208,8 +208,7 @@ func (f family) filter(i *image) {
 		"-m mark --mark "+proxied+" -j RETURN",
 		f.in(setRefused, "dst,dst")+" -g "+refuseChain,
 		f.in(setDropped, "dst,dst")+" -j DROP",
-		f.in(setFrontends, "dst,dst")+" -j RETURN", // who serves it now, such as IPVS, needs no translation
-		f.in(setIPs, "dst")+" -g "+rejectChain,
+		f.in(setIPs, "dst")+" -m addrtype ! --dst-type LOCAL -g "+rejectChain, // IPVS has services at local addresses
 		f.in(setServices, "dst")+" "+f.notIn(setOthers, "dst")+" -j DROP")
 	i.rule("filter", refuseChain,
 		f.in(setDropped, "dst,dst")+" "+f.notIn(setSources, "dst,dst,src")+" -j DROP",

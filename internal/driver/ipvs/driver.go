@@ -131,11 +131,31 @@ func (d *Driver) Close() error { return d.close() }
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := d.Driver.Capabilities()
-	c.Name = "ipvs"
-	// Connections end with their virtual server, and what IPVS passes on looks like the node's own
-	// to what judges before connection tracking.
+	c.Name, c.Lister = "ipvs", d
+	// Connections end with their virtual server, and what IPVS passes on looks like the node's own to
+	// what judges before connection tracking.
 	c.Can &^= driver.Outlasts | driver.UntrackedPolicy
 	return c
+}
+
+// Frontends implements driver.Lister.
+func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
+	found, err := d.Driver.Frontends(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
+		return found, nil
+	}
+	have, _, err := d.read()
+	for k, s := range have {
+		if served, is := found[k]; is {
+			found[k] = served || s.serves()
+		}
+	}
+	return found, err
 }
 
 // Probe implements driver.Driver.

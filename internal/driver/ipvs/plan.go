@@ -247,7 +247,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	p := &plan{d: d, frontends: maps.Clone(want.Services.Frontends), foreign: others}
 	if len(have)+len(found) == 0 {
-		if p.served, err = d.Driver.Capabilities().Lister.Frontends(ctx); err != nil {
+		if p.served, err = d.Driver.Frontends(ctx); err != nil {
 			return nil, err
 		}
 	}

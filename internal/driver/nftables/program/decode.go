@@ -38,9 +38,10 @@ func readFrontend(b []byte, n int) state.FrontendKey {
 	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}
 }
 
-// Served reports whether a client of the frontend that the element is about is sent anywhere.
+// Served reports whether the table sends a client of the frontend that the element is about
+// anywhere. Where IPVS is to do that, only IPVS knows.
 func (fp *Family) Served(e *nft.Element) bool {
-	return e.Verdict.Code == unix.NFT_GOTO && e.Verdict.Chain != fp.IP.Name+"-reject"
+	return e.Verdict.Code == unix.NFT_GOTO && e.Verdict.Chain != fp.IP.Name+"-reject" && e.Verdict.Chain != fp.ipvsName()
 }
 
 // Remembered is what an element of the map of affinity says.
