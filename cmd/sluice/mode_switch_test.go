@@ -40,6 +40,7 @@ type modeNode struct {
 	*netns.NS
 	client *netns.NS
 	dir    string // of the manifests
+	again  bool   // a datagram without an answer is sent once more
 }
 
 func newModeNode(t *testing.T) *modeNode {
@@ -63,7 +64,7 @@ func newModeNode(t *testing.T) *modeNode {
 	if err := errors.Join(ns.AddrAdd(lo, &own), ns.RouteAdd(&netlink.Route{LinkIndex: veth.Attrs().Index, Dst: all, Scope: netlink.SCOPE_LINK, Src: own.IP})); err != nil {
 		t.Fatal(err)
 	}
-	return &modeNode{ns, pods[2], folder(t, map[string]string{"web.yaml": web, "dns.yaml": datagrams})}
+	return &modeNode{ns, pods[2], folder(t, map[string]string{"web.yaml": web, "dns.yaml": datagrams}), false}
 }
 
 // serveEcho has a pod send back what it gets, line by line and datagram by datagram.
@@ -127,11 +128,21 @@ func dialFrom(ns *netns.NS, network, to string) (c net.Conn, err error) {
 	return c, err
 }
 
+// request sends one request by a connection of its own.
+func request(ns *netns.NS, network, to string) error {
+	c, err := dialFrom(ns, network, to)
+	if err != nil {
+		return err
+	}
+	return errors.Join(say(c), c.Close())
+}
+
 // requests are clients that send one request after the other, each by a connection of its own.
 type requests struct {
-	stop chan struct{}
-	done sync.WaitGroup
-	sent atomic.Int64
+	stop   chan struct{}
+	done   sync.WaitGroup
+	sent   atomic.Int64
+	resent atomic.Int64 // datagrams
 
 	mu     sync.Mutex
 	failed []string
@@ -151,9 +162,10 @@ func (n *modeNode) send(networks ...string) *requests {
 					case <-time.After(pause):
 					}
 					began := time.Now()
-					c, err := dialFrom(ns, network, to)
-					if err == nil {
-						err = errors.Join(say(c), c.Close())
+					err := request(ns, network, to)
+					if err != nil && network == "udp" && n.again {
+						r.resent.Add(1)
+						err = request(ns, network, to)
 					}
 					r.sent.Add(1)
 					if err != nil {
@@ -307,7 +319,9 @@ func TestModeSwitch(t *testing.T) {
 
 // The same with IPVS, where the kernel has it, and the modes of which the kernel does the work: what
 // is led to a proxy passes IPVS on its way. Virtual servers go once their connections have ended,
-// those included that wait for stray segments: here the agent does not wait that long.
+// those included that wait for stray segments: here the agent does not wait that long. A datagram
+// that meets the hooks of one program before the change and those of the other after it may be lost
+// (Linux 6.12, one of 770).
 func TestModeSwitchIPVS(t *testing.T) {
 	if err := probe.Missing(t.Context(), ipvs.Requirements); err != nil {
 		t.Skip(err)
@@ -316,6 +330,7 @@ func TestModeSwitchIPVS(t *testing.T) {
 	drainTimeout = 10 * time.Second
 	t.Cleanup(func() { drainTimeout = patience })
 	n := newModeNode(t)
+	n.again = true
 	for _, m := range agentModes[:2] {
 		t.Run(m.name+" to ipvs", func(t *testing.T) { n.change(t, m, ipvsMode) })
 		t.Run("ipvs to "+m.name, func(t *testing.T) { n.change(t, ipvsMode, m) })
@@ -356,7 +371,7 @@ func (n *modeNode) change(t *testing.T, from, to agentMode) {
 	if failed := load.failures(); len(failed) > 0 {
 		t.Errorf("%d of %d requests failed:\n%s", len(failed), load.sent.Load(), strings.Join(failed[:min(10, len(failed))], "\n"))
 	}
-	t.Logf("%d requests", load.sent.Load())
+	t.Logf("%d requests, %d datagrams were sent again", load.sent.Load(), load.resent.Load())
 	stop()
 	var b bytes.Buffer
 	if err := n.Do(func() error {
