@@ -214,7 +214,8 @@ func (p programmed) purge(ctx context.Context) error {
 	return p.each(func(_ *mode, d driver.Driver) error { return d.Purge(ctx) })
 }
 
-// drainTimeout is how long connections may go on that another mode carries itself. Tests shorten it.
+// drainTimeout is how long connections may go on that another mode carries itself. Tests shorten
+// it.
 var drainTimeout = 10 * time.Minute
 
 // replaceModes removes what agents in other modes have left, now that this one serves. Connections
@@ -238,8 +239,8 @@ func (f *modeFlags) replaceModes(ctx context.Context, in *netns.NS, now *mode, l
 	}
 }
 
-// purgeAfter has the driver remove what an agent has left, as soon as a proxy that is still
-// draining has ended.
+// purgeAfter has the driver remove what an agent has left, as soon as a proxy that still drains has
+// ended.
 func purgeAfter(ctx context.Context, d driver.Driver) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*drainTimeout)
 	defer cancel()

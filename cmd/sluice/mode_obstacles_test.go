@@ -20,8 +20,8 @@ func tells(t *testing.T, socket, text string) {
 	})
 }
 
-// While another program holds the lock of xtables, status says so, and what was programmed works on.
-// The changes of that time are carried out once the lock is free.
+// While another program holds the lock of xtables, status says so, and what was programmed works
+// on. The changes of that time are carried out once the lock is free.
 func TestLockOfXtablesHeld(t *testing.T) {
 	n := newModeNode(t)
 	path := filepath.Join(t.TempDir(), "xtables.lock")

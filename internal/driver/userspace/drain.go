@@ -15,8 +15,8 @@ const drainPause = 100 * time.Millisecond
 // datagrams pass by the proxy then; Drain returns when the connections that go through it have
 // ended, or ctx has, and removes all that Purge does. Without CAP_NET_ADMIN it does only that.
 //
-// forget has connection tracking forget untranslated flows of UDP to the driver's frontends, so that
-// the next datagram of each is for whoever translates it. It is called twice, as an answer that was
+// forget has connection tracking forget untranslated flows of UDP to the driver's frontends, so
+// that the next datagram of each is for whoever translates it. It is called twice, as an answer that was
 // on its way may have begun a flow again.
 func (d *Driver) Drain(ctx context.Context, forget func() error) error {
 	if d.redirect == nil {

@@ -72,7 +72,7 @@ func (r *redirect) purge() error {
 	var err error
 	if !r.built {
 		there, err := r.sock.ReadFlags(context.Background(), TableName)
-		if err != nil {
+		if err != nil && !errors.Is(err, unix.EBADF) { // it is closed, and the table has gone with it
 			return fmt.Errorf("read table %s: %w", TableName, err)
 		}
 		if there != nil {
