@@ -58,6 +58,7 @@ type redirect struct {
 	families    [2]*family
 	sets        []*nft.Set
 	built       bool // the table is there, as the state says
+	closed      bool
 }
 
 // family is the half of the table for IPv4 or IPv6.

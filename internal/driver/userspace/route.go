@@ -69,10 +69,13 @@ func (r *redirect) addWays() error {
 
 // purge removes the table and the way to the proxy, unless they are of another process.
 func (r *redirect) purge() error {
+	if r.closed {
+		return nil // the table has gone
+	}
 	var err error
 	if !r.built {
 		there, err := r.sock.ReadFlags(context.Background(), TableName)
-		if err != nil && !errors.Is(err, unix.EBADF) { // it is closed, and the table has gone with it
+		if err != nil {
 			return fmt.Errorf("read table %s: %w", TableName, err)
 		}
 		if there != nil {
@@ -97,6 +100,7 @@ func (r *redirect) purge() error {
 
 // close closes the sockets; the table goes with them.
 func (r *redirect) close() error {
+	r.closed = true
 	r.route.Close()
 	return r.sock.Close()
 }
