@@ -6,6 +6,7 @@ import (
 	"sluice.dev/sluice/internal/bench/experiment/fabric"
 	"sluice.dev/sluice/internal/bench/experiment/hostile"
 	"sluice.dev/sluice/internal/bench/experiment/kubeproxy"
+	"sluice.dev/sluice/internal/bench/experiment/modes"
 	"sluice.dev/sluice/internal/bench/experiment/policy"
 	"sluice.dev/sluice/internal/bench/experiment/services"
 	"sluice.dev/sluice/internal/bench/experiment/soak"
@@ -38,6 +39,7 @@ func Experiments() []harness.Experiment {
 		kubeproxy.CPU,
 		kubeproxy.Connections,
 		kubeproxy.Rollout,
+		modes.Connections,
 		fabric.Bandwidth,
 		fabric.Requests,
 		fabric.CNI,

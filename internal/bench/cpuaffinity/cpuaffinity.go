@@ -29,7 +29,10 @@ func BindThread(cpu int) error {
 // Reserve binds all threads of this process to CPUs other than cpu, which is left to the measured
 // work. Threads and processes that they start inherit this. It does nothing on a machine with one
 // CPU.
-func Reserve(cpu int) error {
+func Reserve(cpu int) error { return KeepOff(os.Getpid(), cpu) }
+
+// KeepOff does with another process's threads what Reserve does with those of this one.
+func KeepOff(pid, cpu int) error {
 	var set unix.CPUSet
 	for i := range runtime.NumCPU() {
 		if i != cpu {
@@ -39,7 +42,7 @@ func Reserve(cpu int) error {
 	if set.Count() == 0 {
 		return nil
 	}
-	return bindAll(&set)
+	return bindAll(pid, &set)
 }
 
 // Release undoes Reserve.
@@ -48,11 +51,11 @@ func Release() error {
 	for i := range runtime.NumCPU() {
 		set.Set(i)
 	}
-	return bindAll(&set)
+	return bindAll(os.Getpid(), &set)
 }
 
-func bindAll(set *unix.CPUSet) error {
-	tasks, err := os.ReadDir("/proc/self/task")
+func bindAll(pid int, set *unix.CPUSet) error {
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return fmt.Errorf("list threads: %w", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
@@ -14,6 +16,11 @@ import (
 // Program is a program that carries out services for a node, and how to run it.
 type Program struct {
 	Name string
+	// Period is a little more than the least time between two of its rounds: a change that comes after
+	// that is carried out at once.
+	Period time.Duration
+	// Proxy: it carries connections itself, so that it must run for them.
+	Proxy bool
 	// command returns the command that runs it, with its files in dir.
 	command func(dir, kubeconfig string) (*exec.Cmd, error)
 	// synced are parts of the lines that it logs once it has read its sources.
@@ -22,6 +29,14 @@ type Program struct {
 
 // Sluice is the agent without policy, as it replaces kube-proxy.
 func Sluice(binary string) Program { return sluice(binary, "--policy=false") }
+
+// SluiceMode is the agent without policy in one of its modes, and perhaps with one of the variants
+// of iptables.
+func SluiceMode(binary, mode, variant string) Program {
+	p := sluice(binary, "--policy=false", "--mode", mode, "--iptables-variant", variant)
+	p.Name, p.Proxy = strings.TrimSpace(p.Name+" "+mode+" "+variant), mode == "userspace"
+	return p
+}
 
 // SluiceWithPolicy is the agent with policy.
 func SluiceWithPolicy(binary string) Program { return sluice(binary) }
@@ -71,7 +86,8 @@ func KubeIptables(bin string) Program {
 // folder that comes first in its PATH.
 func kubeProxy(bin, name, mode string, tools func(dir string) (string, error)) Program {
 	return Program{
-		Name: name,
+		Name:   name,
+		Period: 1200 * time.Millisecond, // minSyncPeriod is a second
 		command: func(dir, kubeconfig string) (*exec.Cmd, error) {
 			cmd := exec.Command(filepath.Join(bin, "kube-proxy"), "--kubeconfig", kubeconfig, "--proxy-mode", mode,
 				"--hostname-override", cluster.Node, "--cluster-cidr", inject.Sources.String(),

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/bench/cpuaffinity"
 )
 
 // CPU returns the CPU time, user and system, of the program and of its children that have ended.
@@ -41,6 +43,9 @@ func (s *Process) CPU() (time.Duration, error) {
 	}
 	return total, nil
 }
+
+// KeepOff keeps the running program off a CPU.
+func (s *Process) KeepOff(cpu int) error { return cpuaffinity.KeepOff(s.cmd.Process.Pid, cpu) }
 
 // Resident is the program's resident memory in bytes.
 func (s *Process) Resident() (int, error) {

@@ -25,10 +25,11 @@ import (
 
 // Config describes a run.
 type Config struct {
-	Client  *netns.NS      // where requests start
-	Sources []netip.Addr   // the client's addresses, used in turns; IPv4
-	Target  netip.AddrPort // where they go; IPv4
-	Backend *netns.NS      // where a server listens on Port of every address
+	Client  *netns.NS        // where requests start
+	Sources []netip.Addr     // the client's addresses, used in turns; IPv4
+	Target  netip.AddrPort   // where they go; IPv4
+	Targets []netip.AddrPort // where connections go in turns; empty: to Target
+	Backend *netns.NS        // where a server listens on Port of every address
 	Port    uint16
 
 	Body        int           // bytes of an answer's body; 0: two

@@ -249,13 +249,17 @@ func (l *loop) dial() (int, error) {
 		return -1, err
 	}
 	src := l.Sources[l.source%len(l.Sources)]
+	to := l.Target
+	if n := len(l.Targets); n > 0 {
+		to = l.Targets[l.source%n]
+	}
 	l.source++
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1),
 		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 		unix.Bind(fd, &unix.SockaddrInet4{Addr: src.As4()}))
 	if err == nil {
-		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: l.Target.Addr().As4(), Port: int(l.Target.Port())})
+		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 		if errors.Is(err, unix.EINPROGRESS) {
 			err = nil
 		}

@@ -42,7 +42,7 @@ func runBurst(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	sizes := kubeSizes(r)
-	if err := inTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error { return burstOf(ctx, r, st, s) }); err != nil {
+	if err := kubeProxy.InTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error { return burstOf(ctx, r, st, s) }); err != nil {
 		return err
 	}
 	for _, n := range sizes {

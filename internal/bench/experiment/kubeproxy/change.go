@@ -29,7 +29,8 @@ var Change = harness.Experiment{
 }
 
 const (
-	lessWatch = "less a bare watch"
+	// LessWatch is the variant of TimeChanges' metrics without the API server's own time.
+	LessWatch = "less a bare watch"
 	inAll     = "from the API write"
 )
 
@@ -37,7 +38,7 @@ func runChange(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	sizes := kubeSizes(r)
-	if err := inTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error { return changesOf(ctx, r, st, s) }); err != nil {
+	if err := kubeProxy.InTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error { return TimeChanges(ctx, r, st, s) }); err != nil {
 		return err
 	}
 	for _, n := range sizes {
@@ -45,29 +46,26 @@ func runChange(ctx context.Context, r *harness.Run) error {
 			metric string
 			most   float64
 		}{{harness.Half, 5}, {harness.NinetyNine, 20}} {
-			m := r.Find(peer.Sluice{}.Name(), n, lessWatch, g.metric)
-			other := betterKubeProxy(r, n, lessWatch, g.metric)
+			m := r.Find(peer.Sluice{}.Name(), n, LessWatch, g.metric)
+			other := betterKubeProxy(r, n, LessWatch, g.metric)
 			if m == nil || other == nil {
 				continue
 			}
-			r.Goal(fmt.Sprintf("one endpoint's change, API write to packets, %s, %s, %s services × 10 endpoints", lessWatch, g.metric, chart.Number(float64(n))),
+			r.Goal(fmt.Sprintf("one endpoint's change, API write to packets, %s, %s, %s services × 10 endpoints", LessWatch, g.metric, chart.Number(float64(n))),
 				fmt.Sprintf("≤ %g ms", g.most), fmt.Sprintf("%s ms; %s %s ms", report.SpreadOf(m.Samples), other.Dataplane, chart.Number(other.Median)), m.Median <= g.most)
 		}
 	}
 	return nil
 }
 
-// changesOf makes changes for some seconds, each one when the program could carry it out at once.
-func changesOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) error {
+// TimeChanges makes changes for some seconds, each one when the program could carry it out at once,
+// and records how long it took until packets followed.
+func TimeChanges(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) error {
 	w, err := st.Watch(ctx)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	period := syncPeriod
-	if s.Name == (peer.Sluice{}).Name() {
-		period = 100 * time.Millisecond // it has no such period
-	}
 	var less, all []time.Duration
 	for began := time.Now(); time.Since(began) < r.Short(10*time.Second, 4*time.Second) || len(all) < 3; {
 		slice, d := st.nextEndpoint(1 + len(all)%(singles-1))
@@ -76,11 +74,11 @@ func changesOf(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane
 			return err
 		}
 		less, all = append(less, max(followed.Sub(seen), probe.Interval)), append(all, followed.Sub(wrote))
-		if err := harness.Wait(ctx, period); err != nil {
+		if err := harness.Wait(ctx, max(s.Period, 100*time.Millisecond)); err != nil {
 			return err
 		}
 	}
-	for variant, took := range map[string][]time.Duration{lessWatch: less, inAll: all} {
+	for variant, took := range map[string][]time.Duration{LessWatch: less, inAll: all} {
 		slices.Sort(took)
 		RecordProcess(r, st, s, variant, harness.Half, "ms", harness.Millis(took[len(took)/2]))
 		RecordProcess(r, st, s, variant, harness.NinetyNine, "ms", harness.Millis(took[len(took)*99/100]))
@@ -115,7 +113,7 @@ func changeCharts(r *report.Result) []report.Figure {
 		ps = append(ps, report.Draw(r, p.name, chart.Chart{
 			Kind: chart.Bars, LogY: true, Title: "From a change in the API to packets following, " + p.title,
 			Subtitle: "one endpoint at a time, less what a bare watch takes; lower is better", XLabel: "services", YLabel: "ms (logarithmic)",
-		}, report.ByServices, p.metric, lessWatch))
+		}, report.ByServices, p.metric, LessWatch))
 	}
 	return ps
 }

@@ -25,8 +25,23 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 )
 
-// clusterKey is the key of a shared APICluster: its number of services.
-type clusterKey int
+// clusterKey is the key of a shared APICluster.
+type clusterKey struct {
+	compared string // Comparison.Name
+	services int
+}
+
+// Comparison is what experiments compare on one API. Those of the same name share the API servers
+// and the running programs.
+type Comparison struct {
+	Name     string
+	Programs func(r *harness.Run, st *APICluster) []dataplane.Program
+}
+
+// kubeProxy compares Sluice with kube-proxy.
+var kubeProxy = Comparison{"kube-proxy", func(r *harness.Run, st *APICluster) []dataplane.Program {
+	return []dataplane.Program{dataplane.Sluice(r.Binary), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin)}
+}}
 
 // APICluster is an API server with a cluster's objects, and the programs that carry them out, each
 // on a node of its own.
@@ -48,6 +63,9 @@ type APICluster struct {
 // for measuring.
 const singles = 10
 
+// NodePort is that of the last service before the singles.
+const NodePort = 30080
+
 // busy is the number of the service for rolling updates, the last one, with as many endpoints as
 // the cluster's.
 func (st *APICluster) busy() int { return st.Services + singles }
@@ -60,15 +78,16 @@ func kubeSizes(r *harness.Run) []int {
 	return []int{100, 1_000}
 }
 
-// sharedCluster returns the APICluster with so many services of ten endpoints each.
-func sharedCluster(ctx context.Context, r *harness.Run, services int) (*APICluster, error) {
-	if st, ok := r.Shared[clusterKey(services)].(*APICluster); ok {
+// Cluster returns the shared APICluster with so many services of ten endpoints each.
+func (c Comparison) Cluster(ctx context.Context, r *harness.Run, services int) (*APICluster, error) {
+	key := clusterKey{c.Name, services}
+	if st, ok := r.Shared[key].(*APICluster); ok {
 		r.Machine.Tools["kubernetes"] = kubernetesVersion(st.Bin)
 		return st, nil
 	}
 	st, err := NewCluster(ctx, r, services)
 	if err == nil {
-		r.Shared[clusterKey(services)] = st
+		r.Shared[key] = st
 	}
 	return st, err
 }
@@ -83,7 +102,7 @@ func NewCluster(ctx context.Context, r *harness.Run, services int) (_ *APICluste
 	if err != nil {
 		return nil, fmt.Errorf("make folder for an API server: %w", err)
 	}
-	st := &APICluster{Cluster: cluster.Cluster{Services: services, Endpoints: 10}, dir: dir}
+	st := &APICluster{Cluster: cluster.Cluster{Services: services, Endpoints: 10, NodePort: NodePort}, dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, st.Close())
@@ -146,11 +165,6 @@ func (st *APICluster) objects() iter.Seq[cluster.File] {
 	}
 }
 
-// programs returns the programs to compare.
-func programs(r *harness.Run, st *APICluster) []dataplane.Program {
-	return []dataplane.Program{dataplane.Sluice(r.Binary), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin)}
-}
-
 // NewProcess prepares a program on a testbed of its own. Close it.
 func NewProcess(r *harness.Run, st *APICluster, p dataplane.Program) (*dataplane.Process, error) {
 	l, err := r.NewTestbed()
@@ -170,11 +184,15 @@ func NewProcess(r *harness.Run, st *APICluster, p dataplane.Program) (*dataplane
 	return dataplane.New(p, l, dir, kubeconfig), nil
 }
 
-// runningProcesses returns the programs of the APICluster, all running and with everything
-// programmed.
-func runningProcesses(ctx context.Context, r *harness.Run, st *APICluster) ([]*dataplane.Process, error) {
+// Running returns the shared APICluster with so many services; all programs run and have programmed
+// everything.
+func (c Comparison) Running(ctx context.Context, r *harness.Run, services int) (*APICluster, error) {
+	st, err := c.Cluster(ctx, r, services)
+	if err != nil {
+		return nil, err
+	}
 	if st.Processes == nil {
-		for _, p := range programs(r, st) {
+		for _, p := range c.Programs(r, st) {
 			s, err := NewProcess(r, st, p)
 			if err != nil {
 				return nil, err
@@ -200,7 +218,7 @@ func runningProcesses(ctx context.Context, r *harness.Run, st *APICluster) ([]*d
 			return nil, err
 		}
 	}
-	return st.Processes, nil
+	return st, nil
 }
 
 // maxWait is how long a program may take for anything.
@@ -252,8 +270,8 @@ func (st *APICluster) nextEndpoint(i int) (cluster.File, probe.Target) {
 	return st.MembersFile(n, cluster.Member{Index: st.next[i]}), d
 }
 
-// pauseOthers stops all programs but one and returns once that one has caught up.
-func (st *APICluster) pauseOthers(ctx context.Context, one *dataplane.Process) error {
+// PauseOthers stops all programs but one and returns once that one has caught up.
+func (st *APICluster) PauseOthers(ctx context.Context, one *dataplane.Process) error {
 	for _, s := range st.Processes {
 		if s != one {
 			if err := s.Pause(); err != nil {
@@ -264,25 +282,21 @@ func (st *APICluster) pauseOthers(ctx context.Context, one *dataplane.Process) e
 	if err := one.Resume(); err != nil {
 		return err
 	}
-	return st.waitCaughtUp(ctx, one)
+	return st.WaitCaughtUp(ctx, one)
 }
 
-// inTurns calls do for each program of each cluster size, once a round, while the other programs
+// InTurns calls do for each program of each cluster size, once a round, while the other programs
 // are stopped.
-func inTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*APICluster, *dataplane.Process) error) error {
+func (c Comparison) InTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*APICluster, *dataplane.Process) error) error {
 	for _, n := range sizes {
-		st, err := sharedCluster(ctx, r, n)
-		if err != nil {
-			return err
-		}
-		processes, err := runningProcesses(ctx, r, st)
+		st, err := c.Running(ctx, r, n)
 		if err != nil {
 			return err
 		}
 		for round := range r.Options.Rounds {
-			for _, s := range processes {
+			for _, s := range st.Processes {
 				r.Logf("round %d of %d: %s, %s", round+1, r.Options.Rounds, s.Name, st.Cluster)
-				err := st.pauseOthers(ctx, s)
+				err := st.PauseOthers(ctx, s)
 				if err == nil {
 					err = do(st, s)
 				}
@@ -295,9 +309,9 @@ func inTurns(ctx context.Context, r *harness.Run, sizes []int, do func(*APIClust
 	return nil
 }
 
-// waitCaughtUp returns once a program has carried out all changes and could carry out the next one
+// WaitCaughtUp returns once a program has carried out all changes and could carry out the next one
 // at once.
-func (st *APICluster) waitCaughtUp(ctx context.Context, s *dataplane.Process) error {
+func (st *APICluster) WaitCaughtUp(ctx context.Context, s *dataplane.Process) error {
 	for range 2 { // the first one may be in a round that is followed by another
 		slice, d := st.nextEndpoint(0)
 		if _, err := st.Put(ctx, slice); err != nil {
@@ -306,16 +320,12 @@ func (st *APICluster) waitCaughtUp(ctx context.Context, s *dataplane.Process) er
 		if _, err := waitReachable(ctx, s, d); err != nil {
 			return err
 		}
-		if err := harness.Wait(ctx, syncPeriod); err != nil {
+		if err := harness.Wait(ctx, s.Period); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// syncPeriod is a little more than kube-proxy's least time between two rounds (minSyncPeriod). A
-// change after that is carried out at once.
-const syncPeriod = 1200 * time.Millisecond
 
 // RecordProcess adds a sample of a program to the result.
 func RecordProcess(r *harness.Run, st *APICluster, s *dataplane.Process, variant, metric, unit string, sample float64) {

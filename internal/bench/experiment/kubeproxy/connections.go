@@ -29,20 +29,16 @@ func runConnections(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 5)
 	r.Result.Rounds = r.Options.Rounds
 	for _, n := range kubeSizes(r) {
-		st, err := sharedCluster(ctx, r, n)
+		st, err := kubeProxy.Running(ctx, r, n)
 		if err != nil {
 			return err
 		}
-		processes, err := runningProcesses(ctx, r, st)
-		if err != nil {
-			return err
-		}
-		for _, s := range processes {
-			if err := errors.Join(st.waitCaughtUp(ctx, s), s.Pause()); err != nil {
+		for _, s := range st.Processes {
+			if err := errors.Join(st.WaitCaughtUp(ctx, s), s.Pause()); err != nil {
 				return err
 			}
 		}
-		if err := compareConnections(ctx, r, st, processes); err != nil {
+		if err := compareConnections(ctx, r, st); err != nil {
 			return err
 		}
 		connectionGoals(r, n)
@@ -50,25 +46,29 @@ func runConnections(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-func compareConnections(ctx context.Context, r *harness.Run, st *APICluster, processes []*dataplane.Process) (err error) {
+func compareConnections(ctx context.Context, r *harness.Run, st *APICluster) (err error) {
 	if err := cpuaffinity.Reserve(harness.PacketCPU); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cpuaffinity.Release()) }()
 	for round := range r.Options.Rounds {
-		for _, s := range processes {
+		for _, s := range st.Processes {
 			r.Logf("round %d of %d: %s, %s", round+1, r.Options.Rounds, s.Name, st.Cluster)
-			err := r.FlowCosts(ctx, harness.FlowCase{
-				Name: fmt.Sprintf("%s, %s", s.Name, st.Cluster), Testbed: s.Testbed, Services: st.Services,
-				Target: func(first, count int) inject.Target { return peer.Sluice{}.Target(st.Cluster, first, count) },
-				Record: func(variant string, micros float64) { RecordProcess(r, st, s, variant, harness.PerFlow, "µs", micros) },
-			})
-			if err != nil {
+			if err := FlowCosts(ctx, r, st, s); err != nil {
 				return fmt.Errorf("measure %s: %w", s.Name, err)
 			}
 		}
 	}
 	return nil
+}
+
+// FlowCosts records what new connections cost in a program's table.
+func FlowCosts(ctx context.Context, r *harness.Run, st *APICluster, s *dataplane.Process) error {
+	return r.FlowCosts(ctx, harness.FlowCase{
+		Name: fmt.Sprintf("%s, %s", s.Name, st.Cluster), Testbed: s.Testbed, Services: st.Services,
+		Target: func(first, count int) inject.Target { return peer.Sluice{}.Target(st.Cluster, first, count) },
+		Record: func(variant string, micros float64) { RecordProcess(r, st, s, variant, harness.PerFlow, "µs", micros) },
+	})
 }
 
 func connectionGoals(r *harness.Run, services int) {

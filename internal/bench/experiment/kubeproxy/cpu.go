@@ -33,18 +33,14 @@ func runCPU(ctx context.Context, r *harness.Run) error {
 	sizes := kubeSizes(r)
 	var programs [][]instance // each with its processes at all sizes
 	for _, n := range sizes {
-		st, err := sharedCluster(ctx, r, n)
-		if err != nil {
-			return err
-		}
-		processes, err := runningProcesses(ctx, r, st)
+		st, err := kubeProxy.Running(ctx, r, n)
 		if err != nil {
 			return err
 		}
 		if programs == nil {
-			programs = make([][]instance, len(processes))
+			programs = make([][]instance, len(st.Processes))
 		}
-		for i, s := range processes {
+		for i, s := range st.Processes {
 			programs[i] = append(programs[i], instance{st, s})
 		}
 	}
@@ -105,7 +101,7 @@ func recordCPU(r *harness.Run, metric string, of []instance, during func() error
 func churnCPU(ctx context.Context, r *harness.Run, of []instance) error {
 	for _, t := range of {
 		r.Logf("%s: %s, %s", harness.ChurnCPU, t.process.Name, t.Cluster)
-		if err := t.pauseOthers(ctx, t.process); err != nil {
+		if err := t.PauseOthers(ctx, t.process); err != nil {
 			return err
 		}
 	}
@@ -127,7 +123,7 @@ func idleCPU(ctx context.Context, r *harness.Run, of []instance) error {
 		}
 	}
 	for _, t := range of {
-		if err := t.waitCaughtUp(ctx, t.process); err != nil {
+		if err := t.WaitCaughtUp(ctx, t.process); err != nil {
 			return err
 		}
 	}

@@ -27,16 +27,12 @@ const (
 func runMemory(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
 	for _, n := range kubeSizes(r) {
-		st, err := sharedCluster(ctx, r, n)
+		st, err := kubeProxy.Running(ctx, r, n)
 		if err != nil {
 			return err
 		}
-		processes, err := runningProcesses(ctx, r, st)
-		if err != nil {
-			return err
-		}
-		for i, s := range processes {
-			if err := st.pauseOthers(ctx, s); err != nil { // so that it is done with its start
+		for i, s := range st.Processes {
+			if err := st.PauseOthers(ctx, s); err != nil { // so that it is done with its start
 				return err
 			}
 			rss, err := s.Resident()

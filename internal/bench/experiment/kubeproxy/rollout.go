@@ -38,12 +38,12 @@ func graceVariant(d time.Duration) string { return fmt.Sprintf("old pods serve f
 func runRollout(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds, r.Result.Rounds = 1, 1
 	sizes := kubeSizes(r)
-	err := inTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error {
+	err := kubeProxy.InTurns(ctx, r, sizes, func(st *APICluster, s *dataplane.Process) error {
 		for _, grace := range graces {
 			if err := rolloutOf(ctx, r, st, s, grace); err != nil {
 				return err
 			}
-			if err := st.waitCaughtUp(ctx, s); err != nil {
+			if err := st.WaitCaughtUp(ctx, s); err != nil {
 				return err
 			}
 		}

@@ -24,23 +24,20 @@ var Start = harness.Experiment{
 	Charts: startCharts,
 }
 
-const (
-	allProgrammed    = "start to programmed"
-	syncedProgrammed = "sources synced to programmed"
-)
+const syncedProgrammed = "sources synced to programmed"
 
 func runStart(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)
 	r.Result.Rounds = r.Options.Rounds
 	for _, n := range kubeSizes(r) {
-		st, err := sharedCluster(ctx, r, n)
+		st, err := kubeProxy.Cluster(ctx, r, n)
 		if err != nil {
 			return err
 		}
 		for round := range r.Options.Rounds {
-			for _, p := range programs(r, st) {
+			for _, p := range kubeProxy.Programs(r, st) {
 				r.Logf("round %d of %d: %s, %s", round+1, r.Options.Rounds, p.Name, st.Cluster)
-				if err := startProcess(ctx, r, st, p); err != nil {
+				if err := TimeStart(ctx, r, st, p); err != nil {
 					return err
 				}
 			}
@@ -50,7 +47,9 @@ func runStart(ctx context.Context, r *harness.Run) error {
 	return nil
 }
 
-func startProcess(ctx context.Context, r *harness.Run, st *APICluster, p dataplane.Program) (err error) {
+// TimeStart starts a program on a node of its own, records how long it took until everything was
+// programmed, and ends it.
+func TimeStart(ctx context.Context, r *harness.Run, st *APICluster, p dataplane.Program) (err error) {
 	harness.Settle()
 	s, err := NewProcess(r, st, p)
 	if err != nil {
@@ -70,7 +69,7 @@ func startProcess(ctx context.Context, r *harness.Run, st *APICluster, p datapla
 	}
 	all, rest := at.Sub(s.Started()), max(at.Sub(synced), probe.Interval)
 	r.Logf("programmed after %s, %s after its sources", all.Round(time.Millisecond), rest.Round(time.Millisecond))
-	RecordProcess(r, st, s, "", allProgrammed, "s", all.Seconds())
+	RecordProcess(r, st, s, "", harness.Started, "s", all.Seconds())
 	RecordProcess(r, st, s, "", syncedProgrammed, "s", rest.Seconds())
 	return nil
 }
@@ -80,7 +79,7 @@ func startGoals(r *harness.Run, services int) {
 	if services >= 10_000 {
 		goal, most = "≤ 1/10", 1./10
 	}
-	ratioGoal(r, services, allProgrammed, "", allProgrammed, goal, most)
+	ratioGoal(r, services, harness.Started, "", harness.Started, goal, most)
 	ratioGoal(r, services, syncedProgrammed, "", syncedProgrammed, "≤ 1/20", 1./20)
 }
 
@@ -89,7 +88,7 @@ func startCharts(r *report.Result) []report.Figure {
 		report.Draw(r, "all", chart.Chart{
 			Kind: chart.Bars, LogY: true, Title: "From the start of the program to all services programmed",
 			Subtitle: "10 endpoints a service, one real API server; lower is better", XLabel: "services", YLabel: "seconds (logarithmic)",
-		}, report.ByServices, allProgrammed, ""),
+		}, report.ByServices, harness.Started, ""),
 		report.Draw(r, "synced", chart.Chart{
 			Kind: chart.Bars, LogY: true, Title: "From sources synced to all services programmed",
 			Subtitle: "10 endpoints a service; lower is better", XLabel: "services", YLabel: "seconds (logarithmic)",

@@ -1,0 +1,68 @@
+// Package modes has the experiments whose names begin with modes: the agent's modes (`sluice run
+// --mode`) beside the real kube-proxy's, as published comparisons have them.
+package modes
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/dataplane"
+	"sluice.dev/sluice/internal/bench/experiment/kubeproxy"
+	"sluice.dev/sluice/internal/bench/harness"
+	"sluice.dev/sluice/internal/bench/peer"
+	"sluice.dev/sluice/internal/bench/report"
+)
+
+// largestNft is with how many services iptables-nft is still measured. Its programs read the whole
+// table for each change.
+const largestNft = 1_000
+
+// compared are the agent's modes and kube-proxy's.
+var compared = kubeproxy.Comparison{Name: "modes", Programs: func(r *harness.Run, st *kubeproxy.APICluster) []dataplane.Program {
+	all := []dataplane.Program{dataplane.SluiceMode(r.Binary, "nftables", ""), dataplane.SluiceMode(r.Binary, "iptables", "legacy")}
+	if st.Services <= largestNft {
+		all = append(all, dataplane.SluiceMode(r.Binary, "iptables", "nft"))
+	} else {
+		r.Skip("sluice iptables nft, %d services: for each change, iptables-nft-restore reads the whole table from the kernel", st.Services)
+	}
+	return append(all, dataplane.SluiceMode(r.Binary, "userspace", ""), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin))
+}}
+
+// The names of what goals are about.
+const (
+	ownIptables = "sluice iptables legacy"
+)
+
+// kubeIptables is the real kube-proxy in iptables mode.
+var kubeIptables = peer.KubeIptables{}.Name()
+
+// measured returns the names of all programs that were measured.
+func measured(r *harness.Run) (names []string) {
+	for _, m := range r.Series {
+		if !slices.Contains(names, m.Dataplane) {
+			names = append(names, m.Dataplane)
+		}
+	}
+	return names
+}
+
+// own reports whether a program is the agent.
+func own(program string) bool { return strings.HasPrefix(program, peer.Sluice{}.Name()) }
+
+// skipIPVS says where IPVS is measured.
+func skipIPVS(r *harness.Run) {
+	r.Skip("IPVS: it is measured in the guest, where the kernel has it (docs/measured.md)")
+}
+
+// ratioGoal adds a goal for the ratio of two programs' medians.
+func ratioGoal(r *harness.Run, what, own, other string, services int, variant, metric, goal string, met func(float64) bool) {
+	a, b := r.Find(own, services, variant, metric), r.Find(other, services, variant, metric)
+	if a == nil || b == nil {
+		return
+	}
+	ratio := report.Ratios(a, b)
+	r.Goal(fmt.Sprintf("%s, %s over %s, %s services", what, own, other, chart.Number(float64(services))), goal,
+		fmt.Sprintf("%s; %s over %s %s", ratio, chart.Number(a.Median), chart.Number(b.Median), a.Unit), met(ratio.Median))
+}
