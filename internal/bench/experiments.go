@@ -40,6 +40,8 @@ func Experiments() []harness.Experiment {
 		kubeproxy.Connections,
 		kubeproxy.Rollout,
 		modes.Connections,
+		modes.Changes,
+		modes.Bulk,
 		fabric.Bandwidth,
 		fabric.Requests,
 		fabric.CNI,

@@ -92,7 +92,7 @@ func guestTest(t test) error {
 	begin := time.Now()
 	cmd := exec.Command(t.Binary, t.Args...)
 	cmd.Dir = t.Dir
-	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"}
+	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp", "XDG_CACHE_HOME=" + guestCache}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
 	err := cmd.Run()
 	took := time.Since(begin).Round(time.Millisecond)

@@ -14,6 +14,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/lab/control"
 )
 
 // modules are the kernel modules that the guest loads, with those that they depend on. The guest
@@ -26,7 +28,7 @@ var modules = []string{
 	"xfrm_user", // the netlink library opens this family too
 	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "ipip", "sit", "wireguard", "8021q",
 	"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_lblc", "ip_vs_lblcr", "ip_vs_sh", "ip_vs_dh", "ip_vs_sed", "ip_vs_nq", "ip_vs_mh", "ip_vs_fo", "ip_vs_ovf",
-	"ip_set", "ip_set_hash_ipport",
+	"ip_set", "ip_set_bitmap_port", "ip_set_hash_ipport",
 	"ip_set_hash_ip", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net",
 	"iptable_nat", "iptable_filter", "iptable_raw", "ip6table_nat", "ip6table_filter", "ip6table_raw", "nft_compat",
 	"xt_set", "xt_statistic", "xt_nat", "xt_MASQUERADE", "xt_addrtype", "xt_conntrack", "xt_mark", "xt_bpf", "xt_u32", "xt_CT", "ipt_REJECT", "ip6t_REJECT",
@@ -46,15 +48,16 @@ type test struct {
 }
 
 const (
-	guestInit = "/init"
-	guestPlan = "/plan.json"
+	guestInit  = "/init"
+	guestPlan  = "/plan.json"
+	guestCache = "/cache" // programs' cache folder
 )
 
 // protocols is the content of /etc/protocols, by which nft prints the names of transport protocols.
 const protocols = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n"
 
 // pack builds the test binaries and writes the initramfs to a file.
-func pack(ctx context.Context, file, root string, k *kernel, dirs, args, programs []string) error {
+func pack(ctx context.Context, file, root string, k *kernel, dirs, args, programs []string, kube bool) error {
 	work, err := os.MkdirTemp("", "sluice-vm-")
 	if err != nil {
 		return err
@@ -97,6 +100,11 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 	}
 	if len(programs) > 0 {
 		if err := a.programs(ctx, root, work); err != nil {
+			return err
+		}
+	}
+	if kube {
+		if err := a.kubernetes(ctx); err != nil {
 			return err
 		}
 	}
@@ -148,6 +156,20 @@ func (a *archive) programs(ctx context.Context, root, work string) error {
 			return err
 		}
 		if err := a.copy("/bin/"+name, build); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kubernetes copies the programs that the bench starts to where it finds them.
+func (a *archive) kubernetes(ctx context.Context) error {
+	bin, err := control.Build(ctx, func(s string) { fmt.Printf("vm: %s\n", s) })
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"kube-apiserver", "kube-proxy", "etcd"} {
+		if err := a.copy(filepath.Join(guestCache, "sluice", filepath.Base(bin), name), filepath.Join(bin, name)); err != nil {
 			return err
 		}
 	}

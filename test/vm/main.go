@@ -33,7 +33,7 @@ var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|F
 // they are installed.
 var tools = []string{"nft", "ip", "bridge", "iperf3", "ipset", "iptables",
 	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
-	"iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
+	"xtables-legacy-multi", "iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
 
 // commands are the values of a flag that is given several times.
 type commands []string
@@ -71,6 +71,7 @@ func run(ctx context.Context) error {
 	params := flag.String("append", "", "further kernel `parameters`; loglevel=7 shows the traces of warnings")
 	var programs commands
 	flag.Var(&programs, "program", "`arguments` to run sluice lab or sluice bench with, instead of tests; several times for one after the other. What they leave in /out is copied to -out")
+	kube := flag.Bool("kubernetes", false, "give programs the API server, etcd and kube-proxy that sluice lab build makes (it needs some more -memory: 6G)")
 	out := flag.String("out", ".", "`folder` for what programs leave in /out")
 	flag.Parse()
 	dirs := flag.Args()
@@ -106,7 +107,7 @@ func run(ctx context.Context) error {
 	}
 	initrd := filepath.Join(cache, "initrd")
 	begin := time.Now()
-	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args, programs); err != nil {
+	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args, programs, *kube); err != nil {
 		return err
 	}
 	fmt.Printf("vm: built and packed in %v\n", time.Since(begin).Round(time.Millisecond))

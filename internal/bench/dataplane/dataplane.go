@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -39,6 +40,8 @@ func (s *Process) Start() error {
 	}
 	s.cmd, s.log, s.ended = cmd, newLog(s.synced), make(chan struct{})
 	cmd.Stdout, cmd.Stderr = s.log, s.log
+	// Nodes do not share the lock of xtables, which one would hold for as long as it is paused.
+	cmd.Env = append(cmd.Environ(), "XTABLES_LOCKFILE="+filepath.Join(s.dir, "xtables.lock"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to handle
 	s.started = time.Now()
 	if err := s.Node.Start(cmd); err != nil {

@@ -62,23 +62,29 @@ func KubeNftables(bin string) Program {
 // KubeIptables is the real kube-proxy in iptables mode, with iptables-legacy. With iptables-nft it
 // takes minutes for many services.
 func KubeIptables(bin string) Program {
-	return kubeProxy(bin, peer.KubeIptables{}.Name(), "iptables", func(dir string) (string, error) {
-		const legacy = "xtables-legacy-multi"
-		path, err := exec.LookPath(legacy)
-		if err != nil {
-			return "", fmt.Errorf("%w: %s (apt-get install iptables)", peer.ErrMissing, legacy)
-		}
-		tools := filepath.Join(dir, "iptables")
-		if err := os.MkdirAll(tools, 0o755); err != nil {
+	return kubeProxy(bin, peer.KubeIptables{}.Name(), "iptables", legacyTools)
+}
+
+// KubeIPVS is the real kube-proxy in IPVS mode, with iptables-legacy.
+func KubeIPVS(bin string) Program { return kubeProxy(bin, "kube-proxy ipvs", "ipvs", legacyTools) }
+
+// legacyTools makes a folder in which iptables is iptables-legacy.
+func legacyTools(dir string) (string, error) {
+	const legacy = "xtables-legacy-multi"
+	path, err := exec.LookPath(legacy)
+	if err != nil {
+		return "", fmt.Errorf("%w: %s (apt-get install iptables)", peer.ErrMissing, legacy)
+	}
+	tools := filepath.Join(dir, "iptables")
+	if err := os.MkdirAll(tools, 0o755); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
+		if err := os.Symlink(path, filepath.Join(tools, name)); err != nil && !os.IsExist(err) {
 			return "", err
 		}
-		for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
-			if err := os.Symlink(path, filepath.Join(tools, name)); err != nil && !os.IsExist(err) {
-				return "", err
-			}
-		}
-		return tools, nil
-	})
+	}
+	return tools, nil
 }
 
 // kubeProxy is kube-proxy with its defaults, such as at least a second between two rounds. Only the

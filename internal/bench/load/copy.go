@@ -16,7 +16,8 @@ import (
 // CopyConfig is one bulk copy over one TCP connection.
 type CopyConfig struct {
 	Client, Backend *netns.NS      // from where, to where
-	Target          netip.AddrPort // an address of the backend's; IPv4
+	Target          netip.AddrPort // an address of the backend's, or of a service; IPv4
+	Port            uint16         // where the backend listens
 	Duration        time.Duration
 	CPU             int // the CPU that does it all
 }
@@ -28,15 +29,30 @@ const (
 	copyTurn = 4 << 20
 )
 
-// Copy sends as fast as one thread can that serves both ends, and returns bytes a second.
-func Copy(ctx context.Context, c CopyConfig) (float64, error) {
-	listener, err := listen(c.Backend, c.Target.Port())
+// Copied is what arrived.
+type Copied struct {
+	Bytes int
+	Took  time.Duration
+	CPU   time.Duration // of the thread: both ends and the packets between
+}
+
+// Rate is bytes a second.
+func (c Copied) Rate() float64 {
+	if c.Bytes == 0 {
+		return 0
+	}
+	return float64(c.Bytes) / c.Took.Seconds()
+}
+
+// Copy sends as fast as one thread can that serves both ends.
+func Copy(ctx context.Context, c CopyConfig) (Copied, error) {
+	var done Copied
+	listener, err := listen(c.Backend, c.Port)
 	if err != nil {
-		return 0, fmt.Errorf("listen in %s: %w", c.Backend.Name, err)
+		return done, fmt.Errorf("listen in %s: %w", c.Backend.Name, err)
 	}
 	defer unix.Close(listener)
 	defer quietRuntime()()
-	var rate float64
 	err = c.Client.Do(func() error {
 		if err := cpuaffinity.BindThread(c.CPU); err != nil {
 			return err
@@ -47,13 +63,13 @@ func Copy(ctx context.Context, c CopyConfig) (float64, error) {
 		}
 		defer unix.Close(client)
 		defer unix.Close(server)
-		rate, err = pump(ctx, client, server, c.Duration)
+		done, err = pump(ctx, client, server, c.Duration)
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("copy from %s to %s: %w", c.Client.Name, c.Target, err)
+		return done, fmt.Errorf("copy from %s to %s: %w", c.Client.Name, c.Target, err)
 	}
-	return rate, nil
+	return done, nil
 }
 
 // connect returns both ends of a connection, neither of which blocks.
@@ -81,28 +97,29 @@ func connect(target netip.AddrPort, listener int) (client, server int, err error
 }
 
 // pump lets both ends take turns.
-func pump(ctx context.Context, client, server int, d time.Duration) (float64, error) {
+func pump(ctx context.Context, client, server int, d time.Duration) (Copied, error) {
 	buf := make([]byte, copyBlock)
 	received := 0
+	cpu := threadCPU()
 	began := time.Now()
 	for time.Since(began) < d {
 		if err := ctx.Err(); err != nil {
-			return 0, err
+			return Copied{}, err
 		}
 		if err := untilBlocked(copyTurn, func() (int, error) { return unix.Write(client, buf) }, nil); err != nil {
-			return 0, fmt.Errorf("send: %w", err)
+			return Copied{}, fmt.Errorf("send: %w", err)
 		}
 		before := received
 		if err := untilBlocked(copyTurn, func() (int, error) { return unix.Read(server, buf) }, &received); err != nil {
-			return 0, fmt.Errorf("receive: %w", err)
+			return Copied{}, fmt.Errorf("receive: %w", err)
 		}
 		if received == before { // some is still in the kernel
 			if err := readable(server); err != nil {
-				return 0, err
+				return Copied{}, err
 			}
 		}
 	}
-	return float64(received) / time.Since(began).Seconds(), nil
+	return Copied{received, time.Since(began), threadCPU() - cpu}, nil
 }
 
 // untilBlocked repeats a call until it would block or has done most bytes. Total may be nil.

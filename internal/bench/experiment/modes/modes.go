@@ -3,6 +3,7 @@
 package modes
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,8 @@ import (
 	"sluice.dev/sluice/internal/bench/harness"
 	"sluice.dev/sluice/internal/bench/peer"
 	"sluice.dev/sluice/internal/bench/report"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/probe"
 )
 
 // largestNft is with how many services iptables-nft is still measured. Its programs read the whole
@@ -27,12 +30,21 @@ var compared = kubeproxy.Comparison{Name: "modes", Programs: func(r *harness.Run
 	} else {
 		r.Skip("sluice iptables nft, %d services: for each change, iptables-nft-restore reads the whole table from the kernel", st.Services)
 	}
-	return append(all, dataplane.SluiceMode(r.Binary, "userspace", ""), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin))
+	all = append(all, dataplane.SluiceMode(r.Binary, "userspace", ""), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin))
+	if err := probe.Missing(context.Background(), ipvs.Requirements); err != nil {
+		r.Skip("IPVS: %s; it is measured in the guest (docs/measured.md)", err)
+		return all
+	}
+	return append(all, dataplane.SluiceMode(r.Binary, "ipvs", ""), dataplane.KubeIPVS(st.Bin))
 }}
 
 // The names of what goals are about.
 const (
-	ownIptables = "sluice iptables legacy"
+	ownNftables  = "sluice nftables"
+	ownIptables  = "sluice iptables legacy"
+	ownUserspace = "sluice userspace"
+	ownIPVS      = "sluice ipvs"
+	kubeIPVS     = "kube-proxy ipvs"
 )
 
 // kubeIptables is the real kube-proxy in iptables mode.
@@ -50,11 +62,6 @@ func measured(r *harness.Run) (names []string) {
 
 // own reports whether a program is the agent.
 func own(program string) bool { return strings.HasPrefix(program, peer.Sluice{}.Name()) }
-
-// skipIPVS says where IPVS is measured.
-func skipIPVS(r *harness.Run) {
-	r.Skip("IPVS: it is measured in the guest, where the kernel has it (docs/measured.md)")
-}
 
 // ratioGoal adds a goal for the ratio of two programs' medians.
 func ratioGoal(r *harness.Run, what, own, other string, services int, variant, metric, goal string, met func(float64) bool) {
