@@ -69,6 +69,21 @@ func TestBenchBalancer(t *testing.T) {
 	}
 }
 
+// TestBenchModes copies and asks through the agent in each mode, and the real kube-proxy.
+func TestBenchModes(t *testing.T) {
+	r := measure(t, bench.Options{Experiments: []string{"modes-bulk"}, Rounds: 1})
+	programs := map[string]bool{}
+	for _, m := range r.Series {
+		programs[m.Dataplane] = m.Median > 0
+	}
+	if len(programs) < 6 { // with IPVS there are two more
+		t.Errorf("measured: %v", programs)
+	}
+	for _, n := range r.Notes {
+		t.Log(n)
+	}
+}
+
 // measure runs an experiment at its small scale.
 func measure(t *testing.T, o bench.Options) bench.Result {
 	t.Helper()

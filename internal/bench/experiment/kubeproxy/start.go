@@ -63,9 +63,15 @@ func TimeStart(ctx context.Context, r *harness.Run, st *APICluster, p dataplane.
 	if err != nil {
 		return err
 	}
+	// With few services all may be programmed before it has noticed and logged that.
 	synced, ok := s.Synced()
-	if !ok {
-		return fmt.Errorf("%s does not say when it has read its sources", s.Name)
+	for began := time.Now(); !ok; synced, ok = s.Synced() {
+		if time.Since(began) > 5*time.Second {
+			return fmt.Errorf("%s does not say when it has read its sources", s.Name)
+		}
+		if err := harness.Wait(ctx, time.Millisecond); err != nil {
+			return err
+		}
 	}
 	all, rest := at.Sub(s.Started()), max(at.Sub(synced), probe.Interval)
 	r.Logf("programmed after %s, %s after its sources", all.Round(time.Millisecond), rest.Round(time.Millisecond))
