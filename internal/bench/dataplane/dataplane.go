@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -71,6 +72,20 @@ func (s *Process) Running() error {
 	default:
 		return nil
 	}
+}
+
+// WhileRunning returns a context that ends with the program, too.
+func (s *Process) WhileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := s.ended
+	go func() {
+		select {
+		case <-ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // Kill ends the program and its children at once, as a crash would, and returns when it has ended.

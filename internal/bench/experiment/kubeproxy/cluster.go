@@ -247,6 +247,8 @@ func serviceTarget(i int) probe.Target {
 
 // waitReachable waits until each target is reached and returns since when all were.
 func waitReachable(ctx context.Context, s *dataplane.Process, targets ...probe.Target) (time.Time, error) {
+	ctx, end := s.WhileRunning(ctx)
+	defer end()
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	h, err := probe.New(s.Client, s.Backend, cluster.TargetPort, harness.PacketCPU)

@@ -33,7 +33,7 @@ func runLists(ctx context.Context, r *harness.Run) error {
 		listCases(peer.DenyList{}, ofAddresses, 0, usual, large), listCases(peer.DenyList{}, ofNetworks, usual),
 		listCases(peer.HostPolicy{}, ofAddresses, 0, usual),
 		listCases(peer.Ipset{}, ofAddresses, 0, usual, large), listCases(peer.Ipset{}, ofNetworks, usual),
-		listCases(peer.Rules{}, ofAddresses, usual), listCases(peer.Forwarding{}, ofAddresses, 0))
+		listCases(peer.NftSet{}, ofAddresses, 0, usual), listCases(peer.Rules{}, ofAddresses, usual), listCases(peer.Forwarding{}, ofAddresses, 0))
 	if err := harness.InTurns(ctx, r, specs, measureList); err != nil {
 		return err
 	}
@@ -94,7 +94,8 @@ func listGoals(r *harness.Run, usual, large int) {
 		}
 		for _, b := range slices.Concat(
 			listCases(peer.DenyList{}, ofNetworks, usual), listCases(peer.HostPolicy{}, ofAddresses, usual),
-			listCases(peer.Ipset{}, ofAddresses, usual, large), listCases(peer.Ipset{}, ofNetworks, usual), listCases(peer.Rules{}, ofAddresses, usual),
+			listCases(peer.Ipset{}, ofAddresses, usual, large), listCases(peer.Ipset{}, ofNetworks, usual),
+			listCases(peer.NftSet{}, ofAddresses, usual), listCases(peer.Rules{}, ofAddresses, usual),
 		) {
 			if ratio, ok := ratioToNoList(r, b, metric); ok {
 				r.Note("%s, %s, over none: %s.", b, metric, ratio)
