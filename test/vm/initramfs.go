@@ -31,7 +31,7 @@ var modules = []string{
 	"ip_set", "ip_set_bitmap_port", "ip_set_hash_ipport",
 	"ip_set_hash_ip", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net",
 	"iptable_nat", "iptable_filter", "iptable_raw", "ip6table_nat", "ip6table_filter", "ip6table_raw", "nft_compat",
-	"xt_set", "xt_statistic", "xt_nat", "xt_MASQUERADE", "xt_addrtype", "xt_conntrack", "xt_mark", "xt_bpf", "xt_u32", "xt_CT", "ipt_REJECT", "ip6t_REJECT",
+	"xt_comment", "xt_tcpudp", "xt_set", "xt_statistic", "xt_nat", "xt_MASQUERADE", "xt_addrtype", "xt_conntrack", "xt_mark", "xt_bpf", "xt_u32", "xt_CT", "ipt_REJECT", "ip6t_REJECT",
 }
 
 // plan says what the guest has to do; the guest finds it in its root directory.

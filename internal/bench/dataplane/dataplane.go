@@ -74,6 +74,9 @@ func (s *Process) Running() error {
 	}
 }
 
+// Log returns the end of what the program has logged.
+func (s *Process) Log() string { return s.log.String() }
+
 // WhileRunning returns a context that ends with the program, too.
 func (s *Process) WhileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -258,7 +258,7 @@ func waitReachable(ctx context.Context, s *dataplane.Process, targets ...probe.T
 	defer func() { _ = h.Close() }()
 	at, err := h.Until(ctx, targets...)
 	if err != nil {
-		return at, errors.Join(fmt.Errorf("%s: %w", s.Name, err), s.Running())
+		return at, fmt.Errorf("%s: %w; its log ends with: %s", s.Name, err, s.Log())
 	}
 	return at, nil
 }
