@@ -43,7 +43,7 @@ func guest() {
 }
 
 func guestRun() error {
-	if err := guestMounts(); err != nil {
+	if err := errors.Join(guestMounts(), unix.Sethostname([]byte("guest"))); err != nil {
 		return err
 	}
 	b, err := os.ReadFile(guestPlan)
