@@ -129,13 +129,13 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 	}
 	// What the programs of iptables load, and where they have their lock.
 	const plugins = "/usr/lib/x86_64-linux-gnu/xtables"
-	if err := errors.Join(a.tree(plugins, plugins), a.directory("/run")); err != nil {
-		return err
-	}
-	if path := plugins + "/libxt_statistic.so"; exists(path) { // it needs one more library than the programs
-		if err := a.libraries(ctx, path); err != nil {
+	if files, _ := filepath.Glob(plugins + "/*.so"); len(files) > 0 { // the pattern is well-formed
+		if err := a.libraries(ctx, files...); err != nil {
 			return err
 		}
+	}
+	if err := errors.Join(a.tree(plugins, plugins), a.directory("/run")); err != nil {
+		return err
 	}
 	if err := a.bytes("/etc/protocols", []byte(protocols)); err != nil {
 		return err
@@ -267,11 +267,6 @@ func (a *archive) tree(name, dir string) error {
 	return err
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
 // libraryPaths finds the paths in what ldd prints.
 var libraryPaths = regexp.MustCompile(`(?m)(/\S+) \(0x`)
 
@@ -281,15 +276,12 @@ func (a *archive) tool(ctx context.Context, name string) error {
 	if err != nil {
 		return nil
 	}
-	if err := a.libraries(ctx, path); err != nil {
-		return err
-	}
-	return a.copy("/bin/"+name, path)
+	return errors.Join(a.libraries(ctx, path), a.copy("/bin/"+name, path))
 }
 
-// libraries adds the shared libraries of a file.
-func (a *archive) libraries(ctx context.Context, path string) error {
-	out, err := output(ctx, "", "ldd", path)
+// libraries adds the shared libraries of programs and plugins of this machine.
+func (a *archive) libraries(ctx context.Context, files ...string) error {
+	out, err := output(ctx, "", "ldd", files...)
 	if err != nil {
 		return err
 	}
