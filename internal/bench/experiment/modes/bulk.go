@@ -53,6 +53,9 @@ func runBulk(ctx context.Context, r *harness.Run) (err error) {
 	}
 	for _, p := range []string{ownNftables, ownIptables} {
 		ratioGoal(r, "a bulk copy's "+copied, ownUserspace, p, fewServices, "", copied, "≥ 0.5", func(ratio float64) bool { return ratio >= 0.5 })
+		if a, b := r.Find(ownUserspace, fewServices, "", copyCPU), r.Find(p, fewServices, "", copyCPU); a != nil && b != nil {
+			r.Note("%s, %s over %s: %s.", copyCPU, ownUserspace, p, report.Ratios(a, b))
+		}
 	}
 	return nil
 }
