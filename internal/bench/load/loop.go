@@ -113,12 +113,17 @@ func (l *loop) run(ctx context.Context) (*Result, error) {
 	if l.Rate > 0 {
 		every = time.Second / time.Duration(l.Rate)
 	}
-	spec := unix.NsecToTimespec(every.Nanoseconds())
-	if err := unix.TimerfdSettime(l.timer, 0, &unix.ItimerSpec{Interval: spec, Value: spec}, nil); err != nil {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	l.begun = time.Now()
+	// At absolute times, as the thread may be held up before the timer is set.
+	spec := unix.ItimerSpec{Interval: unix.NsecToTimespec(every.Nanoseconds()), Value: unix.NsecToTimespec(now.Nano() + every.Nanoseconds())}
+	if err := unix.TimerfdSettime(l.timer, unix.TFD_TIMER_ABSTIME, &spec, nil); err != nil {
 		return nil, fmt.Errorf("set timer: %w", err)
 	}
 	cpu := threadCPU()
-	l.begun = time.Now()
 	if l.Rate == 0 {
 		for range l.Concurrency {
 			l.start(time.Now())
