@@ -16,8 +16,8 @@ import (
 // Program is a program that carries out services for a node, and how to run it.
 type Program struct {
 	Name string
-	// Period is a little more than the least time between two of its rounds: a change that comes after
-	// that is carried out at once.
+	// Period is a little more than the least time between two of its rounds: a change that comes
+	// after that is carried out at once.
 	Period time.Duration
 	// Proxy: it carries connections itself, so that it must run for them.
 	Proxy bool
