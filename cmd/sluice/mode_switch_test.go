@@ -318,10 +318,10 @@ func TestModeSwitch(t *testing.T) {
 }
 
 // The same with IPVS, where the kernel has it, and the modes of which the kernel does the work:
-// what is led to a proxy passes IPVS on its way. Virtual servers go once their connections have ended,
-// those included that wait for stray segments: here the agent does not wait that long. A datagram
-// that meets the hooks of one program before the change and those of the other after it may be lost
-// (Linux 6.12, one of 770).
+// what is led to a proxy passes IPVS on its way. Virtual servers go once their connections have
+// ended, those included that wait for stray segments: here the agent does not wait that long. A
+// datagram that meets the hooks of one program before the change and those of the other after it
+// may be lost (Linux 6.12, one of 770).
 func TestModeSwitchIPVS(t *testing.T) {
 	if err := probe.Missing(t.Context(), ipvs.Requirements); err != nil {
 		t.Skip(err)

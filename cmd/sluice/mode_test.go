@@ -101,7 +101,7 @@ func TestModeAuto(t *testing.T) {
 	n := newModeNode(t)
 	try := func(t *testing.T, chosen agentMode, says string) {
 		_, out := inside(t, n.NS, "preflight", "--mode", "auto", "--policy=false")
-		if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok mode "+chosen.name+": "+says) || !strings.Contains(words, "ok program the kernel takes our program of "+chosen.name) {
+		if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok mode "+chosen.name+": "+says) || !strings.Contains(words, "ok program the kernel takes our "+chosen.name+" program") {
 			t.Errorf("preflight does not say that it chooses %s as %s:\n%s", chosen.name, says, out)
 		}
 		socket := filepath.Join(t.TempDir(), "s.sock")

@@ -21,8 +21,8 @@ type Options struct {
 	// wait until it returns. It may call Set.
 	Report func([]Result)
 
-	// Ask has the kernel ask by ARP or NDP for the neighbour by which packets go to an address, which
-	// it returns, too, and waits for its answer. ARP checks need it.
+	// Ask has the kernel ask by ARP or NDP for the neighbour by which packets go to an address,
+	// which it returns, too, and waits for its answer. ARP checks need it.
 	Ask func(context.Context, netip.Addr) (netip.Addr, error)
 
 	Requests int // HTTP, gRPC and ARP checks at a time; 0: 1,000

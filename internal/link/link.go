@@ -5,9 +5,9 @@
 //   - WatchLinks and WatchAddresses tell of changes;
 //   - Neighbours has the kernel ask for Ethernet addresses.
 //
-// It changes nothing else. Pods are found by the host route to their address, which every CNI makes that
-// routes its pods. A watch reads everything again after a change: what it tells depends on what is
-// there, never on the order of events.
+// It changes nothing else. Pods are found by the host route to their address, which every CNI makes
+// that routes its pods. A watch reads everything again after a change: what it tells depends on
+// what is there, never on the order of events.
 package link
 
 import (

@@ -22,8 +22,8 @@ type Neighbours struct {
 	conn   *wire.Conn
 }
 
-// OpenNeighbours returns Neighbours of the calling thread's network namespace, whichever thread asks
-// later.
+// OpenNeighbours returns Neighbours of the calling thread's network namespace, whichever thread
+// asks later.
 func OpenNeighbours() (*Neighbours, error) {
 	r, err := Open()
 	if err != nil {

@@ -16,8 +16,8 @@ const drainPause = 100 * time.Millisecond
 // ended, or ctx has, and removes all that Purge does. Without CAP_NET_ADMIN it does only that.
 //
 // forget has connection tracking forget untranslated flows of UDP to the driver's frontends, so
-// that the next datagram of each is for whoever translates it. It is called twice, as an answer that was
-// on its way may have begun a flow again.
+// that the next datagram of each is for whoever translates it. It is called twice, as an answer
+// that was on its way may have begun a flow again.
 func (d *Driver) Drain(ctx context.Context, forget func() error) error {
 	if d.redirect == nil {
 		return d.Purge(ctx)

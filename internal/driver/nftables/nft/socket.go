@@ -169,7 +169,8 @@ func (s *Socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 
 var ErrInterrupted = errors.New("the kernel's objects changed while they were read")
 
-// Uninterrupted reads again, up to ten times, where the kernel's objects change while they are read.
+// Uninterrupted reads again, up to ten times, where the kernel's objects change while they are
+// read.
 func Uninterrupted(read func() error) error {
 	const most = 10
 	for try := 1; ; try++ {
