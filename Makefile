@@ -23,6 +23,9 @@ BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
 VM    ?=
 
+# Arguments for `make fuzz-api`: "--seed 7", for one.
+FUZZ  ?=
+
 # The image that `make image` builds, and for what.
 IMAGE     ?= sluice.dev/sluice:$(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' deploy/helm/sluice/Chart.yaml)
 PLATFORMS ?= linux/$(shell go env GOARCH)
@@ -32,6 +35,7 @@ RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := nftables iproute2 iptables ipset nftlb haproxy systemd wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack
 BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
+FUZZ_TOOLS  := iproute2 curl python3-venv
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 
 .PHONY: help
@@ -72,6 +76,11 @@ test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the s
 	@hack/need "the guest" $(VM_TOOLS)
 	go run ./test/vm $(VM)
 	go run ./test/vm -suite trixie $(VM)
+
+.PHONY: fuzz-api
+fuzz-api: build ## Have schemathesis send the balancer's API thousands of requests, of which none may end in a 500
+	@hack/need "fuzzing the API" $(FUZZ_TOOLS)
+	hack/fuzz-api $(FUZZ)
 
 .PHONY: bench
 bench: build ## Measure, compare and draw docs/benchmarks (BENCH='arguments of sluice bench')
