@@ -124,10 +124,10 @@ func (c *Config) notes() []string {
 			notes = append(notes, fmt.Sprintf(format, args...))
 		}
 	}
-	note(c.Mode != ModeNFTables, "mode %s: services are programmed in nftables all the same", c.Mode)
+	note(c.Mode != ModeNFTables, "mode %s: services are programmed as --mode says, in nftables without it", c.Mode)
 	note(c.wantsLoopback(), "node ports are not served on loopback addresses, as in kube-proxy's nftables mode")
 	if c.Mode == ModeIPVS {
-		note(c.IPVS.Scheduler != "" && c.IPVS.Scheduler != "rr", "ipvs.scheduler %s: connections are spread at random", c.IPVS.Scheduler)
+		note(c.IPVS.Scheduler != "" && c.IPVS.Scheduler != "rr", "ipvs.scheduler %s: without --mode ipvs, connections are spread at random", c.IPVS.Scheduler)
 		note(c.IPVS.TCPTimeout.Duration+c.IPVS.TCPFinTimeout.Duration+c.IPVS.UDPTimeout.Duration > 0,
 			"ipvs timeouts have no meaning: connections live as conntrack.* says")
 	}

@@ -123,7 +123,7 @@ func TestFields(t *testing.T) {
 	}
 	const all = "0.0.0.0/0 ::/0"
 	ipvs := func(s *Settings) {
-		s.Notes = []string{"mode ipvs: services are programmed in nftables all the same"}
+		s.Notes = []string{"mode ipvs: services are programmed as --mode says, in nftables without it"}
 	}
 	noLoopback := "node ports are not served on loopback addresses, as in kube-proxy's nftables mode"
 	nft := func(s *Settings) { s.NodePortPrimary, s.NodePortAddresses, s.Notes = true, nil, nil }
@@ -151,7 +151,7 @@ func TestFields(t *testing.T) {
 		{"mode ipvs", "mode: ipvs", ipvs},
 		{"scheduler", "mode: ipvs\nipvs: {scheduler: lc}", func(s *Settings) {
 			ipvs(s)
-			s.Notes = append(s.Notes, "ipvs.scheduler lc: connections are spread at random")
+			s.Notes = append(s.Notes, "ipvs.scheduler lc: without --mode ipvs, connections are spread at random")
 		}},
 		{"ipvs round robin", "mode: ipvs\nipvs: {scheduler: rr, strictARP: true, excludeCIDRs: [10.0.0.0/8]}", ipvs},
 		{"ipvs timeouts", "mode: ipvs\nipvs: {udpTimeout: 1s}", func(s *Settings) {
