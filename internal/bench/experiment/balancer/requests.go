@@ -11,6 +11,8 @@ import (
 	"sluice.dev/sluice/internal/bench/peer"
 	"sluice.dev/sluice/internal/bench/report"
 	"sluice.dev/sluice/internal/bench/testbed"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/probe"
 )
 
 // Requests is the experiment balancer-requests.
@@ -41,6 +43,11 @@ func runRequests(ctx context.Context, r *harness.Run) error {
 		peer.Nftlb{Mode: peer.DNAT}, peer.Nftlb{Mode: peer.SNAT}, peer.HAProxy{CPU: harness.PacketCPU},
 		peer.Balance{Program: r.Binary, Mode: peer.Stateless}, peer.Balance{Program: r.Binary, Mode: peer.DSR}, peer.Plain{}),
 		cases([]int{ahead}, dnat, peer.Nth{}, snat, peer.Nth{Masquerade: true})...)
+	if err := probe.Missing(ctx, ipvs.Requirements); err != nil {
+		r.Skip("IPVS: %s; it is measured in the guest (docs/measured.md)", err)
+	} else {
+		specs = append(specs, cases([]int{1, ahead}, peer.IPVS{})...)
+	}
 	r.Skip("nftlb, 5,001 farms: it holds 4,095 backends at most")
 	r.Skip("nftlb stlsdnat: no connection is answered where clients and backends are on different devices")
 	if err := harness.InTurns(ctx, r, specs, measureRequests); err != nil {
