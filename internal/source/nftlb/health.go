@@ -92,11 +92,11 @@ var resolved = health.Check{Type: health.ARP, Interval: 2 * time.Second, Rise: 1
 
 // checked is how a farm's backends are checked; nil: they are not.
 func (f *farm) checked() *health.Check {
-	if f != nil && f.check == nil && f.base != nil && f.base.Mode == model.DSR {
-		return &resolved
-	}
-	if f == nil {
+	switch {
+	case f == nil:
 		return nil
+	case f.check == nil && f.base != nil && f.base.Mode == model.DSR:
+		return &resolved
 	}
 	return f.check
 }
