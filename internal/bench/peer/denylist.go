@@ -21,22 +21,22 @@ import (
 const listName = "bench"
 
 // DenyList is Sluice's list of addresses that are dropped where they arrive.
-type DenyList struct{}
+type DenyList struct{ Mode Mode }
 
 // Name implements Blocker.
-func (DenyList) Name() string { return Sluice{}.Name() }
+func (d DenyList) Name() string { return d.Mode.Name() }
 
 // Limit implements Blocker.
 func (DenyList) Limit() (int, string) { return 0, "" }
 
 // Block implements Blocker.
-func (DenyList) Block(ctx context.Context, node *netns.NS, device string, entries []netip.Prefix) (*Blocked, error) {
+func (d DenyList) Block(ctx context.Context, node *netns.NS, device string, entries []netip.Prefix) (*Blocked, error) {
 	cfg := Config()
 	cfg.Policy = true
 	if len(entries) > 0 {
 		cfg.DenyLists, cfg.DenyDevices = []string{listName}, []string{device}
 	}
-	return blockBySluice(ctx, node, cfg, nil, entries)
+	return blockBySluice(ctx, node, d.Mode, cfg, nil, entries)
 }
 
 // HostPolicy is a global policy in Sluice that denies what is forwarded from a host endpoint's
@@ -62,7 +62,7 @@ func (HostPolicy) Block(ctx context.Context, node *netns.NS, device string, entr
 	}
 	endpoint := model.Name{Name: "outside"}
 	policy := model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "block"}}
-	return blockBySluice(ctx, node, cfg, []store.Event{
+	return blockBySluice(ctx, node, "", cfg, []store.Event{
 		{Kind: model.HostEndpointKind, Name: endpoint, Object: &model.HostEndpoint{
 			Name: endpoint.Name, Node: cluster.Node, Interface: device, Labels: map[string]string{"side": "outside"},
 		}},
@@ -73,12 +73,12 @@ func (HostPolicy) Block(ctx context.Context, node *netns.NS, device string, entr
 }
 
 // blockBySluice programs the events, and then, timed, the list.
-func blockBySluice(ctx context.Context, node *netns.NS, cfg compile.Config, events []store.Event, entries []netip.Prefix) (*Blocked, error) {
+func blockBySluice(ctx context.Context, node *netns.NS, mode Mode, cfg compile.Config, events []store.Event, entries []netip.Prefix) (*Blocked, error) {
 	events = append(events, store.Event{
 		Kind: model.NodeKind, Name: model.Name{Name: cluster.Node},
 		Object: &model.Node{Name: cluster.Node, IPs: []netip.Addr{cluster.NodeAddr}},
 	})
-	n, _, err := start(ctx, node, cfg, events)
+	n, _, err := start(ctx, node, mode, cfg, events)
 	if err != nil {
 		return nil, err
 	}

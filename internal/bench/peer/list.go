@@ -99,12 +99,12 @@ func (Ipset) Block(ctx context.Context, node *netns.NS, device string, list []ne
 	if err != nil {
 		return nil, err
 	}
-	_, err = node.Run("iptables-legacy", "-w", "-A", "FORWARD", "-i", device, "-m", "set", "--match-set", IpsetName, "src", "-j", "DROP")
+	_, err = node.Run("iptables-legacy", "-w", "-A", "FORWARD", "-i", device, "-m", "set", "--match-set", ipsetName, "src", "-j", "DROP")
 	return &Blocked{Loaded: *loaded(took, "ipset restore")}, err
 }
 
-// IpsetName is the name of the set that Ipset makes.
-const IpsetName = "listed"
+// ipsetName is the name of the set that Ipset makes.
+const ipsetName = "listed"
 
 // writeIpset writes what `ipset save` would: hash:ip, or hash:net where there are networks.
 func writeIpset(s *script, list []netip.Prefix) {
@@ -115,9 +115,9 @@ func writeIpset(s *script, list []netip.Prefix) {
 			break
 		}
 	}
-	s.add("create %s %s family inet maxelem %d", IpsetName, kind, max(65_536, len(list)))
+	s.add("create %s %s family inet maxelem %d", ipsetName, kind, max(65_536, len(list)))
 	for _, p := range list {
-		s.add("add %s %s", IpsetName, cluster.Entry(p))
+		s.add("add %s %s", ipsetName, cluster.Entry(p))
 	}
 }
 
@@ -172,4 +172,6 @@ func (NftSet) Block(ctx context.Context, node *netns.NS, device string, list []n
 }
 
 // Blockers returns all blockers.
-func Blockers() []Blocker { return []Blocker{DenyList{}, Ipset{}, Rules{}, NftSet{}} }
+func Blockers() []Blocker {
+	return []Blocker{DenyList{}, DenyList{IptablesLegacy}, Ipset{}, Rules{}, NftSet{}}
+}

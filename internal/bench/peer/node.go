@@ -11,6 +11,7 @@ import (
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
@@ -28,6 +29,38 @@ type Node struct {
 	adopted  bool
 }
 
+// Mode is one of the agent's modes that judge packets themselves. The zero Mode is nftables.
+type Mode string
+
+// The modes beside nftables.
+const (
+	IptablesLegacy Mode = "iptables legacy"
+	IptablesNft    Mode = "iptables nft"
+)
+
+// Name is how results name the mode.
+func (m Mode) Name() string {
+	if m == "" {
+		return Sluice{}.Name()
+	}
+	return Sluice{}.Name() + " " + string(m)
+}
+
+// open opens the mode's driver in the calling thread's network namespace.
+func (m Mode) open(o driver.Options) (driver.Driver, error) {
+	variant := iptables.Legacy
+	switch m {
+	case "":
+		return nftables.Open(nftables.Options{Options: o})
+	case IptablesNft:
+		variant = iptables.NFTables
+	}
+	if err := need("iptables", "iptables"); err != nil {
+		return nil, err
+	}
+	return iptables.Open(iptables.Options{Options: o, Variant: variant})
+}
+
 // Config is the configuration of the cluster's agent, without policy.
 func Config() compile.Config {
 	return compile.Config{
@@ -35,8 +68,9 @@ func Config() compile.Config {
 	}
 }
 
-// NewNode opens a driver in a namespace; nothing is programmed before the first Apply. Close it.
-func NewNode(ns *netns.NS, cfg compile.Config) (*Node, error) {
+// NewNode opens a mode's driver in a namespace; nothing is programmed before the first Apply. Close
+// it.
+func NewNode(ns *netns.NS, mode Mode, cfg compile.Config) (*Node, error) {
 	n := &Node{store: store.New(), compiler: compile.New(cfg)}
 	var links model.Links
 	err := ns.Do(func() error {
@@ -44,7 +78,7 @@ func NewNode(ns *netns.NS, cfg compile.Config) (*Node, error) {
 		if links, err = link.Here.Links(); err != nil {
 			return err
 		}
-		d, err := nftables.Open(nftables.Options{Options: driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy}})
+		d, err := mode.open(driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
 		if err != nil {
 			return err
 		}
@@ -114,8 +148,8 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 }
 
 // start makes a Node and applies the events.
-func start(ctx context.Context, ns *netns.NS, cfg compile.Config, events []store.Event) (*Node, Took, error) {
-	n, err := NewNode(ns, cfg)
+func start(ctx context.Context, ns *netns.NS, mode Mode, cfg compile.Config, events []store.Event) (*Node, Took, error) {
+	n, err := NewNode(ns, mode, cfg)
 	if err != nil {
 		return nil, Took{}, err
 	}

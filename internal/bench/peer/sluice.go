@@ -33,7 +33,7 @@ func (Sluice) Target(_ cluster.Cluster, first, count int) inject.Target {
 // Load implements Dataplane. The time is from a full store to the kernel's acknowledgement:
 // compile, compare with the empty kernel, apply.
 func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
-	n, err := NewNode(node, Config())
+	n, err := NewNode(node, "", Config())
 	if err != nil {
 		return nil, err
 	}

@@ -11,12 +11,12 @@ import (
 
 // event is one step of one packet.
 type event struct {
-	packet       uint32
-	table, chain string
-	policy       bool   // a base chain has ended
-	rule         uint64 // handle of the rule that matched; 0 at a chain's end
-	verdict      int32
-	to           string // the chain that a verdict leads to
+	packet  uint32
+	chain   Chain
+	policy  bool   // a base chain has ended
+	rule    uint64 // handle of the rule that matched; 0 at a chain's end
+	verdict int32
+	to      string // the chain that a verdict leads to
 }
 
 // Verdicts beside those of netfilter, as linux/netfilter/nf_tables.h numbers them.
@@ -37,9 +37,9 @@ func readEvent(m netlink.Message) (event, error) {
 		case unix.NFTA_TRACE_ID:
 			e.packet = ad.Uint32()
 		case unix.NFTA_TRACE_TABLE:
-			e.table = ad.String()
+			e.chain.Table = ad.String()
 		case unix.NFTA_TRACE_CHAIN:
-			e.chain = ad.String()
+			e.chain.Name = ad.String()
 		case unix.NFTA_TRACE_TYPE:
 			e.policy = ad.Uint32() == typePolicy
 		case unix.NFTA_TRACE_RULE_HANDLE:
@@ -64,31 +64,28 @@ func readEvent(m netlink.Message) (event, error) {
 
 // frame is a chain that the packet is in, with how many of its rules are done.
 type frame struct {
-	chain string
+	chain Chain
 	done  int
 }
 
 // walk is a packet within a base chain.
 type walk struct {
-	rules map[string][]uint64
+	rules map[Chain][]uint64
 	met   Met
-	base  string  // "": between base chains
+	base  Chain   // Chain{}: between base chains
 	stack []frame // empty once the base chain itself was left by a goto
 }
 
-// replay follows each packet through the table's chains. The kernel makes a packet's number from
+// replay follows each packet through the chains. The kernel makes a packet's number from
 // its address in memory, so a later packet may have the same. A packet passes a base chain only
 // once.
-func replay(rules map[string][]uint64, table string, events []event) ([]Met, error) {
+func replay(rules map[Chain][]uint64, events []event) ([]Met, error) {
 	var order []*walk
 	walks := map[uint32]*walk{}
 	for _, e := range events {
-		if e.table != table {
-			continue
-		}
 		w := walks[e.packet]
-		if w == nil || w.base == "" && w.passed(e.chain) {
-			w = &walk{rules: rules, met: Met{Rules: map[string]int{}}}
+		if w == nil || w.base == (Chain{}) && w.passed(e.chain) {
+			w = &walk{rules: rules, met: Met{Rules: map[Chain]int{}}}
 			walks[e.packet] = w
 			order = append(order, w)
 		}
@@ -104,13 +101,13 @@ func replay(rules map[string][]uint64, table string, events []event) ([]Met, err
 }
 
 // passed reports whether the packet has been in a base chain.
-func (w *walk) passed(base string) bool {
+func (w *walk) passed(base Chain) bool {
 	_, ok := w.met.Rules[base]
 	return ok
 }
 
 func (w *walk) step(e event) error {
-	if w.base == "" {
+	if w.base == (Chain{}) {
 		w.base, w.stack = e.chain, []frame{{chain: e.chain}}
 		w.met.Rules[w.base] = 0
 	}
@@ -118,7 +115,7 @@ func (w *walk) step(e event) error {
 		if len(w.stack) > 0 {
 			w.finish()
 		}
-		w.base, w.stack = "", nil
+		w.base, w.stack = Chain{}, nil
 		return nil
 	}
 	if len(w.stack) == 0 || w.stack[len(w.stack)-1].chain != e.chain {
@@ -137,11 +134,11 @@ func (w *walk) step(e event) error {
 	case e.verdict == verdictReturn:
 		w.stack = w.stack[:top]
 	case e.verdict == verdictJump:
-		w.stack = append(w.stack, frame{chain: e.to})
+		w.stack = append(w.stack, frame{chain: Chain{e.chain.Table, e.to}})
 	case e.verdict == verdictGoto:
-		w.stack[top] = frame{chain: e.to}
+		w.stack[top] = frame{chain: Chain{e.chain.Table, e.to}}
 	case e.verdict != verdictContinue: // accepted or dropped: the base chain ends
-		w.base, w.stack = "", nil
+		w.base, w.stack = Chain{}, nil
 	}
 	return nil
 }

@@ -1,8 +1,8 @@
-// Package trace counts the rules of an nftables table that a packet meets, with the kernel's packet
-// trace.
+// Package trace counts the rules of tables of nftables that a packet meets, with the kernel's packet
+// trace. The tables may be those of iptables-nft.
 //
 // The trace has the rules that matched and the ends of chains. The rules that did not match lie
-// between those, so they are counted in the table: in each chain, all up to the rule at which the
+// between those, so they are counted in the tables: in each chain, all up to the rule at which the
 // packet left.
 package trace
 
@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -20,10 +21,16 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
+// Chain names a chain of one of the tables.
+type Chain struct{ Table, Name string }
+
+// String returns "table chain".
+func (c Chain) String() string { return c.Table + " " + c.Name }
+
 // Met says which rules one packet met, by base chain.
 type Met struct {
-	Rules map[string]int  // by base chain of the table
-	NAT   map[string]bool // those base chains that are of type nat
+	Rules map[Chain]int
+	NAT   map[Chain]bool // the base chains that are of type nat
 }
 
 // Sum is the number of rules in all chains.
@@ -39,7 +46,10 @@ type Config struct {
 	NS     *netns.NS
 	Device string // packets that arrive there
 	Match  string // what they match, in nft's syntax: "tcp dport 80"
-	Table  string // whose rules count, of the family inet
+	// Tables are those whose rules count, of a family: unix.NFPROTO_INET, or NFPROTO_IPV4 for those
+	// of iptables-nft.
+	Tables []string
+	Family byte
 }
 
 // Packets traces matching packets while send runs. It returns what each packet met, in their order.
@@ -70,11 +80,11 @@ func Packets(ctx context.Context, c Config, send func() error) (met []Met, err e
 	if err := send(); err != nil {
 		return nil, err
 	}
-	events, err := receive(ctx, conn)
+	events, err := c.receive(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
-	met, err = replay(rules, c.Table, events)
+	met, err = replay(rules, events)
 	for i := range met {
 		met[i].NAT = nats
 	}
@@ -94,16 +104,18 @@ func (c Config) mark() error {
 
 const subsystem = netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES << 8)
 
-// rules are the handles of the table's rules, by chain and in their order.
-func (c Config) rules() (map[string][]uint64, error) {
-	rules := map[string][]uint64{}
-	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(m netlink.Message) error {
-		var chain string
+// rules are the handles of the tables' rules, by chain and in their order.
+func (c Config) rules() (map[Chain][]uint64, error) {
+	rules := map[Chain][]uint64{}
+	err := c.dump(unix.NFT_MSG_GETRULE, func(m netlink.Message) error {
+		var chain Chain
 		var handle uint64
 		err := decode(m, func(ad *netlink.AttributeDecoder) {
 			switch ad.Type() {
+			case unix.NFTA_RULE_TABLE:
+				chain.Table = ad.String()
 			case unix.NFTA_RULE_CHAIN:
-				chain = ad.String()
+				chain.Name = ad.String()
 			case unix.NFTA_RULE_HANDLE:
 				handle = ad.Uint64()
 			}
@@ -114,22 +126,23 @@ func (c Config) rules() (map[string][]uint64, error) {
 	return rules, err
 }
 
-// nats are the table's base chains of type nat.
-func (c Config) nats() (map[string]bool, error) {
-	nats := map[string]bool{}
-	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(m netlink.Message) error {
-		var table, chain, kind string
+// nats are the tables' base chains of type nat.
+func (c Config) nats() (map[Chain]bool, error) {
+	nats := map[Chain]bool{}
+	err := c.dump(unix.NFT_MSG_GETCHAIN, func(m netlink.Message) error {
+		var chain Chain
+		var kind string
 		err := decode(m, func(ad *netlink.AttributeDecoder) {
 			switch ad.Type() {
 			case unix.NFTA_CHAIN_TABLE:
-				table = ad.String()
+				chain.Table = ad.String()
 			case unix.NFTA_CHAIN_NAME:
-				chain = ad.String()
+				chain.Name = ad.String()
 			case unix.NFTA_CHAIN_TYPE:
 				kind = ad.String()
 			}
 		})
-		if table == c.Table && kind == "nat" {
+		if kind == "nat" {
 			nats[chain] = true
 		}
 		return err
@@ -137,25 +150,19 @@ func (c Config) nats() (map[string]bool, error) {
 	return nats, err
 }
 
-// dump requests all objects of a kind in the table; the kernel may add those of other tables.
-func (c Config) dump(kind netlink.HeaderType, tableAttr uint16, f func(netlink.Message) error) error {
+// dump requests all objects of a kind in the family.
+func (c Config) dump(kind netlink.HeaderType, f func(netlink.Message) error) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: c.NS.Fd()})
 	if err != nil {
-		return fmt.Errorf("read table %s in %s: %w", c.Table, c.NS.Name, err)
+		return fmt.Errorf("read tables in %s: %w", c.NS.Name, err)
 	}
 	defer func() { _ = conn.Close() }() // everything has been read, or an error is returned
-	ask := netlink.NewAttributeEncoder()
-	ask.String(tableAttr, c.Table)
-	attrs, err := ask.Encode()
-	if err != nil {
-		return fmt.Errorf("read table %s: %w", c.Table, err)
-	}
 	msgs, err := conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: subsystem | kind, Flags: netlink.Request | netlink.Dump},
-		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
+		Data:   []byte{c.Family, unix.NFNETLINK_V0, 0, 0},
 	})
 	if err != nil {
-		return fmt.Errorf("read table %s in %s: %w", c.Table, c.NS.Name, err)
+		return fmt.Errorf("read tables in %s: %w", c.NS.Name, err)
 	}
 	for _, m := range msgs {
 		if err := f(m); err != nil {
@@ -185,8 +192,8 @@ func decode(m netlink.Message, f func(*netlink.AttributeDecoder)) error {
 // quiet is how long without events a trace counts as complete.
 const quiet = 200 * time.Millisecond
 
-// receive reads events until none has come for a while; the first may take a second.
-func receive(ctx context.Context, conn *netlink.Conn) ([]event, error) {
+// receive reads the tables' events until none has come for a while; the first may take a second.
+func (c Config) receive(ctx context.Context, conn *netlink.Conn) ([]event, error) {
 	var events []event
 	for wait := time.Second; ; wait = quiet {
 		if err := ctx.Err(); err != nil {
@@ -210,7 +217,9 @@ func receive(ctx context.Context, conn *netlink.Conn) ([]event, error) {
 			if err != nil {
 				return nil, err
 			}
-			events = append(events, e)
+			if slices.Contains(c.Tables, e.chain.Table) {
+				events = append(events, e)
+			}
 		}
 	}
 }

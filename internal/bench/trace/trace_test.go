@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/inject"
@@ -73,12 +74,12 @@ func TestPackets(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = g.Close() })
-	c := trace.Config{NS: l.Node, Device: testbed.NodeIn, Match: "tcp dport { 80, 81 }", Table: "counted"}
-	for port, want := range map[uint16]map[string]int{
+	c := trace.Config{NS: l.Node, Device: testbed.NodeIn, Match: "tcp dport { 80, 81 }", Tables: []string{"counted"}, Family: unix.NFPROTO_INET}
+	for port, want := range map[uint16]map[trace.Chain]int{
 		// prerouting: three of its own, three of deep, two of deeper, two of last.
-		80: {"prerouting": 10, "forward": 2, "postrouting": 1},
+		80: {{"counted", "prerouting"}: 10, {"counted", "forward"}: 2, {"counted", "postrouting"}: 1},
 		// prerouting: three of its own, three of deep, three of deeper.
-		81: {"prerouting": 9},
+		81: {{"counted", "prerouting"}: 9},
 		82: nil, // not traced
 	} {
 		if err := g.Aim(inject.Target{Base: cluster.Endpoints.Addr(), First: 1, Count: 1, Port: port}); err != nil {

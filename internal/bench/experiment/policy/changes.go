@@ -60,7 +60,7 @@ func changeLabels(ctx context.Context, r *harness.Run, t cluster.Teams, count in
 	defer func() { err = errors.Join(err, l.Close()) }()
 	cfg := peer.Config()
 	cfg.Policy = true
-	n, err := peer.NewNode(l.Node, cfg)
+	n, err := peer.NewNode(l.Node, "", cfg)
 	if err != nil {
 		return err
 	}

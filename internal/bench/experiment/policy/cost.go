@@ -61,7 +61,7 @@ func (p podCase) NewTestbed(prefix string) (*testbed.Testbed, error) {
 func (p podCase) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, error) {
 	cfg := peer.Config()
 	cfg.Policy = p.policy
-	n, err := peer.NewNode(l.Node, cfg)
+	n, err := peer.NewNode(l.Node, "", cfg)
 	if err != nil {
 		return nil, err
 	}

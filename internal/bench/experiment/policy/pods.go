@@ -17,15 +17,15 @@ import (
 // PodsOnNode is how many pods the node has in experiments with policies.
 const PodsOnNode = 30
 
-// newNode builds a node with pods and programs the tenants' policies.
-func newNode(ctx context.Context, r *harness.Run, t cluster.Tenants, policy bool) (*testbed.Testbed, *peer.Node, error) {
+// newNode builds a node with pods and programs the tenants' policies, in a mode.
+func newNode(ctx context.Context, r *harness.Run, mode peer.Mode, t cluster.Tenants) (*testbed.Testbed, *peer.Node, error) {
 	l, err := testbed.NewPods(r.NextPrefix(), t.Local)
 	if err != nil {
 		return nil, nil, err
 	}
 	cfg := peer.Config()
-	cfg.Policy = policy
-	n, err := peer.NewNode(l.Node, cfg)
+	cfg.Policy = true
+	n, err := peer.NewNode(l.Node, mode, cfg)
 	if err != nil {
 		return nil, nil, errors.Join(err, l.Close())
 	}
@@ -33,7 +33,7 @@ func newNode(ctx context.Context, r *harness.Run, t cluster.Tenants, policy bool
 	if err != nil {
 		return nil, nil, errors.Join(err, n.Close(), l.Close())
 	}
-	r.Logf("programmed %s, %d services: %s", t, t.Services, took)
+	r.Logf("programmed %s, %d services, with %s: %s", t, t.Services, mode.Name(), took)
 	return l, n, nil
 }
 

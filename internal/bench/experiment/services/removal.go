@@ -48,7 +48,7 @@ func runRemoval(ctx context.Context, r *harness.Run) (err error) {
 	defer func() { err = errors.Join(err, l.Close()) }()
 	cfg := peer.Config()
 	cfg.Policy = true
-	n, err := peer.NewNode(l.Node, cfg)
+	n, err := peer.NewNode(l.Node, "", cfg)
 	if err != nil {
 		return err
 	}
