@@ -17,6 +17,7 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	bpfMapArrived     = "arrived"
+	bpfMapBefore      = "before"
 	bpfProgCount      = "count"
 	bpfProgInject     = "inject"
 	bpfProgPass       = "pass"
@@ -90,6 +91,7 @@ type bpfProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfMapSpecs struct {
 	Arrived *ebpf.MapSpec `ebpf:"arrived"`
+	Before  *ebpf.MapSpec `ebpf:"before"`
 }
 
 // bpfVariableSpecs contains global variables before they are loaded into the kernel.
@@ -135,11 +137,13 @@ func (o *bpfObjects) Close() error {
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfMaps struct {
 	Arrived *ebpf.Map `ebpf:"arrived"`
+	Before  *ebpf.Map `ebpf:"before"`
 }
 
 func (m *bpfMaps) Close() error {
 	return _BpfClose(
 		m.Arrived,
+		m.Before,
 	)
 }
 

@@ -55,6 +55,20 @@ static __always_inline __u32 scatter(__u32 n)
 	return n ^ n >> 16;
 }
 
+// The XDP program that the device had before, if it had one: each packet meets it.
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} before SEC(".maps");
+
+static __always_inline int receive(struct xdp_md *ctx)
+{
+	bpf_tail_call(ctx, &before, 0);
+	return XDP_PASS; // there is none
+}
+
 SEC("xdp")
 int inject(struct xdp_md *ctx)
 {
@@ -111,7 +125,7 @@ int inject(struct xdp_md *ctx)
 		udp->len = bpf_htons(sizeof(*tcp));
 		udp->check = 0; // none
 		words[2] = words[3] = words[4] = 0;
-		return XDP_PASS;
+		return receive(ctx);
 	}
 	words[0] = bpf_htonl((__u32)sport << 16 | dport);
 	words[1] = bpf_htonl(number);        // sequence number
@@ -120,7 +134,7 @@ int inject(struct xdp_md *ctx)
 	words[4] = 0;                        // checksum, urgent pointer
 	tcp->check = fold(addrs + IPPROTO_TCP + 20 + sport + dport + (number >> 16) +
 			  (number & 0xffff) + 0x5002 + 0xffff);
-	return XDP_PASS;
+	return receive(ctx);
 }
 
 // What counts as a backend's address; host byte order.

@@ -66,8 +66,8 @@ type Generator struct {
 	hold    link.Link
 }
 
-// New returns a Generator of packets that the device of ns takes as received. The device must not
-// have an XDP program already.
+// New returns a Generator of packets that the device of ns takes as received. If the device has an
+// XDP program, every packet meets it.
 func New(ns *netns.NS, device string) (*Generator, error) {
 	g := &Generator{ns: ns}
 	l, err := ns.LinkByName(device)
@@ -80,7 +80,11 @@ func New(ns *netns.NS, device string) (*Generator, error) {
 	}
 	err = errors.Join(setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.From(Origin{Base: Sources.Addr()}))
 	if err == nil {
-		g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
+		if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
+			err = g.meet(ebpf.ProgramID(xdp.ProgId))
+		} else {
+			g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare packet generator on %s: %w", device, err), g.objs.Close())
@@ -88,8 +92,23 @@ func New(ns *netns.NS, device string) (*Generator, error) {
 	return g, nil
 }
 
+// meet has the device's own XDP program called for every packet.
+func (g *Generator) meet(id ebpf.ProgramID) error {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return fmt.Errorf("find the device's XDP program: %w", err)
+	}
+	return errors.Join(g.objs.Before.Put(uint32(0), p), p.Close())
+}
+
 // Close takes the generator off its device.
-func (g *Generator) Close() error { return errors.Join(g.hold.Close(), g.objs.Close()) }
+func (g *Generator) Close() error {
+	err := g.objs.Close()
+	if g.hold != nil {
+		err = errors.Join(g.hold.Close(), err)
+	}
+	return err
+}
 
 // Aim sets where the flows of the next Send go.
 func (g *Generator) Aim(t Target) error {

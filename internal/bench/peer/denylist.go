@@ -36,7 +36,11 @@ func (d DenyList) Block(ctx context.Context, node *netns.NS, device string, entr
 	if len(entries) > 0 {
 		cfg.DenyLists, cfg.DenyDevices = []string{listName}, []string{device}
 	}
-	return blockBySluice(ctx, node, d.Mode, cfg, nil, entries)
+	b, err := blockBySluice(ctx, node, d.Mode, cfg, nil, entries)
+	if err == nil && d.Mode != "" && len(entries) > 0 {
+		b.Memory, err = ipsetsSize(node)
+	}
+	return b, err
 }
 
 // HostPolicy is a global policy in Sluice that denies what is forwarded from a host endpoint's

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/cluster"
@@ -26,6 +28,7 @@ type Blocker interface {
 type Blocked struct {
 	Loaded
 	Programming time.Duration // the part of Took that talks to the kernel; 0: not known
+	Memory      int           // bytes of the kernel's that the list takes; 0: not known
 }
 
 // Name implements Blocker.
@@ -100,7 +103,32 @@ func (Ipset) Block(ctx context.Context, node *netns.NS, device string, list []ne
 		return nil, err
 	}
 	_, err = node.Run("iptables-legacy", "-w", "-A", "FORWARD", "-i", device, "-m", "set", "--match-set", ipsetName, "src", "-j", "DROP")
-	return &Blocked{Loaded: *loaded(took, "ipset restore")}, err
+	if err != nil {
+		return nil, err
+	}
+	size, err := ipsetsSize(node)
+	return &Blocked{Loaded: *loaded(took, "ipset restore"), Memory: size}, err
+}
+
+// ipsetsSize returns the memory that the node's ipsets say they take.
+func ipsetsSize(node *netns.NS) (size int, err error) {
+	out, err := node.Run("ipset", "list", "-t")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(out)) {
+		if s, ok := strings.CutPrefix(line, "Size in memory: "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(s))
+			if err != nil {
+				return 0, fmt.Errorf("read size of ipset: %w", err)
+			}
+			size += n
+		}
+	}
+	if size == 0 {
+		return 0, errors.New("read size of ipsets: they do not tell")
+	}
+	return size, nil
 }
 
 // ipsetName is the name of the set that Ipset makes.
@@ -173,5 +201,5 @@ func (NftSet) Block(ctx context.Context, node *netns.NS, device string, list []n
 
 // Blockers returns all blockers.
 func Blockers() []Blocker {
-	return []Blocker{DenyList{}, DenyList{IptablesLegacy}, Ipset{}, Rules{}, NftSet{}}
+	return []Blocker{DenyList{}, DenyList{IptablesLegacy}, Ipset{}, Rules{}, NftSet{}, XDP{}}
 }

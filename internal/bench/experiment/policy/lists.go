@@ -22,7 +22,7 @@ var Lists = harness.Experiment{
 	How: "Datagrams from new random addresses, none of them in the list, enter a node as XDP live frames, are forwarded, and are counted and dropped as they " +
 		"leave; all on one core. The time from the first to the last divided by their number, of three runs the fastest: once with connection tracking (each is a new flow then), once without, which is the least that forwarding can cost. " +
 		"Listed addresses are random too, and lie between those that send. " +
-		"A list of networks has twenty prefix lengths, as public ones have. Sluice looks into its list at the ingress hook, and in mode iptables before connection tracking; its host endpoint and the other programs look where packets are forwarded.",
+		"A list of networks has twenty prefix lengths, as public ones have. Sluice looks into its list at the ingress hook, in mode iptables before connection tracking, and an XDP program, to compare with, at the device; its host endpoint and the other programs look where packets are forwarded.",
 	Run:    runLists,
 	Charts: listCharts,
 }
@@ -34,7 +34,8 @@ func runLists(ctx context.Context, r *harness.Run) error {
 		listCases(peer.HostPolicy{}, ofAddresses, 0, usual),
 		listCases(peer.DenyList{Mode: peer.IptablesLegacy}, ofAddresses, 0, usual, large), listCases(peer.DenyList{Mode: peer.IptablesLegacy}, ofNetworks, usual),
 		listCases(peer.Ipset{}, ofAddresses, 0, usual, large), listCases(peer.Ipset{}, ofNetworks, usual),
-		listCases(peer.NftSet{}, ofAddresses, 0, usual), listCases(peer.Rules{}, ofAddresses, usual), listCases(peer.Forwarding{}, ofAddresses, 0))
+		listCases(peer.NftSet{}, ofAddresses, 0, usual), listCases(peer.Rules{}, ofAddresses, usual),
+		listCases(peer.XDP{}, ofAddresses, 0, usual, large), listCases(peer.XDP{}, ofNetworks, usual), listCases(peer.Forwarding{}, ofAddresses, 0))
 	if err := harness.InTurns(ctx, r, specs, measureList); err != nil {
 		return err
 	}
@@ -98,6 +99,7 @@ func listGoals(r *harness.Run, usual, large int) {
 			listCases(peer.DenyList{Mode: peer.IptablesLegacy}, ofAddresses, usual, large), listCases(peer.DenyList{Mode: peer.IptablesLegacy}, ofNetworks, usual),
 			listCases(peer.Ipset{}, ofAddresses, usual, large), listCases(peer.Ipset{}, ofNetworks, usual),
 			listCases(peer.NftSet{}, ofAddresses, usual), listCases(peer.Rules{}, ofAddresses, usual),
+			listCases(peer.XDP{}, ofAddresses, usual, large), listCases(peer.XDP{}, ofNetworks, usual),
 		) {
 			if ratio, ok := ratioToNoList(r, b, metric); ok {
 				r.Note("%s, %s, over none: %s.", b, metric, ratio)

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/chart"
@@ -24,9 +22,9 @@ var Loading = harness.Experiment{
 	Name:  "policy-loading",
 	Title: "Loading a block list, and its memory",
 	How: "Sluice: a running node gets its first list. The time is from before the text file is read (one address a line) until the kernel has acknowledged all of it, in this process. " +
-		"The others: how long `ipset restore`, `iptables-restore` and `nft -f` take for the same addresses, in their own form. Each in a new network namespace. " +
+		"The others: how long `ipset restore`, `iptables-restore` and `nft -f` take for the same addresses, in their own form, and how long an XDP program's map takes to fill. Each in a new network namespace. " +
 		"Memory of Sluice's list is what an agent's control group was charged more than that of an agent without one. The kernel does not charge all of an ipset, " +
-		"so for lists in ipsets, also those of mode iptables, the size that the sets themselves report counts (\"Size in memory\").",
+		"so for lists in ipsets, also those of mode iptables, the size that the sets themselves report counts (\"Size in memory\"); that of XDP is what its map reports.",
 	Run:    runLoading,
 	Charts: loadingCharts,
 }
@@ -81,35 +79,10 @@ func loadList(ctx context.Context, r *harness.Run, b listCase, notes map[string]
 		recordList(r, b, listProgramming, "ms", harness.Millis(blocked.Programming))
 	}
 	notes[b.Name()] = blocked.Note
-	if b.Blocker == (peer.Ipset{}) || b.Blocker == (peer.DenyList{Mode: peer.IptablesLegacy}) {
-		size, err := ipsetsSize(l)
-		if err != nil {
-			return errors.Join(err, blocked.Close(), l.Close())
-		}
-		recordList(r, b, listMemory, "MB", float64(size)/1e6)
+	if blocked.Memory > 0 {
+		recordList(r, b, listMemory, "MB", float64(blocked.Memory)/1e6)
 	}
 	return errors.Join(blocked.Close(), l.Close())
-}
-
-// ipsetsSize returns the memory that the node's ipsets say they take.
-func ipsetsSize(l *testbed.Testbed) (size int, err error) {
-	out, err := l.Node.Run("ipset", "list", "-t")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(out)) {
-		if s, ok := strings.CutPrefix(line, "Size in memory: "); ok {
-			n, err := strconv.Atoi(strings.TrimSpace(s))
-			if err != nil {
-				return 0, fmt.Errorf("read size of ipset: %w", err)
-			}
-			size += n
-		}
-	}
-	if size == 0 {
-		return 0, errors.New("read size of ipsets: they do not tell")
-	}
-	return size, nil
 }
 
 // measureListMemory records what a list takes in the kernel: an agent with the list less an agent
@@ -171,7 +144,7 @@ func loadingGoals(r *harness.Run, usual int) {
 		if part := of(peer.DenyList{}, listProgramming); part != nil {
 			r.Note("The part of Sluice's loading that is spent on the kernel, over `ipset restore`: %s.", report.Ratios(part, theirs))
 		}
-		for _, b := range []peer.Blocker{peer.DenyList{Mode: peer.IptablesLegacy}, peer.Rules{}, peer.NftSet{}} {
+		for _, b := range []peer.Blocker{peer.DenyList{Mode: peer.IptablesLegacy}, peer.Rules{}, peer.NftSet{}, peer.XDP{}} {
 			if m := of(b, listLoading); m != nil {
 				r.Note("Sluice's loading over that of %s: %s.", b.Name(), report.Ratios(own, m))
 			}
