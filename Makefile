@@ -26,13 +26,13 @@ VM    ?=
 # Arguments for `make fuzz-api`: "--seed 7", for one.
 FUZZ  ?=
 
-# The image that `make image` builds, and for what.
-IMAGE     ?= sluice.dev/sluice:$(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' deploy/helm/sluice/Chart.yaml)
-PLATFORMS ?= linux/$(shell go env GOARCH)
+# The architectures that `make image` and `make release` build for. Version and name of the image are
+# the chart's.
+ARCHES ?= amd64,arm64
 
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
-TEST_TOOLS  := nftables iproute2 iptables ipset nftlb haproxy systemd wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack
+TEST_TOOLS  := mmdebstrap rpm nftables iproute2 iptables ipset nftlb haproxy systemd wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack
 BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 FUZZ_TOOLS  := iproute2 curl python3-venv
@@ -70,6 +70,7 @@ test: ## Run all tests that one machine can run, kernel tests in network namespa
 	@hack/need "the tests" $(TEST_TOOLS)
 	go run ./cmd/sluice-lab lab build
 	go test -count=1 -timeout 20m ./...
+	go -C release test -count=1 -timeout 20m ./...
 
 .PHONY: test-vm
 test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the stock kernels of Debian 12 (6.1) and 13 (6.12)
@@ -97,18 +98,13 @@ generate: ## Make the generated files again (the BPF objects, with Debian 12's c
 	@hack/need "compiling BPF" $(BPF_TOOLS)
 	go generate ./...
 
-.PHONY: licenses
-licenses: ## Write bin/LICENSES, the licenses of what is linked into bin/sluice, bin/sluice-bgp and bin/sluice-cni
-	@mkdir -p bin
-	hack/licenses > bin/LICENSES
-
 .PHONY: image
-image: licenses ## Build the container image (IMAGE=name:tag PLATFORMS=linux/amd64,linux/arm64)
-	hack/image '$(IMAGE)' '$(PLATFORMS)' '$(LDFLAGS)'
+image: ## Build the container image into bin/image, an OCI layout (ARCHES=amd64,arm64)
+	go -C release run . -arch '$(ARCHES)' -only image -out $(CURDIR)/bin/image
 
-.PHONY: chart
-chart: ## Pack the Helm chart into bin
-	CGO_ENABLED=0 GOFLAGS=-trimpath go -C test/kube/helm tool helm package $(CURDIR)/deploy/helm/sluice --destination $(CURDIR)/bin
+.PHONY: release
+release: ## Build all files of a release into bin/release: archives, packages, image, chart, bill of materials (ARCHES=amd64,arm64)
+	go -C release run . -arch '$(ARCHES)' -out $(CURDIR)/bin/release
 
 .PHONY: clean
 clean: ## Remove what was built

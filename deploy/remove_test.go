@@ -116,7 +116,7 @@ func TestKustomizeComponents(t *testing.T) {
 				t.Fatal(err)
 			}
 			list := "components: [" + list + "]"
-			set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newTag: 0.1.0", "newTag: 0.1.1", "# "+list, list).Replace(string(text))
+			set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newTag: 0.2.0", "newTag: 0.2.1", "# "+list, list).Replace(string(text))
 			if err := os.WriteFile(file, []byte(set), 0o644); err != nil {
 				t.Fatal(err)
 			}

@@ -247,7 +247,7 @@ func TestTakenValues(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--set", "image.tag=123"}, {"--set-json", "image.tag=20260101"}} {
 		_, c := daemon(t, render(t, append(args, "--set", "kubernetes.host=10.0.0.10")...))
-		if tag := regexp.MustCompile(`^sluice.dev/sluice:(123|20260101)$`); !tag.MatchString(c.Image) {
+		if tag := regexp.MustCompile(`^ghcr.io/sluice-dev/sluice:(123|20260101)$`); !tag.MatchString(c.Image) {
 			t.Errorf("%q makes %s", args, c.Image)
 		}
 	}
