@@ -136,7 +136,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	}
 	c := o.agent
 	c.Node, _ = os.Hostname()
-	c.Version, c.Store, c.Source, c.Log = cli.Version(), objects, b.source, log
+	c.Version, c.Mode, c.Store, c.Source, c.Log = cli.Version(), defaultMode, objects, b.source, log
 	c.Compiler = compile.New(compile.Config{Farms: true, IPIP: b.driver.IPIP})
 	c.Driver, c.FarmCounter = b.kernel, b
 	if o.setSysctls {

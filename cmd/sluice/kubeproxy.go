@@ -34,7 +34,7 @@ func (o *runOptions) takeProxyRole(cmd *cobra.Command) (*proxyRole, error) {
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
-	settings, err := loaded.Config.Settings()
+	settings, err := loaded.Config.Settings(o.mode)
 	if err != nil {
 		what := "flags of kube-proxy"
 		if o.kubeProxy.File != "" {

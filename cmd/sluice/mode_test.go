@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -127,6 +130,32 @@ func TestModeAuto(t *testing.T) {
 		iptables := agentMode{"iptables", nil, func(t *testing.T, ns *netns.NS) string { return leftLegacy(t, ns) + leftNFT(t, ns) }}
 		try(t, iptables, "nftables does not: maps of verdicts: not supported by this kernel: operation not supported (needs Linux 3.13 with nf_tables); iptables works here")
 	})
+}
+
+// In kube-proxy's place too, --mode alone chooses the mode, which /proxyMode answers. Where the
+// configuration of kube-proxy asks for another one, the log says so.
+func TestProxyMode(t *testing.T) {
+	n := newModeNode(t)
+	dial := func(_ context.Context, network, to string) (net.Conn, error) { return dialFrom(n.NS, network, to) }
+	s := proxyNode{client: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	for _, m := range append(slices.Clone(agentModes), agentMode{name: "auto", flags: []string{"--mode", "auto"}}) {
+		t.Run(m.name, func(t *testing.T) {
+			const address = "127.0.0.1:10249"
+			socket := filepath.Join(t.TempDir(), "s.sock")
+			log, _ := startAgentLogged(t, n.dir, socket, n.Do, append(m.flags, "--proxy-mode=ipvs", "--oom-score-adj=0", "--metrics-address", address)...)
+			inSync(t, socket)
+			serves := m.flags[1]
+			if want := "mode ipvs is not followed: Sluice serves by --mode " + serves + ", and --mode ipvs chooses that one"; !strings.Contains(log.String(), want) {
+				t.Errorf("the log does not say %q:\n%s", want, log)
+			}
+			if serves == "auto" {
+				serves = "nftables"
+			}
+			if _, mode := s.get(address + "/proxyMode"); mode != serves {
+				t.Errorf("/proxyMode answers %q", mode)
+			}
+		})
+	}
 }
 
 // On a kernel without IPVS, --mode ipvs says what is missing and how to load it, and changes

@@ -194,7 +194,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return r.Gateway, device
 	}
 	objects := store.New()
-	c.Node, c.Version = config.Node, cli.Version()
+	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
 	c.Claim, c.Obstacles, c.Log = claim, preflight.Obstacles, log
 	c.Prepare = func() {

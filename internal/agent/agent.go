@@ -35,6 +35,7 @@ import (
 type Config struct {
 	Node    string
 	Version string
+	Mode    string // in which services are carried out, as /proxyMode answers
 
 	Store    *store.Store
 	Source   source.Source // delivers to Store

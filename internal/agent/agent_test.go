@@ -45,7 +45,7 @@ func start(t *testing.T, change ...func(*Config)) *testAgent {
 	st := store.New()
 	b := &testAgent{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logtest.Log{}}
 	c := Config{
-		Node: "node-a", Version: "v1", Store: st, Source: b.source, Driver: b.driver,
+		Node: "node-a", Version: "v1", Mode: "ipvs", Store: st, Source: b.source, Driver: b.driver,
 		Compiler: compile.New(compile.Config{Node: "node-a"}),
 		Socket:   filepath.Join(t.TempDir(), "run", "sluice.sock"), AuditInterval: time.Minute,
 		Log: slog.New(slog.NewTextHandler(b.log, nil)),

@@ -22,6 +22,7 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 	started  time.Time
+	mode     string
 
 	sync, full, partial    *prometheus.HistogramVec
 	programming            *prometheus.HistogramVec
@@ -41,6 +42,7 @@ func newMetrics(a *Agent) *metrics {
 	m := &metrics{
 		registry:    prometheus.NewRegistry(),
 		started:     a.started,
+		mode:        a.Mode,
 		sync:        kubeHistogram("sync_proxy_rules_duration_seconds", "Time to plan and apply a change of services.", syncBuckets()),
 		full:        kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", syncBuckets()),
 		partial:     kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed of services.", syncBuckets()),
@@ -95,7 +97,7 @@ func (m *metrics) handler(more http.Handler) http.Handler {
 	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = fmt.Fprint(w, "nftables")
+		_, _ = fmt.Fprint(w, m.mode)
 	})
 	return mux
 }

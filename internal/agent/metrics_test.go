@@ -60,7 +60,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no line that starts with %q", line)
 		}
 	}
-	if mode := scrape(t, b.metrics.handler(nil), "/proxyMode"); mode != "nftables" {
+	if mode := scrape(t, b.metrics.handler(nil), "/proxyMode"); mode != "ipvs" {
 		t.Errorf("/proxyMode answers %q", mode)
 	}
 }

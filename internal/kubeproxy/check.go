@@ -18,7 +18,7 @@ import (
 func (c *Config) check() error {
 	var errs faults
 	errs.unless(slices.Contains([]string{ModeIPTables, ModeIPVS, ModeNFTables}, c.Mode), "mode",
-		"%q is not %s, %s, %s or empty; Sluice is an nftables program whichever of them it is", c.Mode, ModeIPTables, ModeIPVS, ModeNFTables)
+		"%q is not %s, %s, %s or empty; in which mode Sluice serves is said by --mode", c.Mode, ModeIPTables, ModeIPVS, ModeNFTables)
 	errs.within("iptables.masqueradeBit", c.IPTables.MasqueradeBit, 0, 31)
 	if c.Mode == ModeNFTables {
 		errs.within("nftables.masqueradeBit", c.NFTables.MasqueradeBit, 0, 31)

@@ -71,7 +71,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		first, err := c.Settings()
+		first, err := c.Settings(ModeNFTables)
 		if err != nil {
 			return
 		}
@@ -83,7 +83,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || odd != nil {
 			t.Fatalf("%v, %v: %s", odd, err, again)
 		}
-		second, err := c.Settings()
+		second, err := c.Settings(ModeNFTables)
 		if err != nil {
 			t.Fatal(err)
 		}

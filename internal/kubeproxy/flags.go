@@ -37,8 +37,9 @@ type Flags struct {
 // must be what kube-proxy takes.
 var shared = []string{"kubeconfig", "cluster-cidr", "masquerade-all", "nodeport-addresses", "ipvs-scheduler"}
 
-// besideFile are the flags that count beside a file; kube-proxy ignores the others.
-var besideFile = []string{"config", "write-config-to", "init-only", "cleanup", "master", "hostname-override"}
+// besideFile are the flags that count beside a file; kube-proxy ignores the others. --ipvs-scheduler
+// does so for --mode ipvs.
+var besideFile = []string{"config", "write-config-to", "init-only", "cleanup", "master", "hostname-override", "ipvs-scheduler"}
 
 // logging are flags that say nothing about who carries out services.
 var logging = []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-text-info-buffer-size",
@@ -88,7 +89,7 @@ func (f *Flags) addServers(fs *pflag.FlagSet) {
 
 func (f *Flags) addProxy(fs *pflag.FlagSet) {
 	c := f.config
-	fs.StringVar(&c.Mode, "proxy-mode", "", "kube-proxy's mode, for its defaults alone")
+	fs.StringVar(&c.Mode, "proxy-mode", "", "kube-proxy's mode, for its defaults alone; --mode chooses how services are carried out")
 	fs.StringVar(&c.DetectLocalMode, "detect-local-mode", "", "how pods' connections are told from others")
 	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge of the pods")
 	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "how names of the pods' interfaces begin")

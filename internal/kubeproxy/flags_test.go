@@ -70,7 +70,7 @@ func TestK3s(t *testing.T) {
 	if err != nil || len(l.Notes) > 0 {
 		t.Fatal(l.Notes, err)
 	}
-	s, err := l.Config.Settings()
+	s, err := l.Config.Settings(ModeNFTables)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestFileAndFlags(t *testing.T) {
 	if err := os.WriteFile(file, []byte(head+"clusterCIDR: 10.244.0.0/16\nlogging: {verbosity: 1}\nbogus: 1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, err := command(t, "--config", file, "--hostname-override=B", "-v=3", "--cluster-cidr=10.0.0.0/8", "--kubeconfig=/k", "--oom-score-adj=0", "--ours=x").Load()
+	l, err := command(t, "--config", file, "--hostname-override=B", "-v=3", "--cluster-cidr=10.0.0.0/8", "--kubeconfig=/k", "--oom-score-adj=0", "--ipvs-scheduler=lc", "--ours=x").Load()
 	if err != nil {
 		t.Fatal(err)
 	}

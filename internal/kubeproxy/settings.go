@@ -45,11 +45,12 @@ type Settings struct {
 // debugVerbosity is the verbosity from which on Sluice logs its plans.
 const debugVerbosity = 4
 
-// Settings translates a configuration, filled in first for its mode. The error names all that
-// kube-proxy would refuse and all that cannot be honoured, with what to do about it.
-func (c *Config) Settings() (Settings, error) {
+// Settings translates a configuration, filled in first for its mode, for a Sluice that serves in its
+// own mode serves (as --mode names it). The error names all that kube-proxy would refuse and all
+// that cannot be honoured, with what to do about it.
+func (c *Config) Settings(serves string) (Settings, error) {
 	c.fillForMode()
-	if err := errors.Join(c.check(), c.refuse()); err != nil {
+	if err := errors.Join(c.check(), c.refuse(serves)); err != nil {
 		return Settings{}, err
 	}
 	s := Settings{
@@ -59,7 +60,7 @@ func (c *Config) Settings() (Settings, error) {
 		MustServe: c.BindAddressHardFail, Profiling: c.EnableProfiling,
 		Conntrack: c.Conntrack, OOMScoreAdj: int(*c.OOMScoreAdj),
 		Debug: c.Logging.Verbosity >= debugVerbosity, LogJSON: c.Logging.Format == "json",
-		Notes: c.notes(),
+		Notes: c.notes(serves),
 	}
 	period, _, _ := c.syncPeriods()
 	s.UnhealthyAfter = 2 * period.Duration
@@ -105,31 +106,30 @@ var bySource = []string{"sh", "mh", "dh"}
 
 // refuse names what cannot be honoured, and without which connections would be treated
 // otherwise than somebody relies on.
-func (c *Config) refuse() error {
+func (c *Config) refuse(serves string) error {
 	var errs faults
 	byInterface := c.DetectLocalMode == LocalBridgeInterface || c.DetectLocalMode == LocalInterfaceNamePrefix
 	errs.unless(!byInterface, "detectLocalMode", "%s: Sluice tells pods by their addresses: say %s, or %s with clusterCIDR", c.DetectLocalMode, LocalNodeCIDR, LocalClusterCIDR)
-	if c.Mode == ModeIPVS {
+	if c.Mode == ModeIPVS && serves != ModeIPVS {
 		errs.unless(!slices.Contains(bySource, c.IPVS.Scheduler), "ipvs.scheduler",
-			"%s: Sluice spreads connections at random and does not choose by address: set sessionAffinity: ClientIP on the services that need it, and take the scheduler out", c.IPVS.Scheduler)
+			"%s: Sluice spreads connections at random and does not choose by address: give --mode ipvs, or set sessionAffinity: ClientIP on the services that need it, and take the scheduler out", c.IPVS.Scheduler)
 	}
 	return errors.Join(errs...)
 }
 
 // notes say what is otherwise than asked for, where that is of no harm.
-func (c *Config) notes() []string {
+func (c *Config) notes(serves string) []string {
 	var notes []string
 	note := func(is bool, format string, args ...any) {
 		if is {
 			notes = append(notes, fmt.Sprintf(format, args...))
 		}
 	}
-	note(c.Mode != ModeNFTables, "mode %s: services are programmed as --mode says, in nftables without it", c.Mode)
+	note(c.Mode != serves, "mode %s is not followed: Sluice serves by --mode %s, and --mode %[1]s chooses that one", c.Mode, serves)
 	note(c.wantsLoopback(), "node ports are not served on loopback addresses, as in kube-proxy's nftables mode")
 	if c.Mode == ModeIPVS {
-		note(c.IPVS.Scheduler != "" && c.IPVS.Scheduler != "rr", "ipvs.scheduler %s: without --mode ipvs, connections are spread at random", c.IPVS.Scheduler)
-		note(c.IPVS.TCPTimeout.Duration+c.IPVS.TCPFinTimeout.Duration+c.IPVS.UDPTimeout.Duration > 0,
-			"ipvs timeouts have no meaning: connections live as conntrack.* says")
+		note(serves != ModeIPVS && c.IPVS.Scheduler != "" && c.IPVS.Scheduler != "rr", "ipvs.scheduler %s: without --mode ipvs, connections are spread at random", c.IPVS.Scheduler)
+		note(c.IPVS.TCPTimeout.Duration+c.IPVS.TCPFinTimeout.Duration+c.IPVS.UDPTimeout.Duration > 0, "ipvs timeouts are not set")
 	}
 	gates := slices.Sorted(maps.Keys(c.FeatureGates))
 	note(len(gates) > 0, "feature gates have no meaning: %s", strings.Join(gates, ", "))

@@ -55,7 +55,7 @@ func TestGolden(t *testing.T) {
 		if err != nil || odd != nil {
 			t.Fatalf("%s: %v, %v", file, odd, err)
 		}
-		s, err := c.Settings()
+		s, err := c.Settings(ModeNFTables)
 		if err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
@@ -106,7 +106,7 @@ func settings(t *testing.T, text string) Settings {
 	if err != nil || odd != nil {
 		t.Fatalf("%v, %v: %s", odd, err, text)
 	}
-	s, err := c.Settings()
+	s, err := c.Settings(ModeNFTables)
 	if err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}
@@ -123,7 +123,7 @@ func TestFields(t *testing.T) {
 	}
 	const all = "0.0.0.0/0 ::/0"
 	ipvs := func(s *Settings) {
-		s.Notes = []string{"mode ipvs: services are programmed as --mode says, in nftables without it"}
+		s.Notes = []string{"mode ipvs is not followed: Sluice serves by --mode nftables, and --mode ipvs chooses that one"}
 	}
 	noLoopback := "node ports are not served on loopback addresses, as in kube-proxy's nftables mode"
 	nft := func(s *Settings) { s.NodePortPrimary, s.NodePortAddresses, s.Notes = true, nil, nil }
@@ -156,7 +156,7 @@ func TestFields(t *testing.T) {
 		{"ipvs round robin", "mode: ipvs\nipvs: {scheduler: rr, strictARP: true, excludeCIDRs: [10.0.0.0/8]}", ipvs},
 		{"ipvs timeouts", "mode: ipvs\nipvs: {udpTimeout: 1s}", func(s *Settings) {
 			ipvs(s)
-			s.Notes = append(s.Notes, "ipvs timeouts have no meaning: connections live as conntrack.* says")
+			s.Notes = append(s.Notes, "ipvs timeouts are not set")
 		}},
 		{"ipvs settings in another mode", "ipvs: {scheduler: sh, udpTimeout: 1s}", func(*Settings) {}},
 		{"masqueradeAll", "iptables: {masqueradeAll: true}", func(s *Settings) { s.MasqueradeAll = true }},
@@ -212,12 +212,31 @@ func TestFields(t *testing.T) {
 	}
 }
 
+// With --mode ipvs the scheduler is followed, whichever it is. Any other mode is named beside the one
+// that was asked for.
+func TestOwnMode(t *testing.T) {
+	for _, tc := range []struct{ text, serves, note string }{
+		{"mode: ipvs\nipvs: {scheduler: sh}\nnodePortAddresses: [primary]", "ipvs", ""},
+		{"mode: iptables\nnodePortAddresses: [primary]", "iptables", ""},
+		{"mode: iptables\nnodePortAddresses: [primary]", "ipvs", "mode iptables is not followed: Sluice serves by --mode ipvs, and --mode iptables chooses that one"},
+		{"mode: nftables", "auto", "mode nftables is not followed: Sluice serves by --mode auto, and --mode nftables chooses that one"},
+	} {
+		c, _, err := Decode([]byte(head + tc.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := c.Settings(tc.serves); err != nil || strings.Join(s.Notes, "; ") != tc.note {
+			t.Errorf("--mode %s with %q: %v, %v", tc.serves, tc.text, s.Notes, err)
+		}
+	}
+}
+
 // What is refused, and what that says.
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string]string{
 		"mode: userspace":                                                        `mode: "userspace" is not`,
 		"mode: kernelspace":                                                      "mode:",
-		"mode: ipvs\nipvs: {scheduler: sh}":                                      "set sessionAffinity: ClientIP on the services that need it",
+		"mode: ipvs\nipvs: {scheduler: sh}":                                      "give --mode ipvs, or set sessionAffinity: ClientIP on the services that need it",
 		"mode: ipvs\nipvs: {tcpTimeout: -1s}":                                    "ipvs.tcpTimeout: -1s is less than 0",
 		"mode: ipvs\nipvs: {excludeCIDRs: [x]}":                                  `ipvs.excludeCIDRs[0]: "x" is no CIDR`,
 		"iptables: {masqueradeBit: 32}":                                          "iptables.masqueradeBit: 32 is not within 0 and 31",
@@ -253,7 +272,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v, %v", text, odd, err)
 			continue
 		}
-		if _, err := c.Settings(); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := c.Settings(ModeNFTables); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %s", text, err, want)
 		}
 	}
