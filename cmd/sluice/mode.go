@@ -73,7 +73,7 @@ var modes = []*mode{
 		services: append(slices.Clone(iptables.Requirements), conntrack.Requirement),
 		policy:   append(slices.Clone(iptables.PolicyRequirements), nflog.Requirement),
 		open: func(f *modeFlags, o driver.Options) (driver.Driver, error) {
-			return iptables.Open(iptables.Options{Options: o, Variant: iptables.Variant(f.variant)})
+			return iptables.Open(iptables.Options{Options: o, Variant: iptables.Variant(f.variant), LockWait: xtablesWait})
 		},
 	},
 	{
@@ -84,6 +84,10 @@ var modes = []*mode{
 		},
 	},
 }
+
+// xtablesWait is how long a change waits for the lock of xtables; 0: as long as the driver does. Tests
+// shorten it.
+var xtablesWait time.Duration
 
 // automatic are the modes that --mode auto chooses from: the first that works.
 var automatic = []string{defaultMode, "iptables", userspaceMode}
@@ -240,13 +244,13 @@ func (f *modeFlags) replaceModes(ctx context.Context, in *netns.NS, now *mode, l
 }
 
 // purgeAfter has the driver remove what an agent has left, as soon as a proxy that still drains has
-// ended.
+// ended, and other programs hold no lock.
 func purgeAfter(ctx context.Context, d driver.Driver) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*drainTimeout)
 	defer cancel()
 	for {
 		err := d.Purge(ctx)
-		if !errors.Is(err, driver.ErrBusy) {
+		if !errors.Is(err, driver.ErrBusy) && !errors.Is(err, driver.ErrLocked) {
 			return err
 		}
 		select {

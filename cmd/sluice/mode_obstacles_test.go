@@ -5,9 +5,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 )
 
@@ -20,9 +22,13 @@ func tells(t *testing.T, socket, text string) {
 	})
 }
 
-// While another program holds the lock of xtables, status says so, and what was programmed works
-// on. The changes of that time are carried out once the lock is free.
+// While another program holds the lock of xtables, for longer than six changes wait for it, status
+// says so, and what was programmed works on. The changes of that time are carried out once the lock
+// is free.
 func TestLockOfXtablesHeld(t *testing.T) {
+	wait := xtablesWait
+	xtablesWait = time.Second
+	t.Cleanup(func() { xtablesWait = wait })
 	n := newModeNode(t)
 	path := filepath.Join(t.TempDir(), "xtables.lock")
 	t.Setenv("XTABLES_LOCKFILE", path)
@@ -31,6 +37,8 @@ func TestLockOfXtablesHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = lock.Close() }()
+	named := func(name, addr string) string { return strings.NewReplacer("web", name, "10.0.0.1", addr).Replace(web) }
+	write(t, n.dir, "gone.yaml", named("gone", "10.0.0.6"))
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	stop := startAgent(t, n.dir, socket, n.Do, append(agentModes[1].flags, "--policy=false")...)
 	inSync(t, socket)
@@ -39,9 +47,21 @@ func TestLockOfXtablesHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	load := n.send("tcp", "udp")
-	write(t, n.dir, "web.yaml", strings.ReplaceAll(web, ", {addresses: [10.1.0.2]}", ""))
-	write(t, n.dir, "late.yaml", strings.NewReplacer("web", "late", "10.0.0.1", "10.0.0.7").Replace(web))
-	tells(t, socket, "another program holds the lock of xtables (/run/xtables.lock), also after 10s: end the program that holds it")
+	const former = ", {addresses: [10.1.0.2]}"
+	write(t, n.dir, "web.yaml", strings.ReplaceAll(web, former, ""))
+	write(t, n.dir, "dns.yaml", strings.ReplaceAll(datagrams, former, ""))
+	write(t, n.dir, "late.yaml", strings.ReplaceAll(named("late", "10.0.0.7"), former, ""))
+	if err := os.Remove(filepath.Join(n.dir, "gone.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	tells(t, socket, "another program holds the lock of xtables (/run/xtables.lock), also after 1s: end the program that holds it")
+	eventually(t, "the agent has tried six times", func() bool {
+		s, err := agent.NewClient(socket).Status(t.Context())
+		return err == nil && !s.OK && s.Failure != nil && s.Failure.Attempts >= 6
+	})
+	if rules("10.0.0.7") != "" || rules("10.1.0.2") == "" {
+		t.Error("rules have changed though the lock is held")
+	}
 	load.goOn(t, 20)
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
@@ -50,11 +70,15 @@ func TestLockOfXtablesHeld(t *testing.T) {
 		code, _, _ := sluice(t, "sync", "--socket", socket)
 		return code == cli.ExitOK
 	})
-	if rules("10.0.0.7") == "" {
-		t.Error("a service that came meanwhile is not there")
+	if err := request(n.client, "tcp", "10.0.0.7:80"); err != nil {
+		t.Errorf("a service that came meanwhile: %v", err)
 	}
+	if former := rules("10.0.0.6") + rules("10.1.0.2"); former != "" {
+		t.Errorf("a service and an endpoint that went meanwhile are still there:\n%s", former)
+	}
+	load.goOn(t, 20)
 	if failed := load.failures(); len(failed) > 0 {
-		t.Errorf("%d requests failed:\n%s", len(failed), failed[0])
+		t.Errorf("%d requests failed:\n%s", len(failed), strings.Join(failed, "\n"))
 	}
 	stop()
 	if code, out := inside(t, n.NS, "cleanup", "--socket", socket); code != cli.ExitOK {

@@ -342,7 +342,7 @@ func (r *Reconciler) adopt(ctx context.Context, delta state.Delta, done *Done) {
 	}
 	for _, p := range due {
 		apart := err
-		if len(due) > 1 && !errors.Is(err, driver.ErrBusy) {
+		if len(due) > 1 && !errors.Is(err, driver.ErrBusy) && !errors.Is(err, driver.ErrLocked) {
 			if apart = r.adoptParts(ctx, want, []*part{p}, done); errors.Is(apart, driver.ErrWhole) {
 				apart = r.adoptAlone(ctx, want, p, done)
 			}

@@ -198,6 +198,17 @@ func TestPartThatFails(t *testing.T) {
 	})
 }
 
+// Parts are not tried apart while another program holds a lock: each would wait for it again.
+func TestLock(t *testing.T) {
+	f := newFake()
+	r := start(t, f)
+	f.fails[reconcile.Services] = fmt.Errorf("change iptables: %w", driver.ErrLocked)
+	run(t, r, f, attempt{both, "failed update [services policy]; failed adopt [services policy]", "holds the lock"})
+	clear(f.fails)
+	r.Hurry()
+	run(t, r, f, attempt{none, "adopt [services policy]", ""})
+}
+
 // A driver that needs the whole gets it. Of a part that fails it gets what nobody declares, and
 // keeps what the kernel has.
 func TestWholeIsNeeded(t *testing.T) {

@@ -31,7 +31,7 @@ func refused(err error) bool {
 	var exit *exec.ExitError
 	var errno unix.Errno
 	return errors.Is(err, unix.EOPNOTSUPP) ||
-		!errors.Is(err, ErrLocked) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) &&
+		!errors.Is(err, driver.ErrLocked) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) &&
 			!errors.Is(err, unix.EPERM) && (errors.As(err, &exit) && exit.Exited() || errors.As(err, &errno))
 }
 

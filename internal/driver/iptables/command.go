@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -31,16 +32,13 @@ func (v Variant) other() Variant {
 	return Legacy
 }
 
-// ErrLocked is wrapped when another program holds the lock of xtables for too long.
-var ErrLocked = errors.New("another program holds the lock of xtables (/run/xtables.lock)")
-
 // programs runs the programs of iptables in a network namespace.
 type programs struct {
 	ns   *netns.NS
 	wait time.Duration
 }
 
-// lockedStatus is how iptables-restore ends when it did not get the lock.
+// lockedStatus is how iptables-restore ends when it did not get the lock, among other reasons.
 const lockedStatus = 4
 
 // locate finds a program: by the name that tells its variant, or by the plain one if that is of the
@@ -95,8 +93,10 @@ func (p programs) run(ctx context.Context, v Variant, v6 bool, what, input strin
 	said := strings.TrimSpace(stderr.String())
 	var exit *exec.ExitError
 	switch {
-	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "lock"):
-		return nil, fmt.Errorf("change iptables: %w, also after %s: end the program that holds it", ErrLocked, p.wait)
+	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "can't open lock file"):
+		return nil, fmt.Errorf("run %s: %s", path, said) // the kernel was not asked
+	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "xtables lock"):
+		return nil, fmt.Errorf("change iptables: %w of xtables (/run/xtables.lock), also after %s: end the program that holds it", driver.ErrLocked, p.wait)
 	case unsupported(said):
 		err = unix.EOPNOTSUPP
 	}

@@ -140,7 +140,8 @@ func TestTampered(t *testing.T) {
 	})
 }
 
-// The lock is waited for as long as was asked for, and then named.
+// The lock is waited for as long as was asked for, and then named. Where there can be none, that is
+// said, and no object is to blame for it.
 func TestLock(t *testing.T) {
 	lock := filepath.Join(t.TempDir(), "xtables.lock")
 	t.Setenv("XTABLES_LOCKFILE", lock)
@@ -153,13 +154,20 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := inside(t, Options{Variant: Legacy, LockWait: time.Second})
-	p, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{})
-	if err != nil {
-		t.Fatal(err)
+	fails := func(locked bool, says string) {
+		t.Helper()
+		p, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(t.Context()); errors.Is(err, driver.ErrLocked) != locked || err == nil || !strings.Contains(err.Error(), says) || len(d.SetAside()) > 0 {
+			t.Errorf("it ends with %v, and sets aside %v", err, d.SetAside())
+		}
 	}
-	if err := p.Apply(t.Context()); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "after 1s") {
-		t.Errorf("while the lock is held: %v", err)
-	}
+	fails(true, "after 1s")
+	t.Setenv("XTABLES_LOCKFILE", lock+"/none")
+	fails(false, "can't open lock file "+lock+"/none")
+	t.Setenv("XTABLES_LOCKFILE", lock)
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}

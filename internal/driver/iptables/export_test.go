@@ -47,7 +47,7 @@ func OpenFailing(o Options, failing func(reconcile.Part) bool) (*Driver, error) 
 		services := slices.ContainsFunc(c.add, func(m membership) bool { return strings.HasSuffix(m.set, setFrontends) })
 		policy := strings.Contains(c.restore, "-A "+toChain+" -d ")
 		if services && failing(reconcile.Services) || policy && failing(reconcile.Policy) {
-			return ErrLocked
+			return unix.EPERM
 		}
 		return nil
 	}
