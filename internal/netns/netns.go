@@ -38,10 +38,13 @@ func New(name string) (*NS, error) {
 	if _, err := os.Stat(path); err == nil {
 		return nil, fmt.Errorf("create network namespace %s: %w", name, os.ErrExist)
 	}
-	err := onThread(func() error {
-		_, err := netns.NewNamed(name)
-		return err
-	})
+	err := mountDir()
+	if err == nil {
+		err = onThread(func() error {
+			_, err := netns.NewNamed(name)
+			return err
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("create network namespace %s: %w", name, err)
 	}
@@ -57,6 +60,31 @@ func New(name string) (*NS, error) {
 		return nil, errors.Join(fmt.Errorf("bring up loopback in %s: %w", name, err), ns.Delete())
 	}
 	return ns, nil
+}
+
+// mountDir makes Dir a shared mount of its own, as the first 'ip netns add' on a machine does. If that
+// came later, it would mount what is in Dir a second time, and what was made before could not be
+// deleted.
+func mountDir() error {
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.Open(Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // which gives the lock back
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", Dir, err)
+	}
+	err = unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // it is no mount yet
+		err = errors.Join(unix.Mount(Dir, Dir, "none", unix.MS_BIND|unix.MS_REC, ""), unix.Mount("", Dir, "none", unix.MS_SHARED|unix.MS_REC, ""))
+	}
+	if err != nil {
+		return fmt.Errorf("make %s a shared mount: %w", Dir, err)
+	}
+	return nil
 }
 
 // Open opens an existing namespace. It fails with an error that wraps os.ErrNotExist if there is

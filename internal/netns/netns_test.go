@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Do acts inside the namespace and has no effect elsewhere: neither in other goroutines nor in what
@@ -56,4 +59,37 @@ func where(t *testing.T, path string) string {
 		t.Error(err)
 	}
 	return link
+}
+
+// On a machine where nobody has made a namespace yet, what is made here can be deleted after another
+// program has made its first one with ip.
+func TestBesideIPNetns(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	const fresh = "SLUICE_TEST_FRESH_RUN"
+	if os.Getenv(fresh) == "" {
+		cmd := exec.Command("unshare", "--mount", "--propagation", "private", os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), fresh+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	if err := unix.Mount("none", "/run", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	ns, err := New("first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("ip", "netns", "add", "second").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := ns.Delete(); err != nil {
+		t.Error(err)
+	}
+	if out, err := exec.Command("ip", "netns", "delete", "second").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 }
