@@ -2,9 +2,11 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -40,6 +42,36 @@ type programs struct {
 
 // lockedStatus is how iptables-restore ends when it did not get the lock, among other reasons.
 const lockedStatus = 4
+
+// lockPath is the lock of xtables, unless the environment names another one.
+const lockPath = "/run/xtables.lock"
+
+// await waits until no other program holds the lock of xtables.
+func (p programs) await(ctx context.Context) error {
+	f, err := os.OpenFile(cmp.Or(os.Getenv("XTABLES_LOCKFILE"), lockPath), os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return nil // iptables says why
+	}
+	defer func() { _ = f.Close() }() // which gives the lock back
+	for end := time.Now().Add(p.wait); unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; {
+		if time.Now().After(end) {
+			return p.locked()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lockPause):
+		}
+	}
+	return nil
+}
+
+// lockPause is the time between two attempts to get the lock of xtables.
+const lockPause = 10 * time.Millisecond
+
+func (p programs) locked() error {
+	return fmt.Errorf("change iptables: %w of xtables (%s), also after %s: end the program that holds it", driver.ErrLocked, lockPath, p.wait)
+}
 
 // locate finds a program: by the name that tells its variant, or by the plain one if that is of the
 // variant.
@@ -96,7 +128,7 @@ func (p programs) run(ctx context.Context, v Variant, v6 bool, what, input strin
 	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "can't open lock file"):
 		return nil, fmt.Errorf("run %s: %s", path, said) // the kernel was not asked
 	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "xtables lock"):
-		return nil, fmt.Errorf("change iptables: %w of xtables (/run/xtables.lock), also after %s: end the program that holds it", driver.ErrLocked, p.wait)
+		return nil, p.locked()
 	case unsupported(said):
 		err = unix.EOPNOTSUPP
 	}

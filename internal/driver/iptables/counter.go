@@ -29,6 +29,13 @@ func (c counted) add(d decision, packets uint64) {
 	}
 }
 
+func (c counted) addAll(more counted) {
+	for k, m := range more {
+		c.add(decision{of: []model.PolicyKey{k}, allowed: true}, m.Allowed)
+		c.add(decision{of: []model.PolicyKey{k}}, m.Denied)
+	}
+}
+
 // PolicyCounters implements driver.Counter. Another driver begins with what the rules have counted
 // that are there.
 func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, error) {
@@ -139,13 +146,15 @@ func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at rule
 	return nil
 }
 
-// keepCounts keeps what is counted in chains that a change removes.
-func (d *Driver) keepCounts(ctx context.Context, c *change) {
+// countsOf is what is counted in chains that a change removes.
+func (d *Driver) countsOf(ctx context.Context, c *change) counted {
+	counts := counted{}
 	family := 0
 	if c.v6 {
 		family = 1
 	}
-	if err := d.count(ctx, family, d.counted, func(chain string) bool { return c.chains[chain] }); err != nil {
+	if err := d.count(ctx, family, counts, func(chain string) bool { return c.chains[chain] }); err != nil {
 		d.log.Debug("what policies have counted begins anew", "error", err)
 	}
+	return counts
 }

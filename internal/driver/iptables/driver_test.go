@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -165,6 +166,10 @@ func TestLock(t *testing.T) {
 		}
 	}
 	fails(true, "after 1s")
+	if err := d.Probe(t.Context()); err != nil {
+		t.Errorf("the kernel is said to lack something: %v", err)
+	}
+	t.Run("others", func(t *testing.T) { answersWhileItWaits(t, inside(t, Options{Variant: Legacy, LockWait: time.Minute})) })
 	t.Setenv("XTABLES_LOCKFILE", lock+"/none")
 	fails(false, "can't open lock file "+lock+"/none")
 	t.Setenv("XTABLES_LOCKFILE", lock)
@@ -172,6 +177,39 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	adopt(t, d, services(1, 1))
+}
+
+// answersWhileItWaits sees that others are answered while a change waits for the lock of xtables.
+func answersWhileItWaits(t *testing.T, d driver.Driver) {
+	t.Helper()
+	p, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	waits := make(chan struct{})
+	ended := make(chan error, 1)
+	go func() { ended <- p.Apply(watched{ctx, sync.OnceFunc(func() { close(waits) })}) }()
+	<-waits
+	d.SetAside()
+	if len(ended) > 0 {
+		t.Error("nobody was answered before the change had ended")
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("a change that is given up ends with %v", err)
+	}
+}
+
+// watched is a context that tells when somebody waits for its end.
+type watched struct {
+	context.Context
+	waits func()
+}
+
+func (w watched) Done() <-chan struct{} {
+	w.waits()
+	return w.Context.Done()
 }
 
 // A set of another type under a name of ours is told and left alone.

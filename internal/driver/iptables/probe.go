@@ -7,9 +7,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
@@ -53,17 +55,22 @@ func requirement(name, since, modules string, rules ...string) *probe.Requiremen
 			at := strings.SplitN(r, " ", 3)
 			i.rule(at[0], at[1], at[2])
 		}
-		return try(ctx, plainVariant(ctx), i, false, nothing)
+		err := try(ctx, plainVariant(ctx), i, false, nothing)
+		if errors.Is(err, driver.ErrLocked) {
+			return nil // the kernel was not asked
+		}
+		return err
 	}}
 }
 
 // nothing is refused by tests.
 func nothing(*change) error { return nil }
 
-// try has the kernel take an image in a network namespace of its own.
+// try has the kernel take an image in a network namespace of its own. It does not wait long for the
+// lock of xtables: its caller can do without an answer.
 func try(ctx context.Context, v Variant, i *image, v6 bool, refuse func(*change) error) error {
 	return netns.Apart(func() error {
-		d, err := open(Options{Variant: v})
+		d, err := open(Options{Variant: v, LockWait: time.Second})
 		if err != nil {
 			return err
 		}
@@ -92,7 +99,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 		}
 		err := try(ctx, v, i, f.v6, nothing)
 		switch {
-		case errors.Is(err, netns.ErrApart):
+		case errors.Is(err, netns.ErrApart), errors.Is(err, driver.ErrLocked):
 			return nil // the first change will tell
 		case errors.Is(err, unix.EPERM), errors.Is(err, os.ErrPermission):
 			return fmt.Errorf("program iptables: %w: the agent needs the capabilities CAP_NET_ADMIN and CAP_NET_RAW in the network namespace it serves", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -306,6 +307,9 @@ func (p *plan) Apply(ctx context.Context) error {
 		return err
 	}
 	d := p.d
+	if err := p.await(ctx); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p.spent {
@@ -318,6 +322,22 @@ func (p *plan) Apply(ctx context.Context) error {
 	err := d.apply(ctx, p)
 	if err != nil && refused(err) {
 		err = d.admit(ctx, p, err)
+	}
+	return err
+}
+
+// await waits for the lock of xtables, if the plan changes rules of the variant that has it. The driver
+// answers meanwhile.
+func (p *plan) await(ctx context.Context) error {
+	if p.done == nil {
+		return nil
+	}
+	p.d.mu.Lock()
+	v, err := p.d.variant(ctx)
+	p.d.mu.Unlock()
+	ours := func(c *change) bool { return c.restore != "" }
+	if err == nil && (v == Legacy && slices.ContainsFunc(p.changes, ours) || v == NFTables && p.leave != [2]string{}) {
+		err = p.d.programs.await(ctx)
 	}
 	return err
 }
@@ -368,8 +388,10 @@ func (d *Driver) carryOut(ctx context.Context, v Variant, c *change) error {
 	last := func(m membership) bool { return m.set == frontends }
 	err := errors.Join(d.change(c.add, first, d.ns.IpsetAdd), d.change(c.remove, last, d.ns.IpsetDel))
 	if err == nil && c.restore != "" {
-		d.keepCounts(ctx, c)
-		err = d.restore(ctx, v, c.v6, c.restore)
+		gone := d.countsOf(ctx, c)
+		if err = d.restore(ctx, v, c.v6, c.restore); err == nil {
+			d.counted.addAll(gone)
+		}
 	}
 	if err == nil {
 		err = errors.Join(d.change(c.add, last, d.ns.IpsetAdd), d.change(c.remove, first, d.ns.IpsetDel))
