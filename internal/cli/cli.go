@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,15 +41,20 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// together is how soon after the first signal another one counts as the same wish: timeout(1) sends
+// its signal to the program, and again to the program's group.
+var together = time.Second
+
 // Main runs the program's command line and ends the process. The first SIGINT, SIGTERM or SIGHUP
-// (unless nohup has it ignored) ends the context of the command, the second one the process.
+// (unless nohup has it ignored) ends the context of the command, the next one, unless it comes with the
+// first, the process.
 func Main(root *cobra.Command) {
 	ends := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
 		ends = append(ends, syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), ends...)
-	context.AfterFunc(ctx, stop)
+	context.AfterFunc(ctx, func() { time.AfterFunc(together, stop) })
 	os.Exit(Execute(ctx, root, os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -1,12 +1,18 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -64,5 +70,61 @@ func TestFind(t *testing.T) {
 		if got, err := Find(name); err != nil || got != file {
 			t.Errorf("found: %s, %v, want %s", got, err, file)
 		}
+	}
+}
+
+// A signal that comes with the first one, as timeout(1) sends it, does not end a program that cleans
+// up. A later one does.
+func TestSecondSignal(t *testing.T) {
+	const grace = "SLUICE_TEST_TOGETHER"
+	if text, is := os.LookupEnv(grace); is {
+		var err error
+		if together, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+		root := &cobra.Command{Use: "prog", RunE: func(cmd *cobra.Command, _ []string) error {
+			_, _ = fmt.Println("runs")
+			<-cmd.Context().Done()
+			_, _ = fmt.Println("cleans up")
+			_, err := io.Copy(io.Discard, os.Stdin)
+			return err
+		}}
+		os.Args = os.Args[:1]
+		Main(root)
+	}
+	for _, c := range []struct {
+		together string
+		killed   bool
+	}{{"1h", false}, {"0s", true}} {
+		cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), grace+"="+c.together)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for lines := bufio.NewScanner(out); lines.Scan(); { // until it ends
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			if lines.Text() == "cleans up" && !c.killed {
+				_ = in.Close()
+			} else if c.killed {
+				go func() { // until it is heard
+					for cmd.Process.Signal(syscall.SIGTERM) == nil {
+						time.Sleep(time.Millisecond)
+					}
+				}()
+			}
+		}
+		err = cmd.Wait()
+		if killed := err != nil && err.Error() == "signal: terminated"; killed != c.killed || !killed && err != nil {
+			t.Errorf("signals within %s of the first: it ends with %v", c.together, err)
+		}
+		_ = in.Close()
 	}
 }
