@@ -72,7 +72,9 @@ func changeGoals(r *harness.Run, services int) {
 	atMost := func(most float64) func(float64) bool { return func(ratio float64) bool { return ratio <= most } }
 	const change = "one endpoint's change, API write to packets, less a bare watch"
 	for _, metric := range []string{harness.Half, harness.NinetyNine} {
-		ratioGoal(r, change+", "+metric, ownIptables, kubeIptables, services, kubeproxy.LessWatch, metric, "≤ 1/10", atMost(1./10))
+		for _, own := range []string{ownIptables, ownIptablesNft} {
+			ratioGoal(r, change+", "+metric, own, kubeIptables, services, kubeproxy.LessWatch, metric, "≤ 1/10", atMost(1./10))
+		}
 		ratioGoal(r, change+", "+metric, ownIPVS, kubeIPVS, services, kubeproxy.LessWatch, metric, "≤ 1.0", atMost(1))
 	}
 	ratioGoal(r, harness.Started, ownIPVS, kubeIPVS, services, "", harness.Started, "≤ 1/5", atMost(1./5))

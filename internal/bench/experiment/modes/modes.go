@@ -18,19 +18,12 @@ import (
 	"sluice.dev/sluice/internal/probe"
 )
 
-// largestNft is with how many services iptables-nft is still measured. Its programs read the whole
-// table for each change.
-const largestNft = 1_000
-
 // compared are the agent's modes and kube-proxy's.
 var compared = kubeproxy.Comparison{Name: "modes", Programs: func(r *harness.Run, st *kubeproxy.APICluster) []dataplane.Program {
-	all := []dataplane.Program{dataplane.SluiceMode(r.Binary, "nftables", ""), dataplane.SluiceMode(r.Binary, "iptables", "legacy")}
-	if st.Services <= largestNft {
-		all = append(all, dataplane.SluiceMode(r.Binary, "iptables", "nft"))
-	} else {
-		r.Skip("sluice iptables nft, %d services: for each change, iptables-nft-restore reads the whole table from the kernel", st.Services)
+	all := []dataplane.Program{
+		dataplane.SluiceMode(r.Binary, "nftables", ""), dataplane.SluiceMode(r.Binary, "iptables", "legacy"), dataplane.SluiceMode(r.Binary, "iptables", "nft"),
+		dataplane.SluiceMode(r.Binary, "userspace", ""), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin),
 	}
-	all = append(all, dataplane.SluiceMode(r.Binary, "userspace", ""), dataplane.KubeNftables(st.Bin), dataplane.KubeIptables(st.Bin))
 	if err := probe.Missing(context.Background(), ipvs.Requirements); err != nil {
 		r.Skip("IPVS: %s; it is measured in the guest (docs/measured.md)", err)
 		return all
@@ -40,11 +33,12 @@ var compared = kubeproxy.Comparison{Name: "modes", Programs: func(r *harness.Run
 
 // The names of what goals are about.
 const (
-	ownNftables  = "sluice nftables"
-	ownIptables  = "sluice iptables legacy"
-	ownUserspace = "sluice userspace"
-	ownIPVS      = "sluice ipvs"
-	kubeIPVS     = "kube-proxy ipvs"
+	ownNftables    = "sluice nftables"
+	ownIptables    = "sluice iptables legacy"
+	ownIptablesNft = "sluice iptables nft"
+	ownUserspace   = "sluice userspace"
+	ownIPVS        = "sluice ipvs"
+	kubeIPVS       = "kube-proxy ipvs"
 )
 
 // kubeIptables is the real kube-proxy in iptables mode.
