@@ -16,13 +16,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/conntrack"
@@ -48,19 +46,17 @@ type Options struct {
 type Driver struct {
 	*nftables.Driver
 	scheduler string
-	router    router
 	place     place
 	tracked   *conntrack.Conn
 	close     func() error // once
 
 	published atomic.Pointer[[]driver.SetAside]
 
-	mu     sync.Mutex // held by every method that reads or writes what follows
-	conn   *conn
-	have   map[state.FrontendKey]*state.Frontend // what the virtual servers were made of; nil before the first adoption
-	aside  map[state.FrontendKey]setAside
-	uses   map[netip.Addr]int // by how many frontends each address is used that has a route
-	routes routes
+	mu    sync.Mutex // held by every method that reads or writes what follows
+	conn  *conn
+	have  map[state.FrontendKey]*state.Frontend // what the virtual servers were made of; nil before the first adoption
+	aside map[state.FrontendKey]setAside
+	routing
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -73,7 +69,7 @@ func requirement(scheduler string) *probe.Requirement {
 	return &probe.Requirement{
 		Name: "IPVS with the scheduler " + scheduler, Since: "5.9", Modules: []string{"ip_vs", "ip_vs_" + scheduler},
 		Check: func(context.Context) error {
-			c, err := dial()
+			c, err := dial(ownerServices)
 			if err != nil {
 				return err
 			}
@@ -102,13 +98,13 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Driver: base, scheduler: scheduler, aside: map[state.FrontendKey]setAside{}}
+	d := &Driver{Driver: base, scheduler: scheduler, aside: map[state.FrontendKey]setAside{}, routing: routing{router: router{protocol: RouteProtocol}}}
 	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	d.place = place{ns, o.Record}
-	if d.conn, err = dial(); err != nil {
+	d.place = place{ns, o.Record, serviceParameters}
+	if d.conn, err = dial(ownerServices); err != nil {
 		return nil, errors.Join(err, ns.Close(), base.Close())
 	}
 	if d.tracked, err = conntrack.Open(); err != nil {
@@ -118,9 +114,8 @@ func Open(o Options) (*Driver, error) {
 		d.router.h.Close()
 		return errors.Join(d.tracked.Close(), d.conn.close(), ns.Close(), base.Close())
 	})
-	if d.router.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		d.router.h = &netlink.Handle{}
-		return nil, errors.Join(fmt.Errorf("open routing socket: %w", err), d.close())
+	if err := d.router.open(); err != nil {
+		return nil, errors.Join(err, d.close())
 	}
 	return d, nil
 }
@@ -149,7 +144,7 @@ func (d *Driver) Frontends(ctx context.Context) (map[state.FrontendKey]bool, err
 	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
 		return found, nil
 	}
-	have, _, err := d.read()
+	have, _, err := d.conn.read()
 	for k, s := range have {
 		if served, is := found[k]; is {
 			found[k] = served || s.serves()
@@ -192,38 +187,22 @@ func (d *Driver) publish() {
 	d.published.Store(&all)
 }
 
-const foreign = "another program has a virtual server of IPVS there"
-
-// reason is why IPVS refused something, for people.
-func reason(o op, err error) string {
-	switch {
-	case o.cmd == cmdNewService && errors.Is(err, unix.EEXIST):
-		return foreign
-	case o.scheduler != "" && errors.Is(err, unix.ENOENT):
-		return fmt.Sprintf("the kernel has no scheduler %s: 'modprobe ip_vs_%s' loads it", o.scheduler, o.scheduler)
-	}
-	return fmt.Sprintf("IPVS refuses to %s: %v", o, err)
-}
-
-// Tampered implements driver.Driver. IPVS tells nobody of changes: one virtual server of each
-// family, another one each time, stands for all of them.
+// Tampered implements driver.Driver.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	if tampered, err := d.Driver.Tampered(ctx); tampered || err != nil {
 		return tampered, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	asked := map[bool]bool{}
-	for k, f := range d.have {
-		if asked[k.Addr.Is4()] || d.serverOf(k, f) == nil {
-			continue
+	lacks, err := d.conn.lacks(func(yield func(state.FrontendKey) bool) {
+		for k, f := range d.have {
+			if d.serverOf(k, f) != nil && !yield(k) {
+				return
+			}
 		}
-		if has, err := d.conn.has(k); !has || err != nil {
-			return !has && err == nil, err
-		}
-		if asked[k.Addr.Is4()] = true; len(asked) == 2 {
-			break
-		}
+	})
+	if lacks || err != nil {
+		return lacks, err
 	}
 	return d.router.moved(d.routes)
 }
@@ -243,12 +222,11 @@ func (d *Driver) Purge(ctx context.Context) error {
 	clear(d.aside)
 	d.publish()
 	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
-		return d.purgeRoutes()
+		return d.router.purge()
 	} else if err != nil {
 		return err
 	}
-	_, err := d.remove(func(*found) (bool, error) { return true, nil })
-	return errors.Join(err, d.purgeRoutes(), d.place.restore())
+	return errors.Join(d.conn.removeAll(), d.router.purge(), d.place.restore())
 }
 
 // withdrawPause is the time between two looks at connections that are to end.
@@ -261,56 +239,22 @@ func (d *Driver) Withdraw(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
-		return d.purgeRoutes()
+		return d.router.purge()
 	} else if err != nil {
 		return err
 	}
 	ended := func(f *found) (bool, error) {
 		err := d.conn.destinations(f)
-		return f.connections == 0 || ctx.Err() != nil, err
+		return f.active() == 0 || ctx.Err() != nil, err
 	}
 	for {
-		left, err := d.remove(ended)
+		left, err := d.conn.remove(ended)
 		if left == 0 || err != nil {
-			return errors.Join(err, d.purgeRoutes(), d.place.restore())
+			return errors.Join(err, d.router.purge(), d.place.restore())
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(withdrawPause):
 		}
 	}
-}
-
-// remove removes those of our virtual servers that may go, and returns how many are left.
-func (d *Driver) remove(may func(*found) (bool, error)) (left int, err error) {
-	servers, err := d.conn.services()
-	if err != nil {
-		return 0, err
-	}
-	var ops []op
-	for _, f := range servers {
-		if !f.ours() {
-			continue
-		}
-		if goes, err := may(f); err != nil {
-			return 0, err
-		} else if !goes {
-			left++
-			continue
-		}
-		ops = append(ops, op{cmd: cmdDelService, key: f.key})
-	}
-	failed, err := d.conn.do(ops)
-	for i, refused := range failed {
-		err = errors.Join(err, fmt.Errorf("%s: %w", ops[i], refused))
-	}
-	return left, err
-}
-
-func (d *Driver) purgeRoutes() error {
-	all, err := d.router.read()
-	if err != nil {
-		return err
-	}
-	return d.router.remove(all)
 }

@@ -12,32 +12,40 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// parameters are what the kernel has to be told.
-var parameters = map[string]string{
-	// Connection tracking sees the backends that IPVS chooses, so that nftables can masquerade
-	// after it, and connections end with their destination.
-	"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1",
-	// A node answers ARP only for addresses of the interface that is asked at, and asks as one of
-	// these: the addresses of load balancers are local on all nodes.
-	arpPrefix + "arp_ignore": "1", arpPrefix + "arp_announce": "2",
-}
+// What the kernel has to be told for services, and for farms. Connections end with their
+// destination. A node answers ARP only for addresses of the interface that is asked at, and asks as
+// one of these: the addresses of load balancers are local on all nodes.
+var (
+	serviceParameters = map[string]string{
+		// Connection tracking sees the backends that IPVS chooses, so that nftables can masquerade
+		// after it.
+		"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1",
+		arpPrefix + "arp_ignore": "1", arpPrefix + "arp_announce": "2",
+	}
+	farmParameters = map[string]string{
+		// A client does not stay on a destination that drains.
+		"net.ipv4.vs.expire_quiescent_template": "1", "net.ipv4.vs.expire_nodest_conn": "1",
+		arpPrefix + "arp_ignore": "1", arpPrefix + "arp_announce": "2",
+	}
+)
 
 const arpPrefix = "net.ipv4.conf.all."
 
 // place is a network namespace whose parameters are changed.
 type place struct {
-	ns     *netns.NS
-	record string // where former values are noted; "": nowhere, and they are not restored
+	ns         *netns.NS
+	record     string // where former values are noted; "": nowhere, and they are not restored
+	parameters map[string]string
 }
 
 // missing are the parameters that have other values. Another strict one of ARP will do.
 func (p place) missing() (left map[string]string, err error) {
-	left = maps.Clone(parameters)
+	left = maps.Clone(p.parameters)
 	err = p.ns.Do(func() error {
-		for key, value := range parameters {
+		for key, value := range p.parameters {
 			now, err := sysctl.Read(key)
 			if err != nil {
-				return err
+				return fmt.Errorf("%w: IPVS needs its parameters; 'modprobe ip_vs' loads it where the kernel has it as a module", err)
 			}
 			if now == value || strings.HasPrefix(key, arpPrefix) && now != "0" {
 				delete(left, key)

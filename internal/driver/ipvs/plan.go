@@ -99,37 +99,14 @@ func (p *plan) prepare() (map[state.FrontendKey]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Virtual servers first: nothing is added to one of another program's.
-	refused := map[state.FrontendKey]string{}
-	for _, servers := range []bool{true, false} {
-		some := slices.DeleteFunc(slices.Clone(p.before), func(o op) bool { return o.dest.IsValid() == servers || refused[o.key] != "" })
-		failed, err := p.d.conn.do(some)
-		for _, i := range slices.Sorted(maps.Keys(failed)) {
-			if o := some[i]; refused[o.key] == "" {
-				refused[o.key] = reason(o, failed[i])
-			}
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return refused, nil
+	return p.d.conn.begin(p.before)
 }
 
 // finish does all that comes after nftables.
 func (p *plan) finish(refused map[state.FrontendKey]string) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	after := slices.DeleteFunc(p.after, func(o op) bool { return refused[o.key] != "" })
-	for k, why := range refused {
-		if why != foreign {
-			after = append(after, op{cmd: cmdDelService, key: k})
-		}
-	}
-	failed, err := p.d.conn.do(after)
-	for i, refusal := range failed {
-		err = errors.Join(err, fmt.Errorf("%s: %w", after[i], refusal))
-	}
+	err := p.d.conn.settle(p.after, refused)
 	if err = errors.Join(err, p.d.router.remove(p.routes.remove)); err != nil {
 		return err
 	}
@@ -178,10 +155,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			touched[k.Addr]--
 		}
 	}
-	if err := d.planRoutes(p, touched); err != nil {
-		return nil, err
-	}
-	return p, nil
+	p.routes, p.done, err = d.planRoutes(touched)
+	return p, err
 }
 
 // change plans that one version of a virtual server follows another.
@@ -205,31 +180,6 @@ func (d *Driver) had(k state.FrontendKey) *state.Frontend {
 	return d.aside[k].frontend
 }
 
-// planRoutes plans the routes of addresses that so many frontends more use.
-func (d *Driver) planRoutes(p *plan, touched map[netip.Addr]int) error {
-	p.routes = routeChange{routes{}, routes{}}
-	for a, n := range touched {
-		switch v, has := d.routes[a]; {
-		case !has && d.uses[a]+n > 0:
-			p.routes.add[a] = via{}
-		case has && d.uses[a]+n == 0:
-			p.routes.remove[a] = v
-		}
-	}
-	p.done = func() {
-		for a, n := range touched {
-			if d.uses[a] += n; d.uses[a] == 0 {
-				delete(d.uses, a)
-			}
-		}
-		for a := range p.routes.remove {
-			delete(d.routes, a)
-		}
-		maps.Copy(d.routes, p.routes.add)
-	}
-	return d.router.fill(p.routes.add)
-}
-
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	if want.Services == nil {
@@ -237,7 +187,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	have, others, err := d.read()
+	have, others, err := d.conn.read()
 	if err != nil {
 		return nil, err
 	}
@@ -261,23 +211,6 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	return p, nil
 }
 
-// read returns our virtual servers, and those of others.
-func (d *Driver) read() (have map[state.FrontendKey]*server, others map[state.FrontendKey]bool, err error) {
-	have, others = map[state.FrontendKey]*server{}, map[state.FrontendKey]bool{}
-	all, err := d.conn.services()
-	for _, f := range all {
-		if !f.ours() {
-			others[f.key] = true // one for marked packets has no key, nor has any frontend none
-			continue
-		}
-		if err == nil {
-			err = d.conn.destinations(f)
-		}
-		have[f.key] = &f.server
-	}
-	return have, others, err
-}
-
 // compare plans what makes of the kernel's virtual servers those of the plan's frontends. With
 // keep, those that no frontend names stay.
 func (d *Driver) compare(p *plan, have map[state.FrontendKey]*server, keep bool) {
@@ -298,22 +231,18 @@ func (d *Driver) compare(p *plan, have map[state.FrontendKey]*server, keep bool)
 
 // compareRoutes does the same for routes and parameters.
 func (d *Driver) compareRoutes(p *plan, found routes, want *state.Services, keep bool) (err error) {
-	uses, wanted := usesOf(want), routes{}
-	for a := range uses {
-		wanted[a] = via{}
-	}
-	if err := d.router.fill(wanted); err != nil {
+	change, routed, err := d.adoptRoutes(found, usesOf(want))
+	if err != nil {
 		return err
 	}
-	p.routes = found.changeTo(wanted)
-	if keep {
+	if p.routes = change; keep {
 		p.routes.remove = routes{}
 	}
 	if p.parameters, err = d.place.missing(); err != nil {
-		return fmt.Errorf("%w: IPVS needs its parameters; 'modprobe ip_vs' loads it where the kernel has it as a module", err)
+		return err
 	}
 	p.done = func() {
-		d.uses, d.routes = uses, wanted
+		routed()
 		d.have, d.aside = map[state.FrontendKey]*state.Frontend{}, map[state.FrontendKey]setAside{}
 	}
 	return nil

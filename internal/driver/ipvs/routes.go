@@ -19,9 +19,12 @@ import (
 // services such. (The node's own packets meet IPVS on their way out; but those for a backend on the
 // node would leave it without such a route, and refusals would not find their way back.)
 
-// RouteProtocol is the routing protocol number (rtm_protocol) of our routes, all of which are in
-// the table named local.
-const RouteProtocol = 84
+// The routing protocol numbers (rtm_protocol) of our routes, all of which are in the table named
+// local.
+const (
+	RouteProtocol     = 84 // to services
+	FarmRouteProtocol = 85 // to farms
+)
 
 const loopback = 1 // index of the interface lo in each network namespace
 
@@ -76,8 +79,20 @@ func (r routes) text(verb string) (text string) {
 	return text
 }
 
-// router programs routes.
-type router struct{ h *netlink.Handle }
+// router programs the routes of a protocol number.
+type router struct {
+	h        *netlink.Handle
+	protocol int
+}
+
+// open opens its socket in the calling thread's network namespace.
+func (r *router) open() (err error) {
+	if r.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		r.h = &netlink.Handle{}
+		return fmt.Errorf("open routing socket: %w", err)
+	}
+	return nil
+}
 
 // anywhere are addresses that no network has (RFC 5737, RFC 3849): the way to them is the way to
 // all that the node knows nothing else of, such as services.
@@ -135,7 +150,7 @@ func (r router) moved(all routes) (bool, error) {
 func (r router) read() (routes, error) {
 	found := routes{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: RouteProtocol}
+		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: netlink.RouteProtocol(r.protocol)}
 		list, err := link.Dump(func() ([]netlink.Route, error) {
 			return r.h.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		})
@@ -155,22 +170,22 @@ func (r router) read() (routes, error) {
 	return found, nil
 }
 
-func request(a netip.Addr, v via) *netlink.Route {
-	r := &netlink.Route{
-		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: RouteProtocol, Scope: netlink.SCOPE_HOST, LinkIndex: loopback,
+func (r router) request(a netip.Addr, v via) *netlink.Route {
+	route := &netlink.Route{
+		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: netlink.RouteProtocol(r.protocol), Scope: netlink.SCOPE_HOST, LinkIndex: loopback,
 		Dst:      &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
-		Priority: RouteProtocol, // beside the route of an address that the node has, which comes first
+		Priority: r.protocol, // beside the route of an address that the node has, which comes first
 	}
 	if v.source.IsValid() {
-		r.Src, r.MTU = v.source.AsSlice(), v.mtu
+		route.Src, route.MTU = v.source.AsSlice(), v.mtu
 	}
-	return r
+	return route
 }
 
 // add adds routes, or changes them.
 func (r router) add(all routes) error {
 	for a, v := range all {
-		if err := r.h.RouteReplace(request(a, v)); err != nil {
+		if err := r.h.RouteReplace(r.request(a, v)); err != nil {
 			return fmt.Errorf("add local route %s: %w", a, err)
 		}
 	}
@@ -179,9 +194,64 @@ func (r router) add(all routes) error {
 
 func (r router) remove(all routes) error {
 	for a := range all {
-		if err := r.h.RouteDel(request(a, via{})); err != nil && !errors.Is(err, unix.ESRCH) {
+		if err := r.h.RouteDel(r.request(a, via{})); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("delete local route %s: %w", a, err)
 		}
 	}
 	return nil
+}
+
+// purge removes all routes of the protocol number.
+func (r router) purge() error {
+	all, err := r.read()
+	if err != nil {
+		return err
+	}
+	return r.remove(all)
+}
+
+// routing is the routes that there are, and what they are for.
+type routing struct {
+	router router
+	uses   map[netip.Addr]int // by how many virtual servers each address is used that has a route
+	routes routes
+}
+
+// planRoutes plans the routes of addresses that so many virtual servers more use. Done is to be
+// called once the plan is carried out.
+func (x *routing) planRoutes(touched map[netip.Addr]int) (c routeChange, done func(), err error) {
+	c = routeChange{routes{}, routes{}}
+	for a, n := range touched {
+		switch v, has := x.routes[a]; {
+		case !has && x.uses[a]+n > 0:
+			c.add[a] = via{}
+		case has && x.uses[a]+n == 0:
+			c.remove[a] = v
+		}
+	}
+	done = func() {
+		for a, n := range touched {
+			if x.uses[a] += n; x.uses[a] == 0 {
+				delete(x.uses, a)
+			}
+		}
+		for a := range c.remove {
+			delete(x.routes, a)
+		}
+		maps.Copy(x.routes, c.add)
+	}
+	return c, done, x.router.fill(c.add)
+}
+
+// adoptRoutes plans what makes of the routes that were found those of addresses that are used so
+// often.
+func (x *routing) adoptRoutes(found routes, uses map[netip.Addr]int) (c routeChange, done func(), err error) {
+	wanted := routes{}
+	for a := range uses {
+		wanted[a] = via{}
+	}
+	if err := x.router.fill(wanted); err != nil {
+		return c, nil, err
+	}
+	return found.changeTo(wanted), func() { x.uses, x.routes = uses, wanted }, nil
 }

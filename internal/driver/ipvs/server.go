@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -10,11 +11,37 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// server is a virtual server: how it chooses, and the weight of each destination. One without a
-// weight gets no new connections; those that it has go on.
+// server is a virtual server: how it chooses, and its destinations.
 type server struct {
+	method
+	dests map[netip.AddrPort]destination
+}
+
+// method is how a virtual server chooses: by a scheduler of the kernel with its flags, and how many
+// seconds a client stays on its destination; 0: it does not.
+type method struct {
 	scheduler string
-	weights   map[netip.AddrPort]uint32
+	flags     uint32
+	persist   uint32
+}
+
+func (m method) String() string {
+	text := "scheduler " + m.scheduler
+	if m.flags&flagPorts != 0 {
+		text += " with ports"
+	}
+	if m.persist > 0 {
+		text += fmt.Sprintf(", persistence %d s", m.persist)
+	}
+	return text
+}
+
+// destination is how a virtual server sends to one. One without a weight gets no new connections;
+// those that it has go on.
+type destination struct{ weight, forward uint32 }
+
+func (d destination) String() string {
+	return fmt.Sprintf("weight %d", d.weight) + map[uint32]string{direct: ", direct routing", tunnelling: ", tunnelling"}[d.forward]
 }
 
 // serverOf is the virtual server of a frontend, by the node's scheduler where it has none of its
@@ -30,12 +57,12 @@ func serverOf(k state.FrontendKey, f *state.Frontend, scheduler string) *server 
 	if len(may)+len(f.Backends) == 0 {
 		return nil
 	}
-	s := &server{scheduler: cmp.Or(f.IPVSScheduler, scheduler), weights: make(map[netip.AddrPort]uint32, len(may))}
+	s := &server{method{scheduler: cmp.Or(f.IPVSScheduler, scheduler)}, make(map[netip.AddrPort]destination, len(may))}
 	for _, b := range may {
-		s.weights[b] = 0
+		s.dests[b] = destination{}
 	}
 	for _, b := range f.Backends {
-		s.weights[b] = 1
+		s.dests[b] = destination{weight: 1}
 	}
 	return s
 }
@@ -43,8 +70,8 @@ func serverOf(k state.FrontendKey, f *state.Frontend, scheduler string) *server 
 // serves reports whether new connections have somewhere to go.
 func (s *server) serves() bool {
 	if s != nil {
-		for _, weight := range s.weights {
-			if weight > 0 {
+		for _, d := range s.dests {
+			if d.weight > 0 {
 				return true
 			}
 		}
@@ -63,35 +90,35 @@ func changes(k state.FrontendKey, old, now *server) (before, after []op) {
 	case now == nil:
 		return nil, []op{{cmd: cmdDelService, key: k}}
 	case old == nil:
-		before = append(before, op{cmd: cmdNewService, key: k, scheduler: now.scheduler})
+		before = append(before, op{cmd: cmdNewService, key: k, method: now.method})
 		old = &server{}
-	case old.scheduler != now.scheduler:
-		before = append(before, op{cmd: cmdSetService, key: k, scheduler: now.scheduler})
+	case old.method != now.method:
+		before = append(before, op{cmd: cmdSetService, key: k, method: now.method})
 	}
 	first := k.Protocol == model.UDP && !old.serves()
-	for _, b := range sorted(now.weights) {
-		weight := now.weights[b]
-		was, is := old.weights[b]
-		o := op{cmd: cmdSetDest, key: k, dest: b, weight: weight}
+	for _, b := range sorted(now.dests) {
+		d := now.dests[b]
+		was, is := old.dests[b]
+		o := op{cmd: cmdSetDest, key: k, dest: b, destination: d}
 		if !is {
 			o.cmd = cmdNewDest
 		}
 		switch {
-		case is && weight == was:
-		case is && weight < was, first:
+		case is && d == was:
+		case is && d.weight < was.weight, first:
 			after = append(after, o)
 		default:
 			before = append(before, o)
 		}
 	}
-	for _, b := range sorted(old.weights) {
-		if _, stays := now.weights[b]; !stays {
+	for _, b := range sorted(old.dests) {
+		if _, stays := now.dests[b]; !stays {
 			after = append(after, op{cmd: cmdDelDest, key: k, dest: b})
 		}
 	}
 	return before, after
 }
 
-func sorted(m map[netip.AddrPort]uint32) []netip.AddrPort {
+func sorted(m map[netip.AddrPort]destination) []netip.AddrPort {
 	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
 }

@@ -50,39 +50,55 @@ const (
 	destLower   = 6
 	destActive  = 7
 	destOther   = 8
+	destCounts  = 12 // IPVS_DEST_ATTR_STATS64
 
-	forwardMasquerade = 0
+	countConns    = 1
+	countInBytes  = 4
+	countOutBytes = 5
+
+	flagPersistent = 0x1  // IP_VS_SVC_F_PERSISTENT
+	flagFallback   = 0x8  // of sh and mh: past a destination without weight, another one is taken
+	flagPorts      = 0x10 // of sh and mh: the client's port counts, too
+	flagsKnown     = flagPersistent | flagFallback | flagPorts
 )
 
-// ownerTag is in the flags of the virtual servers that are ours, in bits that IPVS gives no
-// meaning: it stores and lists them.
+// The ways in which packets get to a destination (IP_VS_CONN_F_…).
 const (
-	ownerTag  = 0x51c00000
-	ownerMask = 0xfff00000
+	masquerade uint32 = 0
+	tunnelling uint32 = 2
+	direct     uint32 = 3
+)
+
+// Owners tag the virtual servers that are ours in their flags, in bits that IPVS gives no meaning:
+// it stores and lists them.
+const (
+	ownerServices = 0x51c00000
+	ownerFarms    = 0x51d00000
+	ownerMask     = 0xfff00000
 )
 
 // op is a change of one virtual server or destination.
 type op struct {
-	cmd       uint8
-	key       state.FrontendKey
-	scheduler string         // of a new virtual server, or one that is changed
-	dest      netip.AddrPort // of a destination
-	weight    uint32
+	cmd    uint8
+	key    state.FrontendKey
+	method method         // of a new virtual server, or one that is changed
+	dest   netip.AddrPort // of a destination
+	destination
 }
 
 // String is what people read in a plan.
 func (o op) String() string {
 	switch o.cmd {
 	case cmdNewService:
-		return fmt.Sprintf("add virtual server %s, scheduler %s", o.key, o.scheduler)
+		return fmt.Sprintf("add virtual server %s, %s", o.key, o.method)
 	case cmdSetService:
-		return fmt.Sprintf("change virtual server %s: scheduler %s", o.key, o.scheduler)
+		return fmt.Sprintf("change virtual server %s: %s", o.key, o.method)
 	case cmdDelService:
 		return fmt.Sprintf("delete virtual server %s", o.key)
 	case cmdNewDest:
-		return fmt.Sprintf("add %s to virtual server %s, weight %d", o.dest, o.key, o.weight)
+		return fmt.Sprintf("add %s to virtual server %s, %s", o.dest, o.key, o.destination)
 	case cmdSetDest:
-		return fmt.Sprintf("change %s of virtual server %s: weight %d", o.dest, o.key, o.weight)
+		return fmt.Sprintf("change %s of virtual server %s: %s", o.dest, o.key, o.destination)
 	}
 	return fmt.Sprintf("delete %s from virtual server %s", o.dest, o.key)
 }
@@ -105,25 +121,28 @@ func serviceKey(a *netlink.AttributeEncoder, k state.FrontendKey) {
 
 // serviceValue writes what a virtual server of ours has beside its key; netmask is that of
 // persistence, which IPVS asks for in any case.
-func serviceValue(a *netlink.AttributeEncoder, scheduler string, is4 bool) {
+func serviceValue(a *netlink.AttributeEncoder, m method, owner uint32, is4 bool) {
 	netmask := uint32(128)
 	if is4 {
 		netmask = ^uint32(0)
 	}
-	a.String(svcScheduler, scheduler)
-	flags := binary.NativeEndian.AppendUint32(nil, ownerTag)
-	a.Bytes(svcFlags, binary.NativeEndian.AppendUint32(flags, ^uint32(0)))
-	a.Uint32(svcTimeout, 0)
+	a.String(svcScheduler, m.scheduler)
+	flags := owner | m.flags
+	if m.persist > 0 {
+		flags |= flagPersistent
+	}
+	a.Bytes(svcFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, flags), ^uint32(0)))
+	a.Uint32(svcTimeout, m.persist)
 	a.Uint32(svcNetmask, netmask)
 }
 
-// encode returns the attributes of the request.
-func (o op) encode() ([]byte, error) {
+// encode returns the attributes of the request; a virtual server gets the owner's tag.
+func (o op) encode(owner uint32) ([]byte, error) {
 	a := netlink.NewAttributeEncoder()
 	a.Nested(attrService, func(a *netlink.AttributeEncoder) error {
 		serviceKey(a, o.key)
-		if o.scheduler != "" {
-			serviceValue(a, o.scheduler, o.key.Addr.Is4())
+		if o.method.scheduler != "" {
+			serviceValue(a, o.method, owner, o.key.Addr.Is4())
 		}
 		return nil
 	})
@@ -132,7 +151,7 @@ func (o op) encode() ([]byte, error) {
 			a.Bytes(destAddr, o.dest.Addr().AsSlice())
 			a.Bytes(destPort, port(o.dest.Port()))
 			if o.cmd != cmdDelDest {
-				a.Uint32(destForward, forwardMasquerade)
+				a.Uint32(destForward, o.forward)
 				a.Uint32(destWeight, o.weight)
 				a.Uint32(destUpper, 0)
 				a.Uint32(destLower, 0)
@@ -147,6 +166,7 @@ func (o op) encode() ([]byte, error) {
 // answer to each request before it sends the next one.
 type conn struct {
 	nl     *netlink.Conn
+	owner  uint32 // whose virtual servers are ours
 	family uint16 // the kernel's number for IPVS; 0: not asked yet
 	// refuse, if set, stands for the kernel in tests: an error is its answer to an op.
 	refuse func(op) error
@@ -160,8 +180,9 @@ const (
 	requestMark = 0xfffffff0 // of the virtual server by which a scheduler is tried
 )
 
-// dial opens a socket in the calling thread's network namespace.
-func dial() (*conn, error) {
+// dial opens a socket in the calling thread's network namespace, for the virtual servers of an
+// owner.
+func dial(owner uint32) (*conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_GENERIC, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open generic netlink: %w", err)
@@ -170,7 +191,7 @@ func dial() (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("configure generic netlink: %w", err), nl.Close())
 	}
-	return &conn{nl: nl}, nil
+	return &conn{nl: nl, owner: owner}, nil
 }
 
 func (c *conn) close() error { return c.nl.Close() }
@@ -225,7 +246,7 @@ func (c *conn) doSome(ops []op, fail func(int, error)) error {
 				continue
 			}
 		}
-		body, err := o.encode()
+		body, err := o.encode(c.owner)
 		if err != nil {
 			return err
 		}
@@ -292,15 +313,29 @@ type found struct {
 	mark  uint32 // of one for marked packets, which has no key
 	flags uint32
 	server
-	connections int // that its destinations have, those included that are about to end
+	traffic map[netip.AddrPort]traffic // of its destinations
 }
 
-func (f *found) ours() bool { return f.flags&ownerMask == ownerTag && f.mark == 0 }
+// traffic is what a destination has got since it was added.
+type traffic struct {
+	connections uint64
+	active      int // connections at present, those included that are about to end
+	bytes       uint64
+}
+
+func (f *found) active() (n int) {
+	for _, t := range f.traffic {
+		n += t.active
+	}
+	return n
+}
+
+func (c *conn) owns(f *found) bool { return f.flags&ownerMask == c.owner && f.mark == 0 }
 
 // services lists the virtual servers, without their destinations.
 func (c *conn) services() (all []*found, err error) {
 	err = c.get(cmdGetService, netlink.Dump, nil, func(a *netlink.AttributeDecoder) error {
-		f := &found{server: server{weights: map[netip.AddrPort]uint32{}}}
+		f := &found{server: server{dests: map[netip.AddrPort]destination{}}, traffic: map[netip.AddrPort]traffic{}}
 		var addr []byte
 		family := uint16(0)
 		for a.Next() {
@@ -317,11 +352,16 @@ func (c *conn) services() (all []*found, err error) {
 				f.mark = a.Uint32()
 			case svcScheduler:
 				f.scheduler = a.String()
+			case svcTimeout:
+				f.persist = a.Uint32()
 			case svcFlags:
 				if b := a.Bytes(); len(b) >= 4 {
 					f.flags = binary.NativeEndian.Uint32(b)
 				}
 			}
+		}
+		if f.method.flags = f.flags & flagsKnown &^ flagPersistent; f.flags&flagPersistent == 0 {
+			f.persist = 0
 		}
 		f.key.Addr = readAddr(family, addr)
 		all = append(all, f)
@@ -335,11 +375,13 @@ func (c *conn) services() (all []*found, err error) {
 
 // destinations reads those of a virtual server, with their connections.
 func (c *conn) destinations(f *found) error {
-	body, err := op{key: f.key}.encode()
+	body, err := op{key: f.key}.encode(c.owner)
 	if err == nil {
 		err = c.get(cmdGetDest, netlink.Dump, body, func(a *netlink.AttributeDecoder) error {
 			var addr []byte
-			p, weight := uint16(0), uint32(0)
+			var p uint16
+			var d destination
+			var t traffic
 			for a.Next() {
 				switch a.Type() {
 				case destAddr:
@@ -347,12 +389,17 @@ func (c *conn) destinations(f *found) error {
 				case destPort:
 					p = readPort(a.Bytes())
 				case destWeight:
-					weight = a.Uint32()
+					d.weight = a.Uint32()
+				case destForward:
+					d.forward = a.Uint32()
 				case destActive, destOther:
-					f.connections += int(a.Uint32())
+					t.active += int(a.Uint32())
+				case destCounts:
+					a.Nested(t.read)
 				}
 			}
-			f.weights[netip.AddrPortFrom(readAddr(addrFamily(f.key.Addr), addr), p)] = weight
+			at := netip.AddrPortFrom(readAddr(addrFamily(f.key.Addr), addr), p)
+			f.dests[at], f.traffic[at] = d, t
 			return nil
 		})
 	}
@@ -362,9 +409,21 @@ func (c *conn) destinations(f *found) error {
 	return nil
 }
 
+func (t *traffic) read(a *netlink.AttributeDecoder) error {
+	for a.Next() {
+		switch a.Type() {
+		case countConns:
+			t.connections = a.Uint64()
+		case countInBytes, countOutBytes:
+			t.bytes += a.Uint64()
+		}
+	}
+	return nil
+}
+
 // has reports whether there is a virtual server of a key.
 func (c *conn) has(k state.FrontendKey) (bool, error) {
-	body, err := op{key: k}.encode()
+	body, err := op{key: k}.encode(c.owner)
 	if err == nil {
 		err = c.get(cmdGetService, 0, body, func(*netlink.AttributeDecoder) error { return nil })
 	}
@@ -385,7 +444,7 @@ func (c *conn) tryScheduler(name string) error {
 		a.Nested(attrService, func(a *netlink.AttributeEncoder) error {
 			a.Uint16(svcFamily, unix.AF_INET)
 			a.Uint32(svcMark, requestMark)
-			serviceValue(a, name, true)
+			serviceValue(a, method{scheduler: name}, c.owner, true)
 			return nil
 		})
 		body, err := a.Encode()
