@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver/farms"
+	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/health"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
@@ -37,6 +39,7 @@ An answer to a change means that the kernel has it; one that is refused changes 
 
 type balanceOptions struct {
 	config, state string
+	mode          string
 	api           apiFlags
 	agent         agent.Config
 	clients       uint32
@@ -60,6 +63,7 @@ func newBalanceCommand() *cobra.Command {
 	fl := cmd.Flags()
 	fl.StringVar(&o.config, "config", "", "`file` of farms, backends, addresses and policies, in nftlb's JSON")
 	fl.StringVar(&o.state, "state", "", "`file` that changes by the API are written to; where it is there, it is read in place of --config")
+	fl.StringVar(&o.mode, "mode", defaultMode, "`mode` in which farms are carried out: "+strings.Join(farmModes, " or "))
 	o.api.register(fl)
 	fl.BoolVar(&o.lenient, "lenient", false, "go on with a default where nftlb does, with a warning, in place of an error")
 	fl.Uint32Var(&o.clients, "max-clients", 1<<20, "how many clients the kernel may remember for each purpose: persistence, and each kind of limit")
@@ -105,7 +109,7 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 type balancer struct {
 	agent      *agent.Agent
 	source     *nftlb.Source
-	driver     *farms.Driver
+	driver     farmDriver
 	kernel     *upkeep.Driver
 	checks     *health.Checker
 	neighbours *link.Neighbours
@@ -116,12 +120,12 @@ type balancer struct {
 func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *balancer, err error) {
 	objects := store.New()
 	b = &balancer{tls: o.api.tls}
-	if b.driver, err = farms.Open(farms.Options{Log: log, Clients: o.clients}); err != nil {
+	if b.driver, err = o.openFarms(o.mode, log); err != nil {
 		return nil, privilege(err)
 	}
 	b.source = nftlb.New(objects, nftlb.Options{
 		Key: o.api.key, ReadKeys: o.api.readKeys, Lenient: o.lenient, State: o.state, ReadList: list.Read, Log: log,
-		Check: b.driver.Check, Prepare: func(f *model.Farm) { prepareFarm(f, o, log) },
+		Check: b.driver.Check, LoadAll: o.mode == ipvsFarms, DSRTracks: o.mode == ipvsFarms, Prepare: func(f *model.Farm) { prepareFarm(f, o, log) },
 		HasDevice: func(name string) bool { _, err := net.InterfaceByName(name); return err == nil },
 	})
 	if err := b.source.Load(o.config); err != nil {
@@ -136,9 +140,20 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	}
 	c := o.agent
 	c.Node, _ = os.Hostname()
-	c.Version, c.Mode, c.Store, c.Source, c.Log = cli.Version(), defaultMode, objects, b.source, log
-	c.Compiler = compile.New(compile.Config{Farms: true, IPIP: b.driver.IPIP})
-	c.Driver, c.FarmCounter = b.kernel, b
+	c.Version, c.Mode, c.Store, c.Source, c.Log = cli.Version(), o.mode, objects, b.source, log
+	config := compile.Config{Farms: true}
+	switch d := b.driver.(type) {
+	case *farms.Driver:
+		config.IPIP, c.FarmCounter = d.IPIP, ruleCounter{d, b.kernel}
+	case *ipvs.Farms: // it sends in IPIP itself
+		c.FarmCounter = virtualCounter{d}
+	}
+	c.Compiler, c.Driver = compile.New(config), b.kernel
+	c.InStep = func(ctx context.Context) {
+		if err := o.purgeFarms(ctx, o.mode, log); err != nil && ctx.Err() == nil {
+			log.Warn("what a balancer in another mode left in the kernel could not be removed: stop this one, run 'sluice cleanup', and start it again", "error", err)
+		}
+	}
 	if o.setSysctls {
 		c.Prepare = func() { setBalancerSysctls(log, o.agent.Socket) }
 	}
@@ -205,14 +220,4 @@ func (b *balancer) Sessions(ctx context.Context, farm string) ([]model.LiveSessi
 // Forget implements nftlb.Kernel.
 func (b *balancer) Forget(ctx context.Context, farm string, clients []model.FlowValues) error {
 	return b.driver.Forget(ctx, farm, clients)
-}
-
-// Chosen implements agent.FarmCounter.
-func (b *balancer) Chosen(ctx context.Context) (map[string]map[int]uint64, error) {
-	return b.driver.Chosen(ctx)
-}
-
-// FarmFlows implements agent.FarmCounter.
-func (b *balancer) FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
-	return b.kernel.FarmFlows(ctx)
 }

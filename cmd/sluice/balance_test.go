@@ -29,6 +29,7 @@ type balanced struct {
 	client, machine *netns.NS
 	sick            map[string]*atomic.Bool // servers that answer 503 to checks
 	dir             string
+	flags           []string  // of the balancer
 	program         *exec.Cmd // nil: none runs
 	log             bytes.Buffer
 }
@@ -114,7 +115,8 @@ func (w *balanced) path(name string) string { return filepath.Join(w.dir, name) 
 // start starts the balancer, and waits until the kernel has its farms.
 func (w *balanced) start() {
 	w.t.Helper()
-	w.program = exec.Command(os.Args[0], "balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock"))
+	args := []string{"balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock")}
+	w.program = exec.Command(os.Args[0], append(args, w.flags...)...)
 	w.program.Env = append(os.Environ(), keyVariable+"=open sesame")
 	w.program.Stdout, w.program.Stderr = &w.log, &w.log
 	w.must(w.machine.Start(w.program))

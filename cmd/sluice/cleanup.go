@@ -1,17 +1,16 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/sysctl"
 )
 
@@ -51,7 +50,8 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	if err := purgeFabric(cmd.Context()); err != nil {
 		return privilege(fmt.Errorf("remove tunnels and routes: %w", err))
 	}
-	if err := purgeFarms(cmd.Context()); err != nil {
+	balancer := balanceOptions{agent: agent.Config{Socket: socket}}
+	if err := balancer.purgeFarms(cmd.Context(), "", slog.New(slog.DiscardHandler)); err != nil {
 		return privilege(fmt.Errorf("remove farms: %w", err))
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
@@ -60,16 +60,6 @@ func cleanup(cmd *cobra.Command, socket string) error {
 		key = nil
 	}
 	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), key)
-}
-
-// purgeFarms removes what a balancer has left in the kernel.
-func purgeFarms(ctx context.Context) error {
-	d, err := farms.Open(farms.Options{})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }()
-	return d.Purge(ctx)
 }
 
 // restoreSysctls sets kernel parameters to their values before the agent's first start.

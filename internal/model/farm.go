@@ -124,11 +124,13 @@ const (
 	// Maglev is Hash over a table of which a change of the backends moves as little as possible
 	// (Eisenbud et al., Maglev, NSDI 2016).
 	Maglev
+	// LeastConnections takes the one with the fewest connections in proportion to its weight.
+	LeastConnections
 )
 
 // String returns nftlb's word for the scheduler, or ours where nftlb has none.
 func (s FarmScheduler) String() string {
-	return [...]string{"rr", "weight", "hash", "symhash", "maglev"}[s]
+	return [...]string{"rr", "weight", "hash", "symhash", "maglev", "least"}[s]
 }
 
 // FlowKey is a set of parts of a packet.

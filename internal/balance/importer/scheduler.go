@@ -14,7 +14,7 @@ type scheduling struct {
 	why     string // what changes; "": nothing
 }
 
-const leastConnections = "becomes scheduler weight (random, in proportion to weights): connections are not counted, so least connections is not available"
+const leastConnections = "becomes scheduler weight (random, in proportion to weights): connections are not counted in mode nftables; least is for --mode ipvs"
 
 // schedulers are those of Linux 6.18 (net/netfilter/ipvs). Round robin there is without weights;
 // here weights count in every scheduler.

@@ -58,6 +58,8 @@ func (d *Driver) tried(name string, chains ...nft.Chain) error {
 func checkFarm(f *model.Farm) error {
 	compiled := &state.Farm{Farm: f}
 	switch l := f.Limits; {
+	case f.Scheduler == model.LeastConnections:
+		return errors.New("scheduler: least connections can't be compared: nothing in nftables tells what two backends have at once; use rr, weight or maglev, or 'sluice balance --mode ipvs'")
 	case f.Persist&(model.SrcMAC|model.DstMAC) != 0 && f.Persist&(model.DstIP|model.DstPort) != 0:
 		return errors.New("persistence: srcmac and dstmac go with srcip and srcport, not with dstip and dstport")
 	case f.Mode.Stateless() && (limited(f) || l.Strict || l.SYNProxy):

@@ -30,6 +30,7 @@ func TestCheckFarm(t *testing.T) {
 		{model.Farm{Mode: model.DSR, Addresses: place(one), Limits: model.FarmLimits{RST: model.FarmRate{Packets: 1}}}, "limits"},
 		{model.Farm{Mode: model.StatelessDNAT, Addresses: place(one), Backends: []model.FarmBackend{{Addr: addr, EstLimit: 1}}}, "limits"},
 		{model.Farm{Mode: model.StatelessDNAT, Addresses: place(one), Mark: 1}, "mark"},
+		{model.Farm{Addresses: place(one), Scheduler: model.LeastConnections}, "scheduler: least connections can't be compared"},
 	} {
 		err := checkFarm(&c.farm)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {

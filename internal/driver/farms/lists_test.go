@@ -10,7 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
@@ -151,7 +150,6 @@ func TestListChanges(t *testing.T) {
 		w.state.Apply(d)
 		w.settled()
 	}
-	w.must(w.driver.Close())
-	w.must(w.balancer.Do(func() (err error) { w.driver, err = farms.Open(farms.Options{}); return err }))
+	w.restart()
 	w.settled()
 }

@@ -31,7 +31,7 @@ type farWorld struct {
 func newFarWorld(t *testing.T) *farWorld {
 	near, _ := newDirectWorld(t, 1)
 	w := &farWorld{world: near}
-	if err := w.driver.IPIP(); errors.Is(err, probe.ErrNotSupported) {
+	if err := w.driver.(*farms.Driver).IPIP(); errors.Is(err, probe.ErrNotSupported) {
 		t.Skipf("this kernel has no IPIP: %v", err)
 	} else if err != nil {
 		t.Fatal(err)
@@ -184,8 +184,7 @@ func TestTunnel(t *testing.T) {
 	goesOn("the way to the servers has changed")
 
 	before := w.ours()
-	w.must(w.driver.Close())
-	w.must(w.balancer.Do(func() (err error) { w.driver, err = farms.Open(farms.Options{}); return err }))
+	w.restart()
 	w.settled() // with nothing to do
 	goesOn("another driver took over")
 	if after := w.ours(); len(before) != 2 || fmt.Sprint(after) != fmt.Sprint(before) {

@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/compile/farm"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
+	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
@@ -31,7 +32,8 @@ type world struct {
 	t                *testing.T
 	client, balancer *netns.NS
 	servers          []*netns.NS
-	driver           *farms.Driver
+	open             func() (driver.Driver, error)
+	driver           driver.Driver
 	state            *state.State
 	tunnels          bool // to backends on other networks
 }
@@ -46,6 +48,7 @@ const (
 func newWorld(t *testing.T, servers int) *world {
 	t.Helper()
 	w := &world{t: t, state: &state.State{Farms: state.NewFarms()}}
+	w.open = func() (driver.Driver, error) { return farms.Open(farms.Options{}) }
 	id := fmt.Sprintf("farms%d-%d", os.Getpid(), worlds.Add(1))
 	w.client, w.balancer = w.space(id+"c"), w.space(id+"b")
 	w.must(netns.Veth(w.client, "eth0", w.balancer, "front"))
@@ -69,10 +72,23 @@ func newWorld(t *testing.T, servers int) *world {
 	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 		w.must(w.balancer.Sysctl(key, "1"))
 	}
-	w.must(w.balancer.Do(func() (err error) { w.driver, err = farms.Open(farms.Options{}); return err }))
+	w.start()
 	t.Cleanup(func() { _ = w.driver.Close() })
 	w.must(w.driver.Probe(t.Context()))
 	return w
+}
+
+// start opens a driver.
+func (w *world) start() {
+	w.t.Helper()
+	w.must(w.balancer.Do(func() (err error) { w.driver, err = w.open(); return err }))
+}
+
+// restart has another driver take over.
+func (w *world) restart() {
+	w.t.Helper()
+	w.must(w.driver.Close())
+	w.start()
 }
 
 func (w *world) must(err error) {
@@ -252,6 +268,9 @@ func (w *world) answers(n int, network, to string) map[string]int {
 
 func (w *world) list() string {
 	w.t.Helper()
+	if _, virtual := w.driver.(*ipvs.Farms); virtual {
+		return w.table("ip_vs") + w.table("ip_vs_conn")
+	}
 	out, err := w.balancer.Run("nft", "list", "table", "inet", farms.TableName)
 	if err != nil {
 		w.t.Errorf("nft cannot list the table: %v", err)

@@ -50,6 +50,7 @@ type change struct {
 	lenient   bool
 	verify    func(*model.Farm) error // nil: nothing else is checked
 	hasDevice func(string) bool       // nil: interfaces are not looked for
+	dsrTracks bool                    // see Options
 	farmEdits overlay[farm]
 	addrEdits overlay[address]
 	listEdits overlay[policy]

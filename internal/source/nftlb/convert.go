@@ -113,7 +113,7 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 
 // finishMode checks what does not go together with a mode, or a helper.
 func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
-	if f.mode.Stateless() {
+	if f.mode.Stateless() && !(c.dsrTracks && f.mode == model.DSR) {
 		if err := c.finishStateless(was, f, m, path); err != nil {
 			return err
 		}

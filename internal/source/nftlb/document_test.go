@@ -87,7 +87,6 @@ func TestWrong(t *testing.T) {
 		{`{"farms":[{"name":"web","mode":null}]}`, 400, "farms[web].mode: it has no value"},
 		{`{"farms":[{"name":"web","mode":[]}]}`, 400, "farms[web].mode: a list is no value"},
 		{`{"farms":[{"name":"web","mode":"nat"}]}`, 400, `farms[web].mode: unknown value \"nat\"; known are snat, dnat, dsr, stlsdnat, local`},
-		{`{"farms":[{"name":"web","scheduler":"least"}]}`, 400, "farms[web].scheduler: least connections can't be compared"},
 		{`{"farms":[{"name":"web","virtual-addr":"nope"}]}`, 400, `farms[web].virtual-addr: \"nope\" is no IP address`},
 		{`{"farms":[{"name":"web","virtual-addr":"0.0.0.0"}]}`, 400, "farms[web].virtual-addr: 0.0.0.0 is not the address of a machine"},
 		{`{"farms":[{"name":"web","health-check":{"type":"tcp"},"virtual-ports":"","backends":[{"name":"a","port":""}]}]}`, 400, "farms[web].health-check: port is missing"},

@@ -155,9 +155,6 @@ func schedulerAttribute() attribute[*farmFields] {
 	a := choice("scheduler", schedulerWords, model.RoundRobin, func(f *farmFields) *model.FarmScheduler { return &f.scheduler })
 	read := a.read
 	a.read = func(f *farmFields, text string) error {
-		if text == "least" {
-			return errors.New("least connections can't be compared: nothing in nftables tells what two backends have at once; use rr, weight or maglev")
-		}
 		before := f.scheduler
 		err := read(f, text)
 		switch {

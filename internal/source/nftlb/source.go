@@ -57,6 +57,12 @@ type Options struct {
 	// Check says what the machine can't do of a farm; nil: everything can be done. It must not
 	// keep the farm.
 	Check func(*model.Farm) error
+	// LoadAll has what Check refuses be loaded at the start all the same: who programs the kernel
+	// says of each farm what it cannot do. Otherwise nothing is loaded.
+	LoadAll bool
+	// DSRTracks says that the kernel remembers connections and clients in mode dsr, too. Otherwise
+	// each packet chooses its backend by a hash there.
+	DSRTracks bool
 	// Prepare makes the machine ready for a farm that is about to be programmed; nil: there is
 	// nothing to do. It must not keep the farm.
 	Prepare func(*model.Farm)

@@ -36,7 +36,12 @@ func (s *Source) load(file string, lenient bool) error {
 	limited := &io.LimitedReader{R: bufio.NewReaderSize(f, 1<<20), N: mostFile}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := newChange(s.doc, lenient, s.options.Check)
+	check := s.options.Check
+	if s.options.LoadAll {
+		check = nil
+	}
+	c := newChange(s.doc, lenient, check)
+	c.dsrTracks = s.options.DSRTracks
 	if err = (&reader{change: c}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/probe"
+)
+
+// virtualServers are those in the balancer's kernel, with the routes to them.
+func (w *balanced) virtualServers() string {
+	out, err := w.machine.Run("ip", "route", "show", "table", "local", "proto", fmt.Sprint(ipvs.FarmRouteProtocol))
+	w.must(err)
+	_, servers, _ := strings.Cut(readIn(w.t, w.machine, "ip_vs"), "ActiveConn InActConn\n")
+	return servers + string(out)
+}
+
+// askOn makes a request of a connection that stays open, and returns the answer; "": there is none.
+func askOn(c net.Conn) string {
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n"); err != nil {
+		return ""
+	}
+	a, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = a.Body.Close() }()
+	text, _ := io.ReadAll(a.Body)
+	return string(text)
+}
+
+// TestBalanceIPVS has a balancer's farms be virtual servers: what IPVS cannot carry out is named and
+// harms no other farm, connections outlive the balancer, and each mode follows the other.
+func TestBalanceIPVS(t *testing.T) {
+	w := newBalanced(t)
+	w.flags = []string{"--mode", "ipvs"}
+	if err := probe.Missing(t.Context(), ipvs.Requirements); errors.Is(err, probe.ErrNotSupported) {
+		out, err := w.machine.Run(os.Args[0], "balance", "--config", w.path("farms.json"), "--socket", w.path("s.sock"), "--mode", "ipvs")
+		if text := fmt.Sprint(string(out), err); err == nil || !strings.Contains(text, "'modprobe ip_vs' loads it") {
+			t.Errorf("a kernel without IPVS: %s", text)
+		}
+		t.Skip("this kernel has no IPVS")
+	}
+	const odd = `{"name": "odd", "virtual-addr": "10.0.0.100", "virtual-ports": "81", "mode": "dnat", "mark": "0x1"}`
+	write(t, w.dir, "farms.json", strings.Replace(balancedFarm, `{"farms": [`, `{"farms": [`+odd+`, `, 1))
+	w.start()
+	w.answer("red", "blue")
+	if code, stdout, _ := sluice(t, "status", "--socket", w.path("s.sock")); code == cli.ExitOK || !strings.Contains(stdout, "mark: IPVS gives none") {
+		t.Errorf("status exits with %d and does not name what IPVS cannot do: %s", code, stdout)
+	}
+	if answer := w.api(http.StatusBadRequest, "POST", "/farms", `{"farms": [`+odd+`]}`); !strings.Contains(answer, "farms[odd]: mark: IPVS gives none") {
+		t.Error(answer)
+	}
+	w.api(http.StatusOK, "DELETE", "/farms/odd", "")
+	w.api(http.StatusOK, "POST", "/farms", `{"farms": [{"name": "web", "scheduler": "least"}]}`)
+	if !strings.Contains(w.virtualServers(), " wlc ") || !strings.Contains(w.api(http.StatusOK, "GET", "/farms/web", ""), `"least"`) {
+		t.Error(w.virtualServers())
+	}
+	w.sick["blue"].Store(true)
+	eventually(t, "blue is down", func() bool { return w.backend("blue").State == "down" })
+	w.answer("red")
+	w.sick["blue"].Store(false)
+	eventually(t, "blue serves", func() bool { return w.backend("blue").State == "serving" })
+	w.answer("red", "blue")
+	if b := w.backend("red"); b.Chosen == 0 || b.Active == 0 || b.Bytes == 0 {
+		t.Errorf("red has served, and %+v is counted", b)
+	}
+
+	var open net.Conn
+	w.must(w.client.Do(func() (err error) { open, err = net.Dial("tcp", "10.0.0.100:80"); return err }))
+	defer func() { _ = open.Close() }()
+	by := askOn(open)
+	w.set(by, "draining")
+	w.kill()
+	if got := askOn(open); by == "" || got != by {
+		t.Errorf("answered by %q, and without a balancer by %q", by, got)
+	}
+	before := w.virtualServers()
+	w.start()
+	if got := askOn(open); got != by || w.backend(by).State != "draining" || w.virtualServers() != before {
+		t.Errorf("answered by %q, after a restart by %q\n%s", by, got, w.virtualServers())
+	}
+	w.set(by, "up")
+	w.api(http.StatusOK, "POST", "/farms", `{"farms": [{"name": "web", "scheduler": "rr"}]}`)
+	for _, mode := range []string{"nftables", "ipvs"} {
+		w.kill()
+		w.flags = []string{"--mode", mode}
+		w.start()
+		w.answer("red", "blue")
+		eventually(t, "what the other mode left is gone", func() bool {
+			return (mode == "ipvs") == (w.virtualServers() != "") && (mode == "ipvs") == (nft(t, w.machine, "list", "tables") == "")
+		})
+		w.answer("red", "blue")
+	}
+	w.leaves(t)
+	if left := w.virtualServers(); left != "" {
+		t.Errorf("left after cleanup: %s", left)
+	}
+	if out, err := w.machine.Run("cat", "/proc/sys/net/ipv4/conf/all/arp_ignore"); err != nil || strings.TrimSpace(string(out)) != "0" {
+		t.Errorf("arp_ignore is %s after cleanup: %v", out, err)
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/farms"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/upkeep"
+)
+
+// farmDriver carries out the farms of a balancer.
+type farmDriver interface {
+	driver.Driver
+	// Check says what of a farm the driver cannot carry out; nil: it can do all.
+	Check(*model.Farm) error
+	// Sessions are the clients that a farm remembers now, and Forget forgets some of them.
+	Sessions(ctx context.Context, farm string) ([]model.LiveSession, error)
+	Forget(ctx context.Context, farm string, clients []model.FlowValues) error
+}
+
+const ipvsFarms = "ipvs"
+
+// farmModes are the modes in which farms are carried out.
+var farmModes = []string{defaultMode, ipvsFarms}
+
+// openFarms opens the driver of a mode in the calling thread's network namespace.
+func (o *balanceOptions) openFarms(mode string, log *slog.Logger) (farmDriver, error) {
+	switch mode {
+	case ipvsFarms:
+		return ipvs.OpenFarms(sysctl.RecordPath(o.agent.Socket))
+	case defaultMode:
+		return farms.Open(farms.Options{Log: log, Clients: o.clients})
+	}
+	return nil, cli.Usage(fmt.Errorf("--mode %s: choose %s", mode, strings.Join(farmModes, " or ")))
+}
+
+// purgeFarms removes what balancers have left in the kernel in other modes than that of now; "":
+// in all.
+func (o *balanceOptions) purgeFarms(ctx context.Context, now string, log *slog.Logger) error {
+	for _, mode := range farmModes {
+		if mode == now {
+			continue
+		}
+		d, err := o.openFarms(mode, log)
+		if err != nil {
+			return err
+		}
+		err = d.Purge(ctx)
+		_ = d.Close()
+		if err != nil {
+			return fmt.Errorf("mode %s: %w", mode, err)
+		}
+	}
+	return nil
+}
+
+// ruleCounter counts what farms serve that are carried out by nftables.
+type ruleCounter struct {
+	*farms.Driver
+	kernel *upkeep.Driver
+}
+
+var _ agent.FarmCounter = ruleCounter{}
+
+// FarmFlows implements agent.FarmCounter.
+func (c ruleCounter) FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
+	return c.kernel.FarmFlows(ctx)
+}
+
+// virtualCounter counts what farms serve that are carried out by IPVS.
+type virtualCounter struct{ *ipvs.Farms }
+
+var _ agent.FarmCounter = virtualCounter{}
+
+// Chosen implements agent.FarmCounter.
+func (c virtualCounter) Chosen(ctx context.Context) (map[string]map[int]uint64, error) {
+	return trafficOf(ctx, c.Farms, func(t ipvs.Traffic) uint64 { return t.Connections })
+}
+
+// FarmFlows implements agent.FarmCounter.
+func (c virtualCounter) FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
+	return trafficOf(ctx, c.Farms, func(t ipvs.Traffic) upkeep.BackendFlows {
+		return upkeep.BackendFlows{Active: t.Active, Bytes: t.Bytes}
+	})
+}
+
+// trafficOf is something of the traffic of each backend, by farm and index.
+func trafficOf[V any](ctx context.Context, d *ipvs.Farms, of func(ipvs.Traffic) V) (map[string]map[int]V, error) {
+	all, err := d.Traffic(ctx)
+	out := map[string]map[int]V{}
+	for farm, backends := range all {
+		out[farm] = map[int]V{}
+		for i, t := range backends {
+			out[farm][i] = of(t)
+		}
+	}
+	return out, err
+}

@@ -1,0 +1,413 @@
+package farms_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	moby "github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/state"
+)
+
+// virtual has the balancer of a world carry out farms with IPVS.
+func (w *world) virtual() {
+	w.t.Helper()
+	w.open = func() (driver.Driver, error) { return ipvs.OpenFarms("") }
+	w.restart()
+	if err := w.driver.Probe(w.t.Context()); errors.Is(err, probe.ErrNotSupported) {
+		w.t.Skip(err)
+	} else if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// virtualFar is a far world whose balancer carries out farms with IPVS.
+func virtualFar(t *testing.T) *farWorld {
+	w := newFarWorld(t)
+	w.virtual()
+	return w
+}
+
+// table is a table of the balancer's, in /proc/net.
+func (w *world) table(name string) string {
+	w.t.Helper()
+	var text []byte
+	w.must(w.balancer.Do(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/" + name); return err }))
+	return string(text)
+}
+
+// dnat is a farm of the first so many servers.
+func dnat(virtual string, is4 bool, servers int) *model.Farm {
+	return &model.Farm{Name: "web", Mode: model.DNAT, Refuse: true, Addresses: []model.FarmAddress{at(virtual, port(80))}, Backends: backends(servers, is4, 8080)}
+}
+
+// held is a connection that is open, and who answers by it.
+type held struct {
+	net.Conn
+	got
+}
+
+func (w *world) hold(network, to string, from netip.AddrPort) held {
+	w.t.Helper()
+	c, err := w.dial(w.client, network, to, from)
+	w.must(err)
+	w.t.Cleanup(func() { _ = c.Close() })
+	g, err := exchange(c)
+	w.must(err)
+	return held{c, g}
+}
+
+func (w *world) goesOn(c held, when string) {
+	w.t.Helper()
+	if g, err := exchange(c); err != nil || g != c.got {
+		w.t.Fatalf("%s: %+v, %v; was %+v\n%s", when, g, err, c.got, w.list())
+	}
+}
+
+func eachFamily(t *testing.T, f func(t *testing.T, is4 bool, virtual string, from netip.AddrPort)) {
+	t.Run("IPv4", func(t *testing.T) { f(t, true, virtual4, clientAddr(0, true)) })
+	t.Run("IPv6", func(t *testing.T) { f(t, false, virtual6, clientAddr(0, false)) })
+}
+
+// TestIPVSDirect has servers answer clients of two networks themselves.
+func TestIPVSDirect(t *testing.T) {
+	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
+		w.virtual()
+		w.set(dsr(virtual, is4, port(80), port(5300)))
+		for i, c := range clients {
+			for network, at := range map[string]string{"tcp": "80", "udp": "5300"} {
+				counts := map[string]int{}
+				for range 12 {
+					g, err := w.askFrom(c, network, hostPort(virtual, at), clientAddr(i, is4))
+					if err != nil {
+						t.Fatalf("client %d, %s: %v\n%s", i, network, err, w.list())
+					}
+					if g.client != clientAddr(i, is4).Addr() {
+						t.Errorf("the server sees %s", g.client)
+					}
+					counts[g.server]++
+				}
+				if counts["s1"] != 4 || counts["s2"] != 4 || counts["s3"] != 4 {
+					t.Errorf("client %d, %s: %v, which is not in turns", i, network, counts)
+				}
+			}
+		}
+		if all := w.tracked(); len(all) > 0 {
+			t.Errorf("%d connections are tracked: %s", len(all), all[0])
+		}
+	})
+}
+
+// TestIPVSTunnel has servers behind a router answer clients themselves beside a near one, while
+// they come and go, and another driver takes over.
+func TestIPVSTunnel(t *testing.T) {
+	w := virtualFar(t)
+	w.set(w.farm(true, 2))
+	w.only("f1", "f2", "s1")
+	if !strings.Contains(w.list(), "Tunnel") || !strings.Contains(w.list(), "Route") || len(w.ours()) > 0 {
+		t.Errorf("devices %v\n%s", w.ours(), w.list())
+	}
+	c := w.hold("tcp", virtual4+":80", clientAddr(0, true))
+	for _, down := range w.farm(true, 2).Backends {
+		if down.Name != c.server {
+			f := w.farm(true, 2)
+			f.Backends[slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool { return b.Name == down.Name })].State = model.BackendDown
+			w.set(f)
+			w.goesOn(c, down.Name+" is down")
+		}
+	}
+	w.set(w.farm(true, 2))
+	w.restart()
+	w.settled()
+	w.goesOn(c, "another driver took over")
+	w.must(c.SetDeadline(time.Now().Add(20 * time.Second)))
+	if _, err := c.Write([]byte(strings.Repeat("long ", 40_000) + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.HasPrefix(line, c.server) {
+		t.Errorf("a long request: %q, %v", line, err)
+	}
+	w.set(w.farm(false, 1))
+	w.only("f1")
+}
+
+// TestIPVSNAT has clients, and the balancer itself, reach servers at another port, and backends come
+// and go in each way that there is.
+func TestIPVSNAT(t *testing.T) {
+	eachFamily(t, func(t *testing.T, is4 bool, virtual string, from netip.AddrPort) {
+		w := newWorld(t, 3)
+		w.virtual()
+		to := hostPort(virtual, "80")
+		answered := func(f *model.Farm, want string) {
+			t.Helper()
+			w.set(f)
+			if got := fmt.Sprint(w.answers(6, "tcp", to)); got != want {
+				t.Errorf("answered by %s, want %s\n%s", got, want, w.list())
+			}
+		}
+		answered(dnat(virtual, is4, 3), "map[s1:2 s2:2 s3:2]")
+		if counts := w.answers(6, "udp", to); counts["s1"] != 2 || counts["s2"] != 2 {
+			t.Errorf("UDP: %v", counts)
+		}
+		if g, err := w.askFrom(w.balancer, "tcp", to, netip.AddrPort{}); err != nil || g.port != 8080 {
+			t.Errorf("the balancer itself: %+v, %v", g, err)
+		}
+		c := w.hold("tcp", to, from)
+		if c.client != from.Addr() || c.port != 8080 {
+			t.Errorf("the server sees %+v", c.got)
+		}
+		f := dnat(virtual, is4, 3)
+		mine := slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool { return b.Name == c.server })
+		if mine < 0 {
+			t.Fatalf("answered by %q", c.server)
+		}
+		others := slices.Delete([]string{"s1", "s2", "s3"}, mine, mine+1)
+		two := fmt.Sprintf("map[%s:3 %s:3]", others[0], others[1])
+		f.Backends[mine].State = model.BackendDraining
+		answered(f, two)
+		w.goesOn(c, "its backend drains")
+		w.restart()
+		w.settled()
+		w.goesOn(c, "another driver took over")
+		answered(f, two)
+
+		f = dnat(virtual, is4, 3)
+		f.Backends[mine].Priority = 2
+		answered(f, two)
+		w.goesOn(c, "its backend is a backup")
+		f = dnat(virtual, is4, 3)
+		f.Backends[mine].Weight = 4
+		answered(f, fmt.Sprint(map[string]int{c.server: 4, others[0]: 1, others[1]: 1}))
+
+		f = dnat(virtual, is4, 3)
+		f.Backends[mine].State = model.BackendDown
+		answered(f, two)
+		if g, err := exchange(c); err == nil {
+			t.Errorf("a connection to a backend that is down goes on: %+v", g)
+		}
+		for i := range f.Backends {
+			f.Backends[i].State = model.BackendDown
+		}
+		w.set(f)
+		if _, err := w.ask("tcp", to); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("nobody serves: %v", err)
+		}
+		w.set()
+		if _, err := w.ask("tcp", to); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("the farm is gone: %v", err)
+		}
+	})
+}
+
+// TestIPVSRouted has a farm at an address that the balancer does not have, and is on the route to.
+func TestIPVSRouted(t *testing.T) {
+	w := newWorld(t, 2)
+	w.virtual()
+	w.set(dnat("192.0.2.80", true, 2))
+	if counts := w.answers(4, "tcp", "192.0.2.80:80"); counts["s1"] != 2 || counts["s2"] != 2 {
+		t.Errorf("%v", counts)
+	}
+	w.set(dnat("10.0.0.200", true, 2))
+	if g, err := w.ask("tcp", "10.0.0.200:80"); err == nil {
+		t.Errorf("the balancer answers ARP for an address that another machine may have: %+v", g)
+	}
+	w.must(w.driver.Purge(t.Context()))
+	out, err := w.balancer.Run("ip", "route", "show", "table", "local", "proto", fmt.Sprint(ipvs.FarmRouteProtocol))
+	if err != nil || len(out) > 0 {
+		t.Errorf("routes are left: %v: %s", err, out)
+	}
+}
+
+// connections are how many are open at each address of a server, by the kernel's table.
+func (w *world) connections() map[string]string {
+	open := map[string]string{}
+	for line := range strings.Lines(w.table("ip_vs")) {
+		if field := strings.Fields(line); len(field) == 6 && field[0] == "->" {
+			open[field[1]] = field[4]
+		}
+	}
+	return open
+}
+
+// TestIPVSLeastConnections has new connections go to the server with the fewest, which no other
+// scheduler would choose.
+func TestIPVSLeastConnections(t *testing.T) {
+	w := newWorld(t, 3)
+	w.virtual()
+	f := dnat(virtual4, true, 3)
+	f.Scheduler = model.LeastConnections
+	w.set(f)
+	open := map[string][]held{}
+	for range 9 {
+		c := w.hold("tcp", virtual4+":80", netip.AddrPort{})
+		open[c.server] = append(open[c.server], c)
+	}
+	for server, all := range open {
+		if len(open) != 3 || len(all) != 3 {
+			t.Fatalf("%s has %d connections of 9\n%s", server, len(all), w.list())
+		}
+	}
+	for _, c := range open["s2"] {
+		w.must(c.Close())
+	}
+	for begun := time.Now(); w.connections()["0A01000C:1F90"] != "0"; time.Sleep(time.Millisecond) {
+		if time.Since(begun) > 10*time.Second {
+			t.Fatalf("connections do not end\n%s", w.list())
+		}
+	}
+	for range 3 {
+		if c := w.hold("tcp", virtual4+":80", netip.AddrPort{}); c.server != "s2" {
+			t.Errorf("answered by %s, and s2 has the fewest connections\n%s", c.server, w.list())
+		}
+	}
+	traffic, err := w.driver.(*ipvs.Farms).Traffic(t.Context())
+	w.must(err)
+	for i, want := range []uint64{3, 6, 3} {
+		if got := traffic["web"][i]; got.Connections != want || got.Active < 3 || got.Bytes == 0 {
+			t.Errorf("server %d: %+v, want %d connections", i+1, got, want)
+		}
+	}
+}
+
+// TestIPVSPersistence has a client stay on its backend until that drains.
+func TestIPVSPersistence(t *testing.T) {
+	eachFamily(t, func(t *testing.T, is4 bool, virtual string, from netip.AddrPort) {
+		w := newWorld(t, 3)
+		w.virtual()
+		f := dnat(virtual, is4, 3)
+		f.Addresses[0].Protocols = []model.Protocol{model.TCP}
+		f.Persist, f.PersistFor = model.SrcIP, time.Minute
+		w.set(f)
+		first := w.answers(6, "tcp", hostPort(virtual, "80"))
+		if len(first) != 1 {
+			t.Fatalf("answered by %v", first)
+		}
+		sessions, err := w.driver.(*ipvs.Farms).Sessions(t.Context(), "web")
+		if err != nil || len(sessions) != 1 || sessions[0].Client.SrcIP != from.Addr() || first[sessions[0].Backend] == 0 || sessions[0].Left <= 0 {
+			t.Errorf("remembered: %+v, %v\n%s", sessions, err, w.list())
+		}
+		drained := *f
+		drained.Backends = slices.Clone(f.Backends)
+		for i, b := range f.Backends {
+			if first[b.Name] > 0 {
+				drained.Backends[i].State = model.BackendDraining
+			}
+		}
+		w.set(&drained)
+		second := w.answers(6, "tcp", hostPort(virtual, "80"))
+		for name := range second {
+			if len(second) != 1 || first[name] > 0 {
+				t.Errorf("answered by %v, before by %v", second, first)
+			}
+		}
+	})
+}
+
+// TestIPVSHash has each client, or each of its ports, keep to a server.
+func TestIPVSHash(t *testing.T) {
+	w := newWorld(t, 3)
+	w.virtual()
+	for _, scheduler := range []model.FarmScheduler{model.Hash, model.Maglev} {
+		f := dnat(virtual4, true, 3)
+		f.Scheduler, f.HashBy = scheduler, model.SrcIP
+		w.set(f)
+		one := w.answers(6, "tcp", virtual4+":80")
+		if len(one) != 1 {
+			t.Errorf("%s: answered by %v", scheduler, one)
+		}
+		for i, b := range f.Backends {
+			if one[b.Name] > 0 {
+				f.Backends = slices.Clone(f.Backends)
+				f.Backends[i].State = model.BackendDraining
+			}
+		}
+		w.set(f)
+		for name := range w.answers(6, "tcp", virtual4+":80") {
+			if one[name] > 0 {
+				t.Errorf("%s: %s drains and answers", scheduler, name)
+			}
+		}
+		f = dnat(virtual4, true, 3)
+		f.Scheduler, f.HashBy = scheduler, model.SrcIP|model.SrcPort
+		w.set(f)
+		if all := w.answers(40, "tcp", virtual4+":80"); len(all) != 3 {
+			t.Errorf("%s with ports: answered by %v", scheduler, all)
+		}
+	}
+}
+
+// TestIPVSOthers leaves a virtual server of another program alone, says so, and serves its place
+// once that is free. Farms that IPVS cannot carry out are named.
+func TestIPVSOthers(t *testing.T) {
+	w := newWorld(t, 2)
+	w.virtual()
+	other, err := moby.New(w.balancer.Path())
+	w.must(err)
+	t.Cleanup(other.Close)
+	theirs := &moby.Service{Address: netip.MustParseAddr(virtual4).AsSlice(), Port: 80, Protocol: unix.IPPROTO_TCP,
+		SchedName: "wlc", AddressFamily: unix.AF_INET, Netmask: ^uint32(0)}
+	w.must(other.NewService(theirs))
+	asides := func(want ...string) {
+		t.Helper()
+		all := w.driver.SetAside()
+		for i, a := range all {
+			if len(all) != len(want) || a.Object()+": "+a.Reason != want[i] {
+				t.Fatalf("set aside: %+v, want %q", all, want)
+			}
+		}
+		if len(all) != len(want) {
+			t.Fatalf("set aside: %+v, want %q", all, want)
+		}
+	}
+	const taken = "Farm web: TCP 10.0.0.100:80 is not served: another program has a virtual server of IPVS there"
+	unable := dnat("10.0.0.101", true, 2)
+	unable.Name, unable.Mark = "marked", 1
+	f := dnat(virtual4, true, 2)
+	f.Addresses = []model.FarmAddress{at(virtual4, port(80), port(81))}
+	for _, when := range []string{"adopted", "updated", "adopted anew"} {
+		w.set(f, unable)
+		asides("Farm marked: mark: IPVS gives none", taken)
+		if counts := w.answers(4, "tcp", virtual4+":81"); len(counts) != 2 {
+			t.Errorf("%s: the port beside: %v", when, counts)
+		}
+		w.driver.Held(func(s *state.State) {
+			if len(s.Farms.Farms) != 0 {
+				t.Errorf("%s: holds %v", when, s.Farms.Farms)
+			}
+		})
+		if when == "updated" {
+			w.restart()
+		}
+	}
+	w.must(other.DelService(theirs))
+	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
+	asides("Farm marked: mark: IPVS gives none")
+	w.answers(4, "tcp", virtual4+":80")
+	if tampered, err := w.driver.Tampered(t.Context()); err != nil || tampered {
+		t.Errorf("tampered: %v, %v", tampered, err)
+	}
+	w.must(other.Flush())
+	if tampered, err := w.driver.Tampered(t.Context()); err != nil || !tampered {
+		t.Errorf("all virtual servers are gone: %v, %v", tampered, err)
+	}
+	w.must(other.NewService(theirs))
+	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
+	w.must(w.driver.Purge(t.Context()))
+	if left := w.table("ip_vs"); strings.Count(left, "TCP") != 1 || strings.Contains(left, "UDP") {
+		t.Errorf("purged, and left\n%s", left)
+	}
+}
