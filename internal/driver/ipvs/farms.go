@@ -34,6 +34,7 @@ type Farms struct {
 	state  *state.Farms                // what was last applied, with what is set aside; nil before the first adoption
 	unable map[string]string           // farms that IPVS cannot carry out, and why
 	fronts map[state.FrontendKey]front // of all other farms
+	aside  map[state.FrontendKey]bool  // fronts that the kernel does not have
 	routing
 }
 
@@ -50,7 +51,7 @@ type front struct {
 // It changes nothing. Former values of kernel parameters are noted in the file record, from which
 // they can be restored; "": they are not noted.
 func OpenFarms(record string) (*Farms, error) {
-	d := &Farms{tried: map[string]bool{}, unable: map[string]string{}, fronts: map[state.FrontendKey]front{},
+	d := &Farms{tried: map[string]bool{}, unable: map[string]string{}, fronts: map[state.FrontendKey]front{}, aside: map[state.FrontendKey]bool{},
 		routing: routing{router: router{protocol: FarmRouteProtocol}}}
 	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
 	if err != nil {
@@ -120,13 +121,11 @@ func (d *Farms) Held(f func(*state.State)) {
 	if d.state == nil {
 		return
 	}
-	held := d.state.Clone()
-	for name := range d.unable {
-		delete(held.Farms, name)
-	}
-	for _, one := range d.fronts {
-		if one.aside != "" {
-			delete(held.Farms, one.farm)
+	held := d.state
+	if aside := d.SetAside(); len(aside) > 0 {
+		held = held.Clone()
+		for _, a := range aside {
+			delete(held.Farms, a.Name.Name)
 		}
 	}
 	f(&state.State{Farms: held})
@@ -148,10 +147,8 @@ func (d *Farms) publish() {
 	for farm, why := range d.unable {
 		add(farm, "nothing of it", why)
 	}
-	for k, one := range d.fronts {
-		if one.aside != "" {
-			add(one.farm, model.InForceRest, fmt.Sprintf("%s is not served: %s", k, one.aside))
-		}
+	for k := range d.aside {
+		add(d.fronts[k].farm, model.InForceRest, fmt.Sprintf("%s is not served: %s", k, d.fronts[k].aside))
 	}
 	slices.SortFunc(all, driver.SetAside.Compare)
 	d.published.Store(&all)
@@ -209,10 +206,11 @@ func (p *farmPlan) Apply(context.Context) error {
 		if why := refused[k]; why != "" {
 			one.aside = why
 		}
-		if one.server == nil {
+		if delete(p.d.aside, k); one.aside != "" {
+			p.d.aside[k] = true
+		}
+		if p.d.fronts[k] = one; one.server == nil {
 			delete(p.d.fronts, k)
-		} else {
-			p.d.fronts[k] = one
 		}
 	}
 	p.d.publish()
@@ -343,7 +341,7 @@ func (d *Farms) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driv
 	next := want.Farms.Clone()
 	p.done = func() {
 		routed()
-		d.state, d.unable, d.fronts = next, unable, map[state.FrontendKey]front{}
+		d.state, d.unable, d.fronts, d.aside = next, unable, map[state.FrontendKey]front{}, map[state.FrontendKey]bool{}
 	}
 	return p, nil
 }
@@ -373,6 +371,7 @@ func (d *Farms) Purge(context.Context) error {
 	d.state, d.uses, d.routes = nil, nil, nil
 	clear(d.unable)
 	clear(d.fronts)
+	clear(d.aside)
 	d.publish()
 	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
 		return d.router.purge()
