@@ -249,7 +249,7 @@ func TestIPVSLeastConnections(t *testing.T) {
 	w := newWorld(t, 3)
 	w.virtual()
 	f := dnat(virtual4, true, 3)
-	f.Scheduler = model.LeastConnections
+	f.Scheduler, f.Addresses[0].Protocols = model.LeastConnections, []model.Protocol{model.TCP}
 	w.set(f)
 	open := map[string][]held{}
 	for range 9 {

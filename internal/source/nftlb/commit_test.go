@@ -173,6 +173,30 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestLoadAll loads what the machine can't do, where the kernel names it; changes are refused.
+func TestLoadAll(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(config, []byte(web("")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Check: func(*model.Farm) error { return fmt.Errorf("mode: it can't") }}
+	if err := prepare(t, o).Load(config); err == nil || !strings.Contains(err.Error(), "farms[web]: mode: it can't") {
+		t.Error(err)
+	}
+	o.LoadAll = true
+	b := prepare(t, o)
+	if err := b.Load(config); err != nil {
+		t.Fatal(err)
+	}
+	b.run()
+	if farmIn(b.store, "web") == nil {
+		t.Error("the farm is not loaded")
+	}
+	if code, text := b.ask("POST", "/farms", `{"farms":[{"name":"web","mode":"dsr"}]}`); code != 400 {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
 // TestPrepare makes the machine ready for what is served, and for nothing that is refused.
 func TestPrepare(t *testing.T) {
 	var ready []string

@@ -268,3 +268,12 @@ func TestStateless(t *testing.T) {
 	}
 	b.do("POST", "/farms", `{"farms":[{"name":"web","state":"up"}]}`) // the warning is not repeated
 }
+
+// TestDSRTracks has farms of mode dsr remember clients where the kernel does.
+func TestDSRTracks(t *testing.T) {
+	b := start(t, Options{DSRTracks: true})
+	b.do("POST", "/farms", strings.Replace(web(`"persistence":"srcip",`), `"dnat"`, `"dsr"`, 1)) // without a warning
+	if f := farmIn(b.store, "web"); f.Scheduler != model.RoundRobin || f.Persist != model.SrcIP || f.Backends[0].Port != 0 {
+		t.Errorf("%+v", f)
+	}
+}
