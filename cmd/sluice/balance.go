@@ -177,7 +177,7 @@ func setBalancerSysctls(log *slog.Logger, socket string) {
 
 // prepareFarm sets what a farm needs of the machine.
 func prepareFarm(f *model.Farm, o balanceOptions, log *slog.Logger) {
-	if f.Limits.SYNProxy && o.setSysctls {
+	if f.Limits.SYNProxy && o.setSysctls && o.mode == defaultMode {
 		applySysctls(log, sysctl.RecordPath(o.agent.Socket), map[string]string{"net.netfilter.nf_conntrack_tcp_loose": "0"})
 	}
 }
