@@ -40,8 +40,8 @@ func askOn(c net.Conn) string {
 	return string(text)
 }
 
-// TestBalanceIPVS has a balancer's farms be virtual servers: what IPVS cannot carry out is named and
-// harms no other farm, connections outlive the balancer, and each mode follows the other.
+// TestBalanceIPVS has a balancer's farms be virtual servers: what IPVS cannot carry out is named
+// and harms no other farm, connections outlive the balancer, and each mode follows the other.
 func TestBalanceIPVS(t *testing.T) {
 	w := newBalanced(t)
 	w.flags = []string{"--mode", "ipvs"}
@@ -54,11 +54,11 @@ func TestBalanceIPVS(t *testing.T) {
 	}
 	const odd = `{"name": "odd", "virtual-addr": "10.0.0.100", "virtual-ports": "81", "mode": "dnat", "mark": "0x1"}`
 	write(t, w.dir, "farms.json", strings.Replace(balancedFarm, `{"farms": [`, `{"farms": [`+odd+`, `, 1))
-	w.start()
-	w.answer("red", "blue")
-	if code, stdout, _ := sluice(t, "status", "--socket", w.path("s.sock")); code == cli.ExitOK || !strings.Contains(stdout, "mark: IPVS gives none") {
-		t.Errorf("status exits with %d and does not name what IPVS cannot do: %s", code, stdout)
+	w.launch()
+	if code, _, stderr := sluice(t, "sync", "--socket", w.path("s.sock")); code == cli.ExitOK || !strings.Contains(stderr, "Farm odd: mark: IPVS gives none") {
+		t.Errorf("sync exits with %d and does not name what IPVS cannot do: %s", code, stderr)
 	}
+	w.answer("red", "blue")
 	if answer := w.api(http.StatusBadRequest, "POST", "/farms", `{"farms": [`+odd+`]}`); !strings.Contains(answer, "farms[odd]: mark: IPVS gives none") {
 		t.Error(answer)
 	}

@@ -115,15 +115,21 @@ func (w *balanced) path(name string) string { return filepath.Join(w.dir, name) 
 // start starts the balancer, and waits until the kernel has its farms.
 func (w *balanced) start() {
 	w.t.Helper()
+	w.launch()
+	if code, _, stderr := sluice(w.t, "sync", "--socket", w.path("s.sock")); code != cli.ExitOK {
+		w.t.Fatal(stderr)
+	}
+}
+
+// launch starts the balancer.
+func (w *balanced) launch() {
+	w.t.Helper()
 	args := []string{"balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock")}
 	w.program = exec.Command(os.Args[0], append(args, w.flags...)...)
 	w.program.Env = append(os.Environ(), keyVariable+"=open sesame")
 	w.program.Stdout, w.program.Stderr = &w.log, &w.log
 	w.must(w.machine.Start(w.program))
 	eventually(w.t, "the balancer answers", func() bool { return agent.Alive(w.path("s.sock")) })
-	if code, _, stderr := sluice(w.t, "sync", "--socket", w.path("s.sock")); code != cli.ExitOK {
-		w.t.Fatal(stderr)
-	}
 }
 
 // kill kills the balancer.

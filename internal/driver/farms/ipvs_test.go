@@ -84,8 +84,8 @@ func eachFamily(t *testing.T, f func(t *testing.T, is4 bool, virtual string, fro
 	t.Run("IPv6", func(t *testing.T) { f(t, false, virtual6, clientAddr(0, false)) })
 }
 
-// TestIPVSDirect has servers answer clients of two networks themselves. Connection tracking, where a
-// firewall of the machine asks for it, has no entries of that: it would see one half of each
+// TestIPVSDirect has servers answer clients of two networks themselves. Connection tracking, where
+// a firewall of the machine asks for it, has no entries of that: it would see one half of each
 // connection, and keep them for long.
 func TestIPVSDirect(t *testing.T) {
 	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
@@ -155,8 +155,8 @@ func TestIPVSTunnel(t *testing.T) {
 	w.only("f1")
 }
 
-// TestIPVSNAT has clients, and the balancer itself, reach servers at another port, and backends come
-// and go in each way that there is.
+// TestIPVSNAT has clients, and the balancer itself, reach servers at another port, and backends
+// come and go in each way that there is.
 func TestIPVSNAT(t *testing.T) {
 	eachFamily(t, func(t *testing.T, is4 bool, virtual string, from netip.AddrPort) {
 		w := newWorld(t, 3)

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// mostFarmPlaces is the most virtual servers of a farm: one for each address, protocol and port.
+	// mostFarmPlaces is the most virtual servers of a farm: one for each address, protocol and
+	// port.
 	mostFarmPlaces = 1024
 	// longestPersistence is how long a client may be remembered: the kernel counts in ticks, in 32
 	// bits.

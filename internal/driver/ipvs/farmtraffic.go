@@ -127,7 +127,7 @@ func tableAddr(text string) netip.Addr {
 	return a
 }
 
-// Forget implements what the balancer's API asks for: IPVS does not forget a client before its time.
+// Forget is what the balancer's API asks for. IPVS does not forget a client before its time.
 func (d *Farms) Forget(_ context.Context, farm string, _ []model.FlowValues) error {
 	return fmt.Errorf("IPVS forgets no single clients: farm %s remembers them until their time is over", farm)
 }
