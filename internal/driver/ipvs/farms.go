@@ -145,7 +145,7 @@ func (d *Farms) publish() {
 		all = append(all, driver.SetAside{Kind: string(model.FarmKind), Name: model.Name{Name: farm}, InForce: inForce, Reason: reason})
 	}
 	for farm, why := range d.unable {
-		add(farm, "nothing of it", why)
+		add(farm, model.InForceNothing, why)
 	}
 	for k := range d.aside {
 		add(d.fronts[k].farm, model.InForceRest, fmt.Sprintf("%s is not served: %s", k, d.fronts[k].aside))
