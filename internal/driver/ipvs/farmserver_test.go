@@ -89,6 +89,36 @@ func TestFarmServers(t *testing.T) {
 	}
 }
 
+// Changes of a farm are no more than what differs, and what serves comes before what no longer does.
+func TestFarmChanges(t *testing.T) {
+	key := state.FrontendKey{Addr: netip.MustParseAddr("192.0.2.1"), Protocol: model.TCP, Port: 80}
+	at := func(f *state.Farm) *server { return farmServers(f)[key] }
+	direct := farmOf(func(f *model.Farm) { f.Mode = model.DSR })
+	near, far := compiled(direct), farm.Compile(direct, func(a netip.Addr) int { tunnel, _ := state.FarmTunnel(a); return tunnel })
+	drains := compiled(farmOf(func(f *model.Farm) {
+		f.Mode, f.Backends[0].State, f.Backends[1].Weight = model.DSR, model.BackendDraining, 9
+	}))
+	stays := compiled(farmOf(func(f *model.Farm) { f.Mode, f.Persist, f.PersistFor = model.DSR, model.SrcIP, time.Minute }))
+	for _, c := range []struct {
+		from, to *state.Farm
+		want     string
+	}{
+		{near, near, ""},
+		{near, far, "change 10.1.0.1:80 of virtual server TCP 192.0.2.1:80: weight 1, tunnelling; add 10.1.0.3:80 to virtual server TCP 192.0.2.1:80, weight 3, tunnelling"},
+		{near, drains, "change 10.1.0.2:80 of virtual server TCP 192.0.2.1:80: weight 9, tunnelling; change 10.1.0.1:80 of virtual server TCP 192.0.2.1:80: weight 0, direct routing"},
+		{near, stays, "change virtual server TCP 192.0.2.1:80: scheduler wrr, persistence 60 s"},
+	} {
+		before, after := changes(key, at(c.from), at(c.to))
+		var got []string
+		for _, o := range append(before, after...) {
+			got = append(got, o.String())
+		}
+		if text := strings.Join(got, "; "); text != c.want {
+			t.Errorf("%s, want %s", text, c.want)
+		}
+	}
+}
+
 // What IPVS cannot do is refused with the name of the attribute.
 func TestFarmRefusals(t *testing.T) {
 	for want, edit := range map[string]func(*model.Farm){
