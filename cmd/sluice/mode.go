@@ -85,8 +85,8 @@ var modes = []*mode{
 	},
 }
 
-// xtablesWait is how long a change waits for the lock of xtables; 0: as long as the driver does. Tests
-// shorten it.
+// xtablesWait is how long a change waits for the lock of xtables; 0: as long as the driver does.
+// Tests shorten it.
 var xtablesWait time.Duration
 
 // automatic are the modes that --mode auto chooses from: the first that works.

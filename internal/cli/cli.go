@@ -46,8 +46,8 @@ func (e usageError) Unwrap() error { return e.error }
 var together = time.Second
 
 // Main runs the program's command line and ends the process. The first SIGINT, SIGTERM or SIGHUP
-// (unless nohup has it ignored) ends the context of the command, the next one, unless it comes with the
-// first, the process.
+// (unless nohup has it ignored) ends the context of the command, the next one, unless it comes with
+// the first, the process.
 func Main(root *cobra.Command) {
 	ends := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -73,8 +73,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A signal that comes with the first one, as timeout(1) sends it, does not end a program that cleans
-// up. A later one does.
+// A signal that comes with the first one, as timeout(1) sends it, does not end a program that
+// cleans up. A later one does.
 func TestSecondSignal(t *testing.T) {
 	const grace = "SLUICE_TEST_TOGETHER"
 	if text, is := os.LookupEnv(grace); is {

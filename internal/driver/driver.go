@@ -16,8 +16,8 @@ import (
 // ErrBusy is wrapped when another process owns the driver's kernel objects.
 var ErrBusy = errors.New("owned by another process")
 
-// ErrLocked is wrapped when another program holds a lock that every change needs: while it does, all
-// of them fail, and nothing is wrong with any.
+// ErrLocked is wrapped when another program holds a lock that every change needs: while it does,
+// all of them fail, and nothing is wrong with any.
 var ErrLocked = errors.New("another program holds the lock")
 
 // ErrWhole is returned by Adopt where the driver cannot adopt some parts of the state without the

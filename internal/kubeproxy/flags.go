@@ -37,8 +37,8 @@ type Flags struct {
 // must be what kube-proxy takes.
 var shared = []string{"kubeconfig", "cluster-cidr", "masquerade-all", "nodeport-addresses", "ipvs-scheduler"}
 
-// besideFile are the flags that count beside a file; kube-proxy ignores the others. --ipvs-scheduler
-// does so for --mode ipvs.
+// besideFile are the flags that count beside a file; kube-proxy ignores the others.
+// --ipvs-scheduler does so for --mode ipvs.
 var besideFile = []string{"config", "write-config-to", "init-only", "cleanup", "master", "hostname-override", "ipvs-scheduler"}
 
 // logging are flags that say nothing about who carries out services.

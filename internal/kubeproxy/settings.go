@@ -45,9 +45,9 @@ type Settings struct {
 // debugVerbosity is the verbosity from which on Sluice logs its plans.
 const debugVerbosity = 4
 
-// Settings translates a configuration, filled in first for its mode, for a Sluice that serves in its
-// own mode serves (as --mode names it). The error names all that kube-proxy would refuse and all
-// that cannot be honoured, with what to do about it.
+// Settings translates a configuration, filled in first for its mode. Sluice serves in a mode of its
+// own, as --mode names it. The error names all that kube-proxy would refuse and all that cannot be
+// honoured, with what to do about it.
 func (c *Config) Settings(serves string) (Settings, error) {
 	c.fillForMode()
 	if err := errors.Join(c.check(), c.refuse(serves)); err != nil {

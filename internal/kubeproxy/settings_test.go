@@ -212,8 +212,8 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// With --mode ipvs the scheduler is followed, whichever it is. Any other mode is named beside the one
-// that was asked for.
+// With --mode ipvs the scheduler is followed, whichever it is. Any other mode is named beside the
+// one that was asked for.
 func TestOwnMode(t *testing.T) {
 	for _, tc := range []struct{ text, serves, note string }{
 		{"mode: ipvs\nipvs: {scheduler: sh}\nnodePortAddresses: [primary]", "ipvs", ""},

@@ -62,9 +62,9 @@ func New(name string) (*NS, error) {
 	return ns, nil
 }
 
-// mountDir makes Dir a shared mount of its own, as the first 'ip netns add' on a machine does. If that
-// came later, it would mount what is in Dir a second time, and what was made before could not be
-// deleted.
+// mountDir makes Dir a shared mount of its own, as the first 'ip netns add' on a machine does. If
+// that came later, it would mount what is in Dir a second time, and what was made before could not
+// be deleted.
 func mountDir() error {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return err

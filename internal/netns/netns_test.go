@@ -61,8 +61,8 @@ func where(t *testing.T, path string) string {
 	return link
 }
 
-// On a machine where nobody has made a namespace yet, what is made here can be deleted after another
-// program has made its first one with ip.
+// On a machine where nobody has made a namespace yet, what is made here can be deleted after
+// another program has made its first one with ip.
 func TestBesideIPNetns(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

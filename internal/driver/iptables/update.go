@@ -326,8 +326,8 @@ func (p *plan) Apply(ctx context.Context) error {
 	return err
 }
 
-// await waits for the lock of xtables, if the plan changes rules of the variant that has it. The driver
-// answers meanwhile.
+// await waits for the lock of xtables, if the plan changes rules of the variant that has it. The
+// driver answers meanwhile.
 func (p *plan) await(ctx context.Context) error {
 	if p.done == nil {
 		return nil
