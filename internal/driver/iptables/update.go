@@ -334,6 +334,7 @@ func (p *plan) await(ctx context.Context) error {
 	}
 	p.d.mu.Lock()
 	v, err := p.d.variant(ctx)
+	p.d.adopted.set(p.of, false) // until it is carried out
 	p.d.mu.Unlock()
 	ours := func(c *change) bool { return c.restore != "" }
 	if err == nil && (v == Legacy && slices.ContainsFunc(p.changes, ours) || v == NFTables && p.leave != [2]string{}) {
