@@ -28,6 +28,7 @@ type Options struct {
 	Scale       report.Scale
 	Rounds      int           // how often each case is measured; 0: what the scale says
 	SoakFor     time.Duration // duration of the experiment soak; 0: what the scale says
+	Services    []int         // numbers of services that the modes experiments compare; none: what the scale says
 	Objects     int           // how many objects the hostile experiments draw; 0: what the scale says
 	From        int           // number of the first of these objects
 	Pods        int           // how many pods, about, other nodes have; 0: what the scale says

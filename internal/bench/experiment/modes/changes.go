@@ -22,6 +22,9 @@ var Changes = harness.Experiment{
 }
 
 func changeSizes(r *harness.Run) []int {
+	if len(r.Options.Services) > 0 {
+		return r.Options.Services
+	}
 	if r.Full() {
 		return []int{1_000, 10_000}
 	}

@@ -43,6 +43,9 @@ const (
 )
 
 func connectionSizes(r *harness.Run) []int {
+	if len(r.Options.Services) > 0 {
+		return r.Options.Services
+	}
 	if r.Full() {
 		return []int{10, 1_000, 10_000}
 	}
