@@ -245,11 +245,12 @@ func eventually(t *testing.T, what string, f func() string) {
 
 func (c *cluster) socket() string { return filepath.Join(c.dir, "agent.sock") }
 
-// startAgent starts the agent beside whatever runs, and waits until it has programmed everything.
-func (c *cluster) startAgent() *daemon {
+// startAgent starts the agent beside whatever runs, with further flags, and waits until it has
+// programmed everything.
+func (c *cluster) startAgent(flags ...string) *daemon {
 	c.t.Helper()
-	d := c.start(nil, c.sluice, "run", "--kubeconfig", c.plane.Admin(), "--node", nodeName, "--policy=false", "--socket", c.socket(),
-		"--cluster-cidr", clusterCIDR, "--service-cidr", serviceCIDR, "--metrics-address", "", "--healthz-address", "")
+	d := c.start(nil, c.sluice, append([]string{"run", "--kubeconfig", c.plane.Admin(), "--node", nodeName, "--policy=false", "--socket", c.socket(),
+		"--cluster-cidr", clusterCIDR, "--service-cidr", serviceCIDR, "--metrics-address", "", "--healthz-address", ""}, flags...)...)
 	eventually(c.t, "agent", func() string {
 		out, err := c.runOnNode(c.sluice, "sync", "--socket", c.socket())
 		if err != nil && !strings.Contains(out, "at fault") { // the health check's node port is still kube-proxy's

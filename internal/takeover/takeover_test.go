@@ -30,16 +30,22 @@ table inet firewall {
 `
 
 // TestTakeover moves a node from the real kube-proxy to the agent and back, under traffic, in each
-// of its modes but IPVS.
+// of its modes but IPVS; in iptables mode also to an agent whose rules are in the same variant,
+// beside kube-proxy's own.
 func TestTakeover(t *testing.T) {
-	for _, m := range []struct{ name, mode, backend string }{
-		{"nftables", "nftables", ""}, {"iptables-nft", "iptables", "nft"}, {"iptables-legacy", "iptables", "legacy"},
+	for _, m := range []struct {
+		name, mode, backend string
+		agent               []string
+	}{
+		{"nftables", "nftables", "", nil}, {"iptables-nft", "iptables", "nft", nil}, {"iptables-legacy", "iptables", "legacy", nil},
+		{"iptables-nft to iptables", "iptables", "nft", []string{"--mode", "iptables"}},
+		{"iptables-legacy to iptables", "iptables", "legacy", []string{"--mode", "iptables"}},
 	} {
-		t.Run(m.name, func(t *testing.T) { thereAndBack(t, m.mode, m.backend) })
+		t.Run(m.name, func(t *testing.T) { thereAndBack(t, m.mode, m.backend, m.agent...) })
 	}
 }
 
-func thereAndBack(t *testing.T, mode, backend string) {
+func thereAndBack(t *testing.T, mode, backend string, flags ...string) {
 	c := newCluster(t, false)
 	for name, ns := range c.backends {
 		serve(t, name, ns)
@@ -52,7 +58,10 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	at := sticky.where()
 	tr := startTraffic(c)
 
-	agent := c.startAgent()
+	agent := c.startAgent(flags...)
+	if ours := strings.Contains(c.rules(backend), ownRules[len(flags) > 0]); !ours {
+		t.Errorf("the agent has no %s there", ownRules[len(flags) > 0])
+	}
 	sticky.check(at)
 	out, err := c.takeover("--from", "kube-proxy", "--force")
 	if err == nil || !strings.Contains(out, "stop it\n") || !strings.Contains(out, "kube-proxy (process") {
@@ -101,8 +110,8 @@ func thereAndBack(t *testing.T, mode, backend string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(c.rules(backend), "inet sluice") {
-		t.Error("our table is still there")
+	if left := strings.ToLower(c.rules(backend) + c.onNode("ipset", "list", "-n")); strings.Contains(left, "sluice") {
+		t.Errorf("something of ours is still there:\n%s", left)
 	}
 	if out, err = c.takeover("--to", "kube-proxy"); err != nil || !strings.Contains(out, "nothing to do") {
 		t.Errorf("a second time: %v\n%s", err, out)
@@ -253,10 +262,10 @@ COMMIT
 -A KUBE-ROUTER-FORWARD -j KUBE-POD-FW-ABCDEFGHIJKLMNOP
 `
 
-// rules are all of the node's, without their counters.
+// rules are all of the node's, without their counters and empty lines.
 func (c *cluster) rules(backend string) string {
 	c.t.Helper()
-	text := c.onNode("nft", "--stateless", "list", "ruleset")
+	text := strings.ReplaceAll(c.onNode("nft", "--stateless", "list", "ruleset"), "\n\n", "\n")
 	if backend == "legacy" {
 		for _, program := range []string{"iptables-legacy-save", "ip6tables-legacy-save"} {
 			for line := range strings.Lines(c.onNode("/usr/sbin/" + program)) {
@@ -270,12 +279,23 @@ func (c *cluster) rules(backend string) string {
 	return text
 }
 
-// withoutSluice leaves out the agent's table.
+// ownRules is what the agent's rules are known by: in iptables mode, and otherwise.
+var ownRules = map[bool]string{true: "SLUICE-", false: "table inet sluice {"}
+
+// withoutSluice leaves out the agent's table, and its rules and chains of iptables.
 func withoutSluice(rules string) string {
-	head, rest, ok := strings.Cut(rules, "table inet sluice {")
-	if !ok {
-		return rules
+	if head, rest, ok := strings.Cut(rules, ownRules[false]); ok {
+		_, tail, _ := strings.Cut(rest, "\n}\n")
+		rules = head + tail
 	}
-	_, tail, _ := strings.Cut(rest, "\n}\n")
-	return head + tail
+	var b strings.Builder
+	inside := false // a chain of ours, as nft lists it
+	for line := range strings.Lines(rules) {
+		inside = inside || strings.HasPrefix(line, "\tchain SLUICE-")
+		if !inside && !strings.Contains(line, "SLUICE-") {
+			b.WriteString(line)
+		}
+		inside = inside && line != "\t}\n"
+	}
+	return b.String()
 }
