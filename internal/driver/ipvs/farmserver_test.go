@@ -89,7 +89,7 @@ func TestFarmServers(t *testing.T) {
 	}
 }
 
-// Changes of a farm are no more than what differs, and what serves comes before what no longer does.
+// Changes of a farm are what differs alone, and what serves comes before what no longer does.
 func TestFarmChanges(t *testing.T) {
 	key := state.FrontendKey{Addr: netip.MustParseAddr("192.0.2.1"), Protocol: model.TCP, Port: 80}
 	at := func(f *state.Farm) *server { return farmServers(f)[key] }
