@@ -34,7 +34,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	case of != d.parts() && (d.state == nil || d.failures.of(of) >= rebuildAfter):
 		return nil, driver.ErrWhole
 	case d.failures.of(of) >= rebuildAfter && !keep.Any():
-		return &rebuilding{d: d, want: want}, nil
+		return &rebuilding{d: d, want: want, why: fmt.Sprintf("%d adoptions failed", rebuildAfter)}, nil
 	}
 	next := d.aside.clone()
 	rest := next.leaveOut(want, d.state)
@@ -42,6 +42,8 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		p, err := d.adopt(ctx, rest, keep)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted) && try < adoptTries:
+		case errors.Is(err, errOtherProgram):
+			return &rebuilding{d: d, want: want, why: "it holds another program"}, nil
 		case err != nil:
 			d.failed(of, err)
 			return nil, err
@@ -52,7 +54,9 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 				d.log.Warn("the kernel refuses what is wanted; finding out which part of it", "error", refusal)
 				return d.adoptRest(ctx, want, keep)
 			}
-			p.then = func(ctx context.Context) error { return d.afterAdoption(ctx, of) }
+			if !p.waits {
+				p.then = func(ctx context.Context) error { return d.afterAdoption(ctx, of) }
+			}
 			return p, nil
 		}
 	}
@@ -155,6 +159,9 @@ type adoption struct {
 	mentioned map[string]bool
 }
 
+// errOtherProgram is returned where a fresh table is to take the place of the one that is there.
+var errOtherProgram = errors.New("the table holds another program")
+
 func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.change.batch
 	switch {
@@ -171,13 +178,15 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 		}
 	case a.of != d.parts():
 		return nil, driver.ErrWhole
-	case (a.keep.Services || a.keep.Policy) && (!a.sameSets() || d.prog.HasPolicy()):
+	case !a.keep.Services && !a.keep.Policy:
+		return nil, errOtherProgram
+	case !a.sameSets() || d.prog.HasPolicy():
 		// What stays could not be written into our sets, so all does, until want is whole.
 		a.kept.Services = max(1, a.noted(d.prog.Families[0].Frontends).count+a.noted(d.prog.Families[1].Frontends).count)
 		if d.prog.HasPolicy() {
 			a.kept.Policy = 1
 		}
-		return &plan{d: d, batch: b, done: func() {}, found: a.table(), kept: a.kept}, nil
+		return &plan{d: d, batch: b, done: func() {}, found: a.table(), kept: a.kept, waits: true}, nil
 	default:
 		a.replaceProgram()
 	}
@@ -270,9 +279,10 @@ func (a *adoption) sameProgram() bool {
 	return true
 }
 
-// replaceProgram takes another program's chains out and ours in. Sets whose
-// type is the same keep their elements, and so what they have learnt. Maps to verdicts
-// hold on to the chains of the old program, so they go.
+// replaceProgram takes another program's chains out and ours in, where sets have to keep elements
+// that want lacks. Those whose type is the same do. Maps to verdicts hold on to the chains of the
+// old program, so they go, and a packet that is on its way in an old chain may be refused or
+// dropped.
 func (a *adoption) replaceProgram() {
 	b, p := a.change.batch, a.d.prog
 	b.DeleteRules(&b.Before, "")

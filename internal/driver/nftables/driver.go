@@ -58,9 +58,10 @@ type Driver struct {
 	table string       // its name
 	// building: it is a table that no packet is judged by yet.
 	building  bool
-	aside     *aside   // what the kernel refused
-	failures  failures // adoptions that failed one after the other
-	sums      []sum    // of each set's content, by id
+	counted   map[string]uint64 // with which its counters begin
+	aside     *aside            // what the kernel refused
+	failures  failures          // adoptions that failed one after the other
+	sums      []sum             // of each set's content, by id
 	chainRefs *program.ChainRefs
 	gen       uint32    // the kernel's generation up to which nobody else interfered
 	doubt     bool      // others may have changed what we programmed: trust no note

@@ -25,6 +25,8 @@ type plan struct {
 	aside  *aside
 	adopts bool
 	kept   driver.Kept
+	// waits: all stays as it is, another program's, until want is whole.
+	waits bool
 
 	found *nft.Table // as it was read; nil: there was none, or it is ours
 	spent bool

@@ -17,7 +17,11 @@ import (
 )
 
 // This file is about tables that are built while no packet enters them: to find out what the kernel
-// refuses, and to replace a table that can no longer be changed.
+// refuses, and to replace a table that holds another program or can no longer be changed.
+//
+// Such a table cannot be changed in place: a packet sees one generation of the ruleset, but the
+// current elements of its sets. One that is on its way in an old chain finds nothing in a set that
+// goes with the chain, and is refused or dropped.
 
 // nextTable is the table that is built beside ours.
 const nextTable = program.TableName + "-next"
@@ -44,7 +48,7 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 		}
 		return d.takeOver(ctx, n)
 	}
-	n, err := d.build(ctx, nextTable, of.in(want, cmp.Or(d.state, &state.State{})))
+	n, err := d.build(ctx, nextTable, of.in(want, cmp.Or(d.state, &state.State{})), nil)
 	if err != nil {
 		return err
 	}
@@ -66,11 +70,14 @@ func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	return err
 }
 
-// rebuild replaces our table by a fresh one. A third serves meanwhile, as a table cannot be
-// renamed: at each moment packets enter exactly one of them. If it is interrupted, the next
-// adoption cleans up.
+// rebuild replaces our table by a fresh one. Another one serves meanwhile, as a table cannot be
+// renamed. If it is interrupted, the next adoption goes on from there.
 func (d *Driver) rebuild(ctx context.Context, want *state.State) error {
-	if _, err := d.replace(ctx, nextTable, program.TableName, want); err != nil {
+	serves, err := d.isOpen(ctx, nextTable)
+	if err == nil && !serves {
+		_, err = d.replace(ctx, nextTable, program.TableName, want)
+	}
+	if err != nil {
 		return err
 	}
 	n, err := d.replace(ctx, program.TableName, nextTable, want)
@@ -81,33 +88,40 @@ func (d *Driver) rebuild(ctx context.Context, want *state.State) error {
 }
 
 // replace builds a table that takes the place of another one, if that is there, and inherits what
-// it remembers of clients.
+// it remembers of clients and what it has counted. Packets enter both for a moment, so that none
+// passes by both.
 func (d *Driver) replace(ctx context.Context, table, old string, want *state.State) (*Driver, error) {
-	n, err := d.build(ctx, table, want)
+	counted := map[string]uint64{}
+	if err := d.sock.ReadCounters(ctx, old, func(name string, packets uint64) { counted[name] = packets }); err != nil {
+		return nil, fmt.Errorf("read counters of table inet %s: %w", old, err)
+	}
+	n, err := d.build(ctx, table, want, counted)
 	if err != nil {
 		return nil, err
 	}
 	if err := n.copyAffinity(ctx, old); err != nil {
 		return nil, fmt.Errorf("fill table inet %s: %w", table, err)
 	}
-	if err := n.open(ctx, old); err != nil {
+	if err := n.open(ctx); err != nil {
 		return nil, fmt.Errorf("open table inet %s: %w", table, err)
 	}
+	nft.AwaitPackets()
 	return n, d.drop(ctx, old)
 }
 
 // build makes a table of all of want that the kernel takes, and returns the driver of it. Until the
 // table is opened, its base chains accept everything first, but have all of their rules: the kernel
 // follows those to check the depth of jumps. Base chains of type nat come only when it is opened,
-// as a connection that one of them accepts is never translated.
-func (d *Driver) build(ctx context.Context, table string, want *state.State) (*Driver, error) {
+// as a connection that one of them accepts is never translated. Counters begin with what another
+// table has counted.
+func (d *Driver) build(ctx context.Context, table string, want *state.State, counted map[string]uint64) (*Driver, error) {
 	if err := d.drop(ctx, table); err != nil {
 		return nil, err
 	}
 	n := &Driver{
 		prog: d.prog, sock: d.sock, shared: d.shared, owned: d.canOwn(), log: d.log, remembered: d.remembered,
 		forget: forgetter{wake: wake.New()}, offload: wake.New(),
-		table: table, building: true, aside: newAside(), state: state.New(), chainRefs: program.NewChainRefs(), sums: make([]sum, len(d.prog.Sets)+1),
+		table: table, building: true, counted: counted, aside: newAside(), state: state.New(), chainRefs: program.NewChainRefs(), sums: make([]sum, len(d.prog.Sets)+1),
 	}
 	if want.Policy != nil {
 		n.state.Policy = state.NewPolicy()
@@ -136,16 +150,19 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State) (*D
 // from another program.
 func (d *Driver) copyAffinity(ctx context.Context, table string) error {
 	a := &adoption{d: d, want: d.state, change: d.newChange()}
-	there, err := d.hasTable(ctx, table)
+	there, err := d.sock.ReadTable(ctx, table)
 	if err != nil {
-		return err
+		return fmt.Errorf("read table inet %s: %w", table, err)
 	}
-	if !there {
+	if there == nil {
 		a.rememberOthers(ctx)
 		_, err = d.commit(ctx, a.change.batch, 0)
 		return err
 	}
 	for _, fp := range d.prog.Families {
+		if there.Sets[fp.Affinity.Name] != fp.Affinity.Type() {
+			continue
+		}
 		err := d.sock.ReadSet(ctx, table, fp.Affinity, func(e nft.Element) {
 			if e.Life != nil && e.Life.Expires > 0 && remembersRight(d.state, fp, &e) {
 				a.change.batch.Add(&e)
@@ -159,8 +176,8 @@ func (d *Driver) copyAffinity(ctx context.Context, table string) error {
 	return err
 }
 
-// open has packets enter the table, and no longer the other one, in one transaction.
-func (d *Driver) open(ctx context.Context, other string) error {
+// open has packets enter the table.
+func (d *Driver) open(ctx context.Context) error {
 	b := nft.NewBatch(d.table)
 	for _, c := range d.prog.Chains {
 		switch {
@@ -173,17 +190,38 @@ func (d *Driver) open(ctx context.Context, other string) error {
 		}
 		b.AddRules(c)
 	}
-	if err := d.shut(ctx, b, other); err != nil {
+	_, err := d.commit(ctx, b, 0)
+	return err
+}
+
+// isOpen reports whether there is the table, and packets enter it: it has base chains of type nat.
+func (d *Driver) isOpen(ctx context.Context, table string) (open bool, err error) {
+	err = d.sock.ReadChains(ctx, table, func(name string, hooked bool) { open = open || hooked && name == "prerouting" })
+	if err != nil {
+		err = fmt.Errorf("list chains of table inet %s: %w", table, err)
+	}
+	return open, err
+}
+
+// drop deletes a table, if there is one, once no packet enters it any more: a packet in one of its
+// chains would still see the rules, but no elements, and be dropped where it is to be translated.
+func (d *Driver) drop(ctx context.Context, table string) error {
+	if there, err := d.hasTable(ctx, table); err != nil || !there {
 		return err
 	}
+	if err := d.shut(ctx, table); err != nil {
+		return err
+	}
+	nft.AwaitPackets()
+	b := nft.NewBatch(table)
+	b.DeleteTable()
 	_, err := d.commit(ctx, b, 0)
 	return err
 }
 
 // shut deletes the base chains of a table, so that packets no longer enter it.
-func (d *Driver) shut(ctx context.Context, b *nft.Batch, table string) error {
-	of := b.Table
-	b.Table = table
+func (d *Driver) shut(ctx context.Context, table string) error {
+	b := nft.NewBatch(table)
 	err := d.sock.ReadChains(ctx, table, func(name string, hooked bool) {
 		if hooked {
 			b.DeleteRules(&b.Before, name)
@@ -193,27 +231,7 @@ func (d *Driver) shut(ctx context.Context, b *nft.Batch, table string) error {
 	if err != nil {
 		return fmt.Errorf("list chains of table inet %s: %w", table, err)
 	}
-	b.Table = of
-	return nil
-}
-
-// drop deletes a table, if there is one, once no packet enters it any more: a packet in one of its
-// chains would still see the rules, but no elements, and be dropped where it is to be translated.
-func (d *Driver) drop(ctx context.Context, table string) error {
-	if there, err := d.hasTable(ctx, table); err != nil || !there {
-		return err
-	}
-	b := nft.NewBatch(table)
-	if err := d.shut(ctx, b, table); err != nil {
-		return err
-	}
-	if _, err := d.commit(ctx, b, 0); err != nil {
-		return err
-	}
-	nft.AwaitPackets()
-	b = nft.NewBatch(table)
-	b.DeleteTable()
-	_, err := d.commit(ctx, b, 0)
+	_, err = d.commit(ctx, b, 0)
 	return err
 }
 
@@ -229,6 +247,7 @@ func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {
 type rebuilding struct {
 	d     *Driver
 	want  *state.State
+	why   string
 	spent bool
 }
 
@@ -240,7 +259,7 @@ func (p *rebuilding) Kept() driver.Kept { return driver.Kept{} }
 
 // String implements driver.Plan.
 func (p *rebuilding) String() string {
-	return fmt.Sprintf("replace table inet %s by a fresh one, as %d adoptions failed\n", program.TableName, rebuildAfter)
+	return fmt.Sprintf("replace table inet %s by a fresh one, as %s\n", program.TableName, p.why)
 }
 
 // Apply implements driver.Plan.

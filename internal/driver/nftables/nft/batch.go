@@ -42,6 +42,9 @@ type Batch struct {
 	// nat: the table can be filled without any effect on packets.
 	Closed bool
 
+	// Counted are packets with which counters begin.
+	Counted map[string]uint64
+
 	labels  []string // what each message does; its sequence number is the index here
 	Changes int      // operations, for people: elements, chains, sets
 }
@@ -274,7 +277,11 @@ func (b *Batch) FlushSet(s *Set) {
 func (b *Batch) AddCounter(name string) {
 	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *Attrs) {
 		b.counter(a, name)
-		a.end(a.begin(unix.NFTA_OBJ_DATA))
+		data := a.begin(unix.NFTA_OBJ_DATA)
+		if n := b.Counted[name]; n > 0 {
+			a.bytes(unix.NFTA_COUNTER_PACKETS, binary.BigEndian.AppendUint64(nil, n))
+		}
+		a.end(data)
 	})
 }
 
