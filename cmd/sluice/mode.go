@@ -230,12 +230,17 @@ func (f *modeFlags) replaceModes(ctx context.Context, in *netns.NS, now *mode, l
 		switch {
 		case m == now, now.name == "ipvs" && m.name == defaultMode:
 			return nil // the table of nftables is now ours
-		case balances && now.name == defaultMode:
-			ctx, cancel := context.WithTimeout(ctx, drainTimeout)
-			defer cancel()
-			return virtual.Withdraw(ctx)
+		case !balances || now.name == userspaceMode: // IPVS would take what is led to the proxy
+			return purgeAfter(ctx, d)
 		}
-		return purgeAfter(ctx, d)
+		if now.name != defaultMode {
+			if err := purgeAfter(ctx, virtual.Driver); err != nil {
+				return err
+			}
+		}
+		ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+		defer cancel()
+		return virtual.Withdraw(ctx)
 	}
 	err := in.Do(func() error { return programmed{f}.each(remove) })
 	if err != nil && ctx.Err() == nil {

@@ -351,6 +351,9 @@ func (n *modeNode) change(t *testing.T, from, to agentMode) {
 	go func() { stop(); close(ended) }()
 	stop = <-started
 	inSync(t, second)
+	if to.name != "nftables" && to.name != ipvsMode.name {
+		eventually(t, "the table of nftables is gone", func() bool { return leftNFTables(t, n.NS) == "" })
+	}
 	load.goOn(t, 20)
 	if err := say(long); err != nil {
 		t.Errorf("a connection that was under way: %v", err)

@@ -232,9 +232,9 @@ func (d *Driver) Purge(ctx context.Context) error {
 // withdrawPause is the time between two looks at connections that are to end.
 const withdrawPause = time.Second
 
-// Withdraw removes all that Purge does but the table of nftables, which a driver of that has made
-// its own: each virtual server once its connections have ended, and the rest when ctx ends. The
-// driver must not be used for anything else.
+// Withdraw removes all that Purge does but the table of nftables: each virtual server once its
+// connections have ended, and the rest at the deadline of ctx. Where ctx is cancelled, it leaves
+// what is left then. The driver must not be used for anything else.
 func (d *Driver) Withdraw(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -245,7 +245,7 @@ func (d *Driver) Withdraw(ctx context.Context) error {
 	}
 	ended := func(f *found) (bool, error) {
 		err := d.conn.destinations(f)
-		return f.active() == 0 || ctx.Err() != nil, err
+		return f.active() == 0 || errors.Is(ctx.Err(), context.DeadlineExceeded), err
 	}
 	for {
 		left, err := d.conn.remove(ended)
@@ -254,6 +254,9 @@ func (d *Driver) Withdraw(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return ctx.Err()
+			}
 		case <-time.After(withdrawPause):
 		}
 	}
