@@ -358,6 +358,15 @@ func (n *modeNode) change(t *testing.T, from, to agentMode) {
 	if err := say(long); err != nil {
 		t.Errorf("a connection that was under way: %v", err)
 	}
+	if from.name == ipvsMode.name {
+		stop()
+		stop = startAgent(t, n.dir, second, n.Do, append(to.flags, "--policy=false")...)
+		inSync(t, second)
+		load.goOn(t, 20)
+		if err := say(long); err != nil {
+			t.Errorf("a connection that was under way, after a restart: %v", err)
+		}
+	}
 	_ = long.Close()
 	<-ended
 	eventually(t, "nothing is left of "+from.name, func() bool { return leftAll(t, n.NS, to) == "" })
