@@ -135,6 +135,9 @@ func (l *linter) policy(p *model.Policy) {
 	for i := range p.EgressRules {
 		at, to := fmt.Sprintf("spec.egress[%d].", i), &p.EgressRules[i].Destination
 		l.peers(p, at, "to", "destination", to.Peers)
+		for _, port := range to.Ports {
+			l.named(p, at+"destination", port.Service)
+		}
 		receivers, judged := l.receivers(to.Peers)
 		l.ports(p, at, to.Ports, receivers, judged)
 	}
@@ -181,7 +184,7 @@ func allowsNames(r model.PolicyRule) bool {
 	const dns = 53
 	return r.Action == model.Allow && (r.Protocol == 0 || r.Protocol == uint8(model.UDP)) &&
 		(r.Destination.Ports == nil || slices.ContainsFunc(r.Destination.Ports, func(p model.PolicyPort) bool {
-			return (p.Protocol == 0 || p.Protocol == model.UDP) && (p.Name != "" || p.First <= dns && dns <= p.Last)
+			return (p.Protocol == 0 || p.Protocol == model.UDP) && (p.Name != "" || p.Service != (model.Name{}) || p.First <= dns && dns <= p.Last)
 		}))
 }
 
@@ -190,6 +193,7 @@ func (l *linter) peers(p *model.Policy, at, list, end string, peers [][]model.Pe
 	for _, oneOf := range peers {
 		for i, peer := range oneOf {
 			if peer.Selector.IsZero() {
+				l.named(p, at+end, peer.Service)
 				continue
 			}
 			field := at + end + ".selector"
@@ -200,6 +204,18 @@ func (l *linter) peers(p *model.Policy, at, list, end string, peers [][]model.Pe
 				l.hint(p.Key, field, "selects no %s", among)
 			}
 		}
+	}
+}
+
+// named says of a Service that a rule names whether it has no endpoints; of none nothing.
+func (l *linter) named(p *model.Policy, end string, service model.Name) {
+	svc := l.view.Service(service)
+	switch {
+	case service == (model.Name{}):
+	case svc == nil && l.complete:
+		l.hint(p.Key, end+".services", "there is no Service %s", service)
+	case svc != nil && len(policy.Endpoints(l.view, service)) == 0 && (l.complete || svc.Selector != nil && !l.empty(service.Namespace)):
+		l.hint(p.Key, end+".services", "Service %s has no endpoints", service)
 	}
 }
 

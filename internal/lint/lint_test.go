@@ -77,6 +77,10 @@ func TestHints(t *testing.T) {
 			nil, []string{"NetworkPolicy shop/p: spec.egress[0].to[0]: selects no pod of namespace monitorng, which does not exist"}},
 		{calico + "{selector: app == 'web', ingress: [{action: Allow, source: {selector: set == 'partners'}}, {action: Deny, source: {selector: set == 'partner'}}]}}",
 			[]string{"CalicoNetworkPolicy shop/p: spec.ingress[1].source.selector: selects no pod of namespace shop"}, nil},
+		// Services that rules name.
+		{calico + "{selector: app == 'web', ingress: [{action: Allow, source: {services: {name: web}}}]}}", nil, []string{"CalicoNetworkPolicy shop/p: spec.ingress[0].source.services: there is no Service shop/web"}},
+		{calico + "{selector: app == 'web', egress: [{action: Allow, destination: {services: {name: s}}}]}}\n---\n" + service + "{selector: {app: db}, ports: [{port: 80}]}}",
+			[]string{"CalicoNetworkPolicy shop/p: spec.egress[0].destination.services: Service shop/s has no endpoints"}, nil},
 		// Directions.
 		{inShop + "{" + web + ", policyTypes: [Ingress], egress: [{}]}}", []string{"NetworkPolicy shop/p: spec.egress: has rules, and spec.policyTypes does not name Egress, so they do nothing"}, nil},
 		{calico + "{selector: app == 'web', types: [Egress], ingress: [{action: Allow}]}}",

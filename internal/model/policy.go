@@ -1,6 +1,9 @@
 package model
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Policy is one network policy of any API, in common terms: Kubernetes'
 // NetworkPolicy v1, ClusterNetworkPolicy v1alpha2, Calico's NetworkPolicy and
@@ -50,6 +53,24 @@ func (p *Policy) StandIn() string {
 	return InForceDeny
 }
 
+// Services yields the Services that its rules name, some perhaps more than once.
+func (p *Policy) Services(yield func(Name) bool) {
+	for _, r := range slices.Concat(p.IngressRules, p.EgressRules) {
+		for _, e := range []*RuleEnd{&r.Source, &r.Destination} {
+			for _, peer := range slices.Concat(slices.Concat(e.Peers...), e.NotPeers) {
+				if peer.Service != (Name{}) && !yield(peer.Service) {
+					return
+				}
+			}
+			for _, port := range slices.Concat(e.Ports, e.NotPorts) {
+				if port.Service != (Name{}) && !yield(port.Service) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Refuse implements StandIn.
 func (p *Policy) Refuse(why error) {
 	p.Refused, p.IngressRules, p.EgressRules = why.Error(), nil, nil
@@ -97,18 +118,22 @@ type RuleEnd struct {
 }
 
 // Peer holds addresses: those of pods, network sets and host endpoints that a selector
-// selects, or those in Nets and in none of Except.
+// selects, those of the endpoints of a Service, or those in Nets and in none of Except.
 type Peer struct {
-	Selector Selector // zero: Nets count
+	Selector Selector // zero: Service or Nets count
+	Service  Name     // zero: Nets count
 	Nets     []netip.Prefix
 	Except   []netip.Prefix // each within one of Nets
 }
 
-// PolicyPort is a range of ports, or the ports that pods give a name.
+// PolicyPort is a range of ports, the ports that pods give a name, or the endpoints of a Service:
+// their addresses together with the ports on which they serve it. All endpoints count, in any
+// condition.
 type PolicyPort struct {
 	Protocol    Protocol // 0: that of the rule, or any
 	First, Last uint16   // inclusive; 0 to 65535 for all ports of the protocol
 	Name        string   // a container port's name; First and Last are 0 then
+	Service     Name     // a Service; all else is 0 then
 }
 
 // Tier is a group of policies that are judged together.

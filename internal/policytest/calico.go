@@ -116,6 +116,9 @@ func calicoEnd(e oracle.CalicoEnd) fields {
 	set(f, "selector", e.Selector.Text)
 	set(f, "notSelector", e.NotSelector.Text)
 	set(f, "namespaceSelector", e.NamespaceSelector.Text)
+	if namespace, name, ok := strings.Cut(e.Service, "/"); ok {
+		f["services"] = fields{"namespace": namespace, "name": name}
+	}
 	for key, list := range map[string][]string{"nets": e.Nets, "notNets": e.NotNets} {
 		if len(list) > 0 {
 			f[key] = list

@@ -118,6 +118,14 @@ func Events(o *oracle.Objects) ([]store.Event, error) {
 		v, err := kubeobj.Pod(pod)
 		t.add(model.PodKind, pod.Namespace, pod.Name, v, v == nil, err)
 	}
+	for _, svc := range o.Services {
+		v, err := kubeobj.Service(svc)
+		t.add(model.ServiceKind, svc.Namespace, svc.Name, v, v == nil, err)
+	}
+	for _, slice := range o.Slices {
+		v, err := kubeobj.EndpointSlice(slice)
+		t.add(model.EndpointSliceKind, slice.Namespace, slice.Name, v, v == nil, err)
+	}
 	for _, np := range o.NetworkPolicies {
 		v, err := kubeobj.NetworkPolicy(np)
 		t.add(model.NetworkPolicy, np.Namespace, np.Name, v, v == nil, err)

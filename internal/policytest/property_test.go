@@ -86,6 +86,7 @@ func smaller(o *oracle.Objects) (all []*oracle.Objects) {
 	less(len(o.ClusterPolicies), func(o *oracle.Objects, i int) { o.ClusterPolicies = slices.Delete(o.ClusterPolicies, i, i+1) })
 	less(len(o.Calico.Policies), func(o *oracle.Objects, i int) { o.Calico.Policies = slices.Delete(o.Calico.Policies, i, i+1) })
 	less(len(o.Calico.Sets), func(o *oracle.Objects, i int) { o.Calico.Sets = slices.Delete(o.Calico.Sets, i, i+1) })
+	less(len(o.Slices), func(o *oracle.Objects, i int) { o.Slices = slices.Delete(o.Slices, i, i+1) })
 	less(len(o.Pods), func(o *oracle.Objects, i int) { o.Pods = slices.Delete(o.Pods, i, i+1) })
 	for i, np := range o.NetworkPolicies {
 		for j := range np.Spec.Ingress {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -57,8 +58,32 @@ func (d dice) cluster() *oracle.Objects {
 	}
 	if d.IntN(2) == 0 {
 		o.Calico = d.calico()
+		d.services(o)
 	}
 	return o
+}
+
+// services adds the Services that rules name, with endpoints of either family.
+func (d dice) services(o *oracle.Objects) {
+	for _, namespace := range randomNamespaces {
+		name := metav1.ObjectMeta{Namespace: namespace, Name: "service"}
+		o.Services = append(o.Services, &corev1.Service{ObjectMeta: name, Spec: corev1.ServiceSpec{
+			ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 80}},
+		}})
+		for i := range d.IntN(3) {
+			family, protocol, port := d.IntN(2), one(d, Protocols...), one(d, randomPorts...)
+			s := &discoveryv1.EndpointSlice{ObjectMeta: name, Ports: []discoveryv1.EndpointPort{{Protocol: &protocol, Port: &port}}}
+			s.Name, s.Labels = fmt.Sprint("slice-", i), map[string]string{discoveryv1.LabelServiceName: name.Name}
+			s.AddressType = []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[family]
+			for range d.IntN(4) {
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{one(d, o.Pods...).Status.PodIPs[family].IP}})
+			}
+			if d.IntN(3) == 0 {
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{strangers[2+family]}})
+			}
+			o.Slices = append(o.Slices, s)
+		}
+	}
 }
 
 func (d dice) labels() map[string]string {
@@ -265,6 +290,16 @@ func (d dice) connection(o *oracle.Objects) (oracle.Connection, bool) {
 		return oracle.Connection{}, false
 	}
 	c := oracle.Connection{From: one(d, own...), To: one(d, all...), Protocol: one(d, Protocols...), Port: one(d, randomPorts...)}
+	if len(o.Slices) > 0 && d.IntN(3) == 0 { // where rules may name it
+		s := one(d, o.Slices...)
+		c.Protocol, c.Port = *s.Ports[0].Protocol, *s.Ports[0].Port
+		if len(s.Endpoints) > 0 {
+			if to := netip.MustParseAddr(one(d, s.Endpoints...).Addresses[0]); to.Is4() == c.From.Is4() {
+				c.To = to
+				return c, true
+			}
+		}
+	}
 	if d.IntN(2) == 0 && c.To != NodeAddresses[family] { // the node itself always reaches its pods
 		c.From, c.To = c.To, c.From
 	}

@@ -44,6 +44,16 @@ func (d dice) calicoPolicy(name, tier string, order float64) oracle.CalicoPolicy
 	global := p.Namespace == ""
 	rule := func() oracle.CalicoRule { return d.calicoRule(global) }
 	p.Ingress, p.Egress = some(d, 3, rule), some(d, 3, rule)
+	for i := range p.Ingress {
+		if d.IntN(5) == 0 {
+			p.Ingress[i].Source = oracle.CalicoEnd{Service: one(d, randomNamespaces...) + "/service"}
+		}
+	}
+	for i := range p.Egress {
+		if d.IntN(5) == 0 {
+			p.Egress[i].Destination = oracle.CalicoEnd{Service: one(d, randomNamespaces...) + "/service"}
+		}
+	}
 	if p.Types != nil && !slices.Contains(p.Types, "Ingress") {
 		p.Ingress = nil
 	}

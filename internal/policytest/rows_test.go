@@ -114,6 +114,11 @@ func lbService(s model.Service, on string) svc {
 	return svc{s, on}
 }
 
+// calicoPolicy is one of Calico's for a pod, with these rules.
+func calicoPolicy(pod, rules string) string {
+	return fmt.Sprintf("---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: shop}\nspec: {selector: app == '%s', %s}\n", pod, pod, rules)
+}
+
 // hostEndpoint is the node's eth0, and hostPolicy what is in a policy for it.
 const hostEndpoint = `---
 apiVersion: projectcalico.org/v3
@@ -211,6 +216,28 @@ func serviceRows() []row {
 		}},
 		{name: "source ranges forbid what policy allows", services: []svc{lbService(barred, "b")}, policies: isolated("b", "in "+outsideBlock("ingress", "from")), packets: []packet{
 			{"outside", "", tcp, "lb", 80, "", ""}, {"outside", "nobody", tcp, "lb", 80, "", ""}, {"outside", "", tcp, "b", 80, "b", ""},
+		}},
+		{name: "egress to a service's endpoints", services: []svc{lbService(cluster, "b")}, policies: calicoPolicy("a", "egress: [{action: Allow, protocol: TCP, destination: {services: {name: front}}}]"), packets: []packet{
+			{"a", "", tcp, "vip", 80, "b", ""}, {"a", "", tcp, "b", 80, "b", ""}, {"a", "", tcp, "b", 81, "", ""}, {"a", "", udp, "b", 80, "", ""}, {"a", "", tcp, "c", 80, "", ""}, {"a", "", ping, "b", 0, "", ""},
+			{"c", "", tcp, "b", 81, "b", ""},
+		}},
+		{name: "its endpoints change, and the policy stays", services: []svc{lbService(cluster, "c")}, policies: calicoPolicy("a", "egress: [{action: Allow, protocol: TCP, destination: {services: {name: front}}}]"), packets: []packet{
+			{"a", "", tcp, "vip", 80, "c", ""}, {"a", "", tcp, "c", 80, "c", ""}, {"a", "", tcp, "b", 80, "", ""},
+		}},
+		{name: "egress to a service's endpoints in all protocols", services: []svc{lbService(cluster, "b")}, policies: calicoPolicy("a", "egress: [{action: Allow, destination: {services: {name: front, namespace: shop}}}]"), packets: []packet{
+			{"a", "", udp, "vip", 80, "b", ""}, {"a", "", tcp, "vip", 80, "b", ""}, {"a", "", sctp, "b", 80, "", ""}, {"a", "", udp, "b", 53, "", ""},
+		}},
+		{name: "egress to all but a service's endpoints", services: []svc{lbService(cluster, "b")}, policies: calicoPolicy("a", "egress: [{action: Deny, destination: {services: {name: front}}}, {action: Allow}]"), packets: []packet{
+			{"a", "", tcp, "vip", 80, "", ""}, {"a", "", tcp, "b", 81, "b", ""}, {"a", "", tcp, "c", 80, "c", ""},
+		}},
+		{name: "ingress from a service's endpoints", services: []svc{lbService(cluster, "b")}, policies: calicoPolicy("a", "ingress: [{action: Allow, source: {services: {name: front}}}]"), packets: []packet{
+			{"b", "", tcp, "a", 80, "a", ""}, {"b", "", udp, "a", 99, "a", ""}, {"b", "", ping, "a", 0, "a", ""}, {"c", "", tcp, "a", 80, "", ""}, {"outside", "", tcp, "a", 80, "", ""},
+		}},
+		{name: "endpoints outside the cluster", services: []svc{lbService(cluster, "outside")}, policies: calicoPolicy("a", "egress: [{action: Allow, destination: {services: {name: front}}}]"), packets: []packet{
+			{"a", "", tcp, "vip", 80, "outside", ""}, {"a", "", tcp, "outside", 80, "outside", ""}, {"a", "", tcp, "outside", 81, "", ""}, {"a", "", tcp, "b", 80, "", ""},
+		}},
+		{name: "a service that does not exist", policies: calicoPolicy("a", "egress: [{action: Allow, destination: {services: {name: front}}}]"), packets: []packet{
+			{"a", "", tcp, "b", 80, "", ""}, {"b", "", tcp, "a", 80, "a", ""},
 		}},
 		{name: "internal traffic policy Local", services: []svc{lbService(inner, "b")}, policies: isolated("b", fromC), packets: []packet{
 			{"c", "", tcp, "vip", 80, "b", ""}, {"a", "", tcp, "vip", 80, "", ""},

@@ -108,6 +108,7 @@ func clone(o *oracle.Objects) *oracle.Objects {
 	n := *o
 	n.Namespaces, n.Pods, n.Nodes = slices.Clone(o.Namespaces), slices.Clone(o.Pods), slices.Clone(o.Nodes)
 	n.NetworkPolicies, n.ClusterPolicies = slices.Clone(o.NetworkPolicies), slices.Clone(o.ClusterPolicies)
+	n.Services, n.Slices = slices.Clone(o.Services), slices.Clone(o.Slices)
 	n.Calico = oracle.Calico{Tiers: slices.Clone(o.Calico.Tiers), Policies: slices.Clone(o.Calico.Policies), Sets: slices.Clone(o.Calico.Sets)}
 	return &n
 }

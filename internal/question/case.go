@@ -58,6 +58,13 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 	if api := v.Service(model.Name{Namespace: "default", Name: "kubernetes"}); api != nil {
 		r.services[api] = true // no service may have its addresses
 	}
+	for _, p := range v.Policies() {
+		for name := range p.Services {
+			if svc := v.Service(name); svc != nil {
+				r.services[svc] = true // its endpoints may be what the question is about
+			}
+		}
+	}
 	c.Objects = v.Extract(slices.Collect(maps.Keys(r.pods)), slices.Collect(maps.Keys(r.services)))
 	p.pod = c.Objects.PodByAddr
 	return c, nil

@@ -218,6 +218,9 @@ func TestCase(t *testing.T) {
 	for _, svc := range []*model.Service{balanced, headless, ported, early, chained} {
 		events = append(events, store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: svc})
 	}
+	naming := &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "p"}},
+		EgressRules: []model.PolicyRule{{Destination: model.RuleEnd{Ports: []model.PolicyPort{{Service: headless.Name}}}}}}
+	events = append(events, store.Event{Kind: naming.Key.Kind, Name: naming.Key.Name, Object: naming})
 	s.Apply(events)
 	for _, c := range []struct {
 		from, to, via string
@@ -270,6 +273,9 @@ func TestCase(t *testing.T) {
 		}
 		if got.Objects.Read(func(v *store.View) { found = v.Service(balanced.Name) != nil }); c.to == "svc/shop/chained" && !found {
 			t.Error("an endpoint is a node port of another service, which is not among the objects")
+		}
+		if got.Objects.Read(func(v *store.View) { found = len(v.Slices(headless.Name)) == 1 }); !found {
+			t.Errorf("%s to %s: a policy names service %s, whose endpoints are not among the objects", c.from, c.to, headless.Name)
 		}
 		var text []string
 		for _, con := range got.Connections {

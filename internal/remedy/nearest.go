@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -200,6 +201,11 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 	having := objectsAt(v, a)
 	if p.Selector.IsZero() {
 		switch {
+		case p.Service != (model.Name{}):
+			if slices.ContainsFunc(policy.Endpoints(v, p.Service), func(e state.NamedPort) bool { return e.Addr == a }) {
+				return nil
+			}
+			return one(anotherKind, "wants %s; %v is none", describe(p), a)
 		case model.Within(a, p.Nets) && model.Within(a, p.Except):
 			return one(excepted, "leaves %v out of %s", a, model.Join(p.Nets, ", "))
 		case model.Within(a, p.Nets):
@@ -279,6 +285,9 @@ func describe(p *model.Peer) string {
 	if !p.Selector.IsZero() {
 		return "what has (" + p.Selector.String() + ")"
 	}
+	if p.Service != (model.Name{}) {
+		return "an endpoint of Service " + p.Service.String()
+	}
 	const most = 3
 	var nets []string
 	for _, n := range p.Nets {
@@ -291,6 +300,9 @@ func onPort(v *store.View, list []model.PolicyPort, protocol uint8, a netip.Addr
 	return slices.ContainsFunc(list, func(p model.PolicyPort) bool {
 		if p.Protocol != 0 && uint8(p.Protocol) != protocol {
 			return false
+		}
+		if p.Service != (model.Name{}) {
+			return slices.Contains(policy.Endpoints(v, p.Service), state.NamedPort{Addr: a, Protocol: model.Protocol(protocol), Port: port})
 		}
 		if p.Name == "" {
 			return ported(protocol) && p.First <= port && port <= p.Last
@@ -316,6 +328,8 @@ func ports(list []model.PolicyPort) string {
 			text = p.Protocol.String()
 		}
 		switch {
+		case p.Service != (model.Name{}):
+			text = "an endpoint of Service " + p.Service.String()
 		case p.Name != "":
 			text += " named " + p.Name
 		case p.First == p.Last:

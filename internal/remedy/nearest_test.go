@@ -86,6 +86,38 @@ spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress], ingress: `
 	}
 }
 
+// Rules that name a Service lack an endpoint of it.
+func TestNearestOfServices(t *testing.T) {
+	s := store.New()
+	apply(t, s, cluster)
+	policy := &model.Policy{Key: db, Tier: model.DefaultTier.Name, Ingress: true, Egress: true}
+	service := model.Name{Namespace: "shop", Name: "db"}
+	policy.IngressRules = []model.PolicyRule{{Name: "ingress[0]", Source: model.RuleEnd{Peers: [][]model.Peer{{{Service: service}}}}}}
+	policy.EgressRules = []model.PolicyRule{{Name: "egress[0]", Destination: model.RuleEnd{Ports: []model.PolicyPort{{Service: service}}}}}
+	slice := &model.EndpointSlice{Name: service, Service: "db", Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 5432}},
+		Endpoints: []model.Endpoint{{Addr: netip.MustParseAddr("10.0.0.2")}}}
+	for _, o := range []model.Object{policy, &model.Service{Name: service}, slice} {
+		s.Apply([]store.Event{{Kind: o.Ref().Kind, Name: o.Ref().Name, Object: o}})
+	}
+	step := verdict.Step{
+		Stage: verdict.Ingress, Of: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "database"}},
+		Verdict: verdict.Verdict{Outcome: verdict.Denied, Isolating: []model.Ref{db}},
+		Flow: verdict.Flow{Source: netip.MustParseAddr("10.0.0.1"), Destination: netip.MustParseAddr("10.0.0.2"),
+			Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: 80},
+	}
+	for stage, want := range map[verdict.Stage][]verdict.Near{
+		verdict.Ingress: near("ingress[0]", "wants an endpoint of Service shop/db; 10.0.0.1 is none"),
+		verdict.Egress:  near("egress[0]", "wants an endpoint of Service shop/db; this is TCP 80"),
+	} {
+		step.Stage = stage
+		s.Read(func(v *store.View) {
+			if diff := cmp.Diff(want, remedy.Nearest(v, step)); diff != "" {
+				t.Errorf("nearest (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 var db = model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "db"}}
 
 func near(rule string, lacks ...string) []verdict.Near {

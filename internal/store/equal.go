@@ -112,7 +112,7 @@ func equalEnds(a, b model.RuleEnd) bool {
 }
 
 func equalPeers(a, b model.Peer) bool {
-	return slices.Equal(a.Nets, b.Nets) && slices.Equal(a.Except, b.Except) && equalSelectors(a.Selector, b.Selector)
+	return a.Service == b.Service && slices.Equal(a.Nets, b.Nets) && slices.Equal(a.Except, b.Except) && equalSelectors(a.Selector, b.Selector)
 }
 
 func equalSelectors(a, b model.Selector) bool { return a.String() == b.String() }

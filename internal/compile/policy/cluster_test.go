@@ -26,18 +26,19 @@ func event(o any) store.Event {
 // history is a store and a compiler that follows it step by step, with all that
 // its deltas came to.
 type history struct {
-	cfg      Config
-	space    uint32
-	selected int // what selectors of a policy may select; 0: as many as in production
-	together int // and those of all
-	again    int // so much less of both before what is refused is applied again
-	room     int // for a step; 0: for all
-	store    *store.Store
-	compiler *Compiler
-	state    *state.Policy // by the deltas alone
-	links    *model.Links  // new ones that the next step brings
-	known    model.Links
-	cidrs    []netip.Prefix
+	cfg       Config
+	space     uint32
+	selected  int // what selectors of a policy may select; 0: as many as in production
+	together  int // and those of all
+	endpoints int // that a service may have; 0: as many as in production
+	again     int // so much less of both before what is refused is applied again
+	room      int // for a step; 0: for all
+	store     *store.Store
+	compiler  *Compiler
+	state     *state.Policy // by the deltas alone
+	links     *model.Links  // new ones that the next step brings
+	known     model.Links
+	cidrs     []netip.Prefix
 }
 
 func newHistory(cfg Config, space uint32) *history {
@@ -79,6 +80,9 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 func (h *history) limit(c *Compiler) {
 	if h.together > 0 {
 		c.variants.limits.together = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
+	}
+	if h.endpoints > 0 {
+		c.sets.services.each, c.sets.services.together = h.endpoints, 2*h.endpoints
 	}
 	if h.selected > 0 {
 		c.variants.limits.selected = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}

@@ -42,6 +42,9 @@ func cautiously(t testing.TB, c *Compiler) {
 		}
 		whole[g.id] = maps.Equal(want, c.policy.Groups[g.id])
 	}
+	for _, a := range c.sets.services.addrs.all {
+		whole[a.id] = !a.of.refused
+	}
 	for id, prog := range c.policy.Programs {
 		for _, tier := range prog.Tiers {
 			for _, own := range tier.Policies {

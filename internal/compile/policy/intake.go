@@ -36,6 +36,7 @@ func (in *intake) take(v *store.View, d store.Dirty) {
 		in.endpoints.attach(v.Attachments())
 	}
 	in.takePods(v, d.Objects[model.PodKind])
+	in.sets.services.follow(d.Services)
 	for key := range d.Refs(model.NetworkSetKinds) {
 		in.setNetworkSet(key, v.NetworkSet(key))
 	}

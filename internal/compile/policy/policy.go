@@ -11,7 +11,8 @@
 //
 //	intake     turns objects into items, and tells of each whoever follows items
 //	objects    the items: pods, network sets and host endpoints, in classes of equal labels
-//	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges
+//	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges,
+//	           endpoints of Services
 //	tallies    how much a selector selects, for what has no group
 //	variants   the rules of policies with the sets that they hold: counted, filled, limited
 //	rollout    new versions of policies, which take over once their variants are filled
@@ -92,6 +93,8 @@ func (c *Compiler) Policy() *state.Policy { return c.policy }
 // changed stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
 	*c.budget = budget{since: d.Since, room: room, whole: room == all}
+	c.sets.services.view = v
+	defer func() { c.sets.services.view = nil }()
 
 	// Objects, policies and interfaces come and go. Sets that are in use follow objects at once;
 	// endpoints whose policies may be others are marked.
@@ -112,6 +115,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	c.variants.drain(max(c.budget.room, room/4))
 	c.variants.refill(room)
 	c.sets.sweep()
+	c.sets.services.judge()
 
 	// The rest is written down under the ids of sets, which are known only now.
 	c.endpoints.markUsers(c.programs.build())
@@ -168,7 +172,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
 		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
 	}
-	c.sets = newSets(p, space, c.objects)
+	c.sets = newSets(p, space, c.objects, b)
 	c.tallies = &tallies{
 		objects: c.objects, groups: c.sets.groups,
 		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},

@@ -48,17 +48,21 @@ type namedPort struct {
 	name     string
 	protocol model.Protocol // 0: any
 	local    bool           // of pods of this node alone
+	service  model.Name     // the endpoints of this Service, in place of all that; see services
 }
 
-// namedPorts holds the ports to which pods give a name. All rules that ask for the name share it,
+// namedPorts holds the ports to which pods give a name, or those of the endpoints of a Service. All rules that ask for the name share it,
 // so that what these sets come to is bounded by the pods' ports.
 type namedPorts struct {
 	dynamic[state.NamedPort]
-	of namedPort
+	of      namedPort
+	service *service // that it is of; nil: of none
 }
 
 func (n *namedPorts) name(of namedPort) {
-	n.of, n.key = of, fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local)
+	if n.of, n.key = of, fmt.Sprintf("port %s %q here: %t", of.protocol, of.name, of.local); of.service != (model.Name{}) {
+		n.key = "ports of service " + of.service.String()
+	}
 }
 
 func (n *namedPorts) under() namedPort { return n.of }
@@ -94,7 +98,7 @@ func (x *portNames) set(it *item, in bool) {
 		}
 		for _, protocol := range []model.Protocol{0, at.Protocol} {
 			for _, local := range []bool{false, true} {
-				n := x.all[namedPort{name, protocol, local}]
+				n := x.all[namedPort{name: name, protocol: protocol, local: local}]
 				switch {
 				case n == nil || local && !it.local:
 					continue
@@ -115,22 +119,27 @@ func (x *portNames) set(it *item, in bool) {
 func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
 	var plain []state.PortRange
 	var named []namedPort
+	var services []model.Name
 	for _, port := range in {
+		if port.Service != (model.Name{}) {
+			services = append(services, port.Service)
+			continue
+		}
 		if port.Name != "" && port.Protocol == 0 && of.Protocol == 0 {
-			named = append(named, namedPort{port.Name, 0, local})
+			named = append(named, namedPort{name: port.Name, local: local})
 			continue
 		}
 		for _, proto := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 			switch {
 			case port.Protocol != 0 && port.Protocol != proto, of.Protocol != 0 && model.Protocol(of.Protocol) != proto:
 			case port.Name != "":
-				named = append(named, namedPort{port.Name, proto, local})
+				named = append(named, namedPort{name: port.Name, protocol: proto, local: local})
 			case port.First <= port.Last:
 				plain = append(plain, state.PortRange{Protocol: proto, First: port.First, Last: port.Last})
 			}
 		}
 	}
-	if len(plain) == 0 && len(named) == 0 {
+	if len(plain)+len(named)+len(services) == 0 {
 		return nil
 	}
 	all := &ports{}
@@ -143,6 +152,10 @@ func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, lo
 	})
 	for _, port := range slices.Compact(named) {
 		all.named = append(all.named, s.named.hold(port))
+	}
+	slices.SortFunc(services, model.Name.Compare)
+	for _, name := range slices.Compact(services) {
+		all.named = append(all.named, s.services.holdPorts(name))
 	}
 	p.named = append(p.named, all.named...)
 	return all

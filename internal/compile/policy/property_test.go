@@ -90,6 +90,9 @@ func (w world) peer() model.Peer {
 	if w.chance(60) {
 		return model.Peer{Selector: w.selector(2)}
 	}
+	if w.chance(30) {
+		return model.Peer{Service: w.service()}
+	}
 	p := model.Peer{Nets: w.nets()}
 	if w.chance(40) {
 		p.Except = w.nets()
@@ -104,8 +107,16 @@ func (w world) peers() (list []model.Peer) {
 	return list
 }
 
+func (w world) service() model.Name {
+	return model.Name{Namespace: w.namespace(), Name: pickOne(w, "front", "back")}
+}
+
 func (w world) ports() (list []model.PolicyPort) {
 	for w.chance(45) {
+		if w.chance(20) {
+			list = append(list, model.PolicyPort{Service: w.service()})
+			continue
+		}
 		p := model.PolicyPort{Protocol: pickOne(w, 0, model.TCP, model.UDP)}
 		if w.chance(40) {
 			p.Name = pickOne(w, "http", "dns")
@@ -174,6 +185,20 @@ func (w world) attachment() *model.Attachment {
 	return &model.Attachment{Device: fmt.Sprintf("p%d", index-3), Index: index, Node: pickOne(w, "here", "there"), Pod: w.pod().Name, Addrs: w.addrs()}
 }
 
+func (w world) slice() *model.EndpointSlice {
+	service := w.service()
+	s := &model.EndpointSlice{Name: model.Name{Namespace: service.Namespace, Name: pickOne(w, "s1", "s2", "s3")}, Service: service.Name}
+	for w.chance(70) && len(s.Ports) < 3 {
+		s.Ports = append(s.Ports, model.EndpointPort{Protocol: pickOne(w, model.TCP, model.UDP), Port: pickOne[uint16](w, 0, 53, 80, 90)})
+	}
+	for is4 := w.chance(60); w.chance(70) && len(s.Endpoints) < 4; {
+		if a := w.addr(); a.Is4() == is4 {
+			s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: a, Ready: w.chance(50)})
+		}
+	}
+	return s
+}
+
 func (w world) networkSet() *model.NetworkSet {
 	set := &model.NetworkSet{
 		Key:    model.NetworkSetKey{Kind: pickOne(w, model.NamespacedNetworkSet, model.GlobalNetworkSet, model.AddressList)},
@@ -220,7 +245,13 @@ func (w world) event() store.Event {
 		e = event(w.attachment())
 	case n < 70:
 		e = event(w.policy())
-	case n < 80:
+	case n < 73:
+		e = event(&model.Service{Name: w.service(), Selector: w.labels(), Ports: []model.ServicePort{
+			{Name: "a", Protocol: model.TCP, Port: 80, TargetName: "http"}, {Name: "b", Protocol: model.UDP, Port: 53, TargetPort: pickOne[uint16](w, 53, 90)},
+		}})
+	case n < 77:
+		e = event(w.slice())
+	case n < 82:
 		e = event(w.networkSet())
 	case n < 86:
 		e = event(w.hostEndpoint())
@@ -299,11 +330,12 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		first := newHistory(worldConfig, crowded)
 		first.selected = pickOne(w, 0, 4, 70)
 		first.together = pickOne(w, 0, 10, 30)
+		first.endpoints = pickOne(w, 0, 2, 5)
 		first.links = links
 		first.apply(t, all...)
 		for range 3 {
 			h := newHistory(worldConfig, crowded)
-			h.selected, h.together = first.selected, first.together
+			h.selected, h.together, h.endpoints = first.selected, first.together, first.endpoints
 			w.deliver(t, h, all)
 			h.links = links
 			w.deliver(t, h, final)
@@ -337,6 +369,7 @@ func TestUndo(t *testing.T) {
 		h := newHistory(Config{Node: "here"}, crowded)
 		h.selected = pickOne(w, 0, 4, 70)
 		h.together = pickOne(w, 0, 10, 30)
+		h.endpoints = pickOne(w, 0, 2, 5)
 		current := map[string]store.Event{}
 		var undo []store.Event
 		for range 40 {
@@ -370,7 +403,7 @@ func empty(t *testing.T, c *Compiler) {
 		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
 		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "variants": len(c.variants.all), "tallies": len(c.tallies.selectors), "counted": len(c.tallies.all), "size": c.objects.size, "total": c.sets.groups.total, "fresh": len(c.rollout.fresh), "later": len(c.rollout.later), "queue": len(c.variants.queue), "late pods": len(c.intake.late), "draining": len(c.sets.groups.draining), "uses": len(c.programs.uses), "groups": len(c.sets.groups.all), "selectors": len(c.sets.groups.selectors),
 		"named": len(c.sets.named.all), "lists": len(c.sets.lists.all), "ranges": len(c.sets.ranges.all), "ids": len(c.sets.ids.held),
-		"classes": len(c.objects.classes), "by namespace": len(c.objects.index.byNamespace), "by account": len(c.objects.index.byAccount), "by label": len(c.objects.index.byLabel), "by port": len(c.sets.named.items), "namespace labels": len(c.objects.index.namespaces),
+		"classes": len(c.objects.classes), "by namespace": len(c.objects.index.byNamespace), "by account": len(c.objects.index.byAccount), "by label": len(c.objects.index.byLabel), "by port": len(c.sets.named.items), "services": len(c.sets.services.known), "service addresses": len(c.sets.services.addrs.all), "namespace labels": len(c.objects.index.namespaces),
 		"account labels": len(c.objects.index.accounts),
 		"changed":        len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {

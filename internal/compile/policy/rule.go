@@ -26,6 +26,7 @@ type term struct {
 	selector model.Selector // zero: none
 	group    *group         // of what the selector selects; nil: none
 	list     *list          // nil: none
+	addrs    []*serviceAddrs
 }
 
 // build compiles the declared rules of a variant. A rule that nothing can match is left out.
@@ -92,6 +93,7 @@ func (p *variant) take(o *variant) {
 	p.rules = append(p.rules, o.rules...)
 	p.lists = append(p.lists, o.lists...)
 	p.named = append(p.named, o.named...)
+	p.addrs = append(p.addrs, o.addrs...)
 	p.ranges = append(p.ranges, o.ranges...)
 }
 
@@ -106,10 +108,13 @@ func (s *sets) release(p *variant) {
 	for _, n := range p.named {
 		s.named.release(n)
 	}
+	for _, a := range p.addrs {
+		s.services.addrs.release(a)
+	}
 	for _, r := range p.ranges {
 		s.ranges.release(r)
 	}
-	p.rules, p.units, p.selectors, p.groups, p.ready, p.lists, p.named, p.ranges = nil, 0, nil, nil, 0, nil, nil, nil
+	p.rules, p.units, p.selectors, p.groups, p.ready, p.lists, p.named, p.addrs, p.ranges = nil, 0, nil, nil, 0, nil, nil, nil, nil
 }
 
 // end returns what is asked of one end of a rule; not ok: it never holds.
@@ -141,13 +146,17 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 	var nets []netip.Prefix
 	t := &term{}
 	for _, peer := range peers {
-		if peer.Selector.IsZero() {
-			nets = append(nets, without(peer.Nets, peer.Except)...)
-		} else {
+		switch {
+		case !peer.Selector.IsZero():
 			selectors = append(selectors, peer.Selector)
+		case peer.Service != (model.Name{}):
+			t.addrs = append(t.addrs, s.services.hold(peer.Service))
+		default:
+			nets = append(nets, without(peer.Nets, peer.Except)...)
 		}
 	}
-	if len(nets) > 0 || len(selectors) == 0 {
+	p.addrs = append(p.addrs, t.addrs...)
+	if len(nets) > 0 || len(selectors)+len(t.addrs) == 0 {
 		t.list = s.lists.holdNets(nets)
 		p.lists = append(p.lists, t.list)
 	}
@@ -158,14 +167,14 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 }
 
 // resolve returns the rules with the present ids of their sets. Those whose selectors select too
-// many addresses, or so many network sets that they come to too many look-ups, allow nothing; nor
-// do those of a variant that is not filled yet: a NetworkPolicy isolates, one of another kind
+// many addresses, or so many network sets that they come to too many look-ups, or that name a
+// Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet: a NetworkPolicy isolates, one of another kind
 // denies.
 func (p *variant) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}
 		switch p.lookups = p.countLookups(); {
-		case p.lookups <= maxSize && p.progress == filled:
+		case p.lookups <= maxSize && p.progress == filled && p.refusedService() == nil:
 			for i := range p.rules {
 				r.Rules = append(r.Rules, p.rules[i].resolve())
 			}
@@ -219,12 +228,16 @@ func (t *term) resolve() (s state.Term) {
 	if t.list != nil {
 		s.Lists = append(s.Lists, t.list.reference())
 	}
+	for _, a := range t.addrs {
+		s.Groups = append(s.Groups, a.id)
+	}
 	if t.group != nil {
-		s.Groups = []state.SetID{t.group.id}
+		s.Groups = append(s.Groups, t.group.id)
 		for _, l := range t.group.lists {
 			s.Lists = append(s.Lists, l.reference())
 		}
 	}
+	slices.Sort(s.Groups)
 	slices.SortFunc(s.Lists, func(a, b state.ListRef) int { return cmp.Compare(a.ID, b.ID) })
 	return s
 }

@@ -73,6 +73,9 @@ func complete(t testing.TB, c *Compiler) {
 		}
 	}
 	for _, n := range c.sets.named.all {
+		if n.service != nil {
+			continue
+		}
 		want := map[state.NamedPort]struct{}{}
 		for _, it := range all {
 			for name, at := range it.portNames {

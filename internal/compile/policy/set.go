@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -14,32 +15,37 @@ import (
 // comes from; rules that ask for the same share it. Who refers to a set holds it; a set that nobody
 // holds at the end of an update is gone, but for groups, which are emptied in slices.
 type sets struct {
-	ids    *ids
-	groups *groups
-	named  *portNames
-	lists  *lists
-	ranges *portRanges
+	ids      *ids
+	groups   *groups
+	named    *portNames
+	lists    *lists
+	ranges   *portRanges
+	services *services
 }
 
-func newSets(p *state.Policy, space uint32, objects *objects) *sets {
+func newSets(p *state.Policy, space uint32, objects *objects, b *budget) *sets {
 	ids := newIDs(space)
 	equalLists := func(a, b *state.List) bool { return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes) }
 	equalPorts := func(a, b *state.Ports) bool { return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges) }
 	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
+	groups := &groups{
+		shared: newShared[string, group](ids), objects: objects, lists: lists,
+		draining: map[*group]struct{}{}, selectors: filing[*group]{}, table: newMemberTable(p.Groups),
+	}
+	named := &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)}
 	return &sets{
-		ids: ids, lists: lists,
-		groups: &groups{
-			shared: newShared[string, group](ids), objects: objects, lists: lists,
-			draining: map[*group]struct{}{}, selectors: filing[*group]{}, table: newMemberTable(p.Groups),
+		ids: ids, lists: lists, groups: groups, named: named,
+		services: &services{
+			budget: b, each: maxEndpoints, together: maxEndpointsTogether, known: map[model.Name]*service{},
+			addrs: newShared[model.Name, serviceAddrs](ids), table: &groups.table, ports: named,
 		},
-		named:  &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)},
 		ranges: &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
 	}
 }
 
 // sweep ends the sets that nobody holds any more, but for groups.
 func (s *sets) sweep() {
-	s.named.sweep()
+	s.services.sweep()
 	s.lists.sweep()
 	s.ranges.sweep()
 }
@@ -47,6 +53,7 @@ func (s *sets) sweep() {
 // publish writes what changed of sets under their ids.
 func (s *sets) publish() {
 	s.groups.publish()
+	s.services.publish()
 	s.named.publish(
 		func(n *namedPorts) { s.named.table.retract(&n.dynamic) },
 		func(n *namedPorts) { s.named.table.publish(&n.dynamic) })

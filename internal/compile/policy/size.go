@@ -48,7 +48,7 @@ func sizeOf(p *model.Policy) (n int) {
 func endSize(e *model.RuleEnd) int {
 	n := 0
 	for _, p := range slices.Concat(e.Ports, e.NotPorts) {
-		if p.Name != "" {
+		if p.Name != "" || p.Service != (model.Name{}) {
 			n += nameSize
 		} else {
 			n += rangeSize
@@ -85,7 +85,7 @@ func peersSize(peers []model.Peer) (n int) {
 				}
 			}
 		}
-		if !p.Selector.IsZero() {
+		if !p.Selector.IsZero() || p.Service != (model.Name{}) {
 			n += selectorSize
 		}
 		n += len(p.Nets)

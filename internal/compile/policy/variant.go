@@ -42,6 +42,7 @@ type variant struct {
 	ready     int // so many groups are filled
 	lists     []*list
 	named     []*namedPorts
+	addrs     []*serviceAddrs
 	ranges    []*ranges
 
 	since    time.Time          // when the change came that it is filled for
@@ -130,11 +131,11 @@ func (ps *variants) releaseTallies(p *variant) {
 // since. It reports whether there may be any.
 func (ps *variants) unresolve() bool {
 	moved := ps.sets.ids.moved
-	if !moved && !ps.sets.groups.stale && !ps.stale {
+	if !moved && !ps.sets.groups.stale && !ps.sets.services.stale && !ps.stale {
 		return false
 	}
 	for p := range ps.all {
-		if moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) {
+		if moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) || p.staleService() {
 			p.resolved = nil
 		}
 	}

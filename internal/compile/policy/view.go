@@ -76,6 +76,11 @@ func (c *Compiler) Issues() []model.Issue {
 			if variant != nil && variant.lookups > maxSize {
 				add(key, "%s", tooManyLookups(variant.lookups))
 			}
+			if variant != nil {
+				if s := variant.refusedService(); s != nil {
+					add(key, "%s", c.sets.services.tooManyEndpoints(s))
+				}
+			}
 			if variant != nil && variant.progress == refusedAlone {
 				add(key, "%s", tooManySelected(c.variants.limits.selected.Most))
 			}

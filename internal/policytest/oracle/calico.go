@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
@@ -49,6 +50,7 @@ type CalicoEnd struct {
 	Selector, NotSelector, NamespaceSelector Selector
 	Nets, NotNets                            []string
 	Ports, NotPorts                          []string
+	Service                                  string // "namespace/name", with Ports in a source alone
 }
 
 // CalicoSet is a NetworkSet, or a GlobalNetworkSet where it has no namespace.
@@ -191,11 +193,35 @@ func (o *Objects) calicoRules(p CalicoPolicy, c Connection, d direction) string 
 		if !o.calicoEnd(p.Namespace, r.Source, c.From) || !o.calicoEnd(p.Namespace, r.Destination, c.To) || !o.calicoPorts(r.Destination, c) {
 			continue
 		}
+		if s := r.Source.Service; s != "" && !o.hasEndpoint(s, c.From, func(discoveryv1.EndpointPort) bool { return true }) {
+			continue
+		}
+		isPort := func(p discoveryv1.EndpointPort) bool { return *p.Protocol == c.Protocol && *p.Port == c.Port }
+		if s := r.Destination.Service; s != "" && !o.hasEndpoint(s, c.To, isPort) {
+			continue
+		}
 		if r.Action != "Log" {
 			return r.Action
 		}
 	}
 	return ""
+}
+
+// hasEndpoint: "only traffic that originates from or terminates at endpoints within the selected
+// service will be matched, and only to/from each endpoint's port"; of a source, its port does not
+// count. The slices here have a port each.
+func (o *Objects) hasEndpoint(service string, a netip.Addr, port func(discoveryv1.EndpointPort) bool) bool {
+	for _, s := range o.Slices {
+		if s.Namespace+"/"+s.Labels[discoveryv1.LabelServiceName] != service || !slices.ContainsFunc(s.Ports, port) {
+			continue
+		}
+		for _, e := range s.Endpoints {
+			if slices.Contains(e.Addresses, a.String()) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (o *Objects) calicoEnd(namespace string, e CalicoEnd, a netip.Addr) bool {

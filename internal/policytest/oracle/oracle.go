@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -23,6 +24,8 @@ type Objects struct {
 	Namespaces []*corev1.Namespace
 	Pods       []*corev1.Pod
 	Nodes      []*corev1.Node
+	Services   []*corev1.Service // that rules name, with their slices
+	Slices     []*discoveryv1.EndpointSlice
 
 	NetworkPolicies []*networkingv1.NetworkPolicy
 	ClusterPolicies []*policyv1alpha2.ClusterNetworkPolicy

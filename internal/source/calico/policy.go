@@ -183,17 +183,23 @@ func accounts(field, text string, f *fault.List) []model.Selector {
 	return []model.Selector{s}
 }
 
+// The directions of rules, as policies name them.
+const (
+	ingress = "ingress"
+	egress  = "egress"
+)
+
 // rules adds its rules to a policy of which all else is known. Those of a direction
 // that it does not apply to are read, too.
 func rules(p *model.Policy, spec *policySpec, f *fault.List) {
 	rulesOf := func(direction string, list []json.RawMessage, applies bool) (all []model.PolicyRule) {
 		for i, data := range list {
-			if r := ruleOf(data, fmt.Sprintf("%s[%d]", direction, i), p.Key.Name.Namespace, f); applies {
+			if r := ruleOf(data, direction, fmt.Sprintf("%s[%d]", direction, i), p.Key.Name.Namespace, f); applies {
 				all = append(all, r)
 			}
 		}
 		return all
 	}
-	p.IngressRules, p.EgressRules = rulesOf("ingress", spec.Ingress, p.Ingress), rulesOf("egress", spec.Egress, p.Egress)
+	p.IngressRules, p.EgressRules = rulesOf(ingress, spec.Ingress, p.Ingress), rulesOf(egress, spec.Egress, p.Egress)
 	p.IgnoresIngress, p.IgnoresEgress = !p.Ingress && len(spec.Ingress) > 0, !p.Egress && len(spec.Egress) > 0
 }

@@ -299,6 +299,12 @@ func TestRules(t *testing.T) {
 			name: "service accounts of namespaces", rule: "{action: Allow, source: {serviceAccounts: {names: [a]}, namespaceSelector: has(x), selector: has(y)}}",
 			want: model.PolicyRule{Source: model.RuleEnd{Peers: [][]model.Peer{selects("projectcalico.org/serviceaccount == 'a' && has(pcns.x) && has(y)")}}},
 		},
+		{
+			name: "a service", rule: "{action: Allow, protocol: TCP, source: {services: {name: x, namespace: dev}, ports: [80]}}",
+			want: model.PolicyRule{Protocol: 6, Source: model.RuleEnd{
+				Peers: [][]model.Peer{{{Service: model.Name{Namespace: "dev", Name: "x"}}}}, Ports: []model.PolicyPort{{First: 80, Last: 80}},
+			}},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.want.Name = "ingress[0]"
@@ -321,6 +327,18 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// TestServiceRules holds which Service a rule names.
+func TestServiceRules(t *testing.T) {
+	got, err := decode(t, "NetworkPolicy", policyText("egress: [{action: Deny, destination: {services: {name: x}}}]"))
+	checkError(t, err, nil)
+	want := []model.PolicyRule{{Name: "egress[0]", Action: model.Deny, Destination: model.RuleEnd{Ports: []model.PolicyPort{{Service: model.Name{Namespace: "shop", Name: "x"}}}}}}
+	if diff := cmp.Diff(want, policyOf(got).EgressRules, equal); diff != "" {
+		t.Errorf("wrong rule (-want +got):\n%s", diff)
+	}
+	_, err = decode(t, "GlobalNetworkPolicy", policyText("ingress: [{action: Allow, source: {services: {name: x}}}]"))
+	checkError(t, err, []string{"spec.ingress[0].source.services.namespace: is missing; a GlobalNetworkPolicy has to name"})
+}
+
 // TestRefusedPolicies holds that whatever is at fault in a rule leaves a policy that denies.
 func TestRefusedPolicies(t *testing.T) {
 	for _, c := range []struct {
@@ -329,9 +347,16 @@ func TestRefusedPolicies(t *testing.T) {
 	}{
 		{"{}", []string{`spec.egress[1].action: "" is none of Allow, Deny, Log and Pass`}},
 		{"{action: allow}", []string{`spec.egress[1].action: "allow"`}},
-		{"{action: Allow, http: {methods: [GET]}}", []string{"spec.egress[1].http: is not supported"}},
-		{"{action: Allow, destination: {services: {name: x}}}", []string{"spec.egress[1].destination.services: is not supported"}},
-		{"{action: Allow, destination: {domains: [x]}}", []string{"spec.egress[1].destination.domains: is not supported"}},
+		{"{action: Allow, http: {methods: [GET]}}", []string{"spec.egress[1].http: is not supported: rules are about addresses, protocols and ports"}},
+		{"{action: Allow, destination: {services: {name: X}}}", []string{`spec.egress[1].destination.services.name: "X" is no name`}},
+		{"{action: Allow, destination: {services: {name: x, namespace: X}}}", []string{`spec.egress[1].destination.services.namespace: "X" is no name`}},
+		{"{action: Allow, destination: {services: {namespace: x}}}", []string{"spec.egress[1].destination.services.name: is missing"}},
+		{"{action: Allow, destination: {services: {name: x, namespace: dev, port: 80}}}", []string{"spec.egress[1].destination.services.port: is not supported"}},
+		{"{action: Allow, source: {services: {name: x, namespace: dev}}}", []string{"spec.egress[1].source.services: can stand in the source of ingress rules and the destination of egress rules alone"}},
+		{"{action: Allow, protocol: TCP, destination: {services: {name: x, namespace: dev}, ports: [80]}}", []string{"spec.egress[1].destination.ports: can't stand beside services"}},
+		{"{action: Allow, destination: {services: {name: x, namespace: dev}, selector: all()}}", []string{"spec.egress[1].destination.services: can't stand beside selectors"}},
+		{"{action: Allow, destination: {services: {name: x, namespace: dev}, notNets: [10.0.0.0/8]}}", []string{"spec.egress[1].destination.services: can't stand beside selectors"}},
+		{"{action: Allow, destination: {domains: [x]}}", []string{"spec.egress[1].destination.domains: is not supported: rules are about addresses"}},
 		{"{action: Allow, source: {serviceAccounts: {selector: a = 'b'}}}", []string{"spec.egress[1].source.serviceAccounts.selector: at 3: expected =="}},
 		{"{action: Allow, source: {serviceAccounts: {selector: global()}}}", []string{"source.serviceAccounts.selector: at 1: global() has a meaning in the namespaceSelector of a rule only"}},
 		{"{action: Allow, source: {serviceAccounts: {name: [a]}}}", []string{"spec.egress[1].source.serviceAccounts.name: is not supported"}},

@@ -1,6 +1,7 @@
 package calico
 
 import (
+	"cmp"
 	"encoding/json"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -34,6 +35,7 @@ type end struct {
 	NotSelector       string               `json:"notSelector"`
 	NamespaceSelector string               `json:"namespaceSelector"`
 	ServiceAccounts   *serviceAccounts     `json:"serviceAccounts"`
+	Services          *serviceMatch        `json:"services"`
 	Ports             []intstr.IntOrString `json:"ports"`
 	NotPorts          []intstr.IntOrString `json:"notPorts"`
 }
@@ -45,8 +47,14 @@ type serviceAccounts struct {
 	Selector string   `json:"selector"`
 }
 
-// ruleOf translates a rule of a policy of a namespace, "" for a global one.
-func ruleOf(data []byte, name, namespace string, f *fault.List) model.PolicyRule {
+// serviceMatch names a Service, by default one of the policy's namespace.
+type serviceMatch struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+}
+
+// ruleOf translates a rule for a direction of a policy of a namespace, "" for a global one.
+func ruleOf(data []byte, direction, name, namespace string, f *fault.List) model.PolicyRule {
 	where := "spec." + name
 	var in rule
 	if !strict(data, &in, where, f) {
@@ -61,7 +69,37 @@ func ruleOf(data []byte, name, namespace string, f *fault.List) model.PolicyRule
 	out.Source = family.end(where+".source", &in.Source, out.Protocol, namespace, f)
 	out.Destination = family.end(where+".destination", &in.Destination, out.Protocol, namespace, f)
 	out.Family = family.family
+	if in.Source.Services != nil {
+		peer := in.Source.service(where+".source", namespace, direction == ingress, f)
+		out.Source.Peers = append(out.Source.Peers, []model.Peer{{Service: peer}})
+	}
+	if in.Destination.Services != nil {
+		to := in.Destination.service(where+".destination", namespace, direction == egress, f)
+		if len(in.Destination.Ports)+len(in.Destination.NotPorts) > 0 {
+			f.Reject(where+".destination.ports", "can't stand beside services, which have ports of their own")
+		}
+		out.Destination.Ports = []model.PolicyPort{{Service: to}}
+	}
 	return out
+}
+
+// service is the Service that an end names. As in Calico, an end that does names nothing else,
+// and is not the policy's own: applies tells whether it is the other one.
+func (e *end) service(where, namespace string, applies bool, f *fault.List) model.Name {
+	field, name := where+".services", model.Name{Namespace: cmp.Or(e.Services.Namespace, namespace), Name: e.Services.Name}
+	checkName(field+".name", name.Name, f)
+	if name.Namespace == "" {
+		f.Reject(field+".namespace", "is missing; a GlobalNetworkPolicy has to name the namespace of the service")
+	} else {
+		checkName(field+".namespace", name.Namespace, f)
+	}
+	if !applies {
+		f.Reject(field, "can stand in the source of ingress rules and the destination of egress rules alone")
+	}
+	if e.Selector+e.NotSelector+e.NamespaceSelector != "" || e.ServiceAccounts != nil || len(e.Nets)+len(e.NotNets) > 0 {
+		f.Reject(field, "can't stand beside selectors, serviceAccounts, nets and notNets; make it a rule of its own")
+	}
+	return name
 }
 
 func action(field, text string, f *fault.List) model.Action {

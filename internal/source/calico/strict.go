@@ -22,7 +22,7 @@ func strict(data []byte, v any, where string, f *fault.List) bool {
 		field := join(where, w.(kjson.FieldError).FieldPath())
 		switch {
 		case !strings.HasPrefix(w.Error(), "duplicate"):
-			f.Aside(field, "is not supported")
+			f.Aside(field, "%s", unsupported(field))
 		case field == "spec.order", field == "spec.tier":
 			f.Aside(field, "is there twice")
 		default:
@@ -30,6 +30,21 @@ func strict(data []byte, v any, where string, f *fault.List) bool {
 		}
 	}
 	return true
+}
+
+// whyUnsupported says of fields that Calico has, by their last parts, why they are not supported
+// here.
+var whyUnsupported = map[string]string{
+	"http":    "rules are about addresses, protocols and ports, and Sluice does not see what HTTP says in a connection",
+	"domains": "rules are about addresses, and Sluice does not see what a name stands for; list the networks in nets, or in a NetworkSet",
+}
+
+func unsupported(field string) string {
+	text := "is not supported"
+	if why := whyUnsupported[field[strings.LastIndexByte(field, '.')+1:]]; why != "" {
+		text += ": " + why
+	}
+	return text
 }
 
 // misfit records why JSON does not fit, and where if that is known.
