@@ -76,9 +76,11 @@ func nodeName(host string) string { return strings.ToLower(strings.TrimSpace(hos
 
 // source returns a source that reads all objects that the flags name into sink.
 func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
-	objects := func(s source.Sink) source.Source { return manifest.New(f.manifests, s, log) }
+	objects := func(s source.Sink) source.Source { return manifest.New(f.manifests, f.unsupported.ignores(), s, log) }
 	if f.kubeFlags.named() {
-		objects = func(s source.Sink) source.Source { return f.kubeFlags.open(&f.compiler, s, log) }
+		objects = func(s source.Sink) source.Source {
+			return f.kubeFlags.open(&f.compiler, f.unsupported.ignores(), s, log)
+		}
 	}
 	if len(f.lists) == 0 {
 		return objects(sink)

@@ -28,10 +28,11 @@ func (f *kubeFlags) register(cmd *cobra.Command) {
 // named reports whether the flags name an API.
 func (f *kubeFlags) named() bool { return f.kubeconfig != "" || f.inCluster }
 
-// open makes a source of the API for what is compiled.
-func (f *kubeFlags) open(c *compile.Config, sink source.Sink, log *slog.Logger) source.Source {
+// open makes a source of the API for what is compiled, in which refused policies may be ignored.
+func (f *kubeFlags) open(c *compile.Config, ignoreRefused bool, sink source.Sink, log *slog.Logger) source.Source {
 	kube.TakeLogs(log)
 	api := f.api(c.Policy)
+	api.IgnoreRefused = ignoreRefused
 	api.Fabric, api.Addresses, api.BGP = c.Fabric, c.Addresses, c.BGP
 	return kube.New(api, sink, log)
 }

@@ -164,6 +164,32 @@ func TestPoliciesAtFault(t *testing.T) {
 	}
 }
 
+// With --unsupported=ignore-policy, what cannot be carried out has no effect, and is named at the
+// start and as long as it is there.
+func TestIgnoringUnsupported(t *testing.T) {
+	useKernel(t)
+	dir := folder(t, map[string]string{"http.yaml": httpPolicy})
+	for choice, says := range map[string][]string{
+		"deny": {"refused CalicoNetworkPolicy shop/http: allows nothing to what it selects", "; in force: it denies all that it selects"},
+		"ignore-policy": {"ignored CalicoNetworkPolicy shop/http: has no effect, as it cannot be carried out as it is written",
+			"CalicoNetworkPolicy shop/http (http.yaml:1): ignored: spec.ingress[0].http: is not supported", "; in force: nothing of it"},
+	} {
+		socket := filepath.Join(t.TempDir(), "s.sock")
+		stop := startAgent(t, dir, socket, here, "--unsupported", choice)
+		if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitError {
+			t.Fatalf("sync exits with %d: %s", code, stderr)
+		}
+		_, stdout, _ := sluice(t, "status", "--socket", socket)
+		words := strings.Join(strings.Fields(stdout), " ")
+		for _, want := range says {
+			if !strings.Contains(words, want) {
+				t.Errorf("%s: status does not say %q:\n%s", choice, want, stdout)
+			}
+		}
+		stop()
+	}
+}
+
 func TestWithoutPolicy(t *testing.T) {
 	socket := shopAgent(t, "--policy=false")
 	for _, command := range []string{"policies", "drops"} {
@@ -252,6 +278,7 @@ func TestPolicyFlags(t *testing.T) {
 		{"--policy=false --address-list bad=" + file + " --deny-list bad", "--policy=false"},
 		{"--address-list bad", "NAME=FILE"},
 		{"--failsafe-inbound 22", "tcp:22"},
+		{"--unsupported allow", "choose deny or ignore-policy"},
 		{"--failsafe-outbound icmp:8", "tcp:22"},
 	} {
 		code, _, stderr := sluice(t, append([]string{"run", "--manifests", t.TempDir()}, strings.Fields(c.args)...)...)

@@ -22,6 +22,7 @@ import (
 // policyFlags set whether network policy is enforced, and how.
 type policyFlags struct {
 	keepEstablished bool
+	unsupported     unsupported
 	lists           list.Files
 }
 
@@ -29,6 +30,8 @@ func (f *policyFlags) register(fl *pflag.FlagSet, c *compile.Config) {
 	c.FailsafeInbound, c.FailsafeOutbound = defaultInbound(), defaultOutbound()
 	fl.BoolVar(&c.Policy, "policy", true, "enforce network policy; if false, policies have no effect")
 	fl.BoolVar(&f.keepEstablished, "keep-established", false, "keep established connections that a change of policy forbids")
+	f.unsupported = denyUnsupported
+	fl.Var(&f.unsupported, "unsupported", "what becomes of a policy that cannot be carried out as it is written and of which no good version is known: deny (it denies all that it selects, a NetworkPolicy isolates it) or ignore-policy (it has no effect as a whole)")
 	fl.BoolVar(&c.PodTunnels, "pod-tunnels", false, "let pods send VXLAN, Geneve, IP-in-IP and GRE packets; with these, a pod can forge any source address towards a node that has such tunnels")
 	fl.Var(&f.lists, "address-list", "address list to read from a file and watch; selectors select it by the label sluice.dev/list: NAME; may be repeated")
 	fl.StringArrayVar(&c.DenyLists, "deny-list", nil, "`NAME` of an address list whose packets are dropped where they arrive; may be repeated")
@@ -65,6 +68,32 @@ func (f *policyFlags) complete(c *compile.Config) error {
 	}
 	return nil
 }
+
+// unsupported is a flag that says what becomes of policies that cannot be carried out.
+type unsupported string
+
+const (
+	denyUnsupported   unsupported = "deny"
+	ignoreUnsupported unsupported = "ignore-policy"
+)
+
+func (u unsupported) ignores() bool { return u == ignoreUnsupported }
+
+// String implements pflag.Value.
+func (u *unsupported) String() string { return string(*u) }
+
+// Set implements pflag.Value.
+func (u *unsupported) Set(text string) error {
+	switch unsupported(text) {
+	case denyUnsupported, ignoreUnsupported:
+		*u = unsupported(text)
+		return nil
+	}
+	return fmt.Errorf("choose %s or %s", denyUnsupported, ignoreUnsupported)
+}
+
+// Type implements pflag.Value.
+func (u *unsupported) Type() string { return "choice" }
 
 // options returns the driver's options.
 func (f *nodeFlags) options(log *slog.Logger) driver.Options {

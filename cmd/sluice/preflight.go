@@ -38,8 +38,8 @@ mode, and settings of interfaces that are known to ruin tunnels.
 
 With --policies, and the source of objects that the agent would have, check the policies instead,
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
-in a network namespace apart), which connections of this node they would deny, and which select
-nothing. Nothing is changed. The flags are those that the agent is to have; without --policies, only
+in a network namespace apart), what each choice of --unsupported would come to for those, which
+connections of this node policies would deny, and which select nothing. Nothing is changed. The flags are those that the agent is to have; without --policies, only
 --mode, --policy, --fabric, --flow-offload and --service-cidr count. --mode auto says which mode
 would be chosen, and why.
 

@@ -185,6 +185,58 @@ func TestPreflightPolicies(t *testing.T) {
 	}
 }
 
+// httpPolicy asks for what no rule here can, of the pod db.
+const httpPolicy = `apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: http, namespace: shop}
+spec: {selector: app == 'db', ingress: [{action: Allow, http: {methods: [GET]}}]}
+`
+
+// Of each policy that cannot be carried out, preflight says what either choice would come to.
+func TestPreflightUnsupported(t *testing.T) {
+	ns := nodeNS(t)
+	pods := attachPods(t, ns, 2)
+	nft(t, ns, "add chain inet other track { type filter hook forward priority 0 ; }")
+	nft(t, ns, "add rule inet other track ct state established accept")
+	err := pods[1].Do(func() error {
+		l, err := net.Listen("tcp", ":5432")
+		if err == nil {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := connect(pods[0], "10.1.0.2:5432"); err != nil {
+		t.Fatal(err)
+	}
+	const before = "CalicoNetworkPolicy shop/http: selects 1 pod of this node: shop/db. --unsupported=deny, the default, denies them all ingress, and would deny 1 of 1 connection. --unsupported=ignore-policy leaves "
+	for name, c := range map[string]struct{ text, want string }{
+		"another policy":  {shop, "warn unsupported " + before + "the decision to NetworkPolicy shop/db"},
+		"no other policy": {shop[:strings.LastIndex(shop, "---")], "warn unsupported " + before + "1 pod without any policy in ingress, so that everything passes there"},
+		"no pod":          {strings.ReplaceAll(shop, "app: db", "app: bd"), "ok unsupported CalicoNetworkPolicy shop/http: selects no pod of this node"},
+	} {
+		dir := folder(t, map[string]string{"shop.yaml": c.text, "http.yaml": httpPolicy})
+		for _, choice := range []string{"deny", "ignore-policy"} {
+			var b bytes.Buffer
+			if err := ns.Do(func() error {
+				execute(t.Context(), []string{"preflight", "--policies", "--manifests", dir, "--node", "node-a", "--unsupported", choice}, &b, &b)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			refused := map[string]string{"deny": ": spec.ingress[0].http: is not supported", "ignore-policy": ": ignored: spec.ingress[0].http: is not supported"}[choice]
+			words := strings.Join(strings.Fields(b.String()), " ")
+			for _, want := range []string{c.want, "fail refused CalicoNetworkPolicy shop/http (http.yaml:1)" + refused} {
+				if !strings.Contains(words, want) {
+					t.Errorf("%s, %s: it does not say %q:\n%s", name, choice, want, b.String())
+				}
+			}
+		}
+	}
+}
+
 // refusing is a kernel that refuses what a policy becomes.
 type refusing struct{ driver.Driver }
 

@@ -31,6 +31,7 @@ const (
 	checkPolicies    = "policies"
 	checkNode        = "node"
 	checkRefused     = "refused"
+	checkUnsupported = "unsupported"
 	checkDriver      = "driver"
 	checkKernel      = "kernel"
 	checkConnections = "connections"
@@ -71,6 +72,11 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 		}
 	}
 	results = append(results, ofPolicies(checkRefused, preflight.Fail, issues, "every policy is taken as it is written")...)
+	choices, err := unsupportedPolicies(ctx, node, config)
+	if err != nil {
+		return nil, err
+	}
+	results = append(results, choices...)
 	results = append(results, tryPolicies(ctx, node, want)...)
 	results = append(results, forbiddenNow(ctx, objects, want.Policy)...)
 	var hints []model.Issue

@@ -134,6 +134,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 		log.Info("mode chosen", "mode", mode.name, "why", why)
 	}
 	config.ReservedPorts = append(config.ReservedPorts, listening(o.agent.MetricsAddress, o.agent.HealthzAddress)...)
+	if config.Policy && o.unsupported.ignores() {
+		log.Warn("policies that cannot be carried out as they are written have no effect (--unsupported=ignore-policy): what they would deny passes; 'sluice status' names them")
+	}
 	claim, err := claimNamespace(cmd.Context(), log)
 	if err != nil {
 		if cmd.Context().Err() != nil {

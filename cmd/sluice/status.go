@@ -151,6 +151,9 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	for i, refused := range p.Refused {
 		row([]string{"refused", ""}[min(i, 1)], "%s: allows nothing to what it selects (see 'sluice policies')", refused)
 	}
+	for i, ignored := range p.Ignored {
+		row([]string{"ignored", ""}[min(i, 1)], "%s: has no effect, as it cannot be carried out as it is written, and --unsupported=ignore-policy is given", ignored)
+	}
 }
 
 // counts returns "Pod 3, Service 2", leaving out zeros, or "none".

@@ -125,6 +125,9 @@ type PolicyStatus struct {
 	// Refused are the policies that deny everything they select, as they cannot be carried out as
 	// written.
 	Refused []string `json:"refused,omitempty"`
+	// Ignored are the policies that have no effect, as they cannot be carried out as written, and
+	// the agent was told to ignore such ones.
+	Ignored []string `json:"ignored,omitempty"`
 }
 
 // policyStatus returns nil if policy is not enforced.
@@ -134,7 +137,15 @@ func (a *Agent) policyStatus() *PolicyStatus {
 	for _, kind := range model.PolicyKinds {
 		s.Policies += counts[string(kind)]
 	}
-	a.Store.Read(func(v *store.View) { s.AddressLists = v.AddressLists() })
+	a.Store.Read(func(v *store.View) {
+		s.AddressLists = v.AddressLists()
+		for _, p := range v.Policies() {
+			if p.Ignored {
+				s.Ignored = append(s.Ignored, p.Key.String())
+			}
+		}
+	})
+	slices.Sort(s.Ignored)
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
 	p := a.Compiler.State().Policy

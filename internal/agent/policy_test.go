@@ -246,6 +246,26 @@ func TestRefusedPolicyIsExplainedOnce(t *testing.T) {
 	})
 }
 
+// A policy that is ignored judges nothing, and is named wherever faults are.
+func TestIgnoredPolicyIsNamed(t *testing.T) {
+	b := startPolicy(t)
+	key := model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "odd"}}
+	b.source.deliver(store.Event{Kind: key.Kind, Name: key.Name, Object: &model.Policy{Key: key, Tier: model.DefaultTier.Name, Refused: "its port is odd", Ignored: true}})
+	b.source.fault(model.Issue{Object: key, Reason: "ignored: its port is odd", InForce: model.InForceNothing})
+	eventually(t, "it is known", func() bool {
+		s, err := b.client.Status(t.Context())
+		return err == nil && slices.Equal(s.Policy.Ignored, []string{"CalicoNetworkPolicy shop/odd"}) && s.Policy.Refused == nil && s.Policy.Programs == 1
+	})
+	got, err := b.client.Policies(t.Context())
+	if err != nil || len(got) != 2 || !slices.Equal(got[1].Issues, []string{"ignored: its port is odd; in force: nothing of it"}) {
+		t.Errorf("policies: %+v, %v", got, err)
+	}
+	text := scrape(t, b.metrics.handler(nil), "/metrics")
+	if line := `sluice_issue{kind="CalicoNetworkPolicy",name="odd",namespace="shop",reason="ignored: its port is odd",source=""} 1`; !strings.Contains(text, line+"\n") {
+		t.Errorf("no %s in the metrics", line)
+	}
+}
+
 // What other nodes decide is answered here: both ends of a connection, whichever node they are on.
 func TestExplainOnOtherNodes(t *testing.T) {
 	b := startPolicy(t)

@@ -40,6 +40,8 @@ type Policy struct {
 	// directions it applies to. One of another kind denies all there in front of
 	// all tiers, whatever else applies; so does one of a tier that does not exist.
 	Refused string
+	// Ignored has a refused policy deny nothing: it is as if it were not there.
+	Ignored bool
 }
 
 // StandIn implements StandIn.
@@ -47,6 +49,8 @@ func (p *Policy) StandIn() string {
 	switch {
 	case p.Refused == "":
 		return ""
+	case p.Ignored:
+		return InForceNothing
 	case p.Key.Kind == NetworkPolicy:
 		return InForceIsolate
 	}

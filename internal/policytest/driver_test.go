@@ -41,7 +41,7 @@ func TestIPTables(t *testing.T) {
 				{"Tunnels", TestTunnels}, {"UndeclaredPodElsewhere", TestUndeclaredPodElsewhere}, {"Bridge", TestBridge},
 				{"ResetUnderAnothersAddress", TestResetUnderAnothersAddress}, {"FragmentUnderAnothersAddress", TestFragmentUnderAnothersAddress},
 				{"Reasons", TestReasons}, {"Counters", TestCounters},
-				{"Refused", TestRefused}, {"BrokenPolicy", TestBrokenPolicy}, {"BrokenPolicyOnAFirstStart", TestBrokenPolicyOnAFirstStart},
+				{"Refused", TestRefused}, {"Unsupported", TestUnsupported}, {"BrokenPolicy", TestBrokenPolicy}, {"BrokenPolicyOnAFirstStart", TestBrokenPolicyOnAFirstStart},
 				{"NothingPassesWhileProgramsChange", TestNothingPassesWhileProgramsChange},
 			} {
 				t.Run(test.name, test.run)

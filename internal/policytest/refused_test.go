@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -77,6 +78,42 @@ func TestRefused(t *testing.T) {
 			for family := range Families {
 				k.follow(t, packet{from: "a", proto: tcp, to: "b", port: 80, at: tc.at}, family)
 				k.follow(t, packet{from: "b", proto: tcp, to: "c", port: 80, at: "c"}, family)
+			}
+		})
+	}
+	k.declare(t, row{})
+	k.settled(t)
+}
+
+// TestUnsupported sends packets where a policy has a field that is not supported, with both choices of
+// what becomes of it.
+func TestUnsupported(t *testing.T) {
+	k := openKernel(t, "unsupported", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	const http = `{"apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy", "metadata": {"name": "http", "namespace": "shop"},
+		"spec": {"selector": "app == 'b'", "ingress": [{"action": "Allow", "http": {"methods": ["GET"]}}]}}`
+	onlyA := model.PolicyRule{Name: "a", Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("app", "a")}}}}}
+	for _, tc := range []struct {
+		name        string
+		ignore      bool
+		others      []store.Event
+		fromA, andC string // where packets to b arrive
+	}{
+		{"denied", false, nil, "", ""},
+		{"denied, whatever others allow", false, []store.Event{ofPolicy(ingressTo(model.NetworkPolicy, "good", onlyA))}, "", ""},
+		{"ignored", true, nil, "b", "b"},
+		{"ignored, and others decide", true, []store.Event{ofPolicy(ingressTo(model.NetworkPolicy, "good", onlyA))}, "b", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o, err := kinds.Find(model.CalicoPolicy).Decode(kinds.Text{Data: []byte(http), IgnoreRefused: tc.ignore})
+			if err == nil || o == nil {
+				t.Fatalf("decode: %v, %v", o, err)
+			}
+			events := append(mustEvents(t, shop()), append(tc.others, ofPolicy(o.(*model.Policy)))...)
+			plan, err := k.driver.Update(t.Context(), k.Apply(k.changes(events)))
+			k.carryOut(t, plan, err)
+			for family := range Families {
+				k.follow(t, packet{from: "a", proto: tcp, to: "b", port: 80, at: tc.fromA}, family)
+				k.follow(t, packet{from: "c", proto: tcp, to: "b", port: 80, at: tc.andC}, family)
 			}
 		})
 	}

@@ -101,9 +101,18 @@ func Newest(last, next any) any {
 	return next
 }
 
-// InForce says, for an Issue, what is in force of an object at fault. Delivered is what was
-// delivered of it, nil for nothing, and read is what its present version came to, nil for nothing.
-func InForce(delivered, read any) string {
+// Fault says, for an Issue, what is wrong with an object, which is err, and what is in force of it.
+// Delivered is what was delivered of it, nil for nothing, and read is what its present version came
+// to, nil for nothing.
+func Fault(delivered, read any, err error) (reason, inForce string) {
+	if p, ok := delivered.(*model.Policy); ok && p.Ignored {
+		return "ignored: " + err.Error(), model.InForceNothing
+	}
+	return err.Error(), stateOf(delivered, read)
+}
+
+// stateOf says what is in force of an object at fault.
+func stateOf(delivered, read any) string {
 	if delivered == nil {
 		return model.InForceNothing
 	}

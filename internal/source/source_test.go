@@ -1,12 +1,13 @@
 package source
 
 import (
+	"errors"
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
 )
 
-func TestInForce(t *testing.T) {
+func TestFault(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		delivered any
@@ -21,8 +22,11 @@ func TestInForce(t *testing.T) {
 		{"an earlier policy", &model.Policy{}, &model.Policy{Refused: "x"}, model.InForceLast},
 		{"an earlier set", &model.NetworkSet{}, nil, model.InForceLast},
 	} {
-		if got := InForce(c.delivered, c.read); got != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		if reason, got := Fault(c.delivered, c.read, errors.New("x is odd")); got != c.want || reason != "x is odd" {
+			t.Errorf("%s: %q, %q, want %q", c.name, reason, got, c.want)
 		}
+	}
+	if reason, got := Fault(&model.Policy{Refused: "x", Ignored: true}, nil, errors.New("x is odd")); reason != "ignored: x is odd" || got != model.InForceNothing {
+		t.Errorf("an ignored policy: %q, %q", reason, got)
 	}
 }

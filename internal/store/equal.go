@@ -88,7 +88,7 @@ func equalPods(a, b *model.Pod) bool {
 }
 
 func equalPolicies(a, b *model.Policy) bool {
-	return a.Key == b.Key && a.Tier == b.Tier && a.Order == b.Order && a.Refused == b.Refused &&
+	return a.Key == b.Key && a.Tier == b.Tier && a.Order == b.Order && a.Refused == b.Refused && a.Ignored == b.Ignored &&
 		a.Ingress == b.Ingress && a.Egress == b.Egress && a.IgnoresIngress == b.IgnoresIngress && a.IgnoresEgress == b.IgnoresEgress &&
 		a.ApplyOnForward == b.ApplyOnForward && a.DoNotTrack == b.DoNotTrack && a.PreDNAT == b.PreDNAT &&
 		equalSelectors(a.Subject, b.Subject) &&

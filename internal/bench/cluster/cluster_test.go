@@ -74,7 +74,7 @@ func view(s *store.Store) (v *store.View) {
 func read(t *testing.T, dir string) *store.Store {
 	t.Helper()
 	s := store.New()
-	src := manifest.New(dir, s, slog.New(slog.DiscardHandler))
+	src := manifest.New(dir, false, s, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- src.Run(ctx) }()

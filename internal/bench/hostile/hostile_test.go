@@ -55,7 +55,7 @@ func TestLegal(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, crowd.Name), crowd.JSON, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s := manifest.New(dir, store.New(), slog.New(slog.DiscardHandler))
+		s := manifest.New(dir, false, store.New(), slog.New(slog.DiscardHandler))
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(ctx) }()
@@ -122,7 +122,7 @@ type reader struct {
 func newReader(t *testing.T) *reader {
 	t.Helper()
 	r := &reader{T: t, dir: t.TempDir(), store: store.New(), compiler: policy.New(policy.Config{Node: cluster.Node})}
-	r.source = manifest.New(r.dir, r.store, slog.New(slog.DiscardHandler))
+	r.source = manifest.New(r.dir, false, r.store, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.source.Run(ctx) }()

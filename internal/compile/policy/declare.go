@@ -105,12 +105,20 @@ func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
 		}
 	}
 	for key := range dirty {
-		changed = ps.set(key, v.Policy(key), changed)
+		changed = ps.set(key, declared(v, key), changed)
 	}
 	for key := range ps.rollout.later {
-		changed = ps.set(key, v.Policy(key), changed)
+		changed = ps.set(key, declared(v, key), changed)
 	}
 	return changed
+}
+
+// declared returns a policy, nil if there is none, or if it is ignored.
+func declared(v *store.View, key model.PolicyKey) *model.Policy {
+	if p := v.Policy(key); p != nil && !p.Ignored {
+		return p
+	}
+	return nil
 }
 
 func (ps *policies) setTier(name string, t *model.Tier) {

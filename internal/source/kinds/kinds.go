@@ -6,6 +6,7 @@ package kinds
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"strings"
 	"unique"
@@ -62,6 +63,8 @@ type Text struct {
 	Also     error // what is wrong with the text that JSON was made of; nil: nothing
 	// Namespace is that of a namespaced object that names none.
 	Namespace string
+	// IgnoreRefused has a policy that cannot be taken as it is written be model.Policy.Ignored.
+	IgnoreRefused bool
 }
 
 // The groups that policies are served under.
@@ -91,15 +94,15 @@ var All = []Kind{
 	{Kind: model.ServiceAccountKind, Name: "ServiceAccount", Places: core("serviceaccounts"), Namespaced: true, Typed: true, Decode: typed(kubeobj.ServiceAccount)},
 	{
 		Kind: model.NetworkPolicy, Name: "NetworkPolicy", Places: []Resource{{"networking.k8s.io", "v1", "networkpolicies"}},
-		Namespaced: true, Decode: strict(kubeobj.DecodeNetworkPolicy),
+		Namespaced: true, Decode: policy(model.NetworkPolicy, kubeobj.DecodeNetworkPolicy),
 	},
 	{
 		Kind: model.ClusterPolicy, Name: "ClusterNetworkPolicy", Places: []Resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}},
-		Optional: true, Conditions: true, Decode: strict(kubeobj.DecodeClusterNetworkPolicy),
+		Optional: true, Conditions: true, Decode: policy(model.ClusterPolicy, kubeobj.DecodeClusterNetworkPolicy),
 	},
 	{Kind: model.TierKind, Name: "Tier", Places: calicos("tiers"), Optional: true, Decode: strict(calico.Tier)},
-	{Kind: model.GlobalNetworkPolicy, Name: "GlobalNetworkPolicy", Places: calicos("globalnetworkpolicies"), Optional: true, Decode: strict(calico.GlobalNetworkPolicy)},
-	{Kind: model.CalicoPolicy, Name: "NetworkPolicy", Places: calicos("networkpolicies"), Namespaced: true, Optional: true, Decode: strict(calico.NetworkPolicy)},
+	{Kind: model.GlobalNetworkPolicy, Name: "GlobalNetworkPolicy", Places: calicos("globalnetworkpolicies"), Optional: true, Decode: policy(model.GlobalNetworkPolicy, calico.GlobalNetworkPolicy)},
+	{Kind: model.CalicoPolicy, Name: "NetworkPolicy", Places: calicos("networkpolicies"), Namespaced: true, Optional: true, Decode: policy(model.CalicoPolicy, calico.NetworkPolicy)},
 	{Kind: model.GlobalNetworkSet, Name: "GlobalNetworkSet", Places: calicos("globalnetworksets"), Optional: true, Decode: strict(calico.GlobalNetworkSet)},
 	{Kind: model.NamespacedNetworkSet, Name: "NetworkSet", Places: calicos("networksets"), Namespaced: true, Optional: true, Decode: strict(calico.NetworkSet)},
 	{Kind: model.HostEndpointKind, Name: "HostEndpoint", Places: calicos("hostendpoints"), Optional: true, Decode: strict(calico.HostEndpoint)},
@@ -159,6 +162,36 @@ func orNil[T any, P object[T]](o P, err error) (model.Object, error) {
 // strict makes a decoder of a translation from JSON.
 func strict[T any, P object[T]](translate func([]byte, error) (P, error)) func(Text) (model.Object, error) {
 	return func(t Text) (model.Object, error) { return orNil(translate(t.Data, t.Also)) }
+}
+
+// policy makes a decoder of a translation of policies.
+func policy(kind model.Kind, translate func([]byte, error) (*model.Policy, error)) func(Text) (model.Object, error) {
+	return func(t Text) (model.Object, error) {
+		p, err := translate(t.Data, t.Also)
+		if t.IgnoreRefused && err != nil && (p == nil || p.Refused != "") {
+			p = ignored(kind, p, t)
+			p.Refuse(err)
+		}
+		if p == nil || p.Key.Name.Name == "" {
+			return nil, err
+		}
+		return p, err
+	}
+}
+
+// ignored returns a policy that stands for nothing, in place of a refused one, of which there may
+// be nothing.
+func ignored(kind model.Kind, p *model.Policy, t Text) *model.Policy {
+	if p == nil {
+		var o struct{ Metadata model.Name }
+		_ = json.Unmarshal(t.Data, &o) // without a name there is nothing to say
+		p = &model.Policy{Key: model.PolicyKey{Kind: kind, Name: o.Metadata}, Tier: model.DefaultTier.Name}
+		if kind == model.NetworkPolicy || kind == model.CalicoPolicy {
+			p.Key.Name.Namespace = cmp.Or(o.Metadata.Namespace, t.Namespace, DefaultNamespace)
+		}
+	}
+	p.Ignored, p.Subject = true, model.Or()
+	return p
 }
 
 // typed makes a decoder of a translation of one of Kubernetes' types.

@@ -47,7 +47,7 @@ func TestToy(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := store.New()
-	source := manifest.New(folder, s, slog.New(slog.DiscardHandler))
+	source := manifest.New(folder, false, s, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {

@@ -21,14 +21,14 @@ type object struct {
 	copy  bool        // passed over: it only shows an object of another kind, or is of no use here
 }
 
-// decode translates an object of a kind.
-func decode(k *kinds.Kind, at kinds.Resource, r raw) object {
+// decode translates an object.
+func (f *follower) decode(at kinds.Resource, r raw) object {
 	out := broken(r)
-	if shows(k, at, out.name) {
+	if shows(f.kind, at, out.name) {
 		out.copy = true
 		return out
 	}
-	value, err := k.Decode(kinds.Text{Data: r.data, Protobuf: r.binary})
+	value, err := f.kind.Decode(kinds.Text{Data: r.data, Protobuf: r.binary, IgnoreRefused: f.ignoreRefused})
 	if errors.Is(err, kubeobj.ErrHostNames) {
 		out.copy = true // as in kube-proxy
 		return out

@@ -38,6 +38,8 @@ type follower struct {
 	lost   func() // called when the API no longer serves the place
 	tidy   func() // called after each complete list
 
+	ignoreRefused bool // see kinds.Text
+
 	wake wake.Signal // ends a pause
 
 	mu         sync.Mutex
@@ -164,7 +166,7 @@ func (f *follower) list(ctx context.Context, at kinds.Resource) error {
 				return
 			}
 		}
-		o := decode(f.kind, at, r)
+		o := f.decode(at, r)
 		o.sum = sum
 		next.enter(o, before)
 	})
@@ -257,7 +259,7 @@ func (f *follower) event(at kinds.Resource, kind string, r raw) error {
 	var o object
 	switch watch.EventType(kind) {
 	case watch.Added, watch.Modified:
-		o = decode(f.kind, at, r)
+		o = f.decode(at, r)
 		o.sum = r.sum(at)
 	case watch.Deleted, watch.Bookmark:
 		o = broken(r)

@@ -62,7 +62,8 @@ func (l *ledger) enter(o object, before *ledger) {
 	}
 	if o.err != nil {
 		next.sum = 0
-		l.faults[o.name] = fault{o.err.Error(), source.InForce(next.value, o.value)}
+		reason, inForce := source.Fault(next.value, o.value, o.err)
+		l.faults[o.name] = fault{reason, inForce}
 	}
 	l.set(o.name, next)
 }

@@ -32,6 +32,8 @@ type Config struct {
 	Addresses bool
 	// BGP has it follow what says who this node's peers are and what is announced to them.
 	BGP bool
+	// IgnoreRefused has refused policies be ignored, where they would deny otherwise.
+	IgnoreRefused bool
 	// UserAgent is the User-Agent of requests, such as "sluice/v1.2.3".
 	UserAgent string
 }
@@ -84,7 +86,7 @@ func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Sou
 			continue
 		}
 		f := newFollower(k, s.api, sink, log)
-		f.notify, f.tidy = s.settle, s.tidy
+		f.notify, f.tidy, f.ignoreRefused = s.settle, s.tidy, config.IgnoreRefused
 		s.followers = append(s.followers, f)
 		if k.Optional {
 			optional = append(optional, f)

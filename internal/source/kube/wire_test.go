@@ -124,7 +124,8 @@ func FuzzWire(f *testing.F) {
 				if r.binary && !k.Typed {
 					continue
 				}
-				ledgers[i].put(decode(&k, k.Places[0], r))
+				f := &follower{kind: &k}
+				ledgers[i].put(f.decode(k.Places[0], r))
 			}
 		}
 		_, _ = readPage(data, inBinary, take)

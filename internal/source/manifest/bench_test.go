@@ -121,7 +121,7 @@ func (d discard) SetSynced()        { close(d.synced) }
 // start runs a source until it is synced, and returns how to end it.
 func start(b *testing.B, dir string) (s *Source, end func()) {
 	d := discard{make(chan struct{})}
-	s = New(dir, d, slog.New(slog.DiscardHandler))
+	s = New(dir, false, d, slog.New(slog.DiscardHandler))
 	ctx, cancel := newContext()
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -169,7 +169,7 @@ func (c counter) SetSynced()            {}
 
 func measureChange(b *testing.B, dir string, files int) {
 	c := counter{make(chan int, 10000)}
-	s := New(dir, c, slog.New(slog.DiscardHandler))
+	s := New(dir, false, c, slog.New(slog.DiscardHandler))
 	ctx, cancel := newContext()
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -202,7 +202,7 @@ func BenchmarkParse(b *testing.B) {
 		"slice100": []byte(sliceJSON(1, 100)),
 	} {
 		b.Run(name, func(b *testing.B) {
-			p := newParsers()[0]
+			p := newParsers(false)[0]
 			b.SetBytes(int64(len(data)))
 			b.ReportAllocs()
 			for b.Loop() {

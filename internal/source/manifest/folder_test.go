@@ -481,7 +481,7 @@ func TestFlushDeliversAtOnce(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := New(f.dir, &sink{}, slog.New(slog.DiscardHandler)).Flush(ctx); err == nil {
+	if err := New(f.dir, false, &sink{}, slog.New(slog.DiscardHandler)).Flush(ctx); err == nil {
 		t.Error("Flush of a source that isn't running succeeded")
 	}
 }

@@ -26,7 +26,7 @@ func seeds(f *testing.F) {
 // the same text twice must give the same objects.
 func FuzzParse(f *testing.F) {
 	seeds(f)
-	p := newParsers()[0]
+	p := newParsers(false)[0]
 	f.Fuzz(func(t *testing.T, first, second string) {
 		for _, name := range []string{"a.json", "a.yaml"} {
 			before := p.parse(name, []byte(first), nil)

@@ -32,7 +32,7 @@ func TestLinesOfItems(t *testing.T) {
 		{"lists in one line", `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"n1","labels":[]}}]},{"apiVersion":"v1","kind":"Node","metadata":{"name":"n2","labels":[]}}]}`, []string{"1 items[0] items[0]", "1 items[1]"}},
 		{"JSON in lines", "{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[\n{\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":\"n1\",\"labels\":[]}},\n{\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":\"n2\",\"labels\":[]}}]}", []string{"2", "3"}},
 	} {
-		got := newParsers()[0].parse("x.yaml", []byte(c.text), nil)
+		got := newParsers(false)[0].parse("x.yaml", []byte(c.text), nil)
 		var want []string
 		for i, place := range c.places {
 			want = append(want, fmt.Sprintf("Node n%d x.yaml:%s", i+1, place))
@@ -58,7 +58,7 @@ func TestPlaceOfHoles(t *testing.T) {
 		`{"apiVersion":"v1","kind":"Node","metadata":!`: "x.json (x.json:1 items[1]): no JSON value begins like this; in force: nothing of it",
 	} {
 		text := `{"apiVersion":"v1","kind":"List","items":[` + good + "," + item + "]}" + good
-		got := newParsers()[0].parse("x.json", []byte(text), nil)
+		got := newParsers(false)[0].parse("x.json", []byte(text), nil)
 		if len(got.issues) == 0 || got.issues[0].String() != want {
 			t.Errorf("%s: issues %v, want %s", item, got.issues, want)
 		}
@@ -70,7 +70,7 @@ func TestPlaceOfHoles(t *testing.T) {
 func TestLargeDocument(t *testing.T) {
 	filler := "# " + strings.Repeat("x", maxDocument) + "\n"
 	large := "---\n" + serviceYAML("large", 80) + filler
-	got := newParsers()[0].parse("x.yaml", []byte(serviceYAML("a", 80)+large+"---\n"+serviceYAML("b", 80)), nil)
+	got := newParsers(false)[0].parse("x.yaml", []byte(serviceYAML("a", 80)+large+"---\n"+serviceYAML("b", 80)), nil)
 	if names(got) != "Service shop/a, Service shop/b" && len(got.objects) != 2 {
 		t.Errorf("objects %s", names(got))
 	}
@@ -78,7 +78,7 @@ func TestLargeDocument(t *testing.T) {
 		t.Errorf("issues %v", got.issues)
 	}
 	asJSON := `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","annotations":{"x":"` + strings.Repeat("x", maxDocument) + `"}}}`
-	if got := newParsers()[0].parse("x.yaml", []byte(asJSON), nil); len(got.issues) > 0 || len(got.objects) != 1 {
+	if got := newParsers(false)[0].parse("x.yaml", []byte(asJSON), nil); len(got.issues) > 0 || len(got.objects) != 1 {
 		t.Errorf("a large document of JSON in a file of YAML: %v", got.issues)
 	}
 }
@@ -105,7 +105,7 @@ func TestInForce(t *testing.T) {
 		{"no object", "", "- x\n", model.InForceNothing},
 		{"no object any more", service("80"), "- x\n", model.InForceLast},
 	} {
-		p := newParsers()[0]
+		p := newParsers(false)[0]
 		before := p.parse("x.yaml", []byte(c.before), nil)
 		got := p.parse("x.yaml", []byte(c.now), before.objects)
 		if len(got.issues) != 1 || got.issues[0].InForce != c.want {

@@ -45,7 +45,7 @@ func TestDocumentsGluedTogether(t *testing.T) {
 		{"text", "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n  annotations:\n    x: |\n      ---\n      a---\n      kind: Pod\n    y: z\n    y: z\n", "Namespace a", 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := newParsers()[0].parse("x.yaml", []byte(c.text), nil)
+			got := newParsers(false)[0].parse("x.yaml", []byte(c.text), nil)
 			var lines []string
 			for _, i := range got.issues {
 				lines = append(lines, strings.TrimPrefix(i.Source, "x.yaml:"))

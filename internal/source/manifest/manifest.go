@@ -92,15 +92,16 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New returns a source that reads the folder at path and delivers to sink.
-func New(path string, sink source.Sink, log *slog.Logger) *Source {
+// New returns a source that reads the folder at path and delivers to sink. ignoreRefused has refused
+// policies be ignored, where they would deny otherwise.
+func New(path string, ignoreRefused bool, sink source.Sink, log *slog.Logger) *Source {
 	return &Source{
 		path:      path,
 		sink:      sink,
 		walkEvery: walkInterval,
 		log:       log,
 		started:   make(chan struct{}),
-		parsers:   newParsers(),
+		parsers:   newParsers(ignoreRefused),
 		unread:    make(map[string]bool),
 		ledger:    newLedger(),
 	}

@@ -96,7 +96,7 @@ func follow(t testing.TB, dir string) *fixture {
 func followWith(t testing.TB, dir string, set func(*Source)) *fixture {
 	t.Helper()
 	f := &fixture{t: t, dir: dir, sink: &sink{}}
-	f.source = New(dir, f.sink, slog.New(slog.DiscardHandler))
+	f.source = New(dir, false, f.sink, slog.New(slog.DiscardHandler))
 	set(f.source)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -49,7 +49,9 @@ type parser struct {
 	seed maphash.Seed
 	// declared: files are read as users give them to an API; it counts the addresses made up.
 	declared *uint32
-	buf      []byte // for reading files
+	// ignoreRefused: see kinds.Text.
+	ignoreRefused bool
+	buf           []byte // for reading files
 
 	// The file being read.
 	name       string
@@ -293,16 +295,13 @@ func (p *parser) object(k *kinds.Kind) error {
 		p.unreadableAt(p.lineAt(start), fmt.Sprintf("%s: %v", k.Kind, err))
 		return nil
 	}
-	if err != nil {
-		o.fault = err.Error()
-	}
 	if last := p.prev.find(o.Ref); last != nil {
 		if o.value = source.Newest(last.value, o.value); o.value == last.value {
 			o.Ref = last.Ref
 		}
 	}
 	if err != nil {
-		o.force = source.InForce(o.value, value)
+		o.fault, o.force = source.Fault(o.value, value, err)
 	}
 	p.add(o, start)
 	return nil
@@ -349,7 +348,7 @@ func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 	if err := p.skip(); err != nil {
 		return nil, err
 	}
-	return k.Decode(kinds.Text{Data: p.data[start:p.pos], Also: p.twice, Namespace: kinds.DefaultNamespace})
+	return k.Decode(kinds.Text{Data: p.data[start:p.pos], Also: p.twice, Namespace: kinds.DefaultNamespace, IgnoreRefused: p.ignoreRefused})
 }
 
 // translate applies one of kubeobj's functions to what a scanner has filled, if it could.

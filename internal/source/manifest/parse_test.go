@@ -65,7 +65,7 @@ func translated[K, M any](t testing.TB, text string, f func(*K) (*M, error)) any
 func TestDecodesAsKubernetesDoes(t *testing.T) {
 	for kind, text := range everything {
 		want := reference(t, kind, text)
-		c := newParsers()[0].parse("x.json", []byte(text), nil)
+		c := newParsers(false)[0].parse("x.json", []byte(text), nil)
 		if len(c.objects) != 1 || len(c.issues) != 0 {
 			t.Fatalf("%s: %d objects, issues %v", kind, len(c.objects), c.issues)
 		}
@@ -84,7 +84,7 @@ func TestEveryValueOfTheWrongType(t *testing.T) {
 	for kind, text := range everything {
 		for _, wrong := range []string{`"text"`, `17`, `-1.5`, `true`, `{"a":[1]}`, `[{"b":2}]`, `null`} {
 			for i, swapped := range swaps(t, text, wrong) {
-				c := newParsers()[0].parse("x.json", []byte(good+swapped+good), nil)
+				c := newParsers(false)[0].parse("x.json", []byte(good+swapped+good), nil)
 				if !json.Valid([]byte(swapped)) {
 					t.Fatalf("bad test: %s", swapped)
 				}
@@ -217,7 +217,7 @@ items:
 		{name: "tab in YAML", file: "a.yaml", text: "# first\nkind: Node\nmetadata:\n\tname: x\n", issues: []string{"a.yaml|a.yaml:4|found character that cannot start any token"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := newParsers()[0].parse(c.file, []byte(c.text), nil)
+			got := newParsers(false)[0].parse(c.file, []byte(c.text), nil)
 			if names(got) != c.want {
 				t.Errorf("objects %q, want %q", names(got), c.want)
 			}
@@ -247,7 +247,7 @@ func TestLongListKeepsWhatIsUnchanged(t *testing.T) {
 		}
 		return []byte(strings.TrimSuffix(b.String(), ",\n") + "]}")
 	}
-	p := newParsers()[0]
+	p := newParsers(false)[0]
 	first := p.parse("a.json", list(1), nil)
 	second := p.parse("a.json", list(2), first.objects)
 	for i := range second.objects {

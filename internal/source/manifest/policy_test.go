@@ -39,7 +39,7 @@ func TestPolicyKinds(t *testing.T) {
 		version := text[:strings.Index(text, `,"metadata"`)]
 		typed := strings.TrimSuffix(version, `"`) + `List","items":[` + strings.Replace(text, version+",", "{", 1) + "]}"
 		for _, wrapped := range []string{text, `{"apiVersion":"v1","kind":"List","items":[` + text + "]}", typed} {
-			c := newParsers()[0].parse("x.json", []byte(wrapped), nil)
+			c := newParsers(false)[0].parse("x.json", []byte(wrapped), nil)
 			if len(c.objects) != 1 || len(c.issues) != 0 || c.objects[0].Ref.String() != name {
 				t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
 				continue
@@ -66,7 +66,7 @@ func TestUnreadPolicies(t *testing.T) {
 		{"networking.k8s.io/v1", "Ingress", ""},
 	} {
 		text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"x"},"spec":{}}`, c.apiVersion, c.kind)
-		got := newParsers()[0].parse("x.json", []byte(text+policyOf(`{"podSelector":{}}`)), nil)
+		got := newParsers(false)[0].parse("x.json", []byte(text+policyOf(`{"podSelector":{}}`)), nil)
 		if names(got) != "NetworkPolicy shop/db" || len(got.skipped) != 1 {
 			t.Errorf("%s: objects %q, skipped %v", c.kind, names(got), got.skipped)
 		}
@@ -92,7 +92,7 @@ func TestRefusedPolicies(t *testing.T) {
 		{"a wrong value", `{` + subject + `,"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.0/33"}}]}]}`, "spec.ingress[0].from[0].ipBlock.cidr"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newParsers()[0]
+			p := newParsers(false)[0]
 			first := p.parse("x.json", []byte(policyOf(c.spec)), nil)
 			got := refusal(t, first, c.fault)
 			want, _ := p.parse("x.json", []byte(policyOf("{"+subject+"}")), nil).objects[0].value.(*model.Policy)
@@ -138,7 +138,7 @@ func TestPoliciesOfNobody(t *testing.T) {
 		`{"podSelector":{},"policyTypes":["Sideways"]}`,
 		`{"podSelector":{},"policyTypes":{},"ingress":[{"x":1}]}`,
 	} {
-		c := newParsers()[0].parse("x.json", []byte(policyOf(spec)), nil)
+		c := newParsers(false)[0].parse("x.json", []byte(policyOf(spec)), nil)
 		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || c.issues[0].Object.String() != "NetworkPolicy shop/db" {
 			t.Errorf("%s: %+v, issues %v", spec, c.objects, c.issues)
 		}
@@ -147,7 +147,7 @@ func TestPoliciesOfNobody(t *testing.T) {
 
 func TestRefusedClusterPolicy(t *testing.T) {
 	text := strings.Replace(policyObjects["ClusterNetworkPolicy base"], `"from":[{"namespaces":{}}]`, `"from":[{"namespaces":{},"not":{}}]`, 1)
-	p := refusal(t, newParsers()[0].parse("x.json", []byte(text), nil), "spec.ingress[0].from[0].not")
+	p := refusal(t, newParsers(false)[0].parse("x.json", []byte(text), nil), "spec.ingress[0].from[0].not")
 	if p.Tier != model.BaselineTier.Name || p.Order != 5 || !p.Ingress || p.Egress || p.Subject.IsZero() {
 		t.Errorf("got %+v", p)
 	}
@@ -155,20 +155,49 @@ func TestRefusedClusterPolicy(t *testing.T) {
 
 func TestRefusedCalicoObjects(t *testing.T) {
 	text := strings.Replace(policyObjects["CalicoNetworkPolicy shop/db"], `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
-	refusal(t, newParsers()[0].parse("x.json", []byte(text), nil), "spec.ingress[0].http")
+	refusal(t, newParsers(false)[0].parse("x.json", []byte(text), nil), "spec.ingress[0].http")
 	for name, field := range map[string]string{"Tier security": "spec", "HostEndpoint n1-eth0": "spec"} {
 		text := strings.Replace(policyObjects[name], `"spec":{`, `"spec":{"extra":1,`, 1)
-		c := newParsers()[0].parse("x.json", []byte(text), nil)
+		c := newParsers(false)[0].parse("x.json", []byte(text), nil)
 		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, field+".extra") || c.issues[0].Object.String() != name {
 			t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
 		}
 	}
 }
 
+// TestIgnoredPolicies holds that a refused policy stands for nothing where that is asked for, also
+// one of which nobody knows whom it is about; but no good version goes for it.
+func TestIgnoredPolicies(t *testing.T) {
+	p := newParsers(true)[0]
+	good := policyObjects["CalicoNetworkPolicy shop/db"]
+	bad := strings.Replace(good, `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
+	for _, text := range []string{bad, strings.Replace(bad, `"selector":"`, `"selector":"&&`, 1), policyOf(`{"podSelector":[]}`)} {
+		c := p.parse("x.json", []byte(text), nil)
+		if len(c.objects) != 1 || c.objects[0].value == nil {
+			t.Fatalf("%s: %+v, issues %v", text, c.objects, c.issues)
+		}
+		policy := c.objects[0].value.(*model.Policy)
+		if !policy.Ignored || policy.Refused == "" || policy.Key.Name.String() != "shop/db" || c.objects[0].Ref != policy.Key {
+			t.Errorf("%s: %+v", text, policy)
+		}
+		if len(c.issues) != 1 || !strings.HasPrefix(c.issues[0].Reason, "ignored: spec.") || c.issues[0].InForce != model.InForceNothing {
+			t.Errorf("%s: issues %v", text, c.issues)
+		}
+	}
+	last := p.parse("x.json", []byte(good), nil)
+	c := p.parse("x.json", []byte(bad), last.objects)
+	if p := c.objects[0].value.(*model.Policy); p.Refused != "" || len(c.issues) != 1 || !strings.HasPrefix(c.issues[0].Reason, "spec.") || c.issues[0].InForce != model.InForceLast {
+		t.Errorf("after a good version: %+v, issues %v", p, c.issues)
+	}
+	if c := p.parse("x.json", []byte(strings.ReplaceAll(bad, `"name":"db"`, `"name":""`)), nil); len(c.objects) != 0 || len(c.issues) != 1 {
+		t.Errorf("without a name: %+v, issues %v", c.objects, c.issues)
+	}
+}
+
 // TestRefusedNetworkSets holds that of a set at fault the labels are known, so that rules
 // which refer to it do, until it is good; and that it takes no good one's place.
 func TestRefusedNetworkSets(t *testing.T) {
-	p := newParsers()[0]
+	p := newParsers(false)[0]
 	good := policyObjects["NetworkSet shop/partners"]
 	for _, bad := range []string{
 		strings.Replace(good, "192.0.2.0/24", "192.0.2.0/33", 1),
@@ -193,7 +222,7 @@ func TestRefusedNetworkSets(t *testing.T) {
 // TestStoredNames has a policy whose name in the text is not the one it is
 // known by: its last good version is found when not even its name can be made out.
 func TestStoredNames(t *testing.T) {
-	p := newParsers()[0]
+	p := newParsers(false)[0]
 	for _, others := range []int{0, 2 * short} {
 		var rest strings.Builder
 		for i := range others {
@@ -223,18 +252,18 @@ spec:
   - from: [{podSelector: {}}]
     from: []
 `
-	refusal(t, newParsers()[0].parse("x.yaml", []byte(text), nil), `line 8: key "from" already set`)
+	refusal(t, newParsers(false)[0].parse("x.yaml", []byte(text), nil), `line 8: key "from" already set`)
 	calico := `apiVersion: projectcalico.org/v3
 kind: Tier
 metadata: {name: t}
 spec: {order: 1, order: 2}
 `
-	c := newParsers()[0].parse("x.yaml", []byte(calico), nil)
+	c := newParsers(false)[0].parse("x.yaml", []byte(calico), nil)
 	if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 {
 		t.Errorf("got %+v, issues %v", c.objects, c.issues)
 	}
 	// A Service is read as ever.
-	c = newParsers()[0].parse("x.yaml", []byte(serviceYAML("a", 80)+"  type: ClusterIP\n  type: ClusterIP\n"), nil)
+	c = newParsers(false)[0].parse("x.yaml", []byte(serviceYAML("a", 80)+"  type: ClusterIP\n  type: ClusterIP\n"), nil)
 	if len(c.objects) != 1 || len(c.issues) != 0 {
 		t.Errorf("got %+v, issues %v", c.objects, c.issues)
 	}
@@ -305,7 +334,7 @@ func FuzzPolicy(f *testing.F) {
 	for _, text := range policyObjects {
 		f.Add(text)
 	}
-	p := newParsers()[0]
+	p := newParsers(false)[0]
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, file := range []string{"a.json", "a.yaml"} {
 			for _, o := range p.parse(file, []byte(text), nil).objects {

@@ -84,11 +84,11 @@ func readAll(parsers []*parser, f *folder, jobs []job) []reading {
 }
 
 // newParsers makes a parser for each core.
-func newParsers() []*parser {
+func newParsers(ignoreRefused bool) []*parser {
 	seed := maphash.MakeSeed()
 	parsers := make([]*parser, runtime.GOMAXPROCS(0))
 	for i := range parsers {
-		parsers[i] = &parser{seed: seed}
+		parsers[i] = &parser{seed: seed, ignoreRefused: ignoreRefused}
 	}
 	return parsers
 }
