@@ -1,16 +1,13 @@
 package main
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/pagetest"
 )
-
-var updateModes = flag.Bool("update-modes", false, "write the table of docs/modes.md")
 
 // The table of docs/modes.md says what the drivers of all modes say of themselves.
 func TestModesPage(t *testing.T) {
@@ -45,18 +42,5 @@ func TestModesPage(t *testing.T) {
 		}
 		fmt.Fprintln(&b)
 	}
-	const path, begin, end = "../../docs/modes.md", "<!-- the drivers' capabilities -->\n\n", "\n<!-- end -->"
-	text := read(t, path)
-	before, rest, found := strings.Cut(text, begin)
-	table, after, ended := strings.Cut(rest, end)
-	if !found || !ended {
-		t.Fatalf("%s has no table between its two marks", path)
-	}
-	if *updateModes {
-		if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if table != b.String() {
-		t.Errorf("the table of %s is not what the drivers say (go test ./cmd/sluice -run TestModesPage -update-modes):\n%s", path, b.String())
-	}
+	pagetest.Check(t, "../../docs/modes.md", "the drivers' capabilities", b.String())
 }

@@ -191,7 +191,7 @@ var rules = []rule{
 var exempt = []string{"internal/lab", "internal/bench", "internal/driver/drivertest", "internal/kubetest"}
 
 // apart is what no part may depend on: the exempt, and what only tests are made of.
-var apart = append([]string{"internal/policytest", "internal/kubetest", "internal/logtest", "internal/bgp/peertest"}, exempt...)
+var apart = append([]string{"internal/policytest", "internal/kubetest", "internal/logtest", "internal/pagetest", "internal/bgp/peertest"}, exempt...)
 
 func TestImports(t *testing.T) {
 	all := packages(t)

@@ -85,8 +85,8 @@ func TestRefused(t *testing.T) {
 	k.settled(t)
 }
 
-// TestUnsupported sends packets where a policy has a field that is not supported, with both choices of
-// what becomes of it.
+// TestUnsupported sends packets where a policy has a field that is not supported, with both choices
+// of what becomes of it.
 func TestUnsupported(t *testing.T) {
 	k := openKernel(t, "unsupported", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	const http = `{"apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy", "metadata": {"name": "http", "namespace": "shop"},

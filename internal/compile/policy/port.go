@@ -51,8 +51,9 @@ type namedPort struct {
 	service  model.Name     // the endpoints of this Service, in place of all that; see services
 }
 
-// namedPorts holds the ports to which pods give a name, or those of the endpoints of a Service. All rules that ask for the name share it,
-// so that what these sets come to is bounded by the pods' ports.
+// namedPorts holds the ports to which pods give a name, or those of the endpoints of a Service. All
+// rules that ask for the name share it, so that what these sets come to is bounded by the pods'
+// ports.
 type namedPorts struct {
 	dynamic[state.NamedPort]
 	of      namedPort

@@ -168,8 +168,8 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 
 // resolve returns the rules with the present ids of their sets. Those whose selectors select too
 // many addresses, or so many network sets that they come to too many look-ups, or that name a
-// Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet: a NetworkPolicy isolates, one of another kind
-// denies.
+// Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet:
+// a NetworkPolicy isolates, one of another kind denies.
 func (p *variant) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}

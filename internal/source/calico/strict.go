@@ -35,9 +35,12 @@ func strict(data []byte, v any, where string, f *fault.List) bool {
 // whyUnsupported says of fields that Calico has, by their last parts, why they are not supported
 // here.
 var whyUnsupported = map[string]string{
-	"http":    "rules are about addresses, protocols and ports, and Sluice does not see what HTTP says in a connection",
-	"domains": "rules are about addresses, and Sluice does not see what a name stands for; list the networks in nets, or in a NetworkSet",
+	"http":                 "rules are about addresses, protocols and ports, and Sluice does not see what HTTP says in a connection",
+	"allowedEgressDomains": noNames,
+	"domains":              noNames,
 }
+
+const noNames = "rules are about addresses, and Sluice does not see what a name stands for; list the networks in nets, or in a NetworkSet"
 
 func unsupported(field string) string {
 	text := "is not supported"

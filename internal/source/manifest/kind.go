@@ -50,6 +50,8 @@ func unread(apiVersion, name string) (instead string, ok bool) {
 		return "networking.k8s.io/v1", true
 	case group == "policy.networking.k8s.io" && (name == "AdminNetworkPolicy" || name == "BaselineAdminNetworkPolicy"):
 		return "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2", true
+	case group == "cilium.io" && (name == "CiliumNetworkPolicy" || name == "CiliumClusterwideNetworkPolicy"):
+		return "a NetworkPolicy, a ClusterNetworkPolicy or one of Calico's", true
 	}
 	for i := range kinds.All {
 		for _, p := range kinds.All[i].Places {

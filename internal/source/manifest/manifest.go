@@ -92,8 +92,8 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New returns a source that reads the folder at path and delivers to sink. ignoreRefused has refused
-// policies be ignored, where they would deny otherwise.
+// New returns a source that reads the folder at path and delivers to sink. ignoreRefused has
+// refused policies be ignored, where they would deny otherwise.
 func New(path string, ignoreRefused bool, sink source.Sink, log *slog.Logger) *Source {
 	return &Source{
 		path:      path,

@@ -59,6 +59,8 @@ func TestUnreadPolicies(t *testing.T) {
 		{"extensions/v1beta1", "NetworkPolicy", "networking.k8s.io/v1"},
 		{"networking.k8s.io/v2", "NetworkPolicy", "networking.k8s.io/v1"},
 		{"policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy", "ClusterNetworkPolicy"},
+		{"cilium.io/v2", "CiliumNetworkPolicy", "a ClusterNetworkPolicy or one of Calico's"},
+		{"cilium.io/v2", "CiliumClusterwideNetworkPolicy", "a ClusterNetworkPolicy or one of Calico's"},
 		{"policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", "policy.networking.k8s.io/v1alpha2"},
 		{"projectcalico.org/v4", "GlobalNetworkPolicy", "projectcalico.org/v3"},
 		{"projectcalico.org/v3", "StagedNetworkPolicy", ""}, // is not to be in force
