@@ -140,6 +140,25 @@ func TestCutKeeping(t *testing.T) {
 	}
 }
 
+// TestCutFromServices shows that a connection is cut when its destination is no longer an endpoint of
+// the service that allows it, and goes on while others come and go.
+func TestCutFromServices(t *testing.T) {
+	k := openKernel(t, "cutsvc", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	service := model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}
+	policies := calicoPolicy("a", "egress: [{action: Allow, destination: {services: {name: front}}}]")
+	on := func(pods string) { k.declare(t, row{services: []svc{lbService(service, pods)}, policies: policies}) }
+	on("b")
+	pairs := k.directPairs(t)
+	on("b c")
+	for name, p := range pairs {
+		if !p.Speak(true, drivertest.Patient) || !p.Speak(false, drivertest.Patient) {
+			t.Errorf("%s: another endpoint came, and it is cut", name)
+		}
+	}
+	on("c")
+	together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, false) })
+}
+
 // lackIngress has no policy judge what reaches the pod.
 func lackIngress(p *state.Policy, pod string) {
 	for _, a := range names[pod] {

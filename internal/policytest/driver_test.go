@@ -35,7 +35,7 @@ func TestIPTables(t *testing.T) {
 				{"Rows", TestRows}, {"LargePolicies", TestLargePolicies}, {"LargePolicyChanges", TestLargePolicyChanges}, {"MisnamedNodePackets", TestMisnamedNodePackets},
 				{"Netpol", TestNetpol}, {"Conformance", TestConformance}, {"RandomPackets", TestRandomPackets},
 				{"RandomPacketsApart", TestRandomPacketsApart}, {"MarkOfWhatReachesItself", TestMarkOfWhatReachesItself},
-				{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"KeepEstablished", TestKeepEstablished},
+				{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"CutFromServices", TestCutFromServices}, {"KeepEstablished", TestKeepEstablished},
 				{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"PathMTU", TestPathMTU},
 				{"Neighbours", TestNeighbours}, {"NeighbourDiscoveryOffTheLink", TestNeighbourDiscoveryOffTheLink},
 				{"Tunnels", TestTunnels}, {"UndeclaredPodElsewhere", TestUndeclaredPodElsewhere}, {"Bridge", TestBridge},
