@@ -171,6 +171,39 @@ func TestSetsAtFault(t *testing.T) {
 	}
 }
 
+// A policy that cannot be taken as it is written is ignored where that is asked for, so that nothing
+// is lacking, whatever is wrong with it; a good version of it is not given up.
+func TestPoliciesIgnored(t *testing.T) {
+	const path = calicoV3 + "networkpolicies"
+	policy := func(name, spec string) string {
+		return fmt.Sprintf(`{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":%q,"namespace":"shop"},"spec":{%s}}`, name, spec)
+	}
+	const http = `"selector":"app == 'a'","ingress":[{"action":"Allow","http":{}}]`
+	api := newFakeAPI(t)
+	api.put(path, policy("http", http))
+	api.put(path, policy("nobody", `"selector":"=="`))
+	api.put(path, policy("good", `"selector":"all()"`))
+	f := followAs(t, api, Config{Kubeconfig: api.kubeconfig(""), Policies: true, IgnoreRefused: true})
+	f.waitSynced()
+	f.waitNames("CalicoNetworkPolicy shop/good", "CalicoNetworkPolicy shop/http", "CalicoNetworkPolicy shop/nobody")
+	for _, name := range []string{"http", "nobody"} {
+		if p := f.sink.object("CalicoNetworkPolicy shop/" + name).(*model.Policy); !p.Ignored || p.Refused == "" {
+			t.Errorf("%s: %+v", name, p)
+		}
+		f.waitIssue("CalicoNetworkPolicy shop/"+name, ": ignored: spec.", "; in force: nothing of it")
+	}
+	if l := f.source.Status().Lacking; l != nil {
+		t.Errorf("lacking %q", l)
+	}
+	api.put(path, policy("good", http))
+	f.waitIssue("CalicoNetworkPolicy shop/good", "): spec.ingress[0].http: ", "; in force: its last good version")
+	if p := f.sink.object("CalicoNetworkPolicy shop/good").(*model.Policy); p.Ignored {
+		t.Errorf("the last good version is gone: %+v", p)
+	}
+	api.put(path, policy("http", `"selector":"all()"`))
+	f.wait("it is mended", func() bool { return !f.sink.object("CalicoNetworkPolicy shop/http").(*model.Policy).Ignored })
+}
+
 // If discovery is denied, the kinds that need it do not hold up the others.
 func TestDiscoveryIsDenied(t *testing.T) {
 	api := newFakeAPI(t)
