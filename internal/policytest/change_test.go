@@ -140,8 +140,8 @@ func TestCutKeeping(t *testing.T) {
 	}
 }
 
-// TestCutFromServices shows that a connection is cut when its destination is no longer an endpoint of
-// the service that allows it, and goes on while others come and go.
+// TestCutFromServices shows that a connection is cut when its destination is no longer an endpoint
+// of the service that allows it, and goes on while others come.
 func TestCutFromServices(t *testing.T) {
 	k := openKernel(t, "cutsvc", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	service := model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}

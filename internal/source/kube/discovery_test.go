@@ -171,8 +171,8 @@ func TestSetsAtFault(t *testing.T) {
 	}
 }
 
-// A policy that cannot be taken as it is written is ignored where that is asked for, so that nothing
-// is lacking, whatever is wrong with it; a good version of it is not given up.
+// A policy that cannot be taken as it is written is ignored where that is asked for, so that
+// nothing is lacking, whatever is wrong with it; a good version of it is not given up.
 func TestPoliciesIgnored(t *testing.T) {
 	const path = calicoV3 + "networkpolicies"
 	policy := func(name, spec string) string {
