@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/sysctl"
 )
 
 // virtualServers are those in the balancer's kernel, with the routes to them.
@@ -63,10 +64,6 @@ func TestBalanceIPVS(t *testing.T) {
 		t.Error(answer)
 	}
 	w.api(http.StatusOK, "DELETE", "/farms/odd", "")
-	w.api(http.StatusOK, "POST", "/farms", `{"farms": [{"name": "web", "scheduler": "least"}]}`)
-	if !strings.Contains(w.virtualServers(), " wlc ") || !strings.Contains(w.api(http.StatusOK, "GET", "/farms/web", ""), `"least"`) {
-		t.Error(w.virtualServers())
-	}
 	w.sick["blue"].Store(true)
 	eventually(t, "blue is down", func() bool { return w.backend("blue").State == "down" })
 	w.answer("red")
@@ -78,6 +75,10 @@ func TestBalanceIPVS(t *testing.T) {
 		return b.Chosen > 0 && b.Active > 0 && b.Bytes > 0
 	})
 
+	w.api(http.StatusOK, "POST", "/farms", `{"farms": [{"name": "web", "scheduler": "least"}]}`)
+	if !strings.Contains(w.virtualServers(), " wlc ") || !strings.Contains(w.api(http.StatusOK, "GET", "/farms/web", ""), `"least"`) {
+		t.Error(w.virtualServers())
+	}
 	var open net.Conn
 	w.must(w.client.Do(func() (err error) { open, err = net.Dial("tcp", "10.0.0.100:80"); return err }))
 	defer func() { _ = open.Close() }()
@@ -108,7 +109,11 @@ func TestBalanceIPVS(t *testing.T) {
 	if left := w.virtualServers(); left != "" {
 		t.Errorf("left after cleanup: %s", left)
 	}
-	if out, err := w.machine.Run("cat", "/proc/sys/net/ipv4/conf/all/arp_ignore"); err != nil || strings.TrimSpace(string(out)) != "0" {
-		t.Errorf("arp_ignore is %s after cleanup: %v", out, err)
-	}
+	w.must(w.machine.Do(func() error {
+		now, err := sysctl.Read("net.ipv4.conf.all.arp_ignore")
+		if now != "0" {
+			t.Errorf("arp_ignore is %s after cleanup", now)
+		}
+		return err
+	}))
 }
