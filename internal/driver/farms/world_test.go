@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/compile/farm"
 	"sluice.dev/sluice/internal/driver"
@@ -215,16 +216,35 @@ func (w *world) dial(ns *netns.NS, network, to string, from netip.AddrPort) (c n
 			d.LocalAddr = net.UDPAddrFromAddrPort(from)
 		}
 	}
-	err = ns.Do(func() (err error) { c, err = d.DialContext(context.Background(), network, to); return err })
-	return c, err
+	// An interface takes a moment after it is up until it has routes of IPv6.
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err = ns.Do(func() (err error) { c, err = d.DialContext(context.Background(), network, to); return err })
+		if !errors.Is(err, unix.ENETUNREACH) || time.Now().After(end) {
+			return c, err
+		}
+	}
 }
 
+// exchange asks and reads the answer. A datagram may get lost while a neighbour is looked for, so it
+// is sent again.
 func exchange(c net.Conn) (g got, err error) {
-	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
-	if _, err := io.WriteString(c, "hello\n"); err != nil {
-		return g, err
+	const sends, wait = 4, 500 * time.Millisecond
+	_, datagrams := c.(*net.UDPConn)
+	var line string
+	for try := range sends {
+		deadline := time.Now().Add(wait)
+		if !datagrams {
+			deadline = time.Now().Add(sends * wait)
+		}
+		_ = c.SetDeadline(deadline)
+		if _, err := io.WriteString(c, "hello\n"); err != nil {
+			return g, err
+		}
+		line, err = bufio.NewReader(c).ReadString('\n')
+		if !datagrams || !errors.Is(err, os.ErrDeadlineExceeded) || try == sends-1 {
+			break
+		}
 	}
-	line, err := bufio.NewReader(c).ReadString('\n')
 	if err != nil {
 		return g, err
 	}
