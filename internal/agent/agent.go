@@ -172,6 +172,10 @@ func New(c Config) *Agent {
 	return a
 }
 
+// Ready reports whether the kernel has been programmed and can be still, and what all objects are is
+// known, as /readyz answers. Safe for concurrent use.
+func (a *Agent) Ready() bool { return a.health.unready() == "" }
+
 // paths are the ways to other nodes; safe for concurrent use.
 func (a *Agent) paths() []model.Path {
 	a.compiling.Lock()

@@ -30,7 +30,7 @@ func get(t *testing.T, h http.Handler, path string) (int, map[string]any) {
 func TestHealthTransitions(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	h := &health{limit: time.Minute, now: func() time.Time { return now }, eligible: func() bool { return true }}
-	handler := h.handler(byCode("a", "a"), byCode("b", "b"))
+	handler := h.handler(newMetrics(&Agent{}).healthz, newMetrics(&Agent{}).livez)
 	for _, step := range []struct {
 		name                  string
 		do                    func()
@@ -85,7 +85,7 @@ func TestMissingNode(t *testing.T) {
 func TestFamilyHealth(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	h := &health{limit: 10 * time.Second, now: func() time.Time { return now }, eligible: func() bool { return true }}
-	handler := h.handler(byCode("a", "a"), byCode("b", "b"))
+	handler := h.handler(newMetrics(&Agent{}).healthz, newMetrics(&Agent{}).livez)
 	if _, body := get(t, handler, "/livez"); body["healthy"] != true || body["status"] != nil {
 		t.Errorf("at the start: %v", body)
 	}

@@ -234,7 +234,7 @@ func TestNotReady(t *testing.T) {
 	b := start(t)
 	readyz := func() string {
 		w := httptest.NewRecorder()
-		b.health.handler(byCode("a", "a"), byCode("b", "b")).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		b.health.handler(b.metrics.healthz, b.metrics.livez).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 		return w.Body.String()
 	}
 	b.source.neverRead("Pod")

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"sluice.dev/sluice/internal/model"
@@ -21,12 +20,13 @@ import (
 // each family whose services it changed.
 type metrics struct {
 	registry *prometheus.Registry
+	list     []Metric // of the fields below
 	started  time.Time
 	mode     string
 
 	sync, full, partial    *prometheus.HistogramVec
 	programming            *prometheus.HistogramVec
-	change                 prometheus.Histogram
+	change                 prometheus.Observer
 	apply                  *prometheus.HistogramVec
 	lastSync, lastQueued   *prometheus.GaugeVec
 	endpointsTotal         prometheus.Counter
@@ -39,37 +39,27 @@ type metrics struct {
 }
 
 func newMetrics(a *Agent) *metrics {
-	m := &metrics{
-		registry:    prometheus.NewRegistry(),
-		started:     a.started,
-		mode:        a.Mode,
-		sync:        kubeHistogram("sync_proxy_rules_duration_seconds", "Time to plan and apply a change of services.", syncBuckets()),
-		full:        kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", syncBuckets()),
-		partial:     kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed of services.", syncBuckets()),
-		programming: kubeHistogram("network_programming_duration_seconds", "Time from when a pod or service changed, as its EndpointSlice says, to the kernel's acknowledgement.", programmingBuckets()),
-		lastSync:    byFamily("sync_proxy_rules_last_timestamp_seconds", "Unix time at which the kernel last had everything wanted."),
-		lastQueued:  byFamily("sync_proxy_rules_last_queued_timestamp_seconds", "Unix time at which the last processed change had arrived."),
+	m := &metrics{registry: prometheus.NewRegistry(), started: a.started, mode: a.Mode}
+	m.sync = m.kubeHistogram("sync_proxy_rules_duration_seconds", "Time to plan and apply a change of services.", syncBuckets())
+	m.full = m.kubeHistogram("sync_full_proxy_rules_duration_seconds", "Time to compare everything with the kernel and apply the difference.", syncBuckets())
+	m.partial = m.kubeHistogram("sync_partial_proxy_rules_duration_seconds", "Time to plan and apply what changed of services.", syncBuckets())
+	m.programming = m.kubeHistogram("network_programming_duration_seconds", "Time from when a pod or service changed, as its EndpointSlice says, to the kernel's acknowledgement.", programmingBuckets())
+	m.lastSync = m.gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Unix time at which the kernel last had everything wanted.", familyLabel...)
+	m.lastQueued = m.gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "Unix time at which the last processed change had arrived.", familyLabel...)
 
-		endpointsTotal:   kubeCounter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints seen."),
-		servicesTotal:    kubeCounter("sync_proxy_rules_service_changes_total", "Changes of services seen."),
-		endpointsPending: kubeGauge("sync_proxy_rules_endpoint_changes_pending", "Changes of endpoints that wait for the kernel."),
-		servicesPending:  kubeGauge("sync_proxy_rules_service_changes_pending", "Changes of services that wait for the kernel."),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-			Help: "Attempts to program the kernel that failed."}, familyLabel),
-		healthz: byCode("proxy_healthz_total", "Answers of /healthz by HTTP status."),
-		livez:   byCode("proxy_livez_total", "Answers of /livez by HTTP status."),
+	m.endpointsTotal = m.counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of endpoints seen.").WithLabelValues()
+	m.servicesTotal = m.counter("kubeproxy_sync_proxy_rules_service_changes_total", "Changes of services seen.").WithLabelValues()
+	m.endpointsPending = m.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changes of endpoints that wait for the kernel.").WithLabelValues()
+	m.servicesPending = m.gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Changes of services that wait for the kernel.").WithLabelValues()
+	m.failures = m.counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Attempts to program the kernel that failed.", familyLabel...)
+	m.healthz = m.counter("kubeproxy_proxy_healthz_total", "Answers of /healthz by HTTP status.", "code")
+	m.livez = m.counter("kubeproxy_proxy_livez_total", "Answers of /livez by HTTP status.", "code")
 
-		change: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "sluice_change_seconds", Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18),
-			Help: "Time from a change's arrival in the store to the kernel's acknowledgement, in fine steps.",
-		}),
-		apply: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "sluice_apply_seconds", Buckets: prometheus.ExponentialBuckets(0.00005, 2, 18),
-			Help: "Time to plan and apply, by path: update (what changed) or adopt (everything compared).",
-		}, []string{"path"}),
-		heals:           prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_heals_total", Help: "Times that another program's change of our tables was undone."}),
-		operationsTotal: prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_operations_total", Help: "Kernel operations applied."}),
-	}
+	fine := prometheus.ExponentialBuckets(0.00005, 2, 18)
+	m.change = m.histogram("sluice_change_seconds", "Time from a change's arrival in the store to the kernel's acknowledgement, in fine steps.", fine).WithLabelValues()
+	m.apply = m.histogram("sluice_apply_seconds", "Time to plan and apply, by path: update (what changed) or adopt (everything compared).", fine, "path")
+	m.heals = m.counter("sluice_heals_total", "Times that another program's change of our tables was undone.").WithLabelValues()
+	m.operationsTotal = m.counter("sluice_operations_total", "Kernel operations applied.").WithLabelValues()
 	for _, family := range families { // that are there from the start
 		for _, h := range []*prometheus.HistogramVec{m.sync, m.full, m.partial, m.programming} {
 			h.WithLabelValues(family)
@@ -78,10 +68,8 @@ func newMetrics(a *Agent) *metrics {
 		m.lastQueued.WithLabelValues(family)
 		m.failures.WithLabelValues(family)
 	}
-	m.registry.MustRegister(m.sync, m.full, m.partial, m.programming, m.lastSync, m.lastQueued,
-		m.endpointsTotal, m.servicesTotal, m.endpointsPending, m.servicesPending, m.failures, m.healthz, m.livez,
-		m.change, m.apply, m.heals, m.operationsTotal,
-		collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(collector{a})
+	m.registry.MustRegister(ofProcess()...)
 	return m
 }
 
@@ -166,26 +154,6 @@ func (m *metrics) failed(which [2]bool) {
 
 func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
-func kubeHistogram(name, help string, buckets []float64) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: buckets}, familyLabel)
-}
-
-func byFamily(name, help string) *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help}, familyLabel)
-}
-
-func kubeGauge(name, help string) prometheus.Gauge {
-	return prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubeproxy_" + name, Help: help})
-}
-
-func kubeCounter(name, help string) prometheus.Counter {
-	return prometheus.NewCounter(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help})
-}
-
-func byCode(name, help string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubeproxy_" + name, Help: help}, []string{"code"})
-}
-
 // syncBuckets are kube-proxy's: from a millisecond, doubling.
 func syncBuckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 15) }
 
@@ -203,6 +171,7 @@ const maxIssueSeries = 100
 
 var (
 	descBuild     = desc("build_info", "The agent's version and node.", "version", "node")
+	descReady     = desc("ready", "1 while the agent is ready, as /readyz says.")
 	descSynced    = desc("source_synced", "1 once the source has been read in full.", "source")
 	descObjects   = desc("source_objects", "Objects delivered by the source.", "source", "kind")
 	descSkipped   = desc("source_skipped", "Objects of the source that were skipped.", "source", "kind")
@@ -224,13 +193,11 @@ var (
 	descConns    = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax = desc("conntrack_entries_limit", "Limit of the connection table.")
 	descRivals   = desc("rivals", "Other agents in this network namespace, which wait until this one ends.")
-	descNoLocal  = prometheus.NewDesc("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-		"Service ports with a Local traffic policy and no endpoint on this node.", []string{"traffic_policy", "ip_family"}, nil)
+	descNoLocal  = declare(Metric{
+		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total", Type: Gauge, // whatever the name says
+		Help: "Service ports with a Local traffic policy and no endpoint on this node.", Labels: []string{"traffic_policy", "ip_family"},
+	})
 )
-
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
-}
 
 // objectLabels are the values of the labels kind, namespace and name.
 func objectLabels(r model.Ref) []string {
@@ -246,12 +213,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(descBuild, 1, c.Version, c.Node)
+	gauge(descReady, oneIf(c.Ready()))
 	src := c.Source.Status()
-	synced := 0.0
-	if src.Synced {
-		synced = 1
-	}
-	gauge(descSynced, synced, src.Name)
+	gauge(descSynced, oneIf(src.Synced), src.Name)
 	for kind, n := range src.Objects {
 		gauge(descObjects, float64(n), src.Name, kind)
 	}
@@ -324,6 +288,13 @@ func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prom
 	if c.FlowsCut != nil {
 		count(descCut, c.FlowsCut())
 	}
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // scrapeLimit bounds how long the kernel's counters may take to read.

@@ -40,6 +40,7 @@ func TestMetrics(t *testing.T) {
 		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_policy="external"} 0`,
 		`kubeproxy_proxy_healthz_total{code="200"} 1`,
 		`kubeproxy_proxy_livez_total{code="200"} 1`,
+		"sluice_ready 1",
 		"sluice_frontends 1",
 		"sluice_backends 2",
 		"sluice_frontends_kept 0",

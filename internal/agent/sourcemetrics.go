@@ -24,11 +24,7 @@ func collectSource(ch chan<- prometheus.Metric, st source.Status) {
 	send(descReconnects, prometheus.CounterValue, float64(st.Reconnects))
 	for _, k := range st.Kinds {
 		kind := string(k.Kind)
-		synced := 0.0
-		if k.Synced {
-			synced = 1
-		}
-		send(descKindSynced, prometheus.GaugeValue, synced, kind)
+		send(descKindSynced, prometheus.GaugeValue, oneIf(k.Synced), kind)
 		send(descKindBehind, prometheus.GaugeValue, k.Behind, kind)
 		send(descKindFaults, prometheus.GaugeValue, float64(k.Faults), kind)
 		send(descKindReconnects, prometheus.CounterValue, float64(k.Reconnects), kind)
