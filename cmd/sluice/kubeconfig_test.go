@@ -21,6 +21,14 @@ func TestReportsNeedAnAPI(t *testing.T) {
 			t.Errorf("%s: status %d, %s", flag, status, stderr)
 		}
 	}
+	for _, tt := range []struct{ from, key, want string }{
+		{"--manifests", "sluice.dev/agent-not-ready", "name one with --kubeconfig"},
+		{"--kubeconfig", "not ready", "give the key of a taint"},
+	} {
+		if status, _, stderr := sluice(t, "run", tt.from, t.TempDir(), "--remove-taint", tt.key); status != cli.ExitUsage || !strings.Contains(stderr, tt.want) {
+			t.Errorf("--remove-taint %s: status %d, %s", tt.key, status, stderr)
+		}
+	}
 }
 
 // An agent that reads an API programs the API's objects.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp/child"
@@ -44,6 +45,7 @@ type runOptions struct {
 	passwords  string
 	events     bool
 	conditions bool
+	taint      string
 }
 
 func newRunCommand() *cobra.Command {
@@ -78,6 +80,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")
 	fl.BoolVar(&o.conditions, "conditions", false, "report objects at fault as the condition sluice.dev/Accepted of Services and ClusterNetworkPolicies; needs the right to patch services/status and clusternetworkpolicies/status")
+	fl.StringVar(&o.taint, "remove-taint", "", "take the taints of this `key` away from this node's Node whenever the agent is ready, so that a node can be made to wait for it; needs the right to patch nodes")
 	fl.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	return cmd
 }
@@ -103,6 +106,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 	for flag, given := range map[string]bool{"--events": o.events, "--conditions": o.conditions} {
 		if given && !o.kubeFlags.named() {
 			return cli.Usage(errors.New(flag + " reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
+		}
+	}
+	if o.taint != "" {
+		if !o.kubeFlags.named() {
+			return cli.Usage(errors.New("--remove-taint writes to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
+		}
+		if wrong := validation.IsQualifiedName(o.taint); len(wrong) > 0 {
+			return cli.Usage(fmt.Errorf("--remove-taint %s: give the key of a taint, as in sluice.dev/agent-not-ready: %s", o.taint, wrong[0]))
 		}
 	}
 	for flag, address := range map[string]string{"--metrics-address": o.agent.MetricsAddress, "--healthz-address": o.agent.HealthzAddress} {
@@ -250,6 +261,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	a := agent.New(c)
 	o.runCNI(cmd.Context(), a, objects, log)
+	o.runUntaint(cmd.Context(), a, objects, log)
 	if proxy != nil {
 		err = proxy.run(cmd.Context(), a)
 	} else {
@@ -287,6 +299,18 @@ func (o *runOptions) reporter(ctx context.Context, node string, objects *store.S
 			report(issues)
 		}
 	}
+}
+
+// runUntaint has this node's taint taken away whenever the agent is ready, if it is to be.
+func (o *runOptions) runUntaint(ctx context.Context, a *agent.Agent, objects *store.Store, log *slog.Logger) {
+	if o.taint == "" {
+		return
+	}
+	untaint := kube.NewUntaint(o.kubeFlags.api(false), a.Node, o.taint, log)
+	go untaint.Run(ctx, func() bool {
+		node := objects.Node(a.Node)
+		return node != nil && slices.Contains(node.Taints, o.taint) && a.Ready()
+	})
 }
 
 // setSysctls lets the node forward. The agent is useful without that, so failures are only logged.

@@ -207,6 +207,7 @@ type Node struct {
 	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
 	// autoscaler says that it is about to delete it.
 	Leaving bool
+	Taints  []string    // keys of all its taints
 	Fabric  *NodeFabric // nil: Calico's annotations say nothing
 }
 

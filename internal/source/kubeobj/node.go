@@ -20,7 +20,9 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	var f fault.List
 	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Created: o.CreationTimestamp.Time, Leaving: o.DeletionTimestamp != nil}
 	for i := range o.Spec.Taints {
-		n.Leaving = n.Leaving || o.Spec.Taints[i].Key == autoscalerTaint
+		key := o.Spec.Taints[i].Key
+		n.Taints = append(n.Taints, key)
+		n.Leaving = n.Leaving || key == autoscalerTaint
 	}
 	for i := range o.Status.Conditions {
 		c := &o.Status.Conditions[i]

@@ -42,3 +42,15 @@ func TestNodeAddresses(t *testing.T) {
 		}
 	}
 }
+
+// The keys of taints are read, and the autoscaler's says that the node leaves.
+func TestNodeTaints(t *testing.T) {
+	in := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	for _, key := range []string{"sluice.dev/agent-not-ready", "ToBeDeletedByClusterAutoscaler"} {
+		in.Spec.Taints = append(in.Spec.Taints, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+		n, err := kubeobj.Node(in)
+		if err != nil || n.Taints[len(n.Taints)-1] != key || n.Leaving != (len(n.Taints) == 2) {
+			t.Errorf("%+v, %v", n, err)
+		}
+	}
+}
