@@ -104,7 +104,7 @@ func TestRemove(t *testing.T) {
 // Kustomize's components change the manifests as the corresponding value changes the chart's
 // output.
 func TestKustomizeComponents(t *testing.T) {
-	for list, value := range map[string]string{"remove": "remove=cleanup", "cni, remove, remove-cni": "remove=cleanup,cni.enabled=true", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true"} {
+	for list, value := range map[string]string{"remove": "remove=cleanup", "cni, remove, remove-cni": "remove=cleanup,cni.enabled=true", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true", "monitoring": monitored, "taint": "notReadyTaint=sluice.dev/agent-not-ready"} {
 		t.Run(list, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {

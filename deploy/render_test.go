@@ -28,8 +28,13 @@ func daemon(t *testing.T, text string) (*appsv1.DaemonSet, *corev1.Container) {
 func TestKustomize(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+placeholder)
 	if *update {
-		if err := os.WriteFile("kustomize/base/sluice.yaml", []byte(strings.TrimPrefix(text, "---\n")), 0o644); err != nil {
-			t.Fatal(err)
+		for file, text := range map[string]string{
+			"base/sluice.yaml":           text,
+			"monitoring/monitoring.yaml": render(t, "--set", "kubernetes.host="+placeholder+","+monitored, "--show-only", "templates/monitoring.yaml"),
+		} {
+			if err := os.WriteFile("kustomize/"+file, []byte(strings.TrimPrefix(text, "---\n")), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	want := objects(t, text)
@@ -97,6 +102,72 @@ func TestValues(t *testing.T) {
 	_, c = daemon(t, render(t, "--set", "kubernetes.host=a", "--set", "healthzAddress="))
 	if c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil {
 		t.Error("there are probes where nothing is served")
+	}
+}
+
+// Objects have the names that are asked for, and find each other by them.
+func TestNames(t *testing.T) {
+	for values, want := range map[string]struct{ label, name string }{
+		"a=b":              {"sluice", "sluice"},
+		"nameOverride=net": {"net", "net"},
+		"nameOverride=net,fullnameOverride=edge-net": {"net", "edge-net"},
+	} {
+		values = strings.TrimPrefix(values, "a=b")
+		text := render(t, "--set", "kubernetes.host=a,addresses.enabled=true,"+monitored, "--set", values)
+		d := object[appsv1.DaemonSet](t, text, "DaemonSet "+want.name)
+		if got := d.Spec.Selector.MatchLabels["app.kubernetes.io/name"]; got != want.label || d.Spec.Template.Labels["app.kubernetes.io/name"] != want.label {
+			t.Errorf("%s: pods with the label %s", values, got)
+		}
+		if got := d.Spec.Template.Spec.ServiceAccountName; got != want.name {
+			t.Errorf("%s: pods of account %s", values, got)
+		}
+		for _, kind := range []string{"ClusterRoleBinding", "RoleBinding"} {
+			b := object[rbacv1.ClusterRoleBinding](t, text, kind+" "+want.name)
+			if b.RoleRef.Name != want.name || b.Subjects[0].Name != want.name {
+				t.Errorf("%s: %s gives %s the rights of %s", values, kind, b.Subjects[0].Name, b.RoleRef.Name)
+			}
+		}
+		for name, o := range objects(t, text) {
+			labels, _ := o["metadata"].(map[string]any)["labels"].(map[string]any)
+			if _, of, _ := strings.Cut(name, " "); strings.TrimSuffix(of, "-dashboard") != want.name || labels["app.kubernetes.io/name"] != want.label {
+				t.Errorf("%s: there is a %s with the labels %v", values, name, labels)
+			}
+		}
+	}
+}
+
+// What a pod has beyond the agent's own reaches all its containers.
+func TestExtras(t *testing.T) {
+	for _, remove := range []string{"", "cleanup"} {
+		d, c := daemon(t, render(t, "--set", "kubernetes.host=a,remove="+remove+",terminationGracePeriodSeconds=30,updateStrategy.type=OnDelete,extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=proxy",
+			"--set", "extraVolumes[0].name=more,extraVolumes[0].hostPath.path=/opt/more,extraVolumeMounts[0].name=more,extraVolumeMounts[0].mountPath=/more"))
+		pod := d.Spec.Template.Spec
+		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "more" && v.HostPath.Path == "/opt/more" }) {
+			t.Errorf("volumes %+v", pod.Volumes)
+		}
+		for _, c := range append(pod.InitContainers, *c) {
+			mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "more" && m.MountPath == "/more" })
+			if env := (corev1.EnvVar{Name: "HTTPS_PROXY", Value: "proxy"}); !mounted || !slices.Contains(c.Env, env) {
+				t.Errorf("container %s has %+v, %+v", c.Name, c.VolumeMounts, c.Env)
+			}
+		}
+		if s := d.Spec.UpdateStrategy; s.Type != appsv1.OnDeleteDaemonSetStrategyType || s.RollingUpdate != nil || *pod.TerminationGracePeriodSeconds != 30 {
+			t.Errorf("update strategy %+v, %d s to end", s, *pod.TerminationGracePeriodSeconds)
+		}
+	}
+}
+
+// The taint is taken away only where it is asked for, and the agent may do so only then.
+func TestTaintValue(t *testing.T) {
+	for key, want := range map[string]bool{"": false, "sluice.dev/agent-not-ready": true} {
+		text := render(t, "--set", "kubernetes.host=a", "--set", "notReadyTaint="+key)
+		_, c := daemon(t, text)
+		may := slices.ContainsFunc(object[rbacv1.ClusterRole](t, text, "ClusterRole sluice").Rules, func(r rbacv1.PolicyRule) bool {
+			return slices.Equal(r.Resources, []string{"nodes"}) && slices.Equal(r.Verbs, []string{"patch"})
+		})
+		if given := slices.Contains(c.Args, "--remove-taint="+key); given != want || may != want {
+			t.Errorf("taint %q: given %v, may patch nodes: %v", key, given, may)
+		}
 	}
 }
 
@@ -214,6 +285,17 @@ func TestRefusedValues(t *testing.T) {
 		{"log.level=loud", "/log/level"},
 		{"image.digest=sha256:12", "/image/digest"},
 		{"metricsAddress=localhost", "/metricsAddress"},
+		{"podMonitor.enabled=true", "--set metricsAddress=:10249"},
+		{"podMonitor.enabled=true,metricsAddress=", "--set metricsAddress=:10249"},
+		{"podMonitor.enabled=true,metricsAddress=[::1]:10249", "--set metricsAddress=:10249"},
+		{"podMonitor.enabled=true,metricsAddress=localhost:10249", "--set metricsAddress=:10249"},
+		{"podMonitor.interval=often", "/podMonitor/interval"},
+		{"docsURL=runbook.md", "/docsURL"},
+		{"nameOverride=Sluice", "/nameOverride"},
+		{"notReadyTaint=not ready", "/notReadyTaint"},
+		{"updateStrategy.type=Recreate", "/updateStrategy/type"},
+		{"terminationGracePeriodSeconds=0", "/terminationGracePeriodSeconds"},
+		{"extraVolumes[0].hostPath.path=/opt", "/extraVolumes/0"},
 		{"no.such=value", "'no'"},
 		{"nodePortAddresses={some}", "/nodePortAddresses"},
 		{"externalIPCIDRs={none,10.0.0.0/8}", "/externalIPCIDRs"},
@@ -242,6 +324,7 @@ func TestTakenValues(t *testing.T) {
 		"metricsAddress=10.0.0.5:80", "metricsAddress=[fd00::10]:80", "metricsAddress=:80", "metricsAddress=localhost:80",
 		"fabric.mode=false", "fabric.mode=native,fabric.bgp.enabled=true", "fabric.mode=pools", "fabric.mode=cross-subnet",
 		"maxUnavailable=3", "maxUnavailable=100%",
+		"podMonitor.enabled=true,metricsAddress=[::]:10249", "podMonitor.enabled=true,kubernetes.host=,kubeProxy.configMap=kube-proxy", "notReadyTaint=not-ready",
 	} {
 		render(t, "--set", "kubernetes.host=10.0.0.10", "--set", set)
 	}

@@ -1,0 +1,57 @@
+{{- define "sluice.name" }}{{ .Values.nameOverride | default "sluice" }}{{ end }}
+{{- define "sluice.fullname" }}{{ .Values.fullnameOverride | default (include "sluice.name" .) }}{{ end }}
+{{- define "sluice.tag" }}
+{{- if kindIs "float64" .Values.image.tag }}{{ int64 .Values.image.tag }}{{ else }}{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- define "sluice.image" }}
+          image: {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ include "sluice.tag" . }}{{ end }}
+          imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+{{- define "sluice.env" }}
+            - name: NODE_NAME
+              valueFrom:
+                fieldRef:
+                  fieldPath: spec.nodeName
+            {{- with .Values.extraEnv }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+{{- end }}
+{{- define "sluice.rights" }}
+          securityContext:
+            {{- if .Values.privileged }}
+            privileged: true
+            {{- else }}
+            allowPrivilegeEscalation: false
+            capabilities:
+              drop: [ALL]
+              add: [NET_ADMIN{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if .Values.fabric.bgp.enabled }}, NET_BIND_SERVICE{{ end }}]
+            seccompProfile:
+              type: RuntimeDefault
+            {{- end }}
+            readOnlyRootFilesystem: true
+            runAsUser: 0
+            {{- with .Values.seLinuxOptions }}
+            seLinuxOptions:
+              {{- toYaml . | nindent 14 }}
+            {{- end }}
+          {{- with .Values.resources }}
+          resources:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          volumeMounts:
+            - name: run
+              mountPath: /run/sluice
+            {{- if has .Values.mode (list "iptables" "auto") }}
+            - name: xtables-lock
+              mountPath: /run/xtables.lock
+            {{- end }}
+            {{- if .Values.cni.enabled }}
+            - name: cni-bin
+              mountPath: {{ .Values.cni.binDir }}
+            - name: cni-conf
+              mountPath: {{ .Values.cni.confDir }}
+            {{- end }}
+            {{- with .Values.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+{{- end }}
