@@ -217,7 +217,7 @@ func TestDashboard(t *testing.T) {
 	promtool(t, "check", "rules", file)
 }
 
-// What monitoring needs comes with its values: the port, what finds it, alerts with whole links, and
+// What monitoring needs comes with its values: the port, what finds it, alerts with whole links,
 // the dashboard.
 func TestMonitoringValues(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host=a", "--set", "metricsAddress=:9249", "--set", "docsURL=https://docs.example/sluice/",

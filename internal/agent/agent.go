@@ -172,8 +172,8 @@ func New(c Config) *Agent {
 	return a
 }
 
-// Ready reports whether the kernel has been programmed and can be still, and what all objects are is
-// known, as /readyz answers. Safe for concurrent use.
+// Ready reports, as /readyz does, whether the kernel has been programmed and can be still, and all
+// kinds of objects could be read. Safe for concurrent use.
 func (a *Agent) Ready() bool { return a.health.unready() == "" }
 
 // paths are the ways to other nodes; safe for concurrent use.

@@ -40,8 +40,7 @@ func NewUntaint(config Config, node, key string, log *slog.Logger) *NodeChange {
 		if err != nil || now == nil {
 			return err
 		}
-		// The server refuses the patch if others have changed the list so that another taint is in a
-		// place.
+		// The server refuses the patch if somebody has moved a taint to another place meanwhile.
 		var patch []patchStep
 		for i, t := range slices.Backward(now.Spec.Taints) {
 			if t.Key == key {
