@@ -119,6 +119,9 @@ func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
 	t.Helper()
 	volumes := map[string]string{"run": host, "token": c.account(t), "kube-proxy": c.proxyConfig(t)}
 	for _, v := range pod.Volumes {
+		if v.Projected != nil { // the API server's way to give a pod its token
+			volumes[v.Name] = volumes["token"]
+		}
 		if !strings.HasPrefix(v.Name, "cni-") {
 			continue
 		}
@@ -283,10 +286,12 @@ func TestCluster(t *testing.T) {
 	c := startCluster(t)
 	t.Run("server takes the manifests", c.testManifests)
 	t.Run("install", c.testInstall)
+	t.Run("upgrade", c.testUpgrade)
 	t.Run("agent", c.testAgent)
 	t.Run("events", c.testEvents)
 	t.Run("conditions", c.testConditions)
 	t.Run("cni", c.testCNI)
+	t.Run("taint", c.testTaint)
 	t.Run("fabric", c.testFabric)
 	t.Run("kube-proxy's configuration", c.testKubeProxyConfig)
 	t.Run("unset", c.testUnset)
@@ -306,6 +311,8 @@ func (c *cluster) testManifests(t *testing.T) {
 		render(t, "--set", "kubernetes.host="+apiServer, "--set", "policy=false", "--set", "clusterCIDRs={10.244.0.0/16}", "--set", "log.format=json"),
 		render(t, "--set", "kubernetes.host=fd00::10", "--set", "privileged=true", "--set", "metricsAddress=", "--set", "healthzAddress=", "--set", "maxUnavailable=10%"),
 		render(t, "--set", "kubeProxy.configMap=kube-proxy", "--set", "podAnnotations.a=b", "--set", "imagePullSecrets[0].name=secret"),
+		render(t, "--set", "kubernetes.host="+apiServer+",updateStrategy.type=OnDelete,terminationGracePeriodSeconds=30,notReadyTaint=sluice.dev/agent-not-ready,metricsAddress=:10249",
+			"--set", "extraEnv[0].name=A,extraEnv[0].value=b,extraVolumes[0].name=more,extraVolumes[0].hostPath.path=/opt,extraVolumeMounts[0].name=more,extraVolumeMounts[0].mountPath=/opt"),
 	} {
 		c.apply(t, text)
 	}
@@ -467,6 +474,45 @@ func (c *cluster) testCNI(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	installed(false)
+}
+
+// testTaint has the agent take its taint away from the node, with the right that the chart grants:
+// once it is ready and not before; other taints stay.
+func (c *cluster) testTaint(t *testing.T) {
+	const key, other = "sluice.dev/agent-not-ready", "example.com/other"
+	c.kubectl(t, "taint", "nodes", "node1", key+"=:NoSchedule", key+"=:NoExecute", other+"=:NoSchedule")
+	defer c.kubectl(t, "taint", "nodes", "node1", other+"-")
+	taints := func() []string {
+		return strings.Fields(c.kubectl(t, "get", "node/node1", "-o", "jsonpath={.spec.taints[*].key}"))
+	}
+	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "notReadyTaint="+key)
+	c.apply(t, text)
+	role := object[rbacv1.ClusterRole](t, text, "ClusterRole sluice")
+	poor := role.DeepCopy() // may not read pods: the agent programs services, and is not ready
+	poor.Rules = slices.DeleteFunc(poor.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods") })
+	c.applyRole(t, poor)
+	c.awaitMay(t, "list", "pods", "no")
+	a := c.run(t, text)
+	await(t, a, func(s agent.Status) string {
+		if s.Frontends > 0 && slices.Contains(s.Source.Unread, "Pod") && s.UptimeSeconds > 5 { // it looks every second
+			return ""
+		}
+		return fmt.Sprintf("after %v s, it says %+v", s.UptimeSeconds, s.Source)
+	})
+	if got := taints(); !slices.Contains(got, key) {
+		t.Errorf("an agent that is not ready left the taints %q", got)
+	}
+	c.applyRole(t, role)
+	for deadline := time.Now().Add(time.Minute); slices.Contains(taints(), key); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the node has the taints %q", taints())
+		}
+		_ = a.Sync(t.Context()) // so that pods are read at once
+	}
+	await(t, a, well)
+	if got := taints(); !slices.Contains(got, other) {
+		t.Errorf("the node has the taints %q", got)
+	}
 }
 
 // testFabric has the agent make tunnels with the rights and the capability that the chart gives.

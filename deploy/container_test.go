@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -88,6 +89,13 @@ func (b *box) command(t *testing.T) *exec.Cmd {
 // start runs the box in a network namespace until the test ends. Its output goes to a file.
 func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	t.Helper()
+	log, _ = b.begin(t, ns)
+	return log
+}
+
+// begin is start, and returns what ends the box before the test does.
+func (b *box) begin(t *testing.T, ns *netns.NS) (log string, end func()) {
+	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -97,10 +105,13 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	if err := ns.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		if err := stop(cmd); err != nil {
 			t.Error(err)
 		}
+	})
+	t.Cleanup(func() {
+		end()
 		if err := file.Close(); err != nil {
 			t.Error(err)
 		}
@@ -109,7 +120,7 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 			t.Logf("the container's log: %v\n%s", err, text)
 		}
 	})
-	return file.Name()
+	return file.Name(), end
 }
 
 // run runs the box in a network namespace until it ends.

@@ -1,0 +1,244 @@
+package deploy_test
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"sluice.dev/sluice/internal/agent"
+)
+
+// kubelet runs the pods of the agent's DaemonSet in boxes, as long as the API has them, and tells
+// the API when they are ready.
+type kubelet struct {
+	*cluster
+	host string // its folder /run/sluice
+	pods map[types.UID]*runningPod
+}
+
+type runningPod struct {
+	args  []string
+	end   func()
+	ready bool // and the API knows it
+}
+
+// step does what is to be done for the pods that there are now.
+func (k *kubelet) step(t *testing.T) {
+	t.Helper()
+	var list corev1.PodList
+	if err := json.Unmarshal([]byte(k.kubectl(t, "get", "pods", "--namespace", namespace, "-l", "app.kubernetes.io/name=sluice", "-o", "json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range list.Items {
+		running := k.pods[pod.UID]
+		switch {
+		case pod.DeletionTimestamp != nil:
+			if running != nil {
+				running.end()
+				delete(k.pods, pod.UID)
+			}
+			k.kubectl(t, "delete", "pod", pod.Name, "--namespace", namespace, "--force", "--grace-period=0", "--ignore-not-found")
+		case pod.Spec.NodeName == "":
+		case running == nil:
+			b := k.box(t, &pod.Spec, k.host)
+			_, end := b.begin(t, k.NetNS)
+			k.pods[pod.UID] = &runningPod{args: b.Args, end: end}
+		case !running.ready:
+			if status, err := k.ask("http://127.0.0.1:10256/readyz"); err == nil && status == http.StatusOK {
+				k.kubectl(t, "patch", "pod", pod.Name, "--namespace", namespace, "--subresource=status", "-p", `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`)
+				running.ready = true
+			}
+		}
+	}
+}
+
+// until takes steps until the DaemonSet is as wanted; missing says what is missing.
+func (k *kubelet) until(t *testing.T, missing func(*appsv1.DaemonSet) string) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		k.step(t)
+		var d appsv1.DaemonSet
+		if err := json.Unmarshal([]byte(k.kubectl(t, "get", "daemonset/sluice", "--namespace", namespace, "-o", "json")), &d); err != nil {
+			t.Fatal(err)
+		}
+		why := missing(&d)
+		if why == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("timed out: %s", why)
+		}
+	}
+}
+
+// rolledOut says what a rollout lacks: each pod is of the last revision, has an argument, and is
+// ready.
+func (k *kubelet) rolledOut(argument string) func(*appsv1.DaemonSet) string {
+	return func(d *appsv1.DaemonSet) string {
+		s := d.Status
+		if s.ObservedGeneration < d.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 || len(k.pods) != 1 {
+			return fmt.Sprintf("the DaemonSet of generation %d has %+v", d.Generation, s)
+		}
+		for _, p := range k.pods {
+			if !slices.Contains(p.args, argument) {
+				return fmt.Sprintf("the agent runs with %q, and not with %s", p.args, argument)
+			}
+		}
+		return ""
+	}
+}
+
+// traffic sends requests to the API server's ClusterIP, which the agent serves: one after the other
+// on new connections, and between them one on a connection that stays.
+type traffic struct {
+	mu       sync.Mutex
+	requests int
+	faults   []string
+}
+
+// send sends until ctx ends.
+func (f *traffic) send(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error)) {
+	dialed := 0
+	client := func(keep bool) *http.Client {
+		return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+			DisableKeepAlives: !keep,
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // whose certificate it is says nothing here
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				if keep {
+					dialed++
+				}
+				return dial(ctx, network, address)
+			},
+		}}
+	}
+	fresh, kept := client(false), client(true)
+	defer kept.CloseIdleConnections()
+	for ctx.Err() == nil {
+		for name, client := range map[string]*http.Client{"a new connection": fresh, "the connection that stays": kept} {
+			fault := ""
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://10.96.0.1:443/livez", nil)
+			if err != nil {
+				panic(err) // the request is a constant
+			}
+			response, err := client.Do(request)
+			if err == nil {
+				var text [2]byte
+				_, err = response.Body.Read(text[:])
+				if string(text[:]) == "ok" {
+					err = nil
+				}
+				_ = response.Body.Close()
+			}
+			if err != nil {
+				fault = fmt.Sprintf("%s: %v", name, err)
+			} else if dialed > 1 {
+				fault, dialed = "the connection that was to stay was cut", 1
+			}
+			f.mu.Lock()
+			f.requests++
+			if fault != "" && ctx.Err() == nil {
+				f.faults = append(f.faults, time.Now().Format("15:04:05.000 ")+fault)
+			}
+			f.mu.Unlock()
+		}
+	}
+}
+
+// passes waits until more requests have passed, and fails the test if one did not.
+func (f *traffic) passes(t *testing.T) {
+	t.Helper()
+	count := func() (int, []string) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.requests, f.faults
+	}
+	begun, _ := count()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		n, faults := count()
+		if len(faults) > 0 {
+			t.Fatalf("of %d requests %d failed: %s", n, len(faults), faults[:min(len(faults), 5)])
+		}
+		if n >= begun+20 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d requests in a minute", n-begun)
+		}
+	}
+}
+
+// testUpgrade upgrades the release to other values, then to values with which it cannot work, and
+// rolls back twice, while requests pass.
+func (c *cluster) testUpgrade(t *testing.T) {
+	k := &kubelet{cluster: c, host: t.TempDir(), pods: map[types.UID]*runningPod{}}
+	with := func(args ...string) {
+		t.Helper()
+		if out, err := c.helm(t, append(args, "--kubeconfig", c.Admin(), "--namespace", namespace)...); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	a := agent.NewClient(filepath.Join(k.host, "sluice.sock"))
+
+	with("install", "sluice", chart, "--set", "kubernetes.host="+apiServer, "--set", "policy=false", "--set", "podLabels.team=net")
+	k.until(t, k.rolledOut("--policy=false"))
+	ctx, cancel := context.WithCancel(t.Context())
+	var f traffic
+	var sending sync.WaitGroup
+	sending.Go(func() { f.send(ctx, c.Dial) })
+	defer func() { cancel(); sending.Wait() }()
+	f.passes(t)
+
+	with("upgrade", "sluice", chart, "--reset-then-reuse-values", "--set", "policy=true", "--set", "clusterCIDRs={10.244.0.0/16}", "--set", "serviceCIDRs={10.96.0.0/16}", "--set", "metricsAddress=:10249")
+	k.until(t, k.rolledOut("--policy=true"))
+	await(t, a, well)
+	c.get(t, "http://"+apiServer+":10249/metrics") // as Prometheus does
+	f.passes(t)
+
+	with("upgrade", "sluice", chart, "--reset-then-reuse-values", "--set", "kubernetes.host=192.0.2.250")
+	k.until(t, func(d *appsv1.DaemonSet) string {
+		if d.Status.UpdatedNumberScheduled == 1 && d.Status.NumberUnavailable == 1 {
+			for _, p := range k.pods {
+				if s, err := a.Status(t.Context()); err == nil && !p.ready && len(s.Source.Issues) > 0 {
+					return ""
+				}
+			}
+		}
+		return fmt.Sprintf("the new agent does not say that it reaches no API: %+v", d.Status)
+	})
+	f.passes(t)
+	with("rollback", "sluice") // to the revision before
+	k.until(t, k.rolledOut("--policy=true"))
+	await(t, a, well)
+	f.passes(t)
+
+	with("rollback", "sluice", "1")
+	k.until(t, k.rolledOut("--policy=false"))
+	await(t, a, well)
+	f.passes(t)
+	if out := c.kubectl(t, "get", "clusterrole", "sluice", "-o", "yaml"); strings.Contains(out, "networkpolicies") {
+		t.Errorf("the role of the first revision is\n%s", out)
+	}
+	if out := c.kubectl(t, "get", "pods", "--namespace", namespace, "-l", "team=net", "-o", "name"); strings.Count(out, "pod/") != 1 {
+		t.Errorf("pods with the first revision's labels: %s", out)
+	}
+	cancel()
+	sending.Wait()
+	t.Logf("%d requests, none failed", f.requests)
+	with("uninstall", "sluice")
+	for deadline := time.Now().Add(time.Minute); len(k.pods) > 0 && time.Now().Before(deadline); {
+		k.step(t)
+	}
+}
