@@ -120,7 +120,7 @@ func TestKustomizeComponents(t *testing.T) {
 			if err := os.WriteFile(file, []byte(set), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			want := objects(t, render(t, "--set", "kubernetes.host=10.0.0.10", "--set", "image.tag=0.1.1", "--set", value))
+			want := objects(t, render(t, "--set", "kubernetes.host=10.0.0.10", "--set", "image.tag=0.2.1", "--set", value))
 			if diff := cmp.Diff(want, objects(t, kustomize(t, dir))); diff != "" {
 				t.Error(diff)
 			}

@@ -51,7 +51,7 @@ func TestKustomizeIsSetInOnePlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newName: sluice.dev/sluice", "newName: registry.example/sluice").Replace(string(text))
+	set := strings.NewReplacer("value: "+placeholder, "value: 10.0.0.10", "newName: ghcr.io/sluice-dev/sluice", "newName: registry.example/sluice").Replace(string(text))
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestValues(t *testing.T) {
 		"--set", "nodePortAddresses={192.168.0.0/16}", "--set", "externalIPCIDRs={203.0.113.0/24,2001:db8::/64}", "--set", "loadBalancerCIDRs={none}", "--set", "allowNodeAddresses={10.0.0.0/8}", "--set", "extraArgs={--masquerade-all}", "--set", "log.format=json",
 		"--set", "metricsAddress=", "--set", "healthzAddress=127.0.0.1:9999", "--set", "maxUnavailable=10%", "--set", "addresses.loadBalancerClass=own", "--set", "podLabels.team=net")
 	d, c := daemon(t, text)
-	if want := "sluice.dev/sluice@" + digest; c.Image != want {
+	if want := "ghcr.io/sluice-dev/sluice@" + digest; c.Image != want {
 		t.Errorf("image %s, want %s", c.Image, want)
 	}
 	for _, want := range []string{"--policy=false", "--cluster-cidr=10.244.0.0/16,fd01::/48", "--service-cidr=10.96.0.0/16",
