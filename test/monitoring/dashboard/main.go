@@ -14,6 +14,7 @@ import (
 
 func main() {
 	plugins.RegisterDefaultPlugins() // without which options of panels are not looked at
+	//lint:ignore SA1019 every Grafana takes this model, and only the latest the one after it
 	var d dashboard.Dashboard
 	text, err := io.ReadAll(os.Stdin)
 	if err == nil {
