@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/cli"
 )
@@ -21,14 +22,25 @@ func main() {
 }
 
 // endOnBrokenPipe makes a broken pipe at the output end the command as SIGTERM does, so that it
-// takes down what it has started.
+// takes down what it has started. The signal also comes for any connection that its peer has closed.
 func endOnBrokenPipe() {
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
 	go func() {
-		<-broken
-		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		for range broken {
+			if outputBroken() {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+				return
+			}
+		}
 	}()
+}
+
+// outputBroken reports whether nobody reads one of the outputs any more.
+func outputBroken() bool {
+	outputs := []unix.PollFd{{Fd: 1}, {Fd: 2}}
+	_, err := unix.Poll(outputs, 0)
+	return err == nil && (outputs[0].Revents|outputs[1].Revents)&unix.POLLERR != 0
 }
 
 // newRootCommand makes the root command. Its name is that of the program which the user started:

@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 // sluice-cni that the tests use.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		endOnBrokenPipe()
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 	}
 	os.Exit(withSluice(m.Run))
@@ -71,6 +74,64 @@ func TestUsageErrors(t *testing.T) {
 		if code != cli.ExitUsage || !strings.Contains(stderr.String(), c.say) || stdout.Len() > 0 {
 			t.Errorf("sluice %s exits with %d: %s%s", strings.Join(c.args, " "), code, stdout.String(), stderr.String())
 		}
+	}
+}
+
+// A client that goes away while it is answered ends its connection alone, not the relay.
+func TestRelayOutlivesItsClients(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := make(chan struct{}, 2)
+	go func() {
+		for conn, err := server.Accept(); err == nil; conn, err = server.Accept() {
+			_, err = conn.Write([]byte{0})
+			if err == nil {
+				_, err = io.Copy(io.Discard, conn) // until the client has gone
+			}
+			for err == nil { // the relay closes what it cannot pass on
+				_, err = conn.Write(make([]byte, 1<<16))
+			}
+			_ = conn.Close()
+			broken <- struct{}{}
+		}
+	}()
+	t.Cleanup(func() { _ = server.Close() })
+	front, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := front.Addr().String()
+	socket, err := front.(*net.TCPListener).File()
+	if err := errors.Join(err, front.Close()); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay := exec.CommandContext(t.Context(), self, "lab", "relay", "--to", server.Addr().String())
+	relay.ExtraFiles = []*os.File{socket}
+	if err := relay.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = relay.Wait() }) // it ends with the test's context
+	if err := socket.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			_, err = io.ReadFull(conn, make([]byte, 1))
+		}
+		if err != nil {
+			t.Fatalf("the relay has ended: %v", err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		<-broken
 	}
 }
 
