@@ -113,12 +113,14 @@ func TestLabCommandLine(t *testing.T) {
 	}
 }
 
-// checkExec runs sluice on a node: it is the lab's own, installed or not, and asks that node's
-// agent.
+// checkExec runs sluice on a node, and in a pod on its network: it is the lab's own, installed or
+// not, and asks that node's agent.
 func checkExec(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	if out := string(execOn(t, l, "node2", "sluice", "status")); !strings.Contains(out, "OK: the kernel has all") || !strings.Contains(out, "node2") {
-		t.Errorf("sluice status on node2:\n%s", out)
+	for _, host := range []string{"node2", "shop-data/metrics-node2"} {
+		if out := string(execOn(t, l, host, "sluice", "status")); !strings.Contains(out, "OK: the kernel has all") || !strings.Contains(out, "node2") {
+			t.Errorf("sluice status on %s:\n%s", host, out)
+		}
 	}
 }
 

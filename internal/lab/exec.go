@@ -21,7 +21,7 @@ import (
 
 // place is where commands run and traffic comes from.
 type place struct {
-	node      string // if it is a node
+	node      string // if it is a node, or a pod on its network
 	netns     string
 	namespace string // of Kubernetes: where short names are resolved
 }
@@ -48,7 +48,11 @@ func (l *Lab) find(target string) (place, error) {
 		})
 		if i >= 0 {
 			p := l.Cluster.Pods[i]
-			return place{"", l.PodNS(p), p.Namespace}, nil
+			node := ""
+			if p.Spec.HostNetwork {
+				node = p.Spec.NodeName
+			}
+			return place{node, l.PodNS(p), p.Namespace}, nil
 		}
 	}
 	return place{}, fmt.Errorf("find %s in lab %s: no such node, pod or workload; 'sluice lab status --name %s' lists them", target, l.Name, l.Name)
