@@ -1,0 +1,346 @@
+package docs_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/lab/control"
+)
+
+var (
+	programs string            // folder with sluice and the programs beside it
+	clients  map[string]string // kubectl and helm
+)
+
+func TestMain(m *testing.M) {
+	code, err := withPrograms(m.Run)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+// withPrograms builds what the pages run.
+func withPrograms(run func() int) (code int, err error) {
+	programs, err = os.MkdirTemp("", "sluice-docs-test-*")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(programs)) }()
+	// As `make build`, by whose names the pages call them.
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", programs+"/",
+		"../cmd/sluice", "../cmd/sluice-bgp", "../cmd/sluice-cni", "../cmd/sluice-lab")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if err := output(build); err != nil {
+		return 1, err
+	}
+	bin, err := control.Build(context.Background(), func(step string) { fmt.Fprintln(os.Stderr, step) })
+	if err != nil {
+		return 1, err
+	}
+	helm := exec.Command("go", "tool", "-n", "helm")
+	helm.Dir = filepath.Join(root, "test/kube/helm")
+	helm.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOWORK=off")
+	path, err := helm.Output()
+	if err != nil {
+		return 1, fmt.Errorf("build helm: %w", err)
+	}
+	clients = map[string]string{"kubectl": filepath.Join(bin, "kubectl"), "helm": strings.TrimSpace(string(path))}
+	return run(), nil
+}
+
+// placeholders are what the pages leave to the reader. A block can say others: NAME=VALUE.
+var placeholders = map[string]string{
+	"API-SERVER": "192.0.2.1",
+	"CIDRS":      "10.244.1.0/24",
+	"DIR":        "manifests",  // of what the lab has
+	"FILE":       "kubeconfig", // of the agent's account
+	"FILE...":    "manifests",
+	"IMAGE":      "registry.example/sluice",
+	"NAME":       "node1",
+}
+
+// command is a command as people type it, and what the page shows of its output.
+type command struct {
+	line   int
+	text   string
+	output string
+}
+
+// commands returns the commands of a block: in a console, what follows "# ".
+func (b *block) commands() (all []*command) {
+	if b.lang != "sh" && b.lang != "console" {
+		return nil
+	}
+	var c *command
+	n := b.line
+	for line := range strings.Lines(b.text) {
+		n++
+		switch text, prompted := strings.CutPrefix(line, "# "); {
+		case c != nil && incomplete(c.text):
+			c.text += line
+		case b.lang == "sh" && strings.TrimSpace(line) == "":
+		case b.lang == "sh":
+			c = &command{line: n, text: line}
+			all = append(all, c)
+		case prompted:
+			c = &command{line: n, text: text}
+			all = append(all, c)
+		case c != nil:
+			c.output += line
+		}
+	}
+	return all
+}
+
+// incomplete reports whether the shell waits for more after a text.
+func incomplete(text string) bool {
+	if strings.HasSuffix(text, "\\\n") {
+		return true
+	}
+	if !strings.ContainsAny(text, "<'\"({") && !strings.HasSuffix(text, "&&\n") && !strings.HasSuffix(text, "|\n") {
+		return false
+	}
+	out, err := exec.Command("bash", "-n", "-c", text).CombinedOutput()
+	return err != nil && bytes.Contains(out, []byte("unexpected")) || bytes.Contains(out, []byte("here-document"))
+}
+
+// scene is a sandbox and the blocks that are run in it, one after the other.
+type scene struct {
+	name   string
+	kind   string
+	flags  []string // and manifests, of lab up
+	blocks []*block
+}
+
+// scenes groups the blocks of a page: those of one kind, or with one further word, run in one sandbox.
+func scenes(t *testing.T, page string) []*scene {
+	all, _ := blocks(t, page)
+	byName := map[string]*scene{}
+	var order []*scene
+	for _, b := range all {
+		if !slices.Contains([]string{"lab", "node", "cluster"}, b.kind) || b.lang != "sh" && b.lang != "console" {
+			continue
+		}
+		name, flags := b.kind, []string(nil)
+		for _, a := range b.args {
+			switch {
+			case strings.HasPrefix(a, "--"):
+				flags = append(flags, a)
+			case a == exact:
+			case strings.HasSuffix(a, ".yaml"):
+				flags = append(flags, a)
+			case !strings.Contains(a, "="):
+				name += " " + a
+			}
+		}
+		s := byName[name]
+		if s == nil {
+			s = &scene{name: strings.TrimSuffix(filepath.Base(page), ".md") + " " + name, kind: b.kind}
+			byName[name], order = s, append(order, s)
+		}
+		s.flags = append(s.flags, flags...)
+		s.blocks = append(s.blocks, b)
+	}
+	return order
+}
+
+// TestRun runs the blocks of all pages.
+func TestRun(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make namespaces")
+	}
+	crds, err := os.MkdirTemp(t.TempDir(), "")
+	if err == nil { // where there is a network, so that 'lab up --crds' finds them without
+		err = control.WriteCRDs(t.Context(), crds)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages(t) {
+		for _, s := range scenes(t, page) {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel() // most of it is waiting
+				s.run(t)
+			})
+		}
+	}
+}
+
+// sceneTimeout is for what hangs. A scene takes seconds.
+const sceneTimeout = 5 * time.Minute
+
+// run runs the scene in a network, mount and process namespace of its own, with which all ends that
+// it started and all goes that it wrote. The checkout is there with bin/, and can be written to.
+func (s *scene) run(t *testing.T) {
+	checkout, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testdata := filepath.Join(checkout, "docs/testdata")
+	files := t.TempDir()
+	script := filepath.Join(files, "script")
+	if err := errors.Join(os.WriteFile(script, []byte(s.script()), 0o600), certificate(files)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), sceneTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
+		"bash", filepath.Join(testdata, "sandbox"), s.kind, script}, s.flags...)...)
+	cmd.Dir = checkout
+	cmd.Env = append(os.Environ(), "PROGRAMS="+programs, "FILES="+files, "HELM="+clients["helm"],
+		"PATH="+strings.Join([]string{filepath.Join(checkout, "bin"), filepath.Dir(clients["kubectl"]), os.Getenv("PATH")}, ":"))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = time.Second
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("it took longer than %s: %w", sceneTimeout, err)
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	t.Log(out.String())
+	s.compare(t, out.String())
+}
+
+// certificate writes a certificate for the balancer of the pages, its own authority, and its key.
+func certificate(folder string) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "192.0.2.2"}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("192.0.2.2")},
+		IsCA: true, BasicConstraintsValid: true,
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return err
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	write := func(name, kind string, text []byte) error {
+		return os.WriteFile(filepath.Join(folder, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: text}), 0o600)
+	}
+	return errors.Join(write("cert.pem", "CERTIFICATE", cert), write("key.pem", "PRIVATE KEY", private))
+}
+
+var (
+	agents   = regexp.MustCompile(`\bsluice (run|balance) -|\bsluice (run|balance)$`)
+	watchers = regexp.MustCompile(`\bsluice (drops|farms --watch)\b`)
+	// Commands that tell something by their exit status, and which.
+	telling = map[*regexp.Regexp]string{
+		regexp.MustCompile(`\bsluice why\b`):                   "3", // denied
+		regexp.MustCompile(`\bsluice check\b`):                 "3", // faults
+		regexp.MustCompile(`^sluice (fabric|bgp|addresses)\b`): "1", // the agent does not do this
+	}
+)
+
+// script makes a script of the commands.
+func (s *scene) script() string {
+	var w strings.Builder
+	fmt.Fprintln(&w, ". docs/testdata/steps")
+	for _, b := range s.blocks {
+		for _, c := range b.commands() {
+			fmt.Fprintf(&w, "step %s:%d\n", b.page, c.line)
+			text := b.fill(c.text)
+			plain := strings.Join(simple(text)[0], " ")
+			switch {
+			case agents.MatchString(plain):
+				fmt.Fprintf(&w, "end_agent\n(exec %s) &\nawait_agent $!\n", background(text))
+			case watchers.MatchString(plain):
+				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $!\n", background(text))
+			default:
+				status := ""
+				for pattern, s := range telling {
+					if pattern.MatchString(text) {
+						status = s
+					}
+				}
+				if strings.HasPrefix(plain, "bin/sluice lab up") && !strings.Contains(plain, "--name") { // in place of the last one
+					fmt.Fprintln(&w, "bin/sluice lab down")
+				}
+				if strings.Contains(plain, "sluice cleanup") {
+					fmt.Fprintln(&w, "end_agent")
+				}
+				if status != "" {
+					fmt.Fprintf(&w, "{\n%s} || test $? = %s\n", text, status)
+				} else {
+					fmt.Fprint(&w, text)
+				}
+			}
+		}
+	}
+	fmt.Fprintln(&w, "step end\nend_agent")
+	return w.String()
+}
+
+// background returns a command that is to run beside others without what the page says of that.
+func background(text string) string {
+	text, _, _ = strings.Cut(text, " #")
+	return strings.TrimSuffix(strings.TrimSpace(text), "&")
+}
+
+// fill puts values in the place of placeholders.
+func (b *block) fill(text string) string {
+	values := maps.Clone(placeholders)
+	for _, a := range b.args {
+		if name, value, ok := strings.Cut(a, "="); ok && !strings.HasPrefix(a, "--") {
+			values[name] = value
+		}
+	}
+	// The longest first.
+	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return len(b) - len(a) })
+	for _, name := range names {
+		text = regexp.MustCompile(`(^|[\s=])`+regexp.QuoteMeta(name)+`($|[\s/;])`).ReplaceAllString(text, "${1}"+values[name]+"${2}")
+	}
+	return text
+}
+
+// exact is the word for a console whose output is the same each time.
+const exact = "exact"
+
+var heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
+
+// compare compares what a page shows of the output with what was printed: the headings of tables and
+// JSON, and with "exact" all lines. Others are of their day.
+func (s *scene) compare(t *testing.T, out string) {
+	printed := map[string]string{}
+	for _, part := range strings.Split(out, "\n== ") {
+		where, text, _ := strings.Cut(part, "\n")
+		printed[where] = strings.Join(strings.Fields(text), " ")
+	}
+	for _, b := range s.blocks {
+		for _, c := range b.commands() {
+			where := fmt.Sprintf("%s:%d", b.page, c.line)
+			for line := range strings.Lines(c.output) {
+				line = strings.TrimSpace(line)
+				if (heading.MatchString(line) || strings.HasPrefix(line, "{") || slices.Contains(b.args, exact)) && !strings.Contains(printed[where], strings.Join(strings.Fields(line), " ")) {
+					t.Errorf("%s does not print %q: %s", where, line, printed[where])
+				}
+			}
+		}
+	}
+}
