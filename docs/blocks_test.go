@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,8 +15,9 @@ import (
 	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 const root = ".."
@@ -83,8 +83,8 @@ func pages(t *testing.T) []string {
 	return all
 }
 
-// TestBlocks accounts for each block: it is data that is read by what it is for, or TestRun runs it,
-// or it says which other test does, or why none can.
+// TestBlocks accounts for each block: it is data that is read by what it is for, or TestRun runs
+// it, or it says which other test does, or why none can.
 func TestBlocks(t *testing.T) {
 	for _, page := range pages(t) {
 		all, _ := blocks(t, page)
@@ -142,8 +142,11 @@ func hasTest(folder, pattern string) bool {
 	folder, below := strings.CutSuffix(folder, "/...")
 	found := false
 	_ = filepath.WalkDir(filepath.Join(root, folder), func(path string, entry os.DirEntry, err error) error {
-		if err != nil || entry.IsDir() && !below && path != filepath.Join(root, folder) {
-			return errors.Join(err, filepath.SkipDir)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && !below && path != filepath.Join(root, folder) {
+			return filepath.SkipDir
 		}
 		if !strings.HasSuffix(path, "_test.go") {
 			return nil
@@ -163,12 +166,14 @@ func (b *block) checkYAML(t *testing.T) error {
 	case "rules":
 		return yaml.UnmarshalStrict([]byte(b.text), new([]rbacv1.PolicyRule))
 	case "objects":
-		documents := utilyaml.NewDocumentDecoder(io.NopCloser(strings.NewReader(b.text)))
-		defer func() { _ = documents.Close() }()
 		cmd := exec.CommandContext(t.Context(), filepath.Join(programs, "sluice"), "check", "-")
 		cmd.Stdin = strings.NewReader(b.text)
-		if out, err := cmd.CombinedOutput(); err != nil {
+		out, err := cmd.CombinedOutput()
+		if err != nil {
 			return fmt.Errorf("sluice check: %w: %s", err, out)
+		}
+		if n := model.Count(strings.Count("\n"+b.text, "\nkind:"), "object"); !strings.Contains(string(out), n+" checked") {
+			return fmt.Errorf("sluice does not read all of the %s: %s", n, out)
 		}
 		return nil
 	}

@@ -177,7 +177,7 @@ func readHelp(program string, args []string) error {
 	}
 	if err != nil {
 		// A placeholder is no number.
-		for i := 1; i < len(args); i++ {
+		for i := 1; i < len(args) && !strings.Contains(text, "unknown"); i++ {
 			if placeholder.MatchString(args[i]) && strings.Contains(text, args[i-1]) && strings.HasPrefix(args[i-1], "-") {
 				return readHelp(program, slices.Delete(slices.Clone(args), i-1, i+1))
 			}

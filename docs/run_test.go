@@ -132,7 +132,8 @@ type scene struct {
 	blocks []*block
 }
 
-// scenes groups the blocks of a page: those of one kind, or with one further word, run in one sandbox.
+// scenes groups the blocks of a page: those of one kind, and with the same word after that, run in
+// one sandbox.
 func scenes(t *testing.T, page string) []*scene {
 	all, _ := blocks(t, page)
 	byName := map[string]*scene{}
@@ -324,8 +325,8 @@ const exact = "exact"
 
 var heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
 
-// compare compares what a page shows of the output with what was printed: the headings of tables and
-// JSON, and with "exact" all lines. Others are of their day.
+// compare compares what a page shows of the output with what was printed: the headings of tables
+// and JSON, and with "exact" all lines. Others are of their day.
 func (s *scene) compare(t *testing.T, out string) {
 	printed := map[string]string{}
 	for _, part := range strings.Split(out, "\n== ") {

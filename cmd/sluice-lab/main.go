@@ -22,7 +22,7 @@ func main() {
 }
 
 // endOnBrokenPipe makes a broken pipe at the output end the command as SIGTERM does, so that it
-// takes down what it has started. The signal also comes for any connection that its peer has closed.
+// takes down what it has started. The signal also comes for each connection that a peer has closed.
 func endOnBrokenPipe() {
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)

@@ -134,7 +134,7 @@ What Kubernetes' own end-to-end tests of services require of a service proxy, te
 real control plane: %d of these tests, in %d cases, some of which go beyond them.
 A run of the tests writes this page:
 
-` + "```" + `
+` + "```sh by internal/kubetest TestConformance" + `
 KUBETEST_DATAPLANES=all go test ./internal/kubetest -count=1 -update
 ` + "```" + `
 
