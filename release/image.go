@@ -26,8 +26,8 @@ const (
 	chartContent = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 )
 
-// image writes the container image of all architectures as an OCI layout, in the folder image and as
-// one file.
+// image writes the container image of all architectures as an OCI layout, in the folder image and
+// as one file.
 func (r *release) image() error {
 	store, err := oci.New(filepath.Join(r.out, "image"))
 	if err != nil {
@@ -173,8 +173,8 @@ func push(store *oci.Store, mediaType string, text []byte) (ocispec.Descriptor, 
 	return d, nil
 }
 
-// layoutFile puts a layout into one file, which `docker load`, `podman load` and `ctr images import`
-// read.
+// layoutFile puts a layout into one file, which `docker load`, `podman load` and `ctr images
+// import` read.
 func (r *release) layoutFile(layout string) error {
 	from := filepath.Join(r.out, layout)
 	var entries []entry

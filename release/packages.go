@@ -16,8 +16,8 @@ import (
 
 const (
 	systemdDir = "deploy/systemd"
-	// sbin is where packages have the programs. The unit of the checkout has them where somebody puts
-	// them by hand.
+	// sbin is where packages have the programs. The unit of the checkout has them where somebody
+	// puts them by hand.
 	sbin, sbinByHand = "/usr/sbin/", "/usr/local/sbin/"
 	docDir           = "/usr/share/doc/sluice/"
 	homepage         = "https://sluice.dev"

@@ -230,9 +230,9 @@ func checkChart(t *testing.T, r *release) {
 	}
 }
 
-// checkPackage installs a package in a new Debian, runs the agent, upgrades, runs that agent on what
-// the former programmed, and removes the package, after which nothing is left, neither files nor
-// tables.
+// checkPackage installs a package in a new Debian, runs the agent, upgrades, runs that agent on
+// what the former programmed, and removes the package, after which nothing is left, neither files
+// nor tables.
 func checkPackage(t *testing.T, before, after *release, pattern string, install, remove []string) {
 	root := newDebian(t)
 	had := digests(t, filepath.Join(root, "etc"))
@@ -291,8 +291,8 @@ func checkPackage(t *testing.T, before, after *release, pattern string, install,
 
 func tables(t *testing.T) string { return strings.TrimSpace(do(t, "/", "nft", "list", "tables")) }
 
-// newDebian makes a Debian of nothing but what every system has, and rpm, and has this test's thread
-// enter a network namespace.
+// newDebian makes a Debian of nothing but what every system has, and rpm, and has this test's
+// thread enter a network namespace.
 func newDebian(t *testing.T) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "debian")

@@ -77,8 +77,8 @@ type lpmKey struct {
 	Addr [4]byte
 }
 
-// listedMap returns a map of a list. Both kinds have keys of lpmKey, which for a hash always have 32
-// bits: so one program serves them.
+// listedMap returns a map of a list. Both kinds have keys of lpmKey, which for a hash always have
+// 32 bits: so one program serves them.
 func listedMap(list []netip.Prefix) (*ebpf.Map, error) {
 	spec := &ebpf.MapSpec{Name: "listed", Type: ebpf.Hash, KeySize: 8, ValueSize: 1, MaxEntries: uint32(max(1, len(list)))}
 	keys := make([]lpmKey, 0, len(list))

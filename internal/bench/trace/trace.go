@@ -1,5 +1,5 @@
-// Package trace counts the rules of tables of nftables that a packet meets, with the kernel's packet
-// trace. The tables may be those of iptables-nft.
+// Package trace counts the rules of tables of nftables that a packet meets, with the kernel's
+// packet trace. The tables may be those of iptables-nft.
 //
 // The trace has the rules that matched and the ends of chains. The rules that did not match lie
 // between those, so they are counted in the tables: in each chain, all up to the rule at which the

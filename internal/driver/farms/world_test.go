@@ -225,8 +225,8 @@ func (w *world) dial(ns *netns.NS, network, to string, from netip.AddrPort) (c n
 	}
 }
 
-// exchange asks and reads the answer. A datagram may get lost while a neighbour is looked for, so it
-// is sent again.
+// exchange asks and reads the answer. A datagram may get lost while a neighbour is looked for, so
+// it is sent again.
 func exchange(c net.Conn) (g got, err error) {
 	const sends, wait = 4, 500 * time.Millisecond
 	_, datagrams := c.(*net.UDPConn)

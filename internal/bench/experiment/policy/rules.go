@@ -49,8 +49,8 @@ const (
 func calicoRules(policies int) float64 { return 2 * float64(6+2*policies+policies) }
 
 // rulesOf are the modes whose rules are counted, with the tables that hold them. The kernel traces
-// no rules of iptables-legacy; the driver writes the same for both variants. In mode ipvs, policy is
-// that of nftables.
+// no rules of iptables-legacy; the driver writes the same for both variants. In mode ipvs, policy
+// is that of nftables.
 var rulesOf = []rulesIn{
 	{"", []string{"sluice"}, unix.NFPROTO_INET},
 	{peer.IptablesNft, []string{"raw", "mangle", "nat", "filter"}, unix.NFPROTO_IPV4},
