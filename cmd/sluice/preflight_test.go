@@ -136,7 +136,7 @@ func TestPreflightPolicies(t *testing.T) {
 		}, "would be denied:"},
 		"refused": {shop + typo + late, cli.ExitError, []string{
 			"fail refused NetworkPolicy shop/typo (shop.yaml:34): spec.podSelektor: there is no such field",
-			"fail refused policy.networking.k8s.io/v1alpha1 AdminNetworkPolicy late (shop.yaml:42): is not in force, as this version is not read",
+			"fail refused policy.networking.k8s.io/v1alpha1 AdminNetworkPolicy late (shop.yaml:42): is not in force, as Sluice does not read it",
 			"not all policies can be carried out as they are written",
 		}, "\x00"},
 		"another node": {strings.ReplaceAll(shop, "nodeName: node-a", "nodeName: node-b"), cli.ExitOK, []string{

@@ -241,7 +241,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 		p.pos = start
 		p.out.issues = append(p.out.issues, model.Issue{
 			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: model.Name{Name: name.Name}}, Source: p.source(p.lineAt(start)),
-			Reason:  "is not in force, as this version is not read; write it as " + instead,
+			Reason:  "is not in force, as Sluice does not read it; write it as " + instead,
 			InForce: model.InForceNothing,
 		})
 	}
