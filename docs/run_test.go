@@ -86,9 +86,9 @@ type command struct {
 	output string
 }
 
-// commands returns the commands of a block: in a console, what follows "# ".
+// commands returns the commands of a block: in a console, and in output, what follows "# ".
 func (b *block) commands() (all []*command) {
-	if b.lang != "sh" && b.lang != "console" {
+	if !slices.Contains([]string{"sh", "console", "text"}, b.lang) {
 		return nil
 	}
 	var c *command
