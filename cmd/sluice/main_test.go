@@ -87,7 +87,7 @@ type kernelDriver struct{ *kernel }
 var _ driver.Driver = kernelDriver{}
 
 func (d kernelDriver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Name: "fake", Can: driver.All}
+	return driver.Capabilities{Name: "fake", Can: driver.All &^ (driver.Fabric | driver.Farms)} // as nftables
 }
 func (d kernelDriver) Held(func(*state.State))                {}
 func (d kernelDriver) SetAside() []driver.SetAside            { return nil }

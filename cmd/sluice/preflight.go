@@ -99,7 +99,7 @@ func (f *nodeFlags) probeDriver(ctx context.Context, m *mode, policy bool) (name
 	if err != nil {
 		return "", "", err
 	}
-	can, asked := d.Capabilities(), driver.All&^driver.Fabric
+	can, asked := d.Capabilities(), driver.All&^(driver.Fabric|driver.Farms)
 	if !policy {
 		asked &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}

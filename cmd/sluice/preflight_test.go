@@ -51,6 +51,9 @@ func TestPreflightTable(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}
 	}
+	if strings.Contains(words, "cannot do") {
+		t.Errorf("a driver that does all that an agent may ask for lacks something:\n%s", out)
+	}
 }
 
 func TestPreflightFabric(t *testing.T) {
