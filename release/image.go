@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/content/oci"
 	"sigs.k8s.io/yaml"
 )
@@ -29,13 +30,20 @@ const (
 // image writes the container image of all architectures as an OCI layout, in the folder image and
 // as one file.
 func (r *release) image() error {
-	store, err := oci.New(filepath.Join(r.out, "image"))
+	layout := filepath.Join(r.out, "image")
+	store, err := oci.New(layout)
+	if err != nil {
+		return err
+	}
+	// What goes through the store is listed in index.json, and podman loads no file that lists
+	// several: blobs and the architectures' manifests go past it.
+	blobs, err := oci.NewStorage(layout)
 	if err != nil {
 		return err
 	}
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Annotations: r.annotations()}
 	for _, arch := range r.arches {
-		manifest, err := r.imageOf(store, arch)
+		manifest, err := r.imageOf(blobs, arch)
 		if err != nil {
 			return fmt.Errorf("build the image for %s: %w", arch, err)
 		}
@@ -48,7 +56,7 @@ func (r *release) image() error {
 }
 
 // imageOf adds the image of an architecture: the programs and their licenses, and nothing else.
-func (r *release) imageOf(store *oci.Store, arch string) (ocispec.Descriptor, error) {
+func (r *release) imageOf(store content.Pusher, arch string) (ocispec.Descriptor, error) {
 	var entries []entry
 	for _, p := range programs {
 		entries = append(entries, entry{"usr/local/bin/" + p, r.binary(arch, p), 0o755})
@@ -156,7 +164,7 @@ func (r *release) tag(store *oci.Store, mediaType string, manifest any) error {
 	return nil
 }
 
-func pushJSON(store *oci.Store, mediaType string, v any) (ocispec.Descriptor, error) {
+func pushJSON(store content.Pusher, mediaType string, v any) (ocispec.Descriptor, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return ocispec.Descriptor{}, err
@@ -164,8 +172,8 @@ func pushJSON(store *oci.Store, mediaType string, v any) (ocispec.Descriptor, er
 	return push(store, mediaType, text)
 }
 
-// push adds a blob. Architectures may share one.
-func push(store *oci.Store, mediaType string, text []byte) (ocispec.Descriptor, error) {
+// push adds a blob that is not there yet.
+func push(store content.Pusher, mediaType string, text []byte) (ocispec.Descriptor, error) {
 	d, err := oras.PushBytes(context.Background(), store, mediaType, text)
 	if err != nil {
 		return d, fmt.Errorf("add to the OCI layout: %w", err)

@@ -5,8 +5,10 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -160,7 +162,11 @@ func tagged(t *testing.T, layout, version string) ocispec.Descriptor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range parse[ocispec.Index](t, text).Manifests {
+	all := parse[ocispec.Index](t, text).Manifests
+	if len(all) != 1 {
+		t.Errorf("%s lists %d: podman loads a file only if it is one", layout, len(all))
+	}
+	for _, d := range all {
 		if d.Annotations[ocispec.AnnotationRefName] == version {
 			return d
 		}
@@ -208,6 +214,39 @@ func checkImage(t *testing.T, r *release) {
 	do(t, loaded, "tar", "-xf", filepath.Join(r.out, "sluice-"+r.version+"-image.tar"))
 	if d := tagged(t, loaded, r.version); d.Annotations["io.containerd.image.name"] != r.repository+":"+r.version {
 		t.Errorf("containerd would call the image %q", d.Annotations["io.containerd.image.name"])
+	}
+}
+
+// An image of several architectures is one entry of its layout, and the same each time.
+func TestImageOfArchitectures(t *testing.T) {
+	r := &release{root: "..", work: t.TempDir(), version: "1.2.3", repository: "registry.example/sluice", time: time.Unix(1, 0).UTC(), arches: []string{"amd64", "arm64"}}
+	write := func(name string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(name), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(r.notices())
+	for _, arch := range r.arches {
+		for _, p := range programs {
+			write(r.binary(arch, p))
+		}
+	}
+	build := func() map[string]digest.Digest {
+		t.Helper()
+		r.out = t.TempDir()
+		if err := r.image(); err != nil {
+			t.Fatal(err)
+		}
+		return digests(t, r.out)
+	}
+	first := build()
+	layout := filepath.Join(r.out, "image")
+	if index := parse[ocispec.Index](t, blob(t, layout, tagged(t, layout, r.version))); len(index.Manifests) != len(r.arches) {
+		t.Errorf("index %+v", index)
+	}
+	if again := build(); !maps.Equal(first, again) {
+		t.Errorf("built again, %v is %v", first, again)
 	}
 }
 
