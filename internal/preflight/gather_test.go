@@ -374,6 +374,14 @@ func TestOwnTableIsNoForeignOne(t *testing.T) {
 	expect(t, results, "agent", preflight.OK, "the next adopts it")
 }
 
+// A proxy's table is ours, too. Its rules ask for a direction of the connection, as no rule may
+// that the library for nftables shall read.
+func TestTableOfAProxyIsNoForeignOne(t *testing.T) {
+	ns := node(t)
+	run(t, ns, "table inet sluice-userspace {\nchain c { type filter hook forward priority 0; policy drop;\n ct original ip daddr 10.0.0.1 accept\n }\n}\n", "nft", "-f", "-")
+	expect(t, gather(t, ns, preflight.Options{}), "other rules", preflight.OK)
+}
+
 func TestLivingAgentAndItsSysctls(t *testing.T) {
 	ns := node(t)
 	socket := filepath.Join(t.TempDir(), "a.sock")

@@ -56,6 +56,9 @@ func chains() (found []Chain, own bool, err error) {
 			own = true
 			continue
 		}
+		if c.Table.Family == nftables.TableFamilyINet && c.Table.Name == "sluice-userspace" {
+			continue // a proxy's of ours, which goes with its agent
+		}
 		seen := Chain{Family: cmp.Or(FamilyNames[c.Table.Family], "unknown"), Table: c.Table.Name, Name: c.Name}
 		if c.Hooknum != nil && slices.Contains([]string{"inet", "ip", "ip6"}, seen.Family) {
 			seen.Hook = hookNames[*c.Hooknum]
