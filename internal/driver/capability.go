@@ -156,7 +156,9 @@ func (c Capabilities) Lacks(s *state.State) map[model.Ref]Capability {
 func (c Capabilities) Issues(s *state.State) (issues []model.Issue) {
 	for object, of := range c.Lacks(s) {
 		issue := object.Issue(fmt.Sprintf("the driver %s cannot do what it asks for: %s", c.Name, of))
-		issue.InForce = model.InForceRest
+		if issue.InForce = model.InForceRest; of&(Services|Policy) != 0 {
+			issue.InForce = model.InForceNothing
+		}
 		issues = append(issues, issue)
 	}
 	return issues

@@ -58,6 +58,13 @@ func TestIssues(t *testing.T) {
 			if want := "the driver weak cannot do what it asks for: " + name; i.Reason != want {
 				t.Errorf("%v: %q, want %q", i.Object, i.Reason, want)
 			}
+			inForce := model.InForceRest
+			if c.lacks&(driver.Services|driver.Policy) != 0 {
+				inForce = model.InForceNothing
+			}
+			if i.InForce != inForce {
+				t.Errorf("lacks %s: of %v is in force %s, want %s", name, i.Object, i.InForce, inForce)
+			}
 		}
 		if slices.Sort(got); !slices.Equal(got, c.want) {
 			t.Errorf("lacks %s: %v, want %v", name, got, c.want)
