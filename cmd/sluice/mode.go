@@ -119,9 +119,33 @@ func (f *modeFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.connections, "userspace-connections", 0, "with --mode userspace: most connections at once (default: as the limit of open files allows)")
 }
 
+// check refuses values that no node can carry out, in whatever mode.
+func (f *modeFlags) check() error {
+	var err error
+	one := func(flag, value string, of ...string) {
+		if err == nil && !slices.Contains(of, value) {
+			err = cli.Usage(fmt.Errorf("--%s %s: choose one of %s", flag, value, strings.Join(of, ", ")))
+		}
+	}
+	one("ipvs-scheduler", f.scheduler, model.IPVSSchedulers...)
+	if f.variant != "" {
+		one("iptables-variant", f.variant, string(iptables.Legacy), string(iptables.NFTables))
+	}
+	if f.client != "" {
+		one("userspace-client-address", f.client, userspace.ProxyProtocol, userspace.Transparent)
+	}
+	if err == nil && f.connections < 0 {
+		err = cli.Usage(fmt.Errorf("--userspace-connections %d: must not be negative", f.connections))
+	}
+	return err
+}
+
 // choose returns the mode that the flags name. Where they leave it to the node, why says for people
 // what was chosen for which reason.
 func (f *modeFlags) choose(ctx context.Context) (m *mode, why string, err error) {
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
 	if f.mode != "auto" {
 		if m := findMode(f.mode); m != nil {
 			return m, "", nil
