@@ -107,6 +107,9 @@ func TestModeAuto(t *testing.T) {
 		if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok mode "+chosen.name+": "+says) || !strings.Contains(words, "ok program the kernel takes our "+chosen.name+" program") {
 			t.Errorf("preflight does not say that it chooses %s as %s:\n%s", chosen.name, says, out)
 		}
+		if _, out := inside(t, n.NS, "plan", "--mode", "auto", "--policy=false", "--manifests", n.dir, "--node", "node-a"); !strings.Contains(out, "mode "+chosen.name+": "+says) {
+			t.Errorf("plan does not say that %s is chosen as %s:\n%s", chosen.name, says, out)
+		}
 		socket := filepath.Join(t.TempDir(), "s.sock")
 		log, _ := startAgentLogged(t, n.dir, socket, n.Do, "--mode", "auto", "--policy=false")
 		inSync(t, socket)

@@ -92,9 +92,12 @@ func (o *planOptions) planObjects(ctx context.Context, warn io.Writer) (agent.Pl
 	for _, i := range append(read.Issues, c.Issues()...) {
 		_ = printf(warn, "warning: %s\n", i)
 	}
-	mode, _, err := o.choose(ctx)
+	mode, why, err := o.choose(ctx)
 	if err != nil {
 		return agent.Plan{}, err
+	}
+	if why != "" {
+		_ = printf(warn, "mode %s: %s\n", mode.name, why)
 	}
 	d, err := o.openDriver(mode, o.options(slog.Default()))
 	if err != nil {
