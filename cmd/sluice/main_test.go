@@ -411,9 +411,9 @@ func TestStatusCounts(t *testing.T) {
 	} {
 		var b strings.Builder
 		statusTable(&b, agent.Status{
-			Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []agent.Failure{{Attempts: n}},
+			Mode: "iptables", Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []agent.Failure{{Attempts: n}},
 		})
-		for _, text := range want {
+		for _, text := range append(want, "mode\tiptables\n") {
 			if !strings.Contains(b.String(), text) {
 				t.Errorf("no %q in\n%s", text, &b)
 			}
@@ -464,6 +464,11 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"run", "--manifests", ".", "--log-level", "loud"}, "loud"},
 		{[]string{"run", "--manifests", ".", "--metrics-address", "nope"}, "--metrics-address nope: give ADDRESS:PORT"},
 		{[]string{"run", "--manifests", ".", "--audit-interval", "0s"}, "--audit-interval"},
+		{[]string{"run", "--manifests", ".", "--mode", "fast"}, "--mode fast: choose iptables, ipvs, nftables, userspace or auto"},
+		{[]string{"run", "--manifests", ".", "--ipvs-scheduler", "fair"}, "--ipvs-scheduler fair: choose one of rr, wrr"},
+		{[]string{"plan", "--manifests", ".", "--node", "n", "--iptables-variant", "new"}, "--iptables-variant new: choose one of legacy, nft"},
+		{[]string{"preflight", "--userspace-client-address", "all"}, "--userspace-client-address all: choose one of proxy-protocol, transparent"},
+		{[]string{"preflight", "--userspace-connections", "-1"}, "--userspace-connections -1: must not be negative"},
 		{[]string{"status", "-o", "xml"}, "xml"},
 		{[]string{"services", "--nonsense"}, "--nonsense"},
 	} {

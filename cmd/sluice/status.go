@@ -35,6 +35,9 @@ func statusTable(w io.Writer, s agent.Status) {
 	}
 	row("node", "%s", s.Node)
 	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(seconds(s.UptimeSeconds)))
+	if s.Mode != "" {
+		row("mode", "%s", s.Mode)
+	}
 	read := "read in full"
 	if !s.Source.Synced {
 		read = "not read in full yet"

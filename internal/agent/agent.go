@@ -246,8 +246,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		})
 	}
 	group.Go(func() error { l.run(ctx); return nil })
-	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "pid", os.Getpid(), "socket", a.Socket)
+	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "mode", a.Mode, "pid", os.Getpid(), "socket", a.Socket)
 	err = group.Wait()
-	a.Log.Info("agent stopped; what it programmed stays in the kernel", "node", a.Node)
+	stopped := "agent stopped; what it programmed stays in the kernel"
+	if a.Driver.Capabilities().Can&driver.Survives == 0 {
+		stopped = "agent stopped; in its mode nothing stays in the kernel"
+	}
+	a.Log.Info(stopped, "node", a.Node)
 	return err
 }

@@ -23,6 +23,7 @@ type Status struct {
 
 	Node          string    `json:"node"`
 	Version       string    `json:"version"`
+	Mode          string    `json:"mode,omitempty"` // in which services or farms are carried out
 	PID           int       `json:"pid"`
 	Started       time.Time `json:"started"`
 	UptimeSeconds float64   `json:"uptimeSeconds"`
@@ -134,7 +135,7 @@ func (a *Agent) Status() Status {
 	a.mu.Unlock()
 	totals := a.totals()
 	s := Status{
-		Node: a.Node, Version: a.Version, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
+		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved,
