@@ -3,6 +3,8 @@ package preflight
 import (
 	"errors"
 	"fmt"
+	"os/exec"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -10,6 +12,9 @@ import (
 
 // The oldest kernel that the packet table is tested on.
 const floorMajor, floorMinor = 6, 1
+
+// installIt is what to do where a program of others is missing.
+const installIt = "install it where the agent runs"
 
 func kernel(f *Facts) []Result {
 	const name = "kernel"
@@ -56,7 +61,8 @@ func features(f *Facts) []Result {
 	return supported(f.Mode, f.Features, "load the modules that are named, or use a kernel that has them (Debian's stock kernel does)")
 }
 
-// supported fails with each requirement that the kernel does not meet; do says what to do then.
+// supported fails with each requirement that the kernel does not meet, once for those of the same
+// reason; do says what to do then.
 func supported(name string, features []Feature, do string) []Result {
 	var names []string
 	var results []Result
@@ -65,7 +71,13 @@ func supported(name string, features []Feature, do string) []Result {
 			names = append(names, f.Name)
 			continue
 		}
-		results = append(results, Result{name, Fail, f.Err.Error(), do})
+		r := Result{name, Fail, f.Err.Error(), do}
+		if errors.Is(f.Err, exec.ErrNotFound) {
+			r.Do = installIt
+		}
+		if !slices.Contains(results, r) {
+			results = append(results, r)
+		}
 	}
 	if len(results) > 0 {
 		return results
@@ -79,6 +91,8 @@ func program(f *Facts) []Result {
 	switch {
 	case !f.DriverAsked || !f.NetAdmin:
 		return nil // privileges says what is missing
+	case errors.Is(f.DriverErr, exec.ErrNotFound):
+		return one(name, Fail, f.DriverErr.Error(), installIt)
 	case f.DriverErr != nil:
 		return one(name, Fail, f.DriverErr.Error(), "use a kernel that has what is named here (Debian's stock kernel does)")
 	}

@@ -3,7 +3,9 @@ package preflight
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -70,6 +72,7 @@ func TestChecks(t *testing.T) {
 		{"unprivileged", func(f *Facts) { f.NetAdmin = false }, "privileges", Fail, "CAP_NET_ADMIN is missing", "root"},
 		{"missing feature", func(f *Facts) { f.Features[0].Err = f.Features[0].Missing(unix.EOPNOTSUPP) }, "nftables", Fail,
 			"masquerade: not supported by this kernel: operation not supported (needs Linux 5.2 with nft_masq)", "modules"},
+		{"missing program", func(f *Facts) { f.Features[0].Err = fmt.Errorf("find iptables-restore: %w", exec.ErrNotFound) }, "nftables", Fail, "find iptables-restore", "install it"},
 		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
 		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables program", ""},
 		{"driver lacks something", func(f *Facts) { f.DriverAsked, f.Driver, f.DriverLacks = true, "other", "session affinity" }, "driver", Warn, "other cannot do session affinity", "sluice plan"},

@@ -71,8 +71,12 @@ func (r *Requirement) needs() string {
 // Missing checks requirements and joins the errors of those that are not met.
 func Missing(ctx context.Context, requirements []*Requirement) error {
 	var errs []error
+	told := map[string]bool{}
 	for _, r := range requirements {
-		errs = append(errs, r.Met(ctx))
+		if err := r.Met(ctx); err != nil && !told[err.Error()] {
+			told[err.Error()] = true
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -53,4 +53,8 @@ func TestMissing(t *testing.T) {
 	if err == nil || strings.Contains(err.Error(), "a: ") || !strings.Contains(err.Error(), "b: not supported") || !strings.Contains(err.Error(), "c: not supported") {
 		t.Errorf("%v, want what is missing and nothing else", err)
 	}
+	denied := func(context.Context) error { return unix.EPERM }
+	if err := Missing(t.Context(), []*Requirement{{Name: "a", Check: denied}, {Name: "b", Check: denied}}); err == nil || err.Error() != unix.EPERM.Error() {
+		t.Errorf("%q, want what two have in common once", err)
+	}
 }
