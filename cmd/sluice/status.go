@@ -137,7 +137,7 @@ func bgpRow(row func(name, format string, args ...any), s *agent.BGPStatus) {
 // policyRows writes what policy does on the node.
 func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatus) {
 	if p == nil {
-		row("policy", "not carried out (--policy=false)")
+		row("policy", "not carried out (--policy=false, or a mode without it)")
 		return
 	}
 	row("policy", "%d known; they apply to %d of this node's %s, in %s", p.Policies, p.Selected, model.Count(p.Local, "pod"), model.Count(p.Programs, "program"))

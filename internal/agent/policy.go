@@ -148,7 +148,7 @@ func (a *Agent) policyStatus() *PolicyStatus {
 	slices.Sort(s.Ignored)
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	p := a.Compiler.State().Policy
+	p := a.carriedOut(a.Compiler.State()).Policy
 	if p == nil {
 		return nil
 	}

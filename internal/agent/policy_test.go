@@ -309,6 +309,27 @@ func TestExplainOnOtherNodes(t *testing.T) {
 	}
 }
 
+// lenient is a driver that carries out no policy.
+type lenient struct{ *fakeDriver }
+
+func (d lenient) Capabilities() driver.Capabilities {
+	c := d.fakeDriver.Capabilities()
+	c.Can &^= driver.Policy
+	return c
+}
+
+// Where the driver carries out no policy, none decides, whatever is declared.
+func TestExplainWithoutPolicy(t *testing.T) {
+	b := startPolicy(t, func(c *Config) { c.Driver = lenient{c.Driver.(*fakeDriver)} })
+	e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/web"), To: question.ParseEnd("shop/db"), Port: "80"})
+	if err != nil || e.Outcome != verdict.Allowed || !strings.Contains(strings.Join(e.Warnings, ""), "does not carry out policy") {
+		t.Errorf("%s, %v, warnings %q", e.Outcome, err, e.Warnings)
+	}
+	if s, err := b.client.Status(t.Context()); err != nil || s.Policy != nil {
+		t.Errorf("status has %+v, %v", s.Policy, err)
+	}
+}
+
 // While the kernel has what an earlier agent left there, every answer may be wrong.
 func TestExplainWarnsOfWhatIsKept(t *testing.T) {
 	b := startPolicy(t, before(t, web(2, "10.1.0.9")), func(c *Config) {

@@ -11,11 +11,13 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/compile/policy"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/remedy"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -69,7 +71,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		e.Warnings = append(e.Warnings, fmt.Sprintf("a client outside may also come in by %s, which the answer leaves out: --via names one", model.Count(c.MoreEntries, "more node")))
 	}
 	if !enforced {
-		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false): only services are judged")
+		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false, or a mode without it): only services are judged")
 	}
 	unsure := a.failing(enforced)
 	if e.Warnings = append(e.Warnings, unsure...); len(unsure) > 0 && e.Outcome == verdict.Allowed {
@@ -231,7 +233,7 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	cluster := &verdict.Cluster{Here: a.Node, Nodes: nodes, Home: c.Home, Object: c.Object}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	own := a.Compiler.State()
+	own := a.carriedOut(a.Compiler.State())
 	if nodes[a.Node] == nil {
 		nodes[a.Node] = &verdict.Node{State: own, Route: a.way}
 	}
@@ -251,6 +253,16 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	return own.Policy != nil
 }
 
+// carriedOut is what of a state decides: without policy, if the driver carries out none.
+func (a *Agent) carriedOut(s *state.State) *state.State {
+	if a.Driver.Capabilities().Can&driver.Policy != 0 {
+		return s
+	}
+	without := *s
+	without.Policy = nil
+	return &without
+}
+
 // elsewhere compiles what nodes but one make of the objects of a question.
 func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node {
 	a.compiling.Lock()
@@ -265,7 +277,7 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 	for name, other := range others {
 		there := other.Compile(c.Objects)
 		nodes[name] = &verdict.Node{
-			State: there.State, Uplinks: there.Uplinks, Hidden: verdict.Hidden{DenyLists: there.DenyLists, Lists: there.Lists},
+			State: a.carriedOut(there.State), Uplinks: there.Uplinks, Hidden: verdict.Hidden{DenyLists: there.DenyLists, Lists: there.Lists},
 			Route: func(to netip.Addr) verdict.Way {
 				way := verdict.Way{Own: c.Object(to) == model.Ref{Kind: model.NodeKind, Name: model.Name{Name: name}}}
 				if node := a.Store.Node(name); node != nil {
