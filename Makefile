@@ -100,7 +100,7 @@ generate: ## Make the generated files again (the BPF objects, with Debian 12's c
 
 .PHONY: image
 image: ## Build the container image into bin/image, an OCI layout (ARCHES=amd64,arm64)
-	go -C release run . -arch '$(ARCHES)' -only image -out $(CURDIR)/bin/image
+	go -C release run . -arch '$(ARCHES)' -image-only -out $(CURDIR)/bin/image
 
 .PHONY: release
 release: ## Build all files of a release into bin/release: archives, packages, image, chart, bill of materials (ARCHES=amd64,arm64)

@@ -41,19 +41,19 @@ func main() {
 	log.SetFlags(0)
 	var r release
 	var arches string
-	var only string
+	var image bool
 	flag.StringVar(&r.root, "root", "..", "the checkout to build")
 	flag.StringVar(&r.out, "out", "", "folder for the files; what is in it is removed")
 	flag.StringVar(&arches, "arch", "amd64,arm64", "architectures, parted by commas")
-	flag.StringVar(&only, "only", "", "\"image\": the image alone")
+	flag.BoolVar(&image, "image-only", false, "build nothing but the image")
 	flag.Parse()
 	r.arches = strings.Split(arches, ",")
-	if err := r.build(context.Background(), only); err != nil {
+	if err := r.build(context.Background(), image); err != nil {
 		log.Fatalf("release: %v", err)
 	}
 }
 
-func (r *release) build(ctx context.Context, only string) (err error) {
+func (r *release) build(ctx context.Context, image bool) (err error) {
 	if r.out == "" || flag.NArg() > 0 {
 		return errors.New("say where the files go with -out, and nothing but flags")
 	}
@@ -74,7 +74,7 @@ func (r *release) build(ctx context.Context, only string) (err error) {
 		return err
 	}
 	steps := []func() error{r.archives, r.packages, r.chart, r.image, r.materials, r.checksums}
-	if only == "image" {
+	if image {
 		steps = []func() error{r.image}
 	}
 	for _, step := range steps {

@@ -48,7 +48,7 @@ func clone(t *testing.T) string {
 func makeRelease(t *testing.T, root string) *release {
 	t.Helper()
 	r := &release{root: root, out: t.TempDir(), arches: []string{runtime.GOARCH}}
-	if err := r.build(t.Context(), ""); err != nil {
+	if err := r.build(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	return r
