@@ -72,7 +72,7 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 		}
 	}
 	results = append(results, ofPolicies(checkRefused, preflight.Fail, issues, "every policy is taken as it is written")...)
-	choices, err := unsupportedPolicies(ctx, node, config)
+	choices, err := unsupportedPolicies(ctx, node, config, objects, want.Policy)
 	if err != nil {
 		return nil, err
 	}

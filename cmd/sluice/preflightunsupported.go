@@ -17,9 +17,13 @@ import (
 )
 
 // unsupportedPolicies says of each policy that cannot be carried out as it is written what each
-// choice of --unsupported would do on this node.
-func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Config) (results []preflight.Result, err error) {
+// choice of --unsupported would do on this node. What the choice of the flags comes to has been read
+// and compiled.
+func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Config, read *store.Store, compiled *state.Policy) (results []preflight.Result, err error) {
 	as := func(u unsupported) (*state.Policy, *store.Store, error) {
+		if u == node.unsupported {
+			return compiled, read, nil
+		}
 		flags := *node
 		flags.unsupported = u
 		c, objects, _, err := compileOnce(ctx, &flags, config)
