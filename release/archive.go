@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"compress/gzip"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +36,19 @@ func archive(entries []entry, at time.Time) ([]byte, error) {
 		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+// folder returns all files of a folder, to be under a name in the archive; ".": at its top.
+func folder(from, under string) (entries []entry, err error) {
+	err = filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		entries = append(entries, entry{filepath.Join(under, rel), path, 0o644})
+		return err
+	})
+	return entries, err
 }
 
 func writeTar(w *tar.Writer, entries []entry, at time.Time) error {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -97,15 +96,7 @@ func (r *release) imageOf(store content.Pusher, arch string) (ocispec.Descriptor
 // chart writes the Helm chart, as a file and as an OCI layout, which registries take.
 func (r *release) chart() error {
 	from := filepath.Join(r.root, chartDir)
-	var entries []entry
-	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(from, path)
-		entries = append(entries, entry{filepath.Join("sluice", rel), path, 0o644})
-		return err
-	})
+	entries, err := folder(from, "sluice")
 	if err != nil {
 		return err
 	}
@@ -184,16 +175,7 @@ func push(store content.Pusher, mediaType string, text []byte) (ocispec.Descript
 // layoutFile puts a layout into one file, which `docker load`, `podman load` and `ctr images
 // import` read.
 func (r *release) layoutFile(layout string) error {
-	from := filepath.Join(r.out, layout)
-	var entries []entry
-	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(from, path)
-		entries = append(entries, entry{rel, path, 0o644})
-		return err
-	})
+	entries, err := folder(filepath.Join(r.out, layout), ".")
 	if err != nil {
 		return err
 	}
