@@ -17,8 +17,8 @@ import (
 )
 
 // unsupportedPolicies says of each policy that cannot be carried out as it is written what each
-// choice of --unsupported would do on this node. What the choice of the flags comes to has been read
-// and compiled.
+// choice of --unsupported would do on this node. What the choice of the flags comes to has been
+// read and compiled.
 func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Config, read *store.Store, compiled *state.Policy) (results []preflight.Result, err error) {
 	as := func(u unsupported) (*state.Policy, *store.Store, error) {
 		if u == node.unsupported {
