@@ -221,8 +221,7 @@ func (p *farmPlan) Apply(context.Context) error {
 func (p *farmPlan) change(have func(state.FrontendKey) *server) {
 	for _, k := range slices.SortedFunc(maps.Keys(p.fronts), state.FrontendKey.Compare) {
 		if p.fronts[k].aside == "" {
-			before, after := changes(k, have(k), p.fronts[k].server)
-			p.before, p.after = append(p.before, before...), append(p.after, after...)
+			p.before, p.after = changes(p.before, p.after, k, have(k), p.fronts[k].server)
 		}
 	}
 }

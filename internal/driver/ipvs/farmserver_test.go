@@ -108,7 +108,7 @@ func TestFarmChanges(t *testing.T) {
 		{near, drains, "change 10.1.0.2:80 of virtual server TCP 192.0.2.1:80: weight 9, tunnelling; change 10.1.0.1:80 of virtual server TCP 192.0.2.1:80: weight 0, direct routing"},
 		{near, stays, "change virtual server TCP 192.0.2.1:80: scheduler wrr, persistence 60 s"},
 	} {
-		before, after := changes(key, at(c.from), at(c.to))
+		before, after := changes(nil, nil, key, at(c.from), at(c.to))
 		var got []string
 		for _, o := range append(before, after...) {
 			got = append(got, o.String())

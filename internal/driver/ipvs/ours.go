@@ -52,7 +52,12 @@ func (c *conn) lacks(keys iter.Seq[state.FrontendKey]) (bool, error) {
 func (c *conn) begin(ops []op) (map[state.FrontendKey]string, error) {
 	refused := map[state.FrontendKey]string{}
 	for _, servers := range []bool{true, false} {
-		some := slices.DeleteFunc(slices.Clone(ops), func(o op) bool { return o.dest.IsValid() == servers || refused[o.key] != "" })
+		var some []op
+		for _, o := range ops {
+			if o.dest.IsValid() != servers && refused[o.key] == "" {
+				some = append(some, o)
+			}
+		}
 		failed, err := c.do(some)
 		for _, i := range slices.Sorted(maps.Keys(failed)) {
 			if o := some[i]; refused[o.key] == "" {

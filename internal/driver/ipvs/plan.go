@@ -161,11 +161,11 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 
 // change plans that one version of a virtual server follows another.
 func (p *plan) change(k state.FrontendKey, old, now *server) {
-	before, after := changes(k, old, now)
+	n := len(p.after)
+	p.before, p.after = changes(p.before, p.after, k, old, now)
 	if old == nil && p.served[k] {
-		before, after = append(before, after...), nil
+		p.before, p.after = append(p.before, p.after[n:]...), p.after[:n]
 	}
-	p.before, p.after = append(p.before, before...), append(p.after, after...)
 	if k.Protocol == model.UDP && now.serves() && !old.serves() {
 		at := netip.AddrPortFrom(k.Addr, k.Port)
 		p.astray = append(p.astray, conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at})

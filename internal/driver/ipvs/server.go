@@ -79,16 +79,16 @@ func (s *server) serves() bool {
 	return false
 }
 
-// changes are what makes of one version of a virtual server another one; either may be nil. What
-// takes connections is before what nftables does, and what no longer does after it. The first
+// changes appends what makes of one version of a virtual server another one; either may be nil.
+// What takes connections is before what nftables does, and what no longer does after it. The first
 // destinations of a virtual server of UDP come after it, too: before that, flows that went astray
 // are to be forgotten.
-func changes(k state.FrontendKey, old, now *server) (before, after []op) {
+func changes(before, after []op, k state.FrontendKey, old, now *server) ([]op, []op) {
 	switch {
 	case now == nil && old == nil:
-		return nil, nil
+		return before, after
 	case now == nil:
-		return nil, []op{{cmd: cmdDelService, key: k}}
+		return before, append(after, op{cmd: cmdDelService, key: k})
 	case old == nil:
 		before = append(before, op{cmd: cmdNewService, key: k, method: now.method})
 		old = &server{}
@@ -120,5 +120,7 @@ func changes(k state.FrontendKey, old, now *server) (before, after []op) {
 }
 
 func sorted(m map[netip.AddrPort]destination) []netip.AddrPort {
-	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
+	all := slices.AppendSeq(make([]netip.AddrPort, 0, len(m)), maps.Keys(m))
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all
 }

@@ -46,7 +46,7 @@ func TestChanges(t *testing.T) {
 		"first ones again":    {model.UDP, frontend("", "1", "1"), frontend("1", "1", "1"), "", "change 1 weight 1"},
 	} {
 		key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: c.protocol, Port: 80}
-		before, after := changes(key, serverOf(key, c.old, "rr"), serverOf(key, c.now, "rr"))
+		before, after := changes(nil, nil, key, serverOf(key, c.old, "rr"), serverOf(key, c.now, "rr"))
 		if got := brief(before); got != c.before {
 			t.Errorf("%s: before: %q, want %q", name, got, c.before)
 		}
@@ -59,7 +59,7 @@ func TestChanges(t *testing.T) {
 func TestSchedulerChanges(t *testing.T) {
 	key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}
 	f := frontend("1", "1", "1")
-	before, after := changes(key, serverOf(key, f, "rr"), serverOf(key, f, "mh"))
+	before, after := changes(nil, nil, key, serverOf(key, f, "rr"), serverOf(key, f, "mh"))
 	if len(before) != 1 || len(after) != 0 || before[0].String() != "change virtual server TCP 10.96.0.1:80: scheduler mh" {
 		t.Errorf("%v, %v", before, after)
 	}

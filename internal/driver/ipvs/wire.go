@@ -110,56 +110,84 @@ func addrFamily(a netip.Addr) uint16 {
 	return unix.AF_INET6
 }
 
-func port(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+// attributes are those of a request, one after the other, as the kernel reads them. The library's
+// encoder takes twenty allocations for a destination, and there are a hundred thousand at a start.
+type attributes []byte
 
-func serviceKey(a *netlink.AttributeEncoder, k state.FrontendKey) {
-	a.Uint16(svcFamily, addrFamily(k.Addr))
-	a.Uint16(svcProtocol, uint16(k.Protocol))
-	a.Bytes(svcAddr, k.Addr.AsSlice())
-	a.Bytes(svcPort, port(k.Port))
+func (a attributes) put(typ uint16, v ...byte) attributes {
+	const header = 4
+	a = binary.NativeEndian.AppendUint16(a, uint16(header+len(v)))
+	a = append(binary.NativeEndian.AppendUint16(a, typ), v...)
+	return append(a, make([]byte, -len(v)&(unix.NLA_ALIGNTO-1))...)
 }
 
-// serviceValue writes what a virtual server of ours has beside its key; netmask is that of
+func (a attributes) uint16(typ, v uint16) attributes {
+	return a.put(typ, binary.NativeEndian.AppendUint16(nil, v)...)
+}
+
+func (a attributes) uint32(typ uint16, v uint32) attributes {
+	return a.put(typ, binary.NativeEndian.AppendUint32(nil, v)...)
+}
+
+// port is in network byte order.
+func (a attributes) port(typ, p uint16) attributes {
+	return a.put(typ, byte(p>>8), byte(p))
+}
+
+func (a attributes) addr(typ uint16, addr netip.Addr) attributes {
+	if addr.Is4() {
+		b := addr.As4()
+		return a.put(typ, b[:]...)
+	}
+	b := addr.As16()
+	return a.put(typ, b[:]...)
+}
+
+// nest appends an attribute of attributes.
+func (a attributes) nest(typ uint16, inner func(attributes) attributes) attributes {
+	at := len(a)
+	a = inner(a.put(typ | unix.NLA_F_NESTED))
+	binary.NativeEndian.PutUint16(a[at:], uint16(len(a)-at))
+	return a
+}
+
+func (a attributes) key(k state.FrontendKey) attributes {
+	return a.uint16(svcFamily, addrFamily(k.Addr)).uint16(svcProtocol, uint16(k.Protocol)).addr(svcAddr, k.Addr).port(svcPort, k.Port)
+}
+
+// method appends what a virtual server of an owner has beside its key; netmask is that of
 // persistence, which IPVS asks for in any case.
-func serviceValue(a *netlink.AttributeEncoder, m method, owner uint32, is4 bool) {
+func (a attributes) method(m method, owner uint32, is4 bool) attributes {
 	netmask := uint32(128)
 	if is4 {
 		netmask = ^uint32(0)
 	}
-	a.String(svcScheduler, m.scheduler)
 	flags := owner | m.flags
 	if m.persist > 0 {
 		flags |= flagPersistent
 	}
-	a.Bytes(svcFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, flags), ^uint32(0)))
-	a.Uint32(svcTimeout, m.persist)
-	a.Uint32(svcNetmask, netmask)
+	a = a.put(svcScheduler, append([]byte(m.scheduler), 0)...)
+	a = a.put(svcFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, flags), ^uint32(0))...)
+	return a.uint32(svcTimeout, m.persist).uint32(svcNetmask, netmask)
 }
 
 // encode returns the attributes of the request; a virtual server gets the owner's tag.
-func (o op) encode(owner uint32) ([]byte, error) {
-	a := netlink.NewAttributeEncoder()
-	a.Nested(attrService, func(a *netlink.AttributeEncoder) error {
-		serviceKey(a, o.key)
-		if o.method.scheduler != "" {
-			serviceValue(a, o.method, owner, o.key.Addr.Is4())
+func (o op) encode(owner uint32) []byte {
+	a := make(attributes, 0, 128).nest(attrService, func(a attributes) attributes {
+		if a = a.key(o.key); o.method.scheduler != "" {
+			a = a.method(o.method, owner, o.key.Addr.Is4())
 		}
-		return nil
+		return a
 	})
-	if o.dest.IsValid() {
-		a.Nested(attrDest, func(a *netlink.AttributeEncoder) error {
-			a.Bytes(destAddr, o.dest.Addr().AsSlice())
-			a.Bytes(destPort, port(o.dest.Port()))
-			if o.cmd != cmdDelDest {
-				a.Uint32(destForward, o.forward)
-				a.Uint32(destWeight, o.weight)
-				a.Uint32(destUpper, 0)
-				a.Uint32(destLower, 0)
-			}
-			return nil
-		})
+	if !o.dest.IsValid() {
+		return a
 	}
-	return a.Encode()
+	return a.nest(attrDest, func(a attributes) attributes {
+		if a = a.addr(destAddr, o.dest.Addr()).port(destPort, o.dest.Port()); o.cmd != cmdDelDest {
+			a = a.uint32(destForward, o.forward).uint32(destWeight, o.weight).uint32(destUpper, 0).uint32(destLower, 0)
+		}
+		return a
+	})
 }
 
 // conn is a socket to IPVS. It is written on netlink itself, as the library for IPVS waits for the
@@ -246,11 +274,7 @@ func (c *conn) doSome(ops []op, fail func(int, error)) error {
 				continue
 			}
 		}
-		body, err := o.encode(c.owner)
-		if err != nil {
-			return err
-		}
-		batch, index = append(batch, c.message(o.cmd, 0, body)), append(index, i)
+		batch, index = append(batch, c.message(o.cmd, 0, o.encode(c.owner))), append(index, i)
 	}
 	// Only failures are answered, and the no-op at the end, by which the end of them is known.
 	end := netlink.Message{Header: netlink.Header{Type: netlink.Noop, Flags: netlink.Request | netlink.Acknowledge}}
@@ -375,34 +399,31 @@ func (c *conn) services() (all []*found, err error) {
 
 // destinations reads those of a virtual server, with their connections.
 func (c *conn) destinations(f *found) error {
-	body, err := op{key: f.key}.encode(c.owner)
-	if err == nil {
-		err = c.get(cmdGetDest, netlink.Dump, body, func(a *netlink.AttributeDecoder) error {
-			var addr []byte
-			var p uint16
-			var d destination
-			var t traffic
-			for a.Next() {
-				switch a.Type() {
-				case destAddr:
-					addr = a.Bytes()
-				case destPort:
-					p = readPort(a.Bytes())
-				case destWeight:
-					d.weight = a.Uint32()
-				case destForward:
-					d.forward = a.Uint32()
-				case destActive, destOther:
-					t.active += int(a.Uint32())
-				case destCounts:
-					a.Nested(t.read)
-				}
+	err := c.get(cmdGetDest, netlink.Dump, op{key: f.key}.encode(c.owner), func(a *netlink.AttributeDecoder) error {
+		var addr []byte
+		var p uint16
+		var d destination
+		var t traffic
+		for a.Next() {
+			switch a.Type() {
+			case destAddr:
+				addr = a.Bytes()
+			case destPort:
+				p = readPort(a.Bytes())
+			case destWeight:
+				d.weight = a.Uint32()
+			case destForward:
+				d.forward = a.Uint32()
+			case destActive, destOther:
+				t.active += int(a.Uint32())
+			case destCounts:
+				a.Nested(t.read)
 			}
-			at := netip.AddrPortFrom(readAddr(addrFamily(f.key.Addr), addr), p)
-			f.dests[at], f.traffic[at] = d, t
-			return nil
-		})
-	}
+		}
+		at := netip.AddrPortFrom(readAddr(addrFamily(f.key.Addr), addr), p)
+		f.dests[at], f.traffic[at] = d, t
+		return nil
+	})
 	if err != nil {
 		return fmt.Errorf("list destinations of virtual server %s: %w", f.key, err)
 	}
@@ -423,10 +444,7 @@ func (t *traffic) read(a *netlink.AttributeDecoder) error {
 
 // has reports whether there is a virtual server of a key.
 func (c *conn) has(k state.FrontendKey) (bool, error) {
-	body, err := op{key: k}.encode(c.owner)
-	if err == nil {
-		err = c.get(cmdGetService, 0, body, func(*netlink.AttributeDecoder) error { return nil })
-	}
+	err := c.get(cmdGetService, 0, op{key: k}.encode(c.owner), func(*netlink.AttributeDecoder) error { return nil })
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
@@ -440,18 +458,10 @@ func (c *conn) tryScheduler(name string) error {
 		return err
 	}
 	for _, cmd := range []uint8{cmdNewService, cmdDelService} {
-		a := netlink.NewAttributeEncoder()
-		a.Nested(attrService, func(a *netlink.AttributeEncoder) error {
-			a.Uint16(svcFamily, unix.AF_INET)
-			a.Uint32(svcMark, requestMark)
-			serviceValue(a, method{scheduler: name}, c.owner, true)
-			return nil
+		body := attributes{}.nest(attrService, func(a attributes) attributes {
+			return a.uint16(svcFamily, unix.AF_INET).uint32(svcMark, requestMark).method(method{scheduler: name}, c.owner, true)
 		})
-		body, err := a.Encode()
-		if err == nil {
-			_, err = c.nl.Execute(c.message(cmd, netlink.Acknowledge, body))
-		}
-		if err != nil {
+		if _, err := c.nl.Execute(c.message(cmd, netlink.Acknowledge, body)); err != nil {
 			return err
 		}
 	}
