@@ -51,6 +51,8 @@ type change struct {
 	claims  *claiming
 	lists   listChange
 	covers  []int // interfaces with chains, afterwards
+	// beside plans the same in a table that serves while the one of another program makes way.
+	beside *change
 }
 
 // elementKey is an element's place in the table.
@@ -138,12 +140,9 @@ func (p *program) create(b *nft.Batch) {
 	}
 }
 
-// build plans the whole table, in place of one of another program.
-func (c *change) build(want *state.Farms, replace bool) {
-	if replace {
-		c.batch.ReplaceTable()
-	}
-	c.batch.Fresh = !replace // a table that takes another one's place is there in one step
+// build plans the whole table, where there is none.
+func (c *change) build(want *state.Farms) {
+	c.batch.Fresh = true
 	c.p.create(c.batch)
 	c.allLists(want.Lists, func(e *nft.Element, _ bool) { c.batch.Add(e) })
 	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {

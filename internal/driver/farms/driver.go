@@ -3,7 +3,8 @@
 // chain for each way of choosing that is in use; farms and backends are elements of maps.
 //
 // What was programmed goes on working while no process of ours runs. Each table says in a note
-// which program made it; a driver that finds another one replaces it in one transaction.
+// which program made it; a driver that finds another one builds its own beside it, and only then
+// removes the other.
 package farms
 
 import (
@@ -195,8 +196,13 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (d
 		return nil, err
 	}
 	d.gen, d.doubt, d.compared = gen, false, time.Now()
-	p.done = func(context.Context) error {
+	p.done = func(ctx context.Context) error {
 		d.state, d.numbers = next, numbers
+		for _, t := range d.tables() {
+			if err := t.sock.Drop(ctx, nextTable); err != nil {
+				return fmt.Errorf("delete table %s: %w", nextTable, err)
+			}
+		}
 		return nil
 	}
 	return p, nil
@@ -270,6 +276,9 @@ func (p *plan) Len() (n int) {
 func (p *plan) String() (text string) {
 	text = p.tunnels.String()
 	for _, c := range p.changes {
+		if c.beside != nil {
+			text += fmt.Sprintf("replace table %s, as it holds another program:\n", TableName)
+		}
 		text += c.batch.String()
 	}
 	return text
@@ -293,7 +302,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		}
 	}
 	for _, c := range p.changes {
-		sent, err := c.batch.Send(c.t.sock)
+		sent, err := c.send(ctx)
 		if err != nil {
 			return fmt.Errorf("change nftables: %w", err)
 		}

@@ -16,6 +16,9 @@ import (
 // TableName is the table, of family inet, that the driver owns.
 const TableName = "sluice-farms"
 
+// nextTable is the table that is built beside one of another program.
+const nextTable = TableName + "-next"
+
 const tableComment = "Sluice's farms. It is kept in step by sluice balance and removed by sluice cleanup."
 
 // program is what the table holds whatever the farms are: its sets, and the chains that packets

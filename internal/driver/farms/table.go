@@ -56,6 +56,14 @@ func (t *table) change(refs chainRefs, claims claims, n *numbers) *change {
 	return &change{t: t, p: t.prog, numbers: n, batch: t.prog.batch(TableName), refs: refs, claims: begin(claims)}
 }
 
+// fresh plans a whole table, under a name.
+func (t *table) fresh(name string, want *state.Farms, n *numbers) *change {
+	c := t.change(chainRefs{}, claims{}, n)
+	c.batch, c.lists = t.prog.batch(name), listChange{before: listings{}, after: listings{}}
+	c.build(want)
+	return c
+}
+
 // update plans what follows of a change of the farms.
 func (t *table) update(ctx context.Context, have *state.Farms, d state.FarmsDelta, n *numbers) (*change, error) {
 	c := t.change(maps.Clone(t.refs), t.claims, n)
@@ -89,17 +97,44 @@ func (t *table) adopt(ctx context.Context, want *state.Farms, n *numbers) (*chan
 	if err != nil {
 		return nil, fmt.Errorf("read table %s: %w", TableName, err)
 	}
+	switch {
+	case have == nil:
+		return t.fresh(TableName, want, n), nil
+	case have.note != t.prog.note():
+		c := t.fresh(TableName, want, n)
+		c.beside = t.fresh(nextTable, want, n)
+		return c, nil
+	}
 	c := t.change(chainRefs{}, claims{}, n)
 	c.lists = listChange{before: listings{}, after: listings{}}
-	if have == nil || have.note != t.prog.note() {
-		c.build(want, have != nil)
-	} else {
-		if err := c.compareLists(ctx, want.Lists, have); err != nil {
-			return nil, err
-		}
-		c.compare(want, have)
+	if err := c.compareLists(ctx, want.Lists, have); err != nil {
+		return nil, err
 	}
+	c.compare(want, have)
 	return c, nil
+}
+
+// send has the kernel carry out a change, and returns the number of its transactions. A table of
+// another program makes way: one beside it serves meanwhile, as a table cannot be renamed. Where
+// that is interrupted, the next adoption goes on from there; the one that succeeds drops the table
+// beside. Its transactions do not count, so that Tampered looks closer.
+func (c *change) send(ctx context.Context) (sent uint32, err error) {
+	if c.beside == nil {
+		return c.batch.Send(c.t.sock)
+	}
+	serving, err := c.t.sock.Entries(ctx, nextTable)
+	if err == nil && len(serving) == 0 {
+		if err = c.t.sock.Drop(ctx, nextTable); err == nil {
+			err = send(c.beside.batch, c.t.sock)
+		}
+	}
+	if err == nil {
+		err = c.t.sock.Drop(ctx, TableName)
+	}
+	if err == nil {
+		err = send(c.batch, c.t.sock)
+	}
+	return 0, err
 }
 
 // settle has a change of the table be done.
@@ -180,12 +215,6 @@ func (t *table) counts(ctx context.Context) (bool, error) {
 
 // purge removes the table.
 func (t *table) purge(ctx context.Context) error {
-	have, err := t.sock.ReadFlags(ctx, TableName)
-	if err != nil || have == nil {
-		return err
-	}
 	t.refs, t.claims, t.lists, t.digest, t.covers = chainRefs{}, claims{}, nil, 0, nil
-	b := t.prog.batch(TableName)
-	b.DeleteTable()
-	return send(b, t.sock)
+	return errors.Join(t.sock.Drop(ctx, TableName), t.sock.Drop(ctx, nextTable))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -105,7 +106,6 @@ func (d *Driver) replace(ctx context.Context, table, old string, want *state.Sta
 	if err := n.open(ctx); err != nil {
 		return nil, fmt.Errorf("open table inet %s: %w", table, err)
 	}
-	nft.AwaitPackets()
 	return n, d.drop(ctx, old)
 }
 
@@ -195,44 +195,9 @@ func (d *Driver) open(ctx context.Context) error {
 }
 
 // isOpen reports whether there is the table, and packets enter it: it has base chains of type nat.
-func (d *Driver) isOpen(ctx context.Context, table string) (open bool, err error) {
-	err = d.sock.ReadChains(ctx, table, func(name string, hooked bool) { open = open || hooked && name == "prerouting" })
-	if err != nil {
-		err = fmt.Errorf("list chains of table inet %s: %w", table, err)
-	}
-	return open, err
-}
-
-// drop deletes a table, if there is one, once no packet enters it any more: a packet in one of its
-// chains would still see the rules, but no elements, and be dropped where it is to be translated.
-func (d *Driver) drop(ctx context.Context, table string) error {
-	if there, err := d.hasTable(ctx, table); err != nil || !there {
-		return err
-	}
-	if err := d.shut(ctx, table); err != nil {
-		return err
-	}
-	nft.AwaitPackets()
-	b := nft.NewBatch(table)
-	b.DeleteTable()
-	_, err := d.commit(ctx, b, 0)
-	return err
-}
-
-// shut deletes the base chains of a table, so that packets no longer enter it.
-func (d *Driver) shut(ctx context.Context, table string) error {
-	b := nft.NewBatch(table)
-	err := d.sock.ReadChains(ctx, table, func(name string, hooked bool) {
-		if hooked {
-			b.DeleteRules(&b.Before, name)
-			b.DeleteChain(&b.Before, name)
-		}
-	})
-	if err != nil {
-		return fmt.Errorf("list chains of table inet %s: %w", table, err)
-	}
-	_, err = d.commit(ctx, b, 0)
-	return err
+func (d *Driver) isOpen(ctx context.Context, table string) (bool, error) {
+	entries, err := d.sock.Entries(ctx, table)
+	return slices.Contains(entries, "prerouting"), err
 }
 
 func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {
@@ -241,6 +206,14 @@ func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {
 		return false, fmt.Errorf("read table inet %s: %w", table, err)
 	}
 	return have != nil, nil
+}
+
+// drop deletes a table, if there is one, without any effect on packets that something else serves.
+func (d *Driver) drop(ctx context.Context, table string) error {
+	if err := d.sock.Drop(ctx, table); err != nil {
+		return fmt.Errorf("delete table inet %s: %w", table, err)
+	}
+	return nil
 }
 
 // rebuilding is the plan to replace our table by a fresh one.

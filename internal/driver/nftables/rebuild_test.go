@@ -4,11 +4,10 @@ import (
 	"slices"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	lib "github.com/google/nftables"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/driver/nftables/nft/nfttest"
 	"sluice.dev/sluice/internal/driver/nftables/program"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -31,16 +30,7 @@ func TestPacketsFindAllWhileProgramsChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			d = openWith(t, ns, open[1])
-			d.Refuse(func(m Message) error {
-				entries := entriesOf(t, ns)
-				if len(entries) == 0 {
-					t.Errorf("before %q packets enter no table", m.Label)
-				}
-				if table, chain := takenFrom(m); entries[table] != nil && !slices.Contains(entries[table], chain) {
-					t.Errorf("%q while packets are in table %s", m.Label, table)
-				}
-				return nil
-			})
+			nfttest.Watch(t, ns, d.sock, isPrerouting)
 			if n, _ := adopt(t, d, testState()); n == 0 {
 				t.Error("another program, and nothing to do")
 			}
@@ -52,42 +42,8 @@ func TestPacketsFindAllWhileProgramsChange(t *testing.T) {
 	}
 }
 
-// entriesOf are the base chains of the tables that packets enter: they have some of type nat.
-func entriesOf(t *testing.T, ns *netns.NS) map[string][]string {
-	t.Helper()
-	chains, err := libConn(t, ns).ListChains()
-	if err != nil {
-		t.Fatal(err)
-	}
-	entries := map[string][]string{}
-	for _, c := range chains {
-		if c.Hooknum != nil {
-			entries[c.Table.Name] = append(entries[c.Table.Name], c.Name)
-		}
-	}
-	for table, names := range entries {
-		if !slices.Contains(names, "prerouting") {
-			delete(entries, table)
-		}
-	}
-	return entries
-}
-
-// takenFrom is the table that a message takes something from, and the chain if that goes or its
-// rules do.
-func takenFrom(m Message) (table, chain string) {
-	const ofTable = unix.NFTA_TABLE_NAME // and of all others
-	switch m.Type {
-	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ:
-	case unix.NFT_MSG_DELRULE:
-		chain = nft.CString(nft.FindAttr(m.Body, unix.NFTA_RULE_CHAIN))
-	case unix.NFT_MSG_DELCHAIN:
-		chain = nft.CString(nft.FindAttr(m.Body, unix.NFTA_CHAIN_NAME))
-	default:
-		return "", ""
-	}
-	return nft.CString(nft.FindAttr(m.Body, ofTable)), chain
-}
+// isPrerouting has packets enter tables that are open: they have a base chain of type nat.
+func isPrerouting(c *lib.Chain) bool { return c.Name == "prerouting" }
 
 // A rebuilding that ended when packets entered the second table already goes on from that table,
 // and counters go on.
@@ -106,19 +62,14 @@ func TestRebuildingGoesOnFromTheSecondTable(t *testing.T) {
 		if err := next.open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.shut(t.Context(), program.TableName); err != nil {
+		if err := d.sock.Shut(t.Context(), program.TableName); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
 		}
 		d = openIn(t, ns, o)
-		d.Refuse(func(m Message) error {
-			if len(entriesOf(t, ns)) == 0 {
-				t.Errorf("before %q packets enter no table", m.Label)
-			}
-			return nil
-		})
+		nfttest.Watch(t, ns, d.sock, isPrerouting)
 		adopt(t, d, want)
 		if counts, err := d.DropCounts(t.Context()); err != nil || counts[state.DropPolicy] != 7 {
 			t.Errorf("counted %v, %v", counts, err)

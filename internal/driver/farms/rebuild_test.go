@@ -1,0 +1,103 @@
+package farms_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/farms"
+	"sluice.dev/sluice/internal/driver/nftables/nft/nfttest"
+	"sluice.dev/sluice/internal/model"
+)
+
+// TestOtherProgram has a driver find the tables of another release, and the other way round, while
+// clients connect. A packet meets one of the tables at each moment, and finds there what the rules
+// look up.
+func TestOtherProgram(t *testing.T) {
+	w, _ := newDirectWorld(t, 3)
+	direct, translated := dsr(virtual4, true, port(80)), &model.Farm{Name: "snat", Mode: model.SNAT, Scheduler: model.RoundRobin,
+		Addresses: []model.FarmAddress{at(virtual4, port(81))}, Backends: backends(3, true, 81)}
+	w.set(direct, translated)
+	open := map[bool]func(farms.Options) (*farms.Driver, error){false: farms.Open, true: farms.OpenOther}
+	load := w.load(hostPort(virtual4, "80"), hostPort(virtual4, "81"))
+	for i := range 4 {
+		w.must(w.driver.Close())
+		var d *farms.Driver
+		w.must(w.balancer.Do(func() (err error) { d, err = open[i%2 == 0](farms.Options{}); return err }))
+		w.driver = d
+		for _, s := range d.Sockets() {
+			nfttest.Watch(t, w.balancer, s, func(*nftables.Chain) bool { return true })
+		}
+		p, err := d.Adopt(t.Context(), w.state, driver.Keep{})
+		w.must(err)
+		if p.Len() == 0 || !strings.Contains(p.String(), "replace table") {
+			t.Errorf("of another program's table:\n%s", p)
+		}
+		w.must(p.Apply(t.Context()))
+		for _, s := range d.Sockets() {
+			s.Refuse = nil
+		}
+		w.settled()
+		if out, err := w.balancer.Run("nft", "list", "tables"); err != nil || strings.Contains(string(out), "next") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	load()
+}
+
+// TestOtherProgramInterrupted has the change to another program fail at each of its transactions:
+// farms are served all the same, and the next driver finishes it.
+func TestOtherProgramInterrupted(t *testing.T) {
+	w := newWorld(t, 1)
+	w.set(&model.Farm{Name: "web", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 80)})
+	open := map[bool]func(farms.Options) (*farms.Driver, error){false: farms.Open, true: farms.OpenOther}
+	for fails, done := 1, false; !done; fails++ {
+		w.must(w.driver.Close())
+		var d *farms.Driver
+		w.must(w.balancer.Do(func() (err error) { d, err = open[fails%2 == 1](farms.Options{}); return err }))
+		w.driver = d
+		p, err := d.Adopt(t.Context(), w.state, driver.Keep{})
+		w.must(err)
+		transactions := 0
+		for _, s := range d.Sockets() {
+			s.Refuse = func([][]byte, []string) error {
+				if transactions++; transactions == fails {
+					return context.Canceled
+				}
+				return nil
+			}
+		}
+		done = p.Apply(t.Context()) == nil
+		w.answers(3, "tcp", hostPort(virtual4, "80"))
+		for _, s := range d.Sockets() {
+			s.Refuse = nil
+		}
+		w.apply(d.Adopt(t.Context(), w.state, driver.Keep{}))
+		w.answers(3, "tcp", hostPort(virtual4, "80"))
+		w.settled()
+	}
+}
+
+// load has a client connect again and again to each of these, until what it returns is called. No
+// connection may fail.
+func (w *world) load(all ...string) (finish func()) {
+	var running sync.WaitGroup
+	var ended atomic.Bool
+	for _, to := range all {
+		running.Go(func() {
+			for n := 0; !ended.Load() || n == 0; n++ {
+				if _, err := w.ask("tcp", to); err != nil {
+					w.t.Errorf("connection %d to %s: %v", n, to, err)
+				}
+			}
+		})
+	}
+	finish = sync.OnceFunc(func() { ended.Store(true); running.Wait() })
+	w.t.Cleanup(finish)
+	return finish
+}
