@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -43,23 +44,20 @@ func (o *balanceOptions) openFarms(mode string, log *slog.Logger) (farmDriver, e
 }
 
 // purgeFarms removes what balancers have left in the kernel in other modes than that of now; "":
-// in all.
+// in all. It goes on after a mode that fails.
 func (o *balanceOptions) purgeFarms(ctx context.Context, now string, log *slog.Logger) error {
+	var all []error
 	for _, mode := range farmModes {
 		if mode == now {
 			continue
 		}
 		d, err := o.openFarms(mode, log)
-		if err != nil {
-			return err
+		if err == nil {
+			err = errors.Join(d.Purge(ctx), d.Close())
 		}
-		err = d.Purge(ctx)
-		_ = d.Close()
-		if err != nil {
-			return fmt.Errorf("mode %s: %w", mode, err)
-		}
+		all = append(all, wrap("mode "+mode, err))
 	}
-	return nil
+	return errors.Join(all...)
 }
 
 // ruleCounter counts what farms serve that are carried out by nftables.

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
@@ -36,23 +37,27 @@ func newCleanupCommand() *cobra.Command {
 }
 
 // cleanup removes everything that the agent of this socket has left in the kernel and in files.
+// What cannot be removed holds up nothing else in the kernel. Then kernel parameters stay as they
+// are, as it may need them.
 func cleanup(cmd *cobra.Command, socket string) error {
 	if agent.Alive(socket) {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 	}
 	err := programmed{&modeFlags{record: sysctl.RecordPath(socket)}}.purge(cmd.Context())
-	if errors.Is(err, driver.ErrBusy) {
-		return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; nothing was removed", err)
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, driver.ErrBusy):
+		return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; what it programmed is still there", err)
+	case errors.Is(err, unix.EPERM):
 		return privilege(fmt.Errorf("remove services and policy: %w", err))
 	}
-	if err := purgeFabric(cmd.Context()); err != nil {
-		return privilege(fmt.Errorf("remove tunnels and routes: %w", err))
-	}
 	balancer := balanceOptions{agent: agent.Config{Socket: socket}}
-	if err := balancer.purgeFarms(cmd.Context(), "", slog.New(slog.DiscardHandler)); err != nil {
-		return privilege(fmt.Errorf("remove farms: %w", err))
+	err = errors.Join(
+		wrap("remove services and policy", err),
+		wrap("remove tunnels and routes", purgeFabric(cmd.Context())),
+		wrap("remove farms", balancer.purgeFarms(cmd.Context(), "", slog.New(slog.DiscardHandler))),
+	)
+	if err != nil {
+		return err
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
 	key := os.Remove(keyPath(socket))
@@ -60,6 +65,14 @@ func cleanup(cmd *cobra.Command, socket string) error {
 		key = nil
 	}
 	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), key)
+}
+
+// wrap says what failed; nil: nothing did.
+func wrap(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // restoreSysctls sets kernel parameters to their values before the agent's first start.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
@@ -205,19 +206,23 @@ type programmed struct{ flags *modeFlags }
 
 var _ driver.Lister = programmed{}
 
-// each calls f with a driver of each mode. A mode whose programs are not installed has nothing in
-// the kernel.
+// each calls f with a driver of each mode, also after one failed. A mode whose programs are not
+// installed has nothing in the kernel.
 func (p programmed) each(f func(*mode, driver.Driver) error) error {
+	var all []error
 	for _, m := range modes {
 		d, err := m.open(p.flags, driver.Options{Log: slog.New(slog.DiscardHandler)})
 		if err == nil {
 			err = errors.Join(f(m, d), d.Close())
 		}
 		if err != nil && !errors.Is(err, exec.ErrNotFound) {
-			return fmt.Errorf("mode %s: %w", m.name, err)
+			all = append(all, fmt.Errorf("mode %s: %w", m.name, err))
+		}
+		if errors.Is(err, unix.EPERM) {
+			break // the others need the same capability
 		}
 	}
-	return nil
+	return errors.Join(all...)
 }
 
 // Frontends implements driver.Lister.

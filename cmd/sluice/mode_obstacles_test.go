@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver/userspace"
 )
 
 // tells waits until the status of an agent has a text.
@@ -143,5 +145,32 @@ func TestRulesInTheOtherVariant(t *testing.T) {
 		if rules := lines(t, n.NS, []string{"203.0.113.0/24"}, "iptables-legacy-save"); rules == "" || leftAll(t, n.NS, agentMode{}) != "" {
 			t.Errorf("afterwards there are %s\n%s", rules, leftAll(t, n.NS, agentMode{}))
 		}
+	}
+}
+
+// Where what one mode left cannot be removed, cleanup removes what the others did, and says what is
+// left.
+func TestCleanupGoesOnAfterAMode(t *testing.T) {
+	n := newModeNode(t)
+	ofProxy := fmt.Sprint("table ", userspace.RouteTable)
+	for _, left := range []string{"nft add table inet sluice", "nft add table inet sluice-farms", "ip route add local default dev lo scope host " + ofProxy} {
+		if out, err := n.Run("sh", "-c", left); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	programs := t.TempDir()
+	for name, does := range map[string]string{"save": "printf '*nat\n:SLUICE-SERVICES - [0:0]\nCOMMIT\n'", "restore": "echo broken >&2; exit 1"} {
+		write(t, programs, "iptables-legacy-"+name, "#!/bin/sh\n"+does+"\n")
+		if err := os.Chmod(filepath.Join(programs, "iptables-legacy-"+name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	code, said := inside(t, n.NS, "cleanup", "--socket", filepath.Join(t.TempDir(), "s.sock"))
+	if code != cli.ExitError || !strings.Contains(said, "mode iptables: ") || !strings.Contains(said, "broken") || strings.Contains(said, "nothing of sluice is left") {
+		t.Errorf("cleanup ends with %d: %s", code, said)
+	}
+	if out, err := n.Run("sh", "-c", "nft list tables; ip route show "+ofProxy+" 2>/dev/null"); strings.Contains(string(out), "sluice") || strings.Contains(string(out), "local") {
+		t.Errorf("%v: cleanup says %s and leaves\n%s", err, said, out)
 	}
 }
