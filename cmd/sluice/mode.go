@@ -153,12 +153,18 @@ func (f *modeFlags) choose(ctx context.Context) (m *mode, why string, err error)
 		}
 		return nil, "", cli.Usage(fmt.Errorf("--mode %s: choose %s or auto", f.mode, strings.Join(modeNames(), ", ")))
 	}
+	if unprivileged() {
+		return findMode(userspaceMode), "CAP_NET_ADMIN is missing, and all others need it", nil
+	}
 	var reasons []string
 	for _, name := range automatic {
 		m := findMode(name)
 		err := probe.Missing(ctx, m.requirements())
-		if err == nil {
+		switch {
+		case err == nil:
 			return m, strings.Join(append(reasons, name+" works here"), "; "), nil
+		case errors.Is(err, unix.EPERM): // as for the others
+			return nil, "", privilege(fmt.Errorf("--mode auto: %w", unix.EPERM))
 		}
 		reasons = append(reasons, fmt.Sprintf("%s does not: %s", name, strings.ReplaceAll(err.Error(), "\n", ", ")))
 	}

@@ -224,6 +224,16 @@ func TestModesInContainers(t *testing.T) {
 	}
 }
 
+// TestModeAutoInForeignNamespace starts an agent that has CAP_NET_ADMIN in its user namespace, but
+// not for the network namespace: that is the reason for all modes, and told once.
+func TestModeAutoInForeignNamespace(t *testing.T) {
+	n := newModeNode(t)
+	out, err := n.Run("unshare", "--user", "--map-root-user", os.Args[0], "preflight", "--mode", "auto", "--policy=false")
+	if err == nil || strings.Count(string(out), "not permitted") != 1 || !strings.Contains(string(out), "--mode auto: operation not permitted: this process has CAP_NET_ADMIN, but not for this network namespace") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // startProgram starts a program in a namespace, and ends it with the test. The channel has its
 // error once it has ended.
 func startProgram(t *testing.T, ns *netns.NS, cmd *exec.Cmd) (ended chan error) {
@@ -299,7 +309,7 @@ func TestUserspaceUnprivileged(t *testing.T) {
 	}
 	_ = preflight.Wait() // it fails where the node does not forward
 	words := strings.Join(strings.Fields(out.String()), " ")
-	for _, want := range []string{"ok mode userspace: nftables does not:", "warn privileges CAP_NET_ADMIN is missing: the proxy listens only at addresses of services that this machine has"} {
+	for _, want := range []string{"ok mode userspace: CAP_NET_ADMIN is missing, and all others need it ", "warn privileges CAP_NET_ADMIN is missing: the proxy listens only at addresses of services that this machine has"} {
 		if !strings.Contains(words, want) {
 			t.Errorf("preflight does not say %q:\n%s", want, out.String())
 		}
