@@ -85,12 +85,16 @@ func supported(name string, features []Feature, do string) []Result {
 	return one(name, OK, "can do: "+strings.Join(names, ", "), "")
 }
 
+func lacking(f Feature) bool { return f.Err != nil }
+
 // program goes beyond the requirements: the kernel checks the very rules that the agent would load.
 func program(f *Facts) []Result {
 	const name = "program"
 	switch {
 	case !f.DriverAsked || !f.NetAdmin:
 		return nil // privileges says what is missing
+	case f.DriverErr != nil && slices.ContainsFunc(slices.Concat(f.Features, f.PolicyFeatures), lacking):
+		return nil // as do the features
 	case errors.Is(f.DriverErr, exec.ErrNotFound):
 		return one(name, Fail, f.DriverErr.Error(), installIt)
 	case f.DriverErr != nil:

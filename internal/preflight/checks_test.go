@@ -55,6 +55,32 @@ func TestAHealthyNodePassesEveryCheck(t *testing.T) {
 	}
 }
 
+// What the kernel lacks is told once, though it does not take the program either then.
+func TestMissingFeatureIsToldOnce(t *testing.T) {
+	for name, change := range map[string]func(*Facts) error{
+		"of services": func(f *Facts) error {
+			f.Features[0].Err = f.Features[0].Missing(unix.EOPNOTSUPP)
+			return f.Features[0].Err
+		},
+		"of policy": func(f *Facts) error {
+			f.PolicyFeatures[0].Err = f.PolicyFeatures[0].Missing(unix.EINVAL)
+			return f.PolicyFeatures[0].Err
+		},
+	} {
+		f := healthy()
+		f.DriverAsked, f.DriverErr = true, change(f)
+		var failed []Result
+		for _, r := range Check(f) {
+			if r.Status == Fail {
+				failed = append(failed, r)
+			}
+		}
+		if len(failed) != 1 || failed[0].Seen != f.DriverErr.Error() {
+			t.Errorf("%s: %+v", name, failed)
+		}
+	}
+}
+
 func TestChecks(t *testing.T) {
 	denied := errors.New("permission denied")
 	forward := Chain{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}
