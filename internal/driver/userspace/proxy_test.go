@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -537,4 +539,16 @@ func TestClose(t *testing.T) {
 	}))
 	b.adopt()
 	must(t, exchange(b.dial(vip), "hello"))
+}
+
+// TestPlanSaysEachOnce has a plan name what it adds for each family.
+func TestPlanSaysEachOnce(t *testing.T) {
+	b := newBed(t, userspace.Options{})
+	p, err := b.driver.Adopt(t.Context(), b.state, driver.Keep{})
+	must(t, err)
+	lines := strings.Split(strings.TrimSpace(p.String()), "\n")
+	slices.Sort(lines)
+	if len(slices.Compact(lines)) != p.Len() {
+		t.Errorf("of %d changes:\n%s", p.Len(), p)
+	}
 }

@@ -33,6 +33,8 @@ func ways() (all []way) {
 	return all
 }
 
+var familyNames = map[int]string{unix.AF_INET: "IPv4", unix.AF_INET6: "IPv6"}
+
 // missing says what is not there of the table and the way to the proxy.
 func (r *redirect) missing() (lines []string, err error) {
 	if !r.built {
@@ -48,7 +50,7 @@ func (r *redirect) missing() (lines []string, err error) {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
 		if len(rules) == 0 || len(routes) == 0 {
-			lines = append(lines, fmt.Sprintf("route what has mark %#x by table %d", toProxy, RouteTable))
+			lines = append(lines, fmt.Sprintf("route %s with mark %#x by table %d", familyNames[w.rule.Family], toProxy, RouteTable))
 		}
 	}
 	return lines, nil
