@@ -374,8 +374,17 @@ func TestOwnTableIsNoForeignOne(t *testing.T) {
 	expect(t, results, "agent", preflight.OK, "the next adopts it")
 }
 
-// A proxy's table is ours, too. Its rules ask for a direction of the connection, as no rule may
-// that the library for nftables shall read.
+// Rules of others may ask for the direction of a connection.
+func TestRulesThatAskForADirection(t *testing.T) {
+	ns := node(t)
+	const base = "type filter hook forward priority 0; policy drop; ct original ip saddr 192.0.2.1 drop\n"
+	run(t, ns, "table ip t {\nchain others { "+base+"ct reply ip saddr 192.0.2.9 accept\n }\nchain services { "+base+"ct status dnat accept\n }\n }\n", "nft", "-f", "-")
+	results := gather(t, ns, preflight.Options{})
+	expect(t, results, "other rules", preflight.Warn, "ip t others (forward) drops what its rules do not accept")
+	expect(t, results, "other rules", preflight.OK, "ip t services (forward) drops what its rules do not accept; it accepts connections to services")
+}
+
+// A proxy's table is ours, too.
 func TestTableOfAProxyIsNoForeignOne(t *testing.T) {
 	ns := node(t)
 	run(t, ns, "table inet sluice-userspace {\nchain c { type filter hook forward priority 0; policy drop;\n ct original ip daddr 10.0.0.1 accept\n }\n}\n", "nft", "-f", "-")

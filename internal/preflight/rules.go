@@ -9,6 +9,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
 // The verdicts that matter here.
@@ -65,7 +67,7 @@ func chains() (found []Chain, own bool, err error) {
 		}
 		if seen.Hook != "" {
 			seen.PolicyDrop = c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
-			rules, err := conn.GetRules(c.Table, c)
+			rules, err := nft.ForeignRules(c.Table, c.Name)
 			if err != nil {
 				return nil, false, fmt.Errorf("list rules of chain %s %s %s: %w", seen.Family, seen.Table, seen.Name, err)
 			}
@@ -76,9 +78,7 @@ func chains() (found []Chain, own bool, err error) {
 	return found, own, nil
 }
 
-// read tells what a rule does. Expressions that the library does not know are
-// absent from its list, so a rule with such a condition looks like one without. If it has no other
-// condition either, the result is a warning too many.
+// read tells what a rule does.
 func read(exprs []expr.Any) rule {
 	r := rule{always: true}
 	status := false // the connection's status is being asked for

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/nftables"
 
+	wire "sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
@@ -206,7 +207,7 @@ func fromNftChains(chains map[string]state.Remembered) error {
 		if c.Table.Name != "nat" || !strings.HasPrefix(c.Name, endpointPrefix) {
 			continue
 		}
-		rules, err := conn.GetRules(c.Table, c)
+		rules, err := wire.ForeignRules(c.Table, c.Name)
 		if err != nil {
 			return fmt.Errorf("list rules of chain %s: %w", c.Name, err)
 		}

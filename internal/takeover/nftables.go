@@ -17,6 +17,7 @@ import (
 	"github.com/google/nftables/xt"
 	"github.com/mdlayher/netlink"
 
+	wire "sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
@@ -177,7 +178,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 		if proxys && !claimsIn(table, c.Name) {
 			continue
 		}
-		found, err := conn.GetRules(c.Table, c)
+		found, err := wire.ForeignRules(c.Table, c.Name)
 		if err != nil {
 			return fmt.Errorf("list rules of chain %s %s: %w", table, c.Name, err)
 		}
@@ -212,7 +213,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 	for _, c := range chains {
 		switch {
 		case emptied[c.Name]:
-			left, err := conn.GetRules(c.Table, c)
+			left, err := wire.ForeignRules(c.Table, c.Name)
 			if err != nil {
 				return fmt.Errorf("list rules of chain %s %s: %w", table, c.Name, err)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -231,7 +232,7 @@ func deleteEmpty(v6 bool) error {
 			if !empty || chain.Table.Name != t.Name {
 				continue
 			}
-			rules, err := c.GetRules(t, chain)
+			rules, err := nft.ForeignRules(t, chain.Name)
 			empty = err == nil && len(rules) == 0 && chain.Hooknum != nil && chain.Policy != nil && *chain.Policy == nftables.ChainPolicyAccept
 		}
 		if sets, err := c.GetSets(t); empty && err == nil && len(sets) == 0 {

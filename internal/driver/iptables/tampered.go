@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
 // trace is what tells at little cost whether rules of ours may be gone: for both families and the
@@ -132,10 +134,6 @@ func (d *Driver) countOurs(f family, table string) (c count, err error) {
 }
 
 func countOurs(f family, table string) (c count, err error) {
-	conn, err := nftables.New()
-	if err != nil {
-		return c, err
-	}
 	t := &nftables.Table{Name: table, Family: nftables.TableFamilyIPv4}
 	if f.v6 {
 		t.Family = nftables.TableFamilyIPv6
@@ -146,7 +144,7 @@ func countOurs(f family, table string) (c count, err error) {
 		"nat":    {"PREROUTING", "OUTPUT", "POSTROUTING", servicesChain, postChain, treeChain},
 	}
 	for _, name := range names[table] {
-		rules, err := conn.GetRules(t, &nftables.Chain{Name: name, Table: t})
+		rules, err := nft.ForeignRules(t, name)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return c, fmt.Errorf("read chain %s: %w", name, err)
 		}
