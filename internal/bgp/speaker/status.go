@@ -93,8 +93,11 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 	if p == nil || e.Type != apiutil.PEER_EVENT_STATE {
 		return
 	}
-	was := p.up
+	was, before := p.up, p.state
 	p.state = states[e.Peer.State.SessionState]
+	if before == states[gobgp.BGP_FSM_OPENCONFIRM] && p.state == states[gobgp.BGP_FSM_IDLE] {
+		closeLost(p.added.Address, s.settings.Port)
+	}
 	s.report.peers[p.name] = true
 	switch {
 	case e.Peer.State.SessionState == gobgp.BGP_FSM_ESTABLISHED:
