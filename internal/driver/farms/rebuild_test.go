@@ -2,10 +2,12 @@ package farms_test
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 
@@ -48,6 +50,29 @@ func TestOtherProgram(t *testing.T) {
 		}
 	}
 	load()
+}
+
+// TestOtherProgramRemembers has clients stay on their backends when another program follows.
+func TestOtherProgramRemembers(t *testing.T) {
+	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+		w.set(&model.Farm{Name: "web", Mode: model.DNAT, Persist: model.SrcIP, PersistFor: time.Minute, Backends: backends(3, is4, 8080),
+			Addresses: []model.FarmAddress{at(virtual, port(80))}})
+		// Another client is first, and would be given the first backend again.
+		other := netip.MustParseAddr(map[bool]string{true: "10.0.0.3", false: "fd00::3"}[is4])
+		_, err := w.askFrom(w.client, "tcp", hostPort(virtual, "80"), netip.AddrPortFrom(other, 0))
+		w.must(err)
+		before := w.answers(1, "tcp", hostPort(virtual, "80"))
+		for _, open := range []func(farms.Options) (*farms.Driver, error){farms.OpenOther, farms.Open} {
+			w.must(w.driver.Close())
+			w.must(w.balancer.Do(func() (err error) { w.driver, err = open(farms.Options{}); return err }))
+			w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
+			for server, n := range w.answers(6, "tcp", hostPort(virtual, "80")) {
+				if before[server] == 0 {
+					t.Errorf("%s answers %d, and before it was %v", server, n, before)
+				}
+			}
+		}
+	})
 }
 
 // TestOtherProgramInterrupted has the change to another program fail at each of its transactions:

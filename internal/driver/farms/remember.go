@@ -95,6 +95,34 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 	return nil
 }
 
+// recall has changes remember the clients that the table of another program does, where that says
+// so in the same way: those of farms that are wanted and whose backend serves.
+func (t *table) recall(ctx context.Context, want *state.Farms, n *numbers, have *found, by ...*change) error {
+	for _, fp := range t.prog.families {
+		for _, m := range fp.memories {
+			if have.Sets[m.clients.Name] != m.clients.Type() {
+				continue
+			}
+			err := t.sock.ReadSet(ctx, TableName, m.clients, func(e nft.Element) {
+				f := want.Farms[n.farms[nft.NativeUint32(e.Key[:4])]]
+				if f == nil || f.Persist == 0 || fp.memory(f.Persist).clients != m.clients || e.Life == nil || e.Life.Expires == 0 {
+					return
+				}
+				if i := fp.readClient(f.Persist, &e).backendOf(f); i < 0 || !f.Serves(i) {
+					return
+				}
+				for _, c := range by {
+					c.batch.Add(&e)
+				}
+			})
+			if err != nil && !errors.Is(err, nft.ErrInterrupted) { // then some may be missing
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (d *Driver) forget(ctx context.Context, f *state.Farm, which func(client) bool) error {
 	var gone []nft.Element
 	err := d.eachClient(ctx, f, func(fp *family, e *nft.Element) {

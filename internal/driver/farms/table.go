@@ -103,7 +103,7 @@ func (t *table) adopt(ctx context.Context, want *state.Farms, n *numbers) (*chan
 	case have.note != t.prog.note():
 		c := t.fresh(TableName, want, n)
 		c.beside = t.fresh(nextTable, want, n)
-		return c, nil
+		return c, t.recall(ctx, want, n, have, c.beside, c)
 	}
 	c := t.change(chainRefs{}, claims{}, n)
 	c.lists = listChange{before: listings{}, after: listings{}}
