@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 )
 
-const unit = "systemd/sluice.service"
+const unit, balanceUnit = "systemd/sluice.service", "systemd/sluice-balance.service"
 
 // setting returns the value that the unit, or its file of variables, gives a name.
 func setting(t *testing.T, file, name string) string {
@@ -27,8 +27,14 @@ func setting(t *testing.T, file, name string) string {
 	return string(m[1])
 }
 
-// Systemd knows all settings of the unit.
-func TestUnit(t *testing.T) {
+// Systemd knows all settings of the units.
+func TestUnits(t *testing.T) {
+	for _, unit := range []string{unit, balanceUnit} {
+		t.Run(filepath.Base(unit), func(t *testing.T) { checkUnit(t, unit) })
+	}
+}
+
+func checkUnit(t *testing.T, unit string) {
 	text, err := os.ReadFile(unit)
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +43,7 @@ func TestUnit(t *testing.T) {
 	if err := os.WriteFile(binary, nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "sluice.service")
+	file := filepath.Join(t.TempDir(), filepath.Base(unit))
 	if err := os.WriteFile(file, []byte(strings.Replace(string(text), "ExecStart=/usr/local/sbin/sluice", "ExecStart="+binary, 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}

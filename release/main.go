@@ -157,9 +157,11 @@ func (r *release) archives() error {
 			entries = append(entries, entry{name + "/" + f, filepath.Join(r.root, f), 0o644})
 		}
 		entries = append(entries, entry{name + "/LICENSES", r.notices(), 0o644})
-		for _, f := range []string{"sluice.service", "sluice.env"} {
-			entries = append(entries, entry{name + "/systemd/" + f, filepath.Join(r.root, systemdDir, f), 0o644})
+		systemd, err := folder(filepath.Join(r.root, systemdDir), name+"/systemd")
+		if err != nil {
+			return err
 		}
+		entries = append(entries, systemd...)
 		text, err := archive(entries, r.time)
 		if err != nil {
 			return err

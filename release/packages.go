@@ -28,22 +28,20 @@ const (
 //go:embed scripts
 var scripts embed.FS
 
+// units are what systemd runs, each with its file of variables; packages have them by these names.
+var units = []string{"sluice", "sluice-balance"}
+
 // packages writes a Debian and an RPM package for each architecture.
 func (r *release) packages() error {
-	unit, err := os.ReadFile(filepath.Join(r.root, systemdDir, "sluice.service"))
-	if err != nil {
+	if err := os.CopyFS(r.work, scripts); err != nil {
 		return err
 	}
-	packaged := filepath.Join(r.work, "sluice.service")
-	if err := os.WriteFile(packaged, packagedUnit(unit), 0o644); err != nil {
-		return err
-	}
-	for _, name := range []string{"postinstall", "preremove", "postremove"} {
-		text, err := scripts.ReadFile("scripts/" + name)
+	for _, name := range units {
+		unit, err := os.ReadFile(filepath.Join(r.root, systemdDir, name+".service"))
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(r.work, name), text, 0o755); err != nil {
+		if err := os.WriteFile(r.unit(name), packagedUnit(unit), 0o644); err != nil {
 			return err
 		}
 	}
@@ -53,7 +51,8 @@ func (r *release) packages() error {
 			if err != nil {
 				return err
 			}
-			info := r.info(arch, packaged)
+			info := r.info(arch)
+			info.Scripts = r.scripts(format)
 			if err := nfpm.PrepareForPackager(info, format); err != nil {
 				return fmt.Errorf("package for %s: %w", arch, err)
 			}
@@ -69,6 +68,18 @@ func (r *release) packages() error {
 	return nil
 }
 
+// scripts returns where the scripts of a format are: each calls them with arguments of its own.
+func (r *release) scripts(format string) nfpm.Scripts {
+	at := func(name string) string { return filepath.Join(r.work, "scripts", format, name) }
+	if format == "deb" {
+		return nfpm.Scripts{PostInstall: at("postinst"), PreRemove: at("prerm"), PostRemove: at("postrm")}
+	}
+	return nfpm.Scripts{PostInstall: at("post"), PreRemove: at("preun"), PostRemove: at("postun")}
+}
+
+// unit is where a unit is as packages have it.
+func (r *release) unit(name string) string { return filepath.Join(r.work, name+".service") }
+
 // packagedUnit is the unit without the lines that say how to install it by hand.
 func packagedUnit(unit []byte) []byte {
 	var lines []string
@@ -80,7 +91,7 @@ func packagedUnit(unit []byte) []byte {
 	return []byte(strings.Join(lines, ""))
 }
 
-func (r *release) info(arch, unit string) *nfpm.Info {
+func (r *release) info(arch string) *nfpm.Info {
 	var contents nfiles.Contents
 	add := func(from, to string, mode os.FileMode, kind string) {
 		contents = append(contents, &nfiles.Content{
@@ -100,8 +111,14 @@ func (r *release) info(arch, unit string) *nfpm.Info {
 		add(filepath.Join(r.root, f), to, 0o644, nfiles.TypeFile)
 	}
 	add(r.notices(), docDir+"LICENSES", 0o644, nfiles.TypeFile)
-	add(unit, "/usr/lib/systemd/system/sluice.service", 0o644, nfiles.TypeFile)
+	for _, name := range units {
+		add(r.unit(name), "/usr/lib/systemd/system/"+name+".service", 0o644, nfiles.TypeFile)
+	}
 	add(filepath.Join(r.root, systemdDir, "sluice.env"), "/etc/default/sluice", 0o644, nfiles.TypeConfigNoReplace)
+	// It has a key in it.
+	add(filepath.Join(r.root, systemdDir, "sluice-balance.env"), "/etc/default/sluice-balance", 0o600, nfiles.TypeConfigNoReplace)
+	add("", "/etc/sluice", 0o755, nfiles.TypeDir)
+	add(filepath.Join(r.root, systemdDir, "farms.json"), "/etc/sluice/farms.json", 0o644, nfiles.TypeConfigNoReplace)
 
 	info := &nfpm.Info{
 		Name: "sluice", Arch: arch, Platform: "linux", Version: r.version, Release: "1",
@@ -110,14 +127,7 @@ func (r *release) info(arch, unit string) *nfpm.Info {
 		Description: "Service load balancing, network policy and pod networking for Linux nodes\n" +
 			"Kubernetes services, network policy and pod networks on each node, and a load\n" +
 			"balancer without Kubernetes, at a cost that does not grow with the cluster.",
-		Overridables: nfpm.Overridables{
-			Contents: contents,
-			Scripts: nfpm.Scripts{
-				PostInstall: filepath.Join(r.work, "postinstall"),
-				PreRemove:   filepath.Join(r.work, "preremove"),
-				PostRemove:  filepath.Join(r.work, "postremove"),
-			},
-		},
+		Overridables: nfpm.Overridables{Contents: contents},
 	}
 	info.RPM.BuildHost = "sluice.dev" // not the machine's
 	info.RPM.Summary = "Service load balancing, network policy and pod networking for Linux nodes"

@@ -2,13 +2,10 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"debug/elf"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,12 +13,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	spdxjson "github.com/spdx/tools-golang/json"
-	"golang.org/x/sys/unix"
 )
 
 // do runs a command and returns what it prints.
@@ -44,10 +39,10 @@ func clone(t *testing.T) string {
 	return to
 }
 
-// make builds a release for this machine's architecture.
-func makeRelease(t *testing.T, root string) *release {
+// makeRelease builds a release for some architectures.
+func makeRelease(t *testing.T, root string, arches ...string) *release {
 	t.Helper()
-	r := &release{root: root, out: t.TempDir(), arches: []string{runtime.GOARCH}}
+	r := &release{root: root, out: t.TempDir(), arches: arches}
 	if err := r.build(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
@@ -76,8 +71,8 @@ func digests(t *testing.T, dir string) map[string]digest.Digest {
 // Two clones of one commit give the same files, which are what their formats ask for. Then a later
 // version is installed over the first.
 func TestRelease(t *testing.T) {
-	one, two := makeRelease(t, clone(t)), clone(t)
-	again := makeRelease(t, two)
+	one, two := makeRelease(t, clone(t), "amd64", "arm64"), clone(t)
+	again := makeRelease(t, two, one.arches...)
 	a, b := digests(t, one.out), digests(t, again.out)
 	for name, d := range a {
 		if b[name] != d {
@@ -90,6 +85,7 @@ func TestRelease(t *testing.T) {
 	}
 	do(t, one.out, "sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 	t.Run("materials", func(t *testing.T) { checkMaterials(t, one) })
+	t.Run("architectures", func(t *testing.T) { checkArchitectures(t, one) })
 	t.Run("image", func(t *testing.T) { checkImage(t, one) })
 	t.Run("chart", func(t *testing.T) { checkChart(t, one) })
 
@@ -101,12 +97,13 @@ func TestRelease(t *testing.T) {
 	if err := os.WriteFile(later, bytes.ReplaceAll(text, []byte(one.version), []byte("99.0.0")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	next := makeRelease(t, two)
-	t.Run("deb", func(t *testing.T) {
-		checkPackage(t, one, next, "*.deb", []string{"dpkg", "--install"}, []string{"dpkg", "--purge", "sluice"})
-	})
-	t.Run("rpm", func(t *testing.T) {
-		checkPackage(t, one, next, "*.rpm", []string{"rpm", "--upgrade", "--nodeps"}, []string{"rpm", "--erase", "sluice"})
+	next := makeRelease(t, two, runtime.GOARCH)
+	t.Run("packages", func(t *testing.T) {
+		b := newBox(t)
+		for _, s := range services {
+			t.Run("deb "+s.name, func(t *testing.T) { b.checkDeb(t, s, one, next) })
+			t.Run("rpm "+s.name, func(t *testing.T) { b.checkRPM(t, s, one, next) })
+		}
 	})
 }
 
@@ -179,36 +176,31 @@ func tagged(t *testing.T, layout, version string) ocispec.Descriptor {
 func checkImage(t *testing.T, r *release) {
 	layout := filepath.Join(r.out, "image")
 	index := parse[ocispec.Index](t, blob(t, layout, tagged(t, layout, r.version)))
-	if len(index.Manifests) != 1 || index.Manifests[0].Platform.Architecture != runtime.GOARCH {
+	if len(index.Manifests) != len(r.arches) {
 		t.Fatalf("index %+v", index)
 	}
-	manifest := parse[ocispec.Manifest](t, blob(t, layout, index.Manifests[0]))
-	config := parse[ocispec.Image](t, blob(t, layout, manifest.Config))
-	root := t.TempDir()
-	layer := filepath.Join(t.TempDir(), "layer.tar.gz")
-	if err := os.WriteFile(layer, blob(t, layout, manifest.Layers[0]), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	do(t, root, "tar", "-xzf", layer)
-	plain, err := exec.CommandContext(t.Context(), "gzip", "-dc", layer).Output()
-	if err != nil || digest.FromBytes(plain) != config.RootFS.DiffIDs[0] {
-		t.Errorf("the layer is not what the config says: %v", err)
-	}
-	for _, p := range append([]string{"/licenses/LICENSE", "/licenses/LICENSES"}, config.Config.Entrypoint...) {
-		if info, err := os.Stat(root + p); err != nil || info.Size() == 0 {
-			t.Errorf("%s in the image: %v", p, err)
+	for i, arch := range r.arches {
+		manifest := parse[ocispec.Manifest](t, blob(t, layout, index.Manifests[i]))
+		config := parse[ocispec.Image](t, blob(t, layout, manifest.Config))
+		if index.Manifests[i].Platform.Architecture != arch || config.Architecture != arch {
+			t.Errorf("the image for %s is called that for %s and %s", arch, index.Manifests[i].Platform.Architecture, config.Architecture)
 		}
-	}
-	program, err := elf.Open(root + config.Config.Entrypoint[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = program.Close() }()
-	if libs, err := program.ImportedLibraries(); err != nil || len(libs) > 0 {
-		t.Errorf("an image without libraries has a program that needs %v: %v", libs, err)
-	}
-	if got := do(t, root, root+config.Config.Entrypoint[0], "--version"); !strings.Contains(got, "v"+r.version) {
-		t.Errorf("--version prints %q", got)
+		root := t.TempDir()
+		layer := filepath.Join(t.TempDir(), "layer.tar.gz")
+		if err := os.WriteFile(layer, blob(t, layout, manifest.Layers[0]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		do(t, root, "tar", "-xzf", layer)
+		plain, err := exec.CommandContext(t.Context(), "gzip", "-dc", layer).Output()
+		if err != nil || digest.FromBytes(plain) != config.RootFS.DiffIDs[0] {
+			t.Errorf("the layer is not what the config says: %v", err)
+		}
+		for _, p := range append([]string{"/licenses/LICENSE", "/licenses/LICENSES"}, config.Config.Entrypoint...) {
+			if info, err := os.Stat(root + p); err != nil || info.Size() == 0 {
+				t.Errorf("%s in the image: %v", p, err)
+			}
+		}
+		checkPrograms(t, r, arch, filepath.Join(root, "usr/local/bin"))
 	}
 	loaded := t.TempDir()
 	do(t, loaded, "tar", "-xf", filepath.Join(r.out, "sluice-"+r.version+"-image.tar"))
@@ -217,36 +209,77 @@ func checkImage(t *testing.T, r *release) {
 	}
 }
 
-// An image of several architectures is one entry of its layout, and the same each time.
-func TestImageOfArchitectures(t *testing.T) {
-	r := &release{root: "..", work: t.TempDir(), version: "1.2.3", repository: "registry.example/sluice", time: time.Unix(1, 0).UTC(), arches: []string{"amd64", "arm64"}}
-	write := func(name string) {
-		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(name), 0o755)); err != nil {
+// architecture is how others call an architecture of Go's.
+type architecture struct {
+	rpm  string // deb has Go's names
+	elf  elf.Machine
+	qemu string // the program that runs its programs elsewhere
+}
+
+var architectures = map[string]architecture{
+	"amd64": {"x86_64", elf.EM_X86_64, "qemu-x86_64-static"},
+	"arm64": {"aarch64", elf.EM_AARCH64, "qemu-aarch64-static"},
+}
+
+// checkPrograms runs the programs in a folder, which are for an architecture and need no libraries.
+func checkPrograms(t *testing.T, r *release, arch, dir string) {
+	t.Helper()
+	for _, p := range programs {
+		path := filepath.Join(dir, p)
+		program, err := elf.Open(path)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if libs, err := program.ImportedLibraries(); err != nil || len(libs) > 0 || program.Machine != architectures[arch].elf {
+			t.Errorf("%s for %s is for %s, and needs the libraries %v: %v", p, arch, program.Machine, libs, err)
+		}
+		_ = program.Close()
+		command := []string{path, "--version"}
+		if arch != runtime.GOARCH {
+			command = slices.Insert(command, 0, architectures[arch].qemu)
+		}
+		if got := do(t, dir, command[0], command[1:]...); p == "sluice" && !strings.Contains(got, "v"+r.version) {
+			t.Errorf("--version prints %q", got)
+		}
 	}
-	write(r.notices())
+}
+
+// checkArchitectures unpacks the archives and packages: their names, what they say of themselves
+// and the programs in them are of the same architecture.
+func checkArchitectures(t *testing.T, r *release) {
 	for _, arch := range r.arches {
-		for _, p := range programs {
-			write(r.binary(arch, p))
+		dir, rpmArch := t.TempDir(), architectures[arch].rpm
+		archive := fmt.Sprintf("sluice-%s-linux-%s", r.version, arch)
+		do(t, dir, "tar", "-xzf", filepath.Join(r.out, archive+".tar.gz"))
+		checkPrograms(t, r, arch, filepath.Join(dir, archive))
+
+		deb := filepath.Join(r.out, fmt.Sprintf("sluice_%s-1_%s.deb", r.version, arch))
+		do(t, dir, "dpkg-deb", "--extract", deb, "deb")
+		checkPrograms(t, r, arch, filepath.Join(dir, "deb", sbin))
+		if got := do(t, dir, "dpkg-deb", "--field", deb, "Architecture"); strings.TrimSpace(got) != arch {
+			t.Errorf("%s says that it is for %s", deb, got)
 		}
-	}
-	build := func() map[string]digest.Digest {
-		t.Helper()
-		r.out = t.TempDir()
-		if err := r.image(); err != nil {
-			t.Fatal(err)
+
+		rpm := filepath.Join(r.out, fmt.Sprintf("sluice-%s-1.%s.rpm", r.version, rpmArch))
+		do(t, dir, "sh", "-c", `mkdir rpm && rpm2archive - <"$1" | tar -xzC rpm`, "sh", rpm)
+		checkPrograms(t, r, arch, filepath.Join(dir, "rpm", sbin))
+		if got := do(t, dir, "rpm", "--query", "--package", "--queryformat", "%{ARCH}", rpm); got != rpmArch {
+			t.Errorf("%s says that it is for %s", rpm, got)
 		}
-		return digests(t, r.out)
+		checkRequirements(t, rpm)
 	}
-	first := build()
-	layout := filepath.Join(r.out, "image")
-	if index := parse[ocispec.Index](t, blob(t, layout, tagged(t, layout, r.version))); len(index.Manifests) != len(r.arches) {
-		t.Errorf("index %+v", index)
-	}
-	if again := build(); !maps.Equal(first, again) {
-		t.Errorf("built again, %v is %v", first, again)
+}
+
+// checkRequirements checks that every distribution has what an RPM package asks for: a shell, which
+// bash provides as /bin/sh, and features of rpm itself. Its own configuration the package provides.
+func checkRequirements(t *testing.T, rpm string) {
+	t.Helper()
+	provided := do(t, "/", "rpm", "--query", "--package", "--provides", rpm)
+	for line := range strings.Lines(do(t, "/", "rpm", "--query", "--package", "--requires", rpm)) {
+		line = strings.TrimSpace(line)
+		if line != "/bin/sh" && !strings.HasPrefix(line, "rpmlib(") && !strings.Contains(provided, line+"\n") {
+			t.Errorf("%s requires %s", rpm, line)
+		}
 	}
 }
 
@@ -266,139 +299,5 @@ func checkChart(t *testing.T, r *release) {
 	meta := parse[struct{ Name, Version string }](t, blob(t, layout, manifest.Config))
 	if meta.Name != "sluice" || meta.Version != r.version || manifest.Config.MediaType != chartConfig {
 		t.Errorf("the chart's config is %+v", meta)
-	}
-}
-
-// checkPackage installs a package in a new Debian, runs the agent, upgrades, runs that agent on
-// what the former programmed, and removes the package, after which nothing is left, neither files
-// nor tables.
-func checkPackage(t *testing.T, before, after *release, pattern string, install, remove []string) {
-	root := newDebian(t)
-	had := digests(t, filepath.Join(root, "etc"))
-	in := func(args ...string) string { return do(t, root, "chroot", append([]string{root}, args...)...) }
-	file := func(r *release) string {
-		found, err := filepath.Glob(filepath.Join(r.out, pattern))
-		if err != nil || len(found) != 1 {
-			t.Fatalf("%s: %v, %v", pattern, found, err)
-		}
-		text, err := os.ReadFile(found[0])
-		if err == nil {
-			err = os.WriteFile(filepath.Join(root, "package"), text, 0o644)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return "/package"
-	}
-	in(append(install, file(before))...)
-	if got := in("sluice", "--version"); !strings.Contains(got, "v"+before.version) {
-		t.Errorf("--version prints %q", got)
-	}
-	runAgent(t, root)
-
-	const changed = "SLUICE_ARGS=\"--manifests /etc/sluice/manifests\"\n"
-	if err := os.WriteFile(filepath.Join(root, "etc/default/sluice"), []byte(changed), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	in(append(install, file(after))...)
-	if got := in("sluice", "--version"); !strings.Contains(got, "v99.0.0") {
-		t.Errorf("--version prints %q after the upgrade", got)
-	}
-	if text, err := os.ReadFile(filepath.Join(root, "etc/default/sluice")); err != nil || string(text) != changed {
-		t.Errorf("the upgrade changed /etc/default/sluice: %s, %v", text, err)
-	}
-	if !strings.Contains(tables(t), "sluice") {
-		t.Errorf("the upgrade removed what the kernel had: %s", tables(t))
-	}
-	runAgent(t, root)
-
-	in(remove...)
-	for name := range digests(t, filepath.Join(root, "etc")) {
-		if _, ok := had[name]; !ok && name != "default/sluice.rpmsave" { // rpm keeps what somebody changed
-			t.Errorf("/etc/%s is left", name)
-		}
-	}
-	for _, path := range []string{"usr/sbin/sluice", "usr/sbin/sluice-bgp", "usr/sbin/sluice-cni", "usr/share/doc/sluice", "usr/lib/systemd/system/sluice.service", "run/sluice"} {
-		if _, err := os.Lstat(filepath.Join(root, path)); err == nil {
-			t.Errorf("/%s is left", path)
-		}
-	}
-	if left := tables(t); left != "" {
-		t.Errorf("tables are left: %s", left)
-	}
-}
-
-func tables(t *testing.T) string { return strings.TrimSpace(do(t, "/", "nft", "list", "tables")) }
-
-// newDebian makes a Debian of nothing but what every system has, and rpm, and has this test's
-// thread enter a network namespace.
-func newDebian(t *testing.T) string {
-	t.Helper()
-	root := filepath.Join(t.TempDir(), "debian")
-	do(t, "/", "mmdebstrap", "--quiet", "--variant=essential", "--include=rpm", "bookworm", root)
-	for dir, kind := range map[string]string{"proc": "proc", "sys": "sysfs"} {
-		at := filepath.Join(root, dir)
-		if err := unix.Mount(kind, at, kind, 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	runtime.LockOSThread() // and never unlock it: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatal(err)
-	}
-	do(t, "/", "ip", "link", "set", "lo", "up")
-	return root
-}
-
-// runAgent runs the installed agent until it has programmed the kernel, and ends it.
-func runAgent(t *testing.T, root string) {
-	t.Helper()
-	manifests := filepath.Join(root, "etc/sluice/manifests")
-	if err := os.MkdirAll(manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := os.RemoveAll(filepath.Join(root, "etc/sluice")); err != nil {
-			t.Error(err)
-		}
-	}()
-	var objects bytes.Buffer
-	fmt.Fprintln(&objects, `{apiVersion: v1, kind: Node, metadata: {name: here}, status: {addresses: [{type: InternalIP, address: 127.0.0.1}]}}`)
-	if err := os.WriteFile(filepath.Join(manifests, "node.yaml"), objects.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var log bytes.Buffer
-	agent := exec.CommandContext(ctx, "chroot", root, "/usr/sbin/sluice", "run", "--manifests", "/etc/sluice/manifests", "--node", "here", "--metrics-address=", "--healthz-address=")
-	agent.Stdout, agent.Stderr = &log, &log
-	if err := agent.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- agent.Wait() }()
-	for {
-		if err := exec.CommandContext(ctx, "chroot", root, "/usr/sbin/sluice", "sync", "--timeout", "10s").Run(); err == nil {
-			break
-		}
-		select {
-		case err := <-ended:
-			t.Fatalf("the agent ended: %v\n%s", err, log.String())
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-	if err := agent.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-ended; err != nil {
-		t.Errorf("the agent: %v\n%s", err, log.String())
-	}
-	if !strings.Contains(tables(t), "sluice") {
-		t.Errorf("the agent has no table:\n%s", log.String())
 	}
 }
