@@ -56,7 +56,7 @@ func TestBalanceIPVS(t *testing.T) {
 	const odd = `{"name": "odd", "virtual-addr": "10.0.0.100", "virtual-ports": "81", "mode": "dnat", "mark": "0x1"}`
 	write(t, w.dir, "farms.json", strings.Replace(balancedFarm, `{"farms": [`, `{"farms": [`+odd+`, `, 1))
 	w.launch()
-	if code, _, stderr := sluice(t, "sync", "--socket", w.path("s.sock")); code == cli.ExitOK || !strings.Contains(stderr, "Farm odd: mark: IPVS gives none") {
+	if code, _, stderr := sluice(t, "sync", "--socket", w.path("s.sock")); code != cli.ExitOK || !strings.Contains(stderr, "Farm odd: mark: IPVS gives none") {
 		t.Errorf("sync exits with %d and does not name what IPVS cannot do: %s", code, stderr)
 	}
 	w.answer("red", "blue")

@@ -56,8 +56,8 @@ spec: {podSelector: {}}
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, dir, socket, here)
 	code, _, stderr := sluice(t, "sync", "--socket", socket)
-	if code != cli.ExitError {
-		t.Errorf("sync exits with %d", code)
+	if code != cli.ExitOK || stderr == "" {
+		t.Errorf("sync exits with %d: %s", code, stderr)
 	}
 	clean(t, "sync", stderr, 0)
 	_, stdout, _ := sluice(t, "status", "--socket", socket)

@@ -22,14 +22,21 @@ func newSyncCommand() *cobra.Command {
 		Short: "Wait until everything that the sources hold now is in the kernel",
 		Long: `Wait until everything that the sources hold now is in the kernel.
 
-If that is not possible, for example because an object is at fault, the command prints the reason
-and the exit status is 1. Everything else has been programmed nevertheless.`,
+Objects at fault are named in warnings: all others are in the kernel, and the exit status is 0. It
+is 1, and the reason is printed, if the kernel could not be programmed, the sources could not be
+read, or that takes too long.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
 			client := agent.NewClient(socket)
 			err := client.Sync(ctx)
+			if fault, ok := errors.AsType[*agent.FaultError](err); ok {
+				for _, i := range fault.Issues {
+					_ = printf(cmd.ErrOrStderr(), "warning: %s\n", i)
+				}
+				return nil
+			}
 			if !errors.Is(err, context.DeadlineExceeded) {
 				return err
 			}

@@ -136,7 +136,7 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 
 // Sync returns once all that the source holds at the time of the call is in the kernel. An error
 // says why it is not; it is a *FaultError if only objects are at fault and all others are
-// programmed. Safe for concurrent use.
+// programmed, with nothing kept for what could not be read. Safe for concurrent use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -144,13 +144,18 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.learned(ctx); err != nil {
 		return err
 	}
-	if err := a.Wait(ctx, a.Store.Generation()); err != nil {
+	err := a.Wait(ctx, a.Store.Generation())
+	fault, objectsAlone := errors.AsType[*FaultError](err)
+	if err != nil && !objectsAlone {
 		return err
 	}
 	if s := a.Status(); s.Kept > 0 {
-		return errors.New(Keeping(s.Kept, s.Source.Lacking))
+		err = errors.New(Keeping(s.Kept, s.Source.Lacking))
+		if objectsAlone {
+			err = fmt.Errorf("%w\n%s", err, fault)
+		}
 	}
-	return nil
+	return err
 }
 
 // Wait returns once the kernel has all that the store was told up to a generation: where objects

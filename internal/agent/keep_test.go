@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -150,6 +151,25 @@ func TestKeptIsWhatWasApplied(t *testing.T) {
 	}
 	b.driver.breaks(nil)
 	eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && s.Kept == 0 })
+}
+
+// A fault does not hide that something is kept: to whoever waits, that is more than a fault.
+func TestSyncNamesWhatIsKeptBesideFaults(t *testing.T) {
+	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+	b.source.lacks("b.yaml: somebody is writing it")
+	b.source.fault(model.Issue{Object: model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "bad"}}, Reason: "port 70000 is out of range"})
+	b.source.deliver(web(1, "10.1.0.1")...)
+	b.source.sync()
+	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+	err := b.client.Sync(t.Context())
+	if _, objectsAlone := errors.AsType[*FaultError](err); objectsAlone || err == nil {
+		t.Fatalf("Sync: %v", err)
+	}
+	for _, want := range []string{"may belong to", "Service shop/bad"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("Sync does not say %q: %v", want, err)
+		}
+	}
 }
 
 // What is removed because everything has been read at last does not count as tampering, even if an
