@@ -93,6 +93,7 @@ func TestChecks(t *testing.T) {
 		do     string
 	}{
 		{"old kernel", func(f *Facts) { f.Kernel = "5.10.0-30-amd64" }, "kernel", Fail, "Linux 5.10", "6.1 or later"},
+		{"proxy on an old kernel", func(f *Facts) { f.Kernel, f.Mode = "5.10.0-30-amd64", "userspace" }, "kernel", Warn, "tested on 6.1 and later", "no other check fails"},
 		{"oldest kernel", func(f *Facts) { f.Kernel = "6.1.0-30-amd64" }, "kernel", OK, "Linux 6.1.0", ""},
 		{"odd kernel", func(f *Facts) { f.Kernel = "custom" }, "kernel", Warn, "cannot read the version", ""},
 		{"unprivileged", func(f *Facts) { f.NetAdmin = false }, "privileges", Fail, "CAP_NET_ADMIN is missing", "root"},
