@@ -72,13 +72,14 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 		}
 	}
 	results = append(results, ofPolicies(checkRefused, preflight.Fail, issues, "every policy is taken as it is written")...)
-	choices, err := unsupportedPolicies(ctx, node, config, objects, want.Policy)
+	now := findForbidden(ctx, want.Policy)
+	choices, err := unsupportedPolicies(ctx, node, config, objects, want.Policy, now)
 	if err != nil {
 		return nil, err
 	}
 	results = append(results, choices...)
 	results = append(results, tryPolicies(ctx, node, want)...)
-	results = append(results, forbiddenNow(ctx, objects, want.Policy)...)
+	results = append(results, now.results(objects)...)
 	var hints []model.Issue
 	objects.Read(func(v *store.View) { hints = lint.Hints(v, true) })
 	return append(results, ofPolicies(checkNoEffect, preflight.Warn, hints, "every policy selects something")...), nil
@@ -165,11 +166,22 @@ func tryPolicies(ctx context.Context, node *nodeFlags, want *state.State) []pref
 	return append(results, ofPolicies(checkKernel, preflight.Fail, refused, "it takes all of them: "+model.Count(elements, "operation")+", tried in a network namespace apart")...)
 }
 
-// forbiddenNow says which of the node's connections the policies would deny, most first.
-func forbiddenNow(ctx context.Context, objects *store.Store, p *state.Policy) []preflight.Result {
-	forbidden, of, err := upkeep.FindForbidden(ctx, p)
-	if err != nil {
-		return []preflight.Result{{Check: checkConnections, Status: preflight.Warn, Seen: "cannot tell which would be denied: " + privilege(err).Error()}}
+// connections are those of the node that policies would deny.
+type connections struct {
+	forbidden []upkeep.Forbidden
+	of        int // that there are
+	err       error
+}
+
+func findForbidden(ctx context.Context, p *state.Policy) (c connections) {
+	c.forbidden, c.of, c.err = upkeep.FindForbidden(ctx, p)
+	return c
+}
+
+// results says which connections would be denied, most first.
+func (c connections) results(objects *store.Store) []preflight.Result {
+	if c.err != nil {
+		return []preflight.Result{{Check: checkConnections, Status: preflight.Warn, Seen: "cannot tell which would be denied: " + privilege(c.err).Error()}}
 	}
 	name := func(a netip.Addr) string {
 		if pod := objects.PodByAddr(a); pod != nil {
@@ -178,7 +190,7 @@ func forbiddenNow(ctx context.Context, objects *store.Store, p *state.Policy) []
 		return a.String()
 	}
 	counts := map[string]int{}
-	for _, f := range forbidden {
+	for _, f := range c.forbidden {
 		to := name(f.Destination)
 		if f.DestinationPort != 0 {
 			to = net.JoinHostPort(to, strconv.Itoa(int(f.DestinationPort)))
@@ -186,12 +198,12 @@ func forbiddenNow(ctx context.Context, objects *store.Store, p *state.Policy) []
 		counts[fmt.Sprintf("%s -> %s, %s: %s", name(f.Source), to, f.ProtocolName(), f.By.Reason())]++
 	}
 	if len(counts) == 0 {
-		return []preflight.Result{{Check: checkConnections, Status: preflight.OK, Seen: "none would be denied of the " + strconv.Itoa(of) + " that are open or ended lately"}}
+		return []preflight.Result{{Check: checkConnections, Status: preflight.OK, Seen: "none would be denied of the " + strconv.Itoa(c.of) + " that are open or ended lately"}}
 	}
 	var results []preflight.Result
 	mostFirst := func(a, b string) int { return cmp.Or(counts[b]-counts[a], cmp.Compare(a, b)) }
 	for _, text := range slices.SortedFunc(maps.Keys(counts), mostFirst) {
-		results = append(results, preflight.Result{Check: checkConnections, Status: preflight.Warn, Seen: fmt.Sprintf("%d of %d would be denied: %s", counts[text], of, text)})
+		results = append(results, preflight.Result{Check: checkConnections, Status: preflight.Warn, Seen: fmt.Sprintf("%d of %d would be denied: %s", counts[text], c.of, text)})
 	}
 	return firstResults(results)
 }

@@ -13,13 +13,12 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/upkeep"
 )
 
 // unsupportedPolicies says of each policy that cannot be carried out as it is written what each
 // choice of --unsupported would do on this node. What the choice of the flags comes to has been
-// read and compiled.
-func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Config, read *store.Store, compiled *state.Policy) (results []preflight.Result, err error) {
+// read and compiled, and now are the connections that it would deny.
+func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Config, read *store.Store, compiled *state.Policy, now connections) (results []preflight.Result, err error) {
 	as := func(u unsupported) (*state.Policy, *store.Store, error) {
 		if u == node.unsupported {
 			return compiled, read, nil
@@ -47,11 +46,13 @@ func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Co
 	if err != nil {
 		return nil, err
 	}
-	forbidden, of, _ := upkeep.FindForbidden(ctx, denying) // where it fails, another check says so
+	if node.unsupported != denyUnsupported {
+		now = findForbidden(ctx, denying) // where it fails, another check says so
+	}
 	slices.SortFunc(refused, func(a, b *model.Policy) int { return a.Key.Compare(b.Key) })
 	for _, p := range refused {
 		n := 0
-		for _, f := range forbidden {
+		for _, f := range now.forbidden {
 			if f.By.Policy == p.Key || slices.Contains(f.By.Isolating, p.Key) {
 				n++
 			}
@@ -62,7 +63,7 @@ func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Co
 			continue
 		}
 		text := fmt.Sprintf("%s: selects %s of this node: %s. --unsupported=deny, the default, %s, and would deny %d of %s. --unsupported=ignore-policy %s",
-			p.Key, model.Count(len(subjects), "pod"), firstNames(subjects), denial(p), n, model.Count(of, "connection"), judgedThen(ignoring, subjects, p))
+			p.Key, model.Count(len(subjects), "pod"), firstNames(subjects), denial(p), n, model.Count(now.of, "connection"), judgedThen(ignoring, subjects, p))
 		results = append(results, preflight.Result{Check: checkUnsupported, Status: preflight.Warn, Seen: text})
 	}
 	return firstResults(results), nil
