@@ -89,7 +89,7 @@ bench: build ## Measure, compare and draw docs/benchmarks (BENCH='arguments of s
 	bin/sluice bench $(BENCH)
 
 .PHONY: lint
-lint: ## Check the sources: format, vet, staticcheck, errcheck, dead code, go.mod …
+lint: ## Check the sources: format, vet, staticcheck, errcheck, dead code, go.mod, workflows …
 	@hack/need "the linters" git
 	@hack/lint
 

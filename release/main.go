@@ -40,17 +40,36 @@ type release struct {
 func main() {
 	log.SetFlags(0)
 	var r release
-	var arches string
+	var arches, changes string
 	var image bool
 	flag.StringVar(&r.root, "root", "..", "the checkout to build")
 	flag.StringVar(&r.out, "out", "", "folder for the files; what is in it is removed")
 	flag.StringVar(&arches, "arch", "amd64,arm64", "architectures, parted by commas")
 	flag.BoolVar(&image, "image-only", false, "build nothing but the image")
+	flag.StringVar(&changes, "changes", "", "build nothing: print the changelog of the version, with links to files below this address")
 	flag.Parse()
 	r.arches = strings.Split(arches, ",")
-	if err := r.build(context.Background(), image); err != nil {
+	var err error
+	if changes != "" {
+		err = r.printChanges(context.Background(), changes)
+	} else {
+		err = r.build(context.Background(), image)
+	}
+	if err != nil {
 		log.Fatalf("release: %v", err)
 	}
+}
+
+func (r *release) printChanges(ctx context.Context, base string) error {
+	if err := r.identify(ctx); err != nil {
+		return err
+	}
+	text, err := r.changes(base)
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.WriteString(text)
+	return err
 }
 
 func (r *release) build(ctx context.Context, image bool) (err error) {
