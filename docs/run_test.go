@@ -132,6 +132,9 @@ type scene struct {
 	blocks []*block
 }
 
+// title is the name of a page, without its folder.
+func title(page string) string { return strings.TrimSuffix(filepath.Base(page), ".md") }
+
 // scenes groups the blocks of a page: those of one kind, and with the same word after that, run in
 // one sandbox.
 func scenes(t *testing.T, page string) []*scene {
@@ -147,7 +150,7 @@ func scenes(t *testing.T, page string) []*scene {
 			switch {
 			case strings.HasPrefix(a, "--"):
 				flags = append(flags, a)
-			case a == exact:
+			case a == exact || a == shape:
 			case strings.HasSuffix(a, ".yaml"):
 				flags = append(flags, a)
 			case !strings.Contains(a, "="):
@@ -156,7 +159,7 @@ func scenes(t *testing.T, page string) []*scene {
 		}
 		s := byName[name]
 		if s == nil {
-			s = &scene{name: strings.TrimSuffix(filepath.Base(page), ".md") + " " + name, kind: b.kind}
+			s = &scene{name: title(page) + " " + name, kind: b.kind}
 			byName[name], order = s, append(order, s)
 		}
 		s.flags = append(s.flags, flags...)
@@ -259,18 +262,31 @@ var (
 	}
 )
 
+// with is the beginning of a word that names a function, of a page's own script in testdata/stages,
+// which makes what a block of the page supposes. Such a script also has what stands in for programs.
+const with = "with="
+
 // script makes a script of the commands.
 func (s *scene) script() string {
 	var w strings.Builder
 	fmt.Fprintln(&w, ". docs/testdata/steps")
+	stage := "testdata/stages/" + title(s.blocks[0].page)
+	if _, err := os.Stat(stage); err == nil {
+		fmt.Fprintln(&w, ". docs/"+stage)
+	}
 	for _, b := range s.blocks {
+		for _, a := range b.args {
+			if act, ok := strings.CutPrefix(a, with); ok {
+				fmt.Fprintf(&w, "step %s\n%s\n", act, act)
+			}
+		}
 		for _, c := range b.commands() {
 			fmt.Fprintf(&w, "step %s:%d\n", b.page, c.line)
 			text := b.fill(c.text)
 			plain := strings.Join(simple(text)[0], " ")
 			switch {
 			case agents.MatchString(plain):
-				fmt.Fprintf(&w, "end_agent\n(exec %s) &\nawait_agent $!\n", background(text))
+				fmt.Fprintf(&w, "end_agent\n%s &\nawait_agent $!\n", background(text))
 			case watchers.MatchString(plain):
 				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $!\n", background(text))
 			default:
@@ -283,7 +299,7 @@ func (s *scene) script() string {
 				if strings.HasPrefix(plain, "bin/sluice lab up") && !strings.Contains(plain, "--name") { // in place of the last one
 					fmt.Fprintln(&w, "bin/sluice lab down")
 				}
-				if strings.Contains(plain, "sluice cleanup") {
+				if strings.Contains(plain, "sluice cleanup") && !strings.Contains(plain, "kill") {
 					fmt.Fprintln(&w, "end_agent")
 				}
 				if status != "" {
@@ -308,7 +324,7 @@ func background(text string) string {
 func (b *block) fill(text string) string {
 	values := maps.Clone(placeholders)
 	for _, a := range b.args {
-		if name, value, ok := strings.Cut(a, "="); ok && !strings.HasPrefix(a, "--") {
+		if name, value, ok := strings.Cut(a, "="); ok && !strings.HasPrefix(a, "--") && !strings.HasPrefix(a, with) {
 			values[name] = value
 		}
 	}
@@ -320,25 +336,40 @@ func (b *block) fill(text string) string {
 	return text
 }
 
-// exact is the word for a console whose output is the same each time.
-const exact = "exact"
+// These are words for a console of which all output is compared: as it stands, or but for what is
+// of its day.
+const (
+	exact = "exact"
+	shape = "shape"
+)
 
-var heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
+var (
+	heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
+	// Times, durations, addresses, and numbers such as ports that programs choose.
+	varying = regexp.MustCompile(`(\d+(\.\d+)?(ms|µs|s|m|h)\b)+|\d+([.:]\d+)+(e\+\d+)?|\d{4,}`)
+)
 
 // compare compares what a page shows of the output with what was printed: the headings of tables
-// and JSON, and with "exact" all lines. Others are of their day.
+// and JSON, and with "exact" or "shape" all lines. Others are of their day.
 func (s *scene) compare(t *testing.T, out string) {
 	printed := map[string]string{}
 	for _, part := range strings.Split(out, "\n== ") {
 		where, text, _ := strings.Cut(part, "\n")
-		printed[where] = strings.Join(strings.Fields(text), " ")
+		printed[where] = text
 	}
 	for _, b := range s.blocks {
+		words := func(text string) string { return strings.Join(strings.Fields(text), " ") }
+		if slices.Contains(b.args, shape) {
+			words = func(text string) string {
+				return strings.Join(strings.Fields(varying.ReplaceAllString(text, "0")), " ")
+			}
+		}
+		all := slices.Contains(b.args, exact) || slices.Contains(b.args, shape)
 		for _, c := range b.commands() {
 			where := fmt.Sprintf("%s:%d", b.page, c.line)
 			for line := range strings.Lines(c.output) {
 				line = strings.TrimSpace(line)
-				if (heading.MatchString(line) || strings.HasPrefix(line, "{") || slices.Contains(b.args, exact)) && !strings.Contains(printed[where], strings.Join(strings.Fields(line), " ")) {
+				if (all || heading.MatchString(line) || strings.HasPrefix(line, "{")) && !strings.Contains(words(printed[where]), words(line)) {
 					t.Errorf("%s does not print %q: %s", where, line, printed[where])
 				}
 			}
