@@ -259,6 +259,7 @@ var (
 		regexp.MustCompile(`\bsluice why\b`):                   "3", // denied
 		regexp.MustCompile(`\bsluice check\b`):                 "3", // faults
 		regexp.MustCompile(`^sluice (fabric|bgp|addresses)\b`): "1", // the agent does not do this
+		regexp.MustCompile(`; echo \$\?\n`):                    "0", // it is the command before that fails
 	}
 )
 
@@ -345,8 +346,8 @@ const (
 
 var (
 	heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
-	// Times, durations, addresses, and numbers such as ports that programs choose.
-	varying = regexp.MustCompile(`(\d+(\.\d+)?(ms|µs|s|m|h)\b)+|\d+([.:]\d+)+(e\+\d+)?|\d{4,}`)
+	// Times, durations, addresses, and numbers that the kernel or a program chooses, such as ports.
+	varying = regexp.MustCompile(`process \d+|(\d+(\.\d+)?(ms|µs|s|m|h)\b)+|\d+([.:]\d+)+(e\+\d+)?|\d{4,}`)
 )
 
 // compare compares what a page shows of the output with what was printed: the headings of tables
