@@ -311,7 +311,7 @@ func (s *scene) script() string {
 			}
 		}
 	}
-	fmt.Fprintln(&w, "step end\nend_agent")
+	fmt.Fprintln(&w, "step end\nend_agent\nfinally")
 	return w.String()
 }
 
