@@ -29,6 +29,7 @@ import (
 var (
 	programs string            // folder with sluice and the programs beside it
 	clients  map[string]string // kubectl and helm
+	sources  string            // folder with what the pages fetch from GitHub, by repository
 )
 
 func TestMain(m *testing.M) {
@@ -173,12 +174,20 @@ func TestRun(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make namespaces")
 	}
-	crds, err := os.MkdirTemp(t.TempDir(), "")
-	if err == nil { // where there is a network, so that 'lab up --crds' finds them without
-		err = control.WriteCRDs(t.Context(), crds)
-	}
+	// Where there is a network, so that 'lab up --crds' finds them without.
+	published, err := control.Published(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	sources = t.TempDir()
+	for repository, module := range map[string]string{
+		"kubernetes-sigs/network-policy-api": "sigs.k8s.io/network-policy-api",
+		"projectcalico/calico":               "github.com/projectcalico/calico",
+	} {
+		link := filepath.Join(sources, repository)
+		if err := errors.Join(os.Mkdir(filepath.Dir(link), 0o755), os.Symlink(published[module], link)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, page := range pages(t) {
 		for _, s := range scenes(t, page) {
@@ -208,10 +217,10 @@ func (s *scene) run(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), sceneTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
+	cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
 		"bash", filepath.Join(testdata, "sandbox"), s.kind, script}, s.flags...)...)
 	cmd.Dir = checkout
-	cmd.Env = append(os.Environ(), "PROGRAMS="+programs, "FILES="+files, "HELM="+clients["helm"],
+	cmd.Env = append(os.Environ(), "PROGRAMS="+programs, "FILES="+files, "SOURCES="+sources, "HELM="+clients["helm"],
 		"PATH="+strings.Join([]string{filepath.Join(checkout, "bin"), filepath.Dir(clients["kubectl"]), os.Getenv("PATH")}, ":"))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -259,6 +268,7 @@ var (
 		regexp.MustCompile(`\bsluice why\b`):                   "3", // denied
 		regexp.MustCompile(`\bsluice check\b`):                 "3", // faults
 		regexp.MustCompile(`^sluice (fabric|bgp|addresses)\b`): "1", // the agent does not do this
+		regexp.MustCompile(`^sluice preflight --policies`):     "1", // one is refused
 		regexp.MustCompile(`; echo \$\?\n`):                    "0", // it is the command before that fails
 	}
 )

@@ -29,20 +29,13 @@ type object = map[string]any
 // people write. Calico has tiers since 3.30: these are added. The modules that have the rest are
 // downloaded by the Go toolchain, once, and verified.
 func WriteCRDs(ctx context.Context, dir string) error {
+	folders, err := Published(ctx)
+	if err != nil {
+		return err
+	}
 	all := []object{tierCRD()}
 	for _, m := range published {
-		out, err := goCommand(ctx, dir, "mod", "download", "-json", m.path+"@"+m.version)
-		if err != nil {
-			return fmt.Errorf("download the definitions of policies: %w", err)
-		}
-		var got struct{ Dir, Sum string }
-		if err := json.Unmarshal([]byte(out), &got); err != nil {
-			return fmt.Errorf("read the answer of go mod download: %w", err)
-		}
-		if got.Sum != m.sum {
-			return fmt.Errorf("download %s %s: its sum is %s, and should be %s", m.path, m.version, got.Sum, m.sum)
-		}
-		files, _ := filepath.Glob(filepath.Join(got.Dir, m.files)) // the pattern is well-formed
+		files, _ := filepath.Glob(filepath.Join(folders[m.path], m.files)) // the pattern is well-formed
 		for _, f := range files {
 			crd, err := readCRD(f)
 			if err != nil {
@@ -64,6 +57,27 @@ func WriteCRDs(ctx context.Context, dir string) error {
 		}
 	}
 	return nil
+}
+
+// Published returns the folders of the modules that the definitions are published in, by the
+// modules' paths.
+func Published(ctx context.Context) (map[string]string, error) {
+	folders := map[string]string{}
+	for _, m := range published {
+		out, err := goCommand(ctx, os.TempDir(), "mod", "download", "-json", m.path+"@"+m.version)
+		if err != nil {
+			return nil, fmt.Errorf("download the definitions of policies: %w", err)
+		}
+		var got struct{ Dir, Sum string }
+		if err := json.Unmarshal([]byte(out), &got); err != nil {
+			return nil, fmt.Errorf("read the answer of go mod download: %w", err)
+		}
+		if got.Sum != m.sum {
+			return nil, fmt.Errorf("download %s %s: its sum is %s, and should be %s", m.path, m.version, got.Sum, m.sum)
+		}
+		folders[m.path] = got.Dir
+	}
+	return folders, nil
 }
 
 // under returns the object at the end of a path of fields; the last one of a list. nil: there is
