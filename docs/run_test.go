@@ -174,7 +174,10 @@ func TestRun(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make namespaces")
 	}
-	// Where there is a network, so that 'lab up --crds' finds them without.
+	// Where there is a network, so that 'lab up --crds' and 'make image' find them without.
+	if err := output(exec.Command("go", "-C", filepath.Join(root, "release"), "mod", "download")); err != nil {
+		t.Fatal(err)
+	}
 	published, err := control.Published(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -236,7 +239,8 @@ func (s *scene) run(t *testing.T) {
 	s.compare(t, out.String())
 }
 
-// certificate writes a certificate for the balancer of the pages, its own authority, and its key.
+// certificate writes a certificate for the balancer and the registries of the pages, its own
+// authority, and its key.
 func certificate(folder string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -244,7 +248,8 @@ func certificate(folder string) error {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "192.0.2.2"}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("192.0.2.2")},
-		IsCA: true, BasicConstraintsValid: true,
+		DNSNames: []string{"registry.example", "ghcr.io"},
+		IsCA:     true, BasicConstraintsValid: true,
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -265,11 +270,11 @@ var (
 	watchers = regexp.MustCompile(`\bsluice (drops|farms --watch)\b`)
 	// Commands that tell something by their exit status, and which.
 	telling = map[*regexp.Regexp]string{
-		regexp.MustCompile(`\bsluice why\b`):                   "3", // denied
-		regexp.MustCompile(`\bsluice check\b`):                 "3", // faults
-		regexp.MustCompile(`^sluice (fabric|bgp|addresses)\b`): "1", // the agent does not do this
-		regexp.MustCompile(`^sluice preflight --policies`):     "1", // one is refused
-		regexp.MustCompile(`; echo \$\?\n`):                    "0", // it is the command before that fails
+		regexp.MustCompile(`\bsluice why\b`):                       "3", // denied
+		regexp.MustCompile(`\bsluice check\b`):                     "3", // faults
+		regexp.MustCompile(`^sluice (fabric|bgp|addresses)\b`):     "1", // the agent does not do this
+		regexp.MustCompile(`^sluice preflight --policies .*/etc/`): "1", // one is refused
+		regexp.MustCompile(`; echo \$\?\n`):                        "0", // it is the command before that fails
 	}
 )
 
