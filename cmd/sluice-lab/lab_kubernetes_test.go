@@ -142,6 +142,12 @@ func TestLabKubernetes(t *testing.T) {
 	if code := execute(t.Context(), []string{"lab", "status", "--name", name}, &out, &out); code != cli.ExitOK || strings.Count(out.String(), "in sync") != 3 {
 		t.Errorf("status: exit status %d:\n%s", code, out.String())
 	}
+	// A command on a node can run one on another.
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	execOn(t, l, "node1", self, "lab", "exec", "--name", name, "node2", "--", "sluice", "status")
 }
 
 // restartAgent restarts the agent of a node from a command line, and nothing else there.
