@@ -304,7 +304,8 @@ func (s *scene) script() string {
 			case agents.MatchString(plain):
 				fmt.Fprintf(&w, "end_agent\n%s &\nawait_agent $!\n", background(text))
 			case watchers.MatchString(plain):
-				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $!\n", background(text))
+				// What it prints first is that it watches, or a table.
+				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $! %d\n", background(text), 1+strings.Count(c.output, "\n"))
 			default:
 				status := ""
 				for pattern, s := range telling {
