@@ -279,7 +279,8 @@ var (
 )
 
 // with is the beginning of a word that names a function, of a page's own script in testdata/stages,
-// which makes what a block of the page supposes. Such a script also has what stands in for programs.
+// which makes what a block of the page supposes. Such a script also has what stands in for
+// programs.
 const with = "with="
 
 // script makes a script of the commands.

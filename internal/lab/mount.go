@@ -31,8 +31,8 @@ func (l *Lab) mountNames(namespace string) error {
 			}
 			continue
 		}
-		// In a command of the lab's, the lab's file is there already. Nothing can be mounted over it
-		// once it has been replaced. Where nothing is mounted, there is nothing to do.
+		// In a command of the lab's, the lab's file is there already. Nothing can be mounted over
+		// it once it has been replaced. Where nothing is mounted, there is nothing to do.
 		_ = unix.Unmount(over, unix.MNT_DETACH)
 		if err := unix.Mount(m.from, over, "", syscall.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount over %s: %w", over, err)
