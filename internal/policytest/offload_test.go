@@ -300,7 +300,7 @@ func (k *kernel) shutForward(t *testing.T) {
 		defer s.Close()
 		b := nft.NewBatch("shut")
 		b.AddTable(0, "")
-		c := nft.Chain{Name: "forward", Hook: nft.FilterHook(unix.NF_INET_FORWARD, -10), Rules: []nft.Rule{nft.NewRule("").Drop()}}
+		c := nft.Chain{Name: "forward", Hook: nft.FilterHook(unix.NF_INET_FORWARD, -10), Rules: []nft.Rule{nft.NewRule().Drop()}}
 		b.AddChain(c)
 		b.AddRules(c)
 		_, err = b.Send(s)

@@ -3,7 +3,6 @@ package farms
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +37,7 @@ const (
 
 const seed = 0x51d1ce // of hashes: fixed, so that a change moves no flow that it is not about
 
-func rule(comment ...string) nft.Rule { return nft.NewRule(strings.Join(comment, "")) }
+func rule(comment ...string) nft.Rule { return nft.NewRule(comment...) }
 
 // entrance is a chain by which connections to farms of a kind enter.
 func (p *program) entrance(k kind, name, comment string, hook uint32, priority int32, by func(*family) nft.Rule, maps func(*family) [kinds]*nft.Set) nft.Chain {

@@ -35,7 +35,7 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	}
 	p.AddSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
 	p.AddChains()
-	p.Chains = append(p.Chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule("").Drop()}})
+	p.Chains = append(p.Chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule().Drop()}})
 	d.prog = p
 	return d, nil
 }

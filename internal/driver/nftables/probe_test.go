@@ -33,7 +33,7 @@ func TestProbe(t *testing.T) {
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	ns := testNS(t)
 	unknown := requirements([]program.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *program.Program) {
-		moon := nft.NewRule("").Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})
+		moon := nft.NewRule().Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})
 		p.Chains = []nft.Chain{{Name: "base", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Rules: []nft.Rule{moon}}}
 	}}})[0]
 	err := ns.Do(func() error { return unknown.Met(t.Context()) })

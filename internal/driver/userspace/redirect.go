@@ -115,12 +115,7 @@ func (r *redirect) newFamily(f nft.Family) *family {
 	}
 }
 
-func rule(comment ...string) nft.Rule {
-	if len(comment) == 0 {
-		return nft.NewRule("")
-	}
-	return nft.NewRule(comment[0])
-}
+func rule(comment ...string) nft.Rule { return nft.NewRule(comment...) }
 
 // chains are the table's, whatever the services are.
 func (r *redirect) chains() []nft.Chain {

@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -28,8 +29,8 @@ type Expression struct {
 // rule builds its keys.
 const firstRegister = unix.NFT_REG32_00
 
-// NewRule returns a rule without expressions.
-func NewRule(comment string) Rule { return Rule{Comment: comment} }
+// NewRule returns a rule without expressions; its comment may be in parts.
+func NewRule(comment ...string) Rule { return Rule{Comment: strings.Join(comment, "")} }
 
 // libExpr is an expression that google/nftables knows how to write.
 func libExpr(e expr.Any) Expression {

@@ -63,7 +63,7 @@ func (p *Program) AddChains() {
 }
 
 // rule begins a rule. A comment says what it is about, where the chain's own does not.
-func rule(comment ...string) nft.Rule { return nft.NewRule(strings.Join(comment, "")) }
+func rule(comment ...string) nft.Rule { return nft.NewRule(comment...) }
 
 // byFamily jumps to a chain of the packet's family.
 func byFamily(to string) []nft.Rule {
