@@ -283,6 +283,9 @@ func hostRows() []row {
 			{"a", "", udp, "vip", 53, "outside", ""}, {"node", "", udp, "outside", 53, "outside", ""}, {"a", "", udp, "outside", 53, "outside", ""}, {"outside", "", tcp, "node", 22, "node", ""},
 			{"outside", "", tcp, "a", 22, "a", ""}, {"node", "", udp, "outside", 54, "", ""},
 		}},
+		{name: "host endpoint, untracked: what no rule is about is tracked", services: []svc{cluster}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress], ingress: [{action: Allow, protocol: UDP}]"), packets: []packet{
+			{"outside", "", tcp, "node", 30080, "b", "node"}, {"outside", "", tcp, "b", 80, "b", ""}, {"outside", "", ping, "b", 0, "b", ""},
+		}},
 	}
 }
 

@@ -101,7 +101,7 @@ func (f family) write(at site, p *state.Program) *written {
 	if f.apart {
 		w.limits = apartLimits
 	}
-	end := at.allow
+	end := "-j RETURN" // what no rule is about is tracked
 	if p.Default == model.Deny {
 		end = at.denied
 	}
