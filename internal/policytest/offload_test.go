@@ -41,14 +41,7 @@ func TestOffload(t *testing.T) {
 // TestCutOffloaded shows that what policy comes to forbid ends also where it passes by the chains.
 func TestCutOffloaded(t *testing.T) {
 	k := openKernel(t, "cutoff", threePods, offloading(t))
-	k.cut(t, func(pairs map[string]*drivertest.Pair) { k.offloaded(t, pairs) }, fallsEmulated)
-}
-
-// fallsEmulated is falls with the patience that emulated processors need, where flowtables mostly
-// are tested: under test/vm -icount it takes as long as falls.
-func fallsEmulated(t *testing.T, name string, p *drivertest.Pair, clientFirst bool) {
-	t.Helper()
-	fallsWithin(t, 10*soon, name, p, clientFirst)
+	k.cut(t, func(pairs map[string]*drivertest.Pair) { k.offloaded(t, pairs) })
 }
 
 // TestCutOffloadedLate shows that a connection is cut that was put into the flowtable by a packet
@@ -68,7 +61,7 @@ func TestCutOffloadedLate(t *testing.T) {
 	}
 	together(pairs, func(name string, p *drivertest.Pair) { goesOn(t, name+" in the flowtable", p) })
 	k.declare(t, row{services: frontB(), policies: isolated("b", "in ingress: []")})
-	together(pairs, func(name string, p *drivertest.Pair) { fallsEmulated(t, name, p, true) })
+	together(pairs, func(name string, p *drivertest.Pair) { falls(t, name, p, true) })
 	goesOn(t, "the other connection", other)
 }
 

@@ -55,6 +55,12 @@ func (m *Mesh) build(t testing.TB, prefix string, node dual, pods map[string][2]
 		return err
 	}
 	m.Node = m.topology.hosts["node"].ns
+	// Under emulation an answer may take longer than the seconds that connection tracking gives it.
+	for _, state := range []string{"closed", "cookie_wait"} {
+		if err := m.Node.Sysctl("net/netfilter/nf_conntrack_sctp_timeout_"+state, "120"); err != nil {
+			return err
+		}
+	}
 	for name, addrs := range pods {
 		if err := m.join(t, prefix, name, "node", dual(addrs), nil); err != nil {
 			return err
