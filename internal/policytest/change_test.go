@@ -192,7 +192,7 @@ func (k *kernel) reopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := k.mesh.Node.Do(func() (err error) {
-		k.driver, err = defaults().open()
+		k.driver, err = defaults().open(t)
 		return err
 	})
 	if err == nil {

@@ -3,6 +3,7 @@ package policytest
 import (
 	"errors"
 	"log/slog"
+	"slices"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -13,46 +14,74 @@ import (
 	"sluice.dev/sluice/internal/upkeep"
 )
 
-// openDriver opens the driver under test in the network namespace of the calling thread. apart has
-// it ask what rules ask for in the way that it has for large rules.
-var openDriver = func(o driver.Options, apart bool) (driver.Driver, error) {
-	return nftables.Open(nftables.Options{Options: o, Apart: apart})
+// openDriver opens the driver under test in the network namespace of the calling thread.
+var openDriver = openNFTables
+
+func openNFTables(_ testing.TB, o options) (driver.Driver, error) {
+	return nftables.Open(nftables.Options{Options: o.Options, Apart: o.apart})
 }
 
-// TestIPTables runs the tests with the other drivers that carry out policy.
+// TestIPTables runs the tests with both variants of iptables.
 func TestIPTables(t *testing.T) {
-	before := openDriver
-	defer func() { openDriver = before }()
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
-		openDriver = func(o driver.Options, apart bool) (driver.Driver, error) {
-			return iptables.Open(iptables.Options{Options: o, Variant: v, Apart: apart})
-		}
 		t.Run(string(v), func(t *testing.T) {
-			for _, test := range []struct {
-				name string
-				run  func(*testing.T)
-			}{
-				{"Rows", TestRows}, {"LargePolicies", TestLargePolicies}, {"LargePolicyChanges", TestLargePolicyChanges}, {"MisnamedNodePackets", TestMisnamedNodePackets},
-				{"Netpol", TestNetpol}, {"Conformance", TestConformance}, {"RandomPackets", TestRandomPackets},
-				{"RandomPacketsApart", TestRandomPacketsApart}, {"MarkOfWhatReachesItself", TestMarkOfWhatReachesItself},
-				{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"CutFromServices", TestCutFromServices}, {"KeepEstablished", TestKeepEstablished},
-				{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"PathMTU", TestPathMTU},
-				{"Neighbours", TestNeighbours}, {"NeighbourDiscoveryOffTheLink", TestNeighbourDiscoveryOffTheLink},
-				{"Tunnels", TestTunnels}, {"UndeclaredPodElsewhere", TestUndeclaredPodElsewhere}, {"Bridge", TestBridge},
-				{"ResetUnderAnothersAddress", TestResetUnderAnothersAddress}, {"FragmentUnderAnothersAddress", TestFragmentUnderAnothersAddress},
-				{"Reasons", TestReasons}, {"Counters", TestCounters},
-				{"Refused", TestRefused}, {"Unsupported", TestUnsupported}, {"BrokenPolicy", TestBrokenPolicy}, {"BrokenPolicyOnAFirstStart", TestBrokenPolicyOnAFirstStart},
-				{"NothingPassesWhileProgramsChange", TestNothingPassesWhileProgramsChange},
-			} {
-				t.Run(test.name, test.run)
-			}
+			runWith(t, slices.Concat(fates, translations), *kernels, func(_ testing.TB, o options) (driver.Driver, error) {
+				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart})
+			})
 		})
+	}
+}
+
+// TestFlowOffload runs the tests with connections that pass by the chains as soon as they can.
+func TestFlowOffload(t *testing.T) {
+	needsOffload(t)
+	runWith(t, fates, *kernels/4, func(t testing.TB, o options) (driver.Driver, error) {
+		offload(t, &o)
+		return openNFTables(t, o)
+	})
+}
+
+// test is one of this package that any driver passes which carries out policy, but for what it says
+// that it lacks.
+type test struct {
+	name string
+	run  func(*testing.T)
+}
+
+// fates are the tests of what becomes of packets on the ways that a data plane has for them.
+var fates = []test{
+	{"Rows", TestRows}, {"MisnamedNodePackets", TestMisnamedNodePackets},
+	{"Netpol", TestNetpol}, {"Conformance", TestConformance}, {"RandomPackets", TestRandomPackets},
+	{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"CutFromServices", TestCutFromServices}, {"KeepEstablished", TestKeepEstablished},
+	{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"PathMTU", TestPathMTU},
+	{"Neighbours", TestNeighbours}, {"NeighbourDiscoveryOffTheLink", TestNeighbourDiscoveryOffTheLink},
+	{"Tunnels", TestTunnels}, {"UndeclaredPodElsewhere", TestUndeclaredPodElsewhere}, {"Bridge", TestBridge},
+	{"ResetUnderAnothersAddress", TestResetUnderAnothersAddress}, {"FragmentUnderAnothersAddress", TestFragmentUnderAnothersAddress},
+	{"Reasons", TestReasons}, {"Counters", TestCounters},
+	{"Refused", TestRefused}, {"Unsupported", TestUnsupported}, {"BrokenPolicy", TestBrokenPolicy}, {"BrokenPolicyOnAFirstStart", TestBrokenPolicyOnAFirstStart},
+	{"NothingPassesWhileProgramsChange", TestNothingPassesWhileProgramsChange},
+}
+
+// translations are those of what policies become, for drivers that write it unlike nftables.
+var translations = []test{
+	{"LargePolicies", TestLargePolicies}, {"LargePolicyChanges", TestLargePolicyChanges},
+	{"RandomPacketsApart", TestRandomPacketsApart}, {"MarkOfWhatReachesItself", TestMarkOfWhatReachesItself},
+}
+
+// runWith runs the tests with another driver, and so many random clusters.
+func runWith(t *testing.T, tests []test, clusters int, open func(testing.TB, options) (driver.Driver, error)) {
+	driverBefore, kernelsBefore := openDriver, *kernels
+	defer func() { openDriver, *kernels = driverBefore, kernelsBefore }()
+	openDriver, *kernels = open, clusters
+	for _, test := range tests {
+		t.Run(test.name, test.run)
 	}
 }
 
 // options are those of a kernel's driver, and of what befalls its connections.
 type options struct {
 	driver.Options
+	// apart has the driver ask what rules ask for in the way that it has for large rules.
 	apart  bool
 	upkeep upkeep.Options
 }
@@ -64,16 +93,24 @@ func apart(o *options)           { o.apart = true }
 // cannot do that.
 func offloading(t testing.TB) func(*options) {
 	t.Helper()
+	needsOffload(t)
+	return func(o *options) { offload(t, o) }
+}
+
+func needsOffload(t testing.TB) {
+	t.Helper()
 	if err := nftables.FlowOffload.Met(t.Context()); errors.Is(err, probe.ErrNotSupported) {
 		t.Skip(err)
 	}
-	return func(o *options) {
-		var err error
-		if o.Devices, err = link.WatchRouting(t.Context(), o.Log); err != nil {
-			t.Fatal(err)
-		}
-		o.FlowOffload = true
+}
+
+// offload has connections of the calling thread's network namespace pass by the chains.
+func offload(t testing.TB, o *options) {
+	var err error
+	if o.Devices, err = link.WatchRouting(t.Context(), o.Log); err != nil {
+		t.Fatal(err)
 	}
+	o.FlowOffload = true
 }
 
 func defaults() options {
@@ -82,8 +119,8 @@ func defaults() options {
 }
 
 // open opens the driver, with the upkeep of connections.
-func (o options) open() (driver.Driver, error) {
-	d, err := openDriver(o.Options, o.apart)
+func (o options) open(t testing.TB) (driver.Driver, error) {
+	d, err := openDriver(t, o)
 	if err != nil {
 		return nil, err
 	}

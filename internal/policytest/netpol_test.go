@@ -74,7 +74,7 @@ func openKernel(t testing.TB, prefix string, pods map[string][2]netip.Addr, chan
 		for _, f := range change {
 			f(&o)
 		}
-		k.driver, err = o.open()
+		k.driver, err = o.open(t)
 		return err
 	})
 	if err != nil {

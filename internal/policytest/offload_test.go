@@ -167,16 +167,6 @@ func TestBackendGoneOffloaded(t *testing.T) {
 	})
 }
 
-// The rows and truth tables, with connections that pass by the chains as soon as they can.
-func TestRowsOffloaded(t *testing.T) { followRows(t, "rowsoff", rows(), offloading(t)) }
-
-func TestRandomPacketsOffloaded(t *testing.T) {
-	pods := ninePods()
-	k := openKernel(t, "randoff", pods, offloading(t))
-	randomPackets(t, k, pods, 3_000_000, *kernels/4)
-	k.settled(t)
-}
-
 // BenchmarkForward has a pod send datagrams to another one through a service, one after the other.
 // Beside the way through the node each takes what two sockets take. Under test/vm -icount, a
 // nanosecond is an instruction.

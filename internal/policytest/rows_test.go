@@ -294,9 +294,9 @@ func hostRows() []row {
 func TestRows(t *testing.T) { followRows(t, "rows", rows()) }
 
 // followRows has a kernel to itself.
-func followRows(t *testing.T, name string, rows []row, change ...func(*options)) {
+func followRows(t *testing.T, name string, rows []row) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
-	k := openKernel(t, name, pods, change...)
+	k := openKernel(t, name, pods)
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			k.declare(t, r)
