@@ -28,6 +28,7 @@ const (
 	HostPolicy                             // of the node's own interfaces
 	UntrackedPolicy                        // doNotTrack, and deny lists: before connection tracking
 	Fragments                              // what a pod sends is checked before fragments are put together
+	Errors                                 // ICMP errors of every kind pass through services
 	Fabric                                 // tunnels and routes to the pods of other nodes
 	Farms                                  // virtual services of a balancer
 	Survives                               // what was programmed works while no process of ours runs
@@ -45,7 +46,7 @@ var capabilityNames = []struct {
 	{Services, "services"}, {SCTP, "SCTP"}, {Affinity, "session affinity"}, {SourceRanges, "source ranges"},
 	{LocalTraffic, "externalTrafficPolicy: Local"}, {ClientAddress, "the client's address"}, {Outgoing, "the node's address for what pods send to the outside"},
 	{Policy, "network policy"}, {HostPolicy, "policy of host endpoints"},
-	{UntrackedPolicy, "policy before connection tracking"}, {Fragments, "checking fragments before they are put together"}, {Fabric, "pod networks between nodes"}, {Farms, "farms of a balancer"}, {Survives, "working while no agent runs"}, {Outlasts, "connections that go on when it is removed"},
+	{UntrackedPolicy, "policy before connection tracking"}, {Fragments, "checking fragments before they are put together"}, {Errors, "ICMP errors of every kind through services"}, {Fabric, "pod networks between nodes"}, {Farms, "farms of a balancer"}, {Survives, "working while no agent runs"}, {Outlasts, "connections that go on when it is removed"},
 	{AuditsCheaply, "noticing at once what others change"}, {Keeps, "keeping what cannot be read"},
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
+	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/probe"
@@ -30,6 +31,16 @@ func TestIPTables(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestIPVS runs the tests where IPVS carries out services.
+func TestIPVS(t *testing.T) {
+	if err := probe.Missing(t.Context(), ipvs.Requirements); errors.Is(err, probe.ErrNotSupported) {
+		t.Skip(err)
+	}
+	runWith(t, fates, *kernels/4, func(_ testing.TB, o options) (driver.Driver, error) {
+		return ipvs.Open(ipvs.Options{Options: o.Options})
+	})
 }
 
 // TestFlowOffload runs the tests with connections that pass by the chains as soon as they can.

@@ -239,6 +239,9 @@ func serviceRows() []row {
 		{name: "a service that does not exist", policies: calicoPolicy("a", "egress: [{action: Allow, destination: {services: {name: front}}}]"), packets: []packet{
 			{"a", "", tcp, "b", 80, "", ""}, {"b", "", tcp, "a", 80, "a", ""},
 		}},
+		{name: "deny list, before services", services: []svc{lbService(cluster, "b")}, denied: []string{"192.168.3.1", "fd00:192:168:3::1"}, packets: []packet{
+			{"outside", "", tcp, "lb", 80, "", ""}, {"outside", "", udp, "node", 30080, "", ""}, {"outside", "nobody", udp, "lb", 80, "b", "node"}, {"a", "", tcp, "vip", 80, "b", ""},
+		}},
 		{name: "internal traffic policy Local", services: []svc{lbService(inner, "b")}, policies: isolated("b", fromC), packets: []packet{
 			{"c", "", tcp, "vip", 80, "b", ""}, {"a", "", tcp, "vip", 80, "", ""},
 		}},
@@ -282,6 +285,12 @@ func hostRows() []row {
 		{name: "host endpoint, untracked: failsafe ports are tracked", services: []svc{dns}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress, Egress], ingress: [{action: Deny, protocol: UDP}], egress: [{action: Deny, protocol: UDP}]"), packets: []packet{
 			{"a", "", udp, "vip", 53, "outside", ""}, {"node", "", udp, "outside", 53, "outside", ""}, {"a", "", udp, "outside", 53, "outside", ""}, {"outside", "", tcp, "node", 22, "node", ""},
 			{"outside", "", tcp, "a", 22, "a", ""}, {"node", "", udp, "outside", 54, "", ""},
+		}},
+		{name: "host endpoint, untracked: what the node itself sends, and not what it passes on to a service", services: []svc{beyond}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Egress], egress: [{action: Deny, protocol: UDP}]"), packets: []packet{
+			{"a", "", udp, "vip", 80, "outside", ""}, {"a", "", udp, "node", 30080, "outside", "node"}, {"node", "", udp, "vip", 80, "", ""}, {"node", "", udp, "outside", 80, "", ""},
+		}},
+		{name: "host endpoint, untracked: no way past a pod's policy", services: []svc{cluster}, policies: isolated("b", "in ingress: []") + hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress], ingress: [{action: Allow, protocol: UDP}]"), packets: []packet{
+			{"outside", "nobody", udp, "b", 80, "", ""}, {"outside", "nobody", udp, "vip", 80, "", ""},
 		}},
 		{name: "host endpoint, untracked: what no rule is about is tracked", services: []svc{cluster}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress], ingress: [{action: Allow, protocol: UDP}]"), packets: []packet{
 			{"outside", "", tcp, "node", 30080, "b", "node"}, {"outside", "", tcp, "b", 80, "b", ""}, {"outside", "", ping, "b", 0, "b", ""},

@@ -127,9 +127,9 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := d.Driver.Capabilities()
 	c.Name, c.Lister = "ipvs", d
-	// Connections end with their virtual server, and what IPVS passes on looks like the node's own
-	// to what judges before connection tracking.
-	c.Can &^= driver.Outlasts | driver.UntrackedPolicy
+	// Connections end with their virtual server, and IPVS knows unreachable destinations, source
+	// quench and exceeded times alone of IPv4's errors.
+	c.Can &^= driver.Outlasts | driver.Errors
 	return c
 }
 

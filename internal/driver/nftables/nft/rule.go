@@ -147,6 +147,11 @@ func (r Rule) NotDNAT() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.
 // Translated goes on if the connection's destination was changed.
 func (r Rule) Translated() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq) }
 
+// Reply goes on if the packet goes, or is an error that goes, to who opened the connection.
+func (r Rule) Reply() Rule {
+	return r.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister}).compare(expr.CmpOpEq, []byte{ctDirReply})
+}
+
 func (r Rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) Rule {
 	mask := binary.NativeEndian.AppendUint32(nil, bits)
 	zero := make([]byte, 4)

@@ -243,10 +243,17 @@ func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule) []nft.Chain
 			c.Rules[0] = rule().NotDNAT().CtLabel(expr.CmpOpNeq, label(ipvsLabel)).Accept()
 		}
 	}
-	return append(chains, nft.Chain{Name: "balanced", Hook: nft.FilterHook(unix.NF_INET_POST_ROUTING, 50), Comment: "what the node passes on to backends that IPVS chose", Rules: concat([]nft.Rule{
-		rule().CtLabel(expr.CmpOpNeq, label(ipvsLabel)).Accept(),
-		rule("the node's own").Is(expr.CmpOpEq, nft.IIF, noInterface).Accept(),
-	}, forward)})
+	const passedOn = "to-backend"
+	return append(chains,
+		nft.Chain{Name: "balanced", Hook: nft.FilterHook(unix.NF_INET_POST_ROUTING, 50), Comment: "what may be on its way to a backend that IPVS chose", Rules: []nft.Rule{
+			rule("the node's own").Is(expr.CmpOpEq, nft.IIF, noInterface).Accept(),
+			rule("from the backend, and judged before IPVS gave it the service's address").Reply().Accept(),
+			rule().CtLabel(expr.CmpOpEq, label(ipvsLabel)).Goto(passedOn),
+			// The node's own messages of neighbour discovery are untracked, too, and seem to come
+			// from the interface by which they leave.
+			rule("untracked, by doNotTrack").CtState(expr.CtStateBitUNTRACKED).NotProto(unix.IPPROTO_ICMPV6).FromNode(false).Goto(passedOn),
+		}},
+		nft.Chain{Name: passedOn, Comment: "what the node passes on to backends that IPVS chose", Rules: forward})
 }
 
 // looseChain judges packets that belong to no connection and those that are about one: ICMP errors,
@@ -514,9 +521,13 @@ func (p *Program) denyChains(d state.Denied, sets [2]*nft.Set) (chains []nft.Cha
 
 // rawChain is where a host endpoint's policies with doNotTrack judge in one direction: before
 // connection tracking. It is a base chain of the endpoint's own, as every packet pays for one; to
-// is the first chain of its program.
-func rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host, to string) nft.Chain {
+// is the first chain of its program. What IPVS passes on leaves as the node's own: others' packets
+// are left to what judges them as passed on.
+func (p *Program) rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host, to string) nft.Chain {
 	rules := []nft.Rule{rule().Device(by, uint32(device)).Jump(to)}
+	if p.ipvs && hook == unix.NF_INET_LOCAL_OUT {
+		rules = slices.Insert(rules, 0, rule("passed on to a service, by IPVS").CtLabel(expr.CmpOpEq, label(ipvsLabel)).FromNode(false).Accept())
+	}
 	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
 }
 

@@ -225,7 +225,7 @@ func (p *Program) HostChains(device int, h *state.Host, programs Programs, yield
 		if prog == nil {
 			return
 		}
-		base := rawChain(name, hook, by, device, h, p.entry(untrackedPlace, prog))
+		base := p.rawChain(name, hook, by, device, h, p.entry(untrackedPlace, prog))
 		yield(base.Name, func() *DynamicChain {
 			return &DynamicChain{Chain: base, next: []*DynamicChain{p.write(untrackedPlace, prog)}}
 		})
