@@ -98,7 +98,7 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 		}
 		p.Tests = append(p.Tests, t)
 	}
-	if len(programs) > 0 {
+	if len(programs) > 0 || kube {
 		if err := a.programs(ctx, root, work); err != nil {
 			return err
 		}
@@ -162,18 +162,13 @@ func (a *archive) programs(ctx context.Context, root, work string) error {
 	return nil
 }
 
-// kubernetes copies the programs that the bench starts to where it finds them.
+// kubernetes copies the programs of a cluster to where labs and benches find them.
 func (a *archive) kubernetes(ctx context.Context) error {
 	bin, err := control.Build(ctx, func(s string) { fmt.Printf("vm: %s\n", s) })
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"kube-apiserver", "kube-proxy", "etcd"} {
-		if err := a.copy(filepath.Join(guestCache, "sluice", filepath.Base(bin), name), filepath.Join(bin, name)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return a.tree(filepath.Join(guestCache, "sluice", filepath.Base(bin)), bin)
 }
 
 // archive writes a cpio archive in the "newc" format that the kernel unpacks (its

@@ -3,6 +3,7 @@
 //
 //	go run ./test/vm [flags] [package directory ...]
 //	go run ./test/vm -program 'lab up --fabric ipip' -program 'lab probe'
+//	go run ./test/vm -icount -kubernetes -memory 6G -run TestModes/ipvs internal/kubetest
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
 // test binaries statically, packs them into an initramfs with the kernel modules that they need and
@@ -63,6 +64,7 @@ func run(ctx context.Context) error {
 	benchFlag := flag.String("bench", "", "run the benchmarks that match this `regexp`, too")
 	icount := flag.Bool("icount", false, "give the machine one processor, to which an instruction is a nanosecond, whatever else runs here")
 	verbose := flag.Bool("v", false, "list each test")
+	more := flag.String("args", "", "further `arguments` for the tests: flags of their own")
 	timeout := flag.Duration("timeout", 30*time.Minute, "give up after this `time`")
 	kernelFlag := flag.String("kernel", "linux-image-cloud-amd64", "Debian `package` of the kernel, or one that depends on it")
 	suite := flag.String("suite", "", "the Debian `suite` of the kernel: trixie, for one (default: this machine's)")
@@ -71,7 +73,7 @@ func run(ctx context.Context) error {
 	params := flag.String("append", "", "further kernel `parameters`; loglevel=7 shows the traces of warnings")
 	var programs commands
 	flag.Var(&programs, "program", "`arguments` to run sluice lab or sluice bench with, instead of tests; several times for one after the other. What they leave in /out is copied to -out")
-	kube := flag.Bool("kubernetes", false, "give programs the API server, etcd and kube-proxy that sluice lab build makes (it needs some more -memory: 6G)")
+	kube := flag.Bool("kubernetes", false, "give programs and tests what sluice lab build makes, the API server for one (it needs some more -memory: 6G)")
 	out := flag.String("out", ".", "`folder` for what programs leave in /out")
 	flag.Parse()
 	dirs := flag.Args()
@@ -105,6 +107,7 @@ func run(ctx context.Context) error {
 	if *verbose {
 		args = append(args, "-test.v")
 	}
+	args = append(args, strings.Fields(*more)...)
 	initrd := filepath.Join(cache, "initrd")
 	begin := time.Now()
 	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args, programs, *kube); err != nil {
