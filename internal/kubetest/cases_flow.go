@@ -156,7 +156,7 @@ func flowCases() []*Case {
 		},
 		{
 			Name:  "connections-live-on",
-			Shows: "a connection goes on while its pod ends, while other pods come and go, and when its service is deleted",
+			Shows: "a connection goes on while its pod ends, and while other pods come and go",
 			Tests: []string{
 				"Connectivity Pod Lifecycle / should be able to connect from a Pod to a terminating Pod",
 			},
@@ -170,6 +170,14 @@ func flowCases() []*Case {
 				ask("client2", tcp, clusterIP("web", 80), answeredBy("b")),
 				ask("client2", tcp, clusterIP("web", 80), answeredBy("a")).flow("one"),
 				ask(outside, tcp, nodePort("web", 80, "node2"), answeredBy("a")).flow("two"),
+			},
+		},
+		{
+			Name:  "connections-outlive-services",
+			Shows: "a connection goes on when its service is deleted",
+			Steps: []Step{
+				create(service("web"), pod("a", 1)),
+				ask("client2", tcp, clusterIP("web", 80), answeredBy("a")).flow("one"),
 				removeService("web"),
 				ask("client2", tcp, clusterIP("web", 80).before(), unanswered()),
 				ask("client2", tcp, clusterIP("web", 80).before(), answeredBy("a")).flow("one"),

@@ -20,9 +20,9 @@ var modes = []struct {
 	{"iptables-legacy", []string{"--mode=iptables", "--iptables-variant=legacy"}, nil},
 	{"iptables-nft", []string{"--mode=iptables", "--iptables-variant=nft"}, nil},
 	{"userspace", []string{"--mode=userspace", "--userspace-client-address=transparent"}, map[string]string{
-		"sctp":                "the proxy has no SCTP",
-		"connections-live-on": "a connection through the proxy is cut when its service goes",
-		"proxy-restarts":      "nothing is served while the proxy does not run",
+		"sctp":                         "the proxy has no SCTP",
+		"connections-outlive-services": "a connection through the proxy is cut when its service goes",
+		"proxy-restarts":               "nothing is served while the proxy does not run",
 	}},
 }
 
