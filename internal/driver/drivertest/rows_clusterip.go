@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -46,6 +47,12 @@ func clusterIPRows() []row {
 		one("large payloads", plain,
 			tcp("c", "vip:80", by("a b x")).of(1<<20), udp("c", "vip:53", by("a b x")).of(8000),
 			tcp("outside", "vip:80", by("a b x").masked()).of(1<<20), udp("outside", "vip:53", by("a b x").masked()).of(8000)),
+		one("large datagrams of the node", []svc{{at: "vip", dual: true, on: "a x", ports: []port{dns}}},
+			udp("node", "vip/4:53", by("a/4 x/4")).of(8000)),
+		{name: "large datagrams of the node over IPv6", needs: driver.LargeDatagrams, steps: []step{{
+			services: []svc{{at: "vip", dual: true, on: "a x", ports: []port{dns}}},
+			sends:    []send{udp("node", "vip/6:53", by("a/6 x/6")).of(8000)},
+		}}},
 		one("to oneself", []svc{{at: "vip", ports: []port{http, dns, sig}, on: "a"}},
 			tcp("a", "vip:80", by("a").masked()), udp("a", "vip:53", by("a").masked()), sctp("a", "vip:36412", by("a").masked())),
 		one("to oneself or another", plain,

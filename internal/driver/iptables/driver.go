@@ -120,7 +120,7 @@ func (p *parts) set(o parts, to bool) {
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := driver.Capabilities{
 		Name:   "iptables",
-		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Errors | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
+		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.LargeDatagrams | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Errors | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d,
 	}
 	if d.policy {
