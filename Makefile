@@ -23,6 +23,9 @@ BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
 VM    ?=
 
+# Arguments for the cases of `make test-ipvs`: "-cases hairpin,sctp" for two of them; all without.
+CASES ?= -modes
+
 # Arguments for `make fuzz-api`: "--seed 7", for one.
 FUZZ  ?=
 
@@ -77,6 +80,13 @@ test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the s
 	@hack/need "the guest" $(VM_TOOLS)
 	go run ./test/vm $(VM)
 	go run ./test/vm -suite trixie $(VM)
+
+# An instruction takes a nanosecond there (-icount), so that time limits hold however slow the guest is.
+.PHONY: test-ipvs
+test-ipvs: ## Run the conformance cases with --mode ipvs and a real control plane in such guests
+	@hack/need "the guest" $(VM_TOOLS)
+	go run ./test/vm -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' internal/kubetest
+	go run ./test/vm -suite trixie -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' internal/kubetest
 
 .PHONY: fuzz-api
 fuzz-api: build ## Have schemathesis send the balancer's API thousands of requests, of which none may end in a 500

@@ -175,7 +175,15 @@ func basicCases() []*Case {
 				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")),
 				ask("client1", tcp, clusterIP("web", 80), answeredBy("a", "b")).large(100_000),
 				ask("client1", udp, clusterIP("web", 80), answeredBy("a", "b")).large(8_000),
-				ask("node3", udp, clusterIP("web", 80), answeredBy("a", "b")).large(8_000),
+				ask("node3", udp, clusterIP("web", 80).v4(), answeredBy("a", "b")).large(8_000),
+			},
+		},
+		{
+			Name:  "large-requests-of-nodes",
+			Shows: "datagrams of a node itself that are bigger than a packet arrive over IPv6, too",
+			Steps: []Step{
+				create(service("web", ports(port(udp, 80))), pod("a", 1), pod("b", 2)),
+				ask("node3", udp, clusterIP("web", 80).v6(), answeredBy("a", "b")).large(8_000),
 			},
 		},
 		{

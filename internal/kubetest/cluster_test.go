@@ -54,9 +54,17 @@ func (c *labCluster) logs() string {
 	return text.String()
 }
 
-// programs builds sluice and sluice-lab for a test's lab, and returns their folder.
+// programs builds sluice and sluice-lab for a test's lab, and returns their folder. In a guest
+// (test/vm -kubernetes), which cannot build, they are beside the other programs.
 func programs(t *testing.T) string {
 	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		built, err := exec.LookPath("sluice-lab")
+		if err != nil {
+			t.Fatalf("neither Go nor sluice-lab is in PATH: %v", err)
+		}
+		return filepath.Dir(built)
+	}
 	dir := t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-cni", "sluice.dev/sluice/cmd/sluice-lab").CombinedOutput(); err != nil {
 		t.Fatalf("build the programs: %v\n%s", err, out)
@@ -76,6 +84,7 @@ func start(t *testing.T, programs string, d Dataplane, agentFlags ...string) *la
 	cfg := lab.Config{
 		Name: fmt.Sprintf("kubetest%d", os.Getpid()), Nodes: len(nodes), Objects: &plan.Objects{}, Kubernetes: k,
 		Executable: filepath.Join(programs, "sluice-lab"), Sluice: filepath.Join(programs, "sluice"), Transient: true,
+		Progress: func(s string) { t.Log(s) },
 	}
 	switch d {
 	case Sluice:

@@ -16,9 +16,7 @@ import (
 // dataplanesVariable names the data planes that TestConformance uses, comma-separated, or "all".
 const dataplanesVariable = "KUBETEST_DATAPLANES"
 
-// casesVariable selects cases by parts of their names, comma-separated; all cases, if it is not
-// set.
-const casesVariable = "KUBETEST_CASES"
+var someCases = flag.String("cases", "", "run the cases whose names contain one of these `parts`, comma-separated")
 
 // width is how many cases run at the same time: most of them wait most of the time, for pods and
 // for the proxies.
@@ -183,12 +181,8 @@ func chosenDataplanes() []Dataplane {
 }
 
 func chosenCases() []*Case {
-	text, ok := os.LookupEnv(casesVariable)
-	if !ok {
-		return Cases()
-	}
 	return slices.DeleteFunc(Cases(), func(c *Case) bool {
-		return !slices.ContainsFunc(strings.Split(text, ","), func(part string) bool { return strings.Contains(c.Name, part) })
+		return !slices.ContainsFunc(strings.Split(*someCases, ","), func(part string) bool { return strings.Contains(c.Name, part) })
 	})
 }
 
@@ -212,6 +206,13 @@ func TestTable(t *testing.T) {
 				if x.Why == "" || !q.Want.excludes(x.Want) {
 					t.Errorf("case %s: %s: %q and %q can both hold: were the difference gone, nobody would notice", c.Name, q, q.Want, x.Want)
 				}
+			}
+		}
+	}
+	for _, m := range modes {
+		for name, why := range m.lacks {
+			if !names[name] || why == "" {
+				t.Errorf("mode %s lacks case %s, which is not in the table, or for no reason", m.name, name)
 			}
 		}
 	}

@@ -1,30 +1,17 @@
 package kubetest
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"sluice.dev/sluice/internal/probe"
 )
 
 var allInModes = flag.Bool("modes", false, "run the whole table in each mode of the agent, and not a few cases")
-
-// modes are those of the agent beside the one that the table's page is of, as far as every kernel
-// has them.
-var modes = []struct {
-	name  string
-	flags []string
-	lacks map[string]string // cases that it cannot pass, and why
-}{
-	{"iptables-legacy", []string{"--mode=iptables", "--iptables-variant=legacy"}, nil},
-	{"iptables-nft", []string{"--mode=iptables", "--iptables-variant=nft"}, nil},
-	{"userspace", []string{"--mode=userspace", "--userspace-client-address=transparent"}, map[string]string{
-		"sctp":                         "the proxy has no SCTP",
-		"connections-outlive-services": "a connection through the proxy is cut when its service goes",
-		"proxy-restarts":               "nothing is served while the proxy does not run",
-	}},
-}
 
 // fewCases stand for the table where that is not run as a whole: who reaches what, and what follows
 // a change.
@@ -34,7 +21,7 @@ var fewCases = []string{
 }
 
 // TestModes runs cases of the table in each mode. All give the same answers, but for what a mode
-// lacks.
+// lacks. What this machine's kernel lacks, a guest has: make test-ipvs.
 func TestModes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
@@ -42,9 +29,12 @@ func TestModes(t *testing.T) {
 	built := programs(t)
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
+			if err := probe.Missing(t.Context(), m.needs); errors.Is(err, probe.ErrNotSupported) {
+				t.Skip(err)
+			}
 			c := start(t, built, Sluice, append(m.flags, "--policy=false")...)
 			cases := slices.DeleteFunc(chosenCases(), func(c *Case) bool {
-				return m.lacks[c.Name] != "" || !*allInModes && !slices.Contains(fewCases, c.Name)
+				return m.lacks[c.Name] != "" || !*allInModes && *someCases == "" && !slices.Contains(fewCases, c.Name)
 			})
 			for name, why := range m.lacks {
 				t.Logf("left out: %s: %s", name, why)

@@ -122,6 +122,7 @@ func (rs Results) Write(w io.Writer, cases []*Case) error {
 	fmt.Fprintf(b, intro, len(titles), len(cases))
 	rs.writeTable(b, cases)
 	writeDifferences(b, cases)
+	writeModes(b)
 	writeTests(b, cases)
 	writeOmissions(b)
 	_, err := io.WriteString(w, b.String())
