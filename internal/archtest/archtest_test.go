@@ -191,7 +191,7 @@ var rules = []rule{
 var exempt = []string{"internal/lab", "internal/bench", "internal/driver/drivertest", "internal/kubetest"}
 
 // apart is what no part may depend on: the exempt, and what only tests are made of.
-var apart = append([]string{"internal/policytest", "internal/kubetest", "internal/logtest", "internal/pagetest", "internal/bgp/peertest"}, exempt...)
+var apart = append([]string{"internal/policytest", "internal/kubetest", "internal/logtest", "internal/pagetest", "internal/bgp/peertest", "internal/driver/nftables/nfttest"}, exempt...)
 
 func TestImports(t *testing.T) {
 	all := packages(t)
@@ -322,9 +322,9 @@ func TestPluginIsSmall(t *testing.T) {
 func TestOnlyTheCommandWires(t *testing.T) {
 	// Whoever names these concrete parts decides which the project uses.
 	parts := []string{"internal/driver/nftables", "internal/driver/farms", "internal/driver/userspace", "internal/source/manifest", "internal/source/list", "internal/source/nftlb"}
-	// A driver is made of the wire of nftables, which chooses nothing: another driver of nftables
-	// takes the same one. That of IPVS is made of the one of nftables.
-	wire := "internal/driver/nftables/nft"
+	// The wire of nftables chooses nothing: drivers are made of it, and preflight and takeover read
+	// other programs' rules by it. The driver of IPVS is made of the one of nftables.
+	wire, wired := "internal/driver/nftables/nft", []string{"internal/driver", "internal/preflight", "internal/takeover"}
 	for _, p := range packages(t) {
 		if below(p.path, "cmd") || slices.ContainsFunc(exempt, func(e string) bool { return below(p.path, e) }) {
 			continue
@@ -332,7 +332,8 @@ func TestOnlyTheCommandWires(t *testing.T) {
 		for _, part := range parts {
 			for name, files := range p.imports {
 				name = strings.TrimPrefix(name, module)
-				if name == wire && below(p.path, "internal/driver") || name == "internal/driver/nftables" && p.path == "internal/driver/ipvs" {
+				byWire := name == wire && slices.ContainsFunc(wired, func(tree string) bool { return below(p.path, tree) })
+				if byWire || name == "internal/driver/nftables" && p.path == "internal/driver/ipvs" {
 					continue
 				}
 				if below(name, part) && !below(p.path, part) {

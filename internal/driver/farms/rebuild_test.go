@@ -13,7 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
-	"sluice.dev/sluice/internal/driver/nftables/nft/nfttest"
+	"sluice.dev/sluice/internal/driver/nftables/nfttest"
 	"sluice.dev/sluice/internal/model"
 )
 

@@ -6,7 +6,7 @@ import (
 
 	lib "github.com/google/nftables"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft/nfttest"
+	"sluice.dev/sluice/internal/driver/nftables/nfttest"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
 )
