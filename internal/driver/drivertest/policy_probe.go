@@ -151,15 +151,13 @@ func (m *Mesh) probe(firsts []First) (map[First]Fate, error) {
 	if err := m.collect(fates, source); err != nil {
 		return nil, err
 	}
-	if err := m.sentinel.flush(); err != nil {
-		return nil, err
-	}
 	return fates, m.collect(fates, source)
 }
 
-// collect records what has arrived, and answers first packets.
+// collect records what has arrived, and answers first packets, one source at a time, too.
 func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 	for a, p := range m.probes {
+		answers := false
 		err := p.drain(func(s seen) error {
 			if s.id == uint32(source) && !s.reply {
 				f := First{s.from, a, s.proto, s.dst}
@@ -172,6 +170,7 @@ func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 				if s.proto == model.TCP {
 					return nil
 				}
+				answers = true
 				return p.send(s.proto, s.dst, s.src, s.from, true)
 			}
 			if f := (First{a, s.from, s.proto, s.src}); s.reply && s.dst == source {
@@ -182,6 +181,9 @@ func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 			}
 			return nil
 		})
+		if err == nil && answers {
+			err = m.sentinel.flush()
+		}
 		if err != nil {
 			return err
 		}
