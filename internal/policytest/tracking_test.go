@@ -46,8 +46,10 @@ func TestResetUnderAnothersAddress(t *testing.T) {
 			t.Errorf("%v: %d segments count as spoofed, want 1", server, got-before)
 		}
 		const established = 3 // TCP_CONNTRACK_ESTABLISHED
-		if e := k.entry(t, from, server); e.ProtoInfo.(*netlink.ProtoInfoTCP).State != established || e.TimeOut < 3600 {
-			t.Errorf("%v: connection tracking believed the segment: %+v, state %+v", server, e, e.ProtoInfo)
+		e := k.entry(t, from, server)
+		// Of a connection in a flowtable there is no more to know than that it is there.
+		if info, told := e.ProtoInfo.(*netlink.ProtoInfoTCP); told && (info.State != established || e.TimeOut < 3600) {
+			t.Errorf("%v: connection tracking believed the segment: %+v, state %+v", server, e, info)
 		}
 		if !pair.Speak(true, drivertest.Patient) || !pair.Speak(false, drivertest.Patient) {
 			t.Errorf("%v: the connection does not go on", server)
