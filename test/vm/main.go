@@ -65,7 +65,7 @@ func run(ctx context.Context) error {
 	icount := flag.Bool("icount", false, "give the machine one processor, to which an instruction is a nanosecond, whatever else runs here")
 	verbose := flag.Bool("v", false, "list each test")
 	more := flag.String("args", "", "further `arguments` for the tests: flags of their own")
-	timeout := flag.Duration("timeout", 30*time.Minute, "give up after this `time`")
+	timeout := flag.Duration("timeout", 90*time.Minute, "give up after this `time`")
 	kernelFlag := flag.String("kernel", "linux-image-cloud-amd64", "Debian `package` of the kernel, or one that depends on it")
 	suite := flag.String("suite", "", "the Debian `suite` of the kernel: trixie, for one (default: this machine's)")
 	accel := flag.String("accel", "tcg,thread=multi", "QEMU's `accelerator`; kvm is ten times as fast where it works")
