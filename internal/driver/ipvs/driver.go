@@ -128,7 +128,7 @@ func (d *Driver) Capabilities() driver.Capabilities {
 	c := d.Driver.Capabilities()
 	c.Name, c.Lister = "ipvs", d
 	// Connections end with their virtual server, and IPVS knows unreachable destinations, source
-	// quench and exceeded times alone of IPv4's errors. Datagrams of the node itself reach it whole,
+	// quench and exceeded times alone of IPv4's errors. Datagrams of the node itself reach it
 	// before they are cut into fragments, and over IPv6 it refuses those larger than the MTU.
 	c.Can &^= driver.Outlasts | driver.Errors | driver.LargeDatagrams
 	return c
