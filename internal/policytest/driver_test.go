@@ -64,7 +64,7 @@ var fates = []test{
 	{"Rows", TestRows}, {"MisnamedNodePackets", TestMisnamedNodePackets},
 	{"Netpol", TestNetpol}, {"Conformance", TestConformance}, {"RandomPackets", TestRandomPackets},
 	{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"CutFromServices", TestCutFromServices}, {"KeepEstablished", TestKeepEstablished},
-	{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"PathMTU", TestPathMTU},
+	{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"InvalidThroughServices", TestInvalidThroughServices}, {"PathMTU", TestPathMTU},
 	{"Neighbours", TestNeighbours}, {"NeighbourDiscoveryOffTheLink", TestNeighbourDiscoveryOffTheLink},
 	{"Tunnels", TestTunnels}, {"UndeclaredPodElsewhere", TestUndeclaredPodElsewhere}, {"Bridge", TestBridge},
 	{"ResetUnderAnothersAddress", TestResetUnderAnothersAddress}, {"FragmentUnderAnothersAddress", TestFragmentUnderAnothersAddress},

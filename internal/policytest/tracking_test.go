@@ -118,6 +118,47 @@ func (k *kernel) entry(t *testing.T, from, to netip.AddrPort) *netlink.Conntrack
 	return nil
 }
 
+// TestInvalidThroughServices shows that what connection tracking can make nothing of does not pass
+// a policy by way of a service.
+func TestInvalidThroughServices(t *testing.T) {
+	k := openKernel(t, "invalid", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: []model.ServicePort{
+		{Name: "tcp", Protocol: tcp, Port: 80, TargetPort: 80}, {Name: "sctp", Protocol: sctp, Port: 80, TargetPort: 81},
+	}}, "b")}
+	forge := map[string]func(from, to netip.AddrPort, valid bool, text string) drivertest.Forged{
+		"an answer": func(from, to netip.AddrPort, valid bool, text string) drivertest.Forged {
+			return drivertest.ForgedAnswer("a", from, to, valid, text)
+		},
+		"a broken association": func(from, to netip.AddrPort, valid bool, text string) drivertest.Forged {
+			return drivertest.ForgedAssociation("a", from, to, !valid, text)
+		},
+	}
+	port := uint16(40000)
+	for _, isolates := range []bool{false, true} {
+		r := row{services: services}
+		if isolates {
+			r.policies = isolated("b", "in ingress: []")
+		}
+		k.declare(t, r)
+		for name, packet := range forge {
+			for family := range Families {
+				for _, valid := range []bool{true, false} {
+					port++
+					from, to := netip.AddrPortFrom(names["a"][family], port), netip.AddrPortFrom(names["vip"][family], 80)
+					text := fmt.Sprintf("%s, %d", name, port)
+					arrived, err := k.mesh.Forge(names["b"][family], text, packet(from, to, valid, text))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if valid && arrived == isolates || isolates && arrived {
+						t.Errorf("%s to %v, valid: %t, isolated: %t: arrived: %t", name, to, valid, isolates, arrived)
+					}
+				}
+			}
+		}
+	}
+}
+
 // icmpErrors are types and codes of errors, by family.
 var icmpErrors = [2][][2]byte{
 	{{3, 1}, {3, 3}, {3, 4}, {4, 0}, {11, 0}, {12, 0}},

@@ -133,6 +133,26 @@ func ForgedDatagram(host string, from, to netip.AddrPort, text string) Forged {
 	return Forged{Host: host, From: from.Addr(), To: to.Addr(), Protocol: unix.IPPROTO_UDP, Payload: datagram(from, to, []byte(text))}
 }
 
+// ForgedAnswer is a segment with SYN and ACK, or with SYN alone if it is the first of a connection.
+func ForgedAnswer(host string, from, to netip.AddrPort, first bool, text string) Forged {
+	const ack = 0x10
+	flags := byte(tcpSYN)
+	if !first {
+		flags |= ack
+	}
+	return Forged{Host: host, From: from.Addr(), To: to.Addr(), Protocol: unix.IPPROTO_TCP, Payload: segment(from, to, flags, 1, 1, []byte(text))}
+}
+
+// ForgedAssociation is an INIT of SCTP. Its checksum is wrong if it is broken.
+func ForgedAssociation(host string, from, to netip.AddrPort, broken bool, text string) Forged {
+	const checksumAt = 8
+	b := sctpPacket{src: from.Port(), dst: to.Port(), chunk: sctpInit, tag: 1, note: text}.marshal()
+	if broken {
+		b[checksumAt] ^= 1
+	}
+	return Forged{Host: host, From: from.Addr(), To: to.Addr(), Protocol: unix.IPPROTO_SCTP, Payload: b}
+}
+
 // A Quote is the packet that an ICMP error is about, as much of it as errors quote.
 type Quote struct {
 	From, To netip.AddrPort

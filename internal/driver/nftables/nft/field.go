@@ -131,6 +131,9 @@ var (
 	// VNI is that of a VXLAN packet, with the byte after it, which has to be zero. It is only
 	// compared.
 	VNI = Field{Size: 4, load: payload(expr.PayloadBaseTransportHeader, 12, 4)}
+	// SCTPChunk is the type of an SCTP packet's first chunk. It is only compared with, in rules for
+	// SCTP.
+	SCTPChunk = Field{Size: 1, load: payload(expr.PayloadBaseTransportHeader, 12, 1)}
 
 	Mark = Field{Datatype: typeMark, Size: 4, host: true}
 

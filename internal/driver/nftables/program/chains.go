@@ -35,8 +35,8 @@ import (
 //	service-out  postrouting  nat     90        new connections of the node itself to services
 //	postrouting  postrouting  nat     100       new connections on their way out: remember the backend, masquerade
 //
-// Beside IPVS, local-in has priority 110, and balanced is one more, of type filter at postrouting
-// with priority 50: see besideIPVS.
+// Beside IPVS, local-in has priority 110, balanced is one more, of type filter at postrouting with
+// priority 50 (see besideIPVS), and so is broken, at input with priority 90.
 //
 // Those with a star come and go with the state. Without policy there are none of these, nor
 // arrival, local-out and service-out. There is tunnel-in where the pod network is ours.
@@ -59,6 +59,9 @@ func (p *Program) AddChains() {
 		if p.ipvs {
 			p.Chains = append(p.Chains, fp.ipvsChain(p.Policy != nil))
 		}
+	}
+	if p.ipvs {
+		p.Chains = append(p.Chains, brokenChain())
 	}
 }
 
@@ -209,7 +212,7 @@ func (p *Program) filterChains() []nft.Chain {
 		chains = append(chains, p.podChains(fp)...)
 	}
 	if p.ipvs {
-		chains = p.besideIPVS(chains, forward.Rules)
+		chains = p.besideIPVS(chains, forward.Rules, strayForward)
 	}
 	return chains
 }
@@ -230,7 +233,7 @@ func (p *Program) OffloadChain() (with, without nft.Chain) {
 // it as the node's own input (at priority 99), and leave it as its output: to the former the chain
 // for input comes later, and the chains for output leave them to one at postrouting, where they are
 // judged as what they are: passed on.
-func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule) []nft.Chain {
+func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule, stray nft.Rule) []nft.Chain {
 	noInterface := make([]byte, 4)
 	for i := range chains {
 		switch c := &chains[i]; c.Name {
@@ -247,6 +250,7 @@ func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule) []nft.Chain
 	return append(chains,
 		nft.Chain{Name: "balanced", Hook: nft.FilterHook(unix.NF_INET_POST_ROUTING, 50), Comment: "what may be on its way to a backend that IPVS chose", Rules: []nft.Rule{
 			rule("the node's own").Is(expr.CmpOpEq, nft.IIF, noInterface).Accept(),
+			stray,
 			rule("from the backend, and judged before IPVS gave it the service's address").Reply().Accept(),
 			rule().CtLabel(expr.CmpOpEq, label(ipvsLabel)).Goto(passedOn),
 			// The node's own messages of neighbour discovery are untracked, too, and seem to come
@@ -406,6 +410,16 @@ func (fp *Family) serviceChains() []nft.Chain {
 	return chains
 }
 
+// brokenChain drops, before IPVS (at priority 99), INITs of SCTP with a wrong checksum. It would
+// begin an association for them, and give them a right one: source ranges and policies would be
+// passed by, as those are asked for connections, and connection tracking sees none here.
+func brokenChain() nft.Chain {
+	const init = 1
+	return nft.Chain{Name: "broken", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 90), Comment: "what IPVS would mend", Rules: []nft.Rule{
+		rule().CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_SCTP).Is(expr.CmpOpEq, nft.SCTPChunk, []byte{init}).Drop(),
+	}}
+}
+
 // ipvsChain leaves a connection to IPVS, with the label by which policy knows it.
 func (fp *Family) ipvsChain(policy bool) nft.Chain {
 	r := rule()
@@ -526,7 +540,7 @@ func (p *Program) denyChains(d state.Denied, sets [2]*nft.Set) (chains []nft.Cha
 func (p *Program) rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host, to string) nft.Chain {
 	rules := []nft.Rule{rule().Device(by, uint32(device)).Jump(to)}
 	if p.ipvs && hook == unix.NF_INET_LOCAL_OUT {
-		rules = slices.Insert(rules, 0, rule("passed on to a service, by IPVS").CtLabel(expr.CmpOpEq, label(ipvsLabel)).FromNode(false).Accept())
+		rules = slices.Insert(rules, 0, rule("passed on to a service, by IPVS").FromNode(false).Accept())
 	}
 	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
 }
