@@ -51,6 +51,8 @@ type change struct {
 	claims  *claiming
 	lists   listChange
 	covers  []int // interfaces with chains, afterwards
+	// fresh are all farms where the whole table is made anew; otherwise nil.
+	fresh *state.Farms
 	// beside plans the same in a table that serves while the one of another program makes way.
 	beside *change
 }

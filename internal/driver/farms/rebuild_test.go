@@ -3,6 +3,7 @@ package farms_test
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,11 +76,49 @@ func TestOtherProgramRemembers(t *testing.T) {
 	})
 }
 
+// TestOtherProgramRemembersFewer has a program follow that has no room for all remembered clients.
+func TestOtherProgramRemembersFewer(t *testing.T) {
+	w := newWorld(t, 1)
+	w.set(persistent())
+	w.askAs("10.0.0.2", "10.0.0.3")
+	w.must(w.driver.Close())
+	w.must(w.balancer.Do(func() (err error) { w.driver, err = farms.Open(farms.Options{Clients: 1}); return err }))
+	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
+	if n := len(w.remembered()); n != 1 {
+		t.Errorf("%d clients are remembered", n)
+	}
+	w.settled()
+}
+
+// TestOtherProgramRemembersLate has a client come when the table beside serves alone.
+func TestOtherProgramRemembersLate(t *testing.T) {
+	w := newWorld(t, 1)
+	w.set(persistent())
+	w.askAs("10.0.0.2")
+	w.must(w.driver.Close())
+	var d *farms.Driver
+	w.must(w.balancer.Do(func() (err error) { d, err = farms.OpenOther(farms.Options{}); return err }))
+	w.driver = d
+	for _, s := range d.Sockets() {
+		s.Refuse = func(_ [][]byte, labels []string) error {
+			if slices.Contains(labels, "delete table inet "+farms.TableName) {
+				w.askAs("10.0.0.3")
+			}
+			return nil
+		}
+	}
+	w.apply(d.Adopt(t.Context(), w.state, driver.Keep{}))
+	if have := w.remembered(); !have["10.0.0.2"] || !have["10.0.0.3"] {
+		t.Errorf("remembered are %v", have)
+	}
+}
+
 // TestOtherProgramInterrupted has the change to another program fail at each of its transactions:
-// farms are served all the same, and the next driver finishes it.
+// farms are served all the same, and the next driver finishes it. A client stays remembered.
 func TestOtherProgramInterrupted(t *testing.T) {
 	w := newWorld(t, 1)
-	w.set(&model.Farm{Name: "web", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 80)})
+	w.set(persistent())
+	w.askAs("10.0.0.2")
 	open := map[bool]func(farms.Options) (*farms.Driver, error){false: farms.Open, true: farms.OpenOther}
 	for fails, done := 1, false; !done; fails++ {
 		w.must(w.driver.Close())
@@ -103,9 +142,39 @@ func TestOtherProgramInterrupted(t *testing.T) {
 			s.Refuse = nil
 		}
 		w.apply(d.Adopt(t.Context(), w.state, driver.Keep{}))
+		if !w.remembered()["10.0.0.2"] {
+			t.Errorf("the client is forgotten where transaction %d fails", fails)
+		}
 		w.answers(3, "tcp", hostPort(virtual4, "80"))
 		w.settled()
 	}
+}
+
+// persistent is a farm that remembers clients.
+func persistent() *model.Farm {
+	return &model.Farm{Name: "web", Mode: model.DNAT, Persist: model.SrcIP, PersistFor: time.Hour,
+		Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 80)}
+}
+
+// askAs asks the persistent farm from these addresses.
+func (w *world) askAs(clients ...string) {
+	w.t.Helper()
+	for _, c := range clients {
+		_, err := w.askFrom(w.client, "tcp", hostPort(virtual4, "80"), netip.AddrPortFrom(netip.MustParseAddr(c), 0))
+		w.must(err)
+	}
+}
+
+// remembered are the clients that the persistent farm remembers.
+func (w *world) remembered() map[string]bool {
+	w.t.Helper()
+	sessions, err := w.driver.(*farms.Driver).Sessions(w.t.Context(), "web")
+	w.must(err)
+	have := map[string]bool{}
+	for _, s := range sessions {
+		have[s.Client.SrcIP.String()] = true
+	}
+	return have
 }
 
 // load has a client connect again and again to each of these, until what it returns is called. No

@@ -95,25 +95,34 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 	return nil
 }
 
-// recall has changes remember the clients that the table of another program does, where that says
-// so in the same way: those of farms that are wanted and whose backend serves.
-func (t *table) recall(ctx context.Context, want *state.Farms, n *numbers, have *found, by ...*change) error {
-	for _, fp := range t.prog.families {
+// recall has a fresh table remember the clients that another one does, if there is one and where it
+// says so in the same way: those of farms that are wanted and whose backend serves, as many as
+// there is room for.
+func (c *change) recall(ctx context.Context, table string) error {
+	var have *nft.Table
+	err := nft.Uninterrupted(func() (err error) { have, err = c.t.sock.ReadTable(ctx, table); return err })
+	if have == nil || err != nil {
+		return err
+	}
+	for _, fp := range c.p.families {
 		for _, m := range fp.memories {
 			if have.Sets[m.clients.Name] != m.clients.Type() {
 				continue
 			}
-			err := t.sock.ReadSet(ctx, TableName, m.clients, func(e nft.Element) {
-				f := want.Farms[n.farms[nft.NativeUint32(e.Key[:4])]]
+			added := map[nft.ElementKey]bool{} // the kernel may list an element twice
+			err := c.t.sock.ReadSet(ctx, table, m.clients, func(e nft.Element) {
+				if added[e.ElementKey] || len(added) == int(m.clients.Size) {
+					return
+				}
+				f := c.fresh.Farms[c.numbers.farms[nft.NativeUint32(e.Key[:4])]]
 				if f == nil || f.Persist == 0 || fp.memory(f.Persist).clients != m.clients || e.Life == nil || e.Life.Expires == 0 {
 					return
 				}
 				if i := fp.readClient(f.Persist, &e).backendOf(f); i < 0 || !f.Serves(i) {
 					return
 				}
-				for _, c := range by {
-					c.batch.Add(&e)
-				}
+				added[e.ElementKey] = true
+				c.batch.Add(&e)
 			})
 			if err != nil && !errors.Is(err, nft.ErrInterrupted) { // then some may be missing
 				return err

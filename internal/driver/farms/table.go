@@ -60,6 +60,7 @@ func (t *table) change(refs chainRefs, claims claims, n *numbers) *change {
 func (t *table) fresh(name string, want *state.Farms, n *numbers) *change {
 	c := t.change(chainRefs{}, claims{}, n)
 	c.batch, c.lists = t.prog.batch(name), listChange{before: listings{}, after: listings{}}
+	c.fresh = want
 	c.build(want)
 	return c
 }
@@ -103,7 +104,7 @@ func (t *table) adopt(ctx context.Context, want *state.Farms, n *numbers) (*chan
 	case have.note != t.prog.note():
 		c := t.fresh(TableName, want, n)
 		c.beside = t.fresh(nextTable, want, n)
-		return c, t.recall(ctx, want, n, have, c.beside, c)
+		return c, nil
 	}
 	c := t.change(chainRefs{}, claims{}, n)
 	c.lists = listChange{before: listings{}, after: listings{}}
@@ -117,24 +118,36 @@ func (t *table) adopt(ctx context.Context, want *state.Farms, n *numbers) (*chan
 // send has the kernel carry out a change, and returns the number of its transactions. A table of
 // another program makes way: one beside it serves meanwhile, as a table cannot be renamed. Where
 // that is interrupted, the next adoption goes on from there; the one that succeeds drops the table
-// beside. Its transactions do not count, so that Tampered looks closer.
+// beside. The transactions until the other table is gone do not count, so that Tampered looks
+// closer.
 func (c *change) send(ctx context.Context) (sent uint32, err error) {
-	if c.beside == nil {
-		return c.batch.Send(c.t.sock)
+	if c.beside != nil {
+		err = c.makeWay(ctx)
 	}
+	if err == nil && c.fresh != nil {
+		err = c.recall(ctx, nextTable)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return c.batch.Send(c.t.sock)
+}
+
+// makeWay has the table beside serve, and drops the one of another program.
+func (c *change) makeWay(ctx context.Context) error {
 	serving, err := c.t.sock.Entries(ctx, nextTable)
 	if err == nil && len(serving) == 0 {
 		if err = c.t.sock.Drop(ctx, nextTable); err == nil {
+			err = c.beside.recall(ctx, TableName)
+		}
+		if err == nil {
 			err = send(c.beside.batch, c.t.sock)
 		}
 	}
-	if err == nil {
-		err = c.t.sock.Drop(ctx, TableName)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = send(c.batch, c.t.sock)
-	}
-	return 0, err
+	return c.t.sock.Drop(ctx, TableName)
 }
 
 // settle has a change of the table be done.
