@@ -348,6 +348,13 @@ func TestSyncSaysWhyNot(t *testing.T) {
 		t.Errorf("Sync with an object at fault: %v", fault)
 	}
 	b.holds(t, web1)
+	b.source.neverRead(model.EndpointSliceKind)
+	err := b.client.Sync(t.Context())
+	if _, objectsAlone := errors.AsType[*FaultError](err); objectsAlone || err == nil ||
+		!strings.Contains(err.Error(), "EndpointSlice: none could be read") || !strings.Contains(err.Error(), "Service shop/bad") {
+		t.Errorf("Sync without any EndpointSlice: %v", err)
+	}
+	b.source.neverRead()
 	b.source.fault()
 	if err := b.client.Sync(t.Context()); err != nil {
 		t.Errorf("Sync after the fault is mended: %v", err)

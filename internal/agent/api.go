@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/reconcile"
+	"sluice.dev/sluice/internal/source"
 )
 
 // Plan is what the agent would do to the kernel.
@@ -136,7 +137,8 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 
 // Sync returns once all that the source holds at the time of the call is in the kernel. An error
 // says why it is not; it is a *FaultError if only objects are at fault and all others are
-// programmed, with nothing kept for what could not be read. Safe for concurrent use.
+// programmed: each kind could be read, and nothing is kept for what could not. Safe for concurrent
+// use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -149,13 +151,31 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if err != nil && !objectsAlone {
 		return err
 	}
-	if s := a.Status(); s.Kept > 0 {
-		err = errors.New(Keeping(s.Kept, s.Source.Lacking))
-		if objectsAlone {
-			err = fmt.Errorf("%w\n%s", err, fault)
+	s := a.Status()
+	var missing string
+	if s.Kept > 0 {
+		missing = Keeping(s.Kept, s.Source.Lacking)
+	} else if kinds := neverRead(s.Source); len(kinds) > 0 {
+		missing = Unread(kinds)
+	}
+	switch {
+	case missing == "":
+		return err
+	case objectsAlone:
+		return fmt.Errorf("%s\n%s", missing, fault) // no FaultError: there is more
+	}
+	return errors.New(missing)
+}
+
+// neverRead lists the kinds of which nothing was read. Those that the API need not serve, and does
+// not, are none of them.
+func neverRead(s source.Status) (kinds []model.Kind) {
+	for _, k := range s.Kinds {
+		if !k.Synced {
+			kinds = append(kinds, k.Kind)
 		}
 	}
-	return err
+	return kinds
 }
 
 // Wait returns once the kernel has all that the store was told up to a generation: where objects

@@ -286,7 +286,11 @@ func (s *fakeSource) Flush(context.Context) error {
 func (s *fakeSource) Status() source.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, LackingObjects: s.odd, Unread: s.unread,
+	var kinds []source.Following
+	for _, k := range s.unread {
+		kinds = append(kinds, source.Following{Kind: k})
+	}
+	return source.Status{Name: "manifests", Where: "/manifests", Synced: s.synced, Issues: slices.Clone(s.issues), Lacking: s.lacking, LackingObjects: s.odd, Unread: s.unread, Kinds: kinds,
 		Objects: map[string]int{"Service": 1}, Skipped: map[string]int{"ConfigMap": 2}}
 }
 

@@ -40,6 +40,11 @@ func TestKindThatCannotBeRead(t *testing.T) {
 			if l := f.source.Status().Lacking; len(l) != 1 || !strings.HasPrefix(l[0], "NetworkPolicy: ") {
 				t.Errorf("lacking %q", l)
 			}
+			for _, k := range f.source.Status().Kinds { // some are optional, and not served
+				if k.Synced == (k.Kind == "NetworkPolicy") {
+					t.Errorf("%s: synced is %v", k.Kind, k.Synced)
+				}
+			}
 			api.set(func() { clear(api.answers); clear(api.unnamed); clear(api.hanging) })
 			f.waitNames(names...)
 			f.waitNoIssue()
