@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -90,10 +91,6 @@ func newControlGroup(t *testing.T) string {
 	}
 	group := filepath.Join(hierarchy, "sluice-release-"+strconv.Itoa(os.Getpid()))
 	t.Cleanup(func() {
-		// The kernel takes a moment to forget the last process.
-		for err := removeGroups(group); err != nil; err = removeGroups(group) {
-			time.Sleep(10 * time.Millisecond)
-		}
 		if err := unix.Unmount(hierarchy, 0); err != nil {
 			t.Error(err)
 		}
@@ -101,6 +98,16 @@ func newControlGroup(t *testing.T) string {
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		err := removeGroups(group)
+		for errors.Is(err, unix.EBUSY) { // the kernel takes a moment to forget the last process
+			time.Sleep(10 * time.Millisecond)
+			err = removeGroups(group)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	return group
 }
 
