@@ -37,8 +37,9 @@ func newCleanupCommand() *cobra.Command {
 }
 
 // cleanup removes everything that the agent of this socket has left in the kernel and in files.
-// What cannot be removed holds up nothing else in the kernel. Then kernel parameters stay as they
-// are, as it may need them.
+// What cannot be removed holds up nothing else in the kernel, unless it is another agent's or a
+// privilege is missing: then tunnels and farms are left, too. Kernel parameters stay as they are
+// whenever something is left, as it may need them.
 func cleanup(cmd *cobra.Command, socket string) error {
 	if agent.Alive(socket) {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
@@ -46,7 +47,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	err := programmed{&modeFlags{record: sysctl.RecordPath(socket)}}.purge(cmd.Context())
 	switch {
 	case errors.Is(err, driver.ErrBusy):
-		return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; what it programmed is still there", err)
+		return fmt.Errorf("%w: an agent with another --socket runs in this network namespace: stop it first; what it programmed is still there, and tunnels and farms are left, too", err)
 	case errors.Is(err, unix.EPERM):
 		return privilege(fmt.Errorf("remove services and policy: %w", err))
 	}

@@ -289,7 +289,7 @@ func TestAgentLife(t *testing.T) {
 		t.Errorf("status without an agent exits with %d: %s", code, stderr)
 	}
 	k.breaks(fmt.Errorf("claim table: %w", driver.ErrBusy))
-	if code, _, stderr := sluice(t, "cleanup", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "another --socket") || k.len() != 1 {
+	if code, _, stderr := sluice(t, "cleanup", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "another --socket") || !strings.Contains(stderr, "tunnels and farms are left, too") || k.len() != 1 {
 		t.Errorf("cleanup of what another agent owns exits with %d: %s", code, stderr)
 	}
 	k.breaks(nil)
