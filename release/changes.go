@@ -11,7 +11,7 @@ import (
 var (
 	// relative are links to files of the checkout.
 	relative = regexp.MustCompile(`\]\(([^):]+)\)`)
-	heading  = regexp.MustCompile(`(?m)^## .*\n`)
+	heading  = regexp.MustCompile(`(?m)^## (\S*).*\n`) // by version
 )
 
 // changes returns what the changelog says of the version. Links to files of the checkout lead below
@@ -21,9 +21,9 @@ func (r *release) changes(base string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	at := heading.FindAllIndex(text, -1)
+	at := heading.FindAllSubmatchIndex(text, -1)
 	for i, from := range at {
-		if strings.Fields(string(text[from[0]:from[1]]))[1] != r.version {
+		if string(text[from[2]:from[3]]) != r.version {
 			continue
 		}
 		to := len(text)

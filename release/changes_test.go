@@ -11,7 +11,7 @@ import (
 // elsewhere.
 func TestChanges(t *testing.T) {
 	r := &release{root: t.TempDir(), version: "1.2.0"}
-	const log = "# Changelog\n\n## 1.2.0 (2026-02-03)\n\n- New ([how](docs/a.md#b), [more](https://example.org/x)).\n\n## 1.1.0 (2026-01-02)\n\n- Old.\n"
+	const log = "# Changelog\n\n## 1.2.0 (2026-02-03)\n\n- New ([how](docs/a.md#b), [more](https://example.org/x)).\n\n## 1.1.0 (2026-01-02)\n\n- Old.\n\n## \n\n- Of no version.\n"
 	if err := os.WriteFile(filepath.Join(r.root, "CHANGELOG.md"), []byte(log), 0o644); err != nil {
 		t.Fatal(err)
 	}
