@@ -24,7 +24,7 @@ type Socket struct {
 
 	Family uint8 // unix.NFPROTO_… of the tables that are read; inet at first
 
-	// refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it
+	// Refuse, if set, stands for the kernel in tests: an error is its answer to a batch that it
 	// does not take.
 	Refuse func(messages [][]byte, labels []string) error
 }
