@@ -60,6 +60,18 @@ func (d *fakeDriver) Capabilities() driver.Capabilities {
 	return driver.Capabilities{Name: "fake", Can: driver.All &^ driver.Fabric, Counter: d}
 }
 
+// unable is a driver that cannot do something.
+type unable struct {
+	*fakeDriver
+	what driver.Capability
+}
+
+func (d unable) Capabilities() driver.Capabilities {
+	c := d.fakeDriver.Capabilities()
+	c.Can &^= d.what
+	return c
+}
+
 func (d *fakeDriver) Held(func(*state.State)) {}
 
 func (d *fakeDriver) Probe(context.Context) error { return d.probeErr }

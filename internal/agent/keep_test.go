@@ -224,18 +224,9 @@ func TestNothingToKeepWithoutEndpoints(t *testing.T) {
 	}
 }
 
-// forgetful is a driver that cannot keep anything.
-type forgetful struct{ *fakeDriver }
-
-func (d forgetful) Capabilities() driver.Capabilities {
-	c := d.fakeDriver.Capabilities()
-	c.Can &^= driver.Keeps
-	return c
-}
-
 // A driver that cannot keep anything adopts as ever.
 func TestDriverThatKeepsNothing(t *testing.T) {
-	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = forgetful{c.Driver.(*fakeDriver)} })
+	b := start(t, before(t, web(1, "10.1.0.1")), func(c *Config) { c.Driver = unable{c.Driver.(*fakeDriver), driver.Keeps} })
 	b.source.lacks("b.yaml: it is at fault")
 	b.source.deliver(web(2, "10.1.0.2")...)
 	b.source.sync()

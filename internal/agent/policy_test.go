@@ -309,18 +309,9 @@ func TestExplainOnOtherNodes(t *testing.T) {
 	}
 }
 
-// lenient is a driver that carries out no policy.
-type lenient struct{ *fakeDriver }
-
-func (d lenient) Capabilities() driver.Capabilities {
-	c := d.fakeDriver.Capabilities()
-	c.Can &^= driver.Policy
-	return c
-}
-
 // Where the driver carries out no policy, none decides, whatever is declared.
 func TestExplainWithoutPolicy(t *testing.T) {
-	b := startPolicy(t, func(c *Config) { c.Driver = lenient{c.Driver.(*fakeDriver)} })
+	b := startPolicy(t, func(c *Config) { c.Driver = unable{c.Driver.(*fakeDriver), driver.Policy} })
 	e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/web"), To: question.ParseEnd("shop/db"), Port: "80"})
 	if err != nil || e.Outcome != verdict.Allowed || !strings.Contains(strings.Join(e.Warnings, ""), "does not carry out policy") {
 		t.Errorf("%s, %v, warnings %q", e.Outcome, err, e.Warnings)
