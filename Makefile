@@ -9,6 +9,10 @@ comma := ,
 
 export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 
+# One set of flags for programs, tests and linters, so that each package is compiled once for all.
+export CGO_ENABLED := 0
+export GOFLAGS := -trimpath -buildvcs=false
+
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X sluice.dev/sluice/internal/cli.version=$(VERSION)
 
@@ -48,7 +52,7 @@ help: ## Show this list
 .PHONY: build
 build: ## Build bin/sluice, bin/sluice-bgp, bin/sluice-cni and bin/sluice-lab, static binaries
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-bgp ./cmd/sluice-cni ./cmd/sluice-lab
+	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-bgp ./cmd/sluice-cni ./cmd/sluice-lab
 
 .PHONY: run
 run: build ## Start a lab cluster and show what Sluice does in it, with real traffic (APP=folder or files, RUN=-v for all requests)
@@ -69,9 +73,10 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 	@bin/sluice lab demo --picture docs/run.svg
 
 .PHONY: test
-test: ## Run all tests that one machine can run, kernel tests in network namespaces included
+test: export SLUICE_PROGRAMS := $(CURDIR)/bin
+test: build ## Run all tests that one machine can run, kernel tests in network namespaces included
 	@hack/need "the tests" $(TEST_TOOLS)
-	go run ./cmd/sluice-lab lab build
+	bin/sluice lab build --tools
 	go test -count=1 -timeout 20m ./...
 	go -C release test -count=1 -timeout 20m ./...
 

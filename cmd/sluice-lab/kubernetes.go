@@ -59,22 +59,33 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 }
 
 func newLabBuildCommand() *cobra.Command {
-	return &cobra.Command{
+	var tools bool
+	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build the programs that 'lab up --kubernetes' runs, once",
 		Long: `Build what 'lab up --kubernetes' runs: etcd, the parts of Kubernetes, kubectl, at
 the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
-minutes, once: it keeps them in the user's cache folder, and prints its path.`,
+minutes, once: it keeps them in the user's cache folder, and prints its path. With
+--tools it builds helm and promtool, which tests run, and prints their folder too.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			bin, err := control.Build(cmd.Context(), func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) })
-			if err != nil {
-				return err
+			say := func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) }
+			builds := []func(context.Context, func(string)) (string, error){control.Build}
+			if tools {
+				builds = append(builds, control.BuildTools)
 			}
-			_, _ = fmt.Fprintln(cmd.OutOrStdout(), bin)
+			for _, build := range builds {
+				bin, err := build(cmd.Context(), say)
+				if err != nil {
+					return err
+				}
+				_, _ = fmt.Fprintln(cmd.OutOrStdout(), bin)
+			}
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool")
+	return cmd
 }
 
 func newLabKubectlCommand() *cobra.Command {
