@@ -22,6 +22,8 @@ APP      ?=
 BOUTIQUE ?= ../shared/manifests/online-boutique
 # Arguments for `make run`: "-v" also shows where each request went.
 RUN ?=
+# Packages for `make test`: "PKG=./internal/policytest", for one.
+PKG   ?= ./...
 # Arguments for `make bench`: "--scale small latency", for one.
 BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
@@ -72,13 +74,22 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 	@hack/need "the lab" $(RUN_TOOLS)
 	@bin/sluice lab demo --picture docs/run.svg
 
-.PHONY: test
-test: export SLUICE_PROGRAMS := $(CURDIR)/bin
-test: build ## Run all tests that one machine can run, kernel tests in network namespaces included
+# Most tests wait for packets and programs more than they compute: more of them run at the same time
+# than there are cores. The longest come first, so that none is left alone at the end.
+GO_TEST := go test -count=1 -timeout 20m -p 4 -parallel 6
+
+.PHONY: test check
+test check: export SLUICE_PROGRAMS := $(CURDIR)/bin
+test: build ## Run all tests that one machine can run, kernel tests in network namespaces included (PKG=./folder for one package)
 	@hack/need "the tests" $(TEST_TOOLS)
 	bin/sluice lab build --tools
-	go test -count=1 -timeout 20m ./...
-	go -C release test -count=1 -timeout 20m ./...
+	$(GO_TEST) $(PKG) 2>&1 | tee bin/test.log
+ifeq ($(PKG),./...)
+	cd release && $(GO_TEST) ./... 2>&1 | tee -a $(CURDIR)/bin/test.log
+endif
+
+check: build ## Format, vet and lint what changed, and run all tests that need no kernel: a minute
+	@hack/check
 
 .PHONY: test-vm
 test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the stock kernels of Debian 12 (6.1) and 13 (6.12)
