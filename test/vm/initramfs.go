@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/programs"
 )
 
 // modules are the kernel modules that the guest loads, with those that they depend on. The guest
@@ -99,7 +100,7 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 		p.Tests = append(p.Tests, t)
 	}
 	if len(programs) > 0 || kube {
-		if err := a.programs(ctx, root, work); err != nil {
+		if err := a.programs(); err != nil {
 			return err
 		}
 	}
@@ -147,19 +148,15 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 	return errors.Join(a.bytes(guestPlan, b), a.end(), w.Flush(), out.Close())
 }
 
-// programs builds the project's programs into /bin.
-func (a *archive) programs(ctx context.Context, root, work string) error {
+// programs copies the project's programs into /bin.
+func (a *archive) programs() error {
+	folder, err := programs.Folder()
 	for _, name := range []string{"sluice", "sluice-cni", "sluice-lab"} {
-		fmt.Printf("vm: building %s\n", name)
-		build := filepath.Join(work, name)
-		if _, err := output(ctx, root, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", build, "./cmd/"+name); err != nil {
-			return err
-		}
-		if err := a.copy("/bin/"+name, build); err != nil {
-			return err
+		if err == nil {
+			err = a.copy("/bin/"+name, filepath.Join(folder, name))
 		}
 	}
-	return nil
+	return err
 }
 
 // kubernetes copies the programs of a cluster to where labs and benches find them.
