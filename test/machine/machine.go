@@ -36,14 +36,21 @@ func (r Resource) Take(t testing.TB) {
 	t.Cleanup(func() { _ = place.Close() }) // which gives the lock back
 }
 
-// Keep is Take for what the tests of a package share: they have it until their process ends.
+// Keep is Take for what the tests of a process share: they have one place, until the process ends.
 func (r Resource) Keep(t testing.TB) {
 	t.Helper()
-	kept.Store(r.wait(t), nil)
+	kept.Lock()
+	defer kept.Unlock()
+	if kept.places[r.name] == nil {
+		kept.places[r.name] = r.wait(t)
+	}
 }
 
-// kept are the places that last, whose locks would end with them.
-var kept sync.Map
+// kept are the places that last.
+var kept = struct {
+	sync.Mutex
+	places map[string]*os.File
+}{places: map[string]*os.File{}}
 
 func (r Resource) wait(t testing.TB) *os.File {
 	t.Helper()
