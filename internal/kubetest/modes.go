@@ -16,8 +16,8 @@ type mode struct {
 	lacks map[string]string    // cases that it cannot pass, and why
 }
 
-// modes are in an order in which an agent may change from one to the next: from ipvs to userspace it
-// may not.
+// modes are in an order in which an agent may change from one to the next: from ipvs to userspace
+// it may not.
 var modes = []mode{
 	{name: "ipvs", flags: []string{"--mode=ipvs"}, needs: ipvs.Requirements, lacks: map[string]string{
 		"affinity-across-addresses":    "a client's first connection to each address gets the same pod: all virtual servers of the scheduler rr begin with the same one",
