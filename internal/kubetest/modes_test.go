@@ -15,7 +15,8 @@ var allInModes = flag.Bool("modes", false, "run the whole table in each mode of 
 
 // fewCases stand for the table where that is not run as a whole: who reaches what on all nodes,
 // what pods see, and what follows a change. They show that the agent has the mode carry out what
-// the API contains. What a mode does with services is proved by drivertest's table, for each driver.
+// the API contains. What a mode does with services is proved by drivertest's table, for each
+// driver.
 var fewCases = []string{"everyone-reaches-everything", "source-address", "endpoints-change"}
 
 // TestModes runs cases of the table in each mode, in one lab whose agents change from one to the
