@@ -597,6 +597,7 @@ func TestHostAddressesMove(t *testing.T) {
 
 // A socket that was removed is back within seconds; connected clients notice nothing.
 func TestRemovedSocketIsMadeAgain(t *testing.T) {
+	t.Parallel()
 	b := start(t, func(c *Config) {
 		c.Drops = func(ctx context.Context) (iter.Seq[Packet], error) {
 			return func(func(Packet) bool) { <-ctx.Done() }, nil

@@ -287,6 +287,7 @@ func TestClaimOfPowerless(t *testing.T) {
 
 // A name at which nothing answers, or that belongs to another type of socket, stops no agent.
 func TestClaimOfMute(t *testing.T) {
+	t.Parallel()
 	for name, kind := range map[string]int{"does not listen": unix.SOCK_STREAM, "datagrams": unix.SOCK_DGRAM} {
 		t.Run(name, func(t *testing.T) {
 			ns := claimNS(t, "agent-claimm-")

@@ -79,6 +79,7 @@ func listening(t *testing.T) (b *testAgent, pages map[string]string) {
 
 // Clients that do not finish their requests are gone within seconds, and delay no others.
 func TestUnfinishedRequests(t *testing.T) {
+	t.Parallel()
 	_, pages := listening(t)
 	open := map[string]*atomic.Int64{}
 	for address, page := range pages {
@@ -124,6 +125,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 // Some answers may take longer than a request: profiles, and streams over the socket.
 func TestLongAnswers(t *testing.T) {
+	t.Parallel()
 	_, pages := listening(t)
 	for address, page := range pages {
 		if page != "/metrics" {
@@ -149,6 +151,7 @@ const fewDescriptors = 96
 
 // With few descriptors, an agent goes on programming and answering, whatever clients do.
 func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("SLUICE_TEST_FEW") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestFewDescriptors$", "-test.v")
 		cmd.Env = append(os.Environ(), "SLUICE_TEST_FEW=1")

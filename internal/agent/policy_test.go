@@ -521,6 +521,7 @@ func TestTallyWithoutFirstCount(t *testing.T) {
 }
 
 func TestDropsStream(t *testing.T) {
+	t.Parallel()
 	k := newDropKernel()
 	b := startPolicy(t, func(c *Config) { c.Drops = k.open })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

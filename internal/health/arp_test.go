@@ -1,22 +1,21 @@
 package health
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // Whoever has an address answers ARP, and a router for those behind it. An address that is gone is
 // noticed, though the kernel knows where it was.
 func TestARP(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t)
 	other := move(t, ns, "v2")
 	var asker *link.Neighbours
@@ -62,28 +61,13 @@ func TestARP(t *testing.T) {
 }
 
 // move moves a device into a namespace of its own.
-func move(t *testing.T, ns *netns.NS, device string) *netns.NS {
+func move(t *testing.T, ns *world.Host, device string) *world.Host {
 	t.Helper()
-	other, err := netns.New(fmt.Sprintf("health-other-%d", os.Getpid()))
-	if err != nil {
+	other := world.NewHost(t, "other")
+	if err := ns.LinkSetNsFd(ns.Device(device), other.Fd()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := other.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	l, err := ns.LinkByName(device)
-	if err == nil {
-		err = ns.LinkSetNsFd(l, other.Fd())
-	}
-	if err == nil {
-		l, err = other.LinkByName(device)
-	}
-	if err == nil {
-		err = other.LinkSetUp(l)
-	}
-	if err != nil {
+	if err := other.LinkSetUp(other.Device(device)); err != nil {
 		t.Fatal(err)
 	}
 	return other

@@ -1,11 +1,8 @@
 package health
 
 import (
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,7 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 func TestTCP(t *testing.T) {
@@ -29,6 +26,7 @@ func TestTCP(t *testing.T) {
 
 // A plain check is no connection to the backend's program.
 func TestTCPIsNotAccepted(t *testing.T) {
+	t.Parallel()
 	l, at := listen(t, "tcp4", "127.0.0.1:0")
 	b := run(t, Options{})
 	for range 20 {
@@ -60,6 +58,7 @@ func TestTCPIsNotAccepted(t *testing.T) {
 }
 
 func TestTCPConversation(t *testing.T) {
+	t.Parallel()
 	serve := func(answers ...string) netip.AddrPort {
 		l, at := listen(t, "tcp4", "127.0.0.1:0")
 		go func() {
@@ -122,6 +121,7 @@ func TestUDP(t *testing.T) {
 }
 
 func TestPing(t *testing.T) {
+	t.Parallel()
 	for name, group := range map[string]string{"raw socket": "1 0", "ping socket": "0 0"} {
 		t.Run(name, func(t *testing.T) {
 			ns := namespace(t)
@@ -142,6 +142,7 @@ func TestPing(t *testing.T) {
 
 // What no kernel answers, or only this one.
 func TestUnreachable(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t)
 	b := runIn(t, Options{}, ns.Do)
 	for _, check := range []Check{{Type: TCP}, {Type: UDP, Send: "x"}} {
@@ -154,39 +155,17 @@ func TestUnreachable(t *testing.T) {
 
 // namespace makes one with the address 198.51.100.1/24 on a device where nobody else is. What is
 // sent to 198.51.100.3 gets lost, since its neighbour entry has a hardware address that nobody has.
-func namespace(t *testing.T) *netns.NS {
+func namespace(t *testing.T) *world.Host {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("health-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
+	h := world.NewHost(t, "health")
+	h.Join("v1", h, "v2")
+	h.Address("v1", "198.51.100.1/24")
+	h.Set("net.ipv4.neigh.v1.retrans_time_ms", "100") // the kernel gives up after three times this
+	h.In(func() error {
+		return h.NeighAdd(&netlink.Neigh{
+			LinkIndex: h.Device("v1").Attrs().Index, State: netlink.NUD_PERMANENT,
+			IP: net.IPv4(198, 51, 100, 3), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 3},
+		})
 	})
-	if err := netns.Veth(ns, "v1", ns, "v2"); err != nil {
-		t.Fatal(err)
-	}
-	l, err := ns.LinkByName("v1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := netlink.ParseAddr("198.51.100.1/24")
-	if err != nil {
-		t.Fatal(err)
-	}
-	silent := &netlink.Neigh{
-		LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT,
-		IP: net.IPv4(198, 51, 100, 3), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 3},
-	}
-	// The kernel gives up looking for a neighbour after three times this.
-	patience := ns.Sysctl("net/ipv4/neigh/v1/retrans_time_ms", "100")
-	if err := errors.Join(ns.AddrAdd(l, a), ns.NeighAdd(silent), patience); err != nil {
-		t.Fatal(err)
-	}
-	return ns
+	return h
 }

@@ -33,6 +33,7 @@ func answer(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestHTTP(t *testing.T) {
+	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(answer))
 	defer s.Close()
 	at := netip.MustParseAddrPort(s.Listener.Addr().String())

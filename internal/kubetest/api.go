@@ -46,6 +46,7 @@ func newAPI(config *rest.Config) (*api, error) {
 		if gv.Group == "" {
 			c.APIPath = "/api"
 		}
+		c.AcceptContentTypes, c.ContentType = runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON, runtime.ContentTypeProtobuf
 		c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 		client, err := rest.RESTClientFor(c)
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 
 // Case is one behaviour of a service proxy.
 type Case struct {
-	Name  string   // words joined by dashes; also the name of its Kubernetes namespace
+	Name  string   // words joined by dashes; the name of its Kubernetes namespace begins with it
 	Shows string   // the behaviour, in one line
 	Tests []string // titles of the end-to-end tests of Kubernetes that check it; none: it goes beyond them
 	Alone bool     // it disturbs other cases, so no case may run beside it

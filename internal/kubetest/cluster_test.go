@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +19,8 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/lab/sluiceagent"
+	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/programs"
 )
 
 // labCluster is a lab with a real control plane.
@@ -54,36 +56,86 @@ func (c *labCluster) logs() string {
 	return text.String()
 }
 
-// programs builds sluice and sluice-lab for a test's lab, and returns their folder. In a guest
-// (test/vm -kubernetes), which cannot build, they are beside the other programs.
-func programs(t *testing.T) string {
-	t.Helper()
-	if _, err := exec.LookPath("go"); err != nil {
-		built, err := exec.LookPath("sluice-lab")
-		if err != nil {
-			t.Fatalf("neither Go nor sluice-lab is in PATH: %v", err)
-		}
-		return filepath.Dir(built)
-	}
-	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-cni", "sluice.dev/sluice/cmd/sluice-lab").CombinedOutput(); err != nil {
-		t.Fatalf("build the programs: %v\n%s", err, out)
-	}
-	return dir
+// shared is the lab with Sluice's agents, which tests have one after the other.
+var shared struct {
+	cluster *labCluster
+	world   *world
 }
 
-// start brings up a lab with a data plane, from the programs in a folder, with further flags of
-// Sluice's agents. The lab ends with the test.
-func start(t *testing.T, programs string, d Dataplane, agentFlags ...string) *labCluster {
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.cluster != nil {
+		if err := errors.Join(shared.world.close(), lab.Down(shared.cluster.Name)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// sluice returns the shared lab, in which all agents run with these flags.
+func sluice(t *testing.T, flags ...string) (*labCluster, *world) {
+	t.Helper()
+	if shared.cluster == nil {
+		machine.ControlPlane.Keep(t)
+		shared.cluster = start(t, Sluice, flags...)
+		shared.world = look(t, shared.cluster)
+	}
+	c := shared.cluster
+	if slices.Equal(c.AgentFlags, flags) {
+		return c, shared.world
+	}
+	c.AgentFlags = flags
+	for _, n := range nodes {
+		if err := c.RestartProxy(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c, shared.world
+}
+
+// look returns a cluster as the cases see it.
+func look(t *testing.T, c Cluster) *world {
+	t.Helper()
+	w, err := newWorld(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// other brings up a lab with another data plane, until the test ends.
+func other(t *testing.T, d Dataplane) (*labCluster, *world) {
+	t.Helper()
+	machine.ControlPlane.Take(t)
+	c := start(t, d)
+	t.Cleanup(func() {
+		if err := lab.Down(c.Name); err != nil {
+			t.Error(err)
+		}
+	})
+	w := look(t, c)
+	t.Cleanup(func() {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c, w
+}
+
+// start brings up a lab with a data plane, with further flags of Sluice's agents. The caller takes
+// it down.
+func start(t *testing.T, d Dataplane, agentFlags ...string) *labCluster {
 	t.Helper()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	k := &lab.Kubernetes{Bin: bin}
+	name := strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(string(d)), "kube-proxy "), " ", "")
 	cfg := lab.Config{
-		Name: fmt.Sprintf("kubetest%d", os.Getpid()), Nodes: len(nodes), Objects: &plan.Objects{}, Kubernetes: k,
-		Executable: filepath.Join(programs, "sluice-lab"), Sluice: filepath.Join(programs, "sluice"), Transient: true,
+		Name: fmt.Sprintf("kt%d%s", os.Getpid(), name), Nodes: len(nodes), Objects: &plan.Objects{}, Kubernetes: k,
+		Executable: programs.Path(t, "sluice-lab"), Sluice: programs.Path(t, "sluice"), Transient: true,
 		Progress: func(s string) { t.Log(s) },
 	}
 	switch d {
@@ -98,14 +150,9 @@ func start(t *testing.T, programs string, d Dataplane, agentFlags ...string) *la
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := lab.Down(l.Name); err != nil {
-			t.Error(err)
-		}
-	})
 	config, err := clientcmd.BuildConfigFromFlags("", l.HostKubeconfig())
 	if err != nil {
-		t.Fatal(err)
+		t.Fatal(errors.Join(err, lab.Down(l.Name)))
 	}
 	return &labCluster{l, config}
 }

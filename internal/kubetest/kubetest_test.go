@@ -33,12 +33,11 @@ func TestConformance(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
-	built := programs(t)
 	results := Results{}
 	for _, d := range chosenDataplanes() {
 		t.Run(string(d), func(t *testing.T) {
-			c := start(t, built, d)
-			err := Run(t.Context(), c, d, chosenCases(), width, func(r Result) {
+			c, w := dataplane(t, d)
+			w.run(t.Context(), d, "", chosenCases(), width, func(r Result) {
 				results[d] = append(results[d], r)
 				t.Run(r.Case.Name, func(t *testing.T) {
 					t.Logf("%.1f s", r.Took.Seconds())
@@ -56,9 +55,6 @@ func TestConformance(t *testing.T) {
 					}
 				})
 			})
-			if err != nil {
-				t.Error(err)
-			}
 		})
 	}
 	if *updatePage {
@@ -161,6 +157,15 @@ func suite(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return filepath.Join(module.Dir, "test", "e2e", "network")
+}
+
+// dataplane returns a lab with that data plane.
+func dataplane(t *testing.T, d Dataplane) (*labCluster, *world) {
+	t.Helper()
+	if d == Sluice {
+		return sluice(t)
+	}
+	return other(t, d)
 }
 
 func chosenDataplanes() []Dataplane {

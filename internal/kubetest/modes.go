@@ -16,14 +16,16 @@ type mode struct {
 	lacks map[string]string    // cases that it cannot pass, and why
 }
 
+// modes are in an order in which an agent may change from one to the next: from ipvs to userspace
+// it may not.
 var modes = []mode{
-	{name: "iptables-legacy", flags: []string{"--mode=iptables", "--iptables-variant=legacy"}},
-	{name: "iptables-nft", flags: []string{"--mode=iptables", "--iptables-variant=nft"}},
 	{name: "ipvs", flags: []string{"--mode=ipvs"}, needs: ipvs.Requirements, lacks: map[string]string{
 		"affinity-across-addresses":    "a client's first connection to each address gets the same pod: all virtual servers of the scheduler rr begin with the same one",
 		"connections-outlive-services": "a connection ends with its virtual server, which goes with its service",
 		"large-requests-of-nodes":      "over IPv6, IPVS refuses datagrams of the node itself that are larger than a packet",
 	}},
+	{name: "iptables-legacy", flags: []string{"--mode=iptables", "--iptables-variant=legacy"}},
+	{name: "iptables-nft", flags: []string{"--mode=iptables", "--iptables-variant=nft"}},
 	{name: "userspace", flags: []string{"--mode=userspace", "--userspace-client-address=transparent"}, lacks: map[string]string{
 		"sctp":                         "the proxy has no SCTP",
 		"connections-outlive-services": "a connection through the proxy is cut when its service goes",

@@ -22,16 +22,11 @@ type Result struct {
 	Before error // the error of the first attempt, if there were two
 }
 
-// Run runs cases on a cluster whose nodes have a data plane, up to width at the same time,
-// exclusive ones last. It calls done for each, one after the other. With a data plane other than
-// Sluice, a failed case gets a second attempt: it is there for comparison, and its occasional
-// failures should not stop us. The error says that the cluster could not be used at all.
-func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, done func(Result)) (err error) {
-	w, err := newWorld(ctx, c)
-	if err != nil {
-		return fmt.Errorf("prepare cluster: %w", err)
-	}
-	defer func() { err = errors.Join(err, w.close()) }()
+// run runs cases, up to width at the same time, exclusive ones last. It calls done for each, one
+// after the other. With a data plane other than Sluice, a failed case gets a second attempt: it is
+// there for comparison, and its occasional failures should not stop us. What the cases make bears
+// their names and the label, so that they may run again under another one.
+func (w *world) run(ctx context.Context, d Dataplane, label string, cases []*Case, width int, done func(Result)) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	slots := make(chan struct{}, width)
@@ -41,7 +36,7 @@ func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, 
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
-			r := w.try(ctx, d, k, i+1)
+			r := w.try(ctx, d, k, k.Name+label, i+1)
 			<-slots
 			mu.Lock()
 			defer mu.Unlock()
@@ -51,22 +46,21 @@ func Run(ctx context.Context, c Cluster, d Dataplane, cases []*Case, width int, 
 	wg.Wait()
 	for i, k := range cases {
 		if k.Alone {
-			done(w.try(ctx, d, k, i+1))
+			done(w.try(ctx, d, k, k.Name+label, i+1))
 		}
 	}
-	return nil
 }
 
 // again is the difference between the numbers and names of the second attempt and the first.
 const again = 100
 
 // try runs a case, once or twice. number is less than again.
-func (w *world) try(ctx context.Context, d Dataplane, c *Case, number int) Result {
-	first := w.runCase(ctx, d, c, c.Name, number)
+func (w *world) try(ctx context.Context, d Dataplane, c *Case, namespace string, number int) Result {
+	first := w.runCase(ctx, d, c, namespace, number)
 	if first.Err == nil || d == Sluice {
 		return first
 	}
-	second := w.runCase(ctx, d, c, c.Name+"-again", number+again)
+	second := w.runCase(ctx, d, c, namespace+"-again", number+again)
 	second.Before = first.Err
 	return second
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,6 +32,28 @@ var (
 // Take waits until the resource has a place, which the test has until it ends.
 func (r Resource) Take(t testing.TB) {
 	t.Helper()
+	place := r.wait(t)
+	t.Cleanup(func() { _ = place.Close() }) // which gives the lock back
+}
+
+// Keep is Take for what the tests of a process share: they have one place, until the process ends.
+func (r Resource) Keep(t testing.TB) {
+	t.Helper()
+	kept.Lock()
+	defer kept.Unlock()
+	if kept.places[r.name] == nil {
+		kept.places[r.name] = r.wait(t)
+	}
+}
+
+// kept are the places that last.
+var kept = struct {
+	sync.Mutex
+	places map[string]*os.File
+}{places: map[string]*os.File{}}
+
+func (r Resource) wait(t testing.TB) *os.File {
+	t.Helper()
 	for {
 		for i := range r.places {
 			place, err := r.try(i)
@@ -38,8 +61,7 @@ func (r Resource) Take(t testing.TB) {
 				t.Fatal(err)
 			}
 			if place != nil {
-				t.Cleanup(func() { _ = place.Close() }) // which gives the lock back
-				return
+				return place
 			}
 		}
 		select {

@@ -58,7 +58,7 @@ func TestAddressAbsent(t *testing.T) {
 	s.order(&bgp.Order{Settings: set, Peers: map[string]*bgp.Peer{"tor": peer(1)}})
 	s.says("peers cannot connect to 10.7.1.50: this node has no such address")
 	s.up("tor")
-	w.address(w.ns, "eth1", "10.7.1.50/24")
+	w.ns.Address("eth1", "10.7.1.50/24")
 	s.well()
 	s.up("tor")
 }

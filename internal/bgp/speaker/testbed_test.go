@@ -20,7 +20,7 @@ import (
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/bgp/peertest"
 	"sluice.dev/sluice/internal/bgp/speaker"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // asSpeaker has this program be a speaker, in a namespace and a process of its own.
@@ -43,41 +43,13 @@ const patience = 90 * time.Second
 // wire is a node and its neighbours, each on a subnet of its own with the node.
 type wire struct {
 	t     *testing.T
-	ns    *netns.NS
-	peers map[int]*netns.NS
+	ns    *world.Host
+	peers map[int]*world.Host
 }
 
 func newWire(t *testing.T) *wire {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root, for network namespaces")
-	}
-	w := &wire{t: t, peers: map[int]*netns.NS{}}
-	w.ns = w.namespace("n")
-	return w
-}
-
-var namespaces struct {
-	sync.Mutex
-	n int
-}
-
-func (w *wire) namespace(what string) *netns.NS {
-	w.t.Helper()
-	namespaces.Lock()
-	namespaces.n++
-	name := fmt.Sprintf("spk-%d-%d%s", os.Getpid(), namespaces.n, what)
-	namespaces.Unlock()
-	ns, err := netns.New(name)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			w.t.Error(err)
-		}
-	})
-	return ns
+	return &wire{t: t, ns: world.NewHost(t, "node"), peers: map[int]*world.Host{}}
 }
 
 // The addresses of the node, and of its neighbour, on subnet i.
@@ -86,41 +58,19 @@ func peer4(i int) string { return fmt.Sprintf("10.7.%d.2", i) }
 func node6(i int) string { return fmt.Sprintf("fd07:%d::1", i) }
 func peer6(i int) string { return fmt.Sprintf("fd07:%d::2", i) }
 
-// neighbor returns the namespace of neighbour i, which it makes at first.
-func (w *wire) neighbor(i int) *netns.NS {
+// neighbor returns neighbour i, which it makes at first.
+func (w *wire) neighbor(i int) *world.Host {
 	w.t.Helper()
 	if ns := w.peers[i]; ns != nil {
 		return ns
 	}
-	ns := w.namespace("p")
+	ns := world.NewHost(w.t, fmt.Sprintf("peer%d", i))
 	w.peers[i] = ns
 	here := fmt.Sprintf("eth%d", i)
-	if err := netns.Veth(w.ns, here, ns, "eth0"); err != nil {
-		w.t.Fatal(err)
-	}
-	w.address(w.ns, here, node4(i)+"/24", node6(i)+"/64")
-	w.address(ns, "eth0", peer4(i)+"/24", peer6(i)+"/64")
+	w.ns.Join(here, ns, "eth0")
+	w.ns.Address(here, node4(i)+"/24", node6(i)+"/64")
+	ns.Address("eth0", peer4(i)+"/24", peer6(i)+"/64")
 	return ns
-}
-
-func (w *wire) address(ns *netns.NS, device string, addresses ...string) {
-	w.t.Helper()
-	for _, a := range addresses {
-		args := []string{"address", "add", a, "dev", device}
-		if strings.Contains(a, ":") {
-			args = append(args, "nodad")
-		}
-		w.run(ns, "ip", args...)
-	}
-}
-
-func (w *wire) run(ns *netns.NS, program string, args ...string) string {
-	w.t.Helper()
-	out, err := ns.Run(program, args...)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return string(out)
 }
 
 // dir is a folder with a path short enough for sockets.
@@ -137,7 +87,7 @@ func (w *wire) dir() string {
 // frr starts FRR as neighbour i.
 func (w *wire) frr(i int, conf string) *peertest.FRR {
 	w.t.Helper()
-	f, err := peertest.StartFRR(w.t.Context(), w.neighbor(i), w.dir(), conf)
+	f, err := peertest.StartFRR(w.t.Context(), w.neighbor(i).NS, w.dir(), conf)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -155,7 +105,7 @@ func (w *wire) frr(i int, conf string) *peertest.FRR {
 // bird starts BIRD as neighbour i.
 func (w *wire) bird(i int, conf string) *peertest.BIRD {
 	w.t.Helper()
-	b, err := peertest.StartBIRD(w.t.Context(), w.neighbor(i), w.dir(), conf)
+	b, err := peertest.StartBIRD(w.t.Context(), w.neighbor(i).NS, w.dir(), conf)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func TestOverIPv6(t *testing.T) {
 	at(t, f, "198.51.100.0/24", func(r *frrRoute) bool { return len(r.Paths) == 1 && r.Paths[0].Nexthops[0].IP == node4(1) })
 	at(t, f, "2001:db8:100::/48", func(r *frrRoute) bool { return len(r.Paths) == 1 && r.Paths[0].Nexthops[0].IP == node6(1) })
 	s.end()
-	w.run(w.ns, "ip", "address", "del", node4(1)+"/24", "dev", "eth1")
+	w.ns.IP("address del " + node4(1) + "/24 dev eth1")
 	s = w.speaker()
 	s.order(order)
 	s.up("tor")
@@ -43,14 +43,14 @@ func TestMissingNextHop(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	f := w.frr(1, frrConf(1, nil))
-	w.run(w.ns, "ip", "address", "del", node6(1)+"/64", "dev", "eth1")
+	w.ns.IP("address del " + node6(1) + "/64 dev eth1")
 	s := w.speaker()
 	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}, Routes: routes("198.51.100.0/24", "2001:db8:100::/48")})
 	s.up("tor")
 	s.says("peer tor (10.7.1.2): IPv6 routes are not announced to it: eth1, which has the session's address 10.7.1.1, has no IPv6 address")
 	at(t, f, "198.51.100.0/24", func(r *frrRoute) bool { return len(r.Paths) == 1 })
 	at(t, f, "2001:db8:100::/48", none)
-	w.address(w.ns, "eth1", node6(1)+"/64")
+	w.ns.Address("eth1", node6(1)+"/64")
 	at(t, f, "2001:db8:100::/48", func(r *frrRoute) bool { return len(r.Paths) == 1 && r.Paths[0].Nexthops[0].IP == node6(1) })
 	s.well()
 }
@@ -65,11 +65,10 @@ func TestSessionSettings(t *testing.T) {
 	w.neighbor(3)
 	// 1: over loopback addresses with another port and own AS; 2: waiting, with TTL security; 3:
 	// the node's own AS in the path.
-	w.address(w.ns, "lo", "10.8.0.1/32", "fd08::1/128")
-	w.address(w.neighbor(1), "lo", "10.8.0.2/32")
-	w.run(w.ns, "ip", "route", "add", "10.8.0.2", "via", peer4(1))
-	w.run(w.neighbor(1), "ip", "route", "add", "10.8.0.1", "via", node4(1))
-	w.run(w.neighbor(1), "ip", "route", "add", "fd08::1", "via", node6(1))
+	w.ns.Address("lo", "10.8.0.1/32", "fd08::1/128")
+	w.neighbor(1).Address("lo", "10.8.0.2/32")
+	w.ns.IP("route add 10.8.0.2 via " + peer4(1))
+	w.neighbor(1).IP("route add 10.8.0.1 via "+node4(1), "route add fd08::1 via "+node6(1))
 	one := w.frr(1, strings.NewReplacer(n(1), "10.8.0.1", "remote-as 64512", "remote-as 64777").Replace(frrConf(1, nil,
 		"neighbor "+n(1)+" update-source 10.8.0.2", "neighbor "+n(1)+" ebgp-multihop 2", "neighbor "+n(1)+" passive", "neighbor "+n(1)+" port 1790")))
 	two := w.frr(2, frrConf(2, nil, "neighbor "+n(2)+" ttl-security hops 1", "neighbor "+n(2)+" timers 1 3"))
@@ -106,6 +105,6 @@ route-map own permit 10
 	})
 
 	// A peer that falls silent is given up after the hold time.
-	w.run(w.neighbor(2), "ip", "link", "set", "eth0", "down")
+	w.neighbor(2).IP("link set eth0 down")
 	s.why("b", "hold timer expired")
 }

@@ -20,6 +20,7 @@ import (
 // An annotation is written when it is not there, again when somebody changes it, and taken away; a
 // refusal is logged once.
 func TestAnnotation(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	now, refusals, denied := map[string]string{"kept": "x"}, 0, true
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

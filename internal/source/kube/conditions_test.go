@@ -155,6 +155,7 @@ func everywhere(object model.Ref, reason string) model.Issue {
 // Faults are conditions, until they are mended; only of kinds that have conditions, and only those
 // that all nodes find.
 func TestConditions(t *testing.T) {
+	t.Parallel()
 	a := newStatusAPI(t)
 	n := a.node(t, silentLog)
 	n.Report([]model.Issue{
@@ -184,6 +185,7 @@ func TestConditions(t *testing.T) {
 
 // What one node has written no other writes again.
 func TestConditionsOfManyNodes(t *testing.T) {
+	t.Parallel()
 	a := newStatusAPI(t)
 	nodes := []*Conditions{a.node(t, silentLog), a.node(t, silentLog), a.node(t, silentLog)}
 	fault := []model.Issue{everywhere(webRef, "is bad")}
@@ -200,6 +202,7 @@ func TestConditionsOfManyNodes(t *testing.T) {
 
 // What was mended while no agent ran is found by the next. Other conditions are not ours.
 func TestConditionsFromBefore(t *testing.T) {
+	t.Parallel()
 	a := newStatusAPI(t)
 	for path, manager := range map[string]string{webPath: conditionManager, denyPath: "other"} {
 		a.objects[path].Metadata.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager}}
@@ -214,6 +217,7 @@ func TestConditionsFromBefore(t *testing.T) {
 
 // If the cluster does not let the agent write, that is logged once and affects nothing else.
 func TestConditionsRetry(t *testing.T) {
+	t.Parallel()
 	a := newStatusAPI(t)
 	a.denied = true
 	var log logtest.Log

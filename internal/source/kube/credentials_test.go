@@ -21,6 +21,7 @@ import (
 
 // A token in a file is read again when the server no longer accepts it.
 func TestTokenFile(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPIWith(t, true)
 	everything(api)
 	api.user = "first"
@@ -40,6 +41,7 @@ func TestTokenFile(t *testing.T) {
 // A kubeconfig file is followed: it may appear late, be faulty for a while, and name another token
 // or server.
 func TestKubeconfigChanges(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPIWith(t, true)
 	everything(api)
 	api.user = "first"
@@ -63,6 +65,7 @@ func TestKubeconfigChanges(t *testing.T) {
 
 // A client certificate that has expired is read again from its file.
 func TestCertificateFiles(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	ca := newAuthority(t)
 	api := newFakeAPI(t)

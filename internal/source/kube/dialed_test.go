@@ -10,6 +10,7 @@ import (
 // The addresses of the API are reported: resolved from a name, and by the time that something was
 // read there.
 func TestDialed(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	f := follow(t, api)
 	f.waitSynced()
@@ -21,6 +22,7 @@ func TestDialed(t *testing.T) {
 
 // If a name resolves to another address each time, only some are remembered.
 func TestDialedIsBounded(t *testing.T) {
+	t.Parallel()
 	var d dialed
 	for i := range 100 {
 		d.trace().ConnectStart("tcp", fmt.Sprintf("192.0.2.%d:443", i))

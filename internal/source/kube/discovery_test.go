@@ -19,6 +19,7 @@ func calicoSet(version, name, net string) string {
 
 // Optional kinds come and go with the API's discovery.
 func TestKindsComeAndGo(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	f := follow(t, api)
 	f.waitSynced()
@@ -44,6 +45,7 @@ func TestKindsComeAndGo(t *testing.T) {
 
 // Calico's kinds are read from one place at a time, the best that is served.
 func TestCalicoPlaces(t *testing.T) {
+	t.Parallel()
 	const v1, v3 = "crd.projectcalico.org/v1", "projectcalico.org/v3"
 	sets := func(dir string) string { return dir + "globalnetworksets" }
 	api := newFakeAPI(t)
@@ -89,6 +91,7 @@ func TestCalicoPlaces(t *testing.T) {
 
 // Kubernetes' own policies that Calico's API server shows are not Calico's.
 func TestShownPolicies(t *testing.T) {
+	t.Parallel()
 	const path = calicoV3 + "networkpolicies"
 	calico := func(name string) string {
 		return fmt.Sprintf(`{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":%q,"namespace":"shop"},"spec":{"selector":"all()","types":["Ingress"]}}`, name)
@@ -109,6 +112,7 @@ func TestShownPolicies(t *testing.T) {
 
 // A stored policy has the name in its annotation, also when that changes.
 func TestStoredNames(t *testing.T) {
+	t.Parallel()
 	const path = calicoV1 + "globalnetworkpolicies"
 	stored := func(name string) string {
 		return fmt.Sprintf(`{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.a","annotations":{"projectcalico.org/metadata":"{\"name\":\"%s\"}"}},"spec":{"selector":"all()","types":["Ingress"]}}`, name)
@@ -130,6 +134,7 @@ func TestStoredNames(t *testing.T) {
 
 // Unusable objects are named as lacking, as long as nothing else is lacking.
 func TestObjectsAreAllThatLacks(t *testing.T) {
+	t.Parallel()
 	const path, odd = calicoV1 + "globalnetworkpolicies", `,"spec":{"selector":"app = 'x'"}}`
 	api := newFakeAPI(t)
 	everything(api)
@@ -154,6 +159,7 @@ func TestObjectsAreAllThatLacks(t *testing.T) {
 
 // A faulty network set keeps its last good version, or is delivered as refused.
 func TestSetsAtFault(t *testing.T) {
+	t.Parallel()
 	const path, v3 = calicoV3 + "globalnetworksets", "projectcalico.org/v3"
 	api := newFakeAPI(t)
 	api.put(path, calicoSet(v3, "good", "192.0.2.0/24"))
@@ -174,6 +180,7 @@ func TestSetsAtFault(t *testing.T) {
 // A policy that cannot be taken as it is written is ignored where that is asked for, so that
 // nothing is lacking, whatever is wrong with it; a good version of it is not given up.
 func TestPoliciesIgnored(t *testing.T) {
+	t.Parallel()
 	const path = calicoV3 + "networkpolicies"
 	policy := func(name, spec string) string {
 		return fmt.Sprintf(`{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":%q,"namespace":"shop"},"spec":{%s}}`, name, spec)
@@ -206,6 +213,7 @@ func TestPoliciesIgnored(t *testing.T) {
 
 // If discovery is denied, the kinds that need it do not hold up the others.
 func TestDiscoveryIsDenied(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	names := everything(api)
 	api.answers["/apis"] = http.StatusForbidden
@@ -223,6 +231,7 @@ func TestDiscoveryIsDenied(t *testing.T) {
 
 // Without policies, the source needs neither discovery nor the kinds for policies.
 func TestWithoutPolicies(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	everything(api)
 	f := followAs(t, api, Config{Kubeconfig: api.kubeconfig("")})

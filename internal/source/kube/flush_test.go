@@ -18,6 +18,7 @@ import (
 // Flush returns when everything that existed at its call has been delivered, whatever the watches
 // do.
 func TestFlush(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		spoil func(*fakeAPI)
@@ -69,6 +70,7 @@ func TestGarbageOfListsIsGivenBack(t *testing.T) {
 
 // Several callers may flush at the same time.
 func TestFlushes(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	everything(api)
 	f := follow(t, api)
@@ -86,6 +88,7 @@ func TestFlushes(t *testing.T) {
 }
 
 func TestFlushInVain(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	everything(api)
 	f := follow(t, api)
@@ -105,6 +108,7 @@ func TestFlushInVain(t *testing.T) {
 
 // Unchanged objects of a list are not decoded again; faulty ones are.
 func TestFlushDecodesWhatIsNew(t *testing.T) {
+	t.Parallel()
 	for _, binary := range []bool{false, true} {
 		api := newFakeAPI(t)
 		api.binary = binary

@@ -10,6 +10,7 @@ import (
 
 // A source asks the API for what its agent needs, and for nothing that it may have no right to.
 func TestFollows(t *testing.T) {
+	t.Parallel()
 	base := []model.Kind{model.ServiceKind, model.EndpointSliceKind, model.NodeKind}
 	fabric := []model.Kind{model.IPPoolKind, model.BlockAffinityKind}
 	bgp := []model.Kind{model.BGPConfigurationKind, model.BGPPeerKind, model.BGPFilterKind}

@@ -13,6 +13,7 @@ import (
 
 // The API is told until it takes it.
 func TestNetworkAvailable(t *testing.T) {
+	t.Parallel()
 	var asked atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var patch struct {

@@ -24,6 +24,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/machine"
 )
 
 func TestMain(m *testing.M) {
@@ -42,7 +43,7 @@ type realCluster struct {
 	dir   string
 }
 
-// sharedPlane is the control plane of tests that leave nothing behind in it.
+// sharedPlane is the control plane of all tests, which leave nothing behind in it.
 var sharedPlane struct {
 	sync.Mutex
 	made *realCluster
@@ -54,16 +55,23 @@ func realAPI(t testing.TB) *realCluster {
 	sharedPlane.Lock()
 	defer sharedPlane.Unlock()
 	if sharedPlane.made == nil {
-		sharedPlane.made = startCluster(t, "shared")
+		sharedPlane.made = startCluster(t)
 	}
 	return sharedPlane.made
 }
 
-// ownAPI returns a control plane for one test alone, which may break it.
-func ownAPI(t testing.TB, name string) *realCluster {
+// brokenAPI is realAPI for a test that breaks and mends the control plane, so that no other may use
+// it meanwhile. If it fails, the next test has another one.
+func brokenAPI(t testing.TB) *realCluster {
 	t.Helper()
-	c := startCluster(t, name)
+	c := realAPI(t)
 	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		sharedPlane.Lock()
+		defer sharedPlane.Unlock()
+		sharedPlane.made = nil
 		if err := c.stop(); err != nil {
 			t.Error(err)
 		}
@@ -71,11 +79,12 @@ func ownAPI(t testing.TB, name string) *realCluster {
 	return c
 }
 
-func startCluster(t testing.TB, name string) *realCluster {
+func startCluster(t testing.TB) *realCluster {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
+	machine.ControlPlane.Keep(t)
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +93,7 @@ func startCluster(t testing.TB, name string) *realCluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns, err := netns.New(fmt.Sprintf("src-kube-%s-%d", name, os.Getpid()))
+	ns, err := netns.New(fmt.Sprintf("src-kube-%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(errors.Join(err, os.RemoveAll(dir)))
 	}

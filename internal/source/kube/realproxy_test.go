@@ -200,7 +200,7 @@ func TestRealWatchesCutShort(t *testing.T) {
 
 // Bookmarks keep a kind whose objects do not change from falling behind the server's history.
 func TestRealBookmarks(t *testing.T) {
-	c := ownAPI(t, "bookmarks")
+	c := brokenAPI(t)
 	names := c.shop(t)
 	m := c.meddler(t)
 	path := t.TempDir() + "/kubeconfig"

@@ -162,6 +162,7 @@ var (
 func hour(*pace) {}
 
 func TestRecorder(t *testing.T) {
+	t.Parallel()
 	a := newEventAPI(t)
 	policy := model.Issue{
 		Object: model.Ref{Kind: "CalicoNetworkPolicy", Name: model.Name{Namespace: "shop", Name: "default.db"}}, Reason: strings.Repeat("ä", 600), InForce: model.InForceDeny,
@@ -189,6 +190,7 @@ func TestRecorder(t *testing.T) {
 // TestRecorderOnce: a fault that many nodes find is one Event, which one of them repeats as long as
 // it lasts.
 func TestRecorderOnce(t *testing.T) {
+	t.Parallel()
 	a := newEventAPI(t)
 	first := a.node(t, "n1", func(p *pace) { p.again = 20 * time.Millisecond }, silentLog)
 	first.Report([]model.Issue{webFault})
@@ -215,6 +217,7 @@ func TestRecorderOnce(t *testing.T) {
 // TestRecorderRetries: if the cluster does not accept Events, that is logged once and affects
 // nothing else.
 func TestRecorderRetries(t *testing.T) {
+	t.Parallel()
 	a := newEventAPI(t)
 	a.denied = true
 	var log logtest.Log
@@ -231,6 +234,7 @@ func TestRecorderRetries(t *testing.T) {
 }
 
 func TestRecorderBounds(t *testing.T) {
+	t.Parallel()
 	r := NewRecorder(Config{}, strings.Repeat("n", 200), silentLog)
 	issues := make([]model.Issue, 2*maxEvents)
 	for i := range issues {
@@ -248,6 +252,7 @@ func TestRecorderBounds(t *testing.T) {
 
 // An Event names no object of another namespace: its readers may not know of that.
 func TestEventsKeepToTheirNamespace(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ namespace, reason, want string }{
 		{"shop", "TCP 10.0.0.1:80 belongs to Service shop/web, which was there first; give one of them another port", "TCP 10.0.0.1:80 belongs to Service shop/web, which was there first; give one of them another port"},
 		{"shop", "TCP 10.0.0.1:80 belongs to Service bank/vault.v1, which was there first", "TCP 10.0.0.1:80 belongs to another Service, which was there first"},

@@ -223,6 +223,7 @@ func everything(api *fakeAPI) (names []string) {
 // Objects of all kinds are created, changed and deleted, in either encoding, with and without
 // history.
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	for _, binary := range []bool{false, true} {
 		t.Run(fmt.Sprintf("protobuf=%v", binary), func(t *testing.T) {
 			api := newFakeAPI(t)

@@ -13,6 +13,7 @@ import (
 
 // A kind that cannot be read does not hold up the others, and its objects stay.
 func TestKindThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		spoil func(*fakeAPI)
@@ -65,6 +66,7 @@ func TestKindThatCannotBeRead(t *testing.T) {
 
 // Nothing is synced or withdrawn while the API is away or does not accept our credentials.
 func TestAPIThatIsAway(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	names := everything(api)
 	api.die()
@@ -100,6 +102,7 @@ func TestAPIThatIsAway(t *testing.T) {
 
 // Watches that end at once are reported; changes arrive all the same.
 func TestWatchesEndAtOnce(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	everything(api)
 	api.endless = 1 << 30
@@ -123,6 +126,7 @@ func TestWatchesEndAtOnce(t *testing.T) {
 
 // Without history the list is read again, and only differences are delivered.
 func TestHistoryIsLost(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		lose func(*fakeAPI)
@@ -162,6 +166,7 @@ func TestHistoryIsLost(t *testing.T) {
 
 // A list is read as a whole if the history of its pages is lost in between.
 func TestPagesExpire(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	names := everything(api)
 	api.put(services, service("a", 80))
@@ -174,6 +179,7 @@ func TestPagesExpire(t *testing.T) {
 
 // If the watch of one kind hangs without an answer, it is tried again.
 func TestWatchHangs(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	everything(api)
 	api.hanging["watch "+services] = true
@@ -188,6 +194,7 @@ func TestWatchHangs(t *testing.T) {
 
 // Faulty objects keep their last good version, and affect no others.
 func TestObjectsAtFault(t *testing.T) {
+	t.Parallel()
 	const oddSpec = `{"metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"10.96.0.10","ports":"none"}}`
 	const oddMeta = `{"metadata":{"name":"never","namespace":"shop","labels":7},"spec":{}}`
 	api := newFakeAPI(t)
@@ -226,6 +233,7 @@ func TestObjectsAtFault(t *testing.T) {
 
 // Faulty objects on which nothing else depends hold nothing back.
 func TestMinorObjectsAtFault(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	names := everything(api)
 	api.put(endpoints, slice("odd", "nobody", "10.0.0.1"))
@@ -242,6 +250,7 @@ func TestMinorObjectsAtFault(t *testing.T) {
 
 // A faulty policy denies if no good version of it is known.
 func TestPoliciesAtFault(t *testing.T) {
+	t.Parallel()
 	const newer = `{"podSelector":{},"policyTypes":["Ingress"],"ingress":[{"from":[{"podSelector":{},"userSelector":{}}]}]}`
 	api := newFakeAPI(t)
 	api.put(policies, policy("a", newer))
@@ -271,6 +280,7 @@ func TestPoliciesAtFault(t *testing.T) {
 
 // Odd but valid objects are delivered as they are.
 func TestOddButGood(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	api.put(endpoints, slice("lonely", "nobody", "10.0.0.1"))
 	api.put(endpoints, slice("twin-1", "web", "10.0.0.2"))
@@ -284,6 +294,7 @@ func TestOddButGood(t *testing.T) {
 
 // If a server refuses only watches, whole lists are not read all the time.
 func TestWatchesRefused(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(t)
 	everything(api)
 	f := follow(t, api, func(t *timing) { t.outage = time.Nanosecond })

@@ -18,6 +18,7 @@ import (
 
 // Protobuf is read as Kubernetes' own library writes it.
 func TestBinary(t *testing.T) {
+	t.Parallel()
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)

@@ -227,6 +227,7 @@ func TestFileVanishes(t *testing.T) {
 }
 
 func TestFolderComesLater(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "later", "bad")
 	f := follow(t, path)
 	f.waitIssue("no such file")
@@ -265,6 +266,7 @@ func TestHalfWritten(t *testing.T) {
 // TestBusyAtTheStart has a list that somebody is writing when the source
 // begins: it is waited for, but not for long.
 func TestBusyAtTheStart(t *testing.T) {
+	t.Parallel()
 	path := fileWith(t, "")
 	w, err := os.OpenFile(path, os.O_WRONLY, 0)
 	must(t, err)
@@ -302,6 +304,7 @@ func TestConfigMap(t *testing.T) {
 
 // TestChangeWithoutEvent changes a file behind a link that leads out of the folder.
 func TestChangeWithoutEvent(t *testing.T) {
+	t.Parallel()
 	far := fileWith(t, "192.0.2.1\n")
 	link := filepath.Join(t.TempDir(), "bad")
 	must(t, os.Symlink(far, link))

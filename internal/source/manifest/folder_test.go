@@ -188,6 +188,7 @@ func TestFlushWaitsForWriters(t *testing.T) {
 
 // TestFolderIsSwapped sets the link to the folder anew, of which no event tells.
 func TestFolderIsSwapped(t *testing.T) {
+	t.Parallel()
 	one, two := folderWith(t, "a.yaml", serviceYAML("a", 80)), folderWith(t, "b.yaml", serviceYAML("b", 80))
 	link := filepath.Join(t.TempDir(), "manifests")
 	must(t, os.Symlink(one, link))
@@ -203,6 +204,7 @@ func TestFolderIsSwapped(t *testing.T) {
 // TestFlushLosesTheFolder leaves the folder unwatched behind Run's back, as a
 // Flush does that finds it gone before any event tells.
 func TestFlushLosesTheFolder(t *testing.T) {
+	t.Parallel()
 	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80)))
 	f.waitSynced()
 	f.source.work.Lock()
@@ -215,6 +217,7 @@ func TestFlushLosesTheFolder(t *testing.T) {
 
 // TestChangeWithoutEvent changes a file behind a link that leads out of the folder.
 func TestChangeWithoutEvent(t *testing.T) {
+	t.Parallel()
 	outside := filepath.Join(t.TempDir(), "a.yaml")
 	write(t, outside, serviceYAML("a", 80))
 	dir := folderWith(t)
@@ -236,6 +239,7 @@ func TestParserFails(t *testing.T) {
 
 // TestBusyAtFirst finds a file that is being written when it starts.
 func TestBusyAtFirst(t *testing.T) {
+	t.Parallel()
 	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", serviceYAML("b", 80)[:50])
 	w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY|os.O_APPEND, 0)
 	must(t, err)
@@ -488,6 +492,7 @@ func TestFlushDeliversAtOnce(t *testing.T) {
 
 // TestManyAtOnce changes many files and wants their events in few batches.
 func TestManyAtOnce(t *testing.T) {
+	t.Parallel()
 	const n = 300
 	f := follow(t, folderWith(t))
 	f.waitSynced()

@@ -109,6 +109,7 @@ func TestUnreadableFileIsLacking(t *testing.T) {
 }
 
 func TestBusyFileIsLacking(t *testing.T) {
+	t.Parallel()
 	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", "")
 	w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY, 0)
 	must(t, err)

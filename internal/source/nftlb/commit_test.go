@@ -340,6 +340,7 @@ func TestSlowStart(t *testing.T) {
 
 // TestFeed follows a file.
 func TestFeed(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "list")
 	b := start(t, Options{ReadList: list.Read})
 	b.do("POST", "/policies", `{"policies":[{"name":"p","elements":[{"data":"192.0.2.1"}],"feed":{"file":"`+file+`","interval":1}}]}`)
