@@ -122,9 +122,9 @@ func refuse(ns *world.Host, network, to string) (missed int, err error) {
 		return err
 	})
 	defer func() { _ = unix.Close(fd) }()
-	info, err2 := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err2 != nil {
-		return 0, errors.Join(err, err2)
+	info, noInfo := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if noInfo != nil {
+		return 0, errors.Join(err, noInfo)
 	}
 	missed = 1 + again(fd) - int(info.Segs_in) // an answer of TCP, which is the last one
 	for missed > 0 {
