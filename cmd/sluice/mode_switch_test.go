@@ -300,6 +300,7 @@ func leftAll(t *testing.T, ns *netns.NS, but agentMode) (all string) {
 // that is under way goes on, and nothing of the former mode is left. The next agent starts beside
 // the former one, and takes over when that is told to end.
 func TestModeSwitch(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	for from, a := range agentModes {
 		for to, b := range agentModes {

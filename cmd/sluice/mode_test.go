@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/test/programs"
 )
 
 // kubeProxyRules are what kube-proxy in iptables mode has for the service web, and the rule of
@@ -49,6 +50,7 @@ func inside(t *testing.T, ns *netns.NS, args ...string) (code int, out string) {
 // An agent in iptables mode takes a node over from kube-proxy in iptables mode, whose chains are
 // beside its own. No request fails, and what belongs to neither stays.
 func TestTakeoverInIPTablesMode(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	for _, m := range agentModes[1:3] {
 		t.Run(m.name, func(t *testing.T) {
@@ -138,6 +140,7 @@ func TestModeAuto(t *testing.T) {
 // In kube-proxy's place too, --mode alone chooses the mode, which /proxyMode answers. Where the
 // configuration of kube-proxy asks for another one, the log says so.
 func TestProxyMode(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	dial := func(_ context.Context, network, to string) (net.Conn, error) { return dialFrom(n.NS, network, to) }
 	s := proxyNode{client: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
@@ -164,6 +167,7 @@ func TestProxyMode(t *testing.T) {
 // On a kernel without IPVS, --mode ipvs says what is missing and how to load it, and changes
 // nothing.
 func TestModeWithoutItsModule(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	if probe.Missing(t.Context(), ipvs.Requirements) == nil {
 		t.Skip("this kernel has IPVS")
@@ -188,13 +192,10 @@ func TestModeWithoutItsModule(t *testing.T) {
 // In a container an agent has CAP_NET_ADMIN and may not enter network namespaces. Each mode serves,
 // what is left of another one goes, and cleanup removes it.
 func TestModesInContainers(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	contained := func(args ...string) *exec.Cmd {
-		return exec.Command("setpriv", append([]string{"--bounding-set=-sys_admin", self}, args...)...)
+		return exec.Command("setpriv", append([]string{"--bounding-set=-sys_admin", programs.Path(t, "sluice")}, args...)...)
 	}
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	for _, m := range agentModes {
@@ -227,8 +228,9 @@ func TestModesInContainers(t *testing.T) {
 // TestModeAutoInForeignNamespace starts an agent that has CAP_NET_ADMIN in its user namespace, but
 // not for the network namespace: that is the reason for all modes, and told once.
 func TestModeAutoInForeignNamespace(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
-	out, err := n.Run("unshare", "--user", "--map-root-user", os.Args[0], "preflight", "--mode", "auto", "--policy=false")
+	out, err := n.Run("unshare", "--user", "--map-root-user", programs.Path(t, "sluice"), "preflight", "--mode", "auto", "--policy=false")
 	if err == nil || strings.Count(string(out), "not permitted") != 1 || !strings.Contains(string(out), "--mode auto: operation not permitted: this process has CAP_NET_ADMIN, but not for this network namespace") {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -260,6 +262,7 @@ var nodePort = strings.NewReplacer("clusterIP: 10.0.0.1\n", "clusterIP: 10.0.0.1
 // An agent of an ordinary user, without any privilege, serves what it can listen at, and its status
 // names the rest, with what would help.
 func TestUserspaceUnprivileged(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	// Another user may enter none of the test's folders.
 	home, err := os.MkdirTemp("/tmp", "sluice-unprivileged-")
