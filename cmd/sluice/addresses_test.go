@@ -21,7 +21,6 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile/address"
-	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -129,7 +128,7 @@ func (s *subnet) serve(n *subnetNode) {
 func (s *subnet) start(name string) {
 	s.t.Helper()
 	n := s.nodes[name]
-	n.agent = exec.Command(programs.Path(s.t, "sluice"), "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
+	n.agent = exec.Command(self, "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
 		"--set-sysctls=false", "--policy=false", "--service-addresses")
 	n.agent.Args = append(n.agent.Args, s.flags...)
 	n.agent.Env = withSpeaker(s.t)

@@ -15,7 +15,6 @@ import (
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
-	"sluice.dev/sluice/test/programs"
 )
 
 // virtualServers are those in the balancer's kernel, with the routes to them.
@@ -48,7 +47,7 @@ func TestBalanceIPVS(t *testing.T) {
 	w := newBalanced(t)
 	w.flags = []string{"--mode", "ipvs"}
 	if err := probe.Missing(t.Context(), ipvs.Requirements); errors.Is(err, probe.ErrNotSupported) {
-		out, err := w.machine.Run(programs.Path(t, "sluice"), "balance", "--config", w.path("farms.json"), "--socket", w.path("s.sock"), "--mode", "ipvs")
+		out, err := w.machine.Run(self, "balance", "--config", w.path("farms.json"), "--socket", w.path("s.sock"), "--mode", "ipvs")
 		if text := fmt.Sprint(string(out), err); err == nil || !strings.Contains(text, "'modprobe ip_vs' loads it") {
 			t.Errorf("a kernel without IPVS: %s", text)
 		}

@@ -19,7 +19,6 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -111,7 +110,7 @@ func (w *balanced) start() {
 func (w *balanced) launch() {
 	w.t.Helper()
 	args := []string{"balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock")}
-	w.program = exec.Command(programs.Path(w.t, "sluice"), append(args, w.flags...)...)
+	w.program = exec.Command(self, append(args, w.flags...)...)
 	w.program.Env = append(os.Environ(), keyVariable+"=open sesame")
 	w.program.Stdout, w.program.Stderr = &w.log, &w.log
 	w.must(w.machine.Start(w.program))
@@ -261,7 +260,7 @@ func (w *balanced) leaves(t *testing.T) {
 		t.Errorf("%s answers for a farm that is gone", text)
 	}
 	w.kill()
-	out, err := w.machine.Run(programs.Path(t, "sluice"), "cleanup", "--socket", w.path("s.sock"))
+	out, err := w.machine.Run(self, "cleanup", "--socket", w.path("s.sock"))
 	if w.must(err); nft(t, w.machine.NS, "list tables") != "" {
 		t.Errorf("tables are left after cleanup: %s", out)
 	}
@@ -296,7 +295,7 @@ func TestBalanceTunnel(t *testing.T) {
 		t.Error("no tunnel after a restart")
 	}
 	w.kill()
-	_, err = w.machine.Run(programs.Path(t, "sluice"), "cleanup", "--socket", w.path("s.sock"))
+	_, err = w.machine.Run(self, "cleanup", "--socket", w.path("s.sock"))
 	if w.must(err); tunnel() {
 		t.Error("the tunnel is left after cleanup")
 	}

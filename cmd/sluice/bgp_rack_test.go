@@ -211,7 +211,7 @@ func (r *rack) write(name, text string) {
 // start starts the agent.
 func (r *rack) start() {
 	r.t.Helper()
-	r.agent = exec.Command(programs.Path(r.t, "sluice"), "run", "--manifests", r.dir, "--node", "node-a", "--socket", r.socket, "--metrics-address", "", "--healthz-address", "",
+	r.agent = exec.Command(self, "run", "--manifests", r.dir, "--node", "node-a", "--socket", r.socket, "--metrics-address", "", "--healthz-address", "",
 		"--set-sysctls=false", "--policy=false", "--fabric", "native", "--bgp", "--bgp-passwords", r.passwords, "--service-addresses")
 	r.agent.Env = withSpeaker(r.t)
 	r.agent.Stdout, r.agent.Stderr = &r.log, &r.log

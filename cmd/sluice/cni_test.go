@@ -419,10 +419,14 @@ func TestManyPodsWithAgent(t *testing.T) {
 		all := time.Since(begin)
 		slices.Sort(took)
 		t.Logf("%s: all %s, ADD p50 %s, p99 %s", what, all, took[pods/2], took[pods*99/100])
+		var gone sync.WaitGroup
 		for i := range pods {
-			if err := p.call("DEL", "many", fmt.Sprint("p", i), spaces[i]); err != nil {
-				t.Error(err)
-			}
+			gone.Go(func() {
+				if err := p.call("DEL", "many", fmt.Sprint("p", i), spaces[i]); err != nil {
+					t.Error(err)
+				}
+			})
 		}
+		gone.Wait()
 	}
 }

@@ -9,7 +9,6 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/test/programs"
 )
 
 // role lets our user read everything that the agent follows without policy, except one resource.
@@ -76,7 +75,7 @@ endpoints: [{addresses: [example.org]}]
 // is taken for fine.
 func (s *proxyNode) preflightPolicies(t *testing.T, kubeconfig string) {
 	t.Helper()
-	out, err := s.NetNS.Run(programs.Path(t, "sluice"), "preflight", "--policies", "--kubeconfig="+kubeconfig, "--node=node-a")
+	out, err := s.NetNS.Run(self, "preflight", "--policies", "--kubeconfig="+kubeconfig, "--node=node-a")
 	words := strings.Join(strings.Fields(fmt.Sprint(string(out), err)), " ")
 	for _, want := range []string{"exit status 1", `fail refused NetworkPolicy (networking.k8s.io/v1): networkpolicies.networking.k8s.io is forbidden`, "fail refused Pod (v1)",
 		"not all policies can be carried out as they are written"} {

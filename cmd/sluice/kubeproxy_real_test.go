@@ -26,7 +26,6 @@ import (
 	"sluice.dev/sluice/internal/lab/control/controltest"
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/test/machine"
-	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -46,7 +45,7 @@ func TestOnRealAPI(t *testing.T) {
 	}{
 		{"an agent", agentOnRealAPI}, {"a thief of the API", nobodyTakesTheAPI},
 		{"unread pods", unreadPodsOnRealAPI}, {"an odd slice", oddSliceKeepsNothing},
-		{"the seat, with kubeadm's configuration", seatWithKubeadmsConfig}, {"the seat, beside kube-proxy", seatBesideKubeProxy},
+		{"the seat with kubeadm's configuration", seatWithKubeadmsConfig}, {"the seat beside kube-proxy", seatBesideKubeProxy},
 		{"addresses", addressesOnRealAPI},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, newProxyNode(t, plane)) })
@@ -178,7 +177,7 @@ func (p *program) kill() {
 func (s *proxyNode) sluice(t *testing.T, flags ...string) (p *program, socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "s.sock")
-	return s.start(t, append([]string{programs.Path(t, "sluice"), "run", "--socket", socket}, flags...)...), socket
+	return s.start(t, append([]string{self, "run", "--socket", socket}, flags...)...), socket
 }
 
 // The DaemonSet of kubeadm works with our program in it: the same file, the same flags, the same

@@ -301,14 +301,16 @@ func leftAll(t *testing.T, ns *netns.NS, but agentMode) (all string) {
 // the former one, and takes over when that is told to end.
 func TestModeSwitch(t *testing.T) {
 	t.Parallel()
-	n := newModeNode(t)
 	for from, a := range agentModes {
-		for to, b := range agentModes {
-			if from == to {
-				continue
+		t.Run("from "+a.name, func(t *testing.T) {
+			t.Parallel()
+			n := newModeNode(t)
+			for to, b := range agentModes {
+				if from != to {
+					t.Run("to "+b.name, func(t *testing.T) { n.change(t, a, b) })
+				}
 			}
-			t.Run(a.name+" to "+b.name, func(t *testing.T) { n.change(t, a, b) })
-		}
+		})
 	}
 }
 

@@ -21,7 +21,6 @@ import (
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/probe"
-	"sluice.dev/sluice/test/programs"
 )
 
 // kubeProxyRules are what kube-proxy in iptables mode has for the service web, and the rule of
@@ -195,7 +194,7 @@ func TestModesInContainers(t *testing.T) {
 	t.Parallel()
 	n := newModeNode(t)
 	contained := func(args ...string) *exec.Cmd {
-		return exec.Command("setpriv", append([]string{"--bounding-set=-sys_admin", programs.Path(t, "sluice")}, args...)...)
+		return exec.Command("setpriv", append([]string{"--bounding-set=-sys_admin", self}, args...)...)
 	}
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	for _, m := range agentModes {
@@ -230,7 +229,7 @@ func TestModesInContainers(t *testing.T) {
 func TestModeAutoInForeignNamespace(t *testing.T) {
 	t.Parallel()
 	n := newModeNode(t)
-	out, err := n.Run("unshare", "--user", "--map-root-user", programs.Path(t, "sluice"), "preflight", "--mode", "auto", "--policy=false")
+	out, err := n.Run("unshare", "--user", "--map-root-user", self, "preflight", "--mode", "auto", "--policy=false")
 	if err == nil || strings.Count(string(out), "not permitted") != 1 || !strings.Contains(string(out), "--mode auto: operation not permitted: this process has CAP_NET_ADMIN, but not for this network namespace") {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -11,7 +11,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
-	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -54,7 +53,7 @@ func TestPreflightFabric(t *testing.T) {
 func TestPreflightFabricWithoutNamespaces(t *testing.T) {
 	t.Parallel()
 	ns := nodeNS(t)
-	out, _ := ns.Run("setpriv", "--bounding-set=-sys_admin", programs.Path(t, "sluice"), "preflight", "--fabric", "vxlan") // it lacks a route
+	out, _ := ns.Run("setpriv", "--bounding-set=-sys_admin", self, "preflight", "--fabric", "vxlan") // it lacks a route
 	if !strings.Contains(strings.Join(strings.Fields(string(out)), " "), "ok fabric can do: VXLAN") {
 		t.Errorf("%s", out)
 	}
@@ -153,7 +152,7 @@ func TestPreflightPolicies(t *testing.T) {
 		})
 	}
 	dir := folder(t, map[string]string{"shop.yaml": shop})
-	out, err := ns.Run("setpriv", "--bounding-set=-sys_admin", programs.Path(t, "sluice"), "preflight", "--policies", "--manifests="+dir, "--node=node-a") // as in a container
+	out, err := ns.Run("setpriv", "--bounding-set=-sys_admin", self, "preflight", "--policies", "--manifests="+dir, "--node=node-a") // as in a container
 	words := strings.Join(strings.Fields(string(out)), " ")
 	if err != nil || !strings.Contains(words, "warn kernel cannot tell whether it takes them: this process may not make a network namespace") || !strings.Contains(words, "1 of 2 would be denied") {
 		t.Errorf("without CAP_SYS_ADMIN: %v\n%s", err, out)
