@@ -198,6 +198,14 @@ func TestLossIsSeen(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
+	// The agent may take over between two attempts.
+	ns.Exec("sh", "-c", "nft -f - <<'E'\nflush ruleset\ntable inet t { chain c { type filter hook input priority 0; "+
+		"tcp dport 9 numgen inc mod 2 == 0 reject with icmpx port-unreachable; tcp dport 9 reject with tcp reset; }; }\nE")
+	for range 4 {
+		if n, err := refuse(ns, "tcp4", "127.0.0.1:9"); n != 0 || !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("refused by ICMP and by TCP: %d attempts were not refused: %v", n, err)
+		}
+	}
 }
 
 // served waits until kube-proxy has programmed the services.
