@@ -15,7 +15,6 @@ import (
 // sluice-lab gets the command lines of the lab and the bench as they were typed, with help and
 // completion. If there is no sluice-lab, one line says so.
 func TestLabProgram(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "sluice")
 	text, err := os.ReadFile(programs.Path(t, "sluice"))
