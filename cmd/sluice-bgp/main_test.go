@@ -3,21 +3,18 @@ package main
 import (
 	"bytes"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/creack/pty"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/test/programs"
 )
 
 // A person who runs it at a terminal is told what it is for.
 func TestTerminal(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "sluice-bgp")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	program := programs.Path(t, "sluice-bgp")
 	cmd := exec.CommandContext(t.Context(), program)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said

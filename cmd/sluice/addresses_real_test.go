@@ -78,8 +78,7 @@ spec: {type: LoadBalancer, allocateLoadBalancerNodePorts: false, ports: [{port: 
 
 // On a real API server, a Service gets an address with no more than the rights that are documented,
 // and the node announces it. What cannot be given is named, and given once it can.
-func TestAddressesOnRealAPI(t *testing.T) {
-	s := newProxyNode(t)
+func addressesOnRealAPI(t *testing.T, s *proxyNode) {
 	s.kubectl(t, "apply", "-f", s.file(t, "kinds.yaml", poolKinds()), "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "rights.yaml", addressRights))
 	for _, kind := range []string{"ipaddresspools", "l2advertisements", "bfdprofiles"} {
 		s.kubectl(t, "wait", "--for=condition=Established", "crd/"+kind+".metallb.io")

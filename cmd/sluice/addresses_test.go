@@ -21,7 +21,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile/address"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // subnet is a bridge with nodes n1 to n3 and a client, in namespaces. Each node has a server at its
@@ -29,15 +29,14 @@ import (
 type subnet struct {
 	t      *testing.T
 	dir    string // of manifests, which all nodes read
-	bridge *netns.NS
-	client *netns.NS
+	bridge *world.Host
+	client *world.Host
 	nodes  map[string]*subnetNode
 	flags  []string // of the agents, beside those of start
-	path   string   // a folder of programs that the agents run
 }
 
 type subnetNode struct {
-	*netns.NS
+	*world.Host
 	name   string
 	socket string
 	agent  *exec.Cmd // nil: none runs
@@ -59,27 +58,21 @@ spec: {ipAddressPools: [outside]}
 // newSubnet makes it, with an agent on each node.
 func newSubnet(t *testing.T) *subnet {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	s := &subnet{t: t, dir: t.TempDir(), nodes: map[string]*subnetNode{}}
-	s.bridge, s.client = s.namespace("bridge"), s.namespace("client")
-	s.ip(s.bridge, "link add br0 type bridge", "link set br0 up")
+	s := &subnet{t: t, dir: t.TempDir(), bridge: world.NewHost(t, "bridge"), client: world.NewHost(t, "client"), nodes: map[string]*subnetNode{}}
+	s.bridge.Bridge("br0")
 	s.join(s.client, "client", "172.30.0.200", "fd00:30::200")
 	objects := subnetObjects
 	for i, name := range []string{"n1", "n2", "n3"} {
 		v4, v6 := fmt.Sprintf("172.30.0.%d", i+1), fmt.Sprintf("fd00:30::%d", i+1)
-		n := &subnetNode{NS: s.namespace(name), name: name, socket: filepath.Join(t.TempDir(), name)}
+		n := &subnetNode{Host: world.NewHost(t, name), name: name, socket: filepath.Join(t.TempDir(), name)}
 		s.nodes[name] = n
 		t.Cleanup(func() {
 			if s.kill(name); t.Failed() {
 				t.Logf("the agent of %s:\n%s", name, &n.log)
 			}
 		})
-		s.join(n.NS, name, v4, v6)
-		for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-			s.must(n.Sysctl(key, "1"))
-		}
+		s.join(n.Host, name, v4, v6)
+		n.Forward()
 		s.serve(n)
 		objects += fmt.Sprintf("---\napiVersion: v1\nkind: Node\nmetadata: {name: %[1]s}\nspec: {podCIDRs: [10.244.%[4]d.0/24, \"fd00:244:%[4]d::/64\"]}\nstatus: {addresses: [{type: InternalIP, address: %[2]s}, {type: InternalIP, address: %[3]q}]}\n", name, v4, v6, i+1)
 	}
@@ -94,32 +87,12 @@ func (s *subnet) must(err error) {
 	}
 }
 
-func (s *subnet) namespace(name string) *netns.NS {
+// join puts a host on the bridge.
+func (s *subnet) join(host *world.Host, name, v4, v6 string) {
 	s.t.Helper()
-	ns, err := netns.New(fmt.Sprintf("cmd-addr-%s-%d", name, os.Getpid()))
-	s.must(err)
-	s.t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			s.t.Error(err)
-		}
-	})
-	return ns
-}
-
-func (s *subnet) ip(ns *netns.NS, commands ...string) {
-	s.t.Helper()
-	for _, c := range commands {
-		_, err := ns.Run("ip", strings.Fields(c)...)
-		s.must(err)
-	}
-}
-
-// join puts a namespace on the bridge.
-func (s *subnet) join(ns *netns.NS, name, v4, v6 string) {
-	s.t.Helper()
-	s.must(netns.Veth(ns, "eth0", s.bridge, name))
-	s.ip(s.bridge, "link set "+name+" master br0")
-	s.ip(ns, "link set lo up", "addr add "+v4+"/24 dev eth0", "addr add "+v6+"/64 dev eth0 nodad")
+	host.Join("eth0", s.bridge, name)
+	s.bridge.IP("link set " + name + " master br0")
+	host.Address("eth0", v4+"/24", v6+"/64")
 }
 
 // write writes a manifest in one step.
@@ -134,10 +107,10 @@ func (s *subnet) write(name, text string) {
 func (s *subnet) serve(n *subnetNode) {
 	s.t.Helper()
 	var l net.Listener
-	s.must(n.Do(func() (err error) {
+	n.In(func() (err error) {
 		l, err = net.Listen("tcp", ":8080")
 		return err
-	}))
+	})
 	s.t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -155,10 +128,10 @@ func (s *subnet) serve(n *subnetNode) {
 func (s *subnet) start(name string) {
 	s.t.Helper()
 	n := s.nodes[name]
-	n.agent = exec.Command(os.Args[0], "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
+	n.agent = exec.Command(self, "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
 		"--set-sysctls=false", "--policy=false", "--service-addresses")
 	n.agent.Args = append(n.agent.Args, s.flags...)
-	n.agent.Env = append(os.Environ(), "PATH="+s.path+":"+os.Getenv("PATH"))
+	n.agent.Env = withSpeaker(s.t)
 	n.agent.Stdout, n.agent.Stderr = &n.log, &n.log
 	s.must(n.Start(n.agent))
 }
@@ -175,7 +148,7 @@ func (s *subnet) kill(name string) {
 // link sets the port of a node on the bridge up or down.
 func (s *subnet) link(name, to string) {
 	s.t.Helper()
-	s.ip(s.bridge, "link set "+name+" "+to)
+	s.bridge.IP("link set " + name + " " + to)
 }
 
 // service is a Service with addresses and an endpoint of each family on a node.
@@ -344,6 +317,7 @@ func (n *subnetNode) mac() string {
 // A client reaches an address of a Service at the one node that announces it. Once that dies,
 // another takes over, and the client reaches it there.
 func TestServiceAddresses(t *testing.T) {
+	t.Parallel()
 	s := newSubnet(t)
 	s.write("web.yaml", service("web", 100, "Cluster", "n3"))
 	s.write("local.yaml", service("local", 101, "Local", "n1"))

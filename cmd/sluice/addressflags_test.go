@@ -103,6 +103,7 @@ func TestAddressFlags(t *testing.T) {
 // What listens on a node stays reachable whatever addresses services ask for; so does what the
 // agent itself listens on.
 func TestNodeStaysReachable(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	give(t, ns, "192.0.2.1/24")
 	const own = `
@@ -143,6 +144,7 @@ spec: {type: NodePort, clusterIP: 10.0.0.14, ports: [{port: 80, nodePort: 10999}
 // preflight names what would not be served: from what kube-proxy serves before there is an agent,
 // and from the agent afterwards.
 func TestPreflightNamesAddresses(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	give(t, ns, "192.0.2.1/24")
 	give(t, ns, "203.0.113.5/32") // an address of a service, as keepalived assigns it

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +21,7 @@ import (
 func (w *balanced) virtualServers() string {
 	out, err := w.machine.Run("ip", "route", "show", "table", "local", "proto", fmt.Sprint(ipvs.FarmRouteProtocol))
 	w.must(err)
-	_, servers, _ := strings.Cut(readIn(w.t, w.machine, "ip_vs"), "ActiveConn InActConn\n")
+	_, servers, _ := strings.Cut(readIn(w.t, w.machine.NS, "ip_vs"), "ActiveConn InActConn\n")
 	return servers + string(out)
 }
 
@@ -44,10 +43,11 @@ func askOn(c net.Conn) string {
 // TestBalanceIPVS has a balancer's farms be virtual servers: what IPVS cannot carry out is named
 // and harms no other farm, connections outlive the balancer, and each mode follows the other.
 func TestBalanceIPVS(t *testing.T) {
+	t.Parallel()
 	w := newBalanced(t)
 	w.flags = []string{"--mode", "ipvs"}
 	if err := probe.Missing(t.Context(), ipvs.Requirements); errors.Is(err, probe.ErrNotSupported) {
-		out, err := w.machine.Run(os.Args[0], "balance", "--config", w.path("farms.json"), "--socket", w.path("s.sock"), "--mode", "ipvs")
+		out, err := w.machine.Run(self, "balance", "--config", w.path("farms.json"), "--socket", w.path("s.sock"), "--mode", "ipvs")
 		if text := fmt.Sprint(string(out), err); err == nil || !strings.Contains(text, "'modprobe ip_vs' loads it") {
 			t.Errorf("a kernel without IPVS: %s", text)
 		}
@@ -101,7 +101,7 @@ func TestBalanceIPVS(t *testing.T) {
 		w.start()
 		w.answer("red", "blue")
 		eventually(t, "what the other mode left is gone", func() bool {
-			return (mode == "ipvs") == (w.virtualServers() != "") && (mode == "ipvs") == (nft(t, w.machine, "list", "tables") == "")
+			return (mode == "ipvs") == (w.virtualServers() != "") && (mode == "ipvs") == (nft(t, w.machine.NS, "list", "tables") == "")
 		})
 		w.answer("red", "blue")
 	}

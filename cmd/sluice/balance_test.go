@@ -19,14 +19,14 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // balanced is a client, a machine that runs 'sluice balance', and the servers red and blue behind
 // it, in namespaces. Each server answers with its name.
 type balanced struct {
 	t               *testing.T
-	client, machine *netns.NS
+	client, machine *world.Host
 	sick            map[string]*atomic.Bool // servers that answer 503 to checks
 	dir             string
 	flags           []string  // of the balancer
@@ -40,22 +40,18 @@ const balancedFarm = `{"farms": [{"name": "web", "virtual-addr": "10.0.0.100", "
 
 func newBalanced(t *testing.T) *balanced {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
 	w := &balanced{t: t, dir: t.TempDir(), sick: map[string]*atomic.Bool{}}
 	write(t, w.dir, "farms.json", balancedFarm)
-	w.client, w.machine = w.namespace("client"), w.namespace("machine")
-	w.must(netns.Veth(w.client, "eth0", w.machine, "front"))
-	w.ip(w.client, "addr add 10.0.0.2/24 dev eth0", "link set eth0 up")
-	w.ip(w.machine, "addr add 10.0.0.1/24 dev front", "addr add 10.0.0.100/32 dev front", "link set front up",
-		"link add back type bridge", "addr add 10.1.0.1/24 dev back", "link set back up")
+	w.client, w.machine = world.NewHost(t, "client"), world.NewHost(t, "machine")
+	w.client.Join("eth0", w.machine, "front")
+	w.client.Address("eth0", "10.0.0.2/24")
+	w.machine.Address("front", "10.0.0.1/24", "10.0.0.100/32")
+	w.machine.Bridge("back")
+	w.machine.Address("back", "10.1.0.1/24")
 	for i, name := range []string{"red", "blue"} {
-		ns := w.namespace(name)
-		w.must(netns.Veth(ns, "eth0", w.machine, name))
-		w.ip(w.machine, "link set "+name+" master back up")
-		w.ip(ns, fmt.Sprintf("addr add 10.1.0.1%d/24 dev eth0", i+1), "link set eth0 up", "route add default via 10.1.0.1")
-		w.serve(ns, name)
+		server := w.behind(name, fmt.Sprintf("10.1.0.1%d/24", i+1))
+		server.Gateway("10.1.0.1")
+		w.serve(server, name)
 	}
 	t.Cleanup(func() {
 		if w.kill(); t.Failed() {
@@ -72,32 +68,21 @@ func (w *balanced) must(err error) {
 	}
 }
 
-func (w *balanced) namespace(name string) *netns.NS {
+// behind makes a host behind the balancer.
+func (w *balanced) behind(name, address string) *world.Host {
 	w.t.Helper()
-	ns, err := netns.New(fmt.Sprintf("cmd-balance-%s-%d", name, os.Getpid()))
-	w.must(err)
-	w.t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			w.t.Error(err)
-		}
-	})
-	w.ip(ns, "link set lo up")
-	return ns
-}
-
-func (w *balanced) ip(ns *netns.NS, commands ...string) {
-	w.t.Helper()
-	for _, c := range commands {
-		_, err := ns.Run("ip", strings.Fields(c)...)
-		w.must(err)
-	}
+	host := world.NewHost(w.t, name)
+	host.Join("eth0", w.machine, name)
+	w.machine.IP("link set " + name + " master back")
+	host.Address("eth0", address)
+	return host
 }
 
 // serve has a server answer until the test ends.
-func (w *balanced) serve(ns *netns.NS, name string) {
+func (w *balanced) serve(host *world.Host, name string) {
 	w.t.Helper()
 	var l net.Listener
-	w.must(ns.Do(func() (err error) { l, err = net.Listen("tcp", ":8080"); return err }))
+	host.In(func() (err error) { l, err = net.Listen("tcp", ":8080"); return err })
 	sick := &atomic.Bool{}
 	w.sick[name] = sick
 	server := &http.Server{Handler: http.HandlerFunc(func(a http.ResponseWriter, q *http.Request) {
@@ -125,7 +110,7 @@ func (w *balanced) start() {
 func (w *balanced) launch() {
 	w.t.Helper()
 	args := []string{"balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock")}
-	w.program = exec.Command(os.Args[0], append(args, w.flags...)...)
+	w.program = exec.Command(self, append(args, w.flags...)...)
 	w.program.Env = append(os.Environ(), keyVariable+"=open sesame")
 	w.program.Stdout, w.program.Stderr = &w.log, &w.log
 	w.must(w.machine.Start(w.program))
@@ -142,7 +127,7 @@ func (w *balanced) kill() {
 }
 
 // request makes one on a connection of its own.
-func (w *balanced) request(from *netns.NS, method, url, body string) (status int, text string, err error) {
+func (w *balanced) request(from *world.Host, method, url, body string) (status int, text string, err error) {
 	dial := func(_ context.Context, network, addr string) (c net.Conn, err error) {
 		err = from.Do(func() error { c, err = net.DialTimeout(network, addr, 5*time.Second); return err })
 		return c, err
@@ -216,6 +201,7 @@ func (w *balanced) set(backend, state string) {
 
 // TestBalance goes through the life of a balancer, as the one who runs it and its clients see it.
 func TestBalance(t *testing.T) {
+	t.Parallel()
 	w := newBalanced(t)
 	w.start()
 	w.answer("red", "blue")
@@ -252,7 +238,7 @@ func TestBalance(t *testing.T) {
 
 // refuses makes a request of which one part is wrong.
 func (w *balanced) refuses(t *testing.T) {
-	farms, rules := w.api(http.StatusOK, "GET", "/farms", ""), nft(t, w.machine, "-s", "list", "ruleset")
+	farms, rules := w.api(http.StatusOK, "GET", "/farms", ""), nft(t, w.machine.NS, "-s", "list", "ruleset")
 	answer := w.api(http.StatusBadRequest, "POST", "/farms",
 		`{"farms": [{"name": "web", "scheduler": "hash", "backends": [{"name": "red", "state": "down"}, {"name": "blue", "weight": "0"}]}]}`)
 	if !strings.Contains(answer, "farms[web].backends[blue].weight") {
@@ -261,7 +247,7 @@ func (w *balanced) refuses(t *testing.T) {
 	if now := w.api(http.StatusOK, "GET", "/farms", ""); now != farms {
 		t.Errorf("farms were\n%s\nand are\n%s", farms, now)
 	}
-	if now := nft(t, w.machine, "-s", "list", "ruleset"); now != rules {
+	if now := nft(t, w.machine.NS, "-s", "list", "ruleset"); now != rules {
 		t.Errorf("rules were\n%s\nand are\n%s", rules, now)
 	}
 	w.answer("red", "blue")
@@ -274,8 +260,8 @@ func (w *balanced) leaves(t *testing.T) {
 		t.Errorf("%s answers for a farm that is gone", text)
 	}
 	w.kill()
-	out, err := w.machine.Run(os.Args[0], "cleanup", "--socket", w.path("s.sock"))
-	if w.must(err); nft(t, w.machine, "list tables") != "" {
+	out, err := w.machine.Run(self, "cleanup", "--socket", w.path("s.sock"))
+	if w.must(err); nft(t, w.machine.NS, "list tables") != "" {
 		t.Errorf("tables are left after cleanup: %s", out)
 	}
 }
@@ -283,6 +269,7 @@ func (w *balanced) leaves(t *testing.T) {
 // TestBalanceTunnel asks for DSR to a backend on no network of the machine: it is reached through a
 // tunnel, which outlives the balancer until cleanup, or the answer says what the kernel lacks.
 func TestBalanceTunnel(t *testing.T) {
+	t.Parallel()
 	w := newBalanced(t)
 	w.start()
 	const far = `{"farms": [{"name": "far", "virtual-addr": "10.0.0.100", "virtual-ports": "81", "mode": "dsr", "backends": [{"name": "f", "ip-addr": "10.9.0.9"}]}]}`
@@ -308,7 +295,7 @@ func TestBalanceTunnel(t *testing.T) {
 		t.Error("no tunnel after a restart")
 	}
 	w.kill()
-	_, err = w.machine.Run(os.Args[0], "cleanup", "--socket", w.path("s.sock"))
+	_, err = w.machine.Run(self, "cleanup", "--socket", w.path("s.sock"))
 	if w.must(err); tunnel() {
 		t.Error("the tunnel is left after cleanup")
 	}
@@ -317,6 +304,7 @@ func TestBalanceTunnel(t *testing.T) {
 // A backend of a farm in mode dsr that no machine has is down, with the reason, and the others
 // serve its clients.
 func TestBalanceUnresolved(t *testing.T) {
+	t.Parallel()
 	w := newBalanced(t)
 	write(t, w.dir, "farms.json", `{"farms": [{"name": "direct", "virtual-addr": "10.0.0.100", "virtual-ports": "8080", "mode": "dsr", "scheduler": "hash",
 		"backends": [{"name": "red", "ip-addr": "10.1.0.11"}, {"name": "nobody", "ip-addr": "10.1.0.99"}]}]}`)
@@ -329,9 +317,6 @@ func TestBalanceUnresolved(t *testing.T) {
 	if r := report("red"); r.State != "serving" {
 		t.Errorf("got %+v", r)
 	}
-	late := w.namespace("late")
-	w.must(netns.Veth(late, "eth0", w.machine, "late"))
-	w.ip(w.machine, "link set late master back up")
-	w.ip(late, "addr add 10.1.0.99/24 dev eth0")
+	w.behind("late", "10.1.0.99/24")
 	eventually(t, "it serves once a machine has its address", func() bool { return report("nobody").State == "serving" })
 }

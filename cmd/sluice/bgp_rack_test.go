@@ -20,7 +20,8 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/bgp/peertest"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/programs"
+	"sluice.dev/sluice/test/world"
 )
 
 // rack is a node with an agent, and two routers on subnets of their own: spine, which is BIRD and
@@ -28,13 +29,12 @@ import (
 // which are addresses of theirs.
 type rack struct {
 	t                *testing.T
-	node, spine, tor *netns.NS
+	node, spine, tor *world.Host
 	bird             *peertest.BIRD
 	birdDir          string
 	frr              *peertest.FRR
 
 	dir, passwords, socket string
-	path                   string // with sluice-bgp
 	agent                  *exec.Cmd
 	log                    bytes.Buffer
 }
@@ -130,13 +130,8 @@ spec: {peerIP: 172.31.1.254, asNumber: 64501%s}
 // newRack makes it, without an agent.
 func newRack(t *testing.T) *rack {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	r := &rack{t: t, dir: t.TempDir(), passwords: t.TempDir(), path: t.TempDir()}
-	r.socket = filepath.Join(r.path, "s.sock")
-	buildSpeaker(t, r.path)
-	r.node, r.spine, r.tor = r.namespace("node"), r.namespace("spine"), r.namespace("tor")
+	r := &rack{t: t, dir: t.TempDir(), passwords: t.TempDir(), socket: filepath.Join(t.TempDir(), "s.sock")}
+	r.node, r.spine, r.tor = world.NewHost(t, "node"), world.NewHost(t, "spine"), world.NewHost(t, "tor")
 	t.Cleanup(func() {
 		r.kill()
 		if t.Failed() {
@@ -146,10 +141,10 @@ func newRack(t *testing.T) *rack {
 	r.wire()
 	r.birdDir = r.short()
 	var err error
-	r.bird, err = peertest.StartBIRD(t.Context(), r.spine, r.birdDir, fmt.Sprintf(spineConf, "", ""))
+	r.bird, err = peertest.StartBIRD(t.Context(), r.spine.NS, r.birdDir, fmt.Sprintf(spineConf, "", ""))
 	r.must(err)
 	t.Cleanup(func() { r.stopped(r.bird.Kill()) })
-	r.frr, err = peertest.StartFRR(t.Context(), r.tor, r.short(), torConf)
+	r.frr, err = peertest.StartFRR(t.Context(), r.tor.NS, r.short(), torConf)
 	r.must(err)
 	t.Cleanup(func() { r.stopped(r.frr.Stop()) })
 	r.write("rack.yaml", rackObjects)
@@ -157,12 +152,10 @@ func newRack(t *testing.T) *rack {
 	return r
 }
 
-// buildSpeaker builds sluice-bgp in a folder.
-func buildSpeaker(t *testing.T, folder string) {
+// withSpeaker is the environment of an agent that finds sluice-bgp.
+func withSpeaker(t *testing.T) []string {
 	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "../sluice-bgp").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	return append(os.Environ(), "PATH="+filepath.Dir(programs.Path(t, "sluice-bgp"))+":"+os.Getenv("PATH"))
 }
 
 // reconfigure gives spine more routes of IPv4, and more of the session over it.
@@ -173,25 +166,17 @@ func (r *rack) reconfigure(routes, session string) {
 	r.must(err)
 }
 
-// wire gives the namespaces their links and addresses.
+// wire gives the hosts their links and addresses.
 func (r *rack) wire() {
-	r.must(netns.Veth(r.node, "eth0", r.spine, "node"))
-	r.must(netns.Veth(r.node, "eth1", r.tor, "node"))
-	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		r.must(r.node.Sysctl(key, "1"))
-	}
-	for _, a := range []struct {
-		ns   *netns.NS
-		text string
-	}{
-		{r.node, "172.31.1.1/24 dev eth0"}, {r.node, "fd00:31:1::1/64 dev eth0 nodad"}, {r.node, "172.31.2.1/24 dev eth1"}, {r.node, "fd00:31:2::1/64 dev eth1 nodad"},
-		{r.node, podIPv4 + "/32 dev lo"}, {r.node, podIPv6 + "/128 dev lo"},
-		{r.spine, "172.31.1.254/24 dev node"}, {r.spine, "fd00:31:1::fe/64 dev node nodad"}, {r.spine, serverIPv4 + "/32 dev lo"}, {r.spine, serverIPv6 + "/128 dev lo"},
-		{r.tor, "172.31.2.254/24 dev node"}, {r.tor, "fd00:31:2::fe/64 dev node nodad"},
-	} {
-		_, err := a.ns.Run("ip", strings.Fields("addr add "+a.text)...)
-		r.must(err)
-	}
+	r.node.Join("eth0", r.spine, "node")
+	r.node.Join("eth1", r.tor, "node")
+	r.node.Forward()
+	r.node.Address("eth0", "172.31.1.1/24", "fd00:31:1::1/64")
+	r.node.Address("eth1", "172.31.2.1/24", "fd00:31:2::1/64")
+	r.node.Address("lo", podIPv4+"/32", podIPv6+"/128")
+	r.spine.Address("node", "172.31.1.254/24", "fd00:31:1::fe/64")
+	r.spine.Address("lo", serverIPv4+"/32", serverIPv6+"/128")
+	r.tor.Address("node", "172.31.2.254/24", "fd00:31:2::fe/64")
 }
 
 func (r *rack) must(err error) {
@@ -205,14 +190,6 @@ func (r *rack) stopped(err error) {
 	if err != nil {
 		r.t.Error(err)
 	}
-}
-
-func (r *rack) namespace(name string) *netns.NS {
-	r.t.Helper()
-	ns, err := netns.New(fmt.Sprintf("cmd-bgp-%s-%d", name, os.Getpid()))
-	r.must(err)
-	r.t.Cleanup(func() { r.stopped(ns.Delete()) })
-	return ns
 }
 
 // short is an empty folder with a short path, for sockets.
@@ -234,9 +211,9 @@ func (r *rack) write(name, text string) {
 // start starts the agent.
 func (r *rack) start() {
 	r.t.Helper()
-	r.agent = exec.Command(os.Args[0], "run", "--manifests", r.dir, "--node", "node-a", "--socket", r.socket, "--metrics-address", "", "--healthz-address", "",
+	r.agent = exec.Command(self, "run", "--manifests", r.dir, "--node", "node-a", "--socket", r.socket, "--metrics-address", "", "--healthz-address", "",
 		"--set-sysctls=false", "--policy=false", "--fabric", "native", "--bgp", "--bgp-passwords", r.passwords, "--service-addresses")
-	r.agent.Env = append(os.Environ(), "PATH="+r.path+":"+os.Getenv("PATH"))
+	r.agent.Env = withSpeaker(r.t)
 	r.agent.Stdout, r.agent.Stderr = &r.log, &r.log
 	r.must(r.node.Start(r.agent))
 }
@@ -270,7 +247,7 @@ func (r *rack) speaker() (pid int) {
 // to do.
 func (r *rack) await(what string, is func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(time.Minute); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			r.t.Fatalf("does not happen: %s", what)
 		}
@@ -349,7 +326,7 @@ func (r *rack) says(text string) {
 }
 
 // shows waits until a command in a namespace prints something.
-func (r *rack) shows(ns *netns.NS, command, want string) {
+func (r *rack) shows(ns *world.Host, command, want string) {
 	r.t.Helper()
 	var out []byte
 	defer func() {
@@ -365,7 +342,7 @@ func (r *rack) shows(ns *netns.NS, command, want string) {
 }
 
 // lacks waits until a namespace has no route to a prefix.
-func (r *rack) lacks(ns *netns.NS, to string) {
+func (r *rack) lacks(ns *world.Host, to string) {
 	r.t.Helper()
 	r.await(ns.Name+" has no route to "+to, func() bool {
 		out, err := ns.Run("ip", "route", "show", to)
@@ -375,13 +352,13 @@ func (r *rack) lacks(ns *netns.NS, to string) {
 }
 
 // serve answers on port 8080 in a namespace until the test ends.
-func (r *rack) serve(ns *netns.NS) {
+func (r *rack) serve(ns *world.Host) {
 	r.t.Helper()
 	var l net.Listener
-	r.must(ns.Do(func() (err error) {
+	ns.In(func() (err error) {
 		l, err = net.Listen("tcp", ":8080")
 		return err
-	}))
+	})
 	r.t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -396,7 +373,7 @@ func (r *rack) serve(ns *netns.NS) {
 }
 
 // ask connects from an address in a namespace, and reads the answer.
-func ask(ns *netns.NS, from, to string) error {
+func ask(ns *world.Host, from, to string) error {
 	return ns.Do(func() error {
 		d := net.Dialer{Timeout: 5 * time.Second}
 		if from != "" {
@@ -418,7 +395,7 @@ func ask(ns *netns.NS, from, to string) error {
 
 // flow is a way that traffic goes.
 type flow struct {
-	ns       *netns.NS
+	ns       *world.Host
 	from, to string
 }
 
@@ -441,7 +418,7 @@ func (r *rack) undisturbed(f func()) {
 		close(stop)
 		running.Wait()
 	}()
-	for _, ns := range []*netns.NS{r.node, r.spine, r.tor} {
+	for _, ns := range []*world.Host{r.node, r.spine, r.tor} {
 		changes := make(chan netlink.RouteUpdate, 1024)
 		r.must(ns.Do(func() error { return netlink.RouteSubscribe(changes, stop) }))
 		running.Go(func() {

@@ -110,6 +110,7 @@ func (r *rack) tells(to, hop string, preference int, communities, large []string
 // Services to another, each with what the objects say, and follows what the first announces, in
 // both families. When it, or its speaker alone, is killed, nothing changes for anybody.
 func TestBGP(t *testing.T) {
+	t.Parallel()
 	r := newRack(t)
 	r.write("pool.yaml", rackPool)
 	r.write("web.yaml", rackService("web", 10, "Cluster", "b"))
@@ -168,6 +169,7 @@ func TestBGP(t *testing.T) {
 // What is wrong with a peer, its routes or its objects is named, and its end noticed; nobody else
 // suffers.
 func TestBGPFaults(t *testing.T) {
+	t.Parallel()
 	r := newRack(t)
 	r.write("pool.yaml", rackPool)
 	r.write("web.yaml", rackService("web", 10, "Cluster", "b"))
@@ -325,9 +327,8 @@ func (s *subnet) meshed(name string, others ...string) {
 // Without any object of BGP, agents are each other's peers, in both families, and with a password
 // as well. What a node announced stays with the others while its agent is away.
 func TestBGPMesh(t *testing.T) {
+	t.Parallel()
 	s := newSubnet(t)
-	s.path = t.TempDir()
-	buildSpeaker(t, s.path)
 	passwords := t.TempDir()
 	s.flags = []string{"--fabric", "native", "--bgp", "--bgp-passwords", passwords}
 	for name := range s.nodes {

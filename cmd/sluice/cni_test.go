@@ -20,6 +20,8 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/programs"
+	"sluice.dev/sluice/test/world"
 )
 
 // cniNode has pods that nobody has given an address yet: those of shut may talk to nobody, and one
@@ -72,11 +74,8 @@ type plugin struct {
 
 func newPlugin(t *testing.T) *plugin {
 	t.Helper()
-	p := &plugin{T: t, node: nodeNS(t), dir: t.TempDir(), timeout: "20s"}
-	p.socket, p.program = filepath.Join(p.dir, "s.sock"), filepath.Join(p.dir, "sluice-cni")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", p.program, "../sluice-cni").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	p := &plugin{T: t, node: nodeNS(t), dir: t.TempDir(), timeout: "20s", program: programs.Path(t, "sluice-cni")}
+	p.socket = filepath.Join(p.dir, "s.sock")
 	return p
 }
 
@@ -93,20 +92,6 @@ func (p *plugin) call(verb, namespace, pod string, ns *netns.NS) error {
 		}
 		return nil
 	})
-}
-
-func (p *plugin) namespace(name string) *netns.NS {
-	p.Helper()
-	ns, err := netns.New(fmt.Sprintf("cmd-cni-%s-%d", name, os.Getpid()))
-	if err != nil {
-		p.Fatal(err)
-	}
-	p.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			p.Error(err)
-		}
-	})
-	return ns
 }
 
 // flood sends numbered datagrams from a namespace until the test ends, as soon as there is a way.
@@ -164,10 +149,11 @@ func (p *plugin) collect(ns *netns.NS, at string) (got, first *atomic.Uint64) {
 // With an agent, ADD returns once the pod's policy holds: of a pod that may talk to nobody not one
 // packet passes, from the moment that it has a namespace, and of one that may talk all do.
 func TestAddWaitsForPolicy(t *testing.T) {
+	t.Parallel()
 	p := newPlugin(t)
 	dir := folder(t, map[string]string{"node.yaml": cniNode, "deny.yaml": denyAll})
 	stop := startAgent(t, dir, p.socket, p.node.Do)
-	target, open, shut := p.namespace("target"), p.namespace("open"), p.namespace("shut")
+	target, open, shut := world.NewHost(t, "target").NS, world.NewHost(t, "open").NS, world.NewHost(t, "shut").NS
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -235,8 +221,9 @@ func (p *plugin) left() string {
 // Without an answer of the agent within the time, ADD fails and leaves nothing; an agent that comes
 // back in time is waited for.
 func TestAddWithoutAgent(t *testing.T) {
+	t.Parallel()
 	p := newPlugin(t)
-	ns := p.namespace("target")
+	ns := world.NewHost(t, "target").NS
 	p.timeout = "200ms"
 	refused := func(what, pod, says string) {
 		t.Helper()
@@ -276,12 +263,13 @@ func TestAddWithoutAgent(t *testing.T) {
 	if err := p.call("DEL", "shop", "target", ns); err != nil {
 		t.Error(err)
 	}
-	p.timeout = "200ms"
+	p.timeout = "2s" // the agent tells before that ends
 	refused("a pod that nobody knows", "unknown", "does not say that it is on node node-a")
 }
 
 // install writes what a runtime needs, with the versions that all plugins have, and remove takes it
-// away.
+// away. Like others that run what they have just written, this test runs alone: a process that
+// another test forks meanwhile may still have the file open for writing.
 func TestCNIInstall(t *testing.T) {
 	p := newPlugin(t)
 	bin, conf := filepath.Join(p.dir, "bin"), filepath.Join(p.dir, "net.d")
@@ -358,7 +346,7 @@ func TestAgentInstallsCNI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns := p.namespace("target")
+	ns := world.NewHost(t, "target").NS
 	cni := libcni.NewCNIConfigWithCacheDir([]string{bin}, p.dir, nil)
 	pod := &libcni.RuntimeConf{ContainerID: "c", NetNS: ns.Path(), IfName: "eth0", Args: [][2]string{{"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "target"}}}
 	const addresses = "/var/lib/cni/networks/sluice"
@@ -376,6 +364,7 @@ func TestAgentInstallsCNI(t *testing.T) {
 
 // A hundred pods start one by one, and then at once: each can talk as soon as its ADD returns.
 func TestManyPodsWithAgent(t *testing.T) {
+	t.Parallel()
 	p := newPlugin(t)
 	const pods = 100
 	manifests := cniNode
@@ -385,7 +374,7 @@ func TestManyPodsWithAgent(t *testing.T) {
 	manifests += "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: many, namespace: many}\n" +
 		"spec: {podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {}, podSelector: {matchLabels: {app: target}}}]}]}\n"
 	startAgent(t, folder(t, map[string]string{"all.yaml": manifests}), p.socket, p.node.Do)
-	target := p.namespace("target")
+	target := world.NewHost(t, "target").NS
 	if err := p.call("ADD", "shop", "target", target); err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +385,7 @@ func TestManyPodsWithAgent(t *testing.T) {
 	defer func() { _ = server.Close() }()
 	spaces := make([]*netns.NS, pods)
 	for i := range spaces {
-		spaces[i] = p.namespace(fmt.Sprint("p", i))
+		spaces[i] = world.NewHost(t, fmt.Sprint("p", i)).NS
 	}
 	took := make([]time.Duration, pods)
 	add := func(i int) {
@@ -429,10 +418,14 @@ func TestManyPodsWithAgent(t *testing.T) {
 		all := time.Since(begin)
 		slices.Sort(took)
 		t.Logf("%s: all %s, ADD p50 %s, p99 %s", what, all, took[pods/2], took[pods*99/100])
+		var gone sync.WaitGroup
 		for i := range pods {
-			if err := p.call("DEL", "many", fmt.Sprint("p", i), spaces[i]); err != nil {
-				t.Error(err)
-			}
+			gone.Go(func() {
+				if err := p.call("DEL", "many", fmt.Sprint("p", i), spaces[i]); err != nil {
+					t.Error(err)
+				}
+			})
 		}
+		gone.Wait()
 	}
 }

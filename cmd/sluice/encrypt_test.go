@@ -95,6 +95,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.2}]}
 // Once the own Node says the node's key, packets to the other's pods are encrypted. The test runs
 // in the guest; a kernel without WireGuard is named.
 func TestEncrypt(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	dir := folder(t, map[string]string{"nodes.yaml": fmt.Sprintf(encryptedNodes, "")})
 	socket := filepath.Join(t.TempDir(), "s.sock")

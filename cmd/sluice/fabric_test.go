@@ -36,6 +36,7 @@ spec: {cidr: 10.244.0.0/16, vxlanMode: %s, natOutgoing: %t}
 // The agent reaches the other node's pods as the pool says, follows the pool, the underlay's MTU
 // and what others remove; what it made outlives it, and cleanup removes it.
 func TestFabric(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	must := func(err error) {
 		t.Helper()

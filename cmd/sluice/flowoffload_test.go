@@ -14,6 +14,7 @@ import (
 // come later; the next agent, without it, has none, and nothing else changes. A kernel that has no
 // flowtables serves all the same. 'plan' says what an agent would do with the flag.
 func TestFlowOffload(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	dir := folder(t, map[string]string{"web.yaml": web})
 	socket := filepath.Join(t.TempDir(), "s.sock")

@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,32 +9,14 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
-// nodeNS makes a network namespace with another program's table in it, and points the commands at
-// its kernel. Other programs can change our tables, as on kernels without table ownership.
+// nodeNS makes a network namespace with another program's table in it.
 func nodeNS(t *testing.T) *netns.NS {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("cmd-agent-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	real := openNFTables
-	openNFTables = func(o driver.Options) (driver.Driver, error) {
-		return nftables.Open(nftables.Options{Options: o, Shared: true})
-	}
-	t.Cleanup(func() { openNFTables = real })
+	ns := world.NewHost(t, "node").NS
 	nft(t, ns, "add table inet other")
 	return ns
 }
@@ -114,6 +94,7 @@ func TestKernel(t *testing.T) {
 
 // While the kernel keeps what cannot be read, changes of readable objects are programmed in full.
 func TestKernelKeeps(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	other := strings.NewReplacer("web", "other", "10.0.0.1", "10.0.0.7", "10.1.0.1", "10.1.0.7").Replace(web)
 	dir := folder(t, map[string]string{"web.yaml": web, "other.yaml": other})

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -76,10 +75,6 @@ endpoints: [{addresses: [example.org]}]
 // is taken for fine.
 func (s *proxyNode) preflightPolicies(t *testing.T, kubeconfig string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	out, err := s.NetNS.Run(self, "preflight", "--policies", "--kubeconfig="+kubeconfig, "--node=node-a")
 	words := strings.Join(strings.Fields(fmt.Sprint(string(out), err)), " ")
 	for _, want := range []string{"exit status 1", `fail refused NetworkPolicy (networking.k8s.io/v1): networkpolicies.networking.k8s.io is forbidden`, "fail refused Pod (v1)",
@@ -92,8 +87,7 @@ func (s *proxyNode) preflightPolicies(t *testing.T, kubeconfig string) {
 
 // An agent on a real API server copes with odd objects, with a server that is away or back, and
 // with the loss of its rights.
-func TestAgentOnRealAPI(t *testing.T) {
-	s := newProxyNode(t)
+func agentOnRealAPI(t *testing.T, s *proxyNode) {
 	s.kubectl(t, "apply", "-f", s.file(t, "odd.yaml", oddObjects), "-f", s.file(t, "role.yaml", role("")))
 	kubeconfig, err := s.Kubeconfig("sluice")
 	if err != nil {
@@ -188,8 +182,7 @@ spec: {clusterIP: 10.96.0.91, externalIPs: [192.0.2.1], ports: [{name: api, port
 
 // A service cannot take an agent's path to its API, even where the address is allowed, nor anything
 // else that listens there. An agent that starts afresh reads the API, too.
-func TestNobodyTakesTheAPI(t *testing.T) {
-	s := newProxyNode(t)
+func nobodyTakesTheAPI(t *testing.T, s *proxyNode) {
 	listen(t, s.NetNS, "192.0.2.1:22")
 	s.kubectl(t, "apply", "-f", s.file(t, "thief.yaml", apiThief), "-f", s.file(t, "role.yaml", role("")))
 	kubeconfig, err := s.Kubeconfig("sluice")

@@ -68,8 +68,7 @@ spec: {nodeName: pods-of, containers: [{name: c, image: none}]}
 
 // An agent that may not read Pods cuts off no pod, reports that it is not ready, and enforces
 // policy once it may. Pods that an earlier agent knew keep the policies of that agent.
-func TestUnreadPodsOnRealAPI(t *testing.T) {
-	s := newProxyNode(t)
+func unreadPodsOnRealAPI(t *testing.T, s *proxyNode) {
 	pods := attachPods(t, s.NetNS, 3)
 	s.kubectl(t, "apply", "-f", s.file(t, "readers.yaml", readers), "-f", s.file(t, "pods.yaml", somePods))
 	for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2"} {
@@ -110,7 +109,7 @@ func TestUnreadPodsOnRealAPI(t *testing.T) {
 	}
 	p.kill()
 
-	s.kubectl(t, "delete", "-f", filepath.Join(s.Dir, "may.yaml"))
+	s.kubectl(t, "delete", "-f", filepath.Join(s.dir, "may.yaml"))
 	run()
 	if code, _ := ready(); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz after a restart without the right: %d", code)
@@ -125,8 +124,7 @@ func TestUnreadPodsOnRealAPI(t *testing.T) {
 
 // An odd EndpointSlice that belongs to no service does not keep services that were deleted while no
 // agent ran.
-func TestOddSliceKeepsNothing(t *testing.T) {
-	s := newProxyNode(t)
+func oddSliceKeepsNothing(t *testing.T, s *proxyNode) {
 	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "odd.yaml", `
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice

@@ -25,13 +25,40 @@ import (
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
 	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/world"
 )
+
+// TestOnRealAPI has agents work on a real API server, with RBAC, one after the other: each finds a
+// node and a cluster as the first one did.
+func TestOnRealAPI(t *testing.T) {
+	t.Parallel()
+	host := world.NewHost(t, "plane")
+	host.Address("lo", controltest.Addr.String()+"/32")
+	machine.ControlPlane.Take(t)
+	plane := controltest.Start(t, control.Config{
+		NetNS: host.NS, RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+	})
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *proxyNode)
+	}{
+		{"an agent", agentOnRealAPI}, {"a thief of the API", nobodyTakesTheAPI},
+		{"unread pods", unreadPodsOnRealAPI}, {"an odd slice", oddSliceKeepsNothing},
+		{"the seat with kubeadm's configuration", seatWithKubeadmsConfig}, {"the seat beside kube-proxy", seatBesideKubeProxy},
+		{"addresses", addressesOnRealAPI},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, newProxyNode(t, plane)) })
+	}
+}
 
 // proxyNode is a node with a real API server, which kube-proxy or we serve.
 type proxyNode struct {
 	*control.Plane
-	config string
-	client *http.Client
+	dir       string
+	manifests []string // all that were written
+	config    string   // of kube-proxy
+	client    *http.Client
 }
 
 const seatObjects = `
@@ -53,34 +80,44 @@ ports: [{port: 8080, protocol: TCP, name: ""}]
 endpoints: [{addresses: [10.244.0.7], nodeName: node-a}]
 `
 
-// newProxyNode starts an API server with RBAC and writes kubeadm's configuration for kube-proxy,
-// with the given replacements.
-func newProxyNode(t *testing.T, change ...string) *proxyNode {
+// newProxyNode makes the node, and a service on it. When the test ends, the API and the kernel have
+// nothing of it.
+func newProxyNode(t *testing.T, plane *control.Plane) *proxyNode {
 	t.Helper()
-	s := &proxyNode{Plane: controltest.Start(t, control.Config{
-		RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-	})}
+	s := &proxyNode{Plane: plane, dir: t.TempDir()}
 	s.client = &http.Client{Transport: &http.Transport{DialContext: s.Dial, DisableKeepAlives: true}}
+	t.Cleanup(func() {
+		args := []string{"delete", "--ignore-not-found", "--wait=false", "--force", "--grace-period=0"}
+		for _, path := range slices.Backward(s.manifests) { // objects before their kinds
+			args = append(args, "-f", path)
+		}
+		s.kubectl(t, args...)
+		nft(t, s.NetNS, "flush ruleset")
+	})
 	s.kubectl(t, "apply", "-f", s.file(t, "objects.yaml", seatObjects))
 	s.kubectl(t, "patch", "node", "node-a", "--subresource=status", "--type=merge", "-p", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)
+	return s
+}
+
+// configure writes kubeadm's configuration for kube-proxy, with the given replacements.
+func (s *proxyNode) configure(t *testing.T, change ...string) {
+	t.Helper()
 	kubeconfig, err := s.Kubeconfig("system:kube-proxy")
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile("../../internal/kubeproxy/testdata/kubeadm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := read(t, "../../internal/kubeproxy/testdata/kubeadm.yaml")
 	change = append(change, "/var/lib/kube-proxy/kubeconfig.conf", kubeconfig)
-	s.config = s.file(t, "config.conf", strings.NewReplacer(change...).Replace(string(text)))
-	return s
+	s.config = filepath.Join(s.dir, "config.conf")
+	write(t, s.dir, "config.conf", strings.NewReplacer(change...).Replace(text))
 }
 
-func (s *proxyNode) file(t *testing.T, name, text string) string {
+// file writes a manifest.
+func (s *proxyNode) file(t *testing.T, name, text string) (path string) {
 	t.Helper()
-	path := filepath.Join(s.Dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
+	write(t, s.dir, name, text)
+	if path = filepath.Join(s.dir, name); !slices.Contains(s.manifests, path) {
+		s.manifests = append(s.manifests, path)
 	}
 	return path
 }
@@ -139,18 +176,14 @@ func (p *program) kill() {
 
 func (s *proxyNode) sluice(t *testing.T, flags ...string) (p *program, socket string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	socket = filepath.Join(t.TempDir(), "s.sock")
 	return s.start(t, append([]string{self, "run", "--socket", socket}, flags...)...), socket
 }
 
 // The DaemonSet of kubeadm works with our program in it: the same file, the same flags, the same
 // rights.
-func TestSeatWithKubeadmsConfig(t *testing.T) {
-	s := newProxyNode(t)
+func seatWithKubeadmsConfig(t *testing.T, s *proxyNode) {
+	s.configure(t)
 	p, socket := s.sluice(t, "--config="+s.config, "--hostname-override=Node-A")
 	eventually(t, "the node's services are programmed", func() bool {
 		status, err := agent.NewClient(socket).Status(t.Context())
@@ -198,7 +231,7 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 		t.Errorf("/livez answers %d %s", code, body)
 	}
 
-	s.file(t, "config.conf", "another\n")
+	write(t, s.dir, "config.conf", "another\n")
 	var exit *exec.ExitError
 	if err := <-p.ended; !errors.As(err, &exit) || exit.ExitCode() != cli.ExitError || !strings.Contains(p.said.String(), "the configuration file has changed") {
 		t.Errorf("a changed file ends the agent with %v", err)
@@ -220,6 +253,7 @@ func TestSeatWithKubeadmsConfig(t *testing.T) {
 // A file and flags have the same effect here as in the real kube-proxy, which shows its result with
 // --write-config-to.
 func TestSameConfigAsKubeProxy(t *testing.T) {
+	t.Parallel()
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatal(err)
@@ -275,8 +309,8 @@ var absentMetrics = []string{
 
 // The real kube-proxy holds its addresses when our agent starts. Once it has gone, the same
 // questions get the same answers.
-func TestSeatBesideKubeProxy(t *testing.T) {
-	s := newProxyNode(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
+func seatBesideKubeProxy(t *testing.T, s *proxyNode) {
+	s.configure(t, `mode: ""`, "mode: nftables", "maxPerCore: null", "maxPerCore: 0") // in a namespace it cannot set the limit
 	real := s.start(t, filepath.Join(s.Bin, "kube-proxy"), "--config="+s.config, "--hostname-override=node-a")
 	synced := "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="
 	eventually(t, "kube-proxy has programmed its rules", func() bool {

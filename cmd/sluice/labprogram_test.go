@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/test/programs"
 )
 
 // sluice-lab gets the command lines of the lab and the bench as they were typed, with help and
@@ -16,7 +17,13 @@ import (
 func TestLabProgram(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "sluice")
-	copyOfThis(t, program)
+	text, err := os.ReadFile(programs.Path(t, "sluice"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	run := func(args ...string) (code int, stdout, stderr string) {
 		var out, errs bytes.Buffer
 		cmd := exec.CommandContext(t.Context(), program, args...)
@@ -53,20 +60,5 @@ func TestLabProgram(t *testing.T) {
 		if code, stdout, stderr := run(args...); code != 7 || stdout != want || stderr != "" {
 			t.Errorf("%q: exit status %d, %q%s, want 7, %q", args, code, stdout, stderr, want)
 		}
-	}
-}
-
-func copyOfThis(t *testing.T, to string) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(to, text, 0o755); err != nil {
-		t.Fatal(err)
 	}
 }

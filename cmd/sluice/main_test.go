@@ -239,7 +239,7 @@ func here(f func() error) error { return f() }
 // eventually fails the test if f does not become true in a minute: machines may be busy.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("does not happen: %s", what)
 		}

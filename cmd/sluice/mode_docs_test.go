@@ -11,6 +11,7 @@ import (
 
 // The table of docs/modes.md says what the drivers of all modes say of themselves.
 func TestModesPage(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	order := []string{"nftables", "ipvs", "iptables", "userspace"}
 	can := map[string]driver.Capability{}

@@ -91,6 +91,7 @@ func TestLockOfXtablesHeld(t *testing.T) {
 // An ipset that is called as one of ours and is of another type is another program's: status says
 // what to do, nothing is changed, also by cleanup, and all is served once the set is gone.
 func TestIPSetOfAnotherType(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	const theirs = "SLUICE-4-FRONTENDS"
 	if out, err := n.Run("ipset", "create", theirs, "hash:net"); err != nil {
@@ -124,6 +125,7 @@ func TestIPSetOfAnotherType(t *testing.T) {
 // Where rules of other programs are in one variant of iptables, the agent chooses that one. Told to
 // take the other, it does so, and says what that means; those rules stay.
 func TestRulesInTheOtherVariant(t *testing.T) {
+	t.Parallel()
 	n := newModeNode(t)
 	if out, err := n.Run("iptables-legacy", "-A", "FORWARD", "-s", "203.0.113.0/24", "-j", "DROP"); err != nil {
 		t.Fatal(err, string(out))

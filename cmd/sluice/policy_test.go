@@ -384,6 +384,7 @@ func TestKernelDrops(t *testing.T) {
 // While the kernel keeps a policy that cannot be read, every answer about the wanted state carries
 // a warning.
 func TestKeptPolicyIsWarnedOf(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	pods := attachPods(t, ns, 2)
 	at := strings.LastIndex(shop, "---")
@@ -430,9 +431,11 @@ status: {phase: Running, podIPs: [{ip: 10.1.0.3}]}
 // no agent ran is closed and cut at once. Pods that the broken policy selected keep its last good
 // version.
 func TestBrokenPolicyHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
 	sound := func(app string) string { return strings.Replace(brokenPolicy, "app = 'far'", "app == '"+app+"'", 1) }
 	for name, before := range map[string]string{"on a first start": "", "broken ever since": brokenPolicy, "it was about another pod": sound("cache"), "it was about nobody here": sound("far")} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ns := nodeNS(t)
 			pods := attachPods(t, ns, 3)
 			at := strings.LastIndex(shop, "---")

@@ -3,40 +3,26 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"net"
-	"os"
 	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/test/world"
 )
 
 // preflightIn runs the command in an empty namespace. It fails, as there is no route.
 func preflightIn(t *testing.T, args ...string) (status int, out, errs string) {
 	t.Helper()
 	useKernel(t)
-	ns, err := netns.New(fmt.Sprintf("cmd-preflight-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
 	var stdout, stderr bytes.Buffer
-	err = ns.Do(func() error {
+	world.NewHost(t, "node").In(func() error {
 		status = execute(t.Context(), append([]string{"preflight", "--socket", t.TempDir() + "/s"}, args...), &stdout, &stderr)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return status, stdout.String(), stderr.String()
 }
 
@@ -65,11 +51,8 @@ func TestPreflightFabric(t *testing.T) {
 
 // Who may not make network namespaces, as in a container, can still have tunnels.
 func TestPreflightFabricWithoutNamespaces(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	out, _ := ns.Run("setpriv", "--bounding-set=-sys_admin", self, "preflight", "--fabric", "vxlan") // it lacks a route
 	if !strings.Contains(strings.Join(strings.Fields(string(out)), " "), "ok fabric can do: VXLAN") {
 		t.Errorf("%s", out)
@@ -99,6 +82,7 @@ func TestPreflightRefusesUnknownFormats(t *testing.T) {
 // Before policies are enforced, the node's connections tell what they would deny: here web asks db
 // and db asks web, and only the one is allowed. Nothing is programmed for it.
 func TestPreflightPolicies(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	pods := attachPods(t, ns, 2)
 	nft(t, ns, "add chain inet other track { type filter hook forward priority 0 ; }")
@@ -167,10 +151,6 @@ func TestPreflightPolicies(t *testing.T) {
 			}
 		})
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := folder(t, map[string]string{"shop.yaml": shop})
 	out, err := ns.Run("setpriv", "--bounding-set=-sys_admin", self, "preflight", "--policies", "--manifests="+dir, "--node=node-a") // as in a container
 	words := strings.Join(strings.Fields(string(out)), " ")
@@ -197,6 +177,7 @@ spec: {selector: app == 'db', ingress: [{action: Allow, http: {methods: [GET]}}]
 
 // Of each policy that cannot be carried out, preflight says what either choice would come to.
 func TestPreflightUnsupported(t *testing.T) {
+	t.Parallel()
 	ns := nodeNS(t)
 	pods := attachPods(t, ns, 2)
 	nft(t, ns, "add chain inet other track { type filter hook forward priority 0 ; }")

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -21,28 +20,17 @@ import (
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/test/world"
 )
-
-var made atomic.Int32
 
 // node makes a namespace with an interface, an address and a default route for IPv4.
 func node(t *testing.T) *netns.NS {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("preflight-%d-%d", os.Getpid(), made.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := netns.Veth(ns, "eth0", ns, "peer0"); err != nil {
-		t.Fatal(err)
-	}
-	addr(t, ns, "192.168.77.2/24")
-	addRoute(t, ns, "0.0.0.0/0", "192.168.77.1")
-	return ns
+	host := world.NewHost(t, "node")
+	host.Join("eth0", host, "peer0")
+	host.Address("eth0", "192.168.77.2/24")
+	host.Gateway("192.168.77.1")
+	return host.NS
 }
 
 func eth0(t *testing.T, ns *netns.NS) netlink.Link {

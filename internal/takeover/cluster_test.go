@@ -4,22 +4,21 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/programs"
+	"sluice.dev/sluice/test/world"
 )
 
 const (
@@ -28,15 +27,23 @@ const (
 	serviceCIDR = "10.96.0.0/16,fd00:10:96::/112"
 )
 
+// api is the API server, with its controllers. Whatever nodes there are, all of them are "node1" to
+// it, and have what objects says to serve.
+type api struct {
+	host *world.Host
+	*control.Plane
+	nodes atomic.Int64
+}
+
 // cluster is a node, pods on it, a client outside, and the API server.
 type cluster struct {
-	t                           *testing.T
-	bin                         string // folder of Kubernetes' programs
-	sluice                      string // the program
-	dir                         string
-	plane                       *control.Plane
-	node, pod, outside, control *netns.NS
-	backends                    map[string]*netns.NS // by name
+	t                  *testing.T
+	sluice             string // the program
+	dir                string
+	api                *api
+	link               netip.Addr // the node's, towards the API server
+	node, pod, outside *world.Host
+	backends           map[string]*world.Host // by name
 }
 
 // The addresses of the cluster. The node is .1 of each network.
@@ -49,78 +56,68 @@ var (
 	}
 )
 
-func newCluster(t *testing.T, controllers bool) *cluster {
+// newAPI starts it, for all clusters of a test.
+func newAPI(t *testing.T) *api {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	c := &cluster{t: t, dir: t.TempDir(), backends: map[string]*netns.NS{}}
-	c.sluice = filepath.Join(c.dir, "sluice")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", c.sluice, "sluice.dev/sluice/cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("build sluice: %v\n%s", err, out)
-	}
-	c.node = c.namespace("node")
-	for _, s := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		c.must(c.node.Sysctl(s, "1"))
-	}
-	// kube-proxy refuses by ICMP, of which the kernel sends one client six at once and then one a
-	// second: more go unanswered.
-	c.must(c.node.Sysctl("net.ipv4.icmp_ratelimit", "0"))
-	c.control = c.join("control", controlAddr)
-	c.outside = c.join("outside", outsideAddr)
-	c.must(c.node.RouteAdd(&netlink.Route{Gw: outsideAddr.AsSlice()}))
-	c.must(c.node.RouteAdd(&netlink.Route{Gw: addr6(outsideAddr).AsSlice()}))
-	for name, addr := range podAddrs {
-		ns := c.join(name, addr)
-		if name == "client" {
-			c.pod = ns
-		} else {
-			c.backends[name] = ns
-		}
-	}
-	c.plane = controltest.Start(t, control.Config{
-		NetNS: c.control, Addr: controlAddr, Controllers: controllers,
+	a := &api{host: world.NewHost(t, "control")}
+	machine.ControlPlane.Take(t)
+	a.host.Address("lo", controlAddr.String()+"/32")
+	a.Plane = controltest.Start(t, control.Config{
+		NetNS: a.host.NS, Addr: controlAddr, Controllers: true,
 		ClusterCIDRs: prefixes(clusterCIDR), ServiceCIDRs: prefixes(serviceCIDR),
 	})
-	c.bin = c.plane.Bin
-	c.apply(objects)
-	c.kubectl("patch", "node", nodeName, "--subresource=status", "-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":"%s"},{"type":"InternalIP","address":"%s"}]}}`, nodeAddr, addr6(nodeAddr)))
-	c.kubectl("patch", "service", "balanced", "--subresource=status", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.20"}]}}}`)
+	a.apply(t, objects)
+	a.kubectl(t, "patch", "node", nodeName, "--subresource=status", "-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":"%s"},{"type":"InternalIP","address":"%s"}]}}`, nodeAddr, addr6(nodeAddr)))
+	a.kubectl(t, "patch", "service", "balanced", "--subresource=status", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.20"}]}}}`)
+	return a
+}
+
+// newCluster makes one whose node is joined with the API server.
+func newCluster(t *testing.T, a *api) *cluster {
+	t.Helper()
+	c := &cluster{t: t, sluice: programs.Path(t, "sluice"), dir: t.TempDir(), api: a, backends: map[string]*world.Host{}}
+	c.node = world.NewHost(t, "node")
+	c.node.Forward()
+	// kube-proxy refuses by ICMP, of which the kernel sends one client six at once and then one a
+	// second: more go unanswered.
+	c.node.Set("net.ipv4.icmp_ratelimit", "0")
+	n := a.nodes.Add(1)
+	c.link = netip.AddrFrom4([4]byte{172, 31, byte(64 + n), 1})
+	c.joinTo(a.host, fmt.Sprint("node", n), "to-control", c.link.Next())
+	c.node.Route(controlAddr.String()+"/32", c.link.Next().String())
+	c.outside = c.join("outside", outsideAddr)
+	c.node.Gateway(outsideAddr.String(), addr6(outsideAddr).String())
+	for name, addr := range podAddrs {
+		host := c.join(name, addr)
+		if name == "client" {
+			c.pod = host
+		} else {
+			c.backends[name] = host
+		}
+	}
 	return c
 }
 
-func (c *cluster) must(err error) {
+// join makes a host with an address, behind the node.
+func (c *cluster) join(name string, addr netip.Addr) *world.Host {
 	c.t.Helper()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	host := world.NewHost(c.t, name)
+	c.joinTo(host, "eth0", "to-"+name, addr)
+	host.Gateway(addr.Prev().String(), addr6(addr.Prev()).String())
+	return host
 }
 
-func (c *cluster) namespace(name string) *netns.NS {
+// joinTo joins the node with a host, which gets an address; the node's is the one before.
+func (c *cluster) joinTo(host *world.Host, hostDevice, device string, addr netip.Addr) {
 	c.t.Helper()
-	ns, err := netns.New(fmt.Sprintf("sluice-takeover-%d-%s", os.Getpid(), name))
-	c.must(err)
-	c.t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			c.t.Error(err)
-		}
-	})
-	return ns
+	c.node.Join(device, host, hostDevice)
+	c.node.Address(device, networks(addr.Prev())...)
+	host.Address(hostDevice, networks(addr)...)
 }
 
-// join makes a namespace with an address, behind the node.
-func (c *cluster) join(name string, addr netip.Addr) *netns.NS {
-	c.t.Helper()
-	ns := c.namespace(name)
-	device := "to-" + name
-	c.must(netns.Veth(c.node, device, ns, "eth0"))
-	router := addr.Prev()
-	for _, family := range []func(netip.Addr) netip.Addr{func(a netip.Addr) netip.Addr { return a }, addr6} {
-		c.address(c.node, device, family(router))
-		c.address(ns, "eth0", family(addr))
-		c.must(ns.RouteAdd(&netlink.Route{Gw: family(router).AsSlice()}))
-	}
-	return ns
+// networks are an IPv4 address and the one of IPv6 that goes with it, with their networks.
+func networks(addr netip.Addr) []string {
+	return []string{addr.String() + "/24", addr6(addr).String() + "/64"}
 }
 
 // addr6 is the IPv6 address that goes with an IPv4 address: fd00:10:244:1::2 with 10.244.1.2.
@@ -137,33 +134,29 @@ func prefixes(list string) []netip.Prefix {
 	return all
 }
 
-func (c *cluster) address(ns *netns.NS, device string, addr netip.Addr) {
+func (c *cluster) must(err error) {
 	c.t.Helper()
-	link, err := ns.LinkByName(device)
-	c.must(err)
-	bits := 24
-	if addr.Is6() {
-		bits = 64
+	if err != nil {
+		c.t.Fatal(err)
 	}
-	c.must(ns.AddrAdd(link, &netlink.Addr{
-		IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}, Flags: unix.IFA_F_NODAD,
-	}))
 }
 
-func (c *cluster) kubectl(args ...string) string {
-	c.t.Helper()
-	out, err := c.plane.Kubectl(args...)
+func (a *api) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := a.Kubectl(args...)
 	if err != nil {
-		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return string(out)
 }
 
-func (c *cluster) apply(manifest string) {
-	c.t.Helper()
-	path := filepath.Join(c.dir, "manifest.yaml")
-	c.must(os.WriteFile(path, []byte(manifest), 0o600))
-	c.kubectl("apply", "-f", path)
+func (a *api) apply(t *testing.T, manifest string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "manifest.yaml")
+	if err := os.WriteFile(path, []byte(manifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.kubectl(t, "apply", "-f", path)
 }
 
 // daemon is a program that runs in the node's namespace.
@@ -249,7 +242,7 @@ func (c *cluster) socket() string { return filepath.Join(c.dir, "agent.sock") }
 // programmed everything.
 func (c *cluster) startAgent(flags ...string) *daemon {
 	c.t.Helper()
-	d := c.start(nil, c.sluice, append([]string{"run", "--kubeconfig", c.plane.Admin(), "--node", nodeName, "--policy=false", "--socket", c.socket(),
+	d := c.start(nil, c.sluice, append([]string{"run", "--kubeconfig", c.api.Admin(), "--node", nodeName, "--policy=false", "--socket", c.socket(),
 		"--cluster-cidr", clusterCIDR, "--service-cidr", serviceCIDR, "--metrics-address", "", "--healthz-address", ""}, flags...)...)
 	eventually(c.t, "agent", func() string {
 		out, err := c.runOnNode(c.sluice, "sync", "--socket", c.socket())
@@ -276,7 +269,7 @@ func (c *cluster) startProxy(mode, backend string) *daemon {
 		}
 		env = []string{"PATH=" + dir + ":/usr/sbin:/usr/bin:/sbin:/bin"}
 	}
-	return c.start(env, filepath.Join(c.bin, "kube-proxy"), "--kubeconfig", c.plane.Admin(), "--proxy-mode", mode, "--hostname-override", nodeName,
+	return c.start(env, filepath.Join(c.api.Bin, "kube-proxy"), "--kubeconfig", c.api.Admin(), "--proxy-mode", mode, "--hostname-override", nodeName,
 		"--cluster-cidr", clusterCIDR, "--conntrack-max-per-core=0", "--conntrack-min=0", "--iptables-min-sync-period=0s", "--v=2")
 }
 

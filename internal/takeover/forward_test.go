@@ -40,6 +40,7 @@ func TestForwardEnds(t *testing.T) {
 
 // A chain of kube-proxy's to which somebody else's leads can't be deleted: it is emptied.
 func TestChainsThatOthersUseAreEmptied(t *testing.T) {
+	t.Parallel()
 	const text = `*nat
 :PREROUTING ACCEPT [0:0]
 :MINE - [0:0]

@@ -19,8 +19,8 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // inStep is an agent that has programmed all.
@@ -92,36 +92,23 @@ table ip nat {
 // ipvsNode is a node with a client and a backend behind it.
 type ipvsNode struct {
 	t                     *testing.T
-	node, client, backend *netns.NS
+	node, client, backend *world.Host
 	driver                *nftables.Driver
 }
 
 func newIPVSNode(t *testing.T) *ipvsNode {
-	w := &ipvsNode{t: t}
-	for name, ns := range map[string]**netns.NS{"node": &w.node, "client": &w.client, "backend": &w.backend} {
-		made, err := netns.New(fmt.Sprintf("sluice-ipvs-%d-%s", os.Getpid(), name))
-		w.must(err)
-		*ns = made
-		t.Cleanup(func() {
-			if err := made.Delete(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	w.join("to-client", netip.MustParseAddr("172.31.1.1"), w.client)
-	w.join("to-backend", backend.Prev(), w.backend)
-	for key, value := range map[string]string{"net.ipv4.ip_forward": "1", "net.ipv4.vs.conntrack": "1"} {
-		w.must(w.node.Sysctl(key, value))
-	}
+	w := &ipvsNode{t: t, node: world.NewHost(t, "node")}
+	w.client = w.join("client", netip.MustParseAddr("172.31.1.1"))
+	w.backend = w.join("backend", backend.Prev())
+	w.node.Forward()
+	w.node.Set("net.ipv4.vs.conntrack", "1")
 	w.listen()
-	if out, err := w.node.Run("nft", iptablesOfIPVS); err != nil {
-		t.Fatalf("nft: %v\n%s", err, out)
-	}
-	w.must(w.node.Do(w.asProxy))
-	w.must(w.node.Do(func() (err error) {
+	w.node.Exec("nft", iptablesOfIPVS)
+	w.node.In(w.asProxy)
+	w.node.In(func() (err error) {
 		w.driver, err = nftables.Open(nftables.Options{Shared: true})
 		return err
-	}))
+	})
 	t.Cleanup(func() { _ = w.driver.Close() })
 	return w
 }
@@ -133,29 +120,24 @@ func (w *ipvsNode) must(err error) {
 	}
 }
 
-// join links a namespace to the node, which has the address before its own.
-func (w *ipvsNode) join(device string, router netip.Addr, ns *netns.NS) {
+// join links a host to the node, which has the address before the host's.
+func (w *ipvsNode) join(name string, router netip.Addr) *world.Host {
 	w.t.Helper()
-	w.must(netns.Veth(w.node, device, ns, "eth0"))
-	for _, end := range []struct {
-		ns     *netns.NS
-		device string
-		addr   netip.Addr
-	}{{w.node, device, router}, {ns, "eth0", router.Next()}} {
-		link, err := end.ns.LinkByName(end.device)
-		w.must(err)
-		w.must(end.ns.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: end.addr.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
-	}
-	w.must(ns.RouteAdd(&netlink.Route{Gw: router.AsSlice()}))
+	host := world.NewHost(w.t, name)
+	w.node.Join("to-"+name, host, "eth0")
+	w.node.Address("to-"+name, router.String()+"/24")
+	host.Address("eth0", router.Next().String()+"/24")
+	host.Gateway(router.String())
+	return host
 }
 
 // listen echoes on the backend.
 func (w *ipvsNode) listen() {
 	var l net.Listener
-	w.must(w.backend.Do(func() (err error) {
+	w.backend.In(func() (err error) {
 		l, err = net.Listen("tcp4", ":8080")
 		return err
-	}))
+	})
 	w.t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -234,13 +216,13 @@ func (w *ipvsNode) from(ctx context.Context, o Options) (string, error) {
 }
 
 // dial connects to the service, and sees that it answers.
-func (w *ipvsNode) dial(ns *netns.NS) net.Conn {
+func (w *ipvsNode) dial(ns *world.Host) net.Conn {
 	w.t.Helper()
 	var conn net.Conn
-	w.must(ns.Do(func() (err error) {
+	ns.In(func() (err error) {
 		conn, err = (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp4", netip.AddrPortFrom(vip, 80).String())
 		return err
-	}))
+	})
 	w.t.Cleanup(func() { _ = conn.Close() })
 	w.must(echo(conn))
 	return conn
@@ -267,7 +249,7 @@ func echo(conn net.Conn) error {
 // left checks what is left on the node.
 func (w *ipvsNode) left(t *testing.T) {
 	t.Helper()
-	w.must(w.node.Do(func() error {
+	w.node.In(func() error {
 		if _, err := netlink.LinkByName(proxyDevice); err == nil {
 			t.Error("the device is still there")
 		}
@@ -290,5 +272,5 @@ func (w *ipvsNode) left(t *testing.T) {
 			t.Errorf("left: %v, want somebody else's virtual server alone", services)
 		}
 		return err
-	}))
+	})
 }

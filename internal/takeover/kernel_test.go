@@ -4,18 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // frontends stand for what the agent has in the kernel.
@@ -23,8 +20,6 @@ type frontends map[state.FrontendKey]bool
 
 // Frontends implements driver.Lister.
 func (f frontends) Frontends(context.Context) (map[state.FrontendKey]bool, error) { return f, nil }
-
-var namespaces atomic.Int64
 
 // takeFrom loads rules into a namespace of its own, and returns a function that runs From there,
 // and one that lists what nft shows.
@@ -39,15 +34,13 @@ func takeFrom(t *testing.T, rules string) (from func(Options) (string, error), r
 func takeFromIPTables(t *testing.T, backend, rules string) (from func(Options) (string, error)) {
 	t.Helper()
 	ns, _ := emptyNamespace(t)
-	if out, err := ns.Run("sh", "-c", "/usr/sbin/iptables-"+backend+"-restore <<'E'\n"+rules+"E"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	ns.Exec("sh", "-c", "/usr/sbin/iptables-"+backend+"-restore <<'E'\n"+rules+"E")
 	return fromIn(t, ns)
 }
 
 // fromIn returns a function that runs From in a namespace, beside an agent that has programmed all
 // unless one is given.
-func fromIn(t *testing.T, ns *netns.NS) func(Options) (string, error) {
+func fromIn(t *testing.T, ns *world.Host) func(Options) (string, error) {
 	return func(o Options) (string, error) {
 		var out bytes.Buffer
 		o.Out, o.Socket, o.Node = &out, t.TempDir()+"/none", "node"
@@ -64,27 +57,10 @@ func fromIn(t *testing.T, ns *netns.NS) func(Options) (string, error) {
 }
 
 // emptyNamespace makes a namespace, and returns a function that runs nft in it.
-func emptyNamespace(t *testing.T) (*netns.NS, func(args ...string) string) {
+func emptyNamespace(t *testing.T) (*world.Host, func(args ...string) string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("sluice-takeover-%d-%d", os.Getpid(), namespaces.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns, func(args ...string) string {
-		out, err := ns.Run("nft", args...)
-		if err != nil {
-			t.Fatalf("nft: %v\n%s", err, out)
-		}
-		return string(out)
-	}
+	ns := world.NewHost(t, "node")
+	return ns, func(args ...string) string { return ns.Exec("nft", args...) }
 }
 
 // twoServices is a table of nftables mode in small.
@@ -100,6 +76,7 @@ table ip kube-proxy {
 `
 
 func TestDifferencesStop(t *testing.T) {
+	t.Parallel()
 	from, ruleset := takeFrom(t, twoServices)
 	before := ruleset()
 	ours := frontends{{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.UDP, Port: 53}: false}
@@ -120,6 +97,7 @@ func TestDifferencesStop(t *testing.T) {
 func notInStep(context.Context) error { return errors.New("the API is away") }
 
 func TestAgentNotInStepStops(t *testing.T) {
+	t.Parallel()
 	from, ruleset := takeFrom(t, twoServices)
 	before := ruleset()
 	out, err := from(Options{Sync: notInStep, Force: true, Wait: poll})
@@ -131,6 +109,7 @@ func TestAgentNotInStepStops(t *testing.T) {
 // What iptables-nft has, in pieces as an interrupted take-over leaves it; and a chain that somebody
 // else uses.
 func TestLeftoversGo(t *testing.T) {
+	t.Parallel()
 	const others = `table ip nat {
 	chain KUBE-MARK-MASQ {
 		meta mark set meta mark | 0x00004000
@@ -182,6 +161,7 @@ table ip6 kube-proxy {
 }
 
 func TestDryRunChangesNothing(t *testing.T) {
+	t.Parallel()
 	from, ruleset := takeFrom(t, twoServices)
 	before := ruleset()
 	out, err := from(Options{DryRun: true, Force: true})
@@ -192,6 +172,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 
 // Whichever back end of iptables has the rules, the same is read from them.
 func TestBackendsAgree(t *testing.T) {
+	t.Parallel()
 	for _, family := range []struct{ name, program, vip, refuse string }{
 		{"ip", "iptables", "10.96.0.10/32", "icmp-port-unreachable"}, {"ip6", "ip6tables", "fd00:10:96::a/128", "icmp6-port-unreachable"},
 	} {
@@ -207,17 +188,12 @@ func TestBackendsAgree(t *testing.T) {
 		want = claimsOf([]part{{claims: want}})
 		for backend, find := range map[string]func(context.Context) ([]part, error){"nft": findNftables, "legacy": findLegacy} {
 			ns, _ := emptyNamespace(t)
-			if out, err := ns.Run("sh", "-c", "/usr/sbin/"+family.program+"-"+backend+"-restore <<'E'\n"+text+"E"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			ns.Exec("sh", "-c", "/usr/sbin/"+family.program+"-"+backend+"-restore <<'E'\n"+text+"E")
 			var parts []part
-			err := ns.Do(func() (err error) {
+			ns.In(func() (err error) {
 				parts, err = find(t.Context())
 				return err
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			if d := cmp.Diff(want, claimsOf(parts), compareAddrs); d != "" {
 				t.Errorf("%s, %s:\n%s", family.name, backend, d)
 			}

@@ -9,12 +9,11 @@ import (
 // Of two take-overs at once, one says that there is another, and changes nothing; to look does no
 // harm.
 func TestOneAtATime(t *testing.T) {
+	t.Parallel()
 	ns, run := emptyNamespace(t)
 	run("table ip kube-proxy {}")
 	release := func() {}
-	if err := ns.Do(func() (err error) { release, err = lock(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	ns.In(func() (err error) { release, err = lock(); return err })
 	out, err := fromIn(t, ns)(Options{})
 	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "another 'sluice takeover' is at work") || !strings.Contains(run("list", "ruleset"), "kube-proxy") {
 		t.Errorf("%v\n%s", err, out)
@@ -30,6 +29,7 @@ func TestOneAtATime(t *testing.T) {
 
 // A transaction that fails has an error for each message; one line is told.
 func TestFailedTransactionIsOneLine(t *testing.T) {
+	t.Parallel()
 	ns, run := emptyNamespace(t)
 	run("table ip nat { chain KUBE-SVC-A {}; chain KUBE-SVC-B {}; chain KUBE-SVC-C {}; }")
 	err := ns.Do(func() error {

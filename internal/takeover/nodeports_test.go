@@ -45,17 +45,9 @@ func TestNodePortsElsewhereStop(t *testing.T) {
 			t.Run(name+", "+backend, func(t *testing.T) {
 				t.Parallel()
 				ns, _ := emptyNamespace(t)
-				for _, args := range [][]string{
-					{"ip", "addr", "add", "192.0.2.1/24", "dev", "lo"}, {"ip", "addr", "add", "198.51.100.1/24", "dev", "lo"},
-					{"sh", "-c", "/usr/sbin/iptables-" + backend + "-restore <<'E'\n" + strings.Replace(nodePortRules, "AT", c.at, 1) + "E"},
-				} {
-					if out, err := ns.Run(args[0], args[1:]...); err != nil {
-						t.Fatalf("%v\n%s", err, out)
-					}
-				}
-				if err := ns.Sysctl("net.ipv4.conf.all.route_localnet", c.localnet); err != nil {
-					t.Fatal(err)
-				}
+				ns.Address("lo", "192.0.2.1/24", "198.51.100.1/24")
+				ns.Exec("sh", "-c", "/usr/sbin/iptables-"+backend+"-restore <<'E'\n"+strings.Replace(nodePortRules, "AT", c.at, 1)+"E")
+				ns.Set("net.ipv4.conf.all.route_localnet", c.localnet)
 				out, err := fromIn(t, ns)(Options{Kernel: frontends{first: true}, GiveUp: c.give, DryRun: true})
 				if errors.Is(err, ErrStopped) != (c.differs != "") || !strings.Contains(out, c.differs) || strings.Contains(out, "differs") != (c.differs != "") {
 					t.Errorf("%v\n%s", err, out)

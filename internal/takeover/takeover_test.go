@@ -2,7 +2,7 @@ package takeover_test
 
 import (
 	"errors"
-	"os"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/takeover"
+	"sluice.dev/sluice/test/world"
 )
 
 // foreign are rules of others, some with names like kube-proxy's.
@@ -29,10 +30,15 @@ table inet firewall {
 }
 `
 
-// TestTakeover moves a node from the real kube-proxy to the agent and back, under traffic, in each
+// TestTakeover moves nodes from the real kube-proxy to the agent and back, under traffic, in each
 // of its modes but IPVS; in iptables mode also to an agent whose rules are in the same variant,
 // beside kube-proxy's own.
 func TestTakeover(t *testing.T) {
+	a := newAPI(t)
+	t.Run("what a user is told to type", func(t *testing.T) {
+		t.Parallel()
+		a.stopLines(t)
+	})
 	for _, m := range []struct {
 		name, mode, backend string
 		agent               []string
@@ -41,12 +47,15 @@ func TestTakeover(t *testing.T) {
 		{"iptables-nft to iptables", "iptables", "nft", []string{"--mode", "iptables"}},
 		{"iptables-legacy to iptables", "iptables", "legacy", []string{"--mode", "iptables"}},
 	} {
-		t.Run(m.name, func(t *testing.T) { thereAndBack(t, m.mode, m.backend, m.agent...) })
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			thereAndBack(t, a, m.mode, m.backend, m.agent...)
+		})
 	}
 }
 
-func thereAndBack(t *testing.T, mode, backend string, flags ...string) {
-	c := newCluster(t, false)
+func thereAndBack(t *testing.T, a *api, mode, backend string, flags ...string) {
+	c := newCluster(t, a)
 	for name, ns := range c.backends {
 		serve(t, name, ns)
 	}
@@ -76,7 +85,7 @@ func thereAndBack(t *testing.T, mode, backend string, flags ...string) {
 			t.Errorf("node ports on other addresses are not told of: %v\n%s", err, out)
 		}
 	}
-	elsewhere := "127.0.0.0/8,10.244.0.0/16,172.31.10.0/24,fd00:10:244::/48,fd00:172:31:10::/64" // where only kube-proxy in iptables mode has node ports
+	elsewhere := fmt.Sprintf("127.0.0.0/8,10.244.0.0/16,%s/32,fd00:10:244::/48,%s/128", c.link, addr6(c.link)) // where only kube-proxy in iptables mode has node ports
 	out, err = c.takeover("--from", "kube-proxy", "--dry-run", "--give-up", elsewhere)
 	if err != nil {
 		t.Errorf("dry run: %v\n%s", err, out)
@@ -120,11 +129,15 @@ func thereAndBack(t *testing.T, mode, backend string, flags ...string) {
 	proxy.stop()
 }
 
-// TestStopLines has the real controllers carry out what a user is told to type: the DaemonSet
-// leaves the node.
-func TestStopLines(t *testing.T) {
-	c := newCluster(t, true)
-	c.apply(`
+// stopLines has the real controllers carry out what a user is told to type: the DaemonSet leaves
+// the node, and no other.
+func (a *api) stopLines(t *testing.T) {
+	const node = "leaving"
+	a.apply(t, `
+apiVersion: v1
+kind: Node
+metadata: {name: leaving}
+---
 apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: kube-proxy, namespace: kube-system}
@@ -136,7 +149,7 @@ spec:
 `)
 	wanted := func(n string) {
 		eventually(t, "number of nodes", func() string {
-			got := c.kubectl("-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.status.desiredNumberScheduled} {.status.observedGeneration}={.metadata.generation}")
+			got := a.kubectl(t, "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.status.desiredNumberScheduled} {.status.observedGeneration}={.metadata.generation}")
 			count, generations, _ := strings.Cut(got, " ")
 			seen, last, _ := strings.Cut(generations, "=")
 			if count != n || seen != last {
@@ -145,36 +158,34 @@ spec:
 			return ""
 		})
 	}
-	wanted("1")
-	for line := range strings.Lines(takeover.StopDaemonSet(nodeName)) {
+	wanted("2")
+	for line := range strings.Lines(takeover.StopDaemonSet(node)) {
 		if args, ok := strings.CutPrefix(line, "kubectl "); ok {
-			out, err := c.control.Run("sh", "-c", c.bin+"/kubectl --kubeconfig "+c.plane.Admin()+" "+args)
+			out, err := a.host.Run("sh", "-c", a.Bin+"/kubectl --kubeconfig "+a.Admin()+" "+args)
 			if err != nil {
 				t.Fatalf("%s%v\n%s", line, err, out)
 			}
 		}
 	}
-	wanted("0")
+	wanted("1")
 }
 
 // TestLossIsSeen has packets lost: the traffic of these tests tells of each.
 func TestLossIsSeen(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	c := &cluster{t: t}
-	ns := c.namespace("loss")
+	t.Parallel()
+	ns := world.NewHost(t, "loss")
 	serve(t, "one", ns)
 	rules := func(text string) {
 		t.Helper()
-		_, err := ns.Run("sh", "-c", "nft -f - <<'E'\nflush ruleset\ntable inet t { chain c { type filter hook input priority 0; tcp dport 8080 "+text+" drop; "+
+		ns.Exec("sh", "-c", "nft -f - <<'E'\nflush ruleset\ntable inet t { chain c { type filter hook input priority 0; tcp dport 8080 "+text+" drop; "+
 			"tcp dport 9 "+text+" drop; tcp dport 9 reject with icmpx port-unreachable; }; }\nE")
-		c.must(err)
 	}
 	for text, want := range map[string]int{"tcp flags == syn numgen inc mod 2 == 0": 1, "tcp flags == fin": 0} {
 		rules(text)
 		conn, err := dial(ns, "tcp4", "127.0.0.1:8080", answerLimit)
-		c.must(err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if n := lost(conn); n != want {
 			t.Errorf("%s: %d packets of a connection were lost, want %d", text, n, want)
 		}
@@ -186,6 +197,14 @@ func TestLossIsSeen(t *testing.T) {
 			t.Errorf("%s, and one on the connection: %d lost, want %d; %s %v", text, lost(conn), want+1, name, err)
 		}
 		_ = conn.Close()
+	}
+	// The agent may take over between two attempts.
+	ns.Exec("sh", "-c", "nft -f - <<'E'\nflush ruleset\ntable inet t { chain c { type filter hook input priority 0; "+
+		"tcp dport 9 numgen inc mod 2 == 0 reject with icmpx port-unreachable; tcp dport 9 reject with tcp reset; }; }\nE")
+	for range 4 {
+		if n, err := refuse(ns, "tcp4", "127.0.0.1:9"); n != 0 || !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("refused by ICMP and by TCP: %d attempts were not refused: %v", n, err)
+		}
 	}
 }
 

@@ -15,12 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // serve answers each line and each datagram with the backend's name, and the client's address as it
 // is seen.
-func serve(t *testing.T, name string, ns *netns.NS) {
+func serve(t *testing.T, name string, ns *world.Host) {
 	t.Helper()
 	var tcp net.Listener
 	var udp net.PacketConn
@@ -65,7 +65,7 @@ func serve(t *testing.T, name string, ns *netns.NS) {
 const answerLimit = 10 * time.Second
 
 // dial connects from a namespace.
-func dial(ns *netns.NS, network, to string, limit time.Duration) (conn net.Conn, err error) {
+func dial(ns *world.Host, network, to string, limit time.Duration) (conn net.Conn, err error) {
 	err = ns.Do(func() error {
 		conn, err = (&net.Dialer{Timeout: limit}).Dial(network, to)
 		return err
@@ -104,8 +104,9 @@ func again(fd int) int {
 // refuse makes a connection that is to be refused, and returns how many of its attempts were not. A
 // refusal by ICMP that comes while the system call is still at work counts for the kernel only when
 // the connection is tried again, a second later (tcp_v4_err: sock_owned_by_user); the socket's
-// queue of errors has it all the same.
-func refuse(ns *netns.NS, network, to string) (missed int, err error) {
+// queue of errors has it all the same. The second may be refused by TCP: kube-proxy and the agent
+// each have their way.
+func refuse(ns *world.Host, network, to string) (missed int, err error) {
 	fd := -1
 	d := net.Dialer{Timeout: answerLimit, Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(s uintptr) {
@@ -121,14 +122,18 @@ func refuse(ns *netns.NS, network, to string) (missed int, err error) {
 		return err
 	})
 	defer func() { _ = unix.Close(fd) }()
-	attempts, refusals := 1+again(fd), 0
-	for refusals < attempts {
+	info, noInfo := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if noInfo != nil {
+		return 0, errors.Join(err, noInfo)
+	}
+	missed = 1 + again(fd) - int(info.Segs_in) // an answer of TCP, which is the last one
+	for missed > 0 {
 		if _, _, _, _, err := unix.Recvmsg(fd, nil, make([]byte, 512), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err != nil {
 			break
 		}
-		refusals++
+		missed--
 	}
-	return attempts - max(1, refusals), err // one may have been refused by TCP
+	return missed, err
 }
 
 // ask sends a line and returns the name of who answers, with the client's address as seen there.
@@ -162,7 +167,7 @@ type traffic struct {
 // way is how a service is asked for.
 type way struct {
 	what, network, to string
-	from              *netns.NS
+	from              *world.Host
 }
 
 func (c *cluster) ways() []way {
@@ -238,7 +243,7 @@ func (tr *traffic) hold(w way) {
 		tr.t.Fatalf("%s: %v", w.what, err)
 	}
 	missing := 0
-	tr.every("held: "+w.what, 20*time.Millisecond, func() {
+	tr.every("held: "+w.what, 50*time.Millisecond, func() {
 		name, client, err := ask(conn, answerLimit)
 		if err != nil || name != first || client != as {
 			tr.fail("held, %s: was %s as %s, now %s as %s: %v", w.what, first, as, name, client, err)
@@ -252,7 +257,7 @@ func (tr *traffic) hold(w way) {
 
 // renew makes new connections.
 func (tr *traffic) renew(w way) {
-	tr.every("new: "+w.what, 5*time.Millisecond, func() {
+	tr.every("new: "+w.what, 20*time.Millisecond, func() {
 		begun := time.Now()
 		conn, err := dial(w.from, w.network, w.to, answerLimit)
 		if err == nil {
@@ -311,7 +316,7 @@ func (c *cluster) stickyClients() sticky {
 	addr := podAddrs["client"]
 	for range 16 {
 		addr = addr.Next()
-		c.address(c.pod, "eth0", addr)
+		c.pod.Address("eth0", addr.String()+"/24")
 		s.clients = append(s.clients, addr.AsSlice())
 	}
 	return s
