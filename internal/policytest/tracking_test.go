@@ -18,10 +18,10 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// TestResetUnderAnothersAddress shows that a segment which ends a connection, sent under its
+// testResetUnderAnothersAddress shows that a segment which ends a connection, sent under its
 // client's address by another pod, is dropped before connection tracking believes it.
-func TestResetUnderAnothersAddress(t *testing.T) {
-	k := openKernel(t, "reset", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testResetUnderAnothersAddress(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{})
 	for family := range Families {
 		server := netip.AddrPortFrom(names["b"][family], 80)
@@ -57,10 +57,10 @@ func TestResetUnderAnothersAddress(t *testing.T) {
 	}
 }
 
-// TestFragmentUnderAnothersAddress shows that nothing which a pod sends under another's address
+// testFragmentUnderAnothersAddress shows that nothing which a pod sends under another's address
 // becomes part of what that one sends.
-func TestFragmentUnderAnothersAddress(t *testing.T) {
-	k := openKernel(t, "fragment", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testFragmentUnderAnothersAddress(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	if can := k.driver.Capabilities(); can.Can&driver.Fragments == 0 {
 		t.Skipf("the driver %s does not support this: it lacks %s", can.Name, driver.Fragments)
 	}
@@ -118,10 +118,10 @@ func (k *kernel) entry(t *testing.T, from, to netip.AddrPort) *netlink.Conntrack
 	return nil
 }
 
-// TestInvalidThroughServices shows that what connection tracking can make nothing of does not pass
+// testInvalidThroughServices shows that what connection tracking can make nothing of does not pass
 // a policy by way of a service.
-func TestInvalidThroughServices(t *testing.T) {
-	k := openKernel(t, "invalid", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+func testInvalidThroughServices(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: []model.ServicePort{
 		{Name: "tcp", Protocol: tcp, Port: 80, TargetPort: 80}, {Name: "sctp", Protocol: sctp, Port: 80, TargetPort: 81},
 	}}, "b")}
@@ -178,10 +178,10 @@ type errorPath struct {
 	arrives  bool
 }
 
-// TestWhoseError shows that an ICMP error about a connection arrives from the connection's ends,
+// testWhoseError shows that an ICMP error about a connection arrives from the connection's ends,
 // from the node and from routers outside, and from no other pod.
-func TestWhoseError(t *testing.T) {
-	k := openKernel(t, "whose", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testWhoseError(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
 	to := func(pod string) string { return "[{podSelector: {matchLabels: {app: " + pod + "}}}]" }
 	closed := isolated("a", "ingress: [], egress: [{to: "+to("b")+"}]") + isolated("b", "ingress: [{from: "+to("a")+"}], egress: []")
@@ -262,10 +262,10 @@ func (k *kernel) toOthers(family int, client string, asked, _ drivertest.Quote) 
 	}
 }
 
-// TestPathMTU shows that a client learns through a service how large packets may be on the way to
+// testPathMTU shows that a client learns through a service how large packets may be on the way to
 // its backend.
-func TestPathMTU(t *testing.T) {
-	k := openKernel(t, "mtu", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+func testPathMTU(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
 	k.declare(t, row{services: services, policies: isolated("a", "ingress: [], egress: [{to: [{podSelector: {matchLabels: {app: b}}}]}]")})
 	link, err := k.mesh.Node.LinkByName("to-b")

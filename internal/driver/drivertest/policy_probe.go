@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -191,21 +192,34 @@ func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 	return nil
 }
 
+// processors are those on which nobody probes now. Two who did on the same one could fill the
+// kernel's queue of it, which holds a thousand packets.
+var processors = sync.OnceValues(func() (chan int, error) {
+	var all unix.CPUSet
+	err := unix.SchedGetaffinity(0, &all)
+	free := make(chan int, all.Count())
+	for cpu := 0; len(free) < cap(free); cpu++ {
+		if all.IsSet(cpu) {
+			free <- cpu
+		}
+	}
+	return free, err
+})
+
 // onOneCPU runs f on a thread that stays on one processor and is discarded afterwards.
 func onOneCPU(f func() error) error {
+	free, err := processors()
+	if err != nil {
+		return fmt.Errorf("list processors: %w", err)
+	}
+	cpu := <-free
+	defer func() { free <- cpu }()
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		var all, one unix.CPUSet
-		err := unix.SchedGetaffinity(0, &all)
-		if err == nil {
-			cpu := 0
-			for !all.IsSet(cpu) {
-				cpu++
-			}
-			one.Set(cpu)
-			err = unix.SchedSetaffinity(0, &one)
-		}
+		var one unix.CPUSet
+		one.Set(cpu)
+		err := unix.SchedSetaffinity(0, &one)
 		if err == nil {
 			err = f()
 		}
