@@ -2,6 +2,8 @@ package iptables_test
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -11,8 +13,21 @@ import (
 	"sluice.dev/sluice/internal/reconcile"
 )
 
+// TestMain has a lock of xtables for the namespaces of these tests, which nobody else changes.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "iptables")
+	if err != nil {
+		panic(err)
+	}
+	_ = os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "xtables.lock"))
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
 // each runs a test with each variant of iptables.
 func each(t *testing.T, test func(*testing.T, drivertest.Open)) {
+	t.Parallel()
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			test(t, func() (driver.Driver, error) {
