@@ -3,6 +3,7 @@ package policytest
 import (
 	"context"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -14,10 +15,30 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
+// The cases are read once for all drivers, and so is what the oracle says of them.
+var (
+	netpolCases      = sync.OnceValues(Netpol)
+	conformanceTests = sync.OnceValues(Conformance)
+	truths           sync.Map // of *oracle.Objects: a function that returns their truth
+)
+
+// truth is what the oracle says of every connection between two pods. It is asked about the same
+// objects on the same ports each time.
+func truth(o *oracle.Objects, ports []int32) map[oracle.Connection]bool {
+	told, _ := truths.LoadOrStore(o, sync.OnceValue(func() map[oracle.Connection]bool {
+		allowed := map[oracle.Connection]bool{}
+		for c := range truthTable(o, ports) {
+			allowed[c] = o.Allowed(c)
+		}
+		return allowed
+	}))
+	return told.(func() map[oracle.Connection]bool)()
+}
+
 // testNetpol runs the 48 cases of Kubernetes' end-to-end tests in the kernel, as full truth
 // tables with real packets, in both families at once.
 func testNetpol(t *testing.T, p plane) {
-	cases, err := Netpol()
+	cases, err := netpolCases()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +51,7 @@ func testNetpol(t *testing.T, p plane) {
 
 // testConformance does the same with the conformance suite of ClusterNetworkPolicy.
 func testConformance(t *testing.T, p plane) {
-	tests, err := Conformance()
+	tests, err := conformanceTests()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +166,8 @@ func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
 	t.Helper()
 	var firsts []drivertest.First
 	asked := map[drivertest.First]oracle.Connection{}
-	for c := range truthTable(o, ports) {
+	allowed := truth(o, ports)
+	for c := range allowed {
 		f := drivertest.First{From: c.From, To: c.To, Protocol: numbers[c.Protocol], Port: uint16(c.Port)}
 		firsts, asked[f] = append(firsts, f), c
 	}
@@ -155,7 +177,7 @@ func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
 	}
 	for f, fate := range fates {
 		c := asked[f]
-		want, steps := o.Allowed(c), k.Walk(c)
+		want, steps := allowed[c], k.Walk(c)
 		_, denied := verdict.Denial(steps)
 		if fate.Arrived != want || fate.Answered != want || denied == want {
 			t.Errorf("%+v: %+v; the oracle allows it: %v; why denies it: %v: %+v", c, fate, want, denied, steps)
