@@ -257,7 +257,6 @@ func TestResets(t *testing.T) {
 // Much in both directions at once arrives as it was sent, over as many connections as have pipes,
 // and over more.
 func TestBulk(t *testing.T) {
-	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, echo)
 	b.serve(model.TCP, vip, backend)
