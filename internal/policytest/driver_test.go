@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
@@ -16,6 +17,9 @@ import (
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/upkeep"
 )
+
+// lockWait is for the lock of xtables: another test may have it for a large policy.
+const lockWait = 5 * time.Minute
 
 // TestMain has a lock of xtables for the namespaces of these tests, which nobody else changes.
 func TestMain(m *testing.M) {
@@ -53,7 +57,7 @@ func TestIPTables(t *testing.T) {
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			plane{func(_ testing.TB, o options) (driver.Driver, error) {
-				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart})
+				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: lockWait})
 			}, 1}.run(t, slices.Concat(fates, translations))
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
@@ -14,6 +15,9 @@ import (
 // inside opens a driver in a network namespace of its own.
 func inside(t testing.TB, o Options) *Driver {
 	t.Helper()
+	if o.LockWait == 0 {
+		o.LockWait = 5 * time.Minute // other tests have the lock, too
+	}
 	var d *Driver
 	world.NewHost(t, "iptables").In(func() (err error) {
 		d, err = open(o)
