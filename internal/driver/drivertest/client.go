@@ -20,7 +20,8 @@ import (
 )
 
 // These are the time-outs of a client. An answer normally comes quickly, but a busy machine may
-// delay it, and a test that waits for one passes as soon as it is there. Silence is accepted after a short while, as all links are a few microseconds long.
+// delay it, and who waits for one goes on as soon as it is there. Silence is accepted after a short
+// while, as all links are a few microseconds long.
 const (
 	patience = 20 * time.Second
 	silence  = 80 * time.Millisecond

@@ -54,8 +54,8 @@ func (m *Mesh) build(t testing.TB, node dual, pods map[string][2]netip.Addr) err
 		return err
 	}
 	m.Node = m.topology.hosts["node"].ns
-	// Under emulation, or on a busy machine, an answer may take longer than the seconds that connection
-	// tracking gives it.
+	// Under emulation, or on a busy machine, an answer may take longer than the seconds that
+	// connection tracking gives it.
 	for _, timeout := range []string{"sctp_timeout_closed", "sctp_timeout_cookie_wait", "udp_timeout"} {
 		if err := m.Node.Sysctl("net/netfilter/nf_conntrack_"+timeout, "120"); err != nil {
 			return err

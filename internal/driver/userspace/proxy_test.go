@@ -30,7 +30,7 @@ import (
 )
 
 // patience is how long a test waits for what has to come.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var (
 	vip        = netip.MustParseAddrPort("10.96.0.1:80")
