@@ -19,10 +19,10 @@ func brokenFor(selector, more string) string {
 	return "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: broken}\nspec: {selector: \"" + selector + "\", types: [Ingress], ingress: [{action: Allow, protocol: TCP, destination: {ports: [5432]}}]" + more + "}\n"
 }
 
-// TestBrokenPolicy shows that a policy of which it can't be told whom it selects keeps nothing but
+// testBrokenPolicy shows that a policy of which it can't be told whom it selects keeps nothing but
 // what is judged by its own earlier version; that other policies take effect, also those that
 // changed while no agent ran; and that they cut connections.
-func TestBrokenPolicy(t *testing.T) {
+func testBrokenPolicy(t *testing.T, p plane) {
 	from := func(pod string) string {
 		return isolated("b", "in ingress: [{from: [{podSelector: {matchLabels: {app: "+pod+"}}}]}]")
 	}
@@ -40,7 +40,8 @@ func TestBrokenPolicy(t *testing.T) {
 		"it was about a host, and untracked": {from("a") + hostEndpoint + brokenFor("role == 'uplink'", ", doNotTrack: true, applyOnForward: true"), from("c") + hostEndpoint, true, true, packet{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := openKernel(t, "broken", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, keepEstablished)
+			t.Parallel()
+			k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, keepEstablished)
 			k.declare(t, row{policies: c.before})
 			pairs := k.directPairs(t)
 			k.Apply(k.changes(mustEventsOf(t, row{policies: c.after}))) // nobody tells the kernel
@@ -87,10 +88,10 @@ func TestBrokenPolicy(t *testing.T) {
 	}
 }
 
-// TestBrokenPolicyOnAFirstStart shows that it keeps a kernel that nobody programmed before from
+// testBrokenPolicyOnAFirstStart shows that it keeps a kernel that nobody programmed before from
 // nothing.
-func TestBrokenPolicyOnAFirstStart(t *testing.T) {
-	k := openKernel(t, "brfirst", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+func testBrokenPolicyOnAFirstStart(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	if err := k.driver.Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}

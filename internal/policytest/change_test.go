@@ -14,10 +14,10 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// TestNothingPassesWhileProgramsChange floods a pod that all of its policies close, while each is
+// testNothingPassesWhileProgramsChange floods a pod that all of its policies close, while each is
 // replaced by another.
-func TestNothingPassesWhileProgramsChange(t *testing.T) {
-	k := openKernel(t, "storm", map[string][2]netip.Addr{"b": names["b"]})
+func testNothingPassesWhileProgramsChange(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"b": names["b"]})
 	k.declare(t, row{})
 	for family := range Families {
 		from, pod := names["outside"][family], names["b"][family]
@@ -69,10 +69,10 @@ func closing(name string) *state.Program {
 	return &state.Program{ID: state.ProgramID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key}}}}}
 }
 
-// TestCutBeforeServices shows that what a host endpoint comes to deny before services are
+// testCutBeforeServices shows that what a host endpoint comes to deny before services are
 // translated is cut too.
-func TestCutBeforeServices(t *testing.T) {
-	k := openKernel(t, "cutpre", map[string][2]netip.Addr{"b": names["b"]})
+func testCutBeforeServices(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"b": names["b"]})
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}, Ports: nodePort, ExternalLocal: true}, "b")}
 	k.declare(t, row{services: services})
 	pairs := map[string]*drivertest.Pair{}
@@ -93,10 +93,10 @@ func TestCutBeforeServices(t *testing.T) {
 	together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
 }
 
-// TestCutKeeping shows that, while the kernel keeps what want may lack, a connection that a program
+// testCutKeeping shows that, while the kernel keeps what want may lack, a connection that a program
 // which is not only kept forbids is cut, and one is left alone where the kernel's program is
 // another than want's, until all has been read.
-func TestCutKeeping(t *testing.T) {
+func testCutKeeping(t *testing.T, p plane) {
 	for name, c := range map[string]struct {
 		lack func(*state.Policy) // takes out what could not be read
 		cut  bool
@@ -106,7 +106,8 @@ func TestCutKeeping(t *testing.T) {
 		"the server's policy could not be read": {func(p *state.Policy) { lackIngress(p, "b") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := openKernel(t, "cutkeep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, keepEstablished)
+			t.Parallel()
+			k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, keepEstablished)
 			k.declare(t, row{})
 			pairs := k.directPairs(t)
 			k.declare(t, row{policies: isolated("b", "in ingress: []")})
@@ -140,10 +141,10 @@ func TestCutKeeping(t *testing.T) {
 	}
 }
 
-// TestCutFromServices shows that a connection is cut when its destination is no longer an endpoint
+// testCutFromServices shows that a connection is cut when its destination is no longer an endpoint
 // of the service that allows it, and goes on while others come.
-func TestCutFromServices(t *testing.T) {
-	k := openKernel(t, "cutsvc", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testCutFromServices(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	service := model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}
 	policies := calicoPolicy("a", "egress: [{action: Allow, destination: {services: {name: front}}}]")
 	on := func(pods string) { k.declare(t, row{services: []svc{lbService(service, pods)}, policies: policies}) }
@@ -192,7 +193,7 @@ func (k *kernel) reopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := k.mesh.Node.Do(func() (err error) {
-		k.driver, err = defaults().open(t)
+		k.driver, err = k.plane.openWith(t, defaults())
 		return err
 	})
 	if err == nil {

@@ -3,8 +3,11 @@ package policytest
 import (
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
@@ -15,20 +18,47 @@ import (
 	"sluice.dev/sluice/internal/upkeep"
 )
 
-// openDriver opens the driver under test in the network namespace of the calling thread.
-var openDriver = openNFTables
+// lockWait is for the lock of xtables: another test may have it for a large policy.
+const lockWait = 5 * time.Minute
+
+// TestMain has a lock of xtables for the namespaces of these tests, which nobody else changes.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "policytest")
+	if err != nil {
+		panic(err)
+	}
+	_ = os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "xtables.lock"))
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// A plane is a driver under test.
+type plane struct {
+	// open opens the driver in the network namespace of the calling thread.
+	open func(testing.TB, options) (driver.Driver, error)
+	part int // of the random clusters it is given one in so many
+}
+
+// clusters are how many random clusters the driver is given.
+func (p plane) clusters() int { return *kernels / p.part }
+
+var byNFTables = plane{openNFTables, 1}
 
 func openNFTables(_ testing.TB, o options) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o.Options, Apart: o.apart})
 }
 
+func TestNFTables(t *testing.T) { byNFTables.run(t, slices.Concat(fates, translations)) }
+
 // TestIPTables runs the tests with both variants of iptables.
 func TestIPTables(t *testing.T) {
+	t.Parallel()
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
-			runWith(t, slices.Concat(fates, translations), *kernels, func(_ testing.TB, o options) (driver.Driver, error) {
-				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart})
-			})
+			plane{func(_ testing.TB, o options) (driver.Driver, error) {
+				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: lockWait})
+			}, 1}.run(t, slices.Concat(fates, translations))
 		})
 	}
 }
@@ -38,54 +68,55 @@ func TestIPVS(t *testing.T) {
 	if err := probe.Missing(t.Context(), ipvs.Requirements); errors.Is(err, probe.ErrNotSupported) {
 		t.Skip(err)
 	}
-	runWith(t, fates, *kernels/4, func(_ testing.TB, o options) (driver.Driver, error) {
+	plane{func(_ testing.TB, o options) (driver.Driver, error) {
 		return ipvs.Open(ipvs.Options{Options: o.Options})
-	})
+	}, 4}.run(t, fates)
 }
 
 // TestFlowOffload runs the tests with connections that pass by the chains as soon as they can.
 func TestFlowOffload(t *testing.T) {
 	needsOffload(t)
-	runWith(t, fates, *kernels/4, func(t testing.TB, o options) (driver.Driver, error) {
+	plane{func(t testing.TB, o options) (driver.Driver, error) {
 		offload(t, &o)
 		return openNFTables(t, o)
-	})
+	}, 4}.run(t, fates)
 }
 
 // test is one of this package that any driver passes which carries out policy, but for what it says
 // that it lacks.
 type test struct {
 	name string
-	run  func(*testing.T)
+	run  func(*testing.T, plane)
 }
 
 // fates are the tests of what becomes of packets on the ways that a data plane has for them.
 var fates = []test{
-	{"Rows", TestRows}, {"MisnamedNodePackets", TestMisnamedNodePackets},
-	{"Netpol", TestNetpol}, {"Conformance", TestConformance}, {"RandomPackets", TestRandomPackets},
-	{"Cut", TestCut}, {"CutBeforeServices", TestCutBeforeServices}, {"CutKeeping", TestCutKeeping}, {"CutFromServices", TestCutFromServices}, {"KeepEstablished", TestKeepEstablished},
-	{"Errors", TestErrors}, {"WhoseError", TestWhoseError}, {"InvalidThroughServices", TestInvalidThroughServices}, {"PathMTU", TestPathMTU},
-	{"Neighbours", TestNeighbours}, {"NeighbourDiscoveryOffTheLink", TestNeighbourDiscoveryOffTheLink},
-	{"Tunnels", TestTunnels}, {"UndeclaredPodElsewhere", TestUndeclaredPodElsewhere}, {"Bridge", TestBridge},
-	{"ResetUnderAnothersAddress", TestResetUnderAnothersAddress}, {"FragmentUnderAnothersAddress", TestFragmentUnderAnothersAddress},
-	{"Reasons", TestReasons}, {"Counters", TestCounters},
-	{"Refused", TestRefused}, {"Unsupported", TestUnsupported}, {"BrokenPolicy", TestBrokenPolicy}, {"BrokenPolicyOnAFirstStart", TestBrokenPolicyOnAFirstStart},
-	{"NothingPassesWhileProgramsChange", TestNothingPassesWhileProgramsChange},
+	{"Rows", testRows}, {"MisnamedNodePackets", testMisnamedNodePackets},
+	{"Netpol", testNetpol}, {"Conformance", testConformance}, {"RandomPackets", testRandomPackets},
+	{"Cut", testCut}, {"CutBeforeServices", testCutBeforeServices}, {"CutKeeping", testCutKeeping}, {"CutFromServices", testCutFromServices}, {"KeepEstablished", testKeepEstablished},
+	{"Errors", testErrors}, {"WhoseError", testWhoseError}, {"InvalidThroughServices", testInvalidThroughServices}, {"PathMTU", testPathMTU},
+	{"Neighbours", testNeighbours}, {"NeighbourDiscoveryOffTheLink", testNeighbourDiscoveryOffTheLink},
+	{"Tunnels", testTunnels}, {"UndeclaredPodElsewhere", testUndeclaredPodElsewhere}, {"Bridge", testBridge},
+	{"ResetUnderAnothersAddress", testResetUnderAnothersAddress}, {"FragmentUnderAnothersAddress", testFragmentUnderAnothersAddress},
+	{"Reasons", testReasons}, {"Counters", testCounters},
+	{"Refused", testRefused}, {"Unsupported", testUnsupported}, {"BrokenPolicy", testBrokenPolicy}, {"BrokenPolicyOnAFirstStart", testBrokenPolicyOnAFirstStart},
+	{"NothingPassesWhileProgramsChange", testNothingPassesWhileProgramsChange},
 }
 
 // translations are those of what policies become, for drivers that write it unlike nftables.
 var translations = []test{
-	{"LargePolicies", TestLargePolicies}, {"LargePolicyChanges", TestLargePolicyChanges},
-	{"RandomPacketsApart", TestRandomPacketsApart}, {"MarkOfWhatReachesItself", TestMarkOfWhatReachesItself},
+	{"LargePolicies", testLargePolicies}, {"LargePolicyChanges", testLargePolicyChanges},
+	{"RandomPacketsApart", testRandomPacketsApart}, {"MarkOfWhatReachesItself", testMarkOfWhatReachesItself},
 }
 
-// runWith runs the tests with another driver, and so many random clusters.
-func runWith(t *testing.T, tests []test, clusters int, open func(testing.TB, options) (driver.Driver, error)) {
-	driverBefore, kernelsBefore := openDriver, *kernels
-	defer func() { openDriver, *kernels = driverBefore, kernelsBefore }()
-	openDriver, *kernels = open, clusters
+// run runs the tests side by side, each with kernels of its own.
+func (p plane) run(t *testing.T, tests []test) {
+	t.Parallel()
 	for _, test := range tests {
-		t.Run(test.name, test.run)
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t, p)
+		})
 	}
 }
 
@@ -129,9 +160,9 @@ func defaults() options {
 	return options{driver.Options{Policy: true, Log: quiet}, false, upkeep.Options{Policy: true, Log: quiet}}
 }
 
-// open opens the driver, with the upkeep of connections.
-func (o options) open(t testing.TB) (driver.Driver, error) {
-	d, err := openDriver(t, o)
+// openWith opens the driver, with the upkeep of connections.
+func (p plane) openWith(t testing.TB, o options) (driver.Driver, error) {
+	d, err := p.open(t, o)
 	if err != nil {
 		return nil, err
 	}

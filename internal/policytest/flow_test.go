@@ -14,11 +14,11 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// TestCut shows that established connections end when a policy comes to forbid them,
+// testCut shows that established connections end when a policy comes to forbid them,
 // whichever end speaks next, and go on when they are allowed again; over TCP and UDP, by a policy
 // of either end, directly and through a service.
-func TestCut(t *testing.T) {
-	k := openKernel(t, "cut", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testCut(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.cut(t, func(map[string]*drivertest.Pair) {})
 }
 
@@ -107,10 +107,10 @@ func revives(t *testing.T, name string, p *drivertest.Pair) {
 	}
 }
 
-// TestKeepEstablished shows that, where that is asked for, a connection goes on though policy
+// testKeepEstablished shows that, where that is asked for, a connection goes on though policy
 // forbids it since, and a new one does not begin.
-func TestKeepEstablished(t *testing.T) {
-	k := openKernel(t, "keep", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]}, keepEstablished)
+func testKeepEstablished(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]}, keepEstablished)
 	services := []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")}
 	k.declare(t, row{services: services})
 	pairs := k.pairs(t)
@@ -125,10 +125,10 @@ func TestKeepEstablished(t *testing.T) {
 	}
 }
 
-// TestErrors shows that the ICMP error that belongs to a permitted flow passes, also between pods
+// testErrors shows that the ICMP error that belongs to a permitted flow passes, also between pods
 // that are isolated otherwise.
-func TestErrors(t *testing.T) {
-	k := openKernel(t, "icmp", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+func testErrors(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	to := func(pod string) string { return "[{podSelector: {matchLabels: {app: " + pod + "}}}]" }
 	k.declare(t, row{policies: isolated("a", "ingress: [], egress: [{to: "+to("b")+"}]") + isolated("b", "ingress: [{from: "+to("a")+"}], egress: []")})
 	for family := range Families {
@@ -153,10 +153,10 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestNeighbours shows that isolated pods still find their next hop: what neighbour discovery and
+// testNeighbours shows that isolated pods still find their next hop: what neighbour discovery and
 // ARP need passes.
-func TestNeighbours(t *testing.T) {
-	k := openKernel(t, "nd", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+func testNeighbours(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	k.declare(t, row{policies: isolated("a", "ingress: [], egress: [{to: [{podSelector: {matchLabels: {app: b}}}]}]")})
 	if err := k.mesh.ForgetNeighbours("a"); err != nil {
 		t.Fatal(err)

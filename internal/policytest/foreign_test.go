@@ -14,10 +14,10 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// TestNeighbourDiscoveryOffTheLink shows that what passes on a link, for a pod that may send
+// testNeighbourDiscoveryOffTheLink shows that what passes on a link, for a pod that may send
 // nothing, does not pass from it to another host.
-func TestNeighbourDiscoveryOffTheLink(t *testing.T) {
-	k := openKernel(t, "ndoff", map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
+func testNeighbourDiscoveryOffTheLink(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"]})
 	for _, isolate := range []bool{false, true} {
 		var r row
 		if isolate {
@@ -55,9 +55,9 @@ func (k *kernel) carries(t *testing.T, from, to string, f verdict.Flow, want boo
 	return step
 }
 
-// TestTunnels shows that pods do not send what tunnels carry, and do where they may.
-func TestTunnels(t *testing.T) {
-	k := openKernel(t, "tunnel", map[string][2]netip.Addr{"a": names["a"]})
+// testTunnels shows that pods do not send what tunnels carry, and do where they may.
+func testTunnels(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"]})
 	log := k.listen(t)
 	for _, may := range []bool{false, true} {
 		k.Policy().PodTunnels = may
@@ -102,11 +102,11 @@ func isTold(t *testing.T, log *nflog.Conn, reason state.Drop, f verdict.Flow, st
 	}
 }
 
-// TestUndeclaredPodElsewhere shows that a pod whose address is in none of the node's prefixes gets
+// testUndeclaredPodElsewhere shows that a pod whose address is in none of the node's prefixes gets
 // nothing, and sends nothing, before it is declared.
-func TestUndeclaredPodElsewhere(t *testing.T) {
+func testUndeclaredPodElsewhere(t *testing.T, p plane) {
 	foreign := pair("203.0.113.77", "2001:db8:113::77")
-	k := openKernel(t, "undecl", map[string][2]netip.Addr{"a": names["a"], "e": foreign})
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "e": foreign})
 	k.declare(t, row{})
 	for family := range Families {
 		for _, from := range []string{"a", "outside"} {
@@ -132,11 +132,11 @@ func TestUndeclaredPodElsewhere(t *testing.T) {
 	}
 }
 
-// TestBridge shows that a pod behind a bridge sends from its own address, and from none that is not
+// testBridge shows that a pod behind a bridge sends from its own address, and from none that is not
 // behind the bridge.
-func TestBridge(t *testing.T) {
-	k := openKernel(t, "bridge", map[string][2]netip.Addr{"a": names["a"]})
-	k.mesh.AddBridge(t, "bridge", "br0", "c", [2]netip.Prefix(PodCIDRs), names["c"])
+func testBridge(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"]})
+	k.mesh.AddBridge(t, "br0", "c", [2]netip.Prefix(PodCIDRs), names["c"])
 	err := k.mesh.Node.Do(func() (err error) {
 		k.links, err = link.Here.Links()
 		return err

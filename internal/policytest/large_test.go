@@ -62,9 +62,9 @@ func largeRows() []row {
 	}
 }
 
-// TestLargePolicies follows packets through policies of sizes at which they met the kernel's
+// testLargePolicies follows packets through policies of sizes at which they met the kernel's
 // limits.
-func TestLargePolicies(t *testing.T) { followRows(t, "large", largeRows()) }
+func testLargePolicies(t *testing.T, p plane) { followRows(t, p, largeRows()) }
 
 func many(n int, f func(int) string) string { return strings.Join(texts(n, f), "") }
 

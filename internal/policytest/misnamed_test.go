@@ -10,9 +10,9 @@ import (
 // While no Node has this node's name, pods of which nothing is declared are not cut off, and those
 // that are known keep to their policies. Once the node is known, so are its pods, and all others
 // are cut off.
-func TestMisnamedNodePackets(t *testing.T) {
+func testMisnamedNodePackets(t *testing.T, p plane) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
-	k := openKernel(t, "misnamed", pods)
+	k := p.kernel(t, pods)
 	for _, step := range []struct {
 		name    string
 		node    string

@@ -3,6 +3,7 @@ package policytest
 import (
 	"context"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -14,27 +15,47 @@ import (
 	"sluice.dev/sluice/internal/verdict"
 )
 
-// TestNetpol runs the 48 cases of Kubernetes' end-to-end tests in the kernel, as full truth
+// The cases are read once for all drivers, and so is what the oracle says of them.
+var (
+	netpolCases      = sync.OnceValues(Netpol)
+	conformanceTests = sync.OnceValues(Conformance)
+	truths           sync.Map // of *oracle.Objects: a function that returns their truth
+)
+
+// truth is what the oracle says of every connection between two pods. It is asked about the same
+// objects on the same ports each time.
+func truth(o *oracle.Objects, ports []int32) map[oracle.Connection]bool {
+	told, _ := truths.LoadOrStore(o, sync.OnceValue(func() map[oracle.Connection]bool {
+		allowed := map[oracle.Connection]bool{}
+		for c := range truthTable(o, ports) {
+			allowed[c] = o.Allowed(c)
+		}
+		return allowed
+	}))
+	return told.(func() map[oracle.Connection]bool)()
+}
+
+// testNetpol runs the 48 cases of Kubernetes' end-to-end tests in the kernel, as full truth
 // tables with real packets, in both families at once.
-func TestNetpol(t *testing.T) {
-	cases, err := Netpol()
+func testNetpol(t *testing.T, p plane) {
+	cases, err := netpolCases()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := newKernel(t, "npol", cases[0].Steps[0].Objects)
+	k := p.newKernel(t, cases[0].Steps[0].Objects)
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) { k.run(t, c, NetpolPorts) })
 	}
 	k.settled(t)
 }
 
-// TestConformance does the same with the conformance suite of ClusterNetworkPolicy.
-func TestConformance(t *testing.T) {
-	tests, err := Conformance()
+// testConformance does the same with the conformance suite of ClusterNetworkPolicy.
+func testConformance(t *testing.T, p plane) {
+	tests, err := conformanceTests()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := newKernel(t, "cnp", tests[0].Steps[0].Objects)
+	k := p.newKernel(t, tests[0].Steps[0].Objects)
 	for _, c := range tests {
 		if experimental(c.Steps[0].Objects) {
 			continue // refused; TestScenarios looks at that
@@ -47,25 +68,26 @@ func TestConformance(t *testing.T) {
 // A kernel is a node with its pods, on which the driver does what the product says.
 type kernel struct {
 	*Product
+	plane  plane
 	mesh   *drivertest.Mesh
 	links  model.Links
 	driver driver.Driver
 }
 
-func newKernel(t *testing.T, prefix string, o *oracle.Objects) *kernel {
+func (p plane) newKernel(t *testing.T, o *oracle.Objects) *kernel {
 	t.Helper()
 	pods := map[string][2]netip.Addr{}
 	for i, name := range PodNames(o) {
 		pods[string(rune('a'+i))] = [2]netip.Addr{Address(o, name, 0), Address(o, name, 1)}
 	}
-	return openKernel(t, prefix, pods)
+	return p.kernel(t, pods)
 }
 
-// openKernel opens the driver on a node with pods that have the addresses, of which nothing is
+// kernel opens the driver on a node with pods that have the addresses, of which nothing is
 // declared.
-func openKernel(t testing.TB, prefix string, pods map[string][2]netip.Addr, change ...func(*options)) *kernel {
+func (p plane) kernel(t testing.TB, pods map[string][2]netip.Addr, change ...func(*options)) *kernel {
 	t.Helper()
-	k := &kernel{mesh: drivertest.NewMesh(t, prefix, [2]netip.Addr(NodeAddresses), pods)}
+	k := &kernel{plane: p, mesh: drivertest.NewMesh(t, [2]netip.Addr(NodeAddresses), pods)}
 	err := k.mesh.Node.Do(func() (err error) {
 		if k.links, err = link.Here.Links(); err != nil {
 			return err
@@ -74,7 +96,7 @@ func openKernel(t testing.TB, prefix string, pods map[string][2]netip.Addr, chan
 		for _, f := range change {
 			f(&o)
 		}
-		k.driver, err = o.open(t)
+		k.driver, err = p.openWith(t, o)
 		return err
 	})
 	if err != nil {
@@ -144,7 +166,8 @@ func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
 	t.Helper()
 	var firsts []drivertest.First
 	asked := map[drivertest.First]oracle.Connection{}
-	for c := range truthTable(o, ports) {
+	allowed := truth(o, ports)
+	for c := range allowed {
 		f := drivertest.First{From: c.From, To: c.To, Protocol: numbers[c.Protocol], Port: uint16(c.Port)}
 		firsts, asked[f] = append(firsts, f), c
 	}
@@ -154,7 +177,7 @@ func (k *kernel) check(t *testing.T, o *oracle.Objects, ports []int32) {
 	}
 	for f, fate := range fates {
 		c := asked[f]
-		want, steps := o.Allowed(c), k.Walk(c)
+		want, steps := allowed[c], k.Walk(c)
 		_, denied := verdict.Denial(steps)
 		if fate.Arrived != want || fate.Answered != want || denied == want {
 			t.Errorf("%+v: %+v; the oracle allows it: %v; why denies it: %v: %+v", c, fate, want, denied, steps)

@@ -20,7 +20,8 @@ var threePods = map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": 
 // TestOffload shows that packets of established connections meet no chain any more, and that their
 // bytes are counted.
 func TestOffload(t *testing.T) {
-	k := openKernel(t, "off", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	if err := k.mesh.Node.Sysctl("net.netfilter.nf_conntrack_acct", "1"); err != nil {
 		t.Fatal(err)
 	}
@@ -40,14 +41,16 @@ func TestOffload(t *testing.T) {
 
 // TestCutOffloaded shows that what policy comes to forbid ends also where it passes by the chains.
 func TestCutOffloaded(t *testing.T) {
-	k := openKernel(t, "cutoff", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	k.cut(t, func(pairs map[string]*drivertest.Pair) { k.offloaded(t, pairs) })
 }
 
 // TestCutOffloadedLate shows that a connection is cut that was put into the flowtable by a packet
 // on its way while it was labelled, and that others go on meanwhile.
 func TestCutOffloadedLate(t *testing.T) {
-	k := openKernel(t, "late", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	k.declare(t, row{services: frontB()})
 	pairs := k.pairs(t)
 	other, err := k.mesh.Pair(t, "c", tcp, netip.AddrPortFrom(names["a"][0], 80), netip.AddrPortFrom(names["a"][0], 80))
@@ -67,7 +70,8 @@ func TestCutOffloadedLate(t *testing.T) {
 
 // TestRecall shows that no packet gets lost when connections are taken out of the flowtable.
 func TestRecall(t *testing.T) {
-	k := openKernel(t, "recall", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	k.declare(t, row{services: frontB()})
 	pairs := k.pairs(t)
 	k.offloaded(t, pairs)
@@ -94,7 +98,8 @@ func TestRecall(t *testing.T) {
 
 // TestDenyListOffloaded shows that a deny list ends connections that pass by the chains.
 func TestDenyListOffloaded(t *testing.T) {
-	k := openKernel(t, "denyoff", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	k.declare(t, row{})
 	pairs := map[string]*drivertest.Pair{}
 	for _, proto := range []model.Protocol{tcp, udp} {
@@ -119,7 +124,8 @@ func TestDenyListOffloaded(t *testing.T) {
 // TestForgedOffloaded shows that a pod cannot use the way of another one's connection that passes
 // by the chains.
 func TestForgedOffloaded(t *testing.T) {
-	k := openKernel(t, "forgeoff", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	k.declare(t, row{})
 	for family := range Families {
 		server := netip.AddrPortFrom(names["b"][family], 81)
@@ -144,7 +150,8 @@ func TestForgedOffloaded(t *testing.T) {
 // TestBackendGoneOffloaded shows that a UDP flow which passes by the chains leaves a backend that
 // is gone as soon as others do.
 func TestBackendGoneOffloaded(t *testing.T) {
-	k := openKernel(t, "goneoff", threePods, offloading(t))
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
 	k.declare(t, row{services: frontB()})
 	pairs := map[string]*drivertest.Pair{}
 	for family := range Families {
@@ -172,7 +179,7 @@ func TestBackendGoneOffloaded(t *testing.T) {
 // nanosecond is an instruction.
 func BenchmarkForward(b *testing.B) {
 	b.Run("no table", func(b *testing.B) {
-		k := openKernel(b, "forward", threePods)
+		k := byNFTables.kernel(b, threePods)
 		p := k.datagrams(b, "b")
 		if err := k.driver.Purge(b.Context()); err != nil {
 			b.Fatal(err)
@@ -180,10 +187,10 @@ func BenchmarkForward(b *testing.B) {
 		forward(b, p)
 	})
 	b.Run("chains", func(b *testing.B) {
-		forward(b, openKernel(b, "forward", threePods).datagrams(b, "vip"))
+		forward(b, byNFTables.kernel(b, threePods).datagrams(b, "vip"))
 	})
 	b.Run("flowtable", func(b *testing.B) {
-		k := openKernel(b, "forward", threePods, offloading(b))
+		k := byNFTables.kernel(b, threePods, offloading(b))
 		p := k.datagrams(b, "vip")
 		k.offloaded(b, map[string]*drivertest.Pair{"the flow": p})
 		forward(b, p)

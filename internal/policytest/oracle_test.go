@@ -7,6 +7,7 @@ import (
 // TestOracle holds the oracle to what the tests that the scenarios come from
 // expect, and these to the oracle: neither is believed alone.
 func TestOracle(t *testing.T) {
+	t.Parallel()
 	for name, s := range scenarios(t) {
 		t.Run(name, func(t *testing.T) {
 			for _, step := range s.Steps {

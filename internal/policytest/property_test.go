@@ -21,6 +21,7 @@ const asked = 60 // connections in each random cluster
 
 // TestRandom compares the product with the oracle on random clusters.
 func TestRandom(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(*clusters) {
 		o := newDice(seed).cluster()
 		if _, bad := disagreement(t, o, seed); bad {
@@ -109,6 +110,7 @@ func smaller(o *oracle.Objects) (all []*oracle.Objects) {
 // with repetitions and with others that come and go between them: the state must be the
 // same, and the deltas must lead there.
 func TestOrder(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(*clusters) / 5 {
 		d := newDice(seed)
 		o, other := d.cluster(), d.cluster()

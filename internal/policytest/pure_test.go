@@ -14,6 +14,7 @@ import (
 // TestScenarios puts every scenario to the product: what the tests that it comes
 // from expect, and the full truth table as the oracle sees it, in both families.
 func TestScenarios(t *testing.T) {
+	t.Parallel()
 	for name, s := range scenarios(t) {
 		t.Run(name, func(t *testing.T) {
 			product := NewProduct(LinksOf(s.Steps[0].Objects))

@@ -20,33 +20,33 @@ import (
 
 var kernels = flag.Int("kernels", 40, "how many random clusters to try with real packets")
 
-// TestRandomPackets gives the kernel one random cluster after the other, each as a change of the
+// testRandomPackets gives the kernel one random cluster after the other, each as a change of the
 // one before. On every first packet between pods, those that nobody has declared included, the node
 // and the world outside, the kernel, the oracle and "why" must agree.
-func TestRandomPackets(t *testing.T) {
+func testRandomPackets(t *testing.T, p plane) {
 	pods := ninePods()
-	k := openKernel(t, "rand", pods)
-	randomPackets(t, k, pods, 1_000_000, *kernels)
+	k := p.kernel(t, pods)
+	randomPackets(t, k, pods, 1_000_000, p.clusters())
 	k.settled(t)
 }
 
-// TestRandomPacketsApart does the same where the driver asks rules in chains of their own, whose
+// testRandomPacketsApart does the same where the driver asks rules in chains of their own, whose
 // outcome is in packets' marks. Packets that come with these bits set are judged alike, and leave
 // with them.
-func TestRandomPacketsApart(t *testing.T) {
+func testRandomPacketsApart(t *testing.T, p plane) {
 	pods := ninePods()
-	k := openKernel(t, "apart", pods, apart)
+	k := p.kernel(t, pods, apart)
 	for i, mark := range []uint32{0, 1 << 31, 1 << 30, 3<<30 | 5} {
 		k.mark(t, mark)
-		randomPackets(t, k, pods, 2_000_000+1000*uint64(i), *kernels/4)
+		randomPackets(t, k, pods, 2_000_000+1000*uint64(i), p.clusters()/4)
 	}
 	k.settled(t)
 }
 
-// TestMarkOfWhatReachesItself follows a pod's packets to itself through a service, which no policy
+// testMarkOfWhatReachesItself follows a pod's packets to itself through a service, which no policy
 // keeps from it: they too leave with the mark that they came with.
-func TestMarkOfWhatReachesItself(t *testing.T) {
-	k := openKernel(t, "self", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, apart)
+func testMarkOfWhatReachesItself(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}, apart)
 	k.declare(t, row{
 		services: []svc{lbService(model.Service{ClusterIPs: []netip.Addr{names["vip"][0], names["vip"][1]}}, "b")},
 		policies: isolated("b", "in ingress: [{from: ["+blocks(towards("c", 0, 8))+", "+blocks(towards("c", 1, 64))+"]}]"),

@@ -11,10 +11,10 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// TestReasons shows that each packet that is dropped is told of with the reason, and that
+// testReasons shows that each packet that is dropped is told of with the reason, and that
 // policies count what they decide.
-func TestReasons(t *testing.T) {
-	k := openKernel(t, "why", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]})
+func testReasons(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]})
 	log := k.listen(t)
 	for _, c := range []struct {
 		row    row
@@ -69,9 +69,9 @@ func (k *kernel) listen(t *testing.T) *nflog.Conn {
 	return log
 }
 
-// TestCounters shows that a policy counts the packets that it decides.
-func TestCounters(t *testing.T) {
-	k := openKernel(t, "count", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+// testCounters shows that a policy counts the packets that it decides.
+func testCounters(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{policies: isolated("b", "in ingress: [{from: [{podSelector: {matchLabels: {app: a}}}]}]")})
 	for _, from := range []string{"a", "a", "a", "c", "c"} {
 		if _, err := k.mesh.Trace(drivertest.Packet{Host: from, From: names[from][0], To: names["b"][0], Protocol: udp, Port: 80}); err != nil {

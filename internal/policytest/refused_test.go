@@ -52,9 +52,9 @@ func onList(action model.Action, name string) model.PolicyRule {
 	return model.PolicyRule{Name: "list", Action: action, Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("sluice.dev/list", name)}}}}}
 }
 
-// TestRefused sends packets where a policy or a list is refused, beside policies that allow.
-func TestRefused(t *testing.T) {
-	k := openKernel(t, "refused", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+// testRefused sends packets where a policy or a list is refused, beside policies that allow.
+func testRefused(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	all := model.PolicyRule{Name: "all"}
 	good := ingressTo(model.NetworkPolicy, "m-good", all)
 	passes, denied := "b", ""
@@ -85,10 +85,10 @@ func TestRefused(t *testing.T) {
 	k.settled(t)
 }
 
-// TestUnsupported sends packets where a policy has a field that is not supported, with both choices
+// testUnsupported sends packets where a policy has a field that is not supported, with both choices
 // of what becomes of it.
-func TestUnsupported(t *testing.T) {
-	k := openKernel(t, "unsupported", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testUnsupported(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	const http = `{"apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy", "metadata": {"name": "http", "namespace": "shop"},
 		"spec": {"selector": "app == 'b'", "ingress": [{"action": "Allow", "http": {"methods": ["GET"]}}]}}`
 	onlyA := model.PolicyRule{Name: "a", Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("app", "a")}}}}}
@@ -124,6 +124,7 @@ func TestUnsupported(t *testing.T) {
 // TestRefusedSetsAllowNothingMore tries random policies on a list that is refused: what passes
 // would pass with whatever is in the list.
 func TestRefusedSetsAllowNothingMore(t *testing.T) {
+	t.Parallel()
 	differ := 0
 	for seed := range uint64(400) {
 		r := rand.New(rand.NewPCG(seed, 7))

@@ -21,6 +21,7 @@ import (
 // are read as a user would apply them. With them the connection passes, and none else that did not,
 // but for those between pods with the same labels.
 func TestSuggestions(t *testing.T) {
+	t.Parallel()
 	kindsSeen, near, hopeless := map[model.Kind]int{}, 0, map[string]int{}
 	for seed := range uint64(*clusters / 4) {
 		o := newDice(7_000_000 + seed).cluster()

@@ -298,14 +298,14 @@ func hostRows() []row {
 	}
 }
 
-// TestRows follows the packets of every row, in both families. What "why" says must be what the
+// testRows follows the packets of every row, in both families. What "why" says must be what the
 // kernel does.
-func TestRows(t *testing.T) { followRows(t, "rows", rows()) }
+func testRows(t *testing.T, p plane) { followRows(t, p, rows()) }
 
 // followRows has a kernel to itself.
-func followRows(t *testing.T, name string, rows []row) {
+func followRows(t *testing.T, p plane, rows []row) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
-	k := openKernel(t, name, pods)
+	k := p.kernel(t, pods)
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			k.declare(t, r)

@@ -11,11 +11,11 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// TestLargePolicyChanges: while the sets of a large policy come and go in slices, what it allows
+// testLargePolicyChanges: while the sets of a large policy come and go in slices, what it allows
 // before and after passes and what it never allows does not, neither on new connections nor on
 // those that there are.
-func TestLargePolicyChanges(t *testing.T) {
-	k := openKernel(t, "slice", map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testLargePolicyChanges(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	crowd := store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: "crowd"}, Object: &model.Namespace{Name: "crowd"}}
 	others := []store.Event{crowd}
 	for i := range 2000 {

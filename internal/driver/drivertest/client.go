@@ -20,13 +20,14 @@ import (
 )
 
 // These are the time-outs of a client. An answer normally comes quickly, but a busy machine may
-// delay it. Silence is accepted after a short while, as all links are a few microseconds long.
+// delay it, and who waits for one goes on as soon as it is there. Silence is accepted after a short
+// while, as all links are a few microseconds long.
 const (
-	patience = 3 * time.Second
+	patience = 20 * time.Second
 	silence  = 80 * time.Millisecond
 	// The effect of a change on existing flows may need a second pass, a second later, for packets
 	// between a look-up and the entry that remembers it.
-	settle = 3 * time.Second
+	settle = 10 * time.Second
 )
 
 // A client opens connections from one address of a host.
@@ -43,6 +44,7 @@ type conn struct {
 	proto  model.Protocol
 	reader *bufio.Reader
 	answer answer // TCP: the greeting
+	barred bool   // UDP: nothing of it may arrive, and its datagrams say so
 }
 
 // A result is the outcome of one try.
@@ -133,7 +135,11 @@ func (c *conn) echo(size int) error {
 func (c *conn) exchangeUDP(size int) (answer, error) {
 	// If the node's kernel rejects what the node itself sends, sending fails here with EPERM; the
 	// reason can be read as for any other client.
-	if _, err := c.Write(make([]byte, max(size, 1))); err != nil && !errors.Is(err, syscall.EPERM) {
+	sent := make([]byte, max(size, 1))
+	if c.barred {
+		sent[0] = isBarred
+	}
+	if _, err := c.Write(sent); err != nil && !errors.Is(err, syscall.EPERM) {
 		return answer{}, err
 	}
 	buf := make([]byte, 65536)
@@ -168,6 +174,7 @@ func (c *client) once(s send, to netip.AddrPort, timeout time.Duration) (r resul
 			return r
 		}
 		defer conn.Close()
+		conn.barred = s.fate.outcome == dropped
 		r.local = conn.local()
 		r.answer, r.err = conn.exchange(s.size, timeout)
 	}

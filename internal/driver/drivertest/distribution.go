@@ -33,9 +33,14 @@ func (r *run) distribution(t *testing.T) {
 }
 
 // spread sends one datagram for each flow, each from a new port: a port used before would reach its
-// old backend.
+// old backend. Some are on their way at the same time.
 func (r *run) spread(firstPort, flows int, to netip.AddrPort) (map[netip.Addr]int, error) {
-	count := map[netip.Addr]int{}
+	type outcome struct {
+		answer
+		err error
+	}
+	const atOnce = 16
+	outcomes, free := make(chan outcome, flows), make(chan struct{}, atOnce)
 	c := r.client("a")
 	err := c.host.ns.Do(func() error {
 		for i := range flows {
@@ -44,15 +49,26 @@ func (r *run) spread(firstPort, flows int, to netip.AddrPort) (map[netip.Addr]in
 			if err != nil {
 				return fmt.Errorf("dial %v: %w", to, err)
 			}
-			flow := &conn{Conn: nc, proto: model.UDP}
-			a, err := flow.exchange(1, patience)
-			_ = nc.Close()
-			if err != nil {
-				return fmt.Errorf("flow %d: %w", i+1, err)
-			}
-			count[a.server.Addr()]++
+			free <- struct{}{}
+			go func() {
+				a, err := (&conn{Conn: nc, proto: model.UDP}).exchange(1, patience)
+				_ = nc.Close()
+				outcomes <- outcome{a, err}
+				<-free
+			}()
 		}
 		return nil
 	})
-	return count, err
+	if err != nil {
+		return nil, err
+	}
+	count := map[netip.Addr]int{}
+	for i := range flows {
+		o := <-outcomes
+		if o.err != nil {
+			return nil, fmt.Errorf("flow %d: %w", i+1, o.err)
+		}
+		count[o.server.Addr()]++
+	}
+	return count, nil
 }

@@ -1,12 +1,14 @@
 package drivertest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/machine"
 )
 
 // floodFlows is how many new flows each family's flood has, unless the kernel's connection table is
@@ -23,7 +26,9 @@ const floodFlows = 60000
 // Flood sends new flows to a service from a pod, from the node and from outside, while its backends
 // and their number change as fast as the driver can. No packet may leave the node untranslated.
 func Flood(t *testing.T, open Open) {
-	w := newTopology(t, "fl")
+	t.Parallel()
+	machine.Conntrack.Take(t)
+	w := newTopology(t)
 	for _, f := range []family{ipv4, ipv6} {
 		for _, options := range []bool{false, true} {
 			name := f.String() + " backends"
@@ -69,8 +74,8 @@ func (r *run) flood(t *testing.T, options bool) {
 
 	flows, before := floodSize(), r.received(t, "m")
 	sent := make(chan error, 1)
-	go func() { sent <- r.sendFlood(flows) }()
-	updates := 0
+	var updates atomic.Int64
+	go func() { sent <- r.sendFlood(t.Context(), flows, &updates) }()
 	for {
 		select {
 		case err := <-sent:
@@ -82,7 +87,7 @@ func (r *run) flood(t *testing.T, options bool) {
 			if options {
 				least = flows / 2
 			}
-			r.judgeFlood(t, watches, flows, updates, r.received(t, "m")-before, least)
+			r.judgeFlood(t, watches, flows, int(updates.Load()), r.received(t, "m")-before, least)
 			return
 		default:
 		}
@@ -91,7 +96,7 @@ func (r *run) flood(t *testing.T, options bool) {
 			t.Fatalf("plan the update: %v", err)
 		}
 		r.apply(t, plan)
-		updates++
+		updates.Add(1)
 	}
 }
 
@@ -107,7 +112,7 @@ func (r *run) judgeFlood(t *testing.T, watches []*watch, flows, updates, arrived
 	if arrived < least {
 		t.Errorf("only %d of %d flows reached a backend", arrived, flows)
 	}
-	if updates < 20 {
+	if updates < fewestUpdates {
 		t.Errorf("only %d updates fell into the flood", updates)
 	}
 }
@@ -152,12 +157,23 @@ func floodSize() int {
 	return min(floodFlows, limit/2/6*6)
 }
 
+// fewestUpdates must fall into a flood.
+const fewestUpdates = 20
+
 // sendFlood sends the first packets of that many flows, in turns from a pod, from the node and from
-// outside, each with its own source port.
-func (r *run) sendFlood(flows int) error {
-	const turn = 500
+// outside, each with its own source port. Each turn waits for an update that was not there at the
+// one before.
+func (r *run) sendFlood(ctx context.Context, flows int, updates *atomic.Int64) error {
 	each := flows / 6
+	turn := (each + fewestUpdates - 1) / fewestUpdates
 	for first := 0; first < each; first += turn {
+		for updates.Load() <= int64(first/turn) {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+		}
 		for _, from := range []string{"c", "node", "outside"} {
 			tcp := func() error {
 				return sendRaw(r.addr(from, r.family), r.addrPort("vip:80", r.family), model.TCP, 1024+first, min(turn, each-first))

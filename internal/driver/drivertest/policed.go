@@ -35,9 +35,9 @@ var (
 
 // newPoliced opens the driver on a node of which nothing is declared; it skips the test if the
 // driver lacks what the test needs.
-func newPoliced(t *testing.T, prefix string, open Open, need driver.Capability) *policed {
+func newPoliced(t *testing.T, open Open, need driver.Capability) *policed {
 	t.Helper()
-	p := &policed{Mesh: NewMesh(t, prefix, policedNode, policedPods)}
+	p := &policed{Mesh: NewMesh(t, policedNode, policedPods)}
 	p.cluster = &cluster{store: store.New(), compiler: compile.New(compile.Config{Node: "node", ClusterCIDRs: clusterCIDRs, ServiceCIDRs: serviceCIDRs, Policy: true})}
 	err := p.Node.Do(func() error {
 		links, err := link.Here.Links()
@@ -164,11 +164,12 @@ func (p *policed) aside(t *testing.T, want ...string) {
 // allowed, and all other policies are in force. The driver that open opens finds that its kernel
 // refuses what is made of the rules of policies for which refused answers true.
 func RefusedPolicies(t *testing.T, open func(refused func(model.PolicyKey) bool) (driver.Driver, error)) {
+	t.Parallel()
 	refusing := true
 	opened := func() (driver.Driver, error) {
 		return open(func(k model.PolicyKey) bool { return refusing && k.Name.Name == "bad" })
 	}
-	p := newPoliced(t, "rp", opened, 0)
+	p := newPoliced(t, opened, 0)
 	b, c := dual(policedPods["b"]), dual(policedPods["c"])
 	const bad = "NetworkPolicy shop/bad"
 	adopt := func() (operations int) {
@@ -209,15 +210,17 @@ func RefusedPolicies(t *testing.T, open func(refused func(model.PolicyKey) bool)
 // the driver that comes then, which other opens, has another program. The kernel of the drivers
 // fails, for a reason that may pass, whatever a part puts into it for which failing answers true.
 func FailingParts(t *testing.T, open, other func(failing func(reconcile.Part) bool) (driver.Driver, error)) {
+	t.Parallel()
 	for _, failing := range []reconcile.Part{reconcile.Policy, reconcile.Services} {
 		t.Run(failing.String(), func(t *testing.T) {
+			t.Parallel()
 			fails := true
 			by := func(open func(func(reconcile.Part) bool) (driver.Driver, error)) Open {
 				return func() (driver.Driver, error) {
 					return open(func(p reconcile.Part) bool { return fails && p == failing })
 				}
 			}
-			p := newPoliced(t, "fp", by(open), driver.Services|driver.Survives|driver.Keeps)
+			p := newPoliced(t, by(open), driver.Services|driver.Survives|driver.Keeps)
 			b := dual(policedPods["b"])
 			var r *reconcile.Reconciler
 			start := func() {

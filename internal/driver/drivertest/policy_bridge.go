@@ -14,9 +14,9 @@ import (
 
 // AddBridge adds a bridge to the node, with the first address of each subnet, and behind it a pod
 // with one address in each. Both are removed with the mesh.
-func (m *Mesh) AddBridge(t testing.TB, prefix, bridge, pod string, subnets [2]netip.Prefix, addrs [2]netip.Addr) {
+func (m *Mesh) AddBridge(t testing.TB, bridge, pod string, subnets [2]netip.Prefix, addrs [2]netip.Addr) {
 	t.Helper()
-	h, err := m.topology.host(t, fmt.Sprintf("%s%d-", prefix, unix.Getpid()), pod, "node", false)
+	h, err := m.topology.host(t, pod, "node", false)
 	if err == nil {
 		err = m.addBridge(bridge, h, subnets, addrs)
 	}

@@ -3,7 +3,6 @@ package drivertest
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 
@@ -30,11 +29,11 @@ var Outside = [2]netip.Addr{netip.MustParseAddr("192.168.3.1"), netip.MustParseA
 
 // NewMesh builds the node, with an address in each family, and its pods. Names of pods must be
 // short, as their interfaces are named after them. Everything is removed when the test ends.
-func NewMesh(t testing.TB, prefix string, node [2]netip.Addr, pods map[string][2]netip.Addr) *Mesh {
+func NewMesh(t testing.TB, node [2]netip.Addr, pods map[string][2]netip.Addr) *Mesh {
 	t.Helper()
 	w := &topology{hosts: map[string]*host{}, addrs: map[string]dual{}, owner: map[netip.Addr]*host{}}
 	m := &Mesh{topology: w, probes: map[netip.Addr]*probe{}, port: 20000}
-	if err := m.build(t, fmt.Sprintf("%s%d-", prefix, os.Getpid()), dual(node), pods); err != nil {
+	if err := m.build(t, dual(node), pods); err != nil {
 		t.Fatalf("build the mesh: %v", err)
 	}
 	t.Cleanup(m.close)
@@ -44,33 +43,34 @@ func NewMesh(t testing.TB, prefix string, node [2]netip.Addr, pods map[string][2
 	return m
 }
 
-func (m *Mesh) build(t testing.TB, prefix string, node dual, pods map[string][2]netip.Addr) error {
-	if _, err := m.topology.host(t, prefix, "wire", "", true); err != nil {
+func (m *Mesh) build(t testing.TB, node dual, pods map[string][2]netip.Addr) error {
+	if _, err := m.topology.host(t, "wire", "", true); err != nil {
 		return err
 	}
-	if err := m.join(t, prefix, "node", "wire", node, slices.Concat(nodePodCIDRs, serviceCIDRs, externalCIDRs)); err != nil {
+	if err := m.join(t, "node", "wire", node, slices.Concat(nodePodCIDRs, serviceCIDRs, externalCIDRs)); err != nil {
 		return err
 	}
-	if err := m.join(t, prefix, "outside", "wire", dual(Outside), nil); err != nil {
+	if err := m.join(t, "outside", "wire", dual(Outside), nil); err != nil {
 		return err
 	}
 	m.Node = m.topology.hosts["node"].ns
-	// Under emulation an answer may take longer than the seconds that connection tracking gives it.
-	for _, state := range []string{"closed", "cookie_wait"} {
-		if err := m.Node.Sysctl("net/netfilter/nf_conntrack_sctp_timeout_"+state, "120"); err != nil {
+	// Under emulation, or on a busy machine, an answer may take longer than the seconds that
+	// connection tracking gives it.
+	for _, timeout := range []string{"sctp_timeout_closed", "sctp_timeout_cookie_wait", "udp_timeout"} {
+		if err := m.Node.Sysctl("net/netfilter/nf_conntrack_"+timeout, "120"); err != nil {
 			return err
 		}
 	}
 	for name, addrs := range pods {
-		if err := m.join(t, prefix, name, "node", dual(addrs), nil); err != nil {
+		if err := m.join(t, name, "node", dual(addrs), nil); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Mesh) join(t testing.TB, prefix, name, up string, addrs dual, routes []netip.Prefix) error {
-	h, err := m.topology.host(t, prefix, name, "node", name == "node")
+func (m *Mesh) join(t testing.TB, name, up string, addrs dual, routes []netip.Prefix) error {
+	h, err := m.topology.host(t, name, "node", name == "node")
 	if err != nil {
 		return err
 	}

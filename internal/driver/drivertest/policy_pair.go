@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -50,9 +51,11 @@ func (m *Mesh) Pair(t testing.TB, from string, proto model.Protocol, server, via
 // It is a server's socket: a listener, or the only socket of UDP.
 type serverSocket interface{ Close() error }
 
+// listen waits for the end of an earlier server: a process that another test starts right now may
+// have its socket for a moment.
 func (m *Mesh) listen(proto model.Protocol, at netip.AddrPort) (s serverSocket, err error) {
 	host := m.topology.owner[at.Addr()]
-	err = host.ns.Do(func() (err error) {
+	open := func() (err error) {
 		var lc net.ListenConfig
 		if proto == model.UDP {
 			s, err = lc.ListenPacket(context.Background(), "udp", at.String())
@@ -60,7 +63,11 @@ func (m *Mesh) listen(proto model.Protocol, at netip.AddrPort) (s serverSocket, 
 			s, err = lc.Listen(context.Background(), "tcp", at.String())
 		}
 		return err
-	})
+	}
+	end := time.Now().Add(patience)
+	for err = host.ns.Do(open); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(end); err = host.ns.Do(open) {
+		time.Sleep(time.Millisecond)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listen at %v on %s: %w", at, host.name, err)
 	}

@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
@@ -126,8 +130,19 @@ func (m *Mesh) Probe(firsts []First) (fates map[First]Fate, err error) {
 		fates, err = m.probe(firsts)
 		return err
 	})
-	return fates, err
+	if err != nil {
+		return nil, err
+	}
+	// A driver looks at all connections that there are after each change, and these are over.
+	if err := m.Node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		return nil, fmt.Errorf("flush connection tracking: %w", err)
+	}
+	return fates, nil
 }
+
+// crowd is how many packets are on their way at the same time. The kernel's queue of a processor
+// holds a thousand, and other tests send, too.
+const crowd = 100
 
 func (m *Mesh) probe(firsts []First) (map[First]Fate, error) {
 	m.port++
@@ -138,14 +153,16 @@ func (m *Mesh) probe(firsts []First) (map[First]Fate, error) {
 		fates[f] = Fate{}
 		bySource[f.From] = append(bySource[f.From], f)
 	}
-	for a, fs := range bySource { // one source at a time: the kernel's queue holds a thousand packets
-		for _, f := range fs {
-			if err := m.probes[a].send(f.Protocol, source, f.Port, f.To, false); err != nil {
-				return nil, fmt.Errorf("send %v: %w", f, err)
+	for a, fs := range bySource {
+		for some := range slices.Chunk(fs, crowd) {
+			for _, f := range some {
+				if err := m.probes[a].send(f.Protocol, source, f.Port, f.To, false); err != nil {
+					return nil, fmt.Errorf("send %v: %w", f, err)
+				}
 			}
-		}
-		if err := m.sentinel.flush(); err != nil {
-			return nil, err
+			if err := m.sentinel.flush(); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if err := m.collect(fates, source); err != nil {
@@ -154,7 +171,7 @@ func (m *Mesh) probe(firsts []First) (map[First]Fate, error) {
 	return fates, m.collect(fates, source)
 }
 
-// collect records what has arrived, and answers first packets, one source at a time, too.
+// collect records what has arrived, and answers first packets, one source at a time.
 func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 	for a, p := range m.probes {
 		answers := false
@@ -191,21 +208,36 @@ func (m *Mesh) collect(fates map[First]Fate, source uint16) error {
 	return nil
 }
 
-// onOneCPU runs f on a thread that stays on one processor and is discarded afterwards.
+// processors are those of the machine that the tests may use.
+var processors = sync.OnceValues(func() (all []int, err error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("list processors: %w", err)
+	}
+	for cpu := 0; len(all) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			all = append(all, cpu)
+		}
+	}
+	return all, nil
+})
+
+var turn atomic.Uint32
+
+// onOneCPU runs f on a thread that stays on one processor and is discarded afterwards. The next one
+// is on another processor.
 func onOneCPU(f func() error) error {
+	all, err := processors()
+	if err != nil {
+		return err
+	}
+	cpu := all[int(turn.Add(1))%len(all)]
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		var all, one unix.CPUSet
-		err := unix.SchedGetaffinity(0, &all)
-		if err == nil {
-			cpu := 0
-			for !all.IsSet(cpu) {
-				cpu++
-			}
-			one.Set(cpu)
-			err = unix.SchedSetaffinity(0, &one)
-		}
+		var one unix.CPUSet
+		one.Set(cpu)
+		err := unix.SchedSetaffinity(0, &one)
 		if err == nil {
 			err = f()
 		}

@@ -9,11 +9,12 @@ import (
 
 // TestMesh shows that all probes pass if no rule judges them, and that a blocked one is recognized.
 func TestMesh(t *testing.T) {
+	t.Parallel()
 	pods := map[string][2]netip.Addr{}
 	for _, name := range []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"} {
 		pods["p"+name] = [2]netip.Addr(both("10.244.1.1"+name, "fd00:10:244:1::1"+name))
 	}
-	m := NewMesh(t, "mesh", [2]netip.Addr(both("192.168.1.1", "fd00:192:168:1::1")), pods)
+	m := NewMesh(t, [2]netip.Addr(both("192.168.1.1", "fd00:192:168:1::1")), pods)
 	var firsts []First
 	for _, from := range pods {
 		for _, to := range pods {
@@ -41,8 +42,9 @@ func TestMesh(t *testing.T) {
 
 // TestTrace follows packets of every kind, one of them spoofed, if no rule judges them.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	a, b := [2]netip.Addr(both("10.244.1.11", "fd00:10:244:1::11")), [2]netip.Addr(both("10.244.1.12", "fd00:10:244:1::12"))
-	m := NewMesh(t, "trace", [2]netip.Addr(both("192.168.1.1", "fd00:192:168:1::1")), map[string][2]netip.Addr{"a": a, "b": b})
+	m := NewMesh(t, [2]netip.Addr(both("192.168.1.1", "fd00:192:168:1::1")), map[string][2]netip.Addr{"a": a, "b": b})
 	nobody := both("198.51.100.7", "2001:db8::7")
 	for f := range a {
 		for _, proto := range probed {

@@ -13,10 +13,12 @@ import (
 // kernel takes it. The driver that open opens finds that its kernel refuses what is made of
 // frontends at the addresses for which refused answers true.
 func Refusals(t *testing.T, open func(refused func(netip.Addr) bool) (driver.Driver, error)) {
-	w := newTopology(t, "rf")
+	t.Parallel()
+	lent := &topologies{parent: t}
 	for _, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
-			refusing := true
+			t.Parallel()
+			refusing, w := true, lent.lend(t)
 			r := &run{topology: w, family: f}
 			r.open = func() (driver.Driver, error) {
 				return open(func(a netip.Addr) bool { return refusing && a == w.addr("vip2", f) })

@@ -24,7 +24,7 @@ func bystanderRows() []row {
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),
 		// That table translates after the driver's, so services may have the node's address here.
 		one("another program's service", []svc{
-			{name: "theirs", at: "vip2", on: "a", write: forAnother}, {at: "vip", on: "b"}},
+			{name: "theirs", at: "vip2", on: "a", write: forAnother}, {at: "vip", on: "b"}, {name: "c", at: "vip3", on: "c"}},
 			tcp("a", "vip2:5555", by("c")), tcp("outside", "vip2:5555", by("c")), tcp("a", "vip:80", by("b"))),
 	}
 }

@@ -30,7 +30,7 @@ func affinityRows() []row {
 	sticky := func(on string, timeout time.Duration) []svc {
 		return []svc{{at: "vip", lb: "lb", ports: ports, on: on, edit: func(s *model.Service) { s.Affinity = timeout }}}
 	}
-	const hours, short = 3 * time.Hour, 3 * time.Second
+	const hours, short = 3 * time.Hour, 10 * time.Second
 	return []row{
 		one("affinity", sticky("a b x", hours),
 			tcp("c", "vip:80", oneOf("a b x")), udp("c", "vip:53", oneOf("a b x")), tcp("node", "vip:80", oneOf("a b x")),

@@ -30,19 +30,27 @@ import (
 // Open opens the driver under test in the network namespace of the calling thread.
 type Open func() (driver.Driver, error)
 
-// Run runs the whole table on the driver that open opens, for both families at once, each in its
-// own topology. It needs root, and fails if the kernel lacks what the driver's Probe requires.
+// Run runs the whole table on the driver that open opens, for both families, and rows side by side:
+// most of the time is waiting. It needs root, and fails if the kernel lacks what the driver's Probe
+// requires.
 func Run(t *testing.T, open Open) {
-	for i, f := range []family{ipv4, ipv6} {
+	t.Parallel()
+	lent := &topologies{parent: t}
+	for _, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
-			t.Parallel() // most of the time is waiting
-			w := newTopology(t, fmt.Sprint("dt", i))
-			for _, row := range table() {
-				t.Run(row.name, func(t *testing.T) { (&run{topology: w, family: f, open: open}).row(t, row) })
+			t.Parallel()
+			apart := func(name string, test func(*run, *testing.T)) {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					test(&run{topology: lent.lend(t), family: f, open: open}, t)
+				})
 			}
-			t.Run("distribution", func(t *testing.T) { (&run{topology: w, family: f, open: open}).distribution(t) })
-			t.Run("restarts", func(t *testing.T) { (&run{topology: w, family: f, open: open}).restarts(t) })
-			t.Run("rolling update", func(t *testing.T) { (&run{topology: w, family: f, open: open}).rolling(t) })
+			apart("restarts", (*run).restarts) // the longest first
+			apart("rolling update", (*run).rolling)
+			apart("distribution", (*run).distribution)
+			for _, row := range table() {
+				apart(row.name, func(r *run, t *testing.T) { r.row(t, row) })
+			}
 		})
 	}
 }

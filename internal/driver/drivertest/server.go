@@ -13,7 +13,11 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// arrivals counts what reaches any server, whether or not its answer comes back.
+// isBarred is the first byte of a datagram that must not arrive.
+const isBarred = 1
+
+// arrivals counts what reaches any server, whether or not its answer comes back: connections, and
+// datagrams that must not. Others may be late, as they are sent again if the answer is.
 type arrivals struct{ atomic.Int64 }
 
 // A server answers on one address, port and transport of a host. Its answer contains that address
@@ -117,7 +121,9 @@ func listenUDP(addr netip.AddrPort, seen *arrivals) (*server, error) {
 			if err != nil {
 				continue // an ICMP error for an earlier answer
 			}
-			seen.Add(1)
+			if buf[0] == isBarred {
+				seen.Add(1)
+			}
 			line := unmapped(answer{addr, from}).String()
 			reply := append([]byte(line), buf[min(len(line), n):n]...)
 			_, _ = c.WriteToUDPAddrPort(reply, from)

@@ -5,7 +5,6 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // family picks one of the two addresses that every name of the table has.
@@ -93,12 +93,43 @@ type topology struct {
 	foreign  *foreign
 }
 
-// newTopology builds the network in namespaces whose names begin with prefix and the process id,
-// and removes it when the test ends.
-func newTopology(t testing.TB, prefix string) *topology {
+// topologies are lent to subtests, one to each of those that run side by side. They are built when
+// there is none that nobody has, and removed when the parent ends.
+type topologies struct {
+	parent testing.TB
+	mu     sync.Mutex
+	free   []*topology
+}
+
+// lend returns a topology that the test alone has until it ends.
+func (l *topologies) lend(t testing.TB) *topology {
+	t.Helper()
+	w := l.take()
+	if w == nil {
+		w = newTopology(l.parent)
+	}
+	t.Cleanup(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.free = append(l.free, w)
+	})
+	return w
+}
+
+func (l *topologies) take() (w *topology) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := len(l.free) - 1; last >= 0 {
+		w, l.free = l.free[last], l.free[:last]
+	}
+	return w
+}
+
+// newTopology builds the network, and removes it when the test ends.
+func newTopology(t testing.TB) *topology {
 	t.Helper()
 	w := &topology{hosts: map[string]*host{}, addrs: serviceAddrs(), owner: map[netip.Addr]*host{}}
-	if err := w.build(t, fmt.Sprintf("%s%d-", prefix, os.Getpid())); err != nil {
+	if err := w.build(t); err != nil {
 		t.Fatalf("build the topology: %v", err)
 	}
 	w.foreign = setForeign(t, w)
@@ -117,8 +148,8 @@ func serviceAddrs() map[string]dual {
 	}
 }
 
-func (w *topology) build(t testing.TB, prefix string) error {
-	wire, err := w.host(t, prefix, "wire", "", true)
+func (w *topology) build(t testing.TB) error {
+	wire, err := w.host(t, "wire", "", true)
 	if err != nil {
 		return err
 	}
@@ -149,7 +180,7 @@ func (w *topology) build(t testing.TB, prefix string) error {
 		pod("x", "remote", "remote", 2, 21), pod("y", "remote", "remote", 2, 22),
 	}
 	for _, s := range specs {
-		h, err := w.host(t, prefix, s.name, s.node, s.up == "wire")
+		h, err := w.host(t, s.name, s.node, s.up == "wire")
 		if err != nil {
 			return err
 		}
@@ -163,24 +194,17 @@ func (w *topology) build(t testing.TB, prefix string) error {
 }
 
 // host creates one namespace.
-func (w *topology) host(t testing.TB, prefix, name, node string, forward bool) (*host, error) {
-	ns, err := netns.New(prefix + name)
-	if err != nil {
-		return nil, err
-	}
+func (w *topology) host(t testing.TB, name, node string, forward bool) (*host, error) {
+	t.Helper()
+	ns := world.NewHost(t, name).NS
 	h := &host{name: name, ns: ns, node: node, arrivals: &w.arrivals, servers: map[string]*server{}}
 	w.hosts[name] = h
-	t.Cleanup(func() {
-		h.close()
-		if err := ns.Delete(); err != nil {
-			t.Errorf("remove the topology: %v", err)
-		}
-	})
+	t.Cleanup(h.close)
 	return h, tune(ns, forward)
 }
 
-// tune sets the namespace's own sysctls: no duplicate address detection (which takes seconds), no
-// redirects, and no rate limit on ICMP errors, so that every refusal is seen.
+// tune sets the namespace's own sysctls: no redirects, and no rate limit on ICMP errors, so that
+// every refusal is seen.
 func tune(ns *netns.NS, forward bool) error {
 	on := "0"
 	if forward {
@@ -192,7 +216,6 @@ func tune(ns *netns.NS, forward bool) error {
 		{"net/ipv4/conf/all/rp_filter", "0"}, {"net/ipv4/conf/default/rp_filter", "0"},
 		{"net/ipv4/conf/all/send_redirects", "0"}, {"net/ipv4/conf/default/send_redirects", "0"},
 		{"net/ipv6/conf/all/accept_redirects", "0"}, {"net/ipv6/conf/default/accept_redirects", "0"},
-		{"net/ipv6/conf/all/accept_dad", "0"}, {"net/ipv6/conf/default/accept_dad", "0"},
 		{"net/ipv6/conf/default/accept_ra", "0"}, {"net/ipv6/conf/default/router_solicitations", "0"},
 		{"net/ipv4/icmp_ratemask", "0"}, {"net/ipv6/icmp/ratelimit", "0"},
 	} {

@@ -12,9 +12,13 @@ import (
 // connecting. No connection fails, existing ones go on, and clients with affinity keep their
 // backends.
 func Upgrade(t *testing.T, open, other Open) {
-	w := newTopology(t, "up")
+	t.Parallel()
+	lent := &topologies{parent: t}
 	for _, f := range []family{ipv4, ipv6} {
-		t.Run(f.String(), func(t *testing.T) { (&run{topology: w, family: f, open: open}).upgrade(t, other) })
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			(&run{topology: lent.lend(t), family: f, open: open}).upgrade(t, other)
+		})
 	}
 }
 

@@ -3,31 +3,26 @@ package iptables
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // inside opens a driver in a network namespace of its own.
 func inside(t testing.TB, o Options) *Driver {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("ipt%d-%d", os.Getpid(), len(t.Name())))
-	if err != nil {
-		t.Fatal(err)
+	if o.LockWait == 0 {
+		o.LockWait = 5 * time.Minute // other tests have the lock, too
 	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
 	var d *Driver
-	if err := ns.Do(func() (err error) { d, err = open(o); return err }); err != nil {
-		t.Fatal(err)
-	}
+	world.NewHost(t, "iptables").In(func() (err error) {
+		d, err = open(o)
+		return err
+	})
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)

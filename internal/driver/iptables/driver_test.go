@@ -30,7 +30,10 @@ func run(t testing.TB, d *Driver, name string, args ...string) string {
 
 func eachVariant(t *testing.T, test func(*testing.T, Variant)) {
 	for _, v := range []Variant{Legacy, NFTables} {
-		t.Run(string(v), func(t *testing.T) { test(t, v) })
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			test(t, v)
+		})
 	}
 }
 
@@ -41,6 +44,7 @@ func adopt(t testing.TB, d *Driver, s *state.State) driver.Plan {
 }
 
 func TestRequirements(t *testing.T) {
+	t.Parallel()
 	if err := probe.Missing(t.Context(), Requirements); err != nil {
 		t.Error(err)
 	}
@@ -61,6 +65,7 @@ func TestRequirements(t *testing.T) {
 
 // What others have is left as it is, with its counters, whatever we do beside it.
 func TestOthers(t *testing.T) {
+	t.Parallel()
 	eachVariant(t, func(t *testing.T, v Variant) {
 		d := inside(t, Options{Variant: v})
 		program := "iptables-" + string(v)
@@ -103,6 +108,7 @@ func TestOthers(t *testing.T) {
 
 // What others do to our rules and sets is undone by an adoption, which writes that alone.
 func TestTampered(t *testing.T) {
+	t.Parallel()
 	eachVariant(t, func(t *testing.T, v Variant) {
 		d := inside(t, Options{Variant: v})
 		s := services(30, 3)
@@ -214,6 +220,7 @@ func (w watched) Done() <-chan struct{} {
 
 // A set of another type under a name of ours is told and left alone.
 func TestForeignSet(t *testing.T) {
+	t.Parallel()
 	d := inside(t, Options{Variant: Legacy})
 	run(t, d, "ipset", "create", "SLUICE-4-FRONTENDS", "hash:ip")
 	if _, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{}); err == nil || !strings.Contains(err.Error(), "SLUICE-4-FRONTENDS is another program's") {
@@ -229,6 +236,7 @@ func TestForeignSet(t *testing.T) {
 
 // Without a choice, the variant is that which has more rules; and with one, ours leave the other.
 func TestVariants(t *testing.T) {
+	t.Parallel()
 	eachVariant(t, func(t *testing.T, v Variant) {
 		d := inside(t, Options{})
 		for range 2 {
@@ -255,6 +263,7 @@ func TestVariants(t *testing.T) {
 
 // While the sources lack something, what the kernel has of it stays.
 func TestKeep(t *testing.T) {
+	t.Parallel()
 	d := inside(t, Options{Variant: Legacy})
 	adopt(t, d, services(5, 1))
 	few := services(2, 1)
@@ -277,6 +286,7 @@ func TestKeep(t *testing.T) {
 
 // A first adoption begins with what another program remembers of clients.
 func TestRemembered(t *testing.T) {
+	t.Parallel()
 	s := services(1, 2)
 	k, f := web(0, 2)
 	f.Affinity = time.Hour

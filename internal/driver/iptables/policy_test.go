@@ -105,6 +105,7 @@ func (m *met) matches(words []string) bool {
 // However many pods and policies there are, a new connection meets a bounded number of rules, and
 // the chains are no deeper than nftables follows.
 func TestPolicyRulesMet(t *testing.T) {
+	t.Parallel()
 	for name, address := range map[string]func(int) netip.Addr{
 		"IPv4": func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}) },
 		"IPv6": func(i int) netip.Addr {
@@ -138,6 +139,7 @@ func TestPolicyRulesMet(t *testing.T) {
 // Many ranges of ports are parted by chains, and what is in none of them may still be a port with a
 // name.
 func TestManyPorts(t *testing.T) {
+	t.Parallel()
 	for _, named := range [][]state.SetID{nil, {7}} {
 		ports := &state.Ports{ID: 1, Named: named}
 		for i := range 3000 {
@@ -161,6 +163,7 @@ func TestManyPorts(t *testing.T) {
 
 // Many interfaces of the node's own are found by the letters of their names.
 func TestManyDevices(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 20, 3000} {
 		i := newImage()
 		names := []string{"eth", "eth0"}
@@ -195,6 +198,7 @@ func TestManyDevices(t *testing.T) {
 
 // What others put before our rules, and accept, does not pass them: an adoption puts ours first.
 func TestBeforeOthers(t *testing.T) {
+	t.Parallel()
 	eachVariant(t, func(t *testing.T, v Variant) {
 		d := inside(t, Options{Variant: v, Options: driver.Options{Policy: true}})
 		s := policed(3, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(i)}) })

@@ -140,6 +140,7 @@ func drawnKey(r *rand.Rand, v6 bool, addresses int) state.FrontendKey {
 // With ten thousand services a new connection meets fewer than 64 rules, whatever their addresses
 // and ports are: five are met before the tree.
 func TestRulesMet(t *testing.T) {
+	t.Parallel()
 	const before, most = 5, 64
 	node := netip.MustParseAddr("192.168.1.1")
 	for name, key := range map[string]func(*rand.Rand, int) state.FrontendKey{
@@ -184,6 +185,7 @@ func TestRulesMet(t *testing.T) {
 // However frontends come, change and go, a change writes what differs between the images before and
 // after it, and no more.
 func TestChanges(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(8) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		f := family{v6: seed%2 == 1}

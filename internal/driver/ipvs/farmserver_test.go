@@ -36,6 +36,7 @@ func compiled(f *model.Farm) *state.Farm {
 
 // What farms come to in IPVS.
 func TestFarmServers(t *testing.T) {
+	t.Parallel()
 	const all = " 10.1.0.1:80 weight 1, 10.1.0.2:80 weight 2, 10.1.0.3:80 weight 3"
 	for name, c := range map[string]struct {
 		edit func(*model.Farm)
@@ -91,6 +92,7 @@ func TestFarmServers(t *testing.T) {
 
 // Changes of a farm are what differs alone, and what serves comes before what no longer does.
 func TestFarmChanges(t *testing.T) {
+	t.Parallel()
 	key := state.FrontendKey{Addr: netip.MustParseAddr("192.0.2.1"), Protocol: model.TCP, Port: 80}
 	at := func(f *state.Farm) *server { return farmServers(f)[key] }
 	direct := farmOf(func(f *model.Farm) { f.Mode = model.DSR })
@@ -121,6 +123,7 @@ func TestFarmChanges(t *testing.T) {
 
 // What IPVS cannot do is refused with the name of the attribute.
 func TestFarmRefusals(t *testing.T) {
+	t.Parallel()
 	for want, edit := range map[string]func(*model.Farm){
 		"policies: ": func(f *model.Farm) { f.Lists = []string{"bad"} },
 		"mode: IPVS carries out dnat and dsr, not snat":     func(f *model.Farm) { f.Mode = model.SNAT },
@@ -157,6 +160,7 @@ func TestFarmRefusals(t *testing.T) {
 
 // The kernel's table of connections as it prints them; only templates tell of clients that stay.
 func TestTemplates(t *testing.T) {
+	t.Parallel()
 	const table = `Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
 TCP 0A000002 A3F2 0A000064 0050 0A01000B 1F90 ESTABLISHED     899
 TCP 0A000002 0000 0A000064 0050 0A01000B 1F90 NONE            359

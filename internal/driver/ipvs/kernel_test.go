@@ -3,7 +3,6 @@ package ipvs_test
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/test/world"
 )
 
 // node is a network namespace with a driver.
@@ -34,16 +34,9 @@ type node struct {
 func newNode(t *testing.T, scheduler string) *node {
 	t.Helper()
 	needIPVS(t)
-	ns, err := netns.New(fmt.Sprintf("ipvs%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
+	ns := world.NewHost(t, "ipvs").NS
 	n := &node{ns: ns, t: t, record: filepath.Join(t.TempDir(), "sysctls")}
+	var err error
 	if n.ipvs, err = moby.New(ns.Path()); err != nil {
 		t.Fatal(err)
 	}
@@ -133,6 +126,7 @@ func services(all map[string]string) *state.State {
 // What another program has in IPVS stays as it is. A service at the same address and port is set
 // aside, and served once that is free.
 func TestOthers(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, "")
 	theirs := &moby.Service{Address: netip.MustParseAddr("203.0.113.1").AsSlice(), Port: 80, Protocol: unix.IPPROTO_TCP,
 		SchedName: "wlc", AddressFamily: unix.AF_INET, Netmask: ^uint32(0)}
@@ -179,6 +173,7 @@ func TestOthers(t *testing.T) {
 
 // What others change is noticed and mended, and parameters have their former values after a purge.
 func TestTampered(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, "")
 	want := services(map[string]string{"203.0.113.2:80": "10.1.0.1:80", "[2001:db8::2]:80": "[2001:db8:1::1]:80"})
 	n.adopt(want)
@@ -239,6 +234,7 @@ func TestTampered(t *testing.T) {
 
 // Each scheduler can be had, by a service alone too; another name is refused.
 func TestSchedulers(t *testing.T) {
+	t.Parallel()
 	if _, err := ipvs.Open(ipvs.Options{Scheduler: "fair"}); err == nil || !strings.Contains(err.Error(), `no scheduler "fair"`) {
 		t.Error(err)
 	}
@@ -263,6 +259,7 @@ func TestSchedulers(t *testing.T) {
 
 // Many services are there in one go, are found again, and make no change of one dearer.
 func TestManyServices(t *testing.T) {
+	t.Parallel()
 	n := newNode(t, "")
 	const services, each = 10000, 10
 	want := state.New()

@@ -24,6 +24,7 @@ func frontend(now, alive, serving string) *state.Frontend {
 // What a change of a frontend does to its virtual server: what new connections need comes before
 // nftables changes, what they no longer need goes after that.
 func TestChanges(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		protocol      model.Protocol
 		old, now      *state.Frontend
@@ -57,6 +58,7 @@ func TestChanges(t *testing.T) {
 }
 
 func TestSchedulerChanges(t *testing.T) {
+	t.Parallel()
 	key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}
 	f := frontend("1", "1", "1")
 	before, after := changes(nil, nil, key, serverOf(key, f, "rr"), serverOf(key, f, "mh"))
@@ -85,6 +87,7 @@ func brief(ops []op) string {
 
 // Routes follow the addresses that frontends use, but for those of the node itself.
 func TestRoutes(t *testing.T) {
+	t.Parallel()
 	s := state.NewServices()
 	for at, kind := range map[string]state.Kind{"10.96.0.1:80": state.ClusterIP, "10.96.0.1:81": state.ClusterIP, "203.0.113.1:80": state.LoadBalancer, "192.168.1.1:80": state.NodePort} {
 		a := netip.MustParseAddrPort(at)

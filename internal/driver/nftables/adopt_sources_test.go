@@ -12,6 +12,7 @@ import (
 // Only ranges that come or go are sent, and where one network takes another's place all the same,
 // both are.
 func TestSourcesChange(t *testing.T) {
+	t.Parallel()
 	d := openIn(t, testNS(t), Options{})
 	s := testState()
 	adopt(t, d, s)
@@ -31,6 +32,7 @@ func TestSourcesChange(t *testing.T) {
 
 // nft lists a set whose keys begin with a number.
 func TestSourcesAreListed(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	adopt(t, openIn(t, ns, Options{}), testState())
 	for set, want := range map[string]string{

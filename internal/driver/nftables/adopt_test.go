@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,23 +17,13 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
-
-var testNamespaces atomic.Int32
 
 // testNS is a network namespace that lives as long as the test.
 func testNS(t *testing.T) *netns.NS {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("sluice-nft-%d-%d", os.Getpid(), testNamespaces.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
+	return world.NewHost(t, "node").NS
 }
 
 func openIn(t *testing.T, ns *netns.NS, o Options) *Driver {
@@ -114,16 +102,21 @@ func clone(s *state.State) *state.State {
 // and open to all.
 func modes(t *testing.T, f func(t *testing.T, o Options)) {
 	t.Run("owned", func(t *testing.T) {
+		t.Parallel()
 		ns := testNS(t)
 		if !openIn(t, ns, Options{}).canOwn() {
 			t.Log("this kernel has no owned tables that persist (Linux 6.9): running without an owner")
 		}
 		f(t, Options{})
 	})
-	t.Run("shared", func(t *testing.T) { f(t, Options{Shared: true}) })
+	t.Run("shared", func(t *testing.T) {
+		t.Parallel()
+		f(t, Options{Shared: true})
+	})
 }
 
 func TestAdoptionOfTheSameIsEmpty(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		ns, want := testNS(t), testState()
 		d := openIn(t, ns, o)
@@ -145,6 +138,7 @@ func TestAdoptionOfTheSameIsEmpty(t *testing.T) {
 
 // What changed while no agent ran is all that the next one changes.
 func TestAdoptionPlansTheDifference(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
@@ -176,6 +170,7 @@ func TestAdoptionPlansTheDifference(t *testing.T) {
 
 // However a state is arrived at, the kernel holds the same.
 func TestUpdatesAddUp(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{})
 	adopt(t, d, state.New())
@@ -245,6 +240,7 @@ func libConn(t *testing.T, ns *netns.NS) *lib.Conn {
 
 // Other programs flush everything now and then.
 func TestFlushByOthers(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		ns, want := testNS(t), testState()
 		d := openIn(t, ns, o)
@@ -270,6 +266,7 @@ func TestFlushByOthers(t *testing.T) {
 
 // Without an owner, anyone can take single elements out; the audit puts them back.
 func TestAuditFindsSingleElements(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{Shared: true})
 	adopt(t, d, want)
@@ -308,6 +305,7 @@ func deleteClusterIP(t *testing.T, ns *netns.NS, a netip.Addr) {
 
 // What others did to an open table while no agent ran is found by the first audit.
 func TestTamperingWhileAway(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{Shared: true})
 	adopt(t, d, want)
@@ -326,6 +324,7 @@ func TestTamperingWhileAway(t *testing.T) {
 // A table that was made without an owner, by an older kernel's agent or from a
 // saved rule set, stays open to all, and is watched as such.
 func TestTableWithoutOwner(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{Shared: true})
 	adopt(t, d, want)
@@ -344,6 +343,7 @@ func TestTableWithoutOwner(t *testing.T) {
 }
 
 func TestTamperedAfterFailedUpdate(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{Shared: true})
 	adopt(t, d, want)
@@ -366,6 +366,7 @@ func TestTamperedAfterFailedUpdate(t *testing.T) {
 
 // Transactions of other programs in other tables are none of our business.
 func TestOthersMayWork(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	d := openIn(t, ns, Options{Shared: true})
 	adopt(t, d, testState())
@@ -380,6 +381,7 @@ func TestOthersMayWork(t *testing.T) {
 }
 
 func TestTwoAgents(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	first := openIn(t, ns, Options{})
 	if !first.canOwn() {
@@ -406,6 +408,7 @@ func TestTwoAgents(t *testing.T) {
 }
 
 func TestPurgeLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		ns := testNS(t)
 		c := libConn(t, ns)
@@ -433,6 +436,7 @@ func TestPurgeLeavesOthersAlone(t *testing.T) {
 }
 
 func TestFailedApplyIsAdoptedAgain(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
@@ -452,6 +456,7 @@ func TestFailedApplyIsAdoptedAgain(t *testing.T) {
 
 // A transaction is carried out whole or not at all, and the error says where it failed.
 func TestBatchIsAtomic(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), testState()
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
@@ -470,6 +475,7 @@ func TestBatchIsAtomic(t *testing.T) {
 
 // While something could not be read, what the kernel has beyond want stays, and works.
 func TestAdoptKeeping(t *testing.T) {
+	t.Parallel()
 	for name, open := range map[string]func(Options) (*Driver, error){"same program": Open, "another program": OpenNext} {
 		t.Run(name, func(t *testing.T) {
 			ns, full := testNS(t), testState()
@@ -528,6 +534,7 @@ func TestAdoptKeeping(t *testing.T) {
 
 // A program whose sets are others cannot keep what it does not know; so it waits.
 func TestAdoptKeepingAcrossLayouts(t *testing.T) {
+	t.Parallel()
 	ns, full := testNS(t), testState()
 	d := openWith(t, ns, OpenOther)
 	adopt(t, d, full)

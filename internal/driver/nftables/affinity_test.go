@@ -18,6 +18,7 @@ import (
 )
 
 func TestFairShare(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		counts []int
 		room   int
@@ -156,6 +157,7 @@ func (f *floods) waitFor(t *testing.T, what string, ok func(counts map[uint16]in
 // However many addresses send to one service with affinity, clients of another one are remembered;
 // those that return stay.
 func TestFloodOfOneService(t *testing.T) {
+	t.Parallel()
 	f := newFloods(t, 2)
 	f.send(t, 1, 0, 20)
 	f.waitFor(t, "clients are learnt", func(n map[uint16]int) bool { return n[1] == 20 })
@@ -169,6 +171,7 @@ func TestFloodOfOneService(t *testing.T) {
 
 // Floods of so many services that their shares fill the map cost others nothing that lasts.
 func TestFloodOfManyServices(t *testing.T) {
+	t.Parallel()
 	const services = 24
 	f := newFloods(t, services+1)
 	f.send(t, services, 0, 20)

@@ -228,6 +228,7 @@ func poisoned(r *rand.Rand, s, have *state.State, p *poison) {
 // Whatever the kernel refuses, and however it comes to be wanted, all else is in the kernel, and
 // what was refused comes when the kernel takes it.
 func TestRefusedIsSetAside(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		for seed := range uint64(2) {
@@ -319,6 +320,7 @@ func key(name string) model.PolicyKey {
 
 // Whatever makes adoptions fail again and again, a fresh table takes the place of ours.
 func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		ns, want := testNS(t), testState()
 		d := openIn(t, ns, o)
@@ -373,6 +375,7 @@ func tableNames(t *testing.T, ns *netns.NS) (names []string) {
 // A rebuilding that ends in between, wherever, is mended by the next driver; and cleaning up
 // removes all of it.
 func TestRebuildingThatEndsInBetween(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		want := testState()
@@ -422,6 +425,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 
 // Something that is refused while a source lacks something takes nothing away that is kept.
 func TestRefusedWhileKeeping(t *testing.T) {
+	t.Parallel()
 	ns, full := testNS(t), testState()
 	d := openIn(t, ns, Options{})
 	adopt(t, d, full)
@@ -456,6 +460,7 @@ func TestRefusedWhileKeeping(t *testing.T) {
 // An agent that ends between the steps of a change leaves sets without a note: the next one does
 // not take them for empty.
 func TestSetsWithoutNotesAreRead(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		ns, want := testNS(t), isolated()
@@ -492,6 +497,7 @@ func TestSetsWithoutNotesAreRead(t *testing.T) {
 
 // What is held after a start that sets something aside is all but that.
 func TestHeldAfterRefusedStart(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), isolated()
 	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.66"), Protocol: model.TCP, Port: 80}
 	want.Services.Frontends[bad] = &state.Frontend{Reject: true}

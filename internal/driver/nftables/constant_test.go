@@ -3,7 +3,6 @@ package nftables_test
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // everyKind is a state of n services in both families that between them use all that
@@ -51,21 +51,6 @@ func addFrontend(s *state.State, i int, vip, backend netip.Addr) {
 	s.Services.Frontends[state.FrontendKey{Addr: vip, Protocol: proto, Port: 80}] = f
 	s.Services.ClusterIPs[vip] = struct{}{}
 	s.Services.Hairpins[backend] = struct{}{}
-}
-
-// testNS makes a network namespace that ends with the test.
-func testNS(t *testing.T, name string) *netns.NS {
-	t.Helper()
-	ns, err := netns.New(fmt.Sprint(name, os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
 }
 
 func openIn(t *testing.T, ns *netns.NS) (d *nftables.Driver) {
@@ -147,9 +132,10 @@ func countObjects(c *netlink.Conn, get netlink.HeaderType) (n int, err error) {
 // TestConstantProgram counts the program at both ends of a cluster's growth, and
 // adopts what it finds there: a driver that comes back to what it left has nothing to do.
 func TestConstantProgram(t *testing.T) {
+	t.Parallel()
 	sizes := map[int]programSize{}
 	for _, n := range []int{10, 10000} {
-		ns, s := testNS(t, fmt.Sprintf("const%d-", n)), everyKind(n)
+		ns, s := world.NewHost(t, "const").NS, everyKind(n)
 		d := openIn(t, ns)
 		if adopt(t, d, s) == 0 {
 			t.Fatal("an empty kernel needs no operation")

@@ -14,6 +14,7 @@ import (
 
 // Counters are read though the table changes meanwhile, and after a reader that gave up.
 func TestCountersAreReadWhateverElseHappens(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	d := openIn(t, ns, Options{Shared: true, Options: driver.Options{Policy: true}})
 	want := state.New()

@@ -19,6 +19,7 @@ var updateGolden = flag.Bool("update", false, "write the golden file anew")
 // A table that another release programmed is adopted without an operation, so what the kernel is
 // told must not change unnoticed: not the layout, a name, a comment nor an order.
 func TestProgramIsGolden(t *testing.T) {
+	t.Parallel()
 	const file = "testdata/program.golden"
 	var out strings.Builder
 	line := func(what, name string, content []byte) {

@@ -56,6 +56,7 @@ func cidrLists() [][]netip.Prefix {
 // TestIntervalsGiveWay goes through lists of CIDRs, by adoptions after a restart, by those of the
 // same driver, and by updates. The kernel holds what is wanted after each.
 func TestIntervalsGiveWay(t *testing.T) {
+	t.Parallel()
 	lists := cidrLists()
 	r := rand.New(rand.NewPCG(3, 4))
 	order := make([]int, 15)
@@ -103,6 +104,7 @@ func TestIntervalsGiveWay(t *testing.T) {
 // The kernel takes any list of intervals in place of any other where the set is emptied in the same
 // transaction. This is about the kernel alone, and so quick enough for an emulated one.
 func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
+	t.Parallel()
 	d := openIn(t, testNS(t), Options{Shared: true})
 	fp := d.prog.Families[0]
 	b := nft.NewBatch(program.TableName)
@@ -137,6 +139,7 @@ func TestKernelTakesIntervalsWrittenAnew(t *testing.T) {
 // A table gets the sets and the chain of what goes to the outside, and loses them, as agents come
 // with and without the pod network between nodes; nothing is left to do each time.
 func TestOutgoingComesAndGoes(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	for i, outgoing := range []bool{false, true, false, true} {
 		d := openIn(t, ns, Options{Options: driver.Options{Policy: true, Fabric: outgoing}})
@@ -166,6 +169,7 @@ func TestOutgoingComesAndGoes(t *testing.T) {
 
 // An address of an interface that comes, changes or goes is one element each.
 func TestAddressesOfInterfacesChange(t *testing.T) {
+	t.Parallel()
 	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 	s := cidrState(cidrLists()[0])
 	adopt(t, d, s)
@@ -190,6 +194,7 @@ func TestAddressesOfInterfacesChange(t *testing.T) {
 
 // What is the same is not written again.
 func TestIntervalsThatAreTheSameStay(t *testing.T) {
+	t.Parallel()
 	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 	s := cidrState(cidrLists()[0])
 	adopt(t, d, s)
@@ -203,6 +208,7 @@ func TestIntervalsThatAreTheSameStay(t *testing.T) {
 
 // A node has a second pod CIDR and loses it, while a policy comes with chains of its own.
 func TestPodCIDRsChangeWithChains(t *testing.T) {
+	t.Parallel()
 	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true, Fabric: true}})
 	have := cidrState(cidrLists()[0])
 	adopt(t, d, have)

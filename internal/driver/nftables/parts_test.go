@@ -19,6 +19,7 @@ import (
 // While no change of policy gets through, services are changed and adopted as ever; and the other
 // way round. Once it gets through, all is in the kernel.
 func TestPartsFailApart(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		for name, failing := range map[string]parts{"policy fails": policyPart, "services fail": servicesPart} {
 			t.Run(name, func(t *testing.T) {
@@ -106,6 +107,7 @@ func TestPartsFailApart(t *testing.T) {
 // A part that fails from the first programming on, after the table was lost, or after a restart of
 // the agent, holds up no other; and nothing of it that was in force is taken from the kernel.
 func TestPartsFailApartFromTheStart(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		for _, failing := range []reconcile.Part{reconcile.Policy, reconcile.Services} {
 			t.Run(failing.String(), func(t *testing.T) {
@@ -190,6 +192,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 // A part cannot be adopted apart where the program has to be written: into a kernel that has none,
 // has another one, or has lost it.
 func TestWholeIsNeeded(t *testing.T) {
+	t.Parallel()
 	ns, want := testNS(t), isolated()
 	o := Options{Options: driver.Options{Policy: true}, Shared: true}
 	d := openIn(t, ns, o)
@@ -221,6 +224,7 @@ func TestWholeIsNeeded(t *testing.T) {
 // What a change of policy left half done is found by the next adoption of policy, though services
 // were adopted in between.
 func TestHalfDoneChangeIsFound(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		d := openIn(t, testNS(t), o)

@@ -223,6 +223,7 @@ func addLinks(t *testing.T, ns *netns.NS) []state.Device {
 // However the kernel came to a state, by changes or at once, it holds the same, and a
 // driver that starts finds nothing to do.
 func TestPolicyUpdatesEqualAdoption(t *testing.T) {
+	t.Parallel()
 	modes(t, policyUpdatesEqualAdoption)
 	t.Run("apart", func(t *testing.T) { policyUpdatesEqualAdoption(t, Options{Apart: true}) })
 }
@@ -297,6 +298,7 @@ func isolated() *state.State {
 // While a source could not read everything, nothing is opened that was closed: neither
 // for pods that want knows nothing of, nor for those whose policies it may lack.
 func TestPolicyKeeping(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	d := openIn(t, ns, Options{Options: driver.Options{Policy: true}})
 	adopt(t, d, isolated())
@@ -372,6 +374,7 @@ func TestPolicyKeeping(t *testing.T) {
 // A deny list gets a larger set when it outgrows its own, and a smaller one again, at
 // once with all of its addresses, whether the driver lives on or starts.
 func TestDenyListsOutgrowTheirSets(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		ns := testNS(t)
@@ -422,6 +425,7 @@ func TestDenyListsOutgrowTheirSets(t *testing.T) {
 // What is said to be in force of deny lists that the kernel refuses was taken once: on a new table
 // that is nothing.
 func TestRefusedDenyLists(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		ns := testNS(t)

@@ -16,6 +16,7 @@ import (
 
 // The kernels on which the tests run have all that is needed.
 func TestProbe(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	for _, policy := range []bool{false, true} {
 		if err := openIn(t, ns, Options{Options: driver.Options{Policy: policy}}).Probe(t.Context()); err != nil {
@@ -31,6 +32,7 @@ func TestProbe(t *testing.T) {
 
 // A kernel that does not know an expression says so, and the requirement says what is needed.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	unknown := requirements([]program.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *program.Program) {
 		moon := nft.NewRule().Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})

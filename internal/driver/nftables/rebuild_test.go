@@ -15,6 +15,7 @@ import (
 // From one that they enter nothing is taken but the chains by which they do: a packet that is on
 // its way finds what its rules look up.
 func TestPacketsFindAllWhileProgramsChange(t *testing.T) {
+	t.Parallel()
 	besideIPVS := func(o Options) (*Driver, error) {
 		o.IPVS = true
 		return Open(o)
@@ -48,6 +49,7 @@ func isPrerouting(c *lib.Chain) bool { return c.Name == "prerouting" }
 // A rebuilding that ended when packets entered the second table already goes on from that table,
 // and counters go on.
 func TestRebuildingGoesOnFromTheSecondTable(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		ns, want := testNS(t), testState()

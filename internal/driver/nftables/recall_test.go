@@ -15,6 +15,7 @@ import (
 // the kernel takes none before the first is gone; what is programmed is the same afterwards. An
 // interface that is made anew under its name is put into the flowtable again.
 func TestRecall(t *testing.T) {
+	t.Parallel()
 	if err := FlowOffload.Met(t.Context()); err != nil {
 		t.Skip(err)
 	}

@@ -20,6 +20,7 @@ import (
 // A new table begins with what another program remembers of clients, as far as it is right; one
 // that is there does not ask.
 func TestRememberOthers(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	one, two := netip.MustParseAddrPort("10.244.1.2:8080"), netip.MustParseAddrPort("10.244.2.2:8080")
 	service := model.Name{Namespace: "a", Name: "web"}
@@ -70,6 +71,7 @@ func TestRememberOthers(t *testing.T) {
 
 // Frontends are listed by a driver that has adopted nothing.
 func TestFrontendsOfAnother(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	d := openIn(t, ns, Options{Shared: true})
 	if found, err := d.Frontends(t.Context()); err != nil || len(found) > 0 {
@@ -96,6 +98,7 @@ func TestFrontendsOfAnother(t *testing.T) {
 
 // Packets enter a new table with its second transaction, when all that they look up is there.
 func TestNewTableIsWholeBeforePacketsEnter(t *testing.T) {
+	t.Parallel()
 	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
 	var hooked []int // chains with a hook in each transaction
 	d.sock.Refuse = func(messages [][]byte, _ []string) error {

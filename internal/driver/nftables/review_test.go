@@ -14,6 +14,7 @@ import (
 // While something is kept, a pod has neither the programs of a dead one that had its address, nor
 // stays as open as it was when no policy was known for it.
 func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
+	t.Parallel()
 	closed, open := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")
 	for name, c := range map[string]struct {
 		change  func(*state.Policy) // leaves something out
@@ -80,6 +81,7 @@ func ingressOf(t *testing.T, d *Driver, a netip.Addr) nft.Verdict {
 // A change that cannot be made in two transactions, as what is new and what is old do not go
 // together, is made in one, and what comes of it is the same.
 func TestTwiceInOne(t *testing.T) {
+	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		d := openIn(t, testNS(t), o)

@@ -23,6 +23,7 @@ func vxlanPacket(vni uint32, text string) []byte {
 // Tunnels of the pod network take packets from nodes alone; those of other programs take what they
 // do. What is dropped is counted. Policy or not, and in both families.
 func TestTunnelsTakePacketsFromNodes(t *testing.T) {
+	t.Parallel()
 	node, far := testNS(t), testNS(t)
 	if err := netns.Veth(node, "e0", far, "e0"); err != nil {
 		t.Fatal(err)
@@ -151,6 +152,7 @@ func deliver(t *testing.T, node, far *netns.NS, from, network, to string, packet
 // Packets between nodes' tunnels are tracked or not, as the settings say; a driver that comes later
 // finds nothing to do, and what has no tunnel any more has no chain.
 func TestOuterPacketsAreNotTracked(t *testing.T) {
+	t.Parallel()
 	ns := testNS(t)
 	want := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
 	settings := &want.Services.Settings

@@ -3,7 +3,6 @@ package userspace_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -19,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/userspace"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // asideOf are the reasons for what is set aside.
@@ -34,6 +33,7 @@ func asideOf(d driver.Driver) (reasons []string) {
 // Without redirection the driver serves what it can listen at, names what it can't, and tries that
 // again.
 func TestBind(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{Bind: true})
 	b.listen(b.server, backend, echo)
 	here := netip.MustParseAddrPort("10.1.0.1:80")
@@ -111,13 +111,12 @@ const unprivileged = "SLUICE_TEST_UNPRIVILEGED"
 
 // A process without any privilege needs no other options.
 func TestUnprivileged(t *testing.T) {
+	t.Parallel()
 	if os.Getenv(unprivileged) != "" {
 		serveUnprivileged(t)
 		return
 	}
-	ns, err := netns.New(fmt.Sprintf("us%d-u", os.Getpid()))
-	must(t, err)
-	t.Cleanup(func() { must(t, ns.Delete()) })
+	ns := world.NewHost(t, "u")
 	program := "/proc/self/exe" // whose directory only its owner may enter
 	cmd := exec.Command(program, "-test.run=^TestUnprivileged$", "-test.v")
 	cmd.Env = append(os.Environ(), unprivileged+"=1")

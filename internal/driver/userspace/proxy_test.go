@@ -26,10 +26,11 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // patience is how long a test waits for what has to come.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var (
 	vip        = netip.MustParseAddrPort("10.96.0.1:80")
@@ -51,10 +52,7 @@ func newBed(t testing.TB, o userspace.Options) *bed {
 	t.Helper()
 	b := &bed{t: t, state: state.New()}
 	for name, ns := range map[string]**netns.NS{"c": &b.client, "n": &b.node, "s": &b.server} {
-		made, err := netns.New(fmt.Sprintf("us%d-%s-%s", os.Getpid(), name, t.Name()[4:]))
-		must(t, err)
-		t.Cleanup(func() { must(t, made.Delete()) })
-		*ns = made
+		*ns = world.NewHost(t, name).NS
 	}
 	b.join(b.client, "10.1.0.2/24", "client", "10.1.0.1/24")
 	b.join(b.server, "10.2.0.2/24", "server", "10.2.0.1/24")
@@ -206,6 +204,7 @@ func exchange(c net.Conn, text string) error {
 
 // The end of what one side sends reaches the other, which may go on.
 func TestHalfClose(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, func(c *net.TCPConn) {
 		all, _ := io.ReadAll(c)
@@ -225,6 +224,7 @@ func TestHalfClose(t *testing.T) {
 
 // A reset by either side is one to the other.
 func TestResets(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	seen := make(chan error, 1)
 	b.listen(b.server, backend, func(c *net.TCPConn) {
@@ -298,6 +298,7 @@ func TestBulk(t *testing.T) {
 // Clients that do not read hold up nobody else, more of them than there are pipes, and get
 // everything once they read.
 func TestSlowReaders(t *testing.T) {
+	t.Parallel()
 	const size, slow = 2 << 20, 150
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, func(c *net.TCPConn) { _, _ = c.Write(make([]byte, size)) })
@@ -387,6 +388,7 @@ func (b *bed) try(at netip.AddrPort) error {
 
 // What is beyond the limit is reset, until there is room.
 func TestLimit(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{Connections: 2})
 	b.listen(b.server, backend, echo)
 	b.serve(model.TCP, vip, backend)
@@ -403,6 +405,7 @@ func TestLimit(t *testing.T) {
 
 // A backend that refuses is not the end of a connection while there are others.
 func TestAnotherBackendIsTried(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, echo)
 	dead := netip.AddrPortFrom(serverAddr, 9)
@@ -418,6 +421,7 @@ func TestAnotherBackendIsTried(t *testing.T) {
 
 // Clients stay where another program has sent them, and are sent elsewhere if that is no backend.
 func TestRemembered(t *testing.T) {
+	t.Parallel()
 	other := netip.AddrPortFrom(serverAddr, 8081)
 	asked := 0
 	b := newBed(t, userspace.Options{Options: driver.Options{Remembered: func(context.Context) ([]state.Remembered, error) {
@@ -447,6 +451,7 @@ func TestRemembered(t *testing.T) {
 
 // A backend that is a frontend, even the same one, is not served by the proxy again.
 func TestBackendIsItsFrontend(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{Connections: 10})
 	b.serve(model.TCP, vip, vip)
 	must(t, b.client.Do(func() error {
@@ -465,6 +470,7 @@ func TestBackendIsItsFrontend(t *testing.T) {
 
 // The backend reads the client's address, and the one that was asked for, before all else.
 func TestProxyProtocol(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{ClientAddress: userspace.ProxyProtocol})
 	headers := make(chan []byte, 1)
 	b.listen(b.server, backend, func(c *net.TCPConn) {
@@ -487,14 +493,13 @@ func TestProxyProtocol(t *testing.T) {
 
 // Routers that want shorter packets of the proxy are heard.
 func TestPathMTU(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, func(c *net.TCPConn) { _, _ = c.Write(make([]byte, 1<<20)) })
 	b.serve(model.TCP, vip, backend)
 	// Another client, behind a router with a link for packets of 1,000 bytes. Its own interface
 	// says nothing of that.
-	far, err := netns.New(fmt.Sprintf("us%d-f", os.Getpid()))
-	must(t, err)
-	t.Cleanup(func() { must(t, far.Delete()) })
+	far := world.NewHost(t, "f").NS
 	b.join(far, "10.3.0.2/24", "far", "10.3.0.1/24") // of b.node: moved to the client, which is the router
 	l, err := b.node.LinkByName("far")
 	must(t, err)
@@ -524,6 +529,7 @@ func TestPathMTU(t *testing.T) {
 
 // The table goes with the driver, and connections with it.
 func TestClose(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, echo)
 	b.serve(model.TCP, vip, backend)
@@ -543,6 +549,7 @@ func TestClose(t *testing.T) {
 
 // TestPlanSaysEachOnce has a plan name what it adds for each family.
 func TestPlanSaysEachOnce(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, userspace.Options{})
 	p, err := b.driver.Adopt(t.Context(), b.state, driver.Keep{})
 	must(t, err)

@@ -16,6 +16,7 @@ import (
 
 // The list of base chains in chains.go, which people read first, names each of them, and no other.
 func TestBaseChainsAreListed(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("chains.go")
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 // nft and the kernel's log print comments as they are.
 func TestCommentsArePrintable(t *testing.T) {
+	t.Parallel()
 	name := model.Name{Namespace: "shop", Name: "\x1b[2J\n\u202e\xff"}
 	if got, want := frontendComment(&state.Frontend{Service: name}), `shop/\x1b[2J\n\u202e\xff`; got != want {
 		t.Errorf("a frontend's comment is %q, want %q", got, want)

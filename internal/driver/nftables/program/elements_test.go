@@ -34,6 +34,7 @@ func printed(elements func(yield func(*nft.Element))) (lines []string) {
 }
 
 func TestFrontendElements(t *testing.T) {
+	t.Parallel()
 	vip := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}
 	name := model.Name{Namespace: "shop", Name: "web"}
 	tests := []struct {
@@ -100,6 +101,7 @@ func TestFrontendElements(t *testing.T) {
 }
 
 func TestSettingsElements(t *testing.T) {
+	t.Parallel()
 	p := New(Options{})
 	got := printed(func(yield func(*nft.Element)) {
 		p.SettingsElements(state.Settings{
@@ -125,6 +127,7 @@ func TestSettingsElements(t *testing.T) {
 
 // The kernel's answer to a listing must read back as what was written.
 func TestElementRoundTrip(t *testing.T) {
+	t.Parallel()
 	p := New(Options{})
 	s := state.New()
 	for _, vip := range []string{"10.96.0.1", "fd00:96::1"} {

@@ -20,6 +20,7 @@ func someBackends(n int) []netip.AddrPort {
 }
 
 func TestLayoutHoldsEachBackendOnce(t *testing.T) {
+	t.Parallel()
 	for n := 1; n <= 300; n++ {
 		backends := someBackends(n)
 		slots := layout(backends)
@@ -40,6 +41,7 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 // One rule uses each map from frontends to chains: whenever a service comes, the kernel visits all
 // of its elements for each.
 func TestOneRuleUsesEachVerdictMap(t *testing.T) {
+	t.Parallel()
 	p := New(Options{Policy: true})
 	for _, s := range p.Sets {
 		if !s.Verdict || p.OfPolicy(s) {
@@ -60,6 +62,7 @@ func TestOneRuleUsesEachVerdictMap(t *testing.T) {
 }
 
 func TestLayoutDependsOnTheSetAlone(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{2, 3, 5, 9, 17, 100} {
 		backends := someBackends(n)
@@ -76,6 +79,7 @@ func TestLayoutDependsOnTheSetAlone(t *testing.T) {
 // Within a class a change of one backend moves few others, even where nine in
 // ten slots are filled.
 func TestLayoutMovesFew(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{10, 50, 100, 700, 5000} {
 		backends := someBackends(n)
@@ -101,6 +105,7 @@ func TestLayoutMovesFew(t *testing.T) {
 }
 
 func TestSizeClasses(t *testing.T) {
+	t.Parallel()
 	if !slices.IsSorted(sizeClasses) || sizeClasses[0] != 1 {
 		t.Fatalf("size classes %v", sizeClasses)
 	}
@@ -117,6 +122,7 @@ func TestSizeClasses(t *testing.T) {
 
 // The share of slot 0 is what a pick chain's fairness hangs on.
 func TestTriesAreEnough(t *testing.T) {
+	t.Parallel()
 	for i, size := range sizeClasses {
 		fewest := 1
 		if i > 0 {

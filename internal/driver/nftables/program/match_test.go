@@ -9,6 +9,7 @@ import (
 
 // The blocks of a range hold its ports, each once, and no others.
 func TestBlocks(t *testing.T) {
+	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
 	ranges := []state.PortRange{{First: 0, Last: 65535}, {First: 1, Last: 65534}, {First: 65535, Last: 65535}, {First: 0, Last: 0}, {First: 80, Last: 80}, {First: 8000, Last: 8100}}
 	for range 200 {

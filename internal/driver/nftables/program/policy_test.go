@@ -12,6 +12,7 @@ import (
 // A program that the state lacks denies, and ports that are excluded are told to
 // the kernel also where they are one range.
 func TestPolicyNeverFailsOpen(t *testing.T) {
+	t.Parallel()
 	s := state.NewPolicy()
 	a := netip.MustParseAddr("10.1.0.1")
 	s.Workloads[a] = &state.Workload{Device: 5, Ingress: "gone", Egress: "gone"}

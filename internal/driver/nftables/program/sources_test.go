@@ -14,6 +14,7 @@ import (
 
 // The lengths that a packet is looked up under are those that ranges are written under, each once.
 func TestSourceLengths(t *testing.T) {
+	t.Parallel()
 	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		lengths := sourceLengths(f)
 		if len(lengths) != f.Bits/sourceStep {
@@ -31,6 +32,7 @@ func TestSourceLengths(t *testing.T) {
 // An address is found under one of the lengths exactly if a range holds it, whatever the ranges; no
 // two of them share an element.
 func TestSourcesAreWhatTheRangesHold(t *testing.T) {
+	t.Parallel()
 	p := New(Options{})
 	r := rand.New(rand.NewPCG(5, 6))
 	for round := range 2000 {
