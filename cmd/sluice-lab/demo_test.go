@@ -20,6 +20,7 @@ import (
 func tellDemo(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() { _ = lab.Down(name) })
 	var stdout, stderr bytes.Buffer
 	if got := execute(t.Context(), append([]string{"lab", "demo", "--name", name}, args...), &stdout, &stderr); got != cli.ExitOK {
@@ -93,9 +94,10 @@ func TestLabDemoOfPlainServices(t *testing.T) {
 // Every wrong outcome is shown, and the exit status tells.
 func TestLabDemoShowsFailures(t *testing.T) {
 	needRoot(t)
-	t.Cleanup(func() { _ = lab.Down("testfails") })
+	name := named("testfails")
+	t.Cleanup(func() { _ = lab.Down(name) })
 	var out bytes.Buffer
-	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testfails", "--check", "--no-agent", "../../examples/shop/cart.yaml"}, &out, &out); got != cli.ExitError {
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", name, "--check", "--no-agent", "../../examples/shop/cart.yaml"}, &out, &out); got != cli.ExitError {
 		t.Errorf("exit status %d without anything that serves services", got)
 	}
 	mustSay(t, out.String(), `check +FAILED: shop/cart via ClusterIP: shop/cart-1 → 10\.96\.0\.1:7070: no answer`,
@@ -146,7 +148,7 @@ func TestLabDemoRefusesFarms(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testrefuses", dir}, &out, &out); got != cli.ExitError {
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", named("testrefuses"), dir}, &out, &out); got != cli.ExitError {
 		t.Errorf("exit status %d", got)
 	}
 	mustSay(t, out.String(), `farm a: the lab shows farms with one IPv4 address and port`)

@@ -28,6 +28,7 @@ import (
 func emptyLab(t *testing.T, name string, flags ...string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {
 			t.Error(err)
@@ -62,7 +63,7 @@ func TestLabEmpty(t *testing.T) {
 	checkListed(t, l, "dead", "1 of 2 running")
 	restartAgent(t, l, "node2")
 	checkListed(t, l, "up", "running")
-	if entries, err := filepath.Glob("/run/sluice/lab/testempty/manifests/pod.*"); err != nil || len(entries) > 0 {
+	if entries, err := filepath.Glob(filepath.Join(lab.Dir, l.Name, "manifests", "pod.*")); err != nil || len(entries) > 0 {
 		t.Errorf("an empty lab has pods: %v %v", entries, err)
 	}
 }

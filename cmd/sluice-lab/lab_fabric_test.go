@@ -17,6 +17,7 @@ import (
 func upWith(t *testing.T, name string, flags ...string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {
 			t.Error(err)
@@ -108,7 +109,7 @@ func TestLabFabricUsage(t *testing.T) {
 		{"--cni /nonexistent", "/nonexistent"},
 	} {
 		var out bytes.Buffer
-		if code := execute(t.Context(), append([]string{"lab", "up", "--name", "testfabuse"}, strings.Fields(c.args)...), &out, &out); code == cli.ExitOK || !strings.Contains(out.String(), c.say) {
+		if code := execute(t.Context(), append([]string{"lab", "up", "--name", named("testfabuse")}, strings.Fields(c.args)...), &out, &out); code == cli.ExitOK || !strings.Contains(out.String(), c.say) {
 			t.Errorf("%s: exit status %d, and not %q:\n%s", c.args, code, c.say, out.String())
 		}
 	}

@@ -52,7 +52,7 @@ spec:
 // request fails, whatever kubectl does, while the API server is away, or while an agent is.
 func TestLabKubernetes(t *testing.T) {
 	needRoot(t)
-	const name = "testkube"
+	name := named("testkube")
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(webApp), 0o644); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestLabKubernetes(t *testing.T) {
 		exit int
 		want string
 	}{
-		{[]string{"lab", "status", "--name", name}, cli.ExitError, "agent on node2 has died; 'sluice lab restart --name testkube node2'"},
+		{[]string{"lab", "status", "--name", name}, cli.ExitError, "agent on node2 has died; 'sluice lab restart --name " + name + " node2'"},
 		{[]string{"lab", "up", "--kubernetes", "--name", name}, cli.ExitError, "it is up, though agent on node2 has died"},
 		{[]string{"lab", "restart", "--name", name, "node9"}, cli.ExitError, "no node of that name; choose from node1, node2, node3, control, outside"},
 		{[]string{"lab", "restart", "--name", name, "node2", "control", "outside"}, cli.ExitOK, ""},

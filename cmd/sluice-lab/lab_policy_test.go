@@ -101,7 +101,7 @@ func reach(p *probe.Pairs) map[string]bool {
 // harbour's 132 pairs pass. It follows when a policy is deleted.
 func TestLabShowsWhoMayReachWhat(t *testing.T) {
 	needRoot(t)
-	const name = "testwho"
+	name := named("testwho")
 	app := filepath.Join(t.TempDir(), "harbour.yaml")
 	if err := os.WriteFile(app, []byte(harbourManifests()), 0o600); err != nil {
 		t.Fatal(err)

@@ -101,7 +101,7 @@ func TestLabCommandLine(t *testing.T) {
 		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
 		{[]string{"lab", "up", "--empty", "app.yaml"}, cli.ExitUsage, "leave out either --empty or app.yaml"},
 		{[]string{"lab", "up", "/nonexistent.yaml"}, cli.ExitError, "/nonexistent.yaml"},
-		{[]string{"lab", "probe", "--name", "testnone"}, cli.ExitError, "sluice lab up --name testnone"},
+		{[]string{"lab", "probe", "--name", named("testnone")}, cli.ExitError, "sluice lab up --name " + named("testnone")},
 		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
 		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
 		{[]string{"lab", "status", "--name", l.Name}, cli.ExitError, "there is none"},

@@ -69,6 +69,7 @@ func TestWhyAgreesWithPackets(t *testing.T) {
 func upLab(t *testing.T, name string, paths ...string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {
 			t.Error(err)

@@ -25,6 +25,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/programs"
 )
 
 // TestMain also plays the sluice binary for the labs of these tests: their pods' servers are this
@@ -39,29 +40,12 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(withCNI(m.Run))
+	os.Exit(m.Run())
 }
 
-// programs is the folder of the sluice-cni that the labs of these tests use, and of no sluice.
-var programs string
-
-// withCNI builds sluice-cni and runs the tests.
-func withCNI(run func() int) int {
-	dir, err := os.MkdirTemp("", "sluice-lab-test-*")
-	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		programs = dir
-		var out []byte
-		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
-			err = fmt.Errorf("build sluice-cni: %w: %s", err, out)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return run()
-}
+// sluice is the path of the sluice that the labs of these tests have. They start none, but the
+// sluice-cni beside it attaches their pods.
+func sluice(t *testing.T) string { return programs.Path(t, "sluice") }
 
 // app has a pod of each kind on three nodes: web on all, db as a StatefulSet in another namespace,
 // a DaemonSet on the nodes' network.
@@ -129,12 +113,17 @@ kind: ServiceAccount
 metadata: {name: robot, labels: {role: worker}}
 `
 
+// named returns the name of a lab that is this process's alone, so that tests of several checkouts
+// can run at the same time.
+func named(lab string) string { return fmt.Sprintf("%s%d", lab, os.Getpid()) }
+
 // up brings up a lab without agents and takes it down at the end of the test.
 func up(t *testing.T, name string) *Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
+	name = named(name)
 	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +137,7 @@ func up(t *testing.T, name string) *Lab {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice")})
+	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe, Sluice: sluice(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +265,7 @@ func TestNamesResolve(t *testing.T) {
 // elsewhere nothing changes.
 func TestNodesHaveTheirAgentInPlace(t *testing.T) {
 	l := up(t, "testplace")
-	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), "testplace.sock"), filepath.Join(t.TempDir(), "agent.sock")} {
+	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), named("testplace")+".sock"), filepath.Join(t.TempDir(), "agent.sock")} {
 		l.agent = &Agent{Socket: socket}
 		for _, node := range []string{"node1", "node2"} {
 			err := os.MkdirAll(filepath.Dir(l.socket(node)), 0o755)
@@ -387,7 +376,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	steps := 0
-	_, err = Up(ctx, Config{Name: "testcancel", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Progress: func(string) {
+	_, err = Up(ctx, Config{Name: named("testcancel"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Progress: func(string) {
 		if steps++; steps == 2 { // the network is built, servers run
 			cancel()
 		}
@@ -395,7 +384,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 	if err == nil {
 		t.Error("up succeeded although it was cancelled")
 	}
-	if left := leftovers(t, "testcancel"); len(left) > 0 {
+	if left := leftovers(t, named("testcancel")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -429,12 +418,12 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 				return nil, errors.New("not yet")
 			},
 		}
-		_, err = Up(ctx, Config{Name: "testagent", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Agent: agent})
+		_, err = Up(ctx, Config{Name: named("testagent"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Agent: agent})
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("up with agent %q: %v, want an error with %q", tc.command, err, tc.want)
 		}
-		if left := leftovers(t, "testagent"); len(left) > 0 {
+		if left := leftovers(t, named("testagent")); len(left) > 0 {
 			t.Errorf("left behind: %q", left)
 		}
 	}
@@ -463,11 +452,11 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 		},
 	}
 	t.Cleanup(func() {
-		if err := Down("testknown"); err != nil {
+		if err := Down(named("testknown")); err != nil {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: "testknown", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Agent: agent})
+	l, err := Up(t.Context(), Config{Name: named("testknown"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Agent: agent})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -541,7 +530,7 @@ func TestStatus(t *testing.T) {
 	if err != nil || !strings.Contains(string(object), `"role": "worker"`) || !strings.Contains(string(object), `"kind": "ServiceAccount"`) {
 		t.Errorf("the agents' folder has service account %q, %v", object, err)
 	}
-	if _, err := Open("testnone", nil); err == nil {
+	if _, err := Open(named("testnone"), nil); err == nil {
 		t.Error("opened a lab that is not there")
 	}
 }
