@@ -54,7 +54,8 @@ func TestLabFabrics(t *testing.T) {
 		"cross-subnet": "10.244.2.0/24 via 10.10.1.12 dev sluice.vxlan",
 	} {
 		t.Run(mode, func(t *testing.T) {
-			l := upWith(t, "testfabric", "--fabric", mode)
+			t.Parallel()
+			l := upWith(t, "testfab"+mode[:3], "--fabric", mode)
 			if notes := l.Status(t.Context()).Warnings; len(notes) > 0 {
 				t.Errorf("the lab is up with notes: %q", notes)
 			}
@@ -70,16 +71,9 @@ func TestLabFabrics(t *testing.T) {
 	}
 }
 
-// A real control plane and its kubelets work on the pod network that the agents make, too.
-func TestLabFabricKubernetes(t *testing.T) {
-	l := upWith(t, "testfabkube", "--fabric", "cross-subnet", "--kubernetes")
-	checkProbe(t, l)
-}
-
-// The agents learn of their BGP peer from the API.
-func TestLabBGPKubernetes(t *testing.T) {
-	l := upWith(t, "testbgpkube", "--fabric", "bgp", "--kubernetes", "--crds")
-	checkProbe(t, l)
+// checkBGP checks that the agents have learned of their BGP peer, and from it.
+func checkBGP(t *testing.T, l *lab.Lab) {
+	t.Helper()
 	var report agent.BGPReport
 	if err := json.Unmarshal(execOn(t, l, "node1", "sluice", "bgp", "-o", "json"), &report); err != nil || len(report.Peers) != 2 || len(report.Learned) != 4 || len(report.Issues) > 0 {
 		t.Errorf("sluice bgp says %+v, %v", report, err)
@@ -88,6 +82,7 @@ func TestLabBGPKubernetes(t *testing.T) {
 
 // Any CNI plugin can attach the lab's pods.
 func TestLabCNI(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "ptp.conflist")
 	if err := os.WriteFile(file, []byte(`{"cniVersion": "1.0.0", "name": "testcni", "plugins": [
 		{"type": "ptp", "capabilities": {"ips": true, "ipRanges": true}, "ipam": {"type": "host-local", "dataDir": "`+t.TempDir()+`", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},

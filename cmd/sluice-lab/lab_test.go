@@ -31,6 +31,7 @@ func shopLab(t *testing.T, name string) *lab.Lab {
 // The agents follow changes in the lab: after every step, all services answer or refuse as
 // expected.
 func TestLabFollowsChanges(t *testing.T) {
+	t.Parallel()
 	l := shopLab(t, "testfollow")
 	scale := func(name string, n int) func(*plan.Cluster) error {
 		return func(c *plan.Cluster) error { return c.Scale("Deployment", "shop", name, n) }
@@ -70,6 +71,7 @@ func TestLabFollowsChanges(t *testing.T) {
 }
 
 func TestLabCommandLine(t *testing.T) {
+	t.Parallel()
 	l := shopLab(t, "testline")
 	checkExec(t, l)
 	checkFlows(t, l)

@@ -72,6 +72,7 @@ func TestUsageErrors(t *testing.T) {
 
 // A client that goes away while it is answered ends its connection alone, not the relay.
 func TestRelayOutlivesItsClients(t *testing.T) {
+	t.Parallel()
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -168,6 +168,7 @@ func ask(t *testing.T, l *Lab, from, protocol, to string) (echo.Answer, error) {
 }
 
 func TestPodsReachEachOther(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testreach")
 	for _, from := range []string{"web-1", "web-2", "data/db-0", "node1", "node3", "outside", "agent-node2"} {
 		for _, to := range l.Cluster.Pods {
@@ -192,6 +193,7 @@ func TestPodsReachEachOther(t *testing.T) {
 }
 
 func TestServersSpeakHTTPAndText(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testtext")
 	addr := plan.Addrs(l.Cluster.Pods[0])[0].String()
 	for _, send := range []string{
@@ -226,6 +228,7 @@ func run(t *testing.T, l *Lab, target string, args ...string) string {
 }
 
 func TestNamesResolve(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testnames")
 	c := l.Cluster
 	web := plan.ClusterIPs(c.Services[0])
@@ -264,6 +267,7 @@ func TestNamesResolve(t *testing.T) {
 // On a node, commands find the node's agent at its usual path, and the labs in their folder;
 // elsewhere nothing changes.
 func TestNodesHaveTheirAgentInPlace(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testplace")
 	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), named("testplace")+".sock"), filepath.Join(t.TempDir(), "agent.sock")} {
 		l.agent = &Agent{Socket: socket}
@@ -318,6 +322,7 @@ func leftovers(t *testing.T, name string) []string {
 }
 
 func TestDownLeavesNothing(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testdown")
 	shell := exec.CommandContext(t.Context(), "sleep", "60")
 	if err := l.Start("web-1", shell); err != nil {
@@ -338,6 +343,7 @@ func TestDownLeavesNothing(t *testing.T) {
 }
 
 func TestUpOverLabs(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testover")
 	if _, err := Up(t.Context(), Config{Name: l.Name, Nodes: 1, Objects: &plan.Objects{}}); err == nil {
 		t.Fatal("up over a live lab succeeded")
@@ -363,6 +369,7 @@ func TestUpOverLabs(t *testing.T) {
 }
 
 func TestUpCancelledLeavesNothing(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -392,6 +399,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 // An agent that cannot start fails the lab, with its logged reason. So does an agent that never
 // gets in sync.
 func TestUpFailsWithItsAgents(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -431,6 +439,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 
 // A lab is up when the agents know each pod that has its own network.
 func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -472,6 +481,7 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 }
 
 func TestTransientLabDiesWithItsOwner(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testowner")
 	if !l.alive() {
 		t.Error("a lab that is up counts as dead")
@@ -488,6 +498,7 @@ func TestTransientLabDiesWithItsOwner(t *testing.T) {
 }
 
 func TestProbeWithoutProxy(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testprobe")
 	rep, err := l.Probe(t.Context(), 1, []string{"web"})
 	if err != nil {
@@ -509,6 +520,7 @@ func TestProbeWithoutProxy(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	l := up(t, "teststatus")
 	s := l.Status(t.Context())
 	var b strings.Builder
@@ -536,6 +548,7 @@ func TestStatus(t *testing.T) {
 }
 
 func TestTwoLabsSideBySide(t *testing.T) {
+	t.Parallel()
 	a, b := up(t, "testa"), up(t, "testb")
 	if err := a.Down(); err != nil {
 		t.Fatal(err)
@@ -546,6 +559,7 @@ func TestTwoLabsSideBySide(t *testing.T) {
 }
 
 func TestChange(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testchange")
 	err := l.Change(t.Context(), func(c *plan.Cluster) error { return c.Scale("Deployment", "default", "web", 4) })
 	if err != nil {
