@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"sluice.dev/sluice/internal/agent"
@@ -35,9 +36,15 @@ func upWith(t *testing.T, name string, flags ...string) *lab.Lab {
 	return l
 }
 
+// probing is held by who sends requests to all services: those of several labs at the same time
+// would make each other's answers late.
+var probing sync.Mutex
+
 // checkProbe sends requests to all services from everywhere: all end as manifests and policies say.
 func checkProbe(t *testing.T, l *lab.Lab) {
 	t.Helper()
+	probing.Lock()
+	defer probing.Unlock()
 	var out bytes.Buffer
 	if code := execute(t.Context(), []string{"lab", "probe", "--name", l.Name}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "all as they should be") {
 		t.Errorf("probe: exit status %d\n%s", code, out.String())
