@@ -75,8 +75,8 @@ func TestBenchBalancer(t *testing.T) {
 	}
 }
 
-// TestBenchModes copies and asks through the agent in each mode, and the real kube-proxy. That binds
-// this process's threads to CPUs, so no other test runs at the same time.
+// TestBenchModes copies and asks through the agent in each mode, and the real kube-proxy. That
+// binds this process's threads to CPUs, so no other test runs at the same time.
 func TestBenchModes(t *testing.T) {
 	machine.ControlPlane.Take(t)
 	r := measure(t, bench.Options{Experiments: []string{"modes-bulk"}, Rounds: 1})
