@@ -9,12 +9,15 @@ import (
 
 	"sluice.dev/sluice/internal/bench"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/test/machine"
 )
 
 // TestSoak runs an agent under churn and faults for a while, on a real API server that is killed
 // and loses its history. In the end the agent must have the state that a fresh one has, and no
 // request may have failed.
 func TestSoak(t *testing.T) {
+	t.Parallel()
+	machine.ControlPlane.Take(t)
 	r := measure(t, bench.Options{Experiments: []string{"soak"}, SoakFor: 20 * time.Second})
 	for _, g := range r.Goals {
 		if !g.Met {
@@ -47,6 +50,8 @@ func TestHostile(t *testing.T) {
 // TestBenchBesideKubeProxy runs the real kube-proxy in both of its modes, and the agent, on the
 // same API.
 func TestBenchBesideKubeProxy(t *testing.T) {
+	t.Parallel()
+	machine.ControlPlane.Take(t)
 	r := measure(t, bench.Options{Experiments: []string{"kube-proxy-start"}, Rounds: 1})
 	programs := map[string]bool{}
 	for _, m := range r.Series {
@@ -60,6 +65,7 @@ func TestBenchBesideKubeProxy(t *testing.T) {
 // TestBenchBalancer has a balancer change under load, beside nftlb. A request that takes more than
 // a second may be due to other tests on the machine: the test logs it, and the bench judges it.
 func TestBenchBalancer(t *testing.T) {
+	t.Parallel()
 	r := measure(t, bench.Options{Experiments: []string{"balancer-interruptions"}, Rounds: 1})
 	if len(r.Goals) != 6 { // three events, two sizes
 		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
@@ -69,8 +75,10 @@ func TestBenchBalancer(t *testing.T) {
 	}
 }
 
-// TestBenchModes copies and asks through the agent in each mode, and the real kube-proxy.
+// TestBenchModes copies and asks through the agent in each mode, and the real kube-proxy. That
+// binds this process's threads to CPUs, so no other test runs at the same time.
 func TestBenchModes(t *testing.T) {
+	machine.ControlPlane.Take(t)
 	r := measure(t, bench.Options{Experiments: []string{"modes-bulk"}, Rounds: 1})
 	programs := map[string]bool{}
 	for _, m := range r.Series {

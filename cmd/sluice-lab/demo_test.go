@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/lab"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/machine"
 )
 
 // tellDemo runs a demo in a lab of its own, and checks that it succeeds, keeps to 100 columns, and
@@ -20,6 +21,7 @@ import (
 func tellDemo(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() { _ = lab.Down(name) })
 	var stdout, stderr bytes.Buffer
 	if got := execute(t.Context(), append([]string{"lab", "demo", "--name", name}, args...), &stdout, &stderr); got != cli.ExitOK {
@@ -55,6 +57,7 @@ func mustSay(t *testing.T, text string, patterns ...string) {
 
 // The demo of the shop tells the whole story, in some thirty lines.
 func TestLabDemo(t *testing.T) {
+	t.Parallel()
 	out := tellDemo(t, "testdemo", "../../examples/shop")
 	mustSay(t, out,
 		`cluster +3 nodes, 15 pods, 11 services, 7 policies: up after [0-9.]+ m?s\n`,
@@ -75,6 +78,7 @@ func TestLabDemo(t *testing.T) {
 // Without policies, what is about policies is left out. --verbose shows where each request went,
 // and --check leaves out all but the check.
 func TestLabDemoOfPlainServices(t *testing.T) {
+	t.Parallel()
 	const app = "../../examples/shop/"
 	out := tellDemo(t, "testplain", app+"00-namespace.yaml", app+"cart.yaml", app+"front.yaml")
 	mustSay(t, out, `cluster +3 nodes, 5 pods, 5 services, 0 policies`, `request +client`, `crash .*\n +0 of .* requests failed\n`, `check .* requests .*\n +all as they should be \(`)
@@ -92,10 +96,12 @@ func TestLabDemoOfPlainServices(t *testing.T) {
 
 // Every wrong outcome is shown, and the exit status tells.
 func TestLabDemoShowsFailures(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
-	t.Cleanup(func() { _ = lab.Down("testfails") })
+	name := named("testfails")
+	t.Cleanup(func() { _ = lab.Down(name) })
 	var out bytes.Buffer
-	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testfails", "--check", "--no-agent", "../../examples/shop/cart.yaml"}, &out, &out); got != cli.ExitError {
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", name, "--check", "--no-agent", "../../examples/shop/cart.yaml"}, &out, &out); got != cli.ExitError {
 		t.Errorf("exit status %d without anything that serves services", got)
 	}
 	mustSay(t, out.String(), `check +FAILED: shop/cart via ClusterIP: shop/cart-1 → 10\.96\.0\.1:7070: no answer`,
@@ -104,6 +110,7 @@ func TestLabDemoShowsFailures(t *testing.T) {
 
 // Policies take effect one after the other.
 func TestLabDemoPolicy(t *testing.T) {
+	t.Parallel()
 	out := tellDemo(t, "testpolicy", "policy")
 	mustSay(t, out,
 		`open .*\n +front +api +db\n +front +○ +● +●\n`, `6 of 6 pairs of client and port pass`,
@@ -116,6 +123,8 @@ func TestLabDemoPolicy(t *testing.T) {
 
 // A node is taken over from the real kube-proxy and given back, and no request fails.
 func TestLabDemoTakeover(t *testing.T) {
+	t.Parallel()
+	machine.ControlPlane.Take(t)
 	out := tellDemo(t, "testtakeover", "takeover")
 	mustSay(t, out,
 		`cluster +3 nodes, 5 pods, 2 services`, `takeover +the agent of node1 has programmed everything`,
@@ -127,6 +136,7 @@ func TestLabDemoTakeover(t *testing.T) {
 
 // A balancer without Kubernetes: only requests to a dead server fail, until its check says so.
 func TestLabDemoBalancer(t *testing.T) {
+	t.Parallel()
 	out := tellDemo(t, "testbalancer", "../../examples/balancer")
 	mustSay(t, out,
 		`balancer +a client, the balancer and 3 servers: up after`,
@@ -140,13 +150,14 @@ func TestLabDemoBalancer(t *testing.T) {
 
 // Farms that the lab can't show are refused with the reason, and nothing is left.
 func TestLabDemoRefusesFarms(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "farms.json"), []byte(`{"farms": [{"name": "a", "virtual-addr": "192.0.2.1"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if got := execute(t.Context(), []string{"lab", "demo", "--name", "testrefuses", dir}, &out, &out); got != cli.ExitError {
+	if got := execute(t.Context(), []string{"lab", "demo", "--name", named("testrefuses"), dir}, &out, &out); got != cli.ExitError {
 		t.Errorf("exit status %d", got)
 	}
 	mustSay(t, out.String(), `farm a: the lab shows farms with one IPv4 address and port`)

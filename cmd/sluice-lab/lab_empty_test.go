@@ -22,12 +22,14 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/machine"
 )
 
 // emptyLab brings up a lab without an application from a command line.
 func emptyLab(t *testing.T, name string, flags ...string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {
 			t.Error(err)
@@ -49,6 +51,7 @@ func emptyLab(t *testing.T, name string, flags ...string) *lab.Lab {
 }
 
 func TestLabEmpty(t *testing.T) {
+	t.Parallel()
 	l := emptyLab(t, "testempty", "--nodes", "2")
 	var out bytes.Buffer
 	if code := execute(t.Context(), []string{"lab", "status", "--name", l.Name}, &out, &out); code != cli.ExitOK || strings.Count(out.String(), "in sync") != 2 {
@@ -62,7 +65,7 @@ func TestLabEmpty(t *testing.T) {
 	checkListed(t, l, "dead", "1 of 2 running")
 	restartAgent(t, l, "node2")
 	checkListed(t, l, "up", "running")
-	if entries, err := filepath.Glob("/run/sluice/lab/testempty/manifests/pod.*"); err != nil || len(entries) > 0 {
+	if entries, err := filepath.Glob(filepath.Join(lab.Dir, l.Name, "manifests", "pod.*")); err != nil || len(entries) > 0 {
 		t.Errorf("an empty lab has pods: %v %v", entries, err)
 	}
 }
@@ -94,9 +97,12 @@ func checkListed(t *testing.T, l *lab.Lab, state, agents string) {
 	}
 }
 
-// Manifests that a user applies to an empty lab with an API run there, and answer.
+// Manifests that a user applies to an empty lab with an API run there, and answer, also on the pod
+// network that the agents make.
 func TestLabEmptyKubernetes(t *testing.T) {
-	l := emptyLab(t, "testemptykube", "--kubernetes", "--crds")
+	t.Parallel()
+	machine.ControlPlane.Take(t)
+	l := emptyLab(t, "testemptykube", "--kubernetes", "--crds", "--fabric", "cross-subnet")
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(webApp), 0o644); err != nil {
 		t.Fatal(err)
@@ -111,10 +117,7 @@ func TestLabEmptyKubernetes(t *testing.T) {
 		t.Errorf("%d pods, warnings: %q", len(l.Cluster.Pods), l.Warnings)
 	}
 	checkListed(t, l, "up", "running")
-	rep, err := l.Probe(t.Context(), 2, []string{"web"})
-	if err != nil || rep.Failed > 0 || rep.Requests == 0 {
-		t.Errorf("probe: %v: %+v", err, rep)
-	}
+	checkProbe(t, l)
 	checkPolicies(t, l)
 	checkFinished(t, l)
 }

@@ -39,6 +39,7 @@ func inVXLAN(device net.HardwareAddr, from, to netip.AddrPort, text string) []by
 
 // Who can reach a node from outside gets nothing into the pod network by its tunnels; a node does.
 func TestLabFabricForeignTunnel(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(modeManifests), 0o600); err != nil {
 		t.Fatal(err)

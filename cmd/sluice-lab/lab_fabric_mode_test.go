@@ -59,6 +59,7 @@ func pools(mode string) (texts [][]byte) {
 // The mode of the pod network changes under connections that are established, and all go on: also
 // those that a node translates the source of.
 func TestLabFabricModeChanges(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(modeManifests), 0o600); err != nil {
 		t.Fatal(err)

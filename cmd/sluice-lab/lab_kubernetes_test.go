@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/machine"
 )
 
 // webApp is an application with a client that runs on the first node.
@@ -51,8 +52,10 @@ spec:
 // TestLabKubernetes changes an application under load with real clients of a real control plane. No
 // request fails, whatever kubectl does, while the API server is away, or while an agent is.
 func TestLabKubernetes(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
-	const name = "testkube"
+	machine.ControlPlane.Take(t)
+	name := named("testkube")
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(webApp), 0o644); err != nil {
 		t.Fatal(err)
@@ -117,7 +120,7 @@ func TestLabKubernetes(t *testing.T) {
 		exit int
 		want string
 	}{
-		{[]string{"lab", "status", "--name", name}, cli.ExitError, "agent on node2 has died; 'sluice lab restart --name testkube node2'"},
+		{[]string{"lab", "status", "--name", name}, cli.ExitError, "agent on node2 has died; 'sluice lab restart --name " + name + " node2'"},
 		{[]string{"lab", "up", "--kubernetes", "--name", name}, cli.ExitError, "it is up, though agent on node2 has died"},
 		{[]string{"lab", "restart", "--name", name, "node9"}, cli.ExitError, "no node of that name; choose from node1, node2, node3, control, outside"},
 		{[]string{"lab", "restart", "--name", name, "node2", "control", "outside"}, cli.ExitOK, ""},
@@ -192,11 +195,17 @@ func load(t *testing.T, l *lab.Lab) (stop func()) {
 		}
 		clients.Go(func() {
 			defer ns.Close()
-			for pause := time.NewTicker(2 * time.Millisecond); !over.Load(); <-pause.C {
-				err := ns.Do(func() error { _, err := echo.Ask("TCP", c.to, 5*time.Second); return err })
-				if sent.Add(1); err != nil {
-					t.Errorf("%s to %v: %v", ns.Name, c.to, err)
+			err := ns.Do(func() error {
+				for pause := time.NewTicker(5 * time.Millisecond); !over.Load(); <-pause.C {
+					if _, err := echo.Ask("TCP", c.to, 5*time.Second); err != nil {
+						t.Errorf("%s to %v: %v", ns.Name, c.to, err)
+					}
+					sent.Add(1)
 				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
 			}
 		})
 	}

@@ -100,8 +100,9 @@ func reach(p *probe.Pairs) map[string]bool {
 // Real pods fill the table of who reaches what, and it agrees with the policies: 37 of the
 // harbour's 132 pairs pass. It follows when a policy is deleted.
 func TestLabShowsWhoMayReachWhat(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
-	const name = "testwho"
+	name := named("testwho")
 	app := filepath.Join(t.TempDir(), "harbour.yaml")
 	if err := os.WriteFile(app, []byte(harbourManifests()), 0o600); err != nil {
 		t.Fatal(err)

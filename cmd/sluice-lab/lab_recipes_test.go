@@ -10,16 +10,16 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/test/machine"
 )
 
 // recipe is one of the policy recipes that people learn by
 // (github.com/ahmetb/kubernetes-network-policy-recipes): what its reader sets up, applies, and
-// tries from pods.
+// tries from pods. The namespace default stands for one that the recipe has to itself.
 type recipe struct {
-	setup   []string // lines of kubectl
-	policy  string
-	checks  []try
-	cleanup []string
+	setup  []string // lines of kubectl
+	policy string
+	checks []try
 }
 
 // try is a request from a pod with labels in a namespace.
@@ -53,24 +53,21 @@ var recipes = map[string]recipe{
 		checks: []try{{"default", "", "web", false}, {"default", "app=any", "web", false}},
 	},
 	"04 deny traffic from other namespaces": {
-		setup:   []string{"create namespace secondary04", "--namespace=secondary04 " + webPod},
-		policy:  policyOf("secondary04", "", "ingress: [{from: [{podSelector: {}}]}]"),
-		checks:  []try{{"default", "", "web.secondary04", false}, {"secondary04", "", "web.secondary04", true}},
-		cleanup: []string{"delete namespace secondary04 --wait=false"},
+		setup:  []string{"create namespace secondary04", "--namespace=secondary04 " + webPod},
+		policy: policyOf("secondary04", "", "ingress: [{from: [{podSelector: {}}]}]"),
+		checks: []try{{"default", "", "web.secondary04", false}, {"secondary04", "", "web.secondary04", true}},
 	},
 	"05 allow traffic from all namespaces": {
 		setup: []string{"create namespace secondary05", webPod},
 		policy: policyOf("default", "", "") + "---\n" +
 			strings.Replace(policyOf("default", "app: web", "ingress: [{from: [{namespaceSelector: {}}]}]"), "name: p", "name: q", 1),
-		checks:  []try{{"secondary05", "", "web.default", true}, {"default", "", "web", true}},
-		cleanup: []string{"delete namespace secondary05 --wait=false"},
+		checks: []try{{"secondary05", "", "web.default", true}, {"default", "", "web", true}},
 	},
 	"06 allow traffic from a namespace": {
 		setup: []string{webPod, "create namespace dev", "label namespace/dev purpose=testing", "create namespace prod",
 			"label namespace/prod purpose=production"},
-		policy:  policyOf("default", "app: web", "ingress: [{from: [{namespaceSelector: {matchLabels: {purpose: production}}}]}]"),
-		checks:  []try{{"dev", "", "web.default", false}, {"prod", "", "web.default", true}},
-		cleanup: []string{"delete namespace dev prod --wait=false"},
+		policy: policyOf("default", "app: web", "ingress: [{from: [{namespaceSelector: {matchLabels: {purpose: production}}}]}]"),
+		checks: []try{{"dev", "", "web.default", false}, {"prod", "", "web.default", true}},
 	},
 	"07 allow traffic from some pods in another namespace": {
 		setup: []string{webPod, "create namespace other", "label namespace/other team=operations"},
@@ -80,7 +77,6 @@ var recipes = map[string]recipe{
 			{"default", "", "web.default", false}, {"default", "type=monitoring", "web.default", false},
 			{"other", "", "web.default", false}, {"other", "type=monitoring", "web.default", true},
 		},
-		cleanup: []string{"delete namespace other --wait=false"},
 	},
 	"08 allow traffic from external clients": {
 		setup:  []string{"run web --image=nginx --labels=app=web --port=80", "expose pod/web --type=LoadBalancer"},
@@ -108,10 +104,9 @@ var recipes = map[string]recipe{
 		checks: []try{{"default", "app=foo", "web:80", false}, {"default", "", "web:80", true}},
 	},
 	"12 deny all egress traffic from the namespace": {
-		setup:   []string{"create namespace secondary12", "--namespace=secondary12 " + webPod},
-		policy:  policyOf("default", "", "policyTypes: [Egress], egress: []"),
-		checks:  []try{{"default", "", "web.secondary12", false}, {"secondary12", "", "web.secondary12", true}},
-		cleanup: []string{"delete namespace secondary12 --wait=false"},
+		setup:  []string{"create namespace secondary12", "--namespace=secondary12 " + webPod},
+		policy: policyOf("default", "", "policyTypes: [Egress], egress: []"),
+		checks: []try{{"default", "", "web.secondary12", false}, {"secondary12", "", "web.secondary12", true}},
 	},
 	"14 deny external egress traffic": {
 		setup: []string{webPod},
@@ -129,18 +124,24 @@ func policyOf(namespace, selects, rest string) string {
 		"spec: {podSelector: {matchLabels: {%s}}%s}\n", namespace, selects, rest)
 }
 
-// TestRecipes follows each of the fourteen recipes with kubectl alone: before its policy all
-// requests pass, after it those that the recipe says.
+// TestRecipes follows each of the fourteen recipes with kubectl alone, all at the same time: before
+// its policy all requests pass, after it those that the recipe says. The lab's agents have learned
+// of their BGP peer from the API.
 func TestRecipes(t *testing.T) {
-	l := emptyLab(t, "testrecipes", "--kubernetes")
-	c := &cook{T: t, lab: l}
-	for name, r := range recipes {
-		t.Run(name, func(t *testing.T) {
-			c.T = t
-			c.follow(r)
-		})
-	}
-	c.T = t
+	t.Parallel()
+	machine.ControlPlane.Take(t)
+	l := emptyLab(t, "testrecipes", "--kubernetes", "--crds", "--fabric", "bgp")
+	checkBGP(t, l)
+	t.Run("each", func(t *testing.T) {
+		for name, r := range recipes {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				number, _, _ := strings.Cut(name, " ")
+				cook{t, l}.follow("recipe"+number, r)
+			})
+		}
+	})
+	c := cook{t, l}
 	c.kubectl("", strings.Fields(webPod)...)
 	if err := l.Settle(t.Context()); err != nil {
 		t.Fatal(err)
@@ -181,7 +182,7 @@ type cook struct {
 }
 
 // run runs kubectl and returns all that it says.
-func (c *cook) run(input string, args ...string) string {
+func (c cook) run(input string, args ...string) string {
 	c.Helper()
 	cmd := exec.CommandContext(c.Context(), filepath.Join(c.lab.Kubernetes.Bin, "kubectl"), append([]string{"--kubeconfig", c.lab.HostKubeconfig()}, args...)...)
 	cmd.Stdin = strings.NewReader(input)
@@ -189,31 +190,37 @@ func (c *cook) run(input string, args ...string) string {
 	return string(out)
 }
 
-// kubectl runs kubectl, which has to succeed.
-func (c *cook) kubectl(input string, args ...string) {
+// kubectl runs kubectl, which has to succeed. It tries again while a new namespace has no account
+// for its pods yet.
+func (c cook) kubectl(input string, args ...string) {
 	c.Helper()
-	if out := c.run(input, args...); strings.Contains(out, "rror") {
+	out := c.run(input, args...)
+	for deadline := time.Now().Add(30 * time.Second); strings.Contains(out, `serviceaccount "default" not found`) && time.Now().Before(deadline); {
+		out = c.run(input, args...)
+	}
+	if strings.Contains(out, "rror") {
 		c.Fatalf("kubectl %s: %s", strings.Join(args, " "), out)
 	}
 }
 
-func (c *cook) follow(r recipe) {
+// follow follows a recipe in a namespace.
+func (c cook) follow(own string, r recipe) {
+	c.kubectl("", "create", "namespace", own)
 	for _, line := range r.setup {
-		c.kubectl("", strings.Fields(line)...)
+		c.kubectl("", append([]string{"--namespace", own}, strings.Fields(line)...)...)
 	}
-	clients := map[string]string{}
+	var checks []try
 	for _, check := range r.checks {
-		key := check.namespace + " " + check.labels
-		if clients[key] != "" || check.namespace == "outside" {
-			continue
+		if check.namespace == "default" {
+			check.namespace = own
 		}
-		clients[key] = fmt.Sprintf("client-%d", len(clients))
-		c.kubectl("", "run", clients[key], "-n", check.namespace, "--image=alpine", "--labels="+check.labels, "--", "sleep", "10000")
-		c.kubectl("", "wait", "-n", check.namespace, "--for=condition=Ready", "pod/"+clients[key], "--timeout=60s")
+		check.url = strings.Replace(check.url, ".default", "."+own, 1)
+		checks = append(checks, check)
 	}
+	clients := c.clients(checks)
 	reaches := func(check try) bool {
 		if check.namespace == "outside" {
-			ip := c.run("", "get", "service", "web", "-o", "jsonpath={.status.loadBalancer.ingress[0].ip}")
+			ip := c.run("", "get", "service", "web", "-n", own, "-o", "jsonpath={.status.loadBalancer.ingress[0].ip}")
 			cmd := exec.CommandContext(c.Context(), "wget", "-qO-", "--timeout=1", "--tries=1", "http://"+ip)
 			cmd.Stdout = new(bytes.Buffer)
 			return c.lab.Start("outside", cmd) == nil && cmd.Wait() == nil
@@ -232,17 +239,29 @@ func (c *cook) follow(r recipe) {
 			}
 		}
 	}
-	for _, check := range r.checks {
+	for _, check := range checks {
 		await("before", check, true)
 	}
-	c.kubectl(r.policy, "apply", "-f", "-")
-	for _, check := range r.checks {
+	c.kubectl(strings.ReplaceAll(r.policy, "namespace: default", "namespace: "+own), "apply", "-f", "-")
+	for _, check := range checks {
 		await("after", check, check.passes)
 	}
-	c.kubectl("", "delete", "networkpolicies", "--all")
-	c.kubectl("", "delete", "pods", "--all", "--now")
-	c.kubectl("", "delete", "services", "-l", "component!=apiserver")
-	for _, line := range r.cleanup {
-		c.kubectl("", strings.Fields(line)...)
+}
+
+// clients runs a pod for each namespace and labels that requests come from, and returns their
+// names, once all pods there are ready.
+func (c cook) clients(checks []try) map[string]string {
+	names, namespaces := map[string]string{}, map[string]bool{}
+	for _, check := range checks {
+		key := check.namespace + " " + check.labels
+		if names[key] != "" || check.namespace == "outside" {
+			continue
+		}
+		names[key], namespaces[check.namespace] = fmt.Sprintf("client-%d", len(names)), true
+		c.kubectl("", "run", names[key], "-n", check.namespace, "--image=alpine", "--labels="+check.labels, "--", "sleep", "10000")
 	}
+	for namespace := range namespaces {
+		c.kubectl("", "wait", "-n", namespace, "--for=condition=Ready", "pods", "--all", "--timeout=60s")
+	}
+	return names
 }

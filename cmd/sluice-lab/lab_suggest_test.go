@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab"
@@ -17,6 +16,7 @@ import (
 // two workloads: it passes then, and no other that did not, but between pods of the same workloads
 // to the same port.
 func TestSuggestionsLetPacketsPass(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "corners.yaml")
 	if err := os.WriteFile(file, []byte(corners), 0o600); err != nil {
 		t.Fatal(err)
@@ -24,7 +24,7 @@ func TestSuggestionsLetPacketsPass(t *testing.T) {
 	l := upLab(t, "testwhysug", file)
 	client := agent.NewClient(l.Status(t.Context()).Nodes[0].Socket)
 	given, before := policyTexts(l), podCases(l)
-	send(t, before, time.Second)
+	sendAll(t, before, allowed(askWhy(t, l, before)))
 	asked, applied := map[string]bool{}, 0
 	for i := range before {
 		c := &before[i]
@@ -49,10 +49,10 @@ func TestSuggestionsLetPacketsPass(t *testing.T) {
 		setPolicies(t, l, texts...)
 		applied++
 		after := podCases(l)
-		send(t, after, time.Second)
+		sendAll(t, after, func(j int) bool { return before[j].err == nil || i == j })
 		for j := range after {
 			if after[j].err != nil && (before[j].err == nil || i == j) { // a slow machine may lose a packet to the time-out
-				send(t, after[j:j+1], 5*time.Second)
+				send(t, []*whyCase{&after[j]}, answerTime)
 			}
 			switch was, is := before[j].err == nil, after[j].err == nil; {
 			case is == was && i != j:

@@ -31,6 +31,7 @@ func shopLab(t *testing.T, name string) *lab.Lab {
 // The agents follow changes in the lab: after every step, all services answer or refuse as
 // expected.
 func TestLabFollowsChanges(t *testing.T) {
+	t.Parallel()
 	l := shopLab(t, "testfollow")
 	scale := func(name string, n int) func(*plan.Cluster) error {
 		return func(c *plan.Cluster) error { return c.Scale("Deployment", "shop", name, n) }
@@ -70,6 +71,7 @@ func TestLabFollowsChanges(t *testing.T) {
 }
 
 func TestLabCommandLine(t *testing.T) {
+	t.Parallel()
 	l := shopLab(t, "testline")
 	checkExec(t, l)
 	checkFlows(t, l)
@@ -101,7 +103,7 @@ func TestLabCommandLine(t *testing.T) {
 		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
 		{[]string{"lab", "up", "--empty", "app.yaml"}, cli.ExitUsage, "leave out either --empty or app.yaml"},
 		{[]string{"lab", "up", "/nonexistent.yaml"}, cli.ExitError, "/nonexistent.yaml"},
-		{[]string{"lab", "probe", "--name", "testnone"}, cli.ExitError, "sluice lab up --name testnone"},
+		{[]string{"lab", "probe", "--name", named("testnone")}, cli.ExitError, "sluice lab up --name " + named("testnone")},
 		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
 		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},
 		{[]string{"lab", "status", "--name", l.Name}, cli.ExitError, "there is none"},

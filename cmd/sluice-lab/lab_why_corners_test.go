@@ -165,6 +165,7 @@ spec: {order: 30, selector: host == 'two', preDNAT: true, applyOnForward: true, 
 func TestWhyCorners(t *testing.T) {
 	for name, text := range map[string]string{"services": corners, "hosts": corners + hostCorners} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			file := filepath.Join(t.TempDir(), "corners.yaml")
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
@@ -185,6 +186,7 @@ func TestWhyCorners(t *testing.T) {
 // TestWhyThroughTunnels compares answers with packets where nodes reach each other's pods through
 // VXLAN, and so send to them from the addresses of their tunnels.
 func TestWhyThroughTunnels(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "corners.yaml")
 	if err := os.WriteFile(file, []byte(corners), 0o600); err != nil {
 		t.Fatal(err)

@@ -39,9 +39,11 @@ var whyClusters = flag.Int("why-clusters", 4, "how many random clusters to ask `
 // same, and what the packets say.
 func TestWhyAgreesWithPackets(t *testing.T) {
 	t.Run("shop", func(t *testing.T) {
+		t.Parallel()
 		compareWhy(t, shopLab(t, "testwhyshop"))
 	})
 	t.Run("online boutique", func(t *testing.T) {
+		t.Parallel()
 		folder := "../../../shared/manifests/online-boutique"
 		if _, err := os.Stat(folder); err != nil {
 			t.Skip("Online Boutique's manifests are not there: see 'make run'")
@@ -49,6 +51,7 @@ func TestWhyAgreesWithPackets(t *testing.T) {
 		compareWhy(t, upLab(t, "testwhyob", folder))
 	})
 	t.Run("random", func(t *testing.T) {
+		t.Parallel()
 		crowd := filepath.Join(t.TempDir(), "crowd.yaml")
 		if err := os.WriteFile(crowd, []byte(crowdManifests()), 0o600); err != nil {
 			t.Fatal(err)
@@ -69,6 +72,7 @@ func TestWhyAgreesWithPackets(t *testing.T) {
 func upLab(t *testing.T, name string, paths ...string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	name = named(name)
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {
 			t.Error(err)
@@ -156,23 +160,22 @@ type whyCase struct {
 	via      string
 	answer   echo.Answer
 	err      error
+	took     time.Duration
 }
+
+// These bound requests: the time to an answer on a slow machine, and for silence at least some time
+// and a multiple of the slowest answer.
+const (
+	answerTime    = 5 * time.Second
+	silenceTime   = 500 * time.Millisecond
+	silenceFactor = 4
+)
 
 func compareWhy(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	cases := whyCases(l)
-	send(t, cases, time.Second)
-	answers := map[string][]agent.Explanation{}
-	for _, node := range l.Status(t.Context()).Nodes {
-		client := agent.NewClient(node.Socket)
-		for i := range cases {
-			e, err := client.Explain(t.Context(), cases[i].question(t))
-			if err != nil {
-				t.Fatalf("%s asked about %s: %v", node.Name, cases[i], err)
-			}
-			answers[node.Name] = append(answers[node.Name], e)
-		}
-	}
+	answers := askWhy(t, l, cases)
+	sendAll(t, cases, allowed(answers))
 	counts := map[verdict.Outcome]int{}
 	for _, all := range answers {
 		for _, e := range all {
@@ -188,15 +191,14 @@ func compareWhy(t *testing.T, l *lab.Lab) {
 		return true
 	}
 	var odd []int
-	var again []whyCase
+	var again []*whyCase
 	for i := range cases {
 		if !agree(i) {
-			odd, again = append(odd, i), append(again, cases[i])
+			odd, again = append(odd, i), append(again, &cases[i])
 		}
 	}
-	send(t, again, 5*time.Second) // a slow machine may lose a packet to the time-out
-	for j, i := range odd {
-		cases[i] = again[j]
+	send(t, again, answerTime) // a slow machine may lose a packet to the time-out
+	for _, i := range odd {
 		for node, all := range answers {
 			if c, e := &cases[i], all[i]; !c.agrees(node, e) {
 				t.Errorf("on %s, why says %v of %s, the kernel says %v %v:\n%v%v", node, e.Outcome, c, c.answer, c.err, verdict.Text(e.Connections), e.Warnings)
@@ -204,6 +206,47 @@ func compareWhy(t *testing.T, l *lab.Lab) {
 		}
 	}
 	t.Logf("%d connections: %v", len(cases), counts)
+}
+
+// askWhy asks each node's agent about each case.
+func askWhy(t *testing.T, l *lab.Lab, cases []whyCase) map[string][]agent.Explanation {
+	t.Helper()
+	var questions []question.Question
+	for _, c := range cases {
+		questions = append(questions, c.question(t))
+	}
+	answers := map[string][]agent.Explanation{}
+	var all sync.WaitGroup
+	for _, node := range l.Status(t.Context()).Nodes {
+		said := make([]agent.Explanation, len(cases))
+		answers[node.Name] = said
+		all.Go(func() {
+			client := agent.NewClient(node.Socket)
+			for i, q := range questions {
+				var err error
+				if said[i], err = client.Explain(t.Context(), q); err != nil {
+					t.Errorf("%s asked about %s: %v", node.Name, cases[i], err)
+					return
+				}
+			}
+		})
+	}
+	if all.Wait(); t.Failed() {
+		t.FailNow()
+	}
+	return answers
+}
+
+// allowed returns which cases the agents of all nodes say are allowed.
+func allowed(answers map[string][]agent.Explanation) func(i int) bool {
+	return func(i int) bool {
+		for _, all := range answers {
+			if all[i].Outcome != verdict.Allowed {
+				return false
+			}
+		}
+		return true
+	}
 }
 
 // whyCases are connections from each pod, node and the outside to each pod's ports and each
@@ -294,13 +337,35 @@ func (c whyCase) agrees(node string, e agent.Explanation) bool {
 	return false
 }
 
+// sendAll sends a request for each case: first where an answer is expected, then the others. How
+// long the first took says how long a silence has to be.
+func sendAll(t *testing.T, cases []whyCase, answered func(i int) bool) {
+	t.Helper()
+	var loud, quiet []*whyCase
+	for i := range cases {
+		if answered(i) {
+			loud = append(loud, &cases[i])
+		} else {
+			quiet = append(quiet, &cases[i])
+		}
+	}
+	send(t, loud, answerTime)
+	silence := silenceTime
+	for _, c := range loud {
+		if c.err == nil {
+			silence = max(silence, min(silenceFactor*c.took, answerTime))
+		}
+	}
+	send(t, quiet, silence)
+}
+
 // send sends a request for each case, and notes what came of it.
-func send(t *testing.T, cases []whyCase, silence time.Duration) {
+func send(t *testing.T, cases []*whyCase, silence time.Duration) {
 	t.Helper()
 	const workers = 24
 	queues := map[string][]*whyCase{}
-	for i := range cases {
-		queues[cases[i].source.NetNS] = append(queues[cases[i].source.NetNS], &cases[i])
+	for _, c := range cases {
+		queues[c.source.NetNS] = append(queues[c.source.NetNS], c)
 	}
 	var all sync.WaitGroup
 	for name, queue := range queues {
@@ -318,7 +383,9 @@ func send(t *testing.T, cases []whyCase, silence time.Duration) {
 			here.Go(func() {
 				err := ns.Do(func() error {
 					for c := range work {
+						begin := time.Now()
 						c.answer, c.err = echo.Ask(c.protocol, c.to, silence)
+						c.took = time.Since(begin)
 					}
 					return nil
 				})

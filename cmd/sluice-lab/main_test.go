@@ -14,36 +14,25 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/test/programs"
 )
 
-// TestMain lets tests start the test binary as sluice-lab, and builds the sluice, sluice-bgp and
-// sluice-cni that the tests use.
+// TestMain lets tests start the test binary as sluice-lab, and names sluice as --sluice of all
+// commands.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		endOnBrokenPipe()
 		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 	}
-	os.Exit(withSluice(m.Run))
-}
-
-// withSluice builds sluice, names it as --sluice of all commands, and runs the tests.
-func withSluice(run func() int) int {
-	dir, err := os.MkdirTemp("", "sluice-lab-test-*")
+	folder, err := programs.Folder()
 	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		path := filepath.Join(dir, "sluice")
-		var out []byte
-		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice", "sluice.dev/sluice/cmd/sluice-bgp", "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
-			err = fmt.Errorf("build sluice and sluice-cni: %w: %s", err, out)
-		} else {
-			err = os.Setenv(cli.SluiceEnv, path)
-		}
+		err = os.Setenv(cli.SluiceEnv, filepath.Join(folder, "sluice"))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return 1
+		os.Exit(1)
 	}
-	return run()
+	os.Exit(m.Run())
 }
 
 // execute runs a command line as sluice passes it, and returns the exit status.
@@ -52,6 +41,10 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.Use = "sluice"
 	return cli.Execute(ctx, root, args, stdout, stderr)
 }
+
+// named returns the name of a lab that is this process's alone, so that tests of several checkouts
+// can run at the same time.
+func named(lab string) string { return fmt.Sprintf("%s%d", lab, os.Getpid()) }
 
 func needRoot(t *testing.T) {
 	t.Helper()
@@ -79,6 +72,7 @@ func TestUsageErrors(t *testing.T) {
 
 // A client that goes away while it is answered ends its connection alone, not the relay.
 func TestRelayOutlivesItsClients(t *testing.T) {
+	t.Parallel()
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

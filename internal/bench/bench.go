@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"sluice.dev/sluice/internal/bench/experiment/baseline"
@@ -63,8 +64,8 @@ func Run(ctx context.Context, o Options) error {
 	}
 	shared := harness.Shared{}
 	var failed []error
-	for i, e := range chosen {
-		if err := runOne(ctx, o, e, i, shared); err != nil {
+	for _, e := range chosen {
+		if err := runOne(ctx, o, e, shared); err != nil {
 			failed = append(failed, fmt.Errorf("run experiment %s: %w", e.Name, err))
 			fmt.Fprintf(o.Progress, "%s\n", failed[len(failed)-1])
 		}
@@ -107,9 +108,12 @@ func names(experiments []harness.Experiment) []string {
 	return all
 }
 
-// runOne runs an experiment and keeps its result. The number makes the names of its namespaces its
-// own.
-func runOne(ctx context.Context, o Options, e harness.Experiment, number int, shared harness.Shared) error {
+// runs counts the experiments of this process. Its number makes the names of an experiment's
+// namespaces its own.
+var runs atomic.Int64
+
+// runOne runs an experiment and keeps its result.
+func runOne(ctx context.Context, o Options, e harness.Experiment, shared harness.Shared) error {
 	r := &harness.Run{
 		Options: o,
 		Result: &report.Result{
@@ -117,7 +121,7 @@ func runOne(ctx context.Context, o Options, e harness.Experiment, number int, sh
 			Scale: o.Scale, Rounds: o.Rounds, Machine: harness.ReadMachine(),
 			Goals: []report.Goal{}, Charts: []report.Picture{}, Skipped: []string{}, Notes: []string{},
 		},
-		Prefix: fmt.Sprintf("%s%d-%d", harness.Marker, os.Getpid(), number),
+		Prefix: fmt.Sprintf("%s%d-%d", harness.Marker, os.Getpid(), runs.Add(1)),
 		Shared: shared,
 	}
 	r.Logf("%s", e.Title)

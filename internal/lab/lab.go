@@ -138,7 +138,7 @@ func replace(name string) error {
 func (l *Lab) build(ctx context.Context, exe string) error {
 	l.report("building the network: %d nodes", len(l.Cluster.Nodes))
 	for _, dir := range []string{l.manifests(), l.path("hosts")} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		if err := makeFolder(dir); err != nil {
 			return fmt.Errorf("create lab folder: %w", err)
 		}
 	}
@@ -169,6 +169,19 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 		}
 	}
 	return l.save()
+}
+
+// makeFolder makes a folder of a lab. Another lab that ends may remove the folder of all labs
+// at the same time, as long as it is empty.
+func makeFolder(dir string) error {
+	err := os.MkdirAll(dir, 0o755)
+	for range 100 {
+		if !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		err = os.MkdirAll(dir, 0o755)
+	}
+	return err
 }
 
 // Change changes the cluster's plan, with its methods Scale and Mark, and brings pods, servers and

@@ -25,6 +25,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/programs"
 )
 
 // TestMain also plays the sluice binary for the labs of these tests: their pods' servers are this
@@ -39,29 +40,12 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(withCNI(m.Run))
+	os.Exit(m.Run())
 }
 
-// programs is the folder of the sluice-cni that the labs of these tests use, and of no sluice.
-var programs string
-
-// withCNI builds sluice-cni and runs the tests.
-func withCNI(run func() int) int {
-	dir, err := os.MkdirTemp("", "sluice-lab-test-*")
-	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		programs = dir
-		var out []byte
-		if out, err = exec.Command("go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
-			err = fmt.Errorf("build sluice-cni: %w: %s", err, out)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return run()
-}
+// sluice is the path of the sluice that the labs of these tests have. They start none, but the
+// sluice-cni beside it attaches their pods.
+func sluice(t *testing.T) string { return programs.Path(t, "sluice") }
 
 // app has a pod of each kind on three nodes: web on all, db as a StatefulSet in another namespace,
 // a DaemonSet on the nodes' network.
@@ -129,12 +113,17 @@ kind: ServiceAccount
 metadata: {name: robot, labels: {role: worker}}
 `
 
+// named returns the name of a lab that is this process's alone, so that tests of several checkouts
+// can run at the same time.
+func named(lab string) string { return fmt.Sprintf("%s%d", lab, os.Getpid()) }
+
 // up brings up a lab without agents and takes it down at the end of the test.
 func up(t *testing.T, name string) *Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
+	name = named(name)
 	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +137,7 @@ func up(t *testing.T, name string) *Lab {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice")})
+	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe, Sluice: sluice(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,6 +168,7 @@ func ask(t *testing.T, l *Lab, from, protocol, to string) (echo.Answer, error) {
 }
 
 func TestPodsReachEachOther(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testreach")
 	for _, from := range []string{"web-1", "web-2", "data/db-0", "node1", "node3", "outside", "agent-node2"} {
 		for _, to := range l.Cluster.Pods {
@@ -203,6 +193,7 @@ func TestPodsReachEachOther(t *testing.T) {
 }
 
 func TestServersSpeakHTTPAndText(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testtext")
 	addr := plan.Addrs(l.Cluster.Pods[0])[0].String()
 	for _, send := range []string{
@@ -237,6 +228,7 @@ func run(t *testing.T, l *Lab, target string, args ...string) string {
 }
 
 func TestNamesResolve(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testnames")
 	c := l.Cluster
 	web := plan.ClusterIPs(c.Services[0])
@@ -275,8 +267,9 @@ func TestNamesResolve(t *testing.T) {
 // On a node, commands find the node's agent at its usual path, and the labs in their folder;
 // elsewhere nothing changes.
 func TestNodesHaveTheirAgentInPlace(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testplace")
-	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), "testplace.sock"), filepath.Join(t.TempDir(), "agent.sock")} {
+	for _, socket := range []string{filepath.Join(filepath.Dir(Dir), named("testplace")+".sock"), filepath.Join(t.TempDir(), "agent.sock")} {
 		l.agent = &Agent{Socket: socket}
 		for _, node := range []string{"node1", "node2"} {
 			err := os.MkdirAll(filepath.Dir(l.socket(node)), 0o755)
@@ -329,6 +322,7 @@ func leftovers(t *testing.T, name string) []string {
 }
 
 func TestDownLeavesNothing(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testdown")
 	shell := exec.CommandContext(t.Context(), "sleep", "60")
 	if err := l.Start("web-1", shell); err != nil {
@@ -349,6 +343,7 @@ func TestDownLeavesNothing(t *testing.T) {
 }
 
 func TestUpOverLabs(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testover")
 	if _, err := Up(t.Context(), Config{Name: l.Name, Nodes: 1, Objects: &plan.Objects{}}); err == nil {
 		t.Fatal("up over a live lab succeeded")
@@ -374,6 +369,7 @@ func TestUpOverLabs(t *testing.T) {
 }
 
 func TestUpCancelledLeavesNothing(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -387,7 +383,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	steps := 0
-	_, err = Up(ctx, Config{Name: "testcancel", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Progress: func(string) {
+	_, err = Up(ctx, Config{Name: named("testcancel"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Progress: func(string) {
 		if steps++; steps == 2 { // the network is built, servers run
 			cancel()
 		}
@@ -395,7 +391,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 	if err == nil {
 		t.Error("up succeeded although it was cancelled")
 	}
-	if left := leftovers(t, "testcancel"); len(left) > 0 {
+	if left := leftovers(t, named("testcancel")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -403,6 +399,7 @@ func TestUpCancelledLeavesNothing(t *testing.T) {
 // An agent that cannot start fails the lab, with its logged reason. So does an agent that never
 // gets in sync.
 func TestUpFailsWithItsAgents(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -429,12 +426,12 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 				return nil, errors.New("not yet")
 			},
 		}
-		_, err = Up(ctx, Config{Name: "testagent", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Agent: agent})
+		_, err = Up(ctx, Config{Name: named("testagent"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Agent: agent})
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("up with agent %q: %v, want an error with %q", tc.command, err, tc.want)
 		}
-		if left := leftovers(t, "testagent"); len(left) > 0 {
+		if left := leftovers(t, named("testagent")); len(left) > 0 {
 			t.Errorf("left behind: %q", left)
 		}
 	}
@@ -442,6 +439,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 
 // A lab is up when the agents know each pod that has its own network.
 func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -463,11 +461,11 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 		},
 	}
 	t.Cleanup(func() {
-		if err := Down("testknown"); err != nil {
+		if err := Down(named("testknown")); err != nil {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: "testknown", Nodes: 2, Objects: objs, Executable: exe, Sluice: filepath.Join(programs, "sluice"), Agent: agent})
+	l, err := Up(t.Context(), Config{Name: named("testknown"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Agent: agent})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -483,6 +481,7 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 }
 
 func TestTransientLabDiesWithItsOwner(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testowner")
 	if !l.alive() {
 		t.Error("a lab that is up counts as dead")
@@ -499,6 +498,7 @@ func TestTransientLabDiesWithItsOwner(t *testing.T) {
 }
 
 func TestProbeWithoutProxy(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testprobe")
 	rep, err := l.Probe(t.Context(), 1, []string{"web"})
 	if err != nil {
@@ -520,6 +520,7 @@ func TestProbeWithoutProxy(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	l := up(t, "teststatus")
 	s := l.Status(t.Context())
 	var b strings.Builder
@@ -541,12 +542,13 @@ func TestStatus(t *testing.T) {
 	if err != nil || !strings.Contains(string(object), `"role": "worker"`) || !strings.Contains(string(object), `"kind": "ServiceAccount"`) {
 		t.Errorf("the agents' folder has service account %q, %v", object, err)
 	}
-	if _, err := Open("testnone", nil); err == nil {
+	if _, err := Open(named("testnone"), nil); err == nil {
 		t.Error("opened a lab that is not there")
 	}
 }
 
 func TestTwoLabsSideBySide(t *testing.T) {
+	t.Parallel()
 	a, b := up(t, "testa"), up(t, "testb")
 	if err := a.Down(); err != nil {
 		t.Fatal(err)
@@ -557,6 +559,7 @@ func TestTwoLabsSideBySide(t *testing.T) {
 }
 
 func TestChange(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testchange")
 	err := l.Change(t.Context(), func(c *plan.Cluster) error { return c.Scale("Deployment", "default", "web", 4) })
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 // A node sends every refusal, however many there are in a second.
 func TestNodesRefuseWithoutLimit(t *testing.T) {
+	t.Parallel()
 	l := up(t, "testrefuse")
 	for _, addr := range l.Cluster.Nodes[0].IPs {
 		for i := range 20 { // the kernel's limit allows six at once

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/machine"
 )
 
 func TestPathOf(t *testing.T) {
@@ -33,6 +34,7 @@ func TestPathOf(t *testing.T) {
 
 // TestServer: a watch sees all writes, also after the server was killed and etcd compacted.
 func TestServer(t *testing.T) {
+	machine.ControlPlane.Take(t)
 	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
+	"sluice.dev/sluice/test/machine"
 )
 
 // routes stands in for a router's table.
@@ -87,6 +88,7 @@ ports: [{port: 80}]
 
 // TestBalancer changes Services on a real API server.
 func TestBalancer(t *testing.T) {
+	machine.ControlPlane.Take(t)
 	p := controltest.Start(t, control.Config{})
 	api, err := clientcmd.BuildConfigFromFlags("", p.Admin())
 	if err != nil {

@@ -6,11 +6,13 @@ import (
 
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
+	"sluice.dev/sluice/test/machine"
 )
 
 // TestPlane checks that a control plane works: it makes what only its controllers make, survives
 // the death of its API server, and leaves nothing behind.
 func TestPlane(t *testing.T) {
+	machine.ControlPlane.Take(t)
 	p := controltest.Start(t, control.Config{Controllers: true, RBAC: true})
 	kubectl(t, p, "create", "deployment", "web", "--image=web", "--replicas=2")
 	kubectl(t, p, "wait", "--for=jsonpath={.status.replicas}=2", "--timeout=60s", "deployment/web")

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -23,6 +22,7 @@ import (
 	"sluice.dev/sluice/internal/lab/kubeapi"
 	"sluice.dev/sluice/internal/lab/sandbox"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/programs"
 )
 
 // world is a control plane and a node. Subtests share it, each with a copy for its own T.
@@ -66,7 +66,7 @@ func newWorld(t *testing.T) *world {
 		Node: "node1", NodeNS: w.node.Name, NSPrefix: prefix, Zone: "zone-a", API: api,
 		IPs:      ips,
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
-		Network:  sandbox.Config{Dir: filepath.Join(t.TempDir(), "cni"), Path: []string{buildCNI(t)}},
+		Network:  sandbox.Config{Dir: filepath.Join(t.TempDir(), "cni"), Path: []string{filepath.Dir(programs.Path(t, "sluice-cni"))}},
 		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	if w.api, err = kubeapi.New(api); err != nil {
@@ -75,16 +75,6 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(w.removePods)
 	t.Cleanup(func() { w.stop() })
 	return w
-}
-
-// buildCNI builds sluice-cni, and returns the folder that it is in.
-func buildCNI(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", dir, "sluice.dev/sluice/cmd/sluice-cni").CombinedOutput(); err != nil {
-		t.Fatalf("build sluice-cni: %v\n%s", err, out)
-	}
-	return dir
 }
 
 func (w *world) namespace(name string) *netns.NS {

@@ -19,6 +19,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/machine"
 )
 
 // pod makes a pod with one container and a port, bound to the node, and applies changes before it
@@ -141,6 +142,7 @@ spec:
 
 // TestKubelet takes pods of a real control plane through their lives.
 func TestKubelet(t *testing.T) {
+	machine.ControlPlane.Take(t)
 	w := newWorld(t)
 	w.start()
 	w.run("deployment", testDeployment)
@@ -155,6 +157,7 @@ func TestKubelet(t *testing.T) {
 	w.run("long name", testLongName)
 	w.run("node", testNode)
 	w.run("restart", testRestart)
+	w.run("many pods", testManyPods)
 	w.run("API server away", testAPIServerAway)
 }
 
@@ -627,11 +630,9 @@ func testAPIServerAway(w *world) {
 	w.isGone("patient")
 }
 
-// TestManyPods runs as many pods as a node has to support.
-func TestManyPods(t *testing.T) {
+// testManyPods runs as many pods as a node has to support.
+func testManyPods(w *world) {
 	const n = 200
-	w := newWorld(t)
-	w.start()
 	begin := time.Now()
 	for i := range n {
 		w.pod(fmt.Sprintf("many-%d", i), graceful(0))
@@ -645,9 +646,9 @@ func TestManyPods(t *testing.T) {
 		}
 	}
 	if len(addrs) != 2*n {
-		t.Errorf("%d addresses for %d pods", len(addrs), n)
+		w.Errorf("%d addresses for %d pods", len(addrs), n)
 	}
-	t.Logf("%d pods created in %s, all ready after %s", n, created, time.Since(begin).Round(time.Millisecond))
+	w.Logf("%d pods created in %s, all ready after %s", n, created, time.Since(begin).Round(time.Millisecond))
 	w.kubectl("delete", "pods", "--all", "--wait=false")
 	w.eventually("all are gone", func() bool {
 		left, err := filepath.Glob(filepath.Join(netns.Dir, w.cfg.NSPrefix+"*.*"))

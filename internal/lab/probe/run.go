@@ -15,11 +15,11 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// These are the time-outs: for an answer, long enough for TCP to try twice; for a refusal, which
-// has to come at once; and for the expected silence of dropped requests, a minimum and a multiple
-// of the slowest answer before.
+// These are the time-outs: for an answer, long enough for TCP to try three times; for a refusal,
+// which has to come at once; and for the expected silence of dropped requests, a minimum and a
+// multiple of the slowest answer before.
 const (
-	answerTime    = 2500 * time.Millisecond
+	answerTime    = 5 * time.Second
 	refusalTime   = 700 * time.Millisecond
 	silenceTime   = 500 * time.Millisecond
 	silenceFactor = 4
