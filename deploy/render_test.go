@@ -337,7 +337,7 @@ func TestRefusedValues(t *testing.T) {
 		}
 		err := refused(t, sets...)
 		for _, tt := range round {
-			if !strings.Contains(err, "'"+tt.want+"'") {
+			if !strings.Contains(err, "at '"+tt.want) {
 				t.Errorf("--set %s: %s, want %q", tt.set, err, tt.want)
 			}
 		}
