@@ -18,16 +18,22 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab/control"
 	"sluice.dev/sluice/internal/lab/control/controltest"
+	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/programs"
 )
 
 // cluster is a real control plane and one node of it, in the same network namespace.
 type cluster struct {
 	*control.Plane
+	*api
 	binary string // the sluice binary
 }
 
@@ -46,10 +52,8 @@ const node = `{
 // route, but no kubelet.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	programs := t.TempDir()
-	if err := buildSluice(t.Context(), programs); err != nil {
-		t.Fatal(err)
-	}
+	binary := programs.Path(t, "sluice")
+	machine.ControlPlane.Take(t)
 	plane := controltest.Start(t, control.Config{Controllers: true, RBAC: true, ClusterCIDRs: controltest.ClusterCIDRs[:1], ServiceCIDRs: controltest.ServiceCIDRs[:1]})
 	ns := plane.NetNS
 	lo, err := ns.LinkByName("lo")
@@ -62,10 +66,10 @@ func startCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{plane, filepath.Join(programs, "sluice")}
-	c.apply(t, node)
-	c.apply(t, node, "--subresource=status")
-	return c
+	a := newAPI(t, plane.Admin(), func(config *rest.Config) { config.Dial = plane.Dial })
+	a.apply(t, node, "")
+	a.apply(t, node, "/status")
+	return &cluster{plane, a, binary}
 }
 
 func (c *cluster) kubectl(t *testing.T, args ...string) string {
@@ -77,16 +81,6 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// apply applies objects to the API server, which refuses unknown fields.
-func (c *cluster) apply(t *testing.T, text string, args ...string) {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "objects.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c.kubectl(t, append([]string{"apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", file}, args...)...)
-}
-
 // account writes the credentials of the agent's service account as the kubelet does for a pod.
 func (c *cluster) account(t *testing.T) (folder string) {
 	t.Helper()
@@ -95,8 +89,7 @@ func (c *cluster) account(t *testing.T) (folder string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	token := strings.TrimSpace(c.kubectl(t, "create", "token", "sluice", "--namespace", namespace, "--duration", "1h"))
-	for name, content := range map[string][]byte{"ca.crt": ca, "token": []byte(token), "namespace": []byte(namespace)} {
+	for name, content := range map[string][]byte{"ca.crt": ca, "token": c.token(t), "namespace": []byte(namespace)} {
 		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +130,7 @@ func (c *cluster) box(t *testing.T, pod *corev1.PodSpec, host string) *box {
 // what has to be set.
 func (c *cluster) testUnset(t *testing.T) {
 	text := kustomize(t, "kustomize")
-	c.apply(t, text)
+	c.apply(t, text, "")
 	a := c.run(t, text)
 	await(t, a, func(s agent.Status) string {
 		for _, i := range s.Source.Issues {
@@ -157,7 +150,7 @@ func (c *cluster) testUnset(t *testing.T) {
 // and is needed.
 func (c *cluster) testCapabilities(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer)
-	c.apply(t, text)
+	c.apply(t, text, "")
 	d, _ := daemon(t, text)
 	host := t.TempDir()
 	b := c.box(t, &d.Spec.Template.Spec, host)
@@ -178,7 +171,7 @@ func (c *cluster) testCapabilities(t *testing.T) {
 // commands.
 func (c *cluster) testTakeOver(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "clusterCIDRs={10.244.0.0/16}")
-	c.apply(t, text)
+	c.apply(t, text, "")
 	d, _ := daemon(t, text)
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
@@ -283,13 +276,13 @@ func well(s agent.Status) string {
 
 // TestCluster gives a real API server what users give theirs, and runs the agent accordingly.
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t)
 	t.Run("server takes the manifests", c.testManifests)
 	t.Run("install", c.testInstall)
 	t.Run("upgrade", c.testUpgrade)
 	t.Run("agent", c.testAgent)
-	t.Run("events", c.testEvents)
-	t.Run("conditions", c.testConditions)
+	t.Run("faults", c.testFaults)
 	t.Run("cni", c.testCNI)
 	t.Run("taint", c.testTaint)
 	t.Run("fabric", c.testFabric)
@@ -314,12 +307,18 @@ func (c *cluster) testManifests(t *testing.T) {
 		render(t, "--set", "kubernetes.host="+apiServer+",updateStrategy.type=OnDelete,terminationGracePeriodSeconds=30,notReadyTaint=sluice.dev/agent-not-ready,metricsAddress=:10249",
 			"--set", "extraEnv[0].name=A,extraEnv[0].value=b,extraVolumes[0].name=more,extraVolumes[0].hostPath.path=/opt,extraVolumeMounts[0].name=more,extraVolumeMounts[0].mountPath=/opt"),
 	} {
-		c.apply(t, text)
+		c.apply(t, text, "")
 	}
 	// The DaemonSet makes a pod: it passes the server's admission, and tolerates that its node is
 	// not ready.
-	c.kubectl(t, "--namespace", namespace, "wait", "--for=create", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
-	c.kubectl(t, "--namespace", namespace, "wait", "--for=condition=PodScheduled", "--timeout=60s", "pod", "-l", "app.kubernetes.io/name=sluice")
+	poll(t, func() string {
+		pods := c.pods(t)
+		scheduled := func(p corev1.Pod) bool { return p.Spec.NodeName == "node1" }
+		if len(pods) > 0 && !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return !scheduled(p) }) {
+			return ""
+		}
+		return fmt.Sprintf("%d pods, not all scheduled", len(pods))
+	})
 	c.kubectl(t, "delete", "--wait", "-k", "kustomize")
 }
 
@@ -359,7 +358,7 @@ func (c *cluster) testAgent(t *testing.T) {
 		t.Run("policy="+policy, func(t *testing.T) {
 			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "policy="+policy,
 				"--set", "clusterCIDRs={10.244.0.0/16}", "--set", "serviceCIDRs={10.96.0.0/16}")
-			c.apply(t, text)
+			c.apply(t, text, "")
 			a := c.run(t, text)
 			await(t, a, well)
 			_, container := daemon(t, text)
@@ -378,57 +377,58 @@ func (c *cluster) testAgent(t *testing.T) {
 	}
 }
 
-// may tells whether the agent may do something with a resource, or with one below: "nodes/status".
-func (c *cluster) may(verb, resource string) string {
-	resource, below, _ := strings.Cut(resource, "/")
-	// Fails where it answers no.
-	out, _ := c.Kubectl("auth", "can-i", verb, resource, "--subresource="+below, "--as=system:serviceaccount:"+namespace+":sluice")
-	words := append([]string{""}, strings.Fields(string(out))...)
-	return words[len(words)-1]
-}
-
-// awaitMay waits until the agent may do something, or may not: the server updates its rules in the
-// background.
-func (c *cluster) awaitMay(t *testing.T, verb, resource, want string) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); c.may(verb, resource) != want; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("may it %s %s? Not %s", verb, resource, want)
-		}
-	}
-}
-
-// testConditions shows a fault as a condition of the object, with the rights that the chart grants
-// for it, and only on request.
-func (c *cluster) testConditions(t *testing.T) {
+// testFaults shows a fault as an Event and as a condition of the object, with the rights that the
+// chart grants for each, and only on request.
+func (c *cluster) testFaults(t *testing.T) {
 	for _, name := range []string{"first", "second"} {
-		c.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: default}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}`, name))
+		c.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: default}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}`, name), "")
+		defer c.do(t, http.MethodDelete, "/api/v1/namespaces/default/services/"+name, "", "", nil)
 	}
-	says := func() string {
-		return c.kubectl(t, "get", "service/second", "--namespace", "default", "-o", `jsonpath={.status.conditions[?(@.type=="sluice.dev/Accepted")]}`)
-	}
-	for enabled, want := range map[string]string{"false": "no", "true": "yes"} {
-		t.Run(enabled, func(t *testing.T) {
-			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "conditions.enabled="+enabled)
-			c.apply(t, text)
-			c.awaitMay(t, "patch", "services/status", want)
-			await(t, c.run(t, text), func(s agent.Status) string {
-				if len(s.Issues) == 1 {
-					return ""
-				}
-				return fmt.Sprintf("it says %+v", s.Issues)
-			})
-			for deadline := time.Now().Add(time.Minute); enabled == "true"; time.Sleep(100 * time.Millisecond) {
-				if text := says(); strings.Contains(text, `"status":"False"`) && strings.Contains(text, "belongs to Service default/first") {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatalf("no condition: %s", says())
-				}
-			}
+	for _, asked := range [][]string{nil, {"events"}, {"conditions"}} {
+		t.Run(strings.Join(asked, " "), func(t *testing.T) {
+			c.testFault(t, slices.Contains(asked, "events"), slices.Contains(asked, "conditions"))
 		})
 	}
-	c.kubectl(t, "delete", "service/first", "service/second", "--namespace", "default")
+}
+
+func (c *cluster) testFault(t *testing.T, events, conditions bool) {
+	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", fmt.Sprintf("events.enabled=%v,conditions.enabled=%v", events, conditions))
+	c.apply(t, text, "")
+	c.awaitMay(t, "create", "events.events.k8s.io", events)
+	c.awaitMay(t, "patch", "events.events.k8s.io", events)
+	c.awaitMay(t, "patch", "services/status", conditions)
+	await(t, c.run(t, text), func(s agent.Status) string {
+		if len(s.Issues) == 1 && s.Issues[0].Object.String() == "Service default/second" {
+			return ""
+		}
+		return fmt.Sprintf("it says %+v", s.Issues)
+	})
+	const says = "belongs to Service default/first"
+	if events {
+		poll(t, func() string {
+			var list corev1.EventList
+			c.read(t, "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=second", &list)
+			if slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, says) }) {
+				return ""
+			}
+			return "no Event"
+		})
+		out := c.kubectl(t, "describe", "service/second", "--namespace", "default")
+		if _, list, _ := strings.Cut(out, "Events:"); !strings.Contains(list, says) {
+			t.Errorf("kubectl describe shows no Event:\n%s", out)
+		}
+	}
+	if conditions {
+		poll(t, func() string {
+			var service corev1.Service
+			c.read(t, "/api/v1/namespaces/default/services/second", &service)
+			is := meta.FindStatusCondition(service.Status.Conditions, "sluice.dev/Accepted")
+			if is != nil && is.Status == metav1.ConditionFalse && strings.Contains(is.Message, says) {
+				return ""
+			}
+			return fmt.Sprintf("the conditions are %+v", service.Status.Conditions)
+		})
+	}
 }
 
 // testCNI has the agent install the CNI plugin on the host: the node's taint goes, and the way to
@@ -436,21 +436,18 @@ func (c *cluster) testConditions(t *testing.T) {
 func (c *cluster) testCNI(t *testing.T) {
 	taint := func(want bool) {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-			taints := c.kubectl(t, "get", "node/node1", "-o", "jsonpath={.spec.taints[*].key}")
-			if strings.Contains(taints, "node.kubernetes.io/network-unavailable") == want {
-				return
+		poll(t, func() string {
+			if taints := c.taints(t); slices.Contains(taints, corev1.TaintNodeNetworkUnavailable) != want {
+				return fmt.Sprintf("the node has the taints %q", taints)
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("the node's taints: %s", taints)
-			}
-		}
+			return ""
+		})
 	}
-	c.kubectl(t, "patch", "node/node1", "--subresource=status", "-p", `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"NoNetwork"}]}}`)
+	c.do(t, http.MethodPatch, "/api/v1/nodes/node1/status", strategic, `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"True","reason":"NoNetwork"}]}}`, nil)
 	taint(true)
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "cni.enabled=true")
-	c.apply(t, text)
-	c.awaitMay(t, "patch", "nodes/status", "yes")
+	c.apply(t, text, "")
+	c.awaitMay(t, "patch", "nodes/status", true)
 	d, _ := daemon(t, text)
 	host := t.TempDir()
 	c.box(t, &d.Spec.Template.Spec, host).start(t, c.NetNS)
@@ -476,41 +473,51 @@ func (c *cluster) testCNI(t *testing.T) {
 	installed(false)
 }
 
+// taints are the keys of the node's.
+func (c *cluster) taints(t *testing.T) (keys []string) {
+	t.Helper()
+	var n corev1.Node
+	c.read(t, "/api/v1/nodes/node1", &n)
+	for _, taint := range n.Spec.Taints {
+		keys = append(keys, taint.Key)
+	}
+	return keys
+}
+
 // testTaint has the agent take its taint away from the node, with the right that the chart grants:
 // once it is ready and not before; other taints stay.
 func (c *cluster) testTaint(t *testing.T) {
 	const key, other = "sluice.dev/agent-not-ready", "example.com/other"
 	c.kubectl(t, "taint", "nodes", "node1", key+"=:NoSchedule", key+"=:NoExecute", other+"=:NoSchedule")
 	defer c.kubectl(t, "taint", "nodes", "node1", other+"-")
-	taints := func() []string {
-		return strings.Fields(c.kubectl(t, "get", "node/node1", "-o", "jsonpath={.spec.taints[*].key}"))
-	}
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "notReadyTaint="+key)
-	c.apply(t, text)
+	c.apply(t, text, "")
 	role := object[rbacv1.ClusterRole](t, text, "ClusterRole sluice")
 	poor := role.DeepCopy() // may not read pods: the agent programs services, and is not ready
 	poor.Rules = slices.DeleteFunc(poor.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods") })
 	c.applyRole(t, poor)
-	c.awaitMay(t, "list", "pods", "no")
+	c.awaitMay(t, "list", "pods", false)
 	a := c.run(t, text)
 	await(t, a, func(s agent.Status) string {
-		if s.Frontends > 0 && slices.Contains(s.Source.Unread, "Pod") && s.UptimeSeconds > 5 { // it looks every second
+		if s.Frontends > 0 && slices.Contains(s.Source.Unread, "Pod") && s.UptimeSeconds > 3 { // it looks every second
 			return ""
 		}
 		return fmt.Sprintf("after %v s, it says %+v", s.UptimeSeconds, s.Source)
 	})
-	if got := taints(); !slices.Contains(got, key) {
+	if got := c.taints(t); !slices.Contains(got, key) {
 		t.Errorf("an agent that is not ready left the taints %q", got)
 	}
 	c.applyRole(t, role)
-	for deadline := time.Now().Add(time.Minute); slices.Contains(taints(), key); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the node has the taints %q", taints())
+	poll(t, func() string {
+		got := c.taints(t)
+		if !slices.Contains(got, key) {
+			return ""
 		}
 		_ = a.Sync(t.Context()) // so that pods are read at once
-	}
+		return fmt.Sprintf("the node has the taints %q", got)
+	})
 	await(t, a, well)
-	if got := taints(); !slices.Contains(got, other) {
+	if got := c.taints(t); !slices.Contains(got, other) {
 		t.Errorf("the node has the taints %q", got)
 	}
 }
@@ -518,47 +525,14 @@ func (c *cluster) testTaint(t *testing.T) {
 // testFabric has the agent make tunnels with the rights and the capability that the chart gives.
 func (c *cluster) testFabric(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "fabric.mode=vxlan")
-	c.apply(t, text)
+	c.apply(t, text, "")
 	await(t, c.run(t, text), func(s agent.Status) string {
 		if len(s.Accelerators) == 1 && s.Accelerators[0].Fabric && s.Accelerators[0].InStep && len(s.Source.Unread) == 0 && s.Source.Synced {
 			return ""
 		}
 		return fmt.Sprintf("it says %+v, %+v", s.Accelerators, s.Problems)
 	})
-	c.apply(t, render(t, "--set", "kubernetes.host="+apiServer))
-}
-
-// testEvents shows a fault as an Event of the object, with the right that the chart grants for it,
-// and only on request.
-func (c *cluster) testEvents(t *testing.T) {
-	for _, name := range []string{"first", "second"} {
-		c.apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: default}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}`, name))
-	}
-	for enabled, want := range map[string]string{"false": "no", "true": "yes"} {
-		t.Run(enabled, func(t *testing.T) {
-			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "events.enabled="+enabled)
-			c.apply(t, text)
-			for _, verb := range []string{"create", "patch"} {
-				c.awaitMay(t, verb, "events.events.k8s.io", want)
-			}
-			await(t, c.run(t, text), func(s agent.Status) string {
-				if len(s.Issues) == 1 && s.Issues[0].Object.String() == "Service default/second" {
-					return ""
-				}
-				return fmt.Sprintf("it says %+v", s.Issues)
-			})
-			for deadline := time.Now().Add(time.Minute); enabled == "true"; time.Sleep(100 * time.Millisecond) {
-				out := c.kubectl(t, "describe", "service/second", "--namespace", "default")
-				if _, events, _ := strings.Cut(out, "Events:"); strings.Contains(events, "belongs to Service default/first") {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatalf("no Event:\n%s", out)
-				}
-			}
-		})
-	}
-	c.kubectl(t, "delete", "service/first", "service/second", "--namespace", "default")
+	c.apply(t, render(t, "--set", "kubernetes.host="+apiServer), "")
 }
 
 // proxyConfig writes the content of the ConfigMap that kubeadm makes for kube-proxy.
@@ -597,7 +571,7 @@ current-context: default
 // testKubeProxyConfig keeps the configuration of the earlier kube-proxy.
 func (c *cluster) testKubeProxyConfig(t *testing.T) {
 	text := render(t, "--set", "kubeProxy.configMap=kube-proxy")
-	c.apply(t, text)
+	c.apply(t, text, "")
 	await(t, c.run(t, text), well)
 	c.get(t, "http://127.0.0.1:10256/healthz")
 	c.get(t, "http://127.0.0.1:9249/metrics")
@@ -642,7 +616,7 @@ func (c *cluster) testPrivileged(t *testing.T) {
 				t.Fatal(err)
 			}
 			text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "privileged="+privileged)
-			c.apply(t, text)
+			c.apply(t, text, "")
 			await(t, c.run(t, text), well)
 			if got := forward(); got != want {
 				t.Errorf("net.ipv4.ip_forward is %s, want %s", got, want)
@@ -692,7 +666,7 @@ func (c *cluster) testLeast(t *testing.T) {
 			for _, g := range groups { // one of Calico's groups hides the other
 				c.serve(t, g)
 			}
-			c.apply(t, text)
+			c.apply(t, text, "")
 			a := c.run(t, text)
 			await(t, a, well)
 			for _, verb := range []string{"list", "watch"} {
@@ -751,7 +725,7 @@ func (c *cluster) applyRole(t *testing.T, role *rbacv1.ClusterRole) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.apply(t, string(data))
+	c.apply(t, string(data), "")
 }
 
 // serve makes the API serve the kinds of a group that not every cluster has.
@@ -772,7 +746,7 @@ func (c *cluster) serve(t *testing.T, group string) {
 	var text strings.Builder
 	for _, k := range kinds {
 		name := k.plural + "." + group
-		names = append(names, "crd/"+name)
+		names = append(names, name)
 		fmt.Fprintf(&text, `---
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -790,8 +764,19 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `, name, group, k.scope, k.name, k.plural, version)
 	}
-	c.apply(t, text.String())
-	c.kubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, names...)...)
+	c.apply(t, text.String(), "")
+	for _, name := range names {
+		poll(t, func() string {
+			var crd struct {
+				Status struct{ Conditions []metav1.Condition }
+			}
+			c.read(t, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"+name, &crd)
+			if meta.IsStatusConditionTrue(crd.Status.Conditions, "Established") {
+				return ""
+			}
+			return fmt.Sprintf("%s has the conditions %+v", name, crd.Status.Conditions)
+		})
+	}
 }
 
 // helm runs Helm where it can reach the API server.

@@ -2,7 +2,6 @@ package deploy_test
 
 import (
 	"bytes"
-	"context"
 	"flag"
 	"fmt"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -36,25 +34,24 @@ const (
 	placeholder = "set-the-api-server.invalid"
 )
 
-// helm runs Helm, which the Go command builds the first time, and returns its output.
+// helm runs Helm, without what its user may have configured, and returns its output.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	program, err := helmProgram()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), program, args...)
-	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
+	cmd := exec.CommandContext(t.Context(), tool(t, "helm"), args...)
+	home := t.TempDir()
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 	return output(cmd)
 }
 
-var helmProgram = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("go", "tool", "-n", "helm")
-	cmd.Dir = filepath.Join("..", "test", "kube", "helm")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOWORK=off")
-	path, err := output(cmd)
-	return strings.TrimSpace(path), err
-})
+// tool is where one of the programs is that only tests run.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	bin, err := control.BuildTools(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(bin, name)
+}
 
 func output(cmd *exec.Cmd) (string, error) {
 	var out, errs bytes.Buffer
@@ -63,16 +60,6 @@ func output(cmd *exec.Cmd) (string, error) {
 		return "", fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, errs.Bytes())
 	}
 	return out.String(), nil
-}
-
-// programs is the folder with the control plane's programs and kubectl.
-func programs(t *testing.T) string {
-	t.Helper()
-	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bin
 }
 
 // render returns the chart's output for some values, given as arguments of Helm.
@@ -88,7 +75,11 @@ func render(t *testing.T, args ...string) string {
 // kustomize returns kubectl's output for a folder.
 func kustomize(t *testing.T, folder string) string {
 	t.Helper()
-	text, err := output(exec.CommandContext(t.Context(), filepath.Join(programs(t), "kubectl"), "kustomize", folder))
+	bin, err := control.Build(t.Context(), func(s string) { t.Log(s) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := output(exec.CommandContext(t.Context(), filepath.Join(bin, "kubectl"), "kustomize", folder))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,12 +122,4 @@ func object[T any](t *testing.T, text, name string) *T {
 		t.Fatalf("no good %s among %v: %v", name, slices.Sorted(maps.Keys(all)), err)
 	}
 	return o
-}
-
-// buildSluice makes the static binaries of a node in a folder as `make build` does.
-func buildSluice(ctx context.Context, to string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", to+"/", "../cmd/sluice", "../cmd/sluice-bgp", "../cmd/sluice-cni")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	_, err := output(cmd)
-	return err
 }

@@ -22,7 +22,6 @@ import (
 const (
 	alertsFile    = chart + "/files/alerts.yaml"
 	dashboardFile = chart + "/files/dashboard.json"
-	monitoring    = "../test/monitoring" // the module of what checks them
 )
 
 // monitored are the values that turn on all that monitoring needs.
@@ -47,37 +46,29 @@ func alerts(t *testing.T) []alert {
 	return file.Groups[0].Rules
 }
 
-// monitoringTool runs a program of the module for monitoring, which the Go command builds the first
-// time.
-func monitoringTool(t *testing.T, input string, args ...string) (string, error) {
+// check has one of the tools check its input, or what its arguments name.
+func check(t *testing.T, input, name string, args ...string) {
 	t.Helper()
-	// Without the clients of clouds, where Prometheus finds what to scrape.
-	cmd := exec.CommandContext(t.Context(), "go", append([]string{"run", "-tags=remove_all_sd"}, args...)...)
-	cmd.Dir, cmd.Stdin = monitoring, strings.NewReader(input)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOWORK=off")
-	return output(cmd)
-}
-
-// promtool checks a file with Prometheus' own program.
-func promtool(t *testing.T, args ...string) {
-	t.Helper()
-	if out, err := monitoringTool(t, "", append([]string{"github.com/prometheus/prometheus/cmd/promtool"}, args...)...); err != nil {
+	cmd := exec.CommandContext(t.Context(), tool(t, name), args...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := output(cmd); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
 // Prometheus takes the alerts, and fires each in the case that it is for, and only then.
 func TestAlerts(t *testing.T) {
+	t.Parallel()
 	file, err := filepath.Abs(alertsFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", file)
+	check(t, "", "promtool", "check", "rules", "--lint=all", "--lint-fatal", file)
 	cases, err := filepath.Abs("testdata/alerts_test.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	promtool(t, "test", "rules", cases)
+	check(t, "", "promtool", "test", "rules", cases)
 	text, err := os.ReadFile(cases)
 	if err != nil {
 		t.Fatal(err)
@@ -91,6 +82,7 @@ func TestAlerts(t *testing.T) {
 
 // Alerts say how bad it is and what to do, by a link into the runbook.
 func TestAlertsHaveARunbook(t *testing.T) {
+	t.Parallel()
 	anchors := runbook(t)
 	for _, a := range alerts(t) {
 		if s := a.Labels["severity"]; s != "critical" && s != "warning" {
@@ -121,6 +113,7 @@ func runbook(t *testing.T) (anchors []string) {
 
 // Alerts name metrics that agents have.
 func TestAlertsNameMetrics(t *testing.T) {
+	t.Parallel()
 	list, err := agent.Metrics()
 	if err != nil {
 		t.Fatal(err)
@@ -157,6 +150,7 @@ type grafana struct {
 // The dashboard is made from the list of metrics, is what Grafana's schemas say, and each of its
 // queries is one to Prometheus.
 func TestDashboard(t *testing.T) {
+	t.Parallel()
 	want, err := dashboard.JSON()
 	if err != nil {
 		t.Fatal(err)
@@ -170,9 +164,7 @@ func TestDashboard(t *testing.T) {
 	if err != nil || !bytes.Equal(text, want) {
 		t.Errorf("%s is not what the metrics make of it (go test ./deploy -run TestDashboard -update): %v", dashboardFile, err)
 	}
-	if out, err := monitoringTool(t, string(text), "./dashboard"); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	check(t, string(text), "dashboard")
 	var d grafana
 	if err := json.Unmarshal(text, &d); err != nil {
 		t.Fatal(err)
@@ -209,12 +201,13 @@ func TestDashboard(t *testing.T) {
 	if err := os.WriteFile(file, []byte(queries.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	promtool(t, "check", "rules", file)
+	check(t, "", "promtool", "check", "rules", file)
 }
 
 // What monitoring needs comes with its values: the port, what finds it, alerts with whole links,
 // the dashboard.
 func TestMonitoringValues(t *testing.T) {
+	t.Parallel()
 	text := render(t, "--set", "kubernetes.host=a", "--set", "metricsAddress=:9249", "--set", "docsURL=https://docs.example/sluice/",
 		"--set", "podMonitor.enabled=true,podMonitor.interval=30s,podMonitor.labels.release=prometheus",
 		"--set", "prometheusRule.enabled=true,prometheusRule.labels.release=prometheus", "--set", "dashboard.enabled=true,dashboard.annotations.folder=net")
@@ -232,9 +225,7 @@ func TestMonitoringValues(t *testing.T) {
 	if err != nil || !strings.Contains(string(monitor), `"interval":"30s","port":"metrics"`) || !strings.Contains(string(monitor), `"matchLabels":{"app.kubernetes.io/name":"sluice"}`) {
 		t.Errorf("PodMonitor %s, %v", monitor, err)
 	}
-	if out, err := monitoringTool(t, text, "./operator"); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	check(t, text, "operator")
 	rule, err := yaml.Marshal(all["PrometheusRule sluice"]["spec"])
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +237,7 @@ func TestMonitoringValues(t *testing.T) {
 	if err := os.WriteFile(file, rule, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	promtool(t, "check", "rules", file)
+	check(t, "", "promtool", "check", "rules", file)
 	board := object[corev1.ConfigMap](t, text, "ConfigMap sluice-dashboard")
 	want, err := os.ReadFile(dashboardFile)
 	if err != nil || board.Data["sluice.json"] != string(want) || board.Labels["grafana_dashboard"] != "1" || board.Annotations["folder"] != "net" {

@@ -20,7 +20,7 @@ func (c *cluster) testRemove(t *testing.T) {
 			host := t.TempDir()
 			t.Run("installed", func(t *testing.T) {
 				text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "clusterCIDRs={10.244.0.0/16}")
-				c.apply(t, text)
+				c.apply(t, text, "")
 				d, _ := daemon(t, text)
 				c.box(t, &d.Spec.Template.Spec, host).start(t, c.NetNS)
 				await(t, agent.NewClient(filepath.Join(host, "sluice.sock")), well)
@@ -29,7 +29,7 @@ func (c *cluster) testRemove(t *testing.T) {
 				t.Fatal("nothing is left of an agent that has ended")
 			}
 			text := render(t, "--set", "remove="+how)
-			c.apply(t, text)
+			c.apply(t, text, "")
 			d, _ := daemon(t, text)
 			first := d.Spec.Template.Spec.DeepCopy()
 			first.Containers = first.InitContainers
@@ -76,6 +76,7 @@ func (c *cluster) programmed(t *testing.T) bool {
 // Pods that remove Sluice are ready when that is done, and not before; they do not need the API
 // server.
 func TestRemove(t *testing.T) {
+	t.Parallel()
 	for how, want := range map[string]string{
 		"cleanup":  "cleanup",
 		"takeover": "takeover --to=kube-proxy --wait=5m --node=$(NODE_NAME)",
@@ -104,6 +105,7 @@ func TestRemove(t *testing.T) {
 // Kustomize's components change the manifests as the corresponding value changes the chart's
 // output.
 func TestKustomizeComponents(t *testing.T) {
+	t.Parallel()
 	for list, value := range map[string]string{"remove": "remove=cleanup", "cni, remove, remove-cni": "remove=cleanup,cni.enabled=true", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true", "monitoring": monitored, "taint": "notReadyTaint=sluice.dev/agent-not-ready"} {
 		t.Run(list, func(t *testing.T) {
 			dir := t.TempDir()

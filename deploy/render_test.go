@@ -26,6 +26,7 @@ func daemon(t *testing.T, text string) (*appsv1.DaemonSet, *corev1.Container) {
 
 // Kustomize's manifests are the chart's output with default values.
 func TestKustomize(t *testing.T) {
+	t.Parallel()
 	text := render(t, "--set", "kubernetes.host="+placeholder)
 	if *update {
 		for file, text := range map[string]string{
@@ -47,6 +48,7 @@ func TestKustomize(t *testing.T) {
 
 // An overlay sets the API server and the image in one place.
 func TestKustomizeIsSetInOnePlace(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("kustomize/kustomization.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -67,6 +69,7 @@ func TestKustomizeIsSetInOnePlace(t *testing.T) {
 
 // Each value has its effect in the right place.
 func TestValues(t *testing.T) {
+	t.Parallel()
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	text := render(t, "--set", "kubernetes.host=fd00::10", "--set", "kubernetes.port=443", "--set", "image.digest="+digest,
 		"--set", "policy=false", "--set", "clusterCIDRs={10.244.0.0/16,fd01::/48}", "--set", "serviceCIDRs={10.96.0.0/16}",
@@ -107,6 +110,7 @@ func TestValues(t *testing.T) {
 
 // Objects have the names that are asked for, and find each other by them.
 func TestNames(t *testing.T) {
+	t.Parallel()
 	for values, want := range map[string]struct{ label, name string }{
 		"a=b":              {"sluice", "sluice"},
 		"nameOverride=net": {"net", "net"},
@@ -138,6 +142,7 @@ func TestNames(t *testing.T) {
 
 // What a pod has beyond the agent's own reaches all its containers.
 func TestExtras(t *testing.T) {
+	t.Parallel()
 	for _, remove := range []string{"", "cleanup"} {
 		d, c := daemon(t, render(t, "--set", "kubernetes.host=a,remove="+remove+",terminationGracePeriodSeconds=30,updateStrategy.type=OnDelete,extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=proxy",
 			"--set", "extraVolumes[0].name=more,extraVolumes[0].hostPath.path=/opt/more,extraVolumeMounts[0].name=more,extraVolumeMounts[0].mountPath=/more"))
@@ -159,6 +164,7 @@ func TestExtras(t *testing.T) {
 
 // The taint is taken away only where it is asked for, and the agent may do so only then.
 func TestTaintValue(t *testing.T) {
+	t.Parallel()
 	for key, want := range map[string]bool{"": false, "sluice.dev/agent-not-ready": true} {
 		text := render(t, "--set", "kubernetes.host=a", "--set", "notReadyTaint="+key)
 		_, c := daemon(t, text)
@@ -173,6 +179,7 @@ func TestTaintValue(t *testing.T) {
 
 // A mode comes with its flag, and with what its programs need of the node.
 func TestModeValue(t *testing.T) {
+	t.Parallel()
 	for mode, needs := range map[string]bool{"nftables": false, "ipvs": false, "userspace": false, "iptables": true, "auto": true} {
 		d, c := daemon(t, render(t, "--set", "kubernetes.host=a", "--set", "mode="+mode))
 		if given := slices.Contains(c.Args, "--mode="+mode); given != (mode != "nftables") {
@@ -192,6 +199,7 @@ func TestModeValue(t *testing.T) {
 // The pod network between nodes comes with its flags and rights, and with those alone that it
 // needs.
 func TestFabricValues(t *testing.T) {
+	t.Parallel()
 	may := func(text, verb, resource string) bool {
 		return slices.ContainsFunc(object[rbacv1.ClusterRole](t, text, "ClusterRole sluice").Rules, func(r rbacv1.PolicyRule) bool {
 			return slices.Contains(r.Verbs, verb) && slices.Contains(r.Resources, resource)
@@ -228,6 +236,7 @@ func TestFabricValues(t *testing.T) {
 
 // Settings that protect the pod, on which a node's services depend, stay as they are.
 func TestThePodMayDoLittle(t *testing.T) {
+	t.Parallel()
 	d, c := daemon(t, render(t, "--set", "kubernetes.host=10.0.0.10"))
 	s := c.SecurityContext
 	if !slices.Equal(s.Capabilities.Add, []corev1.Capability{"NET_ADMIN"}) || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
@@ -248,9 +257,13 @@ func TestThePodMayDoLittle(t *testing.T) {
 	}
 }
 
-// Invalid values are refused, with a message that says what to do.
+// Invalid values are refused, with a message that says what to do: by the schema, with the path of the
+// value, or by a template.
 func TestRefusedValues(t *testing.T) {
-	for _, tt := range []struct{ set, want string }{
+	t.Parallel()
+	type refusal struct{ set, want string }
+	var bySchema []refusal
+	for _, tt := range []refusal{
 		{"", "--set kubernetes.host=ADDRESS"},
 		{"kubernetes.host=https://10.0.0.10:6443", "/kubernetes/host"},
 		{"kubernetes.host=10.0.0.10:6443", "/kubernetes/host"},
@@ -304,20 +317,74 @@ func TestRefusedValues(t *testing.T) {
 		{"kubeProxy.configMap=kube-proxy,clusterCIDRs={10.0.0.0/8}", "leave them out"},
 		{"kubeProxy.configMap=kube-proxy,metricsAddress=:9999", "leave them out"},
 	} {
-		args := []string{"template", "sluice", chart}
-		if tt.set != "" {
-			args = append(args, "--set", "kubernetes.host=10.0.0.10", "--set", tt.set)
+		if strings.HasPrefix(tt.want, "/") {
+			bySchema = append(bySchema, tt)
+			continue
 		}
-		out, err := helm(t, args...)
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("--set %s: %v, want %q\n%s", tt.set, err, tt.want, out)
+		var sets []string
+		if tt.set != "" {
+			sets = []string{"kubernetes.host=10.0.0.10", tt.set}
+		}
+		if err := refused(t, sets...); !strings.Contains(err, tt.want) {
+			t.Errorf("--set %s: %s, want %q", tt.set, err, tt.want)
+		}
+	}
+	// The schema names all that it refuses.
+	for _, round := range rounds(bySchema, func(tt refusal) string { return tt.set }) {
+		var sets []string
+		for _, tt := range round {
+			sets = append(sets, tt.set)
+		}
+		err := refused(t, sets...)
+		for _, tt := range round {
+			if !strings.Contains(err, "at '"+tt.want) {
+				t.Errorf("--set %s: %s, want %q", tt.set, err, tt.want)
+			}
 		}
 	}
 }
 
+// refused returns the error of the chart for values.
+func refused(t *testing.T, sets ...string) string {
+	t.Helper()
+	args := []string{"template", "sluice", chart}
+	for _, set := range sets {
+		args = append(args, "--set", set)
+	}
+	out, err := helm(t, args...)
+	if err == nil {
+		t.Errorf("%q are taken:\n%s", sets, out)
+		return ""
+	}
+	return err.Error()
+}
+
+// rounds parts cases so that each value is set once in a round: a call of Helm does for a round.
+func rounds[T any](cases []T, set func(T) string) (all [][]T) {
+	var taken []map[string]bool
+	for _, tt := range cases {
+		names := valueName.FindAllStringSubmatch(set(tt), -1)
+		at := slices.IndexFunc(taken, func(has map[string]bool) bool {
+			return !slices.ContainsFunc(names, func(m []string) bool { return has[m[1]] })
+		})
+		if at < 0 {
+			at, all, taken = len(all), append(all, nil), append(taken, map[string]bool{})
+		}
+		all[at] = append(all[at], tt)
+		for _, m := range names {
+			taken[at][m[1]] = true
+		}
+	}
+	return all
+}
+
+// valueName finds the names in the arguments of --set.
+var valueName = regexp.MustCompile(`(?:^|,)([\w.]+)[^=,]*=`)
+
 // Unusual but valid values are accepted.
 func TestTakenValues(t *testing.T) {
-	for _, set := range []string{
+	t.Parallel()
+	for _, round := range rounds([]string{
 		"kubernetes.host=fd00::10", "kubernetes.host=::ffff:10.0.0.1", "kubernetes.host=api.example", "kubernetes.host=api-1.example.", "kubernetes.host=10.example",
 		"clusterCIDRs={10.244.0.0/16,fd00::/48}", "serviceCIDRs={fd00::/112}", "nodePortAddresses={10.0.0.0/8,192.168.0.0/16,fd00::/8}", "nodePortAddresses={primary}",
 		"healthzAddress=", "healthzAddress=0.0.0.0:1", "healthzAddress=[::]:65535", "healthzAddress=127.0.0.1:10256",
@@ -325,8 +392,12 @@ func TestTakenValues(t *testing.T) {
 		"fabric.mode=false", "fabric.mode=native,fabric.bgp.enabled=true", "fabric.mode=pools", "fabric.mode=cross-subnet",
 		"maxUnavailable=3", "maxUnavailable=100%",
 		"podMonitor.enabled=true,metricsAddress=[::]:10249", "podMonitor.enabled=true,kubernetes.host=,kubeProxy.configMap=kube-proxy", "notReadyTaint=not-ready",
-	} {
-		render(t, "--set", "kubernetes.host=10.0.0.10", "--set", set)
+	}, func(set string) string { return set }) {
+		args := []string{"--set", "kubernetes.host=10.0.0.10"}
+		for _, set := range round {
+			args = append(args, "--set", set)
+		}
+		render(t, args...)
 	}
 	for _, args := range [][]string{{"--set", "image.tag=123"}, {"--set-json", "image.tag=20260101"}} {
 		_, c := daemon(t, render(t, append(args, "--set", "kubernetes.host=10.0.0.10")...))
@@ -337,6 +408,7 @@ func TestTakenValues(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
+	t.Parallel()
 	out, err := helm(t, "lint", "--strict", chart, "--set", "kubernetes.host=10.0.0.10")
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
 	"sluice.dev/sluice/internal/agent"
 )
 
@@ -29,6 +32,7 @@ func setting(t *testing.T, file, name string) string {
 
 // Systemd knows all settings of the units.
 func TestUnits(t *testing.T) {
+	t.Parallel()
 	for _, unit := range []string{unit, balanceUnit} {
 		t.Run(filepath.Base(unit), func(t *testing.T) { checkUnit(t, unit) })
 	}
@@ -62,16 +66,17 @@ func (c *cluster) testUnit(t *testing.T) {
 	c.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", "kustomize/base/sluice.yaml", "-l", "app.kubernetes.io/component=access")
 	etc, run := t.TempDir(), t.TempDir()
 	kubeconfig := filepath.Join(etc, "sluice.conf")
-	token := strings.TrimSpace(c.kubectl(t, "create", "token", "sluice", "--namespace", namespace))
-	for _, args := range [][]string{
-		{"set-cluster", "main", "--server", c.URL(), "--certificate-authority", filepath.Join(c.Dir, "ca.crt"), "--embed-certs"},
-		{"set-credentials", "sluice", "--token", token},
-		{"set-context", "main", "--cluster", "main", "--user", "sluice"},
-		{"use-context", "main"},
-	} {
-		if out, err := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "kubectl"), append([]string{"config", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput(); err != nil {
-			t.Fatalf("kubectl config %v: %v: %s", args, err, out)
-		}
+	ca, err := os.ReadFile(filepath.Join(c.Dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["main"] = &clientcmdapi.Cluster{Server: c.URL(), CertificateAuthorityData: ca}
+	config.AuthInfos["sluice"] = &clientcmdapi.AuthInfo{Token: string(c.token(t))}
+	config.Contexts["main"] = &clientcmdapi.Context{Cluster: "main", AuthInfo: "sluice"}
+	config.CurrentContext = "main"
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+		t.Fatal(err)
 	}
 	b := &box{
 		Root: t.TempDir(), Binary: c.binary,

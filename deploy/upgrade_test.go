@@ -3,8 +3,9 @@ package deploy_test
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -35,14 +36,20 @@ type runningPod struct {
 	ready bool // and the API knows it
 }
 
+const podsPath = "/api/v1/namespaces/" + namespace + "/pods"
+
+// pods are those of the agent's DaemonSet.
+func (c *cluster) pods(t *testing.T) []corev1.Pod {
+	t.Helper()
+	var list corev1.PodList
+	c.read(t, podsPath+"?labelSelector=app.kubernetes.io/name=sluice", &list)
+	return list.Items
+}
+
 // step does what is to be done for the pods that there are now.
 func (k *kubelet) step(t *testing.T) {
 	t.Helper()
-	var list corev1.PodList
-	if err := json.Unmarshal([]byte(k.kubectl(t, "get", "pods", "--namespace", namespace, "-l", "app.kubernetes.io/name=sluice", "-o", "json")), &list); err != nil {
-		t.Fatal(err)
-	}
-	for _, pod := range list.Items {
+	for _, pod := range k.cluster.pods(t) {
 		running := k.pods[pod.UID]
 		switch {
 		case pod.DeletionTimestamp != nil:
@@ -50,7 +57,10 @@ func (k *kubelet) step(t *testing.T) {
 				running.end()
 				delete(k.pods, pod.UID)
 			}
-			k.kubectl(t, "delete", "pod", pod.Name, "--namespace", namespace, "--force", "--grace-period=0", "--ignore-not-found")
+			err := k.try(t.Context(), http.MethodDelete, podsPath+"/"+pod.Name, "application/json", `{"gracePeriodSeconds": 0}`, nil)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal(err)
+			}
 		case pod.Spec.NodeName == "":
 		case running == nil:
 			b := k.box(t, &pod.Spec, k.host)
@@ -58,7 +68,7 @@ func (k *kubelet) step(t *testing.T) {
 			k.pods[pod.UID] = &runningPod{args: b.Args, end: end}
 		case !running.ready:
 			if status, err := k.ask("http://127.0.0.1:10256/readyz"); err == nil && status == http.StatusOK {
-				k.kubectl(t, "patch", "pod", pod.Name, "--namespace", namespace, "--subresource=status", "-p", `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`)
+				k.do(t, http.MethodPatch, podsPath+"/"+pod.Name+"/status", strategic, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, nil)
 				running.ready = true
 			}
 		}
@@ -68,20 +78,12 @@ func (k *kubelet) step(t *testing.T) {
 // until takes steps until the DaemonSet is as wanted; missing says what is missing.
 func (k *kubelet) until(t *testing.T, missing func(*appsv1.DaemonSet) string) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	poll(t, func() string {
 		k.step(t)
 		var d appsv1.DaemonSet
-		if err := json.Unmarshal([]byte(k.kubectl(t, "get", "daemonset/sluice", "--namespace", namespace, "-o", "json")), &d); err != nil {
-			t.Fatal(err)
-		}
-		why := missing(&d)
-		if why == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out: %s", why)
-		}
-	}
+		k.read(t, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets/sluice", &d)
+		return missing(&d)
+	})
 }
 
 // rolledOut says what a rollout lacks: each pod is of the last revision, has an argument, and is

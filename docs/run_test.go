@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/lab/control"
+	built "sluice.dev/sluice/test/programs"
 )
 
 var (
@@ -33,40 +34,26 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	code, err := withPrograms(m.Run)
-	if err != nil {
+	if err := findPrograms(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }
 
-// withPrograms builds what the pages run.
-func withPrograms(run func() int) (code int, err error) {
-	programs, err = os.MkdirTemp("", "sluice-docs-test-*")
+// findPrograms has what the pages run built.
+func findPrograms() (err error) {
+	if programs, err = built.Folder(); err != nil {
+		return err
+	}
+	say := func(step string) { fmt.Fprintln(os.Stderr, step) }
+	kubernetes, err := control.Build(context.Background(), say)
 	if err != nil {
-		return 1, err
+		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(programs)) }()
-	// As `make build`, by whose names the pages call them.
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", programs+"/",
-		"../cmd/sluice", "../cmd/sluice-bgp", "../cmd/sluice-cni", "../cmd/sluice-lab")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if err := output(build); err != nil {
-		return 1, err
-	}
-	bin, err := control.Build(context.Background(), func(step string) { fmt.Fprintln(os.Stderr, step) })
-	if err != nil {
-		return 1, err
-	}
-	helm := exec.Command("go", "tool", "-n", "helm")
-	helm.Dir = filepath.Join(root, "test/kube/helm")
-	helm.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOWORK=off")
-	path, err := helm.Output()
-	if err != nil {
-		return 1, fmt.Errorf("build helm: %w", err)
-	}
-	clients = map[string]string{"kubectl": filepath.Join(bin, "kubectl"), "helm": strings.TrimSpace(string(path))}
-	return run(), nil
+	tools, err := control.BuildTools(context.Background(), say)
+	clients = map[string]string{"kubectl": filepath.Join(kubernetes, "kubectl"), "helm": filepath.Join(tools, "helm")}
+	return err
 }
 
 // placeholders are what the pages leave to the reader. A block can say others: NAME=VALUE.

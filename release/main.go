@@ -53,7 +53,11 @@ func main() {
 	if changes != "" {
 		err = r.printChanges(context.Background(), changes)
 	} else {
-		err = r.build(context.Background(), image)
+		steps := r.all()
+		if image {
+			steps = []func() error{r.image}
+		}
+		err = r.build(context.Background(), steps...)
 	}
 	if err != nil {
 		log.Fatalf("release: %v", err)
@@ -72,7 +76,13 @@ func (r *release) printChanges(ctx context.Context, base string) error {
 	return err
 }
 
-func (r *release) build(ctx context.Context, image bool) (err error) {
+// all are the steps to all files of a release, in their order.
+func (r *release) all() []func() error {
+	return []func() error{r.archives, r.packages, r.chart, r.image, r.materials, r.checksums}
+}
+
+// build compiles the programs, and takes steps with them.
+func (r *release) build(ctx context.Context, steps ...func() error) (err error) {
 	if r.out == "" || flag.NArg() > 0 {
 		return errors.New("say where the files go with -out, and nothing but flags")
 	}
@@ -91,10 +101,6 @@ func (r *release) build(ctx context.Context, image bool) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(r.work)) }()
 	if err := r.compile(ctx); err != nil {
 		return err
-	}
-	steps := []func() error{r.archives, r.packages, r.chart, r.image, r.materials, r.checksums}
-	if image {
-		steps = []func() error{r.image}
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {

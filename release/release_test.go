@@ -39,14 +39,16 @@ func clone(t *testing.T) string {
 	return to
 }
 
-// makeRelease builds a release for some architectures.
-func makeRelease(t *testing.T, root string, arches ...string) *release {
+// newRelease is a release of a checkout for some architectures, which is not built yet.
+func newRelease(t *testing.T, root string, arches ...string) *release {
+	return &release{root: root, out: t.TempDir(), arches: arches}
+}
+
+func (r *release) mustBuild(t *testing.T, steps ...func() error) {
 	t.Helper()
-	r := &release{root: root, out: t.TempDir(), arches: arches}
-	if err := r.build(t.Context(), false); err != nil {
+	if err := r.build(t.Context(), steps...); err != nil {
 		t.Fatal(err)
 	}
-	return r
 }
 
 // digests of all files in a folder, by their names.
@@ -71,8 +73,10 @@ func digests(t *testing.T, dir string) map[string]digest.Digest {
 // Two clones of one commit give the same files, which are what their formats ask for. Then a later
 // version is installed over the first.
 func TestRelease(t *testing.T) {
-	one, two := makeRelease(t, clone(t), "amd64", "arm64"), clone(t)
-	again := makeRelease(t, two, one.arches...)
+	one, two := newRelease(t, clone(t), "amd64", "arm64"), clone(t)
+	one.mustBuild(t, one.all()...)
+	again := newRelease(t, two, one.arches...)
+	again.mustBuild(t, again.all()...)
 	a, b := digests(t, one.out), digests(t, again.out)
 	for name, d := range a {
 		if b[name] != d {
@@ -84,27 +88,39 @@ func TestRelease(t *testing.T) {
 		t.Errorf("one build has more files: %v", b)
 	}
 	do(t, one.out, "sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
-	t.Run("materials", func(t *testing.T) { checkMaterials(t, one) })
-	t.Run("architectures", func(t *testing.T) { checkArchitectures(t, one) })
-	t.Run("image", func(t *testing.T) { checkImage(t, one) })
-	t.Run("chart", func(t *testing.T) { checkChart(t, one) })
-
-	later := filepath.Join(two, chartDir, "Chart.yaml")
-	text, err := os.ReadFile(later)
-	if err != nil {
-		t.Fatal(err)
+	for name, check := range map[string]func(*testing.T, *release){
+		"materials": checkMaterials, "architectures": checkArchitectures, "image": checkImage, "chart": checkChart,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, one)
+		})
 	}
-	if err := os.WriteFile(later, bytes.ReplaceAll(text, []byte(one.version), []byte("99.0.0")), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	next := makeRelease(t, two, runtime.GOARCH)
 	t.Run("packages", func(t *testing.T) {
+		t.Parallel()
+		next := later(t, one, two)
 		b := newBox(t)
 		for _, s := range services {
 			t.Run("deb "+s.name, func(t *testing.T) { b.checkDeb(t, s, one, next) })
 			t.Run("rpm "+s.name, func(t *testing.T) { b.checkRPM(t, s, one, next) })
 		}
 	})
+}
+
+// later builds the packages of a later version, of a checkout that it changes.
+func later(t *testing.T, r *release, checkout string) *release {
+	t.Helper()
+	meta := filepath.Join(checkout, chartDir, "Chart.yaml")
+	text, err := os.ReadFile(meta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(meta, bytes.ReplaceAll(text, []byte(r.version), []byte("99.0.0")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	next := newRelease(t, checkout, runtime.GOARCH)
+	next.mustBuild(t, next.packages)
+	return next
 }
 
 // checkMaterials reads the bill of materials as other tools do.
@@ -286,7 +302,8 @@ func checkRequirements(t *testing.T, rpm string) {
 // checkChart has Helm read the packed chart, and compares it with the one for registries.
 func checkChart(t *testing.T, r *release) {
 	packed := filepath.Join(r.out, "sluice-"+r.version+".tgz")
-	out := do(t, filepath.Join("..", "test", "kube", "helm"), "go", "tool", "helm", "template", packed, "--set", "kubernetes.host=10.0.0.10")
+	tools := strings.Fields(do(t, "..", "go", "run", "./cmd/sluice-lab", "lab", "build", "--tools"))
+	out := do(t, "/", filepath.Join(tools[len(tools)-1], "helm"), "template", packed, "--set", "kubernetes.host=10.0.0.10")
 	if image := "image: " + r.repository + ":" + r.version; !strings.Contains(out, image) {
 		t.Errorf("the chart does not run %s:\n%s", image, out)
 	}
