@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -131,10 +130,16 @@ func Exchange(c net.Conn, limit time.Duration) (Answer, error) {
 		switch {
 		case err == nil:
 			return parse(line)
-		case !errors.Is(err, os.ErrDeadlineExceeded) || time.Until(end) < again/2:
+		case !TimedOut(err) || time.Until(end) < again/2:
 			return Answer{}, err
 		}
 	}
+}
+
+// TimedOut reports whether an error of Dial, Exchange or Ask says that nothing came back.
+func TimedOut(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
 }
 
 // Ask opens a connection, asks once and closes it.

@@ -2,7 +2,6 @@ package world_test
 
 import (
 	"errors"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -43,7 +42,7 @@ func TestReach(t *testing.T) {
 	}
 	a.IP("link set eth0 down")
 	for _, network := range []string{"tcp", "udp"} {
-		if got, err := outside.Ask(network, "10.9.0.2", "10.1.0.1:80", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		if got, err := outside.Ask(network, "10.9.0.2", "10.1.0.1:80", 50*time.Millisecond); !world.TimedOut(err) {
 			t.Errorf("%s, the pod is cut off: %+v, %v", network, got, err)
 		}
 	}
