@@ -1,9 +1,11 @@
 package netns
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -21,11 +23,29 @@ func (ns *NS) Address(device string, addrs ...netip.Prefix) error {
 		if a.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}
-		if err := ns.AddrAdd(link, addr); err != nil {
+		err := ns.AddrAdd(link, addr)
+		if err == nil && a.Addr().Is6() && link.Attrs().Flags&net.FlagUp != 0 {
+			err = ns.own(a.Addr())
+		}
+		if err != nil {
 			return fmt.Errorf("add address %s to %s in %s: %w", a, device, ns.Name, err)
 		}
 	}
 	return nil
+}
+
+// own waits until an address is the namespace's own: the kernel makes the local route to one of IPv6
+// a moment later, in the background.
+func (ns *NS) own(addr netip.Addr) error {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		routes, err := ns.RouteGet(addr.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("it does not become the namespace's own: %v, %w", routes, cmp.Or(err, error(unix.ENETUNREACH)))
+		}
+	}
 }
 
 // Route has a prefix go to an address (the zero one: to the prefix's own addresses) by a device,

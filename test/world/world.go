@@ -100,10 +100,15 @@ func (h *Host) Join(device string, other *Host, otherDevice string) {
 func (h *Host) Bridge(name string, ports ...string) {
 	h.t.Helper()
 	h.must(h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}))
-	bridge := h.Device(name)
-	h.must(h.LinkSetUp(bridge))
-	for _, port := range ports {
-		h.must(h.LinkSetMaster(h.Device(port), bridge))
+	h.must(h.LinkSetUp(h.Device(name)))
+	h.Port(name, ports...)
+}
+
+// Port makes devices ports of a bridge.
+func (h *Host) Port(bridge string, devices ...string) {
+	h.t.Helper()
+	for _, d := range devices {
+		h.must(h.LinkSetMaster(h.Device(d), h.Device(bridge)))
 	}
 }
 
