@@ -34,8 +34,8 @@ func (ns *NS) Address(device string, addrs ...netip.Prefix) error {
 	return nil
 }
 
-// own waits until an address is the namespace's own: the kernel makes the local route to one of IPv6
-// a moment later, in the background.
+// own waits until an address is the namespace's own: the kernel makes the local route to one of
+// IPv6 a moment later, in the background.
 func (ns *NS) own(addr netip.Addr) error {
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		routes, err := ns.RouteGet(addr.AsSlice())
@@ -76,8 +76,8 @@ func (ns *NS) Route(to netip.Prefix, via netip.Addr, device string) error {
 	return nil
 }
 
-// Neighbour says once and for all that an address is behind a device, at a hardware address, so that
-// no first packet waits until it is found.
+// Neighbour says once and for all that an address is behind a device, at a hardware address, so
+// that no first packet waits until it is found.
 func (ns *NS) Neighbour(device string, addr netip.Addr, at net.HardwareAddr) error {
 	link, err := ns.LinkByName(device)
 	if err == nil {

@@ -36,8 +36,8 @@ func answer(name string, client, at net.Addr) string {
 	return Answer{name, netip.AddrPortFrom(c.Addr().Unmap(), c.Port()), server.Port()}.line()
 }
 
-// Serve has the host answer each line by TCP and each datagram by UDP, at addresses such as ":80" and
-// "10.0.0.1:53", until the test ends. Each answer is an Answer of a server of that name.
+// Serve has the host answer each line by TCP and each datagram by UDP, at addresses such as ":80"
+// and "10.0.0.1:53", until the test ends. Each answer is an Answer of a server of that name.
 func (h *Host) Serve(name string, at ...string) {
 	h.t.Helper()
 	for _, a := range at {
@@ -94,8 +94,8 @@ func (h *Host) ServeUDP(name, at string) {
 // delays both.
 const Patience = 10 * time.Second
 
-// Dial opens a connection by "tcp" or "udp" from an address of the host, "" for any. The limit is for
-// TCP's handshake.
+// Dial opens a connection by "tcp" or "udp" from an address of the host, "" for any. The limit is
+// for TCP's handshake.
 func (h *Host) Dial(network, from, to string, limit time.Duration) (c net.Conn, err error) {
 	d := net.Dialer{Timeout: limit}
 	if from != "" {

@@ -161,8 +161,8 @@ func (h *Host) Neighbour(device string, other *Host, otherDevice string, address
 	}
 }
 
-// NewPod makes a host that is a pod of a node, as the CNI plugin attaches one: a veth pair, whose end
-// at the node has the given name, and no network in common.
+// NewPod makes a host that is a pod of a node, as the CNI plugin attaches one: a veth pair, whose
+// end at the node has the given name, and no network in common.
 func NewPod(node *Host, name string, addresses ...string) *Host {
 	node.t.Helper()
 	pod := NewHost(node.t, name)

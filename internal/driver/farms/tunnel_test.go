@@ -66,13 +66,6 @@ func newFarSite(t *testing.T) *farSite {
 
 func farAddr(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("10.9.%d.9", n)) }
 
-func (w *farSite) to(ns *world.Host, network, via string) {
-	w.t.Helper()
-	_, n, err := net.ParseCIDR(network)
-	w.must(err)
-	w.must(ns.RouteReplace(&netlink.Route{Dst: n, Gw: net.ParseIP(via)}))
-}
-
 // ipip makes a device of the kernel's kind ipip.
 func (w *farSite) ipip(ns *world.Host, name string, local, remote netip.Addr) {
 	w.t.Helper()
