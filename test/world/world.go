@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -100,10 +100,15 @@ func (h *Host) Join(device string, other *Host, otherDevice string) {
 func (h *Host) Bridge(name string, ports ...string) {
 	h.t.Helper()
 	h.must(h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}))
-	bridge := h.Device(name)
-	h.must(h.LinkSetUp(bridge))
-	for _, port := range ports {
-		h.must(h.LinkSetMaster(h.Device(port), bridge))
+	h.must(h.LinkSetUp(h.Device(name)))
+	h.Port(name, ports...)
+}
+
+// Port makes devices ports of a bridge.
+func (h *Host) Port(bridge string, devices ...string) {
+	h.t.Helper()
+	for _, d := range devices {
+		h.must(h.LinkSetMaster(h.Device(d), h.Device(bridge)))
 	}
 }
 
@@ -118,16 +123,8 @@ func (h *Host) Device(name string) netlink.Link {
 // Address gives a device addresses with the lengths of their networks: "10.0.0.1/24".
 func (h *Host) Address(device string, addresses ...string) {
 	h.t.Helper()
-	link := h.Device(device)
 	for _, a := range addresses {
-		addr, err := netlink.ParseAddr(a)
-		h.must(err)
-		if addr.IP.To4() == nil {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		if err := h.AddrAdd(link, addr); err != nil {
-			h.t.Fatalf("%s: add address %s to %s: %v", h.Name, a, device, err)
-		}
+		h.must(h.NS.Address(device, netip.MustParsePrefix(a)))
 	}
 }
 
@@ -135,20 +132,45 @@ func (h *Host) Address(device string, addresses ...string) {
 func (h *Host) Gateway(via ...string) {
 	h.t.Helper()
 	for _, v := range via {
-		all := "0.0.0.0/0"
-		if netip.MustParseAddr(v).Is6() {
-			all = "::/0"
-		}
-		h.Route(all, v)
+		h.must(h.NS.Route(netip.PrefixFrom(netip.MustParseAddr(v), 0), netip.MustParseAddr(v), ""))
 	}
 }
 
 // Route has a prefix go to an address on one of the host's networks.
 func (h *Host) Route(prefix, via string) {
 	h.t.Helper()
-	dst, err := netlink.ParseIPNet(prefix)
-	h.must(err)
-	if err := h.RouteAdd(&netlink.Route{Dst: dst, Gw: netip.MustParseAddr(via).AsSlice()}); err != nil {
-		h.t.Fatalf("%s: route %s via %s: %v", h.Name, prefix, via, err)
+	h.must(h.NS.Route(netip.MustParsePrefix(prefix), netip.MustParseAddr(via), ""))
+}
+
+// Behind has prefixes be on the network of a device, though the host has no address of that.
+func (h *Host) Behind(device string, prefixes ...string) {
+	h.t.Helper()
+	for _, p := range prefixes {
+		h.must(h.NS.Route(netip.MustParsePrefix(p), netip.Addr{}, device))
 	}
+}
+
+// Neighbour says that addresses behind a device are another host's, at a device of that, so that
+// nobody has to look for them.
+func (h *Host) Neighbour(device string, other *Host, otherDevice string, addresses ...string) {
+	h.t.Helper()
+	at, err := other.Hardware(otherDevice)
+	h.must(err)
+	for _, a := range addresses {
+		h.must(h.NS.Neighbour(device, netip.MustParseAddr(a), at))
+	}
+}
+
+// NewPod makes a host that is a pod of a node, as the CNI plugin attaches one: a veth pair, whose
+// end at the node has the given name, and no network in common.
+func NewPod(node *Host, name string, addresses ...string) *Host {
+	node.t.Helper()
+	pod := NewHost(node.t, name)
+	pair := attach.Pair{Host: name, Inside: attach.Interface}
+	for _, a := range addresses {
+		pair.Addresses = append(pair.Addresses, netip.MustParseAddr(a))
+	}
+	_, _, err := attach.Join(node.NS, pod.NS, pair)
+	node.must(err)
+	return pod
 }

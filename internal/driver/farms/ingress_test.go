@@ -2,84 +2,61 @@ package farms_test
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
-
-	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
-// newDirectWorld is a world whose servers have the virtual addresses and answer clients directly:
+// newDirectSite is a site whose servers have the virtual addresses and answer clients directly:
 // there are two clients, each behind a device of its own of the balancer, and both have an
 // interface on the servers' network, too.
-func newDirectWorld(t *testing.T, servers int) (w *world, clients []*netns.NS) {
-	w = newWorld(t, servers)
-	other := w.space(w.balancer.Name + "2")
-	w.must(netns.Veth(other, "eth0", w.balancer, "front2"))
-	w.address(other, "eth0", "10.2.0.2/24", "fd02::2/64")
-	w.address(w.balancer, "front2", "10.2.0.1/24", "fd02::1/64")
-	w.route(other, "10.2.0.1", "fd02::1")
-	clients = []*netns.NS{w.client, other}
+func newDirectSite(t *testing.T, servers int) (w *site, clients []*world.Host) {
+	w = newSite(t, servers)
+	other := world.NewHost(t, "client2")
+	other.Join("eth0", w.balancer, "front2")
+	other.Address("eth0", "10.2.0.2/24", "fd02::2/64")
+	w.balancer.Address("front2", "10.2.0.1/24", "fd02::1/64")
+	other.Gateway("10.2.0.1", "fd02::1")
+	clients = []*world.Host{w.client, other}
 	for _, key := range []string{"iptables", "ip6tables"} { // the bridge stands for a switch
 		_ = w.balancer.Sysctl("net.bridge.bridge-nf-call-"+key, "0")
 	}
 	for i, c := range clients {
 		port := fmt.Sprintf("c%d", i)
-		w.must(netns.Veth(c, "direct", w.balancer, port))
-		w.up(w.balancer, port, "back")
-		w.address(c, "direct", fmt.Sprintf("10.1.0.20%d/24", i), fmt.Sprintf("fd01::20%d/64", i))
+		c.Join("direct", w.balancer, port)
+		w.balancer.Port("back", port)
+		c.Address("direct", fmt.Sprintf("10.1.0.20%d/24", i), fmt.Sprintf("fd01::20%d/64", i))
 	}
 	for i, s := range w.servers {
-		for _, key := range []string{"arp_ignore", "arp_announce"} {
-			w.must(s.Sysctl("net.ipv4.conf.all."+key, map[string]string{"arp_ignore": "1", "arp_announce": "2"}[key]))
+		s.Set("net.ipv4.conf.all.arp_ignore", "1")
+		s.Set("net.ipv4.conf.all.arp_announce", "2")
+		s.Address("lo", virtual4+"/32", virtual6+"/128")
+		for to, via := range map[string]string{"10.0.0.2/32": "10.1.0.200", "10.2.0.2/32": "10.1.0.201", "fd00::2/128": "fd01::200", "fd02::2/128": "fd01::201"} {
+			s.Route(to, via)
 		}
-		w.address(s, "lo", virtual4+"/32", virtual6+"/128")
-		for n, via := range map[string]string{"10.0.0.2/32": "10.1.0.200", "10.2.0.2/32": "10.1.0.201", "fd00::2/128": "fd01::200", "fd02::2/128": "fd01::201"} {
-			_, to, _ := net.ParseCIDR(n)
-			w.must(s.RouteAdd(&netlink.Route{Dst: to, Gw: net.ParseIP(via)}))
+		for _, addr := range []string{virtual4, virtual6} { // an answer is to come from where the client asked
+			s.ServeUDP(fmt.Sprintf("s%d", i+1), hostPort(addr, "5300"))
 		}
-		w.serveAt(s, fmt.Sprintf("s%d", i+1))
 	}
 	return w, clients
 }
 
-// serveAt answers by UDP at the virtual addresses.
-func (w *world) serveAt(ns *netns.NS, name string) {
-	w.t.Helper()
-	for _, addr := range []string{virtual4, virtual6} {
-		var u net.PacketConn
-		w.must(ns.Do(func() (err error) { u, err = net.ListenPacket("udp", hostPort(addr, "5300")); return err }))
-		w.t.Cleanup(func() { _ = u.Close() })
-		go func() {
-			b := make([]byte, 2000)
-			for {
-				_, from, err := u.ReadFrom(b)
-				if err != nil {
-					return
-				}
-				_, _ = u.WriteTo([]byte(reply(name, from, u.LocalAddr())), from)
-			}
-		}()
-	}
-}
-
 // clientAddr is the address of a client by which it is known at its own network.
-func clientAddr(i int, is4 bool) netip.AddrPort {
-	a := map[bool][]string{true: {"10.0.0.2", "10.2.0.2"}, false: {"fd00::2", "fd02::2"}}[is4][i]
-	return netip.AddrPortFrom(netip.MustParseAddr(a), 0)
+func clientAddr(i int, is4 bool) string {
+	return map[bool][]string{true: {"10.0.0.2", "10.2.0.2"}, false: {"fd00::2", "fd02::2"}}[is4][i]
 }
 
-func bothDirect(t *testing.T, f func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string)) {
+func bothDirect(t *testing.T, f func(t *testing.T, w *site, clients []*world.Host, is4 bool, virtual string)) {
 	for _, is4 := range []bool{true, false} {
 		t.Run(map[bool]string{true: "IPv4", false: "IPv6"}[is4], func(t *testing.T) {
-			w, clients := newDirectWorld(t, 3)
+			t.Parallel()
+			w, clients := newDirectSite(t, 3)
 			f(t, w, clients, is4, map[bool]string{true: virtual4, false: virtual6}[is4])
 		})
 	}
@@ -92,7 +69,8 @@ func dsr(virtual string, is4 bool, ports ...model.PortSpan) *model.Farm {
 // TestDSR has clients of two networks be answered by the servers themselves, although the balancer
 // knows no neighbour at first.
 func TestDSR(t *testing.T) {
-	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
+	t.Parallel()
+	bothDirect(t, func(t *testing.T, w *site, clients []*world.Host, is4 bool, virtual string) {
 		for name, f := range map[string]*model.Farm{"ports": dsr(virtual, is4, port(80), port(5300)), "all ports": dsr(virtual, is4)} {
 			w.set(f)
 			if _, err := w.balancer.Run("ip", "neigh", "flush", "all"); err != nil {
@@ -102,14 +80,14 @@ func TestDSR(t *testing.T) {
 				for network, at := range map[string]string{"tcp": "80", "udp": "5300"} {
 					counts := map[string]int{}
 					for range 40 {
-						g, err := w.askFrom(c, network, hostPort(virtual, at), clientAddr(i, is4))
+						g, err := c.Ask(network, clientAddr(i, is4), hostPort(virtual, at), world.Patience)
 						if err != nil {
 							t.Fatalf("%s, client %d, %s: %v\n%s", name, i, network, err, w.ingress())
 						}
-						if g.client != clientAddr(i, is4).Addr() {
-							t.Errorf("%s: the server sees %s", name, g.client)
+						if g.Client.Addr().String() != clientAddr(i, is4) {
+							t.Errorf("%s: the server sees %s", name, g.Client)
 						}
-						counts[g.server]++
+						counts[g.Server]++
 					}
 					if len(counts) != 3 {
 						t.Errorf("%s, client %d, %s: %v", name, i, network, counts)
@@ -127,7 +105,7 @@ func TestDSR(t *testing.T) {
 	})
 }
 
-func (w *world) ingress() string {
+func (w *site) ingress() string {
 	if _, virtual := w.driver.(*ipvs.Farms); virtual {
 		return w.list()
 	}
@@ -141,7 +119,8 @@ func (w *world) ingress() string {
 // TestDSRStaysPut has a connection go on while other backends come and go, and its client be
 // refused when nobody serves.
 func TestDSRStaysPut(t *testing.T) {
-	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
+	t.Parallel()
+	bothDirect(t, func(t *testing.T, w *site, clients []*world.Host, is4 bool, virtual string) {
 		f := func(down ...int) *model.Farm {
 			f := dsr(virtual, is4, port(80))
 			for _, i := range down {
@@ -150,24 +129,24 @@ func TestDSRStaysPut(t *testing.T) {
 			return f
 		}
 		w.set(f())
-		c, err := w.dial(clients[1], "tcp", hostPort(virtual, "80"), clientAddr(1, is4))
+		c, err := clients[1].Dial("tcp", clientAddr(1, is4), hostPort(virtual, "80"), world.Patience)
 		w.must(err)
 		defer func() { _ = c.Close() }()
 		first, err := exchange(c)
 		w.must(err)
 		for down := range 3 {
-			if f().Backends[down].Name == first.server {
+			if f().Backends[down].Name == first.Server {
 				continue
 			}
 			for _, all := range []*model.Farm{f(down), f()} {
 				w.set(all)
-				if g, err := exchange(c); err != nil || g.server != first.server {
+				if g, err := exchange(c); err != nil || g.Server != first.Server {
 					t.Fatalf("%d down: %+v, %v", down, g, err)
 				}
 			}
 		}
 		w.set(f(0, 1, 2))
-		if _, err := w.askFrom(clients[1], "tcp", hostPort(virtual, "80"), clientAddr(1, is4)); err == nil || timedOut(err) {
+		if _, err := clients[1].Ask("tcp", clientAddr(1, is4), hostPort(virtual, "80"), world.Patience); err == nil || world.TimedOut(err) {
 			t.Errorf("nobody serves: %v", err)
 		}
 		as := f()
@@ -186,13 +165,14 @@ func TestDSRStaysPut(t *testing.T) {
 // TestDSRDevices has interfaces come and go while a farm is served, and a backend that is on no
 // network of the balancer get nothing.
 func TestDSRDevices(t *testing.T) {
-	w, clients := newDirectWorld(t, 2)
+	t.Parallel()
+	w, clients := newDirectSite(t, 2)
 	far := dsr(virtual4, true, port(80))
 	far.Backends = append(backends(2, true, 0), model.FarmBackend{Name: "far", Addr: netip.MustParseAddr("10.9.0.9"), Weight: 1, Priority: 1})
 	serves := func(client int, want bool) {
 		t.Helper()
 		for range 20 {
-			if _, err := w.askFrom(clients[client], "tcp", virtual4+":80", clientAddr(client, true)); (err == nil) != want {
+			if _, err := clients[client].Ask("tcp", clientAddr(client, true), virtual4+":80", world.Patience); (err == nil) != want {
 				t.Fatalf("client %d: %v\n%s", client, err, w.ingress())
 			}
 		}
@@ -200,23 +180,22 @@ func TestDSRDevices(t *testing.T) {
 	w.set(far)
 	serves(0, true)
 	serves(1, true)
-	l, err := w.balancer.LinkByName("front2")
-	w.must(err)
-	w.must(w.balancer.LinkDel(l))
+	w.balancer.IP("link del front2")
 	w.settled() // nobody has said that it went
 	w.set(far)
 	serves(0, true)
-	w.must(netns.Veth(clients[1], "eth0", w.balancer, "front3"))
-	w.address(clients[1], "eth0", "10.2.0.2/24")
-	w.address(w.balancer, "front3", "10.2.0.1/24")
-	w.must(clients[1].RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 0, 0, 0), Mask: net.CIDRMask(24, 32)}, Gw: net.ParseIP("10.2.0.1")}))
+	clients[1].Join("eth0", w.balancer, "front3")
+	clients[1].Address("eth0", "10.2.0.2/24")
+	w.balancer.Address("front3", "10.2.0.1/24")
+	clients[1].Route("10.0.0.0/24", "10.2.0.1")
 	w.set(far)
 	serves(1, true)
 }
 
 // TestTakeOver has a second driver find all as it should be, and remove both tables.
 func TestTakeOver(t *testing.T) {
-	w, clients := newDirectWorld(t, 3)
+	t.Parallel()
+	w, clients := newDirectSite(t, 3)
 	other := stateless(virtual4, true, port(8080))
 	other.Name, other.Backends = "other", backends(2, true, 8080)
 	third := stateless(virtual4, true, model.PortSpan{First: 81, Last: 90})
@@ -225,7 +204,7 @@ func TestTakeOver(t *testing.T) {
 	w.restart()
 	w.settled()
 	for client := range clients {
-		_, err := w.askFrom(clients[client], "tcp", virtual4+":80", clientAddr(client, true))
+		_, err := clients[client].Ask("tcp", clientAddr(client, true), virtual4+":80", world.Patience)
 		w.must(err)
 	}
 	if tampered, err := w.driver.Tampered(t.Context()); err != nil || tampered {

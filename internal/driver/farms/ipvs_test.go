@@ -18,14 +18,14 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/test/world"
 )
 
-// virtual has the balancer of a world carry out farms with IPVS.
-func (w *world) virtual() {
+// virtual has the balancer of a site carry out farms with IPVS.
+func (w *site) virtual() {
 	w.t.Helper()
 	w.open = func() (driver.Driver, error) { return ipvs.OpenFarms("") }
 	w.restart()
@@ -36,18 +36,18 @@ func (w *world) virtual() {
 	}
 }
 
-// virtualFar is a far world whose balancer carries out farms with IPVS.
-func virtualFar(t *testing.T) *farWorld {
-	w := newFarWorld(t)
+// virtualFar is a far site whose balancer carries out farms with IPVS.
+func virtualFar(t *testing.T) *farSite {
+	w := newFarSite(t)
 	w.virtual()
 	return w
 }
 
 // table is a table of the balancer's, in /proc/net.
-func (w *world) table(name string) string {
+func (w *site) table(name string) string {
 	w.t.Helper()
 	var text []byte
-	w.must(w.balancer.Do(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/" + name); return err }))
+	w.balancer.In(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/" + name); return err })
 	return string(text)
 }
 
@@ -59,12 +59,12 @@ func dnat(virtual string, is4 bool, servers int) *model.Farm {
 // held is a connection that is open, and who answers by it.
 type held struct {
 	net.Conn
-	got
+	world.Answer
 }
 
-func (w *world) hold(network, to string, from netip.AddrPort) held {
+func (w *site) hold(network, to, from string) held {
 	w.t.Helper()
-	c, err := w.dial(w.client, network, to, from)
+	c, err := w.client.Dial(network, from, to, world.Patience)
 	w.must(err)
 	w.t.Cleanup(func() { _ = c.Close() })
 	g, err := exchange(c)
@@ -72,23 +72,28 @@ func (w *world) hold(network, to string, from netip.AddrPort) held {
 	return held{c, g}
 }
 
-func (w *world) goesOn(c held, when string) {
+func (w *site) goesOn(c held, when string) {
 	w.t.Helper()
-	if g, err := exchange(c); err != nil || g != c.got {
-		w.t.Fatalf("%s: %+v, %v; was %+v\n%s", when, g, err, c.got, w.list())
+	if g, err := exchange(c); err != nil || g != c.Answer {
+		w.t.Fatalf("%s: %+v, %v; was %+v\n%s", when, g, err, c.Answer, w.list())
 	}
 }
 
-func eachFamily(t *testing.T, f func(t *testing.T, is4 bool, virtual string, from netip.AddrPort)) {
-	t.Run("IPv4", func(t *testing.T) { f(t, true, virtual4, clientAddr(0, true)) })
-	t.Run("IPv6", func(t *testing.T) { f(t, false, virtual6, clientAddr(0, false)) })
+func eachFamily(t *testing.T, f func(t *testing.T, is4 bool, virtual, client string)) {
+	for _, is4 := range []bool{true, false} {
+		t.Run(map[bool]string{true: "IPv4", false: "IPv6"}[is4], func(t *testing.T) {
+			t.Parallel()
+			f(t, is4, map[bool]string{true: virtual4, false: virtual6}[is4], clientAddr(0, is4))
+		})
+	}
 }
 
 // TestIPVSDirect has servers answer clients of two networks themselves. Connection tracking, where
 // a firewall of the machine asks for it, has no entries of that: it would see one half of each
 // connection, and keep them for long.
 func TestIPVSDirect(t *testing.T) {
-	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
+	t.Parallel()
+	bothDirect(t, func(t *testing.T, w *site, clients []*world.Host, is4 bool, virtual string) {
 		w.virtual()
 		if _, err := w.balancer.Run("nft", "add table inet firewall { chain input { type filter hook input priority 0; ct state invalid counter; }; }"); err != nil {
 			t.Fatal(err)
@@ -98,33 +103,34 @@ func TestIPVSDirect(t *testing.T) {
 			for network, at := range map[string]string{"tcp": "80", "udp": "5300"} {
 				counts := map[string]int{}
 				for range 12 {
-					g, err := w.askFrom(c, network, hostPort(virtual, at), clientAddr(i, is4))
+					g, err := c.Ask(network, clientAddr(i, is4), hostPort(virtual, at), world.Patience)
 					if err != nil {
 						t.Fatalf("client %d, %s: %v\n%s", i, network, err, w.list())
 					}
-					if g.client != clientAddr(i, is4).Addr() {
-						t.Errorf("the server sees %s", g.client)
+					if g.Client.Addr().String() != clientAddr(i, is4) {
+						t.Errorf("the server sees %s", g.Client)
 					}
-					counts[g.server]++
+					counts[g.Server]++
 				}
 				if counts["s1"] != 4 || counts["s2"] != 4 || counts["s3"] != 4 {
 					t.Errorf("client %d, %s: %v, which is not in turns", i, network, counts)
 				}
 			}
 		}
-		w.must(w.balancer.Do(func() error {
+		w.balancer.In(func() error {
 			n, err := sysctl.Read("net.netfilter.nf_conntrack_count")
 			if n != "0" {
 				t.Errorf("%s connections are tracked", n)
 			}
 			return err
-		}))
+		})
 	})
 }
 
 // TestIPVSTunnel has servers behind a router answer clients themselves beside a near one, while
 // they come and go, and another driver takes over.
 func TestIPVSTunnel(t *testing.T) {
+	t.Parallel()
 	w := virtualFar(t)
 	w.set(w.farm(true, 2))
 	w.only("f1", "f2", "s1")
@@ -133,7 +139,7 @@ func TestIPVSTunnel(t *testing.T) {
 	}
 	c := w.hold("tcp", virtual4+":80", clientAddr(0, true))
 	for _, down := range w.farm(true, 2).Backends {
-		if down.Name != c.server {
+		if down.Name != c.Server {
 			f := w.farm(true, 2)
 			f.Backends[slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool { return b.Name == down.Name })].State = model.BackendDown
 			w.set(f)
@@ -148,7 +154,7 @@ func TestIPVSTunnel(t *testing.T) {
 	if _, err := c.Write([]byte(strings.Repeat("long ", 40_000) + "\n")); err != nil {
 		t.Fatal(err)
 	}
-	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.HasPrefix(line, c.server) {
+	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.HasPrefix(line, c.Server) {
 		t.Errorf("a long request: %q, %v", line, err)
 	}
 	w.set(w.farm(false, 1))
@@ -158,8 +164,9 @@ func TestIPVSTunnel(t *testing.T) {
 // TestIPVSNAT has clients, and the balancer itself, reach servers at another port, and backends
 // come and go in each way that there is.
 func TestIPVSNAT(t *testing.T) {
-	eachFamily(t, func(t *testing.T, is4 bool, virtual string, from netip.AddrPort) {
-		w := newWorld(t, 3)
+	t.Parallel()
+	eachFamily(t, func(t *testing.T, is4 bool, virtual, from string) {
+		w := newSite(t, 3)
 		w.virtual()
 		to := hostPort(virtual, "80")
 		answered := func(f *model.Farm, want string) {
@@ -173,17 +180,17 @@ func TestIPVSNAT(t *testing.T) {
 		if counts := w.answers(6, "udp", to); counts["s1"] != 2 || counts["s2"] != 2 {
 			t.Errorf("UDP: %v", counts)
 		}
-		if g, err := w.askFrom(w.balancer, "tcp", to, netip.AddrPort{}); err != nil || g.port != 8080 {
+		if g, err := w.balancer.Ask("tcp", "", to, world.Patience); err != nil || g.Port != 8080 {
 			t.Errorf("the balancer itself: %+v, %v", g, err)
 		}
 		c := w.hold("tcp", to, from)
-		if c.client != from.Addr() || c.port != 8080 {
-			t.Errorf("the server sees %+v", c.got)
+		if c.Client.Addr().String() != from || c.Port != 8080 {
+			t.Errorf("the server sees %+v", c.Answer)
 		}
 		f := dnat(virtual, is4, 3)
-		mine := slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool { return b.Name == c.server })
+		mine := slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool { return b.Name == c.Server })
 		if mine < 0 {
-			t.Fatalf("answered by %q", c.server)
+			t.Fatalf("answered by %q", c.Server)
 		}
 		others := slices.Delete([]string{"s1", "s2", "s3"}, mine, mine+1)
 		two := fmt.Sprintf("map[%s:3 %s:3]", others[0], others[1])
@@ -201,12 +208,12 @@ func TestIPVSNAT(t *testing.T) {
 		w.goesOn(c, "its backend is a backup")
 		f = dnat(virtual, is4, 3)
 		f.Backends[mine].Weight = 4
-		answered(f, fmt.Sprint(map[string]int{c.server: 4, others[0]: 1, others[1]: 1}))
+		answered(f, fmt.Sprint(map[string]int{c.Server: 4, others[0]: 1, others[1]: 1}))
 
 		f = dnat(virtual, is4, 3)
 		f.Backends[mine].State = model.BackendDown
 		answered(f, two)
-		if g, err := exchange(c); err == nil {
+		if g, err := world.Exchange(c, silence); err == nil {
 			t.Errorf("a connection to a backend that is down goes on: %+v", g)
 		}
 		for i := range f.Backends {
@@ -225,14 +232,15 @@ func TestIPVSNAT(t *testing.T) {
 
 // TestIPVSRouted has a farm at an address that the balancer does not have, and is on the route to.
 func TestIPVSRouted(t *testing.T) {
-	w := newWorld(t, 2)
+	t.Parallel()
+	w := newSite(t, 2)
 	w.virtual()
 	w.set(dnat("192.0.2.80", true, 2))
 	if counts := w.answers(4, "tcp", "192.0.2.80:80"); counts["s1"] != 2 || counts["s2"] != 2 {
 		t.Errorf("%v", counts)
 	}
 	w.set(dnat("10.0.0.200", true, 2))
-	if g, err := w.ask("tcp", "10.0.0.200:80"); err == nil {
+	if g, err := w.askWithin("tcp", "10.0.0.200:80", silence); err == nil {
 		t.Errorf("the balancer answers ARP for an address that another machine may have: %+v", g)
 	}
 	w.must(w.driver.Purge(t.Context()))
@@ -243,7 +251,7 @@ func TestIPVSRouted(t *testing.T) {
 }
 
 // connections are how many are open at each address of a server, by the kernel's table.
-func (w *world) connections() map[string]string {
+func (w *site) connections() map[string]string {
 	open := map[string]string{}
 	for line := range strings.Lines(w.table("ip_vs")) {
 		if field := strings.Fields(line); len(field) == 6 && field[0] == "->" {
@@ -256,15 +264,16 @@ func (w *world) connections() map[string]string {
 // TestIPVSLeastConnections has new connections go to the server with the fewest, which no other
 // scheduler would choose.
 func TestIPVSLeastConnections(t *testing.T) {
-	w := newWorld(t, 3)
+	t.Parallel()
+	w := newSite(t, 3)
 	w.virtual()
 	f := dnat(virtual4, true, 3)
 	f.Scheduler, f.Addresses[0].Protocols = model.LeastConnections, []model.Protocol{model.TCP}
 	w.set(f)
 	open := map[string][]held{}
 	for range 9 {
-		c := w.hold("tcp", virtual4+":80", netip.AddrPort{})
-		open[c.server] = append(open[c.server], c)
+		c := w.hold("tcp", virtual4+":80", "")
+		open[c.Server] = append(open[c.Server], c)
 	}
 	for server, all := range open {
 		if len(open) != 3 || len(all) != 3 {
@@ -280,8 +289,8 @@ func TestIPVSLeastConnections(t *testing.T) {
 		}
 	}
 	for range 3 {
-		if c := w.hold("tcp", virtual4+":80", netip.AddrPort{}); c.server != "s2" {
-			t.Errorf("answered by %s, and s2 has the fewest connections\n%s", c.server, w.list())
+		if c := w.hold("tcp", virtual4+":80", ""); c.Server != "s2" {
+			t.Errorf("answered by %s, and s2 has the fewest connections\n%s", c.Server, w.list())
 		}
 	}
 	counted := func() string {
@@ -304,8 +313,9 @@ func TestIPVSLeastConnections(t *testing.T) {
 
 // TestIPVSPersistence has a client stay on its backend until that drains.
 func TestIPVSPersistence(t *testing.T) {
-	eachFamily(t, func(t *testing.T, is4 bool, virtual string, from netip.AddrPort) {
-		w := newWorld(t, 3)
+	t.Parallel()
+	eachFamily(t, func(t *testing.T, is4 bool, virtual, from string) {
+		w := newSite(t, 3)
 		w.virtual()
 		f := dnat(virtual, is4, 3)
 		f.Addresses[0].Protocols = []model.Protocol{model.TCP}
@@ -316,7 +326,7 @@ func TestIPVSPersistence(t *testing.T) {
 			t.Fatalf("answered by %v", first)
 		}
 		sessions, err := w.driver.(*ipvs.Farms).Sessions(t.Context(), "web")
-		if err != nil || len(sessions) != 1 || sessions[0].Client.SrcIP != from.Addr() || first[sessions[0].Backend] == 0 || sessions[0].Left <= 0 {
+		if err != nil || len(sessions) != 1 || sessions[0].Client.SrcIP.String() != from || first[sessions[0].Backend] == 0 || sessions[0].Left <= 0 {
 			t.Errorf("remembered: %+v, %v\n%s", sessions, err, w.list())
 		}
 		drained := *f
@@ -338,7 +348,8 @@ func TestIPVSPersistence(t *testing.T) {
 
 // TestIPVSHash has each client, or each of its ports, keep to a server.
 func TestIPVSHash(t *testing.T) {
-	w := newWorld(t, 3)
+	t.Parallel()
+	w := newSite(t, 3)
 	w.virtual()
 	for _, scheduler := range []model.FarmScheduler{model.Hash, model.Maglev} {
 		f := dnat(virtual4, true, 3)
@@ -372,7 +383,8 @@ func TestIPVSHash(t *testing.T) {
 // TestIPVSOthers leaves a virtual server of another program alone, says so, and serves its place
 // once that is free. Farms that IPVS cannot carry out are named.
 func TestIPVSOthers(t *testing.T) {
-	w := newWorld(t, 2)
+	t.Parallel()
+	w := newSite(t, 2)
 	w.virtual()
 	other, err := moby.New(w.balancer.Path())
 	w.must(err)

@@ -3,16 +3,13 @@ package farms_test
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // list is one of ranges, each an address, "first-last" or a prefix.
@@ -30,7 +27,7 @@ func list(name string, allow bool, ranges ...string) *model.FarmList {
 }
 
 // lists has the balancer look in these lists, and in no others.
-func (w *world) lists(all ...*model.FarmList) {
+func (w *site) lists(all ...*model.FarmList) {
 	w.t.Helper()
 	d := state.FarmsDelta{Lists: map[string]*model.FarmList{}}
 	for name := range w.state.Farms.Lists {
@@ -44,50 +41,36 @@ func (w *world) lists(all ...*model.FarmList) {
 
 // thirdClient is behind an interface of the balancer that has no address: it has no chain of its
 // own.
-func (w *world) thirdClient() *netns.NS {
-	c := w.space(w.balancer.Name + "3")
-	w.must(netns.Veth(c, "eth0", w.balancer, "bare"))
-	w.address(c, "eth0", "10.3.0.2/24", "fd03::2/64")
-	l := w.up(w.balancer, "bare", "")
-	for _, to := range []string{"10.3.0.2/32", "fd03::2/128"} {
-		_, dst, _ := net.ParseCIDR(to)
-		w.must(w.balancer.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: l.Attrs().Index}))
-	}
-	own, err := c.LinkByName("eth0")
-	w.must(err)
-	for addr, to := range map[string]string{virtual4: virtual4 + "/32", virtual6: virtual6 + "/128"} {
-		_, dst, _ := net.ParseCIDR(to)
-		w.must(c.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: own.Attrs().Index}))
-		w.must(c.NeighAdd(&netlink.Neigh{LinkIndex: own.Attrs().Index, IP: net.ParseIP(addr), HardwareAddr: l.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT}))
-	}
+func (w *site) thirdClient() *world.Host {
+	c := world.NewHost(w.t, "client3")
+	c.Join("eth0", w.balancer, "bare")
+	c.Address("eth0", "10.3.0.2/24", "fd03::2/64")
+	w.balancer.Behind("bare", "10.3.0.2/32", "fd03::2/128")
+	c.Behind("eth0", virtual4+"/32", virtual6+"/128")
+	c.Neighbour("eth0", w.balancer, "bare", virtual4, virtual6)
 	return c
 }
 
 // reach has a connection be answered, or get no answer for a moment.
-func (w *world) reach(ns *netns.NS, to, from string, pass bool) error {
-	d := net.Dialer{Timeout: 100 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	if pass {
-		d.Timeout = 5 * time.Second
-	}
-	var c net.Conn
-	err := ns.Do(func() (err error) { c, err = d.DialContext(w.t.Context(), "tcp", to); return err })
-	if c != nil {
-		_ = c.Close()
-	}
+func (w *site) reach(from *world.Host, to, addr string, pass bool) error {
+	limit := map[bool]time.Duration{true: world.Patience, false: 50 * time.Millisecond}[pass]
+	c, err := from.Dial("tcp", addr, to, limit)
 	switch {
-	case pass:
-		return err
 	case err == nil:
-		return errors.New("it was answered")
-	case !timedOut(err):
-		return err
+		_ = c.Close()
+		if !pass {
+			return errors.New("it was answered")
+		}
+	case !pass && world.TimedOut(err):
+		return nil
 	}
-	return nil
+	return err
 }
 
 // TestLists asks farms of all modes from clients on and off lists, by each interface.
 func TestLists(t *testing.T) {
-	bothDirect(t, func(t *testing.T, w *world, clients []*netns.NS, is4 bool, virtual string) {
+	t.Parallel()
+	bothDirect(t, func(t *testing.T, w *site, clients []*world.Host, is4 bool, virtual string) {
 		clients = append(clients, w.thirdClient())
 		addrs := map[bool][]string{true: {"10.0.0.2", "10.2.0.2", "10.3.0.2"}, false: {"fd00::2", "fd02::2", "fd03::2"}}[is4]
 		net := map[bool]string{true: "10.0.0.0/8", false: "fd00::/13"}[is4]
@@ -131,7 +114,8 @@ func TestLists(t *testing.T) {
 
 // TestListChanges has a change cost what it is about, and a new driver find nothing to do.
 func TestListChanges(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	f := &model.Farm{Name: "web", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 0), Lists: []string{"many"}}
 	var many []string
 	for i := range 5000 {

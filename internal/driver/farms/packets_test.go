@@ -9,11 +9,11 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/world"
 )
 
-func both(t *testing.T, f func(t *testing.T, w *world, is4 bool, virtual, client string)) {
-	t.Run("IPv4", func(t *testing.T) { f(t, newWorld(t, 3), true, virtual4, "10.0.0.2") })
-	t.Run("IPv6", func(t *testing.T) { f(t, newWorld(t, 3), false, virtual6, "fd00::2") })
+func both(t *testing.T, f func(t *testing.T, w *site, is4 bool, virtual, client string)) {
+	eachFamily(t, func(t *testing.T, is4 bool, virtual, client string) { f(t, newSite(t, 3), is4, virtual, client) })
 }
 
 func hostPort(addr, port string) string {
@@ -25,7 +25,8 @@ func hostPort(addr, port string) string {
 
 // TestDNAT has connections balanced to each backend in turns, with the client's address.
 func TestDNAT(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
 		f := &model.Farm{Name: "web", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual, port(80))}, Backends: backends(3, is4, 8080)}
 		w.set(f)
 		for _, network := range []string{"tcp", "udp"} {
@@ -35,7 +36,7 @@ func TestDNAT(t *testing.T) {
 				}
 			}
 			g, err := w.ask(network, hostPort(virtual, "80"))
-			if err != nil || g.client.String() != client || g.port != 8080 {
+			if err != nil || g.Client.Addr().String() != client || g.Port != 8080 {
 				t.Errorf("%s: %+v, %v", network, g, err)
 			}
 		}
@@ -44,14 +45,15 @@ func TestDNAT(t *testing.T) {
 
 // TestSNAT has servers see the balancer, or the address that is given for farm or backend.
 func TestSNAT(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
 		own := map[bool]string{true: "10.1.0.1", false: "fd01::1"}[is4]
 		f := model.Farm{Name: "web", Mode: model.SNAT, Addresses: []model.FarmAddress{at(virtual, port(80), port(81))}, Backends: backends(2, is4, 0)}
 		see := func(want map[string]string) {
 			t.Helper()
 			for range 6 {
 				g, err := w.ask("tcp", hostPort(virtual, "81"))
-				if err != nil || g.client.String() != want[g.server] || g.port != 81 {
+				if err != nil || g.Client.Addr().String() != want[g.Server] || g.Port != 81 {
 					t.Fatalf("%+v, %v\n%s", g, err, w.list())
 				}
 			}
@@ -72,20 +74,21 @@ func TestSNAT(t *testing.T) {
 
 // TestPlaces has farms be found at ranges of ports, all ports, and every address of the machine.
 func TestPlaces(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		own := map[bool]string{true: "10.0.0.1", false: "fd00::1"}[is4]
 		w.set(
 			&model.Farm{Name: "range", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual, model.PortSpan{First: 80, Last: 90})}, Backends: backends(1, is4, 0)},
 			&model.Farm{Name: "far", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual, model.PortSpan{First: 9000, Last: 60000})}, Backends: backends(2, is4, 80)[1:]},
 			&model.Farm{Name: "any", Mode: model.DNAT, Addresses: []model.FarmAddress{at("", port(8080))}, Backends: backends(3, is4, 80)[2:]},
 		)
-		for to, want := range map[string]got{
-			hostPort(virtual, "80"): {server: "s1", port: 80}, hostPort(virtual, "81"): {server: "s1", port: 81},
-			hostPort(virtual, "9000"): {server: "s2", port: 80}, hostPort(virtual, "60000"): {server: "s2", port: 80},
-			hostPort(own, "8080"): {server: "s3", port: 80}, hostPort(virtual, "8080"): {server: "s3", port: 80},
+		for to, want := range map[string]world.Answer{
+			hostPort(virtual, "80"): {Server: "s1", Port: 80}, hostPort(virtual, "81"): {Server: "s1", Port: 81},
+			hostPort(virtual, "9000"): {Server: "s2", Port: 80}, hostPort(virtual, "60000"): {Server: "s2", Port: 80},
+			hostPort(own, "8080"): {Server: "s3", Port: 80}, hostPort(virtual, "8080"): {Server: "s3", Port: 80},
 		} {
 			for _, network := range []string{"tcp", "udp"} {
-				if g, err := w.ask(network, to); err != nil || g.server != want.server || g.port != want.port {
+				if g, err := w.ask(network, to); err != nil || g.Server != want.Server || g.Port != want.Port {
 					t.Errorf("%s %s: %+v, %v", network, to, g, err)
 				}
 			}
@@ -102,7 +105,8 @@ func TestPlaces(t *testing.T) {
 
 // TestSchedulers asks often, and sees whom each scheduler leads where.
 func TestSchedulers(t *testing.T) {
-	w := newWorld(t, 3)
+	t.Parallel()
+	w := newSite(t, 3)
 	f := func(s model.FarmScheduler, key model.FlowKey, weights ...int) *model.Farm {
 		f := &model.Farm{Name: "web", Mode: model.DNAT, Scheduler: s, HashBy: key, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(3, true, 80)}
 		for i, n := range weights {
@@ -138,7 +142,8 @@ func TestSchedulers(t *testing.T) {
 
 // TestDown takes backends out of service and back, one after the other.
 func TestDown(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		for _, s := range []model.FarmScheduler{model.RoundRobin, model.Weighted, model.Hash, model.Maglev} {
 			f := func(states ...model.BackendState) *model.Farm {
 				f := &model.Farm{Name: "web", Mode: model.DNAT, Scheduler: s, HashBy: model.SrcPort, Refuse: true,

@@ -16,13 +16,15 @@ import (
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/driver/nftables/nfttest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/world"
 )
 
 // TestOtherProgram has a driver find the tables of another release, and the other way round, while
 // clients connect. A packet meets one of the tables at each moment, and finds there what the rules
 // look up.
 func TestOtherProgram(t *testing.T) {
-	w, _ := newDirectWorld(t, 3)
+	t.Parallel()
+	w, _ := newDirectSite(t, 3)
 	direct, translated := dsr(virtual4, true, port(80)), &model.Farm{Name: "snat", Mode: model.SNAT, Scheduler: model.RoundRobin,
 		Addresses: []model.FarmAddress{at(virtual4, port(81))}, Backends: backends(3, true, 81)}
 	w.set(direct, translated)
@@ -31,10 +33,10 @@ func TestOtherProgram(t *testing.T) {
 	for i := range 4 {
 		w.must(w.driver.Close())
 		var d *farms.Driver
-		w.must(w.balancer.Do(func() (err error) { d, err = open[i%2 == 0](farms.Options{}); return err }))
+		w.balancer.In(func() (err error) { d, err = open[i%2 == 0](farms.Options{}); return err })
 		w.driver = d
 		for _, s := range d.Sockets() {
-			nfttest.Watch(t, w.balancer, s, func(*nftables.Chain) bool { return true })
+			nfttest.Watch(t, w.balancer.NS, s, func(*nftables.Chain) bool { return true })
 		}
 		p, err := d.Adopt(t.Context(), w.state, driver.Keep{})
 		w.must(err)
@@ -55,17 +57,18 @@ func TestOtherProgram(t *testing.T) {
 
 // TestOtherProgramRemembers has clients stay on their backends when another program follows.
 func TestOtherProgramRemembers(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		w.set(&model.Farm{Name: "web", Mode: model.DNAT, Persist: model.SrcIP, PersistFor: time.Minute, Backends: backends(3, is4, 8080),
 			Addresses: []model.FarmAddress{at(virtual, port(80))}})
 		// Another client is first, and would be given the first backend again.
 		other := netip.MustParseAddr(map[bool]string{true: "10.0.0.3", false: "fd00::3"}[is4])
-		_, err := w.askFrom(w.client, "tcp", hostPort(virtual, "80"), netip.AddrPortFrom(other, 0))
+		_, err := w.client.Ask("tcp", other.String(), hostPort(virtual, "80"), world.Patience)
 		w.must(err)
 		before := w.answers(1, "tcp", hostPort(virtual, "80"))
 		for _, open := range []func(farms.Options) (*farms.Driver, error){farms.OpenOther, farms.Open} {
 			w.must(w.driver.Close())
-			w.must(w.balancer.Do(func() (err error) { w.driver, err = open(farms.Options{}); return err }))
+			w.balancer.In(func() (err error) { w.driver, err = open(farms.Options{}); return err })
 			w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
 			for server, n := range w.answers(6, "tcp", hostPort(virtual, "80")) {
 				if before[server] == 0 {
@@ -78,11 +81,12 @@ func TestOtherProgramRemembers(t *testing.T) {
 
 // TestOtherProgramRemembersFewer has a program follow that has no room for all remembered clients.
 func TestOtherProgramRemembersFewer(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	w.set(persistent())
 	w.askAs("10.0.0.2", "10.0.0.3")
 	w.must(w.driver.Close())
-	w.must(w.balancer.Do(func() (err error) { w.driver, err = farms.Open(farms.Options{Clients: 1}); return err }))
+	w.balancer.In(func() (err error) { w.driver, err = farms.Open(farms.Options{Clients: 1}); return err })
 	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
 	if n := len(w.remembered()); n != 1 {
 		t.Errorf("%d clients are remembered", n)
@@ -92,12 +96,13 @@ func TestOtherProgramRemembersFewer(t *testing.T) {
 
 // TestOtherProgramRemembersLate has a client come when the table beside serves alone.
 func TestOtherProgramRemembersLate(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	w.set(persistent())
 	w.askAs("10.0.0.2")
 	w.must(w.driver.Close())
 	var d *farms.Driver
-	w.must(w.balancer.Do(func() (err error) { d, err = farms.OpenOther(farms.Options{}); return err }))
+	w.balancer.In(func() (err error) { d, err = farms.OpenOther(farms.Options{}); return err })
 	w.driver = d
 	for _, s := range d.Sockets() {
 		s.Refuse = func(_ [][]byte, labels []string) error {
@@ -116,14 +121,15 @@ func TestOtherProgramRemembersLate(t *testing.T) {
 // TestOtherProgramInterrupted has the change to another program fail at each of its transactions:
 // farms are served all the same, and the next driver finishes it. A client stays remembered.
 func TestOtherProgramInterrupted(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	w.set(persistent())
 	w.askAs("10.0.0.2")
 	open := map[bool]func(farms.Options) (*farms.Driver, error){false: farms.Open, true: farms.OpenOther}
 	for fails, done := 1, false; !done; fails++ {
 		w.must(w.driver.Close())
 		var d *farms.Driver
-		w.must(w.balancer.Do(func() (err error) { d, err = open[fails%2 == 1](farms.Options{}); return err }))
+		w.balancer.In(func() (err error) { d, err = open[fails%2 == 1](farms.Options{}); return err })
 		w.driver = d
 		p, err := d.Adopt(t.Context(), w.state, driver.Keep{})
 		w.must(err)
@@ -157,16 +163,16 @@ func persistent() *model.Farm {
 }
 
 // askAs asks the persistent farm from these addresses.
-func (w *world) askAs(clients ...string) {
+func (w *site) askAs(clients ...string) {
 	w.t.Helper()
 	for _, c := range clients {
-		_, err := w.askFrom(w.client, "tcp", hostPort(virtual4, "80"), netip.AddrPortFrom(netip.MustParseAddr(c), 0))
+		_, err := w.client.Ask("tcp", c, hostPort(virtual4, "80"), world.Patience)
 		w.must(err)
 	}
 }
 
 // remembered are the clients that the persistent farm remembers.
-func (w *world) remembered() map[string]bool {
+func (w *site) remembered() map[string]bool {
 	w.t.Helper()
 	sessions, err := w.driver.(*farms.Driver).Sessions(w.t.Context(), "web")
 	w.must(err)
@@ -179,7 +185,7 @@ func (w *world) remembered() map[string]bool {
 
 // load has a client connect again and again to each of these, until what it returns is called. No
 // connection may fail.
-func (w *world) load(all ...string) (finish func()) {
+func (w *site) load(all ...string) (finish func()) {
 	var running sync.WaitGroup
 	var ended atomic.Bool
 	for _, to := range all {

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // TestPersistence has clients stay on their backend, by each key, as long as it serves.
 func TestPersistence(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
 		to := hostPort(virtual, "80")
 		f := func(key model.FlowKey, down ...int) *model.Farm {
 			f := &model.Farm{Name: "web", Mode: model.DNAT, Persist: key, PersistFor: time.Minute, Backends: backends(3, is4, 8080),
@@ -54,7 +55,8 @@ func TestPersistence(t *testing.T) {
 
 // TestSessions gives a client a backend. While that is down it gets others.
 func TestSessions(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
 		f := func(state model.BackendState) *model.Farm {
 			f := &model.Farm{Name: "web", Mode: model.SNAT, Persist: model.SrcIP, PersistFor: time.Minute, Backends: backends(3, is4, 80),
 				Addresses: []model.FarmAddress{at(virtual, model.PortSpan{First: 80, Last: 90})},
@@ -75,7 +77,8 @@ func TestSessions(t *testing.T) {
 
 // TestLimits goes beyond each limit, and counts what passes.
 func TestLimits(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
 		f := func(l model.FarmLimits) *model.Farm {
 			return &model.Farm{Name: "web", Mode: model.DNAT, Limits: l, Backends: backends(3, is4, 80), Addresses: []model.FarmAddress{at(virtual, port(80))}}
 		}
@@ -83,9 +86,9 @@ func TestLimits(t *testing.T) {
 		w.set(f(model.FarmLimits{New: model.FarmRate{Packets: 1, Per: time.Hour, Burst: 3}, Forget: time.Minute}))
 		passed := 0
 		for range 8 {
-			c, err := w.dial(w.client, "udp", to, netip.AddrPortFrom(netip.MustParseAddr(client), 0))
+			c, err := w.client.Dial("udp", client, to, world.Patience)
 			w.must(err)
-			_ = c.SetDeadline(time.Now().Add(300 * time.Millisecond))
+			_ = c.SetDeadline(time.Now().Add(silence))
 			_, _ = c.Write([]byte("hello\n"))
 			if _, err := c.Read(make([]byte, 100)); err == nil {
 				passed++
@@ -99,13 +102,11 @@ func TestLimits(t *testing.T) {
 		w.set(f(model.FarmLimits{Established: 2}))
 		var open []net.Conn
 		for range 2 {
-			c, err := w.dial(w.client, "tcp", to, netip.AddrPortFrom(netip.MustParseAddr(client), 0))
+			c, err := w.client.Dial("tcp", client, to, world.Patience)
 			w.must(err)
 			open = append(open, c)
 		}
-		if _, err := w.ask("tcp", to); !timedOut(err) {
-			t.Errorf("a third connection at once: %v", err)
-		}
+		w.silent("tcp", to, "a third connection at once")
 		for _, c := range open {
 			if _, err := exchange(c); err != nil {
 				t.Errorf("one within the limit: %v", err)
@@ -117,7 +118,8 @@ func TestLimits(t *testing.T) {
 
 // TestStrict drops segments of no connection, which the kernel would answer with a reset.
 func TestStrict(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	f := func(strict bool) *model.Farm {
 		return &model.Farm{Name: "web", Mode: model.DNAT, Limits: model.FarmLimits{Strict: strict, RST: model.FarmRate{Packets: 1, Per: time.Hour, Burst: 1}},
 			Backends: backends(1, true, 80), Addresses: []model.FarmAddress{at(virtual4, port(80))}}
@@ -127,7 +129,7 @@ func TestStrict(t *testing.T) {
 		if strict != strings.Contains(w.list(), "ct state invalid") {
 			t.Errorf("strict %t:\n%s", strict, w.list())
 		}
-		if g, err := w.ask("tcp", hostPort(virtual4, "80")); err != nil || g.server != "s1" {
+		if g, err := w.ask("tcp", hostPort(virtual4, "80")); err != nil || g.Server != "s1" {
 			t.Errorf("strict %t: %+v, %v", strict, g, err)
 		}
 	}
@@ -139,29 +141,19 @@ func TestStrict(t *testing.T) {
 
 // TestMarks gives connections the mark of their farm, in farms of every mode.
 func TestMarks(t *testing.T) {
-	w := newWorld(t, 2)
+	t.Parallel()
+	w := newSite(t, 2)
 	w.set(
 		&model.Farm{Name: "web", Mode: model.DNAT, Mark: 0x12, Backends: backends(2, true, 80), Addresses: []model.FarmAddress{at(virtual4, port(80))}},
 		&model.Farm{Name: "own", Mode: model.Local, Mark: 0x34, Addresses: []model.FarmAddress{at(virtual4, port(7000))}},
 	)
-	w.must(w.balancer.Do(func() error {
-		l, err := net.Listen("tcp", ":7000")
-		if err == nil {
-			t.Cleanup(func() { _ = l.Close() })
-			go func() {
-				for c, err := l.Accept(); err == nil; c, err = l.Accept() {
-					go answer(c, "balancer")
-				}
-			}()
-		}
-		return err
-	}))
+	w.balancer.ServeTCP("balancer", ":7000")
 	for port, want := range map[string]struct{ server, mark string }{"80": {"", "mark=18 "}, "7000": {"balancer", "mark=52 "}} {
-		c, err := w.dial(w.client, "tcp", hostPort(virtual4, port), netip.AddrPort{})
+		c, err := w.client.Dial("tcp", "", hostPort(virtual4, port), world.Patience)
 		w.must(err)
 		defer func() { _ = c.Close() }()
 		g, err := exchange(c)
-		if err != nil || want.server != "" && g.server != want.server {
+		if err != nil || want.server != "" && g.Server != want.server {
 			t.Errorf("%s: %+v, %v", port, g, err)
 		}
 		out, err := w.balancer.Run("conntrack", "-L", "-p", "tcp", "--dport", port)
@@ -177,19 +169,18 @@ func TestMarks(t *testing.T) {
 // TestBackendLimit gives a backend no more connections at once than it may have, whichever of the
 // farm's places they come by.
 func TestBackendLimit(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		f := &model.Farm{Name: "web", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual, port(80), port(81))}, Backends: backends(1, is4, 8080)}
 		f.Backends[0].EstLimit = 2
 		w.set(f)
 		var open []net.Conn
 		for _, p := range []string{"80", "81"} {
-			c, err := w.dial(w.client, "tcp", hostPort(virtual, p), netip.AddrPort{})
+			c, err := w.client.Dial("tcp", "", hostPort(virtual, p), world.Patience)
 			w.must(err)
 			open = append(open, c)
 		}
-		if _, err := w.ask("tcp", hostPort(virtual, "80")); !timedOut(err) {
-			t.Errorf("a third connection at once: %v\n%s", err, w.list())
-		}
+		w.silent("tcp", hostPort(virtual, "80"), "a third connection at once")
 		for _, c := range open {
 			if _, err := exchange(c); err != nil {
 				t.Errorf("one within the limit: %v", err)
@@ -202,13 +193,14 @@ func TestBackendLimit(t *testing.T) {
 
 // TestHelper gives connections a helper, and takes its object away with the last farm that has it.
 func TestHelper(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	f := &model.Farm{Name: "files", Mode: model.DNAT, Helper: "ftp", Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 80)}
 	w.set(f)
-	c, err := w.dial(w.client, "tcp", hostPort(virtual4, "80"), netip.AddrPort{})
+	c, err := w.client.Dial("tcp", "", hostPort(virtual4, "80"), world.Patience)
 	w.must(err)
 	defer func() { _ = c.Close() }()
-	if g, err := exchange(c); err != nil || g.server != "s1" {
+	if g, err := exchange(c); err != nil || g.Server != "s1" {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	out, err := w.balancer.Run("conntrack", "-L", "-p", "tcp", "--dport", "80", "-o", "extended")
@@ -224,8 +216,9 @@ func TestHelper(t *testing.T) {
 // TestSYNProxy answers clients in the backends' place: connections work, and first segments of
 // clients that never answer leave nothing in connection tracking.
 func TestSYNProxy(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
-		w.must(w.balancer.Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"))
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
+		w.balancer.Set("net.netfilter.nf_conntrack_tcp_loose", "0")
 		f := func(proxy bool) *model.Farm {
 			return &model.Farm{Name: "web", Mode: model.SNAT, Limits: model.FarmLimits{SYNProxy: proxy, Strict: true}, Backends: backends(2, is4, 8080),
 				Addresses: []model.FarmAddress{at(virtual, port(80))}}
@@ -242,22 +235,14 @@ func TestSYNProxy(t *testing.T) {
 			t.Errorf("without: %v", n)
 		}
 
-		w.run(w.client, "nft", "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; add rule inet deaf in tcp sport 80 drop")
+		w.client.Exec("nft", "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; add rule inet deaf in tcp sport 80 drop")
 		for _, proxy := range []bool{false, true} {
 			w.set(f(proxy))
-			w.run(w.balancer, "conntrack", "-F")
-			d := net.Dialer{Timeout: 300 * time.Millisecond}
-			w.must(w.client.Do(func() error { _, _ = d.Dial("tcp", hostPort(virtual, "80")); return nil }))
-			if tracked := strings.Contains(w.run(w.balancer, "conntrack", "-L", "-p", "tcp", "-f", map[bool]string{true: "ipv4", false: "ipv6"}[is4]), "dport=80 "); tracked == proxy {
+			w.balancer.Exec("conntrack", "-F")
+			_, _ = w.client.Dial("tcp", "", hostPort(virtual, "80"), silence)
+			if tracked := strings.Contains(w.balancer.Exec("conntrack", "-L", "-p", "tcp", "-f", map[bool]string{true: "ipv4", false: "ipv6"}[is4]), "dport=80 "); tracked == proxy {
 				t.Errorf("proxy %t: connection tracking knows of a client that hears nothing: %t", proxy, tracked)
 			}
 		}
 	})
-}
-
-func (w *world) run(ns *netns.NS, name string, args ...string) string {
-	w.t.Helper()
-	out, err := ns.Run(name, args...)
-	w.must(err)
-	return string(out)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net"
-	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 func stateless(virtual string, is4 bool, ports ...model.PortSpan) *model.Farm {
@@ -24,17 +23,18 @@ func stateless(virtual string, is4 bool, ports ...model.PortSpan) *model.Farm {
 // TestStateless has all backends serve, with and without another port, and connection tracking see
 // nothing of it.
 func TestStateless(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, client string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, client string) {
 		other := stateless(virtual, is4, model.PortSpan{First: 81, Last: 90})
 		other.Name, other.Scheduler, other.Backends = "range", model.SymHash, backends(3, is4, 0)
 		w.set(stateless(virtual, is4, port(80)), other)
 		for _, network := range []string{"tcp", "udp"} {
-			for at, want := range map[string]int{"80": 8080, "81": 81} {
+			for at, want := range map[string]uint16{"80": 8080, "81": 81} {
 				if n := w.answers(40, network, hostPort(virtual, at)); len(n) != 3 {
 					t.Errorf("%s, port %s: %v", network, at, n)
 				}
 				g, err := w.ask(network, hostPort(virtual, at))
-				if err != nil || g.client.String() != client || g.port != want {
+				if err != nil || g.Client.Addr().String() != client || g.Port != want {
 					t.Errorf("%s, port %s: %+v, %v", network, at, g, err)
 				}
 			}
@@ -50,7 +50,7 @@ func TestStateless(t *testing.T) {
 }
 
 // tracked are the connections with ports that the balancer tracks.
-func (w *world) tracked() (all []string) {
+func (w *site) tracked() (all []string) {
 	w.t.Helper()
 	out, err := w.balancer.Run("cat", "/proc/net/nf_conntrack")
 	w.must(err)
@@ -65,7 +65,8 @@ func (w *world) tracked() (all []string) {
 // TestStatelessStaysPut has a connection go on while backends come, go and return, other than its
 // own, and others take over what is gone.
 func TestStatelessStaysPut(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		for _, s := range []model.FarmScheduler{model.RoundRobin, model.Hash, model.Maglev} {
 			f := func(down int) *model.Farm {
 				f := stateless(virtual, is4, port(80))
@@ -78,18 +79,18 @@ func TestStatelessStaysPut(t *testing.T) {
 				return f
 			}
 			w.set(f(-1))
-			c, err := w.dial(w.client, "tcp", hostPort(virtual, "80"), netip.AddrPort{})
+			c, err := w.client.Dial("tcp", "", hostPort(virtual, "80"), world.Patience)
 			w.must(err)
 			defer func() { _ = c.Close() }()
 			first, err := exchange(c)
 			w.must(err)
 			for down := range 3 {
-				if string('1'+rune(down)) == first.server[1:] {
+				if string('1'+rune(down)) == first.Server[1:] {
 					continue
 				}
 				for _, d := range []int{down, -1} {
 					w.set(f(d))
-					if g, err := exchange(c); err != nil || g.server != first.server {
+					if g, err := exchange(c); err != nil || g.Server != first.Server {
 						t.Fatalf("%s, %d down: %+v, %v", s, d, g, err)
 					}
 				}
@@ -109,7 +110,8 @@ func TestStatelessStaysPut(t *testing.T) {
 // TestStatelessClaims has two farms share a backend: the first gets its answers, and the other one
 // once that is gone.
 func TestStatelessClaims(t *testing.T) {
-	w := newWorld(t, 1)
+	t.Parallel()
+	w := newSite(t, 1)
 	farms := map[string]*model.Farm{}
 	for name, at := range map[string]uint16{"a": 80, "b": 81} {
 		farms[name] = stateless(virtual4, true, port(at))
@@ -117,7 +119,9 @@ func TestStatelessClaims(t *testing.T) {
 	}
 	ask := func(port string, want bool) {
 		t.Helper()
-		if _, err := w.ask("udp", virtual4+":"+port); (err == nil) != want {
+		if !want {
+			w.silent("udp", virtual4+":"+port, "the backend's answers are another farm's")
+		} else if _, err := w.ask("udp", virtual4+":"+port); err != nil {
 			t.Errorf("port %s: %v\n%s", port, err, w.list())
 		}
 	}
@@ -136,9 +140,10 @@ func TestStatelessClaims(t *testing.T) {
 
 // TestStatelessUnsummed has a packet of UDP without a checksum stay one.
 func TestStatelessUnsummed(t *testing.T) {
-	w := newWorld(t, 3)
+	t.Parallel()
+	w := newSite(t, 3)
 	w.set(stateless(virtual4, true, port(80)))
-	c, err := w.dial(w.client, "udp", virtual4+":80", netip.AddrPort{})
+	c, err := w.client.Dial("udp", "", virtual4+":80", world.Patience)
 	w.must(err)
 	defer func() { _ = c.Close() }()
 	raw, err := c.(syscall.Conn).SyscallConn()
@@ -152,7 +157,8 @@ func TestStatelessUnsummed(t *testing.T) {
 // TestStatelessSCTP sends a packet and its answer, and looks at their checksums: the kernel has no
 // SCTP of its own here.
 func TestStatelessSCTP(t *testing.T) {
-	both(t, func(t *testing.T, w *world, is4 bool, virtual, _ string) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		f := stateless(virtual, is4, port(80))
 		f.Addresses[0].Protocols, f.Backends = []model.Protocol{model.SCTP}, backends(1, is4, 8080)
 		w.set(f)
@@ -168,10 +174,10 @@ func TestStatelessSCTP(t *testing.T) {
 	})
 }
 
-func (w *world) sctp(ns *netns.NS, is4 bool) (c net.PacketConn) {
+func (w *site) sctp(ns *world.Host, is4 bool) (c net.PacketConn) {
 	w.t.Helper()
 	network := map[bool]string{true: "ip4:132", false: "ip6:132"}[is4]
-	w.must(ns.Do(func() (err error) { c, err = net.ListenPacket(network, ""); return err }))
+	ns.In(func() (err error) { c, err = net.ListenPacket(network, ""); return err })
 	w.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -185,7 +191,7 @@ func sctpPacket(from, to uint16) []byte {
 }
 
 // received reads one packet, and returns who sent it.
-func (w *world) received(c net.PacketConn, from, to uint16) net.Addr {
+func (w *site) received(c net.PacketConn, from, to uint16) net.Addr {
 	w.t.Helper()
 	b := make([]byte, 2000)
 	w.must(c.SetReadDeadline(time.Now().Add(5 * time.Second)))

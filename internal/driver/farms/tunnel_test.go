@@ -14,50 +14,51 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
-// farWorld is a world with a router on the servers' network and, behind that, two far servers: f1
+// farSite is a site with a router on the servers' network and, behind that, two far servers: f1
 // and f2 with 10.9.0.11 and 10.9.0.12, the virtual address, and a device for IPIP. The router has a
 // way of its own to the client, by which far servers answer.
-type farWorld struct {
-	*world
-	router *netns.NS
-	far    []*netns.NS
+type farSite struct {
+	*site
+	router *world.Host
+	far    []*world.Host
 }
 
-func newFarWorld(t *testing.T) *farWorld {
-	near, _ := newDirectWorld(t, 1)
-	w := &farWorld{world: near}
+func newFarSite(t *testing.T) *farSite {
+	near, _ := newDirectSite(t, 1)
+	w := &farSite{site: near}
 	if err := w.driver.(*farms.Driver).IPIP(); errors.Is(err, probe.ErrNotSupported) {
 		t.Skipf("this kernel has no IPIP: %v", err)
 	} else if err != nil {
 		t.Fatal(err)
 	}
 	w.tunnels = true
-	w.router = w.space(w.balancer.Name + "r")
-	w.must(w.router.Sysctl("net.ipv4.ip_forward", "1"))
-	w.must(netns.Veth(w.router, "r0", w.balancer, "r"))
-	w.up(w.balancer, "r", "back")
-	w.address(w.router, "r0", "10.1.0.9/24", "10.1.0.8/24")
-	w.must(netns.Veth(w.router, "side", w.client, "side"))
-	w.address(w.router, "side", "10.5.0.1/24")
-	w.address(w.client, "side", "10.5.0.2/24")
-	w.to(w.router, "10.0.0.0/24", "10.5.0.2")
-	w.to(w.balancer, "10.9.0.0/16", "10.1.0.9")
+	w.router = world.NewHost(t, "router")
+	w.router.Set("net.ipv4.ip_forward", "1")
+	w.router.Join("r0", w.balancer, "r")
+	w.balancer.Port("back", "r")
+	w.router.Address("r0", "10.1.0.9/24", "10.1.0.8/24")
+	w.router.Join("side", w.client, "side")
+	w.router.Address("side", "10.5.0.1/24")
+	w.client.Address("side", "10.5.0.2/24")
+	w.router.IP("route replace 10.0.0.0/24 via 10.5.0.2")
+	w.balancer.IP("route replace 10.9.0.0/16 via 10.1.0.9")
 	for i := range 2 {
 		n := i + 1
-		f := w.space(fmt.Sprintf("%sf%d", w.balancer.Name, n))
-		w.must(netns.Veth(f, "eth0", w.router, fmt.Sprintf("f%d", n)))
-		w.address(w.router, fmt.Sprintf("f%d", n), fmt.Sprintf("10.9.%d.1/24", n))
-		w.address(f, "eth0", fmt.Sprintf("10.9.%d.9/24", n))
-		w.route(f, fmt.Sprintf("10.9.%d.1", n))
+		name := fmt.Sprintf("f%d", n)
+		f := world.NewHost(t, name)
+		f.Join("eth0", w.router, fmt.Sprintf("f%d", n))
+		w.router.Address(fmt.Sprintf("f%d", n), fmt.Sprintf("10.9.%d.1/24", n))
+		f.Address("eth0", fmt.Sprintf("10.9.%d.9/24", n))
+		f.Gateway(fmt.Sprintf("10.9.%d.1", n))
 		w.ipip(f, "farm", farAddr(n), netip.Addr{})
-		w.address(f, "farm", virtual4+"/32")
-		w.must(f.Sysctl("net.ipv4.conf.farm.rp_filter", "2"))
-		w.serve(f, fmt.Sprintf("f%d", n))
+		f.Address("farm", virtual4+"/32")
+		f.Set("net.ipv4.conf.farm.rp_filter", "2")
+		f.Serve(name, ":80", ":81", ":8080")
 		w.far = append(w.far, f)
 	}
 	return w
@@ -65,25 +66,18 @@ func newFarWorld(t *testing.T) *farWorld {
 
 func farAddr(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("10.9.%d.9", n)) }
 
-func (w *farWorld) to(ns *netns.NS, network, via string) {
-	w.t.Helper()
-	_, n, err := net.ParseCIDR(network)
-	w.must(err)
-	w.must(ns.RouteReplace(&netlink.Route{Dst: n, Gw: net.ParseIP(via)}))
-}
-
 // ipip makes a device of the kernel's kind ipip.
-func (w *farWorld) ipip(ns *netns.NS, name string, local, remote netip.Addr) {
+func (w *farSite) ipip(ns *world.Host, name string, local, remote netip.Addr) {
 	w.t.Helper()
 	a := netlink.NewLinkAttrs()
 	a.Name = name
 	w.must(ns.LinkAdd(&netlink.Iptun{LinkAttrs: a, Local: local.AsSlice(), Remote: remote.AsSlice(), PMtuDisc: 1}))
-	w.up(ns, name, "")
-	w.must(ns.Sysctl("net.ipv4.conf."+name+".rp_filter", "0"))
+	ns.IP("link set " + name + " up")
+	ns.Set("net.ipv4.conf."+name+".rp_filter", "0")
 }
 
 // farm is one of the near server, where wanted, and the first so many far ones.
-func (w *farWorld) farm(near bool, far int) *model.Farm {
+func (w *farSite) farm(near bool, far int) *model.Farm {
 	f := dsr(virtual4, true, port(80))
 	f.Backends = nil
 	if near {
@@ -96,24 +90,24 @@ func (w *farWorld) farm(near bool, far int) *model.Farm {
 }
 
 // answerers has the client open so many connections, and returns who answered.
-func (w *farWorld) answerers(n int) map[string]int {
+func (w *farSite) answerers(n int) map[string]int {
 	w.t.Helper()
 	counts := map[string]int{}
 	for range n {
-		g, err := w.askFrom(w.client, "tcp", virtual4+":80", clientAddr(0, true))
+		g, err := w.client.Ask("tcp", clientAddr(0, true), virtual4+":80", world.Patience)
 		if err != nil {
 			w.t.Fatalf("%v\n%s%s", err, w.ingress(), w.devices())
 		}
-		if g.client != clientAddr(0, true).Addr() {
-			w.t.Errorf("%s sees %s", g.server, g.client)
+		if g.Client.Addr().String() != clientAddr(0, true) {
+			w.t.Errorf("%s sees %s", g.Server, g.Client)
 		}
-		counts[g.server]++
+		counts[g.Server]++
 	}
 	return counts
 }
 
 // only fails unless connections are answered by these servers, by each.
-func (w *farWorld) only(servers ...string) {
+func (w *farSite) only(servers ...string) {
 	w.t.Helper()
 	counts := w.answerers(40)
 	for _, s := range servers {
@@ -123,14 +117,14 @@ func (w *farWorld) only(servers ...string) {
 	}
 }
 
-func (w *farWorld) devices() string {
+func (w *farSite) devices() string {
 	out, err := w.balancer.Run("ip", "-d", "-s", "addr")
 	w.must(err)
 	return string(out)
 }
 
 // ours are the tunnels on the balancer that have names such as ours.
-func (w *farWorld) ours() (names []string) {
+func (w *farSite) ours() (names []string) {
 	links, err := w.balancer.LinkList()
 	w.must(err)
 	for _, l := range links {
@@ -144,10 +138,11 @@ func (w *farWorld) ours() (names []string) {
 // TestTunnel has servers behind a router answer clients themselves, alone and beside a near one,
 // while they come and go, the way to them changes, and another driver takes over.
 func TestTunnel(t *testing.T) {
-	w := newFarWorld(t)
+	t.Parallel()
+	w := newFarSite(t)
 	w.set(w.farm(false, 2))
 	w.only("f1", "f2")
-	c, err := w.dial(w.client, "tcp", virtual4+":80", clientAddr(0, true))
+	c, err := w.client.Dial("tcp", clientAddr(0, true), virtual4+":80", world.Patience)
 	w.must(err)
 	defer func() { _ = c.Close() }()
 	first, err := exchange(c)
@@ -161,12 +156,12 @@ func TestTunnel(t *testing.T) {
 
 	f := w.farm(false, 2)
 	for i, b := range f.Backends {
-		if b.Name != first.server {
+		if b.Name != first.Server {
 			f.Backends[i].State = model.BackendDown
 		}
 	}
 	w.set(f)
-	w.only(first.server)
+	w.only(first.Server)
 	goesOn("the other server is down")
 	for _, name := range w.ours() {
 		if out, err := w.balancer.Run("ip", "addr", "show", "dev", name); err != nil || strings.Contains(string(out), "inet") {
@@ -179,7 +174,7 @@ func TestTunnel(t *testing.T) {
 	w.set(w.farm(false, 2))
 	goesOn("it is up again")
 
-	w.to(w.balancer, "10.9.0.0/16", "10.1.0.8")
+	w.balancer.IP("route replace 10.9.0.0/16 via 10.1.0.8")
 	w.only("f1", "f2")
 	goesOn("the way to the servers has changed")
 
@@ -206,13 +201,14 @@ func TestTunnel(t *testing.T) {
 
 // TestTunnelSize sends more than fits into a tunnel at once.
 func TestTunnelSize(t *testing.T) {
-	w := newFarWorld(t)
+	t.Parallel()
+	w := newFarSite(t)
 	w.set(w.farm(false, 1))
 	l, err := w.client.LinkByName("eth0")
 	w.must(err)
 	for _, segments := range []int{65535, 1} { // offloaded to the device, and packet by packet
 		w.must(w.client.LinkSetGSOMaxSegs(l, segments))
-		c, err := w.dial(w.client, "tcp", virtual4+":80", clientAddr(0, true))
+		c, err := w.client.Dial("tcp", clientAddr(0, true), virtual4+":80", world.Patience)
 		w.must(err)
 		w.must(c.SetDeadline(time.Now().Add(20 * time.Second)))
 		long := strings.Repeat("long ", 40_000) + "\n"
@@ -220,7 +216,7 @@ func TestTunnelSize(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 { // the answer to it, and to one more
-			if g, err := exchange(c); err != nil || g.server != "f1" {
+			if g, err := exchange(c); err != nil || g.Server != "f1" {
 				t.Fatalf("%d segments at once: %+v, %v\n%s", segments, g, err, w.devices())
 			}
 		}
@@ -230,7 +226,8 @@ func TestTunnelSize(t *testing.T) {
 
 // TestTunnelHealed has a tunnel that someone removed, or took down, be there again.
 func TestTunnelHealed(t *testing.T) {
-	w := newFarWorld(t)
+	t.Parallel()
+	w := newFarSite(t)
 	w.set(w.farm(false, 1))
 	_, name := state.FarmTunnel(farAddr(1))
 	for _, harm := range []func(netlink.Link) error{w.balancer.LinkDel, w.balancer.LinkSetDown} {
@@ -259,23 +256,24 @@ func TestTunnelHealed(t *testing.T) {
 // TestTunnelOfOthers has a tunnel of another program work as before, though it is to a backend, and
 // what a backend sends into ours come to nothing.
 func TestTunnelOfOthers(t *testing.T) {
-	w := newFarWorld(t)
+	t.Parallel()
+	w := newFarSite(t)
 	here := netip.MustParseAddr("10.1.0.1")
 	w.ipip(w.far[0], "back", farAddr(1), here)
-	w.to(w.router, "10.0.0.1/32", "10.1.0.1")
+	w.router.IP("route replace 10.0.0.1/32 via 10.1.0.1")
 	var at net.PacketConn
-	w.must(w.balancer.Do(func() (err error) { at, err = net.ListenPacket("udp", "10.0.0.1:9999"); return err }))
+	w.balancer.In(func() (err error) { at, err = net.ListenPacket("udp", "10.0.0.1:9999"); return err })
 	defer func() { _ = at.Close() }()
 	send := func(through, text string) {
 		t.Helper()
-		w.to(w.far[0], "10.0.0.1/32", "10.9.1.1")
+		w.far[0].IP("route replace 10.0.0.1/32 via 10.9.1.1")
 		if through != "" {
 			tun, err := w.far[0].LinkByName(through)
 			w.must(err)
 			_, n, _ := net.ParseCIDR("10.0.0.1/32")
 			w.must(w.far[0].RouteReplace(&netlink.Route{Dst: n, LinkIndex: tun.Attrs().Index}))
 		}
-		c, err := w.dial(w.far[0], "udp", "10.0.0.1:9999", netip.AddrPortFrom(farAddr(1), 0))
+		c, err := w.far[0].Dial("udp", farAddr(1).String(), "10.0.0.1:9999", world.Patience)
 		w.must(err)
 		_, err = c.Write([]byte(text))
 		w.must(err)
