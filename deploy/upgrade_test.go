@@ -1,10 +1,12 @@
 package deploy_test
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -113,49 +115,71 @@ type traffic struct {
 
 // send sends until ctx ends.
 func (f *traffic) send(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error)) {
-	dialed := 0
-	client := func(keep bool) *http.Client {
-		return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
-			DisableKeepAlives: !keep,
-			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // whose certificate it is says nothing here
-			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				if keep {
-					dialed++
-				}
-				return dial(ctx, network, address)
-			},
-		}}
-	}
-	fresh, kept := client(false), client(true)
-	defer kept.CloseIdleConnections()
+	kept := &connection{dial: dial}
+	defer func() { kept.close() }()
 	for ctx.Err() == nil {
-		for name, client := range map[string]*http.Client{"a new connection": fresh, "the connection that stays": kept} {
-			fault := ""
-			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://10.96.0.1:443/livez", nil)
-			if err != nil {
-				panic(err) // the request is a constant
-			}
-			response, err := client.Do(request)
-			if err == nil {
-				var text [2]byte
-				_, err = response.Body.Read(text[:])
-				if string(text[:]) == "ok" {
-					err = nil
-				}
-				_ = response.Body.Close()
-			}
-			if err != nil {
-				fault = fmt.Sprintf("%s: %v", name, err)
-			} else if dialed > 1 {
-				fault, dialed = "the connection that was to stay was cut", 1
-			}
-			f.mu.Lock()
-			f.requests++
-			if fault != "" && ctx.Err() == nil {
-				f.faults = append(f.faults, time.Now().Format("15:04:05.000 ")+fault)
-			}
-			f.mu.Unlock()
+		fresh := &connection{dial: dial}
+		f.note(ctx, "a new connection", fresh.ask(ctx))
+		fresh.close()
+		f.note(ctx, "the connection that stays", kept.ask(ctx))
+	}
+}
+
+// note counts a request.
+func (f *traffic) note(ctx context.Context, of string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests++
+	if err != nil && ctx.Err() == nil {
+		f.faults = append(f.faults, fmt.Sprintf("%s %s: %v", time.Now().Format("15:04:05.000"), of, err))
+	}
+}
+
+// connection is one with the API server, which opens at the first request, and again only after an
+// error. Go's own client may open another one though the first is well, if its goroutines have to
+// wait for a processor.
+type connection struct {
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
+	*tls.Conn
+	answers *bufio.Reader
+}
+
+// ask sends a request and reads its answer.
+func (c *connection) ask(ctx context.Context) (err error) {
+	if c.Conn == nil {
+		raw, err := c.dial(ctx, "tcp", "10.96.0.1:443")
+		if err != nil {
+			return err
 		}
+		c.Conn = tls.Client(raw, &tls.Config{InsecureSkipVerify: true}) // whose certificate it is says nothing here
+		c.answers = bufio.NewReader(c.Conn)
+	}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "GET /livez HTTP/1.1\r\nHost: kubernetes\r\n\r\n"); err != nil {
+		return err
+	}
+	response, err := http.ReadResponse(c.answers, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if text, err := io.ReadAll(response.Body); err != nil || string(text) != "ok" {
+		return fmt.Errorf("it answers %s: %q, %w", response.Status, text, err)
+	}
+	return nil
+}
+
+func (c *connection) close() {
+	if c.Conn != nil {
+		_ = c.Conn.Close()
+		c.Conn = nil
 	}
 }
 

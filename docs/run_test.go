@@ -350,8 +350,9 @@ const (
 
 var (
 	heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
-	// Times, durations, addresses, and numbers that the kernel or a program chooses, such as ports.
-	varying = regexp.MustCompile(`process \d+|(\d+(\.\d+)?(ms|µs|s|m|h)\b)+|\d+([.:]\d+)+(e\+\d+)?|\d{4,}`)
+	// Times, durations, addresses, the version, and numbers that the kernel or a program chooses, such
+	// as ports.
+	varying = regexp.MustCompile(`agent +[^ ,]+,|process \d+|(\d+(\.\d+)?(ms|µs|s|m|h)\b)+|\d+([.:]\d+)+(e\+\d+)?|\d{4,}`)
 )
 
 // compare compares what a page shows of the output with what was printed: the headings of tables
