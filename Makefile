@@ -75,15 +75,17 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 	@bin/sluice lab demo --picture docs/run.svg
 
 # Most tests wait for packets and programs more than they compute: more of them run at the same time
-# than there are cores. The longest come first, so that none is left alone at the end.
-GO_TEST := go test -count=1 -timeout 20m -p 4 -parallel 6
+# than there are cores. The longest come first, so that none is left alone at the end. go vet is
+# `make lint`'s.
+GO_TEST := go test -count=1 -vet=off -timeout 20m -p 3 -parallel 4
+LONGEST := $(addprefix ./,cmd/sluice-lab internal/policytest docs internal/driver/iptables internal/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
 
 .PHONY: test check
 test check: export SLUICE_PROGRAMS := $(CURDIR)/bin
 test: build ## Run all tests that one machine can run, kernel tests in network namespaces included (PKG=./folder for one package)
 	@hack/need "the tests" $(TEST_TOOLS)
 	bin/sluice lab build --tools
-	$(GO_TEST) $(PKG) 2>&1 | tee bin/test.log
+	$(GO_TEST) $(if $(filter ./...,$(PKG)),$(LONGEST)) $(PKG) 2>&1 | tee bin/test.log
 ifeq ($(PKG),./...)
 	cd release && $(GO_TEST) ./... 2>&1 | tee -a $(CURDIR)/bin/test.log
 endif

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
@@ -25,16 +25,7 @@ func port(n uint16) netip.AddrPort { return netip.AddrPortFrom(netip.Addr{}, n) 
 // testNS makes a namespace that ends with the test.
 func testNS(t testing.TB) *netns.NS {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("slct-%d-%d", os.Getpid(), time.Now().UnixNano()%1e6))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
+	return world.NewHost(t, "ct").NS
 }
 
 // testConn opens a Conn in the namespace.

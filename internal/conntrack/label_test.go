@@ -52,11 +52,6 @@ const (
 func newRouter(t *testing.T) *router {
 	t.Helper()
 	r := &router{client: testNS(t), node: testNS(t), server: testNS(t)}
-	for _, ns := range []*netns.NS{r.client, r.node, r.server} {
-		if err := ns.Sysctl("net.ipv6.conf.default.dad_transmits", "0"); err != nil { // which takes seconds
-			t.Fatal(err)
-		}
-	}
 	for i, end := range []*netns.NS{r.client, r.server} {
 		dev := fmt.Sprintf("e%d", i+1)
 		if err := netns.Veth(r.node, dev, end, "eth0"); err != nil {
@@ -254,6 +249,7 @@ func TestRelabel(t *testing.T) {
 						continue // no different from that, once there is room for labels
 					}
 					t.Run(fmt.Sprintf("%s/%s/%s/old=%v", network, family, path, old), func(t *testing.T) {
+						t.Parallel()
 						r := newRouter(t)
 						run(t, r.node, "nft", natRules)
 						if !old {
@@ -381,6 +377,7 @@ func TestRelabelWithoutRoom(t *testing.T) {
 func TestRelabelMany(t *testing.T) {
 	for _, room := range []bool{true, false} {
 		t.Run(fmt.Sprintf("room=%v", room), func(t *testing.T) {
+			t.Parallel()
 			ns := testNS(t)
 			c := testConn(t, ns)
 			if room {
