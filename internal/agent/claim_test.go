@@ -229,10 +229,12 @@ func TestClaimOfProcess(t *testing.T) {
 	case "":
 		t.Skip("a part of other tests")
 	case "hold":
-		if _, err := net.Listen("unix", claimName); err != nil {
+		l, err := net.Listen("unix", claimName)
+		if err != nil {
 			t.Fatal(err)
 		}
-		select {}
+		time.Sleep(10 * time.Minute) // it is killed before; without a timer, the process would end as deadlocked
+		_ = l.Close()                // and so it is not collected
 	case "claim":
 		c, err := ClaimNamespace(t.Context(), 300*time.Millisecond, claimLock, slog.New(slog.DiscardHandler))
 		if err != nil {
