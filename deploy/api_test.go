@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// api asks the API server as its administrator. What polls and what only prepares uses it, as kubectl
-// takes a good part of a second of a core each time it starts.
+// api asks the API server as its administrator. What polls and what only prepares uses it, as
+// kubectl takes a good part of a second of a core each time it starts.
 type api struct {
 	*http.Client
 	url string

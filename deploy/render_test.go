@@ -257,8 +257,8 @@ func TestThePodMayDoLittle(t *testing.T) {
 	}
 }
 
-// Invalid values are refused, with a message that says what to do: by the schema, with the path of the
-// value, or by a template.
+// Invalid values are refused, with a message that says what to do: by the schema, with the path of
+// the value, or by a template.
 func TestRefusedValues(t *testing.T) {
 	t.Parallel()
 	type refusal struct{ set, want string }

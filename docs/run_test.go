@@ -350,8 +350,8 @@ const (
 
 var (
 	heading = regexp.MustCompile(`^[A-Z][A-Z/]+( +[A-Z][A-Z/]+)+$`)
-	// Times, durations, addresses, the version, and numbers that the kernel or a program chooses, such
-	// as ports.
+	// Times, durations, addresses, the version, and numbers that the kernel or a program chooses,
+	// such as ports.
 	varying = regexp.MustCompile(`agent +[^ ,]+,|process \d+|(\d+(\.\d+)?(ms|µs|s|m|h)\b)+|\d+([.:]\d+)+(e\+\d+)?|\d{4,}`)
 )
 

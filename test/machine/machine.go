@@ -21,11 +21,11 @@ type Resource struct {
 }
 
 var (
-	// Conntrack is the table of connection tracking, of which the machine has one for all namespaces:
-	// for tests that fill it, or change its size.
+	// Conntrack is the table of connection tracking, of which the machine has one for all
+	// namespaces: for tests that fill it, or change its size.
 	Conntrack = Resource{"conntrack", 1}
-	// ControlPlane is a Kubernetes API with its database and controllers: each takes a good part of a
-	// core for some seconds when it starts, and half a gigabyte.
+	// ControlPlane is a Kubernetes API with its database and controllers: each takes a good part of
+	// a core for some seconds when it starts, and half a gigabyte.
 	ControlPlane = Resource{"control-plane", 3}
 )
 

@@ -17,9 +17,10 @@ import (
 // Env names a folder in which the programs are already, as `make test` has it.
 const Env = "SLUICE_PROGRAMS"
 
-// Folder returns the folder of sluice, sluice-bgp, sluice-cni and sluice-lab: the one that Env names, or bin
-// of the checkout that contains the working directory, where it has `make build` bring them up to
-// date. In a guest (test/vm), which has neither sources nor a compiler, it is where PATH has them.
+// Folder returns the folder of sluice, sluice-bgp, sluice-cni and sluice-lab: the one that Env
+// names, or bin of the checkout that contains the working directory, where it has `make build`
+// bring them up to date. In a guest (test/vm), which has neither sources nor a compiler, it is
+// where PATH has them.
 func Folder() (string, error) { return folder() }
 
 var folder = sync.OnceValues(func() (string, error) {

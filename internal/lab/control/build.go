@@ -50,11 +50,11 @@ var tools = set{"tools", []program{
 	{name: "operator", module: "monitoring", pkg: "./operator"},
 }}
 
-// Build returns the folder with the programs of Kubernetes, below the user's cache folder. It builds
-// what is missing, with the Go toolchain, from the module test/kube of the checkout that contains the
-// working directory or this program. That takes some minutes, once. Outside a checkout it returns
-// the last build. say, which may be nil, reports progress. Processes that build at the same time
-// wait for each other.
+// Build returns the folder with the programs of Kubernetes, below the user's cache folder. It
+// builds what is missing, with the Go toolchain, from the module test/kube of the checkout that
+// contains the working directory or this program. That takes some minutes, once. Outside a checkout
+// it returns the last build. say, which may be nil, reports progress. Processes that build at the
+// same time wait for each other.
 func Build(ctx context.Context, say func(string)) (bin string, err error) {
 	return kubernetes.build(ctx, say)
 }
