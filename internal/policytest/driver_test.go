@@ -4,12 +4,11 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/nftables"
@@ -18,20 +17,7 @@ import (
 	"sluice.dev/sluice/internal/upkeep"
 )
 
-// lockWait is for the lock of xtables: another test may have it for a large policy.
-const lockWait = 5 * time.Minute
-
-// TestMain has a lock of xtables for the namespaces of these tests, which nobody else changes.
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "policytest")
-	if err != nil {
-		panic(err)
-	}
-	_ = os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "xtables.lock"))
-	code := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
 
 // A plane is a driver under test.
 type plane struct {
@@ -57,7 +43,7 @@ func TestIPTables(t *testing.T) {
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			plane{func(_ testing.TB, o options) (driver.Driver, error) {
-				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: lockWait})
+				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: drivertest.LockWait})
 			}, 1}.run(t, slices.Concat(fates, translations))
 		})
 	}

@@ -3,9 +3,7 @@ package iptables_test
 import (
 	"net/netip"
 	"os"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/drivertest"
@@ -14,20 +12,7 @@ import (
 	"sluice.dev/sluice/internal/reconcile"
 )
 
-// lockWait is for the lock of xtables, which all tests have in turn.
-const lockWait = 5 * time.Minute
-
-// TestMain has a lock of xtables for the namespaces of these tests, which nobody else changes.
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "iptables")
-	if err != nil {
-		panic(err)
-	}
-	_ = os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "xtables.lock"))
-	code := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
 
 // each runs a test with each variant of iptables.
 func each(t *testing.T, test func(*testing.T, drivertest.Open)) {
@@ -35,7 +20,7 @@ func each(t *testing.T, test func(*testing.T, drivertest.Open)) {
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			test(t, func() (driver.Driver, error) {
-				return iptables.Open(iptables.Options{Options: driver.Options{Fabric: true}, Variant: v, LockWait: lockWait})
+				return iptables.Open(iptables.Options{Options: driver.Options{Fabric: true}, Variant: v, LockWait: drivertest.LockWait})
 			})
 		})
 	}
@@ -47,20 +32,22 @@ func TestFlood(t *testing.T)   { each(t, drivertest.Flood) }
 // From one variant to the other and back: no connection fails.
 func TestUpgrade(t *testing.T) {
 	with := func(v iptables.Variant) drivertest.Open {
-		return func() (driver.Driver, error) { return iptables.Open(iptables.Options{Variant: v, LockWait: lockWait}) }
+		return func() (driver.Driver, error) {
+			return iptables.Open(iptables.Options{Variant: v, LockWait: drivertest.LockWait})
+		}
 	}
 	drivertest.Upgrade(t, with(iptables.Legacy), with(iptables.NFTables))
 }
 
 func TestRefusals(t *testing.T) {
 	drivertest.Refusals(t, func(refused func(netip.Addr) bool) (driver.Driver, error) {
-		return iptables.OpenRefusing(iptables.Options{Variant: iptables.Legacy, LockWait: lockWait}, refused, func(model.PolicyKey) bool { return false })
+		return iptables.OpenRefusing(iptables.Options{Variant: iptables.Legacy, LockWait: drivertest.LockWait}, refused, func(model.PolicyKey) bool { return false })
 	})
 }
 
 // withPolicy are the options for a variant.
 func withPolicy(v iptables.Variant) iptables.Options {
-	return iptables.Options{Options: driver.Options{Policy: true}, Variant: v, LockWait: lockWait}
+	return iptables.Options{Options: driver.Options{Policy: true}, Variant: v, LockWait: drivertest.LockWait}
 }
 
 func TestRefusedPolicies(t *testing.T) {
