@@ -30,9 +30,13 @@ import (
 )
 
 const (
-	// fewFilters is the number of filters up to which each is a filtered dump of its own.
-	// That is a walk of the kernel's hash table (5 ms at 262,144 buckets); a whole dump
-	// also copies every entry to user space (1 µs each).
+	// A dump is a walk of the kernel's hash table, which all namespaces share (5 ms at 262,144
+	// buckets). A whole dump also copies every entry to user space (1 µs each), a filtered dump
+	// those that it selects. So where entries are few, one whole dump takes less time than several
+	// that are filtered: each that it saves is worth copying so many entries.
+	copiesPerWalk = 5000
+	// fewFilters is the number of filters up to which each is a filtered dump of its own, however
+	// many entries there are.
 	fewFilters = 4
 	// deleteBatch entries are deleted per message to the kernel. If all are gone already,
 	// as many error replies have to fit into the socket's buffer.
@@ -48,6 +52,8 @@ type Conn struct {
 	mu sync.Mutex
 	ns *os.File      // the namespace it was opened in
 	nl *netlink.Conn // nil after a failure, until the next call dials anew
+	// copies is copiesPerWalk; 0 has dumps filtered, however few entries there are.
+	copies int
 }
 
 // Requirement is what the package needs of the kernel.
@@ -80,7 +86,7 @@ func open() (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{ns: ns}
+	c := &Conn{ns: ns, copies: copiesPerWalk}
 	if err := c.probe(); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -109,18 +115,7 @@ func (c *Conn) Delete(ctx context.Context, filters []Filter, spare func(*Flow) b
 	if err != nil {
 		return 0, fmt.Errorf("encode connection tracking filter: %w", err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	match := func(f *Flow) bool { return x.match(f) && (spare == nil || !spare(f)) }
-	n := 0
-	for _, r := range requests {
-		deleted, err := c.sweep(ctx, r, match)
-		n += deleted
-		if err != nil {
-			return n, err
-		}
-	}
-	return n, nil
+	return c.sweep(ctx, requests, func(f *Flow) bool { return x.match(f) && (spare == nil || !spare(f)) })
 }
 
 // Sweep reads the whole table once and deletes the flows for which drop returns
@@ -130,9 +125,7 @@ func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("encode connection tracking dump: %w", err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sweep(ctx, r, func(f *Flow) bool { return drop(*f) })
+	return c.sweep(ctx, []netlink.Message{r}, func(f *Flow) bool { return drop(*f) })
 }
 
 // All calls f with each flow. f must not call the Conn.
@@ -143,7 +136,7 @@ func (c *Conn) All(ctx context.Context, f func(*Flow)) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.dump(ctx, r, f)
+	return c.dump(ctx, []netlink.Message{r}, f)
 }
 
 // Each calls f once with each flow that any of the filters matches. f must not call the Conn.
@@ -160,36 +153,48 @@ func (c *Conn) Each(ctx context.Context, filters []Filter, f func(*Flow)) error 
 	seen := map[entry]bool{} // where the kernel selects less, a flow is in several dumps
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, r := range requests {
-		err := c.dump(ctx, r, func(flow *Flow) {
-			if e := (entry{flow.Protocol, flow.Orig}); x.match(flow) && !seen[e] {
-				seen[e] = true
-				f(flow)
-			}
-		})
-		if err != nil {
-			return err
+	return c.dump(ctx, requests, func(flow *Flow) {
+		if e := (entry{flow.Protocol, flow.Orig}); x.match(flow) && !seen[e] {
+			seen[e] = true
+			f(flow)
 		}
-	}
-	return nil
+	})
 }
 
-// dump calls f with what a dump holds.
-func (c *Conn) dump(ctx context.Context, request netlink.Message, f func(*Flow)) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	err := c.exchange(request, func(data []byte) error {
-		flow, ok, err := decodeFlow(data)
-		if err == nil && ok {
-			f(&flow)
+// dump calls f with what dumps hold, or with more: all there is.
+func (c *Conn) dump(ctx context.Context, requests []netlink.Message, f func(*Flow)) error {
+	requests, err := c.fewest(requests)
+	for i := 0; i < len(requests) && err == nil; i++ {
+		if err := ctx.Err(); err != nil {
+			return err
 		}
-		return err
-	})
+		err = c.exchange(requests[i], func(data []byte) error {
+			flow, ok, err := decodeFlow(data)
+			if err == nil && ok {
+				f(&flow)
+			}
+			return err
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("read connection tracking table: %w", err)
 	}
 	return nil
+}
+
+// fewest puts one dump of all in the place of several where that takes less time, and none where
+// there are no entries.
+func (c *Conn) fewest(requests []netlink.Message) ([]netlink.Message, error) {
+	switch n, err := c.Count(); {
+	case err != nil: // it only saves time
+		return requests, nil
+	case n == 0:
+		return nil, nil
+	case n > (len(requests)-1)*c.copies:
+		return requests, nil
+	}
+	r, err := dumpAll(0)
+	return []netlink.Message{r}, err
 }
 
 // requests are the dumps that together hold every flow the index matches.
@@ -218,11 +223,14 @@ func (x *index) requests() ([]netlink.Message, error) {
 	return requests, nil
 }
 
-// sweep deletes what a dump holds and match agrees to. What the kernel has selected is judged once
-// more here, so that a kernel which ignores a filter costs time and no flows.
-func (c *Conn) sweep(ctx context.Context, dump netlink.Message, match func(*Flow) bool) (int, error) {
+// sweep deletes what dumps hold and match agrees to, and returns their number. What the kernel has
+// selected is judged once more here, so that a kernel which ignores a filter costs time and no
+// flows.
+func (c *Conn) sweep(ctx context.Context, dumps []netlink.Message, match func(*Flow) bool) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var doomed []Flow
-	err := c.dump(ctx, dump, func(flow *Flow) {
+	err := c.dump(ctx, dumps, func(flow *Flow) {
 		if match(flow) {
 			doomed = append(doomed, *flow)
 		}

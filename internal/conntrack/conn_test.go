@@ -204,14 +204,15 @@ func TestEachAndDelete(t *testing.T) {
 		padding = append(padding, Filter{model.UDP, ap("10.99.0.1:53"), netip.AddrPortFrom(netip.MustParseAddr("10.2.0.9"), i+1)})
 	}
 	for name, tt := range tests {
-		for _, many := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/many=%v", name, many), func(t *testing.T) {
+		for how, dumps := range map[string]struct {
+			copies int
+			others []Filter
+		}{"a dump for each": {0, nil}, "one dump for a few": {copiesPerWalk, nil}, "one dump for many": {0, padding}} {
+			t.Run(name+"/"+how, func(t *testing.T) {
 				c := testConn(t, testNS(t))
+				c.copies = dumps.copies
 				create(t, c, table...)
-				filters := tt.filters
-				if many {
-					filters = append(slices.Clone(filters), padding...)
-				}
+				filters := slices.Concat(tt.filters, dumps.others)
 				var wanted, matched []string
 				for _, i := range tt.gone {
 					wanted = append(wanted, table[i].String())
@@ -284,6 +285,29 @@ func TestKernelSelects(t *testing.T) {
 	}
 }
 
+// TestFewestDumps: a dump walks the table of the whole machine, however few entries there are.
+func TestFewestDumps(t *testing.T) {
+	c := testConn(t, testNS(t))
+	three, err := newIndex([]Filter{
+		{Protocol: model.UDP, Frontend: ap("10.96.0.1:53")}, {Protocol: model.UDP, Frontend: ap("10.96.0.2:53")}, {Protocol: model.TCP, Frontend: ap("10.96.0.1:53")},
+	}).requests()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, dumps []netlink.Message, want int) {
+		t.Helper()
+		if got, err := c.fewest(dumps); len(got) != want || err != nil {
+			t.Errorf("%s: %d dumps (%v), want %d", when, len(got), err, want)
+		}
+	}
+	check("no entries", three, 0)
+	create(t, c, table...)
+	check("some entries", three, 1)
+	check("one filter", three[:1], 1)
+	c.copies = len(table)/2 - 1
+	check("entries that take longer to copy than two walks", three, 3)
+}
+
 // TestDeleteSparesNewEntry shows that a flow is not deleted if it went to another backend
 // after it was read.
 func TestDeleteSparesNewEntry(t *testing.T) {
@@ -337,7 +361,7 @@ func TestStaysInNamespace(t *testing.T) {
 			t.Errorf("count %d, %v; want %d", n, err, want)
 		}
 	}
-	if n, err := a.Max(); n <= 0 || err != nil {
+	if n, err := a.read("/proc/sys/net/netfilter/nf_conntrack_max"); n <= 0 || err != nil {
 		t.Errorf("max %d, %v", n, err)
 	}
 }

@@ -64,26 +64,19 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 	var flows []Flow
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, r := range requests {
-		err := ctx.Err()
-		if err == nil {
-			err = c.exchange(r, func(data []byte) error {
-				f, ok, err := decodeFlow(data)
-				if err != nil || !ok || addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
-					return err
-				}
-				cut := decide(f)
-				offloaded = offloaded || cut && f.Offloaded()
-				if e := (entry{f.id, f.Orig}); cut != f.Cut() && !seen[e] {
-					seen[e] = true
-					flows = append(flows, f)
-				}
-				return nil
-			})
+	err = c.dump(ctx, requests, func(f *Flow) {
+		if addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
+			return
 		}
-		if err != nil {
-			return 0, offloaded, fmt.Errorf("read connection tracking table: %w", err)
+		cut := decide(*f)
+		offloaded = offloaded || cut && f.Offloaded()
+		if e := (entry{f.id, f.Orig}); cut != f.Cut() && !seen[e] {
+			seen[e] = true
+			flows = append(flows, *f)
 		}
+	})
+	if err != nil {
+		return 0, offloaded, err
 	}
 	changed, err = c.labelAll(ctx, flows)
 	return changed, offloaded, err

@@ -49,17 +49,25 @@ func chains() (found []Chain, own bool, err error) {
 		return nil, false, fmt.Errorf("open nftables: %w", err)
 	}
 	defer func() { _ = conn.CloseLasting() }()
+	tables, err := conn.ListTables()
+	if err != nil {
+		return nil, false, fmt.Errorf("list nftables tables: %w", err)
+	}
+	others := false // our own chains may be thousands, to be listed in vain
+	for _, t := range tables {
+		is, agents := ours(t)
+		own, others = own || agents, others || !is
+	}
+	if !others {
+		return nil, own, nil
+	}
 	all, err := conn.ListChains()
 	if err != nil {
 		return nil, false, fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, c := range all {
-		if c.Table.Family == nftables.TableFamilyINet && (c.Table.Name == "sluice" || c.Table.Name == "sluice-next") {
-			own = true
+		if is, _ := ours(c.Table); is {
 			continue
-		}
-		if c.Table.Family == nftables.TableFamilyINet && c.Table.Name == "sluice-userspace" {
-			continue // a proxy's of ours, which goes with its agent
 		}
 		seen := Chain{Family: cmp.Or(FamilyNames[c.Table.Family], "unknown"), Table: c.Table.Name, Name: c.Name}
 		if c.Hooknum != nil && slices.Contains([]string{"inet", "ip", "ip6"}, seen.Family) {
@@ -76,6 +84,16 @@ func chains() (found []Chain, own bool, err error) {
 		found = append(found, seen)
 	}
 	return found, own, nil
+}
+
+// ours reports whether a table is Sluice's, and if so, whether it is an agent's, and not only a
+// proxy's, which goes with its agent.
+func ours(t *nftables.Table) (is, agents bool) {
+	if t.Family != nftables.TableFamilyINet {
+		return false, false
+	}
+	agents = t.Name == "sluice" || t.Name == "sluice-next"
+	return agents || t.Name == "sluice-userspace", agents
 }
 
 // read tells what a rule does.

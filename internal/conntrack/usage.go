@@ -10,11 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Count is the number of entries in the table of the Conn's namespace.
+// Count is the number of entries in the table of the Conn's namespace. It is safe for concurrent
+// use.
 func (c *Conn) Count() (int, error) { return c.read("/proc/sys/net/netfilter/nf_conntrack_count") }
-
-// Max is the number of entries that the table may hold; new flows are dropped beyond it.
-func (c *Conn) Max() (int, error) { return c.read("/proc/sys/net/netfilter/nf_conntrack_max") }
 
 // read reads a number from /proc/sys/net, which shows the namespace of the thread that reads.
 // (Asking ctnetlink instead would not do: its answer claims to be one of several, whose end never
@@ -23,7 +21,7 @@ func (c *Conn) read(file string) (n int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread()
 		var inside bool
 		if inside, err = c.inside(); err == nil && !inside {
 			err = unix.Setns(int(c.ns.Fd()), unix.CLONE_NEWNET)
@@ -34,6 +32,9 @@ func (c *Conn) read(file string) (n int, err error) {
 		var b []byte
 		if b, err = os.ReadFile(file); err == nil {
 			n, err = strconv.Atoi(string(bytes.TrimSpace(b)))
+		}
+		if inside {
+			runtime.UnlockOSThread() // any other thread ends with the goroutine
 		}
 	}()
 	<-done
