@@ -98,11 +98,12 @@ func checkListed(t *testing.T, l *lab.Lab, state, agents string) {
 }
 
 // Manifests that a user applies to an empty lab with an API run there, and answer, also on the pod
-// network that the agents make.
+// network that the agents make. The agents have learned of their BGP peer from the API.
 func TestLabEmptyKubernetes(t *testing.T) {
 	t.Parallel()
 	machine.ControlPlane.Take(t)
-	l := emptyLab(t, "testemptykube", "--kubernetes", "--crds", "--fabric", "cross-subnet")
+	l := emptyLab(t, "testemptykube", "--kubernetes", "--crds", "--fabric", "bgp")
+	checkBGP(t, l)
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	if err := os.WriteFile(file, []byte(webApp), 0o644); err != nil {
 		t.Fatal(err)
@@ -120,6 +121,8 @@ func TestLabEmptyKubernetes(t *testing.T) {
 	checkProbe(t, l)
 	checkPolicies(t, l)
 	checkFinished(t, l)
+	followRecipes(t, l)
+	checkKubectl(t, l)
 }
 
 // checkFinished asks about a pod that has finished, which the agent does not follow any more.

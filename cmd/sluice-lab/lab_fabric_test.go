@@ -46,7 +46,7 @@ func checkProbe(t *testing.T, l *lab.Lab) {
 	probing.Lock()
 	defer probing.Unlock()
 	var out bytes.Buffer
-	if code := execute(t.Context(), []string{"lab", "probe", "--name", l.Name}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "all as they should be") {
+	if code := execute(t.Context(), []string{"lab", "probe", "--requests", "1", "--name", l.Name}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "all as they should be") {
 		t.Errorf("probe: exit status %d\n%s", code, out.String())
 	}
 }

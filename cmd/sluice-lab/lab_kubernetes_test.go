@@ -196,7 +196,7 @@ func load(t *testing.T, l *lab.Lab) (stop func()) {
 		clients.Go(func() {
 			defer ns.Close()
 			err := ns.Do(func() error {
-				for pause := time.NewTicker(5 * time.Millisecond); !over.Load(); <-pause.C {
+				for pause := time.NewTicker(20 * time.Millisecond); !over.Load(); <-pause.C {
 					if _, err := echo.Ask("TCP", c.to, 5*time.Second); err != nil {
 						t.Errorf("%s to %v: %v", ns.Name, c.to, err)
 					}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/lab"
-	"sluice.dev/sluice/test/machine"
 )
 
 // recipe is one of the policy recipes that people learn by
@@ -124,15 +123,10 @@ func policyOf(namespace, selects, rest string) string {
 		"spec: {podSelector: {matchLabels: {%s}}%s}\n", namespace, selects, rest)
 }
 
-// TestRecipes follows each of the fourteen recipes with kubectl alone, all at the same time: before
-// its policy all requests pass, after it those that the recipe says. The lab's agents have learned
-// of their BGP peer from the API.
-func TestRecipes(t *testing.T) {
-	t.Parallel()
-	machine.ControlPlane.Take(t)
-	l := emptyLab(t, "testrecipes", "--kubernetes", "--crds", "--fabric", "bgp")
-	checkBGP(t, l)
-	t.Run("each", func(t *testing.T) {
+// followRecipes follows each of the fourteen recipes with kubectl alone, all at the same time: before
+// its policy all requests pass, after it those that the recipe says.
+func followRecipes(t *testing.T, l *lab.Lab) {
+	t.Run("recipes", func(t *testing.T) {
 		for name, r := range recipes {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -141,8 +135,13 @@ func TestRecipes(t *testing.T) {
 			})
 		}
 	})
+}
+
+// checkKubectl runs and enters pods as the recipes' readers do.
+func checkKubectl(t *testing.T, l *lab.Lab) {
 	c := cook{t, l}
-	c.kubectl("", strings.Fields(webPod)...)
+	c.kubectl("", "create", "namespace", "tried")
+	c.kubectl("", append([]string{"-n", "tried"}, strings.Fields(webPod)...)...)
 	if err := l.Settle(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +156,7 @@ func TestRecipes(t *testing.T) {
 		{"exec -i web -- cat", "what comes in", "what comes in"},
 		{"logs web", "", "there is no log"},
 	} {
-		if out := c.run(tc.input, words(tc.args)...); !strings.Contains(out, tc.want) {
+		if out := c.run(tc.input, append([]string{"-n", "tried"}, words(tc.args)...)...); !strings.Contains(out, tc.want) {
 			t.Errorf("kubectl %s does not say %q: %s", tc.args, tc.want, out)
 		}
 	}
