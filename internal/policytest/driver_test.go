@@ -23,13 +23,28 @@ func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
 type plane struct {
 	// open opens the driver in the network namespace of the calling thread.
 	open func(testing.TB, options) (driver.Driver, error)
-	part int // of the random clusters it is given one in so many
+	// These are its parts of the cases of others' suites and of the random clusters: the variants of
+	// iptables load the same rules, so that each has a half.
+	cases, clusters share
+	names           int // of ports, in a policy that has very many
 }
 
-// clusters are how many random clusters the driver is given.
-func (p plane) clusters() int { return *kernels / p.part }
+// share is a part of a whole, of which there are several.
+type share struct{ part, of int }
 
-var byNFTables = plane{openNFTables, 1}
+func (s share) has(i int) bool { return i%s.of == s.part }
+
+// Names of ports: each is a set of its own to iptables, and the kernel compares the name of a new set
+// with those of all there are.
+const (
+	manyNames = 10_000
+	manySets  = 1_000
+)
+
+var (
+	whole      = share{0, 1}
+	byNFTables = plane{openNFTables, whole, whole, manyNames}
+)
 
 func openNFTables(_ testing.TB, o options) (driver.Driver, error) {
 	return nftables.Open(nftables.Options{Options: o.Options, Apart: o.apart})
@@ -40,11 +55,11 @@ func TestNFTables(t *testing.T) { byNFTables.run(t, slices.Concat(fates, transla
 // TestIPTables runs the tests with both variants of iptables.
 func TestIPTables(t *testing.T) {
 	t.Parallel()
-	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
+	for i, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			plane{func(_ testing.TB, o options) (driver.Driver, error) {
 				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: drivertest.LockWait})
-			}, 1}.run(t, slices.Concat(fates, translations))
+			}, share{i, 2}, share{i, 2}, manySets}.run(t, slices.Concat(fates, translations))
 		})
 	}
 }
@@ -56,7 +71,7 @@ func TestIPVS(t *testing.T) {
 	}
 	plane{func(_ testing.TB, o options) (driver.Driver, error) {
 		return ipvs.Open(ipvs.Options{Options: o.Options})
-	}, 4}.run(t, fates)
+	}, whole, share{0, 4}, manyNames}.run(t, fates)
 }
 
 // TestFlowOffload runs the tests with connections that pass by the chains as soon as they can.
@@ -65,7 +80,7 @@ func TestFlowOffload(t *testing.T) {
 	plane{func(t testing.TB, o options) (driver.Driver, error) {
 		offload(t, &o)
 		return openNFTables(t, o)
-	}, 4}.run(t, fates)
+	}, whole, share{0, 4}, manyNames}.run(t, fates)
 }
 
 // test is one of this package that any driver passes which carries out policy, but for what it says
