@@ -38,7 +38,7 @@ func newBenchCommand() *cobra.Command {
 	fl.StringVar((*string)(&o.Scale), "scale", string(o.Scale), "full (about an hour) or small (about fifteen minutes)")
 	fl.IntVar(&o.Rounds, "rounds", 0, "how often each case is measured; 0: depends on the scale")
 	fl.DurationVar(&o.SoakFor, "soak-for", 0, "how long the experiment soak lasts; 0: depends on the scale")
-	fl.IntSliceVar(&o.Services, "services", nil, "numbers of services in the experiments modes-connections and modes-changes; none: depends on the scale")
+	fl.IntSliceVar(&o.Services, "services", nil, "numbers of services or farms, in experiments that compare some (modes-connections, modes-changes, kube-proxy-…, balancer-interruptions, soak); none: depends on the scale")
 	fl.IntVar(&o.Objects, "objects", 0, "how many objects the experiment hostile draws; 0: depends on the scale")
 	fl.IntVar(&o.From, "from", 0, "the number of the first of them: a long run may be cut in parts (one that is interrupted says how to go on)")
 	fl.IntVar(&o.Pods, "pods", 0, "about how many pods are on other nodes beside them; 0: depends on the scale")

@@ -20,7 +20,7 @@ import (
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	machine.ControlPlane.Take(t)
-	r := measure(t, bench.Options{Experiments: []string{"soak"}, SoakFor: 20 * time.Second})
+	r := measure(t, bench.Options{Experiments: []string{"soak"}, Services: []int{200}, SoakFor: 20 * time.Second})
 	for _, g := range r.Goals {
 		if !g.Met {
 			t.Errorf("%s: %s, want %s", g.What, g.Result, g.Goal)
@@ -58,7 +58,7 @@ func TestHostile(t *testing.T) {
 func TestBenchBesideKubeProxy(t *testing.T) {
 	t.Parallel()
 	machine.ControlPlane.Take(t)
-	r := measure(t, bench.Options{Experiments: []string{"kube-proxy-start"}, Rounds: 1})
+	r := measure(t, bench.Options{Experiments: []string{"kube-proxy-start"}, Services: []int{100}, Rounds: 1})
 	programs := map[string]bool{}
 	for _, m := range r.Series {
 		programs[m.Dataplane] = m.Median > 0
@@ -72,8 +72,8 @@ func TestBenchBesideKubeProxy(t *testing.T) {
 // a second may be due to other tests on the machine: the test logs it, and the bench judges it.
 func TestBenchBalancer(t *testing.T) {
 	t.Parallel()
-	r := measure(t, bench.Options{Experiments: []string{"balancer-interruptions"}, Rounds: 1})
-	if len(r.Goals) != 6 { // three events, two sizes
+	r := measure(t, bench.Options{Experiments: []string{"balancer-interruptions"}, Services: []int{250}, Rounds: 1})
+	if len(r.Goals) != 3 { // three events
 		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
 	}
 	for _, n := range r.Notes {

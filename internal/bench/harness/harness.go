@@ -28,7 +28,7 @@ type Options struct {
 	Scale       report.Scale
 	Rounds      int           // how often each case is measured; 0: what the scale says
 	SoakFor     time.Duration // duration of the experiment soak; 0: what the scale says
-	Services    []int         // numbers of services that the modes experiments compare; none: what the scale says
+	Services    []int         // numbers of services, or farms, where a size can be chosen (see Run.Sizes); none: what the scale says
 	Objects     int           // how many objects the hostile experiments draw; 0: what the scale says
 	From        int           // number of the first of these objects
 	Pods        int           // how many pods, about, other nodes have; 0: what the scale says
@@ -66,6 +66,18 @@ func (r *Run) Logf(format string, args ...any) {
 
 // Full reports whether this is the full scale.
 func (r *Run) Full() bool { return r.Options.Scale == Full }
+
+// Sizes returns the numbers of services, or of farms, to measure: those of the options, or what the
+// scale says.
+func (r *Run) Sizes(full, small []int) []int {
+	switch {
+	case len(r.Options.Services) > 0:
+		return r.Options.Services
+	case r.Full():
+		return full
+	}
+	return small
+}
 
 // Goal adds a goal and how it was met. At the small scale the goal is marked so.
 func (r *Run) Goal(what, goal, result string, met bool) {

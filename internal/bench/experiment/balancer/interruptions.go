@@ -43,7 +43,8 @@ var events = []event{{"restart", restart}, {"toggles", toggle}, {"reload", reloa
 
 func runInterruptions(ctx context.Context, r *harness.Run) error {
 	own, nftlb := peer.Balance{Program: r.Binary, Mode: peer.DNAT}, peer.Nftlb{Mode: peer.DNAT}
-	specs := append(cases([]int{250, 2_000}, own), cases([]int{250}, nftlb)...)
+	sizes := r.Sizes([]int{250, 2_000}, []int{250, 2_000})
+	specs := append(cases(sizes, own), cases(sizes[:1], nftlb)...)
 	if err := inTurns(ctx, r, specs, interrupt); err != nil {
 		return err
 	}

@@ -71,12 +71,7 @@ const NodePort = 30080
 func (st *APICluster) busy() int { return st.Services + singles }
 
 // kubeSizes returns the numbers of services at which Sluice and kube-proxy are compared.
-func kubeSizes(r *harness.Run) []int {
-	if r.Full() {
-		return []int{1_000, 10_000}
-	}
-	return []int{100, 1_000}
-}
+func kubeSizes(r *harness.Run) []int { return r.Sizes([]int{1_000, 10_000}, []int{100, 1_000}) }
 
 // Cluster returns the shared APICluster with so many services of ten endpoints each.
 func (c Comparison) Cluster(ctx context.Context, r *harness.Run, services int) (*APICluster, error) {

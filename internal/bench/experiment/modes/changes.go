@@ -21,15 +21,7 @@ var Changes = harness.Experiment{
 	Charts: changeCharts,
 }
 
-func changeSizes(r *harness.Run) []int {
-	if len(r.Options.Services) > 0 {
-		return r.Options.Services
-	}
-	if r.Full() {
-		return []int{1_000, 10_000}
-	}
-	return []int{10, 100}
-}
+func changeSizes(r *harness.Run) []int { return r.Sizes([]int{1_000, 10_000}, []int{10, 100}) }
 
 func runChanges(ctx context.Context, r *harness.Run) error {
 	r.Options.Rounds = min(r.Options.Rounds, 3)

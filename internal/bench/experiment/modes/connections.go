@@ -42,15 +42,7 @@ const (
 	keepAlive    = "keep-alive"
 )
 
-func connectionSizes(r *harness.Run) []int {
-	if len(r.Options.Services) > 0 {
-		return r.Options.Services
-	}
-	if r.Full() {
-		return []int{10, 1_000, 10_000}
-	}
-	return []int{10, 100}
-}
+func connectionSizes(r *harness.Run) []int { return r.Sizes([]int{10, 1_000, 10_000}, []int{10, 100}) }
 
 func runConnections(ctx context.Context, r *harness.Run) (err error) {
 	r.Options.Rounds = min(r.Options.Rounds, 5)

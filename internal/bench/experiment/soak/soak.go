@@ -31,8 +31,7 @@ var Experiment = harness.Experiment{
 }
 
 const (
-	soakServices = 1_000
-	untouched    = 10 // of them, the last
+	untouched = 10 // services, the last
 
 	changesMade  = "changes made"
 	planned      = "operations that the agent would still do"
@@ -56,7 +55,8 @@ func runExperiment(ctx context.Context, r *harness.Run) error {
 	if lasting == 0 {
 		lasting = r.Short(10*time.Minute, 30*time.Second)
 	}
-	return runFor(ctx, r, soakServices, lasting)
+	services := r.Sizes([]int{1_000}, []int{1_000})
+	return runFor(ctx, r, services[0], lasting)
 }
 
 // runFor keeps an agent under churn and faults for a time and sets the goals.
