@@ -80,15 +80,20 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 GO_TEST := go test -count=1 -vet=off -timeout 20m -p 3 -parallel 4
 LONGEST := $(addprefix ./,cmd/sluice-lab internal/policytest docs internal/driver/iptables internal/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
 
-.PHONY: test check
-test check: export SLUICE_PROGRAMS := $(CURDIR)/bin
+.PHONY: test test-packages test-release check
+test test-packages test-release check: export SLUICE_PROGRAMS := $(CURDIR)/bin
 test: build ## Run all tests that one machine can run, kernel tests in network namespaces included (PKG=./folder for one package)
 	@hack/need "the tests" $(TEST_TOOLS)
 	bin/sluice lab build --tools
-	$(GO_TEST) $(if $(filter ./...,$(PKG)),$(LONGEST)) $(PKG) 2>&1 | tee bin/test.log
-ifeq ($(PKG),./...)
-	cd release && $(GO_TEST) ./... 2>&1 | tee -a $(CURDIR)/bin/test.log
-endif
+	@: >bin/test.log
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-packages $(if $(filter ./...,$(PKG)),test-release)
+
+test-packages:
+	$(GO_TEST) $(if $(filter ./...,$(PKG)),$(LONGEST)) $(PKG) 2>&1 | tee -a bin/test.log
+
+# Another module, whose test compiles and packs: it takes what time the others leave.
+test-release:
+	cd release && nice $(GO_TEST) ./... 2>&1 | tee -a $(CURDIR)/bin/test.log
 
 check: build ## Format, vet and lint what changed, and run all tests that need no kernel: a minute
 	@hack/check

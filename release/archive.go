@@ -3,7 +3,6 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/klauspost/compress/gzip"
 )
 
 // entry is a file of an archive.
@@ -25,10 +26,7 @@ type entry struct {
 // belongs to root and is of one time, so that equal files make equal archives.
 func archive(entries []entry, at time.Time) ([]byte, error) {
 	var out bytes.Buffer
-	z, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
-	if err != nil {
-		return nil, err
-	}
+	z := gzip.NewWriter(&out)
 	if err := writeTar(tar.NewWriter(z), entries, at); err != nil {
 		return nil, err
 	}

@@ -41,10 +41,39 @@ ln -s pts/ptmx dev/ptmx
 mount --move . /
 exec chroot . /usr/lib/systemd/systemd --unit=basic.target --show-status=no`
 
+// debian returns an archive of the box's system, which is made once and kept with what else tests
+// build once. Nobody reads its documents.
+func debian(t *testing.T) string {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(cache, "sluice", "bookworm-rpm-systemd.tar")
+	if _, err := os.Stat(kept); err == nil {
+		return kept
+	}
+	if err := os.MkdirAll(filepath.Dir(kept), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	made, err := os.MkdirTemp(filepath.Dir(kept), "debian-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(made) })
+	file := filepath.Join(made, "debian.tar")
+	do(t, "/", "mmdebstrap", "--quiet", "--variant=essential", "--include=rpm,systemd",
+		`--customize-hook=cd "$1/usr/share" && rm -r doc/* man/* locale/*`, "bookworm", file)
+	if err := os.Rename(file, kept); err != nil {
+		t.Fatal(err)
+	}
+	return kept
+}
+
 func newBox(t *testing.T) *box {
 	t.Helper()
-	root := filepath.Join(t.TempDir(), "debian")
-	do(t, "/", "mmdebstrap", "--quiet", "--variant=essential", "--include=rpm,systemd", "bookworm", root)
+	root := t.TempDir()
+	do(t, root, "tar", "-xf", debian(t), "--numeric-owner", "--xattrs")
 	// As Fedora and RHEL have it. Without such a file, presets enable everything.
 	if err := os.WriteFile(filepath.Join(root, "usr/lib/systemd/system-preset/99-default-disable.preset"), []byte("disable *\n"), 0o644); err != nil {
 		t.Fatal(err)

@@ -9,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -44,13 +46,6 @@ func newRelease(t *testing.T, root string, arches ...string) *release {
 	return &release{root: root, out: t.TempDir(), arches: arches}
 }
 
-func (r *release) mustBuild(t *testing.T, steps ...func() error) {
-	t.Helper()
-	if err := r.build(t.Context(), steps...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // digests of all files in a folder, by their names.
 func digests(t *testing.T, dir string) map[string]digest.Digest {
 	t.Helper()
@@ -73,10 +68,24 @@ func digests(t *testing.T, dir string) map[string]digest.Digest {
 // Two clones of one commit give the same files, which are what their formats ask for. Then a later
 // version is installed over the first.
 func TestRelease(t *testing.T) {
-	one, two := newRelease(t, clone(t), "amd64", "arm64"), clone(t)
-	one.mustBuild(t, one.all()...)
-	again := newRelease(t, two, one.arches...)
-	again.mustBuild(t, again.all()...)
+	one, again := newRelease(t, clone(t), "amd64", "arm64"), newRelease(t, clone(t), "amd64", "arm64")
+	next := newRelease(t, later(t), runtime.GOARCH)
+	builds := func(t *testing.T) {
+		build := func(name string, r *release, steps ...func() error) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				if err := r.build(t.Context(), steps...); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		build("one", one, one.all()...)
+		build("again", again, again.all()...)
+		build("next", next, next.packages)
+	}
+	if !t.Run("builds", builds) {
+		return
+	}
 	a, b := digests(t, one.out), digests(t, again.out)
 	for name, d := range a {
 		if b[name] != d {
@@ -98,7 +107,6 @@ func TestRelease(t *testing.T) {
 	}
 	t.Run("packages", func(t *testing.T) {
 		t.Parallel()
-		next := later(t, one, two)
 		b := newBox(t)
 		for _, s := range services {
 			t.Run("deb "+s.name, func(t *testing.T) { b.checkDeb(t, s, one, next) })
@@ -107,20 +115,20 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-// later builds the packages of a later version, of a checkout that it changes.
-func later(t *testing.T, r *release, checkout string) *release {
+// later is a checkout of a later version.
+func later(t *testing.T) string {
 	t.Helper()
+	checkout := clone(t)
 	meta := filepath.Join(checkout, chartDir, "Chart.yaml")
 	text, err := os.ReadFile(meta)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(meta, bytes.ReplaceAll(text, []byte(r.version), []byte("99.0.0")), 0o644); err != nil {
+	text = regexp.MustCompile(`(?m)^((?:v|appV)ersion:).*`).ReplaceAll(text, []byte(`$1 "99.0.0"`))
+	if err := os.WriteFile(meta, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	next := newRelease(t, checkout, runtime.GOARCH)
-	next.mustBuild(t, next.packages)
-	return next
+	return checkout
 }
 
 // checkMaterials reads the bill of materials as other tools do.
@@ -237,11 +245,22 @@ var architectures = map[string]architecture{
 	"arm64": {"aarch64", elf.EM_AARCH64, "qemu-aarch64-static"},
 }
 
+// checked has the programs that were checked, by architecture, name and digest.
+var checked sync.Map
+
 // checkPrograms runs the programs in a folder, which are for an architecture and need no libraries.
+// Archives, packages and images have the same ones, which need to be run in one place only.
 func checkPrograms(t *testing.T, r *release, arch, dir string) {
 	t.Helper()
 	for _, p := range programs {
 		path := filepath.Join(dir, p)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, known := checked.LoadOrStore([...]string{arch, p, digest.FromBytes(text).String()}, true); known {
+			continue
+		}
 		program, err := elf.Open(path)
 		if err != nil {
 			t.Fatal(err)
@@ -277,7 +296,7 @@ func checkArchitectures(t *testing.T, r *release) {
 		}
 
 		rpm := filepath.Join(r.out, fmt.Sprintf("sluice-%s-1.%s.rpm", r.version, rpmArch))
-		do(t, dir, "sh", "-c", `mkdir rpm && rpm2archive - <"$1" | tar -xzC rpm`, "sh", rpm)
+		do(t, dir, "sh", "-c", `mkdir rpm && rpm2archive --nocompression - <"$1" | tar -xC rpm`, "sh", rpm)
 		checkPrograms(t, r, arch, filepath.Join(dir, "rpm", sbin))
 		if got := do(t, dir, "rpm", "--query", "--package", "--queryformat", "%{ARCH}", rpm); got != rpmArch {
 			t.Errorf("%s says that it is for %s", rpm, got)
@@ -299,10 +318,24 @@ func checkRequirements(t *testing.T, rpm string) {
 	}
 }
 
+// programFolder is where the checkout's programs are built: by `make test`, or here.
+func programFolder(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("SLUICE_PROGRAMS"); dir != "" {
+		return dir
+	}
+	do(t, "..", "make", "build")
+	dir, err := filepath.Abs("../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // checkChart has Helm read the packed chart, and compares it with the one for registries.
 func checkChart(t *testing.T, r *release) {
 	packed := filepath.Join(r.out, "sluice-"+r.version+".tgz")
-	tools := strings.Fields(do(t, "..", "go", "run", "./cmd/sluice-lab", "lab", "build", "--tools"))
+	tools := strings.Fields(do(t, "..", filepath.Join(programFolder(t), "sluice-lab"), "lab", "build", "--tools"))
 	out := do(t, "/", filepath.Join(tools[len(tools)-1], "helm"), "template", packed, "--set", "kubernetes.host=10.0.0.10")
 	if image := "image: " + r.repository + ":" + r.version; !strings.Contains(out, image) {
 		t.Errorf("the chart does not run %s:\n%s", image, out)

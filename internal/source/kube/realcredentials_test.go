@@ -87,6 +87,19 @@ func (c *realCluster) token(t *testing.T, account, secret string) string {
 	return request.Status.Token
 }
 
+// accepts reports whether the API server accepts a token. What it has accepted it believes for a
+// while.
+func (c *realCluster) accepts(t *testing.T, token string) bool {
+	t.Helper()
+	const reviews = "/apis/authentication.k8s.io/v1/tokenreviews"
+	var review struct{ Status struct{ Authenticated bool } }
+	code, answer := c.ask(t, http.MethodPost, reviews, fmt.Sprintf(`{"spec":{"token":%q}}`, token))
+	if err := json.Unmarshal([]byte(answer), &review); err != nil || code != http.StatusCreated {
+		t.Fatalf("review a token: %d %s: %v", code, answer, err)
+	}
+	return review.Status.Authenticated
+}
+
 func (c *realCluster) allowAccount(t *testing.T, account string) {
 	t.Helper()
 	c.put(t, accounts, fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop"}}`, account))
@@ -142,12 +155,15 @@ func TestRealPod(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", host)
 	t.Setenv("KUBERNETES_SERVICE_PORT", port)
 	f.waitIssue("service account", "no such file")
-	mount(t, c, dir, "1", c.token(t, "in-pod", "first"))
+	first := c.token(t, "in-pod", "first")
+	mount(t, c, dir, "1", first)
 	f.waitSynced()
 	f.waitOwn(names...)
 	f.waitNoIssue()
 	c.remove(t, "/api/v1/namespaces/shop/secrets/first")
-	f.waitLong("the first token to be refused", func() bool { way.cut(); return f.hasIssue("does not accept the credentials") })
+	waitFor(t, "the first token to be refused", func() bool { time.Sleep(100 * time.Millisecond); return !c.accepts(t, first) })
+	way.cut()
+	f.waitIssue("does not accept the credentials")
 	f.waitOwn(names...)
 	mount(t, c, dir, "2", c.token(t, "in-pod", "second"))
 	f.waitNoIssue()

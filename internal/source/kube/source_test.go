@@ -101,21 +101,10 @@ func newFixture(t *testing.T, open func(*sink) *Source) *fixture {
 	return f
 }
 
-// wait waits until a condition holds.
+// wait waits until a condition holds, on a machine that may be busy.
 func (f *fixture) wait(what string, so func() bool) {
 	f.t.Helper()
-	f.waitUntil(time.Now().Add(10*time.Second), time.Millisecond, what, so)
-}
-
-// waitLong is wait for conditions for which the server needs long.
-func (f *fixture) waitLong(what string, so func() bool) {
-	f.t.Helper()
-	f.waitUntil(time.Now().Add(time.Minute), 200*time.Millisecond, what, so)
-}
-
-func (f *fixture) waitUntil(deadline time.Time, every time.Duration, what string, so func() bool) {
-	f.t.Helper()
-	for ; !so(); time.Sleep(every) {
+	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			f.t.Fatalf("timed out waiting for %s; there are %v; status %+v", what, f.names(), f.source.Status())
 		}

@@ -34,7 +34,7 @@ func TestKindThatCannotBeRead(t *testing.T) {
 			names := everything(api)
 			rest := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "NetworkPolicy shop/deny" })
 			c.spoil(api)
-			f := follow(t, api, func(t *timing) { t.answer, t.patience = 200*time.Millisecond, 300*time.Millisecond })
+			f := follow(t, api, func(t *timing) { t.answer, t.patience = 500*time.Millisecond, 600*time.Millisecond })
 			f.waitSynced()
 			f.waitNames(rest...)
 			f.waitIssue(c.words...)
