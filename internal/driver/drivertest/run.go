@@ -43,7 +43,12 @@ func Run(t *testing.T, open Open) {
 // family.
 func RunHalf(t *testing.T, open Open, mode int) {
 	t.Parallel()
-	runs(t, open, func(i int, f family) bool { return (i+int(f)+mode)%2 == 0 })
+	runs(t, open, half(mode))
+}
+
+// half chooses the tests of a mode, by their number and family.
+func half(mode int) func(int, family) bool {
+	return func(i int, f family) bool { return (i+int(f)+mode)%2 == 0 }
 }
 
 // runs runs those tests that are chosen by their number and family.
