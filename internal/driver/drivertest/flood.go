@@ -21,16 +21,29 @@ import (
 
 // floodFlows is how many new flows each family's flood has, unless the kernel's connection table is
 // too small.
-const floodFlows = 60000
+const floodFlows = 18000
 
 // Flood sends new flows to a service from a pod, from the node and from outside, while its backends
 // and their number change as fast as the driver can. No packet may leave the node untranslated.
 func Flood(t *testing.T, open Open) {
 	t.Parallel()
+	floods(t, open, func(int, family) bool { return true })
+}
+
+// FloodHalf is to Flood what RunHalf is to Run.
+func FloodHalf(t *testing.T, open Open, mode int) {
+	t.Parallel()
+	floods(t, open, half(mode))
+}
+
+func floods(t *testing.T, open Open, chosen func(int, family) bool) {
 	machine.Conntrack.Take(t)
 	w := newTopology(t)
 	for _, f := range []family{ipv4, ipv6} {
-		for _, options := range []bool{false, true} {
+		for i, options := range []bool{false, true} {
+			if !chosen(i, f) {
+				continue
+			}
 			name := f.String() + " backends"
 			if options {
 				name += " and options"

@@ -140,6 +140,7 @@ func (r *run) keepConnecting(from, to string, stop <-chan struct{}) *caller {
 					return fmt.Errorf("connection %d from %s to %s: %w", n, from, to, res.err)
 				}
 				caller.made.Add(1)
+				time.Sleep(time.Millisecond) // what changes meanwhile needs the processor, too
 			}
 		})
 	}()

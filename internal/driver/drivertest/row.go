@@ -3,6 +3,7 @@ package drivertest
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +29,20 @@ type config struct {
 	nodeAddresses bool   // services may have addresses of the node
 	outgoing      bool   // the pod network is ours: pods reach what is outside of the cluster's prefixes with the node's address
 	bound         string // names of further addresses of the node
+}
+
+// shares reports whether the row takes over the driver, and what is in the kernel, of a row before
+// it: unless clients are remembered, or the node is another one.
+func (r row) shares() bool {
+	return r.config == (config{}) && !slices.ContainsFunc(r.steps, func(s step) bool {
+		return s.away || slices.ContainsFunc(s.services, func(s svc) bool {
+			m := &model.Service{}
+			if s.edit != nil {
+				s.edit(m)
+			}
+			return m.Affinity > 0
+		})
+	})
 }
 
 // A step declares all services, passes the change to the driver, and sends packets.

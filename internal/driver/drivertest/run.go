@@ -35,21 +35,54 @@ type Open func() (driver.Driver, error)
 // requires.
 func Run(t *testing.T, open Open) {
 	t.Parallel()
+	runs(t, open, func(int, family) bool { return true })
+}
+
+// RunHalf is Run for one of two modes of a driver, 0 or 1, which carry out what is the same in both
+// of them: each row runs with each mode, and for each family, but not with each mode for each
+// family.
+func RunHalf(t *testing.T, open Open, mode int) {
+	t.Parallel()
+	runs(t, open, half(mode))
+}
+
+// half chooses the tests of a mode, by their number and family.
+func half(mode int) func(int, family) bool {
+	return func(i int, f family) bool { return (i+int(f)+mode)%2 == 0 }
+}
+
+// runs runs those tests that are chosen by their number and family.
+func runs(t *testing.T, open Open, chosen func(int, family) bool) {
+	type test struct {
+		name string
+		run  func(*run, *testing.T)
+	}
+	tests := []test{ // the longest first
+		{"restarts", (*run).restarts}, {"rolling update", (*run).rolling}, {"distribution", (*run).distribution},
+	}
+	var shared []test // after those that have a driver of their own
+	for _, row := range table() {
+		if row.shares() {
+			shared = append(shared, test{row.name, func(r *run, t *testing.T) { r.row(t, row) }})
+		} else {
+			tests = append(tests, test{row.name, func(r *run, t *testing.T) { r.row(t, row) }})
+		}
+	}
 	lent := &topologies{parent: t}
 	for _, f := range []family{ipv4, ipv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			apart := func(name string, test func(*run, *testing.T)) {
-				t.Run(name, func(t *testing.T) {
+			apart := func(x test) {
+				t.Run(x.name, func(t *testing.T) {
 					t.Parallel()
-					test(&run{topology: lent.lend(t), family: f, open: open}, t)
+					x.run(&run{topology: lent.lend(t), family: f, open: open}, t)
 				})
 			}
-			apart("restarts", (*run).restarts) // the longest first
-			apart("rolling update", (*run).rolling)
-			apart("distribution", (*run).distribution)
-			for _, row := range table() {
-				apart(row.name, func(r *run, t *testing.T) { r.row(t, row) })
+			apart(test{"nothing is left", (*run).nothingLeft})
+			for i, x := range slices.Concat(tests, shared) {
+				if chosen(i, f) {
+					apart(x)
+				}
 			}
 		})
 	}
@@ -73,8 +106,33 @@ type run struct {
 	plan    string
 }
 
-// start opens the driver on a kernel without earlier connections.
+// start opens a driver of the test's own on a kernel without earlier connections.
 func (r *run) start(t *testing.T, c config) {
+	t.Helper()
+	r.end(t)
+	r.prepare(t, c)
+	r.reopen(t)
+	t.Cleanup(r.stop(t))
+}
+
+// join goes on with the driver that a row before this one has left on the topology, or opens one.
+// What there is of that row is replaced, as by an adoption.
+func (r *run) join(t *testing.T) {
+	t.Helper()
+	r.prepare(t, config{})
+	if r.driver, r.left = r.left, nil; r.driver == nil {
+		r.reopen(t)
+	}
+	t.Cleanup(func() {
+		r.hangUp()
+		if r.left = r.driver; t.Failed() {
+			r.end(t)
+		}
+	})
+}
+
+// prepare has a kernel without earlier connections.
+func (r *run) prepare(t *testing.T, c config) {
 	t.Helper()
 	if err := r.node.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		t.Fatalf("flush connection tracking: %v", err)
@@ -90,30 +148,53 @@ func (r *run) start(t *testing.T, c config) {
 		t.Fatalf("read the node's addresses: %v", err)
 	}
 	r.bind(t, c.bound)
-	r.reopen(t)
+}
+
+// nothingLeft shows that the kernel has what the driver needs, and that neither a probe nor a purge
+// leaves anything, even a repeated one.
+func (r *run) nothingLeft(t *testing.T) {
+	r.start(t, config{})
 	if err := r.driver.Probe(t.Context()); err != nil {
 		t.Fatalf("probe the kernel: %v", err)
 	}
-	t.Cleanup(r.stop(t))
+	r.foreign.check(t)
+	r.step(t, 0, step{services: []svc{{at: "vip", ports: []port{http, dns}, on: "a b x"}}, sends: []send{tcp("c", "vip:80", by("a b x"))}})
+	if err := r.driver.Purge(t.Context()); err != nil {
+		t.Errorf("purge: %v", err)
+	}
+	r.foreign.check(t)
 }
 
-// stop closes what the row left open. It shows that a purge, even a repeated one, removes
-// everything of the driver's and nothing of others.
+// stop ends the driver of the test.
 func (r *run) stop(t *testing.T) func() {
 	return func() {
-		for _, c := range r.flows {
-			_ = c.Close()
-		}
-		for range 2 {
-			if err := r.driver.Purge(context.WithoutCancel(t.Context())); err != nil {
-				t.Errorf("purge: %v", err)
-			}
-		}
-		if err := r.driver.Close(); err != nil {
-			t.Errorf("close the driver: %v", err)
-		}
-		r.foreign.check(t)
+		r.hangUp()
+		r.left = r.driver
+		r.end(t)
 	}
+}
+
+// hangUp closes the connections that the test left open.
+func (r *run) hangUp() {
+	for _, c := range r.flows {
+		_ = c.Close()
+	}
+}
+
+// end purges and closes the driver that is left on the topology, if any. It shows that a purge
+// removes everything of the driver's and nothing of others.
+func (w *topology) end(t testing.TB) {
+	if w.left == nil {
+		return
+	}
+	if err := w.left.Purge(context.WithoutCancel(t.Context())); err != nil {
+		t.Errorf("purge: %v", err)
+	}
+	if err := w.left.Close(); err != nil {
+		t.Errorf("close the driver: %v", err)
+	}
+	w.left = nil
+	w.foreign.check(t)
 }
 
 func (r *run) reopen(t *testing.T) {
@@ -134,7 +215,11 @@ func (r *run) reopen(t *testing.T) {
 // row runs the steps. In the end the driver compares the kernel with what it was given: an adoption
 // must find nothing to do.
 func (r *run) row(t *testing.T, row row) {
-	r.start(t, row.config)
+	if row.shares() {
+		r.join(t)
+	} else {
+		r.start(t, row.config)
+	}
 	row.steps = r.without(r.driver.Capabilities().Can, row.steps)
 	r.needs(t, r.neededBy(row))
 	for i, s := range row.steps {

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/test/world"
 )
@@ -91,6 +92,7 @@ type topology struct {
 
 	arrivals arrivals
 	foreign  *foreign
+	left     driver.Driver // by a row, for the next one that shares it
 }
 
 // topologies are lent to subtests, one to each of those that run side by side. They are built when
@@ -107,6 +109,7 @@ func (l *topologies) lend(t testing.TB) *topology {
 	w := l.take()
 	if w == nil {
 		w = newTopology(l.parent)
+		l.parent.Cleanup(func() { w.end(l.parent) })
 	}
 	t.Cleanup(func() {
 		l.mu.Lock()

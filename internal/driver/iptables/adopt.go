@@ -214,10 +214,7 @@ func deleteEmpty(v6 bool) error {
 	if err != nil {
 		return err
 	}
-	family := nftables.TableFamilyIPv4
-	if v6 {
-		family = nftables.TableFamilyIPv6
-	}
+	family := tableFamily(v6)
 	found, err := c.ListTablesOfFamily(family)
 	if err != nil {
 		return err

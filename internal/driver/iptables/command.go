@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
@@ -152,14 +154,51 @@ func (p programs) restore(ctx context.Context, v Variant, v6 bool, input string)
 	return err
 }
 
-// save returns our rules in all tables of a family, and how many there are of others.
+// save returns our rules in all tables of a family, and how many there are of others. Where there
+// is no table, no program has to say so.
 func (p programs) save(ctx context.Context, v Variant, v6 bool) (chains map[chain][]string, others int, err error) {
+	if _, err := locate(ctx, v, v6, "save"); err != nil {
+		return nil, 0, err
+	}
+	if there, err := p.hasTables(v, v6); err == nil && !there {
+		return map[chain][]string{}, 0, nil
+	}
 	out, err := p.run(ctx, v, v6, "save", "")
 	if err != nil {
 		return nil, 0, err
 	}
 	chains, others = parse(string(out))
 	return chains, others, nil
+}
+
+// hasTables reports whether the kernel has tables of a variant, be they empty.
+func (p programs) hasTables(v Variant, v6 bool) (there bool, err error) {
+	err = p.ns.Do(func() error {
+		if v == Legacy {
+			names, err := os.ReadFile("/proc/thread-self/net/" + map[bool]string{false: "ip_tables_names", true: "ip6_tables_names"}[v6])
+			there = len(names) > 0
+			if errors.Is(err, os.ErrNotExist) { // this kernel has none, yet
+				err = nil
+			}
+			return err
+		}
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		found, err := c.ListTablesOfFamily(tableFamily(v6))
+		there = slices.ContainsFunc(found, func(t *nftables.Table) bool { return t.Name == "security" || slices.Contains(tables, t.Name) })
+		return err
+	})
+	return there, err
+}
+
+// tableFamily is nftables' name of a family.
+func tableFamily(v6 bool) nftables.TableFamily {
+	if v6 {
+		return nftables.TableFamilyIPv6
+	}
+	return nftables.TableFamilyIPv4
 }
 
 // numbers are those of protocols that the machine may have names for.

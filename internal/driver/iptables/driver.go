@@ -175,6 +175,9 @@ func (d *Driver) variant(ctx context.Context) (Variant, error) {
 	rules, foreign := map[Variant]int{}, map[Variant]int{}
 	var errs []error
 	for _, v := range []Variant{Legacy, NFTables} {
+		if v == d.chosen {
+			continue // only what the other one has is told
+		}
 		for v6 := range 2 {
 			chains, others, err := d.save(ctx, v, v6 == 1)
 			rules[v] += len(chains) + others

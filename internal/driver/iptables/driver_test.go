@@ -311,3 +311,23 @@ func TestRemembered(t *testing.T) {
 		t.Errorf("a second adoption asks again:\n%s", p)
 	}
 }
+
+// Whether there is anything of a variant is known without asking its programs.
+func TestTables(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v Variant) {
+		d := inside(t, Options{})
+		has := func(want bool, of Variant, v6 bool) {
+			t.Helper()
+			if got, err := d.hasTables(of, v6); got != want || err != nil {
+				t.Errorf("tables of %s, IPv6 %v: %v, %v", of, v6, got, err)
+			}
+		}
+		for i, program := range []string{"iptables-", "ip6tables-"} {
+			has(false, v, i == 1)
+			run(t, d, program+string(v), "-t", "mangle", "-A", "FORWARD", "-j", "ACCEPT")
+			has(true, v, i == 1)
+			has(false, v.other(), i == 1)
+		}
+	})
+}

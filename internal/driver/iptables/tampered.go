@@ -134,10 +134,7 @@ func (d *Driver) countOurs(f family, table string) (c count, err error) {
 }
 
 func countOurs(f family, table string) (c count, err error) {
-	t := &nftables.Table{Name: table, Family: nftables.TableFamilyIPv4}
-	if f.v6 {
-		t.Family = nftables.TableFamilyIPv6
-	}
+	t := &nftables.Table{Name: table, Family: tableFamily(f.v6)}
 	names := map[string][]string{
 		"filter": {"FORWARD", "INPUT", "OUTPUT", forwardChain, inputChain, unservedChain, passChain, localChain, sentChain, receivedChain},
 		"raw":    {"PREROUTING", arrivalChain},

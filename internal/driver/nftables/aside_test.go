@@ -231,9 +231,7 @@ func TestRefusedIsSetAside(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
-		for seed := range uint64(2) {
-			t.Run(fmt.Sprint(seed), func(t *testing.T) { refusals(t, o, seed) })
-		}
+		refusals(t, o, seedOf(o))
 	})
 }
 

@@ -224,20 +224,31 @@ func addLinks(t *testing.T, ns *netns.NS) []state.Device {
 // driver that starts finds nothing to do.
 func TestPolicyUpdatesEqualAdoption(t *testing.T) {
 	t.Parallel()
-	modes(t, policyUpdatesEqualAdoption)
-	t.Run("apart", func(t *testing.T) { policyUpdatesEqualAdoption(t, Options{Apart: true}) })
+	modes(t, func(t *testing.T, o Options) { policyUpdatesEqualAdoption(t, o, seedOf(o)) })
+	t.Run("apart", func(t *testing.T) {
+		t.Parallel()
+		policyUpdatesEqualAdoption(t, Options{Apart: true}, 2)
+	})
 }
 
-func policyUpdatesEqualAdoption(t *testing.T, o Options) {
+// seedOf has each of the modes meet states of its own.
+func seedOf(o Options) uint64 {
+	if o.Shared {
+		return 1
+	}
+	return 0
+}
+
+func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 	o.Policy = true
 	ns := testNS(t)
 	devices := addLinks(t, ns)
-	r := rand.New(rand.NewPCG(1, 2))
+	r := rand.New(rand.NewPCG(1+seed, 2))
 	want := testState()
 	want.Policy = state.NewPolicy()
 	d := openIn(t, ns, o)
 	adopt(t, d, want)
-	for round := range 40 {
+	for round := range 20 {
 		next := randomPolicy(r, devices...)
 		text := update(t, d, state.Delta{Policy: policyDelta(want.Policy, next)})
 		want.Policy = next

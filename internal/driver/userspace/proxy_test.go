@@ -283,11 +283,11 @@ func TestBulk(t *testing.T) {
 		}
 		return err
 	}
-	must(t, transfer(200<<20))
+	must(t, transfer(50<<20))
 	var all sync.WaitGroup
 	for range 200 {
 		all.Go(func() {
-			if err := transfer(1 << 20); err != nil {
+			if err := transfer(256 << 10); err != nil {
 				t.Error(err)
 			}
 		})
@@ -325,7 +325,7 @@ func TestSlowReaders(t *testing.T) {
 // Idle connections have two sockets and two goroutines each, and nothing is left of them, nor of
 // the driver, once they end.
 func TestIdleAndLeaks(t *testing.T) {
-	const many = 2000
+	const many = 1000
 	b := newBed(t, userspace.Options{})
 	b.listen(b.server, backend, echo)
 	b.serve(model.TCP, vip, backend)
