@@ -183,7 +183,7 @@ func poll(t *testing.T, wrong func() string) {
 		select {
 		case <-t.Context().Done():
 			t.Fatal(why)
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }

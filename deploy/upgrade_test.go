@@ -113,7 +113,8 @@ type traffic struct {
 	faults   []string
 }
 
-// send sends until ctx ends.
+// send sends until ctx ends, with a pause after each pair of requests: a handshake costs the API
+// server milliseconds, and without pauses it would do nothing else.
 func (f *traffic) send(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error)) {
 	kept := &connection{dial: dial}
 	defer func() { kept.close() }()
@@ -122,6 +123,10 @@ func (f *traffic) send(ctx context.Context, dial func(ctx context.Context, netwo
 		f.note(ctx, "a new connection", fresh.ask(ctx))
 		fresh.close()
 		f.note(ctx, "the connection that stays", kept.ask(ctx))
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 }
 

@@ -34,7 +34,13 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if err := findPrograms(); err != nil {
+	// Clients run for a moment, and machines that run tests have memory: collecting garbage is a
+	// third of what kubectl costs.
+	err := os.Setenv("GOGC", "400")
+	if err == nil {
+		err = findPrograms()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -112,12 +118,68 @@ func incomplete(text string) bool {
 	return err != nil && bytes.Contains(out, []byte("unexpected")) || bytes.Contains(out, []byte("here-document"))
 }
 
-// scene is a sandbox and the blocks that are run in it, one after the other.
+// scene is blocks of a page that are run in one sandbox, one after the other.
 type scene struct {
 	name   string
 	kind   string
 	flags  []string // and manifests, of lab up
 	blocks []*block
+}
+
+// sandbox is where scenes are run, one after the other.
+type sandbox struct {
+	flags  []string // and manifests, of lab up
+	scenes []*scene
+}
+
+// together are the scenes that follow each other in a sandbox, as readers go from page to page: a
+// control plane for each costs more than all that the pages do with it. What a scene's manifests
+// have beyond the sandbox's is made when the scene begins.
+var together = []struct {
+	flags  string
+	scenes []string
+}{
+	{"", []string{"README cluster", "install cluster", "install cluster manifests", "bgp cluster", "policy cluster"}},
+	{"--kubernetes --nodes=1 app.yaml", []string{"node node services", "runbook node kubernetes"}},
+	{"--kubernetes --no-agent --crds --nodes=2 app.yaml", []string{"cni node", "node node", "from-cilium node", "from-calico node", "takeover cluster"}},
+}
+
+// sandboxes groups the scenes of all pages.
+func sandboxes(t *testing.T) (all []*sandbox) {
+	byName := map[string]*scene{}
+	var order []string
+	for _, page := range pages(t) {
+		for _, s := range scenes(t, page) {
+			byName[s.name] = s
+			order = append(order, s.name)
+		}
+	}
+	for _, group := range together {
+		b := &sandbox{flags: strings.Fields(group.flags)}
+		for _, name := range group.scenes {
+			if byName[name] == nil {
+				t.Fatalf("no page has a scene %q", name)
+			}
+			b.scenes = append(b.scenes, byName[name])
+			delete(byName, name)
+		}
+		all = append(all, b)
+	}
+	for _, name := range order {
+		if s := byName[name]; s != nil {
+			all = append(all, &sandbox{s.flags, []*scene{s}})
+		}
+	}
+	return all
+}
+
+// name is the names of its scenes.
+func (b *sandbox) name() string {
+	var names []string
+	for _, s := range b.scenes {
+		names = append(names, s.name)
+	}
+	return strings.Join(names, ", ")
 }
 
 // title is the name of a page, without its folder.
@@ -179,36 +241,42 @@ func TestRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, page := range pages(t) {
-		for _, s := range scenes(t, page) {
-			t.Run(s.name, func(t *testing.T) {
-				t.Parallel() // most of it is waiting
-				s.run(t)
-			})
-		}
+	for _, b := range sandboxes(t) {
+		t.Run(b.name(), func(t *testing.T) {
+			t.Parallel() // most of it is waiting
+			b.run(t)
+		})
 	}
 }
 
-// sceneTimeout is for what hangs. A scene takes seconds.
-const sceneTimeout = 5 * time.Minute
+// sandboxTimeout is for what hangs. A scene takes seconds.
+const sandboxTimeout = 5 * time.Minute
 
-// run runs the scene in a network, mount and process namespace of its own, with which all ends that
-// it started and all goes that it wrote. The checkout is there with bin/, and can be written to.
-func (s *scene) run(t *testing.T) {
+// run runs the scenes in a network, mount and process namespace of their own, with which all ends
+// that they started and all goes that they wrote. The checkout is there with bin/, and can be
+// written to.
+func (b *sandbox) run(t *testing.T) {
 	checkout, err := filepath.Abs(root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	testdata := filepath.Join(checkout, "docs/testdata")
 	files := t.TempDir()
-	script := filepath.Join(files, "script")
-	if err := errors.Join(os.WriteFile(script, []byte(s.script()), 0o600), certificate(files)); err != nil {
+	var scripts []string // and the kind of each
+	for i, s := range b.scenes {
+		script := filepath.Join(files, fmt.Sprint("script", i))
+		if err := os.WriteFile(script, []byte(s.script(b.flags)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		scripts = append(scripts, s.kind, script)
+	}
+	if err := certificate(files); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), sceneTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), sandboxTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
-		"bash", filepath.Join(testdata, "sandbox"), s.kind, script}, s.flags...)...)
+		"bash", filepath.Join(testdata, "sandbox"), strings.Join(scripts, " ")}, b.flags...)...)
 	cmd.Dir = checkout
 	cmd.Env = append(os.Environ(), "PROGRAMS="+programs, "FILES="+files, "SOURCES="+sources, "HELM="+clients["helm"],
 		"PATH="+strings.Join([]string{filepath.Join(checkout, "bin"), filepath.Dir(clients["kubectl"]), os.Getenv("PATH")}, ":"))
@@ -217,13 +285,15 @@ func (s *scene) run(t *testing.T) {
 	cmd.WaitDelay = time.Second
 	err = cmd.Run()
 	if ctx.Err() != nil {
-		err = fmt.Errorf("it took longer than %s: %w", sceneTimeout, err)
+		err = fmt.Errorf("it took longer than %s: %w", sandboxTimeout, err)
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	t.Log(out.String())
-	s.compare(t, out.String())
+	for _, s := range b.scenes {
+		s.compare(t, out.String())
+	}
 }
 
 // certificate writes a certificate for the balancer and the registries of the pages, its own
@@ -270,10 +340,15 @@ var (
 // programs.
 const with = "with="
 
-// script makes a script of the commands.
-func (s *scene) script() string {
+// script makes a script of the commands, where what the flags say is there.
+func (s *scene) script(flags []string) string {
 	var w strings.Builder
 	fmt.Fprintln(&w, ". docs/testdata/steps")
+	for _, f := range s.flags {
+		if strings.HasSuffix(f, ".yaml") && !slices.Contains(flags, f) {
+			fmt.Fprintf(&w, "step %s\nkubectl apply -f %s\n", f, f)
+		}
+	}
 	stage := "testdata/stages/" + title(s.blocks[0].page)
 	if _, err := os.Stat(stage); err == nil {
 		fmt.Fprintln(&w, ". docs/"+stage)

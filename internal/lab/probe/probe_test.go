@@ -325,3 +325,22 @@ db       -        -                           0     -                   -       
 		t.Errorf("summary: %s", rep.Summary())
 	}
 }
+
+// What is at once, and what is silence, are longer where answers are slow: on a busy machine.
+func TestPatience(t *testing.T) {
+	for _, tc := range []struct {
+		fate          Fate
+		slowest, want time.Duration
+	}{
+		{Answered, 0, answerTime},
+		{Answered, 2 * time.Second, answerTime},
+		{Refused, time.Millisecond, refusalTime},
+		{Refused, time.Second, 4 * time.Second},
+		{Dropped, time.Millisecond, silenceTime},
+		{Partly, time.Second, 4 * time.Second},
+	} {
+		if got := (Try{Expect: Expect{Fate: tc.fate}}).patience(tc.slowest); got != tc.want {
+			t.Errorf("%s after answers within %v: %v, want %v", tc.fate, tc.slowest, got, tc.want)
+		}
+	}
+}

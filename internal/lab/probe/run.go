@@ -15,14 +15,14 @@ import (
 	"sluice.dev/sluice/internal/netns"
 )
 
-// These are the time-outs: for an answer, long enough for TCP to try three times; for a refusal,
-// which has to come at once; and for the expected silence of dropped requests, a minimum and a
-// multiple of the slowest answer before.
+// These are the time-outs: for an answer, long enough for TCP to try three times; and a minimum and
+// a multiple of the slowest answer before, for a refusal, which has to come at once, and for the
+// expected silence of dropped requests.
 const (
-	answerTime    = 5 * time.Second
-	refusalTime   = 700 * time.Millisecond
-	silenceTime   = 500 * time.Millisecond
-	silenceFactor = 4
+	answerTime  = 5 * time.Second
+	refusalTime = 700 * time.Millisecond
+	silenceTime = 500 * time.Millisecond
+	slowFactor  = 4
 )
 
 // workers is how many requests a source sends at the same time: waiting for silence costs no CPU.
@@ -45,26 +45,27 @@ type Result struct {
 // returns an error if ctx ends or a source cannot be entered; if a source no longer exists, all its
 // tries fail.
 //
-// Expected drops come last: the duration of the answers determines how long a silence has to be.
+// Expected drops and refusals come last: the duration of the answers tells how busy the machine is,
+// and so how long a silence has to be, and what is at once.
 func Run(ctx context.Context, tries []Try, n int) ([]Result, error) {
 	results := make([]Result, len(tries))
-	do := func(quiet bool, silence time.Duration) error {
-		return eachSource(ctx, tries, quiet, func(i int, gone bool) {
+	do := func(last bool, slowest time.Duration) error {
+		return eachSource(ctx, tries, last, func(i int, gone bool) {
 			if gone {
 				results[i] = Result{Try: tries[i], Sent: 1, Failed: 1, Reason: "the source's network namespace is gone"}
 				return
 			}
-			results[i] = tries[i].send(n, silence)
+			results[i] = tries[i].send(n, slowest)
 		})
 	}
 	if err := do(false, 0); err != nil {
 		return nil, err
 	}
-	silence := silenceTime
+	var slowest time.Duration
 	for _, r := range results {
-		silence = max(silence, silenceFactor*r.Slowest)
+		slowest = max(slowest, r.Slowest)
 	}
-	return results, do(true, silence)
+	return results, do(true, slowest)
 }
 
 // quiet reports whether a try's requests may be dropped.
@@ -73,11 +74,11 @@ func (t Try) quiet() bool { return t.Fate == Dropped || t.partly() || t.Fate == 
 // partly reports whether a try's requests may be answered or dropped.
 func (t Try) partly() bool { return t.Fate == Partly || t.Fate == Differs }
 
-// eachSource does the quiet tries, or the others, for all sources at the same time.
-func eachSource(ctx context.Context, tries []Try, quiet bool, do func(i int, gone bool)) error {
+// eachSource does the tries that come last, or the others, for all sources at the same time.
+func eachSource(ctx context.Context, tries []Try, last bool, do func(i int, gone bool)) error {
 	queues := map[string][]int{} // by source: indexes of tries
 	for i, t := range tries {
-		if t.quiet() == quiet {
+		if (t.quiet() || t.Fate == Refused) == last {
 			queues[t.NetNS] = append(queues[t.NetNS], i)
 		}
 	}
@@ -132,25 +133,29 @@ func fromSource(ctx context.Context, name string, queue []int, do func(i int, go
 	return errors.Join(errs...)
 }
 
+// patience is how long a try waits for its answer, after the slowest of others so far.
+func (t Try) patience(slowest time.Duration) time.Duration {
+	switch {
+	case t.Fate == Refused:
+		return max(refusalTime, slowFactor*slowest)
+	case t.quiet():
+		return max(silenceTime, slowFactor*slowest)
+	}
+	return answerTime
+}
+
 // send sends the try's requests from the calling thread's network, and checks each outcome. It
-// waits for expected drops as long as silence says. It stops after two failures.
-func (t Try) send(n int, silence time.Duration) Result {
+// stops after two failures.
+func (t Try) send(n int, slowest time.Duration) Result {
 	r := Result{Try: t, By: map[string]int{}}
-	timeout := answerTime
 	switch t.Fate {
-	case Refused:
-		timeout = refusalTime
-	case Partly, Differs:
-		timeout = silence
-	case Dropped, Unknown:
-		n, timeout = 1, silence
-	case Healthy, Unhealthy:
+	case Dropped, Unknown, Healthy, Unhealthy:
 		n = 1
 	}
 	for range n {
 		r.Sent++
 		begin := time.Now()
-		if reason := r.request(timeout); reason != "" {
+		if reason := r.request(t.patience(slowest)); reason != "" {
 			r.Failed++
 			r.Reason = reason
 		} else {
@@ -198,7 +203,7 @@ func (r *Result) check(a echo.Answer, err error) string {
 	case r.Fate == Unknown || fate == r.Fate || r.partly() && fate == Dropped:
 		return ""
 	case r.Fate == Refused && fate == Dropped:
-		return fmt.Sprintf("no answer within %v, should be refused at once (%s)", refusalTime, r.Why)
+		return fmt.Sprintf("no answer, should be refused at once (%s)", r.Why)
 	case r.Fate == Dropped && fate == Refused:
 		return fmt.Sprintf("refused, should be dropped (%s)", r.Why)
 	case fate == Refused:
