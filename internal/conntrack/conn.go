@@ -52,6 +52,8 @@ type Conn struct {
 	mu sync.Mutex
 	ns *os.File      // the namespace it was opened in
 	nl *netlink.Conn // nil after a failure, until the next call dials anew
+	// count is countFile; nil where there is none.
+	count *os.File
 	// copies is copiesPerWalk; 0 has dumps filtered, however few entries there are.
 	copies int
 }
@@ -87,6 +89,9 @@ func open() (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{ns: ns, copies: copiesPerWalk}
+	if c.count, err = os.Open(countFile); err != nil {
+		c.count = nil // it only saves time
+	}
 	if err := c.probe(); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -99,6 +104,9 @@ func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hangUp()
+	if c.count != nil {
+		_ = c.count.Close()
+	}
 	return c.ns.Close()
 }
 
