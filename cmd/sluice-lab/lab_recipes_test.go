@@ -123,8 +123,8 @@ func policyOf(namespace, selects, rest string) string {
 		"spec: {podSelector: {matchLabels: {%s}}%s}\n", namespace, selects, rest)
 }
 
-// followRecipes follows each of the fourteen recipes with kubectl alone, all at the same time: before
-// its policy all requests pass, after it those that the recipe says.
+// followRecipes follows each of the fourteen recipes with kubectl alone, all at the same time:
+// before its policy all requests pass, after it those that the recipe says.
 func followRecipes(t *testing.T, l *lab.Lab) {
 	t.Run("recipes", func(t *testing.T) {
 		for name, r := range recipes {

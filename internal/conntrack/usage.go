@@ -9,8 +9,8 @@ import (
 	"strconv"
 )
 
-// countFile is of the network namespace of the thread that opens it. (Asking ctnetlink instead would
-// not do: its answer claims to be one of several, whose end never comes.)
+// countFile is of the network namespace of the thread that opens it. (Asking ctnetlink instead
+// would not do: its answer claims to be one of several, whose end never comes.)
 const countFile = "/proc/sys/net/netfilter/nf_conntrack_count"
 
 // Count is the number of entries in the table of the Conn's namespace. It is safe for concurrent

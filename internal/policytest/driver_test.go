@@ -23,8 +23,8 @@ func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
 type plane struct {
 	// open opens the driver in the network namespace of the calling thread.
 	open func(testing.TB, options) (driver.Driver, error)
-	// These are its parts of the cases of others' suites and of the random clusters: the variants of
-	// iptables load the same rules, so that each has a half.
+	// These are its parts of the cases of others' suites and of the random clusters: the variants
+	// of iptables load the same rules, so that each has a half.
 	cases, clusters share
 	names           int // of ports, in a policy that has very many
 }
@@ -34,8 +34,8 @@ type share struct{ part, of int }
 
 func (s share) has(i int) bool { return i%s.of == s.part }
 
-// Names of ports: each is a set of its own to iptables, and the kernel compares the name of a new set
-// with those of all there are.
+// Names of ports: each is a set of its own to iptables, and the kernel compares the name of a new
+// set with those of all there are.
 const (
 	manyNames = 10_000
 	manySets  = 1_000

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,7 @@ import (
 var Experiment = harness.Experiment{
 	Name:  "soak",
 	Title: "Churn and faults for ten minutes",
-	How: "An agent follows a real API server with 1,000 services of ten endpoints. Each second 50 of them change: endpoints are added, removed and terminating, up to twenty and down to none, and slices and services are deleted and created again. " +
+	How: "An agent follows a real API server with 1,000 services of ten endpoints (or as many as --services says, 200 at least). Each second 50 of them change: endpoints are added, removed and terminating, up to twenty and down to none, and slices and services are deleted and created again. " +
 		"Meanwhile, at times drawn from a seed, the API server is killed and stays away for some seconds, etcd is compacted so that every client must list everything again, the agent is killed, the agent is stopped for seconds so that all events come late, and hostile services and policies are created and deleted beside 500 pods, some of which change, too. " +
 		"500 requests a second, each on a connection of its own, go to services that nothing happens to. At the end the agent is asked what it would change, another agent programs an empty node from the same API, and the tables of both nodes are compared.",
 	Run:    runExperiment,
@@ -31,7 +32,10 @@ var Experiment = harness.Experiment{
 }
 
 const (
+	volatile  = 50 // services that come and go, the first
 	untouched = 10 // services, the last
+	// leastServices has others between them, which only change.
+	leastServices = 200
 
 	changesMade  = "changes made"
 	planned      = "operations that the agent would still do"
@@ -55,8 +59,7 @@ func runExperiment(ctx context.Context, r *harness.Run) error {
 	if lasting == 0 {
 		lasting = r.Short(10*time.Minute, 30*time.Second)
 	}
-	services := r.Sizes([]int{1_000}, []int{1_000})
-	return runFor(ctx, r, services[0], lasting)
+	return runFor(ctx, r, max(leastServices, slices.Max(r.Sizes([]int{1_000}, []int{1_000}))), lasting)
 }
 
 // runFor keeps an agent under churn and faults for a time and sets the goals.
@@ -164,7 +167,6 @@ func (t *soakRun) churn(ctx context.Context) error {
 
 // changeOne makes one random change. Some services, the first ones, come and go.
 func changeOne(ctx context.Context, st *kubeproxy.APICluster, draw *rand.Rand) error {
-	const volatile = 50
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	n := draw.IntN(100)
