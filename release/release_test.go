@@ -258,6 +258,9 @@ func checkPrograms(t *testing.T, r *release, arch, dir string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if info, err := os.Stat(path); err != nil || info.Mode()&0o111 != 0o111 {
+			t.Errorf("%s cannot be run by everybody: %v, %v", path, info, err)
+		}
 		if _, known := checked.LoadOrStore([...]string{arch, p, digest.FromBytes(text).String()}, true); known {
 			continue
 		}
