@@ -22,7 +22,8 @@ import (
 	"sluice.dev/sluice/test/machine"
 )
 
-// webApp is an application with a client that runs on the first node.
+// webApp is an application with a client that runs on the first node. Its pods answer longer after
+// the stop signal than an agent may need to hear of it from an API server that was away.
 const webApp = `
 apiVersion: apps/v1
 kind: Deployment
@@ -32,7 +33,7 @@ spec:
   selector: {matchLabels: {app: web}}
   strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 2}}
   template:
-    metadata: {labels: {app: web}}
+    metadata: {labels: {app: web}, annotations: {lab.sluice.dev/drain: 6s}}
     spec:
       containers: [{name: web, image: web, ports: [{name: http, containerPort: 8080}], readinessProbe: {httpGet: {port: http}, periodSeconds: 1}}]
 ---

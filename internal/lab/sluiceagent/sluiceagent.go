@@ -48,6 +48,11 @@ func New() *lab.Agent {
 			if err := announced(ctx, client); err != nil || fault == nil {
 				return nil, err
 			}
+			// What was at fault may have been that peers had not announced pods yet.
+			err = client.Sync(ctx)
+			if fault, ok = errors.AsType[*agent.FaultError](err); !ok {
+				return nil, err
+			}
 			var issues []string
 			for _, i := range fault.Issues {
 				issues = append(issues, i.Object.String()+": "+i.Reason)
