@@ -72,7 +72,7 @@ func TestBenchBesideKubeProxy(t *testing.T) {
 // a second may be due to other tests on the machine: the test logs it, and the bench judges it.
 func TestBenchBalancer(t *testing.T) {
 	t.Parallel()
-	r := measure(t, bench.Options{Experiments: []string{"balancer-interruptions"}, Services: []int{250}, Rounds: 1})
+	r := measure(t, bench.Options{Experiments: []string{"balancer-interruptions"}, Services: []int{20}, Rounds: 1})
 	if len(r.Goals) != 3 { // three events
 		t.Errorf("%d goals were judged: %+v", len(r.Goals), r.Goals)
 	}

@@ -1,15 +1,23 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"sluice.dev/sluice/internal/lab"
+	"sluice.dev/sluice/internal/lab/echo"
+	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/netns"
 )
 
 // recipe is one of the policy recipes that people learn by
@@ -80,7 +88,7 @@ var recipes = map[string]recipe{
 	"08 allow traffic from external clients": {
 		setup:  []string{"run web --image=nginx --labels=app=web --port=80", "expose pod/web --type=LoadBalancer"},
 		policy: policyOf("default", "app: web", "ingress: [{}]"),
-		checks: []try{{"outside", "", "web", true}, {"default", "", "web", true}},
+		checks: []try{{outside, "", "web", true}, {"default", "", "web", true}},
 	},
 	"09 allow traffic only to a port": {
 		setup: []string{"run apiserver --image=ahmet/app-on-two-ports --labels=app=apiserver",
@@ -111,7 +119,7 @@ var recipes = map[string]recipe{
 		setup: []string{webPod},
 		policy: policyOf("default", "app: foo",
 			"policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]}, {to: [{namespaceSelector: {}}]}]"),
-		checks: []try{{"default", "app=foo", "web:80", true}, {"default", "app=foo", "OUTSIDE", false}, {"default", "", "OUTSIDE", true}},
+		checks: []try{{"default", "app=foo", "web:80", true}, {"default", "app=foo", outside, false}, {"default", "", outside, true}},
 	},
 }
 
@@ -123,18 +131,27 @@ func policyOf(namespace, selects, rest string) string {
 		"spec: {podSelector: {matchLabels: {%s}}%s}\n", namespace, selects, rest)
 }
 
-// followRecipes follows each of the fourteen recipes with kubectl alone, all at the same time:
-// before its policy all requests pass, after it those that the recipe says.
+// followRecipes follows each of the fourteen recipes, all at the same time: before its policy all
+// requests pass, after it those that the recipe says.
 func followRecipes(t *testing.T, l *lab.Lab) {
 	t.Run("recipes", func(t *testing.T) {
+		var namespaces strings.Builder
+		for name := range recipes {
+			fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", ownNamespace(name))
+		}
+		cook{t, l}.kubectl(namespaces.String(), "create", "-f", "-")
 		for name, r := range recipes {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				number, _, _ := strings.Cut(name, " ")
-				cook{t, l}.follow("recipe"+number, r)
+				cook{t, l}.follow(ownNamespace(name), r)
 			})
 		}
 	})
+}
+
+func ownNamespace(recipe string) string {
+	number, _, _ := strings.Cut(recipe, " ")
+	return "recipe" + number
 }
 
 // checkKubectl runs and enters pods as the recipes' readers do.
@@ -189,9 +206,9 @@ func (c cook) run(input string, args ...string) string {
 	return string(out)
 }
 
-// kubectl runs kubectl, which has to succeed. It tries again while a new namespace has no account
+// kubectl runs kubectl, which has to succeed, and returns what it says. It tries again while a new namespace has no account
 // for its pods yet.
-func (c cook) kubectl(input string, args ...string) {
+func (c cook) kubectl(input string, args ...string) string {
 	c.Helper()
 	out := c.run(input, args...)
 	for deadline := time.Now().Add(30 * time.Second); strings.Contains(out, `serviceaccount "default" not found`) && time.Now().Before(deadline); {
@@ -200,11 +217,12 @@ func (c cook) kubectl(input string, args ...string) {
 	if strings.Contains(out, "rror") {
 		c.Fatalf("kubectl %s: %s", strings.Join(args, " "), out)
 	}
+	return out
 }
 
-// follow follows a recipe in a namespace.
+// follow follows a recipe in a namespace. Requests are those of its readers, without a kubectl for
+// each, which checkKubectl shows.
 func (c cook) follow(own string, r recipe) {
-	c.kubectl("", "create", "namespace", own)
 	for _, line := range r.setup {
 		c.kubectl("", append([]string{"--namespace", own}, strings.Fields(line)...)...)
 	}
@@ -213,29 +231,28 @@ func (c cook) follow(own string, r recipe) {
 		if check.namespace == "default" {
 			check.namespace = own
 		}
-		check.url = strings.Replace(check.url, ".default", "."+own, 1)
+		check.url = strings.Replace(check.url, ".default", "", 1)
 		checks = append(checks, check)
 	}
-	clients := c.clients(checks)
+	clients, to := c.clients(checks), c.addresses(own, checks)
 	reaches := func(check try) bool {
-		if check.namespace == "outside" {
-			ip := c.run("", "get", "service", "web", "-n", own, "-o", "jsonpath={.status.loadBalancer.ingress[0].ip}")
-			cmd := exec.CommandContext(c.Context(), "wget", "-qO-", "--timeout=1", "--tries=1", "http://"+ip)
-			cmd.Stdout = new(bytes.Buffer)
-			return c.lab.Start("outside", cmd) == nil && cmd.Wait() == nil
+		ns, err := netns.Open(clients[check.client()])
+		if err != nil {
+			return false // the pod is still to come
 		}
+		defer ns.Close()
+		err = ns.Do(func() error { _, err := echo.Ask("TCP", to[check.target()], time.Second); return err })
 		// Nothing listens outside: what gets there is refused.
-		url := strings.Replace(check.url, "OUTSIDE", c.lab.Cluster.OutsideIPs[0].String(), 1)
-		out := c.run("", "exec", "-n", check.namespace, clients[check.namespace+" "+check.labels], "--", "wget", "-O-", "--timeout=1", "http://"+url)
-		return strings.Contains(out, `"pod":`) || strings.Contains(out, "refused") && url != check.url
+		return err == nil || check.url == outside && errors.Is(err, echo.ErrRefused)
 	}
 	await := func(when string, check try, want bool) {
-		deadline := time.Now().Add(30 * time.Second)
+		deadline := time.Now().Add(60 * time.Second)
 		for reaches(check) != want {
 			if time.Now().After(deadline) {
 				c.Errorf("%s: from %s (%s) to %s passes: %v, want %v", when, check.namespace, check.labels, check.url, !want, want)
 				return
 			}
+			time.Sleep(20 * time.Millisecond)
 		}
 	}
 	for _, check := range checks {
@@ -247,20 +264,61 @@ func (c cook) follow(own string, r recipe) {
 	}
 }
 
-// clients runs a pod for each namespace and labels that requests come from, and returns their
-// names, once all pods there are ready.
+// outside is the host that is not in the cluster, as a namespace that requests come from and as a
+// URL.
+const outside = "OUTSIDE"
+
+// client names who makes a request, and target whom it is for: from outside, a service has another
+// address.
+func (t try) client() string { return t.namespace + " " + t.labels }
+func (t try) target() string { return fmt.Sprint(t.url, t.namespace == outside) }
+
+// clients runs a pod for each namespace and labels that requests come from, and returns the network
+// namespaces that they are in, or will be.
 func (c cook) clients(checks []try) map[string]string {
-	names, namespaces := map[string]string{}, map[string]bool{}
+	networks, pods := map[string]string{}, ""
 	for _, check := range checks {
-		key := check.namespace + " " + check.labels
-		if names[key] != "" || check.namespace == "outside" {
+		switch {
+		case networks[check.client()] != "":
+		case check.namespace == outside:
+			networks[check.client()] = c.lab.NodeNS(plan.Outside)
+		default:
+			pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("client-%d", len(networks)), Namespace: check.namespace}}
+			networks[check.client()] = c.lab.PodNS(&pod)
+			pods += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: %s, labels: {%s}}\nspec: {containers: [{name: c, image: alpine}]}\n",
+				pod.Name, pod.Namespace, strings.NewReplacer("=", ": ", ",", ", ").Replace(check.labels))
+		}
+	}
+	if pods != "" {
+		c.kubectl(pods, "create", "-f", "-")
+	}
+	return networks
+}
+
+// addresses returns where the requests of a recipe go.
+func (c cook) addresses(own string, checks []try) map[string]netip.AddrPort {
+	to := map[string]netip.AddrPort{}
+	for _, check := range checks {
+		if to[check.target()].IsValid() {
 			continue
 		}
-		names[key], namespaces[check.namespace] = fmt.Sprintf("client-%d", len(names)), true
-		c.kubectl("", "run", names[key], "-n", check.namespace, "--image=alpine", "--labels="+check.labels, "--", "sleep", "10000")
+		if check.url == outside {
+			to[check.target()] = netip.AddrPortFrom(c.lab.Cluster.OutsideIPs[0], 80)
+			continue
+		}
+		host, _, _ := strings.Cut(check.url, "/")
+		name, port, _ := strings.Cut(host, ":")
+		service, namespace, _ := strings.Cut(name, ".")
+		field := "{.spec.clusterIP}"
+		if check.namespace == outside {
+			field = "{.status.loadBalancer.ingress[0].ip}"
+		}
+		ip := c.kubectl("", "wait", "service", service, "-n", cmp.Or(namespace, own), "--for=jsonpath="+field, "-o", "jsonpath="+field)
+		address, err := netip.ParseAddrPort(ip + ":" + cmp.Or(port, "80"))
+		if err != nil {
+			c.Fatal(err)
+		}
+		to[check.target()] = address
 	}
-	for namespace := range namespaces {
-		c.kubectl("", "wait", "-n", namespace, "--for=condition=Ready", "pods", "--all", "--timeout=60s")
-	}
-	return names
+	return to
 }

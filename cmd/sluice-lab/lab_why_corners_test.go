@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/lab"
@@ -160,27 +161,29 @@ metadata: {name: prednat-two}
 spec: {order: 30, selector: host == 'two', preDNAT: true, applyOnForward: true, types: [Ingress], ingress: [{action: Deny, protocol: TCP, destination: {ports: ["30000:32767"]}, source: {nets: [10.244.3.0/24]}}, {action: Allow}]}
 `
 
-// TestWhyCorners compares answers with packets where policy and services have corners, before and
-// while a pod terminates. Every node's agent gives the same answer.
+// TestWhyCorners compares answers with packets where policy and services have corners, then with
+// host endpoints, where every node's agent gives the same answer, and while a pod terminates.
 func TestWhyCorners(t *testing.T) {
-	for name, text := range map[string]string{"services": corners, "hosts": corners + hostCorners} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			file := filepath.Join(t.TempDir(), "corners.yaml")
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			l := upLab(t, "testwhycor"+name[:1], file)
-			compareWhy(t, l, everyNode)
-			if err := l.Change(t.Context(), func(c *plan.Cluster) error { return c.Mark("green", "web-a-1", true, true) }); err != nil {
-				t.Fatal(err)
-			}
-			if err := l.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			compareWhy(t, l, inTurn)
-		})
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "corners.yaml")
+	if err := os.WriteFile(file, []byte(corners), 0o600); err != nil {
+		t.Fatal(err)
 	}
+	l := upLab(t, "testwhycor", file)
+	compareWhy(t, l, inTurn)
+	texts := policyTexts(l)
+	for text := range strings.SplitSeq(strings.TrimPrefix(hostCorners, "\n---\n"), "\n---\n") {
+		texts = append(texts, []byte(text))
+	}
+	setPolicies(t, l, texts...)
+	compareWhy(t, l, everyNode)
+	if err := l.Change(t.Context(), func(c *plan.Cluster) error { return c.Mark("green", "web-a-1", true, true) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	compareWhy(t, l, inTurn)
 }
 
 // TestWhyThroughTunnels compares answers with packets where nodes reach each other's pods through
