@@ -258,7 +258,7 @@ func (c cook) follow(own string, r recipe) {
 	for _, check := range checks {
 		await("before", check, true)
 	}
-	c.kubectl(strings.ReplaceAll(r.policy, "namespace: default", "namespace: "+own), "apply", "-f", "-")
+	c.kubectl(strings.ReplaceAll(r.policy, "namespace: default", "namespace: "+own), "apply", "--server-side", "-f", "-")
 	for _, check := range checks {
 		await("after", check, check.passes)
 	}

@@ -79,11 +79,11 @@ spec: {type: LoadBalancer, allocateLoadBalancerNodePorts: false, ports: [{port: 
 // On a real API server, a Service gets an address with no more than the rights that are documented,
 // and the node announces it. What cannot be given is named, and given once it can.
 func addressesOnRealAPI(t *testing.T, s *proxyNode) {
-	s.kubectl(t, "apply", "-f", s.file(t, "kinds.yaml", poolKinds()), "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "rights.yaml", addressRights))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "kinds.yaml", poolKinds()), "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "rights.yaml", addressRights))
 	for _, kind := range []string{"ipaddresspools", "l2advertisements", "bfdprofiles"} {
 		s.kubectl(t, "wait", "--for=condition=Established", "crd/"+kind+".metallb.io")
 	}
-	s.kubectl(t, "apply", "-f", s.file(t, "pools.yaml", poolObjects))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "pools.yaml", poolObjects))
 	kubeconfig, err := s.Kubeconfig("sluice")
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func addressesOnRealAPI(t *testing.T, s *proxyNode) {
 		}
 	}
 	eventually(t, "BFD is refused by name", says("BFD is not supported"))
-	s.kubectl(t, "apply", "-f", s.file(t, "second.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: second}\nspec: {type: LoadBalancer, allocateLoadBalancerNodePorts: false, ports: [{port: 81}]}\n"))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "second.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: second}\nspec: {type: LoadBalancer, allocateLoadBalancerNodePorts: false, ports: [{port: 81}]}\n"))
 	eventually(t, "the second finds none", says("it gets no address: none of default/small (1 given out) has a free IPv4 address"))
 	s.kubectl(t, "patch", "service", "first", "-p", `{"spec":{"type":"ClusterIP"}}`)
 	has("second", "198.51.100.7 VIP")

@@ -88,7 +88,7 @@ func (s *proxyNode) preflightPolicies(t *testing.T, kubeconfig string) {
 // An agent on a real API server copes with odd objects, with a server that is away or back, and
 // with the loss of its rights.
 func agentOnRealAPI(t *testing.T, s *proxyNode) {
-	s.kubectl(t, "apply", "-f", s.file(t, "odd.yaml", oddObjects), "-f", s.file(t, "role.yaml", role("")))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "odd.yaml", oddObjects), "-f", s.file(t, "role.yaml", role("")))
 	kubeconfig, err := s.Kubeconfig("sluice")
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func agentOnRealAPI(t *testing.T, s *proxyNode) {
 	eventually(t, "all is well again", func() bool { return status().OK })
 	unchanged("now that the API server is back")
 
-	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("endpointslices")))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "role.yaml", role("endpointslices")))
 	if err := s.Restart(t.Context(), control.APIServer); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func agentOnRealAPI(t *testing.T, s *proxyNode) {
 		return says("EndpointSlice", `apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs: [list, watch]`)
 	})
 	unchanged("without the right to read endpoints")
-	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "role.yaml", role("")))
 	// The agent's own next try is up to 15 s away.
 	eventually(t, "all is well again", func() bool { return client.Sync(t.Context()) == nil && status().OK })
 	unchanged("with the right again")
@@ -184,7 +184,7 @@ spec: {clusterIP: 10.96.0.91, externalIPs: [192.0.2.1], ports: [{name: api, port
 // else that listens there. An agent that starts afresh reads the API, too.
 func nobodyTakesTheAPI(t *testing.T, s *proxyNode) {
 	listen(t, s.NetNS, "192.0.2.1:22")
-	s.kubectl(t, "apply", "-f", s.file(t, "thief.yaml", apiThief), "-f", s.file(t, "role.yaml", role("")))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "thief.yaml", apiThief), "-f", s.file(t, "role.yaml", role("")))
 	kubeconfig, err := s.Kubeconfig("sluice")
 	if err != nil {
 		t.Fatal(err)

@@ -70,7 +70,7 @@ spec: {nodeName: pods-of, containers: [{name: c, image: none}]}
 // policy once it may. Pods that an earlier agent knew keep the policies of that agent.
 func unreadPodsOnRealAPI(t *testing.T, s *proxyNode) {
 	pods := attachPods(t, s.NetNS, 3)
-	s.kubectl(t, "apply", "-f", s.file(t, "readers.yaml", readers), "-f", s.file(t, "pods.yaml", somePods))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "readers.yaml", readers), "-f", s.file(t, "pods.yaml", somePods))
 	for name, ip := range map[string]string{"a": "10.1.0.1", "b": "10.1.0.2"} {
 		s.kubectl(t, "patch", "pod", name, "--subresource=status", "--type=merge", "-p", `{"status":{"phase":"Running","podIP":"`+ip+`","podIPs":[{"ip":"`+ip+`"}]}}`)
 	}
@@ -99,7 +99,7 @@ func unreadPodsOnRealAPI(t *testing.T, s *proxyNode) {
 	if !passes(0, "10.1.0.2") {
 		t.Error("a pod is cut off as no pods could be read")
 	}
-	s.kubectl(t, "apply", "-f", s.file(t, "may.yaml", mayReadPods))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "may.yaml", mayReadPods))
 	if err := agent.NewClient(socket).Sync(t.Context()); err != nil && strings.Contains(err.Error(), "Pod:") {
 		t.Error(err)
 	}
@@ -125,7 +125,7 @@ func unreadPodsOnRealAPI(t *testing.T, s *proxyNode) {
 // An odd EndpointSlice that belongs to no service does not keep services that were deleted while no
 // agent ran.
 func oddSliceKeepsNothing(t *testing.T, s *proxyNode) {
-	s.kubectl(t, "apply", "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "odd.yaml", `
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "role.yaml", role("")), "-f", s.file(t, "odd.yaml", `
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: odd, labels: {kubernetes.io/service-name: nosuch}}

@@ -94,7 +94,7 @@ func newProxyNode(t *testing.T, plane *control.Plane) *proxyNode {
 		s.kubectl(t, args...)
 		nft(t, s.NetNS, "flush ruleset")
 	})
-	s.kubectl(t, "apply", "-f", s.file(t, "objects.yaml", seatObjects))
+	s.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", s.file(t, "objects.yaml", seatObjects))
 	s.kubectl(t, "patch", "node", "node-a", "--subresource=status", "--type=merge", "-p", `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)
 	return s
 }

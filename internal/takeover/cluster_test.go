@@ -156,7 +156,7 @@ func (a *api) apply(t *testing.T, manifest string) {
 	if err := os.WriteFile(path, []byte(manifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	a.kubectl(t, "apply", "-f", path)
+	a.kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", path)
 }
 
 // daemon is a program that runs in the node's namespace.

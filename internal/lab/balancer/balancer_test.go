@@ -136,7 +136,7 @@ func TestBalancer(t *testing.T) {
 	if err := os.WriteFile(file, []byte(cluster), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	kubectl("apply", "-f", file)
+	kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
 	ready("node1", "True")
 	ready("node2", "True")
 	eventually(t, "both has two addresses", func() string {

@@ -148,7 +148,7 @@ func (w *world) apply(manifest string) {
 	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 		w.Fatal(err)
 	}
-	w.kubectl("apply", "-f", file)
+	w.kubectl("apply", "--server-side", "--force-conflicts", "-f", file)
 }
 
 // ask asks a pod from the node and returns the name of the answering pod.
