@@ -154,6 +154,14 @@ func (a *api) remove(ctx context.Context, o object, grace int64) error {
 	return nil
 }
 
+// removeAll deletes all objects of o's kind in its namespace, at once.
+func (a *api) removeAll(ctx context.Context, o object) error {
+	if err := a.at("DELETE", o).Body(metav1.NewDeleteOptions(0)).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("delete all of %T in %s: %w", o, o.GetNamespace(), err)
+	}
+	return nil
+}
+
 // list reads all objects of a namespace that a label selector matches, into a list of o's kind.
 func (a *api) list(ctx context.Context, o object, labels string, into runtime.Object) error {
 	options := metav1.ListOptions{LabelSelector: labels}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -94,20 +95,13 @@ func (w *world) begin(ctx context.Context, e *Env) error {
 	return w.create(ctx, ns)
 }
 
-// end removes the objects of the case. It does not wait for pods to end.
+// end removes what the case made. It does not wait for pods to end. The namespace stays, as long as
+// the cluster does: to remove one, Kubernetes asks for objects of each kind that there is.
 func (w *world) end(ctx context.Context, e *Env) error {
-	var pods corev1.PodList
-	var services corev1.ServiceList
-	err := errors.Join(
-		w.list(ctx, e.in(&corev1.Pod{}), "", &pods),
-		w.list(ctx, e.in(&corev1.Service{}), "", &services))
-	for i := range services.Items {
-		err = errors.Join(err, w.remove(ctx, &services.Items[i], -1))
+	var errs []error
+	//lint:ignore SA1019 what is still mirrored into slices
+	for _, o := range []object{&corev1.Service{}, &corev1.Pod{}, &corev1.Endpoints{}, &discoveryv1.EndpointSlice{}} {
+		errs = append(errs, w.removeAll(ctx, e.in(o)))
 	}
-	for i := range pods.Items {
-		err = errors.Join(err, w.remove(ctx, &pods.Items[i], 0))
-	}
-	ns := &corev1.Namespace{}
-	ns.Name = e.namespace
-	return errors.Join(err, w.remove(ctx, ns, -1))
+	return errors.Join(errs...)
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // create creates objects, and waits until the pods among them run.
@@ -263,18 +264,25 @@ func restartProxy(node string) Step {
 	return action{"restart the proxy of " + node, func(ctx context.Context, e *Env) error { return e.cluster.RestartProxy(ctx, node) }}
 }
 
-// quiet waits until the namespaces of earlier cases are gone: as long as something in them is
-// ending, proxies write rules.
+// quiet waits until nothing of earlier cases is left but their namespaces: as long as something in
+// them is ending, proxies write rules.
 func quiet() Step {
 	return action{"all is quiet", func(ctx context.Context, e *Env) error {
 		return until(ctx, func() error {
-			var all corev1.NamespaceList
-			if err := e.cluster.list(ctx, &corev1.Namespace{}, "", &all); err != nil {
+			var pods corev1.PodList
+			var slices discoveryv1.EndpointSliceList
+			err := errors.Join(e.cluster.list(ctx, &corev1.Pod{}, "", &pods), e.cluster.list(ctx, &discoveryv1.EndpointSlice{}, "", &slices))
+			if err != nil {
 				return final{err}
 			}
-			for _, ns := range all.Items {
-				if ns.DeletionTimestamp != nil {
-					return fmt.Errorf("namespace %s is not gone yet", ns.Name)
+			for i := range pods.Items {
+				if pods.Items[i].DeletionTimestamp != nil {
+					return fmt.Errorf("pod %s/%s is not gone yet", pods.Items[i].Namespace, pods.Items[i].Name)
+				}
+			}
+			for _, s := range slices.Items {
+				if s.Namespace != metav1.NamespaceDefault && s.Namespace != e.namespace {
+					return fmt.Errorf("endpointslice %s/%s is not gone yet", s.Namespace, s.Name)
 				}
 			}
 			return nil

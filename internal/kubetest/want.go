@@ -184,8 +184,8 @@ func (r result) String() string {
 
 // These are the numbers of requests that suffice.
 const (
-	atLeast = 10  // answered ones, whatever the answer
-	inARow  = 15  // of one pod, to conclude that a client stays with it
+	atLeast = 6   // answered ones, whatever the answer
+	inARow  = 10  // of one pod, to conclude that a client stays with it
 	atMost  = 100 // to see all pods: of three, one is missed in one of 10^17 rounds
 	turned  = 2   // refused ones
 )

@@ -46,7 +46,7 @@ func testNothingPassesWhileProgramsChange(t *testing.T, p plane) {
 			t.Fatal(err)
 		}
 		sent, arrived, err := k.mesh.Storm(from, netip.AddrPortFrom(pod, 5002), func() error {
-			for end := time.Now().Add(1500 * time.Millisecond); n < 20 || time.Now().Before(end); {
+			for end := time.Now().Add(500 * time.Millisecond); n < 20 || time.Now().Before(end); {
 				if err := next(); err != nil {
 					return err
 				}

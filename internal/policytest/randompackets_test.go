@@ -3,6 +3,7 @@ package policytest
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -21,7 +22,7 @@ import (
 var kernels = flag.Int("kernels", 40, "how many random clusters to try with real packets")
 
 // testRandomPackets gives the kernel one random cluster after the other, each as a change of the
-// one before. On every first packet between pods, those that nobody has declared included, the node
+// one before. On first packets between all pods, those that nobody has declared included, the node
 // and the world outside, the kernel, the oracle and "why" must agree.
 func testRandomPackets(t *testing.T, p plane) {
 	pods := ninePods()
@@ -101,27 +102,28 @@ func randomPackets(t *testing.T, k *kernel, pods map[string][2]netip.Addr, first
 		}
 		o := newDice(first + seed).cluster()
 		k.set(t, o)
-		if k.disagrees(t, o, everywhere(pods)) {
+		if k.disagrees(t, o, everywhere(pods, int(seed))) {
 			text, _ := yaml.Marshal(o)
 			t.Fatalf("seed %d:\n%s", first+seed, text)
 		}
 	}
 }
 
-// everywhere is every first packet from pods and the outside to those and the node.
-func everywhere(pods map[string][2]netip.Addr) (firsts []drivertest.First) {
+// everywhere are first packets from pods and the outside to those and the node, in all protocols.
+// Each has one of the ports, another one with the next turn.
+func everywhere(pods map[string][2]netip.Addr, turn int) (firsts []drivertest.First) {
+	ports := []uint16{53, 80, 8080}
 	for family := range Families {
 		from := []netip.Addr{drivertest.Outside[family]}
-		for _, p := range pods {
-			from = append(from, p[family])
+		for _, name := range slices.Sorted(maps.Keys(pods)) {
+			from = append(from, pods[name][family])
 		}
 		to := append(slices.Clone(from), NodeAddresses[family])
-		for _, a := range from {
-			for _, b := range to {
-				for _, proto := range Protocols {
-					for _, port := range []uint16{53, 80, 8080} {
-						firsts = append(firsts, drivertest.First{From: a, To: b, Protocol: numbers[proto], Port: port})
-					}
+		for i, a := range from {
+			for j, b := range to {
+				for k, proto := range Protocols {
+					port := ports[(turn+family+i+j+k)%len(ports)]
+					firsts = append(firsts, drivertest.First{From: a, To: b, Protocol: numbers[proto], Port: port})
 				}
 			}
 		}

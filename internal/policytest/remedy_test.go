@@ -23,7 +23,7 @@ import (
 func TestSuggestions(t *testing.T) {
 	t.Parallel()
 	kindsSeen, near, hopeless := map[model.Kind]int{}, 0, map[string]int{}
-	for seed := range uint64(*clusters / 4) {
+	for seed := range uint64(*clusters / 8) {
 		o := newDice(7_000_000 + seed).cluster()
 		product := productOf(t, o)
 		d := newDice(seed)

@@ -18,7 +18,7 @@ func testLargePolicyChanges(t *testing.T, p plane) {
 	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	crowd := store.Event{Kind: model.NamespaceKind, Name: model.Name{Name: "crowd"}, Object: &model.Namespace{Name: "crowd"}}
 	others := []store.Event{crowd}
-	for i := range 2000 {
+	for i := range 1200 {
 		pod := &model.Pod{Name: model.Name{Namespace: "crowd", Name: fmt.Sprint("p", i)}, Node: "elsewhere", IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)})}}
 		others = append(others, store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	}

@@ -219,9 +219,8 @@ func (k *kernel) errors(t *testing.T, family int, client string, proto model.Pro
 	asked := drivertest.Quote{From: from, To: server, Protocol: proto}
 	answered := drivertest.Quote{From: call, To: from, Protocol: proto}
 	can := k.driver.Capabilities().Can
-	before := k.dropped(t, state.DropForeignError)
+	before, lost := k.dropped(t, state.DropForeignError), uint64(0)
 	for i, p := range paths(family, client, asked, answered) {
-		lost := uint64(0)
 		for _, e := range icmpErrors[family] {
 			if e == parameterProblem && p.at != p.to && can&driver.Errors == 0 {
 				continue
@@ -238,11 +237,9 @@ func (k *kernel) errors(t *testing.T, family int, client string, proto model.Pro
 				lost++
 			}
 		}
-		after := k.dropped(t, state.DropForeignError)
-		if after-before != lost {
-			t.Errorf("%v over %s: %d errors from %s to %v about %+v count as dropped, and %d did not arrive", proto, via, after-before, p.host, p.to, p.about, lost)
-		}
-		before = after
+	}
+	if counted := k.dropped(t, state.DropForeignError) - before; counted != lost {
+		t.Errorf("%v over %s: %d errors count as dropped, and %d did not arrive", proto, via, counted, lost)
 	}
 }
 

@@ -10,6 +10,7 @@ package oracle
 import (
 	"net/netip"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -77,9 +78,10 @@ func (o *Objects) allowedAt(subject *corev1.Pod, c Connection, d direction) bool
 
 // pod returns the pod that has the address on the cluster's network.
 func (o *Objects) pod(a netip.Addr) *corev1.Pod {
+	text := a.String()
 	for _, p := range o.Pods {
 		for _, ip := range p.Status.PodIPs {
-			if !p.Spec.HostNetwork && ip.IP == a.String() {
+			if !p.Spec.HostNetwork && ip.IP == text {
 				return p
 			}
 		}
@@ -105,11 +107,19 @@ func (o *Objects) inNamespaces(p *corev1.Pod, s *metav1.LabelSelector) bool {
 	return selects(s, o.namespaceLabels(p.Namespace))
 }
 
+// readings are what the selectors say that were asked about, by their place: objects never change,
+// and reading a selector takes much longer than a question.
+var readings sync.Map // of *metav1.LabelSelector: labels.Selector
+
 func selects(s *metav1.LabelSelector, l labels.Set) bool {
+	if read, ok := readings.Load(s); ok {
+		return read.(labels.Selector).Matches(l)
+	}
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
 		panic("oracle: a selector that the API server refuses: " + err.Error())
 	}
+	readings.Store(s, sel)
 	return sel.Matches(l)
 }
 
