@@ -434,7 +434,7 @@ func (r *run) client(name string) *client {
 // This is how often a client tries: often enough to meet a backend that it must not meet, and to
 // meet each that it may.
 const (
-	fewestTries = 10
+	fewestTries = 6
 	mostTries   = 500
 )
 
