@@ -208,11 +208,14 @@ func TestEachAndDelete(t *testing.T) {
 			copies int
 			others []Filter
 		}{"a dump for each": {0, nil}, "one dump for a few": {copiesPerWalk, nil}, "one dump for many": {0, padding}} {
+			filters := slices.Concat(tt.filters, dumps.others)
+			if requests, err := newIndex(filters).requests(); err == nil && len(requests) == 1 && dumps.copies > 0 {
+				continue // the same as a dump for each
+			}
 			t.Run(name+"/"+how, func(t *testing.T) {
 				c := testConn(t, testNS(t))
 				c.copies = dumps.copies
 				create(t, c, table...)
-				filters := slices.Concat(tt.filters, dumps.others)
 				var wanted, matched []string
 				for _, i := range tt.gone {
 					wanted = append(wanted, table[i].String())

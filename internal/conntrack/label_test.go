@@ -7,11 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
@@ -57,12 +58,13 @@ func newRouter(t *testing.T) *router {
 		if err := netns.Veth(r.node, dev, end, "eth0"); err != nil {
 			t.Fatal(err)
 		}
-		for _, net := range []string{"10.9.%d.", "fd09:%d::"} {
-			bits := map[bool]string{true: "/64", false: "/24"}[strings.Contains(net, ":")]
-			net = fmt.Sprintf(net, i+1)
-			run(t, r.node, "ip", "addr", "add", net+"1"+bits, "dev", dev, "nodad")
-			run(t, end, "ip", "addr", "add", net+"2"+bits, "dev", "eth0", "nodad")
-			run(t, end, "ip", "route", "add", "default", "via", net+"1")
+		for _, net := range []string{"10.9.%d.%d/24", "fd09:%d::%d/64"} {
+			first, second := netip.MustParsePrefix(fmt.Sprintf(net, i+1, 1)), netip.MustParsePrefix(fmt.Sprintf(net, i+1, 2))
+			all := netip.PrefixFrom(first.Addr(), 0).Masked()
+			err := errors.Join(r.node.Address(dev, first), end.Address("eth0", second), end.Route(all, first.Addr(), "eth0"))
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
@@ -83,16 +85,20 @@ func run(t *testing.T, ns *netns.NS, name string, args ...string) string {
 	return string(out)
 }
 
-var packets = regexp.MustCompile(`packets (\d+)`)
-
 // cutPackets is the number of packets that were dropped for the label.
-func (r *router) cutPackets(t *testing.T) int {
+func (r *router) cutPackets(t *testing.T) (n uint64) {
 	t.Helper()
-	m := packets.FindStringSubmatch(run(t, r.node, "nft", "list", "counter", "inet", "labels", "cut"))
-	if m == nil {
-		t.Fatal("no counter")
-	}
-	n, err := strconv.Atoi(m[1])
+	err := r.node.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		cut, err := c.GetObject(&nftables.NamedObj{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: "labels"}, Name: "cut", Type: nftables.ObjTypeCounter})
+		if err == nil {
+			n = cut.(*nftables.NamedObj).Obj.(*expr.Counter).Packets
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

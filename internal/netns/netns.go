@@ -140,17 +140,35 @@ func (ns *NS) Fd() int { return int(ns.fd) }
 func (ns *NS) Is(other *NS) bool { return ns.fd.Equal(other.fd) }
 
 // Do runs f on a thread inside the namespace. Sockets that f opens stay in the
-// namespace; goroutines that f starts do not run in it.
+// namespace; goroutines that f starts do not run in it. The thread works for other goroutines
+// afterwards, so f must not change what else belongs to it.
 func (ns *NS) Do(f func() error) error {
 	return onThread(func() error {
-		if here(ns.fd) {
-			return f()
-		}
-		if err := netns.Set(ns.fd); err != nil {
+		back, err := ns.enter()
+		if err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", ns.Name, err)
 		}
-		return f()
+		err = f()
+		if back() == nil { // otherwise it ends: to make a new one takes longer
+			runtime.UnlockOSThread()
+		}
+		return err
 	})
+}
+
+// enter has the calling thread be inside the namespace until back succeeds.
+func (ns *NS) enter() (back func() error, err error) {
+	if here(ns.fd) {
+		return func() error { return nil }, nil
+	}
+	was, err := netns.Get()
+	if err != nil {
+		return nil, err
+	}
+	if err := netns.Set(ns.fd); err != nil {
+		return nil, errors.Join(err, was.Close())
+	}
+	return func() error { return errors.Join(netns.Set(was), was.Close()) }, nil
 }
 
 // Start starts cmd inside the namespace. The child dies with this process only if
@@ -251,9 +269,9 @@ func Apart(f func() error) error {
 	})
 }
 
-// onThread runs f on an OS thread of its own, which ends afterwards: whatever namespace f leaves it
-// in, no other goroutine sees it. It is never the process's main thread, which cannot be ended and
-// whose namespace is the one that /proc/PID/ns shows for the whole process.
+// onThread runs f on an OS thread of its own, which ends afterwards unless f unlocks it: whatever
+// namespace f leaves it in, no other goroutine sees it. It is never the process's main thread, which
+// cannot be ended and whose namespace is the one that /proc/PID/ns shows for the whole process.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -21,7 +21,7 @@ import (
 
 // floodFlows is how many new flows each family's flood has, unless the kernel's connection table is
 // too small.
-const floodFlows = 18000
+const floodFlows = 9000
 
 // Flood sends new flows to a service from a pod, from the node and from outside, while its backends
 // and their number change as fast as the driver can. No packet may leave the node untranslated.

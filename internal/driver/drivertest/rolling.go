@@ -53,7 +53,7 @@ func (r *run) restarts(t *testing.T) {
 	}, sends: underWay})
 	r.step(t, 1, step{services: services(0)})
 	load := r.load()
-	for i := range 8 {
+	for i := range 4 {
 		if err := r.driver.Close(); err != nil {
 			t.Fatalf("close the driver: %v", err)
 		}

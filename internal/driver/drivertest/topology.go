@@ -93,6 +93,8 @@ type topology struct {
 	arrivals arrivals
 	foreign  *foreign
 	left     driver.Driver // by a row, for the next one that shares it
+	shared   *cluster      // which the driver that is left serves
+	joined   int           // rows that took over a driver
 }
 
 // topologies are lent to subtests, one to each of those that run side by side. They are built when

@@ -38,7 +38,7 @@ func (r *run) upgrade(t *testing.T, other Open) {
 	r.step(t, 0, step{services: sticky("a"), sends: sends})
 	r.step(t, 1, step{services: sticky("a b x")})
 	load := r.load()
-	for i, next := range []Open{other, r.open, other, r.open} {
+	for i, next := range []Open{other, r.open} {
 		if err := r.driver.Close(); err != nil {
 			t.Fatalf("close the driver: %v", err)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // Variant is one of the two programs called iptables: their rules are in the kernel side by side.
@@ -113,6 +114,11 @@ func (p programs) run(ctx context.Context, v Variant, v6 bool, what, input strin
 	if err != nil {
 		return nil, err
 	}
+	return p.runAt(ctx, path, input, args...)
+}
+
+// runAt runs a program that was located.
+func (p programs) runAt(ctx context.Context, path, input string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdin = strings.NewReader(input)
 	var out, stderr bytes.Buffer
@@ -120,7 +126,7 @@ func (p programs) run(ctx context.Context, v Variant, v6 bool, what, input strin
 	if err := p.ns.Start(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", path, err)
 	}
-	err = cmd.Wait()
+	err := cmd.Wait()
 	if err == nil {
 		return out.Bytes(), nil
 	}
@@ -157,13 +163,14 @@ func (p programs) restore(ctx context.Context, v Variant, v6 bool, input string)
 // save returns our rules in all tables of a family, and how many there are of others. Where there
 // is no table, no program has to say so.
 func (p programs) save(ctx context.Context, v Variant, v6 bool) (chains map[chain][]string, others int, err error) {
-	if _, err := locate(ctx, v, v6, "save"); err != nil {
+	path, err := locate(ctx, v, v6, "save")
+	if err != nil {
 		return nil, 0, err
 	}
 	if there, err := p.hasTables(v, v6); err == nil && !there {
 		return map[chain][]string{}, 0, nil
 	}
-	out, err := p.run(ctx, v, v6, "save", "")
+	out, err := p.runAt(ctx, path, "")
 	if err != nil {
 		return nil, 0, err
 	}
@@ -175,11 +182,8 @@ func (p programs) save(ctx context.Context, v Variant, v6 bool) (chains map[chai
 func (p programs) hasTables(v Variant, v6 bool) (there bool, err error) {
 	err = p.ns.Do(func() error {
 		if v == Legacy {
-			names, err := os.ReadFile("/proc/thread-self/net/" + map[bool]string{false: "ip_tables_names", true: "ip6_tables_names"}[v6])
-			there = len(names) > 0
-			if errors.Is(err, os.ErrNotExist) { // this kernel has none, yet
-				err = nil
-			}
+			used, err := preflight.LegacyFamilies()
+			there = slices.ContainsFunc(used, func(f preflight.LegacyFamily) bool { return f.Family == "ip6" == v6 })
 			return err
 		}
 		c, err := nftables.New()

@@ -8,7 +8,6 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -185,7 +184,10 @@ func (d *Driver) variant(ctx context.Context) (Variant, error) {
 			errs = append(errs, err)
 		}
 	}
-	choice := cmp.Or(d.chosen, plainVariant(ctx))
+	choice := d.chosen
+	if choice == "" {
+		choice = plainVariant(ctx)
+	}
 	switch {
 	case d.chosen != "":
 		if n := foreign[choice.other()]; n > 0 {

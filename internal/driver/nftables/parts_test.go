@@ -21,172 +21,172 @@ import (
 func TestPartsFailApart(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
-		for name, failing := range map[string]parts{"policy fails": policyPart, "services fail": servicesPart} {
-			t.Run(name, func(t *testing.T) {
-				o.Policy = true
-				ns, want := testNS(t), isolated()
-				d := openIn(t, ns, o)
-				r := reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
-				r.Lack(reconcile.Lacking{})
-				attempt := func(change state.Delta, fails bool) {
-					t.Helper()
-					want.Apply(change)
-					r.Hurry()
-					if _, err := r.Attempt(t.Context(), change, 0); (err != nil) != fails {
-						t.Fatalf("attempt: %v, want an error: %v", err, fails)
-					}
-				}
-				change := func(services, policy byte) (c state.Delta) {
-					if services > 0 {
-						f := &state.Frontend{Backends: addrPorts("10.1.0.2:80")}
-						c.Services.Frontends = map[state.FrontendKey]*state.Frontend{vip(netip.AddrFrom4([4]byte{10, 96, 1, services}).String()): f}
-					}
-					if policy > 0 {
-						c.Policy.Workloads = map[netip.Addr]*state.Workload{netip.AddrFrom4([4]byte{10, 1, 0, policy}): {Device: int(policy), Ingress: "deny"}}
-					}
-					return c
-				}
-				holds := func(set *nft.Set, n int) {
-					t.Helper()
-					elements, err := d.content(t.Context(), set)
-					if err != nil || len(elements) != n {
-						t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.Name, n, err)
-					}
-				}
-				frontends, pods := d.prog.Families[0].Frontends, d.prog.Families[0].Policy.To
-				attempt(state.Delta{}, false)
-				holds(frontends, 0)
-				holds(pods, 2)
+		failing := policyPart // one in each of the modes
+		if o.Shared {
+			failing = servicesPart
+		}
+		o.Policy = true
+		ns, want := testNS(t), isolated()
+		d := openIn(t, ns, o)
+		r := reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
+		r.Lack(reconcile.Lacking{})
+		attempt := func(change state.Delta, fails bool) {
+			t.Helper()
+			want.Apply(change)
+			r.Hurry()
+			if _, err := r.Attempt(t.Context(), change, 0); (err != nil) != fails {
+				t.Fatalf("attempt: %v, want an error: %v", err, fails)
+			}
+		}
+		change := func(services, policy byte) (c state.Delta) {
+			if services > 0 {
+				f := &state.Frontend{Backends: addrPorts("10.1.0.2:80")}
+				c.Services.Frontends = map[state.FrontendKey]*state.Frontend{vip(netip.AddrFrom4([4]byte{10, 96, 1, services}).String()): f}
+			}
+			if policy > 0 {
+				c.Policy.Workloads = map[netip.Addr]*state.Workload{netip.AddrFrom4([4]byte{10, 1, 0, policy}): {Device: int(policy), Ingress: "deny"}}
+			}
+			return c
+		}
+		holds := func(set *nft.Set, n int) {
+			t.Helper()
+			elements, err := d.content(t.Context(), set)
+			if err != nil || len(elements) != n {
+				t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.Name, n, err)
+			}
+		}
+		frontends, pods := d.prog.Families[0].Frontends, d.prog.Families[0].Policy.To
+		attempt(state.Delta{}, false)
+		holds(frontends, 0)
+		holds(pods, 2)
 
-				d.Refuse(func(m Message) error {
-					if m.Type != unix.NFT_MSG_NEWSETELEM {
-						return nil
-					}
-					name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-					for _, s := range d.prog.Sets {
-						if s.Name == name && s != d.prog.Notes && failing.hold(partOf(d.prog, s)) {
-							return unix.EAGAIN // nothing that the kernel refuses for what it is
-						}
-					}
-					return nil
-				})
-				attempt(change(1, 11), true)
-				attempt(change(2, 0), true) // what failed is tried again
-				attempt(change(0, 12), true)
-				for range 9 { // a fresh table would not help
-					r.Doubt("")
-					attempt(state.Delta{}, true)
+		d.Refuse(func(m Message) error {
+			if m.Type != unix.NFT_MSG_NEWSETELEM {
+				return nil
+			}
+			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+			for _, s := range d.prog.Sets {
+				if s.Name == name && s != d.prog.Notes && failing.hold(partOf(d.prog, s)) {
+					return unix.EAGAIN // nothing that the kernel refuses for what it is
 				}
-				attempt(change(3, 13), true)
-				if failing == policyPart {
-					holds(frontends, 3)
-					holds(pods, 2)
-				} else {
-					holds(frontends, 0)
-					holds(pods, 5)
-				}
-				if failed := r.Failed(); len(failed) != 1 {
-					t.Errorf("failed: %v", failed)
-				}
+			}
+			return nil
+		})
+		attempt(change(1, 11), true)
+		attempt(change(2, 0), true) // what failed is tried again
+		attempt(change(0, 12), true)
+		for range rebuildAfter { // a fresh table would not help
+			r.Doubt("")
+			attempt(state.Delta{}, true)
+		}
+		attempt(change(3, 13), true)
+		if failing == policyPart {
+			holds(frontends, 3)
+			holds(pods, 2)
+		} else {
+			holds(frontends, 0)
+			holds(pods, 5)
+		}
+		if failed := r.Failed(); len(failed) != 1 {
+			t.Errorf("failed: %v", failed)
+		}
 
-				d.Refuse(func(Message) error { return nil })
-				attempt(state.Delta{}, false)
-				holds(frontends, 3)
-				holds(pods, 5)
-				attempt(change(4, 14), false)
-				holds(frontends, 4)
-				holds(pods, 6)
-				if n, text := adopt(t, d, want); n != 0 {
-					t.Errorf("an adoption plans\n%s", text)
-				}
-			})
+		d.Refuse(func(Message) error { return nil })
+		attempt(state.Delta{}, false)
+		holds(frontends, 3)
+		holds(pods, 5)
+		attempt(change(4, 14), false)
+		holds(frontends, 4)
+		holds(pods, 6)
+		if n, text := adopt(t, d, want); n != 0 {
+			t.Errorf("an adoption plans\n%s", text)
 		}
 	})
 }
 
 // A part that fails from the first programming on, after the table was lost, or after a restart of
-// the agent, holds up no other; and nothing of it that was in force is taken from the kernel.
+// the agent, holds up no other; and nothing of it that was in force is taken from the kernel. Only
+// a table without an owner is lost; TestFailingParts has one with an owner.
 func TestPartsFailApartFromTheStart(t *testing.T) {
 	t.Parallel()
-	modes(t, func(t *testing.T, o Options) {
-		for _, failing := range []reconcile.Part{reconcile.Policy, reconcile.Services} {
-			t.Run(failing.String(), func(t *testing.T) {
-				o.Policy = true
-				ns, want := testNS(t), isolated()
-				want.Policy.HostDevices[3] = struct{}{}
-				want.Services.Frontends[vip("10.96.0.1")] = &state.Frontend{Backends: addrPorts("10.1.0.1:80")}
-				var d *Driver
-				var r *reconcile.Reconciler
-				fails := true
-				start := func() {
-					t.Helper()
-					d = openIn(t, ns, o)
-					r = reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
-					r.Lack(reconcile.Lacking{})
-					fp := d.prog.Families[0]
-					set := map[reconcile.Part]*nft.Set{reconcile.Policy: fp.Policy.To, reconcile.Services: fp.Frontends}[failing]
-					d.Refuse(func(m Message) error {
-						if fails && m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == set.Name {
-							return unix.EAGAIN // nothing that the kernel refuses for what it is
-						}
-						return nil
-					})
-				}
-				holds := func(frontends, pods int) {
-					t.Helper()
-					r.Hurry()
-					if _, err := r.Attempt(t.Context(), state.Delta{}, 0); (err != nil) != fails {
-						t.Fatalf("attempt: %v, want an error: %v", err, fails)
+	o := Options{Options: driver.Options{Policy: true}, Shared: true}
+	for _, failing := range []reconcile.Part{reconcile.Policy, reconcile.Services} {
+		t.Run(failing.String(), func(t *testing.T) {
+			t.Parallel()
+			ns, want := testNS(t), isolated()
+			want.Policy.HostDevices[3] = struct{}{}
+			want.Services.Frontends[vip("10.96.0.1")] = &state.Frontend{Backends: addrPorts("10.1.0.1:80")}
+			var d *Driver
+			var r *reconcile.Reconciler
+			fails := true
+			start := func() {
+				t.Helper()
+				d = openIn(t, ns, o)
+				r = reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
+				r.Lack(reconcile.Lacking{})
+				fp := d.prog.Families[0]
+				set := map[reconcile.Part]*nft.Set{reconcile.Policy: fp.Policy.To, reconcile.Services: fp.Frontends}[failing]
+				d.Refuse(func(m Message) error {
+					if fails && m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == set.Name {
+						return unix.EAGAIN // nothing that the kernel refuses for what it is
 					}
-					for _, c := range []struct {
-						set  *nft.Set
-						want int
-					}{{d.prog.Families[0].Frontends, frontends}, {d.prog.Families[0].Policy.To, pods}, {d.prog.Policy.HostDevices, 1}} {
-						if got, err := d.content(t.Context(), c.set); err != nil || len(got) != c.want {
-							t.Fatalf("%d elements in %s, want %d (%v)", len(got), c.set.Name, c.want, err)
-						}
+					return nil
+				})
+			}
+			holds := func(frontends, pods int) {
+				t.Helper()
+				r.Hurry()
+				if _, err := r.Attempt(t.Context(), state.Delta{}, 0); (err != nil) != fails {
+					t.Fatalf("attempt: %v, want an error: %v", err, fails)
+				}
+				for _, c := range []struct {
+					set  *nft.Set
+					want int
+				}{{d.prog.Families[0].Frontends, frontends}, {d.prog.Families[0].Policy.To, pods}, {d.prog.Policy.HostDevices, 1}} {
+					if got, err := d.content(t.Context(), c.set); err != nil || len(got) != c.want {
+						t.Fatalf("%d elements in %s, want %d (%v)", len(got), c.set.Name, c.want, err)
 					}
 				}
-				one := func(n int) (frontends, pods int) {
-					if failing == reconcile.Policy {
-						return n, 0
-					}
-					return 0, 2
+			}
+			one := func(n int) (frontends, pods int) {
+				if failing == reconcile.Policy {
+					return n, 0
 				}
-				start()
-				holds(one(1))
-				for range 4 {
-					r.Doubt("")
-					holds(one(1))
-				}
-				if out, err := ns.Run("nft", "flush", "ruleset"); err != nil {
-					t.Fatalf("%s: %v", out, err)
-				}
+				return 0, 2
+			}
+			start()
+			holds(one(1))
+			for range rebuildAfter {
 				r.Doubt("")
 				holds(one(1))
-				fails = false
-				holds(1, 2)
+			}
+			if out, err := ns.Run("nft", "flush", "ruleset"); err != nil {
+				t.Fatalf("%s: %v", out, err)
+			}
+			r.Doubt("")
+			holds(one(1))
+			fails = false
+			holds(1, 2)
 
-				if err := d.Close(); err != nil {
-					t.Fatal(err)
-				}
-				want.Services.Frontends[vip("10.96.0.2")] = &state.Frontend{Backends: addrPorts("10.1.0.1:80")}
-				want.Policy.Workloads[netip.MustParseAddr("10.1.0.77")] = &state.Workload{Device: 77, Ingress: "deny"}
-				fails = true
-				start()
-				if failing == reconcile.Policy {
-					holds(2, 2)
-				} else {
-					holds(1, 3)
-				}
-				fails = false
-				holds(2, 3)
-				if n, text := adopt(t, d, want); n != 0 {
-					t.Errorf("an adoption plans\n%s", text)
-				}
-			})
-		}
-	})
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			want.Services.Frontends[vip("10.96.0.2")] = &state.Frontend{Backends: addrPorts("10.1.0.1:80")}
+			want.Policy.Workloads[netip.MustParseAddr("10.1.0.77")] = &state.Workload{Device: 77, Ingress: "deny"}
+			fails = true
+			start()
+			if failing == reconcile.Policy {
+				holds(2, 2)
+			} else {
+				holds(1, 3)
+			}
+			fails = false
+			holds(2, 3)
+			if n, text := adopt(t, d, want); n != 0 {
+				t.Errorf("an adoption plans\n%s", text)
+			}
+		})
+	}
 }
 
 // A part cannot be adopted apart where the program has to be written: into a kernel that has none,

@@ -248,7 +248,7 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 	want.Policy = state.NewPolicy()
 	d := openIn(t, ns, o)
 	adopt(t, d, want)
-	for round := range 20 {
+	for round := range 8 {
 		next := randomPolicy(r, devices...)
 		text := update(t, d, state.Delta{Policy: policyDelta(want.Policy, next)})
 		want.Policy = next

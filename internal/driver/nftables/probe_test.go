@@ -30,9 +30,9 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A kernel that does not know an expression says so, and the requirement says what is needed.
+// A kernel that does not know an expression says so, and the requirement says what is needed. It
+// changes the requirements, so it is not beside the tests that ask for them.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
-	t.Parallel()
 	ns := testNS(t)
 	unknown := requirements([]program.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *program.Program) {
 		moon := nft.NewRule().Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})

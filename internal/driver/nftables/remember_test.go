@@ -100,6 +100,7 @@ func TestFrontendsOfAnother(t *testing.T) {
 func TestNewTableIsWholeBeforePacketsEnter(t *testing.T) {
 	t.Parallel()
 	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
+	d.canOwn()       // which is tried once in a process, by a transaction of its own
 	var hooked []int // chains with a hook in each transaction
 	d.sock.Refuse = func(messages [][]byte, _ []string) error {
 		hooked = append(hooked, 0)

@@ -21,11 +21,11 @@ func TestMain(m *testing.M) {
 
 // What the modes have in common is shown in one of them for each family.
 func TestPackets(t *testing.T) {
-	drivertest.RunHalf(t, func() (driver.Driver, error) { return userspace.Open(userspace.Options{}) }, 0)
-}
-
-func TestPacketsTransparent(t *testing.T) {
-	drivertest.Run(t, func() (driver.Driver, error) {
-		return userspace.Open(userspace.Options{ClientAddress: userspace.Transparent})
-	})
+	t.Parallel()
+	for i, mode := range []string{"masquerade", userspace.Transparent} {
+		t.Run(mode, func(t *testing.T) {
+			o := userspace.Options{ClientAddress: []string{"", userspace.Transparent}[i]}
+			drivertest.RunHalf(t, func() (driver.Driver, error) { return userspace.Open(o) }, i)
+		})
+	}
 }

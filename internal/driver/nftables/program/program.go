@@ -32,6 +32,7 @@ type Program struct {
 	Flowtable string
 
 	ipvs            bool     // see Options.IPVS
+	note            string   // what Note returns, once it was asked: to write it all takes a while
 	Counters        []string // named, beside those of policies
 	limits          limits
 	writtenPrograms // of the programs of policy
@@ -145,6 +146,13 @@ func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[stri
 
 // Note identifies the program: a digest of all its messages.
 func (p *Program) Note() string {
+	if p.note == "" {
+		p.note = p.writeNote()
+	}
+	return p.note
+}
+
+func (p *Program) writeNote() string {
 	var a nft.Attrs
 	for _, s := range p.Sets {
 		if !p.resized(s) { // those have other names with other lists
