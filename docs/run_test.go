@@ -139,6 +139,8 @@ type scene struct {
 	kind   string
 	flags  []string // and manifests, of lab up
 	blocks []*block
+
+	follows bool // another, in the lab of which it goes on, and which it leaves up
 }
 
 // sandbox is where scenes are run, one after the other.
@@ -149,14 +151,14 @@ type sandbox struct {
 
 // together are the scenes that follow each other in a sandbox, as readers go from page to page: a
 // control plane for each costs more than all that the pages do with it. Without flags, the first
-// brings up the lab of the others. What a scene's manifests have beyond the sandbox's is made when
+// brings up the lab of the others, whose pages' own lab is that one. What a scene's manifests have beyond the sandbox's is made when
 // the scene begins.
 var together = []struct {
 	flags  string
 	scenes []string
 }{
 	{"", []string{
-		"lab lab kubernetes", "README cluster", "install cluster", "install cluster manifests",
+		"lab lab kubernetes", "recipes lab", "README cluster", "install cluster", "install cluster manifests",
 		"bgp cluster", "node node services", "runbook node kubernetes",
 	}},
 	{"--kubernetes --no-agent --crds --nodes=2 app.yaml", []string{
@@ -187,7 +189,10 @@ func sandboxes(t *testing.T) (all []*sandbox) {
 		if group.flags == "" {
 			b.flags = b.scenes[0].leaves()
 		}
-		for _, s := range b.scenes {
+		for i, s := range b.scenes {
+			if s.follows = i > 0; group.flags == "" && i == 0 {
+				continue
+			}
 			if err := s.fits(b.flags); err != nil {
 				t.Errorf("%s cannot be run together with %s: %v", s.name, b.scenes[0].name, err)
 			}
@@ -221,10 +226,7 @@ func startsLab(words []string) bool {
 
 // fits tells whether a lab with these flags has what a scene asks of its own.
 func (s *scene) fits(flags []string) error {
-	if s.kind == "lab" {
-		return nil // it starts what it needs
-	}
-	for _, f := range s.flags {
+	for _, f := range append(s.leaves(), s.flags...) {
 		if strings.HasPrefix(f, "--") && !slices.Contains(flags, f) {
 			return fmt.Errorf("it asks for %s, and the sandbox has %s", f, strings.Join(flags, " "))
 		}
@@ -440,6 +442,9 @@ func (s *scene) script(flags []string) string {
 				// What it prints first is that it watches, or a table.
 				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $! %d\n", background(text), 1+strings.Count(c.output, "\n"))
 			default:
+				if s.follows && (startsLab(words) || plain == "bin/sluice lab down") {
+					continue
+				}
 				if startsLab(words) { // in place of the last one
 					fmt.Fprintln(&w, "bin/sluice lab down")
 				}
