@@ -64,18 +64,22 @@ func TestAlerts(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, "", "promtool", "check", "rules", "--lint=all", "--lint-fatal", file)
-	cases, err := filepath.Abs("testdata/alerts_test.yaml")
+	cases, err := filepath.Glob("testdata/*alerts_test.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	check(t, "", "promtool", "test", "rules", cases)
-	text, err := os.ReadFile(cases)
-	if err != nil {
-		t.Fatal(err)
+	check(t, "", "promtool", append([]string{"test", "rules"}, cases...)...)
+	var all []byte
+	for _, file := range cases {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, text...)
 	}
 	for _, a := range alerts(t) {
-		if !bytes.Contains(text, []byte("alertname: "+a.Alert+"\n")) {
-			t.Errorf("no case for %s in %s", a.Alert, cases)
+		if !bytes.Contains(all, []byte("alertname: "+a.Alert+"\n")) {
+			t.Errorf("no case for %s in %q", a.Alert, cases)
 		}
 	}
 }

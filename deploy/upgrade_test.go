@@ -113,15 +113,12 @@ type traffic struct {
 	faults   []string
 }
 
-// send sends until ctx ends, with a pause after each pair of requests: a handshake costs the API
-// server milliseconds, and without pauses it would do nothing else.
-func (f *traffic) send(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error)) {
+// send sends until ctx ends, with a pause after each pair of requests.
+func (f *traffic) send(ctx context.Context, dial dialer) {
 	kept := &connection{dial: dial}
 	defer func() { kept.close() }()
 	for ctx.Err() == nil {
-		fresh := &connection{dial: dial}
-		f.note(ctx, "a new connection", fresh.ask(ctx))
-		fresh.close()
+		f.note(ctx, "a new connection", dial.ask(ctx))
 		f.note(ctx, "the connection that stays", kept.ask(ctx))
 		select {
 		case <-ctx.Done():
@@ -140,11 +137,40 @@ func (f *traffic) note(ctx context.Context, of string, err error) {
 	}
 }
 
+const apiClusterIP = "10.96.0.1:443"
+
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// ask asks the API server by a new connection. It does so without TLS, which the server refuses: a
+// handshake would cost both milliseconds, and the refusal says as well that the server was reached.
+func (d dialer) ask(ctx context.Context) error {
+	c, err := d(ctx, "tcp", apiClusterIP)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "GET /livez HTTP/1.1\r\nHost: kubernetes\r\n\r\n"); err != nil {
+		return err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusBadRequest {
+		return fmt.Errorf("without TLS, it answers %s", response.Status)
+	}
+	return nil
+}
+
 // connection is one with the API server, which opens at the first request, and again only after an
 // error. Go's own client may open another one though the first is well, if its goroutines have to
 // wait for a processor.
 type connection struct {
-	dial func(ctx context.Context, network, address string) (net.Conn, error)
+	dial dialer
 	*tls.Conn
 	answers *bufio.Reader
 }
@@ -152,7 +178,7 @@ type connection struct {
 // ask sends a request and reads its answer.
 func (c *connection) ask(ctx context.Context) (err error) {
 	if c.Conn == nil {
-		raw, err := c.dial(ctx, "tcp", "10.96.0.1:443")
+		raw, err := c.dial(ctx, "tcp", apiClusterIP)
 		if err != nil {
 			return err
 		}
@@ -238,7 +264,7 @@ func (c *cluster) testUpgrade(t *testing.T) {
 	c.get(t, "http://"+apiServer+":10249/metrics") // as Prometheus does
 	f.passes(t)
 
-	with("upgrade", "sluice", chart, "--reset-then-reuse-values", "--set", "kubernetes.host=192.0.2.250")
+	with("upgrade", "sluice", chart, "--reset-then-reuse-values", "--set", "kubernetes.port=1") // which refuses at once
 	k.until(t, func(d *appsv1.DaemonSet) string {
 		if d.Status.UpdatedNumberScheduled == 1 && d.Status.NumberUnavailable == 1 {
 			for _, p := range k.pods {

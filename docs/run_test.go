@@ -118,12 +118,29 @@ func incomplete(text string) bool {
 	return err != nil && bytes.Contains(out, []byte("unexpected")) || bytes.Contains(out, []byte("here-document"))
 }
 
+// runs reports whether TestRun runs the block.
+func (b *block) runs() bool {
+	return slices.Contains([]string{"lab", "node", "cluster"}, b.kind) && (b.lang == "sh" || b.lang == "console")
+}
+
+// flags are the flags and manifests of 'lab up' that the block asks for.
+func (b *block) flags() (flags []string) {
+	for _, a := range b.args {
+		if strings.HasPrefix(a, "--") || strings.HasSuffix(a, ".yaml") {
+			flags = append(flags, a)
+		}
+	}
+	return flags
+}
+
 // scene is blocks of a page that are run in one sandbox, one after the other.
 type scene struct {
 	name   string
 	kind   string
 	flags  []string // and manifests, of lab up
 	blocks []*block
+
+	follows bool // another, in the lab of which it goes on, and which it leaves up
 }
 
 // sandbox is where scenes are run, one after the other.
@@ -133,15 +150,21 @@ type sandbox struct {
 }
 
 // together are the scenes that follow each other in a sandbox, as readers go from page to page: a
-// control plane for each costs more than all that the pages do with it. What a scene's manifests
-// have beyond the sandbox's is made when the scene begins.
+// control plane for each costs more than all that the pages do with it. Without flags, the first
+// brings up the lab of the others, whose pages' own lab is that one. What a scene's manifests have beyond the sandbox's is made when
+// the scene begins.
 var together = []struct {
 	flags  string
 	scenes []string
 }{
-	{"", []string{"README cluster", "install cluster", "install cluster manifests", "bgp cluster", "policy cluster"}},
-	{"--kubernetes --nodes=1 app.yaml", []string{"node node services", "runbook node kubernetes"}},
-	{"--kubernetes --no-agent --crds --nodes=2 app.yaml", []string{"cni node", "node node", "from-cilium node", "from-calico node", "takeover cluster"}},
+	{"", []string{
+		"lab lab kubernetes", "recipes lab", "README cluster", "install cluster", "install cluster manifests",
+		"bgp cluster", "node node services", "runbook node kubernetes",
+	}},
+	{"--kubernetes --no-agent --crds --nodes=2 app.yaml", []string{
+		"cni node", "node node", "from-cilium node", "from-calico node", "takeover cluster",
+		"policy cluster",
+	}},
 }
 
 // sandboxes groups the scenes of all pages.
@@ -163,6 +186,17 @@ func sandboxes(t *testing.T) (all []*sandbox) {
 			b.scenes = append(b.scenes, byName[name])
 			delete(byName, name)
 		}
+		if group.flags == "" {
+			b.flags = b.scenes[0].leaves()
+		}
+		for i, s := range b.scenes {
+			if s.follows = i > 0; group.flags == "" && i == 0 {
+				continue
+			}
+			if err := s.fits(b.flags); err != nil {
+				t.Errorf("%s cannot be run together with %s: %v", s.name, b.scenes[0].name, err)
+			}
+		}
 		all = append(all, b)
 	}
 	for _, name := range order {
@@ -171,6 +205,36 @@ func sandboxes(t *testing.T) (all []*sandbox) {
 		}
 	}
 	return all
+}
+
+// leaves returns the flags of the lab that a page's own commands leave up.
+func (s *scene) leaves() (flags []string) {
+	for _, b := range s.blocks {
+		for _, c := range b.commands() {
+			if words := simple(c.text)[0]; startsLab(words) {
+				flags = append(slices.Clone(words[3:]), b.flags()...)
+			}
+		}
+	}
+	return flags
+}
+
+// startsLab reports whether a command starts the lab that other commands are about.
+func startsLab(words []string) bool {
+	return strings.HasPrefix(strings.Join(words, " "), "bin/sluice lab up") && !slices.Contains(words, "--name")
+}
+
+// fits tells whether a lab with these flags has what a scene asks of its own.
+func (s *scene) fits(flags []string) error {
+	for _, f := range append(s.leaves(), s.flags...) {
+		if strings.HasPrefix(f, "--") && !slices.Contains(flags, f) {
+			return fmt.Errorf("it asks for %s, and the sandbox has %s", f, strings.Join(flags, " "))
+		}
+	}
+	if noAgent := "--no-agent"; slices.Contains(flags, noAgent) && !slices.Contains(s.flags, noAgent) {
+		return errors.New("it asks for agents, and the sandbox has " + noAgent)
+	}
+	return nil
 }
 
 // name is the names of its scenes.
@@ -192,18 +256,12 @@ func scenes(t *testing.T, page string) []*scene {
 	byName := map[string]*scene{}
 	var order []*scene
 	for _, b := range all {
-		if !slices.Contains([]string{"lab", "node", "cluster"}, b.kind) || b.lang != "sh" && b.lang != "console" {
+		if !b.runs() {
 			continue
 		}
-		name, flags := b.kind, []string(nil)
+		name, flags := b.kind, b.flags()
 		for _, a := range b.args {
-			switch {
-			case strings.HasPrefix(a, "--"):
-				flags = append(flags, a)
-			case a == exact || a == shape:
-			case strings.HasSuffix(a, ".yaml"):
-				flags = append(flags, a)
-			case !strings.Contains(a, "="):
+			if a != exact && a != shape && !strings.Contains(a, "=") && !slices.Contains(flags, a) {
 				name += " " + a
 			}
 		}
@@ -211,6 +269,9 @@ func scenes(t *testing.T, page string) []*scene {
 		if s == nil {
 			s = &scene{name: title(page) + " " + name, kind: b.kind}
 			byName[name], order = s, append(order, s)
+			if b.kind == "cluster" {
+				s.flags = append(s.flags, "--kubernetes")
+			}
 		}
 		s.flags = append(s.flags, flags...)
 		s.blocks = append(s.blocks, b)
@@ -335,6 +396,16 @@ var (
 	}
 )
 
+// status returns the exit status, beside 0, by which a command may tell something.
+func status(text string) string {
+	for pattern, s := range telling {
+		if pattern.MatchString(text) {
+			return s
+		}
+	}
+	return ""
+}
+
 // with is the beginning of a word that names a function, of a page's own script in testdata/stages,
 // which makes what a block of the page supposes. Such a script also has what stands in for
 // programs.
@@ -362,7 +433,8 @@ func (s *scene) script(flags []string) string {
 		for _, c := range b.commands() {
 			fmt.Fprintf(&w, "step %s:%d\n", b.page, c.line)
 			text := b.fill(c.text)
-			plain := strings.Join(simple(text)[0], " ")
+			words := simple(text)[0]
+			plain := strings.Join(words, " ")
 			switch {
 			case agents.MatchString(plain):
 				fmt.Fprintf(&w, "end_agent\n%s &\nawait_agent $!\n", background(text))
@@ -370,19 +442,19 @@ func (s *scene) script(flags []string) string {
 				// What it prints first is that it watches, or a table.
 				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $! %d\n", background(text), 1+strings.Count(c.output, "\n"))
 			default:
-				status := ""
-				for pattern, s := range telling {
-					if pattern.MatchString(text) {
-						status = s
-					}
+				if s.follows && (startsLab(words) || plain == "bin/sluice lab down") {
+					continue
 				}
-				if strings.HasPrefix(plain, "bin/sluice lab up") && !strings.Contains(plain, "--name") { // in place of the last one
+				if startsLab(words) { // in place of the last one
 					fmt.Fprintln(&w, "bin/sluice lab down")
+				}
+				if s.kind == "lab" && strings.HasPrefix(plain, "bin/sluice lab up") {
+					text = background(text) + " " + strings.Join(b.flags(), " ") + "\n"
 				}
 				if strings.Contains(plain, "sluice cleanup") && !strings.Contains(plain, "kill") {
 					fmt.Fprintln(&w, "end_agent")
 				}
-				if status != "" {
+				if status := status(text); status != "" {
 					fmt.Fprintf(&w, "{\n%s} || test $? = %s\n", text, status)
 				} else {
 					fmt.Fprint(&w, text)
