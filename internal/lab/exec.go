@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -138,6 +139,7 @@ func (l *Lab) at(target string, f func() error) error {
 	}
 	defer ns.Close()
 	return ns.Do(func() error {
+		runtime.LockOSThread() // it ends with this function: nobody else may work among these mounts
 		if err := l.mountNames(p.namespace); err != nil {
 			return fmt.Errorf("make names resolve: %w", err)
 		}

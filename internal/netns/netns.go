@@ -141,7 +141,7 @@ func (ns *NS) Is(other *NS) bool { return ns.fd.Equal(other.fd) }
 
 // Do runs f on a thread inside the namespace. Sockets that f opens stay in the
 // namespace; goroutines that f starts do not run in it. The thread works for other goroutines
-// afterwards, so f must not change what else belongs to it.
+// afterwards: an f that changes what else belongs to it calls runtime.LockOSThread, so that it ends.
 func (ns *NS) Do(f func() error) error {
 	return onThread(func() error {
 		back, err := ns.enter()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -29,21 +30,28 @@ func TestDoLeavesTheProcessWhereItIs(t *testing.T) {
 	if _, err := New(ns.Name); !errors.Is(err, os.ErrExist) {
 		t.Errorf("made the same namespace twice: %v", err)
 	}
-	home := where(t, "/proc/self/ns/net")
+	home, mounts := where(t, "/proc/self/ns/net"), where(t, "/proc/self/ns/mnt")
 	var wg sync.WaitGroup
-	for range 200 {
+	for i := range 200 {
 		wg.Go(func() {
 			err := ns.Do(func() error {
 				if inside := where(t, "/proc/thread-self/ns/net"); inside == home {
 					return errors.New("not inside")
 				}
-				return nil
+				if i%2 == 0 {
+					return nil
+				}
+				runtime.LockOSThread() // as who changes more of the thread does
+				return unix.Unshare(unix.CLONE_NEWNS)
 			})
 			if err != nil {
 				t.Error(err)
 			}
 			if now := where(t, "/proc/thread-self/ns/net"); now != home {
 				t.Error("another goroutine runs inside")
+			}
+			if now := where(t, "/proc/thread-self/ns/mnt"); now != mounts {
+				t.Error("another goroutine runs among the mounts of a locked thread")
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -205,7 +206,8 @@ func TestInterfaceParameters(t *testing.T) {
 func TestWithoutPrivileges(t *testing.T) {
 	ns := node(t)
 	var results []preflight.Result
-	err := ns.Do(func() error { // the thread that loses its privileges ends with this function
+	err := ns.Do(func() error {
+		runtime.LockOSThread() // the thread that loses its privileges ends with this function
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&header, &none[0]); err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BindThread binds the calling thread to one CPU and gives it the highest priority there. This
-// cannot be undone: the thread must end after use, as those of netns.NS.Do do.
+// BindThread binds the calling goroutine's thread to one CPU and gives it the highest priority
+// there. This cannot be undone: the thread is locked to the goroutine, and ends with it.
 func BindThread(cpu int) error {
 	runtime.LockOSThread()
 	var set unix.CPUSet
