@@ -24,11 +24,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "start container:", contain(spec)) // it returns only on failure
 		os.Exit(1)
 	}
-	// Helm and kubectl run for a moment: collecting garbage is a third of what they cost.
-	if err := os.Setenv("GOGC", "400"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
 	os.Exit(m.Run())
 }
 

@@ -34,12 +34,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	// Clients run for a moment, and machines that run tests have memory: collecting garbage is a
-	// third of what kubectl costs.
-	err := os.Setenv("GOGC", "400")
-	if err == nil {
-		err = findPrograms()
-	}
+	err := findPrograms()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -151,8 +146,8 @@ type sandbox struct {
 
 // together are the scenes that follow each other in a sandbox, as readers go from page to page: a
 // control plane for each costs more than all that the pages do with it. Without flags, the first
-// brings up the lab of the others, whose pages' own lab is that one. What a scene's manifests have beyond the sandbox's is made when
-// the scene begins.
+// brings up the lab of the others, whose pages' own lab is that one. What a scene's manifests have
+// beyond the sandbox's is made when the scene begins.
 var together = []struct {
 	flags  string
 	scenes []string

@@ -206,8 +206,8 @@ func (c cook) run(input string, args ...string) string {
 	return string(out)
 }
 
-// kubectl runs kubectl, which has to succeed, and returns what it says. It tries again while a new namespace has no account
-// for its pods yet.
+// kubectl runs kubectl, which has to succeed, and returns what it says. It tries again while a new
+// namespace has no account for its pods yet.
 func (c cook) kubectl(input string, args ...string) string {
 	c.Helper()
 	out := c.run(input, args...)

@@ -139,9 +139,9 @@ func (ns *NS) Fd() int { return int(ns.fd) }
 // Is reports whether both are the same namespace.
 func (ns *NS) Is(other *NS) bool { return ns.fd.Equal(other.fd) }
 
-// Do runs f on a thread inside the namespace. Sockets that f opens stay in the
-// namespace; goroutines that f starts do not run in it. The thread works for other goroutines
-// afterwards: an f that changes what else belongs to it calls runtime.LockOSThread, so that it ends.
+// Do runs f on a thread inside the namespace. Sockets that f opens stay in the namespace;
+// goroutines that f starts do not run in it. The thread works for other goroutines afterwards: an f
+// that changes what else belongs to it calls runtime.LockOSThread, so that it ends.
 func (ns *NS) Do(f func() error) error {
 	return onThread(func() error {
 		back, err := ns.enter()
@@ -270,8 +270,9 @@ func Apart(f func() error) error {
 }
 
 // onThread runs f on an OS thread of its own, which ends afterwards unless f unlocks it: whatever
-// namespace f leaves it in, no other goroutine sees it. It is never the process's main thread, which
-// cannot be ended and whose namespace is the one that /proc/PID/ns shows for the whole process.
+// namespace f leaves it in, no other goroutine sees it. It is never the process's main thread,
+// which cannot be ended and whose namespace is the one that /proc/PID/ns shows for the whole
+// process.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

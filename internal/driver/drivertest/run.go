@@ -115,7 +115,8 @@ func (r *run) start(t *testing.T, c config) {
 	t.Cleanup(r.stop(t))
 }
 
-// adoptEvery is how many rows go by until one replaces what a row before it has left by an adoption.
+// adoptEvery is how many rows go by until one replaces what a row before it has left by an
+// adoption.
 const adoptEvery = 4
 
 // join goes on with the driver that a row before this one has left on the topology, or opens one.
