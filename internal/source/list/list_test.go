@@ -93,8 +93,8 @@ func follow(t *testing.T, path string) *fixture {
 	return f
 }
 
-// untold runs a source on a file within the bubble of a synctest until it ends. Nobody listens to the
-// kernel there, as time would stand still: the source finds all that happens with time alone.
+// untold runs a source on a file within the bubble of a synctest until it ends. Nobody listens to
+// the kernel there, as time would stand still: the source finds all that happens with time alone.
 func untold(t *testing.T, path string) *fixture {
 	t.Helper()
 	f := &fixture{t: t, path: path, sink: &sink{}, log: &logtest.Log{}}
