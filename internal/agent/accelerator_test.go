@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
@@ -93,18 +94,20 @@ func TestAcceleratorHeals(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fast := newFakeDriver()
-			b := start(t, func(conf *Config) { conf.Accelerators, conf.AuditInterval = []driver.Driver{fast}, c.audit })
-			b.source.deliver(web(1, "10.1.0.1")...)
-			b.source.sync()
-			eventually(t, "the accelerator is in step", func() bool { return b.Status().Accelerators[0].InStep })
-			c.change(fast)
-			eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), []string{web1}) })
-			healed := "put right\" accelerator=fake \"found by\"=" + name
-			eventually(t, "it is said", func() bool { return strings.Contains(b.log.String(), healed) })
-			if s := b.Status(); s.Heals > 0 || !s.OK {
-				t.Errorf("status: %+v", s)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				fast := newFakeDriver()
+				b := start(t, apart, func(conf *Config) { conf.Accelerators, conf.AuditInterval = []driver.Driver{fast}, c.audit })
+				b.source.deliver(web(1, "10.1.0.1")...)
+				b.source.sync()
+				eventually(t, "the accelerator is in step", func() bool { return b.Status().Accelerators[0].InStep })
+				c.change(fast)
+				eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), []string{web1}) })
+				healed := "put right\" accelerator=fake \"found by\"=" + name
+				eventually(t, "it is said", func() bool { return strings.Contains(b.log.String(), healed) })
+				if s := b.Status(); s.Heals > 0 || !s.OK {
+					t.Errorf("status: %+v", s)
+				}
+			})
 		})
 	}
 }

@@ -119,6 +119,8 @@ type Config struct {
 	InStep func(ctx context.Context)
 
 	Log *slog.Logger
+
+	sockets sockets // nil: the kernel's; tests have others, in which a clock of theirs goes on
 }
 
 // PathProber looks after the ways to other nodes.
@@ -155,6 +157,9 @@ type Agent struct {
 
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
+	if c.sockets == nil {
+		c.sockets = kernelSockets{}
+	}
 	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), limits: shareDescriptors(), drops: dropLog{open: c.Drops}, sessions: newSessions()}
 	a.health = &health{limit: cmp.Or(c.UnhealthyAfter, unhealthyAfter), now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
@@ -165,6 +170,7 @@ func New(c Config) *Agent {
 	}}
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits)
+	a.checks.sockets = a.sockets
 	for _, d := range c.Accelerators {
 		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
 	}

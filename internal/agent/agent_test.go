@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,6 +71,13 @@ func start(t *testing.T, change ...func(*Config)) *testAgent {
 			t.Logf("log:\n%s", b.log)
 		}
 	})
+	if p, is := c.sockets.(*pipes); is {
+		b.client.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return p.DialContext(ctx, "unix", c.Socket)
+		}}
+		eventually(t, "socket answers", func() bool { _, err := b.client.Status(t.Context()); return err == nil })
+		return b
+	}
 	eventually(t, "socket answers", func() bool { return Alive(c.Socket) })
 	return b
 }
@@ -163,55 +171,61 @@ func TestChangesFlow(t *testing.T) {
 }
 
 func TestFailureIsRetried(t *testing.T) {
-	b := start(t)
-	b.source.sync()
-	b.source.deliver(web(1, "10.1.0.1")...)
-	b.holds(t, web1)
-	b.driver.breaks(errKernel)
-	b.source.deliver(web(2, "10.1.0.2")...)
-	eventually(t, "status names the failure", func() bool {
-		s := b.Status()
-		return !s.OK && s.Failure != nil && s.Failure.Attempts > 1 && strings.Contains(s.Problems[0], errKernel.Error())
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		b.source.sync()
+		b.source.deliver(web(1, "10.1.0.1")...)
+		b.holds(t, web1)
+		b.driver.breaks(errKernel)
+		b.source.deliver(web(2, "10.1.0.2")...)
+		eventually(t, "status names the failure", func() bool {
+			s := b.Status()
+			return !s.OK && s.Failure != nil && s.Failure.Attempts > 1 && strings.Contains(s.Problems[0], errKernel.Error())
+		})
+		plan, err := b.client.Plan(t.Context())
+		if err != nil || plan.Operations != 1 || plan.Text != "set "+web2+"\n" {
+			t.Errorf("plan while failing: %+v, %v", plan, err)
+		}
+		b.driver.breaks(nil)
+		b.holds(t, web1, web2)
+		eventually(t, "status is well again", func() bool { return b.Status().OK })
+		if log := b.log.String(); !strings.Contains(log, "shop/web-2") || !strings.Contains(log, errKernel.Error()) {
+			t.Error("the log does not name the object and the error")
+		}
 	})
-	plan, err := b.client.Plan(t.Context())
-	if err != nil || plan.Operations != 1 || plan.Text != "set "+web2+"\n" {
-		t.Errorf("plan while failing: %+v, %v", plan, err)
-	}
-	b.driver.breaks(nil)
-	b.holds(t, web1, web2)
-	eventually(t, "status is well again", func() bool { return b.Status().OK })
-	if log := b.log.String(); !strings.Contains(log, "shop/web-2") || !strings.Contains(log, errKernel.Error()) {
-		t.Error("the log does not name the object and the error")
-	}
 }
 
 func TestBusyKernelIsRetried(t *testing.T) {
-	b := start(t)
-	b.driver.breaks(fmt.Errorf("claim table: %w: process 4711", driver.ErrBusy))
-	b.source.deliver(web(1, "10.1.0.1")...)
-	b.source.sync()
-	eventually(t, "status names the owner", func() bool {
-		s := b.Status()
-		return s.Failure != nil && s.Failure.Attempts > 2 && strings.Contains(s.Failure.Error, "process 4711")
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		b.driver.breaks(fmt.Errorf("claim table: %w: process 4711", driver.ErrBusy))
+		b.source.deliver(web(1, "10.1.0.1")...)
+		b.source.sync()
+		eventually(t, "status names the owner", func() bool {
+			s := b.Status()
+			return s.Failure != nil && s.Failure.Attempts > 2 && strings.Contains(s.Failure.Error, "process 4711")
+		})
+		b.driver.breaks(nil)
+		b.holds(t, web1)
+		if n := strings.Count(b.log.String(), "4711"); n != 1 {
+			t.Errorf("the same failure was logged %d times", n)
+		}
 	})
-	b.driver.breaks(nil)
-	b.holds(t, web1)
-	if n := strings.Count(b.log.String(), "4711"); n != 1 {
-		t.Errorf("the same failure was logged %d times", n)
-	}
 }
 
 func TestTamperingIsHealed(t *testing.T) {
-	b := start(t)
-	b.source.deliver(web(1, "10.1.0.1")...)
-	b.source.sync()
-	b.holds(t, web1)
-	b.driver.flush()
-	b.holds(t, web1)
-	eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
-	if !strings.Contains(b.log.String(), "changed by someone else") {
-		t.Error("no warning in the log")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		b.source.deliver(web(1, "10.1.0.1")...)
+		b.source.sync()
+		b.holds(t, web1)
+		b.driver.flush()
+		b.holds(t, web1)
+		eventually(t, "the heal is counted", func() bool { return b.Status().Heals == 1 })
+		if !strings.Contains(b.log.String(), "changed by someone else") {
+			t.Error("no warning in the log")
+		}
+	})
 }
 
 func TestChangeMeetsTampering(t *testing.T) {
@@ -312,12 +326,14 @@ func TestAbandonedSyncs(t *testing.T) {
 
 // The agent answers before the client gives up, so that it can say why.
 func TestSyncTimesOutWithReason(t *testing.T) {
-	b := start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	if err := b.client.Sync(ctx); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
-		t.Errorf("Sync before the source is synced: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := b.client.Sync(ctx); err == nil || !strings.Contains(err.Error(), errNotSynced.Error()) {
+			t.Errorf("Sync before the source is synced: %v", err)
+		}
+	})
 }
 
 func TestHealthLimitIsNotTheAudits(t *testing.T) {
@@ -362,72 +378,76 @@ func TestSyncSaysWhyNot(t *testing.T) {
 }
 
 func TestFaultsAreNamed(t *testing.T) {
-	var mu sync.Mutex
-	var reported []model.Issue
-	b := start(t, func(c *Config) {
-		c.Report = func(issues []model.Issue) {
-			mu.Lock()
-			defer mu.Unlock()
-			reported = issues
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var reported []model.Issue
+		b := start(t, apart, func(c *Config) {
+			c.Report = func(issues []model.Issue) {
+				mu.Lock()
+				defer mu.Unlock()
+				reported = issues
+			}
+		})
+		reports := func(want ...model.Issue) func() bool {
+			return func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return slices.Equal(reported, want)
+			}
 		}
-	})
-	reports := func(want ...model.Issue) func() bool {
-		return func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return slices.Equal(reported, want)
+		b.source.sync()
+		rival := web(1)[:1]
+		svc := *rival[0].Object.(*model.Service)
+		svc.Name.Name = "zzz" // the later one by name loses
+		b.source.deliver(append(web(1, "10.1.0.1"), store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: &svc})...)
+		b.holds(t, web1)
+		eventually(t, "status names the loser", func() bool {
+			s := b.Status()
+			return !s.OK && len(s.Issues) > 0 && s.Issues[0].Object.String() == "Service shop/zzz"
+		})
+		eventually(t, "the log names the loser", func() bool { return strings.Contains(b.log.String(), "Service shop/zzz") })
+		loser := model.Ref{Kind: model.ServiceKind, Name: svc.Name}.Issue(b.Status().Issues[0].Reason)
+		loser.Everywhere = true
+		eventually(t, "the loser is reported", reports(loser))
+		unread := model.Issue{Object: model.Ref{Kind: "web.yaml"}, Reason: "no YAML"}
+		b.source.fault(unread)
+		eventually(t, "what the source finds is reported, too", reports(loser, unread))
+		b.source.fault()
+		b.source.deliver(store.Event{Kind: model.ServiceKind, Name: svc.Name})
+		eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
+		if !b.Status().OK {
+			t.Error("status is not well again")
 		}
-	}
-	b.source.sync()
-	rival := web(1)[:1]
-	svc := *rival[0].Object.(*model.Service)
-	svc.Name.Name = "zzz" // the later one by name loses
-	b.source.deliver(append(web(1, "10.1.0.1"), store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: &svc})...)
-	b.holds(t, web1)
-	eventually(t, "status names the loser", func() bool {
-		s := b.Status()
-		return !s.OK && len(s.Issues) > 0 && s.Issues[0].Object.String() == "Service shop/zzz"
+		eventually(t, "nothing is reported any more", reports())
 	})
-	eventually(t, "the log names the loser", func() bool { return strings.Contains(b.log.String(), "Service shop/zzz") })
-	loser := model.Ref{Kind: model.ServiceKind, Name: svc.Name}.Issue(b.Status().Issues[0].Reason)
-	loser.Everywhere = true
-	eventually(t, "the loser is reported", reports(loser))
-	unread := model.Issue{Object: model.Ref{Kind: "web.yaml"}, Reason: "no YAML"}
-	b.source.fault(unread)
-	eventually(t, "what the source finds is reported, too", reports(loser, unread))
-	b.source.fault()
-	b.source.deliver(store.Event{Kind: model.ServiceKind, Name: svc.Name})
-	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
-	if !b.Status().OK {
-		t.Error("status is not well again")
-	}
-	eventually(t, "nothing is reported any more", reports())
 }
 
 // What the kernel refuses is reported with its object, and holds up neither other changes nor the
 // agent's health.
 func TestRefusedObjectIsNamed(t *testing.T) {
-	b := start(t)
-	b.source.sync()
-	b.source.deliver(web(1, "10.1.0.1")...)
-	b.holds(t, web1)
-	b.driver.setsAside(driver.SetAside{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "large"}, Reason: "the kernel refuses a rule of it", InForce: model.InForceDeny})
-	s := b.Status()
-	if len(s.Issues) != 1 || s.Issues[0].Object.String() != "NetworkPolicy shop/large" || s.Issues[0].InForce != model.InForceDeny || s.OK || !strings.Contains(s.Problems[0], "everything else is in the kernel") {
-		t.Errorf("status: %+v", s)
-	}
-	eventually(t, "the log names it", func() bool { return strings.Contains(b.log.String(), "NetworkPolicy shop/large") })
-	handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
-	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
-		if code, _ := get(t, handler, path); code != http.StatusOK {
-			t.Errorf("%s answers %d", path, code)
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		b.source.sync()
+		b.source.deliver(web(1, "10.1.0.1")...)
+		b.holds(t, web1)
+		b.driver.setsAside(driver.SetAside{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "large"}, Reason: "the kernel refuses a rule of it", InForce: model.InForceDeny})
+		s := b.Status()
+		if len(s.Issues) != 1 || s.Issues[0].Object.String() != "NetworkPolicy shop/large" || s.Issues[0].InForce != model.InForceDeny || s.OK || !strings.Contains(s.Problems[0], "everything else is in the kernel") {
+			t.Errorf("status: %+v", s)
 		}
-	}
-	if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "sluice_set_aside 1\n") || !strings.Contains(text, `sluice_issue{kind="NetworkPolicy",name="large",namespace="shop"`) {
-		t.Errorf("metrics:\n%s", text)
-	}
-	b.driver.setsAside()
-	eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
+		eventually(t, "the log names it", func() bool { return strings.Contains(b.log.String(), "NetworkPolicy shop/large") })
+		handler := b.Agent.health.handler(b.metrics.healthz, b.metrics.livez)
+		for _, path := range []string{"/healthz", "/livez", "/readyz"} {
+			if code, _ := get(t, handler, path); code != http.StatusOK {
+				t.Errorf("%s answers %d", path, code)
+			}
+		}
+		if text := scrape(t, b.metrics.handler(nil), "/metrics"); !strings.Contains(text, "sluice_set_aside 1\n") || !strings.Contains(text, `sluice_issue{kind="NetworkPolicy",name="large",namespace="shop"`) {
+			t.Errorf("metrics:\n%s", text)
+		}
+		b.driver.setsAside()
+		eventually(t, "the log says that it is over", func() bool { return strings.Contains(b.log.String(), "no longer at fault") })
+	})
 }
 
 // A kernel that refuses all changes makes the agent unready, with the reason; the agent is still
@@ -560,18 +580,20 @@ func TestProbeFailure(t *testing.T) {
 // No service gets the address of the API server, neither at the start nor after the server has
 // moved.
 func TestAPIIsGuarded(t *testing.T) {
-	b := start(t, func(c *Config) {
-		c.Source.(*fakeSource).dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:6443")}
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart, func(c *Config) {
+			c.Source.(*fakeSource).dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.7:6443")}
+		})
+		objects := web(1, "10.1.0.1")
+		objects[0].Object.(*model.Service).ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("198.51.100.8")}
+		b.source.deliver(objects...)
+		b.source.sync()
+		b.holds(t, web1, "TCP 198.51.100.8:80 -> [10.1.0.1:8080]")
+		b.source.mu.Lock()
+		b.source.dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.8:6443")}
+		b.source.mu.Unlock()
+		b.holds(t, web1, "TCP 198.51.100.7:80 -> [10.1.0.1:8080]")
 	})
-	objects := web(1, "10.1.0.1")
-	objects[0].Object.(*model.Service).ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("198.51.100.8")}
-	b.source.deliver(objects...)
-	b.source.sync()
-	b.holds(t, web1, "TCP 198.51.100.8:80 -> [10.1.0.1:8080]")
-	b.source.mu.Lock()
-	b.source.dialed = []netip.AddrPort{netip.MustParseAddrPort("198.51.100.8:6443")}
-	b.source.mu.Unlock()
-	b.holds(t, web1, "TCP 198.51.100.7:80 -> [10.1.0.1:8080]")
 }
 
 // NodePorts move with the host's addresses.

@@ -22,6 +22,7 @@ type healthChecks struct {
 	healthy  func() bool // of the agent; called by many goroutines
 	conns    *connLimit  // of all servers together
 	maxPorts int         // open at the same time
+	sockets  sockets
 
 	mu      sync.Mutex
 	servers map[model.Name]*healthCheck
@@ -37,7 +38,7 @@ type healthCheck struct {
 }
 
 func newHealthChecks(log *slog.Logger, healthy func() bool, l limits) *healthChecks {
-	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, servers: map[model.Name]*healthCheck{}}
+	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, sockets: kernelSockets{}, servers: map[model.Name]*healthCheck{}}
 }
 
 // apply carries out a change of the desired health checks.
@@ -121,7 +122,7 @@ func (h *healthChecks) close() {
 }
 
 func (c *healthCheck) open(h *healthChecks) {
-	l, err := net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(c.want.Port))))
+	l, err := h.sockets.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(c.want.Port))))
 	c.err = err
 	if err != nil {
 		return

@@ -24,6 +24,21 @@ type server struct {
 	listener      net.Listener
 }
 
+// sockets are those that the agent listens on.
+type sockets interface {
+	Listen(network, address string) (net.Listener, error)
+}
+
+type kernelSockets struct{}
+
+// Listen implements sockets.
+func (kernelSockets) Listen(network, address string) (net.Listener, error) {
+	if network == "unix" {
+		return Listen(address)
+	}
+	return net.Listen(network, address)
+}
+
 // newServer returns a server whose clients cannot block it with slow requests. An answer may take
 // as long as timeout, and any time if that is 0. The body of a request cannot be read, unless a
 // handler sets a time for it.
@@ -54,7 +69,7 @@ func (a *Agent) listen() ([]server, error) {
 		}
 		return nil, err
 	}
-	l, err := Listen(a.Socket)
+	l, err := a.listenOn(a.Socket)
 	if err != nil && !full(err) {
 		return fail(err)
 	}
@@ -66,7 +81,7 @@ func (a *Agent) listen() ([]server, error) {
 		if s.address == "" {
 			continue
 		}
-		s.listener, err = net.Listen("tcp", s.address)
+		s.listener, err = a.listenOn(s.address)
 		if err != nil && (a.MustServe || !taken(err)) {
 			return fail(fmt.Errorf("serve on %s: %w: choose another address with %s, or turn it off with %s=''", s.address, err, s.what, s.what))
 		}
@@ -128,9 +143,9 @@ func removed(path string, served <-chan struct{}) bool {
 // listenOn opens a TCP address, or the agent's socket.
 func (a *Agent) listenOn(address string) (net.Listener, error) {
 	if address == a.Socket {
-		return Listen(address)
+		return a.sockets.Listen("unix", address)
 	}
-	return net.Listen("tcp", address)
+	return a.sockets.Listen("tcp", address)
 }
 
 // open waits for an address and opens it; it returns nil if ctx ends first. Meanwhile, the status

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
@@ -97,14 +98,16 @@ func TestLackingServiceIsKept(t *testing.T) {
 
 // A service whose endpoints cannot be read keeps those that the kernel has.
 func TestUnreadEndpointsAreKept(t *testing.T) {
-	b := start(t, before(t, web(1, "10.1.0.1")))
-	b.source.lacks("slice.yaml: it is at fault")
-	b.source.deliver(web(1)[:1]...)
-	b.source.deliver(web(2, "10.1.0.2")...)
-	b.source.sync()
-	b.holds(t, web1, web2)
-	b.source.lacks()
-	b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart, before(t, web(1, "10.1.0.1")))
+		b.source.lacks("slice.yaml: it is at fault")
+		b.source.deliver(web(1)[:1]...)
+		b.source.deliver(web(2, "10.1.0.2")...)
+		b.source.sync()
+		b.holds(t, web1, web2)
+		b.source.lacks()
+		b.holds(t, "TCP 10.0.0.1:80 -> []", web2)
+	})
 }
 
 // An endpoint that was read and then deleted does not count as unreadable.
@@ -129,28 +132,30 @@ func TestLastEndpointGoesWhileKeeping(t *testing.T) {
 // Only applied plans count: what was kept is in the status from then on, until its removal
 // succeeds.
 func TestKeptIsWhatWasApplied(t *testing.T) {
-	b := start(t, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
-	b.driver.breaks(errKernel)
-	b.source.lacks("b.yaml: somebody is writing it")
-	b.source.deliver(web(1, "10.1.0.1", "10.1.0.9")...)
-	b.source.sync()
-	eventually(t, "the kernel refuses", func() bool { return b.Status().Failure != nil })
-	if _, err := b.client.Plan(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if s := b.Status(); s.Kept != 0 || strings.Contains(b.log.String(), "they stay") {
-		t.Errorf("status though nothing was applied: %+v", s)
-	}
-	b.driver.breaks(nil)
-	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
-	b.driver.breaks(errKernel)
-	b.source.lacks()
-	eventually(t, "the kernel refuses again", func() bool { return b.Status().Failure != nil })
-	if s := b.Status(); s.Kept != 1 || !strings.Contains(strings.Join(s.Problems, "\n"), "1 element of services or policies in the kernel still to be removed") {
-		t.Errorf("status though what was kept is still there: %+v", s)
-	}
-	b.driver.breaks(nil)
-	eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && s.Kept == 0 })
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart, before(t, web(1, "10.1.0.1"), web(2, "10.1.0.2")))
+		b.driver.breaks(errKernel)
+		b.source.lacks("b.yaml: somebody is writing it")
+		b.source.deliver(web(1, "10.1.0.1", "10.1.0.9")...)
+		b.source.sync()
+		eventually(t, "the kernel refuses", func() bool { return b.Status().Failure != nil })
+		if _, err := b.client.Plan(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if s := b.Status(); s.Kept != 0 || strings.Contains(b.log.String(), "they stay") {
+			t.Errorf("status though nothing was applied: %+v", s)
+		}
+		b.driver.breaks(nil)
+		eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+		b.driver.breaks(errKernel)
+		b.source.lacks()
+		eventually(t, "the kernel refuses again", func() bool { return b.Status().Failure != nil })
+		if s := b.Status(); s.Kept != 1 || !strings.Contains(strings.Join(s.Problems, "\n"), "1 element of services or policies in the kernel still to be removed") {
+			t.Errorf("status though what was kept is still there: %+v", s)
+		}
+		b.driver.breaks(nil)
+		eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && s.Kept == 0 })
+	})
 }
 
 // A fault does not hide that something is kept: to whoever waits, that is more than a fault.
@@ -242,28 +247,30 @@ func TestKeepingNamesFew(t *testing.T) {
 
 // A rollout stops at an agent that knows no pods, or whose node name belongs to no Node.
 func TestNotReady(t *testing.T) {
-	b := start(t)
-	readyz := func() string {
-		w := httptest.NewRecorder()
-		b.health.handler(b.metrics.healthz, b.metrics.livez).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-		return w.Body.String()
-	}
-	b.source.neverRead("Pod")
-	b.source.lacks("Pod: it may not be read")
-	b.source.sync()
-	eventually(t, "it is said", func() bool {
-		return strings.Contains(readyz(), "not ready: Pod: none could be read since the start; policy is not in force")
-	})
-	if s := b.Status(); s.OK || !strings.Contains(strings.Join(s.Problems, "\n"), "what all others send and get passes") {
-		t.Errorf("status: %q", s.Problems)
-	}
-	if !strings.Contains(b.log.String(), "not ready: Pod") {
-		t.Error("the log does not say it")
-	}
-	b.source.neverRead()
-	b.source.lacks()
-	eventually(t, "it is ready", func() bool { return readyz() == "ok\n" && strings.Contains(b.log.String(), "Pods have been read") })
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		readyz := func() string {
+			w := httptest.NewRecorder()
+			b.health.handler(b.metrics.healthz, b.metrics.livez).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+			return w.Body.String()
+		}
+		b.source.neverRead("Pod")
+		b.source.lacks("Pod: it may not be read")
+		b.source.sync()
+		eventually(t, "it is said", func() bool {
+			return strings.Contains(readyz(), "not ready: Pod: none could be read since the start; policy is not in force")
+		})
+		if s := b.Status(); s.OK || !strings.Contains(strings.Join(s.Problems, "\n"), "what all others send and get passes") {
+			t.Errorf("status: %q", s.Problems)
+		}
+		if !strings.Contains(b.log.String(), "not ready: Pod") {
+			t.Error("the log does not say it")
+		}
+		b.source.neverRead()
+		b.source.lacks()
+		eventually(t, "it is ready", func() bool { return readyz() == "ok\n" && strings.Contains(b.log.String(), "Pods have been read") })
 
-	b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "other"}, Object: &model.Node{Name: "other"}})
-	eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object named node-a") })
+		b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "other"}, Object: &model.Node{Name: "other"}})
+		eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object named node-a") })
+	})
 }

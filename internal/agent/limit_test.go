@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sluice.dev/sluice/internal/kubeproxy"
@@ -25,13 +27,16 @@ var unfinished = []string{
 	"",
 }
 
+// dialer connects to an address: of the machine, or of an agent that is apart.
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
 // hold makes n connections with the given unfinished requests, and counts those that are still
 // open.
-func hold(t *testing.T, address string, n int, unfinished ...string) (open *atomic.Int64) {
+func hold(t *testing.T, dial dialer, address string, n int, unfinished ...string) (open *atomic.Int64) {
 	t.Helper()
 	open = new(atomic.Int64)
 	for i := range n {
-		conn, err := net.Dial("tcp", address)
+		conn, err := dial(t.Context(), "tcp", address)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,8 +52,11 @@ func hold(t *testing.T, address string, n int, unfinished ...string) (open *atom
 }
 
 // probe asks as a load balancer does: each time on a new connection.
-func probe(url string) error {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+func probe(url string) error { return probeBy(new(net.Dialer).DialContext, url) }
+
+// probeBy is probe for an agent that another dialer reaches.
+func probeBy(dial dialer, url string) error {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: 10 * time.Second}
 	answer, err := client.Get(url)
 	if err != nil {
 		return err
@@ -62,13 +70,13 @@ func probe(url string) error {
 }
 
 // listening is a ready agent with its HTTP addresses: its pages by address.
-func listening(t *testing.T) (b *testAgent, pages map[string]string) {
+func listening(t *testing.T, change ...func(*Config)) (b *testAgent, pages map[string]string) {
 	t.Helper()
 	metrics, health := fmt.Sprintf("127.0.0.1:%d", freePort(t)), fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	b = start(t, func(c *Config) {
+	b = start(t, append(change, func(c *Config) {
 		c.MetricsAddress, c.HealthzAddress = metrics, health
 		c.Pages = kubeproxy.Pages(kubeproxy.Default(), true)
-	})
+	})...)
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.source.sync()
 	b.holds(t, web1)
@@ -80,24 +88,27 @@ func listening(t *testing.T) (b *testAgent, pages map[string]string) {
 // Clients that do not finish their requests are gone within seconds, and delay no others.
 func TestUnfinishedRequests(t *testing.T) {
 	t.Parallel()
-	_, pages := listening(t)
-	open := map[string]*atomic.Int64{}
-	for address, page := range pages {
-		open[page] = hold(t, address, 300, unfinished...)
-	}
-	end := time.Now().Add(2*headerTimeout + 10*time.Second)
-	for left := true; left; time.Sleep(20 * time.Millisecond) {
-		left = false
+	synctest.Test(t, func(t *testing.T) {
+		b, pages := listening(t, apart)
+		dial := b.sockets.(*pipes).DialContext
+		open := map[string]*atomic.Int64{}
 		for address, page := range pages {
-			if err := probe("http://" + address + page); err != nil {
-				t.Fatalf("%s beside unfinished requests: %v", page, err)
-			}
-			n := open[page].Load()
-			if left = left || n > 0; left && time.Now().After(end) {
-				t.Fatalf("%d of 300 unfinished requests for %s are still there", n, page)
+			open[page] = hold(t, dial, address, 300, unfinished...)
+		}
+		end := time.Now().Add(2*headerTimeout + 10*time.Second)
+		for left := true; left; time.Sleep(20 * time.Millisecond) {
+			left = false
+			for address, page := range pages {
+				if err := probeBy(dial, "http://"+address+page); err != nil {
+					t.Fatalf("%s beside unfinished requests: %v", page, err)
+				}
+				n := open[page].Load()
+				if left = left || n > 0; left && time.Now().After(end) {
+					t.Fatalf("%d of 300 unfinished requests for %s are still there", n, page)
+				}
 			}
 		}
-	}
+	})
 }
 
 // However many connections there are, the newest is answered and the oldest are closed.
@@ -110,7 +121,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	s := newServer(0, http.NotFoundHandler())
 	defer func() { _ = s.Close() }()
 	go func() { _ = s.Serve(limit.listen(l)) }()
-	open := hold(t, l.Addr().String(), 20, unfinished[0])
+	open := hold(t, new(net.Dialer).DialContext, l.Addr().String(), 20, unfinished[0])
 	eventually(t, "all but three are closed", func() bool { return open.Load() == 3 })
 	if err := probe("http://" + l.Addr().String()); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("a new connection: %v", err)
@@ -126,24 +137,27 @@ func TestConnectionsAreBounded(t *testing.T) {
 // Some answers may take longer than a request: profiles, and streams over the socket.
 func TestLongAnswers(t *testing.T) {
 	t.Parallel()
-	_, pages := listening(t)
-	for address, page := range pages {
-		if page != "/metrics" {
-			continue
+	synctest.Test(t, func(t *testing.T) {
+		b, pages := listening(t, apart)
+		by := b.sockets.(*pipes).transport()
+		for address, page := range pages {
+			if page != "/metrics" {
+				continue
+			}
+			started := time.Now()
+			if err := probeBy(by.DialContext, "http://"+address+"/debug/pprof/goroutine?seconds=6"); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(started); took < headerTimeout {
+				t.Errorf("a profile of 6 s is cut short after %s", took)
+			}
+			answer, err := (&http.Client{Transport: by}).Post("http://"+address+"/debug/pprof/symbol", "", strings.NewReader("0x1"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = answer.Body.Close()
 		}
-		started := time.Now()
-		if err := probe("http://" + address + "/debug/pprof/trace?seconds=6"); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(started); took < headerTimeout {
-			t.Errorf("a profile of 6 s is cut short after %s", took)
-		}
-		answer, err := http.Post("http://"+address+"/debug/pprof/symbol", "", strings.NewReader("0x1"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = answer.Body.Close()
-	}
+	})
 }
 
 // fewDescriptors is the limit of the process that TestFewDescriptors starts.

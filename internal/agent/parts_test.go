@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
@@ -35,43 +36,45 @@ func (d policyFails) Update(ctx context.Context, delta state.Delta) (driver.Plan
 // While policy fails, services are programmed as ever, also those that take several slices; the
 // status says what fails, and all is well once it no longer does.
 func TestServicesWhilePolicyFails(t *testing.T) {
-	fails := &atomic.Bool{}
-	b := startPolicy(t, func(c *Config) { c.Driver = policyFails{c.Driver.(*fakeDriver), fails} })
-	fails.Store(true)
-	b.source.deliver(store.Event{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "late"}, Object: &model.Pod{
-		Name: model.Name{Namespace: "shop", Name: "late"}, Node: "node-a", IPs: []netip.Addr{netip.MustParseAddr("10.1.0.7")}}})
-	eventually(t, "the failure is told", func() bool {
-		s := b.Status()
-		return len(s.Failures) == 1 && s.Failures[0].Part == "policy" && b.health.unready() != ""
-	})
-	endpoints := make([]string, 40_000)
-	for i := range endpoints {
-		endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
-	}
-	var all []store.Event
-	const services = 10
-	for i := range services {
-		all = append(all, web(2+i, endpoints...)...)
-	}
-	b.source.deliver(all...)
-	eventually(t, "all services are programmed", func() bool { return len(b.driver.backends()) == 1+services })
-	generation := b.Store.Generation()
-	service, policy, pod := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}},
-		model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "policy"}},
-		model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "late"}}
-	for _, c := range []struct {
-		objects []model.Ref
-		fails   bool
-	}{{[]model.Ref{service}, false}, {[]model.Ref{policy}, true}, {[]model.Ref{service, policy}, true}, {[]model.Ref{pod}, true}, {nil, true}} {
-		if err := b.Wait(t.Context(), generation, c.objects...); (err != nil) != c.fails {
-			t.Errorf("wait for %v: %v", c.objects, err)
+	synctest.Test(t, func(t *testing.T) {
+		fails := &atomic.Bool{}
+		b := startPolicy(t, apart, func(c *Config) { c.Driver = policyFails{c.Driver.(*fakeDriver), fails} })
+		fails.Store(true)
+		b.source.deliver(store.Event{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "late"}, Object: &model.Pod{
+			Name: model.Name{Namespace: "shop", Name: "late"}, Node: "node-a", IPs: []netip.Addr{netip.MustParseAddr("10.1.0.7")}}})
+		eventually(t, "the failure is told", func() bool {
+			s := b.Status()
+			return len(s.Failures) == 1 && s.Failures[0].Part == "policy" && b.health.unready() != ""
+		})
+		endpoints := make([]string, 40_000)
+		for i := range endpoints {
+			endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
 		}
-	}
-	fails.Store(false)
-	if err := b.client.Sync(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if s := b.Status(); len(s.Failures) > 0 {
-		t.Errorf("status: %+v", s)
-	}
+		var all []store.Event
+		const services = 10
+		for i := range services {
+			all = append(all, web(2+i, endpoints...)...)
+		}
+		b.source.deliver(all...)
+		eventually(t, "all services are programmed", func() bool { return len(b.driver.backends()) == 1+services })
+		generation := b.Store.Generation()
+		service, policy, pod := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}},
+			model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "policy"}},
+			model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "late"}}
+		for _, c := range []struct {
+			objects []model.Ref
+			fails   bool
+		}{{[]model.Ref{service}, false}, {[]model.Ref{policy}, true}, {[]model.Ref{service, policy}, true}, {[]model.Ref{pod}, true}, {nil, true}} {
+			if err := b.Wait(t.Context(), generation, c.objects...); (err != nil) != c.fails {
+				t.Errorf("wait for %v: %v", c.objects, err)
+			}
+		}
+		fails.Store(false)
+		if err := b.client.Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if s := b.Status(); len(s.Failures) > 0 {
+			t.Errorf("status: %+v", s)
+		}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -323,19 +324,21 @@ func TestExplainWithoutPolicy(t *testing.T) {
 
 // While the kernel has what an earlier agent left there, every answer may be wrong.
 func TestExplainWarnsOfWhatIsKept(t *testing.T) {
-	b := startPolicy(t, before(t, web(2, "10.1.0.9")), func(c *Config) {
-		c.Source.(*fakeSource).lacks("policy.yaml: it is at fault")
+	synctest.Test(t, func(t *testing.T) {
+		b := startPolicy(t, apart, before(t, web(2, "10.1.0.9")), func(c *Config) {
+			c.Source.(*fakeSource).lacks("policy.yaml: it is at fault")
+		})
+		eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
+		e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/db"), To: question.ParseEnd("shop/web"), Port: "80"})
+		if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "still judged by what it programmed") || !strings.Contains(text, "policy.yaml: it is at fault") || !strings.Contains(text, "until that is mended or deleted") {
+			t.Errorf("warnings %q, %v", text, err)
+		}
+		b.source.lacks()
+		eventually(t, "nothing is kept", func() bool { return b.Status().Kept == 0 })
+		if e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/db"), To: question.ParseEnd("shop/web"), Port: "80"}); err != nil || len(e.Warnings) > 0 {
+			t.Errorf("warnings once nothing is kept: %q, %v", e.Warnings, err)
+		}
 	})
-	eventually(t, "something is kept", func() bool { return b.Status().Kept == 1 })
-	e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/db"), To: question.ParseEnd("shop/web"), Port: "80"})
-	if text := strings.Join(e.Warnings, "\n"); err != nil || !strings.Contains(text, "still judged by what it programmed") || !strings.Contains(text, "policy.yaml: it is at fault") || !strings.Contains(text, "until that is mended or deleted") {
-		t.Errorf("warnings %q, %v", text, err)
-	}
-	b.source.lacks()
-	eventually(t, "nothing is kept", func() bool { return b.Status().Kept == 0 })
-	if e, err := b.client.Explain(t.Context(), question.Question{From: question.ParseEnd("shop/db"), To: question.ParseEnd("shop/web"), Port: "80"}); err != nil || len(e.Warnings) > 0 {
-		t.Errorf("warnings once nothing is kept: %q, %v", e.Warnings, err)
-	}
 }
 
 // A broken counter is an error for those who ask, and does not end the metrics.
@@ -522,47 +525,49 @@ func TestTallyWithoutFirstCount(t *testing.T) {
 
 func TestDropsStream(t *testing.T) {
 	t.Parallel()
-	k := newDropKernel()
-	b := startPolicy(t, func(c *Config) { c.Drops = k.open })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	packet := Packet{Time: time.Now(), Reason: state.DropPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12}
-	var drops []Drop
-	var missed Missed
-	enough := errors.New("enough")
-	started := func() {
-		b.driver.mu.Lock()
-		if b.driver.dropRead == 0 {
-			t.Error("the stream begins before drops are counted: some would never be said to be missed")
+	synctest.Test(t, func(t *testing.T) {
+		k := newDropKernel()
+		b := startPolicy(t, apart, func(c *Config) { c.Drops = k.open })
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		packet := Packet{Time: time.Now(), Reason: state.DropPolicy, Flow: flow("10.1.0.1", "10.1.0.2", 5432), In: 11, Out: 12}
+		var drops []Drop
+		var missed Missed
+		enough := errors.New("enough")
+		started := func() {
+			b.driver.mu.Lock()
+			if b.driver.dropRead == 0 {
+				t.Error("the stream begins before drops are counted: some would never be said to be missed")
+			}
+			b.driver.mu.Unlock()
+			go func() { b.driver.drop(10); k.packets <- packet }()
 		}
-		b.driver.mu.Unlock()
-		go func() { b.driver.drop(10); k.packets <- packet }()
-	}
-	err := b.client.Drops(ctx, started, func(r DropReport) error {
-		if r.Drop != nil {
-			drops = append(drops, *r.Drop)
+		err := b.client.Drops(ctx, started, func(r DropReport) error {
+			if r.Drop != nil {
+				drops = append(drops, *r.Drop)
+			}
+			if r.Missed != nil {
+				missed = *r.Missed
+				return enough
+			}
+			return nil
+		})
+		if !errors.Is(err, enough) || len(drops) != 1 || !strings.Contains(drops[0].Says, "isolated") {
+			t.Errorf("drops: %+v, %v", drops, err)
 		}
-		if r.Missed != nil {
-			missed = *r.Missed
-			return enough
+		if missed.Limited == 0 || missed.Limited > 10 || missed.Lost != 0 {
+			t.Errorf("missed: %+v", missed)
 		}
-		return nil
+		eventually(t, "the log is closed", func() bool { return len(k.opened) == 0 })
+		err = b.client.Drops(ctx, func() { close(k.packets) }, func(DropReport) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), "has ended") {
+			t.Errorf("when the log ends: %v", err)
+		}
+		k.err = errKernel
+		if err := b.client.Drops(ctx, nil, nil); err == nil || !strings.Contains(err.Error(), errKernel.Error()) {
+			t.Errorf("when the log can't be opened: %v", err)
+		}
 	})
-	if !errors.Is(err, enough) || len(drops) != 1 || !strings.Contains(drops[0].Says, "isolated") {
-		t.Errorf("drops: %+v, %v", drops, err)
-	}
-	if missed.Limited == 0 || missed.Limited > 10 || missed.Lost != 0 {
-		t.Errorf("missed: %+v", missed)
-	}
-	eventually(t, "the log is closed", func() bool { return len(k.opened) == 0 })
-	err = b.client.Drops(ctx, func() { close(k.packets) }, func(DropReport) error { return nil })
-	if err == nil || !strings.Contains(err.Error(), "has ended") {
-		t.Errorf("when the log ends: %v", err)
-	}
-	k.err = errKernel
-	if err := b.client.Drops(ctx, nil, nil); err == nil || !strings.Contains(err.Error(), errKernel.Error()) {
-		t.Errorf("when the log can't be opened: %v", err)
-	}
 }
 
 func TestPodsWithoutRoute(t *testing.T) {

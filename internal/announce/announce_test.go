@@ -151,6 +151,9 @@ func TestAnswer(t *testing.T) {
 
 // A client that knows another MAC for an address learns the node's unasked.
 func TestUnasked(t *testing.T) {
+	usual := repeats
+	repeats = []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond}
+	t.Cleanup(func() { repeats = usual }) // once nobody runs that looks at them
 	f := newFixture(t)
 	for _, a := range []netip.Addr{ip("192.0.2.7"), ip("2001:db8::7")} {
 		f.run(f.client, fmt.Sprintf("neigh replace %s lladdr 02:00:00:00:00:01 dev eth0 nud stale", a))

@@ -41,6 +41,7 @@ type Heartbeat struct {
 	log    *slog.Logger
 	silent chan map[string]bool
 	wake   wake.Signal // set when the peers change
+	listen func(netip.AddrPort) (socket, error)
 
 	mu    sync.Mutex
 	own   []netip.Addr
@@ -48,9 +49,20 @@ type Heartbeat struct {
 	heard time.Time // when a peer last said that it hears this node
 
 	// Of Run alone.
-	sockets map[netip.Addr]*net.UDPConn
+	sockets map[netip.Addr]socket
 	told    map[string]bool
 	failing map[netip.Addr]bool
+}
+
+// socket is what Heartbeat needs of a *net.UDPConn.
+type socket interface {
+	ReadFromUDPAddrPort([]byte) (int, netip.AddrPort, error)
+	WriteToUDPAddrPort([]byte, netip.AddrPort) (int, error)
+	Close() error
+}
+
+func listenUDP(at netip.AddrPort) (socket, error) {
+	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 }
 
 // peer is another node.
@@ -63,7 +75,8 @@ type peer struct {
 func New(node string, log *slog.Logger) *Heartbeat {
 	return &Heartbeat{
 		node: node, log: log, silent: make(chan map[string]bool, 1), wake: wake.New(), peers: map[string]*peer{},
-		sockets: map[netip.Addr]*net.UDPConn{}, failing: map[netip.Addr]bool{},
+		listen:  listenUDP,
+		sockets: map[netip.Addr]socket{}, failing: map[netip.Addr]bool{},
 	}
 }
 
@@ -142,7 +155,7 @@ func (h *Heartbeat) bind(reading *sync.WaitGroup) {
 		if h.sockets[addr] != nil {
 			continue
 		}
-		s, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, Port)))
+		s, err := h.listen(netip.AddrPortFrom(addr, Port))
 		if err != nil {
 			if !h.failing[addr] {
 				h.log.Warn("other nodes cannot hear that this one is alive; trying again", "error", err)
@@ -157,7 +170,7 @@ func (h *Heartbeat) bind(reading *sync.WaitGroup) {
 }
 
 // read takes what comes to one address until its socket is closed.
-func (h *Heartbeat) read(s *net.UDPConn) {
+func (h *Heartbeat) read(s socket) {
 	b := make([]byte, maxSize+1)
 	for {
 		n, from, err := s.ReadFromUDPAddrPort(b)

@@ -1,12 +1,15 @@
 package heartbeat
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -16,9 +19,12 @@ var nodes = map[string][]netip.Addr{"n1": {addr("127.83.0.1")}, "n2": {addr("127
 func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
 
 // start runs a node's part, and returns what stops it.
-func start(t *testing.T, node string) (*Heartbeat, func()) {
+func start(t *testing.T, node string, peers map[string][]netip.Addr, change ...func(*Heartbeat)) (*Heartbeat, func()) {
 	h := New(node, slog.New(slog.DiscardHandler))
-	h.SetPeers(nodes)
+	for _, f := range change {
+		f(h)
+	}
+	h.SetPeers(peers)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { h.Run(ctx) })
@@ -49,23 +55,104 @@ func await(t *testing.T, h *Heartbeat, want ...string) {
 
 // A node that ends is silent, and no longer once it is back.
 func TestHeartbeat(t *testing.T) {
-	first, _ := start(t, "n1")
-	second, _ := start(t, "n2")
-	third, stop := start(t, "n3")
+	synctest.Test(t, func(t *testing.T) {
+		in := wire{at: map[netip.AddrPort]*end{}}
+		first, _ := start(t, "n1", nodes, in.join)
+		second, _ := start(t, "n2", nodes, in.join)
+		third, stop := start(t, "n3", nodes, in.join)
+		for _, h := range []*Heartbeat{first, second, third} {
+			await(t, h)
+		}
+		stop()
+		ended := time.Now()
+		for _, h := range []*Heartbeat{first, second} {
+			await(t, h, "n3")
+		}
+		if took := time.Since(ended); took < SilentAfter-Interval || took > SilentAfter+Interval {
+			t.Errorf("a node that has ended is silent after %s", took)
+		}
+		if peers, silent := first.Counts(); peers != 2 || silent != 1 {
+			t.Errorf("%d peers, %d silent", peers, silent)
+		}
+		start(t, "n3", nodes, in.join)
+		for _, h := range []*Heartbeat{first, second} {
+			await(t, h)
+		}
+	})
+}
+
+// Nodes hear each other by the kernel's sockets. One that comes later counts once it is heard.
+func TestSockets(t *testing.T) {
+	two := map[string][]netip.Addr{"n1": nodes["n1"], "n2": nodes["n2"]}
+	first, _ := start(t, "n1", two)
+	second, _ := start(t, "n2", two)
+	for _, h := range []*Heartbeat{first, second} {
+		await(t, h)
+		h.SetPeers(nodes)
+		await(t, h, "n3")
+	}
+	third, _ := start(t, "n3", nodes)
 	for _, h := range []*Heartbeat{first, second, third} {
 		await(t, h)
 	}
-	stop()
-	for _, h := range []*Heartbeat{first, second} {
-		await(t, h, "n3")
+}
+
+// wire carries packets within this process, where the clock of a synctest goes on.
+type wire struct {
+	mu sync.Mutex
+	at map[netip.AddrPort]*end
+}
+
+// end is a socket on a wire.
+type end struct {
+	wire   *wire
+	at     netip.AddrPort
+	come   chan came
+	closed chan struct{}
+}
+
+// came is a packet, and where it is from.
+type came struct {
+	packet []byte
+	from   netip.AddrPort
+}
+
+func (w *wire) join(h *Heartbeat) {
+	h.listen = func(at netip.AddrPort) (socket, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.at[at] = &end{w, at, make(chan came, 10), make(chan struct{})}
+		return w.at[at], nil
 	}
-	if peers, silent := first.Counts(); peers != 2 || silent != 1 {
-		t.Errorf("%d peers, %d silent", peers, silent)
+}
+
+func (e *end) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
+	select {
+	case c := <-e.come:
+		return copy(b, c.packet), c.from, nil
+	case <-e.closed:
+		return 0, netip.AddrPort{}, net.ErrClosed
 	}
-	start(t, "n3")
-	for _, h := range []*Heartbeat{first, second} {
-		await(t, h)
+}
+
+func (e *end) WriteToUDPAddrPort(b []byte, to netip.AddrPort) (int, error) {
+	e.wire.mu.Lock()
+	defer e.wire.mu.Unlock()
+	if other := e.wire.at[to]; other != nil {
+		select {
+		case other.come <- came{bytes.Clone(b), e.at}:
+		default: // it is lost, as one is when nobody reads
+		}
 	}
+	return len(b), nil
+}
+
+func (e *end) Close() error {
+	e.wire.mu.Lock()
+	defer e.wire.mu.Unlock()
+	delete(e.wire.at, e.at)
+	close(e.closed)
+	return nil
 }
 
 // packet is what a node sends.

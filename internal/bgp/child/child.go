@@ -37,6 +37,8 @@ const (
 type Child struct {
 	path string
 	log  *slog.Logger
+	// after is time.After, but in tests.
+	after func(time.Duration) <-chan time.Time
 
 	ordered  wake.Signal // set when there is something to tell
 	reported wake.Signal
@@ -70,7 +72,7 @@ func isProgram(path string) bool {
 
 // New returns a Child that runs the program at a path.
 func New(path string, log *slog.Logger) *Child {
-	return &Child{path: path, log: log, ordered: wake.New(), reported: wake.New(), known: map[netip.Prefix]bool{}}
+	return &Child{path: path, log: log, after: time.After, ordered: wake.New(), reported: wake.New(), known: map[netip.Prefix]bool{}}
 }
 
 // Follow has the speaker follow a change. It returns at once. It is safe for concurrent use.
@@ -116,7 +118,7 @@ func (c *Child) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-c.after(pause):
 		}
 		pause = min(2*pause, maxPause)
 	}

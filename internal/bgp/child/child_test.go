@@ -63,6 +63,12 @@ func play(t *testing.T) (c *Child, dir string) {
 		t.Fatal(err)
 	}
 	c = New(own, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	c.after = func(pause time.Duration) <-chan time.Time {
+		if pause < firstPause || pause > maxPause {
+			t.Errorf("the speaker is started again after %s", pause)
+		}
+		return time.After(0)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); c.Run(ctx) }()

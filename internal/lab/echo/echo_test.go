@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sluice.dev/sluice/internal/netns"
@@ -300,24 +301,24 @@ func TestControl(t *testing.T) {
 
 // A datagram that gets lost is sent again.
 func TestAskUDPAgain(t *testing.T) {
-	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = server.Close() }()
-	go func() {
-		buf := make([]byte, 64)
-		for i := 0; ; i++ {
-			_, from, err := server.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		defer func() { _ = client.Close() }()
+		go func() {
+			buf := make([]byte, 64)
+			for i := 0; ; i++ {
+				if _, err := server.Read(buf); err != nil {
+					return
+				}
+				if i > 0 { // the first is lost
+					_, _ = server.Write([]byte(`{"pod": "a"}`))
+				}
 			}
-			if i > 0 { // the first is lost
-				_, _ = server.WriteToUDPAddrPort([]byte(`{"pod": "a"}`), from)
-			}
+		}()
+		began := time.Now()
+		answer, err := askUDP(client, began.Add(time.Minute))
+		if err != nil || string(answer) != `{"pod": "a"}` || time.Since(began) != resend {
+			t.Errorf("%q after %s: %v", answer, time.Since(began), err)
 		}
-	}()
-	if _, err := Ask("UDP", server.LocalAddr().(*net.UDPAddr).AddrPort(), time.Minute); err != nil {
-		t.Error(err)
-	}
+	})
 }

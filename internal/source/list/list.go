@@ -82,9 +82,13 @@ func (s *Source) Run(ctx context.Context) error {
 	collector.Go(w.Run)
 	defer collector.Wait()
 	defer w.Close()
-
-	w.Follow(ctx, func(check bool) watch.Next { return s.step(w, check) })
+	s.follow(ctx, w)
 	return nil
+}
+
+// follow follows the files until ctx ends.
+func (s *Source) follow(ctx context.Context, w *watch.Watcher) {
+	w.Follow(ctx, func(check bool) watch.Next { return s.step(w, check) })
 }
 
 // step delivers what has changed; check looks at every file for that.

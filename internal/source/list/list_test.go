@@ -10,10 +10,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/watch"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -87,6 +89,25 @@ func follow(t *testing.T, path string) *fixture {
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
+	})
+	return f
+}
+
+// untold runs a source on a file within the bubble of a synctest until it ends. Nobody listens to
+// the kernel there, as time would stand still: the source finds all that happens with time alone.
+func untold(t *testing.T, path string) *fixture {
+	t.Helper()
+	f := &fixture{t: t, path: path, sink: &sink{}, log: &logtest.Log{}}
+	f.source = New(Files{{Name: "bad", Path: path}}, f.sink, slog.New(slog.NewTextHandler(f.log, nil)))
+	w, err := watch.New()
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var following sync.WaitGroup
+	following.Go(func() { f.source.follow(ctx, w) })
+	t.Cleanup(func() {
+		cancel()
+		following.Wait()
+		w.Close()
 	})
 	return f
 }
@@ -227,18 +248,19 @@ func TestFileVanishes(t *testing.T) {
 }
 
 func TestFolderComesLater(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "later", "bad")
-	f := follow(t, path)
-	f.waitIssue("no such file")
-	f.wait("synced and lacking", func() bool { st := f.source.Status(); return st.Synced && len(st.Lacking) == 1 })
-	if got := f.sink.nets("bad"); !strings.Contains(got, "refused: open list") {
-		t.Errorf("got %s, want a set that is refused", got)
-	}
-	must(t, os.Mkdir(filepath.Dir(path), 0o755))
-	f.write("192.0.2.1\n")
-	f.waitNets("192.0.2.1/32")
-	f.wait("nothing lacking", func() bool { return len(f.source.Status().Lacking) == 0 })
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "later", "bad")
+		f := untold(t, path)
+		f.waitIssue("no such file")
+		f.wait("synced and lacking", func() bool { st := f.source.Status(); return st.Synced && len(st.Lacking) == 1 })
+		if got := f.sink.nets("bad"); !strings.Contains(got, "refused: open list") {
+			t.Errorf("got %s, want a set that is refused", got)
+		}
+		must(t, os.Mkdir(filepath.Dir(path), 0o755))
+		f.write("192.0.2.1\n")
+		f.waitNets("192.0.2.1/32")
+		f.wait("nothing lacking", func() bool { return len(f.source.Status().Lacking) == 0 })
+	})
 }
 
 // TestHalfWritten writes a file in pieces: what it held before stays until the
@@ -266,22 +288,23 @@ func TestHalfWritten(t *testing.T) {
 // TestBusyAtTheStart has a list that somebody is writing when the source
 // begins: it is waited for, but not for long.
 func TestBusyAtTheStart(t *testing.T) {
-	t.Parallel()
-	path := fileWith(t, "")
-	w, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
-	f := follow(t, path)
-	f.wait("synced and lacking", func() bool {
-		st := f.source.Status()
-		return st.Synced && len(st.Lacking) == 1 && strings.Contains(st.Lacking[0], "somebody is writing it")
+	synctest.Test(t, func(t *testing.T) {
+		path := fileWith(t, "")
+		w, err := os.OpenFile(path, os.O_WRONLY, 0)
+		must(t, err)
+		f := untold(t, path)
+		f.wait("synced and lacking", func() bool {
+			st := f.source.Status()
+			return st.Synced && len(st.Lacking) == 1 && strings.Contains(st.Lacking[0], "somebody is writing it")
+		})
+		if got := f.sink.nets("bad"); got != "refused: somebody is writing it" {
+			t.Errorf("got %s, want a set that is refused", got)
+		}
+		_, err = w.WriteString("192.0.2.1\n")
+		must(t, err)
+		must(t, w.Close())
+		f.waitNets("192.0.2.1/32")
 	})
-	if got := f.sink.nets("bad"); got != "refused: somebody is writing it" {
-		t.Errorf("got %s, want a set that is refused", got)
-	}
-	_, err = w.WriteString("192.0.2.1\n")
-	must(t, err)
-	must(t, w.Close())
-	f.waitNets("192.0.2.1/32")
 }
 
 // TestConfigMap swaps the folder behind the links, as the kubelet does.
@@ -304,19 +327,20 @@ func TestConfigMap(t *testing.T) {
 
 // TestChangeWithoutEvent changes a file behind a link that leads out of the folder.
 func TestChangeWithoutEvent(t *testing.T) {
-	t.Parallel()
-	far := fileWith(t, "192.0.2.1\n")
-	link := filepath.Join(t.TempDir(), "bad")
-	must(t, os.Symlink(far, link))
-	f := follow(t, link)
-	f.waitNets("192.0.2.1/32")
-	write(t, far, "192.0.2.2\n")
-	f.waitNets("192.0.2.2/32")
-	write(t, far, "192.0.2.33\n")
-	must(t, f.source.Flush(t.Context()))
-	if got := f.sink.nets("bad"); got != "192.0.2.33/32" {
-		t.Errorf("after Flush: %s", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		far := fileWith(t, "192.0.2.1\n")
+		link := filepath.Join(t.TempDir(), "bad")
+		must(t, os.Symlink(far, link))
+		f := untold(t, link)
+		f.waitNets("192.0.2.1/32")
+		write(t, far, "192.0.2.2\n")
+		f.waitNets("192.0.2.2/32")
+		write(t, far, "192.0.2.33\n")
+		must(t, f.source.Flush(t.Context()))
+		if got := f.sink.nets("bad"); got != "192.0.2.33/32" {
+			t.Errorf("after Flush: %s", got)
+		}
+	})
 }
 
 func TestNoRegularFile(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -188,44 +189,49 @@ func TestFlushWaitsForWriters(t *testing.T) {
 
 // TestFolderIsSwapped sets the link to the folder anew, of which no event tells.
 func TestFolderIsSwapped(t *testing.T) {
-	t.Parallel()
-	one, two := folderWith(t, "a.yaml", serviceYAML("a", 80)), folderWith(t, "b.yaml", serviceYAML("b", 80))
-	link := filepath.Join(t.TempDir(), "manifests")
-	must(t, os.Symlink(one, link))
-	f := follow(t, link)
-	f.waitNames("Service shop/a")
-	must(t, os.Symlink(two, link+".new"))
-	must(t, os.Rename(link+".new", link))
-	f.waitNames("Service shop/b")
-	write(t, filepath.Join(two, "c.yaml"), serviceYAML("c", 80))
-	f.waitNames("Service shop/b", "Service shop/c")
+	synctest.Test(t, func(t *testing.T) {
+		one, two := folderWith(t, "a.yaml", serviceYAML("a", 80)), folderWith(t, "b.yaml", serviceYAML("b", 80))
+		link := filepath.Join(t.TempDir(), "manifests")
+		must(t, os.Symlink(one, link))
+		f := untold(t, link)
+		f.waitNames("Service shop/a")
+		must(t, os.Symlink(two, link+".new"))
+		must(t, os.Rename(link+".new", link))
+		f.waitNames("Service shop/b")
+		write(t, filepath.Join(two, "c.yaml"), serviceYAML("c", 80))
+		f.told()
+		f.waitNames("Service shop/b", "Service shop/c")
+	})
 }
 
 // TestFlushLosesTheFolder leaves the folder unwatched behind Run's back, as a
 // Flush does that finds it gone before any event tells.
 func TestFlushLosesTheFolder(t *testing.T) {
-	t.Parallel()
-	f := follow(t, folderWith(t, "a.yaml", serviceYAML("a", 80)))
-	f.waitSynced()
-	f.source.work.Lock()
-	f.source.detach()
-	f.source.watcher.Take()
-	f.source.work.Unlock()
-	f.write("b.yaml", serviceYAML("b", 80))
-	f.waitNames("Service shop/a", "Service shop/b")
+	synctest.Test(t, func(t *testing.T) {
+		f := untold(t, folderWith(t, "a.yaml", serviceYAML("a", 80)))
+		f.waitSynced()
+		f.source.work.Lock()
+		f.source.detach()
+		f.source.watcher.Take()
+		f.source.work.Unlock()
+		f.write("b.yaml", serviceYAML("b", 80))
+		f.waitNames("Service shop/a", "Service shop/b")
+	})
 }
 
 // TestChangeWithoutEvent changes a file behind a link that leads out of the folder.
 func TestChangeWithoutEvent(t *testing.T) {
-	t.Parallel()
-	outside := filepath.Join(t.TempDir(), "a.yaml")
-	write(t, outside, serviceYAML("a", 80))
-	dir := folderWith(t)
-	must(t, os.Symlink(outside, filepath.Join(dir, "a.yaml")))
-	f := followWith(t, dir, func(s *Source) { s.walkEvery = watch.CheckInterval / 2 })
-	f.waitNames("Service shop/a")
-	write(t, outside, serviceYAML("b", 80))
-	f.waitNames("Service shop/b")
+	synctest.Test(t, func(t *testing.T) {
+		outside := filepath.Join(t.TempDir(), "a.yaml")
+		write(t, outside, serviceYAML("a", 80))
+		dir := folderWith(t)
+		must(t, os.Symlink(outside, filepath.Join(dir, "a.yaml")))
+		f := untold(t, dir)
+		f.waitNames("Service shop/a")
+		write(t, outside, serviceYAML("b", 80))
+		time.Sleep(walkInterval)
+		f.waitNames("Service shop/b")
+	})
 }
 
 // TestParserFails makes the parser panic: that is the one file's fault.
@@ -239,27 +245,28 @@ func TestParserFails(t *testing.T) {
 
 // TestBusyAtFirst finds a file that is being written when it starts.
 func TestBusyAtFirst(t *testing.T) {
-	t.Parallel()
-	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", serviceYAML("b", 80)[:50])
-	w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY|os.O_APPEND, 0)
-	must(t, err)
-	f := follow(t, dir)
-	f.waitNames("Service shop/a")
-	f.wait("patience is over", func() bool {
-		f.source.work.Lock()
-		defer f.source.work.Unlock()
-		began := f.source.began
-		if !began.IsZero() && time.Since(began) < patience/2 && f.source.Status().Synced {
-			t.Fatal("synced without a file that is being written")
-		}
-		return time.Since(began) > patience/2
+	synctest.Test(t, func(t *testing.T) {
+		dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", serviceYAML("b", 80)[:50])
+		w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY|os.O_APPEND, 0)
+		must(t, err)
+		f := untold(t, dir)
+		f.waitNames("Service shop/a")
+		f.wait("patience is over", func() bool {
+			f.source.work.Lock()
+			defer f.source.work.Unlock()
+			began := f.source.began
+			if !began.IsZero() && time.Since(began) < patience/2 && f.source.Status().Synced {
+				t.Fatal("synced without a file that is being written")
+			}
+			return time.Since(began) > patience/2
+		})
+		_, err = w.WriteString(serviceYAML("b", 80)[50:])
+		must(t, err)
+		must(t, w.Close())
+		f.waitNames("Service shop/a", "Service shop/b")
+		f.waitSynced()
+		f.waitNoIssue()
 	})
-	_, err = w.WriteString(serviceYAML("b", 80)[50:])
-	must(t, err)
-	must(t, w.Close())
-	f.waitNames("Service shop/a", "Service shop/b")
-	f.waitSynced()
-	f.waitNoIssue()
 }
 
 // convert makes JSON of a document if the file's name asks for it.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -74,22 +75,24 @@ func TestNothingLacks(t *testing.T) {
 }
 
 func TestEmptyFolderIsLacking(t *testing.T) {
-	f := follow(t, folderWith(t))
-	f.waitSynced()
-	f.waitLacking("it holds no manifests")
-	began := time.Now()
-	for i := range 5 { // files come one after the other
-		f.write(fmt.Sprintf("%d.yaml", i), serviceYAML(fmt.Sprintf("s%d", i), 80))
-		f.flush()
-		time.Sleep(quiet / 20)
-		if got := f.source.Status().Lacking; len(got) == 0 {
-			t.Fatal("nothing is lacking while the folder is being filled")
+	synctest.Test(t, func(t *testing.T) {
+		f := untold(t, folderWith(t))
+		f.waitSynced()
+		f.waitLacking("it holds no manifests")
+		began := time.Now()
+		for i := range 5 { // files come one after the other
+			f.write(fmt.Sprintf("%d.yaml", i), serviceYAML(fmt.Sprintf("s%d", i), 80))
+			f.flush()
+			time.Sleep(quiet / 20)
+			if got := f.source.Status().Lacking; len(got) == 0 {
+				t.Fatal("nothing is lacking while the folder is being filled")
+			}
 		}
-	}
-	f.waitLacking()
-	if took := time.Since(began); took < quiet {
-		t.Errorf("the folder counted as full after %s", took)
-	}
+		f.waitLacking()
+		if took := time.Since(began); took < quiet {
+			t.Errorf("the folder counted as full after %s", took)
+		}
+	})
 }
 
 func TestDeletedIsNotLacking(t *testing.T) {
@@ -109,18 +112,19 @@ func TestUnreadableFileIsLacking(t *testing.T) {
 }
 
 func TestBusyFileIsLacking(t *testing.T) {
-	t.Parallel()
-	dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", "")
-	w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY, 0)
-	must(t, err)
-	f := follow(t, dir)
-	f.waitSynced()
-	f.waitLacking("b.yaml: somebody is writing it")
-	_, err = w.WriteString(serviceYAML("b", 80))
-	must(t, err)
-	must(t, w.Close())
-	f.waitNames("Service shop/a", "Service shop/b")
-	f.waitLacking()
+	synctest.Test(t, func(t *testing.T) {
+		dir := folderWith(t, "a.yaml", serviceYAML("a", 80), "b.yaml", "")
+		w, err := os.OpenFile(filepath.Join(dir, "b.yaml"), os.O_WRONLY, 0)
+		must(t, err)
+		f := untold(t, dir)
+		f.waitSynced()
+		f.waitLacking("b.yaml: somebody is writing it")
+		_, err = w.WriteString(serviceYAML("b", 80))
+		must(t, err)
+		must(t, w.Close())
+		f.waitNames("Service shop/a", "Service shop/b")
+		f.waitLacking()
+	})
 }
 
 // waitLacking waits until what is lacking names all parts; with no parts, until nothing is.

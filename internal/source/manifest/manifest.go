@@ -59,10 +59,8 @@ const (
 type Source struct {
 	path string
 	sink source.Sink
-	// walkEvery is the longest time between two looks at all files.
-	walkEvery time.Duration
+	log  *slog.Logger
 
-	log     *slog.Logger
 	started chan struct{} // closed once Run has begun
 
 	work     sync.Mutex     // held while the folder is read and events are delivered
@@ -96,14 +94,13 @@ var _ source.Source = (*Source)(nil)
 // refused policies be ignored, where they would deny otherwise.
 func New(path string, ignoreRefused bool, sink source.Sink, log *slog.Logger) *Source {
 	return &Source{
-		path:      path,
-		sink:      sink,
-		walkEvery: walkInterval,
-		log:       log,
-		started:   make(chan struct{}),
-		parsers:   newParsers(ignoreRefused),
-		unread:    make(map[string]bool),
-		ledger:    newLedger(),
+		path:    path,
+		sink:    sink,
+		log:     log,
+		started: make(chan struct{}),
+		parsers: newParsers(ignoreRefused),
+		unread:  make(map[string]bool),
+		ledger:  newLedger(),
 	}
 }
 
@@ -116,6 +113,12 @@ func (s *Source) Run(ctx context.Context) error {
 	var collector sync.WaitGroup
 	collector.Go(w.Run)
 	defer collector.Wait()
+	s.follow(ctx, w)
+	return nil
+}
+
+// follow follows the folder until ctx ends, and closes the watcher.
+func (s *Source) follow(ctx context.Context, w *watch.Watcher) {
 	s.work.Lock()
 	s.watcher = w
 	s.work.Unlock()
@@ -123,7 +126,6 @@ func (s *Source) Run(ctx context.Context) error {
 	defer s.stop()
 
 	w.Follow(ctx, s.step)
-	return nil
 }
 
 func (s *Source) stop() {
@@ -168,7 +170,7 @@ func (s *Source) suspect() bool {
 	if s.synced {
 		s.settleLacking() // with time alone
 	}
-	if time.Since(s.walked) < s.walkEvery {
+	if time.Since(s.walked) < walkInterval {
 		return false
 	}
 	s.reread = true

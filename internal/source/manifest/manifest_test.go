@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/watch"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -89,15 +90,8 @@ type fixture struct {
 // follow runs a source on a folder until the test ends.
 func follow(t testing.TB, dir string) *fixture {
 	t.Helper()
-	return followWith(t, dir, func(*Source) {})
-}
-
-// followWith is follow for a source that is set up in another way.
-func followWith(t testing.TB, dir string, set func(*Source)) *fixture {
-	t.Helper()
 	f := &fixture{t: t, dir: dir, sink: &sink{}}
 	f.source = New(dir, false, f.sink, slog.New(slog.DiscardHandler))
-	set(f.source)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f.source.Run(ctx) }()
@@ -108,6 +102,32 @@ func followWith(t testing.TB, dir string, set func(*Source)) *fixture {
 		}
 	})
 	return f
+}
+
+// untold runs a source on a folder within the bubble of a synctest until it ends. Nobody listens to
+// the kernel there, as time would stand still: what happens is found with time alone, or once the
+// test says so with told.
+func untold(t *testing.T, dir string) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: dir, sink: &sink{}}
+	f.source = New(dir, false, f.sink, slog.New(slog.DiscardHandler))
+	w, err := watch.New()
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var following sync.WaitGroup
+	following.Go(func() { f.source.follow(ctx, w) })
+	t.Cleanup(func() {
+		cancel()
+		following.Wait()
+	})
+	return f
+}
+
+// told has the source take what the kernel tells of the folder.
+func (f *fixture) told() {
+	f.source.work.Lock()
+	defer f.source.work.Unlock()
+	f.source.watcher.Ready.Set()
 }
 
 // wait polls until a condition holds.
