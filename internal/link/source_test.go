@@ -45,7 +45,7 @@ func TestSources(t *testing.T) {
 					if !strings.Contains(addr, ":") {
 						flags = ""
 					}
-					h.IP("addr add "+addr+" dev e0"+flags)
+					h.IP("addr add " + addr + " dev e0" + flags)
 				}
 			}
 			ip(h, `route add default dev e0
