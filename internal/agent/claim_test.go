@@ -18,27 +18,9 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/logtest"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/test/world"
 )
-
-// claimNS makes a network namespace for a test. Without root, the test is skipped.
-func claimNS(t *testing.T, prefix string) *netns.NS {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make a network namespace")
-	}
-	ns, err := netns.New(fmt.Sprint(prefix, os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
 
 // claimLock takes a real lock, as the agent does.
 func claimLock() (io.Closer, error) {
@@ -55,9 +37,9 @@ func noLock() (io.Closer, error) { return nil, errors.ErrUnsupported }
 // One agent at a time has a network namespace. A later agent waits, and has the namespace as soon
 // as the first lets go.
 func TestClaim(t *testing.T) {
-	ns := claimNS(t, "agent-claim-")
+	h := world.NewHost(t, "agent")
 	claim := func(patience time.Duration) (c *Claim, err error) {
-		_ = ns.Do(func() error {
+		_ = h.Do(func() error {
 			c, err = ClaimNamespace(t.Context(), patience, claimLock, slog.New(slog.DiscardHandler))
 			return nil
 		})
@@ -95,32 +77,18 @@ func TestClaim(t *testing.T) {
 // Agents of different network namespaces do not affect each other, and a claim ends with its
 // context.
 func TestClaimEnds(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
 	var claims []*Claim
 	for i := range 2 {
-		ns, err := netns.New(fmt.Sprintf("agent-claim%d-%d", i, os.Getpid()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := ns.Delete(); err != nil {
-				t.Error(err)
-			}
-		})
-		err = ns.Do(func() error {
+		h := world.NewHost(t, "agent")
+		h.In(func() error {
 			c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 			claims = append(claims, c)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(claims[i].Release)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		err = ns.Do(func() error {
+		err := h.Do(func() error {
 			_, err := ClaimNamespace(ended, time.Minute, claimLock, slog.New(slog.DiscardHandler))
 			return err
 		})
@@ -132,8 +100,8 @@ func TestClaimEnds(t *testing.T) {
 
 // Another process that holds the name stops no agent.
 func TestClaimOfStranger(t *testing.T) {
-	ns := claimNS(t, "agent-claims-")
-	err := ns.Do(func() error {
+	h := world.NewHost(t, "agent")
+	h.In(func() error {
 		const nobody, same = 65534, ^uintptr(0)
 		unix.RawSyscall(unix.SYS_SETRESUID, same, nobody, same) // only this thread
 		l, err := net.Listen("unix", claimName)
@@ -146,9 +114,6 @@ func TestClaimOfStranger(t *testing.T) {
 		c.Release()
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
 }
 
 // Processes of another user do not count as agents, and fill neither the agent's file descriptors
@@ -192,28 +157,22 @@ func TestClaimHoldsFewRivals(t *testing.T) {
 // user.
 func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) net.Conn) {
 	t.Helper()
-	ns := claimNS(t, "agent-held-")
+	h := world.NewHost(t, "agent")
 	log = new(logtest.Log)
-	err := ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		c, err = ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.NewTextHandler(log, nil)))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(c.Release)
 	return c, log, func(user uintptr) (conn net.Conn) {
 		t.Helper()
-		err := ns.Do(func() (err error) {
+		h.In(func() (err error) {
 			const same = ^uintptr(0)
 			unix.RawSyscall(unix.SYS_SETRESUID, same, user, same) // only this thread
 			conn, err = net.Dial("unix", claimName)
 			unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
@@ -247,18 +206,16 @@ func TestClaimOfProcess(t *testing.T) {
 // A process of root without capabilities can hold the name, and so can a process that is invisible
 // because it runs in another container. Neither stops an agent.
 func TestClaimOfPowerless(t *testing.T) {
-	ns := claimNS(t, "agent-claimp-")
+	h := world.NewHost(t, "agent")
 	hold := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", os.Args[0], "-test.run=^TestClaimOfProcess$")
 	hold.Env = append(os.Environ(), squatter+"=hold")
-	if err := ns.Start(hold); err != nil {
-		t.Fatal(err)
-	}
+	h.In(hold.Start)
 	t.Cleanup(func() { _ = hold.Process.Kill(); _ = hold.Wait() })
 	eventually(t, "somebody has the name", func() (has bool) {
-		_ = ns.Do(func() (err error) { has, err = Claimed(); return err })
+		_ = h.Do(func() (err error) { has, err = Claimed(); return err })
 		return has
 	})
-	err := ns.Do(func() error {
+	err := h.Do(func() error {
 		c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
@@ -279,9 +236,7 @@ func TestClaimOfPowerless(t *testing.T) {
 	claim.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	var out strings.Builder
 	claim.Stdout, claim.Stderr = &out, &out
-	if err := ns.Start(claim); err != nil {
-		t.Fatal(err)
-	}
+	h.In(claim.Start)
 	if err := claim.Wait(); err != nil {
 		t.Errorf("beside a process of another container: %v\n%s", err, out.String())
 	}
@@ -292,9 +247,9 @@ func TestClaimOfMute(t *testing.T) {
 	t.Parallel()
 	for name, kind := range map[string]int{"does not listen": unix.SOCK_STREAM, "datagrams": unix.SOCK_DGRAM} {
 		t.Run(name, func(t *testing.T) {
-			ns := claimNS(t, "agent-claimm-")
+			h := world.NewHost(t, "agent")
 			for _, lock := range []func() (io.Closer, error){claimLock, noLock} {
-				err := ns.Do(func() error {
+				h.In(func() error {
 					fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 					if err != nil {
 						return err
@@ -307,9 +262,6 @@ func TestClaimOfMute(t *testing.T) {
 					c.Release()
 					return err
 				})
-				if err != nil {
-					t.Error(err)
-				}
 			}
 		})
 	}
@@ -322,8 +274,8 @@ func TestClaimOfEarlierRelease(t *testing.T) {
 		"earlier first": {noLock, claimLock}, "earlier second": {claimLock, noLock}, "no lock": {noLock, noLock},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ns := claimNS(t, "agent-claime-")
-			err := ns.Do(func() error {
+			h := world.NewHost(t, "agent")
+			h.In(func() error {
 				first, err := ClaimNamespace(t.Context(), time.Minute, locks[0], slog.New(slog.DiscardHandler))
 				if err != nil {
 					return err
@@ -337,9 +289,6 @@ func TestClaimOfEarlierRelease(t *testing.T) {
 				second.Release()
 				return err
 			})
-			if err != nil {
-				t.Error(err)
-			}
 		})
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,69 +13,37 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // fixture is a node and a client of a subnet, in namespaces.
 type fixture struct {
 	t            *testing.T
-	node, client *netns.NS
+	node, client *world.Host
 	*Responder
 	mac string // of the node
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	f := &fixture{t: t}
-	for name, ns := range map[string]**netns.NS{"node": &f.node, "client": &f.client} {
-		var err error
-		if *ns, err = netns.New(fmt.Sprintf("slann-%s-%d-%d", name, os.Getpid(), time.Now().UnixNano()%1e6)); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := (*ns).Delete(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	if err := netns.Veth(f.node, "eth0", f.client, "eth0"); err != nil {
-		t.Fatal(err)
-	}
-	f.run(f.node, "addr add 192.0.2.1/24 dev eth0", "addr add 2001:db8::1/64 dev eth0 nodad")
-	f.run(f.client, "addr add 192.0.2.100/24 dev eth0", "addr add 2001:db8::100/64 dev eth0 nodad")
-	l, err := f.node.LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.mac = l.Attrs().HardwareAddr.String()
+	f := &fixture{t: t, node: world.NewHost(t, "node"), client: world.NewHost(t, "client")}
+	f.node.Join("eth0", f.client, "eth0")
+	f.node.Address("eth0", "192.0.2.1/24", "2001:db8::1/64")
+	f.client.Address("eth0", "192.0.2.100/24", "2001:db8::100/64")
+	f.mac = f.node.Device("eth0").Attrs().HardwareAddr.String()
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := f.node.Do(func() error {
+	f.node.In(func() error {
 		segments, err := link.WatchSegments(ctx, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}
 		f.Responder, err = Open(segments, slog.New(slog.DiscardHandler))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	var running sync.WaitGroup
 	running.Go(func() { f.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
 	return f
-}
-
-// run runs ip(8) commands.
-func (f *fixture) run(ns *netns.NS, commands ...string) {
-	f.t.Helper()
-	for _, c := range commands {
-		if _, err := ns.Run("ip", strings.Fields(c)...); err != nil {
-			f.t.Fatal(err)
-		}
-	}
 }
 
 // neighbour is the MAC that the client has for an address; "": none.
@@ -134,7 +100,7 @@ func TestAnswer(t *testing.T) {
 		if answers == 0 {
 			t.Errorf("%s: nobody was answered", a)
 		}
-		f.run(f.client, "neigh flush all")
+		f.client.IP("neigh flush all")
 		f.Stop(a)
 		f.await("it has stopped", func() bool { return f.Counts().Addresses == 0 })
 		f.ask(a)
@@ -156,7 +122,7 @@ func TestUnasked(t *testing.T) {
 	t.Cleanup(func() { repeats = usual }) // once nobody runs that looks at them
 	f := newFixture(t)
 	for _, a := range []netip.Addr{ip("192.0.2.7"), ip("2001:db8::7")} {
-		f.run(f.client, fmt.Sprintf("neigh replace %s lladdr 02:00:00:00:00:01 dev eth0 nud stale", a))
+		f.client.IP(fmt.Sprintf("neigh replace %s lladdr 02:00:00:00:00:01 dev eth0 nud stale", a))
 		f.Answer(a, nil)
 		f.await("the client learns "+a.String(), func() bool { return f.neighbour(a) == f.mac })
 	}
@@ -177,16 +143,15 @@ func TestInterfaces(t *testing.T) {
 	if got := f.neighbour(off); got != "" {
 		t.Errorf("an address of another interface is at %s", got)
 	}
-	if err := netns.Veth(f.node, "eth1", f.client, "eth1"); err != nil {
-		t.Fatal(err)
-	}
-	f.run(f.client, "addr add 198.51.100.100/24 dev eth1", "route add 192.0.2.8/32 dev eth1")
+	f.node.Join("eth1", f.client, "eth1")
+	f.client.Address("eth1", "198.51.100.100/24")
+	f.client.Behind("eth1", "192.0.2.8/32")
 	f.await("the client finds it at the new interface", func() bool { f.ask(off); return f.neighbour(off) != "" })
 	without := ip("198.51.100.7")
 	f.Answer(without, nil)
 	f.await("neighbours are told", func() bool { return f.Counts().Unasked > 0 })
 	f.ask(without)
-	f.run(f.node, "addr add 198.51.100.1/24 dev eth1")
+	f.node.Address("eth1", "198.51.100.1/24")
 	f.await("the client finds it once there is a subnet", func() bool { f.ask(without); return f.neighbour(without) != "" })
 }
 

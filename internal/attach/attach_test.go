@@ -1,43 +1,24 @@
-package attach
+package attach_test
 
 import (
-	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/attach"
+	"sluice.dev/sluice/test/world"
 )
 
-// namespace makes a network namespace that ends with the test.
-func namespace(t *testing.T, name string) *netns.NS {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("attach-%d-%s", os.Getpid(), name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
-
-func join(node, pod *netns.NS, addrs ...netip.Addr) error {
-	_, _, err := Join(node, pod, Pair{Host: "veth0", Inside: Interface, Addresses: addrs})
+func join(node, pod *world.Host, addrs ...netip.Addr) error {
+	_, _, err := attach.Join(node.NS, pod.NS, attach.Pair{Host: "veth0", Inside: attach.Interface, Addresses: addrs})
 	return err
 }
 
 func TestPodOfOneFamily(t *testing.T) {
 	for _, addr := range []string{"10.0.0.2", "fd00::2"} {
 		t.Run(addr, func(t *testing.T) {
-			node, pod := namespace(t, "node"), namespace(t, "pod")
+			node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
 			if err := join(node, pod, netip.MustParseAddr(addr)); err != nil {
 				t.Fatal(err)
 			}
@@ -54,23 +35,22 @@ func TestPodOfOneFamily(t *testing.T) {
 			if defaults != 1 {
 				t.Errorf("%d default routes, want the one of its family: %v", defaults, routes)
 			}
-			out, err := node.Run("ip", "route", "get", addr)
-			if err != nil || !strings.Contains(string(out), "dev veth0") {
-				t.Errorf("route to the pod: %s %v", out, err)
+			if out := node.Exec("ip", "route", "get", addr); !strings.Contains(out, "dev veth0") {
+				t.Errorf("route to the pod: %s", out)
 			}
 		})
 	}
 }
 
 func TestDetach(t *testing.T) {
-	node, pod := namespace(t, "node"), namespace(t, "pod")
+	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}
 	for range 2 { // a pod can come back
 		if err := join(node, pod, addrs...); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // detaching twice is fine
-			if err := Detach(node, "veth0"); err != nil {
+			if err := attach.Detach(node.NS, "veth0"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -80,7 +60,7 @@ func TestDetach(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		if l.Attrs().Name == Interface {
+		if l.Attrs().Name == attach.Interface {
 			t.Error("the pod still has its interface")
 		}
 	}
@@ -88,7 +68,7 @@ func TestDetach(t *testing.T) {
 
 // A failure half-way leaves nothing behind.
 func TestPodWithABadAddress(t *testing.T) {
-	node, pod := namespace(t, "node"), namespace(t, "pod")
+	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("ff02::1")} // a pod cannot have multicast
 	if err := join(node, pod, addrs...); err == nil {
 		t.Fatal("no error")
@@ -106,8 +86,8 @@ func TestPodWithABadAddress(t *testing.T) {
 
 func TestHostInterface(t *testing.T) {
 	names := []string{
-		HostInterface("default", "web-1"), HostInterface("default", "web-2"), HostInterface("default-web", "1"),
-		HostInterface("a", strings.Repeat("x", 253)),
+		attach.HostInterface("default", "web-1"), attach.HostInterface("default", "web-2"), attach.HostInterface("default-web", "1"),
+		attach.HostInterface("a", strings.Repeat("x", 253)),
 	}
 	for _, n := range names {
 		if len(n) > 15 {

@@ -9,59 +9,44 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // What one ADD takes, from the start of the program to its end, beside the reference plugin. CPU
 // tells more on a busy machine.
 func BenchmarkAdd(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Skip("needs root, to make network namespaces")
-	}
 	const ipam = `"ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.77.0.0/16"}], [{"subnet": "fd77::/64"}]]}`
 	for _, plugin := range []string{"sluice-cni", "bridge"} {
 		b.Run(plugin, func(b *testing.B) {
-			node, err := netns.New(fmt.Sprintf("sluice-cni-%d-node", os.Getpid()))
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() { _ = node.Delete() }()
+			node := host(b, "node")
 			path := filepath.Join(binaries, plugin)
 			if _, err := os.Stat(path); err != nil {
 				path = filepath.Join(debianPlugins, plugin)
 			}
 			more := map[string]string{"bridge": `"isGateway": true, `}[plugin]
 			conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "type": %q, %s`+ipam+`}`, plugin, more, b.TempDir())
-			call := func(verb string, ns *netns.NS) (cpu time.Duration) {
+			call := func(verb string, pod *world.Host) (cpu time.Duration) {
 				cmd := exec.Command(path)
-				cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ns.Name, "CNI_NETNS=" + ns.Path(), "CNI_IFNAME=eth0", "CNI_PATH=" + debianPlugins}
+				cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + pod.Name, "CNI_NETNS=" + pod.Path(), "CNI_IFNAME=eth0", "CNI_PATH=" + debianPlugins}
 				cmd.Stdin = strings.NewReader(conf)
-				if err := node.Do(func() error {
+				node.In(func() error {
 					out, err := cmd.Output()
 					if err != nil {
 						err = fmt.Errorf("%w: %s", err, out)
 					}
 					return err
-				}); err != nil {
-					b.Fatal(err)
-				}
+				})
 				return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 			}
 			var cpu time.Duration
 			i := 0
 			for ; b.Loop(); i++ {
 				b.StopTimer()
-				ns, err := netns.New(fmt.Sprintf("sluice-cni-%d-%d", os.Getpid(), i))
-				if err != nil {
-					b.Fatal(err)
-				}
+				pod := host(b, "pod")
 				b.StartTimer()
-				cpu += call("ADD", ns)
+				cpu += call("ADD", pod)
 				b.StopTimer()
-				call("DEL", ns)
-				if err := ns.Delete(); err != nil {
-					b.Fatal(err)
-				}
+				call("DEL", pod)
 				b.StartTimer()
 			}
 			b.ReportMetric(float64(cpu.Microseconds())/1000/float64(i), "cpu-ms/op")

@@ -16,7 +16,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // Chained with the reference plugins, by cnitool: ports of the node lead to the container, its
@@ -39,7 +39,7 @@ func TestChained(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "pods.conflist"), []byte(list), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tool := func(verb string, ns *netns.NS, capabilities string) []byte {
+	tool := func(verb string, ns *world.Host, capabilities string) []byte {
 		t.Helper()
 		cmd := exec.Command(filepath.Join(binaries, "cnitool"), verb, "pods", ns.Path())
 		cmd.Env = append(os.Environ(), "NETCONFPATH="+dir, "CNI_PATH="+binaries+":"+debianPlugins, "CAP_ARGS="+capabilities)
@@ -49,18 +49,12 @@ func TestChained(t *testing.T) {
 		}
 		return out
 	}
-	x, y, outside := namespace(t, "x"), namespace(t, "y"), namespace(t, "outside")
-	if err := netns.Veth(b.node, "uplink", outside, "eth0"); err != nil {
-		t.Fatal(err)
-	}
-	run(t, b, "addr add 192.168.5.1/24 dev uplink")
-	if _, err := outside.Run("ip", "addr", "add", "192.168.5.2/24", "dev", "eth0"); err != nil {
-		t.Fatal(err)
-	}
+	x, y, outside := host(t, "x"), host(t, "y"), host(t, "outside")
+	b.node.Join("uplink", outside, "eth0")
+	b.node.Address("uplink", "192.168.5.1/24")
+	outside.Address("eth0", "192.168.5.2/24")
 	for _, rule := range []string{"-P FORWARD DROP", "-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"} {
-		if _, err := b.node.Run("iptables", strings.Fields(rule)...); err != nil {
-			t.Fatal(err)
-		}
+		b.node.Exec("iptables", strings.Fields(rule)...)
 	}
 	const rate, size = 16_000_000, 3_000_000 // bits a second, bytes
 	bandwidth := fmt.Sprintf(`"bandwidth": {"ingressRate": %d, "ingressBurst": 800000, "egressRate": %[1]d, "egressBurst": 800000}}`, rate)
@@ -73,8 +67,8 @@ func TestChained(t *testing.T) {
 	tool("check", y, "{"+bandwidth) // portmap 1.1.1 fails for ports of a container with both families, bandwidth without any
 	addr, _ := netip.AddrFromSlice(result.(*current.Result).IPs[0].Address.IP)
 	reach(t, y, x, netip.AddrPortFrom(addr.Unmap(), 8080))
-	if out, err := x.Run("cat", "/proc/sys/net/core/somaxconn"); err != nil || string(out) != "500\n" {
-		t.Errorf("somaxconn: %s %v", out, err)
+	if out := x.Exec("cat", "/proc/sys/net/core/somaxconn"); out != "500\n" {
+		t.Error("somaxconn:", out)
 	}
 	listener := listen(t, x, ":8080")
 	go func() {
@@ -105,16 +99,14 @@ func TestChained(t *testing.T) {
 	}
 	tool("del", x, capabilities)
 	tool("del", y, "{"+bandwidth)
-	run(t, b, "link del uplink")
+	b.node.IP("link del uplink")
 	b.empty()
 }
 
-// listen opens a listener in a namespace, which is closed with the test.
-func listen(t *testing.T, ns *netns.NS, address string) (l net.Listener) {
+// listen opens a listener on a host, which is closed with the test.
+func listen(t *testing.T, h *world.Host, address string) (l net.Listener) {
 	t.Helper()
-	if err := ns.Do(func() (err error) { l, err = net.Listen("tcp", address); return err }); err != nil {
-		t.Fatal(err)
-	}
+	h.In(func() (err error) { l, err = net.Listen("tcp", address); return err })
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }

@@ -137,15 +137,15 @@ func TestMTU(t *testing.T) {
 	if got := mtu("alone"); got != 1500 {
 		t.Errorf("without a way out: %d", got)
 	}
-	run(t, b, `link add uplink mtu 9000 type bridge`, `link set uplink up`, `addr add 192.168.0.1/24 dev uplink`, `route add default via 192.168.0.254`)
+	b.node.IP(`link add uplink mtu 9000 type bridge`, `link set uplink up`, `addr add 192.168.0.1/24 dev uplink`, `route add default via 192.168.0.254`)
 	if got := mtu("uplink"); got != 9000 {
 		t.Errorf("by an uplink of 9000: %d", got)
 	}
-	run(t, b, `link add sluice.vxlan mtu 8950 type bridge`)
+	b.node.IP(`link add sluice.vxlan mtu 8950 type bridge`)
 	if got := mtu("tunnel"); got != 8950 {
 		t.Errorf("by a tunnel of 8950: %d", got)
 	}
-	run(t, b, `link add sluice.wg mtu 8940 type bridge`)
+	b.node.IP(`link add sluice.wg mtu 8940 type bridge`)
 	if got := mtu("encrypted"); got != 8940 {
 		t.Errorf("by WireGuard of 8940: %d", got)
 	}
@@ -158,9 +158,8 @@ func TestPodCIDRs(t *testing.T) {
 	if got := fmt.Sprint(x.addrs(), y.addrs()); got != "[10.77.0.2 fd77::2] [10.78.0.2 fd77::3]" {
 		t.Error(got)
 	}
-	out, err := x.ns.Run("ip", "route", "get", "10.96.0.1")
-	if err != nil || !strings.Contains(string(out), "via 169.254.1.1") {
-		t.Errorf("%s %v", out, err)
+	if out := x.ns.Exec("ip", "route", "get", "10.96.0.1"); !strings.Contains(out, "via 169.254.1.1") {
+		t.Error(out)
 	}
 	if got := x.result.Routes[2]; got.Dst.String() != "10.96.0.0/12" || got.MTU != 1300 || got.GW.String() != "169.254.1.1" {
 		t.Error(got)
@@ -171,7 +170,7 @@ func TestPodCIDRs(t *testing.T) {
 func TestPrevResult(t *testing.T) {
 	b := newTestbed(t, "1.0.0", `{"type": "loopback"}`, plugin(ranges))
 	c := b.container("x")
-	c.ns.Sysctl("net/ipv6/conf/default/disable_ipv6", "1") // as Docker makes namespaces
+	c.ns.Set("net/ipv6/conf/default/disable_ipv6", "1") // as Docker makes namespaces
 	c.IfName = "lo"
 	if err := b.tryAdd(c); err == nil || !strings.Contains(err.Error(), "CNI_IFNAME=lo") {
 		t.Errorf("an interface that is there: %v", err)
@@ -218,14 +217,4 @@ func TestDelegatedIPAM(t *testing.T) {
 	b.use("1.0.0", plugin(ranges))
 	b.del(y)
 	b.empty()
-}
-
-// run runs ip(8) commands on the node.
-func run(t *testing.T, b *testbed, commands ...string) {
-	t.Helper()
-	for _, c := range commands {
-		if _, err := b.node.Run("ip", strings.Fields(c)...); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // A hundred ADDs at once, then as many DELs: each container has addresses of its own and can talk.
@@ -139,7 +140,7 @@ func TestStoreLost(t *testing.T) {
 func TestNodeHasAddress(t *testing.T) {
 	needPlugins(t)
 	b := newTestbed(t, "1.0.0", plugin(ranges))
-	run(t, b, "link add tunnel type bridge", "link set tunnel up", "addr add 10.77.0.2/32 dev tunnel", "addr add fd77::2/128 dev tunnel")
+	b.node.IP("link add tunnel type bridge", "link set tunnel up", "addr add 10.77.0.2/32 dev tunnel", "addr add fd77::2/128 dev tunnel")
 	x := b.add("x")
 	if got := fmt.Sprint(x.addrs()); got != "[10.77.0.3 fd77::3]" {
 		t.Error(got)
@@ -154,7 +155,7 @@ func TestNodeHasAddress(t *testing.T) {
 	if err := b.tryAdd(b.container("z")); err == nil || !strings.Contains(err.Error(), "gave 10.77.0.2, which the node itself has") {
 		t.Errorf("the node's address, from another IPAM: %v", err)
 	}
-	run(t, b, "link del tunnel")
+	b.node.IP("link del tunnel")
 	b.empty()
 }
 
@@ -397,39 +398,26 @@ func TestAddressesProperty(t *testing.T) {
 func TestRouterAdvertisement(t *testing.T) {
 	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/24"}]]`))
 	// The control: an interface of the administrator's takes the advertisement.
-	far := namespace(t, "far")
-	if err := netns.Veth(b.node, "uplink", far, "eth0"); err != nil {
-		t.Fatal(err)
-	}
+	far := host(t, "far")
+	b.node.Join("uplink", far, "eth0")
 	x := b.add("x")
-	routes := func() string {
-		out, err := b.node.Run("ip", "-6", "route", "show", "default")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(out)
-	}
-	for _, ns := range []*netns.NS{x.ns, far} {
-		advertise(t, ns)
-	}
+	routes := func() string { return b.node.Exec("ip", "-6", "route", "show", "default") }
+	advertise(x.ns)
+	advertise(far)
 	for end := time.Now().Add(10 * time.Second); !strings.Contains(routes(), "dev uplink") && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		advertise(t, far)
+		advertise(far)
 	}
 	if got := routes(); !strings.Contains(got, "dev uplink") || strings.Contains(got, "veth") {
 		t.Errorf("the node's default routes: %s", got)
 	}
 }
 
-// advertise sends a router advertisement from eth0 of a namespace, once that has an address.
-func advertise(t *testing.T, ns *netns.NS) {
-	t.Helper()
-	link, err := ns.LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
+// advertise sends a router advertisement from eth0 of a host, once that has an address.
+func advertise(h *world.Host) {
+	link := h.Device("eth0")
 	message := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // a router for half an hour; the kernel writes the checksum
 	to := &unix.SockaddrInet6{Addr: [16]byte{0: 0xff, 1: 2, 15: 1}, ZoneId: uint32(link.Attrs().Index)}
-	err = ns.Do(func() error {
+	h.In(func() error {
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 		if err != nil {
 			return err
@@ -444,7 +432,4 @@ func advertise(t *testing.T, ns *netns.NS) {
 			}
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -20,7 +20,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // debianPlugins is where Debian's containernetworking-plugins are.
@@ -50,7 +50,7 @@ func withBinaries(m *testing.M) int {
 // testbed is a node in a namespace, with a network configuration.
 type testbed struct {
 	*testing.T
-	node *netns.NS
+	node *world.Host
 	data string // the folder of host-local's store
 	list *libcni.NetworkConfigList
 	cni  *libcni.CNIConfig
@@ -63,7 +63,7 @@ const ranges = `"ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"
 // folder.
 func newTestbed(t *testing.T, version string, plugins ...string) *testbed {
 	t.Helper()
-	b := &testbed{T: t, node: namespace(t, "node"), data: t.TempDir()}
+	b := &testbed{T: t, node: host(t, "node"), data: t.TempDir()}
 	b.cni = libcni.NewCNIConfigWithCacheDir([]string{binaries, debianPlugins}, t.TempDir(), nil)
 	b.use(version, plugins...)
 	return b
@@ -87,14 +87,14 @@ func plugin(ipam string, more ...string) string {
 // container is one as its runtime knows it.
 type container struct {
 	*libcni.RuntimeConf
-	ns     *netns.NS
+	ns     *world.Host
 	result *current.Result
 }
 
 // container makes a network namespace.
 func (b *testbed) container(name string) *container {
 	b.Helper()
-	ns := namespace(b.T, name)
+	ns := host(b.T, name)
 	return &container{ns: ns, RuntimeConf: &libcni.RuntimeConf{
 		ContainerID: "container-" + name, NetNS: ns.Path(), IfName: "eth0",
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", name}},
@@ -231,13 +231,11 @@ func (b *testbed) call(env map[string]string, stdin string) (out []byte, failed 
 	return out, failed
 }
 
-// reach opens a connection from one namespace to an address in another, and sends a message.
-func reach(t *testing.T, from, in *netns.NS, to netip.AddrPort) {
+// reach opens a connection from one host to an address of another, and sends a message.
+func reach(t *testing.T, from, in *world.Host, to netip.AddrPort) {
 	t.Helper()
 	var listener net.Listener
-	if err := in.Do(func() (err error) { listener, err = net.Listen("tcp", to.String()); return err }); err != nil {
-		t.Fatal(err)
-	}
+	in.In(func() (err error) { listener, err = net.Listen("tcp", to.String()); return err })
 	defer func() { _ = listener.Close() }()
 	go func() {
 		conn, err := listener.Accept()
@@ -263,21 +261,13 @@ func reach(t *testing.T, from, in *netns.NS, to netip.AddrPort) {
 	}
 }
 
-func namespace(t *testing.T, name string) *netns.NS {
+// host is a host that detects duplicates of addresses, as it does outside of tests: an attached
+// container's addresses can be used at once all the same.
+func host(t testing.TB, name string) *world.Host {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("sluice-cni-%d-%s", os.Getpid(), name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
+	h := world.NewHost(t, name)
+	h.Set("net.ipv6.conf.default.accept_dad", "1")
+	return h
 }
 
 // needPlugins skips the test without Debian's containernetworking-plugins.

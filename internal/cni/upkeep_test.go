@@ -98,58 +98,43 @@ func TestErrors(t *testing.T) {
 // CHECK finds what a container has lost, and passes over what others may change.
 func TestCheck(t *testing.T) {
 	tests := map[string]struct {
-		harm func(b *testbed, c *container) error
-		says string // "": it is no harm
+		inside, node, file string // what ip(8) does in the container or on the node, or what is lost
+		says               string // "": it is no harm
 	}{
-		"another default route": {func(_ *testbed, c *container) error {
-			_, err := c.ns.Run("ip", "route", "replace", "default", "via", "169.254.1.1", "dev", "eth0", "onlink", "mtu", "1300")
-			return err
-		}, ""},
-		"the container's address": {func(_ *testbed, c *container) error {
-			_, err := c.ns.Run("ip", "addr", "del", "10.77.0.2/32", "dev", "eth0")
-			return err
-		}, "does not have the address 10.77.0.2"},
-		"the container's route": {func(_ *testbed, c *container) error {
-			_, err := c.ns.Run("ip", "route", "del", "default")
-			return err
-		}, "no default route for 10.77.0.2"},
-		"the container's hardware address": {func(_ *testbed, c *container) error {
-			_, err := c.ns.Run("ip", "link", "set", "eth0", "address", "0a:00:00:00:00:01")
-			return err
-		}, "hardware address 0a:00:00:00:00:01"},
-		"the container's neighbour": {func(_ *testbed, c *container) error {
-			_, err := c.ns.Run("ip", "neigh", "del", "169.254.1.1", "dev", "eth0")
-			return err
-		}, "eth0 has no permanent neighbour 169.254.1.1"},
-		"the node's neighbour": {func(b *testbed, c *container) error {
-			_, err := b.node.Run("ip", "neigh", "del", "10.77.0.2", "dev", attach.HostInterface(c.ContainerID, c.IfName))
-			return err
-		}, "has no permanent neighbour 10.77.0.2"},
-		"the node's hardware address": {func(b *testbed, c *container) error {
-			_, err := b.node.Run("ip", "link", "set", attach.HostInterface(c.ContainerID, c.IfName), "address", "0a:00:00:00:00:01")
-			return err
-		}, "has no permanent neighbour"},
-		"the container's interface": {func(_ *testbed, c *container) error {
-			_, err := c.ns.Run("ip", "link", "set", "eth0", "down")
-			return err
-		}, "is "},
-		"the node's route": {func(b *testbed, _ *container) error {
-			_, err := b.node.Run("ip", "route", "del", "10.77.0.2")
-			return err
-		}, "no route to 10.77.0.2"},
-		"the node's interface": {func(b *testbed, c *container) error {
-			_, err := b.node.Run("ip", "link", "del", attach.HostInterface(c.ContainerID, c.IfName))
-			return err
-		}, "not found"},
-		"the address":   {func(b *testbed, _ *container) error { return os.Remove(filepath.Join(b.data, "pods", "10.77.0.2")) }, "10.77.0.2 is not given"},
-		"all addresses": {func(b *testbed, _ *container) error { return os.RemoveAll(filepath.Join(b.data, "pods")) }, "has no address"},
+		"another default route":   {inside: "route replace default via 169.254.1.1 dev eth0 onlink mtu 1300"},
+		"the container's address": {inside: "addr del 10.77.0.2/32 dev eth0", says: "does not have the address 10.77.0.2"},
+		"the container's route":   {inside: "route del default", says: "no default route for 10.77.0.2"},
+		"the container's hardware address": {
+			inside: "link set eth0 address 0a:00:00:00:00:01", says: "hardware address 0a:00:00:00:00:01",
+		},
+		"the container's neighbour": {
+			inside: "neigh del 169.254.1.1 dev eth0", says: "eth0 has no permanent neighbour 169.254.1.1",
+		},
+		"the node's neighbour": {
+			node: "neigh del 10.77.0.2 dev {veth}", says: "has no permanent neighbour 10.77.0.2",
+		},
+		"the node's hardware address": {
+			node: "link set {veth} address 0a:00:00:00:00:01", says: "has no permanent neighbour",
+		},
+		"the container's interface": {inside: "link set eth0 down", says: "is "},
+		"the node's route":          {node: "route del 10.77.0.2", says: "no route to 10.77.0.2"},
+		"the node's interface":      {node: "link del {veth}", says: "not found"},
+		"the address":               {file: "pods/10.77.0.2", says: "10.77.0.2 is not given"},
+		"all addresses":             {file: "pods", says: "has no address"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newTestbed(t, "1.1.0", plugin(ranges))
 			c := b.add("x")
-			if err := tt.harm(b, c); err != nil {
-				t.Fatal(err)
+			switch {
+			case tt.inside != "":
+				c.ns.IP(tt.inside)
+			case tt.node != "":
+				b.node.IP(strings.ReplaceAll(tt.node, "{veth}", attach.HostInterface(c.ContainerID, c.IfName)))
+			default:
+				if err := os.Rename(filepath.Join(b.data, tt.file), filepath.Join(t.TempDir(), "lost")); err != nil {
+					t.Fatal(err)
+				}
 			}
 			err := b.check(c)
 			if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
@@ -184,7 +169,7 @@ func TestGC(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	run(t, b, "link add mine type veth peer name mine2", "link set mine group 7")
+	b.node.IP("link add mine type veth peer name mine2", "link set mine group 7")
 	if err := b.gc(x, y); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +184,7 @@ func TestGC(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	run(t, b, "link del mine")
+	b.node.IP("link del mine")
 	if err := b.gc(); err != nil {
 		t.Fatal(err)
 	}

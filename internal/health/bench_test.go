@@ -3,8 +3,6 @@ package health
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -15,10 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // A benchmark runs its Checker in a process of its own, in a namespace of its own, so that the
@@ -64,7 +59,7 @@ func BenchmarkPing(b *testing.B) { benchmark(b, Check{Type: ICMP}) }
 func benchmark(b *testing.B, check Check) {
 	client, server := benchNetwork(b)
 	var port uint16
-	err := server.Do(func() error {
+	server.In(func() error {
 		l, err := net.Listen("tcp4", ":0")
 		if err == nil {
 			b.Cleanup(func() { _ = l.Close() })
@@ -72,9 +67,6 @@ func benchmark(b *testing.B, check Check) {
 		}
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	order, err := json.Marshal(benchOrder{check, b.N, port})
 	if err != nil {
 		b.Fatal(err)
@@ -83,9 +75,7 @@ func benchmark(b *testing.B, check Check) {
 	cmd.Env = append(os.Environ(), benchVariable+"="+string(order))
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
-	if err := client.Start(cmd); err != nil {
-		b.Fatal(err)
-	}
+	client.In(cmd.Start)
 	if err := cmd.Wait(); err != nil {
 		b.Fatal(err)
 	}
@@ -101,47 +91,14 @@ func benchmark(b *testing.B, check Check) {
 }
 
 // benchNetwork makes a namespace for the checker and one for all backends, 10.1.0.0/16.
-func benchNetwork(b *testing.B) (client, server *netns.NS) {
-	if os.Geteuid() != 0 {
-		b.Skip("needs root, to make network namespaces")
-	}
-	var all [2]*netns.NS
-	for i := range all {
-		ns, err := netns.New(fmt.Sprintf("health-%d-%d", i, os.Getpid()))
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { _ = ns.Delete() })
-		all[i] = ns
-	}
-	client, server = all[0], all[1]
-	if err := netns.Veth(client, "v", server, "v"); err != nil {
-		b.Fatal(err)
-	}
-	for i, ns := range all {
-		v, err := ns.LinkByName("v")
-		if err != nil {
-			b.Fatal(err)
-		}
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, byte(i+1)), Mask: net.CIDRMask(24, 32)}}
-		if err := ns.AddrAdd(v, addr); err != nil {
-			b.Fatal(err)
-		}
-	}
-	_, backends, _ := net.ParseCIDR("10.1.0.0/16")
-	lo, err := server.LinkByName("lo")
-	if err != nil {
-		b.Fatal(err)
-	}
-	local := &netlink.Route{Dst: backends, LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
-	via := &netlink.Route{Dst: backends, Gw: net.IPv4(192, 0, 2, 2)}
-	if err := errors.Join(server.RouteAdd(local), client.RouteAdd(via)); err != nil {
-		b.Fatal(err)
-	}
-	_, err = server.Run("nft", "add table ip t; add chain ip t in { type filter hook input priority 0; }; add rule ip t in tcp dport 9 drop")
-	if err != nil {
-		b.Fatal(err)
-	}
+func benchNetwork(b *testing.B) (client, server *world.Host) {
+	client, server = world.NewHost(b, "client"), world.NewHost(b, "server")
+	client.Join("v", server, "v")
+	client.Address("v", "192.0.2.1/24")
+	server.Address("v", "192.0.2.2/24")
+	server.IP("route add local 10.1.0.0/16 dev lo")
+	client.Route("10.1.0.0/16", "192.0.2.2")
+	server.Exec("nft", "add table ip t; add chain ip t in { type filter hook input priority 0; }; add rule ip t in tcp dport 9 drop")
 	return client, server
 }
 

@@ -1,54 +1,23 @@
 package link
 
 import (
-	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
-// testNS makes a namespace that ends with the test.
-func testNS(t *testing.T) *netns.NS {
-	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("sllink-%d-%d", os.Getpid(), time.Now().UnixNano()%1e6))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
+// ip runs ip(8) commands on a host, one a line.
+func ip(h *world.Host, commands string) {
+	h.IP(strings.Split(strings.TrimSpace(commands), "\n")...)
 }
 
-// ip runs ip(8) commands in the namespace, one a line.
-func ip(t *testing.T, ns *netns.NS, commands string) {
-	t.Helper()
-	for line := range strings.Lines(commands) {
-		if args := strings.Fields(line); len(args) > 0 {
-			if out, err := ns.Run("ip", args...); err != nil {
-				t.Fatalf("ip %s: %v: %s", line, err, out)
-			}
-		}
-	}
-}
-
-func readIn(t *testing.T, ns *netns.NS) (l model.Links) {
-	t.Helper()
-	err := ns.Do(func() (err error) {
-		l, err = Here.Links()
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+func readIn(h *world.Host) (l model.Links) {
+	h.In(func() (err error) { l, err = Here.Links(); return err })
 	return l
 }
 
@@ -138,9 +107,9 @@ func TestRead(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			ns := testNS(t)
-			ip(t, ns, tt.setup)
-			l := readIn(t, ns)
+			h := world.NewHost(t, "node")
+			ip(h, tt.setup)
+			l := readIn(h)
 			got, addrs := describe(l)
 			if got != tt.want {
 				t.Errorf("got  %q\nwant %q", got, tt.want)

@@ -8,11 +8,13 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"sluice.dev/sluice/test/world"
 )
 
 func TestReader(t *testing.T) {
-	ns := testNS(t)
-	ip(t, ns, `link add br0 type bridge
+	h := world.NewHost(t, "node")
+	ip(h, `link add br0 type bridge
 		link add e0 type veth peer e0p
 		link set e0p master br0
 		link set e0 up
@@ -27,12 +29,7 @@ func TestReader(t *testing.T) {
 		route add local 10.0.0.1/32 dev lo proto 115 table local
 		-6 route add local fd00::1/128 dev lo proto 115 table local`)
 	var r *Reader
-	if err := ns.Do(func() (err error) {
-		r, err = Open()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	h.In(func() (err error) { r, err = Open(); return err })
 	defer r.Close() // it is asked from outside the namespace
 	e0, err := r.Index("e0")
 	if err != nil || e0 == 0 {
@@ -85,7 +82,7 @@ func TestReader(t *testing.T) {
 	want("route by the gateway", route("198.51.100.1"), nil, Route{e0, false, netip.MustParseAddr("192.168.0.1"), source})
 	want("route on the link", route("192.168.0.9"), nil, Route{e0, false, netip.Addr{}, source})
 	want("route to the node itself", route("192.168.0.2").Local, nil, true)
-	ip(t, ns, "link set e0 down")
+	h.IP("link set e0 down")
 	if found, err := r.Route(netip.MustParseAddr("2001:db8::1")); err == nil || found != (Route{}) {
 		t.Errorf("no route: %+v, %v", found, err)
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // The address that each interface masquerades with is the one that the kernel really does, wherever
@@ -39,22 +39,22 @@ func TestSources(t *testing.T) {
 		{"IPv6, and deprecated", "fd00:1::1/64, 2001:db8::1/64 preferred_lft 0", "fd00:1::1", near6},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			ns, far := joined(t)
+			h, far := joined(t)
 			for addr := range strings.SplitSeq(tc.addrs, ", ") {
 				if flags := " nodad"; addr != "" {
 					if !strings.Contains(addr, ":") {
 						flags = ""
 					}
-					ip(t, ns, "addr add "+addr+" dev e0"+flags)
+					h.IP("addr add " + addr + " dev e0" + flags)
 				}
 			}
-			ip(t, ns, `route add default dev e0
+			ip(h, `route add default dev e0
 				-6 route add default dev e0`)
 			seen := map[string]bool{}
 			for _, to := range strings.Fields(tc.to) {
-				seen[masqueraded(t, ns, far, netip.MustParseAddr(to))] = true
+				seen[masqueraded(t, h, far, netip.MustParseAddr(to))] = true
 			}
-			if got := source(t, ns); got != tc.want {
+			if got := source(h); got != tc.want {
 				t.Errorf("%q, want %q", got, tc.want)
 			}
 			if tc.want != "" && (len(seen) > 1 || !seen[tc.want]) || tc.want == "" && len(seen) == 1 {
@@ -65,9 +65,8 @@ func TestSources(t *testing.T) {
 }
 
 // source is the address that e0 is said to masquerade with.
-func source(t *testing.T, ns *netns.NS) (addr string) {
-	t.Helper()
-	err := ns.Do(func() error {
+func source(h *world.Host) (addr string) {
+	h.In(func() error {
 		all, err := Here.Underlay()
 		for _, a := range all {
 			if a.Source && a.Device == "e0" {
@@ -76,55 +75,39 @@ func source(t *testing.T, ns *netns.NS) (addr string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return addr
 }
 
-// joined makes a namespace with an interface e0, and one at its other end that takes packets to all
+// joined makes a host with an interface e0, and one at its other end that takes packets to all
 // addresses for its own. What leaves by e0 is masqueraded.
-func joined(t *testing.T) (ns, far *netns.NS) {
+func joined(t *testing.T) (h, far *world.Host) {
 	t.Helper()
-	ns, far = testNS(t), testNS(t)
-	if err := netns.Veth(ns, "e0", far, "e0"); err != nil {
-		t.Fatal(err)
+	h, far = world.NewHost(t, "node"), world.NewHost(t, "far")
+	h.Join("e0", far, "e0")
+	for _, x := range []*world.Host{h, far} { // without neighbours' resolution, frames have the own MAC
+		x.IP("link set e0 address 02:00:00:00:00:01 arp off")
 	}
-	for _, x := range []*netns.NS{ns, far} { // without neighbours' resolution, frames have the own MAC
-		ip(t, x, `link set e0 address 02:00:00:00:00:01 arp off
-			link set lo up`)
-	}
-	ip(t, far, `route add local default dev lo
-		-6 route add local ::/0 dev lo`)
-	for _, key := range []string{"net.ipv4.conf.all.accept_local=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.e0.rp_filter=0"} {
-		name, value, _ := strings.Cut(key, "=")
-		if err := far.Sysctl(name, value); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ip(t, ns, `addr add 192.0.2.99/32 dev lo
-		addr add 2001:db8:99::1/128 dev lo`)
-	if out, err := ns.Run("nft", "table inet test { chain out { type nat hook postrouting priority 100; oifname e0 masquerade; }; }"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return ns, far
+	far.IP("route add local default dev lo", "-6 route add local ::/0 dev lo")
+	far.Set("net.ipv4.conf.all.accept_local", "1")
+	far.Set("net.ipv4.conf.all.rp_filter", "0")
+	far.Set("net.ipv4.conf.e0.rp_filter", "0")
+	h.Address("lo", "192.0.2.99/32", "2001:db8:99::1/128")
+	h.Exec("nft", "table inet test { chain out { type nat hook postrouting priority 100; oifname e0 masquerade; }; }")
+	return h, far
 }
 
 // masqueraded sends a packet from an address that e0 does not have, and returns that with which it
 // arrives.
-func masqueraded(t *testing.T, ns, far *netns.NS, to netip.Addr) string {
+func masqueraded(t *testing.T, h, far *world.Host, to netip.Addr) string {
 	t.Helper()
 	from, network := "192.0.2.99", "udp4"
 	if to.Is6() {
 		from, network = "2001:db8:99::1", "udp6"
 	}
 	var in *net.UDPConn
-	err := far.Do(func() (err error) { in, err = net.ListenUDP(network, nil); return err })
-	if err != nil {
-		t.Fatal(err)
-	}
+	far.In(func() (err error) { in, err = net.ListenUDP(network, nil); return err })
 	defer in.Close()
-	err = ns.Do(func() error {
+	err := h.Do(func() error {
 		out, err := net.DialUDP(network, &net.UDPAddr{IP: net.ParseIP(from)}, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, in.LocalAddr().(*net.UDPAddr).AddrPort().Port())))
 		if err == nil {
 			_, err = fmt.Fprint(out, "hello")
@@ -147,17 +130,14 @@ func masqueraded(t *testing.T, ns, far *netns.NS, to netip.Addr) string {
 
 // What the underlay says of addresses follows the kernel's order, and is sorted.
 func TestUnderlayIsSorted(t *testing.T) {
-	ns, _ := joined(t)
-	ip(t, ns, `addr add 10.0.1.1/32 dev e0
+	h, _ := joined(t)
+	ip(h, `addr add 10.0.1.1/32 dev e0
 		addr add 10.0.0.1/32 dev e0`)
-	err := ns.Do(func() error {
+	h.In(func() error {
 		all, err := Here.Underlay()
 		if !slices.IsSortedFunc(all, func(a, b model.HostAddress) int { return a.Prefix.Compare(b.Prefix) }) || !all[1].Source || all[0].Source {
 			t.Errorf("%+v", all)
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
 }

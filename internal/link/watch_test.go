@@ -12,31 +12,20 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/world"
 )
 
 // Each change of a namespace's addresses is told, with all that are there then.
 func TestWatchAddresses(t *testing.T) {
-	ns := testNS(t)
+	h := world.NewHost(t, "node")
 	var told <-chan []netip.Prefix
-	err := ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		told, err = WatchAddresses(t.Context(), slog.New(slog.DiscardHandler))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	lo, err := ns.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	extra, err := netlink.ParseAddr("198.51.100.7/32")
-	if err != nil {
-		t.Fatal(err)
-	}
 	wait := func(what string, wanted bool) {
 		t.Helper()
 		for late := time.After(10 * time.Second); ; {
@@ -50,13 +39,9 @@ func TestWatchAddresses(t *testing.T) {
 			}
 		}
 	}
-	if err := ns.AddrAdd(lo, extra); err != nil {
-		t.Fatal(err)
-	}
+	h.Address("lo", "198.51.100.7/32")
 	wait("an address has come", true)
-	if err := ns.AddrDel(lo, extra); err != nil {
-		t.Fatal(err)
-	}
+	h.IP("addr del 198.51.100.7/32 dev lo")
 	wait("it has gone", false)
 }
 
@@ -108,28 +93,25 @@ func TestNoticesGoOn(t *testing.T) {
 }
 
 func TestWatchLinks(t *testing.T) {
-	ns := testNS(t)
+	h := world.NewHost(t, "node")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var c <-chan model.Links
-	err := ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		c, err = WatchLinks(ctx, slog.New(slog.DiscardHandler))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	await(t, c, "")
-	ip(t, ns, `link add p0 type veth peer p0p
+	ip(h, `link add p0 type veth peer p0p
 		link set p0 up`)
 	await(t, c, "p0p p0")
-	ip(t, ns, "route add 10.1.0.5/32 dev p0 scope link")
+	h.IP("route add 10.1.0.5/32 dev p0 scope link")
 	await(t, c, "p0p p0:pod 10.1.0.5/32>p0")
-	ip(t, ns, "-6 route add fd00::5/128 dev p0")
+	h.IP("-6 route add fd00::5/128 dev p0")
 	await(t, c, "p0p p0:pod 10.1.0.5/32>p0 fd00::5/128>p0")
-	ip(t, ns, "addr add 10.0.0.1/24 dev p0")
+	h.IP("addr add 10.0.0.1/24 dev p0")
 	await(t, c, "p0p p0:host 10.0.0.0/24>p0 10.1.0.5/32>p0 fd00::5/128>p0")
-	ip(t, ns, "link del p0")
+	h.IP("link del p0")
 	await(t, c, "")
 	cancel()
 	select {
@@ -144,28 +126,25 @@ func TestWatchLinks(t *testing.T) {
 
 // TestWatchOverflow has more happen than the socket holds, before anybody reads.
 func TestWatchOverflow(t *testing.T) {
-	ns := testNS(t)
-	ip(t, ns, `link add p0 type veth peer p0p
+	h := world.NewHost(t, "node")
+	ip(h, `link add p0 type veth peer p0p
 		link set p0 up`)
 	var w *watcher[model.Links]
-	err := ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		w, err = newWatcher(slog.New(slog.DiscardHandler), (*Reader).Links, []uint32{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := w.events.SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 50 {
-		ip(t, ns, fmt.Sprintf("route add 10.1.0.%d/32 dev p0 scope link", i))
+		h.IP(fmt.Sprintf("route add 10.1.0.%d/32 dev p0 scope link", i))
 	}
-	ip(t, ns, "link del p0")
+	h.IP("link del p0")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	w.start(ctx, model.Links{Local: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}) // what was there before
 	await(t, w.out, "")
-	ip(t, ns, "link add e0 type veth peer e0p")
+	h.IP("link add e0 type veth peer e0p")
 	await(t, w.out, "e0p e0")
 }

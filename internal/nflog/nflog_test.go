@@ -3,13 +3,12 @@ package nflog
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 const (
@@ -26,41 +25,25 @@ const (
 	}`
 )
 
-// testNS makes a namespace with rules that log, which ends with the test.
-func testNS(t *testing.T) *netns.NS {
+// testHost makes a host with rules that log.
+func testHost(t *testing.T) *world.Host {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("slnfl-%d-%d", os.Getpid(), time.Now().UnixNano()%1e6))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := ns.Run("nft", rules); err != nil {
-		t.Fatal(err)
-	}
-	return ns
+	h := world.NewHost(t, "log")
+	h.Exec("nft", rules)
+	return h
 }
 
-func open(t *testing.T, ns *netns.NS) (c *Conn) {
+func open(t *testing.T, h *world.Host) (c *Conn) {
 	t.Helper()
-	err := ns.Do(func() (err error) {
-		c, err = Open(group)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h.In(func() (err error) { c, err = Open(group); return err })
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
 // send sends what is dropped; that the kernel says so is no error here.
-func send(t *testing.T, ns *netns.NS, network, to string, payload []byte, times int) {
+func send(t *testing.T, h *world.Host, network, to string, payload []byte, times int) {
 	t.Helper()
-	err := ns.Do(func() error {
+	err := h.Do(func() error {
 		c, err := net.DialTimeout(network, to, 10*time.Millisecond)
 		if err != nil {
 			return err
@@ -88,13 +71,13 @@ func next(t *testing.T, c *Conn) Packet {
 }
 
 func TestNext(t *testing.T) {
-	ns := testNS(t)
-	c := open(t, ns)
+	h := testHost(t)
+	c := open(t, h)
 	begin := time.Now()
-	send(t, ns, "udp", "127.0.0.1:99", make([]byte, 1000), 1)
-	send(t, ns, "udp", "[::1]:99", nil, 1)
-	send(t, ns, "tcp", "127.0.0.1:99", nil, 0)
-	send(t, ns, "ip4:icmp", "127.0.0.1", []byte{8, 0, 0xf7, 0xfe, 0, 0, 0, 1}, 1)
+	send(t, h, "udp", "127.0.0.1:99", make([]byte, 1000), 1)
+	send(t, h, "udp", "[::1]:99", nil, 1)
+	send(t, h, "tcp", "127.0.0.1:99", nil, 0)
+	send(t, h, "ip4:icmp", "127.0.0.1", []byte{8, 0, 0xf7, 0xfe, 0, 0, 0, 1}, 1)
 	want := []struct {
 		prefix, source string
 		protocol       uint8
@@ -126,12 +109,12 @@ func TestNext(t *testing.T) {
 // TestLost has the kernel tell of more packets than the socket holds.
 func TestLost(t *testing.T) {
 	const sent = 200
-	ns := testNS(t)
-	c := open(t, ns)
+	h := testHost(t)
+	c := open(t, h)
 	if err := c.nl.SetReadBuffer(8192); err != nil {
 		t.Fatal(err)
 	}
-	send(t, ns, "udp", "127.0.0.1:99", nil, sent)
+	send(t, h, "udp", "127.0.0.1:99", nil, sent)
 	told := 0
 	for ; ; told++ { // what was kept; the socket takes no more until it is read empty
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -144,17 +127,17 @@ func TestLost(t *testing.T) {
 			t.Errorf("lost %d before packet %d", p.Lost, told)
 		}
 	}
-	send(t, ns, "udp", "127.0.0.1:99", nil, 1)
+	send(t, h, "udp", "127.0.0.1:99", nil, 1)
 	if p := next(t, c); told == 0 || p.Lost == 0 || p.Lost != sent-told {
 		t.Errorf("told of %d of %d, and that %d were lost", told, sent, p.Lost)
 	}
 }
 
 func TestBusy(t *testing.T) {
-	ns := testNS(t)
-	c := open(t, ns)
+	h := testHost(t)
+	c := open(t, h)
 	other := func() error {
-		return ns.Do(func() error {
+		return h.Do(func() error {
 			c, err := Open(group)
 			if err == nil {
 				err = c.Close()
@@ -174,14 +157,14 @@ func TestBusy(t *testing.T) {
 }
 
 func TestNextEnds(t *testing.T) {
-	ns := testNS(t)
-	c := open(t, ns)
+	h := testHost(t)
+	c := open(t, h)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if p, err := c.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %+v, %v", p, err)
 	}
-	send(t, ns, "udp", "127.0.0.1:99", nil, 1)
+	send(t, h, "udp", "127.0.0.1:99", nil, 1)
 	if p := next(t, c); p.DestinationPort != 99 {
 		t.Errorf("after the end of one call: %+v", p)
 	}

@@ -4,51 +4,34 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // between makes two nodes, and a router between them whose far link has an MTU.
-func between(t *testing.T, mtu int) (node, router *netns.NS) {
+func between(t *testing.T, mtu int) (node, router *world.Host) {
 	t.Helper()
-	all := map[string]*netns.NS{}
-	for _, name := range []string{"node", "router", "far"} {
-		ns, err := netns.New(fmt.Sprintf("mtu%d-%s", os.Getpid(), name))
-		must(t, err)
-		t.Cleanup(func() { must(t, ns.Delete()) })
-		all[name] = ns
-		for _, kv := range [][2]string{
-			{"net.ipv4.ip_forward", "1"}, {"net.ipv6.conf.all.forwarding", "1"}, {"net.ipv4.icmp_ratelimit", "0"}, {"net.ipv6.icmp.ratelimit", "0"}, {"net.ipv6.conf.default.accept_dad", "0"},
-		} {
-			must(t, ns.Sysctl(kv[0], kv[1]))
-		}
+	node, router = world.NewHost(t, "node"), world.NewHost(t, "router")
+	far := world.NewHost(t, "far")
+	for _, h := range []*world.Host{node, router, far} {
+		h.Forward()
+		h.Set("net.ipv4.icmp_ratelimit", "0")
+		h.Set("net.ipv6.icmp.ratelimit", "0")
 	}
-	node, router = all["node"], all["router"]
-	must(t, netns.Veth(node, "eth0", router, "near"))
-	must(t, netns.Veth(all["far"], "eth0", router, "far"))
-	for _, line := range []string{
-		"node addr add 192.0.2.1/24 dev eth0", "node -6 addr add fd00:2::1/64 dev eth0 nodad", "node route add default via 192.0.2.254", "node -6 route add default via fd00:2::254",
-		"router addr add 192.0.2.254/24 dev near", "router -6 addr add fd00:2::254/64 dev near nodad",
-		"router addr add 198.51.100.254/24 dev far", "router -6 addr add fd00:3::254/64 dev far nodad", fmt.Sprintf("router link set far mtu %d", mtu),
-		"far addr add 198.51.100.3/24 dev eth0", "far -6 addr add fd00:3::3/64 dev eth0 nodad", "far route add default via 198.51.100.254", "far -6 route add default via fd00:3::254",
-	} {
-		words := strings.Fields(line)
-		_, err := all[words[0]].Run("ip", words[1:]...)
-		must(t, err)
-	}
+	node.Join("eth0", router, "near")
+	far.Join("eth0", router, "far")
+	node.Address("eth0", "192.0.2.1/24", "fd00:2::1/64")
+	node.Gateway("192.0.2.254", "fd00:2::254")
+	router.Address("near", "192.0.2.254/24", "fd00:2::254/64")
+	router.Address("far", "198.51.100.254/24", "fd00:3::254/64")
+	router.IP(fmt.Sprint("link set far mtu ", mtu))
+	far.Address("eth0", "198.51.100.3/24", "fd00:3::3/64")
+	far.Gateway("198.51.100.254", "fd00:3::254")
 	return node, router
 }
 
@@ -60,12 +43,11 @@ func TestPaths(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			node, router := between(t, 1393)
 			if silent {
-				_, err := router.Run("nft", "add table inet t; add chain inet t out { type filter hook output priority 0; }; "+
+				router.Exec("nft", "add table inet t; add chain inet t out { type filter hook output priority 0; }; "+
 					"add rule inet t out icmp type destination-unreachable icmp code frag-needed drop; add rule inet t out icmpv6 type packet-too-big drop")
-				must(t, err)
 			}
 			var p *Prober
-			must(t, node.Do(func() (err error) { p, err = Open(); return err }))
+			node.In(func() (err error) { p, err = Open(); return err })
 			defer p.Close()
 			p.pause, p.again = 50*time.Millisecond, 0
 			path := func(node, to string, mtu int) model.Path {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,6 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/test/world"
 )
 
 const (
@@ -23,23 +23,11 @@ const (
 )
 
 // inNamespace runs f in a fresh network namespace, whose parameters have the kernel's defaults.
-func inNamespace(t *testing.T, f func(ns *netns.NS)) {
+func inNamespace(t *testing.T, f func(h *world.Host)) {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("sysctl-%d-%d", os.Getpid(), made.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := ns.Do(func() error { f(ns); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	h := world.NewHost(t, "sysctl")
+	h.In(func() error { f(h); return nil })
 }
-
-var made atomic.Int32
 
 func want(t *testing.T, key, value string) {
 	t.Helper()
@@ -69,7 +57,7 @@ func same(t *testing.T, what string, got []sysctl.Change, err error, want ...sys
 }
 
 func TestSetAndRestore(t *testing.T) {
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		record := filepath.Join(t.TempDir(), "run", "sysctls.json")
 		both := map[string]string{forward: "1", sysctl.Forward6: "1"}
 		four := sysctl.Change{Key: forward, Was: "0", Now: "1"}
@@ -98,7 +86,7 @@ func TestSetAndRestore(t *testing.T) {
 }
 
 func TestTheFirstFormerValueIsKept(t *testing.T) {
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		record := filepath.Join(t.TempDir(), "sysctls.json")
 		const ttl = "net.ipv4.ip_default_ttl"
 		for i, value := range []string{"70", "80"} {
@@ -116,7 +104,7 @@ func TestTheFirstFormerValueIsKept(t *testing.T) {
 }
 
 func TestRestoreLeavesOthersChangesAlone(t *testing.T) {
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		record := filepath.Join(t.TempDir(), "sysctls.json")
 		const ttl = "net.ipv4.ip_default_ttl"
 		if _, err := sysctl.Set(record, map[string]string{ttl: "70"}); err != nil {
@@ -130,7 +118,7 @@ func TestRestoreLeavesOthersChangesAlone(t *testing.T) {
 }
 
 func TestWhatIsRightAlreadyIsNotNoted(t *testing.T) {
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		record := filepath.Join(t.TempDir(), "sysctls.json")
 		put(t, forward, "1")
 		got, err := sysctl.Set(record, map[string]string{forward: "1"})
@@ -142,7 +130,7 @@ func TestWhatIsRightAlreadyIsNotNoted(t *testing.T) {
 }
 
 func TestOneFailureLeavesTheRest(t *testing.T) {
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		record := filepath.Join(t.TempDir(), "sysctls.json")
 		got, err := sysctl.Set(record, map[string]string{"net.ipv4.no_such_thing": "1", forward: "1"})
 		if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "net.ipv4.no_such_thing") {
@@ -155,13 +143,13 @@ func TestOneFailureLeavesTheRest(t *testing.T) {
 
 func TestRecordOfAnotherNamespaceIsPassedOver(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "sysctls.json")
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		if _, err := sysctl.Set(record, map[string]string{forward: "1"}); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("other", func(t *testing.T) {
-		inNamespace(t, func(*netns.NS) {
+		inNamespace(t, func(*world.Host) {
 			put(t, forward, "1") // by its own owner, who wants to keep it
 			got, err := sysctl.List(record)
 			same(t, "List", got, err)
@@ -176,13 +164,13 @@ func TestRecordOfAnotherNamespaceIsPassedOver(t *testing.T) {
 func TestRecordOfANamespaceThatIsGoneIsPassedOver(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "sysctls.json")
 	gone := ""
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		gone = inode(t)
 		if _, err := sysctl.Set(record, map[string]string{forward: "1"}); err != nil {
 			t.Error(err)
 		}
 	})
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		b, err := os.ReadFile(record)
 		if err != nil {
 			t.Error(err)
@@ -221,7 +209,7 @@ func TestBrokenRecordIsAnError(t *testing.T) {
 }
 
 func TestNeeded(t *testing.T) {
-	inNamespace(t, func(ns *netns.NS) {
+	inNamespace(t, func(h *world.Host) {
 		check := func(what string, ipv4, ipv6 bool, keys int, advice string) {
 			t.Helper()
 			got, err := sysctl.Needed(ipv4, ipv6)
@@ -235,18 +223,18 @@ func TestNeeded(t *testing.T) {
 		check("IPv4 only", true, false, 1, "")
 		check("both, no routes", true, true, 2, "")
 
-		if err := netns.Veth(ns, "up.0", ns, "peer"); err != nil {
+		if err := netns.Veth(h.NS, "up.0", h.NS, "peer"); err != nil {
 			t.Error(err)
 			return
 		}
-		link, err := ns.LinkByName("up.0")
+		link, err := h.LinkByName("up.0")
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		_, all, _ := net.ParseCIDR("::/0")
 		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Gw: net.ParseIP("fe80::1"), Protocol: unix.RTPROT_RA}
-		if err := ns.RouteAdd(route); err != nil {
+		if err := h.RouteAdd(route); err != nil {
 			t.Error(err)
 		}
 		check("learnt default route", true, true, 1, "net.ipv6.conf.up/0.accept_ra=2")
@@ -265,7 +253,7 @@ func TestNeeded(t *testing.T) {
 // Where the record has no room, as on a full disk, parameters are set all the same, and an error
 // says that they will not be restored.
 func TestFullDisk(t *testing.T) {
-	inNamespace(t, func(*netns.NS) {
+	inNamespace(t, func(*world.Host) {
 		for name, record := range map[string]string{
 			"no block": filepath.Join(fullFS(t, "size", "4k"), "sysctls.json"),
 			"no inode": filepath.Join(fullFS(t, "nr_inodes", "2"), "run", "sysctls.json"),

@@ -6,15 +6,14 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 func TestLost(t *testing.T) {
@@ -61,29 +60,16 @@ func (p stubPlan) Apply(context.Context) error { p.done(); return nil }
 // When an address goes that connections were given, their entries go, as those of masqueraded ones
 // do; not when it is still there, nor those of connections that have the address of themselves.
 func TestAddressGoes(t *testing.T) {
-	ns, err := netns.New(fmt.Sprintf("upk%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Delete()
-	for _, line := range strings.Split(`ip link set lo up
-		ip link add e0 type veth peer e0p
-		ip link set e0p up
-		ip link set e0 arp off
-		ip link set e0 up
-		ip addr add 192.0.2.1/24 dev e0
-		ip addr add 198.51.100.1/24 dev e0
-		ip addr add 10.9.9.9/32 dev lo
-		nft table inet test { chain out { type nat hook postrouting priority 100; udp dport 1 snat ip to 192.0.2.1; udp dport 2 snat ip to 198.51.100.1; }; }`, "\n") {
-		words := strings.Fields(line)
-		if out, err := ns.Run(words[0], words[1:]...); err != nil {
-			t.Fatalf("%s: %v: %s", line, err, out)
-		}
-	}
+	h := world.NewHost(t, "node")
+	h.IP("link add e0 type veth peer e0p", "link set e0p up", "link set e0 arp off", "link set e0 up")
+	h.Address("e0", "192.0.2.1/24", "198.51.100.1/24")
+	h.Address("lo", "10.9.9.9/32")
+	h.Exec("nft", `table inet test { chain out { type nat hook postrouting priority 100;
+		udp dport 1 snat ip to 192.0.2.1; udp dport 2 snat ip to 198.51.100.1; }; }`)
 	of := &stub{held: state.State{Services: state.NewServices()}}
 	of.held.Services.Settings.SNAT = []state.SNAT{{Device: "e0", Addr: netip.MustParseAddr("192.0.2.1")}, {Device: "e1", Addr: netip.MustParseAddr("198.51.100.1")}}
 	var d *Driver
-	err = ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		d, err = Open(of, Options{Log: slog.New(slog.DiscardHandler)})
 		for _, flow := range []struct{ from, to string }{
 			{"10.9.9.9", "192.0.2.7:1"}, {"10.9.9.9", "192.0.2.7:2"}, {"192.0.2.1", "192.0.2.7:3"},
@@ -100,9 +86,6 @@ func TestAddressGoes(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer d.Close()
 	there := func() (ports string) {
 		_, err := d.ct.Sweep(t.Context(), func(f conntrack.Flow) bool {
@@ -121,9 +104,7 @@ func TestAddressGoes(t *testing.T) {
 	if n := len(there()); n != 3 {
 		t.Fatalf("%d flows, want 3", n)
 	}
-	if out, err := ns.Run("ip", "addr", "del", "192.0.2.1/24", "dev", "e0"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	h.IP("addr del 192.0.2.1/24 dev e0")
 	p, err := d.Update(t.Context(), state.Delta{Services: state.ServicesDelta{Settings: &state.Settings{}}})
 	if err == nil {
 		err = p.Apply(t.Context())

@@ -3,7 +3,6 @@ package pair
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,8 +22,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // A balancer that dies is replaced by the other one, and established connections go on at their
@@ -64,15 +63,14 @@ func TestFailover(t *testing.T) {
 // lab is a client, two balancers and two backends (of which one machine has the addresses), on two
 // networks.
 type lab struct {
-	t       *testing.T
-	client  *netns.NS
-	backend *netns.NS
-	boxes   [2]*box
+	t               *testing.T
+	client, backend *world.Host
+	boxes           [2]*box
 }
 
 // box is a balancer with what runs on it.
 type box struct {
-	*netns.NS
+	*world.Host
 	config  Config
 	running []*exec.Cmd
 }
@@ -82,17 +80,17 @@ const virtual = "10.0.0.100"
 var backends = []string{"10.1.0.11", "10.1.0.12"}
 
 func newLab(t *testing.T) *lab {
-	l := &lab{t: t, client: namespace(t, "client"), backend: namespace(t, "backend")}
-	front, back := bridge(t, "front"), bridge(t, "back")
-	join(t, l.client, "eth0", front, "client", "10.0.0.9/24")
-	join(t, l.backend, "eth0", back, "backend", "10.1.0.11/24", "10.1.0.12/24")
-	must(t, l.backend.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.1.0.1")}))
+	l := &lab{t: t, client: world.NewHost(t, "client"), backend: world.NewHost(t, "backend")}
+	front, back := network(t, "front"), network(t, "back")
+	join(l.client, "eth0", front, "client", "10.0.0.9/24")
+	join(l.backend, "eth0", back, "backend", "10.1.0.11/24", "10.1.0.12/24")
+	l.backend.Gateway("10.1.0.1")
 	for i := range l.boxes {
-		b := &box{NS: namespace(t, fmt.Sprintf("box%d", i))}
+		b := &box{Host: world.NewHost(t, fmt.Sprintf("box%d", i))}
 		l.boxes[i] = b
-		join(t, b.NS, "eth0", front, fmt.Sprintf("box%d", i), fmt.Sprintf("10.0.0.%d/24", 2+i))
-		join(t, b.NS, "eth1", back, fmt.Sprintf("box%d", i), fmt.Sprintf("10.1.0.%d/24", 2+i))
-		must(t, b.Sysctl("net.ipv4.ip_forward", "1"))
+		join(b.Host, "eth0", front, fmt.Sprintf("box%d", i), fmt.Sprintf("10.0.0.%d/24", 2+i))
+		join(b.Host, "eth1", back, fmt.Sprintf("box%d", i), fmt.Sprintf("10.1.0.%d/24", 2+i))
+		b.Set("net.ipv4.ip_forward", "1")
 		b.balance(t)
 		b.config = Config{
 			Name: fmt.Sprintf("box%d", i), Interface: "eth0",
@@ -122,7 +120,7 @@ func (b *box) balance(t *testing.T) {
 	}
 	want := &state.State{Farms: state.NewFarms()}
 	want.Farms.Farms[f.Name] = farm.Compile(f, nil)
-	must(t, b.Do(func() error {
+	b.In(func() error {
 		d, err := farms.Open(farms.Options{})
 		if err != nil {
 			return err
@@ -133,7 +131,7 @@ func (b *box) balance(t *testing.T) {
 			return err
 		}
 		return plan.Apply(t.Context())
-	}))
+	})
 }
 
 // start starts what the box runs.
@@ -149,7 +147,7 @@ func (b *box) start(t *testing.T) {
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Stdout, cmd.Stderr = &says, &says
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		must(t, b.Start(cmd))
+		b.In(cmd.Start)
 		b.running = append(b.running, cmd)
 		t.Cleanup(func() {
 			kill(cmd)
@@ -307,10 +305,10 @@ func (c *client) goesOn(t *testing.T) {
 // echo answers every line with the address of the backend.
 func (l *lab) echo(address string) {
 	var listener net.Listener
-	must(l.t, l.backend.Do(func() (err error) {
+	l.backend.In(func() (err error) {
 		listener, err = net.Listen("tcp4", address+":8080")
 		return err
-	}))
+	})
 	l.t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {
@@ -339,38 +337,18 @@ func (l *lab) wait(what string, done func() bool) {
 	}
 }
 
-func namespace(t *testing.T, name string) *netns.NS {
-	ns, err := netns.New(fmt.Sprintf("pair-%s-%d", name, os.Getpid()))
-	must(t, err)
-	t.Cleanup(func() { must(t, ns.Delete()) })
-	return ns
+// network makes a network of its own.
+func network(t *testing.T, name string) *world.Host {
+	h := world.NewHost(t, name)
+	h.Bridge("br0")
+	return h
 }
 
-// bridge makes a network of its own.
-func bridge(t *testing.T, name string) *netns.NS {
-	ns := namespace(t, name)
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "br0"
-	b := &netlink.Bridge{LinkAttrs: attrs}
-	must(t, errors.Join(ns.LinkAdd(b), ns.LinkSetUp(b)))
-	return ns
-}
-
-// join connects a namespace to a network.
-func join(t *testing.T, ns *netns.NS, device string, network *netns.NS, port string, addrs ...string) {
-	must(t, netns.Veth(ns, device, network, port))
-	link, err := network.LinkByName(port)
-	must(t, err)
-	br, err := network.LinkByName("br0")
-	must(t, err)
-	must(t, network.LinkSetMaster(link, br))
-	link, err = ns.LinkByName(device)
-	must(t, err)
-	for _, text := range addrs {
-		a, err := netlink.ParseAddr(text)
-		must(t, err)
-		must(t, ns.AddrAdd(link, a))
-	}
+// join connects a host to a network.
+func join(h *world.Host, device string, network *world.Host, port string, addresses ...string) {
+	h.Join(device, network, port)
+	network.Port("br0", port)
+	h.Address(device, addresses...)
 }
 
 func addr(format string, n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n)) }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // TestSweep: a process and a namespace of a run that was killed are removed.
@@ -39,20 +40,14 @@ func TestSweep(t *testing.T) {
 }
 
 func TestCommitsAreSeen(t *testing.T) {
-	ns, err := netns.New(fmt.Sprintf("%s%d-commits", Marker, os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Delete() })
-	w, err := WatchCommits(ns)
+	h := world.NewHost(t, "commits")
+	w, err := WatchCommits(h.NS)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.Close() })
 	began := time.Now()
-	if _, err := ns.Run("nft", "add table ip t; add set ip t s { type inet_service; }; add element ip t s { 1, 2, 3 }"); err != nil {
-		t.Fatal(err)
-	}
+	h.Exec("nft", "add table ip t; add set ip t s { type inet_service; }; add element ip t s { 1, 2, 3 }")
 	ended := time.Now()
 	c, err := w.Last(t.Context(), 50*time.Millisecond)
 	if err != nil {

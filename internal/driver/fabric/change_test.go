@@ -129,9 +129,9 @@ func TestTamperingIsPutRight(t *testing.T) {
 	want.Routes[families[0].pods(3)] = native(all, x).Routes[families[0].pods(3)] // as across subnets
 	adopt(t, x.d, want)
 	for _, line := range tamper {
-		run(t, x.ns, line)
+		run(x.ns, line)
 		if strings.HasSuffix(line, "eth0 down") {
-			run(t, x.ns, "ip link set eth0 up")
+			x.ns.IP("link set eth0 up")
 		}
 		if tampered, err := x.d.Tampered(t.Context()); !tampered || err != nil {
 			t.Errorf("%s: not noticed (%v)", line, err)
@@ -154,7 +154,7 @@ func TestUpdateAfterTampering(t *testing.T) {
 	x := all[0]
 	for _, line := range []string{"ip link del sluice.vxlan", "ip link del sluice.vxlan6"} {
 		adopt(t, x.d, tunnelled(all[:2], x))
-		run(t, x.ns, line)
+		run(x.ns, line)
 		want := tunnelled(all, x)
 		for _, tunnel := range want.Tunnels {
 			tunnel.MTU -= 10
@@ -179,7 +179,7 @@ func everything(t testing.TB, x *node) string {
 		"ip -o link", "ip -o addr", "ip route show table all", "ip -6 route show table all",
 		"ip neigh show nud permanent", "ip -6 neigh show nud permanent", "bridge fdb",
 	} {
-		b.WriteString(run(t, x.ns, line))
+		b.WriteString(run(x.ns, line))
 	}
 	// The groups that interfaces listen to come and go with IPv6's own addresses.
 	return regexp.MustCompile(`(?m)^(01:00:5e|33:33):.*\n`).ReplaceAllString(b.String(), "")
@@ -201,7 +201,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		"ip -6 route add fd00:10:244:2::/64 via fd00:2::9 dev eth0 metric 9000",
 		"ip route add 10.250.0.0/16 via 192.0.2.9 dev eth0 table 83",
 	} {
-		run(t, x.ns, line)
+		run(x.ns, line)
 	}
 	before := everything(t, x)
 	for _, f := range []*state.Fabric{native(all, x), tunnelled(all, x), state.NewFabric(), tunnelled(all, x)} {
@@ -219,9 +219,9 @@ func TestRefusalsAreSetAside(t *testing.T) {
 	all := nodes(t, 3)
 	x := all[0]
 	adopt(t, x.d, native(all, x))
-	_, ours, _ := strings.Cut(run(t, x.ns, "ip route show 10.244.2.0/24"), " metric ")
+	_, ours, _ := strings.Cut(run(x.ns, "ip route show 10.244.2.0/24"), " metric ")
 	must(t, x.d.Purge(t.Context()))
-	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric "+strings.Fields(ours)[0])
+	x.ns.IP("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric " + strings.Fields(ours)[0])
 	want := native(all, x)
 	want.Routes[netip.MustParsePrefix("10.244.9.0/24")] = &state.Route{Node: "node9", Device: "eth9", Via: addr("198.51.100.9")}
 	apply := func() {
@@ -240,12 +240,14 @@ func TestRefusalsAreSetAside(t *testing.T) {
 			t.Errorf("held: %v", s.Fabric.Routes)
 		}
 	})
-	if got := run(t, x.ns, "ip route show 10.244.2.0/24"); !strings.Contains(got, "192.0.2.9") {
+	if got := run(x.ns, "ip route show 10.244.2.0/24"); !strings.Contains(got, "192.0.2.9") {
 		t.Errorf("another's route: %q", got)
 	}
-	run(t, x.ns, "ip route del 10.244.2.0/24")
-	run(t, x.ns, "ip link add eth9 type veth peer name eth9peer")
-	run(t, x.ns, "ip link set eth9 up")
+	x.ns.IP(
+		"route del 10.244.2.0/24",
+		"link add eth9 type veth peer name eth9peer",
+		"link set eth9 up",
+	)
 	if tampered, err := x.d.Tampered(t.Context()); !tampered || err != nil {
 		t.Errorf("the missing device came: %v, %v", tampered, err)
 	}
@@ -285,32 +287,35 @@ func TestRoutesBeforeOurs(t *testing.T) {
 		must(t, err)
 		must(t, p.Apply(t.Context()))
 	}
-	_, metric, _ := strings.Cut(strings.TrimSpace(run(t, x.ns, "ip route show 10.244.2.0/24 proto 83")), "metric ")
+	_, metric, _ := strings.Cut(strings.TrimSpace(run(x.ns, "ip route show 10.244.2.0/24 proto 83")), "metric ")
 	metric = strings.Fields(metric)[0]
 
-	run(t, x.ns, "ip route add 10.244.1.0/24 dev eth0 metric 5")
-	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 9000")
-	run(t, x.ns, "ip route add 10.99.0.0/24 via 192.0.2.9 dev eth0")
+	x.ns.IP(
+		"route add 10.244.1.0/24 dev eth0 metric 5",
+		"route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 9000",
+		"route add 10.99.0.0/24 via 192.0.2.9 dev eth0",
+	)
 	again("routes that are in no way", false)
 	says("routes that are in no way", "")
-	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100 proto static")
-	run(t, x.ns, "ip -6 route add fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50")
+	x.ns.IP(
+		"route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100 proto static",
+		"-6 route add fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50",
+	)
 	again("routes before ours", true)
 	says("routes before ours", "routes of other programs: they come before ours, so what goes to these pods takes them: "+
 		"10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100, fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50; remove them")
-	run(t, x.ns, "ip route del 10.244.2.0/24 metric 100")
-	run(t, x.ns, "ip -6 route del fd00:10:244:3::/64 metric 50")
+	x.ns.IP("route del 10.244.2.0/24 metric 100", "-6 route del fd00:10:244:3::/64 metric 50")
 	again("they are gone", true)
 	says("they are gone", "")
 
-	run(t, x.ns, "ip route del 10.244.2.0/24 proto 83")
-	run(t, x.ns, "ip route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric "+metric)
+	x.ns.IP("route del 10.244.2.0/24 proto 83")
+	x.ns.IP("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric " + metric)
 	again("a route in the place of ours", true)
 	says("a route in the place of ours", "another program has a route to the same prefix with the same metric")
-	run(t, x.ns, "ip route del 10.244.2.0/24 metric "+metric)
+	x.ns.IP("route del 10.244.2.0/24 metric " + metric)
 	again("it is gone", true)
 	says("it is gone", "")
-	if got := run(t, x.ns, "ip route show 10.244.2.0/24 proto 83"); !strings.Contains(got, "192.0.2.2") {
+	if got := run(x.ns, "ip route show 10.244.2.0/24 proto 83"); !strings.Contains(got, "192.0.2.2") {
 		t.Errorf("ours is not back: %q", got)
 	}
 }
@@ -320,7 +325,7 @@ func TestRoutesBeforeOurs(t *testing.T) {
 func TestRivalIsNamed(t *testing.T) {
 	all := nodes(t, 2)
 	x := all[0]
-	run(t, x.ns, "ip link add vxlan.calico type vxlan id 4096 local 192.0.2.1 dstport 4789 nolearning")
+	x.ns.IP("link add vxlan.calico type vxlan id 4096 local 192.0.2.1 dstport 4789 nolearning")
 	want := tunnelled(all, x)
 	apply := func() {
 		t.Helper()
@@ -335,7 +340,7 @@ func TestRivalIsNamed(t *testing.T) {
 	if tampered, err := x.d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("tampered %v, %v", tampered, err)
 	}
-	run(t, x.ns, "ip link del vxlan.calico")
+	x.ns.IP("link del vxlan.calico")
 	if tampered, err := x.d.Tampered(t.Context()); !tampered || err != nil {
 		t.Errorf("after it went: tampered %v, %v", tampered, err)
 	}

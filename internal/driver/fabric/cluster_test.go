@@ -17,33 +17,29 @@ import (
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/test/world"
 )
 
 // across makes three nodes, the first two on one subnet, and the third behind a router that knows
 // nothing of pods. The underlay's MTU is another one than usual.
 func across(t testing.TB) (all []*node, objects []store.Event) {
 	t.Helper()
-	router := namespace(t, "router")
-	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		must(t, router.Sysctl(key, "1"))
-	}
+	router := world.NewHost(t, "router")
+	router.Forward()
 	for subnet := 1; subnet <= 2; subnet++ {
-		run(t, router, fmt.Sprintf("ip link add br%d type bridge", subnet))
-		run(t, router, fmt.Sprintf("ip link set br%d up", subnet))
-		run(t, router, fmt.Sprintf("ip addr add 192.0.%d.254/24 dev br%d", subnet, subnet))
-		run(t, router, fmt.Sprintf("ip addr add fd00:%d::254/64 dev br%d nodad", subnet, subnet))
+		bridge := fmt.Sprint("br", subnet)
+		router.Bridge(bridge)
+		router.Address(bridge, fmt.Sprintf("192.0.%d.254/24", subnet), fmt.Sprintf("fd00:%d::254/64", subnet))
 	}
 	for n := 1; n <= 3; n++ {
 		subnet := 1 + n/3
 		v4, v6 := fmt.Sprintf("192.0.%d.%d", subnet, n), fmt.Sprintf("fd00:%d::%d", subnet, n)
 		x := newNode(t, n, router, v4+"/24", v6+"/64")
-		run(t, router, fmt.Sprintf("ip link set n%d master br%d", n, subnet))
-		run(t, x.ns, fmt.Sprintf("ip route add default via 192.0.%d.254", subnet))
-		run(t, x.ns, fmt.Sprintf("ip -6 route add default via fd00:%d::254", subnet))
-		run(t, x.ns, "ip link set eth0 mtu 1400")
+		router.Port(fmt.Sprint("br", subnet), fmt.Sprint("n", n))
+		x.ns.Gateway(fmt.Sprintf("192.0.%d.254", subnet), fmt.Sprintf("fd00:%d::254", subnet))
+		x.ns.IP("link set eth0 mtu 1400")
 		all = append(all, x)
 		objects = append(objects, store.Event{Kind: model.NodeKind, Name: model.Name{Name: fmt.Sprintf("node%d", n)}, Object: &model.Node{
 			Name: fmt.Sprintf("node%d", n), IPs: []netip.Addr{addr("%s", v4), addr("%s", v6)},
@@ -128,7 +124,7 @@ func TestAcrossSubnets(t *testing.T) {
 	}
 	again := func(x *node) *fabric.Driver { // another one for the same node
 		d := open(t, x.ns)
-		must(t, x.ns.Do(func() error { return d.Encrypt(private(x.n)) }))
+		x.ns.In(func() error { return d.Encrypt(private(x.n)) })
 		return d
 	}
 	for _, x := range all {
@@ -170,11 +166,11 @@ func TestAcrossSubnets(t *testing.T) {
 			}
 		}
 		for to, device := range map[string]string{"10.244.2.2": mode.near4, "10.244.3.2": mode.far4, "fd00:10:244:2::2": mode.near6, "fd00:10:244:3::2": mode.far6} {
-			if got := run(t, all[0].ns, "ip route get "+to); !strings.Contains(got, "dev "+device+" ") {
+			if got := run(all[0].ns, "ip route get "+to); !strings.Contains(got, "dev "+device+" ") {
 				t.Errorf("%s: %s by %s", mode.name, to, got)
 			}
 		}
-		if got := run(t, all[0].ns, "ip link show "+mode.device); !strings.Contains(got, mode.size) {
+		if got := run(all[0].ns, "ip link show "+mode.device); !strings.Contains(got, mode.size) {
 			t.Error(got)
 		}
 	}
@@ -203,9 +199,9 @@ func TestBesideCalico(t *testing.T) {
 		"bridge fdb add 66:01:02:03:04:01 dev vxlan.calico dst 192.0.2.1", "ip neigh add 10.244.1.0 lladdr 66:01:02:03:04:01 dev vxlan.calico nud permanent",
 		"ip route add 10.244.1.0/26 via 10.244.1.0 dev vxlan.calico onlink proto 80",
 	} {
-		run(t, all[1].ns, line)
+		run(all[1].ns, line)
 	}
-	for from, to := range map[*netns.NS]string{all[0].pod: "10.244.2.2", all[1].pod: "10.244.1.2", all[0].ns: "10.244.2.2", all[1].ns: "10.244.1.2"} {
+	for from, to := range map[*world.Host]string{all[0].pod: "10.244.2.2", all[1].pod: "10.244.1.2", all[0].ns: "10.244.2.2", all[1].ns: "10.244.1.2"} {
 		c, err := dial(from, addr("%s", to))
 		if err != nil {
 			t.Errorf("%s to %s: %v", from.Name, to, err)

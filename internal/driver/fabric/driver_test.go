@@ -1,21 +1,19 @@
 package fabric_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // must fails the test.
@@ -26,39 +24,26 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// namespace makes one that goes with the test.
-func namespace(t testing.TB, name string) *netns.NS {
-	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("fab%d-%s", os.Getpid(), name))
-	must(t, err)
-	t.Cleanup(func() { must(t, ns.Delete()) })
-	return ns
-}
-
 // run runs "ip …" and the like.
-func run(t testing.TB, ns *netns.NS, line string) string {
-	t.Helper()
+func run(h *world.Host, line string) string {
 	words := strings.Fields(line)
-	out, err := ns.Run(words[0], words[1:]...)
-	must(t, err)
-	return string(out)
+	return h.Exec(words[0], words[1:]...)
 }
 
 // open opens a driver in a namespace.
-func open(t testing.TB, ns *netns.NS) *fabric.Driver {
+func open(t testing.TB, h *world.Host) *fabric.Driver {
 	t.Helper()
 	var d *fabric.Driver
-	must(t, ns.Do(func() (err error) { d, err = fabric.Open(driver.Options{}); return err }))
+	h.In(func() (err error) { d, err = fabric.Open(driver.Options{}); return err })
 	t.Cleanup(func() { must(t, d.Close()) })
 	return d
 }
 
 // node is one with a pod behind it: 10.244.N.2 and fd00:10:244:N::2.
 type node struct {
-	n   int
-	ns  *netns.NS
-	pod *netns.NS
-	d   *fabric.Driver
+	n       int
+	ns, pod *world.Host
+	d       *fabric.Driver
 }
 
 func addr(format string, args ...any) netip.Addr {
@@ -76,40 +61,29 @@ var families = []struct {
 	{"IPv6", func(n int) netip.Addr { return addr("fd00:2::%d", n) }, func(n int) netip.Prefix { return netip.PrefixFrom(addr("fd00:10:244:%d::", n), 64) }, state.DeviceVXLAN6},
 }
 
+// podOf is the address of the pod that a node has.
+func podOf(pods netip.Prefix) string { return pods.Addr().Next().Next().String() }
+
 // nodes makes some on one subnet.
 func nodes(t testing.TB, count int) (all []*node) {
 	t.Helper()
-	lan := namespace(t, "lan")
-	run(t, lan, "ip link add br0 type bridge")
-	run(t, lan, "ip link set br0 up")
+	lan := world.NewHost(t, "lan")
+	lan.Bridge("br0")
 	for n := 1; n <= count; n++ {
 		x := newNode(t, n, lan, families[0].node(n).String()+"/24", families[1].node(n).String()+"/64")
-		run(t, lan, fmt.Sprintf("ip link set n%d master br0", n))
+		lan.Port("br0", fmt.Sprint("n", n))
 		all = append(all, x)
 	}
 	return all
 }
 
-func newNode(t testing.TB, n int, lan *netns.NS, addrs ...string) *node {
+func newNode(t testing.TB, n int, lan *world.Host, addrs ...string) *node {
 	t.Helper()
-	x := &node{n: n, ns: namespace(t, fmt.Sprintf("node%d", n)), pod: namespace(t, fmt.Sprintf("pod%d", n))}
-	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		must(t, x.ns.Sysctl(key, "1"))
-	}
-	must(t, x.ns.Sysctl("net.ipv6.conf.default.accept_dad", "0")) // or addresses come a second later
-	must(t, netns.Veth(x.ns, "eth0", lan, fmt.Sprintf("n%d", n)))
-	for _, a := range addrs {
-		run(t, x.ns, "ip addr add "+a+" dev eth0 nodad")
-	}
-	must(t, netns.Veth(x.pod, "eth0", x.ns, "pod"))
-	run(t, x.ns, "ip link set pod address 02:00:00:00:00:01")
-	for i, gateway := range []string{"169.254.1.1", "fd00::1"} {
-		pod := families[i].pods(n).Addr().Next().Next().String()
-		run(t, x.pod, "ip addr add "+pod+" dev eth0 nodad")
-		run(t, x.pod, "ip route add default via "+gateway+" dev eth0 onlink")
-		run(t, x.pod, "ip neigh add "+gateway+" lladdr 02:00:00:00:00:01 dev eth0 nud permanent")
-		run(t, x.ns, "ip route add "+pod+" dev pod")
-	}
+	x := &node{n: n, ns: world.NewHost(t, fmt.Sprint("node", n))}
+	x.ns.Forward()
+	x.ns.Join("eth0", lan, fmt.Sprint("n", n))
+	x.ns.Address("eth0", addrs...)
+	x.pod = world.NewPod(x.ns, fmt.Sprint("pod", n), podOf(families[0].pods(n)), podOf(families[1].pods(n)))
 	x.d = open(t, x.ns)
 	return x
 }
@@ -166,32 +140,27 @@ func adopt(t testing.TB, d *fabric.Driver, f *state.Fabric) string {
 	return text
 }
 
-// echo answers on port 7 in a namespace.
-func echo(t testing.TB, ns *netns.NS) {
+// echo answers on port 7 of a host.
+func echo(t testing.TB, h *world.Host) {
 	t.Helper()
-	must(t, ns.Do(func() error {
-		l, err := net.Listen("tcp", ":7")
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { _ = l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() { _, _ = io.Copy(c, c); _ = c.Close() }()
+	var l net.Listener
+	h.In(func() (err error) { l, err = net.Listen("tcp", ":7"); return err })
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
 			}
-		}()
-		return nil
-	}))
+			go func() { _, _ = io.Copy(c, c); _ = c.Close() }()
+		}
+	}()
 }
 
-// dial connects from a namespace.
-func dial(ns *netns.NS, to netip.Addr) (c net.Conn, err error) {
-	err = ns.Do(func() error {
-		c, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(context.Background(), "tcp", netip.AddrPortFrom(to, 7).String())
+// dial connects from a host, at the first try.
+func dial(h *world.Host, to netip.Addr) (c net.Conn, err error) {
+	err = h.Do(func() error {
+		c, err = net.DialTimeout("tcp", netip.AddrPortFrom(to, 7).String(), 10*time.Second)
 		return err
 	})
 	return c, err
@@ -218,7 +187,7 @@ func reach(t testing.TB, all []*node) {
 	t.Helper()
 	long := strings.Repeat("long enough for full packets. ", 10000)
 	for _, from := range all {
-		for _, ns := range []*netns.NS{from.ns, from.pod} {
+		for _, ns := range []*world.Host{from.ns, from.pod} {
 			for _, to := range all {
 				for _, fam := range families {
 					pod := fam.pods(to.n).Addr().Next().Next()

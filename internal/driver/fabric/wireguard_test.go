@@ -35,7 +35,7 @@ func TestWireGuard(t *testing.T) {
 	key := private(1)
 	again := func() *fabric.Driver {
 		d := open(t, x.ns)
-		must(t, x.ns.Do(func() error { return d.Encrypt(key) }))
+		x.ns.In(func() error { return d.Encrypt(key) })
 		return d
 	}
 	d := again()
@@ -67,8 +67,8 @@ func TestWireGuard(t *testing.T) {
 	adopt(t, d, now)
 	other := fabric.PublicKey(private(9))
 	for name, change := range map[string]func(){
-		"the device is deleted": func() { run(t, x.ns, "ip link del sluice.wg") },
-		"an address is removed": func() { run(t, x.ns, "ip addr flush dev sluice.wg") },
+		"the device is deleted": func() { x.ns.IP("link del sluice.wg") },
+		"an address is removed": func() { x.ns.IP("addr flush dev sluice.wg") },
 		"a peer is another": func() {
 			f := encrypted(x, 2)
 			f.Tunnels[state.DeviceWG].Key = fabric.PublicKey(key)

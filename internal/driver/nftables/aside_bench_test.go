@@ -13,8 +13,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // large is a node with 10,000 services of 10 endpoints, and 100 pods with policies.
@@ -72,17 +72,12 @@ func BenchmarkRefused(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			var cpu time.Duration
 			defer func() { b.ReportMetric(cpu.Seconds()/float64(b.N), "cpu-s/op") }() // on a machine that others use, too
-			for i := range b.N {
+			h := world.NewHost(b, "refused")
+			for range b.N {
 				b.StopTimer()
-				ns, err := netns.New(fmt.Sprintf("sluice-refused-%d", i))
-				if err != nil {
-					b.Fatal(err)
-				}
 				var d *Driver
 				open := func() {
-					if err := ns.Do(func() (err error) { d, err = Open(Options{Options: driver.Options{Policy: true}}); return err }); err != nil {
-						b.Fatal(err)
-					}
+					h.In(func() (err error) { d, err = Open(Options{Options: driver.Options{Policy: true}}); return err })
 				}
 				open()
 				apply := func(s *state.State) error {
@@ -111,6 +106,7 @@ func BenchmarkRefused(b *testing.B) {
 				}
 				before := cpuTime(b)
 				b.StartTimer()
+				var err error
 				if change == nil {
 					err = apply(all)
 				} else {
@@ -122,9 +118,7 @@ func BenchmarkRefused(b *testing.B) {
 					b.Fatalf("%v; set aside: %v", err, d.SetAside())
 				}
 				_ = d.Close()
-				if err := ns.Delete(); err != nil {
-					b.Fatal(err)
-				}
+				h.Exec("nft", "flush", "ruleset")
 				b.StartTimer()
 			}
 		})

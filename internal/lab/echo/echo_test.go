@@ -17,38 +17,20 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// namespace makes a network namespace that ends with the test.
-func namespace(t *testing.T) *netns.NS {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	ns, err := netns.New(fmt.Sprintf("echo-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
+func pod(h *world.Host, name string, ports ...Port) Pod {
+	return Pod{Namespace: "default", Name: name, Node: "node1", NetNS: h.Name, Ports: ports}
 }
 
-func pod(ns *netns.NS, name string, ports ...Port) Pod {
-	return Pod{Namespace: "default", Name: name, Node: "node1", NetNS: ns.Name, Ports: ports}
-}
-
-// ask asks a port of the namespace's loopback and returns the name of the answering pod.
-func ask(t *testing.T, ns *netns.NS, protocol string, port uint16) (string, error) {
+// ask asks a port of the host's loopback and returns the name of the answering pod.
+func ask(t *testing.T, h *world.Host, protocol string, port uint16) (string, error) {
 	t.Helper()
 	var a Answer
-	err := ns.Do(func() (err error) {
+	err := h.Do(func() (err error) {
 		a, err = Ask(protocol, netip.AddrPortFrom(loopback, port), 2*time.Second)
 		return err
 	})
@@ -59,7 +41,7 @@ func ask(t *testing.T, ns *netns.NS, protocol string, port uint16) (string, erro
 }
 
 func TestSet(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	var s Server
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -71,18 +53,18 @@ func TestSet(t *testing.T) {
 		pods     []Pod
 		tcp, udp string // the answering pod; empty: none
 	}{
-		{[]Pod{pod(ns, "a", tcp, udp)}, "a", "a"},
-		{[]Pod{pod(ns, "a", tcp, udp)}, "a", "a"},
-		{[]Pod{pod(ns, "a", tcp)}, "a", ""},
-		{[]Pod{pod(ns, "b", udp), pod(ns, "a", tcp)}, "a", "b"},
-		{[]Pod{pod(ns, "c", tcp, udp)}, "c", "c"},
+		{[]Pod{pod(h, "a", tcp, udp)}, "a", "a"},
+		{[]Pod{pod(h, "a", tcp, udp)}, "a", "a"},
+		{[]Pod{pod(h, "a", tcp)}, "a", ""},
+		{[]Pod{pod(h, "b", udp), pod(h, "a", tcp)}, "a", "b"},
+		{[]Pod{pod(h, "c", tcp, udp)}, "c", "c"},
 		{nil, "", ""},
 	} {
 		if err := s.Set(step.pods); err != nil {
 			t.Fatal(err)
 		}
 		for protocol, want := range map[string]string{"TCP": step.tcp, "UDP": step.udp} {
-			got, err := ask(t, ns, protocol, 80)
+			got, err := ask(t, h, protocol, 80)
 			if got != want || want == "" && !errors.Is(err, ErrRefused) {
 				t.Errorf("%v: %s answered by %q (%v), want %q", step.pods, protocol, got, err, want)
 			}
@@ -91,31 +73,31 @@ func TestSet(t *testing.T) {
 }
 
 func TestSetServesWhatItCan(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	var s Server
 	t.Cleanup(func() { _ = s.Close() })
 	err := s.Set([]Pod{
-		pod(ns, "a", Port{"TCP", 80}), pod(ns, "b", Port{"TCP", 80}, Port{"TCP", 81}),
+		pod(h, "a", Port{"TCP", 80}), pod(h, "b", Port{"TCP", 80}, Port{"TCP", 81}),
 		{Namespace: "default", Name: "lost", NetNS: "echo-no-such-namespace"},
 	})
 	if err == nil || !strings.Contains(err.Error(), "echo-no-such-namespace") || !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("error: %v, want one on the port and one on the namespace", err)
 	}
-	if got, err := ask(t, ns, "TCP", 81); got != "b" {
+	if got, err := ask(t, h, "TCP", 81); got != "b" {
 		t.Errorf("port 81: %q %v", got, err)
 	}
 }
 
 func TestPutAndRemove(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	var s Server
 	t.Cleanup(func() { _ = s.Close() })
-	one, two := pod(ns, "a", Port{"TCP", 80}), pod(ns, "a", Port{"TCP", 81})
+	one, two := pod(h, "a", Port{"TCP", 80}), pod(h, "a", Port{"TCP", 81})
 	one.Container, two.Container = "one", "two"
 	expect := func(when string, want ...string) {
 		t.Helper()
 		for i, w := range want {
-			if got, err := ask(t, ns, "TCP", uint16(80+i)); got != w {
+			if got, err := ask(t, h, "TCP", uint16(80+i)); got != w {
 				t.Errorf("%s: port %d is answered by %q (%v), want %q", when, 80+i, got, err, w)
 			}
 		}
@@ -126,13 +108,13 @@ func TestPutAndRemove(t *testing.T) {
 		}
 	}
 	expect("two containers", "a", "a")
-	if err := s.Put(pod(ns, "b", Port{"TCP", 81})); !errors.Is(err, syscall.EADDRINUSE) {
+	if err := s.Put(pod(h, "b", Port{"TCP", 81})); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("a port that is taken: %v", err)
 	}
 	s.Remove(two)
 	s.Remove(two)
 	expect("one is removed", "a", "")
-	if err := s.Put(pod(ns, "b", Port{"TCP", 81})); err != nil {
+	if err := s.Put(pod(h, "b", Port{"TCP", 81})); err != nil {
 		t.Error(err)
 	}
 	if err := s.Put(one); err != nil {
@@ -143,22 +125,19 @@ func TestPutAndRemove(t *testing.T) {
 
 // A draining pod answers, and then closes HTTP connections; lines of text go on.
 func TestDrain(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	var s Server
 	t.Cleanup(func() { _ = s.Close() })
-	p := pod(ns, "a", Port{"TCP", 80})
+	p := pod(h, "a", Port{"TCP", 80})
 	if err := s.Put(p); err != nil {
 		t.Fatal(err)
 	}
 	dial := func() (conn net.Conn) {
 		t.Helper()
-		err := ns.Do(func() (err error) {
+		h.In(func() (err error) {
 			conn, err = net.Dial("tcp", "127.0.0.1:80")
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		t.Cleanup(func() { _ = conn.Close() })
 		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 			t.Fatal(err)
@@ -199,20 +178,17 @@ func TestDrain(t *testing.T) {
 }
 
 func TestConnectionsEndWithTheirPod(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	var s Server
 	t.Cleanup(func() { _ = s.Close() })
-	if err := s.Set([]Pod{pod(ns, "a", Port{"TCP", 80})}); err != nil {
+	if err := s.Set([]Pod{pod(h, "a", Port{"TCP", 80})}); err != nil {
 		t.Fatal(err)
 	}
 	var conn net.Conn
-	err := ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		conn, err = net.Dial("tcp", "127.0.0.1:80")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer conn.Close()
 	buf := make([]byte, 1024)
 	for range 2 { // two requests on one connection
@@ -235,18 +211,15 @@ func TestConnectionsEndWithTheirPod(t *testing.T) {
 }
 
 func TestSilenceAndForeignAnswers(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	var mute, odd net.Listener
-	err := ns.Do(func() (err error) {
+	h.In(func() (err error) {
 		if mute, err = net.Listen("tcp", "127.0.0.1:80"); err != nil {
 			return err
 		}
 		odd, err = net.Listen("tcp", "127.0.0.1:81")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer mute.Close()
 	defer odd.Close()
 	go func() {
@@ -255,19 +228,19 @@ func TestSilenceAndForeignAnswers(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	if err := ns.Do(func() error {
+	if err := h.Do(func() error {
 		_, err := Ask("TCP", netip.MustParseAddrPort("127.0.0.1:80"), 50*time.Millisecond)
 		return err
 	}); !errors.Is(err, ErrSilent) {
 		t.Errorf("a server that says nothing: %v", err)
 	}
-	if _, err := ask(t, ns, "TCP", 81); err == nil || errors.Is(err, ErrSilent) || errors.Is(err, ErrRefused) {
+	if _, err := ask(t, h, "TCP", 81); err == nil || errors.Is(err, ErrSilent) || errors.Is(err, ErrRefused) {
 		t.Errorf("a server that is not ours: %v", err)
 	}
 }
 
 func TestControl(t *testing.T) {
-	ns := namespace(t)
+	h := world.NewHost(t, "pod")
 	socket := filepath.Join(t.TempDir(), "serve.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -280,13 +253,13 @@ func TestControl(t *testing.T) {
 			}
 		}
 	}
-	if err := set([]Pod{pod(ns, "a", Port{"TCP", 80})}); err != nil {
+	if err := set([]Pod{pod(h, "a", Port{"TCP", 80})}); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ask(t, ns, "TCP", 80); got != "a" {
+	if got, err := ask(t, h, "TCP", 80); got != "a" {
 		t.Errorf("answered by %q: %v", got, err)
 	}
-	_, refused := errors.AsType[*SetError](set([]Pod{pod(ns, "a", Port{"TCP", 80}), pod(ns, "b", Port{"TCP", 80})}))
+	_, refused := errors.AsType[*SetError](set([]Pod{pod(h, "a", Port{"TCP", 80}), pod(h, "b", Port{"TCP", 80})}))
 	if !refused {
 		t.Error("a port that is taken is no SetError")
 	}
@@ -294,7 +267,7 @@ func TestControl(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if _, err := ask(t, ns, "TCP", 80); !errors.Is(err, ErrRefused) {
+	if _, err := ask(t, h, "TCP", 80); !errors.Is(err, ErrRefused) {
 		t.Errorf("still served: %v", err)
 	}
 }

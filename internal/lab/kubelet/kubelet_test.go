@@ -2,9 +2,7 @@ package kubelet
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"sluice.dev/sluice/internal/lab/control"
@@ -23,13 +20,14 @@ import (
 	"sluice.dev/sluice/internal/lab/sandbox"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/test/programs"
+	packets "sluice.dev/sluice/test/world"
 )
 
 // world is a control plane and a node. Subtests share it, each with a copy for its own T.
 type world struct {
 	*testing.T
 	plane *control.Plane
-	node  *netns.NS
+	node  *packets.Host
 	cfg   Config
 	api   *kubeapi.Client
 	stop  func() // the kubelet
@@ -48,14 +46,8 @@ func (w *world) run(name string, f func(w *world)) {
 // newWorld starts a control plane and a node, without its kubelet.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	prefix := fmt.Sprintf("kubelet-%d-", os.Getpid())
-	w := &world{T: t, stop: func() {}}
-	w.node = w.namespace(prefix + "node")
-	ips := []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
-	w.address(w.node, ips...)
+	w := &world{T: t, node: packets.NewHost(t, "node"), stop: func() {}}
+	w.node.Address("lo", "192.0.2.11/32", "2001:db8::11/128")
 	w.plane = controltest.Start(t, control.Config{Controllers: true, RBAC: true})
 	api, err := clientcmd.BuildConfigFromFlags("", w.plane.Admin())
 	if err != nil {
@@ -63,8 +55,8 @@ func newWorld(t *testing.T) *world {
 	}
 	api.Dial = w.plane.Dial
 	w.cfg = Config{
-		Node: "node1", NodeNS: w.node.Name, NSPrefix: prefix, Zone: "zone-a", API: api,
-		IPs:      ips,
+		Node: "node1", NodeNS: w.node.Name, NSPrefix: w.node.Name + "-", Zone: "zone-a", API: api,
+		IPs:      []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")},
 		Network:  sandbox.Config{Dir: filepath.Join(t.TempDir(), "cni"), Path: []string{filepath.Dir(programs.Path(t, "sluice-cni"))}},
 		Log:      slog.New(slog.NewTextHandler(t.Output(), nil)),
@@ -75,34 +67,6 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(w.removePods)
 	t.Cleanup(func() { w.stop() })
 	return w
-}
-
-func (w *world) namespace(name string) *netns.NS {
-	w.Helper()
-	ns, err := netns.New(name)
-	if err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() {
-		if err := ns.Delete(); err != nil {
-			w.Error(err)
-		}
-	})
-	return ns
-}
-
-// address gives a namespace addresses of its own.
-func (w *world) address(ns *netns.NS, addrs ...netip.Addr) {
-	w.Helper()
-	lo, err := ns.LinkByName("lo")
-	if err != nil {
-		w.Fatal(err)
-	}
-	for _, a := range addrs {
-		if err := ns.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}); err != nil {
-			w.Fatal(err)
-		}
-	}
 }
 
 // removePods removes the pods that a stopped kubelet rightly left.

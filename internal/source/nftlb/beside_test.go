@@ -2,19 +2,15 @@ package nftlb
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
 )
 
 // TestBesideNftlb asks Debian's nftlb and Sluice the same, and compares what they answer byte by
@@ -66,28 +62,15 @@ func runNftlb(t *testing.T) func(verb, path, body string) (string, int) {
 	if err != nil {
 		t.Skip("needs Debian's package nftlb")
 	}
-	ns, err := netns.New(fmt.Sprintf("beside-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Delete() })
-	lo, err := ns.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr, err := netlink.ParseAddr("10.9.0.100/24")
-	if err != nil || ns.AddrAdd(lo, addr) != nil {
-		t.Fatal("give lo an address", err)
-	}
+	h := world.NewHost(t, "nftlb")
+	h.Address("lo", "10.9.0.100/24")
 	cmd := exec.Command(program, "-k", "K", "-H", "127.0.0.1", "-P", "5555", "-l", "0")
-	if err := ns.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	h.In(cmd.Start)
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-			err = ns.Do(func() (err error) { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+			err = h.Do(func() (err error) { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
 			return c, err
 		},
 	}}
