@@ -219,6 +219,12 @@ func startsLab(words []string) bool {
 	return strings.HasPrefix(strings.Join(words, " "), "bin/sluice lab up") && !slices.Contains(words, "--name")
 }
 
+// ofTheLab tells whether a command brings up the lab, or takes it down.
+func ofTheLab(text string) bool {
+	words := simple(text)[0]
+	return startsLab(words) || strings.Join(words, " ") == "bin/sluice lab down"
+}
+
 // fits tells whether a lab with these flags has what a scene asks of its own.
 func (s *scene) fits(flags []string) error {
 	for _, f := range append(s.leaves(), s.flags...) {
@@ -401,9 +407,9 @@ func status(text string) string {
 	return ""
 }
 
-// with is the beginning of a word that names a function, of a page's own script in testdata/stages,
-// which makes what a block of the page supposes. Such a script also has what stands in for
-// programs.
+// with is the beginning of a word that names a function, of a page's own script in testdata/stages
+// or of testdata/steps, which makes what a block of the page supposes. Such a script also has what
+// stands in for programs.
 const with = "with="
 
 // script makes a script of the commands, where what the flags say is there.
@@ -437,7 +443,7 @@ func (s *scene) script(flags []string) string {
 				// What it prints first is that it watches, or a table.
 				fmt.Fprintf(&w, "(exec %s) >watched 2>&1 &\nend_watching $! %d\n", background(text), 1+strings.Count(c.output, "\n"))
 			default:
-				if s.follows && (startsLab(words) || plain == "bin/sluice lab down") {
+				if s.follows && ofTheLab(text) {
 					continue
 				}
 				if startsLab(words) { // in place of the last one

@@ -171,6 +171,7 @@ func checkKubectl(t *testing.T, l *lab.Lab) {
 		{"run --rm -i --image=alpine test2 -- ash -c 'echo of' 'the shell'", "", "of"},
 		{"exec web -- sh -c 'ip -o address show; exit 3'", "", "exit code 3"},
 		{"exec -i web -- cat", "what comes in", "what comes in"},
+		{"exec web -- wget -qO- --timeout=5 http://web.default", "", `"namespace":"default"`},
 		{"logs web", "", "there is no log"},
 	} {
 		if out := c.run(tc.input, append([]string{"-n", "tried"}, words(tc.args)...)...); !strings.Contains(out, tc.want) {

@@ -161,8 +161,9 @@ metadata: {name: prednat-two}
 spec: {order: 30, selector: host == 'two', preDNAT: true, applyOnForward: true, types: [Ingress], ingress: [{action: Deny, protocol: TCP, destination: {ports: ["30000:32767"]}, source: {nets: [10.244.3.0/24]}}, {action: Allow}]}
 `
 
-// TestWhyCorners compares answers with packets where policy and services have corners, then with
-// host endpoints, where every node's agent gives the same answer, and while a pod terminates.
+// TestWhyCorners compares answers with packets where policy and services have corners, before and
+// while a pod terminates, and then with host endpoints, too, where every node's agent gives the same
+// answer.
 func TestWhyCorners(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "corners.yaml")
@@ -171,12 +172,6 @@ func TestWhyCorners(t *testing.T) {
 	}
 	l := upLab(t, "testwhycor", file)
 	compareWhy(t, l, inTurn)
-	texts := policyTexts(l)
-	for text := range strings.SplitSeq(strings.TrimPrefix(hostCorners, "\n---\n"), "\n---\n") {
-		texts = append(texts, []byte(text))
-	}
-	setPolicies(t, l, texts...)
-	compareWhy(t, l, everyNode)
 	if err := l.Change(t.Context(), func(c *plan.Cluster) error { return c.Mark("green", "web-a-1", true, true) }); err != nil {
 		t.Fatal(err)
 	}
@@ -184,6 +179,12 @@ func TestWhyCorners(t *testing.T) {
 		t.Fatal(err)
 	}
 	compareWhy(t, l, inTurn)
+	texts := policyTexts(l)
+	for text := range strings.SplitSeq(strings.TrimPrefix(hostCorners, "\n---\n"), "\n---\n") {
+		texts = append(texts, []byte(text))
+	}
+	setPolicies(t, l, texts...)
+	compareWhy(t, l, everyNode)
 }
 
 // TestWhyThroughTunnels compares answers with packets where nodes reach each other's pods through

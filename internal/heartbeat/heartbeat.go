@@ -62,7 +62,11 @@ type socket interface {
 }
 
 func listenUDP(at netip.AddrPort) (socket, error) {
-	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	s, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // peer is another node.

@@ -161,7 +161,7 @@ func (ns *NS) enter() (back func() error, err error) {
 	if here(ns.fd) {
 		return func() error { return nil }, nil
 	}
-	was, err := netns.Get()
+	was, err := netns.GetFromPath("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ func Apart(f func() error) error {
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // unlocked only on the main thread: all others end with the goroutine
+		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			done <- onThread(f) // on another thread, as this one is taken meanwhile
 			runtime.UnlockOSThread()

@@ -2,6 +2,7 @@ package policytest
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"sync"
@@ -46,7 +47,11 @@ func distinct(o *oracle.Objects, ports []int32) (all []oracle.Connection) {
 		for _, port := range ports {
 			var fates []byte
 			for c := range between(o, proto, port) {
-				fates = strconv.AppendBool(fates, allowed[c])
+				fate, told := allowed[c]
+				if !told {
+					panic(fmt.Sprintf("nothing is said of port %d", port))
+				}
+				fates = strconv.AppendBool(fates, fate)
 			}
 			alike[string(fates)] = append(alike[string(fates)], port)
 		}

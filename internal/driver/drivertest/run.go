@@ -131,6 +131,9 @@ func (r *run) join(t *testing.T) {
 	} else if r.joined++; before != nil && r.joined%adoptEvery != 0 {
 		r.cluster, r.adopted = before, true
 	}
+	if !r.adopted {
+		t.Log("the first programming of this row is an adoption")
+	}
 	t.Cleanup(func() {
 		r.hangUp()
 		r.left, r.shared = r.driver, nil
@@ -439,7 +442,7 @@ func (r *run) client(name string) *client {
 // This is how often a client tries: often enough to meet a backend that it must not meet, and to
 // meet each that it may.
 const (
-	fewestTries = 6
+	fewestTries = 10
 	mostTries   = 500
 )
 
