@@ -162,8 +162,8 @@ spec: {order: 30, selector: host == 'two', preDNAT: true, applyOnForward: true, 
 `
 
 // TestWhyCorners compares answers with packets where policy and services have corners, before and
-// while a pod terminates, and then with host endpoints, too, where every node's agent gives the same
-// answer.
+// while a pod terminates, and then with host endpoints, too, where every node's agent gives the
+// same answer.
 func TestWhyCorners(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "corners.yaml")
