@@ -169,8 +169,7 @@ func New(c Config) *Agent {
 		return !node.Leaving
 	}}
 	a.health.blocked = a.blocked
-	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits)
-	a.checks.sockets = a.sockets
+	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
 	for _, d := range c.Accelerators {
 		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
 	}

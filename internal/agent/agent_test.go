@@ -716,6 +716,18 @@ func TestNoInodes(t *testing.T) {
 	}
 }
 
+// largeServices are services of 40,000 endpoints each, web-2 and the next.
+func largeServices(n int) (all []store.Event) {
+	endpoints := make([]string, 40_000)
+	for i := range endpoints {
+		endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
+	}
+	for i := range n {
+		all = append(all, web(2+i, endpoints...)...)
+	}
+	return all
+}
+
 // A change larger than a slice takes several attempts. A caller that waits for all of it gets its
 // answer after the last.
 func TestSlices(t *testing.T) {
@@ -724,16 +736,8 @@ func TestSlices(t *testing.T) {
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.holds(t, web1)
 	before := b.driver.applied()
-	endpoints := make([]string, 40_000)
-	for i := range endpoints {
-		endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
-	}
-	var all []store.Event
 	const services = 4
-	for i := range services {
-		all = append(all, web(2+i, endpoints...)...)
-	}
-	b.source.deliver(all...)
+	b.source.deliver(largeServices(services)...)
 	if err := b.client.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}

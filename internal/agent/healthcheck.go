@@ -37,8 +37,8 @@ type healthCheck struct {
 	err      error
 }
 
-func newHealthChecks(log *slog.Logger, healthy func() bool, l limits) *healthChecks {
-	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, sockets: kernelSockets{}, servers: map[model.Name]*healthCheck{}}
+func newHealthChecks(log *slog.Logger, healthy func() bool, l limits, s sockets) *healthChecks {
+	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, sockets: s, servers: map[model.Name]*healthCheck{}}
 }
 
 // apply carries out a change of the desired health checks.

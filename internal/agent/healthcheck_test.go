@@ -44,7 +44,7 @@ func ask(t *testing.T, host string, port uint16) (code int, header http.Header, 
 func newChecks(t *testing.T) (h *healthChecks, healthy *atomic.Bool) {
 	healthy = &atomic.Bool{}
 	healthy.Store(true)
-	h = newHealthChecks(slog.New(slog.DiscardHandler), healthy.Load, shareDescriptors())
+	h = newHealthChecks(slog.New(slog.DiscardHandler), healthy.Load, shareDescriptors(), kernelSockets{})
 	t.Cleanup(h.close)
 	return h, healthy
 }

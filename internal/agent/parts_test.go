@@ -46,16 +46,8 @@ func TestServicesWhilePolicyFails(t *testing.T) {
 			s := b.Status()
 			return len(s.Failures) == 1 && s.Failures[0].Part == "policy" && b.health.unready() != ""
 		})
-		endpoints := make([]string, 40_000)
-		for i := range endpoints {
-			endpoints[i] = netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String()
-		}
-		var all []store.Event
 		const services = 10
-		for i := range services {
-			all = append(all, web(2+i, endpoints...)...)
-		}
-		b.source.deliver(all...)
+		b.source.deliver(largeServices(services)...)
 		eventually(t, "all services are programmed", func() bool { return len(b.driver.backends()) == 1+services })
 		generation := b.Store.Generation()
 		service, policy, pod := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}},
