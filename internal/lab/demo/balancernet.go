@@ -172,7 +172,7 @@ func (n *balancerNet) revive(backend string) (err error) {
 
 // Close ends all of it.
 func (n *balancerNet) Close() error {
-	errs := []error{n.echo.Close(), os.RemoveAll(n.dir)}
+	errs := []error{n.echo.Close()}
 	all := []*netns.NS{n.client, n.balancer}
 	for _, ns := range n.servers {
 		all = append(all, ns)
@@ -182,6 +182,7 @@ func (n *balancerNet) Close() error {
 			errs = append(errs, process.KillIn(ns.Name), ns.Delete())
 		}
 	}
+	errs = append(errs, os.RemoveAll(n.dir)) // the balancer wrote into it until now
 	return errors.Join(errs...)
 }
 
