@@ -78,7 +78,7 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 # than there are cores. The longest come first, so that none is left alone at the end. go vet is
 # `make lint`'s. Compilers, tests and the programs that they start let garbage grow to four times what
 # they use before they collect it: that saves a twelfth of the time.
-GO_TEST := env GOGC=400 go test -count=1 -vet=off -timeout 20m -p 3 -parallel 4
+GO_TEST := env GOGC=400 go test -count=1 -vet=off -timeout 20m -p 2 -parallel 3
 LONGEST := $(addprefix ./,cmd/sluice-lab internal/policytest docs internal/driver/iptables internal/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
 
 .PHONY: test test-packages test-release check
