@@ -263,7 +263,7 @@ func TestAddWithoutAgent(t *testing.T) {
 	if err := p.call("DEL", "shop", "target", ns); err != nil {
 		t.Error(err)
 	}
-	p.timeout = "2s" // the agent tells before that ends
+	p.timeout = "4s" // the agent tells before that ends, also on a busy machine
 	refused("a pod that nobody knows", "unknown", "does not say that it is on node node-a")
 }
 
