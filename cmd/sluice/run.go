@@ -236,7 +236,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 	}
-	if config.Policy && can&driver.Policy != 0 || config.Fabric {
+	if mode.name != userspaceMode {
 		c.Drops = readDrops(log)
 	}
 	if config.Fabric {

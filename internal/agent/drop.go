@@ -123,6 +123,8 @@ func (d *Drop) circumstance() string {
 		return "established, and forbidden since"
 	case state.DropForeignError:
 		return "an ICMP error about a connection that is not the sender's own, as far as known"
+	case state.DropStray:
+		return "a TCP segment from a pod, of no connection that this node knows: it would arrive untranslated, and its receiver would end the connection"
 	case state.DropForeignTunnel:
 		return "a packet of the pod network's tunnels, from an address that no Node has"
 	}

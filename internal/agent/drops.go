@@ -23,7 +23,7 @@ type Packet struct {
 }
 
 // errNoDrops says why drops cannot be watched.
-var errNoDrops = errors.New("this agent does not carry out policy (--policy=false, or a mode without it): it drops nothing that could be shown")
+var errNoDrops = errors.New("this agent's mode drops nothing that could be shown")
 
 // dropBacklog is how many drops may wait for one watcher.
 const dropBacklog = 1024

@@ -181,7 +181,7 @@ func TestExplainWarns(t *testing.T) {
 	if _, err := b.client.Policies(t.Context()); err == nil || !strings.Contains(err.Error(), "--policy=false") {
 		t.Errorf("policies of an agent without: %v", err)
 	}
-	if err := b.client.Drops(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "--policy=false") {
+	if err := b.client.Drops(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "mode drops nothing") {
 		t.Errorf("drops of an agent without: %v", err)
 	}
 }

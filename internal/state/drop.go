@@ -14,5 +14,6 @@ const (
 	DropCut           Drop = "cut"            // established, and forbidden since
 	DropDenyList      Drop = "deny-list"      // on arrival
 	DropForeignError  Drop = "foreign-error"  // an ICMP error from a pod, about a connection that is not known to be its own
+	DropStray         Drop = "stray"          // a TCP segment from a pod, of no connection that is known
 	DropForeignTunnel Drop = "foreign-tunnel" // to a tunnel of the pod network, from an address that is no node's
 )

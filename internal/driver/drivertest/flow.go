@@ -1,11 +1,15 @@
 package drivertest
 
 import (
+	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
 )
 
 // expectOfFlow makes exchanges over a flow until its fate is the expected one. After a change,
@@ -56,14 +60,38 @@ func (r *run) judgeFlow(s send, res result) error {
 }
 
 // inject sends a segment far outside the window from the flow's backend to the client, with the
-// client's address as the backend sees it.
+// client's address as the backend sees it. A driver that counts what it drops counts it.
 func (r *run) inject(flow *conn) error {
 	raw, err := flow.Conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return err
 	}
+	before, err := r.strays()
+	if err != nil {
+		return err
+	}
 	a := flow.answer
-	return r.owner[a.server.Addr()].ns.Do(func() error {
+	err = r.owner[a.server.Addr()].ns.Do(func() error {
 		return InjectStray(raw, a.server, a.client)
 	})
+	for end := time.Now().Add(settle); err == nil; {
+		after, readErr := r.strays()
+		if err = readErr; after > before || after < 0 {
+			break
+		}
+		if time.Now().After(end) {
+			err = errors.New("the stray segment is not counted as dropped")
+		}
+	}
+	return err
+}
+
+// strays is how many stray segments the driver counts as dropped; -1 if it counts nothing.
+func (r *run) strays() (int, error) {
+	c, counts := r.driver.(driver.Counter)
+	if !counts {
+		return -1, nil
+	}
+	drops, err := c.DropCounts(context.Background())
+	return int(drops[state.DropStray]), err
 }

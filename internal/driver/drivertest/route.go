@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"errors"
 	"math"
 	"net/netip"
 	"strings"
@@ -67,6 +68,35 @@ func (r *run) detour(t *testing.T, names string) {
 		if err := r.node.RouteAdd(route); err != nil {
 			t.Fatalf("lead the way to %s by another interface: %v", name, err)
 		}
+	}
+}
+
+// leadByNode makes the wire send by the node what comes from outside for the named addresses, until
+// the row ends. Their answers go straight back.
+func (r *run) leadByNode(t *testing.T, names string) {
+	t.Helper()
+	dev, err := r.wire.LinkByName("to-node")
+	if err != nil {
+		t.Fatalf("find the way to the node: %v", err)
+	}
+	const table = 77
+	for name := range strings.FieldsSeq(names) {
+		dst := ipnet(netip.PrefixFrom(r.addr(name, r.family), r.addr(name, r.family).BitLen()))
+		rule := netlink.NewRule()
+		rule.IifName, rule.Dst, rule.Table, rule.Priority = "to-outside", dst, table, 100
+		rule.Family = socketFamily(r.addr(name, r.family))
+		err := r.wire.RouteAdd(&netlink.Route{LinkIndex: dev.Attrs().Index, Dst: dst, Gw: r.addr("node", r.family).AsSlice(), Flags: unix.RTNH_F_ONLINK, Table: table})
+		if err == nil {
+			err = r.wire.RuleAdd(rule)
+		}
+		if err != nil {
+			t.Fatalf("lead the way to %s by the node: %v", name, err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(r.wire.RuleDel(rule), r.wire.RouteDel(&netlink.Route{Dst: dst, Table: table})); err != nil {
+				t.Errorf("restore the way to %s: %v", name, err)
+			}
+		})
 	}
 }
 

@@ -57,6 +57,7 @@ type step struct {
 	// error.
 	blackhole, unreachable string
 	detour                 string // from this step on, the node reaches these addresses by another interface
+	oneWay                 string // the wire leads to these addresses by the node what comes from outside: the node sees no answers
 	sends                  []send
 }
 

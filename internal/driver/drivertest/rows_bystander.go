@@ -19,6 +19,14 @@ func bystanderRows() []row {
 				tcp("c", "b:8080", by("b")), tcp("c", "x:8080", by("x")), udp("c", "x:8053", by("x")), tcp("c", "vip:80", by("a b x")),
 				tcp("c", "node:8080", by("node")), tcp("node", "outside:8080", by("outside")), tcp("outside", "b:8080", by("b")),
 			}}}},
+		// A router with one route for all pods, and a host that answers by another way
+		// (projectcalico/calico#7434, kubernetes/kubernetes#94861).
+		{name: "only one direction passes the node", steps: []step{{
+			services: []svc{{at: "vip", ports: []port{httpNode, dns}, on: "a x"}, {name: "host", on: "remote node"}}, oneWay: "x remote",
+			sends: []send{
+				tcp("outside", "x:8080", by("x")).on("to a pod of another node"), tcp("outside", "x:8080", by("x")).on("to a pod of another node"),
+				tcp("outside", "remote:8080", by("remote")).on("between hosts"), tcp("outside", "remote:8080", by("remote")).on("between hosts"),
+			}}}},
 		changedWay(),
 		one("another table's translation", []svc{{at: "vip", ports: []port{httpNode}, on: "c"}},
 			tcp("outside", "node:5555", by("c")), tcp("outside", "node:30080", by("c").masked())),

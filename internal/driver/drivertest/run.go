@@ -327,6 +327,7 @@ func (r *run) step(t *testing.T, i int, s step) {
 	r.lose(t, s.blackhole, unix.RTN_BLACKHOLE)
 	r.lose(t, s.unreachable, unix.RTN_UNREACHABLE)
 	r.detour(t, s.detour)
+	r.leadByNode(t, s.oneWay)
 	delta := r.cluster.declare(r.declare(r.family, s))
 	switch {
 	case s.away:

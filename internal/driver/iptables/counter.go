@@ -83,7 +83,11 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 	counts := map[state.Drop]uint64{}
 	for i := range d.families {
 		err := d.eachCounter(ctx, i, func(at ruleAt, rule string, packets uint64) {
-			if reason, is := strings.CutPrefix(at.chain, dropChain("")); is && rule == "-j DROP" {
+			reason, is := strings.CutPrefix(at.chain, dropChain(""))
+			if at.chain == strayChain {
+				reason, is = string(state.DropStray), true
+			}
+			if is && rule == "-j DROP" {
 				counts[state.Drop(reason)] += packets
 			}
 		})
@@ -110,13 +114,13 @@ func (d *Driver) count(ctx context.Context, family int, to counted, some func(ch
 	return d.eachCounter(ctx, family, func(at ruleAt, _ string, packets uint64) { to.add(decide[at], packets) })
 }
 
-// eachCounter yields the rules of all our chains of policy, with how many packets each has matched.
+// eachCounter yields the rules of our chains in the table filter, and in others that have some of policy, with how many packets each has matched.
 func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at ruleAt, rule string, packets uint64)) error {
 	v, err := d.variant(ctx)
 	if err != nil {
 		return err
 	}
-	used := map[string]bool{}
+	used := map[string]bool{"filter": true}
 	if now := d.enforced[family]; now != nil {
 		for c := range now.chains {
 			used[c.table] = true
@@ -129,13 +133,13 @@ func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at rule
 		}
 		at := ruleAt{}
 		for line := range strings.Lines(string(out)) {
-			counters, rule, is := strings.Cut(strings.TrimSpace(line), " -A "+policyPrefix)
+			counters, rule, is := strings.Cut(strings.TrimSpace(line), " -A "+prefix)
 			name, rule, _ := strings.Cut(rule, " ")
 			if !is {
 				continue
 			}
-			if at.index++; at.chain != policyPrefix+name {
-				at = ruleAt{chain: policyPrefix + name}
+			if at.index++; at.chain != prefix+name {
+				at = ruleAt{chain: prefix + name}
 			}
 			var packets uint64
 			if _, err := fmt.Sscanf(counters, "[%d:", &packets); err == nil {

@@ -108,10 +108,15 @@ func (j *judge) enforce(p *state.Policy, kept *keeping) *enforced {
 // drops adds chains that tell whoever listens, and drop.
 func (i *image) drops(table string, reasons ...state.Drop) {
 	for _, reason := range reasons {
-		i.rule(table, dropChain(reason),
-			fmt.Sprintf(`-m limit --limit 200/sec --limit-burst 200 -j NFLOG --nflog-prefix "%s%s" --nflog-group %d --nflog-size 128`, driver.DropPrefix, reason, driver.DropGroup),
-			"-j DROP")
+		i.drop(table, dropChain(reason), reason)
 	}
+}
+
+// drop adds such a chain.
+func (i *image) drop(table, chain string, reason state.Drop) {
+	i.rule(table, chain,
+		fmt.Sprintf(`-m limit --limit 200/sec --limit-burst 200 -j NFLOG --nflog-prefix "%s%s" --nflog-group %d --nflog-size 128`, driver.DropPrefix, reason, driver.DropGroup),
+		"-j DROP")
 }
 
 // forward adds the ways by which packets enter.

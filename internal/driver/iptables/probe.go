@@ -30,13 +30,13 @@ var Requirements = []*probe.Requirement{
 		"nat PREROUTING -m addrtype --src-type LOCAL -j MARK --set-xmark "+mark, "nat PREROUTING -p tcp -m tcp --dport 80 -m conntrack --ctstate DNAT -m mark --mark "+mark+" -j RETURN"),
 	requirement("match by a BPF program", "3.10", "xt_bpf", "nat POSTROUTING -m bpf --bytecode "+(family{}).hairpin()+" -j RETURN"),
 	requirement("reject", "3.11", "iptable_filter ip6table_filter ipt_REJECT ip6t_REJECT", "filter INPUT -p tcp -j REJECT --reject-with tcp-reset"),
+	requirement("telling of drops", "2.6.16", "xt_NFLOG xt_limit nfnetlink_log", "filter FORWARD -m limit --limit 200/sec -j NFLOG --nflog-group 1 --nflog-size 128"),
 }
 
 // PolicyRequirements are what it needs beside those to judge what may pass.
 var PolicyRequirements = []*probe.Requirement{
 	requirement("check of the way back", "3.3", "iptable_raw ip6table_raw ipt_rpfilter ip6t_rpfilter", "raw PREROUTING -m rpfilter --invert -j RETURN"),
 	requirement("labels of connections", "3.9", "xt_connlabel", fmt.Sprintf("filter FORWARD -m connlabel --label %d -j DROP", state.CutLabel)),
-	requirement("telling of drops", "2.6.16", "xt_NFLOG xt_limit nfnetlink_log", "filter FORWARD -m limit --limit 200/sec -j NFLOG --nflog-group 1 --nflog-size 128"),
 	requirement("several ports in a rule", "2.6.16", "xt_multiport", "filter FORWARD -p tcp -m multiport --dports 1,2 -j DROP"),
 	requirement("comments", "2.6.16", "xt_comment", "filter FORWARD -m comment --comment x -j DROP"),
 	requirement("writing to the kernel's log", "2.6.16", "xt_LOG nf_log_syslog", "filter FORWARD -j LOG"),

@@ -39,6 +39,7 @@ const (
 	rejectChain     = prefix + "REJECT"
 	forwardChain    = prefix + "FORWARD"
 	inputChain      = prefix + "INPUT"
+	strayChain      = prefix + "STRAY"
 	tunnelsChain    = prefix + "TUNNELS"
 	untrackedChain  = prefix + "UNTRACKED"
 )
@@ -201,8 +202,9 @@ func (f family) filter(i *image) {
 	// Connection tracking can make nothing of a stray segment. One of a backend would arrive
 	// untranslated and be answered with a reset.
 	const stray = "-p tcp -m conntrack --ctstate INVALID "
-	i.rule("filter", forwardChain, stray+"-j DROP", "-g "+unservedChain)
-	i.rule("filter", inputChain, stray+f.in(setCluster, "src")+" -j DROP", "-g "+unservedChain)
+	i.drop("filter", strayChain, state.DropStray)
+	i.rule("filter", forwardChain, stray+f.in(setOwn, "src")+" -g "+strayChain, "-g "+unservedChain)
+	i.rule("filter", inputChain, stray+f.in(setCluster, "src")+" -g "+strayChain, "-g "+unservedChain)
 	i.rule("filter", unservedChain,
 		"-m conntrack --ctstate INVALID,DNAT -j RETURN",
 		"-m mark --mark "+proxied+" -j RETURN",

@@ -170,7 +170,7 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	case a.have == nil:
 		b.Fresh = true
 		b.AddTable(d.tableFlags(), program.TableComment)
-		d.prog.Create(b, nil, nil)
+		d.prog.Create(b, nil, nil, a.lists())
 	case a.sameProgram():
 		a.reused = map[*nft.Set]bool{}
 		for _, s := range d.prog.Sets {
@@ -194,6 +194,9 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 		return nil, err
 	}
 	a.planChains()
+	if a.have != nil && a.sameProgram() {
+		a.planLists()
+	}
 	a.writeNotes()
 	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table(), kept: a.kept}, nil
 }
@@ -262,7 +265,7 @@ func (a *adoption) sameProgram() bool {
 		}
 	}
 	for _, c := range p.Chains {
-		if !a.have.Chains[c.Name] || a.have.Rules[c.Name] != len(c.Rules) {
+		if !a.have.Chains[c.Name] || a.have.Rules[c.Name] != len(c.Rules) && !p.IsListChain(c.Name) {
 			return false
 		}
 	}
@@ -309,7 +312,7 @@ func (a *adoption) replaceProgram() {
 	}
 	a.have.Chains = map[string]bool{}
 	a.reused = kept
-	p.Create(b, kept, a.have.Counters)
+	p.Create(b, kept, a.have.Counters, a.lists())
 }
 
 // planChains creates the chains and counters that are missing beside the program, and deletes
@@ -354,10 +357,6 @@ func (a *adoption) fill(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read set %s: %w", s.Name, err)
 		}
-		if s.Interval {
-			a.planRanges(s, elements)
-			continue
-		}
 		content[s] = elements
 	}
 	d.prog.EachElement(a.want, func(e *nft.Element) {
@@ -393,16 +392,20 @@ func (a *adoption) worthReading(s *nft.Set) bool {
 	return true
 }
 
-// planRanges has a set of intervals written anew if anything in it differs: the kernel refuses some
-// orders in which single ends are deleted.
-func (a *adoption) planRanges(s *nft.Set, have map[nft.ElementKey]nft.Element) {
-	var holds sum
-	for _, e := range have {
-		holds.add(&e)
-	}
-	if a.reused[s] && holds != a.change.sums[s.ID] {
-		a.change.batch.FlushSet(s)
-		a.reused[s] = false
+// lists are those of want, and those that stay.
+func (a *adoption) lists() nft.Lists {
+	return a.d.prog.Lists(a.of.in(a.want, cmp.Or(a.d.state, &state.State{})))
+}
+
+// planLists has the rules of list chains written anew if a list differs, or their number.
+func (a *adoption) planLists() {
+	b, p := a.change.batch, a.d.prog
+	differ := slices.ContainsFunc(p.Networks, func(s *nft.Set) bool { return b.Changed(s) || !a.reused[s] })
+	for _, c := range p.ListChains(a.lists()) {
+		if differ || a.have.Rules[c.Name] != len(c.Rules) {
+			b.RewriteRules(c)
+			b.Stepwise = true
+		}
 	}
 }
 

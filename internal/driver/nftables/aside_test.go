@@ -171,7 +171,7 @@ func held(t *testing.T, d *Driver) (lines []string) {
 			t.Fatal(err)
 		}
 		for _, e := range elements {
-			lines = append(lines, fmt.Sprintf("%s %s %v", s.Name, &e, e.IntervalEnd))
+			lines = append(lines, fmt.Sprintf("%s %s", s.Name, &e))
 		}
 	}
 	slices.Sort(lines)

@@ -37,6 +37,9 @@ func (a *adoption) findMentioned(ctx context.Context) (err error) {
 
 // mayLack reports whether elements of the set may have to stay though want does not name them.
 func (a *adoption) mayLack(s *nft.Set) bool {
+	if a.d.prog.IsList(s) {
+		return false // it says how packets are treated, and belongs to no object that may come yet
+	}
 	if a.d.prog.OfPolicy(s) {
 		return a.keep.Policy || a.mentioned != nil
 	}

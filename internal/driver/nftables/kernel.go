@@ -84,6 +84,11 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 func (d *Driver) rules() int {
 	n := d.chainRefs.RuleCount()
 	for _, c := range d.prog.Chains {
+		if !d.prog.IsListChain(c.Name) {
+			n += len(c.Rules)
+		}
+	}
+	for _, c := range d.prog.ListChains(d.prog.Lists(d.state)) {
 		n += len(c.Rules)
 	}
 	return n

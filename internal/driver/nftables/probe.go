@@ -67,7 +67,7 @@ func (d *Driver) canOwn() bool {
 func try(s *nft.Socket, p *program.Program, flags uint32) error {
 	b := nft.NewBatch(program.TableName + "-probe")
 	b.AddTable(flags, program.TableComment)
-	p.Create(b, nil, nil)
+	p.Create(b, nil, nil, nil)
 	b.DeleteTable()
 	_, err := b.Send(s)
 	return err

@@ -132,7 +132,7 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State, cou
 	c := n.newChange()
 	c.batch.Closed = true
 	c.batch.AddTable(d.tableFlags(), program.TableComment)
-	d.prog.Create(c.batch, nil, nil)
+	d.prog.Create(c.batch, nil, nil, d.prog.Lists(n.state))
 	d.prog.WriteNote(c.batch, program.ProgramNote, "", d.prog.Note())
 	d.prog.EachElement(n.state, c.add)
 	p := c.plan(d.parts(), func() {})

@@ -40,7 +40,7 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 		}
 		d.prog.SettingsChains(*now, c.use)
 		d.prog.SettingsChains(before, c.release)
-		c.rewrite(of(before, d.prog.SettingsElements), of(*now, d.prog.SettingsElements))
+		c.lists(d.prog.SettingsLists(before), d.prog.SettingsLists(*now))
 		c.replace(of(before, d.prog.DeviceElements), of(*now, d.prog.DeviceElements))
 	}
 	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
@@ -125,28 +125,13 @@ func (c *change) replace(before, after func(yield func(*nft.Element))) {
 	}
 }
 
-// rewrite plans that those of the sets that differ are emptied and written anew.
-func (c *change) rewrite(before, after func(yield func(*nft.Element))) {
-	sums := [2]map[*nft.Set]sum{{}, {}}
-	for i, elements := range []func(func(*nft.Element)){before, after} {
-		elements(func(e *nft.Element) {
-			s := sums[i][e.Set]
-			s.add(e)
-			sums[i][e.Set] = s
-		})
+// lists plans the difference between lists of networks, and between the rules that look them up.
+func (c *change) lists(before, after nft.Lists) {
+	c.replace(before.Elements, after.Elements)
+	if slices.ContainsFunc(c.d.prog.Networks, c.batch.Changed) {
+		c.batch.Stepwise = !c.batch.AtOnce // an address may be in one network before, and in another one after
+		c.batch.ChangeRules(c.d.prog.ListChains(before), c.d.prog.ListChains(after))
 	}
-	differs := func(s *nft.Set) bool { return sums[0][s] != sums[1][s] }
-	for s := range sums[0] {
-		if differs(s) {
-			c.batch.FlushSet(s)
-			c.sums[s.ID] = sum{}
-		}
-	}
-	after(func(e *nft.Element) {
-		if differs(e.Set) {
-			c.add(e)
-		}
-	})
 }
 
 // changeMembers plans what really changes of a set of values.

@@ -22,8 +22,7 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		changeMembers(c, program.CheckedDevices(before), checkedDelta(before, d), device(p.Policy.Checked))
 	}
 	if d.PodCIDRs != nil {
-		c.rewrite(func(yield func(*nft.Element)) { p.OwnPodElements(before.PodCIDRs, yield) },
-			func(yield func(*nft.Element)) { p.OwnPodElements(*d.PodCIDRs, yield) })
+		c.lists(p.PodLists(before.PodCIDRs), p.PodLists(*d.PodCIDRs))
 	}
 	for id, members := range d.Groups {
 		changeMembers(c, before.Groups[id], members, func(a netip.Addr, yield func(*nft.Element)) { p.MemberElement(id, a, yield) })

@@ -102,6 +102,12 @@ func (r *redirect) newFamily(f nft.Family) *family {
 		return &s
 	}
 	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
+	list := func(name, comment string) *nft.Set {
+		s := nft.NewList(f, name, comment)
+		s.ID = uint32(len(r.sets) + 1)
+		r.sets = append(r.sets, s)
+		return s
+	}
 	return &family{
 		Family:       f,
 		frontends:    set("frontends", "what becomes of new connections", nft.Set{Key: frontend, Verdict: true}),
@@ -110,14 +116,48 @@ func (r *redirect) newFamily(f nft.Family) *family {
 		sources:      set("sources", "the same: who may connect", nft.Set{Key: append(append([]nft.Field{nft.Mark}, frontend...), f.Saddr)}),
 		clusterIPs:   set("cluster-ips", "addresses of services", nft.Set{Key: frontend[:1]}),
 		otherIPs:     set("other-ips", "addresses that other programs serve", nft.Set{Key: frontend[:1]}),
-		serviceCIDRs: set("service-cidrs", "an address in here that no service has is dropped", nft.Set{Key: frontend[:1], Interval: true}),
-		podCIDRs:     set("pod-cidrs", "sources that are pods", nft.Set{Key: []nft.Field{f.Saddr}, Interval: true}),
+		serviceCIDRs: list("service-cidrs", "an address in here that no service has is dropped"),
+		podCIDRs:     list("pod-cidrs", "sources that are pods"),
 	}
 }
 
 func rule(comment ...string) nft.Rule { return nft.NewRule(comment...) }
 
-// chains are the table's, whatever the services are.
+// lists are the lists of networks of the settings.
+func (r *redirect) lists(s state.Settings) nft.Lists {
+	all := nft.Lists{}
+	for _, f := range r.families {
+		all.Put(f.Family, f.serviceCIDRs, s.ServiceCIDRs)
+		all.Put(f.Family, f.podCIDRs, s.ClusterCIDRs)
+	}
+	return all
+}
+
+// listChains are the chains that depend on the lists.
+func (r *redirect) listChains(l nft.Lists) (chains []nft.Chain) {
+	for _, f := range r.families {
+		ours, frontend := rule().Family(f.Family), f.frontends.Key
+		services := nft.Chain{Name: f.Name + "-services", Comment: "where every packet is looked up", Rules: []nft.Rule{
+			ours.Vmap(f.frontends, frontend...),
+			rule("a port that the service does not have").Family(f.Family).In(f.clusterIPs, f.Daddr).Goto("reject"),
+		}}
+		services.Rules = append(services.Rules, l.Rules(rule("an address that no service has").Family(f.Family), f.serviceCIDRs, f.Daddr, func(r nft.Rule) nft.Rule {
+			return r.NotIn(f.otherIPs, f.Daddr).Drop()
+		})...)
+		clients := nft.Chain{Name: f.Name + "-clients", Comment: "what becomes of it depends on the client",
+			Rules: append(established(), rule("loadBalancerSourceRanges").Jump(f.Name+"-sources"))}
+		clients.Rules = append(clients.Rules, l.Rules(rule("from a pod").Family(f.Family), f.podCIDRs, f.Saddr, func(r nft.Rule) nft.Rule {
+			return r.Vmap(f.inside, frontend...)
+		})...)
+		clients.Rules = append(clients.Rules,
+			rule("externalTrafficPolicy Local, seen from outside").Family(f.Family).FromNode(false).Vmap(f.outside, frontend...),
+			ours.Vmap(f.inside, frontend...), rule().Drop())
+		chains = append(chains, services, clients)
+	}
+	return chains
+}
+
+// chains are the table's, whatever the services are; those for lists have none.
 func (r *redirect) chains() []nft.Chain {
 	unmarked := func(to string, f *family) nft.Rule {
 		return rule().Mark(expr.CmpOpEq, toProxy|ownMark, 0).Family(f.Family).Jump(to)
@@ -145,21 +185,9 @@ func (r *redirect) chains() []nft.Chain {
 	arriving.Rules, leaving.Rules = append(arriving.Rules, theirs, passing), append(leaving.Rules, theirs, passing)
 	var asTheyAre []nft.Rule
 	for i, f := range r.families {
-		frontend, name := f.frontends.Key, f.Name+"-services"
+		name := f.Name + "-services"
 		asTheyAre = append(asTheyAre, rule("it stays as it is").Mark(expr.CmpOpEq, toProxy, toProxy).Family(f.Family).Load(0, f.Daddr).Destination(f.Family, 0, -1))
 		arriving.Rules, leaving.Rules = append(arriving.Rules, f.related(), unmarked(name, f)), append(leaving.Rules, unmarked(name, f))
-		chains = append(chains,
-			nft.Chain{Name: name, Comment: "where every packet is looked up", Rules: []nft.Rule{
-				rule().Family(f.Family).Vmap(f.frontends, frontend...),
-				rule("a port that the service does not have").Family(f.Family).In(f.clusterIPs, f.Daddr).Goto("reject"),
-				rule("an address that no service has").Family(f.Family).In(f.serviceCIDRs, f.Daddr).NotIn(f.otherIPs, f.Daddr).Drop(),
-			}},
-			nft.Chain{Name: f.Name + "-clients", Comment: "what becomes of it depends on the client", Rules: append(established(),
-				rule("loadBalancerSourceRanges").Jump(f.Name+"-sources"),
-				rule("externalTrafficPolicy Local, seen from outside").Family(f.Family).NotIn(f.podCIDRs, f.Saddr).FromNode(false).Vmap(f.outside, frontend...),
-				rule().Family(f.Family).Vmap(f.inside, frontend...),
-				rule().Drop(),
-			)})
 		chains = append(chains, f.sourcesChain())
 		arriving.Rules = append(arriving.Rules, rule().Mark(expr.CmpOpEq, toProxy, toProxy).Family(f.Family).Proto(unix.IPPROTO_TCP).Add(
 			&expr.Immediate{Register: register, Data: loopback(f.Family).AsSlice()},
@@ -167,6 +195,7 @@ func (r *redirect) chains() []nft.Chain {
 			&expr.TProxy{Family: familyNumbers[i], RegAddr: register, RegPort: register + 4}))
 	}
 	const beforeOthers = -110
+	chains = append(chains, r.listChains(nil)...)
 	return append(chains, arriving, leaving,
 		nft.Chain{Name: "nat-prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, beforeOthers), Comment: "so that nobody translates what is for the proxy", Rules: asTheyAre},
 		nft.Chain{Name: "nat-output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, beforeOthers), Comment: "the same, of the node itself", Rules: asTheyAre})
@@ -277,17 +306,7 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 		have, d = state.NewServices(), whole(have, d)
 	}
 	for k, f := range d.Frontends {
-		before, after := r.elements(k, have.Frontends[k]), r.elements(k, f)
-		for key, e := range before {
-			if n, is := after[key]; !is || !n.SameValue(e) {
-				b.Delete(e)
-			}
-		}
-		for key, e := range after {
-			if o, is := before[key]; !is || !o.SameValue(e) {
-				b.Add(e)
-			}
-		}
+		change(b, r.elements(k, have.Frontends[k]), r.elements(k, f))
 	}
 	for a, in := range d.ClusterIPs {
 		address(b, r.family(a).clusterIPs, a, in)
@@ -296,14 +315,10 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 		address(b, r.family(a).otherIPs, a, in)
 	}
 	if d.Settings != nil {
-		for _, f := range r.families {
-			for s, prefixes := range map[*nft.Set][]netip.Prefix{f.serviceCIDRs: d.Settings.ServiceCIDRs, f.podCIDRs: d.Settings.ClusterCIDRs} {
-				if r.built {
-					b.FlushSet(s)
-				}
-				nft.EachInterval(f.Family, s, prefixes, b.Add)
-			}
-		}
+		before, after := r.lists(have.Settings), r.lists(*d.Settings)
+		change(b, networks(before), networks(after))
+		b.ChangeRules(r.listChains(before), r.listChains(after))
+		b.Stepwise = r.built
 	}
 	_, err := b.Send(r.sock)
 	if errors.Is(err, unix.EPERM) {
@@ -343,6 +358,27 @@ func (r *redirect) family(a netip.Addr) *family {
 type place struct {
 	set *nft.Set
 	key nft.ElementKey
+}
+
+// change plans the difference between elements.
+func change(b *nft.Batch, before, after map[place]*nft.Element) {
+	for key, e := range before {
+		if n, is := after[key]; !is || !n.SameValue(e) {
+			b.Delete(e)
+		}
+	}
+	for key, e := range after {
+		if o, is := before[key]; !is || !o.SameValue(e) {
+			b.Add(e)
+		}
+	}
+}
+
+// networks are the elements of lists.
+func networks(l nft.Lists) map[place]*nft.Element {
+	all := map[place]*nft.Element{}
+	l.Elements(func(e *nft.Element) { all[place{e.Set, e.ElementKey}] = e })
+	return all
 }
 
 // elements are what a frontend puts into the sets; none of nil.

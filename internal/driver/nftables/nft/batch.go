@@ -94,6 +94,9 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 func (b *Batch) Add(e *Element)    { b.element(b.partOf(b.additions, e.Set), e, false); b.Changes++ }
 func (b *Batch) Delete(e *Element) { b.element(b.partOf(b.deletions, e.Set), e, true); b.Changes++ }
 
+// Changed reports whether elements of the set are added or deleted one by one.
+func (b *Batch) Changed(s *Set) bool { return b.additions[s] != nil || b.deletions[s] != nil }
+
 // Note replaces an element that says something of the table: it deletes old before all else of the
 // batch, and adds now after all else. Neither counts as a change; both may be nil.
 func (b *Batch) Note(old, now *Element) {
@@ -247,6 +250,23 @@ func (b *Batch) DeleteRules(p *part, chain string) {
 		}
 	})
 	b.Changes--
+}
+
+// RewriteRules replaces all rules of a chain. A packet meets the old ones or the new ones.
+func (b *Batch) RewriteRules(c Chain) {
+	b.DeleteRules(&b.Before, c.Name)
+	b.AddRules(c)
+	b.Changes++
+}
+
+// ChangeRules replaces the rules of those chains, named alike before and after, in which they
+// differ.
+func (b *Batch) ChangeRules(before, after []Chain) {
+	for i, c := range after {
+		if !slices.EqualFunc(before[i].Rules, c.Rules, Rule.equal) {
+			b.RewriteRules(c)
+		}
+	}
 }
 
 // DeleteChain removes a chain that has no rules and that nothing refers to.

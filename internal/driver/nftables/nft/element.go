@@ -30,9 +30,8 @@ type Life struct{ Timeout, Expires time.Duration }
 
 // ElementKey identifies an element within its set.
 type ElementKey struct {
-	KeyLen      uint8
-	IntervalEnd bool // the key ends the interval that the key before it began
-	Key         [56]byte
+	KeyLen uint8
+	Key    [56]byte
 }
 
 // Verdict is what a verdict map does with a packet.
@@ -102,9 +101,6 @@ func (e *Element) Digest() uint64 {
 	b := append(buf[:0], byte(e.Set.ID), e.KeyLen, 0, e.dataLen, byte(e.Verdict.Code)) // the zero is there in the notes of all releases
 	b = append(b, e.Key[:e.KeyLen]...)
 	b = append(b, e.Data[:e.dataLen]...)
-	if e.IntervalEnd {
-		b = append(b, 1)
-	}
 	b = append(b, e.Verdict.Chain...)
 	b = append(b, 0)
 	b = append(b, e.Comment...)
@@ -119,9 +115,6 @@ func (e *Element) SameValue(o *Element) bool {
 // Write appends the element to an open list. To delete one, its key is enough.
 func (e *Element) Write(a *Attrs, keyOnly bool) {
 	elem := a.begin(unix.NFTA_LIST_ELEM)
-	if e.IntervalEnd {
-		a.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
-	}
 	first, last := e.ends()
 	writeData(a, unix.NFTA_SET_ELEM_KEY, first)
 	if last != nil {
@@ -176,8 +169,6 @@ func ReadElement(s *Set, b []byte) Element {
 	}
 	EachAttr(b, func(typ uint16, v []byte) bool {
 		switch typ {
-		case unix.NFTA_SET_ELEM_FLAGS:
-			e.IntervalEnd = beUint32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_KEY:
 			e.KeyLen = uint8(copy(e.Key[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
 		case elementKeyEnd: // it comes after the key
@@ -217,9 +208,6 @@ func (e *Element) String() string {
 	b.WriteString(formatKey(e.Set.Key, first))
 	if last != nil {
 		b.WriteString(" to " + formatKey(e.Set.Key, last))
-	}
-	if e.IntervalEnd {
-		b.WriteString(" (end of range)")
 	}
 	if e.Comment != "" {
 		fmt.Fprintf(&b, " comment %q", e.Comment)

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"strings"
@@ -42,6 +43,8 @@ func libExpr(e expr.Any) Expression {
 		a.B = append(a.B, b...)
 	}}
 }
+
+func (r Rule) equal(o Rule) bool { return r.Comment == o.Comment && bytes.Equal(r.exprs.B, o.exprs.B) }
 
 // Size is the number of expressions, and of the bytes that they take in a message.
 func (r Rule) Size() (expressions, bytes int) { return r.n, len(r.exprs.B) }

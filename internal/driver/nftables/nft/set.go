@@ -13,7 +13,6 @@ type Set struct {
 	Data    []Field // of a map to values
 	Verdict bool    // a map to verdicts
 
-	Interval bool // elements are the ends of ranges: of one field, and never changed but written anew
 	// Ranges: each field of an element's key is a range; they do not overlap. The key of an Element
 	// is that of all first values, and then that of all last ones.
 	Ranges  bool
@@ -74,9 +73,6 @@ func magic(fields []Field) (m uint32) {
 }
 
 func (s *Set) flags() (flags uint32) {
-	if s.Interval {
-		flags |= unix.NFT_SET_INTERVAL
-	}
 	if s.Ranges {
 		flags |= unix.NFT_SET_INTERVAL | setConcat
 	}

@@ -145,7 +145,7 @@ func DeleteChains(b *nft.Batch, chains, counters []string) {
 
 // ChangeFrom plans the difference between what was referred to before and what is now.
 func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) {
-	b.Stepwise = !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(Missing(before.Chains, r.Chains)) > 0
+	b.Stepwise = b.Stepwise || !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(Missing(before.Chains, r.Chains)) > 0
 	r.Create(b,
 		func(name string) bool { _, ok := before.Chains[name]; return ok },
 		func(name string) bool { return before.Counters[name] > 0 })

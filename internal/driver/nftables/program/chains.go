@@ -54,6 +54,11 @@ func (p *Program) AddChains() {
 	for _, reason := range p.drops() {
 		p.Chains = append(p.Chains, newDropChain(reason))
 	}
+	p.listChains = map[string]bool{}
+	for _, c := range p.ListChains(nil) {
+		p.listChains[c.Name] = true
+		p.Chains = append(p.Chains, c)
+	}
 	for _, fp := range p.Families {
 		p.Chains = append(p.Chains, fp.serviceChains()...)
 		if p.ipvs {
@@ -84,15 +89,13 @@ func (p *Program) natChains() []nft.Chain {
 	}
 	toNode, untranslated := []nft.Rule{rule().NotDNAT().Accept()}, []nft.Rule{rule().NotDNAT().Accept()}
 	var outgoing []nft.Rule
-	var chains []nft.Chain
 	if p.Families[0].outgoing != nil {
-		untranslated, outgoing = []nft.Rule{rule().NotDNAT().Goto("outgoing")}, []nft.Rule{rule().Goto("outgoing")}
-		chains = []nft.Chain{p.outgoingChain()}
+		untranslated, outgoing = []nft.Rule{rule().NotDNAT().Goto(outgoingChain)}, []nft.Rule{rule().Goto(outgoingChain)}
 	}
 	if p.ipvs { // what IPVS translates does not say so
 		toNode, untranslated = nil, nil
 	}
-	return append([]nft.Chain{
+	return []nft.Chain{
 		{Name: "prerouting", Hook: nft.NATHook(unix.NF_INET_PRE_ROUTING, -100), Comment: "new connections from pods and from outside",
 			Rules: concat(preDNAT, byFamily("-services"))},
 		{Name: "output", Hook: nft.NATHook(unix.NF_INET_LOCAL_OUT, -100), Comment: "new connections of the node itself",
@@ -101,16 +104,7 @@ func (p *Program) natChains() []nft.Chain {
 			Rules: concat(toNode, byFamily("-remember"))},
 		{Name: "postrouting", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 100), Comment: "new connections on their way out: remember the backend, masquerade",
 			Rules: concat(untranslated, byFamily("-remember"), byFamily("-source"), outgoing)},
-	}, chains...)
-}
-
-// outgoingChain masquerades what pods send to the outside.
-func (p *Program) outgoingChain() nft.Chain {
-	c := nft.Chain{Name: "outgoing", Comment: "natOutgoing: from a pod to an address that no pod can have"}
-	for _, fp := range p.Families {
-		c.Rules = append(c.Rules, rule().Family(fp.IP).In(fp.outgoing, fp.IP.Saddr).NotIn(fp.pools, fp.IP.Daddr).Masquerade())
 	}
-	return c
 }
 
 // tunnelChain drops what others than nodes send to the node's own ends of tunnels: it would be in
@@ -133,17 +127,13 @@ func (p *Program) tunnelChain() nft.Chain {
 func (p *Program) filterChains() []nft.Chain {
 	// Connection tracking can make nothing of a stray segment. One of a backend would arrive
 	// untranslated and be answered with a reset.
-	strayForward := rule("a stray segment").CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP).Drop()
-	strayInput := rule().CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP).Jump("stray")
+	stray := rule("a stray segment").CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP)
+	strayForward, strayInput := stray.Jump(strayForwardChain), stray.Jump(strayInputChain)
 	forward := nft.Chain{Name: "forward", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Comment: "what the node passes on"}
 	input := nft.Chain{Name: "local-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 0), Comment: "what is for the node itself"}
-	stray := nft.Chain{Name: "stray", Comment: "a stray segment of a backend would be answered with a reset", Rules: []nft.Rule{
-		rule().Family(nft.IPv4).In(p.Families[0].PodCIDRs, nft.IPv4.Saddr).Drop(),
-		rule().Family(nft.IPv6).In(p.Families[1].PodCIDRs, nft.IPv6.Saddr).Drop(),
-	}}
 	if p.Policy == nil {
 		forward.Rules, input.Rules = []nft.Rule{strayForward}, []nft.Rule{strayInput}
-		chains := []nft.Chain{forward, input, stray}
+		chains := []nft.Chain{forward, input}
 		if p.Flowtable != "" {
 			with, _ := p.OffloadChain()
 			chains[0].Rules = append(forward.Rules, rule().CtState(expr.CtStateBitESTABLISHED).Goto(with.Name))
@@ -181,7 +171,7 @@ func (p *Program) filterChains() []nft.Chain {
 		{Name: "arrival", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -450), Comment: "what a pod sends has the pod's own address", Rules: []nft.Rule{
 			rule().In(p.Policy.Checked, nft.IIF).WrongWay().Goto(dropChain(state.DropSpoofed)),
 		}},
-		forward, input, stray,
+		forward, input,
 		looseChain("loose-forward", strayForward),
 		looseChain("loose-in", strayInput, rule().CtState(expr.CtStateBitINVALID).Return()),
 		{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends", Rules: []nft.Rule{
@@ -289,23 +279,11 @@ func neighboursChain() nft.Chain {
 func (p *Program) podChains(fp *Family) []nft.Chain {
 	f, pods := fp.IP, fp.Policy
 	n := func(s string) string { return f.Name + "-" + s }
-	unknown := rule("of this node's pods, and none that is known").Family(f)
 	return []nft.Chain{
 		{Name: n("sent"), Comment: "what may the source send", Rules: []nft.Rule{
 			rule().Family(f).NotProto(unix.IPPROTO_TCP).Jump("tunnels"), // none is over TCP
 			rule().Family(f).Vmap(pods.from, nft.IIF, f.Saddr),
 			rule().Goto(n("stranger")),
-		}},
-		{Name: n("stranger"), Comment: "not from a pod that is known by this address at this interface", Rules: []nft.Rule{
-			rule("it is routed there, and no pod is known").In(p.Policy.PodDevices, nft.IIF).Goto(dropChain(state.DropUnknownPod)),
-			unknown.In(pods.ownPods, f.Saddr).Goto(dropChain(state.DropUnknownPod)),
-			rule().NotIn(p.Policy.HostDevices, nft.IIF).Goto(dropChain(state.DropUnknownDevice)),
-		}},
-		{Name: n("received"), Comment: "what may reach the destination", Rules: []nft.Rule{
-			rule().Family(f).Vmap(pods.To, f.Daddr),
-			unknown.In(pods.ownPods, f.Daddr).Goto(dropChain(state.DropUnknownPod)),
-			rule("leaves by a pod's interface, or by one of which nothing is known").
-				NotIn(p.Policy.HostDevices, nft.OIF).Goto(dropChain(state.DropUnknownPod)),
 		}},
 		{Name: n("errors"), Comment: "ICMP errors: a router on the way sends them, and of pods the connection's own ends", Rules: []nft.Rule{
 			rule().NotIn(p.Policy.Checked, nft.IIF).Return(),
@@ -321,9 +299,10 @@ func (p *Program) podChains(fp *Family) []nft.Chain {
 }
 
 // drops are the reasons that have a chain.
-func (p *Program) drops() (all []state.Drop) {
+func (p *Program) drops() []state.Drop {
+	all := []state.Drop{state.DropStray}
 	if p.Policy != nil {
-		all = []state.Drop{state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError}
+		all = append(all, state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError)
 	}
 	if p.Families[0].peers != nil {
 		all = append(all, state.DropForeignTunnel)
@@ -355,29 +334,14 @@ func newDropChain(reason state.Drop) nft.Chain {
 func (fp *Family) serviceChains() []nft.Chain {
 	f := fp.IP
 	n := func(s string) string { return f.Name + "-" + s }
-	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
-	// What may leave the node, and by another interface once the mode of the pod network changes,
-	// is translated by name of the address: what is masqueraded is bound to the interface.
-	masquerade, named := nft.Rule.Masquerade, []nft.Rule(nil)
+	masquerade := nft.Chain{Name: n("masquerade"), Comment: "external frontends: always"}
 	if fp.snat != nil {
-		masquerade = func(r nft.Rule) nft.Rule { return r.Goto(n("masquerade")) }
-		named = []nft.Rule{rule("and goes on when the way there leads by another interface").SNAT(f, fp.snat, nft.OIFName)}
+		// What may leave the node, and by another interface once the mode of the pod network changes,
+		// is translated by name of the address: what is masqueraded is bound to the interface.
+		masquerade.Rules = []nft.Rule{rule("and goes on when the way there leads by another interface").SNAT(f, fp.snat, nft.OIFName)}
 	}
+	masquerade.Rules = append(masquerade.Rules, rule().Masquerade())
 	chains := []nft.Chain{
-		{Name: n("services"), Comment: "where every new connection is looked up", Rules: []nft.Rule{
-			// A rule of its own and not a verdict of the map. To validate a verdict the kernel
-			// walks all that can be reached behind every element, the maps of the stages included;
-			// and a packet for which the stages come or go at this moment is served either way.
-			rule().Family(f).In(fp.staged, frontend...).Jump(n("stages")),
-			rule().Family(f).Vmap(fp.Frontends, frontend...),
-			rule("a port that the service does not have").Family(f).In(fp.clusterIPs, f.Daddr).Jump(n("reject")),
-			rule("an address that no service has").Family(f).In(fp.serviceCIDRs, f.Daddr).NotIn(fp.OtherIPs, f.Daddr).Drop(),
-		}},
-		{Name: n("stages"), Comment: "what some frontends have before the choice of a backend", Rules: []nft.Rule{
-			rule("loadBalancerSourceRanges").Family(f).In(fp.restricted, frontend...).Jump(n("sources")),
-			rule("session affinity").Family(f).In(fp.affine, frontend...).DNAT(f, fp.Affinity, f.Saddr, f.Daddr, nft.L4Proto, nft.Dport),
-			rule("externalTrafficPolicy Local, seen from outside").Family(f).NotIn(fp.PodCIDRs, f.Saddr).FromNode(false).Vmap(fp.outside, frontend...),
-		}},
 		fp.sourcesChain(),
 		{Name: n("reject"), Comment: "nobody serves this: say so at once", Rules: []nft.Rule{
 			rule().Proto(unix.IPPROTO_TCP).RejectTCP(),
@@ -390,19 +354,7 @@ func (fp *Family) serviceChains() []nft.Chain {
 			rule().Family(f).Delete(fp.Affinity, clientOf(f), []nft.Field{f.Daddr, nft.Dport}),
 			rule().Drop(),
 		}},
-		{Name: n("source"), Comment: "masquerade where the answer would not find its way back", Rules: []nft.Rule{
-			rule().Vmap(fp.masquerade, origFrontend(f)...),
-			rule("balanced back to itself").Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
-			// The source first: it is a pod's for most connections, and the set of a few prefixes
-			// is at hand, while one of all cluster IPs is a trip to memory.
-			masquerade(rule("a cluster IP, asked from outside the cluster").Family(f).NotIn(fp.keptCIDRs, f.Saddr).In(fp.clusterIPs, f.OrigDaddr)),
-		}},
-		{Name: n("masquerade"), Comment: "external frontends: always", Rules: append(named, rule().Masquerade())},
-		{Name: n("keep"), Comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", Rules: []nft.Rule{
-			masquerade(rule().FromNode(true)),
-			masquerade(rule().Family(f).In(fp.PodCIDRs, f.Saddr).NotIn(fp.ownCIDRs, f.Saddr)),
-			rule().Family(f).In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
-		}},
+		masquerade,
 	}
 	for _, size := range sizeClasses {
 		chains = append(chains, fp.pickChain(size, false), fp.pickChain(size, true))

@@ -26,7 +26,7 @@ func (p *Program) EachElement(s *state.State, yield func(*nft.Element)) {
 }
 
 func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
-	p.SettingsElements(s.Settings, yield)
+	p.SettingsLists(s.Settings).Elements(yield)
 	p.DeviceElements(s.Settings, yield)
 	for a := range s.ClusterIPs {
 		p.ClusterIPElement(a, yield)
@@ -73,20 +73,6 @@ func (p *Program) HairpinElement(a netip.Addr, yield func(*nft.Element)) {
 	yield(&e)
 }
 
-// SettingsElements yields what the settings become, in sets of intervals.
-func (p *Program) SettingsElements(s state.Settings, yield func(*nft.Element)) {
-	for _, fp := range p.Families {
-		fp.CIDRElements(fp.serviceCIDRs, s.ServiceCIDRs, yield)
-		fp.CIDRElements(fp.PodCIDRs, s.ClusterCIDRs, yield)
-		fp.CIDRElements(fp.ownCIDRs, s.LocalCIDRs, yield)
-		fp.CIDRElements(fp.keptCIDRs, fp.keptSources(s), yield)
-		if fp.outgoing != nil {
-			fp.CIDRElements(fp.outgoing, s.OutgoingCIDRs, yield)
-			fp.CIDRElements(fp.pools, s.PoolCIDRs, yield)
-		}
-	}
-}
-
 // PeerElement yields what an address of another node becomes.
 func (p *Program) PeerElement(a netip.Addr, yield func(*nft.Element)) {
 	if s := p.Family(a.Is4()).peers; s != nil {
@@ -94,7 +80,7 @@ func (p *Program) PeerElement(a netip.Addr, yield func(*nft.Element)) {
 	}
 }
 
-// DeviceElements yields what the settings become in other sets, and in maps.
+// DeviceElements yields what the settings become beside lists of networks.
 func (p *Program) DeviceElements(s state.Settings, yield func(*nft.Element)) {
 	for _, t := range s.Tunnels {
 		switch fp := p.Family(t.Addr.Is4()); {
@@ -133,11 +119,6 @@ func (fp *Family) keptSources(s state.Settings) []netip.Prefix {
 }
 
 func (fp *Family) holds(a netip.Addr) bool { return a.Is4() == (fp.IP.Bits == 32) }
-
-// CIDRElements yields the family's prefixes as the two ends of an interval each.
-func (fp *Family) CIDRElements(s *nft.Set, prefixes []netip.Prefix, yield func(*nft.Element)) {
-	nft.EachInterval(fp.IP, s, prefixes, yield)
-}
 
 // FrontendElements yields what one frontend puts into the sets, but for its source ranges.
 func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {

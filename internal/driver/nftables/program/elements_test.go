@@ -104,23 +104,23 @@ func TestSettingsElements(t *testing.T) {
 	t.Parallel()
 	p := New(Options{})
 	got := printed(func(yield func(*nft.Element)) {
-		p.SettingsElements(state.Settings{
+		p.SettingsLists(state.Settings{
 			ServiceCIDRs: prefixes("10.96.0.0/12"),
 			ClusterCIDRs: prefixes("10.0.0.0/8", "10.1.0.0/16", "255.0.0.0/8"),
 			LocalCIDRs:   prefixes("10.1.0.0/16"),
-		}, yield)
+		}).Elements(yield)
 	})
 	want := []string{
-		`ip-kept-cidrs { 10.0.0.0 }`, `ip-kept-cidrs { 11.0.0.0 (end of range) }`, `ip-kept-cidrs { 255.0.0.0 }`,
-		`ip-own-cidrs { 10.1.0.0 }`, `ip-own-cidrs { 10.2.0.0 (end of range) }`,
-		`ip-pod-cidrs { 10.0.0.0 }`, `ip-pod-cidrs { 11.0.0.0 (end of range) }`, `ip-pod-cidrs { 255.0.0.0 }`,
-		`ip-service-cidrs { 10.112.0.0 (end of range) }`, `ip-service-cidrs { 10.96.0.0 }`,
-		`ip6-kept-cidrs { :: }`, // where the cluster is not known, every source is kept
+		`ip-kept-cidrs { 8 . 10.0.0.0 }`, `ip-kept-cidrs { 8 . 255.0.0.0 }`,
+		`ip-own-cidrs { 16 . 10.1.0.0 }`,
+		`ip-pod-cidrs { 8 . 10.0.0.0 }`, `ip-pod-cidrs { 8 . 255.0.0.0 }`,
+		`ip-service-cidrs { 12 . 10.96.0.0 }`,
+		`ip6-kept-cidrs { 0 . :: }`, // where the cluster is not known, every source is kept
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if got := printed(func(yield func(*nft.Element)) { p.SettingsElements(state.Settings{MasqueradeAll: true}, yield) }); len(got) != 0 {
+	if got := printed(p.SettingsLists(state.Settings{MasqueradeAll: true}).Elements); len(got) != 0 {
 		t.Errorf("masquerade all, but these sources are kept: %v", got)
 	}
 }

@@ -28,7 +28,7 @@ func (p *Program) EachPolicyElement(s *state.Policy, yield func(*nft.Element)) {
 	for d := range CheckedDevices(s) {
 		p.DeviceElement(p.Policy.Checked, d, yield)
 	}
-	p.OwnPodElements(s.PodCIDRs, yield)
+	p.PodLists(s.PodCIDRs).Elements(yield)
 	for id, members := range s.Groups {
 		for a := range members {
 			p.MemberElement(id, a, yield)
@@ -89,13 +89,6 @@ func (p *Program) DeviceElement(s *nft.Set, device int, yield func(*nft.Element)
 	e := nft.Element{Set: s}
 	e.AppendUint32(uint32(device))
 	yield(&e)
-}
-
-// OwnPodElements yields what the node's pod CIDRs become.
-func (p *Program) OwnPodElements(cidrs []netip.Prefix, yield func(*nft.Element)) {
-	for _, fp := range p.Families {
-		fp.CIDRElements(fp.Policy.ownPods, cidrs, yield)
-	}
 }
 
 // MemberElement yields what a member of a group becomes.

@@ -6,6 +6,7 @@ package program
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -21,7 +22,8 @@ const TableName = "sluice"
 const TableComment = "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup."
 
 // Program is the constant part of the table: its sets and chains with their
-// rules. It is the same on every node, whatever is balanced and permitted.
+// rules, of list chains with those for empty lists. It is the same on every node, whatever is
+// balanced and permitted.
 type Program struct {
 	Sets     []*nft.Set
 	Chains   []nft.Chain
@@ -35,7 +37,9 @@ type Program struct {
 	note            string   // what Note returns, once it was asked: to write it all takes a while
 	Counters        []string // named, beside those of policies
 	limits          limits
-	writtenPrograms // of the programs of policy
+	Networks        []*nft.Set      // the sets that are lists of networks
+	listChains      map[string]bool // chains with rules for them
+	writtenPrograms                 // of the programs of policy
 }
 
 // Family returns the half of the program for an address.
@@ -120,8 +124,8 @@ func (p *Program) AddSet(s *nft.Set) *nft.Set {
 }
 
 // Create adds the program's sets and counters, but for those that are there, its flowtable and its
-// chains.
-func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[string]bool) {
+// chains, with the rules for the lists.
+func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[string]bool, l nft.Lists) {
 	for _, name := range p.Counters {
 		if !counted[name] {
 			b.AddCounter(name)
@@ -142,9 +146,13 @@ func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[stri
 	for _, c := range p.Chains {
 		b.AddRules(c)
 	}
+	if len(l) > 0 {
+		b.ChangeRules(p.ListChains(nil), p.ListChains(l))
+	}
 }
 
-// Note identifies the program: a digest of all its messages.
+// Note identifies the program: a digest of all its messages, and of examples of those that come
+// and go.
 func (p *Program) Note() string {
 	if p.note == "" {
 		p.note = p.writeNote()
@@ -165,9 +173,17 @@ func (p *Program) writeNote() string {
 			r.Write(&a, TableName, c.Name)
 		}
 	}
+	example := nft.Lists{}
+	for _, list := range p.Networks {
+		example[list] = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1)}
+	}
+	chains := p.ListChains(example)
 	for _, fp := range p.Families {
-		for _, r := range fp.learnChain(time.Second).Rules {
-			r.Write(&a, TableName, "")
+		chains = append(chains, fp.learnChain(time.Second))
+	}
+	for _, c := range chains {
+		for _, r := range c.Rules {
+			r.Write(&a, TableName, c.Name)
 		}
 	}
 	return fmt.Sprintf("program %016x", xxhash.Sum64(a.B))

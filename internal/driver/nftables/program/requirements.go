@@ -48,10 +48,6 @@ var (
 			learning := p.AddSet(&nft.Set{Name: "learning", Dynamic: true, Size: 16, Key: origFrontend(nft.IPv4)})
 			p.try(nft.FilterHook(unix.NF_INET_POST_ROUTING, 0), rule().OverLimit(learning, 8, 64, time.Minute, learning.Key))
 		}},
-		{"ranges of addresses", "3.13", []string{"nf_tables"}, func(p *Program) {
-			cidrs := p.AddSet(&nft.Set{Name: "cidrs", Key: []nft.Field{nft.IPv4.Saddr}, Interval: true})
-			p.try(nft.FilterHook(unix.NF_INET_PRE_ROUTING, 0), rule().In(cidrs, cidrs.Key...))
-		}},
 		{"fib address types", "4.10", []string{"nft_fib_inet"}, func(p *Program) {
 			p.try(nft.FilterHook(unix.NF_INET_PRE_ROUTING, 0), rule().FromNode(true))
 		}},
@@ -65,6 +61,10 @@ var (
 		{"masquerade", "5.2", []string{"nft_masq"}, func(p *Program) {
 			p.try(nft.NATHook(unix.NF_INET_POST_ROUTING, 0), rule().Masquerade())
 		}},
+		{"log to a netlink group, and counters", "4.10", []string{"nft_log", "nft_limit", "nft_objref", "nfnetlink_log"}, func(p *Program) {
+			p.Counters = []string{DropPrefix + string(state.DropStray)}
+			p.try(nft.FilterHook(unix.NF_INET_FORWARD, 0), newDropChain(state.DropStray).Rules...)
+		}},
 	}
 	// PolicyRequirements are those of policy, beside those of services.
 	PolicyRequirements = []Requirement{
@@ -73,10 +73,6 @@ var (
 		}},
 		{"connection labels", "4.8", []string{"nft_ct"}, func(p *Program) {
 			p.try(nft.FilterHook(unix.NF_INET_FORWARD, 0), rule().CtLabel(expr.CmpOpEq, cutLabel()), rule().SetCtLabel(cutLabel()))
-		}},
-		{"log to a netlink group, and counters", "4.10", []string{"nft_log", "nft_limit", "nft_objref", "nfnetlink_log"}, func(p *Program) {
-			p.Counters = []string{DropPrefix + string(state.DropPolicy)}
-			p.try(nft.FilterHook(unix.NF_INET_FORWARD, 0), newDropChain(state.DropPolicy).Rules...)
 		}},
 		{"verdict maps by interface", "4.1", []string{"nf_tables"}, func(p *Program) {
 			pods := p.AddSet(&nft.Set{Name: "pods", Key: []nft.Field{nft.IIF, nft.IPv4.Saddr}, Verdict: true})

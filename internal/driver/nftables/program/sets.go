@@ -20,8 +20,9 @@ type Family struct {
 	learning                                    *nft.Set // what each frontend may still learn
 	masquerade, hairpins                        *nft.Set
 	clusterIPs, OtherIPs                        *nft.Set
-	serviceCIDRs, PodCIDRs, keptCIDRs, ownCIDRs *nft.Set
-	outgoing, pools, snat, peers, vxlan, ipip   *nft.Set          // nil: without Options.Fabric
+	serviceCIDRs, PodCIDRs, keptCIDRs, ownCIDRs *nft.Set          // lists of networks, see lists.go
+	outgoing, pools                             *nft.Set          // the same; nil: without Options.Fabric
+	snat, peers, vxlan, ipip                    *nft.Set          // nil: without Options.Fabric
 	Policy                                      *familyPolicySets // nil: without policy
 }
 
@@ -38,7 +39,7 @@ type policySets struct {
 // familyPolicySets are the sets of policy of one family.
 type familyPolicySets struct {
 	from, To *nft.Set // a pod's interface and address, a pod's address → its program
-	ownPods  *nft.Set
+	ownPods  *nft.Set // a list of networks
 	selves   *nft.Set
 	members  *nft.Set // of groups and lists
 	named    *nft.Set // ports by name
@@ -94,23 +95,17 @@ func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
 		Comment: "addresses of services: a port that has no frontend is rejected"})
 	fp.OtherIPs = p.AddSet(&nft.Set{Name: name("other-ips"), Key: []nft.Field{f.Daddr},
 		Comment: "addresses of services that another program serves"})
-	cidrs := func(n, comment string) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name(n), Key: []nft.Field{f.Saddr}, Interval: true, Comment: comment})
-	}
-	fp.serviceCIDRs = cidrs("service-cidrs", "an address in here that no service has is dropped")
-	fp.PodCIDRs = cidrs("pod-cidrs", "sources that are pods")
-	fp.keptCIDRs = cidrs("kept-cidrs", "sources that reach a cluster IP with their own address")
-	fp.ownCIDRs = cidrs("own-cidrs", "sources that are this node's own pods")
+	fp.serviceCIDRs = p.addList(f, "service-cidrs", "an address in here that no service has is dropped")
+	fp.PodCIDRs = p.addList(f, "pod-cidrs", "sources that are pods")
+	fp.keptCIDRs = p.addList(f, "kept-cidrs", "sources that reach a cluster IP with their own address")
+	fp.ownCIDRs = p.addList(f, "own-cidrs", "sources that are this node's own pods")
 	return fp
 }
 
 // addFabric adds what decides on connections to the outside, and between nodes.
 func (p *Program) addFabric(fp *Family) {
-	add := func(name, comment string) *nft.Set {
-		return p.AddSet(&nft.Set{Name: fp.IP.Name + "-" + name, Key: []nft.Field{fp.IP.Saddr}, Interval: true, Comment: comment})
-	}
-	fp.outgoing = add("outgoing", "sources that reach the outside with the node's address")
-	fp.pools = add("pools", "addresses of pods: not the outside")
+	fp.outgoing = p.addList(fp.IP, "outgoing", "sources that reach the outside with the node's address")
+	fp.pools = p.addList(fp.IP, "pools", "addresses of pods: not the outside")
 	fp.snat = p.AddSet(&nft.Set{Name: fp.IP.Name + "-snat", Key: []nft.Field{nft.OIFName}, Data: []nft.Field{fp.IP.Saddr},
 		Comment: "interface : the address that connections leave it with; by others they are masqueraded"})
 	fp.peers = p.AddSet(&nft.Set{Name: fp.IP.Name + "-peers", Key: []nft.Field{fp.IP.Saddr},
@@ -169,8 +164,7 @@ func (p *Program) addFamilyPolicy(fp *Family) {
 			nft.Set{Key: []nft.Field{nft.IIF, f.Saddr}, Verdict: true}),
 		To: add("to", "address of a pod of this node : what may reach it",
 			nft.Set{Key: []nft.Field{f.Daddr}, Verdict: true}),
-		ownPods: add("own-pods", "addresses of this node's pods, known or not",
-			nft.Set{Key: []nft.Field{f.Saddr}, Interval: true}),
+		ownPods: p.addList(f, "own-pods", "addresses of this node's pods, known or not"),
 		selves: add("selves", "pods of this node, twice: what a pod sends to itself passes",
 			nft.Set{Key: []nft.Field{f.Saddr, f.Daddr}}),
 		members: add("members", "set . address, or set . network",
