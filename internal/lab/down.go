@@ -19,7 +19,7 @@ func (l *Lab) Down() error { return Down(l.Name) }
 // namespaces, shells of `lab exec` included, and removes the namespaces and the lab's folder. If
 // there is no lab, it succeeds.
 func Down(name string) error {
-	release, err := lock(name)
+	release, err := lockLab(name)
 	if err != nil {
 		return err
 	}

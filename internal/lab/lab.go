@@ -87,7 +87,7 @@ func checkName(name string) error {
 // the same name, unfinished or with a lost process, is removed first; a running one is an error. If
 // Up fails or ctx ends, nothing of the lab remains.
 func Up(ctx context.Context, cfg Config) (*Lab, error) {
-	release, err := lock(cfg.Name)
+	release, err := lockLab(cfg.Name)
 	if err != nil {
 		return nil, err
 	}

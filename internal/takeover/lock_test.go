@@ -2,11 +2,7 @@ package takeover
 
 import (
 	"errors"
-	"fmt"
-	"os/exec"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 )
 
@@ -17,7 +13,7 @@ func TestOneAtATime(t *testing.T) {
 	ns, run := emptyNamespace(t)
 	run("table ip kube-proxy {}")
 	release := func() {}
-	ns.In(func() (err error) { release, err = lock(); return err })
+	ns.In(func() (err error) { release, err = lockOut(); return err })
 	out, err := fromIn(t, ns)(Options{})
 	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "another 'sluice takeover' is at work") || !strings.Contains(run("list", "ruleset"), "kube-proxy") {
 		t.Errorf("%v\n%s", err, out)
@@ -29,35 +25,6 @@ func TestOneAtATime(t *testing.T) {
 	if out, err := fromIn(t, ns)(Options{}); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-}
-
-// Whoever is next has the lock at once, also while programs are started.
-func TestLockIsGivenBack(t *testing.T) {
-	t.Parallel()
-	ns, _ := emptyNamespace(t)
-	var over atomic.Bool
-	var starting sync.WaitGroup
-	for range 4 {
-		starting.Go(func() {
-			for !over.Load() {
-				if err := exec.CommandContext(t.Context(), "true").Run(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	defer starting.Wait()
-	defer over.Store(true)
-	ns.In(func() error {
-		for i := range 1_000 {
-			release, err := lock()
-			if err != nil {
-				return fmt.Errorf("%d: %w", i, err)
-			}
-			release()
-		}
-		return nil
-	})
 }
 
 // A transaction that fails has an error for each message; one line is told.

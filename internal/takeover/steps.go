@@ -65,7 +65,7 @@ func To(ctx context.Context, o Options) error { return o.walk(ctx, toSteps) }
 // walk does the steps in order until one fails.
 func (o *Options) walk(ctx context.Context, steps []step) error {
 	if !o.DryRun { // to look needs no lock
-		release, err := lock()
+		release, err := lockOut()
 		if err != nil {
 			return o.stop("%v", err)
 		}

@@ -1,0 +1,42 @@
+// Package lock keeps two commands from the same work at once.
+package lock
+
+import (
+	"errors"
+	"net"
+	"syscall"
+	"time"
+)
+
+// ErrHeld is returned where somebody else holds a lock.
+var ErrHeld = errors.New("somebody else holds the lock")
+
+// giveBack is how long a lock is waited for. One that has been given back may still be held for a
+// moment by a child of its holder that has not run its program yet, and has a copy of the socket.
+const giveBack = 300 * time.Millisecond
+
+// Take takes the lock of a name in the network namespace of the calling thread, which must be
+// locked to the goroutine if it is not the process's. The lock is a Unix socket in the abstract
+// namespace: it goes with its holder, however that ends, and leaves no file.
+func Take(name string) (release func(), err error) {
+	for end := time.Now().Add(giveBack); ; time.Sleep(giveBack / 100) {
+		switch l, err := net.Listen("unix", "@"+name); {
+		case err == nil:
+			return func() { _ = l.Close() }, nil
+		case !errors.Is(err, syscall.EADDRINUSE):
+			return nil, err
+		case time.Now().After(end):
+			return nil, ErrHeld
+		}
+	}
+}
+
+// Held reports whether somebody holds the lock.
+func Held(name string) bool {
+	c, err := net.Dial("unix", "@"+name)
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	return true
+}

@@ -1,0 +1,45 @@
+package lock
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// One has it, and whoever is next has it at once, also while programs are started.
+func TestTake(t *testing.T) {
+	t.Parallel()
+	name := fmt.Sprint("sluice-lock-test-", os.Getpid())
+	release, err := Take(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Take(name); !errors.Is(err, ErrHeld) || !Held(name) {
+		t.Errorf("taken twice: %v", err)
+	}
+	release()
+	var over atomic.Bool
+	var starting sync.WaitGroup
+	for range 4 {
+		starting.Go(func() {
+			for !over.Load() {
+				if err := exec.CommandContext(t.Context(), "true").Run(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	defer starting.Wait()
+	defer over.Store(true)
+	for i := range 1_000 {
+		release, err := Take(name)
+		if err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+		release()
+	}
+}
