@@ -225,9 +225,16 @@ func (l *loop) expire(ctx context.Context) {
 	}
 }
 
+// mostActive bounds the requests under way: on a machine that is too busy to keep up with the rate
+// they would take all file descriptors, two each.
+const mostActive = 4096
+
 // start begins a request that was due at the given time.
 func (l *loop) start(due time.Time) {
-	l.active++
+	if l.active++; l.active > mostActive {
+		l.fail(-1, "too many are under way")
+		return
+	}
 	if n := len(l.idle); n > 0 {
 		fd := l.idle[0] // the one longest idle, so that all are used
 		l.idle = l.idle[1:]
