@@ -187,7 +187,7 @@ func TestCleanerCuts(t *testing.T) {
 		at, to := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), 1000+i), netip.AddrPortFrom(netip.MustParseAddr("10.2.0.1"), 1000+i)
 		entries = append(entries, entry{model.TCP, "10.1.0.1:1000", at.String(), to.String()})
 		if i < 500 {
-			filters = append(filters, Filter{model.TCP, at, to})
+			filters = append(filters, Filter{Protocol: model.TCP, Frontend: at, Backend: to})
 		}
 	}
 	create(t, conn, entries...)

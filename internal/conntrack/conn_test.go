@@ -164,44 +164,44 @@ func TestEachAndDelete(t *testing.T) {
 		filters []Filter
 		gone    []int // in table
 	}{
-		"frontend to backend":         {[]Filter{{model.UDP, ap("10.96.0.1:53"), ap("10.2.0.1:5353")}}, []int{0}},
-		"frontend to backend, v6":     {[]Filter{{model.UDP, ap("[fd96::1]:53"), ap("[fd02::2]:5353")}}, []int{11}},
-		"v4 written as v6":            {[]Filter{{model.UDP, ap("[::ffff:10.96.0.1]:53"), ap("[::ffff:10.2.0.1]:5353")}}, []int{0}},
-		"frontend, untranslated also": {[]Filter{{model.UDP, ap("10.96.0.1:53"), none}}, []int{0, 1, 2}},
-		"untranslated alone":          {[]Filter{{model.UDP, ap("10.96.0.1:53"), ap("10.96.0.1:53")}}, []int{2}},
-		"frontend, v6":                {[]Filter{{model.UDP, ap("[fd96::1]:53"), none}}, []int{10, 11}},
-		"backend, not direct flows":   {[]Filter{{model.UDP, none, ap("10.2.0.1:5353")}}, []int{0, 3, 4}},
-		"backend of TCP":              {[]Filter{{model.TCP, none, ap("10.2.0.1:5353")}}, []int{6, 7}},
-		"SCTP":                        {[]Filter{{model.SCTP, ap("10.96.0.1:53"), none}}, []int{9}},
-		"SCTP, v6":                    {[]Filter{{model.SCTP, none, ap("[fd02::1]:5353")}}, []int{13}},
-		"port, both families":         {[]Filter{{model.TCP, port(30053), none}}, []int{7, 8, 12}},
-		"port to backend":             {[]Filter{{model.TCP, port(30053), ap("10.2.0.2:5353")}}, []int{8}},
+		"frontend to backend":         {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("10.2.0.1:5353")}}, []int{0}},
+		"frontend to backend, v6":     {[]Filter{{Protocol: model.UDP, Frontend: ap("[fd96::1]:53"), Backend: ap("[fd02::2]:5353")}}, []int{11}},
+		"v4 written as v6":            {[]Filter{{Protocol: model.UDP, Frontend: ap("[::ffff:10.96.0.1]:53"), Backend: ap("[::ffff:10.2.0.1]:5353")}}, []int{0}},
+		"frontend, untranslated also": {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: none}}, []int{0, 1, 2}},
+		"untranslated alone":          {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("10.96.0.1:53")}}, []int{2}},
+		"frontend, v6":                {[]Filter{{Protocol: model.UDP, Frontend: ap("[fd96::1]:53"), Backend: none}}, []int{10, 11}},
+		"backend, not direct flows":   {[]Filter{{Protocol: model.UDP, Frontend: none, Backend: ap("10.2.0.1:5353")}}, []int{0, 3, 4}},
+		"backend of TCP":              {[]Filter{{Protocol: model.TCP, Frontend: none, Backend: ap("10.2.0.1:5353")}}, []int{6, 7}},
+		"SCTP":                        {[]Filter{{Protocol: model.SCTP, Frontend: ap("10.96.0.1:53"), Backend: none}}, []int{9}},
+		"SCTP, v6":                    {[]Filter{{Protocol: model.SCTP, Frontend: none, Backend: ap("[fd02::1]:5353")}}, []int{13}},
+		"port, both families":         {[]Filter{{Protocol: model.TCP, Frontend: port(30053), Backend: none}}, []int{7, 8, 12}},
+		"port to backend":             {[]Filter{{Protocol: model.TCP, Frontend: port(30053), Backend: ap("10.2.0.2:5353")}}, []int{8}},
 		"several": {[]Filter{
-			{model.UDP, ap("10.96.0.2:53"), none},
-			{model.TCP, port(30053), ap("[fd02::1]:5353")},
-			{model.SCTP, none, ap("10.2.0.1:5353")},
+			{Protocol: model.UDP, Frontend: ap("10.96.0.2:53"), Backend: none},
+			{Protocol: model.TCP, Frontend: port(30053), Backend: ap("[fd02::1]:5353")},
+			{Protocol: model.SCTP, Frontend: none, Backend: ap("10.2.0.1:5353")},
 		}, []int{4, 9, 12}},
 		"overlapping": {[]Filter{
-			{model.UDP, ap("[fd96::1]:53"), none},
-			{model.UDP, none, ap("[fd02::1]:5353")},
-			{model.UDP, ap("10.96.0.1:53"), none},
-			{model.UDP, ap("10.96.0.1:53"), ap("10.2.0.1:5353")},
+			{Protocol: model.UDP, Frontend: ap("[fd96::1]:53"), Backend: none},
+			{Protocol: model.UDP, Frontend: none, Backend: ap("[fd02::1]:5353")},
+			{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: none},
+			{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("10.2.0.1:5353")},
 		}, []int{0, 1, 2, 10, 11}},
-		"twice the same":           {[]Filter{{model.SCTP, ap("10.96.0.1:53"), none}, {model.SCTP, ap("10.96.0.1:53"), none}}, []int{9}},
-		"nothing there":            {[]Filter{{model.UDP, ap("10.96.0.9:53"), none}}, nil},
+		"twice the same":           {[]Filter{{Protocol: model.SCTP, Frontend: ap("10.96.0.1:53"), Backend: none}, {Protocol: model.SCTP, Frontend: ap("10.96.0.1:53"), Backend: none}}, []int{9}},
+		"nothing there":            {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.9:53"), Backend: none}}, nil},
 		"no filter":                {nil, nil},
 		"empty filter":             {[]Filter{{}}, nil},
 		"protocol alone":           {[]Filter{{Protocol: model.UDP}}, nil},
-		"frontend without port":    {[]Filter{{model.UDP, ap("10.96.0.1:0"), none}}, nil},
-		"backend without port":     {[]Filter{{model.UDP, ap("10.96.0.1:53"), ap("10.2.0.1:0")}}, nil},
-		"backend without address":  {[]Filter{{model.UDP, ap("10.96.0.1:53"), port(5353)}}, nil},
-		"backend of other family":  {[]Filter{{model.UDP, ap("10.96.0.1:53"), ap("[fd02::1]:5353")}}, nil},
-		"protocol without entries": {[]Filter{{model.Protocol(136), ap("10.96.0.1:53"), none}}, nil},
+		"frontend without port":    {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:0"), Backend: none}}, nil},
+		"backend without port":     {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("10.2.0.1:0")}}, nil},
+		"backend without address":  {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: port(5353)}}, nil},
+		"backend of other family":  {[]Filter{{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("[fd02::1]:5353")}}, nil},
+		"protocol without entries": {[]Filter{{Protocol: model.Protocol(136), Frontend: ap("10.96.0.1:53"), Backend: none}}, nil},
 	}
 	// Filters that match nothing, enough of them to be searched for in one dump.
 	var padding []Filter
 	for i := range uint16(fewFilters) {
-		padding = append(padding, Filter{model.UDP, ap("10.99.0.1:53"), netip.AddrPortFrom(netip.MustParseAddr("10.2.0.9"), i+1)})
+		padding = append(padding, Filter{Protocol: model.UDP, Frontend: ap("10.99.0.1:53"), Backend: netip.AddrPortFrom(netip.MustParseAddr("10.2.0.9"), i+1)})
 	}
 	for name, tt := range tests {
 		for how, dumps := range map[string]struct {
@@ -434,7 +434,7 @@ func BenchmarkDelete(b *testing.B) {
 	for _, n := range []int{1, fewFilters, fewFilters + 1, 1000} {
 		var filters []Filter
 		for i := range n {
-			filters = append(filters, Filter{model.UDP, ap("10.96.0.1:53"), netip.AddrPortFrom(netip.MustParseAddr("10.3.0.1"), uint16(i+1))})
+			filters = append(filters, Filter{Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: netip.AddrPortFrom(netip.MustParseAddr("10.3.0.1"), uint16(i+1))})
 		}
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {

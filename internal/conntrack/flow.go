@@ -64,6 +64,9 @@ type tcpInfo struct {
 // Offloaded says whether the flow's packets pass by the chains.
 func (f *Flow) Offloaded() bool { return f.Status&StatusOffload != 0 }
 
+// Answered says whether a packet was seen in the other direction.
+func (f *Flow) Answered() bool { return f.Status&StatusSeenReply != 0 }
+
 // Translated says whether the flow's destination was changed.
 func (f *Flow) Translated() bool { return f.Reply.Src != f.Orig.Dst }
 
@@ -79,6 +82,8 @@ type Filter struct {
 	// with a Backend only translated flows do, so that pods which talk to each other directly are
 	// left alone. The Frontend itself as the Backend selects those that were never translated.
 	Backend netip.AddrPort
+	// Unanswered leaves those alone of which a packet was seen in the other direction.
+	Unanswered bool
 }
 
 // String returns the filter as "TCP 10.96.0.1:80 -> 10.0.0.7:8080".
@@ -92,7 +97,11 @@ func (f Filter) String() string {
 		}
 		return "*"
 	}
-	return fmt.Sprintf("%v %s -> %s", f.Protocol, side(f.Frontend), side(f.Backend))
+	text := fmt.Sprintf("%v %s -> %s", f.Protocol, side(f.Frontend), side(f.Backend))
+	if f.Unanswered {
+		text += ", unanswered"
+	}
+	return text
 }
 
 // normal returns the filter with IPv4 addresses in their short form and
@@ -139,6 +148,7 @@ const (
 	frontAddr shape = 1 << iota
 	frontPort
 	backend
+	unanswered
 	shapes
 )
 
@@ -152,6 +162,9 @@ func (f Filter) shape() shape {
 	}
 	if f.Backend.Addr().IsValid() {
 		s |= backend
+	}
+	if f.Unanswered {
+		s |= unanswered
 	}
 	return s
 }
@@ -180,7 +193,10 @@ func (x *index) match(flow *Flow) bool {
 			continue
 		}
 		s := shape(s)
-		key := Filter{Protocol: flow.Protocol}
+		if s&unanswered != 0 && flow.Answered() {
+			continue
+		}
+		key := Filter{Protocol: flow.Protocol, Unanswered: s&unanswered != 0}
 		if s&frontPort != 0 {
 			key.Frontend = netip.AddrPortFrom(netip.Addr{}, flow.Orig.Dst.Port())
 		}

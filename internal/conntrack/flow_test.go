@@ -12,7 +12,7 @@ import (
 
 // matches says in the plainest way what a Filter selects.
 func matches(f Filter, flow *Flow) bool {
-	if f.Protocol != flow.Protocol {
+	if f.Protocol != flow.Protocol || f.Unanswered && flow.Answered() {
 		return false
 	}
 	if a := f.Frontend.Addr(); a.IsValid() && a != flow.Orig.Dst.Addr() {
@@ -40,7 +40,7 @@ func TestIndex(t *testing.T) {
 	for range 20_000 {
 		var filters []Filter
 		for range r.IntN(5) {
-			f := Filter{Protocol: protocol()}
+			f := Filter{Protocol: protocol(), Unanswered: r.IntN(2) == 0}
 			switch r.IntN(3) {
 			case 0:
 				f.Frontend = netip.AddrPortFrom(addr(), port())
@@ -53,6 +53,7 @@ func TestIndex(t *testing.T) {
 			filters = append(filters, f)
 		}
 		flow := Flow{
+			Status:   uint32(r.IntN(2)) * StatusSeenReply,
 			Protocol: protocol(),
 			Orig:     Tuple{Dst: netip.AddrPortFrom(addr(), port())},
 			Reply:    Tuple{Src: netip.AddrPortFrom(addr(), port())},
@@ -80,9 +81,10 @@ func TestIndex(t *testing.T) {
 
 func TestFilterString(t *testing.T) {
 	for want, f := range map[string]Filter{
-		"UDP 10.96.0.1:53 -> 10.2.0.1:5353": {model.UDP, ap("10.96.0.1:53"), ap("10.2.0.1:5353")},
-		"TCP *:30053 -> *":                  {model.TCP, port(30053), netip.AddrPort{}},
-		"SCTP * -> [fd02::1]:1":             {model.SCTP, netip.AddrPort{}, ap("[fd02::1]:1")},
+		"UDP 10.96.0.1:53 -> 10.2.0.1:5353": {Protocol: model.UDP, Frontend: ap("10.96.0.1:53"), Backend: ap("10.2.0.1:5353")},
+		"TCP *:30053 -> *":                  {Protocol: model.TCP, Frontend: port(30053), Backend: netip.AddrPort{}},
+		"SCTP * -> [fd02::1]:1":             {Protocol: model.SCTP, Frontend: netip.AddrPort{}, Backend: ap("[fd02::1]:1")},
+		"TCP 10.96.0.1:53 -> *, unanswered": {Protocol: model.TCP, Frontend: ap("10.96.0.1:53"), Unanswered: true},
 	} {
 		if got := f.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)

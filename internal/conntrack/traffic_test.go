@@ -43,7 +43,7 @@ func TestTraffic(t *testing.T) {
 
 			translate(t, ns, map[netip.AddrPort]netip.AddrPort{frontend: next, other: next})
 			expect(t, client, servers[old]) // the table remembers
-			n, err := c.Delete(t.Context(), []Filter{{model.UDP, frontend, old}}, nil)
+			n, err := c.Delete(t.Context(), []Filter{{Protocol: model.UDP, Frontend: frontend, Backend: old}}, nil)
 			if n != 1 || err != nil {
 				t.Fatalf("deleted %d, %v; want 1", n, err)
 			}

@@ -20,19 +20,16 @@ func usable(p model.Protocol, f *state.Frontend) []netip.AddrPort {
 
 // cuts are the connections that may not go on when a frontend changes.
 func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.Filter) {
-	filter := conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)}
-	if k.Protocol == model.UDP && (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0 {
-		// Flows that went astray before there was anyone to serve them.
-		cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: filter.Frontend, Backend: filter.Frontend})
+	if (before == nil || len(before.Backends) == 0) && after != nil && len(after.Backends) > 0 {
+		cut = append(cut, astray(k))
 	}
 	switch {
 	case before == nil:
 		return cut
-	case after == nil && k.Protocol == model.UDP:
-		return append(cut, filter)
 	case after == nil:
-		return nil
+		return append(cut, abandoned(k))
 	}
+	filter := conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)}
 	now := usable(k.Protocol, after)
 	for _, b := range usable(k.Protocol, before) {
 		if !state.Has(now, b) {
@@ -41,6 +38,19 @@ func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.F
 		}
 	}
 	return cut
+}
+
+// astray are flows that began before there was anyone to serve them: as long as connection tracking
+// has an entry, their packets pass by the rules that translate. What was answered, but for UDP, is
+// a connection to somebody else, and goes on.
+func astray(k state.FrontendKey) conntrack.Filter {
+	at := netip.AddrPortFrom(k.Addr, k.Port)
+	return conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at, Unanswered: k.Protocol != model.UDP}
+}
+
+// abandoned are flows to what is not served any more. What was answered, but for UDP, goes on.
+func abandoned(k state.FrontendKey) conntrack.Filter {
+	return conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port), Unanswered: k.Protocol != model.UDP}
 }
 
 // frontendsNow are those with the same keys as the kernel holds them.
@@ -106,8 +116,11 @@ func (d *Driver) stillServed(f *conntrack.Flow) (is bool) {
 // stale reports whether a connection goes where the state does not send it.
 func stale(s *state.State, f conntrack.Flow) bool {
 	fe := frontendOf(s, &f)
-	if fe == nil || f.Protocol != model.UDP && !f.Translated() {
+	switch {
+	case fe == nil:
 		return false
+	case f.Protocol != model.UDP && !f.Translated():
+		return !f.Answered() && len(fe.Backends) > 0
 	}
 	return !state.Has(usable(f.Protocol, fe), f.Reply.Src)
 }

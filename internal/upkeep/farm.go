@@ -91,7 +91,13 @@ func (x *farms) stale(flow *conntrack.Flow) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	f := x.find(flow)
-	return f != nil && translates(f) && flow.Translated() && !serves(f, flow.Reply.Src)
+	switch {
+	case f == nil || !translates(f):
+		return false
+	case !flow.Translated():
+		return !flow.Answered()
+	}
+	return !serves(f, flow.Reply.Src)
 }
 
 // served reports whether a flow goes where a farm sends it.
@@ -130,21 +136,21 @@ func (x *farms) replace(all *state.Farms) {
 }
 
 // farmCuts are the flows that may not go on when a farm changes: those to backends that are down or
-// gone, UDP flows of a farm that is gone, and UDP flows that went astray before there was a farm.
+// gone, and those that were not answered, or are of UDP, and went astray before there was a farm, or
+// have none any more.
 func farmCuts(before, after *state.Farm) (cut []conntrack.Filter, sweep bool) {
 	switch {
 	case before == nil || !translates(before):
 		if after == nil || !translates(after) {
 			return nil, false
 		}
-		for _, k := range udpOf(keys(after)) {
-			at := netip.AddrPortFrom(k.Addr, k.Port)
-			cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at})
+		for _, k := range keys(after) {
+			cut = append(cut, astray(k))
 		}
-		return cut, false
+		return cut, after.InRanges()
 	case after == nil || !translates(after):
-		for _, k := range udpOf(keys(before)) {
-			cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port)})
+		for _, k := range keys(before) {
+			cut = append(cut, abandoned(k))
 		}
 		return cut, false
 	}
@@ -162,10 +168,6 @@ func farmCuts(before, after *state.Farm) (cut []conntrack.Filter, sweep bool) {
 		sweep = sweep || places == nil && !serves(after, netip.AddrPortFrom(b.Addr, b.Port))
 	}
 	return cut, sweep
-}
-
-func udpOf(places []state.FrontendKey) []state.FrontendKey {
-	return slices.DeleteFunc(places, func(k state.FrontendKey) bool { return k.Protocol != model.UDP })
 }
 
 // BackendFlows are the connections that a backend of a farm has at present.

@@ -1,10 +1,14 @@
 package drivertest
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
@@ -63,6 +67,69 @@ func (r *run) restarts(t *testing.T) {
 		r.step(t, 2+i, step{services: services(1 + i), sends: underWay})
 	}
 	load.finish(t)
+}
+
+// tooEarly is about connections whose first packet comes before there is anyone to serve them
+// (kubernetes/kubernetes#48719, #101607): they are answered once there is, and while an agent that
+// comes back finds it so.
+func (r *run) tooEarly(t *testing.T) {
+	r.start(t, config{})
+	r.needs(t, driver.Services)
+	r.swallow(t, "lb ext")
+	begin := func(from, to string) func() {
+		c, at, answered := r.client(from), netip.AddrPortFrom(r.addr(to, r.family), 80), make(chan error, 1)
+		go func() {
+			answered <- c.host.ns.Do(func() error {
+				flow, err := c.dial(model.TCP, at, patience)
+				if err != nil {
+					return err
+				}
+				_, err = flow.exchange(0, patience)
+				return errors.Join(err, flow.Close())
+			})
+		}()
+		r.awaitEntry(t, at)
+		return func() {
+			if err := <-answered; err != nil {
+				t.Errorf("%s began to ask %s:80 before it was served: %v\n%s", from, to, err, r.plan)
+			}
+		}
+	}
+	services := []svc{{at: "vip", lb: "lb", on: "a"}, {name: "other", at: "vip2", ext: "ext", on: "a"}}
+	r.step(t, 0, step{services: []svc{{at: "vip", on: "a"}}})
+	outside, pod := begin("outside", "lb"), begin("b", "ext")
+	r.step(t, 1, step{services: services})
+	outside()
+	pod()
+	r.step(t, 2, step{services: []svc{{at: "vip", on: "a"}}})
+	late := begin("outside2", "ext")
+	if err := r.driver.Close(); err != nil {
+		t.Fatalf("close the driver: %v", err)
+	}
+	r.reopen(t)
+	r.adopted = false
+	r.step(t, 3, step{services: services})
+	late()
+}
+
+// awaitEntry waits until the node's connection tracking has an entry of TCP to an address.
+func (r *run) awaitEntry(t *testing.T, to netip.AddrPort) {
+	t.Helper()
+	family := netlink.InetFamily(socketFamily(to.Addr()))
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		flows, err := r.node.ConntrackTableList(netlink.ConntrackTable, family)
+		if err != nil {
+			t.Fatalf("list connection tracking: %v", err)
+		}
+		for _, f := range flows {
+			if a, _ := netip.AddrFromSlice(f.Forward.DstIP); a.Unmap() == to.Addr() && f.Forward.DstPort == to.Port() {
+				return
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the node has no entry of a connection to %v", to)
+		}
+	}
 }
 
 // A load is a group of clients that open connections until they are stopped.

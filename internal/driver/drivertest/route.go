@@ -100,6 +100,29 @@ func (r *run) leadByNode(t *testing.T, names string) {
 	}
 }
 
+// swallow makes the node pass on what is for the named addresses to a pod that drops it without a
+// word, until the row ends.
+func (r *run) swallow(t *testing.T, names string) {
+	t.Helper()
+	const pod = "c"
+	dev, err := r.node.LinkByName("to-" + pod)
+	if err != nil {
+		t.Fatalf("find the way to pod %s: %v", pod, err)
+	}
+	for name := range strings.FieldsSeq(names) {
+		a := r.addr(name, r.family)
+		route := &netlink.Route{LinkIndex: dev.Attrs().Index, Dst: ipnet(netip.PrefixFrom(a, a.BitLen())), Gw: r.addr(pod, r.family).AsSlice(), Flags: unix.RTNH_F_ONLINK, Priority: metric / 2}
+		if err := r.node.RouteAdd(route); err != nil {
+			t.Fatalf("lead the way to %s to pod %s: %v", name, pod, err)
+		}
+		t.Cleanup(func() {
+			if err := r.node.RouteDel(route); err != nil {
+				t.Errorf("restore the way to %s: %v", name, err)
+			}
+		})
+	}
+}
+
 // lose makes the node's routes to the named pods lead nowhere until the row ends.
 func (r *run) lose(t *testing.T, names string, kind int) {
 	t.Helper()

@@ -58,7 +58,7 @@ func runs(t *testing.T, open Open, chosen func(int, family) bool) {
 		run  func(*run, *testing.T)
 	}
 	tests := []test{ // the longest first
-		{"restarts", (*run).restarts}, {"rolling update", (*run).rolling}, {"distribution", (*run).distribution},
+		{"restarts", (*run).restarts}, {"rolling update", (*run).rolling}, {"distribution", (*run).distribution}, {"too early", (*run).tooEarly},
 	}
 	var shared []test // after those that have a driver of their own
 	for _, row := range table() {

@@ -1,0 +1,57 @@
+package upkeep
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// What began before it was served, or waits for an answer of who is gone, begins anew; what is
+// answered goes on.
+func TestWhoBeginsAnew(t *testing.T) {
+	t.Parallel()
+	at, backend := netip.MustParseAddrPort("203.0.113.1:80"), netip.MustParseAddrPort("10.1.0.1:8080")
+	served := &state.Frontend{Backends: []netip.AddrPort{backend}, Serving: []netip.AddrPort{backend}, Alive: []netip.AddrPort{backend}}
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		k := state.FrontendKey{Addr: at.Addr(), Protocol: p, Port: at.Port()}
+		early := conntrack.Filter{Protocol: p, Frontend: at, Backend: at, Unanswered: p != model.UDP}
+		late := conntrack.Filter{Protocol: p, Frontend: at, Unanswered: p != model.UDP}
+		for name, tt := range map[string]struct {
+			before, after *state.Frontend
+			want          []conntrack.Filter
+		}{
+			"a service comes":          {nil, served, []conntrack.Filter{early}},
+			"its first endpoint comes": {&state.Frontend{}, served, []conntrack.Filter{early}},
+			"a service without one":    {nil, &state.Frontend{}, nil},
+			"a service goes":           {served, nil, []conntrack.Filter{late}},
+			"its last endpoint goes":   {served, &state.Frontend{}, []conntrack.Filter{{Protocol: p, Frontend: at, Backend: backend}}},
+			"nothing of it changes":    {served, served, nil},
+		} {
+			if got := cuts(k, tt.before, tt.after); !slices.Equal(got, tt.want) {
+				t.Errorf("%v, %s: %v, want %v", p, name, got, tt.want)
+			}
+		}
+		held := &state.State{Services: state.NewServices()}
+		held.Services.Frontends[k] = served
+		flow := func(to netip.AddrPort, status uint32) conntrack.Flow {
+			return conntrack.Flow{Protocol: p, Orig: conntrack.Tuple{Dst: at}, Reply: conntrack.Tuple{Src: to}, Status: status}
+		}
+		for name, tt := range map[string]struct {
+			flow conntrack.Flow
+			want bool
+		}{
+			"untranslated, unanswered": {flow(at, 0), true},
+			"untranslated, answered":   {flow(at, conntrack.StatusSeenReply), p == model.UDP},
+			"translated, unanswered":   {flow(backend, 0), false},
+			"to who is gone":           {flow(netip.MustParseAddrPort("10.1.0.9:8080"), conntrack.StatusSeenReply), true},
+		} {
+			if got := stale(held, tt.flow); got != tt.want {
+				t.Errorf("%v, %s: stale %v", p, name, got)
+			}
+		}
+	}
+}
