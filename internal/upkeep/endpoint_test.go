@@ -55,3 +55,44 @@ func TestWhoBeginsAnew(t *testing.T) {
 		}
 	}
 }
+
+// The same of farms.
+func TestWhoBeginsAnewAtFarms(t *testing.T) {
+	t.Parallel()
+	farm := func(ports ...model.PortSpan) *state.Farm {
+		return &state.Farm{Farm: &model.Farm{Name: "web", Mode: model.DNAT,
+			Addresses: []model.FarmAddress{{Addr: netip.MustParseAddr("203.0.113.1"), IPv4: true, Protocols: []model.Protocol{model.TCP}, Ports: ports}},
+			Backends:  []model.FarmBackend{{Addr: netip.MustParseAddr("10.1.0.1"), Port: 8080}}}}
+	}
+	at := netip.MustParseAddrPort("203.0.113.1:80")
+	one, many := farm(model.PortSpan{First: 80, Last: 80}), farm(model.PortSpan{First: 80, Last: 90})
+	early := []conntrack.Filter{{Protocol: model.TCP, Frontend: at, Backend: at, Unanswered: true}}
+	late := []conntrack.Filter{{Protocol: model.TCP, Frontend: at, Unanswered: true}}
+	for name, tt := range map[string]struct {
+		before, after *state.Farm
+		want          []conntrack.Filter
+		sweep         bool
+	}{
+		"a farm comes":                  {nil, one, early, false},
+		"a farm goes":                   {one, nil, late, false},
+		"a farm with a range comes":     {nil, many, nil, true},
+		"its backends are as they were": {one, one, nil, false},
+	} {
+		if got, sweep := farmCuts(tt.before, tt.after); !slices.Equal(got, tt.want) || sweep != tt.sweep {
+			t.Errorf("%s: %v and sweep %v, want %v and %v", name, got, sweep, tt.want, tt.sweep)
+		}
+	}
+	x := newFarms()
+	x.put("web", many)
+	for to, status := range map[string][2]bool{ // answered: no, yes
+		"203.0.113.1:81": {true, false}, "10.1.0.1:8080": {false, false}, "10.1.0.9:8080": {true, true},
+	} {
+		for answered, want := range status {
+			flow := &conntrack.Flow{Protocol: model.TCP, Status: uint32(answered) * conntrack.StatusSeenReply,
+				Orig: conntrack.Tuple{Dst: netip.MustParseAddrPort("203.0.113.1:81")}, Reply: conntrack.Tuple{Src: netip.MustParseAddrPort(to)}}
+			if got := x.stale(flow); got != want {
+				t.Errorf("to %s, answered %d: stale %v", to, answered, got)
+			}
+		}
+	}
+}
