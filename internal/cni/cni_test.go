@@ -218,3 +218,24 @@ func TestDelegatedIPAM(t *testing.T) {
 	b.del(y)
 	b.empty()
 }
+
+// A container's gateway is on the link: side-cars and chained plugins add routes by it.
+func TestRoutesByTheGateway(t *testing.T) {
+	b := newTestbed(t, "1.0.0", plugin(ranges))
+	c := b.add("x")
+	c.ns.IP(`route add 10.42.0.0/16 via 169.254.1.1 dev eth0`, `-6 route add fd42::/64 via fe80::1 dev eth0`,
+		`route add default via 169.254.1.1 dev eth0 table 100`) // as VPN clients and route-override do
+	b.del(c)
+	b.empty()
+
+	// sbr leads what has the container's address by routes of its own.
+	sbr := newTestbed(t, "1.0.0", plugin(ranges), `{"type": "sbr"}`)
+	x := sbr.add("x")
+	for to, from := range map[string]string{"192.0.2.1": "10.77.0.2", "2001:db8::1": "fd77::2"} {
+		if out := x.ns.Exec("ip", "route", "get", to, "from", from); !strings.Contains(out, "dev eth0 table 10") {
+			t.Errorf("to %s: %s", to, out)
+		}
+	}
+	sbr.del(x)
+	sbr.empty()
+}
