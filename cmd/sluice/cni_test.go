@@ -235,7 +235,8 @@ func TestAddWithoutAgent(t *testing.T) {
 		}
 	}
 	refused("no agent", "target", "the agent at "+p.socket)
-	if err := p.call("STATUS", "", "", ns); err == nil || !strings.Contains(err.Error(), `"code": 50`) || !strings.Contains(err.Error(), p.socket) {
+	// A runtime that hears of an error here has the node drained.
+	if err := p.call("STATUS", "", "", ns); err != nil {
 		t.Errorf("STATUS: %v", err)
 	}
 	if err := p.call("ADD", "shop", "", ns); err == nil || !strings.Contains(err.Error(), `"code": 4`) || !strings.Contains(err.Error(), "K8S_POD_NAME") {

@@ -58,13 +58,6 @@ func (a *Agent) Detach(device string) {
 
 // handleAttachments serves what makes pods' interfaces.
 func (a *Agent) handleAttachments(mux *http.ServeMux) {
-	mux.HandleFunc("GET /v1/attachments", func(w http.ResponseWriter, _ *http.Request) {
-		if !a.Store.Synced() {
-			reply(w, nil, errNotSynced)
-			return
-		}
-		writeJSON(w, http.StatusOK, a.Store.Attachments())
-	})
 	mux.HandleFunc("PUT /v1/attachments/{device}", func(w http.ResponseWriter, r *http.Request) {
 		at, err := attachmentOf(r)
 		if err == nil {

@@ -46,11 +46,6 @@ func (c *agentConfig) forget(device string) {
 	_ = c.ask("DELETE", "/"+device, time.Now().Add(patience))
 }
 
-// ready reports whether the agent can take note of containers.
-func (c *agentConfig) ready() error {
-	return c.fault("ask whether it is ready", c.ask("GET", "", time.Now().Add(patience)))
-}
-
 func (c *agentConfig) fault(what string, err error) error {
 	if err == nil {
 		return nil

@@ -64,7 +64,9 @@ func gc(args *skel.CmdArgs) error {
 	return nil
 }
 
-// status reports whether ADD would work, and whether containers that are there reach others.
+// status reports whether ADD can work, and whether containers that are there reach others. It does
+// not ask for the agent, which ADD waits for: a runtime that hears of an error says that the node is
+// not ready, and Kubernetes moves all pods away from it, though theirs is well.
 func status(args *skel.CmdArgs) (err error) {
 	conf, err := parse(args.StdinData)
 	if err != nil {
@@ -76,9 +78,6 @@ func status(args *skel.CmdArgs) (err error) {
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
 	is4, is6, err := conf.ipam(args.StdinData, node).status()
-	if err == nil && conf.Agent != nil {
-		err = conf.Agent.ready()
-	}
 	if err != nil {
 		return unavailable(err)
 	}
