@@ -130,6 +130,7 @@ func (s *Source) UseChecker(c Checker) { s.checker = c }
 // none. On an error nothing has been taken over.
 func (s *Source) Load(file string) error {
 	if s.options.State != "" {
+		s.removeLeft()
 		switch err := s.load(s.options.State, false); {
 		case err == nil:
 			return nil

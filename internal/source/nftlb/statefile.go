@@ -42,7 +42,7 @@ func (s *Source) load(file string, lenient bool) error {
 	}
 	c := newChange(s.doc, lenient, check)
 	c.dsrTracks = s.options.DSRTracks
-	if err = (&reader{change: c}).read(limited); err == nil && limited.N == 0 {
+	if err = (&reader{change: c, written: file == s.options.State}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}
 	if err == nil {
@@ -79,7 +79,7 @@ func (s *Source) save() error {
 func (s *Source) write() error {
 	pieces := s.pieces()
 	folder := filepath.Dir(s.options.State)
-	f, err := os.CreateTemp(folder, "."+filepath.Base(s.options.State)+".*") // mode 0600
+	f, err := os.CreateTemp(folder, s.halfWritten()) // mode 0600
 	if err != nil {
 		return fmt.Errorf("make state file: %w", err)
 	}
@@ -104,6 +104,19 @@ func (s *Source) write() error {
 		return fmt.Errorf("write state file: %w", err)
 	}
 	return nil
+}
+
+// halfWritten is how files are called that are not in the state file's place yet.
+func (s *Source) halfWritten() string { return "." + filepath.Base(s.options.State) + ".*" }
+
+// removeLeft removes what balancers left that were killed while they wrote.
+func (s *Source) removeLeft() {
+	left, _ := filepath.Glob(filepath.Join(filepath.Dir(s.options.State), s.halfWritten())) // none where the name makes no pattern
+	for _, file := range left {
+		if err := os.Remove(file); err != nil {
+			s.log.Warn("remove what a balancer left that was killed while it wrote", "file", file, "error", err)
+		}
+	}
 }
 
 func syncFolder(folder string) error {
