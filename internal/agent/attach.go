@@ -58,6 +58,10 @@ func (a *Agent) Detach(device string) {
 
 // handleAttachments serves what makes pods' interfaces.
 func (a *Agent) handleAttachments(mux *http.ServeMux) {
+	// Plugins up to release 0.2.0 ask for it, and say that the node is not ready without an answer.
+	mux.HandleFunc("GET /v1/attachments", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, a.Store.Attachments())
+	})
 	mux.HandleFunc("PUT /v1/attachments/{device}", func(w http.ResponseWriter, r *http.Request) {
 		at, err := attachmentOf(r)
 		if err == nil {

@@ -247,12 +247,28 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	collectSource(ch, src)
 	c.collectPolicy(ch, gauge)
+	c.collectDrops(ch)
 	c.collectAffinity(ch)
 	c.collectAddresses(ch, gauge)
 	c.collectBGP(gauge)
 	if conns, err := ReadConntrack(); err == nil {
 		gauge(descConns, float64(conns.Count))
 		gauge(descConnsMax, float64(conns.Max))
+	}
+}
+
+// collectDrops makes those of dropped packets, if the driver counts them.
+func (c collector) collectDrops(ch chan<- prometheus.Metric) {
+	counter := c.Driver.Capabilities().Counter
+	if counter == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
+	defer cancel()
+	if drops, err := counter.DropCounts(ctx); err == nil {
+		for reason, n := range drops {
+			ch <- prometheus.MustNewConstMetric(descDropped, prometheus.CounterValue, float64(n), string(reason))
+		}
 	}
 }
 
@@ -276,13 +292,6 @@ func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prom
 		for key, n := range counters {
 			count(descDecided, n.Allowed, append(objectLabels(key), "allowed")...)
 			count(descDecided, n.Denied, append(objectLabels(key), "denied")...)
-		}
-	}
-	if counter := c.Driver.Capabilities().Counter; counter != nil {
-		if drops, err := counter.DropCounts(ctx); err == nil {
-			for reason, n := range drops {
-				count(descDropped, n, string(reason))
-			}
 		}
 	}
 	if c.FlowsCut != nil {

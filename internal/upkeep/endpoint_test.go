@@ -65,6 +65,7 @@ func TestWhoBeginsAnewAtFarms(t *testing.T) {
 			Backends:  []model.FarmBackend{{Addr: netip.MustParseAddr("10.1.0.1"), Port: 8080}}}}
 	}
 	at := netip.MustParseAddrPort("203.0.113.1:80")
+	two := farm(model.PortSpan{First: 81, Last: 81})
 	one, many := farm(model.PortSpan{First: 80, Last: 80}), farm(model.PortSpan{First: 80, Last: 90})
 	early := []conntrack.Filter{{Protocol: model.TCP, Frontend: at, Backend: at, Unanswered: true}}
 	late := []conntrack.Filter{{Protocol: model.TCP, Frontend: at, Unanswered: true}}
@@ -76,6 +77,8 @@ func TestWhoBeginsAnewAtFarms(t *testing.T) {
 		"a farm comes":                  {nil, one, early, false},
 		"a farm goes":                   {one, nil, late, false},
 		"a farm with a range comes":     {nil, many, nil, true},
+		"a farm gets another port":      {two, one, []conntrack.Filter{early[0], {Protocol: model.TCP, Frontend: netip.MustParseAddrPort("203.0.113.1:81"), Unanswered: true}}, false},
+		"one port becomes a range":      {one, many, late, true},
 		"its backends are as they were": {one, one, nil, false},
 	} {
 		if got, sweep := farmCuts(tt.before, tt.after); !slices.Equal(got, tt.want) || sweep != tt.sweep {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -95,7 +96,7 @@ func (x *farms) stale(flow *conntrack.Flow) bool {
 	case f == nil || !translates(f):
 		return false
 	case !flow.Translated():
-		return !flow.Answered()
+		return !flow.Answered() && len(f.Backends) > 0
 	}
 	return !serves(f, flow.Reply.Src)
 }
@@ -136,38 +137,48 @@ func (x *farms) replace(all *state.Farms) {
 }
 
 // farmCuts are the flows that may not go on when a farm changes: those to backends that are down or
-// gone, and those that were not answered, or are of UDP, and went astray before there was a farm, or
-// have none any more.
+// gone, and those that were not answered, or are of UDP, and went astray before the farm was there,
+// or are where it is no more. A sweep looks for them where the farm is found by ranges.
 func farmCuts(before, after *state.Farm) (cut []conntrack.Filter, sweep bool) {
-	switch {
-	case before == nil || !translates(before):
-		if after == nil || !translates(after) {
-			return nil, false
-		}
-		for _, k := range keys(after) {
+	was, is := translatedAt(before), translatedAt(after)
+	for _, k := range is {
+		if !slices.Contains(was, k) {
 			cut = append(cut, astray(k))
 		}
-		return cut, after.InRanges()
-	case after == nil || !translates(after):
-		for _, k := range keys(before) {
+	}
+	for _, k := range was {
+		if !slices.Contains(is, k) {
 			cut = append(cut, abandoned(k))
 		}
-		return cut, false
 	}
-	places := keys(before)
+	switch {
+	case after == nil || !translates(after):
+		return cut, false
+	case before == nil || !translates(before):
+		return cut, after.InRanges()
+	}
+	sweep = after.InRanges() && !reflect.DeepEqual(before.Addresses, after.Addresses)
 	for _, b := range before.Backends {
 		if b.State == model.BackendDown {
 			continue
 		}
-		for _, k := range places {
+		for _, k := range was {
 			to := netip.AddrPortFrom(b.Addr, cmp.Or(b.Port, k.Port))
 			if b.Addr.Is4() == k.Addr.Is4() && !serves(after, to) {
 				cut = append(cut, conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port), Backend: to})
 			}
 		}
-		sweep = sweep || places == nil && !serves(after, netip.AddrPortFrom(b.Addr, b.Port))
+		sweep = sweep || before.InRanges() && !serves(after, netip.AddrPortFrom(b.Addr, b.Port))
 	}
 	return cut, sweep
+}
+
+// translatedAt are the places of a farm of which connections are translated; none of nil.
+func translatedAt(f *state.Farm) []state.FrontendKey {
+	if f == nil || !translates(f) {
+		return nil
+	}
+	return keys(f)
 }
 
 // BackendFlows are the connections that a backend of a farm has at present.

@@ -117,15 +117,11 @@ func (p *parts) set(o parts, to bool) {
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{
+	return driver.Capabilities{
 		Name:   "iptables",
 		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.LargeDatagrams | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Errors | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
-		Lister: d,
+		Lister: d, Counter: d,
 	}
-	if d.policy {
-		c.Counter = d
-	}
-	return c
 }
 
 // Close implements driver.Driver.

@@ -88,6 +88,7 @@ const (
 	setSources    = "SOURCES"    // whom frontends with source ranges are open to
 	setIPs        = "CLUSTER-IPS"
 	setOthers     = "OTHER-IPS"
+	setEndpoints  = "ENDPOINTS" // on this node
 	setPeers      = "PEERS"
 	setServices   = "SERVICE-CIDRS"
 	setCluster    = "CLUSTER-CIDRS"
@@ -100,7 +101,7 @@ const (
 // kinds are the types of the sets that are always there.
 var kinds = map[string]string{
 	setFrontends: "hash:ip,port", setMasquerade: "hash:ip,port", setRefused: "hash:ip,port", setDropped: "hash:ip,port",
-	setSources: "hash:ip,port,net", setIPs: "hash:ip", setOthers: "hash:ip",
+	setSources: "hash:ip,port,net", setIPs: "hash:ip", setOthers: "hash:ip", setEndpoints: "hash:ip",
 	setServices: "hash:net", setCluster: "hash:net", setOwn: "hash:net", setKept: "hash:net",
 }
 
@@ -200,10 +201,10 @@ func (f family) filter(i *image) {
 	i.rule("filter", "INPUT", "-m conntrack --ctstate INVALID,NEW -j "+inputChain)
 	i.rule("filter", "OUTPUT", "-m conntrack --ctstate NEW -j "+unservedChain)
 	// Connection tracking can make nothing of a stray segment. One of a backend would arrive
-	// untranslated and be answered with a reset.
+	// untranslated and be answered with a reset. Others are not ours.
 	const stray = "-p tcp -m conntrack --ctstate INVALID "
 	i.drop("filter", strayChain, state.DropStray)
-	i.rule("filter", forwardChain, stray+f.in(setOwn, "src")+" -g "+strayChain, "-g "+unservedChain)
+	i.rule("filter", forwardChain, stray+f.in(setEndpoints, "src")+" -g "+strayChain, "-g "+unservedChain)
 	i.rule("filter", inputChain, stray+f.in(setCluster, "src")+" -g "+strayChain, "-g "+unservedChain)
 	i.rule("filter", unservedChain,
 		"-m conntrack --ctstate INVALID,DNAT -j RETURN",

@@ -128,6 +128,7 @@ func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, afte
 	}
 	f.addresses(setIPs, have.ClusterIPs, delta.ClusterIPs, before, after)
 	f.addresses(setOthers, have.OtherIPs, delta.OtherIPs, before, after)
+	f.addresses(setEndpoints, have.Hairpins, delta.Hairpins, before, after)
 	if f.fabric {
 		f.addresses(setPeers, have.Peers, delta.Peers, before, after)
 	}
@@ -228,6 +229,9 @@ func (f family) whole(s *state.Services, i *image) *shared {
 	}
 	for a := range s.OtherIPs {
 		f.address(i, setOthers, a)
+	}
+	for a := range s.Hairpins {
+		f.address(i, setEndpoints, a)
 	}
 	for a := range s.Peers {
 		if f.fabric {

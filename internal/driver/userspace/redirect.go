@@ -147,11 +147,11 @@ func (r *redirect) listChains(l nft.Lists) (chains []nft.Chain) {
 		clients := nft.Chain{Name: f.Name + "-clients", Comment: "what becomes of it depends on the client",
 			Rules: append(established(), rule("loadBalancerSourceRanges").Jump(f.Name+"-sources"))}
 		clients.Rules = append(clients.Rules, l.Rules(rule("from a pod").Family(f.Family), f.podCIDRs, f.Saddr, func(r nft.Rule) nft.Rule {
-			return r.Vmap(f.inside, frontend...)
+			return r.Goto(f.Name + "-inside")
 		})...)
 		clients.Rules = append(clients.Rules,
 			rule("externalTrafficPolicy Local, seen from outside").Family(f.Family).FromNode(false).Vmap(f.outside, frontend...),
-			ours.Vmap(f.inside, frontend...), rule().Drop())
+			rule().Goto(f.Name+"-inside"))
 		chains = append(chains, services, clients)
 	}
 	return chains
@@ -188,7 +188,10 @@ func (r *redirect) chains() []nft.Chain {
 		name := f.Name + "-services"
 		asTheyAre = append(asTheyAre, rule("it stays as it is").Mark(expr.CmpOpEq, toProxy, toProxy).Family(f.Family).Load(0, f.Daddr).Destination(f.Family, 0, -1))
 		arriving.Rules, leaving.Rules = append(arriving.Rules, f.related(), unmarked(name, f)), append(leaving.Rules, unmarked(name, f))
-		chains = append(chains, f.sourcesChain())
+		chains = append(chains, f.sourcesChain(), nft.Chain{Name: f.Name + "-inside", Comment: "from pods and the node", Rules: []nft.Rule{
+			rule().Family(f.Family).Vmap(f.inside, f.frontends.Key...),
+			rule().Drop(),
+		}})
 		arriving.Rules = append(arriving.Rules, rule().Mark(expr.CmpOpEq, toProxy, toProxy).Family(f.Family).Proto(unix.IPPROTO_TCP).Add(
 			&expr.Immediate{Register: register, Data: loopback(f.Family).AsSlice()},
 			&expr.Immediate{Register: register + 4, Data: binary.BigEndian.AppendUint16(nil, r.ports[i])},

@@ -79,7 +79,7 @@ func (s *Source) save() error {
 func (s *Source) write() error {
 	pieces := s.pieces()
 	folder := filepath.Dir(s.options.State)
-	f, err := os.CreateTemp(folder, s.halfWritten()) // mode 0600
+	f, err := os.CreateTemp(folder, "."+filepath.Base(s.options.State)+".*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("make state file: %w", err)
 	}
@@ -106,8 +106,8 @@ func (s *Source) write() error {
 	return nil
 }
 
-// halfWritten is how files are called that are not in the state file's place yet.
-func (s *Source) halfWritten() string { return "." + filepath.Base(s.options.State) + ".*" }
+// halfWritten matches the names of files that are not in the state file's place yet.
+func (s *Source) halfWritten() string { return "." + filepath.Base(s.options.State) + ".[0-9]*" }
 
 // removeLeft removes what balancers left that were killed while they wrote.
 func (s *Source) removeLeft() {

@@ -129,11 +129,15 @@ func (p *Program) filterChains() []nft.Chain {
 	// untranslated and be answered with a reset.
 	stray := rule("a stray segment").CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP)
 	strayForward, strayInput := stray.Jump(strayForwardChain), stray.Jump(strayInputChain)
+	strayOn := nft.Chain{Name: strayForwardChain, Comment: "a stray segment of a backend here would arrive untranslated; others are not ours"}
+	for _, fp := range p.Families {
+		strayOn.Rules = append(strayOn.Rules, rule().Family(fp.IP).In(fp.hairpins, fp.IP.Saddr, fp.IP.Saddr).Goto(dropChain(state.DropStray)))
+	}
 	forward := nft.Chain{Name: "forward", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Comment: "what the node passes on"}
 	input := nft.Chain{Name: "local-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 0), Comment: "what is for the node itself"}
 	if p.Policy == nil {
 		forward.Rules, input.Rules = []nft.Rule{strayForward}, []nft.Rule{strayInput}
-		chains := []nft.Chain{forward, input}
+		chains := []nft.Chain{forward, input, strayOn}
 		if p.Flowtable != "" {
 			with, _ := p.OffloadChain()
 			chains[0].Rules = append(forward.Rules, rule().CtState(expr.CtStateBitESTABLISHED).Goto(with.Name))
@@ -171,7 +175,7 @@ func (p *Program) filterChains() []nft.Chain {
 		{Name: "arrival", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -450), Comment: "what a pod sends has the pod's own address", Rules: []nft.Rule{
 			rule().In(p.Policy.Checked, nft.IIF).WrongWay().Goto(dropChain(state.DropSpoofed)),
 		}},
-		forward, input,
+		forward, input, strayOn,
 		looseChain("loose-forward", strayForward),
 		looseChain("loose-in", strayInput, rule().CtState(expr.CtStateBitINVALID).Return()),
 		{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends", Rules: []nft.Rule{
@@ -542,6 +546,9 @@ func IsDynamicBase(name string) bool {
 func IsLearnChain(name string) bool { return strings.Contains(name, "-learn-") }
 
 // What rules are made of.
+
+// strayForwardChain is where stray segments are judged that are to be forwarded.
+const strayForwardChain = "stray-forward"
 
 // loopback is the index of lo in every network namespace.
 const loopback = 1

@@ -65,24 +65,18 @@ func (p *Program) PodLists(cidrs []netip.Prefix) nft.Lists {
 
 // Names of list chains.
 const (
-	strayForwardChain = "stray-forward"
-	strayInputChain   = "stray-in"
-	outgoingChain     = "outgoing"
+	strayInputChain = "stray-in"
+	outgoingChain   = "outgoing"
 )
 
-// ListChains are the list chains with the rules for the lists.
+// ListChains are the list chains with the rules for the lists. None depends on lists of services and
+// on those of policy: they change apart.
 func (p *Program) ListChains(l nft.Lists) []nft.Chain {
-	stray := func(name, comment string, list func(*Family) *nft.Set) nft.Chain {
-		c := nft.Chain{Name: name, Comment: comment}
-		for _, fp := range p.Families {
-			c.Rules = append(c.Rules, l.Rules(rule().Family(fp.IP), list(fp), fp.IP.Saddr, goTo(dropChain(state.DropStray)))...)
-		}
-		return c
+	stray := nft.Chain{Name: strayInputChain, Comment: "a stray segment of a backend would be answered with a reset"}
+	for _, fp := range p.Families {
+		stray.Rules = append(stray.Rules, l.Rules(rule().Family(fp.IP), fp.PodCIDRs, fp.IP.Saddr, goTo(dropChain(state.DropStray)))...)
 	}
-	chains := []nft.Chain{
-		stray(strayForwardChain, "a stray segment of this node's pods would arrive untranslated", func(fp *Family) *nft.Set { return fp.ownCIDRs }),
-		stray(strayInputChain, "a stray segment of a backend would be answered with a reset", func(fp *Family) *nft.Set { return fp.PodCIDRs }),
-	}
+	chains := []nft.Chain{stray}
 	if p.Families[0].outgoing != nil {
 		c := nft.Chain{Name: outgoingChain, Comment: "natOutgoing: from a pod to an address that no pod can have"}
 		for _, fp := range p.Families {

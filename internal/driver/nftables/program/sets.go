@@ -93,7 +93,7 @@ func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
 		Comment: "endpoints on this node, twice: balanced back to themselves"})
 	fp.clusterIPs = p.AddSet(&nft.Set{Name: name("cluster-ips"), Key: []nft.Field{f.Daddr},
 		Comment: "addresses of services: a port that has no frontend is rejected"})
-	fp.OtherIPs = p.AddSet(&nft.Set{Name: name("other-ips"), Key: []nft.Field{f.Daddr},
+	fp.OtherIPs = p.AddSet(&nft.Set{Name: name("other-ips"), Key: []nft.Field{f.Daddr}, Early: true,
 		Comment: "addresses of services that another program serves"})
 	fp.serviceCIDRs = p.addList(f, "service-cidrs", "an address in here that no service has is dropped")
 	fp.PodCIDRs = p.addList(f, "pod-cidrs", "sources that are pods")
