@@ -65,8 +65,8 @@ func gc(args *skel.CmdArgs) error {
 }
 
 // status reports whether ADD can work, and whether containers that are there reach others. It does
-// not ask for the agent, which ADD waits for: a runtime that hears of an error says that the node is
-// not ready, and Kubernetes moves all pods away from it, though theirs is well.
+// not ask for the agent, which ADD waits for: a runtime that hears of an error says that the node
+// is not ready, and Kubernetes moves all pods away from it, though theirs is well.
 func status(args *skel.CmdArgs) (err error) {
 	conf, err := parse(args.StdinData)
 	if err != nil {

@@ -138,7 +138,7 @@ func (d *Driver) sweep() {
 		if err != nil && d.life.Err() == nil {
 			d.log.Warn("sweep connection tracking", "error", err)
 		} else if n > 0 {
-			d.log.Info("cut connections to endpoints that are gone", "connections", n)
+			d.log.Info("cut connections that go where nobody serves them", "connections", n)
 		}
 	})
 }

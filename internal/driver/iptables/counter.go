@@ -114,7 +114,8 @@ func (d *Driver) count(ctx context.Context, family int, to counted, some func(ch
 	return d.eachCounter(ctx, family, func(at ruleAt, _ string, packets uint64) { to.add(decide[at], packets) })
 }
 
-// eachCounter yields the rules of our chains in the table filter, and in others that have some of policy, with how many packets each has matched.
+// eachCounter yields the rules of our chains in the table filter, and in others that have some of
+// policy, with how many packets each has matched.
 func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at ruleAt, rule string, packets uint64)) error {
 	v, err := d.variant(ctx)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // Batch is a transaction, encoded as it is built: the kernel carries it out at once or not at all.
-// Where chains come or go it is three transactions, each of them safe for traffic. It prints itself
+// Where chains or lists come or go it is three transactions, each safe for traffic. It prints itself
 // and can be sent once.
 //
 // Its parts are carried out in this order: notes that are no longer true, Before, deletions,

@@ -340,8 +340,9 @@ func (fp *Family) serviceChains() []nft.Chain {
 	n := func(s string) string { return f.Name + "-" + s }
 	masquerade := nft.Chain{Name: n("masquerade"), Comment: "external frontends: always"}
 	if fp.snat != nil {
-		// What may leave the node, and by another interface once the mode of the pod network changes,
-		// is translated by name of the address: what is masqueraded is bound to the interface.
+		// What may leave the node, and by another interface once the mode of the pod network
+		// changes, is translated by name of the address: what is masqueraded is bound to the
+		// interface.
 		masquerade.Rules = []nft.Rule{rule("and goes on when the way there leads by another interface").SNAT(f, fp.snat, nft.OIFName)}
 	}
 	masquerade.Rules = append(masquerade.Rules, rule().Masquerade())

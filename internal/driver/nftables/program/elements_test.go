@@ -100,7 +100,7 @@ func TestFrontendElements(t *testing.T) {
 	}
 }
 
-func TestSettingsElements(t *testing.T) {
+func TestSettingsLists(t *testing.T) {
 	t.Parallel()
 	p := New(Options{})
 	got := printed(func(yield func(*nft.Element)) {

@@ -69,8 +69,8 @@ const (
 	outgoingChain   = "outgoing"
 )
 
-// ListChains are the list chains with the rules for the lists. None depends on lists of services and
-// on those of policy: they change apart.
+// ListChains are the list chains with the rules for the lists. None depends on lists of services
+// and on those of policy: they change apart.
 func (p *Program) ListChains(l nft.Lists) []nft.Chain {
 	stray := nft.Chain{Name: strayInputChain, Comment: "a stray segment of a backend would be answered with a reset"}
 	for _, fp := range p.Families {
