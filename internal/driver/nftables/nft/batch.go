@@ -11,8 +11,8 @@ import (
 )
 
 // Batch is a transaction, encoded as it is built: the kernel carries it out at once or not at all.
-// Where chains or lists come or go it is three transactions, each safe for traffic. It prints itself
-// and can be sent once.
+// Where chains or lists come or go it is three transactions, each safe for traffic. It prints
+// itself and can be sent once.
 //
 // Its parts are carried out in this order: notes that are no longer true, Before, deletions,
 // additions, After, notes. Elements are gathered by set, many to a message. The rules come before
