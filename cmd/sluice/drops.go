@@ -31,8 +31,8 @@ func newDropsCommand() *cobra.Command {
 the policy and rule that decide. Names and policies are those at the time of printing.
 
 Packets that service translation drops are not shown: to an address of the service CIDR that no
-service has, from outside a service's source ranges, or to a service whose Local traffic policy finds
-no endpoint on this node.
+service has, from outside a service's source ranges, or to a service whose Local traffic policy
+finds no endpoint on this node.
 
 The kernel logs up to 200 packets a second for each reason. The number of packets above that is
 printed on standard error. While nobody watches, nothing is logged.`,

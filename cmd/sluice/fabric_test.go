@@ -91,7 +91,7 @@ func TestFabric(t *testing.T) {
 	shows("the direct route", "route show 10.244.2.0/24", "via 192.0.2.2 dev eth0")
 	eventually(t, "pods to be masqueraded to the outside", func() bool {
 		out, _ := ns.Run("nft", "list", "set", "inet", "sluice", "ip-outgoing")
-		return strings.Contains(string(out), "10.244.0.0")
+		return strings.Contains(string(out), "{ 16 . 10.244.0.0 }")
 	})
 	eventually(t, "a plan of what is there to say so", func() bool { return plan() == "nothing to do\n" })
 	stop()

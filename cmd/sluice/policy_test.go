@@ -191,9 +191,15 @@ func TestIgnoringUnsupported(t *testing.T) {
 }
 
 func TestWithoutPolicy(t *testing.T) {
+	p := nflog.Packet{Prefix: driver.DropPrefix + string(state.DropStray)}
+	p.Source, p.Destination, p.Protocol = netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("203.0.113.9"), uint8(model.TCP)
+	useDrops(t, p)
 	socket := shopAgent(t, "--policy=false")
 	if code, _, stderr := sluice(t, "policies", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "--policy=false") {
 		t.Errorf("policies exits with %d: %s", code, stderr)
+	}
+	if code, stdout, stderr := sluice(t, "drops", "--socket", socket, "--count", "1"); code != cli.ExitOK || !strings.Contains(stdout, " stray ") || !strings.Contains(stdout, "no connection that this node knows") {
+		t.Errorf("drops exits with %d: %s%s", code, stdout, stderr)
 	}
 	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "not carried out (--policy=false, or a mode without it)") {
 		t.Errorf("status:\n%s", stdout)

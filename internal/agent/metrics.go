@@ -188,7 +188,7 @@ var (
 	descDecided   = desc("policy_packets_total", "Packets that a policy decided, since it was first programmed: the first of each connection, as often as it is sent until it is answered.",
 		"kind", "namespace", "name", "verdict")
 	descList     = desc("address_list_entries", "Networks in an address list that is read from a file.", "name")
-	descDropped  = desc("dropped_packets_total", "Packets dropped by policy, by reason.", "reason")
+	descDropped  = desc("dropped_packets_total", "Packets dropped by policy, and stray ones, by reason.", "reason")
 	descCut      = desc("policy_connections_cut_total", "Established connections that were cut because policy came to forbid them, or that were allowed again.")
 	descConns    = desc("conntrack_entries", "Entries in the connection table.")
 	descConnsMax = desc("conntrack_entries_limit", "Limit of the connection table.")

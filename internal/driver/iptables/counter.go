@@ -83,11 +83,7 @@ func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 	counts := map[state.Drop]uint64{}
 	for i := range d.families {
 		err := d.eachCounter(ctx, i, func(at ruleAt, rule string, packets uint64) {
-			reason, is := strings.CutPrefix(at.chain, dropChain(""))
-			if at.chain == strayChain {
-				reason, is = string(state.DropStray), true
-			}
-			if is && rule == "-j DROP" {
+			if _, reason, is := strings.Cut(at.chain, dropInfix); is && rule == "-j DROP" {
 				counts[state.Drop(reason)] += packets
 			}
 		})

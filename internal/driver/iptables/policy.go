@@ -66,7 +66,10 @@ var policyKinds = map[string]string{setPods: "hash:net"}
 
 const setPods = "P-POD-CIDRS"
 
-func dropChain(reason state.Drop) string { return policyPrefix + "DROP-" + string(reason) }
+func dropChain(reason state.Drop) string { return policyPrefix + dropInfix + string(reason) }
+
+// dropInfix stands before the reason in the names of chains that drop, of policy and of services.
+const dropInfix = "DROP-"
 
 // judge is what programs of policy become, kept from one change to the next.
 type judge struct {

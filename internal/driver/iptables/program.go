@@ -39,7 +39,7 @@ const (
 	rejectChain     = prefix + "REJECT"
 	forwardChain    = prefix + "FORWARD"
 	inputChain      = prefix + "INPUT"
-	strayChain      = prefix + "STRAY"
+	strayChain      = prefix + dropInfix + string(state.DropStray)
 	tunnelsChain    = prefix + "TUNNELS"
 	untrackedChain  = prefix + "UNTRACKED"
 )
