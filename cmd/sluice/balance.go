@@ -148,7 +148,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	case *ipvs.Farms: // it sends in IPIP itself
 		c.FarmCounter = virtualCounter{d}
 	}
-	c.Compiler, c.Driver = compile.New(config), b.kernel
+	c.Compiler, c.Driver, c.AwaitCuts = compile.New(config), b.kernel, b.kernel.AwaitCuts
 	c.InStep = func(ctx context.Context) {
 		if err := o.purgeFarms(ctx, o.mode, log); err != nil && ctx.Err() == nil {
 			log.Warn("what a balancer in another mode left in the kernel could not be removed: stop this one, run 'sluice cleanup', and start it again", "error", err)

@@ -194,7 +194,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		if err != nil {
 			return privilege(err)
 		}
-		c.Driver, c.FlowsCut, c.Flows = d, d.FlowsCut, d.Flows
+		c.Driver, c.FlowsCut, c.AwaitCuts, c.Flows = d, d.FlowsCut, d.AwaitCuts, d.Flows
 		c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	}
 	reader, err := link.Open()

@@ -135,7 +135,8 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	return p, failed
 }
 
-// Sync returns once all that the source holds at the time of the call is in the kernel. An error
+// Sync returns once all that the source holds at the time of the call is in the kernel, and has ended
+// the connections that may not go on. An error
 // says why it is not; it is a *FaultError if only objects are at fault and all others are
 // programmed: each kind could be read, and nothing is kept for what could not. Safe for concurrent
 // use.
@@ -178,8 +179,9 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation: where objects
-// are named, of the parts of the state that these belong to. An error says why it has not; it is a
+// Wait returns once the kernel has all that the store was told up to a generation, and has ended the
+// connections that may not go on: where objects are named, of the parts of the state that these
+// belong to. An error says why it has not; it is a
 // *FaultError if only objects are at fault: some of those that are named, or any if none is. Safe
 // for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
@@ -199,6 +201,9 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 			return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
+	}
+	if err == nil && a.AwaitCuts != nil {
+		err = a.AwaitCuts(ctx)
 	}
 	for _, fabric := range a.accelerators {
 		if err == nil && len(objects) == 0 && fabric.Status().Fabric {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
@@ -43,9 +42,10 @@ type stub struct {
 	held state.State
 }
 
-func (s *stub) Held(f func(*state.State))   { f(&s.held) }
-func (s *stub) SetAside() []driver.SetAside { return nil }
-func (s *stub) Close() error                { return nil }
+func (s *stub) Held(f func(*state.State))         { f(&s.held) }
+func (s *stub) SetAside() []driver.SetAside       { return nil }
+func (s *stub) Close() error                      { return nil }
+func (s *stub) Capabilities() driver.Capabilities { return driver.Capabilities{} }
 func (s *stub) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
 	return stubPlan{done: func() { s.held.Apply(d) }}, nil
 }
@@ -112,12 +112,10 @@ func TestAddressGoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var left string
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if left = there(); len(left) == 2 {
-			break
-		}
+	if err := d.AwaitCuts(t.Context()); err != nil {
+		t.Fatal(err)
 	}
+	left := there()
 	if !strings.Contains(left, "2") || !strings.Contains(left, "3") || len(left) != 2 {
 		t.Errorf("flows to the ports %s are left, want 2 and 3", left)
 	}

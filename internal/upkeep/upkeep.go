@@ -13,7 +13,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // Options configure the upkeep.
@@ -31,16 +30,15 @@ type Options struct {
 type Driver struct {
 	driver.Driver
 	ct      *conntrack.Conn
-	cleaner *conntrack.Cleaner
+	cleaner *cleaner
 	links   *link.Reader
 	log     *slog.Logger
 
-	background sync.WaitGroup
-	life       context.Context // of what works in the background
-	end        context.CancelFunc
-	farms      *farms
-	cut        *cutter      // nil: without policy, or what is established goes on
-	close      func() error // once
+	life  context.Context // of what works in the background
+	end   context.CancelFunc
+	farms *farms
+	cut   *cutter      // nil: without policy, or what is established goes on
+	close func() error // once
 
 	adopted    bool // a plan of Adopt was applied
 	unfinished bool // a plan has failed since, and may have been carried out in part
@@ -66,12 +64,13 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	if d.log == nil {
 		d.log = slog.Default()
 	}
-	d.cleaner = conntrack.NewCleaner(ct, d.stillServed, d.log)
 	d.life, d.end = context.WithCancel(context.Background())
+	d.cleaner = newCleaner(d)
 	d.close = sync.OnceValue(d.closeAll)
 	if o.Policy && !o.KeepEstablished {
-		d.cut = &cutter{wake: wake.New()}
-		d.background.Go(d.cutForbidden)
+		if d.cut, err = newCutter(d); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
 	}
 	return d, nil
 }
@@ -80,11 +79,27 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 func (d *Driver) Close() error { return d.close() }
 
 func (d *Driver) closeAll() error {
-	d.end()
-	d.background.Wait()
+	var err error
 	d.cleaner.Close()
+	if d.cut != nil {
+		err = d.cut.close()
+	}
+	d.end()
 	d.links.Close()
-	return errors.Join(d.ct.Close(), d.Driver.Close())
+	return errors.Join(err, d.ct.Close(), d.Driver.Close())
+}
+
+// AwaitCuts returns once the connections have ended that what was applied before does not let go
+// on, and clients are not sent any more where it does not send them. Safe for concurrent use.
+func (d *Driver) AwaitCuts(ctx context.Context) error {
+	err := d.cleaner.Wait(ctx)
+	if d.cut != nil {
+		err = errors.Join(err, d.cut.Wait(ctx))
+	}
+	if s := d.Capabilities().Settler; s != nil {
+		err = errors.Join(err, s.Settle(ctx))
+	}
+	return err
 }
 
 // FlowsCut returns how many established connections were cut because policy came to forbid them, or
@@ -121,14 +136,10 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
-		cut, more := d.farms.follow(delta.Farms.Farms)
-		d.cleaner.Cut(cut)
-		if more {
-			d.sweep()
-		}
+		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
 		s.all = s.all || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
-			d.suspect(s)
+			d.cut.suspect(s)
 		}
 	}}, nil
 }
@@ -142,13 +153,11 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	if want.Policy != nil {
 		// While something is kept, the kernel knows policies that the state does not.
 		if whole := d.kept.Policy > 0 && kept.Policy == 0; changed || whole {
-			d.suspect(suspects{all: true})
+			d.cut.suspect(suspects{all: true})
 		}
 		d.kept = newKept(kept)
 	}
-	if changed {
-		d.sweep()
-	}
+	d.cleaner.clean(nil, changed)
 	d.adopted, d.unfinished = true, false
 }
 
@@ -167,12 +176,12 @@ func (p *plan) Apply(ctx context.Context) error {
 	p.d.applying.Lock()
 	defer p.d.applying.Unlock()
 	err := p.Plan.Apply(ctx)
-	p.d.cleaner.Cut(cutsBetween(p.before, p.d.frontendsNow(p.before)))
+	p.d.cleaner.clean(cutsBetween(p.before, p.d.frontendsNow(p.before)), false)
 	if err != nil {
 		p.d.unfinished = true
 		return err
 	}
-	p.d.cutLost(lost(p.from, p.d.sourcesNow()))
+	p.d.cleaner.cleanLost(lost(p.from, p.d.sourcesNow()))
 	p.then()
 	return nil
 }

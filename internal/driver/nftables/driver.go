@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/passes"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -73,7 +74,7 @@ var _ driver.Driver = (*Driver)(nil)
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d}
+	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d, Settler: d}
 	if d.prog.Flowtable != "" {
 		c.Offloader = d
 	}
@@ -113,7 +114,7 @@ func Open(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		table: program.TableName, aside: newAside(), shared: o.Shared, log: log, sock: sock,
-		forget: forgetter{reader: forget, wake: wake.New()}, offload: wake.New(),
+		forget: forgetter{reader: forget}, offload: wake.New(),
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	d.prog = program.New(program.Options{
@@ -124,7 +125,8 @@ func Open(o Options) (*Driver, error) {
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
-	d.background.Go(d.forgetAffinity)
+	d.forget.Passes = passes.Start(d.forgetAffinity, func() time.Duration { return max(forgetPause, readShare*d.forget.took) })
+	d.background.Go(d.lookAfterAffinity)
 	if d.prog.Flowtable != "" && o.Devices != nil {
 		d.background.Go(func() { d.followDevices(o.Devices) })
 	}
@@ -137,5 +139,6 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
+	d.forget.Close()
 	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.sock.Close())
 }
