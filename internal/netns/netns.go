@@ -6,6 +6,7 @@
 package netns
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -177,18 +178,15 @@ func (ns *NS) Start(cmd *exec.Cmd) error {
 	return ns.Do(cmd.Start)
 }
 
-// Run runs a command inside the namespace and returns its combined output.
+// Run runs a command inside the namespace and returns its standard output; an error has all output.
 func (ns *NS) Run(name string, args ...string) ([]byte, error) {
-	var out []byte
-	err := ns.Do(func() error {
-		var err error
-		out, err = exec.Command(name, args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		return out, fmt.Errorf("run %s %v in %s: %w: %s", name, args, ns.Name, err, out)
+	var out, stderr bytes.Buffer
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	if err := ns.Do(cmd.Run); err != nil {
+		return out.Bytes(), fmt.Errorf("run %s %v in %s: %w: %s%s", name, args, ns.Name, err, out.Bytes(), stderr.Bytes())
 	}
-	return out, nil
+	return out.Bytes(), nil
 }
 
 // Sysctl writes a sysctl (slashes or dots) inside the namespace.
