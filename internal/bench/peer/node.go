@@ -25,7 +25,7 @@ import (
 type Node struct {
 	store    *store.Store
 	compiler *compile.Compiler
-	driver   driver.Driver
+	driver   *upkeep.Driver
 	adopted  bool
 }
 
@@ -146,6 +146,9 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 	n.adopted = true
 	return took, nil
 }
+
+// AwaitCuts returns once what was applied has ended the connections that may not go on.
+func (n *Node) AwaitCuts(ctx context.Context) error { return n.driver.AwaitCuts(ctx) }
 
 // start makes a Node and applies the events.
 func start(ctx context.Context, ns *netns.NS, mode Mode, cfg compile.Config, events []store.Event) (*Node, Took, error) {
