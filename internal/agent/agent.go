@@ -48,8 +48,8 @@ type Config struct {
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
-	// AwaitCuts, if set, returns once the established connections are cut that what is in the kernel
-	// does not let go on. It is safe for concurrent use.
+	// AwaitCuts, if set, returns once the established connections are cut that what is in the
+	// kernel does not let go on. It is safe for concurrent use.
 	AwaitCuts func(context.Context) error
 	// Flows, if set, counts the flows that this node has from frontends to their backends.
 	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)

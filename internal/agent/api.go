@@ -135,11 +135,10 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	return p, failed
 }
 
-// Sync returns once all that the source holds at the time of the call is in the kernel, and has ended
-// the connections that may not go on. An error
-// says why it is not; it is a *FaultError if only objects are at fault and all others are
-// programmed: each kind could be read, and nothing is kept for what could not. Safe for concurrent
-// use.
+// Sync returns once all that the source holds at the time of the call is in the kernel, and has
+// ended the connections that may not go on. An error says why it is not; it is a *FaultError if
+// only objects are at fault and all others are programmed: each kind could be read, and nothing is
+// kept for what could not. Safe for concurrent use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -179,11 +178,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation, and has ended the
-// connections that may not go on: where objects are named, of the parts of the state that these
-// belong to. An error says why it has not; it is a
-// *FaultError if only objects are at fault: some of those that are named, or any if none is. Safe
-// for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation, and has ended
+// the connections that may not go on: where objects are named, of the parts of the state that these
+// belong to. An error says why it has not; it is a *FaultError if only objects are at fault: some
+// of those that are named, or any if none is. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {

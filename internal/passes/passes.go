@@ -86,6 +86,9 @@ func (p *Passes) Close() {
 	<-p.ended
 }
 
+// AwaitPackets returns once all packets that were in a chain when it was called have left it.
+func AwaitPackets() { nft.AwaitPackets() }
+
 func (p *Passes) run() {
 	defer close(p.ended)
 	var began, ended time.Time // the last pass
@@ -106,7 +109,7 @@ func (p *Passes) run() {
 			case <-time.After(pause):
 			}
 		default:
-			nft.AwaitPackets()
+			AwaitPackets()
 			began = time.Now()
 			err := p.pass()
 			ended = time.Now()

@@ -100,15 +100,7 @@ func (d *Driver) cutForbidden(c *cutter) error {
 	if !s.all {
 		of = slices.Collect(maps.Keys(s.addresses))
 	}
-	n := 0
-	locator, err := newLocator(d.links)
-	if err == nil {
-		var offloaded bool
-		n, offloaded, err = c.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
-		if o := d.Capabilities().Offloader; offloaded && o != nil {
-			err = errors.Join(err, o.Recall(d.life))
-		}
-	}
+	n, err := d.relabel(c.ct, of)
 	c.total.Add(uint64(n))
 	if n > 0 {
 		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
@@ -122,6 +114,31 @@ func (d *Driver) cutForbidden(c *cutter) error {
 		c.suspect(s)
 	}
 	return err
+}
+
+// relabel labels the flows of the addresses, or all, as policies have it. Packets that were on their
+// way may have put a flow into a flowtable though it was labelled: then all are recalled.
+func (d *Driver) relabel(ct *conntrack.Conn, of []netip.Addr) (changed int, err error) {
+	locator, err := newLocator(d.links)
+	if err != nil {
+		return 0, err
+	}
+	label := func() (int, bool, error) {
+		return ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
+	}
+	changed, offloaded, err := label()
+	o := d.Capabilities().Offloader
+	if o == nil || err != nil {
+		return changed, err
+	}
+	if changed > 0 && !offloaded {
+		passes.AwaitPackets()
+		_, offloaded, err = label()
+	}
+	if offloaded {
+		err = errors.Join(err, o.Recall(d.life))
+	}
+	return changed, err
 }
 
 // locator tells where addresses are: the node's own, or behind an interface.
