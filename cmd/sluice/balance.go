@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/health"
@@ -135,7 +136,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 		return nil, errors.Join(err, b.driver.Close())
 	}
 	b.checks = health.New(health.Options{Log: log, Report: b.source.Report, Ask: b.neighbours.Ask})
-	if b.kernel, err = upkeep.Open(b.driver, upkeep.Options{Log: log}); err != nil {
+	if b.kernel, err = upkeep.Open(b.driver, driver.Options{Log: log}); err != nil {
 		return nil, privilege(err)
 	}
 	c := o.agent

@@ -190,7 +190,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	defer func() { _ = c.Driver.Close() }()
 	c.Driver = programs
 	if !unprivileged() { // a proxy without rights has nothing in the kernel to look after
-		d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy && can&driver.Policy != 0, KeepEstablished: o.keepEstablished})
+		d, err := upkeep.Open(programs, options)
 		if err != nil {
 			return privilege(err)
 		}

@@ -121,15 +121,14 @@ func (p plane) run(t *testing.T, tests []test) {
 	}
 }
 
-// options are those of a kernel's driver, and of what befalls its connections.
+// options are those of a kernel's driver.
 type options struct {
 	driver.Options
 	// apart has the driver ask what rules ask for in the way that it has for large rules.
-	apart  bool
-	upkeep upkeep.Options
+	apart bool
 }
 
-func keepEstablished(o *options) { o.upkeep.KeepEstablished = true }
+func keepEstablished(o *options) { o.KeepEstablished = true }
 func apart(o *options)           { o.apart = true }
 
 // offloading has established connections pass by the chains. It skips the test where the kernel
@@ -158,14 +157,14 @@ func offload(t testing.TB, o *options) {
 
 func defaults() options {
 	quiet := slog.New(slog.DiscardHandler)
-	return options{driver.Options{Policy: true, Log: quiet}, false, upkeep.Options{Policy: true, Log: quiet}}
+	return options{driver.Options{Policy: true, Log: quiet}, false}
 }
 
 // openWith opens the driver, with the upkeep of connections.
-func (p plane) openWith(t testing.TB, o options) (driver.Driver, error) {
+func (p plane) openWith(t testing.TB, o options) (*upkeep.Driver, error) {
 	d, err := p.open(t, o)
 	if err != nil {
 		return nil, err
 	}
-	return upkeep.Open(d, o.upkeep)
+	return upkeep.Open(d, o.Options)
 }

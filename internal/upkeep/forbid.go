@@ -26,31 +26,8 @@ type cutter struct {
 	total atomic.Uint64   // connections cut, or given back
 
 	mu    sync.Mutex
-	fresh suspects // to be looked at in the next pass
+	fresh state.About // to be looked at in the next pass
 }
-
-// suspects are the addresses whose connections a change may have made forbidden, or
-// allowed.
-type suspects struct {
-	all       bool
-	addresses map[netip.Addr]struct{}
-}
-
-func (s *suspects) add(a netip.Addr) {
-	if s.addresses == nil {
-		s.addresses = map[netip.Addr]struct{}{}
-	}
-	s.addresses[a] = struct{}{}
-}
-
-func (s *suspects) merge(o suspects) {
-	s.all = s.all || o.all
-	for a := range o.addresses {
-		s.add(a)
-	}
-}
-
-func (s *suspects) empty() bool { return !s.all && len(s.addresses) == 0 }
 
 // cutPause is the time between two passes for which nobody waits.
 const cutPause = 200 * time.Millisecond
@@ -71,39 +48,49 @@ func (c *cutter) close() error {
 }
 
 // suspect has connections looked at.
-func (c *cutter) suspect(s suspects) {
-	if c == nil || s.empty() {
+func (c *cutter) suspect(s state.About) {
+	if c == nil || s.Empty() {
 		return
 	}
 	c.mu.Lock()
-	c.fresh.merge(s)
+	c.fresh.Merge(s)
 	c.mu.Unlock()
 	c.Ask()
 }
 
 // next takes what is to be looked at in a pass.
-func (c *cutter) next() suspects {
+func (c *cutter) next() state.About {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.fresh
-	c.fresh = suspects{}
+	c.fresh = state.About{}
 	return s
+}
+
+// idle reports whether nothing is to be looked at.
+func (c *cutter) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fresh.Empty()
 }
 
 // cutForbidden is a pass of the cutter's. What it could not do is left to the next one.
 func (d *Driver) cutForbidden(c *cutter) error {
 	s := c.next()
-	if s.empty() {
+	if s.Empty() {
 		return nil
 	}
 	var of []netip.Addr // all
-	if !s.all {
-		of = slices.Collect(maps.Keys(s.addresses))
+	if !s.All {
+		of = slices.Collect(maps.Keys(s.Addresses))
 	}
 	n, err := d.relabel(c.ct, of)
 	c.total.Add(uint64(n))
 	if n > 0 {
 		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
+	}
+	if r := d.Capabilities().Rejudger; r != nil && err == nil && c.idle() {
+		err = r.Calm(d.life)
 	}
 	if err == nil {
 		return nil
@@ -285,26 +272,4 @@ func policyFlow(f conntrack.Flow) verdict.Flow {
 		SourcePort: f.Orig.Src.Port(), DestinationPort: f.Reply.Src.Port(),
 		ICMPType: f.Orig.ICMP.Type, ICMPCode: f.Orig.ICMP.Code,
 	}
-}
-
-// suspectsOf are the addresses that a change of policy is about.
-func suspectsOf(before *state.Policy, d state.PolicyDelta) (s suspects) {
-	if len(before.Programs)+len(d.Programs) == 0 {
-		return s
-	}
-	s.all = len(d.Lists)+len(d.Hosts) > 0
-	for a := range d.Workloads {
-		s.add(a)
-	}
-	for _, members := range d.Groups {
-		for a := range members {
-			s.add(a)
-		}
-	}
-	for _, ports := range d.NamedPorts {
-		for n := range ports {
-			s.add(n.Addr)
-		}
-	}
-	return s
 }

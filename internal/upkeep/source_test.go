@@ -70,7 +70,7 @@ func TestAddressGoes(t *testing.T) {
 	of.held.Services.Settings.SNAT = []state.SNAT{{Device: "e0", Addr: netip.MustParseAddr("192.0.2.1")}, {Device: "e1", Addr: netip.MustParseAddr("198.51.100.1")}}
 	var d *Driver
 	h.In(func() (err error) {
-		d, err = Open(of, Options{Log: slog.New(slog.DiscardHandler)})
+		d, err = Open(of, driver.Options{Log: slog.New(slog.DiscardHandler)})
 		for _, flow := range []struct{ from, to string }{
 			{"10.9.9.9", "192.0.2.7:1"}, {"10.9.9.9", "192.0.2.7:2"}, {"192.0.2.1", "192.0.2.7:3"},
 		} {

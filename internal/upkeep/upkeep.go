@@ -15,15 +15,6 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Options configure the upkeep.
-type Options struct {
-	Log *slog.Logger // nil: slog.Default()
-	// Policy: the driver carries out policy.
-	Policy bool
-	// KeepEstablished lets connections go on that policy has come to forbid.
-	KeepEstablished bool
-}
-
 // Driver is a driver with the upkeep of connections: what follows a plan for connections is begun
 // when the plan was applied, and done in the background. It is what driver.Driver says, and owns
 // the driver that it is made of.
@@ -50,8 +41,8 @@ type Driver struct {
 }
 
 // Open gives a driver the upkeep of connections, in the calling thread's network namespace, where
-// the driver has to be. If it fails, the driver is closed.
-func Open(of driver.Driver, o Options) (*Driver, error) {
+// the driver has to be, with the options that the driver has. If it fails, the driver is closed.
+func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 	ct, err := conntrack.Open()
 	if err != nil {
 		return nil, errors.Join(err, of.Close())
@@ -67,7 +58,7 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	d.life, d.end = context.WithCancel(context.Background())
 	d.cleaner = newCleaner(d)
 	d.close = sync.OnceValue(d.closeAll)
-	if o.Policy && !o.KeepEstablished {
+	if o.Policy && !o.KeepEstablished && of.Capabilities().Can&driver.Policy != 0 {
 		if d.cut, err = newCutter(d); err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
@@ -129,15 +120,15 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		return nil, err
 	}
 	// What is set aside, or was, has consequences that the change does not name.
-	s := suspects{all: len(d.SetAside()) > 0}
+	s := state.About{All: len(d.SetAside()) > 0}
 	d.Held(func(held *state.State) {
 		if held.Policy != nil && d.cut != nil {
-			s.merge(suspectsOf(held.Policy, delta.Policy))
+			s.Merge(delta.Policy.About(held.Policy))
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
 		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
-		s.all = s.all || len(d.SetAside()) > 0
+		s.All = s.All || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.cut.suspect(s)
 		}
@@ -153,7 +144,7 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	if want.Policy != nil {
 		// While something is kept, the kernel knows policies that the state does not.
 		if whole := d.kept.Policy > 0 && kept.Policy == 0; changed || whole {
-			d.cut.suspect(suspects{all: true})
+			d.cut.suspect(state.About{All: true})
 		}
 		d.kept = newKept(kept)
 	}

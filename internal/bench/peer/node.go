@@ -78,11 +78,12 @@ func NewNode(ns *netns.NS, mode Mode, cfg compile.Config) (*Node, error) {
 		if links, err = link.Here.Links(); err != nil {
 			return err
 		}
-		d, err := mode.open(driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
+		o := driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy}
+		d, err := mode.open(o)
 		if err != nil {
 			return err
 		}
-		n.driver, err = upkeep.Open(d, upkeep.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
+		n.driver, err = upkeep.Open(d, o)
 		return err
 	})
 	if err != nil {

@@ -219,7 +219,7 @@ func (r *run) reopen(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		r.driver, err = upkeep.Open(d, upkeep.Options{})
+		r.driver, err = upkeep.Open(d, driver.Options{})
 		return err
 	})
 	if err != nil {

@@ -37,9 +37,10 @@ type Options struct {
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	prog   *program.Program
-	shared bool // the table has no owner
-	log    *slog.Logger
+	prog            *program.Program
+	shared          bool // the table has no owner
+	keepEstablished bool // what policy has come to forbid goes on
+	log             *slog.Logger
 
 	background sync.WaitGroup
 	life       context.Context // of what works in the background
@@ -60,6 +61,7 @@ type Driver struct {
 	// building: it is a table that no packet is judged by yet.
 	building  bool
 	counted   map[string]uint64 // with which its counters begin
+	again     bool              // packets of established connections may be judged again
 	aside     *aside            // what the kernel refused
 	failures  failures          // adoptions that failed one after the other
 	sums      []sum             // of each set's content, by id
@@ -77,6 +79,9 @@ func (d *Driver) Capabilities() driver.Capabilities {
 	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d, Settler: d}
 	if d.prog.Flowtable != "" {
 		c.Offloader = d
+	}
+	if d.prog.HasPolicy() && !d.keepEstablished {
+		c.Rejudger = d
 	}
 	if !d.prog.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
@@ -113,7 +118,7 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: program.TableName, aside: newAside(), shared: o.Shared, log: log, sock: sock,
+		table: program.TableName, aside: newAside(), shared: o.Shared, keepEstablished: o.KeepEstablished, log: log, sock: sock,
 		forget: forgetter{reader: forget}, offload: wake.New(),
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
