@@ -106,6 +106,50 @@ func TestOthers(t *testing.T) {
 	})
 }
 
+// Tailscale writes rules into the tables of iptables that iptables cannot read, and of a table with
+// such rules it shows nothing, with or without an error. That is no table without our rules: nothing
+// is written once more, what was in force stays, changes are carried out, and the error says what to
+// do. Without a choice of variant, the other one is taken.
+func TestRulesThatIptablesCannotRead(t *testing.T) {
+	t.Parallel()
+	const mark, sets = "meta mark & 0x00ff0000 == 0x00040000 counter ", "meta mark set meta mark & 0xff00ffff | 0x00040000"
+	for name, rule := range map[string]string{
+		"the table is left out": "add table ip nat\nadd chain ip nat ts-postrouting\nadd rule ip nat ts-postrouting " + mark + "masquerade",
+		"the program fails":     "add table ip filter\nadd chain ip filter ts-forward\nadd rule ip filter ts-forward counter " + sets,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := inside(t, Options{Variant: NFTables})
+			s := services(30, 3)
+			adopt(t, d, s)
+			run(t, d, "nft", rule)
+			before := run(t, d, "nft", "-s", "list", "ruleset")
+			if p, err := d.Adopt(t.Context(), s, driver.Keep{}); !errors.Is(err, errUnreadable) {
+				t.Errorf("adopted: %v\n%s", err, p)
+			}
+			if after := run(t, d, "nft", "-s", "list", "ruleset"); after != before {
+				t.Errorf("the kernel has\n%s\nand had\n%s", after, before)
+			}
+			k, f := web(3, 4)
+			p, err := d.Update(t.Context(), state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: f}}})
+			apply(t, p, err)
+			if err := d.Purge(t.Context()); !errors.Is(err, errUnreadable) {
+				t.Errorf("purged: %v", err)
+			}
+
+			d = inside(t, Options{})
+			run(t, d, "nft", rule)
+			if v, err := d.variant(t.Context()); v != Legacy || err != nil {
+				t.Errorf("variant %s is chosen: %v", v, err)
+			}
+			adopt(t, d, s)
+			if p := adopt(t, d, s); p.Len() > 0 {
+				t.Errorf("adopted again:\n%s", p)
+			}
+		})
+	}
+}
+
 // What others do to our rules and sets is undone by an adoption, which writes that alone.
 func TestTampered(t *testing.T) {
 	t.Parallel()
