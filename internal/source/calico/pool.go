@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/utils/ptr"
 
@@ -45,9 +46,10 @@ func ipPool(data []byte, f *fault.List) *model.IPPool {
 	if p.Nodes, err = ParseSelector(spec.NodeSelector); err != nil {
 		f.Reject("spec.nodeSelector", "%v", err)
 	}
+	p.OfServices = slices.Equal(spec.AllowedUses, []string{"LoadBalancer"})
 	for i, use := range spec.AllowedUses {
-		if use != "Workload" && use != "Tunnel" {
-			f.Reject(fmt.Sprintf("spec.allowedUses[%d]", i), "%q is not supported; what is: Workload and Tunnel", use)
+		if use != "Workload" && use != "Tunnel" && !p.OfServices {
+			f.Reject(fmt.Sprintf("spec.allowedUses[%d]", i), "%q is not supported; what is: Workload and Tunnel, or LoadBalancer alone", use)
 		}
 	}
 	if spec.AssignmentMode != "" && spec.AssignmentMode != "Automatic" {

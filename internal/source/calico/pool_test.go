@@ -20,7 +20,8 @@ func TestIPPool(t *testing.T) {
 			CIDR: v4, VXLAN: model.CrossSubnet, NATOutgoing: true, BlockSize: 26, Nodes: model.Everything()},
 		`"cidr":"10.244.0.0/16","ipipMode":"Always","disabled":true,"disableBGPExport":true,"blockSize":24,"nodeSelector":"zone == 'a'"`: {
 			CIDR: v4, IPIP: model.Always, BlockSize: 24, Nodes: model.Equal("zone", "a"), Disabled: true, DisableBGPExport: true},
-		`"cidr":"fd00:10:244::/48","vxlanMode":"Always"`: {CIDR: v6, VXLAN: model.Always, BlockSize: 122, Nodes: model.Everything()},
+		`"cidr":"10.244.0.0/16","allowedUses":["LoadBalancer"]`: {CIDR: v4, BlockSize: 26, Nodes: model.Everything(), OfServices: true},
+		`"cidr":"fd00:10:244::/48","vxlanMode":"Always"`:        {CIDR: v6, VXLAN: model.Always, BlockSize: 122, Nodes: model.Everything()},
 	} {
 		want.Name = "pods"
 		if got, err := pool(spec); err != nil || !reflect.DeepEqual(*got, want) {
