@@ -107,7 +107,7 @@ var fates = []test{
 	{"Neighbours", testNeighbours, inOne}, {"NeighbourDiscoveryOffTheLink", testNeighbourDiscoveryOffTheLink, inOne},
 	{"Tunnels", testTunnels, inOne}, {"UndeclaredPodElsewhere", testUndeclaredPodElsewhere, inOne}, {"Bridge", testBridge, inOne},
 	{"ResetUnderAnothersAddress", testResetUnderAnothersAddress, inOne}, {"FragmentUnderAnothersAddress", testFragmentUnderAnothersAddress, inOne},
-	{"Reasons", testReasons, inOne}, {"Counters", testCounters, inAll},
+	{"OverlappingNets", testOverlappingNets, inOne}, {"Reasons", testReasons, inOne}, {"Counters", testCounters, inAll},
 	{"Refused", testRefused, inOne}, {"Unsupported", testUnsupported, inOne}, {"BrokenPolicy", testBrokenPolicy, inOne}, {"BrokenPolicyOnAFirstStart", testBrokenPolicyOnAFirstStart, inOne},
 	{"NothingPassesWhileProgramsChange", testNothingPassesWhileProgramsChange, inAll},
 }

@@ -30,7 +30,7 @@ type row struct {
 	name     string
 	services []svc
 	policies string   // YAML documents
-	denied   []string // addresses on the deny list
+	denied   []string // addresses and networks on the deny list
 	packets  []packet
 }
 
@@ -348,9 +348,14 @@ func mustEventsOf(t testing.TB, r row) []store.Event {
 	if r.denied != nil {
 		set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: DenyList}}, Labels: map[string]string{"sluice.dev/list": DenyList}}
 		for _, a := range r.denied {
-			p := netip.MustParseAddr(a)
-			set.Nets = append(set.Nets, netip.PrefixFrom(p, p.BitLen()))
+			net, err := model.ParsePrefix(a)
+			if err != nil {
+				one := netip.MustParseAddr(a)
+				net = netip.PrefixFrom(one, one.BitLen())
+			}
+			set.Nets = append(set.Nets, net)
 		}
+		slices.SortFunc(set.Nets, netip.Prefix.Compare)
 		events = append(events, store.Event{Kind: model.AddressList, Name: set.Key.Name, Object: set})
 	}
 	return events
