@@ -206,6 +206,9 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	before := everything(t, x)
 	for _, f := range []*state.Fabric{native(all, x), tunnelled(all, x), state.NewFabric(), tunnelled(all, x)} {
 		adopt(t, x.d, f)
+		if did := adopt(t, x.d, f); did != "" {
+			t.Errorf("beside others' routes there is always something to do:\n%s", did)
+		}
 	}
 	must(t, x.d.Purge(t.Context()))
 	if after := everything(t, x); after != before {
