@@ -403,9 +403,9 @@ func testTermination(w *world) {
 	} {
 		w.pod(tt.name, tt.changes...)
 		p := w.ready(tt.name)
+		begin := time.Now()
 		w.remove(tt.name, metav1.DeleteOptions{})
 		wg.Go(func() {
-			begin := time.Now()
 			for w.answers(p) {
 				if time.Since(begin) > tt.serves+10*time.Second {
 					break
