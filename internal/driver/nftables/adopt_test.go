@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -238,11 +239,14 @@ func libConn(t *testing.T, ns *netns.NS) *lib.Conn {
 	return c
 }
 
-// Other programs flush everything now and then.
+// Other programs flush everything now and then. Once it is put right, a driver that starts finds
+// every set of services and policy with all its members.
 func TestFlushByOthers(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
 		ns, want := testNS(t), testState()
+		o.Policy = true
+		want.Policy = randomPolicy(rand.New(rand.NewPCG(5, 6)), addLinks(t, ns)...)
 		d := openIn(t, ns, o)
 		adopt(t, d, want)
 		c := libConn(t, ns)
@@ -260,6 +264,12 @@ func TestFlushByOthers(t *testing.T) {
 		}
 		if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 			t.Errorf("healed, but tampered = %t, %v", tampered, err)
+		}
+		_ = d.Close()
+		d = openIn(t, ns, o)
+		d.doubt = true // have it read everything
+		if n, text := adopt(t, d, want); n > 0 {
+			t.Errorf("healed, but a driver that starts finds to do:\n%s", text)
 		}
 	})
 }
