@@ -105,7 +105,7 @@ var fates = []test{
 	{"Cut", testCut, inAll}, {"CutBeforeServices", testCutBeforeServices, inOne}, {"CutKeeping", testCutKeeping, inOne}, {"CutFromServices", testCutFromServices, inOne}, {"KeepEstablished", testKeepEstablished, inOne},
 	{"Errors", testErrors, inOne}, {"WhoseError", testWhoseError, inOne}, {"InvalidThroughServices", testInvalidThroughServices, inOne}, {"PathMTU", testPathMTU, inOne},
 	{"Neighbours", testNeighbours, inOne}, {"NeighbourDiscoveryOffTheLink", testNeighbourDiscoveryOffTheLink, inOne},
-	{"Tunnels", testTunnels, inOne}, {"UndeclaredPodElsewhere", testUndeclaredPodElsewhere, inOne}, {"Bridge", testBridge, inOne},
+	{"Tunnels", testTunnels, inOne}, {"UndeclaredPodElsewhere", testUndeclaredPodElsewhere, inOne}, {"NewPod", testNewPod, inOne}, {"Bridge", testBridge, inOne},
 	{"ResetUnderAnothersAddress", testResetUnderAnothersAddress, inOne}, {"FragmentUnderAnothersAddress", testFragmentUnderAnothersAddress, inOne},
 	{"OverlappingNets", testOverlappingNets, inOne}, {"Reasons", testReasons, inOne}, {"Counters", testCounters, inAll},
 	{"Refused", testRefused, inOne}, {"Unsupported", testUnsupported, inOne}, {"BrokenPolicy", testBrokenPolicy, inOne}, {"BrokenPolicyOnAFirstStart", testBrokenPolicyOnAFirstStart, inOne},
