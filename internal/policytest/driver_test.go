@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
 type plane struct {
 	// open opens the driver in the network namespace of the calling thread.
 	open func(testing.TB, options) (driver.Driver, error)
-	// These are its parts of the tests, of their rows and of the cases of others' suites, and of the
+	// These are its parts of the tests, their rows and the cases of others' suites, and of the
 	// random clusters: the variants of iptables load the same rules, so that each has a half.
 	cases, clusters share
 	names           int // of ports, in a policy that has very many
@@ -91,8 +91,8 @@ type test struct {
 	all  bool // every variant of a driver runs it
 }
 
-// Which variants of a driver run a test: all, as each takes its part of the cases or it is about how
-// rules are loaded, or one of them.
+// Which variants of a driver run a test: all, as each takes its part of the cases or it is about
+// how rules are loaded, or one of them.
 const (
 	inAll = true
 	inOne = false

@@ -107,8 +107,8 @@ func TestOthers(t *testing.T) {
 }
 
 // Tailscale writes rules into the tables of iptables that iptables cannot read, and of a table with
-// such rules it shows nothing, with or without an error. That is no table without our rules: nothing
-// is written once more, what was in force stays, and the error says what to do. Without a choice of
+// them it shows nothing, with or without an error. That is no table without our rules: nothing is
+// written once more, what was in force stays, and the error says what to do. Without a choice of
 // variant, the other one is taken.
 func TestRulesThatIptablesCannotRead(t *testing.T) {
 	t.Parallel()
