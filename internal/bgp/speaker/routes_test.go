@@ -289,7 +289,7 @@ protocol static s6 { ipv6;
 protocol bgp node {
   local as %[3]d;
   neighbor %[2]s as 64512;
-  connect delay time 1; connect retry time 1;
+  connect retry time 2;
   graceful restart on;
   ipv4 { import all; export where source = RTS_STATIC; next hop self; };
   ipv6 { import all; export where source = RTS_STATIC; next hop self; };

@@ -296,7 +296,7 @@ func settings() *bgp.Settings {
 // peer is neighbour i, of another AS, with which both families are exchanged over IPv4.
 func peer(i int) *bgp.Peer {
 	return &bgp.Peer{
-		Address: addr(peer4(i)), Port: 179, AS: 64600 + uint32(i), Retry: time.Second, IPv4: true, IPv6: true, Restart: true,
+		Address: addr(peer4(i)), Port: 179, AS: 64600 + uint32(i), Retry: 2 * time.Second, IPv4: true, IPv6: true, Restart: true,
 	}
 }
 
@@ -330,7 +330,7 @@ router bgp %[1]d
  bgp graceful-restart
  bgp graceful-restart preserve-fw-state
  neighbor %[3]s remote-as 64512
- neighbor %[3]s timers connect 1
+ neighbor %[3]s timers connect 2
  %[6]s
  address-family ipv4 unicast
 %[4]s  neighbor %[3]s activate
