@@ -32,7 +32,7 @@ func ipPool(data []byte, f *fault.List) *model.IPPool {
 		IPIP: encapsulate("spec.ipipMode", spec.IPIPMode, f), VXLAN: encapsulate("spec.vxlanMode", spec.VXLANMode, f),
 	}
 	var err error
-	if p.CIDR, err = model.ParsePrefix(spec.CIDR); err != nil {
+	if p.CIDR, err = model.ParsePodCIDR(spec.CIDR); err != nil {
 		f.Reject("spec.cidr", "%v", err)
 		return p
 	}

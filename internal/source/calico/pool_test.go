@@ -30,6 +30,7 @@ func TestIPPool(t *testing.T) {
 	}
 	for spec, want := range map[string]string{
 		``:                                       `spec.cidr: "" is no address range`,
+		`"cidr":"169.254.1.0/24"`:                `spec.cidr: 169.254.1.0/24 has 169.254.1.0, a link-local address`,
 		`"cidr":"10.244.0.0/40"`:                 `spec.cidr: "10.244.0.0/40" is no address range`,
 		`"cidr":"10.244.0.0/16","ipipMode":"On"`: `spec.ipipMode: "On" is none of Always, CrossSubnet and Never`,
 		`"cidr":"10.244.0.0/16","vxlanMode":"always"`:                      `spec.vxlanMode: "always" is none`,
@@ -64,7 +65,9 @@ func TestBlockAffinity(t *testing.T) {
 			t.Errorf("%s: %+v, %v", spec, got, err)
 		}
 	}
-	if got, err := block(`"node":"a"`); got != nil || err == nil || !strings.Contains(err.Error(), "spec.cidr") {
-		t.Errorf("%+v, %v", got, err)
+	for _, spec := range []string{`"node":"a"`, `"cidr":"fe80::/122","node":"a"`} {
+		if got, err := block(spec); got != nil || err == nil || !strings.Contains(err.Error(), "spec.cidr") {
+			t.Errorf("%s: %+v, %v", spec, got, err)
+		}
 	}
 }

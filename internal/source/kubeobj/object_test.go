@@ -286,6 +286,13 @@ func TestNode(t *testing.T) {
 	if diff := cmp.Diff(prefixes("10.1.0.0/24"), got.PodCIDRs, equal); diff != "" {
 		t.Errorf("podCIDR alone (-want +got):\n%s", diff)
 	}
+	in.Spec.PodCIDRs = []string{"fe80::/64", "10.1.0.0/24", "224.0.0.0/24"}
+	got, err = kubeobj.Node(in)
+	checkError(t, err, []string{"spec.podCIDRs: fe80::/64 has fe80::, a link-local address", "spec.podCIDRs: 224.0.0.0/24 has 224.0.0.0, a multicast address"})
+	if diff := cmp.Diff(prefixes("10.1.0.0/24"), got.PodCIDRs, equal); diff != "" {
+		t.Errorf("podCIDRs that no pod can have (-want +got):\n%s", diff)
+	}
+	in.Spec.PodCIDRs = nil
 	in.Spec.PodCIDR = "10.1.0.0"
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
