@@ -118,7 +118,8 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil && err.Error() != failing:
+		case err != nil && (err.Error() == failing || !objects.Synced()): // what is not read yet is not known to be missing
+		case err != nil:
 			log.Warn("pods cannot be attached yet", "reason", err)
 			failing = err.Error()
 		case err == nil:
@@ -139,8 +140,11 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 // what pods need.
 func installCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o *install.Options, log *slog.Logger, first bool) error {
 	node := objects.Node(a.Node)
-	if node == nil || len(node.PodCIDRs) == 0 {
-		return fmt.Errorf("node %s has no pod CIDRs: see that the controller manager runs with --allocate-node-cidrs", a.Node)
+	if node == nil {
+		return a.MissingNode()
+	}
+	if len(node.PodCIDRs) == 0 {
+		return fmt.Errorf("Node %s has no pod CIDRs: see that the controller manager runs with --allocate-node-cidrs, and that 'sluice status' names none that is left out", a.Node)
 	}
 	if first {
 		if err := a.Wait(ctx, objects.Generation()); err != nil {
