@@ -103,6 +103,61 @@ func TestChained(t *testing.T) {
 	b.empty()
 }
 
+// With sbr after it, a second interface answers by itself to what came by it, though default routes
+// are the first one's.
+func TestChainedRoutesBySource(t *testing.T) {
+	needPlugins(t)
+	b := newTestbed(t, "1.0.0", plugin(ranges))
+	x, y := b.add("x"), b.add("y")
+	b.use("1.0.0", plugin(`"ranges": [[{"subnet": "10.78.0.0/24"}], [{"subnet": "fd78::/64"}]]`), `{"type": "sbr"}`)
+	conf := *x.RuntimeConf
+	conf.IfName = "net1"
+	second := &container{ns: x.ns, RuntimeConf: &conf}
+	if err := b.tryAdd(second); err != nil {
+		t.Fatal(err)
+	}
+	sent := func(device string) uint64 { return x.ns.Device(device).Attrs().Statistics.TxBytes }
+	for device, c := range map[string]*container{"eth0": x, "net1": second} {
+		for _, a := range c.addrs() {
+			before := map[string]uint64{"eth0": sent("eth0"), "net1": sent("net1")}
+			reach(t, y.ns, x.ns, netip.AddrPortFrom(a, 8080))
+			for other, was := range before {
+				if now := sent(other); (now-was > 200) != (other == device) { // beside what IPv6 says of itself
+					t.Errorf("%d bytes left by %s of what is answered from %s of %s", now-was, other, a, device)
+				}
+			}
+		}
+	}
+	b.del(second)
+	b.use("1.0.0", plugin(ranges))
+	b.del(x)
+	b.del(y)
+	b.empty()
+}
+
+// What tuning sets of an interface does not keep packets from it.
+func TestChainedTuning(t *testing.T) {
+	needPlugins(t)
+	b := newTestbed(t, "1.0.0", plugin(ranges), `{"type": "tuning", "mtu": 1300, "promisc": true, "allmulti": true, "sysctl": {"net.ipv4.conf.IFNAME.arp_notify": "1"}}`)
+	x := b.add("x")
+	if a := x.ns.Device("eth0").Attrs(); a.MTU != 1300 || a.Promisc == 0 {
+		t.Errorf("%+v", a)
+	}
+	if out := x.ns.Exec("cat", "/proc/sys/net/ipv4/conf/eth0/arp_notify"); out != "1\n" {
+		t.Error("arp_notify:", out)
+	}
+	b.use("1.0.0", plugin(ranges))
+	y := b.add("y")
+	for _, c := range [][2]*container{{x, y}, {y, x}} {
+		for _, a := range c[1].addrs() {
+			reach(t, c[0].ns, c[1].ns, netip.AddrPortFrom(a, 8080))
+		}
+	}
+	b.del(x)
+	b.del(y)
+	b.empty()
+}
+
 // listen opens a listener on a host, which is closed with the test.
 func listen(t *testing.T, h *world.Host, address string) (l net.Listener) {
 	t.Helper()
