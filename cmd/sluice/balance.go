@@ -127,6 +127,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	b.source = nftlb.New(objects, nftlb.Options{
 		Key: o.api.key, ReadKeys: o.api.readKeys, Lenient: o.lenient, State: o.state, ReadList: list.Read, Log: log,
 		Check: b.driver.Check, LoadAll: o.mode == ipvsFarms, DSRTracks: o.mode == ipvsFarms, Prepare: func(f *model.Farm) { prepareFarm(f, o, log) },
+		Own:       served(o.api.address, o.agent.MetricsAddress, o.agent.HealthzAddress),
 		HasDevice: func(name string) bool { _, err := net.InterfaceByName(name); return err == nil },
 	})
 	if err := b.source.Load(o.config); err != nil {
