@@ -285,7 +285,7 @@ func TestBalanceKeepsItsAPI(t *testing.T) {
 			w.start()
 			post := func(farm string) (int, string) {
 				status, answer, err := w.request(w.client, "POST", "http://10.0.0.1:5555/farms", `{"farms": [`+farm+`]}`)
-				if w.must(err); status != http.StatusOK && status != http.StatusBadRequest {
+				if w.must(err); status != http.StatusOK && status != http.StatusConflict {
 					t.Errorf("%d %s", status, answer)
 				}
 				return status, answer
@@ -293,7 +293,7 @@ func TestBalanceKeepsItsAPI(t *testing.T) {
 			const at = `{"name": "api", "virtual-addr": "%s", "virtual-ports": "%s", "mode": "dnat", "backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "8080"}]}`
 			for _, where := range [][2]string{{"10.0.0.1", "5555"}, {"10.0.0.1", "5000-6000"}, {"127.0.0.1", "10256"}} {
 				farm := fmt.Sprintf(at, where[0], where[1])
-				if status, answer := post(farm); status != http.StatusBadRequest || !strings.Contains(answer, "where this balancer itself is served") {
+				if status, answer := post(farm); status != http.StatusConflict || !strings.Contains(answer, "where this balancer itself is served") {
 					t.Errorf("%s: %d %s", farm, status, answer)
 				}
 			}

@@ -59,11 +59,11 @@ func (a *apiFlags) chooseKey(cmd *cobra.Command) error {
 }
 
 // served are the addresses that listeners at these have, each of a family if it is all of the
-// machine's. One that cannot be resolved is none: to listen there fails.
+// machine's. One that cannot be resolved is none, as to listen there fails.
 func served(addresses ...string) (all []netip.AddrPort) {
 	for _, address := range addresses {
 		at, err := net.ResolveTCPAddr("tcp", address)
-		if err != nil || address == "" {
+		if err != nil || at.Port == 0 {
 			continue
 		}
 		ip, port := at.AddrPort().Addr().Unmap(), uint16(at.Port)

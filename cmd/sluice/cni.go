@@ -144,7 +144,7 @@ func installCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o *in
 		return a.MissingNode()
 	}
 	if len(node.PodCIDRs) == 0 {
-		return fmt.Errorf("Node %s has no pod CIDRs: see that the controller manager runs with --allocate-node-cidrs, and that 'sluice status' names none that is left out", a.Node)
+		return fmt.Errorf("no pod CIDRs are known of Node %s: see that the controller manager runs with --allocate-node-cidrs, and that 'sluice status' names none that is left out", a.Node)
 	}
 	if first {
 		if err := a.Wait(ctx, objects.Generation()); err != nil {

@@ -379,7 +379,7 @@ func TestAgentKnowsNodeFirst(t *testing.T) {
 	for says, node := range map[string]string{
 		"there is no Node object named node-a, but there are others (node-b): set --node to this node's name": strings.Replace(cniNode, "{name: node-a}", "{name: node-b}", 1),
 		"there is no Node object named node-a: it comes when the kubelet registers":                           "",
-		"Node node-a has no pod CIDRs: see":                                                                   strings.Replace(cniNode, "podCIDRs: [10.244.1.0/24]", "podCIDRs: [224.0.0.0/24]", 1),
+		"no pod CIDRs are known of Node node-a: see":                                                          strings.Replace(cniNode, "podCIDRs: [10.244.1.0/24]", "podCIDRs: [224.0.0.0/24]", 1),
 	} {
 		write(t, dir, "node.yaml", node)
 		log, stop := startAgentLogged(t, dir, p.socket, p.node.Do, cni...)

@@ -23,8 +23,8 @@ type ledger struct {
 	given map[netip.Addr]types.GCAttachment
 	// taken says who else has an address, which the store does not know of; "" if nobody has.
 	taken func(netip.Addr) string
-	// foreign are entries that have an address for their name and cannot be read, as a folder: it
-	// is given to nobody, and the others go on.
+	// foreign are the addresses of entries that cannot be read, as a folder: nobody gets them, and
+	// all others are given and taken back.
 	foreign map[netip.Addr]bool
 }
 

@@ -53,7 +53,7 @@ func (c *change) finishFarm(was, f *farm) error {
 		return err
 	}
 	if at := takes(m, c.own); at.IsValid() && f.state == up {
-		return wrong(path, "it takes %s, where this balancer itself is served: leave out port %d of it, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
+		return &failure{409, fmt.Sprintf("error parsing buffer. %s: it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", path, at, at.Port())}
 	}
 	if c.verify != nil {
 		if err := c.verify(m); err != nil {

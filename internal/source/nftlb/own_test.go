@@ -44,7 +44,7 @@ func TestOwnAddressesAreLeft(t *testing.T) {
 		text := `{"farms":[{"name":"f",` + test.farm + `}]}`
 		b := start(t, Options{Own: test.own, LoadAll: true})
 		code, answer := b.ask("POST", "/farms", text)
-		if wrong := code != http.StatusOK; wrong != (test.refused != "") || wrong && !strings.Contains(answer, "it takes "+test.refused) {
+		if wrong := code == http.StatusConflict; wrong != (test.refused != "") || wrong && !strings.Contains(answer, "it takes "+test.refused) {
 			t.Errorf("%s beside %v: %d %s", test.farm, test.own, code, answer)
 		}
 		file := filepath.Join(t.TempDir(), "farms.json")
