@@ -307,7 +307,7 @@ func TestBalanceKeepsItsAPI(t *testing.T) {
 			text, err := os.ReadFile(w.path("state.json"))
 			w.must(err)
 			write(t, w.dir, "state.json", strings.Replace(string(text), `"10.0.0.100"`, `"10.0.0.1"`, -1))
-			out, err := w.machine.Run(self, append([]string{"balance", "--state", w.path("state.json"), "--socket", w.path("s.sock")}, w.flags...)...)
+			out, err := w.machine.Run("timeout", append([]string{"20", self, "balance", "--state", w.path("state.json"), "--socket", w.path("s.sock")}, w.flags...)...)
 			if err == nil || !strings.Contains(string(out), "it takes 10.0.0.1:5555, where this balancer itself is served") {
 				t.Errorf("a state file with such a farm: %v: %s", err, out)
 			}
