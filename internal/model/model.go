@@ -95,6 +95,8 @@ type LoadBalancer struct {
 	Wanted  bool         // the Service is of type LoadBalancer
 	Class   string       // spec.loadBalancerClass
 	Ingress []netip.Addr // those that its status has, whatever their mode
+	// Writer is the field manager of Ingress, as far as the API tells; "": Sluice, or nobody.
+	Writer string
 
 	IPs             []netip.Addr // those that it asks for; none: any
 	Pool            string       // the pool that it asks for; "": any

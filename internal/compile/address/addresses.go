@@ -78,6 +78,7 @@ type Compiler struct {
 	shared     map[sharing]map[netip.Addr]bool
 	external   map[netip.Addr][]*service // who has it as an external IP
 	waiting    map[model.Name]*service   // those that lack an address
+	contested  map[model.Name]time.Time  // those whose status another controller writes, and since when
 	freed      bool                      // one of them may get one
 
 	nodes     []*model.Node // sorted by name
@@ -111,7 +112,8 @@ func New(cfg Config) *Compiler {
 	}
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr][]*service{}, shared: map[sharing]map[netip.Addr]bool{},
-		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
+		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{},
+		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
@@ -231,6 +233,7 @@ func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.A
 	if now == nil || now.LoadBalancer == nil && len(now.ExternalIPs) == 0 {
 		delete(c.services, name)
 		delete(c.waiting, name)
+		delete(c.contested, name)
 		c.wanted.Set(name, nil)
 		return nil
 	}
@@ -263,11 +266,22 @@ func (c *Compiler) settle(s *service) {
 	if s.fault != "" || c.lacksFamily(s) {
 		c.waiting[s.Name] = s
 	}
+	if _, known := c.contested[s.Name]; !c.overwritten(s) {
+		delete(c.contested, s.Name)
+	} else if !known {
+		c.contested[s.Name] = c.cfg.Now()
+	}
 }
 
 // ours reports whether a Service is to get an address from here.
 func (c *Compiler) ours(s *service) bool {
 	return s.LoadBalancer != nil && s.LoadBalancer.Wanted && s.LoadBalancer.Class == c.cfg.Class
+}
+
+// overwritten reports whether the status of a Service has another controller's addresses, or none,
+// in place of those that it has from here.
+func (c *Compiler) overwritten(s *service) bool {
+	return c.ours(s) && len(s.ips) > 0 && s.LoadBalancer.Writer != "" && !slices.Equal(s.LoadBalancer.Ingress, s.ips)
 }
 
 // among reports whether all of the addresses are in pools.

@@ -1,6 +1,7 @@
 package address
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,6 +9,9 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 )
+
+// takesToWrite is how long a status may say what it should not before that is somebody's fault.
+const takesToWrite = time.Second
 
 // Issues returns what is wrong with the objects as of the last Update, sorted.
 func (c *Compiler) Issues() (list []model.Issue) {
@@ -20,6 +24,13 @@ func (c *Compiler) Issues() (list []model.Issue) {
 	for _, s := range c.waiting {
 		if s.fault != "" {
 			add(s.Ref(), "%s", s.fault)
+		}
+	}
+	for name, since := range c.contested {
+		if s := c.services[name]; c.cfg.Now().Sub(since) >= takesToWrite {
+			has := cmp.Or(model.Join(s.LoadBalancer.Ingress, ", "), "no address")
+			add(s.Ref(), "another controller gives it addresses, too: field manager %q writes %s into its status in place of %s, which is written again at ever longer intervals; end one of the two, or have each look after a loadBalancerClass of its own (--load-balancer-class)",
+				s.LoadBalancer.Writer, has, model.Join(s.ips, ", "))
 		}
 	}
 	for _, ref := range c.notCarriedOut() {

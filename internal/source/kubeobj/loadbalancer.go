@@ -1,6 +1,7 @@
 package kubeobj
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -21,6 +22,9 @@ const (
 	sharingAnnotation = "allow-shared-ip"
 )
 
+// AddressManager is the field manager of the addresses that Sluice writes into statuses.
+const AddressManager = "sluice-addresses"
+
 var serviceAnnotations = []string{
 	rangesAnnotation, schedulerAnnotation,
 	metallbPrefix + poolAnnotation, metallbPrefix + ipsAnnotation, metallbPrefix + sharingAnnotation,
@@ -39,11 +43,25 @@ func loadBalancer(o *corev1.Service) *model.LoadBalancer {
 	if !lb.Wanted && len(lb.Ingress) == 0 {
 		return nil
 	}
+	lb.Writer = writer(o)
 	lb.Class, lb.Labels = ptr.Deref(o.Spec.LoadBalancerClass, ""), o.Labels
 	lb.Pool, lb.SharingKey = annotation(o, poolAnnotation), annotation(o, sharingAnnotation)
 	lb.PreferDualStack = ptr.Deref(o.Spec.IPFamilyPolicy, "") == corev1.IPFamilyPolicyPreferDualStack
 	lb.IPs, lb.Fault = askedFor(o)
 	return lb
+}
+
+// writer returns the field manager of a status's addresses; "": it is Sluice, or not known.
+func writer(o *corev1.Service) (name string) {
+	for _, f := range o.ManagedFields {
+		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.Raw, []byte(`"f:ingress"`)) {
+			if f.Manager == AddressManager {
+				return ""
+			}
+			name = f.Manager
+		}
+	}
+	return name
 }
 
 // annotation returns one of MetalLB's annotations, under whichever prefix it is there.
