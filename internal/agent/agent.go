@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
@@ -107,6 +108,9 @@ type Config struct {
 
 	// Addresses, if set, carries out what Compiler says of the addresses of Services.
 	Addresses Addresses
+
+	// Contests, if set, shows what others write that the agent's surroundings write, too.
+	Contests *contest.Board
 
 	// Speaker, if set, carries out what Compiler says of BGP.
 	Speaker Speaker

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
@@ -52,16 +54,21 @@ func loadBalancer(o *corev1.Service) *model.LoadBalancer {
 }
 
 // writer returns the field manager of a status's addresses; "": it is Sluice, or not known.
-func writer(o *corev1.Service) (name string) {
-	for _, f := range o.ManagedFields {
-		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.Raw, []byte(`"f:ingress"`)) {
-			if f.Manager == AddressManager {
-				return ""
-			}
-			name = f.Manager
+func writer(o *corev1.Service) string {
+	if names := Managers(o.ManagedFields, "ingress"); len(names) > 0 && !slices.Contains(names, AddressManager) {
+		return names[len(names)-1]
+	}
+	return ""
+}
+
+// Managers returns the field managers of a field with a name that no other field of the object has.
+func Managers(fields []metav1.ManagedFieldsEntry, name string) (names []string) {
+	for _, f := range fields {
+		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.Raw, []byte(`"f:`+name+`"`)) {
+			names = append(names, f.Manager)
 		}
 	}
-	return name
+	return names
 }
 
 // annotation returns one of MetalLB's annotations, under whichever prefix it is there.
