@@ -241,6 +241,9 @@ func (a *Agent) issues() []model.Issue {
 func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
+	if a.Addresses != nil {
+		issues = append(issues, a.Compiler.Unanswered(a.Addresses.Unanswered())...)
+	}
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
 	issues = slices.Concat(issues, lacks, a.checks.issues(), a.Contests.Issues(), Refusals(a.Driver.SetAside()))

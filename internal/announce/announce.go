@@ -39,7 +39,7 @@ type Responder struct {
 	wake     wake.Signal // set when addresses change
 
 	mu      sync.Mutex
-	on      map[int]link.Segment
+	on      map[int]link.Segment // nil: they are not known yet
 	answers map[netip.Addr]*answer
 	said    map[netip.Addr]time.Time // when neighbours were told of an address, within spacing
 	counts  Counts
@@ -63,7 +63,7 @@ type Counts struct {
 
 // Open opens the sockets. Segments are the interfaces to answer on, as they are after each change.
 func Open(segments <-chan []link.Segment, log *slog.Logger) (*Responder, error) {
-	r := &Responder{log: log, segments: segments, wake: wake.New(), on: map[int]link.Segment{}, answers: map[netip.Addr]*answer{}, said: map[netip.Addr]time.Time{}}
+	r := &Responder{log: log, segments: segments, wake: wake.New(), answers: map[netip.Addr]*answer{}, said: map[netip.Addr]time.Time{}}
 	var err error
 	if r.arp, err = openSocket(typeARP, onlyRequests); err != nil {
 		return nil, err
@@ -105,6 +105,23 @@ func (r *Responder) Stop(a netip.Addr) {
 	defer r.mu.Unlock()
 	delete(r.answers, a)
 	r.wake.Set()
+}
+
+// Unanswered returns the addresses that it is to answer for, and has no interface to do so on. It is
+// safe for concurrent use.
+func (r *Responder) Unanswered() (list []netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for addr, a := range r.answers {
+		answered := r.on == nil
+		for _, s := range r.on {
+			answered = answered || a.holds(addr, s)
+		}
+		if !answered {
+			list = append(list, addr)
+		}
+	}
+	return list
 }
 
 // Counts is safe for concurrent use.

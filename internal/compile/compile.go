@@ -279,6 +279,14 @@ func (c *Compiler) AddressChanges() address.Delta {
 	return c.addresses.Changes()
 }
 
+// Unanswered is described with address.Compiler.
+func (c *Compiler) Unanswered(addrs []netip.Addr) []model.Issue {
+	if c.addresses == nil {
+		return nil
+	}
+	return c.addresses.Unanswered(addrs)
+}
+
 // Addresses returns all addresses of pools that Services have, sorted.
 func (c *Compiler) Addresses() []address.Address {
 	if c.addresses == nil {

@@ -85,6 +85,8 @@ type Compiler struct {
 	hashes    []uint64      // of their names
 	adverts   []*advert
 	addresses map[netip.Addr]*address
+	// unannounced are the addresses that nobody announces though an object asks for it, and why.
+	unannounced map[netip.Addr]model.Issue
 
 	wanted    diff.Map[model.Name, Wanted]
 	announced diff.Map[netip.Addr, Announcement]
@@ -113,7 +115,7 @@ func New(cfg Config) *Compiler {
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr][]*service{}, shared: map[sharing]map[netip.Addr]bool{},
 		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{},
-		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{},
+		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)

@@ -2,6 +2,8 @@ package address
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -27,9 +29,6 @@ type address struct {
 	node     string    // "": nobody
 	own      []*advert // by which this node announces it
 	since    time.Time // of node
-	// candidates is whether there is a node that may announce it, heard from or not, if only it had
-	// an endpoint.
-	candidates bool
 }
 
 // setNodes takes over nodes and advertisements.
@@ -96,6 +95,10 @@ func (c *Compiler) setPeers() {
 func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
+	delete(c.unannounced, a)
+	if p == nil && len(c.held[a]) > 0 && len(owners) > 0 && !c.lacking {
+		c.nobody(a, owners, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")
+	}
 	if p == nil || len(owners) == 0 || c.reserved[a] != "" {
 		delete(c.addresses, a)
 		c.announced.Set(a, nil)
@@ -110,6 +113,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	}
 	where := endpoints(v, owners)
 	var best rank
+	selected, silent := false, []string(nil) // whether a node is, and those that would do but for that
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
 	for i, n := range c.nodes {
@@ -120,13 +124,29 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		if score < 0 {
 			continue
 		}
-		now.candidates = true
-		if where != nil && !where[n.Name] || c.silent[n.Name] {
+		selected = true
+		if where != nil && !where[n.Name] {
+			continue
+		}
+		if c.silent[n.Name] {
+			silent = append(silent, n.Name)
 			continue
 		}
 		if r := (rank{n.Name, !n.NotReady, score, hash(c.hashes[i], of)}); best.less(r) {
 			best = r
 		}
+	}
+	switch {
+	case best.node != "", len(p.adverts) == 0, where != nil && len(where) == 0: // or there is nobody to lead to
+	case len(adverts) == 0:
+		c.nobody(a, owners, true, "no L2Advertisement of %s selects the Service (spec.serviceSelectors)", p.Name)
+	case !selected:
+		c.nobody(a, owners, true, "no node is there that the L2Advertisements of %s select", p.Name)
+	case len(silent) == 0:
+		on := model.FirstFew(slices.Sorted(maps.Keys(where)), maxNamed)
+		c.nobody(a, owners, true, "externalTrafficPolicy is Local, and all endpoints are on nodes that the L2Advertisements of %s do not select: %s", p.Name, on)
+	default:
+		c.nobody(a, owners, false, "no node that may is heard from: %s", model.FirstFew(silent, maxNamed))
 	}
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
 		i := slices.IndexFunc(c.nodes, func(n *model.Node) bool { return n.Name == c.cfg.Node })
@@ -141,6 +161,13 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		now.since = c.cfg.Now()
 	}
 	c.addresses[a] = now
+}
+
+// nobody notes why nobody announces an address, and whether all nodes find it so.
+func (c *Compiler) nobody(a netip.Addr, owners []*service, everywhere bool, format string, args ...any) {
+	issue := owners[0].Ref().Issue(fmt.Sprintf("nobody announces %s: ", a) + fmt.Sprintf(format, args...))
+	issue.Everywhere = everywhere
+	c.unannounced[a] = issue
 }
 
 // rank is how much speaks for a node.

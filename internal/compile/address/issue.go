@@ -3,8 +3,10 @@ package address
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -36,12 +38,18 @@ func (c *Compiler) Issues() (list []model.Issue) {
 	for _, ref := range c.notCarriedOut() {
 		add(ref, "addresses of Services are not announced by BGP without --bgp; an L2Advertisement has them announced by ARP and NDP")
 	}
-	for _, ad := range c.adverts {
+	names := func(of model.Ref, ad *model.Advertised) {
 		for _, name := range ad.Pools {
-			if !slices.ContainsFunc(c.pools, func(p *pool) bool { return p.Name == (model.Name{Namespace: ad.Name.Namespace, Name: name}) }) {
-				add(ad.Ref(), "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", name)
+			if !slices.ContainsFunc(c.pools, func(p *pool) bool { return p.Name == (model.Name{Namespace: of.Name.Namespace, Name: name}) }) {
+				add(of, "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", name)
 			}
 		}
+	}
+	for _, ad := range c.adverts {
+		names(ad.Ref(), &ad.Advertised)
+	}
+	for _, ad := range c.bgp {
+		names(ad.Ref(), &ad.Advertised)
 	}
 	for _, p := range c.pools {
 		if p.used > 0 && len(p.adverts) == 0 && !c.advertisedByBGP(p) {
@@ -53,14 +61,27 @@ func (c *Compiler) Issues() (list []model.Issue) {
 			add(p.Ref(), "it has %s, an address of Node %s, which no Service gets; take it out", a, node)
 		}
 	}
-	for a, is := range c.addresses {
-		if p := c.poolOf(a); p != nil && len(p.adverts) > 0 && !is.candidates {
-			add(is.services[0].Ref(), "nobody announces %s: no node is there that the L2Advertisements of %s select", a, p.Name)
-		}
-	}
+	list = slices.AppendSeq(list, maps.Values(c.unannounced))
 	list = append(list, c.innerIssues()...)
 	list = append(list, c.silentNodes()...)
 	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// Unanswered returns what is wrong with Services where this node is to announce an address and has
+// no interface for it.
+func (c *Compiler) Unanswered(addrs []netip.Addr) (list []model.Issue) {
+	for _, a := range addrs {
+		is := c.addresses[a]
+		if is == nil || is.node != c.cfg.Node {
+			continue // no longer
+		}
+		lacks := map[bool]string{true: "interface with a subnet of IPv4", false: "interface with a subnet of IPv6"}[a.Is4()]
+		if names := interfaces(is.own); len(names) > 0 {
+			lacks = "such interface as the L2Advertisements name, " + strings.Join(names, " or ")
+		}
+		list = append(list, is.services[0].Ref().Issue(fmt.Sprintf("nobody announces %s: Node %s, which is to, has no %s; have spec.nodeSelectors leave it out, or name another interface", a, is.node, lacks)))
+	}
 	return list
 }
 
