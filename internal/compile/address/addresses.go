@@ -256,7 +256,7 @@ func (c *Compiler) settle(s *service) {
 	lb := s.LoadBalancer
 	delete(c.waiting, s.Name)
 	switch {
-	case lb == nil, slices.Equal(lb.Ingress, s.ips):
+	case lb == nil, slices.Equal(lb.Ingress, s.ips), len(s.ips) == 0 && lb.Writer != "": // what another wrote stays
 		c.wanted.Set(s.Name, nil)
 	case c.ours(s):
 		c.wanted.Set(s.Name, &Wanted{s.ips})

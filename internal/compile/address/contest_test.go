@@ -42,6 +42,11 @@ func TestContested(t *testing.T) {
 			}
 		}
 	}
+	foreign := by("other", "192.0.2.1")
+	foreign.LoadBalancer.Class = "other"
+	if w.set(foreign); len(w.wanted) > 0 {
+		t.Errorf("of another's address of another class is to be written: %v", w.wanted)
+	}
 	s := by("other", "10.0.0.5")
 	w.set(s)
 	now = now.Add(takesToWrite)
