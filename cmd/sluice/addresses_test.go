@@ -416,7 +416,9 @@ func TestServiceAddresses(t *testing.T) {
 		s.write("web.yaml", service("web", 100, "Cluster", server))
 		s.reach(addr, server)
 		answers := s.askForever(addr)
-		cut.In(func() error { return exec.Command("nft", "add table inet cut; add chain inet cut out { type filter hook output priority 0; udp dport 8383 drop; }").Run() })
+		cut.In(func() error {
+			return exec.Command("nft", "add table inet cut; add chain inet cut out { type filter hook output priority 0; udp dport 8383 drop; }").Run()
+		})
 		eventually(t, "the node knows that nobody hears it", func() bool { return s.addresses(cut.name)[addr].Node != cut.name })
 		next := s.agree(addr)
 		s.reach(addr, server)

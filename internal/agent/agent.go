@@ -109,7 +109,7 @@ type Config struct {
 	// Addresses, if set, carries out what Compiler says of the addresses of Services.
 	Addresses Addresses
 
-	// Contests, if set, shows what others write that the agent's surroundings write, too.
+	// Contests, if set, shows what other programs go on writing over.
 	Contests *contest.Board
 
 	// Speaker, if set, carries out what Compiler says of BGP.

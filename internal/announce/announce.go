@@ -25,8 +25,8 @@ import (
 // Frames get lost, and a machine that has just learnt another MAC may not learn a new one at once.
 var repeats = []time.Duration{0, time.Second, 3 * time.Second}
 
-// spacing is the least time between two times that neighbours are told of an address, whoever makes
-// it come and go: machines learn a MAC once a second at most.
+// spacing is the least time between two times that neighbours are told of an address, however fast
+// it comes and goes.
 const spacing = time.Second
 
 // Responder answers in the network namespace of the thread that opened it. Make it with Open, and

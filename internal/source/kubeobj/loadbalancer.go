@@ -64,7 +64,7 @@ func writer(o *corev1.Service) string {
 // Managers returns the field managers of a field with a name that no other field of the object has.
 func Managers(fields []metav1.ManagedFieldsEntry, name string) (names []string) {
 	for _, f := range fields {
-		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.Raw, []byte(`"f:`+name+`"`)) {
+		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.GetRawBytes(), []byte(`"f:`+name+`"`)) {
 			names = append(names, f.Manager)
 		}
 	}

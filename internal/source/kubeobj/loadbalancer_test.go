@@ -45,14 +45,14 @@ func TestLoadBalancer(t *testing.T) {
 		{"another controller's", func(s *corev1.Service) {
 			annotated(s)
 			s.ManagedFields = []metav1.ManagedFieldsEntry{
-				{Manager: "kubectl", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:type":{}}}`)}},
-				{Manager: "other", Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)}},
+				{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:type":{}}}`)},
+				{Manager: "other", Subresource: "status", FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},
 			}
 		}, &model.LoadBalancer{Wanted: true, Writer: "other"}},
 		{"ours, whoever agrees", func(s *corev1.Service) {
 			annotated(s)
 			for _, name := range []string{"other", "sluice-addresses", "another"} {
-				s.ManagedFields = append(s.ManagedFields, metav1.ManagedFieldsEntry{Manager: name, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)}})
+				s.ManagedFields = append(s.ManagedFields, metav1.ManagedFieldsEntry{Manager: name, FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)})
 			}
 		}, &model.LoadBalancer{Wanted: true}},
 		{"the field", func(s *corev1.Service) { annotated(s); s.Spec.LoadBalancerIP = "192.0.2.7" },
