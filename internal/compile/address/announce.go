@@ -165,7 +165,11 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 
 // nobody notes why nobody announces an address, and whether all nodes find it so.
 func (c *Compiler) nobody(a netip.Addr, owners []*service, everywhere bool, format string, args ...any) {
-	issue := owners[0].Ref().Issue(fmt.Sprintf("nobody announces %s: ", a) + fmt.Sprintf(format, args...))
+	by := ""
+	if p := c.poolOf(a); p != nil && c.cfg.BGP && c.advertisedByBGP(p) {
+		by = " by ARP or NDP"
+	}
+	issue := owners[0].Ref().Issue(fmt.Sprintf("nobody announces %s%s: ", a, by) + fmt.Sprintf(format, args...))
 	issue.Everywhere = everywhere
 	c.unannounced[a] = issue
 }

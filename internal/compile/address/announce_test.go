@@ -288,6 +288,17 @@ func TestLastPool(t *testing.T) {
 	}
 }
 
+// What BGP announces, too, is not said to be announced by nobody.
+func TestNobodyByARP(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1", BGP: true})
+	s := w.service("x/a", has("192.0.2.1"))
+	bgp := &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}}
+	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n9") }), bgp, node("n1"), s)
+	if got := w.says(s); got != "nobody announces 192.0.2.1 by ARP or NDP: no node is there that the L2Advertisements of lb/p select" {
+		t.Errorf("of the Service: %q", got)
+	}
+}
+
 // A Service names the address that its node has no interface for.
 func TestUnanswered(t *testing.T) {
 	w := newWorld(t, Config{Node: "n1"})
