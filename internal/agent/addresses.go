@@ -16,7 +16,7 @@ type Addresses interface {
 	Follow(address.Delta)
 	// Silent delivers, after each change, which nodes are not heard from.
 	Silent() <-chan map[string]bool
-	// Unanswered are the addresses that are to be answered for here, where no interface is for that.
+	// Unanswered are the addresses that are to be answered for here, and no interface is for that.
 	// It is safe for concurrent use.
 	Unanswered() []netip.Addr
 	// Run works until ctx ends.

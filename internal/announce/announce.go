@@ -107,8 +107,8 @@ func (r *Responder) Stop(a netip.Addr) {
 	r.wake.Set()
 }
 
-// Unanswered returns the addresses that it is to answer for, and has no interface to do so on. It is
-// safe for concurrent use.
+// Unanswered returns the addresses that it is to answer for, and has no interface to do so on. It
+// is safe for concurrent use.
 func (r *Responder) Unanswered() (list []netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -98,8 +98,8 @@ func TestAnnotation(t *testing.T) {
 	if n := strings.Count(log.String(), "cannot be written"); n != 1 {
 		t.Errorf("a refusal was logged %d times", n)
 	}
-	// Somebody who goes on is named, and answered ever more rarely: at once, and after 50, 150, 350,
-	// 750 and 1550 ms.
+	// Somebody who goes on is named, and answered ever more rarely: at once, and after 50, 150,
+	// 350, 750 and 1550 ms.
 	mu.Lock()
 	before, begun := patches, time.Now()
 	mu.Unlock()
