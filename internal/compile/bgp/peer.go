@@ -190,6 +190,10 @@ func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
 // defaultHold is the speaker's own hold time.
 const defaultHold = 90 * time.Second
 
+// maxRoutes is how many routes of a family a peer may announce: more than any cluster has, and some
+// hundred megabytes in the speaker and the agent.
+const maxRoutes = 1 << 16
+
 // maxHops is how far away a peer may be of which nothing says how far it is.
 const maxHops = 255
 
@@ -292,7 +296,7 @@ func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]boo
 		if p == nil {
 			continue
 		}
-		touched[p.Address] = true
+		touched[p.Address], p.MaxRoutes = true, maxRoutes
 		c.asked[who] = append(c.asked[who], p)
 		c.rivals[p.Address] = append(c.rivals[p.Address], p)
 	}
