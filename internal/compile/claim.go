@@ -1,7 +1,6 @@
 package compile
 
 import (
-	"cmp"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/compile/diff"
@@ -112,19 +111,13 @@ func (c *claims) awardHealth(port uint16) {
 	}
 }
 
-// first is the service that has precedence among those that claim something.
+// first is the service that was there first of those that claim something.
 func first[T any](services map[model.Name]*service, rivals map[model.Name]T) model.Name {
 	var best *model.Service
 	for name := range rivals {
-		if svc := services[name].svc; best == nil || precedence(svc, best) < 0 {
+		if svc := services[name].svc; best == nil || svc.Birth().Compare(best.Birth()) < 0 {
 			best = svc
 		}
 	}
 	return best.Name
-}
-
-// precedence orders services that claim the same: the older one first, one whose age is not known
-// last, then by name.
-func precedence(a, b *model.Service) int {
-	return cmp.Or(one(a.Created.IsZero())-one(b.Created.IsZero()), a.Created.Compare(b.Created), a.Name.Compare(b.Name))
 }

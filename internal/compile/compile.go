@@ -227,6 +227,9 @@ func (c *Compiler) SetLinks(l model.Links) {
 	if c.farms != nil {
 		c.farms.SetLinks(l)
 	}
+	if c.fabric != nil {
+		c.fabric.SetLinks(l)
+	}
 }
 
 // SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the

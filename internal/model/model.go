@@ -62,10 +62,8 @@ func (p Protocol) String() string {
 // service.kubernetes.io/service-proxy-name have Unproxied set: they are known,
 // listed, and never programmed.
 type Service struct {
-	Name Name
-	// Created breaks ties between services that claim the same frontend: the
-	// older wins; the zero time counts as the newest.
-	Created time.Time
+	Name    Name
+	Created time.Time // see Birth
 
 	Unproxied string // why nothing is programmed ("headless", …); empty for ordinary services
 
@@ -195,11 +193,9 @@ type ContainerPort struct {
 
 // Node is a v1 Node.
 type Node struct {
-	Name   string
-	Labels map[string]string
-	// Created breaks ties between nodes that claim the same address or pods: the older wins; the
-	// zero time counts as the newest.
-	Created time.Time
+	Name    string
+	Labels  map[string]string
+	Created time.Time    // see Birth
 	IPs     []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
 	// OtherIPs are its ExternalIPs that are not among IPs.
 	OtherIPs []netip.Addr

@@ -7,7 +7,6 @@
 package address
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -291,18 +290,5 @@ func (c *Compiler) among(ips []netip.Addr) bool {
 	return !slices.ContainsFunc(ips, func(a netip.Addr) bool { return c.poolOf(a) == nil })
 }
 
-// older orders Services by age; the zero time is the newest.
-func older(a, b *service) int {
-	return cmp.Or(age(a.Created, b.Created), a.Name.Compare(b.Name))
-}
-
-// age orders times, the zero time last.
-func age(a, b time.Time) int {
-	if a.IsZero() != b.IsZero() {
-		if a.IsZero() {
-			return 1
-		}
-		return -1
-	}
-	return a.Compare(b)
-}
+// older orders Services by age.
+func older(a, b *service) int { return a.Birth().Compare(b.Birth()) }

@@ -58,7 +58,7 @@ func (c *Compiler) setPools(v *store.View) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	slices.SortFunc(c.pools, func(a, b *pool) int { return cmp.Or(age(a.Created, b.Created), a.Name.Compare(b.Name)) })
+	slices.SortFunc(c.pools, func(a, b *pool) int { return a.Birth().Compare(b.Birth()) })
 	for _, p := range c.pools {
 		c.claim(p)
 	}

@@ -1,9 +1,9 @@
 package fabric
 
 import (
-	"cmp"
+	"fmt"
+	"net/netip"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -47,13 +47,121 @@ func (c claims[K]) other(k K, node string) string {
 	return ""
 }
 
-// older orders nodes by age; the zero time is the newest.
-func older(a, b *model.Node) int {
-	if a.Created.IsZero() != b.Created.IsZero() {
-		if a.Created.IsZero() {
-			return 1
-		}
-		return -1
+// older orders nodes by age.
+func older(a, b *model.Node) int { return a.Birth().Compare(b.Birth()) }
+
+// claimCIDR takes over that a node has a pod CIDR or block, or no longer, and adds to again whose
+// claims that touches.
+func (c *Compiler) claimCIDR(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
+	by := -1
+	if there {
+		by = 1
+		c.cidrs.add(p, n, again)
+	} else {
+		c.cidrs.drop(p, n.Name, again)
 	}
-	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
+	lengths := c.lengths[p.Addr().Is4()]
+	if lengths[p.Bits()] += by; lengths[p.Bits()] == 0 {
+		delete(lengths, p.Bits())
+	}
+	c.reclaimed[p] = true
+	c.nameIn(p, again)
+}
+
+// nameIn adds to again who has addresses, or smaller CIDRs, in a CIDR.
+func (c *Compiler) nameIn(p netip.Prefix, again map[string]bool) {
+	if c.nodeAddrs.spoiled {
+		return // all nodes are compiled again
+	}
+	for a := range c.nodeAddrs.in(p, c.addrs) {
+		name(c.addrs[a], again)
+	}
+	for bits := range c.lengths[p.Addr().Is4()] {
+		if bits <= p.Bits() {
+			continue
+		}
+		for inner, rivals := range c.cidrs {
+			if p.Bits() < inner.Bits() && p.Contains(inner.Addr()) {
+				name(rivals, again)
+			}
+		}
+		return
+	}
+}
+
+// decide says of the CIDRs of nodes who has the pods in them. Each decision depends on the claims
+// of older nodes alone, whose own decisions are made by then. It is for all whose may change.
+func (c *Compiler) decide(nodes map[string]bool) {
+	var list []*node
+	for name := range nodes {
+		if n := c.nodes[name]; n != nil {
+			list = append(list, n)
+		}
+	}
+	slices.SortFunc(list, func(a, b *node) int { return older(a.Node, b.Node) })
+	for _, n := range list {
+		for i, cidr := range n.cidrs {
+			if why := c.deny(n, i); why != n.denied[i] {
+				n.denied[i], c.reclaimed[cidr] = why, true
+			}
+		}
+	}
+}
+
+// deny says why a node does not get the pods of its CIDR i; "": it does. A block may lie in
+// another's CIDR, as Calico gives blocks out whatever pod CIDRs there are.
+func (c *Compiler) deny(n *node, i int) string {
+	cidr := n.cidrs[i]
+	switch by, holder := c.holder(cidr, n.Node); {
+	case holder != nil && by == cidr:
+		return fmt.Sprintf("is that of Node %s, which was there first", holder.Name)
+	case holder != nil && i < len(n.PodCIDRs):
+		return fmt.Sprintf("lies in %s of Node %s, which was there first", by, holder.Name)
+	}
+	if a := c.nodeIn(cidr, n); a.IsValid() { // packets between nodes would go where those to pods do
+		return fmt.Sprintf("holds %s, which is the address of a node", a)
+	}
+	return ""
+}
+
+// holder returns the smallest CIDR that holds a prefix, or is the same, and the node that has the
+// pods in it; nil: there is none. Before, if not nil, has those of older nodes alone count.
+func (c *Compiler) holder(p netip.Prefix, before *model.Node) (by netip.Prefix, n *node) {
+	for bits := range c.lengths[p.Addr().Is4()] {
+		if bits > p.Bits() || n != nil && bits < by.Bits() {
+			continue
+		}
+		around, err := p.Addr().Prefix(bits)
+		if err != nil {
+			continue
+		}
+		if r := c.has(around, before); r != nil {
+			by, n = around, r
+		}
+	}
+	return by, n
+}
+
+// has returns the node that has the pods in a CIDR; nil: none has. Before is as for holder.
+func (c *Compiler) has(cidr netip.Prefix, before *model.Node) *node {
+	for _, rival := range c.cidrs[cidr] {
+		if before != nil && older(rival, before) >= 0 {
+			break
+		}
+		if n := c.nodes[rival.Name]; n.denied[slices.Index(n.cidrs, cidr)] == "" {
+			return n
+		}
+	}
+	return nil
+}
+
+// lost says who has the address of a node in its place; "": it has it itself.
+func (c *Compiler) lost(a netip.Addr, n *model.Node) string {
+	if winner := c.addrs.winner(a); winner != n.Name {
+		return "that of Node " + winner
+	}
+	if by, holder := c.holder(netip.PrefixFrom(a, a.BitLen()), n); holder != nil {
+		return fmt.Sprintf("in %s, pods of Node %s", by, holder.Name)
+	}
+	return ""
 }

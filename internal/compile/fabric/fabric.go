@@ -72,8 +72,7 @@ type Compiler struct {
 	blocks    map[string]*model.BlockAffinity
 	of        map[string]map[string]netip.Prefix // node → the names of its blocks
 	cidrs     claims[netip.Prefix]
-	pods      map[bool]int // how many of them there are of IPv4, and of IPv6
-	lengths   map[int]int  // how many of them have a prefix length
+	lengths   map[bool]map[int]int // how many of IPv4, and of IPv6, have a prefix length
 	addrs     claims[netip.Addr]
 	nodeAddrs nodeAddrs // the same, sorted
 	macs      claims[state.MAC]
@@ -88,6 +87,8 @@ type Compiler struct {
 	hops       map[netip.Addr]hop                       // those that Resolve was asked for
 	served     []netip.Prefix
 	apiServers []netip.Addr
+	reclaimed  map[netip.Prefix]bool // CIDRs that other nodes have since the last Update
+	podLinks   map[string]bool       // interfaces that lead to pods of this node
 	guarded    []guarded
 	doubted    bool // what is served or guarded has changed
 }
@@ -96,6 +97,7 @@ type Compiler struct {
 type node struct {
 	*model.Node
 	cidrs  []netip.Prefix // its pod CIDRs, then its blocks that are not in them
+	denied []string       // of each, why the node does not have the pods in it; "": it does
 	routes []netip.Prefix
 	vteps  []state.VTEPKey
 	peer   *state.Peer // nil: what goes there is not encrypted
@@ -115,9 +117,9 @@ func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
 		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, lengths: map[int]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		cidrs: claims[netip.Prefix]{}, lengths: map[bool]map[int]int{true: {}, false: {}}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
 		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
-		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{}, bits: map[int]int{},
+		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{}, bits: map[int]int{}, reclaimed: map[netip.Prefix]bool{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
@@ -155,20 +157,23 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	for name := range d.Objects[model.NodeKind] {
 		changed[name.Name] = true
 	}
-	families := [2]bool{c.pods[true] > 0, c.pods[false] > 0}
+	families := [2]bool{len(c.lengths[true]) > 0, len(c.lengths[false]) > 0}
 	c.nodeAddrs.spoiled = c.nodeAddrs.spoiled || len(changed) > many
 	for name := range changed {
 		c.take(name, v.Node(name), again)
 		all = all || name == c.cfg.Node
 	}
-	all = all || families != [2]bool{c.pods[true] > 0, c.pods[false] > 0}
+	all = all || families != [2]bool{len(c.lengths[true]) > 0, len(c.lengths[false]) > 0}
 	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
+	}
+	if all || c.nodeAddrs.spoiled {
 		for name := range c.nodes {
 			again[name] = true
 		}
 	}
+	c.decide(again)
 	for name := range again { // before anything is set that one may have from another
 		if n := c.nodes[name]; n != nil {
 			c.clear(n)
@@ -183,6 +188,11 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 		if n := c.nodes[name]; n != nil {
 			for _, a := range addresses(n.Node) {
 				c.relearnBy(a)
+			}
+			for _, p := range n.cidrs {
+				if c.learned[p] != nil {
+					c.relearned[p] = true
+				}
 			}
 		}
 	}
@@ -241,11 +251,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		c.clear(old)
 		delete(c.nodes, name)
 		for _, p := range old.cidrs {
-			c.cidrs.drop(p, name, again)
-			c.pods[p.Addr().Is4()]--
-			if c.lengths[p.Bits()]--; c.lengths[p.Bits()] == 0 {
-				delete(c.lengths, p.Bits())
-			}
+			c.claimCIDR(p, old.Node, false, again)
 		}
 		for _, a := range addresses(old.Node) {
 			c.claimAddress(a, old.Node, false, again)
@@ -262,11 +268,10 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		return
 	}
 	n := &node{Node: now, cidrs: c.cidrsOf(now)}
+	n.denied = make([]string, len(n.cidrs))
 	c.nodes[name], again[name] = n, true
 	for _, p := range n.cidrs {
-		c.cidrs.add(p, now, again)
-		c.pods[p.Addr().Is4()]++
-		c.lengths[p.Bits()]++
+		c.claimCIDR(p, now, true, again)
 	}
 	for _, a := range addresses(now) {
 		c.claimAddress(a, now, true, again)
@@ -307,13 +312,12 @@ func (c *Compiler) compile(n *node) {
 		if pool != nil && i < len(n.PodCIDRs) { // blocks are as Calico gives them out
 			n.judge(cidr, pool)
 		}
-		switch winner := c.cidrs.winner(cidr); {
-		case winner != n.Name:
-			n.fault("its pod CIDR %s is that of Node %s, which was there first: its pods there are not reached; give it another", cidr, winner)
+		switch why := n.denied[i]; {
+		case why != "":
+			n.fault("its pod CIDR %s %s: its pods there are not reached; give it another", cidr, why)
 		case pool == nil:
 			n.fault("no IPPool holds its pod CIDR %s: its pods there are not reached; add one", cidr)
-		case c.nodeIn(cidr, n).IsValid(): // packets between nodes would go where those to pods do
-			n.fault("its pod CIDR %s holds %s, which is the address of a node: its pods there are not reached; give it another", cidr, c.nodeIn(cidr, n))
+		case c.holdsOwn(cidr): // which is said of the own node, as it came later
 		case own:
 			c.route(n, cidr, state.Route{Node: n.Name})
 		default:
@@ -346,12 +350,12 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", cmp.Or(c.keys.other(key, n.Name), c.cfg.Node))
 	case !endpoint.IsValid():
 		return plain("it has no %s address", familyName(is4))
-	case c.addrs.winner(endpoint) != n.Name:
+	case c.lost(endpoint, n.Node) != "":
 		return nil // which is said of its routes
 	}
 	p := &state.Peer{Node: n.Name, Endpoint: netip.AddrPortFrom(endpoint, WireGuardPort)}
 	for _, a := range addresses(n.Node) {
-		if c.addrs.winner(a) == n.Name {
+		if c.lost(a, n.Node) == "" {
 			p.Allowed = append(p.Allowed, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
@@ -384,15 +388,15 @@ func (c *Compiler) route(n *node, to netip.Prefix, r state.Route) {
 func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	is4 := cidr.Addr().Is4()
 	remote, local := n.Node.Address(is4), c.local(is4)
-	if local == nil {
+	if local == nil || remote == local.Prefix.Addr() {
 		return // which is said of the own node
 	}
 	if !remote.IsValid() {
 		n.fault("it has no %s address: its pods of %s are not reached", familyName(is4), cidr)
 		return
 	}
-	if winner := c.addrs.winner(remote); winner != n.Name {
-		n.fault("its address %s is that of Node %s, which was there first: its pods of %s are not reached", remote, winner, cidr)
+	if by := c.lost(remote, n.Node); by != "" {
+		n.fault("its address %s is %s, which was there first: its pods of %s are not reached; give it another address", remote, by, cidr)
 		return
 	}
 	direct := c.direct(remote, local)
@@ -457,7 +461,7 @@ func (c *Compiler) compileOwn() {
 	want := map[string]*state.Tunnel{}
 	for _, is4 := range []bool{true, false} {
 		local := c.local(is4)
-		if local == nil || c.pods[is4] == 0 {
+		if local == nil || len(c.lengths[is4]) == 0 {
 			continue
 		}
 		addr := local.Prefix.Addr()

@@ -70,6 +70,23 @@ func (c *Compiler) SetServed(ranges []netip.Prefix) {
 	}
 }
 
+// SetLinks says what interfaces the node has: those that lead to its pods lead to no next hop. The
+// next Update follows.
+func (c *Compiler) SetLinks(l model.Links) {
+	pods := map[string]bool{}
+	for _, link := range l.Links {
+		if link.Pod {
+			pods[link.Name] = true
+		}
+	}
+	for to, h := range c.hops {
+		if pods[h.device] != c.podLinks[h.device] {
+			c.relearnBy(to)
+		}
+	}
+	c.podLinks = pods
+}
+
 // SetAPIServers says which addresses no peer may draw to itself, beside this node's own; the next
 // Update follows.
 func (c *Compiler) SetAPIServers(addrs []netip.Addr) {
@@ -108,6 +125,26 @@ func (c *Compiler) relearnBy(nextHop netip.Addr) {
 	}
 }
 
+// relearnIn has the routes in some CIDRs looked at again, and those by next hops there.
+func (c *Compiler) relearnIn(cidrs map[netip.Prefix]bool) {
+	if len(cidrs) > many {
+		c.doubted = true
+		return
+	}
+	for cidr := range cidrs {
+		for p := range c.learned {
+			if cidr.Bits() <= p.Bits() && cidr.Contains(p.Addr()) {
+				c.relearned[p] = true
+			}
+		}
+		for to := range c.byHop {
+			if cidr.Contains(to) {
+				c.relearnBy(to)
+			}
+		}
+	}
+}
+
 // follow brings the learned routes in step: those that have changed since the last Update, or all.
 func (c *Compiler) follow(all bool) {
 	if all || c.doubted {
@@ -116,6 +153,7 @@ func (c *Compiler) follow(all bool) {
 			c.relearned[p] = true
 		}
 	}
+	c.relearnIn(c.reclaimed)
 	if len(c.relearned) > 0 {
 		c.setGuarded()
 	}
@@ -123,6 +161,7 @@ func (c *Compiler) follow(all bool) {
 		c.followOne(p, c.learned[p])
 	}
 	clear(c.relearned)
+	clear(c.reclaimed)
 	c.doubted = false
 }
 
@@ -181,11 +220,14 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 	if why := c.refusal(p); why != "" {
 		return nil, why
 	}
-	if !to.IsValid() || to.Is4() != is4 || model.Unusable(to) != "" {
+	if !to.IsValid() || to.Is4() != is4 || reserved.Contains(to) || slices.ContainsFunc(never, func(g guarded) bool { return g.prefix.Contains(to) }) {
 		return nil, fmt.Sprintf("the next hop %s is no %s address to send to", to, familyName(is4))
 	}
-	direct := c.direct(to, c.local(is4))
-	if n := c.nodeAt(to); n != nil {
+	direct, n := c.direct(to, c.local(is4)), c.nodeAt(to)
+	if _, of := c.holder(netip.PrefixFrom(to, to.BitLen()), nil); n == nil && of != nil {
+		return nil, fmt.Sprintf("the next hop %s is a pod of Node %s", to, of.Name)
+	}
+	if n != nil {
 		if r, why := c.wayTo(n, p, to, direct); r != nil || why != "" {
 			if r != nil {
 				r.Node = l.Peer
@@ -200,6 +242,9 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 	if !known {
 		h = c.resolve(to)
 		c.hops[to] = h
+	}
+	if c.podLinks[h.device] {
+		return nil, fmt.Sprintf("the next hop %s is a pod of this node", to)
 	}
 	if h.device == "" {
 		return nil, fmt.Sprintf("this node has no route to the next hop %s; give it one, or have the peer set itself as the next hop", to)
@@ -227,13 +272,20 @@ func (c *Compiler) nodeAt(a netip.Addr) *node {
 	if len(c.addrs[a]) == 0 || c.addrs.winner(a) == c.cfg.Node {
 		return nil
 	}
-	return c.nodes[c.addrs.winner(a)]
+	if n := c.nodes[c.addrs.winner(a)]; c.lost(a, n.Node) == "" {
+		return n
+	}
+	return nil
 }
 
 // wayTo is how packets to a learned prefix travel to the node that announces it, as the pool says
 // that holds the prefix; neither a route nor why there is none: as they are.
 func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.HostAddress) (r *state.Route, why string) {
 	pool := c.pool(p)
+	var held netip.Addr
+	for held = range c.nodeAddrs.in(p, c.addrs) {
+		break
+	}
 	switch {
 	case n.peer != nil && c.published():
 		return nil, fmt.Sprintf("what goes to Node %s is encrypted, and neither the Node nor a block says that it has such pods", n.Name)
@@ -243,8 +295,8 @@ func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.H
 		return nil, fmt.Sprintf("IPPool %s has packets travel by VXLAN, for which Node %s or a block has to say that it has such pods", pool.Name, n.Name)
 	case !tunnels(pool.IPIP, direct):
 		return nil, ""
-	case c.nodeAddrs.in(p, c.addrs).IsValid(): // packets between nodes would go where those to pods do
-		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", c.nodeAddrs.in(p, c.addrs), pool.Name)
+	case held.IsValid(): // packets between nodes would go where those to pods do
+		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", held, pool.Name)
 	case c.fabric.Tunnels[state.DeviceIPIP] == nil:
 		return nil, fmt.Sprintf("IPPool %s has packets travel by IPIP, and this node has no tunnel, as no node has pods there", pool.Name)
 	}
@@ -257,12 +309,17 @@ type guarded struct {
 	what   string
 }
 
-// never are the ranges that are of a single host or link.
+// never are the ranges that no router forwards to (RFC 6890), and multicast.
 var never = []guarded{
+	{netip.MustParsePrefix("0.0.0.0/8"), "this network"}, {netip.MustParsePrefix("::/128"), "the unspecified address"},
 	{netip.MustParsePrefix("127.0.0.0/8"), "loopback"}, {netip.MustParsePrefix("::1/128"), "loopback"},
 	{netip.MustParsePrefix("169.254.0.0/16"), "link-local"}, {netip.MustParsePrefix("fe80::/10"), "link-local"},
 	{netip.MustParsePrefix("224.0.0.0/4"), "multicast"}, {netip.MustParsePrefix("ff00::/8"), "multicast"},
+	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"}, {netip.MustParsePrefix("::ffff:0:0/96"), "IPv4-mapped"},
 }
+
+// reserved are addresses that some clusters have for pods all the same, as their Nodes say.
+var reserved = netip.MustParsePrefix("240.0.0.0/4")
 
 // setGuarded takes over what is guarded.
 func (c *Compiler) setGuarded() {
@@ -284,17 +341,28 @@ func (c *Compiler) setGuarded() {
 }
 
 // refusal says why no route to a prefix is taken from a peer; "": one is. By some routes a peer
-// would cut the node off from its subnets, its own pods or its API.
+// would cut the node off from its subnets, its own pods or its API, or take pods of others.
 func (c *Compiler) refusal(p netip.Prefix) string {
-	i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) })
-	if i < 0 {
+	const advice = "; have the peer not announce it, or reject it by a BGPFilter"
+	if i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) }); i >= 0 {
+		how, g := "lies in", c.guarded[i]
+		if p.Bits() < g.prefix.Bits() {
+			how = "holds"
+		}
+		return fmt.Sprintf("it %s %s, %s", how, g.prefix, g.what) + advice
+	}
+	switch by, n := c.holder(p, nil); {
+	case n != nil && by == p:
 		return ""
+	case n != nil:
+		return fmt.Sprintf("it lies in %s, pods of Node %s", by, n.Name) + advice
+	case len(c.cidrs[p]) > 0:
+		n := c.nodes[c.cidrs.winner(p)]
+		return fmt.Sprintf("it is a pod CIDR of Node %s, which %s", n.Name, n.denied[slices.Index(n.cidrs, p)])
+	case p.Overlaps(reserved):
+		return fmt.Sprintf("it has a part of %s, which is reserved", reserved) + advice
 	}
-	how, g := "lies in", c.guarded[i]
-	if p.Bits() < g.prefix.Bits() {
-		how = "holds"
-	}
-	return fmt.Sprintf("it %s %s, %s; have the peer not announce it, or reject it by a BGPFilter", how, g.prefix, g.what)
+	return ""
 }
 
 // maxTold is how many routes an issue names.
