@@ -70,10 +70,10 @@ type Compiler struct {
 	pools      []*pool // in the order in which they are tried
 	spans      []span  // the ranges of all pools, sorted, none within another
 	poolIssues []model.Issue
-	reserved   map[netip.Addr]string     // addresses in pools that are a node's, with the node
-	inner      []inner                   // see innerRanges
-	services   map[model.Name]*service   // those that have, want or claim something
-	held       map[netip.Addr][]*service // who has an address
+	reserved   map[netip.Addr]model.Birth // addresses in pools that are a node's, with the oldest such node
+	inner      []inner                    // see innerRanges
+	services   map[model.Name]*service    // those that have, want or claim something
+	held       map[netip.Addr][]*service  // who has an address
 	shared     map[sharing]map[netip.Addr]bool
 	external   map[netip.Addr][]*service // who has it as an external IP
 	waiting    map[model.Name]*service   // those that lack an address

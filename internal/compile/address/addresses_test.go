@@ -286,7 +286,7 @@ func TestGive(t *testing.T) {
 			return []model.Object{w.pool("p", small), w.service("x/a", func(s *model.Service) { s.LoadBalancer.Fault = "no sense" })}
 		}, "a=", "no sense"},
 		{"addresses of nodes are not given out", func(w *world) []model.Object {
-			return []model.Object{&model.Node{Name: "n1", IPs: ips("192.0.2.1"), OtherIPs: ips("192.0.2.3")}, w.pool("p", small), w.service("x/a", has("192.0.2.3")), w.service("x/b", asks("192.0.2.1"))}
+			return []model.Object{&model.Node{Name: "n1", Created: start, IPs: ips("192.0.2.1"), OtherIPs: ips("192.0.2.3")}, w.pool("p", small), w.service("x/a", has("192.0.2.3")), w.service("x/b", asks("192.0.2.1"))}
 		}, "a=192.0.2.2 b=", "192.0.2.1 is an address of Node n1"},
 		{"no pools: nothing changes", func(w *world) []model.Object {
 			return []model.Object{w.service("x/a", has("192.0.2.1")), w.service("x/b")}
@@ -372,9 +372,12 @@ func TestChange(t *testing.T) {
 	check("no pool is left", "b=198.51.100.1 c=198.51.100.2")
 	w.set(p)
 	check("another comes", "b=192.0.2.1 c=192.0.2.2")
-	n := &model.Node{Name: "n1", IPs: ips("192.0.2.1")}
+	late := &model.Node{Name: "n1", IPs: ips("192.0.2.1")}
+	w.set(late)
+	check("a node comes with an address that a Service has", "b=192.0.2.1 c=192.0.2.2")
+	n := &model.Node{Name: "n1", Created: start, IPs: ips("192.0.2.1")}
 	w.set(n)
-	check("a node comes with an address of it", "b= c=192.0.2.2")
+	check("an older node comes with an address of it", "b= c=192.0.2.2")
 	if got := w.says(p); !strings.Contains(got, "it has 192.0.2.1, an address of Node n1") {
 		t.Errorf("of the pool: %s", got)
 	}

@@ -99,7 +99,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	if p == nil && len(c.held[a]) > 0 && len(owners) > 0 && !c.lacking {
 		c.nobody(a, owners, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")
 	}
-	if p == nil || len(owners) == 0 || c.reserved[a] != "" {
+	if p == nil || len(owners) == 0 || slices.ContainsFunc(owners, func(s *service) bool { return c.nodeOf(a, s) != "" }) {
 		delete(c.addresses, a)
 		c.announced.Set(a, nil)
 		return

@@ -57,8 +57,8 @@ func (c *Compiler) Issues() (list []model.Issue) {
 		}
 	}
 	for a, node := range c.reserved {
-		if p := c.poolOf(a); p != nil {
-			add(p.Ref(), "it has %s, an address of Node %s, which no Service gets; take it out", a, node)
+		if p := c.poolOf(a); p != nil && len(c.held[a]) == 0 { // or else the compiler of Services names the node
+			add(p.Ref(), "it has %s, an address of Node %s, which no Service gets; take it out", a, node.Name)
 		}
 	}
 	list = slices.AppendSeq(list, maps.Values(c.unannounced))
