@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile/address"
@@ -38,6 +39,8 @@ func nodeOf(line string) *model.Node {
 		switch {
 		case key == "as":
 			said().AS, _ = model.ParseAS(value)
+		case key == "created":
+			n.Created = time.Unix(int64(len(value)), 0)
 		case key == "rr":
 			said().Cluster = addr(value)
 		case key == "leaving":

@@ -82,16 +82,18 @@ func (c *Compiler) add(v *store.View, o *model.Node) {
 	if o.Fabric != nil {
 		n.as, n.cluster = cmp.Or(o.Fabric.AS, n.as), o.Fabric.Cluster
 	}
+	c.nodes[o.Name] = n
 	for _, is4 := range []bool{true, false} {
 		if a := o.Address(is4); a.IsValid() {
 			n.addresses = append(n.addresses, a)
-			list := append(c.addresses[a], o.Name)
-			slices.Sort(list)
-			c.addresses[a] = list
+			c.addresses[a] = append(c.addresses[a], o.Name)
+			slices.SortFunc(c.addresses[a], c.older)
 		}
 	}
-	c.nodes[o.Name] = n
 }
+
+// older orders nodes by age.
+func (c *Compiler) older(a, b string) int { return c.nodes[a].Birth().Compare(c.nodes[b].Birth()) }
 
 // self is this node; nil: there is none, or it has no address.
 func (c *Compiler) self() *node {

@@ -13,7 +13,7 @@ import (
 )
 
 // candidate is a peer that an object, or the mesh, asks for. Of several with one address the first
-// by name counts, so that what BGPPeers say comes before the mesh.
+// by name counts, so that what BGPPeers say comes before the mesh; of nodes with it, the oldest.
 type candidate struct {
 	name string
 	of   model.Ref // zero: the mesh
@@ -315,7 +315,12 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 		if len(rivals) == 0 {
 			continue
 		}
-		slices.SortFunc(rivals, func(x, y *candidate) int { return strings.Compare(x.name, y.name) })
+		slices.SortFunc(rivals, func(x, y *candidate) int {
+			if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
+				return c.older(x.node, y.node)
+			}
+			return strings.Compare(x.name, y.name)
+		})
 		c.chosen[a] = rivals[0]
 		c.peers.Set(rivals[0].name, &rivals[0].Peer)
 	}

@@ -55,6 +55,10 @@ func TestPeers(t *testing.T) {
 		want    []string
 		faults  []string
 	}{
+		"nodes with one address: the older is the peer": {
+			objects: []model.Object{nodeOf("a 192.0.2.2 created=xx"), nodeOf("b 192.0.2.2 created=x as=64600")},
+			want:    []string{"mesh b: 192.0.2.2:179 AS 64600 from 192.0.2.5 hops 255 IPv4"},
+		},
 		"the mesh": {
 			objects: []model.Object{nodeOf("own 192.0.2.5 fd00::5"), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.7 fd00::7 as=64600"), nodeOf("c fd00::3"), nodeOf("d")},
 			want: []string{
