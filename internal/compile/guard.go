@@ -170,7 +170,7 @@ func (e *environment) reserved(protocol model.Protocol, port uint16) bool {
 func (b *builder) permitted(kind state.Kind, what string, addrs []netip.Addr) []netip.Addr {
 	bad := func(a netip.Addr) bool { return a.Is4In6() || b.refuses(b.svc, kind, a) != "" }
 	for _, a := range addrs {
-		if o, ofNode := b.guard.nodes[a]; ofNode && !o.before(b.svc) && !model.Within(a, b.cfg.AllowNodeAddresses) {
+		if o, ofNode := b.guard.nodes[a]; ofNode && !o.before(b.svc) && !bad(a) && !model.Within(a, b.cfg.AllowNodeAddresses) {
 			issue := model.Ref{Kind: model.NodeKind, Name: o.node.Name}.Issue(
 				fmt.Sprintf("its address %s is the %s of Service %s, which was there first: the Service's ports there lead to the Service; give the node another address", a, what, b.svc.Name))
 			issue.Everywhere = true

@@ -89,20 +89,25 @@ func (c *Compiler) nameIn(p netip.Prefix, again map[string]bool) {
 	}
 }
 
-// decide says of the CIDRs of nodes who has the pods in them. Each decision depends on the claims
-// of older nodes alone, whose own decisions are made by then. It is for all whose may change.
-func (c *Compiler) decide(nodes map[string]bool) {
-	var list []*node
-	for name := range nodes {
-		if n := c.nodes[name]; n != nil {
-			list = append(list, n)
+// decide says of the CIDRs of nodes who has the pods in them, and adds to again for whom that
+// matters. A decision depends on the claims of older nodes alone, and on their decisions.
+func (c *Compiler) decide(again map[string]bool) {
+	for decided := -1; decided < len(again); {
+		decided = len(again)
+		var list []*node
+		for name := range again {
+			if n := c.nodes[name]; n != nil {
+				list = append(list, n)
+			}
 		}
-	}
-	slices.SortFunc(list, func(a, b *node) int { return older(a.Node, b.Node) })
-	for _, n := range list {
-		for i, cidr := range n.cidrs {
-			if why := c.deny(n, i); why != n.denied[i] {
-				n.denied[i], c.reclaimed[cidr] = why, true
+		slices.SortFunc(list, func(a, b *node) int { return older(a.Node, b.Node) })
+		for _, n := range list {
+			for i, cidr := range n.cidrs {
+				if why := c.deny(n, i); why != n.denied[i] {
+					n.denied[i], c.reclaimed[cidr] = why, true
+					name(c.cidrs[cidr], again)
+					c.nameIn(cidr, again)
+				}
 			}
 		}
 	}

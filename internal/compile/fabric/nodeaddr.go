@@ -52,10 +52,7 @@ func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again m
 	c.nodeAddrs.set(a, len(c.addrs[a]) > 0)
 	for bits := range c.lengths[a.Is4()] {
 		if around, err := a.Prefix(bits); err == nil {
-			if rivals := c.cidrs[around]; len(rivals) > 0 {
-				name(rivals, again)
-				c.nameIn(around, again)
-			}
+			name(c.cidrs[around], again)
 		}
 	}
 }
