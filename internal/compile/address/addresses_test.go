@@ -528,3 +528,45 @@ func BenchmarkNodeGoes(b *testing.B) {
 		w.update()
 	}
 }
+
+// Whatever Services, pools and Nodes claim, a newer one takes no address from Services that were
+// there before, whether an agent sees it come or finds all when it starts.
+func TestOlderServicesKeepTheirAddresses(t *testing.T) {
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		w := newWorld(t, Config{})
+		some := func() string { return []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}[r.IntN(3)] }
+		all := []model.Object{w.pool("p", "192.0.2.1-192.0.2.3")} // the oldest first
+		for i := range 7 {
+			name := fmt.Sprintf("x/%c", 'a'+(i*3+int(seed))%7) // not in the order of their ages
+			switch r.IntN(4) {
+			case 0:
+				w.made++
+				all = append(all, &model.Node{Name: name[2:], Created: start.Add(time.Duration(w.made) * time.Second), OtherIPs: ips(some())})
+			case 1:
+				all = append(all, w.pool(name[2:], "192.0.2.2-192.0.2.9"))
+			default:
+				all = append(all, w.service(name, asks(some())))
+			}
+		}
+		before, lasting := map[model.Name][]netip.Addr{}, newWorld(t, Config{})
+		for count := 1; count <= len(all); count++ {
+			x := newWorld(t, Config{})
+			lasting.set(all[count-1])
+			objects := slices.Clone(all[:count])
+			r.Shuffle(count, func(i, j int) { objects[i], objects[j] = objects[j], objects[i] })
+			x.set(objects...)
+			for name, ips := range before {
+				if now := x.services[name].ips; len(ips) > 0 && !slices.Equal(now, ips) {
+					t.Fatalf("seed %d: %s has %v in place of %v once there is %v", seed, name, now, ips, all[count-1])
+				}
+			}
+			if x.gives() != lasting.gives() {
+				t.Fatalf("seed %d: at the start %s, one by one %s", seed, x.gives(), lasting.gives())
+			}
+			for name, s := range x.services {
+				before[name] = s.ips
+			}
+		}
+	}
+}
