@@ -123,6 +123,9 @@ func (c *Compiler) deny(n *node, i int) string {
 	case holder != nil && i < len(n.PodCIDRs):
 		return fmt.Sprintf("lies in %s of Node %s, which was there first", by, holder.Name)
 	}
+	if at := slices.IndexFunc(c.apiServers, cidr.Contains); at >= 0 { // whoever mends it would not be heard
+		return fmt.Sprintf("holds %s, the API server", c.apiServers[at])
+	}
 	if a := c.nodeIn(cidr, n); a.IsValid() { // packets between nodes would go where those to pods do
 		return fmt.Sprintf("holds %s, which is the address of a node", a)
 	}

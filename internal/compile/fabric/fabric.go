@@ -55,7 +55,7 @@ type Config struct {
 type Compiler struct {
 	cfg      Config
 	underlay []model.HostAddress
-	moved    bool // the underlay is not the one that all was compiled with
+	moved    bool // the underlay, or the API, is not the one that all was compiled with
 	started  bool
 	fabric   *state.Fabric
 	tunnels  diff.Map[string, state.Tunnel]

@@ -87,11 +87,11 @@ func (c *Compiler) SetLinks(l model.Links) {
 	c.podLinks = pods
 }
 
-// SetAPIServers says which addresses no peer may draw to itself, beside this node's own; the next
-// Update follows.
+// SetAPIServers says which addresses no peer and no pod CIDR may draw to itself, beside this node's
+// own; the next Update follows.
 func (c *Compiler) SetAPIServers(addrs []netip.Addr) {
 	if !slices.Equal(c.apiServers, addrs) {
-		c.apiServers, c.doubted = addrs, true
+		c.apiServers, c.moved = addrs, true
 	}
 }
 

@@ -233,6 +233,21 @@ func TestLearnedRouteComesAndGoes(t *testing.T) {
 	}
 }
 
+// No Node takes the API away, which is followed when it moves.
+func TestPodsWithTheAddressOfTheAPI(t *testing.T) {
+	x := newCluster(Config{Node: "own"}, underlay...)
+	x.c.SetAPIServers([]netip.Addr{netip.MustParseAddr("198.51.100.9")})
+	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 198.51.100.9/32"), poolEvent("all 0.0.0.0/0"))
+	const fault = "Node b: its pod CIDR 198.51.100.9/32 holds 198.51.100.9, the API server: its pods there are not reached; give it another"
+	if got, issues := text(x.c.Fabric()), fmt.Sprint(x.c.Issues()); got != "10.244.1.0/24: nowhere" || issues != "["+fault+"]" {
+		t.Errorf("%s, %s", got, issues)
+	}
+	x.c.SetAPIServers([]netip.Addr{netip.MustParseAddr("198.51.100.10")})
+	if x.update(); nodeOf(x, netip.MustParseAddr("198.51.100.9")) != "b" || len(x.c.Issues()) > 0 {
+		t.Error(text(x.c.Fabric()), x.c.Issues())
+	}
+}
+
 // When the kernel's routes change, those learned routes follow whose next hops do.
 func TestNextHopMoves(t *testing.T) {
 	by, asked := "eth0", 0
