@@ -86,7 +86,7 @@ func (s *Speaker) removePeer(p *peer) {
 	s.down(p, "its configuration changed")
 }
 
-// flooded takes from the server, with all its routes, a peer that has announced more than MaxRoutes.
+// flooded takes from the server, with all its routes, a peer that announced more than MaxRoutes.
 func (s *Speaker) flooded(p *peer) {
 	s.down(p, "this node closed the session: "+notificationText(gobgp.BGP_ERROR_CEASE, gobgp.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED))
 	limit := p.added.MaxRoutes

@@ -60,8 +60,8 @@ func TestManyRoutes(t *testing.T) {
 	few()
 }
 
-// The session with a peer that announces too much ends, which is named, and its routes go; it is not
-// tried again soon, unless the peer is configured anew. Other peers do not notice.
+// The session with a peer that announces too much ends, which is named, and its routes go; it is
+// not tried again soon, unless the peer is configured anew. Other peers do not notice.
 func TestTooManyRoutes(t *testing.T) {
 	t.Parallel()
 	const n = 100

@@ -333,8 +333,8 @@ func TestFabric(t *testing.T) {
 }
 
 // Whatever Nodes claim, and in whatever order they come, a newer one takes nothing from those that
-// were there before: each address is reached as it was without it, and what it does not get is named
-// with it alone.
+// were there before: each address is reached as it was without it, and what it does not get is
+// named with it alone.
 func TestOlderNodesKeepWhatTheyHave(t *testing.T) {
 	var samples []netip.Addr
 	for _, text := range []string{"10.244.1.1", "10.244.1.200", "10.244.1.129", "10.244.2.1", "10.244.2.254", "10.244.9.9", "192.0.2.2", "192.0.2.3", "192.0.2.9", "198.51.100.3"} {
