@@ -167,12 +167,8 @@ func nearest(s *store.Store, paths []verdict.Path) {
 func refusals(v *store.View, s verdict.Step) (texts []string) {
 	for _, key := range append(slices.Clone(s.Isolating), s.Policy) {
 		p := v.Policy(key)
-		switch {
-		case p == nil:
-		case p.Refused != "":
+		if p != nil && p.Refused != "" {
 			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, p.Refused))
-		case s.Tier == policy.RefusedTier:
-			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, policy.NoTier(p.Tier)))
 		}
 	}
 	return texts

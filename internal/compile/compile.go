@@ -111,6 +111,7 @@ type Config struct {
 // concurrent use.
 type Compiler struct {
 	env           *environment
+	store         *store.Store // of the last Update; nil: there was none
 	unread        bool // see SetPodsUnread
 	state         *state.State
 	checks        map[model.Name]*HealthCheck
@@ -373,6 +374,7 @@ func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
 // it: nothing else is named. Everything is dirty to a Compiler that has compiled nothing yet, and
 // when its own node changes in a way that matters. The store stands still meanwhile.
 func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
+	c.store = s
 	s.Read(func(v *store.View) { delta = c.update(v, d, false) })
 	return delta
 }
@@ -385,6 +387,7 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
 // meanwhile: see Waiting. A service that changes while it is cut is brought to what it was compiled
 // to first.
 func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
+	c.store = s
 	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
 	return delta
 }

@@ -38,7 +38,7 @@ type Policy struct {
 	// no good version from before: it has no rules then, and is never applied in part.
 	// A NetworkPolicy, whose rules could only have allowed more, isolates what it selects in the
 	// directions it applies to. One of another kind denies all there in front of
-	// all tiers, whatever else applies; so does one of a tier that does not exist.
+	// all tiers, whatever else applies.
 	Refused string
 	// Ignored has a refused policy deny nothing: it is as if it were not there.
 	Ignored bool
@@ -157,6 +157,16 @@ var (
 	DefaultTier  = Tier{Name: "default", Order: 1_000_000}
 	BaselineTier = Tier{Name: "kube-baseline", Order: 10_000_000, DefaultPass: true}
 )
+
+// BuiltInTier returns the tier of that name that is always there, nil if there is none.
+func BuiltInTier(name string) *Tier {
+	for _, t := range [...]*Tier{&AdminTier, &DefaultTier, &BaselineTier} {
+		if t.Name == name {
+			return t
+		}
+	}
+	return nil
+}
 
 // NetworkSet is a labelled list of networks that selectors select as peers.
 type NetworkSet struct {
