@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
 )
 
 // Plan is what the agent would do to the kernel.
@@ -115,6 +116,11 @@ func (a *Agent) Services() []compile.ServiceView {
 		service := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 		views[i].Issues = notes(faults[service], "")
 	}
+	a.Store.Read(func(v *store.View) {
+		for i := range views {
+			views[i].Unserved = unserved(v, &views[i])
+		}
+	})
 	return views
 }
 

@@ -112,7 +112,7 @@ type Config struct {
 type Compiler struct {
 	env           *environment
 	store         *store.Store // of the last Update; nil: there was none
-	unread        bool // see SetPodsUnread
+	unread        bool         // see SetPodsUnread
 	state         *state.State
 	checks        map[model.Name]*HealthCheck
 	services      *services
