@@ -38,7 +38,7 @@ var serviceAnnotations = []string{
 func loadBalancer(o *corev1.Service) *model.LoadBalancer {
 	lb := &model.LoadBalancer{Wanted: o.Spec.Type == corev1.ServiceTypeLoadBalancer}
 	for i := range o.Status.LoadBalancer.Ingress {
-		if a, err := model.ParseAddr(o.Status.LoadBalancer.Ingress[i].IP); err == nil {
+		if a, err := parseAddr(o.Status.LoadBalancer.Ingress[i].IP); err == nil {
 			lb.Ingress = append(lb.Ingress, a)
 		}
 	}
@@ -92,7 +92,7 @@ func askedFor(o *corev1.Service) (ips []netip.Addr, fault string) {
 		return nil, ""
 	}
 	for text := range strings.SplitSeq(list, ",") {
-		a, err := model.ParseAddr(strings.TrimSpace(text))
+		a, err := parseAddr(strings.TrimSpace(text))
 		if err != nil {
 			return nil, fmt.Sprintf("%s: %v", field, err)
 		}

@@ -55,7 +55,7 @@ func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list, others []neti
 		if in.Type != corev1.NodeInternalIP && in.Type != corev1.NodeExternalIP {
 			continue
 		}
-		a, err := model.ParseAddr(in.Address)
+		a, err := parseAddr(in.Address)
 		if err != nil {
 			f.Leave(fmt.Sprintf("status.addresses[%d].address", i), "%v; it is left out", err)
 			continue

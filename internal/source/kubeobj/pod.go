@@ -50,9 +50,9 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	var ips []netip.Addr
 	for i := range o.Status.PodIPs {
-		a, err := model.ParseAddr(o.Status.PodIPs[i].IP)
+		a, err := parseAddr(o.Status.PodIPs[i].IP)
 		if err != nil {
-			f.Reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
+			f.Leave(fmt.Sprintf("status.podIPs[%d].ip", i), "%v; it is left out", err)
 			continue
 		}
 		ips = append(ips, a)
@@ -60,9 +60,9 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	if len(o.Status.PodIPs) > 0 || o.Status.PodIP == "" {
 		return ips
 	}
-	a, err := model.ParseAddr(o.Status.PodIP)
+	a, err := parseAddr(o.Status.PodIP)
 	if err != nil {
-		f.Reject("status.podIP", "%v", err)
+		f.Leave("status.podIP", "%v; it is left out", err)
 		return nil
 	}
 	return []netip.Addr{a}
@@ -71,13 +71,16 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *fault.List) []model.ContainerPort {
 	for i := range c.Ports {
 		in := &c.Ports[i]
-		mark := f.Mark()
-		ports = append(ports, model.ContainerPort{
+		var own fault.List
+		out := model.ContainerPort{
 			Name:     in.Name,
-			Protocol: protocol("protocol", in.Protocol, f),
-			Port:     port("containerPort", in.ContainerPort, f),
-		})
-		f.Under(mark, "ports[%d]", i)
+			Protocol: protocol("protocol", in.Protocol, &own),
+			Port:     port("containerPort", in.ContainerPort, &own),
+		}
+		own.Under(0, "ports[%d]", i)
+		if !f.Spare(&own, "this port") {
+			ports = append(ports, out)
+		}
 	}
 	return ports
 }
