@@ -249,9 +249,9 @@ func (i Issue) Compare(o Issue) int {
 const (
 	InForceRest    = "the rest of it" // what is at fault is left out
 	InForceLast    = "its last good version"
-	InForceDeny    = "it denies all that it selects"                        // a policy that was refused
-	InForceIsolate = "it isolates what it selects, and allows nothing"      // a NetworkPolicy that was refused: others go on allowing
-	InForceDoubt   = "nothing of it, and rules deny all that it might hold" // a network set that was refused
+	InForceDeny    = "it denies all that it selects"                                           // a policy that was refused
+	InForceIsolate = "it isolates what it selects, and allows what could be read of its rules" // a NetworkPolicy that was refused: others go on allowing
+	InForceDoubt   = "what could be read of it, and rules deny all that it might hold besides" // a network set that was refused
 	InForceNothing = "nothing of it"
 )
 

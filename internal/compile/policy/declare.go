@@ -74,8 +74,6 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 	switch {
 	case p.denies:
 		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
-	case p.obj.Refused != "":
-		return nil // it isolates
 	case ingress:
 		return p.obj.IngressRules
 	}
