@@ -169,8 +169,8 @@ func podRows() []row {
 		{name: "a pod on the host network is left alone", policies: isolated("agent", "ingress: []"), packets: []packet{
 			{"outside", "", tcp, "node", 80, "node", ""}, {"node", "", tcp, "outside", 80, "outside", ""}, {"a", "", tcp, "node", 80, "node", ""}, {"node", "", udp, "a", 80, "a", ""},
 		}},
-		{name: "a policy in a tier that does not exist denies, for those that it selects", policies: "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: nowhere.p}\nspec: {tier: nowhere, selector: app == 'b', types: [Ingress], ingress: [{action: Allow}]}\n", packets: []packet{
-			{"a", "", tcp, "b", 80, "", ""}, {"b", "", tcp, "a", 80, "a", ""}, {"a", "", tcp, "c", 80, "c", ""}, {"node", "", tcp, "b", 80, "b", ""},
+		{name: "a policy in a tier that does not exist waits for it", policies: "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: nowhere.p}\nspec: {tier: nowhere, selector: app == 'b', types: [Ingress], ingress: [{action: Deny}]}\n", packets: []packet{
+			{"a", "", tcp, "b", 80, "b", ""}, {"b", "", tcp, "a", 80, "a", ""}, {"a", "", tcp, "c", 80, "c", ""}, {"node", "", tcp, "b", 80, "b", ""},
 		}},
 		{name: "an admin's Deny comes before NetworkPolicy, which comes before the baseline", policies: isolated("b", "in ingress: [{from: [{podSelector: {}}], ports: [{port: 80}]}]") + clusterPolicy("Admin", "Deny", "app: c") + clusterPolicy("Baseline", "Deny", "app: a"), packets: []packet{
 			{"a", "", tcp, "b", 80, "b", ""}, {"c", "", tcp, "b", 80, "", ""}, {"a", "", tcp, "b", 81, "", ""}, {"a", "", tcp, "c", 80, "", ""}, {"c", "", tcp, "a", 80, "", ""},

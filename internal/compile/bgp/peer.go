@@ -21,10 +21,10 @@ type candidate struct {
 	speaker.Peer
 }
 
-// secret is what a Secret was found to hold.
+// secret is what a Secret was found to hold, or what it held last.
 type secret struct {
 	text string
-	ok   bool
+	ok   bool // it is there
 }
 
 // followPeers takes over the peers: those that changed nodes are, or all.
@@ -90,7 +90,7 @@ func (c *Compiler) setPeers(v *store.View) {
 
 // lookUp looks up the passwords that peers may have, whether or not there are such peers now.
 func (c *Compiler) lookUp() {
-	c.secrets = map[model.SecretRef]secret{}
+	found := map[model.SecretRef]secret{}
 	refs := []model.SecretRef{c.config.MeshPassword}
 	for _, p := range slices.Concat(c.forward, c.reverse) {
 		refs = append(refs, p.Password)
@@ -99,28 +99,32 @@ func (c *Compiler) lookUp() {
 		refs = append(refs, p.PasswordSecret)
 	}
 	for _, ref := range refs {
-		if _, asked := c.secrets[ref]; asked || ref == (model.SecretRef{}) {
+		if _, asked := found[ref]; asked || ref == (model.SecretRef{}) {
 			continue
 		}
-		c.secrets[ref] = c.secret(ref)
+		found[ref] = c.secret(ref)
 	}
+	c.secrets = found
 }
 
-// secret looks a password up.
+// secret looks a password up. One that is gone stays for the sessions that have it.
 func (c *Compiler) secret(ref model.SecretRef) (found secret) {
 	if c.cfg.Secret != nil {
 		found.text, found.ok = c.cfg.Secret(ref)
 	}
+	if !found.ok {
+		found.text = c.secrets[ref].text
+	}
 	return found
 }
 
-// password returns one that was looked up; false: it is not there.
+// password returns one that was looked up; false: it was never there.
 func (c *Compiler) password(ref model.SecretRef) (text string, ok bool) {
 	if ref == (model.SecretRef{}) {
 		return "", true
 	}
 	found := c.secrets[ref]
-	return found.text, found.ok
+	return found.text, found.ok || found.text != ""
 }
 
 // from reports whether a BGPPeer says what peers a node has.

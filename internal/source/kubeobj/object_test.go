@@ -336,3 +336,17 @@ func TestNamespace(t *testing.T) {
 		t.Errorf("nameless namespace: got %+v, %v", got, err)
 	}
 }
+
+// What Calico's agent does for a pod and nothing here does is said, and the pod counts.
+func TestPodAnnotations(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p", Annotations: map[string]string{
+		"cni.projectcalico.org/allowedSourcePrefixes": `["192.0.2.0/24"]`, "qos.projectcalico.org/ingressBandwidth": "1M",
+		"qos.projectcalico.org/dscp": "", "cni.projectcalico.org/podIP": "10.1.0.2/32", "cni.projectcalico.org/ipAddrs": `["10.1.0.2"]`,
+	}}}
+	got, err := kubeobj.Pod(pod)
+	const want = "metadata.annotations[cni.projectcalico.org/allowedSourcePrefixes]: it is not carried out: what the pod sends from addresses other than its own is dropped; " +
+		"metadata.annotations[qos.projectcalico.org/ingressBandwidth]: it is not carried out: nothing limits the pod's traffic by it"
+	if got == nil || err == nil || err.Error() != want {
+		t.Errorf("%+v, %v, want %s", got, err, want)
+	}
+}
