@@ -106,7 +106,7 @@ func (s *Store) Missing() []model.Issue {
 	defer s.mu.RUnlock()
 	var list []model.Issue
 	for ref := range s.gone {
-		i := ref.Issue(fmt.Sprintf("it is deleted, and stays as it was for %s that names it: make it again, or delete what names it", model.Count(s.named[ref], "object")))
+		i := ref.Issue(fmt.Sprintf("it is deleted, and stays as it was because others name it (%d): make it again, or delete them", s.named[ref]))
 		i.InForce = model.InForceLast
 		list = append(list, i)
 	}
