@@ -415,8 +415,8 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 	}
 }
 
-// A Tier that goes, or comes after its policies, shuts no pod and opens none, also while agents come
-// and go.
+// A Tier that goes, or comes after its policies, shuts no pod and opens none, also while agents
+// come and go.
 func TestMissingTier(t *testing.T) {
 	t.Parallel()
 	const tier = "apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: own}\nspec: {order: 10, defaultAction: Pass}\n"

@@ -66,8 +66,8 @@ func (a *Agent) MissingNode() error {
 	return fmt.Errorf("there is no Node object named %s: it comes when the kubelet registers the node; set --node to the name that it registers", a.Node)
 }
 
-// sourceStatus is the source's status, with what is lacking in the objects themselves. If nothing is
-// known of this node, what is declared for it is, too.
+// sourceStatus is the source's status, with what is lacking in the objects themselves. If nothing
+// is known of this node, what is declared for it is, too.
 func (a *Agent) sourceStatus() source.Status {
 	s := Await(a.Source.Status(), a.Store)
 	if reason := a.misnamed(); reason != "" {

@@ -93,8 +93,8 @@ func running(v *store.View, svc *model.Service) []*model.Pod {
 	return slices.DeleteFunc(slices.Clone(v.Selected(svc)), func(p *model.Pod) bool { return p.Finished })
 }
 
-// portNames says, in brackets, what names the pods have of ports, and the protocols that are not the
-// one that is asked for.
+// portNames says, in brackets, what names the pods have of ports, and the protocols that are not
+// the one that is asked for.
 func portNames(pods []*model.Pod, wanted model.Protocol) string {
 	names := map[string]bool{}
 	for _, pod := range pods {

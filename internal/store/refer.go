@@ -7,11 +7,11 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Objects name others: a policy its tier, a pod its service account. One that is missing, by mistake
-// or as it comes in another order, must not shut what worked, nor open what was shut:
+// Objects name others: a policy its tier, a pod its service account. One that is missing, by
+// mistake or as it comes in another order, must not shut what worked, nor open what was shut:
 //
-//   - One that is deleted while others name it stays as it was, until it comes again or nobody names
-//     it any more. A Service stays for the policies that name it and is served no longer.
+//   - One that is deleted while others name it stays as it was, until it comes again or nobody
+//     names it any more. A Service stays for the policies that name it and is served no longer.
 //   - A version of a policy whose tier is missing waits for it. The version before stays, or none.
 //
 // Selectors name nothing: they select what there is.

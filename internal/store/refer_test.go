@@ -24,7 +24,8 @@ func inTier(policy, tier string, order float64, services ...string) store.Event 
 
 func without(e store.Event) store.Event { return store.Event{Kind: e.Kind, Name: e.Name} }
 
-// What is in force stays in force while something it names is missing, and what is new waits for it.
+// What is in force stays in force while something it names is missing, and what is new waits for
+// it.
 func TestMissing(t *testing.T) {
 	s := store.New()
 	for _, step := range []struct {

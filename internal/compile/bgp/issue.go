@@ -55,8 +55,8 @@ func (c *Compiler) configurationIssues(l *issues) {
 	}
 }
 
-// noPassword says what is the case without a password that was looked up in vain, and where it has to
-// be.
+// noPassword says what is the case without a password that was looked up in vain, and where it has
+// to be.
 func (c *Compiler) noPassword(l *issues, of model.Ref, field string, ref model.SecretRef, without, inForce string) {
 	found, asked := c.secrets[ref]
 	if !asked || found.ok {

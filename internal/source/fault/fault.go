@@ -50,7 +50,8 @@ func (l *List) Broken() bool { return l.broken }
 // Known tells whether there is none so far but for those of Aside and Leave.
 func (l *List) Known() bool { return !l.unknown }
 
-// Spare records the faults of a part that is left out if it can't be used. It reports whether it is.
+// Spare records the faults of a part that is left out if it can't be used. It reports whether it
+// is.
 func (l *List) Spare(part *List, what string) bool {
 	for _, reason := range part.reasons {
 		if part.broken {

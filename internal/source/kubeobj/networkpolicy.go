@@ -17,9 +17,9 @@ import (
 // NetworkPolicy translates a networking.k8s.io/v1 NetworkPolicy.
 //
 // A faulty policy is returned with the reason in Refused, beside the error: it can still isolate if
-// there is no earlier good version. As its rules can only allow, those peers and ports stay of which
-// all can be read. There is no policy at all if the fault is in its name, its podSelector or its
-// policyTypes, as it is then unknown what to deny.
+// there is no earlier good version. As its rules can only allow, those peers and ports stay of
+// which all can be read. There is no policy at all if the fault is in its name, its podSelector or
+// its policyTypes, as it is then unknown what to deny.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 	var f fault.List
 	p := &model.Policy{Tier: model.DefaultTier.Name, Order: model.NetworkPolicyOrder}
@@ -95,8 +95,8 @@ func policyTypes(s *networkingv1.NetworkPolicySpec, f *fault.List) (ingress, egr
 	return ingress, egress
 }
 
-// policyPeers translates a list of peers; an empty list means any address. Without those that cannot
-// be read, the list may hold none.
+// policyPeers translates a list of peers; an empty list means any address. Without those that
+// cannot be read, the list may hold none.
 func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list string, f *fault.List) [][]model.Peer {
 	if len(in) == 0 {
 		return nil

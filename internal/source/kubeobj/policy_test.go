@@ -157,8 +157,8 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestRefusedNetworkPolicy: a fault in a rule leaves a policy that isolates, and allows what could be
-// read: the peers and ports without a fault.
+// TestRefusedNetworkPolicy: a fault in a rule leaves a policy that isolates, and allows what could
+// be read: the peers and ports without a fault.
 func TestRefusedNetworkPolicy(t *testing.T) {
 	for _, c := range []struct {
 		rule string

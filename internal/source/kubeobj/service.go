@@ -25,11 +25,10 @@ const (
 	maxAffinity = 86400 // seconds; the API's limit
 )
 
-// Service translates a v1 Service. If it is to be proxied, it needs a cluster IP and a port. A value
-// that cannot be read takes away what it is about: a port, an address, source ranges the addresses
-// that they protect. Fields
-// that do not belong to its type (node ports of a ClusterIP service, source ranges and ingress
-// addresses of anything but a LoadBalancer) are left out.
+// Service translates a v1 Service. If it is to be proxied, it needs a cluster IP and a port. A
+// value that cannot be read takes away what it is about: a port, an address, source ranges the
+// addresses that they protect. Fields that do not belong to its type (node ports of a ClusterIP
+// service, source ranges and ingress addresses of anything but a LoadBalancer) are left out.
 func Service(o *corev1.Service) (*model.Service, error) {
 	var f fault.List
 	s := &model.Service{
@@ -220,8 +219,8 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	return ips
 }
 
-// sourceRanges reads the field or, if it is empty, the annotation that came before it. An empty list
-// that is not nil means that there are some and none can be read: nobody may connect to the
+// sourceRanges reads the field or, if it is empty, the annotation that came before it. An empty
+// list that is not nil means that there are some and none can be read: nobody may connect to the
 // addresses that they protect.
 func sourceRanges(o *corev1.Service, f *fault.List) []netip.Prefix {
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {

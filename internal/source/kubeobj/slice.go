@@ -20,10 +20,10 @@ var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; 
 // EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
 //
 // A slice of addressType FQDN is faulty as a whole. Left out are addresses that are malformed, of
-// the other family, or cannot be reached from other machines, and ports whose number is out of range
-// (which the API accepts) or whose protocol is none; the rest stays. As in kube-proxy, a port entry without a number
-// (the API's "all ports") is skipped, a slice without ports has no endpoint for any service port,
-// and a slice without the service-name label belongs to no service.
+// the other family, or cannot be reached from other machines, and ports whose number is out of
+// range (which the API accepts) or whose protocol is none; the rest stays. As in kube-proxy, a port
+// entry without a number (the API's "all ports") is skipped, a slice without ports has no endpoint
+// for any service port, and a slice without the service-name label belongs to no service.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	var f fault.List
 	s := &model.EndpointSlice{
