@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/passes"
@@ -116,8 +117,12 @@ func (d *Driver) clean(w cleaning) error {
 	return err
 }
 
-// goesAstray reports whether a connection goes where the state does not send it.
+// goesAstray reports whether a connection goes where the state does not send it. Those to a proxy,
+// which works while its agent does, go to the proxy, whatever the backend.
 func (d *Driver) goesAstray(f conntrack.Flow) (is bool) {
+	if f.Translated() && d.Capabilities().Can&driver.Survives == 0 {
+		return false
+	}
 	d.Held(func(s *state.State) { is = stale(s, f) })
 	return is || d.farms.stale(&f)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -52,6 +53,20 @@ func TestWhoBeginsAnew(t *testing.T) {
 			if got := stale(held, tt.flow); got != tt.want {
 				t.Errorf("%v, %s: stale %v", p, name, got)
 			}
+		}
+	}
+}
+
+// A sweep leaves connections to a proxy alone: to connection tracking, its listener is the backend.
+func TestProxyKeepsItsConnections(t *testing.T) {
+	at, listener := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("192.0.2.1:40000")
+	held := state.State{Services: state.NewServices()}
+	held.Services.Frontends[state.FrontendKey{Addr: at.Addr(), Protocol: model.TCP, Port: at.Port()}] = &state.Frontend{Backends: []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:8080")}}
+	flow := conntrack.Flow{Protocol: model.TCP, Orig: conntrack.Tuple{Dst: at}, Reply: conntrack.Tuple{Src: listener}, Status: conntrack.StatusSeenReply}
+	for can, want := range map[driver.Capability]bool{driver.Services: false, driver.Services | driver.Survives: true} {
+		d := &Driver{Driver: &stub{held: held, can: can}, farms: newFarms()}
+		if got := d.goesAstray(flow); got != want {
+			t.Errorf("with %s: astray %v, want %v", can, got, want)
 		}
 	}
 }

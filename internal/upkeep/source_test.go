@@ -40,12 +40,13 @@ func TestLost(t *testing.T) {
 type stub struct {
 	driver.Driver
 	held state.State
+	can  driver.Capability
 }
 
 func (s *stub) Held(f func(*state.State))         { f(&s.held) }
 func (s *stub) SetAside() []driver.SetAside       { return nil }
 func (s *stub) Close() error                      { return nil }
-func (s *stub) Capabilities() driver.Capabilities { return driver.Capabilities{} }
+func (s *stub) Capabilities() driver.Capabilities { return driver.Capabilities{Can: s.can} }
 func (s *stub) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
 	return stubPlan{done: func() { s.held.Apply(d) }}, nil
 }
