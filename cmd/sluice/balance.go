@@ -202,6 +202,9 @@ func (b *balancer) close() error { return errors.Join(b.kernel.Close(), b.neighb
 // fail, does not keep the kernel from having them.
 func (b *balancer) Sync(ctx context.Context, objects []model.Ref) error {
 	err := b.agent.Wait(ctx, b.agent.Store.Generation(), objects...)
+	if err == nil {
+		return b.kernel.AwaitCuts(ctx)
+	}
 	fault, ok := errors.AsType[*agent.FaultError](err)
 	if !ok {
 		return err

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,6 +154,9 @@ func (a *Agent) Sync(ctx context.Context) error {
 		return err
 	}
 	err := a.Wait(ctx, a.Store.Generation())
+	if a.AwaitCuts != nil {
+		err = cmp.Or(a.AwaitCuts(ctx), err)
+	}
 	fault, objectsAlone := errors.AsType[*FaultError](err)
 	if err != nil && !objectsAlone {
 		return err
@@ -205,9 +209,6 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 			return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
-	}
-	if err == nil && a.AwaitCuts != nil {
-		err = a.AwaitCuts(ctx)
 	}
 	for _, fabric := range a.accelerators {
 		if err == nil && len(objects) == 0 && fabric.Status().Fabric {

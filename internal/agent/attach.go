@@ -32,7 +32,8 @@ func (a *Agent) Attach(ctx context.Context, at model.Attachment) error {
 	return err
 }
 
-// admit waits until the kernel has what is known of a pod.
+// admit waits until the kernel has what is known of a pod, and connections that somebody else had by
+// its address are cut.
 func (a *Agent) admit(ctx context.Context, pod model.Name) error {
 	for a.Links != nil {
 		if p := a.Store.Pod(pod); p != nil && p.Node == a.Node {
@@ -48,7 +49,13 @@ func (a *Agent) admit(ctx context.Context, pod model.Name) error {
 		case <-time.After(podPoll):
 		}
 	}
-	return a.Wait(ctx, a.Store.Generation(), model.Ref{Kind: model.PodKind, Name: pod})
+	if err := a.Wait(ctx, a.Store.Generation(), model.Ref{Kind: model.PodKind, Name: pod}); err != nil || a.AwaitCuts == nil {
+		return err
+	}
+	if err := a.AwaitCuts(ctx); err != nil { // of others' connections, as the pod has none yet
+		a.Log.Warn("a pod is attached while connections that policies forbid may go on", "pod", pod, "error", err)
+	}
+	return nil
 }
 
 // Detach forgets an interface. Safe for concurrent use.

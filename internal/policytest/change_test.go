@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -201,5 +202,50 @@ func (k *kernel) reopen(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestJudgedAgain shows that what is sent on a connection ends with the transaction that forbids it,
+// before anybody has looked for connections, and answers with it; that what is allowed goes on; and
+// that packets are judged again no longer than until all connections are labelled.
+func TestJudgedAgain(t *testing.T) {
+	k := byNFTables.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	k.declare(t, row{})
+	pairs := k.directPairs(t)
+	before := k.driver.FlowsCut()
+	plan, err := k.driver.Driver.Update(t.Context(), k.Apply(k.changes(mustEventsOf(t, row{policies: isolated("b", "in ingress: []")}))))
+	if err == nil {
+		err = plan.Apply(t.Context()) // of the driver alone: no connection is looked at
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := func() string {
+		out, err := k.mesh.Node.Run("nft", "list", "set", "inet", "sluice", "ip-again")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if !strings.Contains(again(), "expires") {
+		t.Fatalf("nothing is judged again:\n%s", again())
+	}
+	for name, p := range pairs {
+		if p.Speak(true, drivertest.Silent) {
+			t.Errorf("%s: a packet passes that the change forbids", name)
+		}
+		if p.Speak(false, drivertest.Silent) {
+			t.Errorf("%s: an answer passes after a packet that was denied", name)
+		}
+	}
+	if n := k.driver.FlowsCut(); n != before {
+		t.Errorf("%d connections were cut by somebody else", n-before)
+	}
+	k.declare(t, row{policies: isolated("b", "in ingress: [{}]")})
+	for name, p := range pairs {
+		revives(t, name, p)
+	}
+	if strings.Contains(again(), "expires") {
+		t.Errorf("packets are judged again though all connections are labelled:\n%s", again())
 	}
 }

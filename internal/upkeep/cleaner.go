@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
@@ -30,80 +29,55 @@ const (
 const cleanTime = time.Minute
 
 // cleaner deletes the entries of connections that go where nobody serves them.
-type cleaner struct {
-	*passes.Passes
-
-	mu   sync.Mutex
-	todo cleaning
-}
+type cleaner struct{ *passes.Passes[cleaning] }
 
 // cleaning is what a pass deletes.
 type cleaning struct {
 	filters []conntrack.Filter // the flows that any matches
 	sweep   bool               // all that are not where the state sends them: what began or changed while nobody followed
-	lost    []netip.Addr       // those that were given one of these addresses of the node's
+	// lost are addresses that the node does not have any more: flows that were given one. The next
+	// packet of a flow gets another one, where answers would not find the way back.
+	lost []netip.Addr
+}
+
+func (c *cleaning) merge(o cleaning) {
+	c.filters, c.lost = append(c.filters, o.filters...), append(c.lost, o.lost...)
+	c.sweep = c.sweep || o.sweep
 }
 
 func newCleaner(d *Driver) *cleaner {
-	c := &cleaner{}
-	c.Passes = passes.Start(func() error { return d.clean(c.next()) }, c.interval)
-	return c
+	return &cleaner{passes.Start(passes.Work[cleaning]{Merge: (*cleaning).merge, Pass: d.clean, Pause: cleaning.pause})}
 }
 
-// clean has flows deleted. It takes over the slice.
-func (c *cleaner) clean(filters []conntrack.Filter, sweep bool) {
-	c.add(cleaning{filters: filters, sweep: sweep})
-}
-
-// cleanLost has the flows deleted that have an address which the node does not have any more: the
-// next packet of a flow gets another one, where answers would not find the way back.
-func (c *cleaner) cleanLost(addresses []netip.Addr) { c.add(cleaning{lost: addresses}) }
-
-func (c *cleaner) add(w cleaning) {
-	if len(w.filters)+len(w.lost) == 0 && !w.sweep {
-		return
+// clean has flows deleted.
+func (c *cleaner) clean(what cleaning) {
+	if len(what.filters)+len(what.lost) > 0 || what.sweep {
+		c.Ask(what)
 	}
-	c.mu.Lock()
-	c.todo.filters = append(c.todo.filters, w.filters...)
-	c.todo.lost = append(c.todo.lost, w.lost...)
-	c.todo.sweep = c.todo.sweep || w.sweep
-	c.mu.Unlock()
-	c.Ask()
 }
 
-// next takes what is to be deleted in a pass.
-func (c *cleaner) next() cleaning {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	w := c.todo
-	c.todo = cleaning{}
-	return w
-}
-
-// interval is the time to the next pass, by what waits for it.
-func (c *cleaner) interval() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// pause is the time to the pass that does it.
+func (c cleaning) pause() time.Duration {
 	udp := func(f conntrack.Filter) bool { return f.Protocol == model.UDP }
-	if c.todo.sweep || len(c.todo.lost) > 0 || slices.ContainsFunc(c.todo.filters, udp) {
+	if c.sweep || len(c.lost) > 0 || slices.ContainsFunc(c.filters, udp) {
 		return passInterval
 	}
 	return patientInterval
 }
 
 // clean is a pass. By now a backend may have come back, and have new flows: these are left alone.
-func (d *Driver) clean(w cleaning) error {
+func (d *Driver) clean(what cleaning) error {
 	ctx, cancel := context.WithTimeout(d.life, cleanTime)
 	defer cancel()
-	n, err := d.ct.Delete(ctx, w.filters, d.stillServed)
+	n, err := d.ct.Delete(ctx, what.filters, d.stillServed)
 	sweep := func(doomed func(conntrack.Flow) bool) {
 		swept, failed := d.ct.Sweep(ctx, doomed)
 		n, err = n+swept, errors.Join(err, failed)
 	}
-	if w.sweep {
+	if what.sweep {
 		sweep(d.goesAstray)
 	}
-	lost, failed := d.stillLost(w.lost)
+	lost, failed := d.stillLost(what.lost)
 	if err = errors.Join(err, failed); len(lost) > 0 {
 		sweep(func(f conntrack.Flow) bool { return sentFrom(f, lost) })
 	}
@@ -136,7 +110,7 @@ func (d *Driver) stillLost(addresses []netip.Addr) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(addresses, func(a netip.Addr) bool {
+	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool {
 		return slices.ContainsFunc(has, func(h link.Address) bool { return h.Prefix.Addr() == a })
 	}), nil
 }

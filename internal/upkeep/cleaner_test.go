@@ -10,7 +10,7 @@ import (
 )
 
 // What is to be deleted in a hurry is not held up by what is not.
-func TestCleanerInterval(t *testing.T) {
+func TestCleanerPause(t *testing.T) {
 	filter := func(p model.Protocol) []conntrack.Filter { return []conntrack.Filter{{Protocol: p}} }
 	for name, c := range map[string]struct {
 		todo cleaning
@@ -21,7 +21,7 @@ func TestCleanerInterval(t *testing.T) {
 		"a sweep":        {cleaning{sweep: true}, passInterval},
 		"a lost address": {cleaning{lost: []netip.Addr{netip.IPv4Unspecified()}}, passInterval},
 	} {
-		if got := (&cleaner{todo: c.todo}).interval(); got != c.want {
+		if got := c.todo.pause(); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}

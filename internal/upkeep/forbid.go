@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,12 +20,9 @@ import (
 // cutter labels the connections that policy has come to forbid, and takes the label from those that
 // it allows again. The program drops what is labelled, in both directions.
 type cutter struct {
-	*passes.Passes
+	*passes.Passes[state.About]
 	ct    *conntrack.Conn // its own: what reads the whole table holds up no cut
 	total atomic.Uint64   // connections cut, or given back
-
-	mu    sync.Mutex
-	fresh state.About // to be looked at in the next pass
 }
 
 // cutPause is the time between two passes for which nobody waits.
@@ -38,7 +34,11 @@ func newCutter(d *Driver) (*cutter, error) {
 		return nil, err
 	}
 	c := &cutter{ct: ct}
-	c.Passes = passes.Start(func() error { return d.cutForbidden(c) }, func() time.Duration { return cutPause })
+	c.Passes = passes.Start(passes.Work[state.About]{
+		Merge: (*state.About).Merge,
+		Pass:  func(about state.About) error { return d.cutForbidden(c, about) },
+		Pause: func(state.About) time.Duration { return cutPause },
+	})
 	return c, nil
 }
 
@@ -48,59 +48,42 @@ func (c *cutter) close() error {
 }
 
 // suspect has connections looked at.
-func (c *cutter) suspect(s state.About) {
-	if c == nil || s.Empty() {
-		return
+func (c *cutter) suspect(about state.About) {
+	if c != nil && !about.Empty() {
+		c.Ask(about)
 	}
-	c.mu.Lock()
-	c.fresh.Merge(s)
-	c.mu.Unlock()
-	c.Ask()
 }
 
-// next takes what is to be looked at in a pass.
-func (c *cutter) next() state.About {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.fresh
-	c.fresh = state.About{}
-	return s
-}
-
-// idle reports whether nothing is to be looked at.
-func (c *cutter) idle() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.fresh.Empty()
-}
-
-// cutForbidden is a pass of the cutter's. What it could not do is left to the next one.
-func (d *Driver) cutForbidden(c *cutter) error {
-	s := c.next()
-	if s.Empty() {
-		return nil
-	}
+// cutForbidden is a pass of the cutter's.
+func (d *Driver) cutForbidden(c *cutter, about state.About) error {
 	var of []netip.Addr // all
-	if !s.All {
-		of = slices.Collect(maps.Keys(s.Addresses))
+	if !about.All {
+		of = slices.Collect(maps.Keys(about.Addresses))
 	}
 	n, err := d.relabel(c.ct, of)
 	c.total.Add(uint64(n))
 	if n > 0 {
 		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
 	}
-	if r := d.Capabilities().Rejudger; r != nil && err == nil && c.idle() {
-		err = r.Calm(d.life)
-	}
 	if err == nil {
-		return nil
+		err = d.calm(c)
 	}
-	err = fmt.Errorf("cut connections that policies forbid since they were opened: %w", err)
-	if d.life.Err() == nil {
+	if err != nil {
+		err = fmt.Errorf("cut connections that policies forbid since they were opened: %w", err)
 		d.log.Warn("could not cut all connections that policies forbid", "error", err)
-		c.suspect(s)
 	}
 	return err
+}
+
+// calm ends that packets are judged again, unless another change was applied meanwhile.
+func (d *Driver) calm(c *cutter) error {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	r := d.Capabilities().Rejudger
+	if r == nil || !c.Idle() {
+		return nil
+	}
+	return r.Calm(d.life)
 }
 
 // relabel labels the flows of the addresses, or all, as policies have it. Packets that were on their

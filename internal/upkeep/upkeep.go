@@ -127,7 +127,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
-		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
+		cut, sweep := d.farms.follow(delta.Farms.Farms)
+		d.cleaner.clean(cleaning{filters: cut, sweep: sweep})
 		s.All = s.All || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.cut.suspect(s)
@@ -148,7 +149,7 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 		}
 		d.kept = newKept(kept)
 	}
-	d.cleaner.clean(nil, changed)
+	d.cleaner.clean(cleaning{sweep: changed})
 	d.adopted, d.unfinished = true, false
 }
 
@@ -167,12 +168,12 @@ func (p *plan) Apply(ctx context.Context) error {
 	p.d.applying.Lock()
 	defer p.d.applying.Unlock()
 	err := p.Plan.Apply(ctx)
-	p.d.cleaner.clean(cutsBetween(p.before, p.d.frontendsNow(p.before)), false)
+	p.d.cleaner.clean(cleaning{filters: cutsBetween(p.before, p.d.frontendsNow(p.before))})
 	if err != nil {
 		p.d.unfinished = true
 		return err
 	}
-	p.d.cleaner.cleanLost(lost(p.from, p.d.sourcesNow()))
+	p.d.cleaner.clean(cleaning{lost: lost(p.from, p.d.sourcesNow())})
 	p.then()
 	return nil
 }

@@ -28,7 +28,7 @@ var _ driver.Rememberer = (*Driver)(nil)
 //
 // Where a map is nearly full, it forgets the oldest clients of the frontends that have most.
 type forgetter struct {
-	*passes.Passes
+	*passes.Passes[struct{}]
 	reader *nft.Socket   // reads the maps while the driver works
 	took   time.Duration // the last time; of the passes alone
 
@@ -79,7 +79,7 @@ func (d *Driver) lookAfterAffinity() {
 		case <-d.life.Done():
 			return
 		case <-time.After(readPause):
-			d.forget.Ask()
+			d.forget.Suggest(struct{}{})
 		}
 	}
 }

@@ -61,7 +61,7 @@ type Driver struct {
 	// building: it is a table that no packet is judged by yet.
 	building  bool
 	counted   map[string]uint64 // with which its counters begin
-	again     bool              // packets of established connections may be judged again
+	again     int               // so many elements that have packets judged again may be in the kernel
 	aside     *aside            // what the kernel refused
 	failures  failures          // adoptions that failed one after the other
 	sums      []sum             // of each set's content, by id
@@ -130,7 +130,11 @@ func Open(o Options) (*Driver, error) {
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
-	d.forget.Passes = passes.Start(d.forgetAffinity, func() time.Duration { return max(forgetPause, readShare*d.forget.took) })
+	d.forget.Passes = passes.Start(passes.Work[struct{}]{
+		Merge: func(*struct{}, struct{}) {},
+		Pass:  func(struct{}) error { return d.forgetAffinity() },
+		Pause: func(struct{}) time.Duration { return max(forgetPause, readShare*d.forget.took) },
+	})
 	d.background.Go(d.lookAfterAffinity)
 	if d.prog.Flowtable != "" && o.Devices != nil {
 		d.background.Go(func() { d.followDevices(o.Devices) })

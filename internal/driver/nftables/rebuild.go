@@ -65,7 +65,7 @@ func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.K
 func (d *Driver) takeOver(ctx context.Context, n *Driver) (err error) {
 	d.state, d.sums, d.chainRefs, d.aside = n.state, n.sums, n.chainRefs, n.aside
 	d.adopted, d.owned, d.doubt, d.compared = d.parts(), d.canOwn(), !d.canOwn(), time.Now()
-	d.forget.Ask()
+	d.forget.Ask(struct{}{})
 	d.offload.Set()
 	d.gen, err = d.sock.Generation(ctx)
 	return err

@@ -76,6 +76,7 @@ type change struct {
 	oldSets   []*nft.Set         // and what goes for that
 	// unremember is set if a frontend with affinity lost a backend for some client.
 	affinityLost bool
+	again        int                    // elements that have packets judged again
 	old          map[setKey]nft.Element // scratch
 }
 
@@ -185,8 +186,9 @@ func (c *change) plan(of parts, done func()) *plan {
 		c.d.sums, c.d.chainRefs = c.sums, c.chainRefs
 		c.d.chainRefs.ForgetRules()
 		c.d.adopted |= of
+		c.d.again += c.again
 		if c.affinityLost {
-			c.d.forget.Ask()
+			c.d.forget.Ask(struct{}{})
 		}
 	}}
 }

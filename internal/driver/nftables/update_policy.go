@@ -3,9 +3,12 @@ package nftables
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
@@ -54,9 +57,9 @@ func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 			delete(about.Addresses, a)
 		}
 	}
-	c.d.prog.AgainElements(about.All, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
+	c.d.prog.AgainElements(about.All || c.d.again+len(about.Addresses) > program.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
 		c.batch.Hint(e)
-		c.d.again = true
+		c.again++
 	})
 }
 
@@ -64,16 +67,18 @@ func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 func (d *Driver) Calm(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.again {
+	if d.again == 0 {
 		return nil
 	}
 	b := nft.NewBatch(program.TableName)
 	for _, s := range d.prog.AgainSets() {
 		b.FlushSet(s)
 	}
-	err := d.send(b)
-	d.again = err != nil
-	return err
+	if err := d.send(b); err != nil && !errors.Is(err, unix.ENOENT) { // without the table they are gone
+		return err
+	}
+	d.again = 0
+	return nil
 }
 
 // elementsOf binds the elements of a value under its key; nil has none.

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/google/nftables/expr"
+
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
@@ -16,12 +18,12 @@ import (
 // judgeAgain is how long: longer than it takes to find all connections of a large table.
 const judgeAgain = 10 * time.Second
 
-// mostAgain is for how many addresses at once; for more, all packets are judged again.
-const mostAgain = 4096
+// MostAgain is for how many addresses at once; for more, all packets are judged again.
+const MostAgain = 4096
 
 func (p *Program) addAgain() {
 	again := func(name, comment string, key nft.Field) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 16 * mostAgain, Key: []nft.Field{key}, Comment: comment})
+		return p.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 4 * MostAgain, Key: []nft.Field{key}, Comment: comment})
 	}
 	p.Policy.again = again("again", "families of which packets of established connections are judged again, for a while", nft.NFProto)
 	p.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
@@ -41,7 +43,7 @@ func (p *Program) AgainSets() []*nft.Set {
 
 // AgainElements are those that have packets of the addresses judged again, or all.
 func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nft.Element)) {
-	all = all || len(addresses) > mostAgain
+	all = all || len(addresses) > MostAgain
 	element := func(s *nft.Set, key []byte) {
 		e := nft.Element{Set: s, Life: &nft.Life{Timeout: judgeAgain, Expires: judgeAgain}}
 		e.Append(key...)
@@ -74,7 +76,7 @@ func (p *Program) judged(c nft.Chain, established, judge []nft.Rule) []nft.Chain
 			rules = append(rules, rule().Family(fp.IP).In(fp.Policy.again, end).Goto(judges))
 		}
 	}
-	c.Rules = concat([]nft.Rule{rule().Original().In(p.Policy.again, nft.NFProto).Jump(again)}, established, []nft.Rule{rule().Goto(judges)})
+	c.Rules = concat([]nft.Rule{rule().CtState(expr.CtStateBitESTABLISHED).Original().In(p.Policy.again, nft.NFProto).Jump(again)}, established, []nft.Rule{rule().Goto(judges)})
 	return []nft.Chain{c,
 		{Name: again, Comment: "what a change of policy is about is judged again", Rules: rules},
 		{Name: judges, Comment: "what may pass", Rules: judge},

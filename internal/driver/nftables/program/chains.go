@@ -333,8 +333,8 @@ func newDropChain(reason state.Drop) nft.Chain {
 		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}
 	var established []nft.Rule // packets come here that are judged again
 	switch reason {
-	case state.DropUnknownPod, state.DropUnknownDevice:
-		established = []nft.Rule{rule("what is only not known forbids no connection that is there").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept()}
+	case state.DropUnknownPod, state.DropUnknownDevice, state.DropTunnel:
+		established = []nft.Rule{rule("no policy forbids the connection").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept()}
 	case state.DropPolicy, state.DropHost:
 		byRule := label(state.CutByRuleLabel)
 		for i, b := range cutLabel() {
