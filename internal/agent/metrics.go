@@ -185,7 +185,7 @@ var (
 	descAside     = desc("set_aside", "Objects that are partly set aside, as the kernel refuses something of them.")
 	descPolicies  = desc("policies", "Policies known, on this node or not.")
 	descPods      = desc("policy_local_pods", "Pods of this node that a policy applies to.")
-	descDecided   = desc("policy_packets_total", "Packets that a policy decided, since it was first programmed: the first of each connection, as often as it is sent until it is answered.",
+	descDecided   = desc("policy_packets_total", "Packets that a policy decided, since it was first programmed: the first of each connection, as often as it is sent until it is answered; in nftables, for a moment after a change, packets of those that it is about too.",
 		"kind", "namespace", "name", "verdict")
 	descList     = desc("address_list_entries", "Networks in an address list that is read from a file.", "name")
 	descDropped  = desc("dropped_packets_total", "Packets dropped by policy, and stray ones, by reason.", "reason")
