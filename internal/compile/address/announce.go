@@ -2,6 +2,7 @@ package address
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -18,7 +19,7 @@ const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 // advert is an L2Advertisement as it was compiled.
 type advert struct {
 	*model.L2Advertisement
-	scores []int // of each node, the sum of the weights by which it is preferred; -1: not selected
+	scores []int32 // of each node, the sum of the weights by which it is preferred; -1: not selected
 }
 
 // address is an address of a pool that Services have, and who announces it.
@@ -32,35 +33,76 @@ type address struct {
 	candidates bool
 }
 
-// setNodes takes over nodes and advertisements.
-func (c *Compiler) setNodes(v *store.View) {
-	c.nodes = slices.SortedFunc(slices.Values(v.Nodes()), func(a, b *model.Node) int { return cmp.Compare(a.Name, b.Name) })
-	c.adverts, c.hashes = nil, make([]uint64, len(c.nodes))
-	for i, n := range c.nodes {
-		c.hashes[i] = xxhash.Sum64String(n.Name)
-	}
+// maxAdverts is how many advertisements of a kind count for a pool: for each address they are asked
+// about each node.
+const maxAdverts = 64
+
+// setAdverts takes over advertisements.
+func (c *Compiler) setAdverts(v *store.View) {
+	c.adverts = nil
 	for _, o := range v.L2Advertisements() {
-		a := &advert{L2Advertisement: o, scores: make([]int, len(c.nodes))}
-		for i, n := range c.nodes {
-			a.scores[i] = a.score(n)
-		}
-		c.adverts = append(c.adverts, a)
+		c.adverts = append(c.adverts, &advert{L2Advertisement: o})
 	}
 	slices.SortFunc(c.adverts, func(a, b *advert) int { return a.Name.Compare(b.Name) })
 	for _, p := range c.pools {
-		p.adverts = nil
-		for _, a := range c.adverts {
-			if a.Selects(a.Name.Namespace, p.IPAddressPool) {
+		p.adverts, p.excess, p.byBGP = nil, "", false
+	}
+	for _, a := range c.adverts {
+		for p := range c.about(a.Name.Namespace, &a.Advertised) {
+			if n := len(p.adverts); n < maxAdverts && (n == 0 || p.adverts[n-1] != a) {
 				p.adverts = append(p.adverts, a)
+			} else if p.excess == "" && p.adverts[n-1] != a {
+				p.excess = a.Name.Name
 			}
 		}
 	}
-	c.setPeers()
 	c.bgp, c.bgpPeers = v.BGPAdvertisements(), v.MetalLBPeers()
+	for _, a := range c.bgp {
+		for p := range c.about(a.Name.Namespace, &a.Advertised) {
+			p.byBGP = true
+		}
+	}
+}
+
+// about yields the pools that an advertisement in a namespace selects, those by name and by labels
+// twice.
+func (c *Compiler) about(namespace string, a *model.Advertised) iter.Seq[*pool] {
+	return func(yield func(*pool) bool) {
+		for _, name := range a.Pools {
+			if p := c.named[model.Name{Namespace: namespace, Name: name}]; p != nil && !yield(p) {
+				return
+			}
+		}
+		if len(a.Pools) > 0 && a.PoolSelector.IsZero() {
+			return
+		}
+		labelled := model.Advertised{PoolSelector: a.PoolSelector}
+		for _, p := range c.pools {
+			if labelled.Selects(namespace, p.IPAddressPool) && !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+// setNodes takes over nodes.
+func (c *Compiler) setNodes(v *store.View) {
+	c.nodes = slices.SortedFunc(slices.Values(v.Nodes()), func(a, b *model.Node) int { return cmp.Compare(a.Name, b.Name) })
+	c.hashes = make([]uint64, len(c.nodes))
+	for i, n := range c.nodes {
+		c.hashes[i] = xxhash.Sum64String(n.Name)
+	}
+	for _, a := range c.adverts {
+		a.scores = make([]int32, len(c.nodes))
+		for i, n := range c.nodes {
+			a.scores[i] = a.score(n)
+		}
+	}
+	c.setPeers()
 }
 
 // score says how much an advertisement prefers a node; -1: the node does not announce by it.
-func (a *advert) score(n *model.Node) int {
+func (a *advert) score(n *model.Node) int32 {
 	labels := model.LabelMap(n.Labels)
 	if _, excluded := n.Labels[excludeLabel]; excluded || n.Leaving || !a.Nodes.Matches(labels) {
 		return -1
@@ -71,7 +113,7 @@ func (a *advert) score(n *model.Node) int {
 			sum += p.Weight
 		}
 	}
-	return sum
+	return int32(sum)
 }
 
 // setPeers notes the nodes that may announce anything, if this one may.
@@ -113,7 +155,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
 	for i, n := range c.nodes {
-		score := -1
+		score := int32(-1)
 		for _, ad := range adverts {
 			score = max(score, ad.scores[i])
 		}
@@ -147,7 +189,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 type rank struct {
 	node  string
 	ready bool
-	score int
+	score int32
 	hash  uint64
 }
 
@@ -167,9 +209,11 @@ func hash(node, address uint64) uint64 {
 
 // owners are the Services whose frontends have an address, sorted by age.
 func (c *Compiler) owners(a netip.Addr) (list []*service) {
-	for _, s := range c.held[a] {
-		if slices.Contains(s.LoadBalancerIPs, a) {
-			list = append(list, s)
+	if h := c.held[a]; h != nil {
+		for _, s := range h.services {
+			if slices.Contains(s.LoadBalancerIPs, a) {
+				list = append(list, s)
+			}
 		}
 	}
 	list = append(list, c.external[a]...)

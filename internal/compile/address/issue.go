@@ -26,21 +26,33 @@ func (c *Compiler) Issues() (list []model.Issue) {
 		add(ref, "addresses of Services are not announced by BGP without --bgp; an L2Advertisement has them announced by ARP and NDP")
 	}
 	for _, ad := range c.adverts {
+		var missing []string
 		for _, name := range ad.Pools {
-			if !slices.ContainsFunc(c.pools, func(p *pool) bool { return p.Name == (model.Name{Namespace: ad.Name.Namespace, Name: name}) }) {
-				add(ad.Ref(), "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", name)
+			if c.named[model.Name{Namespace: ad.Name.Namespace, Name: name}] == nil {
+				missing = append(missing, name)
 			}
+		}
+		if len(missing) > 0 {
+			add(ad.Ref(), "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", model.FirstFew(missing, maxNamed))
 		}
 	}
 	for _, p := range c.pools {
 		if p.used > 0 && len(p.adverts) == 0 && !c.advertisedByBGP(p) {
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}
+		if p.excess != "" {
+			add(p.Ref(), "more than %d L2Advertisements select it: those from %s on, by name, announce none of its addresses", maxAdverts, p.excess)
+		}
 	}
+	ofNodes := map[*pool][]string{}
 	for a, node := range c.reserved {
 		if p := c.poolOf(a); p != nil {
-			add(p.Ref(), "it has %s, an address of Node %s, which no Service gets; take it out", a, node)
+			ofNodes[p] = append(ofNodes[p], fmt.Sprintf("%s, an address of Node %s", a, node))
 		}
+	}
+	for p, texts := range ofNodes {
+		slices.Sort(texts)
+		add(p.Ref(), "it has %s, which no Service gets; take it out", model.FirstFew(texts, maxNamed))
 	}
 	for a, is := range c.addresses {
 		if p := c.poolOf(a); p != nil && len(p.adverts) > 0 && !is.candidates {
@@ -73,7 +85,7 @@ func (c *Compiler) advertisedByBGP(p *pool) bool {
 	if !c.cfg.BGP {
 		return len(c.bgp)+len(c.bgpPeers) > 0
 	}
-	return slices.ContainsFunc(c.bgp, func(a *model.BGPAdvertisement) bool { return a.Selects(a.Name.Namespace, p.IPAddressPool) })
+	return p.byBGP
 }
 
 // silentNodes names the nodes that announce nothing as they are not heard from, though the API
