@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -69,6 +71,7 @@ type Compiler struct {
 	own       *model.Node // as it is, or was last; nil: there has been none
 	nodes     map[string]*node
 	pools     []*model.IPPool // the smallest first
+	byCIDR    *bart.Table[*model.IPPool]
 	blocks    map[string]*model.BlockAffinity
 	of        map[string]map[string]netip.Prefix // node → the names of its blocks
 	cidrs     claims[netip.Prefix]
@@ -81,6 +84,7 @@ type Compiler struct {
 
 	learned    map[netip.Prefix]*learned
 	relearned  map[netip.Prefix]bool // to be looked at in the next Update
+	rehopped   map[netip.Addr]bool   // next hops whose routes are to be, which many nodes may claim
 	foreign    map[netip.Prefix]bool // routes of the fabric that were learned
 	refused    map[netip.Prefix]*learned
 	byHop      map[netip.Addr]map[netip.Prefix]struct{} // learned routes by their next hop
@@ -114,9 +118,9 @@ type lack struct {
 func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
-		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
+		cfg: cfg, fabric: f, byCIDR: new(bart.Table[*model.IPPool]), nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
 		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, lengths: map[int]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
-		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
+		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, rehopped: map[netip.Addr]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
 		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{}, bits: map[int]int{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
@@ -181,11 +185,13 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	}
 	for name := range again {
 		if n := c.nodes[name]; n != nil {
-			for _, a := range addresses(n.Node) {
-				c.relearnBy(a)
-			}
+			c.rehop(n)
 		}
 	}
+	for a := range c.rehopped {
+		c.relearnBy(a)
+	}
+	clear(c.rehopped)
 	c.follow(all)
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
@@ -197,6 +203,10 @@ const many = 100
 func (c *Compiler) setPools(pools []*model.IPPool) {
 	c.pools = append(pools, c.cfg.Pools...)
 	slices.SortFunc(c.pools, comparePools)
+	c.byCIDR = new(bart.Table[*model.IPPool])
+	for _, p := range slices.Backward(c.pools) { // so that the first of one CIDR stays
+		c.byCIDR.Insert(p.CIDR, p)
+	}
 }
 
 // takeBlock takes over a version of a block, nil if it is gone, and adds to changed whose it was
@@ -218,10 +228,16 @@ func (c *Compiler) takeBlock(name string, now *model.BlockAffinity, changed map[
 
 // cidrsOf are a node's pod CIDRs and then those of its blocks that are not in them.
 func (c *Compiler) cidrsOf(n *model.Node) []netip.Prefix {
-	all := slices.Clip(n.PodCIDRs)
-	for _, block := range slices.SortedFunc(maps.Values(c.of[n.Name]), netip.Prefix.Compare) {
-		within := func(p netip.Prefix) bool { return p.Bits() <= block.Bits() && p.Contains(block.Addr()) }
-		if !slices.ContainsFunc(all, within) {
+	all, has := slices.Clip(n.PodCIDRs), new(bart.Lite)
+	if len(c.of[n.Name]) == 0 {
+		return all
+	}
+	for _, p := range n.PodCIDRs {
+		has.Insert(p)
+	}
+	for _, block := range slices.SortedFunc(maps.Values(c.of[n.Name]), netip.Prefix.Compare) { // the larger first
+		if !has.LookupPrefix(block) {
+			has.Insert(block)
 			all = append(all, block)
 		}
 	}
@@ -241,7 +257,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		c.clear(old)
 		delete(c.nodes, name)
 		for _, p := range old.cidrs {
-			c.cidrs.drop(p, name, again)
+			c.cidrs.drop(p, old.Node, again)
 			c.pods[p.Addr().Is4()]--
 			if c.lengths[p.Bits()]--; c.lengths[p.Bits()] == 0 {
 				delete(c.lengths, p.Bits())
@@ -249,13 +265,13 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		}
 		for _, a := range addresses(old.Node) {
 			c.claimAddress(a, old.Node, false, again)
-			c.relearnBy(a)
 		}
+		c.rehop(old)
 		for _, m := range macs(old.Node) {
-			c.macs.drop(m, name, again)
+			c.macs.drop(m, old.Node, again)
 		}
 		if key := old.Key(); key != (model.PublicKey{}) {
-			c.keys.drop(key, name, again)
+			c.keys.drop(key, old.Node, again)
 		}
 	}
 	if now == nil {
@@ -342,8 +358,10 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 	switch {
 	case key == model.PublicKey{}:
 		return plain("it has no key for WireGuard; run its agent with --encrypt")
-	case c.keys.winner(key) != n.Name || key == c.cfg.Key:
-		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", cmp.Or(c.keys.other(key, n.Name), c.cfg.Node))
+	case c.keys.winner(key) != n.Name:
+		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", c.keys.winner(key))
+	case key == c.cfg.Key:
+		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", c.cfg.Node)
 	case !endpoint.IsValid():
 		return plain("it has no %s address", familyName(is4))
 	case c.addrs.winner(endpoint) != n.Name:
@@ -536,11 +554,8 @@ func (c *Compiler) direct(remote netip.Addr, local *model.HostAddress) *model.Ho
 
 // pool returns the pool that counts for pods' addresses, nil if none holds them.
 func (c *Compiler) pool(cidr netip.Prefix) *model.IPPool {
-	i := slices.IndexFunc(c.pools, func(p *model.IPPool) bool { return p.CIDR.Bits() <= cidr.Bits() && p.CIDR.Contains(cidr.Addr()) })
-	if i < 0 {
-		return nil
-	}
-	return c.pools[i]
+	p, _ := c.byCIDR.LookupPrefix(cidr)
+	return p
 }
 
 // addresses are the first of each family.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -60,11 +61,11 @@ func (c *Compiler) list() (list []model.Issue) {
 				list = append(list, ref.Issue(c.lacking(l)))
 			}
 		}
-		for _, cidr := range n.cidrs {
+		for i, cidr := range n.cidrs {
 			around, other := c.around(n, cidr, lengths)
 			switch {
 			case other == "":
-			case !slices.Contains(n.PodCIDRs, cidr): // a block, which Calico gives out whatever pod CIDRs there are
+			case i >= len(n.PodCIDRs): // a block, which Calico gives out whatever pod CIDRs there are
 				if other == c.cfg.Node {
 					inside = append(inside, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 				}
@@ -168,20 +169,28 @@ func comparePools(a, b *model.IPPool) int {
 	return cmp.Or(cmp.Compare(b.CIDR.Bits(), a.CIDR.Bits()), a.CIDR.Compare(b.CIDR), strings.Compare(a.Name, b.Name))
 }
 
-// poolIssues name the pools that overlap. Those that flags say are there for what is in no other.
+// poolIssues name the pools that overlap others: those within one, which come after it, and those of
+// the same CIDR. Those that flags say are there for what is in no other.
 func (c *Compiler) poolIssues() (list []model.Issue) {
-	for i, p := range c.pools {
-		for _, larger := range c.pools[i+1:] {
-			if !larger.CIDR.Overlaps(p.CIDR) || slices.Contains(c.cfg.Pools, larger) {
-				continue
-			}
-			issue := larger.Ref().Issue(fmt.Sprintf("its cidr %s overlaps %s of IPPool %s, which counts for the addresses in both; change one of them", larger.CIDR, p.CIDR, p.Name))
-			issue.InForce, issue.Everywhere = model.InForceRest, true
-			if larger.CIDR == p.CIDR {
-				issue.InForce = model.InForceNothing
-			}
-			list = append(list, issue)
+	sorted := slices.SortedFunc(slices.Values(c.pools), func(a, b *model.IPPool) int {
+		return cmp.Or(a.CIDR.Compare(b.CIDR), strings.Compare(b.Name, a.Name))
+	})
+	for i, p := range sorted {
+		after := sorted[i+1:]
+		n := sort.Search(len(after), func(j int) bool { return !p.CIDR.Overlaps(after[j].CIDR) })
+		if n == 0 || slices.Contains(c.cfg.Pools, p) {
+			continue
 		}
+		other, inForce, count, more := after[0], model.InForceRest, "counts", ""
+		if winner, _ := c.byCIDR.Get(p.CIDR); winner != p {
+			other, inForce = winner, model.InForceNothing
+		}
+		if n > 1 {
+			count, more = "count", fmt.Sprintf(" and %d more", n-1)
+		}
+		issue := p.Ref().Issue(fmt.Sprintf("its cidr %s overlaps %s of IPPool %s%s, which %s for the addresses in both; change one of them", p.CIDR, other.CIDR, other.Name, more, count))
+		issue.InForce, issue.Everywhere = inForce, true
+		list = append(list, issue)
 	}
 	return list
 }

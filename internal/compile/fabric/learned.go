@@ -108,6 +108,13 @@ func (c *Compiler) relearnBy(nextHop netip.Addr) {
 	}
 }
 
+// rehop has the routes by a node looked at again.
+func (c *Compiler) rehop(n *node) {
+	for _, a := range addresses(n.Node) {
+		c.rehopped[a] = true
+	}
+}
+
 // follow brings the learned routes in step: those that have changed since the last Update, or all.
 func (c *Compiler) follow(all bool) {
 	if all || c.doubted {

@@ -40,18 +40,18 @@ func (s *nodeAddrs) in(cidr netip.Prefix, claimed claims[netip.Addr]) netip.Addr
 	return netip.Addr{}
 }
 
-// claimAddress takes over that a node has an address, or no longer, and adds to again whose pod
-// CIDRs hold it.
+// claimAddress takes over that a node has an address, or no longer, and adds to again who has pod
+// CIDRs that hold it.
 func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
 	if there {
 		c.addrs.add(a, n, again)
 	} else {
-		c.addrs.drop(a, n.Name, again)
+		c.addrs.drop(a, n, again)
 	}
 	c.nodeAddrs.set(a, len(c.addrs[a]) > 0)
 	for bits := range c.lengths {
 		if around, err := a.Prefix(bits); err == nil {
-			name(c.cidrs[around], again)
+			name(c.cidrs[around][:min(len(c.cidrs[around]), 1)], again)
 		}
 	}
 }
