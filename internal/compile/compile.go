@@ -425,7 +425,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 // updateFabric is update for the ways to other nodes' pods, and what services have of them.
 func (c *Compiler) updateFabric(v *store.View, d store.Dirty, delta *state.Delta) {
 	if c.bgp != nil {
-		c.fabric.SetServed(slices.Concat(c.bgp.Served(), masked(c.env.cfg.ServiceCIDRs)))
+		if served, changed := c.bgp.Served(); changed {
+			c.fabric.SetServed(slices.Concat(served, masked(c.env.cfg.ServiceCIDRs)))
+		}
 	}
 	delta.Fabric = c.fabric.Update(v, d)
 	delta.Services.Peers = c.peers.update(v, d)

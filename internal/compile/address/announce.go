@@ -2,7 +2,6 @@ package address
 
 import (
 	"cmp"
-	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -33,10 +32,6 @@ type address struct {
 	candidates bool
 }
 
-// maxAdverts is how many advertisements of a kind count for a pool: for each address they are asked
-// about each node.
-const maxAdverts = 64
-
 // setAdverts takes over advertisements.
 func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts = nil
@@ -44,12 +39,14 @@ func (c *Compiler) setAdverts(v *store.View) {
 		c.adverts = append(c.adverts, &advert{L2Advertisement: o})
 	}
 	slices.SortFunc(c.adverts, func(a, b *advert) int { return a.Name.Compare(b.Name) })
+	pools := map[model.Name]*model.IPAddressPool{}
 	for _, p := range c.pools {
-		p.adverts, p.excess, p.byBGP = nil, "", false
+		p.adverts, p.excess, p.byBGP, pools[p.Name] = nil, "", false, p.IPAddressPool
 	}
 	for _, a := range c.adverts {
-		for p := range c.about(a.Name.Namespace, &a.Advertised) {
-			if n := len(p.adverts); n < maxAdverts && (n == 0 || p.adverts[n-1] != a) {
+		for o := range a.Of(a.Name.Namespace, pools) {
+			p := c.named[o.Name]
+			if n := len(p.adverts); n < model.MaxAdverts && (n == 0 || p.adverts[n-1] != a) {
 				p.adverts = append(p.adverts, a)
 			} else if p.excess == "" && p.adverts[n-1] != a {
 				p.excess = a.Name.Name
@@ -58,29 +55,8 @@ func (c *Compiler) setAdverts(v *store.View) {
 	}
 	c.bgp, c.bgpPeers = v.BGPAdvertisements(), v.MetalLBPeers()
 	for _, a := range c.bgp {
-		for p := range c.about(a.Name.Namespace, &a.Advertised) {
-			p.byBGP = true
-		}
-	}
-}
-
-// about yields the pools that an advertisement in a namespace selects, those by name and by labels
-// twice.
-func (c *Compiler) about(namespace string, a *model.Advertised) iter.Seq[*pool] {
-	return func(yield func(*pool) bool) {
-		for _, name := range a.Pools {
-			if p := c.named[model.Name{Namespace: namespace, Name: name}]; p != nil && !yield(p) {
-				return
-			}
-		}
-		if len(a.Pools) > 0 && a.PoolSelector.IsZero() {
-			return
-		}
-		labelled := model.Advertised{PoolSelector: a.PoolSelector}
-		for _, p := range c.pools {
-			if labelled.Selects(namespace, p.IPAddressPool) && !yield(p) {
-				return
-			}
+		for o := range a.Of(a.Name.Namespace, pools) {
+			c.named[o.Name].byBGP = true
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 type pool struct {
 	*model.IPAddressPool
 	four, six  room
-	adverts    []*advert       // that announce its addresses, maxAdverts at most
+	adverts    []*advert       // that announce its addresses
 	excess     string          // the first advertisement beyond; "": there is none
 	byBGP      bool            // a BGPAdvertisement selects it
 	namespaces map[string]bool // those that it names; nil: none, and no selector

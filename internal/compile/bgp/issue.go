@@ -99,6 +99,10 @@ func (c *Compiler) metalLBIssues(l *issues) {
 			l.add(p.Ref(), model.InForceRest, "spec.routerID: it is %s for all peers of this node", c.settings.RouterID)
 		}
 	}
+	for pool, first := range c.excess {
+		ref := model.Ref{Kind: model.IPAddressPoolKind, Name: pool}
+		l.add(ref, "", "more than %d BGPAdvertisements select it: those from %s on, by name, announce none of its addresses", model.MaxAdverts, first)
+	}
 	for ref, reasons := range c.faults {
 		for _, reason := range reasons {
 			issue := ref.Issue(reason)
@@ -113,7 +117,7 @@ func (c *Compiler) rivalIssues(l *issues) {
 	lost, won := map[model.Ref]map[netip.Addr]string{}, map[model.Ref]bool{}
 	for a, rivals := range c.rivals {
 		won[c.chosen[a].of] = true
-		for _, loser := range rivals {
+		for loser := range rivals {
 			if winner := c.chosen[a]; loser != winner && loser.of != (model.Ref{}) && loser.of != winner.of {
 				if lost[loser.of] == nil {
 					lost[loser.of] = map[netip.Addr]string{}

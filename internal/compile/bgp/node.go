@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gaissmai/bart"
+
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -44,6 +46,17 @@ func (n *node) address(is4 bool) netip.Addr {
 func (c *Compiler) setConfiguration(v *store.View) {
 	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{})
 	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+c.cfg.Node), &model.BGPConfiguration{})
+	c.setCommunitiesOf()
+	c.clusterIPs, c.externalIPs, c.loadBalancerIPs = table(c.config.ClusterIPs), table(c.config.ExternalIPs), table(c.config.LoadBalancerIPs)
+	c.setServed()
+}
+
+func table(prefixes []netip.Prefix) *bart.Lite {
+	t := new(bart.Lite)
+	for _, p := range prefixes {
+		t.Insert(p)
+	}
+	return t
 }
 
 // followNodes takes over the nodes: those that changed, or all.
@@ -85,9 +98,8 @@ func (c *Compiler) add(v *store.View, o *model.Node) {
 	for _, is4 := range []bool{true, false} {
 		if a := o.Address(is4); a.IsValid() {
 			n.addresses = append(n.addresses, a)
-			list := append(c.addresses[a], o.Name)
-			slices.Sort(list)
-			c.addresses[a] = list
+			i, _ := slices.BinarySearch(c.addresses[a], o.Name)
+			c.addresses[a] = slices.Insert(c.addresses[a], i, o.Name)
 		}
 	}
 	c.nodes[o.Name] = n
