@@ -133,8 +133,8 @@ func New(cfg Config) *Compiler {
 			env: env, all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
 			limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
 			claims: claims{
-				services: all, contested: map[state.FrontendKey]map[model.Name]*state.Frontend{},
-				healthPorts: map[uint16]map[model.Name]*HealthCheck{}, now: s.Services,
+				services: all, contested: map[state.FrontendKey]*contest[state.Frontend]{},
+				healthPorts: map[uint16]*contest[HealthCheck]{}, now: s.Services,
 				frontends:    diff.NewMap(s.Services.Frontends, (*state.Frontend).Equal),
 				healthChecks: diff.NewMap(checks, diff.Values[HealthCheck]),
 				clusterIPs:   diff.NewSet(s.Services.ClusterIPs),

@@ -302,7 +302,7 @@ func crowdService(i int) *model.Service {
 // faults beside them.
 func BenchmarkCrowd(b *testing.B) {
 	for _, crowd := range crowds {
-		for _, n := range []int{250, 1_000} {
+		for _, n := range []int{5_000, 20_000} {
 			b.Run(fmt.Sprintf("%s/%d", crowd.name, n), func(b *testing.B) {
 				s := benchStore(benchScale{100, 2})
 				for i := range 20 {

@@ -61,33 +61,32 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 // issues names the services that have not got what they claim.
 func (c *claims) issues() (list []model.Issue) {
 	for key, rivals := range c.contested {
-		winner, why := c.holder(rivals), ""
-		if winner != first(c.services, rivals) {
+		why := ""
+		if rivals.order[0] != rivals.oldest() {
 			why = "whose cluster IP that is"
 		}
 		everywhere := true // node ports are contested at each node's own addresses
-		for _, f := range rivals {
-			everywhere = everywhere && f.Kind != state.NodePort
+		for _, r := range rivals.order {
+			everywhere = everywhere && r.wants.Kind != state.NodePort
 		}
-		list = append(list, clashes(winner, why, key.String(), rivals, everywhere)...)
+		list = append(list, clashes(why, key.String(), rivals, everywhere)...)
 	}
 	for port, rivals := range c.healthPorts {
-		list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals, true)...)
+		list = append(list, clashes("", fmt.Sprintf("healthCheckNodePort %d", port), rivals, true)...)
 	}
 	return list
 }
 
-// clashes says of each rival but the winner that it has not got what it claims. Why is what gives
-// the winner precedence; empty: its age. Everywhere is that of the issues.
-func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T, everywhere bool) []model.Issue {
+// clashes says of each rival but the first that it has not got what it claims. Why is what gives
+// the first precedence; empty: its age. Everywhere is that of the issues.
+func clashes[T any](why, what string, rivals *contest[T], everywhere bool) []model.Issue {
 	var list []model.Issue
-	for name := range rivals {
-		if name != winner {
-			issue := model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
-				what + " belongs to Service " + winner.String() + ", " + cmp.Or(why, "which was there first") + "; give one of them another address or port")
-			issue.Everywhere = everywhere
-			list = append(list, issue)
-		}
+	winner := rivals.order[0].svc.Name.String()
+	for _, r := range rivals.order[1:] {
+		issue := r.svc.Ref().Issue(
+			what + " belongs to Service " + winner + ", " + cmp.Or(why, "which was there first") + "; give one of them another address or port")
+		issue.Everywhere = everywhere
+		list = append(list, issue)
 	}
 	return list
 }

@@ -15,6 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -77,9 +78,9 @@ type Compiler struct {
 	services   map[model.Name]*service // those that have, want or claim something
 	held       map[netip.Addr]*holders
 	shared     map[sharing]map[netip.Addr]bool
-	external   map[netip.Addr][]*service // who has it as an external IP
-	waiting    map[model.Name]*service   // those that lack an address
-	freed      map[netip.Addr]bool       // what one of them may get
+	external   map[netip.Addr]map[*service]struct{} // who has it as an external IP
+	waiting    map[model.Name]*service              // those that lack an address
+	freed      map[netip.Addr]bool                  // what one of them may get
 
 	nodes     []*model.Node // sorted by name
 	hashes    []uint64      // of their names
@@ -113,7 +114,7 @@ func New(cfg Config) *Compiler {
 	}
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
-		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
+		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
@@ -240,8 +241,7 @@ func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.A
 	if s != nil {
 		c.release(s, touched)
 		for _, a := range s.extra {
-			if c.external[a] = slices.DeleteFunc(c.external[a], func(o *service) bool { return o == s }); len(c.external[a]) == 0 {
-				delete(c.external, a)
+			if multimap.Remove(c.external, a, s); len(c.external[a]) == 0 {
 				c.reopen(a)
 			}
 			touched[a] = true
@@ -259,7 +259,7 @@ func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.A
 	}
 	s.Service, s.extra, s.key, s.fault = now, now.ExternalIPs, sharingOf(now), ""
 	for _, a := range s.extra {
-		c.external[a] = append(c.external[a], s)
+		multimap.Add(c.external, a, s)
 		touched[a] = true
 	}
 	return s

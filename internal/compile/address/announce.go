@@ -2,6 +2,7 @@ package address
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -192,7 +193,7 @@ func (c *Compiler) owners(a netip.Addr) (list []*service) {
 			}
 		}
 	}
-	list = append(list, c.external[a]...)
+	list = slices.AppendSeq(list, maps.Keys(c.external[a]))
 	slices.SortFunc(list, older)
 	return slices.Compact(list)
 }

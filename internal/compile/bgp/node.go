@@ -76,8 +76,8 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
 		if old := c.nodes[name.Name]; old != nil {
 			delete(c.nodes, name.Name)
 			for _, a := range old.addresses {
-				c.addresses[a] = slices.DeleteFunc(c.addresses[a], func(n string) bool { return n == name.Name })
-				if len(c.addresses[a]) == 0 {
+				i, _ := slices.BinarySearch(c.addresses[a], name.Name)
+				if c.addresses[a] = slices.Delete(c.addresses[a], i, i+1); len(c.addresses[a]) == 0 {
 					delete(c.addresses, a)
 				}
 			}
