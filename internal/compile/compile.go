@@ -308,7 +308,7 @@ func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	if c.bgp == nil {
 		return nil, nil
 	}
-	v, issues := c.bgp.View(), c.bgp.Issues()
+	v, issues := c.bgp.View(), slices.Clone(c.bgp.Issues())
 	if c.fabric != nil {
 		issues = append(issues, c.fabric.LearnedIssues()...)
 	}

@@ -36,7 +36,26 @@ func (c *Compiler) Issues() []model.Issue {
 		list = append(list, c.bgp.Issues()...)
 	}
 	slices.SortFunc(list, model.Issue.Compare)
-	return slices.Compact(list)
+	return firstOfEach(slices.Compact(list))
+}
+
+// firstOfEach returns the first maxIssues of each object, and how many more it has. It changes the
+// list, which is sorted.
+func firstOfEach(list []model.Issue) []model.Issue {
+	few := list[:0]
+	for i := 0; i < len(list); {
+		of, end := list[i].Object, i+1
+		for end < len(list) && list[end].Object == of {
+			end++
+		}
+		if more := end - i - maxIssues; more > 1 {
+			few = append(append(few, list[i:i+maxIssues]...), of.Issue(fmt.Sprintf("and %d more", more)))
+		} else {
+			few = append(few, list[i:end]...)
+		}
+		i = end
+	}
+	return few
 }
 
 // nodeFaults says what is wrong with the own node.
@@ -123,8 +142,8 @@ func familiesOf(svc *model.Service) (f families) {
 	return f
 }
 
-// maxIssues is how many issues of one service are told: it can have as many as it has ports or
-// endpoints.
+// maxIssues is how many issues of one object are told: a service can have as many as it has ports or
+// endpoints, a node as many as it has blocks.
 const maxIssues = 64
 
 // add adds an issue, once.

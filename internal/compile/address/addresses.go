@@ -69,6 +69,9 @@ type Compiler struct {
 	returns int             // how often a node was heard again
 	reelect bool            // one was since the last Update
 
+	issues []model.Issue // of the last call of Issues
+	listed bool          // they are what there is to say
+
 	pools      []*pool // in the order in which they are tried
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
@@ -205,6 +208,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 			c.moved[a] = true
 		}
 	}
+	c.listed = c.listed && !everyone && len(again)+len(touched)+len(c.gone) == 0 && !c.reelect
 	clear(c.gone)
 	c.started, c.regive, c.reelect = true, false, false
 }
@@ -239,6 +243,7 @@ func (c *Compiler) Changes() Delta {
 func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.Addr]bool) *service {
 	s := c.services[name]
 	if s != nil {
+		c.listed = false
 		c.release(s, touched)
 		for _, a := range s.extra {
 			if multimap.Remove(c.external, a, s); len(c.external[a]) == 0 {

@@ -9,8 +9,16 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Issues returns what is wrong with the objects as of the last Update, sorted.
-func (c *Compiler) Issues() (list []model.Issue) {
+// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only reads
+// it.
+func (c *Compiler) Issues() []model.Issue {
+	if !c.listed {
+		c.issues, c.listed = c.list(), true
+	}
+	return c.issues
+}
+
+func (c *Compiler) list() (list []model.Issue) {
 	list = append(list, c.poolIssues...)
 	add := func(of model.Ref, format string, args ...any) {
 		issue := of.Issue(fmt.Sprintf(format, args...))

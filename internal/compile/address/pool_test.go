@@ -123,3 +123,17 @@ func TestUsedUpRanges(t *testing.T) {
 		t.Errorf("the next one gets %v", got)
 	}
 }
+
+// What is said of a Service goes with it.
+func TestFaultGoes(t *testing.T) {
+	w := newWorld(t, Config{})
+	s := w.service("x/a")
+	w.set(s)
+	if w.says(s) == "" {
+		t.Error("nothing is said of a Service that waits")
+	}
+	w.remove(s.Ref())
+	if got := w.says(s); got != "" {
+		t.Errorf("of one that is gone: %s", got)
+	}
+}

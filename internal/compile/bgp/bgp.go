@@ -90,6 +90,8 @@ type Compiler struct {
 	allRoutes map[netip.Prefix]*speaker.Route
 
 	faults map[model.Ref][]string // of adverts
+	issues []model.Issue          // of the last call of Issues
+	listed bool                   // they are what there is to say
 }
 
 // New returns a Compiler that has nothing to do yet.
@@ -133,6 +135,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind) {
 		c.setSettings()
 	}
+	c.listed = c.listed && !basis && !c.renewed && !changed(d, model.NodeKind, model.BGPPeerKind, model.BGPFilterKind, model.IPPoolKind,
+		model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind) // Services are at no fault here
 	c.started, c.renewed = true, false
 }
 
