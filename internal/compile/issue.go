@@ -142,8 +142,8 @@ func familiesOf(svc *model.Service) (f families) {
 	return f
 }
 
-// maxIssues is how many issues of one object are told: a service can have as many as it has ports or
-// endpoints, a node as many as it has blocks.
+// maxIssues is how many issues of one object are told: a service can have as many as it has ports
+// or endpoints, a node as many as it has blocks.
 const maxIssues = 64
 
 // add adds an issue, once.

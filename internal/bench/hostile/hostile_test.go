@@ -60,7 +60,7 @@ func TestEveryKind(t *testing.T) {
 // TestLegal reads objects as users' are read: nothing in them is anything that an API server would
 // refuse.
 func TestLegal(t *testing.T) {
-	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 100}} {
+	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 200}} {
 		dir := t.TempDir()
 		o, largest := Objects{Seed: 1, Most: tc.most, Addresses: 10_000}, 0
 		files := Prerequisites(addresses())
@@ -179,7 +179,7 @@ func (r *reader) update() {
 // as much as a policy may; Selectors returns how many selectors they have.
 func TestDrawnPoliciesSelect(t *testing.T) {
 	const crowd = RemotePods(1_000)
-	o := Objects{Seed: 1, Most: MaxBytes, Addresses: crowd.Addresses()}
+	o := Objects{Seed: 2, Most: MaxBytes, Addresses: crowd.Addresses()}
 	r := newReader(t)
 	r.write(Prerequisites(addresses())...)
 	for i := range crowd.Files() {
@@ -187,7 +187,7 @@ func TestDrawnPoliciesSelect(t *testing.T) {
 	}
 	r.update()
 	drawn, applied, large, much, refused := 0, 0, 0, 0, 0
-	for n := range 400 {
+	for n := range 700 {
 		files := o.Draw(n, 0)
 		r.write(files...)
 		r.update()

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only reads
-// it.
+// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only
+// reads it.
 func (c *Compiler) Issues() []model.Issue {
 	if !c.listed {
 		c.issues, c.listed = c.list(), true

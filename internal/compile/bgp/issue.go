@@ -18,8 +18,8 @@ func (l *issues) add(of model.Ref, inForce, format string, args ...any) {
 	l.list = append(l.list, issue)
 }
 
-// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only reads
-// it.
+// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only
+// reads it.
 func (c *Compiler) Issues() []model.Issue {
 	if !c.listed {
 		c.issues, c.listed = c.list(), true

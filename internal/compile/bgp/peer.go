@@ -165,8 +165,8 @@ func (c *Compiler) nodePeers(n *node) (list []*candidate) {
 	return list
 }
 
-// maxRivals is how many BGPPeers are looked at that have the same node as a peer, the first by name:
-// one of them counts, and the others are told so.
+// maxRivals is how many BGPPeers are looked at that have the same node as a peer, the first by
+// name: one of them counts, and the others are told so.
 const maxRivals = 16
 
 // firstPeers are what another node is by those of some BGPPeers, sorted by name, that hold.

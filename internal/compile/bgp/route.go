@@ -154,8 +154,8 @@ func (c *Compiler) podRoutes() map[place]speaker.Announcement {
 	return list
 }
 
-// setCommunitiesOf takes over the communities that BGPConfigurations have for routes: that of this node, or
-// else of all.
+// setCommunitiesOf takes over the communities that BGPConfigurations have for routes: that of this
+// node, or else of all.
 func (c *Compiler) setCommunitiesOf() {
 	c.communitiesOf = new(bart.Table[[]string])
 	said := c.mine.Advertisements

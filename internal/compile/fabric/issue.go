@@ -169,8 +169,8 @@ func comparePools(a, b *model.IPPool) int {
 	return cmp.Or(cmp.Compare(b.CIDR.Bits(), a.CIDR.Bits()), a.CIDR.Compare(b.CIDR), strings.Compare(a.Name, b.Name))
 }
 
-// poolIssues name the pools that overlap others: those within one, which come after it, and those of
-// the same CIDR. Those that flags say are there for what is in no other.
+// poolIssues name the pools that overlap others: those within one, which come after it, and those
+// of the same CIDR. Those that flags say are there for what is in no other.
 func (c *Compiler) poolIssues() (list []model.Issue) {
 	sorted := slices.SortedFunc(slices.Values(c.pools), func(a, b *model.IPPool) int {
 		return cmp.Or(a.CIDR.Compare(b.CIDR), strings.Compare(b.Name, a.Name))
