@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
 	"syscall"
@@ -78,6 +79,9 @@ func (p *addressPlane) Follow(d address.Delta) {
 
 // Silent implements agent.Addresses.
 func (p *addressPlane) Silent() <-chan map[string]bool { return p.nodes.Silent() }
+
+// Unanswered implements agent.Addresses.
+func (p *addressPlane) Unanswered() []netip.Addr { return p.responder.Unanswered() }
 
 // Run implements agent.Addresses.
 func (p *addressPlane) Run(ctx context.Context) {

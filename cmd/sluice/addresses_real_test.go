@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/agent"
 )
@@ -115,6 +116,20 @@ func addressesOnRealAPI(t *testing.T, s *proxyNode) {
 	has("second", "198.51.100.7 VIP")
 	has("first", "")
 	eventually(t, "nothing is wrong with it", func() bool { return !says("it gets no address")() })
+	// Another controller that goes on putting its own address back is named, and mostly left alone.
+	lost := 0
+	for begun := time.Now(); time.Since(begun) < 8*time.Second; time.Sleep(20 * time.Millisecond) {
+		if out, err := s.Kubectl("get", "service", "second", "-o", "jsonpath={.status.loadBalancer.ingress[*].ip}"); err == nil && string(out) != "10.0.0.5" {
+			s.kubectl(t, "patch", "service", "second", "--subresource=status", "--field-manager=rival", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"10.0.0.5"}]}}}`)
+			lost++
+		}
+	}
+	if lost < 2 || lost > 4 { // at the beginning, and of what is written at once, and after 2 and 6 s
+		t.Errorf("the status was written %d times within 8 s", lost)
+	}
+	eventually(t, "the other is named", says(`another controller gives it addresses, too: field manager "rival" writes 10.0.0.5 into its status in place of 198.51.100.7`))
+	has("second", "198.51.100.7 VIP") // once the other has ended
+	eventually(t, "nothing is wrong with it any more", func() bool { return !says("another controller")() })
 	_, body := s.get("127.0.0.1:10249/metrics")
 	for _, want := range []string{"sluice_addresses 1", "sluice_addresses_announced 1", "sluice_addresses_unwritten 0", `sluice_address_nodes{state="silent"} 0`, "sluice_address_announcements_total"} {
 		if !strings.Contains(body, "\n"+want) {

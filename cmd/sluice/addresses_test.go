@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile/address"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -408,12 +409,69 @@ func TestServiceAddresses(t *testing.T) {
 		s.reach(addr, server)
 	})
 
+	t.Run("a network that carries packets in one direction", func(t *testing.T) {
+		addr := both(100)[0]
+		cut := s.nodes[s.agree(addr)]
+		server := map[bool]string{true: "n1", false: "n3"}[cut.name == "n3"]
+		s.write("web.yaml", service("web", 100, "Cluster", server))
+		s.reach(addr, server)
+		answers := s.askForever(addr)
+		cut.In(func() error {
+			return exec.Command("nft", "add table inet cut; add chain inet cut out { type filter hook output priority 0; udp dport 8383 drop; }").Run()
+		})
+		eventually(t, "the node knows that nobody hears it", func() bool { return s.addresses(cut.name)[addr].Node != cut.name })
+		next := s.agree(addr)
+		s.reach(addr, server)
+		if both := answers(cut.mac(), s.nodes[next].mac()); both > time.Second { // 0.2 s on a machine that has nothing else to do
+			t.Errorf("two nodes answered for %v", both)
+		}
+		cut.In(func() error { return exec.Command("nft", "delete table inet cut").Run() })
+		eventually(t, "all agree on the first again", func() bool { return s.agree(addr) == cut.name })
+	})
+
 	t.Run("the table", func(t *testing.T) {
 		code, out, stderr := sluice(t, "addresses", "--socket", s.nodes["n1"].socket)
 		if code != cli.ExitOK || !strings.HasPrefix(out, "ADDRESS") || strings.Count(out, "metallb-system/outside") != 4 || strings.Count(out, "ARP") != 2 || strings.Count(out, "NDP") != 2 || !strings.Contains(out, "shop/web") {
 			t.Errorf("%d: %s%s", code, out, stderr)
 		}
 	})
+}
+
+// An address that nobody announces is named, as any other fault is: with an interface that the node
+// does not have, endpoints of policy Local that are elsewhere, and once the last pool is gone.
+func TestAnnouncedByNobody(t *testing.T) {
+	t.Parallel()
+	s := newSubnet(t)
+	const l2 = "---\napiVersion: metallb.io/v1beta1\nkind: L2Advertisement\nmetadata: {name: %s, namespace: metallb-system}\nspec: {ipAddressPools: [outside], serviceSelectors: [{matchLabels: {by: %[1]s}}], %s}\n"
+	pool, _, _ := strings.Cut(subnetObjects, "---")
+	cluster, err := os.ReadFile(filepath.Join(s.dir, "cluster.yaml"))
+	s.must(err)
+	_, nodes, _ := strings.Cut(strings.TrimPrefix(string(cluster), subnetObjects), "---")
+	s.write("cluster.yaml", nodes+fmt.Sprintf(l2, "interface", "interfaces: [eth7]")+fmt.Sprintf(l2, "local", "nodeSelectors: [{matchExpressions: [{key: none, operator: DoesNotExist}]}]"))
+	s.write("pool.yaml", pool)
+	by := func(name, text string) string {
+		return strings.Replace(text, "namespace: shop}", "namespace: shop, labels: {by: "+name+"}}", 1)
+	}
+	s.write("interface.yaml", by("interface", service("interface", 100, "Cluster", "n1")))
+	s.write("local.yaml", by("local", service("local", 101, "Local", "n9")))
+	s.start("n1")
+	says := func(service, words string) {
+		t.Helper()
+		eventually(t, service+" says "+words, func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			status, _ := agent.NewClient(s.nodes["n1"].socket).Status(ctx) // not yet
+			return slices.ContainsFunc(status.Issues, func(i model.Issue) bool {
+				return i.Object.String() == "Service shop/"+service && strings.Contains(i.Reason, words)
+			})
+		})
+	}
+	says("local", "nobody announces 172.30.0.101: externalTrafficPolicy is Local, and all endpoints are on nodes that the L2Advertisements of metallb-system/outside do not select: n9")
+	says("interface", "Node n1, which is to, has no such interface as the L2Advertisements name, eth7")
+	s.must(os.Remove(filepath.Join(s.dir, "pool.yaml")))
+	for _, name := range []string{"interface", "local"} {
+		says(name, "it is in no IPAddressPool")
+	}
 }
 
 // The agent says without --service-addresses that it deals with none.

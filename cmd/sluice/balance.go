@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/health"
@@ -126,6 +127,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	b.source = nftlb.New(objects, nftlb.Options{
 		Key: o.api.key, ReadKeys: o.api.readKeys, Lenient: o.lenient, State: o.state, ReadList: list.Read, Log: log,
 		Check: b.driver.Check, LoadAll: o.mode == ipvsFarms, DSRTracks: o.mode == ipvsFarms, Prepare: func(f *model.Farm) { prepareFarm(f, o, log) },
+		Own:       served(o.api.address, o.agent.MetricsAddress, o.agent.HealthzAddress),
 		HasDevice: func(name string) bool { _, err := net.InterfaceByName(name); return err == nil },
 	})
 	if err := b.source.Load(o.config); err != nil {
@@ -135,7 +137,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 		return nil, errors.Join(err, b.driver.Close())
 	}
 	b.checks = health.New(health.Options{Log: log, Report: b.source.Report, Ask: b.neighbours.Ask})
-	if b.kernel, err = upkeep.Open(b.driver, upkeep.Options{Log: log}); err != nil {
+	if b.kernel, err = upkeep.Open(b.driver, driver.Options{Log: log}); err != nil {
 		return nil, privilege(err)
 	}
 	c := o.agent
@@ -148,7 +150,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	case *ipvs.Farms: // it sends in IPIP itself
 		c.FarmCounter = virtualCounter{d}
 	}
-	c.Compiler, c.Driver = compile.New(config), b.kernel
+	c.Compiler, c.Driver, c.AwaitCuts = compile.New(config), b.kernel, b.kernel.AwaitCuts
 	c.InStep = func(ctx context.Context) {
 		if err := o.purgeFarms(ctx, o.mode, log); err != nil && ctx.Err() == nil {
 			log.Warn("what a balancer in another mode left in the kernel could not be removed: stop this one, run 'sluice cleanup', and start it again", "error", err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +20,8 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -30,6 +33,7 @@ type balanced struct {
 	sick            map[string]*atomic.Bool // servers that answer 503 to checks
 	dir             string
 	flags           []string  // of the balancer
+	by              []string  // the command that becomes the balancer, before the rest
 	program         *exec.Cmd // nil: none runs
 	log             bytes.Buffer
 }
@@ -110,7 +114,8 @@ func (w *balanced) start() {
 func (w *balanced) launch() {
 	w.t.Helper()
 	args := []string{"balance", "--config", w.path("farms.json"), "--state", w.path("state.json"), "--socket", w.path("s.sock")}
-	w.program = exec.Command(self, append(args, w.flags...)...)
+	args = slices.Concat(w.by, []string{self}, args, w.flags)
+	w.program = exec.Command(args[0], args[1:]...)
 	w.program.Env = append(os.Environ(), keyVariable+"=open sesame")
 	w.program.Stdout, w.program.Stderr = &w.log, &w.log
 	w.must(w.machine.Start(w.program))
@@ -263,6 +268,78 @@ func (w *balanced) leaves(t *testing.T) {
 	out, err := w.machine.Run(self, "cleanup", "--socket", w.path("s.sock"))
 	if w.must(err); nft(t, w.machine.NS, "list tables") != "" {
 		t.Errorf("tables are left after cleanup: %s", out)
+	}
+}
+
+// TestBalanceKeepsItsAPI asks for farms at the addresses of the balancer's own listeners, in each
+// mode: nobody could take them back by the API.
+func TestBalanceKeepsItsAPI(t *testing.T) {
+	t.Parallel()
+	for _, mode := range farmModes {
+		t.Run(mode, func(t *testing.T) {
+			w := newBalanced(t)
+			w.flags = []string{"--mode", mode, "--api", "10.0.0.1:5555"}
+			if err := probe.Missing(t.Context(), ipvs.Requirements); mode == ipvsFarms && errors.Is(err, probe.ErrNotSupported) {
+				t.Skip("this kernel has no IPVS")
+			}
+			w.start()
+			post := func(farm string) (int, string) {
+				status, answer, err := w.request(w.client, "POST", "http://10.0.0.1:5555/farms", `{"farms": [`+farm+`]}`)
+				if w.must(err); status != http.StatusOK && status != http.StatusConflict {
+					t.Errorf("%d %s", status, answer)
+				}
+				return status, answer
+			}
+			const at = `{"name": "api", "virtual-addr": "%s", "virtual-ports": "%s", "mode": "dnat", "backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "8080"}]}`
+			for _, where := range [][2]string{{"10.0.0.1", "5555"}, {"10.0.0.1", "5000-6000"}, {"127.0.0.1", "10256"}} {
+				farm := fmt.Sprintf(at, where[0], where[1])
+				if status, answer := post(farm); status != http.StatusConflict || !strings.Contains(answer, "where this balancer itself is served") {
+					t.Errorf("%s: %d %s", farm, status, answer)
+				}
+			}
+			if status, answer := post(fmt.Sprintf(at, "10.0.0.100", "5555")); status != http.StatusOK { // it is served elsewhere
+				t.Errorf("%d %s", status, answer)
+			}
+			w.kill()
+			w.answer("red", "blue")
+
+			// A state file is no way around: what it says is kept, and the balancer says what to do.
+			text, err := os.ReadFile(w.path("state.json"))
+			w.must(err)
+			write(t, w.dir, "state.json", strings.Replace(string(text), `"10.0.0.100"`, `"10.0.0.1"`, -1))
+			out, err := w.machine.Run("timeout", append([]string{"20", self, "balance", "--state", w.path("state.json"), "--socket", w.path("s.sock")}, w.flags...)...)
+			if err == nil || !strings.Contains(string(out), "it takes 10.0.0.1:5555, where this balancer itself is served") {
+				t.Errorf("a state file with such a farm: %v: %s", err, out)
+			}
+			w.answer("red", "blue")
+		})
+	}
+}
+
+// TestBalanceFewDescriptors has clients without a key send half requests to the API of a balancer
+// that may open few files: checks go on, and so does the API.
+func TestBalanceFewDescriptors(t *testing.T) {
+	t.Parallel()
+	w := newBalanced(t)
+	w.by = []string{"prlimit", "--nofile=128"}
+	w.start()
+	w.must(w.machine.Do(func() error {
+		for range 1000 {
+			c, err := net.Dial("tcp", "127.0.0.1:5555")
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			_, _ = io.WriteString(c, "POST /farms HTTP/1.1\r\n") // an error is that of one who was shown the door
+		}
+		return nil
+	}))
+	w.sick["blue"].Store(true)
+	begin := time.Now()
+	eventually(t, "blue is down", func() bool { return w.backend("blue").State == "down" })
+	w.api(http.StatusOK, "GET", "/farms", "")
+	if took := time.Since(begin); took > 9*time.Second || strings.Contains(w.log.String(), "could not be made") {
+		t.Errorf("it took %s, until the half requests were given up", took)
 	}
 }
 

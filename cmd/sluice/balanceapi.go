@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -55,6 +56,24 @@ func (a *apiFlags) chooseKey(cmd *cobra.Command) error {
 		return err
 	}
 	return nil
+}
+
+// served are the addresses that listeners at these have, each of a family if it is all of the
+// machine's. One that cannot be resolved is none, as to listen there fails.
+func served(addresses ...string) (all []netip.AddrPort) {
+	for _, address := range addresses {
+		at, err := net.ResolveTCPAddr("tcp", address)
+		if err != nil || at.Port == 0 {
+			continue
+		}
+		ip, port := at.AddrPort().Addr().Unmap(), uint16(at.Port)
+		if !ip.IsValid() || ip == netip.IPv6Unspecified() {
+			all = append(all, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+			ip = netip.IPv6Unspecified()
+		}
+		all = append(all, netip.AddrPortFrom(ip, port))
+	}
+	return all
 }
 
 // listen takes the address of the API; nil: there is none.

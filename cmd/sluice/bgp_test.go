@@ -178,8 +178,9 @@ func TestBGPFaults(t *testing.T) {
 
 	t.Run("routes that cut the node off, or lead nowhere", func(t *testing.T) {
 		r.steady(func() {
+			r.write("far.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: far}\nspec: {podCIDRs: [10.244.9.0/24]}\n")
 			var routes string
-			for _, to := range []string{"0.0.0.0/0", "172.31.0.0/16", "172.31.2.0/25", "10.244.1.128/25", "203.0.113.77/32", "10.246.0.0/24", "10.247.0.0/24"} {
+			for _, to := range []string{"10.244.9.128/25", "10.244.9.7/32", "0.0.0.0/0", "172.31.0.0/16", "172.31.2.0/25", "10.244.1.128/25", "203.0.113.77/32", "10.246.0.0/24", "10.247.0.0/24"} {
 				routes += "route " + to + " blackhole; "
 			}
 			r.reconfigure(routes, "")
@@ -188,6 +189,7 @@ func TestBGPFaults(t *testing.T) {
 				"peer BGPPeer spine4: its routes to 0.0.0.0/0, 172.31.0.0/16 are not followed: each holds 172.31.1.0/24, the subnet of this node on eth0",
 				"its route to 172.31.2.0/25 is not followed: it lies in 172.31.2.0/24, the subnet of this node on eth1",
 				"its route to 10.244.1.128/25 is not followed: it lies in 10.244.1.0/24, pods of this node",
+				"its routes to 10.244.9.7/32, 10.244.9.128/25 are not followed: each lies in 10.244.9.0/24, pods of Node far",
 				"its route to 10.246.0.0/24 is not followed: this node has no route to the next hop 198.18.7.7",
 				"203.0.113.77/32\t172.31.1.254\tBGPPeer spine4\t64501\t-\tnot followed: this node serves Services by itself",
 			} {
@@ -198,6 +200,7 @@ func TestBGPFaults(t *testing.T) {
 				t.Errorf("more of spine's routes are followed than should be: %s", out)
 			}
 			r.reconfigure("", "")
+			r.must(os.Remove(filepath.Join(r.dir, "far.yaml")))
 		})
 	})
 

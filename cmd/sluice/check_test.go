@@ -26,7 +26,7 @@ func TestCheck(t *testing.T) {
 		none   = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
 		rival  = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
 		twice  = "web.yaml:1: NetworkPolicy shop/typo: is declared in typo.yaml:1 as well\n"
-		tier   = `tiered.yaml:1: GlobalNetworkPolicy security.deny: spec.tier: there is no tier "security": make the Tier, or name one that exists` + "\n"
+		tier   = `tiered.yaml:1: GlobalNetworkPolicy security.deny: spec.tier: there is no Tier security, for which it waits: make the Tier, or name one that exists` + "\n"
 	)
 	for _, c := range []struct {
 		files  map[string]string // beside shop.yaml

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,8 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/cni/install"
+	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"
 )
@@ -112,13 +115,15 @@ const (
 // change or somebody removes a file. available is called the first time.
 func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o install.Options, log *slog.Logger, available func()) {
 	installed, failing := false, ""
-	for {
-		err := installCNI(ctx, a, objects, &o, log, !installed)
+	var before []string
+	for replaced := (contest.Pace{First: cniAudit, Most: cniAudit}); ; {
+		written, err := installCNI(ctx, a, objects, &o, log, !installed)
 		pause := cniRetry
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err != nil && err.Error() != failing:
+		case err != nil && (err.Error() == failing || !objects.Synced()): // what is not read yet is not known to be missing
+		case err != nil:
 			log.Warn("pods cannot be attached yet", "reason", err)
 			failing = err.Error()
 		case err == nil:
@@ -126,6 +131,20 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 				installed = true
 				go available()
 			}
+			now := install.Before(o.ConfDir)
+			if len(now) > 0 && !slices.Equal(now, before) {
+				log.Warn("container runtimes take another network's configuration, which comes first by name: move it away", "files", now)
+			}
+			before = now
+		}
+		if len(written) > 0 {
+			replaced.Wrote(time.Now())
+		}
+		if replaced.Lost(time.Now()) {
+			reason := fmt.Sprintf("another program goes on changing or removing the CNI plugin's files in %s and %s, which are put back within %v each time; end it", o.ConfDir, o.BinDir, cniAudit)
+			a.Contests.Set(o.ConfDir, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: a.Node}}.Issue(reason))
+		} else {
+			a.Contests.Clear(o.ConfDir)
 		}
 		select {
 		case <-ctx.Done():
@@ -137,27 +156,27 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 
 // installCNI installs the plugin with the node's pod CIDRs; the first time, once the kernel has
 // what pods need.
-func installCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o *install.Options, log *slog.Logger, first bool) error {
+func installCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o *install.Options, log *slog.Logger, first bool) (written []string, err error) {
 	node := objects.Node(a.Node)
-	if node == nil || len(node.PodCIDRs) == 0 {
-		return fmt.Errorf("node %s has no pod CIDRs: see that the controller manager runs with --allocate-node-cidrs", a.Node)
+	if node == nil {
+		return nil, a.MissingNode()
+	}
+	if len(node.PodCIDRs) == 0 {
+		return nil, fmt.Errorf("no pod CIDRs are known of Node %s: see that the controller manager runs with --allocate-node-cidrs, and that 'sluice status' names none that is left out", a.Node)
 	}
 	if first {
 		if err := a.Wait(ctx, objects.Generation()); err != nil {
 			if _, objectsAlone := errors.AsType[*agent.FaultError](err); !objectsAlone {
-				return err
+				return nil, err
 			}
 		}
 	}
 	o.PodCIDRs = node.PodCIDRs
-	written, err := install.Run(*o)
+	written, err = install.Run(*o)
 	for _, path := range written {
 		log.Info("CNI plugin installed", "file", path)
 	}
-	if before := install.Before(o.ConfDir); err == nil && first && len(before) > 0 {
-		log.Warn("container runtimes take another network's configuration, which comes first by name: move it away", "files", before)
-	}
-	return err
+	return written, err
 }
 
 // runCNI has the agent install the CNI plugin, if it is to.

@@ -363,6 +363,34 @@ func TestAgentInstallsCNI(t *testing.T) {
 	}
 }
 
+// What has not been read yet is not missing: an agent that starts says nothing of pod CIDRs. A name
+// that no Node has is said as such.
+func TestAgentKnowsNodeFirst(t *testing.T) {
+	t.Parallel()
+	p := newPlugin(t)
+	dir := folder(t, map[string]string{"node.yaml": cniNode})
+	cni := []string{"--cni", "--cni-plugin", p.program, "--cni-bin-dir", filepath.Join(p.dir, "bin"), "--cni-conf-dir", filepath.Join(p.dir, "net.d")}
+	log, stop := startAgentLogged(t, dir, p.socket, p.node.Do, cni...)
+	eventually(t, "it is installed", func() bool { return strings.Contains(log.String(), "05-sluice.conflist") })
+	if strings.Contains(log.String(), "cannot be attached") {
+		t.Errorf("a start with all it takes says\n%s", log)
+	}
+	stop()
+	for says, node := range map[string]string{
+		"there is no Node object named node-a, but there are others (node-b): set --node to this node's name": strings.Replace(cniNode, "{name: node-a}", "{name: node-b}", 1),
+		"there is no Node object named node-a: it comes when the kubelet registers":                           "",
+		"no pod CIDRs are known of Node node-a: see":                                                          strings.Replace(cniNode, "podCIDRs: [10.244.1.0/24]", "podCIDRs: [224.0.0.0/24]", 1),
+	} {
+		write(t, dir, "node.yaml", node)
+		log, stop := startAgentLogged(t, dir, p.socket, p.node.Do, cni...)
+		eventually(t, "it says: "+says, func() bool { return strings.Contains(log.String(), says) })
+		if n := strings.Count(log.String(), "cannot be attached"); n != 1 {
+			t.Errorf("%d warnings:\n%s", n, log)
+		}
+		stop()
+	}
+}
+
 // A hundred pods start one by one, and then at once: each can talk as soon as its ADD returns.
 func TestManyPodsWithAgent(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kube"
@@ -68,7 +69,7 @@ func newNodeKey(path string) (key [32]byte, err error) {
 }
 
 // publishKey has this node's Node say its key for WireGuard, or none if it has none.
-func (o *runOptions) publishKey(ctx context.Context, node string, key model.PublicKey, objects *store.Store, log *slog.Logger) {
+func (o *runOptions) publishKey(ctx context.Context, node string, key model.PublicKey, objects *store.Store, contests *contest.Board, log *slog.Logger) {
 	if !o.kubeFlags.named() {
 		return // whoever writes the manifests does it: a fault says so
 	}
@@ -77,6 +78,7 @@ func (o *runOptions) publishKey(ctx context.Context, node string, key model.Publ
 		text = key.String()
 	}
 	a := kube.NewAnnotation(o.kubeFlags.api(false), node, kubeobj.WireGuardAnnotation, text, log)
+	a.Contests = contests
 	go a.Run(ctx, func() bool {
 		n := objects.Node(node)
 		return n != nil && n.Key() != key

@@ -155,7 +155,7 @@ func TestRulesInTheOtherVariant(t *testing.T) {
 func TestCleanupGoesOnAfterAMode(t *testing.T) {
 	n := newModeNode(t)
 	ofProxy := fmt.Sprint("table ", userspace.RouteTable)
-	for _, left := range []string{"nft add table inet sluice", "nft add table inet sluice-farms", "iptables-legacy -t nat -N SLUICE-SERVICES", "ip route add local default dev lo scope host " + ofProxy} {
+	for _, left := range []string{"nft add table inet sluice", "nft add table inet sluice-farms", "ipset create SLUICE-4-FRONTENDS hash:ip,port", "iptables-legacy -t nat -N SLUICE-SERVICES", "ip route add local default dev lo scope host " + ofProxy} {
 		if out, err := n.Run("sh", "-c", left); err != nil {
 			t.Fatal(err, string(out))
 		}

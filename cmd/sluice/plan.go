@@ -158,7 +158,7 @@ func compileOnce(ctx context.Context, node *nodeFlags, config compile.Config) (*
 		c.SetUnderlay(underlay)
 	}
 	c.Update(objects, objects.Take())
-	return c, objects, read, nil
+	return c, objects, agent.Await(read, objects), nil
 }
 
 // readOnce lets the source deliver all that it holds, and returns the source's status.

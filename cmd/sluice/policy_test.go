@@ -151,13 +151,13 @@ func TestPoliciesAtFault(t *testing.T) {
 		t.Fatalf("sync exits with %d: %s", code, stderr)
 	}
 	_, stdout, _ := sluice(t, "policies", "--socket", socket)
-	for fault, says := range map[string]string{"99999": "isolates what it selects, and allows nothing: ", "77777": "; in force: its last good version"} {
+	for fault, says := range map[string]string{"99999": "isolates what it selects, and allows what could be read of its rules: ", "77777": "; in force: its last good version"} {
 		if strings.Count(stdout, fault) != 1 || strings.Count(stdout, says) != 1 {
 			t.Errorf("policies do not say once %q and %q:\n%s", fault, says, stdout)
 		}
 	}
 	_, stdout, _ = sluice(t, "status", "--socket", socket)
-	for _, says := range []string{"; in force: it isolates what it selects, and allows nothing", "; in force: its last good version", "each says what is in force of its object"} {
+	for _, says := range []string{"; in force: it isolates what it selects, and allows what could be read of its rules", "; in force: its last good version", "each says what is in force of its object"} {
 		if strings.Count(stdout, says) != 1 {
 			t.Errorf("status does not say %q once:\n%s", says, stdout)
 		}
@@ -412,6 +412,51 @@ func TestKeptPolicyIsWarnedOf(t *testing.T) {
 		if out := stdout + stderr; code != want || !strings.Contains(out, "policies did not change since the start are still judged by what ") || !strings.Contains(out, "policy.yaml: ") {
 			t.Errorf("%s exits with %d and does not warn of what is kept, and why:\n%s", command, code, out)
 		}
+	}
+}
+
+// A Tier that goes, or comes after its policies, shuts no pod and opens none, also while agents
+// come and go.
+func TestMissingTier(t *testing.T) {
+	t.Parallel()
+	const tier = "apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: own}\nspec: {order: 10, defaultAction: Pass}\n"
+	denies := func(from, to string) string {
+		return "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: to-" + to + ", namespace: shop}\n" +
+			"spec: {tier: own, selector: app == '" + to + "', types: [Ingress], ingress: [{action: Deny, source: {selector: app == '" + from + "'}}]}\n"
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			ns := nodeNS(t)
+			pods := attachPods(t, ns, 2)
+			dir := folder(t, map[string]string{"pods.yaml": shop[:strings.LastIndex(shop, "---")], "tier.yaml": tier, "to-db.yaml": denies("web", "db")})
+			socket := filepath.Join(t.TempDir(), "s.sock")
+			look := func(when string, toDB, toWeb bool, says string) {
+				t.Helper()
+				_, _, stderr := sluice(t, "sync", "--socket", socket)
+				for i, want := range []bool{toDB, toWeb} {
+					err := connect(pods[i], []string{"10.1.0.2:5432", "10.1.0.1:80"}[i])
+					if passes := err == nil || strings.Contains(err.Error(), "refused"); passes != want {
+						t.Errorf("%s: from pod %d: %v, want that it passes %t", when, i, err, want)
+					}
+				}
+				if says != "" && !strings.Contains(stderr, says) || says == "" && stderr != "" {
+					t.Errorf("%s: sync says %q, want %q", when, stderr, says)
+				}
+			}
+			stop := startAgent(t, dir, socket, ns.Do, "--mode", mode)
+			look("before", false, true, "")
+			if err := os.Remove(filepath.Join(dir, "tier.yaml")); err != nil {
+				t.Fatal(err)
+			}
+			write(t, dir, "to-web.yaml", denies("db", "web"))
+			look("without the tier", false, true, "CalicoNetworkPolicy shop/to-web: spec.tier: there is no Tier own, for which it waits")
+			stop()
+			startAgent(t, dir, socket, ns.Do, "--mode", mode)
+			look("after a restart", false, true, "CalicoNetworkPolicy shop/to-db waits for its tier")
+			write(t, dir, "tier.yaml", tier)
+			look("with the tier", false, false, "")
+		})
 	}
 }
 

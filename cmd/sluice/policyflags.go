@@ -97,7 +97,7 @@ func (u *unsupported) Type() string { return "choice" }
 
 // options returns the driver's options.
 func (f *nodeFlags) options(log *slog.Logger) driver.Options {
-	o := driver.Options{Log: log, Policy: f.compiler.Policy, Fabric: f.compiler.Fabric, FlowOffload: f.flowOffload, Remembered: takeover.Remembered}
+	o := driver.Options{Log: log, Policy: f.compiler.Policy, KeepEstablished: f.keepEstablished, Fabric: f.compiler.Fabric, FlowOffload: f.flowOffload, Remembered: takeover.Remembered}
 	if unprivileged() { // who may not see what others have programmed
 		o.Remembered = nil
 	}

@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/kubeproxy"
@@ -190,11 +191,11 @@ func run(cmd *cobra.Command, o runOptions) error {
 	defer func() { _ = c.Driver.Close() }()
 	c.Driver = programs
 	if !unprivileged() { // a proxy without rights has nothing in the kernel to look after
-		d, err := upkeep.Open(programs, upkeep.Options{Log: log, Policy: config.Policy && can&driver.Policy != 0, KeepEstablished: o.keepEstablished})
+		d, err := upkeep.Open(programs, options)
 		if err != nil {
 			return privilege(err)
 		}
-		c.Driver, c.FlowsCut, c.Flows = d, d.FlowsCut, d.Flows
+		c.Driver, c.FlowsCut, c.AwaitCuts, c.Flows = d, d.FlowsCut, d.AwaitCuts, d.Flows
 		c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	}
 	reader, err := link.Open()
@@ -210,7 +211,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	objects := store.New()
 	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
-	c.Claim, c.Obstacles, c.Log = claim, preflight.Obstacles, log
+	c.Claim, c.Obstacles, c.Contests, c.Log = claim, preflight.Obstacles, &contest.Board{}, log
 	c.Prepare = func() {
 		if o.setSysctls {
 			setSysctls(log, o)
@@ -245,7 +246,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return privilege(err)
 		}
 		defer release()
-		o.publishKey(cmd.Context(), config.Node, config.WireGuard, objects, log)
+		o.publishKey(cmd.Context(), config.Node, config.WireGuard, objects, c.Contests, log)
 	}
 	if config.BGP {
 		speaker, err := child.Find()
@@ -307,6 +308,7 @@ func (o *runOptions) runUntaint(ctx context.Context, a *agent.Agent, objects *st
 		return
 	}
 	untaint := kube.NewUntaint(o.kubeFlags.api(false), a.Node, o.taint, log)
+	untaint.Contests = a.Contests
 	go untaint.Run(ctx, func() bool {
 		node := objects.Node(a.Node)
 		return node != nil && slices.Contains(node.Taints, o.taint) && a.Ready()

@@ -19,7 +19,7 @@ import (
 
 const servicesHelp = `List the services that this node has, a line for each address and port. BACKENDS counts the endpoints
 that it sends connections to, LOCAL those on this node that get what comes from outside under
-externalTrafficPolicy Local.
+externalTrafficPolicy Local. NOTE says what is wrong with the service, and why it has no endpoint.
 
 With the name of a service (NAME alone is in the namespace of -n, or default), show its endpoints
 too: CHOSEN says whether this node sends new connections there, NOTE why not. Where it differs,
@@ -86,7 +86,7 @@ func servicesTable(w io.Writer, views []compile.ServiceView) {
 	}
 	_, _ = fmt.Fprintln(w, "NAMESPACE\tNAME\tVIA\tADDRESS\tPROTOCOL\tPORT\tBACKENDS\tLOCAL\tNOTE")
 	for _, s := range views {
-		notes := s.Issues
+		notes := slices.Concat(s.Issues, s.Unserved)
 		if s.Unproxied != "" {
 			notes = append([]string{"not programmed: " + s.Unproxied}, notes...)
 		}

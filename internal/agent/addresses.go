@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -15,6 +16,9 @@ type Addresses interface {
 	Follow(address.Delta)
 	// Silent delivers, after each change, which nodes are not heard from.
 	Silent() <-chan map[string]bool
+	// Unanswered are the addresses that are to be answered for here, and no interface is for that.
+	// It is safe for concurrent use.
+	Unanswered() []netip.Addr
 	// Run works until ctx ends.
 	Run(ctx context.Context)
 	// Counts is safe for concurrent use.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
@@ -48,6 +49,9 @@ type Config struct {
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
+	// AwaitCuts, if set, returns once the established connections are cut that what is in the
+	// kernel does not let go on. It is safe for concurrent use.
+	AwaitCuts func(context.Context) error
 	// Flows, if set, counts the flows that this node has from frontends to their backends.
 	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)
 
@@ -104,6 +108,9 @@ type Config struct {
 
 	// Addresses, if set, carries out what Compiler says of the addresses of Services.
 	Addresses Addresses
+
+	// Contests, if set, shows what other programs go on writing over.
+	Contests *contest.Board
 
 	// Speaker, if set, carries out what Compiler says of BGP.
 	Speaker Speaker

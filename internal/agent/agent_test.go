@@ -228,6 +228,37 @@ func TestTamperingIsHealed(t *testing.T) {
 	})
 }
 
+// A program that goes on changing what is programmed is undone each time, said ever more rarely in
+// the log, and shown in the status until it ends.
+func TestTamperingThatGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, apart)
+		b.source.deliver(web(1, "10.1.0.1")...)
+		b.source.sync()
+		b.holds(t, web1)
+		const problem = "another program goes on changing what is programmed"
+		shown := func() bool { return strings.Contains(strings.Join(b.Status().Problems, "\n"), problem) }
+		for i := range 300 {
+			b.driver.flush()
+			time.Sleep(time.Second)
+			b.holds(t, web1)
+			if i == 0 && shown() {
+				t.Error("one change is taken for many")
+			}
+		}
+		if said := strings.Count(b.log.String(), "changed by someone else"); b.Status().Heals < 290 || said < 25 || said > 45 { // each for half a minute, and then at pauses that double
+			t.Errorf("%d heals, said %d times", b.Status().Heals, said)
+		}
+		if !shown() {
+			t.Errorf("problems: %v", b.Status().Problems)
+		}
+		time.Sleep(5 * time.Minute)
+		if shown() {
+			t.Error("it is shown still, long after it has ended")
+		}
+	})
+}
+
 func TestChangeMeetsTampering(t *testing.T) {
 	b := start(t)
 	b.source.deliver(web(1, "10.1.0.1")...)

@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
 )
 
 // Plan is what the agent would do to the kernel.
@@ -115,6 +116,11 @@ func (a *Agent) Services() []compile.ServiceView {
 		service := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 		views[i].Issues = notes(faults[service], "")
 	}
+	a.Store.Read(func(v *store.View) {
+		for i := range views {
+			views[i].Unserved = unserved(v, &views[i])
+		}
+	})
 	return views
 }
 
@@ -135,10 +141,10 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	return p, failed
 }
 
-// Sync returns once all that the source holds at the time of the call is in the kernel. An error
-// says why it is not; it is a *FaultError if only objects are at fault and all others are
-// programmed: each kind could be read, and nothing is kept for what could not. Safe for concurrent
-// use.
+// Sync returns once all that the source holds at the time of the call is in the kernel, and has
+// ended the connections that may not go on. An error says why it is not; it is a *FaultError if
+// only objects are at fault and all others are programmed: each kind could be read, and nothing is
+// kept for what could not. Safe for concurrent use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -178,10 +184,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation: where objects
-// are named, of the parts of the state that these belong to. An error says why it has not; it is a
-// *FaultError if only objects are at fault: some of those that are named, or any if none is. Safe
-// for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation, and has ended
+// the connections that may not go on: where objects are named, of the parts of the state that these
+// belong to. An error says why it has not; it is a *FaultError if only objects are at fault: some
+// of those that are named, or any if none is. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
@@ -199,6 +205,9 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 			return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
+	}
+	if err == nil && a.AwaitCuts != nil {
+		err = a.AwaitCuts(ctx)
 	}
 	for _, fabric := range a.accelerators {
 		if err == nil && len(objects) == 0 && fabric.Status().Fabric {

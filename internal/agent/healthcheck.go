@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/connlimit"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -19,9 +20,9 @@ import (
 // one: 200 while this node has a ready endpoint of the service and the agent is healthy, else 503.
 type healthChecks struct {
 	log      *slog.Logger
-	healthy  func() bool // of the agent; called by many goroutines
-	conns    *connLimit  // of all servers together
-	maxPorts int         // open at the same time
+	healthy  func() bool      // of the agent; called by many goroutines
+	conns    *connlimit.Limit // of all servers together
+	maxPorts int              // open at the same time
 	sockets  sockets
 
 	mu      sync.Mutex
@@ -134,7 +135,7 @@ func (c *healthCheck) open(h *healthChecks) {
 	}))
 	// No client reuses a connection, and idle ones would outlive the port.
 	c.server.SetKeepAlivesEnabled(false)
-	go serve(h.log, "health check of "+name.String(), c.server, h.conns.listen(l))
+	go serve(h.log, "health check of "+name.String(), c.server, h.conns.Listen(l))
 }
 
 func (c *healthCheck) close() {

@@ -11,6 +11,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"sluice.dev/sluice/internal/connlimit"
 )
 
 // openInterval is the time between two attempts to open an address that is taken.
@@ -20,7 +22,7 @@ const openInterval = 500 * time.Millisecond
 type server struct {
 	*http.Server
 	what, address string
-	conns         *connLimit
+	conns         *connlimit.Limit
 	listener      net.Listener
 }
 
@@ -44,10 +46,8 @@ func (kernelSockets) Listen(network, address string) (net.Listener, error) {
 // handler sets a time for it.
 func newServer(timeout time.Duration, h http.Handler) *http.Server {
 	return &http.Server{
-		Handler: answering(h),
-		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, conn)
-		},
+		Handler:           answering(h),
+		ConnContext:       connlimit.Context,
 		ReadHeaderTimeout: headerTimeout,
 		WriteTimeout:      timeout,
 		IdleTimeout:       time.Minute,
@@ -107,7 +107,7 @@ func (a *Agent) serve(ctx context.Context, s server) {
 	for s.listener != nil {
 		served := make(chan struct{})
 		go func() {
-			serve(a.Log, s.what, s.Server, s.conns.listen(s.listener))
+			serve(a.Log, s.what, s.Server, s.conns.Listen(s.listener))
 			close(served)
 		}()
 		socket, ok := s.listener.(*net.UnixListener)

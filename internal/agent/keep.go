@@ -8,6 +8,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/store"
 )
 
 // The agent keeps no state on disk: what the kernel holds is all that is left of an earlier life.
@@ -26,7 +27,7 @@ func (l *loop) checkSource() (changed bool) {
 	l.lacking = Lacking(s)
 	l.kernel.Lack(l.lacking)
 	l.compiling.Lock()
-	l.Compiler.SetLacking(l.lacking.Any)
+	l.Compiler.SetLacking(l.lacking.Any && len(l.lacking.Policies) == 0)
 	l.compiling.Unlock()
 	return changed || !l.lacking.Any
 }
@@ -40,6 +41,23 @@ func Lacking(s source.Status) reconcile.Lacking {
 		l.Policies = s.LackingObjects
 	}
 	return l
+}
+
+// Await adds to what a source lacks the policies that wait for their tiers since the start: an
+// earlier agent may have carried them out.
+func Await(s source.Status, objects *store.Store) source.Status {
+	policies := objects.Awaiting()
+	if len(policies) == 0 {
+		return s
+	}
+	if len(s.Lacking) == 0 || len(s.LackingObjects) > 0 {
+		s.LackingObjects = slices.Concat(s.LackingObjects, policies)
+	}
+	s.Lacking = slices.Clone(s.Lacking)
+	for _, key := range policies {
+		s.Lacking = append(s.Lacking, key.String()+" waits for its tier")
+	}
+	return s
 }
 
 // setPodsUnread has policy cut nobody off while no Pod could be read, and reports whether that is

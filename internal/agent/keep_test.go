@@ -274,3 +274,26 @@ func TestNotReady(t *testing.T) {
 		eventually(t, "no Node is this one", func() bool { return strings.Contains(readyz(), "no Node object named node-a") })
 	})
 }
+
+// A policy that waits for its tier since the start is all that is lacking, unless more is: what an
+// earlier agent programmed for it stays, and nothing else for its sake.
+func TestWaitingPoliciesAreLacking(t *testing.T) {
+	policy := &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "p"}}, Tier: "own"}
+	tier := &model.Tier{Name: "own"}
+	b := start(t, before(t, web(1, "10.1.0.1")))
+	b.source.deliver(store.Event{Kind: policy.Key.Kind, Name: policy.Key.Name, Object: policy})
+	b.source.sync()
+	b.holds(t)
+	s := b.Status()
+	if len(s.Source.Lacking) != 1 || s.OK || len(s.Issues) != 1 || !strings.Contains(s.Issues[0].Reason, "there is no Tier own") {
+		t.Errorf("status while it waits: %+v", s)
+	}
+	if l := Lacking(Await(source.Status{}, b.Store)); !l.Any || len(l.Policies) != 1 {
+		t.Errorf("lacking: %+v", l)
+	}
+	if l := Lacking(Await(source.Status{Lacking: []string{"x.yaml"}}, b.Store)); !l.Any || len(l.Policies) != 0 {
+		t.Errorf("lacking beside a file: %+v", l)
+	}
+	b.source.deliver(store.Event{Kind: model.TierKind, Name: model.Name{Name: "own"}, Object: tier})
+	eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && len(s.Source.Lacking) == 0 })
+}

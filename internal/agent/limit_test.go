@@ -111,29 +111,6 @@ func TestUnfinishedRequests(t *testing.T) {
 	})
 }
 
-// However many connections there are, the newest is answered and the oldest are closed.
-func TestConnectionsAreBounded(t *testing.T) {
-	limit := &connLimit{most: 3}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newServer(0, http.NotFoundHandler())
-	defer func() { _ = s.Close() }()
-	go func() { _ = s.Serve(limit.listen(l)) }()
-	open := hold(t, new(net.Dialer).DialContext, l.Addr().String(), 20, unfinished[0])
-	eventually(t, "all but three are closed", func() bool { return open.Load() == 3 })
-	if err := probe("http://" + l.Addr().String()); err == nil || !strings.Contains(err.Error(), "404") {
-		t.Errorf("a new connection: %v", err)
-	}
-	eventually(t, "one more is closed", func() bool { return open.Load() == 2 })
-	limit.mu.Lock()
-	defer limit.mu.Unlock()
-	if n := limit.conns.Len(); n > 3 {
-		t.Errorf("%d connections are counted", n)
-	}
-}
-
 // Some answers may take longer than a request: profiles, and streams over the socket.
 func TestLongAnswers(t *testing.T) {
 	t.Parallel()

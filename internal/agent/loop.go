@@ -278,6 +278,7 @@ func (l *loop) schedule(done reconcile.Done) {
 		l.metrics.heals.Inc()
 		l.mu.Lock()
 		l.record.heals++
+		l.record.healed = l.kernel.Healed()
 		l.mu.Unlock()
 	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -54,10 +55,21 @@ func (a *Agent) misnamed() string {
 	return fmt.Sprintf("there is no Node object named %s, but there are others (%s): set --node to this node's name", a.Node, model.FirstFew(names, 3))
 }
 
-// sourceStatus is the source's status. If nothing is known of this node, what is declared for it is
-// lacking, too.
+// MissingNode says why this node's Node object is not known.
+func (a *Agent) MissingNode() error {
+	if slices.Contains(a.Source.Status().Unread, model.NodeKind) {
+		return errors.New("no Nodes could be read: 'sluice status' says why")
+	}
+	if reason := a.misnamed(); reason != "" {
+		return errors.New(reason)
+	}
+	return fmt.Errorf("there is no Node object named %s: it comes when the kubelet registers the node; set --node to the name that it registers", a.Node)
+}
+
+// sourceStatus is the source's status, with what is lacking in the objects themselves. If nothing
+// is known of this node, what is declared for it is, too.
 func (a *Agent) sourceStatus() source.Status {
-	s := a.Source.Status()
+	s := Await(a.Source.Status(), a.Store)
 	if reason := a.misnamed(); reason != "" {
 		s.Lacking, s.LackingObjects = append(slices.Clone(s.Lacking), reason), nil
 	}

@@ -116,6 +116,18 @@ func TestExplain(t *testing.T) {
 	b := startPolicy(t, func(c *Config) {
 		c.Obstacles = func(context.Context) ([]preflight.Obstacle, error) { return obstacles, nil }
 	})
+	lost := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "lost"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Selector: map[string]string{"app": "web"},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, TargetName: "htp"}},
+	}
+	b.source.deliver(store.Event{Kind: model.ServiceKind, Name: lost.Name, Object: lost})
+	if err := b.client.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const why = `1 pod, none has a port named "htp" of TCP (they name none)`
+	if s, err := b.client.Service(t.Context(), lost.Name); err != nil || len(s.Unserved) != 1 || s.Unserved[0] != "port 80: "+why {
+		t.Errorf("a service without endpoints: %+v, %v", s, err)
+	}
 	for _, c := range []struct {
 		from, to string
 		family   int
@@ -130,6 +142,7 @@ func TestExplain(t *testing.T) {
 		{"shop/web", "shop/db:5432", 6, false, 1, "fd00::2", "ufw", ""},
 		{"shop/db", "shop/web:80", 4, true, 1, "no policy applies", "ufw", ""},
 		{"shop/web", "svc/shop/web-1:http", 0, false, 1, "shop/web-1", "ufw", ""},
+		{"shop/web", "svc/shop/lost", 0, false, 1, "note: Service shop/lost: " + why, "ufw", ""},
 		{"shop/web", "node-a:22", 0, true, 1, "node node-a", "firewalld", ""},
 		{"node-a", "shop/db/icmp", 0, true, 1, "ICMP 8", "", ""},
 		{"shop/web", "[fd00::2]/icmp", 0, false, 1, "ICMPv6 128", "ufw", ""},

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/state"
@@ -49,6 +50,7 @@ func (a *Agent) Service(ctx context.Context, name model.Name) (ServiceReport, er
 			err = unknownService(v, name)
 			return
 		}
+		view.Unserved = unserved(v, &view)
 		endpoints = a.Compiler.Endpoints(v, name)
 		issues = issuesOf(v, name, found)
 	})
@@ -70,6 +72,23 @@ func (a *Agent) Service(ctx context.Context, name model.Name) (ServiceReport, er
 		r.EndpointList = append(r.EndpointList, report)
 	}
 	return r, nil
+}
+
+// unserved says why ports of a service have no endpoint, where its frontends have none.
+func unserved(v *store.View, view *compile.ServiceView) (reasons []string) {
+	svc := v.Service(model.Name{Namespace: view.Namespace, Name: view.Name})
+	if svc == nil || !slices.ContainsFunc(view.Frontends, func(f compile.FrontendView) bool { return f.Backends == 0 }) {
+		return nil
+	}
+	for i := range svc.Ports {
+		port := &svc.Ports[i]
+		for _, a := range svc.ClusterIPs {
+			if why := lint.Unserved(v, svc, port, a.Unmap().Is4()); why != "" {
+				reasons = append(reasons, fmt.Sprintf("port %d: %s", port.Port, why))
+			}
+		}
+	}
+	return slices.Compact(reasons)
 }
 
 // unknownService says that there is no service of the name.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
@@ -42,6 +43,8 @@ type Status struct {
 	// Of the parts that fail; all others are in the kernel.
 	Failures []Failure `json:"failures,omitempty"`
 	Heals    int       `json:"heals"` // changes by others that were undone
+	// Contested says that another program goes on changing what is in the kernel, and is undone.
+	Contested bool `json:"contested,omitempty"`
 	// Frontends, and parts of policy, in the kernel that nothing readable declares; see
 	// source.Status.Lacking.
 	Kept int `json:"kept,omitempty"`
@@ -110,6 +113,7 @@ type record struct {
 	last     *Applied
 	failures []Failure
 	heals    int
+	healed   contest.Pace
 	kept     int // in the kernel, only kept
 	waiting  int // services and policies
 
@@ -137,7 +141,7 @@ func (a *Agent) Status() Status {
 	s := Status{
 		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
-		LastApply: r.last, Failures: r.failures, Heals: r.heals, Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
+		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved,
 	}
 	if len(s.Failures) > 0 {
@@ -176,6 +180,9 @@ func (a *Agent) problems(s Status) []string {
 		if f.Fabric && f.Error != "" {
 			problems = append(problems, "tunnels and routes to other nodes could not be programmed: "+f.Error)
 		}
+	}
+	if s.Contested || slices.ContainsFunc(s.Accelerators, func(f reconcile.AcceleratorStatus) bool { return f.Contested }) {
+		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it, and end it or have it leave Sluice's tables and routes alone")
 	}
 	if s.BGP != nil && s.BGP.Error != "" {
 		problems = append(problems, "BGP does not work as it should: "+s.BGP.Error)
@@ -234,9 +241,12 @@ func (a *Agent) issues() []model.Issue {
 func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
+	if a.Addresses != nil {
+		issues = append(issues, a.Compiler.Unanswered(a.Addresses.Unanswered())...)
+	}
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
-	issues = slices.Concat(issues, lacks, a.checks.issues(), Refusals(a.Driver.SetAside()))
+	issues = slices.Concat(issues, lacks, a.checks.issues(), a.Contests.Issues(), Refusals(a.Driver.SetAside()))
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}

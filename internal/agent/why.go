@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
@@ -59,6 +60,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	leaveOut(c.Objects)
 	enforced := a.answer(&e, c, a.elsewhere(c, a.Node))
 	for i := range e.Connections {
+		a.Store.Read(func(v *store.View) { noEndpoints(v, e.Connections[i].Paths) })
 		nearest(c.Objects, e.Connections[i].Paths)
 	}
 	if q.Suggest {
@@ -163,16 +165,33 @@ func nearest(s *store.Store, paths []verdict.Path) {
 	})
 }
 
+// noEndpoints adds to the paths why a Service has no endpoint for what it refuses.
+func noEndpoints(v *store.View, paths []verdict.Path) {
+	for i := range paths {
+		for _, step := range paths[i].Steps {
+			svc, to := v.Service(step.Of.Name), step.Flow.DestinationPort
+			if step.Stage != verdict.Service || step.Outcome != verdict.Denied || svc == nil {
+				continue
+			}
+			for j := range svc.Ports {
+				p := &svc.Ports[j]
+				if uint8(p.Protocol) != step.Flow.Protocol || p.Port != to && p.NodePort != to {
+					continue
+				}
+				if why := lint.Unserved(v, svc, p, step.Flow.Destination.Is4()); why != "" {
+					paths[i].Notes = append(paths[i].Notes, fmt.Sprintf("%v: %s", svc.Ref(), why))
+				}
+			}
+		}
+	}
+}
+
 // refusals says of the policies by which a step denies which of them are refused, and why.
 func refusals(v *store.View, s verdict.Step) (texts []string) {
 	for _, key := range append(slices.Clone(s.Isolating), s.Policy) {
 		p := v.Policy(key)
-		switch {
-		case p == nil:
-		case p.Refused != "":
+		if p != nil && p.Refused != "" {
 			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, p.Refused))
-		case s.Tier == policy.RefusedTier:
-			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, policy.NoTier(p.Tier)))
 		}
 	}
 	return texts

@@ -18,7 +18,7 @@ func TestLeaveOut(t *testing.T) {
 		"pod": model.Equal("app", "web"), "host": model.Equal("role", "uplink"), "none": model.Equal("app", "db"),
 		"elsewhere": model.And(model.Equal(model.NamespaceLabel, "other"), model.Equal("app", "web")),
 	} {
-		p := &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Name: name}}, Subject: subject}
+		p := &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Name: name}}, Tier: model.DefaultTier.Name, Subject: subject}
 		events = append(events, store.Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p})
 	}
 	s.Apply(events)

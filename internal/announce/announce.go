@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -22,7 +23,11 @@ import (
 
 // repeats are when neighbours are told of an address, from when this node begins to answer for it.
 // Frames get lost, and a machine that has just learnt another MAC may not learn a new one at once.
-var repeats = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * time.Second}
+var repeats = []time.Duration{0, time.Second, 3 * time.Second}
+
+// spacing is the least time between two times that neighbours are told of an address, however fast
+// it comes and goes.
+const spacing = time.Second
 
 // Responder answers in the network namespace of the thread that opened it. Make it with Open, and
 // run it once.
@@ -34,8 +39,9 @@ type Responder struct {
 	wake     wake.Signal // set when addresses change
 
 	mu      sync.Mutex
-	on      map[int]link.Segment
+	on      map[int]link.Segment // nil: they are not known yet
 	answers map[netip.Addr]*answer
+	said    map[netip.Addr]time.Time // when neighbours were told of an address, within spacing
 	counts  Counts
 
 	failing string // what failed last; of Run alone
@@ -57,7 +63,7 @@ type Counts struct {
 
 // Open opens the sockets. Segments are the interfaces to answer on, as they are after each change.
 func Open(segments <-chan []link.Segment, log *slog.Logger) (*Responder, error) {
-	r := &Responder{log: log, segments: segments, wake: wake.New(), on: map[int]link.Segment{}, answers: map[netip.Addr]*answer{}}
+	r := &Responder{log: log, segments: segments, wake: wake.New(), answers: map[netip.Addr]*answer{}, said: map[netip.Addr]time.Time{}}
 	var err error
 	if r.arp, err = openSocket(typeARP, onlyRequests); err != nil {
 		return nil, err
@@ -99,6 +105,23 @@ func (r *Responder) Stop(a netip.Addr) {
 	defer r.mu.Unlock()
 	delete(r.answers, a)
 	r.wake.Set()
+}
+
+// Unanswered returns the addresses that it is to answer for, and has no interface to do so on. It
+// is safe for concurrent use.
+func (r *Responder) Unanswered() (list []netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for addr, a := range r.answers {
+		answered := r.on == nil
+		for _, s := range r.on {
+			answered = answered || a.holds(addr, s)
+		}
+		if !answered {
+			list = append(list, addr)
+		}
+	}
+	return list
 }
 
 // Counts is safe for concurrent use.
@@ -226,16 +249,21 @@ func (r *Responder) tell(now time.Time) time.Duration {
 	var frames []frame
 	next := time.Hour
 	r.mu.Lock()
+	maps.DeleteFunc(r.said, func(_ netip.Addr, at time.Time) bool { return now.Sub(at) >= spacing })
 	for addr, a := range r.answers {
 		if a.told == len(repeats) {
 			continue
 		}
-		if wait := a.begun.Add(repeats[a.told]).Sub(now); wait > 0 {
+		wait := a.begun.Add(repeats[a.told]).Sub(now)
+		if at, lately := r.said[addr]; lately {
+			wait = max(wait, at.Add(spacing).Sub(now))
+		}
+		if wait > 0 {
 			next = min(next, wait)
 			continue
 		}
 		if a.told++; a.told < len(repeats) {
-			next = min(next, a.begun.Add(repeats[a.told]).Sub(now))
+			next = min(next, max(spacing, a.begun.Add(repeats[a.told]).Sub(now)))
 		}
 		s := r.arp
 		if addr.Is6() {
@@ -245,6 +273,7 @@ func (r *Responder) tell(now time.Time) time.Duration {
 			if !a.holds(addr, seg) {
 				continue
 			}
+			r.said[addr] = now
 			for _, data := range unasked(seg.MAC, addr) {
 				frames = append(frames, frame{s, data, index})
 			}

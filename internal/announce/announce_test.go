@@ -117,9 +117,6 @@ func TestAnswer(t *testing.T) {
 
 // A client that knows another MAC for an address learns the node's unasked.
 func TestUnasked(t *testing.T) {
-	usual := repeats
-	repeats = []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond}
-	t.Cleanup(func() { repeats = usual }) // once nobody runs that looks at them
 	f := newFixture(t)
 	for _, a := range []netip.Addr{ip("192.0.2.7"), ip("2001:db8::7")} {
 		f.client.IP(fmt.Sprintf("neigh replace %s lladdr 02:00:00:00:00:01 dev eth0 nud stale", a))
@@ -129,6 +126,28 @@ func TestUnasked(t *testing.T) {
 	f.await("it is repeated", func() bool { return f.Counts().Unasked >= uint64(3*len(repeats)) })
 	if n := f.Counts().Answers; n != 0 {
 		t.Errorf("%d questions were answered, and none was asked", n)
+	}
+}
+
+// However fast an address comes and goes, neighbours are told of it once a second at most; and once
+// it has stayed, as often as ever.
+func TestSpacing(t *testing.T) {
+	f := newFixture(t)
+	for _, a := range []netip.Addr{ip("192.0.2.7"), ip("2001:db8::7")} {
+		each := uint64(len(unasked(mac{}, a)))
+		before, begun := f.Counts().Unasked, time.Now()
+		for time.Since(begun) < 2500*time.Millisecond {
+			f.Answer(a, nil)
+			time.Sleep(7 * time.Millisecond)
+			f.Stop(a)
+		}
+		if n, most := (f.Counts().Unasked-before)/each, uint64(time.Since(begun)/spacing)+1; n == 0 || n > most {
+			t.Errorf("neighbours were told of %s %d times within %v", a, n, time.Since(begun))
+		}
+		before = f.Counts().Unasked
+		f.Answer(a, nil)
+		f.await("it is repeated", func() bool { return f.Counts().Unasked >= before+each*uint64(len(repeats)) })
+		f.Stop(a)
 	}
 }
 

@@ -29,6 +29,7 @@ func Experiments() []harness.Experiment {
 		policy.Copy,
 		policy.Loading,
 		policy.Changes,
+		policy.Cut,
 		policy.Start,
 		policy.Cost,
 		services.Removal,

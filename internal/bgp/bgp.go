@@ -74,6 +74,11 @@ type Peer struct {
 	AllowOwnAS  uint8      `json:"allowOwnAS,omitempty"`  // how often the own AS may be in a path that is learned
 	Restart     bool       `json:"restart,omitempty"`     // graceful restart
 
+	// MaxRoutes is how many routes of a family the peer may announce, those that Import rejects
+	// included; 0: any number. The session with one that announces more ends, and its routes go;
+	// the next one is tried after 5 minutes, or once the Peer differs.
+	MaxRoutes uint32 `json:"maxRoutes,omitempty"`
+
 	// The first rule that holds decides; what none holds for is accepted.
 	Import []Rule `json:"import,omitempty"`
 	Export []Rule `json:"export,omitempty"`
@@ -96,7 +101,8 @@ func (p *Peer) same(o *Peer) bool {
 	return p.Address == o.Address && p.Port == o.Port && p.AS == o.AS && p.LocalAS == o.LocalAS && p.Source == o.Source &&
 		p.Password == o.Password && p.Passive == o.Passive && p.Hold == o.Hold && p.Keepalive == o.Keepalive && p.Retry == o.Retry &&
 		p.Hops == o.Hops && p.Security == o.Security && p.IPv4 == o.IPv4 && p.IPv6 == o.IPv6 &&
-		p.Cluster == o.Cluster && p.KeepNextHop == o.KeepNextHop && p.AllowOwnAS == o.AllowOwnAS && p.Restart == o.Restart
+		p.Cluster == o.Cluster && p.KeepNextHop == o.KeepNextHop && p.AllowOwnAS == o.AllowOwnAS && p.Restart == o.Restart &&
+		p.MaxRoutes == o.MaxRoutes
 }
 
 // Rule accepts or rejects routes. It holds for those of its family that meet all it says; one

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
@@ -53,6 +54,9 @@ func add(args *skel.CmdArgs) (err error) {
 	if conf.Agent != nil && (pod.K8S_POD_NAMESPACE == "" || pod.K8S_POD_NAME == "") {
 		return fault(types.ErrInvalidEnvironmentVariables, "CNI_ARGS="+args.Args+" has no K8S_POD_NAMESPACE and K8S_POD_NAME: name the pod whose policies hold, or leave out agent in the network configuration", nil)
 	}
+	if err := nameable(args.IfName); err != nil {
+		return err
+	}
 	node, container, err := open(args)
 	if err != nil {
 		return err
@@ -76,6 +80,22 @@ func add(args *skel.CmdArgs) (err error) {
 		return errors.Join(err, remove(conf, args, node))
 	}
 	return nil
+}
+
+// nameable fails if the kernel gives no interface a name though package skel lets it pass.
+func nameable(ifname string) error {
+	why := ""
+	switch {
+	case ifname == "all" || ifname == "default":
+		why = "which stands for all interfaces in the kernel's parameters"
+	case strings.Contains(ifname, "%"):
+		why = "in which the kernel would replace %"
+	case strings.Contains(ifname, "\xa0"):
+		why = "in which the kernel takes the byte 0xA0 for a space"
+	default:
+		return nil
+	}
+	return fault(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME=%s, %s: name another, as eth0", ifname, why), nil)
 }
 
 // unattached fails if the node has an interface of the container already, whatever the IPAM knows:
@@ -199,6 +219,14 @@ func del(args *skel.CmdArgs) error {
 	conf, err := lenient(args.StdinData)
 	if err != nil {
 		return err
+	}
+	if file, err := os.Stat(args.Netns); err == nil && !file.Mode().IsRegular() {
+		// It is no namespace. Package skel opens it after this, and so does an IPAM plugin: at a
+		// FIFO they would wait.
+		args.Netns = ""
+		if err := os.Unsetenv("CNI_NETNS"); err != nil {
+			return fault(types.ErrInternal, "leave out CNI_NETNS", err)
+		}
 	}
 	node, err := netns.OpenPath(own)
 	if err != nil {

@@ -131,7 +131,7 @@ func TestStoreLost(t *testing.T) {
 		t.Error("the same container, once more: no error")
 	}
 	more := b.container("more")
-	if err := b.tryAdd(more); err == nil || !strings.Contains(err.Error(), "4 are given") || !strings.Contains(err.Error(), "and 1 more are the node's own or routed elsewhere") {
+	if err := b.tryAdd(more); err == nil || !strings.Contains(err.Error(), "4 are given") || !strings.Contains(err.Error(), "and 1 more are the node's own, routed elsewhere") {
 		t.Errorf("a range that is full: %v", err)
 	}
 }
@@ -335,6 +335,43 @@ func TestPowerLoss(t *testing.T) {
 	}
 	b.del(b.add("z"))
 	b.empty()
+}
+
+// What is no file of the store, though it has an address for its name, is given to nobody, and the
+// others go on; DEL of what is no namespace does not wait for it.
+func TestForeignEntries(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/29"}]]`))
+	b.del(b.add("first"))
+	store := filepath.Join(b.data, "pods")
+	if err := errors.Join(os.MkdirAll(filepath.Join(store, "10.77.0.3", "kept"), 0o700), unix.Mkfifo(filepath.Join(store, "10.77.0.4"), 0o600),
+		os.Remove(filepath.Join(store, "last_reserved_ip.0")), os.MkdirAll(filepath.Join(store, "last_reserved_ip.0"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	x, y, z := b.add("x"), b.add("y"), b.add("z")
+	if got := fmt.Sprint(x.addrs(), y.addrs(), z.addrs()); got != "[10.77.0.2] [10.77.0.5] [10.77.0.6]" {
+		t.Error(got)
+	}
+	for says, ip := range map[string]string{"no address is free in 10.77.0.1-10.77.0.6: 3 are given": "", "10.77.0.3, which is no file of the store, has it": "10.77.0.3"} {
+		more := b.container("more" + ip)
+		if ip != "" {
+			more.Args = append(more.Args, [2]string{"IP", ip})
+		}
+		if err := b.tryAdd(more); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q", err, says)
+		}
+	}
+	if err := errors.Join(b.check(x), b.gc(x, y)); err != nil {
+		t.Error(err)
+	}
+	if err := b.status(); err != nil {
+		t.Error(err)
+	}
+	x.NetNS = filepath.Join(store, "10.77.0.4")
+	b.del(x)
+	b.del(y)
+	if got := strings.Join(b.given(), " "); got != "10.77.0.3 10.77.0.4" {
+		t.Errorf("left: %s", got)
+	}
 }
 
 // Whatever is added, taken away and forgotten, by several at once: no address is two containers'.

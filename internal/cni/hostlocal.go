@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 
 	"sluice.dev/sluice/internal/attach"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 )
 
@@ -40,6 +41,14 @@ func (h *hostLocal) config(args string) (*allocator.IPAMConfig, error) {
 	conf, _, err := allocator.LoadIPAMConfig(stdin, args)
 	if err != nil {
 		return nil, fault(types.ErrInvalidNetworkConfig, "read ipam, and the addresses that are asked for: the node's pod CIDRs are ipam.podCIDRs, or ipam.ranges as host-local has them", err)
+	}
+	for _, set := range conf.Ranges {
+		for _, r := range set {
+			subnet, _ := netip.ParsePrefix((*net.IPNet)(&r.Subnet).String())
+			if err := model.CheckPodCIDR(subnet); err != nil {
+				return nil, fault(types.ErrInvalidNetworkConfig, "ipam: choose other ranges", err)
+			}
+		}
 	}
 	return conf, nil
 }
@@ -169,7 +178,7 @@ func (l *ledger) full(set allocator.RangeSet, elsewhere int) error {
 	}
 	others := ""
 	if elsewhere > 0 {
-		others = fmt.Sprintf(", and %d more are the node's own or routed elsewhere on it", elsewhere)
+		others = fmt.Sprintf(", and %d more are the node's own, routed elsewhere on it, or no files of the store", elsewhere)
 	}
 	return fault(types.ErrTryAgainLater, fmt.Sprintf("no address is free in %s: %d are given, as files in %s%s: delete pods, give the node a larger range, or have the runtime call GC if containers are gone",
 		&set, n, l.dir, others), nil)

@@ -3,6 +3,7 @@ package cni
 import (
 	"cmp"
 	"errors"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -22,12 +23,21 @@ type ledger struct {
 	given map[netip.Addr]types.GCAttachment
 	// taken says who else has an address, which the store does not know of; "" if nobody has.
 	taken func(netip.Addr) string
+	// foreign are the addresses of entries that cannot be read, as a folder: nobody gets them, and
+	// all others are given and taken back.
+	foreign map[netip.Addr]bool
 }
 
 // openLedger opens the store of a network in a folder; "" is that of host-local. It waits until
 // nobody else has it open.
 func openLedger(network, folder string, taken func(netip.Addr) string) (*ledger, error) {
-	l := &ledger{dir: filepath.Join(cmp.Or(folder, "/var/lib/cni/networks"), network), given: map[netip.Addr]types.GCAttachment{}, taken: taken}
+	l := &ledger{dir: filepath.Join(cmp.Or(folder, "/var/lib/cni/networks"), network), given: map[netip.Addr]types.GCAttachment{}, foreign: map[netip.Addr]bool{}}
+	l.taken = func(a netip.Addr) string {
+		if l.foreign[a] {
+			return filepath.Join(l.dir, a.String()) + ", which is no file of the store,"
+		}
+		return taken(a)
+	}
 	var err error
 	if l.Store, err = disk.New(network, folder); err != nil {
 		return nil, l.fault("open", err)
@@ -53,9 +63,15 @@ func (l *ledger) read() error {
 		if err != nil {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(l.dir, file.Name()))
-		if err != nil {
-			return err
+		var text []byte
+		readable := file.Type().IsRegular() // a FIFO would have it wait
+		if readable {
+			text, err = os.ReadFile(filepath.Join(l.dir, file.Name()))
+			readable = err == nil
+		}
+		if !readable {
+			l.foreign[a] = true
+			continue
 		}
 		container, ifname, _ := strings.Cut(strings.Trim(string(text), "\x00 \r\n"), disk.LineBreak)
 		if container == "" {
@@ -111,7 +127,11 @@ func (l *ledger) Reserve(container, ifname string, ip net.IP, rangeID string) (b
 	if l.taken(addrOf(ip)) != "" {
 		return false, nil
 	}
-	return l.Store.Reserve(container, ifname, ip, rangeID)
+	reserved, err := l.Store.Reserve(container, ifname, ip, rangeID)
+	if failed, ok := errors.AsType[*fs.PathError](err); ok && failed.Path != filepath.Join(l.dir, ip.String()) {
+		return true, nil // only where the next search begins could not be written down
+	}
+	return reserved, err
 }
 
 // Lock does nothing: the ledger is locked while it is open. The allocator calls it.

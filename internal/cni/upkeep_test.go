@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/attach"
 )
@@ -17,6 +18,10 @@ func TestErrors(t *testing.T) {
 	c := b.container("x")
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	conf := func(version, plugin string) string {
@@ -38,6 +43,16 @@ func TestErrors(t *testing.T) {
 		"a file for a namespace":      {map[string]string{"CNI_NETNS": file}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
 		"a folder for a namespace":    {map[string]string{"CNI_NETNS": "/"}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
 		"another namespace's file":    {map[string]string{"CNI_NETNS": "/proc/self/ns/mnt"}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
+		"a FIFO for a namespace":      {map[string]string{"CNI_NETNS": fifo}, good, types.ErrInvalidEnvironmentVariables, "is no network namespace"},
+		"CHECK of a FIFO":             {map[string]string{"CNI_NETNS": fifo, "CNI_COMMAND": "CHECK"}, conf("1.1.0", plugin(ranges, `"prevResult": {"cniVersion": "1.1.0"}`)), types.ErrInvalidEnvironmentVariables, "is no network namespace"},
+		"a pattern of names":          {map[string]string{"CNI_IFNAME": "eth%d"}, good, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME=eth%d"},
+		"a bad pattern of names":      {map[string]string{"CNI_IFNAME": "eth%s"}, good, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME=eth%s"},
+		"all interfaces":              {map[string]string{"CNI_IFNAME": "all"}, good, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME=all"},
+		"an interface of no name":     {map[string]string{"CNI_IFNAME": "default"}, good, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME=default"},
+		"a name with the byte 0xA0":   {map[string]string{"CNI_IFNAME": "voil\u00e0"}, good, types.ErrInvalidEnvironmentVariables, "CNI_IFNAME=voil\u00e0"},
+		"a multicast range":           {map[string]string{}, conf("1.1.0", plugin(`"podCIDRs": ["224.0.0.0/24"]`)), types.ErrInvalidNetworkConfig, "224.0.0.0/24 has 224.0.0.0, a multicast address"},
+		"a link-local range":          {map[string]string{}, conf("1.1.0", plugin(`"ranges": [[{"subnet": "fe80::/64"}]]`)), types.ErrInvalidNetworkConfig, "fe80::/64 has fe80::, a link-local address"},
+		"the gateway's range":         {map[string]string{}, conf("1.1.0", plugin(`"subnet": "169.254.1.0/30"`)), types.ErrInvalidNetworkConfig, "169.254.1.0/30 has 169.254.1.0, a link-local address"},
 		"the node's own":              {map[string]string{"CNI_NETNS": b.node.Path()}, good, types.ErrInvalidEnvironmentVariables, "of the node itself"},
 		"no container":                {map[string]string{"CNI_CONTAINERID": ""}, good, types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID"},
 		"a bad interface":             {map[string]string{"CNI_IFNAME": "much-too-long-for-one"}, good, types.ErrInvalidEnvironmentVariables, "interface name"},

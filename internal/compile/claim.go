@@ -57,13 +57,13 @@ func (x *contest[T]) set(name model.Name, svc *model.Service, wants *T, own bool
 }
 
 func compareClaimants[T any](a, b *claimant[T]) int {
-	return cmp.Or(one(b.own)-one(a.own), precedence(a.svc, b.svc))
+	return cmp.Or(one(b.own)-one(a.own), a.svc.Birth().Compare(b.svc.Birth()))
 }
 
 // oldest is the one that would have it if no age but that of services counted.
 func (x *contest[T]) oldest() *claimant[T] {
 	first := x.order[0]
-	if i := slices.IndexFunc(x.order, func(c *claimant[T]) bool { return !c.own }); i > 0 && precedence(x.order[i].svc, first.svc) < 0 {
+	if i := slices.IndexFunc(x.order, func(c *claimant[T]) bool { return !c.own }); i > 0 && x.order[i].svc.Birth().Compare(first.svc.Birth()) < 0 {
 		return x.order[i]
 	}
 	return first
@@ -143,10 +143,4 @@ func (c *claims) claimHealth(port uint16, name model.Name, h *HealthCheck) {
 		return
 	}
 	c.healthChecks.Set(rivals.order[0].wants.Service, rivals.order[0].wants)
-}
-
-// precedence orders services that claim the same: the older one first, one whose age is not known
-// last, then by name.
-func precedence(a, b *model.Service) int {
-	return cmp.Or(one(a.Created.IsZero())-one(b.Created.IsZero()), a.Created.Compare(b.Created), a.Name.Compare(b.Name))
 }

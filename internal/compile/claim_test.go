@@ -2,7 +2,11 @@ package compile_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
@@ -235,5 +239,104 @@ func TestHealthCheckPortClash(t *testing.T) {
 		if got := h.compiler.AllHealthChecks(); !sameChecks(got, only("a")) {
 			t.Errorf("after b is gone: %v", got)
 		}
+	}
+}
+
+// An address of a Service that a newer Node comes to name stays the Service's, but where it is the
+// host's own; the Node is named. An older Node has it.
+func TestServiceAndNodeWithOneAddress(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, f family) {
+		key := state.FrontendKey{Addr: f.addr("x1"), Protocol: model.TCP, Port: 80}
+		svc := f.service(named("web", 20), func(s *model.Service) { s.ExternalIPs = f.addrs("x1") })
+		there := func(created int64) *model.Node {
+			return &model.Node{Name: "there", Created: time.Unix(created, 0), IPs: f.addrs("n3"), OtherIPs: f.addrs("x1")}
+		}
+		a := f.addr("x1")
+		h := newHistory(compile.Config{})
+		h.apply(t, events(f.node(), svc, there(30))...)
+		if h.compiler.State().Services.Frontends[key] == nil {
+			t.Error("the newer node takes it")
+		}
+		checkIssues(t, h.compiler, fmt.Sprintf("Node there: its address %s is the externalIP of Service shop/web, which was there first: the Service's ports there lead to the Service; give the node another address", a))
+		h.apply(t, event(there(10)))
+		if h.compiler.State().Services.Frontends[key] != nil {
+			t.Error("the older node does not have it")
+		}
+		checkIssues(t, h.compiler, fmt.Sprintf("Service shop/web: externalIP %s is an address of node there (--allow-node-addresses lets services have some), it is left out", a))
+		own := f.node()
+		own.Created, own.OtherIPs = time.Unix(30, 0), f.addrs("x1")
+		h.apply(t, gone(there(10)), event(own))
+		if h.compiler.State().Services.Frontends[key] == nil {
+			t.Error("this node's object takes it")
+		}
+		h.cfg.HostAddresses = []netip.Prefix{netip.PrefixFrom(a, a.BitLen())}
+		h.compiler.SetHostAddresses(h.cfg.HostAddresses)
+		h.apply(t)
+		if h.compiler.State().Services.Frontends[key] != nil {
+			t.Error("the host is cut off from its address")
+		}
+	})
+}
+
+// Whatever Services and Nodes claim, and in whatever order they come, a newer one takes nothing
+// from those that were there before, and what it does not get is named with it alone.
+func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
+	named := 0
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		f := [...]family{v4, v6}[seed%2]
+		some := func(names ...string) []netip.Addr { return f.addrs(names[r.IntN(len(names))]) }
+		ages := r.Perm(8)
+		var all []any // the oldest first
+		for i, id := range ages {
+			created := time.Unix(int64(i+1), 0)
+			if r.IntN(3) == 0 {
+				all = append(all, &model.Node{Name: fmt.Sprint("n", id), Created: created, IPs: some("n3", "n4", "x1", "l1"), OtherIPs: some("", "x2", "n4", "l1")})
+				continue
+			}
+			all = append(all, f.service(func(s *model.Service) {
+				s.Name, s.Created, s.ClusterIPs = name(fmt.Sprint("s", id)), created, f.addrs(fmt.Sprint("c", i+1))
+				s.ExternalIPs, s.LoadBalancerIPs = some("", "x1", "x1 x2", "n3", "n4"), some("", "l1", "x2", "n4")
+				s.Ports[0].Port, s.Ports[0].NodePort = uint16(80+r.IntN(2)), uint16(30080+r.IntN(2))
+				if s.ExternalLocal = r.IntN(2) == 0; s.ExternalLocal {
+					s.HealthCheckNodePort = uint16(31000 + r.IntN(2))
+				}
+			}))
+		}
+		var before *history
+		checks := map[model.Name]*compile.HealthCheck{}
+		for count := 1; count <= len(all); count++ {
+			h := newHistory(compile.Config{})
+			h.apply(t, event(f.node()))
+			list := events(all[:count]...)
+			r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+			for _, e := range list {
+				h.apply(t, e)
+			}
+			newest := events(all[count-1])[0].Name
+			now := h.compiler.HealthChecks()
+			for name, c := range checks {
+				if c != nil && (now[name] == nil || *now[name] != *c) {
+					t.Fatalf("seed %d: the health check of %s goes once there is %s", seed, name, newest)
+				}
+			}
+			if before != nil {
+				for key, had := range before.compiler.State().Services.Frontends {
+					if has := h.compiler.State().Services.Frontends[key]; has == nil || has.Service != had.Service {
+						t.Fatalf("seed %d: %s has not %s once there is %s", seed, had.Service, key, newest)
+					}
+				}
+				for _, issue := range h.compiler.Issues() {
+					if issue.Object.Name != newest && !slices.Contains(before.compiler.Issues(), issue) {
+						t.Fatalf("seed %d: %s, once there is %s", seed, issue, newest)
+					}
+				}
+			}
+			named += len(h.compiler.Issues())
+			before, checks = h, now
+		}
+	}
+	if named < 1000 {
+		t.Errorf("%d claims were of what another had", named)
 	}
 }

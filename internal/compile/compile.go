@@ -111,7 +111,8 @@ type Config struct {
 // concurrent use.
 type Compiler struct {
 	env           *environment
-	unread        bool // see SetPodsUnread
+	store         *store.Store // of the last Update; nil: there was none
+	unread        bool         // see SetPodsUnread
 	state         *state.State
 	checks        map[model.Name]*HealthCheck
 	services      *services
@@ -227,6 +228,9 @@ func (c *Compiler) SetLinks(l model.Links) {
 	if c.farms != nil {
 		c.farms.SetLinks(l)
 	}
+	if c.fabric != nil {
+		c.fabric.SetLinks(l)
+	}
 }
 
 // SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the
@@ -277,6 +281,14 @@ func (c *Compiler) AddressChanges() address.Delta {
 		return address.Delta{}
 	}
 	return c.addresses.Changes()
+}
+
+// Unanswered is described with address.Compiler.
+func (c *Compiler) Unanswered(addrs []netip.Addr) []model.Issue {
+	if c.addresses == nil {
+		return nil
+	}
+	return c.addresses.Unanswered(addrs)
 }
 
 // Addresses returns all addresses of pools that Services have, sorted.
@@ -362,6 +374,7 @@ func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
 // it: nothing else is named. Everything is dirty to a Compiler that has compiled nothing yet, and
 // when its own node changes in a way that matters. The store stands still meanwhile.
 func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
+	c.store = s
 	s.Read(func(v *store.View) { delta = c.update(v, d, false) })
 	return delta
 }
@@ -374,6 +387,7 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
 // meanwhile: see Waiting. A service that changes while it is cut is brought to what it was compiled
 // to first.
 func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
+	c.store = s
 	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
 	return delta
 }

@@ -372,7 +372,7 @@ func TestSettings(t *testing.T) {
 		{"nothing known", compile.Config{}, nil, state.Settings{}},
 		{"pods reach the outside with the node's address", compile.Config{Fabric: true}, []any{
 			&model.IPPool{Name: "b", CIDR: p("10.1.0.0/16")[0], NATOutgoing: true}, &model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]},
-			&model.IPPool{Name: "c", CIDR: p("fd00::/64")[0], NATOutgoing: true, Disabled: true}},
+			&model.IPPool{Name: "balanced", CIDR: p("192.0.2.0/24")[0], OfServices: true}, &model.IPPool{Name: "c", CIDR: p("fd00::/64")[0], NATOutgoing: true, Disabled: true}},
 			state.Settings{OutgoingCIDRs: p("10.1.0.0/16", "fd00::/64"), PoolCIDRs: p("10.0.0.0/16", "10.1.0.0/16", "fd00::/64")}},
 		{"and with their own", compile.Config{Fabric: true}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]}}, state.Settings{}},
 		{"pools are another program's", compile.Config{}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0], NATOutgoing: true}}, state.Settings{}},

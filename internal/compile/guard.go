@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -14,10 +15,19 @@ import (
 // as its own would take connections that are not meant for it: the kubelet's, SSH, and this agent's
 // to its API. See docs/decisions/0018-addresses-that-no-service-may-have.md.
 type guard struct {
-	nodes   map[netip.Addr]string   // addresses of nodes, and which node's
+	nodes   map[netip.Addr]owner    // addresses of nodes
 	servers map[netip.Addr]struct{} // where API servers are reached
 	ports   map[uint16]struct{}     // their ports of TCP
 }
+
+// owner is a node that has an address: the oldest of those whose objects say so.
+type owner struct {
+	node model.Birth
+	here bool // it is this host's, which would be cut off without it
+}
+
+// before reports whether the node has its address rather than a Service that wants it.
+func (o owner) before(svc *model.Service) bool { return o.here || o.node.Compare(svc.Birth()) < 0 }
 
 // apiService is the Service by which pods reach the API server; its endpoints are the API servers.
 var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
@@ -27,17 +37,24 @@ var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
 // kube-vip, a local DNS cache, or kube-proxy in mode ipvs. If it is the node's, the Node object
 // says so.
 func newGuard(cfg Config, own *model.Node, v *store.View) guard {
-	g := guard{nodes: map[netip.Addr]string{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
+	g := guard{nodes: map[netip.Addr]owner{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
 	if own != nil {
 		g.addNode(own)
 	}
 	for _, name := range v.NodeNames() {
 		g.addNode(v.Node(name))
 	}
+	here := []netip.Addr{}
+	if own != nil {
+		here = append(here, own.IPs...)
+	}
 	for _, p := range cfg.HostAddresses {
-		if !p.IsSingleIP() {
-			g.addAddress(p.Addr(), cfg.Node)
+		if !p.IsSingleIP() || own != nil && slices.Contains(own.OtherIPs, p.Addr()) {
+			here = append(here, p.Addr())
 		}
+	}
+	for _, a := range here {
+		g.nodes[a.Unmap()] = owner{model.Birth{Name: model.Name{Name: cfg.Node}}, true}
 	}
 	for _, s := range cfg.APIServers {
 		g.servers[s.Addr().Unmap()], g.ports[s.Port()] = struct{}{}, struct{}{}
@@ -50,13 +67,10 @@ func newGuard(cfg Config, own *model.Node, v *store.View) guard {
 
 func (g *guard) addNode(n *model.Node) {
 	for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
-		g.addAddress(a, n.Name)
-	}
-}
-
-func (g *guard) addAddress(a netip.Addr, node string) {
-	if a = a.Unmap(); g.nodes[a] == "" {
-		g.nodes[a] = node
+		a = a.Unmap()
+		if o, others := g.nodes[a]; !others || n.Birth().Compare(o.node) < 0 {
+			g.nodes[a] = owner{node: n.Birth()}
+		}
 	}
 }
 
@@ -105,12 +119,14 @@ func (e *environment) wants(svc *model.Service, addrs map[netip.Addr]struct{}) b
 		slices.ContainsFunc(e.node.nodePort, has) && slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
 
-// refuses says why no service may have an address as one of its own; empty: one may.
-func (e *environment) refuses(kind state.Kind, a netip.Addr) string {
+// refuses says why a service may not have an address as one of its own; empty: it may.
+func (e *environment) refuses(svc *model.Service, kind state.Kind, a netip.Addr) string {
 	if why := model.Unusable(a); why != "" {
 		return "is " + why
 	}
-	node, ofNode := e.guard.nodes[a]
+	o, ofNode := e.guard.nodes[a]
+	ofNode = ofNode && o.before(svc)
+	node := o.node.Name.Name
 	_, ofServer := e.guard.servers[a]
 	allowed := model.Within(a, e.cfg.AllowNodeAddresses)
 	switch {
@@ -152,7 +168,15 @@ func (e *environment) reserved(protocol model.Protocol, port uint16) bool {
 
 // permitted returns those of a service's addresses that it may have, and reports the others.
 func (b *builder) permitted(kind state.Kind, what string, addrs []netip.Addr) []netip.Addr {
-	bad := func(a netip.Addr) bool { return a.Is4In6() || b.refuses(kind, a) != "" }
+	bad := func(a netip.Addr) bool { return a.Is4In6() || b.refuses(b.svc, kind, a) != "" }
+	for _, a := range addrs {
+		if o, ofNode := b.guard.nodes[a]; ofNode && !o.before(b.svc) && !bad(a) && !model.Within(a, b.cfg.AllowNodeAddresses) {
+			issue := model.Ref{Kind: model.NodeKind, Name: o.node.Name}.Issue(
+				fmt.Sprintf("its address %s is the %s of Service %s, which was there first: the Service's ports there lead to the Service; give the node another address", a, what, b.svc.Name))
+			issue.Everywhere = true
+			b.add(issue)
+		}
+	}
 	if !slices.ContainsFunc(addrs, bad) {
 		return addrs
 	}
@@ -161,7 +185,7 @@ func (b *builder) permitted(kind state.Kind, what string, addrs []netip.Addr) []
 		if a = a.Unmap(); !bad(a) {
 			list = append(list, a)
 		} else {
-			b.refused(what+" "+a.String(), b.refuses(kind, a))
+			b.refused(what+" "+a.String(), b.refuses(b.svc, kind, a))
 		}
 	}
 	return list

@@ -13,6 +13,9 @@ import (
 // Issues returns what is wrong with the objects as of the last Update, sorted by object.
 func (c *Compiler) Issues() []model.Issue {
 	var list []model.Issue
+	if c.store != nil {
+		list = c.store.Missing()
+	}
 	for _, issues := range c.services.faults {
 		list = append(list, issues...)
 	}

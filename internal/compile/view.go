@@ -47,6 +47,7 @@ type ServiceView struct {
 	Unproxied string         `json:"unproxied,omitempty"`
 	Frontends []FrontendView `json:"frontends"`
 	Endpoints Counts         `json:"endpoints"`
+	Unserved  []string       `json:"unserved,omitempty"` // why ports have no endpoint, as lint.Unserved has it
 	Issues    []string       `json:"issues,omitempty"`
 }
 

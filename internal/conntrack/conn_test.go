@@ -526,3 +526,25 @@ func FuzzDecodeFlow(f *testing.F) {
 		}
 	})
 }
+
+// TestDeleteBurst deletes the flows of hundreds of backends at once.
+func TestDeleteBurst(t *testing.T) {
+	conn := testConn(t, testNS(t))
+	const all, gone = 600, 500
+	var entries []entry
+	var filters []Filter
+	for i := range uint16(all) {
+		at, to := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), 1000+i), netip.AddrPortFrom(netip.MustParseAddr("10.2.0.1"), 1000+i)
+		entries = append(entries, entry{model.TCP, "10.1.0.1:1000", at.String(), to.String()})
+		if i < gone {
+			filters = append(filters, Filter{Protocol: model.TCP, Frontend: at, Backend: to})
+		}
+	}
+	create(t, conn, entries...)
+	if n, err := conn.Delete(t.Context(), filters, nil); n != gone || err != nil {
+		t.Errorf("deleted %d, %v; want %d", n, err, gone)
+	}
+	if n, err := conn.Count(); n != all-gone || err != nil {
+		t.Errorf("left %d, %v; want %d", n, err, all-gone)
+	}
+}

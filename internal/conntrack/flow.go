@@ -46,6 +46,7 @@ type Flow struct {
 
 	id   uint32 // the kernel's CTA_ID
 	rest rest
+	cut  bool // it is to have the cut label
 }
 
 // rest is what an entry holds beside, for making it anew.

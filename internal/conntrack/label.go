@@ -21,22 +21,24 @@ type Labels [16]byte
 // remakes bounds how often an entry is made anew that a packet made meanwhile.
 const remakes = 3
 
-// cutMask has the cut bit alone. The kernel reads labels as words of its own byte order.
-func cutMask() (l Labels) {
-	const word = state.CutLabel / 32 * 4
-	binary.NativeEndian.PutUint32(l[word:], 1<<(state.CutLabel%32))
+// bit is the labels with one bit alone. The kernel reads them as words of its own byte order.
+func bit(n int) (l Labels) {
+	binary.NativeEndian.PutUint32(l[n/32*4:], 1<<(n%32))
 	return l
 }
 
+func (l Labels) has(n int) bool { return binary.NativeEndian.Uint32(l[n/32*4:])&(1<<(n%32)) != 0 }
+
 // Cut reports whether the flow is labelled as one that policy forbids.
-func (f *Flow) Cut() bool {
-	const word = state.CutLabel / 32 * 4
-	return binary.NativeEndian.Uint32(f.Labels[word:])&(1<<(state.CutLabel%32)) != 0
-}
+func (f *Flow) Cut() bool { return f.Labels.has(state.CutLabel) }
+
+// cutByRule reports whether a rule has labelled it so, and nobody has counted it.
+func (f *Flow) cutByRule() bool { return f.Labels.has(state.CutByRuleLabel) }
 
 // Relabel sets the cut label of flows for which decide returns true, and clears that of others. It
 // looks at the flows that have one of the addresses as the source that began them or as the one
-// that answers, after translation; all, if addrs is nil. It returns how many it changed, and
+// that answers, after translation; all, if addrs is nil. It returns how many it changed, with those
+// that a rule has labelled meanwhile, and
 // whether one of those that are to be cut is in a flowtable, where nothing looks at labels: it is
 // cut when whoever put it there has taken it out. decide must not call the Conn.
 //
@@ -70,8 +72,9 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 		}
 		cut := decide(*f)
 		offloaded = offloaded || cut && f.Offloaded()
-		if e := (entry{f.id, f.Orig}); cut != f.Cut() && !seen[e] {
+		if e := (entry{f.id, f.Orig}); (cut != f.Cut() || f.cutByRule()) && !seen[e] {
 			seen[e] = true
+			f.cut = cut
 			flows = append(flows, *f)
 		}
 	})
@@ -109,7 +112,7 @@ func labelRequests(addrs []netip.Addr) (requests []netlink.Message, err error) {
 	return requests, err
 }
 
-// labelAll turns the cut label of each flow to what it was not.
+// labelAll gives each flow the cut label that it is to have.
 func (c *Conn) labelAll(ctx context.Context, flows []Flow) (changed int, err error) {
 	for batch := range slices.Chunk(flows, deleteBatch) {
 		if err := ctx.Err(); err != nil {
@@ -154,7 +157,7 @@ func (c *Conn) labelBatch(flows []Flow) (changed int, err error) {
 	return n, nil
 }
 
-// remake deletes an entry and makes it anew with the cut label turned.
+// remake deletes an entry and makes it anew with the cut label that it is to have.
 func (c *Conn) remake(f *Flow) (made bool, err error) {
 	if n, err := c.deleteFlows([]Flow{*f}); n == 0 || err != nil {
 		return false, err
@@ -162,7 +165,7 @@ func (c *Conn) remake(f *Flow) (made bool, err error) {
 	return c.restore(f)
 }
 
-// restore makes an entry that was deleted, with the cut label turned. A packet in between may have
+// restore makes an entry that was deleted, with the cut label that it is to have. A packet in between may have
 // made another, even the other way round, as nothing said any more that it was an answer: that goes
 // first, as the kernel would translate to another port beside it.
 func (c *Conn) restore(f *Flow) (made bool, err error) {
@@ -222,27 +225,30 @@ func dumpSource(a netip.Addr, tuple uint16) (netlink.Message, error) {
 	})
 }
 
-// labelFlow asks to turn the cut label of an entry, which is named by the tuple that holds its
+// labelFlow asks to set or clear the cut label of an entry, which is named by the tuple that holds its
 // backend, as deleteFlow does.
 func labelFlow(f *Flow) (netlink.Message, error) {
 	return message(msgNew, 0, f.Family, func(ae *netlink.AttributeEncoder) {
 		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
-		putTurned(ae, f)
+		putCut(ae, f)
 	})
 }
 
-// putTurned writes the cut label as it is not yet.
-func putTurned(ae *netlink.AttributeEncoder, f *Flow) {
-	mask := cutMask()
-	labels := mask
-	if f.Cut() {
+// putCut writes the cut label as it is to be.
+func putCut(ae *netlink.AttributeEncoder, f *Flow) {
+	cut, mask := bit(state.CutLabel), bit(state.CutByRuleLabel)
+	for i, b := range cut {
+		mask[i] |= b
+	}
+	labels := cut
+	if !f.cut {
 		labels = Labels{}
 	}
 	ae.Bytes(ctaLabels, labels[:])
 	ae.Bytes(ctaLabelsMask, mask[:])
 }
 
-// createFlow asks to make an entry like that of f, with the cut label turned: a packet that finds
+// createFlow asks to make an entry like that of f, with the cut label that it is to have: a packet that finds
 // the entry finds the label. The kernel itself works out the translation, as for a rule: it is
 // given the tuples from before, and what to translate them to.
 func createFlow(f *Flow) (netlink.Message, error) {
@@ -257,7 +263,7 @@ func createFlow(f *Flow) (netlink.Message, error) {
 		if f.rest.mark != 0 {
 			ae.Uint32(ctaMark, f.rest.mark)
 		}
-		putTurned(ae, f)
+		putCut(ae, f)
 		if f.Protocol == model.TCP {
 			putTCP(ae, f.rest.tcp)
 		}

@@ -438,6 +438,7 @@ func TestRestoreInItsPlace(t *testing.T) {
 				t.Fatal(err)
 			}
 			create(t, c, meanwhile)
+			old.cut = true
 			if made, err := c.restore(&old); !made || err != nil {
 				t.Fatal(made, err)
 			}

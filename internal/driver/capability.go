@@ -71,6 +71,8 @@ type Capabilities struct {
 	Rememberer Rememberer // nil: it cannot tell of clients that it keeps on their backends
 	Lister     Lister     // nil: it cannot tell what an agent that has ended left in the kernel
 	Offloader  Offloader  // nil: no connection passes by what judges packets
+	Settler    Settler    // nil: what follows from a plan is done when it was applied
+	Rejudger   Rejudger   // nil: packets of established connections are let pass until these are labelled
 }
 
 // Counter counts what becomes of packets and connections. Its methods are safe for concurrent use
@@ -107,6 +109,22 @@ type Offloader interface {
 	// Recall has the packets of all connections judged again. Those that are let pass go by it
 	// again later. It is safe for concurrent use.
 	Recall(ctx context.Context) error
+}
+
+// Settler does in the background what follows from plans for clients: those are forgotten whom it
+// kept on backends that are gone.
+type Settler interface {
+	// Settle returns once that is done for all plans that were applied before. It is safe for
+	// concurrent use.
+	Settle(ctx context.Context) error
+}
+
+// Rejudger has packets of established connections judged again that a change of policy is about. That
+// ends by itself after some seconds.
+type Rejudger interface {
+	// Calm ends it now, as all connections that are forbidden are labelled. It is safe for
+	// concurrent use.
+	Calm(ctx context.Context) error
 }
 
 // Lister tells which frontends the kernel holds without knowing any desired state: of an agent that

@@ -30,6 +30,8 @@ type Options struct {
 	Log *slog.Logger
 	// Policy has the driver judge what may pass; states have a Policy then, and none otherwise.
 	Policy bool
+	// KeepEstablished lets connections go on that policy has come to forbid.
+	KeepEstablished bool
 	// Fabric says that the pod network is ours. The driver masquerades what pods send to the
 	// outside, and connections of services go on when the way to another node changes:
 	// OutgoingCIDRs and SNAT of the settings count.

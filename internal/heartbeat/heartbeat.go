@@ -46,7 +46,6 @@ type Heartbeat struct {
 	mu    sync.Mutex
 	own   []netip.Addr
 	peers map[string]*peer
-	heard time.Time // when a peer last said that it hears this node
 
 	// Of Run alone.
 	sockets map[netip.Addr]socket
@@ -73,6 +72,7 @@ func listenUDP(at netip.AddrPort) (socket, error) {
 type peer struct {
 	addrs []netip.Addr
 	last  time.Time // when something came from it; zero: never
+	hears bool      // it said then that it hears this node
 }
 
 // New returns the part of a node of that name. It knows no others yet.
@@ -97,7 +97,6 @@ func (h *Heartbeat) SetPeers(nodes map[string][]netip.Addr) {
 	var since time.Time
 	if len(h.peers) == 0 {
 		since = time.Now()
-		h.heard = since
 	}
 	now := map[string]*peer{}
 	h.own = nil
@@ -106,9 +105,9 @@ func (h *Heartbeat) SetPeers(nodes map[string][]netip.Addr) {
 		case name == h.node:
 			h.own = addrs
 		case p != nil:
-			now[name] = &peer{addrs, p.last}
+			now[name] = &peer{addrs, p.last, p.hears}
 		default:
-			now[name] = &peer{addrs, since}
+			now[name] = &peer{addrs, since, !since.IsZero()}
 		}
 	}
 	h.peers = now
@@ -140,7 +139,9 @@ func (h *Heartbeat) Run(ctx context.Context) {
 			h.send()
 		case <-check.C:
 		}
-		h.tell()
+		if h.tell() { // and the others at once: who is silent yields to those that take over
+			h.send()
+		}
 	}
 }
 
@@ -200,10 +201,7 @@ func (h *Heartbeat) take(packet []byte, from netip.Addr, now time.Time) {
 	if p == nil || !slices.Contains(p.addrs, from) {
 		return
 	}
-	p.last = now
-	if packet[len(magic)] == 1 {
-		h.heard = now
-	}
+	p.last, p.hears = now, packet[len(magic)] == 1
 }
 
 // send sends to all others, each at its first address of the family of the first address by which
@@ -231,13 +229,13 @@ func (h *Heartbeat) send() {
 
 func alive(p *peer, now time.Time) bool { return !p.last.IsZero() && now.Sub(p.last) < SilentAfter }
 
-// tell delivers which nodes are silent, if that has changed.
-func (h *Heartbeat) tell() {
+// tell delivers which nodes are silent, if that has changed, and reports whether it has.
+func (h *Heartbeat) tell() (changed bool) {
 	h.mu.Lock()
 	silent := h.silentAt(time.Now())
 	h.mu.Unlock()
 	if h.told != nil && maps.Equal(silent, h.told) {
-		return
+		return false
 	}
 	for name := range silent {
 		if !h.told[name] {
@@ -255,16 +253,19 @@ func (h *Heartbeat) tell() {
 	default:
 	}
 	h.silent <- maps.Clone(silent)
+	return true
 }
 
 func (h *Heartbeat) silentAt(now time.Time) map[string]bool {
-	silent := map[string]bool{}
+	silent, heard := map[string]bool{}, false
 	for name, p := range h.peers {
 		if !alive(p, now) {
 			silent[name] = true
+		} else {
+			heard = heard || p.hears
 		}
 	}
-	if len(h.peers) > len(silent) && now.Sub(h.heard) >= SilentAfter {
+	if len(h.peers) > len(silent) && !heard {
 		silent[h.node] = true
 	}
 	return silent

@@ -81,6 +81,39 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
+// Where packets come through in one direction alone, the one that is not heard is told by the next
+// packet: it yields as soon as the other takes over.
+func TestOneDirection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := wire{at: map[netip.AddrPort]*end{}}
+		two := map[string][]netip.Addr{"n1": nodes["n1"], "n2": nodes["n2"]}
+		first, _ := start(t, "n1", two, in.join)
+		second, _ := start(t, "n2", two, in.join)
+		await(t, first)
+		await(t, second)
+		time.Sleep(time.Minute)
+		in.mu.Lock()
+		in.cut = addr("127.83.0.2")
+		in.mu.Unlock()
+		cut := time.Now()
+		await(t, first, "n2")
+		over := time.Now()
+		await(t, second, "n2")
+		if both := time.Since(over); both > Interval || time.Since(cut) > SilentAfter+2*Interval {
+			t.Errorf("both announce for %v, until %v after the cut", both, time.Since(cut))
+		}
+		in.mu.Lock()
+		in.cut = netip.Addr{}
+		in.mu.Unlock()
+		whole := time.Now()
+		await(t, first)
+		await(t, second)
+		if took := time.Since(whole); took > 2*Interval {
+			t.Errorf("they hear each other again after %v", took)
+		}
+	})
+}
+
 // Nodes hear each other by the kernel's sockets. One that comes later counts once it is heard.
 func TestSockets(t *testing.T) {
 	two := map[string][]netip.Addr{"n1": nodes["n1"], "n2": nodes["n2"]}
@@ -99,8 +132,9 @@ func TestSockets(t *testing.T) {
 
 // wire carries packets within this process, where the clock of a synctest goes on.
 type wire struct {
-	mu sync.Mutex
-	at map[netip.AddrPort]*end
+	mu  sync.Mutex
+	at  map[netip.AddrPort]*end
+	cut netip.Addr // whose packets are dropped
 }
 
 // end is a socket on a wire.
@@ -138,7 +172,7 @@ func (e *end) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
 func (e *end) WriteToUDPAddrPort(b []byte, to netip.AddrPort) (int, error) {
 	e.wire.mu.Lock()
 	defer e.wire.mu.Unlock()
-	if other := e.wire.at[to]; other != nil {
+	if other := e.wire.at[to]; other != nil && e.at.Addr() != e.wire.cut {
 		select {
 		case other.come <- came{bytes.Clone(b), e.at}:
 		default: // it is lost, as one is when nobody reads
@@ -198,6 +232,14 @@ func TestSilent(t *testing.T) {
 	check("a node that came later", latest, "n3", "n4")
 	h.take(packet("n4", 1), addr("127.83.0.4"), latest)
 	check("it is heard", latest, "n3")
+	last := latest.Add(time.Hour)
+	h.take(packet("n2", 0), addr("127.83.0.2"), last)
+	h.take(packet("n4", 0), addr("127.83.0.4"), last)
+	h.take(packet("n3", 1), addr("127.83.0.3"), last)
+	check("another does", last)
+	check("that has fallen silent", last.Add(SilentAfter), "n2", "n3", "n4")
+	h.take(packet("n2", 0), addr("127.83.0.2"), last.Add(SilentAfter))
+	check("and the one still does not hear", last.Add(SilentAfter), "n1", "n3", "n4")
 	h.SetPeers(nil)
 	check("no others", latest)
 }

@@ -249,8 +249,17 @@ func (l *linter) ports(p *model.Policy, at string, ports []model.PolicyPort, rec
 		case p.Key.Kind == model.ClusterPolicy:
 			field = fmt.Sprintf("%sprotocols[%d].destinationNamedPort", at, i)
 		}
-		l.hint(p.Key, field, "none of the pods that it is about has a port named %q%s", want.Name, ofProtocol(want.Protocol))
+		l.hint(p.Key, field, "none of the pods that it is about has a port named %q%s%s", want.Name, ofProtocol(want.Protocol), portNames(podsOf(receivers), want.Protocol))
 	}
+}
+
+func podsOf(members []member) (pods []*model.Pod) {
+	for _, m := range members {
+		if m.pod != nil {
+			pods = append(pods, m.pod)
+		}
+	}
+	return pods
 }
 
 func isCalico(p *model.Policy) bool {
@@ -272,7 +281,7 @@ func ofProtocol(p model.Protocol) string {
 }
 
 func (l *linter) service(svc *model.Service) {
-	pods := slices.DeleteFunc(slices.Clone(l.view.Selected(svc)), func(p *model.Pod) bool { return p.Finished })
+	pods := running(l.view, svc)
 	switch {
 	case svc.Selector == nil || !l.complete && l.empty(svc.Name.Namespace):
 		return
@@ -283,7 +292,7 @@ func (l *linter) service(svc *model.Service) {
 	for i, port := range svc.Ports {
 		has := func(p *model.Pod) bool { return hasPort(p, port.TargetName, port.Protocol) }
 		if port.TargetName != "" && !slices.ContainsFunc(pods, has) {
-			l.hint(svc.Ref(), fmt.Sprintf("spec.ports[%d].targetPort", i), "none of the pods that it selects has a port named %q%s, so it has no endpoints", port.TargetName, ofProtocol(port.Protocol))
+			l.hint(svc.Ref(), fmt.Sprintf("spec.ports[%d].targetPort", i), "none of the pods that it selects has a port named %q%s%s, so it has no endpoints", port.TargetName, ofProtocol(port.Protocol), portNames(pods, port.Protocol))
 		}
 	}
 }

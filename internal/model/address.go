@@ -58,6 +58,34 @@ func Unusable(a netip.Addr) string {
 	return ""
 }
 
+// single are the networks of what is Unusable: they are of a single host or link, or of no host.
+var single = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("::/128"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"),
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("fe80::/10"),
+}
+
+// ParsePodCIDR reads a CIDR as ParsePrefix does. It is an error if pods cannot have its addresses.
+func ParsePodCIDR(text string) (netip.Prefix, error) {
+	p, err := ParsePrefix(text)
+	if err == nil {
+		err = CheckPodCIDR(p)
+	}
+	return p, err
+}
+
+// CheckPodCIDR is an error if addresses of a prefix are Unusable.
+func CheckPodCIDR(p netip.Prefix) error {
+	i := slices.IndexFunc(single, p.Overlaps)
+	if i < 0 {
+		return nil
+	}
+	a := single[i].Addr()
+	if p.Bits() > single[i].Bits() {
+		a = p.Addr()
+	}
+	return fmt.Errorf("%s has %s, %s, which no pod can have", p, a, Unusable(a))
+}
+
 // Last is the last address of a prefix.
 func Last(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()

@@ -62,10 +62,8 @@ func (p Protocol) String() string {
 // service.kubernetes.io/service-proxy-name have Unproxied set: they are known,
 // listed, and never programmed.
 type Service struct {
-	Name Name
-	// Created breaks ties between services that claim the same frontend: the
-	// older wins; the zero time counts as the newest.
-	Created time.Time
+	Name    Name
+	Created time.Time // see Birth
 
 	Unproxied string // why nothing is programmed ("headless", …); empty for ordinary services
 
@@ -95,6 +93,8 @@ type LoadBalancer struct {
 	Wanted  bool         // the Service is of type LoadBalancer
 	Class   string       // spec.loadBalancerClass
 	Ingress []netip.Addr // those that its status has, whatever their mode
+	// Writer is the field manager of Ingress, as far as the API tells; "": Sluice, or nobody.
+	Writer string
 
 	IPs             []netip.Addr // those that it asks for; none: any
 	Pool            string       // the pool that it asks for; "": any
@@ -193,11 +193,9 @@ type ContainerPort struct {
 
 // Node is a v1 Node.
 type Node struct {
-	Name   string
-	Labels map[string]string
-	// Created breaks ties between nodes that claim the same address or pods: the older wins; the
-	// zero time counts as the newest.
-	Created time.Time
+	Name    string
+	Labels  map[string]string
+	Created time.Time    // see Birth
 	IPs     []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
 	// OtherIPs are its ExternalIPs that are not among IPs.
 	OtherIPs []netip.Addr
@@ -251,9 +249,9 @@ func (i Issue) Compare(o Issue) int {
 const (
 	InForceRest    = "the rest of it" // what is at fault is left out
 	InForceLast    = "its last good version"
-	InForceDeny    = "it denies all that it selects"                        // a policy that was refused
-	InForceIsolate = "it isolates what it selects, and allows nothing"      // a NetworkPolicy that was refused: others go on allowing
-	InForceDoubt   = "nothing of it, and rules deny all that it might hold" // a network set that was refused
+	InForceDeny    = "it denies all that it selects"                                           // a policy that was refused
+	InForceIsolate = "it isolates what it selects, and allows what could be read of its rules" // a NetworkPolicy that was refused: others go on allowing
+	InForceDoubt   = "what could be read of it, and rules deny all that it might hold besides" // a network set that was refused
 	InForceNothing = "nothing of it"
 )
 

@@ -35,10 +35,9 @@ type Policy struct {
 	ApplyOnForward, DoNotTrack, PreDNAT bool
 
 	// Refused says why the policy could not be taken as it is written and has
-	// no good version from before: it has no rules then, and is never applied in part.
-	// A NetworkPolicy, whose rules could only have allowed more, isolates what it selects in the
-	// directions it applies to. One of another kind denies all there in front of
-	// all tiers, whatever else applies; so does one of a tier that does not exist.
+	// no good version from before. A NetworkPolicy, whose rules can only allow, isolates what it
+	// selects in the directions it applies to, and has what could be read of its rules. One of
+	// another kind has none, and denies all there in front of all tiers, whatever else applies.
 	Refused string
 	// Ignored has a refused policy deny nothing: it is as if it were not there.
 	Ignored bool
@@ -158,6 +157,16 @@ var (
 	BaselineTier = Tier{Name: "kube-baseline", Order: 10_000_000, DefaultPass: true}
 )
 
+// BuiltInTier returns the tier of that name that is always there, nil if there is none.
+func BuiltInTier(name string) *Tier {
+	for _, t := range [...]*Tier{&AdminTier, &DefaultTier, &BaselineTier} {
+		if t.Name == name {
+			return t
+		}
+	}
+	return nil
+}
+
 // NetworkSet is a labelled list of networks that selectors select as peers.
 type NetworkSet struct {
 	Key    NetworkSetKey
@@ -167,8 +176,8 @@ type NetworkSet struct {
 	Nets []netip.Prefix
 
 	// Refused says why the set could not be taken as it is written and has no
-	// good version from before: it has no Nets then, and nobody knows what
-	// belongs into it.
+	// good version from before: Nets are what could be read of it then, and nobody knows what
+	// else belongs into it.
 	Refused string
 }
 
@@ -181,7 +190,7 @@ func (s *NetworkSet) StandIn() string {
 }
 
 // Refuse implements StandIn.
-func (s *NetworkSet) Refuse(why error) { s.Refused, s.Nets = why.Error(), nil }
+func (s *NetworkSet) Refuse(why error) { s.Refused = why.Error() }
 
 // HostEndpoint is an interface of a node that policies select by its labels.
 type HostEndpoint struct {

@@ -15,6 +15,7 @@ type IPPool struct {
 	Nodes            Selector
 	Disabled         bool // gives out no addresses; packets travel as it says all the same
 	DisableBGPExport bool
+	OfServices       bool // pods have none of its addresses, load balancers do
 }
 
 // Encapsulate says when packets travel in a tunnel.

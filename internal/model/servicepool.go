@@ -10,7 +10,7 @@ import (
 // LoadBalancer.
 type IPAddressPool struct {
 	Name    Name
-	Created time.Time // of two pools that have an address the older counts; the zero time counts as the newest
+	Created time.Time // see Birth
 	Labels  map[string]string
 	Ranges  []AddressRange
 

@@ -3,6 +3,7 @@ package policytest
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
@@ -129,6 +130,41 @@ func testUndeclaredPodElsewhere(t *testing.T, p plane) {
 				}
 			}
 		}
+	}
+}
+
+// testNewPod shows that policies hold for a pod from its first packet on, though the agent comes to
+// know of its interface and of its routes later than of the pod.
+func testNewPod(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	device, _ := k.route(names["b"][0])
+	without := k.links
+	without.Routes = slices.DeleteFunc(slices.Clone(k.links.Routes), func(r model.LinkRoute) bool { return r.Link == device })
+	nothing := without
+	nothing.Links = slices.DeleteFunc(slices.Clone(k.links.Links), func(l model.Link) bool { return l.Index == device })
+	r := row{policies: isolated("b", "ingress: [{from: [{podSelector: {matchLabels: {app: c}}}]}], egress: []")}
+	for _, step := range []struct {
+		name  string
+		links model.Links
+	}{{"neither", nothing}, {"the interface", without}, {"both", k.links}, {"neither any more", nothing}} {
+		t.Run(step.name, func(t *testing.T) {
+			k.Compiler.SetLinks(step.links)
+			k.declare(t, r)
+			for family := range Families {
+				for _, packet := range []struct {
+					from, to string
+					passes   bool
+				}{{"a", "b", false}, {"outside", "b", false}, {"b", "a", false}, {"b", "outside", false}, {"b", "node", false}, {"c", "b", true}, {"a", "c", true}} {
+					trail, err := k.mesh.Trace(drivertest.Packet{Host: packet.from, From: names[packet.from][family], To: names[packet.to][family], Protocol: tcp, Port: 80})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if (trail.At == packet.to) != packet.passes {
+						t.Errorf("%s to %s: %+v, passes: want %v", packet.from, packet.to, trail, packet.passes)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policytest/oracle"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/internal/verdict"
 )
 
@@ -104,7 +105,7 @@ type kernel struct {
 	plane  plane
 	mesh   *drivertest.Mesh
 	links  model.Links
-	driver driver.Driver
+	driver *upkeep.Driver
 }
 
 func (p plane) newKernel(t *testing.T, o *oracle.Objects) *kernel {
@@ -158,7 +159,10 @@ func (k *kernel) carryOut(t testing.TB, plan driver.Plan, err error) {
 	if err != nil {
 		t.Fatalf("plan: %v", err)
 	}
-	if err := plan.Apply(t.Context()); err != nil {
+	if err = plan.Apply(t.Context()); err == nil {
+		err = k.driver.AwaitCuts(t.Context())
+	}
+	if err != nil {
 		t.Fatalf("apply: %v\n%s", err, plan)
 	}
 }

@@ -27,14 +27,14 @@ func TestOracle(t *testing.T) {
 func scenarios(t *testing.T) map[string]Scenario {
 	t.Helper()
 	all := map[string]Scenario{}
-	netpol, err := Netpol()
+	netpol, err := netpolCases()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(netpol) != 48 {
 		t.Errorf("%d netpol cases, want 48", len(netpol))
 	}
-	conformance, err := Conformance()
+	conformance, err := conformanceTests()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ type row struct {
 	name     string
 	services []svc
 	policies string   // YAML documents
-	denied   []string // addresses on the deny list
+	denied   []string // addresses and networks on the deny list
 	packets  []packet
 }
 
@@ -169,8 +169,8 @@ func podRows() []row {
 		{name: "a pod on the host network is left alone", policies: isolated("agent", "ingress: []"), packets: []packet{
 			{"outside", "", tcp, "node", 80, "node", ""}, {"node", "", tcp, "outside", 80, "outside", ""}, {"a", "", tcp, "node", 80, "node", ""}, {"node", "", udp, "a", 80, "a", ""},
 		}},
-		{name: "a policy in a tier that does not exist denies, for those that it selects", policies: "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: nowhere.p}\nspec: {tier: nowhere, selector: app == 'b', types: [Ingress], ingress: [{action: Allow}]}\n", packets: []packet{
-			{"a", "", tcp, "b", 80, "", ""}, {"b", "", tcp, "a", 80, "a", ""}, {"a", "", tcp, "c", 80, "c", ""}, {"node", "", tcp, "b", 80, "b", ""},
+		{name: "a policy in a tier that does not exist waits for it", policies: "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: nowhere.p}\nspec: {tier: nowhere, selector: app == 'b', types: [Ingress], ingress: [{action: Deny}]}\n", packets: []packet{
+			{"a", "", tcp, "b", 80, "b", ""}, {"b", "", tcp, "a", 80, "a", ""}, {"a", "", tcp, "c", 80, "c", ""}, {"node", "", tcp, "b", 80, "b", ""},
 		}},
 		{name: "an admin's Deny comes before NetworkPolicy, which comes before the baseline", policies: isolated("b", "in ingress: [{from: [{podSelector: {}}], ports: [{port: 80}]}]") + clusterPolicy("Admin", "Deny", "app: c") + clusterPolicy("Baseline", "Deny", "app: a"), packets: []packet{
 			{"a", "", tcp, "b", 80, "b", ""}, {"c", "", tcp, "b", 80, "", ""}, {"a", "", tcp, "b", 81, "", ""}, {"a", "", tcp, "c", 80, "", ""}, {"c", "", tcp, "a", 80, "", ""},
@@ -306,7 +306,10 @@ func testRows(t *testing.T, p plane) { followRows(t, p, rows()) }
 func followRows(t *testing.T, p plane, rows []row) {
 	pods := map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"], "d": names["d"]}
 	k := p.kernel(t, pods)
-	for _, r := range rows {
+	for i, r := range rows {
+		if !p.cases.has(i) {
+			continue
+		}
 		t.Run(r.name, func(t *testing.T) {
 			k.declare(t, r)
 			if lacks := k.driver.Capabilities().Issues(k.Compiler.State()); len(lacks) > 0 {
@@ -345,9 +348,14 @@ func mustEventsOf(t testing.TB, r row) []store.Event {
 	if r.denied != nil {
 		set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.AddressList, Name: model.Name{Name: DenyList}}, Labels: map[string]string{"sluice.dev/list": DenyList}}
 		for _, a := range r.denied {
-			p := netip.MustParseAddr(a)
-			set.Nets = append(set.Nets, netip.PrefixFrom(p, p.BitLen()))
+			net, err := model.ParsePrefix(a)
+			if err != nil {
+				one := netip.MustParseAddr(a)
+				net = netip.PrefixFrom(one, one.BitLen())
+			}
+			set.Nets = append(set.Nets, net)
 		}
+		slices.SortFunc(set.Nets, netip.Prefix.Compare)
 		events = append(events, store.Event{Kind: model.AddressList, Name: set.Key.Name, Object: set})
 	}
 	return events

@@ -218,7 +218,7 @@ func TestCase(t *testing.T) {
 	for _, svc := range []*model.Service{balanced, headless, ported, early, chained} {
 		events = append(events, store.Event{Kind: model.ServiceKind, Name: svc.Name, Object: svc})
 	}
-	naming := &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "p"}},
+	naming := &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: model.Name{Namespace: "shop", Name: "p"}}, Tier: model.DefaultTier.Name,
 		EgressRules: []model.PolicyRule{{Destination: model.RuleEnd{Ports: []model.PolicyPort{{Service: headless.Name}}}}}}
 	events = append(events, store.Event{Kind: naming.Key.Kind, Name: naming.Key.Name, Object: naming})
 	s.Apply(events)

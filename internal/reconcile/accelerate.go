@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
@@ -26,6 +27,7 @@ type Accelerator struct {
 	next    uint64      // how many changes that comes to
 	lacking Lacking
 	status  AcceleratorStatus
+	healed  contest.Pace
 	tried   uint64        // next at the last attempt
 	ended   chan struct{} // closed when the next attempt ends
 }
@@ -38,6 +40,8 @@ type AcceleratorStatus struct {
 	InStep  bool      `json:"inStep"`           // it carries out what the base does
 	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
 	Updated time.Time `json:"updated,omitzero"`
+	// Contested says that another program goes on changing what it programs, and is undone.
+	Contested bool `json:"contested,omitempty"`
 }
 
 // NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the
@@ -63,7 +67,9 @@ func (a *Accelerator) Follow(delta state.Delta, lacking Lacking) {
 func (a *Accelerator) Status() AcceleratorStatus {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.status
+	status := a.status
+	status.Contested = a.healed.Lost(time.Now())
+	return status
 }
 
 // Wait returns once it has carried out all that it was to follow by then, or failed to.
@@ -129,7 +135,7 @@ func (a *Accelerator) attempt(ctx context.Context) {
 	done, err := a.r.Attempt(ctx, delta, 0)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tried = next
+	a.tried, a.healed = next, a.r.Healed()
 	close(a.ended)
 	a.ended = make(chan struct{})
 	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -112,6 +113,7 @@ type Reconciler struct {
 	// suspicion is why parts are compared with the kernel though nothing is known to differ; "":
 	// none are.
 	suspicion string
+	healed    contest.Pace // of what is said of changes by others
 }
 
 // part is what is known of a part in the kernel.
@@ -131,7 +133,8 @@ type part struct {
 // those that the state has now and the driver carries out. What want returns, which is asked for
 // where everything is to be compared, may change after the call of Attempt or Plan.
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
-	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{}}
+	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{},
+		healed: contest.Pace{First: 10 * time.Second, Most: 10 * time.Minute}}
 	can, state := d.Capabilities().Can, want()
 	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy, Fabric: driver.Fabric, Farms: driver.Farms}
 	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil, Fabric: state.Fabric != nil, Farms: state.Farms != nil} {
@@ -243,6 +246,9 @@ func (r *Reconciler) Plan(ctx context.Context, delta state.Delta) (driver.Plan, 
 	return Adopt(ctx, r.driver, r.want(), r.lacking, r.hadEndpoint)
 }
 
+// Healed tells whether someone else goes on changing what is in step: it is Lost then.
+func (r *Reconciler) Healed() contest.Pace { return r.healed }
+
 // Kept is how much is in the kernel that is only kept.
 func (r *Reconciler) Kept() (n int) {
 	for _, p := range r.parts {
@@ -273,7 +279,14 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	r.adopt(ctx, delta, &done)
 	if done.Path == PathAdopt && done.Operations > 0 && (r.suspicion == Tampering || r.suspicion != "" && !expected) {
 		done.Healed = r.suspicion
-		r.log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", done.Healed, "operations", done.Operations, "seconds", done.Took.Seconds())
+		now := r.now()
+		due := !now.Before(r.healed.Due())
+		if due {
+			r.healed.Wrote(now)
+		}
+		if due || !r.healed.Lost(now) {
+			r.log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", done.Healed, "operations", done.Operations, "seconds", done.Took.Seconds(), "again and again", r.healed.Lost(now))
+		}
 	}
 	r.suspicion = ""
 	for _, p := range r.parts {

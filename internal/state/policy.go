@@ -13,6 +13,10 @@ import (
 // directions.
 const CutLabel = 127
 
+// CutByRuleLabel is the bit that a rule sets beside CutLabel where it is a rule that cuts a connection.
+// It goes once the connection is counted.
+const CutByRuleLabel = 125
+
 // SetID names a set of addresses or of ports. It is a function of all names in use at the moment
 // alone: a hash of 24 bits, moved on where two names share it; never 0.
 type SetID uint32
@@ -224,6 +228,53 @@ type PolicyDelta struct {
 	PodDevices  map[int]bool
 	HostDevices map[int]bool
 	PodCIDRs    *[]netip.Prefix
+}
+
+// About is what a change of policy may have made forbidden, or allowed: the connections of these
+// addresses, or all.
+type About struct {
+	All       bool
+	Addresses map[netip.Addr]struct{}
+}
+
+// Empty reports whether it is none.
+func (a About) Empty() bool { return !a.All && len(a.Addresses) == 0 }
+
+// Merge adds what another change is about.
+func (a *About) Merge(o About) {
+	a.All = a.All || o.All
+	for addr := range o.Addresses {
+		a.add(addr)
+	}
+}
+
+func (a *About) add(addr netip.Addr) {
+	if a.Addresses == nil {
+		a.Addresses = map[netip.Addr]struct{}{}
+	}
+	a.Addresses[addr] = struct{}{}
+}
+
+// About is what the change is about, where before is what it changes.
+func (d PolicyDelta) About(before *Policy) (about About) {
+	if len(before.Programs)+len(d.Programs) == 0 {
+		return about
+	}
+	about.All = len(d.Lists)+len(d.Hosts) > 0
+	for a := range d.Workloads {
+		about.add(a)
+	}
+	for _, members := range d.Groups {
+		for a := range members {
+			about.add(a)
+		}
+	}
+	for _, ports := range d.NamedPorts {
+		for n := range ports {
+			about.add(n.Addr)
+		}
+	}
+	return about
 }
 
 // Len is the number of named changes; each member of a group counts.

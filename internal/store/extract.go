@@ -30,5 +30,12 @@ func (v *View) Extract(pods []*model.Pod, services []*model.Service) *Store {
 			s.apply(Event{kind, name, o})
 		}
 	}
+	for name, svc := range v.former {
+		s.apply(Event{model.ServiceKind, name, svc})
+		for _, slice := range v.Slices(name) {
+			s.apply(Event{model.EndpointSliceKind, slice.Name, slice})
+		}
+		s.apply(Event{Kind: model.ServiceKind, Name: name})
+	}
 	return s
 }

@@ -58,8 +58,10 @@ func (v *View) HostEndpoints() []*model.HostEndpoint {
 	return list
 }
 
-// IPPools returns all pools, in no order.
-func (v *View) IPPools() []*model.IPPool { return all[model.IPPool](v, model.IPPoolKind) }
+// IPPools returns all pools of pods' addresses, in no order.
+func (v *View) IPPools() []*model.IPPool {
+	return slices.DeleteFunc(all[model.IPPool](v, model.IPPoolKind), func(p *model.IPPool) bool { return p.OfServices })
+}
 
 // BlockAffinity returns one, nil if there is none of the name.
 func (v *View) BlockAffinity(name string) *model.BlockAffinity {

@@ -25,10 +25,10 @@ func setEvent(kind model.Kind, s *model.NetworkSet) store.Event {
 // policyObjects are one of each kind that policies are made of.
 func policyObjects() []store.Event {
 	return []store.Event{
-		policyEvent(model.NetworkPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.NetworkPolicy, Name: name("x")}}),
-		policyEvent(model.ClusterPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.ClusterPolicy, Name: model.Name{Name: "x"}}}),
-		policyEvent(model.CalicoPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: name("x")}}),
-		policyEvent(model.GlobalNetworkPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "x"}}}),
+		policyEvent(model.NetworkPolicy, &model.Policy{Tier: model.DefaultTier.Name, Key: model.PolicyKey{Kind: model.NetworkPolicy, Name: name("x")}}),
+		policyEvent(model.ClusterPolicy, &model.Policy{Tier: model.DefaultTier.Name, Key: model.PolicyKey{Kind: model.ClusterPolicy, Name: model.Name{Name: "x"}}}),
+		policyEvent(model.CalicoPolicy, &model.Policy{Tier: model.DefaultTier.Name, Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: name("x")}}),
+		policyEvent(model.GlobalNetworkPolicy, &model.Policy{Tier: model.DefaultTier.Name, Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "x"}}}),
 		{Kind: model.TierKind, Name: model.Name{Name: "t"}, Object: &model.Tier{Name: "t"}},
 		setEvent(model.NamespacedNetworkSet, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.NamespacedNetworkSet, Name: name("s")}}),
 		setEvent(model.GlobalNetworkSet, &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "s"}}}),

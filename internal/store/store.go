@@ -11,6 +11,7 @@
 package store
 
 import (
+	"cmp"
 	"iter"
 	"slices"
 	"sync"
@@ -95,6 +96,11 @@ type Store struct {
 	synced     bool
 	changed    wake.Signal
 
+	// See refer.go.
+	named   map[model.Ref]int  // how many objects name one
+	gone    map[model.Ref]bool // of those: that were deleted and stay
+	waiting map[model.PolicyKey]waiting
+
 	// Of pods that have attachments: these, and the pods as sources declare them; nil: not yet.
 	attachments map[model.Name][]*model.Attachment
 	declared    map[model.Name]*model.Pod
@@ -104,6 +110,7 @@ type Store struct {
 func New() *Store {
 	return &Store{
 		view: newView(), dirty: newDirty(), changed: wake.New(),
+		named: map[model.Ref]int{}, gone: map[model.Ref]bool{}, waiting: map[model.PolicyKey]waiting{},
 		attachments: map[model.Name][]*model.Attachment{}, declared: map[model.Name]*model.Pod{},
 	}
 }
@@ -146,10 +153,22 @@ func (s *Store) apply(e Event) {
 
 // applyObject takes an object of a kind that has no index of its own.
 func (s *Store) applyObject(e Event) {
+	s.replaceObject(e)
+	if e.Kind == model.TierKind && e.Object != nil {
+		s.release(e.Name.Name)
+	}
+}
+
+func (s *Store) replaceObject(e Event) {
 	objects := s.view.objects[e.Kind]
-	old := objects[e.Name]
+	old, ref := objects[e.Name], model.Ref{Kind: e.Kind, Name: e.Name}
+	delete(s.gone, ref)
+	same := old == e.Object || old != nil && e.Object != nil && equal(old, e.Object)
+	if s.waits(ref, e.Object, same) || same {
+		return
+	}
 	switch {
-	case old == e.Object, old != nil && e.Object != nil && equal(old, e.Object):
+	case e.Object == nil && s.keep(ref):
 		return
 	case e.Object == nil:
 		delete(objects, e.Name)
@@ -161,21 +180,32 @@ func (s *Store) applyObject(e Event) {
 		objects[e.Name] = e.Object
 	}
 	s.dirty.add(e.Kind, e.Name)
+	s.refer(old, e.Object)
 }
 
 func (s *Store) applyService(name model.Name, next *model.Service) {
+	ref, former := model.Ref{Kind: model.ServiceKind, Name: name}, s.view.former[name]
 	old, changed := replace(s.view.services, name, next, equalServices)
-	if !changed {
+	if !changed && former == nil {
 		return
 	}
-	s.dirty.Services[name] = struct{}{}
-	s.dirty.ServiceChanges++
-	if old != nil {
-		s.view.selectors.remove(old)
+	delete(s.gone, ref)
+	if next == nil && s.keep(ref) {
+		if old == nil {
+			return
+		}
+		s.view.former[name] = old
+	} else {
+		delete(s.view.former, name)
+		if last := cmp.Or(old, former); last != nil {
+			s.view.selectors.remove(last)
+		}
 	}
 	if next != nil {
 		s.view.selectors.add(next)
 	}
+	s.dirty.Services[name] = struct{}{}
+	s.dirty.ServiceChanges++
 }
 
 func (s *Store) applySlice(name model.Name, next *model.EndpointSlice) {
@@ -211,7 +241,7 @@ func (s *Store) triggered(old, next *model.EndpointSlice) {
 // called name. The list is replaced, as readers may hold the old one.
 func (s *Store) relist(name model.Name, service string, next *model.EndpointSlice) {
 	owner := model.Name{Namespace: name.Namespace, Name: service}
-	if s.view.services[owner] != nil {
+	if s.view.NamedService(owner) != nil {
 		s.dirty.Services[owner] = struct{}{}
 	}
 	old := s.view.byService[owner]
@@ -292,6 +322,9 @@ func (s *Store) applyPod(name model.Name, next *model.Pod) {
 	if next != nil {
 		s.view.labels.add(next)
 		s.view.addrs.add(next)
+	}
+	if old == nil || next == nil || old.ServiceAccount != next.ServiceAccount {
+		s.refer(old, next)
 	}
 }
 

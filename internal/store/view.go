@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 // shared and must not be changed; it may be kept after Read has returned.
 type View struct {
 	services  map[model.Name]*model.Service
+	former    map[model.Name]*model.Service // that are gone, and that policies name
 	slices    map[model.Name]*model.EndpointSlice
 	byService map[model.Name][]*model.EndpointSlice // sorted by name; replaced, never changed in place
 	pods      map[model.Name]*model.Pod
@@ -25,6 +27,7 @@ type View struct {
 func newView() View {
 	return View{
 		services:  map[model.Name]*model.Service{},
+		former:    map[model.Name]*model.Service{},
 		slices:    map[model.Name]*model.EndpointSlice{},
 		byService: map[model.Name][]*model.EndpointSlice{},
 		pods:      map[model.Name]*model.Pod{},
@@ -59,6 +62,11 @@ func (v *View) Services() map[model.Name]struct{} { return keys(v.services) }
 
 // Service returns nil if there is none of that name.
 func (v *View) Service(name model.Name) *model.Service { return v.services[name] }
+
+// NamedService is Service for those whose rules name one: if that is deleted, what it was last.
+func (v *View) NamedService(name model.Name) *model.Service {
+	return cmp.Or(v.services[name], v.former[name])
+}
 
 // Slices returns the service's endpoint slices, sorted by name.
 func (v *View) Slices(service model.Name) []*model.EndpointSlice { return v.byService[service] }

@@ -1,9 +1,7 @@
 package upkeep
 
 import (
-	"context"
 	"net/netip"
-	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/model"
@@ -124,24 +122,3 @@ func stale(s *state.State, f conntrack.Flow) bool {
 	}
 	return !state.Has(usable(f.Protocol, fe), f.Reply.Src)
 }
-
-// sweep cuts, in the background, the connections that are not where the state
-// sends them: what began or changed while no agent ran.
-func (d *Driver) sweep() {
-	d.background.Go(func() {
-		ctx, cancel := context.WithTimeout(d.life, sweepTime)
-		defer cancel()
-		n, err := d.ct.Sweep(ctx, func(f conntrack.Flow) (is bool) {
-			d.Held(func(s *state.State) { is = stale(s, f) })
-			return is || d.farms.stale(&f)
-		})
-		if err != nil && d.life.Err() == nil {
-			d.log.Warn("sweep connection tracking", "error", err)
-		} else if n > 0 {
-			d.log.Info("cut connections that go where nobody serves them", "connections", n)
-		}
-	})
-}
-
-// sweepTime bounds a sweep's deletions; its reading has conntrack's own limit.
-const sweepTime = time.Minute

@@ -3,6 +3,7 @@ package upkeep
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,123 +13,119 @@ import (
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/passes"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/verdict"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // cutter labels the connections that policy has come to forbid, and takes the label from those that
 // it allows again. The program drops what is labelled, in both directions.
 type cutter struct {
-	wake  wake.Signal
-	total atomic.Uint64 // connections cut, or given back
+	*passes.Passes
+	ct    *conntrack.Conn // its own: what reads the whole table holds up no cut
+	total atomic.Uint64   // connections cut, or given back
 
-	mu           sync.Mutex
-	fresh, again suspects // to be looked at in the next pass; the fresh ones in the one after it too
+	mu    sync.Mutex
+	fresh state.About // to be looked at in the next pass
 }
 
-// suspects are the addresses whose connections a change may have made forbidden, or
-// allowed.
-type suspects struct {
-	all       bool
-	addresses map[netip.Addr]struct{}
-}
-
-func (s *suspects) add(a netip.Addr) {
-	if s.addresses == nil {
-		s.addresses = map[netip.Addr]struct{}{}
-	}
-	s.addresses[a] = struct{}{}
-}
-
-func (s *suspects) merge(o suspects) {
-	s.all = s.all || o.all
-	for a := range o.addresses {
-		s.add(a)
-	}
-}
-
-func (s *suspects) empty() bool { return !s.all && len(s.addresses) == 0 }
-
-// cutPause is the least time between two passes. A pass may read the whole table, so at least half
-// of the time is left to others.
+// cutPause is the time between two passes for which nobody waits.
 const cutPause = 200 * time.Millisecond
 
-// suspect has connections looked at, if any are to be cut.
-func (d *Driver) suspect(s suspects) {
-	if d.cut != nil {
-		d.cut.suspect(s)
+func newCutter(d *Driver) (*cutter, error) {
+	ct, err := conntrack.Open()
+	if err != nil {
+		return nil, err
 	}
+	c := &cutter{ct: ct}
+	c.Passes = passes.Start(func() error { return d.cutForbidden(c) }, func() time.Duration { return cutPause })
+	return c, nil
 }
 
-// suspect has connections looked at soon, and once more later, for packets that were on their way
-// when the program changed.
-func (c *cutter) suspect(s suspects) {
-	if s.empty() {
+func (c *cutter) close() error {
+	c.Passes.Close()
+	return c.ct.Close()
+}
+
+// suspect has connections looked at.
+func (c *cutter) suspect(s state.About) {
+	if c == nil || s.Empty() {
 		return
 	}
 	c.mu.Lock()
-	c.fresh.merge(s)
+	c.fresh.Merge(s)
 	c.mu.Unlock()
-	c.wake.Set()
+	c.Ask()
 }
 
 // next takes what is to be looked at in a pass.
-func (c *cutter) next() suspects {
+func (c *cutter) next() state.About {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.again
-	s.merge(c.fresh)
-	c.again, c.fresh = c.fresh, suspects{}
-	if !c.again.empty() {
-		c.wake.Set()
-	}
+	s := c.fresh
+	c.fresh = state.About{}
 	return s
 }
 
-// cutForbidden works in the background until the driver is closed.
-func (d *Driver) cutForbidden() {
-	for {
-		select {
-		case <-d.life.Done():
-			return
-		case <-d.cut.wake:
-		}
-		began := time.Now()
-		if s := d.cut.next(); !s.empty() {
-			d.cutPass(s)
-		}
-		select {
-		case <-d.life.Done():
-			return
-		case <-time.After(max(cutPause, time.Since(began))):
-		}
-	}
+// idle reports whether nothing is to be looked at.
+func (c *cutter) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fresh.Empty()
 }
 
-func (d *Driver) cutPass(s suspects) {
+// cutForbidden is a pass of the cutter's. What it could not do is left to the next one.
+func (d *Driver) cutForbidden(c *cutter) error {
+	s := c.next()
+	if s.Empty() {
+		return nil
+	}
 	var of []netip.Addr // all
-	if !s.all {
-		of = slices.Collect(maps.Keys(s.addresses))
+	if !s.All {
+		of = slices.Collect(maps.Keys(s.Addresses))
 	}
-	locator, err := newLocator(d.links)
-	if err != nil {
-		d.log.Warn("could not look for connections that policies forbid", "error", err)
-		d.cut.suspect(s)
-		return
-	}
-	n, offloaded, err := d.ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
-	if o := d.Capabilities().Offloader; offloaded && o != nil {
-		err = errors.Join(err, o.Recall(d.life))
-	}
-	d.cut.total.Add(uint64(n))
-	switch {
-	case err != nil && d.life.Err() == nil:
-		d.log.Warn("could not cut all connections that policies forbid since they were opened", "error", err)
-		d.cut.suspect(s)
-	case n > 0:
+	n, err := d.relabel(c.ct, of)
+	c.total.Add(uint64(n))
+	if n > 0 {
 		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
 	}
+	if r := d.Capabilities().Rejudger; r != nil && err == nil && c.idle() {
+		err = r.Calm(d.life)
+	}
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("cut connections that policies forbid since they were opened: %w", err)
+	if d.life.Err() == nil {
+		d.log.Warn("could not cut all connections that policies forbid", "error", err)
+		c.suspect(s)
+	}
+	return err
+}
+
+// relabel labels the flows of the addresses, or all, as policies have it. Packets that were on their
+// way may have put a flow into a flowtable though it was labelled: then all are recalled.
+func (d *Driver) relabel(ct *conntrack.Conn, of []netip.Addr) (changed int, err error) {
+	locator, err := newLocator(d.links)
+	if err != nil {
+		return 0, err
+	}
+	label := func() (int, bool, error) {
+		return ct.Relabel(d.life, of, func(f conntrack.Flow) bool { return d.forbids(f, locator) })
+	}
+	changed, offloaded, err := label()
+	o := d.Capabilities().Offloader
+	if o == nil || err != nil {
+		return changed, err
+	}
+	if changed > 0 && !offloaded {
+		passes.AwaitPackets()
+		_, offloaded, err = label()
+	}
+	if offloaded {
+		err = errors.Join(err, o.Recall(d.life))
+	}
+	return changed, err
 }
 
 // locator tells where addresses are: the node's own, or behind an interface.
@@ -275,26 +272,4 @@ func policyFlow(f conntrack.Flow) verdict.Flow {
 		SourcePort: f.Orig.Src.Port(), DestinationPort: f.Reply.Src.Port(),
 		ICMPType: f.Orig.ICMP.Type, ICMPCode: f.Orig.ICMP.Code,
 	}
-}
-
-// suspectsOf are the addresses that a change of policy is about.
-func suspectsOf(before *state.Policy, d state.PolicyDelta) (s suspects) {
-	if len(before.Programs)+len(d.Programs) == 0 {
-		return s
-	}
-	s.all = len(d.Lists)+len(d.Hosts) > 0
-	for a := range d.Workloads {
-		s.add(a)
-	}
-	for _, members := range d.Groups {
-		for a := range members {
-			s.add(a)
-		}
-	}
-	for _, ports := range d.NamedPorts {
-		for n := range ports {
-			s.add(n.Addr)
-		}
-	}
-	return s
 }

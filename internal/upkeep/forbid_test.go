@@ -143,7 +143,7 @@ func TestForbidsWhileAdopting(t *testing.T) {
 	before.Services.Frontends[state.FrontendKey{Addr: pod, Port: 80}] = &state.Frontend{} // its removal is looked up
 
 	kernel := &meanwhile{held: before, happen: func() {}}
-	d, err := Open(kernel, Options{Policy: true, KeepEstablished: true})
+	d, err := Open(kernel, driver.Options{Policy: true, KeepEstablished: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package upkeep
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 
@@ -32,32 +31,6 @@ func lost(before, after []state.SNAT) (gone []netip.Addr) {
 		}
 	}
 	return gone
-}
-
-// cutLost deletes, in the background, the entries of connections that have an address which the
-// node does not have any more: the next packet of a flow gets another one, where answers would not
-// find the way back.
-func (d *Driver) cutLost(gone []netip.Addr) {
-	if len(gone) == 0 {
-		return
-	}
-	d.background.Go(func() {
-		ctx, cancel := context.WithTimeout(d.life, sweepTime)
-		defer cancel()
-		has, err := d.links.Addresses()
-		for _, a := range has {
-			gone = slices.DeleteFunc(gone, func(g netip.Addr) bool { return g == a.Prefix.Addr() })
-		}
-		n := 0
-		if err == nil && len(gone) > 0 {
-			n, err = d.ct.Sweep(ctx, func(f conntrack.Flow) bool { return sentFrom(f, gone) })
-		}
-		if err != nil && d.life.Err() == nil {
-			d.log.Warn("could not cut connections that have an address which the node has lost; they may hang until they time out", "addresses", gone, "error", err)
-		} else if n > 0 {
-			d.log.Info("cut connections that have an address which the node has lost", "addresses", gone, "connections", n)
-		}
-	})
 }
 
 // sentFrom reports whether a connection was given one of the addresses.

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
@@ -43,9 +42,10 @@ type stub struct {
 	held state.State
 }
 
-func (s *stub) Held(f func(*state.State))   { f(&s.held) }
-func (s *stub) SetAside() []driver.SetAside { return nil }
-func (s *stub) Close() error                { return nil }
+func (s *stub) Held(f func(*state.State))         { f(&s.held) }
+func (s *stub) SetAside() []driver.SetAside       { return nil }
+func (s *stub) Close() error                      { return nil }
+func (s *stub) Capabilities() driver.Capabilities { return driver.Capabilities{} }
 func (s *stub) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
 	return stubPlan{done: func() { s.held.Apply(d) }}, nil
 }
@@ -70,7 +70,7 @@ func TestAddressGoes(t *testing.T) {
 	of.held.Services.Settings.SNAT = []state.SNAT{{Device: "e0", Addr: netip.MustParseAddr("192.0.2.1")}, {Device: "e1", Addr: netip.MustParseAddr("198.51.100.1")}}
 	var d *Driver
 	h.In(func() (err error) {
-		d, err = Open(of, Options{Log: slog.New(slog.DiscardHandler)})
+		d, err = Open(of, driver.Options{Log: slog.New(slog.DiscardHandler)})
 		for _, flow := range []struct{ from, to string }{
 			{"10.9.9.9", "192.0.2.7:1"}, {"10.9.9.9", "192.0.2.7:2"}, {"192.0.2.1", "192.0.2.7:3"},
 		} {
@@ -112,12 +112,10 @@ func TestAddressGoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var left string
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if left = there(); len(left) == 2 {
-			break
-		}
+	if err := d.AwaitCuts(t.Context()); err != nil {
+		t.Fatal(err)
 	}
+	left := there()
 	if !strings.Contains(left, "2") || !strings.Contains(left, "3") || len(left) != 2 {
 		t.Errorf("flows to the ports %s are left, want 2 and 3", left)
 	}

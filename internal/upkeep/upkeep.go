@@ -13,17 +13,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/wake"
 )
-
-// Options configure the upkeep.
-type Options struct {
-	Log *slog.Logger // nil: slog.Default()
-	// Policy: the driver carries out policy.
-	Policy bool
-	// KeepEstablished lets connections go on that policy has come to forbid.
-	KeepEstablished bool
-}
 
 // Driver is a driver with the upkeep of connections: what follows a plan for connections is begun
 // when the plan was applied, and done in the background. It is what driver.Driver says, and owns
@@ -31,16 +21,15 @@ type Options struct {
 type Driver struct {
 	driver.Driver
 	ct      *conntrack.Conn
-	cleaner *conntrack.Cleaner
+	cleaner *cleaner
 	links   *link.Reader
 	log     *slog.Logger
 
-	background sync.WaitGroup
-	life       context.Context // of what works in the background
-	end        context.CancelFunc
-	farms      *farms
-	cut        *cutter      // nil: without policy, or what is established goes on
-	close      func() error // once
+	life  context.Context // of what works in the background
+	end   context.CancelFunc
+	farms *farms
+	cut   *cutter      // nil: without policy, or what is established goes on
+	close func() error // once
 
 	adopted    bool // a plan of Adopt was applied
 	unfinished bool // a plan has failed since, and may have been carried out in part
@@ -52,8 +41,8 @@ type Driver struct {
 }
 
 // Open gives a driver the upkeep of connections, in the calling thread's network namespace, where
-// the driver has to be. If it fails, the driver is closed.
-func Open(of driver.Driver, o Options) (*Driver, error) {
+// the driver has to be, with the options that the driver has. If it fails, the driver is closed.
+func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 	ct, err := conntrack.Open()
 	if err != nil {
 		return nil, errors.Join(err, of.Close())
@@ -66,12 +55,13 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	if d.log == nil {
 		d.log = slog.Default()
 	}
-	d.cleaner = conntrack.NewCleaner(ct, d.stillServed, d.log)
 	d.life, d.end = context.WithCancel(context.Background())
+	d.cleaner = newCleaner(d)
 	d.close = sync.OnceValue(d.closeAll)
-	if o.Policy && !o.KeepEstablished {
-		d.cut = &cutter{wake: wake.New()}
-		d.background.Go(d.cutForbidden)
+	if o.Policy && !o.KeepEstablished && of.Capabilities().Can&driver.Policy != 0 {
+		if d.cut, err = newCutter(d); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
 	}
 	return d, nil
 }
@@ -80,11 +70,27 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 func (d *Driver) Close() error { return d.close() }
 
 func (d *Driver) closeAll() error {
-	d.end()
-	d.background.Wait()
+	var err error
 	d.cleaner.Close()
+	if d.cut != nil {
+		err = d.cut.close()
+	}
+	d.end()
 	d.links.Close()
-	return errors.Join(d.ct.Close(), d.Driver.Close())
+	return errors.Join(err, d.ct.Close(), d.Driver.Close())
+}
+
+// AwaitCuts returns once the connections have ended that what was applied before does not let go
+// on, and clients are not sent any more where it does not send them. Safe for concurrent use.
+func (d *Driver) AwaitCuts(ctx context.Context) error {
+	err := d.cleaner.Wait(ctx)
+	if d.cut != nil {
+		err = errors.Join(err, d.cut.Wait(ctx))
+	}
+	if s := d.Capabilities().Settler; s != nil {
+		err = errors.Join(err, s.Settle(ctx))
+	}
+	return err
 }
 
 // FlowsCut returns how many established connections were cut because policy came to forbid them, or
@@ -114,21 +120,17 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		return nil, err
 	}
 	// What is set aside, or was, has consequences that the change does not name.
-	s := suspects{all: len(d.SetAside()) > 0}
+	s := state.About{All: len(d.SetAside()) > 0}
 	d.Held(func(held *state.State) {
 		if held.Policy != nil && d.cut != nil {
-			s.merge(suspectsOf(held.Policy, delta.Policy))
+			s.Merge(delta.Policy.About(held.Policy))
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
-		cut, more := d.farms.follow(delta.Farms.Farms)
-		d.cleaner.Cut(cut)
-		if more {
-			d.sweep()
-		}
-		s.all = s.all || len(d.SetAside()) > 0
+		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
+		s.All = s.All || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
-			d.suspect(s)
+			d.cut.suspect(s)
 		}
 	}}, nil
 }
@@ -142,13 +144,11 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	if want.Policy != nil {
 		// While something is kept, the kernel knows policies that the state does not.
 		if whole := d.kept.Policy > 0 && kept.Policy == 0; changed || whole {
-			d.suspect(suspects{all: true})
+			d.cut.suspect(state.About{All: true})
 		}
 		d.kept = newKept(kept)
 	}
-	if changed {
-		d.sweep()
-	}
+	d.cleaner.clean(nil, changed)
 	d.adopted, d.unfinished = true, false
 }
 
@@ -167,12 +167,12 @@ func (p *plan) Apply(ctx context.Context) error {
 	p.d.applying.Lock()
 	defer p.d.applying.Unlock()
 	err := p.Plan.Apply(ctx)
-	p.d.cleaner.Cut(cutsBetween(p.before, p.d.frontendsNow(p.before)))
+	p.d.cleaner.clean(cutsBetween(p.before, p.d.frontendsNow(p.before)), false)
 	if err != nil {
 		p.d.unfinished = true
 		return err
 	}
-	p.d.cutLost(lost(p.from, p.d.sourcesNow()))
+	p.d.cleaner.cleanLost(lost(p.from, p.d.sourcesNow()))
 	p.then()
 	return nil
 }

@@ -45,7 +45,7 @@ const rulesPerPolicy = 100
 func (t Teams) Events() []store.Event {
 	events := podPrerequisites()
 	for i := range t.Pods {
-		events = append(events, t.Event(t.Pod(i, 0, 0)))
+		events = append(events, PodEvent(t.Pod(i, 0, 0)))
 	}
 	for j := range t.Selectors / rulesPerPolicy {
 		var peers []metav1.LabelSelector
@@ -68,7 +68,7 @@ func selector(i int) metav1.LabelSelector {
 	}
 }
 
-// Event is a pod's current version.
-func (Teams) Event(p *model.Pod) store.Event {
+// PodEvent is a pod's current version.
+func PodEvent(p *model.Pod) store.Event {
 	return store.Event{Kind: model.PodKind, Name: p.Name, Object: p}
 }

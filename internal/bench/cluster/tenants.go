@@ -28,6 +28,9 @@ type Tenants struct {
 // PoliciesPerPod is how many policies of Tenants select each pod.
 const PoliciesPerPod = 3
 
+// TenantPort is the port that the first policy of each pod opens.
+const TenantPort = 9000
+
 // String returns "10000 pods, 10000 policies".
 func (t Tenants) String() string { return fmt.Sprintf("%d pods, %d policies", t.Pods, t.Policies) }
 
@@ -52,7 +55,7 @@ func (t Tenants) Pod(i int) *model.Pod {
 func (t Tenants) policy(j int) *networkingv1.NetworkPolicy {
 	kind, i := j%PoliciesPerPod, j/PoliciesPerPod
 	selected := metav1.LabelSelector{MatchLabels: map[string]string{label(kind): value(i)}}
-	peers, port := selected, 9000+kind
+	peers, port := selected, TenantPort+kind
 	if kind == PoliciesPerPod-1 {
 		peers, port = metav1.LabelSelector{}, TargetPort
 	}
@@ -94,8 +97,7 @@ func policyEvent(o *networkingv1.NetworkPolicy) store.Event {
 func (t Tenants) Events() []store.Event {
 	events := podPrerequisites()
 	for i := range t.Pods {
-		p := t.Pod(i)
-		events = append(events, store.Event{Kind: model.PodKind, Name: p.Name, Object: p})
+		events = append(events, PodEvent(t.Pod(i)))
 	}
 	for j := range t.Policies {
 		events = append(events, policyEvent(t.policy(j)))

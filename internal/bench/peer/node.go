@@ -25,7 +25,7 @@ import (
 type Node struct {
 	store    *store.Store
 	compiler *compile.Compiler
-	driver   driver.Driver
+	driver   *upkeep.Driver
 	adopted  bool
 }
 
@@ -78,11 +78,12 @@ func NewNode(ns *netns.NS, mode Mode, cfg compile.Config) (*Node, error) {
 		if links, err = link.Here.Links(); err != nil {
 			return err
 		}
-		d, err := mode.open(driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
+		o := driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy}
+		d, err := mode.open(o)
 		if err != nil {
 			return err
 		}
-		n.driver, err = upkeep.Open(d, upkeep.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy})
+		n.driver, err = upkeep.Open(d, o)
 		return err
 	})
 	if err != nil {
@@ -146,6 +147,9 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 	n.adopted = true
 	return took, nil
 }
+
+// AwaitCuts returns once what was applied has ended the connections that may not go on.
+func (n *Node) AwaitCuts(ctx context.Context) error { return n.driver.AwaitCuts(ctx) }
 
 // start makes a Node and applies the events.
 func start(ctx context.Context, ns *netns.NS, mode Mode, cfg compile.Config, events []store.Event) (*Node, Took, error) {

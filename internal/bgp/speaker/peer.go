@@ -19,11 +19,15 @@ import (
 // own (RFC 4724, section 4.1), which peers have kept that long.
 const deferral = 3 * time.Second
 
+// rest is how long there is no session with a peer that has announced more than MaxRoutes.
+const rest = 5 * time.Minute
+
 // peer is a wanted peer, or one that is no longer wanted and still to be removed.
 type peer struct {
 	name  string
 	want  *bgp.Peer // nil: to be removed
 	added *bgp.Peer // as the server has it; nil: not at all
+	rests time.Time // when it may have a session again, having announced too much
 
 	session
 }
@@ -38,7 +42,7 @@ func (s *Speaker) setPeer(name string, want *bgp.Peer) {
 		p = &peer{name: name, session: newSession()}
 		s.peers[name] = p
 	}
-	p.want, s.policyDue = want, true
+	p.want, p.rests, s.policyDue = want, time.Time{}, true
 	s.report.peers[name] = true
 }
 
@@ -82,10 +86,20 @@ func (s *Speaker) removePeer(p *peer) {
 	s.down(p, "its configuration changed")
 }
 
+// flooded takes from the server, with all its routes, a peer that announced more than MaxRoutes.
+func (s *Speaker) flooded(p *peer) {
+	s.down(p, "this node closed the session: "+notificationText(gobgp.BGP_ERROR_CEASE, gobgp.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED))
+	limit := p.added.MaxRoutes
+	s.removePeer(p)
+	p.rests = time.Now().Add(rest)
+	p.failed = fmt.Sprintf("it announces more than %d routes of a family: have it announce fewer; the next session is tried after %.0f minutes", limit, rest.Minutes())
+	s.fault("peer "+p.name, fmt.Sprintf("peer %s (%s): %s", p.name, p.want.Address, p.failed))
+}
+
 // addPeers gives the server the wanted peers that it does not have.
 func (s *Speaker) addPeers() {
 	for _, p := range s.sortedPeers() {
-		if p.added != nil {
+		if p.added != nil || time.Now().Before(p.rests) {
 			continue
 		}
 		err := check(p.want)
@@ -108,7 +122,7 @@ func (s *Speaker) addPeer(p *peer) error {
 		delete(s.names, p.want.Address)
 		return err
 	}
-	p.added, p.begun, p.since = p.want, time.Now(), time.Now()
+	p.added, p.failed, p.begun, p.since = p.want, "", time.Now(), time.Now()
 	return nil
 }
 
@@ -167,6 +181,7 @@ func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
 		a.AfiSafis = append(a.AfiSafis, &api.AfiSafi{
 			Config:            &api.AfiSafiConfig{Family: apiFamily(f), Enabled: true},
 			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: graceful}},
+			PrefixLimits:      &api.PrefixLimit{Family: apiFamily(f), MaxPrefixes: p.MaxRoutes},
 		})
 	}
 	return a

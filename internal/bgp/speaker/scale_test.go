@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +58,45 @@ func TestManyRoutes(t *testing.T) {
 	}
 	s.await("all gone", func(x *said) bool { return len(x.learned) == 0 })
 	few()
+}
+
+// The session with a peer that announces too much ends, which is named, and its routes go; it is
+// not tried again soon, unless the peer is configured anew. Other peers do not notice.
+func TestTooManyRoutes(t *testing.T) {
+	t.Parallel()
+	const n = 100
+	w := newWire(t)
+	b := w.bird(1, birdConf(1, 64601, many("20.0.0.0", n)...)+"protocol static more { disabled; ipv4; route 40.0.0.0/8 blackhole; }\n")
+	w.bird(2, birdConf(2, 64602, "198.51.100.0/24"))
+	run := func(command string) {
+		t.Helper()
+		if out, err := b.Run(command); err != nil {
+			t.Fatal(out, err)
+		}
+	}
+	s := w.speaker()
+	flood := peer(1)
+	flood.MaxRoutes = n
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"flood": flood, "good": peer(2)}})
+	s.await("as many as there may be", func(x *said) bool { return len(x.learned) == n+1 })
+	run("enable more")
+	s.says("peer flood (10.7.1.2): it announces more than 100 routes of a family: have it announce fewer; the next session is tried after 5 minutes")
+	s.await("none of them", func(x *said) bool {
+		p := x.peers["flood"]
+		return len(x.learned) == 1 && p.State == "idle" && p.Received == 0 &&
+			strings.HasPrefix(p.Why, "this node closed the session: cease, too many prefixes (notification 6/1); since then: it announces more than 100 routes")
+	})
+	eventually(t, "the peer is told", func() (string, error) { return b.Run("show protocols all node") }, contains("Received: Maximum number of prefixes reached"))
+	run("disable s4")
+	s.order(&bgp.Order{Routes: routes("30.0.0.0/24")}) // has the server brought to what it should do
+	s.quiet()
+	s.says("peer flood (10.7.1.2)")
+	again := *flood
+	again.MaxRoutes++
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"flood": &again}})
+	s.up("flood")
+	s.well()
+	s.await("few", func(x *said) bool { return len(x.learned) == 2 && x.peers["good"].Why == "" })
 }
 
 // count is how many Reports there were.

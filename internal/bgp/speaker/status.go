@@ -102,6 +102,8 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 	switch {
 	case e.Peer.State.SessionState == gobgp.BGP_FSM_ESTABLISHED:
 		s.established(p, e.Peer.State.RemoteCap, at)
+	case was && e.Peer.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
+		s.flooded(p)
 	case was:
 		s.down(p, endOf(e.Peer.State.DisconnectReason, p.closing))
 		p.since = at

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -28,6 +29,11 @@ const asSpeaker = "SLUICE_TEST_SPEAKER"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asSpeaker) == "" {
+		// The tests wait for BGP's timers more than they compute.
+		flag.Parse()
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
 		os.Exit(m.Run())
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))

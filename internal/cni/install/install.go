@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // Where runtimes look, unless they are configured otherwise.
@@ -84,6 +86,9 @@ func (o *Options) check() error {
 	for i, p := range o.PodCIDRs {
 		if p.Bits() > p.Addr().BitLen()-2 {
 			return fmt.Errorf("pod CIDR %s is too small: a gateway and a pod take /%d", p, p.Addr().BitLen()-2)
+		}
+		if err := model.CheckPodCIDR(p); err != nil {
+			return fmt.Errorf("pod CIDR %w", err)
 		}
 		for _, other := range o.PodCIDRs[:i] {
 			if p.Overlaps(other) {

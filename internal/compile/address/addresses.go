@@ -7,7 +7,6 @@
 package address
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -76,19 +75,22 @@ type Compiler struct {
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
 	poolIssues []model.Issue
-	reserved   map[netip.Addr]string   // addresses in pools that are a node's, with the node
-	inner      []inner                 // see innerRanges
-	services   map[model.Name]*service // those that have, want or claim something
+	reserved   map[netip.Addr]model.Birth // addresses in pools that are a node's, with the oldest such node
+	inner      []inner                    // see innerRanges
+	services   map[model.Name]*service    // those that have, want or claim something
 	held       map[netip.Addr]*holders
 	shared     map[sharing]map[netip.Addr]bool
 	external   map[netip.Addr]map[*service]struct{} // who has it as an external IP
 	waiting    map[model.Name]*service              // those that lack an address
+	contested  map[model.Name]time.Time             // those whose status another controller writes, and since when
 	freed      map[netip.Addr]bool                  // what one of them may get
 
 	nodes     []*model.Node // sorted by name
 	hashes    []uint64      // of their names
 	adverts   []*advert
 	addresses map[netip.Addr]*address
+	// unannounced are the addresses that nobody announces though an object asks for it, and why.
+	unannounced map[netip.Addr]model.Issue
 
 	wanted    diff.Map[model.Name, Wanted]
 	announced diff.Map[netip.Addr, Announcement]
@@ -117,7 +119,8 @@ func New(cfg Config) *Compiler {
 	}
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
-		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{}, addresses: map[netip.Addr]*address{},
+		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{},
+		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
@@ -255,6 +258,7 @@ func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.A
 	if now == nil || now.LoadBalancer == nil && len(now.ExternalIPs) == 0 {
 		delete(c.services, name)
 		delete(c.waiting, name)
+		delete(c.contested, name)
 		c.wanted.Set(name, nil)
 		return nil
 	}
@@ -275,7 +279,7 @@ func (c *Compiler) settle(s *service) {
 	lb := s.LoadBalancer
 	delete(c.waiting, s.Name)
 	switch {
-	case lb == nil, slices.Equal(lb.Ingress, s.ips):
+	case lb == nil, slices.Equal(lb.Ingress, s.ips), len(s.ips) == 0 && lb.Writer != "": // what another wrote stays
 		c.wanted.Set(s.Name, nil)
 	case c.ours(s):
 		c.wanted.Set(s.Name, &Wanted{s.ips})
@@ -287,6 +291,11 @@ func (c *Compiler) settle(s *service) {
 	if s.fault != "" || c.lacksFamily(s) {
 		c.waiting[s.Name] = s
 	}
+	if _, known := c.contested[s.Name]; !c.overwritten(s) {
+		delete(c.contested, s.Name)
+	} else if !known {
+		c.contested[s.Name] = c.cfg.Now()
+	}
 }
 
 // ours reports whether a Service is to get an address from here.
@@ -294,23 +303,16 @@ func (c *Compiler) ours(s *service) bool {
 	return s.LoadBalancer != nil && s.LoadBalancer.Wanted && s.LoadBalancer.Class == c.cfg.Class
 }
 
+// overwritten reports whether the status of a Service has another controller's addresses, or none,
+// in place of those that it has from here.
+func (c *Compiler) overwritten(s *service) bool {
+	return c.ours(s) && len(s.ips) > 0 && s.LoadBalancer.Writer != "" && !slices.Equal(s.LoadBalancer.Ingress, s.ips)
+}
+
 // among reports whether all of the addresses are in pools.
 func (c *Compiler) among(ips []netip.Addr) bool {
 	return !slices.ContainsFunc(ips, func(a netip.Addr) bool { return c.poolOf(a) == nil })
 }
 
-// older orders Services by age; the zero time is the newest.
-func older(a, b *service) int {
-	return cmp.Or(age(a.Created, b.Created), a.Name.Compare(b.Name))
-}
-
-// age orders times, the zero time last.
-func age(a, b time.Time) int {
-	if a.IsZero() != b.IsZero() {
-		if a.IsZero() {
-			return 1
-		}
-		return -1
-	}
-	return a.Compare(b)
-}
+// older orders Services by age.
+func older(a, b *service) int { return a.Birth().Compare(b.Birth()) }

@@ -286,7 +286,7 @@ func TestGive(t *testing.T) {
 			return []model.Object{w.pool("p", small), w.service("x/a", func(s *model.Service) { s.LoadBalancer.Fault = "no sense" })}
 		}, "a=", "no sense"},
 		{"addresses of nodes are not given out", func(w *world) []model.Object {
-			return []model.Object{&model.Node{Name: "n1", IPs: ips("192.0.2.1"), OtherIPs: ips("192.0.2.3")}, w.pool("p", small), w.service("x/a", has("192.0.2.3")), w.service("x/b", asks("192.0.2.1"))}
+			return []model.Object{&model.Node{Name: "n1", Created: start, IPs: ips("192.0.2.1"), OtherIPs: ips("192.0.2.3")}, w.pool("p", small), w.service("x/a", has("192.0.2.3")), w.service("x/b", asks("192.0.2.1"))}
 		}, "a=192.0.2.2 b=", "192.0.2.1 is an address of Node n1"},
 		{"no pools: nothing changes", func(w *world) []model.Object {
 			return []model.Object{w.service("x/a", has("192.0.2.1")), w.service("x/b")}
@@ -372,9 +372,12 @@ func TestChange(t *testing.T) {
 	check("no pool is left", "b=198.51.100.1 c=198.51.100.2")
 	w.set(p)
 	check("another comes", "b=192.0.2.1 c=192.0.2.2")
-	n := &model.Node{Name: "n1", IPs: ips("192.0.2.1")}
+	late := &model.Node{Name: "n1", IPs: ips("192.0.2.1")}
+	w.set(late)
+	check("a node comes with an address that a Service has", "b=192.0.2.1 c=192.0.2.2")
+	n := &model.Node{Name: "n1", Created: start, IPs: ips("192.0.2.1")}
 	w.set(n)
-	check("a node comes with an address of it", "b= c=192.0.2.2")
+	check("an older node comes with an address of it", "b= c=192.0.2.2")
 	if got := w.says(p); !strings.Contains(got, "it has 192.0.2.1, an address of Node n1") {
 		t.Errorf("of the pool: %s", got)
 	}
@@ -523,5 +526,47 @@ func BenchmarkNodeGoes(b *testing.B) {
 		w.update()
 		w.SetSilent(nil)
 		w.update()
+	}
+}
+
+// Whatever Services, pools and Nodes claim, a newer one takes no address from Services that were
+// there before, whether an agent sees it come or finds all when it starts.
+func TestOlderServicesKeepTheirAddresses(t *testing.T) {
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		w := newWorld(t, Config{})
+		some := func() string { return []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}[r.IntN(3)] }
+		all := []model.Object{w.pool("p", "192.0.2.1-192.0.2.3")} // the oldest first
+		for i := range 7 {
+			name := fmt.Sprintf("x/%c", 'a'+(i*3+int(seed))%7) // not in the order of their ages
+			switch r.IntN(4) {
+			case 0:
+				w.made++
+				all = append(all, &model.Node{Name: name[2:], Created: start.Add(time.Duration(w.made) * time.Second), OtherIPs: ips(some())})
+			case 1:
+				all = append(all, w.pool(name[2:], "192.0.2.2-192.0.2.9"))
+			default:
+				all = append(all, w.service(name, asks(some())))
+			}
+		}
+		before, lasting := map[model.Name][]netip.Addr{}, newWorld(t, Config{})
+		for count := 1; count <= len(all); count++ {
+			x := newWorld(t, Config{})
+			lasting.set(all[count-1])
+			objects := slices.Clone(all[:count])
+			r.Shuffle(count, func(i, j int) { objects[i], objects[j] = objects[j], objects[i] })
+			x.set(objects...)
+			for name, ips := range before {
+				if now := x.services[name].ips; len(ips) > 0 && !slices.Equal(now, ips) {
+					t.Fatalf("seed %d: %s has %v in place of %v once there is %v", seed, name, now, ips, all[count-1])
+				}
+			}
+			if x.gives() != lasting.gives() {
+				t.Fatalf("seed %d: at the start %s, one by one %s", seed, x.gives(), lasting.gives())
+			}
+			for name, s := range x.services {
+				before[name] = s.ips
+			}
+		}
 	}
 }

@@ -2,6 +2,7 @@ package address
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -28,9 +29,6 @@ type address struct {
 	node     string    // "": nobody
 	own      []*advert // by which this node announces it
 	since    time.Time // of node
-	// candidates is whether there is a node that may announce it, heard from or not, if only it had
-	// an endpoint.
-	candidates bool
 }
 
 // setAdverts takes over advertisements.
@@ -115,7 +113,11 @@ func (c *Compiler) setPeers() {
 func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
-	if p == nil || len(owners) == 0 || c.reserved[a] != "" {
+	delete(c.unannounced, a)
+	if p == nil && c.held[a] != nil && len(owners) > 0 && !c.lacking {
+		c.nobody(a, owners, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")
+	}
+	if p == nil || len(owners) == 0 || slices.ContainsFunc(owners, func(s *service) bool { return c.nodeOf(a, s) != "" }) {
 		delete(c.addresses, a)
 		c.announced.Set(a, nil)
 		return
@@ -129,6 +131,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	}
 	where := endpoints(v, owners)
 	var best rank
+	selected, silent := false, []string(nil) // whether a node is, and those that would do but for that
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
 	for i, n := range c.nodes {
@@ -139,13 +142,29 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		if score < 0 {
 			continue
 		}
-		now.candidates = true
-		if where != nil && !where[n.Name] || c.silent[n.Name] {
+		selected = true
+		if where != nil && !where[n.Name] {
+			continue
+		}
+		if c.silent[n.Name] {
+			silent = append(silent, n.Name)
 			continue
 		}
 		if r := (rank{n.Name, !n.NotReady, score, hash(c.hashes[i], of)}); best.less(r) {
 			best = r
 		}
+	}
+	switch {
+	case best.node != "", len(p.adverts) == 0, where != nil && len(where) == 0: // or there is nobody to lead to
+	case len(adverts) == 0:
+		c.nobody(a, owners, true, "no L2Advertisement of %s selects the Service (spec.serviceSelectors)", p.Name)
+	case !selected:
+		c.nobody(a, owners, true, "no node is there that the L2Advertisements of %s select", p.Name)
+	case len(silent) == 0:
+		on := model.FirstFew(slices.Sorted(maps.Keys(where)), maxNamed)
+		c.nobody(a, owners, true, "externalTrafficPolicy is Local, and all endpoints are on nodes that the L2Advertisements of %s do not select: %s", p.Name, on)
+	default:
+		c.nobody(a, owners, false, "no node that may is heard from: %s", model.FirstFew(silent, maxNamed))
 	}
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
 		i := slices.IndexFunc(c.nodes, func(n *model.Node) bool { return n.Name == c.cfg.Node })
@@ -160,6 +179,17 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		now.since = c.cfg.Now()
 	}
 	c.addresses[a] = now
+}
+
+// nobody notes why nobody announces an address, and whether all nodes find it so.
+func (c *Compiler) nobody(a netip.Addr, owners []*service, everywhere bool, format string, args ...any) {
+	by := ""
+	if p := c.poolOf(a); p != nil && c.cfg.BGP && c.advertisedByBGP(p) {
+		by = " by ARP or NDP"
+	}
+	issue := owners[0].Ref().Issue(fmt.Sprintf("nobody announces %s%s: ", a, by) + fmt.Sprintf(format, args...))
+	issue.Everywhere = everywhere
+	c.unannounced[a] = issue
 }
 
 // rank is how much speaks for a node.

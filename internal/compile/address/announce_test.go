@@ -114,6 +114,16 @@ func TestElect(t *testing.T) {
 		{name: "policy Local: one that serves still, where none is ready", among: []string{"n3"}, make: func(w *world) []model.Object {
 			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "-n1", "+n3")}
 		}},
+		{name: "policy Local: only where no advertisement selects the node", make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n1") }),
+				slice("x/a", "n2", "n3", "-n1"), w.service("x/a", has("192.0.2.1"), local("a"))}
+		}, says: "nobody announces 192.0.2.1: externalTrafficPolicy is Local, and all endpoints are on nodes that the L2Advertisements of lb/p do not select: n2, n3"},
+		{name: "all that may are silent", silent: []string{"n1", "n3"}, make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) { a.Nodes = model.In("name", "n1", "n3") }), w.service("x/a", has("192.0.2.1"))}
+		}, says: "nobody announces 192.0.2.1: no node that may is heard from: n1, n3"},
+		{name: "for other services", make: func(w *world) []model.Object {
+			return []model.Object{l2("l", func(a *model.L2Advertisement) { a.Services = model.Equal("l", "1") }), w.service("x/a", has("192.0.2.1"))}
+		}, says: "nobody announces 192.0.2.1: no L2Advertisement of lb/p selects the Service (spec.serviceSelectors)"},
 		{name: "policy Local: no endpoint is ready", make: func(w *world) []model.Object {
 			return []model.Object{l2("l"), w.service("x/a", has("192.0.2.1"), local("a")), slice("x/a", "-n1")}
 		}},
@@ -252,6 +262,62 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// Once the last pool is gone, Services keep what their status has, and nobody announces it: that is
+// named, unless a pool may only be unread.
+func TestLastPool(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1"})
+	p, s := w.pool("p", "192.0.2.1-192.0.2.9"), w.service("x/a", has("192.0.2.1"))
+	only := w.service("x/b", func(s *model.Service) { s.LoadBalancer, s.ExternalIPs = nil, ips("192.0.2.2") })
+	w.set(p, l2("l"), node("n1"), s, only)
+	w.remove(p.Ref())
+	if got := w.says(s); got != "nobody announces 192.0.2.1: it is in no IPAddressPool; make one that has it, or take it out of the status" {
+		t.Errorf("of the Service: %q", got)
+	}
+	if got := w.says(only); got != "" {
+		t.Errorf("of an external IP, which is nobody's to announce: %q", got)
+	}
+	w.SetLacking(true)
+	w.update()
+	if got := w.says(s); got != "" {
+		t.Errorf("while pools cannot be read: %q", got)
+	}
+	w.SetLacking(false)
+	w.set(p)
+	if got := w.says(s); got != "" || w.announced[ip("192.0.2.1")] == nil {
+		t.Errorf("once the pool is back: %q, %v", got, w.announced)
+	}
+}
+
+// What BGP announces, too, is not said to be announced by nobody.
+func TestNobodyByARP(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1", BGP: true})
+	s := w.service("x/a", has("192.0.2.1"))
+	bgp := &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}}
+	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n9") }), bgp, node("n1"), s)
+	if got := w.says(s); got != "nobody announces 192.0.2.1 by ARP or NDP: no node is there that the L2Advertisements of lb/p select" {
+		t.Errorf("of the Service: %q", got)
+	}
+}
+
+// A Service names the address that its node has no interface for.
+func TestUnanswered(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1"})
+	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), w.pool("q", "2001:db8::1-2001:db8::9"), l2("l", func(a *model.L2Advertisement) { a.Interfaces, a.Pools = []string{"eth7", "eth8"}, []string{"p"} }),
+		l2("m", func(a *model.L2Advertisement) { a.Pools = []string{"q"} }),
+		node("n1"), w.service("x/a", has("192.0.2.1")), w.service("x/b", clusterIPs("fd00::1"), has("2001:db8::1")))
+	var got []string
+	for _, i := range w.Unanswered(ips("192.0.2.1 2001:db8::1 192.0.2.5")) {
+		got = append(got, i.Object.String()+": "+i.Reason)
+	}
+	want := []string{
+		"Service x/a: nobody announces 192.0.2.1: Node n1, which is to, has no such interface as the L2Advertisements name, eth7 or eth8; have spec.nodeSelectors leave it out, or name another interface",
+		"Service x/b: nobody announces 2001:db8::1: Node n1, which is to, has no interface with a subnet of IPv6; have spec.nodeSelectors leave it out, or name another interface",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
 // What nobody carries out, or has no effect, is named.
 func TestIssues(t *testing.T) {
 	w := newWorld(t, Config{Node: "n1"})
@@ -261,7 +327,11 @@ func TestIssues(t *testing.T) {
 	if got := w.says(p); got != "nobody announces its addresses: no L2Advertisement selects it" {
 		t.Errorf("of the pool: %s", got)
 	}
+	bgp.Pools = []string{"q"}
 	w.set(ad, bgp)
+	if got := w.says(bgp); !strings.HasSuffix(got, "; spec.ipAddressPools: there is no IPAddressPool q in its namespace") {
+		t.Errorf("of the advertisement by BGP: %s", got)
+	}
 	if got := w.says(ad); got != "spec.ipAddressPools: there is no IPAddressPool q in its namespace" {
 		t.Errorf("of the advertisement: %s", got)
 	}

@@ -269,8 +269,8 @@ func (c *Compiler) check(s *service, ips []netip.Addr) string {
 		switch {
 		case p == nil:
 			return fmt.Sprintf("%s is in no IPAddressPool", a)
-		case c.reserved[a] != "":
-			return fmt.Sprintf("%s is an address of Node %s", a, c.reserved[a])
+		case c.nodeOf(a, s) != "":
+			return fmt.Sprintf("%s is an address of Node %s", a, c.nodeOf(a, s))
 		case lb.Pool != "" && p.Name.Name != lb.Pool:
 			return fmt.Sprintf("%s is in IPAddressPool %s, and it asks for one of %s", a, p.Name, lb.Pool)
 		case !p.permits(s):

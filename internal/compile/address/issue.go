@@ -1,19 +1,26 @@
 package address
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
 
+// takesToWrite is how long a status may say what it should not before that is somebody's fault.
+const takesToWrite = time.Second
+
 // Issues returns what is wrong with the objects as of the last Update, sorted. The caller only
 // reads it.
 func (c *Compiler) Issues() []model.Issue {
 	if !c.listed {
-		c.issues, c.listed = c.list(), true
+		c.listed = true
+		c.issues = c.list()
 	}
 	return c.issues
 }
@@ -30,19 +37,35 @@ func (c *Compiler) list() (list []model.Issue) {
 			add(s.Ref(), "%s", s.fault)
 		}
 	}
+	for name, since := range c.contested {
+		s := c.services[name]
+		if c.cfg.Now().Sub(since) < takesToWrite {
+			c.listed = false // it may be soon
+			continue
+		}
+		has := cmp.Or(model.Join(s.LoadBalancer.Ingress, ", "), "no address")
+		add(s.Ref(), "another controller gives it addresses, too: field manager %q writes %s into its status in place of %s, which is written again at ever longer intervals; end one of the two, or have each look after a loadBalancerClass of its own (--load-balancer-class)",
+			s.LoadBalancer.Writer, has, model.Join(s.ips, ", "))
+	}
 	for _, ref := range c.notCarriedOut() {
 		add(ref, "addresses of Services are not announced by BGP without --bgp; an L2Advertisement has them announced by ARP and NDP")
 	}
-	for _, ad := range c.adverts {
+	names := func(of model.Ref, ad *model.Advertised) {
 		var missing []string
 		for _, name := range ad.Pools {
-			if c.named[model.Name{Namespace: ad.Name.Namespace, Name: name}] == nil {
+			if c.named[model.Name{Namespace: of.Name.Namespace, Name: name}] == nil {
 				missing = append(missing, name)
 			}
 		}
 		if len(missing) > 0 {
-			add(ad.Ref(), "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", model.FirstFew(missing, maxNamed))
+			add(of, "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", model.FirstFew(missing, maxNamed))
 		}
+	}
+	for _, ad := range c.adverts {
+		names(ad.Ref(), &ad.Advertised)
+	}
+	for _, ad := range c.bgp {
+		names(ad.Ref(), &ad.Advertised)
 	}
 	for _, p := range c.pools {
 		if p.used > 0 && len(p.adverts) == 0 && !c.advertisedByBGP(p) {
@@ -54,22 +77,35 @@ func (c *Compiler) list() (list []model.Issue) {
 	}
 	ofNodes := map[*pool][]string{}
 	for a, node := range c.reserved {
-		if p := c.poolOf(a); p != nil {
-			ofNodes[p] = append(ofNodes[p], fmt.Sprintf("%s, an address of Node %s", a, node))
+		if p := c.poolOf(a); p != nil && c.held[a] == nil { // or else the compiler of Services names the node
+			ofNodes[p] = append(ofNodes[p], fmt.Sprintf("%s, an address of Node %s", a, node.Name))
 		}
 	}
 	for p, texts := range ofNodes {
 		slices.Sort(texts)
 		add(p.Ref(), "it has %s, which no Service gets; take it out", model.FirstFew(texts, maxNamed))
 	}
-	for a, is := range c.addresses {
-		if p := c.poolOf(a); p != nil && len(p.adverts) > 0 && !is.candidates {
-			add(is.services[0].Ref(), "nobody announces %s: no node is there that the L2Advertisements of %s select", a, p.Name)
-		}
-	}
+	list = slices.AppendSeq(list, maps.Values(c.unannounced))
 	list = append(list, c.innerIssues()...)
 	list = append(list, c.silentNodes()...)
 	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// Unanswered returns what is wrong with Services where this node is to announce an address and has
+// no interface for it.
+func (c *Compiler) Unanswered(addrs []netip.Addr) (list []model.Issue) {
+	for _, a := range addrs {
+		is := c.addresses[a]
+		if is == nil || is.node != c.cfg.Node {
+			continue // no longer
+		}
+		lacks := map[bool]string{true: "interface with a subnet of IPv4", false: "interface with a subnet of IPv6"}[a.Is4()]
+		if names := interfaces(is.own); len(names) > 0 {
+			lacks = "such interface as the L2Advertisements name, " + strings.Join(names, " or ")
+		}
+		list = append(list, is.services[0].Ref().Issue(fmt.Sprintf("nobody announces %s: Node %s, which is to, has no %s; have spec.nodeSelectors leave it out, or name another interface", a, is.node, lacks)))
+	}
 	return list
 }
 

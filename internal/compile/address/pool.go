@@ -72,7 +72,7 @@ func (c *Compiler) setPools(v *store.View) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	slices.SortFunc(c.pools, func(a, b *pool) int { return cmp.Or(age(a.Created, b.Created), a.Name.Compare(b.Name)) })
+	slices.SortFunc(c.pools, func(a, b *pool) int { return a.Birth().Compare(b.Birth()) })
 	c.spans = claim(c.pools)
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {
@@ -214,17 +214,26 @@ func without(r, other model.AddressRange) (rest []model.AddressRange, both model
 	return rest, both
 }
 
-// nodeAddresses returns the addresses of nodes that are in pools: no Service gets them.
-func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]string {
-	all := map[netip.Addr]string{}
+// nodeAddresses returns the addresses of nodes that are in pools: no Service gets them but those
+// that were there before the node.
+func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]model.Birth {
+	all := map[netip.Addr]model.Birth{}
 	for _, n := range v.Nodes() {
 		for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
-			if c.spanOf(a) != nil {
-				all[a] = n.Name
+			if has, others := all[a]; c.spanOf(a) != nil && (!others || n.Birth().Compare(has) < 0) {
+				all[a] = n.Birth()
 			}
 		}
 	}
 	return all
+}
+
+// nodeOf names the node that has an address rather than a Service; "": none.
+func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
+	if n, ok := c.reserved[a]; ok && n.Compare(s.Birth()) < 0 {
+		return n.Name.Name
+	}
+	return ""
 }
 
 // nodesMoved reports whether other addresses in pools are nodes' or their pods' than before.
@@ -271,7 +280,7 @@ func (c *Compiler) free(p *pool, is4 bool) netip.Addr {
 				}
 				continue
 			}
-			if c.held[s.next] == nil && len(c.external[s.next]) == 0 && c.reserved[s.next] == "" && !p.avoids(s.next) {
+			if c.held[s.next] == nil && len(c.external[s.next]) == 0 && c.reserved[s.next] == (model.Birth{}) && !p.avoids(s.next) {
 				return s.next
 			}
 		}

@@ -49,8 +49,8 @@ func (c *Compiler) configurationIssues(l *issues) {
 	if c.self() == nil {
 		return
 	}
-	if ref := c.config.MeshPassword; !c.config.NoMesh && c.lacks(ref) {
-		l.add(c.config.Ref(), model.InForceRest, "spec.nodeMeshPassword: "+noPassword, ref, "nodes are not each other's peers", ref.Name, ref.Key)
+	if !c.config.NoMesh {
+		c.noPassword(l, c.config.Ref(), "spec.nodeMeshPassword", c.config.MeshPassword, "nodes are not each other's peers", model.InForceRest)
 	}
 	for _, config := range []*model.BGPConfiguration{c.config, c.mine} {
 		for i, ad := range config.Advertisements {
@@ -63,21 +63,23 @@ func (c *Compiler) configurationIssues(l *issues) {
 	}
 }
 
-// noPassword says what is the case without a password, and where it has to be.
-const noPassword = "the agent has no password of Secret %s, so %s; put it in the file %s/%s of the folder that --bgp-passwords names"
-
-// lacks reports whether a secret was looked up in vain.
-func (c *Compiler) lacks(ref model.SecretRef) bool {
+// noPassword says what is the case without a password that was looked up in vain, and where it has
+// to be.
+func (c *Compiler) noPassword(l *issues, of model.Ref, field string, ref model.SecretRef, without, inForce string) {
 	found, asked := c.secrets[ref]
-	return asked && !found.ok
+	if !asked || found.ok {
+		return
+	}
+	if found.text != "" {
+		without, inForce = "sessions go on with the last one", model.InForceLast
+	}
+	l.add(of, inForce, "%s: the agent has no password of Secret %s, so %s; put it in the file %s/%s of the folder that --bgp-passwords names", field, ref, without, ref.Name, ref.Key)
 }
 
 // peerIssues are those of Calico's BGPPeers.
 func (c *Compiler) peerIssues(l *issues) {
 	for _, p := range slices.Compact(slices.Concat(c.forward, c.reverse)) {
-		if c.lacks(p.Password) {
-			l.add(p.Ref(), model.InForceNothing, "spec.password: "+noPassword, p.Password, "there is no such peer", p.Password.Name, p.Password.Key)
-		}
+		c.noPassword(l, p.Ref(), "spec.password", p.Password, "there is no such peer", model.InForceNothing)
 		if names := c.addresses[p.Address]; len(names) > 0 && c.nodeAt(p) == nil && names[0] != c.cfg.Node {
 			n := c.nodes[names[0]]
 			l.add(p.Ref(), "", "spec.peerIP: it is the address of Node %s, which has AS %d and port %d, other than the BGPPeer says; leave the port out, and give that AS, or a peerSelector", n.Name, n.as, n.port)
@@ -99,10 +101,7 @@ func (c *Compiler) metalLBIssues(l *issues) {
 		if p.Dynamic == "external" {
 			l.add(p.Ref(), model.InForceNothing, "spec.dynamicASN: external is not supported; give the peer's AS as peerASN")
 		}
-		if c.lacks(p.PasswordSecret) {
-			ref := p.PasswordSecret
-			l.add(p.Ref(), model.InForceNothing, "spec.passwordSecret: "+noPassword, ref, "there is no such peer", ref.Name, ref.Key)
-		}
+		c.noPassword(l, p.Ref(), "spec.passwordSecret", p.PasswordSecret, "there is no such peer", model.InForceNothing)
 		if p.RouterID.IsValid() && c.settings != nil && p.RouterID != c.settings.RouterID {
 			l.add(p.Ref(), model.InForceRest, "spec.routerID: it is %s for all peers of this node", c.settings.RouterID)
 		}

@@ -74,13 +74,13 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
 	}
 	for name := range d.Objects[model.NodeKind] {
 		if old := c.nodes[name.Name]; old != nil {
-			delete(c.nodes, name.Name)
 			for _, a := range old.addresses {
-				i, _ := slices.BinarySearch(c.addresses[a], name.Name)
+				i, _ := slices.BinarySearchFunc(c.addresses[a], name.Name, c.older)
 				if c.addresses[a] = slices.Delete(c.addresses[a], i, i+1); len(c.addresses[a]) == 0 {
 					delete(c.addresses, a)
 				}
 			}
+			delete(c.nodes, name.Name)
 		}
 		if n := v.Node(name.Name); n != nil {
 			c.add(v, n)
@@ -95,15 +95,18 @@ func (c *Compiler) add(v *store.View, o *model.Node) {
 	if o.Fabric != nil {
 		n.as, n.cluster = cmp.Or(o.Fabric.AS, n.as), o.Fabric.Cluster
 	}
+	c.nodes[o.Name] = n
 	for _, is4 := range []bool{true, false} {
 		if a := o.Address(is4); a.IsValid() {
 			n.addresses = append(n.addresses, a)
-			i, _ := slices.BinarySearch(c.addresses[a], o.Name)
+			i, _ := slices.BinarySearchFunc(c.addresses[a], o.Name, c.older)
 			c.addresses[a] = slices.Insert(c.addresses[a], i, o.Name)
 		}
 	}
-	c.nodes[o.Name] = n
 }
+
+// older orders nodes by age.
+func (c *Compiler) older(a, b string) int { return c.nodes[a].Birth().Compare(c.nodes[b].Birth()) }
 
 // self is this node; nil: there is none, or it has no address.
 func (c *Compiler) self() *node {

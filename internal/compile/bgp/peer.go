@@ -14,7 +14,7 @@ import (
 )
 
 // candidate is a peer that an object, or the mesh, asks for. Of several with one address the first
-// by name counts, so that what BGPPeers say comes before the mesh.
+// by name counts, so that what BGPPeers say comes before the mesh; of nodes with it, the oldest.
 type candidate struct {
 	name string
 	of   model.Ref // zero: the mesh
@@ -22,10 +22,10 @@ type candidate struct {
 	speaker.Peer
 }
 
-// secret is what a Secret was found to hold.
+// secret is what a Secret was found to hold, or what it held last.
 type secret struct {
 	text string
-	ok   bool
+	ok   bool // it is there
 }
 
 // followPeers takes over the peers: those that changed nodes are, or all.
@@ -91,7 +91,7 @@ func (c *Compiler) setPeers(v *store.View) {
 
 // lookUp looks up the passwords that peers may have, whether or not there are such peers now.
 func (c *Compiler) lookUp() {
-	c.secrets = map[model.SecretRef]secret{}
+	found := map[model.SecretRef]secret{}
 	refs := []model.SecretRef{c.config.MeshPassword}
 	for _, p := range slices.Concat(c.forward, c.reverse) {
 		refs = append(refs, p.Password)
@@ -100,28 +100,32 @@ func (c *Compiler) lookUp() {
 		refs = append(refs, p.PasswordSecret)
 	}
 	for _, ref := range refs {
-		if _, asked := c.secrets[ref]; asked || ref == (model.SecretRef{}) {
+		if _, asked := found[ref]; asked || ref == (model.SecretRef{}) {
 			continue
 		}
-		c.secrets[ref] = c.secret(ref)
+		found[ref] = c.secret(ref)
 	}
+	c.secrets = found
 }
 
-// secret looks a password up.
+// secret looks a password up. One that is gone stays for the sessions that have it.
 func (c *Compiler) secret(ref model.SecretRef) (found secret) {
 	if c.cfg.Secret != nil {
 		found.text, found.ok = c.cfg.Secret(ref)
 	}
+	if !found.ok {
+		found.text = c.secrets[ref].text
+	}
 	return found
 }
 
-// password returns one that was looked up; false: it is not there.
+// password returns one that was looked up; false: it was never there.
 func (c *Compiler) password(ref model.SecretRef) (text string, ok bool) {
 	if ref == (model.SecretRef{}) {
 		return "", true
 	}
 	found := c.secrets[ref]
-	return found.text, found.ok
+	return found.text, found.ok || found.text != ""
 }
 
 // from reports whether a BGPPeer says what peers a node has.
@@ -203,6 +207,10 @@ func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
 
 // defaultHold is the speaker's own hold time.
 const defaultHold = 90 * time.Second
+
+// maxRoutes is how many routes of a family a peer may announce: more than any cluster has, and some
+// hundred megabytes in the speaker and the agent.
+const maxRoutes = 1 << 16
 
 // maxHops is how far away a peer may be of which nothing says how far it is.
 const maxHops = 255
@@ -304,7 +312,7 @@ func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]boo
 		if p == nil {
 			continue
 		}
-		touched[p.Address] = true
+		touched[p.Address], p.MaxRoutes = true, maxRoutes
 		c.asked[who] = append(c.asked[who], p)
 		multimap.Add(c.rivals, p.Address, p)
 	}
@@ -321,7 +329,7 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 	for a := range touched {
 		var first *candidate
 		for p := range c.rivals[a] {
-			if first == nil || p.name < first.name {
+			if first == nil || c.before(p, first) {
 				first = p
 			}
 		}
@@ -330,4 +338,12 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 			c.peers.Set(first.name, &first.Peer)
 		}
 	}
+}
+
+// before reports whether one candidate counts rather than another of its address.
+func (c *Compiler) before(x, y *candidate) bool {
+	if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
+		return c.older(x.node, y.node) < 0
+	}
+	return x.name < y.name
 }

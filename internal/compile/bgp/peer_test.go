@@ -3,7 +3,9 @@ package bgp
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -55,6 +57,10 @@ func TestPeers(t *testing.T) {
 		want    []string
 		faults  []string
 	}{
+		"nodes with one address: the older is the peer": {
+			objects: []model.Object{nodeOf("a 192.0.2.2 created=xx"), nodeOf("b 192.0.2.2 created=x as=64600")},
+			want:    []string{"mesh b: 192.0.2.2:179 AS 64600 from 192.0.2.5 hops 255 IPv4"},
+		},
 		"the mesh": {
 			objects: []model.Object{nodeOf("own 192.0.2.5 fd00::5"), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.7 fd00::7 as=64600"), nodeOf("c fd00::3"), nodeOf("d")},
 			want: []string{
@@ -438,5 +444,28 @@ func TestOrderHasWhatDiffers(t *testing.T) {
 	w.remove(nodeOf("own").Ref()) // what it said last counts
 	if len(w.peers) != 20 || len(w.routes) != 1 {
 		t.Error(w.told())
+	}
+}
+
+// A password or filter that is gone by mistake ends no session, and opens none.
+func TestWhatIsNamedStays(t *testing.T) {
+	defer maps.Copy(secrets, maps.Clone(secrets))
+	w := newWorld(t)
+	w.set(nodeOf("own 192.0.2.5"), &model.BGPFilter{Name: "f", Export: []model.BGPFilterRule{{Accept: true}}},
+		tor("p", func(p *model.BGPPeer) { p.Filters, p.Password = []string{"f"}, model.SecretRef{Name: "s", Key: "k"} }))
+	before := *w.peers["BGPPeer p"]
+	delete(secrets, model.SecretRef{Name: "s", Key: "k"})
+	if !w.SecretsChanged() {
+		t.Error("that the password is gone is not noticed")
+	}
+	w.remove(model.Ref{Kind: model.BGPFilterKind, Name: model.Name{Name: "f"}})
+	if now := w.peers["BGPPeer p"]; now == nil || !reflect.DeepEqual(*now, before) {
+		t.Errorf("the peer is %+v, was %+v", now, before)
+	}
+	if got := w.faults(); len(got) != 1 || !strings.Contains(got[0], "so sessions go on with the last one") || !strings.Contains(got[0], model.InForceLast) {
+		t.Errorf("faults %q", got)
+	}
+	if w.SecretsChanged() {
+		t.Error("it is noticed again and again")
 	}
 }

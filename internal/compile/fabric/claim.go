@@ -1,9 +1,9 @@
 package fabric
 
 import (
-	"cmp"
+	"fmt"
+	"net/netip"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -42,13 +42,146 @@ func name(nodes []*model.Node, into map[string]bool) {
 // winner is the node that has what is claimed.
 func (c claims[K]) winner(k K) string { return c[k][0].Name }
 
-// older orders nodes by age; the zero time is the newest.
-func older(a, b *model.Node) int {
-	if a.Created.IsZero() != b.Created.IsZero() {
-		if a.Created.IsZero() {
-			return 1
-		}
-		return -1
+// older orders nodes by age.
+func older(a, b *model.Node) int { return a.Birth().Compare(b.Birth()) }
+
+// younger are those of some nodes, the oldest first, that came after another.
+func younger(nodes []*model.Node, n *model.Node) []*model.Node {
+	i, has := slices.BinarySearchFunc(nodes, n, older)
+	if has {
+		i++
 	}
-	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Name, b.Name))
+	return nodes[i:]
 }
+
+// cidr is who claims a pod CIDR or block, and who has the pods in it, each the oldest first: one at
+// most has them, once that is decided.
+type cidr struct{ claims, holders []*model.Node }
+
+// open are those whom no older one with the same CIDR keeps from having the pods in it.
+func (of *cidr) open() []*model.Node {
+	if len(of.holders) == 0 {
+		return of.claims
+	}
+	i, _ := slices.BinarySearchFunc(of.claims, of.holders[0], older)
+	return of.claims[:i+1]
+}
+
+// claimCIDR takes over that a node has a pod CIDR or block, or no longer, and adds to again whose
+// claims that touches.
+func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[string]bool) {
+	c.reclaimed[p] = true
+	of, _ := c.cidrs.Get(p)
+	if there {
+		if of == nil {
+			of = &cidr{}
+			c.cidrs.Insert(p, of)
+		}
+		i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
+		of.claims = slices.Insert(of.claims, i, n.Node)
+		return
+	}
+	if why, decided := n.denied[p]; decided && why == "" {
+		c.hold(p, n.Node, false, again)
+	}
+	i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
+	if of.claims = slices.Delete(of.claims, i, i+1); len(of.claims) == 0 {
+		c.cidrs.Delete(p)
+	}
+}
+
+// hold takes over that a node has the pods in a CIDR, or no longer, and adds to again for whom that
+// matters: newer nodes with the same, and those with addresses or smaller CIDRs in it.
+func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
+	of, _ := c.cidrs.Get(p)
+	switch i, has := slices.BinarySearchFunc(of.holders, n, older); {
+	case there && !has:
+		of.holders = slices.Insert(of.holders, i, n)
+	case !there && has:
+		of.holders = slices.Delete(of.holders, i, i+1)
+	}
+	if c.nodeAddrs.spoiled {
+		return // all nodes are compiled again
+	}
+	name(younger(of.claims, n), again)
+	for a := range c.nodeAddrs.in(p, c.addrs) {
+		name(c.addrs[a][:1], again)
+	}
+	for inner, of := range c.cidrs.Subnets(p) {
+		if inner != p {
+			name(of.open(), again)
+		}
+	}
+}
+
+// decide says of the CIDRs of nodes who has the pods in them, and adds to again for whom that
+// matters. A decision depends on the claims of older nodes alone, and on their decisions.
+func (c *Compiler) decide(again map[string]bool) {
+	for decided := -1; decided < len(again); {
+		decided = len(again)
+		var list []*node
+		for name := range again {
+			if n := c.nodes[name]; n != nil {
+				list = append(list, n)
+			}
+		}
+		slices.SortFunc(list, func(a, b *node) int { return older(a.Node, b.Node) })
+		for _, n := range list {
+			for i, p := range n.cidrs {
+				why := c.deny(n, i)
+				old, known := n.denied[p]
+				if known && why == old {
+					continue
+				}
+				n.denied[p], c.reclaimed[p] = why, true
+				if had, has := known && old == "", why == ""; had != has {
+					c.hold(p, n.Node, has, again)
+				}
+			}
+		}
+	}
+}
+
+// deny says why a node does not get the pods of its CIDR i; "": it does. A block may lie in
+// another's CIDR, as Calico gives blocks out whatever pod CIDRs there are.
+func (c *Compiler) deny(n *node, i int) string {
+	cidr := n.cidrs[i]
+	switch by, holder := c.holder(cidr, n.Node); {
+	case holder != nil && by == cidr:
+		return fmt.Sprintf("is that of Node %s, which was there first", holder.Name)
+	case holder != nil && i < len(n.PodCIDRs):
+		return fmt.Sprintf("lies in %s of Node %s, which was there first", by, holder.Name)
+	}
+	if at := slices.IndexFunc(c.apiServers, cidr.Contains); at >= 0 { // whoever mends it would not be heard
+		return fmt.Sprintf("holds %s, the API server", c.apiServers[at])
+	}
+	if a := c.nodeIn(cidr, n); a.IsValid() { // packets between nodes would go where those to pods do
+		return fmt.Sprintf("holds %s, which is the address of a node", a)
+	}
+	return ""
+}
+
+// holder returns the smallest CIDR that holds a prefix, or is the same, and the node that has the
+// pods in it; nil: there is none. Before, if not nil, has those of older nodes alone count.
+func (c *Compiler) holder(p netip.Prefix, before *model.Node) (by netip.Prefix, n *node) {
+	for around, of := range c.cidrs.Supernets(p) {
+		if len(of.holders) > 0 && (before == nil || older(of.holders[0], before) < 0) {
+			return around, c.nodes[of.holders[0].Name]
+		}
+	}
+	return netip.Prefix{}, nil
+}
+
+// lost says who has the address of a node in its place; "": it has it itself.
+func (c *Compiler) lost(a netip.Addr, n *model.Node) string {
+	if winner := c.addrs.winner(a); winner != n.Name {
+		return "that of Node " + winner
+	}
+	if by, holder := c.holder(single(a), n); holder != nil {
+		return fmt.Sprintf("in %s, pods of Node %s", by, holder.Name)
+	}
+	return ""
+}
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

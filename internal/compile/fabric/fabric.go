@@ -57,7 +57,7 @@ type Config struct {
 type Compiler struct {
 	cfg      Config
 	underlay []model.HostAddress
-	moved    bool // the underlay is not the one that all was compiled with
+	moved    bool // the underlay, or the API, is not the one that all was compiled with
 	started  bool
 	fabric   *state.Fabric
 	tunnels  diff.Map[string, state.Tunnel]
@@ -74,32 +74,34 @@ type Compiler struct {
 	byCIDR    *bart.Table[*model.IPPool]
 	blocks    map[string]*model.BlockAffinity
 	of        map[string]map[string]netip.Prefix // node → the names of its blocks
-	cidrs     claims[netip.Prefix]
-	pods      map[bool]int // how many of them there are of IPv4, and of IPv6
-	lengths   map[int]int  // how many of them have a prefix length
+	cidrs     *bart.Table[*cidr]
 	addrs     claims[netip.Addr]
 	nodeAddrs nodeAddrs // the same, sorted
 	macs      claims[state.MAC]
 	keys      claims[model.PublicKey]
 
-	learned    map[netip.Prefix]*learned
+	learned    *bart.Table[*learned]
 	relearned  map[netip.Prefix]bool // to be looked at in the next Update
 	rehopped   map[netip.Addr]bool   // next hops whose routes are to be, which many nodes may claim
 	foreign    map[netip.Prefix]bool // routes of the fabric that were learned
 	refused    map[netip.Prefix]*learned
-	byHop      map[netip.Addr]map[netip.Prefix]struct{} // learned routes by their next hop
-	bits       map[int]int                              // how many learned routes there are of a length
-	hops       map[netip.Addr]hop                       // those that Resolve was asked for
+	byHop      *bart.Table[map[netip.Prefix]struct{}] // learned routes by their next hop
+	hops       map[netip.Addr]hop                     // those that Resolve was asked for
 	served     []netip.Prefix
+	serves     bart.Lite // the same
 	apiServers []netip.Addr
+	reclaimed  map[netip.Prefix]bool // CIDRs that other nodes have since the last Update
+	podLinks   map[string]bool       // interfaces that lead to pods of this node
 	guarded    []guarded
-	doubted    bool // what is served or guarded has changed
+	ownPods    bart.Lite // which are guarded, too
+	doubted    bool      // what is served has changed
 }
 
 // node is another node, or the own one, as it was compiled.
 type node struct {
 	*model.Node
-	cidrs  []netip.Prefix // its pod CIDRs, then its blocks that are not in them
+	cidrs  []netip.Prefix          // its pod CIDRs, then its blocks that are not in them
+	denied map[netip.Prefix]string // of each, why the node does not have the pods in it; "": it does
 	routes []netip.Prefix
 	vteps  []state.VTEPKey
 	peer   *state.Peer // nil: what goes there is not encrypted
@@ -119,9 +121,9 @@ func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
 		cfg: cfg, fabric: f, byCIDR: new(bart.Table[*model.IPPool]), nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: claims[netip.Prefix]{}, pods: map[bool]int{}, lengths: map[int]int{}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
-		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, rehopped: map[netip.Addr]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
-		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{}, bits: map[int]int{},
+		cidrs: new(bart.Table[*cidr]), addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		learned: new(bart.Table[*learned]), relearned: map[netip.Prefix]bool{}, rehopped: map[netip.Addr]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
+		byHop: new(bart.Table[map[netip.Prefix]struct{}]), hops: map[netip.Addr]hop{}, reclaimed: map[netip.Prefix]bool{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
@@ -159,20 +161,23 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	for name := range d.Objects[model.NodeKind] {
 		changed[name.Name] = true
 	}
-	families := [2]bool{c.pods[true] > 0, c.pods[false] > 0}
+	families := [2]bool{c.pods(true), c.pods(false)}
 	c.nodeAddrs.spoiled = c.nodeAddrs.spoiled || len(changed) > many
 	for name := range changed {
 		c.take(name, v.Node(name), again)
 		all = all || name == c.cfg.Node
 	}
-	all = all || families != [2]bool{c.pods[true] > 0, c.pods[false] > 0}
+	all = all || families != [2]bool{c.pods(true), c.pods(false)}
 	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
+	}
+	if all || c.nodeAddrs.spoiled {
 		for name := range c.nodes {
 			again[name] = true
 		}
 	}
+	c.decide(again)
 	for name := range again { // before anything is set that one may have from another
 		if n := c.nodes[name]; n != nil {
 			c.clear(n)
@@ -186,6 +191,9 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	for name := range again {
 		if n := c.nodes[name]; n != nil {
 			c.rehop(n)
+			for _, p := range n.cidrs {
+				c.relearn(p)
+			}
 		}
 	}
 	for a := range c.rehopped {
@@ -207,6 +215,14 @@ func (c *Compiler) setPools(pools []*model.IPPool) {
 	for _, p := range slices.Backward(c.pools) { // so that the first of one CIDR stays
 		c.byCIDR.Insert(p.CIDR, p)
 	}
+}
+
+// pods reports whether nodes have pods of a family.
+func (c *Compiler) pods(is4 bool) bool {
+	if is4 {
+		return c.cidrs.Size4() > 0
+	}
+	return c.cidrs.Size6() > 0
 }
 
 // takeBlock takes over a version of a block, nil if it is gone, and adds to changed whose it was
@@ -257,11 +273,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		c.clear(old)
 		delete(c.nodes, name)
 		for _, p := range old.cidrs {
-			c.cidrs.drop(p, old.Node, again)
-			c.pods[p.Addr().Is4()]--
-			if c.lengths[p.Bits()]--; c.lengths[p.Bits()] == 0 {
-				delete(c.lengths, p.Bits())
-			}
+			c.claimCIDR(p, old, false, again)
 		}
 		for _, a := range addresses(old.Node) {
 			c.claimAddress(a, old.Node, false, again)
@@ -277,12 +289,10 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 	if now == nil {
 		return
 	}
-	n := &node{Node: now, cidrs: c.cidrsOf(now)}
+	n := &node{Node: now, cidrs: c.cidrsOf(now), denied: map[netip.Prefix]string{}}
 	c.nodes[name], again[name] = n, true
 	for _, p := range n.cidrs {
-		c.cidrs.add(p, now, again)
-		c.pods[p.Addr().Is4()]++
-		c.lengths[p.Bits()]++
+		c.claimCIDR(p, n, true, again)
 	}
 	for _, a := range addresses(now) {
 		c.claimAddress(a, now, true, again)
@@ -299,9 +309,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 func (c *Compiler) clear(n *node) {
 	for _, p := range n.routes {
 		c.routes.Set(p, nil)
-		if c.learned[p] != nil {
-			c.relearned[p] = true
-		}
+		c.relearn(p)
 	}
 	for _, k := range n.vteps {
 		c.vteps.Set(k, nil)
@@ -323,13 +331,12 @@ func (c *Compiler) compile(n *node) {
 		if pool != nil && i < len(n.PodCIDRs) { // blocks are as Calico gives them out
 			n.judge(cidr, pool)
 		}
-		switch winner := c.cidrs.winner(cidr); {
-		case winner != n.Name:
-			n.fault("its pod CIDR %s is that of Node %s, which was there first: its pods there are not reached; give it another", cidr, winner)
+		switch why := n.denied[cidr]; {
+		case why != "":
+			n.fault("its pod CIDR %s %s: its pods there are not reached; give it another", cidr, why)
 		case pool == nil:
 			n.fault("no IPPool holds its pod CIDR %s: its pods there are not reached; add one", cidr)
-		case c.nodeIn(cidr, n).IsValid(): // packets between nodes would go where those to pods do
-			n.fault("its pod CIDR %s holds %s, which is the address of a node: its pods there are not reached; give it another", cidr, c.nodeIn(cidr, n))
+		case c.holdsOwn(cidr): // which is said of the own node, as it came later
 		case own:
 			c.route(n, cidr, state.Route{Node: n.Name})
 		default:
@@ -364,12 +371,12 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", c.cfg.Node)
 	case !endpoint.IsValid():
 		return plain("it has no %s address", familyName(is4))
-	case c.addrs.winner(endpoint) != n.Name:
+	case c.lost(endpoint, n.Node) != "":
 		return nil // which is said of its routes
 	}
 	p := &state.Peer{Node: n.Name, Endpoint: netip.AddrPortFrom(endpoint, WireGuardPort)}
 	for _, a := range addresses(n.Node) {
-		if c.addrs.winner(a) == n.Name {
+		if c.lost(a, n.Node) == "" {
 			p.Allowed = append(p.Allowed, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
@@ -393,24 +400,23 @@ func (c *Compiler) encrypted() *model.HostAddress {
 func (c *Compiler) route(n *node, to netip.Prefix, r state.Route) {
 	n.routes = append(n.routes, to)
 	c.routes.Set(to, &r)
-	if delete(c.foreign, to); c.learned[to] != nil {
-		c.relearned[to] = true
-	}
+	delete(c.foreign, to)
+	c.relearn(to)
 }
 
 // reach adds the way to pods of another node.
 func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	is4 := cidr.Addr().Is4()
 	remote, local := n.Node.Address(is4), c.local(is4)
-	if local == nil {
+	if local == nil || remote == local.Prefix.Addr() {
 		return // which is said of the own node
 	}
 	if !remote.IsValid() {
 		n.fault("it has no %s address: its pods of %s are not reached", familyName(is4), cidr)
 		return
 	}
-	if winner := c.addrs.winner(remote); winner != n.Name {
-		n.fault("its address %s is that of Node %s, which was there first: its pods of %s are not reached", remote, winner, cidr)
+	if by := c.lost(remote, n.Node); by != "" {
+		n.fault("its address %s is %s, which was there first: its pods of %s are not reached; give it another address", remote, by, cidr)
 		return
 	}
 	direct := c.direct(remote, local)
@@ -475,7 +481,7 @@ func (c *Compiler) compileOwn() {
 	want := map[string]*state.Tunnel{}
 	for _, is4 := range []bool{true, false} {
 		local := c.local(is4)
-		if local == nil || c.pods[is4] == 0 {
+		if local == nil || !c.pods(is4) {
 			continue
 		}
 		addr := local.Prefix.Addr()

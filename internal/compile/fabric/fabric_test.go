@@ -203,11 +203,11 @@ func TestFabric(t *testing.T) {
 				"own 192.0.2.1", "b 192.0.2.2 10.244.2.0/24 created=xx", "a 192.0.2.3 10.244.2.0/24 created=xxx", "c 192.0.2.2 10.244.4.0/24",
 				"d 192.0.2.5 10.244.2.128/25", "e 10.244.5.0/24",
 			}, pools: []string{"v4 10.244.0.0/16"},
-			want: "10.244.2.0/24: eth0 192.0.2.2\n10.244.2.128/25: eth0 192.0.2.5",
+			want: "10.244.2.0/24: eth0 192.0.2.2",
 			issues: []string{
 				"Node a: its pod CIDR 10.244.2.0/24 is that of Node b, which was there first",
 				"Node c: its address 192.0.2.2 is that of Node b, which was there first: its pods of 10.244.4.0/24 are not reached",
-				"Node d: its pod CIDR 10.244.2.128/25 lies in 10.244.2.0/24 of Node b",
+				"Node d: its pod CIDR 10.244.2.128/25 lies in 10.244.2.0/24 of Node b, which was there first: its pods there are not reached",
 				"Node e: it has no IPv4 address: its pods of 10.244.5.0/24 are not reached",
 			},
 		},
@@ -269,15 +269,11 @@ func TestFabric(t *testing.T) {
 			nodes: []string{"own 192.0.2.1 10.244.1.0/24 192.0.0.0/16", "b 192.0.2.2 192.0.2.0/25", "c 192.0.2.3 0.0.0.0/0", "d 198.51.100.4 198.51.100.0/24"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"}, blocks: []string{"x 192.0.2.0/30 d"},
 			want: "10.244.1.0/24: nowhere\nsluice.vxlan: VXLAN local 192.0.2.1 address 10.244.1.0 mtu 1450",
 			issues: []string{
-				"Node b: its pod CIDR 192.0.2.0/25 holds 192.0.2.1, which is the address of a node",
-				"Node c: its pod CIDR 0.0.0.0/0 holds 192.0.2.1, which is the address of a node",
-				"Node d: its pod CIDR 192.0.2.0/30 holds 192.0.2.1, which is the address of a node",
+				"Node b: its pod CIDR 192.0.2.0/25 holds 192.0.2.2, which is the address of a node",
+				"Node c: its pod CIDR 0.0.0.0/0 holds 192.0.2.3, which is the address of a node",
+				"Node d: its pod CIDR 192.0.2.0/30 holds 192.0.2.2, which is the address of a node",
 				"Node d: its pod CIDR 198.51.100.0/24 holds 198.51.100.4, which is the address of a node",
-				"Node d: its pod CIDR 198.51.100.0/24 lies in 0.0.0.0/0 of Node c",
-				"Node own: its pod CIDR 10.244.1.0/24 lies in 0.0.0.0/0 of Node c, whose pods there are not reached; give it another",
-				"Node own: its pod CIDR 192.0.0.0/16 holds 192.0.2.0/25 of Node b, there before it: its pods there are not reached; give it another",
 				"Node own: its pod CIDR 192.0.0.0/16 holds 192.0.2.1, which is the address of a node",
-				"Node own: its pod CIDR 192.0.0.0/16 lies in 0.0.0.0/0 of Node c",
 			},
 		},
 		"a later node with what many have": {
@@ -287,9 +283,25 @@ func TestFabric(t *testing.T) {
 			issues: []string{"Node e: its pod CIDR 10.244.0.0/16 holds 10.244.1.0/24 of Node own, 10.244.2.0/24 of Node b, 10.244.3.0/24 of Node c and 1 more, there before it: its pods there are not reached; give it another"},
 		},
 		"pods with the address of a third node": {
-			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 198.51.100.0/30", "c 198.51.100.3 10.244.3.0/24"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"},
+			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 198.51.100.0/30 created=xx", "c 198.51.100.3 10.244.3.0/24 created=x"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"},
 			want:   "10.244.3.0/24: sluice.vxlan 198.51.100.3\nsluice.vxlan to c: 198.51.100.3\nsluice.vxlan: VXLAN local 192.0.2.1 address 192.0.2.1 mtu 1450",
 			issues: []string{"Node b: its pod CIDR 198.51.100.0/30 holds 198.51.100.3, which is the address of a node: its pods there are not reached; give it another"},
+		},
+		"a later node with the address of a pod": {
+			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 198.51.100.0/30 created=x", "c 198.51.100.3 10.244.3.0/24 created=xx"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"},
+			want:   "198.51.100.0/30: sluice.vxlan 192.0.2.2\nsluice.vxlan to b: 192.0.2.2\nsluice.vxlan: VXLAN local 192.0.2.1 address 192.0.2.1 mtu 1450",
+			issues: []string{"Node c: its address 198.51.100.3 is in 198.51.100.0/30, pods of Node b, which was there first: its pods of 10.244.3.0/24 are not reached; give it another address"},
+		},
+		"this node came later, with the address of a pod": {
+			nodes: []string{"own 192.0.2.1 10.244.1.0/24 created=xx", "b 192.0.2.2 192.0.2.0/31 10.244.2.0/24 created=x"}, pools: []string{"all 0.0.0.0/0"},
+			want:   "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2",
+			issues: []string{"Node own: its address 192.0.2.1 is in 192.0.2.0/31, pods of Node b, which was there first: neither reaches the other's pods; give it another address"},
+		},
+		"a CIDR that nobody has takes nothing": {
+			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 10.0.0.0/8 10.244.2.0/24 created=xx", "c 10.1.1.1 10.2.0.0/16 created=x", "d 192.0.2.4 10.244.4.0/24 created=xxx"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"},
+			want: "10.2.0.0/16: sluice.vxlan 10.1.1.1\n10.244.2.0/24: sluice.vxlan 192.0.2.2\n10.244.4.0/24: sluice.vxlan 192.0.2.4\nsluice.vxlan to b: 192.0.2.2\nsluice.vxlan to c: 10.1.1.1\n" +
+				"sluice.vxlan to d: 192.0.2.4\nsluice.vxlan: VXLAN local 192.0.2.1 address 192.0.2.1 mtu 1450",
+			issues: []string{"Node b: its pod CIDR 10.0.0.0/8 holds 10.1.1.1, which is the address of a node"},
 		},
 		"no own node": {nodes: []string{near}, pools: []string{"v4 10.244.0.0/16 vxlan=Always", "v6 fd00:10:244::/48"}},
 	} {
@@ -318,6 +330,77 @@ func TestFabric(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whatever Nodes claim, and in whatever order they come, a newer one takes nothing from those that
+// were there before: each address is reached as it was without it, and what it does not get is
+// named with it alone.
+func TestOlderNodesKeepWhatTheyHave(t *testing.T) {
+	var samples []netip.Addr
+	for _, text := range []string{"10.244.1.1", "10.244.1.200", "10.244.1.129", "10.244.2.1", "10.244.2.254", "10.244.9.9", "192.0.2.2", "192.0.2.3", "192.0.2.9", "198.51.100.3"} {
+		samples = append(samples, netip.MustParseAddr(text))
+	}
+	taken := 0
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		pick := func(options ...string) string { return options[r.IntN(len(options))] }
+		names := []string{"a", "b", "c", "d", "e", "f"}
+		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		own := r.IntN(2) // it, too, may be a newer one
+		lines := []string{"own 192.0.2.1 " + pick("10.244.1.0/24", "10.244.1.128/25", "10.244.7.0/24", "192.0.2.0/24")}
+		for _, name := range names {
+			cidr := func() string {
+				return pick("10.244.1.0/24", "10.244.1.128/25", "10.244.1.129/32", "10.244.2.0/24", "10.244.2.254/32", "10.244.0.0/16", "192.0.2.0/28", "198.51.100.0/30", "0.0.0.0/0")
+			}
+			lines = append(lines, name+" "+pick("192.0.2.2", "192.0.2.3", "192.0.2.9", "198.51.100.3", "10.244.1.200", "10.244.2.1", "192.0.2.1")+" "+cidr()+" "+pick("", cidr()))
+		}
+		lines[0], lines[own] = lines[own], lines[0]
+		var before *cluster
+		for count := max(own+1, 1); count <= len(lines); count++ {
+			x := newCluster(Config{Node: "own", Key: model.PublicKey{}}, underlay...)
+			events := []store.Event{poolEvent("all 0.0.0.0/0 " + pick("vxlan=Always", "ipip=Always"))}
+			for i, line := range lines[:count] {
+				events = append(events, nodeEvent(t, line+" created="+strings.Repeat("x", i+1)))
+			}
+			r.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+			for _, e := range events {
+				x.update(e)
+			}
+			newest := strings.Fields(lines[count-1])[0]
+			if before != nil {
+				for _, a := range samples {
+					if had := nodeOf(before, a); had != "" && nodeOf(x, a) != had {
+						t.Fatalf("seed %d: %v of Node %s goes to %q once there is %q, of %q", seed, a, had, nodeOf(x, a), lines[count-1], lines[:count-1])
+					}
+				}
+				for _, issue := range x.c.Issues() {
+					if issue.Object.Name.Name != newest && !slices.Contains(before.c.Issues(), issue) {
+						t.Fatalf("seed %d: %s, once there is %q, of %q", seed, issue, lines[count-1], lines[:count-1])
+					}
+				}
+			}
+			for _, issue := range x.c.Issues() {
+				if strings.Contains(issue.String(), "first") {
+					taken++
+				}
+			}
+			before = x
+		}
+	}
+	if taken < 1000 {
+		t.Errorf("%d claims were of what another had", taken)
+	}
+}
+
+// nodeOf is the node to which packets to an address go; "": to none.
+func nodeOf(x *cluster, a netip.Addr) (node string) {
+	bits := -1
+	for p, r := range x.c.Fabric().Routes {
+		if p.Contains(a) && p.Bits() > bits {
+			node, bits = r.Node, p.Bits()
+		}
+	}
+	return node
 }
 
 // Flags say what holds where no pool of the API does.
@@ -403,8 +486,8 @@ func TestFabricIsOfTheCurrentObjects(t *testing.T) {
 				case 2:
 					e = poolEvent(pick("p", "q") + " " + pick("10.244.0.0/16", "10.244.0.0/23", "fd00:10::/32", "192.0.0.0/2") + " " + pick("vxlan=Always", "vxlan=CrossSubnet", ""))
 				default:
-					e = nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "fd00:2::1")+" "+
-						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "fd00:10:1::/64", "10.7.0.0/24", "192.0.2.2/31", "198.51.100.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2")+" "+pick("", "key=a", "key=b"))
+					e = nodeEvent(t, name+" "+pick("192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1", "10.244.1.9", "fd00:2::1")+" "+
+						pick("10.244.1.0/24", "10.244.2.0/24", "10.244.1.0/25", "10.244.0.0/16", "10.244.1.9/32", "fd00:10:1::/64", "10.7.0.0/24", "192.0.2.2/31", "198.51.100.0/24")+" "+pick("", "10.244.3.0/24")+" created="+pick("x", "xx", "xxx")+" "+pick("", "mac=m", "vxlan=10.244.9.9", "ipv4=192.0.2.2")+" "+pick("", "key=a", "key=b"))
 				}
 				if e.Kind == model.NodeKind && e.Name.Name == "own" && e.Object == nil {
 					continue

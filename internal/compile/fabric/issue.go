@@ -3,7 +3,6 @@ package fabric
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sort"
@@ -50,7 +49,6 @@ func (c *Compiler) lacking(l lack) string {
 func (c *Compiler) list() (list []model.Issue) {
 	var inside []string
 	nested := nested{}
-	lengths := slices.Sorted(maps.Keys(c.lengths))
 	for _, n := range c.nodes {
 		ref := n.Ref()
 		for _, reason := range n.faults {
@@ -62,17 +60,15 @@ func (c *Compiler) list() (list []model.Issue) {
 			}
 		}
 		for i, cidr := range n.cidrs {
-			around, other := c.around(n, cidr, lengths)
+			around, other := c.holder(netip.PrefixFrom(cidr.Addr(), max(cidr.Bits()-1, 0)), nil)
 			switch {
-			case other == "":
+			case other == nil || other == n:
 			case i >= len(n.PodCIDRs): // a block, which Calico gives out whatever pod CIDRs there are
-				if other == c.cfg.Node {
+				if other.Name == c.cfg.Node {
 					inside = append(inside, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 				}
-			case older(n.Node, c.nodes[other].Node) < 0: // who came later is to have another
-				nested.add(other, around, fmt.Sprintf("%s of Node %s", cidr, n.Name))
-			default:
-				list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s lies in %s of Node %s, whose pods there are not reached; give it another", cidr, around, other)))
+			case n.denied[cidr] == "" && older(n.Node, other.Node) < 0: // who came later is to have another
+				nested.add(other.Name, around, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 			}
 		}
 	}
@@ -110,23 +106,6 @@ func (m nested) issues() (list []model.Issue) {
 	return list
 }
 
-// around returns the smallest of other nodes' pod CIDRs that hold one, and whose that is.
-func (c *Compiler) around(n *node, cidr netip.Prefix, lengths []int) (around netip.Prefix, other string) {
-	for _, bits := range slices.Backward(lengths) {
-		if bits >= cidr.Bits() {
-			continue
-		}
-		around, err := cidr.Addr().Prefix(bits)
-		if err != nil || len(c.cidrs[around]) == 0 {
-			continue
-		}
-		if other := c.cidrs.winner(around); other != n.Name {
-			return around, other
-		}
-	}
-	return around, ""
-}
-
 // podsElsewhere reports whether another node has pods of a family that a pool holds.
 func (c *Compiler) podsElsewhere(is4 bool) bool {
 	for _, n := range c.nodes {
@@ -152,7 +131,13 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 		list = append(list, c.own.Ref().Issue("nothing is encrypted from here and to here: its annotation projectcalico.org/WireguardPublicKey is not "+c.cfg.Key.String()))
 	}
 	for _, is4 := range []bool{true, false} {
-		if c.local(is4) != nil || !c.podsElsewhere(is4) {
+		if local := c.local(is4); local != nil {
+			if by := c.lost(local.Prefix.Addr(), c.own); by != "" {
+				list = append(list, c.own.Ref().Issue(fmt.Sprintf("its address %s is %s, which was there first: neither reaches the other's pods; give it another address", local.Prefix.Addr(), by)))
+			}
+			continue
+		}
+		if !c.podsElsewhere(is4) {
 			continue
 		}
 		reason := fmt.Sprintf("it has no %s address", familyName(is4))

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gaissmai/bart"
+
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -37,27 +39,25 @@ type hop struct {
 // longer; the next Update follows.
 func (c *Compiler) SetLearned(routes map[netip.Prefix]*bgp.Learned) {
 	for p, l := range routes {
-		if old := c.learned[p]; old != nil {
-			if c.bits[p.Bits()]--; c.bits[p.Bits()] == 0 {
-				delete(c.bits, p.Bits())
-			}
-			delete(c.byHop[old.NextHop], p)
-			if len(c.byHop[old.NextHop]) == 0 {
-				delete(c.byHop, old.NextHop)
+		if old, there := c.learned.Get(p); there {
+			by, _ := c.byHop.Get(single(old.NextHop))
+			if delete(by, p); len(by) == 0 {
+				c.byHop.Delete(single(old.NextHop))
 				delete(c.hops, old.NextHop)
 			}
 		}
 		c.relearned[p] = true
 		if l == nil {
-			delete(c.learned, p)
+			c.learned.Delete(p)
 			continue
 		}
-		c.learned[p] = &learned{Learned: l}
-		c.bits[p.Bits()]++
-		if c.byHop[l.NextHop] == nil {
-			c.byHop[l.NextHop] = map[netip.Prefix]struct{}{}
+		c.learned.Insert(p, &learned{Learned: l})
+		by, _ := c.byHop.Get(single(l.NextHop))
+		if by == nil {
+			by = map[netip.Prefix]struct{}{}
+			c.byHop.Insert(single(l.NextHop), by)
 		}
-		c.byHop[l.NextHop][p] = struct{}{}
+		by[p] = struct{}{}
 	}
 }
 
@@ -66,15 +66,35 @@ func (c *Compiler) SetLearned(routes map[netip.Prefix]*bgp.Learned) {
 // next Update follows.
 func (c *Compiler) SetServed(ranges []netip.Prefix) {
 	if !slices.Equal(c.served, ranges) {
-		c.served, c.doubted = ranges, true
+		c.served, c.serves, c.doubted = ranges, bart.Lite{}, true
+		for _, p := range ranges {
+			c.serves.Insert(p)
+		}
 	}
 }
 
-// SetAPIServers says which addresses no peer may draw to itself, beside this node's own; the next
-// Update follows.
+// SetLinks says what interfaces the node has: those that lead to its pods lead to no next hop. The
+// next Update follows.
+func (c *Compiler) SetLinks(l model.Links) {
+	pods := map[string]bool{}
+	for _, link := range l.Links {
+		if link.Pod {
+			pods[link.Name] = true
+		}
+	}
+	for to, h := range c.hops {
+		if pods[h.device] != c.podLinks[h.device] {
+			c.relearnBy(to)
+		}
+	}
+	c.podLinks = pods
+}
+
+// SetAPIServers says which addresses no peer and no pod CIDR may draw to itself, beside this node's
+// own; the next Update follows.
 func (c *Compiler) SetAPIServers(addrs []netip.Addr) {
 	if !slices.Equal(c.apiServers, addrs) {
-		c.apiServers, c.doubted = addrs, true
+		c.apiServers, c.moved = addrs, true
 	}
 }
 
@@ -98,13 +118,12 @@ func (c *Compiler) resolve(to netip.Addr) (h hop) {
 
 // relearnBy has the routes by a next hop looked at again, and those to it.
 func (c *Compiler) relearnBy(nextHop netip.Addr) {
-	for p := range c.byHop[nextHop] {
+	by, _ := c.byHop.Get(single(nextHop))
+	for p := range by {
 		c.relearned[p] = true
 	}
-	for bits := range c.bits {
-		if p, err := nextHop.Prefix(bits); err == nil && c.learned[p] != nil {
-			c.relearned[p] = true
-		}
+	for p := range c.learned.Supernets(single(nextHop)) {
+		c.relearned[p] = true
 	}
 }
 
@@ -115,21 +134,44 @@ func (c *Compiler) rehop(n *node) {
 	}
 }
 
+// relearn has the route to a prefix looked at again.
+func (c *Compiler) relearn(p netip.Prefix) {
+	if _, learned := c.learned.Get(p); learned {
+		c.relearned[p] = true
+	}
+}
+
+// relearnIn has the routes in a CIDR looked at again, and those by next hops there.
+func (c *Compiler) relearnIn(cidr netip.Prefix) {
+	for p := range c.learned.Subnets(cidr) {
+		c.relearned[p] = true
+	}
+	for to := range c.byHop.Subnets(cidr) {
+		c.relearnBy(to.Addr())
+	}
+}
+
 // follow brings the learned routes in step: those that have changed since the last Update, or all.
 func (c *Compiler) follow(all bool) {
 	if all || c.doubted {
 		clear(c.hops)
-		for p := range c.learned {
+		for p := range c.learned.All() {
 			c.relearned[p] = true
 		}
+	} else {
+		for p := range c.reclaimed {
+			c.relearnIn(p)
+		}
 	}
-	if len(c.relearned) > 0 {
+	if all {
 		c.setGuarded()
 	}
 	for p := range c.relearned {
-		c.followOne(p, c.learned[p])
+		l, _ := c.learned.Get(p)
+		c.followOne(p, l)
 	}
 	clear(c.relearned)
+	clear(c.reclaimed)
 	c.doubted = false
 }
 
@@ -148,8 +190,8 @@ func (c *Compiler) followOne(p netip.Prefix, l *learned) {
 			route, l.why = c.way(p, l.Learned)
 		}
 	}
-	if c.foreign[p] != (route != nil) {
-		c.listed = c.listed && len(c.cidrs[p]) == 0
+	if _, claimed := c.cidrs.Get(p); c.foreign[p] != (route != nil) {
+		c.listed = c.listed && !claimed
 	}
 	switch {
 	case route != nil:
@@ -176,7 +218,7 @@ func (c *Compiler) note(p netip.Prefix, l *learned) {
 // NotFollowed says why a route that was learned does not lead packets, as of the last Update; "":
 // it does, or it was not learned.
 func (c *Compiler) NotFollowed(p netip.Prefix) string {
-	if l := c.learned[p]; l != nil {
+	if l, there := c.learned.Get(p); there {
 		return cmp.Or(l.why, l.unneeded)
 	}
 	return ""
@@ -188,11 +230,14 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 	if why := c.refusal(p); why != "" {
 		return nil, why
 	}
-	if !to.IsValid() || to.Is4() != is4 || model.Unusable(to) != "" {
+	if !to.IsValid() || to.Is4() != is4 || reserved.Contains(to) || slices.ContainsFunc(never, func(g guarded) bool { return g.prefix.Contains(to) }) {
 		return nil, fmt.Sprintf("the next hop %s is no %s address to send to", to, familyName(is4))
 	}
-	direct := c.direct(to, c.local(is4))
-	if n := c.nodeAt(to); n != nil {
+	direct, n := c.direct(to, c.local(is4)), c.nodeAt(to)
+	if _, of := c.holder(single(to), nil); n == nil && of != nil {
+		return nil, fmt.Sprintf("the next hop %s is a pod of Node %s", to, of.Name)
+	}
+	if n != nil {
 		if r, why := c.wayTo(n, p, to, direct); r != nil || why != "" {
 			if r != nil {
 				r.Node = l.Peer
@@ -208,6 +253,9 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 		h = c.resolve(to)
 		c.hops[to] = h
 	}
+	if c.podLinks[h.device] {
+		return nil, fmt.Sprintf("the next hop %s is a pod of this node", to)
+	}
 	if h.device == "" {
 		return nil, fmt.Sprintf("this node has no route to the next hop %s; give it one, or have the peer set itself as the next hop", to)
 	}
@@ -221,7 +269,7 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 // what this node announces may come back to it.
 func (c *Compiler) unneeded(p netip.Prefix, nextHop netip.Addr) string {
 	switch {
-	case slices.ContainsFunc(c.served, func(s netip.Prefix) bool { return s.Bits() <= p.Bits() && s.Contains(p.Addr()) }):
+	case c.serves.LookupPrefix(p):
 		return "this node serves Services by itself"
 	case slices.ContainsFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Addr() == nextHop }):
 		return "the next hop is this node"
@@ -234,13 +282,20 @@ func (c *Compiler) nodeAt(a netip.Addr) *node {
 	if len(c.addrs[a]) == 0 || c.addrs.winner(a) == c.cfg.Node {
 		return nil
 	}
-	return c.nodes[c.addrs.winner(a)]
+	if n := c.nodes[c.addrs.winner(a)]; c.lost(a, n.Node) == "" {
+		return n
+	}
+	return nil
 }
 
 // wayTo is how packets to a learned prefix travel to the node that announces it, as the pool says
 // that holds the prefix; neither a route nor why there is none: as they are.
 func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.HostAddress) (r *state.Route, why string) {
 	pool := c.pool(p)
+	var held netip.Addr
+	for held = range c.nodeAddrs.in(p, c.addrs) {
+		break
+	}
 	switch {
 	case n.peer != nil && c.published():
 		return nil, fmt.Sprintf("what goes to Node %s is encrypted, and neither the Node nor a block says that it has such pods", n.Name)
@@ -250,8 +305,8 @@ func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.H
 		return nil, fmt.Sprintf("IPPool %s has packets travel by VXLAN, for which Node %s or a block has to say that it has such pods", pool.Name, n.Name)
 	case !tunnels(pool.IPIP, direct):
 		return nil, ""
-	case c.nodeAddrs.in(p, c.addrs).IsValid(): // packets between nodes would go where those to pods do
-		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", c.nodeAddrs.in(p, c.addrs), pool.Name)
+	case held.IsValid(): // packets between nodes would go where those to pods do
+		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", held, pool.Name)
 	case c.fabric.Tunnels[state.DeviceIPIP] == nil:
 		return nil, fmt.Sprintf("IPPool %s has packets travel by IPIP, and this node has no tunnel, as no node has pods there", pool.Name)
 	}
@@ -264,44 +319,80 @@ type guarded struct {
 	what   string
 }
 
-// never are the ranges that are of a single host or link.
+// never are the ranges that no router forwards to (RFC 6890), and multicast.
 var never = []guarded{
+	{netip.MustParsePrefix("0.0.0.0/8"), "this network"}, {netip.MustParsePrefix("::/128"), "the unspecified address"},
 	{netip.MustParsePrefix("127.0.0.0/8"), "loopback"}, {netip.MustParsePrefix("::1/128"), "loopback"},
 	{netip.MustParsePrefix("169.254.0.0/16"), "link-local"}, {netip.MustParsePrefix("fe80::/10"), "link-local"},
 	{netip.MustParsePrefix("224.0.0.0/4"), "multicast"}, {netip.MustParsePrefix("ff00::/8"), "multicast"},
+	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"}, {netip.MustParsePrefix("::ffff:0:0/96"), "IPv4-mapped"},
 }
+
+// reserved are addresses that some clusters have for pods all the same, as their Nodes say.
+var reserved = netip.MustParsePrefix("240.0.0.0/4")
 
 // setGuarded takes over what is guarded.
 func (c *Compiler) setGuarded() {
-	c.guarded = nil
+	c.guarded, c.ownPods = nil, bart.Lite{}
 	for _, h := range c.underlay {
 		if c.fabric.Tunnels[h.Device] == nil && !h.Prefix.Addr().IsLoopback() {
 			c.guarded = append(c.guarded, guarded{h.Prefix.Masked(), "the subnet of this node on " + h.Device})
 		}
 	}
-	if own := c.nodes[c.cfg.Node]; own != nil {
-		for _, p := range own.cidrs {
-			c.guarded = append(c.guarded, guarded{p, "pods of this node"})
-		}
-	}
 	for _, a := range c.apiServers {
-		c.guarded = append(c.guarded, guarded{netip.PrefixFrom(a, a.BitLen()), "the API server"})
+		c.guarded = append(c.guarded, guarded{single(a), "the API server"})
 	}
 	c.guarded = append(c.guarded, never...)
+	if own := c.nodes[c.cfg.Node]; own != nil {
+		for _, p := range own.cidrs {
+			c.ownPods.Insert(p)
+		}
+	}
+}
+
+// guardedBy returns what is guarded and overlaps a prefix; the zero value: nothing.
+func (c *Compiler) guardedBy(p netip.Prefix) guarded {
+	if i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) }); i >= 0 {
+		return c.guarded[i]
+	}
+	around, ok := c.ownPods.LookupPrefixLPM(p)
+	if !ok {
+		for within := range c.ownPods.Subnets(p) {
+			around, ok = within, true
+			break
+		}
+	}
+	if !ok {
+		return guarded{}
+	}
+	return guarded{around, "pods of this node"}
 }
 
 // refusal says why no route to a prefix is taken from a peer; "": one is. By some routes a peer
-// would cut the node off from its subnets, its own pods or its API.
+// would cut the node off from its subnets, its own pods or its API, or take pods of others.
 func (c *Compiler) refusal(p netip.Prefix) string {
-	i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) })
-	if i < 0 {
+	const advice = "; have the peer not announce it, or reject it by a BGPFilter"
+	if g := c.guardedBy(p); g.what != "" {
+		how := "lies in"
+		if p.Bits() < g.prefix.Bits() {
+			how = "holds"
+		}
+		return fmt.Sprintf("it %s %s, %s", how, g.prefix, g.what) + advice
+	}
+	by, n := c.holder(p, nil)
+	of, _ := c.cidrs.Get(p)
+	switch {
+	case n != nil && by == p:
 		return ""
+	case n != nil:
+		return fmt.Sprintf("it lies in %s, pods of Node %s", by, n.Name) + advice
+	case of != nil:
+		n := c.nodes[of.claims[0].Name]
+		return fmt.Sprintf("it is a pod CIDR of Node %s, which %s", n.Name, n.denied[p])
+	case p.Overlaps(reserved):
+		return fmt.Sprintf("it has a part of %s, which is reserved", reserved) + advice
 	}
-	how, g := "lies in", c.guarded[i]
-	if p.Bits() < g.prefix.Bits() {
-		how = "holds"
-	}
-	return fmt.Sprintf("it %s %s, %s; have the peer not announce it, or reject it by a BGPFilter", how, g.prefix, g.what)
+	return ""
 }
 
 // maxTold is how many routes an issue names.

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -28,43 +29,53 @@ func (s *nodeAddrs) set(a netip.Addr, there bool) {
 	}
 }
 
-// in returns the lowest address that a CIDR holds; invalid: it holds none. claimed are all.
-func (s *nodeAddrs) in(cidr netip.Prefix, claimed claims[netip.Addr]) netip.Addr {
-	if s.spoiled {
-		s.sorted, s.spoiled = slices.SortedFunc(maps.Keys(claimed), netip.Addr.Compare), false
-	}
-	i, _ := slices.BinarySearchFunc(s.sorted, cidr.Masked().Addr(), netip.Addr.Compare)
-	if i < len(s.sorted) && cidr.Contains(s.sorted[i]) {
-		return s.sorted[i]
-	}
-	return netip.Addr{}
-}
-
-// claimAddress takes over that a node has an address, or no longer, and adds to again who has pod
-// CIDRs that hold it.
-func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
-	if there {
-		c.addrs.add(a, n, again)
-	} else {
-		c.addrs.drop(a, n, again)
-	}
-	c.nodeAddrs.set(a, len(c.addrs[a]) > 0)
-	for bits := range c.lengths {
-		if around, err := a.Prefix(bits); err == nil {
-			name(c.cidrs[around][:min(len(c.cidrs[around]), 1)], again)
+// in yields the addresses that a CIDR holds, in order. claimed are all.
+func (s *nodeAddrs) in(cidr netip.Prefix, claimed claims[netip.Addr]) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		if s.spoiled {
+			s.sorted, s.spoiled = slices.SortedFunc(maps.Keys(claimed), netip.Addr.Compare), false
+		}
+		i, _ := slices.BinarySearchFunc(s.sorted, cidr.Masked().Addr(), netip.Addr.Compare)
+		for ; i < len(s.sorted) && cidr.Contains(s.sorted[i]) && yield(s.sorted[i]); i++ {
 		}
 	}
 }
 
-// nodeIn returns the own address, that of the node in question, or any node's if a CIDR holds it;
-// invalid: it holds none.
-func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
-	is4 := cidr.Addr().Is4()
-	if own := c.local(is4); own != nil && cidr.Contains(own.Prefix.Addr()) {
-		return own.Prefix.Addr()
+// claimAddress takes over that a node has an address, or no longer, and adds to again who came after
+// it and has CIDRs that hold the address.
+func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
+	if there {
+		c.addrs.add(a, n, again)
 	}
-	if a := n.Node.Address(is4); a.IsValid() && cidr.Contains(a) {
+	has := c.addrs.winner(a) == n.Name
+	if !there {
+		c.addrs.drop(a, n, again)
+	}
+	c.nodeAddrs.set(a, len(c.addrs[a]) > 0)
+	if !has || c.nodeAddrs.spoiled {
+		return // or all nodes are compiled again
+	}
+	for _, of := range c.cidrs.Supernets(single(a)) {
+		name(younger(of.open(), n), again)
+	}
+}
+
+// nodeIn returns an address because of which a node does not have the pods of a CIDR that holds it:
+// its own, or the lowest of those of nodes that were there before; invalid: there is none.
+func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
+	if a := n.Node.Address(cidr.Addr().Is4()); a.IsValid() && cidr.Contains(a) {
 		return a
 	}
-	return c.nodeAddrs.in(cidr, c.addrs)
+	for a := range c.nodeAddrs.in(cidr, c.addrs) {
+		if older(c.addrs[a][0], n.Node) < 0 {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// holdsOwn reports whether a CIDR holds this node's address: packets to it do not leave the node.
+func (c *Compiler) holdsOwn(cidr netip.Prefix) bool {
+	own := c.local(cidr.Addr().Is4())
+	return own != nil && cidr.Contains(own.Prefix.Addr())
 }

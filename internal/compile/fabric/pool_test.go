@@ -98,14 +98,14 @@ func TestLoserComes(t *testing.T) {
 	again := map[string]bool{}
 	for i := range n {
 		clear(again)
-		c.c.cidrs.add(netip.MustParsePrefix("10.0.0.0/24"), &model.Node{Name: fmt.Sprintf("n%03d", i)}, again)
+		c.c.addrs.add(netip.MustParseAddr("10.0.0.1"), &model.Node{Name: fmt.Sprintf("n%03d", i)}, again)
 		if i > 0 && len(again) > 0 {
 			t.Fatalf("with node %d, %d others are compiled", i, len(again))
 		}
 	}
 	for i := range n - 1 {
 		clear(again)
-		c.c.cidrs.drop(netip.MustParsePrefix("10.0.0.0/24"), &model.Node{Name: fmt.Sprintf("n%03d", n-1-i)}, again)
+		c.c.addrs.drop(netip.MustParseAddr("10.0.0.1"), &model.Node{Name: fmt.Sprintf("n%03d", n-1-i)}, again)
 		if len(again) > 0 {
 			t.Fatalf("%d others are compiled", len(again))
 		}

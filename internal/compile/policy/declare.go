@@ -23,13 +23,10 @@ type policies struct {
 	serial    uint64 // of the latest version
 }
 
-var builtInTiers = []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier}
-
 // policy is one version of a policy, in one version of its tier.
 type policy struct {
 	obj      *model.Policy
 	tier     model.Tier
-	noTier   bool                // its tier does not exist
 	denies   bool                // all that it selects, as it can't be applied as it is meant
 	excess   string              // why it is refused here, though it was read: it is too large
 	refused  []*model.NetworkSet // refused ones among the peers of its rules, by key
@@ -75,12 +72,8 @@ func compareWritten(a, b model.Name) int {
 // rules are those of a direction.
 func (p *policy) rules(ingress bool) []model.PolicyRule {
 	switch {
-	case p.noTier:
-		return []model.PolicyRule{{Name: "unknown tier", Action: model.Deny}}
 	case p.denies:
 		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
-	case p.obj.Refused != "":
-		return nil // it isolates
 	case ingress:
 		return p.obj.IngressRules
 	}
@@ -122,13 +115,12 @@ func declared(v *store.View, key model.PolicyKey) *model.Policy {
 }
 
 func (ps *policies) setTier(name string, t *model.Tier) {
-	delete(ps.tiers, name)
-	for _, always := range builtInTiers {
-		if always.Name == name {
-			ps.tiers[name] = always
-		}
+	if t == nil {
+		t = model.BuiltInTier(name)
 	}
-	if t != nil {
+	if t == nil {
+		delete(ps.tiers, name)
+	} else {
 		ps.tiers[name] = *t
 	}
 }
@@ -181,14 +173,13 @@ func (ps *policies) setRefused(old, next *item) {
 
 func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
-	tier, known := ps.tiers[obj.Tier]
-	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier, noTier: !known}
+	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: ps.tiers[obj.Tier]}
 	if p.excess = excess(obj); p.excess != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = p.excess, nil, nil
 		p.obj, obj = &refused, &refused
 	}
-	if p.denies = p.noTier || obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
+	if p.denies = obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
 	} else {
 		p.refused = ps.objects.refused.among(obj)

@@ -322,6 +322,11 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			all = append(all, e)
 			last[fmt.Sprint(e.Kind, e.Name)] = e
 		}
+		for _, e := range allNamed() { // what is named and missing stays as it was last
+			if key := fmt.Sprint(e.Kind, e.Name); last[key].Object == nil {
+				last[key] = e
+			}
+		}
 		var final []store.Event
 		for _, e := range last {
 			final = append(final, e)
@@ -332,7 +337,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		first.together = pickOne(w, 0, 10, 30)
 		first.endpoints = pickOne(w, 0, 2, 5)
 		first.links = links
-		first.apply(t, all...)
+		first.apply(t, append(all, final...)...)
 		for range 3 {
 			h := newHistory(worldConfig, crowded)
 			h.selected, h.together, h.endpoints = first.selected, first.together, first.endpoints
@@ -348,6 +353,17 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			}
 		}
 	}
+}
+
+// allNamed brings all objects that others name.
+func allNamed() []store.Event {
+	all := []store.Event{event(&model.Tier{Name: "own"})}
+	for _, namespace := range []string{"shop", "prod"} {
+		of := func(name string) model.Name { return model.Name{Namespace: namespace, Name: name} }
+		all = append(all, event(&model.Namespace{Name: namespace}),
+			event(&model.ServiceAccount{Name: of("a")}), event(&model.ServiceAccount{Name: of("b")}), event(&model.Service{Name: of("front")}), event(&model.Service{Name: of("back")}))
+	}
+	return all
 }
 
 // deliver sends the events shuffled, in random portions.

@@ -272,7 +272,7 @@ func Endpoints(v *store.View, service model.Name) []state.NamedPort {
 // none where these are more than the limit. They are those of its slices, and of its pods for a
 // family that has no slice yet.
 func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedPort, count int) {
-	svc := v.Service(name)
+	svc := v.NamedService(name)
 	if svc == nil {
 		return nil, 0
 	}

@@ -56,8 +56,13 @@ func TestServices(t *testing.T) {
 		{"of the other family", slice("db-3", "db", "TCP 5432", "fd00::3"), "10.0.0.3, 10.0.0.4, fd00::3; 10.0.0.3 TCP 5432, 10.0.0.3 UDP 5432, 10.0.0.4 TCP 5432, fd00::3 TCP 5432"},
 		{"one goes", store.Event{Kind: model.EndpointSliceKind, Name: shop("db-2")}, "10.0.0.3, fd00::3; 10.0.0.3 TCP 5432, 10.0.0.3 UDP 5432, fd00::3 TCP 5432"},
 		{"without ports an endpoint is a source alone", slice("db-1", "db", "", "10.0.0.3"), "10.0.0.3, fd00::3; fd00::3 TCP 5432"},
-		{"the service goes", store.Event{Kind: model.ServiceKind, Name: shop("db")}, ""},
-		{"and comes back", svc("db", targetPort), "10.0.0.3, fd00::3; fd00::3 TCP 5432"},
+		{"the service goes, by mistake: what was allowed and denied stays", store.Event{Kind: model.ServiceKind, Name: shop("db")}, "10.0.0.3, fd00::3; fd00::3 TCP 5432"},
+		{"its slices go after it", store.Event{Kind: model.EndpointSliceKind, Name: shop("db-1")}, "10.0.0.2, fd00::3; 10.0.0.2 TCP 8080, fd00::3 TCP 5432"},
+		{"no address stays without a pod", store.Event{Kind: model.PodKind, Name: shop("p2")}, "fd00::3; fd00::3 TCP 5432"},
+		{"a pod comes", pod(3, "there", "app", "db"), "10.0.0.3, fd00::3; 10.0.0.3 TCP 8080, fd00::3 TCP 5432"},
+		{"it comes back", svc("db", targetPort), "10.0.0.3, fd00::3; 10.0.0.3 TCP 8080, fd00::3 TCP 5432"},
+		{"it goes for good, with its slices", store.Event{Kind: model.EndpointSliceKind, Name: shop("db-3")}, "10.0.0.3; 10.0.0.3 TCP 8080"},
+		{"and the policy after it", store.Event{Kind: model.ServiceKind, Name: shop("db")}, "10.0.0.3; 10.0.0.3 TCP 8080"},
 		{"the policy goes", store.Event{Kind: model.NetworkPolicy, Name: shop("x")}, ""},
 	} {
 		e, gone := step.object.(store.Event)

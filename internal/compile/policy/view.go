@@ -41,20 +41,12 @@ func (c *Compiler) Views() []View {
 			Kind: string(p.obj.Key.Kind), Namespace: p.obj.Key.Name.Namespace, Name: p.obj.Key.Name.Name,
 			Tier: p.tier.Name, Pods: pods[p], HostEndpoints: hosts[p], Refused: p.obj.Refused,
 		}
-		if p.noTier && v.Refused == "" {
-			v.Refused = NoTier(p.obj.Tier)
-		}
 		if !math.IsInf(p.obj.Order, 0) && !math.IsNaN(p.obj.Order) {
 			v.Order = &p.obj.Order
 		}
 		views = append(views, v)
 	}
 	return views
-}
-
-// NoTier says why a policy is refused whose tier is not there.
-func NoTier(tier string) string {
-	return fmt.Sprintf("spec.tier: there is no tier %q: make the Tier, or name one that exists", tier)
 }
 
 // Issues returns what is wrong with the objects as of the last Update, sorted by object.
@@ -64,10 +56,6 @@ func (c *Compiler) Issues() []model.Issue {
 		all = append(all, object.Issue(fmt.Sprintf(reason, args...)))
 	}
 	for key, p := range c.policies.all {
-		if p.noTier {
-			add(key, "%s", NoTier(p.obj.Tier))
-			all[len(all)-1].InForce = model.InForceDeny
-		}
 		if p.excess != "" {
 			add(key, "%s; until then it allows nothing", p.excess)
 			all[len(all)-1].Everywhere = true

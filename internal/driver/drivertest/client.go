@@ -25,9 +25,6 @@ import (
 const (
 	patience = 20 * time.Second
 	silence  = 80 * time.Millisecond
-	// The effect of a change on existing flows may need a second pass, a second later, for packets
-	// between a look-up and the entry that remembers it.
-	settle = 10 * time.Second
 )
 
 // A client opens connections from one address of a host.

@@ -7,14 +7,10 @@ import (
 	"net/netip"
 	"time"
 
-	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
-// expectOfFlow makes exchanges over a flow until its fate is the expected one. After a change,
-// drivers may take a moment to end existing flows. A TCP flow that has to live must never be
-// harmed.
+// expectOfFlow makes an exchange over a flow, which has its fate as soon as the change is done.
 func (r *run) expectOfFlow(c *client, s send, to netip.AddrPort) error {
 	if s.stray {
 		if err := r.inject(r.flows[s.flow]); err != nil {
@@ -22,15 +18,10 @@ func (r *run) expectOfFlow(c *client, s send, to netip.AddrPort) error {
 		}
 	}
 	timeout := silence
-	if s.fate.outcome == answered && s.proto == model.TCP {
+	if s.fate.outcome == answered {
 		timeout = patience
 	}
-	for end := time.Now().Add(settle); ; {
-		err := r.judgeFlow(s, r.exchange(c, s, to, timeout))
-		if err == nil || s.fate.outcome == answered && s.proto == model.TCP || time.Now().After(end) {
-			return err
-		}
-	}
+	return r.judgeFlow(s, r.exchange(c, s, to, timeout))
 }
 
 // exchange makes one more exchange over the flow that a send names.
@@ -74,7 +65,7 @@ func (r *run) inject(flow *conn) error {
 	err = r.owner[a.server.Addr()].ns.Do(func() error {
 		return InjectStray(raw, a.server, a.client)
 	})
-	for end := time.Now().Add(settle); err == nil; {
+	for end := time.Now().Add(patience); err == nil; {
 		after, readErr := r.strays()
 		if err = readErr; after > before || after < 0 {
 			break
@@ -88,8 +79,8 @@ func (r *run) inject(flow *conn) error {
 
 // strays is how many stray segments the driver counts as dropped; -1 if it counts nothing.
 func (r *run) strays() (int, error) {
-	c, counts := r.driver.(driver.Counter)
-	if !counts {
+	c := r.driver.Capabilities().Counter
+	if c == nil {
 		return -1, nil
 	}
 	drops, err := c.DropCounts(context.Background())

@@ -120,7 +120,6 @@ type fate struct {
 	// the node's only for a client on the backend's own host.
 	source string
 	lossy  bool // answered: the first packet of each client may be lost
-	late   bool // answered: for a moment after the change, packets may be lost
 	sticky bool // answered: only one of the backends is ever seen
 }
 
@@ -147,9 +146,6 @@ func (f fate) hairpin() fate { f.source = "hairpin"; return f }
 // afterLoss is the same fate, but only from a client's second packet on: the first makes the driver
 // forget the client's backend.
 func (f fate) afterLoss() fate { f.lossy = true; return f }
-
-// soon is the same fate, but a moment after the change: until then, packets may be lost.
-func (f fate) soon() fate { f.late = true; return f }
 
 func (f fate) String() string {
 	if f.outcome != answered {

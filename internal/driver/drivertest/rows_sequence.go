@@ -64,13 +64,13 @@ func affinityRows() []row {
 				tcp("outside", "lb:80", by("x").masked()), tcp("outside2", "node:30080", by("x").masked()),
 				udp("outside", "node:30053", by("x").masked()), tcp("c", "lb:80", by("x").masked())}},
 			{services: localSticky("a x", hours), sends: []send{
-				tcp("outside", "lb:80", by("a").soon()), tcp("outside2", "node:30080", by("a").soon()),
-				udp("outside", "node:30053", by("a").soon()), tcp("c", "lb:80", by("x"))}},
+				tcp("outside", "lb:80", by("a")), tcp("outside2", "node:30080", by("a")),
+				udp("outside", "node:30053", by("a")), tcp("c", "lb:80", by("x"))}},
 			{services: localSticky("x", hours), sends: []send{
 				tcp("outside", "lb:80", isDropped), tcp("outside2", "node:30080", isDropped),
 				udp("outside", "node:30053", isDropped), tcp("c", "lb:80", by("x"))}},
 			{services: sticky("a x", hours), sends: []send{
-				tcp("outside", "lb:80", oneOf("a x").masked().soon()), tcp("c", "lb:80", by("x").masked())}},
+				tcp("outside", "lb:80", oneOf("a x").masked()), tcp("c", "lb:80", by("x").masked())}},
 		}},
 		{name: "affinity to nobody is rejected at once", steps: []step{
 			{services: sticky("a", hours), sends: []send{tcp("c", "vip:80", by("a")), tcp("outside", "node:30080", by("a").masked())}},
@@ -100,9 +100,9 @@ func affinityRows() []row {
 // to it passes the routing decision.
 func affinityEndsWithRoute(kind string, sticky func(string, time.Duration) []svc, lose func(*step)) row {
 	gone := step{services: sticky("b x", 3*time.Hour), sends: []send{
-		tcp("c", "vip:80", oneOf("b x").soon()), udp("c", "vip:53", oneOf("b x").soon()),
-		tcp("node", "vip:80", oneOf("b x").soon()), udp("node", "vip:53", oneOf("b x").soon()),
-		tcp("outside", "node:30080", oneOf("b x").masked().soon()), udp("outside", "lb:53", oneOf("b x").masked().soon()),
+		tcp("c", "vip:80", oneOf("b x")), udp("c", "vip:53", oneOf("b x")),
+		tcp("node", "vip:80", oneOf("b x")), udp("node", "vip:53", oneOf("b x")),
+		tcp("outside", "node:30080", oneOf("b x").masked()), udp("outside", "lb:53", oneOf("b x").masked()),
 	}}
 	lose(&gone)
 	return row{name: "affinity ends with its backend and the route to it: " + kind, steps: []step{

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -92,9 +92,9 @@ type topology struct {
 
 	arrivals arrivals
 	foreign  *foreign
-	left     driver.Driver // by a row, for the next one that shares it
-	shared   *cluster      // which the driver that is left serves
-	joined   int           // rows that took over a driver
+	left     *upkeep.Driver // by a row, for the next one that shares it
+	shared   *cluster       // which the driver that is left serves
+	joined   int            // rows that took over a driver
 }
 
 // topologies are lent to subtests, one to each of those that run side by side. They are built when

@@ -206,6 +206,9 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	before := everything(t, x)
 	for _, f := range []*state.Fabric{native(all, x), tunnelled(all, x), state.NewFabric(), tunnelled(all, x)} {
 		adopt(t, x.d, f)
+		if did := adopt(t, x.d, f); did != "" {
+			t.Errorf("beside others' routes there is always something to do:\n%s", did)
+		}
 	}
 	must(t, x.d.Purge(t.Context()))
 	if after := everything(t, x); after != before {
@@ -320,12 +323,22 @@ func TestRoutesBeforeOurs(t *testing.T) {
 	}
 }
 
-// A device of another program that takes our packets is named, left alone, and no longer waited for
-// once it is gone.
+// A device of another program that takes our packets, or has our name, is named, left alone, and no
+// longer waited for once it is gone.
 func TestRivalIsNamed(t *testing.T) {
+	for _, c := range []struct{ device, of, says string }{
+		{"vxlan.calico", "type vxlan id 4096 local 192.0.2.1 dstport 4789 nolearning", "has VNI 4096 and port 4789 already"},
+		{state.DeviceVXLAN, "type bridge", "is another program's, of type bridge"},
+	} {
+		t.Run(c.device, func(t *testing.T) { rivalIsNamed(t, c.device, c.of, c.says) })
+	}
+}
+
+func rivalIsNamed(t *testing.T, device, of, says string) {
 	all := nodes(t, 2)
 	x := all[0]
-	x.ns.IP("link add vxlan.calico type vxlan id 4096 local 192.0.2.1 dstport 4789 nolearning")
+	x.ns.IP("link add " + device + " " + of)
+	must(t, x.d.Purge(t.Context()))
 	want := tunnelled(all, x)
 	apply := func() {
 		t.Helper()
@@ -334,13 +347,13 @@ func TestRivalIsNamed(t *testing.T) {
 		must(t, p.Apply(t.Context()))
 	}
 	apply()
-	if aside := x.d.SetAside(); len(aside) == 0 || !strings.Contains(aside[0].Reason, "device vxlan.calico has VNI 4096 and port 4789 already: remove it (ip link del vxlan.calico)") {
+	if aside := x.d.SetAside(); len(aside) == 0 || !strings.Contains(aside[0].Reason, "device "+device+" "+says+": remove it (ip link del "+device+")") {
 		t.Errorf("set aside: %+v", aside)
 	}
 	if tampered, err := x.d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("tampered %v, %v", tampered, err)
 	}
-	x.ns.IP("link del vxlan.calico")
+	x.ns.IP("link del " + device)
 	if tampered, err := x.d.Tampered(t.Context()); !tampered || err != nil {
 		t.Errorf("after it went: tampered %v, %v", tampered, err)
 	}

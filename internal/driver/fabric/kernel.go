@@ -176,7 +176,8 @@ func (d *Driver) namer(k *kernel) func(int) string {
 	}
 }
 
-// readDevice returns nil if there is no device of the name.
+// readDevice returns nil if there is no device of the name, or one of a type that we make none of:
+// that is another program's.
 func (d *Driver) readDevice(k *kernel, name string) (*device, error) {
 	l, err := d.links.LinkByName(name)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
@@ -201,6 +202,8 @@ func (d *Driver) readDevice(k *kernel, name string) (*device, error) {
 		if err := d.readWireGuard(k, dev); err != nil {
 			return nil, err
 		}
+	default:
+		return nil, nil
 	}
 	dev.tunnel.Local = dev.tunnel.Local.Unmap()
 	dev.plain = dev.fixed && l.Attrs().Flags&net.FlagUp != 0
@@ -229,7 +232,7 @@ func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device,
 	if now == nil {
 		err := d.links.LinkAdd(newLink(name, t))
 		if errors.Is(err, unix.EEXIST) {
-			err = d.rival(t, err)
+			err = d.rival(name, t, err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("create %s device: %w", t.Encapsulation, err)
@@ -246,25 +249,26 @@ func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device,
 	return &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: hostPrefixes(t)}, nil
 }
 
-// rivalError: another program's device takes the packets that ours would.
-type rivalError struct {
-	device string
-	tunnel *state.Tunnel
-}
+// rivalError: another program's device has the name of ours, or takes the packets that ours would.
+type rivalError struct{ device, is string }
 
 func (r *rivalError) Error() string {
-	return fmt.Sprintf("device %s has VNI %d and port %d already: remove it (ip link del %[1]s)", r.device, r.tunnel.VNI, r.tunnel.Port)
+	return fmt.Sprintf("device %s %s: remove it (ip link del %[1]s)", r.device, r.is)
 }
 
-// rival says which device has the VNI and port of a tunnel, or what the kernel said if none does.
-func (d *Driver) rival(t *state.Tunnel, said error) error {
+// rival says which device has the name, or the VNI and port, of a tunnel, or what the kernel said
+// if none does.
+func (d *Driver) rival(name string, t *state.Tunnel, said error) error {
+	if l, err := d.links.LinkByName(name); err == nil {
+		return &rivalError{name, "is another program's, of type " + l.Type()}
+	}
 	links, err := link.Dump(d.links.LinkList)
 	if err != nil || t.Encapsulation != state.VXLAN {
 		return said
 	}
 	for _, l := range links {
 		if x, is := l.(*netlink.Vxlan); is && x.VxlanId == int(t.VNI) && x.Port == int(t.Port) {
-			return &rivalError{device: x.Name, tunnel: t}
+			return &rivalError{x.Name, fmt.Sprintf("has VNI %d and port %d already", t.VNI, t.Port)}
 		}
 	}
 	return said

@@ -48,13 +48,24 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 			return nil, err
 		}
 		for c := range have[i].chains {
-			if !c.builtin() {
-				there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
+			if c.builtin() {
+				continue
 			}
+			if len(sets[i]) == 0 {
+				foreign = errors.Join(foreign, fmt.Errorf("chain %s of table %s is another program's, as there is no ipset of Sluice's beside it; remove it, or run that program without it", c.name, c.table))
+				continue
+			}
+			there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
 		}
+	}
+	if foreign != nil {
+		return nil, foreign
 	}
 	elsewhere := false
 	for i, f := range d.families {
+		if len(sets[i]) == 0 {
+			continue // see Purge
+		}
 		if p.leave[i], err = d.removal(ctx, v.other(), f.v6); err != nil {
 			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", v.other(), "error", err)
 		}
@@ -239,15 +250,20 @@ func deleteEmpty(v6 bool) error {
 	return c.Flush()
 }
 
-// Purge implements driver.Driver.
+// Purge implements driver.Driver. Chains go before the sets that they ask, which come before them:
+// where a family has no set of ours, chains of our names are another program's.
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state, d.adopted = nil, parts{}
+	sets, _, err := d.readSets()
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, v := range []Variant{Legacy, NFTables} {
-		for _, f := range d.families {
-			if _, err := locate(ctx, v, f.v6, "save"); err != nil {
+		for i, f := range d.families {
+			if _, err := locate(ctx, v, f.v6, "save"); err != nil || len(sets[i]) == 0 {
 				continue // what is not there has no rules
 			}
 			removal, err := d.removal(ctx, v, f.v6)
@@ -257,8 +273,6 @@ func (d *Driver) Purge(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	sets, _, err := d.readSets()
-	errs = append(errs, err)
 	for i, f := range d.families {
 		errs = append(errs, d.carryOut(ctx, "", difference(f.v6, &image{sets: sets[i]}, newImage())))
 	}

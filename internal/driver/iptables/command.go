@@ -128,6 +128,11 @@ func (p programs) runAt(ctx context.Context, path, input string, args ...string)
 	}
 	err := cmd.Wait()
 	if err == nil {
+		for _, table := range tables {
+			if bytes.Contains(out.Bytes(), []byte("# Table `"+table+"' is incompatible")) {
+				return nil, fmt.Errorf("run %s: table %s: %w", path, table, errUnreadable)
+			}
+		}
 		return out.Bytes(), nil
 	}
 	said := strings.TrimSpace(stderr.String())
@@ -137,11 +142,17 @@ func (p programs) runAt(ctx context.Context, path, input string, args ...string)
 		return nil, fmt.Errorf("run %s: %s", path, said) // the kernel was not asked
 	case errors.As(err, &exit) && exit.ExitCode() == lockedStatus && strings.Contains(said, "xtables lock"):
 		return nil, p.locked()
+	case strings.Contains(said, "Parsing nftables rule failed"):
+		err = errUnreadable
 	case unsupported(said):
 		err = unix.EOPNOTSUPP
 	}
 	return nil, fmt.Errorf("run %s: %w: %s", path, err, said)
 }
+
+// errUnreadable: iptables leaves out of what it prints a table with rules that it cannot read, our
+// own rules with them, and may end without an error.
+var errUnreadable = errors.New("another program, such as Tailscale, has rules there that iptables cannot read: choose --mode nftables or --iptables-variant legacy, or end that program and remove its rules")
 
 // unsupported reports whether iptables says that a match or target is not there.
 func unsupported(said string) bool {

@@ -1,8 +1,10 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -104,6 +106,47 @@ func TestOthers(t *testing.T) {
 			t.Errorf("is left: %s", out)
 		}
 	})
+}
+
+// Tailscale writes rules into the tables of iptables that iptables cannot read, and of a table with
+// them it shows nothing, with or without an error. That is no table without our rules: nothing is
+// written once more, what was in force stays, and the error says what to do. Without a choice of
+// variant, the other one is taken.
+func TestRulesThatIptablesCannotRead(t *testing.T) {
+	t.Parallel()
+	const mark, sets = "meta mark & 0x00ff0000 == 0x00040000 counter ", "meta mark set meta mark & 0xff00ffff | 0x00040000"
+	for name, rule := range map[string]string{
+		"the table is left out": "add table ip nat\nadd chain ip nat ts-postrouting\nadd rule ip nat ts-postrouting " + mark + "masquerade",
+		"the program fails":     "add table ip filter\nadd chain ip filter ts-forward\nadd rule ip filter ts-forward counter " + sets,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := inside(t, Options{Variant: NFTables})
+			s := services(30, 3)
+			adopt(t, d, s)
+			run(t, d, "nft", rule)
+			before := run(t, d, "nft", "-s", "list", "ruleset")
+			if p, err := d.Adopt(t.Context(), s, driver.Keep{}); !errors.Is(err, errUnreadable) {
+				t.Errorf("adopted: %v\n%s", err, p)
+			}
+			if after := run(t, d, "nft", "-s", "list", "ruleset"); after != before {
+				t.Errorf("the kernel has\n%s\nand had\n%s", after, before)
+			}
+			if err := d.Purge(t.Context()); !errors.Is(err, errUnreadable) {
+				t.Errorf("purged: %v", err)
+			}
+
+			d = inside(t, Options{})
+			run(t, d, "nft", rule)
+			if v, err := d.variant(t.Context()); v != Legacy || err != nil {
+				t.Errorf("variant %s is chosen: %v", v, err)
+			}
+			adopt(t, d, s)
+			if p := adopt(t, d, s); p.Len() > 0 {
+				t.Errorf("adopted again:\n%s", p)
+			}
+		})
+	}
 }
 
 // What others do to our rules and sets is undone by an adoption, which writes that alone.
@@ -231,6 +274,53 @@ func TestForeignSet(t *testing.T) {
 	}
 	if out := run(t, d, "ipset", "list", "-n"); out != "SLUICE-4-FRONTENDS\n" {
 		t.Errorf("sets: %s", out)
+	}
+}
+
+// A chain under a name of ours is another program's where no set of ours is: it is told and left
+// alone, as sets of all types are, of which nothing is printed.
+func TestForeignChain(t *testing.T) {
+	var printed bytes.Buffer
+	log.SetOutput(&printed)
+	defer log.SetOutput(os.Stderr)
+	for _, v := range []Variant{Legacy, NFTables} {
+		d := inside(t, Options{Variant: v})
+		for _, program := range []string{"iptables-" + string(v), "ip6tables-" + string(v)} {
+			run(t, d, program, "-N", "SLUICE-FORWARD")
+			run(t, d, program, "-A", "SLUICE-FORWARD", "-p", "udp", "-j", "DROP")
+			run(t, d, program, "-A", "FORWARD", "-j", "SLUICE-FORWARD")
+		}
+		for _, s := range []string{"a hash:net,iface", "b bitmap:port range 1-9", "c list:set", "d bitmap:ip,mac range 10.0.0.0/24", "e hash:ip skbinfo counters comment", "f hash:ip,port bucketsize 4 initval 0x5", "SLUICE-5-X hash:ip", "SLUICE-4-FRONTENDS bitmap:port range 1-9"} {
+			run(t, d, "ipset", append([]string{"create"}, strings.Fields(s)...)...)
+		}
+		for _, e := range []string{"a 10.0.0.0/8,eth0", "b 7", "c a", "d 10.0.0.1,02:00:00:00:00:01", "e 10.0.0.1 skbmark 0x1", "SLUICE-4-FRONTENDS 5"} {
+			run(t, d, "ipset", append([]string{"add"}, strings.Fields(e)...)...)
+		}
+		all := func() string {
+			var text string
+			for _, args := range [][]string{{"iptables-" + string(v) + "-save"}, {"ip6tables-" + string(v) + "-save"}, {"ipset", "save"}} {
+				for line := range strings.Lines(run(t, d, args[0], args[1:]...)) {
+					if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, ":") { // times and counters
+						text += line
+					}
+				}
+			}
+			return text
+		}
+		before := all()
+		if err := d.Purge(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if after := all(); after != before {
+			t.Errorf("%s: was\n%s\nis\n%s", v, before, after)
+		}
+		run(t, d, "ipset", "destroy", "SLUICE-4-FRONTENDS")
+		if _, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{}); err == nil || !strings.Contains(err.Error(), "chain SLUICE-FORWARD of table filter is another program's") {
+			t.Errorf("%s: a chain of another program: %v", v, err)
+		}
+	}
+	if printed.Len() > 0 {
+		t.Errorf("printed: %s", &printed)
 	}
 }
 

@@ -30,6 +30,10 @@ func each(t *testing.T, test func(*testing.T, drivertest.Open, int)) {
 func TestPackets(t *testing.T) { each(t, drivertest.RunHalf) }
 func TestFlood(t *testing.T)   { each(t, drivertest.FloodHalf) }
 
+func TestTunnelPort(t *testing.T) {
+	each(t, func(t *testing.T, open drivertest.Open, _ int) { drivertest.TunnelPort(t, open) })
+}
+
 // From one variant to the other and back: no connection fails.
 func TestUpgrade(t *testing.T) {
 	with := func(v iptables.Variant) drivertest.Open {

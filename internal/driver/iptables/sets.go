@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
@@ -77,39 +78,66 @@ func elementOf(kind string, entry netlink.IPSetEntry) (e element) {
 // an error if ours cannot be there for it.
 func (d *Driver) readSets() (sets [2]map[string]*set, foreign error, err error) {
 	sets = [2]map[string]*set{{}, {}}
-	found, err := d.ns.IpsetListAll()
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return sets, nil, fmt.Errorf("list ipsets: %w", err)
+	found, err := d.listSets()
+	if err != nil {
+		return sets, nil, err
 	}
-	kindOf := map[string]string{}
 	for _, r := range found {
 		i, kind, ours := known(r.SetName)
 		if !ours {
 			continue
 		}
-		if r.TypeName != "" { // the first of some messages
-			kindOf[r.SetName] = r.TypeName
-			if family := []uint8{unix.AF_INET, unix.AF_INET6}[i]; r.TypeName != kind || r.Family != family {
-				foreign = errors.Join(foreign, fmt.Errorf("ipset %s is another program's: it is of type %s, and not %s of its family; remove it, or run that program without it", r.SetName, r.TypeName, kind))
-				kindOf[r.SetName] = ""
-			}
-		}
-		if kindOf[r.SetName] == "" {
+		if family := []uint8{unix.AF_INET, unix.AF_INET6}[i]; r.TypeName != kind || r.Family != family {
+			foreign = errors.Join(foreign, fmt.Errorf("ipset %s is another program's: it is of type %s, and not %s of its family; remove it, or run that program without it", r.SetName, r.TypeName, kind))
 			continue
 		}
-		s := sets[i][r.SetName]
-		if s == nil {
-			s = &set{kind: kind, timeout: kind == clientsKind, elements: map[element]bool{}}
-			sets[i][r.SetName] = s
-		}
+		s := &set{kind: kind, timeout: kind == clientsKind, elements: map[element]bool{}}
+		sets[i][r.SetName] = s
 		if s.timeout {
 			continue
 		}
-		for _, e := range r.Entries {
+		whole, err := d.ns.IpsetList(r.SetName)
+		if err != nil {
+			return sets, nil, fmt.Errorf("list ipset %s: %w", r.SetName, err)
+		}
+		for _, e := range whole.Entries {
 			s.elements[elementOf(kind, e)] = true
 		}
 	}
 	return sets, foreign, nil
+}
+
+// listSets lists all ipsets by name, type and family alone: package netlink understands neither the
+// elements nor the options of all types.
+func (d *Driver) listSets() (list []netlink.IPSetResult, err error) {
+	const headersOnly = 1 << 2 // IPSET_FLAG_LIST_HEADER
+	var messages [][]byte
+	err = d.ns.Do(func() (err error) {
+		r := nl.NewNetlinkRequest(nl.IPSET_CMD_LIST|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(nl.IPSET_CMD_LIST))
+		r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK})
+		r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+		r.AddData(&nl.Uint32Attribute{Type: nl.IPSET_ATTR_FLAGS | unix.NLA_F_NET_BYTEORDER, Value: headersOnly})
+		messages, err = r.Execute(unix.NETLINK_NETFILTER, 0)
+		return err
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("list ipsets: %w", err)
+	}
+	for _, m := range messages {
+		var s netlink.IPSetResult
+		for a := range nl.ParseAttributes(m[nl.SizeofNfgenmsg:]) {
+			switch a.Type {
+			case nl.IPSET_ATTR_SETNAME:
+				s.SetName = nl.BytesToString(a.Value)
+			case nl.IPSET_ATTR_TYPENAME:
+				s.TypeName = nl.BytesToString(a.Value)
+			case nl.IPSET_ATTR_FAMILY:
+				s.Family = a.Value[0]
+			}
+		}
+		list = append(list, s)
+	}
+	return list, nil
 }
 
 // known returns the family and type of the set that we call so.

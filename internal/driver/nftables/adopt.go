@@ -222,7 +222,7 @@ func (a *adoption) done() {
 	// that the node is served at once; the audit reads it all.
 	d.doubt = first && !d.owned && a.have != nil && !a.deep || d.doubt && a.of != d.parts()
 	if (first || a.change.batch.Changes > 0) && a.kept.Services == 0 {
-		d.forget.wake.Set()
+		d.forget.Ask()
 	}
 	d.offload.Set()
 }

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"maps"
 	"net/netip"
@@ -14,8 +15,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/passes"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/wake"
 )
 
 var _ driver.Rememberer = (*Driver)(nil)
@@ -27,15 +28,16 @@ var _ driver.Rememberer = (*Driver)(nil)
 //
 // Where a map is nearly full, it forgets the oldest clients of the frontends that have most.
 type forgetter struct {
-	reader *nft.Socket // reads the maps while the driver works
-	wake   wake.Signal
+	*passes.Passes
+	reader *nft.Socket   // reads the maps while the driver works
+	took   time.Duration // the last time; of the passes alone
 
 	count     [2]atomic.Int64 // clients of IPv4 and IPv6 when it last looked
 	forgotten atomic.Int64    // to make room
 }
 
-// forgetPause is the time between two readings of the maps after changes, and readPause without
-// any; reading shall not take more than one part of readShare of the time.
+// forgetPause is the time between two readings of the maps after changes for which nobody waits, and
+// readPause without any; reading shall not take more than one part of readShare of the time.
 const (
 	forgetPause = time.Second
 	readPause   = 5 * time.Second
@@ -57,30 +59,34 @@ func losesAffinity(before, after *state.Frontend) bool {
 	return lost(before.Backends, after.Backends) || lost(before.Local, after.Local)
 }
 
-// forgetAffinity works in the background until the driver is closed.
-func (d *Driver) forgetAffinity() {
-	pause, wait := time.Duration(0), readPause
+// forgetAffinity is a pass.
+func (d *Driver) forgetAffinity() (err error) {
+	began := time.Now()
+	for i, fp := range d.prog.Families {
+		err = errors.Join(err, d.forgetFamily(i, fp))
+	}
+	d.forget.took = time.Since(began)
+	if err != nil && d.life.Err() == nil {
+		d.log.Warn("forget clients with session affinity", "error", err)
+	}
+	return err
+}
+
+// lookAfterAffinity has the maps read from time to time, as they may be nearly full.
+func (d *Driver) lookAfterAffinity() {
 	for {
 		select {
 		case <-d.life.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(readPause):
+			d.forget.Ask()
 		}
-		select {
-		case <-d.life.Done():
-			return
-		case <-d.forget.wake:
-		case <-time.After(wait - pause):
-		}
-		began := time.Now()
-		for i, fp := range d.prog.Families {
-			if err := d.forgetFamily(i, fp); err != nil && d.life.Err() == nil {
-				d.log.Warn("forget clients with session affinity", "error", err)
-			}
-		}
-		pause = max(forgetPause, readShare*time.Since(began))
-		wait = max(readPause, pause)
 	}
+}
+
+// Settle implements driver.Settler.
+func (d *Driver) Settle(ctx context.Context) error {
+	return d.forget.Wait(ctx)
 }
 
 // forgetFamily reads the family's map, deletes what is no longer right, and makes room if it is
@@ -221,6 +227,11 @@ func (d *Driver) deleteElements(elements []nft.Element) error {
 	for i := range elements {
 		b.Delete(&elements[i])
 	}
+	return d.send(b)
+}
+
+// send sends what is not part of a plan.
+func (d *Driver) send(b *nft.Batch) error {
 	sent, err := b.Send(d.sock)
 	if err == nil {
 		d.gen += sent

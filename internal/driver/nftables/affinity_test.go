@@ -185,7 +185,7 @@ func TestFloodOfManyServices(t *testing.T) {
 		}
 		return sum
 	}
-	f.driver.forget.wake.Set()
+	f.driver.forget.Ask()
 	f.waitFor(t, "the oldest are forgotten", func(n map[uint16]int) bool { return total(n) <= clientsMost/4*3 })
 	f.send(t, services, 20, 5)
 	f.waitFor(t, "clients are learnt again", func(n map[uint16]int) bool { return n[services] == 25 })

@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/passes"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/wake"
 )
@@ -36,9 +37,10 @@ type Options struct {
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	prog   *program.Program
-	shared bool // the table has no owner
-	log    *slog.Logger
+	prog            *program.Program
+	shared          bool // the table has no owner
+	keepEstablished bool // what policy has come to forbid goes on
+	log             *slog.Logger
 
 	background sync.WaitGroup
 	life       context.Context // of what works in the background
@@ -59,6 +61,7 @@ type Driver struct {
 	// building: it is a table that no packet is judged by yet.
 	building  bool
 	counted   map[string]uint64 // with which its counters begin
+	again     bool              // packets of established connections may be judged again
 	aside     *aside            // what the kernel refused
 	failures  failures          // adoptions that failed one after the other
 	sums      []sum             // of each set's content, by id
@@ -73,9 +76,12 @@ var _ driver.Driver = (*Driver)(nil)
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d}
+	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d, Settler: d}
 	if d.prog.Flowtable != "" {
 		c.Offloader = d
+	}
+	if d.prog.HasPolicy() && !d.keepEstablished {
+		c.Rejudger = d
 	}
 	if !d.prog.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
@@ -112,8 +118,8 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: program.TableName, aside: newAside(), shared: o.Shared, log: log, sock: sock,
-		forget: forgetter{reader: forget, wake: wake.New()}, offload: wake.New(),
+		table: program.TableName, aside: newAside(), shared: o.Shared, keepEstablished: o.KeepEstablished, log: log, sock: sock,
+		forget: forgetter{reader: forget}, offload: wake.New(),
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	d.prog = program.New(program.Options{
@@ -124,7 +130,8 @@ func Open(o Options) (*Driver, error) {
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
-	d.background.Go(d.forgetAffinity)
+	d.forget.Passes = passes.Start(d.forgetAffinity, func() time.Duration { return max(forgetPause, readShare*d.forget.took) })
+	d.background.Go(d.lookAfterAffinity)
 	if d.prog.Flowtable != "" && o.Devices != nil {
 		d.background.Go(func() { d.followDevices(o.Devices) })
 	}
@@ -137,5 +144,6 @@ func (d *Driver) Close() error { return d.close() }
 func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
+	d.forget.Close()
 	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.sock.Close())
 }

@@ -17,6 +17,13 @@ func TestPackets(t *testing.T) {
 	})
 }
 
+func TestTunnelPort(t *testing.T) {
+	t.Parallel()
+	drivertest.TunnelPort(t, func() (driver.Driver, error) {
+		return nftables.Open(nftables.Options{Options: driver.Options{Fabric: true}})
+	})
+}
+
 func TestUpgrade(t *testing.T) {
 	drivertest.Upgrade(t,
 		func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) },

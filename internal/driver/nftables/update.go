@@ -186,7 +186,7 @@ func (c *change) plan(of parts, done func()) *plan {
 		c.d.chainRefs.ForgetRules()
 		c.d.adopted |= of
 		if c.affinityLost {
-			c.d.forget.wake.Set()
+			c.d.forget.Ask()
 		}
 	}}
 }

@@ -2,8 +2,10 @@ package nftables
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
@@ -37,6 +39,41 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		c.list(id, before.Lists[id], l)
 	}
 	c.judges(before, d)
+	c.judgeAgain(before, d)
+}
+
+// judgeAgain has packets of the connections judged again that the change may be about. A pod that is
+// not known afterwards forbids none.
+func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
+	if c.d.keepEstablished || c.d.building {
+		return
+	}
+	about := d.About(before)
+	for a, w := range d.Workloads {
+		if w == nil || w.Device == 0 {
+			delete(about.Addresses, a)
+		}
+	}
+	c.d.prog.AgainElements(about.All, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
+		c.batch.Hint(e)
+		c.d.again = true
+	})
+}
+
+// Calm implements driver.Rejudger.
+func (d *Driver) Calm(context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.again {
+		return nil
+	}
+	b := nft.NewBatch(program.TableName)
+	for _, s := range d.prog.AgainSets() {
+		b.FlushSet(s)
+	}
+	err := d.send(b)
+	d.again = err != nil
+	return err
 }
 
 // elementsOf binds the elements of a value under its key; nil has none.

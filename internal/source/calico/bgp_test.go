@@ -65,8 +65,6 @@ func TestBGPConfiguration(t *testing.T) {
 		`"nodeMeshPassword":{}`:                                                    `spec.nodeMeshPassword.secretKeyRef: give the name`,
 		`"nodeMeshPassword":{"secretKeyRef":{"name":"s"}}`:                         `spec.nodeMeshPassword.secretKeyRef: give the name`,
 		`"nodeMeshPassword":{"password":"x"}`:                                      `spec.nodeMeshPassword.password: is not supported`,
-		`"serviceClusterIPs":[{"cidr":"10.96.0.0"}]`:                               `spec.serviceClusterIPs[0].cidr: "10.96.0.0" is no address range`,
-		`"serviceExternalIPs":[{}]`:                                                `spec.serviceExternalIPs[0].cidr: "" is no address range`,
 		`"serviceLoadBalancerIPs":[{"ip":"192.0.2.1"}]`:                            `spec.serviceLoadBalancerIPs[0].ip: is not supported`,
 		`"serviceLoadBalancerAggregation":"Off"`:                                   `spec.serviceLoadBalancerAggregation: "Off" is none of`,
 		`"communities":[{"name":"a","value":"65536:1"}]`:                           `spec.communities[0].value: "65536:1" is no community such as`,

@@ -137,7 +137,7 @@ func blocks(field string, in []cidrBlock, f *fault.List) (list []netip.Prefix) {
 	for i, b := range in {
 		p, err := model.ParsePrefix(b.CIDR)
 		if err != nil {
-			f.Reject(fmt.Sprintf("%s[%d].cidr", field, i), "%v", err)
+			f.Leave(fmt.Sprintf("%s[%d].cidr", field, i), "%v; it is left out", err)
 			continue
 		}
 		list = append(list, p)

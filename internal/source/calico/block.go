@@ -19,7 +19,7 @@ func blockAffinity(data []byte, f *fault.List) *model.BlockAffinity {
 	m, spec := open[blockAffinitySpec](data, f)
 	b := &model.BlockAffinity{Name: m.Name}
 	var err error
-	if b.CIDR, err = model.ParsePrefix(spec.CIDR); err != nil {
+	if b.CIDR, err = model.ParsePodCIDR(spec.CIDR); err != nil {
 		f.Reject("spec.cidr", "%v", err)
 	}
 	deleted := spec.Deleted == true || spec.Deleted == "true"

@@ -37,10 +37,13 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	for i, text := range spec.ExpectedIPs {
 		a, err := model.ParseAddr(text)
 		if err != nil {
-			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v", err)
+			f.Leave(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v; it is left out", err)
 			continue
 		}
 		h.Addresses = append(h.Addresses, a)
+	}
+	if spec.InterfaceName == "" && len(h.Addresses) == 0 && f.Any() {
+		f.Reject("spec.expectedIPs", "none can be read")
 	}
 	for i, p := range spec.Profiles {
 		if p != allowProfile {
@@ -49,7 +52,7 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 		h.DefaultAllow = true
 	}
 	if len(spec.Ports) > 0 {
-		f.Reject("spec.ports", "named ports of host endpoints are not supported; write the numbers into the policies")
+		f.Leave("spec.ports", "named ports of host endpoints are not supported; write the numbers into the policies")
 	}
 	return h
 }

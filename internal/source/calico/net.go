@@ -48,6 +48,7 @@ func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
 	known := f.Known()
 	var spec setSpec
 	body(text, &spec, f)
+	narrowed := f.Broken() // by a field that is not known, perhaps
 	var nets []string
 	if len(spec.Nets) > 0 {
 		strict(spec.Nets, &nets, "spec.nets", f)
@@ -55,6 +56,9 @@ func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
 	set.Nets = parseNets(nets, "spec.nets", f)
 	slices.SortFunc(set.Nets, netip.Prefix.Compare)
 	set.Nets = slices.Compact(set.Nets)
+	if narrowed {
+		set.Nets = nil
+	}
 	if !known {
 		return nil
 	}

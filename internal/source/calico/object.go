@@ -12,9 +12,10 @@ import (
 // "default". That the JSON was made of something that is at fault itself is what also says, or nil.
 //
 // They return an object without an error, or an error and nil: the caller keeps the last good
-// version. Of a policy or a network set that is at fault they can return both, for callers who know
-// no good version: a model.StandIn, that is a policy that denies what its selectors select, or a
-// set of which only the labels are known.
+// version. A value that takes no more away than itself is left out, and an error beside the object
+// names it. Of a policy or a network set that is at fault they can return both, for callers who
+// know no good version: a model.StandIn, that is a policy that denies what its selectors select, or
+// a set that may hold more than its networks.
 //
 // It is missing where the fault leaves open whom the policy applies to, or in which direction
 // (at fault is one of the selectors, the types or another field of the spec that is
@@ -76,7 +77,7 @@ func decode[T any](text []byte, also error, translate func([]byte, *fault.List) 
 	var f fault.List
 	o := translate(text, &f)
 	err := cmp.Or(f.Err(), also)
-	if err == nil || o == nil {
+	if err == nil || o == nil || also == nil && !f.Broken() {
 		return o, err
 	}
 	stand, ok := any(o).(model.StandIn)

@@ -112,6 +112,16 @@ func TestOtherKinds(t *testing.T) {
 			},
 		},
 		{
+			name: "host endpoint in part", kind: "HostEndpoint",
+			text: "{metadata: {name: h}, spec: {node: n1, interfaceName: eth0, expectedIPs: [x, 192.0.2.1], ports: [{name: a, protocol: TCP, port: 1}]}}",
+			errs: []string{`spec.expectedIPs[0]: "x" is no IP address; it is left out`, "spec.ports: named ports of host endpoints are not supported"},
+			want: &model.HostEndpoint{Name: "h", Node: "n1", Interface: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		},
+		{
+			name: "host endpoint of no address", kind: "HostEndpoint", text: "{metadata: {name: h}, spec: {node: n1, expectedIPs: [x]}}",
+			errs: []string{"spec.expectedIPs[0]", "spec.expectedIPs: none can be read"},
+		},
+		{
 			name: "host endpoint of nothing", kind: "HostEndpoint", text: "{metadata: {name: h}, spec: {node: n}}",
 			errs: []string{"spec.interfaceName: is missing"},
 		},

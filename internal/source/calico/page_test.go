@@ -43,7 +43,7 @@ func sections() []section {
 	source := func(sample string) error { return inRule("protocol: TCP, source: {" + sample + "}") }
 	return []section{
 		{"NetworkPolicy and GlobalNetworkPolicy: `spec`", []field{
-			{"tier", "tier: security", "tier: a.b", "a policy of a tier that does not exist denies all that it selects", false},
+			{"tier", "tier: security", "tier: a.b", "a policy of a tier that does not exist [waits for it](#what-is-missing)", false},
 			{"order", "order: 10", "", "without it a policy comes last; ties go by `namespace/name`", false},
 			{"selector", "selector: app == 'a'", "", "the whole language, up to 16 KiB", false},
 			{"serviceAccountSelector", "serviceAccountSelector: role == 'a'", "", "", false},

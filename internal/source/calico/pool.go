@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/utils/ptr"
 
@@ -31,7 +32,7 @@ func ipPool(data []byte, f *fault.List) *model.IPPool {
 		IPIP: encapsulate("spec.ipipMode", spec.IPIPMode, f), VXLAN: encapsulate("spec.vxlanMode", spec.VXLANMode, f),
 	}
 	var err error
-	if p.CIDR, err = model.ParsePrefix(spec.CIDR); err != nil {
+	if p.CIDR, err = model.ParsePodCIDR(spec.CIDR); err != nil {
 		f.Reject("spec.cidr", "%v", err)
 		return p
 	}
@@ -45,9 +46,10 @@ func ipPool(data []byte, f *fault.List) *model.IPPool {
 	if p.Nodes, err = ParseSelector(spec.NodeSelector); err != nil {
 		f.Reject("spec.nodeSelector", "%v", err)
 	}
+	p.OfServices = slices.Equal(spec.AllowedUses, []string{"LoadBalancer"})
 	for i, use := range spec.AllowedUses {
-		if use != "Workload" && use != "Tunnel" {
-			f.Reject(fmt.Sprintf("spec.allowedUses[%d]", i), "%q is not supported; what is: Workload and Tunnel", use)
+		if use != "Workload" && use != "Tunnel" && !p.OfServices {
+			f.Reject(fmt.Sprintf("spec.allowedUses[%d]", i), "%q is not supported; what is: Workload and Tunnel, or LoadBalancer alone", use)
 		}
 	}
 	if spec.AssignmentMode != "" && spec.AssignmentMode != "Automatic" {

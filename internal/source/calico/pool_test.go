@@ -20,7 +20,8 @@ func TestIPPool(t *testing.T) {
 			CIDR: v4, VXLAN: model.CrossSubnet, NATOutgoing: true, BlockSize: 26, Nodes: model.Everything()},
 		`"cidr":"10.244.0.0/16","ipipMode":"Always","disabled":true,"disableBGPExport":true,"blockSize":24,"nodeSelector":"zone == 'a'"`: {
 			CIDR: v4, IPIP: model.Always, BlockSize: 24, Nodes: model.Equal("zone", "a"), Disabled: true, DisableBGPExport: true},
-		`"cidr":"fd00:10:244::/48","vxlanMode":"Always"`: {CIDR: v6, VXLAN: model.Always, BlockSize: 122, Nodes: model.Everything()},
+		`"cidr":"10.244.0.0/16","allowedUses":["LoadBalancer"]`: {CIDR: v4, BlockSize: 26, Nodes: model.Everything(), OfServices: true},
+		`"cidr":"fd00:10:244::/48","vxlanMode":"Always"`:        {CIDR: v6, VXLAN: model.Always, BlockSize: 122, Nodes: model.Everything()},
 	} {
 		want.Name = "pods"
 		if got, err := pool(spec); err != nil || !reflect.DeepEqual(*got, want) {
@@ -29,6 +30,7 @@ func TestIPPool(t *testing.T) {
 	}
 	for spec, want := range map[string]string{
 		``:                                       `spec.cidr: "" is no address range`,
+		`"cidr":"169.254.1.0/24"`:                `spec.cidr: 169.254.1.0/24 has 169.254.1.0, a link-local address`,
 		`"cidr":"10.244.0.0/40"`:                 `spec.cidr: "10.244.0.0/40" is no address range`,
 		`"cidr":"10.244.0.0/16","ipipMode":"On"`: `spec.ipipMode: "On" is none of Always, CrossSubnet and Never`,
 		`"cidr":"10.244.0.0/16","vxlanMode":"always"`:                      `spec.vxlanMode: "always" is none`,
@@ -63,7 +65,9 @@ func TestBlockAffinity(t *testing.T) {
 			t.Errorf("%s: %+v, %v", spec, got, err)
 		}
 	}
-	if got, err := block(`"node":"a"`); got != nil || err == nil || !strings.Contains(err.Error(), "spec.cidr") {
-		t.Errorf("%+v, %v", got, err)
+	for _, spec := range []string{`"node":"a"`, `"cidr":"fe80::/122","node":"a"`} {
+		if got, err := block(spec); got != nil || err == nil || !strings.Contains(err.Error(), "spec.cidr") {
+			t.Errorf("%s: %+v, %v", spec, got, err)
+		}
 	}
 }

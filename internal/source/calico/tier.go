@@ -23,7 +23,7 @@ func tier(data []byte, f *fault.List) *model.Tier {
 	if strings.Contains(m.Name, ".") {
 		f.Reject("metadata.name", "%q: the name of a tier can't have dots", m.Name)
 	}
-	builtin := builtinTier(m.Name)
+	builtin := model.BuiltInTier(m.Name)
 	switch spec.DefaultAction {
 	case "Pass":
 		t.DefaultPass = true
@@ -43,15 +43,6 @@ func tier(data []byte, f *fault.List) *model.Tier {
 		f.Reject("spec.defaultAction", "that of tier %s can't be changed", m.Name)
 	}
 	return t
-}
-
-func builtinTier(name string) *model.Tier {
-	for _, t := range [...]*model.Tier{&model.AdminTier, &model.DefaultTier, &model.BaselineTier} {
-		if t.Name == name {
-			return t
-		}
-	}
-	return nil
 }
 
 // orderOf resolves an order; without one an object comes last.

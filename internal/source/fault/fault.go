@@ -50,6 +50,25 @@ func (l *List) Broken() bool { return l.broken }
 // Known tells whether there is none so far but for those of Aside and Leave.
 func (l *List) Known() bool { return !l.unknown }
 
+// Spare records the faults of a part that is left out if it can't be used. It reports whether it
+// is.
+func (l *List) Spare(part *List, what string) bool {
+	for _, reason := range part.reasons {
+		if part.broken {
+			reason += "; " + what + " is left out"
+		}
+		l.reasons = append(l.reasons, reason)
+	}
+	return part.broken
+}
+
+// Join records the faults of a part as the object's own. It reports whether the part can't be used.
+func (l *List) Join(part *List) bool {
+	l.reasons = append(l.reasons, part.reasons...)
+	l.broken, l.unknown = l.broken || part.broken, l.unknown || part.unknown
+	return part.broken
+}
+
 // Mark is where the faults of a part of the object begin; see Under.
 func (l *List) Mark() int { return len(l.reasons) }
 

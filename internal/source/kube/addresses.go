@@ -3,12 +3,14 @@ package kube
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,15 +20,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
+	"sluice.dev/sluice/internal/source/kubeobj"
 	"sluice.dev/sluice/internal/wake"
 )
 
-const (
-	addressManager = "sluice-addresses" // owns status.loadBalancer.ingress
-	addressLease   = "sluice-addresses"
-)
+const addressLease = "sluice-addresses"
 
 // Addresses writes which addresses Services have into their statuses.
 //
@@ -34,8 +35,9 @@ const (
 // look at the Lease only if something stays unwritten, so they cost the API nothing else.
 //
 // A status is applied as a field of our own. So an address goes only if it was written from here,
-// and a change in the meantime by someone else to anything else stays. Nothing waits for it. A
-// failure is logged once, and tried again.
+// and a change in the meantime by someone else to anything else stays. Where another controller
+// puts its own address back each time, the pauses double. Nothing waits for it. A failure is logged
+// once, and tried again.
 type Addresses struct {
 	api   *api
 	log   *slog.Logger
@@ -43,8 +45,9 @@ type Addresses struct {
 	pace  addressPace
 	wake  wake.Signal // set when wanted changes
 
-	mu     sync.Mutex
-	wanted map[model.Name]*wantedStatus
+	mu      sync.Mutex
+	wanted  map[model.Name]*wantedStatus
+	written map[model.Name]*writtenStatus // of late
 
 	failing bool // the last attempt failed; of Run alone
 }
@@ -56,11 +59,17 @@ type wantedStatus struct {
 	again time.Duration // how long to wait after the next attempt
 }
 
+// writtenStatus is what was written into a status last, and when.
+type writtenStatus struct {
+	ips  []netip.Addr
+	pace contest.Pace
+}
+
 // addressPace is how often statuses are written.
 type addressPace struct {
 	lease  time.Duration // its duration
 	spread time.Duration // random delay before an agent that does not have the Lease asks for it
-	again  time.Duration // until it is looked at again; doubles up to most
+	again  time.Duration // until it is looked at, or written, again; doubles up to most
 	most   time.Duration
 }
 
@@ -81,7 +90,8 @@ func NewAddresses(config Config, node string, log *slog.Logger) *Addresses {
 	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
 	api := &api{credentials: credentials, timing: usualTiming()}
 	return &Addresses{
-		api: api, log: log, pace: usualAddressPace, wake: wake.New(), wanted: map[model.Name]*wantedStatus{},
+		api: api, log: log, pace: usualAddressPace, wake: wake.New(),
+		wanted: map[model.Name]*wantedStatus{}, written: map[model.Name]*writtenStatus{},
 		lease: newLease(api, namespace, addressLease, node, usualAddressPace.lease),
 	}
 }
@@ -91,7 +101,11 @@ func NewAddresses(config Config, node string, log *slog.Logger) *Addresses {
 func (a *Addresses) Want(service model.Name, ips []netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.wanted[service] = &wantedStatus{ips: ips, again: a.pace.again}
+	s := &wantedStatus{ips: ips, again: a.pace.again}
+	if w := a.written[service]; w != nil && slices.Equal(w.ips, ips) {
+		s.due = w.pace.Due() // somebody has written over it
+	}
+	a.wanted[service] = s
 	a.wake.Set()
 }
 
@@ -144,6 +158,9 @@ func (a *Addresses) due() (due map[model.Name]*wantedStatus, next time.Duration)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	due, next = map[model.Name]*wantedStatus{}, time.Hour
+	if len(a.wanted) == 0 {
+		maps.DeleteFunc(a.written, func(_ model.Name, w *writtenStatus) bool { return w.pace.Over(time.Now()) })
+	}
 	for name, s := range a.wanted {
 		if s.due.IsZero() && !a.lease.held() {
 			s.due = time.Now().Add(rand.N(a.pace.spread))
@@ -227,11 +244,27 @@ func (a *Addresses) write(ctx context.Context, service model.Name, ips []netip.A
 		}
 	}
 	path := place.In(service.Namespace) + "/" + service.Name + "/status"
-	err := a.api.write(ctx, http.MethodPatch, path, url.Values{"fieldManager": {addressManager}, "force": {"true"}}, mediaApplyPatch, o)
+	err := a.api.write(ctx, http.MethodPatch, path, url.Values{"fieldManager": {kubeobj.AddressManager}, "force": {"true"}}, mediaApplyPatch, o)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone
 		return nil
 	}
+	if err == nil {
+		a.wrote(service, ips)
+	}
 	return err
+}
+
+// wrote notes what a status was told.
+func (a *Addresses) wrote(service model.Name, ips []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.written[service]
+	if w == nil {
+		w = &writtenStatus{pace: contest.Pace{First: a.pace.again, Most: a.pace.most}}
+		a.written[service] = w
+	}
+	w.ips = ips
+	w.pace.Wrote(time.Now())
 }
 
 // addressPatch is what is applied to a Service.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/logtest"
 )
 
@@ -22,7 +23,7 @@ import (
 func TestAnnotation(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	now, refusals, denied := map[string]string{"kept": "x"}, 0, true
+	now, refusals, denied, patches := map[string]string{"kept": "x"}, 0, true, 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -31,6 +32,11 @@ func TestAnnotation(t *testing.T) {
 			fail(w, http.StatusForbidden, "no rule allows it")
 			return
 		}
+		if r.Method == http.MethodGet {
+			_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":"a","managedFields":[{"manager":"calico-node","fieldsV1":{"f:metadata":{"f:annotations":{"f:key":{}}}}}]}}]}`))
+			return
+		}
+		patches++
 		var p annotationPatch
 		if err := json.NewDecoder(r.Body).Decode(&p); err != nil || r.Method != http.MethodPatch || r.URL.Path != "/api/v1/nodes/a" || r.Header.Get("Content-Type") != mediaMergePatch {
 			t.Errorf("%s %s: %v", r.Method, r.URL, err)
@@ -51,11 +57,12 @@ func TestAnnotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log logtest.Log
+	board := &contest.Board{}
 	// run keeps the annotation until what it returns is called.
 	run := func(value string) (end func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		a := NewAnnotation(Config{Kubeconfig: path}, "a", "key", value, slog.New(slog.NewTextHandler(&log, nil)))
-		a.look, a.retry = time.Millisecond, 2*time.Millisecond
+		a.look, a.retry, a.Contests = time.Millisecond, 50*time.Millisecond, board
 		var running sync.WaitGroup
 		running.Go(func() {
 			a.Run(ctx, func() bool { mu.Lock(); defer mu.Unlock(); return now["key"] != value })
@@ -91,6 +98,28 @@ func TestAnnotation(t *testing.T) {
 	if n := strings.Count(log.String(), "cannot be written"); n != 1 {
 		t.Errorf("a refusal was logged %d times", n)
 	}
+	// Somebody who goes on is named, and answered ever more rarely: at once, and after 50, 150,
+	// 350, 750 and 1550 ms.
+	mu.Lock()
+	before, begun := patches, time.Now()
+	mu.Unlock()
+	for time.Since(begun) < 3*time.Second {
+		mu.Lock()
+		now["key"] = "other"
+		mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	const reason = "somebody writes over the annotation key: field manager calico-node does, each time, so the pauses between tries double; end one of the two"
+	if list := board.Issues(); len(list) != 1 || list[0].Reason != reason || list[0].Object.String() != "Node a" {
+		t.Errorf("shown: %v", list)
+	}
+	mu.Lock()
+	if n := patches - before; n < 3 || n > 15 {
+		t.Errorf("%d patches within 3 s", n)
+	}
+	mu.Unlock()
+	eventually("it to be put right again", func() bool { return now["key"] == "secret" })
+	eventually("nothing to be shown any more", func() bool { return len(board.Issues()) == 0 })
 	end()
 	run("")
 	eventually("it to be taken away", func() bool { _, is := now["key"]; return !is })

@@ -2,42 +2,84 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
+	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
-// NodeChange makes one change to a Node, whenever it is due. Nothing waits for it; a failure is
-// logged once, and tried again.
+// NodeChange makes one change to a Node, whenever it is due. Where somebody else goes on undoing
+// it, the pauses double, and the Node names who does. Nothing waits for it; a failure is logged
+// once, and tried again.
 type NodeChange struct {
+	// Contests, if set, shows that somebody goes on undoing the change.
+	Contests *contest.Board
+
+	api         *api
 	log         *slog.Logger
 	node        string
 	failure     string // what cannot be done, in the log
+	field       string // that is changed, as its managers have it
+	undone      string // what somebody does who undoes it
 	look, retry time.Duration
-	write       func(context.Context) error
+	most        time.Duration // the longest pause between changes that are undone
+	write       func(context.Context, *api) error
 }
 
-// newNodeChange returns a change that write makes. failure says in the log what cannot be done.
-func newNodeChange(config Config, node, failure string, log *slog.Logger, write func(context.Context, *api) error) *NodeChange {
+// newNodeChange returns a change of a field that write makes.
+func newNodeChange(config Config, node, field string, log *slog.Logger, write func(context.Context, *api) error) *NodeChange {
 	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
-	return &NodeChange{log: log, node: node, failure: failure, look: time.Second, retry: 10 * time.Second, write: func(ctx context.Context) error { return write(ctx, a) }}
+	return &NodeChange{api: a, log: log, node: node, field: field, look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, write: write}
 }
 
 // Run makes the change until ctx ends, whenever due says that the Node is there without it.
 func (c *NodeChange) Run(ctx context.Context, due func() bool) {
+	pace := contest.Pace{First: c.retry, Most: c.most} // also for what was written to be told of
 	for failing, pause := false, c.look; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
-		if pause = c.look; !due() {
+		if pause = c.look; !pace.Lost(time.Now()) {
+			c.Contests.Clear(c.field)
+		}
+		if !due() || time.Now().Before(pace.Due()) {
 			continue
 		}
-		pause = c.retry // also for what was written to be told of
-		err := c.write(ctx)
+		var others []string
+		if !pace.Over(time.Now()) {
+			others = c.managers(ctx)
+		}
+		err := c.write(ctx, c.api)
 		if err != nil && ctx.Err() == nil && !failing {
 			c.log.Warn(c.failure+"; trying again", "node", c.node, "error", err)
 		}
-		failing = err != nil
+		if failing = err != nil; failing {
+			pause = c.retry
+			continue
+		}
+		if pace.Wrote(time.Now()); pace.Lost(time.Now()) {
+			reason := fmt.Sprintf("%s: field manager %s does, each time, so the pauses between tries double; end one of the two", c.undone, strings.Join(others, ", "))
+			c.Contests.Set(c.field, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.node}}.Issue(reason))
+		}
 	}
+}
+
+// managers are those of the field, as far as the API tells.
+func (c *NodeChange) managers(ctx context.Context) []string {
+	o, err := named[metav1.PartialObjectMetadata](ctx, c.api, kinds.Find(model.NodeKind).Places[0], model.Name{Name: c.node}, mediaMetadata, true)
+	if err == nil && o != nil {
+		if names := kubeobj.Managers(o.ManagedFields, c.field); len(names) > 0 {
+			return names
+		}
+	}
+	return []string{"(unknown)"}
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kubeobj"
 )
 
 // addressUser returns a kubeconfig file of a user with the rights that the writer needs, in the
@@ -140,6 +142,51 @@ func TestRealAddresses(t *testing.T) {
 			t.Errorf("the dead one has it: %v, %v", has, err)
 		}
 	})
+}
+
+// With another controller that puts its own address back at once, a status is written ever more
+// rarely, and the Service names the other. When that ends, the status says what it should.
+func TestRealAddressesContested(t *testing.T) {
+	c := realAPI(t)
+	c.shop(t)
+	const path = "/api/v1/namespaces/shop/services/lb-4"
+	c.put(t, services, `{"metadata":{"name":"lb-4","namespace":"shop"},"spec":{"type":"LoadBalancer","allocateLoadBalancerNodePorts":false,"ports":[{"port":80}]}}`)
+	t.Cleanup(func() { c.remove(t, path) })
+	t.Cleanup(func() { c.remove(t, "/apis/coordination.k8s.io/v1/namespaces/shop/leases/contested") })
+	a, _ := startAddresses(t, c.addressUser(t, "contested"), "n1", slog.New(slog.DiscardHandler), func(a *Addresses) {
+		a.lease.name, a.pace.again, a.pace.most = "contested", time.Second, time.Minute
+	})
+	name, ours := model.Name{Namespace: "shop", Name: "lb-4"}, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	wanted, wins := false, 0
+	follow := func() string { // as the compiler does
+		s := c.balancer(t, "lb-4")
+		known, err := kubeobj.Service(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if right := slices.Equal(known.LoadBalancer.Ingress, ours); right && wanted {
+			wanted, wins = false, wins+1
+			a.Settled(name)
+		} else if !right && !wanted {
+			wanted = true
+			a.Want(name, ours)
+		}
+		return known.LoadBalancer.Writer
+	}
+	named := false
+	for begun := time.Now(); time.Since(begun) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
+		writer := follow()
+		if !wanted {
+			if code, answer := c.ask(t, http.MethodPatch, path+"/status?fieldManager=other-controller", `{"status":{"loadBalancer":{"ingress":[{"ip":"10.0.0.5"}]}}}`); code != http.StatusOK {
+				t.Fatalf("%d: %s", code, answer)
+			}
+		}
+		named = named || writer == "other-controller"
+	}
+	if wins < 3 || wins > 4 || !named { // at 0, 1, 3 and 7 s
+		t.Errorf("%d writes within 10 s; the other is named: %v", wins, named)
+	}
+	waitFor(t, "the status stays once nobody else writes it", func() bool { follow(); return !wanted })
 }
 
 // What the API does not allow is logged once and tried again, and is done once it is allowed.

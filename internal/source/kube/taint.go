@@ -34,8 +34,7 @@ type patchStep struct {
 // until it runs.
 func NewUntaint(config Config, node, key string, log *slog.Logger) *NodeChange {
 	place := kinds.Find(model.NodeKind).Places[0]
-	failure := fmt.Sprintf("the taint %s of this node's Node cannot be taken away", key)
-	c := newNodeChange(config, node, failure, log, func(ctx context.Context, a *api) error {
+	c := newNodeChange(config, node, "taints", log, func(ctx context.Context, a *api) error {
 		now, err := named[taintsOf](ctx, a, place, model.Name{Name: node}, mediaJSON, true)
 		if err != nil || now == nil {
 			return err
@@ -57,6 +56,8 @@ func NewUntaint(config Config, node, key string, log *slog.Logger) *NodeChange {
 		log.Info("the node is ready for pods: its taint is taken away", "node", node, "taint", key)
 		return nil
 	})
+	c.failure = fmt.Sprintf("the taint %s of this node's Node cannot be taken away", key)
+	c.undone = fmt.Sprintf("somebody puts the taint %s back that is taken away (--remove-taint)", key)
 	c.retry = networkRetry
 	return c
 }

@@ -69,7 +69,7 @@ func clusterIngress(in *policyv1alpha2.ClusterNetworkPolicyIngressRule, i int, f
 	if len(in.From) == 0 {
 		f.Reject("from", "is empty; a rule needs a peer")
 	}
-	rule.Source.Peers = peersOf("from", in.From, f, func(p *policyv1alpha2.ClusterNetworkPolicyIngressPeer) model.Peer {
+	rule.Source.Peers = peersOf("from", in.From, f, func(p *policyv1alpha2.ClusterNetworkPolicyIngressPeer, f *fault.List) model.Peer {
 		return model.Peer{Selector: clusterPods(p.Namespaces, p.Pods, f)}
 	})
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
@@ -82,7 +82,7 @@ func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *
 		f.Reject("to", "is empty; a rule needs a peer")
 	}
 	networks := false
-	rule.Destination.Peers = peersOf("to", in.To, f, func(p *policyv1alpha2.ClusterNetworkPolicyEgressPeer) model.Peer {
+	rule.Destination.Peers = peersOf("to", in.To, f, func(p *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
 		networks = networks || len(p.Networks) > 0
 		return clusterEgressPeer(p, f)
 	})

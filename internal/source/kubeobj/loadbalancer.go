@@ -1,11 +1,14 @@
 package kubeobj
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
@@ -21,6 +24,9 @@ const (
 	sharingAnnotation = "allow-shared-ip"
 )
 
+// AddressManager is the field manager of the addresses that Sluice writes into statuses.
+const AddressManager = "sluice-addresses"
+
 var serviceAnnotations = []string{
 	rangesAnnotation, schedulerAnnotation,
 	metallbPrefix + poolAnnotation, metallbPrefix + ipsAnnotation, metallbPrefix + sharingAnnotation,
@@ -32,18 +38,37 @@ var serviceAnnotations = []string{
 func loadBalancer(o *corev1.Service) *model.LoadBalancer {
 	lb := &model.LoadBalancer{Wanted: o.Spec.Type == corev1.ServiceTypeLoadBalancer}
 	for i := range o.Status.LoadBalancer.Ingress {
-		if a, err := model.ParseAddr(o.Status.LoadBalancer.Ingress[i].IP); err == nil {
+		if a, err := parseAddr(o.Status.LoadBalancer.Ingress[i].IP); err == nil {
 			lb.Ingress = append(lb.Ingress, a)
 		}
 	}
 	if !lb.Wanted && len(lb.Ingress) == 0 {
 		return nil
 	}
+	lb.Writer = writer(o)
 	lb.Class, lb.Labels = ptr.Deref(o.Spec.LoadBalancerClass, ""), o.Labels
 	lb.Pool, lb.SharingKey = annotation(o, poolAnnotation), annotation(o, sharingAnnotation)
 	lb.PreferDualStack = ptr.Deref(o.Spec.IPFamilyPolicy, "") == corev1.IPFamilyPolicyPreferDualStack
 	lb.IPs, lb.Fault = askedFor(o)
 	return lb
+}
+
+// writer returns the field manager of a status's addresses; "": it is Sluice, or not known.
+func writer(o *corev1.Service) string {
+	if names := Managers(o.ManagedFields, "ingress"); len(names) > 0 && !slices.Contains(names, AddressManager) {
+		return names[len(names)-1]
+	}
+	return ""
+}
+
+// Managers returns the field managers of a field with a name that no other field of the object has.
+func Managers(fields []metav1.ManagedFieldsEntry, name string) (names []string) {
+	for _, f := range fields {
+		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.GetRawBytes(), []byte(`"f:`+name+`"`)) {
+			names = append(names, f.Manager)
+		}
+	}
+	return names
 }
 
 // annotation returns one of MetalLB's annotations, under whichever prefix it is there.
@@ -67,7 +92,7 @@ func askedFor(o *corev1.Service) (ips []netip.Addr, fault string) {
 		return nil, ""
 	}
 	for text := range strings.SplitSeq(list, ",") {
-		a, err := model.ParseAddr(strings.TrimSpace(text))
+		a, err := parseAddr(strings.TrimSpace(text))
 		if err != nil {
 			return nil, fmt.Sprintf("%s: %v", field, err)
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kubeobj"
@@ -41,6 +42,19 @@ func TestLoadBalancer(t *testing.T) {
 			annotated(s, "metallb.universe.tf/address-pool", "gold", "metallb.universe.tf/loadBalancerIPs", "192.0.2.1",
 				"metallb.universe.tf/allow-shared-ip", "k", "metallb.io/allow-shared-ip", "newer")
 		}, &model.LoadBalancer{Wanted: true, Pool: "gold", SharingKey: "newer", IPs: addrs("192.0.2.1")}},
+		{"another controller's", func(s *corev1.Service) {
+			annotated(s)
+			s.ManagedFields = []metav1.ManagedFieldsEntry{
+				{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:type":{}}}`)},
+				{Manager: "other", Subresource: "status", FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},
+			}
+		}, &model.LoadBalancer{Wanted: true, Writer: "other"}},
+		{"ours, whoever agrees", func(s *corev1.Service) {
+			annotated(s)
+			for _, name := range []string{"other", "sluice-addresses", "another"} {
+				s.ManagedFields = append(s.ManagedFields, metav1.ManagedFieldsEntry{Manager: name, FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)})
+			}
+		}, &model.LoadBalancer{Wanted: true}},
 		{"the field", func(s *corev1.Service) { annotated(s); s.Spec.LoadBalancerIP = "192.0.2.7" },
 			&model.LoadBalancer{Wanted: true, IPs: addrs("192.0.2.7")}},
 		{"field and annotation", func(s *corev1.Service) {

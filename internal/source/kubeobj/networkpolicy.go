@@ -3,6 +3,7 @@ package kubeobj
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -15,9 +16,10 @@ import (
 
 // NetworkPolicy translates a networking.k8s.io/v1 NetworkPolicy.
 //
-// A faulty policy is returned without rules and with the reason in Refused, beside the error: it
-// can still deny if there is no earlier good version. There is no policy at all if the fault is in
-// its name, its podSelector or its policyTypes, as it is then unknown what to deny.
+// A faulty policy is returned with the reason in Refused, beside the error: it can still isolate if
+// there is no earlier good version. As its rules can only allow, those peers and ports stay of
+// which all can be read. There is no policy at all if the fault is in its name, its podSelector or
+// its policyTypes, as it is then unknown what to deny.
 func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 	var f fault.List
 	p := &model.Policy{Tier: model.DefaultTier.Name, Order: model.NetworkPolicyOrder}
@@ -31,7 +33,9 @@ func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 		rule.Source.Peers = policyPeers(o.Namespace, in.From, "from", &f)
 		rule.Destination.Ports = policyPorts(in.Ports, &f)
 		f.Under(mark, "spec.ingress[%d]", i)
-		p.IngressRules = append(p.IngressRules, rule)
+		if readable(&rule) {
+			p.IngressRules = append(p.IngressRules, rule)
+		}
 	}
 	for i := range o.Spec.Egress {
 		in, mark := &o.Spec.Egress[i], f.Mark()
@@ -39,9 +43,17 @@ func NetworkPolicy(o *networkingv1.NetworkPolicy) (*model.Policy, error) {
 		rule.Destination.Peers = policyPeers(o.Namespace, in.To, "to", &f)
 		rule.Destination.Ports = policyPorts(in.Ports, &f)
 		f.Under(mark, "spec.egress[%d]", i)
-		p.EgressRules = append(p.EgressRules, rule)
+		if readable(&rule) {
+			p.EgressRules = append(p.EgressRules, rule)
+		}
 	}
 	return policyResult(p, known, &f)
+}
+
+// readable reports whether anything is left of each list of a rule.
+func readable(r *model.PolicyRule) bool {
+	empty := func(list []model.Peer) bool { return len(list) == 0 }
+	return len(r.Destination.Ports) > 0 && !slices.ContainsFunc(slices.Concat(r.Source.Peers, r.Destination.Peers), empty)
 }
 
 // policyResult is fault.Result for policies. known means that it is clear to whom the policy
@@ -55,7 +67,10 @@ func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, er
 	}
 	good, err := fault.Result(p, f)
 	if good == nil && known {
-		p.Refuse(err)
+		ingress, egress := p.IngressRules, p.EgressRules
+		if p.Refuse(err); p.Key.Kind == model.NetworkPolicy {
+			p.IngressRules, p.EgressRules = ingress, egress
+		}
 		return p, err
 	}
 	return good, err
@@ -80,21 +95,25 @@ func policyTypes(s *networkingv1.NetworkPolicySpec, f *fault.List) (ingress, egr
 	return ingress, egress
 }
 
-// policyPeers translates a list of peers; an empty list means any address.
+// policyPeers translates a list of peers; an empty list means any address. Without those that
+// cannot be read, the list may hold none.
 func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list string, f *fault.List) [][]model.Peer {
 	if len(in) == 0 {
 		return nil
 	}
-	return peersOf(list, in, f, func(p *networkingv1.NetworkPolicyPeer) model.Peer { return policyPeer(namespace, p, f) })
+	return peersOf(list, in, f, func(p *networkingv1.NetworkPolicyPeer, f *fault.List) model.Peer { return policyPeer(namespace, p, f) })
 }
 
-// peersOf translates a list of peers one by one.
-func peersOf[P any](list string, in []P, f *fault.List, peer func(*P) model.Peer) [][]model.Peer {
+// peersOf translates a list of peers one by one, and leaves out those that cannot be read.
+func peersOf[P any](list string, in []P, f *fault.List, peer func(*P, *fault.List) model.Peer) [][]model.Peer {
 	peers := make([]model.Peer, 0, len(in))
 	for i := range in {
-		mark := f.Mark()
-		peers = append(peers, peer(&in[i]))
-		f.Under(mark, "%s[%d]", list, i)
+		var own fault.List
+		p := peer(&in[i], &own)
+		own.Under(0, "%s[%d]", list, i)
+		if !f.Join(&own) {
+			peers = append(peers, p)
+		}
 	}
 	return [][]model.Peer{peers}
 }
@@ -150,9 +169,12 @@ func policyPorts(in []networkingv1.NetworkPolicyPort, f *fault.List) []model.Pol
 	}
 	ports := make([]model.PolicyPort, 0, len(in))
 	for i := range in {
-		mark := f.Mark()
-		ports = append(ports, policyPort(&in[i], f))
-		f.Under(mark, "ports[%d]", i)
+		var own fault.List
+		p := policyPort(&in[i], &own)
+		own.Under(0, "ports[%d]", i)
+		if !f.Join(&own) {
+			ports = append(ports, p)
+		}
 	}
 	return ports
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -14,8 +15,8 @@ import (
 // autoscalerTaint marks a node that the cluster autoscaler is about to delete.
 const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 
-// Node translates a v1 Node. The API checks neither addresses nor podCIDRs: malformed ones are left
-// out.
+// Node translates a v1 Node. The API checks neither addresses nor podCIDRs: malformed ones, and
+// podCIDRs of addresses that no pod can have, are left out.
 func Node(o *corev1.Node) (*model.Node, error) {
 	var f fault.List
 	n := &model.Node{Name: clusterName(&o.ObjectMeta, &f), Labels: o.Labels, Created: o.CreationTimestamp.Time, Leaving: o.DeletionTimestamp != nil}
@@ -34,7 +35,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
 	}
 	for _, text := range list {
-		p, err := parsePrefix(text)
+		p, err := model.ParsePodCIDR(strings.TrimSpace(text))
 		if err != nil {
 			f.Leave(field, "%v; it is left out", err)
 			continue
@@ -54,7 +55,7 @@ func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list, others []neti
 		if in.Type != corev1.NodeInternalIP && in.Type != corev1.NodeExternalIP {
 			continue
 		}
-		a, err := model.ParseAddr(in.Address)
+		a, err := parseAddr(in.Address)
 		if err != nil {
 			f.Leave(fmt.Sprintf("status.addresses[%d].address", i), "%v; it is left out", err)
 			continue

@@ -3,6 +3,7 @@ package kubeobj
 import (
 	"encoding/base64"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,7 +14,7 @@ import (
 )
 
 // Annotations are those that anything here reads.
-var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations)
+var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations, slices.Sorted(maps.Keys(podAnnotations)))
 
 // WireGuardAnnotation is where a Node says its public key for WireGuard, as Calico's do.
 const WireGuardAnnotation = "projectcalico.org/WireguardPublicKey"

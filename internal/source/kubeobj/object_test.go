@@ -137,6 +137,16 @@ func TestEndpointSlice(t *testing.T) {
 			errs: []string{"ports[1].port: 70000 is not in 1-65535; this port is left out", "ports[2].port: 0", "ports[3].port: -5"},
 		},
 		{
+			name: "a protocol that is none",
+			in:   func(s *discoveryv1.EndpointSlice) { s.Ports[0].Protocol = new(corev1.Protocol("tcp")) },
+			want: func(s *model.EndpointSlice) { s.Ports = nil },
+			errs: []string{"ports[0].protocol"},
+		},
+		{
+			name: "leading zeros",
+			in:   func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"010.001.000.001"} },
+		},
+		{
 			name: "no endpoints",
 			in:   func(s *discoveryv1.EndpointSlice) { s.Endpoints, s.Ports = nil, nil },
 			want: func(s *model.EndpointSlice) { s.Endpoints, s.Ports = nil, nil },
@@ -169,7 +179,6 @@ func TestEndpointSliceAtFault(t *testing.T) {
 	}{
 		{"FQDN", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }, []string{"addressType: FQDN"}},
 		{"no family", func(s *discoveryv1.EndpointSlice) { s.AddressType = "" }, []string{"addressType"}},
-		{"protocol", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Protocol = new(corev1.Protocol("tcp")) }, []string{"ports[0].protocol"}},
 		{"name", func(s *discoveryv1.EndpointSlice) { s.Name = "" }, []string{"metadata.name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -250,8 +259,8 @@ func TestPodAtFault(t *testing.T) {
 		Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "ten"}}},
 	}
 	got, err := kubeobj.Pod(pod)
-	if got != nil {
-		t.Errorf("got a pod: %+v", got)
+	if got == nil || len(got.IPs)+len(got.Ports) > 0 {
+		t.Errorf("got %+v, want the rest", got)
 	}
 	checkError(t, err, []string{"status.podIPs[0].ip", "spec.containers[1].ports[0].containerPort: 99999"})
 
@@ -286,6 +295,13 @@ func TestNode(t *testing.T) {
 	if diff := cmp.Diff(prefixes("10.1.0.0/24"), got.PodCIDRs, equal); diff != "" {
 		t.Errorf("podCIDR alone (-want +got):\n%s", diff)
 	}
+	in.Spec.PodCIDRs = []string{"fe80::/64", "10.1.0.0/24", "224.0.0.0/24"}
+	got, err = kubeobj.Node(in)
+	checkError(t, err, []string{"spec.podCIDRs: fe80::/64 has fe80::, a link-local address", "spec.podCIDRs: 224.0.0.0/24 has 224.0.0.0, a multicast address"})
+	if diff := cmp.Diff(prefixes("10.1.0.0/24"), got.PodCIDRs, equal); diff != "" {
+		t.Errorf("podCIDRs that no pod can have (-want +got):\n%s", diff)
+	}
+	in.Spec.PodCIDRs = nil
 	in.Spec.PodCIDR = "10.1.0.0"
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
@@ -318,5 +334,19 @@ func TestNamespace(t *testing.T) {
 	}
 	if got, err := kubeobj.Namespace(&corev1.Namespace{}); got != nil || err == nil {
 		t.Errorf("nameless namespace: got %+v, %v", got, err)
+	}
+}
+
+// What Calico's agent does for a pod and nothing here does is said, and the pod counts.
+func TestPodAnnotations(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p", Annotations: map[string]string{
+		"cni.projectcalico.org/allowedSourcePrefixes": `["192.0.2.0/24"]`, "qos.projectcalico.org/ingressBandwidth": "1M",
+		"qos.projectcalico.org/dscp": "", "cni.projectcalico.org/podIP": "10.1.0.2/32", "cni.projectcalico.org/ipAddrs": `["10.1.0.2"]`,
+	}}}
+	got, err := kubeobj.Pod(pod)
+	const want = "metadata.annotations[cni.projectcalico.org/allowedSourcePrefixes]: it is not carried out: what the pod sends from addresses other than its own is dropped; " +
+		"metadata.annotations[qos.projectcalico.org/ingressBandwidth]: it is not carried out: nothing limits the pod's traffic by it"
+	if got == nil || err == nil || err.Error() != want {
+		t.Errorf("%+v, %v, want %s", got, err, want)
 	}
 }

@@ -3,7 +3,9 @@ package kubeobj
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -31,6 +33,11 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 			p.Ready = c.Status == corev1.ConditionTrue
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(podAnnotations)) {
+		if o.Annotations[name] != "" {
+			f.Leave("metadata.annotations["+name+"]", "it is not carried out: %s", podAnnotations[name])
+		}
+	}
 	p.IPs = podIPs(o, &f)
 	for i := range o.Spec.Containers {
 		mark := f.Mark()
@@ -47,12 +54,29 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 	return fault.Result(p, &f)
 }
 
+// podAnnotations are those of Pods that Calico's agent carries out and nothing here does, with what
+// that means. Those that its CNI plugin carries out are none of them: it may be the one in use.
+var podAnnotations = map[string]string{
+	"cni.projectcalico.org/allowedSourcePrefixes": "what the pod sends from addresses other than its own is dropped",
+	"cni.projectcalico.org/floatingIPs":           "these addresses do not lead to the pod; a Service with externalIPs does",
+
+	"qos.projectcalico.org/dscp":                  "its packets are not marked",
+	"qos.projectcalico.org/ingressBandwidth":      notLimited,
+	"qos.projectcalico.org/egressBandwidth":       notLimited,
+	"qos.projectcalico.org/ingressPacketRate":     notLimited,
+	"qos.projectcalico.org/egressPacketRate":      notLimited,
+	"qos.projectcalico.org/ingressMaxConnections": notLimited,
+	"qos.projectcalico.org/egressMaxConnections":  notLimited,
+}
+
+const notLimited = "nothing limits the pod's traffic by it"
+
 func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	var ips []netip.Addr
 	for i := range o.Status.PodIPs {
-		a, err := model.ParseAddr(o.Status.PodIPs[i].IP)
+		a, err := parseAddr(o.Status.PodIPs[i].IP)
 		if err != nil {
-			f.Reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
+			f.Leave(fmt.Sprintf("status.podIPs[%d].ip", i), "%v; it is left out", err)
 			continue
 		}
 		ips = append(ips, a)
@@ -60,9 +84,9 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	if len(o.Status.PodIPs) > 0 || o.Status.PodIP == "" {
 		return ips
 	}
-	a, err := model.ParseAddr(o.Status.PodIP)
+	a, err := parseAddr(o.Status.PodIP)
 	if err != nil {
-		f.Reject("status.podIP", "%v", err)
+		f.Leave("status.podIP", "%v; it is left out", err)
 		return nil
 	}
 	return []netip.Addr{a}
@@ -71,13 +95,16 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *fault.List) []model.ContainerPort {
 	for i := range c.Ports {
 		in := &c.Ports[i]
-		mark := f.Mark()
-		ports = append(ports, model.ContainerPort{
+		var own fault.List
+		out := model.ContainerPort{
 			Name:     in.Name,
-			Protocol: protocol("protocol", in.Protocol, f),
-			Port:     port("containerPort", in.ContainerPort, f),
-		})
-		f.Under(mark, "ports[%d]", i)
+			Protocol: protocol("protocol", in.Protocol, &own),
+			Port:     port("containerPort", in.ContainerPort, &own),
+		}
+		own.Under(0, "ports[%d]", i)
+		if !f.Spare(&own, "this port") {
+			ports = append(ports, out)
+		}
 	}
 	return ports
 }

@@ -157,37 +157,40 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 }
 
-// TestRefusedNetworkPolicy: a fault in a rule leaves a policy that denies.
+// TestRefusedNetworkPolicy: a fault in a rule leaves a policy that isolates, and allows what could
+// be read: the peers and ports without a fault.
 func TestRefusedNetworkPolicy(t *testing.T) {
 	for _, c := range []struct {
 		rule string
 		errs []string
+		rest string
 	}{
 		{"{from: [{}, {ipBlock: {cidr: 10.2.0.0/16, except: [10.1.0.0/16]}}]}", []string{
 			"spec.ingress[1].from[0].podSelector: is missing", "; spec.ingress[1].from[1].ipBlock.except[0]: 10.1.0.0/16 is not inside 10.2.0.0/16",
-		}},
-		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.2.0.0/16]}}]}", []string{"from[0].ipBlock.except[0]: 10.2.0.0/16 is not smaller than 10.2.0.0/16"}},
-		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.0.0.0/8]}}]}", []string{"from[0].ipBlock.except[0]: 10.0.0.0/8 is not inside"}},
-		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: ['fd00::/64']}}]}", []string{"from[0].ipBlock.except[0]: fd00::/64 is not inside"}},
-		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.2.0.1]}}]}", []string{`from[0].ipBlock.except[0]: "10.2.0.1" is no address range`}},
-		{"{from: [{ipBlock: {cidr: 10.2.0/16}}]}", []string{`spec.ingress[1].from[0].ipBlock.cidr: "10.2.0/16" is no address range`}},
-		{"{from: [{ipBlock: {cidr: ''}}]}", []string{"from[0].ipBlock.cidr"}},
-		{"{from: [{ipBlock: {cidr: 10.0.0.0/8}, podSelector: {}}]}", []string{"from[0].ipBlock: can't stand beside"}},
-		{"{from: [{podSelector: {matchLabels: {'a b': c}}}]}", []string{`from[0].podSelector.matchLabels[a b]: "a b" is no label key`}},
-		{"{from: [{podSelector: {matchLabels: {a: 'b c'}}}]}", []string{`from[0].podSelector.matchLabels[a]: "b c" is no label value`}},
-		{"{from: [{namespaceSelector: {matchExpressions: [{key: a, operator: in, values: [x]}]}}]}", []string{`from[0].namespaceSelector.matchExpressions[0].operator: "in" is none of`}},
-		{"{from: [{namespaceSelector: {matchExpressions: [{key: a, operator: In}]}}]}", []string{"matchExpressions[0].values: In needs a value"}},
-		{"{from: [{namespaceSelector: {matchExpressions: [{key: a, operator: Exists, values: [x]}]}}]}", []string{"matchExpressions[0].values: Exists takes no values"}},
-		{"{from: [{namespaceSelector: {matchExpressions: [{operator: NotIn, values: ['-']}]}}]}", []string{"matchExpressions[0].key", `matchExpressions[0].values[0]: "-" is no label value`}},
-		{"{ports: [{port: 0}]}", []string{"spec.ingress[1].ports[0].port: 0 is not in 1-65535"}},
-		{"{ports: [{port: 80}, {port: 65536}]}", []string{"ports[1].port: 65536"}},
-		{"{ports: [{protocol: ICMP}]}", []string{`ports[0].protocol: "ICMP" is none of`}},
-		{"{ports: [{port: 80, endPort: 79}]}", []string{"ports[0].endPort: 79 is below port 80"}},
-		{"{ports: [{port: 80, endPort: 65536}]}", []string{"ports[0].endPort: 65536"}},
-		{"{ports: [{endPort: 80}]}", []string{"ports[0].endPort: 80 needs the number of a first port"}},
-		{"{ports: [{port: web, endPort: 80}]}", []string{"ports[0].endPort: 80 needs the number"}},
-		{"{ports: [{port: not_a_port}]}", []string{`ports[0].port: "not_a_port" is no name of a port`}},
-		{"{ports: [{port: ''}]}", []string{`ports[0].port: "" is no name of a port`}},
+		}, ""},
+		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.2.0.0/16]}}]}", []string{"from[0].ipBlock.except[0]: 10.2.0.0/16 is not smaller than 10.2.0.0/16"}, ""},
+		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.0.0.0/8]}}]}", []string{"from[0].ipBlock.except[0]: 10.0.0.0/8 is not inside"}, ""},
+		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: ['fd00::/64']}}]}", []string{"from[0].ipBlock.except[0]: fd00::/64 is not inside"}, ""},
+		{"{from: [{ipBlock: {cidr: 10.2.0.0/16, except: [10.2.0.1]}}]}", []string{`from[0].ipBlock.except[0]: "10.2.0.1" is no address range`}, ""},
+		{"{from: [{ipBlock: {cidr: 10.2.0/16}}]}", []string{`spec.ingress[1].from[0].ipBlock.cidr: "10.2.0/16" is no address range`}, ""},
+		{"{from: [{ipBlock: {cidr: ''}}]}", []string{"from[0].ipBlock.cidr"}, ""},
+		{"{from: [{ipBlock: {cidr: 10.0.0.0/8}, podSelector: {}}]}", []string{"from[0].ipBlock: can't stand beside"}, ""},
+		{"{from: [{podSelector: {matchLabels: {'a b': c}}}]}", []string{`from[0].podSelector.matchLabels[a b]: "a b" is no label key`}, ""},
+		{"{from: [{podSelector: {matchLabels: {a: 'b c'}}}]}", []string{`from[0].podSelector.matchLabels[a]: "b c" is no label value`}, ""},
+		{"{from: [{namespaceSelector: {matchExpressions: [{key: a, operator: in, values: [x]}]}}]}", []string{`from[0].namespaceSelector.matchExpressions[0].operator: "in" is none of`}, ""},
+		{"{from: [{namespaceSelector: {matchExpressions: [{key: a, operator: In}]}}]}", []string{"matchExpressions[0].values: In needs a value"}, ""},
+		{"{from: [{namespaceSelector: {matchExpressions: [{key: a, operator: Exists, values: [x]}]}}]}", []string{"matchExpressions[0].values: Exists takes no values"}, ""},
+		{"{from: [{namespaceSelector: {matchExpressions: [{operator: NotIn, values: ['-']}]}}]}", []string{"matchExpressions[0].key", `matchExpressions[0].values[0]: "-" is no label value`}, ""},
+		{"{ports: [{port: 0}]}", []string{"spec.ingress[1].ports[0].port: 0 is not in 1-65535"}, ""},
+		{"{ports: [{port: 80}, {port: 65536}]}", []string{"ports[1].port: 65536"}, ", {ports: [{port: 80}]}"},
+		{"{from: [{ipBlock: {cidr: 10.2.0/16}}, {ipBlock: {cidr: 010.003.000.000/16}}]}", []string{"from[0].ipBlock.cidr"}, ", {from: [{ipBlock: {cidr: 10.3.0.0/16}}]}"},
+		{"{ports: [{protocol: ICMP}]}", []string{`ports[0].protocol: "ICMP" is none of`}, ""},
+		{"{ports: [{port: 80, endPort: 79}]}", []string{"ports[0].endPort: 79 is below port 80"}, ""},
+		{"{ports: [{port: 80, endPort: 65536}]}", []string{"ports[0].endPort: 65536"}, ""},
+		{"{ports: [{endPort: 80}]}", []string{"ports[0].endPort: 80 needs the number of a first port"}, ""},
+		{"{ports: [{port: web, endPort: 80}]}", []string{"ports[0].endPort: 80 needs the number"}, ""},
+		{"{ports: [{port: not_a_port}]}", []string{`ports[0].port: "not_a_port" is no name of a port`}, ""},
+		{"{ports: [{port: ''}]}", []string{`ports[0].port: "" is no name of a port`}, ""},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			got, err := networkPolicy(t, "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress, Egress], ingress: [{}, "+c.rule+"], egress: [{}]}")
@@ -195,11 +198,9 @@ func TestRefusedNetworkPolicy(t *testing.T) {
 			if err == nil {
 				return
 			}
-			want := &model.Policy{
-				Key:  model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "p"}},
-				Tier: "default", Order: 1000, Subject: inShop(model.Equal("app", "web")),
-				Ingress: true, Egress: true, Refused: err.Error(),
-			}
+			want, good := networkPolicy(t, "{podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress, Egress], ingress: [{}"+c.rest+"], egress: [{}]}")
+			checkError(t, good, nil)
+			want.Refused = err.Error()
 			if diff := cmp.Diff(want, got, policyEqual); diff != "" {
 				t.Errorf("wrong policy (-want +got):\n%s", diff)
 			}

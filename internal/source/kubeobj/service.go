@@ -25,9 +25,10 @@ const (
 	maxAffinity = 86400 // seconds; the API's limit
 )
 
-// Service translates a v1 Service. If it is to be proxied, it needs a cluster IP and a port. Fields
-// that do not belong to its type (node ports of a ClusterIP service, source ranges and ingress
-// addresses of anything but a LoadBalancer) are left out.
+// Service translates a v1 Service. If it is to be proxied, it needs a cluster IP and a port. A
+// value that cannot be read takes away what it is about: a port, an address, source ranges the
+// addresses that they protect. Fields that do not belong to its type (node ports of a ClusterIP
+// service, source ranges and ingress addresses of anything but a LoadBalancer) are left out.
 func Service(o *corev1.Service) (*model.Service, error) {
 	var f fault.List
 	s := &model.Service{
@@ -53,7 +54,9 @@ func Service(o *corev1.Service) (*model.Service, error) {
 	s.ExternalIPs = externalIPs(o, &f)
 	s.LoadBalancerIPs = ingressIPs(o, &f)
 	s.LoadBalancer = loadBalancer(o)
-	s.SourceRanges = sourceRanges(o, &f)
+	if s.SourceRanges = sourceRanges(o, &f); s.SourceRanges != nil && len(s.SourceRanges) == 0 {
+		s.SourceRanges, s.LoadBalancerIPs = nil, nil
+	}
 	s.Affinity = affinity(o, &f)
 	s.IPVSScheduler = ipvsScheduler(o, &f)
 	trafficPolicies(o, s, &f)
@@ -110,13 +113,14 @@ func clusterIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 		if strings.Contains(field, "%d") {
 			where = fmt.Sprintf(field, i)
 		}
-		a, err := model.ParseAddr(text)
+		a, err := parseAddr(text)
 		if err != nil {
-			f.Reject(where, "%v", err)
+			f.Leave(where, "%v; it is left out", err)
 			continue
 		}
 		if len(ips) > 0 && (len(ips) == 2 || ips[0].Is4() == a.Is4()) {
-			f.Reject(where, "%s: a service has at most one cluster IP of each family", a)
+			f.Leave(where, "%s: a service has at most one cluster IP of each family; it is left out", a)
+			continue
 		}
 		ips = append(ips, a)
 	}
@@ -128,22 +132,24 @@ func servicePorts(o *corev1.Service, f *fault.List) []model.ServicePort {
 	ports := make([]model.ServicePort, 0, len(o.Spec.Ports))
 	for i := range o.Spec.Ports {
 		in := &o.Spec.Ports[i]
-		mark := f.Mark()
-		out := servicePort(in, f)
+		var own fault.List
+		out := servicePort(in, &own)
 		if out.NodePort != 0 && !hasNodePorts {
-			f.Leave("nodePort", "%d is left out: a service of type %s has no node ports", out.NodePort, cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP))
+			own.Leave("nodePort", "%d is left out: a service of type %s has no node ports", out.NodePort, cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP))
 			out.NodePort = 0
 		}
 		for j := range ports {
 			if ports[j].Protocol == out.Protocol && ports[j].Port == out.Port {
-				f.Reject("port", "%d/%s is there twice", out.Port, out.Protocol)
+				own.Reject("port", "%d/%s is there twice", out.Port, out.Protocol)
 			}
 			if ports[j].Name == out.Name {
-				f.Reject("name", "%q: where there are several ports, each needs a name of its own", out.Name)
+				own.Reject("name", "%q: where there are several ports, each needs a name of its own", out.Name)
 			}
 		}
-		f.Under(mark, "spec.ports[%d]", i)
-		ports = append(ports, out)
+		own.Under(0, "spec.ports[%d]", i)
+		if !f.Spare(&own, "this port") {
+			ports = append(ports, out)
+		}
 	}
 	return ports
 }
@@ -153,7 +159,7 @@ func servicePort(in *corev1.ServicePort, f *fault.List) model.ServicePort {
 		Name:     in.Name,
 		Protocol: protocol("protocol", in.Protocol, f),
 		Port:     port("port", in.Port, f),
-		NodePort: optionalPort("nodePort", in.NodePort, f),
+		NodePort: sparePort("nodePort", in.NodePort, f),
 	}
 	if in.TargetPort.StrVal != "" {
 		out.TargetName = in.TargetPort.StrVal
@@ -171,7 +177,7 @@ func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	ips := make([]netip.Addr, 0, len(o.Spec.ExternalIPs))
 	for i, text := range o.Spec.ExternalIPs {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
-		a, err := model.ParseAddr(text)
+		a, err := parseAddr(text)
 		if err != nil {
 			f.Leave(field, "%v; it is left out", err)
 		} else if why := model.Unusable(a); why != "" {
@@ -203,7 +209,7 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 		if in.IP == "" {
 			continue
 		}
-		a, err := model.ParseAddr(in.IP)
+		a, err := parseAddr(in.IP)
 		if err != nil {
 			f.Leave(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v; it is left out", err)
 			continue
@@ -213,7 +219,9 @@ func ingressIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	return ips
 }
 
-// sourceRanges reads the field or, if it is empty, the annotation that came before it.
+// sourceRanges reads the field or, if it is empty, the annotation that came before it. An empty
+// list that is not nil means that there are some and none can be read: nobody may connect to the
+// addresses that they protect.
 func sourceRanges(o *corev1.Service, f *fault.List) []netip.Prefix {
 	if o.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -229,10 +237,13 @@ func sourceRanges(o *corev1.Service, f *fault.List) []netip.Prefix {
 	for _, text := range list {
 		p, err := parsePrefix(text)
 		if err != nil {
-			f.Reject(field, "%v", err)
+			f.Leave(field, "%v; it is left out", err)
 			continue
 		}
 		ranges = append(ranges, p)
+	}
+	if len(ranges) == 0 {
+		f.Leave(field, "none can be read, so the addresses of the load balancer are not served")
 	}
 	return ranges
 }
@@ -243,7 +254,7 @@ func affinity(o *corev1.Service, f *fault.List) time.Duration {
 		return 0
 	case corev1.ServiceAffinityClientIP:
 	default:
-		f.Reject("spec.sessionAffinity", "%q is neither None nor ClientIP", string(o.Spec.SessionAffinity))
+		f.Leave("spec.sessionAffinity", "%q is neither None nor ClientIP; it counts as None", string(o.Spec.SessionAffinity))
 		return 0
 	}
 	seconds := corev1.DefaultClientIPServiceAffinitySeconds
@@ -251,7 +262,8 @@ func affinity(o *corev1.Service, f *fault.List) time.Duration {
 		seconds = *c.ClientIP.TimeoutSeconds
 	}
 	if seconds < 1 || seconds > maxAffinity {
-		f.Reject("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-%d", seconds, maxAffinity)
+		f.Leave("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not in 1-%d; it counts as %d", seconds, maxAffinity, corev1.DefaultClientIPServiceAffinitySeconds)
+		seconds = corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second
 }
@@ -273,7 +285,7 @@ func trafficPolicies(o *corev1.Service, s *model.Service, f *fault.List) {
 	outside := lb || o.Spec.Type == corev1.ServiceTypeNodePort || len(s.ExternalIPs) > 0
 	s.InternalLocal = isLocal("spec.internalTrafficPolicy", string(ptr.Deref(o.Spec.InternalTrafficPolicy, "")), f)
 	s.ExternalLocal = isLocal("spec.externalTrafficPolicy", string(o.Spec.ExternalTrafficPolicy), f) && outside
-	check := optionalPort("spec.healthCheckNodePort", o.Spec.HealthCheckNodePort, f)
+	check := sparePort("spec.healthCheckNodePort", o.Spec.HealthCheckNodePort, f)
 	if lb && s.ExternalLocal {
 		s.HealthCheckNodePort = check
 	}
@@ -293,6 +305,6 @@ func isLocal(field, policy string, f *fault.List) bool {
 	case "Local":
 		return true
 	}
-	f.Reject(field, "%q is neither Cluster nor Local", policy)
-	return false
+	f.Leave(field, "%q is neither Cluster nor Local; it counts as Local, which is less", policy)
+	return true
 }

@@ -1,6 +1,7 @@
 package kubeobj_test
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -95,8 +96,8 @@ func TestService(t *testing.T) {
 			in: func(s *corev1.Service) {
 				s.Spec.ExternalIPs = []string{"010.0.0.1", "192.0.2.7", "239.1.1.1", "127.0.0.1"}
 			},
-			want: func(s *model.Service) { s.ExternalIPs = addrs("192.0.2.7") },
-			errs: []string{"spec.externalIPs[0]", "spec.externalIPs[2]: 239.1.1.1 is a multicast address; it is left out", "spec.externalIPs[3]", "loopback"},
+			want: func(s *model.Service) { s.ExternalIPs = addrs("10.0.0.1", "192.0.2.7") },
+			errs: []string{"spec.externalIPs[2]: 239.1.1.1 is a multicast address; it is left out", "spec.externalIPs[3]", "loopback"},
 		},
 		{
 			name: "odd ingress points are left out",
@@ -260,6 +261,90 @@ func TestService(t *testing.T) {
 	}
 }
 
+// A value that cannot be read takes away no more than what it is about.
+func TestServiceInPart(t *testing.T) {
+	balanced := func(ranges ...string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, ranges
+			s.Spec.Ports[0].NodePort = 30080
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.064"}}
+		}
+	}
+	plain := "[10.96.0.10] [80:0]"
+	for _, c := range []struct {
+		name string
+		in   func(*corev1.Service)
+		want string
+		err  string
+	}{
+		{"leading zeros are decimal", func(s *corev1.Service) {
+			balanced("010.010.000.000/24")(s)
+			s.Spec.ClusterIP, s.Spec.ExternalIPs = "010.096.000.010", []string{"203.000.113.053"}
+		}, "[10.96.0.10] [80:30080] external [203.0.113.53] load balancer [203.0.113.64] from [10.10.0.0/24]", ""},
+		{"a source range", balanced("10.0.0.0", "192.0.2.0/24"), "[10.96.0.10] [80:30080] load balancer [203.0.113.64] from [192.0.2.0/24]", "spec.loadBalancerSourceRanges"},
+		{"all source ranges", balanced("10.0.0.0", "all"), "[10.96.0.10] [80:30080]", "none can be read, so the addresses of the load balancer are not served"},
+		{"in the annotation", func(s *corev1.Service) {
+			balanced()(s)
+			s.Annotations = map[string]string{"service.beta.kubernetes.io/load-balancer-source-ranges": "all"}
+		}, "[10.96.0.10] [80:30080]", "metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]"},
+		{"an address", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00::x"} }, plain, "spec.clusterIPs[1]"},
+		{"two of a family", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "10.96.0.11"} }, plain, "spec.clusterIPs[1]"},
+		{"three addresses", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00::1", "fd00::2"} }, "[10.96.0.10 fd00::1] [80:0]", "spec.clusterIPs[2]"},
+		{"a node port", func(s *corev1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 70000 }, plain, "spec.ports[0].nodePort: 70000"},
+		{"a port", func(s *corev1.Service) {
+			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 81, Protocol: "ICMP"}}
+		}, plain, `spec.ports[1].protocol: "ICMP" is none of TCP, UDP and SCTP; this port is left out`},
+		{"a port twice", func(s *corev1.Service) {
+			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 80}}
+		}, plain, "spec.ports[1].port: 80/TCP is there twice"},
+		{"ports without names", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Port: 80}, {Port: 81}} }, plain, "spec.ports[1].name"},
+		{"affinity", func(s *corev1.Service) { s.Spec.SessionAffinity = "Cookie" }, plain, "spec.sessionAffinity"},
+		{"its time-out", func(s *corev1.Service) {
+			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(86401))}}
+		}, plain + " affinity 3h0m0s", "spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401"},
+		{"internal policy", func(s *corev1.Service) {
+			s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicy("Node"))
+		}, plain + " inside Local", "spec.internalTrafficPolicy"},
+		{"external policy", func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, "local"
+		}, plain + " outside Local", "spec.externalTrafficPolicy"},
+		{"health check port", func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 65536 }, plain, "spec.healthCheckNodePort"},
+	} {
+		got, err := kubeobj.Service(service(c.in))
+		if got == nil {
+			t.Errorf("%s: nothing is left: %v", c.name, err)
+			continue
+		}
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.err)
+		}
+		var ports []string
+		for _, p := range got.Ports {
+			ports = append(ports, fmt.Sprint(p.Port, ":", p.NodePort))
+		}
+		text := fmt.Sprint(got.ClusterIPs, " ", ports)
+		if len(got.ExternalIPs) > 0 {
+			text += fmt.Sprint(" external ", got.ExternalIPs)
+		}
+		if len(got.LoadBalancerIPs) > 0 {
+			text += fmt.Sprint(" load balancer ", got.LoadBalancerIPs, " from ", got.SourceRanges)
+		}
+		if got.Affinity > 0 {
+			text += fmt.Sprint(" affinity ", got.Affinity)
+		}
+		if got.InternalLocal {
+			text += " inside Local"
+		}
+		if got.ExternalLocal {
+			text += " outside Local"
+		}
+		if text != c.want {
+			t.Errorf("%s: %s, want %s", c.name, text, c.want)
+		}
+	}
+}
+
 func TestServiceAtFault(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -274,38 +359,12 @@ func TestServiceAtFault(t *testing.T) {
 		{"no address", func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.0.256" }, []string{`spec.clusterIP: "10.96.0.256" is no IP address`}},
 		{"zone", func(s *corev1.Service) { s.Spec.ClusterIP = "fe80::1%eth0" }, []string{"spec.clusterIP"}},
 		{"addresses differ", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.11"} }, []string{"spec.clusterIP:", "10.96.0.11"}},
-		{"two of a family", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "10.96.0.11"} }, []string{"spec.clusterIPs[1]", "family"}},
-		{"three addresses", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00::1", "fd00::2"} }, []string{"spec.clusterIPs[2]"}},
 		{"type", func(s *corev1.Service) { s.Spec.Type = "Cluster" }, []string{"spec.type"}},
 		{"no port", func(s *corev1.Service) { s.Spec.Ports = nil }, []string{"spec.ports: a service needs a port"}},
 		{"port 0", func(s *corev1.Service) { s.Spec.Ports[0].Port = 0 }, []string{"spec.ports[0].port: 0 is not in 1-65535"}},
 		{"port too large", func(s *corev1.Service) { s.Spec.Ports[0].Port = 65536 }, []string{"spec.ports[0].port: 65536"}},
 		{"target port", func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(-1) }, []string{"spec.ports[0].targetPort: -1"}},
-		{"node port", func(s *corev1.Service) {
-			s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 70000
-		}, []string{"spec.ports[0].nodePort: 70000"}},
 		{"protocol", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = "ICMP" }, []string{`spec.ports[0].protocol: "ICMP"`}},
-		{"port twice", func(s *corev1.Service) {
-			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 80}}
-		}, []string{"spec.ports[1].port: 80/TCP is there twice"}},
-		{"nameless ports", func(s *corev1.Service) { s.Spec.Ports = []corev1.ServicePort{{Port: 80}, {Port: 81}} }, []string{"spec.ports[1].name"}},
-		{"source range", func(s *corev1.Service) {
-			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"10.0.0.0"}
-		}, []string{"spec.loadBalancerSourceRanges"}},
-		{"source range in the annotation", func(s *corev1.Service) {
-			s.Spec.Type = corev1.ServiceTypeLoadBalancer
-			s.Annotations = map[string]string{"service.beta.kubernetes.io/load-balancer-source-ranges": "all"}
-		}, []string{"metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]"}},
-		{"affinity", func(s *corev1.Service) { s.Spec.SessionAffinity = "Cookie" }, []string{"spec.sessionAffinity"}},
-		{"affinity time-out", func(s *corev1.Service) {
-			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(86401))}}
-		}, []string{"spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401"}},
-		{"internal policy", func(s *corev1.Service) {
-			s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicy("Node"))
-		}, []string{"spec.internalTrafficPolicy"}},
-		{"external policy", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = "local" }, []string{"spec.externalTrafficPolicy"}},
-		{"health check port", func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 65536 }, []string{"spec.healthCheckNodePort"}},
 		{"two faults", func(s *corev1.Service) {
 			s.Spec.Ports[0].Port = 0
 			s.Spec.SessionAffinity = "Cookie"

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	netutils "k8s.io/utils/net"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -66,5 +67,36 @@ func optionalPort(field string, p int32, f *fault.List) uint16 {
 	return port(field, p, f)
 }
 
-// parsePrefix reads a CIDR. It accepts white space around it and bits beyond the prefix length.
-func parsePrefix(s string) (netip.Prefix, error) { return model.ParsePrefix(strings.TrimSpace(s)) }
+// sparePort is optionalPort for one that is left out if it makes no sense.
+func sparePort(field string, p int32, f *fault.List) uint16 {
+	if p < 0 || p > 65535 {
+		f.Leave(field, "%d is not in 1-65535; it is left out", p)
+		return 0
+	}
+	return uint16(p)
+}
+
+// parseAddr reads an address. One with leading zeros is in decimal, as Kubernetes reads those that
+// it stored when its API took them.
+func parseAddr(text string) (netip.Addr, error) {
+	a, err := model.ParseAddr(text)
+	if err != nil {
+		if ip, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(text)); ok {
+			return ip.Unmap(), nil
+		}
+	}
+	return a, err
+}
+
+// parsePrefix reads a CIDR. It accepts white space around it, bits beyond the prefix length, and
+// leading zeros as parseAddr does.
+func parsePrefix(text string) (netip.Prefix, error) {
+	text = strings.TrimSpace(text)
+	p, err := model.ParsePrefix(text)
+	if err != nil {
+		if _, block, sloppy := netutils.ParseCIDRSloppy(text); sloppy == nil {
+			return model.ParsePrefix(block.String())
+		}
+	}
+	return p, err
+}

@@ -92,10 +92,10 @@ func (p *parser) workload(kind string, start int) {
 	if kind == "CronJob" {
 		pods = o.Spec.JobTemplate.Spec.Template
 	}
-	pod, err := kubeobj.Pod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+	pod, _ := kubeobj.Pod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Name: o.Metadata.Name, Namespace: cmp.Or(o.Metadata.Namespace, "default"), Labels: pods.Labels,
 	}, Spec: pods.Spec})
-	if err != nil {
+	if pod == nil {
 		return
 	}
 	pod.Name.Name += " (" + kind + ")"

@@ -70,9 +70,13 @@ func IPAddressPool(text []byte, also error) (*model.IPAddressPool, error) {
 		for i, text := range o.Spec.Addresses {
 			r, err := parseRange(text)
 			if err != nil {
-				f.Reject(fmt.Sprintf("spec.addresses[%d]", i), "%v", err)
+				f.Leave(fmt.Sprintf("spec.addresses[%d]", i), "%v; it is left out", err)
+				continue
 			}
 			p.Ranges = append(p.Ranges, r)
+		}
+		if len(p.Ranges) == 0 && len(o.Spec.Addresses) > 0 {
+			f.Reject("spec.addresses", "none can be read")
 		}
 		if to := o.Spec.AllocateTo; to != nil {
 			p.Confined, p.Priority, p.Namespaces = true, to.Priority, to.Namespaces
@@ -156,7 +160,8 @@ func L2Advertisement(text []byte, also error) (*model.L2Advertisement, error) {
 		for i, in := range o.Spec.PreferredNodeSelectors {
 			field := fmt.Sprintf("spec.preferredNodeSelectors[%d]", i)
 			if in.Weight < 1 || in.Weight > 100 {
-				f.Reject(field+".weight", "%d is not from 1 to 100", in.Weight)
+				f.Leave(field+".weight", "%d is not from 1 to 100; this preference is left out", in.Weight)
+				continue
 			}
 			nodes := kubeobj.LabelSelectors([]metav1.LabelSelector{in.Preference}, field+".preference", f)
 			a.Preferred = append(a.Preferred, model.PreferredNodes{Weight: in.Weight, Nodes: nodes})

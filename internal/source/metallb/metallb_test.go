@@ -69,17 +69,19 @@ func TestIPAddressPool(t *testing.T) {
 		`"addresses":["192.0.2.0/28"],"serviceAllocation":{"priority":1}`: {
 			Name: name, Created: made, Labels: labels, Ranges: small, Confined: true, Priority: 1, Services: all},
 	}, map[string]string{
-		``:                             "spec.addresses: a pool needs addresses",
-		`"addresses":["192.0.2.0/33"]`: `spec.addresses[0]: "192.0.2.0/33" is neither`,
-		`"addresses":["192.0.2.1","192.0.2.9-192.0.2.8"]`:                                                     `spec.addresses[1]: 192.0.2.8 does not come after 192.0.2.9`,
-		`"addresses":["192.0.2.9-2001:db8::1"]`:                                                               `does not come after`,
-		`"addresses":["192.0.2.9-x"]`:                                                                         `"x" is no IP address`,
-		`"addresses":["127.0.0.0/30"]`:                                                                        `127.0.0.0 is a loopback address`,
-		`"addresses":["192.0.2.0/28"],"protocol":"bgp"`:                                                       `spec.protocol: there is no such field`,
-		`"addresses":["192.0.2.0/28"],"serviceAllocation":{"priority":-1}`:                                    `spec.serviceAllocation.priority: -1 is below 0`,
-		`"addresses":["192.0.2.0/28"],"serviceAllocation":{"serviceSelectors":[{"matchLabels":{"a b":"c"}}]}`: `serviceSelectors[0].matchLabels[a b]`,
+		``:                                              "spec.addresses: a pool needs addresses",
+		`"addresses":["192.0.2.0/33"]`:                  `spec.addresses[0]: "192.0.2.0/33" is neither`,
+		`"addresses":["192.0.2.9-192.0.2.8"]`:           `spec.addresses[0]: 192.0.2.8 does not come after 192.0.2.9`,
+		`"addresses":["192.0.2.9-2001:db8::1"]`:         `does not come after`,
+		`"addresses":["192.0.2.9-x"]`:                   `"x" is no IP address`,
+		`"addresses":["127.0.0.0/30"]`:                  `127.0.0.0 is a loopback address`,
+		`"addresses":["192.0.2.0/28"],"protocol":"bgp"`: `spec.protocol: there is no such field`,
+		`"addresses":["192.0.2.0/28"],"serviceAllocation":{"priority":-1}`:                                                             `spec.serviceAllocation.priority: -1 is below 0`,
+		`"addresses":["192.0.2.0/28"],"serviceAllocation":{"serviceSelectors":[{"matchLabels":{"a b":"c"}}]}`:                          `serviceSelectors[0].matchLabels[a b]`,
 		`"addresses":["192.0.2.0/28"],"serviceAllocation":{"namespaceSelectors":[{"matchExpressions":[{"key":"a","operator":"Is"}]}]}`: `"Is" is none of`,
-	}, nil}.run(t)
+	}, map[string]string{
+		`"addresses":["192.0.2.1","192.0.2.0/28"]`: `spec.addresses[0]: "192.0.2.1" is neither a CIDR such as`,
+	}}.run(t)
 }
 
 func TestAdvertisements(t *testing.T) {
@@ -91,9 +93,10 @@ func TestAdvertisements(t *testing.T) {
 			Name: name, Advertised: some, Interfaces: []string{"eth1"}, Preferred: []model.PreferredNodes{{Weight: 10, Nodes: team}}},
 		`"nodeSelectors":[{}]`: {Name: name, Advertised: every},
 	}, map[string]string{
-		`"preferredNodeSelectors":[{"weight":0,"preference":{}}]`: `spec.preferredNodeSelectors[0].weight: 0 is not from 1 to 100`,
 		`"interface":"eth1"`: `spec.interface: there is no such field`,
-	}, nil}.run(t)
+	}, map[string]string{
+		`"preferredNodeSelectors":[{"weight":0,"preference":{}}]`: `spec.preferredNodeSelectors[0].weight: 0 is not from 1 to 100; this preference is left out`,
+	}}.run(t)
 	cases[model.BGPAdvertisement]{"BGPAdvertisement", "v1beta1", BGPAdvertisement, map[string]model.BGPAdvertisement{
 		``: {Name: name, Advertised: every, Length4: 32, Length6: 128},
 		fields + `,"localPref":200,"communities":["64500:1","large:64500:1:2","vpn"],"peers":["tor"]`: {

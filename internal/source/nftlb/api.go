@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/connlimit"
 )
 
 // Handler answers to nftlb's API (docs/nftlb.md, section 2).
@@ -23,6 +25,7 @@ func (s *Source) handle(w http.ResponseWriter, q *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		return
 	}
+	defer connlimit.Answer(q)()
 	path, err := split(q.URL)
 	if err != nil {
 		s.fail(w, err)

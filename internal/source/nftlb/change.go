@@ -3,6 +3,7 @@ package nftlb
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
@@ -51,6 +52,7 @@ type change struct {
 	verify    func(*model.Farm) error // nil: nothing else is checked
 	hasDevice func(string) bool       // nil: interfaces are not looked for
 	dsrTracks bool                    // see Options
+	own       []netip.AddrPort        // see Options
 	farmEdits overlay[farm]
 	addrEdits overlay[address]
 	listEdits overlay[policy]

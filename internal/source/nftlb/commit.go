@@ -171,7 +171,7 @@ func refusal(err error) error {
 func (s *Source) commit(all []*request) (committed []*request) {
 	for _, r := range all {
 		c := newChange(s.doc, s.options.Lenient, s.options.Check)
-		c.hasDevice, c.dsrTracks = s.options.HasDevice, s.options.DSRTracks
+		c.hasDevice, c.dsrTracks, c.own = s.options.HasDevice, s.options.DSRTracks, s.options.Own
 		err := r.edit(c)
 		if err == nil {
 			err = c.finish()

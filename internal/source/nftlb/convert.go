@@ -52,6 +52,9 @@ func (c *change) finishFarm(was, f *farm) error {
 	if err := c.finishDevices(f, path); err != nil {
 		return err
 	}
+	if at := takes(m, c.own); at.IsValid() && f.state == up {
+		return &failure{409, fmt.Sprintf("error parsing buffer. %s: it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", path, at, at.Port())}
+	}
 	if c.verify != nil {
 		if err := c.verify(m); err != nil {
 			return wrong(path, "%v", err)

@@ -61,6 +61,24 @@ func eachAnswer(f *model.Farm, a model.FarmAddress, p model.Protocol, spans []mo
 	}
 }
 
+// takes returns which of the program's own addresses a farm would take from it; invalid: none. A
+// program that is served at all addresses of the machine is still found at those that no farm has,
+// but loopback has to be left, for who can reach no other.
+func takes(f *model.Farm, own []netip.AddrPort) (at netip.AddrPort) {
+	if f.Mode == model.Local { // it sends nobody elsewhere
+		return at
+	}
+	eachFront(f, func(k frontKey, s model.PortSpan) {
+		for _, o := range own {
+			is := k.addr == o.Addr() || k.addr.Is4() == o.Addr().Is4() && (k.addr.IsUnspecified() || o.Addr().IsUnspecified() && k.addr.IsLoopback())
+			if is && k.protocol == model.TCP && s.First <= o.Port() && o.Port() <= s.Last {
+				at = o
+			}
+		}
+	})
+	return at
+}
+
 func frontAddrs(a model.FarmAddress) (all []netip.Addr) {
 	if a.Addr.IsValid() {
 		return []netip.Addr{a.Addr}

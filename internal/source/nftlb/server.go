@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"os"
 	"time"
+
+	"sluice.dev/sluice/internal/connlimit"
 )
 
 // TLS names files of the API's server, in PEM. Without a certificate it speaks plain HTTP.
@@ -45,18 +47,20 @@ func (t TLS) config() (*tls.Config, error) {
 	return c, nil
 }
 
-// Serve answers to the API on a listener, which it closes, until ctx ends.
+// Serve answers to the API on a listener, which it closes, until ctx ends. Clients hold a part of the
+// process's descriptors at most: checks of backends need the others.
 func (s *Source) Serve(ctx context.Context, l net.Listener, t TLS) error {
 	config, err := t.config()
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
 	server := &http.Server{
-		Handler: s.Handler(), MaxHeaderBytes: 16 << 10,
+		Handler: s.Handler(), ConnContext: connlimit.Context, MaxHeaderBytes: 16 << 10,
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute,
 		WriteTimeout: patience + time.Minute, IdleTimeout: time.Minute,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	l = connlimit.Share(4, 256).Listen(l)
 	if config != nil {
 		config.NextProtos = []string{"http/1.1"}
 		l = tls.NewListener(l, config)

@@ -63,6 +63,10 @@ type Options struct {
 	// DSRTracks says that the kernel remembers connections and clients in mode dsr, too. Otherwise
 	// each packet chooses its backend by a hash there.
 	DSRTracks bool
+	// Own are where this program itself is served by TCP; an unspecified address stands for all of
+	// its family. A farm that would take one is refused, wherever it comes from: nobody could mend
+	// it by the API any more.
+	Own []netip.AddrPort
 	// Prepare makes the machine ready for a farm that is about to be programmed; nil: there is
 	// nothing to do. It must not keep the farm.
 	Prepare func(*model.Farm)

@@ -41,7 +41,7 @@ func (s *Source) load(file string, lenient bool) error {
 		check = nil
 	}
 	c := newChange(s.doc, lenient, check)
-	c.dsrTracks = s.options.DSRTracks
+	c.dsrTracks, c.own = s.options.DSRTracks, s.options.Own
 	if err = (&reader{change: c, written: file == s.options.State}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}

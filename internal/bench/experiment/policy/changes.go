@@ -94,7 +94,7 @@ func changePods(ctx context.Context, r *harness.Run, n *peer.Node, t cluster.Tea
 	var parts peer.Took
 	for k := range count {
 		i := t.Local + k*((t.Pods-t.Local)/count)
-		events := []store.Event{t.Event(next(i))}
+		events := []store.Event{cluster.PodEvent(next(i))}
 		took, err := n.Apply(ctx, events)
 		if err != nil {
 			return fmt.Errorf("change %s of pod %d: %w", kind, i, err)

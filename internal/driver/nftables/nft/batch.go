@@ -94,6 +94,9 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 func (b *Batch) Add(e *Element)    { b.element(b.partOf(b.additions, e.Set), e, false); b.Changes++ }
 func (b *Batch) Delete(e *Element) { b.element(b.partOf(b.deletions, e.Set), e, true); b.Changes++ }
 
+// Hint adds an element that goes by itself. It does not count as a change.
+func (b *Batch) Hint(e *Element) { b.element(b.partOf(b.additions, e.Set), e, false) }
+
 // Changed reports whether elements of the set are added or deleted one by one.
 func (b *Batch) Changed(s *Set) bool { return b.additions[s] != nil || b.deletions[s] != nil }
 

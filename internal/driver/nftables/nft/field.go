@@ -96,9 +96,9 @@ var (
 			u.put(1, new(userdata).with(func(d *userdata) { d.u32(0, uint32(expr.MetaKeyL4PROTO)) }))
 		},
 	}
-	// fieldFamily is there in every packet.
-	fieldFamily = Field{Datatype: typeFamily, Size: 1, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}) }}
-	Dport       = Field{
+	// NFProto is the packet's family: it is there in every packet.
+	NFProto = Field{Datatype: typeFamily, Size: 1, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}) }}
+	Dport   = Field{
 		Datatype: typeService, Size: 2,
 		load:  payload(expr.PayloadBaseTransportHeader, 2, 2),
 		udata: udataPayload(udataProtoTransport, 2),
@@ -147,6 +147,9 @@ var (
 	SrcMAC = Field{Datatype: typeEther, Size: 6, load: payload(expr.PayloadBaseLLHeader, 6, 6)}
 	DstMAC = Field{Datatype: typeEther, Size: 6, load: payload(expr.PayloadBaseLLHeader, 0, 6)}
 )
+
+// Number is the family as it stands in a key.
+func (f Family) Number() []byte { return []byte{f.num, 0, 0, 0} }
 
 // Addr is an address as it stands in a key.
 func (f Family) Addr(a netip.Addr) []byte {

@@ -50,7 +50,7 @@ func (r Rule) Follow(s *Set, at int) Rule {
 
 // Number writes a number into a register, as Constant does: as a hash modulo one plus the number.
 func (r Rule) Number(at int, n uint32) Rule {
-	r.loadAt(register(at), []Field{fieldFamily})
+	r.loadAt(register(at), []Field{NFProto})
 	return r.Add(&expr.Hash{SourceRegister: register(at), DestRegister: register(at), Length: 1, Modulus: 1, Offset: n, Type: expr.HashTypeJenkins})
 }
 

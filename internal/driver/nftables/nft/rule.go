@@ -150,6 +150,11 @@ func (r Rule) NotDNAT() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.
 // Translated goes on if the connection's destination was changed.
 func (r Rule) Translated() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq) }
 
+// Original goes on if the packet goes the way of the connection's first one.
+func (r Rule) Original() Rule {
+	return r.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister}).compare(expr.CmpOpEq, []byte{ctDirOriginal})
+}
+
 // Reply goes on if the packet goes, or is an error that goes, to who opened the connection.
 func (r Rule) Reply() Rule {
 	return r.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister}).compare(expr.CmpOpEq, []byte{ctDirReply})
@@ -267,7 +272,7 @@ func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
 // processors share.
 func (r Rule) Constant(n uint32) Rule {
 	const scratch = firstRegister + 8
-	r.loadAt(scratch, []Field{fieldFamily})
+	r.loadAt(scratch, []Field{NFProto})
 	return r.Add(&expr.Hash{SourceRegister: scratch, DestRegister: firstRegister, Length: 1, Modulus: 1, Offset: n, Type: expr.HashTypeJenkins})
 }
 

@@ -156,18 +156,27 @@ func (p *Program) filterChains() []nft.Chain {
 	if p.Flowtable != "" {
 		passed = permitted.Goto(offloadChain)
 	}
-	forward.Rules = concat([]nft.Rule{passed, cut, loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
+	forwards := p.judged(forward, []nft.Rule{passed, cut}, concat([]nft.Rule{loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
 		untracked,
 		rule().Vmap(p.Policy.forwardIn, nft.IIF),
 		rule().Vmap(p.Policy.forwardOut, nft.OIF),
-	})
-	input.Rules = concat([]nft.Rule{
-		established, cut, loose.Jump("loose-in"),
+	}))
+	inputs := p.judged(input, []nft.Rule{established, cut}, concat([]nft.Rule{
+		loose.Jump("loose-in"),
 		rule().Device(nft.IIF, loopback).Accept(),
 		rule().Family(nft.IPv6).Proto(unix.IPPROTO_ICMPV6).Jump("neighbours"),
 	}, byFamily("-sent"), []nft.Rule{
 		untracked,
 		rule().Vmap(p.Policy.input, nft.IIF),
+	}))
+	output := nft.Chain{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends"}
+	outputs := p.judged(output, []nft.Rule{
+		rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept(),
+		cut,
+	}, []nft.Rule{
+		untracked,
+		rule("to a service: here the interface is still that of the way to the service's address").Translated().Accept(),
+		rule().Vmap(p.Policy.output, nft.OIF),
 	})
 	chains := []nft.Chain{
 		// Before fragments are put together (-400) and connections are tracked (-200), so that a
@@ -175,15 +184,9 @@ func (p *Program) filterChains() []nft.Chain {
 		{Name: "arrival", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -450), Comment: "what a pod sends has the pod's own address", Rules: []nft.Rule{
 			rule().In(p.Policy.Checked, nft.IIF).WrongWay().Goto(dropChain(state.DropSpoofed)),
 		}},
-		forward, input, strayOn,
+		strayOn,
 		looseChain("loose-forward", strayForward),
 		looseChain("loose-in", strayInput, rule().CtState(expr.CtStateBitINVALID).Return()),
-		{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends", Rules: []nft.Rule{
-			rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept(),
-			cut, untracked,
-			rule("to a service: here the interface is still that of the way to the service's address").Translated().Accept(),
-			rule().Vmap(p.Policy.output, nft.OIF),
-		}},
 		{Name: "service-out", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 90), Comment: "new connections of the node itself to services", Rules: []nft.Rule{
 			rule().NotDNAT().Accept(),
 			rule("from elsewhere").Is(expr.CmpOpNeq, nft.IIF, make([]byte, 4)).Accept(),
@@ -198,6 +201,7 @@ func (p *Program) filterChains() []nft.Chain {
 			rule().SetCtLabel(cutLabel()),
 		}},
 	}
+	chains = slices.Concat(chains, forwards, inputs, outputs)
 	if p.Flowtable != "" {
 		with, _ := p.OffloadChain()
 		chains = append(chains, with)
@@ -206,7 +210,7 @@ func (p *Program) filterChains() []nft.Chain {
 		chains = append(chains, p.podChains(fp)...)
 	}
 	if p.ipvs {
-		chains = p.besideIPVS(chains, forward.Rules, strayForward)
+		chains = p.besideIPVS(chains, forwards[0].Rules, strayForward)
 	}
 	return chains
 }
@@ -233,7 +237,7 @@ func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule, stray nft.R
 		switch c := &chains[i]; c.Name {
 		case "local-in":
 			c.Hook = nft.FilterHook(unix.NF_INET_LOCAL_IN, 110)
-		case "local-out":
+		case "local-out-judge":
 			last := len(c.Rules) - 1
 			c.Rules = slices.Insert(c.Rules, last, rule("to a service, by IPVS").CtLabel(expr.CmpOpEq, label(ipvsLabel)).Accept())
 		case "service-out":
@@ -327,10 +331,21 @@ const (
 func newDropChain(reason state.Drop) nft.Chain {
 	log := &expr.Log{Group: driver.DropGroup, Snaplen: snap, Data: []byte(driver.DropPrefix + string(reason)),
 		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}
-	return nft.Chain{Name: dropChain(reason), Comment: "tell those who listen, and drop", Rules: []nft.Rule{
+	var established []nft.Rule // packets come here that are judged again
+	switch reason {
+	case state.DropUnknownPod, state.DropUnknownDevice:
+		established = []nft.Rule{rule("what is only not known forbids no connection that is there").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept()}
+	case state.DropPolicy, state.DropHost:
+		byRule := label(state.CutByRuleLabel)
+		for i, b := range cutLabel() {
+			byRule[i] |= b
+		}
+		established = []nft.Rule{rule("answers, too").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).SetCtLabel(byRule)}
+	}
+	return nft.Chain{Name: dropChain(reason), Comment: "tell those who listen, and drop", Rules: concat(established, []nft.Rule{
 		rule().Add(&expr.Limit{Type: expr.LimitTypePkts, Rate: logged, Unit: expr.LimitTimeSecond, Burst: logged}, log),
 		rule().Count(DropPrefix + string(reason)).Drop(),
-	}}
+	})}
 }
 
 // serviceChains find the backend of a frontend, and decide on the source address of what is

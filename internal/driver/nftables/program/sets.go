@@ -29,6 +29,7 @@ type Family struct {
 // policySets are the sets of policy that both families share.
 type policySets struct {
 	PodDevices, HostDevices *nft.Set
+	again, againAll         *nft.Set // families, see again.go
 	Checked                 *nft.Set // interfaces from which only what is routed back may come
 	ports                   *nft.Set // blocks of ports
 	before                  *nft.Set // host endpoints, by interface
@@ -40,6 +41,7 @@ type policySets struct {
 type familyPolicySets struct {
 	from, To *nft.Set // a pod's interface and address, a pod's address → its program
 	ownPods  *nft.Set // a list of networks
+	again    *nft.Set // addresses, see again.go
 	selves   *nft.Set
 	members  *nft.Set // of groups and lists
 	named    *nft.Set // ports by name
@@ -151,6 +153,7 @@ func (p *Program) addPolicySets() {
 	for _, fp := range p.Families {
 		p.addFamilyPolicy(fp)
 	}
+	p.addAgain()
 }
 
 func (p *Program) addFamilyPolicy(fp *Family) {

@@ -1,0 +1,82 @@
+package program
+
+import (
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/driver/nftables/nft"
+)
+
+// After a change of policy, connections that it forbids are found and labelled, which takes some
+// tens of milliseconds. Meanwhile the chains judge packets of established connections again that the
+// change may be about, as if they were the first: those that go the way of the first one, as rules
+// are about that way alone. The sets say what the change is about; their elements come with it, in
+// one transaction, and go by themselves.
+
+// judgeAgain is how long: longer than it takes to find all connections of a large table.
+const judgeAgain = 10 * time.Second
+
+// mostAgain is for how many addresses at once; for more, all packets are judged again.
+const mostAgain = 4096
+
+func (p *Program) addAgain() {
+	again := func(name, comment string, key nft.Field) *nft.Set {
+		return p.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 16 * mostAgain, Key: []nft.Field{key}, Comment: comment})
+	}
+	p.Policy.again = again("again", "families of which packets of established connections are judged again, for a while", nft.NFProto)
+	p.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
+	for _, fp := range p.Families {
+		fp.Policy.again = again(fp.IP.Name+"-again", "addresses of which packets of established connections are judged again, for a while", fp.IP.Saddr)
+	}
+}
+
+// AgainSets are the sets that say so.
+func (p *Program) AgainSets() []*nft.Set {
+	all := []*nft.Set{p.Policy.again, p.Policy.againAll}
+	for _, fp := range p.Families {
+		all = append(all, fp.Policy.again)
+	}
+	return all
+}
+
+// AgainElements are those that have packets of the addresses judged again, or all.
+func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nft.Element)) {
+	all = all || len(addresses) > mostAgain
+	element := func(s *nft.Set, key []byte) {
+		e := nft.Element{Set: s, Life: &nft.Life{Timeout: judgeAgain, Expires: judgeAgain}}
+		e.Append(key...)
+		yield(&e)
+	}
+	for _, fp := range p.Families {
+		found := false
+		for _, a := range addresses {
+			if fp.IP.Bits == a.BitLen() && !all {
+				element(fp.Policy.again, fp.IP.Addr(a))
+				found = true
+			}
+		}
+		if all {
+			element(p.Policy.againAll, fp.IP.Number())
+		}
+		if all || found {
+			element(p.Policy.again, fp.IP.Number())
+		}
+	}
+}
+
+// judged parts a base chain in two: what comes before established connections are let pass, and a
+// chain that judges, to which packets go that are to be judged again, and all others in the end.
+func (p *Program) judged(c nft.Chain, established, judge []nft.Rule) []nft.Chain {
+	again, judges := c.Name+"-again", c.Name+"-judge"
+	rules := []nft.Rule{rule().In(p.Policy.againAll, nft.NFProto).Goto(judges)}
+	for _, fp := range p.Families {
+		for _, end := range []nft.Field{fp.IP.Saddr, fp.IP.Daddr} {
+			rules = append(rules, rule().Family(fp.IP).In(fp.Policy.again, end).Goto(judges))
+		}
+	}
+	c.Rules = concat([]nft.Rule{rule().Original().In(p.Policy.again, nft.NFProto).Jump(again)}, established, []nft.Rule{rule().Goto(judges)})
+	return []nft.Chain{c,
+		{Name: again, Comment: "what a change of policy is about is judged again", Rules: rules},
+		{Name: judges, Comment: "what may pass", Rules: judge},
+	}
+}

@@ -1,0 +1,138 @@
+package store
+
+import (
+	"fmt"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Objects name others: a policy its tier, a pod its service account. One that is missing, by
+// mistake or as it comes in another order, must not shut what worked, nor open what was shut:
+//
+//   - One that is deleted while others name it stays as it was, until it comes again or nobody
+//     names it any more. A Service stays for the policies that name it and is served no longer.
+//   - A version of a policy whose tier is missing waits for it. The version before stays, or none.
+//
+// Selectors name nothing: they select what there is.
+
+// names calls f with each object that o names and without which it could not hold as it did.
+func names(o any, f func(model.Ref)) {
+	switch o := o.(type) {
+	case *model.Policy:
+		if model.BuiltInTier(o.Tier) == nil {
+			f(tierRef(o.Tier))
+		}
+		for service := range o.Services {
+			f(model.Ref{Kind: model.ServiceKind, Name: service})
+		}
+	case *model.Pod:
+		if o == nil {
+			return
+		}
+		f(model.Ref{Kind: model.NamespaceKind, Name: model.Name{Name: o.Name.Namespace}})
+		f(model.Ref{Kind: model.ServiceAccountKind, Name: model.Name{Namespace: o.Name.Namespace, Name: o.ServiceAccount}})
+	case *model.BGPPeer:
+		for _, name := range o.Filters {
+			f(model.Ref{Kind: model.BGPFilterKind, Name: model.Name{Name: name}})
+		}
+	}
+}
+
+func tierRef(name string) model.Ref {
+	return model.Ref{Kind: model.TierKind, Name: model.Name{Name: name}}
+}
+
+// refer counts what next names in place of old; either may be nil. What is gone goes for good with
+// the last that names it.
+func (s *Store) refer(old, next any) {
+	names(next, func(ref model.Ref) { s.named[ref]++ })
+	names(old, func(ref model.Ref) {
+		if s.named[ref]--; s.named[ref] > 0 {
+			return
+		}
+		delete(s.named, ref)
+		if s.gone[ref] {
+			s.apply(Event{Kind: ref.Kind, Name: ref.Name})
+		}
+	})
+}
+
+// keep reports whether an object that was deleted stays, as others name it.
+func (s *Store) keep(ref model.Ref) bool {
+	if s.named[ref] == 0 {
+		delete(s.gone, ref)
+		return false
+	}
+	s.gone[ref] = true
+	return true
+}
+
+// waiting is a version of a policy whose tier is missing.
+type waiting struct {
+	*model.Policy
+	early bool // it is so since all was read that there was at the start
+}
+
+// waits follows what waits of the object that is called ref and now is next, and reports whether
+// next has to. What is the same as before is in force already.
+func (s *Store) waits(ref model.Ref, next any, same bool) bool {
+	was, again := s.waiting[ref]
+	delete(s.waiting, ref)
+	p, _ := next.(*model.Policy)
+	if p == nil || same || p.Refused != "" || model.BuiltInTier(p.Tier) != nil {
+		return false
+	}
+	tier := tierRef(p.Tier)
+	if s.view.Object(tier) != nil && !s.gone[tier] {
+		return false
+	}
+	s.waiting[ref] = waiting{p, !s.synced || again && was.early}
+	return true
+}
+
+// release has the policies take effect that waited for a tier.
+func (s *Store) release(tier string) {
+	for ref, w := range s.waiting {
+		if w.Tier == tier {
+			s.apply(Event{Kind: ref.Kind, Name: ref.Name, Object: w.Policy})
+		}
+	}
+}
+
+// Missing returns an issue for each object that is gone and stays, and for each that waits for one.
+func (s *Store) Missing() []model.Issue {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var list []model.Issue
+	for ref := range s.gone {
+		i := ref.Issue(fmt.Sprintf("it is deleted, and stays as it was because others name it (%d): make it again, or delete them", s.named[ref]))
+		i.InForce = model.InForceLast
+		list = append(list, i)
+	}
+	for ref, w := range s.waiting {
+		i := ref.Issue(fmt.Sprintf("spec.tier: there is no Tier %s, for which it waits: make the Tier, or name one that exists", w.Tier))
+		i.Everywhere, i.InForce = true, model.InForceNothing
+		if s.view.Object(ref) != nil {
+			i.InForce = model.InForceLast
+		}
+		list = append(list, i)
+	}
+	slices.SortFunc(list, model.Issue.Compare)
+	return list
+}
+
+// Awaiting returns the policies that have waited for their tiers since all was read that there was
+// at the start: an earlier agent may have carried them out.
+func (s *Store) Awaiting() []model.PolicyKey {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var list []model.PolicyKey
+	for ref, w := range s.waiting {
+		if w.early && s.view.Object(ref) == nil {
+			list = append(list, ref)
+		}
+	}
+	slices.SortFunc(list, model.Ref.Compare)
+	return list
+}
