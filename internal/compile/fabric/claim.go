@@ -56,7 +56,12 @@ func younger(nodes []*model.Node, n *model.Node) []*model.Node {
 
 // cidr is who claims a pod CIDR or block, and who has the pods in it, each the oldest first: one at
 // most has them, once that is decided.
-type cidr struct{ claims, holders []*model.Node }
+type cidr struct {
+	claims, holders []*model.Node
+	// eldest is the address in it of the oldest node that has one; invalid: there is none.
+	eldest netip.Addr
+	known  bool // or it is to be looked for
+}
 
 // open are those whom no older one with the same CIDR keeps from having the pods in it.
 func (of *cidr) open() []*model.Node {
