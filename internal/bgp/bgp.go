@@ -88,7 +88,12 @@ type Peer struct {
 func (p *Peer) Equal(o *Peer) bool {
 	a, b := *p, *o
 	a.Import, a.Export, b.Import, b.Export = nil, nil, nil, nil
-	return a.same(&b) && slices.Equal(p.Import, o.Import) && slices.Equal(p.Export, o.Export)
+	return a.same(&b) && sameRules(p.Import, o.Import) && sameRules(p.Export, o.Export)
+}
+
+// sameRules compares rules, of which peers may share many.
+func sameRules(a, b []Rule) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
 // same compares all but the rules.

@@ -1,7 +1,9 @@
 package compile
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
@@ -14,9 +16,9 @@ type claims struct {
 	services map[model.Name]*service
 	// contested holds, for each frontend key that several services claim, what each of them wants
 	// there.
-	contested map[state.FrontendKey]map[model.Name]*state.Frontend
+	contested map[state.FrontendKey]*contest[state.Frontend]
 	// healthPorts holds what claims each healthCheckNodePort.
-	healthPorts map[uint16]map[model.Name]*HealthCheck
+	healthPorts map[uint16]*contest[HealthCheck]
 
 	now          *state.Services // what is written here, but for health checks
 	frontends    diff.Map[state.FrontendKey, state.Frontend]
@@ -25,43 +27,75 @@ type claims struct {
 	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
 }
 
+// contest is about what several services claim, of which each costs nothing to the others.
+type contest[T any] struct {
+	by    map[model.Name]*claimant[T]
+	order []*claimant[T] // the first has it
+}
+
+// claimant is a service that claims something.
+type claimant[T any] struct {
+	svc   *model.Service
+	wants *T
+	own   bool // it comes before those that have chosen it themselves
+}
+
+func newContest[T any]() *contest[T] { return &contest[T]{by: map[model.Name]*claimant[T]{}} }
+
+// set records what a service wants, nil: nothing.
+func (x *contest[T]) set(name model.Name, svc *model.Service, wants *T, own bool) {
+	if old := x.by[name]; old != nil {
+		i, _ := slices.BinarySearchFunc(x.order, old, compareClaimants)
+		x.order = slices.Delete(x.order, i, i+1)
+		delete(x.by, name)
+	}
+	if wants != nil {
+		now := &claimant[T]{svc, wants, own}
+		i, _ := slices.BinarySearchFunc(x.order, now, compareClaimants)
+		x.order, x.by[name] = slices.Insert(x.order, i, now), now
+	}
+}
+
+func compareClaimants[T any](a, b *claimant[T]) int {
+	return cmp.Or(one(b.own)-one(a.own), a.svc.Birth().Compare(b.svc.Birth()))
+}
+
+// oldest is the one that would have it if no age but that of services counted.
+func (x *contest[T]) oldest() *claimant[T] {
+	first := x.order[0]
+	if i := slices.IndexFunc(x.order, func(c *claimant[T]) bool { return !c.own }); i > 0 && x.order[i].svc.Birth().Compare(first.svc.Birth()) < 0 {
+		return x.order[i]
+	}
+	return first
+}
+
 // settle records that the service wants f at key, or nothing there where f is nil, and gives the
-// key to the first of those who claim it.
+// key to the first of those who claim it: one whose cluster IP it is, before those that have chosen
+// the address themselves.
 func (c *claims) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
 	rivals := c.contested[key]
+	set := func(name model.Name, f *state.Frontend) {
+		if f == nil {
+			rivals.set(name, nil, nil, false)
+		} else {
+			rivals.set(name, c.services[name].svc, f, f.Kind == state.ClusterIP)
+		}
+	}
 	if rivals == nil {
 		holder := c.now.Frontends[key]
 		if f == nil || holder == nil || holder.Service == name {
 			c.frontends.Set(key, f)
 			return
 		}
-		rivals = map[model.Name]*state.Frontend{holder.Service: holder}
+		rivals = newContest[state.Frontend]()
 		c.contested[key] = rivals
+		set(holder.Service, holder)
 	}
-	if f == nil {
-		delete(rivals, name)
-	} else {
-		rivals[name] = f
-	}
-	c.frontends.Set(key, rivals[c.holder(rivals)])
-	if len(rivals) == 1 {
+	set(name, f)
+	c.frontends.Set(key, rivals.order[0].wants)
+	if len(rivals.order) == 1 {
 		delete(c.contested, key)
 	}
-}
-
-// holder is the service that gets a frontend: one whose cluster IP it is, before those that have
-// chosen the address themselves.
-func (c *claims) holder(rivals map[model.Name]*state.Frontend) model.Name {
-	own := map[model.Name]*state.Frontend{}
-	for name, f := range rivals {
-		if f.Kind == state.ClusterIP {
-			own[name] = f
-		}
-	}
-	if len(own) > 0 {
-		return first(c.services, own)
-	}
-	return first(c.services, rivals)
 }
 
 // lesser is what a health check may say until the frontends of next are settled: it promises no
@@ -82,42 +116,31 @@ func lesser(old, next *HealthCheck) *HealthCheck {
 // the port to the first of those who claim it.
 func (c *claims) settleHealth(name model.Name, old, next *HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
-		delete(c.healthPorts[old.Port], name)
 		c.healthChecks.Set(name, nil)
-		c.awardHealth(old.Port)
+		c.claimHealth(old.Port, name, nil)
 	}
-	if next == nil {
-		return
+	if next != nil {
+		c.claimHealth(next.Port, name, next)
 	}
-	if c.healthPorts[next.Port] == nil {
-		c.healthPorts[next.Port] = map[model.Name]*HealthCheck{}
-	}
-	c.healthPorts[next.Port][name] = next
-	c.awardHealth(next.Port)
 }
 
-func (c *claims) awardHealth(port uint16) {
+func (c *claims) claimHealth(port uint16, name model.Name, h *HealthCheck) {
 	rivals := c.healthPorts[port]
-	if len(rivals) == 0 {
+	if rivals == nil {
+		rivals = newContest[HealthCheck]()
+		c.healthPorts[port] = rivals
+	}
+	if len(rivals.order) > 0 {
+		c.healthChecks.Set(rivals.order[0].wants.Service, nil)
+	}
+	if h == nil {
+		rivals.set(name, nil, nil, false)
+	} else {
+		rivals.set(name, c.services[name].svc, h, false)
+	}
+	if len(rivals.order) == 0 {
 		delete(c.healthPorts, port)
 		return
 	}
-	winner := first(c.services, rivals)
-	for name, h := range rivals {
-		if name != winner {
-			h = nil
-		}
-		c.healthChecks.Set(name, h)
-	}
-}
-
-// first is the service that was there first of those that claim something.
-func first[T any](services map[model.Name]*service, rivals map[model.Name]T) model.Name {
-	var best *model.Service
-	for name := range rivals {
-		if svc := services[name].svc; best == nil || svc.Birth().Compare(best.Birth()) < 0 {
-			best = svc
-		}
-	}
-	return best.Name
+	c.healthChecks.Set(rivals.order[0].wants.Service, rivals.order[0].wants)
 }

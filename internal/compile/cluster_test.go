@@ -198,19 +198,8 @@ func named(n string, created int) func(*model.Service) {
 
 // event brings an object.
 func event(o any) store.Event {
-	switch o := o.(type) {
-	case *model.Service:
-		return store.Event{Kind: model.ServiceKind, Name: o.Name, Object: o}
-	case *model.EndpointSlice:
-		return store.Event{Kind: model.EndpointSliceKind, Name: o.Name, Object: o}
-	case *model.Pod:
-		return store.Event{Kind: model.PodKind, Name: o.Name, Object: o}
-	case *model.Node:
-		return store.Event{Kind: model.NodeKind, Name: model.Name{Name: o.Name}, Object: o}
-	case *model.IPPool:
-		return store.Event{Kind: model.IPPoolKind, Name: model.Name{Name: o.Name}, Object: o}
-	}
-	panic(fmt.Sprintf("%T is no object", o))
+	object := o.(model.Object)
+	return store.Event{Kind: object.Ref().Kind, Name: object.Ref().Name, Object: object}
 }
 
 // gone takes an object away.

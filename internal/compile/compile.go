@@ -134,8 +134,8 @@ func New(cfg Config) *Compiler {
 			env: env, all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
 			limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
 			claims: claims{
-				services: all, contested: map[state.FrontendKey]map[model.Name]*state.Frontend{},
-				healthPorts: map[uint16]map[model.Name]*HealthCheck{}, now: s.Services,
+				services: all, contested: map[state.FrontendKey]*contest[state.Frontend]{},
+				healthPorts: map[uint16]*contest[HealthCheck]{}, now: s.Services,
 				frontends:    diff.NewMap(s.Services.Frontends, (*state.Frontend).Equal),
 				healthChecks: diff.NewMap(checks, diff.Values[HealthCheck]),
 				clusterIPs:   diff.NewSet(s.Services.ClusterIPs),
@@ -320,7 +320,7 @@ func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	if c.bgp == nil {
 		return nil, nil
 	}
-	v, issues := c.bgp.View(), c.bgp.Issues()
+	v, issues := c.bgp.View(), slices.Clone(c.bgp.Issues())
 	if c.fabric != nil {
 		issues = append(issues, c.fabric.LearnedIssues()...)
 	}
@@ -439,7 +439,9 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 // updateFabric is update for the ways to other nodes' pods, and what services have of them.
 func (c *Compiler) updateFabric(v *store.View, d store.Dirty, delta *state.Delta) {
 	if c.bgp != nil {
-		c.fabric.SetServed(slices.Concat(c.bgp.Served(), masked(c.env.cfg.ServiceCIDRs)))
+		if served, changed := c.bgp.Served(); changed {
+			c.fabric.SetServed(slices.Concat(served, masked(c.env.cfg.ServiceCIDRs)))
+		}
 	}
 	delta.Fabric = c.fabric.Update(v, d)
 	delta.Services.Peers = c.peers.update(v, d)

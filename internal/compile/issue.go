@@ -39,7 +39,26 @@ func (c *Compiler) Issues() []model.Issue {
 		list = append(list, c.bgp.Issues()...)
 	}
 	slices.SortFunc(list, model.Issue.Compare)
-	return slices.Compact(list)
+	return firstOfEach(slices.Compact(list))
+}
+
+// firstOfEach returns the first maxIssues of each object, and how many more it has. It changes the
+// list, which is sorted.
+func firstOfEach(list []model.Issue) []model.Issue {
+	few := list[:0]
+	for i := 0; i < len(list); {
+		of, end := list[i].Object, i+1
+		for end < len(list) && list[end].Object == of {
+			end++
+		}
+		if more := end - i - maxIssues; more > 1 {
+			few = append(append(few, list[i:i+maxIssues]...), of.Issue(fmt.Sprintf("and %d more", more)))
+		} else {
+			few = append(few, list[i:end]...)
+		}
+		i = end
+	}
+	return few
 }
 
 // nodeFaults says what is wrong with the own node.
@@ -64,33 +83,32 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 // issues names the services that have not got what they claim.
 func (c *claims) issues() (list []model.Issue) {
 	for key, rivals := range c.contested {
-		winner, why := c.holder(rivals), ""
-		if winner != first(c.services, rivals) {
+		why := ""
+		if rivals.order[0] != rivals.oldest() {
 			why = "whose cluster IP that is"
 		}
 		everywhere := true // node ports are contested at each node's own addresses
-		for _, f := range rivals {
-			everywhere = everywhere && f.Kind != state.NodePort
+		for _, r := range rivals.order {
+			everywhere = everywhere && r.wants.Kind != state.NodePort
 		}
-		list = append(list, clashes(winner, why, key.String(), rivals, everywhere)...)
+		list = append(list, clashes(why, key.String(), rivals, everywhere)...)
 	}
 	for port, rivals := range c.healthPorts {
-		list = append(list, clashes(first(c.services, rivals), "", fmt.Sprintf("healthCheckNodePort %d", port), rivals, true)...)
+		list = append(list, clashes("", fmt.Sprintf("healthCheckNodePort %d", port), rivals, true)...)
 	}
 	return list
 }
 
-// clashes says of each rival but the winner that it has not got what it claims. Why is what gives
-// the winner precedence; empty: its age. Everywhere is that of the issues.
-func clashes[T any](winner model.Name, why, what string, rivals map[model.Name]T, everywhere bool) []model.Issue {
+// clashes says of each rival but the first that it has not got what it claims. Why is what gives
+// the first precedence; empty: its age. Everywhere is that of the issues.
+func clashes[T any](why, what string, rivals *contest[T], everywhere bool) []model.Issue {
 	var list []model.Issue
-	for name := range rivals {
-		if name != winner {
-			issue := model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
-				what + " belongs to Service " + winner.String() + ", " + cmp.Or(why, "which was there first") + "; give one of them another address or port")
-			issue.Everywhere = everywhere
-			list = append(list, issue)
-		}
+	winner := rivals.order[0].svc.Name.String()
+	for _, r := range rivals.order[1:] {
+		issue := r.svc.Ref().Issue(
+			what + " belongs to Service " + winner + ", " + cmp.Or(why, "which was there first") + "; give one of them another address or port")
+		issue.Everywhere = everywhere
+		list = append(list, issue)
 	}
 	return list
 }
@@ -127,8 +145,8 @@ func familiesOf(svc *model.Service) (f families) {
 	return f
 }
 
-// maxIssues is how many issues of one service are told: it can have as many as it has ports or
-// endpoints.
+// maxIssues is how many issues of one object are told: a service can have as many as it has ports
+// or endpoints, a node as many as it has blocks.
 const maxIssues = 64
 
 // add adds an issue, once.

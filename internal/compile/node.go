@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -206,13 +208,11 @@ func settings(cfg Config, podCIDRs []netip.Prefix) state.Settings {
 
 // covered reports whether each of inner lies within one of outer.
 func covered(inner, outer []netip.Prefix) bool {
-	for _, p := range inner {
-		within := func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) }
-		if !slices.ContainsFunc(outer, within) {
-			return false
-		}
+	within := new(bart.Lite)
+	for _, p := range outer {
+		within.Insert(p)
 	}
-	return true
+	return !slices.ContainsFunc(inner, func(p netip.Prefix) bool { return !within.LookupPrefix(p) })
 }
 
 // masked returns the valid ones of the prefixes, masked and sorted, without those that lie in

@@ -47,9 +47,10 @@ func nodeAddresses(n *model.Node) (all []netip.Addr) {
 	if n == nil {
 		return nil
 	}
+	has := map[netip.Addr]bool{}
 	add := func(a netip.Addr) {
-		if a = a.Unmap(); a.IsValid() && model.Unusable(a) == "" && !slices.Contains(all, a) {
-			all = append(all, a)
+		if a = a.Unmap(); a.IsValid() && model.Unusable(a) == "" && !has[a] {
+			all, has[a] = append(all, a), true
 		}
 	}
 	for _, a := range n.IPs {

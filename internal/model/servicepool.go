@@ -1,8 +1,8 @@
 package model
 
 import (
+	"iter"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -39,11 +39,29 @@ type Advertised struct {
 	Services     Selector // by the labels of Services
 }
 
-// Selects reports whether the advertisement, which is in a namespace, is about a pool's addresses.
-func (a *Advertised) Selects(namespace string, p *IPAddressPool) bool {
-	return p.Name.Namespace == namespace && (len(a.Pools) == 0 && a.PoolSelector.IsZero() ||
-		slices.Contains(a.Pools, p.Name.Name) || a.PoolSelector.Matches(LabelMap(p.Labels)))
+// Of yields those of some pools that the advertisement, which is in a namespace, is about, in no
+// order. One that it names and selects comes twice.
+func (a *Advertised) Of(namespace string, pools map[Name]*IPAddressPool) iter.Seq[*IPAddressPool] {
+	return func(yield func(*IPAddressPool) bool) {
+		for _, name := range a.Pools {
+			if p := pools[Name{Namespace: namespace, Name: name}]; p != nil && !yield(p) {
+				return
+			}
+		}
+		if len(a.Pools) > 0 && a.PoolSelector.IsZero() {
+			return
+		}
+		for _, p := range pools {
+			if p.Name.Namespace == namespace && (a.PoolSelector.IsZero() || a.PoolSelector.Matches(LabelMap(p.Labels))) && !yield(p) {
+				return
+			}
+		}
+	}
 }
+
+// MaxAdverts is how many advertisements of a kind count for a pool, the first by name: for each of
+// its addresses they are asked about each node.
+const MaxAdverts = 64
 
 // L2Advertisement is a MetalLB L2Advertisement: addresses that one of some nodes answers for by ARP
 // and NDP.

@@ -23,10 +23,17 @@ func (x addrIndex) add(pod *model.Pod) {
 			x[a] = claimants{first: pod}
 			continue
 		}
-		all := append([]*model.Pod{c.first, pod}, c.more...)
-		slices.SortFunc(all, comparePrecedence)
-		all = slices.Compact(all)
-		x[a] = claimants{first: all[0], more: all[1:]}
+		if pod == c.first {
+			continue // its list repeats an address
+		}
+		next := pod
+		if comparePrecedence(pod, c.first) < 0 {
+			next, c.first = c.first, pod
+		}
+		if i, has := slices.BinarySearchFunc(c.more, next, comparePrecedence); !has {
+			c.more = slices.Insert(c.more, i, next)
+		}
+		x[a] = c
 	}
 }
 
@@ -39,8 +46,13 @@ func (x addrIndex) remove(pod *model.Pod) {
 			}
 			continue
 		}
-		rest := slices.DeleteFunc(append([]*model.Pod{c.first}, c.more...), func(p *model.Pod) bool { return p == pod })
-		x[a] = claimants{first: rest[0], more: rest[1:]}
+		if c.first == pod {
+			c.first = c.more[0]
+			c.more = slices.Delete(c.more, 0, 1)
+		} else if i, has := slices.BinarySearchFunc(c.more, pod, comparePrecedence); has {
+			c.more = slices.Delete(c.more, i, i+1)
+		}
+		x[a] = c
 	}
 }
 

@@ -49,7 +49,7 @@ func (d *dice) node() []object {
 	m["labels"] = d.labels(nil)
 	spec := object{}
 	put(d, spec, "podCIDRs", func() []string {
-		return one(d, []string{d.addr(false, 0).String() + "/24"}, []string{"0.0.0.0/0", "::/0"}, []string{d.addr(false, 0).String() + "/32", "fd00::/8"})
+		return one(d, []string{d.addr(false, 0).String() + "/24"}, []string{"8.0.0.0/5", "2000::/3"}, []string{d.addr(false, 0).String() + "/32", "fd00::/8"})
 	})
 	put(d, spec, "taints", func() []object {
 		return list(d, 0, 5_000, 60, func(i int) object {

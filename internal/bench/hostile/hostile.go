@@ -41,6 +41,8 @@ var kinds = []func(*dice) []object{
 	(*dice).calicoPolicy, (*dice).calicoPolicy, (*dice).calicoPolicy, (*dice).globalPolicy, (*dice).globalPolicy,
 	(*dice).networkSet, (*dice).globalSet, (*dice).tier, (*dice).hostEndpoint,
 	(*dice).pod, (*dice).node, (*dice).namespace, (*dice).account,
+	(*dice).ipPool, (*dice).block, (*dice).bgpConfiguration, (*dice).bgpPeer, (*dice).bgpFilter,
+	(*dice).addressPool, (*dice).l2Advertisement, (*dice).bgpAdvertisement, (*dice).metalLBPeer, (*dice).community,
 }
 
 // Draw returns the manifests of a version of an object and of those that it needs, such as a

@@ -3,6 +3,7 @@ package hostile
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math"
@@ -15,6 +16,8 @@ import (
 
 	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/compile/policy"
+	"sluice.dev/sluice/internal/model"
+	readkinds "sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/store"
 )
@@ -35,10 +38,29 @@ func TestDrawnAlike(t *testing.T) {
 	}
 }
 
+// TestEveryKind: all kinds that are read are drawn, but for the one that is always refused.
+func TestEveryKind(t *testing.T) {
+	drawn := map[string]bool{}
+	for n := range 1_000 {
+		for _, f := range (Objects{Seed: 1, Most: 10_000}).Draw(n, 0) {
+			var o struct{ APIVersion, Kind string }
+			if err := json.Unmarshal(f.JSON, &o); err != nil {
+				t.Fatal(err)
+			}
+			drawn[o.APIVersion+" "+o.Kind] = true
+		}
+	}
+	for _, k := range readkinds.All {
+		if name := k.Places[0].APIVersion() + " " + k.Name; !drawn[name] && k.Kind != model.BFDProfileKind {
+			t.Errorf("no %s is drawn", name)
+		}
+	}
+}
+
 // TestLegal reads objects as users' are read: nothing in them is anything that an API server would
 // refuse.
 func TestLegal(t *testing.T) {
-	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 50}} {
+	for _, tc := range []struct{ most, count int }{{10_000, 1_000}, {MaxBytes, 200}} {
 		dir := t.TempDir()
 		o, largest := Objects{Seed: 1, Most: tc.most, Addresses: 10_000}, 0
 		files := Prerequisites(addresses())
@@ -157,7 +179,7 @@ func (r *reader) update() {
 // as much as a policy may; Selectors returns how many selectors they have.
 func TestDrawnPoliciesSelect(t *testing.T) {
 	const crowd = RemotePods(1_000)
-	o := Objects{Seed: 1, Most: MaxBytes, Addresses: crowd.Addresses()}
+	o := Objects{Seed: 2, Most: MaxBytes, Addresses: crowd.Addresses()}
 	r := newReader(t)
 	r.write(Prerequisites(addresses())...)
 	for i := range crowd.Files() {
@@ -165,7 +187,7 @@ func TestDrawnPoliciesSelect(t *testing.T) {
 	}
 	r.update()
 	drawn, applied, large, much, refused := 0, 0, 0, 0, 0
-	for n := range 400 {
+	for n := range 700 {
 		files := o.Draw(n, 0)
 		r.write(files...)
 		r.update()

@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -67,18 +68,22 @@ type Compiler struct {
 	returns int             // how often a node was heard again
 	reelect bool            // one was since the last Update
 
+	issues []model.Issue // of the last call of Issues
+	listed bool          // they are what there is to say
+
 	pools      []*pool // in the order in which they are tried
-	spans      []span  // the ranges of all pools, sorted, none within another
+	named      map[model.Name]*pool
+	spans      []span // what pools give out, sorted
 	poolIssues []model.Issue
 	reserved   map[netip.Addr]model.Birth // addresses in pools that are a node's, with the oldest such node
 	inner      []inner                    // see innerRanges
 	services   map[model.Name]*service    // those that have, want or claim something
-	held       map[netip.Addr][]*service  // who has an address
+	held       map[netip.Addr]*holders
 	shared     map[sharing]map[netip.Addr]bool
-	external   map[netip.Addr][]*service // who has it as an external IP
-	waiting    map[model.Name]*service   // those that lack an address
-	contested  map[model.Name]time.Time  // those whose status another controller writes, and since when
-	freed      bool                      // one of them may get one
+	external   map[netip.Addr]map[*service]struct{} // who has it as an external IP
+	waiting    map[model.Name]*service              // those that lack an address
+	contested  map[model.Name]time.Time             // those whose status another controller writes, and since when
+	freed      map[netip.Addr]bool                  // what one of them may get
 
 	nodes     []*model.Node // sorted by name
 	hashes    []uint64      // of their names
@@ -98,12 +103,13 @@ type Compiler struct {
 // service is a Service as it was compiled.
 type service struct {
 	*model.Service
-	ips     []netip.Addr // given, sorted by the family of the cluster IPs
-	written bool         // its status has them
-	before  []netip.Addr // what it had before the present Update
-	extra   []netip.Addr // its external IPs
-	fault   string       // why it has no address, or not all
-	key     sharing
+	namespace *model.Namespace // nil: it is not known
+	ips       []netip.Addr     // given, sorted by the family of the cluster IPs
+	written   bool             // its status has them
+	before    []netip.Addr     // what it had before the present Update
+	extra     []netip.Addr     // its external IPs
+	fault     string           // why it has no address, or not all
+	key       sharing
 }
 
 // New returns a Compiler that has nothing yet.
@@ -112,8 +118,8 @@ func New(cfg Config) *Compiler {
 		cfg.Now = time.Now
 	}
 	return &Compiler{
-		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr][]*service{}, shared: map[sharing]map[netip.Addr]bool{},
-		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr][]*service{}, waiting: map[model.Name]*service{},
+		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
+		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{},
 		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
@@ -151,21 +157,24 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		d = v.All()
 	}
 	touched := map[netip.Addr]bool{}
-	everything := !c.started || c.regive || changed(d, model.IPAddressPoolKind, model.NamespaceKind) || changed(d, model.NodeKind) && c.nodesMoved(v)
+	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || changed(d, model.NodeKind) && c.nodesMoved(v)
 	if everything {
-		for _, s := range c.services {
-			c.release(s, touched)
-		}
+		c.releaseAll(touched)
 		c.setPools(v)
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
-	everyone := everything || changed(d, model.NodeKind, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
+	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
+	if adverts {
+		c.setAdverts(v)
+	}
+	everyone := adverts || changed(d, model.NodeKind)
 	if everyone {
 		c.setNodes(v)
 	}
 	again := make([]*service, 0, len(d.Services))
 	for name := range d.Services {
 		if s := c.take(name, v.Service(name), touched); s != nil {
+			s.namespace = v.Namespace(name.Namespace)
 			again = append(again, s)
 		}
 	}
@@ -202,8 +211,23 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 			c.moved[a] = true
 		}
 	}
+	c.listed = c.listed && !everyone && len(again)+len(touched)+len(c.gone) == 0 && !c.reelect
 	clear(c.gone)
 	c.started, c.regive, c.reelect = true, false, false
+}
+
+// followNamespaces takes over the namespaces of Services, and reports whether that may matter to
+// pools.
+func (c *Compiler) followNamespaces(v *store.View, d store.Dirty) (matters bool) {
+	if !changed(d, model.NamespaceKind) {
+		return false
+	}
+	for name, s := range c.services {
+		if _, dirty := d.Objects[model.NamespaceKind][model.Name{Name: name.Namespace}]; dirty {
+			s.namespace, matters = v.Namespace(name.Namespace), true
+		}
+	}
+	return matters && slices.ContainsFunc(c.pools, func(p *pool) bool { return !p.NamespaceSelector.IsZero() })
 }
 
 func changed(d store.Dirty, kinds ...model.Kind) bool {
@@ -222,10 +246,10 @@ func (c *Compiler) Changes() Delta {
 func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.Addr]bool) *service {
 	s := c.services[name]
 	if s != nil {
+		c.listed = false
 		c.release(s, touched)
 		for _, a := range s.extra {
-			if c.external[a] = slices.DeleteFunc(c.external[a], func(o *service) bool { return o == s }); len(c.external[a]) == 0 {
-				delete(c.external, a)
+			if multimap.Remove(c.external, a, s); len(c.external[a]) == 0 {
 				c.reopen(a)
 			}
 			touched[a] = true
@@ -244,7 +268,7 @@ func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.A
 	}
 	s.Service, s.extra, s.key, s.fault = now, now.ExternalIPs, sharingOf(now), ""
 	for _, a := range s.extra {
-		c.external[a] = append(c.external[a], s)
+		multimap.Add(c.external, a, s)
 		touched[a] = true
 	}
 	return s

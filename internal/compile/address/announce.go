@@ -20,7 +20,7 @@ const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 // advert is an L2Advertisement as it was compiled.
 type advert struct {
 	*model.L2Advertisement
-	scores []int // of each node, the sum of the weights by which it is preferred; -1: not selected
+	scores []int32 // of each node, the sum of the weights by which it is preferred; -1: not selected
 }
 
 // address is an address of a pool that Services have, and who announces it.
@@ -31,35 +31,53 @@ type address struct {
 	since    time.Time // of node
 }
 
-// setNodes takes over nodes and advertisements.
-func (c *Compiler) setNodes(v *store.View) {
-	c.nodes = slices.SortedFunc(slices.Values(v.Nodes()), func(a, b *model.Node) int { return cmp.Compare(a.Name, b.Name) })
-	c.adverts, c.hashes = nil, make([]uint64, len(c.nodes))
-	for i, n := range c.nodes {
-		c.hashes[i] = xxhash.Sum64String(n.Name)
-	}
+// setAdverts takes over advertisements.
+func (c *Compiler) setAdverts(v *store.View) {
+	c.adverts = nil
 	for _, o := range v.L2Advertisements() {
-		a := &advert{L2Advertisement: o, scores: make([]int, len(c.nodes))}
-		for i, n := range c.nodes {
-			a.scores[i] = a.score(n)
-		}
-		c.adverts = append(c.adverts, a)
+		c.adverts = append(c.adverts, &advert{L2Advertisement: o})
 	}
 	slices.SortFunc(c.adverts, func(a, b *advert) int { return a.Name.Compare(b.Name) })
+	pools := map[model.Name]*model.IPAddressPool{}
 	for _, p := range c.pools {
-		p.adverts = nil
-		for _, a := range c.adverts {
-			if a.Selects(a.Name.Namespace, p.IPAddressPool) {
+		p.adverts, p.excess, p.byBGP, pools[p.Name] = nil, "", false, p.IPAddressPool
+	}
+	for _, a := range c.adverts {
+		for o := range a.Of(a.Name.Namespace, pools) {
+			p := c.named[o.Name]
+			if n := len(p.adverts); n < model.MaxAdverts && (n == 0 || p.adverts[n-1] != a) {
 				p.adverts = append(p.adverts, a)
+			} else if p.excess == "" && p.adverts[n-1] != a {
+				p.excess = a.Name.Name
 			}
 		}
 	}
-	c.setPeers()
 	c.bgp, c.bgpPeers = v.BGPAdvertisements(), v.MetalLBPeers()
+	for _, a := range c.bgp {
+		for o := range a.Of(a.Name.Namespace, pools) {
+			c.named[o.Name].byBGP = true
+		}
+	}
+}
+
+// setNodes takes over nodes.
+func (c *Compiler) setNodes(v *store.View) {
+	c.nodes = slices.SortedFunc(slices.Values(v.Nodes()), func(a, b *model.Node) int { return cmp.Compare(a.Name, b.Name) })
+	c.hashes = make([]uint64, len(c.nodes))
+	for i, n := range c.nodes {
+		c.hashes[i] = xxhash.Sum64String(n.Name)
+	}
+	for _, a := range c.adverts {
+		a.scores = make([]int32, len(c.nodes))
+		for i, n := range c.nodes {
+			a.scores[i] = a.score(n)
+		}
+	}
+	c.setPeers()
 }
 
 // score says how much an advertisement prefers a node; -1: the node does not announce by it.
-func (a *advert) score(n *model.Node) int {
+func (a *advert) score(n *model.Node) int32 {
 	labels := model.LabelMap(n.Labels)
 	if _, excluded := n.Labels[excludeLabel]; excluded || n.Leaving || !a.Nodes.Matches(labels) {
 		return -1
@@ -70,7 +88,7 @@ func (a *advert) score(n *model.Node) int {
 			sum += p.Weight
 		}
 	}
-	return sum
+	return int32(sum)
 }
 
 // setPeers notes the nodes that may announce anything, if this one may.
@@ -96,7 +114,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
 	delete(c.unannounced, a)
-	if p == nil && len(c.held[a]) > 0 && len(owners) > 0 && !c.lacking {
+	if p == nil && c.held[a] != nil && len(owners) > 0 && !c.lacking {
 		c.nobody(a, owners, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")
 	}
 	if p == nil || len(owners) == 0 || slices.ContainsFunc(owners, func(s *service) bool { return c.nodeOf(a, s) != "" }) {
@@ -117,7 +135,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
 	for i, n := range c.nodes {
-		score := -1
+		score := int32(-1)
 		for _, ad := range adverts {
 			score = max(score, ad.scores[i])
 		}
@@ -178,7 +196,7 @@ func (c *Compiler) nobody(a netip.Addr, owners []*service, everywhere bool, form
 type rank struct {
 	node  string
 	ready bool
-	score int
+	score int32
 	hash  uint64
 }
 
@@ -198,12 +216,14 @@ func hash(node, address uint64) uint64 {
 
 // owners are the Services whose frontends have an address, sorted by age.
 func (c *Compiler) owners(a netip.Addr) (list []*service) {
-	for _, s := range c.held[a] {
-		if slices.Contains(s.LoadBalancerIPs, a) {
-			list = append(list, s)
+	if h := c.held[a]; h != nil {
+		for _, s := range h.services {
+			if slices.Contains(s.LoadBalancerIPs, a) {
+				list = append(list, s)
+			}
 		}
 	}
-	list = append(list, c.external[a]...)
+	list = slices.AppendSeq(list, maps.Keys(c.external[a]))
 	slices.SortFunc(list, older)
 	return slices.Compact(list)
 }

@@ -30,24 +30,33 @@ func sharingOf(s *model.Service) sharing {
 	return k
 }
 
+// holders are the Services that have an address. Where there are several they share it.
+type holders struct {
+	services []*service
+	ports    map[sharedPort]*service // of those that share
+}
+
+// sharedPort is one of an address.
+type sharedPort struct {
+	model.Protocol
+	number uint16
+}
+
 // rival returns a Service that has an address and does not share it with s; nil: there is none.
 func (c *Compiler) rival(s *service, a netip.Addr) *service {
-	for _, other := range c.held[a] {
-		if other != s && !shares(s, other) {
+	h := c.held[a]
+	switch {
+	case h == nil || len(h.services) == 1 && h.services[0] == s:
+		return nil
+	case s.key == (sharing{}) || s.key != h.services[0].key:
+		return h.services[0]
+	}
+	for _, p := range s.Ports {
+		if other := h.ports[sharedPort{p.Protocol, p.Port}]; other != nil && other != s {
 			return other
 		}
 	}
 	return nil
-}
-
-// shares reports whether two Services may have the same address.
-func shares(a, b *service) bool {
-	if a.key == (sharing{}) || a.key != b.key {
-		return false
-	}
-	return !slices.ContainsFunc(a.Ports, func(p model.ServicePort) bool {
-		return slices.ContainsFunc(b.Ports, func(o model.ServicePort) bool { return p.Port == o.Port && p.Protocol == o.Protocol })
-	})
 }
 
 // hold has a Service hold addresses.
@@ -55,16 +64,29 @@ func (c *Compiler) hold(s *service, written bool, ips ...netip.Addr) {
 	s.written = written || s.written && len(s.ips) > 0
 	for _, a := range ips {
 		s.ips = append(s.ips, a)
-		if p := c.poolOf(a); p != nil && len(c.held[a]) == 0 {
-			p.used++
-		}
-		c.held[a] = append(c.held[a], s)
-		if s.key != (sharing{}) {
-			if c.shared[s.key] == nil {
-				c.shared[s.key] = map[netip.Addr]bool{}
+		h := c.held[a]
+		if h == nil {
+			h = &holders{}
+			c.held[a] = h
+			if p := c.poolOf(a); p != nil {
+				p.used++
 			}
-			c.shared[s.key][a] = true
 		}
+		h.services = append(h.services, s)
+		if s.key == (sharing{}) {
+			delete(c.freed, a)
+			continue
+		}
+		if h.ports == nil {
+			h.ports = map[sharedPort]*service{}
+		}
+		for _, p := range s.Ports {
+			h.ports[sharedPort{p.Protocol, p.Port}] = s
+		}
+		if c.shared[s.key] == nil {
+			c.shared[s.key] = map[netip.Addr]bool{}
+		}
+		c.shared[s.key][a] = true
 	}
 	// The first is of the family of the first cluster IP.
 	slices.SortStableFunc(s.ips, func(a, b netip.Addr) int {
@@ -76,9 +98,13 @@ func (c *Compiler) hold(s *service, written bool, ips ...netip.Addr) {
 func (c *Compiler) release(s *service, touched map[netip.Addr]bool) {
 	for _, a := range s.ips {
 		touched[a] = true
-		c.held[a] = slices.DeleteFunc(c.held[a], func(o *service) bool { return o == s })
-		if len(c.held[a]) > 0 {
-			c.freed = true // for what may share it
+		h := c.held[a]
+		h.services = slices.DeleteFunc(h.services, func(o *service) bool { return o == s })
+		if len(h.services) > 0 {
+			for _, p := range s.Ports {
+				delete(h.ports, sharedPort{p.Protocol, p.Port})
+			}
+			c.freed[a] = true // for what may share it
 			continue
 		}
 		delete(c.held, a)
@@ -93,6 +119,21 @@ func (c *Compiler) release(s *service, touched map[netip.Addr]bool) {
 	if len(s.ips) > 0 {
 		s.before, s.ips = s.ips, nil
 	}
+}
+
+// releaseAll takes back what all have; all pools follow.
+func (c *Compiler) releaseAll(touched map[netip.Addr]bool) {
+	for _, s := range c.services {
+		if len(s.ips) > 0 {
+			s.before, s.ips = s.ips, nil
+		}
+	}
+	for a := range c.held {
+		touched[a] = true
+	}
+	clear(c.held)
+	clear(c.shared)
+	clear(c.freed)
 }
 
 // families are those of the cluster IPs: whether each is IPv4.
@@ -157,10 +198,10 @@ func (c *Compiler) candidates(s *service, of func(*service) []netip.Addr) []neti
 
 // retry gives what was freed to those that wait, the oldest first.
 func (c *Compiler) retry(touched map[netip.Addr]bool) {
-	if !c.freed {
+	if len(c.freed) == 0 {
 		return
 	}
-	c.freed = false
+	clear(c.freed)
 	for _, s := range slices.SortedFunc(maps.Values(c.waiting), older) {
 		if len(s.ips) == 0 {
 			c.assign(s)

@@ -3,6 +3,7 @@ package address
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -20,8 +21,8 @@ type inner struct {
 // innerRanges returns those that pools have a part of, sorted, none within another.
 func (c *Compiler) innerRanges(v *store.View) (list []inner) {
 	add := func(p netip.Prefix, what string) {
-		r := model.AddressRange{First: p.Masked().Addr(), Last: last(p)}
-		if len(c.spansIn(r)) > 0 {
+		r := model.AddressRange{First: p.Masked().Addr(), Last: model.Last(p)}
+		if c.reaches(r, c.spanAt(r.First)) {
 			list = append(list, inner{r, what})
 		}
 	}
@@ -48,26 +49,23 @@ func (c *Compiler) innerRanges(v *store.View) (list []inner) {
 	return outer
 }
 
-// last is the last address of a CIDR.
-func last(p netip.Prefix) netip.Addr {
-	b, skip := p.Addr().As16(), 128-p.Addr().BitLen()
-	for i := skip + p.Bits(); i < 128; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
+// spansIn yields the spans that a range has a part of.
+func (c *Compiler) spansIn(r model.AddressRange) iter.Seq[*span] {
+	return func(yield func(*span) bool) {
+		for i := c.spanAt(r.First); c.reaches(r, i) && yield(&c.spans[i]); i++ {
+		}
 	}
-	if skip > 0 {
-		return netip.AddrFrom16(b).Unmap()
-	}
-	return netip.AddrFrom16(b)
 }
 
-// spansIn returns the spans that a range has a part of.
-func (c *Compiler) spansIn(r model.AddressRange) []span {
-	first, _ := slices.BinarySearchFunc(c.spans, r.First, func(s span, a netip.Addr) int { return s.Last.Compare(a) })
-	end := first
-	for end < len(c.spans) && c.spans[end].First.Compare(r.Last) <= 0 {
-		end++
-	}
-	return c.spans[first:end]
+// spanAt returns the number of the first span that does not end before an address.
+func (c *Compiler) spanAt(a netip.Addr) int {
+	i, _ := slices.BinarySearchFunc(c.spans, a, func(s span, a netip.Addr) int { return s.Last.Compare(a) })
+	return i
+}
+
+// reaches reports whether there is a span of a number that begins before a range ends.
+func (c *Compiler) reaches(r model.AddressRange, i int) bool {
+	return i < len(c.spans) && c.spans[i].First.Compare(r.Last) <= 0
 }
 
 // innerOf returns the inner range that has an address; nil: none has.
@@ -83,7 +81,7 @@ func (c *Compiler) innerOf(a netip.Addr) *inner {
 func (c *Compiler) innerIssues() (list []model.Issue) {
 	of := map[*pool][]string{}
 	for i := range c.inner {
-		for _, s := range c.spansIn(c.inner[i].AddressRange) {
+		for s := range c.spansIn(c.inner[i].AddressRange) {
 			_, both := without(s.AddressRange, c.inner[i].AddressRange)
 			of[s.of] = append(of[s.of], fmt.Sprintf("%s (%s)", both, c.inner[i].what))
 		}

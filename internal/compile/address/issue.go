@@ -15,8 +15,17 @@ import (
 // takesToWrite is how long a status may say what it should not before that is somebody's fault.
 const takesToWrite = time.Second
 
-// Issues returns what is wrong with the objects as of the last Update, sorted.
-func (c *Compiler) Issues() (list []model.Issue) {
+// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only
+// reads it.
+func (c *Compiler) Issues() []model.Issue {
+	if !c.listed {
+		c.listed = true
+		c.issues = c.list()
+	}
+	return c.issues
+}
+
+func (c *Compiler) list() (list []model.Issue) {
 	list = append(list, c.poolIssues...)
 	add := func(of model.Ref, format string, args ...any) {
 		issue := of.Issue(fmt.Sprintf(format, args...))
@@ -29,20 +38,27 @@ func (c *Compiler) Issues() (list []model.Issue) {
 		}
 	}
 	for name, since := range c.contested {
-		if s := c.services[name]; c.cfg.Now().Sub(since) >= takesToWrite {
-			has := cmp.Or(model.Join(s.LoadBalancer.Ingress, ", "), "no address")
-			add(s.Ref(), "another controller gives it addresses, too: field manager %q writes %s into its status in place of %s, which is written again at ever longer intervals; end one of the two, or have each look after a loadBalancerClass of its own (--load-balancer-class)",
-				s.LoadBalancer.Writer, has, model.Join(s.ips, ", "))
+		s := c.services[name]
+		if c.cfg.Now().Sub(since) < takesToWrite {
+			c.listed = false // it may be soon
+			continue
 		}
+		has := cmp.Or(model.Join(s.LoadBalancer.Ingress, ", "), "no address")
+		add(s.Ref(), "another controller gives it addresses, too: field manager %q writes %s into its status in place of %s, which is written again at ever longer intervals; end one of the two, or have each look after a loadBalancerClass of its own (--load-balancer-class)",
+			s.LoadBalancer.Writer, has, model.Join(s.ips, ", "))
 	}
 	for _, ref := range c.notCarriedOut() {
 		add(ref, "addresses of Services are not announced by BGP without --bgp; an L2Advertisement has them announced by ARP and NDP")
 	}
 	names := func(of model.Ref, ad *model.Advertised) {
+		var missing []string
 		for _, name := range ad.Pools {
-			if !slices.ContainsFunc(c.pools, func(p *pool) bool { return p.Name == (model.Name{Namespace: of.Name.Namespace, Name: name}) }) {
-				add(of, "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", name)
+			if c.named[model.Name{Namespace: of.Name.Namespace, Name: name}] == nil {
+				missing = append(missing, name)
 			}
+		}
+		if len(missing) > 0 {
+			add(of, "spec.ipAddressPools: there is no IPAddressPool %s in its namespace", model.FirstFew(missing, maxNamed))
 		}
 	}
 	for _, ad := range c.adverts {
@@ -55,11 +71,19 @@ func (c *Compiler) Issues() (list []model.Issue) {
 		if p.used > 0 && len(p.adverts) == 0 && !c.advertisedByBGP(p) {
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}
-	}
-	for a, node := range c.reserved {
-		if p := c.poolOf(a); p != nil && len(c.held[a]) == 0 { // or else the compiler of Services names the node
-			add(p.Ref(), "it has %s, an address of Node %s, which no Service gets; take it out", a, node.Name)
+		if p.excess != "" {
+			add(p.Ref(), "more than %d L2Advertisements select it: those from %s on, by name, announce none of its addresses", model.MaxAdverts, p.excess)
 		}
+	}
+	ofNodes := map[*pool][]string{}
+	for a, node := range c.reserved {
+		if p := c.poolOf(a); p != nil && c.held[a] == nil { // or else the compiler of Services names the node
+			ofNodes[p] = append(ofNodes[p], fmt.Sprintf("%s, an address of Node %s", a, node.Name))
+		}
+	}
+	for p, texts := range ofNodes {
+		slices.Sort(texts)
+		add(p.Ref(), "it has %s, which no Service gets; take it out", model.FirstFew(texts, maxNamed))
 	}
 	list = slices.AppendSeq(list, maps.Values(c.unannounced))
 	list = append(list, c.innerIssues()...)
@@ -105,7 +129,7 @@ func (c *Compiler) advertisedByBGP(p *pool) bool {
 	if !c.cfg.BGP {
 		return len(c.bgp)+len(c.bgpPeers) > 0
 	}
-	return slices.ContainsFunc(c.bgp, func(a *model.BGPAdvertisement) bool { return a.Selects(a.Name.Namespace, p.IPAddressPool) })
+	return p.byBGP
 }
 
 // silentNodes names the nodes that announce nothing as they are not heard from, though the API

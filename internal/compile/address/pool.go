@@ -14,16 +14,33 @@ import (
 // pool is an IPAddressPool as it was compiled.
 type pool struct {
 	*model.IPAddressPool
-	spans      []*span
+	four, six  room
 	adverts    []*advert       // that announce its addresses
-	namespaces map[string]bool // nil: any
+	excess     string          // the first advertisement beyond; "": there is none
+	byBGP      bool            // a BGPAdvertisement selects it
+	namespaces map[string]bool // those that it names; nil: none, and no selector
 	used       int             // addresses that Services have
+}
+
+// room is what a pool has of a family.
+type room struct {
+	spans []*span
+	full  int // how many of the first spans have no free address
+}
+
+// room returns what the pool has of a family.
+func (p *pool) room(is4 bool) *room {
+	if is4 {
+		return &p.four
+	}
+	return &p.six
 }
 
 // span is a range of addresses that one pool gives out.
 type span struct {
 	model.AddressRange
 	of *pool
+	at int // its place in the room
 	// next is the first address that may be free: all below it are taken, or not given out. The
 	// zero Addr: none is.
 	next netip.Addr
@@ -31,7 +48,8 @@ type span struct {
 
 // permits reports whether a Service may have an address of the pool.
 func (p *pool) permits(s *service) bool {
-	return (p.namespaces == nil || p.namespaces[s.Name.Namespace]) && p.Services.Matches(model.LabelMap(s.LoadBalancer.Labels))
+	return (p.namespaces == nil || p.namespaces[s.Name.Namespace] || s.namespace != nil && p.NamespaceSelector.Matches(namespaceLabels{s.namespace})) &&
+		p.Services.Matches(model.LabelMap(s.LoadBalancer.Labels))
 }
 
 // avoids reports whether the pool gives out no address like this.
@@ -40,35 +58,36 @@ func (p *pool) avoids(a netip.Addr) bool {
 	return p.AvoidBuggy && a.Is4() && (last == 0 || last == 255)
 }
 
-// setPools takes over the pools and namespaces. All addresses have to be given anew after that.
+// setPools takes over the pools. All addresses have to be given anew after that.
 func (c *Compiler) setPools(v *store.View) {
-	c.pools, c.spans, c.poolIssues = nil, nil, nil
+	c.pools, c.poolIssues, c.named = nil, nil, map[model.Name]*pool{}
 	for _, o := range v.IPAddressPools() {
 		p := &pool{IPAddressPool: o}
+		c.named[o.Name] = p
 		if len(o.Namespaces) > 0 || !o.NamespaceSelector.IsZero() {
 			p.namespaces = map[string]bool{}
 			for _, name := range o.Namespaces {
 				p.namespaces[name] = true
 			}
-			for _, n := range v.Namespaces() {
-				if o.NamespaceSelector.Matches(namespaceLabels{n}) {
-					p.namespaces[n.Name] = true
-				}
-			}
 		}
 		c.pools = append(c.pools, p)
 	}
 	slices.SortFunc(c.pools, func(a, b *pool) int { return a.Birth().Compare(b.Birth()) })
+	c.spans = claim(c.pools)
 	for _, p := range c.pools {
-		c.claim(p)
+		if text := c.lost(p); text != "" {
+			issue := p.Ref().Issue(text)
+			issue.InForce, issue.Everywhere = model.InForceRest, true
+			c.poolIssues = append(c.poolIssues, issue)
+		}
 	}
 	slices.SortFunc(c.pools, func(a, b *pool) int {
 		return cmp.Or(cmp.Compare(a.rank(), b.rank()), a.Name.Compare(b.Name))
 	})
-	slices.SortFunc(c.spans, func(a, b span) int { return a.First.Compare(b.First) })
 	for i := range c.spans {
 		s := &c.spans[i]
-		s.of.spans = append(s.of.spans, s)
+		in := s.of.room(s.First.Is4())
+		s.at, in.spans = len(in.spans), append(in.spans, s)
 	}
 }
 
@@ -95,34 +114,87 @@ func (n namespaceLabels) Label(key string) (string, bool) {
 	return v, ok
 }
 
-// claim has a pool get its addresses, but for those that an older one has.
-func (c *Compiler) claim(p *pool) {
-	rivals := map[*pool]model.AddressRange{}
-	for _, r := range p.Ranges {
-		rest := []model.AddressRange{r}
-		for _, taken := range c.spans {
-			var parts []model.AddressRange
-			for _, r := range rest {
-				left, both := without(r, taken.AddressRange)
-				parts = append(parts, left...)
-				if both.First.IsValid() && rivals[taken.of] == (model.AddressRange{}) {
-					rivals[taken.of] = both
-				}
+// claim shares out the addresses of pools: one that several have is the first pool's. The spans are
+// sorted, and none overlaps another.
+func claim(pools []*pool) (spans []span) {
+	var edges []netip.Addr // where ranges begin, and what comes after their last addresses
+	for _, p := range pools {
+		for _, r := range p.Ranges {
+			edges = append(edges, r.First)
+			if next := r.Last.Next(); next.IsValid() {
+				edges = append(edges, next)
 			}
-			rest = parts
-		}
-		for _, r := range rest {
-			c.spans = append(c.spans, span{AddressRange: r, of: p, next: r.First})
 		}
 	}
-	for rival, both := range rivals {
-		if rival == p {
-			continue // an address that it names twice
-		}
-		issue := p.Ref().Issue(fmt.Sprintf("it has %s, as the older IPAddressPool %s has, to which they count; take them out of one", both, rival.Name))
-		issue.InForce, issue.Everywhere = model.InForceRest, true
-		c.poolIssues = append(c.poolIssues, issue)
+	slices.SortFunc(edges, netip.Addr.Compare)
+	edges = slices.Compact(edges)
+	// All addresses from an edge to the next one are of the same pool. From each, skip leads to the
+	// next that may be nobody's yet, so that none is looked at again for each range around it.
+	owners, skip := make([]*pool, len(edges)), make([]int, len(edges)+1)
+	for i := range skip {
+		skip[i] = i
 	}
+	open := func(i int) int {
+		for ; skip[i] != i; i = skip[i] {
+			skip[i] = skip[skip[i]]
+		}
+		return i
+	}
+	for _, p := range pools {
+		for _, r := range p.Ranges {
+			i, _ := slices.BinarySearchFunc(edges, r.First, netip.Addr.Compare)
+			for i = open(i); i < len(edges) && r.Contains(edges[i]); i = open(i) {
+				owners[i], skip[i] = p, i+1
+			}
+		}
+	}
+	for i, p := range owners {
+		if p == nil {
+			continue
+		}
+		end := model.Last(netip.PrefixFrom(edges[i], 0))
+		if i+1 < len(edges) && edges[i+1].Is4() == end.Is4() {
+			end = edges[i+1].Prev()
+		}
+		if n := len(spans); n > 0 && spans[n-1].of == p && spans[n-1].Last.Next() == edges[i] {
+			spans[n-1].Last = end
+		} else {
+			spans = append(spans, span{AddressRange: model.AddressRange{First: edges[i], Last: end}, of: p, next: edges[i]})
+		}
+	}
+	return spans
+}
+
+// lost says which of a pool's addresses count to an older one; "": none do.
+func (c *Compiler) lost(p *pool) string {
+	what := ""
+	for _, r := range merged(p.Ranges) {
+		for s := range c.spansIn(r) {
+			switch _, both := without(r, s.AddressRange); {
+			case s.of == p:
+			case what != "":
+				return "it has " + what + ", and more that others have; all that counts to them; take it out of one"
+			default:
+				what = fmt.Sprintf("%s, as the older IPAddressPool %s has", both, s.of.Name)
+			}
+		}
+	}
+	if what == "" {
+		return ""
+	}
+	return "it has " + what + ", to which they count; take them out of one"
+}
+
+// merged returns what ranges cover, sorted, each address once.
+func merged(ranges []model.AddressRange) (list []model.AddressRange) {
+	for _, r := range slices.SortedFunc(slices.Values(ranges), func(a, b model.AddressRange) int { return a.First.Compare(b.First) }) {
+		if n := len(list); n == 0 || !list[n-1].Contains(r.First) {
+			list = append(list, r)
+		} else if list[n-1].Last.Less(r.Last) {
+			list[n-1].Last = r.Last
+		}
+	}
+	return list
 }
 
 // without returns what a range has that another does not, and what both have.
@@ -171,14 +243,10 @@ func (c *Compiler) nodesMoved(v *store.View) bool {
 
 // spanOf returns the span that has an address; nil if none has.
 func (c *Compiler) spanOf(a netip.Addr) *span {
-	i, found := slices.BinarySearchFunc(c.spans, a, func(s span, a netip.Addr) int { return s.First.Compare(a) })
-	if !found {
-		i--
+	if i := c.spanAt(a); i < len(c.spans) && c.spans[i].Contains(a) {
+		return &c.spans[i]
 	}
-	if i < 0 || !c.spans[i].Contains(a) {
-		return nil
-	}
-	return &c.spans[i]
+	return nil
 }
 
 // poolOf returns the pool that has an address; nil if none has.
@@ -192,27 +260,27 @@ func (c *Compiler) poolOf(a netip.Addr) *pool {
 // reopen notes that an address may be free.
 func (c *Compiler) reopen(a netip.Addr) {
 	if s := c.spanOf(a); s != nil {
-		c.freed = true
+		c.freed[a] = true
 		if !s.next.IsValid() || a.Less(s.next) {
 			s.next = a
 		}
+		in := s.of.room(a.Is4())
+		in.full = min(in.full, s.at)
 	}
 }
 
 // free returns the lowest address of a family that nobody has; the zero Addr: there is none.
 func (c *Compiler) free(p *pool, is4 bool) netip.Addr {
-	for _, s := range p.spans {
-		if s.First.Is4() != is4 {
-			continue
-		}
-		for ; s.next.IsValid(); s.next = s.after(s.next) {
+	in := p.room(is4)
+	for ; in.full < len(in.spans); in.full++ {
+		for s := in.spans[in.full]; s.next.IsValid(); s.next = s.after(s.next) {
 			if r := c.innerOf(s.next); r != nil {
 				if s.next = r.Last; s.Last.Less(r.Last) {
 					s.next = s.Last
 				}
 				continue
 			}
-			if len(c.held[s.next]) == 0 && len(c.external[s.next]) == 0 && c.reserved[s.next] == (model.Birth{}) && !p.avoids(s.next) {
+			if c.held[s.next] == nil && len(c.external[s.next]) == 0 && c.reserved[s.next] == (model.Birth{}) && !p.avoids(s.next) {
 				return s.next
 			}
 		}

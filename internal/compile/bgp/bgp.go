@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
@@ -60,17 +62,27 @@ type Compiler struct {
 	reverse   []*model.BGPPeer        // those that say whose peer it is, sorted
 	filters   map[string]*model.BGPFilter
 	pooled    map[netip.Prefix]int       // see setPooled
+	exports   []speaker.Rule             // see setPooled
+	rules     map[ruleKey]rules          // that were translated
 	metalLB   []*model.MetalLBPeer       // that this node has, sorted
 	secrets   map[model.SecretRef]secret // that were looked up
 	asked     map[string][]*candidate    // by who asks for them: a node, or "" for what is not one
-	rivals    map[netip.Addr][]*candidate
+	rivals    map[netip.Addr]map[*candidate]struct{}
 	chosen    map[netip.Addr]*candidate
 	peers     diff.Map[string, speaker.Peer]
 	allPeers  map[string]*speaker.Peer
 
-	pools     []*model.IPPool
-	blocks    map[string]netip.Prefix // this node's
-	adverts   []*advert
+	pools       *bart.Table[*model.IPPool]
+	blocks      map[string]netip.Prefix  // this node's
+	adverts     map[model.Name][]*advert // by their pools
+	excess      map[model.Name]string    // pools that more select, with the first of these
+	served      []netip.Prefix           // see Served
+	servedMoved bool
+
+	// What BGPConfigurations say of routes, and what they have announced.
+	communitiesOf                            *bart.Table[[]string]
+	clusterIPs, externalIPs, loadBalancerIPs *bart.Lite
+
 	reasons   map[netip.Prefix]map[reason]speaker.Announcement
 	given     map[source][]place
 	touched   map[netip.Prefix]bool // reasons have changed
@@ -78,6 +90,8 @@ type Compiler struct {
 	allRoutes map[netip.Prefix]*speaker.Route
 
 	faults map[model.Ref][]string // of adverts
+	issues []model.Issue          // of the last call of Issues
+	listed bool                   // they are what there is to say
 }
 
 // New returns a Compiler that has nothing to do yet.
@@ -85,7 +99,7 @@ func New(cfg Config) *Compiler {
 	peers, routes := map[string]*speaker.Peer{}, map[netip.Prefix]*speaker.Route{}
 	return &Compiler{
 		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]string{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
-		secrets: map[model.SecretRef]secret{}, asked: map[string][]*candidate{}, rivals: map[netip.Addr][]*candidate{}, chosen: map[netip.Addr]*candidate{},
+		secrets: map[model.SecretRef]secret{}, asked: map[string][]*candidate{}, rivals: map[netip.Addr]map[*candidate]struct{}{}, chosen: map[netip.Addr]*candidate{},
 		blocks: map[string]netip.Prefix{}, reasons: map[netip.Prefix]map[reason]speaker.Announcement{}, given: map[source][]place{}, touched: map[netip.Prefix]bool{},
 		allPeers: peers, peers: diff.NewMap(peers, (*speaker.Peer).Equal),
 		allRoutes: routes, routes: diff.NewMap(routes, (*speaker.Route).Equal),
@@ -121,6 +135,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind) {
 		c.setSettings()
 	}
+	c.listed = c.listed && !basis && !c.renewed && !changed(d, model.NodeKind, model.BGPPeerKind, model.BGPFilterKind, model.IPPoolKind,
+		model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind) // Services are at no fault here
 	c.started, c.renewed = true, false
 }
 

@@ -10,18 +10,33 @@ var matches = map[model.BGPMatch]speaker.Match{
 	model.BGPIn: speaker.In, model.BGPNotIn: speaker.NotIn, model.BGPEqual: speaker.Equal, model.BGPNotEqual: speaker.NotEqual,
 }
 
-// rules are what the filters of a BGPPeer say of routes of the session's family. If there is not
-// each of the filters, no route passes: what it was to keep away would.
-func (c *Compiler) rules(p *model.BGPPeer, internal, is4 bool) (imports, exports []speaker.Rule) {
-	for _, name := range p.Filters {
+// ruleKey is what the rules for a peer depend on.
+type ruleKey struct {
+	*model.BGPPeer
+	internal, is4 bool
+}
+
+// rules are those for routes from a peer and to it.
+type rules struct{ imports, exports []speaker.Rule }
+
+// rulesOf are what the filters of a BGPPeer say of routes of the session's family, the same slices
+// for all nodes that are peers by it. If there is not each of the filters, no route passes: what it
+// was to keep away would.
+func (c *Compiler) rulesOf(k ruleKey) (r rules) {
+	if known, ok := c.rules[k]; ok {
+		return known
+	}
+	for _, name := range k.Filters {
 		f := c.filters[name]
 		if f == nil {
-			return []speaker.Rule{{}}, []speaker.Rule{{}}
+			r = rules{[]speaker.Rule{{}}, []speaker.Rule{{}}}
+			break
 		}
-		imports = append(imports, translate(f.Import, internal, is4)...)
-		exports = append(exports, translate(f.Export, internal, is4)...)
+		r.imports = append(r.imports, translate(f.Import, k.internal, k.is4)...)
+		r.exports = append(r.exports, translate(f.Export, k.internal, k.is4)...)
 	}
-	return imports, exports
+	c.rules[k] = r
+	return r
 }
 
 func translate(rules []model.BGPFilterRule, internal, is4 bool) (list []speaker.Rule) {

@@ -18,8 +18,16 @@ func (l *issues) add(of model.Ref, inForce, format string, args ...any) {
 	l.list = append(l.list, issue)
 }
 
-// Issues returns what is wrong with the objects as of the last Update, sorted.
+// Issues returns what is wrong with the objects as of the last Update, sorted. The caller only
+// reads it.
 func (c *Compiler) Issues() []model.Issue {
+	if !c.listed {
+		c.issues, c.listed = c.list(), true
+	}
+	return c.issues
+}
+
+func (c *Compiler) list() []model.Issue {
 	l := &issues{}
 	c.ownIssues(l)
 	c.configurationIssues(l)
@@ -98,6 +106,10 @@ func (c *Compiler) metalLBIssues(l *issues) {
 			l.add(p.Ref(), model.InForceRest, "spec.routerID: it is %s for all peers of this node", c.settings.RouterID)
 		}
 	}
+	for pool, first := range c.excess {
+		ref := model.Ref{Kind: model.IPAddressPoolKind, Name: pool}
+		l.add(ref, "", "more than %d BGPAdvertisements select it: those from %s on, by name, announce none of its addresses", model.MaxAdverts, first)
+	}
 	for ref, reasons := range c.faults {
 		for _, reason := range reasons {
 			issue := ref.Issue(reason)
@@ -112,7 +124,7 @@ func (c *Compiler) rivalIssues(l *issues) {
 	lost, won := map[model.Ref]map[netip.Addr]string{}, map[model.Ref]bool{}
 	for a, rivals := range c.rivals {
 		won[c.chosen[a].of] = true
-		for _, loser := range rivals {
+		for loser := range rivals {
 			if winner := c.chosen[a]; loser != winner && loser.of != (model.Ref{}) && loser.of != winner.of {
 				if lost[loser.of] == nil {
 					lost[loser.of] = map[netip.Addr]string{}

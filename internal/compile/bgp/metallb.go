@@ -8,6 +8,7 @@ import (
 
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -19,21 +20,20 @@ type advert struct {
 
 // metalLBPeers are the peers that MetalLB's BGPPeers have this node have.
 func (c *Compiler) metalLBPeers(own *node) (list []*candidate) {
-	export := c.exportOnly()
 	for _, p := range c.metalLB {
-		list = append(list, c.metalLBPeer(p, own, export))
+		list = append(list, c.metalLBPeer(p, own))
 	}
 	return list
 }
 
 // metalLBPeer is the peer of a BGPPeer of MetalLB's; nil: there can be none.
-func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node, export []speaker.Rule) *candidate {
+func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	is4 := p.Address.Is4()
 	peer := &candidate{name: metalLBName(p.Name), of: p.Ref(), Peer: speaker.Peer{
 		Address: p.Address, Port: p.Port, AS: p.PeerASN, Source: p.Source, Password: p.Password, Hold: p.HoldTime, Keepalive: p.KeepaliveTime, Retry: p.ConnectTime,
 		IPv4: is4 || p.DualStack, IPv6: !is4 || p.DualStack, Restart: p.GracefulRestart,
 		Import: []speaker.Rule{{}}, // MetalLB learns nothing
-		Export: export,
+		Export: c.exports,
 	}}
 	switch p.Dynamic {
 	case "internal":
@@ -59,16 +59,26 @@ func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
 
 // setPooled takes over which prefixes BGPAdvertisements may announce: those that hold addresses of
 // their pools, with the greatest length that each may have. They do not depend on Services, of
-// which more come and go.
+// which more come and go. Peers of MetalLB's get these alone, and no routes to pods.
 func (c *Compiler) setPooled(v *store.View) {
-	c.pooled = map[netip.Prefix]int{}
-	for _, pool := range v.IPAddressPools() {
-		for _, ad := range v.BGPAdvertisements() {
-			if !ad.Selects(ad.Name.Namespace, pool) {
+	c.pooled, c.exports = map[netip.Prefix]int{}, nil
+	type of struct {
+		pool *model.IPAddressPool
+		is4  bool
+	}
+	lengths, pools := map[of]map[int]struct{}{}, poolsOf(v)
+	for _, ad := range v.BGPAdvertisements() {
+		for pool := range ad.Of(ad.Name.Namespace, pools) {
+			multimap.Add(lengths, of{pool, true}, ad.Length4)
+			multimap.Add(lengths, of{pool, false}, ad.Length6)
+		}
+	}
+	for of, all := range lengths {
+		for _, r := range of.pool.Ranges {
+			if r.First.Is4() != of.is4 {
 				continue
 			}
-			for _, r := range pool.Ranges {
-				bits := length(ad, r.First)
+			for bits := range all {
 				whole := model.AddressRange{First: netip.PrefixFrom(r.First, bits).Masked().Addr(), Last: model.Last(netip.PrefixFrom(r.Last, bits))}
 				for p := range whole.Prefixes() {
 					c.pooled[p] = max(c.pooled[p], bits)
@@ -76,15 +86,20 @@ func (c *Compiler) setPooled(v *store.View) {
 			}
 		}
 	}
+	for _, p := range slices.SortedFunc(maps.Keys(c.pooled), netip.Prefix.Compare) {
+		c.exports = append(c.exports, speaker.Rule{Accept: true, Prefix: p, Max: c.pooled[p]})
+	}
+	c.exports = append(c.exports, speaker.Rule{})
+	c.setServed()
 }
 
-// exportOnly are rules that let pass what BGPAdvertisements may announce, and nothing else: peers
-// of MetalLB's get no routes to pods.
-func (c *Compiler) exportOnly() (rules []speaker.Rule) {
-	for _, p := range slices.SortedFunc(maps.Keys(c.pooled), netip.Prefix.Compare) {
-		rules = append(rules, speaker.Rule{Accept: true, Prefix: p, Max: c.pooled[p]})
+// poolsOf are the pools of services' addresses, by name.
+func poolsOf(v *store.View) map[model.Name]*model.IPAddressPool {
+	pools := map[model.Name]*model.IPAddressPool{}
+	for _, p := range v.IPAddressPools() {
+		pools[p.Name] = p
 	}
-	return append(rules, speaker.Rule{})
+	return pools
 }
 
 // length is that of the prefixes by which an address is announced.
@@ -118,24 +133,43 @@ func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 // setAdverts takes over the BGPAdvertisements that this node carries out. One with a name that is
 // no community's is not: nobody knows what was to be kept from spreading.
 func (c *Compiler) setAdverts(v *store.View) {
-	c.adverts, c.faults = nil, map[model.Ref][]string{}
-	named, own := aliases(v), c.self()
-	for _, o := range v.BGPAdvertisements() {
+	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
+	named, own, pools, peers := aliases(v), c.self(), poolsOf(v), c.metalLBNames(v)
+	all := v.BGPAdvertisements()
+	slices.SortFunc(all, func(a, b *model.BGPAdvertisement) int { return a.Name.Compare(b.Name) })
+	for _, o := range all {
 		ad := &advert{o, speaker.Announcement{LocalPref: o.LocalPref}}
 		known := c.setCommunities(ad, named)
+		var missing []string
 		for _, name := range o.Peers {
 			if v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: model.Name{Namespace: o.Name.Namespace, Name: name}}) == nil {
-				c.fault(o.Ref(), "spec.peers: there is no BGPPeer %s in its namespace", name)
+				missing = append(missing, name)
 			}
+		}
+		if len(missing) > 0 {
+			c.fault(o.Ref(), "spec.peers: there is no BGPPeer %s in its namespace", model.FirstFew(missing, maxNamed))
 		}
 		if !known || c.excluded() || own.Leaving || !o.Nodes.Matches(model.LabelMap(own.Labels)) {
 			continue
 		}
-		if ad.Announcement.Peers = c.advertisedTo(v, o); ad.Announcement.Peers == nil || len(ad.Announcement.Peers) > 0 {
-			c.adverts = append(c.adverts, ad)
+		if ad.Announcement.Peers = peers.of(o); ad.Announcement.Peers != nil && len(ad.Announcement.Peers) == 0 {
+			continue
+		}
+		for pool := range o.Of(o.Name.Namespace, pools) {
+			list := c.adverts[pool.Name]
+			switch n := len(list); {
+			case n > 0 && list[n-1] == ad:
+			case n < model.MaxAdverts:
+				c.adverts[pool.Name] = append(list, ad)
+			case n == model.MaxAdverts && c.excess[pool.Name] == "":
+				c.excess[pool.Name] = ad.Name.Name
+			}
 		}
 	}
 }
+
+// maxNamed bounds how many names a fault has.
+const maxNamed = 3
 
 // setCommunities takes over the communities of an advertisement, some of which are names; false:
 // there is none of a name.
@@ -170,22 +204,39 @@ func aliases(v *store.View) map[model.Name]string {
 	return all
 }
 
-// advertisedTo are the peers of this node that a BGPAdvertisement is for: those that it names, or
-// all of MetalLB's; nil: all that there are, as MetalLB's objects know of none.
-func (c *Compiler) advertisedTo(v *store.View, ad *model.BGPAdvertisement) []string {
-	if len(ad.Peers) == 0 && len(v.MetalLBPeers()) == 0 {
+// metalLBNames are the names of MetalLB's peers that this node has, sorted; nil: there are no such
+// objects.
+type metalLBNames []string
+
+func (c *Compiler) metalLBNames(v *store.View) metalLBNames {
+	if len(v.MetalLBPeers()) == 0 {
 		return nil
 	}
-	names := []string{}
-	for _, p := range v.MetalLBPeers() {
-		asked := len(ad.Peers) == 0 || p.Name.Namespace == ad.Name.Namespace && slices.Contains(ad.Peers, p.Name.Name)
-		name := metalLBName(p.Name)
-		if asked && slices.ContainsFunc(c.asked[""], func(o *candidate) bool { return o.name == name }) {
-			names = append(names, name)
+	names := metalLBNames{}
+	for _, p := range c.asked[""] {
+		if p.of.Kind == model.MetalLBPeerKind {
+			names = append(names, p.name)
 		}
 	}
 	slices.Sort(names)
 	return names
+}
+
+// of are the peers that a BGPAdvertisement is for: those that it names, or all of MetalLB's; nil:
+// all that there are, as MetalLB's objects know of none.
+func (n metalLBNames) of(ad *model.BGPAdvertisement) []string {
+	if len(ad.Peers) == 0 {
+		return n
+	}
+	names := []string{}
+	for _, peer := range ad.Peers {
+		name := metalLBName(model.Name{Namespace: ad.Name.Namespace, Name: peer})
+		if _, is := slices.BinarySearch(n, name); is {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // advertised are the routes by which an address of a pool is announced.
@@ -195,7 +246,7 @@ func (c *Compiler) advertised(v *store.View, a netip.Addr) map[place]speaker.Ann
 		return nil
 	}
 	list := map[place]speaker.Announcement{}
-	for _, ad := range c.adverts {
+	for _, ad := range c.adverts[pool.Name] {
 		wanted := func(s *model.Service) bool {
 			var labels model.LabelMap
 			if s.LoadBalancer != nil {
@@ -203,7 +254,7 @@ func (c *Compiler) advertised(v *store.View, a netip.Addr) map[place]speaker.Ann
 			}
 			return ad.Services.Matches(labels) && (!s.ExternalLocal || c.ready(v, s, a.Is4()))
 		}
-		if ad.Selects(ad.Name.Namespace, pool) && slices.ContainsFunc(services, wanted) {
+		if slices.ContainsFunc(services, wanted) {
 			p := netip.PrefixFrom(a, length(ad.BGPAdvertisement, a)).Masked()
 			list[place{p, reason{source{addr: a}, ad.Ref()}}] = ad.Announcement
 		}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gaissmai/bart"
+
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -44,6 +46,17 @@ func (n *node) address(is4 bool) netip.Addr {
 func (c *Compiler) setConfiguration(v *store.View) {
 	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{})
 	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+c.cfg.Node), &model.BGPConfiguration{})
+	c.setCommunitiesOf()
+	c.clusterIPs, c.externalIPs, c.loadBalancerIPs = table(c.config.ClusterIPs), table(c.config.ExternalIPs), table(c.config.LoadBalancerIPs)
+	c.setServed()
+}
+
+func table(prefixes []netip.Prefix) *bart.Lite {
+	t := new(bart.Lite)
+	for _, p := range prefixes {
+		t.Insert(p)
+	}
+	return t
 }
 
 // followNodes takes over the nodes: those that changed, or all.
@@ -61,13 +74,13 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
 	}
 	for name := range d.Objects[model.NodeKind] {
 		if old := c.nodes[name.Name]; old != nil {
-			delete(c.nodes, name.Name)
 			for _, a := range old.addresses {
-				c.addresses[a] = slices.DeleteFunc(c.addresses[a], func(n string) bool { return n == name.Name })
-				if len(c.addresses[a]) == 0 {
+				i, _ := slices.BinarySearchFunc(c.addresses[a], name.Name, c.older)
+				if c.addresses[a] = slices.Delete(c.addresses[a], i, i+1); len(c.addresses[a]) == 0 {
 					delete(c.addresses, a)
 				}
 			}
+			delete(c.nodes, name.Name)
 		}
 		if n := v.Node(name.Name); n != nil {
 			c.add(v, n)
@@ -86,8 +99,8 @@ func (c *Compiler) add(v *store.View, o *model.Node) {
 	for _, is4 := range []bool{true, false} {
 		if a := o.Address(is4); a.IsValid() {
 			n.addresses = append(n.addresses, a)
-			c.addresses[a] = append(c.addresses[a], o.Name)
-			slices.SortFunc(c.addresses[a], c.older)
+			i, _ := slices.BinarySearchFunc(c.addresses[a], o.Name, c.older)
+			c.addresses[a] = slices.Insert(c.addresses[a], i, o.Name)
 		}
 	}
 }

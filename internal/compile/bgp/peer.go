@@ -9,6 +9,7 @@ import (
 
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/multimap"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -55,7 +56,7 @@ func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
 
 // setPeers takes over what BGPPeers say, as far as this node is concerned.
 func (c *Compiler) setPeers(v *store.View) {
-	c.forward, c.reverse, c.metalLB, c.filters = nil, nil, nil, map[string]*model.BGPFilter{}
+	c.forward, c.reverse, c.metalLB, c.filters, c.rules = nil, nil, nil, map[string]*model.BGPFilter{}, map[ruleKey]rules{}
 	for _, f := range v.BGPFilters() {
 		c.filters[f.Name] = f
 	}
@@ -157,18 +158,31 @@ func (c *Compiler) nodePeers(n *node) (list []*candidate) {
 		if p := c.meshPeer(own, n, is4); p != nil {
 			list = append(list, p)
 		}
-		for _, p := range c.forward {
-			if !p.Peers.IsZero() && p.Peers.Matches(model.LabelMap(n.Labels)) {
-				list = append(list, c.peer(p, own, n, is4))
+		list = append(list, c.firstPeers(c.forward, own, n, is4, func(p *model.BGPPeer) bool {
+			return !p.Peers.IsZero() && p.Peers.Matches(model.LabelMap(n.Labels))
+		})...)
+		list = append(list, c.firstPeers(c.reverse, own, n, is4, func(p *model.BGPPeer) bool {
+			already := !p.Peers.IsZero() && from(p, own) && p.Peers.Matches(model.LabelMap(n.Labels))
+			return !already && from(p, n) && (!p.Peers.IsZero() || p.Address.Is4() == is4)
+		})...)
+	}
+	return list
+}
+
+// maxRivals is how many BGPPeers are looked at that have the same node as a peer, the first by
+// name: one of them counts, and the others are told so.
+const maxRivals = 16
+
+// firstPeers are what another node is by those of some BGPPeers, sorted by name, that hold.
+func (c *Compiler) firstPeers(all []*model.BGPPeer, own, n *node, is4 bool, holds func(*model.BGPPeer) bool) (list []*candidate) {
+	for _, p := range all {
+		if holds(p) {
+			if peer := c.peer(p, own, n, is4); peer != nil {
+				list = append(list, peer)
 			}
 		}
-		for _, p := range c.reverse {
-			if !p.Peers.IsZero() && slices.Contains(c.forward, p) && p.Peers.Matches(model.LabelMap(n.Labels)) {
-				continue // which it is already
-			}
-			if from(p, n) && (!p.Peers.IsZero() || p.Address.Is4() == is4) {
-				list = append(list, c.peer(p, own, n, is4))
-			}
+		if len(list) == maxRivals {
+			break
 		}
 	}
 	return list
@@ -282,7 +296,8 @@ func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node)
 	if internal && own.cluster.IsValid() && (other == nil || other.cluster != own.cluster) {
 		peer.Cluster = own.cluster
 	}
-	peer.Import, peer.Export = c.rules(p, internal, is4)
+	r := c.rulesOf(ruleKey{p, internal, is4})
+	peer.Import, peer.Export = r.imports, r.exports
 	return peer
 }
 
@@ -290,10 +305,7 @@ func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node)
 func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]bool) {
 	for _, old := range c.asked[who] {
 		touched[old.Address] = true
-		c.rivals[old.Address] = slices.DeleteFunc(c.rivals[old.Address], func(o *candidate) bool { return o == old })
-		if len(c.rivals[old.Address]) == 0 {
-			delete(c.rivals, old.Address)
-		}
+		multimap.Remove(c.rivals, old.Address, old)
 	}
 	delete(c.asked, who)
 	for _, p := range list {
@@ -302,7 +314,7 @@ func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]boo
 		}
 		touched[p.Address], p.MaxRoutes = true, maxRoutes
 		c.asked[who] = append(c.asked[who], p)
-		c.rivals[p.Address] = append(c.rivals[p.Address], p)
+		multimap.Add(c.rivals, p.Address, p)
 	}
 }
 
@@ -315,17 +327,23 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 		}
 	}
 	for a := range touched {
-		rivals := c.rivals[a]
-		if len(rivals) == 0 {
-			continue
-		}
-		slices.SortFunc(rivals, func(x, y *candidate) int {
-			if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
-				return c.older(x.node, y.node)
+		var first *candidate
+		for p := range c.rivals[a] {
+			if first == nil || c.before(p, first) {
+				first = p
 			}
-			return strings.Compare(x.name, y.name)
-		})
-		c.chosen[a] = rivals[0]
-		c.peers.Set(rivals[0].name, &rivals[0].Peer)
+		}
+		if first != nil {
+			c.chosen[a] = first
+			c.peers.Set(first.name, &first.Peer)
+		}
 	}
+}
+
+// before reports whether one candidate counts rather than another of its address.
+func (c *Compiler) before(x, y *candidate) bool {
+	if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
+		return c.older(x.node, y.node) < 0
+	}
+	return x.name < y.name
 }

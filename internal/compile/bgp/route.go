@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gaissmai/bart"
+
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -97,23 +99,22 @@ func compareAnnouncements(a, b speaker.Announcement) int {
 	return cmp.Or(cmp.Compare(a.LocalPref, b.LocalPref), slices.Compare(a.Peers, b.Peers), slices.Compare(a.Communities, b.Communities))
 }
 
-// setPools takes over the pools, the smallest first.
+// setPools takes over the pools: of those of one CIDR the first by name.
 func (c *Compiler) setPools(v *store.View) {
-	c.pools = append(v.IPPools(), c.cfg.Pools...)
-	slices.SortFunc(c.pools, func(a, b *model.IPPool) int {
-		return cmp.Or(cmp.Compare(b.CIDR.Bits(), a.CIDR.Bits()), a.CIDR.Compare(b.CIDR), cmp.Compare(a.Name, b.Name))
-	})
+	c.pools = new(bart.Table[*model.IPPool])
+	for _, p := range slices.Concat(v.IPPools(), c.cfg.Pools) {
+		if other, has := c.pools.Get(p.CIDR); !has || p.Name < other.Name {
+			c.pools.Insert(p.CIDR, p)
+		}
+	}
 }
 
 // exported reports whether routes to pods' addresses are announced, as the pool that they are of
 // says.
 func (c *Compiler) exported(p netip.Prefix) bool {
-	i := slices.IndexFunc(c.pools, func(pool *model.IPPool) bool { return within(p, pool.CIDR) })
-	return i >= 0 && !c.pools[i].DisableBGPExport
+	pool, found := c.pools.LookupPrefix(p)
+	return found && !pool.DisableBGPExport
 }
-
-// within reports whether a prefix lies in another.
-func within(p, in netip.Prefix) bool { return in.Bits() <= p.Bits() && in.Contains(p.Addr()) }
 
 // followBlocks takes over this node's blocks, and reports whether there are others than before.
 func (c *Compiler) followBlocks(v *store.View, d store.Dirty, basis bool) (others bool) {
@@ -144,29 +145,38 @@ func (c *Compiler) podRoutes() map[place]speaker.Announcement {
 	for _, p := range own.PodCIDRs {
 		add(p)
 	}
+	cidrs := table(own.PodCIDRs)
 	for _, block := range c.blocks {
-		if !slices.ContainsFunc(own.PodCIDRs, func(p netip.Prefix) bool { return within(block, p) }) {
+		if !cidrs.LookupPrefix(block) {
 			add(block)
 		}
 	}
 	return list
 }
 
-// communities are those that BGPConfigurations have for a route: that of this node, or else of all.
-func (c *Compiler) communities(p netip.Prefix) (list []string) {
+// setCommunitiesOf takes over the communities that BGPConfigurations have for routes: that of this
+// node, or else of all.
+func (c *Compiler) setCommunitiesOf() {
+	c.communitiesOf = new(bart.Table[[]string])
 	said := c.mine.Advertisements
 	if len(said) == 0 {
 		said = c.config.Advertisements
 	}
 	for _, ad := range said {
-		if !within(p, ad.CIDR) {
-			continue
-		}
+		list, _ := c.communitiesOf.Get(ad.CIDR)
 		for _, text := range ad.Communities {
 			if value := c.community(text); value != "" {
 				list = append(list, value)
 			}
 		}
+		c.communitiesOf.Insert(ad.CIDR, list)
+	}
+}
+
+// communities are those of a route.
+func (c *Compiler) communities(p netip.Prefix) (list []string) {
+	for _, more := range c.communitiesOf.Supernets(p) {
+		list = append(list, more...)
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
@@ -180,54 +190,37 @@ func (c *Compiler) community(text string) string {
 	return cmp.Or(c.mine.Communities[text], c.config.Communities[text])
 }
 
-// passOn are the ranges of which learned routes are passed on: those of pods and of services, but
-// for pools that are not to be announced.
+// passOn are the ranges of which learned routes are passed on: those of services, and of pods but
+// for pools that are not to be announced. Of pools within each other the smallest counts.
 func (c *Compiler) passOn() []netip.Prefix {
-	var list []netip.Prefix
-	for _, p := range c.pools {
-		if p.DisableBGPExport {
-			continue
-		}
-		parts := []netip.Prefix{p.CIDR}
-		for _, other := range c.pools {
-			if other.DisableBGPExport && other.CIDR != p.CIDR && within(other.CIDR, p.CIDR) {
-				parts = without(parts, other.CIDR)
-			}
-		}
-		list = append(list, parts...)
+	list := slices.Clone(c.served)
+	var around []*model.IPPool // where the sweep is: one that is announced, or one that is not within such
+	var at netip.Addr          // list has what comes before it
+	add := func(last netip.Addr) {
+		list = slices.AppendSeq(list, model.AddressRange{First: at, Last: last}.Prefixes())
 	}
-	list = append(list, c.Served()...)
+	leave := func(p *model.IPPool) {
+		if !p.DisableBGPExport {
+			add(model.Last(p.CIDR))
+		}
+		at, around = model.Last(p.CIDR).Next(), around[:len(around)-1]
+	}
+	for cidr, p := range c.pools.AllSorted() { // a larger one before those within
+		for len(around) > 0 && !around[len(around)-1].CIDR.Overlaps(cidr) {
+			leave(around[len(around)-1])
+		}
+		within := len(around) > 0 && !around[len(around)-1].DisableBGPExport
+		if within != p.DisableBGPExport {
+			continue // it is as what is around it
+		}
+		if within {
+			add(cidr.Addr().Prev())
+		}
+		around, at = append(around, p), cidr.Addr()
+	}
+	for len(around) > 0 {
+		leave(around[len(around)-1])
+	}
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return slices.Compact(list)
-}
-
-// without returns what prefixes hold that another does not.
-func without(list []netip.Prefix, hole netip.Prefix) (rest []netip.Prefix) {
-	for _, p := range list {
-		if within(p, hole) {
-			continue
-		}
-		if !within(hole, p) {
-			rest = append(rest, p)
-			continue
-		}
-		for p.Bits() < hole.Bits() { // one half is free of the hole, the other one has it
-			low := netip.PrefixFrom(p.Addr(), p.Bits()+1)
-			high := netip.PrefixFrom(upper(p), p.Bits()+1)
-			if within(hole, low) {
-				rest, p = append(rest, high), low
-			} else {
-				rest, p = append(rest, low), high
-			}
-		}
-	}
-	return rest
-}
-
-// upper is the first address of the upper half of a prefix.
-func upper(p netip.Prefix) netip.Addr {
-	a := p.Addr().AsSlice()
-	a[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
-	high, _ := netip.AddrFromSlice(a)
-	return high
 }

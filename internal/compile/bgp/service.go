@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -25,12 +27,18 @@ func (c *Compiler) ranges() []netip.Prefix {
 	return slices.Concat(c.config.ClusterIPs, c.config.ExternalIPs, c.config.LoadBalancerIPs)
 }
 
-// Served returns the ranges of services' addresses that nodes may announce, sorted: each node
-// serves them by itself.
-func (c *Compiler) Served() []netip.Prefix {
-	list := slices.Concat(c.ranges(), slices.Collect(maps.Keys(c.pooled)))
-	slices.SortFunc(list, netip.Prefix.Compare)
-	return slices.Compact(list)
+// Served returns the ranges of services' addresses that nodes may announce, sorted, as each node
+// serves them by itself; and whether they may be others than at the last call.
+func (c *Compiler) Served() (ranges []netip.Prefix, changed bool) {
+	changed, c.servedMoved = c.servedMoved, false
+	return c.served, changed
+}
+
+// setServed says what Served returns.
+func (c *Compiler) setServed() {
+	c.served = slices.Concat(c.ranges(), slices.Collect(maps.Keys(c.pooled)))
+	slices.SortFunc(c.served, netip.Prefix.Compare)
+	c.served, c.servedMoved = slices.Compact(c.served), true
 }
 
 // rangeRoutes are those to the ranges of services' addresses. Those to single addresses are
@@ -59,22 +67,22 @@ func (c *Compiler) serviceRoutes(v *store.View, s *model.Service) map[place]spea
 		return nil
 	}
 	var list map[place]speaker.Announcement
-	add := func(addrs []netip.Addr, ranges []netip.Prefix, each bool) {
+	add := func(addrs []netip.Addr, ranges *bart.Lite, each bool) {
 		for _, a := range addrs {
-			i := slices.IndexFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
-			if i < 0 || !s.ExternalLocal && !each && !ranges[i].IsSingleIP() || s.ExternalLocal && !c.ready(v, s, a.Is4()) {
+			p := netip.PrefixFrom(a, a.BitLen())
+			in, found := ranges.LookupPrefixLPM(p)
+			if !found || !s.ExternalLocal && !each && !in.IsSingleIP() || s.ExternalLocal && !c.ready(v, s, a.Is4()) {
 				continue
 			}
 			if list == nil {
 				list = map[place]speaker.Announcement{}
 			}
-			p := netip.PrefixFrom(a, a.BitLen())
 			list[place{p, reason{source{of: s.Ref()}, s.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
 		}
 	}
-	add(s.ClusterIPs, c.config.ClusterIPs, false)
-	add(s.ExternalIPs, c.config.ExternalIPs, false)
-	add(s.LoadBalancerIPs, c.config.LoadBalancerIPs, c.config.EachLoadBalancerIP)
+	add(s.ClusterIPs, c.clusterIPs, false)
+	add(s.ExternalIPs, c.externalIPs, false)
+	add(s.LoadBalancerIPs, c.loadBalancerIPs, c.config.EachLoadBalancerIP)
 	return list
 }
 

@@ -56,8 +56,12 @@ func (c *Compiler) View() View {
 	s := c.settings
 	v.AS, v.RouterID, v.Listen, v.Port, v.Restart, v.PassOn = s.AS, s.RouterID, s.Listen, s.Port, s.Restart, s.PassOn
 	v.Mesh, v.Cluster = !c.config.NoMesh && !own.cluster.IsValid(), own.cluster
+	filters := map[model.Ref][]string{}
+	for _, p := range slices.Concat(c.forward, c.reverse) {
+		filters[p.Ref()] = p.Filters
+	}
 	for _, p := range c.chosen {
-		v.Peers = append(v.Peers, c.viewPeer(p))
+		v.Peers = append(v.Peers, viewPeer(p, filters[p.of]))
 	}
 	slices.SortFunc(v.Peers, func(a, b PeerView) int { return cmp.Compare(a.Name, b.Name) })
 	for to, r := range c.allRoutes {
@@ -85,17 +89,11 @@ func (c *Compiler) By(a netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-func (c *Compiler) viewPeer(p *candidate) PeerView {
-	view := PeerView{
+func viewPeer(p *candidate, filters []string) PeerView {
+	return PeerView{
 		Name: p.name, Object: p.of, Node: p.node, Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS,
-		Password: p.Password != "", Client: p.Cluster.IsValid(),
+		Password: p.Password != "", Client: p.Cluster.IsValid(), Filters: filters,
 	}
-	for _, o := range slices.Concat(c.forward, c.reverse) {
-		if o.Ref() == p.of {
-			view.Filters = o.Filters
-		}
-	}
-	return view
 }
 
 // why are the objects that give reasons: of an address of a pool, its Services are not told.

@@ -11,18 +11,23 @@ import (
 // claims are who claims what only one node can have. The oldest of them has it.
 type claims[K comparable] map[K][]*model.Node
 
-// add adds a claim, and to again those whose claims are the same.
+// add adds a claim, and to again those whose claims are the same if another has it now.
 func (c claims[K]) add(k K, n *model.Node, again map[string]bool) {
 	rivals := c[k]
 	i, _ := slices.BinarySearchFunc(rivals, n, older)
-	name(rivals, again)
+	if i == 0 {
+		name(rivals, again)
+	}
 	c[k] = slices.Insert(rivals, i, n)
 }
 
 // drop takes a node's claim back.
-func (c claims[K]) drop(k K, node string, again map[string]bool) {
-	rest := slices.DeleteFunc(c[k], func(n *model.Node) bool { return n.Name == node })
-	name(rest, again)
+func (c claims[K]) drop(k K, n *model.Node, again map[string]bool) {
+	i, _ := slices.BinarySearchFunc(c[k], n, older)
+	rest := slices.Delete(c[k], i, i+1)
+	if i == 0 {
+		name(rest, again)
+	}
 	if c[k] = rest; len(rest) == 0 {
 		delete(c, k)
 	}
@@ -37,55 +42,80 @@ func name(nodes []*model.Node, into map[string]bool) {
 // winner is the node that has what is claimed.
 func (c claims[K]) winner(k K) string { return c[k][0].Name }
 
-// other names another node that claims the same; "" if there is none.
-func (c claims[K]) other(k K, node string) string {
-	for _, n := range c[k] {
-		if n.Name != node {
-			return n.Name
-		}
-	}
-	return ""
-}
-
 // older orders nodes by age.
 func older(a, b *model.Node) int { return a.Birth().Compare(b.Birth()) }
 
-// claimCIDR takes over that a node has a pod CIDR or block, or no longer, and adds to again whose
-// claims that touches.
-func (c *Compiler) claimCIDR(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
-	by := -1
-	if there {
-		by = 1
-		c.cidrs.add(p, n, again)
-	} else {
-		c.cidrs.drop(p, n.Name, again)
+// younger are those of some nodes, the oldest first, that came after another.
+func younger(nodes []*model.Node, n *model.Node) []*model.Node {
+	i, has := slices.BinarySearchFunc(nodes, n, older)
+	if has {
+		i++
 	}
-	lengths := c.lengths[p.Addr().Is4()]
-	if lengths[p.Bits()] += by; lengths[p.Bits()] == 0 {
-		delete(lengths, p.Bits())
-	}
-	c.reclaimed[p] = true
-	c.nameIn(p, again)
+	return nodes[i:]
 }
 
-// nameIn adds to again who has addresses, or smaller CIDRs, in a CIDR.
-func (c *Compiler) nameIn(p netip.Prefix, again map[string]bool) {
+// cidr is who claims a pod CIDR or block, and who has the pods in it, each the oldest first: one at
+// most has them, once that is decided.
+type cidr struct {
+	claims, holders []*model.Node
+	// eldest is the address in it of the oldest node that has one; invalid: there is none.
+	eldest netip.Addr
+	known  bool // or it is to be looked for
+}
+
+// open are those whom no older one with the same CIDR keeps from having the pods in it.
+func (of *cidr) open() []*model.Node {
+	if len(of.holders) == 0 {
+		return of.claims
+	}
+	i, _ := slices.BinarySearchFunc(of.claims, of.holders[0], older)
+	return of.claims[:i+1]
+}
+
+// claimCIDR takes over that a node has a pod CIDR or block, or no longer, and adds to again whose
+// claims that touches.
+func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[string]bool) {
+	c.reclaimed[p] = true
+	of, _ := c.cidrs.Get(p)
+	if there {
+		if of == nil {
+			of = &cidr{}
+			c.cidrs.Insert(p, of)
+		}
+		i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
+		of.claims = slices.Insert(of.claims, i, n.Node)
+		return
+	}
+	if why, decided := n.denied[p]; decided && why == "" {
+		c.hold(p, n.Node, false, again)
+	}
+	i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
+	if of.claims = slices.Delete(of.claims, i, i+1); len(of.claims) == 0 {
+		c.cidrs.Delete(p)
+	}
+}
+
+// hold takes over that a node has the pods in a CIDR, or no longer, and adds to again for whom that
+// matters: newer nodes with the same, and those with addresses or smaller CIDRs in it.
+func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
+	of, _ := c.cidrs.Get(p)
+	switch i, has := slices.BinarySearchFunc(of.holders, n, older); {
+	case there && !has:
+		of.holders = slices.Insert(of.holders, i, n)
+	case !there && has:
+		of.holders = slices.Delete(of.holders, i, i+1)
+	}
 	if c.nodeAddrs.spoiled {
 		return // all nodes are compiled again
 	}
+	name(younger(of.claims, n), again)
 	for a := range c.nodeAddrs.in(p, c.addrs) {
-		name(c.addrs[a], again)
+		name(c.addrs[a][:1], again)
 	}
-	for bits := range c.lengths[p.Addr().Is4()] {
-		if bits <= p.Bits() {
-			continue
+	for inner, of := range c.cidrs.Subnets(p) {
+		if inner != p {
+			name(of.open(), again)
 		}
-		for inner, rivals := range c.cidrs {
-			if p.Bits() < inner.Bits() && p.Contains(inner.Addr()) {
-				name(rivals, again)
-			}
-		}
-		return
 	}
 }
 
@@ -102,11 +132,15 @@ func (c *Compiler) decide(again map[string]bool) {
 		}
 		slices.SortFunc(list, func(a, b *node) int { return older(a.Node, b.Node) })
 		for _, n := range list {
-			for i, cidr := range n.cidrs {
-				if why := c.deny(n, i); why != n.denied[i] {
-					n.denied[i], c.reclaimed[cidr] = why, true
-					name(c.cidrs[cidr], again)
-					c.nameIn(cidr, again)
+			for i, p := range n.cidrs {
+				why := c.deny(n, i)
+				old, known := n.denied[p]
+				if known && why == old {
+					continue
+				}
+				n.denied[p], c.reclaimed[p] = why, true
+				if had, has := known && old == "", why == ""; had != has {
+					c.hold(p, n.Node, has, again)
 				}
 			}
 		}
@@ -135,32 +169,12 @@ func (c *Compiler) deny(n *node, i int) string {
 // holder returns the smallest CIDR that holds a prefix, or is the same, and the node that has the
 // pods in it; nil: there is none. Before, if not nil, has those of older nodes alone count.
 func (c *Compiler) holder(p netip.Prefix, before *model.Node) (by netip.Prefix, n *node) {
-	for bits := range c.lengths[p.Addr().Is4()] {
-		if bits > p.Bits() || n != nil && bits < by.Bits() {
-			continue
-		}
-		around, err := p.Addr().Prefix(bits)
-		if err != nil {
-			continue
-		}
-		if r := c.has(around, before); r != nil {
-			by, n = around, r
+	for around, of := range c.cidrs.Supernets(p) {
+		if len(of.holders) > 0 && (before == nil || older(of.holders[0], before) < 0) {
+			return around, c.nodes[of.holders[0].Name]
 		}
 	}
-	return by, n
-}
-
-// has returns the node that has the pods in a CIDR; nil: none has. Before is as for holder.
-func (c *Compiler) has(cidr netip.Prefix, before *model.Node) *node {
-	for _, rival := range c.cidrs[cidr] {
-		if before != nil && older(rival, before) >= 0 {
-			break
-		}
-		if n := c.nodes[rival.Name]; n.denied[slices.Index(n.cidrs, cidr)] == "" {
-			return n
-		}
-	}
-	return nil
+	return netip.Prefix{}, nil
 }
 
 // lost says who has the address of a node in its place; "": it has it itself.
@@ -168,8 +182,11 @@ func (c *Compiler) lost(a netip.Addr, n *model.Node) string {
 	if winner := c.addrs.winner(a); winner != n.Name {
 		return "that of Node " + winner
 	}
-	if by, holder := c.holder(netip.PrefixFrom(a, a.BitLen()), n); holder != nil {
+	if by, holder := c.holder(single(a), n); holder != nil {
 		return fmt.Sprintf("in %s, pods of Node %s", by, holder.Name)
 	}
 	return ""
 }
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -69,35 +71,37 @@ type Compiler struct {
 	own       *model.Node // as it is, or was last; nil: there has been none
 	nodes     map[string]*node
 	pools     []*model.IPPool // the smallest first
+	byCIDR    *bart.Table[*model.IPPool]
 	blocks    map[string]*model.BlockAffinity
 	of        map[string]map[string]netip.Prefix // node → the names of its blocks
-	cidrs     claims[netip.Prefix]
-	lengths   map[bool]map[int]int // how many of IPv4, and of IPv6, have a prefix length
+	cidrs     *bart.Table[*cidr]
 	addrs     claims[netip.Addr]
 	nodeAddrs nodeAddrs // the same, sorted
 	macs      claims[state.MAC]
 	keys      claims[model.PublicKey]
 
-	learned    map[netip.Prefix]*learned
+	learned    *bart.Table[*learned]
 	relearned  map[netip.Prefix]bool // to be looked at in the next Update
+	rehopped   map[netip.Addr]bool   // next hops whose routes are to be, which many nodes may claim
 	foreign    map[netip.Prefix]bool // routes of the fabric that were learned
 	refused    map[netip.Prefix]*learned
-	byHop      map[netip.Addr]map[netip.Prefix]struct{} // learned routes by their next hop
-	bits       map[int]int                              // how many learned routes there are of a length
-	hops       map[netip.Addr]hop                       // those that Resolve was asked for
+	byHop      *bart.Table[map[netip.Prefix]struct{}] // learned routes by their next hop
+	hops       map[netip.Addr]hop                     // those that Resolve was asked for
 	served     []netip.Prefix
+	serves     bart.Lite // the same
 	apiServers []netip.Addr
 	reclaimed  map[netip.Prefix]bool // CIDRs that other nodes have since the last Update
 	podLinks   map[string]bool       // interfaces that lead to pods of this node
 	guarded    []guarded
-	doubted    bool // what is served or guarded has changed
+	ownPods    bart.Lite // which are guarded, too
+	doubted    bool      // what is served has changed
 }
 
 // node is another node, or the own one, as it was compiled.
 type node struct {
 	*model.Node
-	cidrs  []netip.Prefix // its pod CIDRs, then its blocks that are not in them
-	denied []string       // of each, why the node does not have the pods in it; "": it does
+	cidrs  []netip.Prefix          // its pod CIDRs, then its blocks that are not in them
+	denied map[netip.Prefix]string // of each, why the node does not have the pods in it; "": it does
 	routes []netip.Prefix
 	vteps  []state.VTEPKey
 	peer   *state.Peer // nil: what goes there is not encrypted
@@ -116,10 +120,10 @@ type lack struct {
 func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
-		cfg: cfg, fabric: f, nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: claims[netip.Prefix]{}, lengths: map[bool]map[int]int{true: {}, false: {}}, addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
-		learned: map[netip.Prefix]*learned{}, relearned: map[netip.Prefix]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
-		byHop: map[netip.Addr]map[netip.Prefix]struct{}{}, hops: map[netip.Addr]hop{}, bits: map[int]int{}, reclaimed: map[netip.Prefix]bool{},
+		cfg: cfg, fabric: f, byCIDR: new(bart.Table[*model.IPPool]), nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
+		cidrs: new(bart.Table[*cidr]), addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		learned: new(bart.Table[*learned]), relearned: map[netip.Prefix]bool{}, rehopped: map[netip.Addr]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
+		byHop: new(bart.Table[map[netip.Prefix]struct{}]), hops: map[netip.Addr]hop{}, reclaimed: map[netip.Prefix]bool{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),
 		vteps:   diff.NewMap(f.VTEPs, diff.Values[state.VTEP]),
 		peers:   diff.NewMap(f.Peers, (*state.Peer).Equal),
@@ -157,13 +161,13 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	for name := range d.Objects[model.NodeKind] {
 		changed[name.Name] = true
 	}
-	families := [2]bool{len(c.lengths[true]) > 0, len(c.lengths[false]) > 0}
+	families := [2]bool{c.pods(true), c.pods(false)}
 	c.nodeAddrs.spoiled = c.nodeAddrs.spoiled || len(changed) > many
 	for name := range changed {
 		c.take(name, v.Node(name), again)
 		all = all || name == c.cfg.Node
 	}
-	all = all || families != [2]bool{len(c.lengths[true]) > 0, len(c.lengths[false]) > 0}
+	all = all || families != [2]bool{c.pods(true), c.pods(false)}
 	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
@@ -186,16 +190,16 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	}
 	for name := range again {
 		if n := c.nodes[name]; n != nil {
-			for _, a := range addresses(n.Node) {
-				c.relearnBy(a)
-			}
+			c.rehop(n)
 			for _, p := range n.cidrs {
-				if c.learned[p] != nil {
-					c.relearned[p] = true
-				}
+				c.relearn(p)
 			}
 		}
 	}
+	for a := range c.rehopped {
+		c.relearnBy(a)
+	}
+	clear(c.rehopped)
 	c.follow(all)
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
@@ -207,6 +211,18 @@ const many = 100
 func (c *Compiler) setPools(pools []*model.IPPool) {
 	c.pools = append(pools, c.cfg.Pools...)
 	slices.SortFunc(c.pools, comparePools)
+	c.byCIDR = new(bart.Table[*model.IPPool])
+	for _, p := range slices.Backward(c.pools) { // so that the first of one CIDR stays
+		c.byCIDR.Insert(p.CIDR, p)
+	}
+}
+
+// pods reports whether nodes have pods of a family.
+func (c *Compiler) pods(is4 bool) bool {
+	if is4 {
+		return c.cidrs.Size4() > 0
+	}
+	return c.cidrs.Size6() > 0
 }
 
 // takeBlock takes over a version of a block, nil if it is gone, and adds to changed whose it was
@@ -228,10 +244,16 @@ func (c *Compiler) takeBlock(name string, now *model.BlockAffinity, changed map[
 
 // cidrsOf are a node's pod CIDRs and then those of its blocks that are not in them.
 func (c *Compiler) cidrsOf(n *model.Node) []netip.Prefix {
-	all := slices.Clip(n.PodCIDRs)
-	for _, block := range slices.SortedFunc(maps.Values(c.of[n.Name]), netip.Prefix.Compare) {
-		within := func(p netip.Prefix) bool { return p.Bits() <= block.Bits() && p.Contains(block.Addr()) }
-		if !slices.ContainsFunc(all, within) {
+	all, has := slices.Clip(n.PodCIDRs), new(bart.Lite)
+	if len(c.of[n.Name]) == 0 {
+		return all
+	}
+	for _, p := range n.PodCIDRs {
+		has.Insert(p)
+	}
+	for _, block := range slices.SortedFunc(maps.Values(c.of[n.Name]), netip.Prefix.Compare) { // the larger first
+		if !has.LookupPrefix(block) {
+			has.Insert(block)
 			all = append(all, block)
 		}
 	}
@@ -251,27 +273,26 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 		c.clear(old)
 		delete(c.nodes, name)
 		for _, p := range old.cidrs {
-			c.claimCIDR(p, old.Node, false, again)
+			c.claimCIDR(p, old, false, again)
 		}
 		for _, a := range addresses(old.Node) {
 			c.claimAddress(a, old.Node, false, again)
-			c.relearnBy(a)
 		}
+		c.rehop(old)
 		for _, m := range macs(old.Node) {
-			c.macs.drop(m, name, again)
+			c.macs.drop(m, old.Node, again)
 		}
 		if key := old.Key(); key != (model.PublicKey{}) {
-			c.keys.drop(key, name, again)
+			c.keys.drop(key, old.Node, again)
 		}
 	}
 	if now == nil {
 		return
 	}
-	n := &node{Node: now, cidrs: c.cidrsOf(now)}
-	n.denied = make([]string, len(n.cidrs))
+	n := &node{Node: now, cidrs: c.cidrsOf(now), denied: map[netip.Prefix]string{}}
 	c.nodes[name], again[name] = n, true
 	for _, p := range n.cidrs {
-		c.claimCIDR(p, now, true, again)
+		c.claimCIDR(p, n, true, again)
 	}
 	for _, a := range addresses(now) {
 		c.claimAddress(a, now, true, again)
@@ -288,9 +309,7 @@ func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
 func (c *Compiler) clear(n *node) {
 	for _, p := range n.routes {
 		c.routes.Set(p, nil)
-		if c.learned[p] != nil {
-			c.relearned[p] = true
-		}
+		c.relearn(p)
 	}
 	for _, k := range n.vteps {
 		c.vteps.Set(k, nil)
@@ -312,7 +331,7 @@ func (c *Compiler) compile(n *node) {
 		if pool != nil && i < len(n.PodCIDRs) { // blocks are as Calico gives them out
 			n.judge(cidr, pool)
 		}
-		switch why := n.denied[i]; {
+		switch why := n.denied[cidr]; {
 		case why != "":
 			n.fault("its pod CIDR %s %s: its pods there are not reached; give it another", cidr, why)
 		case pool == nil:
@@ -346,8 +365,10 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 	switch {
 	case key == model.PublicKey{}:
 		return plain("it has no key for WireGuard; run its agent with --encrypt")
-	case c.keys.winner(key) != n.Name || key == c.cfg.Key:
-		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", cmp.Or(c.keys.other(key, n.Name), c.cfg.Node))
+	case c.keys.winner(key) != n.Name:
+		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", c.keys.winner(key))
+	case key == c.cfg.Key:
+		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", c.cfg.Node)
 	case !endpoint.IsValid():
 		return plain("it has no %s address", familyName(is4))
 	case c.lost(endpoint, n.Node) != "":
@@ -379,9 +400,8 @@ func (c *Compiler) encrypted() *model.HostAddress {
 func (c *Compiler) route(n *node, to netip.Prefix, r state.Route) {
 	n.routes = append(n.routes, to)
 	c.routes.Set(to, &r)
-	if delete(c.foreign, to); c.learned[to] != nil {
-		c.relearned[to] = true
-	}
+	delete(c.foreign, to)
+	c.relearn(to)
 }
 
 // reach adds the way to pods of another node.
@@ -461,7 +481,7 @@ func (c *Compiler) compileOwn() {
 	want := map[string]*state.Tunnel{}
 	for _, is4 := range []bool{true, false} {
 		local := c.local(is4)
-		if local == nil || len(c.lengths[is4]) == 0 {
+		if local == nil || !c.pods(is4) {
 			continue
 		}
 		addr := local.Prefix.Addr()
@@ -540,11 +560,8 @@ func (c *Compiler) direct(remote netip.Addr, local *model.HostAddress) *model.Ho
 
 // pool returns the pool that counts for pods' addresses, nil if none holds them.
 func (c *Compiler) pool(cidr netip.Prefix) *model.IPPool {
-	i := slices.IndexFunc(c.pools, func(p *model.IPPool) bool { return p.CIDR.Bits() <= cidr.Bits() && p.CIDR.Contains(cidr.Addr()) })
-	if i < 0 {
-		return nil
-	}
-	return c.pools[i]
+	p, _ := c.byCIDR.LookupPrefix(cidr)
+	return p
 }
 
 // addresses are the first of each family.

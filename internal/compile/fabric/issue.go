@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
@@ -62,11 +63,11 @@ func (c *Compiler) list() (list []model.Issue) {
 			around, other := c.holder(netip.PrefixFrom(cidr.Addr(), max(cidr.Bits()-1, 0)), nil)
 			switch {
 			case other == nil || other == n:
-			case !slices.Contains(n.PodCIDRs, cidr): // a block, which Calico gives out whatever pod CIDRs there are
+			case i >= len(n.PodCIDRs): // a block, which Calico gives out whatever pod CIDRs there are
 				if other.Name == c.cfg.Node {
 					inside = append(inside, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 				}
-			case n.denied[i] == "" && older(n.Node, other.Node) < 0: // who came later is to have another
+			case n.denied[cidr] == "" && older(n.Node, other.Node) < 0: // who came later is to have another
 				nested.add(other.Name, around, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 			}
 		}
@@ -153,20 +154,28 @@ func comparePools(a, b *model.IPPool) int {
 	return cmp.Or(cmp.Compare(b.CIDR.Bits(), a.CIDR.Bits()), a.CIDR.Compare(b.CIDR), strings.Compare(a.Name, b.Name))
 }
 
-// poolIssues name the pools that overlap. Those that flags say are there for what is in no other.
+// poolIssues name the pools that overlap others: those within one, which come after it, and those
+// of the same CIDR. Those that flags say are there for what is in no other.
 func (c *Compiler) poolIssues() (list []model.Issue) {
-	for i, p := range c.pools {
-		for _, larger := range c.pools[i+1:] {
-			if !larger.CIDR.Overlaps(p.CIDR) || slices.Contains(c.cfg.Pools, larger) {
-				continue
-			}
-			issue := larger.Ref().Issue(fmt.Sprintf("its cidr %s overlaps %s of IPPool %s, which counts for the addresses in both; change one of them", larger.CIDR, p.CIDR, p.Name))
-			issue.InForce, issue.Everywhere = model.InForceRest, true
-			if larger.CIDR == p.CIDR {
-				issue.InForce = model.InForceNothing
-			}
-			list = append(list, issue)
+	sorted := slices.SortedFunc(slices.Values(c.pools), func(a, b *model.IPPool) int {
+		return cmp.Or(a.CIDR.Compare(b.CIDR), strings.Compare(b.Name, a.Name))
+	})
+	for i, p := range sorted {
+		after := sorted[i+1:]
+		n := sort.Search(len(after), func(j int) bool { return !p.CIDR.Overlaps(after[j].CIDR) })
+		if n == 0 || slices.Contains(c.cfg.Pools, p) {
+			continue
 		}
+		other, inForce, count, more := after[0], model.InForceRest, "counts", ""
+		if winner, _ := c.byCIDR.Get(p.CIDR); winner != p {
+			other, inForce = winner, model.InForceNothing
+		}
+		if n > 1 {
+			count, more = "count", fmt.Sprintf(" and %d more", n-1)
+		}
+		issue := p.Ref().Issue(fmt.Sprintf("its cidr %s overlaps %s of IPPool %s%s, which %s for the addresses in both; change one of them", p.CIDR, other.CIDR, other.Name, more, count))
+		issue.InForce, issue.Everywhere = inForce, true
+		list = append(list, issue)
 	}
 	return list
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gaissmai/bart"
+
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -37,27 +39,25 @@ type hop struct {
 // longer; the next Update follows.
 func (c *Compiler) SetLearned(routes map[netip.Prefix]*bgp.Learned) {
 	for p, l := range routes {
-		if old := c.learned[p]; old != nil {
-			if c.bits[p.Bits()]--; c.bits[p.Bits()] == 0 {
-				delete(c.bits, p.Bits())
-			}
-			delete(c.byHop[old.NextHop], p)
-			if len(c.byHop[old.NextHop]) == 0 {
-				delete(c.byHop, old.NextHop)
+		if old, there := c.learned.Get(p); there {
+			by, _ := c.byHop.Get(single(old.NextHop))
+			if delete(by, p); len(by) == 0 {
+				c.byHop.Delete(single(old.NextHop))
 				delete(c.hops, old.NextHop)
 			}
 		}
 		c.relearned[p] = true
 		if l == nil {
-			delete(c.learned, p)
+			c.learned.Delete(p)
 			continue
 		}
-		c.learned[p] = &learned{Learned: l}
-		c.bits[p.Bits()]++
-		if c.byHop[l.NextHop] == nil {
-			c.byHop[l.NextHop] = map[netip.Prefix]struct{}{}
+		c.learned.Insert(p, &learned{Learned: l})
+		by, _ := c.byHop.Get(single(l.NextHop))
+		if by == nil {
+			by = map[netip.Prefix]struct{}{}
+			c.byHop.Insert(single(l.NextHop), by)
 		}
-		c.byHop[l.NextHop][p] = struct{}{}
+		by[p] = struct{}{}
 	}
 }
 
@@ -66,7 +66,10 @@ func (c *Compiler) SetLearned(routes map[netip.Prefix]*bgp.Learned) {
 // next Update follows.
 func (c *Compiler) SetServed(ranges []netip.Prefix) {
 	if !slices.Equal(c.served, ranges) {
-		c.served, c.doubted = ranges, true
+		c.served, c.serves, c.doubted = ranges, bart.Lite{}, true
+		for _, p := range ranges {
+			c.serves.Insert(p)
+		}
 	}
 }
 
@@ -115,33 +118,36 @@ func (c *Compiler) resolve(to netip.Addr) (h hop) {
 
 // relearnBy has the routes by a next hop looked at again, and those to it.
 func (c *Compiler) relearnBy(nextHop netip.Addr) {
-	for p := range c.byHop[nextHop] {
+	by, _ := c.byHop.Get(single(nextHop))
+	for p := range by {
 		c.relearned[p] = true
 	}
-	for bits := range c.bits {
-		if p, err := nextHop.Prefix(bits); err == nil && c.learned[p] != nil {
-			c.relearned[p] = true
-		}
+	for p := range c.learned.Supernets(single(nextHop)) {
+		c.relearned[p] = true
 	}
 }
 
-// relearnIn has the routes in some CIDRs looked at again, and those by next hops there.
-func (c *Compiler) relearnIn(cidrs map[netip.Prefix]bool) {
-	if len(cidrs) > many {
-		c.doubted = true
-		return
+// rehop has the routes by a node looked at again.
+func (c *Compiler) rehop(n *node) {
+	for _, a := range addresses(n.Node) {
+		c.rehopped[a] = true
 	}
-	for cidr := range cidrs {
-		for p := range c.learned {
-			if cidr.Bits() <= p.Bits() && cidr.Contains(p.Addr()) {
-				c.relearned[p] = true
-			}
-		}
-		for to := range c.byHop {
-			if cidr.Contains(to) {
-				c.relearnBy(to)
-			}
-		}
+}
+
+// relearn has the route to a prefix looked at again.
+func (c *Compiler) relearn(p netip.Prefix) {
+	if _, learned := c.learned.Get(p); learned {
+		c.relearned[p] = true
+	}
+}
+
+// relearnIn has the routes in a CIDR looked at again, and those by next hops there.
+func (c *Compiler) relearnIn(cidr netip.Prefix) {
+	for p := range c.learned.Subnets(cidr) {
+		c.relearned[p] = true
+	}
+	for to := range c.byHop.Subnets(cidr) {
+		c.relearnBy(to.Addr())
 	}
 }
 
@@ -149,16 +155,20 @@ func (c *Compiler) relearnIn(cidrs map[netip.Prefix]bool) {
 func (c *Compiler) follow(all bool) {
 	if all || c.doubted {
 		clear(c.hops)
-		for p := range c.learned {
+		for p := range c.learned.All() {
 			c.relearned[p] = true
 		}
+	} else {
+		for p := range c.reclaimed {
+			c.relearnIn(p)
+		}
 	}
-	c.relearnIn(c.reclaimed)
-	if len(c.relearned) > 0 {
+	if all {
 		c.setGuarded()
 	}
 	for p := range c.relearned {
-		c.followOne(p, c.learned[p])
+		l, _ := c.learned.Get(p)
+		c.followOne(p, l)
 	}
 	clear(c.relearned)
 	clear(c.reclaimed)
@@ -180,8 +190,8 @@ func (c *Compiler) followOne(p netip.Prefix, l *learned) {
 			route, l.why = c.way(p, l.Learned)
 		}
 	}
-	if c.foreign[p] != (route != nil) {
-		c.listed = c.listed && len(c.cidrs[p]) == 0
+	if _, claimed := c.cidrs.Get(p); c.foreign[p] != (route != nil) {
+		c.listed = c.listed && !claimed
 	}
 	switch {
 	case route != nil:
@@ -208,7 +218,7 @@ func (c *Compiler) note(p netip.Prefix, l *learned) {
 // NotFollowed says why a route that was learned does not lead packets, as of the last Update; "":
 // it does, or it was not learned.
 func (c *Compiler) NotFollowed(p netip.Prefix) string {
-	if l := c.learned[p]; l != nil {
+	if l, there := c.learned.Get(p); there {
 		return cmp.Or(l.why, l.unneeded)
 	}
 	return ""
@@ -224,7 +234,7 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 		return nil, fmt.Sprintf("the next hop %s is no %s address to send to", to, familyName(is4))
 	}
 	direct, n := c.direct(to, c.local(is4)), c.nodeAt(to)
-	if _, of := c.holder(netip.PrefixFrom(to, to.BitLen()), nil); n == nil && of != nil {
+	if _, of := c.holder(single(to), nil); n == nil && of != nil {
 		return nil, fmt.Sprintf("the next hop %s is a pod of Node %s", to, of.Name)
 	}
 	if n != nil {
@@ -259,7 +269,7 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 // what this node announces may come back to it.
 func (c *Compiler) unneeded(p netip.Prefix, nextHop netip.Addr) string {
 	switch {
-	case slices.ContainsFunc(c.served, func(s netip.Prefix) bool { return s.Bits() <= p.Bits() && s.Contains(p.Addr()) }):
+	case c.serves.LookupPrefix(p):
 		return "this node serves Services by itself"
 	case slices.ContainsFunc(c.underlay, func(h model.HostAddress) bool { return h.Prefix.Addr() == nextHop }):
 		return "the next hop is this node"
@@ -323,42 +333,62 @@ var reserved = netip.MustParsePrefix("240.0.0.0/4")
 
 // setGuarded takes over what is guarded.
 func (c *Compiler) setGuarded() {
-	c.guarded = nil
+	c.guarded, c.ownPods = nil, bart.Lite{}
 	for _, h := range c.underlay {
 		if c.fabric.Tunnels[h.Device] == nil && !h.Prefix.Addr().IsLoopback() {
 			c.guarded = append(c.guarded, guarded{h.Prefix.Masked(), "the subnet of this node on " + h.Device})
 		}
 	}
-	if own := c.nodes[c.cfg.Node]; own != nil {
-		for _, p := range own.cidrs {
-			c.guarded = append(c.guarded, guarded{p, "pods of this node"})
-		}
-	}
 	for _, a := range c.apiServers {
-		c.guarded = append(c.guarded, guarded{netip.PrefixFrom(a, a.BitLen()), "the API server"})
+		c.guarded = append(c.guarded, guarded{single(a), "the API server"})
 	}
 	c.guarded = append(c.guarded, never...)
+	if own := c.nodes[c.cfg.Node]; own != nil {
+		for _, p := range own.cidrs {
+			c.ownPods.Insert(p)
+		}
+	}
+}
+
+// guardedBy returns what is guarded and overlaps a prefix; the zero value: nothing.
+func (c *Compiler) guardedBy(p netip.Prefix) guarded {
+	if i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) }); i >= 0 {
+		return c.guarded[i]
+	}
+	around, ok := c.ownPods.LookupPrefixLPM(p)
+	if !ok {
+		for within := range c.ownPods.Subnets(p) {
+			around, ok = within, true
+			break
+		}
+	}
+	if !ok {
+		return guarded{}
+	}
+	return guarded{around, "pods of this node"}
 }
 
 // refusal says why no route to a prefix is taken from a peer; "": one is. By some routes a peer
 // would cut the node off from its subnets, its own pods or its API, or take pods of others.
 func (c *Compiler) refusal(p netip.Prefix) string {
 	const advice = "; have the peer not announce it, or reject it by a BGPFilter"
-	if i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) }); i >= 0 {
-		how, g := "lies in", c.guarded[i]
+	if g := c.guardedBy(p); g.what != "" {
+		how := "lies in"
 		if p.Bits() < g.prefix.Bits() {
 			how = "holds"
 		}
 		return fmt.Sprintf("it %s %s, %s", how, g.prefix, g.what) + advice
 	}
-	switch by, n := c.holder(p, nil); {
+	by, n := c.holder(p, nil)
+	of, _ := c.cidrs.Get(p)
+	switch {
 	case n != nil && by == p:
 		return ""
 	case n != nil:
 		return fmt.Sprintf("it lies in %s, pods of Node %s", by, n.Name) + advice
-	case len(c.cidrs[p]) > 0:
-		n := c.nodes[c.cidrs.winner(p)]
-		return fmt.Sprintf("it is a pod CIDR of Node %s, which %s", n.Name, n.denied[slices.Index(n.cidrs, p)])
+	case of != nil:
+		n := c.nodes[of.claims[0].Name]
+		return fmt.Sprintf("it is a pod CIDR of Node %s, which %s", n.Name, n.denied[p])
 	case p.Overlaps(reserved):
 		return fmt.Sprintf("it has a part of %s, which is reserved", reserved) + advice
 	}

@@ -387,3 +387,22 @@ func BenchmarkOneLearned(b *testing.B) {
 		}
 	}
 }
+
+// However many CIDRs of other nodes come at once, learned routes into them are no longer followed.
+func TestManyNodesTakeTheirPodsBack(t *testing.T) {
+	x := newCluster(Config{Node: "own", BGP: true}, underlay...)
+	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), poolEvent("v4 10.0.0.0/8"))
+	to := netip.MustParsePrefix("10.7.5.0/25")
+	x.c.SetLearned(learn("10.7.5.0/25 192.0.2.9"))
+	if x.update(); x.c.Fabric().Routes[to] == nil {
+		t.Fatal(x.c.NotFollowed(to))
+	}
+	var events []store.Event
+	for i := range 2 * many {
+		events = append(events, nodeEvent(t, fmt.Sprintf("n%d 192.0.2.%d 10.7.%d.0/24", i, 10+i, i)))
+	}
+	x.update(events...)
+	if why := x.c.NotFollowed(to); x.c.Fabric().Routes[to] != nil || !strings.Contains(why, "pods of Node n5;") {
+		t.Errorf("%v, %q", x.c.Fabric().Routes[to], why)
+	}
+}

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"net/netip"
@@ -41,34 +42,56 @@ func (s *nodeAddrs) in(cidr netip.Prefix, claimed claims[netip.Addr]) iter.Seq[n
 	}
 }
 
-// claimAddress takes over that a node has an address, or no longer, and adds to again whose pod
-// CIDRs hold it.
+// claimAddress takes over that a node has an address, or no longer, and adds to again who came after
+// it and has CIDRs that hold the address.
 func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
 	if there {
 		c.addrs.add(a, n, again)
-	} else {
-		c.addrs.drop(a, n.Name, again)
+	}
+	has := c.addrs.winner(a) == n.Name
+	if !there {
+		c.addrs.drop(a, n, again)
 	}
 	c.nodeAddrs.set(a, len(c.addrs[a]) > 0)
-	for bits := range c.lengths[a.Is4()] {
-		if around, err := a.Prefix(bits); err == nil {
-			name(c.cidrs[around], again)
+	if !has {
+		return
+	}
+	for _, of := range c.cidrs.Supernets(single(a)) {
+		if !there {
+			of.known = of.known && of.eldest != a
+		} else if of.known && c.elder(a, of.eldest) {
+			of.eldest = a
+		}
+		if !c.nodeAddrs.spoiled { // or else all nodes are compiled again
+			name(younger(of.open(), n), again)
 		}
 	}
 }
 
 // nodeIn returns an address because of which a node does not have the pods of a CIDR that holds it:
-// its own, or the lowest of those of nodes that were there before; invalid: there is none.
+// its own, or that of the oldest node if it was there before; invalid: there is none.
 func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
 	if a := n.Node.Address(cidr.Addr().Is4()); a.IsValid() && cidr.Contains(a) {
 		return a
 	}
-	for a := range c.nodeAddrs.in(cidr, c.addrs) {
-		if older(c.addrs[a][0], n.Node) < 0 {
-			return a
+	of, _ := c.cidrs.Get(cidr)
+	if !of.known {
+		of.eldest, of.known = netip.Addr{}, true
+		for a := range c.nodeAddrs.in(cidr, c.addrs) {
+			if c.elder(a, of.eldest) {
+				of.eldest = a
+			}
 		}
 	}
+	if of.eldest.IsValid() && older(c.addrs[of.eldest][0], n.Node) < 0 {
+		return of.eldest
+	}
 	return netip.Addr{}
+}
+
+// elder reports whether an address is of an older node than another, or lower, or there is no other.
+func (c *Compiler) elder(a, other netip.Addr) bool {
+	return !other.IsValid() || cmp.Or(older(c.addrs[a][0], c.addrs[other][0]), a.Compare(other)) < 0
 }
 
 // holdsOwn reports whether a CIDR holds this node's address: packets to it do not leave the node.

@@ -94,7 +94,7 @@ func (c *Compiler) View() View {
 		}
 	}
 	for p := range c.foreign {
-		if len(c.cidrs[p]) == 0 {
+		if _, claimed := c.cidrs.Get(p); !claimed {
 			v.Blocks = append(v.Blocks, c.viewLearned(p, mtus))
 		}
 	}

@@ -30,9 +30,10 @@ type endpoints struct {
 type endpoint struct {
 	item     *item // nil: it is gone
 	plans    [stages]*plan
-	planned  *item     // the item that it was when it got them
-	policies []*policy // that they are of, if it is a pod
-	linked   bool      // it is a host endpoint that has an interface
+	planned  *item       // the item that it was when it got them
+	policies []*policy   // that they are of, if it is a pod
+	linked   bool        // it is a host endpoint that has an interface
+	fits     *model.Link // an interface that it may have, if it is a host endpoint; nil: there is none
 }
 
 // setPod follows a pod that may be, or have been, of this node.

@@ -41,6 +41,13 @@ func (h *hosts) set(name string, next *item) {
 	e.item, h.stale, h.marked[e] = next, true, struct{}{}
 }
 
+// How well a host endpoint fits an interface.
+const (
+	fitsNode = 1 + iota
+	fitsAddress
+	fitsName
+)
+
 // assign gives each interface the host endpoint that covers it: one that names it, then one that
 // has an address of it, then one for all of the node's own; the first by name among equals. It
 // marks the host endpoints that came to have an interface, or lost their last one.
@@ -48,14 +55,54 @@ func (h *hosts) assign() {
 	if !h.stale {
 		return
 	}
-	h.assigned = map[int]*endpoint{}
-	linked := map[*endpoint]bool{}
+	named, addressed, own := map[string]*model.Link{}, map[netip.Addr][]*model.Link{}, []*model.Link{}
 	for i := range h.links.Links.Links {
 		l := &h.links.Links.Links[i]
-		if e := h.covering(l); e != nil {
-			h.assigned[l.Index] = e
-			linked[e] = true
+		if l.Pod {
+			continue
 		}
+		named[l.Name] = l
+		for _, a := range l.Addresses {
+			addressed[a] = append(addressed[a], l)
+		}
+		if l.Host && l.Name != "lo" {
+			own = append(own, l)
+		}
+	}
+	h.assigned = map[int]*endpoint{}
+	ranks := map[int]int{}
+	var everywhere *endpoint // the first for all of the node's own
+	for _, name := range slices.Sorted(maps.Keys(h.all)) {
+		e := h.all[name]
+		e.fits = nil
+		fit := func(l *model.Link, rank int) {
+			e.fits = l
+			if rank > ranks[l.Index] {
+				h.assigned[l.Index], ranks[l.Index] = e, rank
+			}
+		}
+		switch host := e.item.host; {
+		case named[host.Interface] != nil:
+			fit(named[host.Interface], fitsName)
+		case host.Interface == "":
+			for _, a := range host.Addresses {
+				for _, l := range addressed[plain(a)] {
+					fit(l, fitsAddress)
+				}
+			}
+		case host.Interface != "*" || len(own) == 0:
+		case everywhere == nil:
+			everywhere = e
+			for _, l := range own {
+				fit(l, fitsNode)
+			}
+		default:
+			e.fits = own[0]
+		}
+	}
+	linked := map[*endpoint]bool{}
+	for _, e := range h.assigned {
+		linked[e] = true
 	}
 	for _, e := range h.all {
 		if e.linked != linked[e] {
@@ -63,32 +110,6 @@ func (h *hosts) assign() {
 			h.marked[e] = struct{}{}
 		}
 	}
-}
-
-func (h *hosts) covering(l *model.Link) *endpoint {
-	var best *endpoint
-	rank := 0
-	for _, name := range slices.Sorted(maps.Keys(h.all)) {
-		if r := coverage(h.all[name].item.host, l); r > rank {
-			best, rank = h.all[name], r
-		}
-	}
-	return best
-}
-
-// coverage says how well a host endpoint fits an interface; 0: not at all.
-func coverage(h *model.HostEndpoint, l *model.Link) int {
-	switch {
-	case l.Pod:
-		return 0
-	case h.Interface == l.Name:
-		return 3
-	case h.Interface == "" && slices.ContainsFunc(h.Addresses, func(a netip.Addr) bool { return slices.Contains(l.Addresses, plain(a)) }):
-		return 2
-	case h.Interface == "*" && l.Host && l.Name != "lo":
-		return 1
-	}
-	return 0
 }
 
 // publish writes which host endpoint is at which interface, with its programs.
@@ -126,11 +147,8 @@ func (h *hosts) issues() (all []model.Issue) {
 		if iface := e.item.host.Interface; iface != "" {
 			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
 		}
-		for i := range h.links.Links.Links {
-			if l := &h.links.Links.Links[i]; coverage(e.item.host, l) > 0 {
-				reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.host.Name)
-				break
-			}
+		if l := e.fits; l != nil {
+			reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.host.Name)
 		}
 		all = append(all, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -70,6 +71,9 @@ func demandOf(f cluster.File, addresses int) demand {
 	return demand{bytes: len(f.JSON), selected: min(in*addresses, hostile.MostSelected) + min(out*addresses, hostile.MostSelected)}
 }
 
+// fabricFlags have the kinds count that are of the pod network; nobody answers as a peer.
+var fabricFlags = []string{"--fabric", "pools", "--bgp"}
+
 // podsOfBystanders is the number of their pods: client and backend.
 const podsOfBystanders = 2
 
@@ -93,6 +97,7 @@ func newEmptyTestNode(r *harness.Run) (_ *testNode, err error) {
 	if b.Site, err = r.NewSite(b.Node); err != nil {
 		return nil, err
 	}
+	b.Flags = append(slices.Clone(fabricFlags), "--service-addresses")
 	if g, err := harness.NewMemoryGroup(fmt.Sprintf("%s-%d", r.Prefix, r.Testbeds)); err == nil { // without one, kernel memory is not measured
 		b.Group = g
 	}
@@ -324,7 +329,7 @@ func (b *testNode) compareWithPlan(ctx context.Context) (all []problem) {
 	}
 	var out []byte
 	err := b.Node.Do(func() (err error) {
-		out, err = exec.CommandContext(ctx, b.Binary, append([]string{"plan"}, b.Objects()...)...).CombinedOutput()
+		out, err = exec.CommandContext(ctx, b.Binary, slices.Concat([]string{"plan"}, fabricFlags, b.Objects())...).CombinedOutput()
 		return err
 	})
 	if ctx.Err() != nil {

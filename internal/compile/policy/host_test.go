@@ -1,0 +1,70 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// Each interface has the host endpoint that fits it best, the first by name of several; one that
+// has none fits the interface that is said to be another's, if it fits any.
+func TestHostEndpointsFit(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	some := func() (list []netip.Addr) {
+		for range random.IntN(3) {
+			list = append(list, netip.AddrFrom4([4]byte{192, 0, 2, byte(random.IntN(5))}))
+		}
+		return list
+	}
+	fits := func(h *model.HostEndpoint, l *model.Link) int {
+		switch {
+		case l.Pod:
+			return 0
+		case h.Interface == l.Name:
+			return fitsName
+		case h.Interface == "" && slices.ContainsFunc(h.Addresses, func(a netip.Addr) bool { return slices.Contains(l.Addresses, a) }):
+			return fitsAddress
+		case h.Interface == "*" && l.Host && l.Name != "lo":
+			return fitsNode
+		}
+		return 0
+	}
+	for range 2_000 {
+		h := &hosts{links: &links{}, all: map[string]*endpoint{}, stale: true, marked: map[*endpoint]struct{}{}}
+		for i, name := range []string{"lo", "eth0", "eth1", "cali1"} {
+			h.links.Links.Links = append(h.links.Links.Links, model.Link{Index: i + 1, Name: name, Pod: name == "cali1", Host: random.IntN(4) > 0, Addresses: some()})
+		}
+		var names []string
+		for i := range random.IntN(8) {
+			names = append(names, fmt.Sprint("h", i))
+			host := &model.HostEndpoint{Name: names[i], Interface: []string{"", "*", "eth0", "cali1", "none"}[random.IntN(5)], Addresses: some()}
+			h.all[names[i]] = &endpoint{item: &item{host: host}}
+		}
+		h.assign()
+		has := map[*endpoint]bool{}
+		for i := range h.links.Links.Links {
+			l := &h.links.Links.Links[i]
+			var want *endpoint
+			rank := 0
+			for _, name := range names {
+				if r := fits(h.all[name].item.host, l); r > rank {
+					want, rank = h.all[name], r
+				}
+			}
+			if h.assigned[l.Index] != want {
+				t.Fatalf("%+v has %v, want %v", l, h.assigned[l.Index], want)
+			}
+			has[want] = true
+		}
+		for _, e := range h.all {
+			any := slices.ContainsFunc(h.links.Links.Links, func(l model.Link) bool { return fits(e.item.host, &l) > 0 })
+			if e.linked != has[e] || (e.fits != nil) != any || any && fits(e.item.host, e.fits) == 0 {
+				t.Fatalf("%+v: linked %t, fits %v", e.item.host, e.linked, e.fits)
+			}
+		}
+	}
+}
