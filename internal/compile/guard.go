@@ -23,11 +23,13 @@ type guard struct {
 // owner is a node that has an address: the oldest of those whose objects say so.
 type owner struct {
 	node model.Birth
-	here bool // it is this host's, which would be cut off without it
+	// always: it has it whoever was there first. It is an InternalIP, which others reach the node by,
+	// or this host's, which would be cut off without it.
+	always bool
 }
 
 // before reports whether the node has its address rather than a Service that wants it.
-func (o owner) before(svc *model.Service) bool { return o.here || o.node.Compare(svc.Birth()) < 0 }
+func (o owner) before(svc *model.Service) bool { return o.always || o.node.Compare(svc.Birth()) < 0 }
 
 // apiService is the Service by which pods reach the API server; its endpoints are the API servers.
 var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
@@ -66,11 +68,15 @@ func newGuard(cfg Config, own *model.Node, v *store.View) guard {
 }
 
 func (g *guard) addNode(n *model.Node) {
-	for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
-		a = a.Unmap()
-		if o, others := g.nodes[a]; !others || n.Birth().Compare(o.node) < 0 {
-			g.nodes[a] = owner{node: n.Birth()}
+	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
+		a, o := a.Unmap(), owner{n.Birth(), i < len(n.IPs)}
+		if has, others := g.nodes[a]; others {
+			o.always = o.always || has.always
+			if has.node.Compare(o.node) < 0 {
+				o.node = has.node
+			}
 		}
+		g.nodes[a] = o
 	}
 }
 

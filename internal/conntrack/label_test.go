@@ -399,6 +399,7 @@ func TestRelabelMany(t *testing.T) {
 			var all []Flow
 			if _, err := c.Sweep(t.Context(), func(f Flow) bool {
 				if odd(f) {
+					f.cut = true
 					all = append(all, f)
 				}
 				return f.Orig.Src.Port() < 1100

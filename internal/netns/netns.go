@@ -6,7 +6,6 @@
 package netns
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -98,11 +97,10 @@ func Open(name string) (*NS, error) { return open(name, filepath.Join(Dir, name)
 func OpenPath(path string) (*NS, error) { return open(path, path) }
 
 func open(name, path string) (*NS, error) {
-	raw, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a FIFO would have it wait
+	fd, err := netns.GetFromPath(path)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
 	}
-	fd := netns.NsHandle(raw)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(fd), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
 		_ = fd.Close()
@@ -179,15 +177,18 @@ func (ns *NS) Start(cmd *exec.Cmd) error {
 	return ns.Do(cmd.Start)
 }
 
-// Run runs a command inside the namespace and returns its standard output; an error has all output.
+// Run runs a command inside the namespace and returns its combined output.
 func (ns *NS) Run(name string, args ...string) ([]byte, error) {
-	var out, stderr bytes.Buffer
-	cmd := exec.Command(name, args...)
-	cmd.Stdout, cmd.Stderr = &out, &stderr
-	if err := ns.Do(cmd.Run); err != nil {
-		return out.Bytes(), fmt.Errorf("run %s %v in %s: %w: %s%s", name, args, ns.Name, err, out.Bytes(), stderr.Bytes())
+	var out []byte
+	err := ns.Do(func() error {
+		var err error
+		out, err = exec.Command(name, args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		return out, fmt.Errorf("run %s %v in %s: %w: %s", name, args, ns.Name, err, out)
 	}
-	return out.Bytes(), nil
+	return out, nil
 }
 
 // Sysctl writes a sysctl (slashes or dots) inside the namespace.

@@ -75,7 +75,7 @@ type Compiler struct {
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
 	poolIssues []model.Issue
-	reserved   map[netip.Addr]model.Birth // addresses in pools that are a node's, with the oldest such node
+	reserved   map[netip.Addr]nodeAddress // addresses in pools that are a node's
 	inner      []inner                    // see innerRanges
 	services   map[model.Name]*service    // those that have, want or claim something
 	held       map[netip.Addr]*holders

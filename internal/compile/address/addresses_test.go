@@ -372,9 +372,14 @@ func TestChange(t *testing.T) {
 	check("no pool is left", "b=198.51.100.1 c=198.51.100.2")
 	w.set(p)
 	check("another comes", "b=192.0.2.1 c=192.0.2.2")
-	late := &model.Node{Name: "n1", IPs: ips("192.0.2.1")}
+	late := &model.Node{Name: "n1", OtherIPs: ips("192.0.2.1")}
 	w.set(late)
-	check("a node comes with an address that a Service has", "b=192.0.2.1 c=192.0.2.2")
+	check("a node comes with an external address that a Service has", "b=192.0.2.1 c=192.0.2.2")
+	late = &model.Node{Name: "n1", IPs: ips("192.0.2.1")}
+	w.set(late)
+	check("it comes to have it as its own", "b= c=192.0.2.2")
+	w.remove(late.Ref())
+	check("the node goes", "b=192.0.2.1 c=192.0.2.2")
 	n := &model.Node{Name: "n1", Created: start, IPs: ips("192.0.2.1")}
 	w.set(n)
 	check("an older node comes with an address of it", "b= c=192.0.2.2")

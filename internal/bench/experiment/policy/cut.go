@@ -25,9 +25,9 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Cut is the experiment cut.
+// Cut is the experiment policy-cut.
 var Cut = harness.Experiment{
-	Name:  "cut",
+	Name:  "policy-cut",
 	Title: "What policy forbids ends",
 	How: "Two pods of a node talk UDP over ten connections: either one asks and the other answers, or the one that was asked once sends on and on; a packet each millisecond and connection. " +
 		"A label of one pod changes, and a policy forbids all of them. The clock runs from the kernel's acknowledgement of the change to the last packet that either pod receives, and to the moment when the driver says that the cut is done; packets after that are counted. " +

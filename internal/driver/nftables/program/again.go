@@ -66,9 +66,10 @@ func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nf
 	}
 }
 
-// judged parts a base chain in two: what comes before established connections are let pass, and a
-// chain that judges, to which packets go that are to be judged again, and all others in the end.
-func (p *Program) judged(c nft.Chain, established, judge []nft.Rule) []nft.Chain {
+// judged parts a base chain in two: what lets packets of established connections that are permitted
+// go on, and a chain that judges all others, and those that are judged again. Unless some are, a
+// permitted packet meets the first rule alone.
+func (p *Program) judged(c nft.Chain, permitted nft.Rule, goOn func(nft.Rule) nft.Rule, cut nft.Rule, judge []nft.Rule) []nft.Chain {
 	again, judges := c.Name+"-again", c.Name+"-judge"
 	rules := []nft.Rule{rule().In(p.Policy.againAll, nft.NFProto).Goto(judges)}
 	for _, fp := range p.Families {
@@ -76,7 +77,12 @@ func (p *Program) judged(c nft.Chain, established, judge []nft.Rule) []nft.Chain
 			rules = append(rules, rule().Family(fp.IP).In(fp.Policy.again, end).Goto(judges))
 		}
 	}
-	c.Rules = concat([]nft.Rule{rule().CtState(expr.CtStateBitESTABLISHED).Original().In(p.Policy.again, nft.NFProto).Jump(again)}, established, []nft.Rule{rule().Goto(judges)})
+	c.Rules = []nft.Rule{
+		goOn(permitted.NotIn(p.Policy.again, nft.NFProto)),
+		rule().CtState(expr.CtStateBitESTABLISHED).Original().Jump(again),
+		goOn(permitted), cut,
+		rule().Goto(judges),
+	}
 	return []nft.Chain{c,
 		{Name: again, Comment: "what a change of policy is about is judged again", Rules: rules},
 		{Name: judges, Comment: "what may pass", Rules: judge},

@@ -147,21 +147,20 @@ func (p *Program) filterChains() []nft.Chain {
 	}
 
 	permitted := rule().CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel())
-	established := permitted.Accept()
 	cut := rule("established, and forbidden since").CtLabel(expr.CmpOpEq, cutLabel()).Goto(dropChain(state.DropCut))
 	loose := rule().CtState(expr.CtStateBitINVALID | expr.CtStateBitRELATED)
 	untracked := rule("by doNotTrack").CtState(expr.CtStateBitUNTRACKED).Accept()
 
-	passed := established
+	pass := nft.Rule.Accept
 	if p.Flowtable != "" {
-		passed = permitted.Goto(offloadChain)
+		pass = func(r nft.Rule) nft.Rule { return r.Goto(offloadChain) }
 	}
-	forwards := p.judged(forward, []nft.Rule{passed, cut}, concat([]nft.Rule{loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
+	forwards := p.judged(forward, permitted, pass, cut, concat([]nft.Rule{loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
 		untracked,
 		rule().Vmap(p.Policy.forwardIn, nft.IIF),
 		rule().Vmap(p.Policy.forwardOut, nft.OIF),
 	}))
-	inputs := p.judged(input, []nft.Rule{established, cut}, concat([]nft.Rule{
+	inputs := p.judged(input, permitted, nft.Rule.Accept, cut, concat([]nft.Rule{
 		loose.Jump("loose-in"),
 		rule().Device(nft.IIF, loopback).Accept(),
 		rule().Family(nft.IPv6).Proto(unix.IPPROTO_ICMPV6).Jump("neighbours"),
@@ -170,10 +169,7 @@ func (p *Program) filterChains() []nft.Chain {
 		rule().Vmap(p.Policy.input, nft.IIF),
 	}))
 	output := nft.Chain{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends"}
-	outputs := p.judged(output, []nft.Rule{
-		rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept(),
-		cut,
-	}, []nft.Rule{
+	outputs := p.judged(output, rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()), nft.Rule.Accept, cut, []nft.Rule{
 		untracked,
 		rule("to a service: here the interface is still that of the way to the service's address").Translated().Accept(),
 		rule().Vmap(p.Policy.output, nft.OIF),
