@@ -183,13 +183,18 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 
 // nobody notes why nobody announces an address, and whether all nodes find it so.
 func (c *Compiler) nobody(a netip.Addr, owners []*service, everywhere bool, format string, args ...any) {
+	issue := c.unheard(a, owners[0], format, args...)
+	issue.Everywhere = everywhere
+	c.unannounced[a] = issue
+}
+
+// unheard says of the Service that has an address why nobody announces it, other than by BGP.
+func (c *Compiler) unheard(a netip.Addr, owner *service, format string, args ...any) model.Issue {
 	by := ""
 	if p := c.poolOf(a); p != nil && c.cfg.BGP && c.advertisedByBGP(p) {
 		by = " by ARP or NDP"
 	}
-	issue := owners[0].Ref().Issue(fmt.Sprintf("nobody announces %s%s: ", a, by) + fmt.Sprintf(format, args...))
-	issue.Everywhere = everywhere
-	c.unannounced[a] = issue
+	return owner.Ref().Issue(fmt.Sprintf("nobody announces %s%s: ", a, by) + fmt.Sprintf(format, args...))
 }
 
 // rank is how much speaks for a node.

@@ -316,6 +316,11 @@ func TestUnanswered(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
 	}
+	w = newWorld(t, Config{Node: "n1", BGP: true})
+	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), l2("l"), &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}}, node("n1"), w.service("x/a", has("192.0.2.1")))
+	if list := w.Unanswered(ips("192.0.2.1")); len(list) != 1 || !strings.HasPrefix(list[0].Reason, "nobody announces 192.0.2.1 by ARP or NDP: Node n1") {
+		t.Errorf("of what BGP announces, too: %v", list)
+	}
 }
 
 // What nobody carries out, or has no effect, is named.

@@ -104,7 +104,7 @@ func (c *Compiler) Unanswered(addrs []netip.Addr) (list []model.Issue) {
 		if names := interfaces(is.own); len(names) > 0 {
 			lacks = "such interface as the L2Advertisements name, " + strings.Join(names, " or ")
 		}
-		list = append(list, is.services[0].Ref().Issue(fmt.Sprintf("nobody announces %s: Node %s, which is to, has no %s; have spec.nodeSelectors leave it out, or name another interface", a, is.node, lacks)))
+		list = append(list, c.unheard(a, is.services[0], "Node %s, which is to, has no %s; have spec.nodeSelectors leave it out, or name another interface", is.node, lacks))
 	}
 	return list
 }
