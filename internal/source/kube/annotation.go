@@ -22,7 +22,7 @@ func NewAnnotation(config Config, node, name, value string, log *slog.Logger) *N
 	if value == "" {
 		patch.Metadata.Annotations[name] = nil
 	}
-	c := newNodeChange(config, node, name, log, func(ctx context.Context, a *api) error {
+	c := newNodeChange(config, node, []string{"metadata", "annotations", name}, log, func(ctx context.Context, a *api) error {
 		return a.write(ctx, http.MethodPatch, "/api/v1/nodes/"+node, nil, mediaMergePatch, patch)
 	})
 	c.failure = fmt.Sprintf("the annotation %s of this node's Node cannot be written", name)

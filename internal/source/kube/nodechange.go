@@ -25,22 +25,23 @@ type NodeChange struct {
 	api         *api
 	log         *slog.Logger
 	node        string
-	failure     string // what cannot be done, in the log
-	field       string // that is changed, as its managers have it
-	undone      string // what somebody does who undoes it
+	failure     string   // what cannot be done, in the log
+	field       []string // that is changed: its path
+	undone      string   // what somebody does who undoes it
 	look, retry time.Duration
 	most        time.Duration // the longest pause between changes that are undone
 	write       func(context.Context, *api) error
 }
 
 // newNodeChange returns a change of a field that write makes.
-func newNodeChange(config Config, node, field string, log *slog.Logger, write func(context.Context, *api) error) *NodeChange {
+func newNodeChange(config Config, node string, field []string, log *slog.Logger, write func(context.Context, *api) error) *NodeChange {
 	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
 	return &NodeChange{api: a, log: log, node: node, field: field, look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, write: write}
 }
 
 // Run makes the change until ctx ends, whenever due says that the Node is there without it.
 func (c *NodeChange) Run(ctx context.Context, due func() bool) {
+	what := strings.Join(c.field, ".")
 	pace := contest.Pace{First: c.retry, Most: c.most} // also for what was written to be told of
 	for failing, pause := false, c.look; ; {
 		select {
@@ -49,7 +50,7 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 		case <-time.After(pause):
 		}
 		if pause = c.look; !pace.Lost(time.Now()) {
-			c.Contests.Clear(c.field)
+			c.Contests.Clear(what)
 		}
 		if !due() || time.Now().Before(pace.Due()) {
 			continue
@@ -68,7 +69,7 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 		}
 		if pace.Wrote(time.Now()); pace.Lost(time.Now()) {
 			reason := fmt.Sprintf("%s: field manager %s does, each time, so the pauses between tries double; end one of the two", c.undone, strings.Join(others, ", "))
-			c.Contests.Set(c.field, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.node}}.Issue(reason))
+			c.Contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.node}}.Issue(reason))
 		}
 	}
 }
@@ -77,7 +78,7 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 func (c *NodeChange) managers(ctx context.Context) []string {
 	o, err := named[metav1.PartialObjectMetadata](ctx, c.api, kinds.Find(model.NodeKind).Places[0], model.Name{Name: c.node}, mediaMetadata, true)
 	if err == nil && o != nil {
-		if names := kubeobj.Managers(o.ManagedFields, c.field); len(names) > 0 {
+		if names := kubeobj.Managers(o.ManagedFields, c.field...); len(names) > 0 {
 			return names
 		}
 	}

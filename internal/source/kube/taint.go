@@ -34,7 +34,7 @@ type patchStep struct {
 // until it runs.
 func NewUntaint(config Config, node, key string, log *slog.Logger) *NodeChange {
 	place := kinds.Find(model.NodeKind).Places[0]
-	c := newNodeChange(config, node, "taints", log, func(ctx context.Context, a *api) error {
+	c := newNodeChange(config, node, []string{"spec", "taints"}, log, func(ctx context.Context, a *api) error {
 		now, err := named[taintsOf](ctx, a, place, model.Name{Name: node}, mediaJSON, true)
 		if err != nil || now == nil {
 			return err

@@ -2,6 +2,7 @@ package kubeobj
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -55,20 +56,34 @@ func loadBalancer(o *corev1.Service) *model.LoadBalancer {
 
 // writer returns the field manager of a status's addresses; "": it is Sluice, or not known.
 func writer(o *corev1.Service) string {
-	if names := Managers(o.ManagedFields, "ingress"); len(names) > 0 && !slices.Contains(names, AddressManager) {
+	if names := Managers(o.ManagedFields, "status", "loadBalancer", "ingress"); len(names) > 0 && !slices.Contains(names, AddressManager) {
 		return names[len(names)-1]
 	}
 	return ""
 }
 
-// Managers returns the field managers of a field with a name that no other field of the object has.
-func Managers(fields []metav1.ManagedFieldsEntry, name string) (names []string) {
+// Managers returns the field managers of the field of an object at a path.
+func Managers(fields []metav1.ManagedFieldsEntry, path ...string) (names []string) {
 	for _, f := range fields {
-		if f.FieldsV1 != nil && bytes.Contains(f.FieldsV1.GetRawBytes(), []byte(`"f:`+name+`"`)) {
+		if f.FieldsV1 != nil && manages(f.FieldsV1.GetRawBytes(), path) {
 			names = append(names, f.Manager)
 		}
 	}
 	return names
+}
+
+func manages(fields []byte, path []string) bool {
+	if !bytes.Contains(fields, []byte(`"f:`+path[len(path)-1]+`"`)) {
+		return false // as most do not: they are not decoded
+	}
+	for _, name := range path {
+		var in map[string]json.RawMessage
+		if json.Unmarshal(fields, &in) != nil {
+			return false
+		}
+		fields = in["f:"+name]
+	}
+	return fields != nil
 }
 
 // annotation returns one of MetalLB's annotations, under whichever prefix it is there.

@@ -49,6 +49,14 @@ func TestLoadBalancer(t *testing.T) {
 				{Manager: "other", Subresource: "status", FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},
 			}
 		}, &model.LoadBalancer{Wanted: true, Writer: "other"}},
+		{"other fields of that name", func(s *corev1.Service) {
+			annotated(s)
+			s.ManagedFields = []metav1.ManagedFieldsEntry{
+				{Manager: "other", Subresource: "status", FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},
+				{Manager: "labels", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:ingress":{}}}}`)},
+				{Manager: "annotations", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{".":{},"f:ingress":{}}},"f:status":{"f:loadBalancer":{}}}`)},
+			}
+		}, &model.LoadBalancer{Wanted: true, Writer: "other"}},
 		{"ours, whoever agrees", func(s *corev1.Service) {
 			annotated(s)
 			for _, name := range []string{"other", "sluice-addresses", "another"} {
