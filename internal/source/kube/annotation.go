@@ -5,6 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // annotationPatch is what is merged into a Node.
@@ -22,8 +28,14 @@ func NewAnnotation(config Config, node, name, value string, log *slog.Logger) *N
 	if value == "" {
 		patch.Metadata.Annotations[name] = nil
 	}
-	c := newNodeChange(config, node, []string{"metadata", "annotations", name}, log, func(ctx context.Context, a *api) error {
-		return a.write(ctx, http.MethodPatch, "/api/v1/nodes/"+node, nil, mediaMergePatch, patch)
+	place := kinds.Find(model.NodeKind).Places[0]
+	c := newNodeChange(config, node, []string{"metadata", "annotations", name}, log, func(ctx context.Context, a *api) (bool, error) {
+		now, err := named[metav1.PartialObjectMetadata](ctx, a, place, model.Name{Name: node}, mediaMetadata, true)
+		if err != nil || now == nil || now.Annotations[name] == value {
+			return false, err
+		}
+		err = a.write(ctx, http.MethodPatch, place.Path()+"/"+url.PathEscape(node), nil, mediaMergePatch, patch)
+		return err == nil, err
 	})
 	c.failure = fmt.Sprintf("the annotation %s of this node's Node cannot be written", name)
 	c.undone = fmt.Sprintf("somebody writes over the annotation %s", name)

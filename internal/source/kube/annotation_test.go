@@ -33,7 +33,8 @@ func TestAnnotation(t *testing.T) {
 			return
 		}
 		if r.Method == http.MethodGet {
-			_, _ = w.Write([]byte(`{"items":[{"metadata":{"name":"a","managedFields":[{"manager":"calico-node","fieldsV1":{"f:metadata":{"f:annotations":{"f:key":{}}}}}]}}]}`))
+			text, _ := json.Marshal(now)
+			_, _ = fmt.Fprintf(w, `{"items":[{"metadata":{"name":"a","annotations":%s,"managedFields":[{"manager":"calico-node","fieldsV1":{"f:metadata":{"f:annotations":{"f:key":{}}}}}]}}]}`, text)
 			return
 		}
 		patches++

@@ -30,11 +30,12 @@ type NodeChange struct {
 	undone      string   // what somebody does who undoes it
 	look, retry time.Duration
 	most        time.Duration // the longest pause between changes that are undone
-	write       func(context.Context, *api) error
+	write       func(context.Context, *api) (changed bool, err error)
 }
 
-// newNodeChange returns a change of a field that write makes.
-func newNodeChange(config Config, node string, field []string, log *slog.Logger, write func(context.Context, *api) error) *NodeChange {
+// newNodeChange returns a change of a field that write makes. What the API has already, as it does
+// while our view of it lags, write leaves.
+func newNodeChange(config Config, node string, field []string, log *slog.Logger, write func(context.Context, *api) (bool, error)) *NodeChange {
 	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
 	return &NodeChange{api: a, log: log, node: node, field: field, look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, write: write}
 }
@@ -59,11 +60,11 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 		if !pace.Over(time.Now()) {
 			others = c.managers(ctx)
 		}
-		err := c.write(ctx, c.api)
+		changed, err := c.write(ctx, c.api)
 		if err != nil && ctx.Err() == nil && !failing {
 			c.log.Warn(c.failure+"; trying again", "node", c.node, "error", err)
 		}
-		if failing = err != nil; failing {
+		if failing = err != nil; !changed {
 			pause = c.retry
 			continue
 		}

@@ -34,10 +34,10 @@ type patchStep struct {
 // until it runs.
 func NewUntaint(config Config, node, key string, log *slog.Logger) *NodeChange {
 	place := kinds.Find(model.NodeKind).Places[0]
-	c := newNodeChange(config, node, []string{"spec", "taints"}, log, func(ctx context.Context, a *api) error {
+	c := newNodeChange(config, node, []string{"spec", "taints"}, log, func(ctx context.Context, a *api) (bool, error) {
 		now, err := named[taintsOf](ctx, a, place, model.Name{Name: node}, mediaJSON, true)
 		if err != nil || now == nil {
-			return err
+			return false, err
 		}
 		// The server refuses the patch if somebody has moved a taint to another place meanwhile.
 		var patch []patchStep
@@ -48,13 +48,13 @@ func NewUntaint(config Config, node, key string, log *slog.Logger) *NodeChange {
 			}
 		}
 		if len(patch) == 0 {
-			return nil
+			return false, nil
 		}
 		if err := a.write(ctx, http.MethodPatch, place.Path()+"/"+url.PathEscape(node), nil, mediaJSONPatch, patch); err != nil {
-			return err
+			return false, err
 		}
 		log.Info("the node is ready for pods: its taint is taken away", "node", node, "taint", key)
-		return nil
+		return true, nil
 	})
 	c.failure = fmt.Sprintf("the taint %s of this node's Node cannot be taken away", key)
 	c.undone = fmt.Sprintf("somebody puts the taint %s back that is taken away (--remove-taint)", key)
