@@ -29,6 +29,9 @@ const (
 	SilentAfter = 1800 * time.Millisecond
 )
 
+// stoodStill is a pause of this node after which it cannot tell whether the others were silent.
+const stoodStill = SilentAfter - 2*Interval
+
 // A packet is magic, a byte that says whether the sender hears the receiver, and the sender's name.
 const (
 	magic   = "sluice1"
@@ -127,17 +130,29 @@ func (h *Heartbeat) Run(ctx context.Context) {
 	defer tick.Stop()
 	check := time.NewTicker(Interval / 3)
 	defer check.Stop()
-	for {
+	for last := time.Now(); ; {
+		beat := true
 		select {
 		case <-ctx.Done():
 			return
 		case <-h.wake:
-			h.bind(&reading)
-			h.send()
 		case <-tick.C:
-			h.bind(&reading)
-			h.send()
 		case <-check.C:
+			beat = false
+		}
+		if beat {
+			h.bind(&reading)
+		}
+		if time.Since(last) > stoodStill {
+			select { // what came meanwhile is read first, or else all others seem silent, and are told so
+			case <-ctx.Done():
+				return
+			case <-time.After(Interval + Interval/3):
+			}
+		}
+		last = time.Now()
+		if beat {
+			h.send()
 		}
 		if h.tell() { // and the others at once: who is silent yields to those that take over
 			h.send()

@@ -114,6 +114,46 @@ func TestOneDirection(t *testing.T) {
 	})
 }
 
+// A node that stood still does not find the others silent because it has read nothing meanwhile, nor
+// have them yield: it comes back as one that was away.
+func TestStoodStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, pause := range []time.Duration{SilentAfter - Interval/2, SilentAfter + Interval, 10 * SilentAfter} {
+			in := wire{at: map[netip.AddrPort]*end{}, stopped: addr("127.83.0.1")}
+			two := map[string][]netip.Addr{"n1": nodes["n1"], "n2": nodes["n2"]}
+			first, stopFirst := start(t, "n1", two, in.join)
+			second, stopSecond := start(t, "n2", two, in.join)
+			await(t, first)
+			await(t, second)
+			time.Sleep(time.Minute)
+			in.mu.Lock()
+			in.until = time.Now().Add(pause)
+			in.mu.Unlock()
+			first.SetPeers(map[string][]netip.Addr{"n1": {nodes["n1"][0], addr("127.83.9.1")}, "n2": nodes["n2"]}) // it stops as it listens there
+			var last [2]map[string]bool
+			for limit := time.After(pause + 5*time.Second); limit != nil; {
+				select {
+				case last[0] = <-first.Silent():
+					if last[0]["n2"] {
+						t.Errorf("%v: it finds the other silent", pause)
+					}
+				case last[1] = <-second.Silent():
+					if last[1]["n2"] {
+						t.Errorf("%v: the other yields", pause)
+					}
+				case <-limit:
+					limit = nil
+				}
+			}
+			if len(last[0])+len(last[1]) != 0 {
+				t.Errorf("%v: silent in the end: %v", pause, last)
+			}
+			stopFirst()
+			stopSecond()
+		}
+	})
+}
+
 // Nodes hear each other by the kernel's sockets. One that comes later counts once it is heard.
 func TestSockets(t *testing.T) {
 	two := map[string][]netip.Addr{"n1": nodes["n1"], "n2": nodes["n2"]}
@@ -135,6 +175,19 @@ type wire struct {
 	mu  sync.Mutex
 	at  map[netip.AddrPort]*end
 	cut netip.Addr // whose packets are dropped
+
+	stopped netip.Addr // whose machine stands still
+	until   time.Time
+}
+
+// stand has a machine that stands still do so.
+func (w *wire) stand(addr netip.Addr) {
+	w.mu.Lock()
+	until := w.until
+	w.mu.Unlock()
+	if w.stopped == addr {
+		time.Sleep(time.Until(until))
+	}
 }
 
 // end is a socket on a wire.
@@ -152,7 +205,12 @@ type came struct {
 }
 
 func (w *wire) join(h *Heartbeat) {
+	var own netip.Addr // the first
 	h.listen = func(at netip.AddrPort) (socket, error) {
+		if !own.IsValid() {
+			own = at.Addr()
+		}
+		w.stand(own)
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.at[at] = &end{w, at, make(chan came, 10), make(chan struct{})}
@@ -163,6 +221,8 @@ func (w *wire) join(h *Heartbeat) {
 func (e *end) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
 	select {
 	case c := <-e.come:
+		e.wire.stand(e.at.Addr())
+		time.Sleep(time.Millisecond) // others come first
 		return copy(b, c.packet), c.from, nil
 	case <-e.closed:
 		return 0, netip.AddrPort{}, net.ErrClosed
