@@ -72,7 +72,7 @@ func (p *addressPlane) Follow(d address.Delta) {
 		if want == nil {
 			p.statuses.Settled(service)
 		} else {
-			p.statuses.Want(service, want.IPs)
+			p.statuses.Want(want.Of, want.IPs)
 		}
 	}
 }

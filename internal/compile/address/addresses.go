@@ -34,6 +34,7 @@ type Config struct {
 
 // Wanted is what the status of a Service should say. It is immutable.
 type Wanted struct {
+	Of  model.Birth  // the Service: another one may have its name
 	IPs []netip.Addr // none: no address
 }
 
@@ -121,7 +122,7 @@ func New(cfg Config) *Compiler {
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
 		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{},
 		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
-		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return slices.Equal(a.IPs, b.IPs) }),
+		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return a.Of.Compare(b.Of) == 0 && slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
 		}),
@@ -282,9 +283,9 @@ func (c *Compiler) settle(s *service) {
 	case lb == nil, slices.Equal(lb.Ingress, s.ips), len(s.ips) == 0 && lb.Writer != "": // what another wrote stays
 		c.wanted.Set(s.Name, nil)
 	case c.ours(s):
-		c.wanted.Set(s.Name, &Wanted{s.ips})
+		c.wanted.Set(s.Name, &Wanted{s.Birth(), s.ips})
 	case c.among(lb.Ingress): // of another class, or no longer a load balancer
-		c.wanted.Set(s.Name, &Wanted{})
+		c.wanted.Set(s.Name, &Wanted{Of: s.Birth()})
 	default:
 		c.wanted.Set(s.Name, nil)
 	}

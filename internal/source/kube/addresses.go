@@ -54,6 +54,7 @@ type Addresses struct {
 
 // wantedStatus is what a status is to say.
 type wantedStatus struct {
+	of    model.Birth
 	ips   []netip.Addr
 	due   time.Time     // when to write it, or to see whether somebody has
 	again time.Duration // how long to wait after the next attempt
@@ -61,6 +62,7 @@ type wantedStatus struct {
 
 // writtenStatus is what was written into a status last, and when.
 type writtenStatus struct {
+	of   model.Birth
 	ips  []netip.Addr
 	pace contest.Pace
 }
@@ -98,14 +100,14 @@ func NewAddresses(config Config, node string, log *slog.Logger) *Addresses {
 
 // Want has the status of a Service say that it has these addresses; none: no address. It returns at
 // once, and is safe for concurrent use.
-func (a *Addresses) Want(service model.Name, ips []netip.Addr) {
+func (a *Addresses) Want(service model.Birth, ips []netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := &wantedStatus{ips: ips, again: a.pace.again}
-	if w := a.written[service]; w != nil && slices.Equal(w.ips, ips) {
+	s := &wantedStatus{of: service, ips: ips, again: a.pace.again}
+	if w := a.written[service.Name]; w != nil && w.of.Compare(service) == 0 && slices.Equal(w.ips, ips) {
 		s.due = w.pace.Due() // somebody has written over it
 	}
-	a.wanted[service] = s
+	a.wanted[service.Name] = s
 	a.wake.Set()
 }
 
@@ -158,9 +160,7 @@ func (a *Addresses) due() (due map[model.Name]*wantedStatus, next time.Duration)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	due, next = map[model.Name]*wantedStatus{}, time.Hour
-	if len(a.wanted) == 0 {
-		maps.DeleteFunc(a.written, func(_ model.Name, w *writtenStatus) bool { return w.pace.Over(time.Now()) })
-	}
+	maps.DeleteFunc(a.written, func(_ model.Name, w *writtenStatus) bool { return w.pace.Over(time.Now()) })
 	for name, s := range a.wanted {
 		if s.due.IsZero() && !a.lease.held() {
 			s.due = time.Now().Add(rand.N(a.pace.spread))
@@ -216,12 +216,12 @@ func (a *Addresses) writeAll(ctx context.Context, due map[model.Name]*wantedStat
 	}
 	var group errgroup.Group
 	group.SetLimit(writers)
-	for name, s := range due {
+	for _, s := range due {
 		group.Go(func() error {
 			if !a.lease.held() {
 				return nil
 			}
-			return a.write(ctx, name, s.ips)
+			return a.write(ctx, s.of, s.ips)
 		})
 	}
 	if err := group.Wait(); ctx.Err() == nil {
@@ -231,8 +231,8 @@ func (a *Addresses) writeAll(ctx context.Context, due map[model.Name]*wantedStat
 
 // write has a status say which addresses a Service has. Where it has none, what was written from
 // here goes.
-func (a *Addresses) write(ctx context.Context, service model.Name, ips []netip.Addr) error {
-	place := kinds.Find(model.ServiceKind).Places[0]
+func (a *Addresses) write(ctx context.Context, of model.Birth, ips []netip.Addr) error {
+	place, service := kinds.Find(model.ServiceKind).Places[0], of.Name
 	var o addressPatch
 	o.APIVersion, o.Kind = place.APIVersion(), "Service"
 	o.Metadata.Name, o.Metadata.Namespace = service.Name, service.Namespace
@@ -249,19 +249,19 @@ func (a *Addresses) write(ctx context.Context, service model.Name, ips []netip.A
 		return nil
 	}
 	if err == nil {
-		a.wrote(service, ips)
+		a.wrote(of, ips)
 	}
 	return err
 }
 
 // wrote notes what a status was told.
-func (a *Addresses) wrote(service model.Name, ips []netip.Addr) {
+func (a *Addresses) wrote(service model.Birth, ips []netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	w := a.written[service]
-	if w == nil {
-		w = &writtenStatus{pace: contest.Pace{First: a.pace.again, Most: a.pace.most}}
-		a.written[service] = w
+	w := a.written[service.Name]
+	if w == nil || w.of.Compare(service) != 0 {
+		w = &writtenStatus{of: service, pace: contest.Pace{First: a.pace.again, Most: a.pace.most}}
+		a.written[service.Name] = w
 	}
 	w.ips = ips
 	w.pace.Wrote(time.Now())

@@ -86,8 +86,8 @@ func TestRealAddresses(t *testing.T) {
 		for _, ip := range ips {
 			list = append(list, netip.MustParseAddr(ip))
 		}
-		first.Want(name, list)
-		second.Want(name, list)
+		first.Want(model.Birth{Name: name}, list)
+		second.Want(model.Birth{Name: name}, list)
 	}
 	wait := func(name, want string) {
 		t.Helper()
@@ -117,7 +117,7 @@ func TestRealAddresses(t *testing.T) {
 	// The next takes over, from one that gives the Lease back as from one that does not.
 	t.Run("given back", func(t *testing.T) {
 		end() // if it has it
-		second.Want(two, []netip.Addr{netip.MustParseAddr("192.0.2.8")})
+		second.Want(model.Birth{Name: two}, []netip.Addr{netip.MustParseAddr("192.0.2.8")})
 		wait("lb-2", "192.0.2.8 VIP")
 	})
 	t.Run("run out", func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestRealAddressesContested(t *testing.T) {
 			a.Settled(name)
 		} else if !right && !wanted {
 			wanted = true
-			a.Want(name, ours)
+			a.Want(model.Birth{Name: name}, ours)
 		}
 		return known.LoadBalancer.Writer
 	}
@@ -199,7 +199,7 @@ func TestRealAddressesDenied(t *testing.T) {
 	user := c.user(t, c.forward(t).url(), "denied-addresses")
 	var logs logtest.Log
 	a, _ := startAddresses(t, user, "n1", slog.New(slog.NewTextHandler(&logs, nil)), func(a *Addresses) { a.lease.name = "denied" })
-	a.Want(model.Name{Namespace: "shop", Name: "lb-3"}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+	a.Want(model.Birth{Name: model.Name{Namespace: "shop", Name: "lb-3"}}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
 	waitFor(t, "it is refused", func() bool { return strings.Contains(logs.String(), "forbidden") })
 	if a.Unwritten() != 1 {
 		t.Errorf("%d are unwritten", a.Unwritten())
