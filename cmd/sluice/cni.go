@@ -116,7 +116,7 @@ const (
 func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o install.Options, log *slog.Logger, available func()) {
 	installed, failing := false, ""
 	var before []string
-	for replaced := (contest.Pace{First: cniAudit, Most: cniAudit}); ; {
+	for replaced := (contest.Pace{First: cniAudit, Most: cniAudit, Lasts: contest.Lasts}); ; {
 		written, err := installCNI(ctx, a, objects, &o, log, !installed)
 		pause := cniRetry
 		switch {

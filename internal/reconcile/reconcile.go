@@ -134,7 +134,7 @@ type part struct {
 // where everything is to be compared, may change after the call of Attempt or Plan.
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
 	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{},
-		healed: contest.Pace{First: 10 * time.Second, Most: 10 * time.Minute}}
+		healed: contest.Pace{First: 10 * time.Second, Most: 10 * time.Minute, Lasts: contest.Lasts}}
 	can, state := d.Capabilities().Can, want()
 	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy, Fabric: driver.Fabric, Farms: driver.Farms}
 	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil, Fabric: state.Fabric != nil, Farms: state.Farms != nil} {
@@ -280,6 +280,7 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	if done.Path == PathAdopt && done.Operations > 0 && (r.suspicion == Tampering || r.suspicion != "" && !expected) {
 		done.Healed = r.suspicion
 		now := r.now()
+		r.healed.Undone(now)
 		due := !now.Before(r.healed.Due())
 		if due {
 			r.healed.Wrote(now)

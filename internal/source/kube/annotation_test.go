@@ -63,7 +63,7 @@ func TestAnnotation(t *testing.T) {
 	run := func(value string) (end func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		a := NewAnnotation(Config{Kubeconfig: path}, "a", "key", value, slog.New(slog.NewTextHandler(&log, nil)))
-		a.look, a.retry, a.Contests = time.Millisecond, 50*time.Millisecond, board
+		a.look, a.retry, a.lasts, a.Contests = time.Millisecond, 50*time.Millisecond, time.Second, board
 		var running sync.WaitGroup
 		running.Go(func() {
 			a.Run(ctx, func() bool { mu.Lock(); defer mu.Unlock(); return now["key"] != value })

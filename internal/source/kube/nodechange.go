@@ -29,6 +29,7 @@ type NodeChange struct {
 	field       []string // that is changed: its path
 	undone      string   // what somebody does who undoes it
 	look, retry time.Duration
+	lasts       time.Duration // a contest
 	most        time.Duration // the longest pause between changes that are undone
 	write       func(context.Context, *api) (changed bool, err error)
 }
@@ -37,13 +38,13 @@ type NodeChange struct {
 // while our view of it lags, write leaves.
 func newNodeChange(config Config, node string, field []string, log *slog.Logger, write func(context.Context, *api) (bool, error)) *NodeChange {
 	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
-	return &NodeChange{api: a, log: log, node: node, field: field, look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, write: write}
+	return &NodeChange{api: a, log: log, node: node, field: field, look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, lasts: contest.Lasts, write: write}
 }
 
 // Run makes the change until ctx ends, whenever due says that the Node is there without it.
 func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 	what := strings.Join(c.field, ".")
-	pace := contest.Pace{First: c.retry, Most: c.most} // also for what was written to be told of
+	pace := contest.Pace{First: c.retry, Most: c.most, Lasts: c.lasts} // also for what was written to be told of
 	for failing, pause := false, c.look; ; {
 		select {
 		case <-ctx.Done():
@@ -53,7 +54,10 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 		if pause = c.look; !pace.Lost(time.Now()) {
 			c.Contests.Clear(what)
 		}
-		if !due() || time.Now().Before(pace.Due()) {
+		if !due() {
+			continue
+		}
+		if pace.Undone(time.Now()); time.Now().Before(pace.Due()) {
 			continue
 		}
 		var others []string
