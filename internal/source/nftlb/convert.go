@@ -53,7 +53,11 @@ func (c *change) finishFarm(was, f *farm) error {
 		return err
 	}
 	if at := takes(m, c.own); at.IsValid() && f.state == up {
-		return &failure{409, fmt.Sprintf("error parsing buffer. %s: it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", path, at, at.Port())}
+		reason := fmt.Sprintf("it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
+		if !c.setAside {
+			return &failure{409, "error parsing buffer. " + path + ": " + reason}
+		}
+		f.aside = reason
 	}
 	if c.verify != nil {
 		if err := c.verify(m); err != nil {
@@ -326,6 +330,14 @@ func (a *address) model() model.FarmAddress {
 
 // served is what a farm serves; nil: nothing.
 func served(f *farm) *model.Farm {
+	if f == nil || f.aside != "" {
+		return nil
+	}
+	return claimed(f)
+}
+
+// claimed is what no other farm may have, also while it is set aside; nil: nothing.
+func claimed(f *farm) *model.Farm {
 	if f == nil || f.state != up {
 		return nil
 	}

@@ -104,7 +104,7 @@ func (f *farm) checked() *health.Check {
 // targets is what is to be checked of a farm.
 func (f *farm) targets() map[string]health.Target {
 	check := f.checked()
-	if check == nil || f.state != up {
+	if check == nil || served(f) == nil {
 		return nil
 	}
 	all := map[string]health.Target{}

@@ -49,6 +49,7 @@ type farm struct {
 	sessions  []session
 
 	base   *model.Farm // what it comes to while all checks succeed; set when it is checked
+	aside  string      // why it is not served; empty: it is
 	stored []byte      // as the state file has it; nil: not yet
 }
 
@@ -66,7 +67,7 @@ func (f *farm) clone() *farm {
 	c.backends = slices.Clone(f.backends)
 	c.policies = slices.Clone(f.policies)
 	c.sessions = slices.Clone(f.sessions)
-	c.base, c.stored = nil, nil
+	c.base, c.aside, c.stored = nil, "", nil
 	return &c
 }
 

@@ -3,6 +3,7 @@ package nftlb
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,6 +13,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice.dev/sluice/internal/health"
+	"sluice.dev/sluice/internal/logtest"
 )
 
 // A farm that would take what the program itself is served at is refused, by a request and where it
@@ -51,11 +55,75 @@ func TestOwnAddressesAreLeft(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		for state, config := range map[string]string{"": file, file: ""} {
-			err := prepare(t, Options{Own: test.own, LoadAll: true, State: state}).Load(config)
-			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "it takes "+test.refused) {
-				t.Errorf("%s beside %v, from a file: %v", test.farm, test.own, err)
-			}
+		err := prepare(t, Options{Own: test.own, LoadAll: true}).Load(file)
+		if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "it takes "+test.refused) {
+			t.Errorf("%s beside %v, from a file: %v", test.farm, test.own, err)
+		}
+	}
+}
+
+// A farm of the state file that would take what the program itself is served at keeps nothing else
+// from being served. It stays in the file, is named, and served once it is mended, or does not take
+// it any more.
+func TestOwnAddressesInTheStateFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "state.json")
+	const check = `"health-check":{"type":"tcp"},"backends":[{"name":"a","ip-addr":"10.0.0.1","port":"80"}]`
+	older := start(t, Options{State: file})
+	older.do("POST", "/farms", `{"farms":[{"name":"own","virtual-addr":"192.0.2.1","virtual-ports":"443,5555",`+check+`},{"name":"web","virtual-addr":"192.0.2.1","virtual-ports":"80",`+check+`}]}`)
+	older.stop()
+	for name, mend := range map[string]func(*bed){
+		"by a request":  func(b *bed) { b.do("PUT", "/farms", `{"farms":[{"name":"own","virtual-ports":"5556"}]}`) },
+		"taken down":    func(b *bed) { b.do("PUT", "/farms", `{"farms":[{"name":"own","state":"down"}]}`) },
+		"taken away":    func(b *bed) { b.do("DELETE", "/farms/own", "") },
+		"not at all":    func(*bed) {},
+		"by moving API": nil,
+	} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state := filepath.Join(t.TempDir(), "state.json")
+		if err := os.WriteFile(state, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var log logtest.Log
+		own := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:5555")}
+		b := prepare(t, Options{Own: own, State: state, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err := b.Load(""); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		c := &checker{}
+		b.UseChecker(c)
+		b.run()
+		shown := b.Status().Issues
+		if farmIn(b.store, "web") == nil || farmIn(b.store, "own") != nil || len(shown) != 1 || shown[0].Object.String() != "Farm own" || !strings.Contains(shown[0].Reason, "it takes 192.0.2.1:5555") || !strings.Contains(log.String(), "leave out port 5555") {
+			t.Errorf("%s: shown: %v; logged: %s", name, shown, log.String())
+		}
+		if _, checked := c.sets[0][health.Key{Farm: "own", Backend: "a"}]; checked || len(c.sets[0]) != 1 {
+			t.Errorf("%s: checked: %v", name, c.sets)
+		}
+		b.do("PUT", "/farms", `{"farms":[{"name":"web","virtual-ports":"81"}]}`)
+		if code, answer := b.ask("PUT", "/farms", `{"farms":[{"name":"own","est-connlimit":"2"}]}`); code != http.StatusConflict || !strings.Contains(answer, "it takes") {
+			t.Errorf("%s: another change of it: %d %s", name, code, answer)
+		}
+		if code, answer := b.ask("POST", "/farms", `{"farms":[{"name":"other","virtual-addr":"192.0.2.1","virtual-ports":"443"}]}`); code != http.StatusConflict || !strings.Contains(answer, "'own'") {
+			t.Errorf("%s: a farm that takes its other port: %d %s", name, code, answer)
+		}
+		if mend != nil {
+			mend(b)
+		}
+		served := name == "by a request" || name == "by moving API"
+		b.stop()
+		if mend == nil {
+			own = nil
+		}
+		again := prepare(t, Options{Own: own, State: state})
+		if err := again.Load(""); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		again.run()
+		if (farmIn(again.store, "own") != nil) != served || farmIn(again.store, "web") == nil || (len(again.Status().Issues) != 0) != (name == "not at all") {
+			t.Errorf("%s: after another start: %v", name, again.Status().Issues)
 		}
 	}
 }

@@ -64,8 +64,8 @@ type Options struct {
 	// each packet chooses its backend by a hash there.
 	DSRTracks bool
 	// Own are where this program itself is served by TCP; an unspecified address stands for all of
-	// its family. A farm that would take one is refused, wherever it comes from: nobody could mend
-	// it by the API any more.
+	// its family. A farm that would take one is refused: nobody could mend it by the API any more.
+	// One of the state file, where an older version may have put it, is kept and not served.
 	Own []netip.AddrPort
 	// Prepare makes the machine ready for a farm that is about to be programmed; nil: there is
 	// nothing to do. It must not keep the farm.
@@ -236,11 +236,22 @@ func (s *Source) Status() source.Status {
 	for _, i := range s.faults {
 		st.Issues = append(st.Issues, i)
 	}
+	st.Issues = append(st.Issues, s.asides()...)
 	for name, found := range s.found {
 		st.Issues = append(st.Issues, s.failing(name, found)...)
 	}
 	slices.SortFunc(st.Issues, model.Issue.Compare)
 	return st
+}
+
+// asides says which farms are not served.
+func (s *Source) asides() (list []model.Issue) {
+	for _, f := range s.doc.farms {
+		if f.aside != "" {
+			list = append(list, model.Issue{Object: f.base.Ref(), Reason: f.aside, InForce: model.InForceNothing})
+		}
+	}
+	return list
 }
 
 // failing says which farms have no backend left that its check finds up.

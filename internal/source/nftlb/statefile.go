@@ -42,6 +42,7 @@ func (s *Source) load(file string, lenient bool) error {
 	}
 	c := newChange(s.doc, lenient, check)
 	c.dsrTracks, c.own = s.options.DSRTracks, s.options.Own
+	c.setAside = file == s.options.State // what served before does not wait for a farm
 	if err = (&reader{change: c, written: file == s.options.State}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}
@@ -59,6 +60,9 @@ func (s *Source) load(file string, lenient bool) error {
 	}
 	if n := len(c.warnings); n > 0 {
 		s.log.Warn("configuration is read with reservations; --log-level debug names all", "file", file, "count", n, "first", c.warnings[0])
+	}
+	for _, i := range s.asides() {
+		s.log.Warn("a farm is kept, but not served", "farm", i.Object.Name.Name, "reason", i.Reason)
 	}
 	s.from = file
 	return nil

@@ -18,13 +18,13 @@ func (c *change) commit() error {
 // undo takes back what commit did, if nothing was committed since.
 func (c *change) undo() {
 	for _, e := range c.farmEdits.edits {
-		c.fronts.remove(served(e.now))
+		c.fronts.remove(claimed(e.now))
 	}
 	for _, e := range c.addrEdits.edits {
 		c.fronts.remove(servedAlone(e.now))
 	}
 	for _, e := range c.farmEdits.edits {
-		c.fronts.add(served(e.was))
+		c.fronts.add(claimed(e.was))
 	}
 	for _, e := range c.addrEdits.edits {
 		c.fronts.add(servedAlone(e.was))
@@ -35,7 +35,7 @@ func (c *change) undo() {
 // claim brings the index of ports up to date.
 func (c *change) claim() error {
 	for _, e := range c.farmEdits.edits {
-		c.fronts.remove(served(e.was))
+		c.fronts.remove(claimed(e.was))
 	}
 	for _, e := range c.addrEdits.edits {
 		c.fronts.remove(servedAlone(e.was))
@@ -46,7 +46,7 @@ func (c *change) claim() error {
 			undo()
 		}
 		for _, e := range c.farmEdits.edits {
-			c.fronts.add(served(e.was))
+			c.fronts.add(claimed(e.was))
 		}
 		for _, e := range c.addrEdits.edits {
 			c.fronts.add(servedAlone(e.was))
@@ -54,7 +54,7 @@ func (c *change) claim() error {
 		return at.failure(path)
 	}
 	for _, name := range sortedEdits(&c.farmEdits) {
-		f := served(c.farmEdits.edits[name].now)
+		f := claimed(c.farmEdits.edits[name].now)
 		if at := c.fronts.add(f); at != nil {
 			return fail(at, "farms["+name+"]")
 		}
