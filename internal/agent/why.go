@@ -190,8 +190,15 @@ func noEndpoints(v *store.View, paths []verdict.Path) {
 func refusals(v *store.View, s verdict.Step) (texts []string) {
 	for _, key := range append(slices.Clone(s.Isolating), s.Policy) {
 		p := v.Policy(key)
-		if p != nil && p.Refused != "" {
-			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, p.Refused))
+		if p == nil {
+			continue
+		}
+		why := p.Refused
+		if tier := v.Tier(p.Tier); tier != nil && why == "" {
+			why = tier.Fault()
+		}
+		if why != "" {
+			texts = append(texts, fmt.Sprintf("%v is refused: %s", key, why))
 		}
 	}
 	return texts

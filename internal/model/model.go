@@ -252,6 +252,7 @@ const (
 	InForceDeny    = "it denies all that it selects"                                           // a policy that was refused
 	InForceIsolate = "it isolates what it selects, and allows what could be read of its rules" // a NetworkPolicy that was refused: others go on allowing
 	InForceDoubt   = "what could be read of it, and rules deny all that it might hold besides" // a network set that was refused
+	InForceTier    = "its policies deny all that they select"                                  // a tier that was refused
 	InForceNothing = "nothing of it"
 )
 

@@ -144,6 +144,29 @@ type Tier struct {
 	Name        string
 	Order       float64 // ascending; +Inf where none is given. Ties go by name
 	DefaultPass bool    // what no rule matched goes on to the next tier; otherwise it is denied
+
+	// Refused says why the tier could not be taken as it is written and has no good version from
+	// before: its policies deny all that they select then.
+	Refused string
+}
+
+// StandIn implements StandIn.
+func (t *Tier) StandIn() string {
+	if t.Refused == "" {
+		return ""
+	}
+	return InForceTier
+}
+
+// Refuse implements StandIn.
+func (t *Tier) Refuse(why error) { *t = Tier{Name: t.Name, Refused: why.Error()} }
+
+// Fault says of a policy of the tier that the tier is refused and why, or nothing.
+func (t *Tier) Fault() string {
+	if t.Refused == "" {
+		return ""
+	}
+	return "spec.tier: Tier " + t.Name + " cannot be read (" + t.Refused + "): mend it"
 }
 
 // NetworkPolicyOrder is the order of Kubernetes' NetworkPolicies in DefaultTier, among Calico's

@@ -28,7 +28,7 @@ type policy struct {
 	obj      *model.Policy
 	tier     model.Tier
 	denies   bool                // all that it selects, as it can't be applied as it is meant
-	excess   string              // why it is refused here, though it was read: it is too large
+	fault    string              // why it is refused here, though it was read
 	refused  []*model.NetworkSet // refused ones among the peers of its rules, by key
 	serial   uint64              // tells versions apart
 	variants [8]*variant
@@ -173,10 +173,11 @@ func (ps *policies) setRefused(old, next *item) {
 
 func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
-	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: ps.tiers[obj.Tier]}
-	if p.excess = excess(obj); p.excess != "" {
+	tier := ps.tiers[obj.Tier]
+	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier}
+	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" && obj.Refused == "" {
 		refused := *obj
-		refused.Refused, refused.IngressRules, refused.EgressRules = p.excess, nil, nil
+		refused.Refused, refused.IngressRules, refused.EgressRules = p.fault, nil, nil
 		p.obj, obj = &refused, &refused
 	}
 	if p.denies = obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {

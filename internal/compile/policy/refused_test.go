@@ -56,6 +56,16 @@ func TestRefusedPolicies(t *testing.T) {
     r allow
     else deny
   in else allow`},
+		{"one of a tier that cannot be read denies in front of all", []any{web, good, &model.Tier{Name: "lost", Refused: "no good"},
+			networkPolicy("z-bad", ingress(model.PolicyRule{Name: "r"}), global, func(p *model.Policy) { p.Tier = "lost" })}, `
+10.0.0.1 shop/p1 dev 4
+  in refused z-bad
+    refused deny
+    else pass
+  in default m-good
+    r allow
+    else deny
+  in else allow`},
 		{"of host endpoints the failsafe ports stay open", []any{hostEndpoint("h", "eth0", true), hostPolicy("bad", ingress(), refused)}, `
 h eth0
   input failsafe ports
@@ -165,6 +175,26 @@ func rules(c *Compiler) string {
 		}
 	}
 	return strings.Join(list, ", ")
+}
+
+// Policies deny as long as their tier cannot be read, and each says so.
+func TestRefusedTierIsMended(t *testing.T) {
+	h := newHistory(config, idSpace)
+	policy := networkPolicy("x", ingress(model.PolicyRule{Name: "r"}), func(p *model.Policy) { p.Key.Kind, p.Tier = model.GlobalNetworkPolicy, "own" })
+	h.apply(t, event(pod(1, "here", "app", "web")), event(policy))
+	bad, good := &model.Tier{Name: "own", Refused: "no good"}, &model.Tier{Name: "own"}
+	for i, step := range []struct {
+		tier         *model.Tier
+		want, reason string
+	}{
+		{bad, "refused deny", "spec.tier: Tier own cannot be read (no good): mend it; until then it allows nothing"}, {good, "r allow", ""}, {bad, "refused deny", "no good"},
+	} {
+		h.apply(t, event(step.tier))
+		issues := h.compiler.Issues()
+		if got := rules(h.compiler); got != step.want || len(issues) > 1 || (len(issues) == 1) != (step.reason != "") || len(issues) == 1 && !strings.Contains(issues[0].Reason, step.reason) {
+			t.Errorf("step %d: %q, %+v", i, got, issues)
+		}
+	}
 }
 
 // Programs follow a set that is refused, mended and refused again, and one that loses its label or

@@ -56,8 +56,8 @@ func (c *Compiler) Issues() []model.Issue {
 		all = append(all, object.Issue(fmt.Sprintf(reason, args...)))
 	}
 	for key, p := range c.policies.all {
-		if p.excess != "" {
-			add(key, "%s; until then it allows nothing", p.excess)
+		if p.fault != "" {
+			add(key, "%s; until then it allows nothing", p.fault)
 			all[len(all)-1].Everywhere = true
 		}
 		for _, variant := range p.variants {

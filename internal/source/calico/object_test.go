@@ -49,6 +49,14 @@ func TestOtherKinds(t *testing.T) {
 			errs: []string{"metadata.name: \"a.b\"", "spec.defaultAction: \"Allow\"", "spec.x: is not supported"},
 		},
 		{
+			name: "tier of an action that is none", kind: "Tier", text: "{metadata: {name: own}, spec: {order: 7, defaultAction: deny}}",
+			errs: []string{"spec.defaultAction: \"deny\" is neither Deny nor Pass"}, want: &model.Tier{Name: "own"},
+		},
+		{
+			name: "tier that cannot be read", kind: "Tier", text: "{metadata: {name: own}, spec: [1]}",
+			errs: []string{"spec: list found"}, want: &model.Tier{Name: "own"},
+		},
+		{
 			name: "global set", kind: "GlobalNetworkSet",
 			text: "{metadata: {name: bad, labels: {a: b}}, spec: {nets: [192.0.2.9/24, 'fd00::1', 10.0.0.0/8, 192.0.2.0/24, '::ffff:10.1.0.0/112', 10.0.0.0/16]}}",
 			want: &model.NetworkSet{
@@ -129,8 +137,8 @@ func TestOtherKinds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := decode(t, c.kind, c.text)
 			checkError(t, err, c.errs)
-			if set, ok := c.want.(*model.NetworkSet); ok && err != nil {
-				set.Refused = err.Error()
+			if stand, ok := c.want.(model.StandIn); ok && err != nil {
+				stand.Refuse(err)
 			}
 			if diff := cmp.Diff(c.want, got, equal); diff != "" {
 				t.Errorf("wrong object (-want +got):\n%s", diff)
@@ -160,14 +168,14 @@ func FuzzDecode(f *testing.F) {
 		for _, kind := range []string{"Tier", "GlobalNetworkPolicy", "NetworkPolicy", "GlobalNetworkSet", "NetworkSet", "HostEndpoint"} {
 			o, err := decoders[kind]([]byte(text))
 			p := policyOf(o)
-			s, _ := o.(*model.NetworkSet)
+			stand, ok := o.(model.StandIn)
 			if err == nil {
-				if p != nil && p.Refused != "" || s != nil && s.Refused != "" {
+				if ok && stand.StandIn() != "" {
 					t.Errorf("%s %q is refused without an error", kind, text)
 				}
 				continue
 			}
-			if o != nil && p == nil && s == nil || s != nil && (s.Refused == "" || s.Nets != nil || s.Key.Name.Name == "") ||
+			if ok && (stand.StandIn() == "" || o.Ref().Name.Name == "") || o != nil && !ok && kind != "HostEndpoint" ||
 				p != nil && (p.Refused == "" || p.IngressRules != nil || p.EgressRules != nil || p.Subject.IsZero()) {
 				t.Errorf("%s %q: %+v beside error %v", kind, text, o, err)
 			}

@@ -16,14 +16,19 @@ type tierSpec struct {
 }
 
 // tier translates a Tier. Those that are always there can be declared, but
-// not changed.
+// not changed. It returns nil if the name can't be read.
 func tier(data []byte, f *fault.List) *model.Tier {
-	m, spec := open[tierSpec](data, f)
-	t := &model.Tier{Name: m.Name, Order: orderOf(spec.Order)}
+	m, text := head(data, f)
 	if strings.Contains(m.Name, ".") {
 		f.Reject("metadata.name", "%q: the name of a tier can't have dots", m.Name)
 	}
+	if !f.Known() {
+		m.Name = ""
+	}
 	builtin := model.BuiltInTier(m.Name)
+	var spec tierSpec
+	body(text, &spec, f)
+	t := &model.Tier{Name: m.Name, Order: orderOf(spec.Order)}
 	switch spec.DefaultAction {
 	case "Pass":
 		t.DefaultPass = true
@@ -33,7 +38,10 @@ func tier(data []byte, f *fault.List) *model.Tier {
 	default:
 		f.Reject("spec.defaultAction", "%q is neither Deny nor Pass", spec.DefaultAction)
 	}
-	if builtin == nil {
+	switch {
+	case m.Name == "":
+		return nil
+	case builtin == nil:
 		return t
 	}
 	if t.Order != builtin.Order {
