@@ -52,7 +52,7 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 		h.DefaultAllow = true
 	}
 	if len(spec.Ports) > 0 {
-		f.Leave("spec.ports", "named ports of host endpoints are not supported; write the numbers into the policies")
+		f.Reject("spec.ports", "named ports of host endpoints are not supported; write the numbers into the policies")
 	}
 	return h
 }

@@ -38,8 +38,9 @@ type setSpec struct {
 	Nets json.RawMessage `json:"nets"`
 }
 
-// networkSet returns nil if the name or the labels can't be read.
-func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
+// networkSet returns nil if the name or the labels can't be read. There are no networks if others
+// may have been meant: doubtful says that of the data.
+func networkSet(kind model.Kind, data []byte, doubtful bool, f *fault.List) *model.NetworkSet {
 	m, text := head(data, f)
 	set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: kind, Name: model.Name{Name: m.Name}}, Labels: m.Labels}
 	if kind == model.NamespacedNetworkSet {
@@ -48,7 +49,7 @@ func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
 	known := f.Known()
 	var spec setSpec
 	body(text, &spec, f)
-	narrowed := f.Broken() // by a field that is not known, perhaps
+	doubtful = doubtful || f.Broken() // by a field that is not known, perhaps, or is there twice
 	var nets []string
 	if len(spec.Nets) > 0 {
 		strict(spec.Nets, &nets, "spec.nets", f)
@@ -56,7 +57,7 @@ func networkSet(kind model.Kind, data []byte, f *fault.List) *model.NetworkSet {
 	set.Nets = parseNets(nets, "spec.nets", f)
 	slices.SortFunc(set.Nets, netip.Prefix.Compare)
 	set.Nets = slices.Compact(set.Nets)
-	if narrowed {
+	if doubtful {
 		set.Nets = nil
 	}
 	if !known {

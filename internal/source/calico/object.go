@@ -44,13 +44,15 @@ func NetworkPolicy(text []byte, also error) (*model.Policy, error) {
 
 // GlobalNetworkSet translates a GlobalNetworkSet.
 func GlobalNetworkSet(text []byte, also error) (*model.NetworkSet, error) {
-	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet { return networkSet(model.GlobalNetworkSet, data, f) })
+	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet {
+		return networkSet(model.GlobalNetworkSet, data, also != nil, f)
+	})
 }
 
 // NetworkSet translates a NetworkSet.
 func NetworkSet(text []byte, also error) (*model.NetworkSet, error) {
 	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet {
-		return networkSet(model.NamespacedNetworkSet, data, f)
+		return networkSet(model.NamespacedNetworkSet, data, also != nil, f)
 	})
 }
 

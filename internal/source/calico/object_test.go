@@ -1,6 +1,7 @@
 package calico_test
 
 import (
+	"errors"
 	"math"
 	"net/netip"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/calico"
 )
 
 func TestOtherKinds(t *testing.T) {
@@ -53,8 +55,12 @@ func TestOtherKinds(t *testing.T) {
 			errs: []string{"spec.defaultAction: \"deny\" is neither Deny nor Pass"}, want: &model.Tier{Name: "own"},
 		},
 		{
-			name: "tier that cannot be read", kind: "Tier", text: "{metadata: {name: own}, spec: [1]}",
-			errs: []string{"spec: list found"}, want: &model.Tier{Name: "own"},
+			name: "tier of a field that is not known", kind: "Tier", text: "{metadata: {name: own}, x: 1, spec: {order: 7}}",
+			errs: []string{"x: is not supported"}, want: &model.Tier{Name: "own"},
+		},
+		{
+			name: "tier that cannot be read", kind: "Tier", text: "{metadata: {name: own, labels: 1}, spec: [1]}",
+			errs: []string{"metadata.labels: number found", "spec: list found"}, want: &model.Tier{Name: "own"},
 		},
 		{
 			name: "global set", kind: "GlobalNetworkSet",
@@ -121,9 +127,14 @@ func TestOtherKinds(t *testing.T) {
 		},
 		{
 			name: "host endpoint in part", kind: "HostEndpoint",
-			text: "{metadata: {name: h}, spec: {node: n1, interfaceName: eth0, expectedIPs: [x, 192.0.2.1], ports: [{name: a, protocol: TCP, port: 1}]}}",
-			errs: []string{`spec.expectedIPs[0]: "x" is no IP address; it is left out`, "spec.ports: named ports of host endpoints are not supported"},
+			text: "{metadata: {name: h}, spec: {node: n1, interfaceName: eth0, expectedIPs: [x, 192.0.2.1]}}",
+			errs: []string{`spec.expectedIPs[0]: "x" is no IP address; it is left out`},
 			want: &model.HostEndpoint{Name: "h", Node: "n1", Interface: "eth0", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		},
+		{
+			name: "host endpoint with ports", kind: "HostEndpoint",
+			text: "{metadata: {name: h}, spec: {node: n1, interfaceName: eth0, ports: [{name: a, protocol: TCP, port: 1}]}}",
+			errs: []string{"spec.ports: named ports of host endpoints are not supported"},
 		},
 		{
 			name: "host endpoint of no address", kind: "HostEndpoint", text: "{metadata: {name: h}, spec: {node: n1, expectedIPs: [x]}}",
@@ -144,6 +155,22 @@ func TestOtherKinds(t *testing.T) {
 				t.Errorf("wrong object (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Which of two lists of networks is meant nobody knows, wherever that they are two was found.
+func TestSetDeclaredTwice(t *testing.T) {
+	const spec = `"spec":{"nets":["0.0.0.0/0"]}}`
+	for text, also := range map[string]error{
+		`{"metadata":{"name":"s"},` + spec:                                              errors.New("spec is there twice"),
+		`{"metadata":{"name":"s"},"spec":{"nets":["10.0.0.0/8"],"nets":["0.0.0.0/0"]}}`: nil,
+		`{"metadata":{"name":"s"},"spec":{},` + spec:                                    nil,
+	} {
+		for _, translate := range []func([]byte, error) (*model.NetworkSet, error){calico.GlobalNetworkSet, calico.NetworkSet} {
+			if s, err := translate([]byte(text), also); err == nil || s != nil && (s.Refused == "" || len(s.Nets) > 0) {
+				t.Errorf("%s: %+v, %v", text, s, err)
+			}
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	"sluice.dev/sluice/internal/model"
@@ -16,14 +17,11 @@ type tierSpec struct {
 }
 
 // tier translates a Tier. Those that are always there can be declared, but
-// not changed. It returns nil if the name can't be read.
+// not changed. It returns nil for one at fault that no policy can name.
 func tier(data []byte, f *fault.List) *model.Tier {
 	m, text := head(data, f)
 	if strings.Contains(m.Name, ".") {
 		f.Reject("metadata.name", "%q: the name of a tier can't have dots", m.Name)
-	}
-	if !f.Known() {
-		m.Name = ""
 	}
 	builtin := model.BuiltInTier(m.Name)
 	var spec tierSpec
@@ -39,7 +37,7 @@ func tier(data []byte, f *fault.List) *model.Tier {
 		f.Reject("spec.defaultAction", "%q is neither Deny nor Pass", spec.DefaultAction)
 	}
 	switch {
-	case m.Name == "":
+	case f.Broken() && len(validation.IsDNS1123Label(m.Name)) > 0:
 		return nil
 	case builtin == nil:
 		return t
