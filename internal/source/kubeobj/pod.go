@@ -14,8 +14,8 @@ import (
 )
 
 // Pod translates a v1 Pod. Its ports are those of its containers and of the init containers that
-// keep running beside them. A pod that names no service account gets "default", as from the API
-// server.
+// keep running beside them. A port or an address that can't be read makes the pod faulty as a whole,
+// as rules may deny by it. A pod that names no service account gets "default", as from the API server.
 func Pod(o *corev1.Pod) (*model.Pod, error) {
 	var f fault.List
 	p := &model.Pod{
@@ -76,7 +76,7 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	for i := range o.Status.PodIPs {
 		a, err := parseAddr(o.Status.PodIPs[i].IP)
 		if err != nil {
-			f.Leave(fmt.Sprintf("status.podIPs[%d].ip", i), "%v; it is left out", err)
+			f.Reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
 			continue
 		}
 		ips = append(ips, a)
@@ -86,7 +86,7 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 	}
 	a, err := parseAddr(o.Status.PodIP)
 	if err != nil {
-		f.Leave("status.podIP", "%v; it is left out", err)
+		f.Reject("status.podIP", "%v", err)
 		return nil
 	}
 	return []netip.Addr{a}
@@ -95,16 +95,13 @@ func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
 func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *fault.List) []model.ContainerPort {
 	for i := range c.Ports {
 		in := &c.Ports[i]
-		var own fault.List
-		out := model.ContainerPort{
+		mark := f.Mark()
+		ports = append(ports, model.ContainerPort{
 			Name:     in.Name,
-			Protocol: protocol("protocol", in.Protocol, &own),
-			Port:     port("containerPort", in.ContainerPort, &own),
-		}
-		own.Under(0, "ports[%d]", i)
-		if !f.Spare(&own, "this port") {
-			ports = append(ports, out)
-		}
+			Protocol: protocol("protocol", in.Protocol, f),
+			Port:     port("containerPort", in.ContainerPort, f),
+		})
+		f.Under(mark, "ports[%d]", i)
 	}
 	return ports
 }

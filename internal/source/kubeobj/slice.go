@@ -19,11 +19,11 @@ var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; 
 
 // EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
 //
-// A slice of addressType FQDN is faulty as a whole. Left out are addresses that are malformed, of
-// the other family, or cannot be reached from other machines, and ports whose number is out of
-// range (which the API accepts) or whose protocol is none; the rest stays. As in kube-proxy, a port
-// entry without a number (the API's "all ports") is skipped, a slice without ports has no endpoint
-// for any service port, and a slice without the service-name label belongs to no service.
+// A slice of addressType FQDN, or with a port of no known protocol, is faulty as a whole. Left out
+// are addresses that are malformed, of the other family, or cannot be reached from other machines,
+// and port numbers that are out of range, which the API accepts; the rest stays. As in kube-proxy, a
+// port entry without a number (the API's "all ports") is skipped, a slice without ports has no
+// endpoint for any service port, and a slice without the service-name label belongs to no service.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	var f fault.List
 	s := &model.EndpointSlice{
@@ -67,14 +67,11 @@ func endpointPorts(in []discoveryv1.EndpointPort, f *fault.List) []model.Endpoin
 			f.Leave(fmt.Sprintf("ports[%d].port", i), "%d is not in 1-65535; this port is left out", number)
 			continue
 		}
-		var own fault.List
-		port := model.EndpointPort{
-			Name: ptr.Deref(in[i].Name, ""), Protocol: protocol("protocol", ptr.Deref(in[i].Protocol, ""), &own), Port: uint16(number),
-		}
-		own.Under(0, "ports[%d]", i)
-		if !f.Spare(&own, "this port") {
-			ports = append(ports, port)
-		}
+		mark := f.Mark()
+		ports = append(ports, model.EndpointPort{
+			Name: ptr.Deref(in[i].Name, ""), Protocol: protocol("protocol", ptr.Deref(in[i].Protocol, ""), f), Port: uint16(number),
+		})
+		f.Under(mark, "ports[%d]", i)
 	}
 	return ports
 }

@@ -158,10 +158,11 @@ func TestRefusedClusterPolicy(t *testing.T) {
 func TestRefusedCalicoObjects(t *testing.T) {
 	text := strings.Replace(policyObjects["CalicoNetworkPolicy shop/db"], `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
 	refusal(t, newParsers(false)[0].parse("x.json", []byte(text), nil), "spec.ingress[0].http")
-	for name, field := range map[string]string{"Tier security": "spec", "HostEndpoint n1-eth0": "spec"} {
+	for name, inForce := range map[string]string{"Tier security": model.InForceTier, "HostEndpoint n1-eth0": model.InForceNothing} {
 		text := strings.Replace(policyObjects[name], `"spec":{`, `"spec":{"extra":1,`, 1)
 		c := newParsers(false)[0].parse("x.json", []byte(text), nil)
-		if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 || !strings.Contains(c.issues[0].Reason, field+".extra") || c.issues[0].Object.String() != name {
+		if len(c.objects) != 1 || (c.objects[0].value == nil) != (inForce == model.InForceNothing) || len(c.issues) != 1 || c.issues[0].InForce != inForce ||
+			!strings.Contains(c.issues[0].Reason, "spec.extra") || c.issues[0].Object.String() != name {
 			t.Errorf("%s: %+v, issues %v", name, c.objects, c.issues)
 		}
 	}
@@ -262,7 +263,7 @@ metadata: {name: t}
 spec: {order: 1, order: 2}
 `
 	c := newParsers(false)[0].parse("x.yaml", []byte(calico), nil)
-	if len(c.objects) != 1 || c.objects[0].value != nil || len(c.issues) != 1 {
+	if len(c.objects) != 1 || len(c.issues) != 1 || c.issues[0].InForce != model.InForceTier {
 		t.Errorf("got %+v, issues %v", c.objects, c.issues)
 	}
 	// A Service is read as ever.
