@@ -15,30 +15,39 @@ import (
 // Until the source has read everything once, nothing tells what was deleted from what merely can't
 // be read, so nothing is taken from the kernel.
 
-// checkSource asks the source whether something is lacking still, and reports whether that matters
-// less than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
+// checkSource asks the source whether something is lacking still, and reports whether that is other
+// than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
 // before compile, so that what the source says is in the store by then.
 func (l *loop) checkSource() (changed bool) {
-	if !l.lacking.Any {
+	was := l.lacking
+	if !was.Any && len(was.Policies) == 0 {
 		return false
 	}
-	s := l.sourceStatus()
+	s := Await(source.Status{}, l.Store) // what has been read once is not lacking again
+	if was.Any {
+		s = l.sourceStatus()
+	}
 	changed = l.setPodsUnread(slices.Contains(s.Unread, model.PodKind))
 	l.lacking = Lacking(s)
+	if !l.lacking.Any {
+		l.Store.SetWhole()
+	}
 	l.kernel.Lack(l.lacking)
 	l.compiling.Lock()
 	l.Compiler.SetLacking(l.lacking.Any && len(l.lacking.Policies) == 0)
 	l.compiling.Unlock()
-	return changed || !l.lacking.Any
+	return changed || was.Any && !l.lacking.Any || !slices.Equal(was.Policies, l.lacking.Policies)
 }
 
 // Lacking is what a source lacks, as it matters to the kernel: where single objects are all that is
-// lacking, and all of them are policies, nothing else has to be kept.
+// lacking, and all of them are policies, nothing else has to be kept. Policies that wait have been
+// read: nothing is lacking for their sake.
 func Lacking(s source.Status) reconcile.Lacking {
-	l := reconcile.Lacking{Any: len(s.Lacking) > 0}
+	l := reconcile.Lacking{Any: len(s.Lacking) > len(s.Waiting)}
 	isOther := func(o model.Ref) bool { return !slices.Contains(model.PolicyKinds, o.Kind) }
-	if !slices.ContainsFunc(s.LackingObjects, isOther) {
-		l.Policies = s.LackingObjects
+	if !l.Any || len(s.LackingObjects) > 0 && !slices.ContainsFunc(s.LackingObjects, isOther) {
+		l.Policies = slices.Concat(s.LackingObjects, s.Waiting)
+		slices.SortFunc(l.Policies, model.Ref.Compare)
 	}
 	return l
 }
@@ -46,15 +55,9 @@ func Lacking(s source.Status) reconcile.Lacking {
 // Await adds to what a source lacks the policies that wait for their tiers since the start: an
 // earlier agent may have carried them out.
 func Await(s source.Status, objects *store.Store) source.Status {
-	policies := objects.Awaiting()
-	if len(policies) == 0 {
-		return s
-	}
-	if len(s.Lacking) == 0 || len(s.LackingObjects) > 0 {
-		s.LackingObjects = slices.Concat(s.LackingObjects, policies)
-	}
+	s.Waiting = objects.Awaiting()
 	s.Lacking = slices.Clone(s.Lacking)
-	for _, key := range policies {
+	for _, key := range s.Waiting {
 		s.Lacking = append(s.Lacking, key.String()+" waits for its tier")
 	}
 	return s

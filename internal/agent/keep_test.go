@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -275,8 +276,8 @@ func TestNotReady(t *testing.T) {
 	})
 }
 
-// A policy that waits for its tier since the start is all that is lacking, unless more is: what an
-// earlier agent programmed for it stays, and nothing else for its sake.
+// What an earlier agent programmed for a policy that waits for its tier since the start stays, and
+// nothing else for its sake: the kernel is in step.
 func TestWaitingPoliciesAreLacking(t *testing.T) {
 	policy := &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "p"}}, Tier: "own"}
 	tier := &model.Tier{Name: "own"}
@@ -288,11 +289,24 @@ func TestWaitingPoliciesAreLacking(t *testing.T) {
 	if len(s.Source.Lacking) != 1 || s.OK || len(s.Issues) != 1 || !strings.Contains(s.Issues[0].Reason, "there is no Tier own") {
 		t.Errorf("status while it waits: %+v", s)
 	}
-	if l := Lacking(Await(source.Status{}, b.Store)); !l.Any || len(l.Policies) != 1 {
-		t.Errorf("lacking: %+v", l)
-	}
-	if l := Lacking(Await(source.Status{Lacking: []string{"x.yaml"}}, b.Store)); !l.Any || len(l.Policies) != 0 {
-		t.Errorf("lacking beside a file: %+v", l)
+	eventually(t, "the kernel is in step", func() bool {
+		whole := make(chan bool, 1)
+		err := b.ask(t.Context(), func(l *loop) { whole <- l.whole && l.kernel.InSlices() })
+		return err == nil && <-whole
+	})
+	for _, c := range []struct {
+		status source.Status
+		any    bool
+		want   string
+	}{
+		{source.Status{}, false, "[GlobalNetworkPolicy p]"},
+		{source.Status{Lacking: []string{"x.yaml"}}, true, "[]"},
+		{source.Status{Lacking: []string{"x.yaml"}, LackingObjects: []model.Ref{{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "a"}}}}, true, "[GlobalNetworkPolicy a GlobalNetworkPolicy p]"},
+		{source.Status{Lacking: []string{"x.yaml"}, LackingObjects: []model.Ref{{Kind: model.ServiceKind, Name: model.Name{Name: "a"}}}}, true, "[]"},
+	} {
+		if l := Lacking(Await(c.status, b.Store)); l.Any != c.any || fmt.Sprint(l.Policies) != c.want {
+			t.Errorf("%+v: lacking %+v", c.status, l)
+		}
 	}
 	b.source.deliver(store.Event{Kind: model.TierKind, Name: model.Name{Name: "own"}, Object: tier})
 	eventually(t, "all is well", func() bool { s := b.Status(); return s.OK && len(s.Source.Lacking) == 0 })

@@ -175,7 +175,7 @@ func (l *loop) protect() bool {
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
-	if l.lacking.Any && l.ready() && l.checkSource() {
+	if l.ready() && l.checkSource() {
 		l.attempt(ctx)
 	}
 	if l.kernel.Tampered(ctx) {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"time"
 
@@ -54,7 +55,7 @@ func (p Part) String() string { return [...]string{"services", "policy", "fabric
 // Lacking is what the sources have not been able to read yet.
 type Lacking struct {
 	Any      bool              // something: nothing may be taken from the kernel that may belong to it
-	Policies []model.PolicyKey // all that is lacking, if Any; empty: it may be anything
+	Policies []model.PolicyKey // sorted: all that is lacking, if Any (empty: it may be anything), and those that wait
 	Routes   bool              // those of the fabric that BGP has still to learn
 }
 
@@ -63,11 +64,7 @@ func (l Lacking) keep() driver.Keep {
 	if l.Any && len(l.Policies) == 0 {
 		return driver.Keep{Services: true, Policy: true, Fabric: true}
 	}
-	keep := driver.Keep{Fabric: l.Routes}
-	if l.Any {
-		keep.Policies = l.Policies
-	}
-	return keep
+	return driver.Keep{Fabric: l.Routes, Policies: l.Policies}
 }
 
 // How the kernel was brought up to date.
@@ -145,12 +142,13 @@ func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconcile
 	return r
 }
 
-// Lack says what the sources lack by now. Once they lack nothing any more, all is adopted for good.
+// Lack says what the sources lack by now. All is adopted once other things are to be kept than
+// before: for good, once they lack nothing any more.
 func (r *Reconciler) Lack(l Lacking) {
 	if r.lacking.Any && !l.Any {
 		r.hadEndpoint = nil
 	}
-	if r.lacking.Any && !l.Any || r.lacking.Routes && !l.Routes {
+	if was, is := r.lacking.keep(), l.keep(); was.Any() && !reflect.DeepEqual(was, is) {
 		r.Doubt("")
 	}
 	r.lacking = l

@@ -275,9 +275,23 @@ func TestKeeping(t *testing.T) {
 		attempt{services, "update [services]", ""},
 		attempt{policy, all + " [policy]", ""},
 		attempt{both, "update [services]; " + all + " [policy]", ""})
-	r.Lack(reconcile.Lacking{Any: true, Policies: []model.PolicyKey{{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "a", Name: "b"}}}})
+	lacks := func(any bool, names ...string) {
+		l := reconcile.Lacking{Any: any}
+		for _, name := range names {
+			l.Policies = append(l.Policies, model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "a", Name: name}})
+		}
+		r.Lack(l)
+	}
 	f.kept = driver.Kept{}
-	run(t, r, f, attempt{policy, "keep{Services:false Policy:false Policies:[NetworkPolicy a/b] Fabric:false} [policy]", ""}, attempt{policy, "update [policy]", ""})
+	lacks(true, "b", "c")
+	run(t, r, f, attempt{policy, "keep{Services:false Policy:false Policies:[NetworkPolicy a/b NetworkPolicy a/c] Fabric:false} [services policy]", ""}, attempt{policy, "update [policy]", ""})
+	lacks(false, "b", "c") // they wait, and hold nothing up
+	run(t, r, f, attempt{policy, "update [policy]", ""})
+	if !r.InSlices() {
+		t.Error("nothing goes in slices while a policy waits")
+	}
+	lacks(false, "b") // one is deleted
+	run(t, r, f, attempt{none, "keep{Services:false Policy:false Policies:[NetworkPolicy a/b] Fabric:false} [services policy]", ""})
 	r.Lack(reconcile.Lacking{})
 	run(t, r, f, attempt{none, "adopt [services policy]", ""})
 	if r.Kept() != 0 {

@@ -71,7 +71,7 @@ func (s *Store) keep(ref model.Ref) bool {
 // waiting is a version of a policy whose tier is missing.
 type waiting struct {
 	*model.Policy
-	early bool // it is so since all was read that there was at the start
+	early bool // it is so since all was read that there was at the start: see SetWhole
 }
 
 // waits follows what waits of the object that is called ref and now is next, and reports whether
@@ -87,7 +87,7 @@ func (s *Store) waits(ref model.Ref, next any, same bool) bool {
 	if s.view.Object(tier) != nil && !s.gone[tier] {
 		return false
 	}
-	s.waiting[ref] = waiting{p, !s.synced || again && was.early}
+	s.waiting[ref] = waiting{p, !s.whole || again && was.early}
 	return true
 }
 
@@ -120,6 +120,14 @@ func (s *Store) Missing() []model.Issue {
 	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
+}
+
+// SetWhole records that all was read that there was at the start: an earlier agent carried out
+// nothing of what comes now.
+func (s *Store) SetWhole() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.whole = true
 }
 
 // Awaiting returns the policies that have waited for their tiers since all was read that there was

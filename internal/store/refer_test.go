@@ -136,8 +136,10 @@ func TestAwaiting(t *testing.T) {
 	s := store.New()
 	s.Apply([]store.Event{inTier("early", "own", 1), inTier("good", "other", 1), tierEvent("other", 1)})
 	s.SetSynced()
+	s.Apply([]store.Event{inTier("unread", "own", 1)}) // a kind that could not be read at first
+	s.SetWhole()
 	s.Apply([]store.Event{inTier("early", "own", 2), inTier("late", "own", 1), without(tierEvent("other", 0))})
-	if got := fmt.Sprint(s.Awaiting()); got != "[CalicoNetworkPolicy shop/early]" {
+	if got := fmt.Sprint(s.Awaiting()); got != "[CalicoNetworkPolicy shop/early CalicoNetworkPolicy shop/unread]" {
 		t.Error(got)
 	}
 	s.Apply([]store.Event{tierEvent("own", 1)})

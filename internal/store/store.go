@@ -94,6 +94,7 @@ type Store struct {
 	dirty      Dirty
 	generation uint64
 	synced     bool
+	whole      bool // see SetWhole
 	changed    wake.Signal
 
 	// See refer.go.
