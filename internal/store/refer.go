@@ -91,12 +91,21 @@ func (s *Store) waits(ref model.Ref, next any, same bool) bool {
 	return true
 }
 
-// release has the policies take effect that waited for a tier.
+// release has the policies take effect that waited for a tier. What one of them names does not go
+// with the version before of another.
 func (s *Store) release(tier string) {
-	for ref, w := range s.waiting {
+	var list []*model.Policy
+	for _, w := range s.waiting {
 		if w.Tier == tier {
-			s.apply(Event{Kind: ref.Kind, Name: ref.Name, Object: w.Policy})
+			list = append(list, w.Policy)
+			s.refer(nil, w.Policy)
 		}
+	}
+	for _, p := range list {
+		s.apply(Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p})
+	}
+	for _, p := range list {
+		s.refer(p, nil)
 	}
 }
 

@@ -92,6 +92,26 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// What policies name that were released together does not depend on which of them came first.
+func TestReleaseTogether(t *testing.T) {
+	for range 20 {
+		s := store.New()
+		s.Apply([]store.Event{
+			event(&model.Service{Name: name("db")}), inTier("p", model.DefaultTier.Name, 1, "db"), {Kind: model.ServiceKind, Name: name("db")},
+			inTier("p", "own", 1), inTier("q", "own", 1, "db"), tierEvent("own", 1),
+		})
+		s.Read(func(v *store.View) {
+			if v.NamedService(name("db")) == nil {
+				t.Fatal("a Service is gone that a policy names")
+			}
+		})
+		s.Apply([]store.Event{without(inTier("q", "", 0))})
+		if len(s.Missing()) > 0 {
+			t.Fatal(s.Missing())
+		}
+	}
+}
+
 // Pods keep the labels of their namespace and service account as long as they run, and a BGPPeer
 // its filters.
 func TestNamedStay(t *testing.T) {
