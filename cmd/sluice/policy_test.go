@@ -151,13 +151,13 @@ func TestPoliciesAtFault(t *testing.T) {
 		t.Fatalf("sync exits with %d: %s", code, stderr)
 	}
 	_, stdout, _ := sluice(t, "policies", "--socket", socket)
-	for fault, says := range map[string]string{"99999": "isolates what it selects, and allows what could be read of its rules: ", "77777": "; in force: its last good version"} {
+	for fault, says := range map[string]string{"99999": "isolates what it selects, and allows at most what could be read of its rules: ", "77777": "; in force: its last good version"} {
 		if strings.Count(stdout, fault) != 1 || strings.Count(stdout, says) != 1 {
 			t.Errorf("policies do not say once %q and %q:\n%s", fault, says, stdout)
 		}
 	}
 	_, stdout, _ = sluice(t, "status", "--socket", socket)
-	for _, says := range []string{"; in force: it isolates what it selects, and allows what could be read of its rules", "; in force: its last good version", "each says what is in force of its object"} {
+	for _, says := range []string{"; in force: it isolates what it selects, and allows nothing", "; in force: its last good version", "each says what is in force of its object"} {
 		if strings.Count(stdout, says) != 1 {
 			t.Errorf("status does not say %q once:\n%s", says, stdout)
 		}

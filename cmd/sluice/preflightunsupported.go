@@ -93,8 +93,11 @@ func firstNames(pods []*model.Pod) string {
 // denial says what a refused policy does to what it selects.
 func denial(p *model.Policy) string {
 	what := strings.Join(directions(p), " and ")
-	if p.StandIn() == model.InForceIsolate {
+	switch p.StandIn() {
+	case model.InForceIsolate:
 		return "isolates them in " + what + ", so that only other policies allow anything"
+	case model.InForceIsolateRest:
+		return "isolates them in " + what + ", and allows what could be read of its rules"
 	}
 	return "denies them all " + what
 }

@@ -249,11 +249,14 @@ func (i Issue) Compare(o Issue) int {
 const (
 	InForceRest    = "the rest of it" // what is at fault is left out
 	InForceLast    = "its last good version"
-	InForceDeny    = "it denies all that it selects"                                           // a policy that was refused
-	InForceIsolate = "it isolates what it selects, and allows what could be read of its rules" // a NetworkPolicy that was refused: others go on allowing
-	InForceDoubt   = "what could be read of it, and rules deny all that it might hold besides" // a network set that was refused
-	InForceTier    = "its policies deny all that they select"                                  // a tier that was refused
-	InForceNothing = "nothing of it"
+	InForceDeny    = "it denies all that it selects"                        // a policy that was refused
+	InForceIsolate = "it isolates what it selects, and allows nothing"      // a NetworkPolicy that was refused: others go on allowing
+	InForceDoubt   = "nothing of it, and rules deny all that it might hold" // a network set that was refused
+	// The same, of which something could be read.
+	InForceIsolateRest = "it isolates what it selects, and allows what could be read of its rules"
+	InForceDoubtRest   = "what could be read of it, and rules deny all that it might hold besides"
+	InForceTier        = "its policies deny all that they select" // a tier that was refused
+	InForceNothing     = "nothing of it"
 )
 
 // A StandIn is an object that can stand in for one that is at fault, as long as no good version of

@@ -50,10 +50,12 @@ func (p *Policy) StandIn() string {
 		return ""
 	case p.Ignored:
 		return InForceNothing
-	case p.Key.Kind == NetworkPolicy:
-		return InForceIsolate
+	case p.Key.Kind != NetworkPolicy:
+		return InForceDeny
+	case len(p.IngressRules)+len(p.EgressRules) > 0:
+		return InForceIsolateRest
 	}
-	return InForceDeny
+	return InForceIsolate
 }
 
 // Services yields the Services that its rules name, some perhaps more than once.
@@ -208,6 +210,9 @@ type NetworkSet struct {
 func (s *NetworkSet) StandIn() string {
 	if s.Refused == "" {
 		return ""
+	}
+	if len(s.Nets) > 0 {
+		return InForceDoubtRest
 	}
 	return InForceDoubt
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -122,8 +123,8 @@ func (s *Store) Missing() []model.Issue {
 	for ref, w := range s.waiting {
 		i := ref.Issue(fmt.Sprintf("spec.tier: there is no Tier %s, for which it waits: make the Tier, or name one that exists", w.Tier))
 		i.Everywhere, i.InForce = true, model.InForceNothing
-		if s.view.Object(ref) != nil {
-			i.InForce = model.InForceLast
+		if last, ok := s.view.Object(ref).(*model.Policy); ok {
+			i.InForce = cmp.Or(last.StandIn(), model.InForceLast)
 		}
 		list = append(list, i)
 	}

@@ -92,6 +92,16 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// A policy that is mended while its tier is missing waits, and the refused version denies.
+func TestMendedWaits(t *testing.T) {
+	s := store.New()
+	refused := policyEvent(model.CalicoPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: name("p")}, Tier: "lost", Refused: "x"})
+	s.Apply([]store.Event{refused, inTier("p", "lost", 1)})
+	if list := s.Missing(); len(list) != 1 || list[0].InForce != model.InForceDeny {
+		t.Error(list)
+	}
+}
+
 // What policies name that were released together does not depend on which of them came first.
 func TestReleaseTogether(t *testing.T) {
 	for range 20 {

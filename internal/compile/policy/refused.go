@@ -118,5 +118,8 @@ func allowsAfter(list []*policy, i int, s stage) bool {
 
 // refusedReason says what becomes of a policy whose rules refer to a set that is refused.
 func refusedReason(set *model.NetworkSet) string {
+	if len(set.Nets) == 0 {
+		return fmt.Sprintf("denies what its rules on %s could deny, and allows nothing by it, as nobody knows what is in it: %s", set.Key, set.Refused)
+	}
 	return fmt.Sprintf("denies what its rules on %s could deny, and allows by it only what could be read, as nobody knows what else is in it: %s", set.Key, set.Refused)
 }

@@ -220,7 +220,7 @@ func TestRefusedSetIsMended(t *testing.T) {
 			t.Errorf("step %d: got %q, want %q", i, got, step.want)
 		}
 		issues := h.compiler.Issues()
-		reason := "denies what its rules on AddressList bad could deny, and allows by it only what could be read, as nobody knows what else is in it: line 1: no address"
+		reason := "denies what its rules on AddressList bad could deny, and allows nothing by it, as nobody knows what is in it: line 1: no address"
 		if doubted := step.want == "r deny"; doubted != (len(issues) == 1) || doubted && issues[0] != (model.Ref{Kind: "NetworkPolicy", Name: model.Name{Namespace: "shop", Name: "x"}}).Issue(reason) {
 			t.Errorf("step %d: issues %+v", i, issues)
 		}

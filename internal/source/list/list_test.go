@@ -196,7 +196,7 @@ func TestUnchangedContentDeliversNothing(t *testing.T) {
 
 func TestBrokenLines(t *testing.T) {
 	f := follow(t, fileWith(t, "192.0.2.1\nx\n"))
-	f.waitIssue("AddressList bad", f.path+":2", `line 2: "x"`, "in force: what could be read of it, and rules deny")
+	f.waitIssue("AddressList bad", f.path+":2", `line 2: "x"`, "in force: nothing of it, and rules deny")
 	f.wait("synced", func() bool { return f.source.Status().Synced })
 	if got := f.sink.nets("bad"); !strings.HasPrefix(got, "refused: ") || !strings.Contains(got, `line 2: "x"`) {
 		t.Errorf("got %s, want a set that is refused for line 2", got)

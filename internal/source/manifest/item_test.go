@@ -97,6 +97,7 @@ func TestInForce(t *testing.T) {
 		{"of a wrong type", service("80"), service("x"), model.InForceLast},
 		{"a part left out", "", strings.Replace(serviceYAML("a", 80), "spec:", "spec:\n  trafficDistribution: x", 1), model.InForceRest},
 		{"a refused policy", "", refused, model.InForceIsolate},
+		{"a policy refused in part", "", policyOf(`{"podSelector":{},"ingress":[{"ports":[{"port":80},{"port":99999}]}]}`), model.InForceIsolateRest},
 		{"a policy that was good", policyOf(`{"podSelector":{}}`), refused, model.InForceLast},
 		{"a policy of nobody", "", nobody, model.InForceNothing},
 		{"a policy of nobody that was refused", refused, nobody, model.InForceIsolate},
