@@ -111,11 +111,16 @@ func (s *Store) release(tier string) {
 }
 
 // Missing returns an issue for each object that is gone and stays, and for each that waits for one.
+// What goes together with its pods is none.
 func (s *Store) Missing() []model.Issue {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var list []model.Issue
+	left := s.left()
 	for ref := range s.gone {
+		if left[ref] {
+			continue
+		}
 		i := ref.Issue(fmt.Sprintf("it is deleted, and stays as it was because others name it (%d): make it again, or delete them", s.named[ref]))
 		i.InForce = model.InForceLast
 		list = append(list, i)
@@ -130,6 +135,25 @@ func (s *Store) Missing() []model.Issue {
 	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
+}
+
+// left returns what is gone and named by pods alone that are leaving, too.
+func (s *Store) left() map[model.Ref]bool {
+	left := map[model.Ref]bool{}
+	for ref := range s.gone {
+		if ref.Kind == model.ServiceAccountKind || ref.Kind == model.NamespaceKind {
+			left[ref] = true
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	for _, p := range s.view.pods {
+		if !p.Terminating && !p.Finished {
+			names(p, func(ref model.Ref) { delete(left, ref) })
+		}
+	}
+	return left
 }
 
 // SetWhole records that all was read that there was at the start: an earlier agent carried out

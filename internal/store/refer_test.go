@@ -152,6 +152,16 @@ func TestNamedStay(t *testing.T) {
 		{Kind: model.NamespaceKind, Name: model.Name{Name: "shop"}}, {Kind: model.ServiceAccountKind, Name: name("a")}, {Kind: model.BGPFilterKind, Name: model.Name{Name: "f"}},
 	})
 	there(3)
+	if list := s.Missing(); len(list) != 3 {
+		t.Error(list)
+	}
+	leaving := *p
+	leaving.Terminating = true
+	s.Apply([]store.Event{event(&leaving)})
+	there(3)
+	if list := s.Missing(); len(list) != 1 || list[0].Object.Kind != model.BGPFilterKind {
+		t.Errorf("while the pod leaves: %v", list)
+	}
 	s.Apply([]store.Event{{Kind: model.PodKind, Name: p.Name}})
 	there(1)
 	s.Apply([]store.Event{{Kind: model.BGPPeerKind, Name: model.Name{Name: "b"}}})
