@@ -83,7 +83,7 @@ func TestExperimentsAreChosenByTheirFirstWord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(chosen); n != 8 || chosen[0].Name != policy.Rules.Name || chosen[n-1].Name != services.Latency.Name {
+	if n := len(chosen); n != 9 || chosen[0].Name != policy.Rules.Name || chosen[n-1].Name != services.Latency.Name {
 		t.Errorf("%d chosen", n)
 	}
 }
