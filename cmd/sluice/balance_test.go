@@ -303,7 +303,8 @@ func TestBalanceKeepsItsAPI(t *testing.T) {
 			w.kill()
 			w.answer("red", "blue")
 
-			// A state file is no way around: the farm is kept there and named, and all others serve.
+			// A state file is no way around: the farm is kept there and named, and all others
+			// serve.
 			text, err := os.ReadFile(w.path("state.json"))
 			w.must(err)
 			const moved = `"name":"api-addr","ip-addr":"10.0.0.1`

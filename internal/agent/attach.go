@@ -32,8 +32,8 @@ func (a *Agent) Attach(ctx context.Context, at model.Attachment) error {
 	return err
 }
 
-// admit waits until the kernel has what is known of a pod, and connections that somebody else had by
-// its address are cut.
+// admit waits until the kernel has what is known of a pod, and connections that somebody else had
+// by its address are cut.
 func (a *Agent) admit(ctx context.Context, pod model.Name) error {
 	for a.Links != nil {
 		if p := a.Store.Pod(pod); p != nil && p.Node == a.Node {

@@ -252,9 +252,9 @@ func address(pod *netns.NS, link *netlink.LinkAttrs, a netip.Addr) error {
 }
 
 // gateway makes gw, which is the far end of the pair, the pod's default route, unless another
-// interface of the pod has that. It has a route of its own beside, by each interface, so that others
-// can add routes by it without knowing that it is on the link: VPN side-cars, and the plugins sbr
-// and route-override. (IPv6 has one for all link-local addresses.)
+// interface of the pod has that. It has a route of its own beside, by each interface, so that
+// others can add routes by it without knowing that it is on the link: VPN side-cars, and the
+// plugins sbr and route-override. (IPv6 has one for all link-local addresses.)
 func gateway(pod *netns.NS, link *netlink.LinkAttrs, gw netip.Addr, far *netlink.LinkAttrs) error {
 	if err := neighbour(pod, link, gw, far); err != nil {
 		return err

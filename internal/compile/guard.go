@@ -23,8 +23,8 @@ type guard struct {
 // owner is a node that has an address: the oldest of those whose objects say so.
 type owner struct {
 	node model.Birth
-	// always: it has it whoever was there first. It is an InternalIP, which others reach the node by,
-	// or this host's, which would be cut off without it.
+	// always: it has it whoever was there first. It is an InternalIP, which others reach the node
+	// by, or this host's, which would be cut off without it.
 	always bool
 }
 

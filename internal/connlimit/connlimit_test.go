@@ -62,8 +62,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// However many connections there are, the newest is answered, the oldest are closed, and one that is
-// being answered stays: by TLS, too.
+// However many connections there are, the newest is answered, the oldest are closed, and one that
+// is being answered stays: by TLS, too.
 func TestConnectionsAreBounded(t *testing.T) {
 	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
 		t.Run(name, func(t *testing.T) {

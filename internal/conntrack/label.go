@@ -165,9 +165,9 @@ func (c *Conn) remake(f *Flow) (made bool, err error) {
 	return c.restore(f)
 }
 
-// restore makes an entry that was deleted, with the cut label that it is to have. A packet in between may have
-// made another, even the other way round, as nothing said any more that it was an answer: that goes
-// first, as the kernel would translate to another port beside it.
+// restore makes an entry that was deleted, with the cut label that it is to have. A packet in
+// between may have made another, even the other way round, as nothing said any more that it was an
+// answer: that goes first, as the kernel would translate to another port beside it.
 func (c *Conn) restore(f *Flow) (made bool, err error) {
 	create, err := createFlow(f)
 	if err != nil {
@@ -225,8 +225,8 @@ func dumpSource(a netip.Addr, tuple uint16) (netlink.Message, error) {
 	})
 }
 
-// labelFlow asks to set or clear the cut label of an entry, which is named by the tuple that holds its
-// backend, as deleteFlow does.
+// labelFlow asks to set or clear the cut label of an entry, which is named by the tuple that holds
+// its backend, as deleteFlow does.
 func labelFlow(f *Flow) (netlink.Message, error) {
 	return message(msgNew, 0, f.Family, func(ae *netlink.AttributeEncoder) {
 		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
@@ -248,9 +248,9 @@ func putCut(ae *netlink.AttributeEncoder, f *Flow) {
 	ae.Bytes(ctaLabelsMask, mask[:])
 }
 
-// createFlow asks to make an entry like that of f, with the cut label that it is to have: a packet that finds
-// the entry finds the label. The kernel itself works out the translation, as for a rule: it is
-// given the tuples from before, and what to translate them to.
+// createFlow asks to make an entry like that of f, with the cut label that it is to have: a packet
+// that finds the entry finds the label. The kernel itself works out the translation, as for a rule:
+// it is given the tuples from before, and what to translate them to.
 func createFlow(f *Flow) (netlink.Message, error) {
 	flags := netlink.Create | netlink.Excl | netlink.Acknowledge
 	return message(msgNew, flags, f.Family, func(ae *netlink.AttributeEncoder) {

@@ -119,8 +119,8 @@ type Settler interface {
 	Settle(ctx context.Context) error
 }
 
-// Rejudger has packets of established connections judged again that a change of policy is about. That
-// ends by itself after some seconds.
+// Rejudger has packets of established connections judged again that a change of policy is about.
+// That ends by itself after some seconds.
 type Rejudger interface {
 	// Calm ends it now, as all connections that are forbidden are labelled. It is safe for
 	// concurrent use.

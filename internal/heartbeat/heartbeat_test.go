@@ -114,8 +114,8 @@ func TestOneDirection(t *testing.T) {
 	})
 }
 
-// A node that stood still does not find the others silent because it has read nothing meanwhile, nor
-// have them yield: it comes back as one that was away.
+// A node that stood still does not find the others silent because it has read nothing meanwhile,
+// nor have them yield: it comes back as one that was away.
 func TestStoodStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, pause := range []time.Duration{SilentAfter - Interval/2, SilentAfter + Interval, 10 * SilentAfter} {

@@ -205,9 +205,9 @@ func (k *kernel) reopen(t *testing.T) {
 	}
 }
 
-// TestJudgedAgain shows that what is sent on a connection ends with the transaction that forbids it,
-// before anybody has looked for connections, and answers with it; that what is allowed goes on; and
-// that packets are judged again no longer than until all connections are labelled.
+// TestJudgedAgain shows that what is sent on a connection ends with the transaction that forbids
+// it, before anybody has looked for connections, and answers with it; that what is allowed goes on;
+// and that packets are judged again no longer than until all connections are labelled.
 func TestJudgedAgain(t *testing.T) {
 	k := byNFTables.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{})

@@ -13,8 +13,8 @@ import (
 // directions.
 const CutLabel = 127
 
-// CutByRuleLabel is the bit that a rule sets beside CutLabel where it is a rule that cuts a connection.
-// It goes once the connection is counted.
+// CutByRuleLabel is the bit that a rule sets beside CutLabel where it is a rule that cuts a
+// connection. It goes once the connection is counted.
 const CutByRuleLabel = 125
 
 // SetID names a set of addresses or of ports. It is a function of all names in use at the moment

@@ -17,9 +17,9 @@ import (
 )
 
 // The time between two passes for which nobody waits: patientInterval if all that is to be cut are
-// TCP and SCTP connections to backends that are gone, which are lost anyhow and only have to be told;
-// otherwise passInterval. A pass walks the
-// whole table, some ten milliseconds even if it is empty, whatever the number of filters.
+// TCP and SCTP connections to backends that are gone, which are lost anyhow and only have to be
+// told; otherwise passInterval. A pass walks the whole table, some ten milliseconds even if it is
+// empty, whatever the number of filters.
 const (
 	passInterval    = time.Second
 	patientInterval = 4 * time.Second

@@ -86,8 +86,8 @@ func (d *Driver) calm(c *cutter) error {
 	return r.Calm(d.life)
 }
 
-// relabel labels the flows of the addresses, or all, as policies have it. Packets that were on their
-// way may have put a flow into a flowtable though it was labelled: then all are recalled.
+// relabel labels the flows of the addresses, or all, as policies have it. Packets that were on
+// their way may have put a flow into a flowtable though it was labelled: then all are recalled.
 func (d *Driver) relabel(ct *conntrack.Conn, of []netip.Addr) (changed int, err error) {
 	locator, err := newLocator(d.links)
 	if err != nil {

@@ -42,8 +42,8 @@ func (s *nodeAddrs) in(cidr netip.Prefix, claimed claims[netip.Addr]) iter.Seq[n
 	}
 }
 
-// claimAddress takes over that a node has an address, or no longer, and adds to again who came after
-// it and has CIDRs that hold the address.
+// claimAddress takes over that a node has an address, or no longer, and adds to again who came
+// after it and has CIDRs that hold the address.
 func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
 	if there {
 		c.addrs.add(a, n, again)
@@ -89,7 +89,8 @@ func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
 	return netip.Addr{}
 }
 
-// elder reports whether an address is of an older node than another, or lower, or there is no other.
+// elder reports whether an address is of an older node than another, or lower, or there is no
+// other.
 func (c *Compiler) elder(a, other netip.Addr) bool {
 	return !other.IsValid() || cmp.Or(older(c.addrs[a][0], c.addrs[other][0]), a.Compare(other)) < 0
 }

@@ -36,8 +36,8 @@ type forgetter struct {
 	forgotten atomic.Int64    // to make room
 }
 
-// forgetPause is the time between two readings of the maps after changes for which nobody waits, and
-// readPause without any; reading shall not take more than one part of readShare of the time.
+// forgetPause is the time between two readings of the maps after changes for which nobody waits,
+// and readPause without any; reading shall not take more than one part of readShare of the time.
 const (
 	forgetPause = time.Second
 	readPause   = 5 * time.Second

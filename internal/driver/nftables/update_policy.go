@@ -45,8 +45,8 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 	c.judgeAgain(before, d)
 }
 
-// judgeAgain has packets of the connections judged again that the change may be about. A pod that is
-// not known afterwards forbids none.
+// judgeAgain has packets of the connections judged again that the change may be about. A pod that
+// is not known afterwards forbids none.
 func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 	if c.d.keepEstablished || c.d.building {
 		return

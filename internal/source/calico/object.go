@@ -14,9 +14,9 @@ import (
 // They return an object without an error, or an error and nil: the caller keeps the last good
 // version. A value that takes no more away than itself is left out, and an error beside the object
 // names it. Of a policy, a tier or a network set that is at fault they can return both, for callers
-// who know no good version: a model.StandIn, that is a policy that denies what its selectors select,
-// a tier whose policies do, or a set that may hold more than its networks. None stands in for a tier
-// that is always there.
+// who know no good version: a model.StandIn, that is a policy that denies what its selectors
+// select, a tier whose policies do, or a set that may hold more than its networks. None stands in
+// for a tier that is always there.
 //
 // It is missing where the fault leaves open whom the policy applies to, or in which direction
 // (at fault is one of the selectors, the types or another field of the spec that is

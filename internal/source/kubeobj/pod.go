@@ -14,8 +14,9 @@ import (
 )
 
 // Pod translates a v1 Pod. Its ports are those of its containers and of the init containers that
-// keep running beside them. A port or an address that can't be read makes the pod faulty as a whole,
-// as rules may deny by it. A pod that names no service account gets "default", as from the API server.
+// keep running beside them. A port or an address that can't be read makes the pod faulty as a
+// whole, as rules may deny by it. A pod that names no service account gets "default", as from the
+// API server.
 func Pod(o *corev1.Pod) (*model.Pod, error) {
 	var f fault.List
 	p := &model.Pod{

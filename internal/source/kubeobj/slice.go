@@ -21,8 +21,8 @@ var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; 
 //
 // A slice of addressType FQDN, or with a port of no known protocol, is faulty as a whole. Left out
 // are addresses that are malformed, of the other family, or cannot be reached from other machines,
-// and port numbers that are out of range, which the API accepts; the rest stays. As in kube-proxy, a
-// port entry without a number (the API's "all ports") is skipped, a slice without ports has no
+// and port numbers that are out of range, which the API accepts; the rest stays. As in kube-proxy,
+// a port entry without a number (the API's "all ports") is skipped, a slice without ports has no
 // endpoint for any service port, and a slice without the service-name label belongs to no service.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	var f fault.List

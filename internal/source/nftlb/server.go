@@ -47,8 +47,8 @@ func (t TLS) config() (*tls.Config, error) {
 	return c, nil
 }
 
-// Serve answers to the API on a listener, which it closes, until ctx ends. Clients hold a part of the
-// process's descriptors at most: checks of backends need the others.
+// Serve answers to the API on a listener, which it closes, until ctx ends. Clients hold a part of
+// the process's descriptors at most: checks of backends need the others.
 func (s *Source) Serve(ctx context.Context, l net.Listener, t TLS) error {
 	config, err := t.config()
 	if err != nil {

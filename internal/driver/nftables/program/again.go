@@ -10,10 +10,10 @@ import (
 )
 
 // After a change of policy, connections that it forbids are found and labelled, which takes some
-// tens of milliseconds. Meanwhile the chains judge packets of established connections again that the
-// change may be about, as if they were the first: those that go the way of the first one, as rules
-// are about that way alone. The sets say what the change is about; their elements come with it, in
-// one transaction, and go by themselves.
+// tens of milliseconds. Meanwhile the chains judge packets of established connections again that
+// the change may be about, as if they were the first: those that go the way of the first one, as
+// rules are about that way alone. The sets say what the change is about; their elements come with
+// it, in one transaction, and go by themselves.
 
 // judgeAgain is how long: longer than it takes to find all connections of a large table.
 const judgeAgain = 10 * time.Second
