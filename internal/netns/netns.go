@@ -97,10 +97,11 @@ func Open(name string) (*NS, error) { return open(name, filepath.Join(Dir, name)
 func OpenPath(path string) (*NS, error) { return open(path, path) }
 
 func open(name, path string) (*NS, error) {
-	fd, err := netns.GetFromPath(path)
+	raw, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a FIFO would have it wait
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", name, err)
 	}
+	fd := netns.NsHandle(raw)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(fd), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
 		_ = fd.Close()
