@@ -4,20 +4,36 @@
 package world
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/attach"
+	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
 
 var hosts atomic.Int64
+
+// marker begins the names of all hosts' namespaces; the number of the test's process follows.
+const marker = "sluice-test-"
+
+// sweep removes what test programs have left that were killed, or ran into their time limit.
+var sweep = sync.OnceValue(func() (err error) {
+	for _, path := range process.Left(netns.Dir, marker) {
+		name := filepath.Base(path)
+		err = errors.Join(err, process.KillIn(name), netns.Delete(name))
+	}
+	return err
+})
 
 // A Host is a network namespace of a test.
 type Host struct {
@@ -33,7 +49,10 @@ func NewHost(t testing.TB, name string) *Host {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
-	ns, err := netns.New(fmt.Sprintf("sluice-test-%d-%d-%s", os.Getpid(), hosts.Add(1), name))
+	if err := sweep(); err != nil {
+		t.Logf("what a test before this one has left: %v", err) // another one removes it, too
+	}
+	ns, err := netns.New(fmt.Sprintf("%s%d-%d-%s", marker, os.Getpid(), hosts.Add(1), name))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,4 +69,19 @@ func killIf(pid int, in map[netns.ID]bool) (bool, error) {
 		return true, fmt.Errorf("kill process %d: %w", pid, err)
 	}
 	return true, nil
+}
+
+// Left returns the entries of a folder whose names are a marker, the number of the process that
+// made them, and more, if that process has ended: what a killed run has left behind.
+func Left(dir, marker string) (paths []string) {
+	entries, _ := os.ReadDir(dir) // a folder that does not exist has none
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), marker)
+		number, _, _ := strings.Cut(rest, "-")
+		pid, err := strconv.Atoi(number)
+		if ok && err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths
 }
