@@ -21,13 +21,10 @@ type Labels [16]byte
 // remakes bounds how often an entry is made anew that a packet made meanwhile.
 const remakes = 3
 
-// bit is the labels with one bit alone. The kernel reads them as words of its own byte order.
-func bit(n int) (l Labels) {
-	binary.NativeEndian.PutUint32(l[n/32*4:], 1<<(n%32))
-	return l
+// has reports whether a bit is set.
+func (l Labels) has(bit int) bool {
+	return binary.NativeEndian.Uint32(l[bit/32*4:])&(1<<(bit%32)) != 0
 }
-
-func (l Labels) has(n int) bool { return binary.NativeEndian.Uint32(l[n/32*4:])&(1<<(n%32)) != 0 }
 
 // Cut reports whether the flow is labelled as one that policy forbids.
 func (f *Flow) Cut() bool { return f.Labels.has(state.CutLabel) }
@@ -38,9 +35,9 @@ func (f *Flow) cutByRule() bool { return f.Labels.has(state.CutByRuleLabel) }
 // Relabel sets the cut label of flows for which decide returns true, and clears that of others. It
 // looks at the flows that have one of the addresses as the source that began them or as the one
 // that answers, after translation; all, if addrs is nil. It returns how many it changed, with those
-// that a rule has labelled meanwhile, and
-// whether one of those that are to be cut is in a flowtable, where nothing looks at labels: it is
-// cut when whoever put it there has taken it out. decide must not call the Conn.
+// that a rule has labelled meanwhile, and whether one of those that are to be cut is in a
+// flowtable, where nothing looks at labels: it is cut when whoever put it there has taken it out.
+// decide must not call the Conn.
 //
 // The kernel has labels while a rule of the namespace sets one. An entry that is older than the
 // first such rule has no room for labels: it is deleted and made anew, with its translation, state
@@ -236,14 +233,11 @@ func labelFlow(f *Flow) (netlink.Message, error) {
 
 // putCut writes the cut label as it is to be.
 func putCut(ae *netlink.AttributeEncoder, f *Flow) {
-	cut, mask := bit(state.CutLabel), bit(state.CutByRuleLabel)
-	for i, b := range cut {
-		mask[i] |= b
+	var labels Labels
+	if f.cut {
+		labels = state.Label(state.CutLabel)
 	}
-	labels := cut
-	if !f.cut {
-		labels = Labels{}
-	}
+	mask := state.Label(state.CutLabel, state.CutByRuleLabel)
 	ae.Bytes(ctaLabels, labels[:])
 	ae.Bytes(ctaLabelsMask, mask[:])
 }

@@ -24,9 +24,10 @@ type Work[T any] struct {
 }
 
 // Passes are made one after the other: all that is asked for while one is under way is done by the
-// next. A pass does what was asked for before the last packets entered the chains that are on their
-// way no more when it begins: so one pass finds whatever packets from before a change left behind.
-// They are made by Start; nil ones do nothing. They are safe for concurrent use.
+// next. Before a pass begins, all packets leave the chains that were in them when it was asked for:
+// so one pass finds what packets from before a change have left behind. Passes are made by Start;
+// to ask nil ones for something, or to wait for them, does nothing. They are safe for concurrent
+// use.
 type Passes[T any] struct {
 	Work[T]
 	await func()

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,6 +13,16 @@ import (
 // label 127". Upkeep sets it, and the program of every driver drops what carries it, in both
 // directions.
 const CutLabel = 127
+
+// Label is a connection's label with these bits, as the kernel holds it: in words of its own byte
+// order.
+func Label(bits ...int) (l [16]byte) {
+	for _, bit := range bits {
+		word := l[bit/32*4:]
+		binary.NativeEndian.PutUint32(word, binary.NativeEndian.Uint32(word)|1<<(bit%32))
+	}
+	return l
+}
 
 // CutByRuleLabel is the bit that a rule sets beside CutLabel where it is a rule that cuts a
 // connection. It goes once the connection is counted.

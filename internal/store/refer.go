@@ -72,7 +72,7 @@ func (s *Store) keep(ref model.Ref) bool {
 // waiting is a version of a policy whose tier is missing.
 type waiting struct {
 	*model.Policy
-	early bool // it is so since all was read that there was at the start: see SetWhole
+	early bool // it was so before all was read that there was at the start: see SetWhole
 }
 
 // waits follows what waits of the object that is called ref and now is next, and reports whether
@@ -164,8 +164,8 @@ func (s *Store) SetWhole() {
 	s.whole = true
 }
 
-// Awaiting returns the policies that have waited for their tiers since all was read that there was
-// at the start: an earlier agent may have carried them out.
+// Awaiting returns the policies that have waited for their tiers since before all was read that
+// there was at the start: an earlier agent may have carried them out.
 func (s *Store) Awaiting() []model.PolicyKey {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -151,13 +151,13 @@ func (r Rule) NotDNAT() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.
 func (r Rule) Translated() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq) }
 
 // Original goes on if the packet goes the way of the connection's first one.
-func (r Rule) Original() Rule {
-	return r.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister}).compare(expr.CmpOpEq, []byte{ctDirOriginal})
-}
+func (r Rule) Original() Rule { return r.direction(ctDirOriginal) }
 
 // Reply goes on if the packet goes, or is an error that goes, to who opened the connection.
-func (r Rule) Reply() Rule {
-	return r.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister}).compare(expr.CmpOpEq, []byte{ctDirReply})
+func (r Rule) Reply() Rule { return r.direction(ctDirReply) }
+
+func (r Rule) direction(is byte) Rule {
+	return r.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: firstRegister}).compare(expr.CmpOpEq, []byte{is})
 }
 
 func (r Rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) Rule {

@@ -332,11 +332,7 @@ func newDropChain(reason state.Drop) nft.Chain {
 	case state.DropUnknownPod, state.DropUnknownDevice, state.DropTunnel:
 		established = []nft.Rule{rule("no policy forbids the connection").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).Accept()}
 	case state.DropPolicy, state.DropHost:
-		byRule := label(state.CutByRuleLabel)
-		for i, b := range cutLabel() {
-			byRule[i] |= b
-		}
-		established = []nft.Rule{rule("answers, too").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).SetCtLabel(byRule)}
+		established = []nft.Rule{rule("answers, too").CtState(expr.CtStateBitESTABLISHED).CtLabel(expr.CmpOpNeq, cutLabel()).SetCtLabel(label(state.CutLabel, state.CutByRuleLabel))}
 	}
 	return nft.Chain{Name: dropChain(reason), Comment: "tell those who listen, and drop", Rules: concat(established, []nft.Rule{
 		rule().Add(&expr.Limit{Type: expr.LimitTypePkts, Rate: logged, Unit: expr.LimitTimeSecond, Burst: logged}, log),
@@ -571,12 +567,8 @@ func cutLabel() []byte { return label(state.CutLabel) }
 // ipvsLabel is the bit of the label of a connection that IPVS translates.
 const ipvsLabel = 126
 
-// label is that of one bit.
-func label(bit int) []byte {
-	b := make([]byte, 16)
-	binary.NativeEndian.PutUint32(b[bit/32*4:], 1<<(bit%32))
-	return b
-}
+// label is that of some bits.
+func label(bits ...int) []byte { l := state.Label(bits...); return l[:] }
 
 // tunnelled goes on for what tunnels carry: on a port of their own, or by a protocol of their own.
 func tunnelled(ports *nft.Set, size int) nft.Rule {
