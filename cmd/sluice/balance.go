@@ -202,19 +202,16 @@ func (b *balancer) close() error { return errors.Join(b.kernel.Close(), b.neighb
 // fail, does not keep the kernel from having them.
 func (b *balancer) Sync(ctx context.Context, objects []model.Ref) error {
 	err := b.agent.Wait(ctx, b.agent.Store.Generation(), objects...)
-	if err == nil {
-		return b.kernel.AwaitCuts(ctx)
-	}
-	fault, ok := errors.AsType[*agent.FaultError](err)
-	if !ok {
+	if fault, ok := errors.AsType[*agent.FaultError](err); ok {
+		known := b.source.Status().Issues
+		issues := slices.DeleteFunc(slices.Clone(fault.Issues), func(i model.Issue) bool { return slices.Contains(known, i) })
+		if len(issues) > 0 {
+			return &nftlb.FaultsError{Issues: issues}
+		}
+	} else if err != nil {
 		return err
 	}
-	known := b.source.Status().Issues
-	issues := slices.DeleteFunc(slices.Clone(fault.Issues), func(i model.Issue) bool { return slices.Contains(known, i) })
-	if len(issues) == 0 {
-		return nil
-	}
-	return &nftlb.FaultsError{Issues: issues}
+	return b.kernel.AwaitCuts(ctx)
 }
 
 // Sessions implements nftlb.Kernel.

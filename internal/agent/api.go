@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,12 +153,14 @@ func (a *Agent) Sync(ctx context.Context) error {
 		return err
 	}
 	err := a.Wait(ctx, a.Store.Generation())
-	if a.AwaitCuts != nil {
-		err = cmp.Or(a.AwaitCuts(ctx), err)
-	}
 	fault, objectsAlone := errors.AsType[*FaultError](err)
 	if err != nil && !objectsAlone {
 		return err
+	}
+	if a.AwaitCuts != nil {
+		if err := a.AwaitCuts(ctx); err != nil {
+			return err
+		}
 	}
 	s := a.Status()
 	var missing string
@@ -188,10 +189,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation, and has ended
-// the connections that may not go on: where objects are named, of the parts of the state that these
-// belong to. An error says why it has not; it is a *FaultError if only objects are at fault: some
-// of those that are named, or any if none is. Safe for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation: where objects
+// are named, of the parts of the state that these belong to. Connections that may not go on are
+// AwaitCuts' matter. An error says why it has not; it is a *FaultError if only objects are at
+// fault: some of those that are named, or any if none is. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {

@@ -121,8 +121,12 @@ func (s *Store) Missing() []model.Issue {
 		if left[ref] {
 			continue
 		}
-		i := ref.Issue(fmt.Sprintf("it is deleted, and stays as it was because others name it (%d): make it again, or delete them", s.named[ref]))
-		i.InForce = model.InForceLast
+		stays, inForce := "stays as it was because others name it", model.InForceLast
+		if ref.Kind == model.ServiceKind {
+			stays, inForce = "is served no longer, but stays as it was for the policies that name it", ""
+		}
+		i := ref.Issue(fmt.Sprintf("it is deleted, and %s (%d): make it again, or delete them", stays, s.named[ref]))
+		i.InForce = inForce
 		list = append(list, i)
 	}
 	for ref, w := range s.waiting {

@@ -175,9 +175,9 @@ func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
 	tier := ps.tiers[obj.Tier]
 	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier}
-	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" && obj.Refused == "" {
+	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" {
 		refused := *obj
-		refused.Refused, refused.IngressRules, refused.EgressRules = p.fault, nil, nil
+		refused.Refused, refused.IngressRules, refused.EgressRules = cmp.Or(obj.Refused, p.fault), nil, nil
 		p.obj, obj = &refused, &refused
 	}
 	if p.denies = obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {

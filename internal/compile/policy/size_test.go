@@ -93,6 +93,25 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
+// What could be read of a policy at fault is refused just the same where it is too large.
+func TestTooLargeAndAtFault(t *testing.T) {
+	p := networkPolicy("large", ingress(slices.Repeat([]model.PolicyRule{{}}, 10_000)...))
+	p.Refused = "spec.ingress[0].ports[0]: cannot be read"
+	c := compiled(config, model.Links{}, pod(1, "here", "app", "web"), p)
+	for _, prog := range c.Policy().Programs {
+		for _, tier := range prog.Tiers {
+			for _, own := range tier.Policies {
+				if len(own.Rules) > 0 {
+					t.Errorf("%d rules of %s are in force", len(own.Rules), own.Policy)
+				}
+			}
+		}
+	}
+	if len(c.Policy().Programs) != 1 {
+		t.Error("the pod is not isolated")
+	}
+}
+
 // Network sets multiply with the rules that select them: beyond the budget a policy allows nothing,
 // and is applied again when there are fewer.
 func TestTooManyNetworkSets(t *testing.T) {
