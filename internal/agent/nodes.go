@@ -71,7 +71,7 @@ func (a *Agent) MissingNode() error {
 func (a *Agent) sourceStatus() source.Status {
 	s := Await(a.Source.Status(), a.Store)
 	if reason := a.misnamed(); reason != "" {
-		s.Lacking, s.LackingObjects = append(slices.Clone(s.Lacking), reason), nil
+		s.Lacking, s.LackingObjects = append(s.Lacking, reason), nil
 	}
 	return s
 }

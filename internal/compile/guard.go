@@ -15,21 +15,10 @@ import (
 // as its own would take connections that are not meant for it: the kubelet's, SSH, and this agent's
 // to its API. See docs/decisions/0018-addresses-that-no-service-may-have.md.
 type guard struct {
-	nodes   map[netip.Addr]owner    // addresses of nodes
-	servers map[netip.Addr]struct{} // where API servers are reached
-	ports   map[uint16]struct{}     // their ports of TCP
+	nodes   map[netip.Addr]model.AddressOwner // addresses of nodes; this host's are its own always, as it would be cut off without them
+	servers map[netip.Addr]struct{}           // where API servers are reached
+	ports   map[uint16]struct{}               // their ports of TCP
 }
-
-// owner is a node that has an address: the oldest of those whose objects say so.
-type owner struct {
-	node model.Birth
-	// always: it has it whoever was there first. It is an InternalIP, which others reach the node
-	// by, or this host's, which would be cut off without it.
-	always bool
-}
-
-// before reports whether the node has its address rather than a Service that wants it.
-func (o owner) before(svc *model.Service) bool { return o.always || o.node.Compare(svc.Birth()) < 0 }
 
 // apiService is the Service by which pods reach the API server; its endpoints are the API servers.
 var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
@@ -39,7 +28,7 @@ var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
 // kube-vip, a local DNS cache, or kube-proxy in mode ipvs. If it is the node's, the Node object
 // says so.
 func newGuard(cfg Config, own *model.Node, v *store.View) guard {
-	g := guard{nodes: map[netip.Addr]owner{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
+	g := guard{nodes: map[netip.Addr]model.AddressOwner{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
 	if own != nil {
 		g.addNode(own)
 	}
@@ -56,7 +45,7 @@ func newGuard(cfg Config, own *model.Node, v *store.View) guard {
 		}
 	}
 	for _, a := range here {
-		g.nodes[a.Unmap()] = owner{model.Birth{Name: model.Name{Name: cfg.Node}}, true}
+		g.nodes[a.Unmap()] = model.AddressOwner{Birth: model.Birth{Name: model.Name{Name: cfg.Node}}, Always: true}
 	}
 	for _, s := range cfg.APIServers {
 		g.servers[s.Addr().Unmap()], g.ports[s.Port()] = struct{}{}, struct{}{}
@@ -68,16 +57,12 @@ func newGuard(cfg Config, own *model.Node, v *store.View) guard {
 }
 
 func (g *guard) addNode(n *model.Node) {
-	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
-		a, o := a.Unmap(), owner{n.Birth(), i < len(n.IPs)}
-		if has, others := g.nodes[a]; others {
-			o.always = o.always || has.always
-			if has.node.Compare(o.node) < 0 {
-				o.node = has.node
-			}
+	n.EachAddress(func(a netip.Addr, o model.AddressOwner) {
+		if has, others := g.nodes[a.Unmap()]; others {
+			o = o.With(has)
 		}
-		g.nodes[a] = o
-	}
+		g.nodes[a.Unmap()] = o
+	})
 }
 
 func (g *guard) addServers(svc *model.Service, list []*model.EndpointSlice) {
@@ -131,8 +116,8 @@ func (e *environment) refuses(svc *model.Service, kind state.Kind, a netip.Addr)
 		return "is " + why
 	}
 	o, ofNode := e.guard.nodes[a]
-	ofNode = ofNode && o.before(svc)
-	node := o.node.Name.Name
+	ofNode = ofNode && o.Before(svc.Birth())
+	node := o.Name.Name
 	_, ofServer := e.guard.servers[a]
 	allowed := model.Within(a, e.cfg.AllowNodeAddresses)
 	switch {
@@ -176,8 +161,8 @@ func (e *environment) reserved(protocol model.Protocol, port uint16) bool {
 func (b *builder) permitted(kind state.Kind, what string, addrs []netip.Addr) []netip.Addr {
 	bad := func(a netip.Addr) bool { return a.Is4In6() || b.refuses(b.svc, kind, a) != "" }
 	for _, a := range addrs {
-		if o, ofNode := b.guard.nodes[a]; ofNode && !o.before(b.svc) && !bad(a) && !model.Within(a, b.cfg.AllowNodeAddresses) {
-			issue := model.Ref{Kind: model.NodeKind, Name: o.node.Name}.Issue(
+		if o, ofNode := b.guard.nodes[a]; ofNode && !o.Before(b.svc.Birth()) && !bad(a) && !model.Within(a, b.cfg.AllowNodeAddresses) {
+			issue := model.Ref{Kind: model.NodeKind, Name: o.Name}.Issue(
 				fmt.Sprintf("its address %s is the %s of Service %s, which was there first: the Service's ports there lead to the Service; give the node another address", a, what, b.svc.Name))
 			issue.Everywhere = true
 			b.add(issue)

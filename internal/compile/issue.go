@@ -67,7 +67,7 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 	for family, is4 := range [...]bool{true, false} {
 		if c.services.nodePorts[family] > 0 && e.cfg.serves(is4) && len(inFamily(e.node.nodePort, is4)) == 0 {
 			reasons = append(reasons, fmt.Sprintf("no %s address of it is known or chosen, so node ports are not served there: "+
-				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one", familyName(is4)))
+				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one", model.FamilyName(is4)))
 		}
 	}
 	if e.gone {
@@ -118,12 +118,6 @@ type families struct{ four, six bool }
 
 func (f families) serves(is4 bool) bool  { return is4 && f.four || !is4 && f.six }
 func (f families) has(a netip.Addr) bool { return f.serves(a.Is4()) }
-func familyName(is4 bool) string {
-	if is4 {
-		return "IPv4"
-	}
-	return "IPv6"
-}
 
 // report collects the issues of one service while it is compiled.
 type report struct {
@@ -236,10 +230,10 @@ func (r *report) fault(a netip.Addr, is4 bool) string {
 		return why
 	}
 	if a.Is4() != is4 {
-		return familyName(a.Is4()) + " in a slice of " + familyName(is4)
+		return model.FamilyName(a.Is4()) + " in a slice of " + model.FamilyName(is4)
 	}
 	if !r.families.has(a) {
-		return "the service has no " + familyName(a.Is4()) + " address"
+		return "the service has no " + model.FamilyName(a.Is4()) + " address"
 	}
 	return ""
 }

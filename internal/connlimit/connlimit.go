@@ -27,7 +27,7 @@ type Limit struct {
 // grace is how long a connection has to send its request, however many come after it.
 const grace = 20 * time.Millisecond
 
-// Share is a limit of one part in so many of the Descriptors, and of most connections.
+// Share is a limit of Descriptors()/part connections, but no more than most, and at least one.
 func Share(part, most int) *Limit { return &Limit{most: max(1, min(Descriptors()/part, most))} }
 
 // Descriptors are how many descriptors the process may have, without a reserve for what is no

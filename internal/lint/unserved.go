@@ -3,6 +3,7 @@ package lint
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -27,7 +28,9 @@ func Unserved(v *store.View, svc *model.Service, port *model.ServicePort, is4 bo
 func inPods(v *store.View, svc *model.Service, port *model.ServicePort, is4 bool) string {
 	pods := running(v, svc)
 	ready := slices.DeleteFunc(slices.Clone(pods), func(p *model.Pod) bool { return !svc.Offers(p) })
-	addressed := func(p *model.Pod) bool { return hasFamily(p, is4) }
+	addressed := func(p *model.Pod) bool {
+		return slices.ContainsFunc(p.IPs, func(a netip.Addr) bool { return a.Unmap().Is4() == is4 })
+	}
 	count := model.Count(len(pods), "pod")
 	if len(ready) == len(pods) {
 		count = model.Count(len(pods), "ready pod")
@@ -38,7 +41,7 @@ func inPods(v *store.View, svc *model.Service, port *model.ServicePort, is4 bool
 	case !slices.ContainsFunc(pods, func(p *model.Pod) bool { return port.On(p) != 0 }):
 		return fmt.Sprintf("%s, none has a port named %q of %s%s", count, port.TargetName, port.Protocol, portNames(pods, port.Protocol))
 	case !slices.ContainsFunc(pods, addressed):
-		return fmt.Sprintf("%s, none has an %s address", count, familyName(is4))
+		return fmt.Sprintf("%s, none has an %s address", count, model.FamilyName(is4))
 	case len(ready) == 0:
 		return count + ", none is ready"
 	case !slices.ContainsFunc(ready, func(p *model.Pod) bool { return addressed(p) && port.On(p) != 0 }):
@@ -76,7 +79,7 @@ func inSlices(list []*model.EndpointSlice, port *model.ServicePort, is4 bool) (w
 	}
 	switch {
 	case !sliced:
-		return "its EndpointSlices have no " + familyName(is4) + " address", false
+		return "its EndpointSlices have no " + model.FamilyName(is4) + " address", false
 	case !named && len(ports) > 0:
 		return fmt.Sprintf("no EndpointSlice has a port named %q of %s (they have %s)", port.Name, port.Protocol, model.FirstFew(slices.Sorted(maps.Keys(ports)), few)), true
 	case endpoints == 0:
@@ -120,20 +123,4 @@ func selectorText(selector map[string]string) string {
 		terms = append(terms, key+"="+selector[key])
 	}
 	return strings.Join(terms, ",")
-}
-
-func hasFamily(pod *model.Pod, is4 bool) bool {
-	for _, a := range pod.IPs {
-		if a.Unmap().Is4() == is4 {
-			return true
-		}
-	}
-	return false
-}
-
-func familyName(is4 bool) string {
-	if is4 {
-		return "IPv4"
-	}
-	return "IPv6"
 }

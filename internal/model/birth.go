@@ -2,6 +2,8 @@ package model
 
 import (
 	"cmp"
+	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -20,6 +22,32 @@ func (b Birth) Compare(o Birth) int {
 		return -1
 	}
 	return cmp.Or(b.Created.Compare(o.Created), b.Name.Compare(o.Name))
+}
+
+// AddressOwner is the oldest node that has an address.
+type AddressOwner struct {
+	Birth
+	Always bool // it has it whoever was there first
+}
+
+// Before reports whether the node has the address rather than a Service of that birth.
+func (o AddressOwner) Before(s Birth) bool { return o.Always || o.Compare(s) < 0 }
+
+// With is both as one owner.
+func (o AddressOwner) With(other AddressOwner) AddressOwner {
+	if other.Compare(o.Birth) < 0 {
+		o.Birth = other.Birth
+	}
+	o.Always = o.Always || other.Always
+	return o
+}
+
+// EachAddress calls f with each address of the node's, and the node as its owner. Others reach the
+// node by an InternalIP, so that it has that whoever was there first.
+func (n *Node) EachAddress(f func(netip.Addr, AddressOwner)) {
+	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
+		f(a, AddressOwner{n.Birth(), i < len(n.IPs)})
+	}
 }
 
 // Birth is the Service's.

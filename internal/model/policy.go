@@ -182,9 +182,12 @@ var (
 	BaselineTier = Tier{Name: "kube-baseline", Order: 10_000_000, DefaultPass: true}
 )
 
-// BuiltInTier returns the tier of that name that is always there, nil if there is none.
+// BuiltInTiers are the tiers that are always there.
+var BuiltInTiers = [...]*Tier{&AdminTier, &DefaultTier, &BaselineTier}
+
+// BuiltInTier returns the one of that name, nil if there is none.
 func BuiltInTier(name string) *Tier {
-	for _, t := range [...]*Tier{&AdminTier, &DefaultTier, &BaselineTier} {
+	for _, t := range BuiltInTiers {
 		if t.Name == name {
 			return t
 		}

@@ -88,3 +88,11 @@ func Join[T fmt.Stringer](list []T, separator string) string {
 	}
 	return strings.Join(texts, separator)
 }
+
+// FamilyName is "IPv4" or "IPv6".
+func FamilyName(is4 bool) string {
+	if is4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}

@@ -76,9 +76,9 @@ type Compiler struct {
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
 	poolIssues []model.Issue
-	reserved   map[netip.Addr]nodeAddress // addresses in pools that are a node's
-	inner      []inner                    // see innerRanges
-	services   map[model.Name]*service    // those that have, want or claim something
+	reserved   map[netip.Addr]model.AddressOwner // addresses in pools that are a node's
+	inner      []inner                           // see innerRanges
+	services   map[model.Name]*service           // those that have, want or claim something
 	held       map[netip.Addr]*holders
 	shared     map[sharing]map[netip.Addr]bool
 	external   map[netip.Addr]map[*service]struct{} // who has it as an external IP

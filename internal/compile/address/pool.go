@@ -214,37 +214,27 @@ func without(r, other model.AddressRange) (rest []model.AddressRange, both model
 	return rest, both
 }
 
-// nodeAddress is the oldest node that has an address.
-type nodeAddress struct {
-	model.Birth
-	internal bool // it is an InternalIP of some: no Service was there first
-}
-
 // nodeAddresses returns the addresses of nodes that are in pools: no Service gets them but those
-// that were there before the node, and these no InternalIP.
-func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]nodeAddress {
-	all := map[netip.Addr]nodeAddress{}
+// that come before the node.
+func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]model.AddressOwner {
+	all := map[netip.Addr]model.AddressOwner{}
 	for _, n := range v.Nodes() {
-		for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
+		n.EachAddress(func(a netip.Addr, o model.AddressOwner) {
 			if c.spanOf(a) == nil {
-				continue
+				return
 			}
-			now := nodeAddress{n.Birth(), i < len(n.IPs)}
 			if has, others := all[a]; others {
-				now.internal = now.internal || has.internal
-				if has.Compare(now.Birth) < 0 {
-					now.Birth = has.Birth
-				}
+				o = o.With(has)
 			}
-			all[a] = now
-		}
+			all[a] = o
+		})
 	}
 	return all
 }
 
 // nodeOf names the node that has an address rather than a Service; "": none.
 func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
-	if n, ok := c.reserved[a]; ok && (n.internal || n.Compare(s.Birth()) < 0) {
+	if n, ok := c.reserved[a]; ok && n.Before(s.Birth()) {
 		return n.Name.Name
 	}
 	return ""
@@ -294,7 +284,7 @@ func (c *Compiler) free(p *pool, is4 bool) netip.Addr {
 				}
 				continue
 			}
-			if c.held[s.next] == nil && len(c.external[s.next]) == 0 && c.reserved[s.next] == (nodeAddress{}) && !p.avoids(s.next) {
+			if c.held[s.next] == nil && len(c.external[s.next]) == 0 && c.reserved[s.next] == (model.AddressOwner{}) && !p.avoids(s.next) {
 				return s.next
 			}
 		}

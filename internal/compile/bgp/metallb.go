@@ -90,7 +90,6 @@ func (c *Compiler) setPooled(v *store.View) {
 		c.exports = append(c.exports, speaker.Rule{Accept: true, Prefix: p, Max: c.pooled[p]})
 	}
 	c.exports = append(c.exports, speaker.Rule{})
-	c.setServed()
 }
 
 // poolsOf are the pools of services' addresses, by name.

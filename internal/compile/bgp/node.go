@@ -48,7 +48,6 @@ func (c *Compiler) setConfiguration(v *store.View) {
 	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+c.cfg.Node), &model.BGPConfiguration{})
 	c.setCommunitiesOf()
 	c.clusterIPs, c.externalIPs, c.loadBalancerIPs = table(c.config.ClusterIPs), table(c.config.ExternalIPs), table(c.config.LoadBalancerIPs)
-	c.setServed()
 }
 
 func table(prefixes []netip.Prefix) *bart.Lite {

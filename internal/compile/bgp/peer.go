@@ -63,6 +63,7 @@ func (c *Compiler) setPeers(v *store.View) {
 	if c.cfg.Services != nil {
 		c.setPooled(v)
 	}
+	c.setServed()
 	own := c.self()
 	if own == nil {
 		return

@@ -370,14 +370,14 @@ func (c *Compiler) peerOf(n *node) *state.Peer {
 	case key == c.cfg.Key:
 		return plain("its key for WireGuard is that of Node %s, too; remove the key's file there", c.cfg.Node)
 	case !endpoint.IsValid():
-		return plain("it has no %s address", familyName(is4))
+		return plain("it has no %s address", model.FamilyName(is4))
 	case c.lost(endpoint, n.Node) != "":
 		return nil // which is said of its routes
 	}
 	p := &state.Peer{Node: n.Name, Endpoint: netip.AddrPortFrom(endpoint, WireGuardPort)}
 	for _, a := range addresses(n.Node) {
 		if c.lost(a, n.Node) == "" {
-			p.Allowed = append(p.Allowed, netip.PrefixFrom(a, a.BitLen()))
+			p.Allowed = append(p.Allowed, single(a))
 		}
 	}
 	return p
@@ -412,7 +412,7 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		return // which is said of the own node
 	}
 	if !remote.IsValid() {
-		n.fault("it has no %s address: its pods of %s are not reached", familyName(is4), cidr)
+		n.fault("it has no %s address: its pods of %s are not reached", model.FamilyName(is4), cidr)
 		return
 	}
 	if by := c.lost(remote, n.Node); by != "" {
@@ -621,11 +621,4 @@ func macOf(n *model.Node, is4 bool) (mac state.MAC) {
 // linkLocal is the address that a device with the MAC would have by itself (RFC 4291, appendix A).
 func linkLocal(m state.MAC) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
-}
-
-func familyName(is4 bool) string {
-	if is4 {
-		return "IPv4"
-	}
-	return "IPv6"
 }

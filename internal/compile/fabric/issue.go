@@ -140,11 +140,11 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 		if !c.podsElsewhere(is4) {
 			continue
 		}
-		reason := fmt.Sprintf("it has no %s address", familyName(is4))
+		reason := fmt.Sprintf("it has no %s address", model.FamilyName(is4))
 		if a := c.own.Address(is4); a.IsValid() {
 			reason = fmt.Sprintf("its address %s is on no interface of this machine", a)
 		}
-		list = append(list, c.own.Ref().Issue(reason+", so it reaches no "+familyName(is4)+" pods of other nodes"))
+		list = append(list, c.own.Ref().Issue(reason+", so it reaches no "+model.FamilyName(is4)+" pods of other nodes"))
 	}
 	return list
 }

@@ -231,7 +231,7 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 		return nil, why
 	}
 	if !to.IsValid() || to.Is4() != is4 || reserved.Contains(to) || slices.ContainsFunc(never, func(g guarded) bool { return g.prefix.Contains(to) }) {
-		return nil, fmt.Sprintf("the next hop %s is no %s address to send to", to, familyName(is4))
+		return nil, fmt.Sprintf("the next hop %s is no %s address to send to", to, model.FamilyName(is4))
 	}
 	direct, n := c.direct(to, c.local(is4)), c.nodeAt(to)
 	if _, of := c.holder(single(to), nil); n == nil && of != nil {

@@ -187,8 +187,8 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		budget: b, objects: c.objects, rollout: c.rollout,
 		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 	}
-	for _, t := range []model.Tier{model.AdminTier, model.DefaultTier, model.BaselineTier} {
-		c.policies.tiers[t.Name] = t
+	for _, t := range model.BuiltInTiers {
+		c.policies.tiers[t.Name] = *t
 	}
 	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
 	c.programs = &programs{

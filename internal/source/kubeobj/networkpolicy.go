@@ -67,9 +67,10 @@ func policyResult(p *model.Policy, known bool, f *fault.List) (*model.Policy, er
 	}
 	good, err := fault.Result(p, f)
 	if good == nil && known {
-		ingress, egress := p.IngressRules, p.EgressRules
-		if p.Refuse(err); p.Key.Kind == model.NetworkPolicy {
-			p.IngressRules, p.EgressRules = ingress, egress
+		if p.Key.Kind == model.NetworkPolicy {
+			p.Refused = err.Error() // what is left of its rules can only allow
+		} else {
+			p.Refuse(err)
 		}
 		return p, err
 	}

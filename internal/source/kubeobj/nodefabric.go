@@ -3,7 +3,6 @@ package kubeobj
 import (
 	"encoding/base64"
 	"errors"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,7 +13,7 @@ import (
 )
 
 // Annotations are those that anything here reads.
-var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations, slices.Sorted(maps.Keys(podAnnotations)))
+var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations, podAnnotationNames)
 
 // WireGuardAnnotation is where a Node says its public key for WireGuard, as Calico's do.
 const WireGuardAnnotation = "projectcalico.org/WireguardPublicKey"

@@ -34,7 +34,7 @@ func Pod(o *corev1.Pod) (*model.Pod, error) {
 			p.Ready = c.Status == corev1.ConditionTrue
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(podAnnotations)) {
+	for _, name := range podAnnotationNames {
 		if o.Annotations[name] != "" {
 			f.Leave("metadata.annotations["+name+"]", "it is not carried out: %s", podAnnotations[name])
 		}
@@ -69,6 +69,9 @@ var podAnnotations = map[string]string{
 	"qos.projectcalico.org/ingressMaxConnections": notLimited,
 	"qos.projectcalico.org/egressMaxConnections":  notLimited,
 }
+
+// podAnnotationNames are theirs, sorted.
+var podAnnotationNames = slices.Sorted(maps.Keys(podAnnotations))
 
 const notLimited = "nothing limits the pod's traffic by it"
 

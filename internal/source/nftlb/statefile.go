@@ -83,7 +83,7 @@ func (s *Source) save() error {
 func (s *Source) write() error {
 	pieces := s.pieces()
 	folder := filepath.Dir(s.options.State)
-	f, err := os.CreateTemp(folder, "."+filepath.Base(s.options.State)+".*") // mode 0600
+	f, err := os.CreateTemp(folder, s.halfWritten()+"*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("make state file: %w", err)
 	}
@@ -110,12 +110,12 @@ func (s *Source) write() error {
 	return nil
 }
 
-// halfWritten matches the names of files that are not in the state file's place yet.
-func (s *Source) halfWritten() string { return "." + filepath.Base(s.options.State) + ".[0-9]*" }
+// halfWritten begins the names of files that are not in the state file's place yet.
+func (s *Source) halfWritten() string { return "." + filepath.Base(s.options.State) + "." }
 
 // removeLeft removes what balancers left that were killed while they wrote.
 func (s *Source) removeLeft() {
-	left, _ := filepath.Glob(filepath.Join(filepath.Dir(s.options.State), s.halfWritten())) // none where the name makes no pattern
+	left, _ := filepath.Glob(filepath.Join(filepath.Dir(s.options.State), s.halfWritten()+"[0-9]*")) // none where the name makes no pattern
 	for _, file := range left {
 		if err := os.Remove(file); err != nil {
 			s.log.Warn("remove what a balancer left that was killed while it wrote", "file", file, "error", err)
