@@ -449,6 +449,7 @@ func TestMissingTier(t *testing.T) {
 			if err := os.Remove(filepath.Join(dir, "tier.yaml")); err != nil {
 				t.Fatal(err)
 			}
+			look("after the tier", false, true, "Tier own: it is deleted, and stays as it was")
 			write(t, dir, "to-web.yaml", denies("db", "web"))
 			look("without the tier", false, true, "CalicoNetworkPolicy shop/to-web: spec.tier: there is no Tier own, for which it waits")
 			stop()

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/lab/process"
 	"sluice.dev/sluice/internal/netns"
 )
@@ -69,14 +70,14 @@ func (n *balancerNet) run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// await waits until a backend of the first farm has a state.
+// await waits until a backend of the first farm has a state, and the kernel knows.
 func (n *balancerNet) await(ctx context.Context, backend, state string) error {
 	ctx, cancel := context.WithTimeout(ctx, tellTime)
 	defer cancel()
 	for {
 		b, err := n.backend(ctx, backend)
 		if err == nil && b.State == state {
-			return nil
+			return agent.NewClient(n.socket()).Sync(ctx)
 		}
 		select {
 		case <-ctx.Done():
