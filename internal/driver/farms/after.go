@@ -20,7 +20,7 @@ func (h *half) afterwards() nft.Chain {
 	rules := []nft.Rule{rule("the farm's number").Load(0, h.fp.placed()...).Find(h.fp.numbers[kindOf(h.Farm)], 0, 0).SetPriority(0)}
 	if h.bounded() {
 		c.Name += "-count"
-		rules = append(rules, rule("backends that may have so many connections").Load(0, h.fp.backend()...).Follow(h.fp.backendLimits, 0))
+		rules = append(rules, rule("backends that may have so many connections").Load(0, h.fp.backend()...).FollowAnd(h.fp.backendLimits, 0))
 	}
 	if h.Persist != 0 {
 		p := h.persist()

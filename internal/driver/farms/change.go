@@ -103,7 +103,7 @@ func (c *change) chains() {
 		r := c.refs[name]
 		switch {
 		case r.uses > 0 && r.was == 0:
-			chain := r.make()
+			chain := c.p.lookAgain(r.make())
 			r.rules = len(chain.Rules)
 			c.refs[name] = r
 			created = append(created, chain)
@@ -192,7 +192,7 @@ func (c *change) findChains(have *found) {
 }
 
 // version counts the layouts of the chains that come and go.
-const version = 2
+const version = 3
 
 // note identifies the program: a digest of the messages that create it.
 func (p *program) note() string {

@@ -55,6 +55,8 @@ type Options struct {
 	// Clients are how many clients the kernel may remember for each purpose: rates, connections at
 	// once, resets, backends; 0: a million. What is beyond is not remembered.
 	Clients uint32
+	// LooksAgain has rules be as for kernels that need it, see nft.LooksAgain: for tests.
+	LooksAgain bool
 }
 
 // Open opens the driver's socket in the calling thread's network namespace, where it stays. It
@@ -62,6 +64,7 @@ type Options struct {
 func Open(o Options) (*Driver, error) {
 	d := &Driver{log: cmp.Or(o.Log, slog.Default()), numbers: newNumbers(), tries: tries{err: map[string]error{}}}
 	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20)), &d.ingress: newIngress()} {
+		p.looks = o.LooksAgain || nft.LooksAgain()
 		t, err := openTable(p)
 		if err != nil {
 			return nil, err

@@ -91,7 +91,7 @@ func (h *half) remember() {
 	}
 	h.enter(append(h.p.afterChains(kindOf(h.Farm)), after)...)
 	for _, p := range h.places {
-		h.put(h.fp.after, p, nft.Jump(after.Name))
+		h.put(h.fp.after, p, nft.Goto(after.Name))
 	}
 	h.bounds()
 	if h.Persist != 0 {

@@ -36,6 +36,7 @@ type program struct {
 	answering [kinds][]nft.Chain
 	covered   *nft.Set // interfaces whose packets meet lists as they arrive
 	clients   uint32   // how many clients each of the sets that packets fill may hold
+	looks     bool     // see nft.LooksAgain
 }
 
 // kind is how a place is looked up, at which clients find a farm. All places of a farm are of one
@@ -87,6 +88,14 @@ type family struct {
 	backendLimits, backendCounts *nft.Set
 	resets                       *nft.Set // address . port . source : resets
 	memories                     []memory // of clients that stay on their backends
+}
+
+// lookAgain has maps be looked up again, where the kernel may miss what is in them.
+func (p *program) lookAgain(c nft.Chain) nft.Chain {
+	if p.looks {
+		return nft.LookAgain(c)[0]
+	}
+	return c
 }
 
 func newProgram(clients uint32) *program {

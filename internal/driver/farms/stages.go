@@ -48,9 +48,9 @@ func staged(fp *family, k kind) nft.Chain {
 		rule("until the end of this chain, priority is the farm's number").Load(0, fp.place()...).Find(fp.numbers[k], 0, 0).SetPriority(0),
 	}}
 	for s := range stages {
-		c.Rules = append(c.Rules, rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority).Follow(fp.stages, 0))
+		c.Rules = append(c.Rules, rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority).FollowAnd(fp.stages, 0))
 	}
-	c.Rules = append(c.Rules, rule().ClearPriority())
+	c.Rules = append(c.Rules, rule("nothing leaves untranslated").Drop()) // the last stage has a verdict for each farm
 	return c
 }
 

@@ -384,7 +384,7 @@ func (a *adoption) worthReading(s *nft.Set) bool {
 		return a.have.Sets[s.Name] == s.Type()
 	case !a.reused[s]:
 		return false
-	case max(c.sums[s.ID].count, a.noted(s).count) >= rewriteFrom:
+	case max(c.sums[s.ID].count, a.noted(s).count) >= rewriteFrom && a.d.prog.MayRewrite(s):
 		c.batch.FlushSet(s)
 		a.reused[s] = false
 		return false

@@ -33,6 +33,8 @@ type Options struct {
 	Apart bool
 	// IPVS leaves the choice of a backend to IPVS, as program.Options say: for package ipvs.
 	IPVS bool
+	// LooksAgain has the program be as for kernels that need it.
+	LooksAgain bool
 }
 
 // Driver programs the network namespace of the thread that opened it.
@@ -123,7 +125,7 @@ func Open(o Options) (*Driver, error) {
 		reader: reader{sock: read}, remembered: o.Remembered,
 	}
 	d.prog = program.New(program.Options{
-		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(),
+		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(), LooksAgain: o.LooksAgain || nft.LooksAgain(),
 	})
 	if o.Apart {
 		d.prog.AskApart()

@@ -254,13 +254,21 @@ func loopback(f nft.Family) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
+// lookAgain has maps be looked up again, where the kernel may miss what is in them.
+func lookAgain(chains []nft.Chain) []nft.Chain {
+	if nft.LooksAgain() {
+		return nft.LookAgain(chains...)
+	}
+	return chains
+}
+
 // create has the batch make the table without elements.
 func (r *redirect) create(b *nft.Batch) {
 	b.AddTable(nft.FlagOwner, "Sluice's services by a proxy. It goes with sluice run.")
 	for _, s := range r.sets {
 		b.AddSet(s)
 	}
-	chains := r.chains()
+	chains := lookAgain(r.chains())
 	for _, c := range chains {
 		b.AddChain(c)
 	}
@@ -320,7 +328,7 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 	if d.Settings != nil {
 		before, after := r.lists(have.Settings), r.lists(*d.Settings)
 		change(b, networks(before), networks(after))
-		b.ChangeRules(r.listChains(before), r.listChains(after))
+		b.ChangeRules(lookAgain(r.listChains(before)), lookAgain(r.listChains(after)))
 		b.Stepwise = r.built
 	}
 	_, err := b.Send(r.sock)

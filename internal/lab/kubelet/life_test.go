@@ -234,6 +234,9 @@ func testProbes(w *world) {
 	w.pod("dying", func(p *corev1.Pod) {
 		p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: execAction("sh", "-c", "exit 3"), PeriodSeconds: 1, FailureThreshold: 1}
 	}, graceful(0))
+	w.pod("starting", func(p *corev1.Pod) {
+		p.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: execAction("false"), PeriodSeconds: 1, FailureThreshold: 1000}
+	}, graceful(0))
 	w.pod("slow", func(p *corev1.Pod) {
 		p.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: execAction("true"), InitialDelaySeconds: 1, PeriodSeconds: 1}
 	}, graceful(0))
@@ -251,7 +254,7 @@ func testProbes(w *world) {
 	for i := range handlers {
 		w.ready(fmt.Sprintf("by-%d", i))
 	}
-	w.until("slow", "waits to be started", func(p *corev1.Pod) bool {
+	w.until("starting", "waits to be started", func(p *corev1.Pod) bool {
 		return unready(p) && !*p.Status.ContainerStatuses[0].Started
 	})
 	w.ready("slow")
@@ -269,7 +272,7 @@ func testProbes(w *world) {
 		})
 	}
 	w.kubectl("delete", "pods", "--all", "--force", "--wait=false")
-	for _, name := range []string{"failing", "unknown", "dying", "slow", "by-0"} {
+	for _, name := range []string{"failing", "unknown", "dying", "starting", "slow", "by-0"} {
 		w.isGone(name)
 	}
 }

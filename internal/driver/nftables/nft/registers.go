@@ -29,6 +29,7 @@ func Registers(fields ...Field) (n int) {
 
 // Find goes on if the map has the key at the register, with its data from to on.
 func (r Rule) Find(s *Set, at, to int) Rule {
+	r.ends = !s.Dynamic && !s.Ranges
 	return r.Add(&expr.Lookup{SourceRegister: register(at), SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: register(to)})
 }
 
@@ -45,6 +46,13 @@ func (r Rule) HasNot(s *Set, at int) Rule {
 // Follow does what the map of verdicts says for the key at the register, and goes on if it says
 // nothing.
 func (r Rule) Follow(s *Set, at int) Rule {
+	r = r.FollowAnd(s, at)
+	r.ends = !s.Ranges
+	return r
+}
+
+// FollowAnd does the same for a map whose verdicts jump, and goes on.
+func (r Rule) FollowAnd(s *Set, at int) Rule {
 	return r.Add(&expr.Lookup{SourceRegister: register(at), SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
 }
 

@@ -17,6 +17,7 @@ type Rule struct {
 	Comment string
 	exprs   Attrs
 	n       int  // expressions
+	ends    bool // what a map holds ends the chain for a packet: see LookAgain
 	end     *int // of what is written, by this rule or another that began like it; nil: nothing is
 }
 
@@ -264,7 +265,9 @@ func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
 		r = r.Add(&expr.Numgen{Register: firstRegister, Type: unix.NFT_NG_RANDOM, Modulus: n})
 	}
 	r.load(s.Key)
-	return r.translate(f, s)
+	r = r.translate(f, s)
+	r.ends = n == 1 // of others, the next rule draws anew
+	return r
 }
 
 // Constant puts a number into the first register, written as a hash modulo one plus the number: nft
@@ -277,6 +280,7 @@ func (r Rule) Constant(n uint32) Rule {
 }
 
 func (r Rule) translate(f Family, s *Set) Rule {
+	r.ends = !s.Dynamic
 	return r.Add(
 		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.num), RegAddrMin: firstRegister, RegProtoMin: firstRegister + uint32(f.Daddr.registers())},
@@ -324,6 +328,7 @@ func (r Rule) Masquerade() Rule { return r.Add(&expr.Masq{FullyRandom: true}) }
 // then.
 func (r Rule) SNAT(f Family, s *Set, key ...Field) Rule {
 	r.load(key)
+	r.ends = true
 	return r.Add(
 		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister},
 		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.num), RegAddrMin: firstRegister, FullyRandom: true},

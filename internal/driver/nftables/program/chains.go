@@ -54,11 +54,12 @@ func (p *Program) AddChains() {
 	for _, reason := range p.drops() {
 		p.Chains = append(p.Chains, newDropChain(reason))
 	}
+	lists := p.listsChains(nil)
 	p.listChains = map[string]bool{}
-	for _, c := range p.ListChains(nil) {
+	for _, c := range lists {
 		p.listChains[c.Name] = true
-		p.Chains = append(p.Chains, c)
 	}
+	p.Chains = append(p.Chains, lists...)
 	for _, fp := range p.Families {
 		p.Chains = append(p.Chains, fp.serviceChains()...)
 		if p.ipvs {
@@ -68,6 +69,15 @@ func (p *Program) AddChains() {
 	if p.ipvs {
 		p.Chains = append(p.Chains, brokenChain())
 	}
+	p.Chains = p.lookAgain(p.Chains)
+}
+
+// lookAgain has maps be looked up again, where the kernel may miss what is in them.
+func (p *Program) lookAgain(chains []nft.Chain) []nft.Chain {
+	if p.looks {
+		return nft.LookAgain(chains...)
+	}
+	return chains
 }
 
 // rule begins a rule. A comment says what it is about, where the chain's own does not.
@@ -85,7 +95,7 @@ func byFamily(to string) []nft.Rule {
 func (p *Program) natChains() []nft.Chain {
 	var preDNAT []nft.Rule
 	if p.Policy != nil {
-		preDNAT = []nft.Rule{rule().Vmap(p.Policy.before, nft.IIF)}
+		preDNAT = []nft.Rule{rule().Jump(p.Policy.before.Name)}
 	}
 	toNode, untranslated := []nft.Rule{rule().NotDNAT().Accept()}, []nft.Rule{rule().NotDNAT().Accept()}
 	var outgoing []nft.Rule
@@ -157,7 +167,7 @@ func (p *Program) filterChains() []nft.Chain {
 	}
 	forwards := p.judged(forward, permitted, pass, cut, concat([]nft.Rule{loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
 		untracked,
-		rule().Vmap(p.Policy.forwardIn, nft.IIF),
+		rule().Jump(p.Policy.forwardIn.Name),
 		rule().Vmap(p.Policy.forwardOut, nft.OIF),
 	}))
 	inputs := p.judged(input, permitted, nft.Rule.Accept, cut, concat([]nft.Rule{
@@ -196,6 +206,9 @@ func (p *Program) filterChains() []nft.Chain {
 		{Name: "labels", Comment: "never entered: while this rule is there, connections have room for labels", Rules: []nft.Rule{
 			rule().SetCtLabel(cutLabel()),
 		}},
+	}
+	for _, s := range []*nft.Set{p.Policy.before, p.Policy.forwardIn} {
+		chains = append(chains, nft.Chain{Name: s.Name, Comment: "others judge after this", Rules: []nft.Rule{rule().Vmap(s, nft.IIF)}})
 	}
 	chains = slices.Concat(chains, forwards, inputs, outputs)
 	if p.Flowtable != "" {

@@ -71,7 +71,9 @@ const (
 
 // ListChains are the list chains with the rules for the lists. None depends on lists of services
 // and on those of policy: they change apart.
-func (p *Program) ListChains(l nft.Lists) []nft.Chain {
+func (p *Program) ListChains(l nft.Lists) []nft.Chain { return p.lookAgain(p.listsChains(l)) }
+
+func (p *Program) listsChains(l nft.Lists) []nft.Chain {
 	stray := nft.Chain{Name: strayInputChain, Comment: "a stray segment of a backend would be answered with a reset"}
 	for _, fp := range p.Families {
 		stray.Rules = append(stray.Rules, l.Rules(rule().Family(fp.IP), fp.PodCIDRs, fp.IP.Saddr, goTo(dropChain(state.DropStray)))...)

@@ -201,7 +201,7 @@ func (p *Program) HostElements(device int, h *state.Host, programs Programs, yie
 		if prog := programs[j.id]; prog != nil {
 			to = p.entry(hostPlace, prog)
 		}
-		e := nft.Element{Set: j.set, Verdict: nft.Jump(to), Comment: truncate(h.Name + " " + h.Device)}
+		e := nft.Element{Set: j.set, Verdict: nft.Goto(to), Comment: truncate(h.Name + " " + h.Device)}
 		e.AppendUint32(uint32(device))
 		yield(&e)
 	}
