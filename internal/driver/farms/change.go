@@ -90,7 +90,8 @@ func (c *change) put(had map[elementKey]nft.Element, e *nft.Element) {
 		return
 	}
 	if there {
-		c.batch.Delete(&old)
+		c.batch.Replace(e)
+		return
 	}
 	c.batch.Add(e)
 }
@@ -121,7 +122,7 @@ func (c *change) chains() {
 			c.batch.DeleteHelper(&c.batch.After, h.Name)
 		}
 	}
-	c.batch.Stepwise = len(created)+len(gone) > 0
+	c.batch.Stepwise = c.batch.Stepwise || len(created)+len(gone) > 0
 }
 
 func (c *change) create(chains []nft.Chain) {
@@ -165,6 +166,10 @@ func (c *change) build(want *state.Farms) {
 func (c *change) compare(want *state.Farms, have *found) {
 	c.findChains(have)
 	left := have.elements
+	standsIn := c.p.standIns()
+	for k := range left {
+		c.batch.AtOnce = c.batch.AtOnce || standsIn[k.set] // a change has not come to its end: what stood in is in the way
+	}
 	elements := content{c.p, c.numbers, c.lists.after, func(e *nft.Element) { c.put(left, e) },
 		func(name string, make func() nft.Chain) { c.refs.use(name, 1, make) }}
 	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {

@@ -63,8 +63,8 @@ type Options struct {
 // changes nothing.
 func Open(o Options) (*Driver, error) {
 	d := &Driver{log: cmp.Or(o.Log, slog.Default()), numbers: newNumbers(), tries: tries{err: map[string]error{}}}
-	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20)), &d.ingress: newIngress()} {
-		p.looks = o.LooksAgain || nft.LooksAgain()
+	looks := o.LooksAgain || nft.LooksAgain()
+	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20), looks), &d.ingress: newIngress(looks)} {
 		t, err := openTable(p)
 		if err != nil {
 			return nil, err

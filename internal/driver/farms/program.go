@@ -90,6 +90,17 @@ type family struct {
 	memories                     []memory // of clients that stay on their backends
 }
 
+// standIns are the maps that stand in for others.
+func (p *program) standIns() map[*nft.Set]bool {
+	all := map[*nft.Set]bool{}
+	for _, s := range p.sets {
+		if s.StandIn != nil {
+			all[s.StandIn] = true
+		}
+	}
+	return all
+}
+
 // lookAgain has maps be looked up again, where the kernel may miss what is in them.
 func (p *program) lookAgain(c nft.Chain) nft.Chain {
 	if p.looks {
@@ -98,8 +109,8 @@ func (p *program) lookAgain(c nft.Chain) nft.Chain {
 	return c
 }
 
-func newProgram(clients uint32) *program {
-	p := &program{of: unix.NFPROTO_INET, clients: clients}
+func newProgram(clients uint32, looks bool) *program {
+	p := &program{of: unix.NFPROTO_INET, clients: clients, looks: looks}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.families[i] = p.newFamily(f)
 		for k := range kinds {
@@ -126,6 +137,12 @@ func (p *program) set(name, comment string, s nft.Set) *nft.Set {
 	s.ID, s.Name, s.Comment = uint32(len(p.sets)+1), name, comment
 	s.Early = !s.Verdict && !s.Dynamic
 	p.sets = append(p.sets, &s)
+	if p.looks && s.Verdict && s.Ranges {
+		next := s
+		next.ID, next.Name, next.Comment = uint32(len(p.sets)+1), name+"-next", "the same, while it changes"
+		p.sets = append(p.sets, &next)
+		s.StandIn = &next
+	}
 	return &s
 }
 

@@ -11,7 +11,8 @@ import (
 // transaction, that is: whose value changes (fixed by b2f742c8 of Linux 6.17, 6.16.8 and 6.12.48).
 // A look-up that began before the transaction took effect finds the old element gone, and does not
 // see the new one yet. One that begins then does, so rules of such kernels look up maps again where
-// they found nothing. With maps of ranges that does not help.
+// they found nothing. Maps of ranges show no new element before all of the transaction is carried
+// out: for those, others stand in, see Batch.Replace.
 func LooksAgain() bool {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
@@ -35,13 +36,17 @@ func misses(release string) bool {
 	return cmp.Or(cmp.Compare(major, 6), cmp.Compare(minor, 17)) < 0
 }
 
-// LookAgain has rules that end with what a map holds stand twice in their chains.
+// LookAgain has rules that end with what a map holds stand twice in their chains, the second time
+// for the map that stands in.
 func LookAgain(chains ...Chain) []Chain {
 	for i, c := range chains {
 		chains[i].Rules = nil
 		for _, r := range c.Rules {
 			chains[i].Rules = append(chains[i].Rules, r)
-			if r.ends {
+			switch {
+			case r.standIn != nil:
+				chains[i].Rules = append(chains[i].Rules, *r.standIn)
+			case r.ends:
 				chains[i].Rules = append(chains[i].Rules, r)
 			}
 		}

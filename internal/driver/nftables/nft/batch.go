@@ -24,6 +24,7 @@ type Batch struct {
 	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*Set]*part
+	standing, stood      map[*Set]*part // elements of maps that stand in for others: they come, and go
 
 	// Stepwise: one transaction creates the new chains and what they look up, the next leads
 	// packets to them and away from the old ones, and a last one removes the old chains and what
@@ -58,7 +59,8 @@ type part struct {
 
 // NewBatch returns an empty batch for the table, of family inet.
 func NewBatch(table string) *Batch {
-	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{}}
+	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{},
+		standing: map[*Set]*part{}, stood: map[*Set]*part{}}
 	for _, p := range []*part{&b.Before, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
@@ -93,6 +95,20 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 // Add and Delete add an element to its set, and delete it.
 func (b *Batch) Add(e *Element)    { b.element(b.partOf(b.additions, e.Set), e, false); b.Changes++ }
 func (b *Batch) Delete(e *Element) { b.element(b.partOf(b.deletions, e.Set), e, true); b.Changes++ }
+
+// Replace gives an element another value. Until it has that, the map that stands in for its set has
+// it, if there is one.
+func (b *Batch) Replace(e *Element) {
+	b.Delete(e)
+	b.Add(e)
+	if s := e.Set.StandIn; s != nil && !b.AtOnce {
+		e := *e
+		e.Set = s
+		b.Stepwise = true
+		b.element(b.partOf(b.standing, s), &e, false)
+		b.element(b.partOf(b.stood, s), &e, true)
+	}
+}
 
 // Hint adds an element that goes by itself. It does not count as a change.
 func (b *Batch) Hint(e *Element) { b.element(b.partOf(b.additions, e.Set), e, false) }
@@ -326,7 +342,7 @@ func (b *Batch) transactions() [][]*part {
 	second := append(sortedParts(b.deletions, others), sortedParts(b.additions, others)...)
 	third := append(sortedParts(b.deletions, early), &b.After, &b.notes)
 	if b.Stepwise {
-		return [][]*part{first, second, third}
+		return [][]*part{append(first, sortedParts(b.standing, nil)...), second, append(sortedParts(b.stood, nil), third...)}
 	}
 	if b.Fresh {
 		return [][]*part{slices.Concat(first, second, []*part{&b.After}), {&b.entries, &b.notes}}

@@ -46,9 +46,11 @@ func (r Rule) HasNot(s *Set, at int) Rule {
 // Follow does what the map of verdicts says for the key at the register, and goes on if it says
 // nothing.
 func (r Rule) Follow(s *Set, at int) Rule {
-	r = r.FollowAnd(s, at)
-	r.ends = !s.Ranges
-	return r
+	one := r.FollowAnd(s, at)
+	if one.ends = !s.Ranges; s.StandIn != nil {
+		one.standIn = new(r.FollowAnd(s.StandIn, at))
+	}
+	return one
 }
 
 // FollowAnd does the same for a map whose verdicts jump, and goes on.

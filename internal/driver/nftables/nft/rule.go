@@ -16,8 +16,11 @@ import (
 type Rule struct {
 	Comment string
 	exprs   Attrs
-	n       int  // expressions
-	ends    bool // what a map holds ends the chain for a packet: see LookAgain
+	n       int // expressions
+	// ends: what a map holds ends the chain for a packet; standIn is the same rule for the map that
+	// stands in for it. See LookAgain.
+	ends    bool
+	standIn *Rule
 	end     *int // of what is written, by this rule or another that began like it; nil: nothing is
 }
 
