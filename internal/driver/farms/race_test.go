@@ -13,7 +13,7 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-var raceCommits = flag.Int("race-commits", 150, "so many changes does TestVerdictsWhileAllChanges make")
+var raceCommits = flag.Int("race-commits", 60, "so many changes does TestVerdictsWhileAllChanges make")
 
 // Packets to farms of all modes and kinds of places go to a backend, or nowhere, as they should,
 // each of them as the first one of its connection, while the farms change as fast as they can.

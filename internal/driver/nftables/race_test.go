@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-var raceCommits = flag.Int("race-commits", 300, "so many changes does TestVerdictsWhileAllChanges make")
+var raceCommits = flag.Int("race-commits", 100, "so many changes does TestVerdictsWhileAllChanges make")
 
 // raceChange is a part of the state that has versions, each of them right for all flows.
 type raceChange struct {
