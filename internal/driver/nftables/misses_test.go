@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
 )
@@ -34,21 +36,71 @@ func TestNoAddressOfAListIsMissed(t *testing.T) {
 	want.Services.Settings.ServiceCIDRs = lists[0]
 	adopt(t, d, want)
 
+	asked, missed := floodWhile(t, ns, "10.96.200.1:53", unix.EPERM, func() {
+		for i := range changes {
+			settings := want.Services.Settings
+			settings.ServiceCIDRs = lists[i%len(lists)]
+			if i%10 == 9 {
+				want.Services.Settings = settings
+				adopt(t, d, want)
+				continue
+			}
+			update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &settings}})
+		}
+	})
+	if missed > 0 || asked < changes {
+		t.Errorf("%d of %d packets passed while the list changed %d times", missed, asked, changes)
+	}
+	t.Logf("%d packets", asked)
+}
+
+// A service is found at every moment while what its key leads to changes: one that is not is
+// rejected, as its address is a service's.
+func TestNoServiceIsMissed(t *testing.T) {
+	t.Parallel()
+	host := world.NewHost(t, "node")
+	host.IP(`link set lo up`, `addr add 192.0.2.1/32 dev lo`, `addr add 192.0.2.2/32 dev lo`, `route add default dev lo`)
+	d := openIn(t, host.NS, Options{})
+	k := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: model.UDP, Port: 53}
+	versions := make([]*state.Frontend, 3) // of three size classes
+	for i := range versions {
+		b := addrPorts("192.0.2.1:53", "192.0.2.1:54", "192.0.2.1:55")[:i+1]
+		versions[i] = &state.Frontend{Service: model.Name{Namespace: "default", Name: "dns"}, Backends: b, Alive: b, Serving: b}
+	}
+	want := state.New()
+	want.Services.ClusterIPs[k.Addr] = struct{}{}
+	want.Services.Frontends[k] = versions[0]
+	adopt(t, d, want)
+	host.Exec("nft", "add table ip probe; add chain ip probe in { type filter hook output priority 200; }; "+
+		"add rule ip probe in udp dport 53-55 ip daddr 192.0.2.1 drop") // so that each packet is a connection's first one
+	changes := 5 * *raceCommits
+	asked, missed := floodWhile(t, host.NS, "10.96.0.10:53", unix.EPERM, func() {
+		for i := range changes {
+			update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: versions[(i+1)%3]}}})
+		}
+	})
+	if missed > 0 || asked == 0 {
+		t.Errorf("%d of %d packets were not sent to a backend while the service changed %d times", missed, asked, changes)
+	}
+	t.Logf("%d packets", asked)
+}
+
+// floodWhile sends datagrams by two threads while something is done, and returns how many were
+// sent, and for how many that did not end in the error that is right.
+func floodWhile(t *testing.T, ns *netns.NS, to string, right error, while func()) (int64, int64) {
+	t.Helper()
 	var asked, missed atomic.Int64
 	var over atomic.Bool
 	var senders sync.WaitGroup
 	send := func() error {
 		for !over.Load() {
-			c, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(10, 96, 200, 1), Port: 53})
+			c, err := net.Dial("udp4", to)
 			if err != nil {
 				return err
 			}
 			asked.Add(1)
-			switch _, err := c.Write([]byte("x")); {
-			case err == nil:
+			if _, err := c.Write([]byte("x")); !errors.Is(err, right) {
 				missed.Add(1)
-			case !errors.Is(err, unix.EPERM):
-				return errors.Join(err, c.Close())
 			}
 			if err := c.Close(); err != nil {
 				return err
@@ -63,20 +115,8 @@ func TestNoAddressOfAListIsMissed(t *testing.T) {
 			}
 		})
 	}
-	for i := range changes {
-		settings := want.Services.Settings
-		settings.ServiceCIDRs = lists[i%len(lists)]
-		if i%10 == 9 {
-			want.Services.Settings = settings
-			adopt(t, d, want)
-			continue
-		}
-		update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &settings}})
-	}
+	while()
 	over.Store(true)
 	senders.Wait()
-	if n := missed.Load(); n > 0 || asked.Load() < changes {
-		t.Errorf("%d of %d packets passed while the list changed %d times", n, asked.Load(), changes)
-	}
-	t.Logf("%d packets", asked.Load())
+	return asked.Load(), missed.Load()
 }
