@@ -8,6 +8,7 @@
 package attach
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -58,7 +59,7 @@ type Pair struct {
 	Alias string           // what people are told of the node's end
 	Group uint32           // that the node's end is in, as `ip link show group` lists it
 	MTU   int              // of both ends; 0: the kernel's default
-	MAC   net.HardwareAddr // of the pod's end; nil: the kernel chooses
+	MAC   net.HardwareAddr // of the pod's end; nil: any
 	// Routes are the pod's beside its default routes. All of them lead to the node.
 	Routes []Route
 
@@ -100,8 +101,11 @@ func Join(node, pod *netns.NS, p Pair) (host, inside End, err error) {
 // make makes the pair, with the pod's end in the pod's namespace from the beginning.
 func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Group, attrs.MTU = p.Host, p.Group, p.MTU
+	attrs.Name, attrs.Group, attrs.MTU, attrs.HardwareAddr = p.Host, p.Group, p.MTU, randomMAC()
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: p.Inside, PeerNamespace: netlink.NsFd(pod.Fd()), PeerHardwareAddr: p.MAC}
+	if p.MAC == nil {
+		pair.PeerHardwareAddr = randomMAC()
+	}
 	if err := node.LinkAdd(pair); err != nil {
 		return nil, nil, fmt.Errorf("create veth %s/%s - %s/%s: %w", node.Name, p.Host, pod.Name, p.Inside, err)
 	}
@@ -118,6 +122,16 @@ func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err e
 		return nil, nil, fmt.Errorf("find the ends of %s: %w", p.Host, err)
 	}
 	return host.Attrs(), inside.Attrs(), nil
+}
+
+// randomMAC is an address as the kernel would choose it. What the kernel chooses, udev replaces a
+// moment later (MACAddressPolicy=persistent in systemd's 99-default.link), and the neighbours that
+// are set meanwhile lead nowhere.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac)  // never fails
+	mac[0] = mac[0]&^1 | 2 // of one interface, and of no maker's
+	return mac
 }
 
 // Detach removes a pod's interface, at both ends, with its routes. Detaching what is not attached
