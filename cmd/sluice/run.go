@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
@@ -236,6 +237,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		if c.Links, err = link.WatchLinks(cmd.Context(), log); err != nil {
 			return err
 		}
+		c.Reroute = func(device int, a netip.Addr) (bool, error) { return attach.Reroute(here, device, a) }
 	}
 	if mode.name != userspaceMode {
 		c.Drops = readDrops(log)

@@ -162,8 +162,7 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 		if err := neighbour(node, outer, a, inner); err != nil {
 			return err
 		}
-		r := &netlink.Route{LinkIndex: outer.Index, Dst: hostNet(a), Scope: netlink.SCOPE_LINK}
-		if err := node.RouteAdd(r); err != nil {
+		if err := node.RouteAdd(hostRoute(outer.Index, a)); err != nil {
 			return fmt.Errorf("route %s: %w", a, err)
 		}
 	}
@@ -213,6 +212,23 @@ func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, 
 		}
 	}
 	return nil
+}
+
+func hostRoute(device int, a netip.Addr) *netlink.Route {
+	return &netlink.Route{LinkIndex: device, Dst: hostNet(a), Scope: netlink.SCOPE_LINK}
+}
+
+// Reroute puts the node's route to an address of a pod back, and reports whether it did. It changes
+// no route that is there, and makes none by an interface that is down or gone.
+func Reroute(node *netns.NS, device int, a netip.Addr) (bool, error) {
+	switch err := node.RouteAdd(hostRoute(device, a)); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENODEV):
+		return false, nil
+	default:
+		return false, fmt.Errorf("route %s: %w", a, err)
+	}
 }
 
 func up(ns *netns.NS, link *netlink.LinkAttrs) error {
