@@ -217,6 +217,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 		if o.setSysctls {
 			setSysctls(log, o)
 		}
+		if o.setSysctls && mode.name != userspaceMode {
+			go o.keepForwarding(cmd.Context(), here, config.Node, c.Contests, log)
+		}
 		if proxy != nil {
 			proxy.tune(log, &o)
 		}
