@@ -12,31 +12,39 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// keepForwarding turns forwarding on again that another program turns off, until ctx ends: ever
-// more slowly, if it goes on. While it is off, and while the contest lasts, that is shown.
-func (o runOptions) keepForwarding(ctx context.Context, here *netns.NS, node string, contests *contest.Board, log *slog.Logger) {
+// forwarding is what a machine needs to pass packets on.
+type forwarding struct {
+	want     func() map[string]string // parameters with their values; others than these two do not matter
+	set      func()                   // sets them, and says what cannot be set
+	contests *contest.Board
+	node     string
+}
+
+// keep turns forwarding on again that another program turns off, until ctx ends: ever more slowly,
+// if it goes on. While it is off, and while the contest lasts, that is shown.
+func (f *forwarding) keep(ctx context.Context, here *netns.NS, log *slog.Logger) {
 	const what = "forwarding"
 	pace := contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts}
 	refused := false // it could not be turned on, as in a container without privileges
-	keep := func() error {
-		off := o.notForwarding()
+	look := func() error {
+		off := f.off()
 		if now := time.Now(); len(off) > 0 && !refused && !now.Before(pace.Due()) {
-			setSysctls(log, o)
-			if off = o.notForwarding(); len(off) == 0 {
+			f.set()
+			if off = f.off(); len(off) == 0 {
 				pace.Wrote(now)
 			}
 			refused = len(off) > 0
 		}
-		reason := "another program goes on turning off the forwarding of packets, which is turned on again ever more slowly; without it, nothing passes to this node's pods: end it"
+		reason := "another program goes on turning off the forwarding of packets, which is turned on again ever more slowly; without it, this machine passes nothing on: end it"
 		switch lost := pace.Lost(time.Now()); {
 		case len(off) == 0 && !lost:
 			refused = false
-			contests.Clear(what)
+			f.contests.Clear(what)
 			return nil
 		case !lost:
-			reason = strings.Join(off, " and ") + " is 0, so that nothing passes to this node's pods: set it to 1, also in /etc/sysctl.d"
+			reason = strings.Join(off, " and ") + " is 0, so that this machine passes nothing on: set it to 1, also in /etc/sysctl.d"
 		}
-		contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: node}}.Issue(reason))
+		f.contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: f.node}}.Issue(reason))
 		return nil
 	}
 	for {
@@ -45,19 +53,19 @@ func (o runOptions) keepForwarding(ctx context.Context, here *netns.NS, node str
 			return
 		case <-time.After(time.Second):
 		}
-		if err := here.Do(keep); err != nil && ctx.Err() == nil {
+		if err := here.Do(look); err != nil && ctx.Err() == nil {
 			log.Warn("could not look whether the node forwards packets", "error", err)
 		}
 	}
 }
 
-// notForwarding names the parameters that have not the value that the node needs.
-func (o runOptions) notForwarding() (off []string) {
-	want, _ := sysctl.Needed(o.families()) // setSysctls says what cannot be had
+// off names the parameters that have another value.
+func (f *forwarding) off() (keys []string) {
+	want := f.want()
 	for _, key := range []string{sysctl.Forward4, sysctl.Forward6} {
 		if now, err := sysctl.Read(key); err == nil && want[key] != "" && now != want[key] {
-			off = append(off, key)
+			keys = append(keys, key)
 		}
 	}
-	return off
+	return keys
 }

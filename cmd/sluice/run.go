@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -218,7 +219,10 @@ func run(cmd *cobra.Command, o runOptions) error {
 			setSysctls(log, o)
 		}
 		if o.setSysctls && mode.name != userspaceMode {
-			go o.keepForwarding(cmd.Context(), here, config.Node, c.Contests, log)
+			go (&forwarding{want: func() map[string]string {
+				want, _ := sysctl.Needed(o.families())
+				return want
+			}, set: func() { setSysctls(log, o) }, contests: c.Contests, node: c.Node}).keep(cmd.Context(), here, log)
 		}
 		if proxy != nil {
 			proxy.tune(log, &o)
@@ -330,8 +334,13 @@ func setSysctls(log *slog.Logger, o runOptions) {
 	applySysctls(log, sysctl.RecordPath(o.agent.Socket), want)
 }
 
+// recording is held by who sets parameters, as they are recorded in one file.
+var recording sync.Mutex
+
 // applySysctls sets parameters; failures are only logged.
 func applySysctls(log *slog.Logger, record string, want map[string]string) {
+	recording.Lock()
+	defer recording.Unlock()
 	changes, err := sysctl.Set(record, want)
 	after := "kernel parameter set; 'sluice cleanup' restores it"
 	if errors.Is(err, sysctl.ErrNotNoted) {
