@@ -155,6 +155,9 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 	if err := setIPv6(node, outer.Name, "accept_ra", "0"); err != nil {
 		return err
 	}
+	if err := p.allowIPv6(node, outer); err != nil {
+		return err
+	}
 	if err := up(node, outer); err != nil {
 		return err
 	}
@@ -177,11 +180,8 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 // furnish gives the pod's end what it needs. The routes come last, so that the first packet that
 // the pod can send has an address and a way back.
 func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
-	if slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
-		// Some runtimes make namespaces without IPv6.
-		if err := setIPv6(pod, inner.Name, "disable_ipv6", "0"); err != nil {
-			return err
-		}
+	if err := p.allowIPv6(pod, inner); err != nil {
+		return err
 	}
 	if err := up(pod, inner); err != nil {
 		return err
@@ -251,6 +251,15 @@ func running(node *netns.NS, outer *netlink.LinkAttrs) error {
 			return fmt.Errorf("%s does not come up: it is %s", outer.Name, link.Attrs().OperState)
 		}
 	}
+}
+
+// allowIPv6 has an end take addresses of IPv6 if the pod has one: some runtimes make namespaces
+// where new interfaces do not, and some nodes are hardened so.
+func (p *Pair) allowIPv6(ns *netns.NS, link *netlink.LinkAttrs) error {
+	if !slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
+		return nil
+	}
+	return setIPv6(ns, link.Name, "disable_ipv6", "0")
 }
 
 // setIPv6 sets a parameter of an interface, if the kernel has IPv6.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/test/world"
@@ -64,6 +65,23 @@ func TestHardwareAddressesStay(t *testing.T) {
 		if how != "3\n" {
 			t.Errorf("addr_assign_type of %s is %q, want 3: udev replaces the address", name, how)
 		}
+	}
+}
+
+// New interfaces have no IPv6 on nodes that are hardened so, and in the namespaces of some runtimes.
+// https://github.com/containernetworking/cni/issues/531
+func TestWithoutIPv6(t *testing.T) {
+	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
+	for _, host := range []*world.Host{node, pod} {
+		host.Set("net/ipv6/conf/all/disable_ipv6", "1")
+		host.Set("net/ipv6/conf/default/disable_ipv6", "1")
+	}
+	if err := join(node, pod, netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")); err != nil {
+		t.Fatal(err)
+	}
+	pod.ServeUDP("pod", "[fd00::2]:53")
+	if got, err := node.Ask("udp", "", "[fd00::2]:53", time.Second); err != nil {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 
