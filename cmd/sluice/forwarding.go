@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,9 +13,9 @@ import (
 	"sluice.dev/sluice/internal/sysctl"
 )
 
-// forwarding is what a machine needs to pass packets on.
+// forwarding looks after the parameters by which a machine passes packets on.
 type forwarding struct {
-	want     func() map[string]string // parameters with their values; others than these two do not matter
+	want     func() map[string]string // what is to be set; that of forwarding matters
 	set      func()                   // sets them, and says what cannot be set
 	contests *contest.Board
 	node     string
@@ -59,13 +60,22 @@ func (f *forwarding) keep(ctx context.Context, here *netns.NS, log *slog.Logger)
 	}
 }
 
-// off names the parameters that have another value.
+// neededSysctls are what a node needs to forward packets; setSysctls says what cannot be had.
+func (f *nodeFlags) neededSysctls() map[string]string {
+	want, _ := sysctl.Needed(f.families())
+	return want
+}
+
+// off names those of the parameters that are 0 and should not be.
 func (f *forwarding) off() (keys []string) {
-	want := f.want()
 	for _, key := range []string{sysctl.Forward4, sysctl.Forward6} {
-		if now, err := sysctl.Read(key); err == nil && want[key] != "" && now != want[key] {
+		if now, err := sysctl.Read(key); err == nil && now == "0" {
 			keys = append(keys, key)
 		}
 	}
-	return keys
+	if len(keys) == 0 { // as nearly always
+		return nil
+	}
+	want := f.want()
+	return slices.DeleteFunc(keys, func(key string) bool { return want[key] == "" })
 }

@@ -217,12 +217,10 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Prepare = func() {
 		if o.setSysctls {
 			setSysctls(log, o)
-		}
-		if o.setSysctls && mode.name != userspaceMode {
-			go (&forwarding{want: func() map[string]string {
-				want, _ := sysctl.Needed(o.families())
-				return want
-			}, set: func() { setSysctls(log, o) }, contests: c.Contests, node: c.Node}).keep(cmd.Context(), here, log)
+			if mode.name != userspaceMode { // which passes nothing on
+				f := &forwarding{want: o.neededSysctls, set: func() { setSysctls(log, o) }, contests: c.Contests, node: c.Node}
+				go f.keep(cmd.Context(), here, log)
+			}
 		}
 		if proxy != nil {
 			proxy.tune(log, &o)

@@ -157,9 +157,13 @@ func (l *loop) reroute(now time.Time) {
 			}
 		}
 	}
-	if err := errors.Join(errs...); err != nil || len(pods) > 0 {
+	if len(pods) > 0 {
 		l.rerouted.Wrote(now)
-		l.Log.Warn("another program removed routes to pods, which are put back", "pods", slices.Compact(pods), "error", err)
+		l.Log.Warn("another program removed routes to pods, which are put back", "pods", slices.Compact(pods))
+	}
+	if err := errors.Join(errs...); err != nil {
+		l.rerouted.Wrote(now)
+		l.Log.Warn("could not put back routes to pods", "error", err)
 	}
 	if !l.rerouted.Lost(now) {
 		l.Contests.Clear(what)
