@@ -16,12 +16,14 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/health"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/source/nftlb"
 	"sluice.dev/sluice/internal/store"
@@ -114,6 +116,7 @@ type balancer struct {
 	kernel     *upkeep.Driver
 	checks     *health.Checker
 	neighbours *link.Neighbours
+	here       *netns.NS
 	api        net.Listener // nil: none
 	tls        nftlb.TLS
 }
@@ -136,6 +139,9 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	if b.neighbours, err = link.OpenNeighbours(); err != nil {
 		return nil, errors.Join(err, b.driver.Close())
 	}
+	if b.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
+		return nil, errors.Join(err, b.driver.Close(), b.neighbours.Close())
+	}
 	b.checks = health.New(health.Options{Log: log, Report: b.source.Report, Ask: b.neighbours.Ask})
 	if b.kernel, err = upkeep.Open(b.driver, driver.Options{Log: log}); err != nil {
 		return nil, privilege(err)
@@ -157,7 +163,10 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 		}
 	}
 	if o.setSysctls {
-		c.Prepare = func() { setBalancerSysctls(log, o.agent.Socket) }
+		set := func() { applySysctls(log, sysctl.RecordPath(o.agent.Socket), balancerSysctls()) }
+		c.Contests = &contest.Board{}
+		f := &forwarding{want: balancerSysctls, set: set, contests: c.Contests, node: c.Node}
+		c.Prepare = func() { set(); go f.keep(ctx, b.here, log) }
 	}
 	if c.Links, err = link.WatchLinks(ctx, log); err != nil {
 		return nil, errors.Join(err, b.close())
@@ -171,10 +180,9 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	return b, nil
 }
 
-// setBalancerSysctls lets the machine forward, and has it count bytes of connections.
-func setBalancerSysctls(log *slog.Logger, socket string) {
-	want := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1", "net.netfilter.nf_conntrack_acct": "1"}
-	applySysctls(log, sysctl.RecordPath(socket), want)
+// balancerSysctls let the machine forward, and have it count bytes of connections.
+func balancerSysctls() map[string]string {
+	return map[string]string{sysctl.Forward4: "1", sysctl.Forward6: "1", "net.netfilter.nf_conntrack_acct": "1"}
 }
 
 // prepareFarm sets what a farm needs of the machine.
@@ -196,7 +204,9 @@ func (b *balancer) run(ctx context.Context) error {
 }
 
 // close leaves what is programmed as it is.
-func (b *balancer) close() error { return errors.Join(b.kernel.Close(), b.neighbours.Close()) }
+func (b *balancer) close() error {
+	return errors.Join(b.kernel.Close(), b.neighbours.Close(), b.here.Close())
+}
 
 // Sync implements nftlb.Kernel. What the source itself says of the objects, such as that checks
 // fail, does not keep the kernel from having them.

@@ -238,6 +238,11 @@ func TestBalance(t *testing.T) {
 			t.Errorf("blue is %s after a restart", s)
 		}
 	})
+	t.Run("forwarding that is turned off is turned on again", func(t *testing.T) {
+		w.machine.Set("net/ipv4/ip_forward", "0")
+		eventually(t, "forwarding", func() bool { return w.machine.Exec("cat", "/proc/sys/net/ipv4/ip_forward") == "1\n" })
+		w.answer("red")
+	})
 	t.Run("nothing is left", func(t *testing.T) { w.leaves(t) })
 }
 

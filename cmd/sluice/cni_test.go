@@ -18,6 +18,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/test/programs"
@@ -179,6 +180,20 @@ func TestAddWaitsForPolicy(t *testing.T) {
 	eventually(t, "its packets to arrive", func() bool { return fromOpen.Load() > 200 })
 	if n := firstOpen.Load(); n != 1 {
 		t.Errorf("the first packet that passed is number %d", n)
+	}
+
+	// A route to a pod that another program removes is put back: systemd-networkd does so when it
+	// starts anew, if it has been told to manage the interface.
+	// https://github.com/cloudnativelabs/kube-router/issues/1815
+	device := attach.HostInterface("ctarget", "eth0")
+	for _, removed := range [][]string{{"route", "flush", "dev", device}, {"link", "set", device, "down"}} {
+		if out, err := p.node.Run("ip", removed...); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		_, err := p.node.Run("ip", "link", "set", device, "up")
+		must(err)
+		had := fromOpen.Load()
+		eventually(t, fmt.Sprintf("packets to arrive after %v", removed), func() bool { return fromOpen.Load() > had+200 })
 	}
 
 	// Another agent knows from the interfaces what this one was told.

@@ -9,12 +9,14 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
@@ -215,6 +217,10 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Prepare = func() {
 		if o.setSysctls {
 			setSysctls(log, o)
+			if mode.name != userspaceMode { // which passes nothing on
+				f := &forwarding{want: o.neededSysctls, set: func() { setSysctls(log, o) }, contests: c.Contests, node: c.Node}
+				go f.keep(cmd.Context(), here, log)
+			}
 		}
 		if proxy != nil {
 			proxy.tune(log, &o)
@@ -236,6 +242,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		if c.Links, err = link.WatchLinks(cmd.Context(), log); err != nil {
 			return err
 		}
+		c.Reroute = func(device int, a netip.Addr) (bool, error) { return attach.Reroute(here, device, a) }
 	}
 	if mode.name != userspaceMode {
 		c.Drops = readDrops(log)
@@ -325,8 +332,13 @@ func setSysctls(log *slog.Logger, o runOptions) {
 	applySysctls(log, sysctl.RecordPath(o.agent.Socket), want)
 }
 
+// recording is held by who sets parameters, as they are recorded in one file.
+var recording sync.Mutex
+
 // applySysctls sets parameters; failures are only logged.
 func applySysctls(log *slog.Logger, record string, want map[string]string) {
+	recording.Lock()
+	defer recording.Unlock()
 	changes, err := sysctl.Set(record, want)
 	after := "kernel parameter set; 'sluice cleanup' restores it"
 	if errors.Is(err, sysctl.ErrNotNoted) {

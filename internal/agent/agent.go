@@ -85,6 +85,10 @@ type Config struct {
 	// Nothing is programmed before the first delivery. It may be closed.
 	Links <-chan model.Links
 
+	// Reroute, if set, puts back the route to an address of an attached pod, and reports whether it
+	// was gone. It is called with the index of the interface.
+	Reroute func(device int, a netip.Addr) (bool, error)
+
 	// Underlay, if set, delivers the host's addresses that other nodes are reached from after each
 	// change, for Compiler. Nothing is programmed before the first delivery. It may be closed.
 	Underlay <-chan []model.HostAddress

@@ -136,3 +136,39 @@ func (l *loop) reattach(links *model.Links) {
 		l.Store.Apply(events)
 	}
 }
+
+// reroute puts back the routes to attached pods that another program has removed, as
+// systemd-networkd does when it starts anew, and names the contest if it goes on.
+func (l *loop) reroute(now time.Time) {
+	const what = "routes to pods"
+	if l.Reroute == nil || now.Before(l.rerouted.Due()) {
+		return
+	}
+	var pods []string
+	var errs []error
+	for _, at := range l.Store.Attachments() {
+		for _, a := range at.Addrs {
+			if l.interfaces[at.Index] != at.Device || l.routes[model.LinkRoute{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: at.Index}] {
+				continue
+			}
+			put, err := l.Reroute(at.Index, a)
+			if errs = append(errs, err); put {
+				pods = append(pods, at.Pod.String())
+			}
+		}
+	}
+	if len(pods) > 0 {
+		l.rerouted.Wrote(now)
+		l.Log.Warn("another program removed routes to pods, which are put back", "pods", slices.Compact(pods))
+	}
+	if err := errors.Join(errs...); err != nil {
+		l.rerouted.Wrote(now)
+		l.Log.Warn("could not put back routes to pods", "error", err)
+	}
+	if !l.rerouted.Lost(now) {
+		l.Contests.Clear(what)
+		return
+	}
+	const reason = "another program goes on removing the routes to its pods, which are put back ever more slowly: have it leave them alone (ManageForeignRoutes=no for systemd-networkd)"
+	l.Contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: l.Node}}.Issue(reason))
+}

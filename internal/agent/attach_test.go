@@ -3,12 +3,16 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -68,6 +72,41 @@ func TestAttachedBefore(t *testing.T) {
 	list := b.Store.Attachments()
 	if len(list) != 1 || list[0].Device != "veth9" || list[0].Pod != newPod.Pod || len(list[0].Addrs) != 1 || list[0].Node != "node-a" {
 		t.Errorf("%+v", list)
+	}
+}
+
+// A route to an attached pod that is removed is put back, ever more slowly; who goes on removing it
+// is named. The routes of interfaces that are gone stay away.
+func TestReroute(t *testing.T) {
+	links := shopLinks()
+	links.Links = append(links.Links, model.Link{Index: 9, Name: "veth9", Pod: true})
+	asked := 0
+	l := newLoop(New(Config{Node: "node-a", Store: store.New(), Compiler: compile.New(compile.Config{Node: "node-a"}), Driver: newFakeDriver(), Contests: &contest.Board{},
+		Log: slog.New(slog.DiscardHandler), AuditInterval: time.Hour,
+		Reroute: func(int, netip.Addr) (bool, error) { asked++; return true, nil }}))
+	at := newPod
+	gone := model.Attachment{Device: "veth8", Index: 8, Pod: model.Name{Namespace: "shop", Name: "old"}, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.8")}}
+	for _, a := range []*model.Attachment{&at, &gone} {
+		l.Store.Apply([]store.Event{{Kind: model.AttachmentKind, Name: a.Ref().Name, Object: a}})
+	}
+	l.rewired(t.Context(), links, true)
+	now := time.Now()
+	for range 600 { // five minutes
+		now = now.Add(reconcile.WatchInterval)
+		l.reroute(now)
+	}
+	if asked < 5 || asked > 15 {
+		t.Errorf("put back %d times in five minutes", asked)
+	}
+	if issues := l.Contests.Issues(); len(issues) != 1 || !strings.Contains(issues[0].Reason, "goes on removing the routes to its pods") {
+		t.Errorf("%v", issues)
+	}
+	links.Routes = append(links.Routes, model.LinkRoute{Prefix: netip.PrefixFrom(at.Addrs[0], 32), Link: 9})
+	l.rewired(t.Context(), links, true)
+	before := asked
+	l.reroute(now.Add(time.Hour))
+	if asked != before || len(l.Contests.Issues()) > 0 {
+		t.Errorf("put back what is there, or %v", l.Contests.Issues())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
@@ -26,6 +27,9 @@ type loop struct {
 	retry  *time.Timer // of what failed
 	audit  *time.Timer // the next one
 	more   wake.Signal // set if services or policies wait for their slice
+
+	routes   map[model.LinkRoute]bool // of the node
+	rerouted contest.Pace             // of routes to pods that were put back
 
 	silent   <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
 	reported <-chan struct{}        // the BGP speaker has something to say; nil: there is none
@@ -64,6 +68,7 @@ func newLoop(a *Agent) *loop {
 		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, rooted: a.Underlay == nil, lacking: reconcile.Lacking{Any: true},
 		inStep: make(chan struct{}),
 		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
+		rerouted: contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts},
 	}
 	l.retry.Stop()
 	if a.Addresses != nil {
@@ -138,6 +143,10 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	for _, link := range links.Links {
 		names[link.Index] = link.Name
 	}
+	l.routes = make(map[model.LinkRoute]bool, len(links.Routes))
+	for _, r := range links.Routes {
+		l.routes[r] = true
+	}
 	l.reattach(&links)
 	l.compiling.Lock()
 	l.Compiler.SetLinks(links)
@@ -175,6 +184,7 @@ func (l *loop) protect() bool {
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
+	l.reroute(time.Now())
 	if l.ready() && l.checkSource() {
 		l.attempt(ctx)
 	}

@@ -8,6 +8,7 @@
 package attach
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -58,7 +59,7 @@ type Pair struct {
 	Alias string           // what people are told of the node's end
 	Group uint32           // that the node's end is in, as `ip link show group` lists it
 	MTU   int              // of both ends; 0: the kernel's default
-	MAC   net.HardwareAddr // of the pod's end; nil: the kernel chooses
+	MAC   net.HardwareAddr // of the pod's end; nil: any
 	// Routes are the pod's beside its default routes. All of them lead to the node.
 	Routes []Route
 
@@ -100,8 +101,11 @@ func Join(node, pod *netns.NS, p Pair) (host, inside End, err error) {
 // make makes the pair, with the pod's end in the pod's namespace from the beginning.
 func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Group, attrs.MTU = p.Host, p.Group, p.MTU
+	attrs.Name, attrs.Group, attrs.MTU, attrs.HardwareAddr = p.Host, p.Group, p.MTU, randomMAC()
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: p.Inside, PeerNamespace: netlink.NsFd(pod.Fd()), PeerHardwareAddr: p.MAC}
+	if p.MAC == nil {
+		pair.PeerHardwareAddr = randomMAC()
+	}
 	if err := node.LinkAdd(pair); err != nil {
 		return nil, nil, fmt.Errorf("create veth %s/%s - %s/%s: %w", node.Name, p.Host, pod.Name, p.Inside, err)
 	}
@@ -118,6 +122,16 @@ func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err e
 		return nil, nil, fmt.Errorf("find the ends of %s: %w", p.Host, err)
 	}
 	return host.Attrs(), inside.Attrs(), nil
+}
+
+// randomMAC is an address as the kernel would choose it. What the kernel chooses, udev replaces a
+// moment later (MACAddressPolicy=persistent in systemd's 99-default.link), and the neighbours that
+// are set meanwhile lead nowhere.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac)  // never fails
+	mac[0] = mac[0]&^1 | 2 // of one interface, and of no maker's
+	return mac
 }
 
 // Detach removes a pod's interface, at both ends, with its routes. Detaching what is not attached
@@ -141,6 +155,9 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 	if err := setIPv6(node, outer.Name, "accept_ra", "0"); err != nil {
 		return err
 	}
+	if err := p.allowIPv6(node, outer); err != nil {
+		return err
+	}
 	if err := up(node, outer); err != nil {
 		return err
 	}
@@ -148,8 +165,7 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 		if err := neighbour(node, outer, a, inner); err != nil {
 			return err
 		}
-		r := &netlink.Route{LinkIndex: outer.Index, Dst: hostNet(a), Scope: netlink.SCOPE_LINK}
-		if err := node.RouteAdd(r); err != nil {
+		if err := node.RouteAdd(hostRoute(outer.Index, a)); err != nil {
 			return fmt.Errorf("route %s: %w", a, err)
 		}
 	}
@@ -164,11 +180,8 @@ func (p *Pair) configure(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS
 // furnish gives the pod's end what it needs. The routes come last, so that the first packet that
 // the pod can send has an address and a way back.
 func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, inner *netlink.LinkAttrs) error {
-	if slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
-		// Some runtimes make namespaces without IPv6.
-		if err := setIPv6(pod, inner.Name, "disable_ipv6", "0"); err != nil {
-			return err
-		}
+	if err := p.allowIPv6(pod, inner); err != nil {
+		return err
 	}
 	if err := up(pod, inner); err != nil {
 		return err
@@ -201,6 +214,23 @@ func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, 
 	return nil
 }
 
+func hostRoute(device int, a netip.Addr) *netlink.Route {
+	return &netlink.Route{LinkIndex: device, Dst: hostNet(a), Scope: netlink.SCOPE_LINK}
+}
+
+// Reroute puts the node's route to an address of a pod back, and reports whether it did. It changes
+// no route that is there, and makes none by an interface that is down or gone.
+func Reroute(node *netns.NS, device int, a netip.Addr) (bool, error) {
+	switch err := node.RouteAdd(hostRoute(device, a)); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENODEV):
+		return false, nil
+	default:
+		return false, fmt.Errorf("route %s: %w", a, err)
+	}
+}
+
 func up(ns *netns.NS, link *netlink.LinkAttrs) error {
 	if err := ns.LinkSetUp(&netlink.Device{LinkAttrs: *link}); err != nil {
 		return fmt.Errorf("bring up %s in %s: %w", link.Name, ns.Name, err)
@@ -221,6 +251,15 @@ func running(node *netns.NS, outer *netlink.LinkAttrs) error {
 			return fmt.Errorf("%s does not come up: it is %s", outer.Name, link.Attrs().OperState)
 		}
 	}
+}
+
+// allowIPv6 has an end take addresses of IPv6 if the pod has one: some runtimes make namespaces
+// where new interfaces do not, and some nodes are hardened so.
+func (p *Pair) allowIPv6(ns *netns.NS, link *netlink.LinkAttrs) error {
+	if !slices.ContainsFunc(p.Addresses, netip.Addr.Is6) {
+		return nil
+	}
+	return setIPv6(ns, link.Name, "disable_ipv6", "0")
 }
 
 // setIPv6 sets a parameter of an interface, if the kernel has IPv6.

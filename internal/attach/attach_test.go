@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/test/world"
@@ -39,6 +40,48 @@ func TestPodOfOneFamily(t *testing.T) {
 				t.Errorf("route to the pod: %s", out)
 			}
 		})
+	}
+}
+
+// udev gives an Ethernet interface another hardware address a moment after it was made, if nobody has
+// chosen the one that it has (MACAddressPolicy=persistent of systemd's 99-default.link): the
+// neighbour entries are of the first one, and would lead nowhere.
+// https://github.com/antrea-io/antrea/issues/4426
+func TestHardwareAddressesStay(t *testing.T) {
+	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
+	if err := join(node, pod, netip.MustParseAddr("10.0.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	for host, name := range map[*world.Host]string{node: "veth0", pod: attach.Interface} {
+		l, err := host.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mac := l.Attrs().HardwareAddr; mac[0]&3 != 2 {
+			t.Errorf("%s is %s: want one of an interface, and of no maker's", name, mac)
+		}
+		// NET_ADDR_SET; sysfs shows the interfaces of the namespace where it is mounted
+		how := host.Exec("unshare", "-m", "sh", "-c", "mount -t sysfs none /sys && cat /sys/class/net/"+name+"/addr_assign_type")
+		if how != "3\n" {
+			t.Errorf("addr_assign_type of %s is %q, want 3: udev replaces the address", name, how)
+		}
+	}
+}
+
+// New interfaces have no IPv6 on nodes that are hardened so, and in the namespaces of some runtimes.
+// https://github.com/containernetworking/cni/issues/531
+func TestWithoutIPv6(t *testing.T) {
+	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
+	for _, host := range []*world.Host{node, pod} {
+		host.Set("net/ipv6/conf/all/disable_ipv6", "1")
+		host.Set("net/ipv6/conf/default/disable_ipv6", "1")
+	}
+	if err := join(node, pod, netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")); err != nil {
+		t.Fatal(err)
+	}
+	pod.ServeUDP("pod", "[fd00::2]:53")
+	if got, err := node.Ask("udp", "", "[fd00::2]:53", time.Second); err != nil {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

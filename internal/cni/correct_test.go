@@ -16,6 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/test/world"
 )
@@ -334,6 +335,27 @@ func TestPowerLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.del(b.add("z"))
+	b.empty()
+}
+
+// No container outlives a boot, and some runtimes call no DEL for those that the machine's end took:
+// their addresses are free again. In the same boot, each keeps its own.
+// https://github.com/k3s-io/k3s/issues/4682
+func TestBooted(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/30"}]]`)) // it has one address
+	old := b.add("old")
+	if err := b.tryAdd(b.container("same")); err == nil {
+		t.Error("an address is given twice")
+	}
+	if err := errors.Join(attach.Detach(b.node.NS, attach.HostInterface(old.ContainerID, old.IfName)), os.WriteFile(filepath.Join(b.data, "pods", "boot_id"), []byte("of the boot before\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	young := b.add("young")
+	b.del(old) // some runtimes do call it
+	if given := b.given(); len(given) != 1 {
+		t.Errorf("%v are given", given)
+	}
+	b.del(young)
 	b.empty()
 }
 

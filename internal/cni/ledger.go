@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"io/fs"
@@ -45,7 +46,11 @@ func openLedger(network, folder string, taken func(netip.Addr) string) (*ledger,
 	if err := l.Store.Lock(); err != nil {
 		return nil, errors.Join(l.fault("lock", err), l.Close())
 	}
-	if err := l.read(); err != nil {
+	err = l.read()
+	if err == nil {
+		err = l.boot()
+	}
+	if err != nil {
 		return nil, errors.Join(l.fault("read", err), l.Close())
 	}
 	return l, nil
@@ -82,6 +87,27 @@ func (l *ledger) read() error {
 		}
 		l.given[a] = types.GCAttachment{ContainerID: container, IfName: ifname}
 	}
+	return nil
+}
+
+// boot takes back what was given before the machine booted: no container outlives that, and not all
+// runtimes call DEL for those that ended with it. Where the store does not say of which boot it is,
+// as that of the reference plugin, it is of this one.
+func (l *ledger) boot() error {
+	mark := filepath.Join(l.dir, "boot_id")
+	then, _ := os.ReadFile(mark)
+	now, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil || bytes.Equal(then, now) {
+		return nil
+	}
+	if len(then) > 0 {
+		for a := range l.given {
+			if err := l.remove(a); err != nil {
+				return err
+			}
+		}
+	}
+	_ = os.WriteFile(mark, now, 0o600) // without it the next one does the same; what has a route is taken
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package speaker_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,29 @@ func TestMissingNextHop(t *testing.T) {
 	w.ns.Address("eth1", node6(1)+"/64")
 	at(t, f, "2001:db8:100::/48", func(r *frrRoute) bool { return len(r.Paths) == 1 && r.Paths[0].Nexthops[0].IP == node6(1) })
 	s.well()
+}
+
+// A peer that knows AS numbers of two octets alone sees those of four, by AS4_PATH (RFC 6793), and
+// its paths are read as they are.
+// https://github.com/osrg/gobgp/issues/3292
+func TestPeerOfTwoOctets(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	conf := strings.NewReplacer("as 64512;", "external;\n  enable as4 off;", "where source = RTS_STATIC", "filter { if source != RTS_STATIC then reject; bgp_path.prepend(200); accept; }").Replace(
+		birdConf(1, 64601, "192.0.2.0/24", "2001:db8:1::/48"))
+	b := w.bird(1, conf)
+	s := w.speaker()
+	set := settings()
+	set.AS = 4200000001
+	s.order(&bgp.Order{Settings: set, Peers: map[string]*bgp.Peer{"old": peer(1)}, Routes: routes("198.51.100.0/24", "2001:db8:100::/48")})
+	s.up("old")
+	s.await("learned", func(x *said) bool {
+		four, six := x.learned[prefix("192.0.2.0/24")], x.learned[prefix("2001:db8:1::/48")]
+		return four != nil && six != nil && slices.Equal(four.Path, []uint32{64601, 200}) && slices.Equal(six.Path, four.Path)
+	})
+	for p := range routes("198.51.100.0/24", "2001:db8:100::/48") {
+		eventually(t, "route at BIRD", func() (string, error) { return b.Run("show route all " + p.String()) }, contains("BGP.as_path: 4200000001"))
+	}
 }
 
 // What else a peer says of the session: own AS, port, source, waiting, TTL security, routers on the

@@ -41,6 +41,7 @@ var Devices = []string{state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
 	log    *slog.Logger
+	here   *netns.NS // it is the namespace of all sockets
 	links  *netlink.Handle
 	socket *socket
 	watch  *socket
@@ -67,8 +68,11 @@ func Open(o driver.Options) (*Driver, error) {
 	}
 	d.close = sync.OnceValue(d.closeAll)
 	var err error
+	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
+		return nil, err
+	}
 	if d.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return nil, fmt.Errorf("open routing socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("open routing socket: %w", err), d.here.Close())
 	}
 	if d.socket, err = dial(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -84,6 +88,7 @@ func (d *Driver) Close() error { return d.close() }
 
 func (d *Driver) closeAll() (err error) {
 	d.links.Close()
+	err = d.here.Close()
 	for _, s := range []*socket{d.socket, d.watch} {
 		if s != nil {
 			err = errors.Join(err, s.close())

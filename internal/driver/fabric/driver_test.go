@@ -214,10 +214,12 @@ type step struct {
 
 var modes = []step{{"native", native}, {"VXLAN", tunnelled}}
 
-// Real packets pass in each mode, and a restart changes nothing.
+// Real packets pass in each mode, and a restart changes nothing; also on nodes whose new interfaces
+// have no IPv6.
 func TestModes(t *testing.T) {
 	all := nodes(t, 3)
 	for _, x := range all {
+		x.ns.Set("net/ipv6/conf/default/disable_ipv6", "1")
 		echo(t, x.pod)
 	}
 	for _, mode := range modes {

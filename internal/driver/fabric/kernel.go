@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -300,7 +301,11 @@ func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 	want := hostPrefixes(t)
 	for _, a := range want {
 		if !slices.Contains(now.addrs, a) {
-			if err := d.links.AddrAdd(l, address(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+			err := d.links.AddrAdd(l, address(a))
+			if errors.Is(err, unix.EACCES) {
+				err = d.addIPv6(l, a)
+			}
+			if err != nil && !errors.Is(err, unix.EEXIST) {
 				return fmt.Errorf("add address %s: %w", a, err)
 			}
 		}
@@ -316,6 +321,18 @@ func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 		return fmt.Errorf("bring up: %w", err)
 	}
 	return nil
+}
+
+// addIPv6 adds an address to a device that the kernel made without IPv6. A container may not allow
+// it unless it is privileged: that is a refusal, and takes this device alone.
+func (d *Driver) addIPv6(l netlink.Link, a netip.Prefix) error {
+	err := d.here.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+l.Attrs().Name+"/disable_ipv6", []byte("0"), 0)
+	})
+	if err != nil {
+		return fmt.Errorf("new interfaces have no IPv6 on this node: set net.ipv6.conf.default.disable_ipv6=0, also in /etc/sysctl.d (%v)", err)
+	}
+	return d.links.AddrAdd(l, address(a))
 }
 
 func address(p netip.Prefix) *netlink.Addr {
