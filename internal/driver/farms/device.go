@@ -74,7 +74,7 @@ func (c *change) vanished(ctx context.Context) error {
 		}
 		if have == nil {
 			have = map[string]bool{}
-			err := c.t.sock.ReadChains(ctx, TableName, func(chain string, _ bool) { have[chain] = true })
+			err := c.t.sock.ReadChains(ctx, TableName, func(chain string, _ *nft.Hook) { have[chain] = true })
 			if err != nil {
 				return fmt.Errorf("list chains: %w", err)
 			}

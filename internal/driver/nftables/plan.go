@@ -27,6 +27,8 @@ type plan struct {
 	kept   driver.Kept
 	// waits: all stays as it is, another program's, until want is whole.
 	waits bool
+	// succeeds: it has this program take the place of another one.
+	succeeds bool
 
 	found *nft.Table // as it was read; nil: there was none, or it is ours
 	spent bool

@@ -23,7 +23,8 @@ func (p *Program) addList(f nft.Family, name, comment string) *nft.Set {
 // IsList reports whether the set is a list of networks.
 func (p *Program) IsList(s *nft.Set) bool { return slices.Contains(p.Networks, s) }
 
-// IsListChain reports whether the chain is one of those whose rules depend on lists.
+// IsListChain reports whether the chain is one of those whose rules depend on lists, or on deny
+// lists.
 func (p *Program) IsListChain(name string) bool { return p.listChains[name] }
 
 // Lists are those of a state.
