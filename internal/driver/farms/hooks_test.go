@@ -25,7 +25,6 @@ func TestNoBaseChainGoes(t *testing.T) {
 	all := map[string]*model.Farm{
 		"with persistence": farm("persist", 1001, model.Farm{Mode: model.SNAT, Persist: model.SrcIP}),
 		"strict":           farm("strict", 1002, model.Farm{Mode: model.SNAT, Limits: model.FarmLimits{Strict: true}}),
-		"proxied":          farm("proxied", 1003, model.Farm{Mode: model.SNAT, Limits: model.FarmLimits{SYNProxy: true}}),
 		"stateless":        farm("stateless", 1004, model.Farm{Mode: model.StatelessDNAT}),
 		"at a range":       {Name: "range", Mode: model.SNAT, Addresses: []model.FarmAddress{at(virtual4, model.PortSpan{First: 2000, Last: 2999})}, Backends: backends(3, true, 0)},
 		"direct":           dsr(virtual4, true, port(80)),

@@ -330,8 +330,7 @@ func (a *adoption) reuse() {
 
 // succeed has this program take the place of another one, whose base chains stay. New chains and
 // sets come first, then all rules change at once, with the elements that differ, and what was the
-// other's alone goes when all packets that were on their way have passed. Those do not find
-// elements that went with the rules.
+// other's alone goes when all packets that were on their way have passed.
 func (a *adoption) succeed() {
 	b, p := a.change.batch, a.d.prog
 	b.Stepwise = true

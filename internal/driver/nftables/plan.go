@@ -41,7 +41,12 @@ func (p *plan) Len() int { return p.batch.Changes }
 func (p *plan) Kept() driver.Kept { return p.kept }
 
 // String implements driver.Plan.
-func (p *plan) String() string { return p.batch.String() }
+func (p *plan) String() string {
+	if p.succeeds {
+		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another program\n%s", program.TableName, p.batch)
+	}
+	return p.batch.String()
+}
 
 var errSpent = errors.New("apply a plan a second time")
 
