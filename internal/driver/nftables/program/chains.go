@@ -470,10 +470,11 @@ const (
 	learnRate  = 2
 )
 
-// denyListChain drops what comes from denied addresses.
+// denyListChain is where deny lists are looked up.
 const denyListChain = "deny"
 
-// DenyChainFor has no rule for what is in no list, as every packet pays for it.
+// DenyChainFor drops what comes from denied addresses, which it looks up in the sets given. It has
+// no rule for what is in no list, as every packet pays for it.
 func (p *Program) DenyChainFor(d state.Denied, sets [2]*nft.Set) nft.Chain {
 	c := nft.Chain{Name: denyListChain, Comment: "deny lists"}
 	lengths := prefixLengths(d)

@@ -96,8 +96,7 @@ func DeniedPrefixes(d state.Denied) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// DenyChain has the rules for the lists, which look up the present sets of denied addresses, and
-// DenyChainFor has those that look up the sets given.
+// DenyChain is DenyChainFor the present sets.
 func (p *Program) DenyChain(d state.Denied) nft.Chain { return p.DenyChainFor(d, p.DeniedSets()) }
 
 // prefixLengths are the lengths that occur, by family.

@@ -23,8 +23,7 @@ const TableName = "sluice"
 const TableComment = "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup."
 
 // Program is the constant part of the table: its sets and chains with their rules, of list chains
-// with those for empty lists. It is the same on every node, whatever is
-// balanced and permitted.
+// with those for empty lists. It is the same on every node, whatever is balanced and permitted.
 type Program struct {
 	Sets     []*nft.Set
 	Chains   []nft.Chain
