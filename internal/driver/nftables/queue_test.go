@@ -223,26 +223,36 @@ func addresses(n int) (all []string) {
 	return all
 }
 
-// What takes a base chain away: what needs no such chain any more is not to be paid for by every
-// packet.
+// What needs no base chain, or no flowtable, any more takes it away: every packet would pay for it.
 func TestBaseChainsThatGo(t *testing.T) {
 	t.Parallel()
 	w := newQueueWorld(t)
 	hooks := nfttest.WatchHooks(t, w.node.NS)
-	with := Options{Options: driver.Options{Policy: true}}
-	d := openIn(t, w.node.NS, with)
-	adopt(t, d, w.want)
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
+	policy := w.want.Policy
+	follow := func(o driver.Options, what string, want ...string) {
+		t.Helper()
+		w.want.Policy = nil
+		if o.Policy {
+			w.want.Policy = policy
+		}
+		d := openIn(t, w.node.NS, Options{Options: o})
+		adopt(t, d, w.want)
+		if gone := hooks.Gone(t); !slices.Equal(slices.Sorted(slices.Values(gone)), want) {
+			t.Errorf("%s: %v went, want %v", what, gone, want)
+		}
+		d.doubt = true
+		if n, text := adopt(t, d, w.want); n != 0 {
+			t.Errorf("%s: the kernel differs:\n%s", what, text)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	d = openIn(t, w.node.NS, Options{})
-	w.want.Policy = nil
-	adopt(t, d, w.want)
-	gone := hooks.Gone(t)
-	slices.Sort(gone)
-	want := []string{"sluice arrival", "sluice " + program.DenyEntryName(w.e0), "sluice local-out", "sluice raw-in", "sluice raw-out", "sluice service-out"}
-	slices.Sort(want)
-	if !slices.Equal(gone, want) {
-		t.Errorf("without policy %v went, want %v", gone, want)
+	follow(driver.Options{Policy: true}, "with policy")
+	follow(driver.Options{}, "without", "sluice arrival", "sluice "+program.DenyEntryName(w.e0), "sluice local-out", "sluice raw-in", "sluice raw-out", "sluice service-out")
+	follow(driver.Options{Policy: true}, "with policy again")
+	if FlowOffload.Met(t.Context()) == nil {
+		follow(driver.Options{Policy: true, FlowOffload: true}, "with flow offload")
+		follow(driver.Options{Policy: true}, "without flow offload", "sluice flowtable")
 	}
 }
