@@ -25,7 +25,7 @@ var modules = []string{
 	"nf_tables", "nfnetlink", "nfnetlink_log", "nf_log_syslog", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
 	"nf_flow_table", "nf_flow_table_inet", "nft_flow_offload", "nft_fwd_netdev",
-	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket", "nft_tproxy",
+	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_queue", "nfnetlink_queue", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket", "nft_tproxy",
 	"xfrm_user", // the netlink library opens this family too
 	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "ipip", "sit", "wireguard", "8021q",
 	"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_lblc", "ip_vs_lblcr", "ip_vs_sh", "ip_vs_dh", "ip_vs_sed", "ip_vs_nq", "ip_vs_mh", "ip_vs_fo", "ip_vs_ovf",

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -18,6 +19,9 @@ type chainRef struct {
 	uses, rules int
 	was         int // uses before the change; 0: there is no such chain yet
 	make        func() nft.Chain
+	// idle: it is a base chain without rules, which nothing uses. It stays, as the kernel drops all
+	// packets that wait in queues of the namespace when one is deleted.
+	idle bool
 }
 
 // use counts a use of a chain, or takes uses back.
@@ -34,8 +38,8 @@ func (r chainRefs) use(name string, n int, make func() nft.Chain) {
 func (r chainRefs) settle() chainRefs {
 	settled := make(chainRefs, len(r))
 	for name, c := range r {
-		if c.uses > 0 {
-			settled[name] = chainRef{uses: c.uses, rules: c.rules, was: c.uses}
+		if c.uses > 0 || c.idle {
+			settled[name] = chainRef{uses: c.uses, rules: c.rules, was: max(c.uses, 1), idle: c.idle}
 		}
 	}
 	return settled
@@ -50,7 +54,9 @@ type change struct {
 	refs    chainRefs
 	claims  *claiming
 	lists   listChange
-	covers  []int // interfaces with chains, afterwards
+	covers  []int               // interfaces with chains, afterwards
+	served  map[string]bool     // chains of interfaces where farms are served
+	hooks   map[string]nft.Hook // that an adoption found
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh *state.Farms
 	// beside plans the same in a table that serves while the one of another program makes way.
@@ -96,7 +102,8 @@ func (c *change) put(had map[elementKey]nft.Element, e *nft.Element) {
 	c.batch.Add(e)
 }
 
-// chains plans the chains that came into use, and goes without those that nobody uses any more.
+// chains plans the chains that came into use, and goes without those that nobody uses any more. Base
+// chains of both sorts stay, with rules or without.
 func (c *change) chains() {
 	var created []nft.Chain
 	var gone []string
@@ -108,7 +115,11 @@ func (c *change) chains() {
 			r.rules = len(chain.Rules)
 			c.refs[name] = r
 			created = append(created, chain)
-		case r.uses == 0 && r.was > 0:
+		case r.uses > 0 && r.idle:
+			c.turn(name, r.make())
+		case r.uses == 0 && r.was > 0 && !r.idle && c.stays(name, r):
+			c.turn(name, nft.Chain{Name: name})
+		case r.uses == 0 && r.was > 0 && !r.idle:
 			gone = append(gone, name)
 		}
 	}
@@ -125,6 +136,24 @@ func (c *change) chains() {
 	c.batch.Stepwise = c.batch.Stepwise || len(created)+len(gone) > 0
 }
 
+// stays reports whether a chain that nothing uses is a base chain that goes on being there.
+func (c *change) stays(name string, r chainRef) bool {
+	if strings.HasPrefix(name, devicePrefix) {
+		return c.served[name]
+	}
+	_, hooked := c.hooks[name]
+	return (hooked || r.make != nil && r.make().Hook != nil) && !strings.HasPrefix(name, tunnelPrefix)
+}
+
+// turn has the rules of a base chain be others.
+func (c *change) turn(name string, chain nft.Chain) {
+	r := c.refs[name]
+	r.rules, r.idle = len(chain.Rules), len(chain.Rules) == 0
+	c.refs[name] = r
+	c.batch.TurnRules(chain)
+	c.batch.Stepwise = true
+}
+
 func (c *change) create(chains []nft.Chain) {
 	for _, chain := range chains {
 		c.batch.AddChain(chain)
@@ -136,8 +165,8 @@ func (c *change) create(chains []nft.Chain) {
 }
 
 // create creates the table with the program.
-func (p *program) create(b *nft.Batch) {
-	b.AddTable(0, tableComment)
+func (p *program) create(b *nft.Batch, flags uint32) {
+	b.AddTable(flags, tableComment)
 	for _, s := range p.sets {
 		b.AddSet(s)
 	}
@@ -146,7 +175,7 @@ func (p *program) create(b *nft.Batch) {
 // build plans the whole table, where there is none.
 func (c *change) build(want *state.Farms) {
 	c.batch.Fresh = true
-	c.p.create(c.batch)
+	c.p.create(c.batch, 0)
 	c.allLists(want.Lists, func(e *nft.Element, _ bool) { c.batch.Add(e) })
 	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {
 		c.replace(nil, want.Farms[name])
@@ -191,9 +220,11 @@ func (c *change) compare(want *state.Farms, have *found) {
 func (c *change) findChains(have *found) {
 	for name := range have.Chains {
 		r := c.refs[name]
-		r.was, r.rules = 1, have.Rules[name]
+		_, hooked := have.Hooks[name]
+		r.was, r.rules, r.idle = 1, have.Rules[name], hooked && have.Rules[name] == 0
 		c.refs[name] = r
 	}
+	c.hooks = have.Hooks
 }
 
 // version counts the layouts of the chains that come and go.

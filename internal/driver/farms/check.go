@@ -44,7 +44,7 @@ func (d *Driver) tried(name string, chains ...nft.Chain) error {
 		return err
 	}
 	c := &change{p: d.prog, batch: nft.NewBatch(TableName + "-probe")}
-	d.prog.create(c.batch)
+	d.prog.create(c.batch, nft.FlagDormant)
 	c.create(chains)
 	c.batch.DeleteTable()
 	d.mu.Lock()

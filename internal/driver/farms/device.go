@@ -11,8 +11,8 @@ import (
 )
 
 // Packets meet a table as they arrive by an interface in a chain of that interface, which is there
-// as long as farms need it. It jumps to those of the program's arrivals that are in use: chains
-// that exist while a farm uses them.
+// from when farms need it for as long as they are served there. It jumps to those of the program's
+// arrivals that are in use: chains that exist while a farm uses them.
 
 const (
 	devicePrefix     = "device-"
@@ -29,25 +29,32 @@ func (c *change) devices(indexes map[int]struct{}) (have []int) {
 		}
 	}
 	var to []string
-	mask := 0
-	for i, name := range c.p.arrivals {
-		if c.refs[name].uses > 0 {
+	changed := false
+	for _, name := range c.p.arrivals {
+		r := c.refs[name]
+		if r.uses > 0 {
 			to = append(to, name)
-			mask |= 1 << i
 		}
+		changed = changed || (r.uses > 0) != (r.was > 0)
 	}
-	if mask == 0 {
-		return nil
-	}
+	c.served = map[string]bool{}
 	for index := range indexes {
-		name := fmt.Sprintf("%s%d-%x", devicePrefix, index, mask)
-		if c.refs[name].was > 0 {
-			c.refs.use(name, 1, nil)
-			have = append(have, index)
-		} else if device, err := c.t.links.Name(index); err == nil { // otherwise it has gone already
-			c.refs.use(name, 1, func() nft.Chain { return c.p.deviceChain(name, device, to) })
-			have = append(have, index)
+		name := fmt.Sprintf("%s%d", devicePrefix, index)
+		c.served[name] = true
+		if len(to) == 0 {
+			continue
 		}
+		device, err := c.t.links.Name(index)
+		r := c.refs[name]
+		if r.was == 0 && err != nil {
+			continue // it has gone already
+		}
+		chain := c.p.deviceChain(name, device, to)
+		c.refs.use(name, 1, func() nft.Chain { return chain })
+		if r.was > 0 && !r.idle && (changed || r.rules != len(chain.Rules)) {
+			c.turn(name, chain)
+		}
+		have = append(have, index)
 	}
 	c.covers = have
 	return have
@@ -74,7 +81,7 @@ func (c *change) vanished(ctx context.Context) error {
 		}
 		if have == nil {
 			have = map[string]bool{}
-			err := c.t.sock.ReadChains(ctx, TableName, func(chain string, _ bool) { have[chain] = true })
+			err := c.t.sock.ReadChains(ctx, TableName, func(chain string, _ *nft.Hook) { have[chain] = true })
 			if err != nil {
 				return fmt.Errorf("list chains: %w", err)
 			}

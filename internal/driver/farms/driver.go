@@ -115,7 +115,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	var err error
 	for _, t := range d.tables() {
 		b := t.prog.batch(TableName + "-probe")
-		t.prog.create(b)
+		t.prog.create(b, nft.FlagDormant)
 		b.DeleteTable()
 		err = errors.Join(err, together.Missing(send(b, t.sock)))
 	}

@@ -99,8 +99,8 @@ func TestDSR(t *testing.T) {
 			t.Errorf("%d connections are tracked: %s", len(all), all[0])
 		}
 		w.set()
-		if strings.Contains(w.ingress(), "hook ingress") {
-			t.Errorf("chains stay that nothing needs:\n%s", w.ingress())
+		if strings.Contains(w.ingress(), "jump") {
+			t.Errorf("rules stay that nothing needs:\n%s", w.ingress())
 		}
 	})
 }

@@ -134,8 +134,8 @@ func TestStrict(t *testing.T) {
 		}
 	}
 	w.set()
-	if strings.Contains(w.list(), "guard {") {
-		t.Errorf("the chain is left:\n%s", w.list())
+	if strings.Contains(w.list(), "@ip-guards") {
+		t.Errorf("the chain's rules are left:\n%s", w.list())
 	}
 }
 

@@ -43,8 +43,8 @@ func TestStateless(t *testing.T) {
 			t.Errorf("connections are tracked: %s", all)
 		}
 		w.set()
-		if strings.Contains(w.list(), "priority raw") {
-			t.Errorf("chains stay that nothing needs:\n%s", w.list())
+		if strings.Contains(w.list(), "vmap") {
+			t.Errorf("rules stay that nothing needs:\n%s", w.list())
 		}
 	})
 }

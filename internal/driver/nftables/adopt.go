@@ -51,6 +51,10 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 			p.aside = next
 			p.adopts = true
 			p.refused = func(ctx context.Context, _ uint32, refusal error) error {
+				if p.succeeds && !keep.Services && !keep.Policy {
+					d.log.Warn("the kernel refuses to have another program in the table; building a fresh one", "error", refusal)
+					return d.rebuild(ctx, want)
+				}
 				d.log.Warn("the kernel refuses what is wanted; finding out which part of it", "error", refusal)
 				return d.adoptRest(ctx, want, keep)
 			}
@@ -149,6 +153,7 @@ type adoption struct {
 	want   *state.State
 	have   *found // nil: no table
 	change *change
+	same   bool              // the table holds this program
 	reused map[*nft.Set]bool // sets of the kernel that go on with their elements
 	deep   bool              // trust no note, read everything
 	keep   driver.Keep       // what want may lack
@@ -164,41 +169,45 @@ var errOtherProgram = errors.New("the table holds another program")
 
 func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.change.batch
+	p := &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table()}
+	a.same = a.have != nil && a.sameProgram()
 	switch {
 	case a.have == nil && a.of != d.parts():
 		return nil, driver.ErrWhole
 	case a.have == nil:
 		b.Fresh = true
 		b.AddTable(d.tableFlags(), program.TableComment)
-		d.prog.Create(b, nil, nil, a.lists())
-	case a.sameProgram():
-		a.reused = map[*nft.Set]bool{}
-		for _, s := range d.prog.Sets {
-			a.reused[s] = true
-		}
+		d.prog.Create(b, nil, a.state())
+	case a.same:
+		a.reuse()
 	case a.of != d.parts():
 		return nil, driver.ErrWhole
-	case !a.keep.Services && !a.keep.Policy:
-		return nil, errOtherProgram
-	case !a.sameSets() || d.prog.HasPolicy():
+	case (a.keep.Services || a.keep.Policy) && (d.prog.HasPolicy() || !a.sameSets() || !a.fits()):
 		// What stays could not be written into our sets, so all does, until want is whole.
-		a.kept.Services = max(1, a.noted(d.prog.Families[0].Frontends).count+a.noted(d.prog.Families[1].Frontends).count)
+		p.kept.Services = max(1, a.noted(d.prog.Families[0].Frontends).count+a.noted(d.prog.Families[1].Frontends).count)
 		if d.prog.HasPolicy() {
-			a.kept.Policy = 1
+			p.kept.Policy = 1
 		}
-		return &plan{d: d, batch: b, done: func() {}, found: a.table(), kept: a.kept, waits: true}, nil
+		p.of, p.done, p.waits = 0, func() {}, true
+		return p, nil
+	case !a.fits():
+		return nil, errOtherProgram
 	default:
-		a.replaceProgram()
+		p.succeeds = true
+		a.reuse()
+		a.succeed()
 	}
 	if err := a.fill(ctx); err != nil {
 		return nil, err
 	}
 	a.planChains()
-	if a.have != nil && a.sameProgram() {
+	if a.same {
 		a.planLists()
+		a.planDeny()
 	}
 	a.writeNotes()
-	return &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table(), kept: a.kept}, nil
+	p.kept = a.kept
+	return p, nil
 }
 
 func (a *adoption) table() *nft.Table {
@@ -275,44 +284,76 @@ func (a *adoption) sameProgram() bool {
 		}
 	}
 	for name, c := range a.change.chainRefs.Chains {
-		if a.have.Chains[name] && a.have.Rules[name] != c.Rules {
+		if c.Hook == nil && a.have.Chains[name] && a.have.Rules[name] != c.Rules {
 			return false
 		}
 	}
 	return true
 }
 
-// replaceProgram takes another program's chains out and ours in, where sets have to keep elements
-// that want lacks. Those whose type is the same do. Maps to verdicts hold on to the chains of the
-// old program, so they go, and a packet that is on its way in an old chain may be refused or
-// dropped.
-func (a *adoption) replaceProgram() {
+// fits reports whether this program can take the place of another one in the table: packets enter
+// that, base chains of the same name have the same hooks, and sets elements of the same type.
+// Beside IPVS, all frontends have other verdicts.
+func (a *adoption) fits() bool {
+	if _, open := a.have.Hooks[openChain]; !open || a.have.Chains[program.BesideIPVS] != a.d.prog.HasChain(program.BesideIPVS) {
+		return false
+	}
+	for _, s := range a.d.prog.Sets {
+		if t, there := a.have.Sets[s.Name]; there && t != s.Type() {
+			return false
+		}
+	}
+	fits := func(c nft.Chain) bool {
+		h, hooked := a.have.Hooks[c.Name]
+		return !a.have.Chains[c.Name] || hooked == (c.Hook != nil) && (!hooked || h == *c.Hook)
+	}
+	for _, c := range a.d.prog.Chains {
+		if !fits(c) {
+			return false
+		}
+	}
+	for _, c := range a.change.chainRefs.Chains {
+		if !fits(c.Chain) {
+			return false
+		}
+	}
+	return true
+}
+
+// reuse has the sets go on that are there.
+func (a *adoption) reuse() {
+	a.reused = map[*nft.Set]bool{}
+	for _, s := range a.d.prog.Sets {
+		_, a.reused[s] = a.have.Sets[s.Name]
+	}
+}
+
+// succeed has this program take the place of another one, whose base chains stay. New chains and
+// sets come first, then all rules change at once, with the elements that differ, and what was the
+// other's alone goes when all packets that were on their way have passed.
+func (a *adoption) succeed() {
 	b, p := a.change.batch, a.d.prog
-	b.DeleteRules(&b.Before, "")
-	kept := map[*nft.Set]bool{}
-	byName := map[string]*nft.Set{}
+	b.Stepwise = true
+	p.Create(b, a.have.Table, a.state())
+	for name, c := range a.change.chainRefs.Chains {
+		if c.Hook == nil && a.have.Chains[name] && (program.IsLearnChain(name) || a.have.Rules[name] != c.Rules) { // others are named by their rules
+			b.TurnRules(c.Chain)
+		}
+	}
+	ours := map[string]bool{}
 	for _, s := range p.Sets {
-		byName[s.Name] = s
+		ours[s.Name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.have.Sets)) {
-		s := byName[name]
-		if s != nil && !s.Verdict && a.have.Sets[name] == s.Type() {
-			kept[s] = true
-			continue
+		if !ours[name] {
+			b.DeleteSet(&b.After, name)
 		}
-		b.DeleteSet(&b.Before, name)
-	}
-	for _, name := range slices.Sorted(maps.Keys(a.have.Chains)) {
-		b.DeleteChain(&b.Before, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.have.Flowtables)) {
 		if name != p.Flowtable {
-			b.DeleteFlowtable(&b.Before, name)
+			b.DeleteFlowtable(&b.After, name)
 		}
 	}
-	a.have.Chains = map[string]bool{}
-	a.reused = kept
-	p.Create(b, kept, a.have.Counters, a.lists())
 }
 
 // planChains creates the chains and counters that are missing beside the program, and deletes
@@ -325,16 +366,42 @@ func (a *adoption) planChains() {
 	}
 	now.Create(b, func(name string) bool { return a.have.Chains[name] }, func(name string) bool { return a.have.Counters[name] })
 	gone := slices.DeleteFunc(program.Missing(a.have.Chains, now.Chains), a.d.prog.HasChain)
-	b.Stepwise = a.sameProgram() && len(program.Missing(now.Chains, a.have.Chains))+len(gone) > 0
+	b.Stepwise = b.Stepwise || len(program.Missing(now.Chains, a.have.Chains))+len(gone) > 0
 	if a.kept.Policy > 0 {
 		kept := slices.DeleteFunc(slices.Clone(gone), a.isObsolete)
 		now.Keep(kept, a.have.Rules)
-		a.kept.Untracked = slices.ContainsFunc(kept, program.IsDynamicBase)
-		program.DeleteChains(b, slices.DeleteFunc(gone, func(name string) bool { return !a.isObsolete(name) }), nil)
-		return
+		a.kept.Untracked = a.kept.Untracked || slices.ContainsFunc(kept, program.IsEntry)
+		gone = slices.DeleteFunc(gone, func(name string) bool { return !a.isObsolete(name) })
 	}
-	counters := slices.DeleteFunc(program.Missing(a.have.Counters, now.Counters), func(name string) bool { return slices.Contains(a.d.prog.Counters, name) })
+	gone = slices.DeleteFunc(gone, a.staysIdle)
+	for name, c := range now.Chains {
+		if c.Hook != nil && a.have.Chains[name] && (!a.same || a.have.Rules[name] != c.Rules) {
+			b.TurnRules(c.Chain)
+			b.Stepwise = true
+		}
+	}
+	for _, name := range gone {
+		if _, hooked := a.have.Hooks[name]; hooked || !a.same {
+			b.DeleteRules(&b.Turn, name) // so that none is bound to sets that go, and no packet is in it then
+		}
+	}
+	var counters []string
+	if a.kept.Policy == 0 {
+		counters = slices.DeleteFunc(program.Missing(a.have.Counters, now.Counters), func(name string) bool { return slices.Contains(a.d.prog.Counters, name) })
+	}
 	program.DeleteChains(b, gone, counters)
+}
+
+// staysIdle has a base chain that the state does not lead to stay without rules: one of this
+// program, unless it belongs to an interface where no deny list is to hold.
+func (a *adoption) staysIdle(name string) bool {
+	hook, hooked := a.have.Hooks[name]
+	at := func(d state.Device) bool { return program.DenyEntryName(d) == name }
+	if !hooked || !a.d.prog.HasEntry(name) || program.IsDenyEntry(name) && !slices.ContainsFunc(policyOf(a.state()).Denied.Devices, at) {
+		return false
+	}
+	a.change.chainRefs.Idle(name, hook)
+	return true
 }
 
 func none(string) bool { return false }
@@ -392,20 +459,32 @@ func (a *adoption) worthReading(s *nft.Set) bool {
 	return true
 }
 
-// lists are those of want, and those that stay.
-func (a *adoption) lists() nft.Lists {
-	return a.d.prog.Lists(a.of.in(a.want, cmp.Or(a.d.state, &state.State{})))
-}
+// state is what is wanted, and of other parts what stays.
+func (a *adoption) state() *state.State { return a.of.in(a.want, cmp.Or(a.d.state, &state.State{})) }
 
 // planLists has the rules of list chains written anew if a list differs, or their number.
 func (a *adoption) planLists() {
 	b, p := a.change.batch, a.d.prog
 	differ := slices.ContainsFunc(p.Networks, func(s *nft.Set) bool { return b.Changed(s) || !a.reused[s] })
-	for _, c := range p.ListChains(a.lists()) {
+	for _, c := range p.ListChains(p.Lists(a.state())) {
 		if differ || a.have.Rules[c.Name] != len(c.Rules) {
 			b.RewriteRules(c)
 			b.Stepwise = true
 		}
+	}
+}
+
+// planDeny has the rules of deny lists written anew if what they look up differs, or their number.
+// What is kept may be looked up by the present ones alone.
+func (a *adoption) planDeny() {
+	b, p := a.change.batch, a.d.prog
+	if a.want.Policy == nil || a.kept.Policy > 0 && a.mentioned == nil {
+		return
+	}
+	c := p.DenyChain(a.want.Policy.Denied)
+	if a.have.Rules[c.Name] != len(c.Rules) || slices.ContainsFunc(p.DenySets(), func(s *nft.Set) bool { return b.Changed(s) || !a.reused[s] }) {
+		b.TurnRules(c)
+		b.Stepwise = true
 	}
 }
 
@@ -430,7 +509,7 @@ func (a *adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
 
 // agrees reports whether the note on the set says that it holds what is wanted.
 func (a *adoption) agrees(s *nft.Set) bool {
-	_, noted := a.have.notes[s.ID] // a note goes before what it says is no longer true: without one, a set may hold anything
+	_, noted := a.have.note(s) // a note goes before what it says is no longer true: without one, a set may hold anything
 	return noted && !a.deep && a.noted(s) == a.change.sums[s.ID]
 }
 
@@ -439,7 +518,7 @@ func (a *adoption) noted(s *nft.Set) (n sum) {
 	if a.have == nil {
 		return sum{}
 	}
-	note := a.have.notes[s.ID]
+	note, _ := a.have.note(s)
 	_, err := fmt.Sscanf(note, s.Name+": %d elements, digest %x", &n.count, &n.digest)
 	if note != "" && err != nil {
 		return sum{count: -1} // another program's: agrees with nothing

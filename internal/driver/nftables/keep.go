@@ -53,11 +53,6 @@ func (a *adoption) sameSets() bool {
 
 // planRest plans what becomes of the elements that want has no use for.
 func (a *adoption) planRest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
-	for name := range a.mentioned { // those that no element leads to
-		if _, wanted := a.change.chainRefs.Chains[name]; !wanted && program.IsDynamicBase(name) {
-			a.kept.Policy++
-		}
-	}
 	for s, rest := range content {
 		if !a.mayLack(s) || !a.countsAsKept(s) {
 			continue
@@ -140,10 +135,10 @@ func (a *adoption) keptForPolicies(e *nft.Element) bool {
 	return ok && p.Groups[id] == nil && p.Lists[id] == nil && p.NamedPorts[id] == nil && p.PortSets[id] == nil
 }
 
-// isObsolete reports whether a chain that want does not lead to goes, though something is kept: if
+// isObsolete reports whether a chain that want does not lead to is not kept, though something is: if
 // packets enter it by themselves and policies are all that is lacking, or it is none of policy's.
 func (a *adoption) isObsolete(name string) bool {
-	return program.IsOuter(name) || a.mentioned != nil && program.IsDynamicBase(name) && !a.mentioned[name]
+	return program.IsOuter(name) || a.mentioned != nil && program.IsEntry(name)
 }
 
 // mustKeepVerdict reports whether a pod or a host endpoint stays with the program that the kernel
@@ -180,6 +175,9 @@ func (a *adoption) keepElement(e *nft.Element) {
 		if write := a.d.prog.LearnChainNamed(name); write != nil {
 			a.change.chainRefs.Use(name, write)
 		}
+	}
+	if c, ok := a.d.prog.RawChain(e.Set); ok {
+		a.change.chainRefs.Use(c.Name, func() *program.DynamicChain { return &program.DynamicChain{Chain: c} })
 	}
 	if a.d.prog.OfPolicy(e.Set) && (e.Set.Verdict || a.mentioned == nil) {
 		a.d.prog.NoteKept(&a.kept, e)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,21 @@ import (
 type found struct {
 	*nft.Table
 	notes map[uint32]string // by key
+}
+
+// note is what the table says of a set; false: nothing. Another program may number its sets
+// otherwise.
+func (f *found) note(s *nft.Set) (text string, ok bool) {
+	is := func(text string) bool { return strings.HasPrefix(text, s.Name+":") }
+	if text := f.notes[s.ID]; is(text) {
+		return text, true
+	}
+	for _, text := range f.notes {
+		if is(text) {
+			return text, true
+		}
+	}
+	return "", false
 }
 
 // read returns what the kernel holds of ours but for the elements, or nil if there is no table.
@@ -83,12 +99,7 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 // rules is the number of rules that the table should have.
 func (d *Driver) rules() int {
 	n := d.chainRefs.RuleCount()
-	for _, c := range d.prog.Chains {
-		if !d.prog.IsListChain(c.Name) {
-			n += len(c.Rules)
-		}
-	}
-	for _, c := range d.prog.ListChains(d.prog.Lists(d.state)) {
+	for _, c := range d.prog.ChainsFor(d.state) {
 		n += len(c.Rules)
 	}
 	return n

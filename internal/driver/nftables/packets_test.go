@@ -31,6 +31,13 @@ func TestUpgrade(t *testing.T) {
 		func() (driver.Driver, error) { return nftables.OpenOther(nftables.Options{}) })
 }
 
+// Another release's program takes the place of one with the same sets, and no packet notices.
+func TestUpgradeInPlace(t *testing.T) {
+	drivertest.Upgrade(t,
+		func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) },
+		func() (driver.Driver, error) { return nftables.OpenNext(nftables.Options{}) })
+}
+
 func TestFlood(t *testing.T) {
 	drivertest.Flood(t, func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) })
 }

@@ -27,6 +27,8 @@ type plan struct {
 	kept   driver.Kept
 	// waits: all stays as it is, another program's, until want is whole.
 	waits bool
+	// succeeds: it has this program take the place of another one.
+	succeeds bool
 
 	found *nft.Table // as it was read; nil: there was none, or it is ours
 	spent bool
@@ -39,7 +41,12 @@ func (p *plan) Len() int { return p.batch.Changes }
 func (p *plan) Kept() driver.Kept { return p.kept }
 
 // String implements driver.Plan.
-func (p *plan) String() string { return p.batch.String() }
+func (p *plan) String() string {
+	if p.succeeds {
+		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another program\n%s", program.TableName, p.batch)
+	}
+	return p.batch.String()
+}
 
 var errSpent = errors.New("apply a plan a second time")
 

@@ -63,11 +63,12 @@ func (d *Driver) canOwn() bool {
 }
 
 // try has the kernel build a program in a table that is created and deleted in one transaction: the
-// kernel checks all of it, and no packet meets it.
+// kernel checks all of it, and no packet meets it. The table is dormant, as the kernel drops what
+// waits in queues when it takes a chain from a hook.
 func try(s *nft.Socket, p *program.Program, flags uint32) error {
 	b := nft.NewBatch(program.TableName + "-probe")
-	b.AddTable(flags, program.TableComment)
-	p.Create(b, nil, nil, nil)
+	b.AddTable(flags|nft.FlagDormant, program.TableComment)
+	p.Create(b, nil, nil)
 	b.DeleteTable()
 	_, err := b.Send(s)
 	return err

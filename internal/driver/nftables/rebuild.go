@@ -18,11 +18,12 @@ import (
 )
 
 // This file is about tables that are built while no packet enters them: to find out what the kernel
-// refuses, and to replace a table that holds another program or can no longer be changed.
+// refuses, and to replace a table that can no longer be changed, or holds another program that this
+// one does not fit.
 //
-// Such a table cannot be changed in place: a packet sees one generation of the ruleset, but the
-// current elements of its sets. One that is on its way in an old chain finds nothing in a set that
-// goes with the chain, and is refused or dropped.
+// Sets of other types cannot take the place of those that are there: a packet sees one generation of
+// the ruleset, but the current elements of its sets. One that is on its way in an old chain finds
+// nothing in a set that goes with the chain, and is refused or dropped.
 
 // nextTable is the table that is built beside ours.
 const nextTable = program.TableName + "-next"
@@ -130,9 +131,8 @@ func (d *Driver) build(ctx context.Context, table string, want *state.State, cou
 		d.prog.SetDenied(sets[:])
 	}
 	c := n.newChange()
-	c.batch.Closed = true
 	c.batch.AddTable(d.tableFlags(), program.TableComment)
-	d.prog.Create(c.batch, nil, nil, d.prog.Lists(n.state))
+	d.prog.Create(c.batch, nil, n.state)
 	d.prog.WriteNote(c.batch, program.ProgramNote, "", d.prog.Note())
 	d.prog.EachElement(n.state, c.add)
 	p := c.plan(d.parts(), func() {})
@@ -179,25 +179,27 @@ func (d *Driver) copyAffinity(ctx context.Context, table string) error {
 // open has packets enter the table.
 func (d *Driver) open(ctx context.Context) error {
 	b := nft.NewBatch(d.table)
-	for _, c := range d.prog.Chains {
+	for _, c := range slices.Concat(d.prog.Chains, d.chainRefs.Entries()) {
 		switch {
 		case c.Hook == nil:
-			continue
 		case c.Hook.Type == nft.TypeNAT:
 			b.AddChain(c)
+			b.AddRules(c)
 		default:
-			b.DeleteRules(&b.Before, c.Name)
+			b.RewriteRules(c)
 		}
-		b.AddRules(c)
 	}
 	_, err := d.commit(ctx, b, 0)
 	return err
 }
 
-// isOpen reports whether there is the table, and packets enter it: it has base chains of type nat.
+// openChain is a base chain of type nat: tables that packets enter have it.
+const openChain = "prerouting"
+
+// isOpen reports whether there is the table, and packets enter it.
 func (d *Driver) isOpen(ctx context.Context, table string) (bool, error) {
 	entries, err := d.sock.Entries(ctx, table)
-	return slices.Contains(entries, "prerouting"), err
+	return slices.Contains(entries, openChain), err
 }
 
 func (d *Driver) hasTable(ctx context.Context, table string) (bool, error) {

@@ -87,7 +87,7 @@ type setKey struct {
 
 func (d *Driver) newChange() *change {
 	c := &change{d: d, batch: nft.NewBatch(d.table), sums: slices.Clone(d.sums), chainRefs: d.chainRefs, old: map[setKey]nft.Element{}}
-	c.batch.AtOnce, c.batch.Counted = d.building, d.counted
+	c.batch.AtOnce, c.batch.Closed, c.batch.Counted = d.building, d.building, d.counted
 	return c
 }
 

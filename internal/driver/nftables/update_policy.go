@@ -167,8 +167,17 @@ func (c *change) deny(before, after state.Denied) {
 			c.add(p.DeniedElement(next, e, x))
 		}
 	})
-	p.DeniedChains(after, next, c.use)
-	p.DeniedChains(before, sets, c.release)
+	p.DenyEntries(after, c.use)
+	p.DenyEntries(before, c.release)
+	for _, device := range before.Devices {
+		if !slices.Contains(after.Devices, device) { // its chain goes, if the kernel has not taken it with the interface
+			c.ownChainRefs().Forget(program.DenyEntryName(device))
+		}
+	}
+	if rules := p.DenyChainFor(after, next); !rules.SameRules(p.DenyChainFor(before, sets)) {
+		c.batch.TurnRules(rules)
+		c.batch.Stepwise = !c.batch.AtOnce
+	}
 	for i := range sets {
 		if sets[i] != next[i] {
 			c.batch.AddSet(next[i])

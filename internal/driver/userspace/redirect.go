@@ -263,8 +263,8 @@ func lookAgain(chains []nft.Chain) []nft.Chain {
 }
 
 // create has the batch make the table without elements.
-func (r *redirect) create(b *nft.Batch) {
-	b.AddTable(nft.FlagOwner, "Sluice's services by a proxy. It goes with sluice run.")
+func (r *redirect) create(b *nft.Batch, flags uint32) {
+	b.AddTable(nft.FlagOwner|flags, "Sluice's services by a proxy. It goes with sluice run.")
 	for _, s := range r.sets {
 		b.AddSet(s)
 	}
@@ -292,8 +292,7 @@ func (r *redirect) drain() error {
 // try has the kernel take the program in a table that no packet meets.
 func (r *redirect) try() error {
 	b := nft.NewBatch(TableName + "-probe")
-	b.Closed = true
-	r.create(b)
+	r.create(b, nft.FlagDormant)
 	b.DeleteTable()
 	_, err := b.Send(r.sock)
 	return err
@@ -313,7 +312,7 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 		if b.Fresh = there == nil; there != nil {
 			b.ReplaceTable()
 		}
-		r.create(b)
+		r.create(b, 0)
 		have, d = state.NewServices(), whole(have, d)
 	}
 	for k, f := range d.Frontends {

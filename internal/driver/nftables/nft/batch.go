@@ -15,12 +15,13 @@ import (
 // itself and can be sent once.
 //
 // Its parts are carried out in this order: notes that are no longer true, Before, deletions,
-// additions, After, notes. Elements are gathered by set, many to a message. The rules come before
-// the elements: a rule that is bound to a filled map costs the kernel a walk of the map.
+// additions, Turn, After, notes. Elements are gathered by set, many to a message. Most rules come
+// before the elements: a rule that is bound to a filled map costs the kernel a walk of the map.
+// Rules of base chains, by which packets come to all others, are in Turn.
 type Batch struct {
 	Table                string
 	Family               uint8 // unix.NFPROTO_… of the table
-	Before, After        part
+	Before, Turn, After  part
 	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*Set]*part
@@ -61,7 +62,7 @@ type part struct {
 func NewBatch(table string) *Batch {
 	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{},
 		standing: map[*Set]*part{}, stood: map[*Set]*part{}}
-	for _, p := range []*part{&b.Before, &b.entries, &b.After, &b.unnoted, &b.notes} {
+	for _, p := range []*part{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
 	return b
@@ -198,12 +199,20 @@ func (b *Batch) name() string {
 	return "inet " + b.Table
 }
 
-// partFor is where a chain and its rules are created.
+// partFor is where a chain is created.
 func (b *Batch) partFor(c Chain) *part {
 	if b.Fresh && c.Hook != nil {
 		return &b.entries
 	}
 	return &b.Before
+}
+
+// rulesPart is where its rules are.
+func (b *Batch) rulesPart(c Chain) *part {
+	if !b.Fresh && c.Hook != nil {
+		return &b.Turn
+	}
+	return b.partFor(c)
 }
 
 // AddChain creates a chain without its rules: all chains come before the first rule that refers to
@@ -219,7 +228,9 @@ func (b *Batch) AddChain(c Chain) {
 func (b *Batch) leavesOut(c Chain) bool { return b.Closed && c.Hook != nil && c.Hook.Type == TypeNAT }
 
 // AddRules appends the rules of a chain to it.
-func (b *Batch) AddRules(c Chain) {
+func (b *Batch) AddRules(c Chain) { b.addRules(b.rulesPart(c), c) }
+
+func (b *Batch) addRules(p *part, c Chain) {
 	if b.leavesOut(c) {
 		return
 	}
@@ -227,7 +238,7 @@ func (b *Batch) AddRules(c Chain) {
 		c.Rules = append([]Rule{NewRule("closed until all is there").Accept()}, c.Rules...)
 	}
 	for i, r := range c.Rules {
-		b.do(b.partFor(c), unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
+		b.do(p, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
 			RuleLabel(c.Name, i), func(a *Attrs) { r.Write(a, b.Table, c.Name) })
 	}
 	b.Changes -= len(c.Rules) // a chain with its rules is one change to people
@@ -260,21 +271,21 @@ func (b *Batch) DeleteHelper(p *part, name string) {
 	})
 }
 
-// DeleteRules removes the rules of a chain, or of all with "".
+// DeleteRules removes the rules of a chain.
 func (b *Batch) DeleteRules(p *part, chain string) {
-	b.do(p, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, func(a *Attrs) {
-		a.str(unix.NFTA_RULE_TABLE, b.Table)
-		if chain != "" {
-			a.str(unix.NFTA_RULE_CHAIN, chain)
-		}
-	})
+	b.do(p, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, b.names(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain))
 	b.Changes--
 }
 
 // RewriteRules replaces all rules of a chain. A packet meets the old ones or the new ones.
-func (b *Batch) RewriteRules(c Chain) {
-	b.DeleteRules(&b.Before, c.Name)
-	b.AddRules(c)
+func (b *Batch) RewriteRules(c Chain) { b.rewrite(b.rulesPart(c), c) }
+
+// TurnRules does so in Turn, in the transaction of the last elements that come.
+func (b *Batch) TurnRules(c Chain) { b.rewrite(&b.Turn, c) }
+
+func (b *Batch) rewrite(p *part, c Chain) {
+	b.DeleteRules(p, c.Name)
+	b.addRules(p, c)
 	b.Changes++
 }
 
@@ -282,7 +293,7 @@ func (b *Batch) RewriteRules(c Chain) {
 // differ.
 func (b *Batch) ChangeRules(before, after []Chain) {
 	for i, c := range after {
-		if !slices.EqualFunc(before[i].Rules, c.Rules, Rule.equal) {
+		if !c.SameRules(before[i]) {
 			b.RewriteRules(c)
 		}
 	}
@@ -339,7 +350,7 @@ func (b *Batch) transactions() [][]*part {
 	early := func(s *Set) bool { return b.Stepwise && s.Early }
 	others := func(s *Set) bool { return !early(s) }
 	first := append([]*part{&b.unnoted, &b.Before}, sortedParts(b.additions, early)...)
-	second := append(sortedParts(b.deletions, others), sortedParts(b.additions, others)...)
+	second := slices.Concat(sortedParts(b.deletions, others), sortedParts(b.additions, others), []*part{&b.Turn})
 	third := append(sortedParts(b.deletions, early), &b.After, &b.notes)
 	if b.Stepwise {
 		return [][]*part{append(first, sortedParts(b.standing, nil)...), second, append(sortedParts(b.stood, nil), third...)}

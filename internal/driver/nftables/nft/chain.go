@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -11,6 +13,9 @@ type Chain struct {
 	Rules         []Rule
 	Helpers       []Helper // that its rules refer to, and no other chain's
 }
+
+// SameRules reports whether another chain has the same rules.
+func (c Chain) SameRules(o Chain) bool { return slices.EqualFunc(c.Rules, o.Rules, Rule.equal) }
 
 // Helper is an object that gives connections a helper of connection tracking.
 type Helper struct {

@@ -43,8 +43,8 @@ func (s *Socket) Shut(ctx context.Context, table string) error {
 func (s *Socket) Entries(ctx context.Context, table string) (names []string, err error) {
 	err = Uninterrupted(func() error {
 		names = nil
-		return s.ReadChains(ctx, table, func(name string, hooked bool) {
-			if hooked {
+		return s.ReadChains(ctx, table, func(name string, hook *Hook) {
+			if hook != nil {
 				names = append(names, name)
 			}
 		})

@@ -13,6 +13,7 @@ import (
 type Table struct {
 	Flags, Owner uint32             // owner is a socket's port
 	Chains       map[string]bool    // by name
+	Hooks        map[string]Hook    // of base chains, by name
 	Rules        map[string]int     // by chain
 	Counters     map[string]bool    // by name
 	Flowtables   map[string]bool    // by name
@@ -28,7 +29,13 @@ func (s *Socket) ReadTable(ctx context.Context, name string) (*Table, error) {
 	if err := s.CountRules(ctx, name, have.Rules); err != nil {
 		return nil, fmt.Errorf("count rules: %w", err)
 	}
-	if err := s.ReadChains(ctx, name, func(chain string, _ bool) { have.Chains[chain] = true }); err != nil {
+	err = s.ReadChains(ctx, name, func(chain string, hook *Hook) {
+		have.Chains[chain] = true
+		if hook != nil {
+			have.Hooks[chain] = *hook
+		}
+	})
+	if err != nil {
 		return nil, fmt.Errorf("list chains: %w", err)
 	}
 	err = s.get(ctx, unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, s.Family, inTable(unix.NFTA_SET_TABLE, name), func(b []byte) {
@@ -52,7 +59,7 @@ func (s *Socket) ReadTable(ctx context.Context, name string) (*Table, error) {
 
 // ReadFlags returns a table's flags and owner alone, or nil if there is no table.
 func (s *Socket) ReadFlags(ctx context.Context, name string) (*Table, error) {
-	have := &Table{Chains: map[string]bool{}, Rules: map[string]int{}, Counters: map[string]bool{}, Flowtables: map[string]bool{}, Sets: map[string]SetType{}}
+	have := &Table{Chains: map[string]bool{}, Hooks: map[string]Hook{}, Rules: map[string]int{}, Counters: map[string]bool{}, Flowtables: map[string]bool{}, Sets: map[string]SetType{}}
 	err := s.get(ctx, unix.NFT_MSG_GETTABLE, 0, s.Family, inTable(unix.NFTA_TABLE_NAME, name), func(b []byte) {
 		have.Flags = beUint32(FindAttr(b, unix.NFTA_TABLE_FLAGS))
 		have.Owner = beUint32(FindAttr(b, tableAttrOwner))
@@ -77,12 +84,18 @@ func (s *Socket) CountRules(ctx context.Context, table string, counts map[string
 	})
 }
 
-// ReadChains yields the chains, and whether packets enter them by themselves.
-func (s *Socket) ReadChains(ctx context.Context, table string, yield func(name string, hooked bool)) error {
+// ReadChains yields the chains; hook is nil of regular ones.
+func (s *Socket) ReadChains(ctx context.Context, table string, yield func(name string, hook *Hook)) error {
 	return s.get(ctx, unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, s.Family, nil, func(b []byte) {
-		if CString(FindAttr(b, unix.NFTA_CHAIN_TABLE)) == table {
-			yield(CString(FindAttr(b, unix.NFTA_CHAIN_NAME)), FindAttr(b, unix.NFTA_CHAIN_HOOK) != nil)
+		if CString(FindAttr(b, unix.NFTA_CHAIN_TABLE)) != table {
+			return
 		}
+		var hook *Hook
+		if h := FindAttr(b, unix.NFTA_CHAIN_HOOK); h != nil {
+			hook = &Hook{CString(FindAttr(b, unix.NFTA_CHAIN_TYPE)), beUint32(FindAttr(h, unix.NFTA_HOOK_HOOKNUM)),
+				int32(beUint32(FindAttr(h, unix.NFTA_HOOK_PRIORITY))), CString(FindAttr(h, unix.NFTA_HOOK_DEV))}
+		}
+		yield(CString(FindAttr(b, unix.NFTA_CHAIN_NAME)), hook)
 	})
 }
 

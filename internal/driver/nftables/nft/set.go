@@ -29,6 +29,7 @@ type Set struct {
 
 // Constants of linux/netfilter/nf_tables.h that golang.org/x/sys lacks.
 const (
+	FlagDormant       = 0x1 // no packet meets the table
 	FlagOwner         = 0x2
 	FlagPersist       = 0x4
 	tableAttrOwner    = 7

@@ -10,7 +10,8 @@ import (
 
 // ChainRefs counts the references to the chains and counters that come and go with the state,
 // beside the constant program: learn chains, and those of policy. Each lasts as long as something
-// refers to it.
+// refers to it. A base chain lasts longer: it stays, without rules, as the kernel drops all packets
+// that wait in queues of the namespace when one is deleted.
 type ChainRefs struct {
 	Chains   map[string]refCounted
 	Counters map[string]int // references, by name
@@ -47,11 +48,11 @@ func (r *ChainRefs) Only(is func(chain string) bool) *ChainRefs {
 	return part
 }
 
-// Use adds a reference to the chain of that name. If there is none yet, write returns it, and it
+// Use adds a reference to the chain of that name. With the first one, write returns it, and it
 // refers to chains in its turn.
 func (r *ChainRefs) Use(name string, write func() *DynamicChain) {
-	e, known := r.Chains[name]
-	if !known {
+	e := r.Chains[name]
+	if e.Refs == 0 {
 		e.DynamicChain = write()
 		e.Rules = len(e.DynamicChain.Rules)
 		for _, counter := range e.Counters {
@@ -74,6 +75,9 @@ func (r *ChainRefs) Release(name string) {
 		return
 	}
 	delete(r.Chains, name)
+	if e.Hook != nil {
+		r.Idle(name, *e.Hook)
+	}
 	for _, counter := range e.Counters {
 		if r.Counters[counter]--; r.Counters[counter] == 0 {
 			delete(r.Counters, counter)
@@ -84,6 +88,14 @@ func (r *ChainRefs) Release(name string) {
 	}
 }
 
+// Idle adds a base chain that nothing refers to.
+func (r *ChainRefs) Idle(name string, h nft.Hook) {
+	r.Chains[name] = refCounted{DynamicChain: &DynamicChain{Chain: nft.Chain{Name: name, Hook: &h}}}
+}
+
+// Forget takes out a base chain, whatever refers to it.
+func (r *ChainRefs) Forget(name string) { delete(r.Chains, name) }
+
 // Keep adds chains of which nothing is known but the number of their rules.
 func (r *ChainRefs) Keep(names []string, rules map[string]int) {
 	for _, name := range names {
@@ -91,10 +103,12 @@ func (r *ChainRefs) Keep(names []string, rules map[string]int) {
 	}
 }
 
-// ForgetRules drops the rules of all chains, once the kernel has them.
+// ForgetRules drops the rules of all chains, once the kernel has them; base chains have few.
 func (r *ChainRefs) ForgetRules() {
 	for _, e := range r.Chains {
-		e.DynamicChain.Rules = nil
+		if e.Hook == nil {
+			e.DynamicChain.Rules = nil
+		}
 	}
 }
 
@@ -104,6 +118,16 @@ func (r *ChainRefs) RuleCount() (n int) {
 		n += e.Rules
 	}
 	return n
+}
+
+// Entries are the base chains.
+func (r *ChainRefs) Entries() (all []nft.Chain) {
+	for _, e := range r.Chains {
+		if e.Hook != nil {
+			all = append(all, e.Chain)
+		}
+	}
+	return all
 }
 
 // Create adds the counters and chains that are not there yet.
@@ -146,6 +170,12 @@ func DeleteChains(b *nft.Batch, chains, counters []string) {
 // ChangeFrom plans the difference between what was referred to before and what is now.
 func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) {
 	b.Stepwise = b.Stepwise || !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(Missing(before.Chains, r.Chains)) > 0
+	for name, e := range r.Chains {
+		if old, there := before.Chains[name]; there && e.Rules != old.Rules { // it came into use, or is used no more
+			b.TurnRules(e.Chain)
+			b.Stepwise = !b.AtOnce
+		}
+	}
 	r.Create(b,
 		func(name string) bool { _, ok := before.Chains[name]; return ok },
 		func(name string) bool { return before.Counters[name] > 0 })

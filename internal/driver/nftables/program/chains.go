@@ -19,17 +19,17 @@ import (
 // (policy_chains.go). Packets enter the table by its base chains, in this order:
 //
 //	chain        hook         type    priority  what is seen
-//	deny-*       ingress      filter  -500      what arrives by an interface with deny lists
+//	deny-at-*    ingress      filter  -500      what arrives by an interface with deny lists
 //	arrival      prerouting   filter  -450      what a pod sends, under which address
-//	raw-in-*     prerouting   filter  -300      what host endpoints receive, by policies with doNotTrack
-//	outer-in-*   prerouting   filter  -300      what arrives by tunnels of the pod network: it is not tracked
+//	raw-in       prerouting   filter  -300      what host endpoints receive, by policies with doNotTrack
+//	outer-in     prerouting   filter  -300      what arrives by tunnels of the pod network: it is not tracked
 //	prerouting   prerouting   nat     -100      new connections: preDNAT policies, then services
 //	forward      forward      filter  0         what the node passes on
 //	tunnel-in    input        filter  -150      what tunnels of the pod network take
 //	local-in     input        filter  0         what is for the node itself
 //	input        input        nat     100       new connections translated to the node: remember the backend
-//	raw-out-*    output       filter  -300      what host endpoints send, by policies with doNotTrack
-//	outer-out-*  output       filter  -300      what leaves by tunnels of the pod network: it is not tracked
+//	raw-out      output       filter  -300      what host endpoints send, by policies with doNotTrack
+//	outer-out    output       filter  -300      what leaves by tunnels of the pod network: it is not tracked
 //	output       output       nat     -100      new connections of the node itself: services
 //	local-out    output       filter  0         what the node itself sends
 //	service-out  postrouting  nat     90        new connections of the node itself to services
@@ -38,8 +38,11 @@ import (
 // Beside IPVS, local-in has priority 110, balanced is one more, of type filter at postrouting with
 // priority 50 (see besideIPVS), and so is broken, at input with priority 90.
 //
-// Those with a star come and go with the state. Without policy there are none of these, nor
-// arrival, local-out and service-out. There is tunnel-in where the pod network is ours.
+// deny-at-*, raw-* and outer-* are there from when the state first needs them, as every packet pays
+// for them. They stay, and have no rules while it does not need them: the kernel drops all packets
+// that wait in queues of the namespace, for whatever program, when a base chain is deleted. Without
+// policy there are none of the first two, nor arrival, local-out and service-out. There is
+// tunnel-in where the pod network is ours.
 //
 // From there a packet jumps to the chains of its family, whose names begin with ip- and ip6-:
 // services, sent, received …
@@ -54,22 +57,22 @@ func (p *Program) AddChains() {
 	for _, reason := range p.drops() {
 		p.Chains = append(p.Chains, newDropChain(reason))
 	}
-	lists := p.listsChains(nil)
-	p.listChains = map[string]bool{}
-	for _, c := range lists {
-		p.listChains[c.Name] = true
-	}
-	p.Chains = append(p.Chains, lists...)
+	var more []nft.Chain
 	for _, fp := range p.Families {
-		p.Chains = append(p.Chains, fp.serviceChains()...)
+		more = append(more, fp.serviceChains()...)
 		if p.ipvs {
-			p.Chains = append(p.Chains, fp.ipvsChain(p.Policy != nil))
+			more = append(more, fp.ipvsChain(p.Policy != nil))
 		}
 	}
 	if p.ipvs {
-		p.Chains = append(p.Chains, brokenChain())
+		more = append(more, brokenChain())
 	}
-	p.Chains = p.lookAgain(p.Chains)
+	changing := p.changingChains(&state.State{})
+	p.listChains = map[string]bool{}
+	for _, c := range changing {
+		p.listChains[c.Name] = true
+	}
+	p.Chains = slices.Concat(p.lookAgain(p.Chains), changing, p.lookAgain(more))
 }
 
 // lookAgain has maps be looked up again, where the kernel may miss what is in them.
@@ -387,12 +390,15 @@ func (fp *Family) serviceChains() []nft.Chain {
 	return chains
 }
 
+// BesideIPVS is a chain that programs have beside IPVS, and no others.
+const BesideIPVS = "broken"
+
 // brokenChain drops, before IPVS (at priority 99), INITs of SCTP with a wrong checksum. It would
 // begin an association for them, and give them a right one: source ranges and policies would be
 // passed by, as those are asked for connections, and connection tracking sees none here.
 func brokenChain() nft.Chain {
 	const init = 1
-	return nft.Chain{Name: "broken", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 90), Comment: "what IPVS would mend", Rules: []nft.Rule{
+	return nft.Chain{Name: BesideIPVS, Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 90), Comment: "what IPVS would mend", Rules: []nft.Rule{
 		rule().CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_SCTP).Is(expr.CmpOpEq, nft.SCTPChunk, []byte{init}).Drop(),
 	}}
 }
@@ -477,76 +483,100 @@ const (
 	learnRate  = 2
 )
 
-// denyChains drop what comes from the denied addresses, where it arrives. Every packet pays
-// for them, so there is no chain in between, and no rule for what is in no list.
-func (p *Program) denyChains(d state.Denied, sets [2]*nft.Set) (chains []nft.Chain) {
-	var rules []nft.Rule
-	lengths := prefixLengths(DeniedPrefixes(d))
+// denyListChain is where deny lists are looked up.
+const denyListChain = "deny"
+
+// DenyChainFor drops what comes from denied addresses, which it looks up in the sets given. It has
+// no rule for what is in no list, as every packet pays for it.
+func (p *Program) DenyChainFor(d state.Denied, sets [2]*nft.Set) nft.Chain {
+	c := nft.Chain{Name: denyListChain, Comment: "deny lists"}
+	lengths := prefixLengths(d)
 	for i, fp := range p.Families {
 		f := fp.IP
 		for bits := f.Bits; bits >= 0; bits-- {
 			switch {
 			case !lengths[i][bits]:
 			case bits == f.Bits:
-				rules = append(rules, rule().Family(f).In(sets[i], f.Saddr).Goto(dropChain(state.DropDenyList)))
+				c.Rules = append(c.Rules, rule().Family(f).In(sets[i], f.Saddr).Goto(dropChain(state.DropDenyList)))
 			default:
-				rules = append(rules, rule().Family(f).Lookup(listNumber(0, uint8(bits)), fp.Policy.members, false, nft.Masked(f.Saddr, bits)).Goto(dropChain(state.DropDenyList)))
+				c.Rules = append(c.Rules, rule().Family(f).Lookup(listNumber(0, uint8(bits)), fp.Policy.members, false, nft.Masked(f.Saddr, bits)).Goto(dropChain(state.DropDenyList)))
 			}
 		}
 	}
-	if len(rules) == 0 {
-		return nil
+	return c
+}
+
+// DenyEntries yields the base chains of interfaces with deny lists. The kernel takes them out with
+// the interface.
+func (p *Program) DenyEntries(d state.Denied, yield ChainFunc) {
+	if !slices.ContainsFunc(d.Lists, func(l *state.List) bool { return len(l.Prefixes) > 0 }) {
+		return
 	}
 	for _, device := range d.Devices {
-		chains = append(chains, nft.Chain{
-			// An interface that is made anew under its name is another one: the old one took its
-			// hook along.
-			Name:    fmt.Sprintf("deny-%d-%s-%s", device.Index, digestName(device.Name), digestRules(rules)),
-			Hook:    nft.IngressHook(device.Name, -500),
-			Comment: truncate("deny lists at " + device.Name),
-			Rules:   rules,
-		})
+		c := denyEntry(device)
+		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
 	}
-	return chains
 }
 
-// rawChain is where a host endpoint's policies with doNotTrack judge in one direction: before
-// connection tracking. It is a base chain of the endpoint's own, as every packet pays for one; to
-// is the first chain of its program. What IPVS passes on leaves as the node's own: others' packets
-// are left to what judges them as passed on.
-func (p *Program) rawChain(name string, hook uint32, by nft.Field, device int, h *state.Host, to string) nft.Chain {
-	rules := []nft.Rule{rule().Device(by, uint32(device)).Jump(to)}
-	if p.ipvs && hook == unix.NF_INET_LOCAL_OUT {
-		rules = slices.Insert(rules, 0, rule("passed on to a service, by IPVS").FromNode(false).Accept())
-	}
-	return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "doNotTrack policies at " + h.Device, Rules: rules}
+func denyEntry(d state.Device) nft.Chain {
+	return nft.Chain{Name: DenyEntryName(d), Hook: nft.IngressHook(d.Name, -500), Comment: truncate("deny lists at " + d.Name),
+		Rules: []nft.Rule{rule().Goto(denyListChain)}}
 }
 
-// untrackedChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN
-// each connection inside would have an entry of its own, as it has a port of its own. Every packet
-// pays for the chains, so they are there only if there are tunnels.
-func (p *Program) untrackedChains(s state.Settings) (chains []nft.Chain) {
-	if p.Families[0].peers == nil || !s.Untracked {
+// DenyEntryName is the name of the one at an interface. An interface that is made anew under its
+// name is another one: the old one took its hook along.
+func DenyEntryName(d state.Device) string {
+	return fmt.Sprintf("%s%d-%s", denyEntries, d.Index, digestName(d.Name))
+}
+
+// RawChain is the base chain that looks a packet's interface up in a map of doNotTrack policies,
+// before connection tracking; false: the set is no such map. What IPVS passes on leaves as the
+// node's own: others' packets are left to what judges them as passed on.
+func (p *Program) RawChain(s *nft.Set) (nft.Chain, bool) {
+	if p.Policy == nil || s != p.Policy.rawIn && s != p.Policy.rawOut {
+		return nft.Chain{}, false
+	}
+	c := nft.Chain{Name: rawIn, Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -300), Rules: []nft.Rule{rule().Vmap(s, nft.IIF)}}
+	if s == p.Policy.rawOut {
+		c = nft.Chain{Name: rawOut, Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, -300), Rules: []nft.Rule{rule().Vmap(s, nft.OIF)}}
+		if p.ipvs {
+			c.Rules = slices.Insert(c.Rules, 0, rule("passed on to a service, by IPVS").FromNode(false).Accept())
+		}
+	}
+	c.Comment = "doNotTrack policies of host endpoints"
+	return p.lookAgain([]nft.Chain{c})[0], true
+}
+
+// outerChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN each
+// connection inside would have an entry of its own, as it has a port of its own.
+func (p *Program) outerChains() []nft.Chain {
+	if p.Families[0].peers == nil {
 		return nil
 	}
 	var in, out []nft.Rule
-	for _, t := range s.Tunnels {
-		fp := p.Family(t.Addr.Is4())
-		r := rule("IPIP").Family(fp.IP).Proto(unix.IPPROTO_IPIP)
-		if t.Port > 0 {
-			r = rule("VXLAN").Family(fp.IP).Proto(unix.IPPROTO_UDP).Is(expr.CmpOpEq, nft.Dport, binary.BigEndian.AppendUint16(nil, t.Port)).Is(expr.CmpOpEq, nft.VNI, vni())
-		}
-		in = append(in, r.In(fp.peers, fp.IP.Saddr).Add(&expr.Notrack{}))
-		out = append(out, r.In(fp.peers, fp.IP.Daddr).Add(&expr.Notrack{}))
+	for _, fp := range p.Families {
+		vxlan := rule("VXLAN").Family(fp.IP).Proto(unix.IPPROTO_UDP).In(fp.vxlan, fp.vxlan.Key...).Is(expr.CmpOpEq, nft.VNI, vni())
+		in = append(in, vxlan.In(fp.peers, fp.IP.Saddr).Add(&expr.Notrack{}))
+		out = append(out, vxlan.In(fp.peers, fp.IP.Daddr).Add(&expr.Notrack{}))
 	}
-	base := func(name string, hook uint32, rules []nft.Rule) nft.Chain {
-		return nft.Chain{Name: name + "-" + digestRules(rules), Hook: nft.FilterHook(hook, -300), Comment: "packets between nodes' tunnels are not tracked; what is in them is", Rules: rules}
+	v4 := p.Families[0]
+	ipip := rule("IPIP").Family(v4.IP).Proto(unix.IPPROTO_IPIP)
+	in = append(in, ipip.In(v4.ipip, v4.IP.Daddr).In(v4.peers, v4.IP.Saddr).Add(&expr.Notrack{}))
+	out = append(out, ipip.In(v4.ipip, v4.IP.Saddr).In(v4.peers, v4.IP.Daddr).Add(&expr.Notrack{}))
+	const comment = "packets between nodes' tunnels are not tracked; what is in them is"
+	return []nft.Chain{
+		{Name: outerPrefix + "in", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -300), Comment: comment, Rules: in},
+		{Name: outerPrefix + "out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, -300), Comment: comment, Rules: out},
 	}
-	return []nft.Chain{base(outerChains+"in", unix.NF_INET_PRE_ROUTING, in), base(outerChains+"out", unix.NF_INET_LOCAL_OUT, out)}
 }
 
-// outerChains is how the names of the chains begin that leave packets out of connection tracking.
-const outerChains = "outer-"
+// Names of base chains that come with the state, or how they begin.
+const (
+	outerPrefix = "outer-"
+	denyEntries = "deny-at-"
+	rawIn       = "raw-in"
+	rawOut      = "raw-out"
+)
 
 // vni is that of the pod network, as nft.VNI reads it.
 func vni() []byte { return binary.BigEndian.AppendUint32(nil, state.VNI<<8) }
@@ -555,12 +585,23 @@ func vni() []byte { return binary.BigEndian.AppendUint32(nil, state.VNI<<8) }
 func OfServices(name string) bool { return IsLearnChain(name) || IsOuter(name) }
 
 // IsOuter reports whether it is one of those that leave packets between tunnels untracked.
-func IsOuter(name string) bool { return strings.HasPrefix(name, outerChains) }
+func IsOuter(name string) bool { return strings.HasPrefix(name, outerPrefix) }
 
-// IsDynamicBase reports whether a chain that comes and goes with the state is one that packets
-// enter by themselves.
-func IsDynamicBase(name string) bool {
-	return strings.HasPrefix(name, "raw-in-") || strings.HasPrefix(name, "raw-out-") || strings.HasPrefix(name, "deny-")
+// IsDenyEntry reports whether it is one by which packets come to deny lists.
+func IsDenyEntry(name string) bool { return strings.HasPrefix(name, denyEntries) }
+
+// IsEntry reports whether a chain that comes with the state is one that packets enter by
+// themselves.
+func IsEntry(name string) bool {
+	return IsOuter(name) || IsDenyEntry(name) || name == rawIn || name == rawOut
+}
+
+// HasEntry reports whether the program has such a chain of the name, for some state.
+func (p *Program) HasEntry(name string) bool {
+	if IsOuter(name) {
+		return slices.ContainsFunc(p.outerChains(), func(c nft.Chain) bool { return c.Name == name })
+	}
+	return IsEntry(name) && p.Policy != nil
 }
 
 // IsLearnChain reports whether the chain is one of those for the time-outs of affinity in use.

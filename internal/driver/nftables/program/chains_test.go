@@ -43,10 +43,8 @@ func TestBaseChainsAreListed(t *testing.T) {
 			continue
 		}
 		name := c.Name
-		for _, begin := range []string{"deny-", "raw-in-", "raw-out-", "outer-in-", "outer-out-"} {
-			if strings.HasPrefix(name, begin) {
-				name = begin + "*"
-			}
+		if strings.HasPrefix(name, denyEntries) {
+			name = denyEntries + "*"
 		}
 		line := fmt.Sprintf("%s %s %s %d", name, hooks[c.Hook.Number], c.Hook.Type, c.Hook.Priority)
 		if !listed[line] {

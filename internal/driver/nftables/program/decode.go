@@ -75,7 +75,9 @@ func SetOf(e *nft.Element) (id state.SetID, ok bool) {
 
 // NoteKept takes in an element of policy that is kept.
 func (p *Program) NoteKept(k *driver.Kept, e *nft.Element) {
-	if IsHostMap(e.Set) {
+	if _, raw := p.RawChain(e.Set); raw {
+		k.Untracked = true
+	} else if IsHostMap(e.Set) {
 		k.Hosts[DeviceOf(e)] = true
 	}
 	for _, fp := range p.Families {

@@ -18,6 +18,15 @@ func (p *Program) DeniedSets() [2]*nft.Set {
 	return [2]*nft.Set{p.Families[0].Policy.denied, p.Families[1].Policy.denied}
 }
 
+// DenySets are all that the rules of deny lists look up.
+func (p *Program) DenySets() []*nft.Set {
+	var all []*nft.Set
+	for _, fp := range p.Families {
+		all = append(all, fp.Policy.denied, fp.Policy.members)
+	}
+	return all
+}
+
 // DeniedSetsFor are the sets that the addresses need: the present ones where their size is right.
 func (p *Program) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
 	var count [2]int
@@ -87,17 +96,15 @@ func DeniedPrefixes(d state.Denied) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// DeniedChains yields the chains of deny lists.
-func (p *Program) DeniedChains(d state.Denied, sets [2]*nft.Set, yield ChainFunc) {
-	for _, c := range p.denyChains(d, sets) {
-		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
-	}
-}
+// DenyChain is DenyChainFor the present sets.
+func (p *Program) DenyChain(d state.Denied) nft.Chain { return p.DenyChainFor(d, p.DeniedSets()) }
 
 // prefixLengths are the lengths that occur, by family.
-func prefixLengths(prefixes []netip.Prefix) (lengths [2][129]bool) {
-	for _, c := range prefixes {
-		lengths[FamilyIndex(c)][c.Bits()] = true
+func prefixLengths(d state.Denied) (lengths [2][129]bool) {
+	for _, l := range d.Lists {
+		for _, c := range l.Prefixes {
+			lengths[FamilyIndex(c)][c.Bits()] = true
+		}
 	}
 	return lengths
 }

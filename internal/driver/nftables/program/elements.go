@@ -249,7 +249,10 @@ func (p *Program) EachChain(s *state.State, yield ChainFunc) {
 
 // SettingsChains yields the chains that the settings lead to.
 func (p *Program) SettingsChains(s state.Settings, yield ChainFunc) {
-	for _, c := range p.untrackedChains(s) {
+	if !s.Untracked || len(s.Tunnels) == 0 {
+		return
+	}
+	for _, c := range p.outerChains() {
 		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
 	}
 }

@@ -23,7 +23,8 @@ func (p *Program) addList(f nft.Family, name, comment string) *nft.Set {
 // IsList reports whether the set is a list of networks.
 func (p *Program) IsList(s *nft.Set) bool { return slices.Contains(p.Networks, s) }
 
-// IsListChain reports whether the chain is one of those whose rules depend on lists.
+// IsListChain reports whether the chain is one of those whose rules depend on lists, or on deny
+// lists.
 func (p *Program) IsListChain(name string) bool { return p.listChains[name] }
 
 // Lists are those of a state.
@@ -71,9 +72,7 @@ const (
 
 // ListChains are the list chains with the rules for the lists. None depends on lists of services
 // and on those of policy: they change apart.
-func (p *Program) ListChains(l nft.Lists) []nft.Chain { return p.lookAgain(p.listsChains(l)) }
-
-func (p *Program) listsChains(l nft.Lists) []nft.Chain {
+func (p *Program) ListChains(l nft.Lists) []nft.Chain {
 	stray := nft.Chain{Name: strayInputChain, Comment: "a stray segment of a backend would be answered with a reset"}
 	for _, fp := range p.Families {
 		stray.Rules = append(stray.Rules, l.Rules(rule().Family(fp.IP), fp.PodCIDRs, fp.IP.Saddr, goTo(dropChain(state.DropStray)))...)
@@ -93,7 +92,7 @@ func (p *Program) listsChains(l nft.Lists) []nft.Chain {
 			chains = append(chains, p.podListChains(fp, l)...)
 		}
 	}
-	return chains
+	return p.lookAgain(chains)
 }
 
 func goTo(chain string) func(nft.Rule) nft.Rule {

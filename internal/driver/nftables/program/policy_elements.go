@@ -181,13 +181,15 @@ func (p *Program) WorkloadChains(a netip.Addr, w *state.Workload, programs Progr
 type hostHook struct {
 	set *nft.Set
 	id  state.ProgramID
+	at  place
 }
 
 func (p *Program) hostHooks(h *state.Host) []hostHook {
 	return []hostHook{
-		{p.Policy.before, h.PreDNAT},
-		{p.Policy.input, h.Input}, {p.Policy.output, h.Output},
-		{p.Policy.forwardIn, h.ForwardIn}, {p.Policy.forwardOut, h.ForwardOut},
+		{p.Policy.before, h.PreDNAT, hostPlace},
+		{p.Policy.input, h.Input, hostPlace}, {p.Policy.output, h.Output, hostPlace},
+		{p.Policy.forwardIn, h.ForwardIn, hostPlace}, {p.Policy.forwardOut, h.ForwardOut, hostPlace},
+		{p.Policy.rawIn, h.UntrackedIn, untrackedPlace}, {p.Policy.rawOut, h.UntrackedOut, untrackedPlace},
 	}
 }
 
@@ -197,9 +199,9 @@ func (p *Program) HostElements(device int, h *state.Host, programs Programs, yie
 		if j.id == "" {
 			continue
 		}
-		to := hostPlace.denied
+		to := j.at.denied
 		if prog := programs[j.id]; prog != nil {
-			to = p.entry(hostPlace, prog)
+			to = p.entry(j.at, prog)
 		}
 		e := nft.Element{Set: j.set, Verdict: nft.Goto(to), Comment: truncate(h.Name + " " + h.Device)}
 		e.AppendUint32(uint32(device))
@@ -207,24 +209,16 @@ func (p *Program) HostElements(device int, h *state.Host, programs Programs, yie
 	}
 }
 
-// HostChains yields the chains of a host endpoint.
-func (p *Program) HostChains(device int, h *state.Host, programs Programs, yield ChainFunc) {
+// HostChains yields the chains of a host endpoint, and the base chains that look it up.
+func (p *Program) HostChains(_ int, h *state.Host, programs Programs, yield ChainFunc) {
 	for _, j := range p.hostHooks(h) {
 		if prog := programs[j.id]; prog != nil {
-			p.useProgram(hostPlace, prog, yield)
+			p.useProgram(j.at, prog, yield)
+		}
+		if c, ok := p.RawChain(j.set); ok && j.id != "" {
+			yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
 		}
 	}
-	raw := func(name string, hook uint32, by nft.Field, prog *state.Program) {
-		if prog == nil {
-			return
-		}
-		base := p.rawChain(name, hook, by, device, h, p.entry(untrackedPlace, prog))
-		yield(base.Name, func() *DynamicChain {
-			return &DynamicChain{Chain: base, next: []*DynamicChain{p.write(untrackedPlace, prog)}}
-		})
-	}
-	raw("raw-in", unix.NF_INET_PRE_ROUTING, nft.IIF, programs[h.UntrackedIn])
-	raw("raw-out", unix.NF_INET_LOCAL_OUT, nft.OIF, programs[h.UntrackedOut])
 }
 
 // eachPolicyChain yields all chains that the policy leads to.
@@ -235,7 +229,7 @@ func (p *Program) eachPolicyChain(s *state.Policy, yield ChainFunc) {
 	for d, h := range s.Hosts {
 		p.HostChains(d, h, s.Programs, yield)
 	}
-	p.DeniedChains(s.Denied, p.DeniedSets(), yield)
+	p.DenyEntries(s.Denied, yield)
 }
 
 // programAt names a program at a place.

@@ -13,6 +13,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/state"
 )
 
 // TableName is the one table, of family inet, that the driver owns.
@@ -21,9 +22,8 @@ const TableName = "sluice"
 // TableComment is what the table says of itself.
 const TableComment = "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup."
 
-// Program is the constant part of the table: its sets and chains with their
-// rules, of list chains with those for empty lists. It is the same on every node, whatever is
-// balanced and permitted.
+// Program is the constant part of the table: its sets and chains with their rules, of list chains
+// with those for empty lists. It is the same on every node, whatever is balanced and permitted.
 type Program struct {
 	Sets     []*nft.Set
 	Chains   []nft.Chain
@@ -38,7 +38,7 @@ type Program struct {
 	Counters        []string // named, beside those of policies
 	limits          limits
 	Networks        []*nft.Set      // the sets that are lists of networks
-	listChains      map[string]bool // chains with rules for them
+	listChains      map[string]bool // chains with rules for them, or for deny lists
 	writtenPrograms                 // of the programs of policy
 }
 
@@ -129,32 +129,70 @@ func (p *Program) AddSet(s *nft.Set) *nft.Set {
 	return s
 }
 
-// Create adds the program's sets and counters, but for those that are there, its flowtable and its
-// chains, with the rules for the lists.
-func (p *Program) Create(b *nft.Batch, there map[*nft.Set]bool, counted map[string]bool, l nft.Lists) {
+// Create adds the program's sets, counters, flowtable and chains that the table lacks, and has the
+// rules of all chains be those for the state.
+func (p *Program) Create(b *nft.Batch, have *nft.Table, s *state.State) {
+	if have == nil {
+		have = &nft.Table{}
+	}
 	for _, name := range p.Counters {
-		if !counted[name] {
+		if !have.Counters[name] {
 			b.AddCounter(name)
 		}
 	}
 	for _, s := range p.Sets {
-		if !there[s] {
+		if _, there := have.Sets[s.Name]; !there {
 			b.AddSet(s)
 		}
 	}
-	if p.Flowtable != "" {
+	if p.Flowtable != "" && !have.Flowtables[p.Flowtable] {
 		b.AddFlowtable(p.Flowtable)
 	}
+	chains := p.ChainsFor(s)
 	// All chains before the first rule, as rules refer to chains.
-	for _, c := range p.Chains {
-		b.AddChain(c)
+	for _, c := range chains {
+		if !have.Chains[c.Name] {
+			b.AddChain(c)
+		}
 	}
-	for _, c := range p.Chains {
-		b.AddRules(c)
+	for _, c := range chains {
+		if have.Chains[c.Name] {
+			b.TurnRules(c)
+		} else {
+			b.AddRules(c)
+		}
 	}
-	if len(l) > 0 {
-		b.ChangeRules(p.ListChains(nil), p.ListChains(l))
+}
+
+// ChainsFor are the program's chains with their rules for the state; nil: for an empty one.
+func (p *Program) ChainsFor(s *state.State) []nft.Chain {
+	if s == nil {
+		return p.Chains
 	}
+	changing := map[string]nft.Chain{}
+	for _, c := range p.changingChains(s) {
+		changing[c.Name] = c
+	}
+	chains := slices.Clone(p.Chains)
+	for i, c := range chains {
+		if now, ok := changing[c.Name]; ok {
+			chains[i] = now
+		}
+	}
+	return chains
+}
+
+// changingChains are those whose rules depend on the state.
+func (p *Program) changingChains(s *state.State) []nft.Chain {
+	chains := p.ListChains(p.Lists(s))
+	switch {
+	case p.Policy == nil:
+	case s.Policy == nil:
+		chains = append(chains, p.DenyChain(state.Denied{}))
+	default:
+		chains = append(chains, p.DenyChain(s.Policy.Denied))
+	}
+	return chains
 }
 
 // Note identifies the program: a digest of all its messages, and of examples of those that come
@@ -183,9 +221,16 @@ func (p *Program) writeNote() string {
 	for _, list := range p.Networks {
 		example[list] = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1)}
 	}
-	chains := p.ListChains(example)
+	chains := slices.Concat(p.ListChains(example), p.outerChains())
 	for _, fp := range p.Families {
 		chains = append(chains, fp.learnChain(time.Second))
+	}
+	if p.Policy != nil {
+		in, _ := p.RawChain(p.Policy.rawIn)
+		out, _ := p.RawChain(p.Policy.rawOut)
+		chains = append(chains, in, out, denyEntry(state.Device{}))
+		denied := state.Denied{Lists: []*state.List{{Prefixes: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1), netip.PrefixFrom(netip.IPv6Unspecified(), 128)}}}}
+		chains = append(chains, p.DenyChainFor(denied, [2]*nft.Set{newDeniedSet(nft.IPv4, 0), newDeniedSet(nft.IPv6, 0)}))
 	}
 	for _, c := range chains {
 		for _, r := range c.Rules {

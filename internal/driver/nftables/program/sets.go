@@ -35,6 +35,7 @@ type policySets struct {
 	before                  *nft.Set // host endpoints, by interface
 	input, output           *nft.Set
 	forwardIn, forwardOut   *nft.Set
+	rawIn, rawOut           *nft.Set
 }
 
 // familyPolicySets are the sets of policy of one family.
@@ -149,6 +150,8 @@ func (p *Program) addPolicySets() {
 		output:     hosts("host-output", "interface : its host endpoint's policies from the node"),
 		forwardIn:  hosts("host-forward-in", "interface : its host endpoint's policies for what it passes on"),
 		forwardOut: hosts("host-forward-out", "interface : the same, on the way out"),
+		rawIn:      hosts("host-raw-in", "interface : its host endpoint's doNotTrack policies"),
+		rawOut:     hosts("host-raw-out", "interface : the same, on the way out"),
 	}
 	for _, fp := range p.Families {
 		p.addFamilyPolicy(fp)
