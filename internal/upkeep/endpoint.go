@@ -68,8 +68,8 @@ func (d *Driver) frontendsNow(like map[state.FrontendKey]*state.Frontend) map[st
 }
 
 // frontendsWithout are those that the kernel holds and that are not wanted; none if the services
-// are to stay as they are. All others are looked after by a sweep. Of what an earlier process has
-// left, and keep does not keep, a plan that changes something may remove some.
+// are to stay as they are. All others are looked after by a sweep. What an earlier process has left
+// is not known to the driver: it is listed, if the plan may remove some of it.
 func (d *Driver) frontendsWithout(ctx context.Context, want *state.Services, keep driver.Keep, p driver.Plan) map[state.FrontendKey]*state.Frontend {
 	if want == nil {
 		return nil
