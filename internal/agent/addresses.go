@@ -14,7 +14,8 @@ import (
 type Addresses interface {
 	// Follow follows a change, after the kernel has its frontends. It returns at once.
 	Follow(address.Delta)
-	// Silent delivers, after each change, which nodes are not heard from.
+	// Silent delivers, after each change, which nodes are not heard from, and with false which are
+	// and do not hear this one.
 	Silent() <-chan map[string]bool
 	// Unanswered are the addresses that are to be answered for here, and no interface is for that.
 	// It is safe for concurrent use.

@@ -242,6 +242,15 @@ func TestHealthCheckPortClash(t *testing.T) {
 	}
 }
 
+// A node port of one Service keeps the health check of another from answering, which says so
+// (kubernetes/kubernetes#63617).
+func TestHealthCheckPortIsNodePort(t *testing.T) {
+	a := v4.service(named("a", 10), func(s *model.Service) { s.ExternalLocal, s.HealthCheckNodePort = true, 31000 })
+	b := v4.service(named("b", 20), func(s *model.Service) { s.ClusterIPs, s.Ports[0].NodePort = v4.addrs("c2"), 31000 })
+	c := compiled(compile.Config{}, v4.node(), a, b)
+	checkIssues(t, c, "Service shop/a: healthCheckNodePort 31000 is answered at "+v4.addr("n1").String()+" by Service shop/b, which has that port there; give one of them another port")
+}
+
 // An address of a Service that a newer Node comes to name stays the Service's, but where it is the
 // host's own; the Node is named. An older Node has it.
 func TestServiceAndNodeWithOneAddress(t *testing.T) {

@@ -22,7 +22,7 @@ func (c *Compiler) Issues() []model.Issue {
 	for _, reason := range c.nodeFaults() {
 		list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.env.cfg.Node}}.Issue(reason))
 	}
-	list = append(list, c.services.claims.issues()...)
+	list = append(list, c.services.claims.issues(c.env.node.nodePort)...)
 	if c.policy != nil {
 		list = append(list, c.policy.Issues()...)
 	}
@@ -80,8 +80,9 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 	return reasons
 }
 
-// issues names the services that have not got what they claim.
-func (c *claims) issues() (list []model.Issue) {
+// issues names the services that have not got what they claim, on a node with node ports at these
+// addresses.
+func (c *claims) issues(nodePorts []netip.Addr) (list []model.Issue) {
 	for key, rivals := range c.contested {
 		why := ""
 		if rivals.order[0] != rivals.oldest() {
@@ -94,7 +95,13 @@ func (c *claims) issues() (list []model.Issue) {
 		list = append(list, clashes(why, key.String(), rivals, everywhere)...)
 	}
 	for port, rivals := range c.healthPorts {
-		list = append(list, clashes("", fmt.Sprintf("healthCheckNodePort %d", port), rivals, true)...)
+		what := fmt.Sprintf("healthCheckNodePort %d", port)
+		list = append(list, clashes("", what, rivals, true)...)
+		for _, addr := range nodePorts {
+			if f := c.now.Frontends[state.FrontendKey{Addr: addr, Protocol: model.TCP, Port: port}]; f != nil {
+				list = append(list, rivals.order[0].svc.Ref().Issue(fmt.Sprintf("%s is answered at %s by Service %s, which has that port there; give one of them another port", what, addr, f.Service)))
+			}
+		}
 	}
 	return list
 }

@@ -88,7 +88,7 @@ func New(node string, log *slog.Logger) *Heartbeat {
 }
 
 // Silent delivers which nodes are silent after each change; the own one, if others are heard and
-// none of them hears it.
+// none of them hears it. Those that are heard, and do not hear this one, are there with false.
 func (h *Heartbeat) Silent() <-chan map[string]bool { return h.silent }
 
 // SetPeers says which nodes there are, with their addresses, the own one among them. The first
@@ -252,13 +252,13 @@ func (h *Heartbeat) tell() (changed bool) {
 	if h.told != nil && maps.Equal(silent, h.told) {
 		return false
 	}
-	for name := range silent {
-		if !h.told[name] {
+	for name, is := range silent {
+		if is && !h.told[name] {
 			h.log.Info("a node is not heard from: its addresses go to others", "node", name)
 		}
 	}
-	for name := range h.told {
-		if !silent[name] {
+	for name, was := range h.told {
+		if was && !silent[name] {
 			h.log.Info("a node is heard from", "node", name)
 		}
 	}
@@ -272,15 +272,18 @@ func (h *Heartbeat) tell() (changed bool) {
 }
 
 func (h *Heartbeat) silentAt(now time.Time) map[string]bool {
-	silent, heard := map[string]bool{}, false
+	silent, deaf, heard := map[string]bool{}, false, false
 	for name, p := range h.peers {
-		if !alive(p, now) {
+		switch {
+		case !alive(p, now):
 			silent[name] = true
-		} else {
-			heard = heard || p.hears
+		case !p.hears:
+			silent[name], deaf = false, true
+		default:
+			heard = true
 		}
 	}
-	if len(h.peers) > len(silent) && !heard {
+	if deaf && !heard {
 		silent[h.node] = true
 	}
 	return silent
@@ -291,7 +294,11 @@ func (h *Heartbeat) silentAt(now time.Time) map[string]bool {
 func (h *Heartbeat) Counts() (peers, silent int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	at := h.silentAt(time.Now())
-	delete(at, h.node)
-	return len(h.peers), len(at)
+	now := time.Now()
+	for _, p := range h.peers {
+		if !alive(p, now) {
+			silent++
+		}
+	}
+	return len(h.peers), silent
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -33,13 +34,20 @@ func start(t *testing.T, node string, peers map[string][]netip.Addr, change ...f
 	return h, stop
 }
 
+// silentOf are the nodes of these names, of which those after a dash are heard and do not hear.
+func silentOf(names []string) map[string]bool {
+	all := map[string]bool{}
+	for _, n := range names {
+		name, deaf := strings.CutPrefix(n, "-")
+		all[name] = !deaf
+	}
+	return all
+}
+
 // await waits until exactly these nodes are silent.
 func await(t *testing.T, h *Heartbeat, want ...string) {
 	t.Helper()
-	all := map[string]bool{}
-	for _, n := range want {
-		all[n] = true
-	}
+	all := silentOf(want)
 	var got map[string]bool
 	for limit := time.After(30 * time.Second); ; {
 		select {
@@ -98,7 +106,7 @@ func TestOneDirection(t *testing.T) {
 		cut := time.Now()
 		await(t, first, "n2")
 		over := time.Now()
-		await(t, second, "n2")
+		await(t, second, "n2", "-n1")
 		if both := time.Since(over); both > Interval || time.Since(cut) > SilentAfter+2*Interval {
 			t.Errorf("both announce for %v, until %v after the cut", both, time.Since(cut))
 		}
@@ -111,6 +119,34 @@ func TestOneDirection(t *testing.T) {
 		if took := time.Since(whole); took > 2*Interval {
 			t.Errorf("they hear each other again after %v", took)
 		}
+	})
+}
+
+// A node that one of two others does not hear goes on, and learns when that one hears it again: it
+// may have announced the same addresses meanwhile.
+func TestOneOfTwo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := wire{at: map[netip.AddrPort]*end{}}
+		first, _ := start(t, "n1", nodes, in.join)
+		second, _ := start(t, "n2", nodes, in.join)
+		third, _ := start(t, "n3", nodes, in.join)
+		for _, h := range []*Heartbeat{first, second, third} {
+			await(t, h)
+		}
+		cut := func(from, to netip.Addr) {
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			in.cut, in.cutTo = from, to
+		}
+		cut(addr("127.83.0.1"), addr("127.83.0.3"))
+		await(t, third, "n1")
+		await(t, first, "-n3")
+		if peers, silent := first.Counts(); peers != 2 || silent != 0 {
+			t.Errorf("%d peers, %d silent", peers, silent)
+		}
+		cut(netip.Addr{}, netip.Addr{})
+		await(t, third)
+		await(t, first)
 	})
 }
 
@@ -176,6 +212,8 @@ type wire struct {
 	at  map[netip.AddrPort]*end
 	cut netip.Addr // whose packets are dropped
 
+	cutTo netip.Addr // those to there alone; the zero Addr: all
+
 	stopped netip.Addr // whose machine stands still
 	until   time.Time
 }
@@ -232,7 +270,7 @@ func (e *end) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
 func (e *end) WriteToUDPAddrPort(b []byte, to netip.AddrPort) (int, error) {
 	e.wire.mu.Lock()
 	defer e.wire.mu.Unlock()
-	if other := e.wire.at[to]; other != nil && e.at.Addr() != e.wire.cut {
+	if other := e.wire.at[to]; other != nil && (e.at.Addr() != e.wire.cut || e.wire.cutTo.IsValid() && to.Addr() != e.wire.cutTo) {
 		select {
 		case other.come <- came{bytes.Clone(b), e.at}:
 		default: // it is lost, as one is when nobody reads
@@ -261,14 +299,8 @@ func TestSilent(t *testing.T) {
 	now := time.Now()
 	check := func(what string, at time.Time, want ...string) {
 		t.Helper()
-		got := h.silentAt(at)
-		for _, n := range want {
-			if !got[n] {
-				t.Errorf("%s: %s is not silent", what, n)
-			}
-		}
-		if len(got) != len(want) {
-			t.Errorf("%s: %v are silent, want %v", what, got, want)
+		if got, all := h.silentAt(at), silentOf(want); !maps.Equal(got, all) {
+			t.Errorf("%s: %v are silent, want %v", what, got, all)
 		}
 	}
 	check("at first", now)
@@ -284,7 +316,7 @@ func TestSilent(t *testing.T) {
 	check("one is heard, and hears", later, "n3")
 	latest := later.Add(SilentAfter)
 	h.take(packet("n2", 0), addr("127.83.0.2"), latest)
-	check("one is heard, and does not hear", latest, "n1", "n3")
+	check("one is heard, and does not hear", latest, "n1", "-n2", "n3")
 	more := maps.Clone(nodes)
 	more["n4"] = []netip.Addr{addr("127.83.0.4")}
 	h.SetPeers(more)
@@ -296,10 +328,10 @@ func TestSilent(t *testing.T) {
 	h.take(packet("n2", 0), addr("127.83.0.2"), last)
 	h.take(packet("n4", 0), addr("127.83.0.4"), last)
 	h.take(packet("n3", 1), addr("127.83.0.3"), last)
-	check("another does", last)
+	check("another does", last, "-n2", "-n4")
 	check("that has fallen silent", last.Add(SilentAfter), "n2", "n3", "n4")
 	h.take(packet("n2", 0), addr("127.83.0.2"), last.Add(SilentAfter))
-	check("and the one still does not hear", last.Add(SilentAfter), "n1", "n3", "n4")
+	check("and the one still does not hear", last.Add(SilentAfter), "n1", "-n2", "n3", "n4")
 	h.SetPeers(nil)
 	check("no others", latest)
 }

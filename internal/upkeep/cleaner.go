@@ -38,10 +38,12 @@ type cleaning struct {
 	// lost are addresses that the node does not have any more: flows that were given one. The next
 	// packet of a flow gets another one, where answers would not find the way back.
 	lost []netip.Addr
+	// farms are some that were found by ranges, as they were, and are not found at all of them now.
+	farms []*state.Farm
 }
 
 func (c *cleaning) merge(o cleaning) {
-	c.filters, c.lost = append(c.filters, o.filters...), append(c.lost, o.lost...)
+	c.filters, c.lost, c.farms = append(c.filters, o.filters...), append(c.lost, o.lost...), append(c.farms, o.farms...)
 	c.sweep = c.sweep || o.sweep
 }
 
@@ -51,7 +53,7 @@ func newCleaner(d *Driver) *cleaner {
 
 // clean has flows deleted.
 func (c *cleaner) clean(what cleaning) {
-	if len(what.filters)+len(what.lost) > 0 || what.sweep {
+	if len(what.filters)+len(what.lost)+len(what.farms) > 0 || what.sweep {
 		c.Ask(what)
 	}
 }
@@ -59,7 +61,7 @@ func (c *cleaner) clean(what cleaning) {
 // pause is the time to the pass that does it.
 func (c cleaning) pause() time.Duration {
 	udp := func(f conntrack.Filter) bool { return f.Protocol == model.UDP }
-	if c.sweep || len(c.lost) > 0 || slices.ContainsFunc(c.filters, udp) {
+	if c.sweep || len(c.lost)+len(c.farms) > 0 || slices.ContainsFunc(c.filters, udp) {
 		return passInterval
 	}
 	return patientInterval
@@ -76,6 +78,9 @@ func (d *Driver) clean(what cleaning) error {
 	}
 	if what.sweep {
 		sweep(d.goesAstray)
+	}
+	if len(what.farms) > 0 {
+		sweep(func(f conntrack.Flow) bool { return d.farms.abandoned(what.farms, &f) })
 	}
 	lost, failed := d.stillLost(what.lost)
 	if err = errors.Join(err, failed); len(lost) > 0 {

@@ -1,9 +1,11 @@
 package upkeep
 
 import (
+	"context"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -66,12 +68,24 @@ func (d *Driver) frontendsNow(like map[state.FrontendKey]*state.Frontend) map[st
 }
 
 // frontendsWithout are those that the kernel holds and that are not wanted; none if the services
-// are to stay as they are. All others are looked after by a sweep.
-func (d *Driver) frontendsWithout(want *state.Services) map[state.FrontendKey]*state.Frontend {
+// are to stay as they are. All others are looked after by a sweep. What an earlier process has left
+// is not known to the driver: it is listed, if the plan may remove some of it.
+func (d *Driver) frontendsWithout(ctx context.Context, want *state.Services, keep driver.Keep, p driver.Plan) map[state.FrontendKey]*state.Frontend {
 	if want == nil {
 		return nil
 	}
 	gone := map[state.FrontendKey]*state.Frontend{}
+	if lister := d.Capabilities().Lister; lister != nil && d.unlisted && !keep.Services && p.Len() > 0 {
+		there, err := lister.Frontends(ctx)
+		if err != nil {
+			d.log.Warn("datagrams to services that went while no agent ran may still reach their backends", "error", err)
+		}
+		for k := range there {
+			if want.Frontends[k] == nil {
+				gone[k] = &state.Frontend{}
+			}
+		}
+	}
 	d.Held(func(s *state.State) {
 		for k, before := range s.Services.Frontends {
 			if want.Frontends[k] == nil {

@@ -113,4 +113,32 @@ func TestWhoBeginsAnewAtFarms(t *testing.T) {
 			}
 		}
 	}
+	for _, f := range []*state.Farm{one, many} {
+		f.Addresses[0].Protocols = []model.Protocol{model.TCP, model.UDP}
+	}
+	if c := x.follow(map[string]*state.Farm{"web": {Farm: many.Farm}}); len(c.farms) > 0 {
+		t.Error("flows are looked for of a farm that stays where it is")
+	}
+	for _, tt := range []struct {
+		now  *state.Farm
+		want int // flows that do not go on, of those to ports 80 and 90 and to elsewhere
+	}{{one, 3}, {many, 0}, {nil, 6}} {
+		c, n := x.follow(map[string]*state.Farm{"web": tt.now}), 0
+		for _, to := range []string{"203.0.113.1:80", "203.0.113.1:90", "203.0.113.1:91", "203.0.113.2:80"} {
+			for _, backend := range []string{to, "10.1.0.1:8080", "10.1.0.9:8080"} {
+				for _, answered := range []uint32{0, conntrack.StatusSeenReply} {
+					for _, p := range []model.Protocol{model.TCP, model.UDP} {
+						flow := &conntrack.Flow{Protocol: p, Status: answered,
+							Orig: conntrack.Tuple{Dst: netip.MustParseAddrPort(to)}, Reply: conntrack.Tuple{Src: netip.MustParseAddrPort(backend)}}
+						if x.abandoned(c.farms, flow) {
+							n++
+						}
+					}
+				}
+			}
+		}
+		if n != tt.want {
+			t.Errorf("%d flows do not go on, want %d", n, tt.want)
+		}
+	}
 }

@@ -68,16 +68,20 @@ func (x *farms) find(flow *conntrack.Flow) *state.Farm {
 		return f
 	}
 	for _, f := range x.ranges {
-		found := false
-		f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, ports model.PortSpan) {
-			found = found || p == flow.Protocol && is4 == flow.Orig.Dst.Addr().Is4() && (addr == flow.Orig.Dst.Addr() || !addr.IsValid()) &&
-				ports.First <= flow.Orig.Dst.Port() && flow.Orig.Dst.Port() <= ports.Last
-		})
-		if found {
+		if found(f, flow) {
 			return f
 		}
 	}
 	return nil
+}
+
+// found reports whether a flow was opened to a place of a farm.
+func found(f *state.Farm, flow *conntrack.Flow) (is bool) {
+	f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, ports model.PortSpan) {
+		is = is || p == flow.Protocol && is4 == flow.Orig.Dst.Addr().Is4() && (addr == flow.Orig.Dst.Addr() || !addr.IsValid()) &&
+			ports.First <= flow.Orig.Dst.Port() && flow.Orig.Dst.Port() <= ports.Last
+	})
+	return is
 }
 
 // serves reports whether connections of a farm to a backend may go on.
@@ -101,6 +105,20 @@ func (x *farms) stale(flow *conntrack.Flow) bool {
 	return !serves(f, flow.Reply.Src)
 }
 
+// abandoned reports whether a flow goes to a backend of one of some farms that were, from a place
+// where no farm translates any more. What was answered, but for UDP, goes on.
+func (x *farms) abandoned(were []*state.Farm, flow *conntrack.Flow) bool {
+	if !flow.Translated() || flow.Protocol != model.UDP && flow.Answered() {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if f := x.find(flow); f != nil && translates(f) {
+		return false
+	}
+	return slices.ContainsFunc(were, func(f *state.Farm) bool { return found(f, flow) && serves(f, flow.Reply.Src) })
+}
+
 // served reports whether a flow goes where a farm sends it.
 func (x *farms) served(flow *conntrack.Flow) bool {
 	x.mu.Lock()
@@ -109,17 +127,20 @@ func (x *farms) served(flow *conntrack.Flow) bool {
 	return f != nil && serves(f, flow.Reply.Src)
 }
 
-// follow has x follow a change, and returns the flows that may not go on after it. A sweep has to
-// look for more where farms are found by ranges.
-func (x *farms) follow(changed map[string]*state.Farm) (cut []conntrack.Filter, sweep bool) {
+// follow has x follow a change, and returns which flows may not go on after it.
+func (x *farms) follow(changed map[string]*state.Farm) (c cleaning) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for name, now := range changed {
-		filters, more := farmCuts(x.names[name], now)
-		cut, sweep = append(cut, filters...), sweep || more
+		before := x.names[name]
+		cut, sweep := farmCuts(before, now)
+		c.filters, c.sweep = append(c.filters, cut...), c.sweep || sweep
+		if before != nil && translates(before) && before.InRanges() && (now == nil || !translates(now) || !reflect.DeepEqual(before.Addresses, now.Addresses)) {
+			c.farms = append(c.farms, before)
+		}
 		x.put(name, now)
 	}
-	return cut, sweep
+	return c
 }
 
 // replace has x follow all farms anew.

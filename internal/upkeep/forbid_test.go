@@ -101,8 +101,9 @@ func (d *meanwhile) Held(f func(*state.State)) {
 	d.happen()
 }
 
-func (d *meanwhile) Close() error                { return nil }
-func (d *meanwhile) SetAside() []driver.SetAside { return nil }
+func (d *meanwhile) Close() error                      { return nil }
+func (d *meanwhile) SetAside() []driver.SetAside       { return nil }
+func (d *meanwhile) Capabilities() driver.Capabilities { return driver.Capabilities{} }
 
 func (d *meanwhile) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
 	return &keepingPlan{d: d, want: want}, nil

@@ -33,6 +33,7 @@ type Driver struct {
 
 	adopted    bool // a plan of Adopt was applied
 	unfinished bool // a plan has failed since, and may have been carried out in part
+	unlisted   bool // the kernel may hold frontends that Held does not have: of an earlier process
 
 	// applying is held while a plan is applied, so that kept belongs to the state that the driver
 	// holds.
@@ -51,7 +52,7 @@ func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, ct.Close(), of.Close())
 	}
-	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{}), farms: newFarms()}
+	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{}), farms: newFarms(), unlisted: true}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -110,7 +111,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	// What was set aside is tried again, which no plan shows.
 	changed := !d.adopted || p.Len() > 0 || len(d.SetAside()) > 0
-	return &plan{p, d, d.frontendsWithout(want.Services), d.sourcesNow(), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
+	return &plan{p, d, d.frontendsWithout(ctx, want.Services, keep, p), d.sourcesNow(), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
 }
 
 // Update implements driver.Driver.
@@ -127,8 +128,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
-		cut, sweep := d.farms.follow(delta.Farms.Farms)
-		d.cleaner.clean(cleaning{filters: cut, sweep: sweep})
+		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
 		s.All = s.All || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.cut.suspect(s)
@@ -139,6 +139,9 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 // hasAdopted follows an adoption: what began or changed while nobody followed it is looked for.
 func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	changed = changed || d.unfinished
+	if want.Services != nil {
+		d.unlisted = kept.Services > 0
+	}
 	if want.Farms != nil {
 		d.farms.replace(want.Farms)
 	}

@@ -41,8 +41,8 @@ type Wanted struct {
 // Announcement says where this node answers for an address. It is immutable.
 type Announcement struct {
 	Interfaces []string // sorted; none: wherever the node has a subnet
-	// Returns differs from before if neighbours are to be told again: a node is back that may have
-	// announced the address, too, while the network between was parted.
+	// Returns differs from before if neighbours are to be told again: a node that may have announced
+	// the address, too, is back, or hears this one again.
 	Returns int
 }
 
@@ -66,7 +66,7 @@ type Compiler struct {
 	silent  map[string]bool // see SetSilent
 	regive  bool            // lacking has changed
 	gone    map[string]bool // nodes that have fallen silent since the last Update
-	returns int             // how often a node was heard again
+	returns int             // how often a node was heard again, or heard this one again
 	reelect bool            // one was since the last Update
 
 	issues []model.Issue // of the last call of Issues
@@ -137,15 +137,16 @@ func (c *Compiler) SetLacking(lacking bool) {
 }
 
 // SetSilent says which nodes are not heard from, which may be the own one if nobody hears it; the
-// next Update follows. They announce nothing.
+// next Update follows. They announce nothing. A node that is there with false does not hear this
+// one.
 func (c *Compiler) SetSilent(nodes map[string]bool) {
-	for name := range nodes {
-		if !c.silent[name] {
+	for name, is := range nodes {
+		if is && !c.silent[name] {
 			c.gone[name] = true
 		}
 	}
 	for name := range c.silent {
-		if !nodes[name] {
+		if _, still := nodes[name]; !still {
 			c.returns, c.reelect = c.returns+1, true
 		}
 	}

@@ -222,11 +222,24 @@ func TestSilentNode(t *testing.T) {
 		t.Error("it does not get all of them back")
 	}
 	// It may have been there all the time, and others have announced what this node does.
-	for a, is := range w.announced {
-		if before[a] == "n1" && is.Returns != 1 {
-			t.Errorf("neighbours are not told again of %s: %+v", a, is)
+	told := func(times int) {
+		t.Helper()
+		for a, is := range w.announced {
+			if before[a] == "n1" && is.Returns != times {
+				t.Errorf("neighbours are not told again of %s: %+v", a, is)
+			}
 		}
 	}
+	told(1)
+	// So has one that did not hear this node.
+	w.SetSilent(map[string]bool{"n2": false})
+	w.update()
+	if told(1); !maps.Equal(w.nodesOf(), before) {
+		t.Error("a node that does not hear this one loses addresses")
+	}
+	w.SetSilent(nil)
+	w.update()
+	told(2)
 }
 
 func (w *world) nodesOf() map[netip.Addr]string {

@@ -51,22 +51,26 @@ type result struct {
 	err   error
 }
 
-func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Duration) (*conn, error) {
+func (c *client) dial(proto model.Protocol, port uint16, to netip.AddrPort, timeout time.Duration) (*conn, error) {
 	network := "tcp"
 	if proto == model.UDP {
 		network = "udp"
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	d := net.Dialer{}
+	d := net.Dialer{Control: reuse}
+	var ip net.IP
+	if c.bind {
+		ip = c.from.AsSlice()
+	}
 	if proto == model.UDP {
-		from := &net.UDPAddr{Port: freshPort()}
-		if c.bind {
-			from.IP = c.from.AsSlice()
+		from := &net.UDPAddr{IP: ip, Port: int(port)}
+		if port == 0 {
+			from.Port = freshPort()
 		}
 		d.LocalAddr = from
-	} else if c.bind {
-		d.LocalAddr = &net.TCPAddr{IP: c.from.AsSlice()}
+	} else if c.bind || port != 0 {
+		d.LocalAddr = &net.TCPAddr{IP: ip, Port: int(port)}
 	}
 	nc, err := d.DialContext(ctx, network, to.String())
 	if err != nil {
@@ -76,6 +80,12 @@ func (c *client) dial(proto model.Protocol, to netip.AddrPort, timeout time.Dura
 		_ = tc.SetLinger(0) // so that no connection remains in TIME_WAIT
 	}
 	return &conn{Conn: nc, proto: proto, reader: bufio.NewReader(nc)}, nil
+}
+
+// reuse has a socket take a port that others have, too, whose connections go elsewhere.
+func reuse(_, _ string, raw syscall.RawConn) (err error) {
+	control := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+	return errors.Join(control, err)
 }
 
 var ports atomic.Uint32
@@ -165,7 +175,7 @@ func (c *client) once(s send, to netip.AddrPort, timeout time.Duration) (r resul
 		r.answer = answer{netip.AddrPortFrom(to.Addr(), 0), r.local}
 		r.err = ping(c.from, to.Addr(), c.next, timeout)
 	default:
-		conn, err := c.dial(s.proto, to, timeout)
+		conn, err := c.dial(s.proto, s.port, to, timeout)
 		if err != nil {
 			r.err = err
 			return r

@@ -28,7 +28,7 @@ func (r *run) expectOfFlow(c *client, s send, to netip.AddrPort) error {
 func (r *run) exchange(c *client, s send, to netip.AddrPort, timeout time.Duration) (res result) {
 	flow := r.flows[s.flow]
 	if flow == nil {
-		if flow, res.err = c.dial(s.proto, to, timeout); res.err != nil {
+		if flow, res.err = c.dial(s.proto, s.port, to, timeout); res.err != nil {
 			return res
 		}
 		r.flows[s.flow] = flow

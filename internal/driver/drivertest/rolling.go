@@ -80,7 +80,7 @@ func (r *run) tooEarly(t *testing.T) {
 		c, at, answered := r.client(from), netip.AddrPortFrom(r.addr(to, r.family), 80), make(chan error, 1)
 		go func() {
 			answered <- c.host.ns.Do(func() error {
-				flow, err := c.dial(model.TCP, at, patience)
+				flow, err := c.dial(model.TCP, 0, at, patience)
 				if err != nil {
 					return err
 				}

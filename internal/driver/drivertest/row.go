@@ -51,6 +51,7 @@ type step struct {
 	at       string        // names of the addresses in the Node object; "node" if empty
 	noPods   bool          // the Node object has no pod CIDR
 	restart  bool          // first, the driver is closed and opened again, and must find nothing to do
+	missed   bool          // no driver follows the change: the next one finds it
 	away     bool          // the driver is purged and closed, and comes back with the next step
 	pause    time.Duration // wait for the kernel's own time-outs
 	// Removed pods: from this step on, the node's routes to them lead nowhere, with or without an
@@ -77,6 +78,7 @@ type send struct {
 	flow  string // the same connection as others in the row with this name
 	size  int    // bytes of payload, in each direction
 	stray bool   // before the exchange, the backend sends a TCP segment outside any window on the flow
+	port  uint16 // that it is sent from; 0: any
 	fate  fate
 }
 
@@ -89,6 +91,7 @@ func icmp(from, to string, f fate) send {
 
 func (s send) on(flow string) send { s.flow = flow; return s }
 func (s send) of(size int) send    { s.size = size; return s }
+func (s send) at(port uint16) send { s.port = port; return s }
 func (s send) afterStray() send    { s.stray = true; return s }
 
 func (s send) String() string {

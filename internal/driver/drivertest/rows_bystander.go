@@ -1,6 +1,10 @@
 package drivertest
 
-import "sluice.dev/sluice/internal/model"
+import (
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
 
 // bystanderRows are about traffic that belongs to no service.
 func bystanderRows() []row {
@@ -11,6 +15,16 @@ func bystanderRows() []row {
 			tcp("node", "b:8080", by("b")), tcp("outside", "b:8080", by("b")), tcp("x", "a:8080", by("a")),
 			tcp("c", "outside:8080", by("outside")),
 			icmp("c", "b", by("b")), icmp("node", "x", by("x")), icmp("outside", "a", by("a")), icmp("outside", "node", by("node"))),
+		// The same tuple after translation, and replies to a port that is a node port
+		// (kubernetes/kubernetes#90258, #111682).
+		one("source ports that are in use twice", []svc{
+			{at: "vip", lb: "lb", ports: []port{httpNode, dnsNode}, on: "a x"}, {name: "far", ports: []port{http, dns}, on: "outside"}},
+			slices.Concat(twins("c", by("a x")), twins("node", by("a x").masked()), twins("outside", by("a x").masked()), []send{
+				tcp("node", "outside:8080", by("outside")).at(30080).on("own"), tcp("node", "outside:8080", by("outside")).at(30080).on("own"),
+				tcp("node", "vip:80", by("a x").masked()).at(30080).on("to a service"),
+				tcp("outside", "node:30080", by("a x").masked()).at(30080).on("to a node port"), udp("outside", "node:30053", by("a x").masked()).at(30053).on("to a node port, UDP"),
+				tcp("outside", "lb:80", by("a x").masked()).at(30080).on("to a load balancer"), udp("outside", "lb:53", by("a x").masked()).at(30053).on("to a load balancer, UDP"),
+			})...),
 		{name: "pods to the outside", config: config{outgoing: true}, steps: []step{{
 			services: []svc{{at: "vip", ports: []port{httpNode, dns}, on: "a b x"}, {name: "far", at: "vip2", ports: []port{http, dns}, on: "outside"}, {name: "host", on: "remote node"}},
 			sends: []send{
@@ -35,6 +49,19 @@ func bystanderRows() []row {
 			{name: "theirs", at: "vip2", on: "a", write: forAnother}, {at: "vip", on: "b"}, {name: "c", at: "vip3", on: "c"}},
 			tcp("a", "vip2:5555", by("c")), tcp("outside", "vip2:5555", by("c")), tcp("a", "vip:80", by("b"))),
 	}
+}
+
+// twins are connections of one source port to a service, and to the endpoints themselves that it has.
+func twins(from string, f fate) (all []send) {
+	for range 2 {
+		for proto, to := range map[model.Protocol][3]string{model.TCP: {"vip:80", "a:8080", "x:8080"}, model.UDP: {"vip:53", "a:8053", "x:8053"}} {
+			for i, fate := range []fate{f, by("a"), by("x")} {
+				s := send{from: from, to: to[i], proto: proto, fate: fate, port: 40001}
+				all = append(all, s.on(from+" "+proto.String()+" "+to[i]))
+			}
+		}
+	}
+	return all
 }
 
 // changedWay is about connections that go on when the way to the other node leads by another

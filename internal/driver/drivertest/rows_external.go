@@ -66,6 +66,10 @@ func externalRows() []row {
 			tcp("c", "lb:80", isDropped), tcp("node", "lb:80", isDropped),
 			tcp("outside2", "node:30080", by("a b").masked()), tcp("outside2", "ext:80", by("a b").masked()),
 			tcp("outside2", "vip:80", by("a b").masked())),
+		one("source ranges of one of two services with one load balancer address", []svc{
+			{at: "vip", lb: "lb", on: "a", ranges: []string{"outside"}}, {name: "other", at: "vip2", lb: "lb", ports: []port{dns}, on: "b"}},
+			tcp("outside2", "lb:80", isDropped), tcp("node", "lb:80", isDropped), tcp("outside", "lb:80", by("a").masked()),
+			udp("outside2", "lb:53", by("b").masked()), udp("node", "lb:53", by("b").masked()), udp("c", "lb:53", by("b").masked())),
 		one("source ranges with the node", []svc{{at: "vip", lb: "lb", on: "a b", ranges: []string{"node"}}},
 			tcp("node", "lb:80", by("a b").masked()), tcp("outside", "lb:80", isDropped)),
 		{name: "source ranges and a load balancer address that the node has", config: config{bound: "lb"}, steps: []step{

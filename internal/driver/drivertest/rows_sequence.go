@@ -57,6 +57,13 @@ func affinityRows() []row {
 			{services: sticky("a c", hours), sends: []send{
 				udp("c", "vip:53", oneOf("a c").hairpin().afterLoss()), udp("b", "vip:53", oneOf("a c"))}},
 		}},
+		{name: "affinity ends with a backend that drains", steps: []step{
+			{services: sticky("a", hours), sends: []send{
+				tcp("c", "vip:80", by("a")), tcp("c", "vip:80", by("a")).on("f"), udp("c", "vip:53", by("a")), tcp("outside", "node:30080", by("a").masked())}},
+			{services: sticky("a!draining b", hours), sends: []send{
+				tcp("c", "vip:80", by("b").afterLoss()), tcp("c", "vip:80", by("a")).on("f"), udp("c", "vip:53", by("b").afterLoss()),
+				tcp("outside", "node:30080", by("b").masked().afterLoss())}},
+		}},
 		affinityEndsWithRoute("blackhole", sticky, func(s *step) { s.blackhole = "a" }),
 		affinityEndsWithRoute("unreachable", sticky, func(s *step) { s.unreachable = "a" }),
 		{name: "affinity to a backend elsewhere and a change to a Local policy", steps: []step{
@@ -152,6 +159,11 @@ func flowRows() []row {
 			udp("outside", "node:30053", by(backend).masked()).on("node port"),
 		}
 	}
+	none := []send{
+		udp("c", "vip:53", isDropped).on("pod"), udp("node", "vip:53", isDropped).on("node"),
+		udp("outside", "node:30053", isRejected).on("node port"), udp("outside", "lb:53", isDropped).on("load balancer"),
+		udp("node", "node:30053", isRejected).on("own node port"),
+	}
 	udpNone := []send{udp("c", "vip:53", isRejected).on("pod"), udp("outside", "node:30053", isRejected).on("node port")}
 	tcpFlows := func(f func(string) fate) []send {
 		return []send{
@@ -213,6 +225,16 @@ func flowRows() []row {
 			{services: everywhere("a"), sends: late("a")},
 			{services: everywhere("a"), away: true, sends: late("a")},
 			{services: everywhere("b"), sends: late("b")},
+		}},
+		// kubernetes/kubernetes#139629, #141371, also while nobody follows.
+		{name: "UDP flows of a service that goes", steps: []step{
+			{services: web("a"), sends: udpFlows("a")},
+			{sends: none},
+			{services: web("b"), sends: udpFlows("b")},
+			{missed: true, sends: none},
+			{services: web("a"), missed: true, sends: udpFlows("a")},
+			{services: web(""), missed: true, sends: udpNone},
+			{services: web("x"), missed: true, sends: udpFlows("x")},
 		}},
 		{name: "UDP flow begun before its service", steps: []step{
 			{services: []svc{{name: "other", at: "vip2", ports: ports[1:], on: "a"}}, sends: []send{udp("c", "vip:53", isDropped).on("f")}},

@@ -279,7 +279,7 @@ func (r *run) neededBy(row row) driver.Capability {
 		need |= driver.Outgoing
 	}
 	for i, s := range row.steps {
-		if s.restart {
+		if s.restart || s.missed {
 			need |= driver.Survives
 		}
 		if s.away && i > 0 {
@@ -332,6 +332,12 @@ func (r *run) step(t *testing.T, i int, s step) {
 	switch {
 	case s.away:
 		r.leave(t)
+	case s.missed:
+		if err := r.driver.Close(); err != nil {
+			t.Fatalf("close the driver: %v", err)
+		}
+		r.reopen(t)
+		r.adopt(t, false)
 	case !r.adopted:
 		r.adopt(t, false)
 	default:
