@@ -325,7 +325,7 @@ func (a *adoption) planChains() {
 	}
 	now.Create(b, func(name string) bool { return a.have.Chains[name] }, func(name string) bool { return a.have.Counters[name] })
 	gone := slices.DeleteFunc(program.Missing(a.have.Chains, now.Chains), a.d.prog.HasChain)
-	b.Stepwise = a.sameProgram() && len(program.Missing(now.Chains, a.have.Chains))+len(gone) > 0
+	b.Stepwise = b.Stepwise || a.sameProgram() && len(program.Missing(now.Chains, a.have.Chains))+len(gone) > 0
 	if a.kept.Policy > 0 {
 		kept := slices.DeleteFunc(slices.Clone(gone), a.isObsolete)
 		now.Keep(kept, a.have.Rules)
@@ -423,7 +423,8 @@ func (a *adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
 		return
 	}
 	if ok {
-		a.change.batch.Delete(&there)
+		a.change.batch.Replace(&there, e)
+		return
 	}
 	a.change.batch.Add(e)
 }
