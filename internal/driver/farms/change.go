@@ -51,6 +51,7 @@ type change struct {
 	claims  *claiming
 	lists   listChange
 	covers  []int // interfaces with chains, afterwards
+	led     bool  // packets are led elsewhere, and look up other elements there
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh *state.Farms
 	// beside plans the same in a table that serves while the one of another program makes way.
@@ -89,10 +90,12 @@ func (c *change) put(had map[elementKey]nft.Element, e *nft.Element) {
 	if there && old.SameValue(e) {
 		return
 	}
-	if there {
-		c.batch.Delete(&old)
+	if !there {
+		c.batch.Add(e)
+		return
 	}
-	c.batch.Add(e)
+	c.batch.Replace(&old, e)
+	c.led = c.led || e.Set.Verdict
 }
 
 // chains plans the chains that came into use, and goes without those that nobody uses any more.
@@ -121,7 +124,7 @@ func (c *change) chains() {
 			c.batch.DeleteHelper(&c.batch.After, h.Name)
 		}
 	}
-	c.batch.Stepwise = len(created)+len(gone) > 0
+	c.batch.Stepwise = len(created)+len(gone) > 0 || c.led
 }
 
 func (c *change) create(chains []nft.Chain) {
