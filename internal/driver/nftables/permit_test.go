@@ -270,8 +270,8 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 	}
 	empty := state.NewPolicy()
 	update(t, d, state.Delta{Policy: policyDelta(want.Policy, empty)})
-	if n := len(d.prog.Names) + d.chainRefs.RuleCount() + len(d.chainRefs.Counters); n != 2*4*2 {
-		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*4*2)
+	if n := len(d.prog.Names) + d.chainRefs.RuleCount() + len(d.chainRefs.Counters); n != 2*3*2 {
+		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*3*2)
 	}
 	want.Policy = empty
 	d.doubt = true
