@@ -194,10 +194,5 @@ func silent(err error) bool {
 		errors.Is(err, unix.EAGAIN) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// unroutable reports whether an error means that the node has no route to the destination.
-func unroutable(err error) bool {
-	return errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EINVAL)
-}
-
 // refused reports whether an error means a TCP reset to a SYN, or an ICMP port unreachable.
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

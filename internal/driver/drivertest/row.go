@@ -122,7 +122,6 @@ type fate struct {
 	// Answered: "" if the backends see the client's own address, "node" if the node's, "hairpin" if
 	// the node's only for a client on the backend's own host.
 	source string
-	lossy  bool // answered: the first packet of each client may be lost
 	sticky bool // answered: only one of the backends is ever seen
 }
 
@@ -145,10 +144,6 @@ func (f fate) masked() fate { f.source = "node"; return f }
 
 // hairpin is the same fate, but a backend that is the client itself sees the node's address.
 func (f fate) hairpin() fate { f.source = "hairpin"; return f }
-
-// afterLoss is the same fate, but only from a client's second packet on: the first makes the driver
-// forget the client's backend.
-func (f fate) afterLoss() fate { f.lossy = true; return f }
 
 func (f fate) String() string {
 	if f.outcome != answered {

@@ -52,17 +52,17 @@ func affinityRows() []row {
 			{services: sticky("a", hours), sends: []send{
 				tcp("c", "vip:80", by("a")), udp("c", "vip:53", by("a")), tcp("outside", "node:30080", by("a").masked())}},
 			{services: sticky("b x", hours), sends: []send{
-				tcp("c", "vip:80", oneOf("b x").afterLoss()), udp("c", "vip:53", oneOf("b x").afterLoss()),
-				tcp("outside", "node:30080", oneOf("b x").masked().afterLoss())}},
+				tcp("c", "vip:80", oneOf("b x")), udp("c", "vip:53", oneOf("b x")),
+				tcp("outside", "node:30080", oneOf("b x").masked())}},
 			{services: sticky("a c", hours), sends: []send{
-				udp("c", "vip:53", oneOf("a c").hairpin().afterLoss()), udp("b", "vip:53", oneOf("a c"))}},
+				udp("c", "vip:53", oneOf("a c").hairpin()), udp("b", "vip:53", oneOf("a c"))}},
 		}},
 		{name: "affinity ends with a backend that drains", steps: []step{
 			{services: sticky("a", hours), sends: []send{
 				tcp("c", "vip:80", by("a")), tcp("c", "vip:80", by("a")).on("f"), udp("c", "vip:53", by("a")), tcp("outside", "node:30080", by("a").masked())}},
 			{services: sticky("a!draining b", hours), sends: []send{
-				tcp("c", "vip:80", by("b").afterLoss()), tcp("c", "vip:80", by("a")).on("f"), udp("c", "vip:53", by("b").afterLoss()),
-				tcp("outside", "node:30080", by("b").masked().afterLoss())}},
+				tcp("c", "vip:80", by("b")), tcp("c", "vip:80", by("a")).on("f"), udp("c", "vip:53", by("b")),
+				tcp("outside", "node:30080", by("b").masked())}},
 		}},
 		affinityEndsWithRoute("blackhole", sticky, func(s *step) { s.blackhole = "a" }),
 		affinityEndsWithRoute("unreachable", sticky, func(s *step) { s.unreachable = "a" }),
@@ -98,7 +98,7 @@ func affinityRows() []row {
 			{services: localSticky("a x", hours), sends: []send{tcp("outside", "lb:80", by("a")), tcp("outside2", "node:30080", by("a"))}},
 			{services: localSticky("a b x", hours), sends: []send{tcp("outside", "lb:80", by("a")), tcp("outside2", "node:30080", by("a"))}},
 			{services: localSticky("b x", hours), sends: []send{
-				tcp("outside", "lb:80", by("b").afterLoss()), tcp("outside2", "node:30080", by("b").afterLoss())}},
+				tcp("outside", "lb:80", by("b")), tcp("outside2", "node:30080", by("b"))}},
 		}},
 	}
 }

@@ -462,15 +462,7 @@ func (r *run) expectAnswers(clients []*client, s send, to netip.AddrPort) error 
 	missing := len(seen)
 	var first netip.AddrPort
 	for try := range mostTries {
-		mayLose := s.fate.lossy && try < len(clients)
-		timeout := patience
-		if mayLose {
-			timeout = silence
-		}
-		res := clients[try%len(clients)].once(s, to, timeout)
-		if mayLose && (silent(res.err) || unroutable(res.err)) {
-			continue
-		}
+		res := clients[try%len(clients)].once(s, to, patience)
 		if err := r.judge(s, res, seen); err != nil {
 			return fmt.Errorf("try %d: %w", try+1, err)
 		}

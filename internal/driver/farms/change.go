@@ -57,6 +57,7 @@ type change struct {
 	covers  []int               // interfaces with chains, afterwards
 	served  map[string]bool     // chains of interfaces where farms are served
 	hooks   map[string]nft.Hook // that an adoption found
+	led     bool                // packets are led elsewhere, and look up other elements there
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh *state.Farms
 	// beside plans the same in a table that serves while the one of another program makes way.
@@ -95,11 +96,12 @@ func (c *change) put(had map[elementKey]nft.Element, e *nft.Element) {
 	if there && old.SameValue(e) {
 		return
 	}
-	if there {
-		c.batch.Replace(e)
+	if !there {
+		c.batch.Add(e)
 		return
 	}
-	c.batch.Add(e)
+	c.batch.Replace(&old, e)
+	c.led = c.led || e.Set.Verdict
 }
 
 // chains plans the chains that came into use, and goes without those that nobody uses any more. Base
@@ -116,7 +118,7 @@ func (c *change) chains() {
 			c.refs[name] = r
 			created = append(created, chain)
 		case r.uses > 0 && r.idle:
-			c.turn(name, r.make())
+			c.turn(name, c.p.lookAgain(r.make()))
 		case r.uses == 0 && r.was > 0 && !r.idle && c.stays(name, r):
 			c.turn(name, nft.Chain{Name: name})
 		case r.uses == 0 && r.was > 0 && !r.idle:
@@ -133,7 +135,7 @@ func (c *change) chains() {
 			c.batch.DeleteHelper(&c.batch.After, h.Name)
 		}
 	}
-	c.batch.Stepwise = c.batch.Stepwise || len(created)+len(gone) > 0
+	c.batch.Stepwise = c.batch.Stepwise || len(created)+len(gone) > 0 || c.led
 }
 
 // stays reports whether a chain that nothing uses is a base chain that goes on being there.

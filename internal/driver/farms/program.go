@@ -135,7 +135,7 @@ func (p *program) family(is4 bool) *family {
 // set adds a set.
 func (p *program) set(name, comment string, s nft.Set) *nft.Set {
 	s.ID, s.Name, s.Comment = uint32(len(p.sets)+1), name, comment
-	s.Early = !s.Verdict && !s.Dynamic
+	s.Early = s.Early || !s.Verdict && !s.Dynamic
 	p.sets = append(p.sets, &s)
 	if p.looks && s.Verdict && s.Ranges {
 		next := s
@@ -182,7 +182,7 @@ func (p *program) newFamily(ip nft.Family) *family {
 func (fp *family) addMemory(p *program, set func(name, comment string, s nft.Set) *nft.Set) {
 	number, backend := []nft.Field{nft.Mark}, []nft.Field{fp.ip.Daddr, nft.Dport}
 	source := append(number[:1:1], fp.ip.Saddr)
-	fp.stages = set("stages", "stage . farm : what it does in the stage", nft.Set{Key: []nft.Field{nft.Mark, nft.Mark}, Verdict: true})
+	fp.stages = set("stages", "stage . farm : what it does in the stage", nft.Set{Key: []nft.Field{nft.Mark, nft.Mark}, Verdict: true, Early: true})
 	fp.rates = set("rates", "farm . source : how often it connects", nft.Set{Key: source, Dynamic: true, Size: p.clients})
 	fp.counts = set("counts", "farm . source : its connections", nft.Set{Key: source, Dynamic: true, Counts: true, Size: p.clients})
 	fp.backendLimits = set("backend-limits", "farm . backend : how many connections it may have", nft.Set{Key: append(number[:1:1], backend...), Verdict: true})

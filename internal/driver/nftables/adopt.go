@@ -502,7 +502,8 @@ func (a *adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
 		return
 	}
 	if ok {
-		a.change.batch.Delete(&there)
+		a.change.batch.Replace(&there, e)
+		return
 	}
 	a.change.batch.Add(e)
 }

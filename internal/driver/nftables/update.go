@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,6 +76,7 @@ type change struct {
 	// unremember is set if a frontend with affinity lost a backend for some client.
 	affinityLost bool
 	again        int                    // elements that have packets judged again
+	later        []*nft.Set             // in which elements go in the last step
 	old          map[setKey]nft.Element // scratch
 }
 
@@ -97,7 +97,11 @@ func (c *change) add(e *nft.Element) {
 }
 
 func (c *change) remove(e *nft.Element) {
-	c.batch.Delete(e)
+	if slices.Contains(c.later, e.Set) {
+		c.batch.DeleteLast(e)
+	} else {
+		c.batch.Delete(e)
+	}
 	c.sums[e.Set.ID].remove(e)
 }
 
@@ -116,7 +120,10 @@ func (c *change) replace(before, after func(yield func(*nft.Element))) {
 				if old.SameValue(e) {
 					return
 				}
-				c.remove(&old)
+				c.batch.Replace(&old, e)
+				c.sums[e.Set.ID].remove(&old)
+				c.sums[e.Set.ID].add(e)
+				return
 			}
 			c.add(e)
 		})
@@ -152,8 +159,12 @@ func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool
 func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
 	c.d.prog.FrontendChains(k, after, c.use)
 	c.d.prog.FrontendChains(k, before, c.release)
+	c.later = c.d.prog.Later(k, before, after)
 	c.replace(elementsOf(k, before, c.d.prog.FrontendElements), elementsOf(k, after, c.d.prog.FrontendElements))
-	c.sources(k, before, after)
+	if before == nil || after == nil || !slices.Equal(before.SourceRanges, after.SourceRanges) {
+		c.replace(elementsOf(k, before, c.d.prog.SourceElements), elementsOf(k, after, c.d.prog.SourceElements))
+	}
+	c.later = nil
 	c.affinityLost = c.affinityLost || losesAffinity(before, after)
 }
 
@@ -217,14 +228,6 @@ func sumNote(s *nft.Set, sum sum) string {
 		return ""
 	}
 	return fmt.Sprintf("%s: %d elements, digest %016x", s.Name, sum.count, sum.digest)
-}
-
-// sources plans the difference between the ranges of a frontend.
-func (c *change) sources(k state.FrontendKey, before, after *state.Frontend) {
-	var none state.Frontend
-	diffPrefixes(cmp.Or(before, &none).SourceRanges, cmp.Or(after, &none).SourceRanges,
-		func(r netip.Prefix) { c.d.prog.SourceElements(k, r, c.remove) },
-		func(r netip.Prefix) { c.d.prog.SourceElements(k, r, c.add) })
 }
 
 // diffPrefixes yields what two sorted lists do not share.

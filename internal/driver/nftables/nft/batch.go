@@ -25,7 +25,9 @@ type Batch struct {
 	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*Set]*part
-	standing, stood      map[*Set]*part // elements of maps that stand in for others: they come, and go
+	// firstAdditions and lastDeletions are of the first and the last step.
+	firstAdditions, lastDeletions map[*Set]*part
+	standing, stood               map[*Set]*part // elements of maps that stand in for others: they come, and go
 
 	// Stepwise: one transaction creates the new chains and what they look up, the next leads
 	// packets to them and away from the old ones, and a last one removes the old chains and what
@@ -60,7 +62,8 @@ type part struct {
 
 // NewBatch returns an empty batch for the table, of family inet.
 func NewBatch(table string) *Batch {
-	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"}, deletions: map[*Set]*part{}, additions: map[*Set]*part{},
+	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"},
+		deletions: map[*Set]*part{}, additions: map[*Set]*part{}, firstAdditions: map[*Set]*part{}, lastDeletions: map[*Set]*part{},
 		standing: map[*Set]*part{}, stood: map[*Set]*part{}}
 	for _, p := range []*part{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
@@ -93,17 +96,41 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 	b.Changes++
 }
 
-// Add and Delete add an element to its set, and delete it.
-func (b *Batch) Add(e *Element)    { b.element(b.partOf(b.additions, e.Set), e, false); b.Changes++ }
-func (b *Batch) Delete(e *Element) { b.element(b.partOf(b.deletions, e.Set), e, true); b.Changes++ }
+// Add and Delete add an element to its set, and delete it: of an Early one in the first step, and in
+// the last one.
+func (b *Batch) Add(e *Element) {
+	to := b.additions
+	if e.Set.Early {
+		to = b.firstAdditions
+	}
+	b.element(b.partOf(to, e.Set), e, false)
+	b.Changes++
+}
+func (b *Batch) Delete(e *Element) {
+	from := b.deletions
+	if e.Set.Early {
+		from = b.lastDeletions
+	}
+	b.element(b.partOf(from, e.Set), e, true)
+	b.Changes++
+}
 
-// Replace gives an element another value. Until it has that, the map that stands in for its set has
-// it, if there is one.
-func (b *Batch) Replace(e *Element) {
-	b.Delete(e)
-	b.Add(e)
-	if s := e.Set.StandIn; s != nil && !b.AtOnce {
-		e := *e
+// DeleteLast deletes an element in the last step, of any set: what looks it up was led there by what
+// the step before deletes.
+func (b *Batch) DeleteLast(e *Element) {
+	b.element(b.partOf(b.lastDeletions, e.Set), e, true)
+	b.Stepwise = !b.AtOnce
+	b.Changes++
+}
+
+// Replace deletes an element and adds another one with its key, in one step. Until then the map
+// that stands in for the set has the new one, if there is one.
+func (b *Batch) Replace(old, now *Element) {
+	b.element(b.partOf(b.deletions, old.Set), old, true)
+	b.element(b.partOf(b.additions, now.Set), now, false)
+	b.Changes += 2
+	if s := now.Set.StandIn; s != nil && !b.AtOnce {
+		e := *now
 		e.Set = s
 		b.Stepwise = true
 		b.element(b.partOf(b.standing, s), &e, false)
@@ -115,7 +142,9 @@ func (b *Batch) Replace(e *Element) {
 func (b *Batch) Hint(e *Element) { b.element(b.partOf(b.additions, e.Set), e, false) }
 
 // Changed reports whether elements of the set are added or deleted one by one.
-func (b *Batch) Changed(s *Set) bool { return b.additions[s] != nil || b.deletions[s] != nil }
+func (b *Batch) Changed(s *Set) bool {
+	return b.additions[s] != nil || b.deletions[s] != nil || b.firstAdditions[s] != nil || b.lastDeletions[s] != nil
+}
 
 // Note replaces an element that says something of the table: it deletes old before all else of the
 // batch, and adds now after all else. Neither counts as a change; both may be nil.
@@ -347,18 +376,21 @@ func (b *Batch) counter(a *Attrs, name string) {
 
 // transactions are the parts in their order.
 func (b *Batch) transactions() [][]*part {
-	early := func(s *Set) bool { return b.Stepwise && s.Early }
-	others := func(s *Set) bool { return !early(s) }
-	first := append([]*part{&b.unnoted, &b.Before}, sortedParts(b.additions, early)...)
-	second := slices.Concat(sortedParts(b.deletions, others), sortedParts(b.additions, others), []*part{&b.Turn})
-	third := append(sortedParts(b.deletions, early), &b.After, &b.notes)
+	before, after := []*part{&b.unnoted, &b.Before}, []*part{&b.After, &b.notes}
+	deletions, additions := sortedParts(b.deletions), sortedParts(b.additions)
+	first, last := sortedParts(b.firstAdditions), sortedParts(b.lastDeletions)
 	if b.Stepwise {
-		return [][]*part{append(first, sortedParts(b.standing, nil)...), second, append(sortedParts(b.stood, nil), third...)}
+		return [][]*part{
+			slices.Concat(before, first, sortedParts(b.standing)),
+			slices.Concat(deletions, additions, []*part{&b.Turn}),
+			slices.Concat(sortedParts(b.stood), last, after),
+		}
 	}
+	elements := slices.Concat(deletions, last, first, additions, []*part{&b.Turn}) // what goes may be in the way of what comes
 	if b.Fresh {
-		return [][]*part{slices.Concat(first, second, []*part{&b.After}), {&b.entries, &b.notes}}
+		return [][]*part{slices.Concat(before, elements, []*part{&b.After}), {&b.entries, &b.notes}}
 	}
-	return [][]*part{slices.Concat(first, second, third)}
+	return [][]*part{slices.Concat(before, elements, after)}
 }
 
 // buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
@@ -380,12 +412,10 @@ func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
 	return bufs, binary.NativeEndian.Uint32(last.B[at+8:])
 }
 
-// sortedParts are the parts of all sets, or of some, in the order of the sets' numbers.
-func sortedParts(parts map[*Set]*part, some func(*Set) bool) (sorted []*part) {
-	for s, p := range parts {
-		if some == nil || some(s) {
-			sorted = append(sorted, p)
-		}
+// sortedParts are the parts of all sets, in the order of the sets' numbers.
+func sortedParts(parts map[*Set]*part) (sorted []*part) {
+	for _, p := range parts {
+		sorted = append(sorted, p)
 	}
 	slices.SortFunc(sorted, func(a, b *part) int { return cmp.Compare(a.set.ID, b.set.ID) })
 	return sorted
@@ -403,10 +433,10 @@ func (b *Batch) String() string {
 	var out strings.Builder
 	b.Before.print(&out, b.labels)
 	b.entries.print(&out, b.labels)
-	for _, p := range sortedParts(b.deletions, nil) {
+	for _, p := range append(sortedParts(b.deletions), sortedParts(b.lastDeletions)...) {
 		p.printElements(&out, "delete")
 	}
-	for _, p := range sortedParts(b.additions, nil) {
+	for _, p := range append(sortedParts(b.firstAdditions), sortedParts(b.additions)...) {
 		p.printElements(&out, "add")
 	}
 	b.After.print(&out, b.labels)

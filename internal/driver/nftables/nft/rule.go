@@ -254,12 +254,6 @@ func (r Rule) Vmap(s *Set, key ...Field) Rule {
 	return r.Load(0, key...).Follow(s, 0)
 }
 
-// DNAT translates to what the map holds for the key, if it does.
-func (r Rule) DNAT(f Family, s *Set, key ...Field) Rule {
-	r.load(key)
-	return r.translate(f, s)
-}
-
 // Pick translates to the backend in a random slot out of n.
 func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
 	if n == 1 {

@@ -378,10 +378,6 @@ func (fp *Family) serviceChains() []nft.Chain {
 		{Name: n("remember"), Comment: "session affinity: learn or renew the chosen backend", Rules: []nft.Rule{
 			rule().Vmap(fp.learn, origFrontend(f)...),
 		}},
-		{Name: n("forget"), Comment: "the remembered backend is no longer one: the client's next try chooses anew", Rules: []nft.Rule{
-			rule().Family(f).Delete(fp.Affinity, clientOf(f), []nft.Field{f.Daddr, nft.Dport}),
-			rule().Drop(),
-		}},
 		masquerade,
 	}
 	for _, size := range sizeClasses {
@@ -461,10 +457,10 @@ func (fp *Family) learnChain(d time.Duration) nft.Chain {
 	f, client, backend := fp.IP, clientOf(fp.IP), []nft.Field{fp.IP.Daddr, nft.Dport}
 	size := fp.Affinity.Size
 	return nft.Chain{Name: fp.learnName(d), Comment: fmt.Sprintf("remember for %s", d), Rules: []nft.Rule{
-		rule().Family(f).NotIn(fp.affineBackends, append(origFrontend(f), backend...)...).Jump(fp.IP.Name + "-forget"),
 		// An update renews an element's time and leaves its data, which is right: an element that
 		// is there is where this connection was sent, or where another one of the client, just
-		// before it.
+		// before it. Whether it is still a backend is asked when the client comes back: a packet
+		// that is dropped here is lost.
 		rule().Family(f).HasData(fp.Affinity, make([]byte, f.Bits/8), client).Update(fp.Affinity, d, client, backend).Return(),
 		rule().Family(f).OverLimit(fp.learning, max(1, uint64(size/learnRate)/uint64(d/time.Second)), size/LearnBurst, d, origFrontend(f)).Return(),
 		rule().Family(f).Update(fp.Affinity, d, client, backend),

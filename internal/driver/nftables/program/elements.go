@@ -2,6 +2,7 @@ package program
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/driver/nftables/nft"
@@ -42,9 +43,7 @@ func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)
 	}
 	for k, f := range s.Frontends {
 		p.FrontendElements(k, f, yield)
-		for _, c := range f.SourceRanges {
-			p.SourceElements(k, c, yield)
-		}
+		p.SourceElements(k, f, yield)
 	}
 }
 
@@ -158,10 +157,40 @@ func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield
 		mark(fp.restricted)
 	}
 	if timeout := AffinityTimeout(f); timeout > 0 {
-		mark(fp.affine)
 		put(fp.learn, nft.Goto(fp.learnName(timeout)))
 		fp.affineElements(k, f, yield)
 	}
+}
+
+// Later are the sets in which elements of a frontend go later than in others, as packets that found
+// it as it was before look them up still. It serves nobody where it goes, or has no backends any
+// more.
+func (p *Program) Later(k state.FrontendKey, before, after *state.Frontend) (sets []*nft.Set) {
+	if before == nil || after == nil {
+		return nil
+	}
+	fp := p.Family(k.Addr.Is4())
+	if len(before.Backends) > 0 && len(after.Backends) > 0 {
+		if old := fp.slots(class(len(before.Backends)), false); old != fp.slots(class(len(after.Backends)), false) {
+			sets = append(sets, old)
+		}
+	}
+	if before.LocalOnly && len(before.Local) > 0 && (!after.LocalOnly || len(after.Local) > 0) {
+		if old := fp.slots(class(len(before.Local)), true); !after.LocalOnly || old != fp.slots(class(len(after.Local)), true) {
+			sets = append(sets, old)
+		}
+	}
+	if len(before.SourceRanges) > 0 {
+		sets = append(sets, fp.Sources)
+	}
+	return sets
+}
+
+// Late reports whether the set is one that Later may name.
+func (p *Program) Late(s *nft.Set) bool {
+	return slices.ContainsFunc(p.Families[:], func(fp *Family) bool {
+		return s == fp.Sources || slices.Contains(fp.Backends[:], s) || slices.Contains(fp.localBackends[:], s)
+	})
 }
 
 // staged reports whether the frontend's connections pass the stages before a

@@ -75,7 +75,6 @@ func TestFrontendElements(t *testing.T) {
 		}},
 		{"source ranges and affinity", state.Frontend{Service: name, Affinity: time.Hour, Backends: addrPorts("10.1.0.1:8080"),
 			SourceRanges: prefixes("192.0.2.0/23", "fd00::/8")}, []string{
-			`ip-affine { 10.96.0.1 . tcp . 80 }`,
 			`ip-affine-to { 10.96.0.1 . tcp . 80 . 10.1.0.1 . 8080 }`,
 			`ip-backends { 0 . 10.96.0.1 . tcp . 80 : 10.1.0.1 . 8080 }`,
 			`ip-frontends { 10.96.0.1 . tcp . 80 comment "shop/web" : goto ip-pick-1 }`,

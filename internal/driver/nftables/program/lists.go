@@ -107,6 +107,8 @@ func (fp *Family) serviceListChains(l nft.Lists) []nft.Chain {
 	if fp.snat != nil {
 		masquerade = goTo(n("masquerade"))
 	}
+	kept, at := rule("session affinity").Family(f).FindIn(f, fp.Affinity, fp.affineBackends, false)
+	lost, _ := rule("the client's backend is no longer one").Family(f).FindIn(f, fp.Affinity, fp.affineBackends, true)
 	return []nft.Chain{
 		{Name: n("services"), Comment: "where every new connection is looked up", Rules: concat([]nft.Rule{
 			// A rule of its own and not a verdict of the map. To validate a verdict the kernel
@@ -120,7 +122,8 @@ func (fp *Family) serviceListChains(l nft.Lists) []nft.Chain {
 		}))},
 		{Name: n("stages"), Comment: "what some frontends have before the choice of a backend", Rules: concat([]nft.Rule{
 			rule("loadBalancerSourceRanges").Family(f).In(fp.restricted, frontend...).Jump(n("sources")),
-			rule("session affinity").Family(f).In(fp.affine, frontend...).DNAT(f, fp.Affinity, f.Saddr, f.Daddr, nft.L4Proto, nft.Dport),
+			kept.Destination(f, at, at+nft.Registers(f.Daddr)),
+			lost.Delete(fp.Affinity, fp.Affinity.Key, fp.Affinity.Data),
 		}, l.Rules(rule("from a pod").Family(f), fp.PodCIDRs, f.Saddr, nft.Rule.Return), []nft.Rule{
 			rule("externalTrafficPolicy Local, seen from outside").Family(f).FromNode(false).Vmap(fp.outside, frontend...),
 		})},
@@ -135,7 +138,9 @@ func (fp *Family) serviceListChains(l nft.Lists) []nft.Chain {
 		{Name: n("keep"), Comment: "externalTrafficPolicy Local: the client's address is kept, but for the node's own and for pods of other nodes", Rules: concat([]nft.Rule{
 			masquerade(rule().FromNode(true)),
 			ours.In(fp.hairpins, f.Saddr, f.Daddr).Masquerade(),
-		}, l.Rules(ours, fp.ownCIDRs, f.Saddr, nft.Rule.Return), l.Rules(ours, fp.PodCIDRs, f.Saddr, masquerade))},
+		}, l.Rules(ours, fp.ownCIDRs, f.Saddr, nft.Rule.Return), l.Rules(ours, fp.PodCIDRs, f.Saddr, masquerade), []nft.Rule{
+			masquerade(rule("to a backend elsewhere, chosen before the policy was Local").Family(f).NotIn(fp.hairpins, f.Daddr, f.Daddr)),
+		})},
 	}
 }
 

@@ -1,6 +1,7 @@
 package program
 
 import (
+	"slices"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -40,9 +41,10 @@ var (
 		}},
 		{"maps that packets fill", "5.4", []string{"nf_tables", "nft_ct"}, func(p *Program) {
 			clients := p.AddSet(&nft.Set{Name: "clients", Dynamic: true, Size: 16, Key: clientOf(nft.IPv4), Data: backend})
+			stay, _ := rule().FindIn(nft.IPv4, clients, p.AddSet(&nft.Set{Name: "backends", Key: slices.Concat(frontend, backend)}), false)
 			p.try(nft.FilterHook(unix.NF_INET_POST_ROUTING, 0),
 				rule().Update(clients, time.Minute, clients.Key, backend), rule().Delete(clients, clients.Key, backend),
-				rule().HasData(clients, make([]byte, 4), clients.Key))
+				rule().HasData(clients, make([]byte, 4), clients.Key), stay)
 		}},
 		{"a limit for each element", "4.3", []string{"nft_limit"}, func(p *Program) {
 			learning := p.AddSet(&nft.Set{Name: "learning", Dynamic: true, Size: 16, Key: origFrontend(nft.IPv4)})

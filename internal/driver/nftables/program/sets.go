@@ -16,7 +16,7 @@ type Family struct {
 	Frontends, outside                          *nft.Set    // verdict maps: what a client addresses → the chain that serves it
 	Backends, localBackends                     [2]*nft.Set // a slot of a frontend → the backend in it; of small and of large size classes
 	staged, restricted, Sources                 *nft.Set
-	affine, Affinity, affineBackends, learn     *nft.Set
+	Affinity, affineBackends, learn             *nft.Set
 	learning                                    *nft.Set // what each frontend may still learn
 	masquerade, hairpins                        *nft.Set
 	clusterIPs, OtherIPs                        *nft.Set
@@ -78,8 +78,6 @@ func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
 	// nft 1.0.6 reads no typeof of five parts, and a mark is a number that it lists without.
 	fp.Sources = p.AddSet(&nft.Set{Name: name("sources"), Key: []nft.Field{nft.Mark, f.Daddr, nft.L4Proto, nft.Dport, f.Saddr},
 		Comment: "loadBalancerSourceRanges: length . service address . network"})
-	fp.affine = p.AddSet(&nft.Set{Name: name("affine"), Key: frontend,
-		Comment: "frontends with session affinity"})
 	fp.Affinity = p.AddSet(&nft.Set{Name: name("affinity"), Typeof: true, Dynamic: true, Size: clients,
 		Key: []nft.Field{f.Saddr, f.Daddr, nft.L4Proto, nft.Dport}, Data: []nft.Field{f.Daddr, nft.Dport},
 		Comment: "client and service address : the backend it was sent to"})

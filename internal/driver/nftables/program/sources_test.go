@@ -54,7 +54,7 @@ func TestSourcesAreWhatTheRangesHold(t *testing.T) {
 		k := state.FrontendKey{Addr: random(), Protocol: model.TCP, Port: 80}
 		elements := map[nft.ElementKey]bool{}
 		for _, c := range ranges {
-			p.SourceElements(k, c, func(e *nft.Element) {
+			p.rangeElements(k, c, func(e *nft.Element) {
 				if elements[e.ElementKey] {
 					t.Fatalf("%v: %v occurs twice", ranges, e)
 				}
