@@ -47,7 +47,7 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	if p.MultiHop {
 		peer.Hops = maxHops
 	}
-	if secret, ok := c.password(p.PasswordSecret); !ok {
+	if secret, ok := c.password(p.Ref()); !ok {
 		return nil
 	} else if secret != "" {
 		peer.Password = secret
