@@ -154,6 +154,16 @@ func (s *Store) Missing() []model.Issue {
 	return list
 }
 
+// Awaited returns an object that is waited for; false: none is.
+func (s *Store) Awaited() (model.Ref, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, w := range s.waiting {
+		return w.ref, true
+	}
+	return model.Ref{}, false
+}
+
 // left returns what is gone and named by pods alone that are leaving, too.
 func (s *Store) left() map[model.Ref]bool {
 	left := map[model.Ref]bool{}
