@@ -6,7 +6,6 @@ package program
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -173,11 +172,7 @@ func (p *Program) writeNote() string {
 			r.Write(&a, TableName, c.Name)
 		}
 	}
-	example := nft.Lists{}
-	for _, list := range p.Networks {
-		example[list] = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1)}
-	}
-	chains := p.ListChains(example)
+	chains := p.ListChains(ExampleLists(p.Networks))
 	for _, fp := range p.Families {
 		chains = append(chains, fp.learnChain(time.Second))
 	}
