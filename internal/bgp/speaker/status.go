@@ -252,7 +252,7 @@ func (s *Speaker) count() {
 		var c counts
 		most := uint64(p.added.MaxRoutes) * bgp.RejectedToo
 		for _, f := range now.AfiSafis {
-			if most > 0 && f.GetState().GetReceived() > most {
+			if most > 0 && p.excess == "" && f.GetState().GetReceived() > most {
 				s.exceeds(p, fmt.Sprintf("more than %d routes of a family, those that its filters reject included", most))
 			}
 			c.received += int(f.GetState().GetReceived())

@@ -20,7 +20,7 @@ type ruleKey struct {
 type rules struct{ imports, exports []speaker.Rule }
 
 // rulesOf are what the filters of a BGPPeer say of routes of the session's family, the same slices
-// for all nodes that are peers by it. In the store a BGPPeer waits for its filters, so all are there.
+// for all nodes that are peers by it. A BGPPeer of the store has waited for all of them.
 func (c *Compiler) rulesOf(k ruleKey) (r rules) {
 	if known, ok := c.rules[k]; ok {
 		return known

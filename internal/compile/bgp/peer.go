@@ -118,7 +118,8 @@ func (c *Compiler) lookUp() {
 	c.secrets, c.used = found, used
 }
 
-// secret looks a password up; that of no Secret is "". One that is gone stays for the sessions that have it.
+// secret looks a password up; that of no Secret is "". One that is gone stays for the sessions that
+// have it.
 func (c *Compiler) secret(ref model.SecretRef) (found secret) {
 	switch {
 	case ref == model.SecretRef{}:

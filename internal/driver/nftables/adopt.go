@@ -397,8 +397,8 @@ func (a *adoption) lists() nft.Lists {
 	return a.d.prog.Lists(a.of.in(a.want, cmp.Or(a.d.state, &state.State{})))
 }
 
-// planLists has the rules of a list chain written anew if a list differs that is looked up there, or
-// their number.
+// planLists has the rules of a list chain written anew if a list differs that is looked up there,
+// or their number does.
 func (a *adoption) planLists() {
 	b, p := a.change.batch, a.d.prog
 	differ := slices.DeleteFunc(slices.Clone(p.Networks), func(s *nft.Set) bool { return !b.Changed(s) && a.reused[s] })
