@@ -327,6 +327,11 @@ func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	if c.fabric != nil {
 		issues = append(issues, c.fabric.LearnedIssues()...)
 	}
+	if c.store != nil {
+		issues = append(issues, slices.DeleteFunc(c.store.Missing(), func(i model.Issue) bool {
+			return i.Object.Kind != model.BGPPeerKind && i.Object.Kind != model.BGPFilterKind
+		})...)
+	}
 	slices.SortFunc(issues, model.Issue.Compare)
 	return &v, issues
 }
