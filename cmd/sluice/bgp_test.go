@@ -208,8 +208,8 @@ func TestBGPFaults(t *testing.T) {
 		r.steady(func() {
 			began := since()
 			r.write("spine4.yaml", fmt.Sprintf(spine4, ", filters: [shut]"))
-			r.says("BGPPeer spine4: spec.filters[0]: there is no BGPFilter shut, so no routes are exchanged with the peer")
-			r.lacks(r.spine, "10.244.1.0/24")
+			r.says("BGPPeer spine4: spec.filters: there is no BGPFilter shut, for which it waits")
+			r.shows(r.spine, "ip route show 10.244.1.0/24", "via 172.31.1.1")
 			r.write("filter.yaml", "apiVersion: projectcalico.org/v3\nkind: BGPFilter\nmetadata: {name: shut}\nspec: {importV4: [{action: Reject}]}\n")
 			r.shows(r.spine, "ip route show 10.244.1.0/24", "via 172.31.1.1")
 			r.says("\t0 of 1\t1\t-\n")

@@ -109,7 +109,6 @@ type checker struct {
 	reader   *manifest.Declarations
 	sources  map[model.Ref]string // where each object is declared
 	objects  *store.Store
-	tiers    []string // that policies name
 	findings []finding
 }
 
@@ -165,28 +164,32 @@ func (c *checker) add(file string, data []byte) error {
 		}
 		c.sources[ref] = o.Source
 		c.objects.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: o.Object}})
-		if p, ok := o.Object.(*model.Policy); ok {
-			c.tiers = append(c.tiers, p.Tier)
-		}
 	}
 	return nil
 }
 
 // judge adds what is found in the objects together, and sorts all by file.
 func (c *checker) judge(complete bool) {
-	var hints []model.Issue
-	c.objects.Read(func(v *store.View) { hints = lint.Hints(v, complete) })
-	for _, tier := range c.tiers {
-		ref := model.Ref{Kind: model.TierKind, Name: model.Name{Name: tier}}
-		if _, known := c.sources[ref]; !known && !complete { // it may well exist
-			c.objects.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: &model.Tier{Name: tier}}})
-		}
+	if !complete { // what is waited for may well exist
+		c.assume()
 	}
 	compiler := compile.New(compile.Config{Policy: true})
 	compiler.Update(c.objects, c.objects.Take())
 	c.found(severityFault, compiler.Issues())
-	c.found(severityHint, hints)
+	c.assume() // hints are about what waits, too
+	c.objects.Read(func(v *store.View) { c.found(severityHint, lint.Hints(v, complete)) })
 	slices.SortStableFunc(c.findings, func(a, b finding) int { return compareSources(a.Source, b.Source) })
+}
+
+// assume adds what objects wait for.
+func (c *checker) assume() {
+	for ref, waits := c.objects.Awaited(); waits; ref, waits = c.objects.Awaited() {
+		var o any = &model.Tier{Name: ref.Name.Name}
+		if ref.Kind == model.BGPFilterKind {
+			o = &model.BGPFilter{Name: ref.Name.Name}
+		}
+		c.objects.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: o}})
+	}
 }
 
 // compareSources orders "web.yaml:9" before "web.yaml:12".

@@ -22,6 +22,9 @@ func TestCheck(t *testing.T) {
 		lease = "{apiVersion: v1, kind: Service, metadata: {name: first, namespace: shop}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}\n---\n" +
 			"{apiVersion: v1, kind: Service, metadata: {name: second, namespace: shop}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}\n"
 		tiered = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: security.deny}, spec: {tier: security}}\n"
+		unused = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: security.x, namespace: shop}, spec: {tier: security, selector: app == 'bd'}}\n"
+		peer   = "{apiVersion: projectcalico.org/v3, kind: BGPPeer, metadata: {name: tor}, spec: {peerIP: 192.0.2.1, asNumber: 64501, filters: [a, b]}}\n"
+		vain   = "unused.yaml:1: CalicoNetworkPolicy shop/security.x: hint: spec.selector: selects no pod of namespace shop, so the policy does nothing\n"
 		wrong  = "typo.yaml:1: NetworkPolicy shop/typo: spec.ingress[0].form: there is no such field\n"
 		none   = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
 		rival  = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
@@ -45,6 +48,8 @@ func TestCheck(t *testing.T) {
 		{map[string]string{"typo.yaml": typo, "web.yaml": strings.ReplaceAll(typo, "form", "from")}, "", 3, wrong + twice},
 		{map[string]string{"tiered.yaml": tiered}, "", 0, ""},
 		{map[string]string{"tiered.yaml": tiered}, "--complete", 3, tier},
+		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, vain},
+		{map[string]string{"unused.yaml": unused}, "--complete", 3, vain},
 	} {
 		dir := folder(t, c.files)
 		if _, bare := c.files["bare.txt"]; !bare {

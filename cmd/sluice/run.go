@@ -79,6 +79,7 @@ kernel parameters that kube-proxy sets.`,
 	fl.StringVar(&o.compiler.LoadBalancerClass, "load-balancer-class", "", "with --service-addresses, `class` of the Services that get addresses (default: those without a class)")
 	fl.BoolVar(&o.compiler.BGP, "bgp", false, "with --fabric: announce this node's pods and addresses of Services by BGP as Calico's BGPConfiguration and BGPPeers and MetalLB's BGPPeers say, and take the routes of peers; runs sluice-bgp, which has to be beside this program")
 	fl.StringVar(&o.passwords, "bgp-passwords", "", "with --bgp: `folder` of the Secrets that BGP objects name, as Kubernetes mounts them: the password of key KEY in Secret NAME is in the file NAME/KEY")
+	fl.Uint32Var(&o.compiler.BGPMaxRoutes, "bgp-max-routes", 1<<16, "with --bgp: how many routes of a family a peer may announce that its filters accept (0: any number), and 32 times as many with those that they reject; the session with one that announces more ends")
 	fl.BoolVar(&o.setSysctls, "set-sysctls", true, "turn on forwarding if it is off, and set the parameters of connection tracking that --config names")
 	fl.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "lowest `level` to log: debug, info, warn or error; debug shows every plan")
 	fl.BoolVar(&o.events, "events", false, "report objects at fault as Events to the Kubernetes API; needs the right to create and patch events of events.k8s.io")

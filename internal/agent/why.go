@@ -59,9 +59,13 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	}
 	leaveOut(c.Objects)
 	enforced := a.answer(&e, c, a.elsewhere(c, a.Node))
-	for i := range e.Connections {
-		a.Store.Read(func(v *store.View) { noEndpoints(v, e.Connections[i].Paths) })
-		nearest(c.Objects, e.Connections[i].Paths)
+	a.Store.Read(func(v *store.View) {
+		for _, con := range e.Connections {
+			noEndpoints(v, con.Paths)
+		}
+	})
+	for _, con := range e.Connections {
+		nearest(c.Objects, con.Paths)
 	}
 	if q.Suggest {
 		a.suggest(&e, c)

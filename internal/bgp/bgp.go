@@ -74,15 +74,20 @@ type Peer struct {
 	AllowOwnAS  uint8      `json:"allowOwnAS,omitempty"`  // how often the own AS may be in a path that is learned
 	Restart     bool       `json:"restart,omitempty"`     // graceful restart
 
-	// MaxRoutes is how many routes of a family the peer may announce, those that Import rejects
-	// included; 0: any number. The session with one that announces more ends, and its routes go;
-	// the next one is tried after 5 minutes, or once the Peer differs.
+	// MaxRoutes is how many routes of a family the peer may announce that Import accepts; 0: any
+	// number. With those that it rejects, which the speaker keeps as Import may change, there may
+	// be RejectedToo times as many. The session with a peer that announces more ends, and its
+	// routes go; the next one is tried after 5 minutes, or once the Peer differs.
 	MaxRoutes uint32 `json:"maxRoutes,omitempty"`
 
 	// The first rule that holds decides; what none holds for is accepted.
 	Import []Rule `json:"import,omitempty"`
 	Export []Rule `json:"export,omitempty"`
 }
+
+// RejectedToo is how many times MaxRoutes a peer may announce with what Import rejects. With the
+// agent's own limit that is twice the Internet's table of IPv4.
+const RejectedToo = 32
 
 // Equal reports whether two are the same.
 func (p *Peer) Equal(o *Peer) bool {

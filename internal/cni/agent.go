@@ -34,8 +34,11 @@ func (c *agentConfig) admit(p *pod, device string, index int, addrs []netip.Addr
 			query.Add("address", a.String())
 		}
 		err := c.ask("PUT", "/"+device+"?"+query.Encode(), end)
-		if refusal := (refused{}); err == nil || errors.As(err, &refusal) || time.Until(end) <= again {
-			return c.fault(fmt.Sprintf("wait for policy and services of pod %s/%s", p.K8S_POD_NAMESPACE, p.K8S_POD_NAME), err)
+		if err == nil {
+			return nil
+		}
+		if refusal := (refused{}); errors.As(err, &refusal) || time.Until(end) <= again {
+			return fault(types.ErrTryAgainLater, fmt.Sprintf("wait for policy and services of pod %s/%s: the agent at %s: see 'sluice status', or its log", p.K8S_POD_NAMESPACE, p.K8S_POD_NAME, c.Socket), err)
 		}
 		time.Sleep(again)
 	}
@@ -44,13 +47,6 @@ func (c *agentConfig) admit(p *pod, device string, index int, addrs []netip.Addr
 // forget tells the agent that an interface is gone. An agent that is away sees it for itself.
 func (c *agentConfig) forget(device string) {
 	_ = c.ask("DELETE", "/"+device, time.Now().Add(patience))
-}
-
-func (c *agentConfig) fault(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fault(types.ErrTryAgainLater, what+": the agent at "+c.Socket+": see 'sluice status', or its log", err)
 }
 
 // refused is an agent's answer that says no.

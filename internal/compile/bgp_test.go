@@ -51,6 +51,12 @@ func TestBGP(t *testing.T) {
 		t.Errorf("%+v, %v", v, issues)
 	}
 
+	waits := &model.BGPPeer{Name: "tor", Filters: []string{"f"}}
+	set(waits)
+	if _, issues := c.BGPView(); len(issues) != 1 || !strings.HasPrefix(issues[0].String(), "BGPPeer tor: spec.filters: there is no BGPFilter f") {
+		t.Errorf("what is shown of BGP names %v", issues)
+	}
+	st.Apply([]store.Event{{Kind: waits.Ref().Kind, Name: waits.Ref().Name}})
 	if peers, routes := c.BGPCounts(); !slices.Equal(peers, []string{"mesh b"}) || routes != 2 {
 		t.Errorf("counts %v, %d", peers, routes)
 	}

@@ -99,6 +99,9 @@ type Config struct {
 	BGP bool
 	// BGPPort is what this node and the others listen on where no BGPConfiguration says; 0: 179.
 	BGPPort uint16
+	// BGPMaxRoutes is how many routes of a family a BGP peer may announce that its filters accept;
+	// 0: any number.
+	BGPMaxRoutes uint32
 	// Secret looks up a password of BGP sessions; false: it is not there. Nil: none is. See
 	// BGPSecretsChanged.
 	Secret func(model.SecretRef) (string, bool)
@@ -164,7 +167,7 @@ func New(cfg Config) *Compiler {
 		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs})
 	}
 	if cfg.BGP {
-		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret}
+		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret, MaxRoutes: cfg.BGPMaxRoutes}
 		if c.addresses != nil {
 			of.Services = c.addresses
 		}
@@ -323,6 +326,11 @@ func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
 	v, issues := c.bgp.View(), slices.Clone(c.bgp.Issues())
 	if c.fabric != nil {
 		issues = append(issues, c.fabric.LearnedIssues()...)
+	}
+	if c.store != nil {
+		issues = append(issues, slices.DeleteFunc(c.store.Missing(), func(i model.Issue) bool {
+			return i.Object.Kind != model.BGPPeerKind && i.Object.Kind != model.BGPFilterKind
+		})...)
 	}
 	slices.SortFunc(issues, model.Issue.Compare)
 	return &v, issues

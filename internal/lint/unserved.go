@@ -56,12 +56,13 @@ func inSlices(list []*model.EndpointSlice, port *model.ServicePort, is4 bool) (w
 	if len(list) == 0 {
 		return "it has no selector, and no EndpointSlice is of it (label kubernetes.io/service-name)", false
 	}
-	endpoints, ports, named := 0, map[string]bool{}, false
+	endpoints, ports, named, portless := 0, map[string]bool{}, false, false
 	for _, slice := range list {
 		if len(slice.Endpoints) > 0 && slice.Endpoints[0].Addr.Unmap().Is4() != is4 {
 			continue
 		}
 		sliced = true
+		portless = portless || len(slice.Endpoints) > 0 && len(slice.Ports) == 0
 		of := func(p model.EndpointPort) bool { return p.Name == port.Name && p.Protocol == port.Protocol }
 		for _, p := range slice.Ports {
 			ports[fmt.Sprintf("%q of %s", p.Name, p.Protocol)] = true
@@ -82,6 +83,8 @@ func inSlices(list []*model.EndpointSlice, port *model.ServicePort, is4 bool) (w
 		return "its EndpointSlices have no " + model.FamilyName(is4) + " address", false
 	case !named && len(ports) > 0:
 		return fmt.Sprintf("no EndpointSlice has a port named %q of %s (they have %s)", port.Name, port.Protocol, model.FirstFew(slices.Sorted(maps.Keys(ports)), few)), true
+	case !named && portless:
+		return "its EndpointSlices have no ports", true
 	case endpoints == 0:
 		return "its EndpointSlices have no endpoint", true
 	}

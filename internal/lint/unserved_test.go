@@ -50,6 +50,7 @@ func TestUnserved(t *testing.T) {
 		{"slices of the other family", nil, "", []any{slice("s", "fd00::1", "", true)}, "its EndpointSlices have no IPv4 address"},
 		{"slices of another port", nil, "", []any{slice("s", "10.0.0.1", "x", true)}, `no EndpointSlice has a port named "" of TCP (they have "x" of TCP)`},
 		{"slices without endpoints", nil, "", []any{slice("s", "", "", true)}, "its EndpointSlices have no endpoint"},
+		{"slices without ports", nil, "", []any{slice("s", "10.0.0.1", "-", true)}, "its EndpointSlices have no ports"},
 		{"an endpoint", nil, "", []any{slice("s", "10.0.0.1", "", true)}, ""},
 	} {
 		s := store.New()

@@ -41,27 +41,42 @@ func Within(a netip.Addr, nets []netip.Prefix) bool {
 
 // Unusable says why nothing can be translated from or to an address; empty: it can.
 func Unusable(a netip.Addr) string {
-	switch {
+	host := a.Unmap().WithZone("")
+	switch _, kind := Special(netip.PrefixFrom(host, host.BitLen())); {
 	case !a.IsValid():
 		return "no address"
-	case a.IsUnspecified():
+	case host.IsUnspecified():
 		return "the unspecified address"
-	case a.IsLoopback():
-		return "a loopback address"
-	case a.IsMulticast():
-		return "a multicast address"
-	case a.IsLinkLocalUnicast():
-		return "a link-local address"
+	case kind != "":
+		return "a " + kind + " address"
 	case a.Zone() != "":
 		return "bound to one interface"
 	}
 	return ""
 }
 
-// single are the networks of what is Unusable: they are of a single host or link, or of no host.
-var single = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("::/128"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"),
-	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("fe80::/10"),
+// special are the ranges that no router forwards to (RFC 6890), as they are of a single host or
+// link, or of no host, and multicast.
+var special = []struct {
+	prefix netip.Prefix
+	kind   string
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), "reserved"}, {netip.MustParsePrefix("::/128"), "unspecified"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "loopback"}, {netip.MustParsePrefix("::1/128"), "loopback"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "link-local"}, {netip.MustParsePrefix("fe80::/10"), "link-local"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "multicast"}, {netip.MustParsePrefix("ff00::/8"), "multicast"},
+	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"}, {netip.MustParsePrefix("::ffff:0:0/96"), "IPv4-mapped"},
+}
+
+// Special returns a range of Unusable addresses that a prefix overlaps, and of what kind they are:
+// "loopback"; "": there is none.
+func Special(p netip.Prefix) (within netip.Prefix, kind string) {
+	for _, s := range special {
+		if s.prefix.Overlaps(p) {
+			return s.prefix, s.kind
+		}
+	}
+	return netip.Prefix{}, ""
 }
 
 // ParsePodCIDR reads a CIDR as ParsePrefix does. It is an error if pods cannot have its addresses.
@@ -75,12 +90,12 @@ func ParsePodCIDR(text string) (netip.Prefix, error) {
 
 // CheckPodCIDR is an error if addresses of a prefix are Unusable.
 func CheckPodCIDR(p netip.Prefix) error {
-	i := slices.IndexFunc(single, p.Overlaps)
-	if i < 0 {
+	within, kind := Special(p)
+	if kind == "" {
 		return nil
 	}
-	a := single[i].Addr()
-	if p.Bits() > single[i].Bits() {
+	a := within.Addr()
+	if p.Bits() > within.Bits() {
 		a = p.Addr()
 	}
 	return fmt.Errorf("%s has %s, %s, which no pod can have", p, a, Unusable(a))

@@ -63,6 +63,18 @@ func (a *Advertised) Of(namespace string, pools map[Name]*IPAddressPool) iter.Se
 // its addresses they are asked about each node.
 const MaxAdverts = 64
 
+// AddAdvert adds an advertisement to those of a pool, unless it was the last to be added; false:
+// there are MaxAdverts already.
+func AddAdvert[T comparable](all []T, ad T) (_ []T, fits bool) {
+	switch n := len(all); {
+	case n > 0 && all[n-1] == ad:
+		return all, true
+	case n == MaxAdverts:
+		return all, false
+	}
+	return append(all, ad), true
+}
+
 // L2Advertisement is a MetalLB L2Advertisement: addresses that one of some nodes answers for by ARP
 // and NDP.
 type L2Advertisement struct {

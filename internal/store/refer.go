@@ -13,7 +13,8 @@ import (
 //
 //   - One that is deleted while others name it stays as it was, until it comes again or nobody
 //     names it any more. A Service stays for the policies that name it and is served no longer.
-//   - A version of a policy whose tier is missing waits for it. The version before stays, or none.
+//   - A version of a policy whose tier is missing waits for it, and one of a BGPPeer for its
+//     filters. The version before stays, or none.
 //
 // Selectors name nothing: they select what there is.
 
@@ -22,7 +23,7 @@ func names(o any, f func(model.Ref)) {
 	switch o := o.(type) {
 	case *model.Policy:
 		if model.BuiltInTier(o.Tier) == nil {
-			f(tierRef(o.Tier))
+			f(model.Ref{Kind: model.TierKind, Name: model.Name{Name: o.Tier}})
 		}
 		for service := range o.Services {
 			f(model.Ref{Kind: model.ServiceKind, Name: service})
@@ -38,10 +39,6 @@ func names(o any, f func(model.Ref)) {
 			f(model.Ref{Kind: model.BGPFilterKind, Name: model.Name{Name: name}})
 		}
 	}
-}
-
-func tierRef(name string) model.Ref {
-	return model.Ref{Kind: model.TierKind, Name: model.Name{Name: name}}
 }
 
 // refer counts what next names in place of old; either may be nil. What is gone goes for good with
@@ -69,10 +66,27 @@ func (s *Store) keep(ref model.Ref) bool {
 	return true
 }
 
-// waiting is a version of a policy whose tier is missing.
+// waiting is a version of an object that waits for another.
 type waiting struct {
-	*model.Policy
-	early bool // it was so before all was read that there was at the start: see SetWhole
+	object any
+	ref    model.Ref // the other
+	early  bool      // it was so before all was read that there was at the start: see SetWhole
+}
+
+// awaitedField is the field that names what an object of a kind waits for.
+var awaitedField = map[model.Kind]string{model.TierKind: "tier", model.BGPFilterKind: "filters"}
+
+// awaits returns what is missing of what o names and has to wait for.
+func (s *Store) awaits(o any) (missing model.Ref, waits bool) {
+	if p, ok := o.(*model.Policy); ok && p.Refused != "" {
+		return missing, false
+	}
+	names(o, func(ref model.Ref) {
+		if awaitedField[ref.Kind] != "" && !waits && (s.view.Object(ref) == nil || s.gone[ref]) {
+			missing, waits = ref, true
+		}
+	})
+	return missing, waits
 }
 
 // waits follows what waits of the object that is called ref and now is next, and reports whether
@@ -80,33 +94,29 @@ type waiting struct {
 func (s *Store) waits(ref model.Ref, next any, same bool) bool {
 	was, again := s.waiting[ref]
 	delete(s.waiting, ref)
-	p, _ := next.(*model.Policy)
-	if p == nil || same || p.Refused != "" || model.BuiltInTier(p.Tier) != nil {
+	missing, waits := s.awaits(next)
+	if same || !waits {
 		return false
 	}
-	tier := tierRef(p.Tier)
-	if s.view.Object(tier) != nil && !s.gone[tier] {
-		return false
-	}
-	s.waiting[ref] = waiting{p, !s.whole || again && was.early}
+	s.waiting[ref] = waiting{next, missing, !s.whole || again && was.early}
 	return true
 }
 
-// release has the policies take effect that waited for a tier. What one of them names does not go
-// with the version before of another.
-func (s *Store) release(tier string) {
-	var list []*model.Policy
-	for _, w := range s.waiting {
-		if w.Tier == tier {
-			list = append(list, w.Policy)
-			s.refer(nil, w.Policy)
+// release has what waited for an object take effect. What one of them names does not go with the
+// version before of another.
+func (s *Store) release(came model.Ref) {
+	list := map[model.Ref]any{}
+	for ref, w := range s.waiting {
+		if w.ref == came {
+			list[ref] = w.object
+			s.refer(nil, w.object)
 		}
 	}
-	for _, p := range list {
-		s.apply(Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p})
+	for ref, o := range list {
+		s.apply(Event{Kind: ref.Kind, Name: ref.Name, Object: o})
 	}
-	for _, p := range list {
-		s.refer(p, nil)
+	for _, o := range list {
+		s.refer(o, nil)
 	}
 }
 
@@ -130,15 +140,28 @@ func (s *Store) Missing() []model.Issue {
 		list = append(list, i)
 	}
 	for ref, w := range s.waiting {
-		i := ref.Issue(fmt.Sprintf("spec.tier: there is no Tier %s, for which it waits: make the Tier, or name one that exists", w.Tier))
+		i := ref.Issue(fmt.Sprintf("spec.%s: there is no %s, for which it waits: make the %s, or name one that exists", awaitedField[w.ref.Kind], w.ref, w.ref.Kind))
 		i.Everywhere, i.InForce = true, model.InForceNothing
-		if last, ok := s.view.Object(ref).(*model.Policy); ok {
+		switch last := s.view.Object(ref).(type) {
+		case *model.Policy:
 			i.InForce = cmp.Or(last.StandIn(), model.InForceLast)
+		case *model.BGPPeer:
+			i.InForce = model.InForceLast
 		}
 		list = append(list, i)
 	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
+}
+
+// Awaited returns an object that is waited for; false: none is.
+func (s *Store) Awaited() (model.Ref, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, w := range s.waiting {
+		return w.ref, true
+	}
+	return model.Ref{}, false
 }
 
 // left returns what is gone and named by pods alone that are leaving, too.
@@ -175,7 +198,7 @@ func (s *Store) Awaiting() []model.PolicyKey {
 	defer s.mu.RUnlock()
 	var list []model.PolicyKey
 	for ref, w := range s.waiting {
-		if w.early && s.view.Object(ref) == nil {
+		if _, policy := w.object.(*model.Policy); policy && w.early && s.view.Object(ref) == nil {
 			list = append(list, ref)
 		}
 	}

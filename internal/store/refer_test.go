@@ -92,6 +92,52 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// A BGPPeer waits for its filters, all of them, and the version before stays.
+func TestMissingFilter(t *testing.T) {
+	s := store.New()
+	filter := func(name string) store.Event {
+		return event(&model.BGPFilter{Name: name})
+	}
+	peer := func(as uint32, filters ...string) store.Event {
+		return event(&model.BGPPeer{Name: "p", AS: as, Filters: filters})
+	}
+	for _, step := range []struct {
+		name    string
+		event   store.Event
+		inForce uint32 // the AS of the version; 0: none
+		missing string
+	}{
+		{"a peer comes before its filters", peer(1, "a", "b"), 0, "BGPPeer p: spec.filters: there is no BGPFilter a, for which it waits"},
+		{"one comes", filter("a"), 0, "BGPPeer p: spec.filters: there is no BGPFilter b, for which it waits"},
+		{"both are there", filter("b"), 1, ""},
+		{"a version names another", peer(2, "a", "c"), 1, "BGPPeer p: spec.filters: there is no BGPFilter c, for which it waits"},
+		{"one that is in force goes", without(filter("b")), 1, "BGPFilter b: it is deleted, and stays"},
+		{"the other comes", filter("c"), 2, ""},
+		{"one goes", without(filter("c")), 2, "BGPFilter c: it is deleted, and stays"},
+		{"the peer changes", peer(3, "c"), 2, "BGPFilter c: it is deleted, and stays"},
+		{"the filter comes back", filter("c"), 3, ""},
+		{"all goes", without(peer(0)), 0, ""},
+	} {
+		s.Apply([]store.Event{step.event})
+		inForce := uint32(0)
+		s.Read(func(v *store.View) {
+			for _, p := range v.BGPPeers() {
+				inForce = p.AS
+			}
+		})
+		if inForce != step.inForce {
+			t.Errorf("%s: version %d is in force, want %d", step.name, inForce, step.inForce)
+		}
+		text := ""
+		if list := s.Missing(); len(list) > 0 {
+			text = list[0].String()
+		}
+		if !strings.HasPrefix(text, step.missing) || step.missing == "" && text != "" {
+			t.Errorf("%s: %q, want %q", step.name, text, step.missing)
+		}
+	}
+}
+
 // A policy that is mended while its tier is missing waits, and the refused version denies.
 func TestMendedWaits(t *testing.T) {
 	s := store.New()

@@ -100,7 +100,7 @@ type Store struct {
 	// See refer.go.
 	named   map[model.Ref]int  // how many objects name one
 	gone    map[model.Ref]bool // of those: that were deleted and stay
-	waiting map[model.PolicyKey]waiting
+	waiting map[model.Ref]waiting
 
 	// Of pods that have attachments: these, and the pods as sources declare them; nil: not yet.
 	attachments map[model.Name][]*model.Attachment
@@ -111,7 +111,7 @@ type Store struct {
 func New() *Store {
 	return &Store{
 		view: newView(), dirty: newDirty(), changed: wake.New(),
-		named: map[model.Ref]int{}, gone: map[model.Ref]bool{}, waiting: map[model.PolicyKey]waiting{},
+		named: map[model.Ref]int{}, gone: map[model.Ref]bool{}, waiting: map[model.Ref]waiting{},
 		attachments: map[model.Name][]*model.Attachment{}, declared: map[model.Name]*model.Pod{},
 	}
 }
@@ -155,8 +155,8 @@ func (s *Store) apply(e Event) {
 // applyObject takes an object of a kind that has no index of its own.
 func (s *Store) applyObject(e Event) {
 	s.replaceObject(e)
-	if e.Kind == model.TierKind && e.Object != nil {
-		s.release(e.Name.Name)
+	if e.Object != nil && awaitedField[e.Kind] != "" {
+		s.release(model.Ref{Kind: e.Kind, Name: e.Name})
 	}
 }
 

@@ -22,7 +22,7 @@ func (s *Speaker) learn(paths []*apiutil.Path) {
 		}
 		delete(s.left, prefix)
 		from := s.named(p.PeerAddress)
-		if p.Withdrawal || from == nil {
+		if p.Withdrawal || from == nil || from.excess != "" {
 			s.forget(prefix)
 			continue
 		}
@@ -58,19 +58,24 @@ func (s *Speaker) stale(p *peer, stale bool, family gobgp.Family) {
 	}
 }
 
-// accept counts the routes of peers that pass the rules.
+// accept counts the routes of peers that pass the rules, and ends the session with one that has too
+// many.
 func (s *Speaker) accept(paths []*apiutil.Path) {
 	for _, path := range paths {
 		p := s.named(path.PeerAddress)
 		prefix, ok := prefixOf(path.Nlri)
-		if p == nil || !ok {
+		if p == nil || !ok || p.excess != "" {
 			continue
 		}
 		p.heard = time.Now()
+		passed := p.passed[prefix.Addr().Is4()]
 		if path.Withdrawal {
-			delete(p.passed, prefix)
+			delete(passed, prefix)
 		} else {
-			p.passed[prefix] = struct{}{}
+			passed[prefix] = struct{}{}
+		}
+		if most := int(p.added.MaxRoutes); most > 0 && len(passed) > most {
+			s.exceeds(p, fmt.Sprintf("more than %d routes of a family that its filters accept", most))
 		}
 		s.report.peers[p.name] = true
 	}

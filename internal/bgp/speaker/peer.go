@@ -19,7 +19,7 @@ import (
 // own (RFC 4724, section 4.1), which peers have kept that long.
 const deferral = 3 * time.Second
 
-// rest is how long there is no session with a peer that has announced more than MaxRoutes.
+// rest is how long there is no session with a peer that has announced too much.
 const rest = 5 * time.Minute
 
 // peer is a wanted peer, or one that is no longer wanted and still to be removed.
@@ -86,13 +86,27 @@ func (s *Speaker) removePeer(p *peer) {
 	s.down(p, "its configuration changed")
 }
 
-// flooded takes from the server, with all its routes, a peer that announced more than MaxRoutes.
+// exceeds has the server end the session with a peer that announces too much, by a limit of its own
+// that is exceeded as well. It is not told that limit earlier: it knows none of what is accepted
+// alone, and goes through all routes of a peer at each of its messages.
+func (s *Speaker) exceeds(p *peer, excess string) {
+	p.excess = excess
+	spec := s.peerOf(p.added, false)
+	for _, f := range spec.AfiSafis {
+		f.PrefixLimits = &api.PrefixLimit{Family: f.Config.Family, MaxPrefixes: 1}
+	}
+	if _, err := s.server.UpdatePeer(context.Background(), &api.UpdatePeerRequest{Peer: spec}); err != nil {
+		s.log.Warn("A peer that announces too much is not told so.", "peer", p.name, "error", err)
+		s.flooded(p)
+	}
+}
+
+// flooded takes from the server, with all its routes, a peer that announced too much.
 func (s *Speaker) flooded(p *peer) {
 	s.down(p, "this node closed the session: "+notificationText(gobgp.BGP_ERROR_CEASE, gobgp.BGP_ERROR_SUB_MAXIMUM_NUMBER_OF_PREFIXES_REACHED))
-	limit := p.added.MaxRoutes
 	s.removePeer(p)
 	p.rests = time.Now().Add(rest)
-	p.failed = fmt.Sprintf("it announces more than %d routes of a family: have it announce fewer; the next session is tried after %.0f minutes", limit, rest.Minutes())
+	p.failed = fmt.Sprintf("it announces %s: have it announce fewer; the next session is tried after %.0f minutes", p.excess, rest.Minutes())
 	s.fault("peer "+p.name, fmt.Sprintf("peer %s (%s): %s", p.name, p.want.Address, p.failed))
 }
 
@@ -122,7 +136,7 @@ func (s *Speaker) addPeer(p *peer) error {
 		delete(s.names, p.want.Address)
 		return err
 	}
-	p.added, p.failed, p.begun, p.since = p.want, "", time.Now(), time.Now()
+	p.added, p.failed, p.excess, p.begun, p.since = p.want, "", "", time.Now(), time.Now()
 	return nil
 }
 
@@ -181,7 +195,6 @@ func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
 		a.AfiSafis = append(a.AfiSafis, &api.AfiSafi{
 			Config:            &api.AfiSafiConfig{Family: apiFamily(f), Enabled: true},
 			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: graceful}},
-			PrefixLimits:      &api.PrefixLimit{Family: apiFamily(f), MaxPrefixes: p.MaxRoutes},
 		})
 	}
 	return a

@@ -61,7 +61,8 @@ func TestManyRoutes(t *testing.T) {
 }
 
 // The session with a peer that announces too much ends, which is named, and its routes go; it is
-// not tried again soon, unless the peer is configured anew. Other peers do not notice.
+// not tried again soon, unless the peer is configured anew. Other peers do not notice. What the
+// rules reject does not count, but to a higher limit.
 func TestTooManyRoutes(t *testing.T) {
 	t.Parallel()
 	const n = 100
@@ -80,23 +81,29 @@ func TestTooManyRoutes(t *testing.T) {
 	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"flood": flood, "good": peer(2)}})
 	s.await("as many as there may be", func(x *said) bool { return len(x.learned) == n+1 })
 	run("enable more")
-	s.says("peer flood (10.7.1.2): it announces more than 100 routes of a family: have it announce fewer; the next session is tried after 5 minutes")
+	s.says("peer flood (10.7.1.2): it announces more than 100 routes of a family that its filters accept: have it announce fewer; the next session is tried after 5 minutes")
 	s.await("none of them", func(x *said) bool {
 		p := x.peers["flood"]
 		return len(x.learned) == 1 && p.State == "idle" && p.Received == 0 &&
 			strings.HasPrefix(p.Why, "this node closed the session: cease, too many prefixes (notification 6/1); since then: it announces more than 100 routes")
 	})
 	eventually(t, "the peer is told", func() (string, error) { return b.Run("show protocols all node") }, contains("Received: Maximum number of prefixes reached"))
-	run("disable s4")
 	s.order(&bgp.Order{Routes: routes("30.0.0.0/24")}) // has the server brought to what it should do
 	s.quiet()
 	s.says("peer flood (10.7.1.2)")
-	again := *flood
-	again.MaxRoutes++
-	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"flood": &again}})
+	few := *flood
+	few.Import = []bgp.Rule{{Accept: true, Prefix: prefix("40.0.0.0/8")}, {}}
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"flood": &few}})
 	s.up("flood")
 	s.well()
-	s.await("few", func(x *said) bool { return len(x.learned) == 2 && x.peers["good"].Why == "" })
+	s.await("one is accepted", func(x *said) bool { return len(x.learned) == 2 && x.peers["flood"].Received == n+1 })
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"flood": flood}}) // on the same session
+	s.says("peer flood (10.7.1.2): it announces more than 100 routes of a family that its filters accept")
+	fewer := few
+	fewer.MaxRoutes = 3
+	s.order(&bgp.Order{Peers: map[string]*bgp.Peer{"flood": &fewer}})
+	s.says("peer flood (10.7.1.2): it announces more than 96 routes of a family, those that its filters reject included: have it announce fewer")
+	s.await("good stays", func(x *said) bool { return len(x.learned) == 1 && x.peers["good"].Why == "" })
 }
 
 // count is how many Reports there were.

@@ -3,6 +3,7 @@ package speaker
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -34,10 +35,11 @@ type session struct {
 	cross   bool       // it takes IPv4 routes by way of IPv6
 	decided decided
 
-	begun  time.Time             // when the server got the peer
-	heard  time.Time             // when it last told of a route
-	told   map[gobgp.Family]bool // all its routes
-	passed map[netip.Prefix]struct{}
+	begun  time.Time                          // when the server got the peer
+	heard  time.Time                          // when it last told of a route
+	told   map[gobgp.Family]bool              // all its routes
+	passed map[bool]map[netip.Prefix]struct{} // by whether they are of IPv4
+	excess string                             // what it announces too much of; "": it does not
 	counts counts
 }
 
@@ -46,8 +48,13 @@ type decided struct{ in, out string }
 
 type counts struct{ received, advertised int }
 
+// noneOfBoth has no prefix of IPv4, and none of IPv6.
+func noneOfBoth() map[bool]map[netip.Prefix]struct{} {
+	return map[bool]map[netip.Prefix]struct{}{true: {}, false: {}}
+}
+
 func newSession() session {
-	return session{state: "idle", since: time.Now(), told: map[gobgp.Family]bool{}, passed: map[netip.Prefix]struct{}{}}
+	return session{state: "idle", since: time.Now(), told: map[gobgp.Family]bool{}, passed: noneOfBoth()}
 }
 
 // status is what a Report says of a peer, nil if it is none any more.
@@ -56,7 +63,7 @@ func (s *Speaker) status(name string) *bgp.PeerStatus {
 	if p == nil || p.want == nil {
 		return nil
 	}
-	accepted := len(p.passed)
+	accepted := len(p.passed[false]) + len(p.passed[true])
 	return &bgp.PeerStatus{
 		State: p.state, Since: p.since, Why: p.why(),
 		Received: max(p.counts.received, accepted), Accepted: accepted, Advertised: p.counts.advertised, // received are counted later
@@ -102,7 +109,7 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 	switch {
 	case e.Peer.State.SessionState == gobgp.BGP_FSM_ESTABLISHED:
 		s.established(p, e.Peer.State.RemoteCap, at)
-	case was && e.Peer.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
+	case was && p.excess != "":
 		s.flooded(p)
 	case was:
 		s.down(p, endOf(e.Peer.State.DisconnectReason, p.closing))
@@ -162,7 +169,7 @@ func (s *Speaker) down(p *peer, why string) {
 	p.state, p.failed, p.closing, p.answer = "idle", "", "", ""
 	p.counts = counts{}
 	clear(p.told)
-	clear(p.passed)
+	p.passed = noneOfBoth()
 	s.report.peers[p.name] = true
 }
 
@@ -235,7 +242,7 @@ func (s *Speaker) count() {
 	}
 	s.counter.due = false
 	for _, p := range s.peers {
-		if !p.up || p.added == nil {
+		if !p.up || p.added == nil || p.excess != "" {
 			continue
 		}
 		now := s.ask(p, true)
@@ -243,7 +250,11 @@ func (s *Speaker) count() {
 			continue
 		}
 		var c counts
+		most := uint64(p.added.MaxRoutes) * bgp.RejectedToo
 		for _, f := range now.AfiSafis {
+			if most > 0 && p.excess == "" && f.GetState().GetReceived() > most {
+				s.exceeds(p, fmt.Sprintf("more than %d routes of a family, those that its filters reject included", most))
+			}
 			c.received += int(f.GetState().GetReceived())
 			c.advertised += int(f.GetState().GetAdvertised())
 		}

@@ -45,9 +45,8 @@ func (c *Compiler) setAdverts(v *store.View) {
 	for _, a := range c.adverts {
 		for o := range a.Of(a.Name.Namespace, pools) {
 			p := c.named[o.Name]
-			if n := len(p.adverts); n < model.MaxAdverts && (n == 0 || p.adverts[n-1] != a) {
-				p.adverts = append(p.adverts, a)
-			} else if p.excess == "" && p.adverts[n-1] != a {
+			adverts, fits := model.AddAdvert(p.adverts, a)
+			if p.adverts = adverts; !fits && p.excess == "" {
 				p.excess = a.Name.Name
 			}
 		}

@@ -166,7 +166,7 @@ func showPeer(p *speaker.Peer) string {
 	}{
 		{p.LocalAS > 0, fmt.Sprint(" local AS ", p.LocalAS)}, {p.Source.IsValid(), fmt.Sprint(" from ", p.Source)}, {p.Passive, " passive"}, {p.Password != "", " password " + p.Password},
 		{p.Hold > 0, fmt.Sprint(" hold ", p.Hold)}, {p.Keepalive > 0, fmt.Sprint(" keepalive ", p.Keepalive)}, {p.Retry > 0, fmt.Sprint(" retry ", p.Retry)},
-		{p.Hops > 0, fmt.Sprint(" hops ", p.Hops)}, {p.MaxRoutes != maxRoutes, fmt.Sprint(" most ", p.MaxRoutes)}, {p.Security > 0, fmt.Sprint(" security ", p.Security)}, {p.IPv4, " IPv4"}, {p.IPv6, " IPv6"},
+		{p.Hops > 0, fmt.Sprint(" hops ", p.Hops)}, {p.MaxRoutes > 0, fmt.Sprint(" most ", p.MaxRoutes)}, {p.Security > 0, fmt.Sprint(" security ", p.Security)}, {p.IPv4, " IPv4"}, {p.IPv6, " IPv6"},
 		{p.Cluster.IsValid(), fmt.Sprint(" client of ", p.Cluster)}, {p.KeepNextHop, " keeps next hop"}, {p.AllowOwnAS > 0, fmt.Sprint(" own AS ", p.AllowOwnAS)}, {!p.Restart, " no restart"},
 		{len(p.Import) > 0, " import " + showRules(p.Import)}, {len(p.Export) > 0, " export " + showRules(p.Export)},
 	} {

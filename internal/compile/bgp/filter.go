@@ -20,18 +20,13 @@ type ruleKey struct {
 type rules struct{ imports, exports []speaker.Rule }
 
 // rulesOf are what the filters of a BGPPeer say of routes of the session's family, the same slices
-// for all nodes that are peers by it. If there is not each of the filters, no route passes: what it
-// was to keep away would.
+// for all nodes that are peers by it. A BGPPeer of the store has waited for all of them.
 func (c *Compiler) rulesOf(k ruleKey) (r rules) {
 	if known, ok := c.rules[k]; ok {
 		return known
 	}
 	for _, name := range k.Filters {
 		f := c.filters[name]
-		if f == nil {
-			r = rules{[]speaker.Rule{{}}, []speaker.Rule{{}}}
-			break
-		}
 		r.imports = append(r.imports, translate(f.Import, k.internal, k.is4)...)
 		r.exports = append(r.exports, translate(f.Export, k.internal, k.is4)...)
 	}

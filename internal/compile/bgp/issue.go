@@ -70,8 +70,8 @@ func (c *Compiler) noPassword(l *issues, of model.Ref, field string, ref model.S
 	if !asked || found.ok {
 		return
 	}
-	if found.text != "" {
-		without, inForce = "sessions go on with the last one", model.InForceLast
+	if _, had := c.used[of]; had {
+		without, inForce = "sessions go on as they were", model.InForceLast
 	}
 	l.add(of, inForce, "%s: the agent has no password of Secret %s, so %s; put it in the file %s/%s of the folder that --bgp-passwords names", field, ref, without, ref.Name, ref.Key)
 }
@@ -83,11 +83,6 @@ func (c *Compiler) peerIssues(l *issues) {
 		if names := c.addresses[p.Address]; len(names) > 0 && c.nodeAt(p) == nil && names[0] != c.cfg.Node {
 			n := c.nodes[names[0]]
 			l.add(p.Ref(), "", "spec.peerIP: it is the address of Node %s, which has AS %d and port %d, other than the BGPPeer says; leave the port out, and give that AS, or a peerSelector", n.Name, n.as, n.port)
-		}
-		for i, name := range p.Filters {
-			if c.filters[name] == nil {
-				l.add(p.Ref(), model.InForceRest, "spec.filters[%d]: there is no BGPFilter %s, so no routes are exchanged with the peer", i, name)
-			}
 		}
 		if restart := c.restart(); p.Restart != 0 && p.Restart != restart {
 			l.add(p.Ref(), model.InForceRest, "spec.maxRestartTime: it is %v for all peers of a node; set nodeMeshMaxRestartTime of BGPConfiguration default", restart.Round(time.Second))

@@ -47,7 +47,7 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	if p.MultiHop {
 		peer.Hops = maxHops
 	}
-	if secret, ok := c.password(p.PasswordSecret); !ok {
+	if secret, ok := c.password(p.Ref()); !ok {
 		return nil
 	} else if secret != "" {
 		peer.Password = secret
@@ -155,12 +155,8 @@ func (c *Compiler) setAdverts(v *store.View) {
 			continue
 		}
 		for pool := range o.Of(o.Name.Namespace, pools) {
-			list := c.adverts[pool.Name]
-			switch n := len(list); {
-			case n > 0 && list[n-1] == ad:
-			case n < model.MaxAdverts:
-				c.adverts[pool.Name] = append(list, ad)
-			case n == model.MaxAdverts && c.excess[pool.Name] == "":
+			list, fits := model.AddAdvert(c.adverts[pool.Name], ad)
+			if c.adverts[pool.Name] = list; !fits && c.excess[pool.Name] == "" {
 				c.excess[pool.Name] = ad.Name.Name
 			}
 		}

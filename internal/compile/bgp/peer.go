@@ -90,28 +90,41 @@ func (c *Compiler) setPeers(v *store.View) {
 	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
 }
 
-// lookUp looks up the passwords that peers may have, whether or not there are such peers now.
+// lookUp looks up the passwords that peers may have, whether or not there are such peers now. Of an
+// object that now names one that was never there, the password before stays in force.
 func (c *Compiler) lookUp() {
-	found := map[model.SecretRef]secret{}
-	refs := []model.SecretRef{c.config.MeshPassword}
+	found, used := map[model.SecretRef]secret{}, map[model.Ref]model.SecretRef{}
+	look := func(ref model.SecretRef) bool {
+		if _, asked := found[ref]; !asked {
+			found[ref] = c.secret(ref)
+		}
+		return found[ref].ok || found[ref].text != ""
+	}
+	use := func(of model.Ref, ref model.SecretRef) {
+		if last, had := c.used[of]; look(ref) {
+			used[of] = ref
+		} else if had {
+			look(last)
+			used[of] = last
+		}
+	}
+	use(c.config.Ref(), c.config.MeshPassword)
 	for _, p := range slices.Concat(c.forward, c.reverse) {
-		refs = append(refs, p.Password)
+		use(p.Ref(), p.Password)
 	}
 	for _, p := range c.metalLB {
-		refs = append(refs, p.PasswordSecret)
+		use(p.Ref(), p.PasswordSecret)
 	}
-	for _, ref := range refs {
-		if _, asked := found[ref]; asked || ref == (model.SecretRef{}) {
-			continue
-		}
-		found[ref] = c.secret(ref)
-	}
-	c.secrets = found
+	c.secrets, c.used = found, used
 }
 
-// secret looks a password up. One that is gone stays for the sessions that have it.
+// secret looks a password up; that of no Secret is "". One that is gone stays for the sessions that
+// have it.
 func (c *Compiler) secret(ref model.SecretRef) (found secret) {
-	if c.cfg.Secret != nil {
+	switch {
+	case ref == model.SecretRef{}:
+		return secret{ok: true}
+	case c.cfg.Secret != nil:
 		found.text, found.ok = c.cfg.Secret(ref)
 	}
 	if !found.ok {
@@ -120,13 +133,10 @@ func (c *Compiler) secret(ref model.SecretRef) (found secret) {
 	return found
 }
 
-// password returns one that was looked up; false: it was never there.
-func (c *Compiler) password(ref model.SecretRef) (text string, ok bool) {
-	if ref == (model.SecretRef{}) {
-		return "", true
-	}
-	found := c.secrets[ref]
-	return found.text, found.ok || found.text != ""
+// password returns that of an object's peers, "" if they have none; false: it was never there.
+func (c *Compiler) password(of model.Ref) (text string, ok bool) {
+	ref, ok := c.used[of]
+	return c.secrets[ref].text, ok
 }
 
 // from reports whether a BGPPeer says what peers a node has.
@@ -195,7 +205,7 @@ func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
 	if c.config.NoMesh || own.cluster.IsValid() || n.cluster.IsValid() {
 		return nil
 	}
-	password, ok := c.password(c.config.MeshPassword)
+	password, ok := c.password(c.config.Ref())
 	if !ok {
 		return nil
 	}
@@ -208,10 +218,6 @@ func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
 
 // defaultHold is the speaker's own hold time.
 const defaultHold = 90 * time.Second
-
-// maxRoutes is how many routes of a family a peer may announce: more than any cluster has, and some
-// hundred megabytes in the speaker and the agent.
-const maxRoutes = 1 << 16
 
 // maxHops is how far away a peer may be of which nothing says how far it is.
 const maxHops = 255
@@ -275,7 +281,7 @@ func (c *Compiler) nodeAt(p *model.BGPPeer) *node {
 // is; nil: it is none.
 func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node) *candidate {
 	var ok bool
-	if peer.Password, ok = c.password(p.Password); !ok {
+	if peer.Password, ok = c.password(p.Ref()); !ok {
 		return nil
 	}
 	is4 := peer.Address.Is4()
@@ -313,7 +319,7 @@ func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]boo
 		if p == nil {
 			continue
 		}
-		touched[p.Address], p.MaxRoutes = true, maxRoutes
+		touched[p.Address], p.MaxRoutes = true, c.cfg.MaxRoutes
 		c.asked[who] = append(c.asked[who], p)
 		multimap.Add(c.rivals, p.Address, p)
 	}

@@ -215,9 +215,7 @@ func TestPeers(t *testing.T) {
 			want: []string{"BGPPeer p: " + usual + " import (+=10.1.0.0/16 v4; +10.0.0.0/8{16,24} v4; - v4) export (- learned v4; -!10.9.0.0/16 v4)"},
 		},
 		"a filter that is not there": {
-			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Filters = []string{"a"} })},
-			want:    []string{"BGPPeer p: " + usual + " import (-) export (-)"},
-			faults:  []string{"BGPPeer p: spec.filters[0]: there is no BGPFilter a, so no routes are exchanged with the peer; in force: the rest of it"},
+			objects: []model.Object{tor("p", func(p *model.BGPPeer) { p.Filters = []string{"a"} })}, // it waits: see store.Missing
 		},
 
 		"MetalLB's": {
@@ -462,10 +460,40 @@ func TestWhatIsNamedStays(t *testing.T) {
 	if now := w.peers["BGPPeer p"]; now == nil || !reflect.DeepEqual(*now, before) {
 		t.Errorf("the peer is %+v, was %+v", now, before)
 	}
-	if got := w.faults(); len(got) != 1 || !strings.Contains(got[0], "so sessions go on with the last one") || !strings.Contains(got[0], model.InForceLast) {
+	if got := w.faults(); len(got) != 1 || !strings.Contains(got[0], "so sessions go on as they were") || !strings.Contains(got[0], model.InForceLast) {
 		t.Errorf("faults %q", got)
 	}
 	if w.SecretsChanged() {
 		t.Error("it is noticed again and again")
+	}
+}
+
+// A new version of a peer, or of the mesh, that names a password which is not there keeps the one
+// before, or none.
+func TestMissingPassword(t *testing.T) {
+	there, missing := model.SecretRef{Name: "s", Key: "k"}, model.SecretRef{Name: "s", Key: "x"}
+	for _, before := range []model.SecretRef{there, {}} {
+		w := newWorld(t)
+		version := func(ref model.SecretRef) {
+			w.set(config(func(c *model.BGPConfiguration) { c.MeshPassword = ref }), tor("p", func(p *model.BGPPeer) { p.Password = ref }),
+				metalLB("m", func(p *model.MetalLBPeer) { p.Address, p.PasswordSecret = addr("192.0.2.77"), ref }))
+		}
+		w.set(nodeOf("own 192.0.2.5"), nodeOf("a 192.0.2.2"))
+		version(before)
+		was := w.told()
+		for range 2 {
+			version(missing)
+			if now := w.told(); !slices.Equal(now, was) || len(was) != 3 {
+				t.Errorf("%q, before %q", now, was)
+			}
+			if got := w.faults(); len(got) != 3 || !strings.Contains(got[0], "so sessions go on as they were") {
+				t.Errorf("faults %q", got)
+			}
+			w.SecretsChanged()
+		}
+		version(there)
+		if got := w.faults(); len(w.peers) != 3 || w.peers["BGPPeer p"].Password != "hidden" || len(got) > 0 {
+			t.Errorf("%q, faults %q", w.told(), got)
+		}
 	}
 }

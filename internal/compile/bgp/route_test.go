@@ -276,7 +276,9 @@ func TestOrderIsOfTheCurrentObjects(t *testing.T) {
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		w := newWorld(t)
-		current := map[model.Ref]model.Object{}
+		f := &model.BGPFilter{Name: "f"} // which a BGPPeer would wait for
+		w.set(f)
+		current := map[model.Ref]model.Object{f.Ref(): f}
 		for range 25 {
 			changes := map[model.Ref]model.Object{}
 			for range r.IntN(5) {
@@ -331,7 +333,7 @@ func randomObject(r *rand.Rand) model.Object {
 		c := &model.BGPConfiguration{Name: pick("default", "node.own", "node.a"), Port: uint16(179 + r.IntN(2))}
 		if c.Name == "default" {
 			c.NoMesh, c.ClusterIPs, c.LoadBalancerIPs, c.EachLoadBalancerIP = maybe(), prefixes("10.96.0.0/12"), prefixes(pick("192.0.9.0/24", "192.0.9.1/32")), maybe()
-			c.MeshPassword = model.SecretRef{Name: pick("", "s", "x"), Key: "k"}
+			c.MeshPassword = []model.SecretRef{{}, {Name: "s", Key: "k"}}[r.IntN(2)] // of one that is missing, the one before stays
 			if c.MeshPassword.Name == "" {
 				c.MeshPassword = model.SecretRef{}
 			}

@@ -230,7 +230,7 @@ func (c *Compiler) way(p netip.Prefix, l *bgp.Learned) (r *state.Route, why stri
 	if why := c.refusal(p); why != "" {
 		return nil, why
 	}
-	if !to.IsValid() || to.Is4() != is4 || reserved.Contains(to) || slices.ContainsFunc(never, func(g guarded) bool { return g.prefix.Contains(to) }) {
+	if !to.IsValid() || to.Is4() != is4 || reserved.Contains(to) || model.Unusable(to) != "" {
 		return nil, fmt.Sprintf("the next hop %s is no %s address to send to", to, model.FamilyName(is4))
 	}
 	direct, n := c.direct(to, c.local(is4)), c.nodeAt(to)
@@ -319,15 +319,6 @@ type guarded struct {
 	what   string
 }
 
-// never are the ranges that no router forwards to (RFC 6890), and multicast.
-var never = []guarded{
-	{netip.MustParsePrefix("0.0.0.0/8"), "this network"}, {netip.MustParsePrefix("::/128"), "the unspecified address"},
-	{netip.MustParsePrefix("127.0.0.0/8"), "loopback"}, {netip.MustParsePrefix("::1/128"), "loopback"},
-	{netip.MustParsePrefix("169.254.0.0/16"), "link-local"}, {netip.MustParsePrefix("fe80::/10"), "link-local"},
-	{netip.MustParsePrefix("224.0.0.0/4"), "multicast"}, {netip.MustParsePrefix("ff00::/8"), "multicast"},
-	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"}, {netip.MustParsePrefix("::ffff:0:0/96"), "IPv4-mapped"},
-}
-
 // reserved are addresses that some clusters have for pods all the same, as their Nodes say.
 var reserved = netip.MustParsePrefix("240.0.0.0/4")
 
@@ -342,7 +333,6 @@ func (c *Compiler) setGuarded() {
 	for _, a := range c.apiServers {
 		c.guarded = append(c.guarded, guarded{single(a), "the API server"})
 	}
-	c.guarded = append(c.guarded, never...)
 	if own := c.nodes[c.cfg.Node]; own != nil {
 		for _, p := range own.cidrs {
 			c.ownPods.Insert(p)
@@ -355,17 +345,17 @@ func (c *Compiler) guardedBy(p netip.Prefix) guarded {
 	if i := slices.IndexFunc(c.guarded, func(g guarded) bool { return p.Overlaps(g.prefix) }); i >= 0 {
 		return c.guarded[i]
 	}
-	around, ok := c.ownPods.LookupPrefixLPM(p)
-	if !ok {
-		for within := range c.ownPods.Subnets(p) {
-			around, ok = within, true
-			break
-		}
+	if within, kind := model.Special(p); kind != "" {
+		return guarded{within, kind}
 	}
-	if !ok {
-		return guarded{}
+	const ours = "pods of this node"
+	if around, ok := c.ownPods.LookupPrefixLPM(p); ok {
+		return guarded{around, ours}
 	}
-	return guarded{around, "pods of this node"}
+	for within := range c.ownPods.Subnets(p) {
+		return guarded{within, ours}
+	}
+	return guarded{}
 }
 
 // refusal says why no route to a prefix is taken from a peer; "": one is. By some routes a peer

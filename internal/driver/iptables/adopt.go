@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
@@ -51,11 +52,12 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 			if c.builtin() {
 				continue
 			}
-			if len(sets[i]) == 0 {
-				foreign = errors.Join(foreign, fmt.Errorf("chain %s of table %s is another program's, as there is no ipset of Sluice's beside it; remove it, or run that program without it", c.name, c.table))
-				continue
-			}
 			there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
+		}
+		if len(sets[i]) == 0 {
+			for _, c := range f.foreign(have[i].chains) {
+				foreign = errors.Join(foreign, fmt.Errorf("chain %s of table %s is another program's, as it has rules that are not Sluice's and there is no ipset of Sluice's beside it; remove it, or run that program without it", c.name, c.table))
+			}
 		}
 	}
 	if foreign != nil {
@@ -63,10 +65,7 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 	}
 	elsewhere := false
 	for i, f := range d.families {
-		if len(sets[i]) == 0 {
-			continue // see Purge
-		}
-		if p.leave[i], err = d.removal(ctx, v.other(), f.v6); err != nil {
+		if p.leave[i], err = d.removal(ctx, v.other(), f, sets[i]); err != nil {
 			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", v.other(), "error", err)
 		}
 		elsewhere = elsewhere || p.leave[i] != ""
@@ -190,13 +189,36 @@ func (d *Driver) rememberOthers(ctx context.Context, f family, s *state.Services
 	return all
 }
 
-// removal returns what removes our rules in a variant; "": there are none.
-func (d *Driver) removal(ctx context.Context, v Variant, v6 bool) (string, error) {
-	chains, _, err := d.save(ctx, v, v6)
-	if err != nil {
+// foreign returns the chains that have rules which are not ours, sorted, of a family without a set
+// of ours: chains of our names may be another program's then, or what a clean-up by hand left. Ours
+// are rules that lead to chains of ours, that return, that are always there, and those of chains
+// that are named after them.
+func (f family) foreign(chains map[chain][]string) (list []chain) {
+	always := (&judge{family: f, written: map[writtenAt]*written{}}).enforce(&state.Policy{}, nil).image
+	f.settings(state.Settings{}, always)
+	for c, rules := range chains {
+		digest := strings.LastIndexByte(c.name, '-') == len(c.name)-len(named("", ""))+len(prefix)
+		if c.builtin() || digest {
+			continue
+		}
+		if slices.ContainsFunc(rules, func(r string) bool {
+			return !strings.Contains(r, " "+prefix) && !strings.HasSuffix(r, "-j RETURN") && !slices.Contains(always.chains[c], r)
+		}) {
+			list = append(list, c)
+		}
+	}
+	slices.SortFunc(list, func(a, b chain) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.name, b.name)) })
+	return list
+}
+
+// removal returns what removes our rules of a family in a variant; "": there are none. Sets are
+// those of ours in the family.
+func (d *Driver) removal(ctx context.Context, v Variant, f family, sets map[string]*set) (string, error) {
+	chains, _, err := d.save(ctx, v, f.v6)
+	if err != nil || len(sets) == 0 && len(f.foreign(chains)) > 0 {
 		return "", err
 	}
-	return difference(v6, &image{chains: chains}, newImage()).restore, nil
+	return difference(f.v6, &image{chains: chains}, newImage()).restore, nil
 }
 
 // leave removes our rules in a variant, and the tables of nftables that were made for them alone.
@@ -250,8 +272,8 @@ func deleteEmpty(v6 bool) error {
 	return c.Flush()
 }
 
-// Purge implements driver.Driver. Chains go before the sets that they ask, which come before them:
-// where a family has no set of ours, chains of our names are another program's.
+// Purge implements driver.Driver. Chains go before the sets that they ask; where some can't go, the
+// sets stay, by which they are known to be ours.
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -261,20 +283,22 @@ func (d *Driver) Purge(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	for _, v := range []Variant{Legacy, NFTables} {
-		for i, f := range d.families {
-			if _, err := locate(ctx, v, f.v6, "save"); err != nil || len(sets[i]) == 0 {
+	for i, f := range d.families {
+		var failed error
+		for _, v := range []Variant{Legacy, NFTables} {
+			if _, err := locate(ctx, v, f.v6, "save"); err != nil {
 				continue // what is not there has no rules
 			}
-			removal, err := d.removal(ctx, v, f.v6)
+			removal, err := d.removal(ctx, v, f, sets[i])
 			if err == nil {
 				err = d.leave(ctx, v, f.v6, removal)
 			}
-			errs = append(errs, err)
+			failed = errors.Join(failed, err)
 		}
-	}
-	for i, f := range d.families {
-		errs = append(errs, d.carryOut(ctx, "", difference(f.v6, &image{sets: sets[i]}, newImage())))
+		if failed == nil {
+			failed = d.carryOut(ctx, "", difference(f.v6, &image{sets: sets[i]}, newImage()))
+		}
+		errs = append(errs, failed)
 	}
 	return errors.Join(errs...)
 }

@@ -324,6 +324,83 @@ func TestForeignChain(t *testing.T) {
 	}
 }
 
+// What a clean-up by hand has left, which may be chains without sets, is ours: it is taken over, and
+// removed.
+func TestHalfCleaned(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v Variant) {
+		for name, gone := range map[string]func(rule string) bool{
+			"empty chains": func(string) bool { return true },
+			"rules without sets": func(rule string) bool {
+				return strings.Contains(rule, "--match-set") || strings.Contains(rule, "SET --")
+			},
+		} {
+			d := inside(t, Options{Variant: v, Options: driver.Options{Policy: true}})
+			halfClean := func() {
+				for _, program := range []string{"iptables-" + string(v), "ip6tables-" + string(v)} {
+					script, table := "set -e\n", ""
+					for line := range strings.Lines(run(t, d, program+"-save")) {
+						if strings.HasPrefix(line, "*") {
+							table = strings.TrimSpace(line[1:])
+						}
+						if rule, is := strings.CutPrefix(line, "-A "); is && gone(rule) {
+							script += program + " -w -t " + table + " -D " + rule
+						}
+					}
+					run(t, d, "sh", "-c", script)
+				}
+				run(t, d, "ipset", "destroy")
+			}
+			s := policed(3, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 1, byte(i + 1)}) })
+			s.Services = services(3, 2).Services
+			adopt(t, d, s)
+			whole := run(t, d, "iptables-"+string(v)+"-save")
+			halfClean()
+			adopt(t, d, s)
+			if again := run(t, d, "iptables-"+string(v)+"-save"); strings.Count(again, "\n") != strings.Count(whole, "\n") {
+				t.Errorf("%s: was\n%s\nis\n%s", name, whole, again)
+			}
+			halfClean()
+			if err := d.Purge(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if out := run(t, d, "iptables-"+string(v)+"-save") + run(t, d, "ip6tables-"+string(v)+"-save") + run(t, d, "ipset", "save"); strings.Contains(out, "SLUICE") {
+				t.Errorf("%s: a clean-up leaves\n%s", name, out)
+			}
+		}
+	})
+}
+
+// Where chains cannot be removed, the sets stay, also those that no rule asks.
+func TestPurgeFails(t *testing.T) {
+	lock := filepath.Join(t.TempDir(), "lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	d := inside(t, Options{Variant: Legacy, LockWait: time.Second})
+	adopt(t, d, services(1, 1))
+	run(t, d, "ipset", "create", "SLUICE-4-A-X", clientsKind, "timeout", "9")
+	f, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	before := run(t, d, "ipset", "list", "-n")
+	if err := d.Purge(t.Context()); !errors.Is(err, driver.ErrLocked) {
+		t.Error(err)
+	}
+	if after := run(t, d, "ipset", "list", "-n"); after != before {
+		t.Errorf("was %q, is %q", before, after)
+	}
+	_ = f.Close()
+	if err := d.Purge(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if after := run(t, d, "ipset", "list", "-n"); after != "" {
+		t.Errorf("is left: %q", after)
+	}
+}
+
 // Without a choice, the variant is that which has more rules; and with one, ours leave the other.
 func TestVariants(t *testing.T) {
 	t.Parallel()

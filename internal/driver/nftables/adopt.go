@@ -462,12 +462,14 @@ func (a *adoption) worthReading(s *nft.Set) bool {
 // state is what is wanted, and of other parts what stays.
 func (a *adoption) state() *state.State { return a.of.in(a.want, cmp.Or(a.d.state, &state.State{})) }
 
-// planLists has the rules of list chains written anew if a list differs, or their number.
+// planLists has the rules of a list chain written anew if a list differs that is looked up there,
+// or their number does.
 func (a *adoption) planLists() {
 	b, p := a.change.batch, a.d.prog
-	differ := slices.ContainsFunc(p.Networks, func(s *nft.Set) bool { return b.Changed(s) || !a.reused[s] })
-	for _, c := range p.ListChains(p.Lists(a.state())) {
-		if differ || a.have.Rules[c.Name] != len(c.Rules) {
+	differ := slices.DeleteFunc(slices.Clone(p.Networks), func(s *nft.Set) bool { return !b.Changed(s) && a.reused[s] })
+	none, looks := p.ListChains(nil), p.ListChains(program.ExampleLists(differ))
+	for i, c := range p.ListChains(p.Lists(a.state())) {
+		if len(looks[i].Rules) > len(none[i].Rules) || a.have.Rules[c.Name] != len(c.Rules) {
 			b.RewriteRules(c)
 			b.Stepwise = true
 		}

@@ -171,6 +171,38 @@ func TestListsThatAreTheSameStay(t *testing.T) {
 	}
 }
 
+// An adoption writes the chains alone in which a list is looked up that differs.
+func TestListsThatAreTheSameStayInAdoptions(t *testing.T) {
+	t.Parallel()
+	ns := testNS(t)
+	o := Options{Options: driver.Options{Policy: true, Fabric: true}}
+	d := openIn(t, ns, o)
+	s := cidrState(cidrLists()[0])
+	adopt(t, d, s)
+	rules := func() map[string]string { // by chain, with their handles
+		all := map[string]string{}
+		for _, c := range d.prog.ListChains(nil) {
+			out, err := ns.Run("nft", "-a", "list", "chain", "inet", program.TableName, c.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[c.Name] = string(out)
+		}
+		return all
+	}
+	before := rules()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.Services.Settings.LocalCIDRs = prefixes("10.9.0.0/24", "fd00:1::/64", "fd00:3::/64")
+	adopt(t, openIn(t, ns, o), s)
+	for chain, now := range rules() {
+		if (now != before[chain]) != (chain == "ip-keep") {
+			t.Errorf("chain %s was\n%sis\n%s", chain, before[chain], now)
+		}
+	}
+}
+
 // A node has a second pod CIDR and loses it, while a policy comes with chains of its own.
 func TestPodCIDRsChangeWithChains(t *testing.T) {
 	t.Parallel()

@@ -53,7 +53,7 @@ type change struct {
 	hasDevice func(string) bool       // nil: interfaces are not looked for
 	dsrTracks bool                    // see Options
 	own       []netip.AddrPort        // see Options
-	setAside  bool                    // a farm that would take one of own is kept, but not served
+	ofState   bool                    // it is the state file: a farm that would take one of own is kept, but not served
 	farmEdits overlay[farm]
 	addrEdits overlay[address]
 	listEdits overlay[policy]

@@ -54,7 +54,7 @@ func (c *change) finishFarm(was, f *farm) error {
 	}
 	if at := takes(m, c.own); at.IsValid() && f.state == up {
 		reason := fmt.Sprintf("it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
-		if !c.setAside {
+		if !c.ofState {
 			return &failure{409, "error parsing buffer. " + path + ": " + reason}
 		}
 		f.aside = reason

@@ -44,8 +44,6 @@ func unknown(format string, args ...any) error {
 // reader applies a document to a change, object by object.
 type reader struct {
 	*change
-	// written has it be a document as it was written: neither nothing nor a list.
-	written bool
 	// dropElements has elements be taken from policies instead of added.
 	dropElements bool
 	// replaceElements and replaceLists name a policy whose elements, and a farm whose policies, are
@@ -59,7 +57,7 @@ func (r *reader) read(in io.Reader) error {
 	buffered := bytes.Buffer{}
 	first, err := firstByte(in, &buffered)
 	switch {
-	case r.written && (err == io.EOF || err == nil && first != '{'):
+	case r.ofState && (err == io.EOF || err == nil && first != '{'):
 		return malformed("it is not what was written there")
 	case err == io.EOF:
 		return nil

@@ -42,8 +42,8 @@ func (s *Source) load(file string, lenient bool) error {
 	}
 	c := newChange(s.doc, lenient, check)
 	c.dsrTracks, c.own = s.options.DSRTracks, s.options.Own
-	c.setAside = file == s.options.State // what served before does not wait for a farm
-	if err = (&reader{change: c, written: file == s.options.State}).read(limited); err == nil && limited.N == 0 {
+	c.ofState = file == s.options.State // what served before does not wait for a farm
+	if err = (&reader{change: c}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}
 	if err == nil {

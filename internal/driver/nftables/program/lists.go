@@ -39,6 +39,15 @@ func (p *Program) Lists(s *state.State) nft.Lists {
 	return all
 }
 
+// ExampleLists are those that each have one network, and thus a rule where they are looked up.
+func ExampleLists(of []*nft.Set) nft.Lists {
+	all := nft.Lists{}
+	for _, list := range of {
+		all[list] = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1)}
+	}
+	return all
+}
+
 // SettingsLists are those of services.
 func (p *Program) SettingsLists(s state.Settings) nft.Lists {
 	all := nft.Lists{}

@@ -217,11 +217,7 @@ func (p *Program) writeNote() string {
 			r.Write(&a, TableName, c.Name)
 		}
 	}
-	example := nft.Lists{}
-	for _, list := range p.Networks {
-		example[list] = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1)}
-	}
-	chains := slices.Concat(p.ListChains(example), p.outerChains())
+	chains := slices.Concat(p.ListChains(ExampleLists(p.Networks)), p.outerChains())
 	for _, fp := range p.Families {
 		chains = append(chains, fp.learnChain(time.Second))
 	}
