@@ -97,7 +97,7 @@ func send(flows []*Flow, over *atomic.Bool) error {
 		if err != nil {
 			return err
 		}
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		conns = append(conns, c)
 	}
 	for !over.Load() {

@@ -36,6 +36,8 @@ type conn struct {
 	sent bool      // the request is written
 	got  int       // bytes of the answer so far
 	due  time.Time // when the request under way should have started; zero: none
+	// began is when it did: a thread that was held up longer than the time-out begins some late.
+	began time.Time
 }
 
 // loop is the state of one run; conns is indexed by file descriptor.
@@ -219,7 +221,7 @@ func (l *loop) onTimer(ctx context.Context) {
 func (l *loop) expire(ctx context.Context) {
 	now := time.Now()
 	for fd := range l.conns {
-		if c := &l.conns[fd]; c.role == client && !c.due.IsZero() && now.Sub(c.due) > l.Timeout {
+		if c := &l.conns[fd]; c.role == client && !c.due.IsZero() && now.Sub(c.began) > l.Timeout {
 			l.finish(ctx, fd, "timed out")
 		}
 	}
@@ -238,7 +240,7 @@ func (l *loop) start(due time.Time) {
 	if n := len(l.idle); n > 0 {
 		fd := l.idle[0] // the one longest idle, so that all are used
 		l.idle = l.idle[1:]
-		l.conns[fd].due, l.conns[fd].got, l.conns[fd].sent = due, 0, true
+		l.conns[fd].due, l.conns[fd].began, l.conns[fd].got, l.conns[fd].sent = due, time.Now(), 0, true
 		if _, err := unix.Write(fd, l.ask); err != nil {
 			l.fail(fd, err.Error())
 		}
@@ -249,7 +251,7 @@ func (l *loop) start(due time.Time) {
 		l.fail(fd, err.Error())
 		return
 	}
-	l.conns[fd].due = due
+	l.conns[fd].due, l.conns[fd].began = due, time.Now()
 }
 
 // dial begins to connect from the next source address; a negative descriptor with an error.
