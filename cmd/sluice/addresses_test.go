@@ -429,9 +429,9 @@ func TestServiceAddresses(t *testing.T) {
 		eventually(t, "all agree on the first again", func() bool { return s.agree(addr) == cut.name })
 		s.reach(addr, server)
 
-		// One of the others alone does not hear it, and takes over beside it. The client is told once
-		// that is over, though nothing was over for the first (metallb/metallb#584). It does not ask
-		// by itself, and the first has said all that it says as it begins.
+		// One of the others alone does not hear it, and takes over beside it. The client is told
+		// once that is over, though nothing was over for the first (metallb/metallb#584). It does
+		// not ask by itself, and the first has said all that it says as it begins.
 		time.Sleep(3500 * time.Millisecond)
 		s.client.Set("net/ipv4/neigh/eth0/delay_first_probe_time", "60")
 		cut.In(func() error {

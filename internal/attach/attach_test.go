@@ -43,8 +43,8 @@ func TestPodOfOneFamily(t *testing.T) {
 	}
 }
 
-// udev gives an Ethernet interface another hardware address a moment after it was made, if nobody has
-// chosen the one that it has (MACAddressPolicy=persistent of systemd's 99-default.link): the
+// udev gives an Ethernet interface another hardware address a moment after it was made, if nobody
+// has chosen the one that it has (MACAddressPolicy=persistent of systemd's 99-default.link): the
 // neighbour entries are of the first one, and would lead nowhere.
 // https://github.com/antrea-io/antrea/issues/4426
 func TestHardwareAddressesStay(t *testing.T) {
@@ -68,8 +68,8 @@ func TestHardwareAddressesStay(t *testing.T) {
 	}
 }
 
-// New interfaces have no IPv6 on nodes that are hardened so, and in the namespaces of some runtimes.
-// https://github.com/containernetworking/cni/issues/531
+// New interfaces have no IPv6 on nodes that are hardened so, and in the namespaces of some
+// runtimes. https://github.com/containernetworking/cni/issues/531
 func TestWithoutIPv6(t *testing.T) {
 	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
 	for _, host := range []*world.Host{node, pod} {

@@ -338,8 +338,8 @@ func TestPowerLoss(t *testing.T) {
 	b.empty()
 }
 
-// No container outlives a boot, and some runtimes call no DEL for those that the machine's end took:
-// their addresses are free again. In the same boot, each keeps its own.
+// No container outlives a boot, and some runtimes call no DEL for those that the machine's end
+// took: their addresses are free again. In the same boot, each keeps its own.
 // https://github.com/k3s-io/k3s/issues/4682
 func TestBooted(t *testing.T) {
 	b := newTestbed(t, "1.1.0", plugin(`"ranges": [[{"subnet": "10.77.0.0/30"}]]`)) // it has one address

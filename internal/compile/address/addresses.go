@@ -41,8 +41,8 @@ type Wanted struct {
 // Announcement says where this node answers for an address. It is immutable.
 type Announcement struct {
 	Interfaces []string // sorted; none: wherever the node has a subnet
-	// Returns differs from before if neighbours are to be told again: a node that may have announced
-	// the address, too, is back, or hears this one again.
+	// Returns differs from before if neighbours are to be told again: a node that may have
+	// announced the address, too, is back, or hears this one again.
 	Returns int
 }
 

@@ -51,7 +51,8 @@ func bystanderRows() []row {
 	}
 }
 
-// twins are connections of one source port to a service, and to the endpoints themselves that it has.
+// twins are connections of one source port to a service, and to the endpoints themselves that it
+// has.
 func twins(from string, f fate) (all []send) {
 	for range 2 {
 		for proto, to := range map[model.Protocol][3]string{model.TCP: {"vip:80", "a:8080", "x:8080"}, model.UDP: {"vip:53", "a:8053", "x:8053"}} {

@@ -104,8 +104,8 @@ func (c *change) put(had map[elementKey]nft.Element, e *nft.Element) {
 	c.led = c.led || e.Set.Verdict
 }
 
-// chains plans the chains that came into use, and goes without those that nobody uses any more. Base
-// chains of both sorts stay, with rules or without.
+// chains plans the chains that came into use, and goes without those that nobody uses any more.
+// Base chains of both sorts stay, with rules or without.
 func (c *change) chains() {
 	var created []nft.Chain
 	var gone []string

@@ -324,8 +324,8 @@ func TestForeignChain(t *testing.T) {
 	}
 }
 
-// What a clean-up by hand has left, which may be chains without sets, is ours: it is taken over, and
-// removed.
+// What a clean-up by hand has left, which may be chains without sets, is ours: it is taken over,
+// and removed.
 func TestHalfCleaned(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v Variant) {

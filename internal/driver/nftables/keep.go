@@ -137,8 +137,9 @@ func (a *adoption) keptForPolicies(e *nft.Element) bool {
 	return ok && p.Groups[id] == nil && p.Lists[id] == nil && p.NamedPorts[id] == nil && p.PortSets[id] == nil
 }
 
-// isObsolete reports whether a chain that want does not lead to is not kept, though something is: if
-// packets enter it by themselves and policies are all that is lacking, or it is none of policy's.
+// isObsolete reports whether a chain that want does not lead to is not kept, though something is:
+// if packets enter it by themselves and policies are all that is lacking, or it is none of
+// policy's.
 func (a *adoption) isObsolete(name string) bool {
 	return program.IsOuter(name) || a.mentioned != nil && program.IsEntry(name)
 }

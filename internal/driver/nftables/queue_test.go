@@ -127,9 +127,9 @@ func (w *queueWorld) send(t *testing.T) (end func()) {
 	}
 }
 
-// The kernel drops all packets that wait in queues of the namespace, whoever's they are, when a base
-// chain is deleted. None is while the agent works and when another one follows, and what is denied
-// is denied at every moment.
+// The kernel drops all packets that wait in queues of the namespace, whoever's they are, when a
+// base chain is deleted. None is while the agent works and when another one follows, and what is
+// denied is denied at every moment.
 func TestNoBaseChainGoes(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {

@@ -21,9 +21,9 @@ import (
 // refuses, and to replace a table that can no longer be changed, or holds another program that this
 // one does not fit.
 //
-// Sets of other types cannot take the place of those that are there: a packet sees one generation of
-// the ruleset, but the current elements of its sets. One that is on its way in an old chain finds
-// nothing in a set that goes with the chain, and is refused or dropped.
+// Sets of other types cannot take the place of those that are there: a packet sees one generation
+// of the ruleset, but the current elements of its sets. One that is on its way in an old chain
+// finds nothing in a set that goes with the chain, and is refused or dropped.
 
 // nextTable is the table that is built beside ours.
 const nextTable = program.TableName + "-next"

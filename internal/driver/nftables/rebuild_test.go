@@ -11,9 +11,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// While a table is replaced by a fresh one, there is a table that packets enter at each moment. From
-// one that they enter nothing is taken but the chains by which they do: a packet that is on its way
-// finds what its rules look up.
+// While a table is replaced by a fresh one, there is a table that packets enter at each moment.
+// From one that they enter nothing is taken but the chains by which they do: a packet that is on
+// its way finds what its rules look up.
 func TestPacketsFindAllWhileTablesAreReplaced(t *testing.T) {
 	t.Parallel()
 	besideIPVS := func(o Options) (*Driver, error) {

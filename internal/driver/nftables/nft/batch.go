@@ -96,8 +96,8 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 	b.Changes++
 }
 
-// Add and Delete add an element to its set, and delete it: of an Early one in the first step, and in
-// the last one.
+// Add and Delete add an element to its set, and delete it: of an Early one in the first step, and
+// in the last one.
 func (b *Batch) Add(e *Element) {
 	to := b.additions
 	if e.Set.Early {
@@ -115,8 +115,8 @@ func (b *Batch) Delete(e *Element) {
 	b.Changes++
 }
 
-// DeleteLast deletes an element in the last step, of any set: what looks it up was led there by what
-// the step before deletes.
+// DeleteLast deletes an element in the last step, of any set: what looks it up was led there by
+// what the step before deletes.
 func (b *Batch) DeleteLast(e *Element) {
 	b.element(b.partOf(b.lastDeletions, e.Set), e, true)
 	b.Stepwise = !b.AtOnce

@@ -36,10 +36,10 @@ func (r Rule) Find(s *Set, at, to int) Rule {
 // FindIn goes on if the map has the key with the packet's addresses, protocol and port, and the set
 // has (or has not) the destination's with what was found, which is at the register to, behind them.
 //
-// nft lists no key that has the result of a look-up in it, whose length it does not know, and aborts
-// (netlink_parse_concat_expr, seen in nft 1.0.6). So the register where the key begins is loaded
-// with as many bytes of the packet, before it is loaded together with the one before: nft takes
-// these for the key, and lists "@nh,0,160".
+// nft lists no key that has the result of a look-up in it, whose length it does not know, and
+// aborts (netlink_parse_concat_expr, seen in nft 1.0.6). So the register where the key begins is
+// loaded with as many bytes of the packet, before it is loaded together with the one before: nft
+// takes these for the key, and lists "@nh,0,160".
 func (r Rule) FindIn(f Family, m, s *Set, not bool) (_ Rule, to int) {
 	addr := f.Daddr.registers()
 	bytes := 4 * uint32(Registers(s.Key...))

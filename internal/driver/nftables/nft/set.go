@@ -22,8 +22,8 @@ type Set struct {
 	Counted bool   // each element counts the packets that look it up
 	Size    uint32 // the most elements; 0: no bound
 	Early   bool   // filled before, and emptied after, the rules that look it up
-	// StandIn is looked up where this map has nothing: it has the elements whose values are about to
-	// change, see LookAgain.
+	// StandIn is looked up where this map has nothing: it has the elements whose values are about
+	// to change, see LookAgain.
 	StandIn *Set
 }
 
