@@ -61,7 +61,7 @@ func (h *Host) probe(flows []*Flow) {
 	var probe strings.Builder
 	probe.WriteString("table inet probe {\n")
 	for _, f := range flows {
-		fmt.Fprintf(&probe, "counter %[1]s { }\ncounter come-%[1]s { }\n", f.Name)
+		fmt.Fprintf(&probe, "counter %[1]s { }\ncounter come-%[1]s { }\ncounter wrong-%[1]s { }\n", f.Name)
 	}
 	probe.WriteString("counter wrong { }\nchain coming { type filter hook prerouting priority -460\n")
 	var leaving strings.Builder
@@ -78,6 +78,9 @@ func (h *Host) probe(flows []*Flow) {
 			tracked = "untracked"
 		}
 		fmt.Fprintf(&leaving, "udp dport %s ip saddr %s ip daddr %s ct state %s counter name %s drop\n", f.port(), as, f.Gets, tracked, f.Name)
+	}
+	for _, f := range flows {
+		fmt.Fprintf(&leaving, "udp dport %s ip saddr %s counter name wrong-%s drop\n", f.port(), f.From, f.Name)
 	}
 	fmt.Fprintf(&probe, "}\nchain leaving { type filter hook postrouting priority 300\nmeta l4proto != udp accept\n%scounter name wrong drop\n}\n}\n", leaving.String())
 	file := filepath.Join(h.t.TempDir(), "probe.nft")
@@ -129,15 +132,16 @@ func (h *Host) fates(flows []*Flow) (packets int64) {
 		if f.Gets == "" {
 			right = 0
 		}
-		if left != right || refused > 0 && f.Gets != "" {
-			h.t.Errorf("%s: %d packets have come, %d have left as they should, want %d; %d were refused", f.Name, come, left, right, refused)
+		wrong := counted["wrong-"+f.Name]
+		if left != right || wrong > 0 || refused > 0 && f.Gets != "" {
+			h.t.Errorf("%s: %d packets have come, %d have left as they should, want %d; %d have left otherwise, %d were refused", f.Name, come, left, right, wrong, refused)
 		}
 		if come == 0 && !f.Early {
 			h.t.Errorf("%s: no packet has come", f.Name)
 		}
 	}
 	if n := counted["wrong"]; n > 0 {
-		h.t.Errorf("%d packets have left as they should not", n)
+		h.t.Errorf("%d packets have left that are of no flow, or from another address", n)
 	}
 	return packets
 }

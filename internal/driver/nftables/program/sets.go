@@ -192,6 +192,6 @@ func deniedSize(n int) uint32 {
 
 func newDeniedSet(f nft.Family, addresses int) *nft.Set {
 	size := deniedSize(addresses)
-	return &nft.Set{Name: fmt.Sprintf("%s-denied-%d", f.Name, size), Size: size, Key: []nft.Field{f.Saddr},
+	return &nft.Set{Name: fmt.Sprintf("%s-denied-%d", f.Name, size), Size: size, Key: []nft.Field{f.Saddr}, Early: true,
 		Comment: "addresses on deny lists; networks are in " + f.Name + "-members, with numbers up to 128"}
 }
