@@ -98,20 +98,14 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 
 // Add and Delete add an element to its set, and delete it: of an Early one in the first step, and
 // in the last one.
-func (b *Batch) Add(e *Element) {
-	to := b.additions
+func (b *Batch) Add(e *Element)    { b.change(b.additions, b.firstAdditions, e, false) }
+func (b *Batch) Delete(e *Element) { b.change(b.deletions, b.lastDeletions, e, true) }
+
+func (b *Batch) change(usual, early map[*Set]*part, e *Element, remove bool) {
 	if e.Set.Early {
-		to = b.firstAdditions
+		usual = early
 	}
-	b.element(b.partOf(to, e.Set), e, false)
-	b.Changes++
-}
-func (b *Batch) Delete(e *Element) {
-	from := b.deletions
-	if e.Set.Early {
-		from = b.lastDeletions
-	}
-	b.element(b.partOf(from, e.Set), e, true)
+	b.element(b.partOf(usual, e.Set), e, remove)
 	b.Changes++
 }
 
