@@ -47,7 +47,7 @@ var (
 )
 
 func openNFTables(_ testing.TB, o options) (driver.Driver, error) {
-	return nftables.Open(nftables.Options{Options: o.Options, Apart: o.apart, LooksAgain: o.apart})
+	return nftables.Open(nftables.Options{Options: o.Options, Apart: o.apart, MayMiss: o.apart})
 }
 
 func TestNFTables(t *testing.T) { byNFTables.run(t, slices.Concat(fates, translations)) }

@@ -113,12 +113,12 @@ func (c *change) chains() {
 		r := c.refs[name]
 		switch {
 		case r.uses > 0 && r.was == 0:
-			chain := c.p.lookAgain(r.make())
+			chain := nft.LookAgain(c.p.mayMiss, r.make())[0]
 			r.rules = len(chain.Rules)
 			c.refs[name] = r
 			created = append(created, chain)
 		case r.uses > 0 && r.idle:
-			c.turn(name, c.p.lookAgain(r.make()))
+			c.turn(name, nft.LookAgain(c.p.mayMiss, r.make())[0])
 		case r.uses == 0 && r.was > 0 && !r.idle && c.stays(name, r):
 			c.turn(name, nft.Chain{Name: name})
 		case r.uses == 0 && r.was > 0 && !r.idle:

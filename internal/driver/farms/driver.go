@@ -55,16 +55,16 @@ type Options struct {
 	// Clients are how many clients the kernel may remember for each purpose: rates, connections at
 	// once, resets, backends; 0: a million. What is beyond is not remembered.
 	Clients uint32
-	// LooksAgain has rules be as for kernels that need it, see nft.LooksAgain: for tests.
-	LooksAgain bool
+	// MayMiss has rules be as for kernels that need it, see nft.MayMiss: for tests.
+	MayMiss bool
 }
 
 // Open opens the driver's socket in the calling thread's network namespace, where it stays. It
 // changes nothing.
 func Open(o Options) (*Driver, error) {
 	d := &Driver{log: cmp.Or(o.Log, slog.Default()), numbers: newNumbers(), tries: tries{err: map[string]error{}}}
-	looks := o.LooksAgain || nft.LooksAgain()
-	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20), looks), &d.ingress: newIngress(looks)} {
+	mayMiss := o.MayMiss || nft.MayMiss()
+	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20), mayMiss), &d.ingress: newIngress(mayMiss)} {
 		t, err := openTable(p)
 		if err != nil {
 			return nil, err

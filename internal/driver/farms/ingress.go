@@ -20,8 +20,8 @@ import (
 // This is a table of its own, as only the family netdev can forward so.
 
 // newIngress is the program of the table of family netdev.
-func newIngress(looks bool) *program {
-	p := &program{of: unix.NFPROTO_NETDEV, looks: looks, before: []nft.Rule{
+func newIngress(mayMiss bool) *program {
+	p := &program{of: unix.NFPROTO_NETDEV, mayMiss: mayMiss, before: []nft.Rule{
 		rule("for other machines: this one only listens").PacketType(expr.CmpOpNeq, unix.PACKET_HOST).Accept(),
 		rule("of a VLAN: it arrives again by the interface of that").Is(expr.CmpOpEq, nft.EtherType, []byte{0x81, 0x00}).Accept(),
 		rule("the same, 802.1ad").Is(expr.CmpOpEq, nft.EtherType, []byte{0x88, 0xa8}).Accept(),

@@ -36,7 +36,7 @@ type program struct {
 	answering [kinds][]nft.Chain
 	covered   *nft.Set // interfaces whose packets meet lists as they arrive
 	clients   uint32   // how many clients each of the sets that packets fill may hold
-	looks     bool     // see nft.LooksAgain
+	mayMiss   bool     // see nft.MayMiss
 }
 
 // kind is how a place is looked up, at which clients find a farm. All places of a farm are of one
@@ -101,16 +101,8 @@ func (p *program) standIns() map[*nft.Set]bool {
 	return all
 }
 
-// lookAgain has maps be looked up again, where the kernel may miss what is in them.
-func (p *program) lookAgain(c nft.Chain) nft.Chain {
-	if p.looks {
-		return nft.LookAgain(c)[0]
-	}
-	return c
-}
-
-func newProgram(clients uint32, looks bool) *program {
-	p := &program{of: unix.NFPROTO_INET, clients: clients, looks: looks}
+func newProgram(clients uint32, mayMiss bool) *program {
+	p := &program{of: unix.NFPROTO_INET, clients: clients, mayMiss: mayMiss}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.families[i] = p.newFamily(f)
 		for k := range kinds {
@@ -137,7 +129,7 @@ func (p *program) set(name, comment string, s nft.Set) *nft.Set {
 	s.ID, s.Name, s.Comment = uint32(len(p.sets)+1), name, comment
 	s.Early = s.Early || !s.Verdict && !s.Dynamic
 	p.sets = append(p.sets, &s)
-	if p.looks && s.Verdict && s.Ranges {
+	if p.mayMiss && s.Verdict && s.Ranges {
 		next := s
 		next.ID, next.Name, next.Comment = uint32(len(p.sets)+1), name+"-next", "the same, while it changes"
 		p.sets = append(p.sets, &next)

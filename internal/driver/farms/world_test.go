@@ -38,7 +38,7 @@ const (
 func newSite(t *testing.T, servers int) *site {
 	t.Helper()
 	w := &site{t: t, state: &state.State{Farms: state.NewFarms()}}
-	w.open = func() (driver.Driver, error) { return farms.Open(farms.Options{LooksAgain: true}) }
+	w.open = func() (driver.Driver, error) { return farms.Open(farms.Options{MayMiss: true}) }
 	w.client, w.balancer = world.NewHost(t, "client"), world.NewHost(t, "balancer")
 	w.balancer.Forward()
 	w.client.Join("eth0", w.balancer, "front")

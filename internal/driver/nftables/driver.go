@@ -33,8 +33,8 @@ type Options struct {
 	Apart bool
 	// IPVS leaves the choice of a backend to IPVS, as program.Options say: for package ipvs.
 	IPVS bool
-	// LooksAgain has the program be as for kernels that need it.
-	LooksAgain bool
+	// MayMiss has the program be as for kernels that need it.
+	MayMiss bool
 }
 
 // Driver programs the network namespace of the thread that opened it.
@@ -126,7 +126,7 @@ func Open(o Options) (*Driver, error) {
 		again: program.MostAgain, // an earlier agent may have left so many
 	}
 	d.prog = program.New(program.Options{
-		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(), LooksAgain: o.LooksAgain || nft.LooksAgain(),
+		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(), MayMiss: o.MayMiss || nft.MayMiss(),
 	})
 	if o.Apart {
 		d.prog.AskApart()

@@ -51,7 +51,7 @@ func TestProgramIsGolden(t *testing.T) {
 	for _, policy := range []bool{false, true} {
 		fmt.Fprintf(&out, "flow offload, policy %v: %s\n", policy, program.New(program.Options{Policy: policy, FlowOffload: true}).Note())
 	}
-	fmt.Fprintf(&out, "looks again: %s\n", program.New(program.Options{Policy: true, LooksAgain: true}).Note())
+	fmt.Fprintf(&out, "looks again: %s\n", program.New(program.Options{Policy: true, MayMiss: true}).Note())
 	for seed := range uint64(8) {
 		p, s := program.New(program.Options{Policy: true}), testState()
 		if seed%2 == 1 {

@@ -14,7 +14,7 @@ import (
 // The rules for kernels that look maps up again hold those for others.
 func TestPackets(t *testing.T) {
 	drivertest.Run(t, func() (driver.Driver, error) {
-		return nftables.Open(nftables.Options{Options: driver.Options{Fabric: true}, LooksAgain: true})
+		return nftables.Open(nftables.Options{Options: driver.Options{Fabric: true}, MayMiss: true})
 	})
 }
 

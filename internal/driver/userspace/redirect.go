@@ -254,21 +254,13 @@ func loopback(f nft.Family) netip.Addr {
 	return netip.IPv6Loopback()
 }
 
-// lookAgain has maps be looked up again, where the kernel may miss what is in them.
-func lookAgain(chains []nft.Chain) []nft.Chain {
-	if nft.LooksAgain() {
-		return nft.LookAgain(chains...)
-	}
-	return chains
-}
-
 // create has the batch make the table without elements.
 func (r *redirect) create(b *nft.Batch, flags uint32) {
 	b.AddTable(nft.FlagOwner|flags, "Sluice's services by a proxy. It goes with sluice run.")
 	for _, s := range r.sets {
 		b.AddSet(s)
 	}
-	chains := lookAgain(r.chains())
+	chains := nft.LookAgain(nft.MayMiss(), r.chains()...)
 	for _, c := range chains {
 		b.AddChain(c)
 	}
@@ -325,9 +317,9 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 		address(b, r.family(a).otherIPs, a, in)
 	}
 	if d.Settings != nil {
-		before, after := r.lists(have.Settings), r.lists(*d.Settings)
+		mayMiss, before, after := nft.MayMiss(), r.lists(have.Settings), r.lists(*d.Settings)
 		change(b, networks(before), networks(after))
-		b.ChangeRules(lookAgain(r.listChains(before)), lookAgain(r.listChains(after)))
+		b.ChangeRules(nft.LookAgain(mayMiss, r.listChains(before)...), nft.LookAgain(mayMiss, r.listChains(after)...))
 		b.Stepwise = r.built
 	}
 	_, err := b.Send(r.sock)

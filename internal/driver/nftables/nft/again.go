@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LooksAgain reports whether this kernel may miss a key of a map that is deleted and added in one
+// MayMiss reports whether this kernel may miss a key of a map that is deleted and added in one
 // transaction, that is: whose value changes (fixed by b2f742c8 of Linux 6.17, 6.16.8 and 6.12.48).
 // A look-up that began before the transaction took effect finds the old element gone, and does not
 // see the new one yet. One that begins then does, so rules of such kernels look up maps again where
 // they found nothing. Maps of ranges show no new element before all of the transaction is carried
 // out: for those, others stand in, see Batch.Replace.
-func LooksAgain() bool {
+func MayMiss() bool {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
 		return true
@@ -37,8 +37,11 @@ func misses(release string) bool {
 }
 
 // LookAgain has rules that end with what a map holds stand twice in their chains, the second time
-// for the map that stands in.
-func LookAgain(chains ...Chain) []Chain {
+// for the map that stands in. Chains for kernels that miss no key stay as they are.
+func LookAgain(mayMiss bool, chains ...Chain) []Chain {
+	if !mayMiss {
+		return chains
+	}
 	for i, c := range chains {
 		chains[i].Rules = nil
 		for _, r := range c.Rules {

@@ -72,15 +72,7 @@ func (p *Program) AddChains() {
 	for _, c := range changing {
 		p.listChains[c.Name] = true
 	}
-	p.Chains = slices.Concat(p.lookAgain(p.Chains), changing, p.lookAgain(more))
-}
-
-// lookAgain has maps be looked up again, where the kernel may miss what is in them.
-func (p *Program) lookAgain(chains []nft.Chain) []nft.Chain {
-	if p.looks {
-		return nft.LookAgain(chains...)
-	}
-	return chains
+	p.Chains = slices.Concat(nft.LookAgain(p.mayMiss, p.Chains...), changing, nft.LookAgain(p.mayMiss, more...))
 }
 
 // rule begins a rule. A comment says what it is about, where the chain's own does not.
@@ -540,7 +532,7 @@ func (p *Program) RawChain(s *nft.Set) (nft.Chain, bool) {
 		}
 	}
 	c.Comment = "doNotTrack policies of host endpoints"
-	return p.lookAgain([]nft.Chain{c})[0], true
+	return nft.LookAgain(p.mayMiss, c)[0], true
 }
 
 // outerChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN each

@@ -101,7 +101,7 @@ func (p *Program) ListChains(l nft.Lists) []nft.Chain {
 			chains = append(chains, p.podListChains(fp, l)...)
 		}
 	}
-	return p.lookAgain(chains)
+	return nft.LookAgain(p.mayMiss, chains...)
 }
 
 func goTo(chain string) func(nft.Rule) nft.Rule {

@@ -33,7 +33,7 @@ type Program struct {
 	// Flowtable is where established connections pass by the chains; "": they do not.
 	Flowtable string
 
-	ipvs, looks     bool     // see Options.IPVS and LooksAgain
+	ipvs, mayMiss   bool     // see Options.IPVS and MayMiss
 	note            string   // what Note returns, once it was asked: to write it all takes a while
 	Counters        []string // named, beside those of policies
 	limits          limits
@@ -66,8 +66,8 @@ type Options struct {
 	IPVS bool
 	// FlowOffload has established connections pass by the chains, see driver.Options.
 	FlowOffload bool
-	// LooksAgain is for kernels that may miss a key while its value changes, see nft.LooksAgain.
-	LooksAgain bool
+	// MayMiss is for kernels that may miss a key while its value changes, see nft.MayMiss.
+	MayMiss bool
 }
 
 // New returns the program for services and what else is asked for.
@@ -79,7 +79,7 @@ func New(o Options) *Program {
 
 // NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
 func NewSets(o Options, clients uint32) *Program {
-	p := &Program{ipvs: o.IPVS, looks: o.LooksAgain, limits: usualLimits, writtenPrograms: newWrittenPrograms()}
+	p := &Program{ipvs: o.IPVS, mayMiss: o.MayMiss, limits: usualLimits, writtenPrograms: newWrittenPrograms()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.Families[i] = p.addFamily(f, clients)
 	}
@@ -120,7 +120,7 @@ func (p *Program) OfPolicy(s *nft.Set) bool { return p.Policy != nil && s.ID >= 
 
 // MayRewrite reports whether all elements of a set may be deleted and added in one transaction, as
 // no key is missed for that: maps are looked up again.
-func (p *Program) MayRewrite(s *nft.Set) bool { return !p.looks || s.Verdict || len(s.Data) > 0 }
+func (p *Program) MayRewrite(s *nft.Set) bool { return !p.mayMiss || s.Verdict || len(s.Data) > 0 }
 
 // AddSet adds a set; its number is the next one.
 func (p *Program) AddSet(s *nft.Set) *nft.Set {
