@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/bench/peer"
 	"sluice.dev/sluice/internal/bench/report"
 	"sluice.dev/sluice/internal/bench/testbed"
+	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/store"
 )
@@ -329,9 +330,14 @@ func (k *talk) since(t time.Time) (n int) {
 
 // fill makes entries of connections that others than the pods have.
 func fill(ns *netns.NS, entries int) error {
-	return ns.Do(func() error {
+	return ns.Do(func() (err error) {
+		ct, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, ct.Close()) }()
 		for i := range entries {
-			from, to := net.IPv4(172, 20, byte(i>>14), byte(i>>6)), net.IPv4(172, 30, 0, 1)
+			from, to := net.IPv4(172, 20, byte(i>>14), byte(i>>6)).To4(), net.IPv4(172, 30, 0, 1).To4()
 			port := uint16(1024 + i&63)
 			f := &netlink.ConntrackFlow{FamilyType: unix.AF_INET, TimeOut: 3600,
 				Forward: netlink.IPTuple{SrcIP: from, DstIP: to, Protocol: unix.IPPROTO_UDP, SrcPort: port, DstPort: 53},
@@ -340,7 +346,11 @@ func fill(ns *netns.NS, entries int) error {
 				return fmt.Errorf("make connection %d: %w", i, err)
 			}
 		}
-		return nil
+		made, err := ct.Count()
+		if err == nil && made < entries {
+			err = fmt.Errorf("connection tracking has %d of %d connections", made, entries)
+		}
+		return err
 	})
 }
 
