@@ -21,6 +21,7 @@ import (
 
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/bench/cluster"
 	"sluice.dev/sluice/internal/bench/harness"
 	"sluice.dev/sluice/internal/bench/peer"
 	"sluice.dev/sluice/internal/bench/report"
@@ -32,7 +33,7 @@ var CNI = harness.Experiment{
 	Name:  "fabric-cni",
 	Title: "CNI ADD, until the node reaches the pod",
 	How: "From the start of the plugin's process with ADD to an answer of the pod to a packet of the node, one pod after the other and all at once, on a node that has no other pods. " +
-		"Beside it the reference plugin bridge, both with addresses of host-local's store. No agent runs.",
+		"Beside it the reference plugin bridge, both with addresses of host-local's store. No agent runs, but for sluice with an agent, where ADD waits until the kernel has the pod's policy.",
 	Run:    runCNI,
 	Charts: cniCharts,
 }
@@ -45,11 +46,14 @@ const (
 	p99      = "ADD, p99"
 )
 
+const withAgent = sluice + " with an agent"
+
 // plugin is a CNI plugin in its configuration.
 type plugin struct {
 	name, path string
 	more       string // of its configuration
 	ranges     []string
+	agent      bool // one runs, and knows all pods before
 }
 
 func (p plugin) families() string {
@@ -68,11 +72,12 @@ func runCNI(ctx context.Context, r *harness.Run) error {
 	if _, err := os.Stat(bridge); err != nil {
 		return fmt.Errorf("%w: %s (apt-get install containernetworking-plugins)", peer.ErrMissing, bridge)
 	}
-	v4, both := []string{"10.77.0.0/16"}, []string{"10.77.0.0/16", "fd77::/64"}
+	v4, both := []string{"10.200.0.0/16"}, []string{"10.200.0.0/16", "fd77::/64"}
 	plugins := []plugin{
 		{name: sluice, path: own, ranges: v4},
 		{name: "bridge", path: bridge, more: `"isGateway": true, "ipMasq": false, `, ranges: v4},
 		{name: sluice, path: own, ranges: both},
+		{name: withAgent, path: own, ranges: v4, agent: true},
 	}
 	r.Note("bridge with IPv6, too, is not measured: it waits a second or two for duplicate address detection, which routed pods do without.")
 	pods := 100
@@ -135,12 +140,20 @@ func measureCNI(ctx context.Context, r *harness.Run, p plugin, how string, pods 
 	if err != nil {
 		return err
 	}
+	if p.agent {
+		a, err := startAgent(ctx, r, node, pods)
+		if err != nil {
+			return err
+		}
+		defer func() { a.Kill(); err = errors.Join(err, a.Close()) }()
+		p.more = fmt.Sprintf(`"agent": {"socket": %q}, `, a.Socket())
+	}
 	conf := p.conf(dir)
 	took := make([]time.Duration, pods)
 	errs := make([]error, pods)
 	var wg sync.WaitGroup
 	for i := range pods {
-		one := func() { took[i], errs[i] = p.add(ctx, node, all[i], conf) }
+		one := func() { took[i], errs[i] = p.add(ctx, node, all[i], podName(i), conf) }
 		if how == atOnce {
 			wg.Go(one)
 		} else if one(); errs[i] != nil {
@@ -161,6 +174,37 @@ func measureCNI(ctx context.Context, r *harness.Run, p plugin, how string, pods 
 	return nil
 }
 
+const podNamespace = "bench"
+
+func podName(i int) string { return fmt.Sprint("pod-", i) }
+
+// startAgent starts an agent that knows the pods, without addresses yet, and a policy of them that
+// lets them be asked. End it by Kill and Close.
+func startAgent(ctx context.Context, r *harness.Run, node *netns.NS, pods int) (*harness.Agent, error) {
+	files := []cluster.File{cluster.NodeFile(), {Name: "policy.json", JSON: fmt.Appendf(nil, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"namespace": %q, "name": "p"},
+		"spec": {"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"], "ingress": [{"ports": [{"port": 9}]}]}}`, podNamespace)}}
+	for i := range pods {
+		files = append(files, cluster.File{Name: podName(i) + ".json", JSON: fmt.Appendf(nil,
+			`{"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": %q, "name": %q, "labels": {"app": "a"}}, "spec": {"nodeName": %q}}`, podNamespace, podName(i), cluster.Node)})
+	}
+	s, err := r.NewSite(node)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Fill(slices.Values(files)); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	a, err := s.Start()
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if _, err := a.Ready(ctx, time.Minute); err != nil {
+		a.Kill()
+		return nil, errors.Join(err, s.Close())
+	}
+	return a, nil
+}
+
 func (p plugin) conf(dir string) string {
 	var ranges []string
 	for _, r := range p.ranges {
@@ -174,9 +218,10 @@ func (p plugin) conf(dir string) string {
 const patience = 5 * time.Second
 
 // add adds a pod and waits until the node has an answer of it: a refusal, as nothing listens there.
-func (p plugin) add(ctx context.Context, node, pod *netns.NS, conf string) (took time.Duration, err error) {
+func (p plugin) add(ctx context.Context, node, pod *netns.NS, name, conf string) (took time.Duration, err error) {
 	cmd := exec.CommandContext(ctx, p.path)
-	cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + pod.Name, "CNI_NETNS=" + pod.Path(), "CNI_IFNAME=" + attach.Interface, "CNI_PATH=" + filepath.Dir(p.path)}
+	cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + pod.Name, "CNI_NETNS=" + pod.Path(), "CNI_IFNAME=" + attach.Interface, "CNI_PATH=" + filepath.Dir(p.path),
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=" + podNamespace + ";K8S_POD_NAME=" + name}
 	cmd.Stdin = strings.NewReader(conf)
 	err = node.Do(func() error {
 		began := time.Now()
@@ -206,7 +251,7 @@ func cniCharts(r *report.Result) []report.Figure {
 			c.Categories = append(c.Categories, metric+", "+how)
 		}
 	}
-	for _, s := range []struct{ name, families string }{{sluice, "IPv4"}, {"bridge", "IPv4"}, {sluice, "dual stack"}} {
+	for _, s := range []struct{ name, families string }{{sluice, "IPv4"}, {"bridge", "IPv4"}, {sluice, "dual stack"}, {withAgent, "IPv4"}} {
 		series := chart.Series{Name: s.name + ", " + s.families}
 		for _, how := range []string{oneByOne, atOnce} {
 			for _, metric := range []string{p50, p99} {

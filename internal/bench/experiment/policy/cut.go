@@ -52,7 +52,7 @@ const (
 func runCut(ctx context.Context, r *harness.Run) error {
 	tries := 50
 	if r.Full() {
-		tries = 300
+		tries = 100
 	}
 	for _, entries := range []int{10_000, 250_000} {
 		if err := cutAmong(ctx, r, entries, tries); err != nil {
