@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/ipvs"
@@ -30,6 +32,7 @@ import (
 type balanced struct {
 	t               *testing.T
 	client, machine *world.Host
+	servers         map[string]*world.Host
 	sick            map[string]*atomic.Bool // servers that answer 503 to checks
 	dir             string
 	flags           []string  // of the balancer
@@ -44,7 +47,7 @@ const balancedFarm = `{"farms": [{"name": "web", "virtual-addr": "10.0.0.100", "
 
 func newBalanced(t *testing.T) *balanced {
 	t.Helper()
-	w := &balanced{t: t, dir: t.TempDir(), sick: map[string]*atomic.Bool{}}
+	w := &balanced{t: t, dir: t.TempDir(), servers: map[string]*world.Host{}, sick: map[string]*atomic.Bool{}}
 	write(t, w.dir, "farms.json", balancedFarm)
 	w.client, w.machine = world.NewHost(t, "client"), world.NewHost(t, "machine")
 	w.client.Join("eth0", w.machine, "front")
@@ -56,6 +59,7 @@ func newBalanced(t *testing.T) *balanced {
 		server := w.behind(name, fmt.Sprintf("10.1.0.1%d/24", i+1))
 		server.Gateway("10.1.0.1")
 		w.serve(server, name)
+		w.servers[name] = server
 	}
 	t.Cleanup(func() {
 		if w.kill(); t.Failed() {
@@ -238,6 +242,7 @@ func TestBalance(t *testing.T) {
 			t.Errorf("blue is %s after a restart", s)
 		}
 	})
+	t.Run("datagrams of a farm that goes while no balancer runs", w.abandons)
 	t.Run("forwarding that is turned off is turned on again", func(t *testing.T) {
 		w.machine.Set("net/ipv4/ip_forward", "0")
 		eventually(t, "forwarding", func() bool { return w.machine.Exec("cat", "/proc/sys/net/ipv4/ip_forward") == "1\n" })
@@ -261,6 +266,34 @@ func (w *balanced) refuses(t *testing.T) {
 		t.Errorf("rules were\n%s\nand are\n%s", rules, now)
 	}
 	w.answer("red", "blue")
+}
+
+// abandons has a client send to a farm of UDP, from one port on and on. While no balancer runs the
+// farm goes from the state file: once one runs, no backend gets any of it.
+func (w *balanced) abandons(t *testing.T) {
+	without, err := os.ReadFile(w.path("state.json"))
+	w.must(err)
+	w.api(http.StatusOK, "POST", "/farms", `{"farms": [{"name": "dns", "virtual-addr": "10.0.0.100", "virtual-ports": "53", "protocol": "udp", "mode": "dnat",
+		"backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "53"}]}]}`)
+	var red net.PacketConn
+	w.servers["red"].In(func() (err error) { red, err = net.ListenPacket("udp", ":53"); return err })
+	defer func() { _ = red.Close() }()
+	var got atomic.Int64
+	go func() {
+		for b := make([]byte, 9); ; got.Add(1) {
+			if _, _, err := red.ReadFrom(b); errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+	var c net.Conn
+	w.client.In(func() (err error) { c, err = net.Dial("udp", "10.0.0.100:53"); return err })
+	defer func() { _ = c.Close() }()
+	eventually(t, "red gets datagrams", func() bool { _, _ = c.Write([]byte("?")); return got.Load() > 0 })
+	w.kill()
+	write(t, w.dir, "state.json", string(without))
+	w.start()
+	eventually(t, "nobody listens any more", func() bool { _, err := c.Write([]byte("?")); return errors.Is(err, unix.ECONNREFUSED) })
 }
 
 // leaves deletes the farm, and removes what the balancer has programmed.

@@ -61,18 +61,26 @@ func (d *Driver) frontendsNow(like map[state.FrontendKey]*state.Frontend) map[st
 	}
 	d.Held(func(s *state.State) {
 		for k := range like {
-			now[k] = s.Services.Frontends[k]
+			if s.Services != nil {
+				now[k] = s.Services.Frontends[k]
+			}
 		}
 	})
 	return now
 }
 
-// frontendsWithout are those that the kernel holds and that are not wanted; none if the services
-// are to stay as they are. All others are looked after by a sweep. What an earlier process has left
-// is not known to the driver: it is listed, if the plan may remove some of it.
-func (d *Driver) frontendsWithout(ctx context.Context, want *state.Services, keep driver.Keep, p driver.Plan) map[state.FrontendKey]*state.Frontend {
-	if want == nil {
+// frontendsWithout are those that the kernel holds and that are not wanted; none if what is served
+// is to stay as it is. All others are looked after by a sweep. What an earlier process has left is
+// not known to the driver: it is listed, if the plan may remove some of it.
+func (d *Driver) frontendsWithout(ctx context.Context, want *state.State, keep driver.Keep, p driver.Plan) map[state.FrontendKey]*state.Frontend {
+	if want.Services == nil && want.Farms == nil {
 		return nil
+	}
+	farms := newFarms()
+	farms.replace(want.Farms)
+	var wanted map[state.FrontendKey]*state.Frontend
+	if want.Services != nil {
+		wanted = want.Services.Frontends
 	}
 	gone := map[state.FrontendKey]*state.Frontend{}
 	if lister := d.Capabilities().Lister; lister != nil && d.unlisted && !keep.Services && p.Len() > 0 {
@@ -81,14 +89,17 @@ func (d *Driver) frontendsWithout(ctx context.Context, want *state.Services, kee
 			d.log.Warn("datagrams to services that went while no agent ran may still reach their backends", "error", err)
 		}
 		for k := range there {
-			if want.Frontends[k] == nil {
+			if wanted[k] == nil && farms.exact[k] == nil {
 				gone[k] = &state.Frontend{}
 			}
 		}
 	}
 	d.Held(func(s *state.State) {
+		if s.Services == nil {
+			return
+		}
 		for k, before := range s.Services.Frontends {
-			if want.Frontends[k] == nil {
+			if wanted[k] == nil {
 				gone[k] = before
 			}
 		}

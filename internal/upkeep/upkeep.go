@@ -111,7 +111,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	// What was set aside is tried again, which no plan shows.
 	changed := !d.adopted || p.Len() > 0 || len(d.SetAside()) > 0
-	return &plan{p, d, d.frontendsWithout(ctx, want.Services, keep, p), d.sourcesNow(), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
+	return &plan{p, d, d.frontendsWithout(ctx, want, keep, p), d.sourcesNow(), func() { d.hasAdopted(want, p.Kept(), changed) }}, nil
 }
 
 // Update implements driver.Driver.
@@ -143,6 +143,7 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 		d.unlisted = kept.Services > 0
 	}
 	if want.Farms != nil {
+		d.unlisted = false
 		d.farms.replace(want.Farms)
 	}
 	if want.Policy != nil {

@@ -197,10 +197,6 @@ func (c *change) build(want *state.Farms) {
 func (c *change) compare(want *state.Farms, have *found) {
 	c.findChains(have)
 	left := have.elements
-	standsIn := c.p.standIns()
-	for k := range left {
-		c.batch.AtOnce = c.batch.AtOnce || standsIn[k.set] // a change has not come to its end: what stood in is in the way
-	}
 	elements := content{c.p, c.numbers, c.lists.after, func(e *nft.Element) { c.put(left, e) },
 		func(name string, make func() nft.Chain) { c.refs.use(name, 1, make) }}
 	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {

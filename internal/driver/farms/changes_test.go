@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -84,5 +86,29 @@ table inet watch {
 		t.Errorf("%d of %d packets were lost in %d changes", in-out, in, changes)
 	} else {
 		t.Logf("%d packets", in)
+	}
+}
+
+// TestStandInIsLeft has a driver find what a killed one has left in a map that stood in for another
+// while values changed: it would be found where the map itself has nothing.
+func TestStandInIsLeft(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 1)
+	farm := func(backends ...model.FarmBackend) *model.Farm {
+		return &model.Farm{Name: "range", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, model.PortSpan{First: 80, Last: 90})}, Backends: backends}
+	}
+	w.set(farm())
+	const standIn = "ip-farms-range-next"
+	w.balancer.Exec("nft", "add", "element", "inet", farms.TableName, standIn, "{ "+virtual4+" . tcp . 80-90 : drop }")
+	w.restart()
+	w.state.Farms.Apply(w.farms(farm(backends(1, true, 80)...)).Farms) // so that values change
+	p, err := w.driver.Adopt(t.Context(), w.state, driver.Keep{})
+	w.must(err)
+	w.must(p.Apply(t.Context()))
+	if out := w.balancer.Exec("nft", "list", "map", "inet", farms.TableName, standIn); strings.Contains(out, virtual4) {
+		t.Error(out)
+	}
+	if g, err := w.ask("tcp", hostPort(virtual4, "90")); err != nil || g.Port != 80 {
+		t.Errorf("the farm: %+v, %v", g, err)
 	}
 }

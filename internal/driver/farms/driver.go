@@ -87,7 +87,34 @@ func (d *Driver) Close() error { return d.close() }
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Name: "farms", Can: driver.Farms | driver.Survives | driver.AuditsCheaply}
+	return driver.Capabilities{Name: "farms", Can: driver.Farms | driver.Survives | driver.AuditsCheaply, Lister: d}
+}
+
+// Frontends implements driver.Lister: the places of farms whose connections are tracked, if they
+// are single addresses and ports, with backends or without.
+func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err = nft.Uninterrupted(func() error {
+		found = map[state.FrontendKey]bool{}
+		for _, fp := range d.table.prog.families {
+			s := fp.farms[exact]
+			err := d.table.sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
+				if int(e.KeyLen) == nft.KeySize(s.Key) {
+					addr, proto, port := nft.Destination(e.Key[:], fp.ip.Bits/8)
+					found[state.FrontendKey{Addr: addr, Protocol: model.Protocol(proto), Port: port}] = true
+				}
+			})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list farms of table %s: %w", TableName, err)
+	}
+	return found, nil
 }
 
 // Held implements driver.Driver.

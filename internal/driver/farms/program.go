@@ -90,17 +90,6 @@ type family struct {
 	memories                     []memory // of clients that stay on their backends
 }
 
-// standIns are the maps that stand in for others.
-func (p *program) standIns() map[*nft.Set]bool {
-	all := map[*nft.Set]bool{}
-	for _, s := range p.sets {
-		if s.StandIn != nil {
-			all[s.StandIn] = true
-		}
-	}
-	return all
-}
-
 func newProgram(clients uint32, mayMiss bool) *program {
 	p := &program{of: unix.NFPROTO_INET, clients: clients, mayMiss: mayMiss}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {

@@ -73,6 +73,12 @@ func (k *ElementKey) AppendDestination(f Family, addr netip.Addr, proto uint8, p
 	k.AppendPort(port)
 }
 
+// Destination reads what AppendDestination has appended; n is the size of an address.
+func Destination(b []byte, n int) (addr netip.Addr, proto uint8, port uint16) {
+	addr, _ = netip.AddrFromSlice(b[:n])
+	return addr, b[n], binary.BigEndian.Uint16(b[n+4:])
+}
+
 // AppendName appends the name of an interface.
 func (k *ElementKey) AppendName(name string) {
 	var b [16]byte // IFNAMSIZ

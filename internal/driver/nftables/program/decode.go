@@ -32,10 +32,9 @@ func (p *Program) Frontend(e *nft.Element) (k state.FrontendKey, ok bool) {
 	return readFrontend(b, fields[0].Size), true
 }
 
-// readFrontend reads what appendDestination wrote; n is the size of an address.
-func readFrontend(b []byte, n int) state.FrontendKey {
-	addr, _ := netip.AddrFromSlice(b[:n])
-	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(b[n]), Port: binary.BigEndian.Uint16(b[n+4:])}
+func readFrontend(b []byte, addrSize int) state.FrontendKey {
+	addr, proto, port := nft.Destination(b, addrSize)
+	return state.FrontendKey{Addr: addr, Protocol: model.Protocol(proto), Port: port}
 }
 
 // Served reports whether the table sends a client of the frontend that the element is about
