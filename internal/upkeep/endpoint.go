@@ -86,10 +86,10 @@ func (d *Driver) frontendsWithout(ctx context.Context, want *state.State, keep d
 	if lister := d.Capabilities().Lister; lister != nil && d.unlisted && !keep.Services && p.Len() > 0 {
 		there, err := lister.Frontends(ctx)
 		if err != nil {
-			d.log.Warn("datagrams to services that went while no agent ran may still reach their backends", "error", err)
+			d.log.Warn("datagrams to services and farms that went while nothing followed them may still reach their backends", "error", err)
 		}
 		for k := range there {
-			if wanted[k] == nil && farms.exact[k] == nil {
+			if f := farms.exact[k]; wanted[k] == nil && (f == nil || !translates(f)) {
 				gone[k] = &state.Frontend{}
 			}
 		}

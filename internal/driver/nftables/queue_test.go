@@ -256,3 +256,23 @@ func TestBaseChainsThatGo(t *testing.T) {
 		follow(driver.Options{Policy: true}, "without flow offload", "sluice flowtable")
 	}
 }
+
+// An interface of a deny list goes, in some kernels with the chain that looks at what comes by it.
+func TestDenyListGoesWithItsInterface(t *testing.T) {
+	t.Parallel()
+	w := newQueueWorld(t)
+	w.want.Policy.Denied.Devices = []state.Device{w.e0, w.e2}
+	d := openIn(t, w.node.NS, Options{Options: driver.Options{Policy: true}})
+	adopt(t, d, w.want)
+	w.node.IP("link delete e2")
+	p, err := d.Update(t.Context(), w.denied("192.0.2.66/32"))
+	if err == nil {
+		err = p.Apply(t.Context())
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	if tampered, err := d.Tampered(t.Context()); err != nil || tampered {
+		t.Errorf("the table differs from what is known of it: %v, %v", tampered, err)
+	}
+}

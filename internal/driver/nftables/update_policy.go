@@ -148,6 +148,23 @@ func changeEnds[K comparable, V any](c *change, have, want map[K]*V, before, aft
 	}
 }
 
+// denyEntriesGo plans that the chains of deny lists go with their interfaces, where the kernel has
+// not taken them along.
+func (c *change) denyEntriesGo(devices []state.Device) {
+	if len(devices) == 0 {
+		return
+	}
+	there := map[string]bool{}
+	err := c.d.sock.ReadChains(c.d.life, c.d.table, func(name string, _ *nft.Hook) { there[name] = true })
+	for _, device := range devices {
+		name := program.DenyEntryName(device)
+		c.ownChainRefs().Forget(name)
+		if err == nil && !there[name] {
+			c.d.chainRefs.Forget(name)
+		}
+	}
+}
+
 // deny plans a change of deny lists: the difference of their content, and where a set has another
 // size now, all of it.
 func (c *change) deny(before, after state.Denied) {
@@ -169,11 +186,7 @@ func (c *change) deny(before, after state.Denied) {
 	})
 	p.DenyEntries(after, c.use)
 	p.DenyEntries(before, c.release)
-	for _, device := range before.Devices {
-		if !slices.Contains(after.Devices, device) { // its chain goes, if the kernel has not taken it with the interface
-			c.ownChainRefs().Forget(program.DenyEntryName(device))
-		}
-	}
+	c.denyEntriesGo(slices.DeleteFunc(slices.Clone(before.Devices), func(d state.Device) bool { return slices.Contains(after.Devices, d) }))
 	if rules := p.DenyChainFor(after, next); !rules.SameRules(p.DenyChainFor(before, sets)) {
 		c.batch.TurnRules(rules)
 		c.batch.Stepwise = !c.batch.AtOnce
