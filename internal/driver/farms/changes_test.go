@@ -2,6 +2,7 @@ package farms_test
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -110,5 +111,28 @@ func TestStandInIsLeft(t *testing.T) {
 	}
 	if g, err := w.ask("tcp", hostPort(virtual4, "90")); err != nil || g.Port != 80 {
 		t.Errorf("the farm: %+v, %v", g, err)
+	}
+}
+
+// TestFarmTakesThePlaceOfAnother has a farm be renamed in one change, which keeps all elements that
+// both have, also where chains come and go with it.
+func TestFarmTakesThePlaceOfAnother(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 2)
+	for _, base := range []model.Farm{
+		{Mode: model.SNAT, Scheduler: model.RoundRobin, Addresses: []model.FarmAddress{at(virtual4, port(80))}, SourceAddrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}},
+		{Mode: model.DNAT, Scheduler: model.Weighted, Persist: model.SrcIP, PersistFor: time.Minute, Addresses: []model.FarmAddress{at(virtual4, port(80))}},
+		{Mode: model.DNAT, Scheduler: model.RoundRobin, Addresses: []model.FarmAddress{at(virtual4, model.PortSpan{First: 80, Last: 90})}},
+		{Mode: model.StatelessDNAT, Scheduler: model.RoundRobin, Addresses: []model.FarmAddress{at(virtual4, port(80))}},
+	} {
+		base.Backends = backends(2, true, 8080)
+		for _, name := range []string{"web", "shop", "awe"} {
+			f := base
+			f.Name = name
+			w.set(&f) // and fails unless the kernel holds what is wanted
+			if base.Mode != model.StatelessDNAT {
+				w.answers(2, "tcp", hostPort(virtual4, "80"))
+			}
+		}
 	}
 }
