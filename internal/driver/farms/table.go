@@ -131,7 +131,10 @@ func (c *change) send(ctx context.Context) (sent uint32, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return c.batch.Send(c.t.sock)
+	if sent, err = c.batch.Send(c.t.sock); err != nil && sent > 0 {
+		c.t.refs = chainRefs{} // the kernel has them half: the next adoption takes them as they are
+	}
+	return sent, err
 }
 
 // makeWay has the table beside serve, and drops the one of another program.
