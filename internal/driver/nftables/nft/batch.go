@@ -40,7 +40,7 @@ type Batch struct {
 	AtOnce   bool // never stepwise
 	// Fresh: the table is new. A second transaction creates the chains that packets enter by
 	// themselves, once all that packets look up is there: the kernel shows some sets' elements a
-	// moment after the others'.
+	// moment after the others'. What is Late comes in a third.
 	Fresh bool
 
 	// Closed: the base chains accept everything, before their rules, and there are none of type
