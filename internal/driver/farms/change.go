@@ -70,19 +70,22 @@ type elementKey struct {
 	nft.ElementKey
 }
 
-// replace plans that one version of a farm follows another; either may be nil.
-func (c *change) replace(old, now *state.Farm) {
+// replace plans that farms follow others, nil of which are none. All old ones are withdrawn before
+// a new one comes, as it may have the place of another.
+func (c *change) replace(old, now map[string]*state.Farm) {
 	had := map[elementKey]nft.Element{}
-	if old != nil {
-		content{c.p, c.numbers, c.lists.before, func(e *nft.Element) { had[elementKey{e.Set, e.ElementKey}] = *e },
-			func(name string, make func() nft.Chain) { c.refs.use(name, -1, make) }}.farm(old)
+	withdrawn := content{c.p, c.numbers, c.lists.before, func(e *nft.Element) { had[elementKey{e.Set, e.ElementKey}] = *e },
+		func(name string, make func() nft.Chain) { c.refs.use(name, -1, make) }}
+	for _, f := range old {
+		withdrawn.farm(f)
+		c.p.claims(f, c.claims.withdraw)
 	}
-	if now != nil {
-		content{c.p, c.numbers, c.lists.after, func(e *nft.Element) { c.put(had, e) },
-			func(name string, make func() nft.Chain) { c.refs.use(name, 1, make) }}.farm(now)
+	wanted := content{c.p, c.numbers, c.lists.after, func(e *nft.Element) { c.put(had, e) },
+		func(name string, make func() nft.Chain) { c.refs.use(name, 1, make) }}
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		wanted.farm(now[name])
+		c.p.claims(now[name], c.claims.claim)
 	}
-	c.p.claims(old, c.claims.withdraw)
-	c.p.claims(now, c.claims.claim)
 	for _, e := range had {
 		c.batch.Delete(&e)
 	}
@@ -179,9 +182,7 @@ func (c *change) build(want *state.Farms) {
 	c.batch.Fresh = true
 	c.p.create(c.batch, 0)
 	c.allLists(want.Lists, func(e *nft.Element, _ bool) { c.batch.Add(e) })
-	for _, name := range slices.Sorted(maps.Keys(want.Farms)) {
-		c.replace(nil, want.Farms[name])
-	}
+	c.replace(nil, want.Farms)
 	c.claimed()
 	c.cover(nil, c.devices(want.Devices))
 	for to := range want.Tunnels {

@@ -2,6 +2,7 @@ package farms_test
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,25 +91,50 @@ table inet watch {
 }
 
 // TestStandInIsLeft has a driver find what a killed one has left in a map that stood in for another
-// while values changed: it would be found where the map itself has nothing.
+// while values changed: it would be found where the map itself has nothing. It may be what stands in
+// for the next change, too, or something else.
 func TestStandInIsLeft(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 1)
 	farm := func(backends ...model.FarmBackend) *model.Farm {
 		return &model.Farm{Name: "range", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, model.PortSpan{First: 80, Last: 90})}, Backends: backends}
 	}
-	w.set(farm())
 	const standIn = "ip-farms-range-next"
-	w.balancer.Exec("nft", "add", "element", "inet", farms.TableName, standIn, "{ "+virtual4+" . tcp . 80-90 : drop }")
-	w.restart()
-	w.state.Farms.Apply(w.farms(farm(backends(1, true, 80)...)).Farms) // so that values change
-	p, err := w.driver.Adopt(t.Context(), w.state, driver.Keep{})
-	w.must(err)
-	w.must(p.Apply(t.Context()))
-	if out := w.balancer.Exec("nft", "list", "map", "inet", farms.TableName, standIn); strings.Contains(out, virtual4) {
-		t.Error(out)
+	w.set(farm(backends(1, true, 80)...))
+	for _, f := range []*model.Farm{farm(), farm(backends(1, true, 80)...)} { // values change: the first one drops
+		w.balancer.Exec("nft", "add", "element", "inet", farms.TableName, standIn, "{ "+virtual4+" . tcp . 80-90 : drop }")
+		w.restart()
+		w.state.Farms.Apply(w.farms(f).Farms)
+		w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
+		if out := w.balancer.Exec("nft", "list", "map", "inet", farms.TableName, standIn); strings.Contains(out, virtual4) {
+			t.Error(out)
+		}
+		w.settled()
 	}
 	if g, err := w.ask("tcp", hostPort(virtual4, "90")); err != nil || g.Port != 80 {
 		t.Errorf("the farm: %+v, %v", g, err)
+	}
+}
+
+// TestFarmTakesThePlaceOfAnother has a farm be renamed in one change, which keeps all elements that
+// both have, also where chains come and go with it.
+func TestFarmTakesThePlaceOfAnother(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 2)
+	for _, base := range []model.Farm{
+		{Mode: model.SNAT, Scheduler: model.RoundRobin, Addresses: []model.FarmAddress{at(virtual4, port(80))}, SourceAddrs: []netip.Addr{netip.MustParseAddr("10.1.0.1")}},
+		{Mode: model.DNAT, Scheduler: model.Weighted, Persist: model.SrcIP, PersistFor: time.Minute, Addresses: []model.FarmAddress{at(virtual4, port(80))}},
+		{Mode: model.DNAT, Scheduler: model.RoundRobin, Addresses: []model.FarmAddress{at(virtual4, model.PortSpan{First: 80, Last: 90})}},
+		{Mode: model.StatelessDNAT, Scheduler: model.RoundRobin, Addresses: []model.FarmAddress{at(virtual4, port(80))}},
+	} {
+		base.Backends = backends(2, true, 8080)
+		for _, name := range []string{"web", "shop", "awe"} {
+			f := base
+			f.Name = name
+			w.set(&f) // and fails unless the kernel holds what is wanted
+			if base.Mode != model.StatelessDNAT {
+				w.answers(2, "tcp", hostPort(virtual4, "80"))
+			}
+		}
 	}
 }

@@ -19,8 +19,11 @@ type content struct {
 	chain   func(name string, make func() nft.Chain)
 }
 
-// farm yields what a farm becomes.
+// farm yields what a farm becomes; nil is none.
 func (c content) farm(f *state.Farm) {
+	if f == nil {
+		return
+	}
 	for _, is4 := range []bool{true, false} {
 		h := half{content: c, fp: c.p.family(is4), Farm: f, slots: f.Table(is4).Slots}
 		f.Each(func(addr netip.Addr, of4 bool, proto model.Protocol, ports model.PortSpan) {

@@ -142,10 +142,11 @@ func (c *change) members(list string) func(netip.Prefix) nft.Element {
 // listKey is what has a number: a list with a length of prefixes.
 func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", list, bits) }
 
-// follow plans changes of lists, and what comes of them for farms that do not change themselves.
-func (c *change) follow(have *state.Farms, d state.FarmsDelta) {
+// follow plans changes of lists, and returns the farms for which others have to be asked for.
+func (c *change) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
+	asking := map[string]*state.Farm{}
 	if c.p.of != unix.NFPROTO_INET || len(d.Lists) == 0 {
-		return
+		return asking
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
 		c.list(name, d.Lists[name], func(e *nft.Element, come bool) {
@@ -161,12 +162,12 @@ func (c *change) follow(have *state.Farms, d state.FarmsDelta) {
 	for name := range d.Lists {
 		rules[name] = other(name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(have.Farms)) {
-		f := have.Farms[name]
-		if _, changes := d.Farms[name]; !changes && slices.ContainsFunc(f.Lists, func(l string) bool { return rules[l] }) {
-			c.replace(f, f)
+	for name, f := range have.Farms {
+		if slices.ContainsFunc(f.Lists, func(l string) bool { return rules[l] }) {
+			asking[name] = f
 		}
 	}
+	return asking
 }
 
 // listed yields what farms that name lists become, for one family.

@@ -137,3 +137,21 @@ func TestListChanges(t *testing.T) {
 	w.restart()
 	w.settled()
 }
+
+// TestListsWhileInterfacesChange has a client that a list denies send while the interface that it
+// comes by gets a chain of its own and loses it. It meets the list by one way or the other.
+func TestListsWhileInterfacesChange(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 2)
+	w.set(&model.Farm{Name: "web", Mode: model.DNAT, Lists: []string{"bad"}, Addresses: []model.FarmAddress{at(virtual4, port(7005))}, Backends: backends(2, true, 7005)})
+	w.lists(list("bad", false, "10.0.0.3"))
+	front := w.balancer.Device("front").Attrs().Index
+	w.balancer.Flood([]*world.Flow{{Name: "listed", Host: w.client, From: "10.0.0.3", To: hostPort(virtual4, "7005"), Early: true}}, func() {
+		for i := range 100 {
+			delta := state.Delta{Farms: state.FarmsDelta{Devices: map[int]bool{front: i%2 == 1}}}
+			w.state.Apply(delta)
+			w.apply(w.driver.Update(t.Context(), delta))
+		}
+	})
+	w.settled()
+}

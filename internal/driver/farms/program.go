@@ -101,7 +101,7 @@ func newProgram(clients uint32, mayMiss bool) *program {
 	for k := range kinds {
 		p.answering[k] = p.answersChains(k)
 	}
-	p.covered = p.set("covered", "interfaces with a chain of their own", nft.Set{Key: []nft.Field{nft.IIF}})
+	p.covered = p.set("covered", "interfaces with a chain of their own", nft.Set{Key: []nft.Field{nft.IIF}, Late: true})
 	p.notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
 	return p
 }
@@ -116,11 +116,12 @@ func (p *program) family(is4 bool) *family {
 // set adds a set.
 func (p *program) set(name, comment string, s nft.Set) *nft.Set {
 	s.ID, s.Name, s.Comment = uint32(len(p.sets)+1), name, comment
-	s.Early = s.Early || !s.Verdict && !s.Dynamic
+	s.Early = s.Early || !s.Verdict && !s.Dynamic && !s.Late
 	p.sets = append(p.sets, &s)
 	if p.mayMiss && s.Verdict && s.Ranges {
 		next := s
 		next.ID, next.Name, next.Comment = uint32(len(p.sets)+1), name+"-next", "the same, while it changes"
+		next.Late = true // what a change that did not end has left there goes before what comes
 		p.sets = append(p.sets, &next)
 		s.StandIn = &next
 	}

@@ -201,3 +201,33 @@ func (w *site) load(all ...string) (finish func()) {
 	w.t.Cleanup(finish)
 	return finish
 }
+
+// TestStepFails has one of the steps of a change fail. What the steps before did is ours: the
+// next adoption goes on from there, in the same table.
+func TestStepFails(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 1)
+	for fails, done := 1, false; !done; fails++ {
+		w.set(persistent())
+		delta := w.farms()
+		p, err := w.driver.Update(t.Context(), delta)
+		w.must(err)
+		sock, transactions := w.driver.(*farms.Driver).Sockets()[1], 0
+		sock.Refuse = func([][]byte, []string) error {
+			if transactions++; transactions >= fails {
+				return context.Canceled
+			}
+			return nil
+		}
+		done = p.Apply(t.Context()) == nil
+		sock.Refuse = nil
+		w.state.Apply(delta)
+		p, err = w.driver.Adopt(t.Context(), w.state, driver.Keep{})
+		w.must(err)
+		if strings.Contains(p.String(), "replace table") {
+			t.Errorf("after transaction %d failed:\n%s", fails, p)
+		}
+		w.must(p.Apply(t.Context()))
+		w.settled()
+	}
+}

@@ -47,10 +47,12 @@ func staged(fp *family, k kind) nft.Chain {
 	c := nft.Chain{Name: stagedName(fp, k), Comment: "farms that ask for more than a backend", Rules: []nft.Rule{
 		rule("until the end of this chain, priority is the farm's number").Load(0, fp.place()...).Find(fp.numbers[k], 0, 0).SetPriority(0),
 	}}
-	for s := range stages {
-		c.Rules = append(c.Rules, rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority).FollowAnd(fp.stages, 0))
+	in := func(s stage) nft.Rule { return rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority) }
+	for s := range pickStage {
+		c.Rules = append(c.Rules, in(s).FollowAnd(fp.stages, 0))
 	}
-	c.Rules = append(c.Rules, rule("nothing leaves untranslated").Drop()) // the last stage has a verdict for each farm
+	// The last stage has a verdict for each farm.
+	c.Rules = append(c.Rules, in(pickStage).Follow(fp.stages, 0), rule("nothing leaves untranslated").Drop())
 	return c
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/world"
 )
@@ -245,4 +246,17 @@ func TestSYNProxy(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTheLastStageIsLookedUpAgain has a kernel that may miss a key find the verdict for a backend,
+// without which a packet is dropped.
+func TestTheLastStageIsLookedUpAgain(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 1)
+	w.set(&model.Farm{Name: "web", Mode: model.DNAT, Mark: 7, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 8080)})
+	chain := w.balancer.Exec("nft", "list", "chain", "inet", farms.TableName, "ip-staged")
+	if n := strings.Count(chain, `comment "a backend"`); n != 2 {
+		t.Errorf("it is looked up %d times:\n%s", n, chain)
+	}
+	w.answers(2, "tcp", hostPort(virtual4, "80"))
 }

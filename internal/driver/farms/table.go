@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -69,10 +68,12 @@ func (t *table) fresh(name string, want *state.Farms, n *numbers) *change {
 func (t *table) update(ctx context.Context, have *state.Farms, d state.FarmsDelta, n *numbers) (*change, error) {
 	c := t.change(maps.Clone(t.refs), t.claims, n)
 	c.lists = listChange{t.lists, maps.Clone(t.lists), t.digest}
-	c.follow(have, d)
-	for _, name := range slices.Sorted(maps.Keys(d.Farms)) {
-		c.replace(have.Farms[name], d.Farms[name])
+	now, old := c.follow(have, d), map[string]*state.Farm{}
+	maps.Copy(now, d.Farms)
+	for name := range now {
+		old[name] = have.Farms[name]
 	}
+	c.replace(old, now)
 	devices := have.Devices
 	if len(d.Devices) > 0 {
 		next := state.Farms{Devices: maps.Clone(devices)}
@@ -130,7 +131,10 @@ func (c *change) send(ctx context.Context) (sent uint32, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return c.batch.Send(c.t.sock)
+	if sent, err = c.batch.Send(c.t.sock); err != nil && sent > 0 {
+		c.t.refs = chainRefs{} // the kernel has them half: the next adoption takes them as they are
+	}
+	return sent, err
 }
 
 // makeWay has the table beside serve, and drops the one of another program.

@@ -25,9 +25,10 @@ type Batch struct {
 	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*Set]*part
-	// firstAdditions and lastDeletions are of the first and the last step.
-	firstAdditions, lastDeletions map[*Set]*part
-	standing, stood               map[*Set]*part // elements of maps that stand in for others: they come, and go
+	// first… and last… are of the first and the last step.
+	firstDeletions, firstAdditions map[*Set]*part
+	lastDeletions, lastAdditions   map[*Set]*part
+	standing, stood                map[*Set]*part // elements of maps that stand in for others: they come, and go
 
 	// Stepwise: one transaction creates the new chains and what they look up, the next leads
 	// packets to them and away from the old ones, and a last one removes the old chains and what
@@ -39,7 +40,7 @@ type Batch struct {
 	AtOnce   bool // never stepwise
 	// Fresh: the table is new. A second transaction creates the chains that packets enter by
 	// themselves, once all that packets look up is there: the kernel shows some sets' elements a
-	// moment after the others'.
+	// moment after the others'. What is Late comes in a third.
 	Fresh bool
 
 	// Closed: the base chains accept everything, before their rules, and there are none of type
@@ -64,7 +65,7 @@ type part struct {
 func NewBatch(table string) *Batch {
 	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"},
 		deletions: map[*Set]*part{}, additions: map[*Set]*part{}, firstAdditions: map[*Set]*part{}, lastDeletions: map[*Set]*part{},
-		standing: map[*Set]*part{}, stood: map[*Set]*part{}}
+		firstDeletions: map[*Set]*part{}, lastAdditions: map[*Set]*part{}, standing: map[*Set]*part{}, stood: map[*Set]*part{}}
 	for _, p := range []*part{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
@@ -97,13 +98,18 @@ func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*At
 }
 
 // Add and Delete add an element to its set, and delete it: of an Early one in the first step, and
-// in the last one.
-func (b *Batch) Add(e *Element)    { b.change(b.additions, b.firstAdditions, e, false) }
-func (b *Batch) Delete(e *Element) { b.change(b.deletions, b.lastDeletions, e, true) }
+// in the last one; of a Late one in the last step, also where all else takes one, and in the first.
+func (b *Batch) Add(e *Element) { b.change(b.additions, b.firstAdditions, b.lastAdditions, e, false) }
+func (b *Batch) Delete(e *Element) {
+	b.change(b.deletions, b.lastDeletions, b.firstDeletions, e, true)
+}
 
-func (b *Batch) change(usual, early map[*Set]*part, e *Element, remove bool) {
-	if e.Set.Early {
+func (b *Batch) change(usual, early, late map[*Set]*part, e *Element, remove bool) {
+	switch {
+	case e.Set.Early:
 		usual = early
+	case e.Set.Late:
+		usual = late
 	}
 	b.element(b.partOf(usual, e.Set), e, remove)
 	b.Changes++
@@ -137,7 +143,12 @@ func (b *Batch) Hint(e *Element) { b.element(b.partOf(b.additions, e.Set), e, fa
 
 // Changed reports whether elements of the set are added or deleted one by one.
 func (b *Batch) Changed(s *Set) bool {
-	return b.additions[s] != nil || b.deletions[s] != nil || b.firstAdditions[s] != nil || b.lastDeletions[s] != nil
+	for _, parts := range []map[*Set]*part{b.additions, b.deletions, b.firstAdditions, b.firstDeletions, b.lastAdditions, b.lastDeletions} {
+		if parts[s] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // Note replaces an element that says something of the table: it deletes old before all else of the
@@ -368,23 +379,24 @@ func (b *Batch) counter(a *Attrs, name string) {
 	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
 }
 
-// transactions are the parts in their order.
-func (b *Batch) transactions() [][]*part {
-	before, after := []*part{&b.unnoted, &b.Before}, []*part{&b.After, &b.notes}
+// transactions are the parts in their order. The last one waits for packets on their way.
+func (b *Batch) transactions() [last + 1][]*part {
+	before := slices.Concat([]*part{&b.unnoted, &b.Before}, sortedParts(b.firstDeletions))
+	after, late := []*part{&b.After, &b.notes}, sortedParts(b.lastAdditions)
 	deletions, additions := sortedParts(b.deletions), sortedParts(b.additions)
 	first, last := sortedParts(b.firstAdditions), sortedParts(b.lastDeletions)
 	if b.Stepwise {
-		return [][]*part{
+		return [...][]*part{
 			slices.Concat(before, first, sortedParts(b.standing)),
 			slices.Concat(deletions, additions, []*part{&b.Turn}),
-			slices.Concat(sortedParts(b.stood), last, after),
+			slices.Concat(sortedParts(b.stood), last, late, after),
 		}
 	}
 	elements := slices.Concat(deletions, last, first, additions, []*part{&b.Turn}) // what goes may be in the way of what comes
 	if b.Fresh {
-		return [][]*part{slices.Concat(before, elements, []*part{&b.After}), {&b.entries, &b.notes}}
+		return [...][]*part{slices.Concat(before, elements, []*part{&b.After}), {&b.entries, &b.notes}, late}
 	}
-	return [][]*part{slices.Concat(before, elements, after)}
+	return [...][]*part{slices.Concat(before, elements, after), nil, late}
 }
 
 // buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
@@ -427,10 +439,10 @@ func (b *Batch) String() string {
 	var out strings.Builder
 	b.Before.print(&out, b.labels)
 	b.entries.print(&out, b.labels)
-	for _, p := range append(sortedParts(b.deletions), sortedParts(b.lastDeletions)...) {
+	for _, p := range slices.Concat(sortedParts(b.firstDeletions), sortedParts(b.deletions), sortedParts(b.lastDeletions)) {
 		p.printElements(&out, "delete")
 	}
-	for _, p := range append(sortedParts(b.firstAdditions), sortedParts(b.additions)...) {
+	for _, p := range slices.Concat(sortedParts(b.firstAdditions), sortedParts(b.additions), sortedParts(b.lastAdditions)) {
 		p.printElements(&out, "add")
 	}
 	b.After.print(&out, b.labels)
@@ -481,11 +493,11 @@ func (b *Batch) Send(s *Socket) (sent uint32, err error) {
 	return sent, err
 }
 
-// last is the step that removes what packets could reach before.
+// last is the step that removes what packets could reach before, and fills what spares them rules.
 const last = 2
 
-// removes reports whether a part of the last step removes anything but notes.
-func (b *Batch) removes(p *part) bool { return p != &b.notes && len(p.B) > 0 }
+// waits reports whether a part of the last step has anything but notes.
+func (b *Batch) waits(p *part) bool { return p != &b.notes && len(p.B) > 0 }
 
 func (b *Batch) sendAll(s *Socket) (sent uint32, err error) {
 	for i, parts := range b.transactions() {
@@ -493,7 +505,7 @@ func (b *Batch) sendAll(s *Socket) (sent uint32, err error) {
 		if bufs == nil {
 			continue
 		}
-		if i == last && slices.ContainsFunc(parts, b.removes) {
+		if i == last && slices.ContainsFunc(parts, b.waits) {
 			AwaitPackets()
 		}
 		if err := s.commit(bufs, ack, b.labels); err != nil {

@@ -22,6 +22,7 @@ type Set struct {
 	Counted bool   // each element counts the packets that look it up
 	Size    uint32 // the most elements; 0: no bound
 	Early   bool   // filled before, and emptied after, the rules that look it up
+	Late    bool   // filled after all else, and emptied before: what it has is spared other rules
 	// StandIn is looked up where this map has nothing: it has the elements whose values are about
 	// to change, see LookAgain.
 	StandIn *Set
