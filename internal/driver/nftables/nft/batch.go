@@ -25,6 +25,7 @@ type Batch struct {
 	entries              part // of a new table: the chains that packets enter by themselves
 	unnoted, notes       part // notes that are no longer true, and those that are afterwards
 	deletions, additions map[*Set]*part
+	flushed              map[*Set]bool
 	// first… and last… are of the first and the last step.
 	firstDeletions, firstAdditions map[*Set]*part
 	lastDeletions, lastAdditions   map[*Set]*part
@@ -65,7 +66,8 @@ type part struct {
 func NewBatch(table string) *Batch {
 	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"},
 		deletions: map[*Set]*part{}, additions: map[*Set]*part{}, firstAdditions: map[*Set]*part{}, lastDeletions: map[*Set]*part{},
-		firstDeletions: map[*Set]*part{}, lastAdditions: map[*Set]*part{}, standing: map[*Set]*part{}, stood: map[*Set]*part{}}
+		firstDeletions: map[*Set]*part{}, lastAdditions: map[*Set]*part{}, standing: map[*Set]*part{}, stood: map[*Set]*part{},
+		flushed: map[*Set]bool{}}
 	for _, p := range []*part{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
@@ -106,6 +108,7 @@ func (b *Batch) Delete(e *Element) {
 
 func (b *Batch) change(usual, early, late map[*Set]*part, e *Element, remove bool) {
 	switch {
+	case b.flushed[e.Set]:
 	case e.Set.Early:
 		usual = early
 	case e.Set.Late:
@@ -348,13 +351,11 @@ func (b *Batch) DeleteSet(p *part, name string) {
 	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, b.names(unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name))
 }
 
-// FlushSet removes all elements of a set, in the transaction that writes them anew.
+// FlushSet removes all elements of a set. Those that are added after the call come in the same step,
+// which is that of the rules: an Early set, too, has what the rules of before look up until they go.
 func (b *Batch) FlushSet(s *Set) {
-	p := &b.Before
-	if !s.Early {
-		p = b.partOf(b.deletions, s)
-	}
-	b.do(p, unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, s.Name))
+	b.flushed[s] = true
+	b.do(b.partOf(b.deletions, s), unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, s.Name))
 }
 
 // AddCounter creates a named counter.
