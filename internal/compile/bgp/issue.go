@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,7 +34,7 @@ func (c *Compiler) Issues() []model.Issue {
 func (c *Compiler) list() []model.Issue {
 	l := &issues{speak: map[model.Ref]bool{}}
 	for _, p := range c.chosen {
-		l.speak[p.of] = true
+		l.speak[cmp.Or(p.of, c.config.Ref())] = true
 	}
 	c.ownIssues(l)
 	c.configurationIssues(l)
@@ -125,7 +126,7 @@ func (c *Compiler) rivalIssues(l *issues) {
 	lost := map[model.Ref]map[netip.Addr]string{}
 	for a, rivals := range c.rivals {
 		for loser := range rivals {
-			if winner := c.chosen[a]; loser != winner && loser.of != c.config.Ref() && loser.of != winner.of {
+			if winner := c.chosen[a]; loser != winner && loser.of != (model.Ref{}) && loser.of != winner.of {
 				if lost[loser.of] == nil {
 					lost[loser.of] = map[netip.Addr]string{}
 				}

@@ -44,7 +44,7 @@ func (n *node) address(is4 bool) netip.Addr {
 
 // setConfiguration takes over what BGPConfigurations say for all, and for this node.
 func (c *Compiler) setConfiguration(v *store.View) {
-	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{Name: model.BGPDefault})
+	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{})
 	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+c.cfg.Node), &model.BGPConfiguration{})
 	c.setCommunitiesOf()
 	c.clusterIPs, c.externalIPs, c.loadBalancerIPs = table(c.config.ClusterIPs), table(c.config.ExternalIPs), table(c.config.LoadBalancerIPs)

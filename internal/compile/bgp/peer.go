@@ -17,7 +17,7 @@ import (
 // by name counts, so that what BGPPeers say comes before the mesh; of nodes with it, the oldest.
 type candidate struct {
 	name string
-	of   model.Ref // BGPConfiguration default: the mesh
+	of   model.Ref // zero: the mesh
 	node string    // which it is; "": none
 	speaker.Peer
 }
@@ -201,7 +201,7 @@ func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
 		return nil
 	}
 	a, local := n.address(is4), own.address(is4)
-	peer := &candidate{name: named("mesh "+n.Name, is4), of: c.config.Ref(), node: n.Name, Peer: speaker.Peer{
+	peer := &candidate{name: named("mesh "+n.Name, is4), node: n.Name, Peer: speaker.Peer{
 		Address: a, Port: n.port, AS: n.as, Source: local, Hops: maxHops, IPv4: is4, IPv6: !is4, Restart: true,
 		Passive: a.String() > local.String(), // one end opens the session: the same that Calico has do it
 	}}
