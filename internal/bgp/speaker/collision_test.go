@@ -124,3 +124,52 @@ func open() *gobgp.BGPMessage {
 	m, _ := gobgp.NewBGPOpenMessage(64601, 90, netip.MustParseAddr(peer4(1)), []gobgp.OptionParameterInterface{caps})
 	return m
 }
+
+// A peer announces too much, and has withdrawn it all before the server is asked to end the session:
+// the server finds nothing to end it for. It ends all the same, and is named.
+func TestTooManyForAMoment(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	ns := w.neighbor(1)
+	var l net.Listener
+	if err := ns.Do(func() (err error) { l, err = net.Listen("tcp4", peer4(1)+":179"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	s := w.speaker()
+	flood := peer(1)
+	flood.MaxRoutes = 1
+	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"flood": flood}})
+	c := &talk{t: t}
+	var err error
+	if c.Conn, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	c.hears(gobgp.BGP_MSG_OPEN)
+	c.says(open())
+	c.hears(gobgp.BGP_MSG_KEEPALIVE)
+	c.says(gobgp.NewBGPKeepAliveMessage())
+	s.up("flood")
+	var all []gobgp.PathNLRI
+	for _, p := range []string{"40.0.0.0/8", "41.0.0.0/8"} {
+		n, _ := gobgp.NewIPAddrPrefix(prefix(p))
+		all = append(all, gobgp.PathNLRI{NLRI: n})
+	}
+	hop, _ := gobgp.NewPathAttributeNextHop(addr(peer4(1)))
+	announced, _ := gobgp.NewBGPUpdateMessage(nil, []gobgp.PathAttributeInterface{
+		gobgp.NewPathAttributeOrigin(0), gobgp.NewPathAttributeAsPath([]gobgp.AsPathParamInterface{gobgp.NewAs4PathParam(2, []uint32{64601})}), hop,
+	}, all).Serialize()
+	withdrawn, _ := gobgp.NewBGPUpdateMessage(all, nil, nil).Serialize()
+	if _, err := c.Write(append(announced, withdrawn...)); err != nil {
+		t.Fatal(err)
+	}
+	s.says("peer flood (10.7.1.2): it announces more than 1 routes")
+	_ = c.SetDeadline(time.Now().Add(patience))
+	for kind := uint8(0); kind != gobgp.BGP_MSG_NOTIFICATION; {
+		if kind, err = c.next(); err != nil {
+			t.Fatal("the peer is not told: ", err)
+		}
+	}
+	s.await("no session", func(x *said) bool { return x.peers["flood"].State == "idle" })
+}

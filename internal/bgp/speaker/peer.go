@@ -22,6 +22,9 @@ const deferral = 3 * time.Second
 // rest is how long there is no session with a peer that has announced too much.
 const rest = 5 * time.Minute
 
+// endsWithin is how long the server has to end the session with such a peer.
+const endsWithin = 5 * time.Second
+
 // peer is a wanted peer, or one that is no longer wanted and still to be removed.
 type peer struct {
 	name  string
@@ -88,7 +91,8 @@ func (s *Speaker) removePeer(p *peer) {
 
 // exceeds has the server end the session with a peer that announces too much, by a limit of its own
 // that is exceeded as well. It is not told that limit earlier: it knows none of what is accepted
-// alone, and goes through all routes of a peer at each of its messages.
+// alone, and goes through all routes of a peer at each of its messages. A peer that has withdrawn
+// nearly all by then does not exceed that limit: it is taken from the server.
 func (s *Speaker) exceeds(p *peer, excess string) {
 	p.excess = excess
 	spec := s.peerOf(p.added, false)
@@ -98,7 +102,15 @@ func (s *Speaker) exceeds(p *peer, excess string) {
 	if _, err := s.server.UpdatePeer(context.Background(), &api.UpdatePeerRequest{Peer: spec}); err != nil {
 		s.log.Warn("A peer that announces too much is not told so.", "peer", p.name, "error", err)
 		s.flooded(p)
+		return
 	}
+	time.AfterFunc(endsWithin, func() {
+		s.inbox.post(func() {
+			if p.added != nil && p.excess != "" {
+				s.flooded(p)
+			}
+		})
+	})
 }
 
 // flooded takes from the server, with all its routes, a peer that announced too much.

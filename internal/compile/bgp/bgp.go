@@ -63,13 +63,12 @@ type Compiler struct {
 	forward   []*model.BGPPeer        // those that say what peers this node has, sorted
 	reverse   []*model.BGPPeer        // those that say whose peer it is, sorted
 	filters   map[string]*model.BGPFilter
-	pooled    map[netip.Prefix]int          // see setPooled
-	exports   []speaker.Rule                // see setPooled
-	rules     map[ruleKey]rules             // that were translated
-	metalLB   []*model.MetalLBPeer          // that this node has, sorted
-	secrets   map[model.SecretRef]secret    // that were looked up
-	used      map[model.Ref]model.SecretRef // of secrets, those that objects' sessions have
-	asked     map[string][]*candidate       // by who asks for them: a node, or "" for what is not one
+	pooled    map[netip.Prefix]int       // see setPooled
+	exports   []speaker.Rule             // see setPooled
+	rules     map[ruleKey]rules          // that were translated
+	metalLB   []*model.MetalLBPeer       // that this node has, sorted
+	secrets   map[model.SecretRef]secret // that were looked up
+	asked     map[string][]*candidate    // by who asks for them: a node, or "" for what is not one
 	rivals    map[netip.Addr]map[*candidate]struct{}
 	chosen    map[netip.Addr]*candidate
 	peers     diff.Map[string, speaker.Peer]

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,7 +11,10 @@ import (
 )
 
 // issues collects what is wrong with objects.
-type issues struct{ list []model.Issue }
+type issues struct {
+	list  []model.Issue
+	speak map[model.Ref]bool // objects by which there is a peer
+}
 
 func (l *issues) add(of model.Ref, inForce, format string, args ...any) {
 	issue := of.Issue(fmt.Sprintf(format, args...))
@@ -28,7 +32,10 @@ func (c *Compiler) Issues() []model.Issue {
 }
 
 func (c *Compiler) list() []model.Issue {
-	l := &issues{}
+	l := &issues{speak: map[model.Ref]bool{}}
+	for _, p := range c.chosen {
+		l.speak[cmp.Or(p.of, c.config.Ref())] = true
+	}
 	c.ownIssues(l)
 	c.configurationIssues(l)
 	c.peerIssues(l)
@@ -70,8 +77,8 @@ func (c *Compiler) noPassword(l *issues, of model.Ref, field string, ref model.S
 	if !asked || found.ok {
 		return
 	}
-	if _, had := c.used[of]; had {
-		without, inForce = "sessions go on as they were", model.InForceLast
+	if l.speak[of] {
+		without, inForce = "sessions that there are go on as they were, and others wait", model.InForceRest
 	}
 	l.add(of, inForce, "%s: the agent has no password of Secret %s, so %s; put it in the file %s/%s of the folder that --bgp-passwords names", field, ref, without, ref.Name, ref.Key)
 }
@@ -116,9 +123,8 @@ func (c *Compiler) metalLBIssues(l *issues) {
 
 // rivalIssues name the objects whose peers have the address of another one.
 func (c *Compiler) rivalIssues(l *issues) {
-	lost, won := map[model.Ref]map[netip.Addr]string{}, map[model.Ref]bool{}
+	lost := map[model.Ref]map[netip.Addr]string{}
 	for a, rivals := range c.rivals {
-		won[c.chosen[a].of] = true
 		for loser := range rivals {
 			if winner := c.chosen[a]; loser != winner && loser.of != (model.Ref{}) && loser.of != winner.of {
 				if lost[loser.of] == nil {
@@ -135,7 +141,7 @@ func (c *Compiler) rivalIssues(l *issues) {
 		}
 		slices.Sort(texts)
 		inForce := model.InForceNothing
-		if won[of] {
+		if l.speak[of] {
 			inForce = model.InForceRest
 		}
 		l.add(of, inForce, "another object asks for the same peer, and comes first by name: %s; remove one", model.FirstFew(texts, 3))

@@ -47,10 +47,8 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	if p.MultiHop {
 		peer.Hops = maxHops
 	}
-	if secret, ok := c.password(p.Ref()); !ok {
+	if !c.secure(peer, p.PasswordSecret) {
 		return nil
-	} else if secret != "" {
-		peer.Password = secret
 	}
 	return peer
 }

@@ -22,7 +22,7 @@ type candidate struct {
 	speaker.Peer
 }
 
-// secret is what a Secret was found to hold, or what it held last.
+// secret is what a Secret was found to hold.
 type secret struct {
 	text string
 	ok   bool // it is there
@@ -90,36 +90,24 @@ func (c *Compiler) setPeers(v *store.View) {
 	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
 }
 
-// lookUp looks up the passwords that peers may have, whether or not there are such peers now. Of an
-// object that now names one that was never there, the password before stays in force.
+// lookUp looks up the passwords that peers may have, whether or not there are such peers now.
 func (c *Compiler) lookUp() {
-	found, used := map[model.SecretRef]secret{}, map[model.Ref]model.SecretRef{}
-	look := func(ref model.SecretRef) bool {
-		if _, asked := found[ref]; !asked {
-			found[ref] = c.secret(ref)
-		}
-		return found[ref].ok || found[ref].text != ""
-	}
-	use := func(of model.Ref, ref model.SecretRef) {
-		if last, had := c.used[of]; look(ref) {
-			used[of] = ref
-		} else if had {
-			look(last)
-			used[of] = last
+	clear(c.secrets)
+	look := func(ref model.SecretRef) {
+		if _, asked := c.secrets[ref]; !asked {
+			c.secrets[ref] = c.secret(ref)
 		}
 	}
-	use(c.config.Ref(), c.config.MeshPassword)
+	look(c.config.MeshPassword)
 	for _, p := range slices.Concat(c.forward, c.reverse) {
-		use(p.Ref(), p.Password)
+		look(p.Password)
 	}
 	for _, p := range c.metalLB {
-		use(p.Ref(), p.PasswordSecret)
+		look(p.PasswordSecret)
 	}
-	c.secrets, c.used = found, used
 }
 
-// secret looks a password up; that of no Secret is "". One that is gone stays for the sessions that
-// have it.
+// secret looks a password up; that of no Secret is "".
 func (c *Compiler) secret(ref model.SecretRef) (found secret) {
 	switch {
 	case ref == model.SecretRef{}:
@@ -127,16 +115,23 @@ func (c *Compiler) secret(ref model.SecretRef) (found secret) {
 	case c.cfg.Secret != nil:
 		found.text, found.ok = c.cfg.Secret(ref)
 	}
-	if !found.ok {
-		found.text = c.secrets[ref].text
-	}
 	return found
 }
 
-// password returns that of an object's peers, "" if they have none; false: it was never there.
-func (c *Compiler) password(of model.Ref) (text string, ok bool) {
-	ref, ok := c.used[of]
-	return c.secrets[ref].text, ok
+// secure gives a candidate the password that its object names. While that is not there, a session
+// by the same object with the same address and AS keeps what it has, and nobody else gets one:
+// false.
+func (c *Compiler) secure(peer *candidate, ref model.SecretRef) bool {
+	found, now := c.secrets[ref], c.chosen[peer.Address]
+	switch {
+	case found.ok:
+		peer.Password = cmp.Or(found.text, peer.Password)
+	case now != nil && now.of == peer.of && now.AS == peer.AS:
+		peer.Password = now.Password
+	default:
+		return false
+	}
+	return true
 }
 
 // from reports whether a BGPPeer says what peers a node has.
@@ -205,15 +200,15 @@ func (c *Compiler) meshPeer(own, n *node, is4 bool) *candidate {
 	if c.config.NoMesh || own.cluster.IsValid() || n.cluster.IsValid() {
 		return nil
 	}
-	password, ok := c.password(c.config.Ref())
-	if !ok {
-		return nil
-	}
 	a, local := n.address(is4), own.address(is4)
-	return &candidate{name: named("mesh "+n.Name, is4), node: n.Name, Peer: speaker.Peer{
-		Address: a, Port: n.port, AS: n.as, Source: local, Password: password, Hops: maxHops, IPv4: is4, IPv6: !is4, Restart: true,
+	peer := &candidate{name: named("mesh "+n.Name, is4), node: n.Name, Peer: speaker.Peer{
+		Address: a, Port: n.port, AS: n.as, Source: local, Hops: maxHops, IPv4: is4, IPv6: !is4, Restart: true,
 		Passive: a.String() > local.String(), // one end opens the session: the same that Calico has do it
 	}}
+	if !c.secure(peer, c.config.MeshPassword) {
+		return nil
+	}
+	return peer
 }
 
 // defaultHold is the speaker's own hold time.
@@ -280,12 +275,11 @@ func (c *Compiler) nodeAt(p *model.BGPPeer) *node {
 // complete adds to a candidate what a BGPPeer says of the session. Other is the node that the peer
 // is; nil: it is none.
 func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node) *candidate {
-	var ok bool
-	if peer.Password, ok = c.password(p.Ref()); !ok {
+	if peer.of = p.Ref(); !c.secure(peer, p.Password) {
 		return nil
 	}
 	is4 := peer.Address.Is4()
-	peer.of, peer.IPv4, peer.IPv6, peer.Restart = p.Ref(), is4, !is4, true
+	peer.IPv4, peer.IPv6, peer.Restart = is4, !is4, true
 	if !p.AnySource {
 		peer.Source = own.address(is4)
 	}

@@ -460,7 +460,7 @@ func TestWhatIsNamedStays(t *testing.T) {
 	if now := w.peers["BGPPeer p"]; now == nil || !reflect.DeepEqual(*now, before) {
 		t.Errorf("the peer is %+v, was %+v", now, before)
 	}
-	if got := w.faults(); len(got) != 1 || !strings.Contains(got[0], "so sessions go on as they were") || !strings.Contains(got[0], model.InForceLast) {
+	if got := w.faults(); len(got) != 1 || !strings.Contains(got[0], "so sessions that there are go on as they were, and others wait") || !strings.Contains(got[0], model.InForceRest) {
 		t.Errorf("faults %q", got)
 	}
 	if w.SecretsChanged() {
@@ -486,7 +486,7 @@ func TestMissingPassword(t *testing.T) {
 			if now := w.told(); !slices.Equal(now, was) || len(was) != 3 {
 				t.Errorf("%q, before %q", now, was)
 			}
-			if got := w.faults(); len(got) != 3 || !strings.Contains(got[0], "so sessions go on as they were") {
+			if got := w.faults(); len(got) != 3 || !strings.Contains(got[0], "so sessions that there are go on as they were") {
 				t.Errorf("faults %q", got)
 			}
 			w.SecretsChanged()
@@ -495,5 +495,94 @@ func TestMissingPassword(t *testing.T) {
 		if got := w.faults(); len(w.peers) != 3 || w.peers["BGPPeer p"].Password != "hidden" || len(got) > 0 {
 			t.Errorf("%q, faults %q", w.told(), got)
 		}
+	}
+}
+
+// While the password that an object names is not there, nobody new gets a session by it, neither
+// with the password before nor without one.
+func TestNobodyNewWithoutPassword(t *testing.T) {
+	there, missing := model.SecretRef{Name: "s", Key: "k"}, model.SecretRef{Name: "s", Key: "x"}
+	mesh := func(ref model.SecretRef) model.Object {
+		return config(func(c *model.BGPConfiguration) { c.MeshPassword = ref })
+	}
+	named := func(a string, as uint32) func(ref model.SecretRef) model.Object {
+		return func(ref model.SecretRef) model.Object {
+			return tor("p", func(p *model.BGPPeer) { p.Address, p.AS, p.Password = addr(a), as, ref })
+		}
+	}
+	nodes := func(labels string) func(ref model.SecretRef) model.Object {
+		return func(ref model.SecretRef) model.Object {
+			return &model.BGPPeer{Name: "p", Peers: model.In("name", strings.Fields(labels)...), Password: ref}
+		}
+	}
+	metal := func(a string, as uint32, open string) func(ref model.SecretRef) model.Object {
+		return func(ref model.SecretRef) model.Object {
+			return metalLB("m", func(p *model.MetalLBPeer) {
+				p.Address, p.PeerASN, p.Password, p.PasswordSecret = addr(a), as, open, ref
+			})
+		}
+	}
+	without := func(o func(model.SecretRef) model.Object) model.Object { return o(model.SecretRef{}) }
+	for name, c := range map[string]struct {
+		before []model.Object // beside the own node, a and b
+		after  model.Object
+		joins  string   // a node
+		stay   []string // peers, with their passwords
+	}{
+		"another address":                  {before: []model.Object{config(noMesh), without(named("192.0.2.1", 64501))}, after: named("192.0.2.77", 64501)(missing)},
+		"another AS":                       {before: []model.Object{config(noMesh), without(named("192.0.2.1", 64501))}, after: named("192.0.2.1", 65099)(missing)},
+		"another address, and a password":  {before: []model.Object{config(noMesh), named("192.0.2.1", 64501)(there)}, after: named("192.0.2.77", 64501)(missing)},
+		"a node more by selector":          {before: []model.Object{config(noMesh), without(nodes("a"))}, after: nodes("a b")(missing), joins: "c 192.0.2.4", stay: []string{"BGPPeer p a ()"}},
+		"one more, and a password":         {before: []model.Object{config(noMesh), nodes("a")(there)}, after: nodes("a b c")(missing), joins: "c 192.0.2.4", stay: []string{"BGPPeer p a (hidden)"}},
+		"MetalLB: another address":         {before: []model.Object{config(noMesh), without(metal("192.0.2.1", 64501, ""))}, after: metal("192.0.2.77", 64501, "")(missing)},
+		"MetalLB: another AS":              {before: []model.Object{config(noMesh), without(metal("192.0.2.1", 64501, "open"))}, after: metal("192.0.2.1", 65099, "")(missing)},
+		"MetalLB: a Secret for a password": {before: []model.Object{config(noMesh), without(metal("192.0.2.1", 64501, "open"))}, after: metal("192.0.2.1", 64501, "")(missing), stay: []string{"BGPPeer lb/m (open)"}},
+		"the mesh had a password":          {before: []model.Object{mesh(there)}, after: mesh(missing), joins: "c 192.0.2.4", stay: []string{"mesh a (hidden)", "mesh b (hidden)"}},
+		"the mesh had none":                {before: []model.Object{mesh(model.SecretRef{})}, after: mesh(missing), joins: "c 192.0.2.4", stay: []string{"mesh a ()", "mesh b ()"}},
+		"the mesh had no configuration":    {after: mesh(missing), joins: "c 192.0.2.4", stay: []string{"mesh a ()", "mesh b ()"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(append(c.before, nodeOf("own 192.0.2.5"), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3"))...)
+			if len(w.peers) == 0 {
+				t.Fatal("there is no session before")
+			}
+			w.set(c.after)
+			if c.joins != "" {
+				w.set(nodeOf(c.joins))
+			}
+			for range 2 {
+				var got []string
+				for name, p := range w.peers {
+					got = append(got, fmt.Sprintf("%s (%s)", name, p.Password))
+				}
+				if slices.Sort(got); !slices.Equal(got, c.stay) {
+					t.Errorf("peers %q, want %q", got, c.stay)
+				}
+				w.set(nodeOf("a 192.0.2.2 rack=1"), nodeOf("own 192.0.2.5 rack=1"))
+			}
+			if got := w.faults(); len(got) != 1 || strings.Contains(got[0], "go on as they were, and others wait") != (c.stay != nil) {
+				t.Errorf("faults %q", got)
+			}
+		})
+	}
+}
+
+// While a password is gone, nobody new gets a session by it.
+func TestNobodyNewWithGonePassword(t *testing.T) {
+	defer maps.Copy(secrets, maps.Clone(secrets))
+	w := newWorld(t)
+	ref := model.SecretRef{Name: "s", Key: "k"}
+	w.set(config(func(c *model.BGPConfiguration) { c.MeshPassword = ref }), nodeOf("own 192.0.2.5"), nodeOf("a 192.0.2.2"))
+	delete(secrets, ref)
+	w.SecretsChanged()
+	w.set(nodeOf("b 192.0.2.3"))
+	if len(w.peers) != 1 || w.peers["mesh a"].Password != "hidden" || len(w.faults()) != 1 {
+		t.Errorf("%q, faults %q", w.told(), w.faults())
+	}
+	secrets[ref] = "again"
+	w.SecretsChanged()
+	if w.update(); len(w.peers) != 2 || w.peers["mesh b"].Password != "again" || len(w.faults()) > 0 {
+		t.Errorf("%q, faults %q", w.told(), w.faults())
 	}
 }

@@ -269,6 +269,11 @@ func TestView(t *testing.T) {
 	if want := []string{"10.96.0.0/12 [BGPConfiguration default]", "10.96.0.1/32 [Service shop/a]", "10.244.1.0/24 [Node own]"}; !slices.Equal(whys, want) {
 		t.Errorf("%q, want %q", whys, want)
 	}
+	m := newWorld(t)
+	m.set(nodeOf("own 192.0.2.5"), nodeOf("a 192.0.2.2"), config())
+	if v := m.View(); !v.Mesh || len(v.Peers) != 1 || v.Peers[0].Object != (model.Ref{}) {
+		t.Errorf("%+v", v)
+	}
 }
 
 // In whatever order objects come, go and change, the order is that of the current ones.
