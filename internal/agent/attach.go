@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -137,38 +138,69 @@ func (l *loop) reattach(links *model.Links) {
 	}
 }
 
+// rerouting is what is remembered of the routes to a pod that were put back, or could not be.
+type rerouting struct {
+	contest.Pace
+	fault string // of the last attempt; empty: none
+}
+
 // reroute puts back the routes to attached pods that another program has removed, as
-// systemd-networkd does when it starts anew, and names the contest if it goes on.
+// systemd-networkd does when it starts anew. It names the contest if it goes on, and the routes
+// that cannot be put back.
 func (l *loop) reroute(now time.Time) {
-	const what = "routes to pods"
-	if l.Reroute == nil || now.Before(l.rerouted.Due()) {
+	if l.Reroute == nil {
 		return
 	}
-	var pods []string
-	var errs []error
+	var put, lost, faults []string
+	remembered := map[int]*rerouting{}
 	for _, at := range l.Store.Attachments() {
-		for _, a := range at.Addrs {
-			if l.interfaces[at.Index] != at.Device || l.routes[model.LinkRoute{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: at.Index}] {
-				continue
-			}
-			put, err := l.Reroute(at.Index, a)
-			if errs = append(errs, err); put {
-				pods = append(pods, at.Pod.String())
-			}
+		r := l.rerouted[at.Index]
+		if r == nil {
+			r = &rerouting{Pace: contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts}}
+		}
+		if !now.Before(r.Due()) && l.restore(at, r) {
+			r.Wrote(now)
+			put = append(put, at.Pod.String())
+		}
+		if r.Lost(now) {
+			lost = append(lost, at.Pod.String())
+		}
+		if r.fault != "" {
+			faults = append(faults, r.fault)
+		}
+		if r.fault != "" || !r.Over(now) {
+			remembered[at.Index] = r
 		}
 	}
-	if len(pods) > 0 {
-		l.rerouted.Wrote(now)
-		l.Log.Warn("another program removed routes to pods, which are put back", "pods", slices.Compact(pods))
+	l.rerouted = remembered
+	if len(put) > 0 {
+		l.Log.Warn("another program removed routes to pods, which are put back", "pods", slices.Compact(put))
 	}
-	if err := errors.Join(errs...); err != nil {
-		l.rerouted.Wrote(now)
-		l.Log.Warn("could not put back routes to pods", "error", err)
+	l.showRoutes("routes to pods", lost, "another program goes on removing the routes to its pods (%s), which are put back ever more slowly: have it leave them alone (ManageForeignRoutes=no for systemd-networkd)")
+	l.showRoutes("missing routes to pods", faults, "it has no route to its pods: %s")
+}
+
+// restore puts back the routes to a pod that are gone, and reports whether there were any.
+func (l *loop) restore(at *model.Attachment, r *rerouting) (put bool) {
+	r.fault = ""
+	for _, a := range at.Addrs {
+		if l.interfaces[at.Index] != at.Device || l.routes[model.LinkRoute{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: at.Index}] {
+			continue
+		}
+		gone, err := l.Reroute(at.Index, a)
+		if put = put || gone; err != nil {
+			r.fault = fmt.Sprintf("%s by %s: %v", at.Pod, at.Device, err)
+		}
 	}
-	if !l.rerouted.Lost(now) {
+	return put
+}
+
+// showRoutes has status show what is wrong with routes, if anything is.
+func (l *loop) showRoutes(what string, which []string, format string) {
+	if len(which) == 0 {
 		l.Contests.Clear(what)
 		return
 	}
-	const reason = "another program goes on removing the routes to its pods, which are put back ever more slowly: have it leave them alone (ManageForeignRoutes=no for systemd-networkd)"
+	reason := fmt.Sprintf(format, model.FirstFew(which, 3))
 	l.Contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: l.Node}}.Issue(reason))
 }

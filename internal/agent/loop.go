@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
@@ -29,7 +28,7 @@ type loop struct {
 	more   wake.Signal // set if services or policies wait for their slice
 
 	routes   map[model.LinkRoute]bool // of the node
-	rerouted contest.Pace             // of routes to pods that were put back
+	rerouted map[int]*rerouting       // by the pod's interface
 
 	silent   <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
 	reported <-chan struct{}        // the BGP speaker has something to say; nil: there is none
@@ -68,7 +67,6 @@ func newLoop(a *Agent) *loop {
 		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, rooted: a.Underlay == nil, lacking: reconcile.Lacking{Any: true},
 		inStep: make(chan struct{}),
 		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
-		rerouted: contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts},
 	}
 	l.retry.Stop()
 	if a.Addresses != nil {

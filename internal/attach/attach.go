@@ -226,6 +226,8 @@ func Reroute(node *netns.NS, device int, a netip.Addr) (bool, error) {
 		return true, nil
 	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENETDOWN), errors.Is(err, unix.ENODEV):
 		return false, nil
+	case errors.Is(err, unix.EACCES):
+		return false, fmt.Errorf("route %s: IPv6 is off on the interface, set its disable_ipv6 to 0 (net.ipv6.conf): %w", a, err)
 	default:
 		return false, fmt.Errorf("route %s: %w", a, err)
 	}

@@ -85,6 +85,27 @@ func TestWithoutIPv6(t *testing.T) {
 	}
 }
 
+// A route that cannot be put back says what to do.
+func TestRerouteWithoutIPv6(t *testing.T) {
+	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
+	a := netip.MustParseAddr("fd00::2")
+	if err := join(node, pod, a); err != nil {
+		t.Fatal(err)
+	}
+	l, err := node.LinkByName("veth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Set("net/ipv6/conf/all/disable_ipv6", "1")
+	if put, err := attach.Reroute(node.NS, l.Attrs().Index, a); put || err == nil || !strings.Contains(err.Error(), "set its disable_ipv6 to 0") {
+		t.Errorf("%v, %v", put, err)
+	}
+	node.Set("net/ipv6/conf/all/disable_ipv6", "0")
+	if put, err := attach.Reroute(node.NS, l.Attrs().Index, a); !put || err != nil {
+		t.Errorf("once it is on again: %v, %v", put, err)
+	}
+}
+
 func TestDetach(t *testing.T) {
 	node, pod := world.NewHost(t, "node"), world.NewHost(t, "pod")
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}

@@ -247,8 +247,15 @@ func TestHealthCheckPortClash(t *testing.T) {
 func TestHealthCheckPortIsNodePort(t *testing.T) {
 	a := v4.service(named("a", 10), func(s *model.Service) { s.ExternalLocal, s.HealthCheckNodePort = true, 31000 })
 	b := v4.service(named("b", 20), func(s *model.Service) { s.ClusterIPs, s.Ports[0].NodePort = v4.addrs("c2"), 31000 })
-	c := compiled(compile.Config{}, v4.node(), a, b)
-	checkIssues(t, c, "Service shop/a: healthCheckNodePort 31000 is answered at "+v4.addr("n1").String()+" by Service shop/b, which has that port there; give one of them another port")
+	subnet := []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	host := []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24"), netip.MustParsePrefix("198.51.100.8/24")}
+	for where, cfg := range map[string]compile.Config{
+		v4.addr("n1").String():       {},
+		"198.51.100.7, 198.51.100.8": {NodePortAddresses: subnet, HostAddresses: host},
+	} {
+		c := compiled(cfg, v4.node(), a, b)
+		checkIssues(t, c, "Service shop/a: healthCheckNodePort 31000 is answered at "+where+" by Service shop/b, which has that port there; give one of them another port")
+	}
 }
 
 // An address of a Service that a newer Node comes to name stays the Service's, but where it is the

@@ -97,10 +97,14 @@ func (c *claims) issues(nodePorts []netip.Addr) (list []model.Issue) {
 	for port, rivals := range c.healthPorts {
 		what := fmt.Sprintf("healthCheckNodePort %d", port)
 		list = append(list, clashes("", what, rivals, true)...)
+		answered := map[model.Name][]string{} // where, by each Service with that node port
 		for _, addr := range nodePorts {
 			if f := c.now.Frontends[state.FrontendKey{Addr: addr, Protocol: model.TCP, Port: port}]; f != nil {
-				list = append(list, rivals.order[0].svc.Ref().Issue(fmt.Sprintf("%s is answered at %s by Service %s, which has that port there; give one of them another port", what, addr, f.Service)))
+				answered[f.Service] = append(answered[f.Service], addr.String())
 			}
+		}
+		for by, addrs := range answered {
+			list = append(list, rivals.order[0].svc.Ref().Issue(fmt.Sprintf("%s is answered at %s by Service %s, which has that port there; give one of them another port", what, model.FirstFew(addrs, 5), by)))
 		}
 	}
 	return list

@@ -66,8 +66,8 @@ type Compiler struct {
 	silent  map[string]bool // see SetSilent
 	regive  bool            // lacking has changed
 	gone    map[string]bool // nodes that have fallen silent since the last Update
-	returns int             // how often a node was heard again, or heard this one again
-	reelect bool            // one was since the last Update
+	returns int             // how often a node was in order again: heard, and hearing this one
+	reelect bool            // one was, or was heard again, since the last Update
 
 	issues []model.Issue // of the last call of Issues
 	listed bool          // they are what there is to say
@@ -145,10 +145,12 @@ func (c *Compiler) SetSilent(nodes map[string]bool) {
 			c.gone[name] = true
 		}
 	}
-	for name := range c.silent {
-		if _, still := nodes[name]; !still {
-			c.returns, c.reelect = c.returns+1, true
+	for name, was := range c.silent {
+		is, still := nodes[name]
+		if !still {
+			c.returns++
 		}
+		c.reelect = c.reelect || was && !is || !still
 	}
 	c.silent = nodes
 }

@@ -240,6 +240,20 @@ func TestSilentNode(t *testing.T) {
 	w.SetSilent(nil)
 	w.update()
 	told(2)
+	// One that is heard again announces, though it does not hear this one yet.
+	w.SetSilent(map[string]bool{"n2": true})
+	w.update()
+	if got := w.says(node("n2")); !strings.Contains(got, "is not heard") {
+		t.Errorf("of a silent node: %q", got)
+	}
+	w.SetSilent(map[string]bool{"n2": false})
+	w.update()
+	if told(2); !maps.Equal(w.nodesOf(), before) {
+		t.Error("a node that is heard again, and does not hear this one, does not get its addresses back")
+	}
+	if got := w.says(node("n2")); got != "" {
+		t.Errorf("of a node that is heard again: %q", got)
+	}
 }
 
 func (w *world) nodesOf() map[netip.Addr]string {

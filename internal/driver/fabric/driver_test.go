@@ -6,9 +6,13 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
@@ -236,4 +240,71 @@ func TestModes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// In a container that may not write kernel parameters a device lacks IPv6 alone, and what is said
+// of it is what mends it.
+func TestIPv6MayNotBeTurnedOn(t *testing.T) {
+	if os.Getenv("SLUICE_TEST_MOUNTS") == "" { // a mount namespace of its own, as mounts are the whole process's
+		cmd := exec.CommandContext(t.Context(), "unshare", "--mount", os.Args[0], "-test.run=^TestIPv6MayNotBeTurnedOn$", "-test.v")
+		cmd.Env = append(os.Environ(), "SLUICE_TEST_MOUNTS=own")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	all := nodes(t, 2)
+	for _, x := range all {
+		echo(t, x.pod)
+	}
+	of := func(x *node) *state.Fabric { // both families by one device, as WireGuard has them
+		f := tunnelled(all, x)
+		f.Tunnels[state.DeviceVXLAN].Address6 = addr("fd00::%d", x.n)
+		f.Routes[netip.MustParsePrefix("fd00:9::/64")] = &state.Route{Node: "node9", Device: state.DeviceVXLAN}
+		return f
+	}
+	x := all[0]
+	x.ns.Set("net/ipv6/conf/default/disable_ipv6", "1")
+	adopt(t, all[1].d, of(all[1]))
+	must(t, unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""))
+	must(t, unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	reaches := func(fam int) bool {
+		c, err := dial(x.ns, families[fam].pods(2).Addr().Next().Next())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	}
+	for _, again := range []bool{false, true} { // as an audit
+		p, err := x.d.Adopt(t.Context(), &state.State{Fabric: of(x)}, driver.Keep{})
+		must(t, err)
+		must(t, p.Apply(t.Context()))
+		aside := x.d.SetAside()
+		if len(aside) != 2 {
+			t.Fatalf("again %v: set aside: %+v", again, aside)
+		}
+		for i, device := range []string{state.DeviceVXLAN, state.DeviceVXLAN6} {
+			said := aside[i].Reason
+			if aside[i].Name.Name != device || !strings.Contains(said, "net/ipv6/conf/"+device+"/disable_ipv6=0") || !strings.HasSuffix(said, "through it by IPv6") {
+				t.Errorf("%+v", aside[i])
+			}
+		}
+		if tampered, err := x.d.Tampered(t.Context()); tampered || err != nil {
+			t.Errorf("tampered %v, %v", tampered, err)
+		}
+		if !reaches(0) {
+			t.Errorf("again %v: IPv4 does not pass", again)
+		}
+	}
+	must(t, unix.Unmount("/proc/sys", 0))
+	for _, device := range []string{state.DeviceVXLAN, state.DeviceVXLAN6} {
+		x.ns.In(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte("0"), 0) })
+	}
+	must(t, unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""))
+	must(t, unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	adopt(t, x.d, of(x))
+	if !reaches(1) {
+		t.Error("once it was done as it says, IPv6 does not pass")
+	}
+	must(t, unix.Unmount("/proc/sys", 0))
 }

@@ -122,6 +122,17 @@ func (f forward) String() string {
 	return fmt.Sprintf("forward %s dst %s dev %s", f.mac, f.remote, f.device)
 }
 
+// needsIPv6 reports whether the kernel takes an entry only on a device that has IPv6.
+func needsIPv6(e entry) bool {
+	switch e := e.(type) {
+	case route:
+		return e.prefix.Addr().Is6()
+	case neighbour:
+		return e.addr.Is6()
+	}
+	return false
+}
+
 func family(a netip.Addr) byte {
 	if a.Is4() {
 		return unix.AF_INET

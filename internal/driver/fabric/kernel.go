@@ -228,7 +228,8 @@ func (d *Driver) readAddresses(l netlink.Link, dev *device) error {
 	return nil
 }
 
-// makeTunnel makes a device, or changes the one that there is, and returns it as it is then.
+// makeTunnel makes a device, or changes the one that there is, and returns it as it is then, also
+// with a noIPv6Error.
 func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device, error) {
 	if now == nil {
 		err := d.links.LinkAdd(newLink(name, t))
@@ -244,10 +245,25 @@ func (d *Driver) makeTunnel(name string, now *device, t *state.Tunnel) (*device,
 	if err != nil {
 		return nil, err
 	}
-	if err := d.configure(l, now, t); err != nil {
+	made := &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: hostPrefixes(t)}
+	err = d.configure(l, now, t)
+	if _, is := errors.AsType[*noIPv6Error](err); is {
+		made.addrs = slices.DeleteFunc(made.addrs, func(a netip.Prefix) bool { return a.Addr().Is6() })
+	} else if err != nil {
 		return nil, err
 	}
-	return &device{index: l.Attrs().Index, tunnel: *t, plain: true, fixed: true, addrs: hostPrefixes(t)}, nil
+	return made, err
+}
+
+// noIPv6Error: the kernel made our device without IPv6, and this process may not turn it on, as in
+// a container that is not privileged. All else of the device is as it should be.
+type noIPv6Error struct {
+	device string
+	why    error
+}
+
+func (e *noIPv6Error) Error() string {
+	return fmt.Sprintf("it has no IPv6, nor have other new interfaces of this node: set net/ipv6/conf/%s/disable_ipv6=0 by sysctl -w, and net.ipv6.conf.default.disable_ipv6=0 in /etc/sysctl.d (%v)", e.device, e.why)
 }
 
 // rivalError: another program's device has the name of ours, or takes the packets that ours would.
@@ -288,7 +304,7 @@ func newLink(name string, t *state.Tunnel) netlink.Link {
 	return &netlink.Vxlan{LinkAttrs: a, VxlanId: int(t.VNI), SrcAddr: t.Local.AsSlice(), Port: int(t.Port), NoAge: true}
 }
 
-// configure gives a device what can be changed, and brings it up.
+// configure gives a device what can be changed, and brings it up, also where it has no IPv6.
 func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 	if now.tunnel.MTU != t.MTU {
 		if err := d.links.LinkSetMTU(l, t.MTU); err != nil {
@@ -299,11 +315,15 @@ func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 		return err
 	}
 	want := hostPrefixes(t)
+	var lacking *noIPv6Error
 	for _, a := range want {
 		if !slices.Contains(now.addrs, a) {
 			err := d.links.AddrAdd(l, address(a))
 			if errors.Is(err, unix.EACCES) {
 				err = d.addIPv6(l, a)
+			}
+			if errors.As(err, &lacking) {
+				continue
 			}
 			if err != nil && !errors.Is(err, unix.EEXIST) {
 				return fmt.Errorf("add address %s: %w", a, err)
@@ -320,17 +340,19 @@ func (d *Driver) configure(l netlink.Link, now *device, t *state.Tunnel) error {
 	if err := d.links.LinkSetUp(l); err != nil {
 		return fmt.Errorf("bring up: %w", err)
 	}
+	if lacking != nil {
+		return lacking
+	}
 	return nil
 }
 
-// addIPv6 adds an address to a device that the kernel made without IPv6. A container may not allow
-// it unless it is privileged: that is a refusal, and takes this device alone.
+// addIPv6 adds an address to a device that the kernel made without IPv6.
 func (d *Driver) addIPv6(l netlink.Link, a netip.Prefix) error {
 	err := d.here.Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/conf/"+l.Attrs().Name+"/disable_ipv6", []byte("0"), 0)
 	})
 	if err != nil {
-		return fmt.Errorf("new interfaces have no IPv6 on this node: set net.ipv6.conf.default.disable_ipv6=0, also in /etc/sysctl.d (%v)", err)
+		return &noIPv6Error{l.Attrs().Name, err}
 	}
 	return d.links.AddrAdd(l, address(a))
 }

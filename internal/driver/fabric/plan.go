@@ -184,17 +184,22 @@ func (p *plan) makeTunnels() error {
 		if err != nil && (p.update || !isRefusal(err)) {
 			return fmt.Errorf("device %s: %w", t.name, err)
 		}
+		delete(d.aside, t.name)
 		if err != nil {
-			d.now.forget(t.name)
+			a := driver.SetAside{Kind: "device", Name: model.Name{Name: t.name}, InForce: model.InForceNothing, Reason: err.Error() + "; no pods of other nodes are reached through it"}
+			if dev != nil {
+				a.InForce, a.Reason = model.InForceRest, a.Reason+" by IPv6"
+			}
 			other := ""
 			if rival, is := errors.AsType[*rivalError](err); is {
 				other = rival.device
 			}
-			d.aside[t.name] = aside{driver.SetAside{Kind: "device", Name: model.Name{Name: t.name}, InForce: model.InForceNothing,
-				Reason: err.Error() + "; no pods of other nodes are reached through it"}, other}
+			d.aside[t.name] = aside{a, other}
+		}
+		if dev == nil {
+			d.now.forget(t.name)
 			continue
 		}
-		delete(d.aside, t.name)
 		d.now.tunnels[t.name], d.now.names[dev.index] = dev, t.name
 		if err := d.judgeOthers(dev.index); err != nil {
 			return err
@@ -278,7 +283,7 @@ func (p *plan) request(entries []entry, of func(i, device int) message) (failed 
 	for i, e := range entries {
 		device := 0
 		if e.on() != "" {
-			if device, err = index(e.on()); err != nil {
+			if device, err = index(e); err != nil {
 				failed[i] = err
 				continue
 			}
@@ -292,15 +297,16 @@ func (p *plan) request(entries []entry, of func(i, device int) message) (failed 
 	return failed, err
 }
 
-// indexes finds devices by their names, each once.
-func (d *Driver) indexes() func(string) (int, error) {
+// indexes finds the devices of entries, each once.
+func (d *Driver) indexes() func(entry) (int, error) {
 	known := map[string]int{}
-	return func(name string) (int, error) {
+	return func(e entry) (int, error) {
+		name := e.on()
+		if _, aside := d.aside[name]; aside && (d.now.tunnels[name] == nil || needsIPv6(e)) {
+			return 0, errNoTunnel
+		}
 		if index, ok := known[name]; ok {
 			return index, nil
-		}
-		if _, aside := d.aside[name]; aside {
-			return 0, errNoTunnel
 		}
 		l, err := d.links.LinkByName(name)
 		if err != nil {
@@ -312,7 +318,7 @@ func (d *Driver) indexes() func(string) (int, error) {
 	}
 }
 
-// errNoTunnel: the device of an entry was set aside itself, which says it for all.
+// errNoTunnel: the device of an entry was set aside itself, or its IPv6, which says it for all.
 var errNoTunnel = errors.New("the tunnel's device was set aside")
 
 // setAside notes that the kernel does not take an entry.

@@ -121,7 +121,7 @@ func (p *plan) printPeers(b *strings.Builder) {
 
 // setPeers sets those that are planned, all at once.
 func (p *plan) setPeers() error {
-	if _, aside := p.d.aside[state.DeviceWG]; aside || len(p.peers) == 0 {
+	if p.d.now.tunnels[state.DeviceWG] == nil || len(p.peers) == 0 {
 		return nil
 	}
 	var c wgtypes.Config
