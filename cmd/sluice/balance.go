@@ -163,10 +163,15 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 		}
 	}
 	if o.setSysctls {
-		set := func() { applySysctls(log, sysctl.RecordPath(o.agent.Socket), balancerSysctls()) }
 		c.Contests = &contest.Board{}
-		f := &forwarding{want: balancerSysctls, set: set, contests: c.Contests, node: c.Node}
-		c.Prepare = func() { set(); go f.keep(ctx, b.here, log) }
+		c.Prepare = func() {
+			want := forwardingSysctls(log, true, true)
+			want["net.netfilter.nf_conntrack_acct"] = "1" // bytes of connections are counted
+			record := sysctl.RecordPath(o.agent.Socket)
+			applySysctls(log, record, want)
+			f := &forwarding{families: b.agent.Families, record: record, contests: c.Contests, node: c.Node, log: log}
+			go f.keep(ctx, b.here)
+		}
 	}
 	if c.Links, err = link.WatchLinks(ctx, log); err != nil {
 		return nil, errors.Join(err, b.close())
@@ -178,11 +183,6 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	b.source.Use(b)
 	b.source.UseChecker(b.checks)
 	return b, nil
-}
-
-// balancerSysctls let the machine forward, and have it count bytes of connections.
-func balancerSysctls() map[string]string {
-	return map[string]string{sysctl.Forward4: "1", sysctl.Forward6: "1", "net.netfilter.nf_conntrack_acct": "1"}
 }
 
 // prepareFarm sets what a farm needs of the machine.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -15,37 +16,61 @@ import (
 
 // forwarding looks after the parameters by which a machine passes packets on.
 type forwarding struct {
-	want     func() map[string]string // what is to be set; that of forwarding matters
-	set      func()                   // sets them, and says what cannot be set
+	families func() (ipv4, ipv6 bool) // that are in use
+	record   string                   // of parameters that are set
 	contests *contest.Board
 	node     string
+	log      *slog.Logger
 }
 
 // keep turns forwarding on again that another program turns off, until ctx ends: ever more slowly,
-// if it goes on. While it is off, and while the contest lasts, that is shown.
-func (f *forwarding) keep(ctx context.Context, here *netns.NS, log *slog.Logger) {
+// if it goes on, or if it is refused, as in a container without privileges. While it is off, and
+// while the contest lasts, that is shown.
+func (f *forwarding) keep(ctx context.Context, here *netns.NS) {
 	const what = "forwarding"
-	pace := contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts}
-	refused := false // it could not be turned on, as in a container without privileges
+	tries := contest.Pace{First: time.Second, Most: time.Minute}
+	turned := contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts}
+	said, contested := "", "" // why it was refused; what was turned on
 	look := func() error {
-		off := f.off()
-		if now := time.Now(); len(off) > 0 && !refused && !now.Before(pace.Due()) {
-			f.set()
-			if off = f.off(); len(off) == 0 {
-				pace.Wrote(now)
+		is4, is6 := f.off()
+		want, lacks := sysctl.Needed(is4, is6)
+		if now := time.Now(); len(want) > 0 && !now.Before(tries.Due()) {
+			tries.Wrote(now)
+			err := writeSysctls(f.log, f.record, want)
+			if err != nil && err.Error() != said {
+				f.log.Warn("not all kernel parameters are set and recorded", "error", err)
+				said = err.Error()
 			}
-			refused = len(off) > 0
+			was4, was6 := is4, is6
+			if is4, is6 = f.off(); is4 != was4 || is6 != was6 {
+				turned.Wrote(now)
+				contested = strings.Join(slices.Sorted(maps.Keys(want)), ", ")
+			}
 		}
-		reason := "another program goes on turning off the forwarding of packets, which is turned on again ever more slowly; without it, this machine passes nothing on: end it"
-		switch lost := pace.Lost(time.Now()); {
-		case len(off) == 0 && !lost:
-			refused = false
+		lost := turned.Lost(time.Now())
+		off := func(key, family, advice string) string {
+			return key + " is 0, so that this machine passes no " + family + " on: " + advice
+		}
+		const set = "set it to 1, also in /etc/sysctl.d"
+		var reasons []string
+		if lost {
+			reasons = append(reasons, "another program goes on turning off the forwarding of packets ("+contested+"), which is turned on again ever more slowly; without it, this machine passes nothing on: end it")
+		}
+		if is4 && !lost {
+			reasons = append(reasons, off(sysctl.Forward4, "IPv4", set))
+		}
+		switch {
+		case is6 && lacks != nil:
+			reasons = append(reasons, off(sysctl.Forward6, "IPv6", lacks.Error()))
+		case is6 && !lost:
+			reasons = append(reasons, off(sysctl.Forward6, "IPv6", set))
+		}
+		if len(reasons) == 0 {
+			said = ""
 			f.contests.Clear(what)
 			return nil
-		case !lost:
-			reason = strings.Join(off, " and ") + " is 0, so that this machine passes nothing on: set it to 1, also in /etc/sysctl.d"
 		}
-		f.contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: f.node}}.Issue(reason))
+		f.contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: f.node}}.Issue(strings.Join(reasons, "; ")))
 		return nil
 	}
 	for {
@@ -55,27 +80,21 @@ func (f *forwarding) keep(ctx context.Context, here *netns.NS, log *slog.Logger)
 		case <-time.After(time.Second):
 		}
 		if err := here.Do(look); err != nil && ctx.Err() == nil {
-			log.Warn("could not look whether the node forwards packets", "error", err)
+			f.log.Warn("could not look whether the node forwards packets", "error", err)
 		}
 	}
 }
 
-// neededSysctls are what a node needs to forward packets; setSysctls says what cannot be had.
-func (f *nodeFlags) neededSysctls() map[string]string {
-	want, _ := sysctl.Needed(f.families())
-	return want
-}
-
-// off names those of the parameters that are 0 and should not be.
-func (f *forwarding) off() (keys []string) {
-	for _, key := range []string{sysctl.Forward4, sysctl.Forward6} {
-		if now, err := sysctl.Read(key); err == nil && now == "0" {
-			keys = append(keys, key)
-		}
+// off reports which of the families in use are not passed on.
+func (f *forwarding) off() (is4, is6 bool) {
+	zero := func(key string) bool {
+		now, err := sysctl.Read(key)
+		return err == nil && now == "0"
 	}
-	if len(keys) == 0 { // as nearly always
-		return nil
+	is4, is6 = zero(sysctl.Forward4), zero(sysctl.Forward6)
+	if is4 || is6 { // as hardly ever
+		used4, used6 := f.families()
+		is4, is6 = is4 && used4, is6 && used6
 	}
-	want := f.want()
-	return slices.DeleteFunc(keys, func(key string) bool { return want[key] == "" })
+	return is4, is6
 }

@@ -215,12 +215,13 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
 	c.Claim, c.Obstacles, c.Contests, c.Log = claim, preflight.Obstacles, &contest.Board{}, log
+	var a *agent.Agent
 	c.Prepare = func() {
 		if o.setSysctls {
 			setSysctls(log, o)
 			if mode.name != userspaceMode { // which passes nothing on
-				f := &forwarding{want: o.neededSysctls, set: func() { setSysctls(log, o) }, contests: c.Contests, node: c.Node}
-				go f.keep(cmd.Context(), here, log)
+				f := &forwarding{families: a.Families, record: o.record, contests: c.Contests, node: c.Node, log: log}
+				go f.keep(cmd.Context(), here)
 			}
 		}
 		if proxy != nil {
@@ -268,7 +269,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 	}
-	a := agent.New(c)
+	a = agent.New(c)
 	o.runCNI(cmd.Context(), a, objects, log)
 	o.runUntaint(cmd.Context(), a, objects, log)
 	if proxy != nil {
@@ -326,11 +327,16 @@ func (o *runOptions) runUntaint(ctx context.Context, a *agent.Agent, objects *st
 // setSysctls lets the node forward. The agent is useful without that, so failures are only logged.
 func setSysctls(log *slog.Logger, o runOptions) {
 	ipv4, ipv6 := o.families()
+	applySysctls(log, sysctl.RecordPath(o.agent.Socket), forwardingSysctls(log, ipv4, ipv6))
+}
+
+// forwardingSysctls let a machine forward; what cannot be had is logged.
+func forwardingSysctls(log *slog.Logger, ipv4, ipv6 bool) map[string]string {
 	want, err := sysctl.Needed(ipv4, ipv6)
 	if err != nil {
 		log.Warn("a kernel parameter does not have the value it needs", "error", err)
 	}
-	applySysctls(log, sysctl.RecordPath(o.agent.Socket), want)
+	return want
 }
 
 // recording is held by who sets parameters, as they are recorded in one file.
@@ -338,6 +344,13 @@ var recording sync.Mutex
 
 // applySysctls sets parameters; failures are only logged.
 func applySysctls(log *slog.Logger, record string, want map[string]string) {
+	if err := writeSysctls(log, record, want); err != nil {
+		log.Warn("not all kernel parameters are set and recorded", "error", err)
+	}
+}
+
+// writeSysctls sets parameters, and logs which it changed.
+func writeSysctls(log *slog.Logger, record string, want map[string]string) error {
 	recording.Lock()
 	defer recording.Unlock()
 	changes, err := sysctl.Set(record, want)
@@ -348,9 +361,7 @@ func applySysctls(log *slog.Logger, record string, want map[string]string) {
 	for _, c := range changes {
 		log.Info(after, "parameter", c.Key, "value", c.Now, "was", c.Was)
 	}
-	if err != nil {
-		log.Warn("not all kernel parameters are set and recorded", "error", err)
-	}
+	return err
 }
 
 // families returns the address families in use: those of the CIDRs, or else those of the host's

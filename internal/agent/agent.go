@@ -206,6 +206,13 @@ func (a *Agent) stateCopy() *state.State {
 	return a.Compiler.State().Clone()
 }
 
+// Families reports which address families are in use; safe for concurrent use.
+func (a *Agent) Families() (ipv4, ipv6 bool) {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.State().Families()
+}
+
 // Run works until ctx ends, then returns nil and leaves the kernel as it is. It returns an error if
 // the agent cannot work: the socket or (MustServe) an address is taken, the kernel or the
 // privileges do not suffice, or the source can never be read.

@@ -10,10 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+	"golang.org/x/sys/unix"
 )
 
 // ledger is the store of host-local: a folder with a file for each address that is given, which
@@ -91,23 +93,31 @@ func (l *ledger) read() error {
 }
 
 // boot takes back what was given before the machine booted: no container outlives that, and not all
-// runtimes call DEL for those that ended with it. Where the store does not say of which boot it is,
-// as that of the reference plugin, it is of this one.
+// runtimes call DEL for those that ended with it. What is younger is of this boot, whoever wrote it.
+// Where the store does not say of which boot it is, as that of the reference plugin, all is of this
+// one; what a loss of power left of the mark is of another.
 func (l *ledger) boot() error {
 	mark := filepath.Join(l.dir, "boot_id")
-	then, _ := os.ReadFile(mark)
+	then, missing := os.ReadFile(mark)
 	now, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil || bytes.Equal(then, now) {
 		return nil
 	}
-	if len(then) > 0 {
-		for a := range l.given {
-			if err := l.remove(a); err != nil {
-				return err
-			}
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return err
+	}
+	booted := time.Now().Add(-time.Duration(up.Nano()) - time.Minute) // or up to that before: clocks are set
+	for a := range l.given {
+		info, err := os.Stat(filepath.Join(l.dir, a.String()))
+		if missing != nil || err != nil || !info.ModTime().Before(booted) {
+			continue
+		}
+		if err := l.remove(a); err != nil {
+			return err
 		}
 	}
-	_ = os.WriteFile(mark, now, 0o600) // without it the next one does the same; what has a route is taken
+	_ = os.WriteFile(mark, now, 0o600) // without it the next one does the same
 	return nil
 }
 

@@ -191,18 +191,23 @@ func (d *Driver) rememberOthers(ctx context.Context, f family, s *state.Services
 
 // foreign returns the chains that have rules which are not ours, sorted, of a family without a set
 // of ours: chains of our names may be another program's then, or what a clean-up by hand left. Ours
-// are rules that lead to chains of ours, that return, that are always there, and those of chains
-// that are named after them.
+// are rules that lead to chains of ours, that return, that translate addresses, that are written
+// alike on every node, and those of chains that are named after them.
 func (f family) foreign(chains map[chain][]string) (list []chain) {
-	always := (&judge{family: f, written: map[writtenAt]*written{}}).enforce(&state.Policy{}, nil).image
+	always := (&judge{family: f, written: map[writtenAt]*written{}}).enforce(&state.Policy{
+		Hosts:  map[int]*state.Host{0: {UntrackedIn: "any"}},
+		Denied: state.Denied{Devices: []state.Device{{}}, Lists: []*state.List{{}}},
+	}, nil).image
 	f.settings(state.Settings{}, always)
+	translates := map[chain]string{{"nat", treeChain}: " -j DNAT --to-destination ", {"nat", masqueradeChain}: " -j SNAT --to-source "}
 	for c, rules := range chains {
 		digest := strings.LastIndexByte(c.name, '-') == len(c.name)-len(named("", ""))+len(prefix)
 		if c.builtin() || digest {
 			continue
 		}
 		if slices.ContainsFunc(rules, func(r string) bool {
-			return !strings.Contains(r, " "+prefix) && !strings.HasSuffix(r, "-j RETURN") && !slices.Contains(always.chains[c], r)
+			return !strings.Contains(r, " "+prefix) && !strings.HasSuffix(r, "-j RETURN") && !slices.Contains(always.chains[c], r) &&
+				(translates[c] == "" || !strings.Contains(r, translates[c]))
 		}) {
 			list = append(list, c)
 		}
