@@ -93,9 +93,9 @@ func (l *ledger) read() error {
 }
 
 // boot takes back what was given before the machine booted: no container outlives that, and not all
-// runtimes call DEL for those that ended with it. What is younger is of this boot, whoever wrote it.
-// Where the store does not say of which boot it is, as that of the reference plugin, all is of this
-// one; what a loss of power left of the mark is of another.
+// runtimes call DEL for those that ended with it. What is younger is of this boot, whoever wrote
+// it. Where the store does not say of which boot it is, as that of the reference plugin, all is of
+// this one; what a loss of power left of the mark is of another.
 func (l *ledger) boot() error {
 	mark := filepath.Join(l.dir, "boot_id")
 	then, missing := os.ReadFile(mark)

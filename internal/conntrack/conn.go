@@ -30,11 +30,11 @@ import (
 )
 
 const (
-	// A dump is a walk of the kernel's hash table, which all namespaces share: 5 to 12 ms at 262,144
-	// buckets, and half a microsecond for each entry. A whole dump also copies every entry to user
-	// space (some 4 µs each), a filtered dump those that it selects. So where entries are few, one
-	// whole dump takes less time than several that are filtered: each that it saves is worth copying
-	// so many entries.
+	// A dump is a walk of the kernel's hash table, which all namespaces share: 5 to 12 ms at
+	// 262,144 buckets, and half a microsecond for each entry. A whole dump also copies every entry
+	// to user space (some 4 µs each), a filtered dump those that it selects. So where entries are
+	// few, one whole dump takes less time than several that are filtered: each that it saves is
+	// worth copying so many entries.
 	copiesPerWalk = 3000
 	// fewFilters is the number of filters up to which each is a filtered dump of its own, however
 	// many entries there are.
@@ -44,7 +44,8 @@ const (
 	deleteBatch = 256
 	// readBuffer holds a batch's replies with room to spare; each is charged at under 1 KiB.
 	readBuffer = 1 << 20
-	// messageSize is what the kernel fills at once: it puts that many bytes of a dump into a message.
+	// messageSize is what the kernel fills at once: it puts that many bytes of a dump into a
+	// message.
 	messageSize = 32 << 10
 	// replyTime bounds the wait for an answer, which the kernel gives at once unless it was lost.
 	replyTime = 30 * time.Second

@@ -125,8 +125,8 @@ func open() *gobgp.BGPMessage {
 	return m
 }
 
-// A peer announces too much, and has withdrawn it all before the server is asked to end the session:
-// the server finds nothing to end it for. It ends all the same, and is named.
+// A peer announces too much, and has withdrawn it all before the server is asked to end the
+// session: the server finds nothing to end it for. It ends all the same, and is named.
 func TestTooManyForAMoment(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)

@@ -91,8 +91,8 @@ table inet watch {
 }
 
 // TestStandInIsLeft has a driver find what a killed one has left in a map that stood in for another
-// while values changed: it would be found where the map itself has nothing. It may be what stands in
-// for the next change, too, or something else.
+// while values changed: it would be found where the map itself has nothing. It may be what stands
+// in for the next change, too, or something else.
 func TestStandInIsLeft(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 1)

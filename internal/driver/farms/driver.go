@@ -192,8 +192,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 }
 
 // leaves reports whether a farm that is served at ingress will be served by the other table. That
-// has to serve it before; otherwise ingress is first. (Where farms go both ways in one change, those
-// that come to ingress are in neither table between the two transactions.)
+// has to serve it before; otherwise ingress is first. (Where farms go both ways in one change,
+// those that come to ingress are in neither table between the two transactions.)
 func leaves(have *state.Farms, d state.FarmsDelta) bool {
 	for name, now := range d.Farms {
 		if old := have.Farms[name]; old != nil && old.Mode == model.DSR && now != nil && now.Mode != model.DSR {

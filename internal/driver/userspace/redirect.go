@@ -362,8 +362,8 @@ type place struct {
 	key nft.ElementKey
 }
 
-// change plans the difference between elements. What goes, goes last: packets on their way have been
-// led to it.
+// change plans the difference between elements. What goes, goes last: packets on their way have
+// been led to it.
 func change(b *nft.Batch, before, after map[place]*nft.Element) {
 	for key, e := range before {
 		if n, is := after[key]; !is {

@@ -52,7 +52,8 @@ func TestKindThatCannotBeRead(t *testing.T) {
 			if l := f.source.Status().Lacking; l != nil {
 				t.Errorf("lacking %q", l)
 			}
-			// What has been read once is not lacking when it cannot be read later: once its watch ends.
+			// What has been read once is not lacking when it cannot be read later: once its watch
+			// ends.
 			waitFor(t, "a watch of it", func() bool { return api.count("watch "+policies) > 0 })
 			api.set(func() { c.spoil(api); api.answers["watch "+policies] = api.answers[policies] })
 			api.server.CloseClientConnections()

@@ -351,8 +351,9 @@ func (b *Batch) DeleteSet(p *part, name string) {
 	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, b.names(unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name))
 }
 
-// FlushSet removes all elements of a set. Those that are added after the call come in the same step,
-// which is that of the rules: an Early set, too, has what the rules of before look up until they go.
+// FlushSet removes all elements of a set. Those that are added after the call come in the same
+// step, which is that of the rules: an Early set, too, has what the rules of before look up until
+// they go.
 func (b *Batch) FlushSet(s *Set) {
 	b.flushed[s] = true
 	b.do(b.partOf(b.deletions, s), unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, s.Name))
