@@ -92,7 +92,7 @@ func (f *forwarding) off() (is4, is6 bool) {
 		return err == nil && now == "0"
 	}
 	is4, is6 = zero(sysctl.Forward4), zero(sysctl.Forward6)
-	if is4 || is6 { // as hardly ever
+	if is4 || is6 {
 		used4, used6 := f.families()
 		is4, is6 = is4 && used4, is6 && used6
 	}
