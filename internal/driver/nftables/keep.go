@@ -68,7 +68,7 @@ func (a *adoption) planRest(content map[*nft.Set]map[nft.ElementKey]nft.Element)
 			switch {
 			case *a.keptOf(s) > 0 && a.mayLack(s) && a.mustStay(&e):
 				a.keepElement(&e)
-			case a.reused[s] && a.same && a.d.prog.Late(s):
+			case a.reused[s] && a.d.prog.Late(s):
 				a.change.batch.DeleteLast(&e)
 			case a.reused[s]:
 				a.change.batch.Delete(&e)
