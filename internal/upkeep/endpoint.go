@@ -76,8 +76,6 @@ func (d *Driver) frontendsWithout(ctx context.Context, want *state.State, keep d
 	if want.Services == nil && want.Farms == nil {
 		return nil
 	}
-	farms := newFarms()
-	farms.replace(want.Farms)
 	var wanted map[state.FrontendKey]*state.Frontend
 	if want.Services != nil {
 		wanted = want.Services.Frontends
@@ -88,6 +86,8 @@ func (d *Driver) frontendsWithout(ctx context.Context, want *state.State, keep d
 		if err != nil {
 			d.log.Warn("datagrams to services and farms that went while nothing followed them may still reach their backends", "error", err)
 		}
+		farms := newFarms()
+		farms.replace(want.Farms)
 		for k := range there {
 			if f := farms.exact[k]; wanted[k] == nil && (f == nil || !translates(f)) {
 				gone[k] = &state.Frontend{}

@@ -13,6 +13,7 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/test/world"
 )
 
 // Both ends connect at the same time, and the peer, whose identifier is higher, keeps the
@@ -22,11 +23,7 @@ func TestCollision(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	ns := w.neighbor(1)
-	var l net.Listener
-	if err := ns.Do(func() (err error) { l, err = net.Listen("tcp4", peer4(1)+":179"); return err }); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
+	l := listen(t, ns)
 	s := w.speaker()
 	s.order(&bgp.Order{Settings: settings(), Peers: map[string]*bgp.Peer{"tor": peer(1)}})
 
@@ -107,6 +104,16 @@ func (c *talk) hears(kind uint8) {
 	}
 }
 
+// listen takes connections as the first peer does.
+func listen(t *testing.T, on *world.Host) (l net.Listener) {
+	t.Helper()
+	if err := on.Do(func() (err error) { l, err = net.Listen("tcp4", peer4(1)+":179"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
 // next is the type of the next message.
 func (c *talk) next() (kind uint8, err error) {
 	header := make([]byte, gobgp.BGP_HEADER_LENGTH)
@@ -131,11 +138,7 @@ func TestTooManyForAMoment(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	ns := w.neighbor(1)
-	var l net.Listener
-	if err := ns.Do(func() (err error) { l, err = net.Listen("tcp4", peer4(1)+":179"); return err }); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
+	l := listen(t, ns)
 	s := w.speaker()
 	flood := peer(1)
 	flood.MaxRoutes = 1

@@ -35,13 +35,14 @@ func TestNoFirstPacketIsLost(t *testing.T) {
 	var over atomic.Bool
 	var sender sync.WaitGroup
 	sender.Go(func() { must(t, b.client.Do(func() error { return b.begin(&over) })) })
+	key := state.FrontendKey{Addr: vip.Addr(), Protocol: model.TCP, Port: vip.Port()}
 	for i := range 100 {
-		f := *b.state.Services.Frontends[state.FrontendKey{Addr: vip.Addr(), Protocol: model.TCP, Port: vip.Port()}]
+		f := *b.state.Services.Frontends[key]
 		f.SourceRanges = nil
 		if f.LocalOnly = i%2 == 0; f.LocalOnly {
 			f.SourceRanges, f.Local = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, f.Backends
 		}
-		b.state.Services.Frontends[state.FrontendKey{Addr: vip.Addr(), Protocol: model.TCP, Port: vip.Port()}] = &f
+		b.state.Services.Frontends[key] = &f
 		b.adopt()
 	}
 	over.Store(true)
