@@ -1,7 +1,9 @@
 package load
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -82,10 +84,7 @@ func connect(target netip.AddrPort, listener int) (client, server int, err error
 		unix.SetsockoptTimeval(client, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 5}), // of connecting
 		unix.Connect(client, &unix.SockaddrInet4{Addr: target.Addr().As4(), Port: int(target.Port())}))
 	if err == nil {
-		err = readable(listener)
-	}
-	if err == nil {
-		server, _, err = unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		server, err = otherEnd(client, listener)
 	}
 	if err == nil {
 		err = unix.SetNonblock(client, true)
@@ -94,6 +93,35 @@ func connect(target netip.AddrPort, listener int) (client, server int, err error
 		unix.Close(client)
 	}
 	return client, server, err
+}
+
+// otherEnd accepts the client's connection. Another may come before it: a proxy may connect for a
+// client that is gone. So the client says a word.
+func otherEnd(client, listener int) (server int, err error) {
+	word := []byte(rand.Text())
+	if _, err := unix.Write(client, word); err != nil {
+		return -1, err
+	}
+	for {
+		if err := readable(listener); err != nil {
+			return -1, err
+		}
+		server, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err != nil {
+			return -1, err
+		}
+		heard := make([]byte, len(word))
+		if err = readable(server); err == nil {
+			_, _ = unix.Read(server, heard) // of another, there is nothing, or a reset
+		}
+		if err == nil && bytes.Equal(heard, word) {
+			return server, nil
+		}
+		unix.Close(server)
+		if err != nil {
+			return -1, err
+		}
+	}
 }
 
 // pump lets both ends take turns.
