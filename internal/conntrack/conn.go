@@ -180,13 +180,13 @@ func (c *Conn) dump(ctx context.Context, requests []netlink.Message, f func(*Flo
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err = c.exchange(requests[i], func(data []byte) error {
+		err = c.exchange(func(data []byte) error {
 			flow, ok, err := decodeFlow(data)
 			if err == nil && ok {
 				f(&flow)
 			}
 			return err
-		})
+		}, requests[i])
 	}
 	if err != nil {
 		return fmt.Errorf("read connection tracking table: %w", err)
@@ -316,20 +316,48 @@ func (c *Conn) probe() error {
 	if err != nil {
 		return err
 	}
-	err = c.exchange(r, func([]byte) error { return nil })
+	err = c.exchange(func([]byte) error { return nil }, r)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return err
 }
 
-// exchange sends a request and hands the body of each reply to f.
-func (c *Conn) exchange(r netlink.Message, f func([]byte) error) error {
+// get returns one entry, named as its client asked for it; nil if there is none. The kernel marks
+// its answer as one of several, and never says that it was the last: the end of an empty dump does.
+func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
+	family := familyV6
+	if t.Src.Addr().Is4() {
+		family = familyV4
+	}
+	r, err := getFlow(family, t, p)
+	if err != nil {
+		return nil, err
+	}
+	end, err := dumpUnconfirmed(family)
+	if err != nil {
+		return nil, err
+	}
+	err = c.exchange(func(data []byte) error {
+		flow, ok, err := decodeFlow(data)
+		if err == nil && ok && flow.Orig == t {
+			found = &flow
+		}
+		return err
+	}, r, end)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	return found, err
+}
+
+// exchange sends requests and hands the body of each reply to f.
+func (c *Conn) exchange(f func([]byte) error, requests ...netlink.Message) error {
 	nl, err := c.dial()
 	if err != nil {
 		return err
 	}
-	if _, err = nl.Send(r); err == nil {
+	if _, err = nl.SendMessages(requests); err == nil {
 		for m, rerr := range nl.ReceiveIter() {
 			if err = rerr; err != nil {
 				break

@@ -67,11 +67,10 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 		if addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
 			return
 		}
-		cut := decide(*f)
-		offloaded = offloaded || cut && f.Offloaded()
-		if e := (entry{f.id, f.Orig}); (cut != f.Cut() || f.cutByRule()) && !seen[e] {
+		differs := f.decide(decide)
+		offloaded = offloaded || f.cut && f.Offloaded()
+		if e := (entry{f.id, f.Orig}); differs && !seen[e] {
 			seen[e] = true
-			f.cut = cut
 			flows = append(flows, *f)
 		}
 	})
@@ -80,6 +79,30 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 	}
 	changed, err = c.labelAll(ctx, flows)
 	return changed, offloaded, err
+}
+
+// decide notes whether the flow is to have the cut label, and reports whether it has another one.
+func (f *Flow) decide(cut func(Flow) bool) (differs bool) {
+	f.cut = cut(*f)
+	return f.cut != f.Cut() || f.cutByRule()
+}
+
+// RelabelEach does what Relabel does for single flows of UDP, given as their clients asked for
+// them, and looks at no others. Flows that are in a flowtable it leaves to Relabel.
+func (c *Conn) RelabelEach(ctx context.Context, of []Tuple, decide func(Flow) (cut bool)) (changed int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var flows []Flow
+	for _, t := range of {
+		f, err := c.get(t, model.UDP)
+		if err != nil {
+			return 0, fmt.Errorf("read the connection tracking entry of %v: %w", t, err)
+		}
+		if f != nil && !f.Offloaded() && f.decide(decide) {
+			flows = append(flows, *f)
+		}
+	}
+	return c.labelAll(ctx, flows)
 }
 
 // labelRequests are the dumps that together hold every flow of the addresses. The kernel
@@ -174,7 +197,7 @@ func (c *Conn) restore(f *Flow) (made bool, err error) {
 		if err := c.deleteEither(f); err != nil {
 			return false, err
 		}
-		if err = c.exchange(create, func([]byte) error { return nil }); !errors.Is(err, unix.EEXIST) {
+		if err = c.exchange(func([]byte) error { return nil }, create); !errors.Is(err, unix.EEXIST) {
 			break
 		}
 	}

@@ -307,6 +307,17 @@ func testRelabel(t *testing.T, r *router, network, server, at string, old bool) 
 	r.silent(t, k)
 	relabel(append(client, backend...), false, 1)
 	k.works(t, "at last")
+	if network == "udp" {
+		gone := before.Orig
+		gone.Src = netip.AddrPortFrom(gone.Src.Addr(), 9)
+		for _, cut := range []bool{true, false} {
+			n, err := r.conn.RelabelEach(t.Context(), []Tuple{gone, before.Orig, gone}, func(f Flow) bool { return f.Reply == before.Reply && cut })
+			if after := r.one(t); n != 1 || err != nil || after.Cut() != cut {
+				t.Fatalf("one by one: changed %d, %v; entry %+v, want cut=%v", n, err, after, cut)
+			}
+		}
+		k.works(t, "one by one")
+	}
 }
 
 // TestRelabelICMP has a flow without ports labelled, and made anew.

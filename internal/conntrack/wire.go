@@ -24,6 +24,8 @@ const (
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 
+	msgGetUnconfirmed = unix.NFNL_SUBSYS_CTNETLINK<<8 | 7
+
 	ctaTupleOrig     = 1
 	ctaTupleReply    = 2
 	ctaStatus        = 3
@@ -226,6 +228,12 @@ func getFlow(family Family, t Tuple, p model.Protocol) (netlink.Message, error) 
 	return message(msgGet, 0, family, func(ae *netlink.AttributeEncoder) {
 		putTuple(ae, ctaTupleOrig, t, p, wholeTuple)
 	})
+}
+
+// dumpUnconfirmed asks for the entries that first packets are about to make: at any moment few, and
+// since Linux 5.19 the answer is always empty.
+func dumpUnconfirmed(family Family) (netlink.Message, error) {
+	return message(msgGetUnconfirmed, netlink.Dump, family, nil)
 }
 
 // decodeFlow reads one entry. The flow keeps no reference to data. It is not ok for

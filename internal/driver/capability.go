@@ -3,7 +3,9 @@ package driver
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -119,9 +121,17 @@ type Settler interface {
 	Settle(ctx context.Context) error
 }
 
-// Rejudger has packets of established connections judged again that a change of policy is about.
-// That ends by itself after some seconds.
+// JudgeAgain is how long packets of established connections are judged again, unless somebody ends
+// it before: longer than it takes to find all connections of a large table.
+const JudgeAgain = 10 * time.Second
+
+// Rejudger has packets of established connections judged again that a change of policy is about:
+// those that go the way of the first one. That ends by itself after JudgeAgain.
 type Rejudger interface {
+	// Answering yields connections of UDP, as their clients asked for them, of which packets have
+	// passed meanwhile that go the other way; there is a bound to how many these are. It is safe
+	// for concurrent use.
+	Answering(ctx context.Context, yield func(from, to netip.AddrPort)) error
 	// Calm ends it now, as all connections that are forbidden are labelled. It is safe for
 	// concurrent use.
 	Calm(ctx context.Context) error

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -213,13 +215,7 @@ func TestJudgedAgain(t *testing.T) {
 	k.declare(t, row{})
 	pairs := k.directPairs(t)
 	before := k.driver.FlowsCut()
-	plan, err := k.driver.Driver.Update(t.Context(), k.Apply(k.changes(mustEventsOf(t, row{policies: isolated("b", "in ingress: []")}))))
-	if err == nil {
-		err = plan.Apply(t.Context()) // of the driver alone: no connection is looked at
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	k.forbidUnseen(t)
 	again := func() string {
 		out, err := k.mesh.Node.Run("nft", "list", "set", "inet", "sluice", "ip-again")
 		if err != nil {
@@ -247,5 +243,55 @@ func TestJudgedAgain(t *testing.T) {
 	}
 	if strings.Contains(again(), "expires") {
 		t.Errorf("packets are judged again though all connections are labelled:\n%s", again())
+	}
+}
+
+// TestAnswering shows that the driver tells of connections of UDP whose answers alone come, as
+// these are not judged again: in both families, and for as long as packets are.
+func TestAnswering(t *testing.T) {
+	k := byNFTables.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+	k.declare(t, row{})
+	pairs := k.directPairs(t)
+	maps.DeleteFunc(pairs, func(_ string, p *drivertest.Pair) bool { _, is := p.Client.(*net.UDPConn); return !is })
+	told := func() (list []string) {
+		err := k.driver.Capabilities().Rejudger.Answering(t.Context(), func(from, to netip.AddrPort) { list = append(list, fmt.Sprint(from, " ", to)) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(list)
+		return list
+	}
+	answer := func() (connections []string) {
+		for name, p := range pairs {
+			if !p.Speak(false, drivertest.Patient) {
+				t.Errorf("%s: an answer is dropped, and nobody has looked at the connection", name)
+			}
+			connections = append(connections, fmt.Sprint(p.Client.LocalAddr(), " ", p.Client.RemoteAddr()))
+		}
+		slices.Sort(connections)
+		return connections
+	}
+	if answer(); len(told()) > 0 {
+		t.Errorf("told of before any change: %q", told())
+	}
+	k.forbidUnseen(t)
+	if want := answer(); !slices.Equal(told(), want) {
+		t.Errorf("told of: %q, want %q", told(), want)
+	}
+	k.declare(t, row{policies: isolated("b", "in ingress: [{}]")})
+	if answer(); len(told()) > 0 {
+		t.Errorf("told of after all connections were looked at: %q", told())
+	}
+}
+
+// forbidUnseen forbids all that is sent to b, by the driver alone: nobody looks at connections.
+func (k *kernel) forbidUnseen(t *testing.T) {
+	t.Helper()
+	plan, err := k.driver.Driver.Update(t.Context(), k.Apply(k.changes(mustEventsOf(t, row{policies: isolated("b", "in ingress: []")}))))
+	if err == nil {
+		err = plan.Apply(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

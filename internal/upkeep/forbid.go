@@ -21,8 +21,9 @@ import (
 // it allows again. The program drops what is labelled, in both directions.
 type cutter struct {
 	*passes.Passes[state.About]
-	ct    *conntrack.Conn // its own: what reads the whole table holds up no cut
-	total atomic.Uint64   // connections cut, or given back
+	ct        *conntrack.Conn // its own: what reads the whole table holds up no cut
+	answering *answering      // nil: the driver does not tell of any
+	total     atomic.Uint64   // connections cut, or given back
 }
 
 // cutPause is the time between two passes for which nobody waits.
@@ -34,6 +35,11 @@ func newCutter(d *Driver) (*cutter, error) {
 		return nil, err
 	}
 	c := &cutter{ct: ct}
+	if d.Capabilities().Rejudger != nil {
+		if c.answering, err = newAnswering(d, c); err != nil {
+			return nil, errors.Join(err, ct.Close())
+		}
+	}
 	c.Passes = passes.Start(passes.Work[state.About]{
 		Merge: (*state.About).Merge,
 		Pass:  func(about state.About) error { return d.cutForbidden(c, about) },
@@ -44,13 +50,14 @@ func newCutter(d *Driver) (*cutter, error) {
 
 func (c *cutter) close() error {
 	c.Passes.Close()
-	return c.ct.Close()
+	return errors.Join(c.answering.close(), c.ct.Close())
 }
 
 // suspect has connections looked at.
 func (c *cutter) suspect(about state.About) {
 	if c != nil && !about.Empty() {
 		c.Ask(about)
+		c.answering.begin()
 	}
 }
 
@@ -61,10 +68,7 @@ func (d *Driver) cutForbidden(c *cutter, about state.About) error {
 		of = slices.Collect(maps.Keys(about.Addresses))
 	}
 	n, err := d.relabel(c.ct, of)
-	c.total.Add(uint64(n))
-	if n > 0 {
-		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
-	}
+	d.changed(c, n)
 	if err == nil {
 		err = d.calm(c)
 	}
@@ -75,6 +79,14 @@ func (d *Driver) cutForbidden(c *cutter, about state.About) error {
 	return err
 }
 
+// changed notes that connections were cut, or given back.
+func (d *Driver) changed(c *cutter, n int) {
+	c.total.Add(uint64(n))
+	if n > 0 {
+		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
+	}
+}
+
 // calm ends that packets are judged again, unless another change was applied meanwhile.
 func (d *Driver) calm(c *cutter) error {
 	d.applying.Lock()
@@ -83,6 +95,7 @@ func (d *Driver) calm(c *cutter) error {
 	if r == nil || !c.Idle() {
 		return nil
 	}
+	c.answering.end()
 	return r.Calm(d.life)
 }
 
@@ -148,6 +161,11 @@ func (l *locator) device(a netip.Addr) int {
 func (d *Driver) forbids(f conntrack.Flow, l *locator) bool {
 	d.applying.Lock()
 	defer d.applying.Unlock()
+	return d.forbidsNow(f, l)
+}
+
+// forbidsNow is the same for who holds applying.
+func (d *Driver) forbidsNow(f conntrack.Flow, l *locator) bool {
 	is := f.Cut()
 	d.Held(func(s *state.State) {
 		if s.Policy != nil {

@@ -63,6 +63,19 @@ func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 	})
 }
 
+// Answering implements driver.Rejudger.
+func (d *Driver) Answering(ctx context.Context, yield func(from, to netip.AddrPort)) (err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, fp := range d.prog.Families {
+		err = errors.Join(err, d.sock.ReadSet(ctx, program.TableName, fp.Policy.Answering, func(e nft.Element) { yield(fp.Answered(&e)) }))
+	}
+	if errors.Is(err, nft.ErrInterrupted) || errors.Is(err, unix.ENOENT) { // what is left out is of the next reading
+		return nil
+	}
+	return err
+}
+
 // Calm implements driver.Rejudger.
 func (d *Driver) Calm(context.Context) error {
 	d.mu.Lock()

@@ -295,7 +295,9 @@ func (r Rule) Update(s *Set, d time.Duration, key, data []Field) Rule {
 
 func (r Rule) dynset(op uint32, s *Set, d time.Duration, key, values []Field) Rule {
 	data := r.load(key)
-	r.loadAt(data, values)
+	if r.loadAt(data, values); len(values) == 0 {
+		data = 0
+	}
 	return r.Add(&expr.Dynset{SrcRegKey: firstRegister, SrcRegData: data, SetName: s.Name, SetID: s.ID, Operation: op, Timeout: d})
 }
 

@@ -1,11 +1,13 @@
 package program
 
 import (
+	"encoding/binary"
 	"net/netip"
-	"time"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 )
 
@@ -13,13 +15,17 @@ import (
 // tens of milliseconds. Meanwhile the chains judge packets of established connections again that
 // the change may be about, as if they were the first: those that go the way of the first one, as
 // rules are about that way alone. The sets say what the change is about; their elements come with
-// it, in one transaction, and go by themselves.
-
-// judgeAgain is how long: longer than it takes to find all connections of a large table.
-const judgeAgain = 10 * time.Second
+// it, in one transaction, and go by themselves. Of UDP it may be that answers alone come: such a
+// connection is noted, and whoever labels connections looks at it before the others.
 
 // MostAgain is for how many addresses at once; for more, all packets are judged again.
 const MostAgain = 4096
+
+// mostAnswering is how many connections are noted at once.
+const mostAnswering = 4 * MostAgain
+
+// answeringChain notes them.
+const answeringChain = "answering"
 
 func (p *Program) addAgain() {
 	again := func(name, comment string, key nft.Field) *nft.Set {
@@ -29,14 +35,42 @@ func (p *Program) addAgain() {
 	p.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
 	for _, fp := range p.Families {
 		fp.Policy.again = again(fp.IP.Name+"-again", "addresses of which packets of established connections are judged again, for a while", fp.IP.Saddr)
+		fp.Policy.Answering = p.AddSet(&nft.Set{Name: fp.IP.Name + "-answering", Dynamic: true, Size: mostAnswering,
+			Key: []nft.Field{fp.IP.Saddr, fp.IP.Daddr, nft.Sport, nft.Dport}, Comment: "connections of UDP by those addresses that were answered meanwhile"})
 	}
+}
+
+// answering is the chain that packets pass which are let pass though they may be about to be
+// forbidden.
+func (p *Program) answering() nft.Chain {
+	c := nft.Chain{Name: answeringChain, Comment: "answers are not judged again: whose they are is noted"}
+	for _, fp := range p.Families {
+		f := fp.IP
+		note := func(r nft.Rule) {
+			c.Rules = append(c.Rules, r.Update(fp.Policy.Answering, driver.JudgeAgain, []nft.Field{f.OrigSaddr, f.OrigDaddr, nft.CtOrigSport, nft.CtOrigDport}, nil).Return())
+		}
+		note(rule().Family(f).In(p.Policy.againAll, nft.NFProto))
+		for _, end := range []nft.Field{f.Saddr, f.Daddr} {
+			note(rule().Family(f).In(fp.Policy.again, end))
+		}
+	}
+	return c
+}
+
+// Answered is the connection that an element of Answering is of.
+func (fp *Family) Answered(e *nft.Element) (from, to netip.AddrPort) {
+	n := fp.IP.Bits / 8
+	src, _ := netip.AddrFromSlice(e.Key[:n])
+	dst, _ := netip.AddrFromSlice(e.Key[n : 2*n])
+	ports := e.Key[2*n:] // each in a register
+	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(ports)), netip.AddrPortFrom(dst, binary.BigEndian.Uint16(ports[4:]))
 }
 
 // AgainSets are the sets that say so.
 func (p *Program) AgainSets() []*nft.Set {
 	all := []*nft.Set{p.Policy.again, p.Policy.againAll}
 	for _, fp := range p.Families {
-		all = append(all, fp.Policy.again)
+		all = append(all, fp.Policy.again, fp.Policy.Answering)
 	}
 	return all
 }
@@ -45,7 +79,7 @@ func (p *Program) AgainSets() []*nft.Set {
 func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nft.Element)) {
 	all = all || len(addresses) > MostAgain
 	element := func(s *nft.Set, key []byte) {
-		e := nft.Element{Set: s, Life: &nft.Life{Timeout: judgeAgain, Expires: judgeAgain}}
+		e := nft.Element{Set: s, Life: &nft.Life{Timeout: driver.JudgeAgain, Expires: driver.JudgeAgain}}
 		e.Append(key...)
 		yield(&e)
 	}
@@ -80,6 +114,7 @@ func (p *Program) judged(c nft.Chain, permitted nft.Rule, goOn func(nft.Rule) nf
 	c.Rules = []nft.Rule{
 		goOn(permitted.NotIn(p.Policy.again, nft.NFProto)),
 		rule().CtState(expr.CtStateBitESTABLISHED).Original().Jump(again),
+		permitted.Reply().Proto(unix.IPPROTO_UDP).Jump(answeringChain),
 		goOn(permitted), cut,
 		rule().Goto(judges),
 	}

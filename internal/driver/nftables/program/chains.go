@@ -205,7 +205,7 @@ func (p *Program) filterChains() []nft.Chain {
 	for _, s := range []*nft.Set{p.Policy.before, p.Policy.forwardIn} {
 		chains = append(chains, nft.Chain{Name: s.Name, Comment: "others judge after this", Rules: []nft.Rule{rule().Vmap(s, nft.IIF)}})
 	}
-	chains = slices.Concat(chains, forwards, inputs, outputs)
+	chains = slices.Concat(chains, forwards, inputs, outputs, []nft.Chain{p.answering()})
 	if p.Flowtable != "" {
 		with, _ := p.OffloadChain()
 		chains = append(chains, with)

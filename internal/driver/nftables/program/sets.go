@@ -40,13 +40,14 @@ type policySets struct {
 
 // familyPolicySets are the sets of policy of one family.
 type familyPolicySets struct {
-	from, To *nft.Set // a pod's interface and address, a pod's address → its program
-	ownPods  *nft.Set // a list of networks
-	again    *nft.Set // addresses, see again.go
-	selves   *nft.Set
-	members  *nft.Set // of groups and lists
-	named    *nft.Set // ports by name
-	denied   *nft.Set // addresses that deny lists hold
+	from, To  *nft.Set // a pod's interface and address, a pod's address → its program
+	ownPods   *nft.Set // a list of networks
+	again     *nft.Set // addresses, see again.go
+	selves    *nft.Set
+	members   *nft.Set // of groups and lists
+	named     *nft.Set // ports by name
+	denied    *nft.Set // addresses that deny lists hold
+	Answering *nft.Set // connections, see again.go
 }
 
 func (p *Program) addFamily(f nft.Family, clients uint32) *Family {

@@ -1,0 +1,121 @@
+package upkeep
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/wake"
+)
+
+// answering labels connections of which answers alone come, while packets are judged again that go
+// the other way: a stream of datagrams would go on until a pass has gone through the table. The
+// driver tells which they are. Methods of nil do nothing.
+type answering struct {
+	d     *Driver
+	cut   *cutter
+	ct    *conntrack.Conn // its own: a pass holds the other one
+	until atomic.Int64    // in nanoseconds: packets are judged again; 0: they are not
+	wake  wake.Signal
+	life  context.Context
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+}
+
+// answeringPause is the time between two looks at first. It grows with the time since the change, by
+// one part of answeringShare of that: a stream whose first packet is seen late sends few. A look
+// takes some 50 µs, and more where there is much to see: two thirds of the time are left to others.
+// It labels answeringAtOnce connections at most, as changes wait for it.
+const (
+	answeringPause  = time.Millisecond
+	answeringShare  = 8
+	answeringAtOnce = 256
+)
+
+func newAnswering(d *Driver, cut *cutter) (*answering, error) {
+	ct, err := conntrack.Open()
+	if err != nil {
+		return nil, err
+	}
+	a := &answering{d: d, cut: cut, ct: ct, wake: wake.New()}
+	a.life, a.stop = context.WithCancel(d.life)
+	a.work.Go(a.run)
+	return a, nil
+}
+
+// begin has connections looked at, all anew, from the moment when a change was applied.
+func (a *answering) begin() {
+	if a != nil {
+		a.until.Store(time.Now().Add(driver.JudgeAgain).UnixNano())
+		a.wake.Set()
+	}
+}
+
+// end has none looked at any more, as all are labelled.
+func (a *answering) end() {
+	if a != nil {
+		a.until.Store(0)
+	}
+}
+
+func (a *answering) close() error {
+	if a == nil {
+		return nil
+	}
+	a.stop()
+	a.work.Wait()
+	return a.ct.Close()
+}
+
+func (a *answering) run() {
+	var began time.Time
+	var took time.Duration
+	var seen map[conntrack.Tuple]bool
+	for {
+		var again <-chan time.Time
+		if now := time.Now(); now.UnixNano() < a.until.Load() {
+			again = time.After(answeringPause + now.Sub(began)/answeringShare + 2*took)
+		}
+		select {
+		case <-a.life.Done():
+			return
+		case <-a.wake:
+			began, seen = time.Now(), map[conntrack.Tuple]bool{}
+		case <-again:
+		}
+		now := time.Now()
+		err := a.look(seen)
+		if took = time.Since(now); err != nil && a.life.Err() == nil {
+			a.d.log.Warn("could not cut streams that policies forbid; they are cut with all other connections", "error", err)
+			a.end()
+		}
+	}
+}
+
+// look labels those that were not seen before as the state has it that is applied: no other one is
+// meanwhile.
+func (a *answering) look(seen map[conntrack.Tuple]bool) error {
+	a.d.applying.Lock()
+	defer a.d.applying.Unlock()
+	var found []conntrack.Tuple
+	err := a.d.Capabilities().Rejudger.Answering(a.life, func(from, to netip.AddrPort) {
+		if t := (conntrack.Tuple{Src: from, Dst: to}); !seen[t] && len(found) < answeringAtOnce {
+			seen[t] = true
+			found = append(found, t)
+		}
+	})
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	l, err := newLocator(a.d.links)
+	if err != nil {
+		return err
+	}
+	n, err := a.ct.RelabelEach(a.life, found, func(f conntrack.Flow) bool { return a.d.forbidsNow(f, l) })
+	a.d.changed(a.cut, n)
+	return err
+}
