@@ -26,8 +26,8 @@ type answering struct {
 	work  sync.WaitGroup
 }
 
-// answeringPause is the time between two looks at first. It grows with the time since the change, by
-// one part of answeringShare of that: a stream whose first packet is seen late sends few. A look
+// answeringPause is the time between two looks at first. It grows with the time since the change,
+// by one part of answeringShare of that: a stream whose first packet is seen late sends few. A look
 // takes some 50 µs, and more where there is much to see: two thirds of the time are left to others.
 // It labels answeringAtOnce connections at most, as changes wait for it.
 const (
