@@ -180,13 +180,13 @@ func (c *Conn) dump(ctx context.Context, requests []netlink.Message, f func(*Flo
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err = c.exchange(func(data []byte) error {
+		err = c.exchange(requests[i], func(data []byte) error {
 			flow, ok, err := decodeFlow(data)
 			if err == nil && ok {
 				f(&flow)
 			}
 			return err
-		}, requests[i])
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("read connection tracking table: %w", err)
@@ -316,11 +316,39 @@ func (c *Conn) probe() error {
 	if err != nil {
 		return err
 	}
-	err = c.exchange(func([]byte) error { return nil }, r)
+	err = c.exchange(r, func([]byte) error { return nil })
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return err
+}
+
+// exchange sends a request and hands the body of each reply to f.
+func (c *Conn) exchange(r netlink.Message, f func([]byte) error) error {
+	nl, err := c.dial()
+	if err != nil {
+		return err
+	}
+	if _, err = nl.Send(r); err == nil {
+		err = receive(nl, f)
+	}
+	if err != nil {
+		c.hangUp() // replies may still be on their way: the next call must not take them for its own
+	}
+	return err
+}
+
+// receive hands the bodies of replies to f, up to their end or the first that is an error.
+func receive(nl *netlink.Conn, f func([]byte) error) error {
+	for m, err := range nl.ReceiveIter() {
+		if err == nil {
+			err = f(m.Data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // get returns one entry, named as its client asked for it; nil if there is none. The kernel marks
@@ -330,7 +358,7 @@ func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 	if t.Src.Addr().Is4() {
 		family = familyV4
 	}
-	r, err := getFlow(family, t, p)
+	one, err := getFlow(family, t, p)
 	if err != nil {
 		return nil, err
 	}
@@ -338,39 +366,27 @@ func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = c.exchange(func(data []byte) error {
+	nl, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	read := func(data []byte) error {
 		flow, ok, err := decodeFlow(data)
 		if err == nil && ok && flow.Orig == t {
 			found = &flow
 		}
 		return err
-	}, r, end)
+	}
+	if _, err = nl.SendMessages([]netlink.Message{one, end}); err == nil {
+		err = receive(nl, read)
+	}
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+		err = receive(nl, read)
+	}
+	if err != nil {
+		c.hangUp()
 	}
 	return found, err
-}
-
-// exchange sends requests and hands the body of each reply to f.
-func (c *Conn) exchange(f func([]byte) error, requests ...netlink.Message) error {
-	nl, err := c.dial()
-	if err != nil {
-		return err
-	}
-	if _, err = nl.SendMessages(requests); err == nil {
-		for m, rerr := range nl.ReceiveIter() {
-			if err = rerr; err != nil {
-				break
-			}
-			if err = f(m.Data); err != nil {
-				break
-			}
-		}
-	}
-	if err != nil {
-		c.hangUp() // replies may still be on their way: the next call must not take them for its own
-	}
-	return err
 }
 
 // dialInNamespace opens a socket in the Conn's namespace. It enters it only if the thread is

@@ -267,7 +267,7 @@ func TestKernelSelects(t *testing.T) {
 	read := func(m netlink.Message, err error) (n int) {
 		t.Helper()
 		if err == nil {
-			err = c.exchange(func([]byte) error { n++; return nil }, m)
+			err = c.exchange(m, func([]byte) error { n++; return nil })
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -380,7 +380,7 @@ func TestErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.exchange(func([]byte) error { return fault }, m); !errors.Is(err, fault) {
+	if err := c.exchange(m, func([]byte) error { return fault }); !errors.Is(err, fault) {
 		t.Errorf("fault while reading: %v", err)
 	}
 	if n, err := c.Delete(t.Context(), f, nil); n != 3 || err != nil {

@@ -197,7 +197,7 @@ func (c *Conn) restore(f *Flow) (made bool, err error) {
 		if err := c.deleteEither(f); err != nil {
 			return false, err
 		}
-		if err = c.exchange(func([]byte) error { return nil }, create); !errors.Is(err, unix.EEXIST) {
+		if err = c.exchange(create, func([]byte) error { return nil }); !errors.Is(err, unix.EEXIST) {
 			break
 		}
 	}

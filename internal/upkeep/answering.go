@@ -76,8 +76,9 @@ func (a *answering) run() {
 	var took time.Duration
 	var seen map[conntrack.Tuple]bool
 	for {
+		until := a.until.Load()
 		var again <-chan time.Time
-		if now := time.Now(); now.UnixNano() < a.until.Load() {
+		if now := time.Now(); now.UnixNano() < until {
 			again = time.After(answeringPause + now.Sub(began)/answeringShare + 2*took)
 		}
 		select {
@@ -87,35 +88,38 @@ func (a *answering) run() {
 			began, seen = time.Now(), map[conntrack.Tuple]bool{}
 		case <-again:
 		}
-		now := time.Now()
-		err := a.look(seen)
-		if took = time.Since(now); err != nil && a.life.Err() == nil {
+		var err error
+		if took, err = a.look(seen); err != nil && a.life.Err() == nil {
 			a.d.log.Warn("could not cut streams that policies forbid; they are cut with all other connections", "error", err)
-			a.end()
+			a.until.CompareAndSwap(until, 0)
 		}
 	}
 }
 
-// look labels those that were not seen before as the state has it that is applied: no other one is
-// meanwhile.
-func (a *answering) look(seen map[conntrack.Tuple]bool) error {
-	a.d.applying.Lock()
-	defer a.d.applying.Unlock()
+// look labels those that were not seen before, as the state has it that is applied: no other one is
+// meanwhile. It returns how long it has worked.
+func (a *answering) look(seen map[conntrack.Tuple]bool) (took time.Duration, err error) {
+	began := time.Now()
 	var found []conntrack.Tuple
-	err := a.d.Capabilities().Rejudger.Answering(a.life, func(from, to netip.AddrPort) {
+	err = a.d.Capabilities().Rejudger.Answering(a.life, func(from, to netip.AddrPort) {
 		if t := (conntrack.Tuple{Src: from, Dst: to}); !seen[t] && len(found) < answeringAtOnce {
-			seen[t] = true
 			found = append(found, t)
 		}
 	})
-	if err != nil || len(found) == 0 {
-		return err
+	if took = time.Since(began); err != nil || len(found) == 0 {
+		return took, err
 	}
 	l, err := newLocator(a.d.links)
 	if err != nil {
-		return err
+		return took, err
 	}
+	a.d.applying.Lock()
+	defer a.d.applying.Unlock()
+	locked := time.Now()
 	n, err := a.ct.RelabelEach(a.life, found, func(f conntrack.Flow) bool { return a.d.forbidsNow(f, l) })
-	a.d.changed(a.cut, n)
-	return err
+	a.cut.early.Add(uint64(n))
+	for _, t := range found {
+		seen[t] = true
+	}
+	return took + time.Since(locked), err
 }

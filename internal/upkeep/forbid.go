@@ -24,6 +24,7 @@ type cutter struct {
 	ct        *conntrack.Conn // its own: what reads the whole table holds up no cut
 	answering *answering      // nil: the driver does not tell of any
 	total     atomic.Uint64   // connections cut, or given back
+	early     atomic.Uint64   // those that the next pass counts, as they were before it
 }
 
 // cutPause is the time between two passes for which nobody waits.
@@ -68,7 +69,11 @@ func (d *Driver) cutForbidden(c *cutter, about state.About) error {
 		of = slices.Collect(maps.Keys(about.Addresses))
 	}
 	n, err := d.relabel(c.ct, of)
-	d.changed(c, n)
+	n += int(c.early.Swap(0))
+	c.total.Add(uint64(n))
+	if n > 0 {
+		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
+	}
 	if err == nil {
 		err = d.calm(c)
 	}
@@ -77,14 +82,6 @@ func (d *Driver) cutForbidden(c *cutter, about state.About) error {
 		d.log.Warn("could not cut all connections that policies forbid", "error", err)
 	}
 	return err
-}
-
-// changed notes that connections were cut, or given back.
-func (d *Driver) changed(c *cutter, n int) {
-	c.total.Add(uint64(n))
-	if n > 0 {
-		d.log.Info("cut connections that policies forbid since they were opened, or gave back what they allow again", "connections", n)
-	}
 }
 
 // calm ends that packets are judged again, unless another change was applied meanwhile.

@@ -64,16 +64,16 @@ func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 }
 
 // Answering implements driver.Rejudger.
-func (d *Driver) Answering(ctx context.Context, yield func(from, to netip.AddrPort)) (err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Driver) Answering(ctx context.Context, yield func(from, to netip.AddrPort)) error {
+	d.reader.mu.Lock()
+	defer d.reader.mu.Unlock()
 	for _, fp := range d.prog.Families {
-		err = errors.Join(err, d.sock.ReadSet(ctx, program.TableName, fp.Policy.Answering, func(e nft.Element) { yield(fp.Answered(&e)) }))
+		err := d.reader.sock.ReadSet(ctx, program.TableName, fp.Policy.Answering, func(e nft.Element) { yield(fp.Answered(&e)) })
+		if err != nil && !errors.Is(err, nft.ErrInterrupted) && !errors.Is(err, unix.ENOENT) { // what is left out is of the next reading
+			return err
+		}
 	}
-	if errors.Is(err, nft.ErrInterrupted) || errors.Is(err, unix.ENOENT) { // what is left out is of the next reading
-		return nil
-	}
-	return err
+	return nil
 }
 
 // Calm implements driver.Rejudger.

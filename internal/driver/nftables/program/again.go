@@ -115,7 +115,8 @@ func (p *Program) judged(c nft.Chain, permitted nft.Rule, goOn func(nft.Rule) nf
 		goOn(permitted.NotIn(p.Policy.again, nft.NFProto)),
 		rule().CtState(expr.CtStateBitESTABLISHED).Original().Jump(again),
 		permitted.Reply().Proto(unix.IPPROTO_UDP).Jump(answeringChain),
-		goOn(permitted), cut,
+		permitted.Accept(), // and does not go on: in a flowtable, nothing of it would be judged again
+		cut,
 		rule().Goto(judges),
 	}
 	return []nft.Chain{c,
