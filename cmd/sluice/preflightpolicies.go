@@ -81,7 +81,7 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 	results = append(results, tryPolicies(ctx, node, want)...)
 	results = append(results, now.results(objects)...)
 	var hints []model.Issue
-	objects.Read(func(v *store.View) { hints = lint.Hints(v, true) })
+	objects.Read(func(v *store.View) { hints = lint.Hints(v, len(read.Unread) == 0) })
 	return append(results, ofPolicies(checkNoEffect, preflight.Warn, hints, "every policy selects something")...), nil
 }
 
