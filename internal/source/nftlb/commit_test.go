@@ -144,7 +144,7 @@ func TestState(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(filepath.Dir(file), ".state.123"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, broken := range []string{"{", "null", "", " \n", "[]"} {
+	for _, broken := range []string{"{", "null", "", " \n", "[]", "{}", `{"policies":[],"addresses":[]}`} {
 		if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
 			t.Fatal(err)
 		}
