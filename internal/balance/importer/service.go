@@ -272,10 +272,12 @@ func (b *builder) sorry(s *service, f *Farm, servers []server, places []place) {
 		return
 	}
 	k := &Backend{Name: backendName(*r), IP: r.Addr().String(), Priority: strconv.Itoa(len(f.Backends) + 1), Unchecked: "on"}
-	b.port(k, *r, places)
 	why := unreachable(*r, s, servers)
-	if slices.ContainsFunc(f.Backends, func(o *Backend) bool { return o.IP == k.IP && o.Port == k.Port }) {
-		why = "it is one of the servers"
+	if why == "" {
+		b.port(k, *r, places)
+		if slices.ContainsFunc(f.Backends, func(o *Backend) bool { return o.IP == k.IP && o.Port == k.Port }) {
+			why = "it is one of the servers"
+		}
 	}
 	if why != "" {
 		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: %s", why)
