@@ -111,7 +111,7 @@ func TestNothingBeforeLinks(t *testing.T) {
 	b.holds(t, web1, web2)
 }
 
-// TestUnreadPods: where Pods are not read (--policy=false, or no right to), nothing is said of them.
+// Where Pods are not read (--policy=false, or no right to), nothing is said of them.
 func TestUnreadPods(t *testing.T) {
 	b := start(t)
 	svc := &model.Service{

@@ -43,9 +43,9 @@ func isOurs(name string) bool {
 	return false
 }
 
-// unread tells, of a kind that isn't read, whether it is a policy, an address pool or an older
-// version of a kind that is: nobody should think that it is in force. The result says what it has to
-// be written as.
+// unread tells, of a kind that isn't read, whether it is a policy, an address pool or another
+// version of a kind that is: nobody should think that it is in force. The result says what it has
+// to be written as.
 func unread(apiVersion, name string) (instead string, ok bool) {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	switch {

@@ -322,7 +322,7 @@ func TestHealth(t *testing.T) {
 	b.do("POST", "/farms", `{"farms":[{"name":"web","backends":[{"name":"a","unchecked":"on"}]}]}`)
 	report("a", false)
 	report("b", false)
-	delivered(model.BackendUp, model.BackendDown) // a server of last resort serves, whatever it answers
+	delivered(model.BackendUp, model.BackendDown) // a server of last resort serves in any case
 	if last := c.sets[len(c.sets)-1]; len(last) != 1 || last[health.Key{Farm: "web", Backend: "a"}] != nil {
 		t.Errorf("to check: %v", last)
 	}
