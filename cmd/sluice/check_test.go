@@ -29,7 +29,37 @@ func TestCheck(t *testing.T) {
 		none   = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
 		rival  = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
 		twice  = "web.yaml:1: NetworkPolicy shop/typo: is declared in typo.yaml:1 as well\n"
-		tier   = `tiered.yaml:1: GlobalNetworkPolicy security.deny: spec.tier: there is no Tier security, for which it waits: make the Tier, or name one that exists` + "\n"
+		pool   = `apiVersion: metallb.io/v1beta1
+kind: AddressPool
+metadata: {name: outside, namespace: metallb-system}
+spec: {protocol: layer2, addresses: [192.0.2.240-192.0.2.250]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: config, namespace: metallb-system}
+data:
+  config: |
+    address-pools:
+    - name: default
+      protocol: layer2
+      addresses: [192.0.2.240-192.0.2.250]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {type: LoadBalancer, clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], ipFamilies: [IPv4], ports: [{port: 80, nodePort: 30100}]}
+---
+apiVersion: discovery.k8s.io/v1beta1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.244.1.5]}]
+ports: [{port: 80, name: "", protocol: TCP}]
+`
+		old = "pool.yaml:1: metallb.io/v1beta1 AddressPool outside: is not in force, as Sluice does not read it; write it as an IPAddressPool of metallb.io/v1beta1, and an L2Advertisement or BGPAdvertisement\n" +
+			"pool.yaml:6: v1 ConfigMap config: is not in force, as Sluice does not read it; write it as IPAddressPools, L2Advertisements, BGPAdvertisements and BGPPeers of metallb.io\n" +
+			"pool.yaml:21: discovery.k8s.io/v1beta1 EndpointSlice web-1: is not in force, as Sluice does not read it; write it as discovery.k8s.io/v1\n"
+		tier = `tiered.yaml:1: GlobalNetworkPolicy security.deny: spec.tier: there is no Tier security, for which it waits: make the Tier, or name one that exists` + "\n"
 	)
 	for _, c := range []struct {
 		files  map[string]string // beside shop.yaml
@@ -50,6 +80,7 @@ func TestCheck(t *testing.T) {
 		{map[string]string{"tiered.yaml": tiered}, "--complete", 3, tier},
 		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, vain},
 		{map[string]string{"unused.yaml": unused}, "--complete", 3, vain},
+		{map[string]string{"pool.yaml": pool}, "", 3, old},
 	} {
 		dir := folder(t, c.files)
 		if _, bare := c.files["bare.txt"]; !bare {

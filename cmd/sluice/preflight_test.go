@@ -3,7 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -76,6 +80,41 @@ func TestPreflightJSON(t *testing.T) {
 func TestPreflightRefusesUnknownFormats(t *testing.T) {
 	if status, _, errs := preflightIn(t, "-o", "xml"); status != cli.ExitUsage || !strings.Contains(errs, "choose table, json or yaml") {
 		t.Errorf("status %d, %q", status, errs)
+	}
+}
+
+// Who may not list Pods is not told that a policy selects none.
+func TestPreflightUnreadPods(t *testing.T) {
+	t.Parallel()
+	ns := nodeNS(t)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		items := map[string]string{
+			"/api/v1/nodes": `{"metadata":{"name":"node-a"}}`,
+			"/apis/networking.k8s.io/v1/networkpolicies": `{"metadata":{"name":"db","namespace":"shop"},"spec":{"podSelector":{"matchLabels":{"app":"db"}}}}`,
+		}
+		switch {
+		case r.URL.Path == "/api/v1/pods":
+			w.WriteHeader(http.StatusForbidden)
+		case r.URL.Query().Has("watch"):
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		case r.URL.Path == "/apis" || strings.HasPrefix(r.URL.Path, "/api/v1/") || items[r.URL.Path] != "" || strings.HasSuffix(r.URL.Path, "/endpointslices"):
+			_, _ = fmt.Fprintf(w, `{"metadata":{"resourceVersion":"7"},"items":[%s]}`, items[r.URL.Path])
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(func() { api.CloseClientConnections(); api.Close() })
+	dir := folder(t, map[string]string{"kubeconfig": fmt.Sprintf(`{"current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":%q}}]}`, api.URL)})
+	var b bytes.Buffer
+	if err := ns.Do(func() error {
+		execute(t.Context(), []string{"preflight", "--policies", "--kubeconfig", filepath.Join(dir, "kubeconfig"), "--node", "node-a"}, &b, &b)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if words := strings.Join(strings.Fields(b.String()), " "); !strings.Contains(words, "policies 1 known") || !strings.Contains(words, "warn no effect not judged") || strings.Contains(words, "selects") {
+		t.Error(b.String())
 	}
 }
 

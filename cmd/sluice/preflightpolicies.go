@@ -80,6 +80,9 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 	results = append(results, choices...)
 	results = append(results, tryPolicies(ctx, node, want)...)
 	results = append(results, now.results(objects)...)
+	if len(read.Unread) > 0 {
+		return append(results, preflight.Result{Check: checkNoEffect, Status: preflight.Warn, Seen: "not judged, as not all objects could be read"}), nil
+	}
 	var hints []model.Issue
 	objects.Read(func(v *store.View) { hints = lint.Hints(v, true) })
 	return append(results, ofPolicies(checkNoEffect, preflight.Warn, hints, "every policy selects something")...), nil

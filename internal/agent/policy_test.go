@@ -111,6 +111,37 @@ func TestNothingBeforeLinks(t *testing.T) {
 	b.holds(t, web1, web2)
 }
 
+// Where Pods are not read (--policy=false, or no right to), nothing is said of them.
+func TestUnreadPods(t *testing.T) {
+	b := start(t)
+	svc := &model.Service{
+		Name: model.Name{Namespace: "shop", Name: "web"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Selector: map[string]string{"app": "web"},
+		Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+	}
+	slice := &model.EndpointSlice{Name: model.Name{Namespace: "shop", Name: "web-1"}, Service: "web", Ports: []model.EndpointPort{{Protocol: model.TCP, Port: 80}}}
+	for _, a := range []string{"10.1.0.1", "10.1.0.2", "10.1.0.3"} {
+		slice.Endpoints = append(slice.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(a)})
+	}
+	node := &model.Node{Name: "node-a", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	for _, o := range []model.Object{svc, slice, node} {
+		b.source.deliver(store.Event{Kind: o.Ref().Kind, Name: o.Ref().Name, Object: o})
+	}
+	b.source.sync()
+	eventually(t, "all is programmed", b.health.ready)
+	const why = "3 endpoints, none is ready"
+	if s, err := b.client.Service(t.Context(), svc.Name); err != nil || !slices.Equal(s.Unserved, []string{"port 80: " + why}) {
+		t.Errorf("Service: %q, %v", s.Unserved, err)
+	}
+	if s := b.Services(); len(s) != 1 || !slices.Equal(s[0].Unserved, []string{"port 80: " + why}) {
+		t.Errorf("Services: %+v", s)
+	}
+	q := question.Question{From: question.ParseEnd("node-a"), To: question.ParseEnd("svc/shop/web"), Port: "80"}
+	e, err := b.client.Explain(t.Context(), q)
+	if note := "Service shop/web: " + why; err != nil || !strings.Contains(fmt.Sprintf("%+v", e), note) {
+		t.Errorf("Explain: %+v, %v; want %q", e, err, note)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	obstacles := []preflight.Obstacle{{Hook: "forward", Seen: "ufw"}, {Hook: "input", Seen: "firewalld"}}
 	b := startPolicy(t, func(c *Config) {

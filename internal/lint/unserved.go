@@ -14,14 +14,21 @@ import (
 // Unserved says why no endpoint of a Service's port can take connections, in a family: "3 ready
 // pods, none has a port named \"htp\" of TCP (they have http)". "" says that one can.
 func Unserved(v *store.View, svc *model.Service, port *model.ServicePort, is4 bool) string {
-	why, sliced := inSlices(v.Slices(svc.Name), port, is4)
-	if why == "" || len(svc.Selector) == 0 {
+	why, sliced := inSlices(v, svc, port, is4)
+	if why == "" || len(svc.Selector) == 0 || unread(v, svc) {
 		return why
 	}
 	if pods := inPods(v, svc, port, is4); pods != "" || !sliced {
 		return pods
 	}
 	return why
+}
+
+// unread reports whether the view cannot tell which pods a Service selects: it has none at all, as
+// without policy or without the right to list Pods, or slices know some where it has none.
+func unread(v *store.View, svc *model.Service) bool {
+	return v.Counts()[string(model.PodKind)] == 0 || len(v.Selected(svc)) == 0 &&
+		slices.ContainsFunc(v.Slices(svc.Name), func(s *model.EndpointSlice) bool { return len(s.Endpoints) > 0 })
 }
 
 // inPods is Unserved by the pods that a Service selects alone.
@@ -52,9 +59,14 @@ func inPods(v *store.View, svc *model.Service, port *model.ServicePort, is4 bool
 
 // inSlices is Unserved by the EndpointSlices of a Service. Sliced is whether there is one of the
 // family; without one, pods count.
-func inSlices(list []*model.EndpointSlice, port *model.ServicePort, is4 bool) (why string, sliced bool) {
+func inSlices(v *store.View, svc *model.Service, port *model.ServicePort, is4 bool) (why string, sliced bool) {
+	list := v.Slices(svc.Name)
 	if len(list) == 0 {
-		return "it has no selector, and no EndpointSlice is of it (label kubernetes.io/service-name)", false
+		lacks := "it has no selector"
+		if len(svc.Selector) > 0 {
+			lacks = "no Pod is known"
+		}
+		return lacks + ", and no EndpointSlice is of it (label kubernetes.io/service-name)", false
 	}
 	endpoints, ports, named, portless := 0, map[string]bool{}, false, false
 	for _, slice := range list {

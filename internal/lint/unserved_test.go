@@ -29,6 +29,7 @@ func TestUnserved(t *testing.T) {
 		return s
 	}
 	web := map[string]string{"app": "web"}
+	other := &model.Pod{Name: in("other"), IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}}
 	for _, c := range []struct {
 		name     string
 		selector map[string]string
@@ -38,7 +39,13 @@ func TestUnserved(t *testing.T) {
 	}{
 		{"pods", web, "http", []any{pod("a", "10.0.0.1", "http", true)}, ""},
 		{"slices of pods", web, "http", []any{pod("a", "10.0.0.1", "http", true), slice("s", "10.0.0.1", "", true)}, ""},
-		{"no pods", web, "http", nil, "its selector app=web selects no pod of namespace shop"},
+		{"no pods", web, "http", []any{other}, "its selector app=web selects no pod of namespace shop"},
+		{"no pods, and slices without endpoints", web, "http", []any{other, slice("s", "", "-", true)}, "its selector app=web selects no pod of namespace shop"},
+		{"Pods that are not read", web, "http", []any{slice("s", "10.0.0.1", "", false)}, "1 endpoint, none is ready"},
+		{"Pods that are not read, no endpoint", web, "http", []any{slice("s", "", "", false)}, "its EndpointSlices have no endpoint"},
+		{"Pods that are not read, the other family", web, "http", []any{slice("s", "fd00::1", "", true)}, "its EndpointSlices have no IPv4 address"},
+		{"Pods that are not read, no slice", web, "http", nil, "no Pod is known, and no EndpointSlice is of it (label kubernetes.io/service-name)"},
+		{"Pods that are read no more", web, "http", []any{other, slice("s", "10.0.0.1", "", false)}, "1 endpoint, none is ready"},
 		{"a name that no pod has", web, "htp", []any{pod("a", "10.0.0.1", "http", true), pod("b", "10.0.0.2", "http", true), pod("c", "10.0.0.3", "admin", true), slice("s", "", "-", true)},
 			`3 ready pods, none has a port named "htp" of TCP (they have admin, http)`},
 		{"no names", web, "htp", []any{pod("a", "10.0.0.1", "", true)}, `1 ready pod, none has a port named "htp" of TCP (they name none)`},

@@ -273,7 +273,7 @@ func askers(v *store.View, from party, node string) ([]party, error) {
 	}
 	all := append(here, elsewhere...)
 	if len(all) == 0 {
-		return nil, fmt.Errorf("%s selects no pod that could send: name a pod", from.name)
+		return nil, fmt.Errorf("%s selects no pod that is known and could send: name a pod, or an address", from.name)
 	}
 	return all[:min(len(all), maxAskers)], nil
 }

@@ -26,8 +26,8 @@ var checkWords = map[string]string{
 	"FILE_CHECK": "no files are tracked; give the farm a health-check of type command",
 }
 
-// server reads the checks of one server.
-func (c *checkReader) server(vs, rs *statement) {
+// server reads the checks of one server. They go to its own port, also where packets do not.
+func (c *checkReader) server(vs, rs *statement, r server) {
 	var check *HealthCheck
 	line := rs.line
 	for _, s := range rs.block {
@@ -39,6 +39,9 @@ func (c *checkReader) server(vs, rs *statement) {
 			continue
 		}
 		check, line = c.check(s, rs, vs), s.line
+		if check.Port == "" && check.dials() && r.Port() != 0 && r.keepsPort(c.service.addrs) && r.portDiffers(c.service.addrs) {
+			check.Port = strconv.Itoa(int(r.Port()))
+		}
 	}
 	switch {
 	case !c.begun:
@@ -84,6 +87,9 @@ func (c *checkReader) check(s, rs, vs *statement) *HealthCheck {
 	return h
 }
 
+// dials reports whether a check goes to a port.
+func (h *HealthCheck) dials() bool { return h.Type != "icmp" && h.Type != "command" }
+
 // kind fills in what is of one kind of check alone.
 func (c *checkReader) kind(h *HealthCheck, s, rs *statement, say func(string) *statement) {
 	known := map[string]string{}
@@ -110,7 +116,7 @@ func (c *checkReader) kind(h *HealthCheck, s, rs *statement, say func(string) *s
 	default:
 		h.Type = "tcp"
 	}
-	if port := last(block, "connect_port"); port != nil && h.Type != "icmp" && h.Type != "command" {
+	if port := last(block, "connect_port"); port != nil && h.dials() {
 		if n, ok := number(port.word(1), 65535); ok && n > 0 {
 			h.Port = strconv.Itoa(n)
 		} else {

@@ -90,6 +90,7 @@ type Backend struct {
 	EstLimit     string `json:"est-connlimit,omitempty"`
 	EstLogPrefix string `json:"est-connlimit-log-prefix,omitempty"`
 	State        string `json:"state,omitempty"`
+	Unchecked    string `json:"unchecked,omitempty"` // "on": the farm's check is not made of it
 }
 
 // HealthCheck says how the backends of a farm are checked. Times are in seconds.

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
@@ -182,7 +183,7 @@ func (p *ipvsReader) server(line int, options map[string]string) {
 	if _, ok := options["-m"]; ok {
 		r.method = masquerade
 	} else if _, ok := options["-i"]; ok {
-		r.method = tunnel
+		r.method = method(cmp.Or(options["--tun-type"], string(tunnel)))
 	}
 	for _, n := range []struct {
 		option string

@@ -92,7 +92,35 @@ farm (name:10.0.0.1-5060-sctp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:50
 -a -t 10.0.0.1:0 -r 10.1.0.1:0 -m -w 1`, `
 farm (name:10.0.0.1-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:1-65535 mode:dnat protocol:tcp scheduler:rr persistence:srcip persist-ttl:300 all-down:refuse backends:[(name:10.1.0.1 ip-addr:10.1.0.1)])
 3 NAT: becomes mode dnat`},
-		"tunnels, marks, names, mixed methods": {`
+		"tunnels": {`
+-A -t 192.0.2.10:80 -s wrr
+-a -t 192.0.2.10:80 -r 10.30.0.11:80 -i -w 1
+-a -t 192.0.2.10:80 -r 10.31.0.12:80 -i -w 1`, `
+farm (name:192.0.2.10-80-tcp family:ipv4 virtual-addr:192.0.2.10 virtual-ports:80 mode:dsr protocol:tcp scheduler:maglev sched-param:srcip srcport all-down:refuse backends:[(name:10.30.0.11-80 ip-addr:10.30.0.11 weight:1) (name:10.31.0.12-80 ip-addr:10.31.0.12 weight:1)])
+2 scheduler wrr: becomes maglev by srcip srcport
+3 TUN: becomes mode dsr`},
+		"tunnels beside direct routing, and those that are not made": {`
+-A -t 10.0.0.1:80 -s wrr
+-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 1
+-a -t 10.0.0.1:80 -r 10.2.0.1:80 -i -w 1 --tun-type ipip
+-a -t 10.0.0.1:80 -r 10.2.0.2:80 -i -w 1 --tun-type gre
+-A -t [2001:db8::1]:80 -s wrr
+-a -t [2001:db8::1]:80 -r [2001:db8:2::1]:80 -i -w 1`, `
+farm (name:10.0.0.1-80-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:80 mode:dsr protocol:tcp scheduler:maglev sched-param:srcip srcport all-down:refuse backends:[(name:10.1.0.1-80 ip-addr:10.1.0.1 weight:1) (name:10.2.0.1-80 ip-addr:10.2.0.1 weight:1)])
+2 scheduler wrr: becomes maglev by srcip srcport
+4 TUN: becomes mode dsr
+5 10.2.0.2:80: left out
+6 tcp [2001:db8::1]:80: left out
+7 [2001:db8:2::1]:80: left out`},
+		"ports that packets do not get": {`
+-A -t 10.0.0.1:0 -s rr -p 300
+-a -t 10.0.0.1:0 -r 10.1.0.1:8080 -m -w 1
+-a -t 10.0.0.1:0 -r 10.1.0.1:8081 -m -w 1`, `
+farm (name:10.0.0.1-tcp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:1-65535 mode:dnat protocol:tcp scheduler:rr persistence:srcip persist-ttl:300 all-down:refuse backends:[(name:10.1.0.1-8080 ip-addr:10.1.0.1)])
+3 NAT: becomes mode dnat
+3 10.1.0.1:8080: port left out
+4 10.1.0.1:8081: left out`},
+		"tunnels of GUE, marks, names, mixed methods": {`
 -A -t 10.0.0.1:80 -s rr
 -a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gue --tun-port 6080
 -A -f 7 -s rr

@@ -169,7 +169,7 @@ func (p *keepalivedReader) servers(vs *statement, s *service) {
 		p.number(rs, "uthreshold", &r.upper, 1<<31-1)
 		p.number(rs, "lthreshold", &r.lower, 1<<31-1)
 		s.servers = append(s.servers, r)
-		checks.server(vs, rs)
+		checks.server(vs, rs, r)
 	}
 	sorry := last(vs.block, "sorry_server")
 	if sorry == nil {
@@ -205,6 +205,9 @@ func (p *keepalivedReader) method(s *statement, usual method) method {
 	case "DR":
 		return direct
 	case "TUN":
+		if len(s.words) > 3 && s.word(2) == "type" {
+			return method(strings.ToLower(s.word(3)))
+		}
 		return tunnel
 	}
 	p.notes.add(s.line, s.text(), "left out: it is none of NAT, DR and TUN")

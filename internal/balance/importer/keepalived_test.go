@@ -4,23 +4,37 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
-// testdata/web.conf has most of what keepalived.conf(5) knows; testdata/web.want says what becomes
-// of it.
+// testdata/web.conf has most of what keepalived.conf(5) knows, the others are of the field; each
+// NAME.want says what becomes of NAME.conf.
 func TestKeepalived(t *testing.T) {
-	conf, err := os.ReadFile("testdata/web.conf")
-	if err != nil {
-		t.Fatal(err)
+	for _, file := range confs(t) {
+		t.Run(file, func(t *testing.T) {
+			conf, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := os.ReadFile(strings.TrimSuffix(file, "conf") + "want")
+			if err != nil {
+				t.Fatal(err)
+			}
+			doc, notes, err := Keepalived(bytes.NewReader(conf))
+			compare(t, imported(t, doc, notes, err), string(want))
+		})
 	}
-	want, err := os.ReadFile("testdata/web.want")
-	if err != nil {
-		t.Fatal(err)
+}
+
+func confs(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.conf")
+	if err != nil || len(files) < 4 {
+		t.Fatalf("files of keepalived: %v, %v", files, err)
 	}
-	doc, notes, err := Keepalived(bytes.NewReader(conf))
-	compare(t, imported(t, doc, notes, err), string(want))
+	return files
 }
 
 // What the tests read is what keepalived reads: it complains of nothing that matters here.
@@ -28,11 +42,13 @@ func TestKeepalivedReadsIt(t *testing.T) {
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs Debian's keepalived")
 	}
-	out, _ := exec.Command("keepalived", "--config-test", "--use-file", "testdata/web.conf").CombinedOutput()
-	for _, wrong := range []string{"nknown keyword", "missing '}'", "nvalid"} {
-		if strings.Contains(string(out), wrong) {
-			t.Errorf("keepalived says:\n%s", out)
-			break
+	for _, file := range confs(t) {
+		out, _ := exec.Command("keepalived", "--config-test", "--use-file", file).CombinedOutput()
+		for _, wrong := range []string{"nknown keyword", "missing '}'", "nvalid"} {
+			if strings.Contains(string(out), wrong) {
+				t.Errorf("keepalived says of %s:\n%s", file, out)
+				break
+			}
 		}
 	}
 }

@@ -44,10 +44,10 @@ func (b *builder) schedule(s *service, f *Farm) scheduling {
 	for _, flag := range s.flags {
 		b.flag(s, flag, &how)
 	}
-	if how.why != "" && (f.Mode != string(direct) || how.by != "" || how.ranked) {
+	if how.why != "" && (f.Mode != dsr || how.by != "" || how.ranked) {
 		b.notes.add(s.line, "scheduler "+s.scheduler, "%s", how.why)
 	}
-	if f.Mode == string(direct) && how.by == "" {
+	if f.Mode == dsr && how.by == "" {
 		how.to, how.by = "maglev", "srcip srcport"
 		if s.persist != 0 {
 			how.by = "srcip"

@@ -42,14 +42,28 @@ type server struct {
 	upper, lower int // thresholds of connections; 0: none
 }
 
-// method is how packets get to a server.
+// method is how packets get to a server: one of these, or the type of another tunnel.
 type method string
 
 const (
-	masquerade method = "dnat"
-	direct     method = "dsr"
-	tunnel     method = "tunnel" // we have none
+	masquerade method = "masquerading"
+	direct     method = "direct routing"
+	tunnel     method = "ipip"
 )
+
+// The modes of farms.
+const (
+	dnat = "dnat"
+	dsr  = "dsr"
+)
+
+// mode is that of a farm whose servers are reached so.
+func (m method) mode() string {
+	if m == masquerade {
+		return dnat
+	}
+	return dsr
+}
 
 // builder makes farms of services, in a document without double names and addresses.
 type builder struct {
@@ -85,9 +99,9 @@ func (b *builder) add(s *service) {
 		b.notes.add(s.line, s.what, "left out: it has no address")
 		return
 	}
-	f := &Farm{Family: family(places[0].Addr()), Mode: string(masquerade), Protocol: s.protocol, AllDown: "refuse"}
+	f := &Farm{Family: family(places[0].Addr()), Mode: dnat, Protocol: s.protocol, AllDown: "refuse"}
 	if len(servers) > 0 {
-		f.Mode = string(servers[0].method)
+		f.Mode = servers[0].method.mode()
 	}
 	f.Name = b.name(s.name, placeName(places[0], s.protocol))
 	f.VirtualAddr, f.VirtualPorts = new(places[0].Addr().String()), new(ports(places[0].Port()))
@@ -98,7 +112,7 @@ func (b *builder) add(s *service) {
 	how := b.schedule(s, f)
 	b.persist(s, f)
 	b.backends(f, servers, how, places)
-	b.sorry(s, f)
+	b.sorry(s, f, servers, places)
 	f.HealthCheck = s.check
 	b.doc.Farms = append(b.doc.Farms, f)
 }
@@ -108,27 +122,38 @@ func (b *builder) reachable(s *service) []server {
 	var kept []server
 	seen := map[netip.AddrPort]bool{}
 	for _, r := range s.servers {
+		at := r.AddrPort
+		if r.keepsPort(s.addrs) {
+			at = netip.AddrPortFrom(r.Addr(), 0)
+		}
 		if why := unreachable(r, s, kept); why != "" {
 			b.notes.add(r.line, r.AddrPort.String(), "left out: %s", why)
-		} else if seen[r.AddrPort] {
+		} else if seen[at] {
 			b.notes.add(r.line, r.AddrPort.String(), "left out: this service has it already")
 		} else {
-			seen[r.AddrPort] = true
+			seen[at] = true
 			kept = append(kept, r)
 		}
 	}
-	if len(kept) > 0 && kept[0].method == masquerade {
-		b.notes.once(kept[0].line, "NAT", "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine (mode snat does without that)")
+	for _, r := range kept {
+		switch r.method {
+		case masquerade:
+			b.notes.once(r.line, "NAT", "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine (mode snat does without that)")
+		case tunnel:
+			b.notes.once(r.line, "TUN", "becomes mode dsr: servers behind a router get packets in IPIP, those on a network of this machine get them as they are")
+		}
 	}
 	return kept
 }
 
 func unreachable(r server, s *service, kept []server) string {
 	switch {
-	case r.method == tunnel:
-		return "a server behind a tunnel needs IPIP, which there is not; use mode dsr on the same network, or dnat"
-	case len(kept) > 0 && kept[0].method != r.method:
-		return fmt.Sprintf("a farm has one mode, and its first server is reached by %s", kept[0].method)
+	case !slices.Contains([]method{masquerade, direct, tunnel}, r.method):
+		return fmt.Sprintf("a tunnel of type %s is not made, only ipip: have the server unpack IPIP", r.method)
+	case r.method == tunnel && r.Addr().Is6():
+		return "IPv6 is not sent in IPIP: use DR on the same network, or NAT"
+	case len(kept) > 0 && kept[0].method.mode() != r.method.mode():
+		return fmt.Sprintf("a farm has one mode, and that of its first server is %s", kept[0].method.mode())
 	case !slices.ContainsFunc(s.addrs, func(p place) bool { return p.Addr().Is4() == r.Addr().Is4() }),
 		len(kept) > 0 && kept[0].Addr().Is4() != r.Addr().Is4():
 		return "it is of another family than the service"
@@ -179,7 +204,7 @@ func (b *builder) persist(s *service, f *Farm) {
 	if s.netmask != "" {
 		b.notes.add(s.line, "netmask "+s.netmask, "left out: clients are remembered by address, not by network")
 	}
-	if f.Mode == string(direct) { // schedule has seen to it
+	if f.Mode == dsr { // schedule has seen to it
 		return
 	}
 	f.Persistence, f.PersistTTL = "srcip", strconv.Itoa(s.persist)
@@ -198,26 +223,36 @@ func (b *builder) backends(f *Farm, servers []server, how scheduling, places []p
 		case r.weight > 1 && rank[i] == "":
 			b.notes.once(r.line, fmt.Sprintf("weight %d", r.weight), "left out: this scheduler of IPVS does not look at weights")
 		}
-		b.port(f, k, r, places)
+		b.port(k, r, places)
 		b.thresholds(f, k, r)
 		f.Backends = append(f.Backends, k)
 	}
 }
 
-// port gives a backend its port, which it can have of its own only where addresses are translated.
-func (b *builder) port(f *Farm, k *Backend, r server, places []place) {
-	other := slices.ContainsFunc(places, func(p place) bool { return p.Port() != r.Port() })
+// port gives a backend its port, which it can have of its own only where that is translated.
+func (b *builder) port(k *Backend, r server, places []place) {
 	switch {
 	case r.Port() == 0:
-	case f.Mode != string(direct):
+	case r.keepsPort(places):
+		if r.portDiffers(places) {
+			b.notes.add(r.line, r.AddrPort.String(), "port left out: with direct server return, or for every port, packets keep the port that the client asked for, also with IPVS")
+		}
+	default:
 		k.Port = strconv.Itoa(int(r.Port()))
-	case other:
-		b.notes.add(r.line, r.AddrPort.String(), "port left out: with direct server return, packets keep the port that the client asked for, also with IPVS")
 	}
 }
 
+// keepsPort reports whether packets get to a server with the port that the client asked for.
+func (r server) keepsPort(places []place) bool {
+	return r.method.mode() == dsr || !slices.ContainsFunc(places, func(p place) bool { return p.Port() != 0 })
+}
+
+func (r server) portDiffers(places []place) bool {
+	return slices.ContainsFunc(places, func(p place) bool { return p.Port() != r.Port() })
+}
+
 func (b *builder) thresholds(f *Farm, k *Backend, r server) {
-	if r.upper > 0 && f.Mode == string(direct) {
+	if r.upper > 0 && f.Mode == dsr {
 		b.notes.add(r.line, fmt.Sprintf("upper threshold %d", r.upper), "left out: with direct server return, connections are not counted")
 	} else if r.upper > 0 {
 		k.EstLimit = strconv.Itoa(r.upper)
@@ -228,25 +263,25 @@ func (b *builder) thresholds(f *Farm, k *Backend, r server) {
 	}
 }
 
-// sorry adds the server of last resort: a backup that serves once all others are out of service.
-// Each one that is out of service lets the next priority serve, hence its priority.
-func (b *builder) sorry(s *service, f *Farm) {
+// sorry adds the server of last resort: a backup that serves once all others are out of service,
+// and is not checked. Each one that is out of service lets the next priority serve, hence its
+// priority.
+func (b *builder) sorry(s *service, f *Farm, servers []server, places []place) {
 	r := s.sorry
 	if r == nil {
 		return
 	}
-	if r.method == tunnel || string(r.method) != f.Mode || r.Addr().Is4() != (f.Family == "ipv4") {
-		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: it needs the mode and the family of the other servers")
-		return
+	k := &Backend{Name: backendName(*r), IP: r.Addr().String(), Priority: strconv.Itoa(len(f.Backends) + 1), Unchecked: "on"}
+	why := unreachable(*r, s, servers)
+	if why == "" {
+		b.port(k, *r, places)
+		if slices.ContainsFunc(f.Backends, func(o *Backend) bool { return o.IP == k.IP && o.Port == k.Port }) {
+			why = "it is one of the servers"
+		}
 	}
-	name := backendName(*r)
-	if slices.ContainsFunc(f.Backends, func(k *Backend) bool { return k.Name == name }) {
-		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: it is one of the servers")
+	if why != "" {
+		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: %s", why)
 		return
-	}
-	k := &Backend{Name: name, IP: r.Addr().String(), Priority: strconv.Itoa(len(f.Backends) + 1)}
-	if r.Port() != 0 && f.Mode != string(direct) {
-		k.Port = strconv.Itoa(int(r.Port()))
 	}
 	f.Backends = append(f.Backends, k)
 }

@@ -1,6 +1,8 @@
 package manifest
 
 import (
+	"encoding/json"
+	"regexp"
 	"strings"
 	"sync"
 
@@ -41,8 +43,9 @@ func isOurs(name string) bool {
 	return false
 }
 
-// unread tells, of a kind that isn't read, whether it is a policy: nobody should
-// think that it is in force. The result says what it has to be written as.
+// unread tells, of a kind that isn't read, whether it is a policy, an address pool or another
+// version of a kind that is: nobody should think that it is in force. The result says what it has
+// to be written as.
 func unread(apiVersion, name string) (instead string, ok bool) {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	switch {
@@ -52,13 +55,28 @@ func unread(apiVersion, name string) (instead string, ok bool) {
 		return "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2", true
 	case group == "cilium.io" && (name == "CiliumNetworkPolicy" || name == "CiliumClusterwideNetworkPolicy"):
 		return "a NetworkPolicy, a ClusterNetworkPolicy or one of Calico's", true
+	case group == kinds.MetalLBGroup && name == "AddressPool":
+		return "an IPAddressPool of metallb.io/v1beta1, and an L2Advertisement or BGPAdvertisement", true
 	}
 	for i := range kinds.All {
 		for _, p := range kinds.All[i].Places {
-			if !kinds.All[i].Typed && kinds.All[i].Name == name && p.Group == group {
+			if kinds.All[i].Name == name && p.Group == group {
 				return p.APIVersion(), true
 			}
 		}
 	}
 	return "", false
+}
+
+var addressPools = regexp.MustCompile(`(?m)^address-pools:`)
+
+// configures reports whether the object that begins at start is the ConfigMap that MetalLB was
+// configured by before there were its kinds.
+func (p *parser) configures(apiVersion, kind string, start int) bool {
+	if apiVersion != "v1" || kind != "ConfigMap" {
+		return false
+	}
+	defer func() { p.pos = start }()
+	var o struct{ Data struct{ Config string } }
+	return p.skip() == nil && json.Unmarshal(p.data[start:p.pos], &o) == nil && addressPools.MatchString(o.Data.Config)
 }

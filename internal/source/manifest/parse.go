@@ -236,7 +236,11 @@ func (p *parser) items(apiVersion, kind string) error {
 // pass counts an object of a kind that isn't read, which begins at start.
 func (p *parser) pass(apiVersion, kind string, start int) {
 	p.workload(kind, start)
-	if instead, policy := unread(apiVersion, kind); policy {
+	instead, ours := unread(apiVersion, kind)
+	if p.configures(apiVersion, kind, start) {
+		instead, ours = "IPAddressPools, L2Advertisements, BGPAdvertisements and BGPPeers of metallb.io", true
+	}
+	if ours {
 		name := p.identify(start, true)
 		p.pos = start
 		p.out.issues = append(p.out.issues, model.Issue{

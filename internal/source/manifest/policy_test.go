@@ -52,9 +52,9 @@ func TestPolicyKinds(t *testing.T) {
 	}
 }
 
-// TestUnreadPolicies names policies of versions that are not read, lest
+// TestUnread names policies and others of versions that are not read, lest
 // somebody think that they are in force.
-func TestUnreadPolicies(t *testing.T) {
+func TestUnread(t *testing.T) {
 	for _, c := range []struct{ apiVersion, kind, instead string }{
 		{"extensions/v1beta1", "NetworkPolicy", "networking.k8s.io/v1"},
 		{"networking.k8s.io/v2", "NetworkPolicy", "networking.k8s.io/v1"},
@@ -66,8 +66,13 @@ func TestUnreadPolicies(t *testing.T) {
 		{"projectcalico.org/v3", "StagedNetworkPolicy", ""}, // is not to be in force
 		{"cilium.io/v2", "NetworkPolicy", ""},
 		{"networking.k8s.io/v1", "Ingress", ""},
+		{"metallb.io/v1beta1", "AddressPool", "an IPAddressPool of metallb.io/v1beta1"},
+		{"metallb.io/v1beta1", "BGPPeer", "metallb.io/v1beta2"},
+		{"discovery.k8s.io/v1beta1", "EndpointSlice", "discovery.k8s.io/v1"},
+		{"v1", "ConfigMap", "IPAddressPools, "},
+		{"v2", "ConfigMap", ""},
 	} {
-		text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"x"},"spec":{}}`, c.apiVersion, c.kind)
+		text := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":"x"},"spec":{},"data":{"config":"peers:\naddress-pools:\n- name: x\n"}}`, c.apiVersion, c.kind)
 		got := newParsers(false)[0].parse("x.json", []byte(text+policyOf(`{"podSelector":{}}`)), nil)
 		if names(got) != "NetworkPolicy shop/db" || len(got.skipped) != 1 {
 			t.Errorf("%s: objects %q, skipped %v", c.kind, names(got), got.skipped)

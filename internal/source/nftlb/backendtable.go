@@ -71,6 +71,8 @@ var backendTable = newObject("backend", "name", nil,
 	number("est-connlimit", 0, mostCount, func(b *backendFields) *uint32 { return &b.estLimit }),
 	logPrefix("est-connlimit-log-prefix", "KNAME-FNAME-BNAME ", func(b *backendFields) *map[string]string { return &b.prefix }),
 	backendStateAttribute(),
+	toggle("unchecked", func(b *backendFields) *bool { return &b.unchecked }).
+		when(func(b *backendFields) bool { return b.unchecked }),
 	attribute[*backendFields]{
 		name: "reason", about: "what the check of the backend found; what is given has no effect",
 		print: func(b *backendFields) string { return b.reason },

@@ -144,7 +144,7 @@ func TestState(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(filepath.Dir(file), ".state.123"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, broken := range []string{"{", "null", "", " \n", "[]"} {
+	for _, broken := range []string{"{", "null", "", " \n", "[]", "{}", `{"policies":[],"addresses":[]}`} {
 		if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -318,6 +318,18 @@ func TestHealth(t *testing.T) {
 	if last := c.sets[len(c.sets)-1]; len(last) != 1 || last[health.Key{Farm: "web", Backend: "a"}].Port != 9 {
 		t.Errorf("to check: %v", last)
 	}
+	report("a", false)
+	b.do("POST", "/farms", `{"farms":[{"name":"web","backends":[{"name":"a","unchecked":"on"}]}]}`)
+	report("a", false)
+	report("b", false)
+	delivered(model.BackendUp, model.BackendDown) // a server of last resort serves in any case
+	if last := c.sets[len(c.sets)-1]; len(last) != 1 || last[health.Key{Farm: "web", Backend: "a"}] != nil {
+		t.Errorf("to check: %v", last)
+	}
+	if text := farmPrinted(b); strings.Count(text, `"unchecked": "on"`) != 1 {
+		t.Error(text)
+	}
+	b.do("POST", "/farms", `{"farms":[{"name":"web","backends":[{"name":"a","unchecked":"off"}]}]}`)
 	b.do("POST", "/farms", `{"farms":[{"name":"web","health-check":{"type":"none"}}]}`)
 	if last := c.sets[len(c.sets)-1]; len(last) != 2 || last[health.Key{Farm: "web", Backend: "a"}] != nil {
 		t.Errorf("to check: %v", last)

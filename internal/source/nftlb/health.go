@@ -109,7 +109,7 @@ func (f *farm) targets() map[string]health.Target {
 	}
 	all := map[string]health.Target{}
 	for _, b := range f.backends {
-		if b.addr.IsValid() && b.state == up {
+		if b.addr.IsValid() && b.state == up && !b.unchecked {
 			all[b.name] = health.Target{Check: check, Addr: b.addr, Port: portOf(b, f.base)}
 		}
 	}

@@ -65,7 +65,7 @@ func (w writer) session() string {
 
 func (w writer) backend() string {
 	return w.fields(w.backendName(), `"ip-addr":"`+w.one("10.0.0.1", "10.0.0.2", "2001:db8::2")+`"`, `"mark":"`+w.one("0x1", "0x2", "0x300")+`"`,
-		`"state":"`+w.one("up", "down", "off")+`"`, `"newname":"`+w.backendName()+`"`, `"action":"delete"`, `"weight":"3"`)
+		`"state":"`+w.one("up", "down", "off")+`"`, `"newname":"`+w.backendName()+`"`, `"action":"delete"`, `"weight":"3"`, `"unchecked":"on"`)
 }
 
 func (w writer) address() string {

@@ -92,6 +92,7 @@ type backend struct {
 	estLimit   uint32
 	prefix     map[string]string
 	state      state
+	unchecked  bool // the farm's check is not made of it
 }
 
 func newBackend(name string) *backend { return &backend{name: name, weight: 1, priority: 1} }

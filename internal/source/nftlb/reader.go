@@ -51,6 +51,9 @@ type reader struct {
 	replaceElements, replaceLists string
 }
 
+// errForeign is of a state file that no balancer wrote: taken for an empty one it would remove all.
+var errForeign = malformed("it is not what was written there: that always has farms")
+
 // read reads a document: an object with lists of farms, addresses and policies. Nothing, and an
 // empty list, is an empty document.
 func (r *reader) read(in io.Reader) error {
@@ -58,7 +61,7 @@ func (r *reader) read(in io.Reader) error {
 	first, err := firstByte(in, &buffered)
 	switch {
 	case r.ofState && (err == io.EOF || err == nil && first != '{'):
-		return malformed("it is not what was written there")
+		return errForeign
 	case err == io.EOF:
 		return nil
 	}
@@ -107,6 +110,7 @@ func (r *reader) lists(d *json.Decoder) error {
 	if _, err := d.Token(); err != nil {
 		return syntax(d, err)
 	}
+	hasFarms := false
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
@@ -115,7 +119,7 @@ func (r *reader) lists(d *json.Decoder) error {
 		var each func(string, map[string]any) error
 		switch key {
 		case "farms":
-			each = r.farm
+			each, hasFarms = r.farm, true
 		case "addresses":
 			each = r.address
 		case "policies":
@@ -128,6 +132,9 @@ func (r *reader) lists(d *json.Decoder) error {
 		}
 	}
 	_, err := d.Token()
+	if err == nil && r.ofState && !hasFarms {
+		return errForeign
+	}
 	return syntax(d, err)
 }
 
