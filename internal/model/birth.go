@@ -46,7 +46,7 @@ func (o AddressOwner) With(other AddressOwner) AddressOwner {
 // node by an InternalIP, so that it has that whoever was there first.
 func (n *Node) EachAddress(f func(netip.Addr, AddressOwner)) {
 	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
-		f(a, AddressOwner{n.Birth(), i < len(n.IPs)})
+		f(a, AddressOwner{n.Birth(), i < len(n.IPs)-n.External})
 	}
 }
 

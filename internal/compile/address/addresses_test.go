@@ -547,7 +547,11 @@ func TestOlderServicesKeepTheirAddresses(t *testing.T) {
 			switch r.IntN(4) {
 			case 0:
 				w.made++
-				all = append(all, &model.Node{Name: name[2:], Created: start.Add(time.Duration(w.made) * time.Second), OtherIPs: ips(some())})
+				n := &model.Node{Name: name[2:], Created: start.Add(time.Duration(w.made) * time.Second), OtherIPs: ips(some())}
+				if r.IntN(2) == 0 { // it has no InternalIP
+					n.IPs, n.External, n.OtherIPs = n.OtherIPs, 1, nil
+				}
+				all = append(all, n)
 			case 1:
 				all = append(all, w.pool(name[2:], "192.0.2.2-192.0.2.9"))
 			default:

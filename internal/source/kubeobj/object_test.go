@@ -301,7 +301,7 @@ func TestNode(t *testing.T) {
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
-	want.IPs, want.OtherIPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), nil, nil
+	want.IPs, want.External, want.OtherIPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), 1, nil, nil
 	if diff := cmp.Diff(want, got, equal); diff != "" {
 		t.Errorf("a malformed field affects others (-want +got):\n%s", diff)
 	}
