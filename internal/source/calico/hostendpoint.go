@@ -37,13 +37,10 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	for i, text := range spec.ExpectedIPs {
 		a, err := model.ParseAddr(text)
 		if err != nil {
-			f.Leave(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v; it is left out", err)
+			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v", err)
 			continue
 		}
 		h.Addresses = append(h.Addresses, a)
-	}
-	if spec.InterfaceName == "" && len(h.Addresses) == 0 && len(spec.ExpectedIPs) > 0 {
-		f.Reject("spec.expectedIPs", "none can be read")
 	}
 	for i, p := range spec.Profiles {
 		if p != allowProfile {
