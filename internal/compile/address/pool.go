@@ -232,9 +232,9 @@ func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]model.AddressOwne
 	return all
 }
 
-// nodeOf names the node that has an address rather than a Service; "": none.
+// nodeOf names the node that has an address so that a Service may not; "": none.
 func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
-	if n, ok := c.reserved[a]; ok && n.Before(s.Birth()) {
+	if n, ok := c.reserved[a]; ok && n.Before(s.Birth()) && !model.Within(a, c.cfg.AllowNodeAddresses) {
 		return n.Name.Name
 	}
 	return ""
