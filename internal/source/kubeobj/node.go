@@ -3,7 +3,6 @@ package kubeobj
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -34,7 +33,10 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
 	}
 	for _, text := range list {
-		p, err := model.ParsePodCIDR(strings.TrimSpace(text))
+		p, err := parsePrefix(text)
+		if err == nil {
+			err = model.CheckPodCIDR(p)
+		}
 		if err != nil {
 			f.Leave(field, "%v; it is left out", err)
 			continue
