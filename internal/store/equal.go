@@ -38,7 +38,7 @@ func equal(a, b any) bool {
 		return reflect.DeepEqual(a, b)
 	case *model.HostEndpoint:
 		b := b.(*model.HostEndpoint)
-		return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
+		return a.Name == b.Name && a.Created.Equal(b.Created) && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
 			slices.Equal(a.Addresses, b.Addresses) && maps.Equal(a.Labels, b.Labels)
 	}
 	return reflect.DeepEqual(a, b)

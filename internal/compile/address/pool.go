@@ -72,7 +72,7 @@ func (c *Compiler) setPools(v *store.View) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	slices.SortFunc(c.pools, func(a, b *pool) int { return a.Birth().Compare(b.Birth()) })
+	slices.SortFunc(c.pools, model.ByBirth)
 	c.spans = claim(c.pools)
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {

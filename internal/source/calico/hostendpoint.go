@@ -26,7 +26,7 @@ var interfaceName = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,15}$`)
 
 func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	m, spec := open[hostEndpointSpec](data, f)
-	h := &model.HostEndpoint{Name: m.Name, Node: spec.Node, Interface: spec.InterfaceName, Labels: m.Labels}
+	h := &model.HostEndpoint{Name: m.Name, Created: m.CreationTimestamp.UTC(), Node: spec.Node, Interface: spec.InterfaceName, Labels: m.Labels}
 	checkName("spec.node", spec.Node, f)
 	switch {
 	case spec.InterfaceName == "" && len(spec.ExpectedIPs) == 0:

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -107,9 +108,9 @@ func TestOtherKinds(t *testing.T) {
 		},
 		{
 			name: "host endpoint", kind: "HostEndpoint",
-			text: "{metadata: {name: n1-eth0, labels: {role: edge}}, spec: {node: n1, interfaceName: eth0, expectedIPs: [192.0.2.1, 'fd00::1'], profiles: [projectcalico-default-allow]}}",
+			text: "{metadata: {name: n1-eth0, labels: {role: edge}, creationTimestamp: '2026-01-02T03:04:05Z'}, spec: {node: n1, interfaceName: eth0, expectedIPs: [192.0.2.1, 'fd00::1'], profiles: [projectcalico-default-allow]}}",
 			want: &model.HostEndpoint{
-				Name: "n1-eth0", Node: "n1", Interface: "eth0", Labels: map[string]string{"role": "edge"}, DefaultAllow: true,
+				Name: "n1-eth0", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Node: "n1", Interface: "eth0", Labels: map[string]string{"role": "edge"}, DefaultAllow: true,
 				Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")},
 			},
 		},
