@@ -308,7 +308,11 @@ func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
 		for i, id := range ages {
 			created := time.Unix(int64(i+1), 0)
 			if r.IntN(3) == 0 {
-				all = append(all, &model.Node{Name: fmt.Sprint("n", id), Created: created, IPs: some("n3", "n4"), OtherIPs: some("", "x1", "x2", "l1")})
+				n := &model.Node{Name: fmt.Sprint("n", id), Created: created, IPs: some("n3", "n4"), OtherIPs: some("", "x1", "x2", "l1")}
+				if r.IntN(2) == 0 { // it has no InternalIP of the family
+					n.IPs, n.External, n.OtherIPs = n.OtherIPs, len(n.OtherIPs), nil
+				}
+				all = append(all, n)
 				continue
 			}
 			all = append(all, f.service(func(s *model.Service) {

@@ -164,7 +164,8 @@ func New(cfg Config) *Compiler {
 		s.Fabric, c.peers = c.fabric.Fabric(), newPeers(cfg.Node, s.Services.Peers)
 	}
 	if cfg.Addresses {
-		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs})
+		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs,
+			AllowNodeAddresses: cfg.AllowNodeAddresses})
 	}
 	if cfg.BGP {
 		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret, MaxRoutes: cfg.BGPMaxRoutes}

@@ -55,9 +55,10 @@ type PrefixAdvertisement struct {
 // BGPPeer is a Calico BGPPeer. Of Node and Nodes at most one is there; neither: all nodes. Of
 // Address and Peers exactly one is.
 type BGPPeer struct {
-	Name  string
-	Node  string
-	Nodes Selector // zero: see Node
+	Name    string
+	Created time.Time // see Birth
+	Node    string
+	Nodes   Selector // zero: see Node
 
 	Address netip.Addr
 	Port    uint16 // 0: that of the node with the address, or 179

@@ -42,11 +42,11 @@ func (o AddressOwner) With(other AddressOwner) AddressOwner {
 	return o
 }
 
-// EachAddress calls f with each address of the node's, and the node as its owner. Others reach the
-// node by an InternalIP, so that it has that whoever was there first.
+// EachAddress calls f with each address of the node's, and the node as its owner. It has an
+// InternalIP whoever was there first: see docs/decisions/0018-addresses-that-no-service-may-have.md.
 func (n *Node) EachAddress(f func(netip.Addr, AddressOwner)) {
 	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
-		f(a, AddressOwner{n.Birth(), i < len(n.IPs)})
+		f(a, AddressOwner{n.Birth(), i < len(n.IPs)-n.External})
 	}
 }
 
@@ -58,3 +58,18 @@ func (n *Node) Birth() Birth { return Birth{n.Created, Name{Name: n.Name}} }
 
 // Birth is the pool's.
 func (p *IPAddressPool) Birth() Birth { return Birth{p.Created, p.Name} }
+
+// Birth is the host endpoint's.
+func (h *HostEndpoint) Birth() Birth { return Birth{h.Created, Name{Name: h.Name}} }
+
+// Birth is the peer's.
+func (p *BGPPeer) Birth() Birth { return Birth{p.Created, Name{Name: p.Name}} }
+
+// Birth is the advertisement's.
+func (a *L2Advertisement) Birth() Birth { return Birth{a.Created, a.Name} }
+
+// Birth is the advertisement's.
+func (a *BGPAdvertisement) Birth() Birth { return Birth{a.Created, a.Name} }
+
+// ByBirth orders objects: first comes what was there first.
+func ByBirth[T interface{ Birth() Birth }](a, b T) int { return a.Birth().Compare(b.Birth()) }

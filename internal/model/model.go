@@ -197,6 +197,8 @@ type Node struct {
 	Labels  map[string]string
 	Created time.Time    // see Birth
 	IPs     []netip.Addr // InternalIPs, or a family's ExternalIPs where it has none, in the order of the object; the first of a family is its primary
+	// External is how many of IPs, the last ones, are ExternalIPs.
+	External int
 	// OtherIPs are its ExternalIPs that are not among IPs.
 	OtherIPs []netip.Addr
 	PodCIDRs []netip.Prefix

@@ -3,6 +3,7 @@ package model
 import (
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // Policy is one network policy of any API, in common terms: Kubernetes'
@@ -226,6 +227,7 @@ func (s *NetworkSet) Refuse(why error) { s.Refused = why.Error() }
 // HostEndpoint is an interface of a node that policies select by its labels.
 type HostEndpoint struct {
 	Name      string
+	Created   time.Time // see Birth
 	Node      string
 	Interface string // "*": all of the node's own; "": the one that has one of Addresses
 	Addresses []netip.Addr

@@ -59,8 +59,8 @@ func (a *Advertised) Of(namespace string, pools map[Name]*IPAddressPool) iter.Se
 	}
 }
 
-// MaxAdverts is how many advertisements of a kind count for a pool, the first by name: for each of
-// its addresses they are asked about each node.
+// MaxAdverts is how many advertisements of a kind count for a pool, the oldest: for each of its
+// addresses they are asked about each node.
 const MaxAdverts = 64
 
 // AddAdvert adds an advertisement to those of a pool, unless it was the last to be added; false:
@@ -78,7 +78,8 @@ func AddAdvert[T comparable](all []T, ad T) (_ []T, fits bool) {
 // L2Advertisement is a MetalLB L2Advertisement: addresses that one of some nodes answers for by ARP
 // and NDP.
 type L2Advertisement struct {
-	Name Name
+	Name    Name
+	Created time.Time // see Birth
 	Advertised
 	Interfaces []string // none: all that have a subnet
 	Preferred  []PreferredNodes
@@ -92,7 +93,8 @@ type PreferredNodes struct {
 
 // BGPAdvertisement is a MetalLB BGPAdvertisement.
 type BGPAdvertisement struct {
-	Name Name
+	Name    Name
+	Created time.Time // see Birth
 	Advertised
 	Length4, Length6 int // of the prefixes that are announced
 	LocalPref        uint32
@@ -103,6 +105,7 @@ type BGPAdvertisement struct {
 // MetalLBPeer is a MetalLB BGPPeer.
 type MetalLBPeer struct {
 	Name                                 Name
+	Created                              time.Time // see Birth
 	MyASN                                uint32
 	PeerASN                              uint32 // 0: Dynamic says which
 	Dynamic                              string // "internal" or "external"

@@ -17,7 +17,7 @@ func equal(a, b any) bool {
 	case *model.Node:
 		b := b.(*model.Node)
 		return a.Name == b.Name && a.Leaving == b.Leaving && a.NotReady == b.NotReady && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
-			slices.Equal(a.IPs, b.IPs) && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Taints, b.Taints) &&
+			slices.Equal(a.IPs, b.IPs) && a.External == b.External && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Taints, b.Taints) &&
 			(a.Fabric == b.Fabric || a.Fabric != nil && b.Fabric != nil && *a.Fabric == *b.Fabric)
 	case *model.Namespace:
 		b := b.(*model.Namespace)
@@ -38,7 +38,7 @@ func equal(a, b any) bool {
 		return reflect.DeepEqual(a, b)
 	case *model.HostEndpoint:
 		b := b.(*model.HostEndpoint)
-		return a.Name == b.Name && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
+		return a.Name == b.Name && a.Created.Equal(b.Created) && a.Node == b.Node && a.Interface == b.Interface && a.DefaultAllow == b.DefaultAllow &&
 			slices.Equal(a.Addresses, b.Addresses) && maps.Equal(a.Labels, b.Labels)
 	}
 	return reflect.DeepEqual(a, b)

@@ -60,7 +60,7 @@ func other(t *testing.T, typ reflect.Type) reflect.Value {
 		v.SetString("x")
 	case reflect.Bool:
 		v.SetBool(true)
-	case reflect.Int64:
+	case reflect.Int, reflect.Int64:
 		v.SetInt(1)
 	case reflect.Uint8, reflect.Uint16:
 		v.SetUint(1)

@@ -28,6 +28,9 @@ type Config struct {
 	// ClusterCIDRs and ServiceCIDRs are where pods and cluster IPs are: no Service is given an
 	// address there, nor one of nodes' pod CIDRs.
 	ClusterCIDRs, ServiceCIDRs []netip.Prefix
+	// AllowNodeAddresses are those that a Service may have, if it asks for them, even if they are
+	// nodes'.
+	AllowNodeAddresses []netip.Prefix
 	// Now is the time; nil: time.Now.
 	Now func() time.Time
 }

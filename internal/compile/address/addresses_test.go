@@ -337,6 +337,17 @@ func TestGive(t *testing.T) {
 	}
 }
 
+// A Service may ask for a node's address where all of them may have those.
+func TestNodeAddressesThatServicesMayHave(t *testing.T) {
+	for _, c := range []struct{ allowed, want string }{{"192.0.2.0/24", "a=192.0.2.2 b=192.0.2.1"}, {"198.51.100.0/24", "a=192.0.2.2 b="}} {
+		w := newWorld(t, Config{AllowNodeAddresses: []netip.Prefix{netip.MustParsePrefix(c.allowed)}})
+		w.set(&model.Node{Name: "n1", Created: start, IPs: ips("192.0.2.1")}, w.pool("p", "192.0.2.1-192.0.2.2"), w.service("x/a"), w.service("x/b", asks("192.0.2.1")))
+		if got := w.gives(); got != c.want {
+			t.Errorf("%s: %s, want %s", c.allowed, got, c.want)
+		}
+	}
+}
+
 // TestChange changes pools and Services under live addresses.
 func TestChange(t *testing.T) {
 	w := newWorld(t, Config{})
@@ -547,7 +558,11 @@ func TestOlderServicesKeepTheirAddresses(t *testing.T) {
 			switch r.IntN(4) {
 			case 0:
 				w.made++
-				all = append(all, &model.Node{Name: name[2:], Created: start.Add(time.Duration(w.made) * time.Second), OtherIPs: ips(some())})
+				n := &model.Node{Name: name[2:], Created: start.Add(time.Duration(w.made) * time.Second), OtherIPs: ips(some())}
+				if r.IntN(2) == 0 { // it has no InternalIP
+					n.IPs, n.External, n.OtherIPs = n.OtherIPs, 1, nil
+				}
+				all = append(all, n)
 			case 1:
 				all = append(all, w.pool(name[2:], "192.0.2.2-192.0.2.9"))
 			default:

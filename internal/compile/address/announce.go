@@ -37,7 +37,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 	for _, o := range v.L2Advertisements() {
 		c.adverts = append(c.adverts, &advert{L2Advertisement: o})
 	}
-	slices.SortFunc(c.adverts, func(a, b *advert) int { return a.Name.Compare(b.Name) })
+	slices.SortFunc(c.adverts, model.ByBirth)
 	pools := map[model.Name]*model.IPAddressPool{}
 	for _, p := range c.pools {
 		p.adverts, p.excess, p.byBGP, pools[p.Name] = nil, "", false, p.IPAddressPool

@@ -72,7 +72,7 @@ func (c *Compiler) list() (list []model.Issue) {
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}
 		if p.excess != "" {
-			add(p.Ref(), "more than %d L2Advertisements select it: those from %s on, by name, announce none of its addresses", model.MaxAdverts, p.excess)
+			add(p.Ref(), "more than %d L2Advertisements select it: %s, and those newer than it, announce none of its addresses", model.MaxAdverts, p.excess)
 		}
 	}
 	ofNodes := map[*pool][]string{}

@@ -72,7 +72,7 @@ func (c *Compiler) setPools(v *store.View) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	slices.SortFunc(c.pools, func(a, b *pool) int { return a.Birth().Compare(b.Birth()) })
+	slices.SortFunc(c.pools, model.ByBirth)
 	c.spans = claim(c.pools)
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {
@@ -232,9 +232,9 @@ func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]model.AddressOwne
 	return all
 }
 
-// nodeOf names the node that has an address rather than a Service; "": none.
+// nodeOf names the node that has an address so that a Service may not; "": none.
 func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
-	if n, ok := c.reserved[a]; ok && n.Before(s.Birth()) {
+	if n, ok := c.reserved[a]; ok && n.Before(s.Birth()) && !model.Within(a, c.cfg.AllowNodeAddresses) {
 		return n.Name.Name
 	}
 	return ""

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -138,20 +139,20 @@ func TestFaultGoes(t *testing.T) {
 	}
 }
 
-// Only so many advertisements count for a pool, the first by name, and the pool says so.
+// Only so many advertisements count for a pool, the oldest, and the pool says so.
 func TestManyAdvertisements(t *testing.T) {
 	w := newWorld(t, Config{Node: "n1"})
 	p := w.pool("p", "192.0.2.1-192.0.2.9")
 	objects := []model.Object{p, w.service("x/a")}
 	for i := range model.MaxAdverts + 6 {
-		objects = append(objects, &model.L2Advertisement{Name: model.Name{Namespace: "lb", Name: fmt.Sprintf("ad%03d", i)},
+		objects = append(objects, &model.L2Advertisement{Name: model.Name{Namespace: "lb", Name: fmt.Sprintf("ad%03d", i)}, Created: time.Unix(int64(99-i), 0),
 			Advertised: model.Advertised{Pools: []string{"p", "p"}, PoolSelector: model.Everything(), Nodes: model.Everything(), Services: model.Everything()}})
 	}
 	w.set(objects...)
 	if n := len(w.pools[0].adverts); n != model.MaxAdverts {
 		t.Errorf("%d count", n)
 	}
-	if got := w.says(p); !strings.HasPrefix(got, "more than 64 L2Advertisements select it: those from ad064 on") {
+	if got := w.says(p); !strings.HasPrefix(got, "more than 64 L2Advertisements select it: ad005, and those newer than it, announce none") {
 		t.Error(got)
 	}
 	w.remove(objects[2].Ref(), objects[3].Ref(), objects[4].Ref(), objects[5].Ref(), objects[6].Ref(), objects[7].Ref())

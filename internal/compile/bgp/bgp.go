@@ -60,8 +60,8 @@ type Compiler struct {
 
 	nodes     map[string]*node
 	addresses map[netip.Addr][]string // the nodes that have an address, sorted
-	forward   []*model.BGPPeer        // those that say what peers this node has, sorted
-	reverse   []*model.BGPPeer        // those that say whose peer it is, sorted
+	forward   []*model.BGPPeer        // those that say what peers this node has, the oldest first
+	reverse   []*model.BGPPeer        // those that say whose peer it is, the oldest first
 	filters   map[string]*model.BGPFilter
 	pooled    map[netip.Prefix]int       // see setPooled
 	exports   []speaker.Rule             // see setPooled

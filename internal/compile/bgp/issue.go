@@ -110,7 +110,7 @@ func (c *Compiler) metalLBIssues(l *issues) {
 	}
 	for pool, first := range c.excess {
 		ref := model.Ref{Kind: model.IPAddressPoolKind, Name: pool}
-		l.add(ref, "", "more than %d BGPAdvertisements select it: those from %s on, by name, announce none of its addresses", model.MaxAdverts, first)
+		l.add(ref, "", "more than %d BGPAdvertisements select it: %s, and those newer than it, announce none of its addresses", model.MaxAdverts, first)
 	}
 	for ref, reasons := range c.faults {
 		for _, reason := range reasons {
@@ -144,7 +144,7 @@ func (c *Compiler) rivalIssues(l *issues) {
 		if l.speak[of] {
 			inForce = model.InForceRest
 		}
-		l.add(of, inForce, "another object asks for the same peer, and comes first by name: %s; remove one", model.FirstFew(texts, 3))
+		l.add(of, inForce, "another object asks for the same peer, and was there first: %s; remove one", model.FirstFew(texts, 3))
 	}
 }
 

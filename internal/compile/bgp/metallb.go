@@ -29,7 +29,7 @@ func (c *Compiler) metalLBPeers(own *node) (list []*candidate) {
 // metalLBPeer is the peer of a BGPPeer of MetalLB's; nil: there can be none.
 func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	is4 := p.Address.Is4()
-	peer := &candidate{name: metalLBName(p.Name), of: p.Ref(), Peer: speaker.Peer{
+	peer := &candidate{name: metalLBName(p.Name), of: p.Ref(), created: p.Created, Peer: speaker.Peer{
 		Address: p.Address, Port: p.Port, AS: p.PeerASN, Source: p.Source, Password: p.Password, Hold: p.HoldTime, Keepalive: p.KeepaliveTime, Retry: p.ConnectTime,
 		IPv4: is4 || p.DualStack, IPv6: !is4 || p.DualStack, Restart: p.GracefulRestart,
 		Import: []speaker.Rule{{}}, // MetalLB learns nothing
@@ -133,7 +133,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
 	named, own, pools, peers := aliases(v), c.self(), poolsOf(v), c.metalLBNames(v)
 	all := v.BGPAdvertisements()
-	slices.SortFunc(all, func(a, b *model.BGPAdvertisement) int { return a.Name.Compare(b.Name) })
+	slices.SortFunc(all, model.ByBirth)
 	for _, o := range all {
 		ad := &advert{o, speaker.Announcement{LocalPref: o.LocalPref}}
 		known := c.setCommunities(ad, named)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	speaker "sluice.dev/sluice/internal/bgp"
@@ -13,12 +12,13 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// candidate is a peer that an object, or the mesh, asks for. Of several with one address the first
-// by name counts, so that what BGPPeers say comes before the mesh; of nodes with it, the oldest.
+// candidate is a peer that an object, or the mesh, asks for. Of several with one address that of
+// the oldest object counts, and of the nodes with it the oldest.
 type candidate struct {
-	name string
-	of   model.Ref // zero: the mesh
-	node string    // which it is; "": none
+	name    string
+	of      model.Ref // zero: the mesh
+	created time.Time // of
+	node    string    // which it is; "": none
 	speaker.Peer
 }
 
@@ -76,9 +76,8 @@ func (c *Compiler) setPeers(v *store.View) {
 			c.reverse = append(c.reverse, p)
 		}
 	}
-	byName := func(a, b *model.BGPPeer) int { return strings.Compare(a.Name, b.Name) }
-	slices.SortFunc(c.forward, byName)
-	slices.SortFunc(c.reverse, byName)
+	slices.SortFunc(c.forward, model.ByBirth)
+	slices.SortFunc(c.reverse, model.ByBirth)
 	if c.cfg.Services == nil {
 		return
 	}
@@ -175,11 +174,11 @@ func (c *Compiler) nodePeers(n *node) (list []*candidate) {
 	return list
 }
 
-// maxRivals is how many BGPPeers are looked at that have the same node as a peer, the first by
-// name: one of them counts, and the others are told so.
+// maxRivals is how many BGPPeers are looked at that have the same node as a peer, the oldest: one
+// of them counts, and the others are told so.
 const maxRivals = 16
 
-// firstPeers are what another node is by those of some BGPPeers, sorted by name, that hold.
+// firstPeers are what another node is by those of some BGPPeers, the oldest first, that hold.
 func (c *Compiler) firstPeers(all []*model.BGPPeer, own, n *node, is4 bool, holds func(*model.BGPPeer) bool) (list []*candidate) {
 	for _, p := range all {
 		if holds(p) {
@@ -275,7 +274,7 @@ func (c *Compiler) nodeAt(p *model.BGPPeer) *node {
 // complete adds to a candidate what a BGPPeer says of the session. Other is the node that the peer
 // is; nil: it is none.
 func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node) *candidate {
-	if peer.of = p.Ref(); !c.secure(peer, p.Password) {
+	if peer.of, peer.created = p.Ref(), p.Created; !c.secure(peer, p.Password) {
 		return nil
 	}
 	is4 := peer.Address.Is4()
@@ -341,10 +340,12 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 	}
 }
 
-// before reports whether one candidate counts rather than another of its address.
+// before reports whether one candidate counts rather than another of its address. The mesh comes
+// last: it has no time, and a name after those of BGPPeers.
 func (c *Compiler) before(x, y *candidate) bool {
 	if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
 		return c.older(x.node, y.node) < 0
 	}
-	return x.name < y.name
+	birth := func(p *candidate) model.Birth { return model.Birth{Created: p.created, Name: model.Name{Name: p.name}} }
+	return birth(x).Compare(birth(y)) < 0
 }

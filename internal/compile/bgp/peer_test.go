@@ -194,15 +194,26 @@ func TestPeers(t *testing.T) {
 			want: []string{"BGPPeer p: 192.0.2.2:1179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
 		},
 		"a BGPPeer comes before the mesh": {
-			objects: []model.Object{selected("p", everyone, model.Equal("name", "a")), nodeOf("a 192.0.2.2"), nodeOf("b 192.0.2.3")},
+			objects: []model.Object{selected("p", everyone, model.Equal("name", "a")), nodeOf("a 192.0.2.2 created=x"), nodeOf("b 192.0.2.3")},
 			want:    []string{"BGPPeer p a: 192.0.2.2:179 AS 64512 from 192.0.2.5 hops 255 IPv4", "mesh b: 192.0.2.3:179 AS 64512 from 192.0.2.5 hops 255 IPv4"},
 		},
 		"two with one address": {
 			objects: []model.Object{tor("q", func(p *model.BGPPeer) { p.AS = 64502 }), tor("p"), metalLB("m")},
 			want:    []string{"BGPPeer lb/m: 192.0.2.1:179 AS 64501 IPv4 no restart import (-) export (-)"},
 			faults: []string{
-				"BGPPeer p: another object asks for the same peer, and comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
-				"BGPPeer q: another object asks for the same peer, and comes first by name: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
+				"BGPPeer p: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
+				"BGPPeer q: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
+			},
+		},
+		"the older of two with one address": {
+			objects: []model.Object{
+				tor("q", func(p *model.BGPPeer) { p.Created = time.Unix(10, 0) }), tor("p", func(p *model.BGPPeer) { p.Created = time.Unix(20, 0) }),
+				metalLB("m", func(p *model.MetalLBPeer) { p.Created = time.Unix(30, 0) }),
+			},
+			want: []string{"BGPPeer q: " + usual},
+			faults: []string{
+				"BGPPeer p: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
+				"MetalLBBGPPeer lb/m: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
 			},
 		},
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gaissmai/bart"
 
@@ -64,13 +65,13 @@ func show(pools []*model.IPPool) (list []string) {
 }
 
 // However many BGPPeers and rules there are, few are looked at for each node, and all nodes share
-// the rules; the first by name counts.
+// the rules; the oldest counts.
 func TestManyPeers(t *testing.T) {
 	w := newWorldOf(t, "own")
 	f := &model.BGPFilter{Name: "f", Import: []model.BGPFilterRule{{Accept: true, CIDR: netip.MustParsePrefix("10.0.0.0/8")}}}
 	objects := []model.Object{f, &model.BGPConfiguration{Name: model.BGPDefault, NoMesh: true}}
 	for i := range 3 * maxRivals {
-		objects = append(objects, &model.BGPPeer{Name: fmt.Sprintf("p%03d", i), Peers: model.Everything(), Filters: []string{"f"}})
+		objects = append(objects, &model.BGPPeer{Name: fmt.Sprintf("p%03d", i), Created: time.Unix(int64(99-i), 0), Peers: model.Everything(), Filters: []string{"f"}})
 	}
 	for i, name := range []string{"own", "a", "b"} {
 		objects = append(objects, &model.Node{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)})}})
@@ -79,20 +80,20 @@ func TestManyPeers(t *testing.T) {
 	if n := len(w.asked["a"]); n != maxRivals {
 		t.Errorf("%d are looked at", n)
 	}
-	a, b := w.Compiler.allPeers["BGPPeer p000 a"], w.Compiler.allPeers["BGPPeer p000 b"]
+	a, b := w.Compiler.allPeers["BGPPeer p047 a"], w.Compiler.allPeers["BGPPeer p047 b"]
 	if a == nil || b == nil || len(w.Compiler.allPeers) != 2 || &a.Import[0] != &b.Import[0] {
 		t.Errorf("the peers are %v", w.Compiler.allPeers)
 	}
 }
 
-// Only so many BGPAdvertisements count for a pool, the first by name.
+// Only so many BGPAdvertisements count for a pool, the oldest.
 func TestManyAdvertisements(t *testing.T) {
 	c := New(Config{Node: "own", Services: none{}})
 	s := store.New()
 	pool := &model.IPAddressPool{Name: model.Name{Namespace: "lb", Name: "p"}}
 	objects := []model.Object{pool, &model.Node{Name: "own", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}
 	for i := range model.MaxAdverts + 6 {
-		objects = append(objects, &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: fmt.Sprintf("ad%03d", i)}, Length4: 32, Length6: 128,
+		objects = append(objects, &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: fmt.Sprintf("ad%03d", i)}, Created: time.Unix(int64(99-i), 0), Length4: 32, Length6: 128,
 			Advertised: model.Advertised{Pools: []string{"p", "p"}, Nodes: model.Everything(), Services: model.Everything()}})
 	}
 	s.Apply(events(objects...))
@@ -100,7 +101,7 @@ func TestManyAdvertisements(t *testing.T) {
 	if n := len(c.adverts[pool.Name]); n != model.MaxAdverts {
 		t.Errorf("%d count", n)
 	}
-	if got := fmt.Sprint(c.Issues()); !strings.Contains(got, "IPAddressPool lb/p: more than 64 BGPAdvertisements select it: those from ad064 on") {
+	if got := fmt.Sprint(c.Issues()); !strings.Contains(got, "IPAddressPool lb/p: more than 64 BGPAdvertisements select it: ad005, and those newer than it, announce none") {
 		t.Error(got)
 	}
 }

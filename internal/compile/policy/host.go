@@ -49,8 +49,8 @@ const (
 )
 
 // assign gives each interface the host endpoint that covers it: one that names it, then one that
-// has an address of it, then one for all of the node's own; the first by name among equals. It
-// marks the host endpoints that came to have an interface, or lost their last one.
+// has an address of it, then one for all of the node's own; the oldest among equals. It marks the
+// host endpoints that came to have an interface, or lost their last one.
 func (h *hosts) assign() {
 	if !h.stale {
 		return
@@ -72,8 +72,8 @@ func (h *hosts) assign() {
 	h.assigned = map[int]*endpoint{}
 	ranks := map[int]int{}
 	var everywhere *endpoint // the first for all of the node's own
-	for _, name := range slices.Sorted(maps.Keys(h.all)) {
-		e := h.all[name]
+	byBirth := func(a, b *endpoint) int { return model.ByBirth(a.item.host, b.item.host) }
+	for _, e := range slices.SortedFunc(maps.Values(h.all), byBirth) {
 		e.fits = nil
 		fit := func(l *model.Link, rank int) {
 			e.fits = l

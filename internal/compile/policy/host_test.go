@@ -6,12 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
 
-// Each interface has the host endpoint that fits it best, the first by name of several; one that
-// has none fits the interface that is said to be another's, if it fits any.
+// Each interface has the host endpoint that fits it best, the oldest of several; one that has none fits the interface that is said to be another's, if it fits any.
 func TestHostEndpointsFit(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	some := func() (list []netip.Addr) {
@@ -38,11 +38,17 @@ func TestHostEndpointsFit(t *testing.T) {
 		for i, name := range []string{"lo", "eth0", "eth1", "cali1"} {
 			h.links.Links.Links = append(h.links.Links.Links, model.Link{Index: i + 1, Name: name, Pod: name == "cali1", Host: random.IntN(4) > 0, Addresses: some()})
 		}
-		var names []string
+		var hosts []*model.HostEndpoint // the oldest first; those of one age, and those without, by name
 		for i := range random.IntN(8) {
-			names = append(names, fmt.Sprint("h", i))
-			host := &model.HostEndpoint{Name: names[i], Interface: []string{"", "*", "eth0", "cali1", "none"}[random.IntN(5)], Addresses: some()}
-			h.all[names[i]] = &endpoint{item: &item{host: host}}
+			host := &model.HostEndpoint{Name: fmt.Sprint("h", 9-i), Interface: []string{"", "*", "eth0", "cali1", "none"}[random.IntN(5)], Addresses: some()}
+			if i < 6 {
+				host.Name, host.Created = fmt.Sprint("h", random.IntN(2), i), time.Unix(int64(i), 0)
+			}
+			h.all[host.Name] = &endpoint{item: &item{host: host}}
+			hosts = append(hosts, host)
+		}
+		if len(hosts) == 8 {
+			hosts[6], hosts[7] = hosts[7], hosts[6]
 		}
 		h.assign()
 		has := map[*endpoint]bool{}
@@ -50,9 +56,9 @@ func TestHostEndpointsFit(t *testing.T) {
 			l := &h.links.Links.Links[i]
 			var want *endpoint
 			rank := 0
-			for _, name := range names {
-				if r := fits(h.all[name].item.host, l); r > rank {
-					want, rank = h.all[name], r
+			for _, host := range hosts {
+				if r := fits(host, l); r > rank {
+					want, rank = h.all[host.Name], r
 				}
 			}
 			if h.assigned[l.Index] != want {

@@ -87,6 +87,13 @@ func TestBGPConfiguration(t *testing.T) {
 	}}.run(t)
 }
 
+func TestBGPPeerIsOfAnAge(t *testing.T) {
+	p, err := BGPPeer([]byte(`{"metadata":{"name":"p","creationTimestamp":"2026-01-02T03:04:05Z"},"spec":{"peerIP":"192.0.2.1","asNumber":64513}}`), nil)
+	if err != nil || p.Created != time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
 func TestBGPPeer(t *testing.T) {
 	tor, secret := netip.MustParseAddr("192.0.2.1"), model.SecretRef{Name: "s", Key: "k"}
 	least := `"peerIP":"192.0.2.1","asNumber":64513`

@@ -44,7 +44,7 @@ type bgpPeerSpec struct {
 func bgpPeer(data []byte, f *fault.List) *model.BGPPeer {
 	m, spec := open[bgpPeerSpec](data, f)
 	p := &model.BGPPeer{
-		Name: m.Name, Node: spec.Node, AS: asNumber("spec.asNumber", spec.ASNumber, f), LocalAS: asNumber("spec.localASNumber", spec.LocalASNumber, f),
+		Name: m.Name, Created: m.CreationTimestamp.UTC(), Node: spec.Node, AS: asNumber("spec.asNumber", spec.ASNumber, f), LocalAS: asNumber("spec.localASNumber", spec.LocalASNumber, f),
 		Password: spec.Password.ref("spec.password", f), AnySource: oneOf("spec.sourceAddress", spec.SourceAddress, f, "UseNodeIP", "None") == "None",
 		Restart: restartTime("spec.maxRestartTime", spec.MaxRestartTime, f), Filters: spec.Filters,
 		OneWay:     oneOf("spec.reversePeering", spec.ReversePeering, f, "Auto", "Manual") == "Manual",

@@ -26,7 +26,7 @@ var interfaceName = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,15}$`)
 
 func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	m, spec := open[hostEndpointSpec](data, f)
-	h := &model.HostEndpoint{Name: m.Name, Node: spec.Node, Interface: spec.InterfaceName, Labels: m.Labels}
+	h := &model.HostEndpoint{Name: m.Name, Created: m.CreationTimestamp.UTC(), Node: spec.Node, Interface: spec.InterfaceName, Labels: m.Labels}
 	checkName("spec.node", spec.Node, f)
 	switch {
 	case spec.InterfaceName == "" && len(spec.ExpectedIPs) == 0:
@@ -37,13 +37,10 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	for i, text := range spec.ExpectedIPs {
 		a, err := model.ParseAddr(text)
 		if err != nil {
-			f.Leave(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v; it is left out", err)
+			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v", err)
 			continue
 		}
 		h.Addresses = append(h.Addresses, a)
-	}
-	if spec.InterfaceName == "" && len(h.Addresses) == 0 && len(spec.ExpectedIPs) > 0 {
-		f.Reject("spec.expectedIPs", "none can be read")
 	}
 	for i, p := range spec.Profiles {
 		if p != allowProfile {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
 
@@ -25,6 +26,8 @@ type metadata struct {
 	Namespace   string            `json:"namespace"`
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
+
+	CreationTimestamp metav1.Time `json:"creationTimestamp"`
 }
 
 // metadataAnnotation is where Calico, storing a resource, puts most of the

@@ -3,8 +3,6 @@ package kubeobj
 import (
 	"fmt"
 	"net/netip"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -29,13 +27,16 @@ func Node(o *corev1.Node) (*model.Node, error) {
 		c := &o.Status.Conditions[i]
 		n.NotReady = n.NotReady || c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
 	}
-	n.IPs, n.OtherIPs = nodeIPs(o.Status.Addresses, &f)
+	n.IPs, n.External, n.OtherIPs = nodeIPs(o.Status.Addresses, &f)
 	list, field := o.Spec.PodCIDRs, "spec.podCIDRs"
 	if len(list) == 0 && o.Spec.PodCIDR != "" {
 		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
 	}
 	for _, text := range list {
-		p, err := model.ParsePodCIDR(strings.TrimSpace(text))
+		p, err := parsePrefix(text)
+		if err == nil {
+			err = model.CheckPodCIDR(p)
+		}
 		if err != nil {
 			f.Leave(field, "%v; it is left out", err)
 			continue
@@ -46,11 +47,11 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	return fault.Result(n, &f)
 }
 
-// nodeIPs returns the InternalIPs, and the ExternalIPs of a family that has no InternalIP.
-// kube-proxy, too, takes the first address of each family from both lists in this order. others are
-// the remaining ExternalIPs.
-func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list, others []netip.Addr) {
-	of := map[corev1.NodeAddressType][]netip.Addr{}
+// nodeIPs returns the InternalIPs, and after them the ExternalIPs of a family that has no
+// InternalIP, and how many those are. kube-proxy, too, takes the first address of each family from
+// both lists in this order. others are the remaining ExternalIPs.
+func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list []netip.Addr, external int, others []netip.Addr) {
+	of, internal := map[corev1.NodeAddressType][]netip.Addr{}, map[bool]bool{} // by whether it is IPv4
 	for i, in := range addresses {
 		if in.Type != corev1.NodeInternalIP && in.Type != corev1.NodeExternalIP {
 			continue
@@ -61,17 +62,17 @@ func nodeIPs(addresses []corev1.NodeAddress, f *fault.List) (list, others []neti
 			continue
 		}
 		of[in.Type] = append(of[in.Type], a)
+		internal[a.Is4()] = internal[a.Is4()] || in.Type == corev1.NodeInternalIP
 	}
 	list = of[corev1.NodeInternalIP]
 	for _, a := range of[corev1.NodeExternalIP] {
-		sameFamily := func(o netip.Addr) bool { return o.Is4() == a.Is4() }
-		if slices.ContainsFunc(of[corev1.NodeInternalIP], sameFamily) {
+		if internal[a.Is4()] {
 			others = append(others, a)
 		} else {
 			list = append(list, a)
 		}
 	}
-	return list, others
+	return list, len(list) - len(of[corev1.NodeInternalIP]), others
 }
 
 // Namespace translates a v1 Namespace.

@@ -133,8 +133,12 @@ func TestEndpointSlice(t *testing.T) {
 				for _, p := range []int32{70000, 0, -5} {
 					s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: new(p)})
 				}
+				s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: new(int32(80)), Protocol: new(corev1.Protocol("tcp"))})
 			},
-			errs: []string{"ports[1].port: 70000 is not in 1-65535; this port is left out", "ports[2].port: 0", "ports[3].port: -5"},
+			errs: []string{
+				"ports[1].port: 70000 is not in 1-65535; this port is left out", "ports[2].port: 0", "ports[3].port: -5",
+				`ports[4].protocol: "tcp" is none of TCP, UDP and SCTP; this port is left out`,
+			},
 		},
 		{
 			name: "leading zeros",
@@ -173,7 +177,6 @@ func TestEndpointSliceAtFault(t *testing.T) {
 	}{
 		{"FQDN", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }, []string{"addressType: FQDN"}},
 		{"no family", func(s *discoveryv1.EndpointSlice) { s.AddressType = "" }, []string{"addressType"}},
-		{"protocol", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Protocol = new(corev1.Protocol("tcp")) }, []string{"ports[0].protocol"}},
 		{"name", func(s *discoveryv1.EndpointSlice) { s.Name = "" }, []string{"metadata.name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -301,7 +304,7 @@ func TestNode(t *testing.T) {
 	in.Status.Addresses[1].Address = "n1"
 	got, err = kubeobj.Node(in)
 	checkError(t, err, []string{"status.addresses[1].address", "spec.podCIDR:"})
-	want.IPs, want.OtherIPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), nil, nil
+	want.IPs, want.External, want.OtherIPs, want.PodCIDRs = addrs("2001:db8::1", "203.0.113.9"), 1, nil, nil
 	if diff := cmp.Diff(want, got, equal); diff != "" {
 		t.Errorf("a malformed field affects others (-want +got):\n%s", diff)
 	}

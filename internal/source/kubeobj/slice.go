@@ -19,11 +19,11 @@ var ErrHostNames = errors.New("addressType: FQDN: host names can't be balanced; 
 
 // EndpointSlice translates a discovery.k8s.io/v1 EndpointSlice.
 //
-// A slice of addressType FQDN, or with a port of no known protocol, is faulty as a whole. Left out
-// are addresses that are malformed, of the other family, or cannot be reached from other machines,
-// and port numbers that are out of range, which the API accepts; the rest stays. As in kube-proxy,
-// a port entry without a number (the API's "all ports") is skipped, a slice without ports has no
-// endpoint for any service port, and a slice without the service-name label belongs to no service.
+// A slice of addressType FQDN is faulty as a whole. Left out are addresses that are malformed, of
+// the other family, or cannot be reached from other machines, and ports of numbers that are out of
+// range, which the API accepts, or of no known protocol; the rest stays. As in kube-proxy, a port
+// entry without a number (the API's "all ports") is skipped, a slice without ports has no endpoint
+// for any service port, and a slice without the service-name label belongs to no service.
 func EndpointSlice(o *discoveryv1.EndpointSlice) (*model.EndpointSlice, error) {
 	var f fault.List
 	s := &model.EndpointSlice{
@@ -62,16 +62,14 @@ func endpointPorts(in []discoveryv1.EndpointPort, f *fault.List) []model.Endpoin
 		if in[i].Port == nil {
 			continue
 		}
-		number := *in[i].Port
-		if number < 1 || number > 65535 {
-			f.Leave(fmt.Sprintf("ports[%d].port", i), "%d is not in 1-65535; this port is left out", number)
-			continue
+		var own fault.List
+		out := model.EndpointPort{
+			Name: ptr.Deref(in[i].Name, ""), Protocol: protocol("protocol", ptr.Deref(in[i].Protocol, ""), &own), Port: port("port", *in[i].Port, &own),
 		}
-		mark := f.Mark()
-		ports = append(ports, model.EndpointPort{
-			Name: ptr.Deref(in[i].Name, ""), Protocol: protocol("protocol", ptr.Deref(in[i].Protocol, ""), f), Port: uint16(number),
-		})
-		f.Under(mark, "ports[%d]", i)
+		own.Under(0, "ports[%d]", i)
+		if !f.Spare(&own, "this port") {
+			ports = append(ports, out)
+		}
 	}
 	return ports
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -230,6 +231,63 @@ items:
 				}
 			}
 		})
+	}
+}
+
+// Kubernetes' API took addresses with leading zeros once, and goes on to read what it stored, in
+// decimal.
+func TestLeadingZeros(t *testing.T) {
+	const zeros = `
+apiVersion: v1
+kind: Node
+metadata: {name: node1}
+spec: {podCIDRs: [010.244.001.000/24]}
+status: {addresses: [{type: InternalIP, address: 010.010.000.011}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: lead}
+spec: {nodeName: node1, containers: [{name: c}]}
+status: {podIPs: [{ip: 010.244.001.002}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: lead}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.1.4
+  clusterIPs: [10.96.1.4]
+  externalIPs: [203.000.113.053]
+  loadBalancerSourceRanges: [010.010.000.000/24]
+  ports: [{port: 80, targetPort: 8080, nodePort: 31004}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.064}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: lead-1, labels: {kubernetes.io/service-name: lead}}
+addressType: IPv4
+endpoints: [{addresses: [010.244.001.002], nodeName: node1}]
+ports: [{port: 8080}]
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: lead}
+spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 010.244.001.000/24, except: [010.244.001.004/30]}}]}]}
+---
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: lead}
+spec: {tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Accept, to: [{networks: [010.244.001.000/24]}]}]}
+`
+	p := newParsers(false)[0]
+	got, want := p.parse("a.yaml", []byte(zeros), nil), p.parse("a.yaml", regexp.MustCompile(`\b0+(\d)`).ReplaceAll([]byte(zeros), []byte("$1")), nil)
+	if len(got.issues) > 0 || len(got.objects) != 6 {
+		t.Errorf("%d objects, issues %v", len(got.objects), got.issues)
+	}
+	for i, o := range want.objects {
+		if !reflect.DeepEqual(got.objects[i].value, o.value) {
+			t.Errorf("%s: %+v, want %+v", o.Ref, got.objects[i].value, o.value)
+		}
 	}
 }
 

@@ -29,7 +29,8 @@ type bgpSpec struct {
 func BGPAdvertisement(text []byte, also error) (*model.BGPAdvertisement, error) {
 	return decode(text, also, func(o *resource[bgpSpec], name model.Name, f *fault.List) *model.BGPAdvertisement {
 		a := &model.BGPAdvertisement{
-			Name: name, Advertised: o.Spec.translate(f), LocalPref: o.Spec.LocalPref, Communities: o.Spec.Communities, Peers: o.Spec.Peers,
+			Name: name, Created: o.CreationTimestamp.UTC(), Advertised: o.Spec.translate(f),
+			LocalPref: o.Spec.LocalPref, Communities: o.Spec.Communities, Peers: o.Spec.Peers,
 			Length4: ptr.Deref(o.Spec.AggregationLength, 32), Length6: ptr.Deref(o.Spec.AggregationLengthV6, 128),
 		}
 		if a.Length4 < 1 || a.Length4 > 32 {
@@ -122,7 +123,7 @@ func BGPPeer(text []byte, also error) (*model.MetalLBPeer, error) {
 	return decode(text, also, func(o *resource[peerSpec], name model.Name, f *fault.List) *model.MetalLBPeer {
 		s := &o.Spec
 		p := &model.MetalLBPeer{
-			Name: name, MyASN: s.MyASN, PeerASN: s.ASN, Dynamic: s.DynamicASN, Port: cmp.Or(s.Port, 179), Password: s.Password,
+			Name: name, Created: o.CreationTimestamp.UTC(), MyASN: s.MyASN, PeerASN: s.ASN, Dynamic: s.DynamicASN, Port: cmp.Or(s.Port, 179), Password: s.Password,
 			GracefulRestart: s.EnableGracefulRestart, MultiHop: s.EBGPMultiHop, DualStack: s.DualStackAddressFamily,
 			HoldTime: duration(s.HoldTime), KeepaliveTime: duration(s.KeepaliveTime), ConnectTime: duration(s.ConnectTime),
 			Address: address("spec.peerAddress", s.Address, f), Source: address("spec.sourceAddress", s.SrcAddress, f), RouterID: address("spec.routerID", s.RouterID, f),

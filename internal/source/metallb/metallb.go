@@ -156,7 +156,7 @@ type l2Spec struct {
 // L2Advertisement translates an L2Advertisement.
 func L2Advertisement(text []byte, also error) (*model.L2Advertisement, error) {
 	return decode(text, also, func(o *resource[l2Spec], name model.Name, f *fault.List) *model.L2Advertisement {
-		a := &model.L2Advertisement{Name: name, Advertised: o.Spec.translate(f), Interfaces: o.Spec.Interfaces}
+		a := &model.L2Advertisement{Name: name, Created: o.CreationTimestamp.UTC(), Advertised: o.Spec.translate(f), Interfaces: o.Spec.Interfaces}
 		for i, in := range o.Spec.PreferredNodeSelectors {
 			field := fmt.Sprintf("spec.preferredNodeSelectors[%d]", i)
 			if in.Weight < 1 || in.Weight > 100 {

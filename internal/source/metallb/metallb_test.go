@@ -88,20 +88,20 @@ func TestAdvertisements(t *testing.T) {
 	some := model.Advertised{Pools: []string{"p"}, PoolSelector: team, Nodes: team, Services: team}
 	fields := `"ipAddressPools":["p"],"ipAddressPoolSelectors":` + reds + `,"nodeSelectors":` + reds + `,"serviceSelectors":` + reds
 	cases[model.L2Advertisement]{"L2Advertisement", "v1beta1", L2Advertisement, map[string]model.L2Advertisement{
-		``: {Name: name, Advertised: every},
+		``: {Name: name, Created: made, Advertised: every},
 		fields + `,"interfaces":["eth1"],"preferredNodeSelectors":[{"weight":10,"preference":{"matchLabels":{"team":"red"}}}]`: {
-			Name: name, Advertised: some, Interfaces: []string{"eth1"}, Preferred: []model.PreferredNodes{{Weight: 10, Nodes: team}}},
-		`"nodeSelectors":[{}]`: {Name: name, Advertised: every},
+			Name: name, Created: made, Advertised: some, Interfaces: []string{"eth1"}, Preferred: []model.PreferredNodes{{Weight: 10, Nodes: team}}},
+		`"nodeSelectors":[{}]`: {Name: name, Created: made, Advertised: every},
 	}, map[string]string{
 		`"interface":"eth1"`: `spec.interface: there is no such field`,
 	}, map[string]string{
 		`"preferredNodeSelectors":[{"weight":0,"preference":{}}]`: `spec.preferredNodeSelectors[0].weight: 0 is not from 1 to 100; this preference is left out`,
 	}}.run(t)
 	cases[model.BGPAdvertisement]{"BGPAdvertisement", "v1beta1", BGPAdvertisement, map[string]model.BGPAdvertisement{
-		``: {Name: name, Advertised: every, Length4: 32, Length6: 128},
+		``: {Name: name, Created: made, Advertised: every, Length4: 32, Length6: 128},
 		fields + `,"localPref":200,"communities":["64500:1","large:64500:1:2","vpn"],"peers":["tor"]`: {
-			Name: name, Advertised: some, Length4: 32, Length6: 128, LocalPref: 200, Communities: []string{"64500:1", "large:64500:1:2", "vpn"}, Peers: []string{"tor"}},
-		`"aggregationLength":24,"aggregationLengthV6":64`: {Name: name, Advertised: every, Length4: 24, Length6: 64},
+			Name: name, Created: made, Advertised: some, Length4: 32, Length6: 128, LocalPref: 200, Communities: []string{"64500:1", "large:64500:1:2", "vpn"}, Peers: []string{"tor"}},
+		`"aggregationLength":24,"aggregationLengthV6":64`: {Name: name, Created: made, Advertised: every, Length4: 24, Length6: 64},
 	}, map[string]string{
 		`"aggregationLength":33`:                         `spec.aggregationLength: 33 is not from 1 to 32`,
 		`"aggregationLengthV6":0`:                        `spec.aggregationLengthV6: 0 is not`,
@@ -120,14 +120,14 @@ func TestAdvertisements(t *testing.T) {
 func TestBGPPeer(t *testing.T) {
 	least := `"myASN":64500,"peerASN":64501,"peerAddress":"192.0.2.1"`
 	cases[model.MetalLBPeer]{"BGPPeer", "v1beta2", BGPPeer, map[string]model.MetalLBPeer{
-		least: {Name: name, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all},
-		least + `,"passwordSecret":{"name":"s"}`: {Name: name, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all,
+		least: {Name: name, Created: made, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all},
+		least + `,"passwordSecret":{"name":"s"}`: {Name: name, Created: made, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all,
 			PasswordSecret: model.SecretRef{Namespace: name.Namespace, Name: "s", Key: "password"}},
-		least + `,"passwordSecret":{"name":"s","namespace":"other"}`: {Name: name, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all,
+		least + `,"passwordSecret":{"name":"s","namespace":"other"}`: {Name: name, Created: made, MyASN: 64500, PeerASN: 64501, Address: addr("192.0.2.1"), Port: 179, Nodes: all,
 			PasswordSecret: model.SecretRef{Namespace: "other", Name: "s", Key: "password"}},
 		`"myASN":64500,"dynamicASN":"external","peerAddress":"2001:db8::1","sourceAddress":"2001:db8::2","peerPort":1179,"holdTime":"90s","keepaliveTime":"30s","connectTime":"10s",` +
 			`"routerID":"192.0.2.9","nodeSelectors":` + reds + `,"password":"secret","enableGracefulRestart":true,"ebgpMultiHop":true,"dualStackAddressFamily":true`: {
-			Name: name, MyASN: 64500, Dynamic: "external", Address: addr("2001:db8::1"), Source: addr("2001:db8::2"), Port: 1179,
+			Name: name, Created: made, MyASN: 64500, Dynamic: "external", Address: addr("2001:db8::1"), Source: addr("2001:db8::2"), Port: 1179,
 			HoldTime: 90 * time.Second, KeepaliveTime: 30 * time.Second, ConnectTime: 10 * time.Second, RouterID: addr("192.0.2.9"),
 			Nodes: team, Password: "secret", GracefulRestart: true, MultiHop: true, DualStack: true},
 	}, map[string]string{
