@@ -22,6 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/test/world"
@@ -214,8 +215,12 @@ func TestBalance(t *testing.T) {
 	w := newBalanced(t)
 	w.start()
 	w.answer("red", "blue")
-	t.Run("a backend is down by request", func(*testing.T) {
+	t.Run("a backend is down by request", func(t *testing.T) {
+		w.keep("red")
 		w.set("red", "down")
+		if n := w.kept("10.1.0.11"); n > 0 {
+			t.Errorf("the API answers while %d connections to red are there", n)
+		}
 		w.answer("blue")
 		w.set("red", "up")
 		w.answer("red", "blue")
@@ -249,6 +254,35 @@ func TestBalance(t *testing.T) {
 		w.answer("red")
 	})
 	t.Run("nothing is left", func(t *testing.T) { w.leaves(t) })
+}
+
+// keep opens connections to the farm, up to one that a server answers on, which it leaves open.
+func (w *balanced) keep(server string) {
+	w.t.Helper()
+	for by := ""; by != server; {
+		var c net.Conn
+		w.must(w.client.Do(func() (err error) { c, err = net.Dial("tcp", "10.0.0.100:80"); return err }))
+		w.t.Cleanup(func() { _ = c.Close() })
+		by = askOn(c)
+	}
+}
+
+// kept is how many connections to the farm lead to the server with an address.
+func (w *balanced) kept(address string) (n int) {
+	w.t.Helper()
+	w.must(w.machine.Do(func() error {
+		ct, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		err = ct.All(w.t.Context(), func(f *conntrack.Flow) {
+			if f.Orig.Dst.String() == "10.0.0.100:80" && f.Reply.Src.Addr().String() == address {
+				n++
+			}
+		})
+		return errors.Join(err, ct.Close())
+	}))
+	return n
 }
 
 // refuses makes a request of which one part is wrong.
