@@ -91,6 +91,7 @@ func (r *run) tooEarly(t *testing.T) {
 		r.beginSCTP(t, "outside", "lb:36412"), r.beginSCTP(t, "outside", "late:30412"),
 	}
 	begun := r.beginSCTP(t, "outside2", "ext:36412")
+	r.bind(t, "late")
 	r.step(t, 1, step{at: "node late", services: []svc{balanced("a"), external("a"), {name: "first", at: "vip3", ext: "ext", ports: first}}})
 	finish(early...)
 	r.step(t, 2, step{services: []svc{web, {name: "first", at: "vip3", ext: "ext", ports: first, on: "a"}}})
