@@ -73,26 +73,25 @@ func (r *run) restarts(t *testing.T) {
 // (kubernetes/kubernetes#48719, #101607), or that wait for an answer of who is gone: they are
 // answered once there is, and while an agent that comes back finds it so.
 func (r *run) tooEarly(t *testing.T) {
-	r.start(t, config{nodePortsOn: "node late"})
+	r.start(t, config{})
 	r.needs(t, driver.Services)
 	can := r.driver.Capabilities().Can
 	ports, first := []port{httpNode}, []port{}
 	if can&driver.SCTP != 0 {
 		ports, first = append(ports, sig), append(first, port{name: "sig", proto: model.SCTP, port: 36412, to: 8412})
 	}
-	r.swallow(t, "lb ext late m1")
+	r.swallow(t, "lb ext m1")
 	web := svc{at: "vip", on: "a"}
 	balanced := func(on string) svc { return svc{at: "vip", lb: "lb", ports: ports, on: on} }
 	external := func(on string) svc { return svc{name: "external", at: "vip2", ext: "ext", on: on} }
 
 	r.step(t, 0, step{services: []svc{web}})
 	early := []func(){
-		r.begin(t, "outside", "lb:80"), r.begin(t, "b", "ext:80"), r.begin(t, "outside", "late:30080"),
-		r.beginSCTP(t, "outside", "lb:36412"), r.beginSCTP(t, "outside", "late:30412"),
+		r.begin(t, "outside", "lb:80"), r.begin(t, "b", "ext:80"),
+		r.ask(t, model.SCTP, "outside", "lb:36412"), r.ask(t, model.SCTP, "outside", "node:30412"), r.ask(t, model.TCP, "outside", "node:30080"),
 	}
-	begun := r.beginSCTP(t, "outside2", "ext:36412")
-	r.bind(t, "late")
-	r.step(t, 1, step{at: "node late", services: []svc{balanced("a"), external("a"), {name: "first", at: "vip3", ext: "ext", ports: first}}})
+	begun := r.ask(t, model.SCTP, "outside2", "ext:36412")
+	r.step(t, 1, step{services: []svc{balanced("a"), external("a"), {name: "first", at: "vip3", ext: "ext", ports: first}}})
 	finish(early...)
 	r.step(t, 2, step{services: []svc{web, {name: "first", at: "vip3", ext: "ext", ports: first, on: "a"}}})
 	finish(begun)
@@ -107,7 +106,7 @@ func (r *run) tooEarly(t *testing.T) {
 
 	if can&driver.Survives != 0 { // a proxy has answered
 		r.step(t, 5, step{services: []svc{balanced("m1"), external("m1")}})
-		waits := []func(){r.begin(t, "outside", "lb:80"), r.begin(t, "b", "ext:80"), r.beginSCTP(t, "outside2", "lb:36412")}
+		waits := []func(){r.begin(t, "outside", "lb:80"), r.begin(t, "b", "ext:80"), r.ask(t, model.SCTP, "outside2", "lb:36412")}
 		r.step(t, 6, step{services: []svc{web, external("a")}})
 		r.step(t, 7, step{services: []svc{balanced("a"), external("a")}})
 		finish(waits...)
@@ -157,12 +156,16 @@ func (r *run) beginUnheard(t *testing.T, from, to string) (answered func()) {
 	return answered
 }
 
-// dialOn has a client go on trying to open a TCP connection.
+// dialOn has a client go on trying to open a TCP connection, also where it is refused meanwhile: for
+// IPVS, an address is the node's a moment before it is served.
 func (r *run) dialOn(t *testing.T, from, to string) (answered func()) {
 	c, at, done := r.client(from), r.addrPort(to, r.family), make(chan error, 1)
 	go func() {
 		done <- c.host.ns.Do(func() error {
 			flow, err := c.dial(model.TCP, 0, at, patience)
+			for end := time.Now().Add(patience); refused(err) && time.Now().Before(end); {
+				flow, err = c.dial(model.TCP, 0, at, patience)
+			}
 			if err != nil {
 				return err
 			}
@@ -178,26 +181,34 @@ func (r *run) dialOn(t *testing.T, from, to string) (answered func()) {
 	}
 }
 
-// beginSCTP has a client send an INIT, and again one from the same port to be answered in the end;
-// nothing, if the driver has no SCTP.
-func (r *run) beginSCTP(t *testing.T, from, to string) (answered func()) {
+// ask has a client ask in vain, and again from the same port to be answered in the end; nothing of
+// SCTP, if the driver has none.
+func (r *run) ask(t *testing.T, p model.Protocol, from, to string) (answered func()) {
 	t.Helper()
-	if r.driver.Capabilities().Can&driver.SCTP == 0 {
+	if p == model.SCTP && r.driver.Capabilities().Can&driver.SCTP == 0 {
 		return func() {}
 	}
 	c, at := r.client(from), r.addrPort(to, r.family)
 	c.next++
 	own, tag := netip.AddrPortFrom(c.from, 40000+c.next%20000), uint32(c.next)<<8|1
-	ask := func(timeout time.Duration) error {
-		return c.host.ns.Do(func() error { _, err := initSCTP(own, at, tag, timeout); return err })
+	try := func(timeout time.Duration) (err error) {
+		inside := c.host.ns.Do(func() error {
+			if p == model.SCTP {
+				_, err = initSCTP(own, at, tag, timeout)
+			} else {
+				err = c.once(send{proto: p, port: own.Port()}, at, timeout).err
+			}
+			return nil
+		})
+		return errors.Join(inside, err)
 	}
-	if err := ask(silence); !silent(err) {
-		t.Errorf("an INIT from %s to %s that nobody answers: %v", from, to, err)
+	if err := try(silence); err == nil {
+		t.Errorf("%s is answered by %s over %s, though nobody serves it", from, to, p)
 	}
 	return func() {
 		t.Helper()
-		if err := ask(patience); err != nil {
-			t.Errorf("an INIT from %s to %s, and one before it was served: %v\n%s", from, to, err, r.plan)
+		if err := try(patience); err != nil {
+			t.Errorf("%s asks %s over %s, and asked before it was served: %v\n%s", from, to, p, err, r.plan)
 		}
 	}
 }

@@ -150,7 +150,6 @@ func serviceAddrs() map[string]dual {
 		"unallocated": both("10.96.200.1", "fd00:10:96::c801"),
 		"lb":          both("203.0.113.10", "2001:db8:113::10"),
 		"ext":         both("203.0.113.20", "2001:db8:113::20"),
-		"late":        both("203.0.113.30", "2001:db8:113::30"), // the node's once it is bound
 	}
 }
 
