@@ -218,10 +218,9 @@ func (b *balancer) Sync(ctx context.Context, objects []model.Ref) error {
 		if len(issues) > 0 {
 			return &nftlb.FaultsError{Issues: issues}
 		}
-	} else if err != nil {
-		return err
+		return nil
 	}
-	return b.kernel.AwaitCuts(ctx)
+	return err
 }
 
 // Sessions implements nftlb.Kernel.

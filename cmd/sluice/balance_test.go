@@ -22,6 +22,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/test/world"
@@ -214,8 +215,12 @@ func TestBalance(t *testing.T) {
 	w := newBalanced(t)
 	w.start()
 	w.answer("red", "blue")
-	t.Run("a backend is down by request", func(*testing.T) {
+	t.Run("a backend is down by request", func(t *testing.T) {
+		w.keep("red")
 		w.set("red", "down")
+		if n := w.entries("10.0.0.100:80", "10.1.0.11"); n > 0 {
+			t.Errorf("the API answers while %d connections to red are there", n)
+		}
 		w.answer("blue")
 		w.set("red", "up")
 		w.answer("red", "blue")
@@ -242,6 +247,7 @@ func TestBalance(t *testing.T) {
 			t.Errorf("blue is %s after a restart", s)
 		}
 	})
+	t.Run("who asks before there is a farm", w.early)
 	t.Run("datagrams of a farm that goes while no balancer runs", w.abandons)
 	t.Run("forwarding that is turned off is turned on again", func(t *testing.T) {
 		w.machine.Set("net/ipv4/ip_forward", "0")
@@ -249,6 +255,36 @@ func TestBalance(t *testing.T) {
 		w.answer("red")
 	})
 	t.Run("nothing is left", func(t *testing.T) { w.leaves(t) })
+}
+
+// keep opens connections to the farm, up to one that a server answers on, which it leaves open.
+func (w *balanced) keep(server string) {
+	w.t.Helper()
+	for by := ""; by != server; {
+		var c net.Conn
+		w.must(w.client.Do(func() (err error) { c, err = net.Dial("tcp", "10.0.0.100:80"); return err }))
+		w.t.Cleanup(func() { _ = c.Close() })
+		by = askOn(c)
+	}
+}
+
+// entries is how many connections to an address and port there are whose answers come from another
+// address.
+func (w *balanced) entries(to, from string) (n int) {
+	w.t.Helper()
+	w.must(w.machine.Do(func() error {
+		ct, err := conntrack.Open()
+		if err != nil {
+			return err
+		}
+		err = ct.All(w.t.Context(), func(f *conntrack.Flow) {
+			if f.Orig.Dst.String() == to && f.Reply.Src.Addr().String() == from {
+				n++
+			}
+		})
+		return errors.Join(err, ct.Close())
+	}))
+	return n
 }
 
 // refuses makes a request of which one part is wrong.
@@ -266,6 +302,30 @@ func (w *balanced) refuses(t *testing.T) {
 		t.Errorf("rules were\n%s\nand are\n%s", rules, now)
 	}
 	w.answer("red", "blue")
+}
+
+// early has a client ask a farm that comes later: until then, the machine sends what is for it to a
+// server that drops it.
+func (w *balanced) early(t *testing.T) {
+	w.client.Route("10.0.0.200/32", "10.0.0.1")
+	w.machine.Route("10.0.0.200/32", "10.1.0.12")
+	w.servers["red"].IP("addr add 10.0.0.200/32 dev lo")
+	for _, mode := range []string{"dnat", "dsr"} {
+		var by string
+		var err error
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			_, by, err = w.request(w.client, "GET", "http://10.0.0.200:8080/", "")
+		}()
+		eventually(t, "the machine knows of the connection", func() bool { return w.entries("10.0.0.200:8080", "10.0.0.200") > 0 })
+		w.api(http.StatusOK, "POST", "/farms", fmt.Sprintf(`{"farms": [{"name": "late", "virtual-addr": "10.0.0.200", "virtual-ports": "8080", "mode": %q,
+			"backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "8080"}]}]}`, mode))
+		if <-answered; by != "red" || err != nil {
+			t.Errorf("%s: %q answers who asked before the farm was there: %v", mode, by, err)
+		}
+		w.api(http.StatusOK, "DELETE", "/farms/late", "")
+	}
 }
 
 // abandons has a client send to a farm of UDP, from one port on and on. While no balancer runs the

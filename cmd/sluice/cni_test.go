@@ -148,7 +148,8 @@ func (p *plugin) collect(ns *netns.NS, at string) (got, first *atomic.Uint64) {
 }
 
 // With an agent, ADD returns once the pod's policy holds: of a pod that may talk to nobody not one
-// packet passes, from the moment that it has a namespace, and of one that may talk all do.
+// packet passes, from the moment that it has a namespace, and of one that may talk all do
+// (projectcalico/calico#13356).
 func TestAddWaitsForPolicy(t *testing.T) {
 	t.Parallel()
 	p := newPlugin(t)

@@ -11,8 +11,9 @@ import (
 )
 
 // With --flow-offload an agent has a flowtable at the interfaces that there are, also those that
-// come later; the next agent, without it, has none, and nothing else changes. A kernel that has no
-// flowtables serves all the same. 'plan' says what an agent would do with the flag.
+// come later, and works on when one goes; the next agent, without it, has none, and nothing else
+// changes. A kernel that has no flowtables serves all the same. 'plan' says what an agent would do
+// with the flag.
 func TestFlowOffload(t *testing.T) {
 	t.Parallel()
 	ns := nodeNS(t)
@@ -49,6 +50,12 @@ func TestFlowOffload(t *testing.T) {
 			eventually(t, "the flowtable has the interface", func() bool {
 				return strings.Contains(table(), `"`+device+`"`) || strings.Contains(table(), device+",") || strings.Contains(table(), device+" }")
 			})
+		}
+		if out, err := ns.Run("ip", "link", "del", device); err != nil { // projectcalico/calico#13355
+			t.Fatal(err, string(out))
+		}
+		if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+			t.Error("once the interface is gone:", stderr)
 		}
 		if got := strings.Contains(table(), "flow add @established"); got != can {
 			t.Errorf("the kernel can have flowtables: %v, there is one: %v:\n%s", can, got, table())

@@ -47,7 +47,8 @@ names one.
 The answer is about new connections, and about the state that is wanted now: a warning says where
 the kernel may differ. Other nodes are taken to run Sluice with the flags of this one. What they
 alone know makes the answer unknown: deny lists and address lists from files of their own, and by
-which interface something comes in where a host endpoint covers only one.
+which interface something comes in where a host endpoint covers only one. Of packets that are dropped
+though their connection is allowed, as stray ones of TCP are, 'sluice drops' says the reason.
 
 With --suggest, the output is YAML: the smallest policies that would allow what policy denies, with
 the explanation as comments. They select pods by all labels that a roll-out does not change, so that

@@ -157,11 +157,6 @@ func (a *Agent) Sync(ctx context.Context) error {
 	if err != nil && !objectsAlone {
 		return err
 	}
-	if a.AwaitCuts != nil {
-		if err := a.AwaitCuts(ctx); err != nil {
-			return err
-		}
-	}
 	s := a.Status()
 	var missing string
 	if s.Kept > 0 {
@@ -189,10 +184,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation: where objects
-// are named, of the parts of the state that these belong to. Connections that may not go on are
-// AwaitCuts' matter. An error says why it has not; it is a *FaultError if only objects are at
-// fault: some of those that are named, or any if none is. Safe for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation, where objects are
+// named of the parts of the state that these belong to, and the connections have ended that may not
+// go on. An error says why it has not; it is a *FaultError if only objects are at fault: some of
+// those that are named, or any if none is. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
@@ -216,6 +211,11 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 			if err = fabric.Wait(ctx); err != nil {
 				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
 			}
+		}
+	}
+	if err == nil && a.AwaitCuts != nil {
+		if err = a.AwaitCuts(ctx); err != nil {
+			err = fmt.Errorf("wait until connections have ended that may not go on: %w", err)
 		}
 	}
 	if err != nil {

@@ -50,13 +50,7 @@ func (a *Agent) admit(ctx context.Context, pod model.Name) error {
 		case <-time.After(podPoll):
 		}
 	}
-	if err := a.Wait(ctx, a.Store.Generation(), model.Ref{Kind: model.PodKind, Name: pod}); err != nil || a.AwaitCuts == nil {
-		return err
-	}
-	if err := a.AwaitCuts(ctx); err != nil { // of others' connections, as the pod has none yet
-		a.Log.Warn("a pod is attached while connections that policies forbid may go on", "pod", pod, "error", err)
-	}
-	return nil
+	return a.Wait(ctx, a.Store.Generation(), model.Ref{Kind: model.PodKind, Name: pod})
 }
 
 // Detach forgets an interface. Safe for concurrent use.

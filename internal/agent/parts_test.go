@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -68,5 +70,61 @@ func TestServicesWhilePolicyFails(t *testing.T) {
 		if s := b.Status(); len(s.Failures) > 0 {
 			t.Errorf("status: %+v", s)
 		}
+	})
+}
+
+// Who waits for a change gets no answer before the connections have ended that may not go on, and
+// an error where they cannot be ended: sync, a pod's attachment, and who asks about objects, also if
+// they are at fault, as a balancer does.
+func TestWaitForCuts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, release := make(chan struct{}), make(chan error)
+		holds := &atomic.Bool{}
+		b := startPolicy(t, apart, func(c *Config) {
+			c.AwaitCuts = func(context.Context) error {
+				if !holds.Load() {
+					return nil
+				}
+				asked <- struct{}{}
+				return <-release
+			}
+		})
+		b.source.deliver(store.Event{Kind: model.PodKind, Name: newPod.Pod, Object: &model.Pod{Name: newPod.Pod, Node: "node-a"}})
+		faulty := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-1"}}
+		b.driver.setsAside(driver.SetAside{Kind: string(faulty.Kind), Name: faulty.Name, Reason: "refused", InForce: model.InForceRest})
+		holds.Store(true)
+		for name, c := range map[string]struct {
+			call  func() error
+			fault bool
+		}{
+			"sync":          {func() error { return b.client.Sync(t.Context()) }, true},
+			"an attachment": {func() error { return b.Attach(t.Context(), newPod) }, false},
+			"objects": {func() error {
+				return b.Wait(t.Context(), b.Store.Generation(), model.Ref{Kind: model.PodKind, Name: newPod.Pod})
+			}, false},
+			"objects with a fault": {func() error { return b.Wait(t.Context(), b.Store.Generation(), faulty) }, true},
+		} {
+			for _, failure := range []error{nil, errKernel} {
+				done := make(chan error, 1)
+				go func() { done <- c.call() }()
+				select {
+				case <-asked:
+				case err := <-done:
+					t.Fatalf("%s: it does not ask whether connections have ended: %v", name, err)
+				}
+				synctest.Wait()
+				select {
+				case err := <-done:
+					t.Fatalf("%s: it answers before connections have ended: %v", name, err)
+				case release <- failure:
+				}
+				err := <-done
+				_, fault := errors.AsType[*FaultError](err)
+				if failed := err != nil && strings.Contains(err.Error(), errKernel.Error()); failed != (failure != nil) || !failed && fault != c.fault {
+					t.Errorf("%s, once the connections have ended with %v: %v", name, failure, err)
+				}
+			}
+		}
+		holds.Store(false)
 	})
 }

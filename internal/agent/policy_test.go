@@ -424,6 +424,8 @@ func TestDropsHaveNames(t *testing.T) {
 			"shop/db:40000", "shop/web:80", "established, and forbidden since"},
 		{Packet{Reason: state.DropSpoofed, Flow: flow("10.1.0.7", "192.0.2.1", 22), In: 11},
 			"10.1.0.7:40000", "node node-a:22", "no known pod behind veth-web has this address"},
+		{Packet{Reason: state.DropStray, Flow: flow("10.1.0.2", "203.0.113.9", 41000), In: 12, Out: 2},
+			"shop/db:40000", "203.0.113.9:41000", "if they go on, see that requests come to the pod by this node"},
 		{Packet{Reason: state.DropUnknownPod, Flow: flow("203.0.113.9", "10.1.0.77", 80), In: 2, Out: 2},
 			"203.0.113.9:40000", "10.1.0.77:80", "no pod that is known"},
 		{Packet{Reason: state.DropUnknownDevice, Flow: flow("203.0.113.9", "10.0.0.1", 80), In: 99},

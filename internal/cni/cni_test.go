@@ -219,13 +219,24 @@ func TestDelegatedIPAM(t *testing.T) {
 	b.empty()
 }
 
-// A container's gateway is on the link: side-cars and chained plugins add routes by it.
+// A container's gateway is on the link: side-cars and chained plugins (route-override, which is no
+// package) add routes by it, and packets take them where there is no other.
 func TestRoutesByTheGateway(t *testing.T) {
 	b := newTestbed(t, "1.0.0", plugin(ranges))
-	c := b.add("x")
-	c.ns.IP(`route add 10.42.0.0/16 via 169.254.1.1 dev eth0`, `-6 route add fd42::/64 via fe80::1 dev eth0`,
-		`route add default via 169.254.1.1 dev eth0 table 100`) // as VPN clients and route-override do
+	c, outside := b.add("x"), host(t, "outside")
+	b.node.Join("uplink", outside, "eth0")
+	b.node.Address("uplink", "10.42.0.254/16", "fd42::fe/64")
+	outside.Address("eth0", "10.42.0.1/16", "fd42::1/64")
+	outside.Gateway("10.42.0.254", "fd42::fe")
+	c.ns.IP("route del default", "-6 route del default", "route add 10.42.0.0/16 via 169.254.1.1 dev eth0", "-6 route add fd42::/64 via fe80::1 dev eth0",
+		"route add default via 169.254.1.1 dev eth0 table 100", "-6 route add default via fe80::1 dev eth0 table 100") // as VPN clients do
+	for _, to := range []string{"10.42.0.1", "fd42::1"} {
+		reach(t, c.ns, outside, netip.AddrPortFrom(netip.MustParseAddr(to), 8080))
+	}
+	for _, a := range c.addrs() {
+		reach(t, outside, c.ns, netip.AddrPortFrom(a, 8080))
+	}
+	b.node.IP("link del uplink")
 	b.del(c)
 	b.empty()
-
 }

@@ -370,7 +370,7 @@ func TestSettings(t *testing.T) {
 		{"nothing tells pods from others", compile.Config{ClusterUnknown: true}, node("10.1.2.0/24", "fd10::/64"),
 			state.Settings{}},
 		{"nothing known", compile.Config{}, nil, state.Settings{}},
-		{"pods reach the outside with the node's address", compile.Config{Fabric: true}, []any{
+		{"pods reach the outside with the node's address", compile.Config{Fabric: true}, []any{ // projectcalico/calico#12769
 			&model.IPPool{Name: "b", CIDR: p("10.1.0.0/16")[0], NATOutgoing: true}, &model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]},
 			&model.IPPool{Name: "balanced", CIDR: p("192.0.2.0/24")[0], OfServices: true}, &model.IPPool{Name: "c", CIDR: p("fd00::/64")[0], NATOutgoing: true, Disabled: true}},
 			state.Settings{OutgoingCIDRs: p("10.1.0.0/16", "fd00::/64"), PoolCIDRs: p("10.0.0.0/16", "10.1.0.0/16", "fd00::/64")}},

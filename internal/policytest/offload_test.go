@@ -18,7 +18,7 @@ import (
 var threePods = map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]}
 
 // TestOffload shows that packets of established connections meet no chain any more, and that their
-// bytes are counted.
+// bytes are counted (projectcalico/calico#13804).
 func TestOffload(t *testing.T) {
 	t.Parallel()
 	k := byNFTables.kernel(t, threePods, offloading(t))

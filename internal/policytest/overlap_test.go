@@ -8,7 +8,8 @@ import (
 )
 
 // testOverlappingNets shows that of networks which hold each other, in a set that a policy asks for
-// and in a deny list, those that are left hold as before when one goes.
+// and in a deny list, those that are left hold as before when one goes
+// (projectcalico/calico#13274).
 func testOverlappingNets(t *testing.T, p plane) {
 	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	// Around each family's address: nothing but it, and two networks that all pods, or all hosts on

@@ -117,7 +117,7 @@ func TestRoutes(t *testing.T) {
 			objects: []model.Object{ranges, service("a", "10.96.0.1", local, external("198.51.100.1"), external("192.0.2.77"), given("203.0.113.1", "")), ready("a", "other", "own")},
 			want:    "10.96.0.0/12|10.96.0.1/32|198.51.100.0/24|198.51.100.1/32|203.0.113.0/24|203.0.113.1/32",
 		},
-		"with policy Local, no endpoint is ready here": {
+		"with policy Local, no endpoint is ready here": { // projectcalico/calico#13246
 			objects: []model.Object{ranges, service("a", "10.96.0.1", local, external("198.51.100.1")), ready("a", "other", "-own")}, want: whole,
 		},
 		"an endpoint of the other family": {

@@ -265,7 +265,7 @@ func TestFabric(t *testing.T) {
 			want:   "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2",
 			issues: []string{"Node own: other nodes encrypt what they send to its pods, and this one does not take it without --encrypt; kubectl annotate node own"},
 		},
-		"pods with the addresses of nodes": {
+		"pods with the addresses of nodes": { // projectcalico/calico#13116
 			nodes: []string{"own 192.0.2.1 10.244.1.0/24 192.0.0.0/16", "b 192.0.2.2 192.0.2.0/25", "c 192.0.2.3 0.0.0.0/0", "d 198.51.100.4 198.51.100.0/24"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"}, blocks: []string{"x 192.0.2.0/30 d"},
 			want: "10.244.1.0/24: nowhere\nsluice.vxlan: VXLAN local 192.0.2.1 address 10.244.1.0 mtu 1450",
 			issues: []string{

@@ -70,46 +70,147 @@ func (r *run) restarts(t *testing.T) {
 }
 
 // tooEarly is about connections whose first packet comes before there is anyone to serve them
-// (kubernetes/kubernetes#48719, #101607): they are answered once there is, and while an agent that
-// comes back finds it so.
+// (kubernetes/kubernetes#48719, #101607), or that wait for an answer of who is gone: they are
+// answered once there is, and while an agent that comes back finds it so.
 func (r *run) tooEarly(t *testing.T) {
 	r.start(t, config{})
 	r.needs(t, driver.Services)
-	r.swallow(t, "lb ext")
-	begin := func(from, to string) func() {
-		c, at, answered := r.client(from), netip.AddrPortFrom(r.addr(to, r.family), 80), make(chan error, 1)
-		go func() {
-			answered <- c.host.ns.Do(func() error {
-				flow, err := c.dial(model.TCP, 0, at, patience)
-				if err != nil {
-					return err
-				}
-				_, err = flow.exchange(0, patience)
-				return errors.Join(err, flow.Close())
-			})
-		}()
-		r.awaitEntry(t, at)
-		return func() {
-			if err := <-answered; err != nil {
-				t.Errorf("%s began to ask %s:80 before it was served: %v\n%s", from, to, err, r.plan)
-			}
-		}
+	can := r.driver.Capabilities().Can
+	ports, first := []port{httpNode}, []port{}
+	if can&driver.SCTP != 0 {
+		ports, first = append(ports, sig), append(first, port{name: "sig", proto: model.SCTP, port: 36412, to: 8412})
 	}
-	services := []svc{{at: "vip", lb: "lb", on: "a"}, {name: "other", at: "vip2", ext: "ext", on: "a"}}
-	r.step(t, 0, step{services: []svc{{at: "vip", on: "a"}}})
-	outside, pod := begin("outside", "lb"), begin("b", "ext")
-	r.step(t, 1, step{services: services})
-	outside()
-	pod()
-	r.step(t, 2, step{services: []svc{{at: "vip", on: "a"}}})
-	late := begin("outside2", "ext")
+	r.swallow(t, "lb ext m1")
+	web := svc{at: "vip", on: "a"}
+	balanced := func(on string) svc { return svc{at: "vip", lb: "lb", ports: ports, on: on} }
+	external := func(on string) svc { return svc{name: "external", at: "vip2", ext: "ext", on: on} }
+
+	r.step(t, 0, step{services: []svc{web}})
+	early := []func(){
+		r.begin(t, "outside", "lb:80"), r.begin(t, "b", "ext:80"),
+		r.ask(t, model.SCTP, "outside", "lb:36412"), r.ask(t, model.SCTP, "outside", "node:30412"), r.ask(t, model.TCP, "outside", "node:30080"),
+	}
+	begun := r.ask(t, model.SCTP, "outside2", "ext:36412")
+	r.step(t, 1, step{services: []svc{balanced("a"), external("a"), {name: "first", at: "vip3", ext: "ext", ports: first}}})
+	finish(early...)
+	r.step(t, 2, step{services: []svc{web, {name: "first", at: "vip3", ext: "ext", ports: first, on: "a"}}})
+	finish(begun)
+
+	if can&driver.LocalTraffic != 0 {
+		local := func(on string) []svc { return []svc{{at: "vip", lb: "lb", on: on, edit: externalLocal}} }
+		r.step(t, 3, step{services: local("x")})
+		here := r.beginUnheard(t, "outside2", "lb:80")
+		r.step(t, 4, step{services: local("x a")})
+		finish(here)
+	}
+
+	if can&driver.Survives != 0 { // a proxy has answered
+		r.step(t, 5, step{services: []svc{balanced("m1"), external("m1")}})
+		waits := []func(){r.begin(t, "outside", "lb:80"), r.begin(t, "b", "ext:80"), r.ask(t, model.SCTP, "outside2", "lb:36412")}
+		r.step(t, 6, step{services: []svc{web, external("a")}})
+		r.step(t, 7, step{services: []svc{balanced("a"), external("a")}})
+		finish(waits...)
+	}
+
+	r.step(t, 8, step{services: []svc{web}})
+	late := r.begin(t, "outside2", "ext:80")
 	if err := r.driver.Close(); err != nil {
 		t.Fatalf("close the driver: %v", err)
 	}
 	r.reopen(t)
 	r.adopted = false
-	r.step(t, 3, step{services: services})
-	late()
+	r.step(t, 9, step{services: []svc{web, external("a")}})
+	finish(late)
+}
+
+// finish fails the test unless all that was begun is answered.
+func finish(begun ...func()) {
+	for _, answered := range begun {
+		answered()
+	}
+}
+
+// begin has a client open a TCP connection of which connection tracking then has an entry. What it
+// returns fails the test unless the connection is answered in the end.
+func (r *run) begin(t *testing.T, from, to string) (answered func()) {
+	t.Helper()
+	answered = r.dialOn(t, from, to)
+	r.awaitEntry(t, r.addrPort(to, r.family))
+	return answered
+}
+
+// beginUnheard does the same where the node drops the first packet.
+func (r *run) beginUnheard(t *testing.T, from, to string) (answered func()) {
+	t.Helper()
+	w, err := startWatch(r.node, "eth0", r.addrPort(to, r.family).Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	answered = r.dialOn(t, from, to)
+	for end := time.Now().Add(patience); w.seen.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("nothing comes from %s to %s", from, to)
+		}
+	}
+	return answered
+}
+
+// dialOn has a client go on trying to open a TCP connection, also where it is refused meanwhile: for
+// IPVS, an address is the node's a moment before it is served.
+func (r *run) dialOn(t *testing.T, from, to string) (answered func()) {
+	c, at, done := r.client(from), r.addrPort(to, r.family), make(chan error, 1)
+	go func() {
+		done <- c.host.ns.Do(func() error {
+			flow, err := c.dial(model.TCP, 0, at, patience)
+			for end := time.Now().Add(patience); refused(err) && time.Now().Before(end); {
+				flow, err = c.dial(model.TCP, 0, at, patience)
+			}
+			if err != nil {
+				return err
+			}
+			_, err = flow.exchange(0, patience)
+			return errors.Join(err, flow.Close())
+		})
+	}()
+	return func() {
+		t.Helper()
+		if err := <-done; err != nil {
+			t.Errorf("%s began to ask %s before it was served: %v\n%s", from, to, err, r.plan)
+		}
+	}
+}
+
+// ask has a client ask in vain, and again from the same port to be answered in the end; nothing of
+// SCTP, if the driver has none.
+func (r *run) ask(t *testing.T, p model.Protocol, from, to string) (answered func()) {
+	t.Helper()
+	if p == model.SCTP && r.driver.Capabilities().Can&driver.SCTP == 0 {
+		return func() {}
+	}
+	c, at := r.client(from), r.addrPort(to, r.family)
+	c.next++
+	own, tag := netip.AddrPortFrom(c.from, 40000+c.next%20000), uint32(c.next)<<8|1
+	try := func(timeout time.Duration) (err error) {
+		inside := c.host.ns.Do(func() error {
+			if p == model.SCTP {
+				_, err = initSCTP(own, at, tag, timeout)
+			} else {
+				err = c.once(send{proto: p, port: own.Port()}, at, timeout).err
+			}
+			return nil
+		})
+		return errors.Join(inside, err)
+	}
+	if err := try(silence); err == nil {
+		t.Errorf("%s is answered by %s over %s, though nobody serves it", from, to, p)
+	}
+	return func() {
+		t.Helper()
+		if err := try(patience); err != nil {
+			t.Errorf("%s asks %s over %s, and asked before it was served: %v\n%s", from, to, p, err, r.plan)
+		}
+	}
 }
 
 // awaitEntry waits until the node's connection tracking has an entry of TCP to an address.

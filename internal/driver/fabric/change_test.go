@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/model"
@@ -205,6 +208,8 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		run(x.ns, line)
 	}
 	before := everything(t, x)
+	writes, done := make(chan netlink.RouteUpdate, 1000), make(chan struct{})
+	x.ns.In(func() error { return netlink.RouteSubscribe(writes, done) })
 	for _, f := range []*state.Fabric{native(all, x), tunnelled(all, x), state.NewFabric(), tunnelled(all, x)} {
 		adopt(t, x.d, f)
 		if did := adopt(t, x.d, f); did != "" {
@@ -216,6 +221,16 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	must(t, x.d.Purge(t.Context()))
+	run(x.ns, "ip route add 10.251.0.0/16 via 192.0.2.9 dev eth0") // the last of which we hear
+	for u := range writes {
+		if u.Dst.String() == "10.251.0.0/16" {
+			break
+		}
+		if u.Protocol != fabric.RouteProtocol && u.Protocol != unix.RTPROT_KERNEL { // projectcalico/calico#12797
+			t.Errorf("a route of another program is written: %v", u)
+		}
+	}
+	close(done)
 }
 
 // What the kernel refuses is set aside and named, holds nothing else up, and is set once it can be.

@@ -29,7 +29,8 @@ func encrypted(of *node, others ...int) *state.Fabric {
 
 // Peers come, go and change, what one had another one gets, another key takes the place of the
 // device's, and what others change is put right. The host's kernel need not have WireGuard: in the
-// guest this runs in full, elsewhere the device is set aside.
+// guest this runs in full, elsewhere the device is set aside. What is changed of one family leaves
+// a peer with its key (projectcalico/calico#12715).
 func TestWireGuard(t *testing.T) {
 	x := nodes(t, 1)[0]
 	key := private(1)

@@ -111,7 +111,7 @@ func TestOthers(t *testing.T) {
 // Tailscale writes rules into the tables of iptables that iptables cannot read, and of a table with
 // them it shows nothing, with or without an error. That is no table without our rules: nothing is
 // written once more, what was in force stays, and the error says what to do. Without a choice of
-// variant, the other one is taken.
+// variant, the other one is taken (projectcalico/calico#13579).
 func TestRulesThatIptablesCannotRead(t *testing.T) {
 	t.Parallel()
 	const mark, sets = "meta mark & 0x00ff0000 == 0x00040000 counter ", "meta mark set meta mark & 0xff00ffff | 0x00040000"

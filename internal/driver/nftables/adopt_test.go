@@ -240,7 +240,7 @@ func libConn(t *testing.T, ns *netns.NS) *lib.Conn {
 }
 
 // Other programs flush everything now and then. Once it is put right, a driver that starts finds
-// every set of services and policy with all its members.
+// every set of services and policy with all its members (projectcalico/calico#13275).
 func TestFlushByOthers(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, o Options) {
@@ -375,7 +375,7 @@ func TestTamperedAfterFailedUpdate(t *testing.T) {
 }
 
 // Transactions of other programs in other tables are none of our business, with whatever rules:
-// these are Tailscale's.
+// these are Tailscale's (projectcalico/calico#13579).
 func TestOthersMayWork(t *testing.T) {
 	t.Parallel()
 	ns := testNS(t)

@@ -21,7 +21,8 @@ func vxlanPacket(vni uint32, text string) []byte {
 }
 
 // Tunnels of the pod network take packets from nodes alone; those of other programs take what they
-// do. What is dropped is counted. Policy or not, and in both families.
+// do. What is dropped is counted. Policy or not, in both families, and while a masqueraded flow has a
+// tunnel's port, too (projectcalico/calico#13118).
 func TestTunnelsTakePacketsFromNodes(t *testing.T) {
 	t.Parallel()
 	node, far := testNS(t), testNS(t)
@@ -47,6 +48,8 @@ func TestTunnelsTakePacketsFromNodes(t *testing.T) {
 	addr := netip.MustParseAddr
 	s := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
 	s.Services.Settings.Tunnels = []state.TunnelEnd{{Addr: addr("192.0.2.1")}, {Addr: addr("192.0.2.1"), Port: 4789}, {Addr: addr("fd00::1"), Port: 4789}}
+	s.Services.Settings.Untracked = true
+	takePort(t, node)
 	s.Services.Peers = map[netip.Addr]struct{}{addr("192.0.2.2"): {}, addr("fd00::2"): {}}
 	s.Policy.HostDevices[e0.Attrs().Index] = struct{}{}
 	for _, policy := range []bool{false, true} {
@@ -88,6 +91,42 @@ func TestTunnelsTakePacketsFromNodes(t *testing.T) {
 	}
 }
 
+// tunnelFrom is the port that packets of tunnels come from.
+const tunnelFrom = 40000
+
+// takePort has a pod's flow to where packets of tunnels come from be masqueraded, and keep the port
+// that they go to.
+func takePort(t *testing.T, node *netns.NS) {
+	t.Helper()
+	pod := testNS(t)
+	if err := netns.Veth(node, "p0", pod, "e0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		ns   *netns.NS
+		args []string
+	}{
+		{node, strings.Fields("ip addr add 10.9.9.1/24 dev p0")}, {pod, strings.Fields("ip addr add 10.9.9.9/24 dev e0")},
+		{pod, strings.Fields("ip route add default via 10.9.9.1")}, {node, strings.Fields("sysctl -qw net.ipv4.ip_forward=1")},
+		{node, []string{"nft", "add table ip other; add chain ip other out { type nat hook postrouting priority 100; }; add rule ip other out ip saddr 10.9.9.9 masquerade"}},
+	} {
+		if out, err := c.ns.Run(c.args[0], c.args[1:]...); err != nil {
+			t.Fatalf("%v: %v: %s", c.args, err, out)
+		}
+	}
+	err := pod.Do(func() error {
+		c, err := net.DialUDP("udp4", &net.UDPAddr{Port: 4789}, &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: tunnelFrom})
+		if err == nil {
+			_, err = c.Write([]byte("mine"))
+			_ = c.Close()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // foreign counts the packets dropped so far.
 func foreign(t *testing.T, d *Driver) uint64 {
 	t.Helper()
@@ -111,10 +150,10 @@ func deliver(t *testing.T, node, far *netns.NS, from, network, to string, packet
 	if network == "udp6" {
 		peer = "fd00::2"
 	}
-	const last = "the last one"
+	last := string(vxlanPacket(state.VNI, "the last one"))
 	err = far.Do(func() error {
 		for _, p := range []struct{ from, text string }{{from, string(packet)}, {peer, last}} {
-			local := net.Addr(&net.UDPAddr{IP: net.ParseIP(p.from)})
+			local := net.Addr(&net.UDPAddr{IP: net.ParseIP(p.from), Port: tunnelFrom})
 			if network == "ip4:4" {
 				local = &net.IPAddr{IP: net.ParseIP(p.from)}
 			}
