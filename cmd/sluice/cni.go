@@ -187,7 +187,12 @@ func (o *runOptions) runCNI(ctx context.Context, a *agent.Agent, objects *store.
 	o.cni.Socket = a.Socket
 	go keepCNI(ctx, a, objects, o.cni.Options, log, func() {
 		if o.kubeFlags.named() {
-			kube.NetworkAvailable(ctx, o.kubeFlags.api(false), a.Node, log)
+			network := kube.NewNetworkAvailable(o.kubeFlags.api(false), a.Node, log)
+			network.Contests = a.Contests
+			network.Run(ctx, func() bool {
+				node := objects.Node(a.Node)
+				return node != nil && !node.Networked
+			})
 		}
 	})
 }
