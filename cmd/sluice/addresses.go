@@ -17,10 +17,12 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/announce"
 	"sluice.dev/sluice/internal/compile/address"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/heartbeat"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kube"
+	"sluice.dev/sluice/internal/store"
 )
 
 // addressPlane is what carries out addresses of Services.
@@ -34,7 +36,7 @@ var _ agent.Addresses = (*addressPlane)(nil)
 
 // openAddresses opens what the agent of a node announces addresses with, and writes them into the
 // statuses of Services if there is an API.
-func openAddresses(ctx context.Context, node string, o *runOptions, log *slog.Logger) (*addressPlane, error) {
+func openAddresses(ctx context.Context, node string, o *runOptions, objects *store.Store, contests *contest.Board, log *slog.Logger) (*addressPlane, error) {
 	segments, err := link.WatchSegments(ctx, log)
 	if err != nil {
 		return nil, err
@@ -49,6 +51,7 @@ func openAddresses(ctx context.Context, node string, o *runOptions, log *slog.Lo
 	}
 	if o.kubeFlags.named() {
 		p.statuses = kube.NewAddresses(o.kubeFlags.api(false), node, log)
+		p.statuses.Contests, p.statuses.IsNode = contests, func(name string) bool { return objects.Node(name) != nil }
 	}
 	return p, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,7 @@ const (
 func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o install.Options, log *slog.Logger, available func()) {
 	installed, failing := false, ""
 	var before []string
-	for replaced := (contest.Pace{First: cniAudit, Most: cniAudit, Lasts: contest.Lasts}); ; {
+	for files := newCNIFiles(); ; {
 		written, err := installCNI(ctx, a, objects, &o, log, !installed)
 		pause := cniRetry
 		switch {
@@ -138,9 +139,9 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 			before = now
 		}
 		if len(written) > 0 {
-			replaced.Wrote(time.Now())
+			files.wrote(&o, time.Now())
 		}
-		if replaced.Lost(time.Now()) {
+		if files.Lost(time.Now()) {
 			reason := fmt.Sprintf("another program goes on changing or removing the CNI plugin's files in %s and %s, which are put back within %v each time; end it", o.ConfDir, o.BinDir, cniAudit)
 			a.Contests.Set(o.ConfDir, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: a.Node}}.Issue(reason))
 		} else {
@@ -152,6 +153,26 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 		case <-time.After(pause):
 		}
 	}
+}
+
+// cniFiles tells whether somebody goes on undoing what is installed.
+type cniFiles struct {
+	contest.Pace
+	config []byte // that was written last; nil: none was
+}
+
+func newCNIFiles() *cniFiles {
+	return &cniFiles{Pace: contest.Pace{First: cniAudit, Most: cniAudit, Lasts: contest.Lasts}}
+}
+
+// wrote notes that files were written: the first time, as somebody had changed them, or as others
+// are wanted than before, which is nobody's doing.
+func (f *cniFiles) wrote(o *install.Options, now time.Time) {
+	config, err := o.Config()
+	if err == nil && (f.config == nil || bytes.Equal(config, f.config)) {
+		f.Wrote(now)
+	}
+	f.config = config
 }
 
 // installCNI installs the plugin with the node's pod CIDRs; the first time, once the kernel has
@@ -187,7 +208,12 @@ func (o *runOptions) runCNI(ctx context.Context, a *agent.Agent, objects *store.
 	o.cni.Socket = a.Socket
 	go keepCNI(ctx, a, objects, o.cni.Options, log, func() {
 		if o.kubeFlags.named() {
-			kube.NetworkAvailable(ctx, o.kubeFlags.api(false), a.Node, log)
+			network := kube.NewNetworkAvailable(o.kubeFlags.api(false), a.Node, log)
+			network.Contests = a.Contests
+			network.Run(ctx, func() bool {
+				node := objects.Node(a.Node)
+				return node != nil && !node.Networked
+			})
 		}
 	})
 }

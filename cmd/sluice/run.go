@@ -265,7 +265,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		c.Speaker = child.New(speaker, log)
 	}
 	if config.Addresses {
-		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, log); err != nil {
+		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, objects, c.Contests, log); err != nil {
 			return err
 		}
 	}

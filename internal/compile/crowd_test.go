@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/store"
 )
 
 func crowdName(i int) model.Name { return model.Name{Namespace: "lb", Name: fmt.Sprintf("c%06d", i)} }
@@ -298,8 +298,23 @@ func crowdService(i int) *model.Service {
 	return s
 }
 
-// BenchmarkCrowd compiles many objects of a kind, and says what they cost, and a Service and all
-// faults beside them.
+func crowdNode(i int) *model.Node {
+	name := fmt.Sprint("node-", i)
+	return &model.Node{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"},
+		IPs: []netip.Addr{benchAddr(192, i)}, PodCIDRs: []netip.Prefix{netip.PrefixFrom(benchAddr(11, 256*i), 24)}}
+}
+
+// worked is how long this process has worked, whatever else the machine did.
+func worked(b *testing.B) time.Duration {
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// BenchmarkCrowd compiles many objects of a kind beside 1,000 Nodes, and says what they cost, and a
+// Service, a Node and all faults beside them.
 func BenchmarkCrowd(b *testing.B) {
 	for _, crowd := range crowds {
 		for _, n := range []int{5_000, 20_000} {
@@ -308,26 +323,23 @@ func BenchmarkCrowd(b *testing.B) {
 				for i := range 20 {
 					s.Apply(events(crowdService(200 + i)))
 				}
-				for i := range 20 {
-					s.Apply([]store.Event{event(&model.Node{Name: fmt.Sprint("node-", i), IPs: []netip.Addr{benchAddr(192, i)}, PodCIDRs: []netip.Prefix{netip.PrefixFrom(benchAddr(11, 256*i), 24)}})})
+				for i := range 1000 {
+					s.Apply(events(crowdNode(i)))
 				}
 				c := compile.New(compile.Config{Node: "node-0", Policy: true, Addresses: true, Fabric: true, BGP: true, NATOutgoing: true})
 				c.SetUnderlay([]model.HostAddress{{Prefix: netip.PrefixFrom(benchAddr(192, 0), 16), Device: "eth0", MTU: 1500}})
 				c.Update(s, s.Take())
 				before := heap()
 				clock := func(name string, do func()) {
-					begin := time.Now()
+					begin := worked(b)
 					do()
-					b.ReportMetric(float64(time.Since(begin).Microseconds())/1000, name+"-ms")
+					b.ReportMetric(float64((worked(b)-begin).Microseconds())/1000, name+"-ms")
 				}
 				come := events(crowd.make(n)...)
 				clock("come", func() { s.Apply(come); c.Update(s, s.Take()) })
 				clock("change", func() { s.Apply(events(benchSlice(0, 1))); c.Update(s, s.Take()) })
 				clock("lb", func() { v := crowdService(200); v.Ports[0].Port++; s.Apply(events(v)); c.Update(s, s.Take()) })
-				clock("node", func() {
-					s.Apply(events(&model.Node{Name: "node-7", NotReady: true, IPs: []netip.Addr{benchAddr(192, 7)}, PodCIDRs: []netip.Prefix{netip.PrefixFrom(benchAddr(11, 256*7), 24)}}))
-					c.Update(s, s.Take())
-				})
+				clock("node", func() { n := crowdNode(7); n.NotReady = true; s.Apply(events(n)); c.Update(s, s.Take()) })
 				clock("namespace", func() { s.Apply(events(&model.Namespace{Name: "new"})); c.Update(s, s.Take()) })
 				faults := 0
 				clock("issues", func() { faults = len(c.Issues()) })

@@ -204,6 +204,8 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 	// NotReady: its condition Ready is False or Unknown.
 	NotReady bool
+	// Networked: its condition NetworkUnavailable is False.
+	Networked bool
 	// Leaving: it has a deletionTimestamp, or the taint by which the cluster
 	// autoscaler says that it is about to delete it.
 	Leaving bool

@@ -16,7 +16,7 @@ func equal(a, b any) bool {
 	switch a := a.(type) {
 	case *model.Node:
 		b := b.(*model.Node)
-		return a.Name == b.Name && a.Leaving == b.Leaving && a.NotReady == b.NotReady && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
+		return a.Name == b.Name && a.Leaving == b.Leaving && a.NotReady == b.NotReady && a.Networked == b.Networked && a.Created.Equal(b.Created) && maps.Equal(a.Labels, b.Labels) &&
 			slices.Equal(a.IPs, b.IPs) && a.External == b.External && slices.Equal(a.OtherIPs, b.OtherIPs) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Taints, b.Taints) &&
 			(a.Fabric == b.Fabric || a.Fabric != nil && b.Fabric != nil && *a.Fabric == *b.Fabric)
 	case *model.Namespace:

@@ -89,9 +89,8 @@ type Compiler struct {
 	contested  map[model.Name]time.Time             // those whose status another controller writes, and since when
 	freed      map[netip.Addr]bool                  // what one of them may get
 
-	nodes     []*model.Node // sorted by name
-	hashes    []uint64      // of their names
-	adverts   []*advert
+	nodes     []*candidate // sorted by name
+	adverts   []*advert    // likewise
 	addresses map[netip.Addr]*address
 	// unannounced are the addresses that nobody announces though an object asks for it, and why.
 	unannounced map[netip.Addr]model.Issue

@@ -20,7 +20,15 @@ const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 // advert is an L2Advertisement as it was compiled.
 type advert struct {
 	*model.L2Advertisement
-	scores []int32 // of each node, the sum of the weights by which it is preferred; -1: not selected
+	at int // its place in Compiler.adverts, and in scores
+}
+
+// candidate is a Node as it was compiled.
+type candidate struct {
+	*model.Node
+	hash   uint64  // of its name
+	scores []int32 // what each advert says of it, see compare
+	may    bool    // announce by one of them
 }
 
 // address is an address of a pool that Services have, and who announces it.
@@ -31,13 +39,27 @@ type address struct {
 	since    time.Time // of node
 }
 
-// setAdverts takes over advertisements.
+// setAdverts takes over advertisements. Each node is compared with those that are new.
 func (c *Compiler) setAdverts(v *store.View) {
+	places := map[*model.L2Advertisement]int{}
+	for i, a := range c.adverts {
+		places[a.L2Advertisement] = i
+	}
 	c.adverts = nil
 	for _, o := range v.L2Advertisements() {
 		c.adverts = append(c.adverts, &advert{L2Advertisement: o})
 	}
 	slices.SortFunc(c.adverts, model.ByBirth)
+	was := make([]int, len(c.adverts))
+	for i, a := range c.adverts {
+		place, known := places[a.L2Advertisement]
+		if a.at, was[i] = i, place; !known {
+			was[i] = -1
+		}
+	}
+	for _, n := range c.nodes {
+		n.compare(c.adverts, was)
+	}
 	pools := map[model.Name]*model.IPAddressPool{}
 	for _, p := range c.pools {
 		p.adverts, p.excess, p.byBGP, pools[p.Name] = nil, "", false, p.IPAddressPool
@@ -59,43 +81,59 @@ func (c *Compiler) setAdverts(v *store.View) {
 	}
 }
 
-// setNodes takes over nodes.
+// setNodes takes over nodes. Those that are new are compared with each advertisement.
 func (c *Compiler) setNodes(v *store.View) {
-	c.nodes = slices.SortedFunc(slices.Values(v.Nodes()), func(a, b *model.Node) int { return cmp.Compare(a.Name, b.Name) })
-	c.hashes = make([]uint64, len(c.nodes))
-	for i, n := range c.nodes {
-		c.hashes[i] = xxhash.Sum64String(n.Name)
+	was := map[string]*candidate{}
+	for _, n := range c.nodes {
+		was[n.Name] = n
 	}
-	for _, a := range c.adverts {
-		a.scores = make([]int32, len(c.nodes))
-		for i, n := range c.nodes {
-			a.scores[i] = a.score(n)
+	c.nodes = nil
+	for _, o := range v.Nodes() {
+		n := was[o.Name]
+		if n == nil || n.Node != o {
+			n = &candidate{Node: o, hash: xxhash.Sum64String(o.Name)}
+			n.compare(c.adverts, nil)
 		}
+		c.nodes = append(c.nodes, n)
 	}
+	slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
 	c.setPeers()
 }
 
-// score says how much an advertisement prefers a node; -1: the node does not announce by it.
-func (a *advert) score(n *model.Node) int32 {
-	labels := model.LabelMap(n.Labels)
-	if _, excluded := n.Labels[excludeLabel]; excluded || n.Leaving || !a.Nodes.Matches(labels) {
-		return -1
+// compare notes how much advertisements prefer the node: the sum of the weights by which they do; -1:
+// it does not announce by them. Of those that it was compared with before, was has the places then;
+// -1, and nil for all: it was not.
+func (n *candidate) compare(adverts []*advert, was []int) {
+	labels, scores := model.LabelMap(n.Labels), make([]int32, len(adverts))
+	_, never := n.Labels[excludeLabel]
+	never, n.may = never || n.Leaving, false
+	for i, a := range adverts {
+		if was != nil && was[i] >= 0 {
+			scores[i] = n.scores[was[i]]
+		} else if scores[i] = -1; !never && a.Nodes.Matches(labels) {
+			scores[i] = a.preference(labels)
+		}
+		n.may = n.may || scores[i] >= 0
 	}
-	sum := 0
+	n.scores = scores
+}
+
+// preference is the sum of the weights by which an advertisement prefers a node with the labels.
+func (a *advert) preference(labels model.LabelMap) (sum int32) {
 	for _, p := range a.Preferred {
 		if p.Nodes.Matches(labels) {
-			sum += p.Weight
+			sum += int32(p.Weight)
 		}
 	}
-	return int32(sum)
+	return sum
 }
 
 // setPeers notes the nodes that may announce anything, if this one may.
 func (c *Compiler) setPeers() {
 	peers := map[string][]netip.Addr{}
 	own := false
-	for i, n := range c.nodes {
-		if slices.ContainsFunc(c.adverts, func(a *advert) bool { return a.scores[i] >= 0 }) {
+	for _, n := range c.nodes {
+		if n.may {
 			peers[n.Name] = n.IPs
 			own = own || n.Name == c.cfg.Node
 		}
@@ -133,10 +171,10 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	selected, silent := false, []string(nil) // whether a node is, and those that would do but for that
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
-	for i, n := range c.nodes {
+	for _, n := range c.nodes {
 		score := int32(-1)
 		for _, ad := range adverts {
-			score = max(score, ad.scores[i])
+			score = max(score, n.scores[ad.at])
 		}
 		if score < 0 {
 			continue
@@ -149,7 +187,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 			silent = append(silent, n.Name)
 			continue
 		}
-		if r := (rank{n.Name, !n.NotReady, score, hash(c.hashes[i], of)}); best.less(r) {
+		if r := (rank{n.Name, !n.NotReady, score, hash(n.hash, of)}); best.less(r) {
 			best = r
 		}
 	}
@@ -166,8 +204,8 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		c.nobody(a, owners, false, "no node that may is heard from: %s", model.FirstFew(silent, maxNamed))
 	}
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
-		i := slices.IndexFunc(c.nodes, func(n *model.Node) bool { return n.Name == c.cfg.Node })
-		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return ad.scores[i] < 0 })
+		i := slices.IndexFunc(c.nodes, func(n *candidate) bool { return n.Name == c.cfg.Node })
+		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return c.nodes[i].scores[ad.at] < 0 })
 		c.announced.Set(a, &Announcement{interfaces(now.own), c.returns})
 	} else {
 		c.announced.Set(a, nil)

@@ -387,3 +387,42 @@ func TestIssues(t *testing.T) {
 		t.Errorf("of BGP: %s", got)
 	}
 }
+
+// A Node that changes is compared with all advertisements, and one of these with all Nodes; nothing
+// is compared with what it was compared with already.
+func TestWorkOfElection(t *testing.T) {
+	w := newWorld(t, Config{Node: "n0"})
+	for i := range 50 {
+		w.set(node(fmt.Sprint("n", i)), l2(fmt.Sprint("l", i)))
+	}
+	const mark = 7
+	fresh := func() (n int) {
+		for _, c := range w.nodes {
+			for i := range c.scores {
+				if c.scores[i] != mark {
+					n++
+				}
+				c.scores[i] = mark
+			}
+		}
+		return n
+	}
+	fresh()
+	for _, c := range []struct {
+		what   string
+		do     func()
+		expect int
+	}{
+		{"a Node changes", func() { w.set(node("n7", "changed=yes")) }, 50},
+		{"a Node comes", func() { w.set(node("n99")) }, 50},
+		{"a Node goes", func() { w.remove(node("n99").Ref()) }, 0},
+		{"an advertisement changes", func() { w.set(l2("l7", func(l *model.L2Advertisement) { l.Interfaces = []string{"eth0"} })) }, 50},
+		{"an advertisement comes", func() { w.set(l2("l99")) }, 50},
+		{"an advertisement goes", func() { w.remove(l2("l99").Ref()) }, 0},
+		{"a pool comes", func() { w.set(w.pool("p", "192.0.2.1-192.0.2.9")) }, 0},
+	} {
+		if c.do(); fresh() != c.expect {
+			t.Errorf("%s: not %d comparisons", c.what, c.expect)
+		}
+	}
+}

@@ -135,8 +135,8 @@ func (c *Compiler) advertisedByBGP(p *pool) bool {
 // silentNodes names the nodes that announce nothing as they are not heard from, though the API
 // takes them for ready.
 func (c *Compiler) silentNodes() (list []model.Issue) {
-	for i, n := range c.nodes {
-		if !c.silent[n.Name] || n.NotReady || !slices.ContainsFunc(c.adverts, func(a *advert) bool { return a.scores[i] >= 0 }) {
+	for _, n := range c.nodes {
+		if !c.silent[n.Name] || n.NotReady || !n.may {
 			continue
 		}
 		reason := "it is not heard from, so other nodes announce its addresses; see that its agent runs with --service-addresses and that nothing between drops UDP port 8383, or have the nodeSelectors of L2Advertisements leave it out"

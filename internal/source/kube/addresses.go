@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -39,6 +40,11 @@ const addressLease = "sluice-addresses"
 // puts its own address back each time, the pauses double. Nothing waits for it. A failure is logged
 // once, and tried again.
 type Addresses struct {
+	// Contests, if set, shows that somebody has the Lease who is none of the nodes that IsNode knows,
+	// while something stays unwritten.
+	Contests *contest.Board
+	IsNode   func(name string) bool
+
 	api   *api
 	log   *slog.Logger
 	lease *lease
@@ -141,6 +147,9 @@ func (a *Addresses) step(ctx context.Context) time.Duration {
 		a.ask(ctx)
 	}
 	due, next := a.due()
+	if a.Unwritten() == 0 {
+		a.Contests.Clear(addressLease)
+	}
 	if len(due) > 0 && !a.lease.held() {
 		a.ask(ctx)
 	}
@@ -197,6 +206,12 @@ func (a *Addresses) ask(ctx context.Context) {
 		a.log.Info("this agent gives Services their addresses", "lease", a.lease.name)
 	} else if had && !has {
 		a.log.Info("another agent gives Services their addresses", "lease", a.lease.name, "holder", a.lease.seen.Spec.HolderIdentity)
+	}
+	if holder := a.lease.seen.Spec.HolderIdentity; err == nil && !has && holder != "" && a.IsNode != nil && !a.IsNode(holder) {
+		reason := fmt.Sprintf("addresses of Services are not written into their statuses: %q has the Lease %s in namespace %s, and is none of the cluster's nodes; end that program, or have it use another Lease", holder, a.lease.name, a.lease.namespace)
+		a.Contests.Set(addressLease, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: a.lease.holder}}.Issue(reason))
+	} else if err == nil {
+		a.Contests.Clear(addressLease)
 	}
 	a.failed(err, "the Lease of the agent that gives Services their addresses cannot be had; trying again")
 }

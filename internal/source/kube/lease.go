@@ -21,9 +21,10 @@ import (
 type lease struct {
 	api      *api
 	path     string // of the namespace's leases
-	name     string
 	holder   string // who we are
 	duration time.Duration
+
+	namespace, name string
 
 	renewed time.Time // when we renewed it last; zero: we do not have it
 	seen    leaseObject
@@ -46,7 +47,7 @@ type leaseObject struct {
 
 func newLease(a *api, namespace, name, holder string, duration time.Duration) *lease {
 	path := kinds.Resource{Group: "coordination.k8s.io", Version: "v1", Plural: "leases"}.In(namespace)
-	return &lease{api: a, path: path, name: name, holder: holder, duration: duration}
+	return &lease{api: a, path: path, namespace: namespace, name: name, holder: holder, duration: duration}
 }
 
 // held reports whether we have the lease for some time to come: nobody takes it before that is

@@ -5,9 +5,14 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 const (
@@ -16,32 +21,39 @@ const (
 	networkRetry = 2 * time.Second
 )
 
-// NetworkAvailable tells the API that a node's network is there: its condition NetworkUnavailable
-// becomes False, whereupon the control plane takes the taint of that name away. It tries until that
-// is done or ctx ends.
-func NetworkAvailable(ctx context.Context, config Config, node string, log *slog.Logger) {
-	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
-	for failing := false; ; failing = true {
-		now := metav1.Now()
-		condition := map[string]any{
-			"type": "NetworkUnavailable", "status": "False", "reason": "SluiceIsUp", "message": "Sluice attaches pods on this node",
-			"lastHeartbeatTime": now, "lastTransitionTime": now,
+// conditionsOf is what is read of a Node, and what is merged into it.
+type conditionsOf struct {
+	Status struct {
+		Conditions []corev1.NodeCondition `json:"conditions"`
+	} `json:"status"`
+}
+
+// NewNetworkAvailable returns what tells the API that a node's network is there: its condition
+// NetworkUnavailable becomes False, whereupon the control plane takes the taint of that name away.
+// It does nothing until it runs.
+func NewNetworkAvailable(config Config, node string, log *slog.Logger) *NodeChange {
+	place := kinds.Find(model.NodeKind).Places[0]
+	field := []string{"status", "conditions", `k:{"type":"NetworkUnavailable"}`, "status"}
+	c := newNodeChange(config, node, field, log, func(ctx context.Context, a *api) (bool, error) {
+		now, err := named[conditionsOf](ctx, a, place, model.Name{Name: node}, mediaJSON, true)
+		if err != nil || now == nil || slices.ContainsFunc(now.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionFalse
+		}) {
+			return false, err
 		}
-		patch := map[string]any{"status": map[string]any{"conditions": []any{condition}}}
-		err := a.write(ctx, http.MethodPatch, "/api/v1/nodes/"+url.PathEscape(node)+"/status", nil, mediaStrategicPatch, patch)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err == nil:
-			log.Info("the API knows that the node's network is available", "node", node)
-			return
-		case !failing:
-			log.Warn("the API does not learn that the node's network is available; trying again", "node", node, "error", err)
+		var patch conditionsOf
+		patch.Status.Conditions = []corev1.NodeCondition{{
+			Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: "SluiceIsUp", Message: "Sluice attaches pods on this node",
+			LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+		}}
+		if err := a.write(ctx, http.MethodPatch, place.Path()+"/"+url.PathEscape(node)+"/status", nil, mediaStrategicPatch, patch); err != nil {
+			return false, err
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(jitter(networkRetry)):
-		}
-	}
+		log.Info("the API knows that the node's network is available", "node", node)
+		return true, nil
+	})
+	c.failure = "the API does not learn that the node's network is available"
+	c.undone = "somebody writes over the condition NetworkUnavailable, which is False as Sluice attaches pods (--cni)"
+	c.retry = networkRetry
+	return c
 }

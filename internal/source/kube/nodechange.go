@@ -45,7 +45,7 @@ func newNodeChange(config Config, node string, field []string, log *slog.Logger,
 func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 	what := strings.Join(c.field, ".")
 	pace := contest.Pace{First: c.retry, Most: c.most, Lasts: c.lasts} // also for what was written to be told of
-	for failing, pause := false, c.look; ; {
+	for failing, pause := false, time.Duration(0); ; {
 		select {
 		case <-ctx.Done():
 			return

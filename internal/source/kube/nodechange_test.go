@@ -6,11 +6,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/model"
 )
 
 // A change that is there already, and that we have not been told of yet, is not made again, and
@@ -31,6 +33,10 @@ func TestNodeChangeBehind(t *testing.T) {
 				return NewAnnotation(config, "a", "key", "value", log)
 			},
 			`{"metadata":{"name":"a"}}`, `{"metadata":{"name":"a","annotations":{"key":"value"}}}`,
+		},
+		"condition": {
+			func(config Config, log *slog.Logger) *NodeChange { return NewNetworkAvailable(config, "a", log) },
+			`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"True"}]}}`, `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False"}]}}`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -66,4 +72,31 @@ func TestNodeChangeBehind(t *testing.T) {
 			}
 		})
 	}
+}
+
+// contested runs a change that somebody else undoes whenever it is made, until a contest is shown;
+// it wants the pauses to double, the other to be named, and all to be well once that one has ended.
+func contested(t *testing.T, n *NodeChange, due func() bool, undo func(), who string) {
+	t.Helper()
+	n.look, n.retry, n.lasts, n.Contests = time.Millisecond, 200*time.Millisecond, 4*time.Second, &contest.Board{}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { n.Run(ctx, due) })
+	defer func() { cancel(); running.Wait() }()
+	begun, made := time.Now(), 0
+	waitFor(t, "the contest to be shown", func() bool {
+		if !due() {
+			made++
+			undo()
+		}
+		return len(n.Contests.Issues()) > 0
+	})
+	if least := n.retry + 2*n.retry; made < 2 || time.Since(begun) < least { // the third change shows it
+		t.Errorf("shown after %d changes that were undone, %v", made, time.Since(begun))
+	}
+	if issue := n.Contests.Issues()[0]; issue.Object.Kind != model.NodeKind || !strings.Contains(issue.Reason, "field manager "+who+" does") {
+		t.Errorf("shown: %v", issue)
+	}
+	waitFor(t, "the change to be made for good", func() bool { return !due() })
+	waitFor(t, "the contest to be over", func() bool { return len(n.Contests.Issues()) == 0 })
 }

@@ -151,14 +151,20 @@ func (c *realCluster) stop() error {
 // ask sends a request as the administrator, and returns the answer.
 func (c *realCluster) ask(t testing.TB, method, path, body string) (code int, answer string) {
 	t.Helper()
+	media := "application/json"
+	if method == http.MethodPatch {
+		media = "application/merge-patch+json"
+	}
+	return c.send(t, method, path, media, body)
+}
+
+func (c *realCluster) send(t testing.TB, method, path, media, body string) (code int, answer string) {
+	t.Helper()
 	request, err := http.NewRequest(method, c.URL()+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	request.Header.Set("Content-Type", "application/json")
-	if method == http.MethodPatch {
-		request.Header.Set("Content-Type", "application/merge-patch+json")
-	}
+	request.Header.Set("Content-Type", media)
 	response, err := c.admin.Do(request)
 	if err != nil {
 		t.Fatal(err)
@@ -191,6 +197,16 @@ func (c *realCluster) put(t testing.TB, path, object string) {
 	}
 	if code/100 != 2 {
 		t.Fatalf("put %s: %d %s", path, code, answer)
+	}
+}
+
+// apply creates an object at a path, of which the API tells from then on who wrote what; it is
+// removed with the test.
+func (c *realCluster) apply(t testing.TB, path, object string) {
+	t.Helper()
+	t.Cleanup(func() { c.remove(t, path) })
+	if code, answer := c.send(t, http.MethodPatch, path+"?fieldManager=kubelet", mediaApplyPatch, object); code/100 != 2 {
+		t.Fatalf("apply %s: %d %s", path, code, answer)
 	}
 }
 

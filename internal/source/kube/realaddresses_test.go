@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kubeobj"
@@ -214,4 +215,43 @@ func TestRealAddressesDenied(t *testing.T) {
 	if n := strings.Count(logs.String(), "level=WARN"); n != 1 || a.Unwritten() != 0 {
 		t.Errorf("%d warnings, %d unwritten:\n%s", n, a.Unwritten(), logs.String())
 	}
+}
+
+// Somebody who has the Lease and is no node is named as long as a status stays unwritten; an agent
+// that has it is not.
+func TestRealAddressesLeaseTaken(t *testing.T) {
+	c := realAPI(t)
+	c.shop(t)
+	c.put(t, services, `{"metadata":{"name":"lb-5","namespace":"shop"},"spec":{"type":"LoadBalancer","allocateLoadBalancerNodePorts":false,"ports":[{"port":80}]}}`)
+	t.Cleanup(func() { c.remove(t, "/api/v1/namespaces/shop/services/lb-5") })
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/shop/leases"
+	take := func(holder string) {
+		code, answer := c.ask(t, http.MethodPost, leases, `{"metadata":{"name":"taken"},"spec":{"holderIdentity":"`+holder+`","leaseDurationSeconds":3600}}`)
+		if code == http.StatusConflict {
+			code, answer = c.ask(t, http.MethodPatch, leases+"/taken", `{"spec":{"holderIdentity":"`+holder+`"}}`)
+		}
+		if code/100 != 2 {
+			t.Fatalf("%d: %s", code, answer)
+		}
+	}
+	take("somebody")
+	t.Cleanup(func() { c.remove(t, leases+"/taken") })
+	board := &contest.Board{}
+	a, _ := startAddresses(t, c.addressUser(t, "taken"), "n1", silentLog, func(a *Addresses) {
+		a.lease.name, a.pace.again, a.pace.most = "taken", 200*time.Millisecond, 200*time.Millisecond
+		a.Contests, a.IsNode = board, func(name string) bool { return name == "n1" || name == "n2" }
+	})
+	name := model.Name{Namespace: "shop", Name: "lb-5"}
+	a.Want(model.Birth{Name: name}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+	waitFor(t, "it is shown", func() bool { return len(board.Issues()) == 1 })
+	if reason := board.Issues()[0].Reason; !strings.Contains(reason, `"somebody" has the Lease taken in namespace shop`) {
+		t.Error(reason)
+	}
+	take("n2")
+	waitFor(t, "an agent is not", func() bool { return len(board.Issues()) == 0 })
+	take("somebody")
+	waitFor(t, "it is shown again", func() bool { return len(board.Issues()) == 1 })
+	c.remove(t, leases+"/taken")
+	waitFor(t, "the status is written", func() bool { return c.ingress(t, "lb-5") == "192.0.2.1 VIP" })
+	waitFor(t, "nothing is shown any more", func() bool { return len(board.Issues()) == 0 })
 }

@@ -71,3 +71,26 @@ func TestRealUntaint(t *testing.T) {
 		t.Errorf("%d patches, want one that fails and two that do not", patches)
 	}
 }
+
+// Who puts the taint back each time is answered ever more slowly, and named.
+func TestRealUntaintContested(t *testing.T) {
+	c := realAPI(t)
+	const node, key = "tainted-again", "sluice.dev/agent-not-ready"
+	c.apply(t, nodes+"/"+node, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"`+node+`","labels":{"a":"b"}}}`)
+	put := func() {
+		if code, answer := c.ask(t, http.MethodPatch, nodes+"/"+node+"?fieldManager=provisioner", `{"spec":{"taints":[{"key":"`+key+`","effect":"NoSchedule"}]}}`); code != http.StatusOK {
+			t.Errorf("%d: %s", code, answer)
+		}
+	}
+	is := func() bool {
+		var o corev1.Node
+		if code, answer := c.ask(t, http.MethodGet, nodes+"/"+node, ""); code != http.StatusOK || json.Unmarshal([]byte(answer), &o) != nil {
+			t.Errorf("%d: %s", code, answer)
+		}
+		return slices.ContainsFunc(o.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key == key })
+	}
+	put()
+	path := t.TempDir() + "/kubeconfig"
+	write(t, path, c.config(c.meddler(t).URL, ""))
+	contested(t, NewUntaint(Config{Kubeconfig: path}, node, key, silentLog), is, put, "provisioner")
+}

@@ -62,7 +62,8 @@ func writer(o *corev1.Service) string {
 	return ""
 }
 
-// Managers returns the field managers of the field of an object at a path.
+// Managers returns the field managers of the field of an object at a path. An item of a list that
+// has keys is "k:" with those as JSON, as managedFields have it.
 func Managers(fields []metav1.ManagedFieldsEntry, path ...string) (names []string) {
 	for _, f := range fields {
 		if f.FieldsV1 != nil && manages(f.FieldsV1.GetRawBytes(), path) {
@@ -81,7 +82,10 @@ func manages(fields []byte, path []string) bool {
 		if json.Unmarshal(fields, &in) != nil {
 			return false
 		}
-		fields = in["f:"+name]
+		if !strings.HasPrefix(name, "k:") {
+			name = "f:" + name
+		}
+		fields = in[name]
 	}
 	return fields != nil
 }

@@ -26,6 +26,7 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	for i := range o.Status.Conditions {
 		c := &o.Status.Conditions[i]
 		n.NotReady = n.NotReady || c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
+		n.Networked = n.Networked || c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionFalse
 	}
 	n.IPs, n.External, n.OtherIPs = nodeIPs(o.Status.Addresses, &f)
 	list, field := o.Spec.PodCIDRs, "spec.podCIDRs"
