@@ -116,7 +116,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
 	delete(c.unannounced, a)
-	if p == nil && c.held[a] != nil && len(owners) > 0 { // what a Service has stays, as there is no pool, or one may be unread
+	if p == nil && c.held[a] != nil && len(owners) > 0 { // there is no pool, or one may be unread
 		c.addresses[a] = &address{services: owners, byBGP: c.ranges.Contains(a)}
 		if c.announced.Set(a, nil); !c.lacking && !c.addresses[a].byBGP {
 			c.nobody(a, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")

@@ -78,7 +78,7 @@ type Compiler struct {
 	pools       *bart.Table[*model.IPPool]
 	blocks      map[string]netip.Prefix  // this node's
 	inForce     map[model.Name]*advert   // see setInForce
-	nameless    map[model.Ref]string     // BGPAdvertisements with names that are no community's, and the first of these
+	nameless    map[model.Ref]string     // BGPAdvertisements that wait, and the names that are missing
 	adverts     map[model.Name][]*advert // by their pools
 	excess      map[model.Name]string    // pools that more select, with the first of these
 	served      []netip.Prefix           // see Served

@@ -135,14 +135,13 @@ func (c *Compiler) setInForce(v *store.View) {
 	c.inForce, c.nameless = map[model.Name]*advert{}, map[model.Ref]string{}
 	for _, o := range v.BGPAdvertisements() {
 		communities, unknown := communitiesOf(o, named)
-		switch {
-		case unknown == "":
+		if unknown == "" {
 			c.inForce[o.Name] = &advert{o, speaker.Announcement{LocalPref: o.LocalPref, Communities: communities}}
-		case before[o.Name] != nil:
-			c.inForce[o.Name] = before[o.Name]
+			continue
 		}
-		if unknown != "" {
-			c.nameless[o.Ref()] = unknown
+		c.nameless[o.Ref()] = unknown
+		if last := before[o.Name]; last != nil {
+			c.inForce[o.Name] = last
 		}
 	}
 }
@@ -151,8 +150,8 @@ func (c *Compiler) setInForce(v *store.View) {
 func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
 	own, pools, peers := c.self(), poolsOf(v), c.metalLBNames(v)
-	for _, counts := range slices.SortedFunc(maps.Values(c.inForce), func(a, b *advert) int { return a.Name.Compare(b.Name) }) {
-		o, ad := counts.BGPAdvertisement, &advert{counts.BGPAdvertisement, counts.Announcement}
+	for _, of := range slices.SortedFunc(maps.Values(c.inForce), func(a, b *advert) int { return a.Name.Compare(b.Name) }) {
+		o, ad := of.BGPAdvertisement, &advert{of.BGPAdvertisement, of.Announcement}
 		var missing []string
 		for _, name := range o.Peers {
 			if v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: model.Name{Namespace: o.Name.Namespace, Name: name}}) == nil {

@@ -331,16 +331,16 @@ func TestOrderIsOfTheCurrentObjects(t *testing.T) {
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		w := newWorld(t)
-		f := &model.BGPFilter{Name: "f"}                                                                                    // which a BGPPeer would wait for
-		vpn := &model.Community{Name: model.Name{Namespace: "lb", Name: "c"}, Aliases: map[string]string{"vpn": "64500:7"}} // and a BGPAdvertisement
-		w.set(f, vpn)
+		f := &model.BGPFilter{Name: "f"}
+		vpn := &model.Community{Name: model.Name{Namespace: "lb", Name: "c"}, Aliases: map[string]string{"vpn": "64500:7"}}
+		w.set(f, vpn) // which a BGPPeer and a BGPAdvertisement would wait for
 		current := map[model.Ref]model.Object{f.Ref(): f, vpn.Ref(): vpn}
 		for range 25 {
 			changes := map[model.Ref]model.Object{}
 			for range r.IntN(5) {
 				o := randomObject(r)
 				changes[o.Ref()] = o
-				if r.IntN(4) == 0 && o.Ref() != nodeOf("own").Ref() && o.Ref().Kind != model.BGPFilterKind && o.Ref() != vpn.Ref() { // which stay while they are named
+				if r.IntN(4) == 0 && o.Ref() != nodeOf("own").Ref() && o.Ref().Kind != model.BGPFilterKind && o.Ref() != vpn.Ref() {
 					changes[o.Ref()] = nil
 				}
 			}
