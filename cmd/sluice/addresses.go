@@ -83,8 +83,8 @@ func (p *addressPlane) Follow(d address.Delta) {
 // Silent implements agent.Addresses.
 func (p *addressPlane) Silent() <-chan map[string]bool { return p.nodes.Silent() }
 
-// Unanswered implements agent.Addresses.
-func (p *addressPlane) Unanswered() []netip.Addr { return p.responder.Unanswered() }
+// Answered implements agent.Addresses.
+func (p *addressPlane) Answered() map[netip.Addr][]string { return p.responder.Answered() }
 
 // Run implements agent.Addresses.
 func (p *addressPlane) Run(ctx context.Context) {
@@ -113,8 +113,9 @@ const addressesHelp = `List the addresses that Services have from IPAddressPools
 NODE is the node that announces the address, as this agent finds it from the objects and from which
 nodes are alive; "-": nobody. HOW is ARP or NDP: the node answers whoever asks for the address.
 SINCE is how long ago this agent found that. INTERFACES are those on which this node answers, if it
-is the one: "all" are those with a subnet of the address's family. BGP is the route by which this
-node announces the address to BGP peers; 'sluice bgp --routes' says to which.`
+is the one: "all" are those with a subnet of the address's family, "none": it has none that it may
+answer on. BGP is the route by which this node announces the address to BGP peers; 'sluice bgp
+--routes' says to which. An address whose POOL is "-" is in none any more, and its Service keeps it.`
 
 func newAddressesCommand() *cobra.Command {
 	return newListCommand("addresses", "List the addresses of Services, and which node announces each", addressesHelp,
@@ -125,24 +126,30 @@ func newAddressesCommand() *cobra.Command {
 
 func addressesTable(w io.Writer, list []address.Address) {
 	if len(list) == 0 {
-		_, _ = fmt.Fprintln(w, "no addresses of pools")
+		_, _ = fmt.Fprintln(w, "no Service has an address of a pool")
 		return
 	}
 	_, _ = fmt.Fprintln(w, "ADDRESS\tPOOL\tSERVICES\tNODE\tHOW\tSINCE\tINTERFACES\tBGP")
 	for _, a := range list {
-		node, how, since, interfaces, route := "-", "-", "-", "-", "-"
+		pool, node, how, since, interfaces, route := "-", "-", "-", "-", "-", "-"
+		if a.Pool != (model.Name{}) {
+			pool = a.Pool.String()
+		}
 		if a.Node != "" {
 			node, how, since = a.Node, a.How, span(time.Since(a.Since))
 		}
-		if a.Here {
+		switch {
+		case !a.Here:
+		case a.Unanswered:
+			interfaces = "none"
+		case len(a.Interfaces) > 0:
+			interfaces = strings.Join(a.Interfaces, ",")
+		default:
 			interfaces = "all"
-			if len(a.Interfaces) > 0 {
-				interfaces = strings.Join(a.Interfaces, ",")
-			}
 		}
 		if a.BGP.IsValid() {
 			route = a.BGP.String()
 		}
-		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", a.Address, a.Pool, model.Join(a.Services, ","), node, how, since, interfaces, route)
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", a.Address, pool, model.Join(a.Services, ","), node, how, since, interfaces, route)
 	}
 }

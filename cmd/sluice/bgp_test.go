@@ -208,7 +208,7 @@ func TestBGPFaults(t *testing.T) {
 		r.steady(func() {
 			began := since()
 			r.write("spine4.yaml", fmt.Sprintf(spine4, ", filters: [shut]"))
-			r.says("BGPPeer spine4: spec.filters: there is no BGPFilter shut, for which it waits")
+			r.says("BGPPeer spine4: spec.filters: there is no BGPFilter shut that can be read, for which it waits")
 			r.shows(r.spine, "ip route show 10.244.1.0/24", "via 172.31.1.1")
 			r.write("filter.yaml", "apiVersion: projectcalico.org/v3\nkind: BGPFilter\nmetadata: {name: shut}\nspec: {importV4: [{action: Reject}]}\n")
 			r.shows(r.spine, "ip route show 10.244.1.0/24", "via 172.31.1.1")

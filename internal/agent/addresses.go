@@ -17,9 +17,9 @@ type Addresses interface {
 	// Silent delivers, after each change, which nodes are not heard from, and with false which are
 	// and do not hear this one.
 	Silent() <-chan map[string]bool
-	// Unanswered are the addresses that are to be answered for here, and no interface is for that.
-	// It is safe for concurrent use.
-	Unanswered() []netip.Addr
+	// Answered are the addresses that are to be answered for here, with the interfaces on which they
+	// are; nil: it is not known yet. It is safe for concurrent use.
+	Answered() map[netip.Addr][]string
 	// Run works until ctx ends.
 	Run(ctx context.Context)
 	// Counts is safe for concurrent use.
@@ -39,18 +39,34 @@ type AddressCounts struct {
 // errNoAddresses is the answer of an agent that does not deal with addresses.
 var errNoAddresses = errors.New("the agent gives Services no addresses, and announces none: it runs without --service-addresses")
 
-// addresses returns the addresses of pools that Services have.
+// addresses returns the addresses of pools that Services have, or keep without one.
 func (a *Agent) addresses() ([]address.Address, error) {
 	if a.Addresses == nil {
 		return nil, errNoAddresses
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	return a.Compiler.Addresses(), nil
+	list, answered := a.Compiler.Addresses(), a.Addresses.Answered()
+	for i := range list {
+		if on, known := answered[list[i].Address]; known && list[i].Here {
+			list[i].AnsweredOn(on)
+		}
+	}
+	return list, nil
+}
+
+// unanswered returns the addresses that are to be answered for here, and no interface is for that.
+func (a *Agent) unanswered() (list []netip.Addr) {
+	for addr, on := range a.Addresses.Answered() {
+		if len(on) == 0 {
+			list = append(list, addr)
+		}
+	}
+	return list
 }
 
 var (
-	descAddresses = desc("addresses", "Addresses of pools that Services have, in the cluster.")
+	descAddresses = desc("addresses", "Addresses of pools that Services have, in the cluster, and those that they keep without a pool.")
 	descAnnounced = desc("addresses_announced", "Addresses of Services that this node answers for by ARP and NDP.")
 	descAnswers   = desc("address_answers_total", "Answers to ARP requests and neighbour solicitations for addresses of Services.")
 	descUnasked   = desc("address_announcements_total", "Frames that told all neighbours where an address of a Service is.")

@@ -242,7 +242,7 @@ func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
 	if a.Addresses != nil {
-		issues = append(issues, a.Compiler.Unanswered(a.Addresses.Unanswered())...)
+		issues = append(issues, a.Compiler.Unanswered(a.unanswered())...)
 	}
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()

@@ -107,21 +107,26 @@ func (r *Responder) Stop(a netip.Addr) {
 	r.wake.Set()
 }
 
-// Unanswered returns the addresses that it is to answer for, and has no interface to do so on. It
-// is safe for concurrent use.
-func (r *Responder) Unanswered() (list []netip.Addr) {
+// Answered returns the addresses that it is to answer for, with the interfaces on which it does,
+// sorted; nothing until it knows the interfaces. It is safe for concurrent use.
+func (r *Responder) Answered() map[netip.Addr][]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for addr, a := range r.answers {
-		answered := r.on == nil
-		for _, s := range r.on {
-			answered = answered || a.holds(addr, s)
-		}
-		if !answered {
-			list = append(list, addr)
-		}
+	if r.on == nil {
+		return nil
 	}
-	return list
+	all := make(map[netip.Addr][]string, len(r.answers))
+	for addr, a := range r.answers {
+		names := []string(nil)
+		for _, s := range r.on {
+			if a.holds(addr, s) {
+				names = append(names, s.Name)
+			}
+		}
+		slices.Sort(names)
+		all[addr] = names
+	}
+	return all
 }
 
 // Counts is safe for concurrent use.

@@ -295,7 +295,7 @@ func (c *Compiler) Unanswered(addrs []netip.Addr) []model.Issue {
 	return c.addresses.Unanswered(addrs)
 }
 
-// Addresses returns all addresses of pools that Services have, sorted.
+// Addresses returns the addresses of pools that Services have, or keep without one, sorted.
 func (c *Compiler) Addresses() []address.Address {
 	if c.addresses == nil {
 		return nil

@@ -73,8 +73,12 @@ type waiting struct {
 	early  bool      // it was so before all was read that there was at the start: see SetWhole
 }
 
-// awaitedField is the field that names what an object of a kind waits for.
-var awaitedField = map[model.Kind]string{model.TierKind: "tier", model.BGPFilterKind: "filters"}
+// awaited says of an object that it waits for one of a kind. A Tier that cannot be read is there,
+// and a BGPFilter is not.
+var awaited = map[model.Kind]string{
+	model.TierKind:      "spec.tier: there is no %s, for which it waits: make the Tier, or name one that exists",
+	model.BGPFilterKind: "spec.filters: there is no %s that can be read, for which it waits: make or mend it, or name one that exists",
+}
 
 // awaits returns what is missing of what o names and has to wait for.
 func (s *Store) awaits(o any) (missing model.Ref, waits bool) {
@@ -82,7 +86,7 @@ func (s *Store) awaits(o any) (missing model.Ref, waits bool) {
 		return missing, false
 	}
 	names(o, func(ref model.Ref) {
-		if awaitedField[ref.Kind] != "" && !waits && (s.view.Object(ref) == nil || s.gone[ref]) {
+		if awaited[ref.Kind] != "" && !waits && (s.view.Object(ref) == nil || s.gone[ref]) {
 			missing, waits = ref, true
 		}
 	})
@@ -140,7 +144,7 @@ func (s *Store) Missing() []model.Issue {
 		list = append(list, i)
 	}
 	for ref, w := range s.waiting {
-		i := ref.Issue(fmt.Sprintf("spec.%s: there is no %s, for which it waits: make the %s, or name one that exists", awaitedField[w.ref.Kind], w.ref, w.ref.Kind))
+		i := ref.Issue(fmt.Sprintf(awaited[w.ref.Kind], w.ref))
 		i.Everywhere, i.InForce = true, model.InForceNothing
 		switch last := s.view.Object(ref).(type) {
 		case *model.Policy:

@@ -107,10 +107,10 @@ func TestMissingFilter(t *testing.T) {
 		inForce uint32 // the AS of the version; 0: none
 		missing string
 	}{
-		{"a peer comes before its filters", peer(1, "a", "b"), 0, "BGPPeer p: spec.filters: there is no BGPFilter a, for which it waits"},
-		{"one comes", filter("a"), 0, "BGPPeer p: spec.filters: there is no BGPFilter b, for which it waits"},
+		{"a peer comes before its filters", peer(1, "a", "b"), 0, "BGPPeer p: spec.filters: there is no BGPFilter a that can be read, for which it waits"},
+		{"one comes", filter("a"), 0, "BGPPeer p: spec.filters: there is no BGPFilter b that can be read, for which it waits"},
 		{"both are there", filter("b"), 1, ""},
-		{"a version names another", peer(2, "a", "c"), 1, "BGPPeer p: spec.filters: there is no BGPFilter c, for which it waits"},
+		{"a version names another", peer(2, "a", "c"), 1, "BGPPeer p: spec.filters: there is no BGPFilter c that can be read, for which it waits"},
 		{"one that is in force goes", without(filter("b")), 1, "BGPFilter b: it is deleted, and stays"},
 		{"the other comes", filter("c"), 2, ""},
 		{"one goes", without(filter("c")), 2, "BGPFilter c: it is deleted, and stays"},

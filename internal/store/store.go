@@ -155,7 +155,7 @@ func (s *Store) apply(e Event) {
 // applyObject takes an object of a kind that has no index of its own.
 func (s *Store) applyObject(e Event) {
 	s.replaceObject(e)
-	if e.Object != nil && awaitedField[e.Kind] != "" {
+	if e.Object != nil && awaited[e.Kind] != "" {
 		s.release(model.Ref{Kind: e.Kind, Name: e.Name})
 	}
 }

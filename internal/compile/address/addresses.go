@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gaissmai/bart"
+
 	"sluice.dev/sluice/internal/compile/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/multimap"
@@ -97,8 +99,9 @@ type Compiler struct {
 
 	wanted    diff.Map[model.Name, Wanted]
 	announced diff.Map[netip.Addr, Announcement]
-	bgp       []*model.BGPAdvertisement
+	bgp       []*bgpAdvert
 	bgpPeers  []*model.MetalLBPeer
+	ranges    *bart.Lite              // which BGPConfigurations have announced
 	moved     map[netip.Addr]bool     // see Moved
 	peers     map[string][]netip.Addr // nil: as the last Delta had them
 }
@@ -169,7 +172,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		c.setPools(v)
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
-	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind)
+	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
 	if adverts {
 		c.setAdverts(v)
 	}

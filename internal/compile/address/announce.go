@@ -29,14 +29,17 @@ type candidate struct {
 	hash   uint64  // of its name
 	scores []int32 // what each advert says of it, see compare
 	may    bool    // announce by one of them
+	bgp    []part  // what it has of BGPAdvertisements; nil: it was not asked
 }
 
-// address is an address of a pool that Services have, and who announces it.
+// address is an address of a pool that Services have, or keep without one, and who announces it.
 type address struct {
 	services []*service
-	node     string    // "": nobody
-	own      []*advert // by which this node announces it
+	node     string    // that announces it by ARP or NDP; "": none
+	own      []*advert // by which this node announces it so
 	since    time.Time // of node
+	byBGP    bool      // a node announces it by BGP
+	notByBGP string    // why none does; "": nothing asks for it
 }
 
 // setAdverts takes over advertisements. Each node is compared with those that are new.
@@ -62,7 +65,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 	}
 	pools := map[model.Name]*model.IPAddressPool{}
 	for _, p := range c.pools {
-		p.adverts, p.excess, p.byBGP, pools[p.Name] = nil, "", false, p.IPAddressPool
+		p.adverts, p.excess, pools[p.Name] = nil, "", p.IPAddressPool
 	}
 	for _, a := range c.adverts {
 		for o := range a.Of(a.Name.Namespace, pools) {
@@ -73,12 +76,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 			}
 		}
 	}
-	c.bgp, c.bgpPeers = v.BGPAdvertisements(), v.MetalLBPeers()
-	for _, a := range c.bgp {
-		for o := range a.Of(a.Name.Namespace, pools) {
-			c.named[o.Name].byBGP = true
-		}
-	}
+	c.setBGP(v, pools)
 }
 
 // setNodes takes over nodes. Those that are new are compared with each advertisement.
@@ -97,6 +95,7 @@ func (c *Compiler) setNodes(v *store.View) {
 		c.nodes = append(c.nodes, n)
 	}
 	slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
+	c.setSpeakers()
 	c.setPeers()
 }
 
@@ -151,8 +150,12 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
 	delete(c.unannounced, a)
-	if p == nil && c.held[a] != nil && len(owners) > 0 && !c.lacking {
-		c.nobody(a, owners, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")
+	if p == nil && c.held[a] != nil && len(owners) > 0 { // there is no pool, or one may be unread
+		c.addresses[a] = &address{services: owners, byBGP: c.ranges.Contains(a)}
+		if c.announced.Set(a, nil); !c.lacking && !c.addresses[a].byBGP {
+			c.nobody(a, true, "it is in no IPAddressPool; make one that has it, or take it out of the status")
+		}
+		return
 	}
 	if p == nil || len(owners) == 0 || slices.ContainsFunc(owners, func(s *service) bool { return c.nodeOf(a, s) != "" }) {
 		delete(c.addresses, a)
@@ -191,18 +194,6 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 			best = r
 		}
 	}
-	switch {
-	case best.node != "", len(p.adverts) == 0, where != nil && len(where) == 0: // or there is nobody to lead to
-	case len(adverts) == 0:
-		c.nobody(a, owners, true, "no L2Advertisement of %s selects the Service (spec.serviceSelectors)", p.Name)
-	case !selected:
-		c.nobody(a, owners, true, "no node is there that the L2Advertisements of %s select", p.Name)
-	case len(silent) == 0:
-		on := model.FirstFew(slices.Sorted(maps.Keys(where)), maxNamed)
-		c.nobody(a, owners, true, "externalTrafficPolicy is Local, and all endpoints are on nodes that the L2Advertisements of %s do not select: %s", p.Name, on)
-	default:
-		c.nobody(a, owners, false, "no node that may is heard from: %s", model.FirstFew(silent, maxNamed))
-	}
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
 		i := slices.IndexFunc(c.nodes, func(n *candidate) bool { return n.Name == c.cfg.Node })
 		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return c.nodes[i].scores[ad.at] < 0 })
@@ -216,22 +207,43 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		now.since = c.cfg.Now()
 	}
 	c.addresses[a] = now
+	now.byBGP, now.notByBGP = c.byBGP(v, a, p, owners)
+	switch {
+	case now.node != "", now.byBGP, where != nil && len(where) == 0: // or there is nobody to lead to
+	case len(p.adverts) == 0:
+		if now.notByBGP != "" {
+			c.nobody(a, true, "")
+		}
+	case len(adverts) == 0:
+		c.nobody(a, true, "no L2Advertisement of %s selects the Service (spec.serviceSelectors)", p.Name)
+	case !selected:
+		c.nobody(a, true, "no node is there that the L2Advertisements of %s select", p.Name)
+	case len(silent) == 0:
+		on := model.FirstFew(slices.Sorted(maps.Keys(where)), maxNamed)
+		c.nobody(a, true, "externalTrafficPolicy is Local, and all endpoints are on nodes that the L2Advertisements of %s do not select: %s", p.Name, on)
+	default:
+		c.nobody(a, false, "no node that may is heard from: %s", model.FirstFew(silent, maxNamed))
+	}
 }
 
 // nobody notes why nobody announces an address, and whether all nodes find it so.
-func (c *Compiler) nobody(a netip.Addr, owners []*service, everywhere bool, format string, args ...any) {
-	issue := c.unheard(a, owners[0], format, args...)
+func (c *Compiler) nobody(a netip.Addr, everywhere bool, format string, args ...any) {
+	issue := c.addresses[a].unheard(a, format, args...)
 	issue.Everywhere = everywhere
 	c.unannounced[a] = issue
 }
 
-// unheard says of the Service that has an address why nobody announces it, other than by BGP.
-func (c *Compiler) unheard(a netip.Addr, owner *service, format string, args ...any) model.Issue {
-	by := ""
-	if p := c.poolOf(a); p != nil && c.cfg.BGP && c.advertisedByBGP(p) {
-		by = " by ARP or NDP"
+// unheard says of the Service that has an address why nobody announces it: by ARP and NDP as it is
+// called with, "": nothing asks for that; and by BGP.
+func (is *address) unheard(a netip.Addr, format string, args ...any) model.Issue {
+	why := fmt.Sprintf(format, args...)
+	switch {
+	case why == "":
+		why = is.notByBGP
+	case is.notByBGP != "":
+		why += "; by BGP: " + is.notByBGP
 	}
-	return owner.Ref().Issue(fmt.Sprintf("nobody announces %s%s: ", a, by) + fmt.Sprintf(format, args...))
+	return is.services[0].Ref().Issue(fmt.Sprintf("nobody announces %s: %s", a, why))
 }
 
 // rank is how much speaks for a node.

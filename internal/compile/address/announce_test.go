@@ -300,6 +300,9 @@ func TestLastPool(t *testing.T) {
 	if got := w.says(s); got != "nobody announces 192.0.2.1: it is in no IPAddressPool; make one that has it, or take it out of the status" {
 		t.Errorf("of the Service: %q", got)
 	}
+	if list := w.List(); len(list) != 1 || list[0].Address != ip("192.0.2.1") || list[0].Pool != (model.Name{}) || list[0].Node != "" {
+		t.Errorf("the addresses are %v", list)
+	}
 	if got := w.says(only); got != "" {
 		t.Errorf("of an external IP, which is nobody's to announce: %q", got)
 	}
@@ -315,14 +318,80 @@ func TestLastPool(t *testing.T) {
 	}
 }
 
-// What BGP announces, too, is not said to be announced by nobody.
-func TestNobodyByARP(t *testing.T) {
+// An address is announced by nobody where no node does by ARP, NDP or BGP.
+func TestAnnouncedByBGP(t *testing.T) {
+	adv := func(change func(*model.BGPAdvertisement)) *model.BGPAdvertisement {
+		a := &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}, Advertised: model.Advertised{Nodes: model.Everything(), Services: model.Everything()}}
+		if change != nil {
+			change(a)
+		}
+		return a
+	}
+	on := func(name string) *model.BGPAdvertisement {
+		return adv(func(a *model.BGPAdvertisement) { a.Nodes = model.Equal("name", name) })
+	}
+	to := func(peers ...string) *model.BGPAdvertisement {
+		return adv(func(a *model.BGPAdvertisement) { a.Peers = peers })
+	}
+	peer := func(name string, nodes model.Selector) *model.MetalLBPeer {
+		return &model.MetalLBPeer{Name: model.Name{Namespace: "lb", Name: name}, Address: ip("198.51.100.1"), PeerASN: 64501, Nodes: nodes}
+	}
+	elsewhere := l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n9") })
+	others := l2("l", func(a *model.L2Advertisement) { a.Services = model.Equal("l", "1") })
+	ranges := &model.BGPConfiguration{Name: model.BGPDefault, LoadBalancerIPs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+	const noNode, ofL2 = "no node is there that the BGPAdvertisements of lb/p select", "nobody announces 192.0.2.1: no node is there that the L2Advertisements of lb/p select"
+	for _, c := range []struct {
+		name    string
+		objects []model.Object // beside the pool p, node n1 and Service x/a
+		local   bool
+		says    string // of the Service
+	}{
+		{name: "all nodes", objects: []model.Object{adv(nil)}},
+		{name: "BGP where L2Advertisements are for other Services", objects: []model.Object{adv(nil), others}},
+		{name: "and for other nodes", objects: []model.Object{adv(nil), elsewhere}},
+		{name: "no node", objects: []model.Object{on("n9")}, says: "nobody announces 192.0.2.1: " + noNode},
+		{name: "no node by either", objects: []model.Object{on("n9"), elsewhere}, says: ofL2 + "; by BGP: " + noNode},
+		{name: "no node by BGP, but by ARP", objects: []model.Object{on("n9"), l2("l")}},
+		{name: "a node that is excluded", objects: []model.Object{on("n2"), node("n2", excludeLabel+"=")}, says: "nobody announces 192.0.2.1: " + noNode},
+		{name: "other Services", objects: []model.Object{adv(func(a *model.BGPAdvertisement) { a.Services = model.Equal("l", "1") })},
+			says: "nobody announces 192.0.2.1: no BGPAdvertisement of lb/p selects the Service (spec.serviceSelectors)"},
+		{name: "a peer that is not there", objects: []model.Object{to("tor")}, says: "nobody announces 192.0.2.1: no node that the BGPAdvertisements of lb/p select has a BGPPeer that they are for"},
+		{name: "nor is it among others", objects: []model.Object{to("tor"), peer("rot", model.Everything())},
+			says: "nobody announces 192.0.2.1: no node that the BGPAdvertisements of lb/p select has a BGPPeer that they are for"},
+		{name: "a peer of another node", objects: []model.Object{to("tor"), peer("tor", model.Equal("name", "n9"))},
+			says: "nobody announces 192.0.2.1: no node that the BGPAdvertisements of lb/p select has a BGPPeer that they are for"},
+		{name: "a peer", objects: []model.Object{to("tor"), peer("tor", model.Equal("name", "n1"))}},
+		{name: "any peer of MetalLB's", objects: []model.Object{adv(nil), peer("tor", model.Equal("name", "n1"))}},
+		{name: "any, and none is of this node", objects: []model.Object{adv(nil), peer("tor", model.Equal("name", "n9"))},
+			says: "nobody announces 192.0.2.1: no node that the BGPAdvertisements of lb/p select has a BGPPeer that they are for"},
+		{name: "policy Local", local: true, objects: []model.Object{on("n1"), slice("x/a", "n1", "n2")}},
+		{name: "policy Local: endpoints elsewhere", local: true, objects: []model.Object{on("n1"), slice("x/a", "n2", "-n1", "n3")},
+			says: "nobody announces 192.0.2.1: externalTrafficPolicy is Local, and all endpoints are on nodes that the BGPAdvertisements of lb/p do not have announce it: n2, n3"},
+		{name: "policy Local: no endpoint is ready", local: true, objects: []model.Object{on("n1"), slice("x/a", "-n1")}},
+		{name: "ranges of a BGPConfiguration", objects: []model.Object{ranges}},
+		{name: "ranges, where advertisements select nobody", objects: []model.Object{ranges, on("n9"), elsewhere}},
+	} {
+		w := newWorld(t, Config{Node: "n1", BGP: true})
+		p, s := w.pool("p", "192.0.2.1-192.0.2.9"), w.service("x/a", has("192.0.2.1"), func(s *model.Service) { s.ExternalLocal = c.local })
+		w.set(append(c.objects, p, node("n1"), s)...)
+		if got := w.says(s); got != c.says {
+			t.Errorf("%s: %q, want %q", c.name, got, c.says)
+		}
+		if got := w.says(p); got != "" {
+			t.Errorf("%s: of the pool: %q", c.name, got)
+		}
+		if w.remove(p.Ref()); slices.Contains(c.objects, model.Object(ranges)) {
+			if got := w.says(s); got != "" {
+				t.Errorf("%s: without a pool: %q", c.name, got)
+			}
+		} else if got := w.says(s); !strings.Contains(got, "it is in no IPAddressPool") {
+			t.Errorf("%s: without a pool: %q", c.name, got)
+		}
+	}
 	w := newWorld(t, Config{Node: "n1", BGP: true})
-	s := w.service("x/a", has("192.0.2.1"))
-	bgp := &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}}
-	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), l2("l", func(a *model.L2Advertisement) { a.Nodes = model.Equal("name", "n9") }), bgp, node("n1"), s)
-	if got := w.says(s); got != "nobody announces 192.0.2.1 by ARP or NDP: no node is there that the L2Advertisements of lb/p select" {
-		t.Errorf("of the Service: %q", got)
+	p := w.pool("p", "192.0.2.1-192.0.2.9")
+	if w.set(p, node("n1"), w.service("x/a")); w.says(p) != "nobody announces its addresses: no L2Advertisement and no BGPAdvertisement selects it" {
+		t.Errorf("of a pool that nothing selects: %q", w.says(p))
 	}
 }
 
@@ -344,9 +413,16 @@ func TestUnanswered(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	w = newWorld(t, Config{Node: "n1", BGP: true})
-	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), l2("l"), &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}}, node("n1"), w.service("x/a", has("192.0.2.1")))
-	if list := w.Unanswered(ips("192.0.2.1")); len(list) != 1 || !strings.HasPrefix(list[0].Reason, "nobody announces 192.0.2.1 by ARP or NDP: Node n1") {
+	bgp := &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: "b"}, Advertised: model.Advertised{Nodes: model.Everything(), Services: model.Everything()}}
+	w.set(w.pool("p", "192.0.2.1-192.0.2.9"), l2("l"), bgp, node("n1"), w.service("x/a", has("192.0.2.1")))
+	if list := w.Unanswered(ips("192.0.2.1")); len(list) > 0 {
 		t.Errorf("of what BGP announces, too: %v", list)
+	}
+	none := *bgp
+	none.Nodes = model.Equal("name", "n9")
+	w.set(&none)
+	if list := w.Unanswered(ips("192.0.2.1")); len(list) != 1 || !strings.HasSuffix(list[0].Reason, "or name another interface; by BGP: no node is there that the BGPAdvertisements of lb/p select") {
+		t.Errorf("of what BGP does not announce, either: %v", list)
 	}
 }
 

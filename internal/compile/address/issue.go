@@ -68,7 +68,11 @@ func (c *Compiler) list() (list []model.Issue) {
 		names(ad.Ref(), &ad.Advertised)
 	}
 	for _, p := range c.pools {
-		if p.used > 0 && len(p.adverts) == 0 && !c.advertisedByBGP(p) {
+		switch {
+		case p.used == 0, len(p.adverts) > 0, len(p.bgp) > 0, slices.ContainsFunc(p.Ranges, c.inRanges):
+		case c.cfg.BGP:
+			add(p.Ref(), "nobody announces its addresses: no L2Advertisement and no BGPAdvertisement selects it")
+		case len(c.notCarriedOut()) == 0:
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}
 		if p.excess != "" {
@@ -97,14 +101,14 @@ func (c *Compiler) list() (list []model.Issue) {
 func (c *Compiler) Unanswered(addrs []netip.Addr) (list []model.Issue) {
 	for _, a := range addrs {
 		is := c.addresses[a]
-		if is == nil || is.node != c.cfg.Node {
-			continue // no longer
+		if is == nil || is.node != c.cfg.Node || is.byBGP {
+			continue // no longer, or others do
 		}
 		lacks := map[bool]string{true: "interface with a subnet of IPv4", false: "interface with a subnet of IPv6"}[a.Is4()]
 		if names := interfaces(is.own); len(names) > 0 {
 			lacks = "such interface as the L2Advertisements name, " + strings.Join(names, " or ")
 		}
-		list = append(list, c.unheard(a, is.services[0], "Node %s, which is to, has no %s; have spec.nodeSelectors leave it out, or name another interface", is.node, lacks))
+		list = append(list, is.unheard(a, "Node %s, which is to, has no %s; have spec.nodeSelectors leave it out, or name another interface", is.node, lacks))
 	}
 	return list
 }
@@ -121,15 +125,6 @@ func (c *Compiler) notCarriedOut() (refs []model.Ref) {
 		refs = append(refs, p.Ref())
 	}
 	return refs
-}
-
-// advertisedByBGP reports whether a pool's addresses are announced by BGP, or whether it is said
-// elsewhere that they are not.
-func (c *Compiler) advertisedByBGP(p *pool) bool {
-	if !c.cfg.BGP {
-		return len(c.bgp)+len(c.bgpPeers) > 0
-	}
-	return p.byBGP
 }
 
 // silentNodes names the nodes that announce nothing as they are not heard from, though the API
@@ -151,17 +146,25 @@ func (c *Compiler) silentNodes() (list []model.Issue) {
 // Address is an address of a pool, for people.
 type Address struct {
 	Address    netip.Addr   `json:"address"`
-	Pool       model.Name   `json:"pool,omitzero"`
+	Pool       model.Name   `json:"pool,omitzero"` // none: it is in none any more
 	Services   []model.Name `json:"services"`
 	Node       string       `json:"node,omitempty"`       // that announces it
 	How        string       `json:"how,omitempty"`        // "ARP" or "NDP"
 	Here       bool         `json:"here,omitempty"`       // Node is this agent's
-	Interfaces []string     `json:"interfaces,omitempty"` // of this node's, if it is Here; none: all with a subnet
+	Interfaces []string     `json:"interfaces,omitempty"` // of this node's, if it is Here; none: all with a subnet, or Unanswered
+	Unanswered bool         `json:"unanswered,omitempty"` // it is Here, which has no interface for it
 	Since      time.Time    `json:"since,omitzero"`       // when this agent found that Node does
 	BGP        netip.Prefix `json:"bgp,omitzero"`         // the route by which this node announces it to BGP peers
 }
 
-// List returns all addresses that Services have, sorted.
+// AnsweredOn takes over on which interfaces the address is answered for, of those that it may be.
+func (a *Address) AnsweredOn(names []string) {
+	if a.Unanswered = len(names) == 0; len(a.Interfaces) > 0 {
+		a.Interfaces = names
+	}
+}
+
+// List returns the addresses of pools that Services have, or keep without one, sorted.
 func (c *Compiler) List() []Address {
 	list := make([]Address, 0, len(c.addresses))
 	for a, is := range c.addresses {

@@ -17,7 +17,8 @@ type pool struct {
 	four, six  room
 	adverts    []*advert       // that announce its addresses
 	excess     string          // the first advertisement beyond; "": there is none
-	byBGP      bool            // a BGPAdvertisement selects it
+	bgp        []*bgpAdvert    // those by BGP, with Config.BGP alone
+	moreBGP    bool            // there are more than those
 	namespaces map[string]bool // those that it names; nil: none, and no selector
 	used       int             // addresses that Services have
 }

@@ -2,7 +2,8 @@
 // it announces to them, as Calico's and MetalLB's objects ask for it.
 //
 // It is pure and incremental. The order is a function of the current objects alone, but for the own
-// Node: once it is deleted, what it said last counts. Another Node costs the peers that it is, a
+// Node: once it is deleted, what it said last counts; and for BGPAdvertisements with a name that is
+// no community's any more. Another Node costs the peers that it is, a
 // Service its own addresses; a change of what all depends on goes through all.
 package bgp
 
@@ -76,6 +77,8 @@ type Compiler struct {
 
 	pools       *bart.Table[*model.IPPool]
 	blocks      map[string]netip.Prefix  // this node's
+	inForce     map[model.Name]*advert   // see setInForce
+	nameless    map[model.Ref]string     // BGPAdvertisements that wait, and the names that are missing
 	adverts     map[model.Name][]*advert // by their pools
 	excess      map[model.Name]string    // pools that more select, with the first of these
 	served      []netip.Prefix           // see Served
@@ -131,10 +134,13 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	if basis {
 		c.setConfiguration(v)
 	}
+	if !c.started || changed(d, model.BGPAdvertisementKind, model.CommunityKind) {
+		c.setInForce(v)
+	}
 	c.followNodes(v, d, basis)
 	c.followPeers(v, d, basis)
 	c.followRoutes(v, d, basis)
-	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind) {
+	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind) {
 		c.setSettings()
 	}
 	c.listed = c.listed && !basis && !c.renewed && !changed(d, model.NodeKind, model.BGPPeerKind, model.BGPFilterKind, model.IPPoolKind,

@@ -112,6 +112,14 @@ func (c *Compiler) metalLBIssues(l *issues) {
 		ref := model.Ref{Kind: model.IPAddressPoolKind, Name: pool}
 		l.add(ref, "", "more than %d BGPAdvertisements select it: %s, and those newer than it, announce none of its addresses", model.MaxAdverts, first)
 	}
+	for ref, name := range c.nameless {
+		issue := ref.Issue(fmt.Sprintf("spec.communities: no Community in its namespace that can be read has the name %s, for which it waits: make or mend one, or name one that exists", name))
+		issue.Everywhere, issue.InForce = true, model.InForceNothing
+		if c.inForce[ref.Name] != nil {
+			issue.InForce = model.InForceLast
+		}
+		l.list = append(l.list, issue)
+	}
 	for ref, reasons := range c.faults {
 		for _, reason := range reasons {
 			issue := ref.Issue(reason)

@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// advert is a BGPAdvertisement that this node carries out.
+// advert is a BGPAdvertisement of which all communities are known.
 type advert struct {
 	*model.BGPAdvertisement
 	speaker.Announcement
@@ -65,7 +65,7 @@ func (c *Compiler) setPooled(v *store.View) {
 		is4  bool
 	}
 	lengths, pools := map[of]map[int]struct{}{}, poolsOf(v)
-	for _, ad := range v.BGPAdvertisements() {
+	for _, ad := range c.inForce {
 		for pool := range ad.Of(ad.Name.Namespace, pools) {
 			multimap.Add(lengths, of{pool, true}, ad.Length4)
 			multimap.Add(lengths, of{pool, false}, ad.Length6)
@@ -127,16 +127,31 @@ func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 	}
 }
 
-// setAdverts takes over the BGPAdvertisements that this node carries out. One with a name that is
-// no community's is not: nobody knows what was to be kept from spreading.
+// setInForce takes over the BGPAdvertisements that count. A version with a name that is no
+// community's waits, as nobody knows what is to be kept from spreading; the version before, with
+// the communities that it had, stays.
+func (c *Compiler) setInForce(v *store.View) {
+	named, before := aliases(v), c.inForce
+	c.inForce, c.nameless = map[model.Name]*advert{}, map[model.Ref]string{}
+	for _, o := range v.BGPAdvertisements() {
+		communities, unknown := communitiesOf(o, named)
+		if unknown == "" {
+			c.inForce[o.Name] = &advert{o, speaker.Announcement{LocalPref: o.LocalPref, Communities: communities}}
+			continue
+		}
+		c.nameless[o.Ref()] = unknown
+		if last := before[o.Name]; last != nil {
+			c.inForce[o.Name] = last
+		}
+	}
+}
+
+// setAdverts takes over the BGPAdvertisements that this node carries out.
 func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
-	named, own, pools, peers := aliases(v), c.self(), poolsOf(v), c.metalLBNames(v)
-	all := v.BGPAdvertisements()
-	slices.SortFunc(all, model.ByBirth)
-	for _, o := range all {
-		ad := &advert{o, speaker.Announcement{LocalPref: o.LocalPref}}
-		known := c.setCommunities(ad, named)
+	own, pools, peers := c.self(), poolsOf(v), c.metalLBNames(v)
+	for _, of := range slices.SortedFunc(maps.Values(c.inForce), model.ByBirth) {
+		o, ad := of.BGPAdvertisement, &advert{of.BGPAdvertisement, of.Announcement}
 		var missing []string
 		for _, name := range o.Peers {
 			if v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: model.Name{Namespace: o.Name.Namespace, Name: name}}) == nil {
@@ -146,7 +161,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 		if len(missing) > 0 {
 			c.fault(o.Ref(), "spec.peers: there is no BGPPeer %s in its namespace", model.FirstFew(missing, maxNamed))
 		}
-		if !known || c.excluded() || own.Leaving || !o.Nodes.Matches(model.LabelMap(own.Labels)) {
+		if c.excluded() || own.Leaving || !o.Nodes.Matches(model.LabelMap(own.Labels)) {
 			continue
 		}
 		if ad.Announcement.Peers = peers.of(o); ad.Announcement.Peers != nil && len(ad.Announcement.Peers) == 0 {
@@ -164,23 +179,21 @@ func (c *Compiler) setAdverts(v *store.View) {
 // maxNamed bounds how many names a fault has.
 const maxNamed = 3
 
-// setCommunities takes over the communities of an advertisement, some of which are names; false:
-// there is none of a name.
-func (c *Compiler) setCommunities(ad *advert, named map[model.Name]string) (known bool) {
-	known = true
-	for _, text := range ad.BGPAdvertisement.Communities {
+// communitiesOf are the communities of an advertisement, some of which are names; unknown is the
+// first name that none has.
+func communitiesOf(ad *model.BGPAdvertisement, named map[model.Name]string) (list []string, unknown string) {
+	for _, text := range ad.Communities {
 		value := text
 		if !strings.Contains(text, ":") {
 			value = named[model.Name{Namespace: ad.Name.Namespace, Name: text}]
 		}
 		if value == "" {
-			known = false
-			c.fault(ad.Ref(), "spec.communities: no Community in its namespace has the name %s, so nothing is announced by it", text)
+			return nil, text
 		}
-		ad.Announcement.Communities = append(ad.Announcement.Communities, value)
+		list = append(list, value)
 	}
-	slices.Sort(ad.Announcement.Communities)
-	return known
+	slices.Sort(list)
+	return list, ""
 }
 
 // aliases are the communities that have names, by these with their namespaces.

@@ -30,7 +30,7 @@ type secret struct {
 
 // followPeers takes over the peers: those that changed nodes are, or all.
 func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
-	all := basis || c.renewed || changed(d, model.BGPPeerKind, model.BGPFilterKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind)
+	all := basis || c.renewed || changed(d, model.BGPPeerKind, model.BGPFilterKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)
 	if all {
 		c.setPeers(v)
 		c.lookUp()

@@ -172,7 +172,7 @@ func TestRoutes(t *testing.T) {
 				lb, advertisement("x", func(a *model.BGPAdvertisement) { a.Communities = []string{"vpn"} }), service("a", "", given("192.0.9.1", "")), tor("t"),
 				&model.Community{Name: model.Name{Namespace: "other", Name: "c"}, Aliases: map[string]string{"vpn": "64500:7"}},
 			},
-			faults: []string{"BGPAdvertisement lb/x: spec.communities: no Community in its namespace has the name vpn, so nothing is announced by it"},
+			faults: []string{"BGPAdvertisement lb/x: spec.communities: no Community in its namespace that can be read has the name vpn, for which it waits: make or mend one, or name one that exists; in force: nothing of it"},
 		},
 		"selected pools, nodes and services": {
 			objects: []model.Object{
@@ -276,20 +276,71 @@ func TestView(t *testing.T) {
 	}
 }
 
+// What a BGPAdvertisement announces stays while a name of its communities is missing, and what is
+// new waits for it.
+func TestMissingCommunity(t *testing.T) {
+	community := func(alias string) *model.Community {
+		return &model.Community{Name: model.Name{Namespace: "lb", Name: "c"}, Aliases: map[string]string{alias: "64500:7"}}
+	}
+	ad := func(length int, aliases ...string) *model.BGPAdvertisement {
+		return advertisement("x", func(a *model.BGPAdvertisement) { a.Length4, a.Communities = length, aliases })
+	}
+	w := newWorld(t)
+	w.set(nodeOf("own 192.0.2.5"), config(func(c *model.BGPConfiguration) { c.NoMesh = true }), addresses("p", "192.0.9.0", "192.0.9.255"), service("a", "", given("192.0.9.1", "")))
+	for _, step := range []struct {
+		name    string
+		do      func()
+		want    string // the prefix and its communities
+		exports string
+		faults  string // what is in force of the advertisement that waits; "": none does
+	}{
+		{"an advertisement comes before its community", func() { w.set(ad(32, "vpn")) }, "", "", model.InForceNothing},
+		{"that comes", func() { w.set(community("vpn")) }, "192.0.9.1/32 [64500:7]", "192.0.9.0/24 32", ""},
+		{"and goes", func() { w.remove(community("").Ref()) }, "192.0.9.1/32 [64500:7]", "192.0.9.0/24 32", model.InForceLast},
+		{"the advertisement changes", func() { w.set(ad(25, "vpn")) }, "192.0.9.1/32 [64500:7]", "192.0.9.0/24 32", model.InForceLast},
+		{"and names none", func() { w.set(ad(26)) }, "192.0.9.0/26 []", "192.0.9.0/24 26", ""},
+		{"and one that is missing", func() { w.set(ad(27, "vpn")) }, "192.0.9.0/26 []", "192.0.9.0/24 26", model.InForceLast},
+		{"that comes", func() { w.set(community("vpn")) }, "192.0.9.0/27 [64500:7]", "192.0.9.0/24 27", ""},
+		{"and gets another name", func() { w.set(community("other")) }, "192.0.9.0/27 [64500:7]", "192.0.9.0/24 27", model.InForceLast},
+		{"the advertisement goes", func() { w.remove(ad(0).Ref()) }, "", "", ""},
+		{"and comes again", func() { w.set(ad(27, "vpn")) }, "", "", model.InForceNothing},
+	} {
+		step.do()
+		got, exports, faults := "", "", ""
+		for p, r := range w.routes {
+			if prefix("192.0.9.0/24").Contains(p.Addr()) {
+				got += fmt.Sprintf("%s %v", p, r.Announcements[0].Communities)
+			}
+		}
+		for p, bits := range w.pooled {
+			exports += fmt.Sprintf("%s %d", p, bits)
+		}
+		for _, i := range w.Issues() {
+			if strings.Contains(i.Reason, "has the name vpn, for which it waits") {
+				faults += i.InForce
+			}
+		}
+		if got != step.want || exports != step.exports || faults != step.faults {
+			t.Errorf("%s: %q, exports %q, in force %q; want %q, %q and %q", step.name, got, exports, faults, step.want, step.exports, step.faults)
+		}
+	}
+}
+
 // In whatever order objects come, go and change, the order is that of the current ones.
 func TestOrderIsOfTheCurrentObjects(t *testing.T) {
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		w := newWorld(t)
-		f := &model.BGPFilter{Name: "f"} // which a BGPPeer would wait for
-		w.set(f)
-		current := map[model.Ref]model.Object{f.Ref(): f}
+		f := &model.BGPFilter{Name: "f"}
+		vpn := &model.Community{Name: model.Name{Namespace: "lb", Name: "c"}, Aliases: map[string]string{"vpn": "64500:7"}}
+		w.set(f, vpn) // which a BGPPeer and a BGPAdvertisement would wait for
+		current := map[model.Ref]model.Object{f.Ref(): f, vpn.Ref(): vpn}
 		for range 25 {
 			changes := map[model.Ref]model.Object{}
 			for range r.IntN(5) {
 				o := randomObject(r)
 				changes[o.Ref()] = o
-				if r.IntN(4) == 0 && o.Ref() != nodeOf("own").Ref() && o.Ref().Kind != model.BGPFilterKind { // which stays while it is named
+				if r.IntN(4) == 0 && o.Ref() != nodeOf("own").Ref() && o.Ref().Kind != model.BGPFilterKind && o.Ref() != vpn.Ref() {
 					changes[o.Ref()] = nil
 				}
 			}
@@ -369,7 +420,11 @@ func randomObject(r *rand.Rand) model.Object {
 		})
 	case 11:
 		if maybe() {
-			return &model.Community{Name: model.Name{Namespace: "lb", Name: pick("c", "d")}, Aliases: map[string]string{pick("vpn", "other"): pick("64500:7", "64500:8")}}
+			c := &model.Community{Name: model.Name{Namespace: "lb", Name: pick("c", "d")}, Aliases: map[string]string{"vpn": pick("64500:7", "64500:8")}}
+			if c.Name.Name == "d" && maybe() {
+				c.Aliases = map[string]string{"other": "64500:8"}
+			}
+			return c
 		}
 		return addresses("p", "192.0.9.0", pick("192.0.9.3", "192.0.9.63"))
 	}
