@@ -17,8 +17,8 @@ type Addresses interface {
 	// Silent delivers, after each change, which nodes are not heard from, and with false which are
 	// and do not hear this one.
 	Silent() <-chan map[string]bool
-	// Answered are the addresses that are to be answered for here, with the interfaces on which they
-	// are; nil: it is not known yet. It is safe for concurrent use.
+	// Answered are the addresses that are to be answered for here, with the interfaces on which
+	// they are; nil: it is not known yet. It is safe for concurrent use.
 	Answered() map[netip.Addr][]string
 	// Run works until ctx ends.
 	Run(ctx context.Context)

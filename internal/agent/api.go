@@ -184,10 +184,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation, where objects are
-// named of the parts of the state that these belong to, and the connections have ended that may not
-// go on. An error says why it has not; it is a *FaultError if only objects are at fault: some of
-// those that are named, or any if none is. Safe for concurrent use.
+// Wait returns once the kernel has all that the store was told up to a generation, where objects
+// are named of the parts of the state that these belong to, and the connections have ended that may
+// not go on. An error says why it has not; it is a *FaultError if only objects are at fault: some
+// of those that are named, or any if none is. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {

@@ -74,8 +74,8 @@ func TestServicesWhilePolicyFails(t *testing.T) {
 }
 
 // Who waits for a change gets no answer before the connections have ended that may not go on, and
-// an error where they cannot be ended: sync, a pod's attachment, and who asks about objects, also if
-// they are at fault, as a balancer does.
+// an error where they cannot be ended: sync, a pod's attachment, and who asks about objects, also
+// if they are at fault, as a balancer does.
 func TestWaitForCuts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, release := make(chan struct{}), make(chan error)

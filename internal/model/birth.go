@@ -43,7 +43,8 @@ func (o AddressOwner) With(other AddressOwner) AddressOwner {
 }
 
 // EachAddress calls f with each address of the node's, and the node as its owner. It has an
-// InternalIP whoever was there first: see docs/decisions/0018-addresses-that-no-service-may-have.md.
+// InternalIP whoever was there first: see
+// docs/decisions/0018-addresses-that-no-service-may-have.md.
 func (n *Node) EachAddress(f func(netip.Addr, AddressOwner)) {
 	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
 		f(a, AddressOwner{n.Birth(), i < len(n.IPs)-n.External})

@@ -99,9 +99,9 @@ func (c *Compiler) setNodes(v *store.View) {
 	c.setPeers()
 }
 
-// compare notes how much advertisements prefer the node: the sum of the weights by which they do; -1:
-// it does not announce by them. Of those that it was compared with before, was has the places then;
-// -1, and nil for all: it was not.
+// compare notes how much advertisements prefer the node: the sum of the weights by which they do;
+// -1: it does not announce by them. Of those that it was compared with before, was has the places
+// then; -1, and nil for all: it was not.
 func (n *candidate) compare(adverts []*advert, was []int) {
 	labels, scores := model.LabelMap(n.Labels), make([]int32, len(adverts))
 	_, never := n.Labels[excludeLabel]

@@ -11,7 +11,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Each interface has the host endpoint that fits it best, the oldest of several; one that has none fits the interface that is said to be another's, if it fits any.
+// Each interface has the host endpoint that fits it best, the oldest of several; one that has none
+// fits the interface that is said to be another's, if it fits any.
 func TestHostEndpointsFit(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	some := func() (list []netip.Addr) {

@@ -156,8 +156,8 @@ func (r *run) beginUnheard(t *testing.T, from, to string) (answered func()) {
 	return answered
 }
 
-// dialOn has a client go on trying to open a TCP connection, also where it is refused meanwhile: for
-// IPVS, an address is the node's a moment before it is served.
+// dialOn has a client go on trying to open a TCP connection, also where it is refused meanwhile:
+// for IPVS, an address is the node's a moment before it is served.
 func (r *run) dialOn(t *testing.T, from, to string) (answered func()) {
 	c, at, done := r.client(from), r.addrPort(to, r.family), make(chan error, 1)
 	go func() {

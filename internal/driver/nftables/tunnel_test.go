@@ -21,8 +21,8 @@ func vxlanPacket(vni uint32, text string) []byte {
 }
 
 // Tunnels of the pod network take packets from nodes alone; those of other programs take what they
-// do. What is dropped is counted. Policy or not, in both families, and while a masqueraded flow has a
-// tunnel's port, too (projectcalico/calico#13118).
+// do. What is dropped is counted. Policy or not, in both families, and while a masqueraded flow has
+// a tunnel's port, too (projectcalico/calico#13118).
 func TestTunnelsTakePacketsFromNodes(t *testing.T) {
 	t.Parallel()
 	node, far := testNS(t), testNS(t)

@@ -40,8 +40,8 @@ const addressLease = "sluice-addresses"
 // puts its own address back each time, the pauses double. Nothing waits for it. A failure is logged
 // once, and tried again.
 type Addresses struct {
-	// Contests, if set, shows that somebody has the Lease who is none of the nodes that IsNode knows,
-	// while something stays unwritten.
+	// Contests, if set, shows that somebody has the Lease who is none of the nodes that IsNode
+	// knows, while something stays unwritten.
 	Contests *contest.Board
 	IsNode   func(name string) bool
 

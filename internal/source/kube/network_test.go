@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// With the right that the chart gives, a real API server takes it; other conditions stay. Who writes True again
-// and again is named.
+// With the right that the chart gives, a real API server takes it; other conditions stay. Who
+// writes True again and again is named.
 func TestRealNetworkAvailable(t *testing.T) {
 	c := realAPI(t)
 	c.apply(t, nodes+"/node-cni", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-cni","labels":{"a":"b"}}}`)
