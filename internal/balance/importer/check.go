@@ -84,7 +84,17 @@ func (c *checkReader) check(s, rs, vs *statement) *HealthCheck {
 		c.notes.once(delay.line, delay.text(), "left out: a failed check is repeated after the usual interval")
 	}
 	c.kind(h, s, rs, say)
+	if seconds(h.Timeout) > seconds(h.Interval) {
+		h.Timeout = h.Interval
+		c.notes.once(s.line, s.text(), "its timeout becomes its interval (delay_loop): a check takes no longer than that")
+	}
 	return h
+}
+
+// seconds reads what time writes.
+func seconds(text string) float64 {
+	n, _ := strconv.ParseFloat(strings.TrimSuffix(text, "s"), 64)
+	return n
 }
 
 // dials reports whether a check goes to a port.

@@ -319,10 +319,13 @@ func TestHealth(t *testing.T) {
 		t.Errorf("to check: %v", last)
 	}
 	report("a", false)
-	b.do("POST", "/farms", `{"farms":[{"name":"web","backends":[{"name":"a","unchecked":"on"}]}]}`)
+	b.do("POST", "/farms", `{"farms":[{"name":"web","all-down":"refuse","backends":[{"name":"a","unchecked":"on"}]}]}`)
 	report("a", false)
 	report("b", false)
 	delivered(model.BackendUp, model.BackendDown) // a server of last resort serves in any case
+	if issues := b.Status().Issues; len(issues) != 1 || issues[0].InForce != "the backends that are not checked" {
+		t.Errorf("issues are %v", issues)
+	}
 	if last := c.sets[len(c.sets)-1]; len(last) != 1 || last[health.Key{Farm: "web", Backend: "a"}] != nil {
 		t.Errorf("to check: %v", last)
 	}

@@ -52,7 +52,7 @@ type reader struct {
 }
 
 // errForeign is of a state file that no balancer wrote: taken for an empty one it would remove all.
-var errForeign = malformed("it is not what was written there: that always has farms")
+var errForeign = malformed("A balancer writes an object with a list \"farms\", if an empty one: this is none")
 
 // read reads a document: an object with lists of farms, addresses and policies. Nothing, and an
 // empty list, is an empty document.

@@ -273,6 +273,10 @@ func (s *Source) failing(name string, found map[string]*finding) []model.Issue {
 		return nil
 	}
 	i := model.Issue{Object: f.base.Ref(), Reason: "the checks of all its backends fail, as of " + why, InForce: "no backend: connections are refused"}
+	unchecked := slices.ContainsFunc(f.backends, func(b *backend) bool { return b.unchecked && b.state == up })
+	if unchecked {
+		i.Reason, i.InForce = "all checks of its backends fail, as of "+why, "the backends that are not checked"
+	}
 	if f.keepDown {
 		i.InForce = "all backends, as all-down says"
 	}
