@@ -48,8 +48,10 @@ func (c *checkReader) server(vs, rs *statement, r server) {
 		c.service.check, c.begun = check, true
 	case check == nil && c.service.check != nil:
 		c.notes.add(rs.line, rs.text(), "is checked like the first server: a farm has one health check for all its servers")
+	case c.service.check == nil && check != nil:
+		c.notes.add(line, rs.text(), "its health check is left out: a farm has one for all its servers, and the first server has none")
 	case !reflect.DeepEqual(check, c.service.check):
-		c.notes.add(line, rs.text(), "its health check is left out: a farm has one, that of its first server")
+		c.notes.add(line, rs.text(), "is checked like the first server, which may find it down: a farm has one health check for all its servers")
 	}
 }
 
