@@ -103,9 +103,8 @@ func (c *Compiler) setNodes(v *store.View) {
 // -1: it does not announce by them. Of those that it was compared with before, was has the places
 // then; -1, and nil for all: it was not.
 func (n *candidate) compare(adverts []*advert, was []int) {
-	labels, scores := model.LabelMap(n.Labels), make([]int32, len(adverts))
-	_, never := n.Labels[excludeLabel]
-	never, n.may = never || n.Leaving, false
+	labels, never, scores := model.LabelMap(n.Labels), n.never(), make([]int32, len(adverts))
+	n.may = false
 	for i, a := range adverts {
 		if was != nil && was[i] >= 0 {
 			scores[i] = n.scores[was[i]]
@@ -115,6 +114,12 @@ func (n *candidate) compare(adverts []*advert, was []int) {
 		n.may = n.may || scores[i] >= 0
 	}
 	n.scores = scores
+}
+
+// never reports whether the node announces nothing, whatever advertisements say.
+func (n *candidate) never() bool {
+	_, excluded := n.Labels[excludeLabel]
+	return excluded || n.Leaving
 }
 
 // preference is the sum of the weights by which an advertisement prefers a node with the labels.

@@ -101,7 +101,7 @@ func (c *Compiler) setSpeakers() {
 	}
 	for _, n := range c.nodes {
 		if n.bgp == nil {
-			n.setParts(c.bgp, peers)
+			c.setParts(n, peers)
 		}
 		for i, ad := range c.bgp {
 			ad.anyOf = max(ad.anyOf, n.bgp[i])
@@ -109,18 +109,17 @@ func (c *Compiler) setSpeakers() {
 	}
 }
 
-// setParts notes what the node has of BGPAdvertisements.
-func (n *candidate) setParts(adverts []*bgpAdvert, peers map[model.Name]*model.MetalLBPeer) {
-	labels := model.LabelMap(n.Labels)
-	_, never := n.Labels[excludeLabel]
+// setParts notes what the node has of BGPAdvertisements. Peers are bgpPeers by their names.
+func (c *Compiler) setParts(n *candidate, peers map[model.Name]*model.MetalLBPeer) {
+	labels, never := model.LabelMap(n.Labels), n.never()
 	has := func(p *model.MetalLBPeer) bool {
 		return p != nil && p.Address.IsValid() && p.Dynamic != "external" && p.Nodes.Matches(labels)
 	}
-	toAny := len(peers) == 0 || slices.ContainsFunc(slices.Collect(maps.Values(peers)), has)
-	n.bgp = make([]part, len(adverts))
-	for i, ad := range adverts {
+	toAny := len(peers) == 0 || slices.ContainsFunc(c.bgpPeers, has)
+	n.bgp = make([]part, len(c.bgp))
+	for i, ad := range c.bgp {
 		switch {
-		case never, n.Leaving, !ad.Nodes.Matches(labels):
+		case never, !ad.Nodes.Matches(labels):
 		case len(ad.Peers) == 0 && toAny, slices.ContainsFunc(ad.Peers, func(name string) bool {
 			return has(peers[model.Name{Namespace: ad.Name.Namespace, Name: name}])
 		}):
