@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
@@ -41,14 +42,49 @@ func upWith(t *testing.T, name string, flags ...string) *lab.Lab {
 var probing sync.Mutex
 
 // checkProbe sends requests to all services from everywhere: all end as manifests and policies say.
+// Where they do not, it tells what the nodes and the machine have dropped.
 func checkProbe(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	probing.Lock()
 	defer probing.Unlock()
 	var out bytes.Buffer
-	if code := execute(t.Context(), []string{"lab", "probe", "--requests", "1", "--name", l.Name}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "all as they should be") {
-		t.Errorf("probe: exit status %d\n%s", code, out.String())
+	longest := stalls(t)
+	code := execute(t.Context(), []string{"lab", "probe", "--requests", "1", "--name", l.Name}, &out, &out)
+	if code == cli.ExitOK && strings.Contains(out.String(), "all as they should be") {
+		return
 	}
+	t.Errorf("probe: exit status %d, this process stood still for up to %v\n%s", code, longest(), out.String())
+	for _, n := range l.Cluster.Nodes {
+		for line := range strings.Lines(string(execOn(t, l, n.Name, "/usr/bin/curl", "-s", "http://127.0.0.1:10249/metrics"))) {
+			if strings.Contains(line, "drop") && !strings.HasPrefix(line, "#") && !strings.HasSuffix(line, " 0\n") {
+				t.Logf("%s: %s", n.Name, line)
+			}
+		}
+		t.Logf("%s:\n%s", n.Name, execOn(t, l, n.Name, "/bin/cat", "/proc/loadavg", "/proc/net/softnet_stat", "/proc/net/dev"))
+	}
+}
+
+// stalls watches how long this process does not run when it should, until the returned function
+// tells.
+func stalls(t *testing.T) (longest func() time.Duration) {
+	done, most := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		const step = 10 * time.Millisecond
+		var longest time.Duration
+		for {
+			begin := time.Now()
+			select {
+			case <-done:
+				most <- longest
+				return
+			case <-time.After(step):
+				longest = max(longest, time.Since(begin)-step)
+			}
+		}
+	}()
+	stop := sync.OnceValue(func() time.Duration { close(done); return <-most })
+	t.Cleanup(func() { stop() })
+	return stop
 }
 
 // Services and policies hold in each mode of the pod network. IPIP, which few kernels have built
