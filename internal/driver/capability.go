@@ -75,6 +75,7 @@ type Capabilities struct {
 	Offloader  Offloader  // nil: no connection passes by what judges packets
 	Settler    Settler    // nil: what follows from a plan is done when it was applied
 	Rejudger   Rejudger   // nil: packets of established connections are let pass until these are labelled
+	Answerer   Answerer   // nil: it tells of no connections whose answers pass meanwhile
 }
 
 // Counter counts what becomes of packets and connections. Its methods are safe for concurrent use
@@ -128,13 +129,17 @@ const JudgeAgain = 10 * time.Second
 // Rejudger has packets of established connections judged again that a change of policy is about:
 // those that go the way of the first one. That ends by itself after JudgeAgain.
 type Rejudger interface {
+	// Calm ends it now, as all connections that are forbidden are labelled. It is safe for
+	// concurrent use.
+	Calm(ctx context.Context) error
+}
+
+// Answerer is a Rejudger that tells of connections that nothing is judged again of.
+type Answerer interface {
 	// Answering yields connections of UDP, as their clients asked for them, of which packets have
 	// passed meanwhile that go the other way; there is a bound to how many these are. It is safe
 	// for concurrent use.
 	Answering(ctx context.Context, yield func(from, to netip.AddrPort)) error
-	// Calm ends it now, as all connections that are forbidden are labelled. It is safe for
-	// concurrent use.
-	Calm(ctx context.Context) error
 }
 
 // Lister tells which frontends the kernel holds without knowing any desired state: of an agent that

@@ -207,23 +207,27 @@ func (k *kernel) reopen(t *testing.T) {
 	}
 }
 
-// TestJudgedAgain shows that what is sent on a connection ends with the transaction that forbids
+// testJudgedAgain shows that what is sent on a connection ends with the transaction that forbids
 // it, before anybody has looked for connections, and answers with it; that what is allowed goes on;
 // and that packets are judged again no longer than until all connections are labelled.
-func TestJudgedAgain(t *testing.T) {
-	k := byNFTables.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testJudgedAgain(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{})
 	pairs := k.directPairs(t)
 	before := k.driver.FlowsCut()
 	k.forbidUnseen(t)
+	list, element := []string{"nft", "list", "set", "inet", "sluice", "ip-again"}, "expires"
+	if k.driver.Capabilities().Name == "iptables" {
+		list, element = []string{"ipset", "list", "SLUICE-4-P-AGAIN"}, names["b"][0].String()+" timeout"
+	}
 	again := func() string {
-		out, err := k.mesh.Node.Run("nft", "list", "set", "inet", "sluice", "ip-again")
+		out, err := k.mesh.Node.Run(list[0], list[1:]...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return string(out)
 	}
-	if !strings.Contains(again(), "expires") {
+	if !strings.Contains(again(), element) {
 		t.Fatalf("nothing is judged again:\n%s", again())
 	}
 	for name, p := range pairs {
@@ -241,7 +245,7 @@ func TestJudgedAgain(t *testing.T) {
 	for name, p := range pairs {
 		revives(t, name, p)
 	}
-	if strings.Contains(again(), "expires") {
+	if strings.Contains(again(), element) {
 		t.Errorf("packets are judged again though all connections are labelled:\n%s", again())
 	}
 }
@@ -254,7 +258,7 @@ func TestAnswering(t *testing.T) {
 	pairs := k.directPairs(t)
 	maps.DeleteFunc(pairs, func(_ string, p *drivertest.Pair) bool { _, is := p.Client.(*net.UDPConn); return !is })
 	told := func() (list []string) {
-		err := k.driver.Capabilities().Rejudger.Answering(t.Context(), func(from, to netip.AddrPort) { list = append(list, fmt.Sprint(from, " ", to)) })
+		err := k.driver.Capabilities().Answerer.Answering(t.Context(), func(from, to netip.AddrPort) { list = append(list, fmt.Sprint(from, " ", to)) })
 		if err != nil {
 			t.Fatal(err)
 		}

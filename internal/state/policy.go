@@ -288,6 +288,18 @@ func (d PolicyDelta) About(before *Policy) (about About) {
 	return about
 }
 
+// MayForbid is what the change is about, but for pods that are not known afterwards: these forbid no
+// connection that there is.
+func (d PolicyDelta) MayForbid(before *Policy) About {
+	about := d.About(before)
+	for a, w := range d.Workloads {
+		if w == nil || w.Device == 0 {
+			delete(about.Addresses, a)
+		}
+	}
+	return about
+}
+
 // Len is the number of named changes; each member of a group counts.
 func (d PolicyDelta) Len() int {
 	n := len(d.Programs) + len(d.Workloads) + len(d.Hosts) + len(d.PortSets) + len(d.Lists) + len(d.PodDevices) + len(d.HostDevices)

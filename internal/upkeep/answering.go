@@ -101,7 +101,7 @@ func (a *answering) run() {
 func (a *answering) look(seen map[conntrack.Tuple]bool) (took time.Duration, err error) {
 	began := time.Now()
 	var found []conntrack.Tuple
-	err = a.d.Capabilities().Rejudger.Answering(a.life, func(from, to netip.AddrPort) {
+	err = a.d.Capabilities().Answerer.Answering(a.life, func(from, to netip.AddrPort) {
 		if t := (conntrack.Tuple{Src: from, Dst: to}); !seen[t] && len(found) < answeringAtOnce {
 			found = append(found, t)
 		}

@@ -18,7 +18,7 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-// tells is a Rejudger that tells of the same connections as long as packets are judged again.
+// tells is a Rejudger and Answerer that tells of the same connections as long as packets are judged again.
 type tells struct{ tuples chan []conntrack.Tuple }
 
 func (a tells) Answering(_ context.Context, yield func(from, to netip.AddrPort)) error {
@@ -51,7 +51,7 @@ func TestAnsweringIsCut(t *testing.T) {
 	again.tuples <- nil
 	var d *Driver
 	h.In(func() (err error) {
-		of := &stub{can: driver.Policy, again: again, held: state.State{Policy: policy}}
+		of := &stub{can: driver.Policy, again: again, answers: again, held: state.State{Policy: policy}}
 		d, err = Open(of, driver.Options{Policy: true, Log: slog.New(slog.DiscardHandler)})
 		for _, to := range []string{forbidden, allowed, untold} {
 			if err != nil {

@@ -36,7 +36,7 @@ func newCutter(d *Driver) (*cutter, error) {
 		return nil, err
 	}
 	c := &cutter{ct: ct}
-	if d.Capabilities().Rejudger != nil {
+	if d.Capabilities().Answerer != nil {
 		if c.answering, err = newAnswering(d, c); err != nil {
 			return nil, errors.Join(err, ct.Close())
 		}

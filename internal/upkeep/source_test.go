@@ -39,16 +39,17 @@ func TestLost(t *testing.T) {
 // stub is a driver whose plans do nothing but change what it holds.
 type stub struct {
 	driver.Driver
-	held  state.State
-	can   driver.Capability
-	again driver.Rejudger
+	held    state.State
+	can     driver.Capability
+	again   driver.Rejudger
+	answers driver.Answerer
 }
 
 func (s *stub) Held(f func(*state.State))   { f(&s.held) }
 func (s *stub) SetAside() []driver.SetAside { return nil }
 func (s *stub) Close() error                { return nil }
 func (s *stub) Capabilities() driver.Capabilities {
-	return driver.Capabilities{Can: s.can, Rejudger: s.again}
+	return driver.Capabilities{Can: s.can, Rejudger: s.again, Answerer: s.answers}
 }
 func (s *stub) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
 	return stubPlan{done: func() { s.held.Apply(d) }}, nil

@@ -40,6 +40,7 @@ type Driver struct {
 	asked    bool    // the kernel, for the rules of each variant
 	families [2]family
 	policy   bool                // it judges what may pass
+	keep     bool                // what policy has come to forbid goes on
 	refuse   func(*change) error // tests: what the kernel refuses
 	// remembered is that of the options.
 	remembered func(context.Context) ([]state.Remembered, error)
@@ -49,6 +50,7 @@ type Driver struct {
 	state    *state.State
 	adopted  parts     // of which state is what the kernel holds
 	seen     trace     // after the last change
+	again    bool      // packets of established connections may be judged again
 	doubt    bool      // others may have changed what we programmed since the last adoption
 	compared time.Time // when the kernel was last compared with what is wanted
 	judges   [2]*judge
@@ -79,7 +81,7 @@ func open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: nothing}
+	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, keep: o.KeepEstablished, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: nothing}
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -117,11 +119,15 @@ func (p *parts) set(o parts, to bool) {
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	return driver.Capabilities{
+	c := driver.Capabilities{
 		Name:   "iptables",
 		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.LargeDatagrams | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Errors | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d, Counter: d,
 	}
+	if d.policy && !d.keep {
+		c.Rejudger = d
+	}
+	return c
 }
 
 // Close implements driver.Driver.

@@ -17,9 +17,9 @@ import (
 //	raw     PREROUTING   SLUICE-P-ARRIVAL    what came by another interface than the way back leads to
 //	filter  FORWARD,     SLUICE-P-DROP-cut   what policy forbids since it was established
 //	        INPUT, OUTPUT
-//	filter  FORWARD      SLUICE-P-FORWARD    what is not established
+//	filter  FORWARD      SLUICE-P-FORWARD    what is not established, or is judged again (again.go)
 //	filter  INPUT        SLUICE-P-INPUT      the same
-//	filter  OUTPUT       SLUICE-P-OUTPUT     new connections of the node, by host endpoints
+//	filter  OUTPUT       SLUICE-P-OUTPUT     new connections of the node, by host endpoints, and again
 //	mangle  POSTROUTING  SLUICE-P-SERVICES   those to services: here the interface is known
 //	mangle  PREROUTING   SLUICE-P-BEFORE     new connections, by preDNAT policies
 //	raw     PREROUTING,  SLUICE-P-RAW-IN,    every packet, by deny lists and doNotTrack policies
@@ -62,7 +62,7 @@ const (
 )
 
 // policyKinds are the types of the sets of policy that are always there.
-var policyKinds = map[string]string{setPods: "hash:net"}
+var policyKinds = map[string]string{setPods: "hash:net", setAgain: "hash:net"}
 
 const setPods = "P-POD-CIDRS"
 
@@ -89,6 +89,7 @@ func (j *judge) enforce(p *state.Policy, kept *keeping) *enforced {
 	for name, kind := range policyKinds {
 		i.set(j.name(name), kind)
 	}
+	i.sets[j.name(setAgain)].timeout = true
 	j.networks(i, setPods, p.PodCIDRs)
 	i.drops("raw", state.DropSpoofed)
 	i.drops("filter", state.DropCut, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropTunnel, state.DropForeignError)
@@ -111,6 +112,9 @@ func (j *judge) enforce(p *state.Policy, kept *keeping) *enforced {
 // drops adds chains that tell whoever listens, and drop.
 func (i *image) drops(table string, reasons ...state.Drop) {
 	for _, reason := range reasons {
+		if table == "filter" {
+			i.rule(table, dropChain(reason), established(reason)...)
+		}
 		i.drop(table, dropChain(reason), reason)
 	}
 }
@@ -130,6 +134,7 @@ func (f family) forward(i *image) {
 		i.rule("filter", name, cut)
 		if to != "" {
 			i.rule("filter", name, "-m conntrack ! --ctstate ESTABLISHED -j "+to)
+			f.again(i, name, to)
 		}
 	}
 	errors := "-p " + number(f.icmp()) + " -m conntrack --ctstate RELATED -g " + errorsChain
@@ -315,6 +320,9 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 	for _, s := range sorted {
 		if _, is := i.chains[chain{s.table, s.chain}]; !is {
 			i.rule(s.table, enter[s.chain][0], enter[s.chain][1]+"-j "+s.chain)
+			if s.chain == outputChain {
+				j.again(i, "OUTPUT", s.chain)
+			}
 			i.rule(s.table, s.chain, enter[s.chain][2:]...)
 		}
 		i.rule(s.table, s.chain, s.device+" -j "+programs[s])
@@ -398,6 +406,8 @@ func (i *image) add(o *image) {
 		i.rule(c.table, c.name, rules...)
 	}
 	for name, s := range o.sets {
-		maps.Copy(i.set(name, s.kind).elements, s.elements)
+		own := i.set(name, s.kind)
+		own.timeout = s.timeout
+		maps.Copy(own.elements, s.elements)
 	}
 }

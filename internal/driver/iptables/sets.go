@@ -91,7 +91,7 @@ func (d *Driver) readSets() (sets [2]map[string]*set, foreign error, err error) 
 			foreign = errors.Join(foreign, fmt.Errorf("ipset %s is another program's: it is of type %s, and not %s of its family; remove it, or run that program without it", r.SetName, r.TypeName, kind))
 			continue
 		}
-		s := &set{kind: kind, timeout: kind == clientsKind, elements: map[element]bool{}}
+		s := &set{kind: kind, timeout: kind == clientsKind || r.SetName == (family{v6: i == 1}).name(setAgain), elements: map[element]bool{}}
 		sets[i][r.SetName] = s
 		if s.timeout {
 			continue

@@ -55,6 +55,9 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 		}
 		p.changes = append(p.changes, difference(f.v6, before, after))
 	}
+	if p.of.policy && !d.keep {
+		p.again = delta.Policy.MayForbid(d.state.Policy)
+	}
 	p.done = func() {
 		d.adopted.set(p.of, true)
 		if p.of.services {
@@ -274,6 +277,7 @@ type plan struct {
 	want    *state.State // of an adoption
 	trees   [2]*tree     // of an adoption, afterwards
 	delta   state.Delta  // of an update
+	again   state.About  // of which packets are judged again afterwards
 	spent   bool
 }
 
@@ -361,6 +365,9 @@ func (d *Driver) apply(ctx context.Context, p *plan) error {
 	}
 	for _, c := range p.changes {
 		if err := d.carryOut(ctx, v, c); err != nil {
+			return err
+		}
+		if err := d.judgeAgain(family{v6: c.v6}, p.again); err != nil {
 			return err
 		}
 	}

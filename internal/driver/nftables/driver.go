@@ -83,7 +83,7 @@ func (d *Driver) Capabilities() driver.Capabilities {
 		c.Offloader = d
 	}
 	if d.prog.HasPolicy() && !d.keepEstablished {
-		c.Rejudger = d
+		c.Rejudger, c.Answerer = d, d
 	}
 	if !d.prog.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy

@@ -45,25 +45,19 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 	c.judgeAgain(before, d)
 }
 
-// judgeAgain has packets of the connections judged again that the change may be about. A pod that
-// is not known afterwards forbids none.
+// judgeAgain has packets of the connections judged again that the change may be about.
 func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 	if c.d.keepEstablished || c.d.building {
 		return
 	}
-	about := d.About(before)
-	for a, w := range d.Workloads {
-		if w == nil || w.Device == 0 {
-			delete(about.Addresses, a)
-		}
-	}
+	about := d.MayForbid(before)
 	c.d.prog.AgainElements(about.All || c.d.again+len(about.Addresses) > program.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
 		c.batch.Hint(e)
 		c.again++
 	})
 }
 
-// Answering implements driver.Rejudger.
+// Answering implements driver.Answerer.
 func (d *Driver) Answering(ctx context.Context, yield func(from, to netip.AddrPort)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()

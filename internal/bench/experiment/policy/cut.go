@@ -32,7 +32,7 @@ var Cut = harness.Experiment{
 	Title: "What policy forbids ends",
 	How: "Two pods of a node talk UDP over ten connections: either one asks and the other answers, or the one that was asked once sends on and on; a packet each millisecond and connection. " +
 		"A label of one pod changes, and a policy forbids all of them. The clock runs from the kernel's acknowledgement of the change to the last packet that either pod receives, and to the moment when the driver says that the cut is done; packets after that are counted. " +
-		"Connection tracking holds as many other connections.",
+		"Connection tracking holds as many other connections. In the modes nftables and iptables; the latter does not look for connections of which answers alone come.",
 	Run:    runCut,
 	Charts: cutCharts,
 }
@@ -55,17 +55,19 @@ func runCut(ctx context.Context, r *harness.Run) error {
 		tries = 100
 	}
 	for _, entries := range []int{10_000, 250_000} {
-		if err := cutAmong(ctx, r, entries, tries); err != nil {
-			return fmt.Errorf("among %d connections: %w", entries, err)
+		for _, mode := range []peer.Mode{"", peer.IptablesLegacy} {
+			if err := cutAmong(ctx, r, mode, entries, tries); err != nil {
+				return fmt.Errorf("%s, among %d connections: %w", mode.Name(), entries, err)
+			}
 		}
 	}
 	return nil
 }
 
 // cutAmong measures beside so many connections of others.
-func cutAmong(ctx context.Context, r *harness.Run, entries, tries int) (err error) {
+func cutAmong(ctx context.Context, r *harness.Run, mode peer.Mode, entries, tries int) (err error) {
 	t := cluster.Tenants{Pods: PodsOnNode, Local: PodsOnNode, Policies: cluster.PoliciesPerPod}
-	l, n, err := newNode(ctx, r, "", t)
+	l, n, err := newNode(ctx, r, mode, t)
 	if err != nil {
 		return err
 	}
@@ -84,32 +86,32 @@ func cutAmong(ctx context.Context, r *harness.Run, entries, tries int) (err erro
 			last, done = append(last, c.last), append(done, c.done)
 			late += c.late
 		}
-		r.Logf("%d connections, %s: %d packets after the cut was done", entries, variant, late)
-		cutResults(r, entries, variant, last, done, late)
+		r.Logf("%s, %d connections, %s: %d packets after the cut was done", mode.Name(), entries, variant, late)
+		cutResults(r, mode, entries, variant, last, done, late)
 	}
 	return nil
 }
 
 // cutResults adds the percentiles of one case, and its goals.
-func cutResults(r *harness.Run, entries int, variant string, last, done []time.Duration, late int) {
+func cutResults(r *harness.Run, mode peer.Mode, entries int, variant string, last, done []time.Duration, late int) {
 	for metric, took := range map[string][]time.Duration{lastPacket: last, cutDone: done} {
 		slices.Sort(took)
 		for _, p := range []struct {
 			name string
 			of   int
 		}{{harness.Half, 50}, {harness.NinetyNine, 99}} {
-			r.Add(cutMeasurement(entries, variant, metric+", "+p.name), harness.Millis(took[len(took)*p.of/100]))
+			r.Add(cutMeasurement(mode, entries, variant, metric+", "+p.name), harness.Millis(took[len(took)*p.of/100]))
 		}
 	}
 	most := map[int]float64{10_000: 10, 250_000: 50}[entries]
 	p99 := harness.Millis(last[len(last)*99/100])
-	what := fmt.Sprintf("%s, %s connections", variant, chart.Number(float64(entries)))
+	what := fmt.Sprintf("%s, %s, %s connections", mode.Name(), variant, chart.Number(float64(entries)))
 	r.Goal(what+": from the kernel's acknowledgement to the last forbidden packet, "+harness.NinetyNine, fmt.Sprintf("≤ %g ms", most), fmt.Sprintf("%.2f ms", p99), p99 <= most)
 	r.Goal(what+": forbidden packets after the cut is said to be done", "0", fmt.Sprint(late), late == 0)
 }
 
-func cutMeasurement(entries int, variant, metric string) report.Measurement {
-	return report.Measurement{Dataplane: peer.Sluice{}.Name(), Addresses: entries, Variant: variant, Metric: metric, Unit: "ms"}
+func cutMeasurement(mode peer.Mode, entries int, variant, metric string) report.Measurement {
+	return report.Measurement{Dataplane: mode.Name(), Addresses: entries, Variant: variant, Metric: metric, Unit: "ms"}
 }
 
 // cutting is one try.
