@@ -106,8 +106,15 @@ func (v *View) BGPConfiguration(name string) *model.BGPConfiguration {
 // BGPPeers returns Calico's BGPPeers, in no order.
 func (v *View) BGPPeers() []*model.BGPPeer { return all[model.BGPPeer](v, model.BGPPeerKind) }
 
-// BGPFilters returns all of them, in no order.
-func (v *View) BGPFilters() []*model.BGPFilter { return all[model.BGPFilter](v, model.BGPFilterKind) }
+// BGPPeer returns one, nil if there is none of the name.
+func (v *View) BGPPeer(name string) *model.BGPPeer {
+	return get[model.BGPPeer](v, model.Ref{Kind: model.BGPPeerKind, Name: model.Name{Name: name}})
+}
+
+// BGPFilter returns one, nil if there is none of the name.
+func (v *View) BGPFilter(name string) *model.BGPFilter {
+	return get[model.BGPFilter](v, model.Ref{Kind: model.BGPFilterKind, Name: model.Name{Name: name}})
+}
 
 // Communities returns all of them, in no order.
 func (v *View) Communities() []*model.Community { return all[model.Community](v, model.CommunityKind) }

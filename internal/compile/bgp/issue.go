@@ -85,7 +85,8 @@ func (c *Compiler) noPassword(l *issues, of model.Ref, field string, ref model.S
 
 // peerIssues are those of Calico's BGPPeers.
 func (c *Compiler) peerIssues(l *issues) {
-	for _, p := range slices.Compact(slices.Concat(c.forward, c.reverse)) {
+	for _, a := range c.associations {
+		p := a.BGPPeer
 		c.noPassword(l, p.Ref(), "spec.password", p.Password, "there is no such peer", model.InForceNothing)
 		if names := c.addresses[p.Address]; len(names) > 0 && c.nodeAt(p) == nil && names[0] != c.cfg.Node {
 			n := c.nodes[names[0]]

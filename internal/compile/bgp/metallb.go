@@ -18,17 +18,32 @@ type advert struct {
 	speaker.Announcement
 }
 
-// metalLBPeers are the peers that MetalLB's BGPPeers have this node have.
-func (c *Compiler) metalLBPeers(own *node) (list []*candidate) {
-	for _, p := range c.metalLB {
-		list = append(list, c.metalLBPeer(p, own))
+// followMetalLB takes over what MetalLB's BGPPeers say, as far as this node is concerned, and
+// reports whether what may be announced to them is something else than before.
+func (c *Compiler) followMetalLB(v *store.View, d store.Dirty, basis bool) (repooled bool) {
+	own := c.self()
+	if c.cfg.Services != nil && (basis || changed(d, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)) {
+		repooled = c.setPooled(v)
 	}
-	return list
+	if basis || repooled {
+		c.setServed()
+	}
+	if c.cfg.Services == nil || !basis && !changed(d, model.MetalLBPeerKind) {
+		return repooled
+	}
+	c.metalLB = nil
+	for _, p := range v.MetalLBPeers() {
+		if own != nil && p.Address.IsValid() && p.Nodes.Matches(model.LabelMap(own.Labels)) {
+			c.metalLB = append(c.metalLB, p)
+		}
+	}
+	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
+	return repooled
 }
 
-// metalLBPeer is the peer of a BGPPeer of MetalLB's; nil: there can be none.
-func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
-	is4 := p.Address.Is4()
+// metalLBPeer is the peer of a BGPPeer of MetalLB's; none: there can be none.
+func (c *Compiler) metalLBPeer(p *model.MetalLBPeer) []*candidate {
+	is4, own := p.Address.Is4(), c.self()
 	peer := &candidate{name: metalLBName(p.Name), of: p.Ref(), created: p.Created, Peer: speaker.Peer{
 		Address: p.Address, Port: p.Port, AS: p.PeerASN, Source: p.Source, Password: p.Password, Hold: p.HoldTime, Keepalive: p.KeepaliveTime, Retry: p.ConnectTime,
 		IPv4: is4 || p.DualStack, IPv6: !is4 || p.DualStack, Restart: p.GracefulRestart,
@@ -50,16 +65,18 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	if !c.secure(peer, p.PasswordSecret) {
 		return nil
 	}
-	return peer
+	return []*candidate{peer}
 }
 
 func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
 
 // setPooled takes over which prefixes BGPAdvertisements may announce: those that hold addresses of
 // their pools, with the greatest length that each may have. They do not depend on Services, of
-// which more come and go. Peers of MetalLB's get these alone, and no routes to pods.
-func (c *Compiler) setPooled(v *store.View) {
-	c.pooled, c.exports = map[netip.Prefix]int{}, nil
+// which more come and go. Peers of MetalLB's get these alone, and no routes to pods. It reports
+// whether they are others than before.
+func (c *Compiler) setPooled(v *store.View) bool {
+	before := c.pooled
+	c.pooled = map[netip.Prefix]int{}
 	type of struct {
 		pool *model.IPAddressPool
 		is4  bool
@@ -84,10 +101,15 @@ func (c *Compiler) setPooled(v *store.View) {
 			}
 		}
 	}
+	if before != nil && maps.Equal(before, c.pooled) {
+		return false
+	}
+	c.exports = nil
 	for _, p := range slices.SortedFunc(maps.Keys(c.pooled), netip.Prefix.Compare) {
 		c.exports = append(c.exports, speaker.Rule{Accept: true, Prefix: p, Max: c.pooled[p]})
 	}
 	c.exports = append(c.exports, speaker.Rule{})
+	return true
 }
 
 // poolsOf are the pools of services' addresses, by name.
@@ -219,9 +241,9 @@ func (c *Compiler) metalLBNames(v *store.View) metalLBNames {
 		return nil
 	}
 	names := metalLBNames{}
-	for _, p := range c.asked[""] {
-		if p.of.Kind == model.MetalLBPeerKind {
-			names = append(names, p.name)
+	for _, p := range c.metalLB {
+		if len(c.asked[p.Ref()]) > 0 {
+			names = append(names, metalLBName(p.Name))
 		}
 	}
 	slices.Sort(names)

@@ -3,6 +3,7 @@ package bgp
 import (
 	"cmp"
 	"crypto/sha256"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -31,6 +32,7 @@ type node struct {
 	port      uint16
 	cluster   netip.Addr // of which it is a reflector; invalid: of none
 	addresses []netip.Addr
+	at        int // its place, see Compiler.placed
 }
 
 // address is the one of a family; invalid: it has none.
@@ -58,8 +60,9 @@ func table(prefixes []netip.Prefix) *bart.Lite {
 	return t
 }
 
-// followNodes takes over the nodes: those that changed, or all.
-func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
+// followNodes takes over the nodes: those that changed, or all. It returns the addresses that the
+// former have or had.
+func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) (moved map[netip.Addr]bool) {
 	if all {
 		clear(c.nodes)
 		clear(c.addresses)
@@ -69,11 +72,14 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
 		if c.own != nil && c.nodes[c.cfg.Node] == nil {
 			c.add(v, c.own)
 		}
-		return
+		return nil
 	}
+	moved = map[netip.Addr]bool{}
 	for name := range d.Objects[model.NodeKind] {
-		if old := c.nodes[name.Name]; old != nil {
+		old, now := c.nodes[name.Name], v.Node(name.Name)
+		if old != nil {
 			for _, a := range old.addresses {
+				moved[a] = true
 				i, _ := slices.BinarySearchFunc(c.addresses[a], name.Name, c.older)
 				if c.addresses[a] = slices.Delete(c.addresses[a], i, i+1); len(c.addresses[a]) == 0 {
 					delete(c.addresses, a)
@@ -81,14 +87,24 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
 			}
 			delete(c.nodes, name.Name)
 		}
-		if n := v.Node(name.Name); n != nil {
-			c.add(v, n)
+		var n *node
+		if now != nil {
+			n = c.add(v, now)
+			for _, a := range n.addresses {
+				moved[a] = true
+			}
+		}
+		if old == nil || n == nil || !maps.Equal(old.Labels, n.Labels) {
+			c.unplaced = true
+		} else {
+			n.at, c.placed[old.at] = old.at, n
 		}
 	}
+	return moved
 }
 
 // add adds a node, which is not there.
-func (c *Compiler) add(v *store.View, o *model.Node) {
+func (c *Compiler) add(v *store.View, o *model.Node) *node {
 	said := cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+o.Name), &model.BGPConfiguration{})
 	n := &node{Node: o, as: cmp.Or(said.AS, c.config.AS, defaultAS), port: cmp.Or(said.Port, c.config.Port, c.cfg.Port, defaultPort)}
 	if o.Fabric != nil {
@@ -102,6 +118,7 @@ func (c *Compiler) add(v *store.View, o *model.Node) {
 			c.addresses[a] = slices.Insert(c.addresses[a], i, o.Name)
 		}
 	}
+	return n
 }
 
 // older orders nodes by age.
