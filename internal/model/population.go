@@ -96,6 +96,19 @@ func (s Places) Without(o Places) Places {
 	return rest
 }
 
+// Within returns the places that another set of the same Population has, too. The caller only reads
+// them.
+func (s Places) Within(o Places) Places {
+	if len(s) == 0 || len(o) == 0 {
+		return nil
+	}
+	both := make(Places, len(s))
+	for i := range s {
+		both[i] = s[i] & o[i]
+	}
+	return both
+}
+
 // None returns an empty set, to which places may be added.
 func (p *Population) None() Places { return make(Places, (p.size+63)/64) }
 
@@ -112,8 +125,18 @@ func (p *Population) Selected(s Selector) Places {
 		return p.all
 	case opNot:
 		return p.all.Without(p.Selected(s.terms[0]))
-	case opAnd, opOr:
-		return p.combined(s)
+	case opAnd:
+		set := p.all
+		for _, t := range s.terms {
+			set = set.Within(p.Selected(t))
+		}
+		return set
+	case opOr:
+		set := p.None()
+		for _, t := range s.terms {
+			set.Join(p.Selected(t))
+		}
+		return set
 	}
 	k := p.keys[s.key]
 	if k == nil {
@@ -143,29 +166,6 @@ func (p *Population) Selected(s Selector) Places {
 	for v, list := range k.values {
 		if holds(v, s.values[0]) {
 			add(list)
-		}
-	}
-	return set
-}
-
-// combined is Selected of a conjunction or disjunction.
-func (p *Population) combined(s Selector) Places {
-	set := p.None()
-	if s.op == opOr {
-		for _, t := range s.terms {
-			set.Join(p.Selected(t))
-		}
-		return set
-	}
-	copy(set, p.all)
-	for _, t := range s.terms {
-		of := p.Selected(t)
-		for i := range set {
-			if i < len(of) {
-				set[i] &= of[i]
-			} else {
-				set[i] = 0
-			}
 		}
 	}
 	return set

@@ -91,16 +91,18 @@ type Compiler struct {
 	contested  map[model.Name]time.Time             // those whose status another controller writes, and since when
 	freed      map[netip.Addr]bool                  // what one of them may get
 
-	nodes     []*candidate // sorted by name
-	adverts   []*advert    // likewise
-	addresses map[netip.Addr]*address
+	nodes      []*candidate      // sorted by name
+	population *model.Population // their labels
+	never, may model.Places      // those that announce nothing, and those that some advert has announce
+	adverts    []*advert         // the oldest first
+	addresses  map[netip.Addr]*address
 	// unannounced are the addresses that nobody announces though an object asks for it, and why.
 	unannounced map[netip.Addr]model.Issue
 
 	wanted    diff.Map[model.Name, Wanted]
 	announced diff.Map[netip.Addr, Announcement]
 	bgp       []*bgpAdvert
-	bgpPeers  []*model.MetalLBPeer
+	bgpPeers  map[model.Name]*bgpPeer
 	ranges    *bart.Lite              // which BGPConfigurations have announced
 	moved     map[netip.Addr]bool     // see Moved
 	peers     map[string][]netip.Addr // nil: as the last Delta had them
@@ -173,12 +175,9 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
 	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
-	if adverts {
-		c.setAdverts(v)
-	}
 	everyone := adverts || changed(d, model.NodeKind)
 	if everyone {
-		c.setNodes(v)
+		c.setAnnouncers(v, adverts)
 	}
 	again := make([]*service, 0, len(d.Services))
 	for name := range d.Services {
@@ -223,6 +222,34 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	c.listed = c.listed && !everyone && len(again)+len(touched)+len(c.gone) == 0 && !c.reelect
 	clear(c.gone)
 	c.started, c.regive, c.reelect = true, false, false
+}
+
+// setAnnouncers takes over nodes, and advertisements if they may be others. What is new is compared
+// with all of the other kind.
+func (c *Compiler) setAnnouncers(v *store.View, adverts bool) {
+	placed := c.setNodes(v)
+	if placed {
+		for _, a := range c.adverts {
+			a.compare(c)
+		}
+		for _, ad := range c.bgp {
+			ad.compare(c)
+		}
+		for _, p := range c.bgpPeers {
+			p.compare(c)
+		}
+	}
+	if adverts {
+		c.setAdverts(v)
+	}
+	if placed || adverts {
+		c.setSpeakers()
+		c.may = c.population.None()
+		for _, a := range c.adverts {
+			c.may.Join(a.nodes)
+		}
+	}
+	c.setPeers()
 }
 
 // followNamespaces takes over the namespaces of Services, and reports whether that may matter to

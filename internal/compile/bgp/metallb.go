@@ -81,11 +81,20 @@ func (c *Compiler) setPooled(v *store.View) bool {
 		pool *model.IPAddressPool
 		is4  bool
 	}
-	lengths, pools := map[of]map[int]struct{}{}, poolsOf(v)
+	type length struct {
+		is4  bool
+		bits int
+	}
+	lengths, pools, searches := map[of]map[int]struct{}{}, model.NewPools(v.IPAddressPools()), map[length]*model.PoolSearch{}
 	for _, ad := range c.inForce {
-		for pool := range ad.Of(ad.Name.Namespace, pools) {
-			multimap.Add(lengths, of{pool, true}, ad.Length4)
-			multimap.Add(lengths, of{pool, false}, ad.Length6)
+		for _, l := range []length{{true, ad.Length4}, {false, ad.Length6}} {
+			if searches[l] == nil {
+				searches[l] = pools.Search()
+			}
+			searches[l].Find(ad.Name.Namespace, &ad.Advertised, func(pool *model.IPAddressPool) bool {
+				multimap.Add(lengths, of{pool, l.is4}, l.bits)
+				return true
+			})
 		}
 	}
 	for of, all := range lengths {
@@ -110,15 +119,6 @@ func (c *Compiler) setPooled(v *store.View) bool {
 	}
 	c.exports = append(c.exports, speaker.Rule{})
 	return true
-}
-
-// poolsOf are the pools of services' addresses, by name.
-func poolsOf(v *store.View) map[model.Name]*model.IPAddressPool {
-	pools := map[model.Name]*model.IPAddressPool{}
-	for _, p := range v.IPAddressPools() {
-		pools[p.Name] = p
-	}
-	return pools
 }
 
 // length is that of the prefixes by which an address is announced.
@@ -171,7 +171,8 @@ func (c *Compiler) setInForce(v *store.View) {
 // setAdverts takes over the BGPAdvertisements that this node carries out.
 func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
-	own, pools, peers := c.self(), poolsOf(v), c.metalLBNames(v)
+	own, peers := c.self(), c.metalLBNames(v)
+	var adverts []*advert
 	for _, of := range slices.SortedFunc(maps.Values(c.inForce), model.ByBirth) {
 		o, ad := of.BGPAdvertisement, &advert{of.BGPAdvertisement, of.Announcement}
 		var missing []string
@@ -189,13 +190,11 @@ func (c *Compiler) setAdverts(v *store.View) {
 		if ad.Announcement.Peers = peers.of(o); ad.Announcement.Peers != nil && len(ad.Announcement.Peers) == 0 {
 			continue
 		}
-		for pool := range o.Of(o.Name.Namespace, pools) {
-			list, fits := model.AddAdvert(c.adverts[pool.Name], ad)
-			if c.adverts[pool.Name] = list; !fits && c.excess[pool.Name] == "" {
-				c.excess[pool.Name] = ad.Name.Name
-			}
-		}
+		adverts = append(adverts, ad)
 	}
+	model.Share(model.NewPools(v.IPAddressPools()), adverts, func(pool *model.IPAddressPool, ad *advert) {
+		c.adverts[pool.Name] = append(c.adverts[pool.Name], ad)
+	}, func(pool *model.IPAddressPool, ad *advert) { c.excess[pool.Name] = ad.Name.Name })
 }
 
 // maxNamed bounds how many names a fault has.
