@@ -60,9 +60,13 @@ func (c *Compiler) associate(v *store.View, d store.Dirty, basis, placed bool) (
 	concern := func(a *association) {
 		stale[a.Name] = true
 		delete(c.rules, a.BGPPeer)
-		if !placed { // or else all nodes are asked
+		switch {
+		case placed: // all nodes are asked
+		case len(stale) > many:
 			concerned.Join(a.peers)
 			concerned.Join(a.ends)
+		default:
+			c.concern(a, concerned)
 		}
 	}
 	c.associations = slices.DeleteFunc(c.associations, func(a *association) bool {
@@ -78,6 +82,21 @@ func (c *Compiler) associate(v *store.View, d store.Dirty, basis, placed bool) (
 	}
 	slices.SortFunc(c.associations, model.ByBirth)
 	return stale, concerned
+}
+
+// many BGPPeers change at once: to ask all nodes that these select costs less than to find those to
+// which it matters.
+const many = 100
+
+// concern adds the nodes to which it matters that there is an association, or is not.
+func (c *Compiler) concern(a *association, to model.Places) {
+	for _, places := range []model.Places{a.peers, a.ends} {
+		for i := range places.Each() {
+			if !to.Has(i) && c.placed[i].awaits(a) {
+				to.Add(i)
+			}
+		}
+	}
 }
 
 // associationsOf makes associations of the BGPPeers that changed, or of all.

@@ -171,13 +171,22 @@ func TestWorkOfPeers(t *testing.T) {
 		{"a BGPPeer that selects two Nodes comes", func() { w.set(selected("new", model.Everything(), model.In("name", "n8", "n9"))) }, 4, 1},
 		{"it selects one instead", func() { w.set(selected("new", model.Everything(), model.Equal("name", "n8"))) }, 3, 1},
 		{"it goes", func() { w.remove(tor("new").Ref()) }, 1, 0},
+		{"as many BGPPeers as are looked at select a Node", func() {
+			for i := range maxRivals {
+				w.set(selected(fmt.Sprint("more", i), model.Everything(), model.Equal("name", "n8")))
+			}
+		}, maxRivals, 16},
+		{"a newer one does", func() { w.set(selected("z", model.Everything(), model.Equal("name", "n8"))) }, 0, 1},
+		{"and changes", func() {
+			w.set(&model.BGPPeer{Name: "z", Nodes: model.Everything(), Peers: model.Equal("name", "n8"), LocalAS: 64999})
+		}, 0, 1},
 		{"a BGPPeer with an address changes", func() { w.set(tor("an7", func(p *model.BGPPeer) { p.Address, p.AS = addr("192.0.4.7"), 64999 })) }, 1, 1},
 		{"a BGPPeer of MetalLB's changes", func() {
 			w.set(metalLB("mn7", func(p *model.MetalLBPeer) { p.Address, p.MyASN = addr("192.0.5.7"), 64999 }))
 		}, 1, 0},
 		{"a BGPFilter that nothing names changes", func() { w.set(&model.BGPFilter{Name: "f", Export: []model.BGPFilterRule{{}}}) }, 0, 0},
 		{"a Node changes", func() { n := nodeOf("n7 192.0.3.7"); n.NotReady = true; w.set(n) }, 1, 0},
-		{"a Node has another label", func() { w.set(nodeOf("n7 192.0.3.7 rack=1")) }, 1, 100},
+		{"a Node has another label", func() { w.set(nodeOf("n7 192.0.3.7 rack=1")) }, 1, 117},
 		{"a Node has the address of a BGPPeer", func() { w.set(nodeOf("n7 192.0.4.8 rack=1")) }, 2, 0},
 		{"a pool that is not announced comes", func() { w.set(addresses("pool", "192.0.9.0", "192.0.9.7")) }, 0, 0},
 		{"one that is announced", func() { w.set(advertisement("ad")) }, 50, 0},

@@ -60,8 +60,8 @@ type Compiler struct {
 	told     *speaker.Settings       // as of the last call of Changes
 
 	nodes     map[string]*node
-	addresses map[netip.Addr][]string // the nodes that have an address, sorted
-	placed    []*node                 // by their places in population
+	addresses map[netip.Addr][]*node // the nodes that have an address, the oldest first
+	placed    []*node                // by their places in population
 	// population has the nodes' labels; unplaced: they are others.
 	population   *model.Population
 	unplaced     bool
@@ -107,7 +107,7 @@ type Compiler struct {
 func New(cfg Config) *Compiler {
 	peers, routes := map[string]*speaker.Peer{}, map[netip.Prefix]*speaker.Route{}
 	return &Compiler{
-		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]string{}, filters: map[string]*model.BGPFilter{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
+		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]*node{}, filters: map[string]*model.BGPFilter{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
 		secrets: map[model.SecretRef]secret{}, asked: map[model.Ref][]*candidate{}, rivals: map[netip.Addr]map[*candidate]struct{}{}, chosen: map[netip.Addr]*candidate{},
 		blocks: map[string]netip.Prefix{}, reasons: map[netip.Prefix]map[reason]speaker.Announcement{}, given: map[source][]place{}, touched: map[netip.Prefix]bool{},
 		allPeers: peers, peers: diff.NewMap(peers, (*speaker.Peer).Equal),

@@ -153,25 +153,19 @@ func (c *Compiler) askNodes(some model.Places, touched map[netip.Addr]bool) {
 		if own == nil || !own.address(is4).IsValid() {
 			continue
 		}
-		forward, reverse := c.population.None(), c.population.None()
+		asks := c.population.None()
 		for i := range some.Each() {
 			n := c.placed[i]
 			if a := n.address(is4); n == own || !a.IsValid() || a == own.address(is4) {
 				continue
 			}
-			forward.Add(i)
-			reverse.Add(i)
+			asks.Add(i)
 			if p := c.meshPeer(own, n, is4); p != nil {
 				lists[i] = append(lists[i], p)
 			}
 		}
-		c.firstPeers(lists, forward, is4, func(a *association) model.Places { return a.peers })
-		c.firstPeers(lists, reverse, is4, func(a *association) model.Places {
-			if a.Peers.IsZero() && a.Address.Is4() != is4 {
-				return nil
-			}
-			return a.ends
-		})
+		c.firstPeers(lists, asks, turn{is4, true})
+		c.firstPeers(lists, asks, turn{is4, false})
 	}
 	for i := range some.Each() {
 		c.ask(c.placed[i].Ref(), lists[i], touched)
@@ -182,11 +176,31 @@ func (c *Compiler) askNodes(some model.Places, touched map[netip.Addr]bool) {
 // of them counts, and the others are told so.
 const maxRivals = 16
 
+// turn is one of those in which a node looks for BGPPeers: for a family, and for those by which it
+// is a peer of this node, or those by which this one is its peer.
+type turn struct{ is4, forward bool }
+
+// of are the nodes that an association has in a turn.
+func (t turn) of(a *association) model.Places {
+	switch {
+	case t.forward:
+		return a.peers
+	case a.Peers.IsZero() && a.Address.Is4() != t.is4:
+		return nil
+	}
+	return a.ends
+}
+
 // firstPeers adds to the lists of some nodes what they are by the BGPPeers that have them, the
 // oldest first.
-func (c *Compiler) firstPeers(lists [][]*candidate, some model.Places, is4 bool, has func(*association) model.Places) {
-	if some.Empty() {
-		return
+func (c *Compiler) firstPeers(lists [][]*candidate, some model.Places, in turn) {
+	left := c.population.None()
+	for i := range some.Each() {
+		left.Add(i)
+		if c.placed[i].last == nil {
+			c.placed[i].last = map[turn]*association{}
+		}
+		c.placed[i].last[in] = nil
 	}
 	speak := map[model.Ref]bool{} // by which there is a peer
 	if c.lacking {
@@ -196,14 +210,18 @@ func (c *Compiler) firstPeers(lists [][]*candidate, some model.Places, is4 bool,
 	}
 	own, counts := c.self(), make([]int, len(lists))
 	for _, a := range c.associations {
+		if left.Empty() {
+			return
+		}
 		if c.lacking && !c.found(a.Password).ok && !speak[a.Ref()] {
 			continue // as secure says of each node
 		}
-		for i := range some.Common(has(a)) {
-			if peer := c.peer(a.BGPPeer, own, c.placed[i], is4); peer != nil {
+		for i := range left.Common(in.of(a)) {
+			if peer := c.peer(a.BGPPeer, own, c.placed[i], in.is4); peer != nil {
 				lists[i] = append(lists[i], peer)
 				if counts[i]++; counts[i] == maxRivals {
-					some.Remove(i)
+					c.placed[i].last[in] = a
+					left.Remove(i)
 				}
 			}
 		}
@@ -274,8 +292,8 @@ func (c *Compiler) otherPeer(p *model.BGPPeer) []*candidate {
 
 // nodeAt returns the node that a BGPPeer names by its address; nil: it names something else.
 func (c *Compiler) nodeAt(p *model.BGPPeer) *node {
-	for _, name := range c.addresses[p.Address] {
-		if n := c.nodes[name]; n.as == p.AS && (p.Port == 0 || p.Port == n.port) {
+	for _, n := range c.addresses[p.Address] {
+		if n.as == p.AS && (p.Port == 0 || p.Port == n.port) {
 			return n
 		}
 	}
@@ -355,7 +373,7 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 // last: it has no time, and a name after those of BGPPeers.
 func (c *Compiler) before(x, y *candidate) bool {
 	if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
-		return c.older(x.node, y.node) < 0
+		return older(c.nodes[x.node], c.nodes[y.node]) < 0
 	}
 	birth := func(p *candidate) model.Birth { return model.Birth{Created: p.created, Name: model.Name{Name: p.name}} }
 	return birth(x).Compare(birth(y)) < 0
