@@ -168,7 +168,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		d = v.All()
 	}
 	touched := map[netip.Addr]bool{}
-	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || changed(d, model.NodeKind) && c.nodesMoved(v)
+	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || c.nodesMoved(v, d)
 	if everything {
 		c.releaseAll(touched)
 		c.setPools(v)
@@ -177,7 +177,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
 	everyone := adverts || changed(d, model.NodeKind)
 	if everyone {
-		c.setAnnouncers(v, adverts)
+		c.setAnnouncers(v, d, adverts)
 	}
 	again := make([]*service, 0, len(d.Services))
 	for name := range d.Services {
@@ -226,8 +226,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 
 // setAnnouncers takes over nodes, and advertisements if they may be others. What is new is compared
 // with all of the other kind.
-func (c *Compiler) setAnnouncers(v *store.View, adverts bool) {
-	placed := c.setNodes(v)
+func (c *Compiler) setAnnouncers(v *store.View, d store.Dirty, adverts bool) {
+	placed := c.setNodes(v, d)
 	if placed {
 		for _, a := range c.adverts {
 			a.compare(c)

@@ -67,25 +67,27 @@ func (c *Compiler) setAdverts(v *store.View) {
 	c.setBGP(v, pools)
 }
 
-// setNodes takes over nodes. It reports whether they have other places than before, or other labels.
-func (c *Compiler) setNodes(v *store.View) (placed bool) {
-	before := c.nodes
-	was := make(map[string]*candidate, len(before))
-	for _, n := range before {
-		was[n.Name] = n
-	}
-	c.nodes = nil
-	for _, o := range v.Nodes() {
-		n := was[o.Name]
-		if n == nil || n.Node != o {
-			n = &candidate{Node: o, hash: xxhash.Sum64String(o.Name)}
+// setNodes takes over nodes that changed. It reports whether all have other places than before, or
+// other labels.
+func (c *Compiler) setNodes(v *store.View, d store.Dirty) (placed bool) {
+	others := c.population == nil // there are
+	for name := range d.Objects[model.NodeKind] {
+		o := v.Node(name.Name)
+		i, known := c.placeOf(name.Name)
+		if others = others || known != (o != nil); !known || o == nil {
+			continue
 		}
-		c.nodes = append(c.nodes, n)
+		was, now := c.nodes[i], &candidate{Node: o, hash: c.nodes[i].hash}
+		c.nodes[i], placed = now, placed || was.never() != now.never() || !maps.Equal(was.Labels, now.Labels)
 	}
-	slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
-	if c.population != nil && slices.EqualFunc(before, c.nodes, func(a, b *candidate) bool {
-		return a == b || a.Name == b.Name && a.never() == b.never() && maps.Equal(a.Labels, b.Labels)
-	}) {
+	if others {
+		c.nodes = nil
+		for _, o := range v.Nodes() {
+			c.nodes = append(c.nodes, &candidate{Node: o, hash: xxhash.Sum64String(o.Name)})
+		}
+		slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	if !placed && !others {
 		return false
 	}
 	labels := make([]model.LabelMap, len(c.nodes))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -37,6 +38,12 @@ func TestAnnouncers(t *testing.T) {
 			case 0, 1:
 				n := node(fmt.Sprint("n", 1+r.IntN(4)), pick("rack=1", "rack=2", "a=b", "a=b", excludeLabel+"="))
 				n.NotReady, n.Leaving = r.IntN(4) == 0, r.IntN(6) == 0
+				if r.IntN(4) == 0 {
+					n.IPs, n.External = append(n.IPs, ip(pick("192.0.2.1", "192.0.2.2"))), r.IntN(2)
+				}
+				if r.IntN(4) == 0 {
+					n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(pick("192.0.2.4/30", "192.0.2.8/29"))}
+				}
 				return n
 			case 2:
 				l := &model.L2Advertisement{Name: name, Created: created(), Advertised: advertised()}

@@ -241,9 +241,19 @@ func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
 	return ""
 }
 
-// nodesMoved reports whether other addresses in pools are nodes' or their pods' than before.
-func (c *Compiler) nodesMoved(v *store.View) bool {
-	return !maps.Equal(c.reserved, c.nodeAddresses(v)) || !slices.Equal(c.inner, c.innerRanges(v))
+// nodesMoved reports whether other addresses in pools are nodes' or their pods' than before. It
+// comes before setNodes.
+func (c *Compiler) nodesMoved(v *store.View, d store.Dirty) bool {
+	moved := false
+	for name := range d.Objects[model.NodeKind] {
+		var was *model.Node
+		if i, known := c.placeOf(name.Name); known {
+			was = c.nodes[i].Node
+		}
+		now := v.Node(name.Name)
+		moved = moved || !now.SameAddresses(was) || now != nil && !slices.Equal(now.PodCIDRs, was.PodCIDRs)
+	}
+	return moved && (!maps.Equal(c.reserved, c.nodeAddresses(v)) || !slices.Equal(c.inner, c.innerRanges(v)))
 }
 
 // spanOf returns the span that has an address; nil if none has.
