@@ -125,6 +125,23 @@ func (v *View) Nodes() []*model.Node { return all[model.Node](v, model.NodeKind)
 // Namespaces returns all namespaces, in no order.
 func (v *View) Namespaces() []*model.Namespace { return all[model.Namespace](v, model.NamespaceKind) }
 
+// Follow brings a sorted list of what was made of all objects of a kind in step with those that are
+// dirty. To sort it again costs little where these are few.
+func Follow[O any, T interface{ Ref() model.Ref }](v *View, d Dirty, kind model.Kind, list []T, of func(*O) T, compare func(a, b T) int) []T {
+	dirty := d.Objects[kind]
+	if len(dirty) == 0 {
+		return list
+	}
+	list = slices.DeleteFunc(list, func(t T) bool { _, is := dirty[t.Ref().Name]; return is })
+	for name := range dirty {
+		if o := get[O](v, model.Ref{Kind: kind, Name: name}); o != nil {
+			list = append(list, of(o))
+		}
+	}
+	slices.SortFunc(list, compare)
+	return list
+}
+
 func all[T any](v *View, kinds ...model.Kind) (list []*T) {
 	for _, kind := range kinds {
 		for _, o := range v.objects[kind] {

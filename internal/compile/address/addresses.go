@@ -77,7 +77,10 @@ type Compiler struct {
 	issues []model.Issue // of the last call of Issues
 	listed bool          // they are what there is to say
 
-	pools      []*pool // in the order in which they are tried
+	elder      []*model.IPAddressPool // the oldest first
+	ranked     []*model.IPAddressPool // in the order in which they are tried
+	pools      []*pool                // likewise
+	lookup     model.Pools
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
 	poolIssues []model.Issue
@@ -128,7 +131,7 @@ func New(cfg Config) *Compiler {
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
 		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{},
-		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
+		contested: map[model.Name]time.Time{}, bgpPeers: map[model.Name]*bgpPeer{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return a.Of.Compare(b.Of) == 0 && slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
@@ -171,7 +174,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || c.nodesMoved(v, d)
 	if everything {
 		c.releaseAll(touched)
-		c.setPools(v)
+		c.setPools(v, d)
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
 	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
@@ -240,7 +243,7 @@ func (c *Compiler) setAnnouncers(v *store.View, d store.Dirty, adverts bool) {
 		}
 	}
 	if adverts {
-		c.setAdverts(v)
+		c.setAdverts(v, d)
 	}
 	if placed || adverts {
 		c.setSpeakers()

@@ -41,30 +41,20 @@ type address struct {
 }
 
 // setAdverts takes over advertisements. Those that are new are compared with the nodes.
-func (c *Compiler) setAdverts(v *store.View) {
-	known := map[*model.L2Advertisement]*advert{}
-	for _, a := range c.adverts {
-		known[a.L2Advertisement] = a
-	}
-	c.adverts = nil
-	for _, o := range v.L2Advertisements() {
-		a := known[o]
-		if a == nil {
-			a = &advert{L2Advertisement: o}
-			a.compare(c)
-		}
-		c.adverts = append(c.adverts, a)
-	}
-	slices.SortFunc(c.adverts, model.ByBirth)
+func (c *Compiler) setAdverts(v *store.View, d store.Dirty) {
+	c.adverts = store.Follow(v, d, model.L2AdvertisementKind, c.adverts, func(o *model.L2Advertisement) *advert {
+		a := &advert{L2Advertisement: o}
+		a.compare(c)
+		return a
+	}, model.ByBirth)
 	for _, p := range c.pools {
 		p.adverts, p.excess = nil, ""
 	}
-	pools := model.NewPools(v.IPAddressPools())
-	model.Share(pools, c.adverts, func(o *model.IPAddressPool, a *advert) {
+	model.Share(c.lookup, c.adverts, func(o *model.IPAddressPool, a *advert) {
 		p := c.named[o.Name]
 		p.adverts = append(p.adverts, a)
 	}, func(o *model.IPAddressPool, a *advert) { c.named[o.Name].excess = a.Name.Name })
-	c.setBGP(v, pools)
+	c.setBGP(v, d)
 }
 
 // setNodes takes over nodes that changed. It reports whether all have other places than before, or

@@ -52,37 +52,28 @@ type bgpPeer struct {
 }
 
 // setBGP takes over what asks for addresses to be announced by BGP.
-func (c *Compiler) setBGP(v *store.View, pools model.Pools) {
-	known := map[*model.BGPAdvertisement]*bgpAdvert{}
-	for _, ad := range c.bgp {
-		known[ad.BGPAdvertisement] = ad
-	}
-	c.bgp, c.ranges = nil, new(bart.Lite)
-	for _, o := range v.BGPAdvertisements() {
-		ad := known[o]
-		if ad == nil {
-			ad = &bgpAdvert{BGPAdvertisement: o}
-			ad.compare(c)
-		}
-		c.bgp = append(c.bgp, ad)
-	}
-	before := c.bgpPeers
-	c.bgpPeers = map[model.Name]*bgpPeer{}
-	for _, o := range v.MetalLBPeers() {
-		p := before[o.Name]
-		if p == nil || p.MetalLBPeer != o {
-			p = &bgpPeer{MetalLBPeer: o}
+func (c *Compiler) setBGP(v *store.View, d store.Dirty) {
+	c.bgp = store.Follow(v, d, model.BGPAdvertisementKind, c.bgp, func(o *model.BGPAdvertisement) *bgpAdvert {
+		ad := &bgpAdvert{BGPAdvertisement: o}
+		ad.compare(c)
+		return ad
+	}, model.ByBirth)
+	for name := range d.Objects[model.MetalLBPeerKind] {
+		delete(c.bgpPeers, name)
+		if o, is := v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: name}).(*model.MetalLBPeer); is {
+			p := &bgpPeer{MetalLBPeer: o}
 			p.compare(c)
+			c.bgpPeers[name] = p
 		}
-		c.bgpPeers[o.Name] = p
 	}
+	c.ranges = new(bart.Lite)
 	for _, p := range c.pools {
 		p.bgp, p.moreBGP = nil, false
 	}
 	if !c.cfg.BGP {
 		return
 	}
-	model.Share(pools, c.bgp, func(o *model.IPAddressPool, ad *bgpAdvert) {
+	model.Share(c.lookup, c.bgp, func(o *model.IPAddressPool, ad *bgpAdvert) {
 		p := c.named[o.Name]
 		p.bgp = append(p.bgp, ad)
 	}, func(o *model.IPAddressPool, _ *bgpAdvert) { c.named[o.Name].moreBGP = true })

@@ -34,6 +34,14 @@ func plainPeers(all []*model.BGPPeer, own, n *node, is4 bool) (names []string) {
 	return names
 }
 
+// advertNames are the BGPAdvertisements of a pool, in their order.
+func (w *world) advertNames() (names []string) {
+	for _, ad := range w.adverts[model.Name{Namespace: "lb", Name: "pool"}] {
+		names = append(names, ad.Name.Name)
+	}
+	return names
+}
+
 // Whatever changes, in whatever order, the peers are those of a compiler that begins with what there
 // is, and each node is the peer that comparing it with each BGPPeer says.
 func TestAssociations(t *testing.T) {
@@ -54,7 +62,9 @@ func TestAssociations(t *testing.T) {
 			case 3:
 				return metalLB(pick("m", "n"), func(p *model.MetalLBPeer) { p.Address, p.Nodes = addr(pick("192.0.2.1", "192.0.2.6")), selector() })
 			case 4:
-				return []model.Object{config(func(c *model.BGPConfiguration) { c.NoMesh = r.IntN(2) == 0 }), addresses("pool", "192.0.9.0", pick("192.0.9.7", "192.0.9.9")), advertisement("ad")}[r.IntN(3)]
+				return []model.Object{config(func(c *model.BGPConfiguration) { c.NoMesh = r.IntN(2) == 0 }), addresses("pool", "192.0.9.0", pick("192.0.9.7", "192.0.9.9")), advertisement(pick("ad", "bd", "cd"), func(ad *model.BGPAdvertisement) {
+					ad.Created, ad.Length4 = time.Unix(int64(r.IntN(3)), 0), 31+r.IntN(2)
+				})}[r.IntN(3)]
 			}
 			p := &model.BGPPeer{Name: fmt.Sprint("p", r.IntN(3*maxRivals)), Nodes: selector(), Peers: selector(), LocalAS: uint32(64599 * r.IntN(2)), Created: time.Unix(int64(r.IntN(3)), 0)}
 			if r.IntN(4) == 0 {
@@ -102,6 +112,9 @@ func TestAssociations(t *testing.T) {
 			}
 			if got, want := w.faults(), anew.faults(); !slices.Equal(got, want) {
 				t.Fatalf("seed %d, step %d: faults\n%q, from the beginning\n%q", seed, step, got, want)
+			}
+			if got, want := w.advertNames(), anew.advertNames(); !slices.Equal(got, want) {
+				t.Fatalf("seed %d, step %d: the pool has the advertisements %q, from the beginning %q", seed, step, got, want)
 			}
 			var all []*model.BGPPeer
 			for _, o := range there {

@@ -81,7 +81,9 @@ type Compiler struct {
 
 	pools       *bart.Table[*model.IPPool]
 	blocks      map[string]netip.Prefix  // this node's
+	lookup      model.Pools              // of Services' addresses
 	inForce     map[model.Name]*advert   // see setInForce
+	elder       []*advert                // the same, the oldest first
 	nameless    map[model.Ref]string     // BGPAdvertisements that wait, and the names that are missing
 	adverts     map[model.Name][]*advert // by their pools
 	excess      map[model.Name]string    // pools that more select, with the first of these

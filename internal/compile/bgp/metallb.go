@@ -22,8 +22,11 @@ type advert struct {
 // reports whether what may be announced to them is something else than before.
 func (c *Compiler) followMetalLB(v *store.View, d store.Dirty, basis bool) (repooled bool) {
 	own := c.self()
+	if c.cfg.Services != nil && (!c.started || changed(d, model.IPAddressPoolKind)) {
+		c.lookup = model.NewPools(v.IPAddressPools())
+	}
 	if c.cfg.Services != nil && (basis || changed(d, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)) {
-		repooled = c.setPooled(v)
+		repooled = c.setPooled()
 	}
 	if basis || repooled {
 		c.setServed()
@@ -74,7 +77,7 @@ func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
 // their pools, with the greatest length that each may have. They do not depend on Services, of
 // which more come and go. Peers of MetalLB's get these alone, and no routes to pods. It reports
 // whether they are others than before.
-func (c *Compiler) setPooled(v *store.View) bool {
+func (c *Compiler) setPooled() bool {
 	before := c.pooled
 	c.pooled = map[netip.Prefix]int{}
 	type of struct {
@@ -85,11 +88,11 @@ func (c *Compiler) setPooled(v *store.View) bool {
 		is4  bool
 		bits int
 	}
-	lengths, pools, searches := map[of]map[int]struct{}{}, model.NewPools(v.IPAddressPools()), map[length]*model.PoolSearch{}
+	lengths, searches := map[of]map[int]struct{}{}, map[length]*model.PoolSearch{}
 	for _, ad := range c.inForce {
 		for _, l := range []length{{true, ad.Length4}, {false, ad.Length6}} {
 			if searches[l] == nil {
-				searches[l] = pools.Search()
+				searches[l] = c.lookup.Search()
 			}
 			searches[l].Find(ad.Name.Namespace, &ad.Advertised, func(pool *model.IPAddressPool) bool {
 				multimap.Add(lengths, of{pool, l.is4}, l.bits)
@@ -154,18 +157,24 @@ func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 // the communities that it had, stays.
 func (c *Compiler) setInForce(v *store.View) {
 	named, before := aliases(v), c.inForce
-	c.inForce, c.nameless = map[model.Name]*advert{}, map[model.Ref]string{}
+	c.inForce, c.nameless = make(map[model.Name]*advert, len(before)), map[model.Ref]string{}
+	var come []*advert
 	for _, o := range v.BGPAdvertisements() {
 		communities, unknown := communitiesOf(o, named)
-		if unknown == "" {
-			c.inForce[o.Name] = &advert{o, speaker.Announcement{LocalPref: o.LocalPref, Communities: communities}}
-			continue
+		last := before[o.Name]
+		switch {
+		case unknown != "":
+			c.nameless[o.Ref()] = unknown
+		case last == nil || last.BGPAdvertisement != o || !slices.Equal(last.Announcement.Communities, communities):
+			last = &advert{o, speaker.Announcement{LocalPref: o.LocalPref, Communities: communities}}
+			come = append(come, last)
 		}
-		c.nameless[o.Ref()] = unknown
-		if last := before[o.Name]; last != nil {
+		if last != nil {
 			c.inForce[o.Name] = last
 		}
 	}
+	c.elder = append(slices.DeleteFunc(c.elder, func(a *advert) bool { return c.inForce[a.Name] != a }), come...)
+	slices.SortFunc(c.elder, model.ByBirth) // which costs little where few come
 }
 
 // setAdverts takes over the BGPAdvertisements that this node carries out.
@@ -173,7 +182,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
 	own, peers := c.self(), c.metalLBNames(v)
 	var adverts []*advert
-	for _, of := range slices.SortedFunc(maps.Values(c.inForce), model.ByBirth) {
+	for _, of := range c.elder {
 		o, ad := of.BGPAdvertisement, &advert{of.BGPAdvertisement, of.Announcement}
 		var missing []string
 		for _, name := range o.Peers {
@@ -192,7 +201,7 @@ func (c *Compiler) setAdverts(v *store.View) {
 		}
 		adverts = append(adverts, ad)
 	}
-	model.Share(model.NewPools(v.IPAddressPools()), adverts, func(pool *model.IPAddressPool, ad *advert) {
+	model.Share(c.lookup, adverts, func(pool *model.IPAddressPool, ad *advert) {
 		c.adverts[pool.Name] = append(c.adverts[pool.Name], ad)
 	}, func(pool *model.IPAddressPool, ad *advert) { c.excess[pool.Name] = ad.Name.Name })
 }
