@@ -86,6 +86,11 @@ func TestAssociations(t *testing.T) {
 			f := &model.BGPFilter{Name: name}
 			there[f.Ref()] = f
 		}
+		for i := range 2 * maxRivals * int(seed%2) { // so that not all of them are looked at
+			p := selected(fmt.Sprint("p", i), model.Selector{}, model.Everything())
+			p.Created = time.Unix(int64(r.IntN(3)), 0)
+			there[p.Ref()] = p
+		}
 		w.set(slices.Collect(maps.Values(there))...)
 		for step := range 60 {
 			var come []model.Object
