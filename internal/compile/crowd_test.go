@@ -348,8 +348,8 @@ func worked(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// BenchmarkCrowd compiles many objects of a kind beside 1,000 Nodes, and says what they cost, and a
-// Service, a Node and all faults beside them.
+// BenchmarkCrowd compiles many objects of a kind beside 1,000 Nodes, and says what they cost, and
+// one of them, a Service, a Node and all faults beside them.
 func BenchmarkCrowd(b *testing.B) {
 	for _, crowd := range crowds {
 		for _, n := range []int{5_000, 20_000} {
@@ -382,6 +382,7 @@ func BenchmarkCrowd(b *testing.B) {
 				clock("change", func() { s.Apply(events(benchSlice(0, 1))); c.Update(s, s.Take()) })
 				clock("lb", func() { v := crowdService(200); v.Ports[0].Port++; s.Apply(events(v)); c.Update(s, s.Take()) })
 				clock("node", func() { n := crowdNode(7); n.NotReady = true; s.Apply(events(n)); c.Update(s, s.Take()) })
+				clock("label", func() { n := crowdNode(7); n.Labels["rack"] = "1"; s.Apply(events(n)); c.Update(s, s.Take()) })
 				clock("namespace", func() { s.Apply(events(&model.Namespace{Name: "new"})); c.Update(s, s.Take()) })
 				faults := 0
 				clock("issues", func() { faults = len(c.Issues()) })

@@ -120,10 +120,9 @@ func everyObject() []map[string]string {
 	return objects
 }
 
-// TestSelectors compares random selectors with a plain evaluation of the same
-// expressions, on every object and on all at once; and holds that anchors miss nothing, that order and
-// repetition make no difference to what a selector prints, and that what prints the same
-// selects the same.
+// TestSelectors compares random selectors with a plain evaluation of the same expressions, on every
+// object and on all at once; and holds that anchors miss nothing, that order and repetition make no
+// difference to what a selector prints, and that what prints the same selects the same.
 func TestSelectors(t *testing.T) {
 	objects := everyObject()
 	labels := make([]model.LabelMap, len(objects))

@@ -3,8 +3,8 @@
 //
 // It is pure and incremental. The order is a function of the current objects alone, but for the own
 // Node: once it is deleted, what it said last counts; and for BGPAdvertisements with a name that is
-// no community's any more. Another Node costs the peers that it is, a Service its own addresses; a
-// change of what all depends on goes through all.
+// no community's any more. Another Node costs the peers that it is, a BGPPeer the Nodes to which it
+// matters, a Service its own addresses; a change of what all depends on goes through all.
 package bgp
 
 import (
