@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -64,6 +65,15 @@ var crowds = []struct {
 		list := []any{crowdPool(0, model.AddressRange{First: benchAddr(198, 0), Last: benchAddr(198, 1<<16)})}
 		for i := range n {
 			list = append(list, &model.L2Advertisement{Name: crowdName(i), Advertised: model.Advertised{Pools: []string{crowdName(0).Name}, Nodes: model.Everything(), Services: model.Everything()}})
+		}
+		return list
+	}},
+	{"L2Advertisement, of no node by selector", func(n int) []any {
+		list := []any{crowdPool(0, model.AddressRange{First: benchAddr(198, 0), Last: benchAddr(198, 1<<16)})}
+		for i := range n {
+			none := model.And(model.Not(model.Has("kubernetes.io/os")), model.Not(model.Equal("kubernetes.io/hostname", fmt.Sprint("node-", i))))
+			list = append(list, &model.L2Advertisement{Name: crowdName(i), Advertised: model.Advertised{Pools: []string{crowdName(0).Name}, Nodes: none, Services: model.Everything()},
+				Preferred: []model.PreferredNodes{{Weight: 1, Nodes: none}}})
 		}
 		return list
 	}},
@@ -211,6 +221,31 @@ var crowds = []struct {
 		}
 		return list
 	}},
+	{"BGPPeer, of one node each by selector", func(n int) (list []any) {
+		for i := range n {
+			list = append(list, &model.BGPPeer{Name: crowdName(i).Name, Peers: model.Equal("kubernetes.io/hostname", fmt.Sprint("node-", i%1000))})
+		}
+		return list
+	}},
+	{"BGPPeer, of no node by selector", func(n int) (list []any) {
+		for i := range n {
+			none := model.And(model.Not(model.Has("kubernetes.io/os")), model.Not(model.Equal("kubernetes.io/hostname", fmt.Sprint("node-", i))))
+			list = append(list, &model.BGPPeer{Name: crowdName(i).Name, Nodes: model.Not(none), Peers: none})
+		}
+		return list
+	}},
+	{"BGPPeer, without a password", func(n int) (list []any) {
+		for i := range n {
+			list = append(list, &model.BGPPeer{Name: crowdName(i).Name, Peers: model.Everything(), Password: model.SecretRef{Name: "none", Key: "none"}})
+		}
+		return list
+	}},
+	{"BGPPeer of many addresses", func(n int) (list []any) {
+		for i := range n {
+			list = append(list, &model.BGPPeer{Name: crowdName(i).Name, Address: benchAddr(172, 1<<20+i), AS: 64513})
+		}
+		return list
+	}},
 	{"BGPFilter, one of many rules for all nodes", func(n int) []any {
 		f := &model.BGPFilter{Name: "f"}
 		for i := range n {
@@ -313,8 +348,8 @@ func worked(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// BenchmarkCrowd compiles many objects of a kind beside 1,000 Nodes, and says what they cost, and a
-// Service, a Node and all faults beside them.
+// BenchmarkCrowd compiles many objects of a kind beside 1,000 Nodes, and says what they cost, and
+// one of them, a Service, a Node and all faults beside them.
 func BenchmarkCrowd(b *testing.B) {
 	for _, crowd := range crowds {
 		for _, n := range []int{5_000, 20_000} {
@@ -337,9 +372,17 @@ func BenchmarkCrowd(b *testing.B) {
 				}
 				come := events(crowd.make(n)...)
 				clock("come", func() { s.Apply(come); c.Update(s, s.Take()) })
+				one := come[len(come)*2/3 : min(len(come), len(come)*2/3+1)]
+				gone := slices.Clone(one)
+				for i := range gone {
+					gone[i].Object = nil
+				}
+				clock("one-goes", func() { s.Apply(gone); c.Update(s, s.Take()) })
+				clock("one-comes", func() { s.Apply(one); c.Update(s, s.Take()) })
 				clock("change", func() { s.Apply(events(benchSlice(0, 1))); c.Update(s, s.Take()) })
 				clock("lb", func() { v := crowdService(200); v.Ports[0].Port++; s.Apply(events(v)); c.Update(s, s.Take()) })
 				clock("node", func() { n := crowdNode(7); n.NotReady = true; s.Apply(events(n)); c.Update(s, s.Take()) })
+				clock("label", func() { n := crowdNode(7); n.Labels["rack"] = "1"; s.Apply(events(n)); c.Update(s, s.Take()) })
 				clock("namespace", func() { s.Apply(events(&model.Namespace{Name: "new"})); c.Update(s, s.Take()) })
 				faults := 0
 				clock("issues", func() { faults = len(c.Issues()) })

@@ -22,6 +22,7 @@ type environment struct {
 	others  []string    // the nodes that there are, where the own one has never been among them
 	node    node
 	guard   guard
+	nodes   map[string]*model.Node // that the guard was made of
 
 	outgoing, pools []netip.Prefix // those of the settings
 	underlay        []model.HostAddress
@@ -37,7 +38,7 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 	if !e.started || len(d.Objects[model.NodeKind]) > 0 {
 		e.findNode(v)
 	}
-	if _, api := d.Services[apiService]; anew || api || len(d.Objects[model.NodeKind]) > 0 {
+	if _, api := d.Services[apiService]; e.readdressed(v, d) || anew || api {
 		old := e.guard
 		e.guard = newGuard(e.cfg, e.own, v)
 		addrs = e.guard.differs(&old)
@@ -52,6 +53,21 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 	}
 	e.started, e.moved = true, false
 	return all, addrs
+}
+
+// readdressed reports whether nodes that changed own other addresses than before.
+func (e *environment) readdressed(v *store.View, d store.Dirty) (is bool) {
+	if e.nodes == nil {
+		e.nodes = map[string]*model.Node{}
+	}
+	for name := range d.Objects[model.NodeKind] {
+		now := v.Node(name.Name)
+		is = is || !now.SameAddresses(e.nodes[name.Name])
+		if e.nodes[name.Name] = now; now == nil {
+			delete(e.nodes, name.Name)
+		}
+	}
+	return is
 }
 
 // settings are the node's, and what no service depends on.

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -21,7 +20,10 @@ func (b Birth) Compare(o Birth) int {
 		}
 		return -1
 	}
-	return cmp.Or(b.Created.Compare(o.Created), b.Name.Compare(o.Name))
+	if c := b.Created.Compare(o.Created); c != 0 {
+		return c
+	}
+	return b.Name.Compare(o.Name)
 }
 
 // AddressOwner is the oldest node that has an address.
@@ -46,9 +48,18 @@ func (o AddressOwner) With(other AddressOwner) AddressOwner {
 // InternalIP whoever was there first: see
 // docs/decisions/0018-addresses-that-no-service-may-have.md.
 func (n *Node) EachAddress(f func(netip.Addr, AddressOwner)) {
-	for i, a := range slices.Concat(n.IPs, n.OtherIPs) {
+	for i, a := range n.IPs {
 		f(a, AddressOwner{n.Birth(), i < len(n.IPs)-n.External})
 	}
+	for _, a := range n.OtherIPs {
+		f(a, AddressOwner{Birth: n.Birth()})
+	}
+}
+
+// SameAddresses reports whether two versions of a node, nil: it is not there, own the same addresses
+// in the same way.
+func (n *Node) SameAddresses(o *Node) bool {
+	return n == o || n != nil && o != nil && n.Created.Equal(o.Created) && n.External == o.External && slices.Equal(n.IPs, o.IPs) && slices.Equal(n.OtherIPs, o.OtherIPs)
 }
 
 // Birth is the Service's.

@@ -120,12 +120,16 @@ func everyObject() []map[string]string {
 	return objects
 }
 
-// TestSelectors compares random selectors with a plain evaluation of the same
-// expressions, on every object; and holds that anchors miss nothing, that order and
-// repetition make no difference to what a selector prints, and that what prints the same
-// selects the same.
+// TestSelectors compares random selectors with a plain evaluation of the same expressions, on every
+// object and on all at once; and holds that anchors miss nothing, that order and repetition make no
+// difference to what a selector prints, and that what prints the same selects the same.
 func TestSelectors(t *testing.T) {
 	objects := everyObject()
+	labels := make([]model.LabelMap, len(objects))
+	for i, o := range objects {
+		labels[i] = o
+	}
+	population := model.NewPopulation(labels)
 	selected := map[string]string{} // by what a selector prints
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -136,10 +140,11 @@ func TestSelectors(t *testing.T) {
 		}
 		anchors, anchored := e.selector.Anchors()
 		var verdicts strings.Builder
-		for _, o := range objects {
+		at := population.Selected(e.selector)
+		for i, o := range objects {
 			want, got := e.holds(o), e.selector.Matches(model.LabelMap(o))
-			if got != want {
-				t.Fatalf("seed %d: %q on %v: %v, want %v", seed, text, o, got, want)
+			if got != want || at.Has(i) != want {
+				t.Fatalf("seed %d: %q on %v: %v, and %v of all, want %v", seed, text, o, got, at.Has(i), want)
 			}
 			fmt.Fprintf(&verdicts, "%t ", got)
 			if got && anchored && !hasOne(o, anchors) {

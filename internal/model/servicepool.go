@@ -1,7 +1,6 @@
 package model
 
 import (
-	"iter"
 	"net/netip"
 	"time"
 )
@@ -39,41 +38,113 @@ type Advertised struct {
 	Services     Selector // by the labels of Services
 }
 
-// Of yields those of some pools that the advertisement, which is in a namespace, is about, in no
-// order. One that it names and selects comes twice.
-func (a *Advertised) Of(namespace string, pools map[Name]*IPAddressPool) iter.Seq[*IPAddressPool] {
-	return func(yield func(*IPAddressPool) bool) {
-		for _, name := range a.Pools {
-			if p := pools[Name{Namespace: namespace, Name: name}]; p != nil && !yield(p) {
-				return
-			}
-		}
-		if len(a.Pools) > 0 && a.PoolSelector.IsZero() {
-			return
-		}
-		for _, p := range pools {
-			if p.Name.Namespace == namespace && (a.PoolSelector.IsZero() || a.PoolSelector.Matches(LabelMap(p.Labels))) && !yield(p) {
-				return
-			}
-		}
-	}
-}
-
 // MaxAdverts is how many advertisements of a kind count for a pool, the oldest: for each of its
 // addresses they are asked about each node.
 const MaxAdverts = 64
 
-// AddAdvert adds an advertisement to those of a pool, unless it was the last to be added; false:
-// there are MaxAdverts already.
-func AddAdvert[T comparable](all []T, ad T) (_ []T, fits bool) {
-	switch n := len(all); {
-	case n > 0 && all[n-1] == ad:
-		return all, true
-	case n == MaxAdverts:
-		return all, false
-	}
-	return append(all, ad), true
+// Pools are IPAddressPools, among which advertisements find those that they are about. They are
+// immutable.
+type Pools map[string]*poolsOf
+
+// poolsOf are the pools of a namespace.
+type poolsOf struct {
+	list   []*IPAddressPool
+	places map[string]int // by their names
+	labels *Population
 }
+
+// NewPools returns the pools that are in a list.
+func NewPools(list []*IPAddressPool) Pools {
+	pools := Pools{}
+	for _, p := range list {
+		of := pools[p.Name.Namespace]
+		if of == nil {
+			of = &poolsOf{places: map[string]int{}}
+			pools[p.Name.Namespace] = of
+		}
+		of.places[p.Name.Name], of.list = len(of.list), append(of.list, p)
+	}
+	for _, of := range pools {
+		labels := make([]LabelMap, len(of.list))
+		for i, p := range of.list {
+			labels[i] = p.Labels
+		}
+		of.labels = NewPopulation(labels)
+	}
+	return pools
+}
+
+// PoolSearch finds pools until it has found enough for each.
+type PoolSearch struct {
+	pools Pools
+	left  map[string]Places // by namespaces; none: all
+}
+
+// Search returns a PoolSearch that has found nothing yet.
+func (p Pools) Search() *PoolSearch { return &PoolSearch{p, map[string]Places{}} }
+
+// Find calls f with each pool that an advertisement of a namespace is about, once. That is not found
+// again for which f returns true.
+func (s *PoolSearch) Find(namespace string, a *Advertised, f func(*IPAddressPool) (enough bool)) {
+	of := s.pools[namespace]
+	if of == nil {
+		return
+	}
+	left, known := s.left[namespace]
+	if !known {
+		left = of.labels.None()
+		left.Join(of.labels.All())
+		s.left[namespace] = left
+	}
+	find := func(i int) {
+		if f(of.list[i]) {
+			left.Remove(i)
+		}
+	}
+	selected := Places(nil)
+	switch {
+	case !a.PoolSelector.IsZero():
+		selected = of.labels.Selected(a.PoolSelector)
+	case len(a.Pools) == 0:
+		selected = of.labels.All()
+	}
+	for i := range left.Common(selected) {
+		find(i)
+	}
+	var named map[int]bool // that were found by their names
+	for _, name := range a.Pools {
+		if i, is := of.places[name]; is && left.Has(i) && !selected.Has(i) && !named[i] {
+			if named == nil {
+				named = map[int]bool{}
+			}
+			named[i] = true
+			find(i)
+		}
+	}
+}
+
+// Share calls add for each pool with the first MaxAdverts of the advertisements that are about it,
+// in their order, and excess with the next.
+func Share[T interface {
+	Ref() Ref
+	About() *Advertised
+}](p Pools, adverts []T, add, excess func(*IPAddressPool, T)) {
+	counts, search := map[*IPAddressPool]int{}, p.Search()
+	for _, ad := range adverts {
+		search.Find(ad.Ref().Name.Namespace, ad.About(), func(p *IPAddressPool) bool {
+			if counts[p] == MaxAdverts {
+				excess(p, ad)
+				return true
+			}
+			counts[p]++
+			add(p, ad)
+			return false
+		})
+	}
+}
+
+// About is the advertisement's part that all kinds have.
+func (a *Advertised) About() *Advertised { return a }
 
 // L2Advertisement is a MetalLB L2Advertisement: addresses that one of some nodes answers for by ARP
 // and NDP.

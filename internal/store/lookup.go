@@ -106,8 +106,15 @@ func (v *View) BGPConfiguration(name string) *model.BGPConfiguration {
 // BGPPeers returns Calico's BGPPeers, in no order.
 func (v *View) BGPPeers() []*model.BGPPeer { return all[model.BGPPeer](v, model.BGPPeerKind) }
 
-// BGPFilters returns all of them, in no order.
-func (v *View) BGPFilters() []*model.BGPFilter { return all[model.BGPFilter](v, model.BGPFilterKind) }
+// BGPPeer returns one, nil if there is none of the name.
+func (v *View) BGPPeer(name string) *model.BGPPeer {
+	return get[model.BGPPeer](v, model.Ref{Kind: model.BGPPeerKind, Name: model.Name{Name: name}})
+}
+
+// BGPFilter returns one, nil if there is none of the name.
+func (v *View) BGPFilter(name string) *model.BGPFilter {
+	return get[model.BGPFilter](v, model.Ref{Kind: model.BGPFilterKind, Name: model.Name{Name: name}})
+}
 
 // Communities returns all of them, in no order.
 func (v *View) Communities() []*model.Community { return all[model.Community](v, model.CommunityKind) }
@@ -117,6 +124,23 @@ func (v *View) Nodes() []*model.Node { return all[model.Node](v, model.NodeKind)
 
 // Namespaces returns all namespaces, in no order.
 func (v *View) Namespaces() []*model.Namespace { return all[model.Namespace](v, model.NamespaceKind) }
+
+// Follow brings a sorted list of what was made of all objects of a kind in step with those that are
+// dirty. To sort it again costs little where these are few.
+func Follow[O any, T interface{ Ref() model.Ref }](v *View, d Dirty, kind model.Kind, list []T, of func(*O) T, compare func(a, b T) int) []T {
+	dirty := d.Objects[kind]
+	if len(dirty) == 0 {
+		return list
+	}
+	list = slices.DeleteFunc(list, func(t T) bool { _, is := dirty[t.Ref().Name]; return is })
+	for name := range dirty {
+		if o := get[O](v, model.Ref{Kind: kind, Name: name}); o != nil {
+			list = append(list, of(o))
+		}
+	}
+	slices.SortFunc(list, compare)
+	return list
+}
 
 func all[T any](v *View, kinds ...model.Kind) (list []*T) {
 	for _, kind := range kinds {

@@ -184,7 +184,7 @@ func TestNamedStay(t *testing.T) {
 		t.Helper()
 		n := 0
 		s.Read(func(v *store.View) {
-			for _, is := range []bool{v.Namespace("shop") != nil, v.ServiceAccount(name("a")) != nil, len(v.BGPFilters()) == 1} {
+			for _, is := range []bool{v.Namespace("shop") != nil, v.ServiceAccount(name("a")) != nil, v.BGPFilter("f") != nil} {
 				if is {
 					n++
 				}

@@ -77,7 +77,10 @@ type Compiler struct {
 	issues []model.Issue // of the last call of Issues
 	listed bool          // they are what there is to say
 
-	pools      []*pool // in the order in which they are tried
+	elder      []*model.IPAddressPool // the oldest first
+	ranked     []*model.IPAddressPool // in the order in which they are tried
+	pools      []*pool                // likewise
+	lookup     model.Pools
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
 	poolIssues []model.Issue
@@ -91,16 +94,18 @@ type Compiler struct {
 	contested  map[model.Name]time.Time             // those whose status another controller writes, and since when
 	freed      map[netip.Addr]bool                  // what one of them may get
 
-	nodes     []*candidate // sorted by name
-	adverts   []*advert    // likewise
-	addresses map[netip.Addr]*address
+	nodes      []*candidate      // sorted by name
+	population *model.Population // their labels
+	never, may model.Places      // those that announce nothing, and those that some advert has announce
+	adverts    []*advert         // the oldest first
+	addresses  map[netip.Addr]*address
 	// unannounced are the addresses that nobody announces though an object asks for it, and why.
 	unannounced map[netip.Addr]model.Issue
 
 	wanted    diff.Map[model.Name, Wanted]
 	announced diff.Map[netip.Addr, Announcement]
 	bgp       []*bgpAdvert
-	bgpPeers  []*model.MetalLBPeer
+	bgpPeers  map[model.Name]*bgpPeer
 	ranges    *bart.Lite              // which BGPConfigurations have announced
 	moved     map[netip.Addr]bool     // see Moved
 	peers     map[string][]netip.Addr // nil: as the last Delta had them
@@ -126,7 +131,7 @@ func New(cfg Config) *Compiler {
 	return &Compiler{
 		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
 		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{},
-		contested: map[model.Name]time.Time{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
+		contested: map[model.Name]time.Time{}, bgpPeers: map[model.Name]*bgpPeer{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return a.Of.Compare(b.Of) == 0 && slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
 			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
@@ -166,19 +171,16 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		d = v.All()
 	}
 	touched := map[netip.Addr]bool{}
-	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || changed(d, model.NodeKind) && c.nodesMoved(v)
+	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || c.nodesMoved(v, d)
 	if everything {
 		c.releaseAll(touched)
-		c.setPools(v)
+		c.setPools(v, d)
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
 	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
-	if adverts {
-		c.setAdverts(v)
-	}
 	everyone := adverts || changed(d, model.NodeKind)
 	if everyone {
-		c.setNodes(v)
+		c.setAnnouncers(v, d, adverts)
 	}
 	again := make([]*service, 0, len(d.Services))
 	for name := range d.Services {
@@ -223,6 +225,34 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	c.listed = c.listed && !everyone && len(again)+len(touched)+len(c.gone) == 0 && !c.reelect
 	clear(c.gone)
 	c.started, c.regive, c.reelect = true, false, false
+}
+
+// setAnnouncers takes over nodes, and advertisements if they may be others. What is new is compared
+// with all of the other kind.
+func (c *Compiler) setAnnouncers(v *store.View, d store.Dirty, adverts bool) {
+	placed := c.setNodes(v, d)
+	if placed {
+		for _, a := range c.adverts {
+			a.compare(c)
+		}
+		for _, ad := range c.bgp {
+			ad.compare(c)
+		}
+		for _, p := range c.bgpPeers {
+			p.compare(c)
+		}
+	}
+	if adverts {
+		c.setAdverts(v, d)
+	}
+	if placed || adverts {
+		c.setSpeakers()
+		c.may = c.population.None()
+		for _, a := range c.adverts {
+			c.may.Join(a.nodes)
+		}
+	}
+	c.setPeers()
 }
 
 // followNamespaces takes over the namespaces of Services, and reports whether that may matter to

@@ -20,16 +20,14 @@ const excludeLabel = "node.kubernetes.io/exclude-from-external-load-balancers"
 // advert is an L2Advertisement as it was compiled.
 type advert struct {
 	*model.L2Advertisement
-	at int // its place in Compiler.adverts, and in scores
+	nodes   model.Places // that announce by it
+	weights []int32      // how much it prefers each node; nil: see weigh
 }
 
-// candidate is a Node as it was compiled.
+// candidate is a Node as it was compiled. Its place in Compiler.nodes is that in the population.
 type candidate struct {
 	*model.Node
-	hash   uint64  // of its name
-	scores []int32 // what each advert says of it, see compare
-	may    bool    // announce by one of them
-	bgp    []part  // what it has of BGPAdvertisements; nil: it was not asked
+	hash uint64 // of its name
 }
 
 // address is an address of a pool that Services have, or keep without one, and who announces it.
@@ -42,78 +40,66 @@ type address struct {
 	notByBGP string    // why none does; "": nothing asks for it
 }
 
-// setAdverts takes over advertisements. Each node is compared with those that are new.
-func (c *Compiler) setAdverts(v *store.View) {
-	places := map[*model.L2Advertisement]int{}
-	for i, a := range c.adverts {
-		places[a.L2Advertisement] = i
-	}
-	c.adverts = nil
-	for _, o := range v.L2Advertisements() {
-		c.adverts = append(c.adverts, &advert{L2Advertisement: o})
-	}
-	slices.SortFunc(c.adverts, model.ByBirth)
-	was := make([]int, len(c.adverts))
-	for i, a := range c.adverts {
-		place, known := places[a.L2Advertisement]
-		if a.at, was[i] = i, place; !known {
-			was[i] = -1
-		}
-	}
-	for _, n := range c.nodes {
-		n.compare(c.adverts, was)
-	}
-	pools := map[model.Name]*model.IPAddressPool{}
+// setAdverts takes over advertisements. Those that are new are compared with the nodes.
+func (c *Compiler) setAdverts(v *store.View, d store.Dirty) {
+	c.adverts = store.Follow(v, d, model.L2AdvertisementKind, c.adverts, func(o *model.L2Advertisement) *advert {
+		a := &advert{L2Advertisement: o}
+		a.compare(c)
+		return a
+	}, model.ByBirth)
 	for _, p := range c.pools {
-		p.adverts, p.excess, pools[p.Name] = nil, "", p.IPAddressPool
+		p.adverts, p.excess = nil, ""
 	}
-	for _, a := range c.adverts {
-		for o := range a.Of(a.Name.Namespace, pools) {
-			p := c.named[o.Name]
-			adverts, fits := model.AddAdvert(p.adverts, a)
-			if p.adverts = adverts; !fits && p.excess == "" {
-				p.excess = a.Name.Name
-			}
-		}
-	}
-	c.setBGP(v, pools)
+	model.Share(c.lookup, c.adverts, func(o *model.IPAddressPool, a *advert) {
+		p := c.named[o.Name]
+		p.adverts = append(p.adverts, a)
+	}, func(o *model.IPAddressPool, a *advert) { c.named[o.Name].excess = a.Name.Name })
+	c.setBGP(v, d)
 }
 
-// setNodes takes over nodes. Those that are new are compared with each advertisement.
-func (c *Compiler) setNodes(v *store.View) {
-	was := map[string]*candidate{}
-	for _, n := range c.nodes {
-		was[n.Name] = n
-	}
-	c.nodes = nil
-	for _, o := range v.Nodes() {
-		n := was[o.Name]
-		if n == nil || n.Node != o {
-			n = &candidate{Node: o, hash: xxhash.Sum64String(o.Name)}
-			n.compare(c.adverts, nil)
+// setNodes takes over nodes that changed. It reports whether all have other places than before, or
+// other labels.
+func (c *Compiler) setNodes(v *store.View, d store.Dirty) (placed bool) {
+	others := c.population == nil // there are
+	for name := range d.Objects[model.NodeKind] {
+		o := v.Node(name.Name)
+		i, known := c.placeOf(name.Name)
+		if others = others || known != (o != nil); !known || o == nil {
+			continue
 		}
-		c.nodes = append(c.nodes, n)
+		was, now := c.nodes[i], &candidate{Node: o, hash: c.nodes[i].hash}
+		c.nodes[i], placed = now, placed || was.never() != now.never() || !maps.Equal(was.Labels, now.Labels)
 	}
-	slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
-	c.setSpeakers()
-	c.setPeers()
+	if others {
+		c.nodes = nil
+		for _, o := range v.Nodes() {
+			c.nodes = append(c.nodes, &candidate{Node: o, hash: xxhash.Sum64String(o.Name)})
+		}
+		slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	if !placed && !others {
+		return false
+	}
+	labels := make([]model.LabelMap, len(c.nodes))
+	for i, n := range c.nodes {
+		labels[i] = n.Labels
+	}
+	c.population, c.never = model.NewPopulation(labels), nil
+	for i, n := range c.nodes {
+		if !n.never() {
+			continue
+		}
+		if c.never == nil {
+			c.never = c.population.None()
+		}
+		c.never.Add(i)
+	}
+	return true
 }
 
-// compare notes how much advertisements prefer the node: the sum of the weights by which they do;
-// -1: it does not announce by them. Of those that it was compared with before, was has the places
-// then; -1, and nil for all: it was not.
-func (n *candidate) compare(adverts []*advert, was []int) {
-	labels, never, scores := model.LabelMap(n.Labels), n.never(), make([]int32, len(adverts))
-	n.may = false
-	for i, a := range adverts {
-		if was != nil && was[i] >= 0 {
-			scores[i] = n.scores[was[i]]
-		} else if scores[i] = -1; !never && a.Nodes.Matches(labels) {
-			scores[i] = a.preference(labels)
-		}
-		n.may = n.may || scores[i] >= 0
-	}
-	n.scores = scores
+// placeOf is the place of a node; false: there is none of the name.
+func (c *Compiler) placeOf(node string) (int, bool) {
+	return slices.BinarySearchFunc(c.nodes, node, func(n *candidate, name string) int { return cmp.Compare(n.Name, name) })
 }
 
 // never reports whether the node announces nothing, whatever advertisements say.
@@ -122,22 +108,42 @@ func (n *candidate) never() bool {
 	return excluded || n.Leaving
 }
 
-// preference is the sum of the weights by which an advertisement prefers a node with the labels.
-func (a *advert) preference(labels model.LabelMap) (sum int32) {
+// compare looks for the nodes that announce by an advertisement.
+func (a *advert) compare(c *Compiler) {
+	a.nodes, a.weights = c.population.Selected(a.Nodes).Without(c.never), nil
+}
+
+// weigh notes how much an advertisement prefers each node, the first time that an address asks: the
+// sum of the weights by which it does.
+func (a *advert) weigh(c *Compiler) {
+	if a.weights != nil || len(a.Preferred) == 0 {
+		return
+	}
+	a.weights = make([]int32, len(c.nodes))
 	for _, p := range a.Preferred {
-		if p.Nodes.Matches(labels) {
-			sum += int32(p.Weight)
+		for i := range a.nodes.Common(c.population.Selected(p.Nodes)) {
+			a.weights[i] += int32(p.Weight)
 		}
 	}
-	return sum
+}
+
+// score is how much an advertisement prefers a node; -1: it does not announce by it.
+func (a *advert) score(place int) int32 {
+	switch {
+	case !a.nodes.Has(place):
+		return -1
+	case a.weights == nil:
+		return 0
+	}
+	return a.weights[place]
 }
 
 // setPeers notes the nodes that may announce anything, if this one may.
 func (c *Compiler) setPeers() {
 	peers := map[string][]netip.Addr{}
 	own := false
-	for _, n := range c.nodes {
-		if n.may {
+	for i, n := range c.nodes {
+		if c.may.Has(i) {
 			peers[n.Name] = n.IPs
 			own = own || n.Name == c.cfg.Node
 		}
@@ -169,9 +175,12 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	}
 	now := &address{services: owners}
 	var adverts []*advert
+	nodes := c.population.None()
 	for _, ad := range p.adverts {
 		if slices.ContainsFunc(owners, func(s *service) bool { return ad.Services.Matches(labelsOf(s)) }) {
 			adverts = append(adverts, ad)
+			nodes.Join(ad.nodes)
+			ad.weigh(c)
 		}
 	}
 	where := endpoints(v, owners)
@@ -179,13 +188,10 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	selected, silent := false, []string(nil) // whether a node is, and those that would do but for that
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
-	for _, n := range c.nodes {
-		score := int32(-1)
+	for i := range nodes.Each() {
+		n, score := c.nodes[i], int32(-1)
 		for _, ad := range adverts {
-			score = max(score, n.scores[ad.at])
-		}
-		if score < 0 {
-			continue
+			score = max(score, ad.score(i))
 		}
 		selected = true
 		if where != nil && !where[n.Name] {
@@ -200,8 +206,8 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 		}
 	}
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
-		i := slices.IndexFunc(c.nodes, func(n *candidate) bool { return n.Name == c.cfg.Node })
-		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return c.nodes[i].scores[ad.at] < 0 })
+		i, _ := c.placeOf(now.node)
+		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return !ad.nodes.Has(i) })
 		c.announced.Set(a, &Announcement{interfaces(now.own), c.returns})
 	} else {
 		c.announced.Set(a, nil)

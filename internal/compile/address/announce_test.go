@@ -464,22 +464,39 @@ func TestIssues(t *testing.T) {
 	}
 }
 
-// A Node that changes is compared with all advertisements, and one of these with all Nodes; nothing
-// is compared with what it was compared with already.
+// An advertisement or BGPPeer that changes is compared with all Nodes, and no other one is. All are
+// when a Node comes, goes or has other labels, and none for anything else that it has.
 func TestWorkOfElection(t *testing.T) {
-	w := newWorld(t, Config{Node: "n0"})
-	for i := range 50 {
-		w.set(node(fmt.Sprint("n", i)), l2(fmt.Sprint("l", i)))
+	w := newWorld(t, Config{Node: "n0", BGP: true})
+	ad := func(name string, communities ...string) *model.BGPAdvertisement {
+		return &model.BGPAdvertisement{Name: model.Name{Namespace: "lb", Name: name}, Communities: communities, Advertised: model.Advertised{Nodes: model.Everything(), Services: model.Everything()}}
 	}
-	const mark = 7
+	peer := func(name string, as uint32) *model.MetalLBPeer {
+		return &model.MetalLBPeer{Name: model.Name{Namespace: "lb", Name: name}, PeerASN: as, Nodes: model.Everything()}
+	}
+	for i := range 50 {
+		w.set(node(fmt.Sprint("n", i)), l2(fmt.Sprint("l", i)), ad(fmt.Sprint("b", i)), peer(fmt.Sprint("p", i), 64500))
+	}
+	known, population := map[any]bool{}, w.population
 	fresh := func() (n int) {
-		for _, c := range w.nodes {
-			for i := range c.scores {
-				if c.scores[i] != mark {
-					n++
-				}
-				c.scores[i] = mark
+		if population != w.population {
+			clear(known)
+		}
+		population = w.population
+		look := func(o any) {
+			if !known[o] {
+				known[o] = true
+				n++
 			}
+		}
+		for _, a := range w.adverts {
+			look(a)
+		}
+		for _, a := range w.bgp {
+			look(a)
+		}
+		for _, p := range w.bgpPeers {
+			look(p)
 		}
 		return n
 	}
@@ -489,16 +506,18 @@ func TestWorkOfElection(t *testing.T) {
 		do     func()
 		expect int
 	}{
-		{"a Node changes", func() { w.set(node("n7", "changed=yes")) }, 50},
-		{"a Node comes", func() { w.set(node("n99")) }, 50},
-		{"a Node goes", func() { w.remove(node("n99").Ref()) }, 0},
-		{"an advertisement changes", func() { w.set(l2("l7", func(l *model.L2Advertisement) { l.Interfaces = []string{"eth0"} })) }, 50},
-		{"an advertisement comes", func() { w.set(l2("l99")) }, 50},
+		{"a Node has another label", func() { w.set(node("n7", "changed=yes")) }, 150},
+		{"a Node is not ready", func() { n := node("n7", "changed=yes"); n.NotReady = true; w.set(n) }, 0},
+		{"a Node comes", func() { w.set(node("n99")) }, 150},
+		{"an advertisement changes", func() { w.set(l2("l7", func(l *model.L2Advertisement) { l.Interfaces = []string{"eth0"} })) }, 1},
+		{"an advertisement comes", func() { w.set(l2("l99")) }, 1},
 		{"an advertisement goes", func() { w.remove(l2("l99").Ref()) }, 0},
+		{"one by BGP changes", func() { w.set(ad("b7", "64500:1")) }, 1},
+		{"a BGPPeer changes", func() { w.set(peer("p7", 64501)) }, 1},
 		{"a pool comes", func() { w.set(w.pool("p", "192.0.2.1-192.0.2.9")) }, 0},
 	} {
 		if c.do(); fresh() != c.expect {
-			t.Errorf("%s: not %d comparisons", c.what, c.expect)
+			t.Errorf("%s: not %d are compared", c.what, c.expect)
 		}
 	}
 }

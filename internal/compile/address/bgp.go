@@ -1,7 +1,6 @@
 package address
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -43,41 +42,41 @@ func (c *Compiler) Given() []netip.Addr {
 // bgpAdvert is a BGPAdvertisement as it was compiled.
 type bgpAdvert struct {
 	*model.BGPAdvertisement
-	at    int  // its place in Compiler.bgp, and in candidate.bgp
-	anyOf part // the most that a node has of it
+	selected, speak model.Places // the nodes that are to announce, and those that have a peer for it
 }
 
-// part is what a node has of a BGPAdvertisement.
-type part uint8
-
-const (
-	none     part = iota
-	selected      // it is to announce
-	speaks        // and has a peer which that is for
-)
+// bgpPeer is a BGPPeer of MetalLB's, and the nodes that have it.
+type bgpPeer struct {
+	*model.MetalLBPeer
+	nodes model.Places
+}
 
 // setBGP takes over what asks for addresses to be announced by BGP.
-func (c *Compiler) setBGP(v *store.View, pools map[model.Name]*model.IPAddressPool) {
-	c.bgp, c.bgpPeers, c.ranges = nil, v.MetalLBPeers(), new(bart.Lite)
-	for _, o := range v.BGPAdvertisements() {
-		c.bgp = append(c.bgp, &bgpAdvert{BGPAdvertisement: o, at: len(c.bgp)})
+func (c *Compiler) setBGP(v *store.View, d store.Dirty) {
+	c.bgp = store.Follow(v, d, model.BGPAdvertisementKind, c.bgp, func(o *model.BGPAdvertisement) *bgpAdvert {
+		ad := &bgpAdvert{BGPAdvertisement: o}
+		ad.compare(c)
+		return ad
+	}, model.ByBirth)
+	for name := range d.Objects[model.MetalLBPeerKind] {
+		delete(c.bgpPeers, name)
+		if o, is := v.Object(model.Ref{Kind: model.MetalLBPeerKind, Name: name}).(*model.MetalLBPeer); is {
+			p := &bgpPeer{MetalLBPeer: o}
+			p.compare(c)
+			c.bgpPeers[name] = p
+		}
 	}
-	for _, n := range c.nodes {
-		n.bgp = nil
-	}
+	c.ranges = new(bart.Lite)
 	for _, p := range c.pools {
 		p.bgp, p.moreBGP = nil, false
 	}
 	if !c.cfg.BGP {
 		return
 	}
-	for _, ad := range c.bgp {
-		for o := range ad.Of(ad.Name.Namespace, pools) {
-			p, fits := c.named[o.Name], false
-			p.bgp, fits = model.AddAdvert(p.bgp, ad)
-			p.moreBGP = p.moreBGP || !fits
-		}
-	}
+	model.Share(c.lookup, c.bgp, func(o *model.IPAddressPool, ad *bgpAdvert) {
+		p := c.named[o.Name]
+		p.bgp = append(p.bgp, ad)
+	}, func(o *model.IPAddressPool, _ *bgpAdvert) { c.named[o.Name].moreBGP = true })
 	if config := v.BGPConfiguration(model.BGPDefault); config != nil {
 		for _, p := range slices.Concat(config.LoadBalancerIPs, config.ExternalIPs) {
 			c.ranges.Insert(p)
@@ -85,48 +84,42 @@ func (c *Compiler) setBGP(v *store.View, pools map[model.Name]*model.IPAddressPo
 	}
 }
 
+// compare looks for the nodes that are to announce.
+func (ad *bgpAdvert) compare(c *Compiler) {
+	ad.selected = c.population.Selected(ad.Nodes).Without(c.never)
+}
+
+// compare looks for the nodes that have the peer.
+func (p *bgpPeer) compare(c *Compiler) {
+	if p.nodes = nil; p.Address.IsValid() && p.Dynamic != "external" {
+		p.nodes = c.population.Selected(p.Nodes)
+	}
+}
+
 // setSpeakers says which nodes announce by BGPAdvertisements, as compile/bgp has each find for
-// itself. Where there is no BGPPeer of MetalLB's, all nodes have peers. Nodes that have been asked
-// are not asked again.
+// itself. Where there is no BGPPeer of MetalLB's, all nodes have peers.
 func (c *Compiler) setSpeakers() {
 	if !c.cfg.BGP {
 		return
 	}
-	peers := map[model.Name]*model.MetalLBPeer{}
+	speak := c.population.None() // that have any peer
 	for _, p := range c.bgpPeers {
-		peers[p.Name] = p
+		speak.Join(p.nodes)
+	}
+	if len(c.bgpPeers) == 0 {
+		speak = c.population.All()
 	}
 	for _, ad := range c.bgp {
-		ad.anyOf = none
-	}
-	for _, n := range c.nodes {
-		if n.bgp == nil {
-			c.setParts(n, peers)
+		of := speak
+		if len(ad.Peers) > 0 {
+			of = c.population.None()
 		}
-		for i, ad := range c.bgp {
-			ad.anyOf = max(ad.anyOf, n.bgp[i])
+		for _, name := range ad.Peers {
+			if p := c.bgpPeers[model.Name{Namespace: ad.Name.Namespace, Name: name}]; p != nil {
+				of.Join(p.nodes)
+			}
 		}
-	}
-}
-
-// setParts notes what the node has of BGPAdvertisements. Peers are bgpPeers by their names.
-func (c *Compiler) setParts(n *candidate, peers map[model.Name]*model.MetalLBPeer) {
-	labels, never := model.LabelMap(n.Labels), n.never()
-	has := func(p *model.MetalLBPeer) bool {
-		return p != nil && p.Address.IsValid() && p.Dynamic != "external" && p.Nodes.Matches(labels)
-	}
-	toAny := len(peers) == 0 || slices.ContainsFunc(c.bgpPeers, has)
-	n.bgp = make([]part, len(c.bgp))
-	for i, ad := range c.bgp {
-		switch {
-		case never, !ad.Nodes.Matches(labels):
-		case len(ad.Peers) == 0 && toAny, slices.ContainsFunc(ad.Peers, func(name string) bool {
-			return has(peers[model.Name{Namespace: ad.Name.Namespace, Name: name}])
-		}):
-			n.bgp[i] = speaks
-		default:
-			n.bgp[i] = selected
-		}
+		ad.speak = ad.selected.Within(of)
 	}
 }
 
@@ -140,22 +133,21 @@ func (c *Compiler) byBGP(v *store.View, a netip.Addr, p *pool, owners []*service
 	if len(p.bgp) == 0 {
 		return false, ""
 	}
-	asked, most := false, none
+	asked, selected, speak := false, false, false
 	on := map[string]bool{} // where ready endpoints are of those with policy Local
-	byName := func(n *candidate, name string) int { return cmp.Compare(n.Name, name) }
 	for _, s := range owners {
 		ready := readyOn(v, s, a.Is4())
 		for _, ad := range p.bgp {
 			if !ad.Services.Matches(labelsOf(s)) {
 				continue
 			}
-			asked, most = true, max(most, ad.anyOf)
-			if !s.ExternalLocal && ad.anyOf == speaks {
+			asked, selected, speak = true, selected || !ad.selected.Empty(), speak || !ad.speak.Empty()
+			if !s.ExternalLocal && !ad.speak.Empty() {
 				return true, ""
 			}
 			for n := range ready {
 				on[n] = true
-				if i, is := slices.BinarySearchFunc(c.nodes, n, byName); is && c.nodes[i].bgp[ad.at] == speaks {
+				if i, is := c.placeOf(n); is && ad.speak.Has(i) {
 					return true, ""
 				}
 			}
@@ -164,9 +156,9 @@ func (c *Compiler) byBGP(v *store.View, a netip.Addr, p *pool, owners []*service
 	switch {
 	case !asked:
 		why = fmt.Sprintf("no BGPAdvertisement of %s selects the Service (spec.serviceSelectors)", p.Name)
-	case most == none:
+	case !selected:
 		why = fmt.Sprintf("no node is there that the BGPAdvertisements of %s select", p.Name)
-	case most == selected:
+	case !speak:
 		why = fmt.Sprintf("no node that the BGPAdvertisements of %s select has a BGPPeer that they are for", p.Name)
 	case len(on) > 0:
 		why = fmt.Sprintf("externalTrafficPolicy is Local, and all endpoints are on nodes that the BGPAdvertisements of %s do not have announce it: %s", p.Name, model.FirstFew(slices.Sorted(maps.Keys(on)), maxNamed))

@@ -130,8 +130,8 @@ func (c *Compiler) notCarriedOut() (refs []model.Ref) {
 // silentNodes names the nodes that announce nothing as they are not heard from, though the API
 // takes them for ready.
 func (c *Compiler) silentNodes() (list []model.Issue) {
-	for _, n := range c.nodes {
-		if !c.silent[n.Name] || n.NotReady || !n.may {
+	for i, n := range c.nodes {
+		if !c.silent[n.Name] || n.NotReady || !c.may.Has(i) {
 			continue
 		}
 		reason := "it is not heard from, so other nodes announce its addresses; see that its agent runs with --service-addresses and that nothing between drops UDP port 8383, or have the nodeSelectors of L2Advertisements leave it out"

@@ -60,9 +60,15 @@ func (p *pool) avoids(a netip.Addr) bool {
 }
 
 // setPools takes over the pools. All addresses have to be given anew after that.
-func (c *Compiler) setPools(v *store.View) {
+func (c *Compiler) setPools(v *store.View, d store.Dirty) {
+	same := func(o *model.IPAddressPool) *model.IPAddressPool { return o }
+	c.elder = store.Follow(v, d, model.IPAddressPoolKind, c.elder, same, model.ByBirth)
+	c.ranked = store.Follow(v, d, model.IPAddressPoolKind, c.ranked, same, func(a, b *model.IPAddressPool) int {
+		return cmp.Or(cmp.Compare(precedence(a), precedence(b)), a.Name.Compare(b.Name))
+	})
+	c.lookup = model.NewPools(c.ranked)
 	c.pools, c.poolIssues, c.named = nil, nil, map[model.Name]*pool{}
-	for _, o := range v.IPAddressPools() {
+	for _, o := range c.ranked {
 		p := &pool{IPAddressPool: o}
 		c.named[o.Name] = p
 		if len(o.Namespaces) > 0 || !o.NamespaceSelector.IsZero() {
@@ -73,8 +79,11 @@ func (c *Compiler) setPools(v *store.View) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	slices.SortFunc(c.pools, model.ByBirth)
-	c.spans = claim(c.pools)
+	elder := make([]*pool, len(c.elder))
+	for i, o := range c.elder {
+		elder[i] = c.named[o.Name]
+	}
+	c.spans = claim(elder)
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {
 			issue := p.Ref().Issue(text)
@@ -82,9 +91,6 @@ func (c *Compiler) setPools(v *store.View) {
 			c.poolIssues = append(c.poolIssues, issue)
 		}
 	}
-	slices.SortFunc(c.pools, func(a, b *pool) int {
-		return cmp.Or(cmp.Compare(a.rank(), b.rank()), a.Name.Compare(b.Name))
-	})
 	for i := range c.spans {
 		s := &c.spans[i]
 		in := s.of.room(s.First.Is4())
@@ -92,8 +98,8 @@ func (c *Compiler) setPools(v *store.View) {
 	}
 }
 
-// rank is the order in which pools are tried: those for some Services first, by their priority.
-func (p *pool) rank() int {
+// precedence is the order in which pools are tried: those for some Services first, by their priority.
+func precedence(p *model.IPAddressPool) int {
 	switch {
 	case !p.Confined:
 		return 1 << 62
@@ -241,9 +247,19 @@ func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
 	return ""
 }
 
-// nodesMoved reports whether other addresses in pools are nodes' or their pods' than before.
-func (c *Compiler) nodesMoved(v *store.View) bool {
-	return !maps.Equal(c.reserved, c.nodeAddresses(v)) || !slices.Equal(c.inner, c.innerRanges(v))
+// nodesMoved reports whether other addresses in pools are nodes' or their pods' than before. It
+// comes before setNodes.
+func (c *Compiler) nodesMoved(v *store.View, d store.Dirty) bool {
+	moved := false
+	for name := range d.Objects[model.NodeKind] {
+		var was *model.Node
+		if i, known := c.placeOf(name.Name); known {
+			was = c.nodes[i].Node
+		}
+		now := v.Node(name.Name)
+		moved = moved || !now.SameAddresses(was) || now != nil && !slices.Equal(now.PodCIDRs, was.PodCIDRs)
+	}
+	return moved && (!maps.Equal(c.reserved, c.nodeAddresses(v)) || !slices.Equal(c.inner, c.innerRanges(v)))
 }
 
 // spanOf returns the span that has an address; nil if none has.

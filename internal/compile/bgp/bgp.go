@@ -3,8 +3,8 @@
 //
 // It is pure and incremental. The order is a function of the current objects alone, but for the own
 // Node: once it is deleted, what it said last counts; and for BGPAdvertisements with a name that is
-// no community's any more. Another Node costs the peers that it is, a Service its own addresses; a
-// change of what all depends on goes through all.
+// no community's any more. Another Node costs the peers that it is, a BGPPeer the Nodes to which it
+// matters, a Service its own addresses; a change of what all depends on goes through all.
 package bgp
 
 import (
@@ -60,24 +60,30 @@ type Compiler struct {
 	told     *speaker.Settings       // as of the last call of Changes
 
 	nodes     map[string]*node
-	addresses map[netip.Addr][]string // the nodes that have an address, sorted
-	forward   []*model.BGPPeer        // those that say what peers this node has, the oldest first
-	reverse   []*model.BGPPeer        // those that say whose peer it is, the oldest first
-	filters   map[string]*model.BGPFilter
-	pooled    map[netip.Prefix]int       // see setPooled
-	exports   []speaker.Rule             // see setPooled
-	rules     map[ruleKey]rules          // that were translated
-	metalLB   []*model.MetalLBPeer       // that this node has, sorted
-	secrets   map[model.SecretRef]secret // that were looked up
-	asked     map[string][]*candidate    // by who asks for them: a node, or "" for what is not one
-	rivals    map[netip.Addr]map[*candidate]struct{}
-	chosen    map[netip.Addr]*candidate
-	peers     diff.Map[string, speaker.Peer]
-	allPeers  map[string]*speaker.Peer
+	addresses map[netip.Addr][]*node // the nodes that have an address, the oldest first
+	placed    []*node                // by their places in population
+	// population has the nodes' labels; unplaced: they are others.
+	population   *model.Population
+	unplaced     bool
+	associations []*association // the oldest first
+	filters      map[string]*model.BGPFilter
+	pooled       map[netip.Prefix]int                 // see setPooled
+	exports      []speaker.Rule                       // see setPooled
+	rules        map[*model.BGPPeer]map[session]rules // that were translated
+	metalLB      []*model.MetalLBPeer                 // that this node has, sorted
+	secrets      map[model.SecretRef]secret           // that were looked up
+	lacking      bool                                 // one of them is not there
+	asked        map[model.Ref][]*candidate           // by who asks for them: a Node, as the mesh and selectors have it, or a BGPPeer that names an address
+	rivals       map[netip.Addr]map[*candidate]struct{}
+	chosen       map[netip.Addr]*candidate
+	peers        diff.Map[string, speaker.Peer]
+	allPeers     map[string]*speaker.Peer
 
 	pools       *bart.Table[*model.IPPool]
 	blocks      map[string]netip.Prefix  // this node's
+	lookup      model.Pools              // of Services' addresses
 	inForce     map[model.Name]*advert   // see setInForce
+	elder       []*advert                // the same, the oldest first
 	nameless    map[model.Ref]string     // BGPAdvertisements that wait, and the names that are missing
 	adverts     map[model.Name][]*advert // by their pools
 	excess      map[model.Name]string    // pools that more select, with the first of these
@@ -103,8 +109,8 @@ type Compiler struct {
 func New(cfg Config) *Compiler {
 	peers, routes := map[string]*speaker.Peer{}, map[netip.Prefix]*speaker.Route{}
 	return &Compiler{
-		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]string{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
-		secrets: map[model.SecretRef]secret{}, asked: map[string][]*candidate{}, rivals: map[netip.Addr]map[*candidate]struct{}{}, chosen: map[netip.Addr]*candidate{},
+		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]*node{}, filters: map[string]*model.BGPFilter{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
+		secrets: map[model.SecretRef]secret{}, asked: map[model.Ref][]*candidate{}, rivals: map[netip.Addr]map[*candidate]struct{}{}, chosen: map[netip.Addr]*candidate{},
 		blocks: map[string]netip.Prefix{}, reasons: map[netip.Prefix]map[reason]speaker.Announcement{}, given: map[source][]place{}, touched: map[netip.Prefix]bool{},
 		allPeers: peers, peers: diff.NewMap(peers, (*speaker.Peer).Equal),
 		allRoutes: routes, routes: diff.NewMap(routes, (*speaker.Route).Equal),
@@ -137,8 +143,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	if !c.started || changed(d, model.BGPAdvertisementKind, model.CommunityKind) {
 		c.setInForce(v)
 	}
-	c.followNodes(v, d, basis)
-	c.followPeers(v, d, basis)
+	moved := c.followNodes(v, d, basis)
+	c.followPeers(v, d, moved, basis)
 	c.followRoutes(v, d, basis)
 	if basis || c.renewed || changed(d, model.IPPoolKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind) {
 		c.setSettings()

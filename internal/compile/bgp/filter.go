@@ -10,27 +10,27 @@ var matches = map[model.BGPMatch]speaker.Match{
 	model.BGPIn: speaker.In, model.BGPNotIn: speaker.NotIn, model.BGPEqual: speaker.Equal, model.BGPNotEqual: speaker.NotEqual,
 }
 
-// ruleKey is what the rules for a peer depend on.
-type ruleKey struct {
-	*model.BGPPeer
-	internal, is4 bool
-}
+// session is what the rules of a BGPPeer depend on.
+type session struct{ internal, is4 bool }
 
 // rules are those for routes from a peer and to it.
 type rules struct{ imports, exports []speaker.Rule }
 
-// rulesOf are what the filters of a BGPPeer say of routes of the session's family, the same slices
-// for all nodes that are peers by it. A BGPPeer of the store has waited for all of them.
-func (c *Compiler) rulesOf(k ruleKey) (r rules) {
-	if known, ok := c.rules[k]; ok {
+// rulesOf are what the filters of a BGPPeer say of a session's routes, the same slices for all nodes
+// that are peers by it. A BGPPeer of the store has waited for all of them.
+func (c *Compiler) rulesOf(p *model.BGPPeer, s session) (r rules) {
+	if known, ok := c.rules[p][s]; ok || len(p.Filters) == 0 {
 		return known
 	}
-	for _, name := range k.Filters {
+	for _, name := range p.Filters {
 		f := c.filters[name]
-		r.imports = append(r.imports, translate(f.Import, k.internal, k.is4)...)
-		r.exports = append(r.exports, translate(f.Export, k.internal, k.is4)...)
+		r.imports = append(r.imports, translate(f.Import, s.internal, s.is4)...)
+		r.exports = append(r.exports, translate(f.Export, s.internal, s.is4)...)
 	}
-	c.rules[k] = r
+	if c.rules[p] == nil {
+		c.rules[p] = map[session]rules{}
+	}
+	c.rules[p][s] = r
 	return r
 }
 

@@ -85,10 +85,11 @@ func (c *Compiler) noPassword(l *issues, of model.Ref, field string, ref model.S
 
 // peerIssues are those of Calico's BGPPeers.
 func (c *Compiler) peerIssues(l *issues) {
-	for _, p := range slices.Compact(slices.Concat(c.forward, c.reverse)) {
+	for _, a := range c.associations {
+		p := a.BGPPeer
 		c.noPassword(l, p.Ref(), "spec.password", p.Password, "there is no such peer", model.InForceNothing)
-		if names := c.addresses[p.Address]; len(names) > 0 && c.nodeAt(p) == nil && names[0] != c.cfg.Node {
-			n := c.nodes[names[0]]
+		if have := c.addresses[p.Address]; len(have) > 0 && c.nodeAt(p) == nil && have[0].Name != c.cfg.Node {
+			n := have[0]
 			l.add(p.Ref(), "", "spec.peerIP: it is the address of Node %s, which has AS %d and port %d, other than the BGPPeer says; leave the port out, and give that AS, or a peerSelector", n.Name, n.as, n.port)
 		}
 		if restart := c.restart(); p.Restart != 0 && p.Restart != restart {

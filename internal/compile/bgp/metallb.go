@@ -18,17 +18,35 @@ type advert struct {
 	speaker.Announcement
 }
 
-// metalLBPeers are the peers that MetalLB's BGPPeers have this node have.
-func (c *Compiler) metalLBPeers(own *node) (list []*candidate) {
-	for _, p := range c.metalLB {
-		list = append(list, c.metalLBPeer(p, own))
+// followMetalLB takes over what MetalLB's BGPPeers say, as far as this node is concerned, and
+// reports whether what may be announced to them is something else than before.
+func (c *Compiler) followMetalLB(v *store.View, d store.Dirty, basis bool) (repooled bool) {
+	own := c.self()
+	if c.cfg.Services != nil && (!c.started || changed(d, model.IPAddressPoolKind)) {
+		c.lookup = model.NewPools(v.IPAddressPools())
 	}
-	return list
+	if c.cfg.Services != nil && (basis || changed(d, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)) {
+		repooled = c.setPooled()
+	}
+	if basis || repooled {
+		c.setServed()
+	}
+	if c.cfg.Services == nil || !basis && !changed(d, model.MetalLBPeerKind) {
+		return repooled
+	}
+	c.metalLB = nil
+	for _, p := range v.MetalLBPeers() {
+		if own != nil && p.Address.IsValid() && p.Nodes.Matches(model.LabelMap(own.Labels)) {
+			c.metalLB = append(c.metalLB, p)
+		}
+	}
+	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
+	return repooled
 }
 
-// metalLBPeer is the peer of a BGPPeer of MetalLB's; nil: there can be none.
-func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
-	is4 := p.Address.Is4()
+// metalLBPeer is the peer of a BGPPeer of MetalLB's; none: there can be none.
+func (c *Compiler) metalLBPeer(p *model.MetalLBPeer) []*candidate {
+	is4, own := p.Address.Is4(), c.self()
 	peer := &candidate{name: metalLBName(p.Name), of: p.Ref(), created: p.Created, Peer: speaker.Peer{
 		Address: p.Address, Port: p.Port, AS: p.PeerASN, Source: p.Source, Password: p.Password, Hold: p.HoldTime, Keepalive: p.KeepaliveTime, Retry: p.ConnectTime,
 		IPv4: is4 || p.DualStack, IPv6: !is4 || p.DualStack, Restart: p.GracefulRestart,
@@ -50,25 +68,36 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer, own *node) *candidate {
 	if !c.secure(peer, p.PasswordSecret) {
 		return nil
 	}
-	return peer
+	return []*candidate{peer}
 }
 
 func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
 
 // setPooled takes over which prefixes BGPAdvertisements may announce: those that hold addresses of
 // their pools, with the greatest length that each may have. They do not depend on Services, of
-// which more come and go. Peers of MetalLB's get these alone, and no routes to pods.
-func (c *Compiler) setPooled(v *store.View) {
-	c.pooled, c.exports = map[netip.Prefix]int{}, nil
+// which more come and go. Peers of MetalLB's get these alone, and no routes to pods. It reports
+// whether they are others than before.
+func (c *Compiler) setPooled() bool {
+	before := c.pooled
+	c.pooled = map[netip.Prefix]int{}
 	type of struct {
 		pool *model.IPAddressPool
 		is4  bool
 	}
-	lengths, pools := map[of]map[int]struct{}{}, poolsOf(v)
+	type length struct {
+		is4  bool
+		bits int
+	}
+	lengths, searches := map[of]map[int]struct{}{}, map[length]*model.PoolSearch{}
 	for _, ad := range c.inForce {
-		for pool := range ad.Of(ad.Name.Namespace, pools) {
-			multimap.Add(lengths, of{pool, true}, ad.Length4)
-			multimap.Add(lengths, of{pool, false}, ad.Length6)
+		for _, l := range []length{{true, ad.Length4}, {false, ad.Length6}} {
+			if searches[l] == nil {
+				searches[l] = c.lookup.Search()
+			}
+			searches[l].Find(ad.Name.Namespace, &ad.Advertised, func(pool *model.IPAddressPool) bool {
+				multimap.Add(lengths, of{pool, l.is4}, l.bits)
+				return true
+			})
 		}
 	}
 	for of, all := range lengths {
@@ -84,19 +113,15 @@ func (c *Compiler) setPooled(v *store.View) {
 			}
 		}
 	}
+	if before != nil && maps.Equal(before, c.pooled) {
+		return false
+	}
+	c.exports = nil
 	for _, p := range slices.SortedFunc(maps.Keys(c.pooled), netip.Prefix.Compare) {
 		c.exports = append(c.exports, speaker.Rule{Accept: true, Prefix: p, Max: c.pooled[p]})
 	}
 	c.exports = append(c.exports, speaker.Rule{})
-}
-
-// poolsOf are the pools of services' addresses, by name.
-func poolsOf(v *store.View) map[model.Name]*model.IPAddressPool {
-	pools := map[model.Name]*model.IPAddressPool{}
-	for _, p := range v.IPAddressPools() {
-		pools[p.Name] = p
-	}
-	return pools
+	return true
 }
 
 // length is that of the prefixes by which an address is announced.
@@ -132,25 +157,32 @@ func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 // the communities that it had, stays.
 func (c *Compiler) setInForce(v *store.View) {
 	named, before := aliases(v), c.inForce
-	c.inForce, c.nameless = map[model.Name]*advert{}, map[model.Ref]string{}
+	c.inForce, c.nameless = make(map[model.Name]*advert, len(before)), map[model.Ref]string{}
+	var come []*advert
 	for _, o := range v.BGPAdvertisements() {
 		communities, unknown := communitiesOf(o, named)
-		if unknown == "" {
-			c.inForce[o.Name] = &advert{o, speaker.Announcement{LocalPref: o.LocalPref, Communities: communities}}
-			continue
+		last := before[o.Name]
+		switch {
+		case unknown != "":
+			c.nameless[o.Ref()] = unknown
+		case last == nil || last.BGPAdvertisement != o || !slices.Equal(last.Announcement.Communities, communities):
+			last = &advert{o, speaker.Announcement{LocalPref: o.LocalPref, Communities: communities}}
+			come = append(come, last)
 		}
-		c.nameless[o.Ref()] = unknown
-		if last := before[o.Name]; last != nil {
+		if last != nil {
 			c.inForce[o.Name] = last
 		}
 	}
+	c.elder = append(slices.DeleteFunc(c.elder, func(a *advert) bool { return c.inForce[a.Name] != a }), come...)
+	slices.SortFunc(c.elder, model.ByBirth) // which costs little where few come
 }
 
 // setAdverts takes over the BGPAdvertisements that this node carries out.
 func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
-	own, pools, peers := c.self(), poolsOf(v), c.metalLBNames(v)
-	for _, of := range slices.SortedFunc(maps.Values(c.inForce), model.ByBirth) {
+	own, peers := c.self(), c.metalLBNames(v)
+	var adverts []*advert
+	for _, of := range c.elder {
 		o, ad := of.BGPAdvertisement, &advert{of.BGPAdvertisement, of.Announcement}
 		var missing []string
 		for _, name := range o.Peers {
@@ -167,13 +199,11 @@ func (c *Compiler) setAdverts(v *store.View) {
 		if ad.Announcement.Peers = peers.of(o); ad.Announcement.Peers != nil && len(ad.Announcement.Peers) == 0 {
 			continue
 		}
-		for pool := range o.Of(o.Name.Namespace, pools) {
-			list, fits := model.AddAdvert(c.adverts[pool.Name], ad)
-			if c.adverts[pool.Name] = list; !fits && c.excess[pool.Name] == "" {
-				c.excess[pool.Name] = ad.Name.Name
-			}
-		}
+		adverts = append(adverts, ad)
 	}
+	model.Share(c.lookup, adverts, func(pool *model.IPAddressPool, ad *advert) {
+		c.adverts[pool.Name] = append(c.adverts[pool.Name], ad)
+	}, func(pool *model.IPAddressPool, ad *advert) { c.excess[pool.Name] = ad.Name.Name })
 }
 
 // maxNamed bounds how many names a fault has.
@@ -219,9 +249,9 @@ func (c *Compiler) metalLBNames(v *store.View) metalLBNames {
 		return nil
 	}
 	names := metalLBNames{}
-	for _, p := range c.asked[""] {
-		if p.of.Kind == model.MetalLBPeerKind {
-			names = append(names, p.name)
+	for _, p := range c.metalLB {
+		if len(c.asked[p.Ref()]) > 0 {
+			names = append(names, metalLBName(p.Name))
 		}
 	}
 	slices.Sort(names)

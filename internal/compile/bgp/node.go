@@ -3,6 +3,7 @@ package bgp
 import (
 	"cmp"
 	"crypto/sha256"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -31,6 +32,10 @@ type node struct {
 	port      uint16
 	cluster   netip.Addr // of which it is a reflector; invalid: of none
 	addresses []netip.Addr
+	at        int // its place, see Compiler.placed
+	// last are those of maxRivals BGPPeers that it has found, by the turns that it has; nil: it has
+	// found fewer.
+	last map[turn]*association
 }
 
 // address is the one of a family; invalid: it has none.
@@ -58,54 +63,88 @@ func table(prefixes []netip.Prefix) *bart.Lite {
 	return t
 }
 
-// followNodes takes over the nodes: those that changed, or all.
-func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) {
+// followNodes takes over the nodes: those that changed, or all. It returns the addresses that these
+// have or had.
+func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) (moved map[netip.Addr]bool) {
+	dirty := d.Objects[model.NodeKind]
 	if all {
 		clear(c.nodes)
 		clear(c.addresses)
+		dirty = map[model.Name]struct{}{{Name: c.cfg.Node}: {}}
 		for _, n := range v.Nodes() {
-			c.add(v, n)
+			dirty[n.Ref().Name] = struct{}{}
 		}
-		if c.own != nil && c.nodes[c.cfg.Node] == nil {
-			c.add(v, c.own)
-		}
-		return
 	}
-	for name := range d.Objects[model.NodeKind] {
-		if old := c.nodes[name.Name]; old != nil {
+	moved = map[netip.Addr]bool{}
+	for name := range dirty {
+		old := c.nodes[name.Name]
+		if old != nil {
 			for _, a := range old.addresses {
-				i, _ := slices.BinarySearchFunc(c.addresses[a], name.Name, c.older)
-				if c.addresses[a] = slices.Delete(c.addresses[a], i, i+1); len(c.addresses[a]) == 0 {
-					delete(c.addresses, a)
-				}
+				moved[a] = true
 			}
 			delete(c.nodes, name.Name)
 		}
-		if n := v.Node(name.Name); n != nil {
-			c.add(v, n)
+		o := v.Node(name.Name)
+		if o == nil && name.Name == c.cfg.Node {
+			o = c.own
+		}
+		var n *node
+		if o != nil {
+			n = c.speaker(v, o)
+			c.nodes[o.Name] = n
+		}
+		if old == nil || n == nil || !maps.Equal(old.Labels, n.Labels) {
+			c.unplaced = true
+		} else {
+			n.at, c.placed[old.at] = old.at, n
 		}
 	}
+	for a := range moved {
+		c.addresses[a] = slices.DeleteFunc(c.addresses[a], func(n *node) bool { _, is := dirty[model.Name{Name: n.Name}]; return is })
+	}
+	for name := range dirty {
+		if n := c.nodes[name.Name]; n != nil {
+			for _, a := range n.addresses {
+				moved[a], c.addresses[a] = true, append(c.addresses[a], n)
+			}
+		}
+	}
+	for a := range moved { // once, however many have it
+		if slices.SortFunc(c.addresses[a], older); len(c.addresses[a]) == 0 {
+			delete(c.addresses, a)
+		}
+	}
+	return moved
 }
 
-// add adds a node, which is not there.
-func (c *Compiler) add(v *store.View, o *model.Node) {
+// speaker makes a speaker of a Node.
+func (c *Compiler) speaker(v *store.View, o *model.Node) *node {
 	said := cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+o.Name), &model.BGPConfiguration{})
 	n := &node{Node: o, as: cmp.Or(said.AS, c.config.AS, defaultAS), port: cmp.Or(said.Port, c.config.Port, c.cfg.Port, defaultPort)}
 	if o.Fabric != nil {
 		n.as, n.cluster = cmp.Or(o.Fabric.AS, n.as), o.Fabric.Cluster
 	}
-	c.nodes[o.Name] = n
 	for _, is4 := range []bool{true, false} {
 		if a := o.Address(is4); a.IsValid() {
 			n.addresses = append(n.addresses, a)
-			i, _ := slices.BinarySearchFunc(c.addresses[a], o.Name, c.older)
-			c.addresses[a] = slices.Insert(c.addresses[a], i, o.Name)
 		}
 	}
+	return n
+}
+
+// awaits reports whether it matters to the node that it is there by an association, or is not:
+// whether it has not found enough of older ones.
+func (n *node) awaits(a *association) bool {
+	for in, last := range n.last {
+		if in.of(a).Has(n.at) && (last == nil || model.ByBirth(a, last) <= 0) {
+			return true
+		}
+	}
+	return false
 }
 
 // older orders nodes by age.
-func (c *Compiler) older(a, b string) int { return c.nodes[a].Birth().Compare(c.nodes[b].Birth()) }
+func older(a, b *node) int { return a.Birth().Compare(b.Birth()) }
 
 // self is this node; nil: there is none, or it has no address.
 func (c *Compiler) self() *node {

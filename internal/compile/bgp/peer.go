@@ -28,100 +28,97 @@ type secret struct {
 	ok   bool // it is there
 }
 
-// followPeers takes over the peers: those that changed nodes are, or all.
-func (c *Compiler) followPeers(v *store.View, d store.Dirty, basis bool) {
-	all := basis || c.renewed || changed(d, model.BGPPeerKind, model.BGPFilterKind, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)
-	if all {
-		c.setPeers(v)
-		c.lookUp()
+// followPeers takes over the peers: those that changed nodes are, and those by objects that changed,
+// or all. Moved are the addresses that nodes had or have that changed.
+func (c *Compiler) followPeers(v *store.View, d store.Dirty, moved map[netip.Addr]bool, basis bool) {
+	asked, rest := changed(d, model.NodeKind, model.BGPPeerKind, model.BGPFilterKind), changed(d, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)
+	if !basis && !c.renewed && !asked && !rest {
+		return
 	}
+	placed := c.place(basis)
+	stale, concerned := c.associate(v, d, basis, placed)
+	repooled := c.followMetalLB(v, d, basis)
+	if basis || c.renewed || changed(d, model.BGPPeerKind, model.MetalLBPeerKind) {
+		c.lookUp(basis || c.renewed)
+	}
+	// Who keeps a password that is not there any more depends on who is chosen.
+	associated := changed(d, model.BGPPeerKind, model.BGPFilterKind)
+	all := basis || c.renewed || placed && associated || c.lacking && (associated || rest)
 	touched := map[netip.Addr]bool{}
 	if all {
 		for who := range c.asked {
 			c.ask(who, nil, touched)
 		}
-		for name := range c.nodes {
-			c.ask(name, c.nodePeers(c.nodes[name]), touched)
-		}
+		concerned = c.population.All()
 	} else {
-		for name := range d.Objects[model.NodeKind] {
-			c.ask(name.Name, c.nodePeers(c.nodes[name.Name]), touched)
+		for _, kind := range []model.Kind{model.NodeKind, model.BGPPeerKind, model.MetalLBPeerKind} {
+			for name := range d.Objects[kind] {
+				c.ask(model.Ref{Kind: kind, Name: name}, nil, touched)
+			}
 		}
 	}
-	if all || len(d.Objects[model.NodeKind]) > 0 {
-		c.ask("", c.otherPeers(), touched)
+	c.askNodes(concerned, touched)
+	for _, a := range c.associations {
+		if a.from && a.Address.IsValid() && (all || stale[a.Name] || moved[a.Address]) {
+			c.ask(a.Ref(), c.otherPeer(a.BGPPeer), touched)
+		}
+	}
+	for _, p := range c.metalLB {
+		if _, dirty := d.Objects[model.MetalLBPeerKind][p.Name]; all || dirty || repooled {
+			c.ask(p.Ref(), c.metalLBPeer(p), touched)
+		}
 	}
 	c.choose(touched)
 }
 
-// setPeers takes over what BGPPeers say, as far as this node is concerned.
-func (c *Compiler) setPeers(v *store.View) {
-	c.forward, c.reverse, c.metalLB, c.filters, c.rules = nil, nil, nil, map[string]*model.BGPFilter{}, map[ruleKey]rules{}
-	for _, f := range v.BGPFilters() {
-		c.filters[f.Name] = f
+// lookUp looks up the passwords that peers may have, whether or not there are such peers now; again
+// those that are known, or not.
+func (c *Compiler) lookUp(again bool) {
+	known := c.secrets
+	if again {
+		known = nil
 	}
-	if c.cfg.Services != nil {
-		c.setPooled(v)
-	}
-	c.setServed()
-	own := c.self()
-	if own == nil {
-		return
-	}
-	for _, p := range v.BGPPeers() {
-		if from(p, own) {
-			c.forward = append(c.forward, p)
-		}
-		if to(p, own) {
-			c.reverse = append(c.reverse, p)
-		}
-	}
-	slices.SortFunc(c.forward, model.ByBirth)
-	slices.SortFunc(c.reverse, model.ByBirth)
-	if c.cfg.Services == nil {
-		return
-	}
-	for _, p := range v.MetalLBPeers() {
-		if p.Address.IsValid() && p.Nodes.Matches(model.LabelMap(own.Labels)) {
-			c.metalLB = append(c.metalLB, p)
-		}
-	}
-	slices.SortFunc(c.metalLB, func(a, b *model.MetalLBPeer) int { return a.Name.Compare(b.Name) })
-}
-
-// lookUp looks up the passwords that peers may have, whether or not there are such peers now.
-func (c *Compiler) lookUp() {
-	clear(c.secrets)
+	c.secrets, c.lacking = map[model.SecretRef]secret{}, false
 	look := func(ref model.SecretRef) {
-		if _, asked := c.secrets[ref]; !asked {
-			c.secrets[ref] = c.secret(ref)
+		if _, done := c.secrets[ref]; done || ref == (model.SecretRef{}) {
+			return
 		}
+		found, asked := known[ref]
+		if !asked {
+			found = c.secret(ref)
+		}
+		c.secrets[ref], c.lacking = found, c.lacking || !found.ok
 	}
 	look(c.config.MeshPassword)
-	for _, p := range slices.Concat(c.forward, c.reverse) {
-		look(p.Password)
+	for _, a := range c.associations {
+		look(a.Password)
 	}
 	for _, p := range c.metalLB {
 		look(p.PasswordSecret)
 	}
 }
 
-// secret looks a password up; that of no Secret is "".
+// secret looks a password up.
 func (c *Compiler) secret(ref model.SecretRef) (found secret) {
-	switch {
-	case ref == model.SecretRef{}:
-		return secret{ok: true}
-	case c.cfg.Secret != nil:
+	if c.cfg.Secret != nil {
 		found.text, found.ok = c.cfg.Secret(ref)
 	}
 	return found
+}
+
+// found is the password that a reference was found to lead to; that of no Secret is "".
+func (c *Compiler) found(ref model.SecretRef) secret {
+	if ref == (model.SecretRef{}) {
+		return secret{ok: true}
+	}
+	return c.secrets[ref]
 }
 
 // secure gives a candidate the password that its object names. While that is not there, a session
 // by the same object with the same address and AS keeps what it has, and nobody else gets one:
 // false.
 func (c *Compiler) secure(peer *candidate, ref model.SecretRef) bool {
-	found, now := c.secrets[ref], c.chosen[peer.Address]
+	found, now := c.found(ref), c.chosen[peer.Address]
 	switch {
 	case found.ok:
 		peer.Password = cmp.Or(found.text, peer.Password)
@@ -149,48 +146,86 @@ func to(p *model.BGPPeer, n *node) bool {
 	return !p.OneWay && p.AS == n.as && (p.Port == 0 || p.Port == n.port) && slices.Contains(n.addresses, p.Address)
 }
 
-// nodePeers are the peers that another node is, nil if it is gone.
-func (c *Compiler) nodePeers(n *node) (list []*candidate) {
-	own := c.self()
-	if own == nil || n == nil || n.Name == own.Name {
-		return nil
-	}
+// askNodes replaces what some nodes ask for as peers.
+func (c *Compiler) askNodes(some model.Places, touched map[netip.Addr]bool) {
+	own, lists := c.self(), make([][]*candidate, len(c.placed))
 	for _, is4 := range []bool{true, false} {
-		a, local := n.address(is4), own.address(is4)
-		if !a.IsValid() || !local.IsValid() || a == local {
+		if own == nil || !own.address(is4).IsValid() {
 			continue
 		}
-		if p := c.meshPeer(own, n, is4); p != nil {
-			list = append(list, p)
+		asks := c.population.None()
+		for i := range some.Each() {
+			n := c.placed[i]
+			if a := n.address(is4); n == own || !a.IsValid() || a == own.address(is4) {
+				continue
+			}
+			asks.Add(i)
+			if p := c.meshPeer(own, n, is4); p != nil {
+				lists[i] = append(lists[i], p)
+			}
 		}
-		list = append(list, c.firstPeers(c.forward, own, n, is4, func(p *model.BGPPeer) bool {
-			return !p.Peers.IsZero() && p.Peers.Matches(model.LabelMap(n.Labels))
-		})...)
-		list = append(list, c.firstPeers(c.reverse, own, n, is4, func(p *model.BGPPeer) bool {
-			already := !p.Peers.IsZero() && from(p, own) && p.Peers.Matches(model.LabelMap(n.Labels))
-			return !already && from(p, n) && (!p.Peers.IsZero() || p.Address.Is4() == is4)
-		})...)
+		c.firstPeers(lists, asks, turn{is4, true})
+		c.firstPeers(lists, asks, turn{is4, false})
 	}
-	return list
+	for i := range some.Each() {
+		c.ask(c.placed[i].Ref(), lists[i], touched)
+	}
 }
 
 // maxRivals is how many BGPPeers are looked at that have the same node as a peer, the oldest: one
 // of them counts, and the others are told so.
 const maxRivals = 16
 
-// firstPeers are what another node is by those of some BGPPeers, the oldest first, that hold.
-func (c *Compiler) firstPeers(all []*model.BGPPeer, own, n *node, is4 bool, holds func(*model.BGPPeer) bool) (list []*candidate) {
-	for _, p := range all {
-		if holds(p) {
-			if peer := c.peer(p, own, n, is4); peer != nil {
-				list = append(list, peer)
-			}
+// turn is one of those in which a node looks for BGPPeers: for a family, and for those by which it
+// is a peer of this node, or those by which this one is its peer.
+type turn struct{ is4, forward bool }
+
+// of are the nodes that an association has in a turn.
+func (t turn) of(a *association) model.Places {
+	switch {
+	case t.forward:
+		return a.peers
+	case a.Peers.IsZero() && a.Address.Is4() != t.is4:
+		return nil
+	}
+	return a.ends
+}
+
+// firstPeers adds to the lists of some nodes what they are by the BGPPeers that have them, the
+// oldest first.
+func (c *Compiler) firstPeers(lists [][]*candidate, some model.Places, in turn) {
+	left := c.population.None()
+	for i := range some.Each() {
+		left.Add(i)
+		if c.placed[i].last == nil {
+			c.placed[i].last = map[turn]*association{}
 		}
-		if len(list) == maxRivals {
-			break
+		c.placed[i].last[in] = nil
+	}
+	speak := map[model.Ref]bool{} // by which there is a peer
+	if c.lacking {
+		for _, p := range c.chosen {
+			speak[p.of] = true
 		}
 	}
-	return list
+	own, counts := c.self(), make([]int, len(lists))
+	for _, a := range c.associations {
+		if left.Empty() {
+			return
+		}
+		if c.lacking && !c.found(a.Password).ok && !speak[a.Ref()] {
+			continue // as secure says of each node
+		}
+		for i := range left.Common(in.of(a)) {
+			if peer := c.peer(a.BGPPeer, own, c.placed[i], in.is4); peer != nil {
+				lists[i] = append(lists[i], peer)
+				if counts[i]++; counts[i] == maxRivals {
+					c.placed[i].last[in] = a
+					left.Remove(i)
+				}
+			}
+		}
+	}
 }
 
 // meshPeer is what another node is as all nodes are each other's peers; nil: it is none. Reflectors
@@ -231,40 +266,34 @@ func (c *Compiler) peer(p *model.BGPPeer, own, n *node, is4 bool) *candidate {
 	if p.LocalAS != 0 && from(p, n) && to(p, own) {
 		peer.AS = p.LocalAS
 	}
-	if from(p, own) && to(p, n) {
+	if p.LocalAS != 0 && from(p, own) && to(p, n) {
 		peer.LocalAS = p.LocalAS
 	}
 	return c.complete(peer, p, own, n)
 }
 
-// otherPeers are the peers that objects name by their address.
-func (c *Compiler) otherPeers() (list []*candidate) {
+// otherPeer is the peer that a BGPPeer names by its address; none: it can't be one.
+func (c *Compiler) otherPeer(p *model.BGPPeer) []*candidate {
 	own := c.self()
-	if own == nil {
+	if slices.Contains(own.addresses, p.Address) {
 		return nil
 	}
-	for _, p := range c.forward {
-		if !p.Address.IsValid() || slices.Contains(own.addresses, p.Address) {
-			continue
-		}
-		peer := &candidate{name: "BGPPeer " + p.Name, Peer: speaker.Peer{Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS}}
-		n := c.nodeAt(p)
-		if !own.address(p.Address.Is4()).IsValid() && (n != nil || !p.AnySource) {
-			continue // as Calico speaks BGP in the families that a node has addresses of
-		}
-		if n != nil {
-			peer.node, peer.Port = n.Name, cmp.Or(p.Port, n.port)
-		}
-		peer.Port = cmp.Or(peer.Port, defaultPort)
-		list = append(list, c.complete(peer, p, own, n))
+	peer := &candidate{name: "BGPPeer " + p.Name, Peer: speaker.Peer{Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS}}
+	n := c.nodeAt(p)
+	if !own.address(p.Address.Is4()).IsValid() && (n != nil || !p.AnySource) {
+		return nil // as Calico speaks BGP in the families that a node has addresses of
 	}
-	return append(list, c.metalLBPeers(own)...)
+	if n != nil {
+		peer.node, peer.Port = n.Name, cmp.Or(p.Port, n.port)
+	}
+	peer.Port = cmp.Or(peer.Port, defaultPort)
+	return []*candidate{c.complete(peer, p, own, n)}
 }
 
 // nodeAt returns the node that a BGPPeer names by its address; nil: it names something else.
 func (c *Compiler) nodeAt(p *model.BGPPeer) *node {
-	for _, name := range c.addresses[p.Address] {
-		if n := c.nodes[name]; n.as == p.AS && (p.Port == 0 || p.Port == n.port) {
+	for _, n := range c.addresses[p.Address] {
+		if n.as == p.AS && (p.Port == 0 || p.Port == n.port) {
 			return n
 		}
 	}
@@ -296,13 +325,13 @@ func (c *Compiler) complete(peer *candidate, p *model.BGPPeer, own, other *node)
 	if internal && own.cluster.IsValid() && (other == nil || other.cluster != own.cluster) {
 		peer.Cluster = own.cluster
 	}
-	r := c.rulesOf(ruleKey{p, internal, is4})
+	r := c.rulesOf(p, session{internal, is4})
 	peer.Import, peer.Export = r.imports, r.exports
 	return peer
 }
 
 // ask replaces what somebody asks for, and adds the addresses to touched.
-func (c *Compiler) ask(who string, list []*candidate, touched map[netip.Addr]bool) {
+func (c *Compiler) ask(who model.Ref, list []*candidate, touched map[netip.Addr]bool) {
 	for _, old := range c.asked[who] {
 		touched[old.Address] = true
 		multimap.Remove(c.rivals, old.Address, old)
@@ -344,7 +373,7 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 // last: it has no time, and a name after those of BGPPeers.
 func (c *Compiler) before(x, y *candidate) bool {
 	if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
-		return c.older(x.node, y.node) < 0
+		return older(c.nodes[x.node], c.nodes[y.node]) < 0
 	}
 	birth := func(p *candidate) model.Birth { return model.Birth{Created: p.created, Name: model.Name{Name: p.name}} }
 	return birth(x).Compare(birth(y)) < 0

@@ -77,7 +77,7 @@ func TestManyPeers(t *testing.T) {
 		objects = append(objects, &model.Node{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)})}})
 	}
 	w.set(objects...)
-	if n := len(w.asked["a"]); n != maxRivals {
+	if n := len(w.asked[model.Ref{Kind: model.NodeKind, Name: model.Name{Name: "a"}}]); n != maxRivals {
 		t.Errorf("%d are looked at", n)
 	}
 	a, b := w.Compiler.allPeers["BGPPeer p047 a"], w.Compiler.allPeers["BGPPeer p047 b"]

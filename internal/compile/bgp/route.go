@@ -60,12 +60,12 @@ func (c *Compiler) followRoutes(v *store.View, d store.Dirty, basis bool) {
 	clear(c.touched)
 }
 
-// announce replaces what a source has announced.
+// announce replaces what a source has announced, where that differs.
 func (c *Compiler) announce(from source, list map[place]speaker.Announcement) {
-	if len(list) == 0 && c.given[from] == nil {
-		return // as it is with nearly all Services
-	}
 	for _, p := range c.given[from] {
+		if _, still := list[p]; still {
+			continue
+		}
 		c.touched[p.to] = true
 		if delete(c.reasons[p.to], p.why); len(c.reasons[p.to]) == 0 {
 			delete(c.reasons, p.to)
@@ -73,11 +73,14 @@ func (c *Compiler) announce(from source, list map[place]speaker.Announcement) {
 	}
 	delete(c.given, from)
 	for p, a := range list {
+		c.given[from] = append(c.given[from], p)
+		if old, had := c.reasons[p.to][p.why]; had && compareAnnouncements(old, a) == 0 {
+			continue
+		}
 		if c.reasons[p.to] == nil {
 			c.reasons[p.to] = map[reason]speaker.Announcement{}
 		}
 		c.touched[p.to], c.reasons[p.to][p.why] = true, a
-		c.given[from] = append(c.given[from], p)
 	}
 }
 

@@ -57,7 +57,7 @@ func (c *Compiler) View() View {
 	v.AS, v.RouterID, v.Listen, v.Port, v.Restart, v.PassOn = s.AS, s.RouterID, s.Listen, s.Port, s.Restart, s.PassOn
 	v.Mesh, v.Cluster = !c.config.NoMesh && !own.cluster.IsValid(), own.cluster
 	filters := map[model.Ref][]string{}
-	for _, p := range slices.Concat(c.forward, c.reverse) {
+	for _, p := range c.associations {
 		filters[p.Ref()] = p.Filters
 	}
 	for _, p := range c.chosen {

@@ -163,11 +163,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	}
 	families := [2]bool{c.pods(true), c.pods(false)}
 	c.nodeAddrs.spoiled = c.nodeAddrs.spoiled || len(changed) > many
-	for name := range changed {
-		c.take(name, v.Node(name), again)
-		all = all || name == c.cfg.Node
-	}
-	all = all || families != [2]bool{c.pods(true), c.pods(false)}
+	c.take(v, changed, again)
+	all = all || changed[c.cfg.Node] || families != [2]bool{c.pods(true), c.pods(false)}
 	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
@@ -260,37 +257,59 @@ func (c *Compiler) cidrsOf(n *model.Node) []netip.Prefix {
 	return all
 }
 
-// take takes over a version of a Node, nil if it is gone, and adds to again those whose claims it
-// touches.
-func (c *Compiler) take(name string, now *model.Node, again map[string]bool) {
-	if name == c.cfg.Node {
-		if now == nil {
-			now = c.own // it has not gone for that
+// take takes over Nodes that changed, and adds to again those whose claims that touches.
+func (c *Compiler) take(v *store.View, changed, again map[string]bool) {
+	var gone []*node
+	var come []*model.Node
+	for name := range changed {
+		now := v.Node(name)
+		if name == c.cfg.Node {
+			if now == nil {
+				now = c.own // it has not gone for that
+			}
+			c.own = now
 		}
-		c.own = now
-	}
-	if old := c.nodes[name]; old != nil {
-		c.clear(old)
-		delete(c.nodes, name)
-		for _, p := range old.cidrs {
-			c.claimCIDR(p, old, false, again)
+		if old := c.nodes[name]; old != nil {
+			gone = append(gone, old)
 		}
-		for _, a := range addresses(old.Node) {
-			c.claimAddress(a, old.Node, false, again)
-		}
-		c.rehop(old)
-		for _, m := range macs(old.Node) {
-			c.macs.drop(m, old.Node, again)
-		}
-		if key := old.Key(); key != (model.PublicKey{}) {
-			c.keys.drop(key, old.Node, again)
+		if now != nil {
+			come = append(come, now)
 		}
 	}
-	if now == nil {
-		return
+	// So that each goes from the end of those that claim the same, and comes there.
+	slices.SortFunc(gone, func(a, b *node) int { return older(b.Node, a.Node) })
+	slices.SortFunc(come, older)
+	for _, n := range gone {
+		c.drop(n, again)
 	}
+	for _, n := range come {
+		c.add(n, again)
+	}
+}
+
+// drop takes back what a node claims.
+func (c *Compiler) drop(old *node, again map[string]bool) {
+	c.clear(old)
+	delete(c.nodes, old.Name)
+	for _, p := range old.cidrs {
+		c.claimCIDR(p, old, false, again)
+	}
+	for _, a := range addresses(old.Node) {
+		c.claimAddress(a, old.Node, false, again)
+	}
+	c.rehop(old)
+	for _, m := range macs(old.Node) {
+		c.macs.drop(m, old.Node, again)
+	}
+	if key := old.Key(); key != (model.PublicKey{}) {
+		c.keys.drop(key, old.Node, again)
+	}
+}
+
+// add has a node claim what it has.
+func (c *Compiler) add(now *model.Node, again map[string]bool) {
 	n := &node{Node: now, cidrs: c.cidrsOf(now), denied: map[netip.Prefix]string{}}
-	c.nodes[name], again[name] = n, true
+	c.nodes[n.Name], again[n.Name] = n, true
 	for _, p := range n.cidrs {
 		c.claimCIDR(p, n, true, again)
 	}
