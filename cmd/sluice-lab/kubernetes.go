@@ -161,7 +161,6 @@ and all traffic go on. That returns once the agent is in sync.`,
 			if agentOnly {
 				restart, what = func(node string) error { return l.RestartAgent(cmd.Context(), node) }, "the agent of"
 			}
-			l.Warnings = nil
 			for _, host := range args {
 				if err := restart(host); err != nil {
 					return err

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -88,7 +90,7 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := o.api.chooseKey(cmd); err != nil {
+	if err := o.api.chooseKey(); err != nil {
 		return err
 	}
 	claim, err := claimNamespace(cmd.Context(), log)
@@ -99,7 +101,7 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 		return err
 	}
 	defer claim.Release()
-	b, err := newBalancer(cmd.Context(), o, log)
+	b, err := newBalancer(cmd.Context(), o, cmd.OutOrStdout(), log)
 	if err != nil {
 		return err
 	}
@@ -118,12 +120,13 @@ type balancer struct {
 	neighbours *link.Neighbours
 	here       *netns.NS
 	api        net.Listener // nil: none
-	tls        nftlb.TLS
+	tls        *tls.Config  // nil: it speaks plain HTTP
 }
 
-func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *balancer, err error) {
+// newBalancer makes a balancer, which prints a random key to out once all that it serves is open.
+func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog.Logger) (b *balancer, err error) {
 	objects := store.New()
-	b = &balancer{tls: o.api.tls}
+	b = &balancer{}
 	if b.driver, err = o.openFarms(o.mode, log); err != nil {
 		return nil, privilege(err)
 	}
@@ -164,7 +167,12 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	}
 	if o.setSysctls {
 		c.Contests = &contest.Board{}
-		c.Prepare = func() {
+	}
+	c.Prepare = func() {
+		if o.api.random {
+			_ = printf(out, "Key: %s\n", o.api.key)
+		}
+		if o.setSysctls {
 			want := forwardingSysctls(log, true, true)
 			want["net.netfilter.nf_conntrack_acct"] = "1" // bytes of connections are counted
 			record := sysctl.RecordPath(o.agent.Socket)
@@ -176,7 +184,7 @@ func newBalancer(ctx context.Context, o balanceOptions, log *slog.Logger) (b *ba
 	if c.Links, err = link.WatchLinks(ctx, log); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
-	if b.api, err = o.api.listen(); err != nil {
+	if b.api, b.tls, err = o.api.listen(); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	b.agent = agent.New(c)

@@ -2,13 +2,13 @@ package main
 
 import (
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"sluice.dev/sluice/internal/cli"
@@ -19,6 +19,7 @@ import (
 type apiFlags struct {
 	address  string
 	key      string
+	random   bool // the key is
 	readKeys []string
 	tls      nftlb.TLS
 }
@@ -37,7 +38,7 @@ func (a *apiFlags) register(fl *pflag.FlagSet) {
 const keyVariable = "SLUICE_KEY"
 
 // chooseKey has the API have a key.
-func (a *apiFlags) chooseKey(cmd *cobra.Command) error {
+func (a *apiFlags) chooseKey() error {
 	if a.address == "" {
 		return nil
 	}
@@ -51,9 +52,7 @@ func (a *apiFlags) chooseKey(cmd *cobra.Command) error {
 		a.key = os.Getenv(keyVariable)
 	}
 	if a.key == "" {
-		a.key = rand.Text()
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Key: %s\n", a.key)
-		return err
+		a.key, a.random = rand.Text(), true
 	}
 	return nil
 }
@@ -76,14 +75,19 @@ func served(addresses ...string) (all []netip.AddrPort) {
 	return all
 }
 
-// listen takes the address of the API; nil: there is none.
-func (a *apiFlags) listen() (net.Listener, error) {
+// listen takes the address of the API, and reads what it needs for TLS, nil: nothing; no listener:
+// there is no API.
+func (a *apiFlags) listen() (net.Listener, *tls.Config, error) {
 	if a.address == "" {
-		return nil, nil
+		return nil, nil, nil
+	}
+	config, err := a.tls.Config()
+	if err != nil {
+		return nil, nil, err
 	}
 	l, err := net.Listen("tcp", a.address)
 	if err != nil {
-		return nil, fmt.Errorf("serve the API on %s: %w: choose another address with --api, or turn it off with --api=''", a.address, err)
+		return nil, nil, fmt.Errorf("serve the API on %s: %w: choose another address with --api, or turn it off with --api=''", a.address, err)
 	}
-	return l, nil
+	return l, config, nil
 }

@@ -57,7 +57,9 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 				return err
 			}
 			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%s checked\n", model.Count(len(c.sources), "object"))
-			if slices.ContainsFunc(c.findings, func(f finding) bool { return strict || f.Severity == severityFault }) {
+			if slices.ContainsFunc(c.findings, func(f finding) bool {
+				return f.Severity == severityFault || strict && f.Severity == severityHint
+			}) {
 				return statusFaults
 			}
 			return nil
@@ -82,6 +84,7 @@ type severity string
 const (
 	severityFault severity = "fault" // the agent refuses it
 	severityHint  severity = "hint"  // the agent takes it, and it has no effect
+	severityNote  severity = "note"  // it has none before there is an object that no file has
 )
 
 func newFinding(s severity, i model.Issue) finding {
@@ -94,8 +97,8 @@ func newFinding(s severity, i model.Issue) finding {
 func findingLines(w io.Writer, all []finding) {
 	for _, f := range all {
 		text := f.Reason
-		if f.Severity == severityHint {
-			text = "hint: " + text
+		if f.Severity != severityFault {
+			text = string(f.Severity) + ": " + text
 		}
 		if f.Object != (model.Ref{}) {
 			text = f.Object.String() + ": " + text
@@ -177,8 +180,22 @@ func (c *checker) judge(complete bool) {
 	compiler.Update(c.objects, c.objects.Take())
 	c.found(severityFault, compiler.Issues())
 	c.assume() // hints are about what waits, too
-	c.objects.Read(func(v *store.View) { c.found(severityHint, lint.Hints(v, complete)) })
+	c.objects.Read(func(v *store.View) {
+		pools := severityHint
+		if !complete {
+			pools = severityNote
+			c.found(severityNote, lint.Waiting(v, c.declared))
+		}
+		c.found(pools, lint.WithoutPool(v, c.declared))
+		c.found(severityHint, lint.Hints(v, complete))
+	})
 	slices.SortStableFunc(c.findings, func(a, b finding) int { return compareSources(a.Source, b.Source) })
+}
+
+// declared reports whether a file has an object, be it one that is refused.
+func (c *checker) declared(ref model.Ref) bool {
+	_, there := c.sources[ref]
+	return there || slices.ContainsFunc(c.findings, func(f finding) bool { return f.Object == ref })
 }
 
 // assume adds what objects wait for.

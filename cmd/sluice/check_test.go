@@ -21,15 +21,23 @@ func TestCheck(t *testing.T) {
 		idle  = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: idle, namespace: shop}, spec: {podSelector: {matchLabels: {app: bd}}}}\n"
 		lease = "{apiVersion: v1, kind: Service, metadata: {name: first, namespace: shop}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}\n---\n" +
 			"{apiVersion: v1, kind: Service, metadata: {name: second, namespace: shop}, spec: {ports: [{port: 80}], externalIPs: [203.0.113.5]}}\n"
-		tiered = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: security.deny}, spec: {tier: security}}\n"
-		unused = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: security.x, namespace: shop}, spec: {tier: security, selector: app == 'bd'}}\n"
-		peer   = "{apiVersion: projectcalico.org/v3, kind: BGPPeer, metadata: {name: tor}, spec: {peerIP: 192.0.2.1, asNumber: 64501, filters: [a, b]}}\n"
-		vain   = "unused.yaml:1: CalicoNetworkPolicy shop/security.x: hint: spec.selector: selects no pod of namespace shop, so the policy does nothing\n"
-		wrong  = "typo.yaml:1: NetworkPolicy shop/typo: spec.ingress[0].form: there is no such field\n"
-		none   = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
-		rival  = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
-		twice  = "web.yaml:1: NetworkPolicy shop/typo: is declared in typo.yaml:1 as well\n"
-		pool   = `apiVersion: metallb.io/v1beta1
+		tiered  = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: security.deny}, spec: {tier: security}}\n"
+		unused  = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: security.x, namespace: shop}, spec: {tier: security, selector: app == 'bd'}}\n"
+		peer    = "{apiVersion: projectcalico.org/v3, kind: BGPPeer, metadata: {name: tor}, spec: {peerIP: 192.0.2.1, asNumber: 64501, filters: [a, b]}}\n"
+		vain    = "unused.yaml:1: CalicoNetworkPolicy shop/security.x: hint: spec.selector: selects no pod of namespace shop, so the policy does nothing\n"
+		wrong   = "typo.yaml:1: NetworkPolicy shop/typo: spec.ingress[0].form: there is no such field\n"
+		none    = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
+		rival   = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
+		twice   = "web.yaml:1: NetworkPolicy shop/typo: is declared in typo.yaml:1 as well\n"
+		waits   = "tiered.yaml:1: GlobalNetworkPolicy security.deny: note: spec.tier: it waits for Tier security, which no file has\n"
+		adverts = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: arp, namespace: lb}, spec: {ipAddressPools: [inside, outside]}}\n---\n" +
+			"{apiVersion: metallb.io/v1beta1, kind: BGPAdvertisement, metadata: {name: bgp, namespace: lb}, spec: {ipAddressPools: [outside]}}\n---\n" +
+			"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: inside, namespace: lb}, spec: {addresses: [192.0.2.0/24]}}\n"
+		poolless = "adverts.yaml:1: L2Advertisement lb/arp: note: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n" +
+			"adverts.yaml:3: BGPAdvertisement lb/bgp: note: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n"
+		filters = "peer.yaml:1: BGPPeer tor: note: spec.filters: it waits for BGPFilter a, which no file has\n" +
+			"peer.yaml:1: BGPPeer tor: note: spec.filters: it waits for BGPFilter b, which no file has\n"
+		pool = `apiVersion: metallb.io/v1beta1
 kind: AddressPool
 metadata: {name: outside, namespace: metallb-system}
 spec: {protocol: layer2, addresses: [192.0.2.240-192.0.2.250]}
@@ -76,9 +84,12 @@ ports: [{port: 80, name: "", protocol: TCP}]
 		{map[string]string{"idle.yaml": idle, "bare.txt": ""}, "--strict", 0, ""},
 		{map[string]string{"lease.yaml": lease}, "", 3, rival},
 		{map[string]string{"typo.yaml": typo, "web.yaml": strings.ReplaceAll(typo, "form", "from")}, "", 3, wrong + twice},
-		{map[string]string{"tiered.yaml": tiered}, "", 0, ""},
+		{map[string]string{"tiered.yaml": tiered}, "--strict", 0, waits},
+		{map[string]string{"tiered.yaml": tiered, "tier.yaml": "{apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: security}}\n"}, "--strict", 0, ""},
+		{map[string]string{"adverts.yaml": adverts}, "--strict", 0, poolless},
+		{map[string]string{"zone.yaml": adverts[strings.Index(adverts, "---\n")+4:]}, "--complete --strict", 3, "zone.yaml:1: BGPAdvertisement lb/bgp: hint: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n"},
 		{map[string]string{"tiered.yaml": tiered}, "--complete", 3, tier},
-		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, vain},
+		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, filters + "unused.yaml:1: CalicoNetworkPolicy shop/security.x: note: spec.tier: it waits for Tier security, which no file has\n" + vain},
 		{map[string]string{"unused.yaml": unused}, "--complete", 3, vain},
 		{map[string]string{"pool.yaml": pool}, "", 3, old},
 	} {
@@ -87,7 +98,7 @@ ports: [{port: 80, name: "", protocol: TCP}]
 			write(t, dir, "shop.yaml", strings.ReplaceAll(shop, "app: api", "app: web"))
 		}
 		status, stdout, stderr := sluice(t, append(strings.Fields("check "+c.flags), dir)...)
-		if c.flags == "--complete" { // which says more of this shop
+		if strings.HasPrefix(c.flags, "--complete") { // which says more of this shop
 			lines := strings.SplitAfter(stdout, "\n")
 			stdout = lines[len(lines)-2]
 		}

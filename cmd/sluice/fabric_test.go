@@ -83,6 +83,12 @@ func TestFabric(t *testing.T) {
 	stop := startAgent(t, dir, socket, ns.Do, "--fabric", "pools")
 	shows("the tunnel", "link show sluice.vxlan", "mtu 1450")
 	shows("the route through it", "route show 10.244.2.0/24", "via 192.0.2.2 dev sluice.vxlan proto 83")
+	ip("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 proto bird metric 32")
+	eventually(t, "status to name a route that comes before", func() bool {
+		_, out, _ := sluice(t, "status", "--socket", socket)
+		return strings.Contains(out, "routes of other programs: they come before ours, so what goes to these pods takes them: 10.244.2.0/24 via 192.0.2.9 dev eth0 proto bird metric 32;")
+	})
+	ip("route del 10.244.2.0/24 proto bird")
 	ip("link set eth0 mtu 1400")
 	shows("the underlay's MTU to be followed", "link show sluice.vxlan", "mtu 1350")
 	ip("link del sluice.vxlan")

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,8 +57,14 @@ func (a *Agent) Farms(ctx context.Context) ([]FarmReport, error) {
 	}
 	var farms []*state.Farm
 	a.compiling.Lock()
+	unreached := map[netip.Addr]string{}
 	for _, f := range a.Compiler.State().Farms.Farms {
 		farms = append(farms, f)
+		for i, device := range f.Devices {
+			if device == 0 {
+				unreached[f.Backends[i].Addr] = a.Compiler.FarmRefused(f.Backends[i].Addr)
+			}
+		}
 	}
 	a.compiling.Unlock()
 	slices.SortFunc(farms, func(x, y *state.Farm) int { return strings.Compare(x.Name, y.Name) })
@@ -71,7 +78,7 @@ func (a *Agent) Farms(ctx context.Context) ([]FarmReport, error) {
 	}
 	reports := make([]FarmReport, 0, len(farms))
 	for _, f := range farms {
-		reports = append(reports, reportFarm(f, chosen[f.Name], flows[f.Name]))
+		reports = append(reports, reportFarm(f, unreached, chosen[f.Name], flows[f.Name]))
 	}
 	return reports, nil
 }
@@ -103,19 +110,26 @@ func (a *Agent) farmsStatus() *FarmsStatus {
 	return s
 }
 
-func reportFarm(f *state.Farm, chosen map[int]uint64, flows map[int]upkeep.BackendFlows) FarmReport {
+func reportFarm(f *state.Farm, unreached map[netip.Addr]string, chosen map[int]uint64, flows map[int]upkeep.BackendFlows) FarmReport {
 	r := FarmReport{Name: f.Name, Mode: f.Mode.String(), Scheduler: f.Scheduler.String(), Addresses: []string{}, Backends: []FarmBackendReport{}}
 	for _, a := range f.Addresses {
 		r.Addresses = append(r.Addresses, placeOf(a))
 	}
 	for i, b := range f.Backends {
+		why := b.Why
+		if noInterface(f, i) {
+			why = cmp.Or(why, unreached[b.Addr])
+		}
 		r.Backends = append(r.Backends, FarmBackendReport{
-			Name: b.Name, Address: backendAddress(b), State: stateOf(f, i), Reason: b.Why, Weight: b.Weight,
+			Name: b.Name, Address: backendAddress(b), State: stateOf(f, i), Reason: why, Weight: b.Weight,
 			Chosen: chosen[i], Active: flows[i].Active, Bytes: flows[i].Bytes,
 		})
 	}
 	return r
 }
+
+// noInterface reports whether no interface leads to a backend that needs one.
+func noInterface(f *state.Farm, i int) bool { return i < len(f.Devices) && f.Devices[i] == 0 }
 
 // stateOf says what a backend gets.
 func stateOf(f *state.Farm, i int) string {
@@ -124,7 +138,7 @@ func stateOf(f *state.Farm, i int) string {
 		return "serving"
 	case f.Backends[i].State == model.BackendDraining:
 		return "draining"
-	case f.Backends[i].State == model.BackendDown:
+	case f.Backends[i].State == model.BackendDown, noInterface(f, i):
 		return "down"
 	}
 	return "backup"

@@ -182,7 +182,7 @@ func (a *Agent) problems(s Status) []string {
 		}
 	}
 	if s.Contested || slices.ContainsFunc(s.Accelerators, func(f reconcile.AcceleratorStatus) bool { return f.Contested }) {
-		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it, and end it or have it leave Sluice's tables and routes alone")
+		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it (nft monitor names who writes tables of nftables), and end it or have it leave Sluice's tables and routes alone")
 	}
 	if s.BGP != nil && s.BGP.Error != "" {
 		problems = append(problems, "BGP does not work as it should: "+s.BGP.Error)

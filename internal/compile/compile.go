@@ -237,6 +237,10 @@ func (c *Compiler) SetLinks(l model.Links) {
 	}
 }
 
+// FarmRefused says why farms that forward to Ethernet addresses send nothing to a backend that no
+// interface leads to.
+func (c *Compiler) FarmRefused(backend netip.Addr) string { return c.farms.Refused(backend) }
+
 // SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the
 // next Update follows. Until it is called, none is reached.
 func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -60,7 +61,11 @@ func (l *Lab) serve(ctx context.Context) error {
 				return false, err
 			}
 			if refused, ok := errors.AsType[*echo.SetError](err); ok {
-				l.warn("%s: %s", n.Name, refused)
+				text := fmt.Sprintf("%s: %s", n.Name, refused)
+				l.warn("%s", text)
+				if !slices.Contains(l.Cluster.Notes, text) {
+					l.Cluster.Notes = append(l.Cluster.Notes, text)
+				}
 				err = nil
 			}
 			return true, err

@@ -58,7 +58,9 @@ type Lab struct {
 	Name    string
 	Cluster *plan.Cluster // read-only; change it through Change
 
-	Warnings []string `json:",omitempty"` // what does not work as the manifests say, found while the lab was brought up
+	// Warnings are what does not work as the manifests say, as this process has found it. Those of
+	// the plan are in Cluster.Notes, too.
+	Warnings []string `json:"-"`
 
 	Kubernetes *Kubernetes `json:",omitempty"`
 
@@ -106,7 +108,7 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 			return nil, err
 		}
 	}
-	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: c.Notes, Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, AgentFlags: cfg.AgentFlags, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
+	l := &Lab{Name: cfg.Name, Cluster: c, Warnings: slices.Clone(c.Notes), Kubernetes: cfg.Kubernetes, Sluice: cfg.Sluice, CNI: cfg.CNI, AgentFlags: cfg.AgentFlags, agent: cfg.Agent, progress: cfg.Progress, namespaces: namespaces}
 	if l.CNI != "" {
 		if err := sandbox.Check(ctx, l.sandboxConfig("")); err != nil {
 			return nil, fmt.Errorf("bring up lab %s: %w", cfg.Name, err)

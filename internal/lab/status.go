@@ -75,7 +75,7 @@ type PolicyStatus struct {
 func (l *Lab) Status(ctx context.Context) *Status {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	s := &Status{Name: l.Name, Up: l.alive(), Passed: l.Cluster.Passed, Warnings: l.Warnings}
+	s := &Status{Name: l.Name, Up: l.alive(), Passed: l.Cluster.Passed, Warnings: slices.Clone(l.Cluster.Notes)}
 	if err := l.refresh(ctx); err != nil {
 		s.Warnings = append(s.Warnings, firstLine(err))
 	}
@@ -85,7 +85,14 @@ func (l *Lab) Status(ctx context.Context) *Status {
 		}
 	}
 	for _, n := range l.Cluster.Nodes {
-		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead", Agent: l.agentState(ctx, n.Name)}
+		ns := NodeStatus{Name: n.Name, Zone: n.Zone, NetNS: l.NodeNS(n.Name), IPs: n.IPs, Server: "dead"}
+		var faults []string
+		ns.Agent, faults = l.agentState(ctx, n.Name)
+		for _, fault := range faults {
+			if text := "agents: " + fault; !slices.Contains(s.Warnings, text) {
+				s.Warnings = append(s.Warnings, text)
+			}
+		}
 		if l.process(n.Name, "serve").Alive() || l.process(n.Name, "kubelet").Alive() {
 			ns.Server = "running"
 		}
@@ -111,30 +118,31 @@ func (l *Lab) Status(ctx context.Context) *Status {
 	return s
 }
 
-func (l *Lab) agentState(ctx context.Context, node string) string {
+// agentState says how a node's agent is, and which faults it finds in objects.
+func (l *Lab) agentState(ctx context.Context, node string) (state string, faults []string) {
 	if _, err := os.Stat(l.path(node, "agent.pid")); err != nil {
 		switch p := l.process(node, kubeProxy); {
 		case p.Alive():
-			return kubeProxy
+			return kubeProxy, nil
 		case p.PID != 0:
-			return "dead"
+			return "dead", nil
 		}
-		return "none"
+		return "none", nil
 	}
 	if !l.process(node, "agent").Alive() {
-		return "dead"
+		return "dead", nil
 	}
 	if l.agent == nil {
-		return "running"
+		return "running", nil
 	}
 	issues, err := l.agent.Sync(ctx, l.socket(node))
 	switch {
 	case err != nil:
-		return "not in sync: " + firstLine(err)
+		return "not in sync: " + firstLine(err), nil
 	case len(issues) > 0:
-		return fmt.Sprintf("in sync but for %d objects at fault", len(issues))
+		return "in sync but for " + model.Count(len(issues), "fault"), issues
 	}
-	return "in sync"
+	return "in sync", nil
 }
 
 func (l *Lab) podStatus(p *corev1.Pod) PodStatus {

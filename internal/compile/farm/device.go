@@ -24,15 +24,15 @@ func arrival(l model.Links) (indexes []int) {
 // leads to it directly, it is a tunnel's.
 func (c *Compiler) device(a netip.Addr) (index int) {
 	index = Device(c.links, a)
-	if index == 0 && c.refused(a) == "" {
+	if index == 0 && c.Refused(a) == "" {
 		index, _ = state.FarmTunnel(a)
 	}
 	return index
 }
 
-// refused says why packets are not sent in IPIP to an address that no interface leads to directly;
+// Refused says why packets are not sent in IPIP to an address that no interface leads to directly;
 // "": they are.
-func (c *Compiler) refused(a netip.Addr) string {
+func (c *Compiler) Refused(a netip.Addr) string {
 	switch {
 	case slices.Contains(c.links.Local, a) || a.IsLoopback():
 		return "is this machine itself, which dsr does not send to"
@@ -68,7 +68,7 @@ func (c *Compiler) Issues() (list []model.Issue) {
 		f := c.now.Farms[name]
 		for i, device := range f.Devices {
 			if b := f.Backends[i]; device == 0 {
-				list = append(list, f.Ref().Issue(fmt.Sprintf("backend %s (%s) %s", b.Name, b.Addr, c.refused(b.Addr))))
+				list = append(list, f.Ref().Issue(fmt.Sprintf("backend %s (%s) %s", b.Name, b.Addr, c.Refused(b.Addr))))
 			}
 		}
 	}

@@ -3,10 +3,10 @@ package fabric
 import (
 	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
@@ -14,21 +14,21 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file names routes of other programs that take the packets of ours: to the same prefix, with
-// a lower metric. The routes of who made the pod network before are such, until somebody removes
-// them.
+// This file names routes of other programs that take the packets of ours, or their place: to the
+// same prefix, with a lower metric or the same. The routes of who made the pod network before are
+// such, until somebody removes them.
 
 // before is such a route.
 type before struct {
-	prefix netip.Prefix
-	text   string // as ip route has it
+	route
+	text string // as ip route has it
 }
 
-// comesBefore reports whether a route that is not ours takes the packets of one that is wanted. A
-// route to this node's own pods is no rival: ours only drops what none of them has.
+// comesBefore reports whether a route that is not ours takes the packets or the place of one that
+// is wanted. A route to this node's own pods is no rival: ours only drops what none of them has.
 func comesBefore(r route, want *state.Fabric) bool {
 	ours := want.Routes[r.prefix]
-	return ours != nil && ours.Device != "" && r.table == unix.RT_TABLE_MAIN && r.metric < metric(r.prefix)
+	return ours != nil && ours.Device != "" && r.table == unix.RT_TABLE_MAIN && r.metric <= metric(r.prefix)
 }
 
 // readBefore finds the routes that come before wanted ones, sorted.
@@ -43,21 +43,18 @@ func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err 
 			if ours || !comesBefore(r, want) {
 				return nil, false
 			}
+			text := r.prefix.String()
 			if l, err := d.links.LinkByIndex(deviceOf(body)); err == nil {
 				r.device = l.Attrs().Name
+				text = strings.TrimPrefix(r.String(), "route ")
 			}
-			return r, true
+			return before{r, fmt.Sprintf("%s proto %s metric %d", text, netlink.RouteProtocol(body[5]), r.metric)}, true
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list other programs' routes: %w", err)
 		}
 		for _, e := range some {
-			r := e.(route)
-			text := r.prefix.String()
-			if r.device != "" {
-				text = strings.TrimPrefix(r.String(), "route ")
-			}
-			found = append(found, before{r.prefix, fmt.Sprintf("%s metric %d", text, r.metric)})
+			found = append(found, e.(before))
 		}
 	}
 	slices.SortFunc(found, func(a, b before) int { return a.prefix.Compare(b.prefix) })
@@ -74,15 +71,20 @@ func deviceOf(body []byte) int {
 	return 0
 }
 
-// beforeAside names the routes that come before ours, all at once: who made the network before may
-// have left one for each node.
-func beforeAside(found []before) driver.SetAside {
+// beforeAside names the routes that take the packets of ours, all at once: who made the network
+// before may have left one for each node.
+func beforeAside(found []before) []driver.SetAside {
 	var texts []string
 	for _, b := range found {
-		texts = append(texts, b.text)
+		if b.metric < metric(b.prefix) {
+			texts = append(texts, b.text)
+		}
 	}
-	return driver.SetAside{
+	if len(texts) == 0 {
+		return nil
+	}
+	return []driver.SetAside{{
 		Kind:   "routes of other programs",
 		Reason: "they come before ours, so what goes to these pods takes them: " + model.FirstFew(texts, 3) + "; remove them with ip route del, once nobody needs them",
-	}
+	}}
 }

@@ -318,19 +318,26 @@ func TestRoutesBeforeOurs(t *testing.T) {
 	says("routes that are in no way", "")
 	x.ns.IP(
 		"route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100 proto static",
-		"-6 route add fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50",
+		"-6 route add fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50 proto bird",
 	)
 	again("routes before ours", true)
 	says("routes before ours", "routes of other programs: they come before ours, so what goes to these pods takes them: "+
-		"10.244.2.0/24 via 192.0.2.9 dev eth0 metric 100, fd00:10:244:3::/64 via fd00:2::9 dev eth0 metric 50; remove them")
+		"10.244.2.0/24 via 192.0.2.9 dev eth0 proto static metric 100, fd00:10:244:3::/64 via fd00:2::9 dev eth0 proto bird metric 50; remove them")
 	x.ns.IP("route del 10.244.2.0/24 metric 100", "-6 route del fd00:10:244:3::/64 metric 50")
+	x.ns.IP(
+		"route add 10.244.2.0/24 proto bgp metric 20 nexthop via 192.0.2.8 dev eth0 nexthop via 192.0.2.9 dev eth0",
+		"route add blackhole 10.244.3.0/24 proto 199 metric 10",
+	)
+	again("routes by no one device", true)
+	says("routes by no one device", "10.244.2.0/24 proto bgp metric 20, 10.244.3.0/24 proto 199 metric 10; remove them")
+	x.ns.IP("route del 10.244.2.0/24 metric 20", "route del blackhole 10.244.3.0/24 metric 10")
 	again("they are gone", true)
 	says("they are gone", "")
 
 	x.ns.IP("route del 10.244.2.0/24 proto 83")
-	x.ns.IP("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 metric " + metric)
+	x.ns.IP("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 proto zebra metric " + metric)
 	again("a route in the place of ours", true)
-	says("a route in the place of ours", "another program has a route to the same prefix with the same metric")
+	says("a route in the place of ours", "another program has a route to the same prefix with the same metric: 10.244.2.0/24 via 192.0.2.9 dev eth0 proto zebra metric "+metric+"; remove it")
 	x.ns.IP("route del 10.244.2.0/24 metric " + metric)
 	again("it is gone", true)
 	says("it is gone", "")

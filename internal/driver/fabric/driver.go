@@ -53,7 +53,7 @@ type Driver struct {
 	want   *state.Fabric // all of it, what is set aside too; nil before the first adoption
 	now    *kernel       // what the kernel holds, as far as we know
 	aside  map[any]aside // by the name of a tunnel, or the slot of an entry
-	before []before      // routes of other programs that take the packets of ours, as of the last adoption
+	before []before      // routes of other programs that take the packets or the place of ours, as of the last adoption
 	doubt  bool          // others may have changed what we programmed
 }
 
@@ -134,9 +134,7 @@ func (d *Driver) SetAside() []driver.SetAside {
 	for _, a := range d.aside {
 		all = append(all, a.SetAside)
 	}
-	if len(d.before) > 0 {
-		all = append(all, beforeAside(d.before))
-	}
+	all = append(all, beforeAside(d.before)...)
 	slices.SortFunc(all, driver.SetAside.Compare)
 	return slices.Compact(all)
 }

@@ -329,7 +329,13 @@ func (d *Driver) setAside(e entry, err error) {
 	case errors.Is(err, errNoTunnel):
 		a = d.aside[e.on()].SetAside // which says it for all
 	case errors.Is(err, unix.EEXIST):
-		a.Reason = "another program has a route to the same prefix with the same metric; remove it"
+		a.Reason = "another program has a route to the same prefix with the same metric"
+		for _, b := range d.before {
+			if b.slot() == e.slot() {
+				a.Reason += ": " + b.text
+			}
+		}
+		a.Reason += "; remove it"
 	}
 	d.aside[e.slot()] = aside{a, e.on()}
 }

@@ -148,8 +148,13 @@ func TestState(t *testing.T) {
 		if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := prepare(t, Options{State: file}).Load(config); err == nil || !strings.Contains(err.Error(), "move it away") {
+		if err := prepare(t, Options{State: file}).Load(config); err == nil || !strings.Contains(err.Error(), "move it away") || strings.Count(err.Error(), file) != 1 {
 			t.Errorf("a state file of %q: %v", broken, err)
+		}
+	}
+	for _, o := range []Options{{}, {State: filepath.Dir(file)}} {
+		if err := prepare(t, o).Load(filepath.Dir(file)); err == nil || strings.Count(err.Error(), filepath.Dir(file)) != 1 {
+			t.Errorf("a folder in place of a file: %v", err)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Dir(file) + "/.*"); len(left) > 0 {

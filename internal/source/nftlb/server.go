@@ -22,8 +22,8 @@ type TLS struct {
 	ClientCA string
 }
 
-// config reads the files; nil: no TLS.
-func (t TLS) config() (*tls.Config, error) {
+// Config reads the files; nil: no TLS.
+func (t TLS) Config() (*tls.Config, error) {
 	if t.Cert == "" && t.Key == "" && t.ClientCA == "" {
 		return nil, nil
 	}
@@ -48,12 +48,9 @@ func (t TLS) config() (*tls.Config, error) {
 }
 
 // Serve answers to the API on a listener, which it closes, until ctx ends. Clients hold a part of
-// the process's descriptors at most: checks of backends need the others.
-func (s *Source) Serve(ctx context.Context, l net.Listener, t TLS) error {
-	config, err := t.config()
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
+// the process's descriptors at most: checks of backends need the others. Without config it speaks
+// plain HTTP.
+func (s *Source) Serve(ctx context.Context, l net.Listener, config *tls.Config) error {
 	server := &http.Server{
 		Handler: s.Handler(), ConnContext: connlimit.Context, MaxHeaderBytes: 16 << 10,
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute,

@@ -51,13 +51,14 @@ func certificate(t *testing.T) (cert, key string) {
 
 // serve has a source answer at an address until the test ends.
 func serve(t *testing.T, b *bed, files TLS) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	config, err := files.Config()
 	if err != nil {
 		t.Fatal(err)
 	}
+	l := listener(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { done <- b.Serve(ctx, l, files) }()
+	go func() { done <- b.Serve(ctx, l, config) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -109,7 +110,7 @@ func TestServe(t *testing.T) {
 			t.Errorf("%s with %d certificates: %v", test.url, len(test.own), err)
 		}
 	}
-	if err := b.Serve(t.Context(), listener(t), TLS{Cert: "/none", Key: "/none"}); err == nil {
+	if _, err := (TLS{Cert: "/none", Key: "/none"}).Config(); err == nil {
 		t.Error("a certificate that is not there is no error")
 	}
 }

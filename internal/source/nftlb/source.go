@@ -3,6 +3,7 @@ package nftlb
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -139,7 +140,7 @@ func (s *Source) Load(file string) error {
 		case err == nil:
 			return nil
 		case !errors.Is(err, os.ErrNotExist):
-			return &StateError{File: s.options.State, Err: err}
+			return fmt.Errorf("state file: %w; put it right, or move it away to begin with the configuration", err)
 		}
 	}
 	if file == "" {

@@ -3,34 +3,24 @@ package nftlb
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
-
-// StateError says that the state file can't be used, and what to do.
-type StateError struct {
-	File string
-	Err  error
-}
-
-func (e *StateError) Error() string {
-	return fmt.Sprintf("read state %s: %v; put it right, or move it away to begin with the configuration", e.File, e.Err)
-}
-
-func (e *StateError) Unwrap() error { return e.Err }
 
 // stateFileError says why the state file can't be written.
 type stateFileError struct{ error }
 
 func (e *stateFileError) Unwrap() error { return e.error }
 
-// load takes over a file as a whole.
+// load takes over a file as a whole. Its errors name the file.
 func (s *Source) load(file string, lenient bool) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return fmt.Errorf("open configuration: %w", err)
+		return err
 	}
 	defer f.Close()
 	limited := &io.LimitedReader{R: bufio.NewReaderSize(f, 1<<20), N: mostFile}
@@ -51,6 +41,9 @@ func (s *Source) load(file string, lenient bool) error {
 	}
 	if err == nil {
 		err = c.commit()
+	}
+	if path, ok := errors.AsType[*fs.PathError](err); ok && path.Path == file {
+		err = path.Err
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", file, err)
