@@ -305,22 +305,26 @@ commands of sluice ask that node's agent. The exit status is the command's.`,
 		Example: `  sluice lab exec front-1 -- curl -s http://cart:7070
   sluice lab exec node1 -- sluice status`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			// Flags may follow the target, too; then -- is optional, for users of kubectl.
+			if err := cmd.Flags().Parse(args[1:]); err != nil {
+				return cli.Usage(fmt.Errorf("%w; a command that begins with - goes behind --", err))
+			}
+			if help, _ := cmd.Flags().GetBool("help"); help {
+				return cmd.Help()
+			}
 			l, err := openLab(name)
 			if err != nil {
 				return err
 			}
-			command := args[1:]
-			if len(command) > 0 && command[0] == "--" { // optional, for users of kubectl
-				command = command[1:]
-			}
+			command := cmd.Flags().Args()
 			if len(command) == 0 {
 				command = []string{shell()}
 			}
 			return l.Exec(args[0], command)
 		},
 	}
-	cmd.Flags().SetInterspersed(false) // all that follows the target belongs to the command
+	cmd.Flags().SetInterspersed(false) // all that follows the first word of the command belongs to it
 	labNameFlag(cmd, &name, defaultLab)
 	cmd.ValidArgsFunction = completePlaces(func(l *lab.Lab) []string { return append(hosts(l, true), pods(l)...) }, cobra.ShellCompDirectiveDefault)
 	return cmd

@@ -115,6 +115,30 @@ func TestLabCommandLine(t *testing.T) {
 	}
 }
 
+// Flags of exec itself are understood behind the target, too, up to the command.
+func TestLabExecFlags(t *testing.T) {
+	needRoot(t)
+	none := named("testnone")
+	for _, tc := range []struct {
+		args string
+		exit int
+		want string
+	}{
+		{"node1 --name " + none, cli.ExitError, "open lab " + none + ": there is none"},
+		{"node1 --name=" + none + " -- sh -c true", cli.ExitError, "open lab " + none},
+		{"--name " + none + " node1 ip -4 --name other", cli.ExitError, "open lab " + none},
+		{"--name " + none + " node1 -- --name other", cli.ExitError, "open lab " + none},
+		{"node1 --help", cli.ExitOK, "Run a command, or a shell, on a node"},
+		{"node1 --no-such -- true", cli.ExitUsage, "unknown flag: --no-such"},
+		{"--name " + none + " node1 -4 ip", cli.ExitUsage, "a command that begins with - goes behind --"},
+	} {
+		var out bytes.Buffer
+		if got := execute(t.Context(), append([]string{"lab", "exec"}, strings.Fields(tc.args)...), &out, &out); got != tc.exit || !strings.Contains(out.String(), tc.want) {
+			t.Errorf("%s: exit status %d, want %d and %q in:\n%s", tc.args, got, tc.exit, tc.want, out.String())
+		}
+	}
+}
+
 // checkExec runs sluice on a node, and in a pod on its network: it is the lab's own, installed or
 // not, and asks that node's agent.
 func checkExec(t *testing.T, l *lab.Lab) {
