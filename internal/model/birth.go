@@ -56,8 +56,8 @@ func (n *Node) EachAddress(f func(netip.Addr, AddressOwner)) {
 	}
 }
 
-// SameAddresses reports whether two versions of a node, nil: it is not there, own the same addresses
-// in the same way.
+// SameAddresses reports whether two versions of a node, nil: it is not there, own the same
+// addresses in the same way.
 func (n *Node) SameAddresses(o *Node) bool {
 	return n == o || n != nil && o != nil && n.Created.Equal(o.Created) && n.External == o.External && slices.Equal(n.IPs, o.IPs) && slices.Equal(n.OtherIPs, o.OtherIPs)
 }

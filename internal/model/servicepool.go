@@ -83,8 +83,8 @@ type PoolSearch struct {
 // Search returns a PoolSearch that has found nothing yet.
 func (p Pools) Search() *PoolSearch { return &PoolSearch{p, map[string]Places{}} }
 
-// Find calls f with each pool that an advertisement of a namespace is about, once. That is not found
-// again for which f returns true.
+// Find calls f with each pool that an advertisement of a namespace is about, once. That is not
+// found again for which f returns true.
 func (s *PoolSearch) Find(namespace string, a *Advertised, f func(*IPAddressPool) (enough bool)) {
 	of := s.pools[namespace]
 	if of == nil {

@@ -18,7 +18,8 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-// tells is a Rejudger and Answerer that tells of the same connections as long as packets are judged again.
+// tells is a Rejudger and Answerer that tells of the same connections as long as packets are judged
+// again.
 type tells struct{ tuples chan []conntrack.Tuple }
 
 func (a tells) Answering(_ context.Context, yield func(from, to netip.AddrPort)) error {

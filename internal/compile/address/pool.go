@@ -98,7 +98,8 @@ func (c *Compiler) setPools(v *store.View, d store.Dirty) {
 	}
 }
 
-// precedence is the order in which pools are tried: those for some Services first, by their priority.
+// precedence is the order in which pools are tried: those for some Services first, by their
+// priority.
 func precedence(p *model.IPAddressPool) int {
 	switch {
 	case !p.Confined:

@@ -12,8 +12,8 @@ import (
 type association struct {
 	*model.BGPPeer
 	from bool // see from, of this node
-	// The nodes that it selects as this node's peers; and those beside them that have this node as a
-	// peer by it.
+	// The nodes that it selects as this node's peers; and those beside them that have this node as
+	// a peer by it.
 	peers, ends model.Places
 }
 

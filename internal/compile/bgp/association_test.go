@@ -42,8 +42,8 @@ func (w *world) advertNames() (names []string) {
 	return names
 }
 
-// Whatever changes, in whatever order, the peers are those of a compiler that begins with what there
-// is, and each node is the peer that comparing it with each BGPPeer says.
+// Whatever changes, in whatever order, the peers are those of a compiler that begins with what
+// there is, and each node is the peer that comparing it with each BGPPeer says.
 func TestAssociations(t *testing.T) {
 	for seed := range uint64(150) {
 		r := rand.New(rand.NewPCG(seed, 31))
@@ -146,8 +146,9 @@ func TestAssociations(t *testing.T) {
 	}
 }
 
-// A BGPPeer that changes costs what it is about: it alone is compared with the Nodes, and those that
-// it selects alone are asked again. A Node costs itself; nothing is compared for what is no label.
+// A BGPPeer that changes costs what it is about: it alone is compared with the Nodes, and those
+// that it selects alone are asked again. A Node costs itself; nothing is compared for what is no
+// label.
 func TestWorkOfPeers(t *testing.T) {
 	w := newWorld(t)
 	w.set(nodeOf("own 192.0.2.5"), config(noMesh), &model.BGPFilter{Name: "f"})

@@ -16,8 +16,8 @@ type session struct{ internal, is4 bool }
 // rules are those for routes from a peer and to it.
 type rules struct{ imports, exports []speaker.Rule }
 
-// rulesOf are what the filters of a BGPPeer say of a session's routes, the same slices for all nodes
-// that are peers by it. A BGPPeer of the store has waited for all of them.
+// rulesOf are what the filters of a BGPPeer say of a session's routes, the same slices for all
+// nodes that are peers by it. A BGPPeer of the store has waited for all of them.
 func (c *Compiler) rulesOf(p *model.BGPPeer, s session) (r rules) {
 	if known, ok := c.rules[p][s]; ok || len(p.Filters) == 0 {
 		return known
