@@ -62,12 +62,12 @@ func TestLabDemo(t *testing.T) {
 	mustSay(t, out,
 		`cluster +3 nodes, 15 pods, 11 services, 7 policies: up after [0-9.]+ m?s\n`,
 		`request +client +shop/front-1 on node1 +10\.244\.1\.4\n +service +shop/cart +10\.96\.0\.1:7070\n +backend +shop/cart-\d on node\d +10\.244\.\d\.\d:7070 +answers after .*\n +client +as the backend sees it +10\.244\.1\.4 +its own address\n`,
-		`policy +cart +cart-callback`, `17 of 46 pairs of client and port pass, as the policies say`,
+		`policy +cart +cart-callback`, `11 of 33 pairs of client and service pass, as the policies say`,
 		`denied +shop/cart-1 asks shop/search:9200: no answer\n +\$ sluice drops\n +\d\d:.* policy +shop/cart-1:\d+ -> shop/search-\d:9200 TCP`,
 		`\$ sluice why shop/cart-1 shop/search-\d:9200\n(.*\n)*?.*NetworkPolicy`,
 		`label +shop/cart-1 gets the label search-client=true, which policy shop/search lets in\n +in the kernel after [0-9.]+ \S+ \(node\d\).*\n.* answered by shop/search-\d\n`,
 		`crash +all 3 agents killed .*\n +0 of \d,\d\d\d requests failed, and what is denied stayed denied\n.* with 0 changes\n`,
-		`check +1,422 requests .*\n +all as they should be \([\d.]+ s\)\n +17 of 46 pairs of client and port pass`,
+		`check +1,422 requests .*\n +all as they should be \([\d.]+ s\)\n +11 of 33 pairs of client and service pass`,
 		`next .* lab up ../../examples/shop`,
 	)
 	if n := strings.Count(out, "\n"); n > 55 {
@@ -113,11 +113,11 @@ func TestLabDemoPolicy(t *testing.T) {
 	t.Parallel()
 	out := tellDemo(t, "testpolicy", "policy")
 	mustSay(t, out,
-		`open .*\n +front +api +db\n +front +○ +● +●\n`, `6 of 6 pairs of client and port pass`,
-		`deny +apiVersion(.*\n)+? +applied: in the kernel after [\d.]+ \S+ \(node\d\).*\n(.*\n)? +front +api +db\n +front +○ +· +·\n`, `0 of 6 pairs of client and port pass`,
+		`open .*\n +front +api +db\n +front +○ +● +●\n`, `6 of 6 pairs of client and service pass`,
+		`deny +apiVersion(.*\n)+? +applied: in the kernel after [\d.]+ \S+ \(node\d\).*\n(.*\n)? +front +api +db\n +front +○ +· +·\n`, `0 of 6 pairs of client and service pass`,
 		`denied +default/api-1 asks default/db:5432: no answer\n +\$ sluice drops\n.* default/api-1:\d+ -> default/db-1:5432`, `\$ sluice why default/api-1 default/db-1:5432`,
-		`allow +\$ sluice why default/api-1 default/db-1:5432 --suggest\n(.*\n)*? +kind: NetworkPolicy\n(.*\n)+? +api +· +○ +●\n`, `1 of 6 pairs of client and port pass`, `answered by default/db-1`,
-		`clean up +policies deleted`, `6 of 6 pairs of client and port pass`, `next .* lab up`,
+		`allow +\$ sluice why default/api-1 default/db-1:5432 --suggest\n(.*\n)*? +kind: NetworkPolicy\n(.*\n)+? +api +· +○ +●\n`, `1 of 6 pairs of client and service pass`, `answered by default/db-1`,
+		`clean up +policies deleted`, `6 of 6 pairs of client and service pass`, `next .* lab up`,
 	)
 }
 

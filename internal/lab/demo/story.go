@@ -146,7 +146,7 @@ func (s *story) reach(ctx context.Context, pairs []probe.Try, legend bool) error
 		return err
 	}
 	p := probe.NewPairs(results)
-	matrix := drawn(p)
+	matrix, p := drawn(p)
 	if n := len(matrix); n > 1 && !legend {
 		matrix = matrix[:n-1]
 	}
@@ -161,17 +161,18 @@ func (s *story) reach(ctx context.Context, pairs []probe.Try, legend bool) error
 // mostDrawn is how many services or clients a table may have that is drawn with a line for each.
 const mostDrawn = 16
 
-// drawn draws who reached what, if it is small enough. The legend is the last line.
-func drawn(p *probe.Pairs) []string {
+// drawn draws who reached what, if it is small enough, and returns the table that has the drawing's
+// columns. The legend is the last line.
+func drawn(p *probe.Pairs) ([]string, *probe.Pairs) {
 	if lines := p.Matrix(width - margin); lines != nil && len(p.Clients) <= mostDrawn {
-		return lines
+		return lines, p.ByService()
 	}
 	if len(p.Ports) > mostDrawn || len(p.Clients) > mostDrawn || p.Failed() > 0 {
-		return []string{"(too large to draw here: --verbose does)"}
+		return []string{"(too large to draw here: --verbose does)"}, p
 	}
 	var b strings.Builder
 	p.Table(&b)
-	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n"), p
 }
 
 // deny sends a request that policies deny, and shows what an agent says about it. It returns whom

@@ -246,7 +246,8 @@ func (s *story) check(ctx context.Context, requests int) (*probe.Report, error) 
 	s.Say("%s requests through every address of every service, from pods, nodes and outside:", thousands(report.Requests))
 	s.Good("%s (%.1f s)", report.Outcome(), report.Seconds)
 	if report.Pairs != nil {
-		s.Good("%s", report.Pairs.Summary())
+		_, pairs := drawn(report.Pairs)
+		s.Good("%s", pairs.Summary())
 	}
 	return report, nil
 }

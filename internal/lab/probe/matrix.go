@@ -9,12 +9,8 @@ import (
 // Matrix returns the table in its smallest form: a column for each service, whatever its ports,
 // under the service's name, and the legend. nil: it would be wider than that.
 func (p *Pairs) Matrix(width int) []string {
-	var services []string
-	columns := make([]int, len(p.Ports)) // by port
-	for i, port := range p.Ports {
-		columns[i] = place(&services, port[:strings.LastIndex(port, ":")])
-	}
-	heads, clients := shortest(services), shortest(p.Clients)
+	p = p.ByService()
+	heads, clients := shortest(p.Ports), shortest(p.Clients)
 	margin := 0
 	for _, c := range clients {
 		margin = max(margin, utf8.RuneCountInString(c))
@@ -27,7 +23,7 @@ func (p *Pairs) Matrix(width int) []string {
 	for i, name := range clients {
 		line := name + strings.Repeat(" ", margin-utf8.RuneCountInString(name))
 		for col, head := range heads {
-			glyph := p.over(i, func(port int) bool { return columns[port] == col })
+			glyph := p.Cells[i][col].glyph()
 			used[glyph] = true
 			left := (utf8.RuneCountInString(head) - 1) / 2
 			line += "  " + strings.Repeat(" ", left) + glyph + strings.Repeat(" ", utf8.RuneCountInString(head)-left-1)
@@ -37,26 +33,41 @@ func (p *Pairs) Matrix(width int) []string {
 	return append(lines, explain(used))
 }
 
-// over returns the glyph for several ports of a client's row: theirs, or that they differ.
-func (p *Pairs) over(row int, of func(port int) bool) string {
-	all := map[string]bool{}
-	for port, c := range p.Cells[row] {
-		if of(port) && c.asked {
-			all[c.glyph()] = true
+// ByService returns the table with a column for each service, whatever its ports, which are one pair
+// with a client.
+func (p *Pairs) ByService() *Pairs {
+	s := &Pairs{Clients: p.Clients, Unjudged: p.Unjudged, services: true}
+	columns := make([]int, len(p.Ports)) // by port
+	for i, port := range p.Ports {
+		columns[i] = place(&s.Ports, port[:strings.LastIndex(port, ":")])
+	}
+	for _, row := range p.Cells {
+		cells := make([]Cell, len(s.Ports))
+		for i, c := range row {
+			cells[columns[i]].join(c)
 		}
-	}
-	for _, g := range []string{glyphWrong, glyphExcused} {
-		if all[g] {
-			return g
+		for _, c := range cells {
+			s.count(c)
 		}
+		s.Cells = append(s.Cells, cells)
 	}
-	if len(all) > 1 {
-		return glyphPartly
+	return s
+}
+
+// join adds the cell of another port.
+func (c *Cell) join(o Cell) {
+	if !o.asked || !c.asked {
+		if o.asked {
+			*c = o
+		}
+		return
 	}
-	for g := range all {
-		return g
+	if c.Expected != o.Expected || c.Expected == Unknown && c.Passed != o.Passed {
+		c.Expected = Partly
 	}
-	return glyphNothing
+	c.Passed = c.Passed && o.Passed
+	c.Excused = c.Excused || o.Excused
+	c.Failures = slices.Concat(c.Failures, o.Failures)
 }
 
 // shortest leaves out the namespaces of names, if they stay apart without.

@@ -28,6 +28,9 @@ reporter   !     ◐
 	if diff := cmp.Diff(want, strings.Join(p.Matrix(20), "\n")); diff != "" {
 		t.Errorf("matrix (-want +got):\n%s", diff)
 	}
+	if got, want := p.ByService().Summary(), "1 of 4 pairs of client and service pass (1 more in part), 2 should: 1 NOT AS THE POLICIES SAY"; got != want {
+		t.Errorf("summary %q, want %q", got, want)
+	}
 	if got := p.Matrix(19); got != nil {
 		t.Errorf("a matrix of 20 columns in 19: %q", got)
 	}

@@ -27,6 +27,9 @@ type Pairs struct {
 	Pass     int      `json:"pass"`
 	Expected int      `json:"expected"` // how many should pass
 	Unjudged string   `json:"unjudged,omitempty"`
+
+	partly   int  // how many are drawn as passing in part
+	services bool // the columns are services
 }
 
 // Cell is the outcome of one client's requests to one service port.
@@ -68,7 +71,10 @@ func (p *Pairs) count(c Cell) {
 		return
 	}
 	p.Count++
-	if c.Passed {
+	switch {
+	case c.glyph() == glyphPartly:
+		p.partly++
+	case c.Passed:
 		p.Pass++
 	}
 	if c.Expected == Answered {
@@ -216,7 +222,14 @@ func (p *Pairs) Summary() string {
 	if p.Count == 0 && p.Unjudged == "" {
 		return "no client has another's service to ask"
 	}
-	text := fmt.Sprintf("%d of %d pairs of client and port pass", p.Pass, p.Count)
+	of := "port"
+	if p.services {
+		of = "service"
+	}
+	text := fmt.Sprintf("%d of %d pairs of client and %s pass", p.Pass, p.Count, of)
+	if p.partly > 0 {
+		text += fmt.Sprintf(" (%d more in part)", p.partly)
+	}
 	switch failed := p.Failed(); {
 	case p.Unjudged != "":
 		return text + ", not checked: there are " + p.Unjudged
