@@ -452,9 +452,22 @@ func TestMissingTier(t *testing.T) {
 			look("after the tier", false, true, "Tier own: it is deleted, and stays as it was")
 			write(t, dir, "to-web.yaml", denies("db", "web"))
 			look("without the tier", false, true, "CalicoNetworkPolicy shop/to-web: spec.tier: there is no Tier own, for which it waits")
+			for question, want := range map[string]string{
+				"shop/db shop/web:80":   "warning: CalicoNetworkPolicy shop/to-web is about this connection and not in force: it waits for Tier own\n",
+				"shop/web shop/db:5432": "",
+			} {
+				_, out, _ := sluice(t, append([]string{"why", "--socket", socket}, strings.Fields(question)...)...)
+				if want == "" && strings.Contains(out, "waits for") || !strings.Contains(out, want) {
+					t.Errorf("why %s does not say %q:\n%s", question, want, out)
+				}
+			}
 			stop()
 			startAgent(t, dir, socket, ns.Do, "--mode", mode)
-			look("after a restart", false, true, "CalicoNetworkPolicy shop/to-db waits for its tier")
+			look("after a restart", false, true, "CalicoNetworkPolicy shop/to-db waits for Tier own")
+			_, out, _ := sluice(t, "status", "--socket", socket)
+			if want := ", read in full; CalicoNetworkPolicy shop/to-db waits for Tier own, CalicoNetworkPolicy shop/to-web waits for Tier own\n"; !strings.Contains(out, want) {
+				t.Errorf("status does not say %q:\n%s", want, out)
+			}
 			write(t, dir, "tier.yaml", tier)
 			look("with the tier", false, false, "")
 		})

@@ -41,8 +41,10 @@ func statusTable(w io.Writer, s agent.Status) {
 	read := "read in full"
 	if !s.Source.Synced {
 		read = "not read in full yet"
-	} else if len(s.Source.Lacking) > 0 {
+	} else if len(s.Source.Lacking) > len(s.Source.Waiting) {
 		read = "not all of it read"
+	} else if len(s.Source.Waiting) > 0 {
+		read += "; " + model.FirstFew(s.Source.Lacking, 3)
 	}
 	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
 	row("objects", "%s", counts(s.Objects))

@@ -57,11 +57,15 @@ func Lacking(s source.Status) reconcile.Lacking {
 func Await(s source.Status, objects *store.Store) source.Status {
 	s.Waiting = objects.Awaiting()
 	s.Lacking = slices.Clone(s.Lacking)
-	for _, key := range s.Waiting {
-		s.Lacking = append(s.Lacking, key.String()+" waits for its tier")
+	for _, p := range objects.WaitingPolicies() {
+		if slices.Contains(s.Waiting, p.Key) {
+			s.Lacking = append(s.Lacking, waitsFor(p))
+		}
 	}
 	return s
 }
+
+func waitsFor(p *model.Policy) string { return p.Key.String() + " waits for Tier " + p.Tier }
 
 // setPodsUnread has policy cut nobody off while no Pod could be read, and reports whether that is
 // news.
@@ -130,6 +134,6 @@ func Keeping(kept int, lacking []string) string {
 	if len(lacking) > maxLacking {
 		lacking = append(lacking[:maxLacking:maxLacking], fmt.Sprintf("and %d more", len(lacking)-maxLacking))
 	}
-	return fmt.Sprintf("%s of services or policies in the kernel may belong to what could not be read since the start (%s): kept until that is mended or deleted; to remove everything, stop the agent and run 'sluice cleanup'",
+	return fmt.Sprintf("%s of services or policies in the kernel may belong to what could not be read since the start, or waits (%s): kept until that is mended or deleted; to remove everything, stop the agent and run 'sluice cleanup'",
 		model.Count(kept, "element"), strings.Join(lacking, "; "))
 }

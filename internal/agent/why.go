@@ -79,6 +79,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if !enforced {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false, or a mode without it): only services are judged")
 	}
+	if enforced {
+		e.Warnings = append(e.Warnings, notInForce(c, a.Store.WaitingPolicies())...)
+	}
 	unsure := a.failing(enforced)
 	if e.Warnings = append(e.Warnings, unsure...); len(unsure) > 0 && e.Outcome == verdict.Allowed {
 		e.Outcome = verdict.Unknown
@@ -100,6 +103,30 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	}
 	return e, nil
+}
+
+// notInForce names the policies that wait for their tiers and are about a connection: they apply to
+// its sender, or to a pod that it may go to.
+func notInForce(c *question.Case, waiting []*model.Policy) (warnings []string) {
+	sends := func(pod *model.Pod) bool {
+		return slices.ContainsFunc(c.Connections, func(con verdict.Question) bool { return slices.Contains(pod.IPs, con.From) })
+	}
+	c.Objects.Read(func(v *store.View) {
+		for _, p := range waiting {
+			about := func(pod *model.Pod) bool {
+				return !pod.HostNetwork && p.Subject.Matches(policy.Labels(v, pod)) && (p.Egress && sends(pod) || p.Ingress && !sends(pod))
+			}
+			if !slices.ContainsFunc(v.Pods(), about) {
+				continue
+			}
+			text := fmt.Sprintf("%v is about this connection and not in force: it waits for Tier %s", p.Key, p.Tier)
+			if v.Policy(p.Key) != nil {
+				text += "; its version before decides"
+			}
+			warnings = append(warnings, text)
+		}
+	})
+	return warnings
 }
 
 // entriesElsewhere are the other nodes by which connections from outside come in.

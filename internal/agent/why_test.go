@@ -1,11 +1,46 @@
 package agent
 
 import (
+	"net/netip"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/verdict"
 )
+
+// A policy that waits for its tier is named where it is about the sender or a receiver, in the
+// direction that it has rules for.
+func TestNotInForce(t *testing.T) {
+	s := store.New()
+	web, db := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")
+	var events []store.Event
+	for name, addr := range map[string]netip.Addr{"web": web, "db": db} {
+		pod := &model.Pod{Name: model.Name{Namespace: "shop", Name: name}, Labels: map[string]string{"app": name}, IPs: []netip.Addr{addr}}
+		events = append(events, store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
+	}
+	made := func(name, app, tier string, ingress, egress bool) *model.Policy {
+		p := &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: name}}, Tier: tier, Subject: model.Equal("app", app), Ingress: ingress, Egress: egress}
+		events = append(events, store.Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p})
+		return p
+	}
+	made("again", "db", model.DefaultTier.Name, true, false)
+	s.Apply(events)
+	s.Take()
+	events = nil
+	waiting := []*model.Policy{
+		made("again", "db", "own", true, false), made("from-web", "web", "own", false, true), made("to-db", "db", "own", true, false),
+		made("from-db", "db", "own", false, true), made("to-web", "web", "own", true, false), made("other", "cache", "own", true, true),
+	}
+	c := &question.Case{Objects: s, Connections: []verdict.Question{{From: web, To: db}}}
+	got := strings.Join(notInForce(c, waiting), "\n")
+	const text = " is about this connection and not in force: it waits for Tier own"
+	if want := "GlobalNetworkPolicy again" + text + "; its version before decides\nGlobalNetworkPolicy from-web" + text + "\nGlobalNetworkPolicy to-db" + text; got != want {
+		t.Errorf("named:\n%s\nwant:\n%s", got, want)
+	}
+}
 
 // TestLeaveOut keeps the policies that apply to a pod or host endpoint of the question, so that
 // others cost its nodes nothing.

@@ -67,7 +67,7 @@ type Status struct {
 	LackingObjects []model.Ref `json:"-"`
 	// Waiting are the policies among Lacking that have been read and wait for their tiers. No
 	// source says it: see agent.Await.
-	Waiting []model.Ref `json:"-"`
+	Waiting []model.Ref `json:"waiting,omitempty"`
 	// Unread are the kinds that every cluster has and of which nothing at all was read since the
 	// start; Lacking says why.
 	Unread []model.Kind `json:"unread,omitempty"`

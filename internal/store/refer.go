@@ -187,6 +187,20 @@ func (s *Store) left() map[model.Ref]bool {
 	return left
 }
 
+// WaitingPolicies returns the versions of policies that wait for their tiers, sorted.
+func (s *Store) WaitingPolicies() []*model.Policy {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var list []*model.Policy
+	for _, w := range s.waiting {
+		if p, is := w.object.(*model.Policy); is {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b *model.Policy) int { return a.Key.Compare(b.Key) })
+	return list
+}
+
 // SetWhole records that all was read that there was at the start: an earlier agent carried out
 // nothing of what comes now.
 func (s *Store) SetWhole() {
