@@ -67,8 +67,9 @@ farm (name:10.0.0.1-53-udp family:ipv4 virtual-addr:10.0.0.1 virtual-ports:53 mo
 -A -t [2001:db8::1]:443 -s wlc -p 300
 -a -t [2001:db8::1]:443 -r [2001:db8::a]:443 -g -w 1
 -a -t [2001:db8::1]:443 -r [2001:db8::b]:444 -g -w 1`, `
-farm (name:2001:db8::1-443-tcp family:ipv6 virtual-addr:2001:db8::1 virtual-ports:443 mode:dsr protocol:tcp scheduler:maglev sched-param:srcip all-down:refuse backends:[(name:2001:db8::a-443 ip-addr:2001:db8::a weight:1) (name:2001:db8::b-444 ip-addr:2001:db8::b weight:1)])
+farm (name:2001:db8::1-443-tcp family:ipv6 virtual-addr:2001:db8::1 virtual-ports:443 mode:dsr protocol:tcp scheduler:maglev sched-param:srcip persistence:srcip persist-ttl:300 all-down:refuse backends:[(name:2001:db8::a-443 ip-addr:2001:db8::a weight:1) (name:2001:db8::b-444 ip-addr:2001:db8::b weight:1)])
 2 scheduler wlc: becomes maglev by srcip
+2 persistence for 300 s: becomes a hash of the client's address, which has no end
 4 [2001:db8::b]:444: port left out`},
 		"hashing with flags": {`
 -A -t 10.0.0.1:80 -s sh -b sh-fallback,sh-port

@@ -204,8 +204,8 @@ func (b *builder) persist(s *service, f *Farm) {
 	if s.netmask != "" {
 		b.notes.add(s.line, "netmask "+s.netmask, "left out: clients are remembered by address, not by network")
 	}
-	if f.Mode == dsr { // schedule has seen to it
-		return
+	if f.Mode == dsr {
+		b.notes.add(s.line, fmt.Sprintf("persistence for %d s", s.persist), "becomes a hash of the client's address, which has no end: with direct server return clients are remembered in --mode ipvs alone")
 	}
 	f.Persistence, f.PersistTTL = "srcip", strconv.Itoa(s.persist)
 }
