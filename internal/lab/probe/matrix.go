@@ -33,8 +33,8 @@ func (p *Pairs) Matrix(width int) []string {
 	return append(lines, explain(used))
 }
 
-// ByService returns the table with a column for each service, whatever its ports, which are one pair
-// with a client.
+// ByService returns the table with a column for each service, whatever its ports, which are one
+// pair with a client.
 func (p *Pairs) ByService() *Pairs {
 	s := &Pairs{Clients: p.Clients, Unjudged: p.Unjudged, services: true}
 	columns := make([]int, len(p.Ports)) // by port
