@@ -75,7 +75,7 @@ type Capabilities struct {
 	Offloader  Offloader  // nil: no connection passes by what judges packets
 	Settler    Settler    // nil: what follows from a plan is done when it was applied
 	Rejudger   Rejudger   // nil: packets of established connections are let pass until these are labelled
-	Answerer   Answerer   // nil: it tells of no connections whose answers pass meanwhile
+	Answerer   Answerer   // nil: it does not tell of connections whose answers pass meanwhile
 }
 
 // Counter counts what becomes of packets and connections. Its methods are safe for concurrent use
@@ -126,6 +126,10 @@ type Settler interface {
 // it before: longer than it takes to find all connections of a large table.
 const JudgeAgain = 10 * time.Second
 
+// MostAgain is for how many addresses at once drivers do that; for more, they judge all packets
+// again.
+const MostAgain = 4096
+
 // Rejudger has packets of established connections judged again that a change of policy is about:
 // those that go the way of the first one. That ends by itself after JudgeAgain.
 type Rejudger interface {
@@ -134,7 +138,7 @@ type Rejudger interface {
 	Calm(ctx context.Context) error
 }
 
-// Answerer is a Rejudger that tells of connections that nothing is judged again of.
+// Answerer tells of connections whose answers pass while packets are judged again: answers are not.
 type Answerer interface {
 	// Answering yields connections of UDP, as their clients asked for them, of which packets have
 	// passed meanwhile that go the other way; there is a bound to how many these are. It is safe

@@ -17,18 +17,15 @@ import (
 // are judged again, as if they were the first: those that go the way of the first one, as rules are
 // about that way alone. What is denied gets the label by the rule. A set has the addresses that the
 // change is about. It gets them after the change, as sets and tables do not change at once: what is
-// allowed before and after it would be denied, and labelled.
+// allowed before and after it could be denied in between, and labelled.
 
 // setAgain has addresses, or all, for a while.
 const setAgain = "P-AGAIN"
 
-// mostAgain is for how many addresses at once; for more, all packets are judged again.
-const mostAgain = 4096
-
-// again adds rules by which packets come to a chain that judges, in a built-in chain.
+// again adds rules by which packets come to a chain that judges, in a built-in chain, once.
 func (f family) again(i *image, builtin, judges string) {
-	for _, end := range []string{"src", "dst"} {
-		i.rule("filter", builtin, "-m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL "+f.in(setAgain, end)+" -j "+judges)
+	for _, end := range []string{f.in(setAgain, "src"), f.in(setAgain, "dst") + " " + f.notIn(setAgain, "src")} {
+		i.rule("filter", builtin, "-m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL "+end+" -j "+judges)
 	}
 }
 
@@ -52,32 +49,33 @@ func (f family) everything() []netip.Prefix {
 	return halves(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 }
 
-// judgeAgain has packets of the connections judged again that a change may be about.
-func (d *Driver) judgeAgain(f family, about state.About) error {
+// judgeAgain has packets of the connections judged again that a change may be about. The change is
+// carried out without that, too: what it forbids is found and labelled in any case.
+func (d *Driver) judgeAgain(f family, about state.About) {
 	var all []netip.Prefix
 	for a := range about.Addresses {
 		if f.holds(a) {
 			all = append(all, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	if about.All || len(all) > mostAgain {
+	if about.All || d.again+len(all) > driver.MostAgain {
 		all = f.everything()
 	}
 	for _, p := range all {
-		d.again = true
+		d.again++
 		m := membership{set: f.name(setAgain), element: element{net: p}, left: driver.JudgeAgain}
 		if err := d.ns.IpsetAdd(m.set, m.entry()); err != nil {
-			return fmt.Errorf("add %s to ipset %s: %w", m.element, m.set, err)
+			d.log.Warn("requests on connections that policy forbids now go on until these are found", "ipset", m.set, "error", err)
+			return
 		}
 	}
-	return nil
 }
 
 // Calm implements driver.Rejudger.
 func (d *Driver) Calm(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.again {
+	if d.again == 0 {
 		return nil
 	}
 	for _, f := range d.families {
@@ -85,6 +83,6 @@ func (d *Driver) Calm(context.Context) error {
 			return fmt.Errorf("flush ipset %s: %w", f.name(setAgain), err)
 		}
 	}
-	d.again = false
+	d.again = 0
 	return nil
 }

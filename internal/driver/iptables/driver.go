@@ -50,7 +50,7 @@ type Driver struct {
 	state    *state.State
 	adopted  parts     // of which state is what the kernel holds
 	seen     trace     // after the last change
-	again    bool      // packets of established connections may be judged again
+	again    int       // so many elements that have packets judged again may be in the kernel
 	doubt    bool      // others may have changed what we programmed since the last adoption
 	compared time.Time // when the kernel was last compared with what is wanted
 	judges   [2]*judge
@@ -81,7 +81,8 @@ func open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, keep: o.KeepEstablished, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: nothing}
+	d := &Driver{programs: programs{ns: ns, wait: o.LockWait}, log: o.Log, policy: o.Policy, keep: o.KeepEstablished, counted: counted{}, chosen: o.Variant, remembered: o.Remembered, refuse: nothing,
+		again: driver.MostAgain} // an earlier agent may have left so many
 	if d.log == nil {
 		d.log = slog.Default()
 	}

@@ -367,9 +367,7 @@ func (d *Driver) apply(ctx context.Context, p *plan) error {
 		if err := d.carryOut(ctx, v, c); err != nil {
 			return err
 		}
-		if err := d.judgeAgain(family{v6: c.v6}, p.again); err != nil {
-			return err
-		}
+		d.judgeAgain(family{v6: c.v6}, p.again)
 	}
 	for i, l := range p.leave {
 		if err := d.leave(ctx, v.other(), i == 1, l); err != nil {

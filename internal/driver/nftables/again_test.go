@@ -59,9 +59,9 @@ func TestAgainIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		d = open()
-		update(t, d, joins(program.MostAgain, 300_000+i*program.MostAgain))
+		update(t, d, joins(driver.MostAgain, 300_000+i*driver.MostAgain))
 	}
-	if n, all := named(); n > program.MostAgain || !all {
+	if n, all := named(); n > driver.MostAgain || !all {
 		t.Errorf("one agent after the other: %d addresses, all %v", n, all)
 	}
 	if err := d.Calm(t.Context()); err != nil {

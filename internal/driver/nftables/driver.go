@@ -123,7 +123,7 @@ func Open(o Options) (*Driver, error) {
 		table: program.TableName, aside: newAside(), shared: o.Shared, keepEstablished: o.KeepEstablished, log: log, sock: sock,
 		forget: forgetter{reader: forget}, offload: wake.New(),
 		reader: reader{sock: read}, remembered: o.Remembered,
-		again: program.MostAgain, // an earlier agent may have left so many
+		again: driver.MostAgain, // an earlier agent may have left so many
 	}
 	d.prog = program.New(program.Options{
 		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(), MayMiss: o.MayMiss || nft.MayMiss(),

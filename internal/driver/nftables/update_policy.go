@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
@@ -51,7 +52,7 @@ func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 		return
 	}
 	about := d.MayForbid(before)
-	c.d.prog.AgainElements(about.All || c.d.again+len(about.Addresses) > program.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
+	c.d.prog.AgainElements(about.All || c.d.again+len(about.Addresses) > driver.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
 		c.batch.Hint(e)
 		c.again++
 	})

@@ -18,18 +18,15 @@ import (
 // it, in one transaction, and go by themselves. Of UDP it may be that answers alone come: such a
 // connection is noted, and whoever labels connections looks at it before the others.
 
-// MostAgain is for how many addresses at once; for more, all packets are judged again.
-const MostAgain = 4096
-
 // mostAnswering is how many connections are noted at once.
-const mostAnswering = 4 * MostAgain
+const mostAnswering = 4 * driver.MostAgain
 
 // answeringChain notes them.
 const answeringChain = "answering"
 
 func (p *Program) addAgain() {
 	again := func(name, comment string, key nft.Field) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 4 * MostAgain, Key: []nft.Field{key}, Comment: comment})
+		return p.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 4 * driver.MostAgain, Key: []nft.Field{key}, Comment: comment})
 	}
 	p.Policy.again = again("again", "families of which packets of established connections are judged again, for a while", nft.NFProto)
 	p.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
@@ -77,7 +74,7 @@ func (p *Program) AgainSets() []*nft.Set {
 
 // AgainElements are those that have packets of the addresses judged again, or all.
 func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nft.Element)) {
-	all = all || len(addresses) > MostAgain
+	all = all || len(addresses) > driver.MostAgain
 	element := func(s *nft.Set, key []byte) {
 		e := nft.Element{Set: s, Life: &nft.Life{Timeout: driver.JudgeAgain, Expires: driver.JudgeAgain}}
 		e.Append(key...)
