@@ -55,17 +55,13 @@ func Lacking(s source.Status) reconcile.Lacking {
 // Await adds to what a source lacks the policies that wait for their tiers since the start: an
 // earlier agent may have carried them out.
 func Await(s source.Status, objects *store.Store) source.Status {
-	s.Waiting = objects.Awaiting()
-	s.Lacking = slices.Clone(s.Lacking)
-	for _, p := range objects.WaitingPolicies() {
-		if slices.Contains(s.Waiting, p.Key) {
-			s.Lacking = append(s.Lacking, waitsFor(p))
-		}
+	s.Waiting, s.Lacking = nil, slices.Clone(s.Lacking)
+	for _, p := range objects.Awaiting() {
+		s.Waiting = append(s.Waiting, p.Key)
+		s.Lacking = append(s.Lacking, p.Key.String()+" waits for Tier "+p.Tier)
 	}
 	return s
 }
-
-func waitsFor(p *model.Policy) string { return p.Key.String() + " waits for Tier " + p.Tier }
 
 // setPodsUnread has policy cut nobody off while no Pod could be read, and reports whether that is
 // news.

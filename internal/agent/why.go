@@ -78,8 +78,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	}
 	if !enforced {
 		e.Warnings = append(e.Warnings, "this agent does not carry out policy (--policy=false, or a mode without it): only services are judged")
-	}
-	if enforced {
+	} else {
 		e.Warnings = append(e.Warnings, notInForce(c, a.Store.WaitingPolicies())...)
 	}
 	unsure := a.failing(enforced)

@@ -189,11 +189,15 @@ func (s *Store) left() map[model.Ref]bool {
 
 // WaitingPolicies returns the versions of policies that wait for their tiers, sorted.
 func (s *Store) WaitingPolicies() []*model.Policy {
+	return s.waitingPolicies(func(*model.Policy, waiting) bool { return true })
+}
+
+// waitingPolicies are those that hold.
+func (s *Store) waitingPolicies(holds func(*model.Policy, waiting) bool) (list []*model.Policy) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	var list []*model.Policy
 	for _, w := range s.waiting {
-		if p, is := w.object.(*model.Policy); is {
+		if p, is := w.object.(*model.Policy); is && holds(p, w) {
 			list = append(list, p)
 		}
 	}
@@ -211,15 +215,6 @@ func (s *Store) SetWhole() {
 
 // Awaiting returns the policies that have waited for their tiers since before all was read that
 // there was at the start: an earlier agent may have carried them out.
-func (s *Store) Awaiting() []model.PolicyKey {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	var list []model.PolicyKey
-	for ref, w := range s.waiting {
-		if _, policy := w.object.(*model.Policy); policy && w.early && s.view.Object(ref) == nil {
-			list = append(list, ref)
-		}
-	}
-	slices.SortFunc(list, model.Ref.Compare)
-	return list
+func (s *Store) Awaiting() []*model.Policy {
+	return s.waitingPolicies(func(p *model.Policy, w waiting) bool { return w.early && s.view.Object(p.Key) == nil })
 }

@@ -225,7 +225,11 @@ func TestAwaiting(t *testing.T) {
 	s.Apply([]store.Event{inTier("unread", "own", 1)}) // a kind that could not be read at first
 	s.SetWhole()
 	s.Apply([]store.Event{inTier("early", "own", 2), inTier("late", "own", 1), without(tierEvent("other", 0))})
-	if got := fmt.Sprint(s.Awaiting()); got != "[CalicoNetworkPolicy shop/early CalicoNetworkPolicy shop/unread]" {
+	var keys []model.PolicyKey
+	for _, p := range s.Awaiting() {
+		keys = append(keys, p.Key)
+	}
+	if got := fmt.Sprint(keys); got != "[CalicoNetworkPolicy shop/early CalicoNetworkPolicy shop/unread]" {
 		t.Error(got)
 	}
 	s.Apply([]store.Event{tierEvent("own", 1)})
