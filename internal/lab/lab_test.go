@@ -120,29 +120,36 @@ func named(lab string) string { return fmt.Sprintf("%s%d", lab, os.Getpid()) }
 // up brings up a lab without agents and takes it down at the end of the test.
 func up(t *testing.T, name string) *Lab {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
-	name = named(name)
 	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
 	if err != nil {
 		t.Fatal(err)
+	}
+	l := upWith(t, Config{Name: name, Nodes: 3, Objects: objs})
+	if len(l.Warnings) > 0 {
+		t.Errorf("warnings: %q", l.Warnings)
+	}
+	return l
+}
+
+// upWith brings up a lab, and takes it down at the end of the test.
+func upWith(t *testing.T, c Config) *Lab {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
 	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Name, c.Executable, c.Sluice = named(c.Name), exe, sluice(t)
 	t.Cleanup(func() {
-		if err := Down(name); err != nil {
+		if err := Down(c.Name); err != nil {
 			t.Error(err)
 		}
 	})
-	l, err := Up(t.Context(), Config{Name: name, Nodes: 3, Objects: objs, Executable: exe, Sluice: sluice(t)})
+	l, err := Up(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if len(l.Warnings) > 0 {
-		t.Errorf("warnings: %q", l.Warnings)
 	}
 	return l
 }
@@ -440,14 +447,7 @@ func TestUpFailsWithItsAgents(t *testing.T) {
 // A lab is up when the agents know each pod that has its own network.
 func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
 	objs, err := plan.ReadFS(fstest.MapFS{"app.yaml": {Data: []byte(app)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -460,15 +460,7 @@ func TestUpWaitsUntilPodsAreKnown(t *testing.T) {
 			return asked[p.Name+"@"+p.Spec.NodeName] > 1, nil
 		},
 	}
-	t.Cleanup(func() {
-		if err := Down(named("testknown")); err != nil {
-			t.Error(err)
-		}
-	})
-	l, err := Up(t.Context(), Config{Name: named("testknown"), Nodes: 2, Objects: objs, Executable: exe, Sluice: sluice(t), Agent: agent})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := upWith(t, Config{Name: "testknown", Nodes: 2, Objects: objs, Agent: agent})
 	want := map[string]int{}
 	for _, p := range l.Cluster.Pods {
 		if !p.Spec.HostNetwork {
