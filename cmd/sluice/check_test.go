@@ -24,7 +24,7 @@ func TestCheck(t *testing.T) {
 		tiered  = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: security.deny}, spec: {tier: security}}\n"
 		unused  = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: security.x, namespace: shop}, spec: {tier: security, selector: app == 'bd'}}\n"
 		peer    = "{apiVersion: projectcalico.org/v3, kind: BGPPeer, metadata: {name: tor}, spec: {peerIP: 192.0.2.1, asNumber: 64501, filters: [a, b]}}\n"
-		vain    = "unused.yaml:1: CalicoNetworkPolicy shop/security.x: hint: spec.selector: selects no pod of namespace shop, so the policy does nothing\n"
+		vain    = "unused.yaml:1: NetworkPolicy.projectcalico.org shop/security.x: hint: spec.selector: selects no pod of namespace shop, so the policy does nothing\n"
 		wrong   = "typo.yaml:1: NetworkPolicy shop/typo: spec.ingress[0].form: there is no such field\n"
 		none    = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
 		rival   = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
@@ -89,7 +89,7 @@ ports: [{port: 80, name: "", protocol: TCP}]
 		{map[string]string{"adverts.yaml": adverts}, "--strict", 0, poolless},
 		{map[string]string{"zone.yaml": adverts[strings.Index(adverts, "---\n")+4:]}, "--complete --strict", 3, "zone.yaml:1: BGPAdvertisement lb/bgp: hint: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n"},
 		{map[string]string{"tiered.yaml": tiered}, "--complete", 3, tier},
-		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, filters + "unused.yaml:1: CalicoNetworkPolicy shop/security.x: note: spec.tier: it waits for Tier security, which no file has\n" + vain},
+		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, filters + "unused.yaml:1: NetworkPolicy.projectcalico.org shop/security.x: note: spec.tier: it waits for Tier security, which no file has\n" + vain},
 		{map[string]string{"unused.yaml": unused}, "--complete", 3, vain},
 		{map[string]string{"pool.yaml": pool}, "", 3, old},
 	} {

@@ -170,9 +170,9 @@ func TestIgnoringUnsupported(t *testing.T) {
 	useKernel(t)
 	dir := folder(t, map[string]string{"http.yaml": httpPolicy})
 	for choice, says := range map[string][]string{
-		"deny": {"refused CalicoNetworkPolicy shop/http: allows nothing to what it selects", "; in force: it denies all that it selects"},
-		"ignore-policy": {"ignored CalicoNetworkPolicy shop/http: has no effect, as it cannot be carried out as it is written",
-			"CalicoNetworkPolicy shop/http (http.yaml:1): ignored: spec.ingress[0].http: is not supported", "; in force: nothing of it"},
+		"deny": {"refused NetworkPolicy.projectcalico.org shop/http: allows nothing to what it selects", "; in force: it denies all that it selects"},
+		"ignore-policy": {"ignored NetworkPolicy.projectcalico.org shop/http: has no effect, as it cannot be carried out as it is written",
+			"NetworkPolicy.projectcalico.org shop/http (http.yaml:1): ignored: spec.ingress[0].http: is not supported", "; in force: nothing of it"},
 	} {
 		socket := filepath.Join(t.TempDir(), "s.sock")
 		stop := startAgent(t, dir, socket, here, "--unsupported", choice)
@@ -451,9 +451,9 @@ func TestMissingTier(t *testing.T) {
 			}
 			look("after the tier", false, true, "Tier own: it is deleted, and stays as it was")
 			write(t, dir, "to-web.yaml", denies("db", "web"))
-			look("without the tier", false, true, "CalicoNetworkPolicy shop/to-web: spec.tier: there is no Tier own, for which it waits")
+			look("without the tier", false, true, "NetworkPolicy.projectcalico.org shop/to-web: spec.tier: there is no Tier own, for which it waits")
 			for question, want := range map[string]string{
-				"shop/db shop/web:80":   "warning: CalicoNetworkPolicy shop/to-web is about this connection and not in force: it waits for Tier own\n",
+				"shop/db shop/web:80":   "warning: NetworkPolicy.projectcalico.org shop/to-web is about this connection and not in force: it waits for Tier own\n",
 				"shop/web shop/db:5432": "",
 			} {
 				_, out, _ := sluice(t, append([]string{"why", "--socket", socket}, strings.Fields(question)...)...)
@@ -463,9 +463,9 @@ func TestMissingTier(t *testing.T) {
 			}
 			stop()
 			startAgent(t, dir, socket, ns.Do, "--mode", mode)
-			look("after a restart", false, true, "CalicoNetworkPolicy shop/to-db waits for Tier own")
+			look("after a restart", false, true, "NetworkPolicy.projectcalico.org shop/to-db waits for Tier own")
 			_, out, _ := sluice(t, "status", "--socket", socket)
-			if want := ", read in full; CalicoNetworkPolicy shop/to-db waits for Tier own, CalicoNetworkPolicy shop/to-web waits for Tier own\n"; !strings.Contains(out, want) {
+			if want := ", read in full; NetworkPolicy.projectcalico.org shop/to-db waits for Tier own, NetworkPolicy.projectcalico.org shop/to-web waits for Tier own\n"; !strings.Contains(out, want) {
 				t.Errorf("status does not say %q:\n%s", want, out)
 			}
 			write(t, dir, "tier.yaml", tier)

@@ -234,11 +234,11 @@ func TestPreflightUnsupported(t *testing.T) {
 	if err := connect(pods[0], "10.1.0.2:5432"); err != nil {
 		t.Fatal(err)
 	}
-	const before = "CalicoNetworkPolicy shop/http: selects 1 pod of this node: shop/db. --unsupported=deny, the default, denies them all ingress, and would deny 1 of 1 connection. --unsupported=ignore-policy leaves "
+	const before = "NetworkPolicy.projectcalico.org shop/http: selects 1 pod of this node: shop/db. --unsupported=deny, the default, denies them all ingress, and would deny 1 of 1 connection. --unsupported=ignore-policy leaves "
 	for name, c := range map[string]struct{ text, want string }{
 		"another policy":  {shop, "warn unsupported " + before + "the decision to NetworkPolicy shop/db"},
 		"no other policy": {shop[:strings.LastIndex(shop, "---")], "warn unsupported " + before + "1 pod without any policy in ingress, so that everything passes there"},
-		"no pod":          {strings.ReplaceAll(shop, "app: db", "app: bd"), "ok unsupported CalicoNetworkPolicy shop/http: selects no pod of this node"},
+		"no pod":          {strings.ReplaceAll(shop, "app: db", "app: bd"), "ok unsupported NetworkPolicy.projectcalico.org shop/http: selects no pod of this node"},
 	} {
 		dir := folder(t, map[string]string{"shop.yaml": c.text, "http.yaml": httpPolicy})
 		for _, choice := range []string{"deny", "ignore-policy"} {
@@ -251,7 +251,7 @@ func TestPreflightUnsupported(t *testing.T) {
 			}
 			refused := map[string]string{"deny": ": spec.ingress[0].http: is not supported", "ignore-policy": ": ignored: spec.ingress[0].http: is not supported"}[choice]
 			words := strings.Join(strings.Fields(b.String()), " ")
-			for _, want := range []string{c.want, "fail refused CalicoNetworkPolicy shop/http (http.yaml:1)" + refused} {
+			for _, want := range []string{c.want, "fail refused NetworkPolicy.projectcalico.org shop/http (http.yaml:1)" + refused} {
 				if !strings.Contains(words, want) {
 					t.Errorf("%s, %s: it does not say %q:\n%s", name, choice, want, b.String())
 				}

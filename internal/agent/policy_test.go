@@ -299,14 +299,14 @@ func TestIgnoredPolicyIsNamed(t *testing.T) {
 	b.source.fault(model.Issue{Object: key, Reason: "ignored: its port is odd", InForce: model.InForceNothing})
 	eventually(t, "it is known", func() bool {
 		s, err := b.client.Status(t.Context())
-		return err == nil && slices.Equal(s.Policy.Ignored, []string{"CalicoNetworkPolicy shop/odd"}) && s.Policy.Refused == nil && s.Policy.Programs == 1
+		return err == nil && slices.Equal(s.Policy.Ignored, []string{"NetworkPolicy.projectcalico.org shop/odd"}) && s.Policy.Refused == nil && s.Policy.Programs == 1
 	})
 	got, err := b.client.Policies(t.Context())
 	if err != nil || len(got) != 2 || !slices.Equal(got[1].Issues, []string{"ignored: its port is odd; in force: nothing of it"}) {
 		t.Errorf("policies: %+v, %v", got, err)
 	}
 	text := scrape(t, b.metrics.handler(nil), "/metrics")
-	if line := `sluice_issue{kind="CalicoNetworkPolicy",name="odd",namespace="shop",reason="ignored: its port is odd",source=""} 1`; !strings.Contains(text, line+"\n") {
+	if line := `sluice_issue{kind="NetworkPolicy.projectcalico.org",name="odd",namespace="shop",reason="ignored: its port is odd",source=""} 1`; !strings.Contains(text, line+"\n") {
 		t.Errorf("no %s in the metrics", line)
 	}
 }

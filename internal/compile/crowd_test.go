@@ -91,7 +91,7 @@ var crowds = []struct {
 		}
 		return list
 	}},
-	{"BGPAdvertisement and MetalLBBGPPeer", func(n int) []any {
+	{"BGPAdvertisement and BGPPeer.metallb.io", func(n int) []any {
 		list := []any{crowdPool(0, model.AddressRange{First: benchAddr(198, 0), Last: benchAddr(198, 1<<16)})}
 		for i := range n {
 			list = append(list,
@@ -100,7 +100,7 @@ var crowds = []struct {
 		}
 		return list
 	}},
-	{"MetalLBBGPPeer of one address", func(n int) (list []any) {
+	{"BGPPeer.metallb.io of one address", func(n int) (list []any) {
 		for i := range n {
 			list = append(list, &model.MetalLBPeer{Name: crowdName(i), MyASN: 64512, PeerASN: 64513, Address: benchAddr(172, 1<<20), Nodes: model.Everything()})
 		}

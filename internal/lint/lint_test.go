@@ -65,7 +65,7 @@ func TestHints(t *testing.T) {
 		{inDev + "{podSelector: {}}}", nil, []string{"NetworkPolicy dev/p: spec.podSelector: selects no pod of namespace dev, so the policy does nothing"}},
 		{cluster + "subject: {namespaces: {matchLabels: {team: sales}}}}}", nil, nil},
 		{cluster + "subject: {namespaces: {matchLabels: {team: seals}}}}}", nil, []string{"ClusterNetworkPolicy p: spec.subject: selects no pod, so the policy does nothing"}},
-		{calico + "{selector: app == 'wbe'}}", []string{"CalicoNetworkPolicy shop/p: spec.selector: selects no pod of namespace shop, so the policy does nothing"}, nil},
+		{calico + "{selector: app == 'wbe'}}", []string{"NetworkPolicy.projectcalico.org shop/p: spec.selector: selects no pod of namespace shop, so the policy does nothing"}, nil},
 		{calico + "{serviceAccountSelector: role == 'seller'}}", nil, nil},
 		{global + "{selector: host == 'n1'}}", nil, nil},
 		{global + "{selector: host == 'n2'}}", nil, []string{"GlobalNetworkPolicy p: spec.selector: selects no pod, so the policy does nothing"}},
@@ -76,15 +76,15 @@ func TestHints(t *testing.T) {
 		{inShop + "{" + web + ", egress: [{to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitorng}}}]}]}}",
 			nil, []string{"NetworkPolicy shop/p: spec.egress[0].to[0]: selects no pod of namespace monitorng, which does not exist"}},
 		{calico + "{selector: app == 'web', ingress: [{action: Allow, source: {selector: set == 'partners'}}, {action: Deny, source: {selector: set == 'partner'}}]}}",
-			[]string{"CalicoNetworkPolicy shop/p: spec.ingress[1].source.selector: selects no pod of namespace shop"}, nil},
+			[]string{"NetworkPolicy.projectcalico.org shop/p: spec.ingress[1].source.selector: selects no pod of namespace shop"}, nil},
 		// Services that rules name.
-		{calico + "{selector: app == 'web', ingress: [{action: Allow, source: {services: {name: web}}}]}}", nil, []string{"CalicoNetworkPolicy shop/p: spec.ingress[0].source.services: there is no Service shop/web"}},
+		{calico + "{selector: app == 'web', ingress: [{action: Allow, source: {services: {name: web}}}]}}", nil, []string{"NetworkPolicy.projectcalico.org shop/p: spec.ingress[0].source.services: there is no Service shop/web"}},
 		{calico + "{selector: app == 'web', egress: [{action: Allow, destination: {services: {name: s}}}]}}\n---\n" + service + "{selector: {app: db}, ports: [{port: 80}]}}",
-			[]string{"CalicoNetworkPolicy shop/p: spec.egress[0].destination.services: Service shop/s has no endpoints"}, nil},
+			[]string{"NetworkPolicy.projectcalico.org shop/p: spec.egress[0].destination.services: Service shop/s has no endpoints"}, nil},
 		// Directions.
 		{inShop + "{" + web + ", policyTypes: [Ingress], egress: [{}]}}", []string{"NetworkPolicy shop/p: spec.egress: has rules, and spec.policyTypes does not name Egress, so they do nothing"}, nil},
 		{calico + "{selector: app == 'web', types: [Egress], ingress: [{action: Allow}]}}",
-			[]string{"CalicoNetworkPolicy shop/p: spec.ingress: has rules, and spec.types does not name Ingress, so they do nothing"}, nil},
+			[]string{"NetworkPolicy.projectcalico.org shop/p: spec.ingress: has rules, and spec.types does not name Ingress, so they do nothing"}, nil},
 		// Names.
 		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}]}]}}", nil, nil},
 		{inShop + "{" + web + ", egress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 5432}]}]}}",

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Kind names a kind of objects, as Kubernetes spells it where it has the kind.
+// Kind names a kind of objects, as Kubernetes spells it where it has the kind, with the group where
+// two have it: "NetworkPolicy.projectcalico.org", as kubectl does.
 type Kind string
 
-// The kinds of objects. Calico's namespaced policies share their API kind with Kubernetes' own
-// and have a name of their own here.
+// The kinds of objects.
 const (
 	ServiceKind        Kind = "Service"
 	EndpointSliceKind  Kind = "EndpointSlice"
@@ -27,18 +27,18 @@ const (
 	BGPPeerKind          Kind = "BGPPeer"
 	BGPFilterKind        Kind = "BGPFilter"
 
-	// MetalLB's. Its BGPPeer has a name of its own here, as Calico has one, too.
+	// MetalLB's. Calico has a BGPPeer, too.
 	IPAddressPoolKind    Kind = "IPAddressPool"
 	L2AdvertisementKind  Kind = "L2Advertisement"
 	BGPAdvertisementKind Kind = "BGPAdvertisement"
-	MetalLBPeerKind      Kind = "MetalLBBGPPeer"
+	MetalLBPeerKind      Kind = "BGPPeer.metallb.io"
 	CommunityKind        Kind = "Community"
 	BFDProfileKind       Kind = "BFDProfile"
 
 	// A Policy is of one of these.
 	NetworkPolicy       Kind = "NetworkPolicy"
 	ClusterPolicy       Kind = "ClusterNetworkPolicy"
-	CalicoPolicy        Kind = "CalicoNetworkPolicy"
+	CalicoPolicy        Kind = "NetworkPolicy.projectcalico.org"
 	GlobalNetworkPolicy Kind = "GlobalNetworkPolicy"
 	// Failsafe is of what no API declares: the ports of the node that no host endpoint closes.
 	Failsafe Kind = "failsafe"

@@ -78,7 +78,7 @@ func TestPolicyObjects(t *testing.T) {
 		}
 	})
 	counts := map[string]int{"Service": 0, "EndpointSlice": 0, "Pod": 1, "Node": 0, "Namespace": 1, "NetworkPolicy": 1, "ClusterNetworkPolicy": 1,
-		"CalicoNetworkPolicy": 1, "GlobalNetworkPolicy": 1, "Tier": 1, "NetworkSet": 1, "GlobalNetworkSet": 1, "AddressList": 1, "HostEndpoint": 1, "ServiceAccount": 1}
+		"NetworkPolicy.projectcalico.org": 1, "GlobalNetworkPolicy": 1, "Tier": 1, "NetworkSet": 1, "GlobalNetworkSet": 1, "AddressList": 1, "HostEndpoint": 1, "ServiceAccount": 1}
 	if got := s.Counts(); !maps.Equal(got, counts) {
 		t.Errorf("counts %v", got)
 	}

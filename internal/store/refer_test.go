@@ -229,7 +229,7 @@ func TestAwaiting(t *testing.T) {
 	for _, p := range s.Awaiting() {
 		keys = append(keys, p.Key)
 	}
-	if got := fmt.Sprint(keys); got != "[CalicoNetworkPolicy shop/early CalicoNetworkPolicy shop/unread]" {
+	if got := fmt.Sprint(keys); got != "[NetworkPolicy.projectcalico.org shop/early NetworkPolicy.projectcalico.org shop/unread]" {
 		t.Error(got)
 	}
 	s.Apply([]store.Event{tierEvent("own", 1)})

@@ -213,7 +213,7 @@ func TestPeers(t *testing.T) {
 			want: []string{"BGPPeer q: " + usual},
 			faults: []string{
 				"BGPPeer p: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
-				"MetalLBBGPPeer lb/m: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
+				"BGPPeer.metallb.io lb/m: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
 			},
 		},
 
@@ -257,9 +257,9 @@ func TestPeers(t *testing.T) {
 				"BGPPeer lb/h: 192.0.2.10:179 AS 64501 IPv4 no restart import (-) export (-)",
 			},
 			faults: []string{
-				"MetalLBBGPPeer lb/d: spec.dynamicASN: external is not supported; give the peer's AS as peerASN; in force: nothing of it",
-				"MetalLBBGPPeer lb/e: spec.passwordSecret: the agent has no password of Secret lb/x[password], so there is no such peer; put it in the file x/password of the folder that --bgp-passwords names; in force: nothing of it",
-				"MetalLBBGPPeer lb/h: spec.routerID: it is 1.1.1.1 for all peers of this node; in force: the rest of it",
+				"BGPPeer.metallb.io lb/d: spec.dynamicASN: external is not supported; give the peer's AS as peerASN; in force: nothing of it",
+				"BGPPeer.metallb.io lb/e: spec.passwordSecret: the agent has no password of Secret lb/x[password], so there is no such peer; put it in the file x/password of the folder that --bgp-passwords names; in force: nothing of it",
+				"BGPPeer.metallb.io lb/h: spec.routerID: it is 1.1.1.1 for all peers of this node; in force: the rest of it",
 			},
 		},
 	} {

@@ -56,9 +56,9 @@ func comparePolicies(a, b *policy) int {
 }
 
 // Compare orders the policies of a tier as packets meet them. As in Calico, ties go by
-// "namespace/name" as it is written.
+// "namespace/name" as it is written; of one name, Calico's comes before Kubernetes' own.
 func Compare(a, b *model.Policy) int {
-	return cmp.Or(cmp.Compare(a.Order, b.Order), compareWritten(a.Key.Name, b.Key.Name), cmp.Compare(a.Key.Kind, b.Key.Kind))
+	return cmp.Or(cmp.Compare(a.Order, b.Order), compareWritten(a.Key.Name, b.Key.Name), cmp.Compare(b.Key.Kind, a.Key.Kind))
 }
 
 // compareWritten orders names by what their String returns, and writes it only where it has to.

@@ -100,7 +100,7 @@ func TestTies(t *testing.T) {
 	for _, v := range c.Views() {
 		got = append(got, keyOf(v))
 	}
-	want := []string{"CalicoNetworkPolicy shop-2/c", "NetworkPolicy shop/a", "CalicoNetworkPolicy shop/b", "NetworkPolicy shop/b", "GlobalNetworkPolicy zero"}
+	want := []string{"NetworkPolicy.projectcalico.org shop-2/c", "NetworkPolicy shop/a", "NetworkPolicy.projectcalico.org shop/b", "NetworkPolicy shop/b", "GlobalNetworkPolicy zero"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

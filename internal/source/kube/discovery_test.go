@@ -102,11 +102,11 @@ func TestShownPolicies(t *testing.T) {
 	api.put(path, calico("own"))
 	f := follow(t, api)
 	f.waitSynced()
-	f.waitNames("CalicoNetworkPolicy shop/own", "NetworkPolicy shop/deny")
+	f.waitNames("NetworkPolicy shop/deny", "NetworkPolicy.projectcalico.org shop/own")
 	api.put(path, calico("knp.default.deny"))
 	api.remove(path, "shop/knp.default.deny")
 	f.flush()
-	f.waitNames("CalicoNetworkPolicy shop/own", "NetworkPolicy shop/deny")
+	f.waitNames("NetworkPolicy shop/deny", "NetworkPolicy.projectcalico.org shop/own")
 	f.waitNoIssue()
 }
 
@@ -192,23 +192,23 @@ func TestPoliciesIgnored(t *testing.T) {
 	api.put(path, policy("good", `"selector":"all()"`))
 	f := followAs(t, api, Config{Kubeconfig: api.kubeconfig(""), Policies: true, IgnoreRefused: true})
 	f.waitSynced()
-	f.waitNames("CalicoNetworkPolicy shop/good", "CalicoNetworkPolicy shop/http", "CalicoNetworkPolicy shop/nobody")
+	f.waitNames("NetworkPolicy.projectcalico.org shop/good", "NetworkPolicy.projectcalico.org shop/http", "NetworkPolicy.projectcalico.org shop/nobody")
 	for _, name := range []string{"http", "nobody"} {
-		if p := f.sink.object("CalicoNetworkPolicy shop/" + name).(*model.Policy); !p.Ignored || p.Refused == "" {
+		if p := f.sink.object("NetworkPolicy.projectcalico.org shop/" + name).(*model.Policy); !p.Ignored || p.Refused == "" {
 			t.Errorf("%s: %+v", name, p)
 		}
-		f.waitIssue("CalicoNetworkPolicy shop/"+name, ": ignored: spec.", "; in force: nothing of it")
+		f.waitIssue("NetworkPolicy.projectcalico.org shop/"+name, ": ignored: spec.", "; in force: nothing of it")
 	}
 	if l := f.source.Status().Lacking; l != nil {
 		t.Errorf("lacking %q", l)
 	}
 	api.put(path, policy("good", http))
-	f.waitIssue("CalicoNetworkPolicy shop/good", "): spec.ingress[0].http: ", "; in force: its last good version")
-	if p := f.sink.object("CalicoNetworkPolicy shop/good").(*model.Policy); p.Ignored {
+	f.waitIssue("NetworkPolicy.projectcalico.org shop/good", "): spec.ingress[0].http: ", "; in force: its last good version")
+	if p := f.sink.object("NetworkPolicy.projectcalico.org shop/good").(*model.Policy); p.Ignored {
 		t.Errorf("the last good version is gone: %+v", p)
 	}
 	api.put(path, policy("http", `"selector":"all()"`))
-	f.wait("it is mended", func() bool { return !f.sink.object("CalicoNetworkPolicy shop/http").(*model.Policy).Ignored })
+	f.wait("it is mended", func() bool { return !f.sink.object("NetworkPolicy.projectcalico.org shop/http").(*model.Policy).Ignored })
 }
 
 // If discovery is denied, the kinds that need it do not hold up the others.

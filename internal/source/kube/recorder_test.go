@@ -165,7 +165,7 @@ func TestRecorder(t *testing.T) {
 	t.Parallel()
 	a := newEventAPI(t)
 	policy := model.Issue{
-		Object: model.Ref{Kind: "CalicoNetworkPolicy", Name: model.Name{Namespace: "shop", Name: "default.db"}}, Reason: strings.Repeat("ä", 600), InForce: model.InForceDeny,
+		Object: model.Ref{Kind: "NetworkPolicy.projectcalico.org", Name: model.Name{Namespace: "shop", Name: "default.db"}}, Reason: strings.Repeat("ä", 600), InForce: model.InForceDeny,
 	}
 	r := a.node(t, "n1", hour, silentLog)
 	r.Report([]model.Issue{

@@ -17,7 +17,7 @@ var policyObjects = map[string]string{
  "egress":[{}]},"status":{"conditions":[]}}`,
 	"ClusterNetworkPolicy base": `{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"base"},
 "spec":{"tier":"Baseline","priority":5,"subject":{"namespaces":{}},"ingress":[{"name":"none","action":"Deny","from":[{"namespaces":{}}]}]},"status":{"conditions":[]}}`,
-	"CalicoNetworkPolicy shop/db": `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop"},
+	"NetworkPolicy.projectcalico.org shop/db": `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop"},
 "spec":{"order":10,"selector":"app == 'db'","types":["Ingress"],"ingress":[{"action":"Allow","protocol":"TCP","source":{"selector":"app == 'web'"},"destination":{"ports":[5432]}}]}}`,
 	"GlobalNetworkPolicy deny": `{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.deny"},
 "spec":{"selector":"all()","types":["Ingress","Egress"]}}`,
@@ -161,7 +161,7 @@ func TestRefusedClusterPolicy(t *testing.T) {
 }
 
 func TestRefusedCalicoObjects(t *testing.T) {
-	text := strings.Replace(policyObjects["CalicoNetworkPolicy shop/db"], `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
+	text := strings.Replace(policyObjects["NetworkPolicy.projectcalico.org shop/db"], `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
 	refusal(t, newParsers(false)[0].parse("x.json", []byte(text), nil), "spec.ingress[0].http")
 	for name, inForce := range map[string]string{"Tier security": model.InForceTier, "HostEndpoint n1-eth0": model.InForceNothing} {
 		text := strings.Replace(policyObjects[name], `"spec":{`, `"spec":{"extra":1,`, 1)
@@ -177,7 +177,7 @@ func TestRefusedCalicoObjects(t *testing.T) {
 // one of which nobody knows whom it is about; but no good version goes for it.
 func TestIgnoredPolicies(t *testing.T) {
 	p := newParsers(true)[0]
-	good := policyObjects["CalicoNetworkPolicy shop/db"]
+	good := policyObjects["NetworkPolicy.projectcalico.org shop/db"]
 	bad := strings.Replace(good, `"action":"Allow"`, `"action":"Allow","http":{}`, 1)
 	for _, text := range []string{bad, strings.Replace(bad, `"selector":"`, `"selector":"&&`, 1), policyOf(`{"podSelector":[]}`)} {
 		c := p.parse("x.json", []byte(text), nil)
@@ -280,11 +280,11 @@ spec: {order: 1, order: 2}
 
 // TestPoliciesOfTwoGroups follows two policies of one name: neither disturbs the other.
 func TestPoliciesOfTwoGroups(t *testing.T) {
-	f := follow(t, folderWith(t, "all.json", policyObjects["NetworkPolicy shop/db"]+policyObjects["CalicoNetworkPolicy shop/db"]))
-	f.waitNames("CalicoNetworkPolicy shop/db", "NetworkPolicy shop/db")
+	f := follow(t, folderWith(t, "all.json", policyObjects["NetworkPolicy shop/db"]+policyObjects["NetworkPolicy.projectcalico.org shop/db"]))
+	f.waitNames("NetworkPolicy shop/db", "NetworkPolicy.projectcalico.org shop/db")
 	f.waitNoIssue()
-	f.write("all.json", policyObjects["CalicoNetworkPolicy shop/db"])
-	f.waitNames("CalicoNetworkPolicy shop/db")
+	f.write("all.json", policyObjects["NetworkPolicy.projectcalico.org shop/db"])
+	f.waitNames("NetworkPolicy.projectcalico.org shop/db")
 	f.write("all.json", policyObjects["NetworkPolicy shop/db"])
 	f.waitNames("NetworkPolicy shop/db")
 	must(t, os.Remove(f.path("all.json")))
