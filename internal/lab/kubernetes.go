@@ -64,7 +64,7 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	if err := l.applyFabric(); err != nil {
 		return err
 	}
-	l.report("starting %d kubelets", len(l.Cluster.Nodes))
+	l.report("starting %s", model.Count(len(l.Cluster.Nodes), "kubelet"))
 	for i := range l.Cluster.Nodes {
 		if err := l.startKubelet(&l.Cluster.Nodes[i], exe); err != nil {
 			return err

@@ -138,7 +138,7 @@ func replace(name string) error {
 }
 
 func (l *Lab) build(ctx context.Context, exe string) error {
-	l.report("building the network: %d nodes", len(l.Cluster.Nodes))
+	l.report("building the network: %s", model.Count(len(l.Cluster.Nodes), "node"))
 	for _, dir := range []string{l.manifests(), l.path("hosts")} {
 		if err := makeFolder(dir); err != nil {
 			return fmt.Errorf("create lab folder: %w", err)
@@ -155,7 +155,7 @@ func (l *Lab) build(ctx context.Context, exe string) error {
 			return err
 		}
 	}
-	l.report("starting %d pods", len(l.Cluster.Pods))
+	l.report("starting %s", model.Count(len(l.Cluster.Pods), "pod"))
 	if err := l.converge(ctx); err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // dropping finds the chains of other programs that can drop our traffic. An accept in our table
@@ -155,7 +157,7 @@ func otherProxies(f *Facts) []Result {
 		seen = append(seen, "kube-proxy's nftables rules (table kube-proxy)")
 	}
 	if f.IPVS > 0 {
-		seen = append(seen, fmt.Sprintf("%d IPVS services", f.IPVS))
+		seen = append(seen, model.Count(f.IPVS, "IPVS service"))
 	}
 	if len(seen) == 0 {
 		return one(name, OK, "none", "")

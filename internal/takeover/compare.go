@@ -79,10 +79,18 @@ func unprogrammed(ours map[state.FrontendKey]bool, claims []Claim) []string {
 			}
 		}
 		if n > 0 && !slices.ContainsFunc(claims, func(c Claim) bool { return of(c.Key) }) {
-			families = append(families, fmt.Sprintf("kube-proxy serves nothing of %s, sluice %d addresses and ports", f.name, n))
+			families = append(families, fmt.Sprintf("kube-proxy serves nothing of %s, sluice %s", f.name, places(n)))
 		}
 	}
 	return families
+}
+
+// places is a number of frontends for people.
+func places(n int) string {
+	if n == 1 {
+		return "1 address and port"
+	}
+	return fmt.Sprintf("%d addresses and ports", n)
 }
 
 // nodePorts are the frontends on the node's own addresses, under the family's unspecified address.

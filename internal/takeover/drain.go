@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
 )
 
 // IPVS mode gives the node every service's address. Packets reach IPVS because the address is
@@ -124,10 +125,10 @@ func (v *ipvsState) drainServers(ctx context.Context, say func(string, ...any)) 
 		}
 		if n := v.connections(); n != told {
 			told = n
-			say("IPVS still carries %d connections to %d virtual servers, %s among them", n, len(v.servers), v.servers[0].key)
+			say("IPVS still carries %s to %s, %s among them", model.Count(n, "connection"), model.Count(len(v.servers), "virtual server"), v.servers[0].key)
 		}
 		if !pause(ctx, drainPoll) {
-			return fmt.Errorf("%w: %d of IPVS to %d virtual servers", errUndrained, v.connections(), len(v.servers))
+			return fmt.Errorf("%w: %d of IPVS to %s", errUndrained, v.connections(), model.Count(len(v.servers), "virtual server"))
 		}
 		next := &ipvsState{}
 		if err := next.readServers(v.nodePorts()); err != nil {

@@ -110,7 +110,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		return err
 	}
 	if len(lacks) == 0 {
-		o.ok("sluice serves all %d addresses and ports that kube-proxy does (it has %d)", claims, ours)
+		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(claims), ours)
 	}
 	return nil
 }

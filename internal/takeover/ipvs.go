@@ -68,19 +68,19 @@ func (v *ipvsState) notes() []string {
 	if v.others == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%d virtual servers of IPVS stay: they are not kube-proxy's", v.others)}
+	return []string{fmt.Sprintf("not kube-proxy's, and left alone: %s of IPVS", model.Count(v.others, "virtual server"))}
 }
 
 func (v *ipvsState) String() string {
-	what := []string{fmt.Sprintf("%d virtual servers with %d connections", len(v.servers), v.connections())}
+	what := []string{model.Count(len(v.servers), "virtual server") + " with " + model.Count(v.connections(), "connection")}
 	if v.device {
 		what = append(what, "device "+proxyDevice)
 	}
 	if len(v.own) > 0 {
-		what = append(what, fmt.Sprintf("%d local addresses", len(v.own)))
+		what = append(what, model.Count(len(v.own), "local address"))
 	}
 	if len(v.sets) > 0 {
-		what = append(what, fmt.Sprintf("%d sets of ipset", len(v.sets)))
+		what = append(what, model.Count(len(v.sets), "set")+" of ipset")
 	}
 	return "IPVS: " + strings.Join(what, ", ")
 }

@@ -74,7 +74,7 @@ func readLegacy(ctx context.Context, f preflight.LegacyFamily) (p part, err erro
 			continue
 		}
 		tables = append(tables, t)
-		what = append(what, fmt.Sprintf("%d chains in table %s", len(t.chains)+len(t.emptied), t.name))
+		what = append(what, model.Count(len(t.chains)+len(t.emptied), "chain")+" in table "+t.name)
 		p.claims, p.losses, p.notes = append(p.claims, t.claimed...), append(p.losses, t.lost...), append(p.notes, t.noted...)
 		p.remove = func(ctx context.Context, _ drain) error { return removeLegacy(ctx, restore, tables) }
 	}

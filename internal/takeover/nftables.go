@@ -46,10 +46,10 @@ func (n *nft) String() string {
 		counts["table "+preflight.FamilyNames[c.Table.Family]+" "+c.Table.Name]++
 	}
 	for _, table := range slices.Sorted(maps.Keys(counts)) {
-		what = append(what, fmt.Sprintf("%d chains of iptables-nft in %s", counts[table], table))
+		what = append(what, model.Count(counts[table], "chain")+" of iptables-nft in "+table)
 	}
 	if len(n.chains)+len(n.emptied) == 0 && len(n.jumps) > 0 {
-		what = append(what, fmt.Sprintf("%d rules of iptables-nft", len(n.jumps)))
+		what = append(what, model.Count(len(n.jumps), "rule")+" of iptables-nft")
 	}
 	return "nftables: " + strings.Join(what, ", ")
 }

@@ -151,13 +151,13 @@ func (o *Options) coversAgent(ctx context.Context) error {
 		return err
 	}
 	if len(lacks) > 0 && catchesUp() {
-		idle = append(idle, fmt.Sprintf("kube-proxy is at work on it, and lacks %d addresses and ports yet: run this again, with a longer --wait", len(lacks)))
+		idle = append(idle, fmt.Sprintf("kube-proxy is at work on it, and lacks %s yet: run this again, with a longer --wait", places(len(lacks))))
 	}
 	if err := o.differ(idle); err != nil {
 		return err
 	}
 	if len(lacks) == 0 {
-		o.ok("kube-proxy serves all %d addresses and ports that sluice does", ours)
+		o.ok("kube-proxy serves all %s that sluice does", places(ours))
 		return nil
 	}
 	o.tellStale(lacks)

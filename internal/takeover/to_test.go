@@ -22,7 +22,7 @@ func TestStaleTableIsGivenBack(t *testing.T) {
 		ours        frontends
 		stops       bool
 	}{
-		"the same": {twoServices, "serves all 1 addresses", frontends{key("10.96.0.1"): true}, false},
+		"the same": {twoServices, "serves all 1 address and port that", frontends{key("10.96.0.1"): true}, false},
 		"a service less": {twoServices, "note    TCP 10.96.0.9:443 is served by sluice and not by kube-proxy",
 			frontends{key("10.96.0.1"): true, key("10.96.0.9"): true}, false},
 		"nothing served": {"table ip kube-proxy {}", "differs kube-proxy serves nothing of IPv4", frontends{key("10.96.0.1"): true}, true},

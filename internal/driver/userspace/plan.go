@@ -37,13 +37,13 @@ func (p *plan) String() string {
 	lines := slices.Clone(p.missing)
 	for _, k := range slices.SortedFunc(maps.Keys(p.delta.Frontends), state.FrontendKey.Compare) {
 		if f := p.delta.Frontends[k]; f != nil {
-			lines = append(lines, fmt.Sprintf("serve %v of %v by %d backends", k, f.Service, len(f.Backends)))
+			lines = append(lines, fmt.Sprintf("serve %v of %v by %s", k, f.Service, model.Count(len(f.Backends), "backend")))
 		} else {
 			lines = append(lines, fmt.Sprintf("stop serving %v", k))
 		}
 	}
 	if rest := p.Len() - len(lines); rest > 0 {
-		lines = append(lines, fmt.Sprintf("change %d addresses and settings", rest))
+		lines = append(lines, "change "+model.Count(rest, "other setting"))
 	}
 	return strings.Join(append(lines, ""), "\n")
 }

@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/internal/model"
 )
 
 // proxyName is the label that leaves a Service to another proxy.
@@ -92,7 +93,7 @@ func unproxied(c *plan.Cluster, svc *corev1.Service) string {
 		for _, s := range c.SlicesOf(svc) {
 			n += len(s.Endpoints)
 		}
-		return fmt.Sprintf("headless: its name resolves to %d pod addresses", n)
+		return "headless: its name resolves to " + model.Count(n, "pod address")
 	case svc.Labels[proxyName] != "":
 		return "left to the proxy " + svc.Labels[proxyName]
 	case headless:

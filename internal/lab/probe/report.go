@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // Row sums up the outcomes of requests to one frontend (a node port counts once for all nodes) from
@@ -162,7 +164,7 @@ func (rep *Report) Failures() (all []string) {
 
 // Summary returns one sentence, and one about who reaches what.
 func (rep *Report) Summary() string {
-	text := fmt.Sprintf("%d requests in %.1f s: %s", rep.Requests, rep.Seconds, rep.Outcome())
+	text := fmt.Sprintf("%s in %.1f s: %s", model.Count(rep.Requests, "request"), rep.Seconds, rep.Outcome())
 	if rep.Pairs != nil {
 		text = rep.Pairs.Summary() + "\n" + text
 	}

@@ -208,7 +208,9 @@ func TestPoliciesIgnored(t *testing.T) {
 		t.Errorf("the last good version is gone: %+v", p)
 	}
 	api.put(path, policy("http", `"selector":"all()"`))
-	f.wait("it is mended", func() bool { return !f.sink.object("NetworkPolicy.projectcalico.org shop/http").(*model.Policy).Ignored })
+	f.wait("it is mended", func() bool {
+		return !f.sink.object("NetworkPolicy.projectcalico.org shop/http").(*model.Policy).Ignored
+	})
 }
 
 // If discovery is denied, the kinds that need it do not hold up the others.

@@ -31,7 +31,7 @@ type BrokenError struct {
 func (e *BrokenError) Error() string {
 	text := strings.Join(e.Broken, "; ")
 	if more := e.Lines - len(e.Broken); more > 0 {
-		text += fmt.Sprintf("; and %d more broken lines", more)
+		text += "; and " + model.Count(more, "more broken line")
 	}
 	return text
 }
