@@ -95,3 +95,42 @@ func TestBGP(t *testing.T) {
 		t.Errorf("%+v, %v", d.Fabric.Routes, c.Issues())
 	}
 }
+
+// A BGPAdvertisement that waits for a Community announces nothing, so that somebody is told who
+// expects it to. A version that waits leaves the one before in force.
+func TestWaitingAdvertisementAnnouncesNothing(t *testing.T) {
+	const nobody = "nobody announces its addresses: "
+	lb := func(name string) model.Name { return model.Name{Namespace: "lb", Name: name} }
+	advert := func(communities ...string) *model.BGPAdvertisement {
+		return &model.BGPAdvertisement{Name: lb("bgp"), Length4: 32, Length6: 128, Communities: communities,
+			Advertised: model.Advertised{Nodes: model.Everything(), Services: model.Everything()}}
+	}
+	vpn := &model.Community{Name: lb("c"), Aliases: map[string]string{"vpn": "64500:7"}}
+	cluster := []any{
+		&model.Node{Name: "here", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		&model.IPAddressPool{Name: lb("outside"), Services: model.Everything(), Ranges: []model.AddressRange{{First: netip.MustParseAddr("198.51.100.1"), Last: netip.MustParseAddr("198.51.100.9")}}},
+		&model.Service{Name: model.Name{Namespace: "shop", Name: "web"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			LoadBalancer: &model.LoadBalancer{Wanted: true}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}},
+	}
+	st, c := store.New(), compile.New(compile.Config{Node: "here", Addresses: true, BGP: true})
+	for _, step := range []struct {
+		what   string
+		events []store.Event
+		told   bool
+	}{
+		{"it waits", events(append(cluster, advert("vpn"))...), true},
+		{"the Community comes", events(vpn), false},
+		{"the Community goes", []store.Event{gone(vpn)}, false},
+		{"another version waits", events(advert("other")), false},
+		{"it goes", []store.Event{gone(advert())}, true},
+		{"it comes and waits", events(advert("vpn")), true},
+		{"it waits for nothing any more", events(advert("64500:8")), false},
+	} {
+		st.Apply(step.events)
+		c.Update(st, st.Take())
+		told := slices.ContainsFunc(c.Issues(), func(i model.Issue) bool { return strings.Contains(i.Reason, nobody) })
+		if told != step.told {
+			t.Errorf("%s: told that nobody announces: %v, want %v: %v", step.what, told, step.told, c.Issues())
+		}
+	}
+}

@@ -164,8 +164,12 @@ func New(cfg Config) *Compiler {
 		s.Fabric, c.peers = c.fabric.Fabric(), newPeers(cfg.Node, s.Services.Peers)
 	}
 	if cfg.Addresses {
-		c.addresses = address.New(address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs,
-			AllowNodeAddresses: cfg.AllowNodeAddresses})
+		of := address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs,
+			AllowNodeAddresses: cfg.AllowNodeAddresses}
+		if cfg.BGP {
+			of.InForce = func(name model.Name) bool { return c.bgp.InForce(name) }
+		}
+		c.addresses = address.New(of)
 	}
 	if cfg.BGP {
 		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret, MaxRoutes: cfg.BGPMaxRoutes}
@@ -426,7 +430,10 @@ func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
 		c.services.update(v, dirty)
 	}
 	delta := state.Delta{Services: c.services.flush()}
-	if c.addresses != nil {
+	if c.bgp != nil {
+		c.bgp.FollowAdverts(v, d)
+	}
+	if c.addresses != nil { // which asks which advertisements are in force
 		c.addresses.Update(v, d)
 	}
 	if c.bgp != nil { // which asks for the addresses

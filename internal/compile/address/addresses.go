@@ -27,6 +27,8 @@ type Config struct {
 	Class string
 	// BGP says that BGPAdvertisements are carried out, by package compile/bgp.
 	BGP bool
+	// InForce reports whether a BGPAdvertisement announces, as compile/bgp has it; nil: all do.
+	InForce func(model.Name) bool
 	// ClusterCIDRs and ServiceCIDRs are where pods and cluster IPs are: no Service is given an
 	// address there, nor one of nodes' pod CIDRs.
 	ClusterCIDRs, ServiceCIDRs []netip.Prefix
@@ -177,7 +179,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 		c.setPools(v, d)
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
-	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
+	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.CommunityKind, model.MetalLBPeerKind, model.BGPConfigurationKind)
 	everyone := adverts || changed(d, model.NodeKind)
 	if everyone {
 		c.setAnnouncers(v, d, adverts)

@@ -390,7 +390,7 @@ func TestAnnouncedByBGP(t *testing.T) {
 	}
 	w := newWorld(t, Config{Node: "n1", BGP: true})
 	p := w.pool("p", "192.0.2.1-192.0.2.9")
-	if w.set(p, node("n1"), w.service("x/a")); w.says(p) != "nobody announces its addresses: no L2Advertisement and no BGPAdvertisement selects it" {
+	if w.set(p, node("n1"), w.service("x/a")); w.says(p) != "nobody announces its addresses: no L2Advertisement and no BGPAdvertisement that is in force selects it" {
 		t.Errorf("of a pool that nothing selects: %q", w.says(p))
 	}
 }

@@ -73,7 +73,11 @@ func (c *Compiler) setBGP(v *store.View, d store.Dirty) {
 	if !c.cfg.BGP {
 		return
 	}
-	model.Share(c.lookup, c.bgp, func(o *model.IPAddressPool, ad *bgpAdvert) {
+	announce := c.bgp
+	if c.cfg.InForce != nil {
+		announce = slices.DeleteFunc(slices.Clone(c.bgp), func(ad *bgpAdvert) bool { return !c.cfg.InForce(ad.Name) })
+	}
+	model.Share(c.lookup, announce, func(o *model.IPAddressPool, ad *bgpAdvert) {
 		p := c.named[o.Name]
 		p.bgp = append(p.bgp, ad)
 	}, func(o *model.IPAddressPool, _ *bgpAdvert) { c.named[o.Name].moreBGP = true })

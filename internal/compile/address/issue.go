@@ -71,7 +71,7 @@ func (c *Compiler) list() (list []model.Issue) {
 		switch {
 		case p.used == 0, len(p.adverts) > 0, len(p.bgp) > 0, slices.ContainsFunc(p.Ranges, c.inRanges):
 		case c.cfg.BGP:
-			add(p.Ref(), "nobody announces its addresses: no L2Advertisement and no BGPAdvertisement selects it")
+			add(p.Ref(), "nobody announces its addresses: no L2Advertisement and no BGPAdvertisement that is in force selects it")
 		case len(c.notCarriedOut()) == 0:
 			add(p.Ref(), "nobody announces its addresses: no L2Advertisement selects it")
 		}

@@ -126,7 +126,20 @@ func (c *Compiler) SecretsChanged() bool {
 	return c.renewed
 }
 
-// Update brings the order in step with a version of the store in which d changed.
+// FollowAdverts brings InForce in step with a version of the store in which d changed. It comes
+// before Update, as addresses ask for it.
+func (c *Compiler) FollowAdverts(v *store.View, d store.Dirty) {
+	if !c.started || changed(d, model.BGPAdvertisementKind, model.CommunityKind) {
+		c.setInForce(v)
+	}
+}
+
+// InForce reports whether a version of a BGPAdvertisement is in force: the present one, or the last
+// one that did not wait for a Community.
+func (c *Compiler) InForce(name model.Name) bool { return c.inForce[name] != nil }
+
+// Update brings the order in step with a version of the store in which d changed, which
+// FollowAdverts was given.
 func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	if !c.started {
 		d = v.All()
@@ -139,9 +152,6 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	basis := own || !c.started || changed(d, model.BGPConfigurationKind)
 	if basis {
 		c.setConfiguration(v)
-	}
-	if !c.started || changed(d, model.BGPAdvertisementKind, model.CommunityKind) {
-		c.setInForce(v)
 	}
 	moved := c.followNodes(v, d, basis)
 	c.followPeers(v, d, moved, basis)

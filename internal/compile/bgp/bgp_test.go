@@ -108,6 +108,7 @@ func (w *world) update() speaker.Order {
 	d := w.store.Take()
 	w.store.Read(func(v *store.View) {
 		w.services.Update(v, d)
+		w.FollowAdverts(v, d)
 		w.Update(v, d)
 	})
 	o := w.Changes()

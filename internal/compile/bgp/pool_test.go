@@ -97,7 +97,10 @@ func TestManyAdvertisements(t *testing.T) {
 			Advertised: model.Advertised{Pools: []string{"p", "p"}, Nodes: model.Everything(), Services: model.Everything()}})
 	}
 	s.Apply(events(objects...))
-	s.Read(func(v *store.View) { c.Update(v, v.All()) })
+	s.Read(func(v *store.View) {
+		c.FollowAdverts(v, v.All())
+		c.Update(v, v.All())
+	})
 	if n := len(c.adverts[pool.Name]); n != model.MaxAdverts {
 		t.Errorf("%d count", n)
 	}
