@@ -260,10 +260,13 @@ func (tr *traffic) renew(w way) {
 	tr.every("new: "+w.what, 20*time.Millisecond, func() {
 		begun := time.Now()
 		conn, err := dial(w.from, w.network, w.to, answerLimit)
+		connected := time.Now()
 		if err == nil {
 			_, _, err = ask(conn, answerLimit)
+			answered := time.Now()
 			if n := lost(conn); n > 0 {
-				tr.fail("new, %s from %s: %d packets were lost", w.what, conn.LocalAddr(), n)
+				tr.fail("new, %s from %s: %d packets were lost; begun %s, connected after %s, answered after %s more", w.what, conn.LocalAddr(), n,
+					begun.Format("05.000"), connected.Sub(begun), answered.Sub(connected))
 			}
 			_ = conn.Close()
 		}
