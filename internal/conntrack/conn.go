@@ -351,7 +351,7 @@ func receive(nl *netlink.Conn, f func([]byte) error) error {
 	return nil
 }
 
-// get returns one entry, named as its client asked for it; nil if there is none. The kernel marks
+// get returns one entry by one of its two tuples; nil if there is none. The kernel marks
 // its answer as one of several, and never says that it was the last: the end of an empty dump does.
 func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 	family := familyV6
@@ -372,7 +372,7 @@ func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 	}
 	read := func(data []byte) error {
 		flow, ok, err := decodeFlow(data)
-		if err == nil && ok && flow.Orig == t {
+		if err == nil && ok && (flow.Orig == t || flow.Reply == t) {
 			found = &flow
 		}
 		return err

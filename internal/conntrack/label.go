@@ -87,8 +87,8 @@ func (f *Flow) decide(cut func(Flow) bool) (differs bool) {
 	return f.cut != f.Cut() || f.cutByRule()
 }
 
-// RelabelEach does what Relabel does for single flows of UDP, given as their clients asked for
-// them, and looks at no others. Flows that are in a flowtable it leaves to Relabel.
+// RelabelEach does what Relabel does for single flows of UDP, given by one of their two tuples, and
+// looks at no others. Flows that are in a flowtable it leaves to Relabel.
 func (c *Conn) RelabelEach(ctx context.Context, of []Tuple, decide func(Flow) (cut bool)) (changed int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

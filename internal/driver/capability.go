@@ -130,6 +130,9 @@ const JudgeAgain = 10 * time.Second
 // again.
 const MostAgain = 4096
 
+// MostAnswering is how many connections of a family an Answerer tells of, about.
+const MostAnswering = 4 * MostAgain
+
 // Rejudger has packets of established connections judged again that a change of policy is about:
 // those that go the way of the first one. That ends by itself after JudgeAgain.
 type Rejudger interface {
@@ -140,9 +143,9 @@ type Rejudger interface {
 
 // Answerer tells of connections whose answers pass while packets are judged again: answers are not.
 type Answerer interface {
-	// Answering yields connections of UDP, as their clients asked for them, of which packets have
-	// passed meanwhile that go the other way; there is a bound to how many these are. It is safe
-	// for concurrent use.
+	// Answering yields connections of UDP of which packets have passed meanwhile that go the other
+	// way than the first: by one of their two tuples, as the client asked or as answers come. What
+	// it yields may be no connection. It is safe for concurrent use.
 	Answering(ctx context.Context, yield func(from, to netip.AddrPort)) error
 }
 

@@ -250,20 +250,25 @@ func testJudgedAgain(t *testing.T, p plane) {
 	}
 }
 
-// TestAnswering shows that the driver tells of connections of UDP whose answers alone come, as
+// testAnswering shows that the driver tells of connections of UDP whose answers alone come, as
 // these are not judged again: in both families, and for as long as packets are.
-func TestAnswering(t *testing.T) {
-	k := byNFTables.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
+func testAnswering(t *testing.T, p plane) {
+	k := p.kernel(t, map[string][2]netip.Addr{"a": names["a"], "b": names["b"], "c": names["c"]})
 	k.declare(t, row{})
 	pairs := k.directPairs(t)
 	maps.DeleteFunc(pairs, func(_ string, p *drivertest.Pair) bool { _, is := p.Client.(*net.UDPConn); return !is })
 	told := func() (list []string) {
-		err := k.driver.Capabilities().Answerer.Answering(t.Context(), func(from, to netip.AddrPort) { list = append(list, fmt.Sprint(from, " ", to)) })
+		err := k.driver.Capabilities().Answerer.Answering(t.Context(), func(from, to netip.AddrPort) {
+			if from.Port() == 80 { // by the other tuple
+				from, to = to, from
+			}
+			list = append(list, fmt.Sprint(from, " ", to))
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		slices.Sort(list)
-		return list
+		return slices.Compact(list)
 	}
 	answer := func() (connections []string) {
 		for name, p := range pairs {

@@ -115,7 +115,7 @@ var fates = []test{
 // translations are those of what policies become, for drivers that write it unlike nftables.
 var translations = []test{
 	{"LargePolicies", testLargePolicies, inAll}, {"LargePolicyChanges", testLargePolicyChanges, inOne},
-	{"JudgedAgain", testJudgedAgain, inAll}, {"RandomPacketsApart", testRandomPacketsApart, inAll}, {"MarkOfWhatReachesItself", testMarkOfWhatReachesItself, inOne},
+	{"JudgedAgain", testJudgedAgain, inAll}, {"Answering", testAnswering, inAll}, {"RandomPacketsApart", testRandomPacketsApart, inAll}, {"MarkOfWhatReachesItself", testMarkOfWhatReachesItself, inOne},
 }
 
 // run runs the tests side by side, each with kernels of its own.

@@ -22,11 +22,20 @@ import (
 // setAgain has addresses, or all, for a while.
 const setAgain = "P-AGAIN"
 
-// again adds rules by which packets come to a chain that judges, in a built-in chain, once.
-func (f family) again(i *image, builtin, judges string) {
+// againChain is where they come from a built-in chain.
+func againChain(builtin string) string { return policyPrefix + "AGAIN-" + builtin }
+
+// again adds that chain, and the rules by which packets come there, once.
+func (f family) again(i *image, builtin string) {
 	for _, end := range []string{f.in(setAgain, "src"), f.in(setAgain, "dst") + " " + f.notIn(setAgain, "src")} {
-		i.rule("filter", builtin, "-m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL "+end+" -j "+judges)
+		i.rule("filter", builtin, "-m conntrack --ctstate ESTABLISHED "+end+" -j "+againChain(builtin))
 	}
+	i.rule("filter", againChain(builtin), "-p udp -m conntrack --ctdir REPLY -g "+answersChain)
+}
+
+// judgedAgain has a chain judge them.
+func (i *image) judgedAgain(builtin, judges string) {
+	i.rule("filter", againChain(builtin), "-m conntrack --ctdir ORIGINAL -g "+judges)
 }
 
 // established are the rules of a chain that drops for a reason, for packets that are judged again.
@@ -37,6 +46,64 @@ func established(reason state.Drop) []string {
 		return []string{is + "-j RETURN"} // no policy forbids the connection
 	case state.DropPolicy, state.DropHost: // answers, too
 		return []string{fmt.Sprintf(`%s-m connlabel --label "%d" --set`, is, state.CutLabel), fmt.Sprintf(`%s-m connlabel --label "%d" --set`, is, state.CutByRuleLabel)}
+	}
+	return nil
+}
+
+// Answers are not judged again. Those of UDP may come alone, as a stream of datagrams, so it is
+// noted whose they are. No ipset holds the four parts of a tuple, so two have three each: where an
+// answer comes from, with the other's address, and where it goes.
+const (
+	setAnswers  = "P-ANSWERS"
+	setAnswered = "P-ANSWERED"
+)
+
+var answering = []string{setAnswers, setAnswered}
+
+// answers adds the chain that notes them.
+func (f family) answers(i *image) {
+	note := func(set, fields string) string {
+		return fmt.Sprintf("-j SET --add-set %s %s --exist --timeout %d", f.name(set), fields, int(driver.JudgeAgain.Seconds()))
+	}
+	i.rule("filter", answersChain, note(setAnswers, "src,src,dst"), note(setAnswered, "dst,dst,src"))
+}
+
+// Answering implements driver.Answerer. Of two hosts that have several connections it tells of all
+// that their ports can make up. It does not know one that is translated at both ends.
+func (d *Driver) Answering(_ context.Context, yield func(from, to netip.AddrPort)) error {
+	told := 0
+	for _, f := range d.families {
+		var noted [2]map[[2]netip.Addr][]uint16 // ports of answers' sources, and destinations
+		for i, name := range answering {
+			noted[i] = map[[2]netip.Addr][]uint16{}
+			list, err := d.ns.IpsetList(f.name(name))
+			switch {
+			case errors.Is(err, unix.ENOENT):
+				continue
+			case err != nil:
+				return fmt.Errorf("list ipset %s: %w", f.name(name), err)
+			}
+			for _, entry := range list.Entries {
+				e := elementOf(clientsKind, entry)
+				ends := [2]netip.Addr{e.addr, e.net.Addr()}
+				if i == 1 {
+					ends[0], ends[1] = ends[1], ends[0]
+				}
+				noted[i][ends] = append(noted[i][ends], e.port)
+			}
+		}
+		for ends, sources := range noted[0] {
+			for _, source := range sources {
+				for _, destination := range noted[1][ends] {
+					if told++; told > driver.MostAnswering {
+						return nil
+					}
+					from, to := netip.AddrPortFrom(ends[0], source), netip.AddrPortFrom(ends[1], destination)
+					yield(to, from) // if the client's destination is not translated
+					yield(from, to) // if its source is not
+				}
+			}
+		}
 	}
 	return nil
 }
@@ -79,8 +146,10 @@ func (d *Driver) Calm(context.Context) error {
 		return nil
 	}
 	for _, f := range d.families {
-		if err := d.ns.IpsetFlush(f.name(setAgain)); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("flush ipset %s: %w", f.name(setAgain), err)
+		for _, name := range append([]string{setAgain}, answering...) {
+			if err := d.ns.IpsetFlush(f.name(name)); err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("flush ipset %s: %w", f.name(name), err)
+			}
 		}
 	}
 	d.again = 0

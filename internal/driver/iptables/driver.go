@@ -126,7 +126,7 @@ func (d *Driver) Capabilities() driver.Capabilities {
 		Lister: d, Counter: d,
 	}
 	if d.policy && !d.keep {
-		c.Rejudger = d
+		c.Rejudger, c.Answerer = d, d
 	}
 	return c
 }

@@ -24,6 +24,7 @@ type chain struct{ table, name string }
 type set struct {
 	kind     string // "hash:ip,port"
 	timeout  bool
+	most     uint32 // elements; 0: maxElements
 	elements map[element]bool
 }
 

@@ -17,15 +17,17 @@ import (
 //	raw     PREROUTING   SLUICE-P-ARRIVAL    what came by another interface than the way back leads to
 //	filter  FORWARD,     SLUICE-P-DROP-cut   what policy forbids since it was established
 //	        INPUT, OUTPUT
-//	filter  FORWARD      SLUICE-P-FORWARD    what is not established, or is judged again (again.go)
+//	filter  FORWARD      SLUICE-P-FORWARD    what is not established
 //	filter  INPUT        SLUICE-P-INPUT      the same
-//	filter  OUTPUT       SLUICE-P-OUTPUT     new connections of the node, by host endpoints, and again
+//	filter  OUTPUT       SLUICE-P-OUTPUT     new connections of the node, by host endpoints
+//	filter  FORWARD,     SLUICE-P-AGAIN-…    what a change may be about that was just made (again.go)
+//	        INPUT, OUTPUT
 //	mangle  POSTROUTING  SLUICE-P-SERVICES   those to services: here the interface is known
 //	mangle  PREROUTING   SLUICE-P-BEFORE     new connections, by preDNAT policies
 //	raw     PREROUTING,  SLUICE-P-RAW-IN,    every packet, by deny lists and doNotTrack policies
 //	        OUTPUT       SLUICE-P-RAW-OUT
 //
-// The last five are there only where they are used.
+// SLUICE-P-OUTPUT and the last four are there only where they are used.
 //
 // From there a packet passes SLUICE-P-SENT, where SLUICE-P-FROM, a tree of chains, finds the pod of
 // its source, and SLUICE-P-RECEIVED, where SLUICE-P-TO finds that of its destination. They lead to
@@ -53,6 +55,7 @@ const (
 	tunnelledChain = policyPrefix + "TUNNELLED"
 	deniedChain    = policyPrefix + "DENIED"
 	anyChain       = policyPrefix + "ANY" // of pods without policies
+	answersChain   = policyPrefix + "ANSWERS"
 	outputChain    = policyPrefix + "OUTPUT"
 	toServiceChain = policyPrefix + "SERVICES"
 	beforeChain    = policyPrefix + "BEFORE"
@@ -62,7 +65,7 @@ const (
 )
 
 // policyKinds are the types of the sets of policy that are always there.
-var policyKinds = map[string]string{setPods: "hash:net", setAgain: "hash:net"}
+var policyKinds = map[string]string{setPods: "hash:net", setAgain: "hash:net", setAnswers: clientsKind, setAnswered: clientsKind}
 
 const setPods = "P-POD-CIDRS"
 
@@ -90,6 +93,10 @@ func (j *judge) enforce(p *state.Policy, kept *keeping) *enforced {
 		i.set(j.name(name), kind)
 	}
 	i.sets[j.name(setAgain)].timeout = true
+	for _, name := range answering {
+		s := i.sets[j.name(name)]
+		s.timeout, s.most = true, driver.MostAnswering
+	}
 	j.networks(i, setPods, p.PodCIDRs)
 	i.drops("raw", state.DropSpoofed)
 	i.drops("filter", state.DropCut, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropTunnel, state.DropForeignError)
@@ -134,9 +141,11 @@ func (f family) forward(i *image) {
 		i.rule("filter", name, cut)
 		if to != "" {
 			i.rule("filter", name, "-m conntrack ! --ctstate ESTABLISHED -j "+to)
-			f.again(i, name, to)
+			i.judgedAgain(name, to)
 		}
+		f.again(i, name)
 	}
+	f.answers(i)
 	errors := "-p " + number(f.icmp()) + " -m conntrack --ctstate RELATED -g " + errorsChain
 	const helped = "-m conntrack --ctstate RELATED -j RETURN" // what a helper expects, which administrators assign
 	i.rule("filter", passChain, errors, helped,
@@ -321,7 +330,7 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 		if _, is := i.chains[chain{s.table, s.chain}]; !is {
 			i.rule(s.table, enter[s.chain][0], enter[s.chain][1]+"-j "+s.chain)
 			if s.chain == outputChain {
-				j.again(i, "OUTPUT", s.chain)
+				i.judgedAgain("OUTPUT", s.chain)
 			}
 			i.rule(s.table, s.chain, enter[s.chain][2:]...)
 		}

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -19,7 +20,7 @@ const maxElements = 1 << 20
 
 // createSet creates a set of a family.
 func (d *Driver) createSet(v6 bool, name string, s *set) error {
-	o := netlink.IpsetCreateOptions{Family: unix.AF_INET, MaxElements: maxElements}
+	o := netlink.IpsetCreateOptions{Family: unix.AF_INET, MaxElements: cmp.Or(s.most, maxElements)}
 	if v6 {
 		o.Family = unix.AF_INET6
 	}

@@ -18,9 +18,6 @@ import (
 // it, in one transaction, and go by themselves. Of UDP it may be that answers alone come: such a
 // connection is noted, and whoever labels connections looks at it before the others.
 
-// mostAnswering is how many connections are noted at once.
-const mostAnswering = 4 * driver.MostAgain
-
 // answeringChain notes them.
 const answeringChain = "answering"
 
@@ -32,7 +29,7 @@ func (p *Program) addAgain() {
 	p.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
 	for _, fp := range p.Families {
 		fp.Policy.again = again(fp.IP.Name+"-again", "addresses of which packets of established connections are judged again, for a while", fp.IP.Saddr)
-		fp.Policy.Answering = p.AddSet(&nft.Set{Name: fp.IP.Name + "-answering", Dynamic: true, Size: mostAnswering,
+		fp.Policy.Answering = p.AddSet(&nft.Set{Name: fp.IP.Name + "-answering", Dynamic: true, Size: driver.MostAnswering,
 			Key: []nft.Field{fp.IP.Saddr, fp.IP.Daddr, nft.Sport, nft.Dport}, Comment: "connections of UDP by those addresses that were answered meanwhile"})
 	}
 }
