@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -19,7 +20,7 @@ func BenchmarkAdd(b *testing.B) {
 	for _, plugin := range []string{"sluice-cni", "bridge"} {
 		b.Run(plugin, func(b *testing.B) {
 			node := host(b, "node")
-			path := filepath.Join(binaries, plugin)
+			path := programs.Path(b, plugin)
 			if _, err := os.Stat(path); err != nil {
 				path = filepath.Join(debianPlugins, plugin)
 			}

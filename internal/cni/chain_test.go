@@ -7,49 +7,24 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	current "github.com/containernetworking/cni/pkg/types/100"
-
 	"sluice.dev/sluice/test/world"
 )
 
-// Chained with the reference plugins, by cnitool: ports of the node lead to the container, its
+// Chained with the reference plugins: ports of the node lead to the container, its
 // bandwidth is bounded, its parameters are set, and what the node's firewall denies others passes.
 func TestChained(t *testing.T) {
 	needPlugins(t)
 	b := newTestbed(t, "1.0.0", plugin(ranges))
-	t.Cleanup(func() { // where cnitool keeps results until DEL
-		left, _ := filepath.Glob("/var/lib/cni/results/pods-cnitool-*")
-		for _, file := range left {
-			_ = os.Remove(file)
-		}
-	})
-	dir := t.TempDir()
-	list := `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.ReplaceAll(plugin(ranges), "{data}", b.data) + `,
-		{"type": "portmap", "capabilities": {"portMappings": true}, "snat": true},
-		{"type": "bandwidth", "capabilities": {"bandwidth": true}},
-		{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}},
-		{"type": "firewall", "backend": "iptables"}]}`
-	if err := os.WriteFile(filepath.Join(dir, "pods.conflist"), []byte(list), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	tool := func(verb string, ns *world.Host, capabilities string) []byte {
-		t.Helper()
-		cmd := exec.Command(filepath.Join(binaries, "cnitool"), verb, "pods", ns.Path())
-		cmd.Env = append(os.Environ(), "NETCONFPATH="+dir, "CNI_PATH="+binaries+":"+debianPlugins, "CAP_ARGS="+capabilities)
-		var out []byte
-		if err := b.node.Do(func() (err error) { out, err = cmd.CombinedOutput(); return err }); err != nil {
-			t.Fatalf("cnitool %s: %v\n%s", verb, err, out)
-		}
-		return out
-	}
-	x, y, outside := host(t, "x"), host(t, "y"), host(t, "outside")
+	b.use("1.0.0", plugin(ranges),
+		`{"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}`,
+		`{"type": "bandwidth", "capabilities": {"bandwidth": true}}`,
+		`{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}`,
+		`{"type": "firewall", "backend": "iptables"}`)
+	x, y, outside := b.container("x"), b.container("y"), host(t, "outside")
 	b.node.Join("uplink", outside, "eth0")
 	b.node.Address("uplink", "192.168.5.1/24", "fd05::1/64")
 	outside.Address("eth0", "192.168.5.2/24", "fd05::2/64")
@@ -58,22 +33,28 @@ func TestChained(t *testing.T) {
 		b.node.Exec("ip6tables", strings.Fields(rule)...)
 	}
 	const rate, size = 16_000_000, 3_000_000 // bits a second, bytes
-	bandwidth := fmt.Sprintf(`"bandwidth": {"ingressRate": %d, "ingressBurst": 800000, "egressRate": %[1]d, "egressBurst": 800000}}`, rate)
-	capabilities := `{"portMappings": [{"hostPort": 9090, "containerPort": 8080, "protocol": "tcp"}], ` + bandwidth
-	result, err := current.NewResult(tool("add", x, capabilities))
-	if err != nil {
-		t.Fatal(err)
+	bandwidth := map[string]int{"ingressRate": rate, "ingressBurst": 800_000, "egressRate": rate, "egressBurst": 800_000}
+	x.CapabilityArgs = map[string]any{
+		"portMappings": []map[string]any{{"hostPort": 9090, "containerPort": 8080, "protocol": "tcp"}},
+		"bandwidth":    bandwidth,
 	}
-	tool("add", y, "{"+bandwidth)
-	tool("check", y, "{"+bandwidth) // portmap 1.1.1 fails for ports of a container with both families, bandwidth without any
-	for _, ip := range result.(*current.Result).IPs {
-		addr, _ := netip.AddrFromSlice(ip.Address.IP)
-		reach(t, y, x, netip.AddrPortFrom(addr.Unmap(), 8080))
+	y.CapabilityArgs = map[string]any{"bandwidth": bandwidth}
+	for _, c := range []*container{x, y} {
+		if err := b.tryAdd(c); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if out := x.Exec("cat", "/proc/sys/net/core/somaxconn"); out != "500\n" {
+	// portmap 1.1.1 fails for ports of a container with both families, bandwidth without any.
+	if err := b.node.Do(func() error { return b.cni.CheckNetworkList(t.Context(), b.list, y.RuntimeConf) }); err != nil {
+		t.Error(err)
+	}
+	for _, a := range x.addrs() {
+		reach(t, y.ns, x.ns, netip.AddrPortFrom(a, 8080))
+	}
+	if out := x.ns.Exec("cat", "/proc/sys/net/core/somaxconn"); out != "500\n" {
 		t.Error("somaxconn:", out)
 	}
-	listener := listen(t, x, ":8080")
+	listener := listen(t, x.ns, ":8080")
 	go func() {
 		for conn, err := listener.Accept(); err == nil; conn, err = listener.Accept() {
 			_, _ = io.Copy(conn, conn)
@@ -82,7 +63,7 @@ func TestChained(t *testing.T) {
 	}()
 	for _, at := range []string{"192.168.5.1:9090", "[fd05::1]:9090"} {
 		begin := time.Now()
-		err = outside.Do(func() error {
+		err := outside.Do(func() error {
 			conn, err := net.DialTimeout("tcp", at, 5*time.Second)
 			if err != nil {
 				return err
@@ -102,8 +83,8 @@ func TestChained(t *testing.T) {
 			t.Errorf("%d bytes took %s, which is faster than the bandwidth", size, took)
 		}
 	}
-	tool("del", x, capabilities)
-	tool("del", y, "{"+bandwidth)
+	b.del(x)
+	b.del(y)
 	b.node.IP("link del uplink")
 	b.empty()
 }

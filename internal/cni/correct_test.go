@@ -199,8 +199,8 @@ func TestKilled(t *testing.T) {
 	done := 0
 	for i := range points {
 		c := b.container(fmt.Sprint("k", i))
-		cmd := exec.Command(filepath.Join(binaries, "sluice-cni"))
-		cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.ContainerID, "CNI_NETNS=" + c.NetNS, "CNI_IFNAME=eth0", "CNI_PATH=" + binaries}
+		cmd := exec.Command(b.program)
+		cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=" + c.ContainerID, "CNI_NETNS=" + c.NetNS, "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Dir(b.program)}
 		cmd.Stdin = strings.NewReader(`{"cniVersion": "1.1.0", "name": "pods", ` + strings.ReplaceAll(plugin(ranges), "{data}", b.data)[1:])
 		if err := b.node.Start(cmd); err != nil {
 			t.Fatal(err)

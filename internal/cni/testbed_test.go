@@ -20,40 +20,21 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )
 
 // debianPlugins is where Debian's containernetworking-plugins are.
 const debianPlugins = "/usr/lib/cni"
 
-// binaries is the folder of the programs under test, which TestMain builds.
-var binaries string
-
-func TestMain(m *testing.M) { os.Exit(withBinaries(m)) }
-
-func withBinaries(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "sluice-cni-")
-	if err != nil {
-		panic(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	for _, program := range []string{"sluice.dev/sluice/cmd/sluice-cni", "github.com/containernetworking/cni/cnitool"} {
-		if out, err := exec.Command("go", "build", "-o", dir+"/", program).CombinedOutput(); err != nil {
-			fmt.Printf("build %s: %v\n%s", program, err, out)
-			return 1
-		}
-	}
-	binaries = dir
-	return m.Run()
-}
-
 // testbed is a node in a namespace, with a network configuration.
 type testbed struct {
 	*testing.T
-	node *world.Host
-	data string // the folder of host-local's store
-	list *libcni.NetworkConfigList
-	cni  *libcni.CNIConfig
+	node    *world.Host
+	data    string // the folder of host-local's store
+	program string // sluice-cni
+	list    *libcni.NetworkConfigList
+	cni     *libcni.CNIConfig
 }
 
 // ranges are those of most tests.
@@ -63,8 +44,8 @@ const ranges = `"ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"
 // folder.
 func newTestbed(t *testing.T, version string, plugins ...string) *testbed {
 	t.Helper()
-	b := &testbed{T: t, node: host(t, "node"), data: t.TempDir()}
-	b.cni = libcni.NewCNIConfigWithCacheDir([]string{binaries, debianPlugins}, t.TempDir(), nil)
+	b := &testbed{T: t, node: host(t, "node"), data: t.TempDir(), program: programs.Path(t, "sluice-cni")}
+	b.cni = libcni.NewCNIConfigWithCacheDir([]string{filepath.Dir(b.program), debianPlugins}, t.TempDir(), nil)
 	b.use(version, plugins...)
 	return b
 }
@@ -211,12 +192,12 @@ func (b *testbed) empty() {
 // call runs the plugin by hand, and returns what it prints and its error; code 0: none.
 func (b *testbed) call(env map[string]string, stdin string) (out []byte, failed types.Error) {
 	b.Helper()
-	for _, c := range [][2]string{{"CNI_CONTAINERID", "c"}, {"CNI_IFNAME", "eth0"}, {"CNI_PATH", binaries + ":" + debianPlugins}} {
+	for _, c := range [][2]string{{"CNI_CONTAINERID", "c"}, {"CNI_IFNAME", "eth0"}, {"CNI_PATH", filepath.Dir(b.program) + ":" + debianPlugins}} {
 		if _, given := env[c[0]]; !given {
 			env[c[0]] = c[1]
 		}
 	}
-	cmd := exec.Command(filepath.Join(binaries, "sluice-cni"))
+	cmd := exec.Command(b.program)
 	for k, v := range env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}

@@ -25,10 +25,10 @@ func balanced(f family, names string) func(*model.Service) {
 	return func(s *model.Service) { s.LoadBalancerIPs = f.addrs(names) }
 }
 
-// kubernetes is the Service of the API server, c9:443, which is reached at n9:6443.
+// kubernetes is the Service of the API server, c8:443 and c9:443, which is reached at n9:6443.
 func kubernetes(f family) []any {
 	named := model.Name{Namespace: "default", Name: "kubernetes"}
-	svc := &model.Service{Name: named, ClusterIPs: f.addrs("c9"), Ports: []model.ServicePort{{Name: "https", Protocol: model.TCP, Port: 443, TargetPort: 6443}}}
+	svc := &model.Service{Name: named, ClusterIPs: f.addrs("c8 c9"), Ports: []model.ServicePort{{Name: "https", Protocol: model.TCP, Port: 443, TargetPort: 6443}}}
 	return []any{svc, &model.EndpointSlice{
 		Name: named, Service: "kubernetes", Ports: []model.EndpointPort{{Name: "https", Protocol: model.TCP, Port: 6443}}, Endpoints: []model.Endpoint{f.endpoint("n9")},
 	}}
@@ -125,7 +125,7 @@ func TestAddressesThatNoServiceMayHave(t *testing.T) {
 						}
 					}
 					got := sorted(show(c.State()))
-					if wanted := sorted(strings.TrimSpace("ClusterIP c9:443 of kubernetes -> n9:6443\n" + tc.want)); got != wanted {
+					if wanted := sorted(strings.TrimSpace("ClusterIP c8:443 of kubernetes -> n9:6443\nClusterIP c9:443 of kubernetes -> n9:6443\n" + tc.want)); got != wanted {
 						t.Errorf("got:\n%s\nwant:\n%s", got, wanted)
 					}
 				}

@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 func TestFairShare(t *testing.T) {
@@ -52,27 +53,14 @@ type floods struct {
 const clientsMost = 1024 // that the test's map takes
 
 func newFloods(t *testing.T, services int) *floods {
-	node, sender := testNS(t), testNS(t)
-	run := func(ns *netns.NS, args ...string) {
-		t.Helper()
-		if out, err := ns.Run(args[0], args[1:]...); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	}
-	run(node, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", sender.Name)
-	run(node, "ip", "address", "add", "192.0.2.1/24", "dev", "eth0")
-	run(node, "ip", "address", "add", "10.1.0.1/32", "dev", "lo")
-	run(sender, "ip", "address", "add", "192.0.2.2/24", "dev", "eth0")
-	for _, ns := range []*netns.NS{node, sender} {
-		run(ns, "ip", "link", "set", "lo", "up")
-		run(ns, "ip", "link", "set", "eth0", "up")
-	}
-	run(node, "ip", "route", "add", "default", "via", "192.0.2.2")
-	for _, name := range []string{"all", "eth0"} {
-		if err := node.Sysctl("net/ipv4/conf/"+name+"/rp_filter", "0"); err != nil {
-			t.Fatal(err)
-		}
-	}
+	node, sender := world.NewHost(t, "node"), world.NewHost(t, "sender")
+	node.Join("eth0", sender, "eth0")
+	node.Address("eth0", "192.0.2.1/24")
+	node.Address("lo", "10.1.0.1/32")
+	sender.Address("eth0", "192.0.2.2/24")
+	node.Gateway("192.0.2.2")
+	node.Set("net/ipv4/conf/all/rp_filter", "0")
+	node.Set("net/ipv4/conf/eth0/rp_filter", "0")
 	small := func(o Options) (*Driver, error) {
 		d, err := Open(o)
 		if err == nil {
@@ -81,7 +69,7 @@ func newFloods(t *testing.T, services int) *floods {
 		}
 		return d, err
 	}
-	f := &floods{driver: openWith(t, node, small), reader: openIn(t, node, Options{}), sender: sender}
+	f := &floods{driver: openWith(t, node.NS, small), reader: openIn(t, node.NS, Options{}), sender: sender.NS}
 	s := state.New()
 	for i := range services {
 		b := addrPorts("10.1.0.1:53")

@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // vxlanPacket is what a VXLAN packet holds, with a text in place of a frame.
@@ -25,22 +26,11 @@ func vxlanPacket(vni uint32, text string) []byte {
 // a tunnel's port, too (projectcalico/calico#13118).
 func TestTunnelsTakePacketsFromNodes(t *testing.T) {
 	t.Parallel()
-	node, far := testNS(t), testNS(t)
-	if err := netns.Veth(node, "e0", far, "e0"); err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range []struct {
-		ns   *netns.NS
-		addr string
-	}{{node, "192.0.2.1/24"}, {node, "fd00::1/64"}, {far, "192.0.2.2/24"}, {far, "192.0.2.9/24"}, {far, "fd00::2/64"}, {far, "fd00::9/64"}} {
-		args := []string{"addr", "add", a.addr, "dev", "e0"}
-		if netip.MustParsePrefix(a.addr).Addr().Is6() {
-			args = append(args, "nodad")
-		}
-		if out, err := a.ns.Run("ip", args...); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
+	here, there := world.NewHost(t, "node"), world.NewHost(t, "far")
+	here.Join("e0", there, "e0")
+	here.Address("e0", "192.0.2.1/24", "fd00::1/64")
+	there.Address("e0", "192.0.2.2/24", "192.0.2.9/24", "fd00::2/64", "fd00::9/64")
+	node, far := here.NS, there.NS
 	e0, err := node.LinkByName("e0")
 	if err != nil {
 		t.Fatal(err)
