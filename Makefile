@@ -80,21 +80,23 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 # they use before they collect it: that saves a twelfth of the time.
 GO_TEST := env GOGC=400 go test -count=1 -vet=off -timeout 20m -p 2 -parallel 3
 LONGEST := $(addprefix ./,cmd/sluice-lab internal/policytest docs internal/driver/iptables internal/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
+# hack/slowest reads that of all packages.
+TEST_LOG := $(CURDIR)/bin/$(if $(filter ./...,$(PKG)),test,test-some).log
 
 .PHONY: test test-packages test-release check
 test test-packages test-release check: export SLUICE_PROGRAMS := $(CURDIR)/bin
 test: build ## Run all tests that one machine can run, kernel tests in network namespaces included (PKG=./folder for one package)
 	@hack/need "the tests" $(TEST_TOOLS)
 	bin/sluice lab build --tools
-	@: >bin/test.log
+	@: >$(TEST_LOG)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-packages $(if $(filter ./...,$(PKG)),test-release)
 
 test-packages:
-	$(GO_TEST) $(if $(filter ./...,$(PKG)),$(LONGEST)) $(PKG) 2>&1 | tee -a bin/test.log
+	$(GO_TEST) $(if $(filter ./...,$(PKG)),$(LONGEST)) $(PKG) 2>&1 | tee -a $(TEST_LOG)
 
 # Another module, whose test compiles and packs: it takes what time the others leave.
 test-release:
-	cd release && nice $(GO_TEST) ./... 2>&1 | tee -a $(CURDIR)/bin/test.log
+	cd release && nice $(GO_TEST) ./... 2>&1 | tee -a $(TEST_LOG)
 
 check: build ## Format, vet and lint what changed, and run all tests that need no kernel: a minute
 	@hack/check
