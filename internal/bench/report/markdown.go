@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/bench/chart"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Keep writes the result as JSON, and its charts.
@@ -79,8 +80,8 @@ func writeResult(b *strings.Builder, r *Result) {
 	if len(r.Notes)+len(r.Skipped) > 0 {
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(b, "`%s`, %s, %d rounds, %.0f s, on %s. Machine: %s. All samples: [%s.json](%s.json).\n\n",
-		r.Command, r.Scale, r.Rounds, r.Seconds, r.Started.Format("2006-01-02 15:04 MST"), r.Machine, r.Experiment, r.Experiment)
+	fmt.Fprintf(b, "`%s`, %s, %s, %.0f s, on %s. Machine: %s. All samples: [%s.json](%s.json).\n\n",
+		r.Command, r.Scale, model.Count(r.Rounds, "round"), r.Seconds, r.Started.Format("2006-01-02 15:04 MST"), r.Machine, r.Experiment, r.Experiment)
 }
 
 // sizeColumn is a column of a table.
