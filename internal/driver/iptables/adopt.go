@@ -54,9 +54,9 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 			}
 			there.set(parts{!isPolicy(c.name), isPolicy(c.name)}, true)
 		}
-		if len(sets[i]) == 0 {
+		if !asks(have[i].chains, sets[i]) {
 			for _, c := range f.foreign(have[i].chains) {
-				foreign = errors.Join(foreign, fmt.Errorf("chain %s of table %s is another program's, as it has rules that are not Sluice's and there is no ipset of Sluice's beside it; remove it, or run that program without it", c.name, c.table))
+				foreign = errors.Join(foreign, fmt.Errorf("chain %s of table %s is another program's, as it has rules that are not Sluice's and nothing there asks an ipset of Sluice's; remove it, or run that program without it", c.name, c.table))
 			}
 		}
 	}
@@ -189,7 +189,18 @@ func (d *Driver) rememberOthers(ctx context.Context, f family, s *state.Services
 	return all
 }
 
-// foreign returns the chains that have rules which are not ours, sorted, of a family without a set
+// asks reports whether a rule asks one of sets of ours. They are there for both variants, so that a
+// set alone does not tell whose chains are.
+func asks(chains map[chain][]string, sets map[string]*set) bool {
+	for _, rules := range chains {
+		if len(sets) > 0 && slices.ContainsFunc(rules, func(r string) bool { return strings.Contains(r, "-set "+prefix) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// foreign returns the chains that have rules which are not ours, sorted, where no rule asks a set
 // of ours: chains of our names may be another program's then, or what a clean-up by hand left. Ours
 // are rules that lead to chains of ours, that return, that translate addresses, that are written
 // alike on every node, and those of chains that are named after them.
@@ -220,7 +231,7 @@ func (f family) foreign(chains map[chain][]string) (list []chain) {
 // those of ours in the family.
 func (d *Driver) removal(ctx context.Context, v Variant, f family, sets map[string]*set) (string, error) {
 	chains, _, err := d.save(ctx, v, f.v6)
-	if err != nil || len(sets) == 0 && len(f.foreign(chains)) > 0 {
+	if err != nil || !asks(chains, sets) && len(f.foreign(chains)) > 0 {
 		return "", err
 	}
 	return difference(f.v6, &image{chains: chains}, newImage()).restore, nil

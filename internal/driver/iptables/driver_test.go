@@ -324,6 +324,31 @@ func TestForeignChain(t *testing.T) {
 	}
 }
 
+// Sets are of both variants: chains in the one that has no rule which asks them stay another
+// program's.
+func TestForeignChainInTheOtherVariant(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v Variant) {
+		d := inside(t, Options{Variant: v})
+		adopt(t, d, services(1, 1))
+		program := "iptables-" + string(v.other())
+		run(t, d, program, "-N", "SLUICE-FORWARD")
+		run(t, d, program, "-A", "SLUICE-FORWARD", "-p", "udp", "-j", "DROP")
+		run(t, d, program, "-A", "FORWARD", "-j", "SLUICE-FORWARD")
+		before := run(t, d, program, "-S")
+		adopt(t, d, services(1, 1))
+		if after := run(t, d, program, "-S"); after != before {
+			t.Errorf("adoption: was\n%s\nis\n%s", before, after)
+		}
+		if err := d.Purge(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if after := run(t, d, program, "-S"); after != before {
+			t.Errorf("clean-up: was\n%s\nis\n%s", before, after)
+		}
+	})
+}
+
 // What a clean-up by hand has left, which may be chains without sets, is ours: it is taken over,
 // and removed.
 func TestHalfCleaned(t *testing.T) {
