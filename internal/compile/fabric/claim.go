@@ -147,14 +147,14 @@ func (c *Compiler) decide(again map[string]bool) {
 	}
 }
 
-// deny says why a node does not get the pods of its CIDR i; "": it does. A block may lie in
-// another's CIDR, as Calico gives blocks out whatever pod CIDRs there are.
+// deny says why a node does not get the pods of its CIDR i; "": it does. A block may lie in the pod
+// CIDR of another Node, as Calico gives blocks out whatever pod CIDRs there are, but in no block.
 func (c *Compiler) deny(n *node, i int) string {
 	cidr := n.cidrs[i]
 	switch by, holder := c.holder(cidr, n.Node); {
 	case holder != nil && by == cidr:
 		return fmt.Sprintf("is that of Node %s, which was there first", holder.Name)
-	case holder != nil && i < len(n.PodCIDRs):
+	case holder != nil && (i < len(n.PodCIDRs) || !slices.Contains(holder.PodCIDRs, by)):
 		return fmt.Sprintf("lies in %s of Node %s, which was there first", by, holder.Name)
 	}
 	if at := slices.IndexFunc(c.apiServers, cidr.Contains); at >= 0 { // whoever mends it would not be heard

@@ -215,6 +215,14 @@ func TestFabric(t *testing.T) {
 			nodes: []string{"own 192.0.2.99", near}, pools: []string{"v4 10.244.0.0/16", "v6 fd00:10:244::/48"},
 			issues: []string{"Node own: it has no IPv6 address, so it reaches no IPv6 pods of other nodes", "Node own: its address 192.0.2.99 is on no interface of this machine, so it reaches no IPv4 pods of other nodes"},
 		},
+		"a block of a newer node in an older one's": {
+			nodes:  []string{"own 192.0.2.1 10.244.1.0/24", "b 192.0.2.2 10.244.2.0/24 created=x", "c 192.0.2.3 10.244.3.0/24 created=xx"},
+			pools:  []string{"v4 10.244.0.0/15 ipip=Always"},
+			blocks: []string{"x 10.245.0.0/26 b", "y 10.245.0.0/28 c"},
+			want: "10.244.1.0/24: nowhere\n10.244.2.0/24: sluice.ipip 192.0.2.2\n10.244.3.0/24: sluice.ipip 192.0.2.3\n" +
+				"10.245.0.0/26: sluice.ipip 192.0.2.2\nsluice.ipip: IPIP local 192.0.2.1 address 10.244.1.0 mtu 1480",
+			issues: []string{"Node c: its pod CIDR 10.245.0.0/28 lies in 10.245.0.0/26 of Node b, which was there first"},
+		},
 		"Calico's blocks": {
 			nodes: []string{own + " vxlan=10.244.77.9", near, far}, pools: []string{"v4 10.244.0.0/16 vxlan=CrossSubnet", "v6 fd00:10:244::/48"},
 			blocks: []string{"a 10.244.66.64/26 near", "b 10.244.2.64/26 near", "c 10.244.77.0/26 own", "d 10.244.77.64/26 far", "e 10.244.1.128/26 far", "f 10.244.99.0/26 nobody", "g 10.244.99.0/26"},
