@@ -159,7 +159,7 @@ func New(cfg Config) *Compiler {
 		s.Farms = c.farms.Farms()
 	}
 	if cfg.Fabric {
-		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
+		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
 		c.fabric.SetAPIServers(addressesOf(cfg.APIServers))
 		s.Fabric, c.peers = c.fabric.Fabric(), newPeers(cfg.Node, s.Services.Peers)
 	}

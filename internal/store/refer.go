@@ -14,7 +14,8 @@ import (
 //   - One that is deleted while others name it stays as it was, until it comes again or nobody
 //     names it any more. A Service stays for the policies that name it and is served no longer.
 //   - A version of a policy whose tier is missing waits for it, and one of a BGPPeer for its
-//     filters. The version before stays, or none.
+//     filters. The version before stays, or none. A version of a policy that is in force waits for
+//     the Services that it names. A new policy does not: without it, its pods would be open.
 //
 // Selectors name nothing: they select what there is.
 
@@ -77,16 +78,23 @@ type waiting struct {
 // and a BGPFilter is not.
 var awaited = map[model.Kind]string{
 	model.TierKind:      "spec.tier: there is no %s, for which it waits: make the Tier, or name one that exists",
+	model.ServiceKind:   "its rules name %s, which does not exist and for which this version waits: make the Service, or name one that exists",
 	model.BGPFilterKind: "spec.filters: there is no %s that can be read, for which it waits: make or mend it, or name one that exists",
 }
 
-// awaits returns what is missing of what o names and has to wait for.
-func (s *Store) awaits(o any) (missing model.Ref, waits bool) {
-	if p, ok := o.(*model.Policy); ok && p.Refused != "" {
+// awaits returns what is missing of what the next version of an object names and has to wait for:
+// of several the first.
+func (s *Store) awaits(of model.Ref, next any) (missing model.Ref, waits bool) {
+	if p, ok := next.(*model.Policy); ok && p.Refused != "" {
 		return missing, false
 	}
-	names(o, func(ref model.Ref) {
-		if awaited[ref.Kind] != "" && !waits && (s.view.Object(ref) == nil || s.gone[ref]) {
+	last, _ := s.view.Object(of).(*model.Policy)
+	names(next, func(ref model.Ref) {
+		there := s.view.Object(ref) != nil && !s.gone[ref]
+		if ref.Kind == model.ServiceKind {
+			there = last == nil || last.Refused != "" || s.view.NamedService(ref.Name) != nil
+		}
+		if awaited[ref.Kind] != "" && !there && (!waits || ref.Compare(missing) < 0) {
 			missing, waits = ref, true
 		}
 	})
@@ -97,18 +105,26 @@ func (s *Store) awaits(o any) (missing model.Ref, waits bool) {
 // next has to. What is the same as before is in force already.
 func (s *Store) waits(ref model.Ref, next any, same bool) bool {
 	was, again := s.waiting[ref]
-	delete(s.waiting, ref)
-	missing, waits := s.awaits(next)
+	if again {
+		delete(s.waiting, ref)
+		s.waitedFor[was.ref]--
+	}
+	missing, waits := s.awaits(ref, next)
 	if same || !waits {
 		return false
 	}
 	s.waiting[ref] = waiting{next, missing, !s.whole || again && was.early}
+	s.waitedFor[missing]++
 	return true
 }
 
 // release has what waited for an object take effect. What one of them names does not go with the
 // version before of another.
 func (s *Store) release(came model.Ref) {
+	if s.waitedFor[came] == 0 {
+		delete(s.waitedFor, came)
+		return
+	}
 	list := map[model.Ref]any{}
 	for ref, w := range s.waiting {
 		if w.ref == came {
@@ -124,8 +140,9 @@ func (s *Store) release(came model.Ref) {
 	}
 }
 
-// Missing returns an issue for each object that is gone and stays, and for each that waits for one.
-// What goes together with its pods is none.
+// Missing returns an issue for each object that is gone and stays, for each that waits for one, and
+// for each Service that policies name and that does not exist. What goes together with its pods is
+// none.
 func (s *Store) Missing() []model.Issue {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -142,6 +159,13 @@ func (s *Store) Missing() []model.Issue {
 		i := ref.Issue(fmt.Sprintf("it is deleted, and %s (%d): make it again, or delete them", stays, s.named[ref]))
 		i.InForce = inForce
 		list = append(list, i)
+	}
+	for ref, n := range s.named {
+		if ref.Kind == model.ServiceKind && s.view.NamedService(ref.Name) == nil {
+			i := ref.Issue(fmt.Sprintf("it does not exist, and policies name it (%d): by it their rules match nothing; make the Service, or name one that exists", n))
+			i.Everywhere = true
+			list = append(list, i)
+		}
 	}
 	for ref, w := range s.waiting {
 		i := ref.Issue(fmt.Sprintf(awaited[w.ref.Kind], w.ref))

@@ -55,6 +55,18 @@ func TestMissing(t *testing.T) {
 		{"that goes", []store.Event{{Kind: model.ServiceKind, Name: name("db")}}, "(db), p default 2", "!shop/db"},
 		{"and comes back", []store.Event{event(&model.Service{Name: name("db"), Unproxied: "x"})}, "db, p default 2", ""},
 		{"and goes with the policy", []store.Event{{Kind: model.ServiceKind, Name: name("db")}, without(inTier("p", "", 0))}, "", ""},
+		{"a new policy names a service that does not exist", []store.Event{inTier("p", model.DefaultTier.Name, 1, "db")}, "p default 1", "!shop/db"},
+		{"a version names others, too", []store.Event{inTier("p", model.DefaultTier.Name, 2, "db", "lost", "least")}, "p default 1", "!shop/db !shop/p"},
+		{"and is delivered again", []store.Event{inTier("p", model.DefaultTier.Name, 2, "db", "lost", "least")}, "p default 1", "!shop/db !shop/p"},
+		{"one comes", []store.Event{event(&model.Service{Name: name("db")})}, "db, p default 1", "!shop/p"},
+		{"another comes", []store.Event{event(&model.Service{Name: name("lost")})}, "db, p default 1", "!shop/p"},
+		{"all are there", []store.Event{event(&model.Service{Name: name("least")})}, "db, p default 2", ""},
+		{"a service goes, and a version still names it", []store.Event{{Kind: model.ServiceKind, Name: name("db")}, inTier("p", model.DefaultTier.Name, 3, "db")}, "(db), p default 3", "!shop/db"},
+		{"the next does not", []store.Event{inTier("p", model.DefaultTier.Name, 4)}, "p default 4", ""},
+		{"it names it again", []store.Event{inTier("p", model.DefaultTier.Name, 5, "db")}, "p default 4", "!shop/p"},
+		{"what cannot be read does not wait", []store.Event{policyEvent(model.CalicoPolicy, &model.Policy{Key: model.PolicyKey{Kind: model.CalicoPolicy, Name: name("p")}, Refused: "x"})}, "p  0", ""},
+		{"nor what takes its place", []store.Event{inTier("p", model.DefaultTier.Name, 6, "db")}, "p default 6", "!shop/db"},
+		{"the service comes with the policy's end", []store.Event{event(&model.Service{Name: name("db")}), without(inTier("p", "", 0)), {Kind: model.ServiceKind, Name: name("db")}}, "", ""},
 	} {
 		s.Apply(step.events)
 		var there []string

@@ -101,6 +101,8 @@ type Store struct {
 	named   map[model.Ref]int  // how many objects name one
 	gone    map[model.Ref]bool // of those: that were deleted and stay
 	waiting map[model.Ref]waiting
+	// waitedFor is by how many that wait; 0 or none: nobody.
+	waitedFor map[model.Ref]int
 
 	// Of pods that have attachments: these, and the pods as sources declare them; nil: not yet.
 	attachments map[model.Name][]*model.Attachment
@@ -111,7 +113,7 @@ type Store struct {
 func New() *Store {
 	return &Store{
 		view: newView(), dirty: newDirty(), changed: wake.New(),
-		named: map[model.Ref]int{}, gone: map[model.Ref]bool{}, waiting: map[model.Ref]waiting{},
+		named: map[model.Ref]int{}, gone: map[model.Ref]bool{}, waiting: map[model.Ref]waiting{}, waitedFor: map[model.Ref]int{},
 		attachments: map[model.Name][]*model.Attachment{}, declared: map[model.Name]*model.Pod{},
 	}
 }
@@ -207,6 +209,9 @@ func (s *Store) applyService(name model.Name, next *model.Service) {
 	}
 	s.dirty.Services[name] = struct{}{}
 	s.dirty.ServiceChanges++
+	if next != nil {
+		s.release(ref)
+	}
 }
 
 func (s *Store) applySlice(name model.Name, next *model.EndpointSlice) {

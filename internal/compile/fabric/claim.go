@@ -151,6 +151,9 @@ func (c *Compiler) decide(again map[string]bool) {
 // CIDR of another Node, as Calico gives blocks out whatever pod CIDRs there are, but in no block.
 func (c *Compiler) deny(n *node, i int) string {
 	cidr := n.cidrs[i]
+	if why := c.elsewhere(cidr); why != "" {
+		return why
+	}
 	switch by, holder := c.holder(cidr, n.Node); {
 	case holder != nil && by == cidr:
 		return fmt.Sprintf("is that of Node %s, which was there first", holder.Name)

@@ -9,6 +9,7 @@ package fabric
 import (
 	"cmp"
 	"crypto/sha256"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -42,6 +43,9 @@ type Config struct {
 	// Pools are those that no API has: flags say them. Of several pools that hold an address, the
 	// smallest counts, so that one of 0.0.0.0/0 is for what no other holds.
 	Pools []*model.IPPool
+	// ClusterCIDRs, if there are any of a family, hold all pod CIDRs of those pools, and
+	// ServiceCIDRs none.
+	ClusterCIDRs, ServiceCIDRs []netip.Prefix
 	// Key, unless it is zero, is this node's for WireGuard: packets to pods of nodes that have one,
 	// too, are encrypted, whatever the pool says.
 	Key model.PublicKey
@@ -581,6 +585,19 @@ func (c *Compiler) direct(remote netip.Addr, local *model.HostAddress) *model.Ho
 func (c *Compiler) pool(cidr netip.Prefix) *model.IPPool {
 	p, _ := c.byCIDR.LookupPrefix(cidr)
 	return p
+}
+
+// elsewhere says why no pods are in a CIDR; "": they may be.
+func (c *Compiler) elsewhere(cidr netip.Prefix) string {
+	if i := slices.IndexFunc(c.cfg.ServiceCIDRs, cidr.Overlaps); i >= 0 {
+		return fmt.Sprintf("overlaps %s, where --service-cidr has cluster IPs", c.cfg.ServiceCIDRs[i])
+	}
+	family := func(p netip.Prefix) bool { return p.Addr().Is4() == cidr.Addr().Is4() }
+	around := func(p netip.Prefix) bool { return p.Bits() <= cidr.Bits() && p.Contains(cidr.Addr()) }
+	if slices.Contains(c.cfg.Pools, c.pool(cidr)) && slices.ContainsFunc(c.cfg.ClusterCIDRs, family) && !slices.ContainsFunc(c.cfg.ClusterCIDRs, around) {
+		return "lies outside of --cluster-cidr"
+	}
+	return ""
 }
 
 // addresses are the first of each family.

@@ -442,6 +442,38 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// Whoever may make a Node leads no packets away that are for others than pods: the flags say where
+// pods are and where they are not, and for pods of an IPPool that does.
+func TestPodsAreInTheClusterCIDR(t *testing.T) {
+	prefixes := func(list ...string) (all []netip.Prefix) {
+		for _, p := range list {
+			all = append(all, netip.MustParsePrefix(p))
+		}
+		return all
+	}
+	x := newCluster(Config{
+		Node: "own", Pools: []*model.IPPool{poolOf("flags 0.0.0.0/0"), poolOf("flags ::/0")},
+		ClusterCIDRs: prefixes("10.244.0.0/16"), ServiceCIDRs: prefixes("10.96.0.0/16", "fd00:10:96::/108"),
+	}, underlay...)
+	x.update(nodeEvent(t, "own 192.0.2.1 fd00:2::1 10.244.1.0/24"), nodeEvent(t, "b 192.0.2.2 10.244.2.0/24"),
+		nodeEvent(t, "c 192.0.2.3 fd00:2::3 8.8.8.0/24 10.244.0.0/15 192.0.2.254/31 10.96.7.0/24 fd00:10::/32 fd00:7::/64 10.99.3.0/24"), poolEvent("p 10.99.0.0/16"))
+	if got, want := text(x.c.Fabric()), "10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\n10.99.3.0/24: eth0 192.0.2.3\nfd00:7::/64: eth0 fd00:2::3"; got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	var why []string
+	for _, i := range x.c.Issues() {
+		why = append(why, i.String())
+	}
+	for _, want := range []string{"8.8.8.0/24 lies outside of --cluster-cidr", "10.244.0.0/15 lies outside", "192.0.2.254/31 lies outside", "10.96.7.0/24 overlaps 10.96.0.0/16, where", "fd00:10::/32 overlaps"} {
+		if !slices.ContainsFunc(why, func(s string) bool { return strings.HasPrefix(s, "Node c: its pod CIDR "+want) }) {
+			t.Errorf("%q is not said in %q", want, why)
+		}
+	}
+	if len(why) != 5 {
+		t.Errorf("%q", why)
+	}
+}
+
 // A cluster of one family lacks nothing of the other, though the flags' pools hold all addresses.
 func TestOneFamily(t *testing.T) {
 	x := newCluster(Config{Node: "own", Pools: []*model.IPPool{poolOf("flags 0.0.0.0/0 vxlan=Always"), poolOf("flags ::/0 vxlan=Always")}}, underlay[1:3]...)
