@@ -198,7 +198,8 @@ func (c *checker) declared(ref model.Ref) bool {
 	return there || slices.ContainsFunc(c.findings, func(f finding) bool { return f.Object == ref })
 }
 
-// assume adds what objects wait for.
+// assume adds what objects wait for: Tiers and BGPFilters, as the first version of a policy does
+// not wait for Services.
 func (c *checker) assume() {
 	for ref, waits := c.objects.Awaited(); waits; ref, waits = c.objects.Awaited() {
 		var o any = &model.Tier{Name: ref.Name.Name}

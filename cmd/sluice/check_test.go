@@ -35,6 +35,8 @@ func TestCheck(t *testing.T) {
 			"{apiVersion: metallb.io/v1beta1, kind: IPAddressPool, metadata: {name: inside, namespace: lb}, spec: {addresses: [192.0.2.0/24]}}\n"
 		poolless = "adverts.yaml:1: L2Advertisement lb/arp: note: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n" +
 			"adverts.yaml:3: BGPAdvertisement lb/bgp: note: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n"
+		names   = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: out, namespace: shop}, spec: {selector: app == 'web', types: [Egress], egress: [{action: Allow, destination: {services: {name: weib}}}, {action: Allow, destination: {services: {name: weib}}}]}}\n"
+		unknown = "out.yaml:1: NetworkPolicy.projectcalico.org shop/out: note: its rules name Service shop/weib, which no file has: by it they match nothing\n"
 		filters = "peer.yaml:1: BGPPeer tor: note: spec.filters: it waits for BGPFilter a, which no file has\n" +
 			"peer.yaml:1: BGPPeer tor: note: spec.filters: it waits for BGPFilter b, which no file has\n"
 		pool = `apiVersion: metallb.io/v1beta1
@@ -87,6 +89,8 @@ ports: [{port: 80, name: "", protocol: TCP}]
 		{map[string]string{"tiered.yaml": tiered}, "--strict", 0, waits},
 		{map[string]string{"tiered.yaml": tiered, "tier.yaml": "{apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: security}}\n"}, "--strict", 0, ""},
 		{map[string]string{"adverts.yaml": adverts}, "--strict", 0, poolless},
+		{map[string]string{"out.yaml": names}, "--strict", 0, unknown},
+		{map[string]string{"out.yaml": names, "weib.yaml": "{apiVersion: v1, kind: Service, metadata: {name: weib, namespace: shop}, spec: {ports: [{port: 80}]}}\n"}, "--strict", 0, ""},
 		{map[string]string{"zone.yaml": adverts[strings.Index(adverts, "---\n")+4:]}, "--complete --strict", 3, "zone.yaml:1: BGPAdvertisement lb/bgp: hint: spec.ipAddressPools: it announces nothing of IPAddressPool lb/outside, which no file has\n"},
 		{map[string]string{"tiered.yaml": tiered}, "--complete", 3, tier},
 		{map[string]string{"peer.yaml": peer, "unused.yaml": unused}, "", 0, filters + "unused.yaml:1: NetworkPolicy.projectcalico.org shop/security.x: note: spec.tier: it waits for Tier security, which no file has\n" + vain},

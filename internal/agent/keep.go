@@ -52,13 +52,13 @@ func Lacking(s source.Status) reconcile.Lacking {
 	return l
 }
 
-// Await adds to what a source lacks the policies that wait for their tiers since the start: an
-// earlier agent may have carried them out.
+// Await adds to what a source lacks the policies that wait since the start: an earlier agent may
+// have carried them out.
 func Await(s source.Status, objects *store.Store) source.Status {
 	s.Waiting, s.Lacking = nil, slices.Clone(s.Lacking)
 	for _, p := range objects.Awaiting() {
 		s.Waiting = append(s.Waiting, p.Key)
-		s.Lacking = append(s.Lacking, p.Key.String()+" waits for Tier "+p.Tier)
+		s.Lacking = append(s.Lacking, fmt.Sprintf("%v waits for %v", p.Key, p.For))
 	}
 	return s
 }

@@ -106,7 +106,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 
 // notInForce names the policies that wait for their tiers and are about a connection: they apply to
 // its sender, or to a pod that it may go to.
-func notInForce(c *question.Case, waiting []*model.Policy) (warnings []string) {
+func notInForce(c *question.Case, waiting []store.Waiting) (warnings []string) {
 	sends := func(pod *model.Pod) bool {
 		return slices.ContainsFunc(c.Connections, func(con verdict.Question) bool { return slices.Contains(pod.IPs, con.From) })
 	}
@@ -118,7 +118,7 @@ func notInForce(c *question.Case, waiting []*model.Policy) (warnings []string) {
 			if !slices.ContainsFunc(v.Pods(), about) {
 				continue
 			}
-			text := fmt.Sprintf("%v is about this connection and not in force: it waits for Tier %s", p.Key, p.Tier)
+			text := fmt.Sprintf("%v is about this connection and not in force: it waits for %v", p.Key, p.For)
 			if v.Policy(p.Key) != nil {
 				text += "; its version before decides"
 			}

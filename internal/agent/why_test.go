@@ -21,21 +21,22 @@ func TestNotInForce(t *testing.T) {
 		pod := &model.Pod{Name: model.Name{Namespace: "shop", Name: name}, Labels: map[string]string{"app": name}, IPs: []netip.Addr{addr}}
 		events = append(events, store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
 	}
-	made := func(name, app, tier string, ingress, egress bool) *model.Policy {
+	made := func(name, app, tier string, ingress, egress bool) {
 		p := &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: name}}, Tier: tier, Subject: model.Equal("app", app), Ingress: ingress, Egress: egress}
 		events = append(events, store.Event{Kind: p.Key.Kind, Name: p.Key.Name, Object: p})
-		return p
 	}
 	made("again", "db", model.DefaultTier.Name, true, false)
 	s.Apply(events)
-	s.Take()
 	events = nil
-	waiting := []*model.Policy{
-		made("again", "db", "own", true, false), made("from-web", "web", "own", false, true), made("to-db", "db", "own", true, false),
-		made("from-db", "db", "own", false, true), made("to-web", "web", "own", true, false), made("other", "cache", "own", true, true),
-	}
+	made("again", "db", "own", true, false)
+	made("from-web", "web", "own", false, true)
+	made("to-db", "db", "own", true, false)
+	made("from-db", "db", "own", false, true)
+	made("to-web", "web", "own", true, false)
+	made("other", "cache", "own", true, true)
+	s.Apply(events)
 	c := &question.Case{Objects: s, Connections: []verdict.Question{{From: web, To: db}}}
-	got := strings.Join(notInForce(c, waiting), "\n")
+	got := strings.Join(notInForce(c, s.WaitingPolicies()), "\n")
 	const text = " is about this connection and not in force: it waits for Tier own"
 	if want := "GlobalNetworkPolicy again" + text + "; its version before decides\nGlobalNetworkPolicy from-web" + text + "\nGlobalNetworkPolicy to-db" + text; got != want {
 		t.Errorf("named:\n%s\nwant:\n%s", got, want)

@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Waiting returns what policies and BGPPeers of the view would wait for, sorted by object: Tiers
-// and BGPFilters of which declared reports none.
+// Waiting returns what policies and BGPPeers of the view name of which declared reports nothing,
+// sorted by object: Tiers and BGPFilters, for which they would wait, and Services.
 func Waiting(v *store.View, declared func(model.Ref) bool) (list []model.Issue) {
 	add := func(of model.Ref, field string, kind model.Kind, name string) {
 		if to := (model.Ref{Kind: kind, Name: model.Name{Name: name}}); !declared(to) {
@@ -19,6 +19,11 @@ func Waiting(v *store.View, declared func(model.Ref) bool) (list []model.Issue) 
 	for _, p := range v.Policies() {
 		if model.BuiltInTier(p.Tier) == nil {
 			add(p.Key, "spec.tier", model.TierKind, p.Tier)
+		}
+		for name := range p.Services {
+			if to := (model.Ref{Kind: model.ServiceKind, Name: name}); !declared(to) {
+				list = append(list, p.Key.Issue(fmt.Sprintf("its rules name %s, which no file has: by it they match nothing", to)))
+			}
 		}
 	}
 	for _, p := range v.BGPPeers() {

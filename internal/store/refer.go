@@ -160,9 +160,9 @@ func (s *Store) Missing() []model.Issue {
 		i.InForce = inForce
 		list = append(list, i)
 	}
-	for ref, n := range s.named {
+	for ref := range s.named {
 		if ref.Kind == model.ServiceKind && s.view.NamedService(ref.Name) == nil {
-			i := ref.Issue(fmt.Sprintf("it does not exist, and policies name it (%d): by it their rules match nothing; make the Service, or name one that exists", n))
+			i := ref.Issue("it does not exist, and policies name it: by it their rules match nothing; make the Service, or name one that exists")
 			i.Everywhere = true
 			list = append(list, i)
 		}
@@ -211,21 +211,27 @@ func (s *Store) left() map[model.Ref]bool {
 	return left
 }
 
-// WaitingPolicies returns the versions of policies that wait for their tiers, sorted.
-func (s *Store) WaitingPolicies() []*model.Policy {
+// Waiting is a version of a policy that waits, and what it waits for.
+type Waiting struct {
+	*model.Policy
+	For model.Ref
+}
+
+// WaitingPolicies returns the versions of policies that wait, sorted.
+func (s *Store) WaitingPolicies() []Waiting {
 	return s.waitingPolicies(func(*model.Policy, waiting) bool { return true })
 }
 
 // waitingPolicies are those that hold.
-func (s *Store) waitingPolicies(holds func(*model.Policy, waiting) bool) (list []*model.Policy) {
+func (s *Store) waitingPolicies(holds func(*model.Policy, waiting) bool) (list []Waiting) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, w := range s.waiting {
 		if p, is := w.object.(*model.Policy); is && holds(p, w) {
-			list = append(list, p)
+			list = append(list, Waiting{p, w.ref})
 		}
 	}
-	slices.SortFunc(list, func(a, b *model.Policy) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(list, func(a, b Waiting) int { return a.Key.Compare(b.Key) })
 	return list
 }
 
@@ -237,8 +243,8 @@ func (s *Store) SetWhole() {
 	s.whole = true
 }
 
-// Awaiting returns the policies that have waited for their tiers since before all was read that
+// Awaiting returns the policies that have waited since before all was read that
 // there was at the start: an earlier agent may have carried them out.
-func (s *Store) Awaiting() []*model.Policy {
+func (s *Store) Awaiting() []Waiting {
 	return s.waitingPolicies(func(p *model.Policy, w waiting) bool { return w.early && s.view.Object(p.Key) == nil })
 }

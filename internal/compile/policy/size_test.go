@@ -62,6 +62,9 @@ func TestTooLarge(t *testing.T) {
 		}
 		return r
 	}
+	many := slices.Repeat([]model.Peer{app("web")}, 5000)
+	second := from(app("web"))
+	second.Source.Peers = append(second.Source.Peers, many)
 	for name, tc := range map[string]struct {
 		rule model.PolicyRule
 		n    int
@@ -76,7 +79,8 @@ func TestTooLarge(t *testing.T) {
 		"names":            {names(20_000), 1, true},
 		"names and rules":  {names(3), 4000, true},
 		"a few names":      {names(10_000), 1, false},
-		"selectors":        {from(slices.Repeat([]model.Peer{app("web")}, 5000)...), 1, true},
+		"selectors":        {from(many...), 1, true},
+		"of a second list": {second, 1, true},
 	} {
 		p := networkPolicy("large", ingress(slices.Repeat([]model.PolicyRule{tc.rule}, tc.n)...))
 		c := compiled(config, model.Links{}, pod(1, "here", "app", "web"), p)

@@ -71,39 +71,44 @@ func (f family) answers(i *image) {
 // Answering implements driver.Answerer. Of two hosts that have several connections it tells of all
 // that their ports can make up. It does not know one that is translated at both ends.
 func (d *Driver) Answering(_ context.Context, yield func(from, to netip.AddrPort)) error {
-	told := 0
+	type hosts struct{ from, to netip.Addr }
 	for _, f := range d.families {
-		var noted [2]map[[2]netip.Addr][]uint16 // ports of answers' sources, and destinations
-		for i, name := range answering {
-			noted[i] = map[[2]netip.Addr][]uint16{}
-			list, err := d.ns.IpsetList(f.name(name))
-			switch {
-			case errors.Is(err, unix.ENOENT):
-				continue
-			case err != nil:
-				return fmt.Errorf("list ipset %s: %w", f.name(name), err)
-			}
-			for _, entry := range list.Entries {
-				e := elementOf(clientsKind, entry)
-				ends := [2]netip.Addr{e.addr, e.net.Addr()}
-				if i == 1 {
-					ends[0], ends[1] = ends[1], ends[0]
-				}
-				noted[i][ends] = append(noted[i][ends], e.port)
-			}
+		to, told := map[hosts][]uint16{}, 0
+		err := d.noted(f.name(setAnswered), func(e element) {
+			h := hosts{e.net.Addr(), e.addr}
+			to[h] = append(to[h], e.port)
+		})
+		if err != nil {
+			return err
 		}
-		for ends, sources := range noted[0] {
-			for _, source := range sources {
-				for _, destination := range noted[1][ends] {
-					if told++; told > driver.MostAnswering {
-						return nil
-					}
-					from, to := netip.AddrPortFrom(ends[0], source), netip.AddrPortFrom(ends[1], destination)
-					yield(to, from) // if the client's destination is not translated
-					yield(from, to) // if its source is not
+		err = d.noted(f.name(setAnswers), func(e element) {
+			source, client := netip.AddrPortFrom(e.addr, e.port), e.net.Addr()
+			for _, port := range to[hosts{e.addr, client}] {
+				if told++; told > driver.MostAnswering {
+					return
 				}
+				yield(netip.AddrPortFrom(client, port), source) // if what the client asked is not translated
+				yield(source, netip.AddrPortFrom(client, port)) // if the client is not
 			}
+		})
+		if err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// noted calls f with each element that packets have put into a set.
+func (d *Driver) noted(set string, f func(element)) error {
+	list, err := d.ns.IpsetList(set)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list ipset %s: %w", set, err)
+	}
+	for _, e := range list.Entries {
+		f(elementOf(clientsKind, e))
 	}
 	return nil
 }
