@@ -107,7 +107,9 @@ func (s *Store) waits(ref model.Ref, next any, same bool) bool {
 	was, again := s.waiting[ref]
 	if again {
 		delete(s.waiting, ref)
-		s.waitedFor[was.ref]--
+		if s.waitedFor[was.ref]--; s.waitedFor[was.ref] == 0 {
+			delete(s.waitedFor, was.ref)
+		}
 	}
 	missing, waits := s.awaits(ref, next)
 	if same || !waits {
@@ -122,7 +124,6 @@ func (s *Store) waits(ref model.Ref, next any, same bool) bool {
 // version before of another.
 func (s *Store) release(came model.Ref) {
 	if s.waitedFor[came] == 0 {
-		delete(s.waitedFor, came)
 		return
 	}
 	list := map[model.Ref]any{}
@@ -243,8 +244,8 @@ func (s *Store) SetWhole() {
 	s.whole = true
 }
 
-// Awaiting returns the policies that have waited since before all was read that
-// there was at the start: an earlier agent may have carried them out.
+// Awaiting returns the policies that have waited since before all was read that there was at the
+// start: an earlier agent may have carried them out.
 func (s *Store) Awaiting() []Waiting {
 	return s.waitingPolicies(func(p *model.Policy, w waiting) bool { return w.early && s.view.Object(p.Key) == nil })
 }

@@ -98,11 +98,10 @@ type Store struct {
 	changed    wake.Signal
 
 	// See refer.go.
-	named   map[model.Ref]int  // how many objects name one
-	gone    map[model.Ref]bool // of those: that were deleted and stay
-	waiting map[model.Ref]waiting
-	// waitedFor is by how many that wait; 0 or none: nobody.
-	waitedFor map[model.Ref]int
+	named     map[model.Ref]int  // how many objects name one
+	gone      map[model.Ref]bool // of those: that were deleted and stay
+	waiting   map[model.Ref]waiting
+	waitedFor map[model.Ref]int // by how many of these
 
 	// Of pods that have attachments: these, and the pods as sources declare them; nil: not yet.
 	attachments map[model.Name][]*model.Attachment
