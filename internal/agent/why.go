@@ -104,8 +104,8 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	return e, nil
 }
 
-// notInForce names the policies that wait for their tiers and are about a connection: they apply to
-// its sender, or to a pod that it may go to.
+// notInForce names the versions of policies that wait and are about a connection: they apply to its
+// sender, or to a pod that it may go to.
 func notInForce(c *question.Case, waiting []store.Waiting) (warnings []string) {
 	sends := func(pod *model.Pod) bool {
 		return slices.ContainsFunc(c.Connections, func(con verdict.Question) bool { return slices.Contains(pod.IPs, con.From) })

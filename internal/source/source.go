@@ -65,7 +65,7 @@ type Status struct {
 	// LackingObjects are set if single objects are all that is lacking: they exist, and nothing of
 	// them can be used. An object that may be known by either of two names is listed with both.
 	LackingObjects []model.Ref `json:"-"`
-	// Waiting are the policies among Lacking that have been read and wait for their tiers. No
+	// Waiting are the policies among Lacking that have been read and wait for others. No
 	// source says it: see agent.Await.
 	Waiting []model.Ref `json:"waiting,omitempty"`
 	// Unread are the kinds that every cluster has and of which nothing at all was read since the

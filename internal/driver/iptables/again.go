@@ -33,8 +33,8 @@ func (f family) again(i *image, builtin string) {
 	i.rule("filter", againChain(builtin), "-p udp -m conntrack --ctdir REPLY -g "+answersChain)
 }
 
-// judgedAgain has a chain judge them.
-func (i *image) judgedAgain(builtin, judges string) {
+// judgedBy has a chain judge them.
+func (i *image) judgedBy(builtin, judges string) {
 	i.rule("filter", againChain(builtin), "-m conntrack --ctdir ORIGINAL -g "+judges)
 }
 

@@ -141,7 +141,7 @@ func (f family) forward(i *image) {
 		i.rule("filter", name, cut)
 		if to != "" {
 			i.rule("filter", name, "-m conntrack ! --ctstate ESTABLISHED -j "+to)
-			i.judgedAgain(name, to)
+			i.judgedBy(name, to)
 		}
 		f.again(i, name)
 	}
@@ -330,7 +330,7 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 		if _, is := i.chains[chain{s.table, s.chain}]; !is {
 			i.rule(s.table, enter[s.chain][0], enter[s.chain][1]+"-j "+s.chain)
 			if s.chain == outputChain {
-				i.judgedAgain("OUTPUT", s.chain)
+				i.judgedBy("OUTPUT", s.chain)
 			}
 			i.rule(s.table, s.chain, enter[s.chain][2:]...)
 		}
