@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
+	"sluice.dev/sluice/internal/heard"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/pathmtu"
@@ -145,7 +146,7 @@ func openFabric(ctx context.Context, c *agent.Config, private [32]byte, log *slo
 		release()
 		return nil, err
 	}
-	c.Paths, release = paths, func() { paths.Close(); _ = d.Close() }
+	c.Paths, c.Heard, release = paths, heard.Open(c.Node, log), func() { paths.Close(); _ = d.Close() }
 	c.Accelerators = append(c.Accelerators, d)
 	return release, nil
 }

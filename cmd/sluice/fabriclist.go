@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,8 +15,9 @@ import (
 const fabricHelp = `Show how this node reaches the pods of others: the pools, the tunnels, each node's pod CIDRs (and
 Calico's blocks) with the way there, and what is wrong with any of them.
 
-MTU is the largest packet that a pod can send that way. "-" as MODE: those pods are not reached, and
-the reason is below.`
+MTU is the largest packet that a pod can send that way. HEARD is how long ago the node last answered
+an ICMP echo by that way, through the tunnel if there is one; "never": it has not so far. "-" as
+MODE: those pods are not reached, and the reason is below.`
 
 func newFabricCommand() *cobra.Command {
 	return newListCommand("fabric", "Show how this node reaches the pods of others", fabricHelp,
@@ -38,13 +40,13 @@ func fabricTable(w io.Writer, r agent.FabricReport) {
 	for _, t := range r.Tunnels {
 		_ = printf(w, "%s\t%s\t%s\t%s\t%d\t%d\n", t.Device, t.Kind, t.Address, t.Local, t.MTU, t.Nodes)
 	}
-	_, _ = fmt.Fprintln(w, "\nNODE\tPODS\tMODE\tBY\tDEVICE\tMTU")
+	_, _ = fmt.Fprintln(w, "\nNODE\tPODS\tMODE\tBY\tDEVICE\tMTU\tHEARD")
 	for _, b := range r.Blocks {
 		mtu := "-"
 		if b.MTU > 0 {
 			mtu = fmt.Sprint(b.MTU)
 		}
-		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", b.Node, b.CIDR, cmp.Or(b.Mode, "-"), cmp.Or(b.Via, "-"), cmp.Or(b.Device, "-"), mtu)
+		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Node, b.CIDR, cmp.Or(b.Mode, "-"), cmp.Or(b.Via, "-"), cmp.Or(b.Device, "-"), mtu, heardText(b.Heard))
 	}
 	if r.Error != "" {
 		_ = printf(w, "\nPROBLEM: the kernel does not have all of it: %s\n", r.Error)
@@ -55,4 +57,14 @@ func fabricTable(w io.Writer, r agent.FabricReport) {
 	for _, i := range r.Issues {
 		_ = printf(w, "%s\n", i)
 	}
+}
+
+func heardText(h *model.Heard) string {
+	switch {
+	case h == nil:
+		return "-"
+	case h.Last.IsZero():
+		return "never"
+	}
+	return time.Since(h.Last).Round(time.Second).String() + " ago"
 }

@@ -13,7 +13,6 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
@@ -78,12 +77,9 @@ func (o *planOptions) planObjects(ctx context.Context, warn io.Writer) (agent.Pl
 	if err != nil {
 		return agent.Plan{}, err
 	}
-	var key [32]byte
-	if o.fabric.encrypt {
-		if key, err = plannedKey(keyPath(o.socket), warn); err != nil {
-			return agent.Plan{}, err
-		}
-		config.WireGuard = fabric.PublicKey(key)
+	key, err := withKey(&config, o.fabric.encrypt, o.socket, warn)
+	if err != nil {
+		return agent.Plan{}, err
 	}
 	c, _, read, err := compileOnce(ctx, &o.nodeFlags, config)
 	if err != nil {

@@ -38,11 +38,17 @@ func planFabric(ctx context.Context, c *compile.Compiler, private [32]byte, lack
 	return agent.Plan{Operations: plan.Len(), Text: plan.String()}, nil
 }
 
-// plannedKey is the node's private key, or any where the agent is yet to make one.
-func plannedKey(path string, warn io.Writer) (key [32]byte, err error) {
+// withKey has the compiler know the node's key, if packets are to be encrypted, and returns the
+// private one: any where the agent is yet to make one.
+func withKey(c *compile.Config, encrypt bool, socket string, warn io.Writer) (key [32]byte, err error) {
+	if !encrypt {
+		return key, nil
+	}
+	path := keyPath(socket)
 	if key, err = readKey(path); errors.Is(err, fs.ErrNotExist) {
 		_ = printf(warn, "warning: there is no %s: the agent makes a key, not the one of this plan\n", path)
-		return fabric.NewKey()
+		key, err = fabric.NewKey()
 	}
+	c.WireGuard = fabric.PublicKey(key)
 	return key, err
 }

@@ -36,6 +36,10 @@ traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-rou
 ports, service addresses that belong to a node, and memory limits; with --fabric, the devices of its
 mode, and settings of interfaces that are known to ruin tunnels.
 
+With --fabric and the source of objects that the agent would have, the way to the other nodes is
+tried with packets as tunnels send them, and with --bgp that to BGP peers: a firewall between nodes
+that drops them says nothing to anybody. While the agent runs, it is asked what it hears.
+
 With --policies, and the source of objects that the agent would have, check the policies instead,
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
 in a network namespace apart), what each choice of --unsupported would come to for those, which
@@ -44,15 +48,15 @@ connections of this node policies would deny, and which select nothing. Nothing 
 would be chosen, and why.
 
 The exit status is 1 if a check fails. Warnings do not count.`,
-		Example: "  sluice preflight\n  sluice preflight --policies --kubeconfig /etc/kubernetes/admin.conf",
+		Example: "  sluice preflight\n  sluice preflight --fabric pools --kubeconfig /etc/kubernetes/admin.conf\n  sluice preflight --policies --kubeconfig /etc/kubernetes/admin.conf",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policy, cidrs := node.compiler.Policy, node.compiler.ServiceCIDRs
 			switch err := node.checkObjects(); {
 			case policies && err != nil:
 				return err
-			case !policies && !errors.Is(err, errNoObjects):
-				return cli.Usage(errors.New("--manifests, --kubeconfig and --in-cluster name policies to check: give --policies, too"))
+			case !policies && !node.compiler.Fabric && !errors.Is(err, errNoObjects):
+				return cli.Usage(errors.New("--manifests, --kubeconfig and --in-cluster name policies to check, or nodes to try the way to: give --policies or --fabric, too"))
 			}
 			if policies {
 				results, err := preflightPolicies(cmd.Context(), &node)
@@ -73,7 +77,15 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 				Fabric: fabricNeeds(&node.compiler, encrypt), Mode: mode.name, ModeReason: why, Requirements: mode.requirements(), PolicyRequirements: mode.policy, Optional: optional,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return node.probeDriver(ctx, mode, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
-			return showChecks(cmd, format, preflight.Check(facts), errNotReady)
+			results := preflight.Check(facts)
+			if node.compiler.Fabric {
+				heard, err := preflightHeard(cmd.Context(), &node, encrypt, socket)
+				if err != nil {
+					return err
+				}
+				results = append(results, heard...)
+			}
+			return showChecks(cmd, format, results, errNotReady)
 		},
 	}
 	node.register(cmd)
@@ -81,6 +93,7 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 	cli.OutputFlag(cmd, &format)
 	cmd.Flags().Var(fabricMode{&node.compiler}, "fabric", "check for this mode of the pod network between nodes, as in 'sluice run'")
 	cmd.Flags().BoolVar(&encrypt, "encrypt", false, "with --fabric: check for WireGuard, too")
+	cmd.Flags().BoolVar(&node.compiler.BGP, "bgp", false, "with --fabric: try the way to BGP peers, too")
 	cmd.Flags().BoolVar(&policies, "policies", false, "check policies, before they are enforced, in place of the node")
 	return cmd
 }

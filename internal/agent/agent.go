@@ -96,6 +96,9 @@ type Config struct {
 	// Paths, if set, finds out whether the network carries what the underlay's interfaces say.
 	Paths PathProber
 
+	// Heard, if set, finds out whether packets to other nodes' pods get there, and answers back.
+	Heard Hearer
+
 	// Route, if set, finds the way to an address. It is safe for concurrent use.
 	Route func(netip.Addr) verdict.Way
 
@@ -139,6 +142,16 @@ type PathProber interface {
 	// Run works until ctx ends; paths returns those that there are.
 	Run(ctx context.Context, paths func() []model.Path)
 	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
+	Issues() []model.Issue
+}
+
+// Hearer asks the far ends of ways to other nodes' pods.
+type Hearer interface {
+	// Run works until ctx ends; ends returns those that there are.
+	Run(ctx context.Context, ends func() []model.FarEnd)
+	// Heard returns what is known of those that were asked. Safe for concurrent use, as is Issues.
+	Heard() map[model.FarEnd]model.Heard
+	// Issues names the nodes that are not heard.
 	Issues() []model.Issue
 }
 
@@ -199,6 +212,13 @@ func (a *Agent) paths() []model.Path {
 	return a.Compiler.Paths()
 }
 
+// farEnds are where the ways to other nodes' pods end; safe for concurrent use.
+func (a *Agent) farEnds() []model.FarEnd {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.FarEnds()
+}
+
 // stateCopy is a copy of the desired state; safe for concurrent use.
 func (a *Agent) stateCopy() *state.State {
 	a.compiling.Lock()
@@ -256,6 +276,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	if a.Paths != nil {
 		group.Go(func() error { a.Paths.Run(ctx, a.paths); return nil })
+	}
+	if a.Heard != nil {
+		group.Go(func() error { a.Heard.Run(ctx, a.farEnds); return nil })
 	}
 	l := newLoop(a)
 	if a.InStep != nil {

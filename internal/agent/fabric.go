@@ -31,6 +31,10 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	if a.Paths != nil {
 		r.Issues = append(r.Issues, a.Paths.Issues()...)
 	}
+	if a.Heard != nil {
+		r.hear(a.Heard.Heard())
+		r.Issues = append(r.Issues, a.Heard.Issues()...)
+	}
 	for _, d := range a.Config.Accelerators {
 		if d.Capabilities().Can&driver.Fabric != 0 {
 			r.Issues = append(r.Issues, Refusals(d.SetAside())...)
@@ -46,4 +50,19 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	}
 	slices.SortFunc(r.Issues, model.Issue.Compare)
 	return r, nil
+}
+
+// hear says of each block what was heard of the way to it.
+func (r *FabricReport) hear(heard map[model.FarEnd]model.Heard) {
+	type way struct {
+		via, device string
+		is4         bool
+	}
+	by := make(map[way]*model.Heard, len(heard))
+	for of, h := range heard {
+		by[way{of.Remote.String(), of.Device, of.To.Is4()}] = &h
+	}
+	for i, b := range r.Blocks {
+		r.Blocks[i].Heard = by[way{b.Via, b.Device, b.CIDR.Addr().Is4()}]
+	}
 }

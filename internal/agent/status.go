@@ -250,6 +250,9 @@ func (a *Agent) found() []model.Issue {
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}
+	if a.Heard != nil {
+		issues = append(issues, a.Heard.Issues()...)
+	}
 	for _, d := range a.Config.Accelerators {
 		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
 			issues = append(issues, Refusals(d.SetAside())...)

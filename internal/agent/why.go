@@ -88,6 +88,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
+	e.Warnings = append(e.Warnings, a.unheard(e.Connections)...)
 	obstacles, err := a.obstacles(ctx)
 	if err != nil {
 		e.Warnings = append(e.Warnings, err.Error())
@@ -139,6 +140,38 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// unheard names the nodes that connections go to from here, or come from, and that do not answer
+// through the tunnel.
+func (a *Agent) unheard(connections []verdict.Answer) (warnings []string) {
+	if a.Heard == nil {
+		return nil
+	}
+	crossed := map[string]map[bool]bool{} // by node and family
+	for _, con := range connections {
+		for _, p := range con.Paths {
+			nodes := map[string]bool{con.From.Node: true, p.To.Node: true}
+			for _, step := range p.Steps {
+				nodes[step.Node] = true
+			}
+			for name := range nodes {
+				if nodes[a.Node] && name != a.Node {
+					if crossed[name] == nil {
+						crossed[name] = map[bool]bool{}
+					}
+					crossed[name][p.To.Address.Is4()] = true
+				}
+			}
+		}
+	}
+	for of, h := range a.Heard.Heard() {
+		if of.Carrier != "" && h.Silent() && crossed[of.Node][of.To.Is4()] {
+			warnings = append(warnings, fmt.Sprintf("node %s does not answer through %s: packets between the nodes are likely to be lost, where %s is dropped; see 'sluice fabric'", of.Node, of.Device, of.Carrier))
+		}
+	}
+	slices.Sort(warnings)
+	return warnings
 }
 
 func isTaken(nodes []string) string {

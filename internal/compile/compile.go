@@ -272,6 +272,14 @@ func (c *Compiler) Paths() []model.Path {
 	return c.fabric.Paths()
 }
 
+// FarEnds returns where the ways to other nodes' pods end, in no order.
+func (c *Compiler) FarEnds() []model.FarEnd {
+	if c.fabric == nil {
+		return nil
+	}
+	return c.fabric.FarEnds()
+}
+
 // SetLacking says whether the sources could not read everything, and SetSilent which nodes are not
 // heard from; the next Update follows. See address.Compiler.
 func (c *Compiler) SetLacking(lacking bool) {

@@ -38,7 +38,7 @@ func (s *sockets) read() {
 				s.advance(c, e.Events)
 			}
 			for _, p := range s.pings {
-				if p != nil && int32(p.fd) == e.Fd {
+				if p != nil && int32(p.FD()) == e.Fd {
 					s.hear(p)
 				}
 			}
@@ -68,7 +68,7 @@ func (s *sockets) watch(fd int, events uint32, how int) error {
 func (s *sockets) close() {
 	for _, p := range s.pings {
 		if p != nil {
-			_ = unix.Close(p.fd)
+			p.Close()
 		}
 	}
 	if s.epoll != 0 {

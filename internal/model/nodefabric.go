@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/netip"
+	"time"
 )
 
 // NodeFabric is what Calico's annotations of a Node say of how its pods are reached, where that is
@@ -75,3 +76,21 @@ type Path struct {
 	Device string // of this node, that they leave by
 	MTU    int    // of the device
 }
+
+// FarEnd is where the way from this node to pods of another one ends, and what answers there.
+type FarEnd struct {
+	Node    string
+	Device  string     // of this node, that packets leave by
+	Remote  netip.Addr // the node's address
+	To      netip.Addr // the address of the tunnel there; without a tunnel the node's
+	Carrier string     // what a tunnel's packets are to the network between, such as "UDP 4789 (VXLAN)"; "": no tunnel
+}
+
+// Heard is what is known of whether a far end answers.
+type Heard struct {
+	Last   time.Time `json:"last,omitzero"` // when it did; zero: never
+	Missed int       `json:"missed"`        // how often it has not since, in a row
+}
+
+// Silent reports whether a far end has not answered three times in a row.
+func (h Heard) Silent() bool { return h.Missed >= 3 }

@@ -28,6 +28,13 @@ const Port = 4789
 // WireGuardPort is the UDP port of WireGuard, as Calico's.
 const WireGuardPort = 51820
 
+// What tunnels are to the network between nodes.
+const (
+	carrierVXLAN = "UDP 4789 (VXLAN)"
+	carrierIPIP  = "protocol 4 (IPIP)"
+	carrierWG    = "UDP 51820 (WireGuard)"
+)
+
 // What a tunnel adds to each packet, by the family that it travels in.
 const (
 	overheadVXLAN4 = 50
@@ -110,6 +117,7 @@ type node struct {
 	vteps  []state.VTEPKey
 	peer   *state.Peer // nil: what goes there is not encrypted
 	paths  []model.Path
+	ends   []model.FarEnd
 	faults []string
 	lacks  []lack
 }
@@ -340,7 +348,7 @@ func (c *Compiler) clear(n *node) {
 	if n.peer != nil {
 		c.peers.Set(n.Key(), nil)
 	}
-	n.routes, n.vteps, n.peer, n.paths, n.faults, n.lacks = nil, nil, nil, nil, nil, nil
+	n.routes, n.vteps, n.peer, n.paths, n.ends, n.faults, n.lacks = nil, nil, nil, nil, nil, nil, nil
 }
 
 // compile puts what a node has into the fabric, which has nothing of it.
@@ -450,15 +458,19 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	switch mac := macOf(n.Node, is4); {
 	case n.peer != nil && c.published():
 		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceWG})
+		n.end(state.DeviceWG, n.peer.Endpoint.Addr(), c.tunnelAddress(n.Node, is4, netip.Addr{}), carrierWG)
 	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
 		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)
 	case tunnels(pool.VXLAN, direct):
 		device, gateway := c.vtep(n, is4, remote)
 		c.route(n, cidr, state.Route{Node: n.Name, Device: device, Via: gateway})
+		n.end(device, remote, c.tunnelAddress(n.Node, is4, vxlanAddress(n.Node, is4)), carrierVXLAN)
 	case tunnels(pool.IPIP, direct):
 		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceIPIP, Via: remote})
+		n.end(state.DeviceIPIP, remote, c.tunnelAddress(n.Node, is4, fabricOf(n.Node).IPIP), carrierIPIP)
 	case direct != nil:
 		c.route(n, cidr, state.Route{Node: n.Name, Device: direct.Device, Via: remote})
+		n.end(direct.Device, remote, remote, "")
 	default:
 		n.lacks = append(n.lacks, lack{cidr, pool})
 	}
@@ -469,6 +481,46 @@ func (n *node) path(to netip.Addr, by *model.HostAddress) {
 	if p := (model.Path{Node: n.Name, To: to, Device: by.Device, MTU: by.MTU}); !slices.Contains(n.paths, p) {
 		n.paths = append(n.paths, p)
 	}
+}
+
+// end notes where a way to a node ends. One whose tunnel there has no address but the node's is
+// left out: answers from that would not come by the tunnel.
+func (n *node) end(device string, remote, to netip.Addr, carrier string) {
+	e := model.FarEnd{Node: n.Name, Device: device, Remote: remote, To: to, Carrier: carrier}
+	if (carrier == "" || to != n.Node.Address(to.Is4())) && !slices.Contains(n.ends, e) {
+		n.ends = append(n.ends, e)
+	}
+}
+
+// FarEnds returns where the ways to pods of other nodes end, learned ones too, as of the last
+// Update, in no order.
+func (c *Compiler) FarEnds() (all []model.FarEnd) {
+	for _, n := range c.nodes {
+		all = append(all, n.ends...)
+	}
+	for hop, by := range c.byHop.All() {
+		for p := range by {
+			if c.foreign[p] {
+				if e := c.learnedEnd(hop.Addr(), c.fabric.Routes[p]); e.To.IsValid() && !slices.Contains(all, e) {
+					all = append(all, e)
+				}
+				break // the others by this next hop end there, too
+			}
+		}
+	}
+	return all
+}
+
+// learnedEnd is where learned routes by a next hop end; one without To if that cannot be asked.
+func (c *Compiler) learnedEnd(hop netip.Addr, r *state.Route) model.FarEnd {
+	e := model.FarEnd{Node: r.Node, Device: r.Device, Remote: r.Via, To: hop}
+	if n := c.nodeAt(hop); n != nil && r.Device == state.DeviceIPIP {
+		e.Node, e.Carrier, e.To = n.Name, carrierIPIP, c.tunnelAddress(n.Node, true, fabricOf(n.Node).IPIP)
+		if e.To == hop {
+			e.To = netip.Addr{}
+		}
+	}
+	return e
 }
 
 // Paths returns the ways to the other nodes as of the last Update, in no order.
@@ -508,11 +560,7 @@ func (c *Compiler) compileOwn() {
 			continue
 		}
 		addr := local.Prefix.Addr()
-		said := fabricOf(c.own)
-		tunnel := state.Tunnel{Local: addr, Address: c.tunnelAddress(is4, addr, said.VXLAN)}
-		if !is4 {
-			tunnel.Address = c.tunnelAddress(is4, addr, said.VXLAN6)
-		}
+		tunnel := state.Tunnel{Local: addr, Address: c.tunnelAddress(c.own, is4, vxlanAddress(c.own, is4))}
 		if c.any(is4, func(p *model.IPPool) bool { return p.VXLAN != model.Never }) {
 			t, name := tunnel, state.DeviceVXLAN
 			t.Encapsulation, t.MAC, t.VNI, t.Port, t.MTU = state.VXLAN, macOf(c.own, is4), state.VNI, Port, local.MTU-overheadVXLAN4
@@ -523,7 +571,7 @@ func (c *Compiler) compileOwn() {
 		}
 		if c.any(is4, func(p *model.IPPool) bool { return p.IPIP != model.Never }) {
 			t := tunnel
-			t.Address = c.tunnelAddress(is4, addr, said.IPIP)
+			t.Address = c.tunnelAddress(c.own, is4, fabricOf(c.own).IPIP)
 			t.Encapsulation, t.MTU = state.IPIP, local.MTU-overheadIPIP
 			want[state.DeviceIPIP] = &t
 		}
@@ -543,9 +591,9 @@ func (c *Compiler) wireGuard(local *model.HostAddress) *state.Tunnel {
 	if addr.Is6() {
 		t.MTU = local.MTU - overheadWG6
 	}
-	t.Address = c.tunnelAddress(addr.Is4(), addr, netip.Addr{})
-	if six := c.local(false); addr.Is4() && six != nil {
-		t.Address6 = c.tunnelAddress(false, six.Prefix.Addr(), netip.Addr{})
+	t.Address = c.tunnelAddress(c.own, addr.Is4(), netip.Addr{})
+	if addr.Is4() && c.local(false) != nil {
+		t.Address6 = c.tunnelAddress(c.own, false, netip.Addr{})
 	}
 	return t
 }
@@ -618,19 +666,27 @@ func fabricOf(n *model.Node) model.NodeFabric {
 	return *n.Fabric
 }
 
-// tunnelAddress is what this node has as the address of a tunnel device: the one that Calico has
-// set apart for it; or the first of its first pod CIDR, which no pod gets; or the node's own, addr,
+// tunnelAddress is what a node has as the address of a tunnel device: the one that Calico has set
+// apart for it, said; or the first of its first pod CIDR, which no pod gets; or the node's own,
 // where it has no pods, or where Calico gives addresses out of blocks.
-func (c *Compiler) tunnelAddress(is4 bool, addr, said netip.Addr) netip.Addr {
+func (c *Compiler) tunnelAddress(n *model.Node, is4 bool, said netip.Addr) netip.Addr {
 	if said.IsValid() {
 		return said
 	}
-	for _, p := range c.own.PodCIDRs {
-		if p.Addr().Is4() == is4 && len(c.of[c.own.Name]) == 0 {
+	for _, p := range n.PodCIDRs {
+		if p.Addr().Is4() == is4 && len(c.of[n.Name]) == 0 {
 			return p.Masked().Addr()
 		}
 	}
-	return addr
+	return n.Address(is4)
+}
+
+// vxlanAddress is what Calico has set apart for a node's VXLAN device; invalid: nothing.
+func vxlanAddress(n *model.Node, is4 bool) netip.Addr {
+	if is4 {
+		return fabricOf(n).VXLAN
+	}
+	return fabricOf(n).VXLAN6
 }
 
 // macs are those of a node's VXLAN devices.

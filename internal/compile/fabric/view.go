@@ -47,6 +47,7 @@ type BlockView struct {
 	Via    string       `json:"via,omitempty"` // the other node's address
 	Device string       `json:"device,omitempty"`
 	MTU    int          `json:"mtu,omitempty"`
+	Heard  *model.Heard `json:"heard,omitempty"` // nil: nobody is asked; the agent fills it in
 }
 
 // View returns the fabric for people.

@@ -55,6 +55,11 @@ func private(n int) [32]byte { return sha256.Sum256([]byte{byte(n)}) }
 // compiled is what the compiler makes of objects for a node, as its interfaces are.
 func compiled(t testing.TB, x *node, objects []store.Event, encrypt bool) *state.Fabric {
 	t.Helper()
+	return compiler(t, x, objects, encrypt).Fabric()
+}
+
+func compiler(t testing.TB, x *node, objects []store.Event, encrypt bool) *compile.Compiler {
+	t.Helper()
 	cfg := compile.Config{Node: fmt.Sprintf("node%d", x.n)}
 	if encrypt {
 		cfg.Key = fabric.PublicKey(private(x.n))
@@ -82,7 +87,7 @@ func compiled(t testing.TB, x *node, objects []store.Event, encrypt bool) *state
 	if issues := c.Issues(); len(issues) > 0 {
 		t.Errorf("issues: %v", issues)
 	}
-	return c.Fabric()
+	return c
 }
 
 // underlay is the modes of pools of both families, and the devices by which the first node reaches

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/heard"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
+)
+
+const checkHeard = "heard"
+
+// fewNodes is how many names a result lists.
+const fewNodes = 5
+
+// preflightHeard says which other nodes packets get to as they will between pods, and to which BGP
+// peers, if there is a source of objects that names them.
+func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket string) ([]preflight.Result, error) {
+	if agent.Alive(socket) {
+		report, err := agent.NewClient(socket).Fabric(ctx)
+		if err != nil {
+			return nil, nil // it has none, and what the agent lacks is said by others
+		}
+		return heardBy(report), nil
+	}
+	if err := node.checkObjects(); errors.Is(err, errNoObjects) {
+		return nil, nil
+	}
+	config, err := node.config()
+	if err != nil {
+		return nil, err
+	}
+	config.Policy = false
+	if _, err := withKey(&config, encrypt, socket, io.Discard); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c, _, _, err := compileOnce(ctx, node, config)
+	if err != nil {
+		return nil, err
+	}
+	found, err := heard.Try(ctx, c.State().Fabric, c.FarEnds())
+	if err != nil {
+		return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "cannot tell: " + err.Error(), Do: "run this as root"}}, nil
+	}
+	return append(tried(found), triedPeers(ctx, c)...), nil
+}
+
+// heardBy is what an agent that runs has heard.
+func heardBy(r agent.FabricReport) []preflight.Result {
+	all, silent := map[string]bool{}, map[string]bool{}
+	for _, b := range r.Blocks {
+		if b.Heard != nil {
+			all[b.Node] = true
+			if b.Heard.Silent() {
+				silent[b.Node] = true
+			}
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return nil
+	case len(silent) == 0:
+		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "the agent hears " + model.Count(len(all), "other node")}}
+	}
+	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: fmt.Sprintf("of %s the agent does not hear %s", model.Count(len(all), "other node"), names(silent)), Do: "'sluice fabric' says by which way, and what to do"}}
+}
+
+func names(of map[string]bool) string {
+	return model.FirstFew(slices.Sorted(maps.Keys(of)), fewNodes)
+}
+
+// tried says what came of trying, for each kind of tunnel.
+func tried(found map[model.FarEnd]heard.Trial) (results []preflight.Result) {
+	by := map[string]map[heard.Trial]map[string]bool{}
+	for of, what := range found {
+		if by[of.Carrier] == nil {
+			by[of.Carrier] = map[heard.Trial]map[string]bool{}
+		}
+		if by[of.Carrier][what] == nil {
+			by[of.Carrier][what] = map[string]bool{}
+		}
+		by[of.Carrier][what][fmt.Sprintf("%s (%s)", of.Node, of.Remote)] = true
+	}
+	for _, carrier := range slices.Sorted(maps.Keys(by)) {
+		nodes := by[carrier]
+		say := func(s preflight.Status, what heard.Trial, does, do string) {
+			if n := nodes[what]; len(n) > 0 {
+				results = append(results, preflight.Result{Check: checkHeard, Status: s, Seen: fmt.Sprintf("%s: %s: %s", carrier, does, names(n)), Do: do})
+			}
+		}
+		say(preflight.OK, heard.Answers, "answers come back", "")
+		say(preflight.OK, heard.Arrives, "packets get there, and no tunnel takes them yet", "")
+		say(preflight.Warn, heard.Silent, "nothing comes back", fmt.Sprintf("if these nodes are up, have firewalls let %s pass between this node and them, in both directions", carrier))
+		say(preflight.Warn, heard.Unknown, "cannot tell, as WireGuard answers nobody that it does not know", "once the agent runs, 'sluice fabric' tells")
+	}
+	return results
+}
+
+// triedPeers says which BGP peers can be reached, if this node is to have any.
+func triedPeers(ctx context.Context, c *compile.Compiler) []preflight.Result {
+	peers := c.BGPChanges().Peers
+	if len(peers) == 0 {
+		return nil
+	}
+	var mu sync.Mutex
+	var silent []string
+	var group errgroup.Group
+	group.SetLimit(64)
+	for name, p := range peers {
+		group.Go(func() error {
+			if err := dialPeer(ctx, p); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				silent = append(silent, fmt.Sprintf("%s (%s): %v", name, netip.AddrPortFrom(p.Address, p.Port), err))
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	if len(silent) == 0 {
+		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "BGP: packets get to " + model.Count(len(peers), "peer")}}
+	}
+	slices.Sort(silent)
+	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "BGP: nothing comes back: " + strings.Join(silent[:min(len(silent), fewNodes)], "; ") + more(len(silent)-fewNodes),
+		Do: "if these peers are up, have firewalls let TCP 179 pass between this node and them, in both directions"}}
+}
+
+func more(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("; and %d more", n)
+}
+
+// dialPeer connects to a peer. One that refuses is there all the same.
+func dialPeer(ctx context.Context, p *bgp.Peer) error {
+	const patience = 2 * time.Second
+	d := net.Dialer{Timeout: patience}
+	if p.Source.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Source, 0))
+	}
+	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(p.Address, p.Port).String())
+	if err == nil {
+		_ = conn.Close()
+	}
+	if op, is := errors.AsType[*net.OpError](err); is && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ECONNRESET) {
+		return op.Err
+	}
+	return nil
+}

@@ -1,0 +1,251 @@
+package heard
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/ping"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Trial is what Try found out of a far end.
+type Trial int
+
+// What Try finds out.
+const (
+	Silent  Trial = iota // nothing came back
+	Answers              // it answered through the tunnel
+	Arrives              // the other node says that it has no such tunnel, so packets get there
+	Unknown              // nothing can be told: WireGuard answers nobody that it does not know
+)
+
+// How often Try sends a packet to whoever has not answered, and for how long it waits after each.
+const (
+	attempts = 3
+	patience = 400 * time.Millisecond
+)
+
+// Try asks the far ends of the tunnels of a fabric that the kernel need not have yet, with packets
+// as the tunnels would send them. Where another program has the tunnel already, ICMP echo goes
+// through that. It needs CAP_NET_RAW for IPIP.
+func Try(ctx context.Context, f *state.Fabric, ends []model.FarEnd) (map[model.FarEnd]Trial, error) {
+	found := map[model.FarEnd]Trial{}
+	by := map[string][]model.FarEnd{}
+	for _, of := range ends {
+		if of.Carrier != "" {
+			by[of.Device] = append(by[of.Device], of)
+		}
+	}
+	for device, of := range by {
+		t := f.Tunnels[device]
+		if t == nil {
+			continue
+		}
+		var err error
+		switch t.Encapsulation {
+		case state.VXLAN:
+			err = tryVXLAN(ctx, f, t, of, found)
+		case state.IPIP:
+			err = tryIPIP(ctx, t, of, found)
+		case state.WireGuard:
+			err = tryWireGuard(ctx, t, of, found)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("try %s: %w", of[0].Carrier, err)
+		}
+	}
+	return found, nil
+}
+
+// tryVXLAN sends echo requests in VXLAN. The answers come to the same port.
+func tryVXLAN(ctx context.Context, f *state.Fabric, t *state.Tunnel, ends []model.FarEnd, found map[model.FarEnd]Trial) error {
+	s, err := dial(t.Local, unix.SOCK_DGRAM, 0, t.Port)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return echoes(ctx, t.Address.Is4(), ends, found)
+	}
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	macs := map[netip.Addr]state.MAC{}
+	for _, v := range f.VTEPs {
+		macs[v.Remote] = v.MAC
+	}
+	frame := func(of model.FarEnd) []byte {
+		mac, kind := macs[of.Remote], uint16(unix.ETH_P_IP)
+		if of.To.Is6() {
+			kind = unix.ETH_P_IPV6
+		}
+		b := []byte{0x08, 0, 0, 0} // RFC 7348: there is a VNI
+		b = binary.BigEndian.AppendUint32(b, t.VNI<<8)
+		b = append(append(b, mac[:]...), t.MAC[:]...)
+		return append(binary.BigEndian.AppendUint16(b, kind), ping.Packet(t.Address, of.To)...)
+	}
+	const inner = 8 + 14
+	return s.try(ctx, t.Port, ends, found, frame, func(packet []byte) []byte { return packet[min(inner, len(packet)):] })
+}
+
+// tryIPIP sends echo requests in IPIP.
+func tryIPIP(ctx context.Context, t *state.Tunnel, ends []model.FarEnd, found map[model.FarEnd]Trial) error {
+	s, err := dial(t.Local, unix.SOCK_RAW, unix.IPPROTO_IPIP, 0)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.try(ctx, 0, ends, found, func(of model.FarEnd) []byte { return ping.Packet(t.Address, of.To) },
+		func(packet []byte) []byte { return packet[min(len(packet), int(packet[0]&0xf)*4):] }) // behind the outer header
+}
+
+// tryWireGuard sends what is no packet of WireGuard's.
+func tryWireGuard(ctx context.Context, t *state.Tunnel, ends []model.FarEnd, found map[model.FarEnd]Trial) error {
+	s, err := dial(t.Local, unix.SOCK_DGRAM, 0, 0)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	err = s.try(ctx, t.Port, ends, found, func(model.FarEnd) []byte { return []byte{0} }, func([]byte) []byte { return nil })
+	for _, of := range ends {
+		if found[of] == Silent {
+			found[of] = Unknown
+		}
+	}
+	return err
+}
+
+// echoes asks through a tunnel that the kernel has.
+func echoes(ctx context.Context, is4 bool, ends []model.FarEnd, found map[model.FarEnd]Trial) error {
+	s, err := ping.Open(is4)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return repeat(ctx, s.FD(), ends, found, func(i int, of model.FarEnd) error { return s.Send(uint16(i), of.To) }, func() {
+		for a, ok := s.Next(); ok; a, ok = s.Next() {
+			if i := int(a.Number); i < len(ends) && a.Err == nil && ends[i].To == a.To {
+				found[ends[i]] = Answers
+			}
+		}
+	})
+}
+
+// trier is a socket that sends packets as a tunnel would.
+type trier struct{ fd int }
+
+// dial opens a socket that sends from an address.
+func dial(from netip.Addr, kind, protocol int, port uint16) (*trier, error) {
+	family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR
+	if from.Is6() {
+		family, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, err
+	}
+	s := &trier{fd}
+	if err := errors.Join(unix.SetsockoptInt(fd, level, option, 1), unix.Bind(fd, sockaddr(from, port))); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *trier) close() { _ = unix.Close(s.fd) }
+
+// try sends a packet to each far end's node, and takes echo replies of the far ends, and refusals.
+func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found map[model.FarEnd]Trial, packet func(model.FarEnd) []byte, inside func([]byte) []byte) error {
+	replies, refusals := map[netip.Addr]model.FarEnd{}, map[netip.Addr][]model.FarEnd{}
+	for _, of := range ends {
+		replies[of.To], refusals[of.Remote] = of, append(refusals[of.Remote], of)
+	}
+	var b [2048]byte
+	return repeat(ctx, s.fd, ends, found, func(_ int, of model.FarEnd) error {
+		err := unix.Sendto(s.fd, packet(of), 0, sockaddr(of.Remote, port))
+		if err != nil { // it may be that of an earlier packet
+			err = unix.Sendto(s.fd, packet(of), 0, sockaddr(of.Remote, port))
+		}
+		return err
+	}, func() {
+		for {
+			n, _, err := unix.Recvfrom(s.fd, b[:], 0)
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			if err != nil || n == 0 {
+				continue // read below
+			}
+			if of, ok := replies[ping.Reply(inside(b[:n]))]; ok {
+				found[of] = Answers
+			}
+		}
+		for {
+			var control [512]byte
+			_, n, _, to, err := unix.Recvmsg(s.fd, b[:], control[:], unix.MSG_ERRQUEUE)
+			if err != nil {
+				return
+			}
+			for _, of := range refusals[ping.AddrOf(to)] {
+				if refused(control[:n]) && found[of] == Silent {
+					found[of] = Arrives
+				}
+			}
+		}
+	})
+}
+
+// refused reports whether an error says that the other host has no such port or protocol.
+func refused(control []byte) bool {
+	messages, _ := unix.ParseSocketControlMessage(control)
+	for _, m := range messages {
+		// struct sock_extended_err begins with the error.
+		if is := m.Header.Type == unix.IP_RECVERR || m.Header.Type == unix.IPV6_RECVERR; is && len(m.Data) >= 4 {
+			errno := unix.Errno(binary.NativeEndian.Uint32(m.Data))
+			return errno == unix.ECONNREFUSED || errno == unix.ENOPROTOOPT
+		}
+	}
+	return false
+}
+
+// repeat sends to whoever is silent, and takes what comes.
+func repeat(ctx context.Context, fd int, ends []model.FarEnd, found map[model.FarEnd]Trial, send func(int, model.FarEnd) error, take func()) error {
+	for _, of := range ends {
+		found[of] = Silent
+	}
+	for range attempts {
+		waiting := false
+		for i, of := range ends {
+			if found[of] == Silent {
+				waiting = true
+				_ = send(i, of) // no way there is silence, too
+			}
+		}
+		for until := time.Now().Add(patience); waiting && ctx.Err() == nil; {
+			left := time.Until(until)
+			if left <= 0 {
+				break
+			}
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1); err != nil && !errors.Is(err, unix.EINTR) {
+				return err
+			}
+			take()
+			waiting = false
+			for _, of := range ends {
+				waiting = waiting || found[of] == Silent
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+func sockaddr(a netip.Addr, port uint16) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Port: int(port), Addr: a.As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(port), Addr: a.As16()}
+}
