@@ -6,18 +6,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/heard"
 	"sluice.dev/sluice/internal/model"
@@ -60,7 +53,8 @@ func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket s
 	if err != nil {
 		return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "cannot tell: " + err.Error(), Do: "run this as root"}}, nil
 	}
-	return append(tried(found), triedPeers(ctx, c)...), nil
+	peers, err := triedPeers(ctx, c)
+	return append(tried(found), peers...), err
 }
 
 // heardBy is what an agent that runs has heard.
@@ -115,54 +109,25 @@ func tried(found map[model.FarEnd]heard.Trial) (results []preflight.Result) {
 }
 
 // triedPeers says which BGP peers can be reached, if this node is to have any.
-func triedPeers(ctx context.Context, c *compile.Compiler) []preflight.Result {
+func triedPeers(ctx context.Context, c *compile.Compiler) ([]preflight.Result, error) {
 	peers := c.BGPChanges().Peers
 	if len(peers) == 0 {
-		return nil
+		return nil, nil
 	}
-	var mu sync.Mutex
-	var silent []string
-	var group errgroup.Group
-	group.SetLimit(64)
+	silent := map[string]bool{}
 	for name, p := range peers {
-		group.Go(func() error {
-			if err := dialPeer(ctx, p); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				silent = append(silent, fmt.Sprintf("%s (%s): %v", name, netip.AddrPortFrom(p.Address, p.Port), err))
-			}
-			return nil
-		})
+		at := netip.AddrPortFrom(p.Address, p.Port)
+		answers, err := heard.TryTCP(ctx, p.Source, at)
+		if err != nil {
+			return nil, err
+		}
+		if !answers {
+			silent[fmt.Sprintf("%s (%s)", name, at)] = true
+		}
 	}
-	_ = group.Wait()
 	if len(silent) == 0 {
-		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "BGP: packets get to " + model.Count(len(peers), "peer")}}
+		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "BGP: answers come back from " + model.Count(len(peers), "peer")}}, nil
 	}
-	slices.Sort(silent)
-	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "BGP: nothing comes back: " + strings.Join(silent[:min(len(silent), fewNodes)], "; ") + more(len(silent)-fewNodes),
-		Do: "if these peers are up, have firewalls let TCP 179 pass between this node and them, in both directions"}}
-}
-
-func more(n int) string {
-	if n <= 0 {
-		return ""
-	}
-	return fmt.Sprintf("; and %d more", n)
-}
-
-// dialPeer connects to a peer. One that refuses is there all the same.
-func dialPeer(ctx context.Context, p *bgp.Peer) error {
-	const patience = 2 * time.Second
-	d := net.Dialer{Timeout: patience}
-	if p.Source.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Source, 0))
-	}
-	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(p.Address, p.Port).String())
-	if err == nil {
-		_ = conn.Close()
-	}
-	if op, is := errors.AsType[*net.OpError](err); is && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ECONNRESET) {
-		return op.Err
-	}
-	return nil
+	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "BGP: nothing comes back: " + names(silent),
+		Do: "if these peers are up, have firewalls let TCP 179 pass between this node and them, in both directions"}}, nil
 }

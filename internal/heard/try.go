@@ -135,6 +135,39 @@ func echoes(ctx context.Context, is4 bool, ends []model.FarEnd, found map[model.
 	})
 }
 
+// TryTCP reports whether anything comes back from a port, a refusal too. It waits as long as Try. An
+// address from that is invalid leaves the choice to the kernel.
+func TryTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (answers bool, err error) {
+	if !from.IsValid() {
+		from = netip.IPv4Unspecified()
+		if to.Addr().Is6() {
+			from = netip.IPv6Unspecified()
+		}
+	}
+	s, err := dial(from, unix.SOCK_STREAM, 0, 0)
+	if err != nil {
+		return false, err
+	}
+	defer s.close()
+	answered := func(err error) bool {
+		return err == nil || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET)
+	}
+	if err := unix.Connect(s.fd, sockaddr(to.Addr(), to.Port())); !errors.Is(err, unix.EINPROGRESS) {
+		return answered(err), nil
+	}
+	for until := time.Now().Add(attempts * patience); ctx.Err() == nil && time.Now().Before(until); {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}, int(time.Until(until).Milliseconds())+1)
+		if n > 0 {
+			errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			return err == nil && (errno == 0 || answered(unix.Errno(errno))), nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false, err
+		}
+	}
+	return false, ctx.Err()
+}
+
 // trier is a socket that sends packets as a tunnel would.
 type trier struct{ fd int }
 

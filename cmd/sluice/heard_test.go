@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sluice.dev/sluice/test/world"
+)
+
+const twoPods = `
+apiVersion: v1
+kind: Pod
+metadata: {name: here, namespace: default}
+spec: {nodeName: node-a, containers: [{name: c}]}
+status: {phase: Running, podIPs: [{ip: 10.244.1.5}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: there, namespace: default}
+spec: {nodeName: node-b, containers: [{name: c}]}
+status: {phase: Running, podIPs: [{ip: 10.244.2.5}]}
+`
+
+const meshOfTwo = `
+apiVersion: projectcalico.org/v3
+kind: BGPConfiguration
+metadata: {name: default}
+spec: {nodeToNodeMeshEnabled: true, asNumber: 64512}
+`
+
+// What a firewall between two nodes drops is found by preflight before there is an agent, and then
+// by status, fabric and why; no command needs the other node for that.
+func TestFirewallBetweenNodes(t *testing.T) {
+	t.Parallel()
+	a, b := world.NewHost(t, "node-a"), world.NewHost(t, "node-b")
+	a.Join("eth0", b, "eth0")
+	a.Address("eth0", "192.0.2.1/24")
+	b.Address("eth0", "192.0.2.2/24")
+	b.Exec("nft", "add table inet fw; add chain inet fw in { type filter hook prerouting priority -400; }")
+	dir := folder(t, map[string]string{"nodes.yaml": twoNodes, "pods.yaml": twoPods, "pool.yaml": fmt.Sprintf(onePool, "Always", false), "bgp.yaml": meshOfTwo})
+	socket := filepath.Join(t.TempDir(), "a.sock")
+	preflight := func(want ...string) {
+		t.Helper()
+		a.In(func() error {
+			_, out, stderr := sluice(t, "preflight", "--fabric", "pools", "--bgp", "--manifests", dir, "--node", "node-a", "--socket", socket)
+			for _, w := range want {
+				if !strings.Contains(out, w) {
+					t.Errorf("preflight lacks %q:\n%s%s", w, out, stderr)
+				}
+			}
+			return nil
+		})
+	}
+	preflight("UDP 4789 (VXLAN): packets get there, and no tunnel takes them yet: node-b (192.0.2.2)", "BGP: answers come back from 1 peer")
+	startAgent(t, dir, filepath.Join(t.TempDir(), "b.sock"), b.Do, "--node", "node-b", "--fabric", "pools")
+	eventually(t, "node-b has its tunnel", func() bool { _, err := b.Run("ip", "link", "show", "sluice.vxlan"); return err == nil })
+	preflight("UDP 4789 (VXLAN): answers come back: node-b (192.0.2.2)")
+	b.Exec("nft", "add rule inet fw in udp dport 4789 drop; add rule inet fw in tcp dport 179 drop")
+	preflight("UDP 4789 (VXLAN): nothing comes back: node-b (192.0.2.2)", "have firewalls let UDP 4789 (VXLAN) pass", "BGP: nothing comes back: ", "let TCP 179 pass")
+
+	startAgent(t, dir, socket, a.Do, "--fabric", "pools")
+	says := func(want string, command ...string) {
+		t.Helper()
+		eventually(t, strings.Join(command, " ")+" says "+want, func() bool {
+			_, out, _ := sluice(t, append(command, "--socket", socket)...)
+			return strings.Contains(out, want)
+		})
+	}
+	says("Node node-b: it is not heard through sluice.vxlan", "status")
+	says(" never\n", "fabric")
+	says("node node-b does not answer through sluice.vxlan", "why", "default/here", "default/there:80")
+	preflight("of 1 other node the agent does not hear node-b")
+	b.Exec("nft", "flush chain inet fw in")
+	says("faults       none", "status")
+	says("s ago\n", "fabric")
+	preflight("the agent hears 1 other node")
+}
