@@ -64,11 +64,11 @@ func (c *checkReader) check(s, rs, vs *statement, r server) *HealthCheck {
 	h := &HealthCheck{Interval: c.time(say("delay_loop"), "60"), Timeout: c.time(say("connect_timeout"), "5"), Rise: "1"}
 	retries := c.retries(s, say)
 	h.Fall = strconv.Itoa(retries + 1)
-	if retries > 0 {
-		c.delay(s, say("delay_before_retry"), h.Interval)
-	}
 	if !c.kind(h, s, rs, r, say) {
 		return nil
+	}
+	if retries > 0 {
+		c.delay(s, say("delay_before_retry"), h.Interval)
 	}
 	if seconds(h.Timeout) > seconds(h.Interval) {
 		h.Timeout = h.Interval
