@@ -278,7 +278,9 @@ func FuzzIPVS(f *testing.F) {
 	f.Add("-A -u [2001:db8::1]:53 -s mh -b mh-port\n-a -u [2001:db8::1]:53 -r [2001:db8::2]:53 -g -w 0")
 	f.Add("-A -f 1 -s fo -6 -o --pe sip\n--tun-type=gue -p")
 	f.Fuzz(func(t *testing.T, text string) {
-		sound(t, text, func() (*Document, []Note, error) { return IPVS(strings.NewReader(text), Options{}) })
+		for _, o := range []Options{{}, {IPVS: true}} {
+			sound(t, text, func() (*Document, []Note, error) { return IPVS(strings.NewReader(text), o) })
+		}
 	})
 }
 

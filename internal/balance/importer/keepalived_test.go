@@ -159,6 +159,8 @@ func FuzzKeepalived(f *testing.F) {
 	f.Add("$A=x\nvirtual_server_group G {\n2001:db8::1-ff 80\n::ffff:10.0.0.0/120\n}\nvirtual_server group G {\nprotocol SCTP\nlb_algo fo\n}")
 	f.Add("virtual_server 10.0.0.1 80 {\nprotocol TCP\nreal_server 10.1.0.1 {\nUDP_CHECK {\npayload 0a\n}\nMISC_CHECK {\nmisc_path \"a \\\"b c\\\"\"\n}\n}\n}")
 	f.Fuzz(func(t *testing.T, text string) {
-		sound(t, text, func() (*Document, []Note, error) { return Keepalived(strings.NewReader(text), Options{}) })
+		for _, o := range []Options{{}, {IPVS: true}} {
+			sound(t, text, func() (*Document, []Note, error) { return Keepalived(strings.NewReader(text), o) })
+		}
 	})
 }

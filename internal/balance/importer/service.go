@@ -159,7 +159,11 @@ func (b *builder) reachable(s *service) []server {
 	for _, r := range kept {
 		switch r.method {
 		case masquerade:
-			b.notes.once(Nothing, r.line, "NAT", "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine (mode snat does without that)")
+			why := "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine"
+			if !b.IPVS {
+				why += " (mode snat does without that)"
+			}
+			b.notes.once(Nothing, r.line, "NAT", why)
 		case tunnel:
 			b.notes.once(Nothing, r.line, "TUN", "becomes mode dsr: servers behind a router get packets in IPIP, those on a network of this machine get them as they are")
 		}
