@@ -312,16 +312,23 @@ func (c *checkReader) command(h *HealthCheck, s, rs *statement, r server) bool {
 			h.Command = append(h.Command, w.text)
 		}
 	}
-	if script, own := forEach(h.Command, rs.word(1), r, c.service.addrs); own {
-		h.Command = []string{"/bin/sh", "-c", script}
+	script, own := forEach(h.Command, rs.word(1), r, c.service.addrs)
+	weighs := last(s.block, "misc_dynamic") != nil
+	switch {
+	case weighs: // 1 is bad, and all else is a weight
+		h.Command = []string{"/bin/sh", "-c", script + "; test $? != 1"}
+	case own:
+		h.Command = []string{"/bin/sh", "-c", "exec " + script}
+	}
+	if own {
 		c.notes.note(Nothing, found.line, found.text(), "becomes a command that takes the address of each server from its environment")
 	}
 	return true
 }
 
-// forEach makes a command with a server's own address one for all servers: a command of the shell
-// that takes the address, and a port that follows it, from its environment. It reports whether the
-// command has the address.
+// forEach writes a command for the shell. A server's own address in it, and its port after that, are
+// taken from the environment, so that the command is right for all servers; own reports whether it
+// has the address.
 func forEach(command []string, address string, r server, places []place) (script string, own bool) {
 	more := "0-9A-Za-z." // what an address goes on with
 	if r.Addr().Is6() {
@@ -330,7 +337,7 @@ func forEach(command []string, address string, r server, places []place) (script
 	is := regexp.MustCompile(`(^|[^0-9A-Za-z.:])` + regexp.QuoteMeta(address) + "($|[^" + more + "])")
 	port := strconv.Itoa(int(r.Port()))
 	hasPort := r.Port() != 0 && !r.keepsPort(places)
-	words := []string{"exec"}
+	var words []string
 	for i, w := range command {
 		quoted := shellQuote(w)
 		switch {
@@ -344,6 +351,8 @@ func forEach(command []string, address string, r server, places []place) (script
 			quoted += shellQuote(after)
 		case own && hasPort && w == port:
 			quoted = `"$SLUICE_PORT"`
+		case w == "":
+			quoted = "''"
 		}
 		words = append(words, quoted)
 	}

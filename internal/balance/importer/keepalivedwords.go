@@ -200,7 +200,7 @@ var (
 		"tls_compliant":    losesNothing + "a connection of a check just ends"}
 	udpWords  = vocabulary{"payload": "", "require_reply": "", "min_reply_length": sameLength, "max_reply_length": sameLength}
 	miscWords = vocabulary{"misc_path": "", "misc_timeout": "",
-		"misc_dynamic": "a command tells good (0) or bad, so that weights stay; a status from 2 on, which is good for keepalived, has the server down",
+		"misc_dynamic": "weights stay: a command tells good or bad, here by any status but 1, as with keepalived",
 		"user":         commandUser}
 	smtpWords     = vocabulary{"host": "", "helo_name": "what the mail server says is not read"}
 	smtpHostWords = vocabulary{"connect_ip": anyCheckWords["connect_ip"], "connect_port": "", "bindto": anyCheckWords["bindto"], "bind_port": anyCheckWords["bind_port"]}
