@@ -265,7 +265,8 @@ func span(s string) ([]netip.Addr, bool) {
 	first, ok := address(from)
 	end := first
 	if prefix, err := netip.ParsePrefix(s); err == nil {
-		first, ok = address(prefix.Masked().Addr().String())
+		first, ok = address(prefix.Addr().String())
+		ok = ok && prefix == prefix.Masked() // keepalived skips others
 		var addrs []netip.Addr
 		for a := first; ok && prefix.Contains(a) && len(addrs) <= mostOfRange; a = a.Next() {
 			addrs = append(addrs, a)

@@ -87,6 +87,7 @@ func TestKeepalivedSyntax(t *testing.T) {
 		"an unknown word":              {"virtual_server 10.0.0.1 80 {\nbogus 1" + server, farm, "bogus 1: left out"},
 		"the same address twice":       {"virtual_server 10.0.0.1 80 {" + server + "\nvirtual_server 10.0.0.1 80 {" + server, farm, "10.0.0.1:80: left out"},
 		"an unknown group":             {"virtual_server group G {" + server, "", "virtual_server group G: left out"},
+		"a prefix with more bits":      {"virtual_server_group G {\n10.0.0.9/29 80\n10.0.0.1 80\n}\nvirtual_server group G {" + server, "", "2! 10.0.0.9/29 80: left out"},
 		"a range that is too long":     {"virtual_server_group G {\n10.0.0.1-10.0.9.9 80\n10.0.0.1 80\n}\nvirtual_server group G {" + server, "", "10.0.0.1-10.0.9.9 80: left out"},
 	} {
 		t.Run(name, func(t *testing.T) {
