@@ -109,8 +109,11 @@ func (c *checkReader) retries(s *statement, say func(string) *statement) int {
 		return usual
 	}
 	n, ok := number(retry.word(1), 100)
+	if n == 0 && !slices.Contains(s.block, retry) {
+		ok = false // keepalived takes 0 in a check alone
+	}
 	if !ok {
-		c.notes.add(retry.line, retry.text(), "left out: it is no number up to 100")
+		c.notes.add(retry.line, retry.text(), "left out: it is no number from 1 to 100, or in a check from 0")
 		return usual
 	}
 	return n
@@ -375,8 +378,8 @@ func (c *checkReader) time(s *statement, otherwise string) string {
 		return otherwise
 	}
 	seconds, err := strconv.ParseFloat(s.word(1), 64)
-	if err != nil || !(seconds >= 0.1 && seconds <= 3600) {
-		c.notes.add(s.line, s.text(), "left out: it is no time from 0.1 to 3600 seconds")
+	if err != nil || !(seconds >= 0.01 && seconds <= 86400) {
+		c.notes.add(s.line, s.text(), "left out: it is no time from 0.01 to 86400 seconds")
 		return otherwise
 	}
 	d := time.Duration(seconds * float64(time.Second)).Round(time.Millisecond)

@@ -120,6 +120,9 @@ func TestKeepalivedChecks(t *testing.T) {
 	for name, c := range map[string]struct{ first, second, check, notes string }{
 		"as usual":                   {tcp, tcp, "(type:tcp interval:60 timeout:5 rise:1 fall:2)", ""},
 		"retried at once":            {"TCP_CHECK {\n}", "TCP_CHECK {\n}", "(type:tcp interval:60 timeout:5 rise:1 fall:2)", "5 TCP_CHECK: is repeated after its interval"},
+		"no retries of a server":     {"retry 0\n" + tcp, "", "(type:tcp interval:60 timeout:5 rise:1 fall:2)", "5 retry 0: left out"},
+		"no retries of a check":      {"TCP_CHECK {\nretry 0\n}", "", "(type:tcp interval:60 timeout:5 rise:1 fall:1)", ""},
+		"once in two hours":          {"delay_loop 7200\nTCP_CHECK {\nretry 0\n}", "", "(type:tcp interval:7200 timeout:5 rise:1 fall:1)", ""},
 		"silence":                    {"UDP_CHECK {\npayload 61\n}", "", "", "5 UDP_CHECK: left out"},
 		"any answer":                 {"UDP_CHECK {\ndelay_before_retry 60\nrequire_reply\n}", "UDP_CHECK {\ndelay_before_retry 60\nrequire_reply\n}", "(type:udp interval:60 timeout:5 rise:1 fall:2)", ""},
 		"what is no text":            {"UDP_CHECK {\ndelay_before_retry 60\npayload 00\nrequire_reply\n}", "", "", "5 UDP_CHECK: left out"},
