@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -32,7 +33,9 @@ func newBalanceKeepalivedCommand() *cobra.Command {
 		Short: "Write the configuration of two balancers of which one stands by, for keepalived and conntrackd",
 		Long: `Write the configuration of two balancers of which one stands by. keepalived moves the
 virtual addresses to the other machine when one fails, and conntrackd its connections.
-Run it on both machines, with --local and --peer the other way round.`,
+Run it on both machines, with --local and --peer the other way round.
+
+It overwrites its own files, unless they were changed since or are links, and no others.`,
 		Example: "  sluice balance keepalived --interface eth0 --local 10.0.0.2 --peer 10.0.0.3 --address 10.0.0.100/24 --address 10.1.0.1/24@eth1",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
@@ -72,7 +75,7 @@ func (f *keepalivedFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	for _, file := range files {
-		if err := foreign(filepath.Join(f.Dir, file.Name)); err != nil {
+		if err := spare(filepath.Join(f.Dir, file.Name)); err != nil {
 			return err
 		}
 	}
@@ -93,10 +96,11 @@ const startPair = `
 Do the same on the other machine, with --local and --peer (--sync-address and --sync-peer) the other way round.
 Then, on both:
   apt-get install keepalived conntrackd
-  ln -sf %s/conntrackd.conf /etc/conntrackd/conntrackd.conf
-  ln -sf %s/keepalived.conf /etc/keepalived/keepalived.conf
+  ln -s --backup=numbered %s/conntrackd.conf /etc/conntrackd/conntrackd.conf
+  ln -s --backup=numbered %s/keepalived.conf /etc/keepalived/keepalived.conf
   systemctl enable conntrackd keepalived
   systemctl restart conntrackd keepalived
+Files that were there before are beside the links then, as keepalived.conf.~1~ and so on.
 The balancer runs on both, with the same configuration.
 `
 
@@ -157,23 +161,51 @@ func (f *keepalivedFlags) fromConfig() error {
 	return nil
 }
 
-// foreign fails if there is a file that 'sluice balance keepalived' did not write.
-func foreign(name string) error {
-	text, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && bytes.Contains(text, []byte(pair.Header)) {
+// spare fails if there is a file that is not as 'sluice balance keepalived' wrote it, or that has
+// another name, by which keepalived may read it.
+func spare(name string) error {
+	is := func(what string) error {
+		return fmt.Errorf("%s %s, and stays as it is: move it away, or choose another folder with --out", name, what)
+	}
+	info, err := os.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%s was not written by 'sluice balance keepalived', and stays as it is: move it away, or choose another folder with --out", name)
+	if info.Mode()&fs.ModeSymlink != 0 {
+		return is("is a link to another file")
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	stat, known := info.Sys().(*syscall.Stat_t)
+	switch {
+	case known && stat.Nlink > 1:
+		return is("has another name (a hard link)")
+	case pair.AsWritten(text):
+		return nil
+	case bytes.Contains(text, []byte(pair.By)):
+		return is("was changed since 'sluice balance keepalived' wrote it, or is of an earlier version")
+	}
+	return is("was not written by 'sluice balance keepalived'")
 }
 
 // writeFile replaces a file as a whole, as keepalived may read it at any time.
 func writeFile(name string, text []byte, mode fs.FileMode) error {
-	next := name + ".new"
-	if err := os.WriteFile(next, text, mode); err != nil {
+	next, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".new")
+	if err != nil {
 		return err
 	}
-	return errors.Join(os.Chmod(next, mode), os.Rename(next, name))
+	_, err = next.Write(text)
+	err = errors.Join(err, next.Chmod(mode), next.Close())
+	if err == nil {
+		err = os.Rename(next.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(next.Name()))
+	}
+	return nil
 }

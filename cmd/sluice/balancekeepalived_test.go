@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,7 +34,7 @@ func TestBalanceKeepalived(t *testing.T) {
 	args := []string{"--interface", "eth0", "--local", "10.0.0.2", "--peer", "10.0.0.3", "--address", "10.0.0.100/24", "--address", "10.1.0.1/24@eth1",
 		"--config", config, "--out", dir}
 	status, out := keepalived(t.Context(), args...)
-	if status != cli.ExitOK || !strings.Contains(out, "ln -sf "+dir+"/keepalived.conf /etc/keepalived/keepalived.conf\n") {
+	if status != cli.ExitOK || !strings.Contains(out, "ln -s --backup=numbered "+dir+"/keepalived.conf /etc/keepalived/keepalived.conf\n") {
 		t.Fatalf("exit status %d: %s", status, out)
 	}
 	conf, err := os.ReadFile(filepath.Join(dir, "keepalived.conf"))
@@ -54,6 +56,98 @@ func TestBalanceKeepalived(t *testing.T) {
 	if status, out := keepalived(t.Context(), args...); status != cli.ExitError || !strings.Contains(out, mine+" was not written by") {
 		t.Errorf("over somebody else's file: exit status %d: %s", status, out)
 	}
+}
+
+// What is not as the command wrote it stays, and so does what a link leads to: it may be what the
+// pair's configuration was made from.
+func TestBalanceKeepalivedSpares(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(t *testing.T, file string) // of what the command wrote to file before
+		want string
+	}{
+		"edited": {func(t *testing.T, file string) { edit(t, file, "nice", "better") }, "was changed since 'sluice balance keepalived' wrote it, or is of an earlier version, and stays as it is: move it away"},
+		"another's": {func(t *testing.T, file string) {
+			write(t, filepath.Dir(file), "keepalived.conf", "virtual_server 10.0.0.1 80 {\n}\n")
+		}, "was not written by 'sluice balance keepalived', and stays as it is: move it away"},
+		"without a sum": {func(t *testing.T, file string) { edit(t, file, "# sum ", "# ") }, "was changed since"},
+		"a link": {func(t *testing.T, file string) {
+			if err := errors.Join(os.Rename(file, file+".there"), os.Symlink(file+".there", file)); err != nil {
+				t.Fatal(err)
+			}
+		}, "is a link to another file, and stays as it is: move it away"},
+		"a file of two names": {func(t *testing.T, file string) {
+			if err := os.Link(file, file+".there"); err != nil {
+				t.Fatal(err)
+			}
+		}, "has another name (a hard link), and stays as it is: move it away"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "keepalived.conf")
+			args := []string{"--interface", "eth0", "--local", "10.0.0.2", "--peer", "10.0.0.3", "--address", "10.0.0.100/24", "--check", "/bin/nice", "--out", dir}
+			if status, out := keepalived(t.Context(), args...); status != cli.ExitOK {
+				t.Fatalf("exit status %d: %s", status, out)
+			}
+			c.make(t, file)
+			before := contents(t, dir)
+			status, out := keepalived(t.Context(), append(args, "--priority", "7")...)
+			if status != cli.ExitError || !strings.Contains(out, file+" "+c.want) {
+				t.Errorf("exit status %d: %s", status, out)
+			}
+			if after := contents(t, dir); !maps.Equal(before, after) {
+				t.Errorf("it wrote: before\n%q\nafter\n%q", before, after)
+			}
+		})
+	}
+}
+
+// What leads nowhere near what is written is not followed, nor is what happens to have the name of
+// a file on its way there.
+func TestBalanceKeepalivedOnItsWay(t *testing.T) {
+	dir := t.TempDir()
+	mine := filepath.Join(t.TempDir(), "mine")
+	write(t, filepath.Dir(mine), "mine", "mine")
+	if err := os.Symlink(mine, filepath.Join(dir, "keepalived.conf.new")); err != nil {
+		t.Fatal(err)
+	}
+	status, out := keepalived(t.Context(), "--interface", "eth0", "--local", "10.0.0.2", "--peer", "10.0.0.3", "--address", "10.0.0.100/24", "--out", dir)
+	if status != cli.ExitOK || contents(t, filepath.Dir(mine))["mine"] != "mine" {
+		t.Errorf("exit status %d, %s: %q", status, out, contents(t, filepath.Dir(mine)))
+	}
+	if len(contents(t, dir)) != 5 {
+		t.Errorf("more is left than what was wanted: %q", contents(t, dir))
+	}
+	if !strings.Contains(out, "  ln -s --backup=numbered "+dir+"/keepalived.conf /etc/keepalived/keepalived.conf\n") {
+		t.Errorf("the keepalived.conf of before is lost to who does what it says:\n%s", out)
+	}
+}
+
+// edit replaces a text in a file that has it.
+func edit(t *testing.T, file, old, now string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(text), old) {
+		t.Fatalf("%s has no %q: %v", file, old, err)
+	}
+	write(t, filepath.Dir(file), filepath.Base(file), strings.Replace(string(text), old, now, 1))
+}
+
+// contents are the files of a folder.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[e.Name()] = string(text)
+	}
+	return all
 }
 
 func TestBalanceKeepalivedUsage(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -16,23 +17,40 @@ import (
 )
 
 // importers are the formats that 'sluice import' reads.
-var importers = map[string]func(io.Reader) (*importer.Document, []importer.Note, error){
+var importers = map[string]func(io.Reader, importer.Options) (*importer.Document, []importer.Note, error){
 	"ipvs":       importer.IPVS,
 	"keepalived": importer.Keepalived,
-	"nftlb":      importer.NFTLB,
+	"nftlb": func(r io.Reader, _ importer.Options) (*importer.Document, []importer.Note, error) {
+		return importer.NFTLB(r)
+	},
+}
+
+// statusLoss is the exit status of an import that leaves something out.
+const statusLoss = cli.Status(3)
+
+// importOptions are the arguments of 'sluice import'.
+type importOptions struct {
+	format, file string
+	mode         string
+	strict       bool
 }
 
 func newImportCommand() *cobra.Command {
 	formats := []string{"ipvs", "keepalived", "nftlb"}
-	return &cobra.Command{
+	var o importOptions
+	cmd := &cobra.Command{
 		Use:   "import ipvs|keepalived|nftlb FILE",
 		Short: "Turn the configuration of another balancer into one for 'sluice balance'",
 		Long: `Turn the configuration of another balancer into one for 'sluice balance': the output
 of 'ipvsadm -Sn', a keepalived.conf, or a file of nftlb. FILE may be - for standard input.
 
 The configuration goes to standard output as JSON. What was left out or changed goes to
-standard error, a line for each: the line in FILE, what stands there, and why.`,
-		Example: "  sluice import keepalived /etc/keepalived/keepalived.conf > balance.json\n  ipvsadm -Sn | sluice import ipvs - > balance.json",
+standard error, a line for each: the line in FILE, what stands there, and why.
+
+The exit status is 0 if every virtual service, address and server was taken over, and 3 if
+one was not; with --strict it is also 3 if anything else was left out or means something
+else now. It is 1 if nothing could be read.`,
+		Example: "  sluice import keepalived /etc/keepalived/keepalived.conf > farms.json\n  ipvsadm -Sn | sluice import ipvs --mode ipvs - > farms.json",
 		Args:    cobra.ExactArgs(2),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
@@ -41,33 +59,61 @@ standard error, a line for each: the line in FILE, what stands there, and why.`,
 			return nil, cobra.ShellCompDirectiveDefault
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains(formats, args[0]) {
-				return cli.Usage(fmt.Errorf("import %s: choose ipvs, keepalived or nftlb", args[0]))
+			o.format, o.file = args[0], args[1]
+			switch {
+			case !slices.Contains(formats, o.format):
+				return cli.Usage(fmt.Errorf("import %s: choose ipvs, keepalived or nftlb", o.format))
+			case !slices.Contains(farmModes, o.mode):
+				return cli.Usage(fmt.Errorf("--mode %s: choose %s", o.mode, strings.Join(farmModes, " or ")))
+			case o.mode == ipvsFarms && o.format == "nftlb":
+				return cli.Usage(errors.New("--mode ipvs: what nftlb has is for --mode nftables"))
 			}
-			return runImport(cmd, args[0], args[1])
+			return runImport(cmd, o)
 		},
 	}
+	cmd.Flags().StringVar(&o.mode, "mode", defaultMode, "`mode` of 'sluice balance' that the configuration is for: "+strings.Join(farmModes, " or "))
+	cmd.Flags().BoolVar(&o.strict, "strict", false, "exit with status 3 for anything that is left out or changed")
+	return cmd
 }
 
-func runImport(cmd *cobra.Command, format, file string) error {
+func runImport(cmd *cobra.Command, o importOptions) error {
 	in := cmd.InOrStdin()
-	if file != "-" {
-		f, err := os.Open(file)
+	if o.file != "-" {
+		f, err := os.Open(o.file)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	doc, notes, err := importers[format](in)
+	doc, notes, err := importers[o.format](in, importer.Options{IPVS: o.mode == ipvsFarms})
 	if err != nil {
-		return errors.Join(printNotes(cmd.ErrOrStderr(), notes), fmt.Errorf("import %s: %w", file, err))
+		return errors.Join(printNotes(cmd.ErrOrStderr(), notes), fmt.Errorf("import %s: %w", o.file, err))
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	if err == nil {
 		_, err = cmd.OutOrStdout().Write(append(text, '\n'))
 	}
-	return errors.Join(err, printNotes(cmd.ErrOrStderr(), notes))
+	if err := errors.Join(err, printNotes(cmd.ErrOrStderr(), notes)); err != nil {
+		return err
+	}
+	return lossOf(cmd.ErrOrStderr(), notes, o.strict)
+}
+
+// lossOf ends the command by what was lost, which the last line counts.
+func lossOf(w io.Writer, notes []importer.Note, strict bool) error {
+	count := map[importer.Loss]int{}
+	for _, n := range notes {
+		count[n.Loss]++
+	}
+	whole, part := count[importer.Whole], count[importer.Part]
+	if whole == 0 && (part == 0 || !strict) {
+		return nil
+	}
+	if err := printf(w, "virtual services, addresses and servers that were not taken over: %d; other things left out or changed: %d\n", whole, part); err != nil {
+		return err
+	}
+	return statusLoss
 }
 
 // printNotes writes what was left out or changed in columns.

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/balance/importer"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/source/nftlb"
 )
 
@@ -33,6 +34,40 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// The exit status tells what is lost, and the last line counts it.
+func TestImportStatus(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	const service = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 1\n"
+	kept := write("kept", service)
+	changed := write("changed", service+"-A -t 10.0.0.2:80 -s wlc\n-a -t 10.0.0.2:80 -r 10.1.0.1:80 -m -w 2\n")
+	gone := write("gone", service+"-A -f 7 -s rr\n-a -f 7 -r 10.1.0.1:0 -m -w 1\n")
+	for _, c := range []struct {
+		args   []string
+		status int
+		last   string // line of standard error
+	}{
+		{[]string{"ipvs", kept}, cli.ExitOK, "becomes mode dnat"},
+		{[]string{"ipvs", kept, "--strict"}, cli.ExitOK, "becomes mode dnat"},
+		{[]string{"ipvs", changed}, cli.ExitOK, "becomes scheduler weight"},
+		{[]string{"ipvs", changed, "--strict"}, 3, "were not taken over: 0; other things left out or changed: 1\n"},
+		{[]string{"ipvs", changed, "--strict", "--mode", "ipvs"}, cli.ExitOK, "becomes mode dnat"},
+		{[]string{"ipvs", gone}, 3, "were not taken over: 1; other things left out or changed: 0\n"},
+	} {
+		var out, says bytes.Buffer
+		status := execute(t.Context(), append([]string{"import"}, c.args...), &out, &says)
+		if status != c.status || !strings.Contains(says.String(), c.last) || out.Len() == 0 {
+			t.Errorf("%q: exit status %d, %s; want %d, %s", c.args, status, says.String(), c.status, c.last)
+		}
+	}
+}
+
 func TestImportFails(t *testing.T) {
 	dir := t.TempDir()
 	odd := filepath.Join(dir, "odd.json")
@@ -46,6 +81,8 @@ func TestImportFails(t *testing.T) {
 	}{
 		{[]string{"ipvs"}, cli.ExitUsage, "import needs ipvs|keepalived|nftlb FILE, and was given ipvs; for example"},
 		{[]string{"haproxy", os.DevNull}, cli.ExitUsage, "import haproxy: choose ipvs, keepalived or nftlb"},
+		{[]string{"ipvs", os.DevNull, "--mode", "userspace"}, cli.ExitUsage, "--mode userspace: choose nftables or ipvs"},
+		{[]string{"nftlb", os.DevNull, "--mode", "ipvs"}, cli.ExitUsage, "--mode ipvs: what nftlb has is for --mode nftables"},
 		{[]string{"ipvs", filepath.Join(dir, "none")}, cli.ExitError, "no such file"},
 		{[]string{"ipvs", os.DevNull}, cli.ExitError, "give the output of `ipvsadm -Sn`"},
 		{[]string{"nftlb", os.DevNull}, cli.ExitError, "line 1: unexpected EOF"},
@@ -60,7 +97,8 @@ func TestImportFails(t *testing.T) {
 	}
 }
 
-// What is imported is a configuration that the balancer takes.
+// What is imported is a configuration that the balancer takes. (TestImportedFarms of
+// internal/driver/ipvs is the same for --mode ipvs.)
 func TestImportedIsTaken(t *testing.T) {
 	dumps := map[string]string{
 		"ipvs": "-A -t 10.0.0.1:80 -s mh -b mh-port\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 2\n-a -t 10.0.0.1:80 -r 10.1.0.2:80 -g -w 0\n" +
@@ -71,26 +109,33 @@ func TestImportedIsTaken(t *testing.T) {
 			"virtual-ports": "80,90-95", "mode": "stlsdnat", "verdict": "log", "persistence": "none", "policies": [{"name": "p"}], "backends": [{"name": "b", "ip-addr": "10.1.0.1"}]},
 			{"name": "g", "virtual-addr": "", "virtual-ports": "", "mode": "local", "log": "input forward", "new-rtlimit": "5/minute"}]}`,
 	}
-	conf, err := os.ReadFile("../../internal/balance/importer/testdata/web.conf")
-	if err != nil {
-		t.Fatal(err)
+	files, err := filepath.Glob("../../internal/balance/importer/testdata/*.conf")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("files of keepalived: %v, %v", files, err)
 	}
-	dumps["keepalived"] = string(conf)
-	for format, dump := range dumps {
+	for _, file := range files {
+		conf, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dumps["keepalived "+file] = string(conf)
+	}
+	for name, dump := range dumps {
+		format, _, _ := strings.Cut(name, " ")
 		dir := t.TempDir()
 		in, config := filepath.Join(dir, "in"), filepath.Join(dir, "balance.json")
 		if err := os.WriteFile(in, []byte(dump), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var out, notes bytes.Buffer
-		if status := execute(t.Context(), []string{"import", format, in}, &out, &notes); status != cli.ExitOK {
-			t.Errorf("%s: exit status %d: %s", format, status, notes.String())
+		if status := execute(t.Context(), []string{"import", format, in}, &out, &notes); status != cli.ExitOK && status != int(statusLoss) {
+			t.Errorf("%s: exit status %d: %s", name, status, notes.String())
 		}
 		if err := os.WriteFile(config, out.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := nftlb.New(nil, nftlb.Options{}).Load(config); err != nil {
-			t.Errorf("%s: %v\n%s", format, err, out.String())
+		if err := nftlb.New(nil, nftlb.Options{Check: new(farms.Driver).Check}).Load(config); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out.String())
 		}
 	}
 }

@@ -2,7 +2,9 @@ package importer
 
 import (
 	"encoding/hex"
+	neturl "net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,15 +19,6 @@ type checkReader struct {
 	begun   bool // a server was read
 }
 
-// checkWords are the blocks of checks that a real_server may have: "" for those that we have, for
-// others why they are left out.
-var checkWords = map[string]string{
-	"HTTP_GET": "", "SSL_GET": "", "TCP_CHECK": "", "UDP_CHECK": "", "PING_CHECK": "", "MISC_CHECK": "", "SMTP_CHECK": "",
-	"DNS_CHECK":  "there is no check that asks a name server; give the farm a health-check of type command, or tcp with port 53",
-	"BFD_CHECK":  "there is no BFD here",
-	"FILE_CHECK": "no files are tracked; give the farm a health-check of type command",
-}
-
 // server reads the checks of one server. They go to its own port, also where packets do not.
 func (c *checkReader) server(vs, rs *statement, r server) {
 	var check *HealthCheck
@@ -38,7 +31,9 @@ func (c *checkReader) server(vs, rs *statement, r server) {
 			c.notes.add(s.line, s.text(), "left out: a farm has one health check, and this server has another one before it")
 			continue
 		}
-		check, line = c.check(s, rs, vs), s.line
+		if check, line = c.check(s, rs, vs, r), s.line; check == nil {
+			continue
+		}
 		if check.Port == "" && check.dials() && r.Port() != 0 && r.keepsPort(c.service.addrs) && r.portDiffers(c.service.addrs) {
 			check.Port = strconv.Itoa(int(r.Port()))
 		}
@@ -55,8 +50,9 @@ func (c *checkReader) server(vs, rs *statement, r server) {
 	}
 }
 
-// check reads one check. What it does not say itself, its server and its service say.
-func (c *checkReader) check(s, rs, vs *statement) *HealthCheck {
+// check reads one check, nil if there is none like it. What it does not say itself, its server and
+// its service say.
+func (c *checkReader) check(s, rs, vs *statement, r server) *HealthCheck {
 	say := func(word string) *statement {
 		for _, in := range []*statement{s, rs, vs} {
 			if found := last(in.block, word); found != nil {
@@ -66,31 +62,61 @@ func (c *checkReader) check(s, rs, vs *statement) *HealthCheck {
 		return nil
 	}
 	h := &HealthCheck{Interval: c.time(say("delay_loop"), "60"), Timeout: c.time(say("connect_timeout"), "5"), Rise: "1"}
-	retries := 1
-	if s.word(0) == "MISC_CHECK" {
-		retries = 0
-	}
-	retry := say("retry")
-	if old := last(s.block, "nb_get_retry"); old != nil && last(s.block, "retry") == nil {
-		retry = old
-	}
-	if retry != nil {
-		if n, ok := number(retry.word(1), 100); ok {
-			retries = n
-		} else {
-			c.notes.add(retry.line, retry.text(), "left out: it is no number up to 100")
-		}
-	}
+	retries := c.retries(s, say)
 	h.Fall = strconv.Itoa(retries + 1)
-	if delay := say("delay_before_retry"); delay != nil && c.time(delay, "") != h.Interval {
-		c.notes.once(delay.line, delay.text(), "left out: a failed check is repeated after the usual interval")
+	if !c.kind(h, s, rs, r, say) {
+		return nil
 	}
-	c.kind(h, s, rs, say)
+	if retries > 0 {
+		c.delay(s, say("delay_before_retry"), h.Interval)
+	}
 	if seconds(h.Timeout) > seconds(h.Interval) {
 		h.Timeout = h.Interval
-		c.notes.once(s.line, s.text(), "its timeout becomes its interval (delay_loop): a check takes no longer than that")
+		c.notes.once(Part, s.line, s.text(), "its timeout becomes its interval (delay_loop): a check takes no longer than that")
 	}
 	return h
+}
+
+func httpCheck(s *statement) bool { return strings.HasSuffix(s.word(0), "_GET") }
+
+// delay says that a failed check is repeated after another time than with keepalived.
+func (c *checkReader) delay(s, said *statement, interval string) {
+	delay := "1"
+	if httpCheck(s) {
+		delay = "3"
+	}
+	delay = c.time(said, delay)
+	later := "later"
+	if seconds(interval) < seconds(delay) {
+		later = "sooner"
+	}
+	if delay != interval {
+		c.notes.once(Part, s.line, s.text(), "is repeated after its interval (delay_loop) when it fails, and not after delay_before_retry (by default 3 seconds for HTTP, else one): a server that fails is out "+later)
+	}
+}
+
+// retries is how often a check is repeated before the server is down.
+func (c *checkReader) retries(s *statement, say func(string) *statement) int {
+	usual := 1
+	if s.word(0) == "MISC_CHECK" {
+		usual = 0
+	}
+	retry := say("retry")
+	if old := last(s.block, "nb_get_retry"); old != nil && httpCheck(s) && last(s.block, "retry") == nil {
+		retry = old
+	}
+	if retry == nil {
+		return usual
+	}
+	n, ok := number(retry.word(1), 100)
+	if n == 0 && !slices.Contains(s.block, retry) {
+		ok = false // keepalived takes 0 in a check alone
+	}
+	if !ok {
+		c.notes.add(retry.line, retry.text(), "left out: it is no number from 1 to 100, or in a check from 0")
+		return usual
+	}
+	return n
 }
 
 // seconds reads what time writes.
@@ -102,9 +128,10 @@ func seconds(text string) float64 {
 // dials reports whether a check goes to a port.
 func (h *HealthCheck) dials() bool { return h.Type != "icmp" && h.Type != "command" }
 
-// kind fills in what is of one kind of check alone.
-func (c *checkReader) kind(h *HealthCheck, s, rs *statement, say func(string) *statement) {
-	known := map[string]string{}
+// kind fills in what is of one kind of check alone, and reports whether there is such a check.
+func (c *checkReader) kind(h *HealthCheck, s, rs *statement, r server, say func(string) *statement) bool {
+	var known vocabulary
+	there := true
 	block := s.block
 	switch s.word(0) {
 	case "HTTP_GET", "SSL_GET":
@@ -112,18 +139,19 @@ func (c *checkReader) kind(h *HealthCheck, s, rs *statement, say func(string) *s
 		c.http(h, s, say)
 	case "UDP_CHECK":
 		known = udpWords
-		c.udp(h, s)
+		there = c.udp(h, s)
 	case "PING_CHECK":
 		h.Type = "icmp"
 	case "MISC_CHECK":
 		known = miscWords
-		c.command(h, s, rs)
+		there = c.command(h, s, rs, r)
 	case "SMTP_CHECK":
 		known = smtpWords
 		h.Type = "tcp"
 		c.notes.add(s.line, s.text(), "becomes a check of type tcp: what the mail server says is not read")
 		if host := last(s.block, "host"); host != nil { // an older form
 			block = append(block[:len(block):len(block)], host.block...)
+			unheeded(c.notes, host.block, smtpHostWords)
 		}
 	default:
 		h.Type = "tcp"
@@ -135,41 +163,9 @@ func (c *checkReader) kind(h *HealthCheck, s, rs *statement, say func(string) *s
 			c.notes.add(port.line, port.text(), "left out: it is no port")
 		}
 	}
-	unheeded(c.notes, s.block, known, anyCheckWords)
+	unheeded(c.notes, s.block, anyCheckWords, known)
+	return there
 }
-
-// anyCheckWords are the words that every check may have.
-var anyCheckWords = map[string]string{
-	"connect_port": "", "connect_timeout": "", "delay_loop": "", "retry": "", "nb_get_retry": "", "delay_before_retry": "",
-	"connect_ip":       "a check goes to the server's own address",
-	"bindto":           "a check comes from the address that the route has",
-	"bind_if":          "a check goes by the route",
-	"bind_port":        "a check comes from any port",
-	"fwmark":           "a check has no mark",
-	"warmup":           "checks are spread over their interval anyway",
-	"alpha":            "there is no such choice here",
-	"log_all_failures": "changes of a server's state are logged, not each check",
-}
-
-var (
-	httpWords = map[string]string{"url": "", "virtualhost": "",
-		"http_protocol": "checks use HTTP/1.1", "fast_recovery": "a farm has one URL", "enable_sni": "the name in host is always sent",
-		"tls_compliant": "there is no such choice here"}
-	urlWords = map[string]string{"path": "", "status_code": "", "virtualhost": "",
-		"digest":           "contents are not compared by digest; give body a part of the page that must be there",
-		"regex":            "there are no regular expressions; give body a part of the page that must be there",
-		"regex_no_match":   "there are no regular expressions",
-		"regex_options":    "there are no regular expressions",
-		"regex_stack":      "there are no regular expressions",
-		"regex_min_offset": "there are no regular expressions",
-		"regex_max_offset": "there are no regular expressions",
-	}
-	udpWords = map[string]string{"payload": "", "require_reply": "",
-		"min_reply_length": "the length of an answer is not looked at", "max_reply_length": "the length of an answer is not looked at"}
-	miscWords = map[string]string{"misc_path": "", "misc_timeout": "",
-		"misc_dynamic": "an exit status is good (0) or bad; weights stay", "user": "commands run as the user that runs sluice"}
-	smtpWords = map[string]string{"host": "", "helo_name": "what the mail server says is not read"}
-)
 
 // http reads the first URL of a check.
 func (c *checkReader) http(h *HealthCheck, s *statement, say func(string) *statement) {
@@ -177,22 +173,18 @@ func (c *checkReader) http(h *HealthCheck, s *statement, say func(string) *state
 	if s.word(0) == "SSL_GET" {
 		h.Type, h.Insecure = "https", "on" // keepalived does not look at certificates
 	}
-	if host := say("virtualhost"); host != nil {
-		h.Host = host.word(1)
-	}
+	c.host(h, say("virtualhost"))
 	read := false
 	for _, url := range s.block {
 		if url.word(0) != "url" {
 			continue
 		}
 		if read {
-			c.notes.add(url.line, "url "+path(url), "left out: a farm's health check has one URL, the first")
+			c.notes.add(url.line, strings.TrimSpace("url "+pathOf(url)), "left out: a farm's health check has one URL, the first")
 			continue
 		}
-		read, h.Path = true, path(url)
-		if host := last(url.block, "virtualhost"); host != nil {
-			h.Host = host.word(1)
-		}
+		read, h.Path = true, c.path(url)
+		c.host(h, last(url.block, "virtualhost"))
 		if status := last(url.block, "status_code"); status != nil {
 			h.Status = c.status(status)
 		}
@@ -200,9 +192,34 @@ func (c *checkReader) http(h *HealthCheck, s *statement, say func(string) *state
 	}
 }
 
-func path(url *statement) string {
-	if p := last(url.block, "path"); p != nil && strings.HasPrefix(p.word(1), "/") {
+// plainHost is a name or an address, perhaps with a port.
+var plainHost = regexp.MustCompile(`^([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(:[0-9]+)?$`)
+
+func (c *checkReader) host(h *HealthCheck, s *statement) {
+	switch {
+	case s == nil:
+	case plainHost.MatchString(s.word(1)):
+		h.Host = s.word(1)
+	default:
+		c.notes.add(s.line, s.text(), "left out: it is no name of a host, so that the server is asked by its address")
+	}
+}
+
+// pathOf is what a url block says of its path, "" if nothing.
+func pathOf(url *statement) string {
+	if p := last(url.block, "path"); p != nil {
 		return p.word(1)
+	}
+	return ""
+}
+
+func (c *checkReader) path(url *statement) string {
+	p := pathOf(url)
+	if _, err := neturl.Parse(p); err == nil && strings.HasPrefix(p, "/") && !strings.ContainsAny(p, " #") {
+		return p
+	}
+	if p != "" {
+		c.notes.add(url.line, "path "+p, "becomes /: a path begins with a slash, and has neither spaces nor #")
 	}
 	return "/"
 }
@@ -217,8 +234,8 @@ func (c *checkReader) status(s *statement) string {
 		}
 		first, ok := number(from, 599)
 		end, okEnd := number(to, 599)
-		if !ok || !okEnd || first < 100 || end < first {
-			c.notes.add(s.line, s.text(), "%s is left out: it is no status from 100 to 599", word)
+		if !ok || !okEnd || first < 200 || end < first {
+			c.notes.add(s.line, s.text(), "%s is left out: it is no status from 200 to 599", word)
 			continue
 		}
 		if low == 0 || first < low {
@@ -239,45 +256,58 @@ func (c *checkReader) status(s *statement) string {
 	return one
 }
 
-// udp reads what is sent and awaited, in hexadecimal, where it is text.
-func (c *checkReader) udp(h *HealthCheck, s *statement) {
+// udp reads what is sent and awaited, in hexadecimal, where it is text. keepalived has a server up
+// that is silent, unless an answer is required; here an answer is required always.
+func (c *checkReader) udp(h *HealthCheck, s *statement) bool {
 	h.Type = "udp"
-	for _, part := range []struct {
-		word string
-		into *string
-	}{{"payload", &h.Send}, {"require_reply", &h.Expect}} {
-		found := last(s.block, part.word)
-		if found == nil || len(found.words) == 1 {
-			continue
-		}
-		if text, ok := hexText(strings.Join(found.words[1:], "")); ok {
-			*part.into = text
-		} else {
-			c.notes.add(found.line, found.text(), "left out: it is not the hexadecimal form of printable text")
+	payload, reply := last(s.block, "payload"), last(s.block, "require_reply")
+	if reply == nil {
+		c.notes.add(s.line, s.text(), "left out: without require_reply a server may be silent, and a check of type udp needs an answer; servers that answer nothing are taken for up")
+		return false
+	}
+	ok := true
+	if payload != nil {
+		if h.Send, ok = hexText(payload.words[1:]); !ok {
+			c.notes.add(s.line, s.text(), "left out: its payload is not the hexadecimal form of printable text; give the farm a health-check of type command")
+			return false
 		}
 	}
+	if h.Expect, ok = hexText(reply.words[1:]); !ok {
+		c.notes.add(reply.line, reply.text(), "left out, so that any answer will do: it is not the hexadecimal form of printable text")
+	}
+	return true
 }
 
-// hexText returns the text that hexadecimal digits stand for, if it is printable ASCII.
-func hexText(digits string) (string, bool) {
-	text, err := hex.DecodeString(digits)
-	for _, b := range text {
-		if b < ' ' || b > '~' {
+// hexText returns the text that words of hexadecimal digits stand for, if it is printable ASCII of
+// a length that is sent.
+func hexText(words []string) (string, bool) {
+	var all []byte
+	for _, word := range strings.Fields(strings.Join(words, " ")) {
+		if len(word)%2 != 0 { // the last digit stands alone
+			word = word[:len(word)-1] + "0" + word[len(word)-1:]
+		}
+		part, err := hex.DecodeString(word)
+		if err != nil {
 			return "", false
 		}
+		all = append(all, part...)
 	}
-	return string(text), err == nil
+	printable := !slices.ContainsFunc(all, func(b byte) bool { return b < ' ' || b > '~' })
+	if !printable || len(all) > 4096 {
+		return "", false
+	}
+	return string(all), true
 }
 
 // command reads the command of a MISC_CHECK: a program and its arguments, in one quoted word or in
 // several words.
-func (c *checkReader) command(h *HealthCheck, s, rs *statement) {
+func (c *checkReader) command(h *HealthCheck, s, rs *statement, r server) bool {
 	h.Type = "command"
 	h.Timeout = c.time(last(s.block, "misc_timeout"), h.Interval)
 	found := last(s.block, "misc_path")
-	if found == nil || found.word(1) == "" {
-		c.notes.add(s.line, s.text(), "has no misc_path: give the farm's health-check a command")
-		return
+	if found == nil || strings.TrimSpace(found.word(1)) == "" {
+		c.notes.add(s.line, s.text(), "left out: it has no misc_path")
+		return false
 	}
 	if h.Command = found.words[1:]; len(h.Command) == 1 {
 		h.Command = nil
@@ -285,9 +315,61 @@ func (c *checkReader) command(h *HealthCheck, s, rs *statement) {
 			h.Command = append(h.Command, w.text)
 		}
 	}
-	if slices.Contains(h.Command, rs.word(1)) {
-		c.notes.add(found.line, found.text(), "is run for every server with the address of the first: let the command take SLUICE_ADDRESS of its environment in its place")
+	script, own := forEach(h.Command, rs.word(1), r, c.service.addrs)
+	weighs := last(s.block, "misc_dynamic") != nil
+	switch {
+	case weighs: // 1 is bad, and all else is a weight
+		h.Command = []string{"/bin/sh", "-c", script + "; test $? != 1"}
+	case own:
+		h.Command = []string{"/bin/sh", "-c", "exec " + script}
 	}
+	if own {
+		c.notes.note(Nothing, found.line, found.text(), "becomes a command that takes the address of each server from its environment")
+	}
+	return true
+}
+
+// forEach writes a command for the shell. A server's own address in it, and its port after that, are
+// taken from the environment, so that the command is right for all servers; own reports whether it
+// has the address.
+func forEach(command []string, address string, r server, places []place) (script string, own bool) {
+	more := "0-9A-Za-z." // what an address goes on with
+	if r.Addr().Is6() {
+		more += ":"
+	}
+	is := regexp.MustCompile(`(^|[^0-9A-Za-z.:])` + regexp.QuoteMeta(address) + "($|[^" + more + "])")
+	port := strconv.Itoa(int(r.Port()))
+	hasPort := r.Port() != 0 && !r.keepsPort(places)
+	var words []string
+	for i, w := range command {
+		quoted := shellQuote(w)
+		switch {
+		case i > 0 && is.MatchString(w):
+			own = true
+			before, after, _ := strings.Cut(w, address)
+			quoted = shellQuote(before) + `"$SLUICE_ADDRESS"`
+			if rest, cut := strings.CutPrefix(after, ":"+port); cut && hasPort && !strings.HasPrefix(rest+" ", "0") {
+				quoted, after = quoted+`:"$SLUICE_PORT"`, rest
+			}
+			quoted += shellQuote(after)
+		case own && hasPort && w == port:
+			quoted = `"$SLUICE_PORT"`
+		case w == "":
+			quoted = "''"
+		}
+		words = append(words, quoted)
+	}
+	return strings.Join(words, " "), own
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]*$`)
+
+// shellQuote returns a word as the shell reads it, "" for "".
+func shellQuote(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // time reads seconds, perhaps with a fraction: "5", or "2.5s".
@@ -296,8 +378,8 @@ func (c *checkReader) time(s *statement, otherwise string) string {
 		return otherwise
 	}
 	seconds, err := strconv.ParseFloat(s.word(1), 64)
-	if err != nil || !(seconds >= 0.1 && seconds <= 3600) {
-		c.notes.add(s.line, s.text(), "left out: it is no time from 0.1 to 3600 seconds")
+	if err != nil || !(seconds >= 0.01 && seconds <= 86400) {
+		c.notes.add(s.line, s.text(), "left out: it is no time from 0.01 to 86400 seconds")
 		return otherwise
 	}
 	d := time.Duration(seconds * float64(time.Second)).Round(time.Millisecond)

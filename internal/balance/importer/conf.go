@@ -10,9 +10,10 @@ import (
 
 // statement is a line of keepalived.conf: its words, and the block that follows them.
 type statement struct {
-	line  int
-	words []string
-	block []*statement
+	line   int
+	words  []string
+	block  []*statement
+	braced bool // it has a block, be it an empty one
 }
 
 // word returns a word, "" beyond the last.
@@ -38,29 +39,20 @@ func last(block []*statement, words ...string) *statement {
 	return nil
 }
 
-// unheeded says of each statement of a block why it is left out, if it is: known are the words that
-// the block may have, with "" for those that are heeded.
-func unheeded(n *notes, block []*statement, known ...map[string]string) {
-	for _, s := range block {
-		why := "keepalived.conf(5) has no such word here"
-		for _, words := range known {
-			if reason, ok := words[s.word(0)]; ok {
-				why = reason
-			}
-		}
-		if why != "" {
-			n.add(s.line, s.text(), "left out: %s", why)
-		}
-	}
-}
-
 // confReader reads the syntax of keepalived.conf, which is one of lines: a brace opens a block of
 // what stands before it, on the same line or an earlier one.
 type confReader struct {
 	notes   *notes
 	defined map[string]string
 	open    []*statement // the blocks that are open, the file itself first
-	skip    bool         // the next line belongs to something that is left out
+	many    *manyLines   // a definition of several lines that has not ended; nil: none
+}
+
+// manyLines is a definition of several lines, which is left out.
+type manyLines struct {
+	line    int
+	name    string
+	servers bool // there are some in it
 }
 
 func readConf(r io.Reader, n *notes) ([]*statement, error) {
@@ -83,49 +75,118 @@ func readConf(r io.Reader, n *notes) ([]*statement, error) {
 var definition = regexp.MustCompile(`^\s*\$([A-Za-z_][A-Za-z0-9_]*)=(.*)$`)
 
 func (c *confReader) line(line int, text string) error {
-	continued := strings.HasSuffix(text, `\`)
-	skipped := c.skip
-	c.skip = continued && (skipped || definition.MatchString(text))
-	if skipped {
+	text = uncommented(text)
+	if c.many != nil {
+		c.more(text)
 		return nil
 	}
-	first := strings.TrimSpace(text)
-	switch def := definition.FindStringSubmatch(text); {
-	case def != nil && continued:
-		c.notes.add(line, "$"+def[1], "left out: definitions of several lines are not read")
-		return nil
-	case def != nil:
-		value, err := c.expand(strings.TrimSpace(def[2]))
-		c.defined[def[1]] = value
-		return err
-	case strings.HasPrefix(first, "@"):
-		c.notes.add(line, first, "left out: it depends on the name of the machine; leave one machine's lines in the file")
-		return nil
-	case strings.HasPrefix(first, "~SEQ"), strings.HasPrefix(first, "~LST"):
-		c.notes.add(line, first, "left out: sequences and lists are not read; write their lines out")
+	if def := definition.FindStringSubmatch(text); def != nil {
+		if strings.HasSuffix(text, `\`) {
+			c.many = &manyLines{line: line, name: def[1]}
+			c.more(text)
+		} else {
+			c.defined[def[1]] = strings.TrimSpace(def[2])
+		}
 		return nil
 	}
 	text, err := c.expand(text)
 	if err != nil {
 		return err
 	}
+	switch first := strings.TrimSpace(text); {
+	case strings.HasPrefix(first, "@"):
+		_, rest, _ := strings.Cut(first, " ")
+		return c.notRead(line, first, rest, "it depends on the name of the machine; leave one machine's lines in the file")
+	case strings.HasPrefix(first, "~SEQ"), strings.HasPrefix(first, "~LST"):
+		_, rest, _ := strings.Cut(first, ")")
+		return c.notRead(line, first, rest, "sequences and lists are not read; write their lines out")
+	}
 	return c.statements(line, text)
 }
 
-var parameter = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*`)
+// more reads a line of a definition of several lines.
+func (c *confReader) more(text string) {
+	c.many.servers = c.many.servers || strings.Contains(text, "_server")
+	if strings.HasSuffix(text, `\`) {
+		return
+	}
+	loss := Part
+	if c.many.servers {
+		loss = Whole
+	}
+	c.notes.note(loss, c.many.line, "$"+c.many.name, "left out: definitions of several lines are not read; write its lines where they are wanted")
+	c.many = nil
+}
+
+// notRead leaves out a line, of which rest would be read as usual.
+func (c *confReader) notRead(line int, text, rest, why string) error {
+	root := ""
+	if len(c.open) > 1 {
+		root = c.open[1].word(0)
+	}
+	depth := 0
+	for _, w := range confWords(rest) {
+		switch w {
+		case brace("{"):
+			depth++
+		case brace("}"):
+			depth--
+		}
+	}
+	switch {
+	case depth != 0 && (root == "" || strings.HasPrefix(root, "virtual_server")):
+		return fmt.Errorf("%s: the block cannot be read: %s", text, why)
+	case depth != 0: // of a block that is left out
+		return c.statements(line, rest)
+	case root == "virtual_server_group", strings.Contains(rest, "_server"):
+		c.notes.lost(line, text, "left out: %s", why)
+	case root == "" || root == "virtual_server":
+		c.notes.add(line, text, "left out: %s", why)
+	}
+	return nil
+}
+
+// uncommented returns a line without its comment and without spaces around it.
+func uncommented(text string) string {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch {
+		case text[i] == '\\':
+			i++
+		case text[i] == '"':
+			quoted = !quoted
+		case !quoted && (text[i] == '#' || text[i] == '!'):
+			return strings.TrimSpace(text[:i])
+		}
+	}
+	return strings.TrimSpace(text)
+}
+
+// parameter is one that is to be replaced: without braces, a space has to follow.
+var parameter = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*(\s|$)`)
+
+// mostReplacements is how often parameters are replaced in one line, as their values may have
+// parameters.
+const mostReplacements = 20
 
 // expand puts the values of parameters in their places. Those that are not defined stay.
 func (c *confReader) expand(text string) (string, error) {
-	text = parameter.ReplaceAllStringFunc(text, func(p string) string {
-		if value, ok := c.defined[strings.Trim(p, "${}")]; ok {
-			return value
+	for range mostReplacements {
+		next := parameter.ReplaceAllStringFunc(text, func(p string) string {
+			name := strings.Trim(p, "${} \t")
+			if value, ok := c.defined[name]; ok {
+				return value + strings.TrimPrefix(strings.Trim(p, "${}"), name)
+			}
+			return p
+		})
+		if next == text {
+			return text, nil
 		}
-		return p
-	})
-	if len(text) > 1<<16 {
-		return "", fmt.Errorf("with its parameters it is longer than %d characters", 1<<16)
+		if text = next; len(text) > 1<<16 {
+			return "", fmt.Errorf("with its parameters it is longer than %d characters", 1<<16)
+		}
 	}
-	return text, nil
+	return "", fmt.Errorf("its parameters stand for each other more than %d times", mostReplacements)
 }
 
 // statements reads a line, which may close and open blocks.
@@ -141,7 +202,9 @@ func (c *confReader) statements(line int, text string) error {
 			if len(c.open) > 20 {
 				return fmt.Errorf("more than 20 blocks are within each other")
 			}
-			c.open, now = append(c.open, inner.block[len(inner.block)-1]), nil
+			opened := inner.block[len(inner.block)-1]
+			opened.braced = true
+			c.open, now = append(c.open, opened), nil
 		case w == brace("}"):
 			if len(c.open) == 1 {
 				return fmt.Errorf("a block is closed and none is open")
@@ -165,7 +228,7 @@ type confWord struct {
 
 func brace(b string) confWord { return confWord{b, true} }
 
-// confWords parts a line into words, without quotes and comments.
+// confWords parts a line without comment into words, without quotes.
 func confWords(text string) []confWord {
 	var words []confWord
 	var word strings.Builder
@@ -191,9 +254,11 @@ func confWords(text string) []confWord {
 			word.WriteByte(ch)
 		case ch == '"' || ch == '\'':
 			quote, inWord = ch, true
-		case ch == '#' || ch == '!':
-			end()
-			return words
+		case strings.HasPrefix(text[i:], "${"): // a parameter that is not defined
+			length := strings.IndexByte(text[i:]+"}", '}') + 1
+			word.WriteString(text[i:min(i+length, len(text))])
+			inWord = true
+			i += length - 1
 		case ch == ' ' || ch == '\t' || ch == '\r':
 			end()
 		case ch == '{' || ch == '}':

@@ -6,16 +6,17 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"path"
 	"strings"
 )
 
 // IPVS reads the output of `ipvsadm -Sn`, which is also what ipvsadm-restore reads.
-func IPVS(r io.Reader) (*Document, []Note, error) {
-	p := ipvsReader{builder: newBuilder(), services: map[string]*service{}}
+func IPVS(r io.Reader, o Options) (*Document, []Note, error) {
+	p := ipvsReader{builder: newBuilder(o), services: map[string]*service{}}
 	lines := bufio.NewScanner(r)
 	for line := 1; lines.Scan(); line++ {
 		words := strings.Fields(lines.Text())
-		if len(words) > 0 && words[0] == "ipvsadm" {
+		if len(words) > 0 && path.Base(words[0]) == "ipvsadm" {
 			words = words[1:]
 		}
 		if len(words) > 0 && !strings.HasPrefix(words[0], "#") {
@@ -62,21 +63,39 @@ var ipvsArgs = func() map[string]string {
 
 // command reads one line.
 func (p *ipvsReader) command(line int, words []string) {
-	options, err := ipvsWords(words)
 	text := strings.Join(words, " ")
+	if c, known := ipvsCommands[cmp.Or(longCommands[words[0]], words[0])]; known {
+		p.notes.note(c.loss, line, text, "%s", c.why)
+		return
+	}
+	options, err := ipvsWords(words)
 	_, adds := options["-A"]
 	_, serves := options["-a"]
 	switch {
 	case err != nil:
-		p.notes.add(line, text, "left out: %v", err)
+		p.notes.lost(line, text, "left out: %v", err)
 	case adds:
 		p.service(line, options)
 	case serves:
 		p.server(line, options)
 	default:
-		p.notes.add(line, text, "left out: only -A and -a describe services")
+		p.notes.lost(line, text, "left out: only -A and -a describe services")
 	}
 }
+
+// ipvsCommands are those that a script of ipvsadm may have, and that are about no service.
+var ipvsCommands = map[string]struct {
+	loss Loss
+	why  string
+}{
+	"-C": {Nothing, "left out: a configuration begins empty"}, "-Z": {Nothing, "left out: a configuration has no counters"},
+	"--set":          {Part, "left out: " + globalWords["lvs_timeouts"]},
+	"--start-daemon": {Part, "left out: " + globalWords["lvs_sync_daemon"]},
+	"--stop-daemon":  {Nothing, "left out: no connections are synchronised by IPVS"},
+}
+
+// longCommands are the long names of those that have a short one.
+var longCommands = map[string]string{"--clear": "-C", "--zero": "-Z"}
 
 // ipvsWords reads the options of a line, by their short names.
 func ipvsWords(words []string) (map[string]string, error) {
@@ -121,17 +140,17 @@ func (p *ipvsReader) service(line int, options map[string]string) {
 	what := protocol + " " + at
 	s := &service{line: line, what: what, protocol: protocol, scheduler: "wlc", netmask: options["-M"]}
 	if p.services[what] != nil {
-		p.notes.add(line, what, "left out: there is such a service already")
+		p.notes.lost(line, what, "left out: there is such a service already")
 		return
 	}
 	p.services[what] = s
 	if protocol == "mark" {
-		p.notes.add(line, what, "left out with its servers: %s", markedBy)
+		p.notes.lost(line, what, "left out with its servers: %s", markedBy)
 		return
 	}
 	where, ok := ipvsAddress(at)
 	if !ok {
-		p.notes.add(line, what, "left out with its servers: it is no address and port; make the dump with -n")
+		p.notes.lost(line, what, "left out with its servers: it is no address and port; make the dump with -n")
 		return
 	}
 	s.addrs = []place{{line, where}}
@@ -148,19 +167,17 @@ func (p *ipvsReader) options(s *service, options map[string]string) {
 		s.flags = strings.Split(flags, ",")
 	}
 	if value, ok := options["-p"]; ok {
-		s.persist, ok = number(value, 1<<31-1)
+		s.persist, ok = number(value, longestPersistence)
 		if !ok || s.persist == 0 {
 			s.persist = 300 // ipvsadm's default
 		}
 	}
-	if s.netmask == "255.255.255.255" || s.netmask == "128" {
-		s.netmask = ""
-	}
+	s.netmask = wholeAddress(s.netmask)
 	if _, ok := options["-o"]; ok {
-		p.notes.add(s.line, "-o", "left out: packets of a flow go to one server; a scheduling of single datagrams is not available")
+		p.notes.add(s.line, "-o", "left out: %s", onePacket)
 	}
 	if engine, ok := options["--pe"]; ok {
-		p.notes.add(s.line, "--pe "+engine, "left out: clients are remembered by address, not by what is in their packets")
+		p.notes.add(s.line, "--pe "+engine, "left out: %s", byContent)
 	}
 }
 
@@ -168,7 +185,7 @@ func (p *ipvsReader) server(line int, options map[string]string) {
 	protocol, at := ipvsName(options)
 	s := p.services[protocol+" "+at]
 	if s == nil {
-		p.notes.add(line, "-r "+options["-r"], "left out: there is no service %s %s before it", protocol, at)
+		p.notes.lost(line, "-r "+options["-r"], "left out: there is no service %s %s before it", protocol, at)
 		return
 	}
 	if len(s.addrs) == 0 {
@@ -176,7 +193,7 @@ func (p *ipvsReader) server(line int, options map[string]string) {
 	}
 	where, ok := ipvsAddress(options["-r"])
 	if !ok {
-		p.notes.add(line, "-r "+options["-r"], "left out: it is no address and port; make the dump with -n")
+		p.notes.lost(line, "-r "+options["-r"], "left out: it is no address and port; make the dump with -n")
 		return
 	}
 	r := server{line: line, AddrPort: where, method: direct, weight: 1}
@@ -195,7 +212,7 @@ func (p *ipvsReader) server(line int, options map[string]string) {
 			continue
 		}
 		if *n.into, ok = number(value, n.most); !ok {
-			p.notes.add(line, n.option+" "+value, "left out with its server: it is no number up to %d", n.most)
+			p.notes.lost(line, n.option+" "+value, "left out with its server: it is no number up to %d", n.most)
 			return
 		}
 	}

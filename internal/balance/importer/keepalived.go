@@ -5,13 +5,14 @@ import (
 	"io"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 )
 
 // Keepalived reads the virtual servers of a keepalived.conf, by keepalived.conf(5) of keepalived
-// 2.2.7. What keepalived does beside them, VRRP above all, is not a balancer's and is left out.
-func Keepalived(r io.Reader) (*Document, []Note, error) {
-	p := keepalivedReader{builder: newBuilder(), groups: map[string]*statement{}}
+// 2.3. What keepalived does beside them, VRRP above all, is not a balancer's and is left out.
+func Keepalived(r io.Reader, o Options) (*Document, []Note, error) {
+	p := keepalivedReader{builder: newBuilder(o), groups: map[string]*statement{}}
 	file, err := readConf(r, &p.notes)
 	if err != nil {
 		return nil, nil, err
@@ -35,61 +36,33 @@ type keepalivedReader struct {
 // top reads a statement that is in no block.
 func (p *keepalivedReader) top(s *statement) {
 	word := s.word(0)
+	why, known := topWords[word]
 	switch {
 	case word == "virtual_server":
 		p.virtualServer(s)
 	case word == "virtual_server_group": // read with the services that name it
-	case strings.HasPrefix(word, "include"):
-		p.notes.add(s.line, s.text(), "left out: import that file by itself")
-	case strings.HasPrefix(word, "vrrp_"):
-		p.notes.add(s.line, s.text(), "left out: keepalived goes on with VRRP; 'sluice balance keepalived' writes a configuration for it")
+	case includes[word]:
+		p.notes.lost(s.line, s.text(), "left out: files are not read in; import it by itself, or put its lines here")
+	case word == "global_defs":
+		p.notes.note(Nothing, s.line, s.text(), "left out: it is about keepalived itself, but for what is named here")
+		unheeded(&p.notes, s.block, globalWords)
+	case why == ofKeepalived:
+		p.notes.note(Nothing, s.line, s.text(), "left out: %s", why)
+	case known:
+		p.notes.add(s.line, s.text(), "left out: %s", why)
 	default:
-		p.notes.add(s.line, s.text(), "left out: it is no virtual server")
+		p.notes.lost(s.line, s.text(), "left out: %s", unknownWord)
 	}
-}
-
-// virtualServerWords are the words of a virtual_server block: "" for those that are heeded, for
-// others why they are left out.
-var virtualServerWords = map[string]string{
-	"lb_algo": "", "lvs_sched": "", "lb_kind": "", "lvs_method": "", "protocol": "", "snmp_name": "",
-	"flag-1": "", "flag-2": "", "flag-3": "", "sh-port": "", "sh-fallback": "", "mh-port": "", "mh-fallback": "",
-	"persistence_timeout": "", "persistence_granularity": "",
-	"real_server": "", "sorry_server": "", "sorry_server_lvs_method": "",
-	"delay_loop": "", "connect_timeout": "", "retry": "", "delay_before_retry": "", "virtualhost": "",
-	"ops":                  "packets of a flow go to one server; a scheduling of single datagrams is not available",
-	"hashed":               "it means nothing to this scheduler",
-	"persistence_engine":   "clients are remembered by address, not by what is in their packets",
-	"quorum":               "the sorry server serves once all others are down, whatever their weights",
-	"hysteresis":           "the sorry server serves once all others are down, whatever their weights",
-	"sorry_server_inhibit": "there is no such choice here",
-	"ip_family":            "a farm is of the family of its address",
-	"ha_suspend":           "servers are checked whether or not this machine has the address",
-}
-
-// realServerWords are those of a real_server block.
-var realServerWords = map[string]string{
-	"weight": "", "lvs_method": "", "lb_kind": "", "uthreshold": "", "lthreshold": "",
-	"delay_loop": "", "connect_timeout": "", "retry": "", "delay_before_retry": "", "virtualhost": "",
-	"snmp_name": "a backend's name is made of its address",
-}
-
-// anyServerWords are those of both.
-var anyServerWords = map[string]string{
-	"alpha":              "there is no such choice here",
-	"omega":              "there is no such choice here",
-	"inhibit_on_failure": "there is no such choice here: what becomes of the connections of a server that fails is the same for all",
-	"warmup":             "checks are spread over their interval anyway",
-	"smtp_alert":         "no mails are sent",
-	"quorum_up":          "no scripts are run",
-	"quorum_down":        "no scripts are run",
-	"notify_up":          "no scripts are run",
-	"notify_down":        "no scripts are run",
 }
 
 func (p *keepalivedReader) virtualServer(vs *statement) {
 	unheeded(&p.notes, vs.block, virtualServerWords, anyServerWords)
+	if last(vs.block, "real_server") == nil {
+		p.notes.note(Nothing, vs.line, vs.text(), "left out: it has no real_server; keepalived ignores it, too")
+		return
+	}
 	if vs.word(1) == "fwmark" {
-		p.notes.add(vs.line, vs.text(), "left out with its servers: %s", markedBy)
+		p.notes.lost(vs.line, vs.text(), "left out with its servers: %s", markedBy)
 		return
 	}
 	s := &service{line: vs.line, what: vs.text(), scheduler: "wlc", protocol: p.protocol(vs)}
@@ -103,7 +76,7 @@ func (p *keepalivedReader) virtualServer(vs *statement) {
 		s.addrs = []place{{vs.line, where}}
 	}
 	if len(s.addrs) == 0 {
-		p.notes.add(vs.line, vs.text(), "left out with its servers: it has no address and port; names are not looked up")
+		p.notes.lost(vs.line, vs.text(), "left out with its servers: it has no address and port; names are not looked up")
 		return
 	}
 	p.balancing(vs, s)
@@ -114,13 +87,13 @@ func (p *keepalivedReader) virtualServer(vs *statement) {
 func (p *keepalivedReader) protocol(vs *statement) string {
 	s := last(vs.block, "protocol")
 	if s == nil {
-		p.notes.add(vs.line, vs.text(), "becomes a service of udp: that is what keepalived 2.2 takes it for, as it does not say protocol")
+		p.notes.add(vs.line, vs.text(), "becomes a service of udp: that is what keepalived takes it for, as it does not say protocol")
 		return "udp"
 	}
 	protocol := strings.ToLower(s.word(1))
 	if protocol != "tcp" && protocol != "udp" && protocol != "sctp" {
-		p.notes.add(s.line, s.text(), "becomes tcp: there is no such protocol")
-		return "tcp"
+		p.notes.add(s.line, s.text(), "becomes udp, as with keepalived: there is no such protocol")
+		return "udp"
 	}
 	return protocol
 }
@@ -128,7 +101,11 @@ func (p *keepalivedReader) protocol(vs *statement) string {
 // balancing reads the scheduler and persistence.
 func (p *keepalivedReader) balancing(vs *statement, s *service) {
 	if algo := last(vs.block, "lb_algo", "lvs_sched"); algo != nil {
-		s.scheduler = algo.word(1)
+		if _, known := schedulers[algo.word(1)]; known {
+			s.scheduler = algo.word(1)
+		} else {
+			p.notes.add(algo.line, algo.text(), "becomes wlc, as with keepalived: IPVS has no such scheduler")
+		}
 	}
 	for _, flag := range vs.block {
 		switch word := flag.word(0); word {
@@ -136,16 +113,35 @@ func (p *keepalivedReader) balancing(vs *statement, s *service) {
 			s.flags = append(s.flags, word)
 		}
 	}
-	if t := last(vs.block, "persistence_timeout"); t != nil {
-		ok := false
-		if s.persist, ok = number(t.word(1), 1<<31-1); !ok {
-			s.persist = 360 // keepalived's default
+	p.persistence(vs, s)
+}
+
+const (
+	usualPersistence   = 360               // seconds, of keepalived
+	longestPersistence = 31 * 24 * 60 * 60 // seconds, of IPVS
+)
+
+// persistence reads how long clients are remembered, and by what. A service of every port has it
+// always: IPVS has no other ones.
+func (p *keepalivedReader) persistence(vs *statement, s *service) {
+	everyPort := slices.ContainsFunc(s.addrs, func(a place) bool { return a.Port() == 0 })
+	mask := last(vs.block, "persistence_granularity")
+	if everyPort || mask != nil {
+		s.persist = usualPersistence
+	}
+	if t := last(vs.block, "persistence_timeout"); t != nil && len(t.words) == 1 {
+		s.persist = usualPersistence
+	} else if t != nil {
+		n, ok := number(t.word(1), longestPersistence)
+		switch {
+		case ok && n > 0:
+			s.persist = n
+		case !ok || s.persist != 0:
+			p.notes.add(t.line, t.text(), "left out, as with keepalived: it is no number from 1 to %d", longestPersistence)
 		}
 	}
-	if mask := last(vs.block, "persistence_granularity"); mask != nil && s.persist != 0 {
-		if s.netmask = mask.word(1); s.netmask == "255.255.255.255" || s.netmask == "128" {
-			s.netmask = ""
-		}
+	if mask != nil {
+		s.netmask = wholeAddress(mask.word(1))
 	}
 }
 
@@ -153,6 +149,8 @@ func (p *keepalivedReader) balancing(vs *statement, s *service) {
 func (p *keepalivedReader) servers(vs *statement, s *service) {
 	usual := p.method(last(vs.block, "lb_kind", "lvs_method"), masquerade)
 	checks := checkReader{notes: &p.notes, service: s}
+	weight := 1
+	p.number(vs, "weight", &weight, mostWeight)
 	for _, rs := range vs.block {
 		if rs.word(0) != "real_server" {
 			continue
@@ -160,12 +158,12 @@ func (p *keepalivedReader) servers(vs *statement, s *service) {
 		unheeded(&p.notes, rs.block, realServerWords, anyServerWords, checkWords)
 		where, ok := confPlace(rs.words[1:])
 		if !ok {
-			p.notes.add(rs.line, rs.text(), "left out: it has no address and port; names are not looked up")
+			p.notes.lost(rs.line, rs.text(), "left out: it has no address and port; names are not looked up")
 			continue
 		}
-		r := server{line: rs.line, AddrPort: where, weight: 1}
-		r.method = p.method(last(rs.block, "lb_kind", "lvs_method"), usual)
-		p.number(rs, "weight", &r.weight, 65535)
+		r := server{line: rs.line, AddrPort: where, weight: weight}
+		r.method = p.method(last(rs.block, "lvs_method"), usual)
+		p.number(rs, "weight", &r.weight, mostWeight)
 		p.number(rs, "uthreshold", &r.upper, 1<<31-1)
 		p.number(rs, "lthreshold", &r.lower, 1<<31-1)
 		s.servers = append(s.servers, r)
@@ -178,7 +176,7 @@ func (p *keepalivedReader) servers(vs *statement, s *service) {
 	if where, ok := confPlace(sorry.words[1:]); ok {
 		s.sorry = &server{line: sorry.line, AddrPort: where, weight: 1, method: p.method(last(vs.block, "sorry_server_lvs_method"), usual)}
 	} else {
-		p.notes.add(sorry.line, sorry.text(), "left out: it has no address and port; names are not looked up")
+		p.notes.lost(sorry.line, sorry.text(), "left out: it has no address and port; names are not looked up")
 	}
 }
 
@@ -199,7 +197,7 @@ func (p *keepalivedReader) method(s *statement, usual method) method {
 	if s == nil {
 		return usual
 	}
-	switch strings.ToUpper(s.word(1)) {
+	switch s.word(1) {
 	case "NAT":
 		return masquerade
 	case "DR":
@@ -210,7 +208,7 @@ func (p *keepalivedReader) method(s *statement, usual method) method {
 		}
 		return tunnel
 	}
-	p.notes.add(s.line, s.text(), "left out: it is none of NAT, DR and TUN")
+	p.notes.add(s.line, s.text(), "left out, as with keepalived: it is none of NAT, DR and TUN, in capitals")
 	return usual
 }
 
@@ -236,7 +234,7 @@ func (p *keepalivedReader) group(vs *statement) []place {
 	}
 	for _, s := range g.block {
 		if s.word(0) == "fwmark" {
-			p.notes.add(s.line, s.text(), "left out: %s", markedBy)
+			p.notes.lost(s.line, s.text(), "left out: %s", markedBy)
 			continue
 		}
 		port, ok := 0, true
@@ -245,7 +243,7 @@ func (p *keepalivedReader) group(vs *statement) []place {
 		}
 		addrs, isSpan := span(s.word(0))
 		if !ok || !isSpan {
-			p.notes.add(s.line, s.text(), "left out: it is no address and port, nor a range of at most %d addresses", mostOfRange)
+			p.notes.lost(s.line, s.text(), "left out: it is no address and port, nor a range of at most %d addresses", mostOfRange)
 			continue
 		}
 		for _, a := range addrs {
@@ -254,6 +252,9 @@ func (p *keepalivedReader) group(vs *statement) []place {
 	}
 	return places
 }
+
+// mostWeight is the highest weight of a server.
+const mostWeight = 65535
 
 // mostOfRange is the most addresses that a range of a group may have.
 const mostOfRange = 256
@@ -264,7 +265,8 @@ func span(s string) ([]netip.Addr, bool) {
 	first, ok := address(from)
 	end := first
 	if prefix, err := netip.ParsePrefix(s); err == nil {
-		first, ok = address(prefix.Masked().Addr().String())
+		first, ok = address(prefix.Addr().String())
+		ok = ok && prefix == prefix.Masked() // keepalived skips others
 		var addrs []netip.Addr
 		for a := first; ok && prefix.Contains(a) && len(addrs) <= mostOfRange; a = a.Next() {
 			addrs = append(addrs, a)

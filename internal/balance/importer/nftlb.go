@@ -20,7 +20,7 @@ func NFTLB(r io.Reader) (*Document, []Note, error) {
 	if root.kind != object {
 		return nil, nil, fmt.Errorf("read nftlb's file: line %d: it is no object with farms, addresses or policies", root.line)
 	}
-	p := nftlbReader{builder: newBuilder(), policies: map[string]bool{}}
+	p := nftlbReader{builder: newBuilder(Options{}), policies: map[string]bool{}}
 	for _, m := range root.members {
 		p.section(m)
 	}
@@ -92,7 +92,7 @@ func backendState(value string) (string, string) {
 func (p *nftlbReader) section(m *node) {
 	k := nftlbKinds[m.key]
 	if k == nil || m.kind != list {
-		p.notes.add(m.line, m.key, "left out: a document has the lists farms, addresses and policies")
+		p.notes.lost(m.line, m.key, "left out: a document has the lists farms, addresses and policies")
 		return
 	}
 	for _, o := range m.members {
@@ -132,7 +132,7 @@ func decode[T any](fields map[string]any) *T {
 // object reads an object of a kind, nil if it has no name.
 func (p *nftlbReader) object(o *node, k *kind, where string) map[string]any {
 	if o.kind != object {
-		p.notes.add(o.line, where, "left out: it is no object")
+		p.notes.lost(o.line, where, "left out: it is no object")
 		return nil
 	}
 	fields := map[string]any{}
@@ -147,7 +147,7 @@ func (p *nftlbReader) object(o *node, k *kind, where string) map[string]any {
 		}
 	}
 	if name, _ := fields[k.name].(string); name == "" {
-		p.notes.add(o.line, where, "left out: one of them has no %s", k.name)
+		p.notes.lost(o.line, where, "left out: one of them has no %s", k.name)
 		return nil
 	}
 	return fields
@@ -208,14 +208,14 @@ func (p *nftlbReader) farm(o *node, f *Farm) bool {
 	if p.names[f.Name] {
 		say("stands there twice: the later one changes the earlier one, as with nftlb")
 	} else if at := nftlbPlace(f); at != "" && p.places[at] {
-		say("left out: another farm has its address, ports and protocol; nftlb installs the first alone, and shows both as up")
+		p.notes.lost(o.line, what, "left out: another farm has its address, ports and protocol; nftlb installs the first alone, and shows both as up")
 		return false
 	} else if at != "" {
 		p.places[at] = true
 	}
 	p.names[f.Name] = true
 	p.nftlbScheduler(f, say)
-	p.nftlbBackends(f, say)
+	p.nftlbBackends(o, f, what, say)
 	for _, l := range f.Policies {
 		if !p.policies[l.Name] {
 			say("names the policy %s, which does not stand before it: nftlb refuses the file; here the order does not matter, but it must exist", l.Name)
@@ -253,19 +253,19 @@ func (p *nftlbReader) nftlbScheduler(f *Farm, say func(string, ...any)) {
 	}
 }
 
-func (p *nftlbReader) nftlbBackends(f *Farm, say func(string, ...any)) {
+func (p *nftlbReader) nftlbBackends(o *node, f *Farm, what string, say func(string, ...any)) {
 	ports := map[bool]bool{} // whether some have one, and some have none
 	places := map[string]string{}
 	f.Backends = slices.DeleteFunc(f.Backends, func(k *Backend) bool {
 		other := k.IP != "" && f.Family != "inet" && strings.Contains(k.IP, ":") != (f.Family == "ipv6")
 		if other {
-			say("backend %s is left out: it is of another family; nftlb installs nothing of the farm, without a word", k.Name)
+			p.notes.lost(o.line, what, "backend %s is left out: it is of another family; nftlb installs nothing of the farm, without a word", k.Name)
 			return true
 		}
 		if k.IP != "" {
 			place := k.IP + " " + k.Port
 			if owner, taken := places[place]; taken && owner != k.Name {
-				say("backend %s is left out: backend %s has its address and port; nftlb cannot tell their connections apart", k.Name, owner)
+				p.notes.lost(o.line, what, "backend %s is left out: backend %s has its address and port; nftlb cannot tell their connections apart", k.Name, owner)
 				return true
 			}
 			places[place] = k.Name

@@ -71,9 +71,17 @@ type builder struct {
 	notes  notes
 	names  map[string]bool
 	places map[string]bool
+	Options
 }
 
-func newBuilder() *builder { return &builder{names: map[string]bool{}, places: map[string]bool{}} }
+// Options say what a document is for.
+type Options struct {
+	IPVS bool // 'sluice balance --mode ipvs'
+}
+
+func newBuilder(o Options) *builder {
+	return &builder{names: map[string]bool{}, places: map[string]bool{}, Options: o}
+}
 
 // result is what an importer returns. A file that has nothing to import is most likely of another
 // format; the notes that come with the error say what was left out of it.
@@ -91,14 +99,27 @@ func (b *builder) result(format string) (*Document, []Note, error) {
 func (b *builder) add(s *service) {
 	servers := b.reachable(s)
 	if len(servers) == 0 && len(s.servers) > 0 {
-		b.notes.add(s.line, s.what, "left out: it has no servers that can be reached")
+		b.notes.lost(s.line, s.what, "left out: it has no servers that can be reached")
 		return
 	}
 	places := b.free(s, servers)
-	if len(places) == 0 {
-		b.notes.add(s.line, s.what, "left out: it has no address")
-		return
+	switch {
+	case len(places) == 0:
+		b.notes.lost(s.line, s.what, "left out: it has no address")
+	case b.IPVS && s.persist != 0: // IPVS remembers clients at each place
+		for _, p := range places {
+			b.farm(s, servers, []place{p})
+		}
+	default:
+		if s.persist != 0 && len(places) > 1 {
+			b.notes.add(s.line, fmt.Sprintf("persistence for %d s", s.persist), "holds for all addresses and ports together: a client that has a server at one has it at the others, too")
+		}
+		b.farm(s, servers, places)
 	}
+}
+
+// farm makes a farm that serves at these places.
+func (b *builder) farm(s *service, servers []server, places []place) {
 	f := &Farm{Family: family(places[0].Addr()), Mode: dnat, Protocol: s.protocol, AllDown: "refuse"}
 	if len(servers) > 0 {
 		f.Mode = servers[0].method.mode()
@@ -127,9 +148,9 @@ func (b *builder) reachable(s *service) []server {
 			at = netip.AddrPortFrom(r.Addr(), 0)
 		}
 		if why := unreachable(r, s, kept); why != "" {
-			b.notes.add(r.line, r.AddrPort.String(), "left out: %s", why)
+			b.notes.lost(r.line, r.AddrPort.String(), "left out: %s", why)
 		} else if seen[at] {
-			b.notes.add(r.line, r.AddrPort.String(), "left out: this service has it already")
+			b.notes.lost(r.line, r.AddrPort.String(), "left out: this service has it already")
 		} else {
 			seen[at] = true
 			kept = append(kept, r)
@@ -138,9 +159,13 @@ func (b *builder) reachable(s *service) []server {
 	for _, r := range kept {
 		switch r.method {
 		case masquerade:
-			b.notes.once(r.line, "NAT", "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine (mode snat does without that)")
+			why := "becomes mode dnat: as with IPVS, servers see the client's address, and their answers must come back through this machine"
+			if !b.IPVS {
+				why += " (mode snat does without that)"
+			}
+			b.notes.once(Nothing, r.line, "NAT", why)
 		case tunnel:
-			b.notes.once(r.line, "TUN", "becomes mode dsr: servers behind a router get packets in IPIP, those on a network of this machine get them as they are")
+			b.notes.once(Nothing, r.line, "TUN", "becomes mode dsr: servers behind a router get packets in IPIP, those on a network of this machine get them as they are")
 		}
 	}
 	return kept
@@ -148,6 +173,8 @@ func (b *builder) reachable(s *service) []server {
 
 func unreachable(r server, s *service, kept []server) string {
 	switch {
+	case r.Addr().IsLoopback():
+		return "packets of clients do not get to a loopback address; have the program listen on an address of this machine, and give it that in a farm of mode dnat"
 	case !slices.Contains([]method{masquerade, direct, tunnel}, r.method):
 		return fmt.Sprintf("a tunnel of type %s is not made, only ipip: have the server unpack IPIP", r.method)
 	case r.method == tunnel && r.Addr().Is6():
@@ -161,6 +188,9 @@ func unreachable(r server, s *service, kept []server) string {
 	return ""
 }
 
+// mostIPVSPlaces is the most virtual servers that a farm comes to with --mode ipvs.
+const mostIPVSPlaces = 1024
+
 // free returns the places of a service that are of its servers' family and that no farm has.
 func (b *builder) free(s *service, servers []server) []place {
 	var kept []place
@@ -172,9 +202,13 @@ func (b *builder) free(s *service, servers []server) []place {
 		name := placeName(p, s.protocol)
 		switch {
 		case p.Addr().Is4() != is4:
-			b.notes.add(p.line, p.AddrPort.String(), "left out: it is of another family than the servers")
+			b.notes.lost(p.line, p.AddrPort.String(), "left out: it is of another family than the servers")
+		case b.IPVS && p.Port() == 0:
+			b.notes.lost(p.line, p.AddrPort.String(), "left out: in --mode ipvs a farm has %d ports at most, and this is every port", mostIPVSPlaces)
+		case b.IPVS && s.persist == 0 && len(kept) == mostIPVSPlaces:
+			b.notes.lost(p.line, p.AddrPort.String(), "left out: in --mode ipvs a farm has %d addresses and ports at most", mostIPVSPlaces)
 		case b.places[name]:
-			b.notes.add(p.line, p.AddrPort.String(), "left out: another service has this address, port and protocol")
+			b.notes.lost(p.line, p.AddrPort.String(), "left out: another service has this address, port and protocol")
 		default:
 			b.places[name] = true
 			kept = append(kept, p)
@@ -204,7 +238,7 @@ func (b *builder) persist(s *service, f *Farm) {
 	if s.netmask != "" {
 		b.notes.add(s.line, "netmask "+s.netmask, "left out: clients are remembered by address, not by network")
 	}
-	if f.Mode == dsr {
+	if f.Mode == dsr && !b.IPVS {
 		b.notes.add(s.line, fmt.Sprintf("persistence for %d s", s.persist), "becomes a hash of the client's address, which has no end: with direct server return clients are remembered in --mode ipvs alone")
 	}
 	f.Persistence, f.PersistTTL = "srcip", strconv.Itoa(s.persist)
@@ -221,10 +255,10 @@ func (b *builder) backends(f *Farm, servers []server, how scheduling, places []p
 		case how.weights:
 			k.Weight = strconv.Itoa(r.weight)
 		case r.weight > 1 && rank[i] == "":
-			b.notes.once(r.line, fmt.Sprintf("weight %d", r.weight), "left out: this scheduler of IPVS does not look at weights")
+			b.notes.once(Nothing, r.line, fmt.Sprintf("weight %d", r.weight), "left out: this scheduler of IPVS does not look at weights")
 		}
 		b.port(k, r, places)
-		b.thresholds(f, k, r)
+		b.thresholds(f, k, r, places)
 		f.Backends = append(f.Backends, k)
 	}
 }
@@ -235,7 +269,7 @@ func (b *builder) port(k *Backend, r server, places []place) {
 	case r.Port() == 0:
 	case r.keepsPort(places):
 		if r.portDiffers(places) {
-			b.notes.add(r.line, r.AddrPort.String(), "port left out: with direct server return, or for every port, packets keep the port that the client asked for, also with IPVS")
+			b.notes.note(Nothing, r.line, r.AddrPort.String(), "port left out: with direct server return, or for every port, packets keep the port that the client asked for, also with IPVS")
 		}
 	default:
 		k.Port = strconv.Itoa(int(r.Port()))
@@ -251,12 +285,19 @@ func (r server) portDiffers(places []place) bool {
 	return slices.ContainsFunc(places, func(p place) bool { return p.Port() != r.Port() })
 }
 
-func (b *builder) thresholds(f *Farm, k *Backend, r server) {
-	if r.upper > 0 && f.Mode == dsr {
-		b.notes.add(r.line, fmt.Sprintf("upper threshold %d", r.upper), "left out: with direct server return, connections are not counted")
-	} else if r.upper > 0 {
+func (b *builder) thresholds(f *Farm, k *Backend, r server, places []place) {
+	what := fmt.Sprintf("upper threshold %d", r.upper)
+	switch everyPort := slices.ContainsFunc(places, func(p place) bool { return p.Port() == 0 }); {
+	case r.upper == 0:
+	case b.IPVS:
+		b.notes.add(r.line, what, "left out: a backend has no limit of connections in --mode ipvs")
+	case f.Mode == dsr:
+		b.notes.add(r.line, what, "left out: with direct server return, connections are not counted")
+	case everyPort:
+		b.notes.add(r.line, what, "left out: connections to every port of a server are not counted together")
+	default:
 		k.EstLimit = strconv.Itoa(r.upper)
-		b.notes.add(r.line, fmt.Sprintf("upper threshold %d", r.upper), "becomes est-connlimit: connections beyond it are dropped; IPVS would choose another server")
+		b.notes.add(r.line, what, "becomes est-connlimit: connections beyond it are dropped; IPVS would choose another server")
 	}
 	if r.lower > 0 {
 		b.notes.add(r.line, fmt.Sprintf("lower threshold %d", r.lower), "left out: a server is used again as soon as it is below its upper threshold")
@@ -280,7 +321,7 @@ func (b *builder) sorry(s *service, f *Farm, servers []server, places []place) {
 		}
 	}
 	if why != "" {
-		b.notes.add(r.line, "sorry_server "+r.AddrPort.String(), "left out: %s", why)
+		b.notes.lost(r.line, "sorry_server "+r.AddrPort.String(), "left out: %s", why)
 		return
 	}
 	f.Backends = append(f.Backends, k)
@@ -312,6 +353,14 @@ func joinPort(a netip.AddrPort) string {
 		return a.Addr().String()
 	}
 	return a.Addr().String() + "-" + strconv.Itoa(int(a.Port()))
+}
+
+// wholeAddress returns a netmask, "" for one that leaves of an address all.
+func wholeAddress(mask string) string {
+	if mask == "255.255.255.255" || mask == "32" || mask == "128" {
+		return ""
+	}
+	return mask
 }
 
 // address reads an address that a packet can have as its destination; host names are none.

@@ -5,6 +5,7 @@ package pair
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -19,9 +20,31 @@ import (
 	"text/template"
 )
 
-// Header begins every file, after the line that names an interpreter. What begins otherwise was
-// written by somebody else.
-const Header = "# Written by 'sluice balance keepalived', which overwrites it when it runs again."
+// Header begins every file, after the line that names an interpreter. What has no By was written by
+// somebody else.
+const (
+	By     = "# Written by 'sluice balance keepalived'"
+	Header = By + ", which overwrites it when it runs again, unless it was changed."
+)
+
+// sumLine follows the Header: a sum of the file, in which zeros stand for the sum.
+const sumLine = "# sum "
+
+var (
+	sumOf = regexp.MustCompile(`(?m)^` + sumLine + `[0-9a-f]{64}$`)
+	noSum = sumLine + strings.Repeat("0", sha256.Size*2)
+)
+
+// summed returns a text with its sum, which may be another one before.
+func summed(text []byte) []byte {
+	text = sumOf.ReplaceAll(text, []byte(noSum))
+	return bytes.Replace(text, []byte(noSum), fmt.Appendf(nil, "%s%x", sumLine, sha256.Sum256(text)), 1)
+}
+
+// AsWritten reports whether a file is as Files returned it, for whatever machine.
+func AsWritten(text []byte) bool {
+	return bytes.Contains(text, []byte(Header+"\n"+sumLine)) && bytes.Equal(text, summed(text))
+}
 
 // Config describes one of the two machines. The other one's has Local and Peer, and SyncLocal and
 // SyncPeer, the other way round.
@@ -148,7 +171,7 @@ func Files(c Config) ([]File, error) {
 		if err := templates.ExecuteTemplate(&text, t.name, values(c)); err != nil {
 			return nil, err
 		}
-		made = append(made, File{t.name, t.mode, text.Bytes()})
+		made = append(made, File{t.name, t.mode, summed(text.Bytes())})
 	}
 	return made, nil
 }
@@ -205,7 +228,7 @@ func values(c Config) any {
 		IP     string    // of conntrackd: 4 or 6
 		Own    []netip.Addr
 		Sets   []set
-	}{Config: c, Header: Header, IP: "6", Sets: sets(c.Addresses)}
+	}{Config: c, Header: Header + "\n" + noSum, IP: "6", Sets: sets(c.Addresses)}
 	first := slices.IndexFunc(c.Addresses, c.sameFamily)
 	v.First = c.Addresses[first]
 	v.Rest = slices.Delete(slices.Clone(c.Addresses), first, first+1)

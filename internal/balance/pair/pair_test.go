@@ -67,6 +67,9 @@ func TestHeader(t *testing.T) {
 		if text, _ := bytes.CutPrefix(f.Text, []byte("#!/bin/sh\n")); !bytes.HasPrefix(text, []byte(Header+"\n")) {
 			t.Errorf("%s begins with %.60q", f.Name, f.Text)
 		}
+		if !AsWritten(f.Text) || AsWritten(append(f.Text[:len(f.Text):len(f.Text)], '\n')) {
+			t.Errorf("%s: its sum does not tell whether it was changed", f.Name)
+		}
 	}
 }
 

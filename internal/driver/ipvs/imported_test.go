@@ -1,0 +1,42 @@
+package ipvs
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sluice.dev/sluice/internal/balance/importer"
+	"sluice.dev/sluice/internal/source/nftlb"
+)
+
+// What 'sluice import keepalived --mode ipvs' makes of each file is taken by the balancer of that
+// mode.
+func TestImportedFarms(t *testing.T) {
+	files, err := filepath.Glob("../../balance/importer/testdata/*.conf")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("files of keepalived: %v, %v", files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc, _, err := importer.Keepalived(bytes.NewReader(text), importer.Options{IPVS: true})
+		if err != nil {
+			continue // nothing of it is for this mode
+		}
+		config := filepath.Join(t.TempDir(), "farms.json")
+		out, err := json.Marshal(doc)
+		if err == nil {
+			err = os.WriteFile(config, out, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := nftlb.New(nil, nftlb.Options{Check: checkFarm, DSRTracks: true}).Load(config); err != nil {
+			t.Errorf("%s: %v\n%s", file, err, out)
+		}
+	}
+}
