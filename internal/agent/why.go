@@ -73,6 +73,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if entries := a.entriesElsewhere(e.Connections); enforced && len(entries) > 0 && len(e.Ask) == 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("%s taken to have this node's flags, which name no deny lists", isTaken(entries)))
 	}
+	if c.MoreSenders > 0 {
+		e.Warnings = append(e.Warnings, fmt.Sprintf("%s of %v are not asked about: name one as FROM", model.Count(c.MoreSenders, "more pod"), q.From))
+	}
 	if c.MoreEntries > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("a client outside may also come in by %s, which the answer leaves out: --via names one", model.Count(c.MoreEntries, "more node")))
 	}
