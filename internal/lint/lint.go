@@ -47,6 +47,7 @@ type linter struct {
 	view     *store.View
 	complete bool
 	members  map[string][]member        // by namespace; "": those in none
+	sets     []member                   // the network sets among them
 	policies map[string][]*model.Policy // by the namespaces of their pods; "": those of any
 	hints    []model.Issue
 }
@@ -69,6 +70,8 @@ func (l *linter) gather(all store.Dirty) {
 	}
 	for ref := range all.Refs(model.NetworkSetKinds) {
 		l.add(ref.Name.Namespace, l.view.NetworkSet(ref), nil)
+		of := l.members[ref.Name.Namespace]
+		l.sets = append(l.sets, of[len(of)-1])
 	}
 	for ref := range all.Refs([]model.Kind{model.HostEndpointKind}) {
 		l.add("", l.view.HostEndpoint(ref.Name.Name), nil)
@@ -289,6 +292,7 @@ func (l *linter) service(svc *model.Service) {
 		l.hint(svc.Ref(), "spec.selector", "selects no pod of namespace %s, so the service has no endpoints", svc.Name.Namespace)
 		return
 	}
+	l.hidden(svc, pods)
 	for i, port := range svc.Ports {
 		has := func(p *model.Pod) bool { return hasPort(p, port.TargetName, port.Protocol) }
 		if port.TargetName != "" && !slices.ContainsFunc(pods, has) {
