@@ -135,6 +135,9 @@ func TestWhyInALargeCluster(t *testing.T) {
 	if _, stdout, _ := sluice(t, "why", "--socket", socket, "svc/shop/web", "data/db-0:5432", "--all"); strings.Count(stdout, " -> ") != 32 || strings.Contains(stdout, "folded") {
 		t.Errorf("why --all:\n%s", stdout)
 	}
+	if code, stdout, _ := sluice(t, "why", "--socket", socket, "198.51.100.7", "svc/shop/api", "--suggest"); code != int(statusDenied) || strings.Contains(stdout, "kind:") || !strings.Contains(stdout, "# no policy: policies admit the client where they see it: set externalTrafficPolicy: Local") {
+		t.Errorf("why --suggest exits with %d:\n%s", code, stdout)
+	}
 	if *updateAnswers {
 		must(os.WriteFile("testdata/why.txt", []byte(said.String()), 0o600))
 	} else if diff := cmp.Diff(string(golden), said.String()); diff != "" {

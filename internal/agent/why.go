@@ -244,6 +244,13 @@ const maxRounds = 4
 // suggest finds the policies that would allow what is denied, and judges it with them.
 func (a *Agent) suggest(e *Explanation, c *question.Case) {
 	now, why := *e, map[string]bool{}
+	for _, con := range e.Connections {
+		for _, p := range con.Paths {
+			if text := admitted(p); text != "" {
+				why[text] = true
+			}
+		}
+	}
 	for range maxRounds {
 		var added []store.Event
 		for _, s := range deniedSteps(now.Connections) {
@@ -272,12 +279,21 @@ func (a *Agent) suggest(e *Explanation, c *question.Case) {
 	}
 }
 
-// deniedSteps are the steps that deny one of the connections.
+// admitted says what to do where policies admit the client and do not see it: one that admits the
+// node in its place would admit all others, too. "" if that is not so.
+func admitted(p verdict.Path) string {
+	if h := p.HiddenClient; h != nil && h.Otherwise == verdict.Allowed && h.Remedy != "" {
+		return "policies admit the client where they see it: " + h.Remedy
+	}
+	return ""
+}
+
+// deniedSteps are the steps that deny one of the connections, and that a policy may help against.
 func deniedSteps(connections []verdict.Answer) (steps []verdict.Step) {
 	for _, con := range connections {
 		for _, p := range con.Paths {
 			for _, s := range p.Steps {
-				if s.Outcome == verdict.Denied {
+				if s.Outcome == verdict.Denied && admitted(p) == "" {
 					steps = append(steps, s)
 				}
 			}
