@@ -118,7 +118,7 @@ const maxLines = 25
 
 // explanation writes an explanation for people: all of it, or what fits in maxLines.
 func explanation(w io.Writer, e agent.Explanation, all bool) {
-	rest := besides(e)
+	rest := besides(e, all)
 	if all {
 		_, _ = fmt.Fprint(w, model.PrintableLines(verdict.TextOfAll(e.Connections)), strings.Join(rest, ""))
 		return
@@ -137,12 +137,16 @@ func explanation(w io.Writer, e agent.Explanation, all bool) {
 }
 
 // besides are the lines of an explanation about what is not of the connections themselves.
-func besides(e agent.Explanation) (lines []string) {
+func besides(e agent.Explanation, all bool) (lines []string) {
+	most := 3
+	if all {
+		most = len(e.Ask)
+	}
 	add := func(format string, args ...any) {
 		lines = append(lines, model.Printable(fmt.Sprintf(format, args...))+"\n")
 	}
 	if len(e.Ask) > 0 {
-		add("ask there: node %s", strings.Join(e.Ask, ", node "))
+		add("ask there: node %s", model.FirstFew(e.Ask, most))
 	}
 	for _, text := range e.Warnings {
 		add("warning: %s", text)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -44,23 +45,31 @@ func (l *linter) selects(p *model.Policy, pod *model.Pod) bool {
 	return slices.ContainsFunc(l.members[pod.Name.Namespace], func(m member) bool { return m.pod == pod && p.Subject.Matches(m.labels) })
 }
 
-// aboutClients reports whether a rule tells some sources outside of the cluster from others: by
-// networks, but for those that hold a node, or by network sets.
+// aboutClients reports whether a rule tells some sources outside of the cluster from others, by
+// networks or network sets.
 func (l *linter) aboutClients(source *model.RuleEnd) bool {
 	tells := func(peer model.Peer) bool {
-		if !peer.Selector.IsZero() {
-			return slices.ContainsFunc(l.sets, func(set member) bool { return peer.Selector.Matches(set.labels) })
+		if peer.Selector.IsZero() {
+			return slices.ContainsFunc(slices.Concat(peer.Nets, peer.Except), l.outside)
 		}
-		return slices.ContainsFunc(peer.Nets, func(n netip.Prefix) bool { return (n.Bits() > 0 || len(peer.Except) > 0) && !l.ofNodes(n) })
+		return slices.ContainsFunc(l.view.NetworkSets(), func(set *model.NetworkSet) bool {
+			return peer.Selector.Matches(policy.Labels(l.view, set)) && slices.ContainsFunc(set.Nets, l.outside)
+		})
 	}
 	return slices.ContainsFunc(slices.Concat(slices.Concat(source.Peers...), source.NotPeers), tells)
 }
 
-// ofNodes reports whether a network holds a node's address.
-func (l *linter) ofNodes(n netip.Prefix) bool {
-	return slices.ContainsFunc(l.view.Nodes(), func(node *model.Node) bool {
+// outside reports whether a network is not all addresses, and not one of nodes either. Where no node
+// is known, any private network may be.
+func (l *linter) outside(n netip.Prefix) bool {
+	nodes := l.view.Nodes()
+	if len(nodes) == 0 && n.Addr().IsPrivate() {
+		return false
+	}
+	ofNode := func(node *model.Node) bool {
 		return slices.ContainsFunc(node.IPs, func(a netip.Addr) bool { return n.Contains(a.Unmap()) })
-	})
+	}
+	return n.Bits() > 0 && !slices.ContainsFunc(nodes, ofNode)
 }
 
 // about reports whether a rule is about one of the ports by which a Service reaches a pod.

@@ -1,5 +1,6 @@
 // Package lint finds policies and services that are valid and yet do not do what they seem to: they
-// select nothing, or name a port that nobody has. It is pure.
+// select nothing, name a port that nobody has, or do not see the clients that they are about. It is
+// pure.
 package lint
 
 import (
@@ -47,7 +48,6 @@ type linter struct {
 	view     *store.View
 	complete bool
 	members  map[string][]member        // by namespace; "": those in none
-	sets     []member                   // the network sets among them
 	policies map[string][]*model.Policy // by the namespaces of their pods; "": those of any
 	hints    []model.Issue
 }
@@ -70,8 +70,6 @@ func (l *linter) gather(all store.Dirty) {
 	}
 	for ref := range all.Refs(model.NetworkSetKinds) {
 		l.add(ref.Name.Namespace, l.view.NetworkSet(ref), nil)
-		of := l.members[ref.Name.Namespace]
-		l.sets = append(l.sets, of[len(of)-1])
 	}
 	for ref := range all.Refs([]model.Kind{model.HostEndpointKind}) {
 		l.add("", l.view.HostEndpoint(ref.Name.Name), nil)

@@ -50,6 +50,7 @@ func TestHints(t *testing.T) {
 		service = "{apiVersion: v1, kind: Service, metadata: {name: s, namespace: shop}, spec: "
 		web     = "podSelector: {matchLabels: {app: web}}"
 		open    = service + "{type: LoadBalancer, selector: {app: web}, ports: [{port: 80, targetPort: http}]}"
+		node    = "{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: "
 		office  = "{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}"
 		hidden  = "Service shop/s: spec.externalTrafficPolicy: is Cluster, so policies see a node in place of the client where it comes in by another node than the pod's, and what is for clients by their addresses does not hold then "
 	)
@@ -123,7 +124,9 @@ func TestHints(t *testing.T) {
 		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0, except: [192.0.2.0/24]}}]}]}}", []string{hidden + "(ingress[0] of NetworkPolicy shop/p): set Local"}, nil},
 		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: 9090}]}]}}", nil, nil},
 		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: http}]}]}}", []string{hidden + "(ingress[0] of NetworkPolicy shop/p): set Local"}, nil},
-		{open + "}\n---\n{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: 192.0.2.9}]}}\n---\n" + inShop + "{" + web + ", ingress: [" + office + "]}}", nil, nil},
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.8/29]}}]}]}}", nil, nil},
+		{open + "}\n---\n" + node + "10.0.0.1}]}}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.8/29]}}]}]}}", []string{hidden + "(ingress[0] of NetworkPolicy shop/p): set Local"}, nil},
+		{open + "}\n---\n" + node + "192.0.2.9}]}}\n---\n" + inShop + "{" + web + ", ingress: [" + office + "]}}", nil, nil},
 		{open + "}\n---\n" + global + "{selector: app == 'web', ingress: [{action: Deny, source: {selector: set == 'partners'}}, {action: Deny, source: {notNets: [198.51.100.0/24]}}, {action: Allow}]}}",
 			[]string{hidden + "(ingress[0] of GlobalNetworkPolicy p, ingress[1] of GlobalNetworkPolicy p): set Local"}, nil},
 		// What is refused has no effect, and that was said.

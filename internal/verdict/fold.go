@@ -145,16 +145,17 @@ func (a Answer) fold() (ways [][]Path, said string) {
 }
 
 // said is what is said of a way, but for the names of its pods, nodes and host endpoints, and
-// addresses.
+// addresses. Where it does not pass, what allows it elsewhere makes no difference.
 func (a Answer) said(p Path) string {
 	names := a.names(p)
 	var b strings.Builder
 	fmt.Fprintln(&b, p.Outcome, p.To.Object.Kind)
 	for _, s := range p.Steps {
-		fmt.Fprintln(&b, s.said(names))
+		if s.Outcome == p.Outcome {
+			fmt.Fprintln(&b, s.said(names))
+		}
 	}
-	var hints []string
-	hints = append(hints, p.hints()...)
+	hints := p.hints()
 	if h := p.HiddenClient; h != nil {
 		hints = append(hints, h.String(), h.Remedy)
 	}
@@ -238,7 +239,7 @@ func digest(answers []Answer, blocks []block, l *limits) string {
 	}
 	if more := len(blocks) - l.blocks; more > 0 {
 		l.folded = true
-		texts = append(texts, fmt.Sprintf("and %d more that differ from these\n", more))
+		texts = append(texts, fmt.Sprintf("and %s more\n", model.Count(more, "other answer")))
 	}
 	return strings.Join(texts, "\n")
 }
@@ -251,11 +252,14 @@ func tally(answers []Answer) string {
 	}
 	var counts []string
 	for _, o := range []Outcome{Denied, Unknown, Allowed} {
+		if n[o] == len(answers) {
+			return fmt.Sprintf("all %d connections are %s\n", n[o], o)
+		}
 		if n[o] > 0 {
-			counts = append(counts, fmt.Sprintf("%d %s", n[o], o))
+			counts = append(counts, fmt.Sprintf("%d %s", n[o], isAre(n[o], o)))
 		}
 	}
-	return strings.Join(counts, ", ") + ": " + model.Count(len(answers), "connection") + "\n"
+	return fmt.Sprintf("of %d connections, %s\n", len(answers), strings.Join(counts, ", "))
 }
 
 // newBlock words answers that say the same, by the ways of the first.
@@ -302,7 +306,9 @@ func (b block) text(l *limits) string {
 			fmt.Fprintf(w, "%s%s\n", indent, line)
 		}
 	}
-	write("  ", b.common...)
+	if l.detailed > 0 {
+		write("  ", b.common...)
+	}
 	for _, way := range b.ways[:min(len(b.ways), l.ways)] {
 		indent := "  "
 		if way.heading != "" {

@@ -55,7 +55,7 @@ allowed: 10.2.0.1 (pod shop/client-1) -> 10.96.0.1:80 (service shop/web), TCP 80
     note: node node-1 sees 192.168.0.1, an address of it
 `, true},
 		"clients alike": {append(many[:29:29], asked(30, Denied, way(Denied, 30, "no"))), 20, `
-1 denied, 29 allowed: 30 connections
+of 30 connections, 1 is denied, 29 are allowed
 
 denied: 10.2.0.30 (pod shop/client-30) -> 10.96.0.1:80 (service shop/web), TCP 80
   by shop/web-30, ingress: no
@@ -125,6 +125,8 @@ func TestTextKeepsApart(t *testing.T) {
 	missing.Missing = []string{"an ingress rule that allows TCP 80"}
 	near := way(Denied, 2, "no")
 	near.Nearest = []Near{{Policy: np("db"), Rule: "ingress[0]", Lacks: []string{"wants 192.0.2.0/24; this is 10.2.0.1"}}}
+	longer := way(Denied, 2, "no")
+	longer.Steps = append([]Step{{Stage: PreDNAT, Verdict: Verdict{Outcome: Allowed}, Text: "fine"}}, longer.Steps...)
 	hidden := way(Denied, 2, "no")
 	hidden.HiddenClient = &HiddenClient{Client: addr("10.2.0.1"), Otherwise: Allowed}
 	for i, tt := range []struct {
@@ -140,6 +142,7 @@ func TestTextKeepsApart(t *testing.T) {
 		{host("a-eth0", "all"), host("b-eth0", "some"), false},
 		{way(Denied, 1, "no"), missing, false},
 		{way(Denied, 1, "no"), near, false},
+		{way(Denied, 1, "no"), longer, true},
 		{way(Denied, 1, "no"), hidden, false},
 	} {
 		ways, _ := asked(1, Denied, tt.a, tt.b).fold()

@@ -375,7 +375,7 @@ func agree(ways [][]Path, unsure Step) []Path {
 		same := func(p Path) bool { return p.Outcome == first[i].Outcome }
 		for _, other := range ways[1:] {
 			if len(other) == len(first) && !same(other[i]) || len(other) != len(first) && !all(other, same) {
-				first[i].Outcome = Unknown
+				first[i].Outcome, first[i].HiddenClient = Unknown, nil
 				first[i].Steps = append(slices.Clip(first[i].Steps), unsure)
 				break
 			}
