@@ -214,7 +214,7 @@ func compareWhy(t *testing.T, l *lab.Lab, asked whom) {
 		for node, all := range answers {
 			if e, asked := all[i]; asked && !cases[i].agrees(node, e) {
 				c := &cases[i]
-				t.Errorf("on %s, why says %v of %s, the kernel says %v %v:\n%v%v", node, e.Outcome, c, c.answer, c.err, verdict.Text(e.Connections), e.Warnings)
+				t.Errorf("on %s, why says %v of %s, the kernel says %v %v:\n%v%v", node, e.Outcome, c, c.answer, c.err, verdict.TextOfAll(e.Connections), e.Warnings)
 			}
 		}
 	}

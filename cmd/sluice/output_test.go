@@ -84,7 +84,7 @@ func TestLinesArePrintable(t *testing.T) {
 	clean(t, "services", strings.ReplaceAll(b.String(), "\t", ""), 2)
 	b.Reset()
 	evilRef := model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: evilGo, Name: evilGo}}
-	explanation(&b, agent.Explanation{
+	e := agent.Explanation{
 		Connections: []verdict.Answer{{From: verdict.Party{Object: evilRef}, To: verdict.Party{Object: evilRef}, Paths: []verdict.Path{{
 			Steps:   []verdict.Step{{Stage: "x", Of: evilRef, Text: evilGo}},
 			Missing: []string{evilGo},
@@ -92,8 +92,12 @@ func TestLinesArePrintable(t *testing.T) {
 		}}}},
 		Warnings:  []string{evilGo},
 		Obstacles: []preflight.Obstacle{{Seen: "rule with the comment " + evilGo, Do: evilGo}},
-	})
-	clean(t, "why", b.String(), 7)
+	}
+	for _, all := range []bool{false, true} {
+		b.Reset()
+		explanation(&b, e, all)
+		clean(t, "why", b.String(), 8)
+	}
 	b.Reset()
 	preflight.Print(&b, []preflight.Result{{Check: "x", Seen: evilGo, Do: evilGo}})
 	clean(t, "preflight", strings.ReplaceAll(b.String(), "\t", ""), 2)

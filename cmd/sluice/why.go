@@ -23,7 +23,7 @@ const (
 func newWhyCommand() *cobra.Command {
 	var socket, format, via string
 	var family int
-	var suggest bool
+	var suggest, all bool
 	cmd := &cobra.Command{
 		Use:   "why FROM TO:PORT[/PROTOCOL]",
 		Short: "Say whether a connection passes, and what decides",
@@ -44,6 +44,12 @@ addresses. A client outside comes in by the node whose address it uses. To a ser
 externalTrafficPolicy Local it comes in by each node with an endpoint, to others by any node; --via
 names one.
 
+The first lines are the answer, with what denies. Connections, clients, nodes and backends that are
+alike but for names and addresses are told of once, with their number, in at most 25 lines; --all
+tells of each. Policies on another node than the one by which a client comes in may see that node in
+place of the client; where they would decide otherwise if they saw it, a warning below the first line
+says so. loadBalancerSourceRanges always see the client.
+
 The answer is about new connections, and about the state that is wanted now: a warning says where
 the kernel may differ. Other nodes are taken to run Sluice with the flags of this one. What they
 alone know makes the answer unknown: deny lists and address lists from files of their own, and by
@@ -51,8 +57,8 @@ which interface something comes in where a host endpoint covers only one. Of pac
 though their connection is allowed, as stray ones of TCP are, 'sluice drops' says the reason.
 
 With --suggest, the output is YAML: the smallest policies that would allow what policy denies, with
-the explanation as comments. They select pods by all labels that a roll-out does not change, so that
-pods with the same labels are meant too. The exit status is 0 if all of it would pass with them.
+the explanation as comments. They select pods by all labels that are not of a single pod or roll-out,
+so that pods with the same labels are meant too. The exit status is 0 if all of it would pass with them.
 
 The exit status is 0 if the connection is allowed, 3 if it is denied (even if only to some backends,
 or in one address family), 4 if that is unknown, and 1 or 2 if there is no answer.`,
@@ -78,9 +84,9 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 			}
 			if err := cli.Print(cmd.OutOrStdout(), format, e, func(w io.Writer) {
 				if suggest {
-					suggestions(w, e)
+					suggestions(w, e, all)
 				} else {
-					explanation(w, e)
+					explanation(w, e, all)
 				}
 			}); err != nil {
 				return err
@@ -101,32 +107,63 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 	cli.OutputFlag(cmd, &format)
 	cmd.Flags().IntVar(&family, "family", 0, "4 or 6: only this address family (default: all that both ends have)")
 	cmd.Flags().BoolVar(&suggest, "suggest", false, "print the smallest policies that would allow it, to be applied with kubectl apply -f -")
+	cmd.Flags().BoolVar(&all, "all", false, "show every connection and each way that it may go, also those that are alike")
 	cmd.Flags().StringVar(&via, "via", "", "the node by which a client outside the cluster comes in")
 	completeWhy(cmd)
 	return cmd
 }
 
-// explanation writes an explanation for people.
-func explanation(w io.Writer, e agent.Explanation) {
-	_, _ = fmt.Fprint(w, model.PrintableLines(verdict.Text(e.Connections)))
-	if len(e.Ask) > 0 {
-		_ = printf(w, "ask there: node %s\n", strings.Join(e.Ask, ", node "))
+// maxLines is how long an explanation is for people who do not ask for all of it.
+const maxLines = 25
+
+// explanation writes an explanation for people: all of it, or what fits in maxLines.
+func explanation(w io.Writer, e agent.Explanation, all bool) {
+	rest := besides(e, all)
+	if all {
+		_, _ = fmt.Fprint(w, model.PrintableLines(verdict.TextOfAll(e.Connections)), strings.Join(rest, ""))
+		return
 	}
-	for _, text := range e.Warnings {
-		_ = printf(w, "warning: %s\n", text)
-	}
-	for _, o := range e.Obstacles {
-		_ = printf(w, "warning: another program's rules may still drop it: %s\n", o.Seen)
-		if o.Do != "" {
-			_ = printf(w, "  > %s\n", o.Do)
+	const last = 1 // line, that something is folded
+	some := rest[:min(len(rest), maxLines/2)]
+	text, folded := verdict.Text(e.Connections, maxLines-len(some)-last)
+	_, _ = fmt.Fprint(w, model.PrintableLines(text), strings.Join(some, ""))
+	if folded || len(some) < len(rest) {
+		ways := 0
+		for _, a := range e.Connections {
+			ways += len(a.Paths)
 		}
+		_ = printf(w, "folded: %s, %s; --all shows each\n", model.Count(len(e.Connections), "connection"), model.Count(ways, "way"))
 	}
 }
 
+// besides are the lines of an explanation about what is not of the connections themselves.
+func besides(e agent.Explanation, all bool) (lines []string) {
+	most := 3
+	if all {
+		most = len(e.Ask)
+	}
+	add := func(format string, args ...any) {
+		lines = append(lines, model.Printable(fmt.Sprintf(format, args...))+"\n")
+	}
+	if len(e.Ask) > 0 {
+		add("ask there: node %s", model.FirstFew(e.Ask, most))
+	}
+	for _, text := range e.Warnings {
+		add("warning: %s", text)
+	}
+	for _, o := range e.Obstacles {
+		add("warning: another program's rules may still drop it: %s", o.Seen)
+		if o.Do != "" {
+			add("  > %s", o.Do)
+		}
+	}
+	return lines
+}
+
 // suggestions writes the policies that would allow a connection, with the explanation as comments.
-func suggestions(w io.Writer, e agent.Explanation) {
+func suggestions(w io.Writer, e agent.Explanation, all bool) {
 	var b strings.Builder
-	explanation(&b, e)
+	explanation(&b, e, all)
 	for _, text := range e.NoRemedy {
 		_ = printf(&b, "no policy: %s\n", text)
 	}

@@ -323,7 +323,7 @@ func TestExplainOnOtherNodes(t *testing.T) {
 	b.source.deliver(store.Event{Kind: model.NetworkPolicy, Name: key.Name, Object: &model.Policy{Key: key, Tier: model.DefaultTier.Name,
 		Subject: model.Equal(model.NamespaceLabel, "far"), Ingress: true}})
 	for _, c := range []struct{ from, to, says string }{
-		{"far/node-b", "far/node-c:80", "node-c  ingress  denied   far/node-c  isolated by NetworkPolicy far/closed"},
+		{"far/node-b", "far/node-c:80", "by far/node-c, ingress: isolated by NetworkPolicy far/closed"},
 		{"shop/web", "far/node-c:80", "node-c  ingress  denied   far/node-c"},
 		{"far/node-b", "shop/db:80", "node-a  ingress  denied   shop/db"},
 		{"far/node-b", "shop/web:80", "node-a  ingress  allowed  shop/web"},

@@ -73,6 +73,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	if entries := a.entriesElsewhere(e.Connections); enforced && len(entries) > 0 && len(e.Ask) == 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("%s taken to have this node's flags, which name no deny lists", isTaken(entries)))
 	}
+	if c.MoreSenders > 0 {
+		e.Warnings = append(e.Warnings, fmt.Sprintf("%s of %v are not asked about: name one as FROM", model.Count(c.MoreSenders, "more pod"), q.From))
+	}
 	if c.MoreEntries > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("a client outside may also come in by %s, which the answer leaves out: --via names one", model.Count(c.MoreEntries, "more node")))
 	}
@@ -274,6 +277,13 @@ const maxRounds = 4
 // suggest finds the policies that would allow what is denied, and judges it with them.
 func (a *Agent) suggest(e *Explanation, c *question.Case) {
 	now, why := *e, map[string]bool{}
+	for _, con := range e.Connections {
+		for _, p := range con.Paths {
+			if text := admitted(p); text != "" {
+				why[text] = true
+			}
+		}
+	}
 	for range maxRounds {
 		var added []store.Event
 		for _, s := range deniedSteps(now.Connections) {
@@ -302,12 +312,21 @@ func (a *Agent) suggest(e *Explanation, c *question.Case) {
 	}
 }
 
-// deniedSteps are the steps that deny one of the connections.
+// admitted says what to do where policies admit the client and do not see it: one that admits the
+// node in its place would admit all others, too. "" if that is not so.
+func admitted(p verdict.Path) string {
+	if h := p.HiddenClient; h != nil && h.Otherwise == verdict.Allowed && h.Remedy != "" {
+		return "policies admit the client where they see it: " + h.Remedy
+	}
+	return ""
+}
+
+// deniedSteps are the steps that deny one of the connections, and that a policy may help against.
 func deniedSteps(connections []verdict.Answer) (steps []verdict.Step) {
 	for _, con := range connections {
 		for _, p := range con.Paths {
 			for _, s := range p.Steps {
-				if s.Outcome == verdict.Denied {
+				if s.Outcome == verdict.Denied && admitted(p) == "" {
 					steps = append(steps, s)
 				}
 			}

@@ -1,5 +1,6 @@
 // Package lint finds policies and services that are valid and yet do not do what they seem to: they
-// select nothing, or name a port that nobody has. It is pure.
+// select nothing, name a port that nobody has, or do not see the clients that they are about. It is
+// pure.
 package lint
 
 import (
@@ -289,6 +290,7 @@ func (l *linter) service(svc *model.Service) {
 		l.hint(svc.Ref(), "spec.selector", "selects no pod of namespace %s, so the service has no endpoints", svc.Name.Namespace)
 		return
 	}
+	l.hidden(svc, pods)
 	for i, port := range svc.Ports {
 		has := func(p *model.Pod) bool { return hasPort(p, port.TargetName, port.Protocol) }
 		if port.TargetName != "" && !slices.ContainsFunc(pods, has) {

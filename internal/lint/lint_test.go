@@ -49,6 +49,10 @@ func TestHints(t *testing.T) {
 		global  = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: p}, spec: "
 		service = "{apiVersion: v1, kind: Service, metadata: {name: s, namespace: shop}, spec: "
 		web     = "podSelector: {matchLabels: {app: web}}"
+		open    = service + "{type: LoadBalancer, selector: {app: web}, ports: [{port: 80, targetPort: http}]}"
+		node    = "{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: "
+		office  = "{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}"
+		hidden  = "Service shop/s: spec.externalTrafficPolicy: is Cluster, so policies see a node in place of the client where it comes in by another node than the pod's, and what is for clients by their addresses does not hold then "
 	)
 	for _, c := range []struct {
 		object string
@@ -111,6 +115,20 @@ func TestHints(t *testing.T) {
 			[]string{`Service shop/s: spec.ports[1].targetPort: none of the pods that it selects has a port named "htpp" of TCP (they have dns of UDP, http), so it has no endpoints`}, nil},
 		{service + "{selector: {app: wbe}, ports: [{port: 80}]}}", []string{"Service shop/s: spec.selector: selects no pod of namespace shop, so the service has no endpoints"}, nil},
 		{service + "{ports: [{port: 80}]}}", nil, nil},
+		// Clients that policies do not see.
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{}, " + office + "]}}", []string{hidden + "(ingress[1] of NetworkPolicy shop/p): set Local"}, nil},
+		{strings.Replace(open, "type:", "externalTrafficPolicy: Local, type:", 1) + "}\n---\n" + inShop + "{" + web + ", ingress: [" + office + "]}}", nil, nil},
+		{service + "{selector: {app: web}, ports: [{port: 80, targetPort: http}]}}\n---\n" + inShop + "{" + web + ", ingress: [" + office + "]}}", nil, nil},
+		{open + "}\n---\n" + inShop + "{podSelector: {matchLabels: {app: db}}, ingress: [" + office + "]}}", nil, nil},
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0}}, {podSelector: {}}]}]}}", nil, nil},
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0, except: [192.0.2.0/24]}}]}]}}", []string{hidden + "(ingress[0] of NetworkPolicy shop/p): set Local"}, nil},
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: 9090}]}]}}", nil, nil},
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: http}]}]}}", []string{hidden + "(ingress[0] of NetworkPolicy shop/p): set Local"}, nil},
+		{open + "}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.8/29]}}]}]}}", nil, nil},
+		{open + "}\n---\n" + node + "10.0.0.1}]}}\n---\n" + inShop + "{" + web + ", ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.8/29]}}]}]}}", []string{hidden + "(ingress[0] of NetworkPolicy shop/p): set Local"}, nil},
+		{open + "}\n---\n" + node + "192.0.2.9}]}}\n---\n" + inShop + "{" + web + ", ingress: [" + office + "]}}", nil, nil},
+		{open + "}\n---\n" + global + "{selector: app == 'web', ingress: [{action: Deny, source: {selector: set == 'partners'}}, {action: Deny, source: {notNets: [198.51.100.0/24]}}, {action: Allow}]}}",
+			[]string{hidden + "(ingress[0] of GlobalNetworkPolicy p, ingress[1] of GlobalNetworkPolicy p): set Local"}, nil},
 		// What is refused has no effect, and that was said.
 		{inShop + "{podSelector: {matchLabels: {app: wbe}}, ingress: [{ports: [{port: 0}]}]}}", nil, nil},
 	} {

@@ -15,6 +15,7 @@ type Case struct {
 	Connections []verdict.Question // for each sender, address family, and address and port of a service
 	Objects     *store.Store       // the pods and services that they are about, and all policies
 	Nodes       []string           // that they may pass, sorted
+	MoreSenders int                // pods of the service that is asked from, that are not among them
 	MoreEntries int                // nodes by which a client outside may also come in, that are not among these
 	Home        func(netip.Addr) string
 	Object      func(netip.Addr) model.Ref
@@ -30,7 +31,7 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 	p := newPlaces(v, here, own)
 	c := &Case{Home: p.home, Object: p.object}
 	var err error
-	if c.Connections, err = q.connections(v, p); err != nil {
+	if c.Connections, c.MoreSenders, err = q.connections(v, p); err != nil {
 		return nil, err
 	}
 	r := &reach{v: v, places: p, nodes: map[string]bool{here: true}, pods: map[*model.Pod]bool{}, services: map[*model.Service]bool{}}

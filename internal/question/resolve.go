@@ -256,9 +256,10 @@ func (q Question) endpoints(v *store.View, to party) (list []target, err error) 
 }
 
 // askers returns the senders where a service is named: the pods that it selects, this node's first.
-func askers(v *store.View, from party, node string) ([]party, error) {
+// More is how many are not asked about.
+func askers(v *store.View, from party, node string) (list []party, more int, err error) {
 	if from.service == nil {
-		return []party{from}, nil
+		return []party{from}, 0, nil
 	}
 	var here, elsewhere []party
 	for _, pod := range v.Selected(from.service) {
@@ -273,35 +274,36 @@ func askers(v *store.View, from party, node string) ([]party, error) {
 	}
 	all := append(here, elsewhere...)
 	if len(all) == 0 {
-		return nil, fmt.Errorf("%s selects no pod that is known and could send: name a pod, or an address", from.name)
+		return nil, 0, fmt.Errorf("%s selects no pod that is known and could send: name a pod, or an address", from.name)
 	}
-	return all[:min(len(all), maxAskers)], nil
+	list = all[:min(len(all), maxAskers)]
+	return list, len(all) - len(list), nil
 }
 
-// connections returns those that a question is about.
-func (q Question) connections(v *store.View, p *places) (list []verdict.Question, err error) {
+// connections returns those that a question is about, and how many senders it leaves out.
+func (q Question) connections(v *store.View, p *places) (list []verdict.Question, more int, err error) {
 	from, err := find(v, q.From)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	to, err := find(v, q.To)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	senders, err := askers(v, from, p.here)
+	senders, more, err := askers(v, from, p.here)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	inside := q.From.Addr == netip.Addr{} || p.home(q.From.Addr) != ""
 	switch {
 	case q.Via != "" && inside:
-		return nil, errors.New("--via is for a client outside the cluster: one inside begins at its own node")
+		return nil, 0, errors.New("--via is for a client outside the cluster: one inside begins at its own node")
 	case q.Via != "" && v.Node(q.Via) == nil:
-		return nil, unknown(v, End{Kind: Node, Name: q.Via}, model.Name{Name: q.Via})
+		return nil, 0, unknown(v, End{Kind: Node, Name: q.Via}, model.Name{Name: q.Via})
 	}
 	targets, err := q.targets(v, to, inside)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	for _, sender := range senders {
 		for _, a := range sender.addrs {
@@ -321,9 +323,9 @@ func (q Question) connections(v *store.View, p *places) (list []verdict.Question
 		}
 	}
 	if len(list) == 0 {
-		return nil, noFamily(q, senders[0], targets, to)
+		return nil, 0, noFamily(q, senders[0], targets, to)
 	}
-	return list, nil
+	return list, more, nil
 }
 
 func noFamily(q Question, from party, targets []target, to party) error {

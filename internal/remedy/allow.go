@@ -48,7 +48,7 @@ func Allow(v *store.View, s verdict.Step) (Suggestion, error) {
 		return Suggestion{}, err
 	}
 	var err error
-	if d.subject, err = selectPod(v, pod); err != nil {
+	if d.subject, err = selectPod(v, pod, true); err != nil {
 		return Suggestion{}, err
 	}
 	other := s.Flow.Source
@@ -57,10 +57,21 @@ func Allow(v *store.View, s verdict.Step) (Suggestion, error) {
 	}
 	if peer := v.PodByAddr(other); peer == nil {
 		d.net = netip.PrefixFrom(other, other.BitLen())
-	} else if d.peer, err = selectPod(v, peer); err != nil {
+		d.node = nodeOf(v, other)
+	} else if d.peer, err = selectPod(v, peer, d.kind != model.CalicoPolicy); err != nil {
 		return Suggestion{}, err
 	}
 	return d.finish()
+}
+
+// nodeOf is the node that has an address; "": none.
+func nodeOf(v *store.View, a netip.Addr) string {
+	for _, n := range v.Nodes() {
+		if slices.ContainsFunc(slices.Concat(n.IPs, n.OtherIPs), func(own netip.Addr) bool { return own.Unmap() == a }) {
+			return n.Name
+		}
+	}
+	return ""
 }
 
 // draft is a policy as it is being made.
@@ -73,6 +84,7 @@ type draft struct {
 	subject   *selected
 	peer      *selected // nil: net
 	net       netip.Prefix
+	node      string // that has the address; "": none
 	flow      verdict.Flow
 }
 
@@ -112,15 +124,24 @@ type selected struct {
 	pod    *model.Pod
 	labels map[string]string
 	absent []string // labels that others have
-	also   []string // other pods that have the same labels
+	also   []string // others that have the same labels
+
+	podsAlone bool // whatever else has the labels is not selected
 }
 
 // generated are labels that a controller gives to the pods of one version, or the API server to
 // those of one place: a policy that asks for them would end with the next roll-out, or when a pod
-// moves.
+// moves. No Pod has those that Calico takes a pod to have beside its own.
 func generated(key string) bool {
-	return slices.Contains([]string{"pod-template-hash", "controller-revision-hash", "pod-template-generation", "controller-uid",
-		"batch.kubernetes.io/controller-uid", "topology.kubernetes.io/zone", "topology.kubernetes.io/region"}, key)
+	return slices.Contains([]string{"pod-template-hash", "rollouts-pod-template-hash", "controller-revision-hash", "pod-template-generation", "controller-uid",
+		"batch.kubernetes.io/controller-uid", "topology.kubernetes.io/zone", "topology.kubernetes.io/region"}, key) ||
+		strings.HasPrefix(key, "projectcalico.org/") || strings.HasPrefix(key, model.NamespaceLabelPrefix) || strings.HasPrefix(key, model.ServiceAccountLabelPrefix)
+}
+
+// individual are labels that tell pods of one set apart, or one run of a job from the next.
+func individual(key string) bool {
+	return slices.Contains([]string{"statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index",
+		"job-name", "batch.kubernetes.io/job-name"}, key)
 }
 
 // workload is the name of a pod without what its controller adds for each of them.
@@ -134,32 +155,51 @@ func workload(pod *model.Pod) string {
 	return cmp.Or(name, pod.Name.Name)
 }
 
-// selectPod selects a pod by all its labels, and leaves out others that have more.
-func selectPod(v *store.View, pod *model.Pod) (*selected, error) {
-	s := &selected{pod: pod, labels: maps.Clone(pod.Labels)}
+// selectPod selects a pod by its labels, but for those that tell it from others of its set unless it
+// has no others, and leaves out others that have more: pods, and unless the policy selects pods
+// alone, network sets.
+func selectPod(v *store.View, pod *model.Pod, podsAlone bool) (*selected, error) {
+	s := &selected{pod: pod, labels: maps.Clone(pod.Labels), podsAlone: podsAlone}
 	maps.DeleteFunc(s.labels, func(k, _ string) bool { return generated(k) })
+	ofSet := maps.Clone(s.labels)
+	maps.DeleteFunc(ofSet, func(k, _ string) bool { return individual(k) })
+	if len(ofSet) > 0 {
+		s.labels = ofSet
+	}
 	if len(s.labels) == 0 {
 		return nil, fmt.Errorf("pod %s has no labels by which a policy could select it: give it one", pod.Name)
 	}
 	for _, o := range v.Selected(&model.Service{Name: pod.Name, Selector: s.labels}) {
-		if o == pod || o.Finished || o.HostNetwork {
-			continue
+		if o != pod && !o.Finished && !o.HostNetwork {
+			s.tell(o.Labels, o.Name.String())
 		}
-		extra := slices.Sorted(maps.Keys(o.Labels))
-		extra = slices.DeleteFunc(extra, func(k string) bool { _, has := s.labels[k]; return has || generated(k) })
-		switch {
-		case len(extra) == 0:
-			s.also = append(s.also, o.Name.String())
-		case !slices.ContainsFunc(extra, func(k string) bool { return slices.Contains(s.absent, k) }):
-			s.absent = append(s.absent, extra[0])
+	}
+	for _, set := range v.NetworkSets() {
+		if !s.podsAlone && s.selector().Matches(policy.Labels(v, set)) {
+			s.tell(set.Labels, set.Key.String())
 		}
 	}
 	return s, nil
 }
 
+// tell leaves out another object that has the labels, if it has more.
+func (s *selected) tell(labels map[string]string, name string) {
+	extra := slices.Sorted(maps.Keys(labels))
+	extra = slices.DeleteFunc(extra, func(k string) bool { _, has := s.labels[k]; return has || generated(k) || individual(k) })
+	switch {
+	case len(extra) == 0:
+		s.also = append(s.also, name)
+	case !slices.ContainsFunc(extra, func(k string) bool { return slices.Contains(s.absent, k) }):
+		s.absent = append(s.absent, extra[0])
+	}
+}
+
 // selector is what selects them in the model.
 func (s *selected) selector() model.Selector {
-	terms := []model.Selector{model.Equal(model.NamespaceLabel, s.pod.Name.Namespace), model.Equal(model.OrchestratorLabel, "k8s")}
+	terms := []model.Selector{model.Equal(model.NamespaceLabel, s.pod.Name.Namespace)}
+	if s.podsAlone {
+		terms = append(terms, model.Equal(model.OrchestratorLabel, "k8s"))
+	}
 	for k, v := range s.labels {
 		terms = append(terms, model.Equal(k, v))
 	}
@@ -227,6 +267,9 @@ func (d *draft) comment(b *bytes.Buffer) {
 		does = "send %s to %s"
 	}
 	fmt.Fprintf(b, "# Lets %s "+does+".\n", d.subject.pod.Name, d.flow.What(), other)
+	if d.node != "" && !d.outward {
+		fmt.Fprintf(b, "# That is node %s: it holds for every client that gets an address of this node, too.\n", d.node)
+	}
 	for _, s := range []*selected{d.subject, d.peer} {
 		const most = 5
 		if s != nil && len(s.also) > 0 {

@@ -6,6 +6,7 @@ package remedy
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -102,12 +103,12 @@ func subjectOf(v *store.View, s verdict.Step) model.Object {
 
 // lacksOf says what keeps a rule from matching a flow.
 func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []lack) {
-	miss := func(format string, args ...any) {
-		lacks = append(lacks, lack{fmt.Sprintf(format, args...), anotherLabel})
+	miss := func(of aspect, format string, args ...any) {
+		lacks = append(lacks, lack{fmt.Sprintf(format, args...), anotherLabel, of})
 	}
 	wants := func(family uint8, is bool) {
 		if r.Family == family && !is {
-			miss("wants IPv%d", family)
+			miss(0, "wants IPv%d", family)
 		}
 	}
 	wants(4, f.Source.Is4())
@@ -115,13 +116,13 @@ func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []lack) 
 	protocol := func(n uint8) string { return verdict.Flow{Protocol: n}.ProtocolName() }
 	switch {
 	case r.Protocol != 0 && r.Protocol != f.Protocol:
-		miss("wants %s; this is %s", strings.TrimSuffix(protocol(r.Protocol), " 0"), f.What())
+		miss(ofProtocol, "wants %s; this is %s", strings.TrimSuffix(protocol(r.Protocol), " 0"), f.What())
 	case r.NotProtocol != 0 && r.NotProtocol == f.Protocol:
-		miss("leaves out %s", strings.TrimSuffix(protocol(r.NotProtocol), " 0"))
+		miss(ofProtocol, "leaves out %s", strings.TrimSuffix(protocol(r.NotProtocol), " 0"))
 	case r.ICMP != nil && !(f.ICMPType == r.ICMP.Type && (r.ICMP.Code < 0 || r.ICMP.Code == int16(f.ICMPCode))):
-		miss("wants ICMP type %d; this is %s", r.ICMP.Type, f.What())
+		miss(ofPort, "wants ICMP type %d; this is %s", r.ICMP.Type, f.What())
 	case r.NotICMP != nil && f.ICMPType == r.NotICMP.Type && (r.NotICMP.Code < 0 || r.NotICMP.Code == int16(f.ICMPCode)):
-		miss("leaves out ICMP type %d", r.NotICMP.Type)
+		miss(ofPort, "leaves out ICMP type %d", r.NotICMP.Type)
 	}
 	for _, e := range []struct {
 		end  *model.RuleEnd
@@ -134,14 +135,18 @@ func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []lack) 
 		}
 		for i := range e.end.NotPeers {
 			if len(lacksOfPeer(v, &e.end.NotPeers[i], e.addr)) == 0 {
-				miss("leaves out %s", describe(&e.end.NotPeers[i]))
+				miss(0, "leaves out %s", describe(&e.end.NotPeers[i]))
 			}
 		}
 		if e.end.Ports != nil && !onPort(v, e.end.Ports, f.Protocol, e.addr, e.port) {
-			miss("wants %s%s; this is %s", e.what, ports(e.end.Ports), f.What())
+			of := ofPort
+			if !slices.ContainsFunc(e.end.Ports, func(p model.PolicyPort) bool { return p.Protocol == 0 || uint8(p.Protocol) == f.Protocol }) {
+				of |= ofProtocol
+			}
+			miss(of, "wants %s%s; this is %s", e.what, ports(e.end.Ports), f.What())
 		}
 		if e.end.NotPorts != nil && onPort(v, e.end.NotPorts, f.Protocol, e.addr, e.port) {
-			miss("leaves out %s%s", e.what, ports(e.end.NotPorts))
+			miss(ofPort, "leaves out %s%s", e.what, ports(e.end.NotPorts))
 		}
 	}
 	return lacks
@@ -151,7 +156,17 @@ func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []lack) 
 type lack struct {
 	text string
 	far  int // 0: one more label mends it; the more, the further away
+	of   aspect
 }
+
+// aspect is what a rule that is meant for a connection agrees with it in.
+type aspect int
+
+const (
+	ofPort aspect = 1 << iota
+	ofProtocol
+	ofNamespace // or whether it is of a pod at all
+)
 
 // These are how far away a peer is.
 const (
@@ -161,19 +176,21 @@ const (
 	anotherKind  // labels for an address that nothing known has, or a block for a pod
 )
 
-// further orders what is lacked by how much has to change: by its kind, then by how much it is, and
-// where that is the same, what another label alone would mend comes first.
+// further orders what is lacked. Rules for the namespace, protocol and port come first, then those
+// that agree in two of them. Among these it is by how much has to change: by its kind, then by how
+// much it is, and where that is the same, what another label alone would mend comes first.
 func further(a, b []lack) int {
-	sum := func(all []lack) (most, sum int) {
+	sum := func(all []lack) (of aspect, most, sum int) {
 		most = anotherLabel
 		for _, l := range all {
-			most, sum = max(most, l.far), sum+l.far
+			of, most, sum = of|l.of, max(most, l.far), sum+l.far
 		}
-		return most, sum
+		return of, most, sum
 	}
-	mostA, sumA := sum(a)
-	mostB, sumB := sum(b)
-	return cmp.Or(cmp.Compare(mostA, mostB), cmp.Compare(len(a), len(b)), cmp.Compare(sumA, sumB))
+	ofA, mostA, sumA := sum(a)
+	ofB, mostB, sumB := sum(b)
+	return cmp.Or(cmp.Compare(bits.OnesCount(uint(ofA)), bits.OnesCount(uint(ofB))), cmp.Compare(ofA, ofB),
+		cmp.Compare(mostA, mostB), cmp.Compare(len(a), len(b)), cmp.Compare(sumA, sumB))
 }
 
 // lacksPeer says what keeps the peer that comes closest from holding an address; nothing if one
@@ -189,14 +206,18 @@ func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (best []lack) {
 		}
 	}
 	if best == nil {
-		return []lack{{"names no peer that there is", anotherKind}}
+		return []lack{{"names no peer that there is", anotherKind, ofNamespace}}
 	}
 	return best
 }
 
 func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 	one := func(far int, format string, args ...any) []lack {
-		return []lack{{fmt.Sprintf(format, args...), far}}
+		l := lack{text: fmt.Sprintf(format, args...), far: far}
+		if far == anotherKind {
+			l.of = ofNamespace
+		}
+		return []lack{l}
 	}
 	having := objectsAt(v, a)
 	if p.Selector.IsZero() {
@@ -225,11 +246,14 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 		}
 		var lacks []lack
 		for _, t := range terms {
-			far := anotherLabel
+			l := lack{text: fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far: anotherLabel}
 			if t.Absent {
-				far = 0
+				l.far = 0
 			}
-			lacks = append(lacks, lack{fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far})
+			if strings.HasPrefix(strings.TrimPrefix(t.Wants, "no "), "namespace ") {
+				l.of = ofNamespace
+			}
+			lacks = append(lacks, l)
 		}
 		if best == nil || further(lacks, best) < 0 {
 			best = lacks

@@ -2,6 +2,7 @@ package remedy_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,19 @@ func TestNearest(t *testing.T) {
 			`[{from: [{podSelector: {}}], ports: [{port: 81}]}, {ports: [{port: 81}]}]`,
 			append(near("ingress[1]", "wants TCP 81; this is TCP 80"),
 				near("ingress[0]", "wants namespace shop; dev/client is in namespace dev", "wants TCP 81; this is TCP 80")...)},
+		{"its namespace, protocol and port first, and the limit leaves out the furthest",
+			`[{from: [{namespaceSelector: {matchLabels: {purpose: monitoring}}}], ports: [{port: 9187}]},
+			{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: stage}}}], ports: [{port: 80}]},
+			{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: dev}}}], ports: [{port: 80, protocol: UDP}]},
+			{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: dev}}}], ports: [{port: 9187}]},
+			{from: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: 80}]},
+			{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: dev}}, podSelector: {matchLabels: {app: a, tier: b}}}], ports: [{port: 80}]}]`,
+			slices.Concat(near("ingress[5]", "wants label app=a; dev/client has app=client", "wants label tier=b; dev/client has no label tier"),
+				near("ingress[3]", "wants TCP 9187; this is TCP 80"),
+				near("ingress[1]", "wants namespace stage; dev/client is in namespace dev"))},
+		{"a block for the port before another port, for what is no pod",
+			`[{ports: [{port: 81}]}, {from: [{ipBlock: {cidr: 192.0.2.0/24}}], ports: [{port: 80}]}]`,
+			append(near("ingress[1]", "wants 192.0.2.0/24; this is 203.0.113.9"), near("ingress[0]", "wants TCP 81; this is TCP 80")...)},
 		{"labels before a block, for a pod",
 			`[{from: [{ipBlock: {cidr: 192.0.2.0/24}}, {podSelector: {matchLabels: {a: b, c: d}}, namespaceSelector: {}}]}]`,
 			near("ingress[0]", "wants label a=b; dev/client has no label a", "wants label c=d; dev/client has no label c")},
@@ -62,7 +76,7 @@ func TestNearest(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			from := "10.0.0.1"
-			if strings.Contains(c.name, "no pod") {
+			if strings.HasSuffix(c.name, "for what is no pod") {
 				from = "203.0.113.9"
 			}
 			s := store.New()

@@ -155,10 +155,9 @@ func (s *selected) Labels() string {
 	return text + "}"
 }
 
-// Expression selects the pods in Calico's language, without their namespace. Network sets may have
-// the same labels: no pod is of another orchestrator.
+// Expression selects the pods in Calico's language, without their namespace.
 func (s *selected) Expression() string {
-	terms := []string{model.OrchestratorLabel + " == 'k8s'"}
+	var terms []string
 	for _, k := range slices.Sorted(maps.Keys(s.labels)) {
 		terms = append(terms, k+" == '"+s.labels[k]+"'")
 	}

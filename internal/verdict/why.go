@@ -49,6 +49,30 @@ type Path struct {
 	Missing []string `json:"missing,omitempty"` // the rules that would have had to exist, where nothing allows it
 	Notes   []string `json:"notes,omitempty"`   // what else matters to it
 	Nearest []Near   `json:"nearest,omitempty"` // the rules that come closest to allowing it
+
+	HiddenClient *HiddenClient `json:"hiddenClient,omitempty"`
+}
+
+// HiddenClient says that the policies of a node do not see the client of a connection, because the
+// node by which it comes in has put an address of its own in place of the client's, and that they
+// would decide otherwise if they did.
+type HiddenClient struct {
+	Client    netip.Addr `json:"client"`
+	Seen      netip.Addr `json:"seen"`             // in its place
+	Entry     string     `json:"entry"`            // the node that has Seen
+	Node      string     `json:"node"`             // whose policies see that
+	Otherwise Outcome    `json:"otherwise"`        // what would become of the connection
+	Reason    string     `json:"reason,omitempty"` // why, where it would be denied
+	Remedy    string     `json:"remedy,omitempty"` // what to do
+}
+
+// String says so for people.
+func (h HiddenClient) String() string {
+	text := fmt.Sprintf("the client is hidden: policies on node %s see %v, an address of node %s, in place of %v; else it would be %v", h.Node, h.Seen, h.Entry, h.Client, h.Otherwise)
+	if h.Reason != "" {
+		text += " (" + h.Reason + ")"
+	}
+	return text
 }
 
 // Near is a rule that does not match a connection, but nearly.
@@ -285,7 +309,7 @@ func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend
 		}
 		return v.c.end(f, t.note("of no pod or node of the cluster: what is beyond node "+v.name+" is not judged"))
 	}
-	return v.onward(next, f, nat || front != nil && masquerades(v.n.State.Services.Settings, front, f.Source, v.own), t)
+	return v.onward(next, f, front, nat, t)
 }
 
 // outgoingNote says as whom those beyond the node see the client.
@@ -298,9 +322,10 @@ func (v *visit) outgoingNote(f Flow) string {
 }
 
 // onward follows a flow to the next node, which sees an address of this one as its source if that
-// is masqueraded.
-func (v *visit) onward(next string, f Flow, masqueraded bool, t trail) []Path {
-	if !masqueraded {
+// is masqueraded: for the service, or as it leaves the pods' network.
+func (v *visit) onward(next string, f Flow, front *state.Frontend, outgoing bool, t trail) []Path {
+	forService := front != nil && masquerades(v.n.State.Services.Settings, front, f.Source, v.own)
+	if !forService && !outgoing {
 		return v.c.visit(next, f, t)
 	}
 	sources := v.n.sources(f)
@@ -314,8 +339,31 @@ func (v *visit) onward(next string, f Flow, masqueraded bool, t trail) []Path {
 		g.Source = a
 		ways = append(ways, v.c.visit(next, g, t.note(fmt.Sprintf("node %s sees %v, an address of node %s, as the client", next, a, v.name))))
 	}
-	return agree(ways, Step{Node: v.name, Stage: Masquerade, Verdict: Verdict{Outcome: Unknown},
+	paths := agree(ways, Step{Node: v.name, Stage: Masquerade, Verdict: Verdict{Outcome: Unknown},
 		Text: fmt.Sprintf("it depends on which address node %s sees as the client: one of %v", next, sources)})
+	if !v.own {
+		h := HiddenClient{Client: f.Source, Seen: sources[0], Entry: v.name, Node: next}
+		if forService && front.External() && !front.LocalOnly {
+			h.Remedy = fmt.Sprintf("set externalTrafficPolicy: Local on Service %v: policies see the client then, and nodes without an endpoint serve nobody outside", front.Service)
+		}
+		h.compare(paths, v.c.visit(next, f, t))
+	}
+	return paths
+}
+
+// compare tells the paths that would end otherwise if policies saw the client.
+func (h HiddenClient) compare(paths, seen []Path) {
+	for i := range paths {
+		if len(paths) != len(seen) || paths[i].Outcome == Unknown || seen[i].Outcome == Unknown || paths[i].Outcome == seen[i].Outcome {
+			continue
+		}
+		own := h
+		own.Otherwise = seen[i].Outcome
+		if s, denied := Denial(seen[i].Steps); denied {
+			own.Reason = s.Reason()
+		}
+		paths[i].HiddenClient = &own
+	}
 }
 
 // agree returns the paths of the first way with the outcomes that all ways give them. Where they
@@ -327,7 +375,7 @@ func agree(ways [][]Path, unsure Step) []Path {
 		same := func(p Path) bool { return p.Outcome == first[i].Outcome }
 		for _, other := range ways[1:] {
 			if len(other) == len(first) && !same(other[i]) || len(other) != len(first) && !all(other, same) {
-				first[i].Outcome = Unknown
+				first[i].Outcome, first[i].HiddenClient = Unknown, nil
 				first[i].Steps = append(slices.Clip(first[i].Steps), unsure)
 				break
 			}

@@ -95,48 +95,57 @@ func TestWhy(t *testing.T) {
 		want string
 	}{
 		"pod to pod": {ask("10.1.0.5", "10.1.0.7", 6, 5432), `
-10.1.0.5 (pod shop/web) -> 10.1.0.7:5432 (pod shop/db), TCP 5432: allowed
+allowed: 10.1.0.5 (pod shop/web) -> 10.1.0.7:5432 (pod shop/db), TCP 5432
   a  egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
   a  ingress  allowed  shop/db   NetworkPolicy shop/db ingress[0], tier default
 `},
 		"nothing allows it": {ask("10.1.0.5", "10.1.0.7", 6, 80), `
-10.1.0.5 (pod shop/web) -> 10.1.0.7:80 (pod shop/db), TCP 80: denied
+denied: 10.1.0.5 (pod shop/web) -> 10.1.0.7:80 (pod shop/db), TCP 80
+  by shop/db, ingress: isolated by NetworkPolicy shop/db, tier default, and no rule allows it
   a  egress   allowed  shop/web  NetworkPolicy shop/tcp-only egress[0], tier default
-  a  ingress  denied   shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+  a  ingress  denied   shop/db
   missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db) that allows TCP 80 from 10.1.0.5 (pod shop/web)
 `},
 		"neither way": {ask("10.1.0.5", "10.1.0.7", 17, 53), `
-10.1.0.5 (pod shop/web) -> 10.1.0.7:53 (pod shop/db), UDP 53: denied
-  a  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
-  a  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+denied: 10.1.0.5 (pod shop/web) -> 10.1.0.7:53 (pod shop/db), UDP 53
+  by shop/web, egress: isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
+  by shop/db, ingress: isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+  a  egress   denied  shop/web
+  a  ingress  denied  shop/db
   missing: an egress rule in NetworkPolicy shop/tcp-only (or another that selects shop/web) that allows UDP 53 to 10.1.0.7 (pod shop/db)
   missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db) that allows UDP 53 from 10.1.0.5 (pod shop/web)
 `},
 		"a protocol without ports": {icmpQuestion, `
-10.1.0.5 (pod shop/web) -> 10.1.0.7 (pod shop/db), ICMP 8: denied
-  a  egress   denied  shop/web  isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
-  a  ingress  denied  shop/db   isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+denied: 10.1.0.5 (pod shop/web) -> 10.1.0.7 (pod shop/db), ICMP 8
+  by shop/web, egress: isolated by NetworkPolicy shop/tcp-only, tier default, and no rule allows it
+  by shop/db, ingress: isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+  a  egress   denied  shop/web
+  a  ingress  denied  shop/db
   missing: an egress rule that allows ICMP 8 to 10.1.0.7 (pod shop/db) in a policy of another kind: NetworkPolicy knows TCP, UDP and SCTP alone
   missing: an ingress rule that allows ICMP 8 from 10.1.0.5 (pod shop/web) in a policy of another kind: NetworkPolicy knows TCP, UDP and SCTP alone
 `},
 		"a service": {ask("10.1.0.5", "10.96.0.1", 6, 80), `
-10.1.0.5 (pod shop/web) -> 10.96.0.1:80 (service shop/db), TCP 80: 1 of 2 backends is denied
+1 of 2 backends is denied: 10.1.0.5 (pod shop/web) -> 10.96.0.1:80 (service shop/db), TCP 80
+  by shop/db-1, ingress: isolated by NetworkPolicy shop/db, tier default, and no rule allows it
   a  service  allowed  shop/db (ClusterIP)  2 backends
   a  egress   allowed  shop/web             NetworkPolicy shop/tcp-only egress[0], tier default
   to 10.1.1.7:5432 (pod shop/db-1): denied
     a  host, forward out  allowed  node-a (eth0)  no rule applies
-    b  ingress            denied   shop/db-1      isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+    b  ingress            denied   shop/db-1
     missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db-1) that allows TCP 5432 from 10.1.0.5 (pod shop/web)
   to 10.1.0.7:5432 (pod shop/db): allowed
     a  ingress  allowed  shop/db  NetworkPolicy shop/db ingress[0], tier default
 `},
 		"one backend of two": {ask("192.0.2.1", "192.168.0.1", 6, 30080), `
-192.0.2.1 -> 192.168.0.1:30080 (node a), TCP 30080: 1 of 2 backends is denied
+1 of 2 backends is denied: 192.0.2.1 -> 192.168.0.1:30080 (node a), TCP 30080
+  warning: the client is hidden: policies on node b see 192.168.0.1, an address of node a, in place of 192.0.2.1; else it would be denied (isolated by NetworkPolicy shop/db, tier default, and no rule allows it)
+    > set externalTrafficPolicy: Local on Service shop/db: policies see the client then, and nodes without an endpoint serve nobody outside
+  by shop/db, ingress: isolated by NetworkPolicy shop/db, tier default, and no rule allows it
   a  host, untracked in     allowed  node-a (eth0)       no rule applies
   a  host, before services  allowed  node-a (eth0)       no rule applies
   a  service                allowed  shop/db (NodePort)  2 backends
   to 10.1.0.7:5432 (pod shop/db): denied
-    a  ingress        denied   shop/db        isolated by NetworkPolicy shop/db, tier default, and no rule allows it
+    a  ingress        denied   shop/db
     a  host, forward  allowed  node-a (eth0)  no rule applies
     missing: an ingress rule in NetworkPolicy shop/db (or another that selects shop/db) that allows TCP 5432 from 192.0.2.1
   to 10.1.1.7:5432 (pod shop/db-1): allowed
@@ -146,22 +155,25 @@ func TestWhy(t *testing.T) {
     note: node b sees 192.168.0.1, an address of node a, as the client
 `},
 		"no endpoint": {ask("10.1.0.5", "10.96.0.2", 6, 80), `
-10.1.0.5 (pod shop/web) -> 10.96.0.2:80 (service shop/empty), TCP 80: denied
-  a  service  denied  shop/empty (ClusterIP)  refused: the service has no endpoint that is ready
+denied: 10.1.0.5 (pod shop/web) -> 10.96.0.2:80 (service shop/empty), TCP 80
+  by service shop/empty (ClusterIP): refused: the service has no endpoint that is ready
+  a  service  denied  shop/empty (ClusterIP)
 `},
 		"a host's firewall": {ask("192.0.2.1", "192.168.0.1", 6, 443), `
-192.0.2.1 -> 192.168.0.1:443 (node a), TCP 443: denied
+denied: 192.0.2.1 -> 192.168.0.1:443 (node a), TCP 443
+  by node-a (eth0), host, in: isolated by GlobalNetworkPolicy node, tier default, and no rule allows it
   a  host, untracked in     allowed  node-a (eth0)  no rule applies
   a  host, before services  allowed  node-a (eth0)  no rule applies
-  a  host, in               denied   node-a (eth0)  isolated by GlobalNetworkPolicy node, tier default, and no rule allows it
+  a  host, in               denied   node-a (eth0)
   missing: an ingress rule in GlobalNetworkPolicy node (or another that selects node-a) that allows TCP 443 from 192.0.2.1
 `},
 		"a rule denies": {ask("192.168.0.1", "192.0.2.1", 6, 25), `
-192.168.0.1 (node a) -> 192.0.2.1:25, TCP 25: denied
-  a  host, out  denied  node-a (eth0)  GlobalNetworkPolicy node smtp, tier default
+denied: 192.168.0.1 (node a) -> 192.0.2.1:25, TCP 25
+  by node-a (eth0), host, out: GlobalNetworkPolicy node smtp, tier default
+  a  host, out  denied  node-a (eth0)
 `},
 		"a node and its pod": {ask("192.168.0.1", "10.1.0.7", 17, 53), `
-192.168.0.1 (node a) -> 10.1.0.7:53 (pod shop/db), UDP 53: allowed
+allowed: 192.168.0.1 (node a) -> 10.1.0.7:53 (pod shop/db), UDP 53
   note: a node always reaches its own pods
 `},
 	}
@@ -249,14 +261,50 @@ func TestWhyOutgoing(t *testing.T) {
 	}
 }
 
-// What differs in addresses alone is said once.
-func TestTextSaysItOnce(t *testing.T) {
-	c := testCluster()
-	c.Object = func(netip.Addr) model.Ref { return podRef(np("any").Name) }
-	one, again, other := c.Why(ask("10.1.0.5", "10.1.0.7", 6, 5432)), c.Why(ask("10.1.0.5", "10.1.0.7", 6, 5432)), c.Why(ask("10.1.0.5", "10.1.0.7", 6, 80))
-	want := one.String() + "10.1.0.5 (pod shop/any) -> 10.1.0.7:5432 (pod shop/any), TCP 5432: allowed, in the same way\n\n" + other.String()
-	if got := Text([]Answer{one, again, other}); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
+// Where policies see a node in place of the client, that is told if they would decide otherwise. What
+// is judged on the node by which the client comes in sees it: source ranges, and policies of that
+// node's pods.
+func TestWhyHiddenClient(t *testing.T) {
+	const remedy = "set externalTrafficPolicy: Local on Service shop/"
+	for _, tt := range []struct {
+		what     string
+		admits   string // the one client of shop/db-1, on node b
+		from, to string
+		port     uint16
+		want     string // the verdict, and what would be; "": nothing is hidden
+		remedy   string
+	}{
+		{"a policy that admits the client", "192.0.2.1/32", "192.0.2.1", "203.0.113.99", 80, "denied, allowed", remedy + "ranged"},
+		{"a policy that does not", "192.168.0.1/32", "192.0.2.1", "203.0.113.99", 80, "allowed, denied", remedy + "ranged"},
+		{"a policy that admits neither", "198.51.100.9/32", "192.0.2.1", "203.0.113.99", 80, "denied", ""},
+		{"source ranges", "192.168.0.1/32", "198.51.100.200", "203.0.113.99", 80, "denied", ""},
+		{"an endpoint on the same node", "192.0.2.1/32", "192.0.2.1", "192.168.0.1", 30081, "denied", ""},
+		{"a pod that asks by its node", "10.1.0.5/32", "10.1.0.5", "192.168.0.1", 30080, "denied, allowed", remedy + "db"},
+		{"a client inside", "10.1.0.5/32", "10.1.0.5", "10.96.0.1", 80, "allowed", ""},
+		{"a client outside that asks the cluster IP", "192.0.2.1/32", "192.0.2.1", "10.96.0.1", 80, "denied, allowed", ""},
+		{"the node itself", "192.0.2.1/32", "192.168.0.1", "203.0.113.99", 80, "denied", ""},
+	} {
+		c := testCluster()
+		front := c.Nodes["a"].State.Services.Frontends[state.FrontendKey{Addr: addr("203.0.113.99"), Protocol: model.TCP, Port: 80}]
+		front.SourceRanges = []netip.Prefix{prefix("192.0.2.0/24"), prefix("192.168.0.0/24")}
+		list := c.Nodes["b"].State.Policy.Lists[0x400]
+		list.Prefixes = []netip.Prefix{prefix(tt.admits)}
+		a := c.Why(ask(tt.from, tt.to, 6, tt.port))
+		got, says := a.Outcome.String(), ""
+		for _, p := range a.Paths {
+			if h := p.HiddenClient; h != nil {
+				got, says = p.Outcome.String()+", "+h.Otherwise.String(), h.Remedy
+				if h.Client != addr(tt.from) || h.Seen != addr("192.168.0.1") || h.Entry != "a" || h.Node != "b" {
+					t.Errorf("%s: %+v", tt.what, h)
+				}
+			}
+		}
+		if got != tt.want || !strings.HasPrefix(says, tt.remedy) || tt.remedy == "" && says != "" {
+			t.Errorf("%s: %s, remedy %q; want %s, %q\n%s", tt.what, got, says, tt.want, tt.remedy, a)
+		}
+		if lines := strings.Split(a.String(), "\n"); strings.Contains(tt.want, ", ") != strings.HasPrefix(lines[1], "  warning: the client is hidden: ") {
+			t.Errorf("%s: the second line says %q", tt.what, lines[1])
+		}
 	}
 }
 

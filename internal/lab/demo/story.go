@@ -270,22 +270,19 @@ func isDenied(t probe.Try) error {
 }
 
 // decisive returns the lines of an explanation that say what denies and what would not, of the
-// first address family.
+// first connection.
 func decisive(why string) []string {
 	lines, _, _ := strings.Cut(strings.TrimSpace(why), "\n\n")
 	all := strings.Split(lines, "\n")
-	remedy := "missing:"
-	if strings.Contains(lines, "nearest:") {
-		remedy = "nearest:"
+	remedy := "missing: "
+	if strings.Contains(lines, "nearest: ") {
+		remedy = "nearest: "
 	}
-	some := slices.DeleteFunc(slices.Clone(all), func(l string) bool {
-		says := strings.Contains(l, "denied") || strings.Contains(l, remedy)
-		return !says || strings.Contains(l, "in the same way")
+	some := slices.DeleteFunc(slices.Clone(all[1:]), func(l string) bool {
+		l = strings.TrimSpace(l)
+		return !strings.HasPrefix(l, "by ") && !strings.HasPrefix(l, remedy)
 	})
-	if len(some) == 0 {
-		return all
-	}
-	return some
+	return append(all[:1:1], some...)
 }
 
 // port names a service's port: "namespace/name:port".

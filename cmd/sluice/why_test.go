@@ -1,0 +1,146 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/test/world"
+)
+
+var updateAnswers = flag.Bool("update", false, "write the answers in testdata/why.txt anew")
+
+// nodes is how many nodes a large cluster has.
+const nodes = 80
+
+// largeCluster are the manifests of a cluster of 80 nodes: a pod of shop/web on each, behind a
+// Service with source ranges and one with externalTrafficPolicy Local; of shop/api on every second
+// of the first 60, behind one that is for an office by policy; and twelve of a StatefulSet, behind
+// policies. Addresses that are listed may not reach shop/web.
+func largeCluster() string {
+	var b strings.Builder
+	object := func(format string, args ...any) { fmt.Fprintf(&b, "---\n"+format+"\n", args...) }
+	pod := func(namespace, name, labels string, node, ip, port int) {
+		object(`{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: %s, labels: {%s}}, spec: {nodeName: node%02d, containers: [{name: c, ports: [{containerPort: %d}]}]},
+  status: {phase: Running, podIPs: [{ip: 10.244.%[4]d.%[6]d}, {ip: "fd00:10:244:%[4]x::%[6]x"}], conditions: [{type: Ready, status: "True"}]}}`, name, namespace, labels, node, port, ip)
+	}
+	service := func(namespace, name, app string, ip, port, target int, spec, external string) {
+		object(`{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: %s}, spec: {selector: {app: %s}, clusterIPs: [10.96.0.%d, "fd00:10:96::%[4]d"], ipFamilyPolicy: PreferDualStack, ports: [{port: %d, targetPort: %d%s,
+  status: {loadBalancer: {ingress: [%s]}}}`, name, namespace, app, ip, port, target, spec, external)
+	}
+	for i := 1; i <= nodes; i++ {
+		object(`{apiVersion: v1, kind: Node, metadata: {name: node%02d}, spec: {podCIDRs: [10.244.%[1]d.0/24, "fd00:10:244:%[1]x::/64"]}, status: {addresses: [{type: InternalIP, address: 192.168.10.%[1]d}, {type: InternalIP, address: "fd00:192:168:10::%[1]x"}]}}`, i)
+		pod("shop", fmt.Sprintf("web-7d4b9-%05d", i*7919%99999), "app: web, pod-template-hash: 7d4b9", i, 10, 8080)
+		if i <= 60 && i%2 == 0 {
+			pod("shop", fmt.Sprintf("api-6c5d-%05d", i*7919%99999), "app: api, pod-template-hash: 6c5d", i, 30, 8080)
+		}
+		if i%6 == 1 && i < 72 {
+			pod("data", fmt.Sprintf("db-%d", i/6), fmt.Sprintf("app: db, statefulset.kubernetes.io/pod-name: db-%d", i/6), i, 20, 5432)
+		}
+	}
+	for _, namespace := range []string{"shop", "data", "dev"} {
+		object("{apiVersion: v1, kind: Namespace, metadata: {name: %s}}", namespace)
+	}
+	service("shop", "web", "web", 10, 80, 8080, "}], type: ClusterIP}", "")
+	service("shop", "web-lb", "web", 11, 80, 8080, ", nodePort: 30080}], type: LoadBalancer, loadBalancerSourceRanges: [198.51.100.0/24]}", "{ip: 203.0.113.10}")
+	service("shop", "web-local", "web", 12, 80, 8080, ", nodePort: 30081}], type: LoadBalancer, externalTrafficPolicy: Local}", "{ip: 203.0.113.11}")
+	service("shop", "api", "api", 30, 443, 8080, ", nodePort: 30443}], type: LoadBalancer}", "{ip: 203.0.113.30}")
+	service("data", "db", "db", 20, 5432, 5432, "}], type: ClusterIP}", "")
+	object(`apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: api-from-office, namespace: shop}
+spec: {podSelector: {matchLabels: {app: api}}, ingress: [{from: [{ipBlock: {cidr: 198.51.100.0/24}}], ports: [{port: 8080}]}]}`)
+	object("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: default-deny, namespace: data}, spec: {podSelector: {}}}")
+	from := func(namespace, pods, port string) string {
+		return "{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: " + namespace + "}}" + pods + "}], ports: [{" + port + "}]}"
+	}
+	object("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: db, namespace: data}, spec: {podSelector: {matchLabels: {app: db}}, ingress: [%s]}}", strings.Join([]string{
+		from("monitoring", "", "port: 9187"), from("dev", ", podSelector: {matchLabels: {app: web}}", "port: 5432"), from("data", ", podSelector: {matchLabels: {app: migrate}}", "port: 5432"),
+		from("shop", "", "port: 9187"), from("shop", "", "port: 5432, protocol: UDP"), from("shop", ", podSelector: {matchLabels: {app: cart}}", "port: 5432")}, ", "))
+	object("{apiVersion: projectcalico.org/v3, kind: GlobalNetworkSet, metadata: {name: blocked, labels: {list: blocked}}, spec: {nets: [192.0.2.0/24, 45.9.0.0/16]}}")
+	object(`{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: block-lists}, spec: {order: 10, selector: "app == 'web'", types: [Ingress], ingress: [{action: Deny, source: {selector: "list == 'blocked'"}}, {action: Allow}]}}`)
+	return b.String()
+}
+
+// In a cluster of 80 nodes an answer is short, and its first lines say it; --all and -o json have
+// everything. testdata/why.txt has the answers.
+func TestWhyInALargeCluster(t *testing.T) {
+	useKernel(t)
+	ns := world.NewHost(t, "node07").NS
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, device := range []string{"eth0", "web", "db"} {
+		must(netns.Veth(ns, device, ns, device+"-far"))
+	}
+	must(ns.Address("eth0", netip.MustParsePrefix("192.168.10.7/24"), netip.MustParsePrefix("fd00:192:168:10::7/64")))
+	must(ns.Route(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("192.168.10.254"), "eth0"))
+	must(ns.Route(netip.MustParsePrefix("::/0"), netip.MustParseAddr("fd00:192:168:10::fe"), "eth0"))
+	for to, device := range map[string]string{"10.244.7.10/32": "web", "fd00:10:244:7::a/128": "web", "10.244.7.20/32": "db", "fd00:10:244:7::14/128": "db"} {
+		must(ns.Route(netip.MustParsePrefix(to), netip.Addr{}, device))
+	}
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"all.yaml": largeCluster()}), socket, ns.Do, "--node", "node07", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48", "--service-cidr", "10.96.0.0/16,fd00:10:96::/112")
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	golden, err := os.ReadFile("testdata/why.txt")
+	must(err)
+	var said strings.Builder
+	for block := range strings.SplitSeq(string(golden), "$ sluice why ") {
+		question, _, _ := strings.Cut(block, "\n")
+		if question == "" {
+			continue
+		}
+		args := strings.Fields(question)
+		code, text, stderr := sluice(t, append([]string{"why", "--socket", socket, "-o", "json"}, args...)...)
+		var e agent.Explanation
+		if err := json.Unmarshal([]byte(text), &e); err != nil {
+			t.Fatalf("why %s exits with %d: %v: %s", question, code, err, stderr)
+		}
+		var short, all strings.Builder
+		explanation(&short, e, false)
+		explanation(&all, e, true)
+		fmt.Fprintf(&said, "$ sluice why %s\n%s\n", question, short.String())
+		if lines := strings.Count(short.String(), "\n"); lines > maxLines {
+			t.Errorf("why %s: %d lines", question, lines)
+		}
+		if first, _, _ := strings.Cut(short.String(), "\n"); !strings.Contains(first, "denied: ") && !strings.Contains(first, "allowed: ") {
+			t.Errorf("why %s begins with %q", question, first)
+		}
+		for _, con := range e.Connections {
+			for _, p := range con.Paths {
+				if to := p.To.String(); !strings.Contains(all.String(), to) {
+					t.Errorf("why %s --all does not tell of %s", question, to)
+				}
+			}
+			if !strings.Contains(all.String(), con.From.String()+" -> "+con.To.String()) {
+				t.Errorf("why %s --all does not tell of %v -> %v", question, con.From, con.To)
+			}
+		}
+	}
+	if _, stdout, _ := sluice(t, "why", "--socket", socket, "svc/shop/web", "data/db-0:5432", "--all"); strings.Count(stdout, " -> ") != 32 || strings.Contains(stdout, "folded") {
+		t.Errorf("why --all:\n%s", stdout)
+	}
+	if code, stdout, _ := sluice(t, "why", "--socket", socket, "198.51.100.7", "svc/shop/api", "--suggest"); code != int(statusDenied) || strings.Contains(stdout, "kind:") || !strings.Contains(stdout, "# no policy: policies admit the client where they see it: set externalTrafficPolicy: Local") {
+		t.Errorf("why --suggest exits with %d:\n%s", code, stdout)
+	}
+	if *updateAnswers {
+		must(os.WriteFile("testdata/why.txt", []byte(said.String()), 0o600))
+	} else if diff := cmp.Diff(string(golden), said.String()); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
