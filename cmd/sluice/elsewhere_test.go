@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/test/world"
@@ -86,5 +89,48 @@ func TestAnotherNamespacesFiles(t *testing.T) {
 	left, err := os.ReadDir(filepath.Dir(socket))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Two balancers do not have the same state file: each would write over what the other was told.
+func TestAnotherBalancersState(t *testing.T) {
+	t.Parallel()
+	one, other := world.NewHost(t, "one").NS, world.NewHost(t, "other").NS
+	dir := t.TempDir()
+	balance := func(ns *netns.NS, socket string, out io.Writer) (stop func() int) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan int, 1)
+		go func() {
+			err := ns.Do(func() error {
+				ended <- execute(ctx, []string{"balance", "--state", filepath.Join(dir, "state.json"), "--api", "127.0.0.1:5555", "--key", "k",
+					"--socket", filepath.Join(dir, socket), "--metrics-address", "", "--healthz-address", ""}, out, out)
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		return func() int { cancel(); return <-ended }
+	}
+	var first, second logtest.Log
+	stop := balance(one, "1.sock", &first)
+	defer func() {
+		if t.Failed() {
+			t.Logf("the first:\n%s\nthe second:\n%s", first.String(), second.String())
+		}
+	}()
+	eventually(t, "the first serves", func() bool { return agent.Alive(filepath.Join(dir, "1.sock")) })
+	ended := balance(other, "2.sock", &second)
+	eventually(t, "the second says what is in its way", func() bool { return strings.Contains(second.String(), "another balancer has the state file") })
+	if code := ended(); code != cli.ExitError {
+		t.Errorf("the second ends with %d", code)
+	}
+	if code := stop(); code != cli.ExitOK {
+		t.Errorf("the first ends with %d", code)
+	}
+	ended = balance(other, "2.sock", &second)
+	eventually(t, "the second serves", func() bool { return agent.Alive(filepath.Join(dir, "2.sock")) })
+	if code := ended(); code != cli.ExitOK {
+		t.Errorf("the second ends with %d, although the first has ended", code)
 	}
 }
