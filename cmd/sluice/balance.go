@@ -199,7 +199,9 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 			want := forwardingSysctls(log, true, true)
 			want["net.netfilter.nf_conntrack_acct"] = "1" // bytes of connections are counted
 			record := sysctl.RecordPath(o.agent.Socket)
-			applySysctls(log, record, want)
+			if err := b.here.Do(func() error { applySysctls(log, record, want); return nil }); err != nil {
+				log.Warn("kernel parameters are not set", "error", err)
+			}
 			f := &forwarding{families: b.agent.Families, record: record, contests: c.Contests, node: c.Node, log: log}
 			go f.keep(ctx, b.here)
 		}

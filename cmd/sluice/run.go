@@ -103,8 +103,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 		proxy.tell(log)
+		proxy.setOOMScore(log)
 	}
 	if err := o.checkObjects(); err != nil {
+		return err
+	}
+	if err := o.readable(); err != nil {
 		return err
 	}
 	for flag, given := range map[string]bool{"--events": o.events, "--conditions": o.conditions} {
@@ -216,16 +220,22 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
 	c.Claim, c.Obstacles, c.Contests, c.Log = claim, preflight.Obstacles, &contest.Board{}, log
 	var a *agent.Agent
-	c.Prepare = func() {
-		if o.setSysctls {
-			setSysctls(log, o)
+	if o.setSysctls {
+		c.Prepare = func() {
+			set := func() error {
+				setSysctls(log, o)
+				if proxy != nil {
+					proxy.tune(log, &o)
+				}
+				return nil
+			}
+			if err := here.Do(set); err != nil {
+				log.Warn("kernel parameters are not set", "error", err)
+			}
 			if mode.name != userspaceMode { // which passes nothing on
 				f := &forwarding{families: a.Families, record: o.record, contests: c.Contests, node: c.Node, log: log}
 				go f.keep(cmd.Context(), here)
 			}
-		}
-		if proxy != nil {
-			proxy.tune(log, &o)
 		}
 	}
 	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
@@ -280,7 +290,19 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if cmd.Context().Err() != nil && c.InStep != nil {
 		handOver(programs, claim, here, log)
 	}
+	if err == nil && !objects.Synced() {
+		return neverRead(c.Source.Status())
+	}
 	return privilege(err)
+}
+
+// neverRead is the error of an agent that has been ended before it could read its source once.
+func neverRead(s source.Status) error {
+	err := fmt.Errorf("%s could never be read; nothing was changed in the kernel", s.Where)
+	for _, i := range s.Issues {
+		err = fmt.Errorf("%w: %s", err, i)
+	}
+	return err
 }
 
 // reporter starts what reports faults to the API, and returns who takes them; nil: nobody.

@@ -123,7 +123,8 @@ type Config struct {
 	// after Run.
 	Claim *Claim
 
-	// Prepare, if set, is called once, before anything is programmed.
+	// Prepare, if set, is called once, before anything is programmed, and not before all is known
+	// that programming needs: an agent that can read nothing changes nothing.
 	Prepare func()
 	// InStep, if set, is called once, in a goroutine of its own, as soon as the kernel has all that
 	// the sources have, and they lack nothing. It returns when ctx ends.
@@ -225,9 +226,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.checks.close()
-	if a.Prepare != nil {
-		a.Prepare()
-	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range servers {
 		group.Go(func() error { a.serve(ctx, s); return nil })
