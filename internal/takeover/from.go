@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
@@ -47,6 +48,17 @@ func (o *Options) nothingFrom() error {
 
 func (o *Options) agentReady(ctx context.Context) error { return o.agentProgrammed(ctx, 0) }
 
+// agentReadyIfThere does without an agent that does not run.
+func (o *Options) agentReadyIfThere(ctx context.Context) error {
+	err := o.Sync(ctx)
+	if _, alive := peer(o.Socket); err == nil || alive || o.Minor(err) {
+		return o.agentReady(ctx)
+	}
+	o.agentless = true
+	o.note("no agent answers on %s: only what kube-proxy has is looked at; start the agent beside it before the take-over", o.Socket)
+	return nil
+}
+
 // agentStillReady asks again, as the agent may have ended meanwhile. The ports of kube-proxy are
 // free now, so the agent gets some time to listen on them.
 func (o *Options) agentStillReady(ctx context.Context) error {
@@ -83,6 +95,7 @@ func (o *Options) agentProgrammed(ctx context.Context, patience time.Duration) e
 func (o *Options) coversProxy(ctx context.Context) error {
 	var claims, ours int
 	var lacks []string
+	var giveUp []netip.Addr
 	compare := func() (string, error) {
 		parts, frontends, host, err := o.both(ctx)
 		if err != nil {
@@ -92,13 +105,29 @@ func (o *Options) coversProxy(ctx context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool {
-			return (host[c.Key.Addr] || c.Key.Addr.IsLoopback()) && model.Within(c.Key.Addr, o.GiveUp)
-		})
-		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
-		lacks = append(lacks, o.unserved(elsewhere(theirs, frontends, host, localnet == "1"))...)
+		ofNode := func(c Claim) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
+		theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool { return ofNode(c) && model.Within(c.Key.Addr, o.GiveUp) })
+		claims, ours = len(theirs), len(frontends)
+		compared := theirs
+		if o.agentless = o.agentless && ours == 0; o.agentless {
+			frontends = likely(theirs)
+			compared = slices.DeleteFunc(slices.Clone(theirs), func(c Claim) bool { return !ofNode(c) })
+		}
+		elsewhere := slices.DeleteFunc(elsewhere(theirs, frontends, host, localnet == "1"), func(a netip.Addr) bool { return model.Within(a, o.GiveUp) })
+		giveUp = slices.Clone(elsewhere)
+		for _, c := range compared {
+			if _, there := frontends[c.Key]; ofNode(c) && !there {
+				giveUp = append(giveUp, c.Key.Addr)
+			}
+		}
+		slices.SortFunc(giveUp, netip.Addr.Compare)
+		giveUp = slices.Compact(giveUp)
+		lacks = append(missing(compared, frontends, host), unserved(elsewhere)...)
 		for _, p := range parts {
 			lacks = append(lacks, p.losses...)
+		}
+		if o.agentless {
+			return "", nil // nobody is at work on it
 		}
 		return strings.Join(lacks, "\n"), nil
 	}
@@ -106,13 +135,36 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	if err := o.settle(ctx, compare); err != nil {
 		return err
 	}
-	if err := o.differ(lacks); err != nil {
+	if err := o.differ(lacks, giveUp...); err != nil {
 		return err
 	}
-	if len(lacks) == 0 {
+	switch {
+	case o.agentless:
+		o.note("kube-proxy serves %s; whether the agent would serve each is not known before it runs", places(claims))
+	case len(lacks) == 0:
 		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(claims), ours)
 	}
 	return nil
+}
+
+// likely are claims on those addresses of the node on which the agent serves node ports unless it
+// is told otherwise, as far as that can be told without one: the first of each family is mostly the
+// one that packets leave by.
+func likely(claims []Claim) map[state.FrontendKey]bool {
+	served := map[state.FrontendKey]bool{}
+	for _, far := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} { // of documentation: nobody has a route of its own for them
+		way, err := link.Here.Route(far)
+		if err != nil || !way.Source.IsValid() {
+			continue // without a route, there is no such address
+		}
+		served[state.FrontendKey{Addr: way.Source}] = true
+		for _, c := range claims {
+			if c.Key.Addr == way.Source {
+				served[c.Key] = c.Served
+			}
+		}
+	}
+	return served
 }
 
 // both finds what kube-proxy and the agent have programmed, and the addresses on which node ports
@@ -129,8 +181,7 @@ func (o *Options) both(ctx context.Context) (theirs []part, ours map[state.Front
 }
 
 // unserved says what happens to node ports on addresses where the agent serves none.
-func (o *Options) unserved(addrs []netip.Addr) []string {
-	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return model.Within(a, o.GiveUp) })
+func unserved(addrs []netip.Addr) []string {
 	if len(addrs) == 0 {
 		return nil
 	}
