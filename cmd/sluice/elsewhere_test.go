@@ -51,6 +51,11 @@ func TestAnotherNamespacesFiles(t *testing.T) {
 		return out
 	}
 
+	for _, ns := range []*netns.NS{one, other} {
+		if err := ns.Sysctl(sysctl.Forward4, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	stop := startAgent(t, dir, socket, one.Do, "--set-sysctls")
 	forwarding(one, "1")
 	ours := key(one)
@@ -103,7 +108,7 @@ func TestAnotherBalancersState(t *testing.T) {
 		go func() {
 			err := ns.Do(func() error {
 				ended <- execute(ctx, []string{"balance", "--state", filepath.Join(dir, "state.json"), "--api", "127.0.0.1:5555", "--key", "k",
-					"--socket", filepath.Join(dir, socket), "--metrics-address", "", "--healthz-address", ""}, out, out)
+					"--set-sysctls=false", "--socket", filepath.Join(dir, socket), "--metrics-address", "", "--healthz-address", ""}, out, out)
 				return nil
 			})
 			if err != nil {

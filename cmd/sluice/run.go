@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ import (
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/takeover"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -108,9 +110,6 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err := o.checkObjects(); err != nil {
 		return err
 	}
-	if err := o.readable(); err != nil {
-		return err
-	}
 	for flag, given := range map[string]bool{"--events": o.events, "--conditions": o.conditions} {
 		if given && !o.kubeFlags.named() {
 			return cli.Usage(errors.New(flag + " reports to a Kubernetes API: name one with --kubeconfig or --in-cluster"))
@@ -140,6 +139,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	if o.passwords != "" && !o.compiler.BGP {
 		return cli.Usage(errors.New("--bgp-passwords needs --bgp"))
+	}
+	if err := o.readable(); err != nil {
+		return err
 	}
 	config, err := o.config()
 	if err != nil {
@@ -237,6 +239,10 @@ func run(cmd *cobra.Command, o runOptions) error {
 				go f.keep(cmd.Context(), here)
 			}
 		}
+	}
+	c.KubeProxy = func() (runs bool) {
+		err := here.Do(func() (err error) { runs, err = takeover.Running(os.Getpid()); return err })
+		return err == nil && runs
 	}
 	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {

@@ -106,6 +106,10 @@ type Config struct {
 	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
+	// KubeProxy, if set, reports whether kube-proxy runs beside the agent, as during a take-over. It
+	// takes long.
+	KubeProxy func() bool
+
 	// Report, if set, gets all faults in objects, twice a second. It must neither block nor change
 	// them.
 	Report func([]model.Issue)
@@ -182,6 +186,7 @@ func New(c Config) *Agent {
 	}}
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
+	a.checks.proxy = c.KubeProxy
 	for _, d := range c.Accelerators {
 		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
 	}
