@@ -17,8 +17,8 @@ import (
 )
 
 // Two network namespaces have the same run directory, as the files of one machine are the same in
-// all. Commands in the one leave alone what the agent of the other has in it: its socket, its record
-// of kernel parameters, its key. And an agent in the one does not write over them.
+// all. Commands in the one leave alone what the agent of the other has in it: its socket, its
+// record of kernel parameters, its key. And an agent in the one does not write over them.
 func TestAnotherNamespacesFiles(t *testing.T) {
 	t.Parallel()
 	one, other := nodeNS(t), world.NewHost(t, "other").NS

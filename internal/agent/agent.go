@@ -106,8 +106,8 @@ type Config struct {
 	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
-	// KubeProxy, if set, reports whether kube-proxy runs beside the agent, as during a take-over. It
-	// takes long.
+	// KubeProxy, if set, reports whether kube-proxy runs beside the agent, as during a take-over.
+	// It takes long.
 	KubeProxy func() bool
 
 	// Report, if set, gets all faults in objects, twice a second. It must neither block nor change

@@ -32,8 +32,8 @@ func Take(name string) (release func(), err error) {
 	}
 }
 
-// File takes the lock of a file, which it makes where there is none, whatever the network namespace.
-// The lock goes with its holder; the file stays.
+// File takes the lock of a file, which it makes where there is none, whatever the network
+// namespace. The lock goes with its holder; the file stays.
 func File(path string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {

@@ -58,9 +58,9 @@ func Number(key string) (int, error) {
 // Set gives each parameter of want its value in the calling thread's network namespace and notes
 // the former values in the record of that namespace before it does. It returns what it changed now,
 // sorted by key; a value that is already right is neither changed nor noted. The first former value
-// is kept over later calls and restarts. One parameter's failure does not keep the others from being set,
-// nor does a record that cannot be read or written, as on a full disk: Restore does not know those
-// values then, and the error, which wraps ErrNotNoted, says so.
+// is kept over later calls and restarts. One parameter's failure does not keep the others from
+// being set, nor does a record that cannot be read or written, as on a full disk: Restore does not
+// know those values then, and the error, which wraps ErrNotNoted, says so.
 //
 // The caller must be the only one of its network namespace to use record.
 func Set(record string, want map[string]string) ([]Change, error) {

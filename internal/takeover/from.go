@@ -93,58 +93,67 @@ func (o *Options) agentProgrammed(ctx context.Context, patience time.Duration) e
 
 // coversProxy compares what both serve.
 func (o *Options) coversProxy(ctx context.Context) error {
-	var claims, ours int
-	var lacks []string
-	var giveUp []netip.Addr
-	compare := func() (string, error) {
-		parts, frontends, host, err := o.both(ctx)
-		if err != nil {
+	var c comparison
+	compare := func() (_ string, err error) {
+		if c, err = o.compare(ctx); err != nil || o.agentless { // then nobody is at work on it
 			return "", err
 		}
-		localnet, err := sysctl.Read("net.ipv4.conf.all.route_localnet")
-		if err != nil {
-			return "", err
-		}
-		ofNode := func(c Claim) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
-		theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool { return ofNode(c) && model.Within(c.Key.Addr, o.GiveUp) })
-		claims, ours = len(theirs), len(frontends)
-		compared := theirs
-		if o.agentless = o.agentless && ours == 0; o.agentless {
-			frontends = likely(theirs)
-			compared = slices.DeleteFunc(slices.Clone(theirs), func(c Claim) bool { return !ofNode(c) })
-		}
-		elsewhere := slices.DeleteFunc(elsewhere(theirs, frontends, host, localnet == "1"), func(a netip.Addr) bool { return model.Within(a, o.GiveUp) })
-		giveUp = slices.Clone(elsewhere)
-		for _, c := range compared {
-			if _, there := frontends[c.Key]; ofNode(c) && !there {
-				giveUp = append(giveUp, c.Key.Addr)
-			}
-		}
-		slices.SortFunc(giveUp, netip.Addr.Compare)
-		giveUp = slices.Compact(giveUp)
-		lacks = append(missing(compared, frontends, host), unserved(elsewhere)...)
-		for _, p := range parts {
-			lacks = append(lacks, p.losses...)
-		}
-		if o.agentless {
-			return "", nil // nobody is at work on it
-		}
-		return strings.Join(lacks, "\n"), nil
+		return strings.Join(c.lacks, "\n"), nil
 	}
 	// One program may have seen a change that the other has not.
 	if err := o.settle(ctx, compare); err != nil {
 		return err
 	}
-	if err := o.differ(lacks, giveUp...); err != nil {
+	if err := o.differ(c.lacks, c.giveUp...); err != nil {
 		return err
 	}
 	switch {
 	case o.agentless:
-		o.note("kube-proxy serves %s; whether the agent would serve each is not known before it runs", places(claims))
-	case len(lacks) == 0:
-		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(claims), ours)
+		o.note("kube-proxy serves %s; whether the agent would serve each is not known before it runs", places(c.theirs))
+	case len(c.lacks) == 0:
+		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(c.theirs), c.ours)
 	}
 	return nil
+}
+
+// comparison is what kube-proxy serves against what the agent does.
+type comparison struct {
+	theirs, ours int          // addresses and ports
+	lacks        []string     // what only kube-proxy does
+	giveUp       []netip.Addr // of the node, that would have to be given up
+}
+
+func (o *Options) compare(ctx context.Context) (c comparison, err error) {
+	parts, ours, host, err := o.both(ctx)
+	if err != nil {
+		return c, err
+	}
+	localnet, err := sysctl.Read("net.ipv4.conf.all.route_localnet")
+	if err != nil {
+		return c, err
+	}
+	givenUp := func(a netip.Addr) bool { return model.Within(a, o.GiveUp) }
+	ofNode := func(c Claim) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
+	theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool { return ofNode(c) && givenUp(c.Key.Addr) })
+	c.theirs, c.ours = len(theirs), len(ours)
+	compared := theirs
+	if o.agentless = o.agentless && len(ours) == 0; o.agentless {
+		ours = likely(theirs)
+		compared = slices.DeleteFunc(slices.Clone(theirs), func(c Claim) bool { return !ofNode(c) })
+	}
+	c.giveUp = slices.DeleteFunc(elsewhere(theirs, ours, host, localnet == "1"), givenUp)
+	c.lacks = append(missing(compared, ours, host), unserved(c.giveUp)...)
+	for _, p := range parts {
+		c.lacks = append(c.lacks, p.losses...)
+	}
+	for _, claim := range compared {
+		if _, there := ours[claim.Key]; ofNode(claim) && !there {
+			c.giveUp = append(c.giveUp, claim.Key.Addr)
+		}
+	}
+	slices.SortFunc(c.giveUp, netip.Addr.Compare)
+	c.giveUp = slices.Compact(c.giveUp)
+	return c, nil
 }
 
 // likely are claims on those addresses of the node on which the agent serves node ports unless it
@@ -152,7 +161,8 @@ func (o *Options) coversProxy(ctx context.Context) error {
 // one that packets leave by.
 func likely(claims []Claim) map[state.FrontendKey]bool {
 	served := map[state.FrontendKey]bool{}
-	for _, far := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} { // of documentation: nobody has a route of its own for them
+	// Nobody has a route of its own for addresses of documentation.
+	for _, far := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
 		way, err := link.Here.Route(far)
 		if err != nil || !way.Source.IsValid() {
 			continue // without a route, there is no such address

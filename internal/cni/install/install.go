@@ -148,8 +148,8 @@ func Run(o Options) (written []string, err error) {
 	return written, nil
 }
 
-// Asks returns the socket of the agent that the installed configuration has the plugin ask; "" where
-// there is none of either.
+// Asks returns the socket of the agent that the installed configuration has the plugin ask; ""
+// where there is none of either.
 func Asks(confDir string) string {
 	var conf struct {
 		Plugins []struct{ Agent struct{ Socket string } }
