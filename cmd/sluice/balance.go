@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +26,7 @@ import (
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/health"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/lock"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/source/list"
@@ -101,6 +104,13 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 		return err
 	}
 	defer claim.Release()
+	if o.state != "" {
+		release, err := lockState(o.state)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
 	b, err := newBalancer(cmd.Context(), o, cmd.OutOrStdout(), log)
 	if err != nil {
 		return err
@@ -108,6 +118,19 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 	defer func() { _ = b.close() }()
 	b.agent.Claim = claim
 	return privilege(b.run(cmd.Context()))
+}
+
+// lockState makes this the only balancer that writes a state file: one of another network namespace
+// would write over what this one was told.
+func lockState(state string) (release func(), err error) {
+	release, err = lock.File(filepath.Join(filepath.Dir(state), "."+filepath.Base(state)+".lock"))
+	switch {
+	case errors.Is(err, lock.ErrHeld):
+		return nil, fmt.Errorf("another balancer has the state file %s, as in another network namespace: give each a --state of its own", state)
+	case err != nil: // where nothing can be written, nobody does; the first change says so
+		return func() {}, nil
+	}
+	return release, nil
 }
 
 // balancer is what 'sluice balance' runs.
@@ -176,7 +199,9 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 			want := forwardingSysctls(log, true, true)
 			want["net.netfilter.nf_conntrack_acct"] = "1" // bytes of connections are counted
 			record := sysctl.RecordPath(o.agent.Socket)
-			applySysctls(log, record, want)
+			if err := b.here.Do(func() error { applySysctls(log, record, want); return nil }); err != nil {
+				log.Warn("kernel parameters are not set", "error", err)
+			}
 			f := &forwarding{families: b.agent.Families, record: record, contests: c.Contests, node: c.Node, log: log}
 			go f.keep(ctx, b.here)
 		}

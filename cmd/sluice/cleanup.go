@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -36,12 +35,13 @@ func newCleanupCommand() *cobra.Command {
 	return cmd
 }
 
-// cleanup removes everything that the agent of this socket has left in the kernel and in files.
+// cleanup removes everything that the agent of this network namespace and socket has left in the
+// kernel and in files. What belongs to an agent of another namespace with the same socket stays.
 // What cannot be removed holds up nothing else in the kernel, unless it is another agent's or a
 // privilege is missing: then tunnels and farms are left, too. Kernel parameters stay as they are
 // whenever something is left, as it may need them.
 func cleanup(cmd *cobra.Command, socket string) error {
-	if agent.Alive(socket) {
+	if agent.Alive(socket) && !agent.Elsewhere(socket) {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 	}
 	err := programmed{&modeFlags{record: sysctl.RecordPath(socket)}}.purge(cmd.Context())
@@ -61,11 +61,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
-	key := os.Remove(keyPath(socket))
-	if errors.Is(key, os.ErrNotExist) {
-		key = nil
-	}
-	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), key)
+	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), removeNodeKey(keyPath(socket)))
 }
 
 // wrap says what failed; nil: nothing did.
@@ -87,16 +83,9 @@ func restoreSysctls(w io.Writer, socket string) error {
 
 // removeSocket removes the socket of an agent that was killed.
 func removeSocket(w io.Writer, socket string) error {
-	fi, err := os.Lstat(socket)
-	if errors.Is(err, os.ErrNotExist) || err == nil && fi.Mode().Type() != os.ModeSocket {
-		return nil
+	removed, err := agent.RemoveSocket(socket)
+	if removed {
+		_, _ = fmt.Fprintln(w, "removed:", socket)
 	}
-	if err == nil {
-		err = os.Remove(socket)
-	}
-	if err != nil {
-		return fmt.Errorf("remove socket: %w", err)
-	}
-	_, _ = fmt.Fprintln(w, "removed:", socket)
-	return nil
+	return err
 }

@@ -192,6 +192,9 @@ func installCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o *in
 			}
 		}
 	}
+	if other := install.Asks(o.ConfDir); other != "" && other != o.Socket && agent.Alive(other) {
+		return nil, fmt.Errorf("the CNI plugin in %s is that of the agent on %s, which is at work, as in another network namespace: end it, or give this one folders of its own with --cni-conf-dir and --cni-bin-dir", o.ConfDir, other)
+	}
 	o.PodCIDRs = node.PodCIDRs
 	written, err = install.Run(*o)
 	for _, path := range written {

@@ -20,6 +20,7 @@ import (
 
 	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/cni/install"
 	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
@@ -341,6 +342,33 @@ func TestCNIInstall(t *testing.T) {
 	if len(files) != 3 { // portmap and two other networks
 		t.Errorf("left: %v", files)
 	}
+}
+
+// The agent of another network namespace does not write over the configuration by which pods are
+// attached to the first one's, as long as that one is at work.
+func TestCNIOfAnotherAgent(t *testing.T) {
+	t.Parallel()
+	one, other := world.NewHost(t, "one").NS, world.NewHost(t, "other").NS
+	dir, run := folder(t, map[string]string{"node.yaml": cniNode}), t.TempDir()
+	program := filepath.Join(run, "sluice-cni")
+	if err := os.WriteFile(program, []byte("program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	flags := []string{"--cni", "--cni-plugin", program, "--cni-bin-dir", filepath.Join(run, "bin"), "--cni-conf-dir", run}
+	asks := func(socket string) func() bool { return func() bool { return install.Asks(run) == socket } }
+
+	first, second := filepath.Join(run, "1.sock"), filepath.Join(run, "2.sock")
+	stop := startAgent(t, dir, first, one.Do, flags...)
+	eventually(t, "the plugin is installed", asks(first))
+	log, _ := startAgentLogged(t, dir, second, other.Do, flags...)
+	eventually(t, "the second agent says that the plugin is the first one's", func() bool {
+		return strings.Contains(log.String(), "that of the agent on "+first)
+	})
+	if !asks(first)() {
+		t.Error("the plugin asks another agent")
+	}
+	stop()
+	eventually(t, "the plugin is the second agent's", asks(second))
 }
 
 // An agent with --cni installs the plugin once its node has pod CIDRs, and pods are attached with

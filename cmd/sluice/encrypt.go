@@ -14,58 +14,97 @@ import (
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/source/kubeobj"
 	"sluice.dev/sluice/internal/store"
 )
 
-// keyPath is where the node's private key is: beside the socket, so that the next boot makes
-// another.
+// keyPath names the private keys of nodes: beside the socket, so that the next boot makes others.
+// Each network namespace has a file of its own, see netns.Own.
 func keyPath(socket string) string { return filepath.Join(filepath.Dir(socket), "wireguard.key") }
 
-// nodeKey reads the node's private key, as 'wg genkey' prints it, and makes one where there is
+// nodeKey reads the calling thread's network namespace's private key, and makes one where there is
 // none.
 func nodeKey(path string) (key [32]byte, err error) {
+	own, err := netns.Own(path)
+	if err != nil {
+		return key, fmt.Errorf("read key for WireGuard: %w", err)
+	}
+	if _, err := os.Lstat(own); errors.Is(err, fs.ErrNotExist) {
+		_ = os.Rename(path, own) // releases that had one file for all left it; mostly there is none
+	}
 	if key, err = readKey(path); errors.Is(err, fs.ErrNotExist) {
-		return newNodeKey(path)
+		return newNodeKey(own)
 	}
 	if err != nil {
 		return key, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := os.Chmod(own, 0o600); err != nil {
 		return key, fmt.Errorf("protect key for WireGuard: %w", err)
 	}
 	return key, nil
 }
 
-// readKey reads the node's private key. Where there is none, the error wraps fs.ErrNotExist.
+// readKey reads the calling thread's network namespace's private key. Where there is none, the
+// error wraps fs.ErrNotExist.
 func readKey(path string) (key [32]byte, err error) {
-	text, err := os.ReadFile(path)
+	own, err := netns.Own(path)
 	if err != nil {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
-	decoded, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
-	if err != nil || len(decoded) != len(key) {
-		return key, fmt.Errorf("%s holds no key for WireGuard: remove it, and the node gets another", path)
+	text, err := os.ReadFile(own)
+	if errors.Is(err, fs.ErrNotExist) {
+		own = path
+		text, err = os.ReadFile(own)
 	}
-	return [32]byte(decoded), nil
+	if err != nil {
+		return key, fmt.Errorf("read key for WireGuard: %w", err)
+	}
+	encoded, of, scoped := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	decoded, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil || len(decoded) != len(key) {
+		return key, fmt.Errorf("%s holds no key for WireGuard: remove it, and the node gets another", own)
+	}
+	scope, err := netns.Scope()
+	if err == nil && scoped && of != scope {
+		err = fmt.Errorf("%s is of a network namespace that is gone: %w", own, fs.ErrNotExist)
+	}
+	return [32]byte(decoded), err
 }
 
+// newNodeKey writes a key as 'wg genkey' prints it, and whose it is in the next line.
 func newNodeKey(path string) (key [32]byte, err error) {
 	if key, err = fabric.NewKey(); err != nil {
+		return key, fmt.Errorf("make key for WireGuard: %w", err)
+	}
+	scope, err := netns.Scope()
+	if err != nil {
 		return key, fmt.Errorf("make key for WireGuard: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return key, fmt.Errorf("write key for WireGuard: %w", err)
 	}
 	next := path + ".next" // so that there is never half a key
-	if err = os.WriteFile(next, []byte(base64.StdEncoding.EncodeToString(key[:])+"\n"), 0o600); err == nil {
+	if err = os.WriteFile(next, []byte(base64.StdEncoding.EncodeToString(key[:])+"\n"+scope+"\n"), 0o600); err == nil {
 		err = os.Rename(next, path)
 	}
 	if err != nil {
 		return key, errors.Join(fmt.Errorf("write key for WireGuard: %w", err), os.RemoveAll(next))
 	}
 	return key, nil
+}
+
+// removeNodeKey removes the calling thread's network namespace's private key, if there is one.
+func removeNodeKey(path string) error {
+	own, err := netns.Own(path)
+	if err == nil {
+		err = os.Remove(own)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove key for WireGuard: %w", err)
+	}
+	return nil
 }
 
 // publishKey has this node's Node say its key for WireGuard, or none if it has none.

@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,26 +23,53 @@ func TestNodeKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, 0o644); err != nil { // somebody is careless
+	own, err := netns.Own(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(own, 0o644); err != nil { // somebody is careless
 		t.Fatal(err)
 	}
 	again, err := nodeKey(path)
 	if err != nil || again != key || key == [32]byte{} {
 		t.Errorf("%v, another key: %v", err, again != key)
 	}
-	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+	if fi, err := os.Stat(own); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
 	if left, _ := filepath.Glob(filepath.Dir(path) + "/*"); len(left) != 1 {
 		t.Errorf("files: %q", left)
 	}
-	if err := os.WriteFile(path, []byte("none"), 0o600); err != nil {
+	text, err := os.ReadFile(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	former, _, _ := strings.Cut(string(text), "\n") // as earlier releases had it for all namespaces
+	if err := errors.Join(os.Remove(own), os.WriteFile(path, []byte(former+"\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if planned, err := plannedKey(path, io.Discard); err != nil || planned != key {
+		t.Errorf("%v, another key is planned than an earlier release has left: %v", err, planned != key)
+	}
+	if again, err := nodeKey(path); err != nil || again != key {
+		t.Errorf("%v, another key than an earlier release has left: %v", err, again != key)
+	}
+	if left, _ := filepath.Glob(filepath.Dir(path) + "/*"); !slices.Equal(left, []string{own}) {
+		t.Errorf("files: %q", left)
+	}
+	if err := os.WriteFile(own, []byte(former+"\nof another namespace, which had the inode\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := nodeKey(path); err != nil || again == key {
+		t.Errorf("%v, the key of a namespace that is gone: %v", err, again == key)
+	}
+	if err := os.WriteFile(own, []byte("none"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := nodeKey(path); err == nil || !strings.Contains(err.Error(), "remove it") {
 		t.Errorf("of a file without a key: %v", err)
 	}
-	if _, err := nodeKey(filepath.Join(path, "below")); err == nil {
+	if _, err := nodeKey(filepath.Join(own, "below")); err == nil {
 		t.Error("a key was written below a file")
 	}
 }
@@ -135,7 +164,8 @@ func TestEncrypt(t *testing.T) {
 	if out := ip("link show sluice.wg"); !strings.Contains(out, "mtu 1440") {
 		t.Error(out)
 	}
-	key, err := nodeKey(keyPath(socket))
+	var key [32]byte
+	err := ns.Do(func() (err error) { key, err = nodeKey(keyPath(socket)); return err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +187,7 @@ func TestEncrypt(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(keyPath(socket)); !os.IsNotExist(err) {
-		t.Errorf("cleanup left the key: %v", err)
+	if left, _ := filepath.Glob(keyPath(socket) + "*"); len(left) > 0 {
+		t.Errorf("cleanup left %q", left)
 	}
 }

@@ -88,6 +88,24 @@ func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
 	return source.Join(sink, objects, func(s source.Sink) source.Source { return list.New(f.lists, s, log) })
 }
 
+// readable returns an error where what the flags name cannot be read as it is now. Who starts the
+// program again, as systemd and the kubelet do, waits for it so: an agent that waited itself would
+// look as if it worked. A server that does not answer is another matter, as it comes and goes.
+func (f *nodeFlags) readable() error {
+	if f.kubeFlags.named() {
+		err := f.kubeFlags.api(false).Check()
+		if err != nil && f.kubeconfig != "" {
+			err = fmt.Errorf("%w: make or mend it, or name another with --kubeconfig; nothing is changed in the kernel", err)
+		}
+		return err
+	}
+	_, err := os.ReadDir(f.manifests)
+	if err != nil {
+		return fmt.Errorf("read --manifests: %w: make the folder, or name another; nothing is changed in the kernel", err)
+	}
+	return nil
+}
+
 // prefixes is a flag of CIDRs, repeated or separated by commas.
 type prefixes []netip.Prefix
 

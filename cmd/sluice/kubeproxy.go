@@ -96,17 +96,19 @@ func (s *proxyRole) tell(log *slog.Logger) {
 	}
 }
 
-// tune sets the same parameters of connection tracking as kube-proxy, and the process's OOM score.
-// Failures are only logged: a container may not set the machine's parameters.
+// tune sets the same parameters of connection tracking as kube-proxy. Failures are only logged: a
+// container may not set the machine's parameters.
 func (s *proxyRole) tune(log *slog.Logger, o *runOptions) {
-	if o.setSysctls {
-		cpus, err := kubeproxy.CPUs()
-		if err != nil {
-			log.Warn("the limit of tracked connections stays as it is", "error", err)
-		}
-		buckets, _ := sysctl.Number(sysctl.TrackedBuckets) // 0 if it is not known
-		applySysctls(log, sysctl.RecordPath(o.agent.Socket), s.Conntrack.Sysctls(cpus, buckets))
+	cpus, err := kubeproxy.CPUs()
+	if err != nil {
+		log.Warn("the limit of tracked connections stays as it is", "error", err)
 	}
+	buckets, _ := sysctl.Number(sysctl.TrackedBuckets) // 0 if it is not known
+	applySysctls(log, sysctl.RecordPath(o.agent.Socket), s.Conntrack.Sysctls(cpus, buckets))
+}
+
+// setOOMScore sets the process's OOM score as kube-proxy does; a failure is only logged.
+func (s *proxyRole) setOOMScore(log *slog.Logger) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(s.OOMScoreAdj)), 0); err != nil {
 		log.Info("oomScoreAdj is not set", "value", s.OOMScoreAdj, "error", err)
 	}
@@ -120,8 +122,9 @@ func (s *proxyRole) once(o *runOptions, log *slog.Logger) (done bool, err error)
 	case o.kubeProxy.InitOnly:
 		if o.setSysctls {
 			setSysctls(log, *o)
+			s.tune(log, o)
 		}
-		s.tune(log, o)
+		s.setOOMScore(log)
 		return true, nil
 	}
 	return false, nil

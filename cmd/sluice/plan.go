@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -124,10 +123,8 @@ func (o *planOptions) planObjects(ctx context.Context, warn io.Writer) (agent.Pl
 
 // compileOnce reads all declared objects once, and compiles them for the node.
 func compileOnce(ctx context.Context, node *nodeFlags, config compile.Config) (*compile.Compiler, *store.Store, source.Status, error) {
-	if path := node.kubeconfig; path != "" {
-		if _, err := os.Stat(path); err != nil { // an agent waits for it
-			return nil, nil, source.Status{}, fmt.Errorf("read kubeconfig: %w", err)
-		}
+	if err := node.readable(); err != nil {
+		return nil, nil, source.Status{}, err
 	}
 	objects := store.New()
 	src := node.source(objects, slog.New(slog.DiscardHandler))

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ import (
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/takeover"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/internal/verdict"
 )
@@ -103,6 +105,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return err
 		}
 		proxy.tell(log)
+		proxy.setOOMScore(log)
 	}
 	if err := o.checkObjects(); err != nil {
 		return err
@@ -136,6 +139,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	if o.passwords != "" && !o.compiler.BGP {
 		return cli.Usage(errors.New("--bgp-passwords needs --bgp"))
+	}
+	if err := o.readable(); err != nil {
+		return err
 	}
 	config, err := o.config()
 	if err != nil {
@@ -216,17 +222,27 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
 	c.Claim, c.Obstacles, c.Contests, c.Log = claim, preflight.Obstacles, &contest.Board{}, log
 	var a *agent.Agent
-	c.Prepare = func() {
-		if o.setSysctls {
-			setSysctls(log, o)
+	if o.setSysctls {
+		c.Prepare = func() {
+			set := func() error {
+				setSysctls(log, o)
+				if proxy != nil {
+					proxy.tune(log, &o)
+				}
+				return nil
+			}
+			if err := here.Do(set); err != nil {
+				log.Warn("kernel parameters are not set", "error", err)
+			}
 			if mode.name != userspaceMode { // which passes nothing on
 				f := &forwarding{families: a.Families, record: o.record, contests: c.Contests, node: c.Node, log: log}
 				go f.keep(cmd.Context(), here)
 			}
 		}
-		if proxy != nil {
-			proxy.tune(log, &o)
-		}
+	}
+	c.KubeProxy = func() (runs bool) {
+		err := here.Do(func() (err error) { runs, err = takeover.Running(os.Getpid()); return err })
+		return err == nil && runs
 	}
 	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
@@ -280,7 +296,19 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if cmd.Context().Err() != nil && c.InStep != nil {
 		handOver(programs, claim, here, log)
 	}
+	if err == nil && !objects.Synced() {
+		return neverRead(c.Source.Status())
+	}
 	return privilege(err)
+}
+
+// neverRead is the error of an agent that has been ended before it could read its source once.
+func neverRead(s source.Status) error {
+	err := fmt.Errorf("%s could never be read; nothing was changed in the kernel", s.Where)
+	for _, i := range s.Issues {
+		err = fmt.Errorf("%w: %s", err, i)
+	}
+	return err
 }
 
 // reporter starts what reports faults to the API, and returns who takes them; nil: nobody.

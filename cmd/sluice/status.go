@@ -33,6 +33,9 @@ func statusTable(w io.Writer, s agent.Status) {
 	for i, p := range s.Problems {
 		row([]string{"state", ""}[min(i, 1)], "PROBLEM: %s", p)
 	}
+	for i, note := range s.Notes {
+		row([]string{"note", ""}[min(i, 1)], "%s", note)
+	}
 	row("node", "%s", s.Node)
 	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(seconds(s.UptimeSeconds)))
 	if s.Mode != "" {

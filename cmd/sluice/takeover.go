@@ -61,6 +61,9 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		}
 		o.Node = name
 	}
+	if agent.Elsewhere(o.Socket) {
+		return fmt.Errorf("the agent on %s works in another network namespace: name the socket of this one's with --socket", o.Socket)
+	}
 	kernel := programmed{&modeFlags{record: sysctl.RecordPath(o.Socket)}}
 	o.Kernel, o.Out = kernel, cmd.OutOrStdout()
 	o.Sync = func(ctx context.Context) error {

@@ -109,6 +109,10 @@ type Config struct {
 	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.
 	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
 
+	// KubeProxy, if set, reports whether kube-proxy runs beside the agent, as during a take-over.
+	// It takes long.
+	KubeProxy func() bool
+
 	// Report, if set, gets all faults in objects, twice a second. It must neither block nor change
 	// them.
 	Report func([]model.Issue)
@@ -126,7 +130,8 @@ type Config struct {
 	// after Run.
 	Claim *Claim
 
-	// Prepare, if set, is called once, before anything is programmed.
+	// Prepare, if set, is called once, before anything is programmed, and not before all is known
+	// that programming needs: an agent that can read nothing changes nothing.
 	Prepare func()
 	// InStep, if set, is called once, in a goroutine of its own, as soon as the kernel has all that
 	// the sources have, and they lack nothing. It returns when ctx ends.
@@ -194,6 +199,7 @@ func New(c Config) *Agent {
 	}}
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
+	a.checks.proxy = c.KubeProxy
 	for _, d := range c.Accelerators {
 		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
 	}
@@ -245,9 +251,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.checks.close()
-	if a.Prepare != nil {
-		a.Prepare()
-	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range servers {
 		group.Go(func() error { a.serve(ctx, s); return nil })

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"strings"
+	"time"
 )
 
 // Claimed reports whether an agent has claimed the network namespace of the calling thread,
@@ -21,4 +23,29 @@ func Claimed() (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// Elsewhere reports whether the agent that has the socket open works in another network namespace
+// than the calling thread's: a path is the same in all of them. False where that cannot be told, as
+// of a process in another container.
+func Elsewhere(socket string) bool {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return false
+	}
+	who, err := peer(conn)
+	_ = conn.Close()
+	if err != nil {
+		return false
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", who.Pid))
+	if err != nil {
+		return false
+	}
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil || here == theirs {
+		return false
+	}
+	claimed, err := Claimed() // a process may have threads in several
+	return err == nil && !claimed
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -10,6 +11,8 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
+	"time"
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/connlimit"
@@ -24,10 +27,16 @@ type healthChecks struct {
 	conns    *connlimit.Limit // of all servers together
 	maxPorts int              // open at the same time
 	sockets  sockets
+	proxy    func() bool // whether kube-proxy runs, which has such ports, too; nil: it does not
 
 	mu      sync.Mutex
 	servers map[model.Name]*healthCheck
+	beside  bool      // kube-proxy ran
+	looked  time.Time // when that was
 }
+
+// proxyInterval is the time between two looks at whether kube-proxy runs, while it may.
+const proxyInterval = 10 * time.Second
 
 // healthCheck is one service's server; server is nil while its port cannot be opened.
 type healthCheck struct {
@@ -98,13 +107,41 @@ func (h *healthChecks) open() {
 	}
 }
 
+// kubeProxys reports whether a port that another process has is likely to be kube-proxy's: until it
+// is stopped, it has all of them.
+func (h *healthChecks) kubeProxys(c *healthCheck) bool {
+	if h.proxy == nil || !errors.Is(c.err, syscall.EADDRINUSE) {
+		return false
+	}
+	if time.Since(h.looked) > proxyInterval {
+		h.beside, h.looked = h.proxy(), time.Now()
+	}
+	return h.beside
+}
+
+// notes says which ports kube-proxy still has.
+func (h *healthChecks) notes() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var theirs []string
+	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
+		if c := h.servers[name]; h.kubeProxys(c) {
+			theirs = append(theirs, fmt.Sprintf("%d of %s", c.want.Port, name))
+		}
+	}
+	if len(theirs) == 0 {
+		return nil
+	}
+	return []string{"kube-proxy runs on this node and has the health check node ports of Services (" + model.FirstFew(theirs, 3) + "): the agent serves them half a second after it has ended"}
+}
+
 // issues names the services whose port cannot be opened, sorted by name.
 func (h *healthChecks) issues() []model.Issue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var issues []model.Issue
 	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
-		if c := h.servers[name]; c.err != nil {
+		if c := h.servers[name]; c.err != nil && !h.kubeProxys(c) {
 			issues = append(issues, model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
 				fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Port, c.err)))
 		}

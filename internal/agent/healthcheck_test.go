@@ -113,6 +113,38 @@ func TestHealthCheckMovesAndGoes(t *testing.T) {
 	}
 }
 
+// While kube-proxy runs, that it has a port is no fault of the Service; otherwise it is. Once the
+// port is free, it is served.
+func TestHealthCheckPortOfKubeProxy(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(l.Addr().(*net.TCPAddr).Port)
+	for _, runs := range []bool{true, false} {
+		h, _ := newChecks(t)
+		h.proxy = func() bool { return runs }
+		h.apply(want("web", port, 1))
+		notes := strings.Join(h.notes(), "\n")
+		if strings.Contains(notes, fmt.Sprintf("%d of shop/web", port)) != runs || (len(h.issues()) == 0) != runs {
+			t.Errorf("kube-proxy runs: %t, notes %q, issues %v", runs, notes, h.issues())
+		}
+		h.close()
+	}
+	h, _ := newChecks(t)
+	h.proxy = func() bool { return true }
+	h.apply(want("web", port, 1))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if h.retry(); len(h.notes()) > 0 || len(h.issues()) > 0 {
+		t.Errorf("the port is free: %q, %v", h.notes(), h.issues())
+	}
+	if code, _, _ := ask(t, "127.0.0.1", port); code != http.StatusOK {
+		t.Errorf("the port answers %d", code)
+	}
+}
+
 func TestHealthChecksSwapPorts(t *testing.T) {
 	h, _ := newChecks(t)
 	a, b := freePort(t), freePort(t)

@@ -20,12 +20,13 @@ import (
 // loop is the goroutine that owns the driver.
 type loop struct {
 	*Agent
-	kernel *reconcile.Reconciler
-	linked bool        // the compiler knows the node's interfaces, or needs none
-	rooted bool        // and its underlay
-	retry  *time.Timer // of what failed
-	audit  *time.Timer // the next one
-	more   wake.Signal // set if services or policies wait for their slice
+	kernel   *reconcile.Reconciler
+	prepared bool        // Prepare has been called
+	linked   bool        // the compiler knows the node's interfaces, or needs none
+	rooted   bool        // and its underlay
+	retry    *time.Timer // of what failed
+	audit    *time.Timer // the next one
+	more     wake.Signal // set if services or policies wait for their slice
 
 	routes   map[model.LinkRoute]bool // of the node
 	rerouted map[int]*rerouting       // by the pod's interface
@@ -206,6 +207,10 @@ func (l *loop) watch(ctx context.Context) {
 func (l *loop) attempt(ctx context.Context) {
 	if !l.ready() {
 		return
+	}
+	if l.Prepare != nil && !l.prepared {
+		l.prepared = true
+		l.Prepare()
 	}
 	l.health.queued(time.Now())
 	l.checkSource()

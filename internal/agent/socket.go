@@ -89,6 +89,24 @@ func bind(path string) (net.Listener, error) {
 	return l, nil
 }
 
+// RemoveSocket removes the socket of an agent that was killed, and reports whether there was one.
+// That of an agent at work stays.
+func RemoveSocket(path string) (removed bool, err error) {
+	if fi, err := os.Lstat(path); err != nil || fi.Mode().Type() != os.ModeSocket {
+		return false, nil
+	}
+	unlock, err := lock(filepath.Dir(path)) // or an agent that starts meanwhile would lose its own
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	if Alive(path) {
+		return false, nil
+	}
+	err = removeSocket(path)
+	return err == nil, err
+}
+
 // removeSocket removes a dead socket, and never a file of another type.
 func removeSocket(path string) error {
 	fi, err := os.Lstat(path)

@@ -21,6 +21,8 @@ import (
 type Status struct {
 	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
 	Problems []string `json:"problems"` // why not, for people
+	// Notes say what is as it has to be for the time being, as while kube-proxy still runs.
+	Notes []string `json:"notes,omitempty"`
 
 	Node          string    `json:"node"`
 	Version       string    `json:"version"`
@@ -142,7 +144,7 @@ func (a *Agent) Status() Status {
 		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
-		Unserved: unserved,
+		Unserved: unserved, Notes: a.checks.notes(),
 	}
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]

@@ -4,6 +4,7 @@ package lock
 import (
 	"errors"
 	"net"
+	"os"
 	"syscall"
 	"time"
 )
@@ -27,6 +28,25 @@ func Take(name string) (release func(), err error) {
 			return nil, err
 		case time.Now().After(end):
 			return nil, ErrHeld
+		}
+	}
+}
+
+// File takes the lock of a file, which it makes where there is none, whatever the network
+// namespace. The lock goes with its holder; the file stays.
+func File(path string) (release func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(giveBack); ; time.Sleep(giveBack / 100) {
+		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
+		case err == nil:
+			return func() { _ = f.Close() }, nil
+		case !errors.Is(err, syscall.EWOULDBLOCK):
+			return nil, errors.Join(err, f.Close())
+		case time.Now().After(end):
+			return nil, errors.Join(ErrHeld, f.Close())
 		}
 	}
 }

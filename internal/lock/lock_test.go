@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,5 +42,26 @@ func TestTake(t *testing.T) {
 			t.Fatalf("%d: %v", i, err)
 		}
 		release()
+	}
+}
+
+// A file's lock has one holder, too, and the next has it once it is given back.
+func TestFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "lock")
+	release, err := File(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := File(path); !errors.Is(err, ErrHeld) {
+		t.Errorf("taken twice: %v", err)
+	}
+	release()
+	if release, err = File(path); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if _, err := File(filepath.Join(path, "below")); err == nil || errors.Is(err, ErrHeld) {
+		t.Errorf("of no folder: %v", err)
 	}
 }

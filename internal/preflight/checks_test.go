@@ -185,6 +185,9 @@ func TestChecks(t *testing.T) {
 		}, "pod network", Warn, "kube-router (chain ip filter KUBE-ROUTER-INPUT)", "--run-firewall=false"},
 		{"kube-router, policy left to it", func(f *Facts) { f.Devices = []string{"kube-bridge"} }, "pod network", Warn, "kube-router", "--run-service-proxy=false"},
 		{"taken ports", func(f *Facts) { f.Taken = []string{"127.0.0.1:10249"} }, "ports", Warn, "listens on 127.0.0.1:10249", "--metrics-address"},
+		{"kube-proxy has them", func(f *Facts) {
+			f.Taken, f.Chains = []string{"127.0.0.1:10249", "127.0.0.1:10256"}, []Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}}
+		}, "ports", OK, "kube-proxy has 127.0.0.1:10249 and 127.0.0.1:10256: the agent serves", ""},
 		{"an old kube-proxy", func(f *Facts) { f.Taken, f.NoLivez = []string{"127.0.0.1:10256"}, true }, "ports", Warn, "no /livez, as kube-proxy before 1.28", "healthzAddress=:10266"},
 		{"memory limit", func(f *Facts) { f.Memory = Memory{Limit: 128 << 20, Where: "memory.max"} }, "memory", Warn, "128 MiB at the most (memory.max)", "no memory limit"},
 		{"generous memory limit", func(f *Facts) { f.Memory = Memory{Limit: 4 << 30, Where: "memory.max"} }, "memory", OK, "4096 MiB", ""},

@@ -142,10 +142,8 @@ func mixed(f *Facts) []Result {
 		"have all programs use one (update-alternatives --config iptables), and look at the other's with iptables-legacy-save or iptables-nft-save")
 }
 
-// otherProxies finds another program that translates service addresses.
-func otherProxies(f *Facts) []Result {
-	const name = "other proxies"
-	var seen []string
+// kubeProxy says by what it is seen that kube-proxy is on the node, or was.
+func kubeProxy(f *Facts) (seen []string) {
 	if slices.Contains(f.Processes, kubeProxyProcess) {
 		seen = append(seen, "kube-proxy runs")
 	}
@@ -156,6 +154,13 @@ func otherProxies(f *Facts) []Result {
 	if slices.ContainsFunc(f.Chains, func(c Chain) bool { return c.Table == "kube-proxy" }) {
 		seen = append(seen, "kube-proxy's nftables rules (table kube-proxy)")
 	}
+	return seen
+}
+
+// otherProxies finds another program that translates service addresses.
+func otherProxies(f *Facts) []Result {
+	const name = "other proxies"
+	seen := kubeProxy(f)
 	if f.IPVS > 0 {
 		seen = append(seen, model.Count(f.IPVS, "IPVS service"))
 	}

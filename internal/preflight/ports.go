@@ -70,8 +70,12 @@ func ports(f *Facts) []Result {
 	case len(f.Taken) == 0:
 		return one(name, OK, strings.Join(addresses, " and ")+" are free", "")
 	}
-	results := one(name, Warn, "another program listens on "+strings.Join(f.Taken, " and ")+": the agent works, but serves metrics or health there only once it is free",
-		"stop that program (kube-proxy listens there), or choose others with --metrics-address and --healthz-address")
+	where := strings.Join(f.Taken, " and ")
+	results := one(name, OK, "kube-proxy has "+where+": the agent serves metrics and health there once it has ended", "")
+	if len(kubeProxy(f)) == 0 {
+		results = one(name, Warn, "another program listens on "+where+": the agent works, but serves metrics or health there only once it is free",
+			"stop that program (kube-proxy listens there), or choose others with --metrics-address and --healthz-address")
+	}
 	if f.NoLivez {
 		results = append(results, Result{name, Warn, "what listens on " + health + " has no /livez, as kube-proxy before 1.28: probes of the agent's pod, which ask there, would make the kubelet restart it again and again",
 			"install Sluice with healthzAddress=:10266 until that program has gone"})

@@ -1,8 +1,10 @@
 // Package sysctl sets the kernel parameters that the agent needs in its network namespace, records
 // their former values, and restores them.
 //
-// The record is a small file beside the agent's socket. The next boot removes the file and resets
-// the parameters, so the record cannot become stale.
+// The record is a small file beside the agent's socket, one for each network namespace: only that
+// namespace reads, writes or removes it. The next boot removes the files and resets the parameters.
+// A namespace that ends before leaves its file to the next that gets its inode, so that there are
+// never more files than there were namespaces at one time.
 package sysctl
 
 import (
@@ -17,7 +19,7 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
+	"sluice.dev/sluice/internal/netns"
 )
 
 // ErrNotNoted is wrapped where parameters were set whose former values could not be noted.
@@ -54,13 +56,13 @@ func Number(key string) (int, error) {
 }
 
 // Set gives each parameter of want its value in the calling thread's network namespace and notes
-// the former values in the file record before it does. It returns what it changed now, sorted by
-// key; a value that is already right is neither changed nor noted. The first former value is kept
-// over later calls and restarts. One parameter's failure does not keep the others from being set,
-// nor does a record that cannot be read or written, as on a full disk: Restore does not know those
-// values then, and the error, which wraps ErrNotNoted, says so.
+// the former values in the record of that namespace before it does. It returns what it changed now,
+// sorted by key; a value that is already right is neither changed nor noted. The first former value
+// is kept over later calls and restarts. One parameter's failure does not keep the others from
+// being set, nor does a record that cannot be read or written, as on a full disk: Restore does not
+// know those values then, and the error, which wraps ErrNotNoted, says so.
 //
-// The caller must be the only one to use record.
+// The caller must be the only one of its network namespace to use record.
 func Set(record string, want map[string]string) ([]Change, error) {
 	old, noted := List(record) // nil: they are, or can be
 	var changes []Change
@@ -95,35 +97,48 @@ func Set(record string, want map[string]string) ([]Change, error) {
 	return done, errors.Join(errs...)
 }
 
-// List returns what the record holds, sorted by key. There is nothing in a
-// record that does not exist, nor in one from another boot or network namespace.
+// List returns what the record of the calling thread's network namespace holds, sorted by key;
+// nothing where it has none.
 func List(record string) ([]Change, error) {
-	b, err := os.ReadFile(record)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+	changes, _, err := read(record)
+	return changes, err
+}
+
+// read returns what is noted, and the files that hold it: the namespace's own, or the one of
+// releases that had one for all namespaces, or both. Its own counts.
+func read(record string) (changes []Change, files []string, err error) {
+	own, err := netns.Own(record)
 	if err != nil {
-		return nil, fmt.Errorf("read record of sysctls: %w", err)
+		return nil, nil, fmt.Errorf("read record of sysctls: %w", err)
 	}
-	var f file
-	if err := json.Unmarshal(b, &f); err != nil {
-		return nil, fmt.Errorf("parse record of sysctls %s: %w", record, err)
-	}
-	where, err := scope()
+	scope, err := netns.Scope()
 	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("read record of sysctls: %w", err)
 	}
-	if f.Scope != where {
-		return nil, nil
+	for _, path := range []string{record, own} {
+		b, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("read record of sysctls: %w", err)
+		}
+		var f file
+		if err := json.Unmarshal(b, &f); err != nil {
+			return nil, nil, fmt.Errorf("parse record of sysctls %s: %w", path, err)
+		}
+		if f.Scope == scope {
+			changes, files = f.Changes, append(files, path)
+		}
 	}
-	return f.Changes, nil
+	return changes, files, nil
 }
 
 // Restore gives each parameter in the record its former value, unless someone
 // else has changed it since, and removes the record. It returns what it put back.
 // After an error the record stays, so that Restore can be tried again.
 func Restore(record string) ([]Change, error) {
-	noted, err := List(record)
+	noted, files, err := read(record)
 	if err != nil {
 		return nil, err
 	}
@@ -146,52 +161,18 @@ func Restore(record string) ([]Change, error) {
 	if len(errs) > 0 {
 		return done, errors.Join(errs...)
 	}
-	if err := os.Remove(record); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return done, fmt.Errorf("remove record of sysctls: %w", err)
+	for _, path := range files {
+		if err := os.Remove(path); err != nil {
+			return done, fmt.Errorf("remove record of sysctls: %w", err)
+		}
 	}
 	return done, nil
 }
 
 // file is the record's form.
 type file struct {
-	Scope   string   `json:"scope"` // see scope
+	Scope   string   `json:"scope"` // netns.Scope
 	Changes []Change `json:"changes"`
-}
-
-// scope names this boot and the calling thread's network namespace: a record
-// from any other says nothing about the parameters seen here.
-func scope() (string, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read boot id: %w", err)
-	}
-	ns, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		return "", fmt.Errorf("read network namespace: %w", err)
-	}
-	cookie, err := cookie()
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s %s %d", strings.TrimSpace(string(boot)), ns, cookie), nil
-}
-
-// cookie is the number that the kernel gives the calling thread's network namespace once in a boot;
-// the inode of one that is gone is given anew. It is 0 before Linux 5.14.
-func cookie() (n uint64, err error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("open socket: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Close(fd)) }()
-	n, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if errors.Is(err, unix.ENOPROTOOPT) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read network namespace's cookie: %w", err)
-	}
-	return n, nil
 }
 
 // merge adds changes to those noted before: the first former value and the last
@@ -214,23 +195,27 @@ func merge(old, changes []Change) []Change {
 
 // save writes the record whole or not at all.
 func save(record string, changes []Change) error {
-	where, err := scope()
+	own, err := netns.Own(record)
 	if err != nil {
 		return err
 	}
-	b, err := json.MarshalIndent(file{Scope: where, Changes: changes}, "", "  ")
+	scope, err := netns.Scope()
+	if err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(file{Scope: scope, Changes: changes}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode record of sysctls: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(record), 0o755); err != nil {
 		return fmt.Errorf("write record of sysctls: %w", err)
 	}
-	next := record + ".new"
+	next := own + ".new"
 	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
 		_ = os.Remove(next) // half of it may be there
 		return fmt.Errorf("write record of sysctls: %w", err)
 	}
-	if err := os.Rename(next, record); err != nil {
+	if err := os.Rename(next, own); err != nil {
 		return errors.Join(fmt.Errorf("write record of sysctls: %w", err), os.Remove(next))
 	}
 	return nil
@@ -258,5 +243,5 @@ var swap = strings.NewReplacer(".", "/", "/", ".")
 
 func normal(value string) string { return strings.Join(strings.Fields(value), " ") }
 
-// RecordPath is where the agent that is reached on socket keeps its record.
+// RecordPath names the records of agents that are reached on socket.
 func RecordPath(socket string) string { return socket + ".sysctls.json" }

@@ -77,8 +77,8 @@ func TestSetAndRestore(t *testing.T) {
 		same(t, "Restore", got, err, sysctl.Change{Key: forward, Was: "1", Now: "0"}, sysctl.Change{Key: sysctl.Forward6, Was: "1", Now: "0"})
 		want(t, forward, "0")
 		want(t, sysctl.Forward6, "0")
-		if _, err := os.Stat(record); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the record is still there: %v", err)
+		if left := files(t, record); len(left) > 0 {
+			t.Errorf("the record is still there: %v", left)
 		}
 		got, err = sysctl.Restore(record)
 		same(t, "Restore without a record", got, err)
@@ -123,8 +123,8 @@ func TestWhatIsRightAlreadyIsNotNoted(t *testing.T) {
 		put(t, forward, "1")
 		got, err := sysctl.Set(record, map[string]string{forward: "1"})
 		same(t, "Set", got, err)
-		if _, err := os.Stat(record); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("a record of nothing was written: %v", err)
+		if left := files(t, record); len(left) > 0 {
+			t.Errorf("a record of nothing was written: %v", left)
 		}
 	})
 }
@@ -141,50 +141,108 @@ func TestOneFailureLeavesTheRest(t *testing.T) {
 	})
 }
 
-func TestRecordOfAnotherNamespaceIsPassedOver(t *testing.T) {
-	record := filepath.Join(t.TempDir(), "sysctls.json")
-	inNamespace(t, func(*world.Host) {
-		if _, err := sysctl.Set(record, map[string]string{forward: "1"}); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Run("other", func(t *testing.T) {
-		inNamespace(t, func(*world.Host) {
-			put(t, forward, "1") // by its own owner, who wants to keep it
-			got, err := sysctl.List(record)
-			same(t, "List", got, err)
-			got, err = sysctl.Restore(record)
-			same(t, "Restore", got, err)
-			want(t, forward, "1")
+// Agents of two namespaces that have the same run directory each have their own record, and so do
+// commands in both. An earlier release had one file for all.
+func TestEachNamespaceHasItsRecord(t *testing.T) {
+	for name, former := range map[string]bool{"own files": false, "a file of an earlier release": true} {
+		t.Run(name, func(t *testing.T) {
+			record := filepath.Join(t.TempDir(), "sysctls.json")
+			one, other := world.NewHost(t, "one"), world.NewHost(t, "other")
+			in := func(h *world.Host, f func()) { h.In(func() error { f(); return nil }) }
+			four := sysctl.Change{Key: forward, Was: "0", Now: "1"}
+			in(one, func() {
+				_, err := sysctl.Set(record, map[string]string{forward: "1"})
+				if err == nil && former {
+					err = os.Rename(files(t, record)[0], record)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			in(other, func() {
+				put(t, forward, "1") // by its own owner, who wants to keep it
+				got, err := sysctl.List(record)
+				same(t, "List", got, err)
+				got, err = sysctl.Restore(record)
+				same(t, "Restore", got, err)
+				want(t, forward, "1")
+				got, err = sysctl.Set(record, map[string]string{"net.ipv4.ip_default_ttl": "70"})
+				same(t, "Set", got, err, sysctl.Change{Key: "net.ipv4.ip_default_ttl", Was: "64", Now: "70"})
+			})
+			in(one, func() {
+				got, err := sysctl.List(record)
+				same(t, "List", got, err, four)
+				got, err = sysctl.Set(record, map[string]string{sysctl.Forward6: "1"})
+				same(t, "Set", got, err, sysctl.Change{Key: sysctl.Forward6, Was: "0", Now: "1"})
+				if _, err := sysctl.Restore(record); err != nil {
+					t.Error(err)
+				}
+				want(t, forward, "0")
+				want(t, sysctl.Forward6, "0")
+				got, err = sysctl.List(record)
+				same(t, "List of what was restored", got, err)
+			})
+			in(other, func() {
+				if _, err := sysctl.Restore(record); err != nil {
+					t.Error(err)
+				}
+				want(t, "net.ipv4.ip_default_ttl", "64")
+				want(t, forward, "1")
+			})
+			if left := files(t, record); len(left) > 0 {
+				t.Errorf("files are left: %v", left)
+			}
 		})
-	})
+	}
 }
 
-// The kernel gives the inode of a network namespace that is gone to one of the next.
+// files are those of the record, whichever namespace's.
+func files(t *testing.T, record string) []string {
+	t.Helper()
+	all, err := filepath.Glob(record + "*")
+	if err != nil {
+		t.Error(err)
+	}
+	return all
+}
+
+// The kernel gives the inode of a network namespace that is gone to one of the next, which has
+// nothing to do with the record, but takes its place.
 func TestRecordOfANamespaceThatIsGoneIsPassedOver(t *testing.T) {
 	record := filepath.Join(t.TempDir(), "sysctls.json")
-	gone := ""
 	inNamespace(t, func(*world.Host) {
-		gone = inode(t)
 		if _, err := sysctl.Set(record, map[string]string{forward: "1"}); err != nil {
 			t.Error(err)
 		}
-	})
-	inNamespace(t, func(*world.Host) {
-		b, err := os.ReadFile(record)
-		if err != nil {
-			t.Error(err)
-		}
-		again := strings.ReplaceAll(string(b), gone, inode(t)) // as if this one had been given the same
-		if err := os.WriteFile(record, []byte(again), 0o600); err != nil {
-			t.Error(err)
-		}
-		put(t, forward, "1") // by its own owner, who wants to keep it
-		got, err := sysctl.List(record)
-		same(t, "List", got, err)
-		got, err = sysctl.Restore(record)
-		same(t, "Restore", got, err)
-		want(t, forward, "1")
+		gone, name := files(t, record)[0], inode(t)
+		t.Run("next", func(t *testing.T) {
+			inNamespace(t, func(*world.Host) { // as if this one had been given the same inode
+				b, err := os.ReadFile(gone)
+				if err != nil {
+					t.Error(err)
+				}
+				number := func(name string) string { return strings.Trim(name, "net:[]") }
+				own := strings.Replace(gone, number(name), number(inode(t)), 1)
+				if err := os.WriteFile(own, []byte(strings.ReplaceAll(string(b), name, inode(t))), 0o600); err != nil {
+					t.Error(err)
+				}
+				put(t, forward, "1") // by its own owner, who wants to keep it
+				got, err := sysctl.List(record)
+				same(t, "List", got, err)
+				got, err = sysctl.Restore(record)
+				same(t, "Restore", got, err)
+				want(t, forward, "1")
+				before := len(files(t, record))
+				if _, err := sysctl.Set(record, map[string]string{"net.ipv4.ip_default_ttl": "70"}); err != nil {
+					t.Error(err)
+				}
+				got, err = sysctl.List(record)
+				same(t, "List", got, err, sysctl.Change{Key: "net.ipv4.ip_default_ttl", Was: "64", Now: "70"})
+				if now := files(t, record); len(now) != before {
+					t.Errorf("there are more files: %v", now)
+				}
+			})
+		})
 	})
 }
 

@@ -2,6 +2,7 @@ package takeover_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -246,7 +247,7 @@ func (c *cluster) startAgent(flags ...string) *daemon {
 		"--cluster-cidr", clusterCIDR, "--service-cidr", serviceCIDR, "--metrics-address", "", "--healthz-address", ""}, flags...)...)
 	eventually(c.t, "agent", func() string {
 		out, err := c.runOnNode(c.sluice, "sync", "--socket", c.socket())
-		if err != nil && !strings.Contains(out, "at fault") { // the health check's node port is still kube-proxy's
+		if err != nil {
 			return out
 		}
 		return ""
@@ -276,6 +277,13 @@ func (c *cluster) startProxy(mode, backend string) *daemon {
 // takeover runs the command; the error is that of its exit status.
 func (c *cluster) takeover(args ...string) (string, error) {
 	return c.runOnNode(c.sluice, append([]string{"takeover", "--socket", c.socket(), "--node", nodeName}, args...)...)
+}
+
+// giveUp is the argument by which the command that printed out goes on.
+func giveUp(out string) string {
+	_, list, _ := strings.Cut(out, "of the node: --give-up ")
+	list, _, _ = strings.Cut(list, "\n")
+	return "--give-up=" + cmp.Or(list, "127.0.0.0/8")
 }
 
 // objects are the cluster's: a service of every kind, on two pods.

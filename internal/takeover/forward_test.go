@@ -26,7 +26,7 @@ func TestForwardEnds(t *testing.T) {
 				t.Parallel()
 				from := takeFromIPTables(t, backend, text)
 				out, err := from(Options{Sync: notInStep, DryRun: true})
-				if told := strings.Contains(out, "before the agent starts"); told != c.stops || !errors.Is(err, ErrStopped) {
+				if told := strings.Contains(out, "before the agent starts"); told != c.stops || errors.Is(err, ErrStopped) != c.stops || !strings.Contains(out, "no agent answers") || !strings.Contains(out, "would   remove") {
 					t.Errorf("without an agent: %v\n%s", err, out)
 				}
 				out, err = from(Options{})

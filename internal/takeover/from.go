@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/sysctl"
@@ -47,6 +48,17 @@ func (o *Options) nothingFrom() error {
 
 func (o *Options) agentReady(ctx context.Context) error { return o.agentProgrammed(ctx, 0) }
 
+// agentReadyIfThere does without an agent that does not run.
+func (o *Options) agentReadyIfThere(ctx context.Context) error {
+	err := o.Sync(ctx)
+	if _, alive := peer(o.Socket); err == nil || alive || o.Minor(err) {
+		return o.agentReady(ctx)
+	}
+	o.agentless = true
+	o.note("no agent answers on %s: only what kube-proxy has is looked at; start the agent beside it before the take-over", o.Socket)
+	return nil
+}
+
 // agentStillReady asks again, as the agent may have ended meanwhile. The ports of kube-proxy are
 // free now, so the agent gets some time to listen on them.
 func (o *Options) agentStillReady(ctx context.Context) error {
@@ -81,38 +93,88 @@ func (o *Options) agentProgrammed(ctx context.Context, patience time.Duration) e
 
 // coversProxy compares what both serve.
 func (o *Options) coversProxy(ctx context.Context) error {
-	var claims, ours int
-	var lacks []string
-	compare := func() (string, error) {
-		parts, frontends, host, err := o.both(ctx)
-		if err != nil {
+	var c comparison
+	compare := func() (_ string, err error) {
+		if c, err = o.compare(ctx); err != nil || o.agentless { // then nobody is at work on it
 			return "", err
 		}
-		localnet, err := sysctl.Read("net.ipv4.conf.all.route_localnet")
-		if err != nil {
-			return "", err
-		}
-		theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool {
-			return (host[c.Key.Addr] || c.Key.Addr.IsLoopback()) && model.Within(c.Key.Addr, o.GiveUp)
-		})
-		claims, ours, lacks = len(theirs), len(frontends), missing(theirs, frontends, host)
-		lacks = append(lacks, o.unserved(elsewhere(theirs, frontends, host, localnet == "1"))...)
-		for _, p := range parts {
-			lacks = append(lacks, p.losses...)
-		}
-		return strings.Join(lacks, "\n"), nil
+		return strings.Join(c.lacks, "\n"), nil
 	}
 	// One program may have seen a change that the other has not.
 	if err := o.settle(ctx, compare); err != nil {
 		return err
 	}
-	if err := o.differ(lacks); err != nil {
+	if err := o.differ(c.lacks, c.giveUp...); err != nil {
 		return err
 	}
-	if len(lacks) == 0 {
-		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(claims), ours)
+	switch {
+	case o.agentless:
+		o.note("kube-proxy serves %s; whether the agent would serve each is not known before it runs", places(c.theirs))
+	case len(c.lacks) == 0:
+		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(c.theirs), c.ours)
 	}
 	return nil
+}
+
+// comparison is what kube-proxy serves against what the agent does.
+type comparison struct {
+	theirs, ours int          // addresses and ports
+	lacks        []string     // what only kube-proxy does
+	giveUp       []netip.Addr // of the node, that would have to be given up
+}
+
+func (o *Options) compare(ctx context.Context) (c comparison, err error) {
+	parts, ours, host, err := o.both(ctx)
+	if err != nil {
+		return c, err
+	}
+	localnet, err := sysctl.Read("net.ipv4.conf.all.route_localnet")
+	if err != nil {
+		return c, err
+	}
+	givenUp := func(a netip.Addr) bool { return model.Within(a, o.GiveUp) }
+	ofNode := func(c Claim) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
+	theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool { return ofNode(c) && givenUp(c.Key.Addr) })
+	c.theirs, c.ours = len(theirs), len(ours)
+	compared := theirs
+	if o.agentless = o.agentless && len(ours) == 0; o.agentless {
+		ours = likely(theirs)
+		compared = slices.DeleteFunc(slices.Clone(theirs), func(c Claim) bool { return !ofNode(c) })
+	}
+	c.giveUp = slices.DeleteFunc(elsewhere(theirs, ours, host, localnet == "1"), givenUp)
+	c.lacks = append(missing(compared, ours, host), unserved(c.giveUp)...)
+	for _, p := range parts {
+		c.lacks = append(c.lacks, p.losses...)
+	}
+	for _, claim := range compared {
+		if _, there := ours[claim.Key]; ofNode(claim) && !there {
+			c.giveUp = append(c.giveUp, claim.Key.Addr)
+		}
+	}
+	slices.SortFunc(c.giveUp, netip.Addr.Compare)
+	c.giveUp = slices.Compact(c.giveUp)
+	return c, nil
+}
+
+// likely are claims on those addresses of the node on which the agent serves node ports unless it
+// is told otherwise, as far as that can be told without one: the first of each family is mostly the
+// one that packets leave by.
+func likely(claims []Claim) map[state.FrontendKey]bool {
+	served := map[state.FrontendKey]bool{}
+	// Nobody has a route of its own for addresses of documentation.
+	for _, far := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
+		way, err := link.Here.Route(far)
+		if err != nil || !way.Source.IsValid() {
+			continue // without a route, there is no such address
+		}
+		served[state.FrontendKey{Addr: way.Source}] = true
+		for _, c := range claims {
+			if c.Key.Addr == way.Source {
+				served[c.Key] = c.Served
+			}
+		}
+	}
+	return served
 }
 
 // both finds what kube-proxy and the agent have programmed, and the addresses on which node ports
@@ -129,8 +191,7 @@ func (o *Options) both(ctx context.Context) (theirs []part, ours map[state.Front
 }
 
 // unserved says what happens to node ports on addresses where the agent serves none.
-func (o *Options) unserved(addrs []netip.Addr) []string {
-	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return model.Within(a, o.GiveUp) })
+func unserved(addrs []netip.Addr) []string {
 	if len(addrs) == 0 {
 		return nil
 	}

@@ -52,6 +52,23 @@ func TestNodePortsElsewhereStop(t *testing.T) {
 				if errors.Is(err, ErrStopped) != (c.differs != "") || !strings.Contains(out, c.differs) || strings.Contains(out, "differs") != (c.differs != "") {
 					t.Errorf("%v\n%s", err, out)
 				}
+				// The same is told before there is an agent, and what is to be given up in one argument.
+				without := Options{Sync: notInStep, GiveUp: c.give, DryRun: true}
+				out, err = fromIn(t, ns)(without)
+				if errors.Is(err, ErrStopped) != (c.differs != "") || !strings.Contains(out, c.differs) || !strings.Contains(out, "no agent answers") || !strings.Contains(out, "would   remove") {
+					t.Errorf("without an agent: %v\n%s", err, out)
+				}
+				if _, list, told := strings.Cut(out, "of the node: --give-up "); told {
+					list, _, _ = strings.Cut(list, "\n")
+					without.GiveUp = nil
+					for text := range strings.SplitSeq(list, ",") {
+						without.GiveUp = append(without.GiveUp, netip.MustParsePrefix(text))
+					}
+					out, err = fromIn(t, ns)(without)
+				}
+				if err != nil || strings.Contains(out, "differs") {
+					t.Errorf("with all given up that is named: %v\n%s", err, out)
+				}
 			})
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +46,9 @@ type Options struct {
 	Drain  time.Duration
 	DryRun bool // say what would be done
 	Out    io.Writer
+
+	agentless bool  // it is only said what would be done, and no agent is there to compare with
+	differs   error // in a dry run: what would stop the take-over, while it goes on to say the rest
 }
 
 // ErrStopped is wrapped by the error of a step that failed. What was done before can stay as it is;
@@ -93,15 +97,28 @@ func (o *Options) wait(ctx context.Context, obstacle func() (string, error)) err
 	}
 }
 
-// differ prints differences. They stop the take-over unless o.Force is set.
-func (o *Options) differ(what []string) error {
+// differ prints differences. They stop the take-over unless o.Force is set; a dry run goes on, and
+// fails in the end. giveUp are addresses of the node that could be given up.
+func (o *Options) differ(what []string, giveUp ...netip.Addr) error {
 	for _, d := range what {
 		o.line("differs", "%s", d)
 	}
 	if len(what) == 0 || o.Force {
 		return nil
 	}
-	return o.stop("%d differences, see above: connections would be lost; --force goes on all the same", len(what))
+	stops := fmt.Sprintf("%s, see above: connections would be lost; --force goes on all the same", model.Count(len(what), "difference"))
+	if len(giveUp) > 0 {
+		list := slices.Clone(o.GiveUp)
+		for _, a := range giveUp {
+			list = append(list, netip.PrefixFrom(a, a.BitLen()))
+		}
+		stops += "\nwhere nobody uses these addresses of the node: --give-up " + model.Join(list, ",")
+	}
+	err := o.stop("%s", stops)
+	if o.DryRun {
+		o.differs, err = err, nil
+	}
+	return err
 }
 
 // peer returns the id of the process that listens on a Unix socket: 0 if it is in another pid

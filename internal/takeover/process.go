@@ -77,6 +77,13 @@ func proxies(agent int) ([]process, error) {
 	return found, nil
 }
 
+// Running reports whether kube-proxy runs in the calling thread's network namespace, beside the
+// agent of a process id.
+func Running(agent int) (bool, error) {
+	found, err := proxies(agent)
+	return len(found) > 0, err
+}
+
 // proxies returns the processes that are kube-proxy.
 func (o *Options) proxies() ([]process, error) {
 	agent, _ := peer(o.Socket)

@@ -18,7 +18,7 @@ type step struct {
 // fromSteps take a node over from kube-proxy.
 var fromSteps = []step{
 	{"find what kube-proxy has programmed", (*Options).findProxy, nil},
-	{"wait until the agent has programmed all that is declared", (*Options).agentReady, nil},
+	{"wait until the agent has programmed all that is declared", (*Options).agentReady, (*Options).agentReadyIfThere},
 	{"compare what both serve", (*Options).coversProxy, nil},
 	{"wait until kube-proxy is stopped, and say how to stop it", (*Options).proxyGone, (*Options).wouldStopProxy},
 	{"ask the agent once more: it may have ended meanwhile", (*Options).agentStillReady, nothing},
@@ -82,5 +82,5 @@ func (o *Options) walk(ctx context.Context, steps []step) error {
 			return err
 		}
 	}
-	return nil
+	return o.differs
 }

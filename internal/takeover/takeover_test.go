@@ -67,12 +67,27 @@ func thereAndBack(t *testing.T, a *api, mode, backend string, flags ...string) {
 	at := sticky.where()
 	tr := startTraffic(c)
 
+	out, err := c.takeover("--from", "kube-proxy", "--dry-run")
+	if (err != nil) != (mode == "iptables") || !strings.Contains(out, "no agent answers") || !strings.Contains(out, "would   wait until kube-proxy (process") || !strings.Contains(out, "would   remove") {
+		t.Errorf("dry run without an agent: %v\n%s", err, out)
+	}
+	given := giveUp(out)
+	if out, err = c.takeover("--from", "kube-proxy", "--dry-run", given); err != nil {
+		t.Errorf("dry run without an agent, with %s: %v\n%s", given, err, out)
+	}
 	agent := c.startAgent(flags...)
+	const its = "30999 of default/balanced" // kube-proxy's still
+	if out := c.onNode(c.sluice, "status", "--socket", c.socket()); strings.Contains(out, "PROBLEM") || !strings.Contains(out, its) {
+		t.Errorf("status while both run:\n%s", out)
+	}
+	if out := c.onNode(c.sluice, "sync", "--socket", c.socket()); out != "" {
+		t.Errorf("sync while both run:\n%s", out)
+	}
 	if ours := strings.Contains(c.rules(backend), ownRules[len(flags) > 0]); !ours {
 		t.Errorf("the agent has no %s there", ownRules[len(flags) > 0])
 	}
 	sticky.check(at)
-	out, err := c.takeover("--from", "kube-proxy", "--force")
+	out, err = c.takeover("--from", "kube-proxy", "--force")
 	if err == nil || !strings.Contains(out, "stop it\n") || !strings.Contains(out, "kube-proxy (process") {
 		t.Errorf("took over from a kube-proxy that runs, or did not say how to stop it: %v\n%s", err, out)
 	}
@@ -87,8 +102,11 @@ func thereAndBack(t *testing.T, a *api, mode, backend string, flags ...string) {
 	}
 	elsewhere := fmt.Sprintf("127.0.0.0/8,10.244.0.0/16,%s/32,fd00:10:244::/48,%s/128", c.link, addr6(c.link)) // where only kube-proxy in iptables mode has node ports
 	out, err = c.takeover("--from", "kube-proxy", "--dry-run", "--give-up", elsewhere)
-	if err != nil {
+	if err != nil || strings.Contains(out, "at fault") {
 		t.Errorf("dry run: %v\n%s", err, out)
+	}
+	if out, err := c.takeover("--from", "kube-proxy", "--dry-run", given); err != nil {
+		t.Errorf("dry run with what was named without an agent, %s: %v\n%s", given, err, out)
 	}
 	t.Logf("dry run:\n%s", out)
 	proxy.stop()
@@ -98,6 +116,12 @@ func thereAndBack(t *testing.T, a *api, mode, backend string, flags ...string) {
 		t.Fatal(err)
 	}
 	sticky.check(at)
+	eventually(t, "the health check node port is the agent's", func() string {
+		if out := c.onNode(c.sluice, "status", "--socket", c.socket()); strings.Contains(out, its) || strings.Contains(out, "PROBLEM") {
+			return out
+		}
+		return ""
+	})
 	if after := withoutSluice(c.rules(backend)); after != before {
 		t.Errorf("rules of others, before and after:\n%s", cmp.Diff(strings.Split(before, "\n"), strings.Split(after, "\n")))
 	}

@@ -148,6 +148,19 @@ func Run(o Options) (written []string, err error) {
 	return written, nil
 }
 
+// Asks returns the socket of the agent that the installed configuration has the plugin ask; ""
+// where there is none of either.
+func Asks(confDir string) string {
+	var conf struct {
+		Plugins []struct{ Agent struct{ Socket string } }
+	}
+	text, err := os.ReadFile(filepath.Join(confDir, file))
+	if err != nil || json.Unmarshal(text, &conf) != nil || len(conf.Plugins) == 0 {
+		return ""
+	}
+	return conf.Plugins[0].Agent.Socket
+}
+
 // Before lists the configurations in a folder that runtimes take instead of this one.
 func Before(folder string) (paths []string) {
 	entries, _ := os.ReadDir(folder) // sorted; a folder that cannot be read has been named already

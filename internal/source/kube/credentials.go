@@ -41,6 +41,13 @@ type credentials struct {
 	err     error                  // why the newest files are not used
 }
 
+// Check says why the credentials cannot be used as the files are now; nil: they can. It asks no
+// server.
+func (c Config) Check() error {
+	_, _, err := (&credentials{path: c.Kubeconfig, mount: podMount}).load()
+	return err
+}
+
 // podMount is where Kubernetes puts the credentials of a pod.
 const podMount = "/var/run/secrets/kubernetes.io/serviceaccount"
 

@@ -244,7 +244,11 @@ func (s *Source) logOutage() {
 	case reason != "" && !s.outage && time.Since(s.since) >= s.api.timing.last:
 		s.outage = true
 		where, _ := s.api.credentials.where()
-		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "of", affected, "reason", reason)
+		says := "the Kubernetes API can't be read; what was read before stays in force"
+		if !s.synced {
+			says = "waiting for the Kubernetes API; until it can be read, nothing is changed in the kernel"
+		}
+		s.log.Warn(says, "server", where, "of", affected, "reason", reason)
 	case reason == "" && !s.since.IsZero():
 		s.logAfter.Stop()
 		if s.outage {
