@@ -21,9 +21,6 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// statusFaults is the exit status of a check that finds faults.
-const statusFaults = cli.Status(3)
-
 func newCheckCommand() *cobra.Command {
 	var format string
 	var strict, complete bool
@@ -61,7 +58,7 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 			if slices.ContainsFunc(c.findings, func(f finding) bool {
 				return f.Severity == severityFault || strict && f.Severity == severityHint
 			}) {
-				return statusFaults
+				return cli.Status(cli.ExitFound)
 			}
 			return nil
 		},

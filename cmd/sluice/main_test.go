@@ -255,7 +255,7 @@ func TestAgentLife(t *testing.T) {
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK || k.len() != 1 {
 		t.Fatalf("sync exits with %d and %d frontends in the kernel: %s", code, k.len(), stderr)
 	}
-	code, stdout, _ := sluice(t, "status", "--socket", socket)
+	code, stdout, _ := sluice(t, "status", "--check", "--socket", socket)
 	for _, want := range []string{"OK: the kernel has all", "node-a", "EndpointSlice 1, Service 1", "1 frontend, 2 backends", "read in full"} {
 		if code != cli.ExitOK || !strings.Contains(stdout, want) {
 			t.Errorf("status exits with %d and does not say %q:\n%s", code, want, stdout)
@@ -277,15 +277,17 @@ func TestAgentLife(t *testing.T) {
 	if code != cli.ExitOK || !strings.HasPrefix(stderr, "warning: Service shop/bad (bad.yaml:") || k.len() != 1 {
 		t.Errorf("sync with an object at fault exits with %d: %s", code, stderr)
 	}
-	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "PROBLEM") || !strings.Contains(stdout, "Service shop/bad") {
-		t.Errorf("status does not name the object at fault:\n%s", stdout)
+	for check, want := range map[string]int{"--check=false": cli.ExitOK, "--check": cli.ExitFound} {
+		if code, stdout, _ := sluice(t, "status", check, "--socket", socket); code != want || !strings.Contains(stdout, "PROBLEM") || !strings.Contains(stdout, "Service shop/bad") {
+			t.Errorf("status %s exits with %d, want %d, of an object at fault:\n%s", check, code, want, stdout)
+		}
 	}
 
 	stop()
 	if k.len() != 1 {
 		t.Errorf("%d frontends in the kernel after the agent has stopped", k.len())
 	}
-	if code, _, stderr := sluice(t, "status", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "sluice run") {
+	if code, _, stderr := sluice(t, "status", "--check", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "sluice run") {
 		t.Errorf("status without an agent exits with %d: %s", code, stderr)
 	}
 	k.breaks(fmt.Errorf("claim table: %w", driver.ErrBusy))

@@ -32,7 +32,7 @@ func preflightIn(t *testing.T, args ...string) (status int, out, errs string) {
 
 func TestPreflightTable(t *testing.T) {
 	status, out, errs := preflightIn(t, "--service-cidr", "10.96.0.0/12,fd00::/108")
-	if status != cli.ExitError || !strings.Contains(errs, "cannot carry services and policy yet") {
+	if status != cli.ExitFound || !strings.Contains(errs, "cannot carry services and policy yet") {
 		t.Errorf("status %d, %q", status, errs)
 	}
 	words := strings.Join(strings.Fields(out), " ")
@@ -72,7 +72,7 @@ func TestPreflightJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &results); err != nil {
 		t.Fatal(err)
 	}
-	if status != cli.ExitError || !preflight.Failed(results) {
+	if status != cli.ExitFound || !preflight.Failed(results) {
 		t.Errorf("status %d of %+v", status, results)
 	}
 }
@@ -160,7 +160,7 @@ func TestPreflightPolicies(t *testing.T) {
 		"allowed": {strings.ReplaceAll(shop, "app: api", "app: web"), cli.ExitOK, []string{
 			"ok connections none would be denied of the 2 that are open or ended lately", "ok no effect every policy selects something",
 		}, "would be denied:"},
-		"refused": {shop + typo + late, cli.ExitError, []string{
+		"refused": {shop + typo + late, cli.ExitFound, []string{
 			"fail refused NetworkPolicy shop/typo (shop.yaml:34): spec.podSelektor: there is no such field",
 			"fail refused policy.networking.k8s.io/v1alpha1 AdminNetworkPolicy late (shop.yaml:42): is not in force, as Sluice does not read it",
 			"not all policies can be carried out as they are written",
@@ -285,7 +285,7 @@ func TestPreflightPoliciesRefusedByKernel(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if want := `"seen": "NetworkPolicy shop/db: its rules are too long for the kernel; in force: it isolates what it selects, and allows nothing"`; status != cli.ExitError || !strings.Contains(b.String(), want) {
+	if want := `"seen": "NetworkPolicy shop/db: its rules are too long for the kernel; in force: it isolates what it selects, and allows nothing"`; status != cli.ExitFound || !strings.Contains(b.String(), want) {
 		t.Errorf("status %d:\n%s", status, b.String())
 	}
 }

@@ -11,15 +11,29 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 )
 
 func newStatusCommand() *cobra.Command {
-	return newListCommand("status", "Show the agent's state", "",
+	var check, ok bool
+	cmd := newListCommand("status", "Show the agent's state", "",
 		func(cmd *cobra.Command, client *agent.Client) (agent.Status, error) {
-			return client.Status(cmd.Context())
+			s, err := client.Status(cmd.Context())
+			ok = s.OK
+			return s, err
 		}, statusTable)
+	show := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		err := show(cmd, args)
+		if err == nil && check && !ok {
+			err = cli.Status(cli.ExitFound)
+		}
+		return err
+	}
+	cmd.Flags().BoolVar(&check, "check", false, "exit with status 3 if there is a PROBLEM")
+	return cmd
 }
 
 // statusTable writes the status for people, first whether all is well.

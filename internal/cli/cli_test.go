@@ -37,6 +37,7 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{nil, nil, ExitOK, ""},
 		{nil, errors.New("no \x1b[2Jkernel"), ExitError, "prog: no \\x1b[2Jkernel\n"},
+		{nil, fmt.Errorf("check: %w", Found(errors.New("2 fail"))), ExitFound, "prog: check: 2 fail\n"},
 		{nil, Usage(errors.New("not both")), ExitUsage, "prog: not both\nRun 'prog do --help' for usage.\n"},
 		{[]string{"--nonsense"}, nil, ExitUsage, "prog: unknown flag: --nonsense\nRun 'prog do --help' for usage.\n"},
 		{nil, Status(7), 7, ""},
