@@ -77,6 +77,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	markStart(root, &started)
 	explainUsage(root)
 	root.Version = Version()
+	root.SetVersionTemplate(buildOf(root.Name()).String() + "\n")
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return ExitOK
