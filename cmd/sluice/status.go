@@ -48,7 +48,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row([]string{"state", ""}[min(i, 1)], "PROBLEM: %s", p)
 	}
 	row("node", "%s", s.Node)
-	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(seconds(s.UptimeSeconds)))
+	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(time.Duration(s.Uptime)))
 	if s.Mode != "" {
 		row("mode", "%s", s.Mode)
 	}
@@ -73,7 +73,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("", "but pods whose policies did not change since the start are still judged by what an earlier agent programmed: see PROBLEM")
 	}
 	if a := s.LastApply; a != nil {
-		row("last change", "%s ago: %s in %s (%s)", span(time.Since(a.Time)), model.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
+		row("last change", "%s ago: %s in %s (%s)", span(time.Since(a.Time)), model.Count(a.Operations, "operation"), span(time.Duration(a.Took)), a.Path)
 	} else {
 		row("last change", "none yet")
 	}

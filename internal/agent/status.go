@@ -22,12 +22,12 @@ type Status struct {
 	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
 	Problems []string `json:"problems"` // why not, for people
 
-	Node          string    `json:"node"`
-	Version       string    `json:"version"`
-	Mode          string    `json:"mode,omitempty"` // in which services or farms are carried out
-	PID           int       `json:"pid"`
-	Started       time.Time `json:"started"`
-	UptimeSeconds float64   `json:"uptimeSeconds"`
+	Node    string         `json:"node"`
+	Version string         `json:"version"`
+	Mode    string         `json:"mode,omitempty"` // in which services or farms are carried out
+	PID     int            `json:"pid"`
+	Started time.Time      `json:"started"`
+	Uptime  model.Duration `json:"uptime"`
 
 	Source    source.Status  `json:"source"`
 	Objects   map[string]int `json:"objects"` // in the store, by kind
@@ -67,10 +67,10 @@ type Status struct {
 
 // Applied describes a plan that was carried out.
 type Applied struct {
-	Time       time.Time `json:"time"`
-	Path       string    `json:"path"` // "update": only what changed; "adopt": everything was compared with the kernel
-	Operations int       `json:"operations"`
-	Seconds    float64   `json:"seconds"` // to plan and apply
+	Time       time.Time      `json:"time"`
+	Path       string         `json:"path"` // "update": only what changed; "adopt": everything was compared with the kernel
+	Operations int            `json:"operations"`
+	Took       model.Duration `json:"took"` // to plan and apply
 
 	families [2]bool // whose services the plan changed; see families
 }
@@ -139,7 +139,7 @@ func (a *Agent) Status() Status {
 	a.mu.Unlock()
 	totals := a.totals()
 	s := Status{
-		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
+		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, Uptime: model.Duration(time.Since(a.started).Round(time.Millisecond)),
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved,

@@ -196,10 +196,10 @@ func (f *follower) following() source.Following {
 	defer f.mu.Unlock()
 	s := source.Following{
 		Kind: f.kind.Kind, Synced: f.phase == listed || f.phase == absent && f.kind.Optional, Faults: len(f.ledger.faults),
-		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
+		Reconnects: f.reconnects, Lists: f.lists, ListTook: model.Duration(f.listTook),
 	}
 	if !f.since.IsZero() {
-		s.Behind = time.Since(f.since).Seconds()
+		s.Behind = model.Duration(time.Since(f.since))
 	}
 	return s
 }
