@@ -402,7 +402,7 @@ func (l *loop) logIssues() {
 	for _, i := range issues {
 		now[i] = true
 		if !l.known[i] {
-			l.Log.Warn("object at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
+			l.Log.Warn("object is at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
 		}
 	}
 	for i := range l.known {

@@ -244,7 +244,7 @@ func (s *Source) logOutage() {
 	case reason != "" && !s.outage && time.Since(s.since) >= s.api.timing.last:
 		s.outage = true
 		where, _ := s.api.credentials.where()
-		s.log.Warn("the Kubernetes API can't be read; what was read before stays in force", "server", where, "of", affected, "reason", reason)
+		s.log.Warn("the Kubernetes API cannot be read; what was read before stays in force", "server", where, "of", affected, "reason", reason)
 	case reason == "" && !s.since.IsZero():
 		s.logAfter.Stop()
 		if s.outage {
