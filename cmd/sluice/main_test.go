@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -418,6 +420,23 @@ func TestStatusCounts(t *testing.T) {
 		for _, text := range append(want, "mode\tiptables\n") {
 			if !strings.Contains(b.String(), text) {
 				t.Errorf("no %q in\n%s", text, &b)
+			}
+		}
+	}
+}
+
+// A count of zero is not said: there is none of it, or nothing about it.
+func TestStatusSaysNoZeros(t *testing.T) {
+	zero := regexp.MustCompile(`\b0 (of )?[a-z]|[a-z] 0\b`)
+	for _, s := range []agent.Status{
+		{Policy: &agent.PolicyStatus{}, LastApply: &agent.Applied{Time: time.Now().Add(-time.Hour), Path: "adopt"}, BGP: &agent.BGPStatus{Peers: 2, Down: []string{"a", "b"}}, Source: source.Status{Skipped: map[string]int{"Secret": 0}}},
+		{Policy: &agent.PolicyStatus{Policies: 1, Sets: 1}, Farms: &agent.FarmsStatus{Farms: 1, Backends: 2}, Affinity: &driver.Remembered{IPv4: 1}},
+	} {
+		var b strings.Builder
+		statusTable(&b, s)
+		for _, line := range strings.Split(b.String(), "\n") {
+			if zero.MatchString(line) && !strings.HasPrefix(line, "agent") && !strings.Contains(line, "affinity\t1 client remembered of IPv4 and none of IPv6, at most 0 each") {
+				t.Errorf("it says %q", line)
 			}
 		}
 	}

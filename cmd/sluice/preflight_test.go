@@ -152,7 +152,7 @@ func TestPreflightPolicies(t *testing.T) {
 		silent string // on what it says nothing
 	}{
 		"as they are": {shop, cli.ExitOK, []string{
-			"ok policies 1 known; they apply to 1 of this node's 2 pods, and to 0 host endpoints of it",
+			"ok policies 1 known; they apply to 1 of 2 pods of this node",
 			"ok refused every policy is taken as it is written", "ok driver it can carry out all of them", "ok kernel it takes all of them: ",
 			"warn connections 1 of 2 would be denied: shop/web -> shop/db:5432, TCP: isolated by NetworkPolicy shop/db, tier default, and no rule allows it",
 			"warn no effect NetworkPolicy shop/db: spec.ingress[0].from[0]: selects no pod of namespace shop",
@@ -166,7 +166,7 @@ func TestPreflightPolicies(t *testing.T) {
 			"not all policies can be carried out as they are written",
 		}, "\x00"},
 		"another node": {strings.ReplaceAll(shop, "nodeName: node-a", "nodeName: node-b"), cli.ExitOK, []string{
-			"warn policies 1 known; they apply to 0 of this node's 0 pods", "> if this node has pods, name its Node object with --node",
+			"warn policies 1 known; they apply to no pod of this node", "> if this node has pods, name its Node object with --node",
 		}, "would be denied:"},
 	} {
 		t.Run(name, func(t *testing.T) {
