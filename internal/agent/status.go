@@ -178,14 +178,14 @@ func (a *Agent) problems(s Status) []string {
 	}
 	for _, f := range s.Accelerators {
 		if f.Fabric && f.Error != "" {
-			problems = append(problems, "tunnels and routes to other nodes could not be programmed: "+f.Error)
+			problems = append(problems, FabricProblem(f.Error))
 		}
 	}
 	if s.Contested || slices.ContainsFunc(s.Accelerators, func(f reconcile.AcceleratorStatus) bool { return f.Contested }) {
 		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it (nft monitor names who writes tables of nftables), and end it or have it leave Sluice's tables and routes alone")
 	}
 	if s.BGP != nil && s.BGP.Error != "" {
-		problems = append(problems, "BGP does not work as it should: "+s.BGP.Error)
+		problems = append(problems, BGPProblem(s.BGP.Error))
 	}
 	if why := a.blocked(); why != "" && a.Store.Synced() {
 		problems = append(problems, "not ready: "+why)
@@ -235,6 +235,30 @@ func (a *Agent) issues() []model.Issue {
 	issues := append(a.found(), a.Source.Status().Issues...)
 	slices.SortFunc(issues, model.Issue.Compare)
 	return slices.Compact(issues)
+}
+
+// issuesAbout returns those of all issues that are among these, or about objects of these kinds. A
+// report that has its issues from here names none that status does not.
+func (a *Agent) issuesAbout(found []model.Issue, kinds ...model.Kind) []model.Issue {
+	list := []model.Issue{} // an empty list in JSON, too
+	about := make(map[model.Issue]bool, len(found))
+	for _, i := range found {
+		about[i] = true
+	}
+	for _, i := range a.issues() {
+		if about[i] || slices.Contains(kinds, i.Object.Kind) {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// BGPProblem and FabricProblem are an error in the words of every command.
+func BGPProblem(err string) string { return "BGP does not work as it should: " + err }
+
+// FabricProblem is described with BGPProblem.
+func FabricProblem(err string) string {
+	return "tunnels and routes to other nodes could not be programmed: " + err
 }
 
 // found returns the faults that the compiler, the driver and the agent itself found.
