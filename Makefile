@@ -13,8 +13,11 @@ export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X sluice.dev/sluice/internal/cli.version=$(VERSION)
+# What `sluice version` prints: the release, which is the chart's, and of a commit that is not tagged
+# as that the commit, too.
+COMMIT  := $(shell git describe --always --abbrev=12 --exclude='*' --dirty 2>/dev/null)
+VERSION ?= $(shell git describe --tags --exact-match --dirty 2>/dev/null || sed -n 's/^version: \(.*\)/v\1$(COMMIT:%=+%)/p' deploy/helm/sluice/Chart.yaml)
+LDFLAGS := -s -w -X sluice.dev/sluice/internal/cli.version=$(VERSION) -X sluice.dev/sluice/internal/cli.commit=$(COMMIT)
 
 # Manifests for `make run`, folders and files, parted by commas; without it, examples/shop and, if it is
 # in the folder BOUTIQUE, Online Boutique. A folder with farms.json is shown with `sluice balance`.

@@ -499,10 +499,10 @@ func (c *cluster) testTaint(t *testing.T) {
 	c.awaitMay(t, "list", "pods", false)
 	a := c.run(t, text)
 	await(t, a, func(s agent.Status) string {
-		if s.Frontends > 0 && slices.Contains(s.Source.Unread, "Pod") && s.UptimeSeconds > 3 { // it looks every second
+		if s.Frontends > 0 && slices.Contains(s.Source.Unread, "Pod") && s.Uptime.Seconds() > 3 { // it looks every second
 			return ""
 		}
-		return fmt.Sprintf("after %v s, it says %+v", s.UptimeSeconds, s.Source)
+		return fmt.Sprintf("after %v, it says %+v", s.Uptime, s.Source)
 	})
 	if got := c.taints(t); !slices.Contains(got, key) {
 		t.Errorf("an agent that is not ready left the taints %q", got)

@@ -392,7 +392,7 @@ var (
 		regexp.MustCompile(`\bsluice why\b`):                       "3", // denied
 		regexp.MustCompile(`\bsluice check\b`):                     "3", // faults
 		regexp.MustCompile(`^sluice (fabric|bgp|addresses)\b`):     "1", // the agent does not do this
-		regexp.MustCompile(`^sluice preflight --policies .*/etc/`): "1", // one is refused
+		regexp.MustCompile(`^sluice preflight --policies .*/etc/`): "3", // one is refused
 		regexp.MustCompile(`; echo \$\?\n`):                        "0", // it is the command before that fails
 	}
 )

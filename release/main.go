@@ -32,6 +32,7 @@ type release struct {
 	out        string    // where the files go
 	work       string    // for binaries
 	version    string    // "0.2.0"
+	commit     string    // "1f0c3b5a9d27"
 	repository string    // of the image, as the chart names it
 	time       time.Time // of the commit
 	arches     []string  // as Go names them
@@ -127,6 +128,10 @@ func (r *release) identify(ctx context.Context) error {
 	if r.version, r.repository = meta.Version, values.Image.Repository; r.version == "" || meta.AppVersion != r.version {
 		return fmt.Errorf("version and appVersion of %s/Chart.yaml are %q and %q: a release has one version", chartDir, meta.Version, meta.AppVersion)
 	}
+	var err error
+	if r.commit, err = output(ctx, r.root, "git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"); err != nil {
+		return err
+	}
 	seconds, err := output(ctx, r.root, "git", "log", "-1", "--format=%ct")
 	if err != nil {
 		return err
@@ -151,7 +156,7 @@ func (r *release) compile(ctx context.Context) error {
 		log.Printf("building %s for %s", strings.Join(programs, ", "), arch)
 		args := []string{
 			"build", "-trimpath", "-buildvcs=false", "-o", filepath.Join(r.work, arch) + "/",
-			"-ldflags", "-s -w -X sluice.dev/sluice/internal/cli.version=v" + r.version,
+			"-ldflags", "-s -w -X sluice.dev/sluice/internal/cli.version=v" + r.version + " -X sluice.dev/sluice/internal/cli.commit=" + r.commit,
 		}
 		for _, p := range programs {
 			args = append(args, "./cmd/"+p)

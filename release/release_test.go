@@ -276,7 +276,7 @@ func checkPrograms(t *testing.T, r *release, arch, dir string) {
 		if arch != runtime.GOARCH {
 			command = slices.Insert(command, 0, architectures[arch].qemu)
 		}
-		if got := do(t, dir, command[0], command[1:]...); p == "sluice" && !strings.Contains(got, "v"+r.version) {
+		if got := do(t, dir, command[0], command[1:]...); p == "sluice" && !strings.Contains(got, "v"+r.version+" (commit "+r.commit+", ") {
 			t.Errorf("--version prints %q", got)
 		}
 	}

@@ -61,7 +61,7 @@ func bgpTable(w io.Writer, r agent.BGPReport, routes bool) {
 		_, _ = fmt.Fprintln(w, "\nNot all peers have told their routes yet: what an earlier agent learned stays until then.")
 	}
 	if r.Error != "" {
-		_ = printf(w, "\nPROBLEM: %s\n", r.Error)
+		_ = printf(w, "\nPROBLEM: %s\n", agent.BGPProblem(r.Error))
 	}
 	if len(r.Issues) > 0 {
 		_ = printf(w, "\n%s:\n", model.Count(len(r.Issues), "fault"))

@@ -405,7 +405,7 @@ func TestBGPTable(t *testing.T) {
 		"10.244.1.0/24\tall\t-\t-\n", "10.244.1.0/24\tBGPPeer tor\t64512:1,64512:2\t200\n",
 		"0.0.0.0/0\t192.0.2.1\tBGPPeer tor\t64501 64502\t-\tnot followed: it holds much; the peer is away; kept for its graceful restart\n",
 		"10.9.0.0/16\t192.0.2.1\tBGPPeer tor\t-\t-\t-\n",
-		"PROBLEM: no port\n", "1 fault:\nBGPPeer x: is wrong\n",
+		"PROBLEM: BGP does not work as it should: no port\n", "1 fault:\nBGPPeer x: is wrong\n",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &b)
@@ -424,7 +424,7 @@ func TestBGPRow(t *testing.T) {
 		"bgp|no peers: no other node is in a mesh with it, and no BGPPeer selects it": {},
 		"bgp|1 session established":                                                                         {Peers: 1},
 		"bgp|1 of 2 sessions established; 'sluice bgp' has more\n|a: why":                                   {Peers: 2, Down: []string{"a: why"}},
-		"bgp|0 of 5 sessions established; 'sluice bgp' has more\n|a\n|b\n|c\n|and 2 more without a session": {Peers: 5, Down: []string{"a", "b", "c", "d", "e"}},
+		"bgp|none of 5 sessions established; 'sluice bgp' has more\n|a\n|b\n|c\n|and 2 more without a session": {Peers: 5, Down: []string{"a", "b", "c", "d", "e"}},
 	} {
 		var lines []string
 		bgpRow(func(name, format string, args ...any) { lines = append(lines, name+"|"+fmt.Sprintf(format, args...)) }, s)

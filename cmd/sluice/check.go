@@ -21,9 +21,6 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// statusFaults is the exit status of a check that finds faults.
-const statusFaults = cli.Status(3)
-
 func newCheckCommand() *cobra.Command {
 	var format string
 	var strict, complete bool
@@ -49,18 +46,19 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 					return err
 				}
 			}
-			if len(c.sources)+len(c.findings) == 0 {
-				return fmt.Errorf("nothing to check: there is no object that Sluice reads in %s", strings.Join(args, ", "))
+			read := c.reader.Counts()
+			if read.Read+len(c.findings) == 0 {
+				return fmt.Errorf("nothing to check: there is no object that Sluice reads in %s%s", strings.Join(args, ", "), nothingText(read.Nothing))
 			}
 			c.judge(complete)
 			if err := cli.Print(cmd.OutOrStdout(), format, c.findings, func(w io.Writer) { findingLines(w, c.findings) }); err != nil {
 				return err
 			}
-			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%s checked\n", model.Count(len(c.sources), "object"))
+			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), countsText(read))
 			if slices.ContainsFunc(c.findings, func(f finding) bool {
 				return f.Severity == severityFault || strict && f.Severity == severityHint
 			}) {
-				return statusFaults
+				return cli.Status(cli.ExitFound)
 			}
 			return nil
 		},
@@ -69,6 +67,30 @@ The exit status is 0 if there are no faults, and 3 if there are some, or hints w
 	cmd.Flags().BoolVar(&strict, "strict", false, "exit with status 3 for hints, too")
 	cmd.Flags().BoolVar(&complete, "complete", false, "the files are all that is in the cluster: give hints about every namespace")
 	return cmd
+}
+
+// countsText says what the files have: "3 objects checked; 1 not read; 2 are nothing to Sluice:
+// ConfigMap 1, Ingress 1".
+func countsText(read manifest.Counts) string {
+	text := model.Count(read.Read, "object") + " checked"
+	if read.Unread > 0 {
+		text += fmt.Sprintf("; %d not read", read.Unread)
+	}
+	return text + nothingText(read.Nothing)
+}
+
+func nothingText(kinds map[string]int) string {
+	n, are := 0, "are"
+	for _, of := range kinds {
+		n += of
+	}
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		are = "is"
+	}
+	return fmt.Sprintf("; %d %s nothing to Sluice: %s", n, are, listing(kinds))
 }
 
 // finding is what is wrong with an object.
@@ -150,14 +172,17 @@ func (c *checker) read(path string, in io.Reader) error {
 
 // add takes the objects of a file, of which the first of each name counts.
 func (c *checker) add(file string, data []byte) error {
-	objects, issues, err := c.reader.Read(file, data)
+	contents, err := c.reader.Read(file, data)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	for _, i := range issues {
+	for _, i := range contents.Issues {
 		c.findings = append(c.findings, newFinding(severityFault, i))
 	}
-	for _, o := range objects {
+	for _, i := range contents.Hints {
+		c.findings = append(c.findings, newFinding(severityHint, i))
+	}
+	for _, o := range contents.Objects {
 		ref := o.Object.Ref()
 		if first, twice := c.sources[ref]; twice {
 			i := ref.Issue("is declared in " + first + " as well")

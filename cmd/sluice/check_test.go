@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"path/filepath"
@@ -66,9 +67,9 @@ addressType: IPv4
 endpoints: [{addresses: [10.244.1.5]}]
 ports: [{port: 80, name: "", protocol: TCP}]
 `
-		old = "pool.yaml:1: metallb.io/v1beta1 AddressPool outside: is not in force, as Sluice does not read it; write it as an IPAddressPool of metallb.io/v1beta1, and an L2Advertisement or BGPAdvertisement\n" +
-			"pool.yaml:6: v1 ConfigMap config: is not in force, as Sluice does not read it; write it as IPAddressPools, L2Advertisements, BGPAdvertisements and BGPPeers of metallb.io\n" +
-			"pool.yaml:21: discovery.k8s.io/v1beta1 EndpointSlice web-1: is not in force, as Sluice does not read it; write it as discovery.k8s.io/v1\n"
+		old = "pool.yaml:1: metallb.io/v1beta1 AddressPool metallb-system/outside: is not in force, as Sluice does not read it; write it as an IPAddressPool of metallb.io/v1beta1, and an L2Advertisement or BGPAdvertisement\n" +
+			"pool.yaml:6: v1 ConfigMap metallb-system/config: is not in force, as Sluice does not read it; write it as IPAddressPools, L2Advertisements, BGPAdvertisements and BGPPeers of metallb.io\n" +
+			"pool.yaml:21: discovery.k8s.io/v1beta1 EndpointSlice default/web-1: is not in force, as Sluice does not read it; write it as discovery.k8s.io/v1\n"
 		tier = `tiered.yaml:1: GlobalNetworkPolicy security.deny: spec.tier: there is no Tier security, for which it waits: make the Tier, or name one that exists` + "\n"
 	)
 	for _, c := range []struct {
@@ -106,13 +107,39 @@ ports: [{port: 80, name: "", protocol: TCP}]
 			lines := strings.SplitAfter(stdout, "\n")
 			stdout = lines[len(lines)-2]
 		}
-		if got := strings.ReplaceAll(stdout, dir+"/", ""); status != c.status || !strings.HasSuffix(stderr, " checked\n") || !strings.HasPrefix(got, strings.TrimSuffix(c.says, "\n")) || strings.Count(got, "\n") != strings.Count(c.says, "\n") {
+		if got := strings.ReplaceAll(stdout, dir+"/", ""); status != c.status || !strings.Contains(stderr, " checked") || !strings.HasPrefix(got, strings.TrimSuffix(c.says, "\n")) || strings.Count(got, "\n") != strings.Count(c.says, "\n") {
 			t.Errorf("%v %s: status %d, want %d; %q, want %q; %s", slices.Sorted(maps.Keys(c.files)), c.flags, status, c.status, got, c.says, stderr)
 		}
 	}
 
+	// Selectors meet the pods of every workload, those of single replicas too, and the last line counts
+	// everything once.
+	const pods = "template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, ports: [{name: web, containerPort: 80}]}]}}"
+	var all strings.Builder
+	for name, head := range map[string]string{
+		"a": "apiVersion: apps/v1, kind: Deployment", "b": "apiVersion: apps/v1, kind: StatefulSet", "c": "apiVersion: apps/v1, kind: DaemonSet", "d": "apiVersion: apps/v1, kind: ReplicaSet",
+		"e": "apiVersion: batch/v1, kind: Job", "f": "apiVersion: v1, kind: ReplicationController", "g": "apiVersion: argoproj.io/v1alpha1, kind: Rollout", "h": "apiVersion: extensions/v1beta1, kind: Deployment",
+	} {
+		all.WriteString("{" + head + ", metadata: {name: " + name + ", namespace: shop}, spec: {replicas: 2, " + strings.ReplaceAll(pods, "app: x", "app: "+name) + "}}\n---\n")
+	}
+	all.WriteString("{apiVersion: batch/v1, kind: CronJob, metadata: {name: i, namespace: shop}, spec: {jobTemplate: {spec: {" + strings.ReplaceAll(pods, "app: x", "app: i") + "}}}}")
+	selects := []string{"app: bd"}
+	for _, name := range strings.Split("abcdefghi", "") {
+		selects = append(selects, "app: "+name)
+	}
+	for i, labels := range append(selects, "statefulset.kubernetes.io/pod-name: b-1", "job-name: e") {
+		fmt.Fprintf(&all, "\n---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p%[1]d, namespace: shop}, spec: {podSelector: {matchLabels: {%[2]s}}}}\n---\n"+
+			"{apiVersion: v1, kind: Service, metadata: {name: s%[1]d, namespace: shop}, spec: {selector: {%[2]s}, ports: [{port: 80, targetPort: web}]}}", i, labels)
+	}
+	all.WriteString("\n---\n{apiVersion: v1, kind: ConfigMapList, items: [{metadata: {name: x}}, {metadata: {name: y}}]}\n---\n{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: x}}\n---\n" + pool)
+	status, stdout, stderr := sluice(t, "check", "--strict", folder(t, map[string]string{"all.yaml": all.String()}))
+	if lines := strings.Split(strings.TrimSpace(stdout), "\n"); status != 3 || len(lines) != 5 || !strings.Contains(lines[0], "NetworkPolicy shop/p0: hint: ") || !strings.Contains(lines[1], "Service shop/s0: hint: ") ||
+		stderr != "34 objects checked; 3 not read; 3 are nothing to Sluice: ClusterRole 1, ConfigMap 2\n" {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+
 	dir := folder(t, map[string]string{"typo.yaml": typo})
-	status, stdout, _ := sluice(t, "check", "-o", "json", filepath.Join(dir, "typo.yaml"))
+	status, stdout, _ = sluice(t, "check", "-o", "json", filepath.Join(dir, "typo.yaml"))
 	var got []finding
 	want := finding{dir + "/typo.yaml:1", model.Ref{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: "typo"}}, severityFault, "spec.ingress[0].form: there is no such field"}
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil || status != 3 || len(got) != 1 || got[0] != want {
@@ -122,6 +149,10 @@ ports: [{port: 80, name: "", protocol: TCP}]
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	if status, _, stderr := sluice(t, "check", folder(t, nil)); status != cli.ExitError || !strings.Contains(stderr, "nothing to check: there is no object that Sluice reads in ") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	roles := folder(t, map[string]string{"roles.yaml": "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: x}}"})
+	if status, _, stderr := sluice(t, "check", roles); status != cli.ExitError || !strings.HasSuffix(stderr, "; 1 is nothing to Sluice: ClusterRole 1\n") {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	if status, _, stderr := sluice(t, "check"); status != cli.ExitUsage || !strings.Contains(stderr, "check needs FILE...; for example: sluice check deploy/") {

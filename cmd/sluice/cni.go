@@ -125,7 +125,7 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 			return
 		case err != nil && (err.Error() == failing || !objects.Synced()): // what is not read yet is not known to be missing
 		case err != nil:
-			log.Warn("pods cannot be attached yet", "reason", err)
+			log.Warn("pods cannot be attached yet", "error", err)
 			failing = err.Error()
 		case err == nil:
 			if failing, pause = "", cniAudit; !installed {

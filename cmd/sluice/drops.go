@@ -86,7 +86,7 @@ func watchDrops(parent context.Context, o dropOptions, out, notes io.Writer) err
 		return nil
 	})
 	if n := missed.Limited + missed.Lost; n > 0 {
-		_, _ = fmt.Fprintf(notes, "%s not shown: %d above the rate at which the kernel logs, %d lost in transit\n", model.Count(int(n), "more drop"), missed.Limited, missed.Lost)
+		_, _ = fmt.Fprintf(notes, "%s not shown: %s above the rate at which the kernel logs, %s lost in transit\n", model.Count(int(n), "more drop"), none(int(missed.Limited)), none(int(missed.Lost)))
 	}
 	if ctx.Err() != nil || errors.Is(err, errEnough) {
 		return nil

@@ -49,7 +49,7 @@ func fabricTable(w io.Writer, r agent.FabricReport) {
 		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Node, b.CIDR, cmp.Or(b.Mode, "-"), cmp.Or(b.Via, "-"), cmp.Or(b.Device, "-"), mtu, heardText(b.Heard))
 	}
 	if r.Error != "" {
-		_ = printf(w, "\nPROBLEM: the kernel does not have all of it: %s\n", r.Error)
+		_ = printf(w, "\nPROBLEM: %s\n", agent.FabricProblem(r.Error))
 	}
 	if len(r.Issues) > 0 {
 		_ = printf(w, "\n%s:\n", model.Count(len(r.Issues), "fault"))

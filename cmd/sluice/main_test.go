@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -255,7 +257,7 @@ func TestAgentLife(t *testing.T) {
 	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK || k.len() != 1 {
 		t.Fatalf("sync exits with %d and %d frontends in the kernel: %s", code, k.len(), stderr)
 	}
-	code, stdout, _ := sluice(t, "status", "--socket", socket)
+	code, stdout, _ := sluice(t, "status", "--check", "--socket", socket)
 	for _, want := range []string{"OK: the kernel has all", "node-a", "EndpointSlice 1, Service 1", "1 frontend, 2 backends", "read in full"} {
 		if code != cli.ExitOK || !strings.Contains(stdout, want) {
 			t.Errorf("status exits with %d and does not say %q:\n%s", code, want, stdout)
@@ -277,15 +279,17 @@ func TestAgentLife(t *testing.T) {
 	if code != cli.ExitOK || !strings.HasPrefix(stderr, "warning: Service shop/bad (bad.yaml:") || k.len() != 1 {
 		t.Errorf("sync with an object at fault exits with %d: %s", code, stderr)
 	}
-	if _, stdout, _ := sluice(t, "status", "--socket", socket); !strings.Contains(stdout, "PROBLEM") || !strings.Contains(stdout, "Service shop/bad") {
-		t.Errorf("status does not name the object at fault:\n%s", stdout)
+	for check, want := range map[string]int{"--check=false": cli.ExitOK, "--check": cli.ExitFound} {
+		if code, stdout, _ := sluice(t, "status", check, "--socket", socket); code != want || !strings.Contains(stdout, "PROBLEM") || !strings.Contains(stdout, "Service shop/bad") {
+			t.Errorf("status %s exits with %d, want %d, of an object at fault:\n%s", check, code, want, stdout)
+		}
 	}
 
 	stop()
 	if k.len() != 1 {
 		t.Errorf("%d frontends in the kernel after the agent has stopped", k.len())
 	}
-	if code, _, stderr := sluice(t, "status", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "sluice run") {
+	if code, _, stderr := sluice(t, "status", "--check", "--socket", socket); code != cli.ExitError || !strings.Contains(stderr, "sluice run") {
 		t.Errorf("status without an agent exits with %d: %s", code, stderr)
 	}
 	k.breaks(fmt.Errorf("claim table: %w", driver.ErrBusy))
@@ -416,6 +420,23 @@ func TestStatusCounts(t *testing.T) {
 		for _, text := range append(want, "mode\tiptables\n") {
 			if !strings.Contains(b.String(), text) {
 				t.Errorf("no %q in\n%s", text, &b)
+			}
+		}
+	}
+}
+
+// A count of zero is not said: there is none of it, or nothing about it.
+func TestStatusSaysNoZeros(t *testing.T) {
+	zero := regexp.MustCompile(`\b0 (of )?[a-z]|[a-z] 0\b`)
+	for _, s := range []agent.Status{
+		{Policy: &agent.PolicyStatus{}, LastApply: &agent.Applied{Time: time.Now().Add(-time.Hour), Path: "adopt"}, BGP: &agent.BGPStatus{Peers: 2, Down: []string{"a", "b"}}, Source: source.Status{Skipped: map[string]int{"Secret": 0}}},
+		{Policy: &agent.PolicyStatus{Policies: 1, Sets: 1}, Farms: &agent.FarmsStatus{Farms: 1, Backends: 2}, Affinity: &driver.Remembered{IPv4: 1}},
+	} {
+		var b strings.Builder
+		statusTable(&b, s)
+		for _, line := range strings.Split(b.String(), "\n") {
+			if zero.MatchString(line) && !strings.HasPrefix(line, "agent") && !strings.Contains(line, "affinity\t1 client remembered of IPv4 and none of IPv6, at most 0 each") {
+				t.Errorf("it says %q", line)
 			}
 		}
 	}

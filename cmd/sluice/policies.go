@@ -101,7 +101,7 @@ func policiesTable(w io.Writer, policies []agent.PolicyReport) {
 		}
 		notes := p.Issues
 		switch {
-		case p.Refused != "" && p.Kind == string(model.NetworkPolicy):
+		case p.Refused != "" && p.Kind == model.NetworkPolicy:
 			notes = append([]string{"isolates what it selects, and allows at most what could be read of its rules: " + p.Refused}, notes...)
 		case p.Refused != "":
 			notes = append([]string{"denies all that it selects: " + p.Refused}, notes...)

@@ -47,7 +47,7 @@ connections of this node policies would deny, and which select nothing. Nothing 
 --mode, --policy, --fabric, --flow-offload and --service-cidr count. --mode auto says which mode
 would be chosen, and why.
 
-The exit status is 1 if a check fails. Warnings do not count.`,
+The exit status is 3 if a check fails. Warnings do not count.`,
 		Example: "  sluice preflight\n  sluice preflight --fabric pools --kubeconfig /etc/kubernetes/admin.conf\n  sluice preflight --policies --kubeconfig /etc/kubernetes/admin.conf",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -98,11 +98,11 @@ The exit status is 1 if a check fails. Warnings do not count.`,
 	return cmd
 }
 
-// showChecks prints results, and returns failed if one of them is a failure.
+// showChecks prints results, and returns that failed was found if one of them is a failure.
 func showChecks(cmd *cobra.Command, format string, results []preflight.Result, failed error) error {
 	err := cli.Print(cmd.OutOrStdout(), format, results, func(w io.Writer) { preflight.Print(w, results) })
 	if err == nil && preflight.Failed(results) {
-		err = failed
+		err = cli.Found(failed)
 	}
 	return err
 }

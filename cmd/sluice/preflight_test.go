@@ -32,7 +32,7 @@ func preflightIn(t *testing.T, args ...string) (status int, out, errs string) {
 
 func TestPreflightTable(t *testing.T) {
 	status, out, errs := preflightIn(t, "--service-cidr", "10.96.0.0/12,fd00::/108")
-	if status != cli.ExitError || !strings.Contains(errs, "cannot carry services and policy yet") {
+	if status != cli.ExitFound || !strings.Contains(errs, "cannot carry services and policy yet") {
 		t.Errorf("status %d, %q", status, errs)
 	}
 	words := strings.Join(strings.Fields(out), " ")
@@ -72,7 +72,7 @@ func TestPreflightJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &results); err != nil {
 		t.Fatal(err)
 	}
-	if status != cli.ExitError || !preflight.Failed(results) {
+	if status != cli.ExitFound || !preflight.Failed(results) {
 		t.Errorf("status %d of %+v", status, results)
 	}
 }
@@ -152,7 +152,7 @@ func TestPreflightPolicies(t *testing.T) {
 		silent string // on what it says nothing
 	}{
 		"as they are": {shop, cli.ExitOK, []string{
-			"ok policies 1 known; they apply to 1 of this node's 2 pods, and to 0 host endpoints of it",
+			"ok policies 1 known; they apply to 1 of 2 pods of this node",
 			"ok refused every policy is taken as it is written", "ok driver it can carry out all of them", "ok kernel it takes all of them: ",
 			"warn connections 1 of 2 would be denied: shop/web -> shop/db:5432, TCP: isolated by NetworkPolicy shop/db, tier default, and no rule allows it",
 			"warn no effect NetworkPolicy shop/db: spec.ingress[0].from[0]: selects no pod of namespace shop",
@@ -160,13 +160,13 @@ func TestPreflightPolicies(t *testing.T) {
 		"allowed": {strings.ReplaceAll(shop, "app: api", "app: web"), cli.ExitOK, []string{
 			"ok connections none would be denied of the 2 that are open or ended lately", "ok no effect every policy selects something",
 		}, "would be denied:"},
-		"refused": {shop + typo + late, cli.ExitError, []string{
+		"refused": {shop + typo + late, cli.ExitFound, []string{
 			"fail refused NetworkPolicy shop/typo (shop.yaml:34): spec.podSelektor: there is no such field",
 			"fail refused policy.networking.k8s.io/v1alpha1 AdminNetworkPolicy late (shop.yaml:42): is not in force, as Sluice does not read it",
 			"not all policies can be carried out as they are written",
 		}, "\x00"},
 		"another node": {strings.ReplaceAll(shop, "nodeName: node-a", "nodeName: node-b"), cli.ExitOK, []string{
-			"warn policies 1 known; they apply to 0 of this node's 0 pods", "> if this node has pods, name its Node object with --node",
+			"warn policies 1 known; they apply to no pod of this node", "> if this node has pods, name its Node object with --node",
 		}, "would be denied:"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -285,7 +285,7 @@ func TestPreflightPoliciesRefusedByKernel(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if want := `"seen": "NetworkPolicy shop/db: its rules are too long for the kernel; in force: it isolates what it selects, and allows nothing"`; status != cli.ExitError || !strings.Contains(b.String(), want) {
+	if want := `"seen": "NetworkPolicy shop/db: its rules are too long for the kernel; in force: it isolates what it selects, and allows nothing"`; status != cli.ExitFound || !strings.Contains(b.String(), want) {
 		t.Errorf("status %d:\n%s", status, b.String())
 	}
 }

@@ -99,8 +99,11 @@ func knownPolicies(c *compile.Compiler, p *state.Policy) preflight.Result {
 			judged++
 		}
 	}
-	r := preflight.Result{Check: checkPolicies, Status: preflight.OK, Seen: fmt.Sprintf("%d known; they apply to %d of this node's %s, and to %s of it",
-		len(c.Policies()), judged, model.Count(len(pods), "pod"), model.Count(len(p.Hosts), "host endpoint"))}
+	r := preflight.Result{Check: checkPolicies, Status: preflight.OK, Seen: fmt.Sprintf("%s known; they apply to %s of this node",
+		none(len(c.Policies())), model.Of(judged, len(pods), "pod"))}
+	if n := len(p.Hosts); n > 0 {
+		r.Seen += ", and to " + model.Count(n, "host endpoint") + " of it"
+	}
 	if len(pods) == 0 {
 		r.Status, r.Do = preflight.Warn, "if this node has pods, name its Node object with --node: without pods nothing is said about connections"
 	}

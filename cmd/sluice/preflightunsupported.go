@@ -62,8 +62,8 @@ func unsupportedPolicies(ctx context.Context, node *nodeFlags, config compile.Co
 			results = append(results, preflight.Result{Check: checkUnsupported, Status: preflight.OK, Seen: p.Key.String() + ": selects no pod of this node"})
 			continue
 		}
-		text := fmt.Sprintf("%s: selects %s of this node: %s. --unsupported=deny, the default, %s, and would deny %d of %s. --unsupported=ignore-policy %s",
-			p.Key, model.Count(len(subjects), "pod"), firstNames(subjects), denial(p), n, model.Count(now.of, "connection"), judgedThen(ignoring, subjects, p))
+		text := fmt.Sprintf("%s: selects %s of this node: %s. --unsupported=deny, the default, %s, and would deny %s. --unsupported=ignore-policy %s",
+			p.Key, model.Count(len(subjects), "pod"), firstNames(subjects), denial(p), model.Of(n, now.of, "connection"), judgedThen(ignoring, subjects, p))
 		results = append(results, preflight.Result{Check: checkUnsupported, Status: preflight.Warn, Seen: text})
 	}
 	return firstResults(results), nil

@@ -152,7 +152,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return privilege(err)
 	}
 	if why != "" {
-		log.Info("mode chosen", "mode", mode.name, "why", why)
+		log.Info("mode chosen", "mode", mode.name, "reason", why)
 	}
 	config.ReservedPorts = append(config.ReservedPorts, listening(o.agent.MetricsAddress, o.agent.HealthzAddress)...)
 	if config.Policy && o.unsupported.ignores() {
@@ -412,7 +412,7 @@ func (f *nodeFlags) families() (ipv4, ipv6 bool) {
 }
 
 func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {
-	options := &slog.HandlerOptions{Level: level}
+	options := cli.LogOptions(level)
 	switch format {
 	case "text":
 		return slog.New(slog.NewTextHandler(w, options)), nil

@@ -5,21 +5,36 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 )
 
 func newStatusCommand() *cobra.Command {
-	return newListCommand("status", "Show the agent's state", "",
+	var check, ok bool
+	cmd := newListCommand("status", "Show the agent's state", "",
 		func(cmd *cobra.Command, client *agent.Client) (agent.Status, error) {
-			return client.Status(cmd.Context())
+			s, err := client.Status(cmd.Context())
+			ok = s.OK
+			return s, err
 		}, statusTable)
+	show := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		err := show(cmd, args)
+		if err == nil && check && !ok {
+			err = cli.Status(cli.ExitFound)
+		}
+		return err
+	}
+	cmd.Flags().BoolVar(&check, "check", false, "exit with status 3 if there is a PROBLEM")
+	return cmd
 }
 
 // statusTable writes the status for people, first whether all is well.
@@ -37,7 +52,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row([]string{"note", ""}[min(i, 1)], "%s", note)
 	}
 	row("node", "%s", s.Node)
-	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(seconds(s.UptimeSeconds)))
+	row("agent", "%s, process %d, up %s", s.Version, s.PID, span(time.Duration(s.Uptime)))
 	if s.Mode != "" {
 		row("mode", "%s", s.Mode)
 	}
@@ -51,9 +66,11 @@ func statusTable(w io.Writer, s agent.Status) {
 	}
 	row("source", "%s %s, %s", s.Source.Name, s.Source.Where, read)
 	row("objects", "%s", counts(s.Objects))
-	row("passed over", "%s", counts(s.Source.Skipped))
+	if some := counts(s.Source.Skipped); some != "none" {
+		row("passed over", "%s", some)
+	}
 	if f := s.Farms; f != nil {
-		row("programmed", "%s, %d of %s serve", model.Count(f.Farms, "farm"), f.Serving, model.Count(f.Backends, "backend"))
+		row("programmed", "%s, %s serving", model.Count(f.Farms, "farm"), model.Of(f.Serving, f.Backends, "backend"))
 	} else {
 		row("programmed", "%s, %s", model.Count(s.Frontends, "frontend"), model.Count(s.Backends, "backend"))
 		policyRows(row, s.Policy)
@@ -62,7 +79,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("", "but pods whose policies did not change since the start are still judged by what an earlier agent programmed: see PROBLEM")
 	}
 	if a := s.LastApply; a != nil {
-		row("last change", "%s ago: %s in %s (%s)", span(time.Since(a.Time)), model.Count(a.Operations, "operation"), span(seconds(a.Seconds)), a.Path)
+		row("last change", "%s ago: %s in %s (%s)", span(time.Since(a.Time)), model.Count(a.Operations, "operation"), span(time.Duration(a.Took)), a.Path)
 	} else {
 		row("last change", "none yet")
 	}
@@ -86,7 +103,9 @@ func statusTable(w io.Writer, s agent.Status) {
 	for _, f := range s.Failures {
 		row("failing", "since %s, %s: %s", f.Since.Format(time.DateTime), model.Count(f.Attempts, "attempt"), f.Error)
 	}
-	row("healed", "%s", model.Count(s.Heals, "time"))
+	if s.Heals > 0 {
+		row("healed", "%s", model.Count(s.Heals, "time"))
+	}
 	for i, address := range slices.Sorted(maps.Keys(s.Unserved)) {
 		row([]string{"not served", ""}[min(i, 1)], "%s: trying until it can be: %s", address, s.Unserved[address])
 	}
@@ -94,7 +113,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("connections", "%d of %d tracked (%d %%)", c.Count, c.Max, c.Count*100/c.Max)
 	}
 	if r := s.Affinity; r != nil && r.IPv4+r.IPv6+r.Forgotten > 0 {
-		row("affinity", "%s remembered of IPv4 and %d of IPv6, at most %d each; %d forgotten to make room", model.Count(r.IPv4, "client"), r.IPv6, r.Most, r.Forgotten)
+		row("affinity", "%s remembered of IPv4 and %s of IPv6, at most %d each; %s forgotten to make room", model.Count(r.IPv4, "client"), none(r.IPv6), r.Most, none(r.Forgotten))
 	}
 	for i, o := range s.Obstacles {
 		row([]string{"other rules", ""}[min(i, 1)], "%s; 'sluice preflight' says what to do", o.Seen)
@@ -128,7 +147,7 @@ func bgpRow(row func(name, format string, args ...any), s *agent.BGPStatus) {
 	case len(s.Down) == 0:
 		row("bgp", "%s established", model.Count(up, "session"))
 	default:
-		row("bgp", "%d of %s established; 'sluice bgp' has more", up, model.Count(s.Peers, "session"))
+		row("bgp", "%s established; 'sluice bgp' has more", model.Of(up, s.Peers, "session"))
 	}
 	for i, why := range s.Down {
 		if i == 3 {
@@ -145,8 +164,14 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 		row("policy", "not carried out (--policy=false, or a mode without it)")
 		return
 	}
-	row("policy", "%d known; they apply to %d of this node's %s, in %s", p.Policies, p.Selected, model.Count(p.Local, "pod"), model.Count(p.Programs, "program"))
-	row("addresses", "%d in %s of pods, %d in %s of networks", p.Members, model.Count(p.Sets, "set"), p.ListEntries, model.Count(p.Lists, "list"))
+	if p.Policies == 0 {
+		row("policy", "none known")
+	} else {
+		row("policy", "%d known; they apply to %s of this node, in %s", p.Policies, model.Of(p.Selected, p.Local, "pod"), model.Count(p.Programs, "program"))
+	}
+	if p.Members+p.Sets+p.ListEntries+p.Lists > 0 {
+		row("addresses", "%s in %s of pods, %s in %s of networks", none(p.Members), model.Count(p.Sets, "set"), none(p.ListEntries), model.Count(p.Lists, "list"))
+	}
 	if len(p.AddressLists) > 0 {
 		row("address lists", "%s", listing(p.AddressLists))
 	}
@@ -162,6 +187,14 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	for i, ignored := range p.Ignored {
 		row([]string{"ignored", ""}[min(i, 1)], "%s: has no effect, as it cannot be carried out as it is written, and --unsupported=ignore-policy is given", ignored)
 	}
+}
+
+// none returns "none" or "2".
+func none(n int) string {
+	if n == 0 {
+		return "none"
+	}
+	return strconv.Itoa(n)
 }
 
 // counts returns "Pod 3, Service 2", leaving out zeros, or "none".

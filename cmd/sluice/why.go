@@ -16,8 +16,8 @@ import (
 
 // Exit statuses of `sluice why` for answers other than yes. The answer has been printed by then.
 const (
-	statusDenied  = cli.Status(3)
-	statusUnknown = cli.Status(4)
+	statusDenied  = cli.Status(cli.ExitFound)
+	statusUnknown = cli.Status(cli.ExitUnknown)
 )
 
 func newWhyCommand() *cobra.Command {

@@ -102,7 +102,7 @@ func TestAcceleratorHeals(t *testing.T) {
 				eventually(t, "the accelerator is in step", func() bool { return b.Status().Accelerators[0].InStep })
 				c.change(fast)
 				eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), []string{web1}) })
-				healed := "put right\" accelerator=fake \"found by\"=" + name
+				healed := "put right\" accelerator=fake foundBy=" + name
 				eventually(t, "it is said", func() bool { return strings.Contains(b.log.String(), healed) })
 				if s := b.Status(); s.Heals > 0 || !s.OK {
 					t.Errorf("status: %+v", s)

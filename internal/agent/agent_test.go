@@ -526,7 +526,8 @@ func TestStatusAndServices(t *testing.T) {
 	// A service is shown with all of its faults, whoever finds them.
 	b.source.fault(model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-1"}}.Issue("an odd field"), model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: "shop", Name: "web-2"}}.Issue("not this one's"))
 	b.driver.setsAside(driver.SetAside{Kind: "Service", Name: model.Name{Namespace: "shop", Name: "web-1"}, Reason: "refused", InForce: model.InForceRest})
-	if views, err = b.client.Services(t.Context()); err != nil || len(views) != 1 || !slices.Equal(views[0].Issues, []string{"an odd field", "refused; in force: the rest of it"}) {
+	if views, err = b.client.Services(t.Context()); err != nil || len(views) != 2 || !slices.Equal(views[0].Issues, []string{"an odd field", "refused; in force: the rest of it"}) ||
+		views[1].Name != "web-2" || !slices.Equal(views[1].Issues, []string{"not this one's"}) {
 		t.Errorf("services with faults: %+v, %v", views, err)
 	}
 	b.source.fault()

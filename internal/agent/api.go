@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -103,7 +104,7 @@ func reply(w http.ResponseWriter, v any, err error) {
 }
 
 // Services returns the services as they are wanted on this node, with all that is wrong with them,
-// whoever has found it; safe for concurrent use.
+// whoever has found it, then faulty ones of which nothing is in force; safe for concurrent use.
 func (a *Agent) Services() []compile.ServiceView {
 	faults := map[model.Ref][]model.Issue{}
 	for _, i := range a.issues() {
@@ -115,9 +116,16 @@ func (a *Agent) Services() []compile.ServiceView {
 	for i, v := range views {
 		service := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 		views[i].Issues = notes(faults[service], "")
+		delete(faults, service)
+	}
+	known := len(views)
+	for _, ref := range slices.SortedFunc(maps.Keys(faults), model.Ref.Compare) {
+		if ref.Kind == model.ServiceKind && ref.Name.Name != "" {
+			views = append(views, compile.ServiceView{Namespace: ref.Name.Namespace, Name: ref.Name.Name, Frontends: []compile.FrontendView{}, Issues: notes(faults[ref], "")})
+		}
 	}
 	a.Store.Read(func(v *store.View) {
-		for i := range views {
+		for i := range views[:known] {
 			views[i].Unserved = unserved(v, &views[i])
 		}
 	})

@@ -123,12 +123,16 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 		return BGPReport{}, errNoBGP
 	}
 	a.compiling.Lock()
-	defer a.compiling.Unlock()
 	view, issues := a.Compiler.BGPView()
+	a.compiling.Unlock()
+	issues = a.issuesAbout(issues, model.BGPConfigurationKind, model.BGPPeerKind, model.BGPFilterKind,
+		model.MetalLBPeerKind, model.BGPAdvertisementKind, model.CommunityKind, model.BFDProfileKind)
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
 	s := &a.sessions
 	r := BGPReport{
 		View: *view, Sessions: map[string]bgp.PeerStatus{}, Learned: make([]LearnedFrom, 0, len(s.learned)),
-		Settled: s.settled, Error: s.failure, Issues: append([]model.Issue{}, issues...),
+		Settled: s.settled, Error: s.failure, Issues: issues,
 	}
 	for _, p := range view.Peers {
 		r.Sessions[p.Name] = s.of(p.Name)

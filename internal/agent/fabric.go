@@ -27,9 +27,9 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	if view == nil {
 		return FabricReport{}, errNoFabric
 	}
-	r := FabricReport{View: *view, Issues: slices.Clone(issues)}
+	issues = slices.Clone(issues)
 	if a.Paths != nil {
-		r.Issues = append(r.Issues, a.Paths.Issues()...)
+		issues = append(issues, a.Paths.Issues()...)
 	}
 	if a.Heard != nil {
 		r.hear(a.Heard.Heard())
@@ -37,18 +37,15 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	}
 	for _, d := range a.Config.Accelerators {
 		if d.Capabilities().Can&driver.Fabric != 0 {
-			r.Issues = append(r.Issues, Refusals(d.SetAside())...)
+			issues = append(issues, Refusals(d.SetAside())...)
 		}
 	}
+	r := FabricReport{View: *view, Issues: a.issuesAbout(issues, model.IPPoolKind, model.BlockAffinityKind)}
 	for _, f := range a.accelerators {
 		if s := f.Status(); s.Fabric {
 			r.Error = s.Error
 		}
 	}
-	if r.Issues == nil {
-		r.Issues = []model.Issue{} // an empty list in JSON, too
-	}
-	slices.SortFunc(r.Issues, model.Issue.Compare)
 	return r, nil
 }
 

@@ -103,7 +103,7 @@ func (l *loop) recordKept(kept int) {
 	l.mu.Unlock()
 	switch {
 	case kept > 0 && was == 0:
-		l.Log.Warn("the kernel has services or policies that may belong to what can't be read; they stay until all is read once", "elements", kept, "lacking", l.sourceStatus().Lacking)
+		l.Log.Warn("the kernel has services or policies that may belong to what cannot be read; they stay until all is read once", "elements", kept, "lacking", l.sourceStatus().Lacking)
 	case kept == 0 && was > 0:
 		l.Log.Info("the kernel has nothing any more that was only kept", "were", was)
 	}

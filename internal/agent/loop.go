@@ -298,7 +298,7 @@ func (l *loop) schedule(done reconcile.Done) {
 
 // applied is what an attempt did, for people and metrics.
 func applied(done reconcile.Done, delta state.Delta) Applied {
-	a := Applied{Time: done.Time, Path: done.Path, Operations: done.Operations, Seconds: done.Took.Seconds(), families: touched(delta)}
+	a := Applied{Time: done.Time, Path: done.Path, Operations: done.Operations, Took: model.Duration(done.Took), families: touched(delta)}
 	if done.Path == reconcile.PathAdopt {
 		a.families = bothFamilies
 	}
@@ -356,9 +356,9 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	}
 	switch {
 	case first:
-		l.Log.Info("kernel is in step with the sources", "operations", done.Operations, "seconds", done.Seconds)
+		l.Log.Info("kernel is in step with the sources", "operations", done.Operations, "took", done.Took)
 	case recovered:
-		l.Log.Info("kernel is in step with the sources again", "operations", done.Operations, "seconds", done.Seconds)
+		l.Log.Info("kernel is in step with the sources again", "operations", done.Operations, "took", done.Took)
 	}
 }
 
@@ -407,7 +407,7 @@ func (l *loop) logIssues() {
 	for _, i := range issues {
 		now[i] = true
 		if !l.known[i] {
-			l.Log.Warn("object at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
+			l.Log.Warn("object is at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
 		}
 	}
 	for i := range l.known {

@@ -117,15 +117,15 @@ func (m *metrics) applied(done Applied, since time.Time, caused []store.Trigger,
 		return // nothing on this node depends on the change
 	}
 	m.operationsTotal.Add(float64(done.Operations))
-	m.apply.WithLabelValues(done.Path).Observe(done.Seconds)
+	m.apply.WithLabelValues(done.Path).Observe(done.Took.Seconds())
 	path := m.partial
 	if done.Path == reconcile.PathAdopt {
 		path = m.full
 	}
 	for i, family := range families {
 		if done.families[i] {
-			m.sync.WithLabelValues(family).Observe(done.Seconds)
-			path.WithLabelValues(family).Observe(done.Seconds)
+			m.sync.WithLabelValues(family).Observe(done.Took.Seconds())
+			path.WithLabelValues(family).Observe(done.Took.Seconds())
 		}
 	}
 	if !since.IsZero() {

@@ -55,7 +55,7 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 		reports = append(reports, r)
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(faults), model.PolicyKey.Compare) {
-		v := compile.PolicyView{Kind: string(key.Kind), Namespace: key.Name.Namespace, Name: key.Name.Name}
+		v := compile.PolicyView{Kind: key.Kind, Namespace: key.Name.Namespace, Name: key.Name.Name}
 		reports = append(reports, PolicyReport{PolicyView: v, Issues: notes(faults[key], "")})
 	}
 	return reports, nil
@@ -83,7 +83,7 @@ func notes(issues []model.Issue, refused string) (notes []string) {
 }
 
 func keyOf(v compile.PolicyView) model.PolicyKey {
-	return model.PolicyKey{Kind: model.Kind(v.Kind), Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
+	return model.PolicyKey{Kind: v.Kind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 }
 
 // counters reads how many packets policies have decided; nothing if the driver does not count.

@@ -25,10 +25,10 @@ func collectSource(ch chan<- prometheus.Metric, st source.Status) {
 	for _, k := range st.Kinds {
 		kind := string(k.Kind)
 		send(descKindSynced, prometheus.GaugeValue, oneIf(k.Synced), kind)
-		send(descKindBehind, prometheus.GaugeValue, k.Behind, kind)
+		send(descKindBehind, prometheus.GaugeValue, k.Behind.Seconds(), kind)
 		send(descKindFaults, prometheus.GaugeValue, float64(k.Faults), kind)
 		send(descKindReconnects, prometheus.CounterValue, float64(k.Reconnects), kind)
 		send(descKindLists, prometheus.CounterValue, float64(k.Lists), kind)
-		send(descKindList, prometheus.GaugeValue, k.ListSeconds, kind)
+		send(descKindList, prometheus.GaugeValue, k.ListTook.Seconds(), kind)
 	}
 }

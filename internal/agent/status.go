@@ -24,12 +24,12 @@ type Status struct {
 	// Notes say what is as it has to be for the time being, as while kube-proxy still runs.
 	Notes []string `json:"notes,omitempty"`
 
-	Node          string    `json:"node"`
-	Version       string    `json:"version"`
-	Mode          string    `json:"mode,omitempty"` // in which services or farms are carried out
-	PID           int       `json:"pid"`
-	Started       time.Time `json:"started"`
-	UptimeSeconds float64   `json:"uptimeSeconds"`
+	Node    string         `json:"node"`
+	Version string         `json:"version"`
+	Mode    string         `json:"mode,omitempty"` // in which services or farms are carried out
+	PID     int            `json:"pid"`
+	Started time.Time      `json:"started"`
+	Uptime  model.Duration `json:"uptime"`
 
 	Source    source.Status  `json:"source"`
 	Objects   map[string]int `json:"objects"` // in the store, by kind
@@ -69,10 +69,10 @@ type Status struct {
 
 // Applied describes a plan that was carried out.
 type Applied struct {
-	Time       time.Time `json:"time"`
-	Path       string    `json:"path"` // "update": only what changed; "adopt": everything was compared with the kernel
-	Operations int       `json:"operations"`
-	Seconds    float64   `json:"seconds"` // to plan and apply
+	Time       time.Time      `json:"time"`
+	Path       string         `json:"path"` // "update": only what changed; "adopt": everything was compared with the kernel
+	Operations int            `json:"operations"`
+	Took       model.Duration `json:"took"` // to plan and apply
 
 	families [2]bool // whose services the plan changed; see families
 }
@@ -141,7 +141,7 @@ func (a *Agent) Status() Status {
 	a.mu.Unlock()
 	totals := a.totals()
 	s := Status{
-		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, UptimeSeconds: time.Since(a.started).Seconds(),
+		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, Uptime: model.Duration(time.Since(a.started).Round(time.Millisecond)),
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved, Notes: a.checks.notes(),
@@ -180,14 +180,14 @@ func (a *Agent) problems(s Status) []string {
 	}
 	for _, f := range s.Accelerators {
 		if f.Fabric && f.Error != "" {
-			problems = append(problems, "tunnels and routes to other nodes could not be programmed: "+f.Error)
+			problems = append(problems, FabricProblem(f.Error))
 		}
 	}
 	if s.Contested || slices.ContainsFunc(s.Accelerators, func(f reconcile.AcceleratorStatus) bool { return f.Contested }) {
 		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it (nft monitor names who writes tables of nftables), and end it or have it leave Sluice's tables and routes alone")
 	}
 	if s.BGP != nil && s.BGP.Error != "" {
-		problems = append(problems, "BGP does not work as it should: "+s.BGP.Error)
+		problems = append(problems, BGPProblem(s.BGP.Error))
 	}
 	if why := a.blocked(); why != "" && a.Store.Synced() {
 		problems = append(problems, "not ready: "+why)
@@ -237,6 +237,30 @@ func (a *Agent) issues() []model.Issue {
 	issues := append(a.found(), a.Source.Status().Issues...)
 	slices.SortFunc(issues, model.Issue.Compare)
 	return slices.Compact(issues)
+}
+
+// issuesAbout returns those of all issues that are among these, or about objects of these kinds. A
+// report that has its issues from here names none that status does not.
+func (a *Agent) issuesAbout(found []model.Issue, kinds ...model.Kind) []model.Issue {
+	list := []model.Issue{} // an empty list in JSON, too
+	about := make(map[model.Issue]bool, len(found))
+	for _, i := range found {
+		about[i] = true
+	}
+	for _, i := range a.issues() {
+		if about[i] || slices.Contains(kinds, i.Object.Kind) {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// BGPProblem and FabricProblem are an error in the words of every command.
+func BGPProblem(err string) string { return "BGP does not work as it should: " + err }
+
+// FabricProblem is described with BGPProblem.
+func FabricProblem(err string) string {
+	return "tunnels and routes to other nodes could not be programmed: " + err
 }
 
 // found returns the faults that the compiler, the driver and the agent itself found.

@@ -20,11 +20,13 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Exit statuses of every command.
+// Exit statuses of every command; docs/node.md has them for users.
 const (
-	ExitOK    = 0
-	ExitError = 1
-	ExitUsage = 2
+	ExitOK      = 0
+	ExitError   = 1 // it could not be done
+	ExitUsage   = 2 // the command line is wrong
+	ExitFound   = 3 // it was done, and what it found is not as it should be
+	ExitUnknown = 4 // it was done, and what it asks cannot be told
 )
 
 // Status is the error of a command that has already printed everything: the program ends with that
@@ -33,6 +35,13 @@ type Status int
 
 // Error implements error.
 func (s Status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// Found marks err as what a command found that did all it was asked to do.
+func Found(err error) error { return foundError{err} }
+
+type foundError struct{ error }
+
+func (e foundError) Unwrap() error { return e.error }
 
 // Usage marks err as an error of the command line that was found after its syntax was accepted.
 func Usage(err error) error { return usageError{err} }
@@ -68,6 +77,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	markStart(root, &started)
 	explainUsage(root)
 	root.Version = Version()
+	root.SetVersionTemplate(buildOf(root.Name()).String() + "\n")
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return ExitOK
@@ -79,6 +89,9 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 		return ExitError // who reads the output has seen enough
 	}
 	_, _ = fmt.Fprintf(stderr, "%s: %s\n", root.Name(), model.PrintableLines(strings.ReplaceAll(err.Error(), "\n\t", "\n  ")))
+	if found := (foundError{}); errors.As(err, &found) {
+		return ExitFound
+	}
 	if usage := (usageError{}); started && !errors.As(err, &usage) {
 		return ExitError
 	}

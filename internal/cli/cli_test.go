@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,14 +18,41 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// The linker says the release and the commit, in a release as in what make builds; without it, the
+// toolchain does.
 func TestVersion(t *testing.T) {
-	version = "v1.2.3"
-	t.Cleanup(func() { version = "" })
-	root := &cobra.Command{Use: "sluice"}
-	root.AddCommand(NewVersionCommand())
-	var out bytes.Buffer
-	if code := Execute(t.Context(), root, []string{"version"}, &out, &out); code != ExitOK || !strings.HasPrefix(out.String(), "sluice v1.2.3 (go") {
-		t.Errorf("version exits with %d: %s", code, out.String())
+	t.Cleanup(func() { version, commit = "", "" })
+	for _, c := range []struct{ version, commit, want string }{
+		{"v1.2.3", "0123456789ab", "sluice v1.2.3 (commit 0123456789ab, go"},
+		{"v1.2.3", "", "sluice v1.2.3 (go"},
+		{"", "", "sluice "},
+	} {
+		version, commit = c.version, c.commit
+		for _, arg := range []string{"version", "--version"} {
+			root := &cobra.Command{Use: "sluice"}
+			root.AddCommand(NewVersionCommand())
+			var out bytes.Buffer
+			if code := Execute(t.Context(), root, []string{arg}, &out, &out); code != ExitOK || !strings.HasPrefix(out.String(), c.want) || strings.Contains(out.String(), "  ") {
+				t.Errorf("%+v: %s exits with %d: %s", c, arg, code, out.String())
+			}
+		}
+	}
+	if got := Version(); got == "" {
+		t.Errorf("no version without the linker")
+	}
+}
+
+// What make builds, and what it would build of a tagged commit, says the chart's version.
+func TestVersionOfMake(t *testing.T) {
+	root := "../.."
+	chart, err := os.ReadFile(filepath.Join(root, "deploy/helm/sluice/Chart.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := regexp.MustCompile(`(?m)^version: (.*)$`).FindStringSubmatch(string(chart))[1]
+	out, err := exec.Command("make", "-s", "-C", root, "--eval", "print-flags: ; @echo '$(LDFLAGS)'", "print-flags").CombinedOutput()
+	if want := regexp.MustCompile(`cli\.version=v` + regexp.QuoteMeta(release) + `(\+[0-9a-f]{12})?(-dirty)? -X \S*cli\.commit=([0-9a-f]{12}(-dirty)?)?\n`); err != nil || !want.Match(out) {
+		t.Errorf("%v: %s, want %s", err, out, want)
 	}
 }
 
@@ -37,6 +65,7 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{nil, nil, ExitOK, ""},
 		{nil, errors.New("no \x1b[2Jkernel"), ExitError, "prog: no \\x1b[2Jkernel\n"},
+		{nil, fmt.Errorf("check: %w", Found(errors.New("2 fail"))), ExitFound, "prog: check: 2 fail\n"},
 		{nil, Usage(errors.New("not both")), ExitUsage, "prog: not both\nRun 'prog do --help' for usage.\n"},
 		{[]string{"--nonsense"}, nil, ExitUsage, "prog: unknown flag: --nonsense\nRun 'prog do --help' for usage.\n"},
 		{nil, Status(7), 7, ""},

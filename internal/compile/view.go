@@ -53,7 +53,7 @@ type ServiceView struct {
 
 // FrontendView is one address and port of a service.
 type FrontendView struct {
-	Kind     string `json:"kind"`
+	Kind     string `json:"via"` // "ClusterIP", "NodePort", …
 	Address  string `json:"address"`
 	Port     uint16 `json:"port"`
 	Protocol string `json:"protocol"`

@@ -518,7 +518,7 @@ func TestStatus(t *testing.T) {
 	var b strings.Builder
 	s.Table(&b)
 	for _, want := range []string{"node1\tzone-a\t10.10.0.11 fd00:10:10::b\t3\trunning\tnone", "data/db-0", "headless", "web\tClusterIP\t10.96.0.1 fd00:10:96::1\t-\t80/TCP\t3",
-		"\nweb\tnetworkpolicy.networking.k8s.io\nsecurity\ttier.projectcalico.org\n"} {
+		"\nweb\tNetworkPolicy\nsecurity\tTier\n"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("status lacks %q:\n%s", want, b.String())
 		}

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/probe"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Probe sends n requests through every frontend of every service, from a pod on each node, from
@@ -55,7 +56,7 @@ func (l *Lab) Probe(ctx context.Context, n int, services []string) (*probe.Repor
 	if len(answers) > 0 {
 		rep.AddPairs(answers)
 	}
-	rep.Lab, rep.Seconds = l.Name, time.Since(begin).Seconds()
+	rep.Lab, rep.Took = l.Name, model.Duration(time.Since(begin).Round(time.Millisecond))
 	return rep, nil
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/source/kinds"
 )
 
 // Status is a lab's state, for people and programs.
@@ -25,7 +26,7 @@ type Status struct {
 	Nodes    []NodeStatus    `json:"nodes"`
 	Pods     []PodStatus     `json:"pods"`
 	Services []ServiceStatus `json:"services"`
-	Policies []PolicyStatus  `json:"policies"`
+	Policies []model.Ref     `json:"policies"`
 	Passed   map[string]int  `json:"passedOver"` // objects that the lab ignores, by kind
 	Warnings []string        `json:"warnings"`
 }
@@ -61,13 +62,6 @@ type ServiceStatus struct {
 	External  []netip.Addr `json:"external"` // ingress addresses and externalIPs
 	Ports     []string     `json:"ports"`    // "80:30080/TCP"
 	Endpoints int          `json:"endpoints"`
-}
-
-// PolicyStatus is the line of an object of a policy API.
-type PolicyStatus struct {
-	Kind      string `json:"kind"` // with the API group: "networkpolicy.networking.k8s.io"
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name"`
 }
 
 // Status reads the state of the lab. All agents together get a few seconds to report that they are
@@ -113,9 +107,20 @@ func (l *Lab) Status(ctx context.Context) *Status {
 		s.Services = append(s.Services, l.serviceStatus(svc))
 	}
 	for _, p := range l.Cluster.Policies {
-		s.Policies = append(s.Policies, PolicyStatus{p.Resource(), p.Namespace, p.Name})
+		s.Policies = append(s.Policies, refOf(p))
 	}
 	return s
+}
+
+// refOf names an object of a policy API as sluice does.
+func refOf(p plan.Policy) model.Ref {
+	ref := model.Ref{Kind: model.Kind(p.Kind), Name: model.Name{Namespace: p.Namespace, Name: p.Name}}
+	for _, k := range kinds.All {
+		if k.Name == p.Kind && slices.ContainsFunc(k.Places, func(r kinds.Resource) bool { return r.APIVersion() == p.APIVersion }) {
+			ref.Kind = k.Kind
+		}
+	}
+	return ref
 }
 
 // agentState says how a node's agent is, and which faults it finds in objects.
@@ -213,7 +218,7 @@ func (s *Status) Table(w io.Writer) {
 		line("POLICY", "KIND")
 	}
 	for _, p := range s.Policies {
-		line(strings.TrimPrefix(qualified(p.Namespace, p.Name), "/"), p.Kind)
+		line(strings.TrimPrefix(qualified(p.Name.Namespace, p.Name.Name), "/"), string(p.Kind))
 	}
 	if len(s.Passed)+len(s.Warnings) > 0 {
 		line()

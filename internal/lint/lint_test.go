@@ -132,12 +132,12 @@ func TestHints(t *testing.T) {
 		// What is refused has no effect, and that was said.
 		{inShop + "{podSelector: {matchLabels: {app: wbe}}, ingress: [{ports: [{port: 0}]}]}}", nil, nil},
 	} {
-		objects, _, err := manifest.NewDeclarations().Read("shop.yaml", []byte(shop+c.object))
+		read, err := manifest.NewDeclarations().Read("shop.yaml", []byte(shop+c.object))
 		if err != nil {
 			t.Fatal(err)
 		}
 		s := store.New()
-		for _, o := range objects {
+		for _, o := range read.Objects {
 			ref := o.Object.Ref()
 			s.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: o.Object}})
 		}

@@ -13,7 +13,8 @@ import (
 
 // Name identifies a namespaced object; Namespace is empty for cluster-scoped ones.
 type Name struct {
-	Namespace, Name string
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
 }
 
 // String returns "namespace/name", or "name" alone for cluster-scoped objects.

@@ -59,7 +59,7 @@ func IsName(text string) bool {
 	return text != ""
 }
 
-// Count writes a number of things, "1 address" or "2 addresses".
+// Count writes a number of things in a sentence: "no addresses", "1 address" or "2 addresses".
 func Count(n int, what string) string {
 	switch {
 	case n == 1:
@@ -68,7 +68,21 @@ func Count(n int, what string) string {
 	default:
 		what += "s"
 	}
+	if n == 0 {
+		return "no " + what
+	}
 	return fmt.Sprintf("%d %s", n, what)
+}
+
+// Of writes how many of all: "none of 3 pods", "1 of 3 pods"; "no pod" where there is none at all.
+func Of(n, all int, what string) string {
+	switch {
+	case all == 0:
+		return "no " + what
+	case n == 0:
+		return "none of " + Count(all, what)
+	}
+	return fmt.Sprintf("%d of %s", n, Count(all, what))
 }
 
 // FirstFew writes the first few of some texts, and counts the rest: "a, b and 3 more".

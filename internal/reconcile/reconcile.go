@@ -284,7 +284,7 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 			r.healed.Wrote(now)
 		}
 		if due || !r.healed.Lost(now) {
-			r.log.Warn("the kernel's tables had been changed by someone else and were put right", "found by", done.Healed, "operations", done.Operations, "seconds", done.Took.Seconds(), "again and again", r.healed.Lost(now))
+			r.log.Warn("the kernel's tables had been changed by someone else and were put right", "foundBy", done.Healed, "operations", done.Operations, "took", done.Took, "repeatedly", r.healed.Lost(now))
 		}
 	}
 	r.suspicion = ""

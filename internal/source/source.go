@@ -75,13 +75,13 @@ type Status struct {
 
 // Following says how the objects of one kind are followed.
 type Following struct {
-	Kind        model.Kind `json:"kind"`
-	Synced      bool       `json:"synced"`                // all there was has been delivered once; or it is known that there are none
-	Behind      float64    `json:"behind,omitempty"`      // seconds since when changes may not come; 0: they do
-	Faults      int        `json:"faults,omitempty"`      // objects at fault
-	Reconnects  uint64     `json:"reconnects,omitempty"`  // how often what tells of changes had to be made anew
-	Lists       uint64     `json:"lists,omitempty"`       // how often all was read
-	ListSeconds float64    `json:"listSeconds,omitempty"` // how long that took the last time
+	Kind       model.Kind     `json:"kind"`
+	Synced     bool           `json:"synced"`               // all there was has been delivered once; or it is known that there are none
+	Behind     model.Duration `json:"behind,omitempty"`     // since when changes may not come; 0: they do
+	Faults     int            `json:"faults,omitempty"`     // objects at fault
+	Reconnects uint64         `json:"reconnects,omitempty"` // how often what tells of changes had to be made anew
+	Lists      uint64         `json:"lists,omitempty"`      // how often all was read
+	ListTook   model.Duration `json:"listTook,omitempty"`   // how long that took the last time
 }
 
 // IsStandIn tells whether an object stands in for one that is at fault. A source delivers it as

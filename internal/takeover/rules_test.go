@@ -224,7 +224,7 @@ func FuzzParse(f *testing.F) {
 // What is told of one thing has no plural.
 func TestOneOfEach(t *testing.T) {
 	v := &ipvsState{servers: make([]server, 1), others: 1}
-	if got := v.String(); got != "IPVS: 1 virtual server with 0 connections" {
+	if got := v.String(); got != "IPVS: 1 virtual server with no connections" {
 		t.Error(got)
 	}
 	if got, other := places(1), places(2); got != "1 address and port" || other != "2 addresses and ports" {

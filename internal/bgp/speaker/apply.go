@@ -75,7 +75,7 @@ func (s *Speaker) reset(ctx context.Context, p *peer, x *party) {
 	}
 	err := s.server.ResetPeer(ctx, &api.ResetPeerRequest{Address: x.address.String(), Soft: true, Direction: direction})
 	if err != nil {
-		s.log.Warn("A peer's routes are not decided anew.", "peer", p.name, "error", err)
+		s.log.Warn("a peer's routes are not decided anew", "peer", p.name, "error", err)
 	}
 }
 

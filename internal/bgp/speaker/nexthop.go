@@ -21,7 +21,7 @@ func (s *Speaker) findHops(peers ...*peer) bool {
 		if all == nil {
 			var err error
 			if all, err = link.Here.Addresses(); err != nil {
-				s.log.Warn("This node's addresses cannot be read.", "error", err)
+				s.log.Warn("this node's addresses cannot be read", "error", err)
 				return false // as they were
 			}
 		}

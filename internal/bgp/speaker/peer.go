@@ -78,11 +78,11 @@ func (s *Speaker) removePeer(p *peer) {
 		spec := s.peerOf(p.added, false)
 		spec.Conf.AuthPassword = ""
 		if _, err := s.server.UpdatePeer(ctx, &api.UpdatePeerRequest{Peer: spec}); err != nil {
-			s.log.Warn("The password of a peer that goes is not forgotten.", "peer", p.name, "error", err)
+			s.log.Warn("the password of a peer that goes is not forgotten", "peer", p.name, "error", err)
 		}
 	}
 	if err := s.server.DeletePeer(ctx, &api.DeletePeerRequest{Address: address}); err != nil {
-		s.log.Warn("A peer that goes was not there.", "peer", p.name, "error", err)
+		s.log.Warn("a peer that goes was not there", "peer", p.name, "error", err)
 	}
 	delete(s.names, p.added.Address)
 	p.added = nil
@@ -100,7 +100,7 @@ func (s *Speaker) exceeds(p *peer, excess string) {
 		f.PrefixLimits = &api.PrefixLimit{Family: f.Config.Family, MaxPrefixes: 1}
 	}
 	if _, err := s.server.UpdatePeer(context.Background(), &api.UpdatePeerRequest{Peer: spec}); err != nil {
-		s.log.Warn("A peer that announces too much is not told so.", "peer", p.name, "error", err)
+		s.log.Warn("a peer that announces too much is not told so", "peer", p.name, "error", err)
 		s.flooded(p)
 		return
 	}

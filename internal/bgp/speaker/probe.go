@@ -54,7 +54,7 @@ func (s *Speaker) askWhy(p *peer) {
 		s.inbox.post(func() {
 			p.probing, p.probed = false, time.Now()
 			if err != nil {
-				s.log.Debug("A peer does not say why there is no session.", "peer", p.name, "error", err)
+				s.log.Debug("a peer does not say why there is no session", "peer", p.name, "error", err)
 			}
 			if text == "" || p.up || p.added != w {
 				return

@@ -141,7 +141,7 @@ func (s *Speaker) stop() {
 func (v *server) end(log *slog.Logger) {
 	v.cancel()
 	if err := v.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: true}); err != nil {
-		log.Warn("The BGP server does not stop as it should.", "error", err)
+		log.Warn("the BGP server does not stop as it should", "error", err)
 	}
 	v.Stop() // what StopBgp leaves
 }

@@ -134,7 +134,7 @@ func (s *Speaker) established(p *peer, capabilities []gobgp.ParameterCapabilityI
 	cross := p.cross
 	p.cross = offers(capabilities, gobgp.BGP_CAP_EXTENDED_NEXTHOP)
 	s.counter.due = true
-	s.log.Debug("There is a session.", "peer", p.name)
+	s.log.Debug("BGP session is established", "peer", p.name)
 	if p.restarting && !offers(capabilities, gobgp.BGP_CAP_GRACEFUL_RESTART) {
 		// It will never say that it has told all its routes, so that the server would keep the
 		// others for ever (RFC 4724, section 4.2: they go at once).
@@ -163,7 +163,7 @@ func offers(all []gobgp.ParameterCapabilityInterface, code gobgp.BGPCapabilityCo
 func (s *Speaker) down(p *peer, why string) {
 	if p.up {
 		p.up, p.since, p.ended = false, time.Now(), why
-		s.log.Debug("A session ended.", "peer", p.name, "why", why)
+		s.log.Debug("BGP session has ended", "peer", p.name, "reason", why)
 	}
 	p.restarting = false
 	p.state, p.failed, p.closing, p.answer = "idle", "", "", ""
@@ -273,7 +273,7 @@ func (s *Speaker) ask(p *peer, counting bool) *api.Peer {
 	err := s.server.ListPeer(context.Background(), &api.ListPeerRequest{Address: p.added.Address.String(), EnableAdvertised: counting},
 		func(now *api.Peer) { found = now })
 	if err != nil {
-		s.log.Warn("The server does not say how it stands with a peer.", "peer", p.name, "error", err)
+		s.log.Warn("the BGP server does not say how it stands with a peer", "peer", p.name, "error", err)
 	}
 	return found
 }

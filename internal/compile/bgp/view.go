@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"time"
 
 	speaker "sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/model"
@@ -17,7 +16,7 @@ type View struct {
 	RouterID netip.Addr     `json:"routerID"`
 	Listen   []netip.Addr   `json:"listen,omitempty"` // none: on all addresses
 	Port     uint16         `json:"port,omitempty"`
-	Restart  time.Duration  `json:"restart,omitempty"`
+	Restart  model.Duration `json:"restart,omitempty"`
 	Mesh     bool           `json:"mesh"`    // the nodes are each other's peers
 	Cluster  netip.Addr     `json:"cluster"` // of which this node is a route reflector; invalid: of none
 	PassOn   []netip.Prefix `json:"passOn,omitempty"`
@@ -54,7 +53,7 @@ func (c *Compiler) View() View {
 		return v
 	}
 	s := c.settings
-	v.AS, v.RouterID, v.Listen, v.Port, v.Restart, v.PassOn = s.AS, s.RouterID, s.Listen, s.Port, s.Restart, s.PassOn
+	v.AS, v.RouterID, v.Listen, v.Port, v.Restart, v.PassOn = s.AS, s.RouterID, s.Listen, s.Port, model.Duration(s.Restart), s.PassOn
 	v.Mesh, v.Cluster = !c.config.NoMesh && !own.cluster.IsValid(), own.cluster
 	filters := map[model.Ref][]string{}
 	for _, p := range c.associations {

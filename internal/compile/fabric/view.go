@@ -31,7 +31,7 @@ type PoolView struct {
 // TunnelView is a tunnel device of this node.
 type TunnelView struct {
 	Device  string     `json:"device"`
-	Kind    string     `json:"kind"`
+	Kind    string     `json:"type"`    // "vxlan", "ipip", …
 	Address netip.Addr `json:"address"` // that the node itself sends from through it
 	Local   netip.Addr `json:"local"`
 	MTU     int        `json:"mtu"`

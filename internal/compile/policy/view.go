@@ -11,11 +11,11 @@ import (
 
 // View is a policy as people see it on this node.
 type View struct {
-	Kind      string   `json:"kind"`
-	Namespace string   `json:"namespace,omitempty"`
-	Name      string   `json:"name"`
-	Tier      string   `json:"tier"`            // that it is evaluated in
-	Order     *float64 `json:"order,omitempty"` // nil: after all that have one
+	Kind      model.Kind `json:"kind"`
+	Namespace string     `json:"namespace,omitempty"`
+	Name      string     `json:"name"`
+	Tier      string     `json:"tier"`            // that it is evaluated in
+	Order     *float64   `json:"order,omitempty"` // nil: after all that have one
 	// Pods and HostEndpoints of this node that it selects.
 	Pods          int    `json:"pods"`
 	HostEndpoints int    `json:"hostEndpoints"`
@@ -38,7 +38,7 @@ func (c *Compiler) Views() []View {
 	}
 	for _, p := range slices.SortedFunc(maps.Values(c.policies.all), comparePolicies) {
 		v := View{
-			Kind: string(p.obj.Key.Kind), Namespace: p.obj.Key.Name.Namespace, Name: p.obj.Key.Name.Name,
+			Kind: p.obj.Key.Kind, Namespace: p.obj.Key.Name.Namespace, Name: p.obj.Key.Name.Name,
 			Tier: p.tier.Name, Pods: pods[p], HostEndpoints: hosts[p], Refused: p.obj.Refused,
 		}
 		if !math.IsInf(p.obj.Order, 0) && !math.IsNaN(p.obj.Order) {

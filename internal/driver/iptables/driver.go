@@ -194,7 +194,7 @@ func (d *Driver) variant(ctx context.Context) (Variant, error) {
 	switch {
 	case d.chosen != "":
 		if n := foreign[choice.other()]; n > 0 {
-			d.log.Warn("other programs have rules in the other variant of iptables: both are asked about each packet, and what one drops is dropped", "variant", choice, "rules of the other", n)
+			d.log.Warn("other programs have rules in the other variant of iptables: both are asked about each packet, and what one drops is dropped", "variant", choice, "otherRules", n)
 		}
 	case errors.Join(errs[:2]...) == nil && (errors.Join(errs[2:]...) != nil || rules[Legacy] > rules[NFTables]):
 		choice = Legacy
@@ -204,7 +204,7 @@ func (d *Driver) variant(ctx context.Context) (Variant, error) {
 		return "", fmt.Errorf("choose a variant of iptables: %w", errors.Join(errs...))
 	}
 	if d.chosen == "" {
-		d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "rules of the other", rules[choice.other()])
+		d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "otherRules", rules[choice.other()])
 	}
 	d.chosen, d.asked = choice, true
 	return choice, nil

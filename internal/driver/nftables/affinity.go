@@ -66,7 +66,7 @@ func (d *Driver) forgetAffinity() (err error) {
 	}
 	d.forget.took = time.Since(began)
 	if err != nil && d.life.Err() == nil {
-		d.log.Warn("forget clients with session affinity", "error", err)
+		d.log.Warn("clients with session affinity could not be forgotten", "error", err)
 	}
 	return err
 }

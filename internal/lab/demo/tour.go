@@ -244,7 +244,7 @@ func (s *story) check(ctx context.Context, requests int) (*probe.Report, error) 
 		return report, errors.New(strings.Join(append(report.Failures(), report.Summary()), "\n"))
 	}
 	s.Say("%s requests through every address of every service, from pods, nodes and outside:", thousands(report.Requests))
-	s.Good("%s (%.1f s)", report.Outcome(), report.Seconds)
+	s.Good("%s (%.1f s)", report.Outcome(), report.Took.Seconds())
 	if report.Pairs != nil {
 		_, pairs := drawn(report.Pairs)
 		s.Good("%s", pairs.Summary())

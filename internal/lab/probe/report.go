@@ -34,14 +34,14 @@ type Row struct {
 
 // Report is the outcome of a probe.
 type Report struct {
-	Lab      string   `json:"lab"`
-	Rows     []Row    `json:"rows"`
-	Silent   []Silent `json:"silent"`          // services with nothing to send to
-	Pairs    *Pairs   `json:"pairs,omitempty"` // who reaches what, if there are policies
-	Requests int      `json:"requests"`
-	Failed   int      `json:"failed"`
-	Excused  int      `json:"excused,omitempty"`
-	Seconds  float64  `json:"seconds"`
+	Lab      string         `json:"lab"`
+	Rows     []Row          `json:"rows"`
+	Silent   []Silent       `json:"silent"`          // services with nothing to send to
+	Pairs    *Pairs         `json:"pairs,omitempty"` // who reaches what, if there are policies
+	Requests int            `json:"requests"`
+	Failed   int            `json:"failed"`
+	Excused  int            `json:"excused,omitempty"`
+	Took     model.Duration `json:"took"`
 }
 
 // NewReport sums up results.
@@ -164,7 +164,7 @@ func (rep *Report) Failures() (all []string) {
 
 // Summary returns one sentence, and one about who reaches what.
 func (rep *Report) Summary() string {
-	text := fmt.Sprintf("%s in %.1f s: %s", model.Count(rep.Requests, "request"), rep.Seconds, rep.Outcome())
+	text := fmt.Sprintf("%s in %.1f s: %s", model.Count(rep.Requests, "request"), rep.Took.Seconds(), rep.Outcome())
 	if rep.Pairs != nil {
 		text = rep.Pairs.Summary() + "\n" + text
 	}

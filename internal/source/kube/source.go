@@ -244,7 +244,7 @@ func (s *Source) logOutage() {
 	case reason != "" && !s.outage && time.Since(s.since) >= s.api.timing.last:
 		s.outage = true
 		where, _ := s.api.credentials.where()
-		says := "the Kubernetes API can't be read; what was read before stays in force"
+		says := "the Kubernetes API cannot be read; what was read before stays in force"
 		if !s.synced {
 			says = "waiting for the Kubernetes API; until it can be read, nothing is changed in the kernel"
 		}

@@ -50,7 +50,7 @@ func (f *follower) fail(ctx context.Context, err error, asks []chan struct{}) ti
 	case ctx.Err() != nil:
 		return 0
 	case isExpired(err), errors.Is(err, errRewound):
-		f.log.Info("reading everything again", "reason", err)
+		f.log.Info("reading everything again", "error", err)
 		f.version = ""
 		return 0
 	case apierrors.IsNotFound(err) && f.kind.Optional:
@@ -113,7 +113,7 @@ func unauthorized(err error) string {
 // in common.
 func (f *follower) setTrouble(t trouble) {
 	if t != f.trouble && !t.common {
-		f.log.Warn("a kind of objects can't be read; what was read of it before stays in force", "reason", t.reason)
+		f.log.Warn("a kind of objects cannot be read; what was read of it before stays in force", "reason", t.reason)
 	}
 	f.trouble = t
 	if f.since.IsZero() {
@@ -153,7 +153,7 @@ func (f *follower) logFault(name model.Name, was, is fault) {
 	switch {
 	case was == is:
 	case is != (fault{}):
-		f.log.Warn("object is at fault", "object", f.refOf(name), "reason", is.reason, "in force", is.inForce)
+		f.log.Warn("object is at fault", "object", f.refOf(name), "reason", is.reason, "inForce", is.inForce)
 	default:
 		f.log.Info("object is no longer at fault", "object", f.refOf(name))
 	}
@@ -196,10 +196,10 @@ func (f *follower) following() source.Following {
 	defer f.mu.Unlock()
 	s := source.Following{
 		Kind: f.kind.Kind, Synced: f.phase == listed || f.phase == absent && f.kind.Optional, Faults: len(f.ledger.faults),
-		Reconnects: f.reconnects, Lists: f.lists, ListSeconds: f.listTook.Seconds(),
+		Reconnects: f.reconnects, Lists: f.lists, ListTook: model.Duration(f.listTook),
 	}
 	if !f.since.IsZero() {
-		s.Behind = time.Since(f.since).Seconds()
+		s.Behind = model.Duration(time.Since(f.since))
 	}
 	return s
 }

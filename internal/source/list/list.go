@@ -220,7 +220,7 @@ func (s *Source) enter(l *list, set *model.NetworkSet, issue *model.Issue) {
 	s.mu.Unlock()
 	switch {
 	case issue != nil && (was == nil || *was != *issue):
-		s.log.Warn("address list is at fault", "list", l.Name, "source", issue.Source, "reason", issue.Reason, "in force", issue.InForce)
+		s.log.Warn("address list is at fault", "list", l.Name, "source", issue.Source, "reason", issue.Reason, "inForce", issue.InForce)
 	case issue == nil && was != nil:
 		s.log.Info("address list is no longer at fault", "list", l.Name)
 	}

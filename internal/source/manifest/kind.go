@@ -3,6 +3,7 @@ package manifest
 import (
 	"encoding/json"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -12,21 +13,13 @@ import (
 // typeOf is an apiVersion and a kind.
 type typeOf struct{ apiVersion, kind string }
 
-// kindEntry is a kind that gets read, or a list: of objects of any kind, or of those called item,
-// which mostly don't say theirs.
-type kindEntry struct {
-	*kinds.Kind // nil for lists
-	item        string
-}
-
-// types are all kinds that get read, and the lists of them.
-var types = sync.OnceValue(func() map[typeOf]kindEntry {
-	all := map[typeOf]kindEntry{{"v1", "List"}: {}}
+// types are all kinds that get read.
+var types = sync.OnceValue(func() map[typeOf]*kinds.Kind {
+	all := map[typeOf]*kinds.Kind{}
 	for i := range kinds.All {
 		k := &kinds.All[i]
 		for _, p := range k.Places {
-			all[typeOf{p.APIVersion(), k.Name}] = kindEntry{Kind: k}
-			all[typeOf{p.APIVersion(), k.Name + "List"}] = kindEntry{item: k.Name}
+			all[typeOf{p.APIVersion(), k.Name}] = k
 		}
 	}
 	return all
@@ -43,29 +36,68 @@ func isOurs(name string) bool {
 	return false
 }
 
-// unread tells, of a kind that isn't read, whether it is a policy, an address pool or another
-// version of a kind that is: nobody should think that it is in force. The result says what it has
-// to be written as.
-func unread(apiVersion, name string) (instead string, ok bool) {
-	group, _, _ := strings.Cut(apiVersion, "/")
-	switch {
-	case group == "extensions" && name == "NetworkPolicy":
-		return "networking.k8s.io/v1", true
-	case group == "policy.networking.k8s.io" && (name == "AdminNetworkPolicy" || name == "BaselineAdminNetworkPolicy"):
-		return "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2", true
-	case group == "cilium.io" && (name == "CiliumNetworkPolicy" || name == "CiliumClusterwideNetworkPolicy"):
-		return "a NetworkPolicy, a ClusterNetworkPolicy or one of Calico's", true
-	case group == kinds.MetalLBGroup && name == "AddressPool":
-		return "an IPAddressPool of metallb.io/v1beta1, and an L2Advertisement or BGPAdvertisement", true
+// unreadKinds are kinds that somebody may think to be in force, with what they have to be written as.
+var unreadKinds = []struct{ group, kinds, instead string }{
+	{"extensions", "NetworkPolicy", "networking.k8s.io/v1"},
+	{"policy.networking.k8s.io", "AdminNetworkPolicy BaselineAdminNetworkPolicy", "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2"},
+	{"cilium.io", "CiliumCIDRGroup", "a GlobalNetworkSet of projectcalico.org/v3"},
+	{"cilium.io", "CiliumLoadBalancerIPPool", poolInstead},
+	{"cilium.io", "CiliumL2AnnouncementPolicy", "an L2Advertisement of metallb.io/v1beta1"},
+	{"cilium.io", "CiliumBGPPeeringPolicy CiliumBGPClusterConfig CiliumBGPPeerConfig CiliumBGPAdvertisement CiliumBGPNodeConfigOverride", "BGPPeers and a BGPConfiguration of projectcalico.org/v3"},
+	{kinds.MetalLBGroup, "AddressPool", poolInstead + ", and an L2Advertisement or BGPAdvertisement"},
+}
+
+const poolInstead = "an IPAddressPool of metallb.io/v1beta1"
+
+// nothing are the kinds, of groups of which others are read, that say nothing to Sluice: Kubernetes'
+// own, and those in which other programs keep what they know.
+var nothing = map[string]string{
+	"":                  "Binding ComponentStatus ConfigMap Endpoints Event LimitRange PersistentVolume PersistentVolumeClaim PodTemplate ReplicationController ResourceQuota Secret",
+	"networking.k8s.io": "IPAddress Ingress IngressClass ServiceCIDR",
+	kinds.CalicoGroup:   calicoState,
+	kinds.CalicoStored:  calicoState,
+	kinds.MetalLBGroup:  "BGPSessionStatus ConfigurationState ServiceBGPStatus ServiceL2Status",
+}
+
+const calicoState = "CalicoNodeStatus ClusterInformation IPAMBlock IPAMConfig IPAMConfiguration IPAMHandle WorkloadEndpoint"
+
+// unread says, of a kind that isn't read, why an object of it does nothing, where somebody may think
+// that it does. A hint is what nobody will miss: settings of another program, and what nobody knows
+// of a group of which other kinds are read. "" says that it is nothing to Sluice.
+func unread(apiVersion, name string) (reason string, hint bool) {
+	group, _, versioned := strings.Cut(apiVersion, "/")
+	if !versioned {
+		group = ""
 	}
+	for _, k := range unreadKinds {
+		if k.group == group && slices.Contains(strings.Fields(k.kinds), name) {
+			return insteadOf(k.instead), false
+		}
+	}
+	read := false
 	for i := range kinds.All {
 		for _, p := range kinds.All[i].Places {
 			if kinds.All[i].Name == name && p.Group == group {
-				return p.APIVersion(), true
+				return insteadOf(p.APIVersion()), false
 			}
+			read = read || p.Group == group
 		}
 	}
+	switch {
+	case strings.HasPrefix(name, "Staged") && read:
+		return "decides nothing, as in Calico; 'sluice preflight --policies' says what a policy would do", true
+	case strings.HasSuffix(name, "NetworkPolicy"):
+		return insteadOf("a NetworkPolicy, a ClusterNetworkPolicy or one of Calico's"), false
+	case name == "FelixConfiguration" && read:
+		return "has no effect, as Sluice does not read it: its settings are flags of 'sluice run'", true
+	case read && !slices.Contains(strings.Fields(nothing[group]), name):
+		return "has no effect, as Sluice does not read this kind", true
+	}
 	return "", false
+}
+
+func insteadOf(kind string) string {
+	return "is not in force, as Sluice does not read it; write it as " + kind
 }
 
 var addressPools = regexp.MustCompile(`(?m)^address-pools:`)

@@ -376,12 +376,12 @@ func (s *Source) logIssues() {
 	}
 	for _, i := range now {
 		if !was[i] {
-			s.log.Warn("manifest is at fault", "object", i.Object, "source", i.Source, "reason", i.Reason, "in force", i.InForce)
+			s.log.Warn("object is at fault", "object", i.Object, "source", i.Source, "reason", i.Reason, "inForce", i.InForce)
 		}
 		delete(was, i)
 	}
 	for i := range was {
-		s.log.Info("manifest is no longer at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
+		s.log.Info("object is no longer at fault", "object", i.Object, "source", i.Source, "reason", i.Reason)
 	}
 	s.logged = now
 }
@@ -405,7 +405,7 @@ func (s *Source) lost(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.trouble != err.Error() {
-		s.log.Error("manifest folder can't be read; trying again", "folder", s.path, "reason", err)
+		s.log.Error("manifest folder cannot be read; what it held stays in force", "folder", s.path, "error", err)
 	}
 	s.trouble = err.Error()
 	return err
@@ -416,7 +416,7 @@ func (s *Source) setBelow(failed map[string]error) {
 	defer s.mu.Unlock()
 	for folder, err := range failed {
 		if s.below[folder] == nil {
-			s.log.Error("folder of manifests can't be read; what it held stays in force", "folder", folder, "reason", err)
+			s.log.Error("manifest folder cannot be read; what it held stays in force", "folder", folder, "error", err)
 		}
 	}
 	s.below = failed

@@ -47,8 +47,8 @@ type content struct {
 type parser struct {
 	decoder
 	seed maphash.Seed
-	// declared: files are read as users give them to an API; it counts the addresses made up.
-	declared *uint32
+	// declared: files are read as users give them to an API; nil: as a cluster has them.
+	declared *declared
 	// ignoreRefused: see kinds.Text.
 	ignoreRefused bool
 	buf           []byte // for reading files
@@ -145,17 +145,25 @@ func (p *parser) value(apiVersion, kind string) error {
 		if named != "" {
 			kind = named
 		}
-		k, read := types()[typeOf{apiVersion, kind}]
+		k := types()[typeOf{apiVersion, kind}]
 		switch {
 		case kind == "":
 			err = &fieldError{field: "kind", reason: "is missing"}
-		case read && k.Kind == nil:
-			err = p.items(apiVersion, k.item)
-		case read:
-			return p.object(k.Kind)
+		case k != nil:
+			if p.declared != nil {
+				p.declared.counts.Read++
+			}
+			return p.object(k)
 		default:
-			p.pass(apiVersion, kind, start)
-			return p.skip()
+			list := false
+			if item, is := strings.CutSuffix(kind, "List"); is {
+				list, err = p.items(apiVersion, item)
+			}
+			if !list {
+				p.pos = start
+				p.pass(apiVersion, kind, start)
+				return p.skip()
+			}
 		}
 	}
 	if wrong, ok := err.(*fieldError); ok {
@@ -206,12 +214,14 @@ func (p *parser) header() (apiVersion, kind string, err error) {
 
 func isField(err error) bool { _, ok := err.(*fieldError); return ok }
 
-// items reads the objects of a list.
-func (p *parser) items(apiVersion, kind string) error {
-	return p.scanner.object(func(key []byte) error {
+// items reads the objects of a list, of kind those that do not say theirs. Found is whether it is
+// a list: as for kubectl, what has items is one.
+func (p *parser) items(apiVersion, kind string) (found bool, err error) {
+	err = p.scanner.object(func(key []byte) error {
 		if string(key) != "items" {
 			return p.skip()
 		}
+		found = true
 		lines := itemLines(p.text, p.line)
 		p.text = nil // lists within are on the line of their item
 		outer, last := p.place, p.lineAt(p.pos)
@@ -231,26 +241,41 @@ func (p *parser) items(apiVersion, kind string) error {
 			return nil
 		})
 	})
+	return found, err
 }
 
 // pass counts an object of a kind that isn't read, which begins at start.
 func (p *parser) pass(apiVersion, kind string, start int) {
-	p.workload(kind, start)
-	instead, ours := unread(apiVersion, kind)
-	if p.configures(apiVersion, kind, start) {
-		instead, ours = "IPAddressPools, L2Advertisements, BGPAdvertisements and BGPPeers of metallb.io", true
+	if p.declared != nil && p.workload(kind, start) {
+		p.declared.counts.Read++
+		return
 	}
-	if ours {
-		name := p.identify(start, true)
+	reason, hint := unread(apiVersion, kind)
+	if p.configures(apiVersion, kind, start) {
+		reason = insteadOf("IPAddressPools, L2Advertisements, BGPAdvertisements and BGPPeers of metallb.io")
+	}
+	if reason != "" && (!hint || p.declared != nil) {
+		i := model.Issue{
+			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: p.given(start)},
+			Source: p.source(p.lineAt(start)), Reason: reason, InForce: model.InForceNothing,
+		}
 		p.pos = start
-		p.out.issues = append(p.out.issues, model.Issue{
-			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: model.Name{Name: name.Name}}, Source: p.source(p.lineAt(start)),
-			Reason:  "is not in force, as Sluice does not read it; write it as " + instead,
-			InForce: model.InForceNothing,
-		})
+		if hint {
+			p.declared.hints = append(p.declared.hints, i)
+		} else {
+			p.out.issues = append(p.out.issues, i)
+		}
 	}
 	if isOurs(kind) {
 		kind = apiVersion + " " + kind
+	}
+	if p.declared != nil {
+		if reason != "" {
+			p.declared.counts.Unread++
+		} else {
+			p.declared.counts.Nothing[kind]++
+		}
+		return
 	}
 	if p.out.skipped == nil {
 		p.out.skipped = make(map[string]int)
@@ -330,7 +355,7 @@ func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 		var o corev1.Service
 		err := p.service(&o)
 		if p.declared != nil {
-			p.assign(&o)
+			p.declared.assign(&o)
 		}
 		return translate(err, &o.ObjectMeta, &o, kubeobj.Service)
 	case model.EndpointSliceKind:
@@ -373,7 +398,18 @@ func translate[K, M any, P interface {
 
 // identify tells the name of an object that can't be decoded as a whole.
 func (p *parser) identify(start int, namespaced bool) model.Name {
-	var meta metav1.ObjectMeta
+	name := p.given(start)
+	switch {
+	case name.Name == "":
+		return model.Name{}
+	case !namespaced:
+		return model.Name{Name: name.Name}
+	}
+	return model.Name{Namespace: cmp.Or(name.Namespace, kinds.DefaultNamespace), Name: name.Name}
+}
+
+// given tells the name and the namespace that the text gives an object.
+func (p *parser) given(start int) (name model.Name) {
 	p.pos = start
 	// An error is no matter: the object is known to have a wrong field, and
 	// what was read up to it is all there is to know.
@@ -384,20 +420,14 @@ func (p *parser) identify(start int, namespaced bool) model.Name {
 		return p.scanner.object(func(key []byte) error {
 			switch string(key) {
 			case "name":
-				return p.str(&meta.Name)
+				return p.str(&name.Name)
 			case "namespace":
-				return p.decoder.name(&meta.Namespace)
+				return p.decoder.name(&name.Namespace)
 			}
 			return p.skip()
 		})
 	})
-	switch {
-	case meta.Name == "":
-		return model.Name{}
-	case !namespaced:
-		return model.Name{Name: meta.Name}
-	}
-	return model.Name{Namespace: cmp.Or(meta.Namespace, kinds.DefaultNamespace), Name: meta.Name}
+	return name
 }
 
 // refuseDuplicates lets the first of several objects of one name count.

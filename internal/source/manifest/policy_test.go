@@ -64,7 +64,11 @@ func TestUnread(t *testing.T) {
 		{"policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", "policy.networking.k8s.io/v1alpha2"},
 		{"projectcalico.org/v4", "GlobalNetworkPolicy", "projectcalico.org/v3"},
 		{"projectcalico.org/v3", "StagedNetworkPolicy", ""}, // is not to be in force
-		{"cilium.io/v2", "NetworkPolicy", ""},
+		{"cilium.io/v2", "CiliumCIDRGroup", "a GlobalNetworkSet of projectcalico.org/v3"},
+		{"cilium.io/v2alpha1", "CiliumLoadBalancerIPPool", "an IPAddressPool of metallb.io/v1beta1"},
+		{"cilium.io/v2", "CiliumEndpoint", ""},
+		{"crd.antrea.io/v1beta1", "ClusterNetworkPolicy", "a ClusterNetworkPolicy or one of Calico's"},
+		{"projectcalico.org/v3", "FelixConfiguration", ""}, // check has a hint
 		{"networking.k8s.io/v1", "Ingress", ""},
 		{"metallb.io/v1beta1", "AddressPool", "an IPAddressPool of metallb.io/v1beta1"},
 		{"metallb.io/v1beta1", "BGPPeer", "metallb.io/v1beta2"},

@@ -55,10 +55,13 @@ type Document struct {
 func Documents(data []byte) iter.Seq[Document] {
 	return func(yield func(Document) bool) {
 		for line, text := range split(data) {
-			d := parseDocument(line, text)
-			parts := []Document{d}
-			if d.Err != nil || d.Twice != nil {
-				parts = splitJoined(d, text)
+			parts := values(line, text)
+			if parts == nil {
+				d := parseDocument(line, text)
+				parts = []Document{d}
+				if d.Err != nil || d.Twice != nil {
+					parts = splitJoined(d, text)
+				}
 			}
 			for _, d := range parts {
 				if string(d.JSON) != "null" && !yield(d) {
@@ -69,12 +72,24 @@ func Documents(data []byte) iter.Seq[Document] {
 	}
 }
 
+// values are the objects of a document that is JSON: they may follow each other, as for kubectl. It
+// is nil if the document is anything else.
+func values(line int, text []byte) (parts []Document) {
+	s := scanner{data: text}
+	for counted := 0; !s.end(); counted = s.pos {
+		start := s.pos
+		if text[start] != '{' || s.skip() != nil {
+			return nil
+		}
+		line += bytes.Count(text[counted:start], []byte{'\n'})
+		parts = append(parts, Document{Line: line, JSON: text[start:s.pos], Given: true})
+		line += bytes.Count(text[start:s.pos], []byte{'\n'})
+	}
+	return parts
+}
+
 func parseDocument(line int, text []byte) Document {
 	d := Document{Line: line, text: text}
-	if s := (scanner{data: text}); text[0] == '{' && s.skip() == nil && s.end() {
-		d.JSON, d.Given = text, true
-		return d
-	}
 	if len(text) > maxDocument {
 		d.ErrAt = line
 		d.Err = fmt.Errorf("the document has %d bytes, and of YAML at most %d are read as one, as that takes many times the memory: part it with '---', or write it as JSON", len(text), maxDocument)

@@ -103,7 +103,7 @@ func (s *Source) fail(w http.ResponseWriter, err error) {
 		say(w, f.status, f.text)
 		return
 	}
-	s.log.Error("request fails", "reason", err)
+	s.log.Error("request fails", "error", err)
 	say(w, http.StatusInternalServerError, err.Error())
 }
 

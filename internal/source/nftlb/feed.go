@@ -208,6 +208,6 @@ func (s *Source) enterFeed(name string, f *feed, err error) {
 	i := model.Issue{Object: list.Ref(), Source: from, Reason: "read feed: " + err.Error(), InForce: model.InForceLast}
 	s.faults[name] = i
 	if before != i {
-		s.log.Warn("feed can't be read", "policy", name, "from", from, "reason", err)
+		s.log.Warn("feed cannot be read", "policy", name, "from", from, "error", err)
 	}
 }

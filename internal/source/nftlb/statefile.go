@@ -49,7 +49,7 @@ func (s *Source) load(file string, lenient bool) error {
 		return fmt.Errorf("read %s: %w", file, err)
 	}
 	for _, w := range c.warnings {
-		s.log.Debug("configuration is read with a reservation", "file", file, "reason", w)
+		s.log.Debug("a reservation about the configuration", "file", file, "reason", w)
 	}
 	if n := len(c.warnings); n > 0 {
 		s.log.Warn("configuration is read with reservations; --log-level debug names all", "file", file, "count", n, "first", c.warnings[0])
