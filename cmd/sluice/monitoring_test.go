@@ -210,7 +210,7 @@ func (m *monitoring) alerts(t *testing.T) {
 	for alert := range left {
 		t.Errorf("there is no alert %s", alert)
 	}
-	none := promCase{Name: "no fault", Interval: "1m"}
+	none := promCase{Name: "no fault", Begins: time.Now(), Interval: "1m"}
 	for i, s := range m.sound {
 		none.add(fmt.Sprint("i", i), metricNames(string(text)), repeat(s, 181))
 	}
@@ -230,7 +230,7 @@ func (m *monitoring) alerts(t *testing.T) {
 // nor for an instance without it.
 func (f *fault) promCase(alert string, only map[string]bool, waits time.Duration, sound scrape) promCase {
 	begins, apart := f.begins()
-	c := promCase{Name: alert, Interval: apart.String()}
+	c := promCase{Name: alert, Begins: time.Now(), Interval: apart.String()}
 	length := begins + parts*len(f.during) + int(2*(waits+f.late)/apart) + 5
 	c.add("ill", only, f.samples(length))
 	if !f.gone {
@@ -294,6 +294,7 @@ type promCases struct {
 
 type promCase struct {
 	Name     string       `json:"name"`
+	Begins   time.Time    `json:"start_timestamp"` // the present, as there are times among the values
 	Interval string       `json:"interval"`
 	Series   []promSeries `json:"input_series"`
 	Exprs    []promExpr   `json:"promql_expr_test"`
@@ -457,7 +458,7 @@ func (m *monitoring) panels(t *testing.T) {
 	if err := json.Unmarshal(text, &board); err != nil {
 		t.Fatal(err)
 	}
-	c := promCase{Name: "panels", Interval: "1m"}
+	c := promCase{Name: "panels", Begins: time.Now(), Interval: "1m"}
 	left := maps.Clone(panelSizes)
 	const at = 9 * time.Minute
 	var all strings.Builder
