@@ -242,7 +242,7 @@ func (f *fault) promCase(alert string, only map[string]bool, waits time.Duration
 	firing := fmt.Sprintf("count(ALERTS{alertname=%q, alertstate=\"firing\", instance!=\"sound\"})", alert)
 	at := time.Duration(begins) * apart
 	end := at + waits + f.late + 2*apart
-	c.expect(firing, at+waits-time.Minute, nil)
+	c.expect(firing, at+waits+f.late-time.Minute, nil)
 	c.expect("clamp_max("+firing+", 1)", end, one)
 	c.expect(fmt.Sprintf("ALERTS{alertname=%q, instance=\"sound\"}", alert), end, nil)
 	return c
@@ -646,7 +646,7 @@ func monitoredNode(t *testing.T, m *monitoring) {
 
 	s.kill("n1")
 	m.fault("SluiceDown", fault{before: well})
-	m.fault("SluiceAbsent", fault{before: well, gone: true, late: 6 * time.Minute})
+	m.fault("SluiceAbsent", fault{before: well, gone: true, late: 4 * time.Minute})
 
 	// An agent that gives no memory back.
 	n1.by = []string{"env", "GOGC=off", self}
@@ -657,7 +657,7 @@ func monitoredNode(t *testing.T, m *monitoring) {
 		_, _ = agent.NewClient(n1.socket).Services(t.Context())
 		return s[resident] > 260<<20 && s[resident] > 2.1*small[resident]
 	})
-	m.fault("SluiceMemoryGrows", fault{before: small, during: []scrape{large}, day: true, late: 70 * time.Minute})
+	m.fault("SluiceMemoryGrows", fault{before: small, during: []scrape{large}, day: true, late: 50 * time.Minute})
 }
 
 // contestedNode is a node whose tables another program changes, and then takes away.
@@ -744,7 +744,7 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:6443"}}], users: [{name
 	if took, counted := time.Since(begun).Seconds(), last.sum(service, `"Service"`)-first.sum(service, `"Service"`); counted > took+1 || first.sum(service, `"Service"`) > 60 {
 		t.Errorf("it counts %g s in %g s, from %g on", counted, took, first.sum(service, `"Service"`))
 	}
-	m.fault("SluiceOutOfStep", fault{before: before, during: []scrape{last}, lasts: service, late: 6 * time.Minute})
+	m.fault("SluiceOutOfStep", fault{before: before, during: []scrape{last}, lasts: service, late: 5 * time.Minute})
 	m.shows(before, last)
 }
 
