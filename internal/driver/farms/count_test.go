@@ -1,12 +1,17 @@
 package farms_test
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
+	"sluice.dev/sluice/internal/compile/farm"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
 )
 
 // TestTraffic has what backends get be counted: connections, or packets and their bytes where no
@@ -73,4 +78,30 @@ func down(f *model.Farm, backend int) *model.Farm {
 	g.Backends = slices.Clone(f.Backends)
 	g.Backends[backend].State = model.BackendDown
 	return &g
+}
+
+// BenchmarkTraffic reads what 10,000 backends have got.
+func BenchmarkTraffic(b *testing.B) {
+	host := world.NewHost(b, "balancer")
+	var d *farms.Driver
+	host.In(func() (err error) { d, err = farms.Open(farms.Options{}); return err })
+	defer func() { _ = d.Close() }()
+	want := &state.State{Farms: state.NewFarms()}
+	for i := range 100 {
+		f := &model.Farm{Name: fmt.Sprint("farm", i), Scheduler: model.Weighted, Addresses: []model.FarmAddress{at(fmt.Sprintf("10.0.0.%d", i+1), port(80))}}
+		for j := range 100 {
+			f.Backends = append(f.Backends, model.FarmBackend{Name: fmt.Sprint("b", j), Addr: netip.AddrFrom4([4]byte{10, 1, byte(i), byte(j)}), Port: 8080, Weight: 1, Priority: 1})
+		}
+		want.Farms.Farms[f.Name] = farm.Compile(f, func(netip.Addr) int { return 0 })
+	}
+	p, err := d.Adopt(b.Context(), want, driver.Keep{})
+	if err == nil {
+		err = p.Apply(b.Context())
+	}
+	for err == nil && b.Loop() {
+		_, err = d.Traffic(b.Context())
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
 }
