@@ -40,6 +40,7 @@ type subnetNode struct {
 	*world.Host
 	name   string
 	socket string
+	by     []string  // the command that becomes the agent, before its arguments
 	agent  *exec.Cmd // nil: none runs
 	log    bytes.Buffer
 }
@@ -65,7 +66,7 @@ func newSubnet(t *testing.T) *subnet {
 	objects := subnetObjects
 	for i, name := range []string{"n1", "n2", "n3"} {
 		v4, v6 := fmt.Sprintf("172.30.0.%d", i+1), fmt.Sprintf("fd00:30::%d", i+1)
-		n := &subnetNode{Host: world.NewHost(t, name), name: name, socket: filepath.Join(t.TempDir(), name)}
+		n := &subnetNode{Host: world.NewHost(t, name), name: name, socket: filepath.Join(t.TempDir(), name), by: []string{self}}
 		s.nodes[name] = n
 		t.Cleanup(func() {
 			if s.kill(name); t.Failed() {
@@ -129,9 +130,10 @@ func (s *subnet) serve(n *subnetNode) {
 func (s *subnet) start(name string) {
 	s.t.Helper()
 	n := s.nodes[name]
-	n.agent = exec.Command(self, "run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
-		"--set-sysctls=false", "--policy=false", "--service-addresses")
-	n.agent.Args = append(n.agent.Args, s.flags...)
+	args := []string{"run", "--manifests", s.dir, "--node", name, "--socket", n.socket, "--metrics-address", "", "--healthz-address", "",
+		"--set-sysctls=false", "--policy=false", "--service-addresses"}
+	args = slices.Concat(n.by[1:], args, s.flags)
+	n.agent = exec.Command(n.by[0], args...)
 	n.agent.Env = withSpeaker(s.t)
 	n.agent.Stdout, n.agent.Stderr = &n.log, &n.log
 	s.must(n.Start(n.agent))

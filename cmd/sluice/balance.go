@@ -180,10 +180,12 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 	case *farms.Driver:
 		config.IPIP, c.FarmCounter = d.IPIP, ruleCounter{d, b.kernel}
 	case *ipvs.Farms: // it sends in IPIP itself
-		c.FarmCounter = virtualCounter{d}
+		c.FarmCounter = d
 	}
+	c.ChecksFailed = func(farm, backend string) uint64 { return b.checks.Failed(health.Key{Farm: farm, Backend: backend}) }
 	c.Compiler, c.Driver, c.AwaitCuts = compile.New(config), b.kernel, b.kernel.AwaitCuts
 	c.InStep = func(ctx context.Context) {
+		_, _ = c.FarmCounter.Traffic(ctx) // what metrics count begins here
 		if err := o.purgeFarms(ctx, o.mode, log); err != nil && ctx.Err() == nil {
 			log.Warn("what a balancer in another mode left in the kernel could not be removed: stop this one, run 'sluice cleanup', and start it again", "error", err)
 		}

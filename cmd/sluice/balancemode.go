@@ -62,43 +62,27 @@ func (o *balanceOptions) purgeFarms(ctx context.Context, now string, log *slog.L
 
 // ruleCounter counts what farms serve that are carried out by nftables.
 type ruleCounter struct {
-	*farms.Driver
+	rules  *farms.Driver
 	kernel *upkeep.Driver
 }
 
-var _ agent.FarmCounter = ruleCounter{}
+var (
+	_ agent.FarmCounter = ruleCounter{}
+	_ agent.FarmCounter = (*ipvs.Farms)(nil)
+)
 
-// FarmFlows implements agent.FarmCounter.
-func (c ruleCounter) FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
-	return c.kernel.FarmFlows(ctx)
-}
-
-// virtualCounter counts what farms serve that are carried out by IPVS.
-type virtualCounter struct{ *ipvs.Farms }
-
-var _ agent.FarmCounter = virtualCounter{}
-
-// Chosen implements agent.FarmCounter.
-func (c virtualCounter) Chosen(ctx context.Context) (map[string]map[int]uint64, error) {
-	return trafficOf(ctx, c.Farms, func(t ipvs.Traffic) uint64 { return t.Connections })
-}
-
-// FarmFlows implements agent.FarmCounter.
-func (c virtualCounter) FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
-	return trafficOf(ctx, c.Farms, func(t ipvs.Traffic) upkeep.BackendFlows {
-		return upkeep.BackendFlows{Active: t.Active, Bytes: t.Bytes}
-	})
-}
-
-// trafficOf is something of the traffic of each backend, by farm and index.
-func trafficOf[V any](ctx context.Context, d *ipvs.Farms, of func(ipvs.Traffic) V) (map[string]map[int]V, error) {
-	all, err := d.Traffic(ctx)
-	out := map[string]map[int]V{}
-	for farm, backends := range all {
-		out[farm] = map[int]V{}
-		for i, t := range backends {
-			out[farm][i] = of(t)
-		}
+// Traffic implements agent.FarmCounter. Rules know what was chosen, and connection tracking what is
+// sent.
+func (c ruleCounter) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error) {
+	all, err := c.rules.Traffic(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read how often backends were chosen: %w", err)
 	}
-	return out, err
+	flows, err := c.kernel.FarmTraffic(ctx)
+	for b, flow := range flows {
+		sum := all[b]
+		sum.Active, sum.Bytes, sum.TotalBytes = flow.Active, flow.Bytes, sum.TotalBytes+flow.TotalBytes
+		all[b] = sum
+	}
+	return all, err
 }

@@ -52,7 +52,7 @@ var rows = []row{
 		{title: "Backends", metric: "sluice_backends"},
 		{title: "Kept, as not all could be read", metric: "sluice_frontends_kept"},
 		{title: "Objects by kind", metric: "sluice_source_objects", by: []string{"kind"}},
-		{title: "Changes missing since", metric: "sluice_source_kind_behind_seconds", by: []string{"kind"}, unit: "dateTimeAsIso"},
+		{title: "Changes missing for", metric: "sluice_source_kind_behind_seconds", by: []string{"kind"}},
 		{title: "Watches begun again", metric: "sluice_source_kind_reconnects_total", by: []string{"kind"}},
 	}},
 	{"Policy", []panel{
@@ -76,9 +76,17 @@ var rows = []row{
 		{title: "Routes learned", metric: "sluice_bgp_routes_learned"},
 		{title: "Routes announced", metric: "sluice_bgp_routes_announced", sum: true},
 	}},
+	{"Balancer", []panel{
+		{title: "Backends of farms", metric: "sluice_farm_backend_state", by: []string{"state"}, sum: true},
+		{title: "New connections to farms", metric: "sluice_farm_backend_connections_total", by: []string{"farm"}},
+		{title: "Connections of farms", metric: "sluice_farm_backend_active_connections", by: []string{"farm"}, sum: true},
+		{title: "Bytes of farms", metric: "sluice_farm_backend_bytes_total", by: []string{"farm"}},
+		{title: "Packets to farms of modes dsr and stlsdnat", metric: "sluice_farm_backend_packets_total", by: []string{"farm"}},
+		{title: "Failed checks", metric: "sluice_farm_backend_checks_failed_total", by: []string{"farm", "backend"}, top: true},
+	}},
 	{"Process", []panel{
 		{title: "Resident memory", metric: "process_resident_memory_bytes"},
-		{title: "CPU", metric: "process_cpu_seconds_total"},
+		{title: "CPU", metric: "process_cpu_seconds_total", unit: "percentunit"},
 		{title: "File descriptors", metric: "process_open_fds"},
 	}},
 }
@@ -185,9 +193,6 @@ func (p panel) targets(m agent.Metric) []object {
 		function = "sum"
 	}
 	expr := fmt.Sprintf("%s%s (%s{%s})", function, by, m.Name, chosen)
-	if unit(p, m) == "dateTimeAsIso" { // Grafana counts in milliseconds, and zero is never
-		expr = fmt.Sprintf("1000 * %s%s (%s{%s} > 0)", function, by, m.Name, chosen)
-	}
 	return []object{target("A", expr, legend)}
 }
 
@@ -211,9 +216,11 @@ func unit(p panel, m agent.Metric) string {
 		return p.unit
 	case strings.HasSuffix(m.Name, "_bytes"):
 		return "bytes"
+	case strings.HasSuffix(m.Name, "_bytes_total"):
+		return "Bps"
 	case strings.HasSuffix(m.Name, "_seconds"):
 		return "s"
-	case m.Type == agent.Counter && !strings.HasSuffix(m.Name, "_seconds_total"):
+	case m.Type == agent.Counter:
 		return "cps" // counts a second
 	}
 	return "short"

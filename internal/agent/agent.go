@@ -57,6 +57,8 @@ type Config struct {
 
 	// FarmCounter, if set, counts what the farms of a balancer serve.
 	FarmCounter FarmCounter
+	// ChecksFailed, set with it, returns how many checks of a farm's backend have failed.
+	ChecksFailed func(farm, backend string) uint64
 
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
@@ -166,6 +168,7 @@ type Agent struct {
 	started time.Time
 	health  *health
 	metrics *metrics
+	farms   farmReading
 	limits  limits
 	checks  *healthChecks
 	drops   dropLog

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/upkeep"
 )
 
 // FarmReport is a farm as this machine serves it.
@@ -36,14 +36,14 @@ type FarmBackendReport struct {
 	Chosen uint64 `json:"chosen"`
 	Active int    `json:"active"` // connections at present
 	Bytes  uint64 `json:"bytes"`  // sent in these, both ways
+
+	got driver.Traffic
 }
 
 // FarmCounter counts what farms serve; safe for concurrent use.
 type FarmCounter interface {
-	// Chosen returns how often each backend was chosen, by the farm's name and its index.
-	Chosen(ctx context.Context) (map[string]map[int]uint64, error)
-	// FarmFlows returns the connections that backends have.
-	FarmFlows(ctx context.Context) (map[string]map[int]upkeep.BackendFlows, error)
+	// Traffic returns what backends have got.
+	Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error)
 }
 
 // errNoFarms is the answer of an agent that is no balancer.
@@ -68,17 +68,13 @@ func (a *Agent) Farms(ctx context.Context) ([]FarmReport, error) {
 	}
 	a.compiling.Unlock()
 	slices.SortFunc(farms, func(x, y *state.Farm) int { return strings.Compare(x.Name, y.Name) })
-	chosen, err := a.FarmCounter.Chosen(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read how often backends were chosen: %w", err)
-	}
-	flows, err := a.FarmCounter.FarmFlows(ctx)
+	traffic, err := a.FarmCounter.Traffic(ctx)
 	if err != nil {
 		return nil, err
 	}
 	reports := make([]FarmReport, 0, len(farms))
 	for _, f := range farms {
-		reports = append(reports, reportFarm(f, unreached, chosen[f.Name], flows[f.Name]))
+		reports = append(reports, reportFarm(f, unreached, traffic))
 	}
 	return reports, nil
 }
@@ -101,8 +97,8 @@ func (a *Agent) farmsStatus() *FarmsStatus {
 	s := &FarmsStatus{Farms: len(farms.Farms)}
 	for _, f := range farms.Farms {
 		s.Backends += len(f.Backends)
-		for i := range f.Backends {
-			if f.Serves(i) {
+		for _, serves := range f.Serving() {
+			if serves {
 				s.Serving++
 			}
 		}
@@ -110,19 +106,21 @@ func (a *Agent) farmsStatus() *FarmsStatus {
 	return s
 }
 
-func reportFarm(f *state.Farm, unreached map[netip.Addr]string, chosen map[int]uint64, flows map[int]upkeep.BackendFlows) FarmReport {
+func reportFarm(f *state.Farm, unreached map[netip.Addr]string, traffic map[driver.Backend]driver.Traffic) FarmReport {
 	r := FarmReport{Name: f.Name, Mode: f.Mode.String(), Scheduler: f.Scheduler.String(), Addresses: []string{}, Backends: []FarmBackendReport{}}
 	for _, a := range f.Addresses {
 		r.Addresses = append(r.Addresses, placeOf(a))
 	}
+	serving := f.Serving()
 	for i, b := range f.Backends {
 		why := b.Why
 		if noInterface(f, i) {
 			why = cmp.Or(why, unreached[b.Addr])
 		}
+		got := traffic[driver.Backend{Farm: f.Name, Name: b.Name}]
 		r.Backends = append(r.Backends, FarmBackendReport{
-			Name: b.Name, Address: backendAddress(b), State: stateOf(f, i), Reason: why, Weight: b.Weight,
-			Chosen: chosen[i], Active: flows[i].Active, Bytes: flows[i].Bytes,
+			Name: b.Name, Address: backendAddress(b), State: stateOf(f, i, serving[i]), Reason: why, Weight: b.Weight,
+			Chosen: got.Chosen, Active: got.Active, Bytes: got.Bytes, got: got,
 		})
 	}
 	return r
@@ -132,9 +130,9 @@ func reportFarm(f *state.Farm, unreached map[netip.Addr]string, chosen map[int]u
 func noInterface(f *state.Farm, i int) bool { return i < len(f.Devices) && f.Devices[i] == 0 }
 
 // stateOf says what a backend gets.
-func stateOf(f *state.Farm, i int) string {
+func stateOf(f *state.Farm, i int, serves bool) string {
 	switch {
-	case f.Serves(i):
+	case serves:
 		return "serving"
 	case f.Backends[i].State == model.BackendDraining:
 		return "draining"

@@ -7,17 +7,14 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/upkeep"
 )
 
 type noFlows struct{}
 
-func (noFlows) Chosen(context.Context) (map[string]map[int]uint64, error) { return nil, nil }
-func (noFlows) FarmFlows(context.Context) (map[string]map[int]upkeep.BackendFlows, error) {
-	return nil, nil
-}
+func (noFlows) Traffic(context.Context) (map[driver.Backend]driver.Traffic, error) { return nil, nil }
 
 // A backend of the first choice to which nothing leads is no backup: it is down, and why is said.
 // What a check found is said of it as of others.

@@ -177,8 +177,6 @@ var (
 	descSkipped   = desc("source_skipped", "Objects of the source that were skipped.", "source", "kind")
 	descFrontends = desc("frontends", "Frontends (address, protocol, port) wanted on this node.")
 	descBackends  = desc("backends", "Backends wanted on this node, over all frontends.")
-	descFarms     = desc("farms", "Farms of the balancer.")
-	descFarmBacks = desc("farm_backends", "Backends over all farms of the balancer, by whether they get new connections.", "serving")
 	descKept      = desc("frontends_kept", "Frontends, and parts of policy, that stay in the kernel only because not everything could be read.")
 	descIssues    = desc("issues", "Objects at fault.")
 	descIssue     = desc("issue", "1 for each object at fault; the first hundred only.", "kind", "namespace", "name", "source", "reason")
@@ -225,11 +223,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	t := c.totals()
 	gauge(descFrontends, float64(t.frontends))
 	gauge(descBackends, float64(t.backends))
-	if f := c.farmsStatus(); f != nil {
-		gauge(descFarms, float64(f.Farms))
-		gauge(descFarmBacks, float64(f.Serving), "true")
-		gauge(descFarmBacks, float64(f.Backends-f.Serving), "false")
-	}
+	c.collectFarms(ch, gauge)
 	c.mu.Lock()
 	kept := c.record.kept
 	c.mu.Unlock()

@@ -112,7 +112,7 @@ func TestIssueSeriesAreBounded(t *testing.T) {
 	}
 }
 
-func scrape(t *testing.T, h http.Handler, path string) string {
+func scrape(t testing.TB, h http.Handler, path string) string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))

@@ -9,7 +9,7 @@ import (
 var (
 	descReconnects     = desc("source_reconnects_total", "Reconnects of connections that deliver changes.", "source")
 	descKindSynced     = desc("source_kind_synced", "1 once all objects of a kind have been read, or it is known that there are none.", "source", "kind")
-	descKindBehind     = desc("source_kind_behind_seconds", "Unix time since which changes of a kind may be missing; 0 while they arrive.", "source", "kind")
+	descKindBehind     = desc("source_kind_behind_seconds", "Seconds for which changes of a kind may have been missing; 0 while they arrive.", "source", "kind")
 	descKindFaults     = desc("source_kind_faults", "Objects of a kind at fault.", "source", "kind")
 	descKindReconnects = desc("source_kind_reconnects_total", "Restarts of the watch of a kind.", "source", "kind")
 	descKindLists      = desc("source_kind_lists_total", "Full reads of all objects of a kind.", "source", "kind")

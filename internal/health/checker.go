@@ -38,6 +38,7 @@ type Checker struct {
 	wanted  map[Key]Target
 	changed map[Key]struct{} // of wanted, since Run has looked
 	results map[Key]Result   // of what is wanted, as far as there are any
+	failed  map[Key]uint64   // checks of what is wanted, as far as some have
 	ended   []ending         // of tasks, since Run has looked
 }
 
@@ -50,7 +51,7 @@ func New(o Options) *Checker {
 	o.Requests, o.Commands = cmp.Or(o.Requests, 1000), cmp.Or(o.Commands, 32)
 	return &Checker{
 		o: o, wake: wake.New(),
-		wanted: map[Key]Target{}, changed: map[Key]struct{}{}, results: map[Key]Result{},
+		wanted: map[Key]Target{}, changed: map[Key]struct{}{}, results: map[Key]Result{}, failed: map[Key]uint64{},
 	}
 }
 
@@ -70,6 +71,7 @@ func (c *Checker) Set(changes map[Key]*Target) {
 			continue
 		case target == nil:
 			delete(c.wanted, key)
+			delete(c.failed, key)
 		default:
 			c.wanted[key] = *target
 		}
@@ -88,6 +90,23 @@ func (c *Checker) Results() map[Key]Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.results)
+}
+
+// Failed returns how many checks of a target have failed since its key was first set, those that
+// have not made it dead included.
+func (c *Checker) Failed(key Key) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed[key]
+}
+
+// fail counts a check that has failed.
+func (c *Checker) fail(key Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, wanted := c.wanted[key]; wanted {
+		c.failed[key]++
+	}
 }
 
 // Run checks the targets until ctx ends. It is called once. The sockets of TCP, UDP and ICMP

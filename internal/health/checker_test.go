@@ -186,6 +186,13 @@ func TestRiseAndFall(t *testing.T) {
 	if shown := b.Results()[r.Key]; shown != r {
 		t.Errorf("reported %+v, shows %+v", r, shown)
 	}
+	if n := b.Failed(r.Key); n < 4 {
+		t.Errorf("%d checks have failed, want 4 at least", n)
+	}
+	b.Set(map[Key]*Target{r.Key: nil})
+	if n := b.Failed(r.Key); n > 0 {
+		t.Errorf("of a target that is gone, %d checks have failed", n)
+	}
 }
 
 // A reason that changes while a backend is down is shown, and reported once.

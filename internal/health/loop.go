@@ -145,6 +145,9 @@ func (l *loop) end(t *target, o outcome) {
 		l.trouble(t, o.err, now)
 		return
 	}
+	if !o.up {
+		l.fail(t.Key)
+	}
 	before := t.standing.why
 	changed := t.observe(o, t.check.Rise, t.check.Fall, now)
 	if changed || t.why != before {

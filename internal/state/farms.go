@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -68,6 +69,25 @@ func (f *Farm) Table(is4 bool) FarmTable {
 	return f.Tables[1]
 }
 
+// Finder returns a function that finds the index of the backend at an address and port, -1 if there
+// is none. A backend without a port is at all of them.
+func (f *Farm) Finder() func(netip.AddrPort) int {
+	at := make(map[netip.AddrPort]int, len(f.Backends))
+	for i, b := range slices.Backward(f.Backends) {
+		at[netip.AddrPortFrom(b.Addr, b.Port)] = i
+	}
+	return func(to netip.AddrPort) int {
+		i, found := at[to]
+		if all, ok := at[netip.AddrPortFrom(to.Addr(), 0)]; ok && (!found || all < i) {
+			return all
+		}
+		if !found {
+			return -1
+		}
+		return i
+	}
+}
+
 // Equal reports whether two farms ask for the same.
 func (f *Farm) Equal(o *Farm) bool {
 	return f == o || f != nil && o != nil && reflect.DeepEqual(f, o)
@@ -110,6 +130,19 @@ func (f *Farms) Clone() *Farms {
 		return nil
 	}
 	return &Farms{Farms: maps.Clone(f.Farms), Lists: maps.Clone(f.Lists), Devices: maps.Clone(f.Devices), Tunnels: maps.Clone(f.Tunnels)}
+}
+
+// Serving are the backends that new connections may go to: those with a slot.
+func (f *Farm) Serving() []bool {
+	all := make([]bool, len(f.Backends))
+	for _, t := range f.Tables {
+		for _, s := range t.Slots {
+			if s != Empty {
+				all[s] = true
+			}
+		}
+	}
+	return all
 }
 
 // Serves reports whether new connections may go to the backend: whether it has a slot.

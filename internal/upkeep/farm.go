@@ -3,12 +3,15 @@ package upkeep
 import (
 	"cmp"
 	"context"
+	"hash/maphash"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
 
 	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -202,40 +205,49 @@ func translatedAt(f *state.Farm) []state.FrontendKey {
 	return keys(f)
 }
 
-// BackendFlows are the connections that a backend of a farm has at present.
-type BackendFlows struct {
-	Active int    // entries of connection tracking, also of connections that have just ended
-	Bytes  uint64 // sent so far in these, both ways
-}
-
-// FarmFlows returns the connections of farms, by the farm's name and the backend's index in its
-// list; of farms whose modes track none there are none. It reads the whole table. Safe for
-// concurrent use.
-func (d *Driver) FarmFlows(ctx context.Context) (map[string]map[int]BackendFlows, error) {
-	all := map[string]map[int]BackendFlows{}
+// FarmTraffic returns the connections of farms' backends, and what is sent in them; of farms whose
+// modes track none there are none. It reads the whole table. Safe for concurrent use.
+func (d *Driver) FarmTraffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error) {
+	d.flows.Lock()
+	defer d.flows.Unlock()
+	x := d.farms.copy()
+	all, find := map[driver.Backend]driver.Traffic{}, map[string]func(netip.AddrPort) int{}
+	for name, f := range x.names {
+		find[name] = f.Finder()
+	}
 	err := d.ct.All(ctx, func(flow *conntrack.Flow) {
-		name, i := d.farms.backendOf(flow)
-		if i < 0 {
+		f := x.find(flow)
+		if f == nil {
 			return
 		}
-		if all[name] == nil {
-			all[name] = map[int]BackendFlows{}
+		if i := find[f.Name](flow.Reply.Src); i >= 0 {
+			b := driver.Backend{Farm: f.Name, Name: f.Backends[i].Name}
+			sum := all[b]
+			sum.Active, sum.Bytes = sum.Active+1, sum.Bytes+flow.Bytes
+			all[b] = sum
+			d.tally.Count(maphash.Comparable(d.seed, flowKey{flow.Protocol, flow.Orig}), b, driver.Counts{Bytes: flow.Bytes})
 		}
-		n := all[name][i]
-		all[name][i] = BackendFlows{n.Active + 1, n.Bytes + flow.Bytes}
 	})
-	return all, err
+	if err != nil {
+		return nil, err
+	}
+	d.tally.End(x.names, func(b driver.Backend, _ *state.Farm, got driver.Counts) {
+		sum := all[b]
+		sum.TotalBytes = got.Bytes
+		all[b] = sum
+	})
+	return all, nil
 }
 
-// backendOf is the backend of a farm that a flow goes to; below 0: none.
-func (x *farms) backendOf(flow *conntrack.Flow) (farm string, index int) {
+// flowKey identifies a flow among those of its time.
+type flowKey struct {
+	model.Protocol
+	conntrack.Tuple
+}
+
+// copy is what x has now.
+func (x *farms) copy() *farms {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	f := x.find(flow)
-	if f == nil {
-		return "", -1
-	}
-	return f.Name, slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool {
-		return b.Addr == flow.Reply.Src.Addr() && (b.Port == 0 || b.Port == flow.Reply.Src.Port())
-	})
+	return &farms{names: maps.Clone(x.names), exact: maps.Clone(x.exact), ranges: maps.Clone(x.ranges)}
 }

@@ -6,6 +6,7 @@ package upkeep
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"log/slog"
 	"sync"
 
@@ -39,6 +40,10 @@ type Driver struct {
 	// holds.
 	applying sync.Mutex
 	kept     *kept
+
+	flows sync.Mutex // of what follows
+	seed  maphash.Seed
+	tally driver.Tally[uint64] // of bytes, by a digest of the flow: millions may be there
 }
 
 // Open gives a driver the upkeep of connections, in the calling thread's network namespace, where
@@ -52,7 +57,7 @@ func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, ct.Close(), of.Close())
 	}
-	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{}), farms: newFarms(), unlisted: true}
+	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{}), farms: newFarms(), unlisted: true, seed: maphash.MakeSeed()}
 	if d.log == nil {
 		d.log = slog.Default()
 	}

@@ -4,56 +4,61 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
-// backend is the index of one in the list of a farm.
-type backend struct {
-	farm  string
-	index int
-}
-
-// Chosen returns how often each backend was chosen since its slots were programmed, by the farm's
-// name and the backend's index in its list: by connections, or by packets where no connection is
-// tracked. Connections of clients that stay on their backend do not count. It is safe for
+// Traffic returns what backends have got, but for their connections at present and what is sent in
+// connections. Connections of clients that stay on their backend do not count. It is safe for
 // concurrent use.
-func (d *Driver) Chosen(ctx context.Context) (map[string]map[int]uint64, error) {
+func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	counts := map[string]map[int]uint64{}
+	all := map[driver.Backend]driver.Traffic{}
 	if d.state == nil {
-		return counts, nil
+		return all, nil
 	}
-	of := d.slotsOf()
-	for _, s := range d.prog.sets {
-		if !s.Counted {
-			continue
-		}
-		err := d.sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
-			if b, known := of[elementKey{s, e.ElementKey}]; known {
-				if counts[b.farm] == nil {
-					counts[b.farm] = map[int]uint64{}
-				}
-				counts[b.farm][b.index] += e.Packets
+	for _, t := range d.tables() {
+		of := d.slotsOf(t.prog)
+		for _, s := range t.prog.sets {
+			if !s.Counted {
+				continue
 			}
-		})
-		if err != nil && !errors.Is(err, nft.ErrInterrupted) {
-			return nil, fmt.Errorf("read set %s: %w", s.Name, err)
+			err := t.sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
+				if b, known := of[elementKey{s, e.ElementKey}]; known {
+					sum := all[b]
+					sum.Chosen += e.Packets
+					all[b] = sum
+					d.tally.Count(elementKey{s, e.ElementKey}, b, driver.Counts{Times: e.Packets, Bytes: e.Bytes})
+				}
+			})
+			if err != nil && !errors.Is(err, nft.ErrInterrupted) {
+				return nil, fmt.Errorf("read set %s: %w", s.Name, err)
+			}
 		}
 	}
-	return counts, nil
+	d.tally.End(d.state.Farms, func(b driver.Backend, f *state.Farm, got driver.Counts) {
+		sum := all[b]
+		sum.TotalChosen, sum.Untracked = got.Times, f.Mode.Stateless()
+		if sum.Untracked { // of a connection, the first packet alone is counted
+			sum.TotalBytes = got.Bytes
+		}
+		all[b] = sum
+	})
+	return all, nil
 }
 
-// slotsOf are the backends that the elements of slots lead to.
-func (d *Driver) slotsOf() map[elementKey]backend {
-	of := map[elementKey]backend{}
+// slotsOf are the backends that the elements of a table's slots lead to.
+func (d *Driver) slotsOf(p *program) map[elementKey]driver.Backend {
+	of := map[elementKey]driver.Backend{}
 	for name, f := range d.state.Farms {
-		c := content{d.prog, d.numbers, nil, func(e *nft.Element) {
+		c := content{p, d.numbers, nil, func(e *nft.Element) {
 			if e.Set.Counted {
 				if i := leadsTo(f, e); i >= 0 {
-					of[elementKey{e.Set, e.ElementKey}] = backend{name, i}
+					of[elementKey{e.Set, e.ElementKey}] = driver.Backend{Farm: name, Name: f.Backends[i].Name}
 				}
 			}
 		}, func(string, func() nft.Chain) {}}
@@ -65,7 +70,8 @@ func (d *Driver) slotsOf() map[elementKey]backend {
 // leadsTo is the index of the backend that an element of slots leads to; -1: none.
 func leadsTo(f *state.Farm, e *nft.Element) int {
 	slot := int(nft.NativeUint32(e.Key[:4]))
-	slots := f.Table(e.Set.Data[0].Size == 4).Slots
+	of6 := slices.ContainsFunc(e.Set.Data, func(d nft.Field) bool { return d.Size == 16 })
+	slots := f.Table(!of6).Slots
 	if slot >= len(slots) {
 		return -1
 	}

@@ -45,6 +45,7 @@ type Driver struct {
 	doubt   bool   // others may have changed what we programmed
 	// compared is when the kernel was last compared with what is wanted.
 	compared time.Time
+	tally    driver.Tally[elementKey]
 }
 
 var _ driver.Driver = (*Driver)(nil)

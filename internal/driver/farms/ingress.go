@@ -34,7 +34,7 @@ func newIngress(mayMiss bool) *program {
 				s.Key, s.Ranges = append(s.Key, fp.place()...), k != exact
 				return p.set(ip.Name+"-"+name+k.String(), comment, s)
 			}
-			fp.ways[k] = place("ways", "slot . place : interface and address of the backend", nft.Set{Key: []nft.Field{nft.Mark}, Data: []nft.Field{nft.OIF, ip.Daddr}})
+			fp.ways[k] = place("ways", "slot . place : interface and address of the backend", nft.Set{Key: []nft.Field{nft.Mark}, Data: []nft.Field{nft.OIF, ip.Daddr}, Counted: true})
 			fp.direct[k] = place("direct", "place where clients find a farm : the chain that forwards to a backend", nft.Set{Verdict: true})
 			p.arrivals = append(p.arrivals, arrivalName(fp, k))
 		}

@@ -298,8 +298,8 @@ func TestIPVSLeastConnections(t *testing.T) {
 		w.must(err)
 		text := ""
 		for i := range 3 {
-			got := traffic["web"][i]
-			text += fmt.Sprintf("%d/%d/%t ", got.Connections, got.Active, got.Bytes > 0)
+			got := traffic[driver.Backend{Farm: "web", Name: fmt.Sprintf("s%d", i+1)}]
+			text += fmt.Sprintf("%d/%d/%t ", got.Chosen, got.Active, got.Bytes > 0)
 		}
 		return text
 	}

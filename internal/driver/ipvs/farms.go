@@ -35,6 +35,7 @@ type Farms struct {
 	unable map[string]string           // farms that IPVS cannot carry out, and why
 	fronts map[state.FrontendKey]front // of all other farms
 	aside  map[state.FrontendKey]bool  // fronts that the kernel does not have
+	tally  driver.Tally[destinationKey]
 	routing
 }
 

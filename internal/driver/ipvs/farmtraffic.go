@@ -9,28 +9,27 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
-// Traffic is what a backend of a farm has got since it was programmed, and has now.
-type Traffic struct {
-	Connections uint64
-	Active      int    // connections at present, those included that are about to end
-	Bytes       uint64 // both ways, as far as they come through this machine
+// destinationKey is a destination of a virtual server.
+type destinationKey struct {
+	server state.FrontendKey
+	at     netip.AddrPort
 }
 
-// Traffic returns what backends have got, by the farm's name and the backend's index in its list.
-// It is safe for concurrent use.
-func (d *Farms) Traffic(context.Context) (map[string]map[int]Traffic, error) {
+// Traffic returns what backends have got; of bytes, those that come through this machine. It is safe
+// for concurrent use.
+func (d *Farms) Traffic(context.Context) (map[driver.Backend]driver.Traffic, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := map[string]map[int]Traffic{}
+	all := map[driver.Backend]driver.Traffic{}
 	if d.state == nil {
 		return all, nil
 	}
@@ -38,6 +37,7 @@ func (d *Farms) Traffic(context.Context) (map[string]map[int]Traffic, error) {
 	if err != nil {
 		return nil, err
 	}
+	find := map[string]func(netip.AddrPort) int{}
 	for _, s := range servers {
 		f := d.state.Farms[d.fronts[s.key].farm]
 		if f == nil || !d.conn.owns(s) {
@@ -46,24 +46,25 @@ func (d *Farms) Traffic(context.Context) (map[string]map[int]Traffic, error) {
 		if err := d.conn.destinations(s); err != nil {
 			return nil, err
 		}
-		if all[f.Name] == nil {
-			all[f.Name] = map[int]Traffic{}
+		if find[f.Name] == nil {
+			find[f.Name] = f.Finder()
 		}
 		for at, t := range s.traffic {
-			if i := backendAt(f, at); i >= 0 {
-				sum := all[f.Name][i]
-				all[f.Name][i] = Traffic{sum.Connections + t.connections, sum.Active + t.active, sum.Bytes + t.bytes}
+			if i := find[f.Name](at); i >= 0 {
+				b := driver.Backend{Farm: f.Name, Name: f.Backends[i].Name}
+				sum := all[b]
+				sum.Chosen, sum.Active, sum.Bytes = sum.Chosen+t.connections, sum.Active+t.active, sum.Bytes+t.bytes
+				all[b] = sum
+				d.tally.Count(destinationKey{s.key, at}, b, driver.Counts{Times: t.connections, Bytes: t.bytes})
 			}
 		}
 	}
-	return all, nil
-}
-
-// backendAt is the index of the backend at an address and port; -1: there is none.
-func backendAt(f *state.Farm, at netip.AddrPort) int {
-	return slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool {
-		return b.Addr == at.Addr() && (b.Port == 0 || b.Port == at.Port())
+	d.tally.End(d.state.Farms, func(b driver.Backend, _ *state.Farm, got driver.Counts) {
+		sum := all[b]
+		sum.TotalChosen, sum.TotalBytes = got.Times, got.Bytes
+		all[b] = sum
 	})
+	return all, nil
 }
 
 // Sessions returns the clients that a farm remembers now. It is safe for concurrent use.
@@ -74,6 +75,7 @@ func (d *Farms) Sessions(_ context.Context, farm string) (sessions []model.LiveS
 		return nil, nil
 	}
 	f := d.state.Farms[farm]
+	find := f.Finder()
 	err = d.place.ns.Do(func() error {
 		table, err := os.Open("/proc/thread-self/net/ip_vs_conn")
 		if err != nil {
@@ -84,7 +86,7 @@ func (d *Farms) Sessions(_ context.Context, farm string) (sessions []model.LiveS
 			if d.fronts[k].farm != farm {
 				return
 			}
-			if i := backendAt(f, to); i >= 0 {
+			if i := find(to); i >= 0 {
 				s.Backend = f.Backends[i].Name
 			}
 			sessions = append(sessions, s)

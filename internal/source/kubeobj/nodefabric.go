@@ -1,6 +1,7 @@
 package kubeobj
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"encoding/base64"
 	"errors"
 	"net"
@@ -13,7 +14,7 @@ import (
 )
 
 // Annotations are those that anything here reads.
-var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations, podAnnotationNames)
+var Annotations = slices.Concat(serviceAnnotations, nodeAnnotations, podAnnotationNames, []string{corev1.EndpointsLastChangeTriggerTime})
 
 // WireGuardAnnotation is where a Node says its public key for WireGuard, as Calico's do.
 const WireGuardAnnotation = "projectcalico.org/WireguardPublicKey"

@@ -21,8 +21,8 @@ type Element struct {
 	Verdict Verdict  // of a map to verdicts
 	Comment string   // not in sets of many elements
 	Life    *Life    // nil: it stays
-	// Packets looked the element up, in a set that is Counted, when it was read.
-	Packets uint64
+	// Packets, of so many Bytes, looked the element up, in a set that is Counted, when it was read.
+	Packets, Bytes uint64
 }
 
 // Life is how long an element lives after it was last used, and how long it has still.
@@ -188,7 +188,8 @@ func ReadElement(s *Set, b []byte) Element {
 				e.Verdict.Chain = CString(FindAttr(d, unix.NFTA_VERDICT_CHAIN))
 			}
 		case unix.NFTA_SET_ELEM_EXPR:
-			e.Packets = beUint64(FindAttr(FindAttr(v, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS))
+			counter := FindAttr(v, unix.NFTA_EXPR_DATA)
+			e.Packets, e.Bytes = beUint64(FindAttr(counter, unix.NFTA_COUNTER_PACKETS)), beUint64(FindAttr(counter, unix.NFTA_COUNTER_BYTES))
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = udataString(v, udataComment)
 		}
