@@ -39,6 +39,8 @@ type Checker struct {
 	changed map[Key]struct{} // of wanted, since Run has looked
 	results map[Key]Result   // of what is wanted, as far as there are any
 	ended   []ending         // of tasks, since Run has looked
+
+	refused []netip.AddrPort // as Suspect was told since Run has looked
 }
 
 // New returns a Checker without targets.
@@ -101,11 +103,11 @@ func (c *Checker) Run(ctx context.Context) {
 	}
 }
 
-// take hands over to the loop what Set and the tasks have left for it.
-func (c *Checker) take(replace func(Key, *Target), end func(ending)) {
+// take hands over to the loop what Set, the tasks and Suspect have left for it.
+func (c *Checker) take(replace func(Key, *Target), end func(ending), suspect func(netip.AddrPort)) {
 	c.mu.Lock()
-	ended := c.ended
-	c.ended = nil
+	ended, refused := c.ended, c.refused
+	c.ended, c.refused = nil, nil
 	for key := range c.changed {
 		if target, ok := c.wanted[key]; ok {
 			replace(key, &target)
@@ -117,6 +119,9 @@ func (c *Checker) take(replace func(Key, *Target), end func(ending)) {
 	c.mu.Unlock()
 	for _, e := range ended {
 		end(e)
+	}
+	for _, at := range refused {
+		suspect(at)
 	}
 }
 
