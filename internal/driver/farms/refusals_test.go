@@ -73,10 +73,12 @@ func TestRefusalsAreTold(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		ways, log := w.refuse(is4), w.refusalLog()
+		w.balancer.Set("net.netfilter.nf_conntrack_tcp_loose", "0")
 		same := []model.FarmAddress{at(virtual, model.PortSpan{First: 7000, Last: 7100})}
 		for _, f := range []model.Farm{
 			{Mode: model.DNAT}, {Mode: model.SNAT}, {Mode: model.StatelessDNAT},
 			{Mode: model.DNAT, Addresses: same}, {Mode: model.StatelessDNAT, Addresses: same},
+			{Mode: model.SNAT, Limits: model.FarmLimits{SYNProxy: true}},
 		} {
 			for _, way := range ways {
 				f := f
@@ -100,6 +102,23 @@ func TestRefusalsAreTold(t *testing.T) {
 					}
 				}
 			}
+		}
+	})
+}
+
+// TestOwnRefusals has a backend on the balancer itself refuse connections.
+func TestOwnRefusals(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
+		f := &model.Farm{Name: "web", Mode: model.DNAT, Checked: true, Addresses: []model.FarmAddress{at(virtual, port(80))}, Backends: backends(1, is4, 7001)}
+		f.Backends[0].Addr = netip.MustParseAddr(map[bool]string{true: "10.1.0.1", false: "fd01::1"}[is4])
+		w.set(f)
+		log := w.refusalLog()
+		if _, err := w.ask("tcp", hostPort(virtual, "80")); err == nil {
+			t.Error("a closed port answers")
+		}
+		if got, ok := told(log, world.Patience); !ok || got != netip.AddrPortFrom(f.Backends[0].Addr, 7001) {
+			t.Errorf("told of %v\n%s", got, w.list())
 		}
 	})
 }
