@@ -1,13 +1,19 @@
 package main
 
 import (
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/test/world"
 )
@@ -130,8 +136,9 @@ func TestBalanceRefused(t *testing.T) {
 	}
 }
 
-// TestBalanceRefusedSome has a backend refuse a client by its firewall, again and again. Its check
-// succeeds, and it is checked a bounded number of times for it.
+// TestBalanceRefusedSome has a backend refuse a client by its firewall, again and again, and another
+// host forge resets in its name. Its check succeeds: it stays up, and is checked a bounded number of
+// times.
 func TestBalanceRefusedSome(t *testing.T) {
 	t.Parallel()
 	w := newBalanced(t)
@@ -139,26 +146,51 @@ func TestBalanceRefusedSome(t *testing.T) {
 	var checks atomic.Int64
 	w.listening(red, 9000, &checks)
 	w.nft(red, "add table inet firewall { chain input { type filter hook input priority 0; ip saddr 10.0.0.0/24 tcp dport 9000 reject with tcp reset; }; }")
-	write(t, w.dir, "farms.json", `{"farms": [{"name": "web", "virtual-addr": "10.0.0.100", "virtual-ports": "80", "mode": "dnat",
-		"health-check": {"type": "http", "path": "/health", "interval": 3600},
-		"backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "9000"}]}]}`)
-	w.start()
-	eventually(t, "the first check", func() bool { return checks.Load() > 0 })
-	begin, before := time.Now(), checks.Load()
-	eventually(t, "checks", func() bool {
-		for range 100 {
+	for mode, refuse := range map[string]func(){
+		"dnat": func() {
 			if c, err := w.client.Dial("tcp", "", "10.0.0.100:80", world.Patience); err == nil {
 				_ = c.Close()
 				t.Error("red does not refuse")
 			}
+		},
+		"stlsdnat": func() { w.forgeReset(w.servers["blue"], [4]byte{10, 1, 0, 11}, 9000, [4]byte{10, 0, 0, 2}) },
+	} {
+		write(t, w.dir, "farms.json", `{"farms": [{"name": "web", "virtual-addr": "10.0.0.100", "virtual-ports": "80", "mode": "`+mode+`",
+			"health-check": {"type": "http", "path": "/health", "interval": 3600},
+			"backends": [{"name": "red", "ip-addr": "10.1.0.11", "port": "9000"}]}]}`)
+		w.kill()
+		w.must(os.RemoveAll(w.path("state.json")))
+		first := checks.Load()
+		w.start()
+		eventually(t, "the first check", func() bool { return checks.Load() > first })
+		begin, before := time.Now(), checks.Load()
+		eventually(t, mode+": checks", func() bool {
+			for range 100 {
+				refuse()
+			}
+			return checks.Load() >= before+3
+		})
+		// One of them may have been the second of those that spread all checks over the interval.
+		if most := before + 3 + int64(time.Since(begin)/(100*time.Millisecond)); checks.Load() > most {
+			t.Errorf("%s: checked %d times, want %d at the most", mode, checks.Load()-before, most-before)
 		}
-		return checks.Load() >= before+3
+		if b := w.backend("red"); b.State != "serving" {
+			t.Errorf("%s: red is %s", mode, b.State)
+		}
+	}
+}
+
+// forgeReset has a host send a reset that looks like another's answer to a SYN.
+func (w *balanced) forgeReset(from *world.Host, source [4]byte, port uint16, to [4]byte) {
+	w.t.Helper()
+	packet := append([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, unix.IPPROTO_TCP, 0, 0}, slices.Concat(source[:], to[:])...)
+	packet = binary.BigEndian.AppendUint16(packet, port)
+	packet = append(packet, 0x30, 0x39, 0, 0, 0, 0, 0, 0, 0, 1, 0x50, 0x14, 0, 0, 0, 0, 0, 0) // RST and ACK
+	from.In(func() error {
+		raw, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Sendto(raw, packet, 0, &unix.SockaddrInet4{Addr: to}), unix.Close(raw))
 	})
-	// One of them may have been the second of those that spread all checks over the interval.
-	if most := before + 3 + int64(time.Since(begin)/(100*time.Millisecond)); checks.Load() > most {
-		t.Errorf("checked %d times, want %d at the most", checks.Load(), most)
-	}
-	if b := w.backend("red"); b.State != "serving" {
-		t.Errorf("red is %s", b.State)
-	}
 }
