@@ -144,12 +144,13 @@ type balancer struct {
 	here       *netns.NS
 	api        net.Listener // nil: none
 	tls        *tls.Config  // nil: it speaks plain HTTP
+	log        *slog.Logger
 }
 
 // newBalancer makes a balancer, which prints a random key to out once all that it serves is open.
 func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog.Logger) (b *balancer, err error) {
 	objects := store.New()
-	b = &balancer{}
+	b = &balancer{log: log}
 	if b.driver, err = o.openFarms(o.mode, log); err != nil {
 		return nil, privilege(err)
 	}
@@ -231,6 +232,9 @@ func prepareFarm(f *model.Farm, o balanceOptions, log *slog.Logger) {
 func (b *balancer) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { b.checks.Run(ctx); return nil })
+	if _, tells := b.driver.(*farms.Driver); tells {
+		group.Go(func() error { readRefusals(ctx, b.checks, b.log); return nil })
+	}
 	if b.api != nil {
 		group.Go(func() error { return b.source.Serve(ctx, b.api, b.tls) })
 	}

@@ -40,6 +40,8 @@ type Checker struct {
 	results map[Key]Result   // of what is wanted, as far as there are any
 	failed  map[Key]uint64   // checks of what is wanted, as far as some have
 	ended   []ending         // of tasks, since Run has looked
+
+	refused []netip.AddrPort // as Suspect was told since Run has looked
 }
 
 // New returns a Checker without targets.
@@ -120,11 +122,11 @@ func (c *Checker) Run(ctx context.Context) {
 	}
 }
 
-// take hands over to the loop what Set and the tasks have left for it.
-func (c *Checker) take(replace func(Key, *Target), end func(ending)) {
+// take hands over to the loop what Set, the tasks and Suspect have left for it.
+func (c *Checker) take(replace func(Key, *Target), end func(ending), suspect func(netip.AddrPort)) {
 	c.mu.Lock()
-	ended := c.ended
-	c.ended = nil
+	ended, refused := c.ended, c.refused
+	c.ended, c.refused = nil, nil
 	for key := range c.changed {
 		if target, ok := c.wanted[key]; ok {
 			replace(key, &target)
@@ -136,6 +138,9 @@ func (c *Checker) take(replace func(Key, *Target), end func(ending)) {
 	c.mu.Unlock()
 	for _, e := range ended {
 		end(e)
+	}
+	for _, at := range refused {
+		suspect(at)
 	}
 }
 

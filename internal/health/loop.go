@@ -20,6 +20,7 @@ type target struct {
 	spread bool      // the schedule has spread its checks
 	cancel func()    // ends the check under way; nil between checks
 	late   string    // what is wrong if the check under way gets no further; empty: silence
+	suspicion
 }
 
 // finding is a result; report says whether Report is to have it.
@@ -39,10 +40,11 @@ type loop struct {
 	commands *pool
 	findings []finding
 	troubled time.Time // when trouble was last logged
+	suspects
 }
 
 func newLoop(c *Checker) *loop {
-	l := &loop{Checker: c, targets: map[Key]*target{}}
+	l := &loop{Checker: c, targets: map[Key]*target{}, suspects: newSuspects()}
 	l.sockets = &sockets{end: l.end}
 	l.requests = newPool(c.o.Requests, c.finish)
 	l.commands = newPool(c.o.Commands, c.finish)
@@ -52,7 +54,7 @@ func newLoop(c *Checker) *loop {
 // turn does what there is to do by now. Answers are read before anything is given up for the lack
 // of them, so that nobody is blamed for a loop that is late.
 func (l *loop) turn() {
-	l.take(l.replace, l.ended)
+	l.take(l.replace, l.ended, l.suspect)
 	l.sockets.read()
 	now := time.Now()
 	for t := l.schedule.due(now); t != nil; t = l.schedule.due(now) {
@@ -75,7 +77,7 @@ func (l *loop) turn() {
 // after a slot: what has happened on all of them is read together, which is cheaper than to wake up
 // for each.
 func (l *loop) sleep(ctx context.Context) {
-	timer := time.NewTimer(l.schedule.wait(time.Now(), l.sockets.busy()))
+	timer := time.NewTimer(l.schedule.wait(time.Now(), l.sockets.busy(), l.slot()))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -88,12 +90,14 @@ func (l *loop) replace(key Key, to *Target) {
 	if t := l.targets[key]; t != nil {
 		l.abandon(t)
 		delete(l.targets, key)
+		l.leave(t)
 	}
 	if to == nil {
 		return
 	}
 	t := &target{Key: key, check: to.Check.WithDefaults(), at: to.address(), index: -1}
 	l.targets[key] = t
+	l.enter(t, netip.AddrPortFrom(to.Addr.Unmap(), to.Port))
 	l.schedule.first(t, time.Now())
 }
 
@@ -143,6 +147,7 @@ func (l *loop) end(t *target, o outcome) {
 	l.schedule.next(t, now)
 	if o.err != nil {
 		l.trouble(t, o.err, now)
+		l.acquit(t)
 		return
 	}
 	if !o.up {
@@ -153,6 +158,7 @@ func (l *loop) end(t *target, o outcome) {
 	if changed || t.why != before {
 		l.findings = append(l.findings, finding{Result{t.Key, t.up, t.why, t.since}, changed || !t.up})
 	}
+	l.pursue(t, o.up, now)
 }
 
 // ended takes in what a task has found, unless it was abandoned.

@@ -77,7 +77,7 @@ func (s *schedule) due(now time.Time) *target {
 
 // wait returns how long to sleep, in whole slots: until the first target is due, or one slot if
 // sockets are to be read, and about a minute at most.
-func (s *schedule) wait(now time.Time, sockets bool) time.Duration {
+func (s *schedule) wait(now time.Time, sockets bool, slot time.Duration) time.Duration {
 	var idle time.Duration
 	switch {
 	case sockets:

@@ -93,7 +93,7 @@ func TestWait(t *testing.T) {
 		if test.due != -1 {
 			s.set(&target{index: -1}, now.Add(test.due))
 		}
-		if got := s.wait(now, test.sockets); got != test.want {
+		if got := s.wait(now, test.sockets, slot); got != test.want {
 			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
 		}
 	}

@@ -23,6 +23,8 @@ type Farm struct {
 	// most one of each family. A family without one is masqueraded.
 	SourceAddrs []netip.Addr
 	Backends    []FarmBackend
+	// Checked: whoever checks the backends wants to be told of connections that they refuse.
+	Checked bool
 	// Refuse has a connection that no backend serves be refused at once (TCP reset, ICMP port
 	// unreachable); otherwise it is dropped.
 	Refuse bool

@@ -18,6 +18,8 @@ type Header struct {
 	TCPFlags                    uint8 // FIN 1, SYN 2, RST 4, PSH 8, ACK 16, URG 32
 	Length                      int   // of the packet, by its IP header
 	Fragment                    bool  // not the first
+	// About is the packet that an ICMP error is about; nil: it is no error, or does not say.
+	About *Header
 }
 
 var (
@@ -103,5 +105,25 @@ func (h *Header) transport(b []byte) {
 		if len(b) >= 2 {
 			h.ICMPType, h.ICMPCode = b[0], b[1]
 		}
+		if h.icmpError() && len(b) >= icmpHeader {
+			if about, err := Parse(b[icmpHeader:]); err == nil {
+				h.About = &about
+			}
+		}
 	}
+}
+
+// icmpHeader is before the packet that an ICMP error is about.
+const icmpHeader = 8
+
+// icmpError reports whether the ICMP message is an error (RFC 1122, section 3.2.2; RFC 4443).
+func (h *Header) icmpError() bool {
+	if h.Protocol == unix.IPPROTO_ICMPV6 {
+		return h.ICMPType < 128
+	}
+	switch h.ICMPType {
+	case 3, 4, 5, 11, 12:
+		return true
+	}
+	return false
 }

@@ -3,6 +3,7 @@ package nflog
 import (
 	"encoding/hex"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -52,12 +53,17 @@ func TestParse(t *testing.T) {
 		"first fragment":    {ip(v6, "2c", "1100 0001 00000000"+udp), Header{Source: a6, Destination: b6, Protocol: 17, SourcePort: 53, DestinationPort: 8080, Length: 60}},
 		"next fragment":     {ip(v6, "2c", "1100 0009 00000000"+udp), Header{Source: a6, Destination: b6, Protocol: 17, Length: 60, Fragment: true}},
 		"extension cut off": {ip(v6, "00", "11ff 000000000000"), Header{Source: a6, Destination: b6, Protocol: 17, Length: 60}},
-		"nothing after":     {ip(v6, "3b", ""), Header{Source: a6, Destination: b6, Protocol: 59, Length: 60}},
+		"ICMP error": {ip(v4, "01", "0301 0000 0000 0000"+ip(v4, "06", tcp)), Header{Source: a4, Destination: b4, Protocol: 1, ICMPType: 3, ICMPCode: 1, Length: 40,
+			About: &Header{Source: a4, Destination: b4, Protocol: 6, SourcePort: 8080, DestinationPort: 80, TCPFlags: 18, Length: 40}}},
+		"ICMP error, cut off": {ip(v4, "01", "0301 0000 0000 0000"+v4[:20]), Header{Source: a4, Destination: b4, Protocol: 1, ICMPType: 3, ICMPCode: 1, Length: 40}},
+		"ICMPv6 error": {ip(v6, "3a", "0104 0000 0000 0000"+ip(v6, "06", tcp[:9])), Header{Source: a6, Destination: b6, Protocol: 58, ICMPType: 1, ICMPCode: 4, Length: 60,
+			About: &Header{Source: a6, Destination: b6, Protocol: 6, SourcePort: 8080, DestinationPort: 80, Length: 60}}},
+		"nothing after": {ip(v6, "3b", ""), Header{Source: a6, Destination: b6, Protocol: 59, Length: 60}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := Parse(packet(t, tt.packet))
-			if err != nil || got != tt.want {
+			if err != nil || !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got  %+v, %v\nwant %+v", got, err, tt.want)
 			}
 		})
@@ -70,7 +76,7 @@ func TestParse(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{ip(v4, "06", tcp), ip(v6, "06", tcp), ip(v6, "00", "2b00 000000000000 3c01 000000000000 0000000000000000 1100 000000000000"+udp), ip(v6, "2c", "1100 0009 00000000"+udp)} {
+	for _, s := range []string{ip(v4, "06", tcp), ip(v6, "06", tcp), ip(v6, "00", "2b00 000000000000 3c01 000000000000 0000000000000000 1100 000000000000"+udp), ip(v6, "2c", "1100 0009 00000000"+udp), ip(v4, "01", "0301 0000 0000 0000"+ip(v4, "06", tcp))} {
 		f.Add(packet(f, s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -131,7 +131,7 @@ func (d *Driver) Held(f func(*state.State)) {
 func (d *Driver) SetAside() []driver.SetAside { return nil }
 
 // together is told where the kernel refuses the program.
-var together = &probe.Requirement{Name: "the farms' program", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet"}}
+var together = &probe.Requirement{Name: "the farms' program", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet", "nft_log", "nft_limit"}}
 
 // Probe implements driver.Driver: it tries the programs in tables that no packet meets.
 func (d *Driver) Probe(ctx context.Context) error {

@@ -71,6 +71,7 @@ func (h *half) tracked() {
 		h.fill(p)
 	}
 	h.guard()
+	h.refused()
 	h.proxied()
 	h.remember()
 	if h.Mode == model.SNAT {

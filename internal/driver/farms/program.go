@@ -87,6 +87,7 @@ type family struct {
 	// backendCounts these.
 	backendLimits, backendCounts *nft.Set
 	resets                       *nft.Set // address . port . source : resets
+	refusals                     *nft.Set // where a backend answers from : how often it refuses
 	memories                     []memory // of clients that stay on their backends
 }
 
@@ -172,6 +173,8 @@ func (fp *family) addMemory(p *program, set func(name, comment string, s nft.Set
 		nft.Set{Key: append(number[:1:1], backend...), Dynamic: true, Counts: true, Size: p.clients})
 	fp.resets = set("resets", "address . port . source : how often it resets",
 		nft.Set{Key: []nft.Field{fp.ip.Daddr, nft.Dport, fp.ip.Saddr}, Dynamic: true, Size: p.clients})
+	fp.refusals = set("refusals", "where a backend answers from : how often it refuses connections",
+		nft.Set{Key: []nft.Field{fp.ip.Saddr, nft.L4Proto, nft.Sport}, Dynamic: true, Size: p.clients})
 	for i, parts := range forms {
 		key, suffix := number[:1:1], [...]string{"", "-ether"}[i]
 		for _, part := range parts {

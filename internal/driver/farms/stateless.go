@@ -3,6 +3,7 @@ package farms
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -54,10 +55,13 @@ func (p *program) statelessChain(k kind) nft.Chain {
 // last one, and go to one for their protocol: each that is forwarded costs one look-up.
 func (p *program) answersChains(k kind) (chains []nft.Chain) {
 	enter := nft.Chain{Name: "answers" + k.String(), Comment: "answers of stateless farms' backends", Hook: nft.FilterHook(unix.NF_INET_POST_ROUTING, afterRouting),
-		Rules: []nft.Rule{rule("all others").NotCtState(expr.CtStateBitUNTRACKED).Accept()}}
+		Rules: []nft.Rule{rule("all others, but for ICMP errors about them").NotCtState(expr.CtStateBitUNTRACKED | expr.CtStateBitINVALID).Accept()}}
 	for _, fp := range p.families {
 		if k == ranged {
-			enter.Rules = append(enter.Rules, fp.answer(k, rule().Family(fp.ip)).WriteAddress(fp.ip.Saddr, fp.ip, atResult))
+			enter.Rules = append(enter.Rules,
+				fp.refusedSYN(k, rule().Family(fp.ip).Proto(unix.IPPROTO_TCP)),
+				fp.answer(k, rule().Family(fp.ip)).WriteAddress(fp.ip.Saddr, fp.ip, atResult),
+				fp.unreachable(rule().Family(fp.ip)))
 			continue
 		}
 		of := nft.Chain{Name: fp.ip.Name + "-answers", Comment: "by protocol"}
@@ -65,10 +69,15 @@ func (p *program) answersChains(k kind) (chains []nft.Chain) {
 			fp.withPort(proto, rule().Proto(uint8(proto)), func(r nft.Rule, sum uint8) {
 				name := fmt.Sprintf("%s-%d-%d", of.Name, proto, sum)
 				write := fp.answer(k, rule()).WritePort(nft.Sport, fp.atPort(), sum).WriteAddress(fp.ip.Saddr, fp.ip, atResult)
-				chains = append(chains, nft.Chain{Name: name, Rules: []nft.Rule{write}})
+				c := nft.Chain{Name: name, Rules: []nft.Rule{write}}
+				if proto == model.TCP {
+					c.Rules = slices.Insert(c.Rules, 0, fp.refusedSYN(k, rule()))
+				}
+				chains = append(chains, c)
 				of.Rules = append(of.Rules, r.Goto(name))
 			})
 		}
+		of.Rules = append(of.Rules, fp.unreachable(rule()))
 		chains = append(chains, of)
 		enter.Rules = append(enter.Rules, rule().Family(fp.ip).Goto(of.Name))
 	}

@@ -23,7 +23,7 @@ func (c *change) finishFarm(was, f *farm) error {
 	m := &model.Farm{
 		Name: f.name, Mode: f.mode, SourceAddrs: f.sourceAddr.list(), Refuse: true,
 		Scheduler: f.scheduler, HashBy: f.schedParam, Persist: f.persistence,
-		Mark: f.mark, Limits: f.limits(), Log: f.log != 0,
+		Mark: f.mark, Limits: f.limits(), Log: f.log != 0, Checked: f.check != nil,
 	}
 	if m.Log {
 		m.LogPrefix = f.logPrefix("log-prefix", "TYPE-FNAME ", "IN", "farm")

@@ -24,7 +24,8 @@ var Changes = harness.Experiment{
 	Name:  "balancer-changes",
 	Title: "A backend goes down, or comes back",
 	How: "Of farms with three backends, one backend of one farm after the other is set down by a PUT, and up again. By the API: from the request, on a connection of its own, to the answer, which Sluice gives when the kernel has the change. " +
-		"By a check: a server begins to answer a health check with status 500, or with 200 again; from that answer to the kernel's commit.",
+		"By a check: a server begins to answer a health check with status 500, or with 200 again; from that answer to the kernel's commit. " +
+		"By its refusals: one of the three begins to answer SYNs with resets while a client connects, one connection after the other; from the first that is refused to the last.",
 	Run:    runChanges,
 	Charts: changeCharts,
 }
@@ -71,8 +72,13 @@ func measureChanges(ctx context.Context, r *harness.Run, c *changing) error {
 		return nil // it checks nothing
 	}
 	times, err := timeChecks(ctx, c)
+	if err != nil {
+		return err
+	}
+	recordQuantiles(r, c.ServiceCase, byCheck, times)
+	times, err = timeRefusals(ctx, c)
 	if err == nil {
-		recordQuantiles(r, c.ServiceCase, byCheck, times)
+		recordQuantiles(r, c.ServiceCase, byRefusals, times)
 	}
 	return err
 }

@@ -107,6 +107,8 @@ var (
 	// CtOrigDport is the port that the client asked for. A key that has it has the protocol, too:
 	// no rule needs to ask for that first.
 	CtOrigDport = ctField(typeService, 2, uint32(expr.CtKeyPROTODST), ctDirOriginal)
+	// CtReplySport is the port that answers come from, likewise.
+	CtReplySport = ctField(typeService, 2, uint32(expr.CtKeyPROTOSRC), ctDirReply)
 	// CtOrigSport is the port that the client asked from, likewise.
 	CtOrigSport = ctField(typeService, 2, uint32(expr.CtKeyPROTOSRC), ctDirOriginal)
 	// Number is a number that rules put into the key themselves: a random one, or a constant.

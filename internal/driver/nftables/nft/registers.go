@@ -153,6 +153,17 @@ func (r Rule) Learn(s *Set, key, data int, d time.Duration) Rule {
 // forgets the key after the time-out.
 func (r Rule) Over(s *Set, key int, packets uint64, per time.Duration, burst uint32, d time.Duration) Rule {
 	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst, Over: true}
+	return r.limited(s, key, limit, d)
+}
+
+// WithinEach goes on with no more packets of the key from a register on than the rate, and with none
+// if the set is full. It forgets the key after the time-out.
+func (r Rule) WithinEach(s *Set, key int, packets uint64, per time.Duration, burst uint32, d time.Duration) Rule {
+	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst}
+	return r.limited(s, key, limit, d)
+}
+
+func (r Rule) limited(s *Set, key int, limit *expr.Limit, d time.Duration) Rule {
 	return r.Add(&expr.Dynset{SrcRegKey: register(key), SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: d, Exprs: []expr.Any{limit}})
 }
 
@@ -284,6 +295,11 @@ func (r Rule) Logged(prefix string) Rule {
 	return r.Add(&expr.Log{Key: 1 << unix.NFTA_LOG_PREFIX, Data: []byte(prefix)})
 }
 
+// LoggedTo sends so many of the packet's first bytes to an nflog group.
+func (r Rule) LoggedTo(group uint16, bytes uint32) Rule {
+	return r.Add(&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: bytes})
+}
+
 // Helper gives the connection the helper object of a name.
 func (r Rule) Helper(name string) Rule {
 	return r.Add(&expr.Objref{Type: objectHelper, Name: name})
@@ -302,6 +318,15 @@ func (r Rule) TCPFlags(mask, set byte) Rule {
 		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
 		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
 	).compare(expr.CmpOpEq, []byte{set})
+}
+
+// RefusedSYN goes on if the packet, which is of TCP, is a reset that answers a SYN: its sequence
+// number is zero (RFC 9293, section 3.10.7.1). Others are told by that alone.
+func (r Rule) RefusedSYN() Rule {
+	const rstACK = 0x14
+	sequence := Field{load: payload(expr.PayloadBaseTransportHeader, 4, 4)}
+	flags := Field{load: payload(expr.PayloadBaseTransportHeader, 13, 1)}
+	return r.Is(expr.CmpOpEq, sequence, make([]byte, 4)).Is(expr.CmpOpEq, flags, []byte{rstACK})
 }
 
 // ToNode goes on if the destination is an address of the node.
