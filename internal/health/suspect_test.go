@@ -132,8 +132,8 @@ func TestSuspectMany(t *testing.T) {
 	}
 }
 
-// A target is found whatever its address is written with, and leaves nothing behind if it goes while
-// it is suspected.
+// A target is found whatever its address is written with, and leaves nothing behind if it goes
+// while it is suspected.
 func TestSuspectGoes(t *testing.T) {
 	l := newLoop(New(Options{}))
 	c := rarely(Check{Type: Command, Command: []string{"sleep", "60"}})
