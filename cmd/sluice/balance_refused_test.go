@@ -136,9 +136,9 @@ func TestBalanceRefused(t *testing.T) {
 	}
 }
 
-// TestBalanceRefusedSome has a backend refuse a client by its firewall, again and again, and another
-// host forge resets in its name. Its check succeeds: it stays up, and is checked a bounded number of
-// times.
+// TestBalanceRefusedSome has a backend refuse a client by its firewall, again and again, and
+// another host forge resets in its name. Its check succeeds: it stays up, and is checked a bounded
+// number of times.
 func TestBalanceRefusedSome(t *testing.T) {
 	t.Parallel()
 	w := newBalanced(t)

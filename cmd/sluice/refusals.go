@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/nflog"
 )
 
-// readRefusals has backends that refuse connections be checked until ctx ends. It reads the kernel's
-// log of these in the calling thread's network namespace.
+// readRefusals has backends that refuse connections be checked until ctx ends. It reads the
+// kernel's log of these in the calling thread's network namespace.
 func readRefusals(ctx context.Context, checks *health.Checker, log *slog.Logger) {
 	c, err := nflog.Open(driver.RefusalGroup)
 	if err == nil {

@@ -97,7 +97,7 @@ func (l *loop) replace(key Key, to *Target) {
 	}
 	t := &target{Key: key, check: to.Check.WithDefaults(), at: to.address(), index: -1}
 	l.targets[key] = t
-	l.enter(t, netip.AddrPortFrom(to.Addr.Unmap(), to.Port))
+	l.enter(t, netip.AddrPortFrom(to.Addr.Unmap().WithZone(""), to.Port))
 	l.schedule.first(t, time.Now())
 }
 

@@ -52,7 +52,8 @@ func (h *half) refused() {
 	}
 }
 
-// refusedSYN tells of resets that answer a SYN in place of a stateless farm's backend, of packets of TCP.
+// refusedSYN tells of resets that answer a SYN in place of a stateless farm's backend, of packets
+// of TCP.
 func (fp *family) refusedSYN(k kind, r nft.Rule) nft.Rule {
 	return fp.tell(fp.answer(k, r.RefusedSYN()).Load(0, fp.refusals.Key...))
 }

@@ -67,8 +67,8 @@ func (w *site) refuse(is4 bool) []refusal {
 	return []refusal{{"tcp", server, 7001}, {"tcp", server, 7002}, {"tcp", server, 7003}, {"udp", server, 7001}, {"udp", server, 7002}, {"tcp", far, 7001}}
 }
 
-// TestRefusalsAreTold has connections be refused in each way that there is, and the kernel say which
-// backend they went to.
+// TestRefusalsAreTold has connections be refused in each way that there is, and the kernel say
+// which backend they went to.
 func TestRefusalsAreTold(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
@@ -157,8 +157,8 @@ func TestNoRefusals(t *testing.T) {
 	})
 }
 
-// TestRefusalsAreSampled has a backend refuse a flood of connections, of which the kernel tells of a
-// few, beside which another backend's refusal is told.
+// TestRefusalsAreSampled has a backend refuse a flood of connections, of which the kernel tells of
+// a few, beside which another backend's refusal is told.
 func TestRefusalsAreSampled(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 2)

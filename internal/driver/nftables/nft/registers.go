@@ -156,8 +156,8 @@ func (r Rule) Over(s *Set, key int, packets uint64, per time.Duration, burst uin
 	return r.limited(s, key, limit, d)
 }
 
-// WithinEach goes on with no more packets of the key from a register on than the rate, and with none
-// if the set is full. It forgets the key after the time-out.
+// WithinEach goes on with no more packets of the key from a register on than the rate, and with
+// none if the set is full. It forgets the key after the time-out.
 func (r Rule) WithinEach(s *Set, key int, packets uint64, per time.Duration, burst uint32, d time.Duration) Rule {
 	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst}
 	return r.limited(s, key, limit, d)

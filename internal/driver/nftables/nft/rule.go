@@ -154,8 +154,9 @@ func (r Rule) NotDNAT() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.
 // Translated goes on if the connection's destination was changed.
 func (r Rule) Translated() Rule { return r.ct(expr.CtKeySTATUS, ctStatusDNAT, expr.CmpOpNeq) }
 
-// Refused goes on with what refuses a connection: a reset that is the first answer to it, upon which
-// connection tracking has ended it already, or an ICMP error about one that has no answer yet.
+// Refused goes on with what refuses a connection: a reset that is the first answer to it, upon
+// which connection tracking has ended it already, or an ICMP error about one that has no answer
+// yet.
 func (r Rule) Refused() Rule {
 	const seenReply, dying = 1 << 1, 1 << 9 // IPS_… of linux/netfilter/nf_conntrack_common.h
 	return r.Add(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstRegister}, bitwise(hostUint32(seenReply|dying), hostUint32(0))).
