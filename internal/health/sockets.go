@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +17,8 @@ type sockets struct {
 	end    func(*target, outcome)
 	epoll  int // 0: not open yet
 	conns  map[int32]*conn
-	pings  [2]*pinger // of IPv4 and IPv6; nil: not open yet
+	idle   map[int][]*conn // by family: sockets for checks to come
+	pings  [2]*pinger      // of IPv4 and IPv6; nil: not open yet
 	events [256]unix.EpollEvent
 	buffer [maxAnswer]byte
 }
@@ -24,6 +26,15 @@ type sockets struct {
 // busy reports whether there is anything to wait for.
 func (s *sockets) busy() bool {
 	return len(s.conns) > 0 || s.pings[0].busy() || s.pings[1].busy()
+}
+
+// few reports whether no more than a handful of connections is under way.
+func (s *sockets) few() bool { return len(s.conns) > 0 && len(s.conns) < 5 }
+
+// wait returns when there is something to read, after a slot at the latest.
+func (s *sockets) wait() {
+	ready := []unix.PollFd{{Fd: int32(s.epoll), Events: unix.POLLIN}}
+	_, _ = unix.Poll(ready, int(slot/time.Millisecond))
 }
 
 // read sees to all sockets on which something has happened. It does not wait.
@@ -50,15 +61,15 @@ func (s *sockets) read() {
 }
 
 // watch has read see to a socket when any of the events has come.
-func (s *sockets) watch(fd int, events uint32, how int) error {
+func (s *sockets) watch(fd int, events uint32) error {
 	if s.epoll == 0 {
 		epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 		if err != nil {
 			return fmt.Errorf("open epoll: %w", err)
 		}
-		s.epoll, s.conns = epoll, map[int32]*conn{}
+		s.epoll, s.conns, s.idle = epoll, map[int32]*conn{}, map[int][]*conn{}
 	}
-	if err := unix.EpollCtl(s.epoll, how, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+	if err := unix.EpollCtl(s.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
 		return fmt.Errorf("watch socket: %w", err)
 	}
 	return nil
@@ -69,6 +80,11 @@ func (s *sockets) close() {
 	for _, p := range s.pings {
 		if p != nil {
 			p.Close()
+		}
+	}
+	for _, idle := range s.idle {
+		for _, c := range idle {
+			_ = unix.Close(c.fd)
 		}
 	}
 	if s.epoll != 0 {
