@@ -3,6 +3,8 @@ package health
 import (
 	"context"
 	"encoding/json"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -101,7 +103,7 @@ func benchmark(b *testing.B, check Check) {
 func serve(b *testing.B, l net.Listener, kind string) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	_ = s.Listener.Close()
-	s.Listener = l
+	s.Listener, s.Config.ErrorLog = l, log.New(io.Discard, "", 0) // that checks end is no error
 	switch kind {
 	case HTTP:
 		s.Start()
