@@ -74,15 +74,14 @@ func (l *loop) turn() {
 	l.findings = l.findings[:0]
 }
 
-// sleep returns when there is something to do. While checks are under way on sockets, it returns
-// after a slot: what has happened on all of them is read together, which is cheaper than to wake up
-// for each. Where they are few, their news do not wait that long.
+// sleep returns when there is something to do, while checks are under way on sockets after a slot
+// at the latest.
 func (l *loop) sleep(ctx context.Context) {
-	if l.sockets.few() {
-		l.sockets.wait()
+	if l.sockets.busy() {
+		l.sockets.wait(l.slot())
 		return
 	}
-	timer := time.NewTimer(l.schedule.wait(time.Now(), l.sockets.busy(), l.slot()))
+	timer := time.NewTimer(l.schedule.wait(time.Now(), l.slot()))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

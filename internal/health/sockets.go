@@ -10,7 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxAnswer = 64 << 10 // bytes of an answer that are looked at
+const (
+	maxAnswer = 64 << 10 // bytes of an answer that are looked at
+	few       = 4        // connections whose news are not kept waiting for those of others
+)
 
 // sockets are those of all checks that do not block. Checks end by a call of end.
 type sockets struct {
@@ -28,13 +31,18 @@ func (s *sockets) busy() bool {
 	return len(s.conns) > 0 || s.pings[0].busy() || s.pings[1].busy()
 }
 
-// few reports whether no more than a handful of connections is under way.
-func (s *sockets) few() bool { return len(s.conns) > 0 && len(s.conns) < 5 }
-
-// wait returns when there is something to read, after a slot at the latest.
-func (s *sockets) wait() {
-	ready := []unix.PollFd{{Fd: int32(s.epoll), Events: unix.POLLIN}}
-	_, _ = unix.Poll(ready, int(slot/time.Millisecond))
+// wait returns after a slot: what has happened on all sockets is read together, which is cheaper
+// than to wake up for each. Where few connections are under way, it returns as soon as there is
+// something to read.
+//
+// It sleeps in a system call, less than the 10 ms after which Go's scheduler finds something else to
+// do for the thread: timers cost more, and so does a scheduler that has gone idle and wakes up.
+func (s *sockets) wait(slot time.Duration) {
+	var ready []unix.PollFd
+	if n := len(s.conns); n > 0 && n <= few {
+		ready = []unix.PollFd{{Fd: int32(s.epoll), Events: unix.POLLIN}}
+	}
+	_, _ = unix.Poll(ready, int(min(slot, 9*time.Millisecond)/time.Millisecond))
 }
 
 // read sees to all sockets on which something has happened. It does not wait.
