@@ -3,7 +3,11 @@ package health
 import (
 	"context"
 	"encoding/json"
+	"io"
+	"log"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -54,6 +58,10 @@ func BenchmarkTCP(b *testing.B) { benchmark(b, Check{Type: TCP}) }
 // The same where no backend answers.
 func BenchmarkTCPSilent(b *testing.B) { benchmark(b, Check{Type: TCP, Port: 9}) }
 
+// By HTTP, to a server in Go, whose own work is not part of what is measured.
+func BenchmarkHTTP(b *testing.B)  { benchmark(b, Check{Type: HTTP}) }
+func BenchmarkHTTPS(b *testing.B) { benchmark(b, Check{Type: HTTPS, Insecure: true}) }
+
 func BenchmarkPing(b *testing.B) { benchmark(b, Check{Type: ICMP}) }
 
 func benchmark(b *testing.B, check Check) {
@@ -64,6 +72,7 @@ func benchmark(b *testing.B, check Check) {
 		if err == nil {
 			b.Cleanup(func() { _ = l.Close() })
 			port = netip.MustParseAddrPort(l.Addr().String()).Port()
+			serve(b, l, check.Type)
 		}
 		return err
 	})
@@ -88,6 +97,22 @@ func benchmark(b *testing.B, check Check) {
 	b.ReportMetric(100*(r.User+r.System).Seconds()/r.Elapsed.Seconds(), "%core")
 	b.ReportMetric(float64(r.Checks)/r.Elapsed.Seconds(), "checks/s")
 	b.ReportMetric(float64(r.Up), "up")
+}
+
+// serve has a listener's connections answered, where checks ask for that.
+func serve(b *testing.B, l net.Listener, kind string) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	_ = s.Listener.Close()
+	s.Listener, s.Config.ErrorLog = l, log.New(io.Discard, "", 0) // that checks end is no error
+	switch kind {
+	case HTTP:
+		s.Start()
+	case HTTPS:
+		s.StartTLS()
+	default:
+		return
+	}
+	b.Cleanup(s.Close)
 }
 
 // benchNetwork makes a namespace for the checker and one for all backends, 10.1.0.0/16.

@@ -25,7 +25,7 @@ type Options struct {
 	// which it returns, too, and waits for its answer. ARP checks need it.
 	Ask func(context.Context, netip.Addr) (netip.Addr, error)
 
-	Requests int // HTTP, gRPC and ARP checks at a time; 0: 1,000
+	Requests int // HTTPS, gRPC and ARP checks at a time; 0: 1,000
 	Commands int // commands at a time; 0: 32
 }
 
@@ -111,8 +111,8 @@ func (c *Checker) fail(key Key) {
 	}
 }
 
-// Run checks the targets until ctx ends. It is called once. The sockets of TCP, UDP and ICMP
-// checks are opened in the network namespace of the thread that it is called in.
+// Run checks the targets until ctx ends. It is called once. The sockets of TCP, UDP, HTTP and
+// ICMP checks are opened in the network namespace of the thread that it is called in.
 func (c *Checker) Run(ctx context.Context) {
 	l := newLoop(c)
 	defer l.close()

@@ -1,7 +1,9 @@
 package health
 
 import (
+	"bufio"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/test/world"
 )
@@ -54,6 +57,74 @@ func TestTCPIsNotAccepted(t *testing.T) {
 	defer server.Close()
 	if server.RemoteAddr().String() != c.LocalAddr().String() || accepted.Load() != 1 {
 		t.Error("the backend accepted a check")
+	}
+}
+
+// Each check has a connection of its own, though the socket may be the last one's. Where the backend
+// ends it with the answer, neither side keeps a TIME-WAIT entry.
+func TestHTTPIsAConnection(t *testing.T) {
+	t.Parallel()
+	ns := namespace(t)
+	const checks = 20
+	clients := map[string]bool{}
+	var l net.Listener
+	ns.In(func() (err error) {
+		l, err = net.Listen("tcp4", "198.51.100.1:0")
+		return err
+	})
+	defer l.Close()
+	served := make(chan bool)
+	go func() {
+		defer close(served)
+		for range checks {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			clients[c.RemoteAddr().String()] = true
+			_, _ = http.ReadRequest(bufio.NewReader(c))
+			raw, _ := c.(*net.TCPConn).SyscallConn()
+			_ = raw.Control(func(fd uintptr) { // the answer goes with the end, in one packet
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_CORK, 1)
+			})
+			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\n\r\n"))
+			_ = c.Close()
+		}
+	}()
+	b := runIn(t, Options{}, ns.Do)
+	at := netip.MustParseAddrPort(l.Addr().String())
+	for range checks {
+		b.want(Check{Type: HTTP, Interval: time.Hour, Timeout: time.Hour}, at, true, "status 200")
+		b.Set(map[Key]*Target{{"farm", t.Name()}: nil})
+	}
+	<-served
+	if len(clients) != checks {
+		t.Errorf("%d connections, want %d", len(clients), checks)
+	}
+	if waiting := ns.Exec("ss", "-Htn", "state", "time-wait"); waiting != "" {
+		t.Errorf("still in TIME-WAIT:\n%s", waiting)
+	}
+}
+
+// A check of a link-local address binds its socket to an interface: no other check has it.
+func TestLinkLocal(t *testing.T) {
+	t.Parallel()
+	ns := namespace(t)
+	var l net.Listener
+	ns.In(func() (err error) {
+		l, err = net.Listen("tcp6", "[::]:0")
+		return err
+	})
+	defer l.Close()
+	port := netip.MustParseAddrPort(l.Addr().String()).Port()
+	ns.Address("v1", "fe80::1/64")
+	ns.Address("v2", "fe80::2/64", "2001:db8::2/64")
+	b := runIn(t, Options{}, ns.Do)
+	for _, addr := range []string{"::1", "fe80::2%v2", "2001:db8::2", "fe80::1%v1", "::1"} {
+		c := Check{Type: TCP, Interval: time.Hour, Timeout: time.Hour}
+		if r := b.check(c, netip.AddrPortFrom(netip.MustParseAddr(addr), port)); !r.Up {
+			t.Errorf("%s: %s", addr, r.Why)
+		}
 	}
 }
 

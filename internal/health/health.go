@@ -1,14 +1,15 @@
 // Package health checks whether a balancer's backends are alive.
 //
 // A check goes from this machine straight to the backend's own address, never through the farm
-// that the backend serves. TCP, UDP and ICMP checks are non-blocking sockets of one loop, so that
-// they cost little however many there are. HTTP, gRPC and ARP checks and commands run in
+// that the backend serves. TCP, UDP, HTTP and ICMP checks are non-blocking sockets of one loop, so
+// that they cost little however many there are. HTTPS, gRPC and ARP checks and commands run in
 // goroutines, of which a bounded number exists at a time; where they wait for their turn, checks
 // become less frequent, and no backend is taken for dead.
 //
 // A plain TCP check ends with a reset before the third packet of the handshake: the backend's
 // kernel has answered, and its program never hears of the connection, logs nothing, and needs to
-// accept nothing. Nor does this machine keep a TIME-WAIT entry.
+// accept nothing. Nor does this machine keep a TIME-WAIT entry. An HTTP check ends with a reset once
+// the backend has closed its side, and only then.
 package health
 
 import (

@@ -1,90 +1,147 @@
 package health
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 )
 
 const userAgent = "sluice-health-check"
 
-// get is an HTTP or HTTPS check. It follows no redirect, uses no proxy, and keeps no
-// connection.
+// get is an HTTPS check.
 func get(ctx context.Context, p *probe) outcome {
-	r, err := p.request(ctx)
+	question, err := p.request()
 	if err != nil {
 		return down(line(err.Error()))
 	}
-	answer, err := p.transport().RoundTrip(r)
+	dialer := tls.Dialer{Config: &tls.Config{ServerName: p.serverName(), InsecureSkipVerify: p.Insecure}}
+	conn, err := dialer.DialContext(ctx, "tcp", p.at.String())
 	if err != nil {
 		return p.broken(ctx, err)
 	}
-	defer answer.Body.Close()
-	if answer.StatusCode < p.StatusFirst || answer.StatusCode > p.StatusLast {
-		return down(fmt.Sprintf("status %d, wanted %s", answer.StatusCode, p.statuses()))
-	}
-	if p.Body == "" {
-		return up(fmt.Sprintf("status %d", answer.StatusCode))
-	}
-	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
-	switch {
-	case bytes.Contains(body, []byte(p.Body)):
-		return up(fmt.Sprintf("status %d", answer.StatusCode))
-	case err != nil:
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if _, err := conn.Write(question); err != nil {
 		return p.broken(ctx, err)
 	}
-	return down(lacks("body", p.Body))
+	var answer []byte
+	buffer := make([]byte, 4096)
+	for {
+		n, err := conn.Read(buffer)
+		answer = append(answer, buffer[:n]...)
+		if o, ended := p.compare(answer, errors.Is(err, io.EOF)); ended {
+			return o
+		}
+		if err != nil {
+			return p.broken(ctx, err)
+		}
+	}
 }
 
-// request makes the request. Its URL says what the Host header and TLS are about; where the
-// connection goes to is not for the URL to say.
-func (p *probe) request(ctx context.Context) (*http.Request, error) {
+// request returns the request of an HTTP or HTTPS check, as it is sent.
+func (p *probe) request() ([]byte, error) {
 	host := p.Host
 	if host == "" {
 		host = netip.AddrPortFrom(p.at.Addr().WithZone(""), p.at.Port()).String()
 	}
-	r, err := http.NewRequestWithContext(ctx, p.Method, p.Type+"://"+host+p.Path, nil)
+	r, err := http.NewRequest(p.Method, p.Type+"://"+host+p.Path, nil)
 	if err != nil {
 		return nil, err
 	}
 	r.Header.Set("User-Agent", userAgent)
-	return r, nil
+	r.Close = true
+	var text bytes.Buffer
+	err = r.Write(&text)
+	return text.Bytes(), err
 }
 
-func (p *probe) statuses() string {
-	if p.StatusFirst == p.StatusLast {
-		return fmt.Sprint(p.StatusFirst)
+// serverName is whose certificate an HTTPS check asks for: that of the Host header, or of the
+// address if there is none.
+func (p *probe) serverName() string {
+	if p.Host == "" {
+		return p.at.Addr().WithZone("").String()
 	}
-	return fmt.Sprintf("%d-%d", p.StatusFirst, p.StatusLast)
+	if host, _, err := net.SplitHostPort(p.Host); err == nil {
+		return host
+	}
+	return p.Host
 }
 
-// transport is for one request to the target. The certificate is checked, and its name asked for,
-// by the Host header, or by the address if there is none.
-func (p *probe) transport() *http.Transport {
-	name := p.at.Addr().WithZone("").String()
-	if p.Host != "" {
-		name = p.Host
-		if host, _, err := net.SplitHostPort(p.Host); err == nil {
-			name = host
-		}
+// compare judges what has come of the answer to an HTTP or HTTPS check; whole is whether that is
+// all. It reports whether that decides the check. Redirects are not followed.
+func (c *Check) compare(answer []byte, whole bool) (o outcome, ended bool) {
+	status, body, err := parseHead(answer)
+	for err == nil && status/100 == 1 && status != http.StatusSwitchingProtocols {
+		answer = body
+		status, body, err = parseHead(answer)
 	}
-	var http1 http.Protocols
-	http1.SetHTTP1(true)
-	return &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "tcp", p.at.String())
-		},
-		Protocols:              &http1,
-		DisableKeepAlives:      true,
-		DisableCompression:     true,
-		MaxResponseHeaderBytes: maxAnswer,
-		TLSClientConfig:        &tls.Config{ServerName: name, InsecureSkipVerify: p.Insecure},
+	switch {
+	case err != nil:
+		return down(line(err.Error())), true
+	case status == 0 && whole:
+		return down(reason(io.ErrUnexpectedEOF)), true
+	case status == 0 && len(answer) >= maxAnswer:
+		return down(fmt.Sprintf("the header is longer than %d bytes", maxAnswer)), true
+	case status == 0:
+		return outcome{}, false
+	case status < c.StatusFirst || status > c.StatusLast:
+		return down(fmt.Sprintf("status %d, wanted %s", status, c.statuses())), true
+	case c.Body == "":
+		return up(fmt.Sprintf("status %d", status)), true
 	}
+	r, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(answer)), &http.Request{Method: c.Method})
+	if err != nil {
+		return down(line(err.Error())), true
+	}
+	text, err := io.ReadAll(io.LimitReader(r.Body, maxAnswer))
+	switch {
+	case bytes.Contains(text, []byte(c.Body)):
+		return up(fmt.Sprintf("status %d", status)), true
+	case err == nil && (whole || r.ContentLength >= 0 || r.TransferEncoding != nil), len(body) >= maxAnswer:
+		return down(lacks("body", c.Body)), true
+	case whole:
+		return down(reason(err)), true
+	}
+	return outcome{}, false
+}
+
+// parseHead returns the status of an answer, and what follows its header. While the header is not
+// complete, the status is 0.
+func parseHead(answer []byte) (status int, body []byte, err error) {
+	first, rest, complete := bytes.Cut(answer, []byte("\n"))
+	first = bytes.TrimSuffix(first, []byte("\r"))
+	const protocol = "HTTP/"
+	if n := min(len(first), len(protocol)); string(first[:n]) != protocol[:n] || complete && n < len(protocol) {
+		return 0, nil, fmt.Errorf("not HTTP: %q", first)
+	}
+	for row := first; complete && len(bytes.TrimSuffix(row, []byte("\r"))) > 0; {
+		row, rest, complete = bytes.Cut(rest, []byte("\n"))
+	}
+	if !complete {
+		return 0, nil, nil
+	}
+	_, code, _ := bytes.Cut(first, []byte(" "))
+	code, _, _ = bytes.Cut(bytes.TrimSpace(code), []byte(" "))
+	if status, err = strconv.Atoi(string(code)); err != nil || len(code) != 3 || status < 100 {
+		return 0, nil, fmt.Errorf("not HTTP: %q", first)
+	}
+	return status, rest, nil
+}
+
+func (c *Check) statuses() string {
+	if c.StatusFirst == c.StatusLast {
+		return fmt.Sprint(c.StatusFirst)
+	}
+	return fmt.Sprintf("%d-%d", c.StatusFirst, c.StatusLast)
 }
 
 // broken is the outcome of a request without a whole answer.

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"bufio"
 	"crypto/tls"
 	"net/http"
 	"net/http/httptest"
@@ -63,6 +64,102 @@ func TestHTTP(t *testing.T) {
 	}
 	b.want(Check{Type: HTTP}, closed(t), false, "connection refused")
 	b.want(Check{Type: HTTPS}, at, false, "tls: first record does not look like a TLS handshake")
+}
+
+// Answers as servers may send them, one byte after the other.
+func TestHTTPAnswers(t *testing.T) {
+	t.Parallel()
+	b := run(t, Options{})
+	for _, test := range []struct {
+		answer, body string
+		up           bool
+		why          string
+	}{
+		{"HTTP/1.1 200 OK\r\n\r\n", "", true, "status 200"},
+		{"HTTP/1.0 200\n\n", "", true, "status 200"},
+		{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\nHTTP/1.1 204 None\r\n\r\n", "", true, "status 204"},
+		{"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n", "", false, "connection closed without an answer"},
+		{"HTTP/1.1 101 Switching Protocols\r\n\r\n", "", false, "status 101, wanted 200-399"},
+		{"HTTP/1.1 200 OK\r\nServer: x\r\n", "", false, "connection closed without an answer"},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhea\r\n4\r\nlthy\r\n0\r\n\r\n", "healthy", true, "status 200"},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhea\r\n0\r\n\r\n", "healthy", false, `the body lacks "healthy"`},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nhealthy\r\n", "healthy", false, "invalid byte in chunk length"},
+		{"HTTP/1.1 200 OK\r\nX: healthy\r\nContent-Length: 4\r\n\r\nsick healthy", "healthy", false, `the body lacks "healthy"`},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nsick", "healthy", false, "connection closed without an answer"},
+		{"HTTP/1.0 200 OK\r\n\r\nsick, then healthy", "healthy", true, "status 200"},
+		{"HTTP/1.0 200 OK\r\n\r\nsick", "healthy", false, `the body lacks "healthy"`},
+		{"HTTP/1.1 2x0 OK\r\n\r\n", "", false, `not HTTP: "HTTP/1.1 2x0 OK"`},
+		{"HTTP/1.1 20 OK\r\n\r\n", "", false, `not HTTP: "HTTP/1.1 20 OK"`},
+		{"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxAnswer), "", false, "the header is longer than 65536 bytes"},
+	} {
+		l, at := listen(t, "tcp6", "[::1]:0")
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = http.ReadRequest(bufio.NewReader(c))
+				for rest := []byte(test.answer); len(rest) > 0; {
+					n, err := c.Write(rest[:max(1, len(rest)-500)])
+					if err != nil {
+						break
+					}
+					rest = rest[n:]
+				}
+				_ = c.Close()
+			}
+		}()
+		b.want(Check{Type: HTTP, Body: test.body}, at, test.up, test.why)
+	}
+}
+
+// A server that speaks first, and something else.
+func TestNotHTTP(t *testing.T) {
+	t.Parallel()
+	l, at := listen(t, "tcp4", "127.0.0.1:0")
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("SSH-2.0-OpenSSH\r\n"))
+			t.Cleanup(func() { _ = c.Close() })
+		}
+	}()
+	run(t, Options{}).want(Check{Type: HTTP}, at, false, `not HTTP: "SSH-2.0-OpenSSH"`)
+}
+
+// What part of an answer decides, the whole of it decides alike; and net/http finds the same status.
+func FuzzAnswer(f *testing.F) {
+	for _, answer := range []string{
+		"HTTP/1.1 200 OK\r\n\r\nbody",
+		"HTTP/1.1 100 \n\nHTTP/1.1 204 None\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n",
+		"HTTP/1.1 404 Not Found\r\nContent-Length: 1\r\n\r\nbody",
+	} {
+		f.Add(answer, "body")
+	}
+	f.Fuzz(func(t *testing.T, text, body string) {
+		c := Check{Type: HTTP, Body: body}.WithDefaults()
+		answer := []byte(text)
+		all, ended := c.compare(answer, true)
+		if !ended {
+			t.Fatal("the whole answer decides nothing")
+		}
+		for i := range answer {
+			if part, ended := c.compare(answer[:i], false); ended && part.up != all.up {
+				t.Errorf("%q: got %+v, of all %+v", answer[:i], part, all)
+			}
+		}
+		c.Body = ""
+		all, _ = c.compare(answer, true)
+		r, err := http.ReadResponse(bufio.NewReader(strings.NewReader(text)), nil)
+		if err == nil && r.StatusCode >= 200 && all.up != (r.StatusCode < 400) {
+			t.Errorf("got %+v, want status %d", all, r.StatusCode)
+		}
+	})
 }
 
 func TestHTTPS(t *testing.T) {

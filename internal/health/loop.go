@@ -14,12 +14,13 @@ type target struct {
 	at    netip.AddrPort
 	standing
 
-	due    time.Time // as the schedule has it
-	index  int       // in the schedule; -1: not in it
-	begun  time.Time // the newest check
-	spread bool      // the schedule has spread its checks
-	cancel func()    // ends the check under way; nil between checks
-	late   string    // what is wrong if the check under way gets no further; empty: silence
+	due     time.Time // as the schedule has it
+	index   int       // in the schedule; -1: not in it
+	begun   time.Time // the newest check
+	spread  bool      // the schedule has spread its checks
+	cancel  func()    // ends the check under way; nil between checks
+	request []byte    // of HTTP; nil: not made yet
+	late    string    // what is wrong if the check under way gets no further; empty: silence
 	suspicion
 }
 
@@ -73,11 +74,14 @@ func (l *loop) turn() {
 	l.findings = l.findings[:0]
 }
 
-// sleep returns when there is something to do. While checks are under way on sockets, it returns
-// after a slot: what has happened on all of them is read together, which is cheaper than to wake up
-// for each.
+// sleep returns when there is something to do, while checks are under way on sockets after a slot
+// at the latest.
 func (l *loop) sleep(ctx context.Context) {
-	timer := time.NewTimer(l.schedule.wait(time.Now(), l.sockets.busy(), l.slot()))
+	if l.sockets.busy() {
+		l.sockets.wait(l.slot())
+		return
+	}
+	timer := time.NewTimer(l.schedule.wait(time.Now(), l.slot()))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -119,7 +123,7 @@ func (l *loop) start(t *target, now time.Time) {
 		return
 	}
 	switch t.check.Type {
-	case TCP, UDP:
+	case TCP, UDP, HTTP:
 		l.schedule.set(t, now.Add(t.check.Timeout))
 		l.sockets.dial(t)
 	case ICMP:
@@ -128,7 +132,7 @@ func (l *loop) start(t *target, now time.Time) {
 	case ARP:
 		l.schedule.remove(t)
 		l.requests.start(t, l.resolve)
-	case HTTP, HTTPS:
+	case HTTPS:
 		l.schedule.remove(t)
 		l.requests.start(t, get)
 	case GRPC:

@@ -50,7 +50,7 @@ func (s *sockets) pinger(is4 bool) (*pinger, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.watch(socket.FD(), unix.EPOLLIN, unix.EPOLL_CTL_ADD); err != nil {
+	if err := s.watch(socket.FD(), unix.EPOLLIN); err != nil {
 		socket.Close()
 		return nil, err
 	}

@@ -75,16 +75,12 @@ func (s *schedule) due(now time.Time) *target {
 	return s.targets[0]
 }
 
-// wait returns how long to sleep, in whole slots: until the first target is due, or one slot if
-// sockets are to be read, and about a minute at most.
-func (s *schedule) wait(now time.Time, sockets bool, slot time.Duration) time.Duration {
-	var idle time.Duration
-	switch {
-	case sockets:
-	case len(s.targets) == 0:
-		idle = time.Minute
-	default:
-		idle = min(max(s.targets[0].due.Sub(now), 0), time.Minute)
+// wait returns how long to sleep, in whole slots: until the first target is due, and about a minute at
+// most.
+func (s *schedule) wait(now time.Time, slot time.Duration) time.Duration {
+	idle := time.Minute
+	if len(s.targets) > 0 {
+		idle = min(max(s.targets[0].due.Sub(now), 0), idle)
 	}
 	return (idle/slot + 1) * slot
 }

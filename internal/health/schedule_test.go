@@ -78,22 +78,20 @@ func TestLateCheck(t *testing.T) {
 func TestWait(t *testing.T) {
 	now := time.Unix(1, 0)
 	for _, test := range []struct {
-		name    string
-		due     time.Duration // -1: nothing is
-		sockets bool
-		want    time.Duration
+		name string
+		due  time.Duration // -1: nothing is
+		want time.Duration
 	}{
-		{"nothing to do", -1, false, time.Minute + slot},
-		{"something in an hour", time.Hour, false, time.Minute + slot},
-		{"something in 25 ms", 25 * time.Millisecond, false, 3 * slot},
-		{"something that is overdue", -time.Second, false, slot},
-		{"sockets", time.Hour, true, slot},
+		{"nothing to do", -1, time.Minute + slot},
+		{"something in an hour", time.Hour, time.Minute + slot},
+		{"something in 25 ms", 25 * time.Millisecond, 3 * slot},
+		{"something that is overdue", -time.Second, slot},
 	} {
 		var s schedule
 		if test.due != -1 {
 			s.set(&target{index: -1}, now.Add(test.due))
 		}
-		if got := s.wait(now, test.sockets, slot); got != test.want {
+		if got := s.wait(now, slot); got != test.want {
 			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
 		}
 	}
