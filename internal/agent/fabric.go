@@ -32,8 +32,7 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 		issues = append(issues, a.Paths.Issues()...)
 	}
 	if a.Heard != nil {
-		r.hear(a.Heard.Heard())
-		r.Issues = append(r.Issues, a.Heard.Issues()...)
+		issues = append(issues, a.Heard.Issues()...)
 	}
 	for _, d := range a.Config.Accelerators {
 		if d.Capabilities().Can&driver.Fabric != 0 {
@@ -41,6 +40,9 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 		}
 	}
 	r := FabricReport{View: *view, Issues: a.issuesAbout(issues, model.IPPoolKind, model.BlockAffinityKind)}
+	if a.Heard != nil {
+		r.hear(a.Heard.Heard())
+	}
 	for _, f := range a.accelerators {
 		if s := f.Status(); s.Fabric {
 			r.Error = s.Error

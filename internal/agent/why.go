@@ -71,7 +71,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		a.suggest(&e, c)
 	}
 	if entries := a.entriesElsewhere(e.Connections); enforced && len(entries) > 0 && len(e.Ask) == 0 {
-		e.Warnings = append(e.Warnings, fmt.Sprintf("%s taken to have this node's flags, which name no deny lists", isTaken(entries)))
+		e.Warnings = append(e.Warnings, fmt.Sprintf("%s taken to have this node's flags, which name no deny lists", areNodes(entries)))
 	}
 	if c.MoreSenders > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("%s of %v are not asked about: name one as FROM", model.Count(c.MoreSenders, "more pod"), q.From))
@@ -91,7 +91,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
-	e.Warnings = append(e.Warnings, a.unheard(e.Connections)...)
+	e.Warnings = append(a.unheard(e.Connections), e.Warnings...)
 	obstacles, err := a.obstacles(ctx)
 	if err != nil {
 		e.Warnings = append(e.Warnings, err.Error())
@@ -168,16 +168,24 @@ func (a *Agent) unheard(connections []verdict.Answer) (warnings []string) {
 			}
 		}
 	}
+	silent := map[[2]string][]string{} // nodes by tunnel
 	for of, h := range a.Heard.Heard() {
 		if of.Carrier != "" && h.Silent() && crossed[of.Node][of.To.Is4()] {
-			warnings = append(warnings, fmt.Sprintf("node %s does not answer through %s: packets between the nodes are likely to be lost, where %s is dropped; see 'sluice fabric'", of.Node, of.Device, of.Carrier))
+			tunnel := [2]string{of.Device, of.Carrier}
+			silent[tunnel] = append(silent[tunnel], of.Node)
 		}
+	}
+	for tunnel, nodes := range silent {
+		slices.Sort(nodes)
+		warnings = append(warnings, fmt.Sprintf("through %s %s not heard: a firewall between the nodes is likely to drop %s, and with it this connection; see 'sluice fabric'",
+			tunnel[0], areNodes(nodes), tunnel[1]))
 	}
 	slices.Sort(warnings)
 	return warnings
 }
 
-func isTaken(nodes []string) string {
+// areNodes is "node a is", or "nodes a and b are".
+func areNodes(nodes []string) string {
 	const most = 3
 	if len(nodes) == 1 {
 		return "node " + nodes[0] + " is"

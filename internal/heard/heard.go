@@ -68,7 +68,7 @@ func Open(node string, log *slog.Logger) *Prober {
 		case err == nil:
 			p.sockets[i] = s
 		case !errors.Is(err, unix.EAFNOSUPPORT):
-			log.Warn("nobody asks other nodes whether they are heard: set net.ipv4.ping_group_range, or give the agent CAP_NET_RAW", "err", err)
+			log.Warn("nobody asks other nodes whether they are heard: set net.ipv4.ping_group_range, or give the agent CAP_NET_RAW", "error", err)
 			p.Close()
 			p.sockets = [2]*socket{}
 			return p
