@@ -422,8 +422,8 @@ func TestBGPTable(t *testing.T) {
 func TestBGPRow(t *testing.T) {
 	for want, s := range map[string]*agent.BGPStatus{
 		"bgp|no peers: no other node is in a mesh with it, and no BGPPeer selects it": {},
-		"bgp|1 session established":                                                                         {Peers: 1},
-		"bgp|1 of 2 sessions established; 'sluice bgp' has more\n|a: why":                                   {Peers: 2, Down: []string{"a: why"}},
+		"bgp|1 session established":                                                                            {Peers: 1},
+		"bgp|1 of 2 sessions established; 'sluice bgp' has more\n|a: why":                                      {Peers: 2, Down: []string{"a: why"}},
 		"bgp|none of 5 sessions established; 'sluice bgp' has more\n|a\n|b\n|c\n|and 2 more without a session": {Peers: 5, Down: []string{"a", "b", "c", "d", "e"}},
 	} {
 		var lines []string

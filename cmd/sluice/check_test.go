@@ -112,8 +112,8 @@ ports: [{port: 80, name: "", protocol: TCP}]
 		}
 	}
 
-	// Selectors meet the pods of every workload, those of single replicas too, and the last line counts
-	// everything once.
+	// Selectors meet the pods of every workload, those of single replicas too, and the last line
+	// counts everything once.
 	const pods = "template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, ports: [{name: web, containerPort: 80}]}]}}"
 	var all strings.Builder
 	for name, head := range map[string]string{

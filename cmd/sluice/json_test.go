@@ -21,8 +21,8 @@ import (
 // printed are the types that commands print as JSON beside what an agent answers.
 var printed = []any{finding{}, preflight.Result{}, agent.DropReport{}, lab.Status{}, lab.Labs{}, probe.Report{}}
 
-// All JSON is written one way: keys in lower camel case, durations as text, and a key "kind" for what
-// an API calls kind alone.
+// All JSON is written one way: keys in lower camel case, durations as text, and a key "kind" for
+// what an API calls kind alone.
 func TestJSONOneWay(t *testing.T) {
 	types := []reflect.Type{}
 	for _, v := range printed {

@@ -15,8 +15,8 @@ func LogOptions(level slog.Leveler) *slog.HandlerOptions {
 	}}
 }
 
-// saysNothing reports whether a value is text, a list or an object, and empty. Numbers and false say
-// something.
+// saysNothing reports whether a value is text, a list or an object, and empty. Numbers and false
+// say something.
 func saysNothing(v slog.Value) bool {
 	switch v = v.Resolve(); v.Kind() {
 	case slog.KindString:

@@ -36,7 +36,8 @@ func isOurs(name string) bool {
 	return false
 }
 
-// unreadKinds are kinds that somebody may think to be in force, with what they have to be written as.
+// unreadKinds are kinds that somebody may think to be in force, with what they have to be written
+// as.
 var unreadKinds = []struct{ group, kinds, instead string }{
 	{"extensions", "NetworkPolicy", "networking.k8s.io/v1"},
 	{"policy.networking.k8s.io", "AdminNetworkPolicy BaselineAdminNetworkPolicy", "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2"},
@@ -49,8 +50,8 @@ var unreadKinds = []struct{ group, kinds, instead string }{
 
 const poolInstead = "an IPAddressPool of metallb.io/v1beta1"
 
-// nothing are the kinds, of groups of which others are read, that say nothing to Sluice: Kubernetes'
-// own, and those in which other programs keep what they know.
+// nothing are the kinds, of groups of which others are read, that say nothing to Sluice:
+// Kubernetes' own, and those in which other programs keep what they know.
 var nothing = map[string]string{
 	"":                  "Binding ComponentStatus ConfigMap Endpoints Event LimitRange PersistentVolume PersistentVolumeClaim PodTemplate ReplicationController ResourceQuota Secret",
 	"networking.k8s.io": "IPAddress Ingress IngressClass ServiceCIDR",
@@ -61,9 +62,9 @@ var nothing = map[string]string{
 
 const calicoState = "CalicoNodeStatus ClusterInformation IPAMBlock IPAMConfig IPAMConfiguration IPAMHandle WorkloadEndpoint"
 
-// unread says, of a kind that isn't read, why an object of it does nothing, where somebody may think
-// that it does. A hint is what nobody will miss: settings of another program, and what nobody knows
-// of a group of which other kinds are read. "" says that it is nothing to Sluice.
+// unread says, of a kind that isn't read, why an object of it does nothing, where somebody may
+// think that it does. A hint is what nobody will miss: settings of another program, and what nobody
+// knows of a group of which other kinds are read. "" says that it is nothing to Sluice.
 func unread(apiVersion, name string) (reason string, hint bool) {
 	group, _, versioned := strings.Cut(apiVersion, "/")
 	if !versioned {
