@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,7 +47,7 @@ func TestNodeKey(t *testing.T) {
 	if err := errors.Join(os.Remove(own), os.WriteFile(path, []byte(former+"\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if planned, err := plannedKey(path, io.Discard); err != nil || planned != key {
+	if planned, err := readKey(path); err != nil || planned != key {
 		t.Errorf("%v, another key is planned than an earlier release has left: %v", err, planned != key)
 	}
 	if again, err := nodeKey(path); err != nil || again != key {
