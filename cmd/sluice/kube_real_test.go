@@ -77,7 +77,7 @@ func (s *proxyNode) preflightPolicies(t *testing.T, kubeconfig string) {
 	t.Helper()
 	out, err := s.NetNS.Run(self, "preflight", "--policies", "--kubeconfig="+kubeconfig, "--node=node-a")
 	words := strings.Join(strings.Fields(fmt.Sprint(string(out), err)), " ")
-	for _, want := range []string{"exit status 1", `fail refused NetworkPolicy (networking.k8s.io/v1): networkpolicies.networking.k8s.io is forbidden`, "fail refused Pod (v1)",
+	for _, want := range []string{"exit status 3", `fail refused NetworkPolicy (networking.k8s.io/v1): networkpolicies.networking.k8s.io is forbidden`, "fail refused Pod (v1)",
 		"not all policies can be carried out as they are written"} {
 		if !strings.Contains(words, want) {
 			t.Errorf("it does not say %q: %s\n%v", want, out, err)

@@ -166,15 +166,18 @@ func TestModeWithoutItsModule(t *testing.T) {
 	if probe.Missing(t.Context(), ipvs.Requirements) == nil {
 		t.Skip("this kernel has IPVS")
 	}
-	for _, args := range [][]string{
-		{"run", "--manifests", n.dir, "--node", "node-a", "--socket", filepath.Join(t.TempDir(), "s.sock")},
-		{"plan", "--manifests", n.dir, "--node", "node-a"},
-		{"preflight"},
+	for _, of := range []struct {
+		ends int
+		args []string
+	}{
+		{cli.ExitError, []string{"run", "--manifests", n.dir, "--node", "node-a", "--socket", filepath.Join(t.TempDir(), "s.sock")}},
+		{cli.ExitError, []string{"plan", "--manifests", n.dir, "--node", "node-a"}},
+		{cli.ExitFound, []string{"preflight"}},
 	} {
-		code, out := inside(t, n.NS, append(args, "--mode", "ipvs", "--policy=false")...)
+		code, out := inside(t, n.NS, append(of.args, "--mode", "ipvs", "--policy=false")...)
 		for _, want := range []string{"IPVS with the scheduler rr: not supported by this kernel", "needs Linux 5.9 with ip_vs, ip_vs_rr", "modprobe -a ip_vs ip_vs_rr"} {
-			if code != cli.ExitError || !strings.Contains(out, want) {
-				t.Errorf("%s ends with %d and does not say %q:\n%s", args[0], code, want, out)
+			if code != of.ends || !strings.Contains(out, want) {
+				t.Errorf("%s ends with %d and does not say %q:\n%s", of.args[0], code, want, out)
 			}
 		}
 	}

@@ -199,7 +199,7 @@ func TestPreflightPolicies(t *testing.T) {
 	if tables := nft(t, ns, "list tables"); tables != "table inet other\n" {
 		t.Errorf("tables afterwards:\n%s", tables)
 	}
-	if status, _, stderr := sluice(t, "preflight", "--manifests", dir); status != cli.ExitUsage || !strings.Contains(stderr, "give --policies, too") {
+	if status, _, stderr := sluice(t, "preflight", "--manifests", dir); status != cli.ExitUsage || !strings.Contains(stderr, "give --policies or --fabric, too") {
 		t.Errorf("objects alone: status %d, %s", status, stderr)
 	}
 	if status, _, stderr := sluice(t, "preflight", "--policies"); status != cli.ExitUsage || !strings.Contains(stderr, "name the source of the objects") {
