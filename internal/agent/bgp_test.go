@@ -164,7 +164,8 @@ func TestBGP(t *testing.T) {
 	if r, err := b.client.BGP(t.Context()); err != nil || !r.Settled || r.Error != "no port" || r.Sessions["mesh node-b"].Why == "" || len(r.Learned) != 0 {
 		t.Errorf("afterwards sluice bgp says %+v, %v", r, err)
 	}
-	if s := b.Status(); !slices.Equal(s.BGP.Down, []string{"mesh node-b: it closed the session"}) || !slices.Contains(s.Problems, "BGP does not work as it should: no port") {
+	if s := b.Status(); !slices.Equal(s.BGP.Down, []string{"mesh node-b: it closed the session"}) || !slices.Contains(s.Problems, "BGP does not work as it should: no port") ||
+		!slices.Contains(s.Problems, "there is no BGP session with 1 of 1 peer: 'sluice bgp' says why") {
 		t.Errorf("afterwards sluice status says %+v of BGP, and %v", s.BGP, s.Problems)
 	}
 	for _, say := range []string{"BGP session is established", "BGP session has ended", "no port"} {

@@ -189,6 +189,9 @@ func (a *Agent) problems(s Status) []string {
 	if s.BGP != nil && s.BGP.Error != "" {
 		problems = append(problems, BGPProblem(s.BGP.Error))
 	}
+	if s.BGP != nil && len(s.BGP.Down) > 0 {
+		problems = append(problems, fmt.Sprintf("there is no BGP session with %s: 'sluice bgp' says why", model.Of(len(s.BGP.Down), s.BGP.Peers, "peer")))
+	}
 	if why := a.blocked(); why != "" && a.Store.Synced() {
 		problems = append(problems, "not ready: "+why)
 	}
