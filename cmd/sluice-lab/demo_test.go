@@ -66,7 +66,7 @@ func TestLabDemo(t *testing.T) {
 		`denied +shop/cart-1 asks shop/search:9200: no answer\n +\$ sluice drops\n +\d\d:.* policy +shop/cart-1:\d+ -> shop/search-\d:9200 TCP`,
 		`\$ sluice why shop/cart-1 shop/search-\d:9200\n(.*\n)*?.*NetworkPolicy`,
 		`label +shop/cart-1 gets the label search-client=true, which policy shop/search lets in\n +in the kernel after [0-9.]+ \S+ \(node\d\).*\n.* answered by shop/search-\d\n`,
-		`crash +all 3 agents killed .*\n +0 of \d,\d\d\d requests failed, and what is denied stayed denied\n.* with 0 changes\n`,
+		`crash +all 3 agents killed .*\n +0 of \d,\d\d\d requests failed, and what is denied stayed denied\n.* with no changes\n`,
 		`check +1,422 requests .*\n +all as they should be \([\d.]+ s\)\n +11 of 33 pairs of client and service pass`,
 		`next .* lab up ../../examples/shop`,
 	)

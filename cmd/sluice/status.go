@@ -169,8 +169,17 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	} else {
 		row("policy", "%d known; they apply to %s of this node, in %s", p.Policies, model.Of(p.Selected, p.Local, "pod"), model.Count(p.Programs, "program"))
 	}
-	if p.Members+p.Sets+p.ListEntries+p.Lists > 0 {
-		row("addresses", "%s in %s of pods, %s in %s of networks", none(p.Members), model.Count(p.Sets, "set"), none(p.ListEntries), model.Count(p.Lists, "list"))
+	var addresses []string
+	for _, of := range []struct {
+		n, in      int
+		what, whom string
+	}{{p.Members, p.Sets, "set", "pods"}, {p.ListEntries, p.Lists, "list", "networks"}} {
+		if of.in > 0 {
+			addresses = append(addresses, fmt.Sprintf("%s in %s of %s", none(of.n), model.Count(of.in, of.what), of.whom))
+		}
+	}
+	if len(addresses) > 0 {
+		row("addresses", "%s", strings.Join(addresses, ", "))
 	}
 	if len(p.AddressLists) > 0 {
 		row("address lists", "%s", listing(p.AddressLists))
