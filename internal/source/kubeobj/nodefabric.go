@@ -1,9 +1,9 @@
 package kubeobj
 
 import (
-	corev1 "k8s.io/api/core/v1"
 	"encoding/base64"
 	"errors"
+	corev1 "k8s.io/api/core/v1"
 	"net"
 	"net/netip"
 	"slices"
