@@ -3,11 +3,12 @@ package kubeobj
 import (
 	"encoding/base64"
 	"errors"
-	corev1 "k8s.io/api/core/v1"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
