@@ -53,6 +53,13 @@ func TestFirewallBetweenNodes(t *testing.T) {
 			return nil
 		})
 	}
+	a.In(func() error {
+		_, out, _ := sluice(t, "preflight", "--fabric", "pools", "--manifests", dir, "--node", "another", "--socket", socket)
+		if !strings.Contains(out, "nothing is tried: the objects have no other node, or not this one") {
+			t.Errorf("preflight for a node that is not there:\n%s", out)
+		}
+		return nil
+	})
 	preflight("UDP 4789 (VXLAN): packets get there, and no tunnel takes them yet: node-b (192.0.2.2)", "BGP: answers come back from 1 peer")
 	startAgent(t, dir, filepath.Join(t.TempDir(), "b.sock"), b.Do, "--node", "node-b", "--fabric", "pools")
 	eventually(t, "node-b has its tunnel", func() bool { _, err := b.Run("ip", "link", "show", "sluice.vxlan"); return err == nil })

@@ -25,9 +25,6 @@ var importers = map[string]func(io.Reader, importer.Options) (*importer.Document
 	},
 }
 
-// statusLoss is the exit status of an import that leaves something out.
-const statusLoss = cli.Status(3)
-
 // importOptions are the arguments of 'sluice import'.
 type importOptions struct {
 	format, file string
@@ -110,10 +107,17 @@ func lossOf(w io.Writer, notes []importer.Note, strict bool) error {
 	if whole == 0 && (part == 0 || !strict) {
 		return nil
 	}
-	if err := printf(w, "virtual services, addresses and servers that were not taken over: %d; other things left out or changed: %d\n", whole, part); err != nil {
+	var lost []string
+	if whole > 0 {
+		lost = append(lost, fmt.Sprintf("virtual services, addresses and servers that were not taken over: %d", whole))
+	}
+	if part > 0 {
+		lost = append(lost, fmt.Sprintf("other things left out or changed: %d", part))
+	}
+	if err := printf(w, "%s\n", strings.Join(lost, "; ")); err != nil {
 		return err
 	}
-	return statusLoss
+	return cli.Status(cli.ExitFound)
 }
 
 // printNotes writes what was left out or changed in columns.

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
@@ -25,12 +27,10 @@ const fewNodes = 5
 // preflightHeard says which other nodes packets get to as they will between pods, and to which BGP
 // peers, if there is a source of objects that names them.
 func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket string) ([]preflight.Result, error) {
-	if agent.Alive(socket) {
-		report, err := agent.NewClient(socket).Fabric(ctx)
-		if err != nil {
-			return nil, nil // it has none, and what the agent lacks is said by others
-		}
-		return heardBy(report), nil
+	if agent.Alive(socket) && !agent.Elsewhere(socket) {
+		if report, err := agent.NewClient(socket).Fabric(ctx); err == nil {
+			return heardBy(report), nil
+		} // it has no pod network between nodes yet
 	}
 	if err := node.checkObjects(); errors.Is(err, errNoObjects) {
 		return nil, nil
@@ -49,12 +49,25 @@ func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket s
 	if err != nil {
 		return nil, err
 	}
-	found, err := heard.Try(ctx, c.State().Fabric, c.FarEnds())
-	if err != nil {
-		return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "cannot tell: " + err.Error(), Do: "run this as root"}}, nil
+	ends := c.FarEnds()
+	if len(ends) == 0 {
+		return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "nothing is tried: the objects have no other node, or not this one",
+			Do: "if there are other nodes, name this node's Node object with --node"}}, nil
 	}
-	peers, err := triedPeers(ctx, c)
-	return append(tried(found), peers...), err
+	found, err := heard.Try(ctx, c.State().Fabric, ends)
+	if err != nil {
+		return []preflight.Result{unknownHeard(err)}, nil
+	}
+	return append(tried(found), triedPeers(ctx, c)...), nil
+}
+
+// unknownHeard says that trying failed.
+func unknownHeard(err error) preflight.Result {
+	r := preflight.Result{Check: checkHeard, Status: preflight.Warn, Seen: "cannot tell: " + err.Error()}
+	if errors.Is(err, fs.ErrPermission) {
+		r.Do = "run this as root"
+	}
+	return r
 }
 
 // heardBy is what an agent that runs has heard.
@@ -109,25 +122,30 @@ func tried(found map[model.FarEnd]heard.Trial) (results []preflight.Result) {
 }
 
 // triedPeers says which BGP peers can be reached, if this node is to have any.
-func triedPeers(ctx context.Context, c *compile.Compiler) ([]preflight.Result, error) {
+func triedPeers(ctx context.Context, c *compile.Compiler) []preflight.Result {
 	peers := c.BGPChanges().Peers
 	if len(peers) == 0 {
-		return nil, nil
+		return nil
 	}
-	silent := map[string]bool{}
-	for name, p := range peers {
-		at := netip.AddrPortFrom(p.Address, p.Port)
-		answers, err := heard.TryTCP(ctx, p.Source, at)
-		if err != nil {
-			return nil, err
-		}
-		if !answers {
-			silent[fmt.Sprintf("%s (%s)", name, at)] = true
+	named := slices.Sorted(maps.Keys(peers))
+	var to []heard.TCP
+	for _, name := range named {
+		p := peers[name]
+		to = append(to, heard.TCP{From: p.Source, To: netip.AddrPortFrom(p.Address, p.Port)})
+	}
+	answers, err := heard.TryTCP(ctx, to)
+	if err != nil {
+		return []preflight.Result{unknownHeard(fmt.Errorf("BGP: %w", err))}
+	}
+	silent, ports := map[string]bool{}, map[string]bool{}
+	for i, name := range named {
+		if !answers[i] {
+			silent[fmt.Sprintf("%s (%s)", name, to[i].To)], ports[strconv.Itoa(int(to[i].To.Port()))] = true, true
 		}
 	}
 	if len(silent) == 0 {
-		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "BGP: answers come back from " + model.Count(len(peers), "peer")}}, nil
+		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "BGP: answers come back from " + model.Count(len(peers), "peer")}}
 	}
 	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "BGP: nothing comes back: " + names(silent),
-		Do: "if these peers are up, have firewalls let TCP 179 pass between this node and them, in both directions"}}, nil
+		Do: "if these peers are up, have firewalls let TCP " + names(ports) + " pass between this node and them, in both directions"}}
 }

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -43,9 +44,9 @@ type Prober struct {
 // end is what is known of a far end.
 type end struct {
 	model.Heard
-	asked  bool // and there is no answer yet
-	number uint16
-	rest   int // ticks until it is asked
+	asked bool  // and there is no answer yet
+	err   error // why it could not be asked when that was last tried
+	rest  int   // ticks until it is asked
 }
 
 // socket is for one family.
@@ -170,7 +171,7 @@ func (p *Prober) ask(ends []model.FarEnd) {
 		now[of].rest, now[of].asked = turns-1, true
 		s := p.socket(of.To)
 		s.number++
-		if s.Send(s.number, of.To) == nil {
+		if now[of].err = s.Send(s.number, of.To); now[of].err == nil {
 			s.waiting[s.number] = of
 		}
 	}
@@ -214,6 +215,12 @@ func (p *Prober) Issues() (list []model.Issue) {
 		list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: node}}.Issue(fmt.Sprintf(format, args...)))
 	}
 	for t, ends := range silent {
+		unsent := slices.DeleteFunc(slices.Clone(ends), func(of model.FarEnd) bool { return p.ends[of].err == nil })
+		ends = slices.DeleteFunc(ends, func(of model.FarEnd) bool { return p.ends[of].err != nil })
+		if len(unsent) > 0 {
+			slices.SortFunc(unsent, func(a, b model.FarEnd) int { return strings.Compare(a.Node, b.Node) }) // the same fault each time
+			fault(p.node, "%s cannot be asked through %s whether they are heard: this node's own kernel says: %v", model.Count(len(unsent), "other node"), t.device, p.ends[unsent[0]].err)
+		}
 		if len(ends) == all[t] && len(ends) > 1 {
 			fault(p.node, "none of %d other nodes is heard through %s: have firewalls let %s pass, in both directions", len(ends), t.device, t.carrier)
 			continue

@@ -63,6 +63,10 @@ func TestHeard(t *testing.T) {
 	wait("nobody does", "Node here: none of 2 other nodes is heard through eth0: have firewalls let UDP 4789 (VXLAN) pass")
 	far.Exec("nft", "flush chain inet fw in")
 	wait("all do again")
+	node.Exec("nft", "add table inet fw; add chain inet fw out { type filter hook output priority 0; }; add rule inet fw out ip daddr 192.0.2.2 drop; add rule inet fw out icmpv6 type echo-request drop")
+	wait("this node's kernel does not send", "Node here: 2 other nodes cannot be asked through eth0 whether they are heard: this node's own kernel says: operation not permitted")
+	node.Exec("nft", "flush chain inet fw out")
+	wait("it does again")
 	if h := p.Heard()[plain]; h.Last.IsZero() {
 		t.Errorf("without a tunnel: %v", h)
 	}

@@ -135,37 +135,53 @@ func echoes(ctx context.Context, is4 bool, ends []model.FarEnd, found map[model.
 	})
 }
 
-// TryTCP reports whether anything comes back from a port, a refusal too. It waits as long as Try. An
-// address from that is invalid leaves the choice to the kernel.
-func TryTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (answers bool, err error) {
-	if !from.IsValid() {
-		from = netip.IPv4Unspecified()
-		if to.Addr().Is6() {
-			from = netip.IPv6Unspecified()
+// TCP is a connection to try. A From that is invalid leaves the choice to the kernel.
+type TCP struct {
+	From netip.Addr
+	To   netip.AddrPort
+}
+
+// TryTCP reports of each of some ports whether anything comes back, a refusal too. It waits for all
+// together as long as Try.
+func TryTCP(ctx context.Context, to []TCP) (answers []bool, err error) {
+	answers = make([]bool, len(to))
+	answered := func(errno error) bool {
+		return errors.Is(errno, unix.Errno(0)) || errors.Is(errno, unix.ECONNREFUSED) || errors.Is(errno, unix.ECONNRESET)
+	}
+	waiting, open := make([]unix.PollFd, len(to)), 0
+	for i, c := range to {
+		if !c.From.IsValid() {
+			c.From = netip.IPv4Unspecified()
+			if c.To.Addr().Is6() {
+				c.From = netip.IPv6Unspecified()
+			}
+		}
+		s, err := dial(c.From, unix.SOCK_STREAM, 0, 0)
+		if err != nil {
+			return nil, fmt.Errorf("connect from %v to %v: %w", c.From, c.To, err)
+		}
+		defer s.close()
+		waiting[i] = unix.PollFd{Fd: -1, Events: unix.POLLOUT} // poll passes over -1
+		if err := unix.Connect(s.fd, sockaddr(c.To.Addr(), c.To.Port())); errors.Is(err, unix.EINPROGRESS) {
+			waiting[i].Fd, open = int32(s.fd), open+1
+		} else {
+			answers[i] = err == nil || answered(err)
 		}
 	}
-	s, err := dial(from, unix.SOCK_STREAM, 0, 0)
-	if err != nil {
-		return false, err
-	}
-	defer s.close()
-	answered := func(err error) bool {
-		return err == nil || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET)
-	}
-	if err := unix.Connect(s.fd, sockaddr(to.Addr(), to.Port())); !errors.Is(err, unix.EINPROGRESS) {
-		return answered(err), nil
-	}
-	for until := time.Now().Add(attempts * patience); ctx.Err() == nil && time.Now().Before(until); {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}, int(time.Until(until).Milliseconds())+1)
-		if n > 0 {
-			errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-			return err == nil && (errno == 0 || answered(unix.Errno(errno))), nil
-		}
+	for until := time.Now().Add(attempts * patience); open > 0 && ctx.Err() == nil && time.Now().Before(until); {
+		n, err := unix.Poll(waiting, int(time.Until(until).Milliseconds())+1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return false, err
+			return nil, err
+		}
+		for i := range waiting {
+			if p := &waiting[i]; n > 0 && p.Fd >= 0 && p.Revents != 0 {
+				errno, err := unix.GetsockoptInt(int(p.Fd), unix.SOL_SOCKET, unix.SO_ERROR)
+				answers[i] = err == nil && answered(unix.Errno(errno))
+				p.Fd, open = -1, open-1
+			}
 		}
 	}
-	return false, ctx.Err()
+	return answers, ctx.Err()
 }
 
 // trier is a socket that sends packets as a tunnel would.

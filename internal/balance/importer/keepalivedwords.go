@@ -1,6 +1,10 @@
 package importer
 
-import "strings"
+import (
+	"strings"
+
+	"sluice.dev/sluice/internal/model"
+)
 
 // vocabulary is the words that a block of keepalived.conf may have: "" for those that are taken over,
 // for others why they are left out.
@@ -252,7 +256,7 @@ func surplus(n *notes, s *statement) {
 		most = 1
 	}
 	if most >= 0 && len(s.words) > 1+most {
-		n.add(s.line, s.text(), "%s is left out, as with keepalived, which reads %d words after %s", strings.Join(s.words[1+most:], " "), most, s.word(0))
+		n.add(s.line, s.text(), "%s is left out, as with keepalived, which reads %s after %s", strings.Join(s.words[1+most:], " "), model.Count(most, "word"), s.word(0))
 	}
 }
 

@@ -135,3 +135,16 @@ func noted(t *testing.T, block, word string) (notes []Note, doc *Document) {
 	}
 	return notes, doc
 }
+
+// Words that keepalived does not read are named, with how many it does read.
+func TestKeepalivedSurplusWords(t *testing.T) {
+	for words, why := range map[string]string{
+		"sh-port 6":  "6 7 is left out, as with keepalived, which reads no words after sh-port",
+		"retry 3":    "7 is left out, as with keepalived, which reads 1 word after retry",
+		"lb_algo rr": "7 is left out, as with keepalived, which reads 1 word after lb_algo",
+	} {
+		if notes, _ := noted(t, "virtual_server", words); len(notes) != 1 || notes[0].Why != why {
+			t.Errorf("%s: %v, want %s", words, notes, why)
+		}
+	}
+}

@@ -1,13 +1,14 @@
 package kubeobj
 
 import (
-	corev1 "k8s.io/api/core/v1"
 	"encoding/base64"
 	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
