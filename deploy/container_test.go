@@ -93,7 +93,8 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	return log
 }
 
-// begin is start, and returns what ends the box before the test does.
+// begin is start, and returns what ends the box before the test does: without an error, but for an
+// agent that could never read the API.
 func (b *box) begin(t *testing.T, ns *netns.NS) (log string, end func()) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
@@ -107,7 +108,9 @@ func (b *box) begin(t *testing.T, ns *netns.NS) (log string, end func()) {
 	}
 	end = sync.OnceFunc(func() {
 		if err := stop(cmd); err != nil {
-			t.Error(err)
+			if said, _ := os.ReadFile(file.Name()); !strings.Contains(string(said), "could never be read") {
+				t.Error(err)
+			}
 		}
 	})
 	t.Cleanup(func() {

@@ -296,8 +296,8 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if cmd.Context().Err() != nil && c.InStep != nil {
 		handOver(programs, claim, here, log)
 	}
-	if err == nil && !objects.Synced() {
-		return neverRead(c.Source.Status())
+	if read := c.Source.Status(); err == nil && !objects.Synced() && len(read.Issues) > 0 {
+		return neverRead(read)
 	}
 	return privilege(err)
 }

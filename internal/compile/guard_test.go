@@ -211,10 +211,10 @@ func TestBudget(t *testing.T) {
 		{"65,536 endpoints at three addresses", 1, 1, 65_536, 0, nil, ""},
 		{"the same, local ones apart", 1, 1, 65_536, 0, externalLocal, ""},
 		{"1,000 ports and 100 endpoints", 1, 1_000, 100, 0, nil, ""},
-		{"addresses × ports × endpoints", 1_000, 1_000, 5_000, 0, nil, "1001 addresses, 1000 ports, 500no endpoints and no source ranges come to 5014008000 elements in the kernel"},
+		{"addresses × ports × endpoints", 1_000, 1_000, 5_000, 0, nil, "1001 addresses, 1000 ports, 5000 endpoints and no source ranges come to 5014008000 elements in the kernel"},
 		{"addresses × ports", 20_000, 20_000, 0, 0, nil, "20001 addresses, 20000 ports, no endpoints and no source ranges come to 1600160000 elements in the kernel"},
-		{"ports × endpoints", 0, 20_000, 20_000, 0, nil, "1 address, 20000 ports, 2000no endpoints and no source ranges come to 800160000 elements in the kernel"},
-		{"source ranges × ports", 0, 1_000, 0, 1_000, nil, "2 addresses, 1000 ports, 0 endpoints and 1000 source ranges come to 8012000 elements in the kernel"},
+		{"ports × endpoints", 0, 20_000, 20_000, 0, nil, "1 address, 20000 ports, 20000 endpoints and no source ranges come to 800160000 elements in the kernel"},
+		{"source ranges × ports", 0, 1_000, 0, 1_000, nil, "2 addresses, 1000 ports, no endpoints and 1000 source ranges come to 8012000 elements in the kernel"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			hostile := v4.service(named("hostile", 1), func(s *model.Service) { s.ClusterIPs = v4.addrs("c2") })

@@ -33,22 +33,33 @@ func Take(name string) (release func(), err error) {
 }
 
 // File takes the lock of a file, which it makes where there is none, whatever the network
-// namespace. The lock goes with its holder; the file stays.
+// namespace. The lock goes with its holder, however that ends, and release removes the file.
 func File(path string) (release func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
 	for end := time.Now().Add(giveBack); ; time.Sleep(giveBack / 100) {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
+		if err != nil {
+			return nil, err
+		}
 		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
-		case err == nil:
-			return func() { _ = f.Close() }, nil
-		case !errors.Is(err, syscall.EWOULDBLOCK):
+		case err == nil && is(f, path):
+			return func() { _, _ = os.Remove(path), f.Close() }, nil
+		case err != nil && !errors.Is(err, syscall.EWOULDBLOCK):
 			return nil, errors.Join(err, f.Close())
-		case time.Now().After(end):
-			return nil, errors.Join(ErrHeld, f.Close())
+		}
+		if err := f.Close(); time.Now().After(end) {
+			return nil, errors.Join(ErrHeld, err)
 		}
 	}
+}
+
+// is reports whether a path is still that of an open file, and not of one that took its place.
+func is(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(opened, there)
 }
 
 // Held reports whether somebody holds the lock.

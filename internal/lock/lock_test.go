@@ -61,7 +61,10 @@ func TestFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
+	if left, _ := filepath.Glob(filepath.Dir(path) + "/*"); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
 	if _, err := File(filepath.Join(path, "below")); err == nil || errors.Is(err, ErrHeld) {
-		t.Errorf("of no folder: %v", err)
+		t.Errorf("in no folder: %v", err)
 	}
 }

@@ -445,7 +445,7 @@ func TestOthersAreFound(t *testing.T) {
 	results := gather(t, ns, preflight.Options{Policy: true})
 	expect(t, results, "other proxies", preflight.Warn, "kube-proxy runs")
 	expect(t, results, "pod network", preflight.Warn, "kube-router (interface kube-bridge)")
-	expect(t, results, "ports", preflight.Warn, "listens on 127.0.0.1:10256:")
+	expect(t, results, "ports", preflight.OK, "kube-proxy has 127.0.0.1:10256")
 	expect(t, results, "ports", preflight.Warn, "no /livez", "healthzAddress")
 	expect(t, gather(t, node(t), preflight.Options{Policy: true}), "ports", preflight.OK, "127.0.0.1:10249 and 127.0.0.1:10256 are free")
 	expect(t, gather(t, node(t), preflight.Options{Policy: true}), "other proxies", preflight.OK)
