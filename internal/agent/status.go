@@ -190,7 +190,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, BGPProblem(s.BGP.Error))
 	}
 	if s.BGP != nil && len(s.BGP.Down) > 0 {
-		problems = append(problems, fmt.Sprintf("there is no BGP session with %s: 'sluice bgp' says why", model.Of(len(s.BGP.Down), s.BGP.Peers, "peer")))
+		problems = append(problems, fmt.Sprintf("there is no BGP session with %d of %s: 'sluice bgp' says why", len(s.BGP.Down), model.Count(s.BGP.Peers, "peer")))
 	}
 	if why := a.blocked(); why != "" && a.Store.Synced() {
 		problems = append(problems, "not ready: "+why)

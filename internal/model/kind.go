@@ -95,15 +95,25 @@ func (r *Ref) UnmarshalText(text []byte) error {
 
 // refJSON is a Ref in JSON.
 type refJSON struct {
-	Kind      Kind   `json:"kind"`
-	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name,omitempty"`
+	APIVersion string `json:"apiVersion,omitempty"` // of a kind that is not read
+	Kind       Kind   `json:"kind"`
+	Namespace  string `json:"namespace,omitempty"`
+	Name       string `json:"name,omitempty"`
 }
 
-// MarshalJSON writes {"kind": …, "namespace": …, "name": …}. As a key of a JSON object, a Ref is
-// the text of MarshalText.
+// Unread is the Kind of objects that Sluice does not read, with the version of their API.
+func Unread(apiVersion, kind string) Kind { return Kind(apiVersion + unread + kind) }
+
+const unread = " " // which neither an API's version nor its kinds have
+
+// MarshalJSON writes {"kind": …, "namespace": …, "name": …}, and "apiVersion" of a kind that is not
+// read. As a key of a JSON object, a Ref is the text of MarshalText.
 func (r Ref) MarshalJSON() ([]byte, error) {
-	return json.Marshal(refJSON{r.Kind, r.Name.Namespace, r.Name.Name})
+	j := refJSON{Kind: r.Kind, Namespace: r.Name.Namespace, Name: r.Name.Name}
+	if version, kind, has := strings.Cut(string(r.Kind), unread); has && strings.Contains("/"+version, "/v") {
+		j.APIVersion, j.Kind = version, Kind(kind)
+	}
+	return json.Marshal(j)
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote.
@@ -113,6 +123,9 @@ func (r *Ref) UnmarshalJSON(text []byte) error {
 		return err
 	}
 	*r = Ref{j.Kind, Name{j.Namespace, j.Name}}
+	if j.APIVersion != "" {
+		r.Kind = Unread(j.APIVersion, string(j.Kind))
+	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/json"
 	"testing"
 	"unicode"
 	"unicode/utf8"
@@ -59,6 +60,18 @@ func TestRefText(t *testing.T) {
 		text, err := c.ref.MarshalText()
 		if err != nil || string(text) != c.text || back.UnmarshalText(text) != nil || back != c.ref {
 			t.Errorf("%+v is %q, and back %+v", c.ref, text, back)
+		}
+	}
+	for ref, text := range map[Ref]string{
+		{ServiceKind, Name{"shop", "web"}}:                                               `{"kind":"Service","namespace":"shop","name":"web"}`,
+		{Unread("metallb.io/v1beta1", "AddressPool"), Name{"metallb-system", "outside"}}: `{"apiVersion":"metallb.io/v1beta1","kind":"AddressPool","namespace":"metallb-system","name":"outside"}`,
+		{Unread("v1", "ConfigMap"), Name{"metallb-system", "config"}}:                    `{"apiVersion":"v1","kind":"ConfigMap","namespace":"metallb-system","name":"config"}`,
+		{Kind: "API discovery"}:                                                          `{"kind":"API discovery"}`,
+	} {
+		var back Ref
+		got, err := json.Marshal(ref)
+		if err != nil || string(got) != text || json.Unmarshal(got, &back) != nil || back != ref {
+			t.Errorf("%v is %s, and back %+v, %v", ref, got, back, err)
 		}
 	}
 	for _, text := range []string{"API discovery", "my folder/web.yaml", "a /b/c", "networking.k8s.io/v1beta1 NetworkPolicy db"} {

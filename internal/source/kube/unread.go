@@ -36,7 +36,7 @@ func UnreadPolicies(ctx context.Context, config Config, log *slog.Logger) ([]mod
 	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
 	var issues []model.Issue
 	for _, k := range unreadPolicies {
-		object := model.Ref{Kind: model.Kind(k.place.APIVersion() + " " + k.kind)}
+		object := model.Ref{Kind: model.Unread(k.place.APIVersion(), k.kind)}
 		if served, err := a.serves(ctx, k.place); err != nil || !served {
 			if err != nil {
 				return nil, err

@@ -256,7 +256,7 @@ func (p *parser) pass(apiVersion, kind string, start int) {
 	}
 	if reason != "" && (!hint || p.declared != nil) {
 		i := model.Issue{
-			Object: model.Ref{Kind: model.Kind(apiVersion + " " + kind), Name: p.given(start)},
+			Object: model.Ref{Kind: model.Unread(apiVersion, kind), Name: p.given(start)},
 			Source: p.source(p.lineAt(start)), Reason: reason, InForce: model.InForceNothing,
 		}
 		p.pos = start
