@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/compile/address"
 	"sluice.dev/sluice/internal/model"
@@ -27,6 +29,10 @@ var ErrNoAgent = errors.New("no agent answers there")
 // answerPatience is the time-out of an answer that does not wait for the kernel. A comparison of
 // everything with the kernel may take four times as long.
 const answerPatience = 15 * time.Second
+
+// stoppedPatience is after how long a client looks whether the agent's process is stopped, which
+// will answer nothing.
+const stoppedPatience = time.Second
 
 // Client talks to an agent over its Unix socket. It is safe for concurrent use. If the agent does
 // not answer because it is stopped or hangs, the error names its process and wraps
@@ -178,13 +184,20 @@ func nameOf(path string) string {
 	return what
 }
 
-// send sends a request; the caller closes the answer's body.
+// send sends a request; the caller closes the answer's body, and ends ctx.
 func (c *Client) send(ctx context.Context, method, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1/"+path, nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.http.Do(req)
+	ctx, giveUp := context.WithCancelCause(ctx)
+	look := time.AfterFunc(stoppedPatience, func() {
+		if who, err := c.holder(); err == nil && who.Pid != 0 && stopped(who.Pid) {
+			giveUp(context.DeadlineExceeded)
+		}
+	})
+	resp, err := c.http.Do(req.WithContext(ctx))
+	look.Stop()
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("open %s: %w: only its owner may open it; run this command as root", c.socket, os.ErrPermission)
@@ -203,14 +216,9 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 
 // silence adds to an error which process does not answer, and what to do.
 func (c *Client) silence(err error) error {
-	conn, dialErr := net.DialTimeout("unix", c.socket, time.Second)
-	if dialErr != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	who, credErr := peer(conn)
+	who, unknown := c.holder()
 	switch {
-	case credErr != nil:
+	case unknown != nil:
 		return err
 	case who.Pid == 0:
 		return fmt.Errorf("%w: an agent in another container has %s open and does not answer: it is stopped or hangs: see its log, or restart it", err, c.socket)
@@ -218,6 +226,16 @@ func (c *Client) silence(err error) error {
 		return fmt.Errorf("%w: process %d has %s open and is stopped: continue it with 'kill -CONT %d'", err, who.Pid, c.socket, who.Pid)
 	}
 	return fmt.Errorf("%w: process %d has %s open and does not answer: it is overloaded or hangs: see its log, or restart it", err, who.Pid, c.socket)
+}
+
+// holder returns who has the socket open.
+func (c *Client) holder() (*unix.Ucred, error) {
+	conn, err := net.DialTimeout("unix", c.socket, time.Second)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	return peer(conn)
 }
 
 // stopped reports whether a signal or a debugger has stopped a process.

@@ -59,4 +59,8 @@ func TestStoppedAgentIsNamed(t *testing.T) {
 	}
 	eventually(t, "it is stopped", func() bool { return stopped(int32(silent.Process.Pid)) })
 	expect("kill -CONT")
+	client.patience = time.Hour // which is not waited for
+	if _, err := client.Plan(t.Context()); err == nil || !strings.Contains(err.Error(), "kill -CONT") {
+		t.Errorf("plan of a patient client: %v", err)
+	}
 }
