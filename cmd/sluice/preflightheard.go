@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -56,18 +55,9 @@ func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket s
 	}
 	found, err := heard.Try(ctx, c.State().Fabric, ends)
 	if err != nil {
-		return []preflight.Result{unknownHeard(err)}, nil
+		return []preflight.Result{preflight.CannotTell(checkHeard, err)}, nil
 	}
 	return append(tried(found), triedPeers(ctx, c)...), nil
-}
-
-// unknownHeard says that trying failed.
-func unknownHeard(err error) preflight.Result {
-	r := preflight.Result{Check: checkHeard, Status: preflight.Warn, Seen: "cannot tell: " + err.Error()}
-	if errors.Is(err, fs.ErrPermission) {
-		r.Do = "run this as root"
-	}
-	return r
 }
 
 // heardBy is what an agent that runs has heard.
@@ -135,7 +125,7 @@ func triedPeers(ctx context.Context, c *compile.Compiler) []preflight.Result {
 	}
 	answers, err := heard.TryTCP(ctx, to)
 	if err != nil {
-		return []preflight.Result{unknownHeard(fmt.Errorf("BGP: %w", err))}
+		return []preflight.Result{preflight.CannotTell(checkHeard, fmt.Errorf("BGP: %w", err))}
 	}
 	silent, ports := map[string]bool{}, map[string]bool{}
 	for i, name := range named {

@@ -82,7 +82,7 @@ func TestMissingFeatureIsToldOnce(t *testing.T) {
 }
 
 func TestChecks(t *testing.T) {
-	denied := errors.New("permission denied")
+	denied := os.ErrPermission
 	forward := Chain{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}
 	tests := []struct {
 		name   string

@@ -4,8 +4,10 @@
 package preflight
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
@@ -65,6 +67,13 @@ func one(check string, s Status, seen, do string) []Result {
 	return []Result{{Check: check, Status: s, Seen: seen, Do: do}}
 }
 
-func cannotTell(check string, err error) []Result {
-	return one(check, Warn, "cannot tell: "+err.Error(), "run this as root")
+// CannotTell is the result of a check that an error prevented.
+func CannotTell(check string, err error) Result {
+	r := Result{Check: check, Status: Warn, Seen: "cannot tell: " + err.Error()}
+	if errors.Is(err, os.ErrPermission) {
+		r.Do = "run this as root"
+	}
+	return r
 }
+
+func cannotTell(check string, err error) []Result { return []Result{CannotTell(check, err)} }
