@@ -77,7 +77,7 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	}
 	says("Node node-b: it is not heard through sluice.vxlan", "status")
 	says(" never\n", "fabric")
-	says("through sluice.vxlan node node-b is not heard", "why", "default/here", "default/there:80")
+	says(", TCP 80\n  warning: through sluice.vxlan node node-b is not heard", "why", "default/here", "default/there:80")
 	preflight("of 1 other node the agent does not hear node-b")
 	b.Exec("nft", "flush chain inet fw in")
 	says("faults       none", "status")

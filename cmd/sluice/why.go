@@ -118,15 +118,19 @@ const maxLines = 25
 
 // explanation writes an explanation for people: all of it, or what fits in maxLines.
 func explanation(w io.Writer, e agent.Explanation, all bool) {
-	rest := besides(e, all)
+	rest, way := besides(e, all), onTheWay(e, all)
+	tell := func(text string, rest []string) {
+		answer, hows, _ := strings.Cut(model.PrintableLines(text), "\n")
+		_, _ = fmt.Fprint(w, answer, "\n", strings.Join(way, ""), hows, strings.Join(rest, ""))
+	}
 	if all {
-		_, _ = fmt.Fprint(w, model.PrintableLines(verdict.TextOfAll(e.Connections)), strings.Join(rest, ""))
+		tell(verdict.TextOfAll(e.Connections), rest)
 		return
 	}
 	const last = 1 // line, that something is folded
-	some := rest[:min(len(rest), maxLines/2)]
-	text, folded := verdict.Text(e.Connections, maxLines-len(some)-last)
-	_, _ = fmt.Fprint(w, model.PrintableLines(text), strings.Join(some, ""))
+	some := rest[:min(len(rest), maxLines/2-len(way))]
+	text, folded := verdict.Text(e.Connections, maxLines-len(some)-len(way)-last)
+	tell(text, some)
 	if folded || len(some) < len(rest) {
 		ways := 0
 		for _, a := range e.Connections {
@@ -134,6 +138,21 @@ func explanation(w io.Writer, e agent.Explanation, all bool) {
 		}
 		_ = printf(w, "folded: %s, %s; --all shows each\n", model.Count(len(e.Connections), "connection"), model.Count(ways, "way"))
 	}
+}
+
+// onTheWay are the lines below the answer, of what is wrong with the way.
+func onTheWay(e agent.Explanation, all bool) (lines []string) {
+	most := 3
+	if all {
+		most = len(e.OnTheWay)
+	}
+	for _, text := range e.OnTheWay[:min(len(e.OnTheWay), most)] {
+		lines = append(lines, model.Printable("  warning: "+text)+"\n")
+	}
+	if more := len(e.OnTheWay) - most; more > 0 {
+		lines = append(lines, fmt.Sprintf("  warning: and %s: see 'sluice fabric'\n", model.Count(more, "more fault")))
+	}
+	return lines
 }
 
 // besides are the lines of an explanation about what is not of the connections themselves.

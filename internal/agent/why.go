@@ -34,6 +34,8 @@ type Explanation struct {
 	// Obstacles are rules of other programs on this node that may drop what is allowed.
 	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string             `json:"warnings,omitempty"`
+	// OnTheWay is what is wrong with the ways between this node and others that they pass.
+	OnTheWay []string `json:"onTheWay,omitempty"`
 	// Suggested are the policies with which what policy denies would pass, if the question asked
 	// for them, and NoRemedy says why there are none for some of it.
 	Suggested []remedy.Suggestion `json:"suggested,omitempty"`
@@ -91,7 +93,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
-	e.Warnings = append(a.unheard(e.Connections), e.Warnings...)
+	e.OnTheWay = a.onTheWay(e.Connections)
 	obstacles, err := a.obstacles(ctx)
 	if err != nil {
 		e.Warnings = append(e.Warnings, err.Error())
@@ -145,12 +147,9 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 	return slices.Compact(names)
 }
 
-// unheard names the nodes that connections go to from here, or come from, and that do not answer
-// through the tunnel.
-func (a *Agent) unheard(connections []verdict.Answer) (warnings []string) {
-	if a.Heard == nil {
-		return nil
-	}
+// onTheWay says what is wrong with the ways to the nodes that connections go to from here, or come
+// from.
+func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
 	for _, con := range connections {
 		for _, p := range con.Paths {
@@ -168,6 +167,27 @@ func (a *Agent) unheard(connections []verdict.Answer) (warnings []string) {
 			}
 		}
 	}
+	a.compiling.Lock()
+	_, issues := a.Compiler.FabricView()
+	issues = slices.Clone(issues)
+	a.compiling.Unlock()
+	if a.Paths != nil {
+		issues = append(issues, a.Paths.Issues()...)
+	}
+	for _, i := range issues {
+		if i.Object.Kind == model.NodeKind && crossed[i.Object.Name.Name] != nil {
+			faults = append(faults, i.String())
+		}
+	}
+	slices.Sort(faults)
+	return append(a.unheard(crossed), faults...)
+}
+
+// unheard says which of some nodes, by family, do not answer through their tunnel.
+func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
+	if a.Heard == nil {
+		return nil
+	}
 	silent := map[[2]string][]string{} // nodes by tunnel
 	for of, h := range a.Heard.Heard() {
 		if of.Carrier != "" && h.Silent() && crossed[of.Node][of.To.Is4()] {
@@ -177,11 +197,11 @@ func (a *Agent) unheard(connections []verdict.Answer) (warnings []string) {
 	}
 	for tunnel, nodes := range silent {
 		slices.Sort(nodes)
-		warnings = append(warnings, fmt.Sprintf("through %s %s not heard: a firewall between the nodes is likely to drop %s, and with it this connection; see 'sluice fabric'",
+		faults = append(faults, fmt.Sprintf("through %s %s not heard: a firewall between the nodes is likely to drop %s, and with it this connection; see 'sluice fabric'",
 			tunnel[0], areNodes(nodes), tunnel[1]))
 	}
-	slices.Sort(warnings)
-	return warnings
+	slices.Sort(faults)
+	return faults
 }
 
 // areNodes is "node a is", or "nodes a and b are".
