@@ -33,9 +33,9 @@ import (
 )
 
 // TestMonitoring has agents and balancers get into each fault that there is an alert for, and
-// Prometheus evaluate the alerts and the dashboard with what was scraped of them: an alert fires with
-// its fault, once that has lasted, and without it none does; each panel shows values of the size that
-// they must have, in the unit that it names.
+// Prometheus evaluate the alerts and the dashboard with what was scraped of them: an alert fires
+// with its fault, once that has lasted, and without it none does; each panel shows values of the
+// size that they must have, in the unit that it names.
 func TestMonitoring(t *testing.T) {
 	t.Parallel()
 	m := &monitoring{t: t, faults: map[string]fault{}}
@@ -696,8 +696,8 @@ func contestedNode(t *testing.T, m *monitoring) {
 	eventually(t, "it is programmed again", func() bool { return agent.NewClient(socket).Sync(t.Context()) == nil })
 }
 
-// unfollowedCluster is a cluster whose API has a kind at first that the agent may not read, and then
-// ends.
+// unfollowedCluster is a cluster whose API has a kind at first that the agent may not read, and
+// then ends.
 func unfollowedCluster(t *testing.T, m *monitoring) {
 	node := world.NewHost(t, "node")
 	node.IP("link set lo up")

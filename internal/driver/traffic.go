@@ -54,9 +54,9 @@ func (t *Tally[K]) Count(key K, of Backend, now Counts) {
 	}
 }
 
-// End ends a reading: it yields what each backend of these farms has got since the first, and forgets
-// all others. A counter is forgotten that two readings have not found: one may miss some, while the
-// kernel's table changes.
+// End ends a reading: it yields what each backend of these farms has got since the first, and
+// forgets all others. A counter is forgotten that two readings have not found: one may miss some,
+// while the kernel's table changes.
 func (t *Tally[K]) End(farms map[string]*state.Farm, yield func(Backend, *state.Farm, Counts)) {
 	for key, c := range t.counters {
 		if c.number+1 < t.readings {

@@ -97,8 +97,8 @@ func (s *sockets) socket(t *target, family int) (*conn, error) {
 	return c, nil
 }
 
-// configure has the handshake's last packet wait for what there is to send, which goes with it or, in
-// a plain check, takes its place. A UDP socket hears of hosts that cannot be reached, and not of
+// configure has the handshake's last packet wait for what there is to send, which goes with it or,
+// in a plain check, takes its place. A UDP socket hears of hosts that cannot be reached, and not of
 // closed ports alone.
 func configure(fd, family int, t *target) error {
 	switch {

@@ -60,8 +60,8 @@ func TestTCPIsNotAccepted(t *testing.T) {
 	}
 }
 
-// Each check has a connection of its own, though the socket may be the last one's. Where the backend
-// ends it with the answer, neither side keeps a TIME-WAIT entry.
+// Each check has a connection of its own, though the socket may be the last one's. Where the
+// backend ends it with the answer, neither side keeps a TIME-WAIT entry.
 func TestHTTPIsAConnection(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t)

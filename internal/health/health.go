@@ -8,8 +8,8 @@
 //
 // A plain TCP check ends with a reset before the third packet of the handshake: the backend's
 // kernel has answered, and its program never hears of the connection, logs nothing, and needs to
-// accept nothing. Nor does this machine keep a TIME-WAIT entry. An HTTP check ends with a reset once
-// the backend has closed its side, and only then.
+// accept nothing. Nor does this machine keep a TIME-WAIT entry. An HTTP check ends with a reset
+// once the backend has closed its side, and only then.
 package health
 
 import (

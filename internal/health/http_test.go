@@ -131,7 +131,8 @@ func TestNotHTTP(t *testing.T) {
 	run(t, Options{}).want(Check{Type: HTTP}, at, false, `not HTTP: "SSH-2.0-OpenSSH"`)
 }
 
-// What part of an answer decides, the whole of it decides alike; and net/http finds the same status.
+// What part of an answer decides, the whole of it decides alike; and net/http finds the same
+// status.
 func FuzzAnswer(f *testing.F) {
 	for _, answer := range []string{
 		"HTTP/1.1 200 OK\r\n\r\nbody",

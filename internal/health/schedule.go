@@ -75,8 +75,8 @@ func (s *schedule) due(now time.Time) *target {
 	return s.targets[0]
 }
 
-// wait returns how long to sleep, in whole slots: until the first target is due, and about a minute at
-// most.
+// wait returns how long to sleep, in whole slots: until the first target is due, and about a minute
+// at most.
 func (s *schedule) wait(now time.Time, slot time.Duration) time.Duration {
 	idle := time.Minute
 	if len(s.targets) > 0 {

@@ -35,8 +35,8 @@ func (s *sockets) busy() bool {
 // than to wake up for each. Where few connections are under way, it returns as soon as there is
 // something to read.
 //
-// It sleeps in a system call, less than the 10 ms after which Go's scheduler finds something else to
-// do for the thread: timers cost more, and so does a scheduler that has gone idle and wakes up.
+// It sleeps in a system call, less than the 10 ms after which Go's scheduler finds something else
+// to do for the thread: timers cost more, and so does a scheduler that has gone idle and wakes up.
 func (s *sockets) wait(slot time.Duration) {
 	var ready []unix.PollFd
 	if n := len(s.conns); n > 0 && n <= few {

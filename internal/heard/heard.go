@@ -1,9 +1,9 @@
 // Package heard finds out whether packets to pods of other nodes get there, and answers back: a
 // firewall between nodes that drops what a tunnel is made of says nothing to anybody.
 //
-// It asks the far end of each way by ICMP echo, which travels as packets to pods there do, and which
-// the other node's kernel answers, whatever runs there. A node asks each other one every 10 seconds,
-// and 100 a second at most.
+// It asks the far end of each way by ICMP echo, which travels as packets to pods there do, and
+// which the other node's kernel answers, whatever runs there. A node asks each other one every 10
+// seconds, and 100 a second at most.
 package heard
 
 import (
@@ -59,8 +59,8 @@ type socket struct {
 }
 
 // Open opens the prober's sockets in the calling thread's network namespace, for the node of a
-// name. Where the kernel lets nobody ask (the sysctl net.ipv4.ping_group_range, and no CAP_NET_RAW),
-// nothing is heard, and log says so.
+// name. Where the kernel lets nobody ask (the sysctl net.ipv4.ping_group_range, and no
+// CAP_NET_RAW), nothing is heard, and log says so.
 func Open(node string, log *slog.Logger) *Prober {
 	p := &Prober{node: node, tick: tick, ends: map[model.FarEnd]*end{}}
 	for i, is4 := range []bool{true, false} {

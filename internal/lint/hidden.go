@@ -9,8 +9,8 @@ import (
 )
 
 // hidden says which rules about clients outside of the cluster see a node in place of the client:
-// those for pods of a Service with externalTrafficPolicy Cluster, where a client comes in by another
-// node than the pod's.
+// those for pods of a Service with externalTrafficPolicy Cluster, where a client comes in by
+// another node than the pod's.
 func (l *linter) hidden(svc *model.Service, pods []*model.Pod) {
 	nodePort := func(p model.ServicePort) bool { return p.NodePort != 0 }
 	outside := len(svc.ExternalIPs) > 0 || svc.LoadBalancer != nil || slices.ContainsFunc(svc.Ports, nodePort)
@@ -59,8 +59,8 @@ func (l *linter) aboutClients(source *model.RuleEnd) bool {
 	return slices.ContainsFunc(slices.Concat(slices.Concat(source.Peers...), source.NotPeers), tells)
 }
 
-// outside reports whether a network is not all addresses, and not one of nodes either. Where no node
-// is known, any private network may be.
+// outside reports whether a network is not all addresses, and not one of nodes either. Where no
+// node is known, any private network may be.
 func (l *linter) outside(n netip.Prefix) bool {
 	nodes := l.view.Nodes()
 	if len(nodes) == 0 && n.Addr().IsPrivate() {

@@ -155,8 +155,8 @@ func workload(pod *model.Pod) string {
 	return cmp.Or(name, pod.Name.Name)
 }
 
-// selectPod selects a pod by its labels, but for those that tell it from others of its set unless it
-// has no others, and leaves out others that have more: pods, and unless the policy selects pods
+// selectPod selects a pod by its labels, but for those that tell it from others of its set unless
+// it has no others, and leaves out others that have more: pods, and unless the policy selects pods
 // alone, network sets.
 func selectPod(v *store.View, pod *model.Pod, podsAlone bool) (*selected, error) {
 	s := &selected{pod: pod, labels: maps.Clone(pod.Labels), podsAlone: podsAlone}

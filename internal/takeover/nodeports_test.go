@@ -52,7 +52,8 @@ func TestNodePortsElsewhereStop(t *testing.T) {
 				if errors.Is(err, ErrStopped) != (c.differs != "") || !strings.Contains(out, c.differs) || strings.Contains(out, "differs") != (c.differs != "") {
 					t.Errorf("%v\n%s", err, out)
 				}
-				// The same is told before there is an agent, and what is to be given up in one argument.
+				// The same is told before there is an agent, and what is to be given up in one
+				// argument.
 				without := Options{Sync: notInStep, GiveUp: c.give, DryRun: true}
 				out, err = fromIn(t, ns)(without)
 				if errors.Is(err, ErrStopped) != (c.differs != "") || !strings.Contains(out, c.differs) || !strings.Contains(out, "no agent answers") || !strings.Contains(out, "would   remove") {

@@ -13,8 +13,8 @@ import (
 // These bound what is named of what is alike, and the reasons at the top of an answer.
 const maxNames, maxReasons = 3, 3
 
-// String writes the answer for people, each way by itself: first the answer, then what all ways have
-// in common, then the ways, denied ones first.
+// String writes the answer for people, each way by itself: first the answer, then what all ways
+// have in common, then the ways, denied ones first.
 func (a Answer) String() string {
 	var ways [][]Path
 	for _, o := range []Outcome{Denied, Unknown, Allowed} {
@@ -115,8 +115,8 @@ func fold(answers []Answer) (blocks []block) {
 	return blocks
 }
 
-// fold puts the ways together that say the same but for names and addresses, denied ones first; said
-// is what the answer says but for those.
+// fold puts the ways together that say the same but for names and addresses, denied ones first;
+// said is what the answer says but for those.
 func (a Answer) fold() (ways [][]Path, said string) {
 	at := map[string]int{}
 	for _, o := range []Outcome{Denied, Unknown, Allowed} {

@@ -261,9 +261,9 @@ func TestWhyOutgoing(t *testing.T) {
 	}
 }
 
-// Where policies see a node in place of the client, that is told if they would decide otherwise. What
-// is judged on the node by which the client comes in sees it: source ranges, and policies of that
-// node's pods.
+// Where policies see a node in place of the client, that is told if they would decide otherwise.
+// What is judged on the node by which the client comes in sees it: source ranges, and policies of
+// that node's pods.
 func TestWhyHiddenClient(t *testing.T) {
 	const remedy = "set externalTrafficPolicy: Local on Service shop/"
 	for _, tt := range []struct {

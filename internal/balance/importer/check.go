@@ -329,9 +329,9 @@ func (c *checkReader) command(h *HealthCheck, s, rs *statement, r server) bool {
 	return true
 }
 
-// forEach writes a command for the shell. A server's own address in it, and its port after that, are
-// taken from the environment, so that the command is right for all servers; own reports whether it
-// has the address.
+// forEach writes a command for the shell. A server's own address in it, and its port after that,
+// are taken from the environment, so that the command is right for all servers; own reports whether
+// it has the address.
 func forEach(command []string, address string, r server, places []place) (script string, own bool) {
 	more := "0-9A-Za-z." // what an address goes on with
 	if r.Addr().Is6() {

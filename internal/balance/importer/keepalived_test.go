@@ -114,7 +114,8 @@ func TestKeepalivedSyntax(t *testing.T) {
 	}
 }
 
-// A farm has one check for all its servers, and no check that has them down which keepalived has up.
+// A farm has one check for all its servers, and no check that has them down which keepalived has
+// up.
 func TestKeepalivedChecks(t *testing.T) {
 	const tcp = "TCP_CHECK {\ndelay_before_retry 60\n}"
 	for name, c := range map[string]struct{ first, second, check, notes string }{

@@ -6,8 +6,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// vocabulary is the words that a block of keepalived.conf may have: "" for those that are taken over,
-// for others why they are left out.
+// vocabulary is the words that a block of keepalived.conf may have: "" for those that are taken
+// over, for others why they are left out.
 type vocabulary map[string]string
 
 const (

@@ -15,7 +15,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// What a firewall between nodes drops is found out before there is a tunnel, and while there is one.
+// What a firewall between nodes drops is found out before there is a tunnel, and while there is
+// one.
 func TestHeard(t *testing.T) {
 	all, objects := across(t)
 	here, near, far := all[0], all[1], all[2]

@@ -24,8 +24,8 @@ type destinationKey struct {
 	at     netip.AddrPort
 }
 
-// Traffic returns what backends have got; of bytes, those that come through this machine. It is safe
-// for concurrent use.
+// Traffic returns what backends have got; of bytes, those that come through this machine. It is
+// safe for concurrent use.
 func (d *Farms) Traffic(context.Context) (map[driver.Backend]driver.Traffic, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
