@@ -46,6 +46,19 @@ func Nearest(v *store.View, s verdict.Step) []verdict.Near {
 			}
 		}
 	}
+	for _, p := range idle(v, s) {
+		rules := p.IngressRules
+		if s.Stage.Outward() {
+			rules = p.EgressRules
+		}
+		for i := range rules {
+			if rules[i].Action == model.Allow && len(lacksOf(v, &rules[i], s.Flow)) == 0 {
+				lacks := lacksSubject(v, p, subjectOf(v, s))
+				all = append(all, near{verdict.Near{Policy: p.Key, Rule: rules[i].Name, Lacks: texts(lacks)}, lacks})
+				break
+			}
+		}
+	}
 	slices.SortStableFunc(all, func(a, b near) int { return further(a.lacks, b.lacks) })
 	var closest []verdict.Near
 	for _, n := range all[:min(len(all), maxNearest)] {
@@ -84,6 +97,46 @@ func candidates(v *store.View, s verdict.Step) (found []*model.Policy) {
 	}
 	slices.SortFunc(found, policy.Compare)
 	return found
+}
+
+// idle are the policies of the denied pod's namespace, or of all, that apply to nothing, beside those
+// that deny: a label is likely to be misspelled.
+func idle(v *store.View, s verdict.Step) (found []*model.Policy) {
+	pod, is := subjectOf(v, s).(*model.Pod)
+	if !is {
+		return nil
+	}
+	deny := v.Policy(s.Policy)
+	if len(s.Isolating) > 0 {
+		deny = v.Policy(s.Isolating[0])
+	}
+	if deny == nil {
+		return nil
+	}
+	for _, p := range v.Policies() {
+		applies := p.Ingress && !s.Stage.Outward() || p.Egress && s.Stage.Outward()
+		here := p.Key.Name.Namespace == "" || p.Key.Name.Namespace == pod.Name.Namespace
+		selects := func(o model.Object) bool { return p.Subject.Matches(policy.Labels(v, o)) }
+		if applies && here && p.Tier == deny.Tier && p.Refused == "" &&
+			!slices.ContainsFunc(v.Pods(), func(pod *model.Pod) bool { return selects(pod) }) &&
+			!slices.ContainsFunc(v.HostEndpoints(), func(h *model.HostEndpoint) bool { return selects(h) }) {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, policy.Compare)
+	return found
+}
+
+// lacksSubject says why a policy that applies to nothing does not apply to an object.
+func lacksSubject(v *store.View, p *model.Policy, o model.Object) (lacks []lack) {
+	for _, t := range p.Subject.Lacks(policy.Labels(v, o)) {
+		l := lack{text: fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far: anotherLabel}
+		if len(lacks) == 0 {
+			l.text = "would allow it and applies to nothing: it " + l.text
+		}
+		lacks = append(lacks, l)
+	}
+	return lacks
 }
 
 // subjectOf is the pod or host endpoint that a step belongs to; nil if there is none any more.

@@ -100,6 +100,52 @@ spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress], ingress: `
 	}
 }
 
+// A policy whose own selector is misspelled applies to nothing, and would allow the connection: it
+// is named with what the denied pod lacks, before rules that lack more. One that applies to other
+// pods is meant for those.
+func TestNearestThatApplyToNothing(t *testing.T) {
+	s := store.New()
+	apply(t, s, cluster+`---
+kind: NetworkPolicy
+metadata: {name: db, namespace: shop}
+spec: {podSelector: {}, policyTypes: [Ingress]}
+---
+kind: NetworkPolicy
+metadata: {name: typo, namespace: shop}
+spec: {podSelector: {matchLabels: {app: bd}}, ingress: [{from: [{namespaceSelector: {}}], ports: [{port: 80}]}]}
+---
+kind: NetworkPolicy
+metadata: {name: another-port, namespace: shop}
+spec: {podSelector: {matchLabels: {app: bd}}, ingress: [{ports: [{port: 81}]}]}
+---
+kind: NetworkPolicy
+metadata: {name: elsewhere, namespace: dev}
+spec: {podSelector: {matchLabels: {app: bd}}, ingress: [{}]}
+---
+kind: Pod
+metadata: {name: web, namespace: shop, labels: {app: web}}
+spec: {nodeName: node1}
+status: {phase: Running, podIP: 10.0.0.3, podIPs: [{ip: 10.0.0.3}]}
+---
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop}
+spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}
+`)
+	step := verdict.Step{
+		Stage: verdict.Ingress, Of: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: "database"}},
+		Verdict: verdict.Verdict{Outcome: verdict.Denied, Isolating: []model.Ref{db}},
+		Flow: verdict.Flow{Source: netip.MustParseAddr("10.0.0.1"), Destination: netip.MustParseAddr("10.0.0.2"),
+			Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: 80},
+	}
+	typo := model.Ref{Kind: db.Kind, Name: model.Name{Namespace: "shop", Name: "typo"}}
+	want := []verdict.Near{{Policy: typo, Rule: "ingress[0]", Lacks: []string{"would allow it and applies to nothing: it wants label app=bd; shop/database has app=db"}}}
+	s.Read(func(v *store.View) {
+		if diff := cmp.Diff(want, remedy.Nearest(v, step)); diff != "" {
+			t.Errorf("nearest (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // Rules that name a Service lack an endpoint of it.
 func TestNearestOfServices(t *testing.T) {
 	s := store.New()
