@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sluice.dev/sluice/internal/compile"
@@ -64,6 +65,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	a.Store.Read(func(v *store.View) {
 		for _, con := range e.Connections {
 			noEndpoints(v, con.Paths)
+			undeclared(v, con.Paths, con.Protocol)
 		}
 	})
 	for _, con := range e.Connections {
@@ -276,6 +278,28 @@ func noEndpoints(v *store.View, paths []verdict.Path) {
 					paths[i].Notes = append(paths[i].Notes, fmt.Sprintf("%v: %s", svc.Ref(), why))
 				}
 			}
+		}
+	}
+}
+
+// undeclared adds to the paths that pass that no container of their pod declares the port, where the
+// containers declare others: if nothing listens there, the pod refuses.
+func undeclared(v *store.View, paths []verdict.Path, protocol string) {
+	for i, p := range paths {
+		pod := v.Pod(p.To.Object.Name)
+		if p.Outcome != verdict.Allowed || p.To.Object.Kind != model.PodKind || pod == nil {
+			continue
+		}
+		var declared []string
+		found := false
+		for _, c := range pod.Ports {
+			if c.Protocol.String() == protocol {
+				found = found || c.Port == p.To.Port
+				declared = append(declared, strings.TrimPrefix(c.Name+" ", " ")+strconv.Itoa(int(c.Port)))
+			}
+		}
+		if len(declared) > 0 && !found {
+			paths[i].Notes = append(paths[i].Notes, fmt.Sprintf("no container of the pod declares %s %d (they declare %s): if nothing listens there, it is refused", protocol, p.To.Port, model.FirstFew(declared, 3)))
 		}
 	}
 }

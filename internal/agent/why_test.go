@@ -67,3 +67,33 @@ func TestLeaveOut(t *testing.T) {
 		}
 	})
 }
+
+// A port that no container declares is said of a way that passes, where they declare others.
+func TestUndeclared(t *testing.T) {
+	s := store.New()
+	var events []store.Event
+	for name, ports := range map[string][]model.ContainerPort{"web": {{Name: "http", Protocol: model.TCP, Port: 8080}, {Protocol: model.UDP, Port: 53}}, "silent": nil} {
+		pod := &model.Pod{Name: model.Name{Namespace: "shop", Name: name}, Ports: ports}
+		events = append(events, store.Event{Kind: model.PodKind, Name: pod.Name, Object: pod})
+	}
+	s.Apply(events)
+	for _, c := range []struct {
+		pod, protocol string
+		port          uint16
+		outcome       verdict.Outcome
+		want          string
+	}{
+		{"web", "TCP", 8080, verdict.Allowed, ""},
+		{"web", "TCP", 8888, verdict.Allowed, "no container of the pod declares TCP 8888 (they declare http 8080): if nothing listens there, it is refused"},
+		{"web", "UDP", 54, verdict.Allowed, "no container of the pod declares UDP 54 (they declare 53): if nothing listens there, it is refused"},
+		{"web", "ICMP 8", 0, verdict.Allowed, ""},
+		{"web", "TCP", 8888, verdict.Denied, ""},
+		{"silent", "TCP", 8888, verdict.Allowed, ""},
+	} {
+		paths := []verdict.Path{{To: verdict.Party{Port: c.port, Object: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: c.pod}}}, Outcome: c.outcome}}
+		s.Read(func(v *store.View) { undeclared(v, paths, c.protocol) })
+		if got := strings.Join(paths[0].Notes, "\n"); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
