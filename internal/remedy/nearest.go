@@ -99,8 +99,8 @@ func candidates(v *store.View, s verdict.Step) (found []*model.Policy) {
 	return found
 }
 
-// idle are the policies of the denied pod's namespace, or of all, that apply to nothing, beside those
-// that deny: a label is likely to be misspelled.
+// idle are the policies of the denied pod's namespace, or of all, that apply to nothing, beside
+// those that deny: a label is likely to be misspelled.
 func idle(v *store.View, s verdict.Step) (found []*model.Policy) {
 	pod, is := subjectOf(v, s).(*model.Pod)
 	if !is {
