@@ -56,16 +56,7 @@ func TestMonitoring(t *testing.T) {
 // scrape is what one scrape has: values by series, as "name{label="value"}". A nil one has failed.
 type scrape map[string]float64
 
-// scrapeIn scrapes an agent in a namespace.
-func scrapeIn(t *testing.T, ns *netns.NS) scrape {
-	t.Helper()
-	s, err := tryScrape(ns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
+// tryScrape scrapes an agent in a namespace.
 func tryScrape(ns *netns.NS) (scrape, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, to string) (net.Conn, error) {
 		return dialFrom(ns, network, to)
@@ -600,13 +591,13 @@ func monitoredNode(t *testing.T, m *monitoring) {
 	}
 	s.write("shop.yaml", strings.Replace(monitoredObjects, "app: db}}}]}]}", "app: api}}}]}]}", 1))
 	s.must(agent.NewClient(n1.socket).Sync(t.Context()))
-	after := later("traffic is counted", func(s scrape) bool {
+	later("traffic is counted", func(s scrape) bool {
 		return s.sum("sluice_policy_packets_total", `verdict="denied"`) > 0 && s.sum("sluice_policy_packets_total", `verdict="allowed"`) > 0 &&
 			s.sum("sluice_dropped_packets_total") > 0 && s["sluice_policy_connections_cut_total"] > 0 && s.sum("sluice_affinity_clients") > 0
 	})
 
 	s.write("bad.yaml", bad)
-	after = later("a fault", func(s scrape) bool { return s.sum("sluice_issue", `name="bad"`) == 1 })
+	after := later("a fault", func(s scrape) bool { return s.sum("sluice_issue", `name="bad"`) == 1 })
 	m.fault("SluiceObjectRefused", fault{before: well, during: []scrape{after}})
 
 	// Pods that changed when the agent began become known only now.
@@ -620,7 +611,6 @@ func monitoredNode(t *testing.T, m *monitoring) {
 			return s.sum("kubeproxy_network_programming_duration_seconds_count") == well.sum("kubeproxy_network_programming_duration_seconds_count")+float64(i+1)
 		}))
 	}
-	after = slow[1]
 	m.fault("SluiceProgrammingSlow", fault{before: well, during: slow})
 
 	full := later("the table is full", func(s scrape) bool {

@@ -52,5 +52,3 @@ func span(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
 }
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
