@@ -192,7 +192,7 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	look := time.AfterFunc(stoppedPatience, func() {
-		if who, err := c.holder(); err == nil && who.Pid != 0 && stopped(who.Pid) {
+		if who, err := ownerOf(c.socket); err == nil && who.Pid != 0 && stopped(who.Pid) {
 			giveUp(context.DeadlineExceeded)
 		}
 	})
@@ -216,7 +216,7 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 
 // silence adds to an error which process does not answer, and what to do.
 func (c *Client) silence(err error) error {
-	who, unknown := c.holder()
+	who, unknown := ownerOf(c.socket)
 	switch {
 	case unknown != nil:
 		return err
@@ -228,9 +228,9 @@ func (c *Client) silence(err error) error {
 	return fmt.Errorf("%w: process %d has %s open and does not answer: it is overloaded or hangs: see its log, or restart it", err, who.Pid, c.socket)
 }
 
-// holder returns who has the socket open.
-func (c *Client) holder() (*unix.Ucred, error) {
-	conn, err := net.DialTimeout("unix", c.socket, time.Second)
+// ownerOf returns who has a socket open.
+func ownerOf(socket string) (*unix.Ucred, error) {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
 	if err != nil {
 		return nil, err
 	}

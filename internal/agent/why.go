@@ -169,6 +169,9 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 			}
 		}
 	}
+	if len(crossed) == 0 {
+		return nil
+	}
 	a.compiling.Lock()
 	_, issues := a.Compiler.FabricView()
 	issues = slices.Clone(issues)

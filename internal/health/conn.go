@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/ping"
 )
 
 // maxIdle is how many sockets of each family are kept for checks to come.
@@ -57,7 +59,7 @@ func (s *sockets) open(t *target) (o outcome, ended bool) {
 			return down(line(err.Error())), true
 		}
 	}
-	to, family := sockaddr(t.at)
+	to, family := ping.Sockaddr(t.at)
 	c, err := s.socket(t, family)
 	if err != nil {
 		return outcome{err: err}, true

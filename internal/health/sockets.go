@@ -3,8 +3,6 @@ package health
 import (
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -98,19 +96,4 @@ func (s *sockets) close() {
 	if s.epoll != 0 {
 		_ = unix.Close(s.epoll)
 	}
-}
-
-// sockaddr returns an address as system calls have it, and its family. The interface of a
-// link-local address is looked up each time, as it may have gone and come.
-func sockaddr(at netip.AddrPort) (unix.Sockaddr, int) {
-	if at.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}, unix.AF_INET
-	}
-	to := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
-	if zone := at.Addr().Zone(); zone != "" {
-		if i, err := net.InterfaceByName(zone); err == nil {
-			to.ZoneId = uint32(i.Index)
-		}
-	}
-	return to, unix.AF_INET6
 }

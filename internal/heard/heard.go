@@ -102,6 +102,9 @@ func (p *Prober) Close() {
 
 // Run asks the far ends that there are until ctx ends, once at most.
 func (p *Prober) Run(ctx context.Context, ends func() []model.FarEnd) {
+	if p.sockets == ([2]*socket{}) {
+		return // nobody can be asked
+	}
 	var listening sync.WaitGroup
 	for _, s := range p.sockets {
 		if s != nil {

@@ -162,7 +162,8 @@ func TryTCP(ctx context.Context, to []TCP) (answers []bool, err error) {
 		}
 		defer s.close()
 		waiting[i] = unix.PollFd{Fd: -1, Events: unix.POLLOUT} // poll passes over -1
-		if err := unix.Connect(s.fd, sockaddr(c.To.Addr(), c.To.Port())); errors.Is(err, unix.EINPROGRESS) {
+		at, _ := ping.Sockaddr(c.To)
+		if err := unix.Connect(s.fd, at); errors.Is(err, unix.EINPROGRESS) {
 			waiting[i].Fd, open = int32(s.fd), open+1
 		} else {
 			answers[i] = err == nil || answered(err)
@@ -189,16 +190,17 @@ type trier struct{ fd int }
 
 // dial opens a socket that sends from an address.
 func dial(from netip.Addr, kind, protocol int, port uint16) (*trier, error) {
-	family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR
+	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
 	if from.Is6() {
-		family, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	}
+	at, family := ping.Sockaddr(netip.AddrPortFrom(from, port))
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return nil, err
 	}
 	s := &trier{fd}
-	if err := errors.Join(unix.SetsockoptInt(fd, level, option, 1), unix.Bind(fd, sockaddr(from, port))); err != nil {
+	if err := errors.Join(unix.SetsockoptInt(fd, level, option, 1), unix.Bind(fd, at)); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -215,9 +217,10 @@ func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found
 	}
 	var b [2048]byte
 	return repeat(ctx, s.fd, ends, found, func(_ int, of model.FarEnd) error {
-		err := unix.Sendto(s.fd, packet(of), 0, sockaddr(of.Remote, port))
+		to, _ := ping.Sockaddr(netip.AddrPortFrom(of.Remote, port))
+		err := unix.Sendto(s.fd, packet(of), 0, to)
 		if err != nil { // it may be that of an earlier packet
-			err = unix.Sendto(s.fd, packet(of), 0, sockaddr(of.Remote, port))
+			err = unix.Sendto(s.fd, packet(of), 0, to)
 		}
 		return err
 	}, func() {
@@ -239,26 +242,16 @@ func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found
 			if err != nil {
 				return
 			}
+			if cause := ping.Cause(control[:n]); cause != unix.ECONNREFUSED && cause != unix.ENOPROTOOPT {
+				continue // the other node has the port or protocol, or does not say so
+			}
 			for _, of := range refusals[ping.AddrOf(to)] {
-				if refused(control[:n]) && found[of] == Silent {
+				if found[of] == Silent {
 					found[of] = Arrives
 				}
 			}
 		}
 	})
-}
-
-// refused reports whether an error says that the other host has no such port or protocol.
-func refused(control []byte) bool {
-	messages, _ := unix.ParseSocketControlMessage(control)
-	for _, m := range messages {
-		// struct sock_extended_err begins with the error.
-		if is := m.Header.Type == unix.IP_RECVERR || m.Header.Type == unix.IPV6_RECVERR; is && len(m.Data) >= 4 {
-			errno := unix.Errno(binary.NativeEndian.Uint32(m.Data))
-			return errno == unix.ECONNREFUSED || errno == unix.ENOPROTOOPT
-		}
-	}
-	return false
 }
 
 // repeat sends to whoever is silent, and takes what comes.
@@ -290,11 +283,4 @@ func repeat(ctx context.Context, fd int, ends []model.FarEnd, found map[model.Fa
 		}
 	}
 	return ctx.Err()
-}
-
-func sockaddr(a netip.Addr, port uint16) unix.Sockaddr {
-	if a.Is4() {
-		return &unix.SockaddrInet4{Port: int(port), Addr: a.As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(port), Addr: a.As16()}
 }

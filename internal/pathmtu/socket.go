@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/ping"
 )
 
 // The ports that probes go to, in turns, so that a late answer is not taken for another's. They are
@@ -54,8 +56,9 @@ func (s *socket) close() { _ = unix.Close(s.fd) }
 func (s *socket) probe(to netip.Addr, size int, until time.Time) (arrived bool, said int) {
 	s.port = (s.port + 1) % ports
 	at := netip.AddrPortFrom(to, uint16(firstPort+s.port))
+	dest, _ := ping.Sockaddr(at)
 	for range 2 { // the first may get the error of an earlier one
-		err := unix.Sendto(s.fd, make([]byte, size-s.header), 0, s.sockaddr(at))
+		err := unix.Sendto(s.fd, make([]byte, size-s.header), 0, dest)
 		if err == nil || errors.Is(err, unix.EMSGSIZE) {
 			break
 		}
@@ -112,11 +115,4 @@ func (s *socket) next() (about netip.AddrPort, by netip.Addr, errno unix.Errno, 
 		}
 	}
 	return about, by, errno, info, true
-}
-
-func (s *socket) sockaddr(at netip.AddrPort) unix.Sockaddr {
-	if s.is4 {
-		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
 }

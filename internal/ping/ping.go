@@ -98,27 +98,13 @@ func (s *Socket) configure() error {
 
 // Send sends an echo request. It does not wait.
 func (s *Socket) Send(number uint16, to netip.Addr) error {
-	at, request := s.sockaddr(to), s.request(number)
+	at, _ := Sockaddr(netip.AddrPortFrom(to, 0))
+	request := s.request(number)
 	err := unix.Sendto(s.fd, request, 0, at)
 	if err != nil { // it may be that of an earlier request, which Next tells
 		err = unix.Sendto(s.fd, request, 0, at)
 	}
 	return err
-}
-
-// sockaddr returns an address as system calls have it. The interface of a link-local one is looked
-// up each time, as it may have gone and come.
-func (s *Socket) sockaddr(to netip.Addr) unix.Sockaddr {
-	if s.is4 {
-		return &unix.SockaddrInet4{Addr: to.As4()}
-	}
-	at := &unix.SockaddrInet6{Addr: to.As16()}
-	if zone := to.Zone(); zone != "" {
-		if i, err := net.InterfaceByName(zone); err == nil {
-			at.ZoneId = uint32(i.Index)
-		}
-	}
-	return at
 }
 
 // request returns an echo request. The kernel fills in the checksum of IPv6, and the identifier
@@ -181,18 +167,11 @@ func (s *Socket) nextError() (a Answer, ok, more bool) {
 		return a, false, false
 	}
 	request := s.buffer[:n]
-	messages, err := unix.ParseSocketControlMessage(control[:controls])
-	if err != nil || len(request) < echoHeader || s.raw && !bytes.Equal(request[4:6], s.token[:2]) {
+	cause := Cause(control[:controls])
+	if cause == 0 || len(request) < echoHeader || s.raw && !bytes.Equal(request[4:6], s.token[:2]) {
 		return a, false, true
 	}
-	for _, m := range messages {
-		// struct sock_extended_err begins with the error.
-		is := m.Header.Type == unix.IP_RECVERR || m.Header.Type == unix.IPV6_RECVERR
-		if is && len(m.Data) >= 4 {
-			return Answer{binary.BigEndian.Uint16(request[6:]), AddrOf(to), unix.Errno(binary.NativeEndian.Uint32(m.Data))}, true, true
-		}
-	}
-	return a, false, true
+	return Answer{binary.BigEndian.Uint16(request[6:]), AddrOf(to), cause}, true, true
 }
 
 // parse returns the number of an echo reply, false if the packet is something else.
@@ -208,6 +187,34 @@ func (s *Socket) parse(packet []byte) (number uint16, ok bool) {
 		return 0, false
 	}
 	return binary.BigEndian.Uint16(packet[6:]), true
+}
+
+// Sockaddr returns an address as system calls have it, and its family. The interface of a
+// link-local address is looked up each time, as it may have gone and come.
+func Sockaddr(at netip.AddrPort) (unix.Sockaddr, int) {
+	if at.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}, unix.AF_INET
+	}
+	to := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	if zone := at.Addr().Zone(); zone != "" {
+		if i, err := net.InterfaceByName(zone); err == nil {
+			to.ZoneId = uint32(i.Index)
+		}
+	}
+	return to, unix.AF_INET6
+}
+
+// Cause is the error that came with the control messages of a socket's error queue; 0: none.
+func Cause(control []byte) unix.Errno {
+	messages, _ := unix.ParseSocketControlMessage(control)
+	for _, m := range messages {
+		// struct sock_extended_err begins with the error.
+		is := m.Header.Type == unix.IP_RECVERR || m.Header.Type == unix.IPV6_RECVERR
+		if is && len(m.Data) >= 4 {
+			return unix.Errno(binary.NativeEndian.Uint32(m.Data))
+		}
+	}
+	return 0
 }
 
 // AddrOf is the address that a system call gives, without a zone.

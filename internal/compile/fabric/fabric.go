@@ -501,9 +501,7 @@ func (c *Compiler) FarEnds() (all []model.FarEnd) {
 	for hop, by := range c.byHop.All() {
 		for p := range by {
 			if c.foreign[p] {
-				if e := c.learnedEnd(hop.Addr(), c.fabric.Routes[p]); e.To.IsValid() && !slices.Contains(all, e) {
-					all = append(all, e)
-				}
+				all = append(all, c.learnedEnds(hop.Addr(), c.fabric.Routes[p])...)
 				break // the others by this next hop end there, too
 			}
 		}
@@ -511,16 +509,24 @@ func (c *Compiler) FarEnds() (all []model.FarEnd) {
 	return all
 }
 
-// learnedEnd is where learned routes by a next hop end; one without To if that cannot be asked.
-func (c *Compiler) learnedEnd(hop netip.Addr, r *state.Route) model.FarEnd {
+// learnedEnds is where learned routes by a next hop end: nowhere if that cannot be asked, or if the
+// ways to the node that is the next hop end there already.
+func (c *Compiler) learnedEnds(hop netip.Addr, r *state.Route) []model.FarEnd {
 	e := model.FarEnd{Node: r.Node, Device: r.Device, Remote: r.Via, To: hop}
-	if n := c.nodeAt(hop); n != nil && r.Device == state.DeviceIPIP {
-		e.Node, e.Carrier, e.To = n.Name, carrierIPIP, c.tunnelAddress(n.Node, true, fabricOf(n.Node).IPIP)
-		if e.To == hop {
-			e.To = netip.Addr{}
+	n := c.nodeAt(hop)
+	if n == nil {
+		return []model.FarEnd{e}
+	}
+	e.Node = n.Name
+	if r.Device == state.DeviceIPIP {
+		if e.Carrier, e.To = carrierIPIP, c.tunnelAddress(n.Node, true, fabricOf(n.Node).IPIP); e.To == hop {
+			return nil
 		}
 	}
-	return e
+	if slices.Contains(n.ends, e) {
+		return nil
+	}
+	return []model.FarEnd{e}
 }
 
 // Paths returns the ways to the other nodes as of the last Update, in no order.

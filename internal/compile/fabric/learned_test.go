@@ -406,3 +406,45 @@ func TestManyNodesTakeTheirPodsBack(t *testing.T) {
 		t.Errorf("%v, %q", x.c.Fabric().Routes[to], why)
 	}
 }
+
+// The ways to other nodes end at the addresses of their tunnels: what Calico has set apart, or the
+// first of the pods. Without a tunnel they end at the node, or at the router that a peer names; each
+// is there once, and a tunnel whose end cannot be asked is not.
+func TestFarEnds(t *testing.T) {
+	for _, c := range []struct {
+		pool   string
+		learn  []string
+		events []store.Event
+		want   []string
+	}{
+		{"vxlan=Always", nil, nil, []string{
+			"far sluice.vxlan 198.51.100.3 10.244.3.0 UDP 4789 (VXLAN)", "near sluice.vxlan 192.0.2.2 10.244.9.9 UDP 4789 (VXLAN)",
+		}},
+		{"ipip=Always", nil, nil, []string{
+			"far sluice.ipip 198.51.100.3 10.244.3.0 protocol 4 (IPIP)", "near sluice.ipip 192.0.2.2 10.244.2.0 protocol 4 (IPIP)",
+		}},
+		{"vxlan=CrossSubnet", nil, nil, []string{"far sluice.vxlan 198.51.100.3 10.244.3.0 UDP 4789 (VXLAN)", "near eth0 192.0.2.2 192.0.2.2 "}},
+		{"", []string{"10.244.3.0/24 192.0.2.9", "10.244.3.0/25 192.0.2.9", "10.9.0.0/16 192.0.2.2", "10.8.0.0/16 198.51.100.9"}, nil, []string{
+			"near eth0 192.0.2.2 192.0.2.2 ", "tor eth0 192.0.2.254 198.51.100.9 ", "tor eth0 192.0.2.9 192.0.2.9 ",
+		}},
+		{"ipip=Always", []string{"10.244.7.0/24 192.0.2.2", "10.244.8.0/24 198.51.100.3"}, nil, []string{
+			"far sluice.ipip 198.51.100.3 10.244.3.0 protocol 4 (IPIP)", "near sluice.ipip 192.0.2.2 10.244.2.0 protocol 4 (IPIP)",
+		}},
+		// Calico gives addresses out of far's block, and has set none apart for its tunnel.
+		{"ipip=Always", []string{"10.244.8.0/24 198.51.100.3"}, []store.Event{blockEvent("b 10.244.6.0/26 far")}, []string{
+			"near sluice.ipip 192.0.2.2 10.244.2.0 protocol 4 (IPIP)",
+		}},
+	} {
+		x := newCluster(Config{Node: "own", BGP: true, Resolve: resolve}, underlay...)
+		x.c.SetLearned(learn(c.learn...))
+		x.update(append([]store.Event{nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), nodeEvent(t, "near 192.0.2.2 10.244.2.0/24 vxlan=10.244.9.9"),
+			nodeEvent(t, "far 198.51.100.3 10.244.3.0/24"), poolEvent("v4 10.244.0.0/16 " + c.pool)}, c.events...)...)
+		var got []string
+		for _, e := range x.c.FarEnds() {
+			got = append(got, fmt.Sprintf("%s %s %s %s %s", e.Node, e.Device, e.Remote, e.To, e.Carrier))
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("%s, %v:\n%s\nwant:\n%s", c.pool, c.learn, strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+		}
+	}
+}
