@@ -408,8 +408,8 @@ func TestManyNodesTakeTheirPodsBack(t *testing.T) {
 }
 
 // The ways to other nodes end at the addresses of their tunnels: what Calico has set apart, or the
-// first of the pods. Without a tunnel they end at the node, or at the router that a peer names; each
-// is there once, and a tunnel whose end cannot be asked is not.
+// first of the pods. Without a tunnel they end at the node, or at the router that a peer names;
+// each is there once, and a tunnel whose end cannot be asked is not.
 func TestFarEnds(t *testing.T) {
 	for _, c := range []struct {
 		pool   string
