@@ -91,7 +91,7 @@ func TestLinesArePrintable(t *testing.T) {
 			Nearest: []verdict.Near{{Policy: evilRef, Rule: evilGo, Lacks: []string{evilGo}}},
 		}}}},
 		Warnings:  []string{evilGo},
-		Obstacles: []preflight.Obstacle{{Seen: "rule with the comment " + evilGo, Do: evilGo}},
+		Obstacles: []foreign.Obstacle{{Seen: "rule with the comment " + evilGo, Do: evilGo}},
 	}
 	for _, all := range []bool{false, true} {
 		b.Reset()

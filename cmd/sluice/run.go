@@ -25,10 +25,10 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
 	"sluice.dev/sluice/internal/kubeproxy"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"
@@ -220,7 +220,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	objects := store.New()
 	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
-	c.Claim, c.Obstacles, c.Contests, c.Log = claim, preflight.Obstacles, &contest.Board{}, log
+	c.Claim, c.OtherRules, c.Contests, c.Log = claim, foreign.Read, &contest.Board{}, log
 	var a *agent.Agent
 	if o.setSysctls {
 		c.Prepare = func() {

@@ -23,8 +23,8 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
@@ -108,8 +108,8 @@ type Config struct {
 	// once: it yields packets until ctx ends, and then closes the log.
 	Drops func(ctx context.Context) (iter.Seq[Packet], error)
 
-	// Obstacles, if set, reads rules of other programs that may drop what is accepted here.
-	Obstacles func(ctx context.Context) ([]preflight.Obstacle, error)
+	// OtherRules, if set, reads the rules of other programs, which may drop what is accepted here.
+	OtherRules func(ctx context.Context) (foreign.Rules, error)
 
 	// KubeProxy, if set, reports whether kube-proxy runs beside the agent, as during a take-over.
 	// It takes long.

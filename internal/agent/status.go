@@ -11,8 +11,8 @@ import (
 
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 )
@@ -64,7 +64,7 @@ type Status struct {
 	// The following takes longer to find out, and is there only for callers of the API.
 	Policy *PolicyStatus `json:"policy,omitempty"` // absent if policy is not enforced
 	// Other programs' rules that may drop what is accepted here.
-	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
+	Obstacles []foreign.Obstacle `json:"obstacles,omitempty"`
 }
 
 // Applied describes a plan that was carried out.
@@ -126,10 +126,11 @@ type record struct {
 func (a *Agent) fullStatus(ctx context.Context) Status {
 	s := a.Status()
 	s.Policy = a.policyStatus()
-	var err error
-	if s.Obstacles, err = a.obstacles(ctx); err != nil {
+	rules, err := a.otherRules(ctx)
+	if err != nil {
 		a.Log.Warn("cannot read which rules of other programs drop packets", "error", err)
 	}
+	s.Obstacles = rules.Obstacles()
 	return s
 }
 

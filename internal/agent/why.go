@@ -13,9 +13,9 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/question"
 	"sluice.dev/sluice/internal/remedy"
 	"sluice.dev/sluice/internal/source"
@@ -32,9 +32,10 @@ type Explanation struct {
 	Connections []verdict.Answer `json:"connections"` // one for each sender, address family, and address and port of a service
 	// Ask are the nodes that know more of what is unknown.
 	Ask []string `json:"ask,omitempty"`
-	// Obstacles are rules of other programs on this node that may drop what is allowed.
-	Obstacles []preflight.Obstacle `json:"obstacles,omitempty"`
-	Warnings  []string             `json:"warnings,omitempty"`
+	// Obstacles are rules of other programs on this node that may drop what is allowed: it depends on
+	// what the question does not tell. Those that do are steps of the Connections.
+	Obstacles []foreign.Obstacle `json:"obstacles,omitempty"`
+	Warnings  []string           `json:"warnings,omitempty"`
 	// OnTheWay is what is wrong with the ways between this node and others that they pass.
 	OnTheWay []string `json:"onTheWay,omitempty"`
 	// Suggested are the policies with which what policy denies would pass, if the question asked
@@ -61,7 +62,11 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		return e, err
 	}
 	leaveOut(c.Objects)
-	enforced := a.answer(&e, c, a.elsewhere(c, a.Node))
+	others, err := a.otherRules(ctx)
+	if err != nil {
+		e.Warnings = append(e.Warnings, err.Error())
+	}
+	enforced := a.answer(&e, c, a.elsewhere(c, a.Node), &others)
 	a.Store.Read(func(v *store.View) {
 		for _, con := range e.Connections {
 			noEndpoints(v, con.Paths)
@@ -96,20 +101,31 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	}
 	e.OnTheWay = a.onTheWay(e.Connections)
-	obstacles, err := a.obstacles(ctx)
-	if err != nil {
-		e.Warnings = append(e.Warnings, err.Error())
-	}
-	var passed []string
-	for _, con := range c.Connections {
-		passed = append(passed, a.hooks(con)...)
-	}
-	for _, o := range obstacles {
-		if slices.Contains(passed, o.Hook) {
-			e.Obstacles = append(e.Obstacles, o)
-		}
+	if names := a.notAsked(e.Connections); len(names) > 0 {
+		e.Warnings = append(e.Warnings, fmt.Sprintf("rules of other programs on node %s are not known here: ask there, too", model.FirstFew(names, 3)))
 	}
 	return e, nil
+}
+
+// notAsked are the other nodes that connections pass, if all is allowed.
+func (a *Agent) notAsked(connections []verdict.Answer) (names []string) {
+	if a.OtherRules == nil {
+		return nil
+	}
+	for _, con := range connections {
+		if con.Outcome != verdict.Allowed {
+			return nil
+		}
+		names = append(names, con.From.Node)
+		for _, p := range con.Paths {
+			names = append(names, p.To.Node)
+			for _, s := range p.Steps {
+				names = append(names, s.Node)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" || name == a.Node })
 }
 
 // notInForce names the versions of policies that wait and are about a connection: they apply to its
@@ -359,7 +375,7 @@ func (a *Agent) suggest(e *Explanation, c *question.Case) {
 		}
 		c.Objects.Apply(added)
 		now = Explanation{Outcome: verdict.Allowed}
-		a.answer(&now, c, a.elsewhere(c, ""))
+		a.answer(&now, c, a.elsewhere(c, ""), nil)
 	}
 	e.NoRemedy = slices.Sorted(maps.Keys(why))
 	if len(e.NoRemedy) == 0 && len(deniedSteps(now.Connections)) > 0 {
@@ -390,15 +406,15 @@ func deniedSteps(connections []verdict.Answer) (steps []verdict.Step) {
 	return steps
 }
 
-// answer answers the questions, with what other nodes make of them, and reports whether policy is
-// enforced at all.
-func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdict.Node) (policy bool) {
+// answer answers the questions, with what other nodes and other programs here make of them, and
+// reports whether policy is enforced at all.
+func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdict.Node, others *foreign.Rules) (policy bool) {
 	cluster := &verdict.Cluster{Here: a.Node, Nodes: nodes, Home: c.Home, Object: c.Object}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
 	own := a.carriedOut(a.Compiler.State())
 	if nodes[a.Node] == nil {
-		nodes[a.Node] = &verdict.Node{State: own, Route: a.way}
+		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step { return e.meets(others, c) }}
 	}
 	for _, q := range c.Connections {
 		answer := cluster.Why(q)
@@ -414,6 +430,29 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	}
 	slices.Sort(e.Ask)
 	return own.Policy != nil
+}
+
+// meets says where a connection ends in rules of other programs here, and notes where it may.
+func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing) []verdict.Step {
+	may, does, err := others.Meets(foreign.Way{
+		Source: c.Flow.Source, Destination: c.Flow.Destination, Asked: netip.AddrPortFrom(c.Asked.Destination, c.Asked.DestinationPort),
+		Protocol: c.Flow.Protocol, SourcePort: c.Flow.SourcePort, DestinationPort: c.Flow.DestinationPort,
+		ICMPType: c.Flow.ICMPType, ICMPCode: c.Flow.ICMPCode, In: c.In, Out: c.Out, FromNode: c.FromNode, ToNode: c.ToNode,
+	})
+	if err != nil {
+		if text := errOtherRules(err).Error(); !slices.Contains(e.Warnings, text) {
+			e.Warnings = append(e.Warnings, text)
+		}
+	}
+	for _, o := range may {
+		if !slices.Contains(e.Obstacles, o) {
+			e.Obstacles = append(e.Obstacles, o)
+		}
+	}
+	if does == nil {
+		return nil
+	}
+	return []verdict.Step{{Stage: verdict.Others, Text: does.Seen + "; " + does.Do}}
 }
 
 // carriedOut is what of a state decides: without policy, if the driver carries out none.
@@ -500,20 +539,6 @@ func (a *Agent) way(to netip.Addr) verdict.Way {
 	return a.Route(to)
 }
 
-// hooks returns the hooks that a connection's first packet passes here, as far as its addresses
-// tell.
-func (a *Agent) hooks(q verdict.Question) []string {
-	switch from, to := a.way(q.From).Own, a.way(q.To).Own; {
-	case from && to:
-		return nil // through lo, which such rules accept
-	case from:
-		return []string{"output", "postrouting"}
-	case to:
-		return []string{"prerouting", "input"}
-	}
-	return []string{"prerouting", "forward", "postrouting"}
-}
-
 // failing says why the kernel may hold another state than the wanted one, if it may.
 func (a *Agent) failing(policy bool) (warnings []string) {
 	a.mu.Lock()
@@ -536,14 +561,16 @@ func (a *Agent) failing(policy bool) (warnings []string) {
 	return warnings
 }
 
-// obstacles returns the rules of other programs that may drop what we accept.
-func (a *Agent) obstacles(ctx context.Context) ([]preflight.Obstacle, error) {
-	if a.Obstacles == nil {
-		return nil, nil
+// otherRules reads the rules of other programs.
+func (a *Agent) otherRules(ctx context.Context) (foreign.Rules, error) {
+	if a.OtherRules == nil {
+		return foreign.Rules{}, nil
 	}
-	found, err := a.Obstacles(ctx)
-	if err != nil {
-		return found, fmt.Errorf("read other programs' rules: %w", err)
+	rules, err := a.OtherRules(ctx)
+	if err = errors.Join(err, rules.Legacy.ReadErr); err != nil {
+		return rules, errOtherRules(err)
 	}
-	return found, nil
+	return rules, nil
 }
+
+func errOtherRules(err error) error { return fmt.Errorf("read other programs' rules: %w", err) }

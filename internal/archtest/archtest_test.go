@@ -322,10 +322,10 @@ func TestPluginIsSmall(t *testing.T) {
 func TestOnlyTheCommandWires(t *testing.T) {
 	// Whoever names these concrete parts decides which the project uses.
 	parts := []string{"internal/driver/nftables", "internal/driver/farms", "internal/driver/userspace", "internal/source/manifest", "internal/source/list", "internal/source/nftlb"}
-	// The wire of nftables chooses nothing: drivers are made of it, and preflight and takeover read
+	// The wire of nftables chooses nothing: drivers are made of it, and foreign and takeover read
 	// other programs' rules by it; passes wait by it for packets on their way. The driver of IPVS
 	// is made of the one of nftables.
-	wire, wired := "internal/driver/nftables/nft", []string{"internal/driver", "internal/passes", "internal/preflight", "internal/takeover"}
+	wire, wired := "internal/driver/nftables/nft", []string{"internal/driver", "internal/foreign", "internal/passes", "internal/takeover"}
 	for _, p := range packages(t) {
 		if below(p.path, "cmd") || slices.ContainsFunc(exempt, func(e string) bool { return below(p.path, e) }) {
 			continue

@@ -240,5 +240,3 @@ func ownSysctls(f *Facts) []Result {
 }
 
 func list(names []string) string { return model.FirstFew(names, 5) }
-
-var errNoSave = errors.New("there is no iptables-legacy-save to read them with")

@@ -14,6 +14,7 @@ import (
 	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -83,7 +84,7 @@ func TestMissingFeatureIsToldOnce(t *testing.T) {
 
 func TestChecks(t *testing.T) {
 	denied := os.ErrPermission
-	forward := Chain{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}
+	forward := foreign.Chain{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}
 	tests := []struct {
 		name   string
 		change func(*Facts)
@@ -139,54 +140,60 @@ func TestChecks(t *testing.T) {
 		{"conntrack small", func(f *Facts) { f.Conntrack.Max = 65536 }, "conntrack", Warn, "few", "nf_conntrack_max=131072"},
 		{"conntrack unreadable", func(f *Facts) { f.Conntrack.CountErr = denied }, "conntrack", Warn, "cannot tell", "root"},
 		{"not liberal", func(f *Facts) { f.Conntrack.Liberal = false }, "tcp_be_liberal", OK, "off, as it should be", ""},
-		{"unknown dropping chain", func(f *Facts) { f.Chains = []Chain{forward} }, "other rules", Warn, "nftables chain ip filter FORWARD (forward) drops what its rules do not accept", "chain ip filter FORWARD"},
-		{"Docker", func(f *Facts) { f.Chains = []Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}} }, "other rules", Warn, "Docker: ", "iptables -I DOCKER-USER -d PODS"},
+		{"unknown dropping chain", func(f *Facts) { f.Chains = []foreign.Chain{forward} }, "other rules", Warn, "nftables chain ip filter FORWARD (forward) drops what its rules do not accept", "chain ip filter FORWARD"},
+		{"Docker", func(f *Facts) {
+			f.Chains = []foreign.Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}}
+		}, "other rules", Warn, "Docker: ", "iptables -I DOCKER-USER -d PODS"},
 		{"Docker in IPv6", func(f *Facts) {
-			f.Chains = []Chain{{Family: "ip6", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}, {Family: "ip6", Table: "filter", Name: "DOCKER-USER"}}
+			f.Chains = []foreign.Chain{{Family: "ip6", Table: "filter", Name: "FORWARD", Hook: "forward", PolicyDrop: true}, {Family: "ip6", Table: "filter", Name: "DOCKER-USER"}}
 		}, "other rules", Warn, "Docker: ", "ip6tables -I DOCKER-USER"},
-		{"chains of another table say nothing", func(f *Facts) { f.Chains = []Chain{forward, {Family: "ip6", Table: "filter", Name: "DOCKER-USER"}} }, "other rules", Warn, "nftables chain", "add rules"},
+		{"chains of another table say nothing", func(f *Facts) {
+			f.Chains = []foreign.Chain{forward, {Family: "ip6", Table: "filter", Name: "DOCKER-USER"}}
+		}, "other rules", Warn, "nftables chain", "add rules"},
 		{"ufw beside Docker", func(f *Facts) {
-			f.Chains = []Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}, {Family: "ip", Table: "filter", Name: "ufw-user-forward"}}
+			f.Chains = []foreign.Chain{forward, {Family: "ip", Table: "filter", Name: "DOCKER-USER"}, {Family: "ip", Table: "filter", Name: "ufw-user-forward"}}
 		}, "other rules", Warn, "ufw: ", "ufw route allow"},
 		{"firewalld", func(f *Facts) {
-			f.Chains = []Chain{{Family: "inet", Table: "firewalld", Name: "filter_FORWARD", Hook: "forward", EndsIn: reject, AcceptsTranslated: true}}
+			f.Chains = []foreign.Chain{{Family: "inet", Table: "firewalld", Name: "filter_FORWARD", Hook: "forward", EndsIn: "reject", AcceptsTranslated: true}}
 		}, "other rules", OK, "it accepts connections to services", ""},
 		{"firewalld's input", func(f *Facts) {
-			f.Chains = []Chain{{Family: "inet", Table: "firewalld", Name: "filter_INPUT", Hook: "input", EndsIn: reject}}
+			f.Chains = []foreign.Chain{{Family: "inet", Table: "firewalld", Name: "filter_INPUT", Hook: "input", EndsIn: "reject"}}
 		}, "other rules", Warn, "rejects what its rules before do not accept; this concerns pods on the node's own address", "firewall-cmd"},
 		{"rules unreadable", func(f *Facts) { f.ChainsErr = denied }, "other rules", Warn, "cannot tell", "root"},
-		{"legacy tables that cannot be read", func(f *Facts) { f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, ReadErr: errNoSave} }, "iptables-legacy", Warn, "IPv4 filter), not read", "install iptables"},
+		{"legacy tables that cannot be read", func(f *Facts) { f.Legacy = foreign.Legacy{Tables: []string{"IPv4 filter"}, ReadErr: foreign.ErrNoSave} }, "iptables-legacy", Warn, "IPv4 filter), not read", "install iptables"},
 		{"legacy tables that accept", func(f *Facts) {
-			f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, Chains: []Chain{{Name: "FORWARD", Hook: "forward"}}}
+			f.Legacy = foreign.Legacy{Tables: []string{"IPv4 filter"}, Chains: []foreign.Chain{{Name: "FORWARD", Hook: "forward"}}}
 		}, "iptables-legacy", OK, "in use (IPv4 filter)", ""},
-		{"legacy tables that drop", func(f *Facts) { f.Legacy = Legacy{Tables: []string{"IPv4 filter"}, Chains: []Chain{forward}} }, "iptables-legacy", Warn, "iptables-legacy chain ip filter FORWARD (forward) drops", "pod network"},
-		{"kube-proxy in iptables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Warn, "chain KUBE-SERVICES", "sluice takeover --from kube-proxy"},
-		{"kube-proxy in legacy tables", func(f *Facts) { f.Legacy.Chains = []Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Warn, "chain KUBE-SERVICES", "sluice takeover --from kube-proxy"},
-		{"kube-proxy in nftables mode", func(f *Facts) { f.Chains = []Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}} }, "other proxies", Warn, "table kube-proxy", "sluice takeover --from kube-proxy"},
+		{"legacy tables that drop", func(f *Facts) {
+			f.Legacy = foreign.Legacy{Tables: []string{"IPv4 filter"}, Chains: []foreign.Chain{{Family: "ip", Table: "filter", Name: "FORWARD", Legacy: true, Hook: "forward", PolicyDrop: true}}}
+		}, "iptables-legacy", Warn, "iptables-legacy chain ip filter FORWARD (forward) drops", "pod network"},
+		{"kube-proxy in iptables mode", func(f *Facts) { f.Chains = []foreign.Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Warn, "chain KUBE-SERVICES", "sluice takeover --from kube-proxy"},
+		{"kube-proxy in legacy tables", func(f *Facts) { f.Legacy.Chains = []foreign.Chain{{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"}} }, "other proxies", Warn, "chain KUBE-SERVICES", "sluice takeover --from kube-proxy"},
+		{"kube-proxy in nftables mode", func(f *Facts) { f.Chains = []foreign.Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}} }, "other proxies", Warn, "table kube-proxy", "sluice takeover --from kube-proxy"},
 		{"IPVS", func(f *Facts) { f.IPVS = 3 }, "other proxies", Warn, "3 IPVS services", "sluice takeover --from kube-proxy"},
 		{"kube-proxy without rules", func(f *Facts) { f.Processes = []string{"kube-proxy"} }, "other proxies", Warn, "kube-proxy runs", "sluice takeover --from kube-proxy"},
 		{"two backends of iptables", func(f *Facts) {
 			f.Legacy.Tables = []string{"IPv4 nat"}
-			f.Chains = []Chain{{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input"}}
+			f.Chains = []foreign.Chain{{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input"}}
 		}, "iptables backends", Warn, "iptables-legacy (IPv4 nat) and iptables-nft (ip filter)", "update-alternatives"},
 		{"Calico", func(f *Facts) {
 			f.PolicyAsked, f.Devices = true, []string{"eth0", "cali0123"}
-			f.Chains = []Chain{{Family: "ip", Table: "filter", Name: "cali-FORWARD"}}
+			f.Chains = []foreign.Chain{{Family: "ip", Table: "filter", Name: "cali-FORWARD"}}
 		}, "pod network", Warn, "Calico (interface cali0123, chain ip filter cali-FORWARD): it carries out policy as well", "--policy=false"},
 		{"Calico's nftables", func(f *Facts) {
-			f.PolicyAsked, f.Chains = true, []Chain{{Family: "ip", Table: "calico", Name: "filter-FORWARD", Hook: "forward"}}
+			f.PolicyAsked, f.Chains = true, []foreign.Chain{{Family: "ip", Table: "calico", Name: "filter-FORWARD", Hook: "forward"}}
 		}, "pod network", Warn, "Calico (chain ip calico filter-FORWARD)", "--policy=false"},
 		{"Calico, policy left to it", func(f *Facts) { f.Processes = []string{"calico-node"} }, "pod network", OK, "Calico (process calico-node): it carries out policy", ""},
 		{"Calico with eBPF", func(f *Facts) { f.Devices = []string{"bpfin.cali"} }, "pod network", Warn, "before nftables", "bpfEnabled: false"},
 		{"Cilium", func(f *Facts) { f.PolicyAsked, f.Devices = true, []string{"cilium_host"} }, "pod network", Warn, "Cilium (interface cilium_host)", "kubeProxyReplacement=false"},
 		{"Cilium, policy left to it", func(f *Facts) { f.Processes = []string{"cilium-agent"} }, "pod network", Warn, "Cilium (process cilium-agent)", "kubeProxyReplacement=false"},
 		{"kube-router", func(f *Facts) {
-			f.PolicyAsked, f.Legacy.Chains = true, []Chain{{Family: "ip", Table: "filter", Name: "KUBE-ROUTER-INPUT"}}
+			f.PolicyAsked, f.Legacy.Chains = true, []foreign.Chain{{Family: "ip", Table: "filter", Name: "KUBE-ROUTER-INPUT"}}
 		}, "pod network", Warn, "kube-router (chain ip filter KUBE-ROUTER-INPUT)", "--run-firewall=false"},
 		{"kube-router, policy left to it", func(f *Facts) { f.Devices = []string{"kube-bridge"} }, "pod network", Warn, "kube-router", "--run-service-proxy=false"},
 		{"taken ports", func(f *Facts) { f.Taken = []string{"127.0.0.1:10249"} }, "ports", Warn, "listens on 127.0.0.1:10249", "--metrics-address"},
 		{"kube-proxy has them", func(f *Facts) {
-			f.Taken, f.Chains = []string{"127.0.0.1:10249", "127.0.0.1:10256"}, []Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}}
+			f.Taken, f.Chains = []string{"127.0.0.1:10249", "127.0.0.1:10256"}, []foreign.Chain{{Family: "ip", Table: "kube-proxy", Name: "services"}}
 		}, "ports", OK, "kube-proxy has 127.0.0.1:10249 and 127.0.0.1:10256: the agent serves", ""},
 		{"an old kube-proxy", func(f *Facts) { f.Taken, f.NoLivez = []string{"127.0.0.1:10256"}, true }, "ports", Warn, "no /livez, as kube-proxy before 1.28", "healthzAddress=:10266"},
 		{"memory limit", func(f *Facts) { f.Memory = Memory{Limit: 128 << 20, Where: "memory.max"} }, "memory", Warn, "128 MiB at the most (memory.max)", "no memory limit"},
@@ -255,47 +262,4 @@ func TestPrint(t *testing.T) {
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Error(diff)
 	}
-}
-
-func TestParseSave(t *testing.T) {
-	const text = `# Generated by iptables-save v1.8.9
-*nat
-:PREROUTING ACCEPT [0:0]
-:KUBE-SERVICES - [0:0]
--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
-COMMIT
-*filter
-:INPUT DROP [1:60]
-:FORWARD ACCEPT [0:0]
-:OUTPUT DROP [0:0]
--A INPUT -m conntrack --ctstate DNAT -j ACCEPT
--A FORWARD -s 10.0.0.0/8 -j DROP
--A FORWARD -m comment --comment "the \"end\" -j ACCEPT" -j REJECT --reject-with icmp-port-unreachable
--A FORWARD -m conntrack --ctstate DNAT -j ACCEPT
--A OUTPUT -j ACCEPT
--A OUTPUT -j DROP
-COMMIT
-`
-	want := []Chain{
-		{Family: "ip", Table: "nat", Name: "PREROUTING", Hook: "prerouting"},
-		{Family: "ip", Table: "nat", Name: "KUBE-SERVICES"},
-		{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input", PolicyDrop: true, AcceptsTranslated: true},
-		{Family: "ip", Table: "filter", Name: "FORWARD", Hook: "forward", EndsIn: reject},
-		{Family: "ip", Table: "filter", Name: "OUTPUT", Hook: "output"},
-	}
-	if diff := cmp.Diff(want, parseSave("ip", text)); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func FuzzParseSave(f *testing.F) {
-	f.Add("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j REJECT\nCOMMIT\n")
-	f.Add("-A\n:\n*\n:x\n-A x -j\n")
-	f.Fuzz(func(t *testing.T, text string) {
-		for _, c := range parseSave("ip", text) {
-			if c.Name == "" {
-				t.Errorf("a chain without a name: %+v", c)
-			}
-		}
-	})
 }

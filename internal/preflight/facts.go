@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -47,11 +48,11 @@ type Facts struct {
 
 	Conntrack Conntrack
 
-	Chains    []Chain // of other programs
-	OwnTable  bool    // there is a table inet sluice
+	Chains    []foreign.Chain // of other programs
+	OwnTable  bool            // there is a table inet sluice
 	ChainsErr error
 
-	Legacy    Legacy
+	Legacy    foreign.Legacy
 	IPVS      int      // virtual services
 	Processes []string // programs known to do part of our work that run here
 	Devices   []string // interfaces
@@ -90,23 +91,4 @@ type Conntrack struct {
 	Count, Max         int
 	Liberal            bool // nf_conntrack_tcp_be_liberal
 	CountErr, ParamErr error
-}
-
-// Chain is an nftables chain.
-type Chain struct {
-	Family, Table, Name string
-
-	Hook       string // "forward", …; empty unless packets enter the ruleset here
-	PolicyDrop bool
-	EndsIn     string // "drop" or "reject" if a rule without condition does that
-	// AcceptsTranslated: a rule before that accepts connections whose
-	// destination was translated, as service traffic's is.
-	AcceptsTranslated bool
-}
-
-// Legacy is what iptables-legacy (not nftables) holds.
-type Legacy struct {
-	Tables  []string // families and tables in use, "IPv4 filter"
-	Chains  []Chain  // Table is the legacy table; Family "ip" or "ip6"
-	ReadErr error    // why Chains is not complete
 }

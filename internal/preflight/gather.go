@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
@@ -68,8 +68,8 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f.Families = families(o.ServiceCIDRs)
 	f.Forwarding, f.StrictPath, f.SysctlErr = interfaces()
 	f.Conntrack = connections()
-	f.Chains, f.OwnTable, f.ChainsErr = chains()
-	f.Legacy = readLegacy(ctx)
+	f.Chains, f.OwnTable, f.ChainsErr = foreign.Tables()
+	f.Legacy = foreign.ReadLegacy(ctx)
 	f.IPVS = virtualServices()
 	f.Processes, f.Devices = running(watched), devices()
 	if !f.Alive {
@@ -246,15 +246,4 @@ func virtualServices() int {
 		}
 	}
 	return n
-}
-
-// FindProgram finds a program on the PATH or in a directory for administrators.
-func FindProgram(name string) (string, error) {
-	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin") {
-		path := filepath.Join(dir, name)
-		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	return "", os.ErrNotExist
 }

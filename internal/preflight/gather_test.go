@@ -283,19 +283,6 @@ func TestDocker(t *testing.T) {
 	}
 }
 
-func TestObstacles(t *testing.T) {
-	ns := node(t)
-	run(t, ns, dockerRules, "iptables-nft-restore")
-	var found []preflight.Obstacle
-	err := ns.Do(func() (err error) { found, err = preflight.Obstacles(t.Context()); return err })
-	if err != nil || len(found) != 1 {
-		t.Fatalf("obstacles: %v, %v", found, err)
-	}
-	if o := found[0]; o.Hook != "forward" || !strings.Contains(o.Seen, "Docker: ") || !strings.Contains(o.Do, "DOCKER-USER") {
-		t.Errorf("obstacle: %+v", o)
-	}
-}
-
 func TestBridgedPods(t *testing.T) {
 	ns := node(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}

@@ -1,7 +1,6 @@
 package preflight
 
 import (
-	"context"
 	"errors"
 	"os"
 
@@ -58,33 +57,4 @@ func bridges() (names []string, calls bool, err error) {
 		return names, false, nil
 	}
 	return names, value == "1", err
-}
-
-// Obstacle is a chain of another program in which a packet that Sluice accepts can end.
-type Obstacle struct {
-	Hook string `json:"hook"`         // "forward", "input", …
-	Seen string `json:"seen"`         // names the chain and, where it is known, whose it is
-	Do   string `json:"do,omitempty"` // how to let pods through
-}
-
-// Obstacles reads the rules of other programs in the calling thread's network namespace, and
-// returns the chains that drop or reject by default. An accept of ours cannot undo that.
-func Obstacles(ctx context.Context) ([]Obstacle, error) {
-	all, _, err := chains()
-	if err != nil {
-		return nil, err
-	}
-	found := obstacles("nftables", all)
-	old := readLegacy(ctx)
-	return append(found, obstacles("iptables-legacy", old.Chains)...), old.ReadErr
-}
-
-func obstacles(kind string, chains []Chain) []Obstacle {
-	var found []Obstacle
-	for _, c := range chains {
-		if results := dropsByDefault("", kind, []Chain{c}, chains); len(results) > 0 {
-			found = append(found, Obstacle{Hook: c.Hook, Seen: results[0].Seen, Do: results[0].Do})
-		}
-	}
-	return found
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/google/nftables"
 
 	wire "sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -168,7 +168,7 @@ func parseRecent(line string) (client netip.Addr, seen uint64, ok bool) {
 // end of iptables.
 func endpointChains(ctx context.Context) (map[string]state.Remembered, error) {
 	chains := map[string]state.Remembered{}
-	families, err := preflight.LegacyFamilies()
+	families, err := foreign.LegacyFamilies()
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}

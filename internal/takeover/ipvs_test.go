@@ -73,7 +73,7 @@ func TestIPVS(t *testing.T) {
 var (
 	vip     = netip.MustParseAddr("10.96.0.10")
 	backend = netip.MustParseAddr("10.244.1.2")
-	foreign = netip.MustParseAddr("192.0.2.99") // a virtual server of somebody else's
+	others  = netip.MustParseAddr("192.0.2.99") // a virtual server of somebody else's
 )
 
 // iptablesOfIPVS is what matters of the rules that kube-proxy makes with iptables beside: what the
@@ -180,7 +180,7 @@ func (w *ipvsNode) asProxy() error {
 		return err
 	}
 	defer conn.Close()
-	for _, addr := range []netip.Addr{vip, foreign} {
+	for _, addr := range []netip.Addr{vip, others} {
 		s := &ipvs.Service{AddressFamily: unix.AF_INET, Protocol: unix.IPPROTO_TCP, Address: addr.AsSlice(), Port: 80, SchedName: "rr", Netmask: 0xffffffff}
 		if err := conn.NewService(s); err != nil {
 			return fmt.Errorf("add virtual server: %w", err)
@@ -268,7 +268,7 @@ func (w *ipvsNode) left(t *testing.T) {
 		}
 		defer conn.Close()
 		services, err := conn.GetServices()
-		if err == nil && (len(services) != 1 || !services[0].Address.Equal(foreign.AsSlice())) {
+		if err == nil && (len(services) != 1 || !services[0].Address.Equal(others.AsSlice())) {
 			t.Errorf("left: %v, want somebody else's virtual server alone", services)
 		}
 		return err

@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/preflight"
 )
 
 // legacyTable is one table of iptables-legacy, as iptables-save prints it.
@@ -31,7 +31,7 @@ type legacyTable struct {
 // rules can be had and changed in their old binary form only, so that the programs that know the
 // form have to be there.
 func findLegacy(ctx context.Context) ([]part, error) {
-	families, err := preflight.LegacyFamilies()
+	families, err := foreign.LegacyFamilies()
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
@@ -53,7 +53,7 @@ func findLegacy(ctx context.Context) ([]part, error) {
 }
 
 // readLegacy reads a family; remove is nil if it has nothing of kube-proxy.
-func readLegacy(ctx context.Context, f preflight.LegacyFamily) (p part, err error) {
+func readLegacy(ctx context.Context, f foreign.LegacyFamily) (p part, err error) {
 	save, err := legacyProgram(ctx, f.Program, "save")
 	if err != nil {
 		return p, err
@@ -85,10 +85,10 @@ func readLegacy(ctx context.Context, f preflight.LegacyFamily) (p part, err erro
 // legacyProgram finds iptables-legacy-save and such; on systems without alternatives they go by the
 // plain name.
 func legacyProgram(ctx context.Context, program, verb string) (string, error) {
-	if path, err := preflight.FindProgram(program + "-legacy-" + verb); err == nil {
+	if path, err := foreign.FindProgram(program + "-legacy-" + verb); err == nil {
 		return path, nil
 	}
-	path, err := preflight.FindProgram(program + "-" + verb)
+	path, err := foreign.FindProgram(program + "-" + verb)
 	if err == nil {
 		var version []byte
 		if version, err = run(ctx, nil, path, "--version"); err == nil && !bytes.Contains(version, []byte("nf_tables")) {
@@ -146,7 +146,7 @@ func parseTable(family, name, text string) legacyTable {
 			lines = append(lines, line)
 		}
 	}
-	if accepts(jumps) && preflight.SavedEnds(text, "FORWARD") {
+	if accepts(jumps) && foreign.SavedEnds(text, "FORWARD") {
 		t.lost = append(t.lost, dropsForwarded("iptables-legacy", family))
 	}
 	t.claimed = placed(t.claimed, len(at) > 0, at)

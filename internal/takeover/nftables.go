@@ -18,8 +18,8 @@ import (
 	"github.com/mdlayher/netlink"
 
 	wire "sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -39,11 +39,11 @@ type nft struct {
 func (n *nft) String() string {
 	var what []string
 	for _, t := range n.tables {
-		what = append(what, "table "+preflight.FamilyNames[t.Family]+" "+t.Name)
+		what = append(what, "table "+foreign.FamilyNames[t.Family]+" "+t.Name)
 	}
 	counts := map[string]int{}
 	for _, c := range slices.Concat(n.chains, n.emptied) {
-		counts["table "+preflight.FamilyNames[c.Table.Family]+" "+c.Table.Name]++
+		counts["table "+foreign.FamilyNames[c.Table.Family]+" "+c.Table.Name]++
 	}
 	for _, table := range slices.Sorted(maps.Keys(counts)) {
 		what = append(what, model.Count(counts[table], "chain")+" of iptables-nft in "+table)
@@ -75,7 +75,7 @@ func findNftables(context.Context) ([]part, error) {
 	n := &nft{}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
 		if err := n.readFamily(conn, family); err != nil {
-			return nil, fmt.Errorf("read nftables of family %s: %w", preflight.FamilyNames[family], err)
+			return nil, fmt.Errorf("read nftables of family %s: %w", foreign.FamilyNames[family], err)
 		}
 	}
 	if len(n.tables)+len(n.jumps)+len(n.chains)+len(n.emptied) == 0 {
@@ -198,8 +198,15 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 			}
 		}
 		drops := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
-		if c.Name == "FORWARD" && accepts(jumps) && preflight.Ends(drops, found) {
-			n.losses = append(n.losses, dropsForwarded("iptables-nft", preflight.FamilyNames[c.Table.Family]))
+		if c.Name != "FORWARD" || !accepts(jumps) {
+			continue
+		}
+		ends, err := foreign.Ends(drops, found)
+		if err != nil {
+			return fmt.Errorf("read chain %s %s: %w", table, c.Name, err)
+		}
+		if ends {
+			n.losses = append(n.losses, dropsForwarded("iptables-nft", foreign.FamilyNames[c.Table.Family]))
 		}
 	}
 	n.claims = append(n.claims, placed(claims, len(at) > 0, at)...)

@@ -27,6 +27,9 @@ type Node struct {
 	// Uplinks are the interfaces that may lead to where Route names none. Which of them does is not
 	// known.
 	Uplinks []int
+	// Others says what the rules of other programs on the node do with a connection, in the order in
+	// which it meets them; nil: they are not known.
+	Others func(Crossing) []Step
 	// Hidden are what the node reads from files of its own, and nobody here knows.
 	Hidden Hidden
 }
@@ -42,6 +45,13 @@ type Way struct {
 	Device  int          // the index of the interface; 0: not known
 	Own     bool         // the address is the node's own
 	Sources []netip.Addr // of the node's, that a packet may have as its source there if it has no other; none: not known
+}
+
+// Crossing is a new connection's way through a node.
+type Crossing struct {
+	Asked, Flow      Flow // before and after services are translated
+	In, Out          int  // indexes of interfaces; 0: not known
+	FromNode, ToNode bool // the node itself is an end of it
 }
 
 // policy is the node's policy, or an empty one.

@@ -30,6 +30,7 @@ const (
 	HostForwardOut Stage = "host, forward out"
 	HostInput      Stage = "host, in"
 	HostOutput     Stage = "host, out"
+	Others         Stage = "other rules" // of other programs
 )
 
 // Step is what became of a flow at one stage.

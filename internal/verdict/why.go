@@ -223,6 +223,7 @@ type visit struct {
 	n    *Node
 	p    *state.Policy
 	own  bool // the node itself is its source
+	in   Flow // as it comes in
 	trail
 }
 
@@ -231,6 +232,7 @@ func (v *visit) local(a netip.Addr) bool { return v.hops == 1 && v.p.Workloads[a
 
 // enter follows a flow that comes in by an interface; 0: by that of its pod, or from the node.
 func (v *visit) enter(f Flow, in int) []Path {
+	v.in = f
 	var steps []Step
 	switch {
 	case v.own:
@@ -291,7 +293,9 @@ func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend
 	if untracked {
 		steps = slices.DeleteFunc(steps, func(s Step) bool { return strings.HasPrefix(string(s.Stage), "host") })
 	}
-	t = t.take(v.name, f, steps).lack(v.c.allMissing(steps, f))
+	t = t.lack(v.c.allMissing(steps, f))
+	steps = append(steps, v.others(f, in, out, toNode)...)
+	t = t.take(v.name, f, steps)
 	if denial, denied := Denial(steps); denied && denial.Drop != state.DropPolicy && denial.Drop != state.DropHost {
 		return v.c.end(f, t)
 	}
@@ -310,6 +314,20 @@ func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend
 		return v.c.end(f, t.note("of no pod or node of the cluster: what is beyond node "+v.name+" is not judged"))
 	}
 	return v.onward(next, f, front, nat, t)
+}
+
+// others are what the rules of other programs do with the flow.
+func (v *visit) others(f Flow, in, out int, toNode bool) []Step {
+	if v.n.Others == nil {
+		return nil
+	}
+	if in == 0 {
+		in = v.n.way(f.Source).Device
+	}
+	if out == 0 {
+		out = v.n.way(f.Destination).Device
+	}
+	return v.n.Others(Crossing{Asked: v.in, Flow: f, In: in, Out: out, FromNode: v.own, ToNode: toNode})
 }
 
 // outgoingNote says as whom those beyond the node see the client.

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/preflight"
 )
 
 // Variant is one of the two programs called iptables: their rules are in the kernel side by side.
@@ -193,8 +193,8 @@ func (p programs) save(ctx context.Context, v Variant, v6 bool) (chains map[chai
 func (p programs) hasTables(v Variant, v6 bool) (there bool, err error) {
 	err = p.ns.Do(func() error {
 		if v == Legacy {
-			used, err := preflight.LegacyFamilies()
-			there = slices.ContainsFunc(used, func(f preflight.LegacyFamily) bool { return f.Family == "ip6" == v6 })
+			used, err := foreign.LegacyFamilies()
+			there = slices.ContainsFunc(used, func(f foreign.LegacyFamily) bool { return f.Family == "ip6" == v6 })
 			return err
 		}
 		c, err := nftables.New()

@@ -19,13 +19,16 @@ type Opaque struct {
 // expressions are those that are read of other programs' rules.
 var expressions = map[string]func() expr.Any{
 	"bitwise":   func() expr.Any { return &expr.Bitwise{} },
+	"byteorder": func() expr.Any { return &expr.Byteorder{} },
 	"cmp":       func() expr.Any { return &expr.Cmp{} },
 	"counter":   func() expr.Any { return &expr.Counter{} },
 	"immediate": func() expr.Any { return &expr.Verdict{} },
 	"log":       func() expr.Any { return &expr.Log{} },
+	"lookup":    func() expr.Any { return &expr.Lookup{} },
 	"match":     func() expr.Any { return &expr.Match{} },
 	"meta":      func() expr.Any { return &expr.Meta{} },
 	"payload":   func() expr.Any { return &expr.Payload{} },
+	"range":     func() expr.Any { return &expr.Range{} },
 	"reject":    func() expr.Any { return &expr.Reject{} },
 	"target":    func() expr.Any { return &expr.Target{} },
 }
