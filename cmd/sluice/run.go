@@ -24,8 +24,8 @@ import (
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/fabric"
-	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/foreign"
+	"sluice.dev/sluice/internal/kubeproxy"
 	"sluice.dev/sluice/internal/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/netns"
@@ -220,7 +220,8 @@ func run(cmd *cobra.Command, o runOptions) error {
 	objects := store.New()
 	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
-	c.Claim, c.OtherRules, c.Contests, c.Log = claim, foreign.Read, &contest.Board{}, log
+	c.OtherRules = func(ctx context.Context) (foreign.Rules, error) { return foreign.Read(ctx, here) }
+	c.Claim, c.Contests, c.Log = claim, &contest.Board{}, log
 	var a *agent.Agent
 	if o.setSysctls {
 		c.Prepare = func() {

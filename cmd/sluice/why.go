@@ -29,8 +29,10 @@ func newWhyCommand() *cobra.Command {
 		Short: "Say whether a connection passes, and what decides",
 		Long: `Say whether a connection passes, and what decides. If nothing allows it, say which rule is missing,
 and which rules come closest. The answer follows the connection over all nodes that it passes:
-through service translation to each backend, the policies of both ends, and the nodes' own
-firewalls. Every node gives the same answer.
+through service translation to each backend, and the policies of both ends and of the nodes' host
+endpoints, and on this node through the rules of other programs (nftables, iptables), as do the
+first packet and the answer to it. Every node gives the same answer, but for those rules: what they
+do on other nodes is known there.
 
 FROM and TO are each a pod (NAMESPACE/NAME, or NAME in the namespace default), a service
 (svc/NAMESPACE/NAME), a node (node/NAME) or an address (IPv6 in brackets). A name without a prefix

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -142,5 +143,54 @@ func TestWhyInALargeCluster(t *testing.T) {
 		must(os.WriteFile("testdata/why.txt", []byte(said.String()), 0o600))
 	} else if diff := cmp.Diff(string(golden), said.String()); diff != "" {
 		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
+
+// What another program's rule drops, why says, and names the rule.
+func TestWhyFollowsOtherRules(t *testing.T) {
+	t.Parallel()
+	node := world.NewHost(t, "node-a")
+	client, server := world.NewPod(node, "client", "10.1.0.1"), world.NewPod(node, "server", "10.1.0.2")
+	server.Serve("server", ":8080")
+	node.Forward()
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"pods.yaml": `
+{apiVersion: v1, kind: Pod, metadata: {name: client, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: server, namespace: default, labels: {app: server}}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.2}], conditions: [{type: Ready, status: "True"}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: server, namespace: default}, spec: {selector: {app: server}, clusterIP: 10.96.0.1, ports: [{port: 80, targetPort: 8080}]}}
+`}), socket, node.Do, "--service-cidr", "10.96.0.0/16")
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	node.Exec("nft", "table ip fw { chain quarantine { ip daddr 10.1.0.2 tcp dport 8080 counter drop comment \"ticket 4711\"; }\n chain c { type filter hook forward priority -5; ct state established accept; jump quarantine; }\n}")
+	for _, c := range []struct {
+		rules string
+		code  int
+		says  []string
+	}{
+		{"list ruleset", int(statusDenied), []string{"denied: ", "other rules  denied", `rule 1 ("ticket 4711") of chain quarantine, to which nftables chain ip fw c (forward) jumps, drops it; see that rule: nft -a list chain ip fw quarantine`}},
+		{"flush chain ip fw quarantine; add rule ip fw quarantine ip daddr 10.1.0.2 limit rate 1/hour burst 1 packets drop", 0, []string{"allowed: ", "another program's rules may still drop it: rule 1 of chain quarantine"}},
+		{"flush chain ip fw quarantine; add rule ip fw c ip daddr 10.96.0.1 drop; add chain ip fw p { type filter hook prerouting priority -300; }; add rule ip fw p ip daddr 10.96.0.1 tcp dport 80 drop", int(statusDenied), []string{"rule 1 of nftables chain ip fw p (prerouting) drops it"}},
+		{"flush chain ip fw p", 0, []string{"allowed: "}},
+	} {
+		node.Exec("nft", c.rules)
+		code, out, stderr := sluice(t, "why", "--socket", socket, "client", "svc/server")
+		for _, w := range c.says {
+			if code != c.code || !strings.Contains(out, w) {
+				t.Errorf("after %q why exits with %d and lacks %q:\n%s%s", c.rules, code, w, out, stderr)
+			}
+		}
+		limit := world.Patience
+		if c.code != 0 {
+			limit = 200 * time.Millisecond
+		}
+		if _, err := client.Ask("tcp", "", "10.96.0.1:80", limit); (err == nil) != (c.code == 0) {
+			t.Errorf("after %q the packet: %v", c.rules, err)
+		}
+		if code, out, _ := sluice(t, "why", "--socket", socket, "client", "svc/server", "--suggest"); c.code != 0 && (code != c.code || !strings.Contains(out, "# no policy: no policy can allow it: rule 1")) {
+			t.Errorf("why --suggest exits with %d:\n%s", code, out)
+		}
 	}
 }

@@ -102,7 +102,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	}
 	e.OnTheWay = a.onTheWay(e.Connections)
 	if names := a.notAsked(e.Connections); len(names) > 0 {
-		e.Warnings = append(e.Warnings, fmt.Sprintf("rules of other programs on node %s are not known here: ask there, too", model.FirstFew(names, 3)))
+		e.Warnings = append(e.Warnings, fmt.Sprintf("other programs' rules on %s are not known here: ask there, too", nodesNamed(names)))
 	}
 	return e, nil
 }
@@ -227,11 +227,19 @@ func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
 
 // areNodes is "node a is", or "nodes a and b are".
 func areNodes(nodes []string) string {
+	if len(nodes) == 1 {
+		return nodesNamed(nodes) + " is"
+	}
+	return nodesNamed(nodes) + " are"
+}
+
+// nodesNamed is "node a", or "nodes a and b".
+func nodesNamed(nodes []string) string {
 	const most = 3
 	if len(nodes) == 1 {
-		return "node " + nodes[0] + " is"
+		return "node " + nodes[0]
 	}
-	return "nodes " + model.FirstFew(nodes, most) + " are"
+	return "nodes " + model.FirstFew(nodes, most)
 }
 
 // finished reports whether a pod that is not known has finished, as far as the source tells.

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+
+	"sluice.dev/sluice/internal/netns"
 )
 
 // Chain is a chain of another program.
@@ -103,14 +105,19 @@ type Rules struct {
 	Chains []Chain // nftables
 	Own    bool    // there is a table of an agent of ours
 	Legacy Legacy
+
+	ns *netns.NS
 }
 
-// Read reads the rules of other programs in the calling thread's network namespace. The rules of
-// chains that others jump to are read when a packet comes to them, in the network namespace of the
-// thread that asks then.
-func Read(ctx context.Context) (r Rules, err error) {
-	r.Chains, r.Own, err = Tables()
-	r.Legacy = ReadLegacy(ctx)
+// Read reads the rules of other programs in a network namespace; those of chains that others jump
+// to when a packet comes to them.
+func Read(ctx context.Context, ns *netns.NS) (r Rules, err error) {
+	r.ns = ns
+	err = ns.Do(func() (err error) {
+		r.Legacy = ReadLegacy(ctx)
+		r.Chains, r.Own, err = Tables()
+		return err
+	})
 	return r, err
 }
 
@@ -177,6 +184,14 @@ func Defaults(chains []Chain) (found []Default) {
 // and the first answer are followed: does is where one of them does for sure, and may are others
 // before, where it depends on what is not known.
 func (r *Rules) Meets(way Way) (may []Obstacle, does *Obstacle, err error) {
+	if r.ns == nil {
+		return r.meets(way)
+	}
+	err = r.ns.Do(func() (err error) { may, does, err = r.meets(way); return err })
+	return may, does, err
+}
+
+func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 	request, reply := way.packets()
 	all := r.all()
 	for _, leg := range []struct {

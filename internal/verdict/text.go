@@ -120,7 +120,10 @@ func (n Near) String() string {
 
 // line is the step in cells for people, without its reason if that is said elsewhere.
 func (s Step) line(reason bool) string {
-	cells := []string{string(s.Stage), s.Outcome.String(), model.Printable(s.Subject())}
+	cells := []string{string(s.Stage), s.Outcome.String()}
+	if subject := s.Subject(); subject != "" || reason {
+		cells = append(cells, model.Printable(subject))
+	}
 	if reason {
 		cells = append(cells, model.Printable(s.Reason()))
 	}
