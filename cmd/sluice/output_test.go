@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/foreign"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/verdict"
 )

@@ -250,8 +250,8 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	c.Route = func(addr netip.Addr) verdict.Way {
-		r, _ := reader.Route(addr)
-		way := verdict.Way{Device: r.Link, Own: r.Local}
+		r, err := reader.Route(addr)
+		way := verdict.Way{Device: r.Link, Own: r.Local, Lost: reader.Lost(r, err)}
 		if r.Source.IsValid() {
 			way.Sources = []netip.Addr{r.Source}
 		}

@@ -194,3 +194,48 @@ func TestWhyFollowsOtherRules(t *testing.T) {
 		}
 	}
 }
+
+// Where routes or interfaces lose packets, why says so.
+func TestWhyNamesLostWays(t *testing.T) {
+	t.Parallel()
+	node := world.NewHost(t, "node-a")
+	for i, name := range []string{"one", "two"} {
+		world.NewPod(node, name, fmt.Sprintf("10.1.0.%d", i+1))
+	}
+	router := world.NewHost(t, "router")
+	node.Join("eth0", router, "eth0")
+	node.Address("eth0", "192.0.2.1/24")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"pods.yaml": `
+{apiVersion: v1, kind: Pod, metadata: {name: one, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: two, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}}
+`}), socket, node.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	for _, c := range []struct{ fault, to, says, mend string }{
+		{"", "two:80", "", ""},
+		{"", "198.51.100.1:80", "node node-a does not reach 198.51.100.1: there is no route", ""},
+		{"route add blackhole 198.51.100.0/24", "198.51.100.1:80", "a blackhole route drops", ""},
+		{"route replace prohibit 198.51.100.0/24", "198.51.100.1:80", "a prohibit route rejects", ""},
+		{"route add 203.0.113.0/24 via 192.0.2.2", "203.0.113.1:80", "", ""},
+		{"rule add to 10.1.0.2 lookup 77\nroute add 10.1.0.2 dev eth0 table 77", "two:80", "node node-a does not reach 10.1.0.2: the route does not lead to its pod's interface", "rule del to 10.1.0.2 lookup 77"},
+	} {
+		for line := range strings.Lines(c.fault) {
+			node.IP(strings.TrimSpace(line))
+		}
+		code, out, stderr := sluice(t, "why", "--socket", socket, "one", c.to)
+		if code != 0 || (c.says == "") == strings.Contains(out, "does not reach") || !strings.Contains(out, c.says) {
+			t.Errorf("after %q why %s exits with %d, want %q:\n%s%s", c.fault, c.to, code, c.says, out, stderr)
+		}
+		if c.mend != "" {
+			node.IP(c.mend)
+		}
+	}
+	router.IP("link set eth0 down")
+	eventually(t, "why says that the interface is down", func() bool {
+		_, out, _ := sluice(t, "why", "--socket", socket, "one", "203.0.113.1:80")
+		return strings.Contains(out, "node node-a does not reach 203.0.113.1: the route leads to interface eth0, which is ")
+	})
+}

@@ -32,8 +32,8 @@ type Explanation struct {
 	Connections []verdict.Answer `json:"connections"` // one for each sender, address family, and address and port of a service
 	// Ask are the nodes that know more of what is unknown.
 	Ask []string `json:"ask,omitempty"`
-	// Obstacles are rules of other programs on this node that may drop what is allowed: it depends on
-	// what the question does not tell. Those that do are steps of the Connections.
+	// Obstacles are rules of other programs on this node that may drop what is allowed: it depends
+	// on what the question does not tell. Those that do are steps of the Connections.
 	Obstacles []foreign.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string           `json:"warnings,omitempty"`
 	// OnTheWay is what is wrong with the ways between this node and others that they pass.
@@ -165,15 +165,19 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 	return slices.Compact(names)
 }
 
-// onTheWay says what is wrong with the ways to the nodes that connections go to from here, or come
-// from.
+// onTheWay says what is wrong with the ways from here to the ends of connections that pass this
+// node, and to the nodes that have them.
 func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
+	ends := map[netip.Addr]bool{}
 	for _, con := range connections {
 		for _, p := range con.Paths {
 			nodes := map[string]bool{con.From.Node: true, p.To.Node: true}
 			for _, step := range p.Steps {
 				nodes[step.Node] = true
+			}
+			if nodes[a.Node] {
+				ends[con.From.Address], ends[p.To.Address] = true, true
 			}
 			for name := range nodes {
 				if nodes[a.Node] && name != a.Node {
@@ -185,8 +189,9 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 			}
 		}
 	}
+	faults = a.lost(ends)
 	if len(crossed) == 0 {
-		return nil
+		return faults
 	}
 	a.compiling.Lock()
 	_, issues := a.Compiler.FabricView()
@@ -202,6 +207,28 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 	}
 	slices.Sort(faults)
 	return append(a.unheard(crossed), faults...)
+}
+
+// lost says which of some addresses packets do not get to from here.
+func (a *Agent) lost(addrs map[netip.Addr]bool) (faults []string) {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	for addr := range addrs {
+		if a.Route == nil {
+			break
+		}
+		way := a.Route(addr)
+		if way.Lost == "" && a.Compiler.State().Policy != nil {
+			if pod := a.Compiler.State().Policy.Workloads[addr]; pod != nil && pod.Device != 0 && way.Device != pod.Device {
+				way.Lost = "the route does not lead to its pod's interface"
+			}
+		}
+		if way.Lost != "" {
+			faults = append(faults, fmt.Sprintf("node %s does not reach %v: %s", a.Node, addr, way.Lost))
+		}
+	}
+	slices.Sort(faults)
+	return faults
 }
 
 // unheard says which of some nodes, by family, do not answer through their tunnel.

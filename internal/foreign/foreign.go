@@ -62,8 +62,8 @@ func (c *Chain) ends() error {
 	return err
 }
 
-// dropsServices reports whether it drops or rejects connections to services by default: it does what
-// its rules do not accept, and none of those that it sees before accepts what was translated.
+// dropsServices reports whether it drops or rejects connections to services by default: it does
+// what its rules do not accept, and none of those that it sees before accepts what was translated.
 func (c *Chain) dropsServices() bool { return (c.PolicyDrop || c.EndsIn != "") && !c.AcceptsTranslated }
 
 // Ends reports whether a base chain of nftables with that policy and those rules drops or rejects

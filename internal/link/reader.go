@@ -236,6 +236,30 @@ func (r *Reader) Route(to netip.Addr) (Route, error) {
 	return Route{found[0].LinkIndex, found[0].Type == unix.RTN_LOCAL, gateway.Unmap(), source.Unmap()}, nil
 }
 
+// Lost says why packets do not get from here to an address, of which Route has said that; "": as
+// far as routes and interfaces tell, they do.
+func (r *Reader) Lost(route Route, err error) string {
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return "a blackhole route drops what goes there"
+	case errors.Is(err, unix.EACCES):
+		return "a prohibit route rejects what goes there"
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+		return "there is no route"
+	case err != nil || route.Local:
+		return ""
+	}
+	l, err := r.h.LinkByIndex(route.Link)
+	if err != nil {
+		return ""
+	}
+	switch state := l.Attrs().OperState; state {
+	case netlink.OperDown, netlink.OperLowerLayerDown, netlink.OperNotPresent:
+		return fmt.Sprintf("the route leads to interface %s, which is %s", l.Attrs().Name, state)
+	}
+	return ""
+}
+
 // DefaultRoute is one hop of a default route of the main table.
 type DefaultRoute struct {
 	Device     string

@@ -27,8 +27,8 @@ type Node struct {
 	// Uplinks are the interfaces that may lead to where Route names none. Which of them does is not
 	// known.
 	Uplinks []int
-	// Others says what the rules of other programs on the node do with a connection, in the order in
-	// which it meets them; nil: they are not known.
+	// Others says what the rules of other programs on the node do with a connection, in the order
+	// in which it meets them; nil: they are not known.
 	Others func(Crossing) []Step
 	// Hidden are what the node reads from files of its own, and nobody here knows.
 	Hidden Hidden
@@ -45,6 +45,7 @@ type Way struct {
 	Device  int          // the index of the interface; 0: not known
 	Own     bool         // the address is the node's own
 	Sources []netip.Addr // of the node's, that a packet may have as its source there if it has no other; none: not known
+	Lost    string       // why packets do not get there; "": they do, or it is not known
 }
 
 // Crossing is a new connection's way through a node.
