@@ -99,6 +99,9 @@ func TestFateOfPackets(t *testing.T) {
 		{"what is not for the router", "nft", fmt.Sprintf(filter, "chain c { type filter hook input priority 0; policy drop; }"), "", "", passes, ""},
 		{"what the router answers", "nft", fmt.Sprintf(filter, "chain c { type filter hook output priority 0; tcp sport 80 drop; }"), "10.7.0.1:80", "", ends, "the answer: "},
 
+		{"a device's chain", "nft", "table netdev f { chain c { type filter hook ingress device in0 priority 0; ip daddr 10.8.0.2 tcp dport 80 drop; }\n}", "", "", may, "(ingress) may drop it"},
+		{"a device's chain, another address", "nft", "table netdev f { chain c { type filter hook ingress device in0 priority 0; ip daddr 10.8.0.3 drop; }\n}", "", "", passes, ""},
+		{"a device's chain of inet", "nft", fmt.Sprintf(filter, "chain c { type filter hook ingress device in0 priority 0; tcp dport 80 drop; }"), "", "", may, "(ingress) may drop it"},
 		{"iptables: a port", "iptables-nft", "-A FORWARD -p tcp -m tcp --dport 80 -j DROP", "", "", ends, "see that rule: iptables-nft -t filter -S FORWARD 1"},
 		{"iptables: another port", "iptables-nft", "-A FORWARD -p tcp -m tcp --dport 81 -j DROP", "", "", passes, ""},
 		{"iptables: ports", "iptables-nft", "-A FORWARD -p tcp -m multiport --dports 22,80:90 -j REJECT", "", "", ends, "rejects it"},

@@ -22,8 +22,9 @@ type Chain struct {
 	Family, Table, Name string // Family is "inet", "ip", "ip6", …
 	Legacy              bool   // of iptables-legacy, not nftables
 
-	// Hook is "prerouting", "input", "forward", "output" or "postrouting"; empty unless packets
-	// enter the ruleset here. Of the chains at one, that of the lowest Priority is the first.
+	// Hook is "ingress", "prerouting", "input", "forward", "output", "postrouting" or "egress"; empty
+	// unless packets enter the ruleset here. Of the chains at one, that of the lowest Priority is
+	// the first.
 	Hook       string
 	Priority   int
 	PolicyDrop bool   // the policy is drop, and no rule without condition comes before
@@ -44,6 +45,9 @@ func (c *Chain) String() string {
 	}
 	return fmt.Sprintf("%s chain %s %s %s (%s)", kind, c.Family, c.Table, c.Name, c.Hook)
 }
+
+// atDevice reports whether packets enter the chain by some interface alone, which is not known.
+func (c *Chain) atDevice() bool { return c.Hook == "ingress" || c.Hook == "egress" }
 
 // ends finds out how the chain itself, without those that it jumps to, ends for packets that none
 // of its rules knows.
@@ -193,6 +197,7 @@ func (r *Rules) Meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 
 func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 	request, reply := way.packets()
+	may = way.devices()
 	all := r.all()
 	for _, leg := range []struct {
 		which string
@@ -201,11 +206,11 @@ func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 	}{{"", way.hooks(), request}, {"the answer: ", way.replyHooks(), reply}} {
 		for _, hook := range leg.hooks {
 			for _, c := range all {
-				if c.Hook != hook || c.Family != "inet" && (c.Family == "ip") != way.Destination.Is4() {
+				if c.Hook != hook || c.Family == "ip" && !way.Destination.Is4() || c.Family == "ip6" && way.Destination.Is4() {
 					continue
 				}
 				leg.p.hook, leg.p.priority = c.Hook, c.Priority
-				w := walk{base: c, p: leg.p, jumps: true}
+				w := walk{base: c, p: leg.p, jumps: true, unsure: c.atDevice()}
 				if err := w.run(); err != nil {
 					return may, nil, fmt.Errorf("%v: %w", c, err)
 				}

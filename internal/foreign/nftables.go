@@ -47,8 +47,8 @@ func Tables() (found []Chain, own bool, err error) {
 			continue
 		}
 		seen := Chain{Family: cmp.Or(FamilyNames[c.Table.Family], "unknown"), Table: c.Table.Name, Name: c.Name, rules: t.rules}
-		if c.Hooknum != nil && slices.Contains([]string{"inet", "ip", "ip6"}, seen.Family) {
-			seen.Hook = hookNames[*c.Hooknum]
+		if c.Hooknum != nil {
+			seen.Hook = hookNames[seen.Family][*c.Hooknum]
 		}
 		if seen.Hook != "" {
 			if seen.policy = accept; c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
@@ -82,10 +82,17 @@ var FamilyNames = map[nftables.TableFamily]string{
 	nftables.TableFamilyNetdev: "netdev", nftables.TableFamilyBridge: "bridge", nftables.TableFamilyARP: "arp",
 }
 
-// hookNames are the hooks that service traffic passes, in tables of IPv4, IPv6 and both.
-var hookNames = map[nftables.ChainHook]string{
+// hookNames are the hooks that service traffic passes, by the family of tables.
+var hookNames = map[string]map[nftables.ChainHook]string{
+	"inet": ipHooks, "ip": ipHooks, "ip6": ipHooks,
+	"netdev": {unix.NF_NETDEV_INGRESS: "ingress", unix.NF_NETDEV_EGRESS: "egress"},
+}
+
+const nfInetIngress = 5 // NF_INET_INGRESS of linux/netfilter.h
+
+var ipHooks = map[nftables.ChainHook]string{
 	unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
-	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting",
+	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting", nfInetIngress: "ingress",
 }
 
 // table is what has been read of one.

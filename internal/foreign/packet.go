@@ -28,11 +28,11 @@ func (w Way) hooks() []string {
 	case w.FromNode && w.ToNode:
 		return nil // by lo, which such rules accept
 	case w.FromNode:
-		return []string{"output", "postrouting"}
+		return []string{"output", "postrouting", "egress"}
 	case w.ToNode:
-		return []string{"prerouting", "input"}
+		return []string{"ingress", "prerouting", "input"}
 	}
-	return []string{"prerouting", "forward", "postrouting"}
+	return []string{"ingress", "prerouting", "forward", "postrouting", "egress"}
 }
 
 // replyHooks are those at which answers have the addresses that the backend knows.
@@ -131,7 +131,7 @@ func headers(from, to netip.AddrPort, w *Way, flags byte) (network, transport bi
 // beforeServices reports whether the packet is where services have not translated it.
 func (p *packet) beforeServices() bool {
 	const dstNAT = -100 // NF_IP_PRI_NAT_DST
-	return !p.reply && (p.hook == "prerouting" || p.hook == "output") && p.priority <= dstNAT
+	return !p.reply && (p.hook == "ingress" || (p.hook == "prerouting" || p.hook == "output") && p.priority <= dstNAT)
 }
 
 // header returns bytes of one.
@@ -150,10 +150,10 @@ func (p *packet) header(network bool, offset, length int) bits {
 
 // interfaces returns those that are known where the packet is.
 func (p *packet) interfaces() (in, out nic) {
-	if p.hook != "output" && p.hook != "postrouting" { // where a packet of the node has none
+	if p.hook != "output" && p.hook != "postrouting" && p.hook != "egress" { // where a packet of the node has none
 		in = p.in
 	}
-	if p.hook != "prerouting" && p.hook != "input" {
+	if p.hook != "ingress" && p.hook != "prerouting" && p.hook != "input" {
 		out = p.out
 	}
 	return in, out
@@ -163,7 +163,7 @@ func (p *packet) interfaces() (in, out nic) {
 func (p *packet) state() uint32 {
 	const conntrack = -200 // NF_IP_PRI_CONNTRACK
 	switch {
-	case p.network == nil || p.priority <= conntrack && p.hook == "prerouting":
+	case p.network == nil || p.hook == "ingress" || p.priority <= conntrack && p.hook == "prerouting":
 		return 0
 	case p.reply:
 		return stateEstablished

@@ -110,9 +110,10 @@ const (
 
 // walk follows a packet through a base chain and what it jumps to.
 type walk struct {
-	base  *Chain
-	p     *packet
-	jumps bool // follow them; else what they lead to is taken to leave the packet alone
+	base   *Chain
+	p      *packet
+	jumps  bool // follow them; else what they lead to is taken to leave the packet alone
+	unsure bool // whether it comes to the base chain
 
 	ends  []end // in the order in which the packet comes to them
 	rules int   // that were tried
@@ -120,9 +121,9 @@ type walk struct {
 
 // run does it.
 func (w *walk) run() error {
-	fate, err := w.chain(w.base.Name, true, 0)
+	fate, err := w.chain(w.base.Name, !w.unsure, 0)
 	if err == nil && fate&returned != 0 && w.base.policy == drop {
-		w.ends = append(w.ends, end{kind: drop, chain: w.base.Name, matches: true, certain: fate&accepted == 0})
+		w.ends = append(w.ends, end{kind: drop, chain: w.base.Name, matches: true, certain: fate&accepted == 0 && !w.unsure})
 	}
 	return err
 }
