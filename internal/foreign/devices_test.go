@@ -36,7 +36,7 @@ func TestPrograms(t *testing.T) {
 		says   string
 	}{
 		{nil, ""},
-		{func() error { return netlink.LinkSetXdpFd(host.Device("eth0"), xdp.FD()) }, "of interface eth0 may drop it; see it: bpftool net show dev eth0"},
+		{func() error { return netlink.LinkSetXdpFd(host.Device("eth0"), xdp.FD()) }, " at ingress of interface eth0 may drop it; see it: bpftool net show dev eth0"},
 		{func() error { return netlink.LinkSetXdpFd(host.Device("eth0"), -1) }, ""},
 		{func() error {
 			l, err := link.AttachTCX(link.TCXOptions{Program: tc, Interface: index, Attach: ebpf.AttachTCXEgress})
@@ -50,7 +50,7 @@ func TestPrograms(t *testing.T) {
 				return err
 			}
 			return netlink.FilterAdd(&netlink.BpfFilter{Fd: tc.FD(), Name: "theirs", DirectAction: true, FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: 3}})
-		}, "a tc filter (bpf) at ingress of interface eth0 may drop it; see it: tc filter show dev eth0 ingress"},
+		}, "tc filter (bpf) at ingress of interface eth0 may drop it; see it: tc filter show dev eth0 ingress"},
 	} {
 		if c.attach != nil {
 			host.In(c.attach)
