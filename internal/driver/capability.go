@@ -68,6 +68,9 @@ func (c Capability) String() string {
 type Capabilities struct {
 	Name string // of the driver: "nftables"
 	Can  Capability
+	// AtInput: services take connections where those for the node itself end, and send them on as
+	// the node's own.
+	AtInput bool
 
 	Counter    Counter    // nil: the driver counts nothing
 	Rememberer Rememberer // nil: it cannot tell of clients that it keeps on their backends

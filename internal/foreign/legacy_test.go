@@ -3,6 +3,7 @@ package foreign
 import (
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,4 +73,27 @@ func FuzzParseSave(f *testing.F) {
 			}
 		}
 	})
+}
+
+// IPVS takes connections at the node's input.
+func TestAtInput(t *testing.T) {
+	r := Rules{Legacy: Legacy{Chains: ParseSave("ip", "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n-A INPUT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j DROP\n-A FORWARD -d 10.1.0.2/32 -j DROP\n-A OUTPUT -d 10.1.0.3/32 -p tcp -m tcp --dport 8080 -j DROP\nCOMMIT\n")}}
+	for _, c := range []struct {
+		asked, to string
+		atInput   bool
+		want      string
+	}{
+		{"10.96.0.1:80", "10.1.0.2:8080", true, "(input) drops it"},
+		{"10.96.0.1:80", "10.1.0.2:8080", false, "(forward) drops it"},
+		{"10.1.0.2:8080", "10.1.0.2:8080", true, "(forward) drops it"},
+		{"10.96.0.2:80", "10.1.0.2:8080", true, ""},
+		{"10.96.0.2:80", "10.1.0.3:8080", true, "(output) drops it"},
+		{"10.96.0.2:80", "10.1.0.3:8080", false, ""},
+	} {
+		to := netip.MustParseAddrPort(c.to)
+		_, does, err := r.Meets(Way{Source: netip.MustParseAddr("192.0.2.1"), Asked: netip.MustParseAddrPort(c.asked), Destination: to.Addr(), DestinationPort: to.Port(), Protocol: 6, AtInput: c.atInput})
+		if err != nil || (does == nil) != (c.want == "") || does != nil && !strings.Contains(does.Seen, c.want) {
+			t.Errorf("%+v: %+v, %v", c, does, err)
+		}
+	}
 }

@@ -20,6 +20,14 @@ type Way struct {
 	ICMPType, ICMPCode uint8
 	In, Out            int  // indexes of interfaces; 0: not known
 	FromNode, ToNode   bool // the node itself is an end of it
+	// AtInput: services take connections where those for the node itself end, and send them on as
+	// the node's own (IPVS).
+	AtInput bool
+}
+
+// byInput reports whether a service takes the connection so.
+func (w Way) byInput() bool {
+	return w.AtInput && w.Asked != netip.AddrPortFrom(w.Destination, w.DestinationPort)
 }
 
 // hooks are those that the connection's packets pass.
@@ -27,6 +35,10 @@ func (w Way) hooks() []string {
 	switch {
 	case w.FromNode && w.ToNode:
 		return nil // by lo, which such rules accept
+	case w.byInput() && w.FromNode:
+		return []string{"output", "input", "postrouting", "egress"}
+	case w.byInput():
+		return []string{"ingress", "prerouting", "input", "output", "postrouting", "egress"}
 	case w.FromNode:
 		return []string{"output", "postrouting", "egress"}
 	case w.ToNode:
@@ -38,7 +50,7 @@ func (w Way) hooks() []string {
 // replyHooks are those at which answers have the addresses that the backend knows.
 func (w Way) replyHooks() []string {
 	switch {
-	case w.FromNode && w.ToNode:
+	case w.FromNode && w.ToNode, w.byInput(): // which has other hooks in each mode
 		return nil
 	case w.FromNode:
 		return []string{"input"}
@@ -60,6 +72,7 @@ type packet struct {
 	hook       string
 	priority   int
 	reply      bool
+	byInput    bool   // it is translated behind the hook input
 	translated answer // its destination
 	marked     bool   // a rule may have given it a mark
 }
@@ -84,7 +97,7 @@ func (w *Way) packets() (request, reply *packet) {
 	to := netip.AddrPortFrom(w.Destination, w.DestinationPort)
 	const usual = 50000 // within the range of Linux, and that of RFC 6335
 	from := netip.AddrPortFrom(w.Source, cmp.Or(w.SourcePort, usual))
-	request = &packet{v4: is(w.Source.Is4()), protocol: w.Protocol, in: in, out: out, translated: is(to != w.Asked)}
+	request = &packet{v4: is(w.Source.Is4()), protocol: w.Protocol, in: in, out: out, translated: is(to != w.Asked), byInput: w.byInput()}
 	request.network, request.transport = headers(from, to, w, syn)
 	request.asked, request.askedPorts = headers(from, w.Asked, w, syn)
 	reply = &packet{v4: request.v4, protocol: w.Protocol, in: out, out: in, reply: true, translated: request.translated}
@@ -131,7 +144,13 @@ func headers(from, to netip.AddrPort, w *Way, flags byte) (network, transport bi
 // beforeServices reports whether the packet is where services have not translated it.
 func (p *packet) beforeServices() bool {
 	const dstNAT = -100 // NF_IP_PRI_NAT_DST
-	return !p.reply && (p.hook == "ingress" || (p.hook == "prerouting" || p.hook == "output") && p.priority <= dstNAT)
+	switch {
+	case p.reply:
+		return false
+	case p.byInput:
+		return p.hook == "ingress" || p.hook == "prerouting" || p.hook == "input"
+	}
+	return p.hook == "ingress" || (p.hook == "prerouting" || p.hook == "output") && p.priority <= dstNAT
 }
 
 // header returns bytes of one.

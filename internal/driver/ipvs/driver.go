@@ -126,7 +126,7 @@ func (d *Driver) Close() error { return d.close() }
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := d.Driver.Capabilities()
-	c.Name, c.Lister = "ipvs", d
+	c.Name, c.Lister, c.AtInput = "ipvs", d, true
 	// Connections end with their virtual server, and IPVS knows unreachable destinations, source
 	// quench and exceeded times alone of IPv4's errors. Datagrams of the node itself reach it
 	// before they are cut into fragments, and over IPv6 it refuses those larger than the MTU.
