@@ -6,8 +6,8 @@ import (
 	"sluice.dev/sluice/internal/link"
 )
 
-// devices returns the programs and filters of the interfaces that a connection's packets pass, which
-// see them before or after all chains: what they do is not known.
+// devices returns the programs and filters of the interfaces that a connection's packets pass,
+// which see them before or after all chains: what they do is not known.
 func (w Way) devices() (found []Obstacle) {
 	indexes := []int{w.In, w.Out}
 	if w.In == w.Out {

@@ -22,9 +22,9 @@ type Chain struct {
 	Family, Table, Name string // Family is "inet", "ip", "ip6", …
 	Legacy              bool   // of iptables-legacy, not nftables
 
-	// Hook is "ingress", "prerouting", "input", "forward", "output", "postrouting" or "egress"; empty
-	// unless packets enter the ruleset here. Of the chains at one, that of the lowest Priority is
-	// the first.
+	// Hook is "ingress", "prerouting", "input", "forward", "output", "postrouting" or "egress";
+	// empty unless packets enter the ruleset here. Of the chains at one, that of the lowest
+	// Priority is the first.
 	Hook       string
 	Priority   int
 	PolicyDrop bool   // the policy is drop, and no rule without condition comes before
