@@ -67,6 +67,10 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	b.Exec("nft", "add rule inet fw in udp dport 4789 drop; add rule inet fw in tcp dport 179 drop")
 	preflight("UDP 4789 (VXLAN): nothing comes back: node-b (192.0.2.2)", "have firewalls let UDP 4789 (VXLAN) pass", "BGP: nothing comes back: ", "let TCP 179 pass")
 
+	a.IP("route flush table main")
+	preflight("UDP 4789 (VXLAN): packets do not get there: node-b (192.0.2.2)", "this node has no route there", "BGP: packets do not get there: ")
+	a.IP("route add 192.0.2.0/24 dev eth0")
+
 	startAgent(t, dir, socket, a.Do, "--fabric", "pools")
 	says := func(want string, command ...string) {
 		t.Helper()
@@ -79,6 +83,10 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	says(" never\n", "fabric")
 	says(", TCP 80\n  warning: through sluice.vxlan node node-b is not heard", "why", "default/here", "default/there:80")
 	preflight("of 1 other node the agent does not hear node-b")
+	b.IP("link set eth0 down")
+	says("Node node-a: node node-b is not heard through sluice.vxlan: eth0 has no carrier", "status")
+	says(", TCP 80\n  warning: through sluice.vxlan node node-b is not heard: eth0 has no carrier; see", "why", "default/here", "default/there:80")
+	b.IP("link set eth0 up")
 	b.Exec("nft", "flush chain inet fw in")
 	says("faults       none", "status")
 	says("s ago\n", "fabric")

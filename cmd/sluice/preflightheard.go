@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
@@ -86,33 +88,52 @@ func names(of map[string]bool) string {
 
 // tried says what came of trying, for each kind of tunnel.
 func tried(found map[model.FarEnd]heard.Trial) (results []preflight.Result) {
-	by := map[string]map[heard.Trial]map[string]bool{}
-	for of, what := range found {
-		if by[of.Carrier] == nil {
-			by[of.Carrier] = map[heard.Trial]map[string]bool{}
-		}
-		if by[of.Carrier][what] == nil {
-			by[of.Carrier][what] = map[string]bool{}
-		}
-		by[of.Carrier][what][fmt.Sprintf("%s (%s)", of.Node, of.Remote)] = true
+	type kind struct {
+		carrier string
+		came    heard.Came
+		why     string
 	}
-	for _, carrier := range slices.Sorted(maps.Keys(by)) {
-		nodes := by[carrier]
-		say := func(s preflight.Status, what heard.Trial, does, do string) {
-			if n := nodes[what]; len(n) > 0 {
-				results = append(results, preflight.Result{Check: checkHeard, Status: s, Seen: fmt.Sprintf("%s: %s: %s", carrier, does, names(n)), Do: do})
-			}
+	by := map[kind]map[string]bool{}
+	for of, trial := range found {
+		k := kind{of.Carrier, trial.Came, cause(trial.Err, of.Remote)}
+		if by[k] == nil {
+			by[k] = map[string]bool{}
 		}
-		say(preflight.OK, heard.Answers, "answers come back", "")
-		say(preflight.OK, heard.Arrives, "packets get there, and no tunnel takes them yet", "")
-		say(preflight.Warn, heard.Silent, "nothing comes back", fmt.Sprintf("if these nodes are up, have firewalls let %s pass between this node and them, in both directions", carrier))
-		say(preflight.Warn, heard.Unknown, "cannot tell, as WireGuard answers nobody that it does not know", "once the agent runs, 'sluice fabric' tells")
+		by[k][fmt.Sprintf("%s (%s)", of.Node, of.Remote)] = true
+	}
+	compare := func(a, b kind) int {
+		return cmp.Or(strings.Compare(a.carrier, b.carrier), cmp.Compare(a.came, b.came), strings.Compare(a.why, b.why))
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(by), compare) {
+		status, does, do := preflight.OK, "", ""
+		switch k.came {
+		case heard.Answers:
+			does = "answers come back"
+		case heard.Arrives:
+			does = "packets get there, and no tunnel takes them yet"
+		case heard.Silent:
+			status, does = preflight.Warn, "nothing comes back"
+			if do = fmt.Sprintf("if these nodes are up, have firewalls let %s pass between this node and them, in both directions", k.carrier); k.why != "" {
+				does, do = "packets do not get there", k.why
+			}
+		case heard.Unknown:
+			status, does, do = preflight.Warn, "cannot tell, as WireGuard answers nobody that it does not know", "once the agent runs, 'sluice fabric' tells"
+		}
+		results = append(results, preflight.Result{Check: checkHeard, Status: status, Seen: fmt.Sprintf("%s: %s: %s", k.carrier, does, names(by[k])), Do: do})
 	}
 	return results
 }
 
+// cause is what an error to a packet means; "": there is none.
+func cause(err error, to netip.Addr) (text string) {
+	if err != nil {
+		text, _ = heard.Cause(err, to.Is4())
+	}
+	return text
+}
+
 // triedPeers says which BGP peers can be reached, if this node is to have any.
-func triedPeers(ctx context.Context, c *compile.Compiler) []preflight.Result {
+func triedPeers(ctx context.Context, c *compile.Compiler) (results []preflight.Result) {
 	peers := c.BGPChanges().Peers
 	if len(peers) == 0 {
 		return nil
@@ -123,19 +144,29 @@ func triedPeers(ctx context.Context, c *compile.Compiler) []preflight.Result {
 		p := peers[name]
 		to = append(to, heard.TCP{From: p.Source, To: netip.AddrPortFrom(p.Address, p.Port)})
 	}
-	answers, err := heard.TryTCP(ctx, to)
+	found, err := heard.TryTCP(ctx, to)
 	if err != nil {
 		return []preflight.Result{preflight.CannotTell(checkHeard, fmt.Errorf("BGP: %w", err))}
 	}
-	silent, ports := map[string]bool{}, map[string]bool{}
+	silent, ports := map[string]map[string]bool{}, map[string]bool{} // by why
 	for i, name := range named {
-		if !answers[i] {
-			silent[fmt.Sprintf("%s (%s)", name, to[i].To)], ports[strconv.Itoa(int(to[i].To.Port()))] = true, true
+		if found[i].Came != heard.Answers {
+			why := cause(found[i].Err, to[i].To.Addr())
+			if silent[why] == nil {
+				silent[why] = map[string]bool{}
+			}
+			silent[why][fmt.Sprintf("%s (%s)", name, to[i].To)], ports[strconv.Itoa(int(to[i].To.Port()))] = true, true
 		}
 	}
 	if len(silent) == 0 {
 		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "BGP: answers come back from " + model.Count(len(peers), "peer")}}
 	}
-	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "BGP: nothing comes back: " + names(silent),
-		Do: "if these peers are up, have firewalls let TCP " + names(ports) + " pass between this node and them, in both directions"}}
+	for _, why := range slices.Sorted(maps.Keys(silent)) {
+		r := preflight.Result{Check: checkHeard, Status: preflight.Warn, Seen: "BGP: packets do not get there: " + names(silent[why]), Do: why}
+		if why == "" {
+			r.Seen, r.Do = "BGP: nothing comes back: "+names(silent[why]), "if these peers are up, have firewalls let TCP "+names(ports)+" pass between this node and them, in both directions"
+		}
+		results = append(results, r)
+	}
+	return results
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -236,17 +237,17 @@ func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
 	if a.Heard == nil {
 		return nil
 	}
-	silent := map[[2]string][]string{} // nodes by tunnel
+	silent := map[[3]string][]string{} // nodes by tunnel, and why it does not answer
 	for of, h := range a.Heard.Heard() {
 		if of.Carrier != "" && h.Silent() && crossed[of.Node][of.To.Is4()] {
-			tunnel := [2]string{of.Device, of.Carrier}
+			tunnel := [3]string{of.Device, of.Carrier, h.Why}
 			silent[tunnel] = append(silent[tunnel], of.Node)
 		}
 	}
 	for tunnel, nodes := range silent {
 		slices.Sort(nodes)
-		faults = append(faults, fmt.Sprintf("through %s %s not heard: a firewall between the nodes is likely to drop %s, and with it this connection; see 'sluice fabric'",
-			tunnel[0], areNodes(nodes), tunnel[1]))
+		why := cmp.Or(tunnel[2], fmt.Sprintf("a firewall between the nodes is likely to drop %s, and with it this connection", tunnel[1]))
+		faults = append(faults, fmt.Sprintf("through %s %s not heard: %s; see 'sluice fabric'", tunnel[0], areNodes(nodes), why))
 	}
 	slices.Sort(faults)
 	return faults

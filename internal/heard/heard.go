@@ -7,6 +7,7 @@
 package heard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -37,16 +37,37 @@ type Prober struct {
 	sockets [2]*socket // of IPv4 and IPv6; nil: the node has none
 	tick    time.Duration
 
-	mu   sync.Mutex
-	ends map[model.FarEnd]*end
+	mu      sync.Mutex
+	ends    map[model.FarEnd]*end
+	remotes map[netip.Addr]*outcome // of asking the nodes whose tunnels do not answer, by their own addresses
+	down    map[string]string       // interfaces on the way to those, and why they carry nothing if they do not
 }
 
 // end is what is known of a far end.
 type end struct {
 	model.Heard
-	asked bool  // and there is no answer yet
-	err   error // why it could not be asked when that was last tried
-	rest  int   // ticks until it is asked
+	asked bool // and there is no answer yet
+	rest  int  // ticks until it is asked
+	outcome
+}
+
+// outcome is what came of a question. It holds until one later than the next: an answer to ARP is
+// waited for longer than a tick.
+type outcome struct {
+	err            error // what the kernel, or the network, says in place of an answer
+	answers, fresh bool
+}
+
+func (o *outcome) set(err error) { *o = outcome{err, err == nil, true} }
+
+// ask begins another question, which err, if not nil, kept from being sent.
+func (o *outcome) ask(err error) {
+	if !o.fresh {
+		*o = outcome{}
+	}
+	if o.fresh = false; err != nil {
+		o.set(err)
+	}
 }
 
 // socket is for one family.
@@ -62,7 +83,7 @@ type socket struct {
 // name. Where the kernel lets nobody ask (the sysctl net.ipv4.ping_group_range, and no
 // CAP_NET_RAW), nothing is heard, and log says so.
 func Open(node string, log *slog.Logger) *Prober {
-	p := &Prober{node: node, tick: tick, ends: map[model.FarEnd]*end{}}
+	p := &Prober{node: node, tick: tick, ends: map[model.FarEnd]*end{}, remotes: map[netip.Addr]*outcome{}}
 	for i, is4 := range []bool{true, false} {
 		s, err := open(is4)
 		switch {
@@ -131,8 +152,13 @@ func (p *Prober) listen(s *socket) {
 		defer p.mu.Unlock()
 		for a, ok := s.Next(); ok; a, ok = s.Next() {
 			of, waits := s.waiting[a.Number]
-			if e := p.ends[of]; waits && a.Err == nil && a.To == of.To.WithZone("") && e != nil {
-				e.asked, e.Heard = false, model.Heard{Last: time.Now()}
+			switch e, r := p.ends[of], p.remotes[a.To]; {
+			case waits && a.To == of.To.WithZone("") && e != nil:
+				if e.set(a.Err); e.answers {
+					e.asked, e.Heard = false, model.Heard{Last: time.Now()}
+				}
+			case r != nil:
+				r.set(a.Err)
 			}
 		}
 		return false
@@ -170,14 +196,54 @@ func (p *Prober) ask(ends []model.FarEnd) {
 	}
 	p.ends = now
 	slices.SortStableFunc(due, func(a, b model.FarEnd) int { return now[a].rest - now[b].rest }) // who has waited longest
+	remotes := map[netip.Addr]*outcome{}
 	for _, of := range due[:min(len(due), most)] {
-		now[of].rest, now[of].asked = turns-1, true
+		e := now[of]
+		e.rest, e.asked = turns-1, true
 		s := p.socket(of.To)
 		s.number++
-		if now[of].err = s.Send(s.number, of.To); now[of].err == nil {
-			s.waiting[s.number] = of
+		s.waiting[s.number] = of
+		e.ask(s.Send(s.number, of.To))
+		if own := p.socket(of.Remote); e.Missed > 0 && of.Carrier != "" && own != nil && remotes[of.Remote] == nil {
+			r := cmp.Or(p.remotes[of.Remote], &outcome{})
+			own.number++
+			r.ask(own.Send(own.number, of.Remote))
+			remotes[of.Remote] = r
 		}
 	}
+	p.down = map[string]string{}
+	for of, e := range now {
+		if e.Missed == 0 || of.Carrier == "" {
+			continue
+		}
+		if r := p.remotes[of.Remote]; r != nil && remotes[of.Remote] == nil {
+			remotes[of.Remote] = r
+		}
+		for _, device := range []string{of.Device, of.Uplink} {
+			if _, known := p.down[device]; !known && device != "" {
+				p.down[device] = p.socket(of.To).down(device)
+			}
+		}
+	}
+	p.remotes = remotes
+}
+
+// down says why an interface carries nothing; "": it does.
+func (s *socket) down(device string) string {
+	f, err := unix.NewIfreq(device)
+	if err == nil {
+		err = unix.IoctlIfreq(s.FD(), unix.SIOCGIFFLAGS, f)
+	}
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return "there is no interface " + device
+	case err != nil: // it cannot be told
+	case f.Uint16()&unix.IFF_UP == 0:
+		return device + " is down"
+	case f.Uint16()&unix.IFF_RUNNING == 0:
+		return device + " has no carrier"
+	}
+	return ""
 }
 
 func (p *Prober) socket(to netip.Addr) *socket {
@@ -194,45 +260,118 @@ func (p *Prober) Heard() map[model.FarEnd]model.Heard {
 	heard := make(map[model.FarEnd]model.Heard, len(p.ends))
 	for of, e := range p.ends {
 		if e.Missed > 0 || !e.Last.IsZero() {
-			heard[of] = e.Heard
+			h := e.Heard
+			h.Why, _ = p.why(of, e)
+			heard[of] = h
 		}
 	}
 	return heard
 }
 
-// Issues names the nodes at whose end of a tunnel nobody answers. If that is so of all nodes, it is
-// one fault of this node.
+// why says why a far end is silent, and whether that lies with this node; "": packets leave it, and
+// nothing comes back.
+func (p *Prober) why(of model.FarEnd, e *end) (text string, here bool) {
+	if !e.Silent() {
+		return "", false
+	}
+	if text = cmp.Or(p.down[of.Device], p.down[of.Uplink]); text != "" {
+		return text, true
+	}
+	err := e.err
+	if r := p.remotes[of.Remote]; r != nil && err == nil {
+		err = r.err
+	}
+	if err == nil {
+		return "", false
+	}
+	return Cause(err, of.Remote.Is4())
+}
+
+// Cause says in words what a kernel's error to a packet means, and whether it lies with this node.
+func Cause(err error, is4 bool) (text string, here bool) {
+	asks, family := "ARP", "ipv4"
+	if !is4 {
+		asks, family = "NDP", "ipv6"
+	}
+	full := "its table of neighbours is likely to be full: raise the sysctl net." + family + ".neigh.default.gc_thresh3"
+	switch {
+	case errors.Is(err, unix.EHOSTUNREACH):
+		return fmt.Sprintf("%v: its address, or the router before it, does not answer %s, or a router says so", unix.EHOSTUNREACH, asks), false
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EACCES):
+		return fmt.Sprintf("a firewall rejects what is sent there: %v", err), false
+	case errors.Is(err, unix.ENETUNREACH):
+		return "this node has no route there", true
+	case errors.Is(err, unix.EPERM):
+		return fmt.Sprintf("a rule of this node drops what is sent there: %v", err), true
+	case errors.Is(err, unix.ENOBUFS):
+		return fmt.Sprintf("this node's kernel cannot send: %v: %s", err, full), true
+	case errors.Is(err, unix.EINVAL) && is4:
+		return "this node has a blackhole route there", true
+	case errors.Is(err, unix.EINVAL): // of IPv6 it means both
+		return "this node's kernel cannot send: it has a blackhole route there, or " + full, true
+	}
+	return fmt.Sprintf("this node's kernel says: %v", err), true
+}
+
+// Issues names the nodes at whose end of a tunnel nobody answers. If that is so of all nodes, or
+// lies with this one, it is one fault of this node.
 func (p *Prober) Issues() (list []model.Issue) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	type tunnel struct{ device, carrier string }
-	all, silent := map[tunnel]int{}, map[tunnel][]model.FarEnd{}
+	type fault struct {
+		tunnel
+		why  string
+		here bool
+	}
+	all, silent := map[tunnel]int{}, map[fault][]model.FarEnd{}
 	for of, e := range p.ends {
 		if t := (tunnel{of.Device, of.Carrier}); of.Carrier != "" && p.socket(of.To) != nil {
 			if all[t]++; e.Silent() {
-				silent[t] = append(silent[t], of)
+				why, here := p.why(of, e)
+				f := fault{t, why, here}
+				silent[f] = append(silent[f], of)
 			}
 		}
 	}
-	fault := func(node, format string, args ...any) {
+	add := func(node, format string, args ...any) {
 		list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: node}}.Issue(fmt.Sprintf(format, args...)))
 	}
-	for t, ends := range silent {
-		unsent := slices.DeleteFunc(slices.Clone(ends), func(of model.FarEnd) bool { return p.ends[of].err == nil })
-		ends = slices.DeleteFunc(ends, func(of model.FarEnd) bool { return p.ends[of].err != nil })
-		if len(unsent) > 0 {
-			slices.SortFunc(unsent, func(a, b model.FarEnd) int { return strings.Compare(a.Node, b.Node) }) // the same fault each time
-			fault(p.node, "%s cannot be asked through %s whether they are heard: this node's own kernel says: %v", model.Count(len(unsent), "other node"), t.device, p.ends[unsent[0]].err)
-		}
-		if len(ends) == all[t] && len(ends) > 1 {
-			fault(p.node, "none of %d other nodes is heard through %s: have firewalls let %s pass, in both directions", len(ends), t.device, t.carrier)
+	for f, ends := range silent {
+		if everybody := len(ends) == all[f.tunnel] && len(ends) > 1; everybody || f.here {
+			add(p.node, "%s heard through %s: %s", others(ends, everybody), f.device, cmp.Or(f.why, "have firewalls let "+f.carrier+" pass, in both directions"))
 			continue
 		}
 		for _, of := range ends {
-			fault(of.Node, "it is not heard through %s: its tunnel's address %s does not answer ICMP echo; if the node is up, have firewalls let %s pass between this node and %s, in both directions",
-				t.device, of.To, t.carrier, of.Remote)
+			if f.why != "" {
+				add(of.Node, "it is not heard through %s, at %s: %s", f.device, of.Remote, f.why)
+				continue
+			}
+			alive := "and neither does " + of.Remote.String() + ": if the node is up,"
+			if r := p.remotes[of.Remote]; r != nil && r.answers {
+				alive = "though " + of.Remote.String() + " does: if its agent runs,"
+			}
+			add(of.Node, "it is not heard through %s: its tunnel's address %s does not answer ICMP echo, %s have firewalls let %s pass between this node and %s, in both directions",
+				f.device, of.To, alive, f.carrier, of.Remote)
 		}
 	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return list
+}
+
+// others is "none of 3 other nodes is", or "nodes a, b are not".
+func others(ends []model.FarEnd, everybody bool) string {
+	if everybody {
+		return fmt.Sprintf("none of %d other nodes is", len(ends))
+	}
+	names := make([]string, len(ends))
+	for i, of := range ends {
+		names[i] = of.Node
+	}
+	slices.Sort(names)
+	if names = slices.Compact(names); len(names) == 1 {
+		return "node " + names[0] + " is not"
+	}
+	const few = 3
+	return "nodes " + model.FirstFew(names, few) + " are not"
 }

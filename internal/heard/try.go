@@ -16,14 +16,20 @@ import (
 )
 
 // Trial is what Try found out of a far end.
-type Trial int
+type Trial struct {
+	Came
+	Err error // of Silent: what this node's kernel, or the network, says of the packets; see Cause
+}
+
+// Came is what comes back.
+type Came int
 
 // What Try finds out.
 const (
-	Silent  Trial = iota // nothing came back
-	Answers              // it answered through the tunnel
-	Arrives              // the other node says that it has no such tunnel, so packets get there
-	Unknown              // nothing can be told: WireGuard answers nobody that it does not know
+	Silent  Came = iota // nothing
+	Answers             // it answered through the tunnel
+	Arrives             // the other node says that it has no such tunnel, so packets get there
+	Unknown             // nothing can be told: WireGuard answers nobody that it does not know
 )
 
 // How often Try sends a packet to whoever has not answered, and for how long it waits after each.
@@ -112,8 +118,8 @@ func tryWireGuard(ctx context.Context, t *state.Tunnel, ends []model.FarEnd, fou
 	defer s.close()
 	err = s.try(ctx, t.Port, ends, found, func(model.FarEnd) []byte { return []byte{0} }, func([]byte) []byte { return nil })
 	for _, of := range ends {
-		if found[of] == Silent {
-			found[of] = Unknown
+		if found[of] == (Trial{}) {
+			found[of] = Trial{Came: Unknown}
 		}
 	}
 	return err
@@ -128,8 +134,10 @@ func echoes(ctx context.Context, is4 bool, ends []model.FarEnd, found map[model.
 	defer s.Close()
 	return repeat(ctx, s.FD(), ends, found, func(i int, of model.FarEnd) error { return s.Send(uint16(i), of.To) }, func() {
 		for a, ok := s.Next(); ok; a, ok = s.Next() {
-			if i := int(a.Number); i < len(ends) && a.Err == nil && ends[i].To == a.To {
-				found[ends[i]] = Answers
+			if i := int(a.Number); i < len(ends) && ends[i].To == a.To {
+				if found[ends[i]] = (Trial{Came: Answers}); a.Err != nil {
+					found[ends[i]] = Trial{Err: a.Err}
+				}
 			}
 		}
 	})
@@ -141,12 +149,15 @@ type TCP struct {
 	To   netip.AddrPort
 }
 
-// TryTCP reports of each of some ports whether anything comes back, a refusal too. It waits for all
-// together as long as Try.
-func TryTCP(ctx context.Context, to []TCP) (answers []bool, err error) {
-	answers = make([]bool, len(to))
-	answered := func(errno error) bool {
-		return errors.Is(errno, unix.Errno(0)) || errors.Is(errno, unix.ECONNREFUSED) || errors.Is(errno, unix.ECONNRESET)
+// TryTCP reports of each of some ports whether anything comes back, a refusal too: Answers, or
+// Silent. It waits for all together as long as Try.
+func TryTCP(ctx context.Context, to []TCP) (found []Trial, err error) {
+	found = make([]Trial, len(to))
+	came := func(err error) Trial {
+		if err == nil || errors.Is(err, unix.Errno(0)) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET) {
+			return Trial{Came: Answers}
+		}
+		return Trial{Err: err}
 	}
 	waiting, open := make([]unix.PollFd, len(to)), 0
 	for i, c := range to {
@@ -166,7 +177,7 @@ func TryTCP(ctx context.Context, to []TCP) (answers []bool, err error) {
 		if err := unix.Connect(s.fd, at); errors.Is(err, unix.EINPROGRESS) {
 			waiting[i].Fd, open = int32(s.fd), open+1
 		} else {
-			answers[i] = err == nil || answered(err)
+			found[i] = came(err)
 		}
 	}
 	for until := time.Now().Add(attempts * patience); open > 0 && ctx.Err() == nil && time.Now().Before(until); {
@@ -176,13 +187,14 @@ func TryTCP(ctx context.Context, to []TCP) (answers []bool, err error) {
 		}
 		for i := range waiting {
 			if p := &waiting[i]; n > 0 && p.Fd >= 0 && p.Revents != 0 {
-				errno, err := unix.GetsockoptInt(int(p.Fd), unix.SOL_SOCKET, unix.SO_ERROR)
-				answers[i] = err == nil && answered(unix.Errno(errno))
+				if errno, err := unix.GetsockoptInt(int(p.Fd), unix.SOL_SOCKET, unix.SO_ERROR); err == nil {
+					found[i] = came(unix.Errno(errno))
+				}
 				p.Fd, open = -1, open-1
 			}
 		}
 	}
-	return answers, ctx.Err()
+	return found, ctx.Err()
 }
 
 // trier is a socket that sends packets as a tunnel would.
@@ -233,7 +245,7 @@ func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found
 				continue // read below
 			}
 			if of, ok := replies[ping.Reply(inside(b[:n]))]; ok {
-				found[of] = Answers
+				found[of] = Trial{Came: Answers}
 			}
 		}
 		for {
@@ -242,12 +254,17 @@ func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found
 			if err != nil {
 				return
 			}
-			if cause := ping.Cause(control[:n]); cause != unix.ECONNREFUSED && cause != unix.ENOPROTOOPT {
-				continue // the other node has the port or protocol, or does not say so
+			now := Trial{Came: Arrives} // the other node says that it has no such port or protocol
+			switch cause := ping.Cause(control[:n]); cause {
+			case unix.ECONNREFUSED, unix.ENOPROTOOPT:
+			case 0, unix.EMSGSIZE:
+				continue
+			default:
+				now = Trial{Err: cause}
 			}
 			for _, of := range refusals[ping.AddrOf(to)] {
-				if found[of] == Silent {
-					found[of] = Arrives
+				if found[of].Came == Silent {
+					found[of] = now
 				}
 			}
 		}
@@ -257,14 +274,16 @@ func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found
 // repeat sends to whoever is silent, and takes what comes.
 func repeat(ctx context.Context, fd int, ends []model.FarEnd, found map[model.FarEnd]Trial, send func(int, model.FarEnd) error, take func()) error {
 	for _, of := range ends {
-		found[of] = Silent
+		found[of] = Trial{}
 	}
 	for range attempts {
 		waiting := false
 		for i, of := range ends {
-			if found[of] == Silent {
+			if found[of].Came == Silent {
 				waiting = true
-				_ = send(i, of) // no way there is silence, too
+				if err := send(i, of); err != nil {
+					found[of] = Trial{Err: err}
+				}
 			}
 		}
 		for until := time.Now().Add(patience); waiting && ctx.Err() == nil; {
@@ -278,7 +297,7 @@ func repeat(ctx context.Context, fd int, ends []model.FarEnd, found map[model.Fa
 			take()
 			waiting = false
 			for _, of := range ends {
-				waiting = waiting || found[of] == Silent
+				waiting = waiting || found[of].Came == Silent
 			}
 		}
 	}

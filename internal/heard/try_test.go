@@ -25,13 +25,13 @@ func TestManySilentPorts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	node.In(func() error {
-		answers, err := TryTCP(ctx, to)
+		found, err := TryTCP(ctx, to)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, answered := range answers {
-			if answered != (i == 0) {
-				t.Errorf("%v: answers %v", to[i].To, answered)
+		for i, trial := range found {
+			if trial != (Trial{Came: map[bool]Came{true: Answers, false: Silent}[i == 0]}) {
+				t.Errorf("%v: %v", to[i].To, trial)
 			}
 		}
 		return nil

@@ -81,6 +81,7 @@ type Path struct {
 type FarEnd struct {
 	Node    string
 	Device  string     // of this node, that packets leave by
+	Uplink  string     // the interface that those of a tunnel leave by then; "": it is not known
 	Remote  netip.Addr // the node's address
 	To      netip.Addr // the address of the tunnel there; without a tunnel the node's
 	Carrier string     // what a tunnel's packets are to the network between, such as "UDP 4789 (VXLAN)"; "": no tunnel
@@ -90,6 +91,9 @@ type FarEnd struct {
 type Heard struct {
 	Last   time.Time `json:"last,omitzero"` // when it did; zero: never
 	Missed int       `json:"missed"`        // how often it has not since, in a row
+	// Why is what this node's kernel, or the network, says of packets that were not answered, without
+	// the node's name and addresses; "": nothing.
+	Why string `json:"why,omitempty"`
 }
 
 // Silent reports whether a far end has not answered three times in a row.

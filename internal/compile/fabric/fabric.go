@@ -458,19 +458,19 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 	switch mac := macOf(n.Node, is4); {
 	case n.peer != nil && c.published():
 		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceWG})
-		n.end(state.DeviceWG, n.peer.Endpoint.Addr(), c.tunnelAddress(n.Node, is4, netip.Addr{}), carrierWG)
+		c.end(n, state.DeviceWG, n.peer.Endpoint.Addr(), c.tunnelAddress(n.Node, is4, netip.Addr{}), carrierWG)
 	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
 		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)
 	case tunnels(pool.VXLAN, direct):
 		device, gateway := c.vtep(n, is4, remote)
 		c.route(n, cidr, state.Route{Node: n.Name, Device: device, Via: gateway})
-		n.end(device, remote, c.tunnelAddress(n.Node, is4, vxlanAddress(n.Node, is4)), carrierVXLAN)
+		c.end(n, device, remote, c.tunnelAddress(n.Node, is4, vxlanAddress(n.Node, is4)), carrierVXLAN)
 	case tunnels(pool.IPIP, direct):
 		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceIPIP, Via: remote})
-		n.end(state.DeviceIPIP, remote, c.tunnelAddress(n.Node, is4, fabricOf(n.Node).IPIP), carrierIPIP)
+		c.end(n, state.DeviceIPIP, remote, c.tunnelAddress(n.Node, is4, fabricOf(n.Node).IPIP), carrierIPIP)
 	case direct != nil:
 		c.route(n, cidr, state.Route{Node: n.Name, Device: direct.Device, Via: remote})
-		n.end(direct.Device, remote, remote, "")
+		c.end(n, direct.Device, remote, remote, "")
 	default:
 		n.lacks = append(n.lacks, lack{cidr, pool})
 	}
@@ -485,8 +485,8 @@ func (n *node) path(to netip.Addr, by *model.HostAddress) {
 
 // end notes where a way to a node ends. One whose tunnel there has no address but the node's is
 // left out: answers from that would not come by the tunnel.
-func (n *node) end(device string, remote, to netip.Addr, carrier string) {
-	e := model.FarEnd{Node: n.Name, Device: device, Remote: remote, To: to, Carrier: carrier}
+func (c *Compiler) end(n *node, device string, remote, to netip.Addr, carrier string) {
+	e := model.FarEnd{Node: n.Name, Device: device, Uplink: c.uplink(remote), Remote: remote, To: to, Carrier: carrier}
 	if (carrier == "" || to != n.Node.Address(to.Is4())) && !slices.Contains(n.ends, e) {
 		n.ends = append(n.ends, e)
 	}
@@ -512,7 +512,7 @@ func (c *Compiler) FarEnds() (all []model.FarEnd) {
 // learnedEnds is where learned routes by a next hop end: nowhere if that cannot be asked, or if the
 // ways to the node that is the next hop end there already.
 func (c *Compiler) learnedEnds(hop netip.Addr, r *state.Route) []model.FarEnd {
-	e := model.FarEnd{Node: r.Node, Device: r.Device, Remote: r.Via, To: hop}
+	e := model.FarEnd{Node: r.Node, Device: r.Device, Uplink: c.uplink(r.Via), Remote: r.Via, To: hop}
 	n := c.nodeAt(hop)
 	if n == nil {
 		return []model.FarEnd{e}
@@ -633,6 +633,15 @@ func (c *Compiler) direct(remote netip.Addr, local *model.HostAddress) *model.Ho
 		return nil
 	}
 	return &c.underlay[i]
+}
+
+// uplink is the interface by which packets to another node's address leave; "": there is none.
+func (c *Compiler) uplink(remote netip.Addr) string {
+	local := c.local(remote.Is4())
+	if by := cmp.Or(c.direct(remote, local), local); by != nil {
+		return by.Device
+	}
+	return ""
 }
 
 // pool returns the pool that counts for pods' addresses, nil if none holds them.

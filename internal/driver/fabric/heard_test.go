@@ -65,8 +65,9 @@ func TestHeard(t *testing.T) {
 				what = heard.Unknown
 			}
 			name := fmt.Sprint(of.Node, " ", of.Device)
-			if want[name], less[name] = what, what; dropped(of) && !mode.encrypt {
-				less[name] = heard.Silent
+			want[name] = heard.Trial{Came: what}
+			if less[name] = want[name]; dropped(of) && !mode.encrypt {
+				less[name] = heard.Trial{}
 			}
 		}
 		if got := try(); !maps.Equal(got, want) {
