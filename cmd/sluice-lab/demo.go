@@ -163,6 +163,7 @@ func (o *demoOptions) run(cmd *cobra.Command, paths []string, tell func(context.
 			}
 		}()
 	}
+	o.warn(cmd.ErrOrStderr())
 	const first = "cluster"
 	progress := cmd.ErrOrStderr()
 	if t.Columns > 0 {

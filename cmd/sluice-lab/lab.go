@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/lab/sluiceagent"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 )
 
 func newLabCommand() *cobra.Command {
@@ -151,6 +152,25 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	return l, errors.Join(err, done())
 }
 
+// warn says what the machine has too little of for the lab.
+func (o *labOptions) warn(w io.Writer) {
+	if text := crowded(o.nodes, preflight.ReadNeighbours()); text != "" {
+		_, _ = fmt.Fprintf(w, "lab %s: warning: %s\n", o.name, text)
+	}
+}
+
+// crowded says that the nodes of a lab are more than the machine's kernel has room for in its tables
+// of neighbours; "": they are not. Each node knows each other one, and what is outside.
+func crowded(nodes int, tables []preflight.Neighbours) string {
+	need := nodes * (nodes + 1)
+	for _, t := range tables {
+		if need > t.Most {
+			return fmt.Sprintf("%d nodes know up to %d neighbours together, and the kernel has room for %d, of all network namespaces: packets between nodes may be lost; sysctl -w %s=%d", nodes, need, t.Most, t.Sysctl(), 4*need)
+		}
+	}
+	return ""
+}
+
 // objects reads the objects of a lab's application.
 func (o *labOptions) objects(paths []string) (*plan.Objects, error) {
 	switch {
@@ -198,6 +218,7 @@ an API, to which you then apply manifests of your own.`,
   sluice lab up --kubernetes --empty
   sluice lab kubectl apply -f app.yaml`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			o.warn(cmd.ErrOrStderr())
 			l, err := o.up(cmd.Context(), cmd.ErrOrStderr(), args)
 			if err != nil {
 				return err

@@ -20,6 +20,7 @@ import (
 	"sluice.dev/sluice/internal/lab/echo"
 	"sluice.dev/sluice/internal/lab/plan"
 	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // shopLab brings up a lab with the example shop and agents on a real kernel.
@@ -201,5 +202,15 @@ func checkFlows(t *testing.T, l *lab.Lab) {
 	}
 	if diff := cmp.Diff(want, count()); diff != "" {
 		t.Errorf("flows by pod after nine requests (-want +got):\n%s", diff)
+	}
+}
+
+// A lab that has more nodes than the kernel knows neighbours warns before it starts.
+func TestCrowdedLab(t *testing.T) {
+	tables := []preflight.Neighbours{{IPv4: true, Most: 1024}, {Most: 4096}}
+	for nodes, want := range map[int]string{30: "", 31: "", 32: "32 nodes know up to 1056 neighbours together, and the kernel has room for 1024", 80: "sysctl -w net.ipv4.neigh.default.gc_thresh3=25920"} {
+		if got := crowded(nodes, tables); !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%d nodes: %q", nodes, got)
+		}
 	}
 }

@@ -82,7 +82,7 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	says("Node node-b: it is not heard through sluice.vxlan", "status")
 	says(" never\n", "fabric")
 	says(", TCP 80\n  warning: through sluice.vxlan node node-b is not heard", "why", "default/here", "default/there:80")
-	preflight("of 1 other node the agent does not hear node-b")
+	preflight("of 1 other node the agent that runs does not hear node-b, by VXLAN")
 	b.IP("link set eth0 down")
 	says("Node node-a: node node-b is not heard through sluice.vxlan: eth0 has no carrier", "status")
 	says(", TCP 80\n  warning: through sluice.vxlan node node-b is not heard: eth0 has no carrier; see", "why", "default/here", "default/there:80")
@@ -90,5 +90,24 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	b.Exec("nft", "flush chain inet fw in")
 	says("faults       none", "status")
 	says("s ago\n", "fabric")
-	preflight("the agent hears 1 other node")
+	preflight("the agent that runs hears 1 other node, by VXLAN")
+	a.In(func() error {
+		_, out, _ := sluice(t, "preflight", "--fabric", "ipip", "--node", "node-a", "--socket", socket)
+		if want := "give the source of the objects, too (--kubeconfig or --manifests), to try IPIP beside it"; !strings.Contains(out, "the agent that runs hears 1 other node, by VXLAN") || !strings.Contains(out, want) {
+			t.Errorf("preflight of another mode than the agent's, without objects:\n%s", out)
+		}
+		return nil
+	})
+	a.In(func() error {
+		nodes := folder(t, map[string]string{"nodes.yaml": twoNodes})
+		_, out, _ := sluice(t, "preflight", "--fabric", "ipip", "--manifests", nodes, "--node", "node-a", "--socket", socket)
+		if !strings.Contains(out, "protocol 4 (IPIP): packets get there, and no tunnel takes them yet: node-b (192.0.2.2)") {
+			t.Errorf("preflight of another mode than the agent's tries that:\n%s", out)
+		}
+		_, out, stderr := sluice(t, "preflight", "--fabric", "ipip", "--manifests", "/nonexistent", "--node", "node-a", "--socket", socket)
+		if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok kernel") || !strings.Contains(words, "fail heard nothing is tried: read --manifests: open /nonexistent") {
+			t.Errorf("preflight with a folder that is not there:\n%s%s", out, stderr)
+		}
+		return nil
+	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/takeover"
 )
@@ -38,7 +40,8 @@ mode, and settings of interfaces that are known to ruin tunnels.
 
 With --fabric and the source of objects that the agent would have, the way to the other nodes is
 tried with packets as tunnels send them, and with --bgp that to BGP peers: a firewall between nodes
-that drops them says nothing to anybody. While the agent runs, it is asked what it hears.
+that drops them says nothing to anybody. While an agent runs with tunnels of that kind, it is asked what
+it hears.
 
 With --policies, and the source of objects that the agent would have, check the policies instead,
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
@@ -73,19 +76,16 @@ The exit status is 3 if a check fails. Warnings do not count.`,
 			if node.flowOffload {
 				optional = append(slices.Clone(optional), nftables.FlowOffload)
 			}
+			var heard []preflight.Result
+			nodes := 0
+			if node.compiler.Fabric {
+				heard, nodes = preflightHeard(cmd.Context(), &node, encrypt, socket)
+			}
 			facts := preflight.Gather(cmd.Context(), preflight.Options{Socket: socket, ServiceCIDRs: cidrs, Policy: policy && mode.policy != nil,
-				Fabric: fabricNeeds(&node.compiler, encrypt), Mode: mode.name, ModeReason: why, Requirements: mode.requirements(), PolicyRequirements: mode.policy, Optional: optional,
+				Fabric: fabricNeeds(&node.compiler, encrypt), Nodes: cmp.Or(nodes, knownNodes(cmd.Context(), socket)), Mode: mode.name, ModeReason: why, Requirements: mode.requirements(), PolicyRequirements: mode.policy, Optional: optional,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return node.probeDriver(ctx, mode, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
-			results := preflight.Check(facts)
-			if node.compiler.Fabric {
-				heard, err := preflightHeard(cmd.Context(), &node, encrypt, socket)
-				if err != nil {
-					return err
-				}
-				results = append(results, heard...)
-			}
-			return showChecks(cmd, format, results, errNotReady)
+			return showChecks(cmd, format, append(preflight.Check(facts), heard...), errNotReady)
 		},
 	}
 	node.register(cmd)
@@ -117,6 +117,15 @@ func (f *nodeFlags) probeDriver(ctx context.Context, m *mode, policy bool) (name
 		asked &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}
 	return can.Name, (asked &^ can.Can).String(), errors.Join(d.Probe(ctx), d.Close())
+}
+
+// knownNodes is how many Nodes an agent of this node knows; 0: there is no agent, or it knows none.
+func knownNodes(ctx context.Context, socket string) int {
+	if !agent.Alive(socket) || agent.Elsewhere(socket) {
+		return 0
+	}
+	status, _ := agent.NewClient(socket).Status(ctx) // whether it answers is told by other checks
+	return status.Objects[string(model.NodeKind)]
 }
 
 // refusedAddresses names what the agent refuses to services. If there is no agent, it names what

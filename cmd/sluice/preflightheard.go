@@ -18,6 +18,8 @@ import (
 	"sluice.dev/sluice/internal/heard"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 const checkHeard = "heard"
@@ -26,60 +28,83 @@ const checkHeard = "heard"
 const fewNodes = 5
 
 // preflightHeard says which other nodes packets get to as they will between pods, and to which BGP
-// peers, if there is a source of objects that names them.
-func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket string) ([]preflight.Result, error) {
+// peers, if there is a source of objects that names them, and how many Nodes there are.
+func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket string) (results []preflight.Result, nodes int) {
+	unnamed := errors.Is(node.checkObjects(), errNoObjects)
 	if agent.Alive(socket) && !agent.Elsewhere(socket) {
 		if report, err := agent.NewClient(socket).Fabric(ctx); err == nil {
-			return heardBy(report), nil
-		} // it has no pod network between nodes yet
+			asked := cmp.Or(map[bool]string{true: state.WireGuard.String()}[encrypt], encapsulations[fabricMode{&node.compiler}.String()])
+			if results, same := heardBy(report, asked); same || unnamed {
+				return results, 0
+			}
+		} // it has no pod network between nodes yet, or another one
 	}
-	if err := node.checkObjects(); errors.Is(err, errNoObjects) {
-		return nil, nil
+	if unnamed {
+		return nil, 0
 	}
-	config, err := node.config()
+	c, objects, err := compileFabric(ctx, node, encrypt, socket)
 	if err != nil {
-		return nil, err
+		return []preflight.Result{{Check: checkHeard, Status: preflight.Fail, Seen: "nothing is tried: " + err.Error()}}, 0
 	}
-	config.Policy = false
-	if _, err := withKey(&config, encrypt, socket, io.Discard); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	c, _, _, err := compileOnce(ctx, node, config)
-	if err != nil {
-		return nil, err
-	}
+	nodes = objects.Counts()[string(model.NodeKind)]
 	ends := c.FarEnds()
 	if len(ends) == 0 {
 		return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "nothing is tried: the objects have no other node, or not this one",
-			Do: "if there are other nodes, name this node's Node object with --node"}}, nil
+			Do: "if there are other nodes, name this node's Node object with --node"}}, nodes
 	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	found, err := heard.Try(ctx, c.State().Fabric, ends)
 	if err != nil {
-		return []preflight.Result{preflight.CannotTell(checkHeard, err)}, nil
+		return []preflight.Result{preflight.CannotTell(checkHeard, err)}, nodes
 	}
-	return append(tried(found), triedPeers(ctx, c)...), nil
+	return append(tried(found), triedPeers(ctx, c)...), nodes
 }
 
-// heardBy is what an agent that runs has heard.
-func heardBy(r agent.FabricReport) []preflight.Result {
-	all, silent := map[string]bool{}, map[string]bool{}
+// compileFabric reads the objects, and compiles the ways to other nodes.
+func compileFabric(ctx context.Context, node *nodeFlags, encrypt bool, socket string) (*compile.Compiler, *store.Store, error) {
+	config, err := node.config()
+	if err != nil {
+		return nil, nil, err
+	}
+	config.Policy = false
+	if _, err := withKey(&config, encrypt, socket, io.Discard); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c, objects, _, err := compileOnce(ctx, node, config)
+	return c, objects, err
+}
+
+// encapsulations are those that modes of the fabric ask for, but for pools.
+var encapsulations = map[string]string{"native": state.Native.String(), "vxlan": state.VXLAN.String(), "ipip": state.IPIP.String()}
+
+// heardBy is what an agent that runs has heard, and whether by the encapsulation that is asked for;
+// "": any will do.
+func heardBy(r agent.FabricReport, asked string) (results []preflight.Result, same bool) {
+	all, silent, ways := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, b := range r.Blocks {
 		if b.Heard != nil {
-			all[b.Node] = true
+			all[b.Node], ways[b.Mode] = true, true
 			if b.Heard.Silent() {
 				silent[b.Node] = true
 			}
 		}
 	}
-	switch {
-	case len(all) == 0:
-		return nil
-	case len(silent) == 0:
-		return []preflight.Result{{Check: checkHeard, Status: preflight.OK, Seen: "the agent hears " + model.Count(len(all), "other node")}}
+	same = asked == "" || len(ways) == 1 && ways[asked]
+	if len(all) == 0 {
+		return nil, same
 	}
-	return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: fmt.Sprintf("of %s the agent does not hear %s", model.Count(len(all), "other node"), names(silent)), Do: "'sluice fabric' says by which way, and what to do"}}
+	result := preflight.Result{Check: checkHeard, Status: preflight.OK, Seen: fmt.Sprintf("the agent that runs hears %s, by %s", model.Count(len(all), "other node"), names(ways))}
+	if len(silent) > 0 {
+		result.Status, result.Seen = preflight.Warn, fmt.Sprintf("of %s the agent that runs does not hear %s, by %s", model.Count(len(all), "other node"), names(silent), names(ways))
+		result.Do = "'sluice fabric' says by which way, and what to do"
+	}
+	if !same {
+		result.Status, result.Do = preflight.Warn, fmt.Sprintf("give the source of the objects, too (--kubeconfig or --manifests), to try %s beside it", asked)
+	}
+	return []preflight.Result{result}, same
 }
 
 func names(of map[string]bool) string {

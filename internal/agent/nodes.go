@@ -40,6 +40,23 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 	return n.name[addr]
 }
 
+// beside is how many other nodes have addresses of a family on subnets of this one: the kernel knows
+// each as a neighbour.
+func (a *Agent) beside(is4 bool) (n int) {
+	a.compiling.Lock()
+	own := slices.Clone(a.Compiler.HostAddresses())
+	a.compiling.Unlock()
+	a.Store.Read(func(v *store.View) {
+		for _, node := range v.Nodes() {
+			to := node.Address(is4)
+			if node.Name != a.Node && slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(to) }) {
+				n++
+			}
+		}
+	})
+	return n
+}
+
 // misnamed says that there are Nodes and none has this node's name; "" otherwise. The cause is a
 // wrong name or a node that is not registered yet. In both cases, the objects declared for this
 // node are not known.

@@ -1,12 +1,16 @@
 package agent
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 
+	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -41,5 +45,31 @@ func TestMisnamedNodeIsNotReady(t *testing.T) {
 	eventually(t, "all is well", func() bool { return b.Status().OK })
 	if code, text := readyz(); code != http.StatusOK {
 		t.Errorf("/readyz of a node that is known: %d %s", code, text)
+	}
+}
+
+// More nodes on this node's subnets than the kernel knows neighbours are a problem; those behind a
+// router are not.
+func TestMoreNodesThanNeighbours(t *testing.T) {
+	tables := preflight.ReadNeighbours()
+	if len(tables) == 0 || !tables[0].IPv4 || tables[0].Most > 1<<16 {
+		t.Skipf("the kernel's tables of neighbours: %+v", tables)
+	}
+	for subnet, crowded := range map[string]bool{"10.0.0.1/8": true, "192.0.2.1/24": false} {
+		b := start(t, func(c *Config) {
+			c.Compiler = compile.New(compile.Config{Node: c.Node, HostAddresses: []netip.Prefix{netip.MustParsePrefix(subnet)}})
+		})
+		for i := range tables[0].Most + 2 {
+			n := &model.Node{Name: fmt.Sprint("node-", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}}
+			if i == 0 {
+				n.Name = "node-a"
+			}
+			b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: n.Name}, Object: n})
+		}
+		problems := strings.Join(b.Status().Problems, "\n")
+		want := fmt.Sprintf("there are %d nodes, and the kernel knows %d neighbours of IPv4 at the most", tables[0].Most+1, tables[0].Most)
+		if strings.Contains(problems, want) != crowded || strings.Contains(problems, "set net.ipv4.neigh.default.gc_thresh3 to ") != crowded {
+			t.Errorf("%s: %s", subnet, problems)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 )
@@ -210,6 +211,13 @@ func (a *Agent) problems(s Status) []string {
 	}
 	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
 		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max before new connections are dropped", c.Count*100/c.Max))
+	}
+	for _, t := range preflight.ReadNeighbours() {
+		if s.Objects[string(model.NodeKind)] > t.Most { // few clusters are that large
+			if seen, do := t.Crowded(a.beside(t.IPv4)); seen != "" {
+				problems = append(problems, seen+"; "+do)
+			}
+		}
 	}
 	if r := s.Affinity; r != nil && r.Fullest() > affinityWarning {
 		problems = append(problems, fmt.Sprintf("the map of clients of services with session affinity is %d %% full: the oldest clients of the services with the most clients are balanced anew", r.Fullest()))

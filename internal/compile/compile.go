@@ -199,6 +199,9 @@ func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck {
 	return c.services.claims.healthChecks.Flush()
 }
 
+// HostAddresses are the host's, as they were set last. The caller only reads them.
+func (c *Compiler) HostAddresses() []netip.Prefix { return c.env.cfg.HostAddresses }
+
 // SetHostAddresses replaces Config.HostAddresses; the next Update follows.
 func (c *Compiler) SetHostAddresses(addrs []netip.Prefix) {
 	c.env.cfg.HostAddresses, c.env.moved = addrs, true

@@ -97,6 +97,11 @@ func TestChecks(t *testing.T) {
 		{"proxy on an old kernel", func(f *Facts) { f.Kernel, f.Mode = "5.10.0-30-amd64", "userspace" }, "kernel", Warn, "tested on 6.1 and later", "no other check fails"},
 		{"oldest kernel", func(f *Facts) { f.Kernel = "6.1.0-30-amd64" }, "kernel", OK, "Linux 6.1.0", ""},
 		{"odd kernel", func(f *Facts) { f.Kernel = "custom" }, "kernel", Warn, "cannot read the version", ""},
+		{"room for neighbours", func(f *Facts) { f.Nodes, f.Neighbours = 1024, []Neighbours{{IPv4: true, Most: 1024}, {Most: 1024}} }, "neighbours", OK, "room for 1024 of IPv4 and 1024 of IPv6", ""},
+		{"more nodes than neighbours", func(f *Facts) { f.Nodes, f.Neighbours = 1025, []Neighbours{{IPv4: true, Most: 1024}} }, "neighbours", Warn,
+			"there are 1025 nodes, and the kernel knows 1024 neighbours of IPv4 at the most", "set net.ipv4.neigh.default.gc_thresh3 to 4100 or more"},
+		{"a table of neighbours that was full", func(f *Facts) { f.Neighbours = []Neighbours{{IPv4: true, Most: 1024}, {Most: 512, Full: 3}} }, "neighbours", Warn,
+			"the kernel's table of IPv6 neighbours was full 3 times since the machine started", "raise net.ipv6.neigh.default.gc_thresh3"},
 		{"unprivileged", func(f *Facts) { f.NetAdmin = false }, "privileges", Fail, "CAP_NET_ADMIN is missing", "root"},
 		{"missing feature", func(f *Facts) { f.Features[0].Err = f.Features[0].Missing(unix.EOPNOTSUPP) }, "nftables", Fail,
 			"masquerade: not supported by this kernel: operation not supported (needs Linux 5.2 with nft_masq)", "modules"},
@@ -261,5 +266,17 @@ func TestPrint(t *testing.T) {
 	want := "ok\tkernel\tLinux 6.1\nwarn\trp_filter\tstrict on eth0\n\t\t> make it loose\n"
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestTableFulls(t *testing.T) {
+	const stat = "entries  allocs   unresolved_discards table_fulls\n0000000b 0002f8e3 00000000            000055be\n0000000b 0002e1bc 00000000            0000000f\n"
+	if n := tableFulls(stat); n != 0x55be+0xf {
+		t.Errorf("%d", n)
+	}
+	for _, stat := range []string{"", "entries\n1\n", "entries table_fulls\n1\n"} {
+		if n := tableFulls(stat); n != 0 {
+			t.Errorf("%q: %d", stat, n)
+		}
 	}
 }

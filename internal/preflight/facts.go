@@ -48,6 +48,9 @@ type Facts struct {
 
 	Conntrack Conntrack
 
+	Neighbours []Neighbours // by family; none: they cannot be read here
+	Nodes      int          // that are known; 0: nobody has said
+
 	Chains    []foreign.Chain // of other programs
 	OwnTable  bool            // there is a table inet sluice
 	ChainsErr error

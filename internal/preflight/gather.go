@@ -34,6 +34,7 @@ type Options struct {
 	Requirements, PolicyRequirements, Optional []*probe.Requirement
 	// Fabric: the agent is to connect nodes, too; nil: it is not.
 	Fabric *Fabric
+	Nodes  int // that are known, this one too; 0: nobody has said
 	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all
 	// that services and policies may ask for; nil: do not ask.
 	Driver func(context.Context) (name, lacks string, err error)
@@ -68,6 +69,7 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f.Families = families(o.ServiceCIDRs)
 	f.Forwarding, f.StrictPath, f.SysctlErr = interfaces()
 	f.Conntrack = connections()
+	f.Neighbours, f.Nodes = ReadNeighbours(), o.Nodes
 	f.Chains, f.OwnTable, f.ChainsErr = foreign.Tables()
 	f.Legacy = foreign.ReadLegacy(ctx)
 	f.IPVS = virtualServices()

@@ -38,7 +38,7 @@ func Check(f *Facts) []Result {
 	var all []Result
 	for _, check := range []func(*Facts) []Result{
 		kernel, mode, privileges, features, policyFeatures, fabricFeatures, offloads, program, optional,
-		routes, forwarding, reversePath, conntrack, liberal,
+		routes, forwarding, reversePath, neighbours, conntrack, liberal,
 		dropping, legacy, mixed, otherProxies, podNetworks, bridged,
 		agent, ports, addressesOfServices, memory, ownSysctls,
 	} {
