@@ -66,7 +66,7 @@ func bgpTable(w io.Writer, r agent.BGPReport, routes bool) {
 	if len(r.Issues) > 0 {
 		_ = printf(w, "\n%s:\n", model.Count(len(r.Issues), "fault"))
 	}
-	for _, i := range r.Issues {
+	for _, i := range model.IssueLines(r.Issues) {
 		_ = printf(w, "%s\n", i)
 	}
 }

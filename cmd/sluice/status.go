@@ -121,7 +121,7 @@ func statusTable(w io.Writer, s agent.Status) {
 	if len(s.Issues) == 0 {
 		row("faults", "none")
 	}
-	for i, issue := range s.Issues {
+	for i, issue := range model.IssueLines(s.Issues) {
 		row([]string{"faults", ""}[min(i, 1)], "%s", issue)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/model"
 )
 
 func newSyncCommand() *cobra.Command {
@@ -32,7 +33,7 @@ read, or that takes too long.`,
 			client := agent.NewClient(socket)
 			err := client.Sync(ctx)
 			if fault, ok := errors.AsType[*agent.FaultError](err); ok {
-				for _, i := range fault.Issues {
+				for _, i := range model.IssueLines(fault.Issues) {
 					_ = printf(cmd.ErrOrStderr(), "warning: %s\n", i)
 				}
 				return nil

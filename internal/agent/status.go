@@ -351,8 +351,8 @@ type FaultError struct {
 func (e *FaultError) Error() string {
 	var b strings.Builder
 	b.WriteString(model.Count(len(e.Issues), "object") + " at fault:")
-	for _, i := range e.Issues {
-		b.WriteString("\n  " + i.String())
+	for _, i := range model.IssueLines(e.Issues) {
+		b.WriteString("\n  " + i)
 	}
 	return b.String()
 }

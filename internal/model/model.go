@@ -275,12 +275,14 @@ type StandIn interface {
 
 // String returns "Service shop/web (web.yaml:12): what is wrong; in force: nothing of it", as
 // Printable has it.
-func (i Issue) String() string {
-	text := i.Object.String()
-	if i.Source != "" {
-		text += " (" + i.Source + ")"
+func (i Issue) String() string { return Printable(i.head() + ": " + i.Text()) }
+
+// head is the object, and where it was declared.
+func (i Issue) head() string {
+	if i.Source == "" {
+		return i.Object.String()
 	}
-	return Printable(text + ": " + i.Text())
+	return i.Object.String() + " (" + i.Source + ")"
 }
 
 // Text returns "what is wrong; in force: nothing of it".
