@@ -23,6 +23,7 @@ import (
 const (
 	pause = time.Second      // between packets, and for an answer
 	again = 10 * time.Minute // until the same node is asked again, at the earliest
+	soon  = 10 * time.Second // the same, whether a path that carried too little carries all by now
 )
 
 // smallest is the size of packets that every network carries, by whether it is of IPv4.
@@ -30,23 +31,28 @@ var smallest = map[bool]int{true: 576, false: 1280}
 
 // Prober measures paths. Its methods are safe for concurrent use.
 type Prober struct {
-	sockets      map[bool]*socket // by whether they are of IPv4
-	pause, again time.Duration
+	sockets            map[bool]*socket // by whether they are of IPv4
+	pause, again, soon time.Duration
 
 	mu    sync.Mutex
 	known map[model.Path]result
+	turn  bool // of paths that carried too little, if one is due
 }
 
 // result is what was found out of a path.
 type result struct {
-	at      time.Time
-	largest int // that arrives; 0: nothing is known
+	at      time.Time // when it was measured
+	tried   time.Time // when it was last tried whether it carries all
+	largest int       // that arrives; 0: nothing is known
 }
+
+// narrow reports whether a path carries less than it should.
+func (r result) narrow(path model.Path) bool { return r.largest > 0 && r.largest < path.MTU }
 
 // Open opens the prober's sockets in the calling thread's network namespace. A family that the
 // kernel does not have is not probed.
 func Open() (*Prober, error) {
-	p := &Prober{sockets: map[bool]*socket{}, pause: pause, again: again, known: map[model.Path]result{}}
+	p := &Prober{sockets: map[bool]*socket{}, pause: pause, again: again, soon: soon, known: map[model.Path]result{}}
 	for _, is4 := range []bool{true, false} {
 		s, err := dial(is4)
 		if err != nil && !errors.Is(err, errNoFamily) {
@@ -70,22 +76,29 @@ func (p *Prober) Close() {
 // Run measures the paths that there are, one after the other, until ctx ends.
 func (p *Prober) Run(ctx context.Context, paths func() []model.Path) {
 	for ctx.Err() == nil {
-		path, ok := p.next(paths())
+		path, r, ok := p.next(paths())
 		if !ok {
 			wait(ctx, p.pause)
 			continue
 		}
-		largest := p.measure(ctx, path)
+		r.tried = time.Now()
+		if r.at.IsZero() {
+			r.largest, r.at = p.measure(ctx, path), r.tried
+		} else if arrived, _ := p.send(ctx, path.To, path.MTU); arrived {
+			r.largest = path.MTU
+		}
 		p.mu.Lock()
 		if _, still := p.known[path]; still && ctx.Err() == nil {
-			p.known[path] = result{time.Now(), largest}
+			p.known[path] = r
 		}
 		p.mu.Unlock()
 	}
 }
 
-// next chooses the path that was measured longest ago, and forgets those that there are no more.
-func (p *Prober) next(paths []model.Path) (path model.Path, ok bool) {
+// next chooses the path that was measured longest ago, or, in turns, one that carried too little,
+// and forgets those that there are no more. It returns what is known of the path; r.at is zero if
+// it is to be measured.
+func (p *Prober) next(paths []model.Path) (path model.Path, r result, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	known := make(map[model.Path]result, len(paths))
@@ -95,12 +108,22 @@ func (p *Prober) next(paths []model.Path) (path model.Path, ok bool) {
 		}
 	}
 	p.known = known
+	var narrow model.Path
+	tries := false
 	for x, r := range known {
 		if time.Since(r.at) > p.again && (!ok || r.at.Before(known[path].at)) {
 			path, ok = x, true
 		}
+		if r.narrow(x) && time.Since(r.tried) > p.soon && (!tries || r.tried.Before(known[narrow].tried)) {
+			narrow, tries = x, true
+		}
 	}
-	return path, ok
+	if p.turn = !p.turn; tries && (p.turn || !ok) {
+		return narrow, known[narrow], true
+	}
+	r = known[path]
+	r.at = time.Time{}
+	return path, r, ok
 }
 
 // measure returns the size of the largest packets that arrive, 0 if that cannot be told.
@@ -154,7 +177,7 @@ func (p *Prober) Issues() (list []model.Issue) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for path, r := range p.known {
-		if r.largest > 0 && r.largest < path.MTU {
+		if r.narrow(path) {
 			list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: path.Node}}.Issue(fmt.Sprintf(
 				"packets of %d bytes, the MTU of %s on this node, do not reach its address %s, those of %d do: large packets between pods are lost or slow; "+
 					"set the MTU of %s to %d on this node and the other, or mend the network between", path.MTU, path.Device, path.To, r.largest, path.Device, r.largest)))

@@ -49,7 +49,7 @@ func TestPaths(t *testing.T) {
 			var p *Prober
 			node.In(func() (err error) { p, err = Open(); return err })
 			defer p.Close()
-			p.pause, p.again = 50*time.Millisecond, 0
+			p.pause, p.again, p.soon = 50*time.Millisecond, 0, 0
 			path := func(node, to string, mtu int) model.Path {
 				return model.Path{Node: node, To: netip.MustParseAddr(to), Device: "eth0", MTU: mtu}
 			}
@@ -84,4 +84,47 @@ func TestPaths(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A path that is mended is no fault any more after one more packet, long before it is measured
+// anew; meanwhile others are measured.
+func TestMended(t *testing.T) {
+	node, router := between(t, 1393)
+	var p *Prober
+	node.In(func() (err error) { p, err = Open(); return err })
+	defer p.Close()
+	p.pause, p.again, p.soon = 20*time.Millisecond, time.Hour, 0
+	far := model.Path{Node: "far", To: netip.MustParseAddr("198.51.100.3"), Device: "eth0", MTU: 1500}
+	near := model.Path{Node: "near", To: netip.MustParseAddr("192.0.2.254"), Device: "eth0", MTU: 1500}
+	paths := make(chan []model.Path, 1)
+	paths <- []model.Path{far}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.Run(ctx, func() []model.Path { now := <-paths; paths <- now; return now })
+	}()
+	defer func() { cancel(); <-done }()
+	faults := func(want int) {
+		t.Helper()
+		for begin := time.Now(); len(p.Issues()) != want; time.Sleep(5 * time.Millisecond) {
+			if time.Since(begin) > time.Minute {
+				t.Fatalf("%v, want %d", p.Issues(), want)
+			}
+		}
+	}
+	faults(1)
+	<-paths
+	paths <- []model.Path{far, near}
+	for begin, measured := time.Now(), false; !measured; time.Sleep(5 * time.Millisecond) {
+		p.mu.Lock()
+		measured = p.known[near].largest == 1500
+		p.mu.Unlock()
+		if time.Since(begin) > time.Minute {
+			t.Fatal("beside a path that is tried again and again, no other is measured")
+		}
+	}
+	faults(1)
+	router.IP("link set far mtu 1500")
+	faults(0)
 }
