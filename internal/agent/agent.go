@@ -148,6 +148,9 @@ type Config struct {
 type PathProber interface {
 	// Run works until ctx ends; paths returns those that there are.
 	Run(ctx context.Context, paths func() []model.Path)
+	// Missing says of the ways to addresses by how many bytes the largest packet that they carry is
+	// smaller than it should be. Safe for concurrent use.
+	Missing() map[netip.Addr]int
 	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
 	Issues() []model.Issue
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/compile/fabric"
@@ -42,6 +43,14 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	r := FabricReport{View: *view, Issues: a.issuesAbout(issues, model.IPPoolKind, model.BlockAffinityKind)}
 	if a.Heard != nil {
 		r.hear(a.Heard.Heard())
+	}
+	if a.Paths != nil {
+		missing := a.Paths.Missing()
+		for i, b := range r.Blocks {
+			if via, err := netip.ParseAddr(b.Via); err == nil {
+				r.Blocks[i].MTU -= missing[via]
+			}
+		}
 	}
 	for _, f := range a.accelerators {
 		if s := f.Status(); s.Fabric {

@@ -172,6 +172,20 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
+// Missing says by how many bytes the paths to addresses carry less than the interface of this node
+// says.
+func (p *Prober) Missing() map[netip.Addr]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	missing := map[netip.Addr]int{}
+	for path, r := range p.known {
+		if r.narrow(path) {
+			missing[path.To] = path.MTU - r.largest
+		}
+	}
+	return missing
+}
+
 // Issues names the paths that do not carry what the interface of this node says.
 func (p *Prober) Issues() (list []model.Issue) {
 	p.mu.Lock()

@@ -125,6 +125,12 @@ func TestMended(t *testing.T) {
 		}
 	}
 	faults(1)
+	if m := p.Missing(); len(m) != 1 || m[far.To] != 107 {
+		t.Errorf("missing: %v", m)
+	}
 	router.IP("link set far mtu 1500")
 	faults(0)
+	if m := p.Missing(); len(m) != 0 {
+		t.Errorf("missing of paths that carry all: %v", m)
+	}
 }
