@@ -51,6 +51,9 @@ func fabricTable(w io.Writer, r agent.FabricReport) {
 	if r.Error != "" {
 		_ = printf(w, "\nPROBLEM: %s\n", agent.FabricProblem(r.Error))
 	}
+	if r.Note != "" {
+		_ = printf(w, "\nnote: %s\n", r.Note)
+	}
 	if len(r.Issues) > 0 {
 		_ = printf(w, "\n%s:\n", model.Count(len(r.Issues), "fault"))
 	}

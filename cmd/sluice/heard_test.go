@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -110,4 +111,26 @@ func TestFirewallBetweenNodes(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// An agent that the kernel lets ping nobody says so in status and fabric.
+func TestDeaf(t *testing.T) {
+	t.Parallel()
+	a := world.NewHost(t, "node-a")
+	a.Set("net.ipv4.ping_group_range", "1 0")
+	a.IP("link add eth0 type veth peer name far")
+	a.Address("eth0", "192.0.2.1/24")
+	dir, socket := folder(t, map[string]string{"nodes.yaml": twoNodes}), filepath.Join(t.TempDir(), "a.sock")
+	startProgram(t, a.NS, exec.Command("setpriv", "--bounding-set=-net_raw", self, "run", "--manifests", dir, "--node", "node-a", "--socket", socket,
+		"--fabric", "vxlan", "--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"))
+	for _, command := range []string{"status", "fabric"} {
+		var out string
+		eventually(t, command+" says it", func() bool {
+			_, out, _ = sluice(t, command, "--socket", socket)
+			return strings.Contains(out, "other nodes are not asked whether they are heard: open ICMP socket: operation not permitted: set net.ipv4.ping_group_range")
+		})
+		if strings.Count(out, "whether they are heard") != 1 {
+			t.Errorf("%s:\n%s", command, out)
+		}
+	}
 }

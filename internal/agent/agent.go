@@ -163,6 +163,8 @@ type Hearer interface {
 	Heard() map[model.FarEnd]model.Heard
 	// Issues names the nodes that are not heard.
 	Issues() []model.Issue
+	// Deaf says why nobody can be asked; "": they can.
+	Deaf() string
 }
 
 // Agent is one node's agent. Make it with New, and Run it once.

@@ -14,6 +14,7 @@ import (
 type FabricReport struct {
 	fabric.View
 	Error  string        `json:"error,omitempty"` // why the kernel does not have all of it
+	Note   string        `json:"note,omitempty"`  // why nothing is heard of other nodes, if they cannot be asked
 	Issues []model.Issue `json:"issues"`
 }
 
@@ -42,6 +43,7 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	}
 	r := FabricReport{View: *view, Issues: a.issuesAbout(issues, model.IPPoolKind, model.BlockAffinityKind)}
 	if a.Heard != nil {
+		r.Note = a.Heard.Deaf()
 		r.hear(a.Heard.Heard())
 	}
 	if a.Paths != nil {

@@ -22,7 +22,8 @@ import (
 type Status struct {
 	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
 	Problems []string `json:"problems"` // why not, for people
-	// Notes say what is as it has to be for the time being, as while kube-proxy still runs.
+	// Notes say what is as it has to be for the time being, as while kube-proxy still runs, or what
+	// the agent may not find out.
 	Notes []string `json:"notes,omitempty"`
 
 	Node    string         `json:"node"`
@@ -147,6 +148,9 @@ func (a *Agent) Status() Status {
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved, Notes: a.checks.notes(),
+	}
+	if a.Heard != nil && a.Heard.Deaf() != "" {
+		s.Notes = append(s.Notes, a.Heard.Deaf())
 	}
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]

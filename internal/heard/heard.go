@@ -34,6 +34,7 @@ const (
 // Prober asks. Its methods are safe for concurrent use.
 type Prober struct {
 	node    string
+	deaf    string     // why nobody can be asked
 	sockets [2]*socket // of IPv4 and IPv6; nil: the node has none
 	tick    time.Duration
 
@@ -81,7 +82,7 @@ type socket struct {
 
 // Open opens the prober's sockets in the calling thread's network namespace, for the node of a
 // name. Where the kernel lets nobody ask (the sysctl net.ipv4.ping_group_range, and no
-// CAP_NET_RAW), nothing is heard, and log says so.
+// CAP_NET_RAW), nothing is heard, and log and Deaf say so.
 func Open(node string, log *slog.Logger) *Prober {
 	p := &Prober{node: node, tick: tick, ends: map[model.FarEnd]*end{}, remotes: map[netip.Addr]*outcome{}}
 	for i, is4 := range []bool{true, false} {
@@ -90,7 +91,9 @@ func Open(node string, log *slog.Logger) *Prober {
 		case err == nil:
 			p.sockets[i] = s
 		case !errors.Is(err, unix.EAFNOSUPPORT):
-			log.Warn("nobody asks other nodes whether they are heard: set net.ipv4.ping_group_range, or give the agent CAP_NET_RAW", "error", err)
+			const mend = "set net.ipv4.ping_group_range, or give the agent CAP_NET_RAW"
+			log.Warn("nobody asks other nodes whether they are heard: "+mend, "error", err)
+			p.deaf = fmt.Sprintf("other nodes are not asked whether they are heard: %v: %s", err, mend)
 			p.Close()
 			p.sockets = [2]*socket{}
 			return p
@@ -111,6 +114,9 @@ func open(is4 bool) (*socket, error) {
 	}
 	return &socket{Socket: s, file: file, raw: raw, waiting: map[uint16]model.FarEnd{}}, nil
 }
+
+// Deaf says why nobody can be asked, and what to do; "": they can.
+func (p *Prober) Deaf() string { return p.deaf }
 
 // Close releases the sockets; a Run that has not ended hears nothing more.
 func (p *Prober) Close() {
