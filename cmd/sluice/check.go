@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +33,7 @@ func newCheckCommand() *cobra.Command {
 of YAML or JSON, a folder of them, or - for what comes on standard input.
 
 A fault is what the agent would refuse: a field that it does not know, a wrong value, two Services
-with one address. A hint is what it would take, though it does not do what it seems to: a policy or
+with one address, two Nodes with one pod CIDR. A hint is what it would take, though it does not do what it seems to: a policy or
 Service that selects none of the pods that the files declare (as Pods, Deployments and other
 workloads), a port of a name that none of those pods has. Hints are only about namespaces of which
 the files have pods, unless --complete says that the files are all that is in the cluster.
@@ -214,7 +216,33 @@ func (c *checker) judge(complete bool) {
 		c.found(pools, lint.WithoutPool(v, c.declared))
 		c.found(severityHint, lint.Hints(v, complete))
 	})
+	c.found(severityFault, c.fabric(complete)) // the last, as it adds a Node
 	slices.SortStableFunc(c.findings, func(a, b finding) int { return compareSources(a.Source, b.Source) })
+}
+
+// fabric returns what an agent would say of Nodes, pools and blocks: that of a node older than all,
+// which it adds, with all others on its subnets. Unless the files are all that there is, what no
+// pool holds may have one.
+func (c *checker) fabric(complete bool) []model.Issue {
+	own := &model.Node{Name: "(this)", Created: time.Unix(0, 0), IPs: []netip.Addr{netip.MustParseAddr("192.88.99.1"), netip.MustParseAddr("2002:c058:6301::")}} // of RFC 7526: nobody has them
+	config := compile.Config{Node: own.Name, Fabric: true}
+	mode := "native"
+	c.objects.Read(func(v *store.View) {
+		if complete && len(v.IPPools()) > 0 {
+			mode = "pools"
+		}
+		if slices.ContainsFunc(v.Nodes(), func(n *model.Node) bool { return n.Key() != model.PublicKey{} }) {
+			config.WireGuard[0] = 1 // encryption is asked for
+			own.Fabric = &model.NodeFabric{WireGuard: config.WireGuard}
+		}
+	})
+	_ = fabricMode{&config}.Set(mode)
+	compiler := compile.New(config)
+	compiler.SetUnderlay([]model.HostAddress{{Prefix: netip.PrefixFrom(own.IPs[0], 0)}, {Prefix: netip.PrefixFrom(own.IPs[1], 0)}})
+	c.objects.Apply([]store.Event{{Kind: model.NodeKind, Name: own.Ref().Name, Object: own}})
+	compiler.Update(c.objects, c.objects.Take())
+	_, issues := compiler.FabricView()
+	return issues
 }
 
 // declared reports whether a file has an object, be it one that is refused.

@@ -28,7 +28,7 @@ func TestCheck(t *testing.T) {
 		vain    = "unused.yaml:1: NetworkPolicy.projectcalico.org shop/security.x: hint: spec.selector: selects no pod of namespace shop, so the policy does nothing\n"
 		wrong   = "typo.yaml:1: NetworkPolicy shop/typo: spec.ingress[0].form: there is no such field\n"
 		none    = "idle.yaml:1: NetworkPolicy shop/idle: hint: spec.podSelector: selects no pod of namespace shop, so the policy does nothing\n"
-		rival   = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which was there first; give one of them another address or port\n"
+		rival   = "lease.yaml:3: Service shop/second: TCP 203.0.113.5:80 belongs to Service shop/first, which comes first by name; give one of them another address or port\n"
 		twice   = "web.yaml:1: NetworkPolicy shop/typo: is declared in typo.yaml:1 as well\n"
 		waits   = "tiered.yaml:1: GlobalNetworkPolicy security.deny: note: spec.tier: it waits for Tier security, which no file has\n"
 		adverts = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: arp, namespace: lb}, spec: {ipAddressPools: [inside, outside]}}\n---\n" +
@@ -164,5 +164,45 @@ ports: [{port: 80, name: "", protocol: TCP}]
 	var out bytes.Buffer
 	if status := cli.Execute(t.Context(), root, []string{"check", "-"}, &out, io.Discard); status != 3 || out.String() != strings.ReplaceAll(wrong, "typo.yaml", "stdin") {
 		t.Errorf("status %d, %s", status, out.String())
+	}
+}
+
+// What an agent would say of Nodes, check says too, whichever agent that would be.
+func TestCheckNodes(t *testing.T) {
+	node := func(name, cidr, address, more string) string {
+		return fmt.Sprintf("{apiVersion: v1, kind: Node, metadata: {name: %s, %s}, spec: {podCIDRs: [%s]}, status: {addresses: [{type: InternalIP, address: %s}]}}\n---\n", name, more, cidr, address)
+	}
+	const mac = "annotations: {projectcalico.org/VXLANTunnelMACAddr: '02:00:00:00:00:6d'}"
+	vxlan := fmt.Sprintf(onePool, "Always", false)
+	for name, c := range map[string]struct {
+		nodes, pool, flags string
+		says               []string
+	}{
+		"nothing is wrong": {nodes: node("b", "10.244.2.0/24", "192.0.2.2", "") + node("a", "10.244.1.0/24", "198.51.100.1", "")},
+		"one pod CIDR": {nodes: node("b", "10.244.1.0/24", "192.0.2.2", "") + node("a", "10.244.1.0/24", "192.0.2.1", ""),
+			says: []string{"Node b: its pod CIDR 10.244.1.0/24 is that of Node a, which comes first by name: its pods there are not reached"}},
+		"one pod CIDR, and ages": {nodes: node("b", "10.244.1.0/24", "192.0.2.2", "creationTimestamp: '2020-01-01T00:00:00Z'") + node("a", "10.244.1.0/24", "192.0.2.1", "creationTimestamp: '2021-01-01T00:00:00Z'"),
+			says: []string{"Node a: its pod CIDR 10.244.1.0/24 is that of Node b, which was there first: its pods there are not reached"}},
+		"one address": {nodes: node("b", "10.244.2.0/24", "192.0.2.1", "") + node("a", "10.244.1.0/24", "192.0.2.1", "") + node("c", "10.244.3.0/24", "192.0.2.3", ""),
+			says: []string{"Node b: its address 192.0.2.1 is that of Node a, which comes first by name: its pods of 10.244.2.0/24 are not reached"}},
+		"one MAC": {nodes: node("b", "10.244.2.0/24", "192.0.2.2", mac) + node("a", "10.244.1.0/24", "192.0.2.1", mac), pool: vxlan,
+			says: []string{"Node b: the MAC 02:00:00:00:00:6d of its VXLAN device is that of Node a, which comes first by name"}},
+		"a family": {nodes: node("b", "fd00:10:2::/64", "192.0.2.2", "") + node("a", "'10.244.1.0/24', 'fd00:10:1::/64'", "192.0.2.1", ""),
+			says: []string{"Node b: it has no IPv6 address: its pods of fd00:10:2::/64 are not reached", "Node a: it has no IPv6 address: its pods of fd00:10:1::/64 are not reached"}},
+		"no pool": {nodes: node("b", "10.245.2.0/24", "192.0.2.2", ""), pool: vxlan, flags: "--complete",
+			says: []string{"Node b: no IPPool holds its pod CIDR 10.245.2.0/24"}},
+		"no pool here": {nodes: node("b", "10.245.2.0/24", "192.0.2.2", ""), pool: vxlan},
+	} {
+		dir := folder(t, map[string]string{"nodes.yaml": c.nodes, "pool.yaml": c.pool})
+		_, stdout, stderr := sluice(t, append(strings.Fields("check "+c.flags), dir)...)
+		var lines []string
+		for line := range strings.Lines(stdout) {
+			if strings.Contains(line, ": Node ") && !strings.Contains(line, "hint: ") {
+				lines = append(lines, line)
+			}
+		}
+		if !slices.EqualFunc(lines, c.says, strings.Contains) {
+			t.Errorf("%s: %q, want %q\n%s%s", name, lines, c.says, stdout, stderr)
+		}
 	}
 }

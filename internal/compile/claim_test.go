@@ -138,8 +138,11 @@ func TestClashes(t *testing.T) {
 							key = fmt.Sprintf("[%s]:%d", f.addr(i[1][:2]), port)
 						}
 						why := "which was there first"
-						if tc.name == foreignClusterIP {
+						switch tc.name {
+						case foreignClusterIP:
 							why = "whose cluster IP that is"
+						case "of the same age: the first by name":
+							why = "which comes first by name"
 						}
 						want = append(want, fmt.Sprintf(taken, i[0], key, i[2], why))
 					}

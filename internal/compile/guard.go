@@ -163,7 +163,7 @@ func (b *builder) permitted(kind state.Kind, what string, addrs []netip.Addr) []
 	for _, a := range addrs {
 		if o, ofNode := b.guard.nodes[a]; ofNode && !o.Before(b.svc.Birth()) && !bad(a) && !model.Within(a, b.cfg.AllowNodeAddresses) {
 			issue := model.Ref{Kind: model.NodeKind, Name: o.Name}.Issue(
-				fmt.Sprintf("its address %s is the %s of Service %s, which was there first: the Service's ports there lead to the Service; give the node another address", a, what, b.svc.Name))
+				fmt.Sprintf("its address %s is the %s of Service %s, %s: the Service's ports there lead to the Service; give the node another address", a, what, b.svc.Name, b.svc.Birth().Precedence(o.Birth)))
 			issue.Everywhere = true
 			b.add(issue)
 		}

@@ -114,10 +114,10 @@ func (c *claims) issues(nodePorts []netip.Addr) (list []model.Issue) {
 // the first precedence; empty: its age. Everywhere is that of the issues.
 func clashes[T any](why, what string, rivals *contest[T], everywhere bool) []model.Issue {
 	var list []model.Issue
-	winner := rivals.order[0].svc.Name.String()
+	winner := rivals.order[0].svc
 	for _, r := range rivals.order[1:] {
 		issue := r.svc.Ref().Issue(
-			what + " belongs to Service " + winner + ", " + cmp.Or(why, "which was there first") + "; give one of them another address or port")
+			what + " belongs to Service " + winner.Name.String() + ", " + cmp.Or(why, winner.Birth().Precedence(r.svc.Birth())) + "; give one of them another address or port")
 		issue.Everywhere = everywhere
 		list = append(list, issue)
 	}

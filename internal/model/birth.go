@@ -26,6 +26,14 @@ func (b Birth) Compare(o Birth) int {
 	return b.Name.Compare(o.Name)
 }
 
+// Precedence says in words why the object has what another one claims, too.
+func (b Birth) Precedence(over Birth) string {
+	if b.Created.Equal(over.Created) {
+		return "which comes first by name"
+	}
+	return "which was there first"
+}
+
 // AddressOwner is the oldest node that has an address.
 type AddressOwner struct {
 	Birth

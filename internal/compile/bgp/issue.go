@@ -153,7 +153,7 @@ func (c *Compiler) rivalIssues(l *issues) {
 		if l.speak[of] {
 			inForce = model.InForceRest
 		}
-		l.add(of, inForce, "another object asks for the same peer, and was there first: %s; remove one", model.FirstFew(texts, 3))
+		l.add(of, inForce, "another object that asks for the same peer comes first: %s; remove one", model.FirstFew(texts, 3))
 	}
 }
 

@@ -201,8 +201,8 @@ func TestPeers(t *testing.T) {
 			objects: []model.Object{tor("q", func(p *model.BGPPeer) { p.AS = 64502 }), tor("p"), metalLB("m")},
 			want:    []string{"BGPPeer lb/m: 192.0.2.1:179 AS 64501 IPv4 no restart import (-) export (-)"},
 			faults: []string{
-				"BGPPeer p: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
-				"BGPPeer q: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
+				"BGPPeer p: another object that asks for the same peer comes first: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
+				"BGPPeer q: another object that asks for the same peer comes first: 192.0.2.1 (BGPPeer lb/m); remove one; in force: nothing of it",
 			},
 		},
 		"the older of two with one address": {
@@ -212,8 +212,8 @@ func TestPeers(t *testing.T) {
 			},
 			want: []string{"BGPPeer q: " + usual},
 			faults: []string{
-				"BGPPeer p: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
-				"BGPPeer.metallb.io lb/m: another object asks for the same peer, and was there first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
+				"BGPPeer p: another object that asks for the same peer comes first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
+				"BGPPeer.metallb.io lb/m: another object that asks for the same peer comes first: 192.0.2.1 (BGPPeer q); remove one; in force: nothing of it",
 			},
 		},
 

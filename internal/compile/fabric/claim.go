@@ -156,9 +156,9 @@ func (c *Compiler) deny(n *node, i int) string {
 	}
 	switch by, holder := c.holder(cidr, n.Node); {
 	case holder != nil && by == cidr:
-		return fmt.Sprintf("is that of Node %s, which was there first", holder.Name)
+		return fmt.Sprintf("is that of Node %s, %s", holder.Name, holder.Birth().Precedence(n.Birth()))
 	case holder != nil && (i < len(n.PodCIDRs) || !slices.Contains(holder.PodCIDRs, by)):
-		return fmt.Sprintf("lies in %s of Node %s, which was there first", by, holder.Name)
+		return fmt.Sprintf("lies in %s of Node %s, %s", by, holder.Name, holder.Birth().Precedence(n.Birth()))
 	}
 	if at := slices.IndexFunc(c.apiServers, cidr.Contains); at >= 0 { // whoever mends it would not be heard
 		return fmt.Sprintf("holds %s, the API server", c.apiServers[at])
@@ -180,13 +180,13 @@ func (c *Compiler) holder(p netip.Prefix, before *model.Node) (by netip.Prefix, 
 	return netip.Prefix{}, nil
 }
 
-// lost says who has the address of a node in its place; "": it has it itself.
+// lost says who has the address of a node in its place, and why; "": it has it itself.
 func (c *Compiler) lost(a netip.Addr, n *model.Node) string {
-	if winner := c.addrs.winner(a); winner != n.Name {
-		return "that of Node " + winner
+	if winner := c.addrs[a][0]; winner.Name != n.Name {
+		return fmt.Sprintf("that of Node %s, %s", winner.Name, winner.Birth().Precedence(n.Birth()))
 	}
 	if by, holder := c.holder(single(a), n); holder != nil {
-		return fmt.Sprintf("in %s, pods of Node %s", by, holder.Name)
+		return fmt.Sprintf("in %s, pods of Node %s, %s", by, holder.Name, holder.Birth().Precedence(n.Birth()))
 	}
 	return ""
 }

@@ -447,7 +447,7 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		return
 	}
 	if by := c.lost(remote, n.Node); by != "" {
-		n.fault("its address %s is %s, which was there first: its pods of %s are not reached; give it another address", remote, by, cidr)
+		n.fault("its address %s is %s: its pods of %s are not reached; give it another address", remote, by, cidr)
 		return
 	}
 	direct := c.direct(remote, local)
@@ -460,7 +460,8 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		c.route(n, cidr, state.Route{Node: n.Name, Device: state.DeviceWG})
 		c.end(n, state.DeviceWG, n.peer.Endpoint.Addr(), c.tunnelAddress(n.Node, is4, netip.Addr{}), carrierWG)
 	case tunnels(pool.VXLAN, direct) && c.macs.winner(mac) != n.Name:
-		n.fault("the MAC %s of its VXLAN device is that of Node %s, which was there first: its pods of %s are not reached; remove its annotation", mac, c.macs.winner(mac), cidr)
+		by := c.macs[mac][0]
+		n.fault("the MAC %s of its VXLAN device is that of Node %s, %s: its pods of %s are not reached; remove its annotation", mac, by.Name, by.Birth().Precedence(n.Birth()), cidr)
 	case tunnels(pool.VXLAN, direct):
 		device, gateway := c.vtep(n, is4, remote)
 		c.route(n, cidr, state.Route{Node: n.Name, Device: device, Via: gateway})

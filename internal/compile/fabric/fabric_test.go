@@ -288,7 +288,7 @@ func TestFabric(t *testing.T) {
 			nodes:  []string{"own 192.0.2.1 10.244.1.0/24 created=x", "b 192.0.2.2 10.244.2.0/24 created=x", "c 192.0.2.3 10.244.3.0/24 created=x", "d 192.0.2.4 10.244.4.0/24 created=x", "e 192.0.2.5 10.244.0.0/16 created=xx"},
 			pools:  []string{"v4 10.244.0.0/16"},
 			want:   "10.244.0.0/16: eth0 192.0.2.5\n10.244.1.0/24: nowhere\n10.244.2.0/24: eth0 192.0.2.2\n10.244.3.0/24: eth0 192.0.2.3\n10.244.4.0/24: eth0 192.0.2.4",
-			issues: []string{"Node e: its pod CIDR 10.244.0.0/16 holds 10.244.1.0/24 of Node own, 10.244.2.0/24 of Node b, 10.244.3.0/24 of Node c and 1 more, there before it: its pods there are not reached; give it another"},
+			issues: []string{"Node e: its pod CIDR 10.244.0.0/16 holds what other nodes have before it, 10.244.1.0/24 of Node own, 10.244.2.0/24 of Node b, 10.244.3.0/24 of Node c and 1 more: its pods there are not reached; give it another"},
 		},
 		"pods with the address of a third node": {
 			nodes: []string{"own 192.0.2.1", "b 192.0.2.2 198.51.100.0/30 created=xx", "c 198.51.100.3 10.244.3.0/24 created=x"}, pools: []string{"all 0.0.0.0/0 vxlan=Always"},

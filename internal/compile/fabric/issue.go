@@ -101,7 +101,7 @@ func (m nested) issues() (list []model.Issue) {
 	for k, within := range m {
 		slices.Sort(within)
 		ref := model.Ref{Kind: model.NodeKind, Name: model.Name{Name: k.node}}
-		list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s holds %s, there before it: its pods there are not reached; give it another", k.cidr, model.FirstFew(within, 3))))
+		list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s holds what other nodes have before it, %s: its pods there are not reached; give it another", k.cidr, model.FirstFew(within, 3))))
 	}
 	return list
 }
@@ -133,7 +133,7 @@ func (c *Compiler) ownIssues() (list []model.Issue) {
 	for _, is4 := range []bool{true, false} {
 		if local := c.local(is4); local != nil {
 			if by := c.lost(local.Prefix.Addr(), c.own); by != "" {
-				list = append(list, c.own.Ref().Issue(fmt.Sprintf("its address %s is %s, which was there first: neither reaches the other's pods; give it another address", local.Prefix.Addr(), by)))
+				list = append(list, c.own.Ref().Issue(fmt.Sprintf("its address %s is %s: neither reaches the other's pods; give it another address", local.Prefix.Addr(), by)))
 			}
 			continue
 		}

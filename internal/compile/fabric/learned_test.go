@@ -100,7 +100,7 @@ func TestLearned(t *testing.T) {
 			},
 			want: ownRoute + "10.244.2.0/24: eth0 192.0.2.2\n10.244.3.0/24: eth0 192.0.2.9\n10.244.3.0/25: eth0 192.0.2.5\n240.1.1.0/24: eth0 192.0.2.9",
 			issues: []string{
-				"Node far: its pod CIDR 10.244.3.0/24 holds 10.244.3.0/25 of Node late, there before it",
+				"Node far: its pod CIDR 10.244.3.0/24 holds what other nodes have before it, 10.244.3.0/25 of Node late",
 				"peer tor: its route to 10.244.0.0/20 is not followed: it holds 10.244.1.0/24, pods of this node",
 				"peer tor: its route to 10.244.2.128/25 is not followed: it lies in 10.244.2.0/24, pods of Node near; have the peer not announce it, or reject it by a BGPFilter",
 				"peer tor: its route to 10.244.3.7/32 is not followed: it lies in 10.244.3.0/25, pods of Node late",
