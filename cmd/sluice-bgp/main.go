@@ -35,7 +35,7 @@ restart keep the routes until the next one runs. Use 'sluice bgp' to see how it 
 				_ = cmd.Help()
 				return cli.Usage(errors.New("orders come from Sluice's agent, and not from a terminal"))
 			}
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), cli.LogOptions(level)))
+			log := cli.TextLog(cmd.ErrOrStderr(), level)
 			return speaker.New(log).Run(cmd.Context(), os.Stdin, cmd.OutOrStdout())
 		},
 	}

@@ -413,12 +413,11 @@ func (f *nodeFlags) families() (ipv4, ipv6 bool) {
 }
 
 func newLogger(w io.Writer, format string, level slog.Level) (*slog.Logger, error) {
-	options := cli.LogOptions(level)
 	switch format {
 	case "text":
-		return slog.New(slog.NewTextHandler(w, options)), nil
+		return cli.TextLog(w, level), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+		return slog.New(slog.NewJSONHandler(w, cli.LogOptions(level))), nil
 	}
 	return nil, cli.Usage(fmt.Errorf("--log-format %s: choose text or json", format))
 }

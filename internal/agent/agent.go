@@ -305,8 +305,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { l.run(ctx); return nil })
 	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "mode", a.Mode, "pid", os.Getpid(), "socket", a.Socket)
 	err = group.Wait()
-	stopped := "agent stopped; what it programmed stays in the kernel"
-	if a.Driver.Capabilities().Can&driver.Survives == 0 {
+	a.mu.Lock()
+	changed := a.record.last != nil
+	a.mu.Unlock()
+	stopped := "agent stopped; what is programmed stays in the kernel"
+	switch {
+	case !changed && !a.health.ready():
+		stopped = "agent stopped; it programmed nothing"
+	case a.Driver.Capabilities().Can&driver.Survives == 0:
 		stopped = "agent stopped; in its mode nothing stays in the kernel"
 	}
 	a.Log.Info(stopped, "node", a.Node)

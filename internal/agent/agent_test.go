@@ -839,3 +839,24 @@ func TestWaitForObjects(t *testing.T) {
 		t.Errorf("a generation that there is not yet: %v", err)
 	}
 }
+
+// Whether anything stays in the kernel is said as it is.
+func TestLastWords(t *testing.T) {
+	for want, work := range map[string]func(*testAgent){
+		"agent stopped; it programmed nothing": func(*testAgent) {},
+		"agent stopped; what is programmed stays in the kernel": func(b *testAgent) {
+			b.source.deliver(web(1, "10.1.0.1")...)
+			b.source.sync()
+			b.holds(t, "TCP 10.0.0.1:80 -> [10.1.0.1:8080]")
+		},
+	} {
+		var b *testAgent
+		t.Run("agent", func(t *testing.T) {
+			b = start(t)
+			work(b)
+		})
+		if !strings.Contains(b.log.String(), want) {
+			t.Errorf("want %q:\n%s", want, b.log.String())
+		}
+	}
+}
