@@ -41,7 +41,7 @@ func newCleanupCommand() *cobra.Command {
 // privilege is missing: then tunnels and farms are left, too. Kernel parameters stay as they are
 // whenever something is left, as it may need them.
 func cleanup(cmd *cobra.Command, socket string) error {
-	if agent.Alive(socket) && !agent.Elsewhere(socket) {
+	if agent.Alive(socket) && agent.Elsewhere(socket) == 0 {
 		return fmt.Errorf("an agent answers on %s and would put everything back: stop it first", socket)
 	}
 	err := programmed{&modeFlags{record: sysctl.RecordPath(socket)}}.purge(cmd.Context())

@@ -70,7 +70,7 @@ func watchDrops(parent context.Context, o dropOptions, out, notes io.Writer) err
 			time.AfterFunc(o.span, cancel)
 		}
 	}
-	err := agent.NewClient(o.socket).Drops(ctx, started, func(r agent.DropReport) error {
+	err := agentAt(o.socket, notes).Drops(ctx, started, func(r agent.DropReport) error {
 		if r.Missed != nil {
 			missed = *r.Missed
 		}

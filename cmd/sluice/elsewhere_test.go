@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -94,6 +95,26 @@ func TestAnotherNamespacesFiles(t *testing.T) {
 	left, err := os.ReadDir(filepath.Dir(socket))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// Commands that ask an agent of another network namespace say so, and only those.
+func TestAnotherNamespacesAnswers(t *testing.T) {
+	t.Parallel()
+	one, other := nodeNS(t), world.NewHost(t, "other").NS
+	dir, socket := folder(t, map[string]string{"web.yaml": web}), filepath.Join(t.TempDir(), "s.sock")
+	ended := startProgram(t, one, exec.Command(self, "run", "--manifests", dir, "--node", "node-a", "--socket", socket, "--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"))
+	eventually(t, "the agent answers", func() bool {
+		code, _ := inside(t, one, "sync", "--socket", socket)
+		return code == cli.ExitOK || len(ended) > 0
+	})
+	for _, command := range []string{"status", "services", "policies", "sync", "plan", "why 10.0.0.1 10.0.0.2:80", "drops --for 1ms"} {
+		for _, ns := range []*netns.NS{one, other} {
+			_, out := inside(t, ns, append(strings.Fields(command), "--socket", socket)...)
+			if strings.Contains(out, "answers, an agent of another network namespace than this one\n") != (ns == other) {
+				t.Errorf("%s in %s: %s", command, ns.Name, out)
+			}
+		}
 	}
 }
 

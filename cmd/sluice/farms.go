@@ -31,7 +31,7 @@ func newFarmsCommand() *cobra.Command {
 		Use: "farms [NAME...]", Short: "List the farms of the balancer and their backends, live", Long: farmsHelp,
 		Example: "  sluice farms --watch\n  sluice farms web -o json",
 		RunE: func(cmd *cobra.Command, names []string) error {
-			client := agent.NewClient(socket)
+			client := agentAt(socket, cmd.ErrOrStderr())
 			if format != "" && format != "table" {
 				farms, err := client.Farms(cmd.Context())
 				if err != nil {

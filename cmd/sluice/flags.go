@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -169,6 +170,15 @@ func (n nodePorts) Set(list string) error {
 
 // Type implements pflag.Value.
 func (n nodePorts) Type() string { return "CIDRs" }
+
+// agentAt returns a client of the agent on a socket, and says if that works in another network
+// namespace: the answers are not about this one.
+func agentAt(socket string, notes io.Writer) *agent.Client {
+	if process := agent.Elsewhere(socket); process != 0 {
+		_ = printf(notes, "note: process %d answers, an agent of another network namespace than this one\n", process)
+	}
+	return agent.NewClient(socket)
+}
 
 // socketFlag adds --socket.
 func socketFlag(cmd *cobra.Command, socket *string) {

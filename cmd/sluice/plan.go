@@ -44,7 +44,7 @@ then a part of the plan.`,
 			case err == nil:
 				plan, err = o.planObjects(ctx, cmd.ErrOrStderr())
 			case errors.Is(err, errNoObjects):
-				plan, err = agent.NewClient(o.socket).Plan(ctx)
+				plan, err = agentAt(o.socket, cmd.ErrOrStderr()).Plan(ctx)
 			}
 			if err != nil {
 				return err

@@ -121,7 +121,7 @@ func (f *nodeFlags) probeDriver(ctx context.Context, m *mode, policy bool) (name
 
 // knownNodes is how many Nodes an agent of this node knows; 0: there is no agent, or it knows none.
 func knownNodes(ctx context.Context, socket string) int {
-	if !agent.Alive(socket) || agent.Elsewhere(socket) {
+	if !agent.Alive(socket) || agent.Elsewhere(socket) != 0 {
 		return 0
 	}
 	status, _ := agent.NewClient(socket).Status(ctx) // whether it answers is told by other checks
@@ -131,7 +131,7 @@ func knownNodes(ctx context.Context, socket string) int {
 // refusedAddresses names what the agent refuses to services. If there is no agent, it names what
 // kube-proxy serves and an agent without further flags would not.
 func refusedAddresses(ctx context.Context, socket string) (refused []string, err error) {
-	if agent.Alive(socket) {
+	if agent.Alive(socket) && agent.Elsewhere(socket) == 0 {
 		status, err := agent.NewClient(socket).Status(ctx)
 		for _, issue := range status.Issues {
 			if issue.Refused {

@@ -31,7 +31,7 @@ const fewNodes = 5
 // peers, if there is a source of objects that names them, and how many Nodes there are.
 func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket string) (results []preflight.Result, nodes int) {
 	unnamed := errors.Is(node.checkObjects(), errNoObjects)
-	if agent.Alive(socket) && !agent.Elsewhere(socket) {
+	if agent.Alive(socket) && agent.Elsewhere(socket) == 0 {
 		if report, err := agent.NewClient(socket).Fabric(ctx); err == nil {
 			asked := cmp.Or(map[bool]string{true: state.WireGuard.String()}[encrypt], encapsulations[fabricMode{&node.compiler}.String()])
 			if results, same := heardBy(report, asked); same || unnamed {

@@ -66,7 +66,7 @@ func newListCommand[T any](use, short, long string, ask func(*cobra.Command, *ag
 		Use: use, Short: short, Long: long,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			answer, err := ask(cmd, agent.NewClient(socket))
+			answer, err := ask(cmd, agentAt(socket, cmd.ErrOrStderr()))
 			if err != nil {
 				return err
 			}

@@ -30,7 +30,7 @@ read, or that takes too long.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			client := agent.NewClient(socket)
+			client := agentAt(socket, cmd.ErrOrStderr())
 			err := client.Sync(ctx)
 			if fault, ok := errors.AsType[*agent.FaultError](err); ok {
 				for _, i := range model.IssueLines(fault.Issues) {

@@ -61,7 +61,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		}
 		o.Node = name
 	}
-	if agent.Elsewhere(o.Socket) {
+	if agent.Elsewhere(o.Socket) != 0 {
 		return fmt.Errorf("the agent on %s works in another network namespace: name the socket of this one's with --socket", o.Socket)
 	}
 	kernel := programmed{&modeFlags{record: sysctl.RecordPath(o.Socket)}}

@@ -80,7 +80,7 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 				return cli.Usage(err)
 			}
 			q.Family, q.Via, q.Suggest = family, via, suggest
-			e, err := agent.NewClient(socket).Explain(cmd.Context(), q)
+			e, err := agentAt(socket, cmd.ErrOrStderr()).Explain(cmd.Context(), q)
 			if err != nil {
 				return err
 			}

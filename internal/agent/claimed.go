@@ -23,22 +23,24 @@ func Claimed() (bool, error) {
 	return false, nil
 }
 
-// Elsewhere reports whether the agent that has the socket open works in another network namespace
-// than the calling thread's: a path is the same in all of them. False where that cannot be told, as
-// of a process in another container.
-func Elsewhere(socket string) bool {
+// Elsewhere returns the process of the agent that has the socket open, if it works in another
+// network namespace than the calling thread's: a path is the same in all of them. 0: it does not,
+// or that cannot be told, as of a process in another container.
+func Elsewhere(socket string) (process int32) {
 	who, err := ownerOf(socket)
 	if err != nil {
-		return false
+		return 0
 	}
 	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", who.Pid))
 	if err != nil {
-		return false
+		return 0
 	}
 	here, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil || here == theirs {
-		return false
+		return 0
 	}
-	claimed, err := Claimed() // a process may have threads in several
-	return err == nil && !claimed
+	if claimed, err := Claimed(); err != nil || claimed { // a process may have threads in several
+		return 0
+	}
+	return who.Pid
 }
