@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -69,6 +70,7 @@ func Main(root *cobra.Command) {
 
 // Execute runs a command line and returns the exit status.
 func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	log.SetOutput(io.Discard) // libraries' remarks, such as on attributes of ipset that they do not know
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

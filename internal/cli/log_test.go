@@ -2,12 +2,16 @@ package cli
 
 import (
 	"errors"
+	"io"
+	"log"
 	"log/slog"
 	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -52,5 +56,15 @@ func TestLogIsReadable(t *testing.T) {
 	want := `level=INFO msg="it is so" list="a, b" objects="Node 2, Pod 3" refs="Node n" peer="Name tor, Port 179, Next Name x" errors="one, two" kind=Node prefixes=10.0.0.0/8 bytes=text took=1s any="1, , true"` + "\n"
 	if got != want {
 		t.Errorf("it logs\n%swant\n%s", got, want)
+	}
+}
+
+// What libraries remark by the standard log is not among what a command prints.
+func TestLibrariesRemarks(t *testing.T) {
+	before := log.Writer()
+	defer log.SetOutput(before)
+	Execute(t.Context(), &cobra.Command{Use: "x", Run: func(*cobra.Command, []string) {}}, nil, io.Discard, io.Discard)
+	if log.Writer() != io.Discard {
+		t.Error("it is printed")
 	}
 }
