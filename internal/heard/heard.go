@@ -285,7 +285,10 @@ func (p *Prober) why(of model.FarEnd, e *end) (text string, here bool) {
 	}
 	err := e.err
 	if r := p.remotes[of.Remote]; r != nil && err == nil {
-		err = r.err
+		switch err = r.err; {
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, unix.ECONNREFUSED): // as for echoes alone
+			err = nil
+		}
 	}
 	if err == nil {
 		return "", false

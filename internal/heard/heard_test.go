@@ -114,6 +114,11 @@ func TestWhyNotHeard(t *testing.T) {
 			"Node far: " + unheard + "though 192.0.2.2 does: if its agent runs, have firewalls let IP protocol 4 (IPIP) pass between this node and 192.0.2.2"},
 		{"a firewall drops all", func() { far.Exec("nft", "add rule inet fw in drop") }, func() { far.Exec("nft", "flush chain inet fw in") },
 			"Node far: " + unheard + "and neither does 192.0.2.2: if the node is up, have firewalls"},
+		{"a firewall drops the tunnel, and a rule of this node echoes", func() {
+			far.Exec("nft", "add rule inet fw in ip daddr 10.9.2.0 drop")
+			node.Exec("nft", "add table inet fw; add chain inet fw out { type filter hook output priority 0; }; add rule inet fw out ip daddr 192.0.2.2 icmp type echo-request drop")
+		}, func() { far.Exec("nft", "flush chain inet fw in"); node.Exec("nft", "delete table inet fw") },
+			"Node far: " + unheard + "and neither does 192.0.2.2: if the node is up, have firewalls"},
 		{"a firewall rejects all", func() {
 			far.Exec("nft", "add chain inet fw rejects { type filter hook input priority 0; }; add rule inet fw rejects reject")
 		},
