@@ -159,8 +159,8 @@ func (o *labOptions) warn(w io.Writer) {
 	}
 }
 
-// crowded says that the nodes of a lab are more than the machine's kernel has room for in its tables
-// of neighbours; "": they are not. Each node knows each other one, and what is outside.
+// crowded says that a lab has more nodes than the machine's kernel has room for in its tables of
+// neighbours; "": it has not. Each node knows each other one, and what is outside.
 func crowded(nodes int, tables []preflight.Neighbours) string {
 	need := nodes * (nodes + 1)
 	for _, t := range tables {

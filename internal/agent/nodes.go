@@ -40,8 +40,8 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 	return n.name[addr]
 }
 
-// beside is how many other nodes have addresses of a family on subnets of this one: the kernel knows
-// each as a neighbour.
+// beside is how many other nodes have addresses of a family on subnets of this one: neighbours that
+// the kernel is to know.
 func (a *Agent) beside(is4 bool) (n int) {
 	a.compiling.Lock()
 	own := slices.Clone(a.Compiler.HostAddresses())

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// TextLog returns a log for people, with LogOptions: lists and objects are written as in a sentence.
+// TextLog returns a log for people, with LogOptions: lists and objects are written as in a
+// sentence.
 func TextLog(w io.Writer, level slog.Leveler) *slog.Logger {
 	options := LogOptions(level)
 	leaveOut := options.ReplaceAttr

@@ -91,8 +91,8 @@ type FarEnd struct {
 type Heard struct {
 	Last   time.Time `json:"last,omitzero"` // when it did; zero: never
 	Missed int       `json:"missed"`        // how often it has not since, in a row
-	// Why is what this node's kernel, or the network, says of packets that were not answered, without
-	// the node's name and addresses; "": nothing.
+	// Why is what this node's kernel, or the network, says of packets without an answer; it has no
+	// names or addresses. "": nothing.
 	Why string `json:"why,omitempty"`
 }
 
