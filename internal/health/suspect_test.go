@@ -90,6 +90,24 @@ func TestSuspectPorts(t *testing.T) {
 	}
 }
 
+// A check of a suspected target that has failed is repeated without a pause.
+func TestSuspectAtOnce(t *testing.T) {
+	l := newLoop(New(Options{}))
+	c := rarely(Check{Type: TCP})
+	key := Key{"farm", "backend"}
+	defer l.close()
+	l.replace(key, &Target{&c, netip.MustParseAddr("192.0.2.1"), 80})
+	target := l.targets[key]
+	target.begun = time.Now()
+	l.end(target, up("connected"))
+	l.suspect(netip.MustParseAddrPort("192.0.2.1:80"))
+	target.begun = time.Now()
+	l.end(target, down("connection refused"))
+	if l.schedule.due(time.Now()) != target {
+		t.Errorf("the next check is in %v, want now", time.Until(target.due))
+	}
+}
+
 // A backend whose checks succeed stays up, however often it refuses connections, and is checked ten
 // times a second for it at the most.
 func TestSuspectFlood(t *testing.T) {
