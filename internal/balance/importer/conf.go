@@ -59,7 +59,7 @@ type confReader struct {
 
 // What a file may come to, with its sequences and what it includes.
 const (
-	mostLines = 1 << 20
+	mostLines = 1 << 17
 	mostDepth = 50
 )
 

@@ -111,7 +111,7 @@ func TestKeepalivedSyntax(t *testing.T) {
 		"a\nb {\nc {\n}":                        "line 2: the block of b",
 		strings.Repeat("a {\n", 30):             "more than 20",
 		"$A= \\\nb \\\n$A \\\n\n$A":             "stand for each other",
-		"~SEQ(A,1,9999) ~SEQ(B,1,9999) $C=${A}": "more than 1048576 lines",
+		"~SEQ(A,1,999) ~SEQ(B,1,999) $C=${A}": "more than 131072 lines",
 		"":                                      "virtual_server",
 		"$A=" + strings.Repeat("x", 300) + "\n$B=${A}${A}${A}${A}${A}${A}\n$C=${B}${B}${B}${B}${B}${B}\n$D=${C}${C}${C}${C}${C}${C}${C}\n$D": "longer than",
 	} {
