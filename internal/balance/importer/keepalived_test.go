@@ -106,13 +106,13 @@ func TestKeepalivedSyntax(t *testing.T) {
 	for conf, want := range map[string]string{
 		"{": "nothing stands before",
 		"virtual_server 10.0.0.1 80 {\n@one real_server 10.1.0.1 80 {\n}\n}": "line 2: @one real_server 10.1.0.1 80 {: the block cannot be read",
-		"$A=${B}\n$B=${A}\n$A":                  "stand for each other",
-		"virtual_server 10.0.0.1 80 {\n}}":      "line 2: a block is closed",
-		"a\nb {\nc {\n}":                        "line 2: the block of b",
-		strings.Repeat("a {\n", 30):             "more than 20",
-		"$A= \\\nb \\\n$A \\\n\n$A":             "stand for each other",
+		"$A=${B}\n$B=${A}\n$A":                "stand for each other",
+		"virtual_server 10.0.0.1 80 {\n}}":    "line 2: a block is closed",
+		"a\nb {\nc {\n}":                      "line 2: the block of b",
+		strings.Repeat("a {\n", 30):           "more than 20",
+		"$A= \\\nb \\\n$A \\\n\n$A":           "stand for each other",
 		"~SEQ(A,1,999) ~SEQ(B,1,999) $C=${A}": "more than 131072 lines",
-		"":                                      "virtual_server",
+		"":                                    "virtual_server",
 		"$A=" + strings.Repeat("x", 300) + "\n$B=${A}${A}${A}${A}${A}${A}\n$C=${B}${B}${B}${B}${B}${B}\n$D=${C}${C}${C}${C}${C}${C}${C}\n$D": "longer than",
 	} {
 		if _, _, err := Keepalived(strings.NewReader(conf), Options{}); err == nil || !strings.Contains(err.Error(), want) {
