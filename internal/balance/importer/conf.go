@@ -90,7 +90,7 @@ func (c *confReader) file(name string, r io.Reader) error {
 		shown = ""
 	}
 	c.files = append(c.files, name)
-	c.defined["_PWD"] = filepath.Dir(name)
+	c.moved()
 	lines := bufio.NewScanner(r)
 	for line := 1; lines.Scan(); line++ {
 		c.notes.places = append(c.notes.places, lineOf{shown, line})
@@ -104,10 +104,15 @@ func (c *confReader) file(name string, r io.Reader) error {
 		}
 	}
 	c.files = c.files[:len(c.files)-1]
-	if len(c.files) > 0 {
-		c.defined["_PWD"] = filepath.Dir(c.files[len(c.files)-1])
-	}
+	c.moved()
 	return lines.Err()
+}
+
+// moved has ${_PWD} be the folder of the file that is read now, if that is known.
+func (c *confReader) moved() {
+	if n := len(c.files); n > 0 && c.files[n-1] != "" {
+		c.defined["_PWD"], _ = filepath.Abs(filepath.Dir(c.files[n-1]))
+	}
 }
 
 var (
@@ -234,11 +239,13 @@ func counted(text, format string) (names []string, rows [][]string) {
 		start, end = n[0], n[1]
 	case 3:
 		start, step, end = n[0], n[1], n[2]
+	default:
+		return nil, nil
 	}
 	if step == 0 {
 		step = int64(cmp.Compare(end, start)) | 1
 	}
-	for v := start; len(n) > 0 && (v-end)*step <= 0 && len(rows) < mostLines; v += step {
+	for v := start; (v-end)*step <= 0 && len(rows) < mostLines; v += step {
 		rows = append(rows, []string{fmt.Sprintf(format, v)})
 	}
 	return []string{strings.TrimSpace(args[0])}, rows

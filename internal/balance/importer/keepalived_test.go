@@ -74,7 +74,7 @@ func TestKeepalivedSyntax(t *testing.T) {
 		"for one machine":              {"virtual_server 10.0.0.1 80 {\n@one lb_algo sh" + server, farm, "@one lb_algo sh: left out"},
 		"a server for one machine":     {"virtual_server 10.0.0.1 80 {\n@one sorry_server 10.1.0.9 80" + server, farm, "2! @one sorry_server 10.1.0.9 80: left out"},
 		"for one machine, of VRRP":     {"vrrp_instance A {\n@one priority 7\n@two virtual_ipaddress {\n10.0.0.1\n}\n}\nvirtual_server 10.0.0.1 80 {" + server, farm, "1 vrrp_instance A: left out"},
-		"a sequence that is none":      {"virtual_server_group G {\n~SEQ(N, 1, a) 10.0.0.${N} 80\n10.0.0.1 80\n}\nvirtual_server group G {" + server, strings.ReplaceAll(farm, "name:10.0.0.1-80-tcp", "name:G"), "2! ~SEQ(N, 1, a) 10.0.0.${N} 80: left out"},
+		"a sequence that is none":      {"virtual_server_group G {\n~SEQ(N, 1, 2, 3, 4) 10.0.0.${N} 80\n10.0.0.1 80\n}\nvirtual_server group G {" + server, strings.ReplaceAll(farm, "name:10.0.0.1-80-tcp", "name:G"), "2! ~SEQ(N, 1, 2, 3, 4) 10.0.0.${N} 80: left out"},
 		"files beside standard input":  {"includer conf.d/*.conf\nvirtual_server 10.0.0.1 80 {" + server, farm, "1! includer conf.d/*.conf: left out"},
 		"a parameter of keepalived's":  {"virtual_server 10.0.0.1 80 {\nvirtualhost ${_INSTANCE}" + server, farm, ""},
 		"words on one line":            {"virtual_server 10.0.0.1 80 {\nlb_algo wlc lb_kind DR" + server, farm, "2 lb_algo wlc lb_kind DR: lb_kind DR is left out"},
