@@ -9,8 +9,8 @@ import (
 
 // A backend that refuses connections of clients is checked before its time. As long as such checks
 // fail they are repeated at once, until the backend is down; one success ends it. A pause between
-// them would last several times as long on a machine whose CPUs are busy, as each wakes up late. What can be brought about
-// so is bounded, as whoever forges refusals could do so, too.
+// them would last several times as long on a machine whose CPUs are busy, as each wakes up late.
+// What can be brought about so is bounded, as whoever forges refusals could do so, too.
 
 const (
 	// hurry is how exact times are meanwhile.

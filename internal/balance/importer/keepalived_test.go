@@ -121,7 +121,7 @@ func TestKeepalivedSyntax(t *testing.T) {
 	}
 }
 
-// These are the examples of keepalived.conf(5) for conditions, parameters, sequences and lists, with
+// These are the examples of keepalived.conf(5) for conditions, parameters, sequences and lists, and
 // what it says that they produce.
 func TestKeepalivedExamples(t *testing.T) {
 	const machines = "@main    unicast_src_ip 1.2.3.4\n@backup  unicast_src_ip 1.2.3.5\n@^main    1.2.3.4\n@^backup  1.2.3.5\n@^backup2 1.2.3.6"
