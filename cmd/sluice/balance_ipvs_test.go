@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/test/world"
 )
 
 // virtualServers are those in the balancer's kernel, with the routes to them.
@@ -38,6 +39,19 @@ func askOn(c net.Conn) string {
 	defer func() { _ = a.Body.Close() }()
 	text, _ := io.ReadAll(a.Body)
 	return string(text)
+}
+
+// total is what the balancer's metrics have counted for a backend of web.
+func (w *balanced) total(what, backend string) (n float64) {
+	w.t.Helper()
+	_, text, err := w.request(w.machine, "GET", "http://127.0.0.1:10249/metrics", "")
+	w.must(err)
+	name := fmt.Sprintf("sluice_farm_backend_%s_total{backend=%q,farm=\"web\"} ", what, backend)
+	_, value, found := strings.Cut(text, name)
+	if _, err := fmt.Sscan(value, &n); err != nil || !found {
+		w.t.Fatalf("no metric %s: %v", name, err)
+	}
+	return n
 }
 
 // TestBalanceIPVS has a balancer's farms be virtual servers: what IPVS cannot carry out is named
@@ -74,6 +88,14 @@ func TestBalanceIPVS(t *testing.T) {
 		b := w.backend("red")
 		return b.Chosen > 0 && b.Active > 0 && b.Bytes > 0
 	})
+	connections, bytes := w.total("connections", "red"), w.total("bytes", "red")
+	w.set("red", "down") // with it IPVS' own counters of red go
+	w.answer("blue")
+	w.set("red", "up")
+	w.answer("red", "blue")
+	eventually(t, "metrics go on from what they were", func() bool {
+		return w.total("connections", "red") > connections && w.total("bytes", "red") > bytes
+	})
 
 	w.api(http.StatusOK, "POST", "/farms", `{"farms": [{"name": "web", "scheduler": "least"}]}`)
 	if !strings.Contains(w.virtualServers(), " wlc ") || !strings.Contains(w.api(http.StatusOK, "GET", "/farms/web", ""), `"least"`) {
@@ -99,8 +121,14 @@ func TestBalanceIPVS(t *testing.T) {
 		w.kill()
 		w.flags = []string{"--mode", mode}
 		w.start()
-		w.answer("red", "blue")
 		eventually(t, "what the other mode left is gone", func() bool {
+			w.must(w.client.Do(func() error { // connections that are open end at that moment, but none fails
+				c, err := net.DialTimeout("tcp", "10.0.0.100:80", world.Patience)
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			}))
 			return (mode == "ipvs") == (w.virtualServers() != "") && (mode == "ipvs") == (nft(t, w.machine.NS, "list", "tables") == "")
 		})
 		w.answer("red", "blue")

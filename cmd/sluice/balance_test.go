@@ -215,6 +215,17 @@ func TestBalance(t *testing.T) {
 	w := newBalanced(t)
 	w.start()
 	w.answer("red", "blue")
+	t.Run("what is asked of a cluster's agent", func(t *testing.T) {
+		for _, command := range []string{"services", "services default/web", "addresses", "fabric", "bgp", "policies", "drops", "why 10.0.0.2 10.0.0.100:80"} {
+			code, stdout, stderr := sluice(t, append(strings.Fields(command), "--socket", w.path("s.sock"))...)
+			if code != cli.ExitError || stdout != "" || !strings.Contains(stderr, "'sluice farms'") {
+				t.Errorf("sluice %s exits with %d: %s%s", command, code, stdout, stderr)
+			}
+		}
+		if code, stdout, stderr := sluice(t, "farms", "wed", "--socket", w.path("s.sock")); code != cli.ExitError || !strings.Contains(stderr, "no farm wed is served") {
+			t.Errorf("sluice farms exits with %d: %s%s", code, stdout, stderr)
+		}
+	})
 	t.Run("a backend is down by request", func(t *testing.T) {
 		w.keep("red")
 		w.set("red", "down")
@@ -229,7 +240,7 @@ func TestBalance(t *testing.T) {
 		w.sick["blue"].Store(true)
 		eventually(t, "blue is down", func() bool { return w.backend("blue").State == "down" })
 		w.answer("red")
-		if why := w.backend("blue").Reason; !strings.Contains(why, "503") {
+		if why := w.backend("blue").Reason; why != "status 503, wanted 200-399 (GET http://10.1.0.12:8080/health)" {
 			t.Errorf("blue is down because of %q", why)
 		}
 		w.sick["blue"].Store(false)

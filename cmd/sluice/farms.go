@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,11 +34,11 @@ func newFarmsCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, names []string) error {
 			client := agentAt(socket, cmd.ErrOrStderr())
 			if format != "" && format != "table" {
-				farms, err := client.Farms(cmd.Context())
+				farms, err := askForFarms(cmd.Context(), client, names)
 				if err != nil {
 					return err
 				}
-				return cli.Print(cmd.OutOrStdout(), format, chosenFarms(farms, names), func(io.Writer) {})
+				return cli.Print(cmd.OutOrStdout(), format, farms, func(io.Writer) {})
 			}
 			return showFarms(cmd.Context(), cmd.OutOrStdout(), client, names, watch)
 		},
@@ -48,25 +49,23 @@ func newFarmsCommand() *cobra.Command {
 	return cmd
 }
 
-// chosenFarms are those with the names; all, if there are none.
-func chosenFarms(farms []agent.FarmReport, names []string) []agent.FarmReport {
-	if len(names) == 0 {
-		return farms
+// askForFarms returns the farms with the names; all, if there are none.
+func askForFarms(ctx context.Context, client *agent.Client, names []string) ([]agent.FarmReport, error) {
+	farms, err := client.Farms(ctx)
+	if err != nil || len(names) == 0 {
+		return farms, err
 	}
-	chosen := []agent.FarmReport{}
-	for _, f := range farms {
-		for _, n := range names {
-			if f.Name == n {
-				chosen = append(chosen, f)
-			}
+	for _, n := range names {
+		if !slices.ContainsFunc(farms, func(f agent.FarmReport) bool { return f.Name == n }) {
+			return nil, fmt.Errorf("no farm %s is served: 'sluice farms' lists those that are", n)
 		}
 	}
-	return chosen
+	return slices.DeleteFunc(farms, func(f agent.FarmReport) bool { return !slices.Contains(names, f.Name) }), nil
 }
 
 // showFarms asks twice, as rates take two answers, and then each second while it watches.
 func showFarms(ctx context.Context, w io.Writer, client *agent.Client, names []string, watch bool) error {
-	before, err := client.Farms(ctx)
+	before, err := askForFarms(ctx, client, names)
 	if err != nil {
 		return err
 	}
@@ -77,7 +76,7 @@ func showFarms(ctx context.Context, w io.Writer, client *agent.Client, names []s
 			return nil
 		case <-time.After(time.Second):
 		}
-		now, err := client.Farms(ctx)
+		now, err := askForFarms(ctx, client, names)
 		if err != nil {
 			return err
 		}
@@ -85,7 +84,7 @@ func showFarms(ctx context.Context, w io.Writer, client *agent.Client, names []s
 			_, _ = io.WriteString(w, "\033[H\033[2J")
 		}
 		rates := ratesBetween(before, now, time.Since(asked))
-		err = cli.Print(w, "table", now, func(w io.Writer) { farmsTable(w, chosenFarms(now, names), rates) })
+		err = cli.Print(w, "table", now, func(w io.Writer) { farmsTable(w, now, rates) })
 		if err != nil || !watch {
 			return err
 		}

@@ -29,6 +29,7 @@ var importers = map[string]func(io.Reader, importer.Options) (*importer.Document
 type importOptions struct {
 	format, file string
 	mode         string
+	configID     string
 	strict       bool
 }
 
@@ -39,7 +40,8 @@ func newImportCommand() *cobra.Command {
 		Use:   "import ipvs|keepalived|nftlb FILE",
 		Short: "Turn the configuration of another balancer into one for 'sluice balance'",
 		Long: `Turn the configuration of another balancer into one for 'sluice balance': the output
-of 'ipvsadm -Sn', a keepalived.conf, or a file of nftlb. FILE may be - for standard input.
+of 'ipvsadm -Sn', a keepalived.conf with the files that it includes, or a file of nftlb. FILE may
+be - for standard input.
 
 The configuration goes to standard output as JSON. What was left out or changed goes to
 standard error, a line for each: the line in FILE, what stands there, and why.
@@ -69,13 +71,15 @@ else now. It is 1 if nothing could be read.`,
 		},
 	}
 	cmd.Flags().StringVar(&o.mode, "mode", defaultMode, "`mode` of 'sluice balance' that the configuration is for: "+strings.Join(farmModes, " or "))
+	cmd.Flags().StringVar(&o.configID, "config-id", "", "of keepalived, the `name` of the machine whose lines (@NAME) are taken, as in keepalived's own flag")
 	cmd.Flags().BoolVar(&o.strict, "strict", false, "exit with status 3 for anything that is left out or changed")
 	return cmd
 }
 
 func runImport(cmd *cobra.Command, o importOptions) error {
-	in := cmd.InOrStdin()
+	in, options := cmd.InOrStdin(), importer.Options{IPVS: o.mode == ipvsFarms, ConfigID: o.configID}
 	if o.file != "-" {
+		options.File = o.file
 		f, err := os.Open(o.file)
 		if err != nil {
 			return err
@@ -83,7 +87,7 @@ func runImport(cmd *cobra.Command, o importOptions) error {
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	doc, notes, err := importers[o.format](in, importer.Options{IPVS: o.mode == ipvsFarms})
+	doc, notes, err := importers[o.format](in, options)
 	if err != nil {
 		return errors.Join(printNotes(cmd.ErrOrStderr(), notes), fmt.Errorf("import %s: %w", o.file, err))
 	}
@@ -124,7 +128,8 @@ func lossOf(w io.Writer, notes []importer.Note, strict bool) error {
 func printNotes(w io.Writer, notes []importer.Note) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, n := range notes {
-		if err := printf(tw, "line %d\t%s\t%s\n", n.Line, n.What, n.Why); err != nil {
+		where := strings.TrimPrefix(fmt.Sprintf("%s line %d", n.File, n.Line), " ")
+		if err := printf(tw, "%s\t%s\t%s\n", where, n.What, n.Why); err != nil {
 			return err
 		}
 	}

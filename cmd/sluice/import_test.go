@@ -139,3 +139,15 @@ func TestImportedIsTaken(t *testing.T) {
 		}
 	}
 }
+
+// Files of keepalived are read beside the one that includes them, and a note says in which one it
+// is.
+func TestImportIncludes(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "keepalived.conf", "include web.conf\n")
+	write(t, dir, "web.conf", "@a virtual_server 10.0.0.1 80 {\n@b virtual_server 10.0.0.2 80 {\nprotocol TCP\nreal_server 10.1.0.1 80 {\n}\n}\n")
+	code, stdout, stderr := sluice(t, "import", "keepalived", filepath.Join(dir, "keepalived.conf"), "--config-id", "b")
+	if code != cli.ExitOK || !strings.Contains(stdout, "10.0.0.2") || strings.Contains(stdout, "10.0.0.1") || !strings.Contains(stderr, filepath.Join(dir, "web.conf")+" line 4  NAT") {
+		t.Errorf("exit status %d: %s%s", code, stdout, stderr)
+	}
+}

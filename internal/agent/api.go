@@ -32,28 +32,37 @@ type failure struct {
 // errNotSynced tells why nothing is planned or programmed yet.
 var errNotSynced = errors.New("the source, or the node's interfaces, have not been read in full yet")
 
+// errBalancer is the answer of a balancer to what is asked of a cluster's agent.
+var errBalancer = errors.New("this is a balancer (sluice balance), which has farms, and neither services nor policies: 'sluice farms' lists their backends, and says why one gets no connections")
+
 // handler serves the API of the Unix socket. Whoever can open the socket may use all of it.
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
+	cluster := func(pattern string, serve http.HandlerFunc) {
+		if a.FarmCounter != nil {
+			serve = func(w http.ResponseWriter, _ *http.Request) { reply(w, nil, errBalancer) }
+		}
+		mux.HandleFunc(pattern, serve)
+	}
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, a.fullStatus(r.Context()))
 	})
-	mux.HandleFunc("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
+	cluster("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, a.Services())
 	})
-	mux.HandleFunc("GET /v1/services/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
+	cluster("GET /v1/services/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
 		service, err := a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
 		reply(w, service, err)
 	})
-	mux.HandleFunc("GET /v1/addresses", func(w http.ResponseWriter, _ *http.Request) {
+	cluster("GET /v1/addresses", func(w http.ResponseWriter, _ *http.Request) {
 		list, err := a.addresses()
 		reply(w, list, err)
 	})
-	mux.HandleFunc("GET /v1/fabric", func(w http.ResponseWriter, _ *http.Request) {
+	cluster("GET /v1/fabric", func(w http.ResponseWriter, _ *http.Request) {
 		report, err := a.fabricReport()
 		reply(w, report, err)
 	})
-	mux.HandleFunc("GET /v1/bgp", func(w http.ResponseWriter, _ *http.Request) {
+	cluster("GET /v1/bgp", func(w http.ResponseWriter, _ *http.Request) {
 		report, err := a.bgpReport()
 		reply(w, report, err)
 	})
@@ -64,11 +73,11 @@ func (a *Agent) handler() http.Handler {
 		farms, err := a.Farms(r.Context())
 		reply(w, farms, err)
 	})
-	mux.HandleFunc("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
+	cluster("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
 		policies, err := a.Policies(r.Context())
 		reply(w, policies, err)
 	})
-	mux.HandleFunc("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
+	cluster("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		family, _ := strconv.Atoi(q.Get("family"))
 		e, err := a.Explain(r.Context(), question.Question{
@@ -77,7 +86,7 @@ func (a *Agent) handler() http.Handler {
 		})
 		reply(w, e, err)
 	})
-	mux.HandleFunc("GET /v1/drops", a.serveDrops)
+	cluster("GET /v1/drops", a.serveDrops)
 	mux.HandleFunc("GET /v1/plan", func(w http.ResponseWriter, r *http.Request) {
 		plan, err := a.Plan(r.Context())
 		reply(w, plan, err)

@@ -179,6 +179,17 @@ func call[T any](ctx context.Context, c *Client, patience time.Duration, method,
 	return v, nil
 }
 
+// starter is what starts an agent that answers a request.
+func starter(request string) string {
+	switch request {
+	case "farms":
+		return "'sluice balance'"
+	case "status", "plan", "sync":
+		return "'sluice run', or a balancer with 'sluice balance'"
+	}
+	return "'sluice run'"
+}
+
 func nameOf(path string) string {
 	what, _, _ := strings.Cut(path, "?")
 	return what
@@ -202,7 +213,7 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("open %s: %w: only its owner may open it; run this command as root", c.socket, os.ErrPermission)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return nil, fmt.Errorf("open %s: %w: start one with 'sluice run', or name its socket with --socket", c.socket, ErrNoAgent)
+		return nil, fmt.Errorf("open %s: %w: start one with %s, or name its socket with --socket", c.socket, ErrNoAgent, starter(nameOf(path)))
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		return nil, fmt.Errorf("ask agent for %s: %w", nameOf(path), c.silence(context.DeadlineExceeded))
 	case err != nil:

@@ -64,3 +64,20 @@ func TestStoppedAgentIsNamed(t *testing.T) {
 		t.Errorf("plan of a patient client: %v", err)
 	}
 }
+
+// Where nothing answers, the error names what would.
+func TestNoAgentAnswers(t *testing.T) {
+	c := NewClient(filepath.Join(t.TempDir(), "none.sock"))
+	_, farms := c.Farms(t.Context())
+	_, status := c.Status(t.Context())
+	_, services := c.Services(t.Context())
+	for _, test := range []struct {
+		err          error
+		run, balance bool
+	}{{farms, false, true}, {status, true, true}, {services, true, false}} {
+		text := fmt.Sprint(test.err)
+		if !errors.Is(test.err, ErrNoAgent) || strings.Contains(text, "'sluice run'") != test.run || strings.Contains(text, "'sluice balance'") != test.balance {
+			t.Error(text)
+		}
+	}
+}

@@ -1,11 +1,15 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
 
 var (
@@ -61,20 +65,56 @@ func (c collector) collectFarms(ch chan<- prometheus.Metric, gauge func(d *prome
 	gauge(descFarms, float64(f.Farms))
 	gauge(descFarmBacks, float64(f.Serving), "true")
 	gauge(descFarmBacks, float64(f.Backends-f.Serving), "false")
+	type served struct {
+		farm string
+		*FarmBackendReport
+	}
+	var all []served
 	for _, f := range c.readFarms() {
-		for _, b := range f.Backends {
-			count := func(d *prometheus.Desc, n uint64) {
-				ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), f.Name, b.Name)
-			}
-			gauge(descBackendState, 1, f.Name, b.Name, b.State)
-			if b.got.Untracked {
-				count(descBackendPackets, b.got.TotalChosen)
-			} else {
-				count(descBackendConns, b.got.TotalChosen)
-				gauge(descBackendActive, float64(b.Active), f.Name, b.Name)
-			}
-			count(descBackendBytes, b.got.TotalBytes)
-			count(descBackendFailed, c.ChecksFailed(f.Name, b.Name))
+		for i := range f.Backends {
+			all = append(all, served{f.Name, &f.Backends[i]})
 		}
 	}
+	// In this order the registry would put them itself, which takes longer.
+	slices.SortFunc(all, func(x, y served) int { return cmp.Or(strings.Compare(x.Name, y.Name), strings.Compare(x.farm, y.farm)) })
+	for _, b := range all {
+		labels := []*dto.LabelPair{{Name: &backendLabel, Value: &b.Name}, {Name: &farmLabel, Value: &b.farm}}
+		put := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
+			ch <- farmMetric{d, labels, t, v}
+		}
+		state := append(labels[:2:2], &dto.LabelPair{Name: &stateLabel, Value: &b.State})
+		ch <- farmMetric{descBackendState, state, prometheus.GaugeValue, 1}
+		if b.got.Untracked {
+			put(descBackendPackets, prometheus.CounterValue, float64(b.got.TotalChosen))
+		} else {
+			put(descBackendConns, prometheus.CounterValue, float64(b.got.TotalChosen))
+			put(descBackendActive, prometheus.GaugeValue, float64(b.Active))
+		}
+		put(descBackendBytes, prometheus.CounterValue, float64(b.got.TotalBytes))
+		put(descBackendFailed, prometheus.CounterValue, float64(c.ChecksFailed(b.farm, b.Name)))
+	}
+}
+
+// farmMetric is a metric of a backend.
+type farmMetric struct {
+	desc   *prometheus.Desc
+	labels []*dto.LabelPair // sorted
+	kind   prometheus.ValueType
+	value  float64
+}
+
+var backendLabel, farmLabel, stateLabel = "backend", "farm", "state"
+
+// Desc implements prometheus.Metric.
+func (m farmMetric) Desc() *prometheus.Desc { return m.desc }
+
+// Write implements prometheus.Metric.
+func (m farmMetric) Write(to *dto.Metric) error {
+	to.Label = m.labels
+	if m.kind == prometheus.GaugeValue {
+		to.Gauge = &dto.Gauge{Value: &m.value}
+	} else {
+		to.Counter = &dto.Counter{Value: &m.value}
+	}
+	return nil
 }

@@ -105,15 +105,37 @@ func (b *bed) check(c Check, at netip.AddrPort) Result {
 	return b.next(1)[0]
 }
 
-// want fails the test unless a check has a result.
+// want fails the test unless a check has a result, whatever it says that it asked for.
 func (b *bed) want(c Check, at netip.AddrPort, up bool, why string) {
 	b.t.Helper()
 	r := b.check(c, at)
 	if up {
 		r = b.up(r)
 	}
-	if r.Up != up || r.Why != why {
+	if found, _, _ := strings.Cut(r.Why, " ("); r.Up != up || found != why {
 		b.t.Errorf("got %v, %q, want %v, %q", r.Up, r.Why, up, why)
+	}
+}
+
+// A check that fails says what it asked for, where that is more than the backend's own address and
+// port.
+func TestSaysWhatItAskedFor(t *testing.T) {
+	b, at := run(t, Options{}), closed(t)
+	elsewhere := netip.AddrPortFrom(at.Addr(), 9)
+	for _, test := range []struct {
+		Check
+		backend netip.AddrPort
+		why     string
+	}{
+		{Check{Type: TCP}, at, "connection refused"},
+		{Check{Type: TCP, Port: at.Port()}, elsewhere, fmt.Sprintf("connection refused (port %d)", at.Port())},
+		{Check{Type: HTTP, Path: "/health?deep=1"}, at, fmt.Sprintf("connection refused (GET http://%v/health?deep=1)", at)},
+		{Check{Type: HTTPS, Method: "HEAD", Host: "shop.example", Port: at.Port()}, elsewhere, fmt.Sprintf("connection refused (HEAD https://%v/, Host shop.example)", at)},
+		{Check{Type: Command, Command: []string{"false"}, Port: at.Port()}, elsewhere, "exit status 1"},
+	} {
+		if r := b.check(test.Check, test.backend); r.Up || r.Why != test.why {
+			t.Errorf("got %v, %q, want %q", r.Up, r.Why, test.why)
+		}
 	}
 }
 
@@ -207,7 +229,7 @@ func TestReasonFollows(t *testing.T) {
 	at := netip.MustParseAddrPort(s.Listener.Addr().String())
 	first := b.check(Check{Type: HTTP, Interval: 20 * time.Millisecond}, at)
 	status.Store(404)
-	want := Result{first.Key, false, "status 404, wanted 200-399", first.Since}
+	want := Result{first.Key, false, fmt.Sprintf("status 404, wanted 200-399 (GET http://%v/)", at), first.Since}
 	if now := b.next(1)[0]; now != want || b.Results()[first.Key] != want {
 		t.Errorf("reported %v, shows %v, want %v", now, b.Results()[first.Key], want)
 	}

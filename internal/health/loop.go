@@ -156,6 +156,7 @@ func (l *loop) end(t *target, o outcome) {
 	}
 	if !o.up {
 		l.fail(t.Key)
+		o.why = t.askedFor(o.why)
 	}
 	before := t.standing.why
 	changed := t.observe(o, t.check.Rise, t.check.Fall, now)

@@ -54,6 +54,24 @@ func reason(err error) string {
 // silence says that nothing came in time.
 func silence(limit time.Duration) string { return fmt.Sprintf("no answer within %v", limit) }
 
+// askedFor adds to why a check has failed what it asked for, where that is not the backend's own
+// address and port alone.
+func (t *target) askedFor(why string) string {
+	switch {
+	case t.check.Type == ICMP || t.check.Type == ARP || t.check.Type == Command:
+		return why
+	case t.check.Type == HTTP || t.check.Type == HTTPS:
+		host := ""
+		if t.check.Host != "" {
+			host = ", Host " + t.check.Host
+		}
+		return line(fmt.Sprintf("%s (%s %s://%s%s%s)", why, t.check.Method, t.check.Type, t.at, t.check.Path, host))
+	case t.at.Port() != t.server.Port():
+		return fmt.Sprintf("%s (port %d)", why, t.at.Port())
+	}
+	return why
+}
+
 // late reports whether an error is that of a time-out.
 func late(err error) bool {
 	var timeout net.Error

@@ -8,12 +8,12 @@ import (
 )
 
 // A backend that refuses connections of clients is checked before its time. As long as such checks
-// fail they are repeated, until the backend is down; one success ends it. What can be brought about
-// so is bounded, as whoever forges refusals could do so, too.
+// fail they are repeated at once, until the backend is down; one success ends it. A pause between
+// them would last several times as long on a machine whose CPUs are busy, as each wakes up late.
+// What can be brought about so is bounded, as whoever forges refusals could do so, too.
 
 const (
-	// again is between such checks, and hurry how exact times are meanwhile.
-	again = 3 * time.Millisecond
+	// hurry is how exact times are meanwhile.
 	hurry = time.Millisecond
 	// calm is how long refusals of a backend are passed over after a success.
 	calm = 100 * time.Millisecond
@@ -119,6 +119,6 @@ func (l *loop) pursue(t *target, up bool, now time.Time) {
 		l.acquit(t)
 		t.calm = now.Add(calm)
 	default:
-		l.schedule.set(t, now.Add(again))
+		l.schedule.set(t, now)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -64,7 +65,7 @@ func falls(t *testing.T, c Check, at netip.AddrPort, why string, end func()) {
 	b.up(b.next(1)[0])
 	end()
 	b.Suspect(at)
-	if r := b.next(1)[0]; r.Up || r.Why != why {
+	if r := b.next(1)[0]; r.Up || !strings.HasPrefix(r.Why, why) {
 		t.Errorf("got %+v, want that it is down: %s", r, why)
 	}
 }
@@ -87,6 +88,24 @@ func TestSuspectPorts(t *testing.T) {
 	b.Suspect(netip.AddrPortFrom(netip.AddrFrom16(at.Addr().As16()), 3))
 	if r := b.next(1)[0]; r.Backend != "a" || r.Up {
 		t.Errorf("got %+v, want that a is down", r)
+	}
+}
+
+// A check of a suspected target that has failed is repeated without a pause.
+func TestSuspectAtOnce(t *testing.T) {
+	l := newLoop(New(Options{}))
+	c := rarely(Check{Type: TCP})
+	key := Key{"farm", "backend"}
+	defer l.close()
+	l.replace(key, &Target{&c, netip.MustParseAddr("192.0.2.1"), 80})
+	target := l.targets[key]
+	target.begun = time.Now()
+	l.end(target, up("connected"))
+	l.suspect(netip.MustParseAddrPort("192.0.2.1:80"))
+	target.begun = time.Now()
+	l.end(target, down("connection refused"))
+	if l.schedule.due(time.Now()) != target {
+		t.Errorf("the next check is in %v, want now", time.Until(target.due))
 	}
 }
 

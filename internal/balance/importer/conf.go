@@ -2,9 +2,14 @@ package importer
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -42,50 +47,100 @@ func last(block []*statement, words ...string) *statement {
 // confReader reads the syntax of keepalived.conf, which is one of lines: a brace opens a block of
 // what stands before it, on the same line or an earlier one.
 type confReader struct {
-	notes   *notes
-	defined map[string]string
-	open    []*statement // the blocks that are open, the file itself first
-	many    *manyLines   // a definition of several lines that has not ended; nil: none
+	notes    *notes
+	configID string
+	defined  map[string]string
+	defining string       // the definition of several lines that has not ended; "": none
+	open     []*statement // the blocks that are open, the file itself first
+	files    []string     // those that are being read, each included by the one before
+	read     int          // lines, as often as they are read
+	depth    int          // of lines that stand for others
 }
 
-// manyLines is a definition of several lines, which is left out.
-type manyLines struct {
-	line    int
-	name    string
-	servers bool // there are some in it
-}
+// What a file may come to, with its sequences and what it includes.
+const (
+	mostLines = 1 << 17
+	mostDepth = 50
+)
 
-func readConf(r io.Reader, n *notes) ([]*statement, error) {
-	c := confReader{notes: n, defined: map[string]string{}, open: []*statement{{}}}
-	lines := bufio.NewScanner(r)
-	for line := 1; lines.Scan(); line++ {
-		if err := c.line(line, strings.ToValidUTF8(lines.Text(), "?")); err != nil {
-			return nil, fmt.Errorf("read keepalived.conf: line %d: %w", line, err)
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read keepalived.conf: %w", err)
+func readConf(r io.Reader, o Options, n *notes) ([]*statement, error) {
+	c := confReader{notes: n, configID: o.ConfigID, defined: map[string]string{"_HASH": "#", "_BANG": "!"}, open: []*statement{{}}}
+	if err := c.file(o.File, r); err != nil {
+		return nil, n.wrong(len(n.places), err)
 	}
 	if inner := c.open[len(c.open)-1]; len(c.open) > 1 {
-		return nil, fmt.Errorf("read keepalived.conf: line %d: the block of %s is not closed", inner.line, inner.text())
+		return nil, n.wrong(inner.line, fmt.Errorf("the block of %s is not closed", inner.text()))
 	}
 	return c.open[0].block, nil
 }
 
-var definition = regexp.MustCompile(`^\s*\$([A-Za-z_][A-Za-z0-9_]*)=(.*)$`)
+// wrong adds to an error where it was found.
+func (n *notes) wrong(at int, err error) error {
+	if at == 0 {
+		return fmt.Errorf("read keepalived.conf: %w", err)
+	}
+	p := n.places[at-1]
+	return fmt.Errorf("read %s: line %d: %w", cmp.Or(p.file, "keepalived.conf"), p.line, err)
+}
 
-func (c *confReader) line(line int, text string) error {
-	text = uncommented(text)
-	if c.many != nil {
-		c.more(text)
+// file reads a file, and what it includes.
+func (c *confReader) file(name string, r io.Reader) error {
+	shown := name
+	if len(c.files) == 0 {
+		shown = ""
+	}
+	c.files = append(c.files, name)
+	c.moved()
+	lines := bufio.NewScanner(r)
+	for line := 1; lines.Scan(); line++ {
+		c.notes.places = append(c.notes.places, lineOf{shown, line})
+		text := uncommented(strings.ToValidUTF8(lines.Text(), "?"))
+		if text == "" {
+			c.defining = ""
+			continue
+		}
+		if err := c.line(len(c.notes.places), text); err != nil {
+			return err
+		}
+	}
+	c.files = c.files[:len(c.files)-1]
+	c.moved()
+	return lines.Err()
+}
+
+// moved has ${_PWD} be the folder of the file that is read now, if that is known.
+func (c *confReader) moved() {
+	if n := len(c.files); n > 0 && c.files[n-1] != "" {
+		c.defined["_PWD"], _ = filepath.Abs(filepath.Dir(c.files[n-1]))
+	}
+}
+
+var (
+	definition = regexp.MustCompile(`^\$([A-Za-z_][A-Za-z0-9_]*)=(.*)$`)
+	inclusion  = regexp.MustCompile(`^include[rmwba]?\s+(.+)$`)
+	sequence   = regexp.MustCompile(`^~(SEQx?|LST)\((.*?)\)(?:\s+(.*))?$`)
+)
+
+// line reads a line without its comment. What it stands for is read in its place.
+func (c *confReader) line(at int, text string) error {
+	if c.read++; c.read > mostLines {
+		return fmt.Errorf("it comes to more than %d lines", mostLines)
+	}
+	if c.depth++; c.depth > mostDepth {
+		return fmt.Errorf("lines and files stand for each other more than %d times", mostDepth)
+	}
+	defer func() { c.depth-- }()
+	if c.defining != "" {
+		c.goOn(text)
 		return nil
 	}
+	if special, err := c.special(at, text); special || err != nil {
+		return err
+	}
 	if def := definition.FindStringSubmatch(text); def != nil {
+		c.defined[def[1]] = strings.TrimSpace(strings.TrimSuffix(def[2], `\`))
 		if strings.HasSuffix(text, `\`) {
-			c.many = &manyLines{line: line, name: def[1]}
-			c.more(text)
-		} else {
-			c.defined[def[1]] = strings.TrimSpace(def[2])
+			c.defining = def[1]
 		}
 		return nil
 	}
@@ -93,29 +148,217 @@ func (c *confReader) line(line int, text string) error {
 	if err != nil {
 		return err
 	}
-	switch first := strings.TrimSpace(text); {
-	case strings.HasPrefix(first, "@"):
-		_, rest, _ := strings.Cut(first, " ")
-		return c.notRead(line, first, rest, "it depends on the name of the machine; leave one machine's lines in the file")
-	case strings.HasPrefix(first, "~SEQ"), strings.HasPrefix(first, "~LST"):
-		_, rest, _ := strings.Cut(first, ")")
-		return c.notRead(line, first, rest, "sequences and lists are not read; write their lines out")
+	if several := strings.Split(text, "\n"); len(several) > 1 {
+		for _, one := range several {
+			if err := c.line(at, one); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	return c.statements(line, text)
+	if special, err := c.special(at, text); special || err != nil {
+		return err
+	}
+	if m := inclusion.FindStringSubmatch(text); m != nil {
+		return c.include(at, text, strings.Trim(m[1], `"'`))
+	}
+	return c.statements(at, text)
 }
 
-// more reads a line of a definition of several lines.
-func (c *confReader) more(text string) {
-	c.many.servers = c.many.servers || strings.Contains(text, "_server")
-	if strings.HasSuffix(text, `\`) {
-		return
+// goOn reads a line of a definition of several lines.
+func (c *confReader) goOn(text string) {
+	line, more := strings.CutSuffix(text, `\`)
+	c.defined[c.defining] += "\n" + strings.TrimSpace(line)
+	if !more {
+		c.defining = ""
 	}
-	loss := Part
-	if c.many.servers {
-		loss = Whole
+}
+
+// special reads a line that begins with a condition, a sequence or a list, and reports whether it
+// does.
+func (c *confReader) special(at int, text string) (is bool, err error) {
+	if condition, is := strings.CutPrefix(text, "@"); is {
+		name, rest := condition, ""
+		if i := strings.IndexAny(condition, " \t"); i >= 0 {
+			name, rest = condition[:i], strings.TrimSpace(condition[i:])
+		}
+		other, not := strings.CutPrefix(name, "^")
+		switch {
+		case c.configID == "":
+			return true, c.notRead(at, text, rest, "it depends on the name of the machine; say whose lines to take with --config-id")
+		case (other == c.configID) == not:
+			return true, nil
+		}
+		return true, c.line(at, rest)
 	}
-	c.notes.note(loss, c.many.line, "$"+c.many.name, "left out: definitions of several lines are not read; write its lines where they are wanted")
-	c.many = nil
+	m := sequence.FindStringSubmatch(text)
+	if m == nil {
+		return false, nil
+	}
+	values, err := c.expand(m[2])
+	if err != nil {
+		return true, err
+	}
+	names, rows := listed(values)
+	if m[1] != "LST" {
+		names, rows = counted(values, map[string]string{"SEQ": "%d", "SEQx": "%x"}[m[1]])
+	}
+	if len(rows) == 0 {
+		return true, c.notRead(at, text, m[3], "it is no sequence or list of values")
+	}
+	for _, row := range rows {
+		for i, name := range names {
+			c.defined[name] = row[i]
+		}
+		if err := c.line(at, m[3]); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// counted reads what is in the brackets of ~SEQ: a name, perhaps a start and a step, and an end.
+func counted(text, format string) (names []string, rows [][]string) {
+	args := strings.Split(text, ",")
+	var n []int64
+	for _, a := range args[1:] {
+		v, err := strconv.ParseInt(strings.TrimSpace(a), 0, 32)
+		if err != nil {
+			return nil, nil
+		}
+		n = append(n, v)
+	}
+	var start, step, end int64
+	switch len(n) {
+	case 1:
+		start, end = 1, n[0]
+		if end < 0 {
+			start = -1
+		}
+	case 2:
+		start, end = n[0], n[1]
+	case 3:
+		start, step, end = n[0], n[1], n[2]
+	default:
+		return nil, nil
+	}
+	if step == 0 {
+		step = int64(cmp.Compare(end, start)) | 1
+	}
+	for v := start; (v-end)*step <= 0 && len(rows) < mostLines; v += step {
+		rows = append(rows, []string{fmt.Sprintf(format, v)})
+	}
+	return []string{strings.TrimSpace(args[0])}, rows
+}
+
+var listItem = regexp.MustCompile(`\{[^}]*\}|[^,{}]+`)
+
+// listed reads what is in the brackets of ~LST: a name and its values, or several names in braces
+// and as many values for each.
+func listed(text string) (names []string, rows [][]string) {
+	for _, item := range listItem.FindAllString(text, -1) {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
+		}
+		fields := strings.Split(strings.Trim(item, "{}"), ",")
+		for i := range fields {
+			fields[i] = strings.TrimSpace(fields[i])
+		}
+		switch {
+		case names == nil:
+			names = fields
+		case len(fields) != len(names):
+			return nil, nil
+		default:
+			rows = append(rows, fields)
+		}
+	}
+	return names, rows
+}
+
+// include reads the files that a pattern stands for, from the folder of the file that includes
+// them.
+func (c *confReader) include(at int, text, pattern string) error {
+	here := c.files[len(c.files)-1]
+	if here == "" {
+		c.notes.lost(at, text, "left out: files are looked for beside the one that includes them, and standard input is beside none; give the file by its name")
+		return nil
+	}
+	found := false
+	for _, p := range unbraced(pattern) {
+		if !filepath.IsAbs(p) {
+			p = filepath.Join(filepath.Dir(here), p)
+		}
+		matches, err := filepath.Glob(strings.ReplaceAll(p, "[!", "[^"))
+		if err != nil {
+			c.notes.lost(at, text, "left out: %v", err)
+			return nil
+		}
+		for _, name := range matches {
+			info, err := os.Stat(name)
+			if err == nil && info.IsDir() || hidden(name) && !hidden(p) {
+				continue
+			}
+			found = true
+			if err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 != 0) {
+				c.notes.note(Nothing, at, text, "%s is left out, as with keepalived: it is no regular file, or may be executed", name)
+				continue
+			}
+			if err := c.included(at, text, name); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case found:
+	case strings.ContainsAny(pattern, "*?["):
+		c.notes.note(Nothing, at, text, "left out: there is no such file, for keepalived neither")
+	default:
+		c.notes.lost(at, text, "left out: there is no such file")
+	}
+	return nil
+}
+
+func hidden(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") }
+
+func (c *confReader) included(at int, text, name string) error {
+	if slices.Contains(c.files, name) {
+		return fmt.Errorf("%s includes itself", name)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		c.notes.lost(at, text, "left out: %v", err)
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	return c.file(name, f)
+}
+
+// unbraced is what a pattern with braces, as those of a shell, stands for.
+func unbraced(pattern string) (all []string) {
+	open := strings.IndexByte(pattern, '{')
+	var parts []string
+	depth, from := 0, 0
+	for i := open; i >= 0 && i < len(pattern); i++ {
+		switch ch := pattern[i]; {
+		case ch == '{':
+			if depth++; depth == 1 {
+				from = i + 1
+			}
+		case ch == ',' && depth == 1, ch == '}' && depth == 1:
+			parts, from = append(parts, pattern[from:i]), i+1
+			if ch == ',' {
+				continue
+			}
+			for _, part := range parts {
+				all = append(all, unbraced(pattern[:open]+part+pattern[i+1:])...)
+			}
+			return all
+		case ch == '}':
+			depth--
+		}
+	}
+	return []string{pattern}
 }
 
 // notRead leaves out a line, of which rest would be read as usual.
@@ -169,7 +412,8 @@ var parameter = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Z
 // parameters.
 const mostReplacements = 20
 
-// expand puts the values of parameters in their places. Those that are not defined stay.
+// expand puts the values of parameters in their places. Those that are not defined stay, and those
+// in a value of several lines.
 func (c *confReader) expand(text string) (string, error) {
 	for range mostReplacements {
 		next := parameter.ReplaceAllStringFunc(text, func(p string) string {
@@ -179,8 +423,8 @@ func (c *confReader) expand(text string) (string, error) {
 			}
 			return p
 		})
-		if next == text {
-			return text, nil
+		if next == text || strings.Contains(next, "\n") { // of several lines, each has its own time
+			return next, nil
 		}
 		if text = next; len(text) > 1<<16 {
 			return "", fmt.Errorf("with its parameters it is longer than %d characters", 1<<16)

@@ -10,10 +10,11 @@ import (
 )
 
 // Keepalived reads the virtual servers of a keepalived.conf, by keepalived.conf(5) of keepalived
-// 2.3. What keepalived does beside them, VRRP above all, is not a balancer's and is left out.
+// 2.3, with the files that it includes. What keepalived does beside them, VRRP above all, is not a
+// balancer's and is left out.
 func Keepalived(r io.Reader, o Options) (*Document, []Note, error) {
 	p := keepalivedReader{builder: newBuilder(o), groups: map[string]*statement{}}
-	file, err := readConf(r, &p.notes)
+	file, err := readConf(r, o, &p.notes)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -41,8 +42,6 @@ func (p *keepalivedReader) top(s *statement) {
 	case word == "virtual_server":
 		p.virtualServer(s)
 	case word == "virtual_server_group": // read with the services that name it
-	case includes[word]:
-		p.notes.lost(s.line, s.text(), "left out: files are not read in; import it by itself, or put its lines here")
 	case word == "global_defs":
 		p.notes.note(Nothing, s.line, s.text(), "left out: it is about keepalived itself, but for what is named here")
 		unheeded(&p.notes, s.block, globalWords)

@@ -2,9 +2,15 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -64,13 +70,12 @@ func TestKeepalivedSyntax(t *testing.T) {
 		"a parameter in a parameter":   {"$A=9.9 # old\n$B=${A}.0.1 ! the site's\n$A=10.0\n$P=80\nvirtual_server $B $P {" + server, farm, ""},
 		"a parameter and no space":     {"$A=10.0\nvirtual_server $A.0.1 80 {" + server, "", "virtual_server $A.0.1 80: left out"},
 		"a parameter that is not ours": {"virtual_server $_X 80 {" + server, "", "virtual_server $_X 80: left out"},
-		"definitions of many lines":    {"$A= \\\nx \\\ny\nvirtual_server 10.0.0.1 80 {" + server, farm, "1 $A: left out"},
-		"with servers in them":         {"$A= \\\nreal_server 10.1.0.7 80 { \\\n}\nvirtual_server 10.0.0.1 80 {" + server, farm, "1! $A: left out"},
+		"definitions of many lines":    {"$A= \\\nvirtual_server 10.0.0.1 80 { \\\nlb_algo sh\n$A" + server, strings.Replace(farm, "weight all", "hash sched-param:srcip all", 1), ""},
 		"for one machine":              {"virtual_server 10.0.0.1 80 {\n@one lb_algo sh" + server, farm, "@one lb_algo sh: left out"},
 		"a server for one machine":     {"virtual_server 10.0.0.1 80 {\n@one sorry_server 10.1.0.9 80" + server, farm, "2! @one sorry_server 10.1.0.9 80: left out"},
 		"for one machine, of VRRP":     {"vrrp_instance A {\n@one priority 7\n@two virtual_ipaddress {\n10.0.0.1\n}\n}\nvirtual_server 10.0.0.1 80 {" + server, farm, "1 vrrp_instance A: left out"},
-		"a sequence":                   {"virtual_server_group G {\n~SEQ(N, 1, 9) 10.0.0.${N} 80\n10.0.0.1 80\n}\nvirtual_server group G {" + server, strings.ReplaceAll(farm, "name:10.0.0.1-80-tcp", "name:G"), "2! ~SEQ(N, 1, 9) 10.0.0.${N} 80: left out"},
-		"files that are read in":       {"includer conf.d/*.conf\nvirtual_server 10.0.0.1 80 {" + server, farm, "1! includer conf.d/*.conf: left out"},
+		"a sequence that is none":      {"virtual_server_group G {\n~SEQ(N, 1, 2, 3, 4) 10.0.0.${N} 80\n10.0.0.1 80\n}\nvirtual_server group G {" + server, strings.ReplaceAll(farm, "name:10.0.0.1-80-tcp", "name:G"), "2! ~SEQ(N, 1, 2, 3, 4) 10.0.0.${N} 80: left out"},
+		"files beside standard input":  {"includer conf.d/*.conf\nvirtual_server 10.0.0.1 80 {" + server, farm, "1! includer conf.d/*.conf: left out"},
 		"a parameter of keepalived's":  {"virtual_server 10.0.0.1 80 {\nvirtualhost ${_INSTANCE}" + server, farm, ""},
 		"words on one line":            {"virtual_server 10.0.0.1 80 {\nlb_algo wlc lb_kind DR" + server, farm, "2 lb_algo wlc lb_kind DR: lb_kind DR is left out"},
 		"an unknown block":             {"virtual_server 10.0.0.1 80 {\nreal_sever 10.1.0.2 80 {\n}" + server, farm, "2! real_sever 10.1.0.2 80: left out"},
@@ -101,16 +106,164 @@ func TestKeepalivedSyntax(t *testing.T) {
 	for conf, want := range map[string]string{
 		"{": "nothing stands before",
 		"virtual_server 10.0.0.1 80 {\n@one real_server 10.1.0.1 80 {\n}\n}": "line 2: @one real_server 10.1.0.1 80 {: the block cannot be read",
-		"$A=${B}\n$B=${A}\n$A":             "stand for each other",
-		"virtual_server 10.0.0.1 80 {\n}}": "line 2: a block is closed",
-		"a\nb {\nc {\n}":                   "line 2: the block of b",
-		strings.Repeat("a {\n", 30):        "more than 20",
-		"":                                 "virtual_server",
+		"$A=${B}\n$B=${A}\n$A":                "stand for each other",
+		"virtual_server 10.0.0.1 80 {\n}}":    "line 2: a block is closed",
+		"a\nb {\nc {\n}":                      "line 2: the block of b",
+		strings.Repeat("a {\n", 30):           "more than 20",
+		"$A= \\\nb \\\n$A \\\n\n$A":           "stand for each other",
+		"~SEQ(A,1,999) ~SEQ(B,1,999) $C=${A}": "more than 131072 lines",
+		"":                                    "virtual_server",
 		"$A=" + strings.Repeat("x", 300) + "\n$B=${A}${A}${A}${A}${A}${A}\n$C=${B}${B}${B}${B}${B}${B}\n$D=${C}${C}${C}${C}${C}${C}${C}\n$D": "longer than",
 	} {
 		if _, _, err := Keepalived(strings.NewReader(conf), Options{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v; want %s", conf, err, want)
 		}
+	}
+}
+
+// These are the examples of keepalived.conf(5) for conditions, parameters, sequences and lists, and
+// what it says that they produce.
+func TestKeepalivedExamples(t *testing.T) {
+	const machines = "@main    unicast_src_ip 1.2.3.4\n@backup  unicast_src_ip 1.2.3.5\n@^main    1.2.3.4\n@^backup  1.2.3.5\n@^backup2 1.2.3.6"
+	const twice = "$RS= \\\nreal_server 192.168.${VS_NUM}.${RS_NUM} 80 { \\\nweight 1 \\\n} \\\n\n$VS= \\\nvirtual_server 10.0.${VS_NUM}.4 80 { \\\n$RS_NUM=1 \\\n$RS \\\n$RS_NUM=2 \\\n$RS \\\n}\n$VS_NUM=0\n$VS\n$VS_NUM=1\n$VS"
+	for conf, want := range map[string]string{
+		machines: "unicast_src_ip 1.2.3.4|1.2.3.5|1.2.3.6",
+		"@main $PRIORITY=240\n@backup $PRIORITY=200\npriority $PRIORITY":                                                                    "priority 240",
+		"$IF_MAIN=@main\n$IF_MAIN priority 240\n$IF_B=@b\n$IF_B x":                                                                          "priority 240",
+		"$ADDRESS_BASE=10.2.${ADDRESS_BASE_SUB}\n$ADDRESS_BASE_SUB=0\n${ADDRESS_BASE}.100/32\n$ADDRESS_BASE_SUB=10\n${ADDRESS_BASE}.100/32": "10.2.0.100/32|10.2.10.100/32",
+		twice: "virtual_server 10.0.0.4 80|(real_server 192.168.0.1 80|(weight 1)|real_server 192.168.0.2 80|(weight 1))|" +
+			"virtual_server 10.0.1.4 80|(real_server 192.168.1.1 80|(weight 1)|real_server 192.168.1.2 80|(weight 1))",
+		"~SEQ(SUBNET, 0, 3) ip_address 10.0.${SUBNET}.1":                              "ip_address 10.0.0.1|ip_address 10.0.1.1|ip_address 10.0.2.1|ip_address 10.0.3.1",
+		"~SEQx(SUBNET, 144, 16, 192) fe80::20:${SUBNET}:1":                            "fe80::20:90:1|fe80::20:a0:1|fe80::20:b0:1|fe80::20:c0:1",
+		"~SEQx(SUBNET, 0x90, 0x10, 0xc0) fe80::20:${SUBNET}:1":                        "fe80::20:90:1|fe80::20:a0:1|fe80::20:b0:1|fe80::20:c0:1",
+		"~SEQx(AD2, 0x90, 0x10, 0xa0) ~SEQx(AD1, 0x12, -1, 0x11) fe81::${AD2}:${AD1}": "fe81::90:12|fe81::90:11|fe81::a0:12|fe81::a0:11",
+		"$VI4= \\\ninst ${IF}.${ID} { \\\nprio 1 \\\n}\n~SEQ(IF,0,1) ~SEQ(ID,2) $VI4": "inst 0.1|(prio 1)|inst 0.2|(prio 1)|inst 1.1|(prio 1)|inst 1.2|(prio 1)",
+		"~LST({IP, IP1}, {10,1},{20,4},{5,6},{12,8}) 192.168.${IP}.${IP1}":            "192.168.10.1|192.168.20.4|192.168.5.6|192.168.12.8",
+		"~LST(IP, 1, 2) ~LST(IP1, 5,6,7) 192.169.${IP}.${IP1}":                        "192.169.1.5|192.169.1.6|192.169.1.7|192.169.2.5|192.169.2.6|192.169.2.7",
+		"~LST({IP, IP1}, {10,1},{20,4}) ~SEQ(IP2,168,2,172) 192.${IP2}.${IP}.${IP1}":  "192.168.10.1|192.170.10.1|192.172.10.1|192.168.20.4|192.170.20.4|192.172.20.4",
+		"~SEQ(N, -2) a${N}\n~SEQ(M, 2, 0) b${M}\nc ${_HASH}1":                         "a-1|a-2|b2|b1|b0|c #1",
+	} {
+		n := &notes{}
+		block, err := readConf(strings.NewReader(conf), Options{ConfigID: "main"}, n)
+		if got := strings.Join(flat(block), "|"); err != nil || got != want || len(n.list) > 0 {
+			t.Errorf("%s\ngot  %s, %v, %v\nwant %s", conf, got, n.list, err, want)
+		}
+	}
+}
+
+// flat is what a block has, with that of each of its blocks in brackets.
+func flat(block []*statement) (all []string) {
+	for _, s := range block {
+		all = append(all, s.text())
+		if s.braced {
+			all = append(all, "("+strings.Join(flat(s.block), "|")+")")
+		}
+	}
+	return all
+}
+
+// Files are read in where they are included, from the folder of the file that includes them; notes
+// say where a line stands.
+func TestKeepalivedIncludes(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"keepalived.conf":      "$WEB=10.0.0.1\ninclude conf.d/*.conf\ninclude nothing.d/*\nincludea missing.conf\nincludem conf.d/{x/{one,two},{three}}.cnf\n$WEB",
+		"conf.d/b.conf":        "virtual_server $WEB 80 {\n lb_algo rr\n protocol TCP\n include \"x/servers.inc\" # of the site\n bogus 2\n}",
+		"conf.d/a.conf":        "bogus 1",
+		"conf.d/.c.conf":       "bogus 3",
+		"conf.d/d.conf/e":      "bogus 4",
+		"conf.d/x/servers.inc": "real_server 10.1.0.1 80 {\n include ../y.inc\n}",
+		"conf.d/x/one.cnf":     "bogus one",
+		"conf.d/x/two.cnf":     "bogus two",
+		"conf.d/three.cnf":     "bogus three",
+		"conf.d/y.inc":         "MISC_CHECK {\n misc_path ${_PWD}/check\n delay_before_retry 60\n}",
+		"own.conf":             "include sub/own.conf",
+		"sub/own.conf":         "\ninclude ../own.conf",
+		"open.conf":            "include sub/open.conf\n",
+		"sub/open.conf":        "a {",
+	} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(name string) (*Document, []Note, error) {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = f.Close() }()
+		return Keepalived(f, Options{File: f.Name()})
+	}
+	doc, notes, err := read("keepalived.conf")
+	if err != nil || len(doc.Farms) != 1 || len(doc.Farms[0].Backends) != 1 || !slices.Equal(doc.Farms[0].HealthCheck.Command, []string{dir + "/conf.d/check"}) {
+		t.Fatalf("%s, %v", imported(t, doc, notes, err), err)
+	}
+	var got []string
+	for _, n := range notes {
+		if what := n.What; strings.Contains(what, "bogus") || strings.Contains(what, "include") {
+			got = append(got, fmt.Sprintf("%s:%d%s %s", strings.TrimPrefix(n.File, dir+"/"), n.Line, marks[n.Loss], what))
+		}
+	}
+	want := []string{"conf.d/a.conf:1! bogus 1", "conf.d/b.conf:5 bogus 2", ":3= include nothing.d/*", ":4! includea missing.conf",
+		"conf.d/x/one.cnf:1! bogus one", "conf.d/x/two.cnf:1! bogus two", "conf.d/three.cnf:1! bogus three"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for name, want := range map[string]string{
+		"own.conf":  "read " + dir + "/sub/own.conf: line 2: " + dir + "/own.conf includes itself",
+		"open.conf": "read " + dir + "/sub/open.conf: line 1: the block of a is not closed",
+	} {
+		if _, _, err := read(name); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// The lines that keepalived reads of a file with inclusions, conditions, sequences, lists and
+// definitions are those that are read here, as words that it does not know show.
+func TestKeepalivedReadsTheSameLines(t *testing.T) {
+	if _, err := exec.LookPath("keepalived"); err != nil {
+		t.Skip("needs Debian's keepalived")
+	}
+	t.Chdir(t.TempDir())
+	for name, text := range map[string]string{
+		"keepalived.conf": "include conf.d/*.conf\ninclude conf.d/{x/{one,two},y}.cnf\n$M= \\\nx${N} 1 \\\nmore 2\n$N=5\n$M\n$L= \\\nlast 1 \\\n\nafter 1\n$L\n" +
+			"@main here\n@^main elsewhere\n@other elsewhere\n@^other there\n$IF=@main\n$IF conditional 1\n~SEQ(A,1,3,8) seq${A}\n~SEQx(B,10,-1,9) ~LST({C,D},{1,2},{3,4}) lst${B}${C}${D}\n~SEQ(E,-2) $M",
+		"conf.d/a.conf":      "a 1",
+		"conf.d/b.conf":      "b 1\n\ninclude x/one.cnf",
+		"conf.d/.c.conf":     "c 1",
+		"conf.d/x.conf/file": "d 1",
+		"conf.d/x/one.cnf":   "e 1\ninclude ../y.cnf",
+		"conf.d/y.cnf":       "f 1",
+		"conf.d/run.conf":    "g 1",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, []byte(text+"\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod("conf.d/run.conf", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	out, _ := exec.Command("keepalived", "--config-test", "--config-id", "main", "--use-file", "./keepalived.conf").CombinedOutput()
+	theirs := map[string]bool{}
+	for _, m := range regexp.MustCompile(`\((\S*): Line (\d+)\) Unknown keyword '(.*)'`).FindAllStringSubmatch(string(out), -1) {
+		theirs[filepath.Base(m[1])+" "+m[2]+" "+m[3]] = true
+	}
+	f, err := os.Open("keepalived.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	_, notes, _ := Keepalived(f, Options{File: f.Name(), ConfigID: "main"})
+	ours := map[string]bool{}
+	for _, n := range notes {
+		if word, _, _ := strings.Cut(n.What, " "); word != "include" {
+			ours[fmt.Sprint(filepath.Base(cmp.Or(n.File, f.Name())), " ", n.Line, " ", word)] = true
+		}
+	}
+	if len(ours) < 20 || !maps.Equal(ours, theirs) {
+		t.Errorf("read here\n%s\nkeepalived reads\n%s\n%s", slices.Sorted(maps.Keys(ours)), slices.Sorted(maps.Keys(theirs)), out)
 	}
 }
 
@@ -164,9 +317,10 @@ func FuzzKeepalived(f *testing.F) {
 	}
 	f.Add(string(conf))
 	f.Add("$A=x\nvirtual_server_group G {\n2001:db8::1-ff 80\n::ffff:10.0.0.0/120\n}\nvirtual_server group G {\nprotocol SCTP\nlb_algo fo\n}")
+	f.Add("$A= \\\nlb_algo ${X} \\\n\n@a virtual_server 10.0.0.1 80 {\n~SEQ(X,-1,1) ~LST({Y,Z},{1,2},{3,4}) $A\n}")
 	f.Add("virtual_server 10.0.0.1 80 {\nprotocol TCP\nreal_server 10.1.0.1 {\nUDP_CHECK {\npayload 0a\n}\nMISC_CHECK {\nmisc_path \"a \\\"b c\\\"\"\n}\n}\n}")
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, o := range []Options{{}, {IPVS: true}} {
+		for _, o := range []Options{{}, {IPVS: true, ConfigID: "a"}} {
 			sound(t, text, func() (*Document, []Note, error) { return Keepalived(strings.NewReader(text), o) })
 		}
 	})

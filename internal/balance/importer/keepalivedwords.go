@@ -24,9 +24,6 @@ const (
 	sameLength   = "an answer of any length will do"
 )
 
-// includes are the words that read in files.
-var includes = map[string]bool{"include": true, "includer": true, "includem": true, "includew": true, "includeb": true, "includea": true}
-
 // topWords are those that are in no block, beside those for which the reader has functions.
 var topWords = vocabulary{
 	"SSL":                      "checks of type https look at no certificate and show none, so that servers that want one are down",

@@ -8,7 +8,8 @@ import (
 
 // Note is one thing that is to be said of what was read.
 type Note struct {
-	Line int    // where it stands in what was read, from 1
+	File string // that was included; empty: the one that was to be read
+	Line int    // where it stands in the file, from 1
 	What string // as it is written there
 	Why  string // what becomes of it, and the reason
 	Loss Loss
@@ -29,8 +30,15 @@ const (
 
 // notes collects what is to be said.
 type notes struct {
-	list []Note
-	said map[string]bool
+	list   []Note
+	said   map[string]bool
+	places []lineOf // of lines by number, less one, where these run through several files
+}
+
+// lineOf is a line of a file.
+type lineOf struct {
+	file string // as in Note
+	line int
 }
 
 // add says what is lost in part.
@@ -42,7 +50,7 @@ func (n *notes) lost(line int, what, why string, args ...any) {
 }
 
 func (n *notes) note(l Loss, line int, what, why string, args ...any) {
-	n.list = append(n.list, Note{line, what, fmt.Sprintf(why, args...), l})
+	n.list = append(n.list, Note{Line: line, What: what, Why: fmt.Sprintf(why, args...), Loss: l})
 }
 
 // once is note for what holds of the whole file: it is said where it first applies.
@@ -52,12 +60,19 @@ func (n *notes) once(l Loss, line int, what, why string) {
 	}
 	if !n.said[why] {
 		n.said[why] = true
-		n.list = append(n.list, Note{line, what, why, l})
+		n.list = append(n.list, Note{Line: line, What: what, Why: why, Loss: l})
 	}
 }
 
-// sorted returns the notes by line, and for a line in the order in which they were made.
+// sorted returns the notes in the order in which lines were read, and for a line in that in which
+// they were made.
 func (n *notes) sorted() []Note {
 	slices.SortStableFunc(n.list, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
+	for i := range n.list {
+		if note := &n.list[i]; n.places != nil {
+			p := n.places[note.Line-1]
+			note.File, note.Line = p.file, p.line
+		}
+	}
 	return n.list
 }

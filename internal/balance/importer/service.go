@@ -74,9 +74,13 @@ type builder struct {
 	Options
 }
 
-// Options say what a document is for.
+// Options say what a document is for, and where what is read comes from.
 type Options struct {
 	IPVS bool // 'sluice balance --mode ipvs'
+
+	// Of keepalived.conf alone: the file's name, beside which those are that it includes; empty:
+	// they are left out. ConfigID is the machine whose lines are read (@NAME); empty: none are.
+	File, ConfigID string
 }
 
 func newBuilder(o Options) *builder {

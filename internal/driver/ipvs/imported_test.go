@@ -14,7 +14,11 @@ import (
 // What 'sluice import keepalived --mode ipvs' makes of each file is taken by the balancer of that
 // mode.
 func TestImportedFarms(t *testing.T) {
-	files, err := filepath.Glob("../../balance/importer/testdata/*.conf")
+	const dir = "../../balance/importer/testdata"
+	if _, err := os.Stat(dir); err != nil {
+		t.Skip("the guest of test/vm has no files of other packages")
+	}
+	files, err := filepath.Glob(dir + "/*.conf")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("files of keepalived: %v, %v", files, err)
 	}

@@ -23,7 +23,8 @@ var Packets = harness.Experiment{
 	Name:  "balancer-packets",
 	Title: "Packets of established flows through a balancer, and packets that it drops",
 	How: "Datagrams of 256 flows that have been answered before, to one farm with three backends, as XDP live frames on the client's device, on one core, from their making until they leave towards a backend, or are dropped. " +
-		"New: each datagram is of another flow. Dropped: the same from a network that a blacklist of the farm holds, and that a rule of iptables' table raw names.",
+		"New: each datagram is of another flow. Dropped: the same from a network that a blacklist of the farm holds, and that a rule of iptables' table raw names. " +
+		"Checked: the farm has a health check, so that the answers by which backends refuse connections are looked for.",
 	Run:    runPackets,
 	Charts: packetCharts,
 }
@@ -80,7 +81,12 @@ func packetCases(r *harness.Run) []packetCase {
 	})
 	b := peer.Balance{Program: r.Binary, Mode: peer.DNAT, Protocol: "udp"}
 	add(b, listDrop, true, func(ctx context.Context, l *testbed.Testbed, c cluster.Cluster) (*peer.Loaded, error) {
-		return loadBlacklist(ctx, b, l, c)
+		return loadFarm(ctx, b, l, c, blacklist)
+	})
+	add(b, checked, false, func(ctx context.Context, l *testbed.Testbed, c cluster.Cluster) (*peer.Loaded, error) {
+		return loadFarm(ctx, b, l, c, func(all *peer.Farms) {
+			all.Farms[0].Check = map[string]string{"type": "icmp", "interval": "5", "timeout": "1", "rise": "1", "fall": "3"}
+		})
 	})
 	return all
 }
@@ -89,18 +95,24 @@ const (
 	rawDrop   = "iptables raw"
 	firstDrop = "all packets, at ingress" // the least that any drop in nftables can cost
 	listDrop  = "sluice blacklist"
+	checked   = "sluice dnat, checked" // and so told of connections that its backends refuse
 )
 
-// loadBlacklist programs a farm with a blacklist that holds the generator's network.
-func loadBlacklist(ctx context.Context, b peer.Balance, l *testbed.Testbed, c cluster.Cluster) (*peer.Loaded, error) {
+// blacklist has the generator's network be on a blacklist of the farm.
+func blacklist(all *peer.Farms) {
+	all.Policies = []peer.FarmPolicy{{Name: "bad", Type: "blacklist", Elements: []peer.FarmElement{{Data: inject.Sources.String()}}}}
+	all.Farms[0].Verdict = "drop" // by default each packet would also be logged
+	all.Farms[0].Policies = []peer.FarmPolicyName{{Name: "bad"}}
+}
+
+// loadFarm programs a farm that was edited.
+func loadFarm(ctx context.Context, b peer.Balance, l *testbed.Testbed, c cluster.Cluster, edit func(*peer.Farms)) (*peer.Loaded, error) {
 	s, err := peer.StartBalance(ctx, l.Node, b.Program)
 	if err != nil {
 		return nil, err
 	}
 	all := peer.FarmsOf(c, b.Mode, b.Protocol)
-	all.Policies = []peer.FarmPolicy{{Name: "bad", Type: "blacklist", Elements: []peer.FarmElement{{Data: inject.Sources.String()}}}}
-	all.Farms[0].Verdict = "drop" // by default each packet would also be logged
-	all.Farms[0].Policies = []peer.FarmPolicyName{{Name: "bad"}}
+	edit(&all)
 	if _, err := s.Call(ctx, http.MethodPost, "/farms", all); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -116,6 +128,11 @@ func runPackets(ctx context.Context, r *harness.Run) error {
 		a, b := r.Find(own, 1, newFlow, perPacket), r.Find("iptables DNAT", 1, newFlow, perPacket)
 		if a != nil && b != nil {
 			r.Note("Packets a second, %s: %s over iptables DNAT %s.", newFlow, own, report.Ratios(a, b))
+		}
+	}
+	for _, v := range []string{established, newFlow} {
+		if a, b := r.Find(checked, 1, v, micros), r.Find("sluice dnat", 1, v, micros); a != nil && b != nil {
+			r.Note("Time a packet, %s: a farm with a health check over one without %s, as refused connections are looked for.", v, report.Ratios(a, b))
 		}
 	}
 	if m := r.Find(firstDrop, 1, dropped, micros); m != nil {
