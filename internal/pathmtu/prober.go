@@ -22,8 +22,8 @@ import (
 
 const (
 	pause = time.Second      // between packets, and for an answer
-	again = 10 * time.Minute // until the same node is asked again, at the earliest
-	soon  = 10 * time.Second // the same, whether a path that carried too little carries all by now
+	rest  = 10 * time.Second // until a path is asked again, at the earliest
+	again = 10 * time.Minute // the same, how much one carries that carries too little
 )
 
 // smallest is the size of packets that every network carries, by whether it is of IPv4.
@@ -32,18 +32,17 @@ var smallest = map[bool]int{true: 576, false: 1280}
 // Prober measures paths. Its methods are safe for concurrent use.
 type Prober struct {
 	sockets            map[bool]*socket // by whether they are of IPv4
-	pause, again, soon time.Duration
+	pause, rest, again time.Duration
 
 	mu    sync.Mutex
 	known map[model.Path]result
-	turn  bool // of paths that carried too little, if one is due
 }
 
 // result is what was found out of a path.
 type result struct {
-	at      time.Time // when it was measured
-	tried   time.Time // when it was last tried whether it carries all
-	largest int       // that arrives; 0: nothing is known
+	measured time.Time // when it was last asked how much it carries
+	asked    time.Time // the same, or whether it carries all
+	largest  int       // that arrives; 0: nothing is known
 }
 
 // narrow reports whether a path carries less than it should.
@@ -52,7 +51,7 @@ func (r result) narrow(path model.Path) bool { return r.largest > 0 && r.largest
 // Open opens the prober's sockets in the calling thread's network namespace. A family that the
 // kernel does not have is not probed.
 func Open() (*Prober, error) {
-	p := &Prober{sockets: map[bool]*socket{}, pause: pause, again: again, soon: soon, known: map[model.Path]result{}}
+	p := &Prober{sockets: map[bool]*socket{}, pause: pause, rest: rest, again: again, known: map[model.Path]result{}}
 	for _, is4 := range []bool{true, false} {
 		s, err := dial(is4)
 		if err != nil && !errors.Is(err, errNoFamily) {
@@ -73,7 +72,8 @@ func (p *Prober) Close() {
 	}
 }
 
-// Run measures the paths that there are, one after the other, until ctx ends.
+// Run asks the paths that there are, one after the other, until ctx ends: by one packet for each
+// that is known, and by more where that is lost or another has come to be.
 func (p *Prober) Run(ctx context.Context, paths func() []model.Path) {
 	for ctx.Err() == nil {
 		path, r, ok := p.next(paths())
@@ -81,12 +81,7 @@ func (p *Prober) Run(ctx context.Context, paths func() []model.Path) {
 			wait(ctx, p.pause)
 			continue
 		}
-		r.tried = time.Now()
-		if r.at.IsZero() {
-			r.largest, r.at = p.measure(ctx, path), r.tried
-		} else if arrived, _ := p.send(ctx, path.To, path.MTU); arrived {
-			r.largest = path.MTU
-		}
+		r = p.ask(ctx, path, r)
 		p.mu.Lock()
 		if _, still := p.known[path]; still && ctx.Err() == nil {
 			p.known[path] = r
@@ -95,9 +90,22 @@ func (p *Prober) Run(ctx context.Context, paths func() []model.Path) {
 	}
 }
 
-// next chooses the path that was measured longest ago, or, in turns, one that carried too little,
-// and forgets those that there are no more. It returns what is known of the path; r.at is zero if
-// it is to be measured.
+// ask finds out what a path carries, of which that is known.
+func (p *Prober) ask(ctx context.Context, path model.Path, known result) result {
+	now := result{measured: known.measured, asked: time.Now(), largest: known.largest}
+	if known.largest > 0 {
+		if arrived, _ := p.send(ctx, path.To, path.MTU); arrived {
+			now.largest = path.MTU
+			return now
+		}
+	}
+	if !known.narrow(path) || time.Since(known.measured) > p.again {
+		now.largest, now.measured = p.measure(ctx, path), now.asked
+	}
+	return now
+}
+
+// next chooses the path that was asked longest ago, and forgets those that there are no more.
 func (p *Prober) next(paths []model.Path) (path model.Path, r result, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,22 +116,12 @@ func (p *Prober) next(paths []model.Path) (path model.Path, r result, ok bool) {
 		}
 	}
 	p.known = known
-	var narrow model.Path
-	tries := false
 	for x, r := range known {
-		if time.Since(r.at) > p.again && (!ok || r.at.Before(known[path].at)) {
+		if time.Since(r.asked) >= p.rest && (!ok || r.asked.Before(known[path].asked)) {
 			path, ok = x, true
 		}
-		if r.narrow(x) && time.Since(r.tried) > p.soon && (!tries || r.tried.Before(known[narrow].tried)) {
-			narrow, tries = x, true
-		}
 	}
-	if p.turn = !p.turn; tries && (p.turn || !ok) {
-		return narrow, known[narrow], true
-	}
-	r = known[path]
-	r.at = time.Time{}
-	return path, r, ok
+	return path, known[path], ok
 }
 
 // measure returns the size of the largest packets that arrive, 0 if that cannot be told.

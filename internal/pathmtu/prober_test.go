@@ -49,7 +49,7 @@ func TestPaths(t *testing.T) {
 			var p *Prober
 			node.In(func() (err error) { p, err = Open(); return err })
 			defer p.Close()
-			p.pause, p.again, p.soon = 50*time.Millisecond, 0, 0
+			p.pause, p.rest, p.again = 50*time.Millisecond, 0, 0
 			path := func(node, to string, mtu int) model.Path {
 				return model.Path{Node: node, To: netip.MustParseAddr(to), Device: "eth0", MTU: mtu}
 			}
@@ -69,7 +69,7 @@ func TestPaths(t *testing.T) {
 				p.mu.Lock()
 				measured := len(p.known)
 				for _, r := range p.known {
-					if r.at.IsZero() {
+					if r.asked.IsZero() {
 						measured--
 					}
 				}
@@ -87,13 +87,13 @@ func TestPaths(t *testing.T) {
 }
 
 // A path that is mended is no fault any more after one more packet, long before it is measured
-// anew; meanwhile others are measured.
+// anew, and one that comes to carry less is one; meanwhile others are measured.
 func TestMended(t *testing.T) {
 	node, router := between(t, 1393)
 	var p *Prober
 	node.In(func() (err error) { p, err = Open(); return err })
 	defer p.Close()
-	p.pause, p.again, p.soon = 20*time.Millisecond, time.Hour, 0
+	p.pause, p.rest, p.again = 20*time.Millisecond, 0, time.Hour
 	far := model.Path{Node: "far", To: netip.MustParseAddr("198.51.100.3"), Device: "eth0", MTU: 1500}
 	near := model.Path{Node: "near", To: netip.MustParseAddr("192.0.2.254"), Device: "eth0", MTU: 1500}
 	paths := make(chan []model.Path, 1)
@@ -132,5 +132,10 @@ func TestMended(t *testing.T) {
 	faults(0)
 	if m := p.Missing(); len(m) != 0 {
 		t.Errorf("missing of paths that carry all: %v", m)
+	}
+	router.IP("link set far mtu 1400")
+	faults(1)
+	if m := p.Missing(); len(m) != 1 || m[far.To] != 100 {
+		t.Errorf("missing of a path that carries less than before: %v", m)
 	}
 }
