@@ -21,6 +21,7 @@ import (
 // before is such a route.
 type before struct {
 	route
+	link int    // index of the device that it leads by; 0: none, or several
 	text string // as ip route has it
 }
 
@@ -43,12 +44,12 @@ func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err 
 			if ours || !comesBefore(r, want) {
 				return nil, false
 			}
-			text := r.prefix.String()
-			if l, err := d.links.LinkByIndex(deviceOf(body)); err == nil {
+			text, index := r.prefix.String(), deviceOf(body)
+			if l, err := d.links.LinkByIndex(index); err == nil {
 				r.device = l.Attrs().Name
 				text = strings.TrimPrefix(r.String(), "route ")
 			}
-			return before{r, fmt.Sprintf("%s proto %s metric %d", text, netlink.RouteProtocol(body[5]), r.metric)}, true
+			return before{r, index, fmt.Sprintf("%s proto %s metric %d", text, netlink.RouteProtocol(body[5]), r.metric)}, true
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list other programs' routes: %w", err)

@@ -334,6 +334,18 @@ func TestRoutesBeforeOurs(t *testing.T) {
 	again("they are gone", true)
 	says("they are gone", "")
 
+	for _, goes := range []string{"set other down", "del other"} { // the kernel tells of the link alone
+		x.ns.IP("link add other type veth peer name far", "link set other up", "route add 10.244.2.0/24 dev other metric 7")
+		again("a route by another program's device", true)
+		says("a route by another program's device", "10.244.2.0/24 dev other proto boot metric 7")
+		x.ns.IP("link " + goes)
+		again("link "+goes, true)
+		says("link "+goes, "")
+		if goes != "del other" {
+			x.ns.IP("link del other")
+		}
+	}
+
 	x.ns.IP("route del 10.244.2.0/24 proto 83")
 	x.ns.IP("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 proto zebra metric " + metric)
 	again("a route in the place of ours", true)

@@ -127,7 +127,8 @@ func (d *Driver) linkContradicts(m message) bool {
 	if t := d.tunnelAt(index); t != nil && up {
 		return t.differs(m.body[unix.SizeofIfInfomsg:])
 	}
-	if !up && used {
+	// Of routes that go with their device the kernel tells nothing.
+	if !up && (used || slices.ContainsFunc(d.before, func(b before) bool { return b.link == index })) {
 		return true
 	}
 	return d.waitsFor(m.body[unix.SizeofIfInfomsg:])
