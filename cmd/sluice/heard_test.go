@@ -39,6 +39,7 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	a.Join("eth0", b, "eth0")
 	a.Address("eth0", "192.0.2.1/24")
 	b.Address("eth0", "192.0.2.2/24")
+	a.Forward()
 	b.Exec("nft", "add table inet fw; add chain inet fw in { type filter hook prerouting priority -400; }")
 	dir := folder(t, map[string]string{"nodes.yaml": twoNodes, "pods.yaml": twoPods, "pool.yaml": fmt.Sprintf(onePool, "Always", false), "bgp.yaml": meshOfTwo})
 	socket := filepath.Join(t.TempDir(), "a.sock")
@@ -71,6 +72,7 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	a.IP("route flush table main")
 	preflight("UDP 4789 (VXLAN): packets do not get there: node-b (192.0.2.2)", "this node has no route there", "BGP: packets do not get there: ")
 	a.IP("route add 192.0.2.0/24 dev eth0")
+	world.NewPod(a, "here", "10.244.1.5")
 
 	startAgent(t, dir, socket, a.Do, "--fabric", "pools")
 	says := func(want string, command ...string) {

@@ -250,13 +250,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return err
 	}
 	c.Route = func(addr netip.Addr) verdict.Way {
-		r, err := reader.Route(addr)
-		way := verdict.Way{Device: r.Link, Own: r.Local, Lost: reader.Lost(r, err)}
+		r, _ := reader.Route(addr)
+		way := verdict.Way{Device: r.Link, Own: r.Local}
 		if r.Source.IsValid() {
 			way.Sources = []netip.Addr{r.Source}
 		}
 		return way
 	}
+	c.Lost = (&routes{reader, here}).lost
 	if config.Policy || config.BGP {
 		if c.Links, err = link.WatchLinks(cmd.Context(), log); err != nil {
 			return err

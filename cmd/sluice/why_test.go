@@ -77,7 +77,9 @@ spec: {podSelector: {matchLabels: {app: api}}, ingress: [{from: [{ipBlock: {cidr
 // everything. testdata/why.txt has the answers.
 func TestWhyInALargeCluster(t *testing.T) {
 	useKernel(t)
-	ns := world.NewHost(t, "node07").NS
+	node := world.NewHost(t, "node07")
+	node.Forward()
+	ns := node.NS
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -205,6 +207,7 @@ func TestWhyNamesLostWays(t *testing.T) {
 	router := world.NewHost(t, "router")
 	node.Join("eth0", router, "eth0")
 	node.Address("eth0", "192.0.2.1/24")
+	node.Forward()
 	socket := filepath.Join(t.TempDir(), "s.sock")
 	startAgent(t, folder(t, map[string]string{"pods.yaml": `
 {apiVersion: v1, kind: Pod, metadata: {name: one, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
@@ -217,10 +220,10 @@ func TestWhyNamesLostWays(t *testing.T) {
 	for _, c := range []struct{ fault, to, says, mend string }{
 		{"", "two:80", "", ""},
 		{"", "198.51.100.1:80", "node node-a does not reach 198.51.100.1: there is no route", ""},
-		{"route add blackhole 198.51.100.0/24", "198.51.100.1:80", "a blackhole route drops", ""},
-		{"route replace prohibit 198.51.100.0/24", "198.51.100.1:80", "a prohibit route rejects", ""},
+		{"route add blackhole 198.51.100.0/24", "198.51.100.1:80", "a blackhole route or rule drops", ""},
+		{"route replace prohibit 198.51.100.0/24", "198.51.100.1:80", "a prohibit route or rule rejects", ""},
 		{"route add 203.0.113.0/24 via 192.0.2.2", "203.0.113.1:80", "", ""},
-		{"rule add to 10.1.0.2 lookup 77\nroute add 10.1.0.2 dev eth0 table 77", "two:80", "node node-a does not reach 10.1.0.2: the route does not lead to its pod's interface", "rule del to 10.1.0.2 lookup 77"},
+		{"rule add to 10.1.0.2 lookup 77\nroute add 10.1.0.2 dev eth0 table 77", "two:80", "node node-a does not reach 10.1.0.2: the route leads to eth0, not to two; see 'ip route get 10.1.0.2 from 10.1.0.1 iif one'", "rule del to 10.1.0.2 lookup 77"},
 	} {
 		for line := range strings.Lines(c.fault) {
 			node.IP(strings.TrimSpace(line))
@@ -238,4 +241,54 @@ func TestWhyNamesLostWays(t *testing.T) {
 		_, out, _ := sluice(t, "why", "--socket", socket, "one", "203.0.113.1:80")
 		return strings.Contains(out, "node node-a does not reach 203.0.113.1: the route leads to interface eth0, which is ")
 	})
+}
+
+// The kernel is asked as the packets go that the node passes on, and their answers: by their source
+// and the interface at which they come in. What it says is compared with what the fabric wants.
+func TestWhyAsksAsPacketsGo(t *testing.T) {
+	t.Parallel()
+	node, router := world.NewHost(t, "node-a"), world.NewHost(t, "router")
+	node.Join("eth0", router, "eth0")
+	node.Address("eth0", "192.0.2.1/24")
+	node.Forward()
+	world.NewPod(node, "here", "10.244.1.5")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"nodes.yaml": twoNodes, "pods.yaml": twoPods, "pool.yaml": fmt.Sprintf(onePool, "Always", false)}), socket, node.Do, "--fabric", "pools")
+	why := func() string {
+		_, out, stderr := sluice(t, "why", "--socket", socket, "default/here", "default/there:80", "--all")
+		return out + stderr
+	}
+	eventually(t, "all ways lead where they have to", func() bool {
+		out := why()
+		return strings.Contains(out, "allowed") && !strings.Contains(out, "does not reach")
+	})
+	for _, c := range []struct{ fault, says, mend string }{
+		{"rule add from 10.244.1.5 blackhole", "10.244.2.5: a blackhole route or rule drops what goes there; see 'ip route get 10.244.2.5 from 10.244.1.5 iif here'", "rule del from 10.244.1.5 blackhole"},
+		{"rule add from 10.244.2.5 prohibit", "10.244.1.5: a prohibit route or rule rejects what goes there; see 'ip route get 10.244.1.5 from 10.244.2.5 iif sluice.vxlan'", "rule del from 10.244.2.5 prohibit"},
+		{"rule add from 10.244.1.5 lookup 77\nroute add 10.244.2.0/24 via 192.0.2.9 table 77", "10.244.2.5: the route leads to eth0 via 192.0.2.9, not to sluice.vxlan; see", "rule del from 10.244.1.5 lookup 77"},
+		{"route add 10.244.2.5 via 192.0.2.77", "10.244.2.5: the route leads to eth0 via 192.0.2.77, not to sluice.vxlan; see", "route del 10.244.2.5"},
+		{"route add 10.244.2.0/24 via 192.0.2.9 proto bird", "10.244.2.5: the route leads to eth0 via 192.0.2.9, not to sluice.vxlan; see", "route del 10.244.2.0/24 proto bird"},
+		{"route add 10.244.2.0/24 via 10.244.2.9 dev sluice.vxlan onlink proto bird", "10.244.2.5: the route leads to sluice.vxlan via 10.244.2.9, not via 192.0.2.2; see", "route del 10.244.2.0/24 proto bird"},
+		{"route add unreachable 10.244.2.5", "10.244.2.5: an unreachable route rejects what goes there; see", "route del 10.244.2.5"},
+		{"sysctl net.ipv4.conf.sluice/vxlan.forwarding=0", "10.244.1.5: forwarding is off for what comes in by sluice.vxlan: net.ipv4.conf.sluice/vxlan.forwarding is 0; see", "sysctl net.ipv4.conf.sluice/vxlan.forwarding=1"},
+		{"sysctl net.ipv4.ip_forward=0", "10.244.2.5, 10.244.1.5: forwarding is off: net.ipv4.ip_forward is 0; see", "sysctl net.ipv4.ip_forward=1"},
+		{"sysctl net.ipv4.conf.sluice/vxlan.rp_filter=1\nroute add 10.244.2.5 via 192.0.2.77", "10.244.1.5: rp_filter is strict at sluice.vxlan, and drops what comes from 10.244.2.5: the route back leads to eth0 via 192.0.2.77; see", "sysctl net.ipv4.conf.sluice/vxlan.rp_filter=0\nroute del 10.244.2.5"},
+		{"", "", ""},
+	} {
+		do := func(lines string) {
+			for line := range strings.Lines(lines) {
+				line = strings.TrimSpace(line)
+				if setting, is := strings.CutPrefix(line, "sysctl "); is {
+					node.Exec("sysctl", "-qw", setting)
+				} else {
+					node.IP(line)
+				}
+			}
+		}
+		do(c.fault)
+		if out := why(); (c.says == "") == strings.Contains(out, "does not reach") || !strings.Contains(out, c.says) {
+			t.Errorf("after %q, want %q:\n%s", c.fault, c.says, out)
+		}
+		do(c.mend)
+	}
 }

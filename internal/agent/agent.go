@@ -103,6 +103,9 @@ type Config struct {
 
 	// Route, if set, finds the way to an address. It is safe for concurrent use.
 	Route func(netip.Addr) verdict.Way
+	// Lost, if set, says why the node does not send a packet on its way, and the command that shows
+	// it; "": it does, as far as routes and interfaces tell. It is safe for concurrent use.
+	Lost func(Passing) (why, shown string)
 
 	// Drops, if set, opens the kernel's log of dropped packets. What it returns is gone through
 	// once: it yields packets until ctx ends, and then closes the log.

@@ -170,15 +170,11 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 // node, and to the nodes that have them.
 func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
-	ends := map[netip.Addr]bool{}
 	for _, con := range connections {
 		for _, p := range con.Paths {
 			nodes := map[string]bool{con.From.Node: true, p.To.Node: true}
 			for _, step := range p.Steps {
 				nodes[step.Node] = true
-			}
-			if nodes[a.Node] {
-				ends[con.From.Address], ends[p.To.Address] = true, true
 			}
 			for name := range nodes {
 				if nodes[a.Node] && name != a.Node {
@@ -190,7 +186,7 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 			}
 		}
 	}
-	faults = a.lost(ends)
+	faults = a.lost(a.passing(connections))
 	if len(crossed) == 0 {
 		return faults
 	}
@@ -201,32 +197,127 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}
+	var others []string
 	for _, i := range issues {
 		if i.Object.Kind == model.NodeKind && crossed[i.Object.Name.Name] != nil {
-			faults = append(faults, i.String())
+			others = append(others, i.String())
 		}
 	}
-	slices.Sort(faults)
-	return append(a.unheard(crossed), faults...)
+	slices.Sort(others)
+	return slices.Concat(faults, a.unheard(crossed), others)
 }
 
-// lost says which of some addresses packets do not get to from here.
-func (a *Agent) lost(addrs map[netip.Addr]bool) (faults []string) {
+// Passing is a packet that the node sends on its way: its own, or one that comes in.
+type Passing struct {
+	From, To netip.Addr // an invalid From is one of the node's own, which the kernel chooses
+	In       Hop        // the zero Hop: the node itself sends it
+	Out      Hop        // that is wanted; the zero Hop: any
+}
+
+// Hop is an interface, by its index or its name, and the gateway on it, if that is known.
+type Hop struct {
+	Index  int
+	Device string
+	Via    netip.Addr
+}
+
+// mostPassing bounds for how many packets of one question the kernel is asked.
+const mostPassing = 50
+
+// passing are the packets of connections that this node sends on their way, and of their answers;
+// each once.
+func (a *Agent) passing(connections []verdict.Answer) (packets []Passing) {
+	if a.Lost == nil {
+		return nil
+	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	for addr := range addrs {
-		if a.Route == nil {
-			break
-		}
-		way := a.Route(addr)
-		if way.Lost == "" && a.Compiler.State().Policy != nil {
-			if pod := a.Compiler.State().Policy.Workloads[addr]; pod != nil && pod.Device != 0 && way.Device != pod.Device {
-				way.Lost = "the route does not lead to its pod's interface"
+	known := map[[2]netip.Addr]bool{}
+	for _, con := range connections {
+		for _, p := range con.Paths {
+			from, here := con.From.Address, con.From.Node == a.Node || p.To.Node == a.Node
+			for i := len(p.Steps) - 1; i >= 0; i-- {
+				if s := p.Steps[i]; s.Node == a.Node {
+					here = true
+					if s.Flow.Source.IsValid() { // another node may have put its own in place of the sender's
+						from = s.Flow.Source
+					}
+				}
 			}
+			if _, refused := verdict.Denial(p.Steps); refused && p.To.Address == con.To.Address && con.To.Object.Kind == model.ServiceKind {
+				continue // it goes nowhere
+			}
+			ends := [2]netip.Addr{from, p.To.Address}
+			if !here || known[ends] || from == ends[1] || !from.IsGlobalUnicast() || !ends[1].IsGlobalUnicast() {
+				continue
+			}
+			if len(packets) >= mostPassing {
+				return packets
+			}
+			known[ends] = true
+			sender, receiver := a.endOf(ends[0]), a.endOf(ends[1])
+			packets = append(packets, sender.to(receiver), receiver.to(sender))
 		}
-		if way.Lost != "" {
-			faults = append(faults, fmt.Sprintf("node %s does not reach %v: %s", a.Node, addr, way.Lost))
+	}
+	return packets
+}
+
+// end is an end of a connection, as this node reaches it.
+type end struct {
+	addr   netip.Addr
+	hop    Hop  // by which it is reached
+	own    bool // it is the node's own
+	wanted bool // the state says so, whatever the routes are
+}
+
+// endOf asks the kernel where the state does not tell.
+func (a *Agent) endOf(addr netip.Addr) end {
+	s := a.Compiler.State()
+	if s.Policy != nil {
+		if pod := s.Policy.Workloads[addr]; pod != nil && pod.Device != 0 {
+			return end{addr: addr, hop: Hop{Index: pod.Device}, wanted: true}
 		}
+	}
+	if s.Fabric != nil {
+		if _, r := s.Fabric.To(addr); r != nil && r.Device != "" {
+			return end{addr: addr, hop: Hop{Device: r.Device, Via: r.Via}, wanted: true}
+		}
+	}
+	way := a.way(addr)
+	if way.Own {
+		return end{addr: addr, own: true}
+	}
+	return end{addr: addr, hop: Hop{Index: way.Device}}
+}
+
+// to is a packet of the end's to another one.
+func (e end) to(o end) Passing {
+	p := Passing{From: e.addr, To: o.addr, In: e.hop}
+	if !e.own && e.hop == (Hop{}) {
+		p.From = netip.Addr{} // where it comes in is not known
+	}
+	if o.wanted {
+		p.Out = o.hop
+	}
+	return p
+}
+
+// lost says which packets this node does not send on their way, by the reason.
+func (a *Agent) lost(packets []Passing) (faults []string) {
+	missed := map[string][]string{} // addresses, by why
+	how := map[string]string{}      // it is shown for the first of them
+	for _, p := range packets {
+		why, shown := a.Lost(p)
+		if why == "" {
+			continue
+		}
+		if to := p.To.String(); !slices.Contains(missed[why], to) {
+			missed[why] = append(missed[why], to)
+		}
+		how[why] = cmp.Or(how[why], shown)
+	}
+	for why, addrs := range missed {
+		faults = append(faults, fmt.Sprintf("node %s does not reach %s: %s; see '%s'", a.Node, model.FirstFew(addrs, 3), why, how[why]))
 	}
 	slices.Sort(faults)
 	return faults

@@ -213,18 +213,23 @@ func routing(links []netlink.Link) (names []string) {
 	return names
 }
 
-// Route is the way that packets of the node's own take to an address.
+// Route is the way that packets take to an address.
 type Route struct {
 	Link    int        // index of the interface; 0: there is no way
 	Local   bool       // the address is the node's own
 	Gateway netip.Addr // invalid: the address is on the link
-	Source  netip.Addr // that the node sends from
+	Source  netip.Addr // that the node sends from; invalid in the way of packets that come in
 }
 
-// Route asks for the way to an address. Where there is none, it returns the zero Route and the
-// kernel's error, such as "network is unreachable".
-func (r *Reader) Route(to netip.Addr) (Route, error) {
-	found, err := r.h.RouteGet(to.AsSlice())
+// Route asks for the way of the node's own packets to an address. Where there is none, it returns
+// the zero Route and the kernel's error, such as "network is unreachable".
+func (r *Reader) Route(to netip.Addr) (Route, error) { return r.RouteFrom(netip.Addr{}, to, 0) }
+
+// RouteFrom is Route for packets from an address that come in by the interface of an index; 0: the
+// node sends them, and an invalid address is the one that the kernel chooses. That forwarding is off
+// is EHOSTUNREACH, and what the reverse path filter drops EINVAL or EXDEV.
+func (r *Reader) RouteFrom(from, to netip.Addr, in int) (Route, error) {
+	found, err := r.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{SrcAddr: from.AsSlice(), IifIndex: in})
 	if err != nil {
 		return Route{}, err
 	}
@@ -236,26 +241,16 @@ func (r *Reader) Route(to netip.Addr) (Route, error) {
 	return Route{found[0].LinkIndex, found[0].Type == unix.RTN_LOCAL, gateway.Unmap(), source.Unmap()}, nil
 }
 
-// Lost says why packets do not get from here to an address, of which Route has said that; "": as
-// far as routes and interfaces tell, they do.
-func (r *Reader) Lost(route Route, err error) string {
-	switch {
-	case errors.Is(err, unix.EINVAL):
-		return "a blackhole route drops what goes there"
-	case errors.Is(err, unix.EACCES):
-		return "a prohibit route rejects what goes there"
-	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
-		return "there is no route"
-	case err != nil || route.Local:
-		return ""
-	}
-	l, err := r.h.LinkByIndex(route.Link)
+// Down returns the state of an interface that carries nothing, such as "lower-layer-down"; "": it
+// does, as far as it tells.
+func (r *Reader) Down(index int) string {
+	l, err := r.h.LinkByIndex(index)
 	if err != nil {
 		return ""
 	}
 	switch state := l.Attrs().OperState; state {
 	case netlink.OperDown, netlink.OperLowerLayerDown, netlink.OperNotPresent:
-		return fmt.Sprintf("the route leads to interface %s, which is %s", l.Attrs().Name, state)
+		return state.String()
 	}
 	return ""
 }

@@ -140,6 +140,16 @@ func (f *Fabric) Apply(d FabricDelta) {
 	applyMap(f.Routes, d.Routes)
 }
 
+// To returns the route of the longest prefix that has an address; nil: there is none.
+func (f *Fabric) To(a netip.Addr) (netip.Prefix, *Route) {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		if p, err := a.Prefix(bits); err == nil && f.Routes[p] != nil {
+			return p, f.Routes[p]
+		}
+	}
+	return netip.Prefix{}, nil
+}
+
 // Clone returns a copy that Apply changes apart from f; nil of nil.
 func (f *Fabric) Clone() *Fabric {
 	if f == nil {

@@ -45,7 +45,6 @@ type Way struct {
 	Device  int          // the index of the interface; 0: not known
 	Own     bool         // the address is the node's own
 	Sources []netip.Addr // of the node's, that a packet may have as its source there if it has no other; none: not known
-	Lost    string       // why packets do not get there; "": they do, or it is not known
 }
 
 // Crossing is a new connection's way through a node.
