@@ -153,6 +153,9 @@ func forwarding(f *Facts) []Result {
 			results = append(results, Result{Check: name, Status: OK, Seen: "on"})
 		case family.AdviceErr != nil:
 			results = append(results, Result{name, Fail, "off: packets from outside do not reach pods", family.AdviceErr.Error()})
+		case f.Alive:
+			results = append(results, Result{name, Warn, "off, though an agent runs: what is forwarded is lost",
+				"`sluice status` says if another program turns it off, or the agent may not turn it on; one with --set-sysctls=false leaves it to you: sysctl -w " + family.Forward + "=1, also in /etc/sysctl.d"})
 		default:
 			results = append(results, Result{name, Warn, "off", "nothing, if the agent may: `sluice run` turns it on (unless --set-sysctls=false), and `sluice cleanup` off again"})
 		}
@@ -233,10 +236,15 @@ func ownSysctls(f *Facts) []Result {
 	if f.RecordErr != nil {
 		return one(name, Warn, f.RecordErr.Error(), "")
 	}
+	ours := "set by us, and restored by `sluice cleanup`: " + model.Join(f.Changed, ", ")
 	if len(f.Changed) == 0 {
-		return one(name, OK, "none set by us", "")
+		ours = "none set by us"
 	}
-	return one(name, OK, "set by us, and restored by `sluice cleanup`: "+model.Join(f.Changed, ", "), "")
+	if len(f.Undone) > 0 {
+		return one(name, Warn, "set by us, and changed by another program since: "+model.Join(f.Undone, ", ")+"; else "+ours,
+			"find who sets them, as /etc/sysctl.d or what configures the network")
+	}
+	return one(name, OK, ours, "")
 }
 
 func list(names []string) string { return model.FirstFew(names, 5) }

@@ -134,6 +134,7 @@ func TestChecks(t *testing.T) {
 		{"no owned table", func(f *Facts) { f.Optional[0].Err = f.Optional[0].Missing(unix.EINVAL) }, "table owner", OK, "not before Linux 6.9: put back within a second", ""},
 		{"no route", func(f *Facts) { f.Families[0].RouteErr = unix.ENETUNREACH }, "route IPv4", Fail, "no route to 10.96.0.1: network is unreachable", "default route"},
 		{"no forwarding", func(f *Facts) { f.Families[0].Forwards = false }, "forwarding IPv4", Warn, "off", "sluice run"},
+		{"forwarding is off beside an agent", func(f *Facts) { f.Alive, f.Families[0].Forwards, f.Families[0].Forward = true, false, sysctl.Forward4 }, "forwarding IPv4", Warn, "off, though an agent runs", "sysctl -w net.ipv4.ip_forward=1"},
 		{"learnt route", func(f *Facts) { f.Families[0].Forwards, f.Families[0].AdviceErr = false, errors.New("set accept_ra=2") }, "forwarding IPv4", Fail, "off", "set accept_ra=2"},
 		{"one interface does not forward", func(f *Facts) { f.Forwarding = []string{"eth1"} }, "forwarding IPv4", Warn, "off on eth1", "net.ipv4.conf.eth1.forwarding=1"},
 		{"strict path", func(f *Facts) { f.StrictPath = []string{"a", "b", "c", "d", "e", "f"} }, "rp_filter", Warn, "strict on a, b, c, d, e and 1 more", "net.ipv4.conf.a.rp_filter=2"},
@@ -206,6 +207,7 @@ func TestChecks(t *testing.T) {
 		{"unknown memory limit", func(f *Facts) { f.Memory.Err = denied }, "memory", Warn, "cannot tell", "root"},
 		{"another agent", func(f *Facts) { f.Alive = true }, "agent", Warn, "answers on /run/sluice/sluice.sock", "sluice status"},
 		{"a dead agent's table", func(f *Facts) { f.OwnTable = true }, "agent", OK, "the next adopts it", ""},
+		{"sysctls that are ours no longer", func(f *Facts) { f.Undone = []sysctl.Change{{Key: sysctl.Forward4, Was: "1", Now: "0"}} }, "sysctls", Warn, "changed by another program since: net.ipv4.ip_forward = 0 (was 1); else none set by us", "find who"},
 		{"sysctls of ours", func(f *Facts) { f.Changed = []sysctl.Change{{Key: sysctl.Forward4, Was: "0", Now: "1"}} }, "sysctls", OK, "net.ipv4.ip_forward = 1 (was 0)", ""},
 		{"broken record", func(f *Facts) { f.RecordErr = denied }, "sysctls", Warn, "permission denied", ""},
 	}

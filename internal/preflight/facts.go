@@ -66,7 +66,8 @@ type Facts struct {
 	Memory    Memory
 	Socket    string
 	Alive     bool            // someone answers on Socket
-	Changed   []sysctl.Change // noted in the record beside Socket
+	Changed   []sysctl.Change // noted in the record beside Socket, and still so
+	Undone    []sysctl.Change // noted there, and no longer so: Was is what we set
 	RecordErr error
 }
 
@@ -84,8 +85,9 @@ type Family struct {
 	Route    string // where packets to Target go: "via 10.0.0.1 dev eth0"
 	RouteErr error  // there is no route
 
-	Forwards  bool  // forwarding is on
-	AdviceErr error // why the agent would leave it off, and what to do
+	Forward   string // the parameter of forwarding
+	Forwards  bool   // it is on
+	AdviceErr error  // why the agent would leave it off, and what to do
 }
 
 // Conntrack is the connection table's state.

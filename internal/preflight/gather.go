@@ -83,6 +83,14 @@ func Gather(ctx context.Context, o Options) *Facts {
 	}
 	f.Memory = ownMemory()
 	f.Changed, f.RecordErr = sysctl.List(sysctl.RecordPath(o.Socket))
+	f.Changed = slices.DeleteFunc(f.Changed, func(c sysctl.Change) bool {
+		now, err := sysctl.Read(c.Key)
+		undone := err == nil && now != c.Now
+		if undone {
+			f.Undone = append(f.Undone, sysctl.Change{Key: c.Key, Was: c.Now, Now: now})
+		}
+		return undone
+	})
 	return f
 }
 
@@ -165,7 +173,7 @@ func families(services []netip.Prefix) []Family {
 }
 
 func family(name string, target netip.Addr, forward string) Family {
-	f := Family{Name: name, Target: target.String()}
+	f := Family{Name: name, Target: target.String(), Forward: forward}
 	f.Route, f.RouteErr = route(target)
 	value, err := sysctl.Read(forward)
 	f.Forwards = err == nil && value != "0"
