@@ -241,7 +241,7 @@ func (c *checker) fabric(complete bool) []model.Issue {
 	compiler.SetUnderlay([]model.HostAddress{{Prefix: netip.PrefixFrom(own.IPs[0], 0)}, {Prefix: netip.PrefixFrom(own.IPs[1], 0)}})
 	c.objects.Apply([]store.Event{{Kind: model.NodeKind, Name: own.Ref().Name, Object: own}})
 	compiler.Update(c.objects, c.objects.Take())
-	_, issues := compiler.FabricView()
+	issues := compiler.FabricIssues()
 	return issues
 }
 

@@ -86,7 +86,8 @@ func TestFabric(t *testing.T) {
 	ip("route add 10.244.2.0/24 via 192.0.2.9 dev eth0 proto bird metric 32")
 	eventually(t, "status to name a route that comes before", func() bool {
 		_, out, _ := sluice(t, "status", "--socket", socket)
-		return strings.Contains(out, "routes of other programs: they come before ours, so what goes to these pods takes them: 10.244.2.0/24 via 192.0.2.9 dev eth0 proto bird metric 32;")
+		return strings.Contains(out, "routes of other programs: they come before ours, so what goes to these pods takes them: 10.244.2.0/24 via 192.0.2.9 dev eth0 proto bird metric 32;") &&
+			strings.Contains(out, "tunnels and routes to other nodes are programmed, with ")
 	})
 	ip("route del 10.244.2.0/24 proto bird")
 	ip("link set eth0 mtu 1400")

@@ -27,7 +27,6 @@ type forwarding struct {
 // if it goes on, or if it is refused, as in a container without privileges. While it is off, and
 // while the contest lasts, that is shown.
 func (f *forwarding) keep(ctx context.Context, here *netns.NS) {
-	const what = "forwarding"
 	tries := contest.Pace{First: time.Second, Most: time.Minute}
 	turned := contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts}
 	said, contested := "", "" // why it was refused; what was turned on
@@ -67,10 +66,10 @@ func (f *forwarding) keep(ctx context.Context, here *netns.NS) {
 		}
 		if len(reasons) == 0 {
 			said = ""
-			f.contests.Clear(what)
+			f.contests.Clear(contest.Forwarding)
 			return nil
 		}
-		f.contests.Set(what, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: f.node}}.Issue(strings.Join(reasons, "; ")))
+		f.contests.Set(contest.Forwarding, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: f.node}}.Issue(strings.Join(reasons, "; ")))
 		return nil
 	}
 	for {

@@ -19,8 +19,9 @@ import (
 func TestForwardingIsTurnedOnAgain(t *testing.T) {
 	t.Parallel()
 	node := nodeNS(t)
+	attachPods(t, node, 2)
 	socket := filepath.Join(t.TempDir(), "s.sock")
-	startAgent(t, folder(t, map[string]string{"web.yaml": web}), socket, node.Do, "--set-sysctls=true")
+	startAgent(t, folder(t, map[string]string{"web.yaml": web, "pods.yaml": onePodEach}), socket, node.Do, "--set-sysctls=true")
 	on := func() (is bool) {
 		if err := node.Do(func() error {
 			now, err := sysctl.Read(sysctl.Forward4)
@@ -41,8 +42,31 @@ func TestForwardingIsTurnedOnAgain(t *testing.T) {
 		_, stdout, _ := sluice(t, "status", "--socket", socket)
 		return strings.Contains(stdout, "Node node-a: another program goes on turning off the forwarding of packets (net.ipv4.ip_forward)")
 	})
+	if _, out, stderr := sluice(t, "why", "--socket", socket, "default/one", "default/two:80"); !strings.Contains(out, "another program goes on turning off the forwarding") {
+		t.Errorf("why does not name the contest:\n%s%s", out, stderr)
+	}
+	if err := node.Sysctl("net/ipv4/ip_forward", "0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Do(func() error {
+		_, out, stderr := sluice(t, "preflight", "--socket", socket)
+		for _, want := range []string{"off, though an agent runs", "changed by another program since: net.ipv4.ip_forward = 0 (was 1)"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("preflight lacks %q:\n%s%s", want, out, stderr)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "forwarding again", on)
 }
+
+const onePodEach = `
+{apiVersion: v1, kind: Pod, metadata: {name: one, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: two, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}}
+`
 
 // forwards reads the parameter of a family.
 func forwards(t *testing.T, ns *netns.NS, key string) (is bool) {

@@ -131,6 +131,8 @@ func fabricRow(row func(name, format string, args ...any), a reconcile.Accelerat
 	switch {
 	case a.Error != "":
 		row("fabric", "tunnels and routes to other nodes are as they were: %s", a.Error)
+	case a.InStep && a.Faults > 0:
+		row("fabric", "tunnels and routes to other nodes are programmed, with %s: 'sluice fabric' has the ways", model.Count(a.Faults, "fault"))
 	case a.InStep:
 		row("fabric", "tunnels and routes to other nodes are as wanted")
 	default:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -291,4 +292,26 @@ func TestWhyAsksAsPacketsGo(t *testing.T) {
 		}
 		do(c.mend)
 	}
+}
+
+// What of this node concerns the packets of a connection is said with it: a tunnel that the kernel
+// refuses, and a table of connections that is full.
+func TestWhyNamesFaultsOfTheNode(t *testing.T) {
+	t.Parallel()
+	node, router := world.NewHost(t, "node-a"), world.NewHost(t, "router")
+	node.Join("eth0", router, "eth0")
+	node.Address("eth0", "192.0.2.1/24")
+	node.Forward()
+	world.NewPod(node, "here", "10.244.1.5").Serve("here", ":80")
+	node.IP("link add flannel.1 type vxlan id 4096 dstport 4789 local 192.0.2.1", "link set flannel.1 up")
+	dir, socket := folder(t, map[string]string{"nodes.yaml": twoNodes, "pods.yaml": twoPods, "pool.yaml": fmt.Sprintf(onePool, "Always", false)}), filepath.Join(t.TempDir(), "s.sock")
+	limit := filepath.Join(folder(t, map[string]string{"limit": "1\n"}), "limit")
+	startProgram(t, node.NS, exec.Command("unshare", "--mount", "sh", "-c", `mount --bind "$0" /proc/sys/net/netfilter/nf_conntrack_max && exec "$@"`, limit, self,
+		"run", "--manifests", dir, "--node", "node-a", "--socket", socket, "--fabric", "pools", "--metrics-address", "", "--healthz-address", "", "--set-sysctls=false"))
+	eventually(t, "why names them", func() bool {
+		_, _ = node.Ask("tcp", "", "10.244.1.5:80", time.Second)
+		_, out, _ := sluice(t, "why", "--socket", socket, "default/here", "default/there:80", "--all")
+		return strings.Contains(out, "warning: device sluice.vxlan: ") && strings.Contains(out, "flannel.1") &&
+			strings.Contains(out, "warning: the connection table is ") && strings.Contains(out, "there is no interface sluice.vxlan")
+	})
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 
 	"sluice.dev/sluice/internal/sysctl"
 )
@@ -21,4 +22,12 @@ func ReadConntrack() (Conntrack, error) {
 	c.Count, countErr = sysctl.Number("net.netfilter.nf_conntrack_count")
 	c.Max, maxErr = sysctl.Number("net.netfilter.nf_conntrack_max")
 	return c, errors.Join(countErr, maxErr)
+}
+
+// crowded says that the table is nearly full, if it is.
+func (c Conntrack) crowded() string {
+	if c.Max == 0 || c.Count <= c.Max/10*9 {
+		return ""
+	}
+	return fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max before new connections are dropped", c.Count*100/c.Max)
 }

@@ -24,24 +24,12 @@ var errNoFabric = errors.New("another program reaches the pods of other nodes: t
 // fabricReport returns how this node reaches the pods of others, and what is wrong with that.
 func (a *Agent) fabricReport() (FabricReport, error) {
 	a.compiling.Lock()
-	view, issues := a.Compiler.FabricView()
+	view := a.Compiler.FabricView()
 	a.compiling.Unlock()
 	if view == nil {
 		return FabricReport{}, errNoFabric
 	}
-	issues = slices.Clone(issues)
-	if a.Paths != nil {
-		issues = append(issues, a.Paths.Issues()...)
-	}
-	if a.Heard != nil {
-		issues = append(issues, a.Heard.Issues()...)
-	}
-	for _, d := range a.Config.Accelerators {
-		if d.Capabilities().Can&driver.Fabric != 0 {
-			issues = append(issues, Refusals(d.SetAside())...)
-		}
-	}
-	r := FabricReport{View: *view, Issues: a.issuesAbout(issues, model.IPPoolKind, model.BlockAffinityKind)}
+	r := FabricReport{View: *view, Issues: a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind)}
 	if a.Heard != nil {
 		r.Note = a.Heard.Deaf()
 		r.hear(a.Heard.Heard())
@@ -60,6 +48,25 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 		}
 	}
 	return r, nil
+}
+
+// fabricIssues returns what is wrong with the ways to other nodes.
+func (a *Agent) fabricIssues() []model.Issue {
+	a.compiling.Lock()
+	issues := slices.Clone(a.Compiler.FabricIssues())
+	a.compiling.Unlock()
+	if a.Paths != nil {
+		issues = append(issues, a.Paths.Issues()...)
+	}
+	if a.Heard != nil {
+		issues = append(issues, a.Heard.Issues()...)
+	}
+	for _, d := range a.Config.Accelerators {
+		if d.Capabilities().Can&driver.Fabric != 0 {
+			issues = append(issues, Refusals(d.SetAside())...)
+		}
+	}
+	return issues
 }
 
 // hear says of each block what was heard of the way to it.

@@ -155,8 +155,12 @@ func (a *Agent) Status() Status {
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
-	for _, a := range a.accelerators {
-		s.Accelerators = append(s.Accelerators, a.Status())
+	for _, f := range a.accelerators {
+		fares := f.Status()
+		if fares.Fabric {
+			fares.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
+		}
+		s.Accelerators = append(s.Accelerators, fares)
 	}
 	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {
@@ -213,8 +217,8 @@ func (a *Agent) problems(s Status) []string {
 	if n := len(s.Issues); n > 0 {
 		problems = append(problems, model.Count(n, "fault")+rest(s.Source)+"; each says what is in force of its object, if that is known")
 	}
-	if c := s.Conntrack; c != nil && c.Max > 0 && c.Count > c.Max/10*9 {
-		problems = append(problems, fmt.Sprintf("the connection table is %d %% full: raise net.netfilter.nf_conntrack_max before new connections are dropped", c.Count*100/c.Max))
+	if c := s.Conntrack; c != nil && c.crowded() != "" {
+		problems = append(problems, c.crowded())
 	}
 	for _, t := range preflight.ReadNeighbours() {
 		if s.Objects[string(model.NodeKind)] > t.Most { // few clusters are that large

@@ -13,6 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/compile/policy"
+	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/lint"
@@ -186,13 +187,13 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 			}
 		}
 	}
-	faults = a.lost(a.passing(connections))
+	packets := a.passing(connections)
+	faults = append(a.unsound(packets), a.lost(packets)...)
 	if len(crossed) == 0 {
 		return faults
 	}
 	a.compiling.Lock()
-	_, issues := a.Compiler.FabricView()
-	issues = slices.Clone(issues)
+	issues := slices.Clone(a.Compiler.FabricIssues())
 	a.compiling.Unlock()
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
@@ -212,6 +213,8 @@ type Passing struct {
 	From, To netip.Addr // an invalid From is one of the node's own, which the kernel chooses
 	In       Hop        // the zero Hop: the node itself sends it
 	Out      Hop        // that is wanted; the zero Hop: any
+
+	forwarded bool // neither end is the node itself
 }
 
 // Hop is an interface, by its index or its name, and the gateway on it, if that is known.
@@ -279,7 +282,7 @@ func (a *Agent) endOf(addr netip.Addr) end {
 		}
 	}
 	if s.Fabric != nil {
-		if _, r := s.Fabric.To(addr); r != nil && r.Device != "" {
+		if r := s.Fabric.To(addr); r != nil && r.Device != "" {
 			return end{addr: addr, hop: Hop{Device: r.Device, Via: r.Via}, wanted: true}
 		}
 	}
@@ -292,7 +295,7 @@ func (a *Agent) endOf(addr netip.Addr) end {
 
 // to is a packet of the end's to another one.
 func (e end) to(o end) Passing {
-	p := Passing{From: e.addr, To: o.addr, In: e.hop}
+	p := Passing{From: e.addr, To: o.addr, In: e.hop, forwarded: !e.own && !o.own}
 	if !e.own && e.hop == (Hop{}) {
 		p.From = netip.Addr{} // where it comes in is not known
 	}
@@ -300,6 +303,44 @@ func (e end) to(o end) Passing {
 		p.Out = o.hop
 	}
 	return p
+}
+
+// unsound says what of this node is wrong that concerns the packets, whatever its routes are.
+func (a *Agent) unsound(packets []Passing) (faults []string) {
+	if issue, shown := a.Contests.About(contest.Forwarding); shown && slices.ContainsFunc(packets, func(p Passing) bool { return p.forwarded }) {
+		faults = append(faults, issue.String())
+	}
+	if c, err := ReadConntrack(); err == nil && len(packets) > 0 && c.crowded() != "" {
+		faults = append(faults, c.crowded())
+	}
+	for _, f := range a.accelerators {
+		s := f.Status()
+		if s.Fabric && s.Contested && slices.ContainsFunc(packets, func(p Passing) bool { return p.Out.Device != "" }) {
+			faults = append(faults, "another program goes on changing tunnels or routes to other nodes, which are put right each time: end it, or have it leave them alone")
+		}
+	}
+	for _, d := range a.Config.Accelerators {
+		if d.Capabilities().Can&driver.Fabric == 0 {
+			continue
+		}
+		aside := slices.DeleteFunc(d.SetAside(), func(s driver.SetAside) bool {
+			return !slices.ContainsFunc(packets, func(p Passing) bool { return p.needs(s) })
+		})
+		for _, i := range Refusals(aside) {
+			faults = append(faults, i.String())
+		}
+	}
+	return faults
+}
+
+// needs reports whether a packet goes by what the fabric's driver has set aside: a device, a
+// neighbour or a route.
+func (p Passing) needs(s driver.SetAside) bool {
+	what, _, _ := strings.Cut(s.Name.Name, " ")
+	if to, err := netip.ParsePrefix(what); err == nil {
+		return to.Contains(p.To)
+	}
+	return what != "" && (what == p.Out.Device || what == p.Out.Via.String())
 }
 
 // lost says which packets this node does not send on their way, by the reason.

@@ -257,14 +257,21 @@ func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
 	}
 }
 
-// FabricView returns the ways to the pods of other nodes for people, and what is wrong with them;
-// nil if the state has none.
-func (c *Compiler) FabricView() (*fabric.View, []model.Issue) {
+// FabricView returns the ways to the pods of other nodes for people; nil if the state has none.
+func (c *Compiler) FabricView() *fabric.View {
 	if c.fabric == nil {
-		return nil, nil
+		return nil
 	}
 	v := c.fabric.View()
-	return &v, c.fabric.Issues()
+	return &v
+}
+
+// FabricIssues returns what is wrong with the ways to the pods of other nodes.
+func (c *Compiler) FabricIssues() []model.Issue {
+	if c.fabric == nil {
+		return nil
+	}
+	return c.fabric.Issues()
 }
 
 // Paths returns the ways to the nodes whose pods are reached, in no order.

@@ -8,6 +8,9 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
+// Forwarding is what a contest about whether the node passes packets on is under.
+const Forwarding = "forwarding"
+
 // Board shows the contests that go on. It is safe for concurrent use, and nil takes none.
 type Board struct {
 	mu   sync.Mutex
@@ -35,6 +38,17 @@ func (b *Board) Clear(what string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.have, what)
+}
+
+// About returns the contest about something that it shows, if it shows one.
+func (b *Board) About(what string) (issue model.Issue, shown bool) {
+	if b == nil {
+		return issue, false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	issue, shown = b.have[what]
+	return issue, shown
 }
 
 // Issues returns what it shows, in no order.

@@ -40,6 +40,8 @@ type AcceleratorStatus struct {
 	InStep  bool      `json:"inStep"`           // it carries out what the base does
 	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
 	Updated time.Time `json:"updated,omitzero"`
+	// Faults is how many are known of what it carries out; who has the Accelerator fills it in.
+	Faults int `json:"faults,omitempty"`
 	// Contested says that another program goes on changing what it programs, and is undone.
 	Contested bool `json:"contested,omitempty"`
 }

@@ -141,13 +141,13 @@ func (f *Fabric) Apply(d FabricDelta) {
 }
 
 // To returns the route of the longest prefix that has an address; nil: there is none.
-func (f *Fabric) To(a netip.Addr) (netip.Prefix, *Route) {
+func (f *Fabric) To(a netip.Addr) *Route {
 	for bits := a.BitLen(); bits >= 0; bits-- {
 		if p, err := a.Prefix(bits); err == nil && f.Routes[p] != nil {
-			return p, f.Routes[p]
+			return f.Routes[p]
 		}
 	}
-	return netip.Prefix{}, nil
+	return nil
 }
 
 // Clone returns a copy that Apply changes apart from f; nil of nil.
