@@ -45,20 +45,19 @@ func TestForwardingIsTurnedOnAgain(t *testing.T) {
 	if _, out, stderr := sluice(t, "why", "--socket", socket, "default/one", "default/two:80"); !strings.Contains(out, "another program goes on turning off the forwarding") {
 		t.Errorf("why does not name the contest:\n%s%s", out, stderr)
 	}
-	if err := node.Sysctl("net/ipv4/ip_forward", "0"); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Do(func() error {
-		_, out, stderr := sluice(t, "preflight", "--socket", socket)
-		for _, want := range []string{"off, though an agent runs", "changed by another program since: net.ipv4.ip_forward = 0 (was 1)"} {
-			if !strings.Contains(out, want) {
-				t.Errorf("preflight lacks %q:\n%s%s", want, out, stderr)
-			}
+	eventually(t, "preflight says what is so", func() (says bool) {
+		if err := node.Sysctl("net/ipv4/ip_forward", "0"); err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+		if err := node.Do(func() error {
+			_, out, _ := sluice(t, "preflight", "--socket", socket)
+			says = strings.Contains(out, "off, though an agent runs") && strings.Contains(out, "changed by another program since: net.ipv4.ip_forward = 0 (was 1)")
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return says
+	})
 	eventually(t, "forwarding again", on)
 }
 

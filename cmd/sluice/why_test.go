@@ -252,9 +252,13 @@ func TestWhyAsksAsPacketsGo(t *testing.T) {
 	node.Join("eth0", router, "eth0")
 	node.Address("eth0", "192.0.2.1/24")
 	node.Forward()
-	world.NewPod(node, "here", "10.244.1.5")
+	node.Address("eth0", "fd00:2::1/64")
+	world.NewPod(node, "here", "10.244.1.5", "fd00:10:244:1::5")
+	both := strings.NewReplacer("podCIDRs: [10.244.1.0/24", `podCIDRs: [10.244.1.0/24, "fd00:10:244:1::/64"`, "podCIDRs: [10.244.2.0/24", `podCIDRs: [10.244.2.0/24, "fd00:10:244:2::/64"`,
+		"192.0.2.1}", `192.0.2.1}, {type: InternalIP, address: "fd00:2::1"}`, "192.0.2.2}", `192.0.2.2}, {type: InternalIP, address: "fd00:2::2"}`,
+		"{ip: 10.244.1.5}", `{ip: 10.244.1.5}, {ip: "fd00:10:244:1::5"}`, "{ip: 10.244.2.5}", `{ip: 10.244.2.5}, {ip: "fd00:10:244:2::5"}`)
 	socket := filepath.Join(t.TempDir(), "s.sock")
-	startAgent(t, folder(t, map[string]string{"nodes.yaml": twoNodes, "pods.yaml": twoPods, "pool.yaml": fmt.Sprintf(onePool, "Always", false)}), socket, node.Do, "--fabric", "pools")
+	startAgent(t, folder(t, map[string]string{"nodes.yaml": both.Replace(twoNodes), "pods.yaml": both.Replace(twoPods)}), socket, node.Do, "--fabric", "vxlan")
 	why := func() string {
 		_, out, stderr := sluice(t, "why", "--socket", socket, "default/here", "default/there:80", "--all")
 		return out + stderr
@@ -274,6 +278,9 @@ func TestWhyAsksAsPacketsGo(t *testing.T) {
 		{"sysctl net.ipv4.conf.sluice/vxlan.forwarding=0", "10.244.1.5: forwarding is off for what comes in by sluice.vxlan: net.ipv4.conf.sluice/vxlan.forwarding is 0; see", "sysctl net.ipv4.conf.sluice/vxlan.forwarding=1"},
 		{"sysctl net.ipv4.ip_forward=0", "10.244.2.5, 10.244.1.5: forwarding is off: net.ipv4.ip_forward is 0; see", "sysctl net.ipv4.ip_forward=1"},
 		{"sysctl net.ipv4.conf.sluice/vxlan.rp_filter=1\nroute add 10.244.2.5 via 192.0.2.77", "10.244.1.5: rp_filter is strict at sluice.vxlan, and drops what comes from 10.244.2.5: the route back leads to eth0 via 192.0.2.77; see", "sysctl net.ipv4.conf.sluice/vxlan.rp_filter=0\nroute del 10.244.2.5"},
+		{"-6 rule add from fd00:10:244:1::5 blackhole", "fd00:10:244:2::5: a blackhole route or rule drops what goes there; see 'ip route get fd00:10:244:2::5 from fd00:10:244:1::5 iif here'", "-6 rule del from fd00:10:244:1::5 blackhole"},
+		{"route add fd00:10:244:2::/64 via fd00:2::9 metric 5", "fd00:10:244:2::5: the route leads to eth0 via fd00:2::9, not to sluice.vxlan6; see", "route del fd00:10:244:2::/64 via fd00:2::9"},
+		{"sysctl net.ipv6.conf.all.forwarding=0", "forwarding is off: net.ipv6.conf.all.forwarding is 0; see", "sysctl net.ipv6.conf.all.forwarding=1"},
 		{"", "", ""},
 	} {
 		do := func(lines string) {
