@@ -239,3 +239,36 @@ func TestWhyNamesLostWays(t *testing.T) {
 		return strings.Contains(out, "node node-a does not reach 203.0.113.1: the route leads to interface eth0, which is ")
 	})
 }
+
+// A policy that would allow the connection and applies to nothing is named, also where another node's
+// policies deny it.
+func TestWhyNamesIdlePolicies(t *testing.T) {
+	t.Parallel()
+	node := world.NewHost(t, "node-a")
+	world.NewPod(node, "front", "10.1.0.1")
+	world.NewPod(node, "cart", "10.1.0.2")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"all.yaml": `
+{apiVersion: v1, kind: Pod, metadata: {name: front, namespace: shop}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: cart, namespace: shop, labels: {app: cart}}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny, namespace: shop}, spec: {podSelector: {}, policyTypes: [Ingress]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: cart, namespace: shop}, spec: {podSelector: {matchLabels: {app: crat}}, ingress: [{}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: lost, namespace: default}, spec: {podSelector: {matchLabels: {app: cart}}, ingress: [{}]}}
+`}), socket, node.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	code, out, _ := sluice(t, "why", "--socket", socket, "shop/front", "shop/cart:80")
+	for _, want := range []string{
+		"nearest: ingress[0] of NetworkPolicy shop/cart would allow it and applies to nothing: it wants label app=crat; shop/cart has app=cart",
+		"nearest: ingress[0] of NetworkPolicy default/lost would allow it and applies to nothing: it wants namespace default; shop/cart is in namespace shop",
+	} {
+		if code != int(statusDenied) || !strings.Contains(out, want) {
+			t.Errorf("why exits with %d and lacks %q:\n%s", code, want, out)
+		}
+	}
+}

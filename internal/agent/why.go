@@ -75,7 +75,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	})
 	for _, con := range e.Connections {
-		nearest(c.Objects, con.Paths)
+		nearest(a.Store, con.Paths)
 	}
 	if q.Suggest {
 		a.suggest(&e, c)
