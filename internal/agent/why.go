@@ -37,7 +37,8 @@ type Explanation struct {
 	// on what the question does not tell. Those that do are steps of the Connections.
 	Obstacles []foreign.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string           `json:"warnings,omitempty"`
-	// OnTheWay is what is wrong with the ways between this node and others that they pass.
+	// OnTheWay is what is wrong with the ways that they take, to and from this node, and with the
+	// pods of this node that they go to: what is allowed may be lost there.
 	OnTheWay []string `json:"onTheWay,omitempty"`
 	// Suggested are the policies with which what policy denies would pass, if the question asked
 	// for them, and NoRemedy says why there are none for some of it.
@@ -101,7 +102,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
-	e.OnTheWay = a.onTheWay(e.Connections)
+	e.OnTheWay = append(a.onTheWay(e.Connections), a.silentPods(ctx, e.Connections)...)
 	if names := a.notAsked(e.Connections); len(names) > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("other programs' rules on %s are not known here: ask there, too", nodesNamed(names)))
 	}
