@@ -180,7 +180,7 @@ func besides(e agent.Explanation, all bool) (lines []string) {
 		add("warning: %s", text)
 	}
 	for _, o := range e.Obstacles {
-		add("warning: another program's rules may still drop it: %s", o.Seen)
+		add("warning: other rules: %s", o.Seen)
 		if o.Do != "" {
 			add("  > %s", o.Do)
 		}

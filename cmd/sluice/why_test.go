@@ -173,7 +173,7 @@ func TestWhyFollowsOtherRules(t *testing.T) {
 		says  []string
 	}{
 		{"list ruleset", int(statusDenied), []string{"denied: ", "other rules  denied", `rule 1 ("ticket 4711") of chain quarantine, to which nftables chain ip fw c (forward) jumps, drops it; see that rule: nft -a list chain ip fw quarantine`}},
-		{"flush chain ip fw quarantine; add rule ip fw quarantine ip daddr 10.1.0.2 limit rate 1/hour burst 1 packets drop", 0, []string{"allowed: ", "another program's rules may still drop it: rule 1 of chain quarantine"}},
+		{"flush chain ip fw quarantine; add rule ip fw quarantine ip daddr 10.1.0.2 limit rate 1/hour burst 1 packets drop", 0, []string{"allowed: ", "warning: other rules: rule 1 of chain quarantine"}},
 		{"flush chain ip fw quarantine; add rule ip fw c ip daddr 10.96.0.1 drop; add chain ip fw p { type filter hook prerouting priority -300; }; add rule ip fw p ip daddr 10.96.0.1 tcp dport 80 drop", int(statusDenied), []string{"rule 1 of nftables chain ip fw p (prerouting) drops it"}},
 		{"flush chain ip fw p", 0, []string{"allowed: "}},
 	} {

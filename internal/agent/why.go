@@ -452,7 +452,9 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	own := a.carriedOut(a.Compiler.State())
 	if nodes[a.Node] == nil {
 		can := a.Driver.Capabilities()
-		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step { return e.meets(others, c, can) }}
+		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step {
+			return e.meets(others, c, can, cluster.Home(c.Flow.Destination) != "")
+		}}
 	}
 	for _, q := range c.Connections {
 		answer := cluster.Why(q)
@@ -471,14 +473,14 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 }
 
 // meets says where a connection ends in rules of other programs here, and notes where it may.
-func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing, can driver.Capabilities) []verdict.Step {
+func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing, can driver.Capabilities, inside bool) []verdict.Step {
 	if can.Can&driver.Survives == 0 && c.Asked != c.Flow {
 		return nil // a proxy takes it, and opens another
 	}
 	may, does, err := others.Meets(foreign.Way{
 		Source: c.Flow.Source, Destination: c.Flow.Destination, Asked: netip.AddrPortFrom(c.Asked.Destination, c.Asked.DestinationPort),
 		Protocol: c.Flow.Protocol, SourcePort: c.Flow.SourcePort, DestinationPort: c.Flow.DestinationPort,
-		ICMPType: c.Flow.ICMPType, ICMPCode: c.Flow.ICMPCode, In: c.In, Out: c.Out, FromNode: c.FromNode, ToNode: c.ToNode, AtInput: can.AtInput,
+		ICMPType: c.Flow.ICMPType, ICMPCode: c.Flow.ICMPCode, In: c.In, Out: c.Out, FromNode: c.FromNode, ToNode: c.ToNode, AtInput: can.AtInput, Inside: inside,
 	})
 	if err != nil {
 		if text := errOtherRules(err).Error(); !slices.Contains(e.Warnings, text) {

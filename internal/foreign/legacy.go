@@ -145,7 +145,7 @@ func (s *saved) apply(p *packet) ([]action, error) {
 		}
 	}
 	p.marked = p.marked || s.marks
-	if s.does == "" {
+	if s.does == "" && s.alters == "" {
 		return nil, nil
 	}
 	return []action{s.where(matches)}, nil
@@ -179,6 +179,9 @@ func parseRule(text string) *saved {
 		switch option {
 		case "-j", "-g":
 			r.target(option, arg)
+			if arg == "CT" && slices.Contains(words, "--notrack") {
+				r.action = untracking
+			}
 			return r // what follows are its options
 		case "--comment":
 			r.note = strings.Trim(arg, `"`)
@@ -222,7 +225,7 @@ func (s *saved) target(option, name string) {
 }
 
 // continuing are the targets of iptables that leave a packet to the next rule.
-var continuing = []string{"AUDIT", "CHECKSUM", "CLASSIFY", "CONNSECMARK", "CT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "NFLOG", "NOTRACK", "RATEEST", "SECMARK", "SET", "SYNPROXY", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG"}
+var continuing = []string{"AUDIT", "CHECKSUM", "CLASSIFY", "CONNSECMARK", "CT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "NFLOG", "RATEEST", "SECMARK", "SET", "SYNPROXY", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG"}
 
 // chainName reports whether a target is a chain.
 func chainName(target string) bool { return target != "" && !slices.Contains(continuing, target) }

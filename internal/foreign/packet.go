@@ -20,6 +20,7 @@ type Way struct {
 	ICMPType, ICMPCode uint8
 	In, Out            int  // indexes of interfaces; 0: not known
 	FromNode, ToNode   bool // the node itself is an end of it
+	Inside             bool // the destination is of a pod or node of the cluster
 	// AtInput: services take connections where those for the node itself end, and send them on as
 	// the node's own (IPVS).
 	AtInput bool

@@ -68,7 +68,14 @@ type action struct {
 	matches answer
 	does    string
 	chain   string // that it jumps to
+	alters  string // what the rule alters of the connection beside, for people
 }
+
+// What rules of others may alter of a connection, so that services are not what they seem.
+const (
+	translates = "gives it another address"
+	untracks   = "takes it from connection tracking, so that no service translates it"
+)
 
 // where is the action of a rule whose condition is that.
 func (a action) where(matches answer) action {
@@ -116,6 +123,7 @@ type walk struct {
 	unsure bool // whether it comes to the base chain
 
 	ends  []end // in the order in which the packet comes to them
+	alter []end // the rules that alter it for sure, their kind what they do
 	rules int   // that were tried
 }
 
@@ -168,6 +176,9 @@ const goesOn fate = 1 << 7
 // act does what a rule says, of a chain whose rule the packet comes to for sure or not.
 func (w *walk) act(a action, at place, chain string, comes bool, depth int) (fate, error) {
 	comes = comes && a.matches == yes
+	if a.alters != "" && comes {
+		w.alter = append(w.alter, end{kind: a.alters, chain: chain, rule: &at, matches: true, certain: true})
+	}
 	switch a.does {
 	case accept:
 		return accepted, nil
