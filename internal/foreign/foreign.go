@@ -278,7 +278,7 @@ func (e end) advice(base *Chain, who owner) string {
 	case base.isIPTables():
 		return fmt.Sprintf("see that rule: %s-nft -t %s -S %s %d", iptables, base.Table, e.chain, e.rule.number)
 	}
-	return fmt.Sprintf("see that rule: nft -a list chain %s %s %s", base.Family, base.Table, e.chain)
+	return fmt.Sprintf("see that rule: nft -a list chain %s %s %s, handle %d", base.Family, base.Table, e.chain, e.rule.handle)
 }
 
 // isIPTables reports whether a chain of nftables is one that iptables-nft has.

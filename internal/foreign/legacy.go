@@ -26,6 +26,15 @@ type Legacy struct {
 	ReadErr error // why Chains is not complete
 }
 
+// Empty reports whether the tables in use have been read and do nothing: no rules, and no chain whose
+// policy is to drop.
+func (l Legacy) Empty() bool {
+	return l.ReadErr == nil && !slices.ContainsFunc(l.Chains, func(c Chain) bool {
+		rules, err := c.rules(c.Name)
+		return err != nil || len(rules) > 0 || c.PolicyDrop
+	})
+}
+
 // ReadLegacy reads the rules of iptables-legacy in the calling thread's network namespace. The
 // kernel says which tables are in use; their rules are only available in its old binary form, so
 // the program that reads the form has to be installed.
@@ -135,7 +144,7 @@ type saved struct {
 	note  string
 }
 
-func (s *saved) comment() string { return s.note }
+func (s *saved) at(number int) place { return place{number: number, comment: s.note} }
 
 func (s *saved) apply(p *packet) ([]action, error) {
 	matches := yes

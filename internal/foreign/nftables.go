@@ -119,18 +119,22 @@ func (t *table) rules(chain string) ([]rule, error) {
 func (t *table) wrap(read []*nftables.Rule) []rule {
 	rules := make([]rule, len(read))
 	for i, r := range read {
-		rules[i] = &tableRule{t: t, exprs: r.Exprs, note: r.UserData}
+		rules[i] = &tableRule{t: t, exprs: r.Exprs, note: r.UserData, handle: r.Handle}
 	}
 	return rules
 }
 
 // tableRule is a rule of nftables.
 type tableRule struct {
-	t     *table
-	exprs []expr.Any
-	note  []byte
+	t      *table
+	exprs  []expr.Any
+	note   []byte
+	handle uint64
 }
 
+func (r *tableRule) at(number int) place { return place{number, r.comment(), r.handle} }
+
+// comment is nft's, or iptables-nft's.
 func (r *tableRule) comment() string {
 	if text, ok := userdata.GetString(r.note, userdata.TypeComment); ok {
 		return text

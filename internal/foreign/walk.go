@@ -59,8 +59,8 @@ type rule interface {
 	// apply returns what the rule does with a packet, if it matches: more than one action only if
 	// it is not known which, no's left out.
 	apply(p *packet) ([]action, error)
-	// comment is what its author wrote beside it.
-	comment() string
+	// at is where the rule is, with what its author wrote beside it.
+	at(number int) place
 }
 
 // action is what a rule does, and whether it matches.
@@ -87,6 +87,7 @@ func (a action) where(matches answer) action {
 type place struct {
 	number  int // in its chain, from 1
 	comment string
+	handle  uint64 // nftables' number of it; 0: it has none
 }
 
 // String is `rule 3 ("no telnet")`.
@@ -158,7 +159,7 @@ func (w *walk) chain(name string, sure bool, depth int) (f fate, err error) {
 		}
 		for _, a := range actions {
 			comes := sure && f&^dropped == 0
-			became, err := w.act(a, place{i + 1, r.comment()}, name, comes, depth)
+			became, err := w.act(a, r.at(i+1), name, comes, depth)
 			if err != nil {
 				return 0, err
 			}
