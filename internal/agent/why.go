@@ -102,7 +102,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
-	e.OnTheWay = append(a.onTheWay(e.Connections), a.silentPods(ctx, e.Connections)...)
+	e.OnTheWay = append(a.onTheWay(e.Connections, &others), a.silentPods(ctx, e.Connections)...)
 	if names := a.notAsked(e.Connections); len(names) > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("other programs' rules on %s are not known here: ask there, too", nodesNamed(names)))
 	}
@@ -169,7 +169,7 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 
 // onTheWay says what is wrong with the ways from here to the ends of connections that pass this
 // node, and to the nodes that have them.
-func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
+func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
 	ends := map[netip.Addr]bool{}
 	for _, con := range connections {
@@ -208,7 +208,7 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 		}
 	}
 	slices.Sort(faults)
-	return append(a.unheard(crossed), faults...)
+	return append(a.unheard(crossed, others), faults...)
 }
 
 // lost says which of some addresses packets do not get to from here.
@@ -233,15 +233,16 @@ func (a *Agent) lost(addrs map[netip.Addr]bool) (faults []string) {
 	return faults
 }
 
-// unheard says which of some nodes, by family, do not answer through their tunnel.
-func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
+// unheard says which of some nodes, by family, do not answer through their tunnel, and which rule
+// of another program here drops what it is made of.
+func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules) (faults []string) {
 	if a.Heard == nil {
 		return nil
 	}
 	silent := map[[3]string][]string{} // nodes by tunnel, and why it does not answer
 	for of, h := range a.Heard.Heard() {
-		if of.Carrier != "" && h.Silent() && crossed[of.Node][of.To.Is4()] {
-			tunnel := [3]string{of.Device, of.Carrier, h.Why}
+		if of.Carrier != (model.Carrier{}) && h.Silent() && crossed[of.Node][of.To.Is4()] {
+			tunnel := [3]string{of.Device, of.Carrier.String(), cmp.Or(a.dropped(of, others), h.Why)}
 			silent[tunnel] = append(silent[tunnel], of.Node)
 		}
 	}
@@ -252,6 +253,23 @@ func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
 	}
 	slices.Sort(faults)
 	return faults
+}
+
+// dropped says which rule of another program here drops packets of a tunnel; "": none is known to.
+func (a *Agent) dropped(of model.FarEnd, others *foreign.Rules) string {
+	to := a.way(of.Remote)
+	if len(to.Sources) == 0 {
+		return ""
+	}
+	out := foreign.Way{Source: to.Sources[0], Destination: of.Remote, Protocol: of.Carrier.Protocol, DestinationPort: of.Carrier.Port, Out: to.Device, FromNode: true, Tunnel: true}
+	in := foreign.Way{Source: of.Remote, Destination: to.Sources[0], Protocol: of.Carrier.Protocol, DestinationPort: of.Carrier.Port, In: to.Device, ToNode: true, Tunnel: true}
+	for _, way := range []foreign.Way{out, in} {
+		way.Asked = netip.AddrPortFrom(way.Destination, way.DestinationPort)
+		if _, does, err := others.Meets(way); err == nil && does != nil {
+			return does.Seen + "; " + does.Do
+		}
+	}
+	return ""
 }
 
 // areNodes is "node a is", or "nodes a and b are".

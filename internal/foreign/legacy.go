@@ -26,8 +26,8 @@ type Legacy struct {
 	ReadErr error // why Chains is not complete
 }
 
-// Empty reports whether the tables in use have been read and do nothing: no rules, and no chain whose
-// policy is to drop.
+// Empty reports whether the tables in use have been read and do nothing: no rules, and no chain
+// whose policy is to drop.
 func (l Legacy) Empty() bool {
 	return l.ReadErr == nil && !slices.ContainsFunc(l.Chains, func(c Chain) bool {
 		rules, err := c.rules(c.Name)
@@ -273,7 +273,7 @@ func condition(option string, args []string) func(*packet) answer {
 	case "--ctstate", "--state":
 		mask := uint16(0)
 		for _, name := range strings.Split(arg, ",") {
-			mask |= map[string]uint16{"INVALID": 1, "ESTABLISHED": stateEstablished, "RELATED": 4, "NEW": stateNew, "SNAT": 1 << 6, "DNAT": xtDNAT, "UNTRACKED": 1 << 8}[name]
+			mask |= map[string]uint16{"INVALID": 1, "ESTABLISHED": stateEstablished, "RELATED": 4, "NEW": stateNew, "SNAT": 1 << 6, "DNAT": xtDNAT, "UNTRACKED": xtUntracked}[name]
 		}
 		return func(p *packet) answer { return p.inState(mask) }
 	case "--mark":
