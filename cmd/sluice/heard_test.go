@@ -92,6 +92,10 @@ func TestFirewallBetweenNodes(t *testing.T) {
 	b.IP("link set eth0 up")
 	b.Exec("nft", "flush chain inet fw in")
 	says("faults       none", "status")
+	a.Exec("nft", "add table inet own; add chain inet own in { type filter hook input priority -200; }; add rule inet own in udp dport 4789 drop comment \"closed\"")
+	says(`through sluice.vxlan node node-b is not heard: rule 1 ("closed") of nftables chain inet own in (input) drops it; see that rule: nft -a list chain inet own in, handle`, "why", "default/here", "default/there:80")
+	a.Exec("nft", "flush chain inet own in")
+	says("faults       none", "status")
 	says("s ago\n", "fabric")
 	preflight("the agent that runs hears 1 other node, by VXLAN")
 	a.In(func() error {

@@ -73,7 +73,7 @@ func shopAgent(t *testing.T, more ...string) (socket string) {
 }
 
 func TestWhy(t *testing.T) {
-	socket := shopAgent(t)
+	socket := shopAgent(t, "--set-sysctls=true")
 	for _, c := range []struct {
 		from, to string
 		code     int

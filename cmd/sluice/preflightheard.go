@@ -120,7 +120,7 @@ func tried(found map[model.FarEnd]heard.Trial) (results []preflight.Result) {
 	}
 	by := map[kind]map[string]bool{}
 	for of, trial := range found {
-		k := kind{of.Carrier, trial.Came, cause(trial.Err, of.Remote)}
+		k := kind{of.Carrier.String(), trial.Came, cause(trial.Err, of.Remote)}
 		if by[k] == nil {
 			by[k] = map[string]bool{}
 		}

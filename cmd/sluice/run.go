@@ -249,6 +249,15 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
 	}
+	c.Connect = func(ctx context.Context, to netip.AddrPort) error {
+		return here.Do(func() error {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+	}
 	c.Route = func(addr netip.Addr) verdict.Way {
 		r, _ := reader.Route(addr)
 		way := verdict.Way{Device: r.Link, Own: r.Local}

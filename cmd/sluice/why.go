@@ -62,8 +62,12 @@ With --suggest, the output is YAML: the smallest policies that would allow what 
 the explanation as comments. They select pods by all labels that are not of a single pod or roll-out,
 so that pods with the same labels are meant too. The exit status is 0 if all of it would pass with them.
 
+Up to four pods of this node to which TCP may go are asked whether they answer, by a connection from
+the node that is closed at once.
+
 The exit status is 0 if the connection is allowed, 3 if it is denied (even if only to some backends,
-or in one address family), 4 if that is unknown, and 1 or 2 if there is no answer.`,
+or in one address family), 4 if that is unknown, or a warning below the first line says how it may be
+lost, and 1 or 2 if there is no answer.`,
 		Example: `  sluice why shop/web-7d4b9 svc/shop/db:5432
   sluice why 198.51.100.7 node/node-a:30080
   sluice why 198.51.100.7 svc/shop/web --via node-b
@@ -96,10 +100,10 @@ or in one address family), 4 if that is unknown, and 1 or 2 if there is no answe
 			if suggest && e.Outcome == verdict.Denied && len(e.NoRemedy) == 0 {
 				return nil
 			}
-			switch e.Outcome {
-			case verdict.Denied:
+			switch {
+			case e.Outcome == verdict.Denied:
 				return statusDenied
-			case verdict.Unknown:
+			case e.Outcome == verdict.Unknown, len(e.OnTheWay) > 0:
 				return statusUnknown
 			}
 			return nil
@@ -123,6 +127,9 @@ func explanation(w io.Writer, e agent.Explanation, all bool) {
 	rest, way := besides(e, all), onTheWay(e, all)
 	tell := func(text string, rest []string) {
 		answer, hows, _ := strings.Cut(model.PrintableLines(text), "\n")
+		if rest, allowed := strings.CutPrefix(answer, "allowed: "); allowed && len(way) > 0 {
+			answer = "allowed, but see the warning: " + rest
+		}
 		_, _ = fmt.Fprint(w, answer, "\n", strings.Join(way, ""), hows, strings.Join(rest, ""))
 	}
 	if all {
@@ -173,7 +180,7 @@ func besides(e agent.Explanation, all bool) (lines []string) {
 		add("warning: %s", text)
 	}
 	for _, o := range e.Obstacles {
-		add("warning: another program's rules may still drop it: %s", o.Seen)
+		add("warning: other rules: %s", o.Seen)
 		if o.Do != "" {
 			add("  > %s", o.Do)
 		}

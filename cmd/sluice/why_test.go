@@ -115,6 +115,7 @@ func TestWhyInALargeCluster(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &e); err != nil {
 			t.Fatalf("why %s exits with %d: %v: %s", question, code, err, stderr)
 		}
+		e.OnTheWay = nil // these pods are not there, and do not answer
 		var short, all strings.Builder
 		explanation(&short, e, false)
 		explanation(&all, e, true)
@@ -153,6 +154,7 @@ func TestWhyInALargeCluster(t *testing.T) {
 func TestWhyFollowsOtherRules(t *testing.T) {
 	t.Parallel()
 	node := world.NewHost(t, "node-a")
+	node.IP("addr add 192.0.2.1/32 dev lo")
 	client, server := world.NewPod(node, "client", "10.1.0.1"), world.NewPod(node, "server", "10.1.0.2")
 	server.Serve("server", ":8080")
 	node.Forward()
@@ -174,7 +176,7 @@ func TestWhyFollowsOtherRules(t *testing.T) {
 		says  []string
 	}{
 		{"list ruleset", int(statusDenied), []string{"denied: ", "other rules  denied", `rule 1 ("ticket 4711") of chain quarantine, to which nftables chain ip fw c (forward) jumps, drops it; see that rule: nft -a list chain ip fw quarantine`}},
-		{"flush chain ip fw quarantine; add rule ip fw quarantine ip daddr 10.1.0.2 limit rate 1/hour burst 1 packets drop", 0, []string{"allowed: ", "another program's rules may still drop it: rule 1 of chain quarantine"}},
+		{"flush chain ip fw quarantine; add rule ip fw quarantine ip daddr 10.1.0.2 limit rate 1/hour burst 1 packets drop", 0, []string{"allowed: ", "warning: other rules: rule 1 of chain quarantine"}},
 		{"flush chain ip fw quarantine; add rule ip fw c ip daddr 10.96.0.1 drop; add chain ip fw p { type filter hook prerouting priority -300; }; add rule ip fw p ip daddr 10.96.0.1 tcp dport 80 drop", int(statusDenied), []string{"rule 1 of nftables chain ip fw p (prerouting) drops it"}},
 		{"flush chain ip fw p", 0, []string{"allowed: "}},
 	} {
@@ -203,7 +205,7 @@ func TestWhyNamesLostWays(t *testing.T) {
 	t.Parallel()
 	node := world.NewHost(t, "node-a")
 	for i, name := range []string{"one", "two"} {
-		world.NewPod(node, name, fmt.Sprintf("10.1.0.%d", i+1))
+		world.NewPod(node, name, fmt.Sprintf("10.1.0.%d", i+1)).Serve(name, ":80")
 	}
 	router := world.NewHost(t, "router")
 	node.Join("eth0", router, "eth0")
@@ -230,7 +232,7 @@ func TestWhyNamesLostWays(t *testing.T) {
 			node.IP(strings.TrimSpace(line))
 		}
 		code, out, stderr := sluice(t, "why", "--socket", socket, "one", c.to)
-		if code != 0 || (c.says == "") == strings.Contains(out, "does not reach") || !strings.Contains(out, c.says) {
+		if (code == 0) != (c.says == "") || (c.says == "") == strings.Contains(out, "does not reach") || !strings.Contains(out, c.says) {
 			t.Errorf("after %q why %s exits with %d, want %q:\n%s%s", c.fault, c.to, code, c.says, out, stderr)
 		}
 		if c.mend != "" {
@@ -321,4 +323,77 @@ func TestWhyNamesFaultsOfTheNode(t *testing.T) {
 		return strings.Contains(out, "warning: device sluice.vxlan: ") && strings.Contains(out, "flannel.1") &&
 			strings.Contains(out, "warning: the connection table is ") && strings.Contains(out, "there is no interface sluice.vxlan")
 	})
+}
+
+// A policy that would allow the connection and applies to nothing is named, also where another
+// node's policies deny it.
+func TestWhyNamesIdlePolicies(t *testing.T) {
+	t.Parallel()
+	node := world.NewHost(t, "node-a")
+	world.NewPod(node, "front", "10.1.0.1")
+	world.NewPod(node, "cart", "10.1.0.2")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"all.yaml": `
+{apiVersion: v1, kind: Pod, metadata: {name: front, namespace: shop}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: cart, namespace: shop, labels: {app: cart}}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: deny, namespace: shop}, spec: {podSelector: {}, policyTypes: [Ingress]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: cart, namespace: shop}, spec: {podSelector: {matchLabels: {app: crat}}, ingress: [{}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: lost, namespace: default}, spec: {podSelector: {matchLabels: {app: cart}}, ingress: [{}]}}
+`}), socket, node.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	code, out, _ := sluice(t, "why", "--socket", socket, "shop/front", "shop/cart:80")
+	for _, want := range []string{
+		"nearest: ingress[0] of NetworkPolicy shop/cart would allow it and applies to nothing: it wants label app=crat; shop/cart has app=cart",
+		"nearest: ingress[0] of NetworkPolicy default/lost would allow it and applies to nothing: it wants namespace default; shop/cart is in namespace shop",
+	} {
+		if code != int(statusDenied) || !strings.Contains(out, want) {
+			t.Errorf("why exits with %d and lacks %q:\n%s", code, want, out)
+		}
+	}
+}
+
+// Whether a pod of the node answers, why finds out.
+func TestWhyAsksPods(t *testing.T) {
+	t.Parallel()
+	node := world.NewHost(t, "node-a")
+	node.Forward()
+	node.IP("addr add 192.0.2.1/32 dev lo")
+	world.NewPod(node, "client", "10.1.0.1")
+	server := world.NewPod(node, "server", "10.1.0.2")
+	server.Serve("server", ":8080")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	startAgent(t, folder(t, map[string]string{"all.yaml": `
+{apiVersion: v1, kind: Pod, metadata: {name: client, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.1}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: server, namespace: default}, spec: {nodeName: node-a}, status: {phase: Running, podIPs: [{ip: 10.1.0.2}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: server, namespace: default}, spec: {podSelector: {}, ingress: [{from: [{podSelector: {}}], ports: [{port: 8080}, {port: 8081}]}]}}
+`}), socket, node.Do)
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	for _, c := range []struct {
+		fault, to string
+		code      int
+		says      string
+	}{
+		{"", "server:8080", 0, "allowed: "},
+		{"", "server:8081", 4, "allowed, but see the warning: 10.1.0.1 (pod default/client) -> 10.1.0.2:8081 (pod default/server), TCP 8081\n  warning: asked from node node-a, pod default/server refuses TCP 8081: nothing listens there"},
+		{"", "server:8082", 3, "denied: "},
+		{"", "server/icmp", 3, "denied: "},
+		{"addr del 10.1.0.2/32 dev eth0", "server:8080", 4, "warning: asked from node node-a, pod default/server does not answer at 10.1.0.2:8080: see its interface"},
+	} {
+		if c.fault != "" {
+			server.IP(c.fault)
+		}
+		if code, out, stderr := sluice(t, "why", "--socket", socket, "client", c.to); code != c.code || !strings.Contains(out, c.says) || code != 4 && strings.Contains(out, "asked from node") {
+			t.Errorf("after %q why %s exits with %d, want %d and %q:\n%s%s", c.fault, c.to, code, c.code, c.says, out, stderr)
+		}
+	}
 }

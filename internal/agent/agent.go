@@ -111,6 +111,9 @@ type Config struct {
 	// once: it yields packets until ctx ends, and then closes the log.
 	Drops func(ctx context.Context) (iter.Seq[Packet], error)
 
+	// Connect, if set, opens a TCP connection from this node and closes it.
+	Connect func(ctx context.Context, to netip.AddrPort) error
+
 	// OtherRules, if set, reads the rules of other programs, which may drop what is accepted here.
 	OtherRules func(ctx context.Context) (foreign.Rules, error)
 

@@ -38,7 +38,8 @@ type Explanation struct {
 	// on what the question does not tell. Those that do are steps of the Connections.
 	Obstacles []foreign.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string           `json:"warnings,omitempty"`
-	// OnTheWay is what is wrong with the ways between this node and others that they pass.
+	// OnTheWay is what is wrong with the ways that they take, to and from this node, and with the
+	// pods of this node that they go to: what is allowed may be lost there.
 	OnTheWay []string `json:"onTheWay,omitempty"`
 	// Suggested are the policies with which what policy denies would pass, if the question asked
 	// for them, and NoRemedy says why there are none for some of it.
@@ -76,7 +77,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		}
 	})
 	for _, con := range e.Connections {
-		nearest(c.Objects, con.Paths)
+		nearest(a.Store, con.Paths)
 	}
 	if q.Suggest {
 		a.suggest(&e, c)
@@ -102,7 +103,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
-	e.OnTheWay = a.onTheWay(e.Connections)
+	e.OnTheWay = append(a.onTheWay(e.Connections, &others), a.silentPods(ctx, e.Connections)...)
 	if names := a.notAsked(e.Connections); len(names) > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("other programs' rules on %s are not known here: ask there, too", nodesNamed(names)))
 	}
@@ -169,7 +170,7 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 
 // onTheWay says what is wrong with the ways from here to the ends of connections that pass this
 // node, and to the nodes that have them.
-func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
+func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
 	for _, con := range connections {
 		for _, p := range con.Paths {
@@ -198,14 +199,14 @@ func (a *Agent) onTheWay(connections []verdict.Answer) (faults []string) {
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}
-	var others []string
+	var between []string
 	for _, i := range issues {
 		if i.Object.Kind == model.NodeKind && crossed[i.Object.Name.Name] != nil {
-			others = append(others, i.String())
+			between = append(between, i.String())
 		}
 	}
-	slices.Sort(others)
-	return slices.Concat(faults, a.unheard(crossed), others)
+	slices.Sort(between)
+	return slices.Concat(faults, a.unheard(crossed, others), between)
 }
 
 // Passing is a packet that the node sends on its way: its own, or one that comes in.
@@ -364,15 +365,16 @@ func (a *Agent) lost(packets []Passing) (faults []string) {
 	return faults
 }
 
-// unheard says which of some nodes, by family, do not answer through their tunnel.
-func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
+// unheard says which of some nodes, by family, do not answer through their tunnel, and which rule
+// of another program here drops what it is made of.
+func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules) (faults []string) {
 	if a.Heard == nil {
 		return nil
 	}
 	silent := map[[3]string][]string{} // nodes by tunnel, and why it does not answer
 	for of, h := range a.Heard.Heard() {
-		if of.Carrier != "" && h.Silent() && crossed[of.Node][of.To.Is4()] {
-			tunnel := [3]string{of.Device, of.Carrier, h.Why}
+		if of.Carrier != (model.Carrier{}) && h.Silent() && crossed[of.Node][of.To.Is4()] {
+			tunnel := [3]string{of.Device, of.Carrier.String(), cmp.Or(a.dropped(of, others), h.Why)}
 			silent[tunnel] = append(silent[tunnel], of.Node)
 		}
 	}
@@ -383,6 +385,23 @@ func (a *Agent) unheard(crossed map[string]map[bool]bool) (faults []string) {
 	}
 	slices.Sort(faults)
 	return faults
+}
+
+// dropped says which rule of another program here drops packets of a tunnel; "": none is known to.
+func (a *Agent) dropped(of model.FarEnd, others *foreign.Rules) string {
+	to := a.way(of.Remote)
+	if len(to.Sources) == 0 {
+		return ""
+	}
+	out := foreign.Way{Source: to.Sources[0], Destination: of.Remote, Protocol: of.Carrier.Protocol, DestinationPort: of.Carrier.Port, Out: to.Device, FromNode: true, Tunnel: true}
+	in := foreign.Way{Source: of.Remote, Destination: to.Sources[0], Protocol: of.Carrier.Protocol, DestinationPort: of.Carrier.Port, In: to.Device, ToNode: true, Tunnel: true}
+	for _, way := range []foreign.Way{out, in} {
+		way.Asked = netip.AddrPortFrom(way.Destination, way.DestinationPort)
+		if _, does, err := others.Meets(way); err == nil && does != nil {
+			return does.Seen + "; " + does.Do
+		}
+	}
+	return ""
 }
 
 // areNodes is "node a is", or "nodes a and b are".
@@ -583,7 +602,9 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	own := a.carriedOut(a.Compiler.State())
 	if nodes[a.Node] == nil {
 		can := a.Driver.Capabilities()
-		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step { return e.meets(others, c, can) }}
+		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step {
+			return e.meets(others, c, can, cluster.Home(c.Flow.Destination) != "")
+		}}
 	}
 	for _, q := range c.Connections {
 		answer := cluster.Why(q)
@@ -602,14 +623,14 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 }
 
 // meets says where a connection ends in rules of other programs here, and notes where it may.
-func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing, can driver.Capabilities) []verdict.Step {
+func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing, can driver.Capabilities, inside bool) []verdict.Step {
 	if can.Can&driver.Survives == 0 && c.Asked != c.Flow {
 		return nil // a proxy takes it, and opens another
 	}
 	may, does, err := others.Meets(foreign.Way{
 		Source: c.Flow.Source, Destination: c.Flow.Destination, Asked: netip.AddrPortFrom(c.Asked.Destination, c.Asked.DestinationPort),
 		Protocol: c.Flow.Protocol, SourcePort: c.Flow.SourcePort, DestinationPort: c.Flow.DestinationPort,
-		ICMPType: c.Flow.ICMPType, ICMPCode: c.Flow.ICMPCode, In: c.In, Out: c.Out, FromNode: c.FromNode, ToNode: c.ToNode, AtInput: can.AtInput,
+		ICMPType: c.Flow.ICMPType, ICMPCode: c.Flow.ICMPCode, In: c.In, Out: c.Out, FromNode: c.FromNode, ToNode: c.ToNode, AtInput: can.AtInput, Inside: inside,
 	})
 	if err != nil {
 		if text := errOtherRules(err).Error(); !slices.Contains(e.Warnings, text) {

@@ -102,6 +102,16 @@ func TestFateOfPackets(t *testing.T) {
 		{"a device's chain", "nft", "table netdev f { chain c { type filter hook ingress device in0 priority 0; ip daddr 10.8.0.2 tcp dport 80 drop; }\n}", "", "", may, "(ingress) may drop it"},
 		{"a device's chain, another address", "nft", "table netdev f { chain c { type filter hook ingress device in0 priority 0; ip daddr 10.8.0.3 drop; }\n}", "", "", passes, ""},
 		{"a device's chain of inet", "nft", fmt.Sprintf(filter, "chain c { type filter hook ingress device in0 priority 0; tcp dport 80 drop; }"), "", "", may, "(ingress) may drop it"},
+		{"another destination", "nft", fmt.Sprintf(filter, "chain c { type nat hook prerouting priority -100; ip daddr 10.8.0.2 tcp dport 80 dnat ip to 10.8.0.3; }"), "", "", may, "gives it another address"},
+		{"another destination, of another address", "nft", fmt.Sprintf(filter, "chain c { type nat hook prerouting priority -100; ip daddr 10.8.0.4 tcp dport 80 dnat ip to 10.8.0.3; }"), "", "", passes, ""},
+		{"another source", "nft", fmt.Sprintf(filter, "chain c { type nat hook postrouting priority 100; ip saddr 10.7.0.0/24 masquerade; }"), "", "", may, "gives it another address"},
+		{"not tracked", "nft", fmt.Sprintf(filter, "chain c { type filter hook prerouting priority -300; ip daddr 10.8.0.0/24 notrack; }"), "", "", may, "takes it from connection tracking"},
+		{"not tracked and accepted", "nft", fmt.Sprintf(filter, "chain c { type filter hook forward priority 0; ip daddr 10.8.0.0/24 notrack accept; ip saddr 10.8.0.0/24 accept; drop; }"), "", "", may, "takes it from connection tracking"},
+		{"iptables: not tracked", "iptables-nft", "COMMIT\n*raw\n-A PREROUTING -d 10.8.0.2/32 -j CT --notrack", "", "", may, "takes it from connection tracking"},
+		{"legacy: not tracked", "iptables-legacy", "COMMIT\n*raw\n-A PREROUTING -d 10.8.0.2/32 -j CT --notrack", "", "", may, "takes it from connection tracking"},
+		{"iptables: another source", "iptables-nft", "COMMIT\n*nat\n-A POSTROUTING -s 10.7.0.0/24 ! -o lo -j MASQUERADE", "", "", may, "rule 1 of nftables chain ip nat POSTROUTING (postrouting) gives it another address"},
+		{"legacy: another destination", "iptables-legacy", "COMMIT\n*nat\n-A PREROUTING -d 10.8.0.2/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.8.0.3:80", "", "", may, "gives it another address"},
+
 		{"iptables: a port", "iptables-nft", "-A FORWARD -p tcp -m tcp --dport 80 -j DROP", "", "", ends, "see that rule: iptables-nft -t filter -S FORWARD 1"},
 		{"iptables: another port", "iptables-nft", "-A FORWARD -p tcp -m tcp --dport 81 -j DROP", "", "", passes, ""},
 		{"iptables: ports", "iptables-nft", "-A FORWARD -p tcp -m multiport --dports 22,80:90 -j REJECT", "", "", ends, "rejects it"},
@@ -138,7 +148,7 @@ func TestFateOfPackets(t *testing.T) {
 			}
 			set(t, router, c.program, c.rules)
 			to := netip.MustParseAddrPort(c.to)
-			way := foreign.Way{Source: netip.MustParseAddr("10.7.0.2"), Destination: to.Addr(), Asked: to, DestinationPort: to.Port(), Protocol: 6, In: in, Out: out}
+			way := foreign.Way{Source: netip.MustParseAddr("10.7.0.2"), Destination: to.Addr(), Asked: to, DestinationPort: to.Port(), Protocol: 6, In: in, Out: out, Inside: true}
 			if c.network == "udp" {
 				way.Protocol = 17
 			}
@@ -182,8 +192,10 @@ func TestFateOfPackets(t *testing.T) {
 func set(t *testing.T, host *world.Host, program, rules string) {
 	t.Helper()
 	host.Exec("nft", "flush ruleset")
-	host.Exec("iptables-legacy", "-F")
-	host.Exec("iptables-legacy", "-X")
+	for _, table := range []string{"filter", "nat", "raw"} {
+		host.Exec("iptables-legacy", "-t", table, "-F")
+		host.Exec("iptables-legacy", "-t", table, "-X")
+	}
 	if program == "nft" {
 		host.Exec("nft", rules)
 		return

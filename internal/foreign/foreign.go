@@ -215,6 +215,11 @@ func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 					return may, nil, fmt.Errorf("%v: %w", c, err)
 				}
 				who := ownerOf(c, r.siblings(c))
+				for _, e := range w.alter {
+					if leg.which == "" && way.cares(e, hook) {
+						may = append(may, Obstacle{Hook: hook, Seen: fmt.Sprintf("%s%v of %s %s", who.prefix(), e.rule, e.at(c), e.kind), Do: e.advice(c, who)})
+					}
+				}
 				for _, e := range w.ends {
 					o := Obstacle{Hook: hook, Seen: leg.which + who.prefix() + e.seen(c), Do: e.advice(c, who)}
 					if e.certain {
@@ -226,6 +231,12 @@ func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 		}
 	}
 	return may, nil, nil
+}
+
+// cares reports whether it matters what a rule alters: the destination, or the source of what stays
+// in the cluster; outside, pods are not to show their own.
+func (w Way) cares(e end, hook string) bool {
+	return e.kind == untracks || hook == "prerouting" || hook == "output" || w.Inside
 }
 
 // siblings are the chains among which c is.
@@ -242,13 +253,18 @@ func (e end) seen(base *Chain) string {
 	if e.certain {
 		does = " " + e.kind + "s it"
 	}
-	switch {
-	case e.rule == nil:
+	if e.rule == nil {
 		return base.String() + does + ": none of its rules accepts it"
-	case e.chain == base.Name:
-		return fmt.Sprintf("%v of %v%s", e.rule, base, does)
 	}
-	return fmt.Sprintf("%v of chain %s, to which %v jumps,%s", e.rule, e.chain, base, does)
+	return fmt.Sprintf("%v of %s%s", e.rule, e.at(base), does)
+}
+
+// at names the chain that has the rule.
+func (e end) at(base *Chain) string {
+	if e.chain == base.Name {
+		return base.String()
+	}
+	return fmt.Sprintf("chain %s, to which %v jumps,", e.chain, base)
 }
 
 // advice says what to do about it.
@@ -262,7 +278,7 @@ func (e end) advice(base *Chain, who owner) string {
 	case base.isIPTables():
 		return fmt.Sprintf("see that rule: %s-nft -t %s -S %s %d", iptables, base.Table, e.chain, e.rule.number)
 	}
-	return fmt.Sprintf("see that rule: nft -a list chain %s %s %s", base.Family, base.Table, e.chain)
+	return fmt.Sprintf("see that rule: nft -a list chain %s %s %s, handle %d", base.Family, base.Table, e.chain, e.rule.handle)
 }
 
 // isIPTables reports whether a chain of nftables is one that iptables-nft has.

@@ -26,6 +26,15 @@ type Legacy struct {
 	ReadErr error // why Chains is not complete
 }
 
+// Empty reports whether the tables in use have been read and do nothing: no rules, and no chain
+// whose policy is to drop.
+func (l Legacy) Empty() bool {
+	return l.ReadErr == nil && !slices.ContainsFunc(l.Chains, func(c Chain) bool {
+		rules, err := c.rules(c.Name)
+		return err != nil || len(rules) > 0 || c.PolicyDrop
+	})
+}
+
 // ReadLegacy reads the rules of iptables-legacy in the calling thread's network namespace. The
 // kernel says which tables are in use; their rules are only available in its old binary form, so
 // the program that reads the form has to be installed.
@@ -135,7 +144,7 @@ type saved struct {
 	note  string
 }
 
-func (s *saved) comment() string { return s.note }
+func (s *saved) at(number int) place { return place{number: number, comment: s.note} }
 
 func (s *saved) apply(p *packet) ([]action, error) {
 	matches := yes
@@ -145,7 +154,7 @@ func (s *saved) apply(p *packet) ([]action, error) {
 		}
 	}
 	p.marked = p.marked || s.marks
-	if s.does == "" {
+	if s.does == "" && s.alters == "" {
 		return nil, nil
 	}
 	return []action{s.where(matches)}, nil
@@ -179,6 +188,9 @@ func parseRule(text string) *saved {
 		switch option {
 		case "-j", "-g":
 			r.target(option, arg)
+			if arg == "CT" && slices.Contains(words, "--notrack") {
+				r.action = untracking
+			}
 			return r // what follows are its options
 		case "--comment":
 			r.note = strings.Trim(arg, `"`)
@@ -222,7 +234,7 @@ func (s *saved) target(option, name string) {
 }
 
 // continuing are the targets of iptables that leave a packet to the next rule.
-var continuing = []string{"AUDIT", "CHECKSUM", "CLASSIFY", "CONNSECMARK", "CT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "NFLOG", "NOTRACK", "RATEEST", "SECMARK", "SET", "SYNPROXY", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG"}
+var continuing = []string{"AUDIT", "CHECKSUM", "CLASSIFY", "CONNSECMARK", "CT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "NFLOG", "RATEEST", "SECMARK", "SET", "SYNPROXY", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG"}
 
 // chainName reports whether a target is a chain.
 func chainName(target string) bool { return target != "" && !slices.Contains(continuing, target) }
@@ -261,7 +273,7 @@ func condition(option string, args []string) func(*packet) answer {
 	case "--ctstate", "--state":
 		mask := uint16(0)
 		for _, name := range strings.Split(arg, ",") {
-			mask |= map[string]uint16{"INVALID": 1, "ESTABLISHED": stateEstablished, "RELATED": 4, "NEW": stateNew, "SNAT": 1 << 6, "DNAT": xtDNAT, "UNTRACKED": 1 << 8}[name]
+			mask |= map[string]uint16{"INVALID": 1, "ESTABLISHED": stateEstablished, "RELATED": 4, "NEW": stateNew, "SNAT": 1 << 6, "DNAT": xtDNAT, "UNTRACKED": xtUntracked}[name]
 		}
 		return func(p *packet) answer { return p.inState(mask) }
 	case "--mark":

@@ -119,7 +119,7 @@ func (p *packet) ports(which byte, ranges [][2]uint16) answer {
 func (a answer) or(b answer) answer { return a.not().and(b.not()).not() }
 
 // Bits of a connection's state in xt_conntrack.h, beside those of its state proper.
-const xtDNAT = 1 << 7
+const xtDNAT, xtUntracked = 1 << 7, 1 << 8
 
 // conntrack is whether the connection's state is one of the mask's, as iptables' conntrack has it.
 func (p *packet) conntrack(base *xt.ConntrackMtinfoBase, mask uint16) answer {
@@ -137,6 +137,8 @@ func (p *packet) inState(mask uint16) answer {
 		switch now := p.state(); {
 		case now == 0:
 			found = maybe
+		case now == stateUntracked:
+			found = is(rest&xtUntracked != 0)
 		default:
 			found = is(uint16(now)&rest != 0)
 			const snat = 1 << 6

@@ -119,18 +119,22 @@ func (t *table) rules(chain string) ([]rule, error) {
 func (t *table) wrap(read []*nftables.Rule) []rule {
 	rules := make([]rule, len(read))
 	for i, r := range read {
-		rules[i] = &tableRule{t: t, exprs: r.Exprs, note: r.UserData}
+		rules[i] = &tableRule{t: t, exprs: r.Exprs, note: r.UserData, handle: r.Handle}
 	}
 	return rules
 }
 
 // tableRule is a rule of nftables.
 type tableRule struct {
-	t     *table
-	exprs []expr.Any
-	note  []byte
+	t      *table
+	exprs  []expr.Any
+	note   []byte
+	handle uint64
 }
 
+func (r *tableRule) at(number int) place { return place{number, r.comment(), r.handle} }
+
+// comment is nft's, or iptables-nft's.
 func (r *tableRule) comment() string {
 	if text, ok := userdata.GetString(r.note, userdata.TypeComment); ok {
 		return text
@@ -148,6 +152,7 @@ func (r *tableRule) comment() string {
 func (r *tableRule) apply(p *packet) ([]action, error) {
 	matches := yes
 	var regs registers
+	var before []action // what it does beside its verdict
 	for _, e := range r.exprs {
 		switch e := e.(type) {
 		case *expr.Meta:
@@ -180,7 +185,7 @@ func (r *tableRule) apply(p *packet) ([]action, error) {
 				return nil, err
 			}
 			if e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT {
-				return s.verdicts(regs.get(e.SourceRegister, s.width), matches), nil
+				return append(before, s.verdicts(regs.get(e.SourceRegister, s.width), matches)...), nil
 			}
 			has := s.has(regs.get(e.SourceRegister, s.width))
 			if e.Invert {
@@ -193,20 +198,25 @@ func (r *tableRule) apply(p *packet) ([]action, error) {
 			matches = matches.and(p.match(e))
 		case *nft.Opaque:
 			switch a, ends := terminal[e.Name]; {
+			case e.Name == "notrack": // and goes on to the rule's verdict
+				before = append(before, untracking.where(matches))
 			case ends:
-				return []action{a.where(matches)}, nil
+				return append(before, a.where(matches)), nil
 			case loads[e.Name]:
 				regs = registers{}
 			case !passes[e.Name]:
 				matches = matches.and(maybe)
 			}
 		case *expr.Verdict:
-			return []action{{matches, does[e.Kind], e.Chain}}, nil
+			return append(before, action{matches: matches, does: does[e.Kind], chain: e.Chain}), nil
 		case *expr.Reject:
-			return []action{{matches: matches, does: reject}}, nil
+			return append(before, action{matches: matches, does: reject}), nil
 		case *expr.Target: // of iptables-nft
 			if a, ends := terminal[e.Name]; ends {
-				return []action{a.where(matches)}, nil
+				return append(before, a.where(matches)), nil
+			}
+			if e.Name == "CT" && leavesUntracked(e) {
+				return append(before, untracking.where(matches)), nil
 			}
 			p.marked = p.marked || e.Name == "MARK" || e.Name == "CONNMARK"
 		}
@@ -214,7 +224,14 @@ func (r *tableRule) apply(p *packet) ([]action, error) {
 			return nil, nil
 		}
 	}
-	return nil, nil
+	return before, nil
+}
+
+// leavesUntracked reports whether a target CT is one with --notrack (xt_CT.h).
+func leavesUntracked(e *expr.Target) bool {
+	const notrack = 1 << 0 // XT_CT_NOTRACK
+	info, ok := e.Info.(*xt.Unknown)
+	return ok && len(*info) >= 2 && binary.NativeEndian.Uint16(*info)&notrack != 0
 }
 
 // does is what verdicts do.
@@ -222,13 +239,17 @@ var does = map[expr.VerdictKind]string{
 	expr.VerdictAccept: accept, expr.VerdictDrop: drop, expr.VerdictJump: jump, expr.VerdictGoto: goTo, expr.VerdictReturn: back,
 }
 
+var (
+	translation = action{matches: yes, does: accept, alters: translates}
+	untracking  = action{matches: yes, alters: untracks}
+)
+
 // These are statements of nftables and targets of iptables, by name. Whoever reads a queue may drop
 // what comes by it.
 var (
 	terminal = map[string]action{
-		"nat": {matches: yes, does: accept}, "masq": {matches: yes, does: accept}, "redir": {matches: yes, does: accept},
-		"DNAT": {matches: yes, does: accept}, "SNAT": {matches: yes, does: accept}, "MASQUERADE": {matches: yes, does: accept},
-		"REDIRECT": {matches: yes, does: accept}, "NETMAP": {matches: yes, does: accept},
+		"nat": translation, "masq": translation, "redir": translation, "DNAT": translation, "SNAT": translation, "MASQUERADE": translation,
+		"REDIRECT": translation, "NETMAP": translation, "NOTRACK": untracking,
 		"REJECT": {matches: yes, does: reject}, "queue": {does: drop}, "NFQUEUE": {does: drop},
 	}
 	loads = map[string]bool{

@@ -20,6 +20,8 @@ type Way struct {
 	ICMPType, ICMPCode uint8
 	In, Out            int  // indexes of interfaces; 0: not known
 	FromNode, ToNode   bool // the node itself is an end of it
+	Tunnel             bool // these are packets of a tunnel, which are not tracked and get no answer
+	Inside             bool // the destination is of a pod or node of the cluster
 	// AtInput: services take connections where those for the node itself end, and send them on as
 	// the node's own (IPVS).
 	AtInput bool
@@ -50,7 +52,7 @@ func (w Way) hooks() []string {
 // replyHooks are those at which answers have the addresses that the backend knows.
 func (w Way) replyHooks() []string {
 	switch {
-	case w.FromNode && w.ToNode, w.byInput(): // which has other hooks in each mode
+	case w.FromNode && w.ToNode, w.Tunnel, w.byInput(): // which has other hooks in each mode
 		return nil
 	case w.FromNode:
 		return []string{"input"}
@@ -72,6 +74,7 @@ type packet struct {
 	hook       string
 	priority   int
 	reply      bool
+	untracked  bool
 	byInput    bool   // it is translated behind the hook input
 	translated answer // its destination
 	marked     bool   // a rule may have given it a mark
@@ -97,7 +100,7 @@ func (w *Way) packets() (request, reply *packet) {
 	to := netip.AddrPortFrom(w.Destination, w.DestinationPort)
 	const usual = 50000 // within the range of Linux, and that of RFC 6335
 	from := netip.AddrPortFrom(w.Source, cmp.Or(w.SourcePort, usual))
-	request = &packet{v4: is(w.Source.Is4()), protocol: w.Protocol, in: in, out: out, translated: is(to != w.Asked), byInput: w.byInput()}
+	request = &packet{v4: is(w.Source.Is4()), protocol: w.Protocol, in: in, out: out, translated: is(to != w.Asked), byInput: w.byInput(), untracked: w.Tunnel}
 	request.network, request.transport = headers(from, to, w, syn)
 	request.asked, request.askedPorts = headers(from, w.Asked, w, syn)
 	reply = &packet{v4: request.v4, protocol: w.Protocol, in: out, out: in, reply: true, translated: request.translated}
@@ -186,6 +189,8 @@ func (p *packet) state() uint32 {
 		return 0
 	case p.reply:
 		return stateEstablished
+	case p.untracked:
+		return stateUntracked
 	}
 	return stateNew
 }
@@ -194,6 +199,7 @@ func (p *packet) state() uint32 {
 const (
 	stateEstablished = 1 << 1
 	stateNew         = 1 << 3
+	stateUntracked   = 1 << 6
 	statusDNAT       = 1 << 5
 )
 

@@ -59,8 +59,8 @@ type rule interface {
 	// apply returns what the rule does with a packet, if it matches: more than one action only if
 	// it is not known which, no's left out.
 	apply(p *packet) ([]action, error)
-	// comment is what its author wrote beside it.
-	comment() string
+	// at is where the rule is, with what its author wrote beside it.
+	at(number int) place
 }
 
 // action is what a rule does, and whether it matches.
@@ -68,7 +68,14 @@ type action struct {
 	matches answer
 	does    string
 	chain   string // that it jumps to
+	alters  string // what the rule alters of the connection beside, for people
 }
+
+// What rules of others may alter of a connection, so that services are not what they seem.
+const (
+	translates = "gives it another address"
+	untracks   = "takes it from connection tracking, so that no service translates it"
+)
 
 // where is the action of a rule whose condition is that.
 func (a action) where(matches answer) action {
@@ -80,6 +87,7 @@ func (a action) where(matches answer) action {
 type place struct {
 	number  int // in its chain, from 1
 	comment string
+	handle  uint64 // nftables' number of it; 0: it has none
 }
 
 // String is `rule 3 ("no telnet")`.
@@ -116,6 +124,7 @@ type walk struct {
 	unsure bool // whether it comes to the base chain
 
 	ends  []end // in the order in which the packet comes to them
+	alter []end // the rules that alter it for sure, their kind what they do
 	rules int   // that were tried
 }
 
@@ -150,7 +159,7 @@ func (w *walk) chain(name string, sure bool, depth int) (f fate, err error) {
 		}
 		for _, a := range actions {
 			comes := sure && f&^dropped == 0
-			became, err := w.act(a, place{i + 1, r.comment()}, name, comes, depth)
+			became, err := w.act(a, r.at(i+1), name, comes, depth)
 			if err != nil {
 				return 0, err
 			}
@@ -168,6 +177,9 @@ const goesOn fate = 1 << 7
 // act does what a rule says, of a chain whose rule the packet comes to for sure or not.
 func (w *walk) act(a action, at place, chain string, comes bool, depth int) (fate, error) {
 	comes = comes && a.matches == yes
+	if a.alters != "" && comes {
+		w.alter = append(w.alter, end{kind: a.alters, chain: chain, rule: &at, matches: true, certain: true})
+	}
 	switch a.does {
 	case accept:
 		return accepted, nil

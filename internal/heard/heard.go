@@ -210,7 +210,7 @@ func (p *Prober) ask(ends []model.FarEnd) {
 		s.number++
 		s.waiting[s.number] = of
 		e.ask(s.Send(s.number, of.To))
-		if own := p.socket(of.Remote); e.Missed > 0 && of.Carrier != "" && own != nil && remotes[of.Remote] == nil {
+		if own := p.socket(of.Remote); e.Missed > 0 && of.Carrier != (model.Carrier{}) && own != nil && remotes[of.Remote] == nil {
 			r := cmp.Or(p.remotes[of.Remote], &outcome{})
 			own.number++
 			r.ask(own.Send(own.number, of.Remote))
@@ -219,7 +219,7 @@ func (p *Prober) ask(ends []model.FarEnd) {
 	}
 	p.down = map[string]string{}
 	for of, e := range now {
-		if e.Missed == 0 || of.Carrier == "" {
+		if e.Missed == 0 || of.Carrier == (model.Carrier{}) {
 			continue
 		}
 		if r := p.remotes[of.Remote]; r != nil && remotes[of.Remote] == nil {
@@ -335,7 +335,7 @@ func (p *Prober) Issues() (list []model.Issue) {
 	}
 	all, silent := map[tunnel]int{}, map[fault][]model.FarEnd{}
 	for of, e := range p.ends {
-		if t := (tunnel{of.Device, of.Carrier}); of.Carrier != "" && p.socket(of.To) != nil {
+		if t := (tunnel{of.Device, of.Carrier.String()}); of.Carrier != (model.Carrier{}) && p.socket(of.To) != nil {
 			if all[t]++; e.Silent() {
 				why, here := p.why(of, e)
 				f := fault{t, why, here}

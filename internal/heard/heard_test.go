@@ -21,11 +21,12 @@ func TestHeard(t *testing.T) {
 	node.Address("eth0", "192.0.2.1/24", "fd00:2::1/64")
 	far.Address("eth0", "192.0.2.2/24", "fd00:2::2/64", "192.0.2.3/24")
 	far.Exec("nft", "add table inet fw; add chain inet fw in { type filter hook prerouting priority -300; }")
-	end := func(name, to, carrier string) model.FarEnd {
+	end := func(name, to string, carrier model.Carrier) model.FarEnd {
 		return model.FarEnd{Node: name, Device: "eth0", Remote: netip.MustParseAddr(to), To: netip.MustParseAddr(to), Carrier: carrier}
 	}
-	four, six := end("four", "192.0.2.2", "UDP 4789 (VXLAN)"), end("six", "fd00:2::2", "UDP 4789 (VXLAN)")
-	plain := end("plain", "192.0.2.3", "")
+	vxlan := model.Carrier{Name: "VXLAN", Protocol: 17, Port: 4789}
+	four, six := end("four", "192.0.2.2", vxlan), end("six", "fd00:2::2", vxlan)
+	plain := end("plain", "192.0.2.3", model.Carrier{})
 	var p *Prober
 	node.In(func() error { p = Open("here", slog.New(slog.DiscardHandler)); return nil })
 	p.tick = 20 * time.Millisecond
@@ -42,10 +43,10 @@ func TestHeard(t *testing.T) {
 			heard, issues := p.Heard(), p.Issues()
 			right := len(heard) == 3 && slices.EqualFunc(issues, faults, func(i model.Issue, fault string) bool { return strings.HasPrefix(i.String(), fault) })
 			for of, h := range heard {
-				silent := of.Carrier != "" && slices.ContainsFunc(faults, func(f string) bool {
+				silent := of.Carrier != (model.Carrier{}) && slices.ContainsFunc(faults, func(f string) bool {
 					return strings.HasPrefix(f, "Node "+of.Node+":") || strings.HasPrefix(f, "Node here:")
 				})
-				right = right && (of.Carrier == "" || silent == h.Silent())
+				right = right && (of.Carrier == (model.Carrier{}) || silent == h.Silent())
 			}
 			if right {
 				return
@@ -91,7 +92,7 @@ func TestWhyNotHeard(t *testing.T) {
 	far.Exec("nft", "add table inet fw; add chain inet fw in { type filter hook prerouting priority -300; }")
 	way := func() { node.IP("route replace 10.9.2.0 via 192.0.2.2") }
 	way()
-	of := model.FarEnd{Node: "far", Device: "tunnel", Uplink: "eth0", Carrier: "IP protocol 4 (IPIP)",
+	of := model.FarEnd{Node: "far", Device: "tunnel", Uplink: "eth0", Carrier: model.Carrier{Name: "IPIP", Protocol: 4},
 		Remote: netip.MustParseAddr("192.0.2.2"), To: netip.MustParseAddr("10.9.2.0")}
 	var p *Prober
 	node.In(func() error { p = Open("here", slog.New(slog.DiscardHandler)); return nil })
@@ -111,7 +112,7 @@ func TestWhyNotHeard(t *testing.T) {
 	}{
 		{what: "nothing is wrong"},
 		{"a firewall drops the tunnel", func() { far.Exec("nft", "add rule inet fw in ip daddr 10.9.2.0 drop") }, func() { far.Exec("nft", "flush chain inet fw in") },
-			"Node far: " + unheard + "though 192.0.2.2 does: if its agent runs, have firewalls let IP protocol 4 (IPIP) pass between this node and 192.0.2.2"},
+			"Node far: " + unheard + "though 192.0.2.2 does: if its agent runs, have firewalls let protocol 4 (IPIP) pass between this node and 192.0.2.2"},
 		{"a firewall drops all", func() { far.Exec("nft", "add rule inet fw in drop") }, func() { far.Exec("nft", "flush chain inet fw in") },
 			"Node far: " + unheard + "and neither does 192.0.2.2: if the node is up, have firewalls"},
 		{"a firewall drops the tunnel, and a rule of this node echoes", func() {

@@ -45,7 +45,7 @@ func Try(ctx context.Context, f *state.Fabric, ends []model.FarEnd) (map[model.F
 	found := map[model.FarEnd]Trial{}
 	by := map[string][]model.FarEnd{}
 	for _, of := range ends {
-		if of.Carrier != "" {
+		if of.Carrier != (model.Carrier{}) {
 			by[of.Device] = append(by[of.Device], of)
 		}
 	}

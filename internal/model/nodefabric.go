@@ -84,7 +84,25 @@ type FarEnd struct {
 	Uplink  string     // the interface that those of a tunnel leave by then; "": it is not known
 	Remote  netip.Addr // the node's address
 	To      netip.Addr // the address of the tunnel there; without a tunnel the node's
-	Carrier string     // what a tunnel's packets are to the network between, such as "UDP 4789 (VXLAN)"; "": no tunnel
+	Carrier Carrier    // what a tunnel's packets are to the network between; none: no tunnel
+}
+
+// Carrier is what packets of a tunnel are to the network between its ends.
+type Carrier struct {
+	Name     string // of the tunnel: "VXLAN"; "": there is none
+	Protocol uint8  // of IP
+	Port     uint16 // UDP's; 0 without ports
+}
+
+// String is "UDP 4789 (VXLAN)" or "protocol 4 (IPIP)"; "" without a tunnel.
+func (c Carrier) String() string {
+	switch {
+	case c.Name == "":
+		return ""
+	case c.Port == 0:
+		return fmt.Sprintf("protocol %d (%s)", c.Protocol, c.Name)
+	}
+	return fmt.Sprintf("UDP %d (%s)", c.Port, c.Name)
 }
 
 // Heard is what is known of whether a far end answers.

@@ -179,7 +179,7 @@ func TestChecks(t *testing.T) {
 		{"IPVS", func(f *Facts) { f.IPVS = 3 }, "other proxies", Warn, "3 IPVS services", "sluice takeover --from kube-proxy"},
 		{"kube-proxy without rules", func(f *Facts) { f.Processes = []string{"kube-proxy"} }, "other proxies", Warn, "kube-proxy runs", "sluice takeover --from kube-proxy"},
 		{"two backends of iptables", func(f *Facts) {
-			f.Legacy.Tables = []string{"IPv4 nat"}
+			f.Legacy.Tables, f.Legacy.Chains = []string{"IPv4 nat"}, foreign.ParseSave("ip", "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i lo -j ACCEPT\nCOMMIT\n")
 			f.Chains = []foreign.Chain{{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input"}}
 		}, "iptables backends", Warn, "iptables-legacy (IPv4 nat) and iptables-nft (ip filter)", "update-alternatives"},
 		{"Calico", func(f *Facts) {

@@ -59,7 +59,7 @@ func byDefault(check string, chains []foreign.Chain) (results []Result) {
 // mixed finds rules of both of iptables' backends.
 func mixed(f *Facts) []Result {
 	c, ok := foreign.IPTables(f.Chains)
-	if !ok || len(f.Legacy.Tables) == 0 {
+	if !ok || len(f.Legacy.Tables) == 0 || f.Legacy.Empty() {
 		return nil
 	}
 	return one("iptables backends", Warn, fmt.Sprintf("both are in use: iptables-legacy (%s) and iptables-nft (%s %s); packets pass both, and `iptables` shows the rules of one alone",

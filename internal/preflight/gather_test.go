@@ -442,5 +442,11 @@ func TestTwoBackendsOfIptables(t *testing.T) {
 	ns := node(t)
 	run(t, ns, dockerRules, "iptables-nft-restore")
 	run(t, ns, "*nat\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n", "iptables-legacy-restore")
+	for _, r := range gather(t, ns, preflight.Options{}) {
+		if r.Check == "iptables backends" {
+			t.Errorf("tables without rules: %+v", r)
+		}
+	}
+	run(t, ns, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i lo -j ACCEPT\nCOMMIT\n", "iptables-legacy-restore")
 	expect(t, gather(t, ns, preflight.Options{}), "iptables backends", preflight.Warn, "iptables-legacy (IPv4 nat)", "iptables-nft (ip filter)")
 }

@@ -46,18 +46,8 @@ func Nearest(v *store.View, s verdict.Step) []verdict.Near {
 			}
 		}
 	}
-	for _, p := range idle(v, s) {
-		rules := p.IngressRules
-		if s.Stage.Outward() {
-			rules = p.EgressRules
-		}
-		for i := range rules {
-			if rules[i].Action == model.Allow && len(lacksOf(v, &rules[i], s.Flow)) == 0 {
-				lacks := lacksSubject(v, p, subjectOf(v, s))
-				all = append(all, near{verdict.Near{Policy: p.Key, Rule: rules[i].Name, Lacks: texts(lacks)}, lacks})
-				break
-			}
-		}
+	for _, i := range idle(v, s) {
+		all = append(all, near{verdict.Near{Policy: i.policy.Key, Rule: i.rule, Lacks: texts(i.lacks)}, i.lacks})
 	}
 	slices.SortStableFunc(all, func(a, b near) int { return further(a.lacks, b.lacks) })
 	var closest []verdict.Near
@@ -99,9 +89,17 @@ func candidates(v *store.View, s verdict.Step) (found []*model.Policy) {
 	return found
 }
 
-// idle are the policies of the denied pod's namespace, or of all, that apply to nothing, beside
-// those that deny: a label is likely to be misspelled.
-func idle(v *store.View, s verdict.Step) (found []*model.Policy) {
+// idling is a policy that applies to nothing, and whose rule would allow the connection.
+type idling struct {
+	policy *model.Policy
+	rule   string
+	lacks  []lack
+}
+
+// idle are those beside the policies that deny: a label of theirs is likely to be misspelled. Those
+// of other namespaces than the denied pod's only count if nothing but the namespace keeps them from
+// applying to it.
+func idle(v *store.View, s verdict.Step) (found []idling) {
 	pod, is := subjectOf(v, s).(*model.Pod)
 	if !is {
 		return nil
@@ -113,24 +111,53 @@ func idle(v *store.View, s verdict.Step) (found []*model.Policy) {
 	if deny == nil {
 		return nil
 	}
+	labels := policy.Labels(v, pod)
 	for _, p := range v.Policies() {
 		applies := p.Ingress && !s.Stage.Outward() || p.Egress && s.Stage.Outward()
+		if !applies || p.Tier != deny.Tier || p.Refused != "" {
+			continue
+		}
+		terms := p.Subject.Lacks(labels)
 		here := p.Key.Name.Namespace == "" || p.Key.Name.Namespace == pod.Name.Namespace
-		selects := func(o model.Object) bool { return p.Subject.Matches(policy.Labels(v, o)) }
-		if applies && here && p.Tier == deny.Tier && p.Refused == "" &&
-			!slices.ContainsFunc(v.Pods(), func(pod *model.Pod) bool { return selects(pod) }) &&
-			!slices.ContainsFunc(v.HostEndpoints(), func(h *model.HostEndpoint) bool { return selects(h) }) {
-			found = append(found, p)
+		if len(terms) == 0 || !here && len(terms) > 1 {
+			continue
+		}
+		if rule := allows(v, p, s); rule != "" && selectsNothing(v, p) {
+			found = append(found, idling{p, rule, lacksSubject(terms, pod, here)})
 		}
 	}
-	slices.SortFunc(found, policy.Compare)
+	slices.SortFunc(found, func(a, b idling) int { return policy.Compare(a.policy, b.policy) })
 	return found
 }
 
-// lacksSubject says why a policy that applies to nothing does not apply to an object.
-func lacksSubject(v *store.View, p *model.Policy, o model.Object) (lacks []lack) {
-	for _, t := range p.Subject.Lacks(policy.Labels(v, o)) {
+// allows returns the rule of a policy that would allow what a step denies; "": none.
+func allows(v *store.View, p *model.Policy, s verdict.Step) string {
+	rules := p.IngressRules
+	if s.Stage.Outward() {
+		rules = p.EgressRules
+	}
+	for i := range rules {
+		if rules[i].Action == model.Allow && len(lacksOf(v, &rules[i], s.Flow)) == 0 {
+			return rules[i].Name
+		}
+	}
+	return ""
+}
+
+// selectsNothing reports whether a policy applies to no pod and no host endpoint.
+func selectsNothing(v *store.View, p *model.Policy) bool {
+	return !slices.ContainsFunc(v.Pods(), func(pod *model.Pod) bool { return p.Subject.Matches(policy.Labels(v, pod)) }) &&
+		!slices.ContainsFunc(v.HostEndpoints(), func(h *model.HostEndpoint) bool { return p.Subject.Matches(policy.Labels(v, h)) })
+}
+
+// lacksSubject says why a policy that applies to nothing does not apply to an object, here or in
+// another namespace.
+func lacksSubject(terms []model.Lack, o model.Object, here bool) (lacks []lack) {
+	for _, t := range terms {
 		l := lack{text: fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far: anotherLabel}
+		if !here {
+			l.of = ofNamespace
+		}
 		if len(lacks) == 0 {
 			l.text = "would allow it and applies to nothing: it " + l.text
 		}

@@ -122,6 +122,10 @@ kind: NetworkPolicy
 metadata: {name: elsewhere, namespace: dev}
 spec: {podSelector: {matchLabels: {app: bd}}, ingress: [{}]}
 ---
+kind: NetworkPolicy
+metadata: {name: wrong-namespace, namespace: dev}
+spec: {podSelector: {matchLabels: {app: db}}, ingress: [{}]}
+---
 kind: Pod
 metadata: {name: web, namespace: shop, labels: {app: web}}
 spec: {nodeName: node1}
@@ -138,7 +142,11 @@ spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}
 			Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: 80},
 	}
 	typo := model.Ref{Kind: db.Kind, Name: model.Name{Namespace: "shop", Name: "typo"}}
-	want := []verdict.Near{{Policy: typo, Rule: "ingress[0]", Lacks: []string{"would allow it and applies to nothing: it wants label app=bd; shop/database has app=db"}}}
+	wrong := model.Ref{Kind: db.Kind, Name: model.Name{Namespace: "dev", Name: "wrong-namespace"}}
+	want := []verdict.Near{
+		{Policy: typo, Rule: "ingress[0]", Lacks: []string{"would allow it and applies to nothing: it wants label app=bd; shop/database has app=db"}},
+		{Policy: wrong, Rule: "ingress[0]", Lacks: []string{"would allow it and applies to nothing: it wants namespace dev; shop/database is in namespace shop"}},
+	}
 	s.Read(func(v *store.View) {
 		if diff := cmp.Diff(want, remedy.Nearest(v, step)); diff != "" {
 			t.Errorf("nearest (-want +got):\n%s", diff)

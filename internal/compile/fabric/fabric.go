@@ -14,6 +14,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gaissmai/bart"
 
 	"sluice.dev/sluice/internal/compile/diff"
@@ -29,10 +31,10 @@ const Port = 4789
 const WireGuardPort = 51820
 
 // What tunnels are to the network between nodes.
-const (
-	carrierVXLAN = "UDP 4789 (VXLAN)"
-	carrierIPIP  = "protocol 4 (IPIP)"
-	carrierWG    = "UDP 51820 (WireGuard)"
+var (
+	carrierVXLAN = model.Carrier{Name: "VXLAN", Protocol: unix.IPPROTO_UDP, Port: Port}
+	carrierIPIP  = model.Carrier{Name: "IPIP", Protocol: unix.IPPROTO_IPIP}
+	carrierWG    = model.Carrier{Name: "WireGuard", Protocol: unix.IPPROTO_UDP, Port: WireGuardPort}
 )
 
 // What a tunnel adds to each packet, by the family that it travels in.
@@ -471,7 +473,7 @@ func (c *Compiler) reach(n *node, cidr netip.Prefix, pool *model.IPPool) {
 		c.end(n, state.DeviceIPIP, remote, c.tunnelAddress(n.Node, is4, fabricOf(n.Node).IPIP), carrierIPIP)
 	case direct != nil:
 		c.route(n, cidr, state.Route{Node: n.Name, Device: direct.Device, Via: remote})
-		c.end(n, direct.Device, remote, remote, "")
+		c.end(n, direct.Device, remote, remote, model.Carrier{})
 	default:
 		n.lacks = append(n.lacks, lack{cidr, pool})
 	}
@@ -486,9 +488,9 @@ func (n *node) path(to netip.Addr, by *model.HostAddress) {
 
 // end notes where a way to a node ends. One whose tunnel there has no address but the node's is
 // left out: answers from that would not come by the tunnel.
-func (c *Compiler) end(n *node, device string, remote, to netip.Addr, carrier string) {
+func (c *Compiler) end(n *node, device string, remote, to netip.Addr, carrier model.Carrier) {
 	e := model.FarEnd{Node: n.Name, Device: device, Uplink: c.uplink(remote), Remote: remote, To: to, Carrier: carrier}
-	if (carrier == "" || to != n.Node.Address(to.Is4())) && !slices.Contains(n.ends, e) {
+	if (carrier == (model.Carrier{}) || to != n.Node.Address(to.Is4())) && !slices.Contains(n.ends, e) {
 		n.ends = append(n.ends, e)
 	}
 }

@@ -50,11 +50,11 @@ func TestHeard(t *testing.T) {
 		}
 		tunnel := c.Fabric().Tunnels[mode.device]
 		dropped := func(of model.FarEnd) bool {
-			return of.Node == "node3" && of.Carrier != "" && c.Fabric().Tunnels[of.Device].Encapsulation == tunnel.Encapsulation
+			return of.Node == "node3" && of.Carrier != (model.Carrier{}) && c.Fabric().Tunnels[of.Device].Encapsulation == tunnel.Encapsulation
 		}
 		want, less := map[string]heard.Trial{}, map[string]heard.Trial{} // once far drops what the tunnel is made of
 		for _, of := range c.FarEnds() {
-			if of.Carrier == "" {
+			if of.Carrier == (model.Carrier{}) {
 				continue
 			}
 			what := heard.Answers
