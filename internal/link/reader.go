@@ -226,8 +226,8 @@ type Route struct {
 func (r *Reader) Route(to netip.Addr) (Route, error) { return r.RouteFrom(netip.Addr{}, to, 0) }
 
 // RouteFrom is Route for packets from an address that come in by the interface of an index; 0: the
-// node sends them, and an invalid address is the one that the kernel chooses. That forwarding is off
-// is EHOSTUNREACH, and what the reverse path filter drops EINVAL or EXDEV.
+// node sends them, and an invalid address is the one that the kernel chooses. That forwarding is
+// off is EHOSTUNREACH, and what the reverse path filter drops EINVAL or EXDEV.
 func (r *Reader) RouteFrom(from, to netip.Addr, in int) (Route, error) {
 	found, err := r.h.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{SrcAddr: from.AsSlice(), IifIndex: in})
 	if err != nil {

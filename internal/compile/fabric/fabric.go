@@ -14,8 +14,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gaissmai/bart"
 
 	"sluice.dev/sluice/internal/compile/diff"
@@ -30,11 +28,12 @@ const Port = 4789
 // WireGuardPort is the UDP port of WireGuard, as Calico's.
 const WireGuardPort = 51820
 
-// What tunnels are to the network between nodes.
+// What tunnels are to the network between nodes, by the numbers of RFC 7348, RFC 2003 and
+// WireGuard.
 var (
-	carrierVXLAN = model.Carrier{Name: "VXLAN", Protocol: unix.IPPROTO_UDP, Port: Port}
-	carrierIPIP  = model.Carrier{Name: "IPIP", Protocol: unix.IPPROTO_IPIP}
-	carrierWG    = model.Carrier{Name: "WireGuard", Protocol: unix.IPPROTO_UDP, Port: WireGuardPort}
+	carrierVXLAN = model.Carrier{Name: "VXLAN", Protocol: uint8(model.UDP), Port: Port}
+	carrierIPIP  = model.Carrier{Name: "IPIP", Protocol: 4}
+	carrierWG    = model.Carrier{Name: "WireGuard", Protocol: uint8(model.UDP), Port: WireGuardPort}
 )
 
 // What a tunnel adds to each packet, by the family that it travels in.
