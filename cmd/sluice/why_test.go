@@ -364,7 +364,7 @@ func TestWhyAsksPods(t *testing.T) {
 	node := world.NewHost(t, "node-a")
 	node.Forward()
 	node.IP("addr add 192.0.2.1/32 dev lo")
-	world.NewPod(node, "client", "10.1.0.1")
+	client := world.NewPod(node, "client", "10.1.0.1")
 	server := world.NewPod(node, "server", "10.1.0.2")
 	server.Serve("server", ":8080")
 	socket := filepath.Join(t.TempDir(), "s.sock")
@@ -387,10 +387,11 @@ func TestWhyAsksPods(t *testing.T) {
 		{"", "server:8081", 4, "allowed, but see the warning: 10.1.0.1 (pod default/client) -> 10.1.0.2:8081 (pod default/server), TCP 8081\n  warning: asked from node node-a, pod default/server refuses TCP 8081: nothing listens there"},
 		{"", "server:8082", 3, "denied: "},
 		{"", "server/icmp", 3, "denied: "},
-		{"addr del 10.1.0.2/32 dev eth0", "server:8080", 4, "warning: asked from node node-a, pod default/server does not answer at 10.1.0.2:8080: see its interface"},
+		{"client: route del default", "server:8080", 4, "warning: asked from node node-a, pod default/client does not answer at 10.1.0.1: see its interface, its address, its routes"},
+		{"server: addr del 10.1.0.2/32 dev eth0", "server:8080", 4, "warning: asked from node node-a, pod default/server does not answer at 10.1.0.2: see its interface"},
 	} {
-		if c.fault != "" {
-			server.IP(c.fault)
+		if of, fault, _ := strings.Cut(c.fault, ": "); fault != "" {
+			map[string]*world.Host{"client": client, "server": server}[of].IP(fault)
 		}
 		if code, out, stderr := sluice(t, "why", "--socket", socket, "client", c.to); code != c.code || !strings.Contains(out, c.says) || code != 4 && strings.Contains(out, "asked from node") {
 			t.Errorf("after %q why %s exits with %d, want %d and %q:\n%s%s", c.fault, c.to, code, c.code, c.says, out, stderr)

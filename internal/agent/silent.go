@@ -22,10 +22,15 @@ const (
 )
 
 // silentPods asks pods of this node to which connections of TCP may go, as the kubelet's probes do:
-// no policy keeps a node from its own pods. It says which do not answer.
+// no policy keeps a node from its own pods. It also asks those that send whether they answer at
+// all: one without a route back has none to anywhere. It says which do not answer.
 func (a *Agent) silentPods(ctx context.Context, connections []verdict.Answer) (faults []string) {
+	const unused = 9 // discard: whether it is taken or refused, the pod has answered
 	pods := map[netip.AddrPort]model.Ref{}
 	for _, con := range connections {
+		if con.Outcome == verdict.Allowed && con.From.Node == a.Node && con.From.Object.Kind == model.PodKind && len(pods) < maxAsked {
+			pods[netip.AddrPortFrom(con.From.Address, unused)] = con.From.Object
+		}
 		for _, p := range con.Paths {
 			to := netip.AddrPortFrom(p.To.Address, p.To.Port)
 			if con.Protocol == model.TCP.String() && p.Outcome == verdict.Allowed && p.To.Node == a.Node && p.To.Object.Kind == model.PodKind && len(pods) < maxAsked {
@@ -42,7 +47,7 @@ func (a *Agent) silentPods(ctx context.Context, connections []verdict.Answer) (f
 	var group sync.WaitGroup
 	for to, pod := range pods {
 		group.Go(func() {
-			if err := a.Connect(ctx, to); err != nil {
+			if err := a.Connect(ctx, to); err != nil && (to.Port() != unused || !errors.Is(err, unix.ECONNREFUSED)) {
 				mu.Lock()
 				defer mu.Unlock()
 				faults = append(faults, fmt.Sprintf("asked from node %s, %s", a.Node, noAnswer(pod, to, err)))
@@ -60,7 +65,7 @@ func noAnswer(pod model.Ref, to netip.AddrPort, err error) string {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return fmt.Sprintf("pod %v refuses TCP %d: nothing listens there, or the pod's own rules reject it", pod.Name, to.Port())
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ETIMEDOUT):
-		return fmt.Sprintf("pod %v does not answer at %v: see its interface, its address, its route back, and its own rules", pod.Name, to)
+		return fmt.Sprintf("pod %v does not answer at %v: see its interface, its address, its routes, and its own rules", pod.Name, to.Addr())
 	}
 	return fmt.Sprintf("pod %v cannot be asked at %v: %v", pod.Name, to, err)
 }

@@ -103,7 +103,11 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			e.Connections[i].Outcome = verdict.Unknown
 		}
 	}
-	e.OnTheWay = append(a.onTheWay(e.Connections, &others), a.silentPods(ctx, e.Connections)...)
+	for _, fault := range slices.Concat(a.onTheWay(e.Connections, &others), a.silentPods(ctx, e.Connections)) {
+		if !slices.Contains(e.OnTheWay, fault) { // of both families
+			e.OnTheWay = append(e.OnTheWay, fault)
+		}
+	}
 	if names := a.notAsked(e.Connections); len(names) > 0 {
 		e.Warnings = append(e.Warnings, fmt.Sprintf("other programs' rules on %s are not known here: ask there, too", nodesNamed(names)))
 	}
@@ -638,7 +642,10 @@ func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing, can drive
 		}
 	}
 	for _, o := range may {
-		if !slices.Contains(e.Obstacles, o) {
+		switch text := o.Seen + "; " + o.Do; {
+		case o.Alters && !slices.Contains(e.OnTheWay, text):
+			e.OnTheWay = append(e.OnTheWay, text)
+		case !o.Alters && !slices.Contains(e.Obstacles, o):
 			e.Obstacles = append(e.Obstacles, o)
 		}
 	}

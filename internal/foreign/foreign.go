@@ -143,6 +143,8 @@ type Obstacle struct {
 	Hook string `json:"hook"`         // "forward", "input", …
 	Seen string `json:"seen"`         // names the chain and, where it is known, whose it is
 	Do   string `json:"do,omitempty"` // how to let pods through, or to see the rule
+	// Alters: it does not drop a packet that is asked about, but alters its connection for sure.
+	Alters bool `json:"alters,omitempty"`
 }
 
 // Obstacles returns the chains that drop or reject by default, and do not accept translated
@@ -217,7 +219,7 @@ func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 				who := ownerOf(c, r.siblings(c))
 				for _, e := range w.alter {
 					if leg.which == "" && way.cares(e, hook) {
-						may = append(may, Obstacle{Hook: hook, Seen: fmt.Sprintf("%s%v of %s %s", who.prefix(), e.rule, e.at(c), e.kind), Do: e.advice(c, who)})
+						may = append(may, Obstacle{Hook: hook, Seen: fmt.Sprintf("%s%v of %s %s", who.prefix(), e.rule, e.at(c), e.kind), Do: e.advice(c, who), Alters: true})
 					}
 				}
 				for _, e := range w.ends {

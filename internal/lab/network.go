@@ -295,6 +295,10 @@ func newNS(name string) (*netns.NS, error) {
 	if err := ns.Sysctl("net/ipv6/conf/default/accept_dad", "0"); err != nil {
 		return nil, firstError(fmt.Errorf("turn off duplicate address detection in %s (the lab needs a kernel with IPv6): %w", name, err), ns.Close())
 	}
+	// A namespace begins with the machine's own value, and machines with Docker forward.
+	if err := ns.Sysctl("net/ipv4/ip_forward", "0"); err != nil {
+		return nil, firstError(fmt.Errorf("keep %s from forwarding: %w", name, err), ns.Close())
+	}
 	return ns, nil
 }
 

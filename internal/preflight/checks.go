@@ -162,7 +162,7 @@ func forwarding(f *Facts) []Result {
 	}
 	if len(f.Forwarding) > 0 {
 		results = append(results, Result{"forwarding IPv4", Warn, "off on " + list(f.Forwarding),
-			fmt.Sprintf("if service traffic comes in there: sysctl -w net.ipv4.conf.%s.forwarding=1", f.Forwarding[0])})
+			fmt.Sprintf("if service traffic comes in there: sysctl -w net/ipv4/conf/%s/forwarding=1", f.Forwarding[0])})
 	}
 	return results
 }
@@ -176,7 +176,7 @@ func reversePath(f *Facts) []Result {
 		return one(name, OK, "not strict", "")
 	}
 	return one(name, Warn, "strict on "+list(f.StrictPath)+": packets are dropped whose answer would leave by another interface",
-		fmt.Sprintf("where the node has several networks: sysctl -w net.ipv4.conf.%s.rp_filter=2", f.StrictPath[0]))
+		fmt.Sprintf("where the node has several networks: sysctl -w net/ipv4/conf/%s/rp_filter=2", f.StrictPath[0]))
 }
 
 func conntrack(f *Facts) []Result {

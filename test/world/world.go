@@ -64,6 +64,7 @@ func NewHost(t testing.TB, name string) *Host {
 	h := &Host{ns, t}
 	h.Set("net.ipv6.conf.all.accept_dad", "0")
 	h.Set("net.ipv6.conf.default.accept_dad", "0")
+	h.Set("net.ipv4.ip_forward", "0") // it begins with the machine's own value
 	return h
 }
 
