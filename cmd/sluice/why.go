@@ -62,8 +62,8 @@ With --suggest, the output is YAML: the smallest policies that would allow what 
 the explanation as comments. They select pods by all labels that are not of a single pod or roll-out,
 so that pods with the same labels are meant too. The exit status is 0 if all of it would pass with them.
 
-Up to four pods of this node to which TCP may go are asked whether they answer, by a connection from
-the node that is closed at once.
+Up to four pods of this node, senders and those to which TCP may go, are asked whether they answer, by
+a connection from the node that is closed at once.
 
 The exit status is 0 if the connection is allowed, 3 if it is denied (even if only to some backends,
 or in one address family), 4 if that is unknown, or a warning below the first line says how it may be
