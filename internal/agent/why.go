@@ -492,12 +492,12 @@ func noEndpoints(v *store.View, paths []verdict.Path) {
 	}
 }
 
-// undeclared adds to the paths that pass that no container of their pod declares the port, where
-// the containers declare others: if nothing listens there, the pod refuses.
+// undeclared adds to the paths that no container of their pod declares the port, where the containers
+// declare others: if nothing listens there, the pod refuses, once policy lets it pass.
 func undeclared(v *store.View, paths []verdict.Path, protocol string) {
 	for i, p := range paths {
 		pod := v.Pod(p.To.Object.Name)
-		if p.Outcome != verdict.Allowed || p.To.Object.Kind != model.PodKind || pod == nil {
+		if p.To.Object.Kind != model.PodKind || pod == nil {
 			continue
 		}
 		var declared []string

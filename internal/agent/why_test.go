@@ -87,7 +87,7 @@ func TestUndeclared(t *testing.T) {
 		{"web", "TCP", 8888, verdict.Allowed, "no container of the pod declares TCP 8888 (they declare http 8080): if nothing listens there, it is refused"},
 		{"web", "UDP", 54, verdict.Allowed, "no container of the pod declares UDP 54 (they declare 53): if nothing listens there, it is refused"},
 		{"web", "ICMP 8", 0, verdict.Allowed, ""},
-		{"web", "TCP", 8888, verdict.Denied, ""},
+		{"web", "TCP", 8888, verdict.Denied, "no container of the pod declares TCP 8888 (they declare http 8080): if nothing listens there, it is refused"},
 		{"silent", "TCP", 8888, verdict.Allowed, ""},
 	} {
 		paths := []verdict.Path{{To: verdict.Party{Port: c.port, Object: model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: "shop", Name: c.pod}}}, Outcome: c.outcome}}

@@ -130,14 +130,16 @@ func idle(v *store.View, s verdict.Step) (found []idling) {
 	return found
 }
 
-// allows returns the rule of a policy that would allow what a step denies; "": none.
+// allows returns the rule of a policy that would allow what a step denies, if the policy, and with
+// it what its rules say of pods, were in the denied pod's namespace; "": none.
 func allows(v *store.View, p *model.Policy, s verdict.Step) string {
 	rules := p.IngressRules
 	if s.Stage.Outward() {
 		rules = p.EgressRules
 	}
 	for i := range rules {
-		if rules[i].Action == model.Allow && len(lacksOf(v, &rules[i], s.Flow)) == 0 {
+		own := func(l lack) bool { return strings.HasPrefix(l.text, "wants namespace "+p.Key.Name.Namespace+";") }
+		if rules[i].Action == model.Allow && len(slices.DeleteFunc(lacksOf(v, &rules[i], s.Flow), own)) == 0 {
 			return rules[i].Name
 		}
 	}

@@ -126,6 +126,10 @@ kind: NetworkPolicy
 metadata: {name: wrong-namespace, namespace: dev}
 spec: {podSelector: {matchLabels: {app: db}}, ingress: [{}]}
 ---
+kind: NetworkPolicy
+metadata: {name: wrong-from, namespace: dev}
+spec: {podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}
+---
 kind: Pod
 metadata: {name: web, namespace: shop, labels: {app: web}}
 spec: {nodeName: node1}
@@ -150,6 +154,11 @@ spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}
 	s.Read(func(v *store.View) {
 		if diff := cmp.Diff(want, remedy.Nearest(v, step)); diff != "" {
 			t.Errorf("nearest (-want +got):\n%s", diff)
+		}
+		step.Flow.Source = netip.MustParseAddr("10.0.0.3") // shop/web
+		from := model.Ref{Kind: db.Kind, Name: model.Name{Namespace: "dev", Name: "wrong-from"}}
+		if got := remedy.Nearest(v, step); !slices.ContainsFunc(got, func(n verdict.Near) bool { return n.Policy == from }) {
+			t.Errorf("a policy whose rules are about the pods of its namespace is not among %v", got)
 		}
 	})
 }
