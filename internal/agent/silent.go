@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -18,7 +19,7 @@ import (
 // These bound how many pods are asked whether they answer, and for how long.
 const (
 	maxAsked  = 4
-	askedTime = 500 * time.Millisecond
+	askedTime = 3 * time.Second // as a busy node takes its time, too
 )
 
 // silentPods asks pods of this node to which connections of TCP may go, as the kubelet's probes do:
@@ -64,7 +65,7 @@ func noAnswer(pod model.Ref, to netip.AddrPort, err error) string {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return fmt.Sprintf("pod %v refuses TCP %d: nothing listens there, or the pod's own rules reject it", pod.Name, to.Port())
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ETIMEDOUT):
+	case os.IsTimeout(err), errors.Is(err, unix.EHOSTUNREACH):
 		return fmt.Sprintf("pod %v does not answer at %v: see its interface, its address, its routes, and its own rules", pod.Name, to.Addr())
 	}
 	return fmt.Sprintf("pod %v cannot be asked at %v: %v", pod.Name, to, err)

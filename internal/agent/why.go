@@ -492,8 +492,8 @@ func noEndpoints(v *store.View, paths []verdict.Path) {
 	}
 }
 
-// undeclared adds to the paths that no container of their pod declares the port, where the containers
-// declare others: if nothing listens there, the pod refuses, once policy lets it pass.
+// undeclared adds to the paths that no container of their pod declares the port, where the
+// containers declare others: if nothing listens there, the pod refuses, once policy lets it pass.
 func undeclared(v *store.View, paths []verdict.Path, protocol string) {
 	for i, p := range paths {
 		pod := v.Pod(p.To.Object.Name)
