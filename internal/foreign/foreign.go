@@ -110,7 +110,8 @@ type Rules struct {
 	Own    bool    // there is a table of an agent of ours
 	Legacy Legacy
 
-	ns *netns.NS
+	ns   *netns.NS
+	nics map[int]nic // what has been read of interfaces
 }
 
 // Read reads the rules of other programs in a network namespace; those of chains that others jump
@@ -198,8 +199,11 @@ func (r *Rules) Meets(way Way) (may []Obstacle, does *Obstacle, err error) {
 }
 
 func (r *Rules) meets(way Way) (may []Obstacle, does *Obstacle, err error) {
-	request, reply := way.packets()
-	may = way.devices()
+	in, out := r.nic(way.In), r.nic(way.Out)
+	request, reply := way.packets(in, out)
+	if may = slices.Clone(in.filters); way.Out != way.In {
+		may = append(may, out.filters...)
+	}
 	all := r.all()
 	for _, leg := range []struct {
 		which string

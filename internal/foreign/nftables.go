@@ -256,7 +256,7 @@ var (
 		"immediate": true, "fib": true, "hash": true, "numgen": true, "socket": true, "osf": true, "exthdr": true, "rt": true, "xfrm": true, "tunnel": true,
 	}
 	passes = map[string]bool{
-		"counter": true, "log": true, "last": true, "notrack": true, "objref": true, "flow_offload": true, "dup": true, "secmark": true, "synproxy": true, "tproxy": true,
+		"counter": true, "log": true, "last": true, "objref": true, "flow_offload": true, "dup": true, "secmark": true, "synproxy": true, "tproxy": true,
 	}
 )
 

@@ -3,7 +3,6 @@ package foreign
 import (
 	"cmp"
 	"encoding/binary"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -80,23 +79,8 @@ type packet struct {
 	marked     bool   // a rule may have given it a mark
 }
 
-// nic is an interface; the zero nic is not known.
-type nic struct {
-	index int
-	name  string
-}
-
-// named is the interface of an index.
-func named(index int) nic {
-	if i, err := net.InterfaceByIndex(index); err == nil {
-		return nic{index, i.Name}
-	}
-	return nic{}
-}
-
-// packets are the first of each direction.
-func (w *Way) packets() (request, reply *packet) {
-	in, out := named(w.In), named(w.Out)
+// packets are the first of each direction, of a way by two interfaces.
+func (w *Way) packets(in, out nic) (request, reply *packet) {
 	to := netip.AddrPortFrom(w.Destination, w.DestinationPort)
 	const usual = 50000 // within the range of Linux, and that of RFC 6335
 	from := netip.AddrPortFrom(w.Source, cmp.Or(w.SourcePort, usual))
