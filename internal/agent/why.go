@@ -76,9 +76,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 			undeclared(v, con.Paths, con.Protocol)
 		}
 	})
-	for _, con := range e.Connections {
-		nearest(a.Store, con.Paths)
-	}
+	a.nearest(c.Objects, e.Connections)
 	if q.Suggest {
 		a.suggest(&e, c)
 	}
@@ -456,18 +454,37 @@ func leaveOut(s *store.Store) {
 	s.Apply(idle)
 }
 
+// mostIdle bounds for how many steps of a question that deny all policies are looked through: of
+// ways that are alike the first are told of in full.
+const mostIdle = 10
+
 // nearest adds to the paths which rules come closest to allowing what is denied, and which policies
-// deny because they are refused.
-func nearest(s *store.Store, paths []verdict.Path) {
-	s.Read(func(v *store.View) {
-		for i := range paths {
-			for _, step := range paths[i].Steps {
-				if step.Outcome == verdict.Denied {
-					paths[i].Nearest = append(paths[i].Nearest, remedy.Nearest(v, step)...)
-					paths[i].Notes = append(paths[i].Notes, refusals(v, step)...)
+// deny because they are refused. Of the objects of the question those that apply to none of its
+// pods are left out, so that policies that apply to nothing are looked for in the store.
+func (a *Agent) nearest(s *store.Store, connections []verdict.Answer) {
+	a.Store.Read(func(all *store.View) {
+		var idle *remedy.Idle
+		steps := 0
+		s.Read(func(v *store.View) {
+			for _, con := range connections {
+				for i := range con.Paths {
+					p := &con.Paths[i]
+					for _, step := range p.Steps {
+						if step.Outcome != verdict.Denied {
+							continue
+						}
+						switch steps++; {
+						case idle == nil && steps == 1:
+							idle = remedy.NewIdle(all)
+						case steps > mostIdle:
+							idle = nil
+						}
+						p.Nearest = append(p.Nearest, remedy.Nearest(v, step, idle)...)
+						p.Notes = append(p.Notes, refusals(v, step)...)
+					}
 				}
 			}
-		}
+		})
 	})
 }
 

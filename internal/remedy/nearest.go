@@ -22,8 +22,9 @@ import (
 const maxNearest = 3
 
 // Nearest returns the rules that come closest to allowing what a step denies, with what they lack,
-// the closest first; none where no rule could have allowed it.
-func Nearest(v *store.View, s verdict.Step) []verdict.Near {
+// the closest first; none where no rule could have allowed it. Those of policies that apply to
+// nothing come from idle; nil: they are left out.
+func Nearest(v *store.View, s verdict.Step, idle *Idle) []verdict.Near {
 	type near struct {
 		verdict.Near
 		lacks []lack
@@ -46,7 +47,7 @@ func Nearest(v *store.View, s verdict.Step) []verdict.Near {
 			}
 		}
 	}
-	for _, i := range idle(v, s) {
+	for _, i := range idle.near(s) {
 		all = append(all, near{verdict.Near{Policy: i.policy.Key, Rule: i.rule, Lacks: texts(i.lacks)}, i.lacks})
 	}
 	slices.SortStableFunc(all, func(a, b near) int { return further(a.lacks, b.lacks) })
@@ -96,10 +97,30 @@ type idling struct {
 	lacks  []lack
 }
 
-// idle are those beside the policies that deny: a label of theirs is likely to be misspelled. Those
+// Idle finds policies that apply to nothing, and remembers which do.
+type Idle struct {
+	v     *store.View
+	pods  map[string][]*model.Pod // by namespace
+	known map[model.PolicyKey]bool
+}
+
+// NewIdle looks for them in all objects. It is of use while the view is.
+func NewIdle(v *store.View) *Idle {
+	i := &Idle{v: v, pods: map[string][]*model.Pod{}, known: map[model.PolicyKey]bool{}}
+	for _, pod := range v.Pods() {
+		i.pods[pod.Name.Namespace] = append(i.pods[pod.Name.Namespace], pod)
+	}
+	return i
+}
+
+// near are those beside the policies that deny: a label of theirs is likely to be misspelled. Those
 // of other namespaces than the denied pod's only count if nothing but the namespace keeps them from
 // applying to it.
-func idle(v *store.View, s verdict.Step) (found []idling) {
+func (i *Idle) near(s verdict.Step) (found []idling) {
+	if i == nil {
+		return nil
+	}
+	v := i.v
 	pod, is := subjectOf(v, s).(*model.Pod)
 	if !is {
 		return nil
@@ -122,7 +143,7 @@ func idle(v *store.View, s verdict.Step) (found []idling) {
 		if len(terms) == 0 || !here && len(terms) > 1 {
 			continue
 		}
-		if rule := allows(v, p, s); rule != "" && selectsNothing(v, p) {
+		if rule := allows(v, p, s); rule != "" && i.selectsNothing(p) {
 			found = append(found, idling{p, rule, lacksSubject(terms, pod, here)})
 		}
 	}
@@ -147,9 +168,18 @@ func allows(v *store.View, p *model.Policy, s verdict.Step) string {
 }
 
 // selectsNothing reports whether a policy applies to no pod and no host endpoint.
-func selectsNothing(v *store.View, p *model.Policy) bool {
-	return !slices.ContainsFunc(v.Pods(), func(pod *model.Pod) bool { return p.Subject.Matches(policy.Labels(v, pod)) }) &&
-		!slices.ContainsFunc(v.HostEndpoints(), func(h *model.HostEndpoint) bool { return p.Subject.Matches(policy.Labels(v, h)) })
+func (i *Idle) selectsNothing(p *model.Policy) bool {
+	if nothing, known := i.known[p.Key]; known {
+		return nothing
+	}
+	pods := i.v.Pods
+	if namespace := p.Key.Name.Namespace; namespace != "" {
+		pods = func() []*model.Pod { return i.pods[namespace] } // it selects there alone
+	}
+	nothing := !slices.ContainsFunc(pods(), func(pod *model.Pod) bool { return p.Subject.Matches(policy.Labels(i.v, pod)) }) &&
+		!slices.ContainsFunc(i.v.HostEndpoints(), func(h *model.HostEndpoint) bool { return p.Subject.Matches(policy.Labels(i.v, h)) })
+	i.known[p.Key] = nothing
+	return nothing
 }
 
 // lacksSubject says why a policy that applies to nothing does not apply to an object, here or in

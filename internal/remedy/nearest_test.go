@@ -92,7 +92,7 @@ spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress], ingress: `
 					Protocol: uint8(model.TCP), SourcePort: 40000, DestinationPort: 80},
 			}
 			s.Read(func(v *store.View) {
-				if diff := cmp.Diff(c.want, remedy.Nearest(v, step)); diff != "" {
+				if diff := cmp.Diff(c.want, remedy.Nearest(v, step, remedy.NewIdle(v))); diff != "" {
 					t.Errorf("nearest (-want +got):\n%s", diff)
 				}
 			})
@@ -152,12 +152,12 @@ spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}
 		{Policy: wrong, Rule: "ingress[0]", Lacks: []string{"would allow it and applies to nothing: it wants namespace dev; shop/database is in namespace shop"}},
 	}
 	s.Read(func(v *store.View) {
-		if diff := cmp.Diff(want, remedy.Nearest(v, step)); diff != "" {
+		if diff := cmp.Diff(want, remedy.Nearest(v, step, remedy.NewIdle(v))); diff != "" {
 			t.Errorf("nearest (-want +got):\n%s", diff)
 		}
 		step.Flow.Source = netip.MustParseAddr("10.0.0.3") // shop/web
 		from := model.Ref{Kind: db.Kind, Name: model.Name{Namespace: "dev", Name: "wrong-from"}}
-		if got := remedy.Nearest(v, step); !slices.ContainsFunc(got, func(n verdict.Near) bool { return n.Policy == from }) {
+		if got := remedy.Nearest(v, step, remedy.NewIdle(v)); !slices.ContainsFunc(got, func(n verdict.Near) bool { return n.Policy == from }) {
 			t.Errorf("a policy whose rules are about the pods of its namespace is not among %v", got)
 		}
 	})
@@ -188,7 +188,7 @@ func TestNearestOfServices(t *testing.T) {
 	} {
 		step.Stage = stage
 		s.Read(func(v *store.View) {
-			if diff := cmp.Diff(want, remedy.Nearest(v, step)); diff != "" {
+			if diff := cmp.Diff(want, remedy.Nearest(v, step, remedy.NewIdle(v))); diff != "" {
 				t.Errorf("nearest (-want +got):\n%s", diff)
 			}
 		})
