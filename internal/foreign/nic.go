@@ -11,8 +11,8 @@ import (
 type nic struct {
 	index int
 	name  string
-	// filters are programs and filters that see its packets before or after all chains: what they do
-	// is not known.
+	// filters are programs and filters that see its packets before or after all chains: what they
+	// do is not known.
 	filters []Obstacle
 }
 
