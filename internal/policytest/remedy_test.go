@@ -97,7 +97,7 @@ func (p *Product) remedies(t *testing.T, c oracle.Connection) (given []remedy.Su
 			s.Flow = verdict.Flow{Source: c.From, Destination: c.To, Protocol: uint8(numbers[c.Protocol]), SourcePort: 40000, DestinationPort: uint16(c.Port)}
 			var one remedy.Suggestion
 			p.store.Read(func(v *store.View) {
-				for _, n := range remedy.Nearest(v, s) {
+				for _, n := range remedy.Nearest(v, s, nil) {
 					near++
 					if len(n.Lacks) == 0 {
 						t.Errorf("%v %s comes close and lacks nothing", n.Policy, n.Rule)
