@@ -25,7 +25,7 @@ APP      ?=
 BOUTIQUE ?= ../shared/manifests/online-boutique
 # Arguments for `make run`: "-v" also shows where each request went.
 RUN ?=
-# Packages for `make test`: "PKG=./internal/policytest", for one.
+# Packages for `make test`: "PKG=./test/policytest", for one.
 PKG   ?= ./...
 # Arguments for `make bench`: "--scale small latency", for one.
 BENCH ?=
@@ -57,7 +57,7 @@ help: ## Show this list
 .PHONY: build
 build: ## Build bin/sluice, bin/sluice-bgp, bin/sluice-cni and bin/sluice-lab, static binaries
 	@mkdir -p bin
-	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-bgp ./cmd/sluice-cni ./cmd/sluice-lab
+	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/sluice ./cmd/sluice-bgp ./cmd/sluice-cni ./test/sluice-lab
 
 .PHONY: run
 run: build ## Start a lab cluster and show what Sluice does in it, with real traffic (APP=folder or files, RUN=-v for all requests)
@@ -82,7 +82,7 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 # `make lint`'s. Compilers, tests and the programs that they start let garbage grow to four times what
 # they use before they collect it: that saves a twelfth of the time.
 GO_TEST := env GOGC=400 go test -count=1 -vet=off -timeout 20m -p 2 -parallel 3
-LONGEST := $(addprefix ./,cmd/sluice-lab internal/policytest docs internal/driver/iptables internal/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
+LONGEST := $(addprefix ./,test/sluice-lab test/policytest docs internal/driver/iptables test/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
 # hack/slowest reads that of all packages.
 TEST_LOG := $(CURDIR)/bin/$(if $(filter ./...,$(PKG)),test,test-some).log
 
@@ -114,8 +114,8 @@ test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the s
 .PHONY: test-ipvs
 test-ipvs: ## Run the conformance cases with --mode ipvs and a real control plane in such guests
 	@hack/need "the guest" $(VM_TOOLS)
-	go run ./test/vm -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' internal/kubetest
-	go run ./test/vm -suite trixie -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' internal/kubetest
+	go run ./test/vm -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' test/kubetest
+	go run ./test/vm -suite trixie -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' test/kubetest
 
 .PHONY: fuzz-api
 fuzz-api: build ## Have schemathesis send the balancer's API thousands of requests, of which none may end in a 500

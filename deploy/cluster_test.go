@@ -24,8 +24,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/lab/control/controltest"
+	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/control/controltest"
 	"sluice.dev/sluice/test/machine"
 	"sluice.dev/sluice/test/programs"
 )

@@ -14,7 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/lab/control"
 )
 
 var update = flag.Bool("update", false, "write the manifests of kustomize again from the chart")

@@ -23,7 +23,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/lab/control"
 	built "sluice.dev/sluice/test/programs"
 )
 

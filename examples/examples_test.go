@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/lab/plan"
+	"sluice.dev/sluice/test/lab/plan"
 )
 
 // The lab does all that the shop asks for: nothing is left out, and nothing is noted.

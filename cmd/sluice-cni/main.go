@@ -6,7 +6,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"sluice.dev/sluice/internal/cni"
+	"sluice.dev/sluice/internal/pods/cni"
 )
 
 func main() { skel.PluginMainFuncs(cni.Funcs, version.All, "sluice-cni: "+cni.About) }

@@ -14,12 +14,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sluice.dev/sluice/internal/addresses/announce"
+	address "sluice.dev/sluice/internal/addresses/compile"
+	"sluice.dev/sluice/internal/addresses/heartbeat"
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/announce"
-	"sluice.dev/sluice/internal/compile/address"
 	"sluice.dev/sluice/internal/contest"
-	"sluice.dev/sluice/internal/heartbeat"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"

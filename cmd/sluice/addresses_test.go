@@ -18,9 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	address "sluice.dev/sluice/internal/addresses/compile"
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/compile/address"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/world"
 )

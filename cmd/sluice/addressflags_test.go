@@ -15,7 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/preflight"
 )
 

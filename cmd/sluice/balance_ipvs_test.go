@@ -13,8 +13,8 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/ipvs"
-	"sluice.dev/sluice/internal/probe"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/test/world"
 )
 

@@ -22,9 +22,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver/ipvs"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/conntrack"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/test/world"
 )
 

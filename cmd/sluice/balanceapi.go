@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	nftlb "sluice.dev/sluice/internal/balancer/config"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/source/nftlb"
 )
 
 // apiFlags are those of the balancer's API.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // A random key is printed once the API is served, and not by a balancer that does not start.

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"sluice.dev/sluice/internal/balance/pair"
+	"sluice.dev/sluice/internal/balancer/pair"
 	"sluice.dev/sluice/internal/cli"
 )
 

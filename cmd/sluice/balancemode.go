@@ -8,12 +8,12 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/agent"
+	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/farms"
 	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/internal/upkeep"
 )
 

@@ -19,7 +19,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/bgp/peertest"
+	"sluice.dev/sluice/test/peertest"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )

@@ -16,7 +16,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp"
-	bgpcompile "sluice.dev/sluice/internal/compile/bgp"
+	bgpcompile "sluice.dev/sluice/internal/bgp/compile"
 	"sluice.dev/sluice/internal/model"
 )
 

@@ -17,8 +17,8 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/lint"
 	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/store"
 )

@@ -10,7 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/kernel/nflog"
 )
 
 // rivalPatience is how long an agent waits until another agent in its network namespace ends; then

@@ -11,7 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 func newCleanupCommand() *cobra.Command {

@@ -17,9 +17,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/cni/install"
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/pods/cni/install"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/store"
 )

@@ -18,10 +18,10 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"sluice.dev/sluice/internal/attach"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/cni/install"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/pods/attach"
+	"sluice.dev/sluice/internal/pods/cni/install"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )

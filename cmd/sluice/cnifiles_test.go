@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/cni/install"
+	"sluice.dev/sluice/internal/pods/cni/install"
 )
 
 // Who removes a file again and again is in a contest; what we come to want otherwise is none.

@@ -8,9 +8,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/kernel/nflog"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // openDrops opens the kernel's log of dropped packets in the calling thread's network namespace.

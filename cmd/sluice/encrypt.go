@@ -12,9 +12,9 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/contest"
-	"sluice.dev/sluice/internal/driver/fabric"
+	fabric "sluice.dev/sluice/internal/fabric/kernel"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/source/kubeobj"
 	"sluice.dev/sluice/internal/store"

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/driver/fabric"
-	"sluice.dev/sluice/internal/netns"
+	fabric "sluice.dev/sluice/internal/fabric/kernel"
+	"sluice.dev/sluice/internal/kernel/netns"
 )
 
 func TestNodeKey(t *testing.T) {

@@ -14,11 +14,11 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/fabric"
-	"sluice.dev/sluice/internal/heard"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/fabric/heard"
+	fabric "sluice.dev/sluice/internal/fabric/kernel"
+	"sluice.dev/sluice/internal/fabric/pathmtu"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/pathmtu"
 	"sluice.dev/sluice/internal/preflight"
 )
 

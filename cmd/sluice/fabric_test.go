@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 )
 
 const twoNodes = `

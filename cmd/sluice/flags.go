@@ -12,9 +12,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/kubeproxy"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/services/kubeproxy"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/source/manifest"

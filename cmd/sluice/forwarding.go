@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/sysctl"
 )
 
 // forwarding looks after the parameters by which a machine passes packets on.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sluice.dev/sluice/internal/balance/importer"
+	"sluice.dev/sluice/internal/balancer/importer"
 	"sluice.dev/sluice/internal/cli"
 )
 

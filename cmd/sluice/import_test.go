@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/balance/importer"
+	nftlb "sluice.dev/sluice/internal/balancer/config"
+	"sluice.dev/sluice/internal/balancer/importer"
+	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/driver/farms"
-	"sluice.dev/sluice/internal/source/nftlb"
 )
 
 func TestImport(t *testing.T) {
@@ -109,7 +109,7 @@ func TestImportedIsTaken(t *testing.T) {
 			"virtual-ports": "80,90-95", "mode": "stlsdnat", "verdict": "log", "persistence": "none", "policies": [{"name": "p"}], "backends": [{"name": "b", "ip-addr": "10.1.0.1"}]},
 			{"name": "g", "virtual-addr": "", "virtual-ports": "", "mode": "local", "log": "input forward", "new-rtlimit": "5/minute"}]}`,
 	}
-	files, err := filepath.Glob("../../internal/balance/importer/testdata/*.conf")
+	files, err := filepath.Glob("../../internal/balancer/importer/testdata/*.conf")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("files of keepalived: %v, %v", files, err)
 	}

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/lab"
-	"sluice.dev/sluice/internal/lab/probe"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/test/lab"
+	"sluice.dev/sluice/test/lab/probe"
 )
 
 // printed are the types that commands print as JSON beside what an agent answers.

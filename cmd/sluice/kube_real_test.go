@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/lab/control"
 )
 
 // role lets our user read everything that the agent follows without policy, except one resource.

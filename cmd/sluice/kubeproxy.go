@@ -13,8 +13,8 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kubeproxy"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/sysctl"
+	"sluice.dev/sluice/internal/services/kubeproxy"
 )
 
 // proxyRole is the role of kube-proxy on a node, with its configuration.

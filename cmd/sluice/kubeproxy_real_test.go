@@ -22,9 +22,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/lab/control/controltest"
-	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/control/controltest"
+	"sluice.dev/sluice/test/logtest"
 	"sluice.dev/sluice/test/machine"
 	"sluice.dev/sluice/test/world"
 )
@@ -106,7 +106,7 @@ func (s *proxyNode) configure(t *testing.T, change ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := read(t, "../../internal/kubeproxy/testdata/kubeadm.yaml")
+	text := read(t, "../../internal/services/kubeproxy/testdata/kubeadm.yaml")
 	change = append(change, "/var/lib/kube-proxy/kubeconfig.conf", kubeconfig)
 	s.config = filepath.Join(s.dir, "config.conf")
 	write(t, s.dir, "config.conf", strings.NewReplacer(change...).Replace(text))
@@ -258,7 +258,7 @@ func TestSameConfigAsKubeProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, files := t.TempDir(), "../../internal/kubeproxy/testdata/"
+	dir, files := t.TempDir(), "../../internal/services/kubeproxy/testdata/"
 	for _, flags := range []string{
 		"--config=" + files + "kubeadm.yaml",
 		"--config=" + files + "kind.yaml",

@@ -20,9 +20,9 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/logtest"
 )
 
 const web = `

@@ -16,17 +16,17 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/driver/userspace"
+	"sluice.dev/sluice/internal/kernel/conntrack"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/nflog"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/nflog"
 	"sluice.dev/sluice/internal/preflight"
-	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/pagetest"
+	"sluice.dev/sluice/test/pagetest"
 )
 
 // The table of docs/modes.md says what the drivers of all modes say of themselves.

@@ -18,9 +18,9 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/ipvs"
-	"sluice.dev/sluice/internal/logtest"
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // kubeProxyRules are what kube-proxy in iptables mode has for the service web, and the rule of
@@ -48,7 +48,7 @@ func inside(t *testing.T, ns *netns.NS, args ...string) (code int, out string) {
 
 // An agent in iptables mode takes a node over from kube-proxy in iptables mode, whose chains are
 // beside its own. What belongs to neither stays. (That no request fails is for TestTakeover of
-// internal/takeover, where the real kube-proxy is.)
+// internal/services/takeover, where the real kube-proxy is.)
 func TestTakeoverInIPTablesMode(t *testing.T) {
 	t.Parallel()
 	n := newModeNode(t)

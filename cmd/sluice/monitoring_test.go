@@ -25,9 +25,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp"
-	nftables "sluice.dev/sluice/internal/driver/nftables/nft"
-	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
+	nftables "sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )

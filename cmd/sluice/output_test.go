@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/preflight"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // evil is text that controls a terminal, adds lines and columns, and turns the direction of

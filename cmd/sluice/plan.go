@@ -12,7 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/fabric"
+	fabric "sluice.dev/sluice/internal/fabric/kernel"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/state"
 )

@@ -12,7 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/policy/question"
 )
 
 const policiesHelp = `List this node's policies in the order in which packets meet them.

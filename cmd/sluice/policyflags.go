@@ -12,11 +12,11 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/services/takeover"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/takeover"
 )
 
 // policyFlags set whether network policy is enforced, and how.

@@ -14,10 +14,10 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
-	"sluice.dev/sluice/internal/takeover"
+	"sluice.dev/sluice/internal/services/takeover"
 )
 
 var (

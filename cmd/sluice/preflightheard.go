@@ -15,7 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/heard"
+	"sluice.dev/sluice/internal/fabric/heard"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
+	policy "sluice.dev/sluice/internal/policy/compile"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"

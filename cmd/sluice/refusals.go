@@ -6,9 +6,9 @@ import (
 	"log/slog"
 	"net/netip"
 
+	"sluice.dev/sluice/internal/balancer/health"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/health"
-	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/kernel/nflog"
 )
 
 // readRefusals has backends that refuse connections be checked until ctx ends. It reads the

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // routes says what becomes of packets by the node's rules, routes and interfaces.

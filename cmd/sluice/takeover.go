@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/sysctl"
-	"sluice.dev/sluice/internal/takeover"
+	"sluice.dev/sluice/internal/kernel/sysctl"
+	"sluice.dev/sluice/internal/services/takeover"
 )
 
 // kubeProxy is the only program from which a node is taken over, or to which it is given back.

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
-	"sluice.dev/sluice/internal/verdict"
+	"sluice.dev/sluice/internal/policy/question"
+	"sluice.dev/sluice/internal/policy/verdict"
 )
 
 // Exit statuses of `sluice why` for answers other than yes. The answer has been printed by then.

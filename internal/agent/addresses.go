@@ -7,7 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"sluice.dev/sluice/internal/compile/address"
+	address "sluice.dev/sluice/internal/addresses/compile"
 )
 
 // Addresses carries out what the compiler says of the addresses of Services.

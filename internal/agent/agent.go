@@ -25,11 +25,11 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // Config holds the parts of an Agent. All of them must be set, except where noted.

@@ -24,11 +24,11 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/logtest"
+	kernelprobe "sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
-	kernelprobe "sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // testAgent is a running agent on a fake kernel and a fake source.

@@ -11,7 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"

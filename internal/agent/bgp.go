@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sluice.dev/sluice/internal/bgp"
-	bgpcompile "sluice.dev/sluice/internal/compile/bgp"
+	bgpcompile "sluice.dev/sluice/internal/bgp/compile"
 	"sluice.dev/sluice/internal/model"
 )
 

@@ -12,10 +12,10 @@ import (
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // fakeSpeaker learns what tests say.

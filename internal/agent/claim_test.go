@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/logtest"
-	"sluice.dev/sluice/internal/nflog"
+	"sluice.dev/sluice/internal/kernel/nflog"
+	"sluice.dev/sluice/test/logtest"
 	"sluice.dev/sluice/test/world"
 )
 

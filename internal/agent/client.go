@@ -17,10 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	address "sluice.dev/sluice/internal/addresses/compile"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/compile/address"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/policy/question"
 )
 
 // ErrNoAgent is wrapped when nothing answers on the socket.

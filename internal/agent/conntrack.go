@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // Conntrack is the usage of the kernel's connection table.

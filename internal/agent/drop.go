@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // Drop is a packet that was dropped, with the names of its ends.

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // Packet is the header of a packet that the driver's chains dropped.

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile/fabric"
 	"sluice.dev/sluice/internal/driver"
+	fabric "sluice.dev/sluice/internal/fabric/compile"
 	"sluice.dev/sluice/internal/model"
 )
 

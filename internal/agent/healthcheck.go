@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/connlimit"
+	"sluice.dev/sluice/internal/lib/connlimit"
 	"sluice.dev/sluice/internal/model"
 )
 

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"sluice.dev/sluice/internal/connlimit"
+	"sluice.dev/sluice/internal/lib/connlimit"
 )
 
 // openInterval is the time between two attempts to open an address that is taken.

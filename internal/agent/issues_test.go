@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // A fault that a command names is in status and in the metrics, in the same words, and one of an

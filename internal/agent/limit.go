@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"time"
 
-	"sluice.dev/sluice/internal/connlimit"
+	"sluice.dev/sluice/internal/lib/connlimit"
 )
 
 // Time-outs of a request to an HTTP server.

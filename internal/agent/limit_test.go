@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sluice.dev/sluice/internal/kubeproxy"
+	"sluice.dev/sluice/internal/services/kubeproxy"
 )
 
 // These are requests that clients do not finish: without the whole header, without the announced

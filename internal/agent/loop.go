@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // loop is the goroutine that owns the driver.

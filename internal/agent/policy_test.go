@@ -20,10 +20,10 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/policy/question"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // startPolicy runs an agent that enforces policy and knows its links.

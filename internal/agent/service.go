@@ -7,9 +7,9 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/policy/lint"
+	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/verdict"
+	"sluice.dev/sluice/internal/policy/verdict"
 )
 
 // These bound how many pods are asked whether they answer, and for how long.

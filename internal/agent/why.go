@@ -12,18 +12,18 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
-	"sluice.dev/sluice/internal/lint"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
-	"sluice.dev/sluice/internal/remedy"
+	policy "sluice.dev/sluice/internal/policy/compile"
+	"sluice.dev/sluice/internal/policy/lint"
+	"sluice.dev/sluice/internal/policy/question"
+	"sluice.dev/sluice/internal/policy/remedy"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // Explanation says what happens to a connection, on all nodes that it passes.

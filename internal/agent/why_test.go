@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/question"
+	"sluice.dev/sluice/internal/policy/question"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // A policy that waits for its tier is named where it is about the sender or a receiver, in the

@@ -3,7 +3,7 @@ package compile
 import (
 	"maps"
 
-	"sluice.dev/sluice/internal/compile/fair"
+	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/model"
 )
 

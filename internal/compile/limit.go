@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"iter"
 
-	"sluice.dev/sluice/internal/compile/fair"
+	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )

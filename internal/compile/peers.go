@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile/diff"
+	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"

@@ -4,8 +4,8 @@ import (
 	"maps"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile/policy"
 	"sluice.dev/sluice/internal/model"
+	policy "sluice.dev/sluice/internal/policy/compile"
 	"sluice.dev/sluice/internal/state"
 )
 

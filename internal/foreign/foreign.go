@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/nftables"
 
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 )
 
 // Chain is a chain of another program.

@@ -12,7 +12,7 @@ import (
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 // Tables lists the nftables chains of others in the calling thread's network namespace, and whether

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net"
 
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 )
 
 // nic is an interface; the zero nic is not known.

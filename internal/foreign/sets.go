@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 // set is a set or map of another program.

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/foreign"
-	"sluice.dev/sluice/internal/probe"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // healthy returns the facts of a node that lacks nothing.

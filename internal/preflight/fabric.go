@@ -9,8 +9,8 @@ import (
 	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/state"
 )
 

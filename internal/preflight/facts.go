@@ -2,8 +2,8 @@ package preflight
 
 import (
 	"sluice.dev/sluice/internal/foreign"
-	"sluice.dev/sluice/internal/probe"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // Facts is what Check evaluates. An Err field says why the fields beside it could

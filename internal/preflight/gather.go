@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/foreign"
-	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/probe"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // Options say how the agent would be started.

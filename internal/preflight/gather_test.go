@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/preflight"
-	"sluice.dev/sluice/internal/probe"
-	"sluice.dev/sluice/internal/sysctl"
 	"sluice.dev/sluice/test/world"
 )
 

@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/sysctl"
 )
 
 // Neighbours is the kernel's table of neighbours of a family, which all network namespaces of the

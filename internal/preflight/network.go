@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 )
 
 // network is a program that connects pods and may carry out policy or services beside that.

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"os"
 
-	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // policyFeatures says whether the kernel can carry out network policy.

@@ -9,8 +9,8 @@ import (
 
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // Accelerator keeps a driver in step beside the base. Either the base carries out the same parts of

@@ -4,8 +4,8 @@ import (
 	"iter"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/multimap"
 )
 
 // label is one label of a namespace's pods, and one term of its services' selectors.

@@ -17,8 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // Event is one object's current version, or its absence.

@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/wake"
+	"sluice.dev/sluice/internal/kernel/conntrack"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // answering labels connections of which answers alone come, while packets are judged again that go

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/conntrack"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/passes"
 	"sluice.dev/sluice/internal/state"
 )
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/model"
 )
 

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )

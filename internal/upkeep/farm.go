@@ -10,8 +10,8 @@ import (
 	"slices"
 	"sync"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )

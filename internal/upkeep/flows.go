@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/netip"
 
-	"sluice.dev/sluice/internal/conntrack"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/state"
 )
 

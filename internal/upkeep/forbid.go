@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice.dev/sluice/internal/conntrack"
-	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/passes"
+	"sluice.dev/sluice/internal/kernel/conntrack"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/passes"
+	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/verdict"
 )
 
 // cutter labels the connections that policy has come to forbid, and takes the label from those that

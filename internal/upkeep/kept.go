@@ -4,7 +4,7 @@ import (
 	"net/netip"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/verdict"
+	"sluice.dev/sluice/internal/policy/verdict"
 )
 
 // kept is what the last adoption of policy kept: there the kernel may judge otherwise than the

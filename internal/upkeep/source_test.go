@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
 )

@@ -10,9 +10,9 @@ import (
 	"log/slog"
 	"sync"
 
-	"sluice.dev/sluice/internal/conntrack"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/conntrack"
+	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/state"
 )
 

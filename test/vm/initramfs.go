@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/programs"
 )
 

@@ -3,7 +3,7 @@
 //
 //	go run ./test/vm [flags] [package directory ...]
 //	go run ./test/vm -program 'lab up --fabric ipip' -program 'lab probe'
-//	go run ./test/vm -icount -kubernetes -memory 6G -run TestModes/ipvs internal/kubetest
+//	go run ./test/vm -icount -kubernetes -memory 6G -run TestModes/ipvs test/kubetest
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
 // test binaries statically, packs them into an initramfs with the kernel modules that they need and
@@ -25,10 +25,10 @@ import (
 )
 
 // packages are tested when none are named.
-var packages = []string{"internal/conntrack", "internal/driver/fabric", "internal/driver/farms", "internal/driver/ipvs", "internal/driver/nftables", "internal/policytest", "cmd/sluice"}
+var packages = []string{"internal/kernel/conntrack", "internal/fabric/kernel", "internal/balancer/nftables", "internal/driver/ipvs", "internal/driver/nftables", "test/policytest", "cmd/sluice"}
 
 // only are the tests of a package that need what the guest has, where -run names none.
-var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|FlowOffload|ModeSwitchIPVS)$", "internal/driver/farms": "^TestTunnel"}
+var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|FlowOffload|ModeSwitchIPVS)$", "internal/balancer/nftables": "^TestTunnel"}
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/attach"
-	"sluice.dev/sluice/internal/lab/process"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/pods/attach"
+	"sluice.dev/sluice/test/lab/process"
 )
 
 var hosts atomic.Int64

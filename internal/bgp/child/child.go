@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/wake"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // Program is the name of the speaker's program.

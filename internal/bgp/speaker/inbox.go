@@ -3,7 +3,7 @@ package speaker
 import (
 	"sync"
 
-	"sluice.dev/sluice/internal/wake"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // inbox holds what is to be done by the goroutine of Run, in order. It never makes those wait who

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 )
 
 // findHops finds this node's address of the other family towards each peer that exchanges routes

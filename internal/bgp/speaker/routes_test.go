@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/bgp/peertest"
+	"sluice.dev/sluice/test/peertest"
 )
 
 // internal has FRR's configuration of neighbour i be of the node's own AS.

@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/bgp/peertest"
 	"sluice.dev/sluice/internal/bgp/speaker"
+	"sluice.dev/sluice/test/peertest"
 	"sluice.dev/sluice/test/world"
 )
 

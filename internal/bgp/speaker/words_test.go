@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/link"
+	"sluice.dev/sluice/internal/kernel/link"
 )
 
 func TestNotificationText(t *testing.T) {

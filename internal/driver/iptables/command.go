@@ -17,7 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 )
 
 // Variant is one of the two programs called iptables: their rules are in the kernel side by side.

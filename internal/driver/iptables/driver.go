@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
 )
 

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	"sluice.dev/sluice/test/drivertest"
 )
 
 func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }

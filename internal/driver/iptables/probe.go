@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/state"
 )
 

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
 )
 

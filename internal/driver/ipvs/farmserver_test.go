@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/compile/farm"
+	farm "sluice.dev/sluice/internal/balancer/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )

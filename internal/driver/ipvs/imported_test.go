@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"testing"
 
-	"sluice.dev/sluice/internal/balance/importer"
-	"sluice.dev/sluice/internal/source/nftlb"
+	nftlb "sluice.dev/sluice/internal/balancer/config"
+	"sluice.dev/sluice/internal/balancer/importer"
 )
 
 // What 'sluice import keepalived --mode ipvs' makes of each file is taken by the balancer of that
 // mode.
 func TestImportedFarms(t *testing.T) {
-	const dir = "../../balance/importer/testdata"
+	const dir = "../../balancer/importer/testdata"
 	if _, err := os.Stat(dir); err != nil {
 		t.Skip("the guest of test/vm has no files of other packages")
 	}

@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/nftables"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/test/drivertest"
 )
 
 // needIPVS skips a test where the kernel has no IPVS.

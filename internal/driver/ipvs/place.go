@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"sluice.dev/sluice/internal/netns"
-	"sluice.dev/sluice/internal/sysctl"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
 // What the kernel has to be told for services, and for farms. Connections end with their

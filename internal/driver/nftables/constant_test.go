@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
 )

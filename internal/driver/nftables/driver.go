@@ -16,11 +16,11 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
-	"sluice.dev/sluice/internal/passes"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/passes"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // Options are those of any driver, and what tests change beside.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
 

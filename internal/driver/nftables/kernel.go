@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 // found is what the kernel holds of ours.

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/probe"
 )
 
 // This file is about established connections that pass by the chains. The flowtable that they are

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/nftables"
-	"sluice.dev/sluice/internal/link"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/test/drivertest"
 )
 
 // offloading opens drivers with which established connections pass by the chains. It skips the test

@@ -5,10 +5,10 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	"sluice.dev/sluice/test/drivertest"
 )
 
 // The rules for kernels that look maps up again hold those for others.

@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 // plan is a transaction and what it makes of the driver.

@@ -7,9 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/probe"
 )
 
 var (

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nfttest"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/nfttest"
 	"sluice.dev/sluice/test/world"
 )
 

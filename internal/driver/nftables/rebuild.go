@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // This file is about tables that are built while no packet enters them: to find out what the kernel

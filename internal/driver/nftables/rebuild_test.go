@@ -6,9 +6,9 @@ import (
 
 	lib "github.com/google/nftables"
 
-	"sluice.dev/sluice/internal/driver/nftables/nfttest"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/nfttest"
 )
 
 // While a table is replaced by a fresh one, there is a table that packets enter at each moment.

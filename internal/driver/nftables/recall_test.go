@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
 )
 

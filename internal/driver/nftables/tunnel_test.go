@@ -10,7 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
 )

@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
 

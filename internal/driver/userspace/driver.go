@@ -32,7 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/probe"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/state"
 )
 

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/probe"
 	"sluice.dev/sluice/internal/state"
 )
 

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/drivertest"
 	"sluice.dev/sluice/internal/driver/userspace"
+	"sluice.dev/sluice/test/drivertest"
 )
 
 // TestMain has room for the files of thousands of clients, servers and flows in between, where that

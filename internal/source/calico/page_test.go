@@ -8,7 +8,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"sluice.dev/sluice/internal/pagetest"
+	"sluice.dev/sluice/test/pagetest"
 )
 
 // field is a field of Calico's API, as of version 3.32.

@@ -22,10 +22,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/source/kubeobj"
-	"sluice.dev/sluice/internal/wake"
 )
 
 const addressLease = "sluice-addresses"

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/contest"
-	"sluice.dev/sluice/internal/logtest"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // An annotation is written when it is not there, again when somebody changes it, and taken away; a

@@ -19,9 +19,9 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
-	"sluice.dev/sluice/internal/wake"
 )
 
 const (

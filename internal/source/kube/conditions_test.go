@@ -15,8 +15,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // statusAPI is an API server with a Service shop/web and a ClusterNetworkPolicy deny.

@@ -13,8 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/source/kinds"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // discovery finds out where the API serves the optional kinds.

@@ -12,10 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/store"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // phase is the progress of a follower.

@@ -22,8 +22,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/lab/control"
-	"sluice.dev/sluice/internal/netns"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/machine"
 )
 

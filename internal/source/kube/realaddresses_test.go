@@ -16,9 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/contest"
-	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kubeobj"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // addressUser returns a kubeconfig file of a user with the rights that the writer needs, in the

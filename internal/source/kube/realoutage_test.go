@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/lab/control"
 )
 
 // version returns the API's current version.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/lab/control"
+	"sluice.dev/sluice/test/lab/control"
 )
 
 // tamperingProxy is an HTTP proxy in front of a real API server, which it asks as the

@@ -22,9 +22,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
-	"sluice.dev/sluice/internal/wake"
 )
 
 // Recorder reports faults to the Kubernetes API, as Events of the objects at fault: `kubectl

@@ -17,8 +17,8 @@ import (
 
 	eventsv1 "k8s.io/api/events/v1"
 
-	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // eventAPI is an API server that has a few objects and accepts Events.

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/pagetest"
+	"sluice.dev/sluice/test/pagetest"
 )
 
 // samples have each field of a kind of policy: the spec, or the rule that has the field. The note

@@ -13,10 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sluice.dev/sluice/internal/logtest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/watch"
 	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/test/logtest"
 )
 
 // sink keeps what a source delivered, as a store does.

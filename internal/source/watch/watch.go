@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/wake"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // watched are the events that tell that a file has got its content, or lost

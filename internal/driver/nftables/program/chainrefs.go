@@ -4,7 +4,7 @@ import (
 	"maps"
 	"slices"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 )
 

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 func someBackends(n int) []netip.AddrPort {

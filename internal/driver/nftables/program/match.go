@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables/expr"
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )

@@ -5,7 +5,7 @@ import (
 
 	"github.com/google/nftables/expr"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 // An outcome is what a chain returns to the chain that jumped to it: the two highest bits of the

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 )
 
 // All sets and maps of the table are in this file.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"sluice.dev/sluice/internal/driver/nftables/nft"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )

@@ -1,0 +1,180 @@
+package config
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/lib/connlimit"
+)
+
+// Handler answers to nftlb's API (docs/nftlb.md, section 2).
+func (s *Source) Handler() http.Handler { return http.HandlerFunc(s.handle) }
+
+func (s *Source) handle(w http.ResponseWriter, q *http.Request) {
+	if q.Method == http.MethodGet && q.URL.Path == "/openapi.json" {
+		respond(w, http.StatusOK, openAPI())
+		return
+	}
+	if !s.allowed(q) {
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	defer connlimit.Answer(q)()
+	path, err := split(q.URL)
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	switch q.Method {
+	case http.MethodGet:
+		s.get(w, q, path)
+	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+		s.change(w, q, path)
+	default:
+		w.WriteHeader(http.StatusBadRequest)
+	}
+}
+
+// allowed reports whether the request has a key that it may be made with.
+func (s *Source) allowed(q *http.Request) bool {
+	given := sha256.Sum256([]byte(q.Header.Get("Key")))
+	match := func(key string) bool {
+		want := sha256.Sum256([]byte(key))
+		return subtle.ConstantTimeCompare(given[:], want[:]) == 1 && key != ""
+	}
+	good := match(s.options.Key)
+	for _, key := range s.options.ReadKeys {
+		good = match(key) && q.Method == http.MethodGet || good
+	}
+	return good
+}
+
+var (
+	errInvalid = &failure{400, "invalid request"}
+	errNoPath  = &failure{404, "invalid request"}
+)
+
+// split returns the parts of a path. A slash at its end does no harm; an empty part is not found.
+func split(u *url.URL) ([]string, error) {
+	text, ok := strings.CutPrefix(u.EscapedPath(), "/")
+	if !ok {
+		return nil, errInvalid
+	}
+	text = strings.TrimSuffix(text, "/")
+	if len(text) > 4096 {
+		return nil, errNoPath
+	}
+	parts := strings.Split(text, "/")
+	for i, p := range parts {
+		plain, err := url.PathUnescape(p)
+		if err != nil || plain == "" {
+			return nil, errNoPath
+		}
+		parts[i] = plain
+	}
+	return parts, nil
+}
+
+func respond(w http.ResponseWriter, status int, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // a client that is gone needs no answer
+}
+
+func say(w http.ResponseWriter, status int, text string) {
+	var p printer
+	p.WriteString(`{"response": `)
+	p.quote(text)
+	p.WriteByte('}')
+	respond(w, status, p.Bytes())
+}
+
+// fail answers with an error. One that is not about the request is the server's.
+func (s *Source) fail(w http.ResponseWriter, err error) {
+	if f, ok := errors.AsType[*failure](err); ok {
+		say(w, f.status, f.text)
+		return
+	}
+	s.log.Error("request fails", "error", err)
+	say(w, http.StatusInternalServerError, err.Error())
+}
+
+// change carries out a request that changes something.
+func (s *Source) change(w http.ResponseWriter, q *http.Request, path []string) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, mostBody))
+	if err != nil {
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+			err = &failure{413, "the request has more than " + itoa(mostBody) + " bytes"}
+		} else {
+			err = malformed("the body can't be read: %v", err)
+		}
+		s.fail(w, err)
+		return
+	}
+	edit, err := route(q.Method, path, body)
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	warnings, err := s.submit(q.Context(), edit)
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	say(w, http.StatusOK, strings.Join(append([]string{"success"}, warnings...), ". "))
+}
+
+// route returns what a request asks for.
+func route(method string, path []string, body []byte) (func(*change) error, error) {
+	list := slices.Contains([]string{"farms", "policies", "addresses"}, path[0])
+	switch method {
+	case http.MethodPost, http.MethodPut:
+		if !list || len(path) != 1 {
+			return nil, errNoPath
+		}
+		return merge(body, nil), nil
+	case http.MethodPatch:
+		return routePatch(path, body)
+	}
+	if !list {
+		return nil, errNoPath
+	}
+	if len(path) == 1 && len(strings.TrimSpace(string(body))) > 0 {
+		return merge(body, func(r *reader) { r.dropElements = true }), nil
+	}
+	switch path[0] {
+	case "farms":
+		return routeFarm(path[1:])
+	case "policies":
+		return routePolicy(path[1:])
+	}
+	return routeAddress(path[1:])
+}
+
+func routePatch(path []string, body []byte) (func(*change) error, error) {
+	switch {
+	case path[0] == "policies" && len(path) > 1:
+		return func(c *change) error {
+			if c.listEdits.see(path[1]) == nil {
+				return unknown("Unknown policy '%s'", path[1])
+			}
+			return merge(body, func(r *reader) { r.replaceElements = path[1] })(c)
+		}, nil
+	case path[0] == "farms" && len(path) == 3 && path[2] == "policies":
+		return func(c *change) error {
+			if c.farmEdits.see(path[1]) == nil {
+				return unknown("Unknown farm '%s'", path[1])
+			}
+			return merge(body, func(r *reader) { r.replaceLists = path[1] })(c)
+		}, nil
+	}
+	return nil, errNoPath
+}

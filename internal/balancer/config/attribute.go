@@ -1,0 +1,211 @@
+package config
+
+import (
+	"errors"
+	"net/netip"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// attribute is a field of an object T: how it is read, printed and described. A table of them, in
+// the order of printing, is all that is known of an object's fields.
+type attribute[T any] struct {
+	name   string
+	about  string
+	values []string // all that there are; nil: see pattern and about
+	// pattern is a regular expression that values match; empty: any text.
+	pattern string
+	// read takes a value; nil: it is accepted, and has no effect.
+	read func(T, string) error
+	// object takes a value that is a JSON object, and within describes its fields; nil: there is
+	// none.
+	object func(T, map[string]any) error
+	within func() map[string]any
+	// print returns the value; nil: it is never printed. shown reports whether it is; nil: always.
+	print func(T) string
+	shown func(T) bool
+	// tree stands for print where the value is an object, and list where it may be a list.
+	tree func(T) []pair
+	list func(T) *[]string
+}
+
+// pair is a key of an object that is printed, and its value: a string or a list of strings.
+type pair struct {
+	key  string
+	text string
+	list []string
+}
+
+const (
+	patternNumber = `^[0-9]+$`
+	patternMark   = `^(0[xX])?[0-9a-fA-F]*$`
+	patternRate   = `^[0-9]*(/(second|minute|hour|day|week))?$`
+	patternPorts  = `^([0-9]+(-[0-9]+)?(, ?[0-9]+(-[0-9]+)?)*)?$`
+)
+
+// choice is an attribute that is one of some words. Leniently, instead stands for any other.
+func choice[T any, E comparable](name string, words []word[E], instead E, field func(T) *E) attribute[T] {
+	a := attribute[T]{name: name, print: func(t T) string { return textOf(words, *field(t)) }}
+	for _, w := range words {
+		a.values = append(a.values, w.text)
+	}
+	a.read = func(t T, text string) error {
+		v, ok := valueOf(words, text)
+		if !ok {
+			*field(t) = instead
+			return &unknownValueError{text, name, textOf(words, instead), known(words)}
+		}
+		*field(t) = v
+		return nil
+	}
+	return a
+}
+
+// flags is an attribute that is a set of words, of which all but the last few are printed with a
+// space behind.
+func flags[T any, E ~uint8](name string, words []word[E], spaced int, field func(T) *E) attribute[T] {
+	return attribute[T]{
+		name: name, about: "any of " + known(words) + ", with spaces between them, or none",
+		print: func(t T) string { return setText(words, *field(t), spaced) },
+		read: func(t T, text string) error {
+			set, unknown := readSet(words, text)
+			*field(t) = set
+			if unknown == "" {
+				return nil
+			}
+			e := &unknownValueError{value: unknown, key: name, known: known(words)}
+			if set == 0 {
+				e.value, e.instead = text, "none"
+			}
+			return e
+		},
+	}
+}
+
+// toggle is an attribute that is on or off.
+func toggle[T any](name string, field func(T) *bool) attribute[T] {
+	return choice(name, switchWords, false, field)
+}
+
+func number[T any](name string, least, most uint64, field func(T) *uint32) attribute[T] {
+	return attribute[T]{
+		name: name, pattern: patternNumber,
+		about: "a number from " + strconv.FormatUint(least, 10) + " to " + strconv.FormatUint(most, 10),
+		print: func(t T) string { return strconv.FormatUint(uint64(*field(t)), 10) },
+		read: func(t T, text string) error {
+			n, err := readNumber(text, least, most)
+			if err == nil {
+				*field(t) = uint32(n)
+			}
+			return err
+		},
+	}
+}
+
+func rate[T any](name string, field func(T) *model.FarmRate) attribute[T] {
+	return attribute[T]{
+		name: name, pattern: patternRate, about: "packets in a unit of time, such as 20/second; 0 is no limit",
+		print: func(t T) string { return rateText(*field(t)) },
+		read: func(t T, text string) error {
+			r, err := readRate(text)
+			if err == nil {
+				r.Burst = field(t).Burst
+				*field(t) = r
+			}
+			return err
+		},
+	}
+}
+
+// mostPrefix is the longest prefix of a log message that the kernel takes.
+const mostPrefix = 127
+
+// logPrefix is a prefix of log messages, which is printed unless it is the default.
+func logPrefix[T any](name, standard string, field func(T) *map[string]string) attribute[T] {
+	return attribute[T]{
+		name: name, about: "prefix of log messages; KNAME, TYPE, FNAME, ANAME, PNAME and BNAME in it are replaced",
+		print: func(t T) string { return (*field(t))[name] },
+		shown: func(t T) bool { _, own := (*field(t))[name]; return own },
+		read: func(t T, text string) error {
+			if len(text) > mostPrefix || strings.ContainsFunc(text, unicode.IsControl) {
+				return errors.New("a prefix has at most 127 bytes and no control characters")
+			}
+			m := field(t)
+			if text == standard {
+				delete(*m, name)
+				return nil
+			}
+			if *m == nil {
+				*m = map[string]string{}
+			}
+			(*m)[name] = text
+			return nil
+		},
+	}
+}
+
+func ip[T any](name, about string, field func(T) *netip.Addr) attribute[T] {
+	return attribute[T]{
+		name: name, about: about,
+		print: func(t T) string { return addrText(*field(t)) },
+		read: func(t T, text string) error {
+			a, err := readAddr(text)
+			if err == nil {
+				*field(t) = a
+			}
+			return err
+		},
+	}
+}
+
+// readAddr reads an address; empty is none.
+func readAddr(text string) (netip.Addr, error) {
+	if text == "" {
+		return netip.Addr{}, nil
+	}
+	return model.ParseAddr(text)
+}
+
+func addrText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// ignored is an attribute that is accepted and has no effect.
+func ignored[T any](name, why string) attribute[T] {
+	return attribute[T]{name: name, about: "accepted, without effect: " + why}
+}
+
+// when has an attribute be printed only under a condition.
+func (a attribute[T]) when(shown func(T) bool) attribute[T] {
+	a.shown = shown
+	return a
+}
+
+// saying describes an attribute.
+func (a attribute[T]) saying(about string) attribute[T] {
+	a.about = about
+	return a
+}
+
+// object is the table of an object's attributes.
+type object[T any] struct {
+	kind       string // "farm"
+	key        string // the attribute that names it
+	attributes []attribute[T]
+	index      map[string]int
+	lists      []string // what it has lists of
+}
+
+func newObject[T any](kind, key string, lists []string, attributes ...attribute[T]) *object[T] {
+	o := &object[T]{kind: kind, key: key, attributes: attributes, index: map[string]int{}, lists: lists}
+	for i, a := range attributes {
+		o.index[a.name] = i
+	}
+	return o
+}

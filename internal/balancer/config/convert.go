@@ -1,0 +1,378 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice.dev/sluice/internal/balancer/health"
+	"sluice.dev/sluice/internal/model"
+)
+
+// aYear stands for "for good".
+const aYear = 365 * 24 * time.Hour
+
+// finishFarm checks a farm, and sets what it comes to. was is the farm before, nil: there was none.
+func (c *change) finishFarm(was, f *farm) error {
+	path := "farms[" + f.name + "]"
+	if err := c.knowsAll(path, f.policies); err != nil {
+		return err
+	}
+	m := &model.Farm{
+		Name: f.name, Mode: f.mode, SourceAddrs: f.sourceAddr.list(), Refuse: true,
+		Scheduler: f.scheduler, HashBy: f.schedParam, Persist: f.persistence,
+		Mark: f.mark, Limits: f.limits(), Log: f.log != 0, Checked: f.check != nil,
+	}
+	if m.Log {
+		m.LogPrefix = f.logPrefix("log-prefix", "TYPE-FNAME ", "IN", "farm")
+	}
+	if f.helper != noHelper {
+		m.Helper = textOf(helperWords, f.helper)
+	}
+	if f.persistence != 0 {
+		if m.PersistFor = time.Duration(f.persistTTL) * time.Second; m.PersistFor == 0 {
+			m.PersistFor = aYear
+		}
+	}
+	m.Lists = c.listsOf(f.policies, f.verdict)
+	if err := c.finishAddresses(f, m); err != nil {
+		return err
+	}
+	if err := c.finishMode(was, f, m, path); err != nil {
+		return err
+	}
+	if err := f.finishBackends(m, path); err != nil {
+		return err
+	}
+	if err := f.finishSessions(m, path); err != nil {
+		return err
+	}
+	if err := c.finishDevices(f, path); err != nil {
+		return err
+	}
+	if at := takes(m, c.own); at.IsValid() && f.state == up {
+		reason := fmt.Sprintf("it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
+		if !c.ofState {
+			return &failure{409, "error parsing buffer. " + path + ": " + reason}
+		}
+		f.aside = reason
+	}
+	if c.verify != nil {
+		if err := c.verify(m); err != nil {
+			return wrong(path, "%v", err)
+		}
+	}
+	f.base = m
+	return nil
+}
+
+// finishDevices checks that the interfaces are there that were named.
+func (c *change) finishDevices(f *farm, path string) error {
+	if c.hasDevice == nil {
+		return nil
+	}
+	for attribute, name := range map[string]string{"iface": f.iface, "oface": f.oface} {
+		if name != "" && !c.hasDevice(name) {
+			return wrong(path+"."+attribute, "this machine has no interface %s; leave it out, as the kernel finds interfaces", name)
+		}
+	}
+	return nil
+}
+
+func (c *change) finishAddresses(f *farm, m *model.Farm) error {
+	for _, name := range f.addresses {
+		a := c.addrEdits.see(name)
+		if a == nil {
+			return unknown("Unknown address '%s' in farm '%s'", name, f.name)
+		}
+		if !a.empty() {
+			m.Addresses = append(m.Addresses, a.model())
+		}
+	}
+	return nil
+}
+
+// finishStateless has each packet of a flow, or of a client, come to the same backend: nothing is
+// remembered of either.
+func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error {
+	changed := was == nil || was.mode != f.mode || was.scheduler != f.scheduler || was.persistence != f.persistence
+	switch {
+	case f.persistence != 0 && len(f.sessions) > 0:
+		return wrong(path+".sessions", "mode %s remembers no clients; give them a backend in mode snat or dnat", f.mode)
+	case f.persistence != 0:
+		m.HashBy, m.Persist = f.persistence, 0
+		if m.Scheduler != model.Maglev {
+			m.Scheduler = model.Hash
+		}
+		if changed {
+			c.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.mode, strings.TrimSpace(setText(keyWords, f.persistence, len(keyWords))))
+		}
+	case f.scheduler == model.RoundRobin || f.scheduler == model.Weighted:
+		m.HashBy = model.SrcIP | model.SrcPort
+		if changed {
+			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.mode, textOf(schedulerWords, f.scheduler))
+		}
+	}
+	return nil
+}
+
+// finishMode checks what does not go together with a mode, or a helper.
+func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
+	if f.mode.Stateless() && !(c.dsrTracks && f.mode == model.DSR) {
+		if err := c.finishStateless(was, f, m, path); err != nil {
+			return err
+		}
+	}
+	if needs := map[helper][]model.Protocol{
+		ftp: {model.TCP}, pptp: {model.TCP}, sip: {model.TCP, model.UDP}, snmp: {model.UDP}, tftp: {model.UDP},
+	}[f.helper]; needs != nil {
+		for _, a := range m.Addresses {
+			if !slices.ContainsFunc(needs, func(p model.Protocol) bool { return slices.Contains(a.Protocols, p) }) {
+				return wrong(path+".helper", "%s does not go with protocol %s", m.Helper, strings.ToLower(a.Protocols[0].String()))
+			}
+		}
+	}
+	if (f.scheduler == model.Hash || f.scheduler == model.Maglev) && f.schedParam == 0 {
+		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", textOf(schedulerWords, f.scheduler))
+	}
+	for _, a := range m.SourceAddrs {
+		if !serves(m, a) {
+			return wrong(path+".source-addr", "%s is of another family than the farm's addresses", a)
+		}
+	}
+	return nil
+}
+
+// mostBackends bounds the backends of a farm: to lay out its slots takes their number squared.
+const mostBackends = 4096
+
+func (f *farm) finishBackends(m *model.Farm, path string) error {
+	if len(f.backends) > mostBackends {
+		return wrong(path+".backends", "there are %d, and a farm has %d at most", len(f.backends), mostBackends)
+	}
+	m.Backends = make([]model.FarmBackend, 0, len(f.backends))
+	for _, b := range f.backends {
+		if !b.addr.IsValid() {
+			continue
+		}
+		at := path + ".backends[" + b.name + "]"
+		if !serves(m, b.addr) {
+			return wrong(at+".ip-addr", "%s is of another family than the farm's addresses", b.addr)
+		}
+		if b.sourceAddr.IsValid() && b.sourceAddr.Is4() != b.addr.Is4() {
+			return wrong(at+".source-addr", "%s is of another family than the backend", b.sourceAddr)
+		}
+		if f.check != nil && needsPort[f.check.Type] && f.check.Port == 0 && portOf(b, m) == 0 {
+			return wrong(path+".health-check", "port is missing, as backend '%s' has none, and the farm has all ports", b.name)
+		}
+		mb := model.FarmBackend{
+			Name: b.name, Addr: b.addr, Port: b.port, SourceAddr: b.sourceAddr,
+			Weight: int(b.weight), Priority: int(b.priority), EstLimit: b.estLimit,
+			State: [...]model.BackendState{up: model.BackendUp, down: model.BackendDown, off: model.BackendDraining}[b.state],
+		}
+		if b.marked {
+			mb.Mark = b.mark
+		}
+		if f.mode == model.DSR {
+			mb.Port = 0 // packets keep their address, and so their port
+		}
+		m.Backends = append(m.Backends, mb)
+	}
+	return checkPlaces(m, path)
+}
+
+// checkPlaces refuses backends at the same address and port: neither a connection nor a client that
+// is remembered tells whose of them it is.
+func checkPlaces(m *model.Farm, path string) error {
+	type place struct {
+		addr netip.Addr
+		port uint16 // 0: that which the client asked for
+	}
+	at := map[place]string{}
+	twice := func(b *model.FarmBackend, where, owner string) error {
+		return &failure{409, fmt.Sprintf("error parsing buffer. %s.backends[%s]: %s already belongs to backend '%s'", path, b.Name, where, owner)}
+	}
+	for i := range m.Backends {
+		b := &m.Backends[i]
+		p := place{b.Addr, b.Port}
+		owner, taken := at[p]
+		switch {
+		case taken && b.Port == 0:
+			return twice(b, b.Addr.String(), owner)
+		case taken:
+			return twice(b, fmt.Sprintf("port %d of %s", b.Port, b.Addr), owner)
+		}
+		at[p] = b.Name
+	}
+	for i := range m.Backends {
+		b := &m.Backends[i]
+		if owner, any := at[place{addr: b.Addr}]; any && b.Port != 0 && hasPort(m, b.Port) {
+			return twice(b, fmt.Sprintf("port %d of %s", b.Port, b.Addr), owner)
+		}
+	}
+	return nil
+}
+
+// hasPort reports whether clients can ask a farm for a port.
+func hasPort(m *model.Farm, port uint16) bool {
+	return slices.ContainsFunc(m.Addresses, func(a model.FarmAddress) bool {
+		return len(a.Ports) == 0 || slices.ContainsFunc(a.Ports, func(s model.PortSpan) bool { return s.First <= port && port <= s.Last })
+	})
+}
+
+// needsPort has the types of checks that go to a port.
+var needsPort = map[string]bool{health.TCP: true, health.UDP: true, health.HTTP: true, health.HTTPS: true, health.GRPC: true}
+
+// portOf is a backend's port: its own, or the first that clients ask for; 0: any.
+func portOf(b *backend, m *model.Farm) uint16 {
+	if b.port == 0 && len(m.Addresses) > 0 && len(m.Addresses[0].Ports) > 0 {
+		return m.Addresses[0].Ports[0].First
+	}
+	return b.port
+}
+
+func (f *farm) finishSessions(m *model.Farm, path string) error {
+	if len(f.sessions) == 0 {
+		return nil
+	}
+	known := newNames(f.backends)
+	for _, s := range f.sessions {
+		at := path + ".sessions[" + s.client + "]"
+		if _, ok := known.find(s.backend); !ok {
+			return unknown("%s.backend: Unknown backend '%s' in farm '%s'", at, s.backend, f.name)
+		}
+		if f.persistence == 0 {
+			continue
+		}
+		values, err := readClient(f.persistence, s.client)
+		if err != nil {
+			return wrong(at+".client", "%v", err)
+		}
+		m.Sessions = append(m.Sessions, model.FarmSession{Client: values, Backend: s.backend})
+	}
+	return nil
+}
+
+// knowsAll returns an error if a policy does not exist.
+func (c *change) knowsAll(path string, policies []string) error {
+	for _, p := range policies {
+		if c.listEdits.see(p) == nil {
+			return unknown("%s.policies[%s]: Unknown policy '%s'", path, p, p)
+		}
+	}
+	return nil
+}
+
+// listsOf returns the lists that have an effect under a verdict.
+func (c *change) listsOf(policies []string, v verdict) (lists []string) {
+	for _, name := range policies {
+		p := c.listEdits.see(name)
+		if p.allow && v&acceptVerdict != 0 || !p.allow && v&(dropVerdict|logVerdict) != 0 {
+			lists = append(lists, name)
+		}
+	}
+	return lists
+}
+
+func (f *farm) limits() model.FarmLimits {
+	l := model.FarmLimits{
+		New: f.newRate, RST: f.rstRate, Established: f.estLimit, Strict: f.strict, SYNProxy: f.synProxy,
+		Forget: time.Duration(f.limitsTTL) * time.Second, DropWhenFull: f.limitsDrop,
+		Report: f.logs(), ReportRate: f.logRate, Pass: f.verdict&dropVerdict == 0,
+	}
+	for _, r := range []*model.FarmRate{&l.New, &l.RST, &l.ReportRate} {
+		if r.Packets == 0 {
+			*r = model.FarmRate{}
+		}
+	}
+	if l.New.Packets == 0 && l.RST.Packets == 0 && l.Established == 0 && !l.Strict {
+		return model.FarmLimits{SYNProxy: l.SYNProxy}
+	}
+	if !l.Report {
+		return l
+	}
+	l.Prefixes = map[string]string{}
+	for kind, name := range map[string]string{"new": "new-rtlimit", "rst": "rst-rtlimit", "est": "est-connlimit", "strict": "tcp-strict"} {
+		l.Prefixes[kind] = f.logPrefix(name+"-log-prefix", "KNAME-FNAME ", "", name)
+	}
+	return l
+}
+
+// logPrefix is a prefix with its words replaced.
+func (f *farm) logPrefix(name, standard, kind, key string) string {
+	return expand(f.prefix, name, standard, "KNAME", key, "TYPE", kind, "FNAME", f.name)
+}
+
+// expand returns the prefix of an attribute, or the standard one, with words replaced. It is cut
+// where the kernel ends it.
+func expand(own map[string]string, name, standard string, words ...string) string {
+	text, ok := own[name]
+	if !ok {
+		text = standard
+	}
+	text = strings.NewReplacer(words...).Replace(text)
+	return text[:min(len(text), mostPrefix)]
+}
+
+// empty reports whether nothing is known of an address yet: it would stand for all ports of the
+// machine.
+func (a *address) empty() bool { return !a.addr.IsValid() && len(a.spans) == 0 }
+
+func (a *address) model() model.FarmAddress {
+	m := model.FarmAddress{Addr: a.addr, IPv4: a.family.is4(), IPv6: a.family.is6(), Protocols: a.protocol.transports(), Ports: a.spans}
+	if a.addr.IsValid() {
+		m.IPv4, m.IPv6 = a.addr.Is4(), a.addr.Is6()
+	}
+	return m
+}
+
+// served is what a farm serves; nil: nothing.
+func served(f *farm) *model.Farm {
+	if f == nil || f.aside != "" {
+		return nil
+	}
+	return claimed(f)
+}
+
+// claimed is what no other farm may have, also while it is set aside; nil: nothing.
+func claimed(f *farm) *model.Farm {
+	if f == nil || f.state != up {
+		return nil
+	}
+	return f.base
+}
+
+func servedAlone(a *address) *model.Farm {
+	if a == nil {
+		return nil
+	}
+	return a.base
+}
+
+func (at *clash) failure(path string) error {
+	addr := at.key.addr.String()
+	if at.key.addr.IsUnspecified() {
+		addr = "any address"
+	}
+	ports := fmt.Sprint("port ", at.ports.First)
+	switch {
+	case at.ports.First == 0:
+		ports = "all ports"
+	case at.ports.First != at.ports.Last:
+		ports = fmt.Sprintf("ports %d-%d", at.ports.First, at.ports.Last)
+	}
+	if at.key.answers {
+		return &failure{409, fmt.Sprintf("error parsing buffer. %s.backends: answers from %s %s of %s are those of farm '%s' already; in mode stlsdnat nothing else tells whose they are",
+			path, strings.ToLower(at.key.protocol.String()), ports, at.key.addr, at.with)}
+	}
+	return &failure{409, fmt.Sprintf("error parsing buffer. %s: %s %s of %s already belongs to farm '%s'", path, strings.ToLower(at.key.protocol.String()), ports, addr, at.with)}
+}
+
+// serves reports whether an address is of a family of the farm's addresses, or there are none.
+func serves(m *model.Farm, a netip.Addr) bool {
+	return len(m.Addresses) == 0 || slices.ContainsFunc(m.Addresses, func(f model.FarmAddress) bool {
+		return a.Is4() && f.IPv4 || a.Is6() && f.IPv6
+	})
+}

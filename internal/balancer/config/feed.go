@@ -1,0 +1,213 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+const (
+	mostFeed     = 256 << 20 // bytes
+	feedPatience = time.Minute
+)
+
+// feeds are the feeds that are followed, by policy.
+type feeds map[string]*following
+
+// following is a feed and the goroutine that follows it.
+type following struct {
+	*feed
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+// followFeed begins or ends following a policy's feed after an edit.
+func (s *Source) followFeed(name string, was, now *policy) {
+	if was != nil && now != nil && was.feed == now.feed || was == nil && (now == nil || now.feed == nil) {
+		return
+	}
+	if old := s.feeds[name]; old != nil {
+		old.stop()
+		delete(s.feeds, name)
+		delete(s.faults, name)
+	}
+	if now == nil || now.feed == nil {
+		return
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	f := &following{feed: now.feed, stop: stop}
+	s.feeds[name] = f
+	f.done.Go(func() { s.feed(ctx, name, f.feed) })
+}
+
+// stopFeeds ends all, and waits for them. Nothing may begin any more.
+func (s *Source) stopFeeds() {
+	s.mu.Lock()
+	all := s.feeds
+	s.feeds = feeds{}
+	s.mu.Unlock()
+	for _, f := range all {
+		f.stop()
+		f.done.Wait()
+	}
+}
+
+// feed reads a feed again and again.
+func (s *Source) feed(ctx context.Context, name string, f *feed) {
+	tick := time.NewTicker(f.interval)
+	defer tick.Stop()
+	for {
+		err := s.readFeed(ctx, name, f)
+		if ctx.Err() != nil {
+			return
+		}
+		s.enterFeed(name, f, err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// readFeed reads a feed once, and makes what it holds the elements of its policy.
+func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
+	if s.options.ReadList == nil {
+		return errors.New("this program reads no feeds")
+	}
+	nets, blank, err := s.fetch(ctx, f)
+	if err != nil {
+		return err
+	}
+	_, err = s.submit(ctx, func(c *change) error {
+		p := c.listEdits.see(name)
+		if p == nil || p.feed != f {
+			return nil
+		}
+		next := policy{}
+		next.add(rangesOf(nets, p.family))
+		if blank && len(p.elements) > 0 {
+			return errBlankFeed
+		}
+		if !slices.Equal(next.elements, p.elements) {
+			c.editPolicy(name).elements = next.elements
+		}
+		return nil
+	})
+	return err
+}
+
+// errBlankFeed keeps a list: whoever writes a feed may be at fault, or half done.
+var errBlankFeed = errors.New("it is blank; where no address belongs on the list, let it have a comment, such as # none")
+
+// fetch returns what a feed holds. It is blank if it has nothing but spaces.
+func (s *Source) fetch(ctx context.Context, f *feed) (nets []netip.Prefix, blank bool, err error) {
+	from, err := f.open(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer from.Close()
+	limited := &io.LimitedReader{R: from, N: mostFeed}
+	text := &textSeen{from: limited}
+	nets, err = s.options.ReadList(text)
+	if err == nil && limited.N == 0 {
+		err = fmt.Errorf("it has more than %d bytes", mostFeed)
+	}
+	return nets, !text.seen, err
+}
+
+// textSeen notes whether anything but spaces is read.
+type textSeen struct {
+	from io.Reader
+	seen bool
+}
+
+func (t *textSeen) Read(to []byte) (int, error) {
+	n, err := t.from.Read(to)
+	t.seen = t.seen || len(bytes.TrimSpace(to[:n])) > 0
+	return n, err
+}
+
+// place is where a feed is read from, for people: without the password.
+func (f *feed) place() string {
+	if f.file != "" {
+		return f.file
+	}
+	u, err := url.Parse(f.url)
+	if err != nil {
+		return "its URL"
+	}
+	return u.Redacted()
+}
+
+var feedClient = &http.Client{Timeout: feedPatience}
+
+func (f *feed) open(ctx context.Context) (io.ReadCloser, error) {
+	if f.file != "" {
+		info, err := os.Stat(f.file)
+		if err == nil && !info.Mode().IsRegular() {
+			err = fmt.Errorf("%s is no regular file", f.file)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return os.Open(f.file)
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
+	if err != nil {
+		return nil, err
+	}
+	a, err := feedClient.Do(q) // its errors have no password
+	if err != nil {
+		return nil, err
+	}
+	if a.StatusCode != http.StatusOK {
+		a.Body.Close()
+		return nil, fmt.Errorf("get %s: %s", f.place(), a.Status)
+	}
+	return a.Body, nil
+}
+
+// rangesOf are the networks of a family.
+func rangesOf(nets []netip.Prefix, of family) (all []model.AddressRange) {
+	for _, p := range nets {
+		if of.holds(p.Addr()) {
+			all = append(all, prefixRange(p))
+		}
+	}
+	return all
+}
+
+// enterFeed notes whether a feed could be read.
+func (s *Source) enterFeed(name string, f *feed, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := s.feeds[name]; now == nil || now.feed != f {
+		return
+	}
+	before, failed := s.faults[name]
+	if err == nil {
+		if delete(s.faults, name); failed {
+			s.log.Info("feed can be read again", "policy", name)
+		}
+		return
+	}
+	from := f.place()
+	list := model.FarmList{Name: name}
+	i := model.Issue{Object: list.Ref(), Source: from, Reason: "read feed: " + err.Error(), InForce: model.InForceLast}
+	s.faults[name] = i
+	if before != i {
+		s.log.Warn("feed cannot be read", "policy", name, "from", from, "error", err)
+	}
+}

@@ -1,0 +1,151 @@
+package config
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// fronts says which farm serves which ports. What several farms claim is refused.
+type fronts map[frontKey][]front
+
+// frontKey is an address and a protocol. An address of the machine, whichever, is the unspecified
+// one of the family. Answers are what backends of stateless farms send: nothing but their address
+// and port says whose they are.
+type frontKey struct {
+	addr     netip.Addr
+	protocol model.Protocol
+	answers  bool
+}
+
+// front is a range of ports of a farm. Those of a key are sorted and do not overlap.
+type front struct {
+	model.PortSpan
+	farm string
+}
+
+// eachFront calls do with what a farm serves.
+func eachFront(f *model.Farm, do func(frontKey, model.PortSpan)) {
+	for _, a := range f.Addresses {
+		spans := a.Ports
+		if len(spans) == 0 {
+			spans = []model.PortSpan{{First: 0, Last: 65535}}
+		}
+		for _, p := range a.Protocols {
+			for _, addr := range frontAddrs(a) {
+				for _, s := range spans {
+					do(frontKey{addr: addr, protocol: p}, s)
+				}
+			}
+			if f.Mode == model.StatelessDNAT {
+				eachAnswer(f, a, p, spans, do)
+			}
+		}
+	}
+}
+
+// eachAnswer calls do with where the answers come from that clients get from an address.
+func eachAnswer(f *model.Farm, a model.FarmAddress, p model.Protocol, spans []model.PortSpan, do func(frontKey, model.PortSpan)) {
+	for _, b := range f.Backends {
+		if b.Addr.Is4() && !a.IPv4 || b.Addr.Is6() && !a.IPv6 {
+			continue
+		}
+		for _, s := range spans {
+			if b.Port != 0 {
+				s = model.PortSpan{First: b.Port, Last: b.Port}
+			}
+			do(frontKey{b.Addr, p, true}, s)
+		}
+	}
+}
+
+// takes returns which of the program's own addresses a farm would take from it; invalid: none. A
+// program that is served at all addresses of the machine is still found at those that no farm has,
+// but loopback has to be left, for who can reach no other.
+func takes(f *model.Farm, own []netip.AddrPort) (at netip.AddrPort) {
+	if f.Mode == model.Local { // it sends nobody elsewhere
+		return at
+	}
+	eachFront(f, func(k frontKey, s model.PortSpan) {
+		for _, o := range own {
+			is := k.addr == o.Addr() || k.addr.Is4() == o.Addr().Is4() && (k.addr.IsUnspecified() || o.Addr().IsUnspecified() && k.addr.IsLoopback())
+			if is && k.protocol == model.TCP && s.First <= o.Port() && o.Port() <= s.Last {
+				at = o
+			}
+		}
+	})
+	return at
+}
+
+func frontAddrs(a model.FarmAddress) (all []netip.Addr) {
+	if a.Addr.IsValid() {
+		return []netip.Addr{a.Addr}
+	}
+	if a.IPv4 {
+		all = append(all, netip.IPv4Unspecified())
+	}
+	if a.IPv6 {
+		all = append(all, netip.IPv6Unspecified())
+	}
+	return all
+}
+
+// clash is a range of ports that two farms claim, or one twice.
+type clash struct {
+	key   frontKey
+	ports model.PortSpan
+	with  string
+}
+
+// add enters a farm; on a clash nothing of it stays.
+func (x fronts) add(f *model.Farm) (at *clash) {
+	if f == nil {
+		return nil
+	}
+	eachFront(f, func(k frontKey, s model.PortSpan) {
+		if at != nil {
+			return
+		}
+		list := x[k]
+		i := x.search(k, s.First)
+		switch {
+		case i > 0 && list[i-1].Last >= s.First:
+			at = &clash{k, s, list[i-1].farm}
+		case i < len(list) && list[i].First <= s.Last:
+			at = &clash{k, s, list[i].farm}
+		default:
+			x[k] = slices.Insert(list, i, front{s, f.Name})
+		}
+	})
+	if at != nil {
+		x.remove(f)
+	}
+	return at
+}
+
+// remove takes a farm out.
+func (x fronts) remove(f *model.Farm) {
+	if f == nil {
+		return
+	}
+	eachFront(f, func(k frontKey, s model.PortSpan) {
+		list := x[k]
+		i := x.search(k, s.First)
+		if i == len(list) || list[i] != (front{s, f.Name}) {
+			return
+		}
+		if list = slices.Delete(list, i, i+1); len(list) == 0 {
+			delete(x, k)
+		} else {
+			x[k] = list
+		}
+	})
+}
+
+// search returns where a range that begins at first is, or belongs.
+func (x fronts) search(k frontKey, first uint16) int {
+	i, _ := slices.BinarySearchFunc(x[k], first, func(f front, first uint16) int { return cmp.Compare(f.First, first) })
+	return i
+}

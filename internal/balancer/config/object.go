@@ -1,0 +1,170 @@
+package config
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/balancer/health"
+	"sluice.dev/sluice/internal/model"
+)
+
+// The objects of a document. Once they are part of it they never change: a change works on clones.
+
+// farm is a virtual service as it was configured.
+type farm struct {
+	order      uint64 // of its making, in which farms are printed
+	name       string
+	sourceAddr addresses
+	mode       model.FarmMode
+	responseTTL,
+	persistTTL,
+	limitsTTL uint32 // seconds
+	scheduler   model.FarmScheduler
+	schedParam  model.FlowKey
+	persistence model.FlowKey
+	helper      helper
+	log         logPlaces
+	prefix      map[string]string // of log messages, by attribute; those that are not the default
+	logRate     model.FarmRate
+	mark        uint32
+	state       state
+	newRate,
+	rstRate model.FarmRate
+	estLimit     uint32
+	strict       bool
+	verdict      verdict
+	intraConnect bool
+
+	check        *health.Check
+	keepDown     bool // all-down is "keep"
+	slowStart    uint32
+	limitsDrop   bool   // limits-full is "drop"
+	iface, oface string // interfaces that were named
+	synProxy     bool
+
+	addresses []string
+	backends  []*backend
+	policies  []string
+	sessions  []session
+
+	base   *model.Farm // what it comes to while all checks succeed; set when it is checked
+	aside  string      // why it is not served; empty: it is
+	stored []byte      // as the state file has it; nil: not yet
+}
+
+func newFarm(name string) *farm {
+	return &farm{
+		name: name, responseTTL: 60, persistTTL: 60, limitsTTL: 120,
+		logRate: perSecond, newRate: perSecond, rstRate: perSecond, verdict: everyVerdict,
+	}
+}
+
+func (f *farm) clone() *farm {
+	c := *f
+	c.prefix = cloneMap(f.prefix)
+	c.addresses = slices.Clone(f.addresses)
+	c.backends = slices.Clone(f.backends)
+	c.policies = slices.Clone(f.policies)
+	c.sessions = slices.Clone(f.sessions)
+	c.base, c.aside, c.stored = nil, "", nil
+	return &c
+}
+
+// logs reports whether the farm has its lists log what they drop.
+func (f *farm) logs() bool { return f != nil && f.verdict&logVerdict != 0 }
+
+// find returns where a backend is; -1: there is none of the name.
+func (f *farm) find(name string) int {
+	return slices.IndexFunc(f.backends, func(b *backend) bool { return b.name == name })
+}
+
+// backend is one server of a farm. A change replaces it in its farm by a clone.
+type backend struct {
+	name       string
+	addr       netip.Addr // invalid: none was given
+	port       uint16
+	sourceAddr netip.Addr
+	weight     uint32
+	priority   uint32
+	mark       uint32
+	marked     bool // the mark was given; otherwise it is the lowest that was free
+	estLimit   uint32
+	prefix     map[string]string
+	state      state
+	unchecked  bool // the farm's check is not made of it
+}
+
+func newBackend(name string) *backend { return &backend{name: name, weight: 1, priority: 1} }
+
+func (b *backend) clone() *backend {
+	c := *b
+	c.prefix = cloneMap(b.prefix)
+	return &c
+}
+
+// address is a place where clients find farms.
+type address struct {
+	order    uint64
+	name     string
+	family   family
+	addr     netip.Addr // invalid: any
+	ports    string     // as given
+	spans    []model.PortSpan
+	protocol protocol
+	verdict  verdict
+	prefix   map[string]string
+	policies []string
+
+	base   *model.Farm // what it comes to by itself: nil while a farm uses it, or without policies
+	stored []byte
+}
+
+func newAddress(name string) *address { return &address{name: name, verdict: everyVerdict} }
+
+func (a *address) clone() *address {
+	c := *a
+	c.prefix = cloneMap(a.prefix)
+	c.policies = slices.Clone(a.policies)
+	c.base, c.stored = nil, nil
+	return &c
+}
+
+// policy is a black or white list.
+type policy struct {
+	order    uint64
+	name     string
+	allow    bool
+	family   family
+	out      bool   // route is "out", which has no effect
+	timeout  uint32 // has no effect
+	prefix   map[string]string
+	elements []model.AddressRange // sorted, apart from each other
+	feed     *feed
+
+	base   *model.FarmList
+	sole   string // the farm that base was made for, if just one uses it
+	stored []byte
+}
+
+func newPolicy(name string) *policy { return &policy{name: name} }
+
+// clone shares the elements, which are never changed in place.
+func (p *policy) clone() *policy {
+	c := *p
+	c.prefix = cloneMap(p.prefix)
+	c.base, c.stored = nil, nil
+	return &c
+}
+
+// session is a client of a farm whose backend is given.
+type session struct {
+	client  string // as the farm's persistence has it
+	backend string
+}
+
+// feed is where the elements of a policy come from, again and again: one of file and url.
+type feed struct {
+	file, url string
+	interval  time.Duration
+}

@@ -1,0 +1,157 @@
+package config
+
+import (
+	"encoding/json"
+	"sync"
+)
+
+// schema is a piece of an OpenAPI document.
+type schema = map[string]any
+
+// openAPI describes the API (OpenAPI 3.0), from the tables that read and print objects.
+var openAPI = sync.OnceValue(func() []byte {
+	text, _ := json.MarshalIndent(schema{ // strings, lists and maps: nothing that can fail
+		"openapi":  "3.0.3",
+		"info":     schema{"title": "Sluice balancer", "version": "1", "description": "nftlb's API. All changes are all or nothing."},
+		"security": []any{schema{"key": []string{}}},
+		"paths":    paths(),
+		"components": schema{
+			"securitySchemes": schema{"key": schema{"type": "apiKey", "in": "header", "name": "Key"}},
+			"schemas":         schemas(),
+		},
+	}, "", "  ")
+	return text
+})
+
+func schemas() schema {
+	text := schema{"type": "string", "maxLength": mostName}
+	names := listOf(closed(schema{"name": text}, "name"))
+	f := properties(farmTable)
+	f["addresses"] = listOf(reference("address"))
+	f["backends"] = listOf(reference("backend"))
+	f["policies"] = names
+	f["sessions"] = listOf(reference("session"))
+	a := properties(addressTable)
+	a["policies"] = names
+	p := properties(policyTable)
+	p["elements"] = listOf(reference("element"))
+	return schema{
+		"farm": closed(f, "name"), "backend": closed(properties(backendTable), "name"),
+		"address": closed(a, "name"), "policy": closed(p, "name"),
+		"session": closed(schema{"client": text, "backend": text, "expiration": text}, "client"),
+		"element": closed(schema{"data": text, "counter-packets": text, "counter-bytes": text}, "data"),
+		"document": closed(schema{
+			"farms": listOf(reference("farm")), "addresses": listOf(reference("address")), "policies": listOf(reference("policy")),
+		}),
+		"sessions": closed(schema{"sessions": listOf(reference("session"))}),
+		"response": closed(schema{"response": schema{"type": "string"}}, "response"),
+	}
+}
+
+// properties describes the attributes of a table.
+func properties[T any](table *object[T]) schema {
+	all := schema{}
+	for _, a := range table.attributes {
+		all[a.name] = a.schema()
+	}
+	return all
+}
+
+func (a *attribute[T]) schema() schema {
+	s := schema{"type": "string"}
+	switch {
+	case a.object != nil:
+		s = closed(a.within())
+	case a.list != nil:
+		s = listOf(schema{"type": "string"})
+	case a.values != nil:
+		s["enum"] = a.values
+	case a.pattern != "":
+		s["pattern"] = a.pattern
+	}
+	if a.about != "" {
+		s["description"] = a.about
+	}
+	return s
+}
+
+func closed(properties schema, required ...string) schema {
+	s := schema{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	return s
+}
+
+func listOf(items schema) schema      { return schema{"type": "array", "items": items} }
+func reference(name string) schema    { return schema{"$ref": "#/components/schemas/" + name} }
+func holds(name, about string) schema { return schema{"description": about, "content": content(name)} }
+func content(name string) schema {
+	return schema{"application/json": schema{"schema": reference(name)}}
+}
+
+// answers are what a request may be answered with.
+func answers(good string) schema {
+	said := func(about string) schema { return holds("response", about) }
+	return schema{
+		"200": holds(good, "success"), "400": said("a field that is named is at fault"), "401": schema{"description": "the key is wrong"},
+		"404": said("an object is unknown"), "409": said("it collides with another object, or the kernel refuses it"),
+		"413": said("the body is too large"), "503": said("it can't be done now"),
+	}
+}
+
+func operation(about, good string, body bool, parameters ...string) schema {
+	o := schema{"summary": about, "responses": answers(good)}
+	if body {
+		o["requestBody"] = schema{"content": content("document")}
+	}
+	var all []any
+	for _, name := range parameters {
+		all = append(all, schema{"name": name, "in": "path", "required": true, "schema": schema{"type": "string", "minLength": 1}})
+	}
+	if all != nil {
+		o["parameters"] = all
+	}
+	return o
+}
+
+func paths() schema {
+	all := schema{"/openapi.json": schema{"get": schema{
+		"summary": "this description", "security": []any{}, "responses": schema{"200": schema{"description": "success"}},
+	}}}
+	for _, list := range []string{"farms", "addresses", "policies"} {
+		all["/"+list] = schema{
+			"get":    operation("all of them", "document", false),
+			"post":   operation("merge objects, of all three lists", "response", true),
+			"put":    operation("the same as post", "response", true),
+			"delete": operation("delete all; with a body: merge it, but take elements from policies", "response", true),
+		}
+		all["/"+list+"/{name}"] = schema{
+			"get":    operation("one of them", "document", false, "name"),
+			"delete": operation("delete it", "response", false, "name"),
+		}
+	}
+	patch := operation("replace the elements of a policy by those of the body", "response", true, "name")
+	all["/policies/{name}/elements"] = schema{"patch": patch, "delete": operation("delete all elements", "response", false, "name")}
+	all["/policies/{name}"].(schema)["patch"] = patch
+	all["/policies/{name}/elements/{element}"] = schema{"delete": operation("delete an element; it may have a slash", "response", false, "name", "element")}
+	all["/farms/{name}/sessions"] = schema{
+		"get":    operation("static and live sessions", "sessions", false, "name"),
+		"delete": operation("delete all static sessions", "response", false, "name"),
+	}
+	all["/farms/{name}/policies"] = schema{
+		"patch":  operation("replace the policies of a farm by those of the body", "response", true, "name"),
+		"delete": operation("take all policies from a farm", "response", false, "name"),
+	}
+	all["/farms/{name}/backends/{backend}/sessions"] = schema{
+		"delete": operation("delete static and live sessions of a backend", "response", false, "name", "backend"),
+	}
+	all["/farms/{name}/backends"] = schema{"delete": operation("delete all backends", "response", false, "name")}
+	all["/farms/{name}/addresses"] = schema{"delete": operation("take all addresses from a farm", "response", false, "name")}
+	for list, one := range map[string]string{"backends": "backend", "addresses": "address", "policies": "policy", "sessions": "client"} {
+		all["/farms/{name}/"+list+"/{"+one+"}"] = schema{
+			"delete": operation("delete one of "+list, "response", false, "name", one),
+		}
+	}
+	return all
+}

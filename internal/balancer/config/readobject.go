@@ -1,0 +1,238 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+func (r *reader) farm(path string, given map[string]any) error {
+	name, path, err := nameOf(path, "name", given)
+	if err != nil {
+		return err
+	}
+	f := &farmFields{farm: r.editFarm(name), change: r.change}
+	if err := readAttributes(r, farmTable, f, path, given); err != nil {
+		return err
+	}
+	if err := r.farmLists(f.farm, path, given); err != nil {
+		return err
+	}
+	switch {
+	case f.action == "delete":
+		r.removeFarm(name)
+	case f.newname != "" && f.newname != name:
+		return r.renameFarm(name, f.newname)
+	}
+	return nil
+}
+
+func (r *reader) farmLists(f *farm, path string, given map[string]any) error {
+	err := r.objects(path, "addresses", given, func(path string, o map[string]any) error {
+		name, path, err := nameOf(path, "name", o)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(f.addresses, name) {
+			f.addresses = append(f.addresses, name)
+		}
+		return r.addressFields(path, name, o)
+	})
+	if err != nil {
+		return err
+	}
+	backends := newNames(f.backends)
+	err = r.objects(path, "backends", given, func(path string, o map[string]any) error {
+		return r.backend(f, backends, path, o)
+	})
+	if err != nil {
+		return err
+	}
+	f.backends = slices.DeleteFunc(f.backends, func(b *backend) bool { return b == nil })
+	if r.replaceLists == f.name && given["policies"] != nil {
+		f.policies = nil
+	}
+	if err := r.policyNames(&f.policies, path, given); err != nil {
+		return err
+	}
+	return r.objects(path, "sessions", given, func(path string, o map[string]any) error {
+		return r.session(f, path, o)
+	})
+}
+
+func (r *reader) backend(f *farm, known *names, path string, given map[string]any) error {
+	name, path, err := nameOf(path, "name", given)
+	if err != nil {
+		return err
+	}
+	i, ok := known.find(name)
+	if ok {
+		f.backends[i] = f.backends[i].clone()
+	} else {
+		i = len(f.backends)
+		f.backends = append(f.backends, newBackend(name))
+		known.add(name, i)
+	}
+	b := &backendFields{backend: f.backends[i]}
+	if err := readAttributes(r, backendTable, b, path, given); err != nil {
+		return err
+	}
+	switch {
+	case b.action == "delete":
+		f.backends[i] = nil
+		known.remove(name)
+		f.forgetSessions(name)
+	case b.newname != "" && b.newname != name:
+		if _, taken := known.find(b.newname); taken {
+			return &failure{409, "error parsing buffer. " + path + ".newname: there is a backend '" + b.newname + "' already"}
+		}
+		known.remove(name)
+		known.add(b.newname, i)
+		b.name = b.newname
+		for n := range f.sessions {
+			if f.sessions[n].backend == name {
+				f.sessions[n].backend = b.newname
+			}
+		}
+	}
+	return nil
+}
+
+// names finds backends by their names.
+type names struct{ at map[string]int }
+
+func newNames(backends []*backend) *names {
+	n := &names{at: make(map[string]int, len(backends))}
+	for i, b := range backends {
+		n.at[b.name] = i
+	}
+	return n
+}
+
+func (n *names) find(name string) (int, bool) { i, ok := n.at[name]; return i, ok }
+func (n *names) add(name string, i int)       { n.at[name] = i }
+func (n *names) remove(name string)           { delete(n.at, name) }
+
+func (r *reader) address(path string, given map[string]any) error {
+	name, path, err := nameOf(path, "name", given)
+	if err != nil {
+		return err
+	}
+	return r.addressFields(path, name, given)
+}
+
+func (r *reader) addressFields(path, name string, given map[string]any) error {
+	a := &addressFields{address: r.editAddress(name)}
+	if err := readAttributes(r, addressTable, a, path, given); err != nil {
+		return err
+	}
+	return r.policyNames(&a.policies, path, given)
+}
+
+// policyNames adds to the names of policies; whether there are such is checked at the end.
+func (r *reader) policyNames(names *[]string, path string, given map[string]any) error {
+	return r.objects(path, "policies", given, func(path string, o map[string]any) error {
+		name, path, err := nameOf(path, "name", o)
+		if err != nil {
+			return err
+		}
+		for key := range o {
+			if _, ok := policyTable.index[key]; !ok {
+				return &failure{400, "error parsing buffer. Unknown key '" + key + "' in " + path}
+			}
+		}
+		if !slices.Contains(*names, name) {
+			*names = append(*names, name)
+		}
+		return nil
+	})
+}
+
+func (r *reader) policy(path string, given map[string]any) error {
+	name, path, err := nameOf(path, "name", given)
+	if err != nil {
+		return err
+	}
+	p := r.editPolicy(name)
+	if err := readAttributes(r, policyTable, &policyFields{policy: p}, path, given); err != nil {
+		return err
+	}
+	var ranges []model.AddressRange
+	err = r.objects(path, "elements", given, func(path string, o map[string]any) error {
+		e, err := readElement(path, o)
+		ranges = append(ranges, e)
+		return err
+	})
+	if err != nil || len(ranges) == 0 {
+		return err
+	}
+	switch {
+	case r.dropElements:
+		for _, e := range ranges {
+			if !p.drop(e) {
+				return &failure{404, "error deleting policy element. Unknown element '" + rangeText(e) + "' in policy '" + name + "'"}
+			}
+		}
+		return nil
+	case r.replaceElements == name:
+		p.elements = nil
+	}
+	p.add(ranges)
+	return nil
+}
+
+var elementKeys = []string{"data", "time", "counter-packets", "counter-bytes"}
+
+func readElement(path string, o map[string]any) (model.AddressRange, error) {
+	text, path, err := nameOf(path, "data", o)
+	if err != nil {
+		return model.AddressRange{}, err
+	}
+	for key := range o {
+		if !slices.Contains(elementKeys, key) {
+			return model.AddressRange{}, &failure{400, "error parsing buffer. Unknown key '" + key + "' in " + path}
+		}
+	}
+	if _, ok := o["time"]; ok {
+		return model.AddressRange{}, wrong(path+".time", "elements have no time-out; leave it out")
+	}
+	e, err := readRange(text)
+	if err != nil {
+		return e, wrong(path+".data", "%v", err)
+	}
+	return e, nil
+}
+
+func (r *reader) session(f *farm, path string, given map[string]any) error {
+	client, path, err := nameOf(path, "client", given)
+	if err != nil {
+		return err
+	}
+	s := session{client: client}
+	for key, value := range given {
+		switch key {
+		case "client", "expiration":
+		case "backend":
+			if s.backend, err = scalar(value); err != nil {
+				return wrong(path+".backend", "%v", err)
+			}
+		default:
+			return &failure{400, "error parsing buffer. Unknown key '" + key + "' in " + path}
+		}
+	}
+	if f.persistence != 0 {
+		values, err := readClient(f.persistence, client)
+		if err != nil {
+			return wrong(path+".client", "%v", err)
+		}
+		s.client = clientText(f.persistence, values)
+	}
+	i := slices.IndexFunc(f.sessions, func(o session) bool { return o.client == s.client })
+	if i < 0 {
+		f.sessions = append(f.sessions, s)
+		return nil
+	}
+	f.sessions[i].backend = cmp.Or(s.backend, f.sessions[i].backend)
+	return nil
+}

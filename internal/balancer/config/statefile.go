@@ -1,0 +1,204 @@
+package config
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// stateFileError says why the state file can't be written.
+type stateFileError struct{ error }
+
+func (e *stateFileError) Unwrap() error { return e.error }
+
+// load takes over a file as a whole. Its errors name the file.
+func (s *Source) load(file string, lenient bool) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	limited := &io.LimitedReader{R: bufio.NewReaderSize(f, 1<<20), N: mostFile}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	check := s.options.Check
+	if s.options.LoadAll {
+		check = nil
+	}
+	c := newChange(s.doc, lenient, check)
+	c.dsrTracks, c.own = s.options.DSRTracks, s.options.Own
+	c.ofState = file == s.options.State // what served before does not wait for a farm
+	if err = (&reader{change: c}).read(limited); err == nil && limited.N == 0 {
+		err = fmt.Errorf("it has more than %d bytes", mostFile)
+	}
+	if err == nil {
+		err = c.finish()
+	}
+	if err == nil {
+		err = c.commit()
+	}
+	if path, ok := errors.AsType[*fs.PathError](err); ok && path.Path == file {
+		err = path.Err
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	for _, w := range c.warnings {
+		s.log.Debug("a reservation about the configuration", "file", file, "reason", w)
+	}
+	if n := len(c.warnings); n > 0 {
+		s.log.Warn("configuration is read with reservations; --log-level debug names all", "file", file, "count", n, "first", c.warnings[0])
+	}
+	for _, i := range s.asides() {
+		s.log.Warn("a farm is kept, but not served", "farm", i.Object.Name.Name, "reason", i.Reason)
+	}
+	s.from = file
+	return nil
+}
+
+// save writes the state file: a new one in its place, on disk when save returns. It is called by
+// one goroutine at a time. An error is a *stateFileError.
+func (s *Source) save() error {
+	if s.options.State == "" {
+		return nil
+	}
+	if err := s.write(); err != nil {
+		return &stateFileError{err}
+	}
+	return nil
+}
+
+func (s *Source) write() error {
+	pieces := s.pieces()
+	folder := filepath.Dir(s.options.State)
+	f, err := os.CreateTemp(folder, s.halfWritten()+"*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("make state file: %w", err)
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // it is gone by then if all went well
+	w := bufio.NewWriterSize(f, 1<<20)
+	for _, p := range pieces {
+		_, _ = w.Write(p) // the writer keeps the error
+	}
+	if err = w.Flush(); err == nil {
+		err = f.Sync()
+	}
+	if other := f.Close(); err == nil {
+		err = other
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), s.options.State)
+	}
+	if err == nil {
+		err = syncFolder(folder)
+	}
+	if err != nil {
+		return fmt.Errorf("write state file: %w", err)
+	}
+	return nil
+}
+
+// halfWritten begins the names of files that are not in the state file's place yet.
+func (s *Source) halfWritten() string { return "." + filepath.Base(s.options.State) + "." }
+
+// removeLeft removes what balancers left that were killed while they wrote.
+func (s *Source) removeLeft() {
+	left, _ := filepath.Glob(filepath.Join(filepath.Dir(s.options.State), s.halfWritten()+"[0-9]*")) // none where the name makes no pattern
+	for _, file := range left {
+		if err := os.Remove(file); err != nil {
+			s.log.Warn("remove what a balancer left that was killed while it wrote", "file", file, "error", err)
+		}
+	}
+}
+
+func syncFolder(folder string) error {
+	d, err := os.Open(folder)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// pieces are the text of the state file, an object a line. Each is written once and kept with its
+// object, as most do not change from one state to the next.
+func (s *Source) pieces() (all [][]byte) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	all = append(all, []byte(`{"policies":[`))
+	for i, p := range ordered(s.doc.policies, policyOrder) {
+		all = appendPiece(all, i, &p.stored, p.store)
+	}
+	all = append(all, []byte("\n],\n\"addresses\":["))
+	for i, a := range ordered(s.doc.addresses, addressOrder) {
+		all = appendPiece(all, i, &a.stored, a.store)
+	}
+	all = append(all, []byte("\n],\n\"farms\":["))
+	for i, f := range ordered(s.doc.farms, farmOrder) {
+		all = appendPiece(all, i, &f.stored, f.store)
+	}
+	return append(all, []byte("\n]}\n"))
+}
+
+func appendPiece(all [][]byte, i int, kept *[]byte, write func(*printer)) [][]byte {
+	if *kept == nil {
+		p := &printer{stored: true}
+		p.top('{', '}', func() { write(p) })
+		*kept = bytes.Clone(p.Bytes())
+	}
+	if i > 0 {
+		all = append(all, []byte(","))
+	}
+	return append(all, []byte("\n"), *kept)
+}
+
+func (f *farm) store(p *printer) {
+	attributes(p, farmTable, &farmFields{farm: f}, &farmFields{farm: newFarm("")})
+	if len(f.addresses) > 0 {
+		p.names("addresses", f.addresses)
+	}
+	if len(f.backends) > 0 {
+		p.list("backends", func() {
+			fresh := &backendFields{backend: newBackend(""), shows: textOf(stateWords, up)}
+			for _, b := range f.backends {
+				stored := *b
+				if !b.marked {
+					stored.mark = 0
+				}
+				p.object("", func() {
+					attributes(p, backendTable, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
+				})
+			}
+		})
+	}
+	if len(f.policies) > 0 {
+		p.names("policies", f.policies)
+	}
+	if len(f.sessions) > 0 {
+		p.list("sessions", func() { p.sessions(f.sessions) })
+	}
+}
+
+func (a *address) store(p *printer) {
+	attributes(p, addressTable, &addressFields{address: a}, &addressFields{address: newAddress("")})
+	if len(a.policies) > 0 {
+		p.names("policies", a.policies)
+	}
+}
+
+func (l *policy) store(p *printer) {
+	attributes(p, policyTable, &policyFields{policy: l}, &policyFields{policy: newPolicy("")})
+	if len(l.elements) == 0 {
+		return
+	}
+	p.list("elements", func() {
+		for _, e := range l.elements {
+			p.object("", func() { p.text("data", rangeText(e)) })
+		}
+	})
+}

@@ -1,0 +1,143 @@
+package config
+
+import (
+	"context"
+	"net/http"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// get answers with what there is.
+func (s *Source) get(w http.ResponseWriter, q *http.Request, path []string) {
+	name := ""
+	if len(path) > 1 {
+		name = path[1]
+	}
+	var p *printer
+	var err error
+	switch {
+	case path[0] == "farms" && len(path) <= 2:
+		p, err = s.printFarms(name)
+	case path[0] == "farms" && len(path) == 3 && path[2] == "sessions":
+		p, err = s.printSessions(q.Context(), name)
+	case path[0] == "policies":
+		p = s.printPolicies(name)
+	case path[0] == "addresses":
+		p = s.printAddresses(name)
+	default:
+		err = errInvalid
+	}
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	respond(w, http.StatusOK, p.Bytes())
+}
+
+func (s *Source) printFarms(name string) (*printer, error) {
+	views := s.viewFarms(name)
+	if views == nil && name != "" {
+		return nil, &failure{404, "invalid request"}
+	}
+	p := &printer{}
+	p.top('{', '}', func() {
+		p.list("farms", func() {
+			for i := range views {
+				p.farm(&views[i])
+			}
+		})
+	})
+	return p, nil
+}
+
+// viewFarms takes a snapshot of a farm, or of all.
+func (s *Source) viewFarms(name string) (views []farmView) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	now := s.now()
+	for _, f := range s.chosenFarms(name) {
+		v := farmView{farm: f, effective: s.found.effective(f, now), reasons: s.found.reasons(f.name)}
+		for _, a := range f.addresses {
+			v.addresses = append(v.addresses, &addressFields{address: s.doc.addresses[a], used: len(s.doc.farmsAt[a])})
+		}
+		views = append(views, v)
+	}
+	return views
+}
+
+func (s *Source) chosenFarms(name string) []*farm {
+	if name == "" {
+		return ordered(s.doc.farms, farmOrder)
+	}
+	if f := s.doc.farms[name]; f != nil {
+		return []*farm{f}
+	}
+	return nil
+}
+
+func (s *Source) printPolicies(name string) *printer {
+	s.mu.RLock()
+	var views []policyFields
+	for _, p := range ordered(s.doc.policies, policyOrder) {
+		if name == "" || p.name == name {
+			views = append(views, policyFields{policy: p, used: s.doc.used(p.name)})
+		}
+	}
+	s.mu.RUnlock()
+	p := &printer{}
+	p.top('{', '}', func() {
+		p.list("policies", func() {
+			for i := range views {
+				p.policy(&views[i])
+			}
+		})
+	})
+	return p
+}
+
+func (s *Source) printAddresses(name string) *printer {
+	s.mu.RLock()
+	var views []addressFields
+	for _, a := range ordered(s.doc.addresses, addressOrder) {
+		if name == "" || a.name == name {
+			views = append(views, addressFields{address: a, used: len(s.doc.farmsAt[a.name])})
+		}
+	}
+	s.mu.RUnlock()
+	p := &printer{}
+	p.top('{', '}', func() {
+		p.list("addresses", func() {
+			for i := range views {
+				p.address(&views[i])
+			}
+		})
+	})
+	return p
+}
+
+// printSessions prints the static sessions of a farm, then the live ones.
+func (s *Source) printSessions(ctx context.Context, name string) (*printer, error) {
+	s.mu.RLock()
+	f := s.doc.farms[name]
+	s.mu.RUnlock()
+	if f == nil {
+		return nil, errNoPath
+	}
+	var live []model.LiveSession
+	if s.kernel != nil && f.persistence != 0 && served(f) != nil {
+		var err error
+		if live, err = s.kernel.Sessions(ctx, name); err != nil {
+			return nil, &failure{503, "read sessions: " + err.Error()}
+		}
+	}
+	p := &printer{}
+	p.top('{', '}', func() {
+		p.list("sessions", func() {
+			p.sessions(f.sessions)
+			for _, l := range live {
+				p.liveSession(f, l)
+			}
+		})
+	})
+	return p, nil
+}

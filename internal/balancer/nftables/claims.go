@@ -1,0 +1,84 @@
+package nftables
+
+import (
+	"slices"
+	"strings"
+
+	"sluice.dev/sluice/internal/kernel/nft"
+)
+
+// claims are the elements that several farms may want with different values, and who wants them: of
+// the farms with one backend, its answers can be led back to one alone. The first by name has it.
+// Sources refuse such farms; here no more than that must come of them.
+type claims map[elementKey][]claim // sorted by farm
+
+type claim struct {
+	farm    string
+	element nft.Element
+}
+
+// claiming is a change of claims.
+type claiming struct{ held, next claims } // next has those that change
+
+func begin(held claims) *claiming { return &claiming{held, claims{}} }
+
+// find returns the claims to an element, and where the farm's is or would be.
+func (c *claiming) find(farm string, k elementKey) (all []claim, at int, there bool) {
+	all, ok := c.next[k]
+	if !ok {
+		all = c.held[k]
+	}
+	at, there = slices.BinarySearchFunc(all, farm, func(c claim, farm string) int { return strings.Compare(c.farm, farm) })
+	return all, at, there
+}
+
+// claim has a farm want an element. Where it wants it with several values, the first counts.
+func (c *claiming) claim(farm string, e *nft.Element) {
+	k := elementKey{e.Set, e.ElementKey}
+	if all, at, there := c.find(farm, k); !there {
+		c.next[k] = slices.Insert(slices.Clone(all), at, claim{farm, *e})
+	}
+}
+
+// withdraw takes a claim back.
+func (c *claiming) withdraw(farm string, e *nft.Element) {
+	k := elementKey{e.Set, e.ElementKey}
+	if all, at, there := c.find(farm, k); there {
+		c.next[k] = slices.Delete(slices.Clone(all), at, at+1)
+	}
+}
+
+// settled puts what comes of the claims that change in the place of what there was.
+func (c *claiming) settled(had map[elementKey]nft.Element, put func(map[elementKey]nft.Element, *nft.Element)) {
+	for _, all := range c.next {
+		if len(all) > 0 {
+			put(had, &all[0].element)
+		}
+	}
+}
+
+// settle has the change be done.
+func (c *claiming) settle() claims {
+	for k, all := range c.next {
+		if len(all) == 0 {
+			delete(c.held, k)
+		} else {
+			c.held[k] = all
+		}
+	}
+	return c.held
+}
+
+// claimed plans what comes of the claims that change.
+func (c *change) claimed() {
+	had := map[elementKey]nft.Element{}
+	for k := range c.claims.next {
+		if all := c.claims.held[k]; len(all) > 0 {
+			had[k] = all[0].element
+		}
+	}
+	c.claims.settled(had, c.put)
+	for _, e := range had {
+		c.batch.Delete(&e)
+	}
+}

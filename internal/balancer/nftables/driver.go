@@ -1,0 +1,355 @@
+// Package nftables carries out the farms of a balancer with an nftables table of the family inet,
+// and one of the family netdev for packets that are served as they arrive. Rules are constant but
+// for a chain for each way of choosing that is in use; farms and backends are elements of maps.
+//
+// What was programmed goes on working while no process of ours runs. Each table says in a note
+// which program made it; a driver that finds another one builds its own beside it, and only then
+// removes the other.
+package nftables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Driver programs the network namespace of the thread that opened it.
+type Driver struct {
+	*table // of family inet: all but what ingress has
+	// ingress has what packets meet as they arrive by an interface.
+	ingress *table
+	links   *netlink.Handle
+	log     *slog.Logger
+	close   func() error // once
+	tries   tries
+
+	mu    sync.Mutex   // held by every method
+	state *state.Farms // what the kernel holds, as far as we know; nil before the first adoption
+	// numbers are those of farms that the kernel holds, or that are about to be.
+	numbers *numbers
+	gen     uint32 // the kernel's generation up to which nobody else interfered
+	doubt   bool   // others may have changed what we programmed
+	// compared is when the kernel was last compared with what is wanted.
+	compared time.Time
+	tally    driver.Tally[elementKey]
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// Options configure the driver.
+type Options struct {
+	Log *slog.Logger // nil: slog.Default()
+	// Clients are how many clients the kernel may remember for each purpose: rates, connections at
+	// once, resets, backends; 0: a million. What is beyond is not remembered.
+	Clients uint32
+	// MayMiss has rules be as for kernels that need it, see nft.MayMiss: for tests.
+	MayMiss bool
+}
+
+// Open opens the driver's socket in the calling thread's network namespace, where it stays. It
+// changes nothing.
+func Open(o Options) (*Driver, error) {
+	d := &Driver{log: cmp.Or(o.Log, slog.Default()), numbers: newNumbers(), tries: tries{err: map[string]error{}}}
+	mayMiss := o.MayMiss || nft.MayMiss()
+	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20), mayMiss), &d.ingress: newIngress(mayMiss)} {
+		t, err := openTable(p)
+		if err != nil {
+			return nil, err
+		}
+		*at = t
+	}
+	var err error
+	if d.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open routing socket: %w", err)
+	}
+	d.close = sync.OnceValue(func() error {
+		d.links.Close()
+		return errors.Join(d.table.close(), d.ingress.close())
+	})
+	return d, nil
+}
+
+// Close implements driver.Driver.
+func (d *Driver) Close() error { return d.close() }
+
+// Capabilities implements driver.Driver.
+func (d *Driver) Capabilities() driver.Capabilities {
+	return driver.Capabilities{Name: "farms", Can: driver.Farms | driver.Survives | driver.AuditsCheaply, Lister: d}
+}
+
+// Frontends implements driver.Lister: the places of farms whose connections are tracked, if they
+// are single addresses and ports, with backends or without.
+func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err = nft.Uninterrupted(func() error {
+		found = map[state.FrontendKey]bool{}
+		for _, fp := range d.table.prog.families {
+			s := fp.farms[exact]
+			err := d.table.sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
+				if int(e.KeyLen) == nft.KeySize(s.Key) {
+					addr, proto, port := nft.Destination(e.Key[:], fp.ip.Bits/8)
+					found[state.FrontendKey{Addr: addr, Protocol: model.Protocol(proto), Port: port}] = true
+				}
+			})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list farms of table %s: %w", TableName, err)
+	}
+	return found, nil
+}
+
+// Held implements driver.Driver.
+func (d *Driver) Held(f func(*state.State)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state != nil {
+		f(&state.State{Farms: d.state})
+	}
+}
+
+// SetAside implements driver.Driver.
+func (d *Driver) SetAside() []driver.SetAside { return nil }
+
+// together is told where the kernel refuses the program.
+var together = &probe.Requirement{Name: "the farms' program", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet", "nft_log", "nft_limit"}}
+
+// Probe implements driver.Driver: it tries the programs in tables that no packet meets.
+func (d *Driver) Probe(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var err error
+	for _, t := range d.tables() {
+		b := t.prog.batch(TableName + "-probe")
+		t.prog.create(b, nft.FlagDormant)
+		b.DeleteTable()
+		err = errors.Join(err, together.Missing(send(b, t.sock)))
+	}
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("%w: the balancer needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
+	}
+	if err != nil {
+		return fmt.Errorf("program nftables: %w", err)
+	}
+	return nil
+}
+
+func send(b *nft.Batch, s *nft.Socket) error { _, err := b.Send(s); return err }
+
+// tables are in the order in which packets meet them.
+func (d *Driver) tables() []*table { return []*table{d.ingress, d.table} }
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == nil {
+		return nil, errors.New("update farms that were never adopted")
+	}
+	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, delta.Farms))}
+	for _, t := range d.tables() {
+		c, err := t.update(ctx, d.state, delta.Farms, d.numbers)
+		if err != nil {
+			return nil, err
+		}
+		p.changes = append(p.changes, c)
+	}
+	if leaves(d.state, delta.Farms) {
+		slices.Reverse(p.changes)
+	}
+	p.done = func(ctx context.Context) (err error) {
+		for name, f := range delta.Farms.Farms {
+			err = errors.Join(err, d.forgetStrays(ctx, d.state.Farms[name], f))
+			if f == nil {
+				d.numbers.forget(name)
+			}
+		}
+		d.state.Apply(delta.Farms)
+		return err
+	}
+	return p, ctx.Err()
+}
+
+// leaves reports whether a farm that is served at ingress will be served by the other table. That
+// has to serve it before; otherwise ingress is first. (Where farms go both ways in one change,
+// those that come to ingress are in neither table between the two transactions.)
+func leaves(have *state.Farms, d state.FarmsDelta) bool {
+	for name, now := range d.Farms {
+		if old := have.Farms[name]; old != nil && old.Mode == model.DSR && now != nil && now.Mode != model.DSR {
+			return true
+		}
+	}
+	return false
+}
+
+// Adopt implements driver.Driver.
+func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := &plan{d: d}
+	if want.Farms == nil {
+		return p, nil
+	}
+	gen, err := d.sock.Generation(ctx)
+	if err != nil {
+		return nil, err
+	}
+	next, numbers := want.Farms.Clone(), newNumbers()
+	for _, t := range d.tables() {
+		c, err := t.adopt(ctx, next, numbers)
+		if err != nil {
+			return nil, err
+		}
+		p.changes = append(p.changes, c)
+	}
+	if p.tunnels, err = d.adoptTunnels(next.Tunnels); err != nil {
+		return nil, err
+	}
+	d.gen, d.doubt, d.compared = gen, false, time.Now()
+	p.done = func(ctx context.Context) error {
+		d.state, d.numbers = next, numbers
+		for _, t := range d.tables() {
+			if err := t.sock.Drop(ctx, nextTable); err != nil {
+				return fmt.Errorf("delete table %s: %w", nextTable, err)
+			}
+		}
+		return nil
+	}
+	return p, nil
+}
+
+// doubtInterval is how long after the last adoption a doubt is reason for another.
+const doubtInterval = time.Minute
+
+// Tampered implements driver.Driver. The generation tells of a transaction of any program; then the
+// rules are counted. What changed within the sets cannot be told so cheaply: it may be reason for
+// an adoption once a minute. Some tunnels are looked at.
+func (d *Driver) Tampered(ctx context.Context) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state == nil {
+		return false, nil
+	}
+	gen, err := d.sock.Generation(ctx)
+	if err != nil {
+		return false, err
+	}
+	if gen != d.gen {
+		for _, t := range d.tables() {
+			whole, err := t.counts(ctx)
+			if errors.Is(err, nft.ErrInterrupted) {
+				return false, nil // asked again soon
+			}
+			if err != nil || !whole {
+				return err == nil, err
+			}
+		}
+		d.gen, d.doubt = gen, true
+	}
+	if d.doubt && time.Since(d.compared) >= doubtInterval {
+		return true, nil
+	}
+	return d.tunnelsGone()
+}
+
+// Purge implements driver.Driver.
+func (d *Driver) Purge(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range d.tables() {
+		if err := t.purge(ctx); err != nil {
+			return err
+		}
+	}
+	d.state = nil
+	return d.purgeTunnels()
+}
+
+// plan is what changes in the tunnels and each table, in order, and what it makes of the driver.
+type plan struct {
+	d       *Driver
+	tunnels tunnelChange
+	changes []*change
+	done    func(context.Context) error // what follows
+}
+
+// Len implements driver.Plan.
+func (p *plan) Len() (n int) {
+	n = len(p.tunnels.add) + len(p.tunnels.remove)
+	for _, c := range p.changes {
+		n += c.batch.Changes
+	}
+	return n
+}
+
+// String implements driver.Plan.
+func (p *plan) String() (text string) {
+	text = p.tunnels.String()
+	for _, c := range p.changes {
+		if c.beside != nil {
+			text += fmt.Sprintf("replace table %s, as it holds another program:\n", TableName)
+		}
+		text += c.batch.String()
+	}
+	return text
+}
+
+// Kept implements driver.Plan.
+func (p *plan) Kept() driver.Kept { return driver.Kept{} }
+
+// Apply implements driver.Plan.
+func (p *plan) Apply(ctx context.Context) error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	before, err := p.d.sock.Generation(ctx)
+	if err != nil {
+		return err
+	}
+	ours := before == p.d.gen // nobody else came in between; otherwise Tampered looks closer
+	for _, to := range p.tunnels.add {
+		if err := p.d.addTunnel(to); err != nil {
+			return err
+		}
+	}
+	for _, c := range p.changes {
+		sent, err := c.send(ctx)
+		if err != nil {
+			return fmt.Errorf("change nftables: %w", err)
+		}
+		c.settle()
+		if ours {
+			p.d.gen += sent
+		}
+	}
+	for _, to := range p.tunnels.remove {
+		if err := p.d.removeTunnel(to); err != nil {
+			return err
+		}
+	}
+	if p.done == nil {
+		return nil
+	}
+	return p.done(ctx)
+}

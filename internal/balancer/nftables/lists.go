@@ -1,0 +1,358 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Sources of packets to farms that name lists are looked up as the packets arrive by an interface,
+// and at prerouting where they came by one that has no chain of its own.
+//
+// Addresses of all lists are in one hash set, under a number for each list and length of prefix
+// (docs/decisions/0012): a list costs a look-up for each length in it. Farms that name the same
+// lists share a chain that asks for them.
+
+const beforeStateless = beforeTracking - 1
+
+// listing is a list in the kernel.
+type listing struct {
+	*model.FarmList
+	lengths [2][129]int // how many prefixes have each length, by family
+}
+
+// listings are lists by name; those that nobody knows are empty.
+type listings map[string]*listing
+
+func (l listings) get(name string) *listing {
+	if list := l[name]; list != nil {
+		return list
+	}
+	return &listing{FarmList: &model.FarmList{Name: name}}
+}
+
+// sameRules reports whether chains that ask for the one do for the other: all but the addresses.
+func (l *listing) sameRules(o *listing) bool {
+	for i, lengths := range l.lengths {
+		for bits, n := range lengths {
+			if (n > 0) != (o.lengths[i][bits] > 0) {
+				return false
+			}
+		}
+	}
+	return l.Allow == o.Allow && l.Log == o.Log && l.LogPrefix == o.LogPrefix
+}
+
+func familyIndex(is4 bool) int {
+	if is4 {
+		return 0
+	}
+	return 1
+}
+
+// each yields the prefixes of ranges.
+func each(ranges []model.AddressRange, yield func(netip.Prefix)) {
+	for _, r := range ranges {
+		for p := range r.Prefixes() {
+			yield(p)
+		}
+	}
+}
+
+// listChange is a change of lists.
+type listChange struct {
+	before, after listings
+	digest        uint64 // of all their elements, each a digest: those that change are xored
+}
+
+// moved are the ranges that only one of two sorted lists has.
+func moved(old, now []model.AddressRange) (gone, come []model.AddressRange) {
+	for len(old) > 0 || len(now) > 0 {
+		switch {
+		case len(old) > 0 && len(now) > 0 && old[0] == now[0]:
+			old, now = old[1:], now[1:]
+		case len(now) == 0 || len(old) > 0 && old[0].First.Compare(now[0].First) <= 0:
+			gone, old = append(gone, old[0]), old[1:]
+		default:
+			come, now = append(come, now[0]), now[1:]
+		}
+	}
+	return gone, come
+}
+
+// list plans that a list follows another one of the name; either may be nil.
+func (c *change) list(name string, now *model.FarmList, put func(*nft.Element, bool)) {
+	if now == nil {
+		now = &model.FarmList{Name: name}
+	}
+	old := c.lists.after.get(name)
+	next := &listing{now, old.lengths}
+	gone, come := moved(old.Ranges, now.Ranges)
+	member := c.members(name)
+	change := func(p netip.Prefix, n int) {
+		next.lengths[familyIndex(p.Addr().Is4())][p.Bits()] += n
+		e := member(p)
+		c.lists.digest ^= e.Digest()
+		put(&e, n > 0)
+	}
+	stays := map[netip.Prefix]bool{} // as a part of another range
+	each(gone, func(p netip.Prefix) { stays[p] = false })
+	each(come, func(p netip.Prefix) {
+		if _, had := stays[p]; had {
+			stays[p] = true
+		} else {
+			change(p, 1)
+		}
+	})
+	each(gone, func(p netip.Prefix) {
+		if !stays[p] {
+			change(p, -1)
+		}
+	})
+	c.lists.after[name] = next
+	if len(now.Ranges) == 0 {
+		delete(c.lists.after, name)
+	}
+}
+
+// members returns what makes elements of a list's prefixes.
+func (c *change) members(list string) func(netip.Prefix) nft.Element {
+	var numbers [129]uint32 // by length
+	return func(p netip.Prefix) nft.Element {
+		if numbers[p.Bits()] == 0 {
+			numbers[p.Bits()] = c.numbers.number(listKey(list, p.Bits()))
+		}
+		fp := c.p.family(p.Addr().Is4())
+		e := nft.Element{Set: fp.members}
+		e.AppendUint32(numbers[p.Bits()])
+		e.Append(fp.ip.Addr(p.Addr())...)
+		return e
+	}
+}
+
+// listKey is what has a number: a list with a length of prefixes.
+func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", list, bits) }
+
+// follow plans changes of lists, and returns the farms for which others have to be asked for.
+func (c *change) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
+	asking := map[string]*state.Farm{}
+	if c.p.of != unix.NFPROTO_INET || len(d.Lists) == 0 {
+		return asking
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
+		c.list(name, d.Lists[name], func(e *nft.Element, come bool) {
+			if come {
+				c.batch.Add(e)
+			} else {
+				c.batch.Delete(e)
+			}
+		})
+	}
+	other := func(name string) bool { return !c.lists.before.get(name).sameRules(c.lists.after.get(name)) }
+	rules := map[string]bool{}
+	for name := range d.Lists {
+		rules[name] = other(name)
+	}
+	for name, f := range have.Farms {
+		if slices.ContainsFunc(f.Lists, func(l string) bool { return rules[l] }) {
+			asking[name] = f
+		}
+	}
+	return asking
+}
+
+// listed yields what farms that name lists become, for one family.
+func (h *half) listed(lists listings) {
+	if h.p.of != unix.NFPROTO_INET {
+		return
+	}
+	asks, identity := h.asks(lists)
+	if len(asks) == 0 {
+		return
+	}
+	name := h.fp.ip.Name + "-lists-" + digest(identity)
+	h.chain(name, func() nft.Chain {
+		return nft.Chain{Name: name, Comment: "lists " + strings.Join(h.Lists, ", "), Rules: asks}
+	})
+	for _, p := range h.places {
+		if !p.addr.IsValid() {
+			h.chain("owned", h.p.owned)
+			h.put(h.fp.owned, p, h.at(p, nft.Goto(name)))
+			continue
+		}
+		h.chain(listedName(h.fp, p.kind), func() nft.Chain { return listedChain(h.fp, p.kind) })
+		h.chain("listed", h.p.elsewhere)
+		h.put(h.fp.listed, p, nft.Goto(name))
+	}
+}
+
+// asks are the rules that ask for the farm's lists in their order, and what they consist of.
+func (h *half) asks(lists listings) (rules []nft.Rule, identity string) {
+	for _, name := range h.Lists {
+		l := lists.get(name)
+		for bits, n := range l.lengths[familyIndex(h.fp.is4())] {
+			if n == 0 {
+				continue
+			}
+			number := h.numbers.number(listKey(name, bits))
+			identity += fmt.Sprintf("%d/%d %t %t %q\n", number, bits, l.Allow, l.Log, l.LogPrefix)
+			r := rule(listKey(name, bits)).Number(0, number).Load(1, nft.Masked(h.fp.ip.Saddr, bits)).Has(h.fp.members, 0)
+			switch {
+			case l.Allow:
+				r = r.Accept()
+			case l.Log:
+				r = r.Logged(l.LogPrefix).Drop()
+			default:
+				r = r.Drop()
+			}
+			rules = append(rules, r)
+		}
+	}
+	return rules, identity
+}
+
+func listedName(fp *family, k kind) string { return fp.ip.Name + "-listed" + k.String() }
+
+// listedChain looks for farms that name lists.
+func listedChain(fp *family, k kind) nft.Chain {
+	return nft.Chain{Name: listedName(fp, k), Comment: "packets to farms that name lists", Rules: []nft.Rule{
+		rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.listed[k], 0),
+	}}
+}
+
+// elsewhere is for packets that came by an interface without a chain of its own.
+func (p *program) elsewhere() nft.Chain {
+	c := nft.Chain{Name: "listed", Comment: "packets that have not met lists as they arrived", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeStateless), Rules: []nft.Rule{
+		rule().In(p.covered, nft.IIF).Accept(),
+	}}
+	for _, fp := range p.families {
+		for k := range kinds {
+			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.listed[k], 0))
+		}
+	}
+	return c
+}
+
+// owned is for farms at every address of the machine: which those are cannot be asked before
+// prerouting.
+func (p *program) owned() nft.Chain {
+	c := nft.Chain{Name: "owned", Comment: "packets to farms at every address that name lists", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeStateless)}
+	for _, fp := range p.families {
+		c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.owned[ranged], 0))
+	}
+	return c
+}
+
+// listNote says what lists the table holds.
+func (p *program) listNote(digest uint64) *nft.Element {
+	e := nft.Element{Set: p.notes, Comment: fmt.Sprintf("lists %016x", digest)}
+	e.AppendUint32(1)
+	return &e
+}
+
+// noteLists has the note say what lists there are after the change.
+func (c *change) noteLists(had bool, before uint64) {
+	if c.p.of != unix.NFPROTO_INET || had && before == c.lists.digest {
+		return
+	}
+	var old *nft.Element
+	if had {
+		old = c.p.listNote(before)
+	}
+	c.batch.Note(old, c.p.listNote(c.lists.digest))
+}
+
+// allLists plans all lists, of a table that has none.
+func (c *change) allLists(want map[string]*model.FarmList, put func(*nft.Element, bool)) {
+	if c.p.of != unix.NFPROTO_INET {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		c.list(name, want[name], put)
+	}
+}
+
+// lists reports whether a set has the elements of lists. They are compared by their digest alone
+// where that is right.
+func (p *program) lists(s *nft.Set) bool {
+	return s == p.families[0].members || s == p.families[1].members
+}
+
+// compareLists plans what differs between the table's lists and what is wanted.
+func (c *change) compareLists(ctx context.Context, want map[string]*model.FarmList, have *found) error {
+	if c.p.of != unix.NFPROTO_INET {
+		return nil
+	}
+	c.allLists(want, func(*nft.Element, bool) {})
+	if now := c.p.listNote(c.lists.digest); now.Comment != have.lists {
+		return c.compareMembers(ctx, want, have)
+	}
+	return nil
+}
+
+// compareMembers reads the elements of lists.
+func (c *change) compareMembers(ctx context.Context, want map[string]*model.FarmList, have *found) error {
+	left := map[elementKey]nft.Element{}
+	for _, fp := range c.p.families {
+		err := c.t.sock.ReadSet(ctx, TableName, fp.members, func(e nft.Element) { left[elementKey{e.Set, e.ElementKey}] = e })
+		if err != nil {
+			return fmt.Errorf("read set %s: %w", fp.members.Name, err)
+		}
+	}
+	for name, l := range want {
+		member := c.members(name)
+		each(l.Ranges, func(p netip.Prefix) {
+			e := member(p)
+			c.put(left, &e)
+		})
+	}
+	for _, e := range left {
+		c.batch.Delete(&e)
+	}
+	var old *nft.Element
+	if have.lists != "" {
+		old = c.p.listNote(0)
+	}
+	c.batch.Note(old, c.p.listNote(c.lists.digest))
+	return nil
+}
+
+// covered plans what becomes of the chains of interfaces, and of the set that has them.
+func (c *change) covered(devices map[int]struct{}) {
+	had := map[elementKey]nft.Element{}
+	for _, index := range c.t.covers {
+		if c.p.covered != nil {
+			e := c.p.coveredElement(index)
+			had[elementKey{e.Set, e.ElementKey}] = *e
+		}
+	}
+	c.cover(had, c.devices(devices))
+	for _, e := range had {
+		c.batch.Delete(&e)
+	}
+}
+
+// cover has the set of interfaces with chains of their own have these; had is what it has.
+func (c *change) cover(had map[elementKey]nft.Element, indexes []int) {
+	if c.p.covered == nil {
+		return
+	}
+	for _, index := range indexes {
+		c.put(had, c.p.coveredElement(index))
+	}
+}
+
+func (p *program) coveredElement(index int) *nft.Element {
+	e := nft.Element{Set: p.covered}
+	e.AppendUint32(uint32(index))
+	return &e
+}

@@ -1,0 +1,284 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/model"
+)
+
+// TableName is the table, of family inet, that the driver owns.
+const TableName = "sluice-farms"
+
+// nextTable is the table that is built beside one of another program.
+const nextTable = TableName + "-next"
+
+const tableComment = "Sluice's farms. It is kept in step by sluice balance and removed by sluice cleanup."
+
+// program is what the table holds whatever the farms are: its sets, and the chains that packets
+// enter by.
+type program struct {
+	of       uint8 // unix.NFPROTO_… of the table
+	sets     []*nft.Set
+	families [2]*family
+	// arrivals are the chains that packets come to as they arrive by an interface, in this order,
+	// and before are the rules in front of them.
+	arrivals []string
+	before   []nft.Rule
+	notes    *nft.Set
+	// answering are, by kind, the chains for answers of stateless farms' backends.
+	answering [kinds][]nft.Chain
+	covered   *nft.Set // interfaces whose packets meet lists as they arrive
+	clients   uint32   // how many clients each of the sets that packets fill may hold
+	mayMiss   bool     // see nft.MayMiss
+}
+
+// kind is how a place is looked up, at which clients find a farm. All places of a farm are of one
+// kind.
+type kind uint8
+
+const (
+	exact  kind = iota // an address and a port
+	ranged             // a range of addresses, and one of ports
+	kinds
+)
+
+// String is what names of sets and chains end in.
+func (k kind) String() string { return [...]string{"", "-range"}[k] }
+
+// family is the half of the program for IPv4 or IPv6.
+type family struct {
+	ip nft.Family
+
+	// By kind, keyed by place: address . protocol . port.
+	farms   [kinds]*nft.Set // the chain that serves
+	slots   [kinds]*nft.Set // slot . place : backend
+	hosts   [kinds]*nft.Set // the same where the port stays
+	out     [kinds]*nft.Set // what becomes of the client's address
+	sources [kinds]*nft.Set // the address in place of the client's
+	proxied [kinds]*nft.Set // where clients are answered in backends' place
+	guards  [kinds]*nft.Set // what is asked of every packet
+	after   [kinds]*nft.Set // what is left to be done for a connection with a backend
+	numbers [kinds]*nft.Set // the farm's number, where places share what is remembered
+
+	stateless [kinds]*nft.Set // the chain that rewrites each packet
+	answers   [kinds]*nft.Set // where a backend answers from : the address (and port) that clients asked
+
+	listed  [kinds]*nft.Set // place : the chain of the lists that its farm names
+	owned   [kinds]*nft.Set // the same, of farms at every address of the machine
+	members *nft.Set        // list . network
+
+	// Of ingress, by kind.
+	direct [kinds]*nft.Set // place : the chain that forwards each packet
+	ways   [kinds]*nft.Set // slot . place : interface and address of the backend
+
+	backendSources *nft.Set // place . backend : the address in place of the client's
+
+	stages *nft.Set // stage . farm : what the farm does in it
+	rates  *nft.Set // farm . source : new connections
+	counts *nft.Set // farm . source : connections at once
+	// backendLimits are how many connections a backend may have, by farm and backend, and
+	// backendCounts these.
+	backendLimits, backendCounts *nft.Set
+	resets                       *nft.Set // address . port . source : resets
+	refusals                     *nft.Set // where a backend answers from : how often it refuses
+	memories                     []memory // of clients that stay on their backends
+}
+
+func newProgram(clients uint32, mayMiss bool) *program {
+	p := &program{of: unix.NFPROTO_INET, clients: clients, mayMiss: mayMiss}
+	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		p.families[i] = p.newFamily(f)
+		for k := range kinds {
+			p.arrivals = append(p.arrivals, listedName(p.families[i], k))
+		}
+	}
+	for k := range kinds {
+		p.answering[k] = p.answersChains(k)
+	}
+	p.covered = p.set("covered", "interfaces with a chain of their own", nft.Set{Key: []nft.Field{nft.IIF}, Late: true})
+	p.notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
+	return p
+}
+
+func (p *program) family(is4 bool) *family {
+	if is4 {
+		return p.families[0]
+	}
+	return p.families[1]
+}
+
+// set adds a set.
+func (p *program) set(name, comment string, s nft.Set) *nft.Set {
+	s.ID, s.Name, s.Comment = uint32(len(p.sets)+1), name, comment
+	s.Early = s.Early || !s.Verdict && !s.Dynamic && !s.Late
+	p.sets = append(p.sets, &s)
+	if p.mayMiss && s.Verdict && s.Ranges {
+		next := s
+		next.ID, next.Name, next.Comment = uint32(len(p.sets)+1), name+"-next", "the same, while it changes"
+		next.Late = true // what a change that did not end has left there goes before what comes
+		p.sets = append(p.sets, &next)
+		s.StandIn = &next
+	}
+	return &s
+}
+
+func (p *program) newFamily(ip nft.Family) *family {
+	fp := &family{ip: ip}
+	set := func(name, comment string, s nft.Set) *nft.Set { return p.set(ip.Name+"-"+name, comment, s) }
+	for k := range kinds {
+		place := func(name, comment string, s nft.Set) *nft.Set {
+			s.Key, s.Ranges = append(s.Key[:len(s.Key):len(s.Key)], fp.place()...), k != exact
+			return set(name+k.String(), comment, s)
+		}
+		slot := []nft.Field{nft.Mark}
+		fp.slots[k] = place("slots", "slot . place : backend", nft.Set{Key: slot, Data: []nft.Field{ip.Daddr, nft.Dport}, Counted: true})
+		fp.hosts[k] = place("hosts", "slot . place : backend, at the port that the client asked for", nft.Set{Key: slot, Data: []nft.Field{ip.Daddr}, Counted: true})
+		fp.numbers[k] = place("numbers", "place : number of the farm", nft.Set{Data: []nft.Field{nft.Mark}})
+		fp.sources[k] = place("sources", "place : address in place of the client's", nft.Set{Data: []nft.Field{ip.Saddr}})
+		fp.after[k] = place("after", "place : what is left to be done for a connection with a backend", nft.Set{Verdict: true})
+		fp.out[k] = place("out", "place : what becomes of the client's address", nft.Set{Verdict: true})
+		fp.proxied[k] = place("proxied", "places where clients are answered in backends' place", nft.Set{})
+		fp.guards[k] = place("guards", "place : what is asked of every packet", nft.Set{Verdict: true})
+		fp.stateless[k] = place("stateless", "place where clients find a stateless farm : the chain that serves it", nft.Set{Verdict: true})
+		fp.listed[k] = place("listed", "place : the chain of the lists that its farm names", nft.Set{Verdict: true})
+		if k == ranged {
+			fp.owned[k] = place("owned", "the same, for farms at every address of the machine", nft.Set{Verdict: true})
+		}
+		fp.answers[k] = fp.answersSet(set, k)
+		fp.farms[k] = place("farms", "place where clients find a farm : the chain that serves it", nft.Set{Verdict: true})
+	}
+	fp.backendSources = set("backend-sources", "place . backend : address in place of the client's",
+		nft.Set{Key: append(fp.place(), ip.Daddr), Data: []nft.Field{ip.Saddr}})
+	fp.members = set("members", "list . network", nft.Set{Key: []nft.Field{nft.Mark, ip.Saddr}})
+	fp.addMemory(p, set)
+	return fp
+}
+
+// addMemory adds what is known of clients.
+func (fp *family) addMemory(p *program, set func(name, comment string, s nft.Set) *nft.Set) {
+	number, backend := []nft.Field{nft.Mark}, []nft.Field{fp.ip.Daddr, nft.Dport}
+	source := append(number[:1:1], fp.ip.Saddr)
+	fp.stages = set("stages", "stage . farm : what it does in the stage", nft.Set{Key: []nft.Field{nft.Mark, nft.Mark}, Verdict: true, Early: true})
+	fp.rates = set("rates", "farm . source : how often it connects", nft.Set{Key: source, Dynamic: true, Size: p.clients})
+	fp.counts = set("counts", "farm . source : its connections", nft.Set{Key: source, Dynamic: true, Counts: true, Size: p.clients})
+	fp.backendLimits = set("backend-limits", "farm . backend : how many connections it may have", nft.Set{Key: append(number[:1:1], backend...), Verdict: true})
+	fp.backendCounts = set("backend-counts", "farm . backend : its connections",
+		nft.Set{Key: append(number[:1:1], backend...), Dynamic: true, Counts: true, Size: p.clients})
+	fp.resets = set("resets", "address . port . source : how often it resets",
+		nft.Set{Key: []nft.Field{fp.ip.Daddr, nft.Dport, fp.ip.Saddr}, Dynamic: true, Size: p.clients})
+	fp.refusals = set("refusals", "where a backend answers from : how often it refuses connections",
+		nft.Set{Key: []nft.Field{fp.ip.Saddr, nft.L4Proto, nft.Sport}, Dynamic: true, Size: p.clients})
+	for i, parts := range forms {
+		key, suffix := number[:1:1], [...]string{"", "-ether"}[i]
+		for _, part := range parts {
+			key = append(key, fp.flow(part)...)
+		}
+		fp.memories = append(fp.memories, memory{
+			parts:    parts,
+			sessions: set("sessions"+suffix, "farm . client : the backend that it was given", nft.Set{Key: key, Data: backend}),
+			clients:  set("clients"+suffix, "farm . client : the backend that it stays on", nft.Set{Key: key, Data: backend, Dynamic: true, Size: p.clients}),
+		})
+	}
+}
+
+// place are the fields by which a farm is found.
+func (fp *family) place() []nft.Field { return []nft.Field{fp.ip.Daddr, nft.L4Proto, nft.Dport} }
+
+// placed are the same of a connection that has been translated.
+func (fp *family) placed() []nft.Field {
+	return []nft.Field{fp.ip.OrigDaddr, nft.L4Proto, nft.CtOrigDport}
+}
+
+// flow are the fields of a key of flows.
+func (fp *family) flow(key model.FlowKey) (fields []nft.Field) {
+	all := []nft.Field{fp.ip.Saddr, fp.ip.Daddr, nft.Sport, nft.Dport, nft.SrcMAC, nft.DstMAC}
+	for i, f := range all {
+		if key&(1<<i) != 0 {
+			fields = append(fields, f)
+		}
+	}
+	return fields
+}
+
+// place is where clients find a farm. An invalid address stands for all.
+type place struct {
+	kind  kind
+	addr  netip.Addr
+	proto model.Protocol
+	ports model.PortSpan
+}
+
+// at is an element of a set of places of its kind; a slot comes first where the set has slots.
+func (fp *family) at(sets [kinds]*nft.Set, p place, slot ...uint32) nft.Element {
+	e := nft.Element{Set: sets[p.kind]}
+	put := func(addr netip.Addr, port uint16) {
+		for _, s := range slot {
+			e.AppendUint32(s)
+		}
+		e.AppendDestination(fp.ip, addr, uint8(p.proto), port)
+	}
+	first, last := p.addr, p.addr
+	if !p.addr.IsValid() {
+		first, last = fp.ends()
+	}
+	put(first, p.ports.First)
+	if p.kind != exact {
+		put(last, p.ports.Last)
+	}
+	return e
+}
+
+// ends are the first and the last address of the family.
+func (fp *family) ends() (first, last netip.Addr) {
+	if fp.is4() {
+		return netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	}
+	var all [16]byte
+	for i := range all {
+		all[i] = 255
+	}
+	return netip.IPv6Unspecified(), netip.AddrFrom16(all)
+}
+
+func (fp *family) is4() bool { return fp.ip.Bits == nft.IPv4.Bits }
+
+// numbers are what stands for farms in keys: hashes of their names. Where two are the same, the
+// later farm has another one.
+type numbers struct {
+	of    map[string]uint32
+	farms map[uint32]string
+}
+
+func newNumbers() *numbers { return &numbers{map[string]uint32{}, map[uint32]string{}} }
+
+// number is that of a farm; it has one from now on.
+func (n *numbers) number(farm string) uint32 {
+	if number, has := n.of[farm]; has {
+		return number
+	}
+	for try := 0; ; try++ {
+		number := uint32(xxhash.Sum64String(farm + strconv.Itoa(try)))
+		if n.farms[number] == "" && number != 0 {
+			n.of[farm], n.farms[number] = number, farm
+			return number
+		}
+	}
+}
+
+// forget has a farm have no number any more.
+func (n *numbers) forget(farm string) {
+	delete(n.farms, n.of[farm])
+	delete(n.of, farm)
+}
+
+// digest is a short name for a text.
+func digest(text string) string { return fmt.Sprintf("%08x", uint32(xxhash.Sum64String(text))) }
+
+func uint32Bytes(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

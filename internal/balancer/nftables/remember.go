@@ -1,0 +1,232 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Sessions returns the clients that a farm remembers now, without those that were given; none if
+// there is no such farm, or it remembers nobody. It is safe for concurrent use.
+func (d *Driver) Sessions(ctx context.Context, farm string) (sessions []model.LiveSession, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := d.remembering(farm)
+	if f == nil {
+		return nil, nil
+	}
+	err = d.eachClient(ctx, f, func(fp *family, e *nft.Element) {
+		c := fp.readClient(f.Persist, e)
+		s := model.LiveSession{FarmSession: model.FarmSession{Client: c.FlowValues}, Left: c.left}
+		if i := c.backendOf(f); i >= 0 {
+			s.Backend = f.Backends[i].Name
+		}
+		sessions = append(sessions, s)
+	})
+	return sessions, err
+}
+
+// Forget has a farm forget clients. It is safe for concurrent use.
+func (d *Driver) Forget(ctx context.Context, farm string, clients []model.FlowValues) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := d.remembering(farm)
+	if f == nil {
+		return nil
+	}
+	gone := map[model.FlowValues]bool{}
+	for _, c := range clients {
+		gone[c] = true
+	}
+	return d.forget(ctx, f, func(c client) bool { return gone[c.FlowValues] })
+}
+
+// remembering is a farm that remembers clients; nil: there is none of the name.
+func (d *Driver) remembering(farm string) *state.Farm {
+	if d.state == nil || d.state.Farms[farm] == nil || d.state.Farms[farm].Persist == 0 {
+		return nil
+	}
+	return d.state.Farms[farm]
+}
+
+// client is a client that a farm remembers.
+type client struct {
+	model.FlowValues
+	backend netip.AddrPort
+	left    time.Duration // until it is forgotten
+}
+
+// backendOf is the index of the client's backend in the farm's list; -1: it is gone.
+func (c client) backendOf(f *state.Farm) int {
+	return slices.IndexFunc(f.Backends, func(b model.FarmBackend) bool {
+		return b.Addr == c.backend.Addr() && (b.Port == 0 || b.Port == c.backend.Port())
+	})
+}
+
+// eachClient yields the elements of a farm's clients. Where tables change all the time, some may be
+// missing that came meanwhile.
+func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*family, *nft.Element)) error {
+	n := uint32Bytes(d.numbers.number(f.Name))
+	for _, fp := range d.prog.families {
+		var all []nft.Element
+		err := nft.Uninterrupted(func() error {
+			all = all[:0]
+			return d.sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
+				if slices.Equal(e.Key[:4], n) {
+					all = append(all, e)
+				}
+			})
+		})
+		if err != nil && !errors.Is(err, nft.ErrInterrupted) {
+			return err
+		}
+		for i := range all {
+			yield(fp, &all[i])
+		}
+	}
+	return nil
+}
+
+// recall has a fresh table remember the clients that another one does, if there is one and where it
+// says so in the same way: those of farms that are wanted and whose backend serves, as many as
+// there is room for.
+func (c *change) recall(ctx context.Context, table string) error {
+	var have *nft.Table
+	err := nft.Uninterrupted(func() (err error) { have, err = c.t.sock.ReadTable(ctx, table); return err })
+	if have == nil || err != nil {
+		return err
+	}
+	for _, fp := range c.p.families {
+		for _, m := range fp.memories {
+			if have.Sets[m.clients.Name] != m.clients.Type() {
+				continue
+			}
+			added := map[nft.ElementKey]bool{} // the kernel may list an element twice
+			err := c.t.sock.ReadSet(ctx, table, m.clients, func(e nft.Element) {
+				if added[e.ElementKey] || len(added) == int(m.clients.Size) {
+					return
+				}
+				f := c.fresh.Farms[c.numbers.farms[nft.NativeUint32(e.Key[:4])]]
+				if f == nil || f.Persist == 0 || fp.memory(f.Persist).clients != m.clients || e.Life == nil || e.Life.Expires == 0 {
+					return
+				}
+				if i := fp.readClient(f.Persist, &e).backendOf(f); i < 0 || !f.Serves(i) {
+					return
+				}
+				added[e.ElementKey] = true
+				c.batch.Add(&e)
+			})
+			if err != nil && !errors.Is(err, nft.ErrInterrupted) { // then some may be missing
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (d *Driver) forget(ctx context.Context, f *state.Farm, which func(client) bool) error {
+	var gone []nft.Element
+	err := d.eachClient(ctx, f, func(fp *family, e *nft.Element) {
+		if which(fp.readClient(f.Persist, e)) {
+			gone = append(gone, *e)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return d.delete(gone, 1000)
+}
+
+// delete deletes elements, so many in a transaction; those of one of which some are gone meanwhile
+// one by one, as the kernel refuses all of it then.
+func (d *Driver) delete(elements []nft.Element, atOnce int) error {
+	for chunk := range slices.Chunk(elements, atOnce) {
+		b := nft.NewBatch(TableName)
+		for i := range chunk {
+			b.Delete(&chunk[i])
+		}
+		sent, err := b.Send(d.sock)
+		d.gen += sent
+		if gone := errors.Is(err, unix.ENOENT); gone && len(chunk) > 1 {
+			err = d.delete(chunk, 1)
+		} else if gone {
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forgetStrays has a farm forget the clients whose backend does not serve after a change, or all
+// where it goes or remembers by something else; now may be nil.
+func (d *Driver) forgetStrays(ctx context.Context, old, now *state.Farm) error {
+	if old == nil || old.Persist == 0 {
+		return nil
+	}
+	if now == nil || now.Persist != old.Persist {
+		return d.forget(ctx, old, func(client) bool { return true })
+	}
+	for i, b := range old.Backends {
+		if old.Serves(i) && !servesLike(now, b) {
+			return d.forget(ctx, now, func(c client) bool {
+				i := c.backendOf(now)
+				return i < 0 || !now.Serves(i)
+			})
+		}
+	}
+	return nil
+}
+
+// servesLike reports whether a farm has a backend with the address and port of another one that
+// serves.
+func servesLike(f *state.Farm, b model.FarmBackend) bool {
+	for i, o := range f.Backends {
+		if o.Addr == b.Addr && o.Port == b.Port && f.Serves(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// readClient is what an element of clients says.
+func (fp *family) readClient(key model.FlowKey, e *nft.Element) client {
+	n := fp.ip.Bits / 8
+	addr := func(b []byte) netip.Addr { a, _ := netip.AddrFromSlice(b[:n]); return a }
+	port := func(b []byte) uint16 { return uint16(b[0])<<8 | uint16(b[1]) }
+	c := client{backend: netip.AddrPortFrom(addr(e.Data[:]), port(e.Data[n:]))}
+	if e.Life != nil {
+		c.left = e.Life.Expires
+	}
+	at := e.Key[4:]
+	for _, part := range fp.memory(key).parts {
+		size := len(fp.partBytes(part, model.FlowValues{}))
+		if key&part != 0 {
+			switch part {
+			case model.SrcIP:
+				c.SrcIP = addr(at)
+			case model.DstIP:
+				c.DstIP = addr(at)
+			case model.SrcPort:
+				c.SrcPort = port(at)
+			case model.DstPort:
+				c.DstPort = port(at)
+			case model.SrcMAC:
+				copy(c.SrcMAC[:], at)
+			case model.DstMAC:
+				copy(c.DstMAC[:], at)
+			}
+		}
+		at = at[size:]
+	}
+	return c
+}

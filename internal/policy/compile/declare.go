@@ -1,0 +1,250 @@
+package compile
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// policies are all tiers and policies that are declared.
+type policies struct {
+	*budget
+	objects   *objects
+	rollout   *rollout
+	tiers     map[string]model.Tier
+	all       map[model.PolicyKey]*policy
+	subjects  filing[*policy] // the policies by whom they select
+	failsafes [2][]*policy
+	serial    uint64 // of the latest version
+}
+
+// policy is one version of a policy, in one version of its tier.
+type policy struct {
+	obj      *model.Policy
+	tier     model.Tier
+	denies   bool                // all that it selects, as it can't be applied as it is meant
+	fault    string              // why it is refused here, though it was read
+	refused  []*model.NetworkSet // refused ones among the peers of its rules, by key
+	serial   uint64              // tells versions apart
+	variants [8]*variant
+	refs     [8]int // the plans that have the variant
+
+	// fresh: endpoints that are there may still have the version before, or none, as variants are
+	// not filled.
+	fresh    bool
+	awaited  bool      // by some of them
+	since    time.Time // when it came
+	prepared []int     // the variants that are held until it is no longer fresh
+
+	// outdated: its tier changed, or a set of its rules is refused and so empty. It does not stand
+	// until the next version is filled: beside others that are up to date it might let pass what
+	// neither version does.
+	outdated bool
+}
+
+// failsafeKind is the kind of the policies that stand for the failsafe ports.
+const failsafeKind = model.Failsafe
+
+// comparePolicies orders policies as packets meet them.
+func comparePolicies(a, b *policy) int {
+	return cmp.Or(cmp.Compare(a.tier.Order, b.tier.Order), cmp.Compare(a.tier.Name, b.tier.Name), Compare(a.obj, b.obj))
+}
+
+// Compare orders the policies of a tier as packets meet them. As in Calico, ties go by
+// "namespace/name" as it is written; of one name, Calico's comes before Kubernetes' own.
+func Compare(a, b *model.Policy) int {
+	return cmp.Or(cmp.Compare(a.Order, b.Order), compareWritten(a.Key.Name, b.Key.Name), cmp.Compare(b.Key.Kind, a.Key.Kind))
+}
+
+// compareWritten orders names by what their String returns, and writes it only where it has to.
+func compareWritten(a, b model.Name) int {
+	if a.Namespace == b.Namespace {
+		return cmp.Compare(a.Name, b.Name)
+	}
+	return cmp.Compare(a.String(), b.String())
+}
+
+// rules are those of a direction.
+func (p *policy) rules(ingress bool) []model.PolicyRule {
+	switch {
+	case p.denies:
+		return []model.PolicyRule{{Name: "refused", Action: model.Deny}}
+	case ingress:
+		return p.obj.IngressRules
+	}
+	return p.obj.EgressRules
+}
+
+// declare brings tiers and policies up to date, and returns the versions that came and went.
+func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
+	dirty := map[model.PolicyKey]struct{}{}
+	for key := range d.Refs(model.PolicyKinds) {
+		dirty[key] = struct{}{}
+	}
+	if tiers := d.Objects[model.TierKind]; len(tiers) > 0 {
+		for name := range tiers {
+			ps.setTier(name.Name, v.Tier(name.Name))
+		}
+		for key, p := range ps.all {
+			if _, moved := tiers[model.Name{Name: p.obj.Tier}]; moved {
+				p.outdated = true
+				dirty[key] = struct{}{}
+			}
+		}
+	}
+	for key := range dirty {
+		changed = ps.set(key, declared(v, key), changed)
+	}
+	for key := range ps.rollout.later {
+		changed = ps.set(key, declared(v, key), changed)
+	}
+	return changed
+}
+
+// declared returns a policy, nil if there is none, or if it is ignored.
+func declared(v *store.View, key model.PolicyKey) *model.Policy {
+	if p := v.Policy(key); p != nil && !p.Ignored {
+		return p
+	}
+	return nil
+}
+
+func (ps *policies) setTier(name string, t *model.Tier) {
+	if t == nil {
+		t = model.BuiltInTier(name)
+	}
+	if t == nil {
+		delete(ps.tiers, name)
+	} else {
+		ps.tiers[name] = *t
+	}
+}
+
+// set puts a new version of a policy in place of the old one, unless that is still to come into
+// force. It appends both to what changed.
+func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*policy) []*policy {
+	old := ps.all[key]
+	if !ps.rollout.mayReplace(key, old, obj == nil) {
+		return changed
+	}
+	if old != nil {
+		ps.subjects.remove(old.obj.Subject, old)
+		changed = append(changed, old)
+		delete(ps.all, key)
+	}
+	var p *policy
+	if obj != nil {
+		p = ps.newPolicy(obj)
+		ps.all[key] = p
+		ps.subjects.add(obj.Subject, p)
+		changed = append(changed, p)
+	}
+	ps.rollout.replace(old, p)
+	return changed
+}
+
+// setRefused follows a network set that may be, or have been, refused: the policies whose rules it
+// is in are compiled anew.
+func (ps *policies) setRefused(old, next *item) {
+	var moved []*item
+	if _, was := ps.objects.refused[old]; was {
+		delete(ps.objects.refused, old)
+		moved = append(moved, old)
+	}
+	if next != nil && next.set.Refused != "" {
+		ps.objects.refused[next] = struct{}{}
+		moved = append(moved, next)
+	}
+	if len(moved) == 0 {
+		return
+	}
+	for key, p := range ps.all {
+		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
+			p.outdated = p.outdated || next != nil && next.set.Refused != "" && refers(p.obj, next)
+			ps.rollout.wait(key)
+		}
+	}
+}
+
+func (ps *policies) newPolicy(obj *model.Policy) *policy {
+	ps.serial++
+	tier := ps.tiers[obj.Tier]
+	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier}
+	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" {
+		refused := *obj
+		refused.Refused, refused.IngressRules, refused.EgressRules = cmp.Or(obj.Refused, p.fault), nil, nil
+		p.obj, obj = &refused, &refused
+	}
+	if p.denies = obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
+		p.tier = refusedTier
+	} else {
+		p.refused = ps.objects.refused.among(obj)
+	}
+	return p
+}
+
+// failsafe returns the policy that allows the failsafe ports at the stage, if it has any. Untracked
+// replies are evaluated as well, so both ends' ports are allowed there.
+func (ps *policies) failsafe(s stage) []*policy {
+	switch s {
+	case hostInput, hostOutput, hostPreDNAT:
+		return ps.failsafes[0]
+	case hostUntrackedIn, hostUntrackedOut:
+		return ps.failsafes[1]
+	}
+	return nil
+}
+
+// newFailsafes makes the policies for tracked and for untracked packets.
+func (ps *policies) newFailsafes(in, out []state.PortRange) (all [2][]*policy) {
+	if len(in)+len(out) == 0 {
+		return all
+	}
+	for i, name := range []string{"ports", "untracked ports"} {
+		obj := &model.Policy{
+			Key: model.PolicyKey{Kind: failsafeKind, Name: model.Name{Name: name}}, Tier: string(failsafeKind),
+			Ingress: true, Egress: true,
+			IngressRules: failsafeRules(in, out, i == 1), EgressRules: failsafeRules(out, in, i == 1),
+		}
+		ps.serial++
+		tier := model.Tier{Name: string(failsafeKind), Order: math.Inf(-1), DefaultPass: true}
+		all[i] = []*policy{{obj: obj, tier: tier, serial: ps.serial}}
+	}
+	return all
+}
+
+func failsafeRules(to, replies []state.PortRange, both bool) []model.PolicyRule {
+	var rules []model.PolicyRule
+	if len(to) > 0 {
+		rules = append(rules, model.PolicyRule{Name: "failsafe", Destination: model.RuleEnd{Ports: policyPorts(to)}})
+	}
+	if both && len(replies) > 0 {
+		rules = append(rules, model.PolicyRule{Name: "failsafe replies", Source: model.RuleEnd{Ports: policyPorts(replies)}})
+	}
+	return rules
+}
+
+func policyPorts(list []state.PortRange) []model.PolicyPort {
+	var all []model.PolicyPort
+	for _, r := range list {
+		all = append(all, model.PolicyPort{Protocol: r.Protocol, First: r.First, Last: r.Last})
+	}
+	return all
+}
+
+// applying returns the policies that select what has the labels, in their order.
+func (ps *policies) applying(l *labels) []*policy {
+	var list []*policy
+	for p := range ps.subjects.candidates(l) {
+		if p.obj.Subject.Matches(l) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, comparePolicies)
+	return slices.Compact(list)
+}

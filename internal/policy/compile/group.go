@@ -1,0 +1,255 @@
+package compile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// groups are the sets of the addresses that selectors of rules select.
+//
+// A group is filled and emptied in slices. It begins as a name alone, then follows what its
+// selector selects, while items that were there before are added bit by bit. Once nobody holds it,
+// it drains: it follows nothing any more, and its addresses are removed bit by bit.
+type groups struct {
+	shared[string, group, *group]
+	objects   *objects
+	lists     *lists
+	draining  map[*group]struct{} // that nobody holds any more
+	selectors filing[*group]      // of those that follow theirs
+	table     memberTable[netip.Addr]
+	total     int  // what the selectors of all groups select
+	moves     int  // sizes of all that came to groups and went
+	stale     bool // some groups are
+}
+
+// group holds the addresses of what one selector selects.
+type group struct {
+	dynamic[netip.Addr]
+	selector model.Selector
+	follows  bool            // what the selector selects; otherwise it is new, or drains
+	classes  classSet        // that the selector selects
+	selected int             // the sum of their sizes; an estimate if it is new, what is pending if it drains
+	pending  itemSet         // that are not members yet; if it drains: that still are
+	lists    map[*item]*list // of the network sets among them
+	stale    bool            // its network sets changed, or what programs say of them
+	since    time.Time       // when nobody held it any more, if it drains
+}
+
+func groupKey(s model.Selector) string { return "group " + s.String() }
+
+// hold holds the group of a selector that selects about so much.
+func (gs *groups) hold(s model.Selector, size int) *group {
+	g, created := gs.shared.hold(groupKey(s))
+	if created {
+		g.selector, g.selected, g.classes = s, size, classSet{}
+		gs.total += size
+	}
+	if _, drains := gs.draining[g]; drains {
+		delete(gs.draining, g)
+		gs.unfollow(g) // it does not know what came meanwhile
+	}
+	return g
+}
+
+// holds reports whether the addresses of an item that the selector selects are members.
+func (g *group) holds(it *item) bool {
+	_, pending := g.pending[it]
+	return g.follows != pending
+}
+
+// follow has the group follow what its selector selects, and finds what that is now. It returns how
+// many classes it looked at.
+func (gs *groups) follow(g *group) int {
+	found, looked := gs.objects.find(g.selector)
+	gs.selectors.add(g.selector, g)
+	gs.total -= g.selected
+	members := g.pending
+	g.follows, g.selected, g.pending = true, 0, itemSet{}
+	for _, cl := range found {
+		g.addClass(cl)
+		g.selected += cl.size
+		for it := range cl.items {
+			if _, member := members[it]; !member {
+				g.pending[it] = struct{}{}
+			}
+			gs.list(g, it)
+		}
+	}
+	gs.total += g.selected
+	return looked
+}
+
+// unfollow has the group follow nothing any more. It returns how many items' addresses are left.
+func (gs *groups) unfollow(g *group) int {
+	if !g.follows {
+		return 0
+	}
+	members := itemSet{}
+	for cl := range g.classes {
+		for it := range cl.items {
+			if g.holds(it) {
+				members[it] = struct{}{}
+			} else {
+				gs.resize(g, -it.size())
+			}
+		}
+	}
+	g.follows, g.pending = false, members
+	return len(members)
+}
+
+// move adds pending addresses, or removes them if the group drains, as far as there is room for.
+func (gs *groups) move(g *group, room int) (spent int) {
+	for it := range g.pending {
+		if spent >= room {
+			break
+		}
+		delete(g.pending, it)
+		for _, a := range it.addrs {
+			if g.follows {
+				g.members.Add(a)
+			} else {
+				g.members.Remove(a)
+			}
+		}
+		if !g.follows {
+			gs.resize(g, -it.size())
+		}
+		spent += it.size()
+	}
+	gs.touch(g)
+	return spent
+}
+
+// addClass notes which groups' selectors select a new class. It returns the cost in elements.
+func (gs *groups) addClass(cl *class) (cost int) {
+	looked := 0
+	for g := range gs.selectors.candidates(&cl.labels) {
+		if looked++; g.selector.Matches(&cl.labels) {
+			g.addClass(cl)
+		}
+	}
+	return looked / matchingCost
+}
+
+// addClass notes that the group's selector selects a class.
+func (g *group) addClass(cl *class) {
+	if _, known := g.classes[cl]; !known {
+		g.classes[cl] = struct{}{}
+		cl.groups = append(cl.groups, g)
+	}
+}
+
+// add makes a new item a member of the groups that follow its class.
+func (gs *groups) add(it *item) {
+	for _, g := range it.class.groups {
+		if !g.follows {
+			continue
+		}
+		gs.resize(g, it.size())
+		for _, a := range it.addrs {
+			g.members.Add(a)
+		}
+		gs.list(g, it)
+		gs.touch(g)
+	}
+}
+
+// remove takes an item out of all groups that have it.
+func (gs *groups) remove(it *item) {
+	for _, g := range it.class.groups {
+		if g.holds(it) {
+			for _, a := range it.addrs {
+				g.members.Remove(a)
+			}
+		}
+		if _, pending := g.pending[it]; g.follows || pending {
+			gs.resize(g, -it.size())
+		}
+		delete(g.pending, it)
+		if l := g.lists[it]; l != nil {
+			delete(g.lists, it)
+			gs.lists.release(l)
+			g.stale, gs.stale = true, true
+		}
+		gs.touch(g)
+	}
+}
+
+// list has the group hold the list of a network set.
+func (gs *groups) list(g *group, it *item) {
+	if it.set == nil || g.lists[it] != nil {
+		return
+	}
+	if g.lists == nil {
+		g.lists = map[*item]*list{}
+	}
+	g.lists[it] = gs.lists.holdSet(it.set)
+	g.stale, gs.stale = true, true
+}
+
+// resize counts what comes to a group, or leaves it.
+func (gs *groups) resize(g *group, by int) {
+	g.selected += by
+	gs.total += by
+	gs.moves += max(by, -by)
+}
+
+// sweep has the groups drained that nobody holds.
+func (gs *groups) sweep(now time.Time) {
+	for g := range gs.touched {
+		if _, already := gs.draining[g]; already || g.refs > 0 || g.id == 0 {
+			continue
+		}
+		gs.draining[g] = struct{}{}
+		if g.follows {
+			gs.selectors.remove(g.selector, g)
+		}
+		g.since = now
+	}
+}
+
+// drain goes on with the groups that nobody holds, for about so many elements, and ends those of
+// which nothing is left. It reports whether the last of them went.
+func (gs *groups) drain(room int) (done bool) {
+	left, gone := classSet{}, false
+	for g := range gs.draining {
+		room -= gs.unfollow(g) / matchingCost
+		if room -= gs.move(g, room); len(g.pending) == 0 {
+			gs.drop(g)
+			gone = true
+			maps.Copy(left, g.classes)
+		}
+		if room <= 0 {
+			break
+		}
+	}
+	for cl := range left { // once, however many of its groups went
+		cl.groups = slices.DeleteFunc(cl.groups, func(g *group) bool { return g.id == 0 })
+	}
+	return gone && len(gs.draining) == 0
+}
+
+// drop ends a group that has drained. Its classes still list it.
+func (gs *groups) drop(g *group) {
+	for _, l := range g.lists {
+		gs.lists.release(l)
+	}
+	gs.resize(g, -g.selected)
+	delete(gs.draining, g)
+	gs.shared.drop(g)
+}
+
+func (gs *groups) publish() {
+	gs.shared.publish(
+		func(g *group) { gs.table.retract(&g.dynamic) },
+		func(g *group) {
+			gs.table.publish(&g.dynamic)
+			g.stale = false
+		})
+	gs.stale = false
+}

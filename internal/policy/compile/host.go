@@ -1,0 +1,156 @@
+package compile
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/lib/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// hosts are the host endpoints of this node, with the interfaces that they cover.
+type hosts struct {
+	node     string
+	links    *links
+	all      map[string]*endpoint
+	assigned map[int]*endpoint      // by the index of the interface
+	stale    bool                   // host endpoints, their programs or interfaces changed
+	marked   map[*endpoint]struct{} // see endpoints.marked
+	now      map[int]*state.Host
+	table    diff.Map[int, state.Host]
+}
+
+// set follows a host endpoint that may be, or have been, of this node.
+func (h *hosts) set(name string, next *item) {
+	e := h.all[name]
+	if next != nil && next.host.Node != h.node {
+		next = nil
+	}
+	switch {
+	case e == nil && next == nil:
+		return
+	case e == nil:
+		e = &endpoint{}
+		h.all[name] = e
+	case next == nil:
+		delete(h.all, name)
+	}
+	e.item, h.stale, h.marked[e] = next, true, struct{}{}
+}
+
+// How well a host endpoint fits an interface.
+const (
+	fitsNode = 1 + iota
+	fitsAddress
+	fitsName
+)
+
+// assign gives each interface the host endpoint that covers it: one that names it, then one that
+// has an address of it, then one for all of the node's own; the oldest among equals. It marks the
+// host endpoints that came to have an interface, or lost their last one.
+func (h *hosts) assign() {
+	if !h.stale {
+		return
+	}
+	named, addressed, own := map[string]*model.Link{}, map[netip.Addr][]*model.Link{}, []*model.Link{}
+	for i := range h.links.Links.Links {
+		l := &h.links.Links.Links[i]
+		if l.Pod {
+			continue
+		}
+		named[l.Name] = l
+		for _, a := range l.Addresses {
+			addressed[a] = append(addressed[a], l)
+		}
+		if l.Host && l.Name != "lo" {
+			own = append(own, l)
+		}
+	}
+	h.assigned = map[int]*endpoint{}
+	ranks := map[int]int{}
+	var everywhere *endpoint // the first for all of the node's own
+	byBirth := func(a, b *endpoint) int { return model.ByBirth(a.item.host, b.item.host) }
+	for _, e := range slices.SortedFunc(maps.Values(h.all), byBirth) {
+		e.fits = nil
+		fit := func(l *model.Link, rank int) {
+			e.fits = l
+			if rank > ranks[l.Index] {
+				h.assigned[l.Index], ranks[l.Index] = e, rank
+			}
+		}
+		switch host := e.item.host; {
+		case named[host.Interface] != nil:
+			fit(named[host.Interface], fitsName)
+		case host.Interface == "":
+			for _, a := range host.Addresses {
+				for _, l := range addressed[plain(a)] {
+					fit(l, fitsAddress)
+				}
+			}
+		case host.Interface != "*" || len(own) == 0:
+		case everywhere == nil:
+			everywhere = e
+			for _, l := range own {
+				fit(l, fitsNode)
+			}
+		default:
+			e.fits = own[0]
+		}
+	}
+	linked := map[*endpoint]bool{}
+	for _, e := range h.assigned {
+		linked[e] = true
+	}
+	for _, e := range h.all {
+		if e.linked != linked[e] {
+			e.linked = linked[e]
+			h.marked[e] = struct{}{}
+		}
+	}
+}
+
+// publish writes which host endpoint is at which interface, with its programs.
+func (h *hosts) publish() {
+	if !h.stale {
+		return
+	}
+	h.stale = false
+	for index := range h.now {
+		if h.assigned[index] == nil {
+			h.table.Set(index, nil)
+		}
+	}
+	for index, e := range h.assigned {
+		h.table.Set(index, &state.Host{
+			Name: e.item.host.Name, Device: h.links.byIndex[index].Name,
+			Input: e.program(hostInput), Output: e.program(hostOutput),
+			ForwardIn: e.program(hostForwardIn), ForwardOut: e.program(hostForwardOut),
+			PreDNAT:     e.program(hostPreDNAT),
+			UntrackedIn: e.program(hostUntrackedIn), UntrackedOut: e.program(hostUntrackedOut),
+		})
+	}
+}
+
+// issues names host endpoints that cover no interface.
+func (h *hosts) issues() (all []model.Issue) {
+	if !h.links.known {
+		return nil
+	}
+	for name, e := range h.all {
+		if e.linked {
+			continue
+		}
+		reason := "no interface of this node has an address of it"
+		if iface := e.item.host.Interface; iface != "" {
+			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
+		}
+		if l := e.fits; l != nil {
+			reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.host.Name)
+		}
+		all = append(all, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
+	}
+	return all
+}

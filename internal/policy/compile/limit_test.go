@@ -1,0 +1,224 @@
+package compile
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"sluice.dev/sluice/internal/store"
+)
+
+// seeds are as many as the environment asks for.
+func seeds(from, n uint64) (first, after uint64) {
+	if text := os.Getenv("SEEDS"); text != "" {
+		n, _ = strconv.ParseUint(text, 10, 64)
+	}
+	if text := os.Getenv("FIRST"); text != "" {
+		from, _ = strconv.ParseUint(text, 10, 64)
+	}
+	return from, from + n
+}
+
+// counts checks what is counted against the objects themselves.
+func counts(t testing.TB, c *Compiler) {
+	t.Helper()
+	sizes := func(matches func(*item) bool) (n int) {
+		for _, it := range c.objects.pods {
+			if matches(it) {
+				n += it.size()
+			}
+		}
+		for _, it := range c.objects.sets {
+			if matches(it) {
+				n += it.size()
+			}
+		}
+		for _, it := range c.objects.hosts {
+			if matches(it) {
+				n += it.size()
+			}
+		}
+		return n
+	}
+	if n := sizes(func(*item) bool { return true }); n != c.objects.size {
+		t.Errorf("size is %d, want %d", c.objects.size, n)
+	}
+	total, refs := 0, map[string]int{}
+	for key, g := range c.sets.groups.all {
+		total += g.selected
+		if g.key != key || g.id == 0 {
+			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
+		}
+		if n := sizes(func(it *item) bool { return g.selector.Matches(it.labels) }); g.follows && g.refs > 0 && n != g.selected {
+			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
+		}
+		n := 0
+		for cl := range g.classes {
+			n += cl.size
+			if !slices.Contains(cl.groups, g) {
+				t.Errorf("a class does not know of group %s", key)
+			}
+		}
+		if g.follows && g.refs > 0 && n != g.selected {
+			t.Errorf("group %s has classes of %d, counts %d", key, n, g.selected)
+		}
+		if _, drains := c.sets.groups.draining[g]; drains != (g.refs == 0) {
+			t.Errorf("group %s is held %d times, draining: %t", key, g.refs, drains)
+		}
+	}
+	if total != c.sets.groups.total {
+		t.Errorf("total is %d, want %d", c.sets.groups.total, total)
+	}
+	tallies := map[string]int{}
+	for p := range c.variants.all {
+		for _, g := range p.groups {
+			refs[g.key]++
+		}
+		for _, t := range p.tallies {
+			tallies[t.key]++
+		}
+		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.groups)) {
+			t.Errorf("a filled variant of %s has %d tallies", p.of.obj.Key, len(p.tallies))
+		}
+		if p.progress.refused() && (len(p.groups) > 0 || len(p.rules) > 0 || len(p.lists) > 0) {
+			t.Errorf("a refused variant of %s holds something", p.of.obj.Key)
+		}
+		if !p.progress.settled() && !slices.Contains(c.variants.queue, p) {
+			t.Errorf("a variant of %s is neither settled nor in the queue", p.of.obj.Key)
+		}
+	}
+	for i, p := range c.variants.queue {
+		if slices.Contains(c.variants.queue[:i], p) {
+			t.Errorf("a variant of %s is twice in the queue", p.of.obj.Key)
+		}
+	}
+	for key, g := range c.sets.groups.all {
+		if refs[key] != g.refs {
+			t.Errorf("group %s is held %d times, counts %d", key, refs[key], g.refs)
+		}
+	}
+	for key, tl := range c.tallies.all {
+		if tallies[key] != tl.refs {
+			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
+		}
+		if n := sizes(func(it *item) bool { return tl.selector.Matches(it.labels) }); n != tl.count {
+			t.Errorf("tally %s counts %d, want %d", key, tl.count, n)
+		}
+	}
+}
+
+// bounded checks what must hold of limits once nothing waits.
+func bounded(t testing.TB, c *Compiler) {
+	t.Helper()
+	if c.sets.groups.total > c.variants.limits.together.Most {
+		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.variants.limits.together.Most)
+	}
+	known, total := map[string]bool{}, 0
+	for _, p := range c.variants.inTurn() {
+		n, more := p.selected(), 0
+		for key, size := range p.selections {
+			if !known[key] {
+				more += size
+			}
+		}
+		switch p.progress {
+		case filled:
+			if n > c.variants.limits.selected.Most {
+				t.Errorf("%s selects %d", p.of.obj.Key, n)
+			}
+			for key := range p.selections {
+				known[key] = true
+			}
+			total += more
+		case refusedAlone:
+			if n <= c.variants.limits.selected.Again {
+				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
+			}
+		case refusedTogether:
+			if total+more <= c.variants.limits.together.Again {
+				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
+			}
+		default:
+			t.Errorf("%s is not settled", p.of.obj.Key)
+		}
+	}
+	if total != c.sets.groups.total {
+		t.Errorf("variants come to %d, groups to %d", total, c.sets.groups.total)
+	}
+}
+
+func TestLimitsHold(t *testing.T) {
+	first, after := seeds(0, 100)
+	for seed := first; seed < after; seed++ {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { reviewBounds(t, seed) })
+	}
+}
+
+func reviewBounds(t *testing.T, seed uint64) {
+	w := newWorld(seed)
+	h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+	h.selected, h.together, h.again = pickOne(w, 0, 4, 10, 70), pickOne(w, 0, 5, 10, 30), pickOne(w, 0, 1, 3, 8)
+	h.room = pickOne(w, 0, 1, 5, 50, 500)
+	for range 40 {
+		var batch []store.Event
+		for range 1 + w.IntN(4) {
+			batch = append(batch, w.event())
+		}
+		if w.chance(10) {
+			h.links = w.newLinks()
+		}
+		h.apply(t, batch...)
+		cautiously(t, h.compiler)
+		counts(t, h.compiler)
+		if w.chance(20) {
+			h.finish(t)
+			counts(t, h.compiler)
+			bounded(t, h.compiler)
+			if h.again == 0 {
+				same(t, h.compiler, h.fresh())
+				complete(t, h.compiler)
+			}
+			sound(t, h.compiler.Policy())
+		}
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// Undoing every step in slices leaves nothing behind.
+func TestUndoInSlices(t *testing.T) {
+	first, after := seeds(0, 60)
+	for seed := first; seed < after; seed++ {
+		w := newWorld(seed)
+		h := newHistory(Config{Node: "here"}, crowded)
+		h.selected, h.together, h.again = pickOne(w, 0, 4, 70), pickOne(w, 0, 10, 30), pickOne(w, 0, 1, 4)
+		h.room = pickOne(w, 1, 5, 50, 500)
+		current := map[string]store.Event{}
+		var undo []store.Event
+		for range 40 {
+			e := w.event()
+			key := fmt.Sprint(e.Kind, e.Name)
+			back, ok := current[key]
+			if !ok {
+				back = store.Event{Kind: e.Kind, Name: e.Name}
+			}
+			undo = append(undo, back)
+			current[key] = e
+			h.apply(t, e)
+		}
+		slices.Reverse(undo)
+		for _, e := range undo {
+			h.apply(t, e)
+			counts(t, h.compiler)
+		}
+		h.finish(t)
+		same(t, h.compiler, newHistory(h.cfg, crowded).fresh())
+		empty(t, h.compiler)
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}

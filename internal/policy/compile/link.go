@@ -1,0 +1,115 @@
+package compile
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// links finds the way to addresses.
+type links struct {
+	model.Links
+	known   bool
+	byIndex map[int]*model.Link
+	single  map[netip.Addr]int // routes to one address
+	wider   []model.LinkRoute  // the others, the longest prefixes first
+
+	attached map[netip.Addr]*model.Attachment // by addresses
+}
+
+func newLinks(l model.Links) *links {
+	x := &links{Links: l, byIndex: map[int]*model.Link{}, single: map[netip.Addr]int{}}
+	for i := range l.Links {
+		x.byIndex[l.Links[i].Index] = &l.Links[i]
+	}
+	for _, r := range l.Routes {
+		if !r.Prefix.IsSingleIP() {
+			x.wider = append(x.wider, r)
+		} else if _, have := x.single[r.Prefix.Addr()]; !have {
+			x.single[r.Prefix.Addr()] = r.Link
+		}
+	}
+	slices.SortStableFunc(x.wider, func(a, b model.LinkRoute) int { return cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()) })
+	return x
+}
+
+// to returns the interface that leads to an address, 0 if none does; bridged: others are behind it
+// too.
+func (x *links) to(a netip.Addr) (device int, bridged bool) {
+	if at := x.attached[a]; at != nil {
+		return at.Index, false
+	}
+	if device, ok := x.single[a]; ok {
+		l := x.byIndex[device]
+		return device, l != nil && l.Bridge
+	}
+	for _, r := range x.wider {
+		if r.Prefix.Contains(a) {
+			return r.Link, true
+		}
+	}
+	return 0, false
+}
+
+// SetLinks says what the node's kernel has; the next Update follows.
+func (c *Compiler) SetLinks(l model.Links) {
+	attached := c.links.attached
+	*c.links = *newLinks(l)
+	c.links.known, c.links.attached = true, attached
+	c.endpoints.hosts.stale = true
+	for a := range c.endpoints.claims {
+		c.endpoints.readdressed[a] = struct{}{}
+	}
+}
+
+// attach follows the attachments of this node's pods. Of two with one address, the newer has it.
+func (es *endpoints) attach(list []*model.Attachment) {
+	before := es.links.attached
+	es.links.attached = map[netip.Addr]*model.Attachment{}
+	for _, at := range list { // the highest index comes last
+		for _, a := range at.Addrs {
+			es.links.attached[a] = at
+		}
+	}
+	for _, some := range []map[netip.Addr]*model.Attachment{before, es.links.attached} {
+		for a := range some {
+			if before[a] != es.links.attached[a] {
+				es.readdressed[a] = struct{}{}
+			}
+		}
+	}
+}
+
+// SetOpen says whether what no known pod sends or gets passes, rather than being dropped until it
+// is known whose it is; the next Update follows. The policies of known pods hold all the same.
+func (c *Compiler) SetOpen(open bool) { c.open = open }
+
+// follow makes the set hold the indexes of the links that are in, and returns what changed.
+func (x *links) follow(set map[int]struct{}, in func(*model.Link) bool) map[int]bool {
+	want := map[int]struct{}{}
+	for index, l := range x.byIndex {
+		if in(l) {
+			want[index] = struct{}{}
+		}
+	}
+	if maps.Equal(set, want) {
+		return nil
+	}
+	changed := map[int]bool{}
+	for index := range set {
+		if _, stays := want[index]; !stays {
+			changed[index] = false
+			delete(set, index)
+		}
+	}
+	for index := range want {
+		if _, had := set[index]; !had {
+			changed[index] = true
+			set[index] = struct{}{}
+		}
+	}
+	return changed
+}

@@ -1,0 +1,215 @@
+// Package compile turns what users declare of who may talk to whom into the part of one node's
+// desired state that says what may pass.
+//
+// It is pure and incremental, as package compile is. Policies are filed by the labels that their
+// subjects must have, so that a pod of this node meets only those that may select it. The selectors
+// of their rules are filed in the same way, so that a pod anywhere in the cluster costs what may
+// select it. A set exists only while policies of this node's pods and host endpoints ask for it.
+//
+// Compiler.Step in this file has all passes of an update, in their order. Each pass belongs to the
+// type that owns its data:
+//
+//	intake     turns objects into items, and tells of each whoever follows items
+//	objects    the items: pods, network sets and host endpoints, in classes of equal labels
+//	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges,
+//	           endpoints of Services
+//	tallies    how much a selector selects, for what has no group
+//	variants   the rules of policies with the sets that they hold: counted, filled, limited
+//	rollout    new versions of policies, which take over once their variants are filled
+//	policies   tiers and policies, filed by whom they select
+//	programs   the policies that hold for endpoints at one stage, in order
+//	endpoints  this node's pods and host endpoints, each with its programs
+package compile
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/lib/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
+)
+
+// Config is what the user sets for a node. It does not change while a Compiler lives.
+type Config struct {
+	Node        string   // the name of the node's object, and of it in pods and host endpoints
+	DenyLists   []string // names of address lists whose packets are dropped on arrival
+	DenyDevices []string // names of the interfaces where they are
+	// FailsafeInbound and FailsafeOutbound are ports that no host endpoint closes: of the node
+	// itself, and of others that it connects to.
+	FailsafeInbound, FailsafeOutbound []state.PortRange
+	PodTunnels                        bool // pods may send what tunnels carry
+}
+
+// Compiler holds one node's policy and keeps it in step with a store. It is not safe for concurrent
+// use.
+type Compiler struct {
+	cfg    Config
+	policy *state.Policy
+	links  *links
+	open   bool // see SetOpen
+
+	budget    *budget
+	intake    *intake
+	objects   *objects
+	sets      *sets
+	tallies   *tallies
+	variants  *variants
+	rollout   *rollout
+	policies  *policies
+	programs  *programs
+	endpoints *endpoints
+}
+
+// budget is what one update may still do.
+type budget struct {
+	since time.Time // when the first of the changes came that are compiled
+	room  int       // elements that the update may still change in groups
+	whole bool      // it may change all
+}
+
+// all is room for whatever there is.
+const all = math.MaxInt
+
+// matchingCost is how many classes a selector is held against in the time in which an address is
+// programmed.
+const matchingCost = 16
+
+// New returns a Compiler whose policy is empty.
+func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
+
+// Policy is the whole policy after the last Update. The Compiler owns it and changes it in the next
+// Update; callers only read.
+func (c *Compiler) Policy() *state.Policy { return c.policy }
+
+// Step brings the policy up to date with what is dirty in the view, and with the addresses of this
+// node's pods, and returns what changed in it: nothing else is named. It changes about so many
+// elements in the sets of policies; math.MaxInt is room for all. Sets of large policies are filled
+// and emptied, and pods of other nodes followed, as far as there is room; the rest waits for the
+// next Step, see Waiting. Until all sets of a policy are there, what stood before it came or
+// changed stands; it allows nothing to a pod that comes meanwhile.
+func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
+	*c.budget = budget{since: d.Since, room: room, whole: room == all}
+	c.sets.services.view = v
+	defer func() { c.sets.services.view = nil }()
+
+	// Objects, policies and interfaces come and go. Sets that are in use follow objects at once;
+	// endpoints whose policies may be others are marked.
+	c.intake.take(v, d)
+	c.endpoints.markSelected(c.policies.declare(v, d))
+	c.endpoints.hosts.assign()
+
+	// Parts that wait are filled, and marked endpoints get the policies that select them now. Parts
+	// that nobody had before are created with that.
+	c.variants.fill(room / 2)
+	c.endpoints.markSelected(c.rollout.ready())
+	c.endpoints.replan()
+	c.rollout.finish()
+
+	// What nobody uses any more goes, which makes room for variants that wait or were refused.
+	c.programs.sweep()
+	c.sets.groups.sweep(d.Since)
+	c.variants.drain(max(c.budget.room, room/4))
+	c.variants.refill(room)
+	c.sets.sweep()
+	c.sets.services.judge()
+
+	// The rest is written down under the ids of sets, which are known only now.
+	c.endpoints.markUsers(c.programs.build())
+	c.sets.publish()
+	c.endpoints.publish()
+	return c.flush(podCIDRs)
+}
+
+// Waiting returns how many policies Step has left for later, and since when the first of them
+// waits. What is being removed, pods that are to be followed, and policies that were refused and
+// may fit now count as one.
+func (c *Compiler) Waiting() (policies int, since time.Time) {
+	first := true
+	note := func(at time.Time) {
+		if first || at.Before(since) {
+			first, since = false, at
+		}
+	}
+	waiting := map[model.PolicyKey]struct{}{}
+	for _, p := range c.variants.queue {
+		waiting[p.of.obj.Key] = struct{}{}
+		note(p.since)
+	}
+	for key, at := range c.rollout.later {
+		waiting[key] = struct{}{}
+		note(at)
+	}
+	for p := range c.rollout.fresh {
+		waiting[p.obj.Key] = struct{}{}
+		note(p.since)
+	}
+	for _, at := range c.intake.late {
+		note(at)
+	}
+	policies = len(waiting)
+	draining := c.sets.groups.draining
+	for g := range draining {
+		note(g.since)
+	}
+	if len(draining) > 0 || len(c.intake.late) > 0 || c.variants.limits.isDue() {
+		policies++
+	}
+	return policies, since
+}
+
+// newCompiler gives sets one of so many ids.
+func newCompiler(cfg Config, space uint32) *Compiler {
+	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
+	p, b, l := state.NewPolicy(), &budget{}, newLinks(model.Links{})
+	p.PodTunnels = cfg.PodTunnels
+	c := &Compiler{cfg: cfg, policy: p, budget: b, links: l}
+	c.objects = &objects{
+		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
+		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
+		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
+	}
+	c.sets = newSets(p, space, c.objects, b)
+	c.tallies = &tallies{
+		objects: c.objects, groups: c.sets.groups,
+		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
+	}
+	c.variants = &variants{
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
+		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
+		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
+	}
+	c.rollout = &rollout{budget: b, variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.policies = &policies{
+		budget: b, objects: c.objects, rollout: c.rollout,
+		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+	}
+	for _, t := range model.BuiltInTiers {
+		c.policies.tiers[t.Name] = *t
+	}
+	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
+	c.programs = &programs{
+		policies: c.policies, variants: c.variants,
+		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
+		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+	}
+	marked := map[*endpoint]struct{}{}
+	c.endpoints = &endpoints{
+		links: l, policies: c.policies, rollout: c.rollout, programs: c.programs,
+		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
+		hosts: hosts{
+			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
+			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
+		},
+		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
+		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
+	}
+	c.intake = &intake{
+		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, variants: c.variants,
+		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
+	}
+	return c
+}

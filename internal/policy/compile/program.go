@@ -1,0 +1,195 @@
+package compile
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sluice.dev/sluice/internal/lib/diff"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// programs are those of all endpoints, each as a plan until the ids of its sets are known.
+type programs struct {
+	policies *policies
+	variants *variants
+	plans    map[string]*plan
+	unused   map[*plan]struct{} // may have no user any more
+	unbuilt  map[*plan]struct{}
+	uses     map[state.ProgramID]int // plans that come to the program
+	table    diff.Map[state.ProgramID, state.Program]
+}
+
+// plan is a program before its sets have ids: the policies that apply to some endpoints at a stage.
+// It never changes; endpoints with the same policies share it.
+type plan struct {
+	key      string
+	stage    stage
+	policies []*policy
+	fallback model.Action
+	variants []*variant
+	program  *state.Program // nil: everything passes
+	users    map[*endpoint]struct{}
+}
+
+// plan returns the plan of the policies that hold at the stage, of those given in their order; nil
+// if everything passes.
+func (pr *programs) plan(s stage, list []*policy, fallback model.Action) *plan {
+	held := s.held(list)
+	if len(held) == 0 && fallback == model.Allow {
+		return nil
+	}
+	held = append(pr.policies.failsafe(s), held...)
+	var key strings.Builder
+	key.WriteString(strconv.Itoa(int(s)) + fallback.String())
+	for _, p := range held {
+		key.WriteString(" " + strconv.FormatUint(p.serial, 36))
+	}
+	p := pr.plans[key.String()]
+	if p == nil {
+		p = &plan{key: key.String(), stage: s, policies: held, fallback: fallback, users: map[*endpoint]struct{}{}}
+		for i, q := range held {
+			p.variants = append(p.variants, pr.variants.hold(q, s, allowsAfter(held, i, s)))
+		}
+		pr.plans[p.key] = p
+		pr.unbuilt[p] = struct{}{}
+	}
+	return p
+}
+
+// replace has an endpoint use a plan in place of another one; either may be nil.
+func (pr *programs) replace(e *endpoint, old, next *plan) {
+	if next != nil {
+		next.users[e] = struct{}{}
+	}
+	if old != nil {
+		delete(old.users, e)
+		pr.unused[old] = struct{}{}
+	}
+}
+
+// sweep ends the plans that no endpoint uses any more.
+func (pr *programs) sweep() {
+	for p := range pr.unused {
+		if len(p.users) > 0 {
+			continue
+		}
+		delete(pr.plans, p.key)
+		delete(pr.unbuilt, p)
+		for i, q := range p.policies {
+			pr.variants.release(q, variantOf(p.stage, allowsAfter(p.policies, i, p.stage)))
+		}
+		pr.count(p.program, -1)
+	}
+	clear(pr.unused)
+}
+
+// build makes the programs of plans that have none yet, and again those of plans whose sets have
+// other ids, or other lists. It returns the plans that have another program now.
+func (pr *programs) build() (changed []*plan) {
+	if pr.variants.unresolve() {
+		for _, p := range pr.plans {
+			if slices.ContainsFunc(p.variants, func(o *variant) bool { return o.resolved == nil }) {
+				pr.unbuilt[p] = struct{}{}
+			}
+		}
+	}
+	for p := range pr.unbuilt {
+		next := p.build()
+		if idOf(next) == idOf(p.program) {
+			continue
+		}
+		pr.count(next, 1)
+		pr.count(p.program, -1)
+		p.program = next
+		changed = append(changed, p)
+	}
+	clear(pr.unbuilt)
+	return changed
+}
+
+// count counts the plans that come to a program.
+func (pr *programs) count(p *state.Program, by int) {
+	if p == nil {
+		return
+	}
+	if pr.uses[p.ID] += by; pr.uses[p.ID] <= 0 {
+		delete(pr.uses, p.ID)
+		pr.table.Set(p.ID, nil)
+	} else if pr.uses[p.ID] == by {
+		pr.table.Set(p.ID, p)
+	}
+}
+
+// build makes the program.
+func (p *plan) build() *state.Program {
+	prog := &state.Program{Default: p.fallback}
+	for i, q := range p.policies {
+		if i == 0 || p.policies[i-1].tier != q.tier {
+			t := state.Tier{Name: q.tier.Name, Default: model.Deny}
+			if q.tier.DefaultPass || !p.stage.isolates() {
+				t.Default = model.Pass
+			}
+			prog.Tiers = append(prog.Tiers, t)
+		}
+		t := &prog.Tiers[len(prog.Tiers)-1]
+		t.Policies = append(t.Policies, p.variants[i].resolve(q.obj.Key))
+	}
+	prog.ID = state.ProgramID(digestOf(prog))
+	return prog
+}
+
+func idOf(p *state.Program) state.ProgramID {
+	if p == nil {
+		return ""
+	}
+	return p.ID
+}
+
+// digestOf identifies what v points to by all that it holds; rules of policies, which many programs
+// share, by their own digest.
+func digestOf(v any) string {
+	h := sha256.New()
+	digest(h, reflect.ValueOf(v).Elem())
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// digest writes all that v holds to h so that different values write different bytes.
+func digest(h hash.Hash, v reflect.Value) {
+	number := func(n uint64) { h.Write(binary.LittleEndian.AppendUint64(nil, n)) }
+	switch v.Kind() {
+	case reflect.String:
+		number(uint64(v.Len()))
+		h.Write([]byte(v.String()))
+	case reflect.Slice:
+		number(uint64(v.Len()))
+		for i := range v.Len() {
+			digest(h, v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			digest(h, v.Field(i))
+		}
+	case reflect.Pointer:
+		if v.IsNil() {
+			number(0)
+			return
+		}
+		number(1)
+		if r, ok := v.Interface().(*state.PolicyRules); ok && r.ID != "" {
+			h.Write([]byte(r.ID))
+			return
+		}
+		digest(h, v.Elem())
+	case reflect.Int16:
+		number(uint64(v.Int()))
+	default: // unsigned numbers; anything else panics, in the test of all fields
+		number(v.Uint())
+	}
+}

@@ -1,0 +1,139 @@
+package compile
+
+import (
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// rollout brings new versions of policies into force. What stood before a policy came or changed
+// stands until its variants are filled. Only a pod that comes, or changes so that other policies
+// select it, does not wait: until then they allow it nothing.
+type rollout struct {
+	*budget
+	variants *variants
+	fresh    map[*policy]struct{}
+	later    map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
+}
+
+// mayReplace reports whether a policy may change though its last version is not in force yet. If
+// not, the change waits until that one is, so that a policy which changes all the time is followed.
+func (r *rollout) mayReplace(key model.PolicyKey, old *policy, gone bool) bool {
+	if old == nil || !old.fresh || old.outdated || gone || r.whole {
+		delete(r.later, key)
+		return true
+	}
+	r.wait(key)
+	return false
+}
+
+// wait has a policy taken up, in this update or when the last version is in force.
+func (r *rollout) wait(key model.PolicyKey) {
+	if _, waits := r.later[key]; !waits {
+		r.later[key] = r.since
+	}
+}
+
+// replace begins the rollout of the next version, and ends that of the old one; either may be nil.
+func (r *rollout) replace(old, next *policy) {
+	filled := old != nil && !old.fresh
+	if old != nil {
+		r.end(old)
+	}
+	switch {
+	case next == nil:
+	case old == nil || !old.outdated:
+		next.fresh = true
+		r.fresh[next] = struct{}{}
+	case filled && old.obj == next.obj:
+		r.variants.known[next] = struct{}{}
+	}
+}
+
+// inForce returns the policies of the list, but for those whose variants are not filled yet: of
+// these the version that the endpoint has had, or none.
+func (r *rollout) inForce(before, list []*policy) []*policy {
+	if !slices.ContainsFunc(list, func(p *policy) bool { return p.fresh }) {
+		return list
+	}
+	had := make(map[model.PolicyKey]*policy, len(before))
+	for _, p := range before {
+		had[p.obj.Key] = p
+	}
+	waiting := map[*policy]struct{}{}
+	for _, s := range []stage{podIngress, podEgress} {
+		held := s.held(list)
+		for i, p := range held {
+			if !p.fresh {
+				continue
+			}
+			if o := r.prepare(p, s, allowsAfter(held, i, s)); !o.progress.settled() || !r.decided(o) && had[p.obj.Key] != nil {
+				waiting[p], p.awaited = struct{}{}, true
+			}
+		}
+	}
+	if len(waiting) == 0 {
+		return list
+	}
+	var stands []*policy
+	for _, p := range list {
+		if _, waits := waiting[p]; !waits {
+			stands = append(stands, p)
+		} else if old := had[p.obj.Key]; old != nil {
+			stands = append(stands, old)
+		}
+	}
+	slices.SortFunc(stands, comparePolicies)
+	return stands
+}
+
+// prepare has the variant of a policy filled before anyone uses it.
+func (r *rollout) prepare(p *policy, s stage, allowed bool) *variant {
+	i := variantOf(s, allowed)
+	if !slices.Contains(p.prepared, i) {
+		r.variants.hold(p, s, allowed)
+		p.prepared = append(p.prepared, i)
+	}
+	return p.variants[i]
+}
+
+// decided reports whether a variant's rules may take the place of others. A variant that was
+// refused early is to be weighed first: if others go for it, what stood before goes on.
+func (r *rollout) decided(p *variant) bool { return p.progress.settled() && (!p.early || r.whole) }
+
+// complete reports whether all variants of a policy that anyone uses are decided.
+func (r *rollout) complete(p *policy) bool {
+	return !slices.ContainsFunc(p.variants[:], func(o *variant) bool { return o != nil && !r.decided(o) })
+}
+
+// ready returns the policies that somebody waits for and whose variants are filled now.
+func (r *rollout) ready() (list []*policy) {
+	for p := range r.fresh {
+		if p.awaited && r.complete(p) {
+			p.awaited = false
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// finish ends the rollout of policies for which nobody waits any more.
+func (r *rollout) finish() {
+	for p := range r.fresh {
+		if !p.awaited && r.complete(p) {
+			r.end(p)
+		}
+	}
+	clear(r.variants.known)
+}
+
+// end releases what was prepared for a policy.
+func (r *rollout) end(p *policy) {
+	p.fresh = false
+	delete(r.fresh, p)
+	for _, i := range p.prepared {
+		r.variants.release(p, i)
+	}
+	p.prepared = nil
+}

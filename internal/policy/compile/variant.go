@@ -1,0 +1,144 @@
+package compile
+
+import (
+	"slices"
+	"time"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// variants are those of all policies that apply to anything here. fill.go has how they get their
+// sets, limit.go which of them may.
+type variants struct {
+	*budget
+	objects *objects
+	sets    *sets
+	tallies *tallies
+	all     map[*variant]struct{}
+	known   map[*policy]struct{} // their variants are filled at once: the sets are there, of a version that does not stand
+	queue   []*variant           // that are not settled, in the order in which they came
+	got     map[string]int       // elements for variants so far, by the namespaces of those in the queue
+	stale   bool                 // some have other rules now
+	limits  limits
+}
+
+// variant is what the rules of a policy come to in one direction, for pods or for host endpoints,
+// and the sets that they hold: neither rules nor sets while their selectors select too many
+// addresses. Its rules are in force once it is filled.
+type variant struct {
+	from     []model.PolicyRule // the declared rules
+	of       *policy
+	index    int // among those of the policy
+	progress progress
+	early    bool // it was refused as there was no room when it came, not in its turn
+
+	rules     []rule
+	units     int // that its rules count for
+	selectors []model.Selector
+	tallies   []*tally // of as many selectors as are counted
+	sum       int      // of the tallies when they were
+	groups    []*group
+	ready     int // so many groups are filled
+	lists     []*list
+	named     []*namedPorts
+	addrs     []*serviceAddrs
+	ranges    []*ranges
+
+	since    time.Time          // when the change came that it is filled for
+	spent    int                // on it so far, in elements
+	resolved *state.PolicyRules // nil: not yet, or not with the present ids of the sets
+	lookups  int                // that its rules come to when they were resolved
+}
+
+// progress is how far a variant is.
+type progress uint8
+
+const (
+	unbuilt  progress = iota // its rules are not compiled yet
+	counting                 // what its selectors select
+	filling                  // it has groups, to which addresses are added
+	filled
+	refusedAlone    // its selectors select too many addresses
+	refusedTogether // with those of others
+)
+
+func (p progress) refused() bool { return p >= refusedAlone }
+
+// settled reports whether there is nothing more to do for it.
+func (p progress) settled() bool { return p >= filled }
+
+// variantOf numbers the variants of a policy: by direction, whether it is for pods, where named
+// ports at the pod's own end are those of this node's pods, and whether others of its tier allow
+// after it.
+func variantOf(s stage, allowed bool) int {
+	return one(s.ingress()) + 2*one(s.host()) + 4*one(allowed)
+}
+
+// ingress and host report the direction, and whether it is for host endpoints.
+func (p *variant) ingress() bool { return p.index&1 != 0 }
+func (p *variant) host() bool    { return p.index&2 != 0 }
+
+// namespace is that of its policy; "": it is of none.
+func (p *variant) namespace() string { return p.of.obj.Key.Name.Namespace }
+
+// hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
+// room for it; the rest is left to fill.
+func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
+	i := variantOf(s, allowed)
+	if p.refs[i]++; p.variants[i] != nil {
+		return p.variants[i]
+	}
+	rules := p.rules(s.ingress())
+	if len(p.refused) > 0 {
+		rules = ps.objects.refused.cautious(rules, allowed)
+	}
+	o := &variant{from: rules, of: p, index: i, since: ps.since}
+	p.variants[i] = o
+	ps.all[o] = struct{}{}
+	room := ps.room
+	if _, known := ps.known[p]; known || s.host() {
+		room = all // the node itself is not shut while variants are filled
+	}
+	if ps.advance(o, room); !o.progress.settled() {
+		ps.queue = append(ps.queue, o)
+	}
+	return o
+}
+
+// release ends a use of the i-th variant.
+func (ps *variants) release(p *policy, i int) {
+	if p.refs[i]--; p.refs[i] > 0 {
+		return
+	}
+	ps.sets.release(p.variants[i])
+	ps.releaseTallies(p.variants[i])
+	delete(ps.all, p.variants[i])
+	p.variants[i] = nil
+	if ps.limits.crowded {
+		ps.limits.soon()
+	}
+}
+
+func (ps *variants) releaseTallies(p *variant) {
+	for _, t := range p.tallies {
+		ps.tallies.release(t)
+	}
+	p.tallies, p.sum = nil, 0
+}
+
+// unresolve has the rules written anew whose sets have other ids or lists now, or that were settled
+// since. It reports whether there may be any.
+func (ps *variants) unresolve() bool {
+	moved := ps.sets.ids.moved
+	if !moved && !ps.sets.groups.stale && !ps.sets.services.stale && !ps.stale {
+		return false
+	}
+	for p := range ps.all {
+		if moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) || p.staleService() {
+			p.resolved = nil
+		}
+	}
+	ps.stale = false
+	return true
+}

@@ -1,0 +1,165 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/iptables"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/internal/upkeep"
+	"sluice.dev/sluice/test/bench/cluster"
+)
+
+// Node is Sluice on one node, in this process: its store, compiler and driver without the agent's
+// loop around them. It is not safe for concurrent use.
+type Node struct {
+	store    *store.Store
+	compiler *compile.Compiler
+	driver   *upkeep.Driver
+	adopted  bool
+}
+
+// Mode is one of the agent's modes that judge packets themselves. The zero Mode is nftables.
+type Mode string
+
+// The modes beside nftables.
+const (
+	IptablesLegacy Mode = "iptables legacy"
+	IptablesNft    Mode = "iptables nft"
+)
+
+// Name is how results name the mode.
+func (m Mode) Name() string {
+	if m == "" {
+		return Sluice{}.Name()
+	}
+	return Sluice{}.Name() + " " + string(m)
+}
+
+// open opens the mode's driver in the calling thread's network namespace.
+func (m Mode) open(o driver.Options) (driver.Driver, error) {
+	variant := iptables.Legacy
+	switch m {
+	case "":
+		return nftables.Open(nftables.Options{Options: o})
+	case IptablesNft:
+		variant = iptables.NFTables
+	}
+	if err := need("iptables", "iptables"); err != nil {
+		return nil, err
+	}
+	return iptables.Open(iptables.Options{Options: o, Variant: variant})
+}
+
+// Config is the configuration of the cluster's agent, without policy.
+func Config() compile.Config {
+	return compile.Config{
+		Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services},
+	}
+}
+
+// NewNode opens a mode's driver in a namespace; nothing is programmed before the first Apply. Close
+// it.
+func NewNode(ns *netns.NS, mode Mode, cfg compile.Config) (*Node, error) {
+	n := &Node{store: store.New(), compiler: compile.New(cfg)}
+	var links model.Links
+	err := ns.Do(func() error {
+		var err error
+		if links, err = link.Here.Links(); err != nil {
+			return err
+		}
+		o := driver.Options{Log: slog.New(slog.DiscardHandler), Policy: cfg.Policy}
+		d, err := mode.open(o)
+		if err != nil {
+			return err
+		}
+		n.driver, err = upkeep.Open(d, o)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open sluice's driver: %w", err)
+	}
+	n.compiler.SetLinks(links)
+	return n, nil
+}
+
+// Close ends the driver; what it programmed stays in the kernel.
+func (n *Node) Close() error { return n.driver.Close() }
+
+// Took says how long the parts of a change took.
+type Took struct {
+	Store   time.Duration // the objects and their indexes
+	Compile time.Duration // the change of the node's state
+	Plan    time.Duration // the change of the kernel
+	Apply   time.Duration // until the kernel has acknowledged it
+
+	Operations int // of the kernel
+}
+
+// Sum is all of it.
+func (t Took) Sum() time.Duration { return t.Store + t.Compile + t.Plan + t.Apply }
+
+// String returns "store 1 ms, compile 2 ms, plan 3 ms, apply 4 ms".
+func (t Took) String() string {
+	return fmt.Sprintf("store %d ms, compile %d ms, plan %d ms, apply %d ms",
+		t.Store.Milliseconds(), t.Compile.Milliseconds(), t.Plan.Milliseconds(), t.Apply.Milliseconds())
+}
+
+// Apply applies events to the store and the change to the kernel. The first call adopts the kernel.
+func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
+	var took Took
+	began := time.Now()
+	lap := func(of *time.Duration) {
+		now := time.Now()
+		*of, began = now.Sub(began), now
+	}
+	n.store.Apply(events)
+	n.store.SetSynced()
+	lap(&took.Store)
+	delta := n.compiler.Update(n.store, n.store.Take())
+	lap(&took.Compile)
+	var plan driver.Plan
+	var err error
+	if n.adopted {
+		plan, err = n.driver.Update(ctx, delta)
+	} else {
+		plan, err = n.driver.Adopt(ctx, n.compiler.State(), driver.Keep{})
+	}
+	lap(&took.Plan)
+	if err == nil {
+		took.Operations = plan.Len()
+		err = plan.Apply(ctx)
+	}
+	lap(&took.Apply)
+	if err != nil {
+		return took, fmt.Errorf("program the kernel: %w", err)
+	}
+	n.adopted = true
+	return took, nil
+}
+
+// AwaitCuts returns once what was applied has ended the connections that may not go on.
+func (n *Node) AwaitCuts(ctx context.Context) error { return n.driver.AwaitCuts(ctx) }
+
+// start makes a Node and applies the events.
+func start(ctx context.Context, ns *netns.NS, mode Mode, cfg compile.Config, events []store.Event) (*Node, Took, error) {
+	n, err := NewNode(ns, mode, cfg)
+	if err != nil {
+		return nil, Took{}, err
+	}
+	took, err := n.Apply(ctx, events)
+	if err != nil {
+		return nil, took, errors.Join(err, n.Close())
+	}
+	return n, took, nil
+}

@@ -1,0 +1,63 @@
+package peer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"runtime"
+
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/store"
+	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/bench/inject"
+)
+
+// Sluice is this program: its own store, compiler and driver, in this process.
+type Sluice struct{}
+
+// Name implements Dataplane.
+func (Sluice) Name() string { return "sluice" }
+
+// Limit implements Dataplane.
+func (Sluice) Limit() (int, string) { return 0, "" }
+
+// NodePorts implements Dataplane.
+func (Sluice) NodePorts() bool { return true }
+
+// Target implements Dataplane.
+func (Sluice) Target(_ cluster.Cluster, first, count int) inject.Target {
+	return services(first, count)
+}
+
+// Load implements Dataplane. The time is from a full store to the kernel's acknowledgement:
+// compile, compare with the empty kernel, apply.
+func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
+	n, err := NewNode(node, "", Config())
+	if err != nil {
+		return nil, err
+	}
+	fill(n.store, c)
+	runtime.GC() // filling the store is not measured
+	took, err := n.Apply(ctx, nil)
+	if err != nil {
+		_ = n.Close() // nothing more to say than err does
+		return nil, fmt.Errorf("load sluice: %w", err)
+	}
+	return &Loaded{Took: took.Sum(), Note: took.String(), Close: n.Close}, nil
+}
+
+// fill brings the cluster and its one node into a store.
+func fill(s *store.Store, c cluster.Cluster) {
+	events := []store.Event{{
+		Kind: model.NodeKind, Name: model.Name{Name: cluster.Node},
+		Object: &model.Node{Name: cluster.Node, IPs: []netip.Addr{cluster.NodeAddr}},
+	}}
+	for i := range c.Services {
+		name := cluster.ServiceName(i)
+		events = append(events,
+			store.Event{Kind: model.ServiceKind, Name: name, Object: c.Service(i)},
+			store.Event{Kind: model.EndpointSliceKind, Name: name, Object: c.Slice(i, c.Endpoints)})
+	}
+	s.Apply(events)
+}

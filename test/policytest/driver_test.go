@@ -1,0 +1,181 @@
+package policytest
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"testing"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/iptables"
+	"sluice.dev/sluice/internal/driver/ipvs"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/upkeep"
+	"sluice.dev/sluice/test/drivertest"
+)
+
+func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
+
+// A plane is a driver under test.
+type plane struct {
+	// open opens the driver in the network namespace of the calling thread.
+	open func(testing.TB, options) (driver.Driver, error)
+	// These are its parts of the tests, their rows and the cases of others' suites, and of the
+	// random clusters: the variants of iptables load the same rules, so that each has a half.
+	cases, clusters share
+	names           int // of ports, in a policy that has very many
+}
+
+// share is a part of a whole, of which there are several.
+type share struct{ part, of int }
+
+func (s share) has(i int) bool { return i%s.of == s.part }
+
+// Names of ports: each is a set of its own to iptables, and the kernel compares the name of a new
+// set with those of all there are.
+const (
+	manyNames = 10_000
+	manySets  = 1_000
+)
+
+var (
+	whole      = share{0, 1}
+	byNFTables = plane{openNFTables, whole, whole, manyNames}
+)
+
+func openNFTables(_ testing.TB, o options) (driver.Driver, error) {
+	return nftables.Open(nftables.Options{Options: o.Options, Apart: o.apart, MayMiss: o.apart})
+}
+
+func TestNFTables(t *testing.T) { byNFTables.run(t, slices.Concat(fates, translations)) }
+
+// TestIPTables runs the tests with the variants of iptables.
+func TestIPTables(t *testing.T) {
+	t.Parallel()
+	for i, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
+		t.Run(string(v), func(t *testing.T) {
+			plane{func(_ testing.TB, o options) (driver.Driver, error) {
+				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: drivertest.LockWait})
+			}, share{i, 2}, share{i, 2}, manySets}.run(t, slices.Concat(fates, translations))
+		})
+	}
+}
+
+// TestIPVS runs the tests where IPVS carries out services.
+func TestIPVS(t *testing.T) {
+	if err := probe.Missing(t.Context(), ipvs.Requirements); errors.Is(err, probe.ErrNotSupported) {
+		t.Skip(err)
+	}
+	plane{func(_ testing.TB, o options) (driver.Driver, error) {
+		return ipvs.Open(ipvs.Options{Options: o.Options})
+	}, whole, share{0, 4}, manyNames}.run(t, fates)
+}
+
+// TestFlowOffload runs the tests with connections that pass by the chains as soon as they can.
+func TestFlowOffload(t *testing.T) {
+	needsOffload(t)
+	plane{func(t testing.TB, o options) (driver.Driver, error) {
+		offload(t, &o)
+		return openNFTables(t, o)
+	}, whole, share{0, 4}, manyNames}.run(t, fates)
+}
+
+// test is one of this package that any driver passes which carries out policy, but for what it says
+// that it lacks.
+type test struct {
+	name string
+	run  func(*testing.T, plane)
+	all  bool // every variant of a driver runs it
+}
+
+// Which variants of a driver run a test: all, as each takes its part of the cases or it is about
+// how rules are loaded, or one of them.
+const (
+	inAll = true
+	inOne = false
+)
+
+// fates are the tests of what becomes of packets on the ways that a data plane has for them.
+var fates = []test{
+	{"Rows", testRows, inAll}, {"MisnamedNodePackets", testMisnamedNodePackets, inOne},
+	{"Netpol", testNetpol, inAll}, {"Conformance", testConformance, inAll}, {"RandomPackets", testRandomPackets, inAll},
+	{"Cut", testCut, inAll}, {"CutBeforeServices", testCutBeforeServices, inOne}, {"CutKeeping", testCutKeeping, inOne}, {"CutFromServices", testCutFromServices, inOne}, {"KeepEstablished", testKeepEstablished, inOne},
+	{"Errors", testErrors, inOne}, {"WhoseError", testWhoseError, inOne}, {"InvalidThroughServices", testInvalidThroughServices, inOne}, {"PathMTU", testPathMTU, inOne},
+	{"Neighbours", testNeighbours, inOne}, {"NeighbourDiscoveryOffTheLink", testNeighbourDiscoveryOffTheLink, inOne},
+	{"Tunnels", testTunnels, inOne}, {"UndeclaredPodElsewhere", testUndeclaredPodElsewhere, inOne}, {"NewPod", testNewPod, inOne}, {"Bridge", testBridge, inOne},
+	{"ResetUnderAnothersAddress", testResetUnderAnothersAddress, inOne}, {"FragmentUnderAnothersAddress", testFragmentUnderAnothersAddress, inOne},
+	{"OverlappingNets", testOverlappingNets, inOne}, {"Reasons", testReasons, inOne}, {"Counters", testCounters, inAll},
+	{"Refused", testRefused, inOne}, {"Unsupported", testUnsupported, inOne}, {"BrokenPolicy", testBrokenPolicy, inOne}, {"BrokenPolicyOnAFirstStart", testBrokenPolicyOnAFirstStart, inOne},
+	{"NothingPassesWhileProgramsChange", testNothingPassesWhileProgramsChange, inAll},
+}
+
+// translations are those of what policies become, for drivers that write it unlike nftables.
+var translations = []test{
+	{"LargePolicies", testLargePolicies, inAll}, {"LargePolicyChanges", testLargePolicyChanges, inOne},
+	{"JudgedAgain", testJudgedAgain, inAll}, {"Answering", testAnswering, inAll}, {"RandomPacketsApart", testRandomPacketsApart, inAll}, {"MarkOfWhatReachesItself", testMarkOfWhatReachesItself, inOne},
+}
+
+// run runs the tests side by side, each with kernels of its own.
+func (p plane) run(t *testing.T, tests []test) {
+	t.Parallel()
+	for i, test := range tests {
+		if !test.all && !p.cases.has(i) {
+			continue
+		}
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t, p)
+		})
+	}
+}
+
+// options are those of a kernel's driver.
+type options struct {
+	driver.Options
+	// apart has the driver ask what rules ask for in the way that it has for large rules.
+	apart bool
+}
+
+func keepEstablished(o *options) { o.KeepEstablished = true }
+func apart(o *options)           { o.apart = true }
+
+// offloading has established connections pass by the chains. It skips the test where the kernel
+// cannot do that.
+func offloading(t testing.TB) func(*options) {
+	t.Helper()
+	needsOffload(t)
+	return func(o *options) { offload(t, o) }
+}
+
+func needsOffload(t testing.TB) {
+	t.Helper()
+	if err := nftables.FlowOffload.Met(t.Context()); errors.Is(err, probe.ErrNotSupported) {
+		t.Skip(err)
+	}
+}
+
+// offload has connections of the calling thread's network namespace pass by the chains.
+func offload(t testing.TB, o *options) {
+	var err error
+	if o.Devices, err = link.WatchRouting(t.Context(), o.Log); err != nil {
+		t.Fatal(err)
+	}
+	o.FlowOffload = true
+}
+
+func defaults() options {
+	quiet := slog.New(slog.DiscardHandler)
+	return options{driver.Options{Policy: true, Log: quiet}, false}
+}
+
+// openWith opens the driver, with the upkeep of connections.
+func (p plane) openWith(t testing.TB, o options) (*upkeep.Driver, error) {
+	d, err := p.open(t, o)
+	if err != nil {
+		return nil, err
+	}
+	return upkeep.Open(d, o.Options)
+}
