@@ -46,7 +46,7 @@ func (a *Agent) addresses() ([]address.Address, error) {
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	list, answered := a.Compiler.Addresses(), a.Addresses.Answered()
+	list, answered := a.Compiler.AddressList(), a.Addresses.Answered()
 	for i := range list {
 		if on, known := answered[list[i].Address]; known && list[i].Here {
 			list[i].AnsweredOn(on)

@@ -229,14 +229,14 @@ func (a *Agent) Ready() bool { return a.health.unready() == "" }
 func (a *Agent) paths() []model.Path {
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	return a.Compiler.Paths()
+	return a.Compiler.Fabric.Paths()
 }
 
 // farEnds are where the ways to other nodes' pods end; safe for concurrent use.
 func (a *Agent) farEnds() []model.FarEnd {
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	return a.Compiler.FarEnds()
+	return a.Compiler.Fabric.FarEnds()
 }
 
 // stateCopy is a copy of the desired state; safe for concurrent use.

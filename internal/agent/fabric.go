@@ -23,13 +23,13 @@ var errNoFabric = errors.New("another program reaches the pods of other nodes: t
 
 // fabricReport returns how this node reaches the pods of others, and what is wrong with that.
 func (a *Agent) fabricReport() (FabricReport, error) {
-	a.compiling.Lock()
-	view := a.Compiler.FabricView()
-	a.compiling.Unlock()
-	if view == nil {
+	if a.Compiler.Fabric == nil {
 		return FabricReport{}, errNoFabric
 	}
-	r := FabricReport{View: *view, Issues: a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind)}
+	a.compiling.Lock()
+	view := a.Compiler.Fabric.View()
+	a.compiling.Unlock()
+	r := FabricReport{View: view, Issues: a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind)}
 	if a.Heard != nil {
 		r.Note = a.Heard.Deaf()
 		r.hear(a.Heard.Heard())
@@ -50,14 +50,22 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	return r, nil
 }
 
-// fabricIssues returns what is wrong with the ways to other nodes.
-func (a *Agent) fabricIssues() []model.Issue {
-	a.compiling.Lock()
-	issues := slices.Clone(a.Compiler.FabricIssues())
-	a.compiling.Unlock()
+// wayIssues returns what objects and packets tell of ways to other nodes that are at fault.
+func (a *Agent) wayIssues() (issues []model.Issue) {
+	if a.Compiler.Fabric != nil {
+		a.compiling.Lock()
+		issues = slices.Clone(a.Compiler.Fabric.Issues())
+		a.compiling.Unlock()
+	}
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}
+	return issues
+}
+
+// fabricIssues returns what is wrong with the ways to other nodes.
+func (a *Agent) fabricIssues() []model.Issue {
+	issues := a.wayIssues()
 	if a.Heard != nil {
 		issues = append(issues, a.Heard.Issues()...)
 	}

@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -109,7 +110,7 @@ func (l *loop) run(ctx context.Context) {
 			l.reached(ctx, addrs, ok)
 		case nodes := <-l.silent:
 			l.compiling.Lock()
-			l.Compiler.SetSilent(nodes)
+			l.Compiler.Addresses.SetSilent(nodes)
 			l.compiling.Unlock()
 			l.attempt(ctx)
 		case <-l.reported:
@@ -127,7 +128,7 @@ func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
 		return
 	}
 	l.compiling.Lock()
-	l.Compiler.SetHostAddresses(addrs)
+	l.Compiler.Services.SetHostAddresses(addrs)
 	l.compiling.Unlock()
 	l.attempt(ctx)
 }
@@ -149,7 +150,6 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	l.reattach(&links)
 	l.compiling.Lock()
 	l.Compiler.SetLinks(links)
-	l.Compiler.RoutesMoved()
 	l.interfaces = names
 	l.compiling.Unlock()
 	l.linked = true
@@ -193,7 +193,7 @@ func (l *loop) watch(ctx context.Context) {
 	}
 	l.compiling.Lock()
 	moved := l.protect()
-	moved = l.Compiler.BGPSecretsChanged() || moved
+	moved = l.Speaker != nil && l.Compiler.BGP.SecretsChanged() || moved
 	l.compiling.Unlock()
 	if moved {
 		l.attempt(ctx)
@@ -255,7 +255,7 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 }
 
 // followUp hands a change on to those who follow the kernel.
-func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
+func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.checks.apply(checks)
 	for _, a := range l.accelerators {
 		lacking := l.lacking
@@ -264,13 +264,13 @@ func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.Health
 	}
 	if l.Speaker != nil {
 		l.compiling.Lock()
-		order := l.Compiler.BGPChanges()
+		order := l.Compiler.BGP.Changes()
 		l.compiling.Unlock()
 		l.Speaker.Follow(order)
 	}
 	if l.Addresses != nil {
 		l.compiling.Lock()
-		changes := l.Compiler.AddressChanges()
+		changes := l.Compiler.Addresses.Changes()
 		l.compiling.Unlock()
 		l.Addresses.Follow(changes)
 	}
@@ -305,10 +305,14 @@ func applied(done reconcile.Done, delta state.Delta) Applied {
 	return a
 }
 
+// sliceElements is about how many elements of services and policies go in at once: what a kernel
+// takes in a tenth of a second or two.
+const sliceElements = 1 << 15
+
 // compile takes what changed since the last call, and returns the change that this makes to the
 // desired state, and to the services' health checks. Services and policies may wait for the next
 // call, unless everything is adopted.
-func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
+func (l *loop) compile() (delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	l.protect()
@@ -322,11 +326,11 @@ func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.Heal
 	}
 	l.caused = append(l.caused, dirty.Triggers...)
 	if l.kernel.InSlices() {
-		delta = l.Compiler.Step(l.Store, dirty)
+		delta = l.Compiler.Step(l.Store, dirty, sliceElements)
 	} else {
 		delta = l.Compiler.Update(l.Store, dirty)
 	}
-	return delta, l.Compiler.HealthChecks()
+	return delta, l.Compiler.Services.HealthChecks()
 }
 
 // succeeded records that the kernel has all that is wanted, but for what waits.
@@ -367,7 +371,7 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 func (l *loop) followed() (done []store.Trigger) {
 	seen := map[store.Trigger]bool{}
 	l.caused = slices.DeleteFunc(l.caused, func(c store.Trigger) bool {
-		if !l.Compiler.Waits(c.Service) {
+		if !l.Compiler.Services.Waits(c.Service) {
 			done = append(done, c)
 			return true
 		}

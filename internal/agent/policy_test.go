@@ -22,6 +22,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/policy/verdict"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -32,7 +33,7 @@ func startPolicy(t *testing.T, change ...func(*Config)) *testAgent {
 	links := make(chan model.Links, 1)
 	links <- shopLinks()
 	b := start(t, append([]func(*Config){func(c *Config) {
-		c.Compiler = compile.New(compile.Config{Node: "node-a", Policy: true})
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a"}, Policy: true})
 		c.Links = links
 		c.Route = shopRoute
 	}}, change...)...)
@@ -93,7 +94,7 @@ func shopRoute(a netip.Addr) verdict.Way {
 func TestNothingBeforeLinks(t *testing.T) {
 	links := make(chan model.Links)
 	b := start(t, func(c *Config) {
-		c.Compiler = compile.New(compile.Config{Node: "node-a", Policy: true})
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a"}, Policy: true})
 		c.Links = links
 	})
 	b.source.deliver(web(1, "10.1.0.1")...)

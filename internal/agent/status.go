@@ -288,7 +288,7 @@ func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
 	if a.Addresses != nil {
-		issues = append(issues, a.Compiler.Unanswered(a.unanswered())...)
+		issues = append(issues, a.Compiler.Addresses.Unanswered(a.unanswered())...)
 	}
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()

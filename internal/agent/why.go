@@ -195,14 +195,8 @@ func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (f
 	if len(crossed) == 0 {
 		return faults
 	}
-	a.compiling.Lock()
-	issues := slices.Clone(a.Compiler.FabricIssues())
-	a.compiling.Unlock()
-	if a.Paths != nil {
-		issues = append(issues, a.Paths.Issues()...)
-	}
 	var between []string
-	for _, i := range issues {
+	for _, i := range a.wayIssues() {
 		if i.Object.Kind == model.NodeKind && crossed[i.Object.Name.Name] != nil {
 			between = append(between, i.String())
 		}

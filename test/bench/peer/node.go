@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
+	servicecompile "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/bench/cluster"
@@ -63,9 +64,7 @@ func (m Mode) open(o driver.Options) (driver.Driver, error) {
 
 // Config is the configuration of the cluster's agent, without policy.
 func Config() compile.Config {
-	return compile.Config{
-		Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services},
-	}
+	return compile.Config{Config: servicecompile.Config{Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services}}}
 }
 
 // NewNode opens a mode's driver in a namespace; nothing is programmed before the first Apply. Close

@@ -10,13 +10,10 @@ import (
 // AllHealthChecks are those that there are.
 func (c *Compiler) AllHealthChecks() map[model.Name]*HealthCheck { return maps.Clone(c.checks) }
 
-// SetSlice has each Step change so many elements.
-func (c *Compiler) SetSlice(elements int) { c.sliceElements = elements }
-
 // SetTogether has all services come to so many elements at the most, and to so many where one is to
 // come back; 0: as many as in production.
 func (c *Compiler) SetTogether(elements, again int) {
 	if elements > 0 {
-		c.services.limits.together = fair.Bound{Most: elements, Again: again}
+		c.limits.together = fair.Bound{Most: elements, Again: again}
 	}
 }

@@ -11,15 +11,11 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// sliceElements is about how many elements of services and policies one Step changes: what a kernel
-// takes in a tenth of a second or two.
-const sliceElements = 1 << 15
-
 // compilingCost is how many elements are compiled in the time in which one is programmed.
 const compilingCost = 4
 
-// all is room for whatever there is.
-const all = math.MaxInt
+// All is room for whatever there is.
+const All = math.MaxInt
 
 // wait is that of a service for its turn.
 type wait struct {
@@ -28,57 +24,64 @@ type wait struct {
 	next  *wait     // nil, or it is to be compiled anew after that
 }
 
-// Backlog is what Step has left for later.
-type Backlog struct {
-	Services, Policies int
-	// Since is when the first of them came: all that changed before is in the state. It is zero
-	// where none waits, or where one does for what the agent itself has found out.
-	Since time.Time
+// Waiting returns how many services Update has left for later, and since when the first of them
+// waits.
+func (c *Compiler) Waiting() (n int, since time.Time) {
+	first := true
+	for _, w := range c.waiting {
+		if first || w.since.Before(since) {
+			first, since = false, w.since
+		}
+	}
+	return len(c.waiting), since
 }
 
-// Len is how much waits.
-func (b Backlog) Len() int { return b.Services + b.Policies }
+// Waits reports whether Update has left the service for later.
+func (c *Compiler) Waits(service model.Name) bool {
+	_, waits := c.waiting[service]
+	return waits
+}
 
 // update brings all services up to date that are dirty or wait.
-func (ss *services) update(v *store.View, dirty map[model.Name]struct{}) {
+func (c *Compiler) update(v *store.View, dirty map[model.Name]struct{}) {
 	for name := range dirty {
-		ss.set(v, name, all)
-		delete(ss.waiting, name)
+		c.set(v, name, All)
+		delete(c.waiting, name)
 	}
-	for name := range ss.waiting {
-		ss.set(v, name, all)
+	for name := range c.waiting {
+		c.set(v, name, All)
 	}
-	clear(ss.waiting)
-	for ss.limits.reweigh {
-		for _, name := range ss.limits.weigh(ss.all) {
-			ss.set(v, name, all)
+	clear(c.waiting)
+	for c.limits.reweigh {
+		for _, name := range c.limits.weigh(c.all) {
+			c.set(v, name, All)
 		}
 	}
 }
 
 // step brings one slice of the services that are dirty or wait up to date.
-func (ss *services) step(v *store.View, dirty map[model.Name]struct{}, since time.Time, room int) {
+func (c *Compiler) step(v *store.View, dirty map[model.Name]struct{}, since time.Time, room int) {
 	for name := range dirty {
-		ss.wait(name, since)
+		c.wait(name, since)
 	}
-	ss.take(v, room)
-	for _, name := range ss.limits.weigh(ss.all) {
-		ss.wait(name, since)
+	c.take(v, room)
+	for _, name := range c.limits.weigh(c.all) {
+		c.wait(name, since)
 	}
 }
 
 // take goes on with the services that wait as far as there is room for: the small ones first, then
 // the one that has waited longest.
-func (ss *services) take(v *store.View, room int) {
+func (c *Compiler) take(v *store.View, room int) {
 	type candidate struct {
 		name model.Name
 		cost int
 	}
-	list, total := make([]candidate, 0, len(ss.waiting)), 0
-	for name, w := range ss.waiting {
+	list, total := make([]candidate, 0, len(c.waiting)), 0
+	for name, w := range c.waiting {
 		cost := w.left
 		if cost == 0 {
-			cost = ss.cost(v, name)
+			cost = c.cost(v, name)
 		}
 		list, total = append(list, candidate{name, cost}), total+cost
 	}
@@ -87,51 +90,51 @@ func (ss *services) take(v *store.View, room int) {
 	}
 	least := room / 2
 	for len(list) > 0 && list[0].cost <= room {
-		room -= ss.advance(v, list[0].name, room)
+		room -= c.advance(v, list[0].name, room)
 		list = list[1:]
 	}
 	if len(list) > 0 {
-		oldest := slices.MinFunc(list, func(a, b candidate) int { return ss.waiting[a.name].since.Compare(ss.waiting[b.name].since) })
-		ss.advance(v, oldest.name, max(room, least))
+		oldest := slices.MinFunc(list, func(a, b candidate) int { return c.waiting[a.name].since.Compare(c.waiting[b.name].since) })
+		c.advance(v, oldest.name, max(room, least))
 	}
 }
 
 // wait has a service compiled anew, for what changed at that time.
-func (ss *services) wait(name model.Name, since time.Time) {
-	w, waits := ss.waiting[name]
+func (c *Compiler) wait(name model.Name, since time.Time) {
+	w, waits := c.waiting[name]
 	switch {
 	case !waits:
 		w.since = since
 	case w.left > 0 && w.next == nil:
 		w.next = &wait{since: since}
 	}
-	ss.waiting[name] = w
+	c.waiting[name] = w
 }
 
 // advance compiles a service that waits, or goes on with it, as far as there is room for.
-func (ss *services) advance(v *store.View, name model.Name, room int) (spent int) {
-	w := ss.waiting[name]
+func (c *Compiler) advance(v *store.View, name model.Name, room int) (spent int) {
+	w := c.waiting[name]
 	if w.left == 0 {
-		spent, w.left = ss.set(v, name, room)
+		spent, w.left = c.set(v, name, room)
 	} else {
-		spent, w.left = ss.proceed(name, room)
+		spent, w.left = c.proceed(name, room)
 	}
 	switch {
 	case w.left > 0:
-		ss.waiting[name] = w
+		c.waiting[name] = w
 	case w.next != nil:
-		ss.waiting[name] = *w.next
+		c.waiting[name] = *w.next
 	default:
-		delete(ss.waiting, name)
+		delete(c.waiting, name)
 	}
 	return spent
 }
 
 // cost is about how many elements change with a service: those that it has, and those that it comes
 // to.
-func (ss *services) cost(v *store.View, name model.Name) int {
+func (c *Compiler) cost(v *store.View, name model.Name) int {
 	n := 1
-	if old := ss.all[name]; old != nil {
+	if old := c.all[name]; old != nil {
 		n += old.elements
 	}
 	svc := v.Service(name)
@@ -154,8 +157,8 @@ func (ss *services) cost(v *store.View, name model.Name) int {
 
 // proceed has the state follow what a compiled service claims, for about so many elements and at
 // least one claim. It returns how many that were, and how many are left.
-func (ss *services) proceed(name model.Name, room int) (spent, left int) {
-	s := ss.all[name]
+func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
+	s := c.all[name]
 	was, now := s.stands(), make([]claim, 0, len(s.claims))
 	settle := func(key state.FrontendKey, old, next *claim) {
 		cost := 0
@@ -172,10 +175,10 @@ func (ss *services) proceed(name model.Name, room int) (spent, left int) {
 			return
 		}
 		if spent += cost; next == nil {
-			ss.claims.settle(key, name, nil)
+			c.claims.settle(key, name, nil)
 			return
 		}
-		ss.claims.settle(key, name, next.frontend)
+		c.claims.settle(key, name, next.frontend)
 		now = append(now, *next)
 	}
 	i, j := 0, 0
@@ -206,12 +209,12 @@ func (ss *services) proceed(name model.Name, room int) (spent, left int) {
 		return spent, left
 	}
 	for f := s.former; f != nil; f = f.former {
-		ss.count(f, -1)
+		c.count(f, -1)
 	}
-	ss.claims.settleHealth(name, s.health, s.health)
+	c.claims.settleHealth(name, s.health, s.health)
 	s.settled, s.standing, s.former = true, nil, nil
 	if s.gone {
-		delete(ss.all, name)
+		delete(c.all, name)
 	}
 	return spent, 0
 }

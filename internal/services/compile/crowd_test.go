@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 func crowdName(i int) model.Name { return model.Name{Namespace: "lb", Name: fmt.Sprintf("c%06d", i)} }
@@ -361,7 +362,7 @@ func BenchmarkCrowd(b *testing.B) {
 				for i := range 1000 {
 					s.Apply(events(crowdNode(i)))
 				}
-				c := compile.New(compile.Config{Node: "node-0", Policy: true, Addresses: true, Fabric: true, BGP: true, NATOutgoing: true})
+				c := compile.New(compile.Config{Config: services.Config{Node: "node-0", Fabric: true, NATOutgoing: true}, Policy: true, Addresses: true, BGP: true})
 				c.SetUnderlay([]model.HostAddress{{Prefix: netip.PrefixFrom(benchAddr(192, 0), 16), Device: "eth0", MTU: 1500}})
 				c.Update(s, s.Take())
 				before := heap()

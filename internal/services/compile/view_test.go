@@ -7,6 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 func TestServices(t *testing.T) {
@@ -20,18 +21,17 @@ func TestServices(t *testing.T) {
 		v4.service(named("db", 1)),
 		v4.service(named("none", 1), func(s *model.Service) { s.ClusterIPs, s.Unproxied = nil, "headless" }),
 	}
-	want := []compile.ServiceView{
-		{Namespace: "shop", Name: "db", Type: "ClusterIP", Frontends: []compile.FrontendView{
+	want := []services.ServiceView{
+		{Namespace: "shop", Name: "db", Type: "ClusterIP", Frontends: []services.FrontendView{
 			{Kind: "ClusterIP", Address: "172.16.0.1", Port: 80, Protocol: "TCP", PortName: "http"}}},
-		{Namespace: "shop", Name: "none", Type: "ClusterIP", Unproxied: "headless", Frontends: []compile.FrontendView{}},
-		{Namespace: "shop", Name: "web", Type: "NodePort", Frontends: []compile.FrontendView{
+		{Namespace: "shop", Name: "none", Type: "ClusterIP", Unproxied: "headless", Frontends: []services.FrontendView{}},
+		{Namespace: "shop", Name: "web", Type: "NodePort", Frontends: []services.FrontendView{
 			{Kind: "ClusterIP", Address: "172.16.0.1", Port: 80, Protocol: "TCP", PortName: "http", Backends: 3, HeldBy: "shop/db"},
 			{Kind: "ClusterIP", Address: "172.16.0.1", Port: 53, Protocol: "UDP", PortName: "dns"},
 			{Kind: "NodePort", Address: "192.168.0.1", Port: 30080, Protocol: "TCP", PortName: "http", Backends: 3, Local: &two},
-		}, Endpoints: compile.Counts{Ready: 3, Serving: 4, Terminating: 2, Local: 2},
-			Issues: []string{"TCP 172.16.0.1:80 belongs to Service shop/db, which was there first; give one of them another address or port"}},
+		}, Endpoints: services.Counts{Ready: 3, Serving: 4, Terminating: 2, Local: 2}},
 	}
-	got := compiled(compile.Config{}, objects...).Services()
+	got := compiled(compile.Config{}, objects...).Services.Views()
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

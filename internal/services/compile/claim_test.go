@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -122,7 +123,7 @@ func TestClashes(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			bothFamilies(t, func(t *testing.T, f family) {
 				for _, order := range orders(events(tc.objects(f)...)) {
-					h := newHistory(compile.Config{AllowNodeAddresses: everywhere})
+					h := newHistory(compile.Config{Config: services.Config{AllowNodeAddresses: everywhere}})
 					for _, e := range order {
 						h.apply(t, e)
 					}
@@ -226,20 +227,20 @@ func TestHealthCheckPortClash(t *testing.T) {
 	checked := func(s *model.Service) { s.ExternalLocal, s.HealthCheckNodePort = true, 31000 }
 	a := v4.service(named("a", 20), checked)
 	b := v4.service(named("b", 10), checked, func(s *model.Service) { s.ClusterIPs = v4.addrs("c2") })
-	only := func(n string) map[model.Name]*compile.HealthCheck {
-		return map[model.Name]*compile.HealthCheck{name(n): {Service: name(n), Port: 31000}}
+	only := func(n string) map[model.Name]*services.HealthCheck {
+		return map[model.Name]*services.HealthCheck{name(n): {Service: name(n), Port: 31000}}
 	}
 	for _, order := range orders(events(a, b)) {
 		h := newHistory(compile.Config{})
 		for _, e := range order {
 			h.apply(t, e)
 		}
-		if got := h.compiler.AllHealthChecks(); !sameChecks(got, only("b")) {
+		if got := h.compiler.Services.AllHealthChecks(); !sameChecks(got, only("b")) {
 			t.Errorf("got %v", got)
 		}
 		checkIssues(t, h.compiler, "Service shop/a: healthCheckNodePort 31000 belongs to Service shop/b, which was there first; give one of them another address or port")
 		h.apply(t, gone(b))
-		if got := h.compiler.AllHealthChecks(); !sameChecks(got, only("a")) {
+		if got := h.compiler.Services.AllHealthChecks(); !sameChecks(got, only("a")) {
 			t.Errorf("after b is gone: %v", got)
 		}
 	}
@@ -254,7 +255,7 @@ func TestHealthCheckPortIsNodePort(t *testing.T) {
 	host := []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24"), netip.MustParsePrefix("198.51.100.8/24")}
 	for where, cfg := range map[string]compile.Config{
 		v4.addr("n1").String():       {},
-		"198.51.100.7, 198.51.100.8": {NodePortAddresses: subnet, HostAddresses: host},
+		"198.51.100.7, 198.51.100.8": {Config: services.Config{NodePortAddresses: subnet, HostAddresses: host}},
 	} {
 		c := compiled(cfg, v4.node(), a, b)
 		checkIssues(t, c, "Service shop/a: healthCheckNodePort 31000 is answered at "+where+" by Service shop/b, which has that port there; give one of them another port")
@@ -289,7 +290,7 @@ func TestServiceAndNodeWithOneAddress(t *testing.T) {
 			t.Error("this node's object takes it")
 		}
 		h.cfg.HostAddresses = []netip.Prefix{netip.PrefixFrom(a, a.BitLen())}
-		h.compiler.SetHostAddresses(h.cfg.HostAddresses)
+		h.compiler.Services.SetHostAddresses(h.cfg.HostAddresses)
 		h.apply(t)
 		if h.compiler.State().Services.Frontends[key] != nil {
 			t.Error("the host is cut off from its address")
@@ -328,7 +329,7 @@ func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
 			}))
 		}
 		var before *history
-		checks := map[model.Name]*compile.HealthCheck{}
+		checks := map[model.Name]*services.HealthCheck{}
 		for count := 1; count <= len(all); count++ {
 			h := newHistory(compile.Config{})
 			h.apply(t, event(f.node()))
@@ -338,7 +339,7 @@ func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
 				h.apply(t, e)
 			}
 			newest := events(all[count-1])[0].Name
-			now := h.compiler.HealthChecks()
+			now := h.compiler.Services.HealthChecks()
 			for name, c := range checks {
 				if c != nil && (now[name] == nil || *now[name] != *c) {
 					t.Fatalf("seed %d: the health check of %s goes once there is %s", seed, name, newest)

@@ -11,22 +11,9 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// services are all services with what was compiled from each. An update compiles those that
-// changed, and then has the state follow, in slices: see slice.go.
-type services struct {
-	env       *environment
-	all       map[model.Name]*service
-	faults    map[model.Name][]model.Issue // found in each service that has any
-	claims    claims
-	limits    limits
-	nodePorts [2]int              // services that have one, of IPv4 and IPv6
-	waiting   map[model.Name]wait // what a step left for later
-	builder   builder             // of the service that is compiled
-}
-
 // affected returns the services to compile anew: those that are dirty, and those to which a change
 // of the environment matters.
-func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]struct{}) map[model.Name]struct{} {
+func (c *Compiler) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]struct{}) map[model.Name]struct{} {
 	switch {
 	case everything:
 		dirty = v.Services()
@@ -35,8 +22,8 @@ func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, every
 	default:
 		return dirty
 	}
-	for name, s := range ss.all {
-		if everything || ss.env.wants(s.svc, addrs) {
+	for name, s := range c.all {
+		if everything || c.env.wants(s.svc, addrs) {
 			dirty[name] = struct{}{}
 		}
 	}
@@ -44,54 +31,54 @@ func (ss *services) affected(v *store.View, dirty map[model.Name]struct{}, every
 }
 
 // flush returns what differs from the last flush.
-func (ss *services) flush() state.ServicesDelta {
-	ss.builder = builder{} // it holds on to objects, and its scratch may be large
-	c := &ss.claims
+func (c *Compiler) flush() state.ServicesDelta {
+	c.builder = builder{} // it holds on to objects, and its scratch may be large
+	s := &c.claims
 	return state.ServicesDelta{
-		Frontends: c.frontends.Flush(), ClusterIPs: c.clusterIPs.Flush(), OtherIPs: c.otherIPs.Flush(), Hairpins: c.hairpins.Flush(),
+		Frontends: s.frontends.Flush(), ClusterIPs: s.clusterIPs.Flush(), OtherIPs: s.otherIPs.Flush(), Hairpins: s.hairpins.Flush(), Peers: c.peers.set.Flush(),
 	}
 }
 
 // set compiles one service anew and puts the result in place of the old, as far as there is room
 // for: see proceed.
-func (ss *services) set(v *store.View, name model.Name, room int) (spent, left int) {
-	old, next := ss.all[name], (*service)(nil)
+func (c *Compiler) set(v *store.View, name model.Name, room int) (spent, left int) {
+	old, next := c.all[name], (*service)(nil)
 	if svc := v.Service(name); svc != nil {
-		next = ss.compile(v, svc, old)
-	} else if delete(ss.faults, name); old != nil {
+		next = c.compile(v, svc, old)
+	} else if delete(c.faults, name); old != nil {
 		next = &service{svc: &model.Service{Name: name}, gone: true}
 	} else {
 		return 0, 0
 	}
-	ss.limits.account(next, old)
+	c.limits.account(next, old)
 	next.standing = old.stands()
-	ss.all[name] = next
+	c.all[name] = next
 	next.former = old
-	ss.count(next, 1)
-	ss.claims.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
+	c.count(next, 1)
+	c.claims.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
 	compiled := 1 + next.elements/compilingCost
-	spent, left = ss.proceed(name, max(room-compiled, 1))
+	spent, left = c.proceed(name, max(room-compiled, 1))
 	return spent + compiled, left
 }
 
 // count counts what a service has of addresses and kinds of frontends, once up and once down: all
 // of a state's frontends are of services that are counted.
-func (ss *services) count(s *service, by int) {
+func (c *Compiler) count(s *service, by int) {
 	change := (*diff.Set[netip.Addr]).Add
 	if by < 0 {
 		change = (*diff.Set[netip.Addr]).Remove
 	}
 	for _, a := range s.addresses() {
-		change(&ss.claims.clusterIPs, a)
+		change(&c.claims.clusterIPs, a)
 	}
 	for _, a := range s.others() {
-		change(&ss.claims.otherIPs, a)
+		change(&c.claims.otherIPs, a)
 	}
 	for _, a := range s.hairpins {
-		change(&ss.claims.hairpins, a)
+		change(&c.claims.hairpins, a)
 	}
 	for family, is4 := range [...]bool{true, false} {
-		ss.nodePorts[family] += by * one(s.hasNodePort(is4))
+		c.nodePorts[family] += by * one(s.hasNodePort(is4))
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
-	policy "sluice.dev/sluice/internal/policy/compile"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -66,37 +65,20 @@ type FrontendView struct {
 	HeldBy string `json:"heldBy,omitempty"`
 }
 
-// PolicyView is a policy as people see it on this node.
-type PolicyView = policy.View
-
-// Policies returns all policies as of the last Update, in the order in which packets meet them;
-// none without Config.Policy.
-func (c *Compiler) Policies() []PolicyView {
-	if c.policy == nil {
-		return nil
-	}
-	return c.policy.Views()
-}
-
-// Services returns all services as of the last Update, sorted by name.
-func (c *Compiler) Services() []ServiceView {
-	issues := map[model.Ref][]string{}
-	for _, issue := range c.Issues() {
-		issues[issue.Object] = append(issues[issue.Object], issue.Reason)
-	}
-	views := make([]ServiceView, 0, len(c.services.all))
-	for _, name := range slices.SortedFunc(maps.Keys(c.services.all), model.Name.Compare) {
-		if v, ok := c.Service(name); ok {
-			v.Issues = issues[model.Ref{Kind: model.ServiceKind, Name: name}]
+// Views returns all services as of the last Update, without their issues, sorted by name.
+func (c *Compiler) Views() []ServiceView {
+	views := make([]ServiceView, 0, len(c.all))
+	for _, name := range slices.SortedFunc(maps.Keys(c.all), model.Name.Compare) {
+		if v, ok := c.View(name); ok {
 			views = append(views, v)
 		}
 	}
 	return views
 }
 
-// Service returns one service as of the last Update, without its issues; not ok: there is none.
-func (c *Compiler) Service(name model.Name) (v ServiceView, ok bool) {
-	s := c.services.all[name]
+// View returns one service as of the last Update, without its issues; not ok: there is none.
+func (c *Compiler) View(name model.Name) (v ServiceView, ok bool) {
+	s := c.all[name]
 	if s == nil || s.gone {
 		return v, false
 	}
@@ -121,7 +103,7 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 			n := len(f.Local)
 			v.Local = &n
 		}
-		if holder := c.state.Services.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
+		if holder := c.claims.now.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
 			v.HeldBy = holder.Service.String()
 		}
 		views = append(views, v)
@@ -133,8 +115,8 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 // its ports.
 func (c *Compiler) Serves(name model.Name) map[state.FrontendKey]string {
 	ports := map[state.FrontendKey]string{}
-	for _, cl := range c.services.all[name].claimed() {
-		if f := c.state.Services.Frontends[cl.key]; f != nil && f.Service == name {
+	for _, cl := range c.all[name].claimed() {
+		if f := c.claims.now.Frontends[cl.key]; f != nil && f.Service == name {
 			ports[cl.key] = f.Port
 		}
 	}

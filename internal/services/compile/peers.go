@@ -22,8 +22,8 @@ func newPeers(own string, now map[netip.Addr]struct{}) *peers {
 	return &peers{own: own, of: map[string][]netip.Addr{}, set: diff.NewSet(now)}
 }
 
-// update follows the nodes that are dirty, and returns what changed.
-func (p *peers) update(v *store.View, d store.Dirty) map[netip.Addr]bool {
+// update follows the nodes that are dirty.
+func (p *peers) update(v *store.View, d store.Dirty) {
 	for name := range d.Objects[model.NodeKind] {
 		if name.Name == p.own {
 			continue
@@ -39,7 +39,6 @@ func (p *peers) update(v *store.View, d store.Dirty) map[netip.Addr]bool {
 			p.set.Remove(a)
 		}
 	}
-	return p.set.Flush()
 }
 
 // nodeAddresses are a node's, each once; nil: it is not there, or has none.

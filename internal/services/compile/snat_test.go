@@ -7,6 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -21,7 +22,7 @@ func TestSNAT(t *testing.T) {
 	pool := func(mode model.Encapsulate) *model.IPPool {
 		return &model.IPPool{Name: "pods", CIDR: netip.MustParsePrefix("10.244.0.0/16"), VXLAN: mode}
 	}
-	s, c := store.New(), compile.New(compile.Config{Node: "a", Fabric: true})
+	s, c := store.New(), compile.New(compile.Config{Config: services.Config{Node: "a", Fabric: true}})
 	s.SetSynced()
 	node := func(name, ip, pods string) *model.Node {
 		return &model.Node{Name: name, IPs: []netip.Addr{netip.MustParseAddr(ip)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(pods)}}

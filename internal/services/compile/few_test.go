@@ -7,6 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 // Of an object with many faults the first are told, and how many more there are; of many objects
@@ -21,7 +22,7 @@ func TestFaultsOfOneObject(t *testing.T) {
 	}
 	count := map[model.Kind]int{}
 	more := 0
-	for _, i := range compiled(compile.Config{Fabric: true}, objects...).Issues() {
+	for _, i := range compiled(compile.Config{Config: services.Config{Fabric: true}}, objects...).Issues() {
 		count[i.Object.Kind]++
 		var n int
 		if _, err := fmt.Sscanf(i.Reason, "and %d more", &n); err == nil {

@@ -9,6 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -219,15 +220,15 @@ func TestNodePortAddresses(t *testing.T) {
 		cfg  compile.Config
 		want []string
 	}{
-		{"the first of each family by default", compile.Config{HostAddresses: host}, []string{"192.168.0.1", "fd00:168::1"}},
-		{"those covered", compile.Config{NodePortAddresses: prefixes("192.168.0.2/32")}, []string{"192.168.0.2"}},
-		{"those of the host too", compile.Config{NodePortAddresses: prefixes("198.51.100.0/24", "192.168.0.1/32"), HostAddresses: host}, []string{"192.168.0.1", "198.51.100.7"}},
-		{"never loopback or link-local", compile.Config{NodePortAddresses: prefixes("0.0.0.0/0", "::/0"), HostAddresses: host},
+		{"the first of each family by default", compile.Config{Config: services.Config{HostAddresses: host}}, []string{"192.168.0.1", "fd00:168::1"}},
+		{"those covered", compile.Config{Config: services.Config{NodePortAddresses: prefixes("192.168.0.2/32")}}, []string{"192.168.0.2"}},
+		{"those of the host too", compile.Config{Config: services.Config{NodePortAddresses: prefixes("198.51.100.0/24", "192.168.0.1/32"), HostAddresses: host}}, []string{"192.168.0.1", "198.51.100.7"}},
+		{"never loopback or link-local", compile.Config{Config: services.Config{NodePortAddresses: prefixes("0.0.0.0/0", "::/0"), HostAddresses: host}},
 			[]string{"192.168.0.1", "192.168.0.2", "198.51.100.7", "fd00:168::1", "fd00:168::2"}},
-		{"none", compile.Config{NodePortAddresses: prefixes("10.99.0.0/16")}, nil},
-		{"the first beside those covered", compile.Config{NodePortAddresses: prefixes("198.51.100.0/24"), NodePortPrimary: true, HostAddresses: host},
+		{"none", compile.Config{Config: services.Config{NodePortAddresses: prefixes("10.99.0.0/16")}}, nil},
+		{"the first beside those covered", compile.Config{Config: services.Config{NodePortAddresses: prefixes("198.51.100.0/24"), NodePortPrimary: true, HostAddresses: host}},
 			[]string{"192.168.0.1", "198.51.100.7", "fd00:168::1"}},
-		{"another first", compile.Config{PrimaryAddr: v4.addr("n2")}, []string{"192.168.0.2", "fd00:168::1"}},
+		{"another first", compile.Config{Config: services.Config{PrimaryAddr: v4.addr("n2")}}, []string{"192.168.0.2", "fd00:168::1"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			node := v4.node()
@@ -256,28 +257,28 @@ func TestHealthChecks(t *testing.T) {
 		name   string
 		change func(*model.Service)
 		eps    func(f family) []model.Endpoint
-		want   map[model.Name]*compile.HealthCheck
+		want   map[model.Name]*services.HealthCheck
 	}{
 		{"ready endpoints on this node count", checked, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e1", here), f.endpoint("e2", here), f.endpoint("e3"), f.endpoint("e4", here, notReady), f.endpoint("e5", here, draining)}
-		}, map[model.Name]*compile.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 2}}},
+		}, map[model.Name]*services.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 2}}},
 		{"terminating ones do not, though they serve", checked, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e5", here, draining)}
-		}, map[model.Name]*compile.HealthCheck{name("web"): {Service: name("web"), Port: 31000}}},
+		}, map[model.Name]*services.HealthCheck{name("web"): {Service: name("web"), Port: 31000}}},
 		{"an endpoint of two ports counts once", func(s *model.Service) {
 			checked(s)
 			s.Ports = append(s.Ports, model.ServicePort{Name: "http", Protocol: model.TCP, Port: 81})
 		}, func(f family) []model.Endpoint {
 			return []model.Endpoint{f.endpoint("e1", here)}
-		}, map[model.Name]*compile.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 1}}},
-		{"only where there is a port for it", externalLocal, func(f family) []model.Endpoint { return nil }, map[model.Name]*compile.HealthCheck{}},
+		}, map[model.Name]*services.HealthCheck{name("web"): {Service: name("web"), Port: 31000, LocalEndpoints: 1}}},
+		{"only where there is a port for it", externalLocal, func(f family) []model.Endpoint { return nil }, map[model.Name]*services.HealthCheck{}},
 		{"only under externalTrafficPolicy Local", func(s *model.Service) { s.HealthCheckNodePort = 31000 },
-			func(f family) []model.Endpoint { return nil }, map[model.Name]*compile.HealthCheck{}},
+			func(f family) []model.Endpoint { return nil }, map[model.Name]*services.HealthCheck{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bothFamilies(t, func(t *testing.T, f family) {
 				c := compiled(compile.Config{}, f.service(tc.change), slice("a", tc.eps(f)...))
-				if got := c.AllHealthChecks(); !sameChecks(got, tc.want) {
+				if got := c.Services.AllHealthChecks(); !sameChecks(got, tc.want) {
 					t.Errorf("got %v, want %v", got, tc.want)
 				}
 			})
@@ -292,7 +293,7 @@ func TestHealthCheckOfDualStackEndpoints(t *testing.T) {
 		s.ClusterIPs = append(s.ClusterIPs, v6.addr("c1"))
 	})
 	c := compiled(compile.Config{}, svc, slice("a", v4.endpoint("e1", here), v4.endpoint("e2", here)), slice("b", v6.endpoint("e1", here)))
-	if got := c.AllHealthChecks()[name("web")].LocalEndpoints; got != 2 {
+	if got := c.Services.AllHealthChecks()[name("web")].LocalEndpoints; got != 2 {
 		t.Errorf("%d local endpoints, want 2", got)
 	}
 }
@@ -353,30 +354,30 @@ func TestSettings(t *testing.T) {
 		nodes []any
 		want  state.Settings
 	}{
-		{"masked, sorted, each address covered once", compile.Config{ServiceCIDRs: p("fd00::1/112", "172.16.0.9/16", "172.16.9.0/24", "172.16.0.0/16", "172.16.0.0/24"), MasqueradeAll: true}, nil,
+		{"masked, sorted, each address covered once", compile.Config{Config: services.Config{ServiceCIDRs: p("fd00::1/112", "172.16.0.9/16", "172.16.9.0/24", "172.16.0.0/16", "172.16.0.0/24"), MasqueradeAll: true}}, nil,
 			state.Settings{ServiceCIDRs: p("172.16.0.0/16", "fd00::/112"), MasqueradeAll: true}},
-		{"the node's pods within the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, node("10.1.2.0/24"),
+		{"the node's pods within the cluster's", compile.Config{Config: services.Config{ClusterCIDRs: p("10.0.0.0/8")}}, node("10.1.2.0/24"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.1.2.0/24")}},
-		{"the node's pods unknown", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, nil,
+		{"the node's pods unknown", compile.Config{Config: services.Config{ClusterCIDRs: p("10.0.0.0/8")}}, nil,
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8")}},
-		{"the node's pods outside the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/8")}, node("192.168.0.0/24"),
+		{"the node's pods outside the cluster's", compile.Config{Config: services.Config{ClusterCIDRs: p("10.0.0.0/8")}}, node("192.168.0.0/24"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8")}},
-		{"the node's pods wider than the cluster's", compile.Config{ClusterCIDRs: p("10.0.0.0/16")}, node("10.0.0.0/8"),
+		{"the node's pods wider than the cluster's", compile.Config{Config: services.Config{ClusterCIDRs: p("10.0.0.0/16")}}, node("10.0.0.0/8"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/16"), LocalCIDRs: p("10.0.0.0/16")}},
-		{"a family each by itself", compile.Config{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48")}, node("10.1.2.0/24"),
+		{"a family each by itself", compile.Config{Config: services.Config{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48")}}, node("10.1.2.0/24"),
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8", "fd10::/48"), LocalCIDRs: p("10.1.2.0/24", "fd10::/48")}},
 		{"the cluster's unknown", compile.Config{}, node("10.1.2.0/24", "fd10::/64"),
 			state.Settings{ClusterCIDRs: p("10.1.2.0/24", "fd10::/64"), LocalCIDRs: p("10.1.2.0/24", "fd10::/64")}},
-		{"nothing tells pods from others", compile.Config{ClusterUnknown: true}, node("10.1.2.0/24", "fd10::/64"),
+		{"nothing tells pods from others", compile.Config{Config: services.Config{ClusterUnknown: true}}, node("10.1.2.0/24", "fd10::/64"),
 			state.Settings{}},
 		{"nothing known", compile.Config{}, nil, state.Settings{}},
-		{"pods reach the outside with the node's address", compile.Config{Fabric: true}, []any{ // projectcalico/calico#12769
+		{"pods reach the outside with the node's address", compile.Config{Config: services.Config{Fabric: true}}, []any{ // projectcalico/calico#12769
 			&model.IPPool{Name: "b", CIDR: p("10.1.0.0/16")[0], NATOutgoing: true}, &model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]},
 			&model.IPPool{Name: "balanced", CIDR: p("192.0.2.0/24")[0], OfServices: true}, &model.IPPool{Name: "c", CIDR: p("fd00::/64")[0], NATOutgoing: true, Disabled: true}},
 			state.Settings{OutgoingCIDRs: p("10.1.0.0/16", "fd00::/64"), PoolCIDRs: p("10.0.0.0/16", "10.1.0.0/16", "fd00::/64")}},
-		{"and with their own", compile.Config{Fabric: true}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]}}, state.Settings{}},
+		{"and with their own", compile.Config{Config: services.Config{Fabric: true}}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0]}}, state.Settings{}},
 		{"pools are another program's", compile.Config{}, []any{&model.IPPool{Name: "a", CIDR: p("10.0.0.0/16")[0], NATOutgoing: true}}, state.Settings{}},
-		{"the cluster's, by the flag", compile.Config{Fabric: true, ClusterCIDRs: p("10.0.0.0/8"), NATOutgoing: true}, nil,
+		{"the cluster's, by the flag", compile.Config{Config: services.Config{Fabric: true, ClusterCIDRs: p("10.0.0.0/8"), NATOutgoing: true}}, nil,
 			state.Settings{ClusterCIDRs: p("10.0.0.0/8"), LocalCIDRs: p("10.0.0.0/8"), OutgoingCIDRs: p("10.0.0.0/8"), PoolCIDRs: p("10.0.0.0/8")}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

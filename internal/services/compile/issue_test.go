@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -165,7 +166,7 @@ func TestTooManyEndpoints(t *testing.T) {
 // without it.
 func TestWrongNodeNameIsNamed(t *testing.T) {
 	s := store.New()
-	c := compile.New(compile.Config{Node: "typo"})
+	c := compile.New(compile.Config{Config: services.Config{Node: "typo"}})
 	c.Update(s, s.Take())
 	if issues := c.Issues(); len(issues) != 0 {
 		t.Errorf("without any Node: %v", issues)
@@ -202,7 +203,7 @@ func TestNodePortsWithoutAddress(t *testing.T) {
 		{"an IPv4 node, and IPv4 alone is asked for", []any{v4.node(), dual}, ipv4Alone, nil},
 		{"an IPv6 node, and IPv4 alone is asked for", []any{v6.node(), dual}, ipv4Alone, []string{"IPv4"}},
 	} {
-		c := compiled(compile.Config{NodePortAddresses: tc.choose}, tc.objects...)
+		c := compiled(compile.Config{Config: services.Config{NodePortAddresses: tc.choose}}, tc.objects...)
 		var want []string
 		for _, family := range tc.want {
 			want = append(want, "Node here: no "+family+" address of it is known or chosen, so node ports are not served there: "+

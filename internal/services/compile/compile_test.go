@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -31,19 +32,20 @@ type history struct {
 	store    *store.Store
 	compiler *compile.Compiler
 	sum      *state.State // of all deltas
-	checks   map[model.Name]*compile.HealthCheck
+	checks   map[model.Name]*services.HealthCheck
 	together int // elements of all services; 0: as many as in production
+	room     int // elements of a step
 }
 
 // limit has all services come to so many elements at the most.
 func (h *history) limit(together int) {
 	h.together = together
-	h.compiler.SetTogether(together, together)
+	h.compiler.Services.SetTogether(together, together)
 }
 
 func newHistory(cfg compile.Config) *history {
 	cfg.Node = "here"
-	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New(), checks: map[model.Name]*compile.HealthCheck{}}
+	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New(), room: 1 << 15, checks: map[model.Name]*services.HealthCheck{}}
 }
 
 func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
@@ -58,7 +60,7 @@ func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
 func (h *history) step(t *testing.T, events ...store.Event) (d state.Delta, more bool) {
 	t.Helper()
 	h.store.Apply(events)
-	d = h.compiler.Step(h.store, h.store.Take())
+	d = h.compiler.Step(h.store, h.store.Take(), h.room)
 	h.check(t, d)
 	return d, h.compiler.Waiting().Len() > 0
 }
@@ -70,7 +72,7 @@ func (h *history) check(t *testing.T, d state.Delta) {
 		t.Errorf("the delta names %s, which did not change", redundant)
 	}
 	h.sum.Apply(d)
-	for n, check := range h.compiler.HealthChecks() {
+	for n, check := range h.compiler.Services.HealthChecks() {
 		if old, was := h.checks[n]; was == (check != nil) && (check == nil || *check == *old) {
 			t.Errorf("the health check of %s is named, which did not change", n)
 		}
@@ -78,7 +80,7 @@ func (h *history) check(t *testing.T, d state.Delta) {
 			h.checks[n] = check
 		}
 	}
-	if all := h.compiler.AllHealthChecks(); !sameChecks(h.checks, all) {
+	if all := h.compiler.Services.AllHealthChecks(); !sameChecks(h.checks, all) {
 		t.Errorf("the sum of changes of health checks, %v, differs from what there is: %v", h.checks, all)
 	}
 	if diff := differences(h.sum, h.compiler.State()); diff != "" {
@@ -87,14 +89,14 @@ func (h *history) check(t *testing.T, d state.Delta) {
 }
 
 // sameChecks compares health checks.
-func sameChecks(a, b map[model.Name]*compile.HealthCheck) bool {
-	return maps.EqualFunc(a, b, func(a, b *compile.HealthCheck) bool { return *a == *b })
+func sameChecks(a, b map[model.Name]*services.HealthCheck) bool {
+	return maps.EqualFunc(a, b, func(a, b *services.HealthCheck) bool { return *a == *b })
 }
 
 // fresh compiles what the store holds from nothing.
 func (h *history) fresh() *compile.Compiler {
 	c := compile.New(h.cfg)
-	c.SetTogether(h.together, h.together)
+	c.Services.SetTogether(h.together, h.together)
 	c.Update(h.store, store.Dirty{})
 	return c
 }

@@ -29,7 +29,7 @@ func numbered(i, endpoints int) []store.Event {
 func TestStepsTakeSmallOnesFirst(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.node())...)
-	h.compiler.SetSlice(150)
+	h.room = 150
 	var large []store.Event
 	for i := range 5 {
 		large = append(large, numbered(i, 100)...)
@@ -77,7 +77,7 @@ func TestStepsTakeSmallOnesFirst(t *testing.T) {
 func TestStepsFollowWhatNeverRests(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.node())...)
-	h.compiler.SetSlice(1_000)
+	h.room = 1_000
 	svc, list := v4.service(), slice("a")
 	svc.Ports, list.Ports = ports(100)
 	for i := range 100 {
@@ -124,12 +124,12 @@ func TestStepsFollowWhatNeverRests(t *testing.T) {
 func TestHealthFollowsFrontends(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.node())...)
-	h.compiler.SetSlice(10)
+	h.room = 10
 	svc, list := v4.service(externalLocal), slice("a")
 	svc.Ports, list.Ports = ports(20)
 	svc.LoadBalancerIPs, svc.HealthCheckNodePort = v4.addrs("l1"), 32_000
 	list.Endpoints = []model.Endpoint{{Addr: v4.addr("e1"), Ready: true, Serving: true, Node: "here"}}
-	check := func() int { return h.compiler.AllHealthChecks()[svc.Name].LocalEndpoints }
+	check := func() int { return h.compiler.Services.AllHealthChecks()[svc.Name].LocalEndpoints }
 	for _, more := h.step(t, events(svc, list)...); more; _, more = h.step(t) {
 		if n := check(); n != 0 {
 			t.Fatalf("%d local endpoints with %d frontends", n, len(h.compiler.State().Services.Frontends))
@@ -148,7 +148,7 @@ func TestHealthFollowsFrontends(t *testing.T) {
 func TestUpdateAfterStep(t *testing.T) {
 	h := newHistory(compile.Config{})
 	h.apply(t, events(v4.node())...)
-	h.compiler.SetSlice(1)
+	h.room = 1
 	if _, more := h.step(t, slices.Concat(numbered(1, 10), numbered(2, 10), numbered(3, 10))...); !more {
 		t.Fatal("all at once")
 	}
@@ -165,7 +165,7 @@ func TestStepsEndAlike(t *testing.T) {
 		w := newWorld(seed)
 		h := newHistory(compile.Config{})
 		h.apply(t, events(v4.node())...)
-		h.compiler.SetSlice(1 + w.IntN(10))
+		h.room = 1 + w.IntN(10)
 		h.limit(pickOne(w, 0, 0, 60, 300))
 		for range 20 {
 			var batch []store.Event

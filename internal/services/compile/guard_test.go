@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -37,7 +38,7 @@ func kubernetes(f family) []any {
 // No service gets an address of a node or an API server, nor a port that nodes need; it is named,
 // and has the rest of its own.
 func TestAddressesThatNoServiceMayHave(t *testing.T) {
-	allowed := compile.Config{AllowNodeAddresses: everywhere}
+	allowed := compile.Config{Config: services.Config{AllowNodeAddresses: everywhere}}
 	at := func(port, node uint16) func(*model.Service) {
 		return func(s *model.Service) { s.Ports[0].Port, s.Ports[0].NodePort = port, node }
 	}
@@ -55,9 +56,9 @@ func TestAddressesThatNoServiceMayHave(t *testing.T) {
 			"ClusterIP c1:80 -> reject", []string{"externalIP N4 is an address of node there" + flag}},
 		{"a load balancer's, of another node", compile.Config{}, func(f family) *model.Service { return f.service(balanced(f, "n3 l1")) },
 			"ClusterIP c1:80 -> reject\nLoadBalancer l1:80 -> reject", []string{"load balancer address N3 is an address of node there" + flag}},
-		{"of an interface", compile.Config{HostAddresses: prefixesOf(24, 64, "n7")}, func(f family) *model.Service { return f.service(external(f, "n7")) },
+		{"of an interface", compile.Config{Config: services.Config{HostAddresses: prefixesOf(24, 64, "n7")}}, func(f family) *model.Service { return f.service(external(f, "n7")) },
 			"ClusterIP c1:80 -> reject", []string{"externalIP N7 is an address of node here" + flag}},
-		{"that an interface has for a service", compile.Config{HostAddresses: prefixesOf(32, 128, "x1", "c1")}, func(f family) *model.Service { return f.service(external(f, "x1")) },
+		{"that an interface has for a service", compile.Config{Config: services.Config{HostAddresses: prefixesOf(32, 128, "x1", "c1")}}, func(f family) *model.Service { return f.service(external(f, "x1")) },
 			"ClusterIP c1:80 -> reject\nExternalIP x1:80 -> reject", nil},
 		{"a cluster IP of a node", compile.Config{}, func(f family) *model.Service {
 			return f.service(external(f, "x1"), func(s *model.Service) { s.ClusterIPs = f.addrs("n1") })
@@ -70,7 +71,7 @@ func TestAddressesThatNoServiceMayHave(t *testing.T) {
 		}, "ClusterIP n3:80 -> reject", nil},
 		{"an external IP of the API server", compile.Config{}, func(f family) *model.Service { return f.service(external(f, "n9")) },
 			"ClusterIP c1:80 -> reject", []string{"externalIP N9 is an address of the API server" + flag}},
-		{"where this agent reaches its API", compile.Config{APIServers: apiAt("x9")}, func(f family) *model.Service { return f.service(external(f, "x9")) },
+		{"where this agent reaches its API", compile.Config{Config: services.Config{APIServers: apiAt("x9")}}, func(f family) *model.Service { return f.service(external(f, "x9")) },
 			"ClusterIP c1:80 -> reject", []string{"externalIP X9 is an address of the API server" + flag}},
 		{"the cluster IP of the API server", compile.Config{}, func(f family) *model.Service { return f.service(balanced(f, "c9"), at(443, 0)) },
 			"ClusterIP c1:443 -> reject", []string{"load balancer address C9 is an address of the API server" + flag}},
@@ -78,10 +79,10 @@ func TestAddressesThatNoServiceMayHave(t *testing.T) {
 			"ClusterIP c1:80 -> reject\nExternalIP n1:80 -> reject\nExternalIP n9:80 -> reject\nLoadBalancer n3:80 -> reject", nil},
 		{"allowed, but not the API's port", allowed, func(f family) *model.Service { return f.service(external(f, "n9"), at(6443, 0)) },
 			"ClusterIP c1:6443 -> reject", []string{"TCP N9:6443 is where the API server is reached, it is left out"}},
-		{"allowed, but not where this agent reaches its API", compile.Config{AllowNodeAddresses: everywhere, APIServers: apiAt("x9")},
+		{"allowed, but not where this agent reaches its API", compile.Config{Config: services.Config{AllowNodeAddresses: everywhere, APIServers: apiAt("x9")}},
 			func(f family) *model.Service { return f.service(balanced(f, "x9"), at(8443, 0)) },
 			"ClusterIP c1:8443 -> reject", []string{"TCP X9:8443 is where the API server is reached, it is left out"}},
-		{"the API server at a cluster IP is served", compile.Config{APIServers: apiAt("c1")}, func(f family) *model.Service { return f.service(at(8443, 0)) },
+		{"the API server at a cluster IP is served", compile.Config{Config: services.Config{APIServers: apiAt("c1")}}, func(f family) *model.Service { return f.service(at(8443, 0)) },
 			"ClusterIP c1:8443 -> reject", nil},
 		{"allowed, but not a port that nodes need", allowed, func(f family) *model.Service { return f.service(external(f, "n1 x1"), at(22, 0)) },
 			"ClusterIP c1:22 -> reject\nExternalIP x1:22 -> reject", []string{"TCP N1:22 is a port that nodes need for themselves (--reserved-ports), it is left out"}},
@@ -93,11 +94,11 @@ func TestAddressesThatNoServiceMayHave(t *testing.T) {
 		{"a health check's port that nodes need", compile.Config{}, func(f family) *model.Service {
 			return f.service(externalLocal, func(s *model.Service) { s.HealthCheckNodePort = 22 })
 		}, "ClusterIP c1:80 -> reject", []string{"healthCheckNodePort 22 is a port that nodes need for themselves (--reserved-ports), it is left out"}},
-		{"outside of what external IPs may be", compile.Config{ExternalIPCIDRs: prefixesOf(32, 128, "x1")}, func(f family) *model.Service { return f.service(external(f, "x1 x2"), balanced(f, "l1")) },
+		{"outside of what external IPs may be", compile.Config{Config: services.Config{ExternalIPCIDRs: prefixesOf(32, 128, "x1")}}, func(f family) *model.Service { return f.service(external(f, "x1 x2"), balanced(f, "l1")) },
 			"ClusterIP c1:80 -> reject\nExternalIP x1:80 -> reject\nLoadBalancer l1:80 -> reject", []string{"externalIP X2 is not in --external-ip-cidrs, it is left out"}},
-		{"no external IPs at all", compile.Config{ExternalIPCIDRs: []netip.Prefix{}}, func(f family) *model.Service { return f.service(external(f, "x1")) },
+		{"no external IPs at all", compile.Config{Config: services.Config{ExternalIPCIDRs: []netip.Prefix{}}}, func(f family) *model.Service { return f.service(external(f, "x1")) },
 			"ClusterIP c1:80 -> reject", []string{"externalIP X1 is not in --external-ip-cidrs, it is left out"}},
-		{"outside of what load balancers have", compile.Config{LoadBalancerCIDRs: prefixesOf(32, 128, "l1")}, func(f family) *model.Service { return f.service(external(f, "x1"), balanced(f, "l1 l2")) },
+		{"outside of what load balancers have", compile.Config{Config: services.Config{LoadBalancerCIDRs: prefixesOf(32, 128, "l1")}}, func(f family) *model.Service { return f.service(external(f, "x1"), balanced(f, "l1 l2")) },
 			"ClusterIP c1:80 -> reject\nExternalIP x1:80 -> reject\nLoadBalancer l1:80 -> reject", []string{"load balancer address L2 is not in --load-balancer-cidrs, it is left out"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -175,7 +176,7 @@ func TestGuardMoves(t *testing.T) {
 		h.apply(t, gone(node))
 		expect("and goes", "n3", "x1")
 		h.cfg.HostAddresses = []netip.Prefix{netip.PrefixFrom(f.addr("n3"), 24)}
-		h.compiler.SetHostAddresses(h.cfg.HostAddresses)
+		h.compiler.Services.SetHostAddresses(h.cfg.HostAddresses)
 		h.apply(t)
 		expect("an interface gets the address", "x1")
 		h.cfg.APIServers = []netip.AddrPort{netip.AddrPortFrom(f.addr("x1"), 6443)}
@@ -235,7 +236,7 @@ func TestBudget(t *testing.T) {
 			}
 			s := store.New()
 			s.Apply(events(hostile, list, v4.service(), slice("a", v4.endpoint("e1")), v4.node()))
-			c := compile.New(compile.Config{Node: "here"})
+			c := compile.New(compile.Config{Config: services.Config{Node: "here"}})
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			begun := time.Now()
@@ -284,7 +285,7 @@ func TestTooMuchTogether(t *testing.T) {
 	} {
 		h := newHistory(compile.Config{})
 		h.apply(t, events(v4.node())...)
-		h.compiler.SetSlice(64)
+		h.room = 64
 		h.limit(500)
 		expect := func(when string, want ...int) {
 			t.Helper()
@@ -338,8 +339,8 @@ func TestWhoAsksForLessIsServed(t *testing.T) {
 		for range 20 {
 			h := newHistory(compile.Config{})
 			h.apply(t, events(v4.node())...)
-			h.compiler.SetTogether(1000, 875)
-			h.compiler.SetSlice(64)
+			h.compiler.Services.SetTogether(1000, 875)
+			h.room = 64
 			h.apply(t, all...)
 			served := func() {
 				t.Helper()
@@ -393,7 +394,7 @@ func TestLargeServiceChanges(t *testing.T) {
 	}
 	s := store.New()
 	s.Apply(events(svc, list))
-	c := compile.New(compile.Config{Node: "here"})
+	c := compile.New(compile.Config{Config: services.Config{Node: "here"}})
 	c.Update(s, s.Take())
 	less := *list
 	less.Endpoints = list.Endpoints[:699]

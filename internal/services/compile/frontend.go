@@ -26,10 +26,10 @@ type builder struct {
 
 // compile makes of one service what it wants on this node. Where that is the same as what old has,
 // the frontends of old are kept.
-func (ss *services) compile(v *store.View, svc *model.Service, old *service) *service {
+func (c *Compiler) compile(v *store.View, svc *model.Service, old *service) *service {
 	next := &service{svc: svc, why: svc.Unproxied}
-	b := &ss.builder
-	*b = builder{environment: ss.env, report: report{svc: svc, families: familiesOf(svc)}, next: next, old: old, scratch: b.scratch}
+	b := &c.builder
+	*b = builder{environment: c.env, report: report{svc: svc, families: familiesOf(svc)}, next: next, old: old, scratch: b.scratch}
 	switch {
 	case next.why != "":
 	case len(svc.ClusterIPs) == 0:
@@ -48,19 +48,19 @@ func (ss *services) compile(v *store.View, svc *model.Service, old *service) *se
 			b.tooLarge(n)
 			break
 		}
-		if !ss.limits.fits(next, old, cost) {
+		if !c.limits.fits(next, old, cost) {
 			next.why = "too much"
 			b.service(fmt.Sprintf("it counts for %d elements in the kernel; all Services may have %d, and those of its namespace are among those "+
-				"that ask for most, so nothing is programmed for it: ask for less", cost, ss.limits.together.Most))
+				"that ask for most, so nothing is programmed for it: ask for less", cost, c.limits.together.Most))
 			break
 		}
 		next.elements = n
 		b.build()
 	}
 	if issues := b.all(); len(issues) > 0 {
-		ss.faults[svc.Name] = issues
+		c.faults[svc.Name] = issues
 	} else {
-		delete(ss.faults, svc.Name)
+		delete(c.faults, svc.Name)
 	}
 	return next
 }

@@ -9,17 +9,18 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
 // endpointsOf returns what a compiler says of the endpoints of shop/web among the objects.
-func endpointsOf(objects ...any) (views []compile.EndpointView) {
+func endpointsOf(objects ...any) (views []services.EndpointView) {
 	s := store.New()
 	s.Apply(events(objects...))
-	c := compile.New(compile.Config{Node: "here"})
+	c := compile.New(compile.Config{Config: services.Config{Node: "here"}})
 	c.Update(s, s.Take())
-	s.Read(func(v *store.View) { views = c.Endpoints(v, name("web")) })
+	s.Read(func(v *store.View) { views = c.Services.Endpoints(v, name("web")) })
 	return views
 }
 
@@ -100,9 +101,9 @@ func TestEndpointsSayWhere(t *testing.T) {
 	there := &model.Node{Name: "there", Labels: map[string]string{"topology.kubernetes.io/zone": "z2"}}
 	placed := slice("a", v4.endpoint("e1", here, func(e *model.Endpoint) { e.Zone = "z9" }), v4.endpoint("e2"))
 	pod := &model.Ref{Kind: model.PodKind, Name: name("b")}
-	want := []compile.EndpointView{
-		{PortName: "http", Protocol: "TCP", Address: "10.1.0.1:8080", Node: "here", Zone: "z9", Ready: true, Serving: true, Inside: compile.Choice{Chosen: true}},
-		{PortName: "http", Protocol: "TCP", Address: "10.1.0.2:8080", Pod: pod, Node: "there", Zone: "z2", Ready: true, Serving: true, Inside: compile.Choice{Chosen: true}},
+	want := []services.EndpointView{
+		{PortName: "http", Protocol: "TCP", Address: "10.1.0.1:8080", Node: "here", Zone: "z9", Ready: true, Serving: true, Inside: services.Choice{Chosen: true}},
+		{PortName: "http", Protocol: "TCP", Address: "10.1.0.2:8080", Pod: pod, Node: "there", Zone: "z2", Ready: true, Serving: true, Inside: services.Choice{Chosen: true}},
 	}
 	if diff := cmp.Diff(want, endpointsOf(v4.node(), there, v4.service(), placed, v4.pod("b", "e2"))); diff != "" {
 		t.Errorf("from a slice, -want +got:\n%s", diff)
@@ -122,7 +123,7 @@ func TestChosenEndpointsAreBackends(t *testing.T) {
 		for range 40 {
 			s.Apply([]store.Event{w.event()})
 		}
-		c := compile.New(compile.Config{Node: "here"})
+		c := compile.New(compile.Config{Config: services.Config{Node: "here"}})
 		c.Update(s, s.Take())
 		s.Read(func(v *store.View) {
 			for key, f := range c.State().Services.Frontends {
@@ -133,7 +134,7 @@ func TestChosenEndpointsAreBackends(t *testing.T) {
 				if f.LocalOnly && !inside {
 					want = f.Local
 				}
-				if got := chosenFor(t, c.Endpoints(v, f.Service), key, f, inside); !slices.Equal(got, want) {
+				if got := chosenFor(t, c.Services.Endpoints(v, f.Service), key, f, inside); !slices.Equal(got, want) {
 					t.Errorf("seed %d: %s of %s leads to %v, and these are said to be chosen: %v", seed, key, f.Service, want, got)
 				}
 				compared++
@@ -156,7 +157,7 @@ func ambiguous(svc *model.Service) bool {
 }
 
 // chosenFor returns the endpoints that are said to be chosen for a frontend.
-func chosenFor(t *testing.T, views []compile.EndpointView, key state.FrontendKey, f *state.Frontend, inside bool) (list []netip.AddrPort) {
+func chosenFor(t *testing.T, views []services.EndpointView, key state.FrontendKey, f *state.Frontend, inside bool) (list []netip.AddrPort) {
 	for _, e := range views {
 		at := netip.MustParseAddrPort(e.Address)
 		if e.PortName != f.Port || e.Protocol != key.Protocol.String() || at.Addr().Is4() != key.Addr.Is4() {

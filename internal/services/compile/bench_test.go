@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -67,7 +68,7 @@ func BenchmarkStart(b *testing.B) {
 			s := benchStore(sc)
 			var c *compile.Compiler
 			for b.Loop() {
-				c = compile.New(compile.Config{Node: "node-0"})
+				c = compile.New(compile.Config{Config: services.Config{Node: "node-0"}})
 				if d := c.Update(s, store.Dirty{}); len(d.Services.Frontends) != sc.services {
 					b.Fatalf("%d frontends", len(d.Services.Frontends))
 				}
@@ -96,7 +97,7 @@ func BenchmarkChange(b *testing.B) {
 	for _, sc := range benchScales {
 		b.Run(sc.String(), func(b *testing.B) {
 			s := benchStore(sc)
-			c := compile.New(compile.Config{Node: "node-0"})
+			c := compile.New(compile.Config{Config: services.Config{Node: "node-0"}})
 			c.Update(s, s.Take())
 			full, less := benchSlice(0, sc.endpoints), benchSlice(0, sc.endpoints)
 			less.Endpoints = less.Endpoints[1:]

@@ -10,13 +10,14 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
 // Tunnels take packets from all addresses of other nodes, as long as one node has them.
 func TestPeers(t *testing.T) {
-	s, c := store.New(), compile.New(compile.Config{Node: "a", Fabric: true})
+	s, c := store.New(), compile.New(compile.Config{Config: services.Config{Node: "a", Fabric: true}})
 	s.SetSynced()
 	type nodes map[string]string
 	for _, step := range []struct {
@@ -52,7 +53,7 @@ func TestPeers(t *testing.T) {
 
 // The settings have the ends of the tunnels that pools ask for.
 func TestTunnelEnds(t *testing.T) {
-	s, c := store.New(), compile.New(compile.Config{Node: "a", Fabric: true})
+	s, c := store.New(), compile.New(compile.Config{Config: services.Config{Node: "a", Fabric: true}})
 	s.SetSynced()
 	c.SetUnderlay([]model.HostAddress{{Device: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24"), MTU: 1500}})
 	s.Apply([]store.Event{
@@ -74,7 +75,7 @@ func TestTunnelEnds(t *testing.T) {
 
 // Where a host endpoint judges packets of tunnels, they stay tracked.
 func TestUntracked(t *testing.T) {
-	s, c := store.New(), compile.New(compile.Config{Node: "a", Fabric: true, Policy: true})
+	s, c := store.New(), compile.New(compile.Config{Config: services.Config{Node: "a", Fabric: true}, Policy: true})
 	s.SetSynced()
 	c.SetUnderlay([]model.HostAddress{{Device: "eth0", Prefix: netip.MustParsePrefix("192.0.2.1/24"), MTU: 1500}})
 	c.SetLinks(model.Links{Links: []model.Link{{Index: 2, Name: "eth0", Host: true}}})

@@ -202,7 +202,7 @@ func TestStateDependsOnObjectsAlone(t *testing.T) {
 			}
 			if w.chance(10) {
 				h.cfg.HostAddresses = []netip.Prefix{netip.PrefixFrom(w.addr(pickOne(w, "n", "c", "x"), 2), pickOne(w, 24, 32))}
-				h.compiler.SetHostAddresses(h.cfg.HostAddresses)
+				h.compiler.Services.SetHostAddresses(h.cfg.HostAddresses)
 			}
 			var batch []store.Event
 			for range 1 + w.IntN(4) {
@@ -306,13 +306,13 @@ func same(t *testing.T, got, want *compile.Compiler) {
 	if diff := differences(got.State(), want.State()); diff != "" {
 		t.Errorf("states differ: %s", diff)
 	}
-	if diff := cmp.Diff(want.AllHealthChecks(), got.AllHealthChecks()); diff != "" {
+	if diff := cmp.Diff(want.Services.AllHealthChecks(), got.Services.AllHealthChecks()); diff != "" {
 		t.Errorf("health checks differ: %s", diff)
 	}
 	if diff := cmp.Diff(want.Issues(), got.Issues()); diff != "" {
 		t.Errorf("issues differ: %s", diff)
 	}
-	if diff := cmp.Diff(want.Services(), got.Services()); diff != "" {
+	if diff := cmp.Diff(want.Services.Views(), got.Services.Views()); diff != "" {
 		t.Errorf("services differ: %s", diff)
 	}
 }

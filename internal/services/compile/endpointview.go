@@ -35,7 +35,7 @@ type Choice struct {
 // address. They come from what the store holds now. There are none of a service that is not
 // programmed, unless it is headless.
 func (c *Compiler) Endpoints(v *store.View, name model.Name) (views []EndpointView) {
-	s := c.services.all[name]
+	s := c.all[name]
 	if s == nil || s.gone || s.why != "" && s.why != model.Headless {
 		return nil
 	}

@@ -10,62 +10,22 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Issues returns what is wrong with the objects as of the last Update, sorted by object.
-func (c *Compiler) Issues() []model.Issue {
-	var list []model.Issue
-	if c.store != nil {
-		list = c.store.Missing()
-	}
-	for _, issues := range c.services.faults {
+// Issues returns what is wrong with services, and with the own node, as of the last Update.
+func (c *Compiler) Issues() (list []model.Issue) {
+	for _, issues := range c.faults {
 		list = append(list, issues...)
 	}
 	for _, reason := range c.nodeFaults() {
 		list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.env.cfg.Node}}.Issue(reason))
 	}
-	list = append(list, c.services.claims.issues(c.env.node.nodePort)...)
-	if c.policy != nil {
-		list = append(list, c.policy.Issues()...)
-	}
-	if c.farms != nil {
-		list = append(list, c.farms.Issues()...)
-	}
-	if c.fabric != nil {
-		list = append(list, c.fabric.Issues()...)
-	}
-	if c.addresses != nil {
-		list = append(list, c.addresses.Issues()...)
-	}
-	if c.bgp != nil {
-		list = append(list, c.bgp.Issues()...)
-	}
-	slices.SortFunc(list, model.Issue.Compare)
-	return firstOfEach(slices.Compact(list))
-}
-
-// firstOfEach returns the first maxIssues of each object, and how many more it has. It changes the
-// list, which is sorted.
-func firstOfEach(list []model.Issue) []model.Issue {
-	few := list[:0]
-	for i := 0; i < len(list); {
-		of, end := list[i].Object, i+1
-		for end < len(list) && list[end].Object == of {
-			end++
-		}
-		if more := end - i - maxIssues; more > 1 {
-			few = append(append(few, list[i:i+maxIssues]...), of.Issue(fmt.Sprintf("and %d more", more)))
-		} else {
-			few = append(few, list[i:end]...)
-		}
-		i = end
-	}
-	return few
+	return append(list, c.claims.issues(c.env.node.nodePort)...)
 }
 
 // nodeFaults says what is wrong with the own node.
 func (c *Compiler) nodeFaults() (reasons []string) {
 	e := c.env
 	for family, is4 := range [...]bool{true, false} {
-		if c.services.nodePorts[family] > 0 && e.cfg.serves(is4) && len(inFamily(e.node.nodePort, is4)) == 0 {
+		if c.nodePorts[family] > 0 && e.cfg.serves(is4) && len(inFamily(e.node.nodePort, is4)) == 0 {
 			reasons = append(reasons, fmt.Sprintf("no %s address of it is known or chosen, so node ports are not served there: "+
 				"it needs a Node object with such an address, and --nodeport-addresses, if given, must cover one", model.FamilyName(is4)))
 		}
@@ -135,7 +95,7 @@ type report struct {
 	svc      *model.Service
 	families families
 	issues   []model.Issue
-	more     int                    // issues beyond maxIssues
+	more     int                    // issues beyond MaxIssues
 	faulty   []*model.EndpointSlice // those in which not every endpoint can be used
 }
 
@@ -150,15 +110,15 @@ func familiesOf(svc *model.Service) (f families) {
 	return f
 }
 
-// maxIssues is how many issues of one object are told: a service can have as many as it has ports
+// MaxIssues is how many issues of one object are told: a service can have as many as it has ports
 // or endpoints, a node as many as it has blocks.
-const maxIssues = 64
+const MaxIssues = 64
 
 // add adds an issue, once.
 func (r *report) add(issue model.Issue) {
 	switch {
 	case slices.Contains(r.issues, issue):
-	case len(r.issues) < maxIssues:
+	case len(r.issues) < MaxIssues:
 		r.issues = append(r.issues, issue)
 	default:
 		r.more++
