@@ -150,29 +150,6 @@ type Config struct {
 	sockets sockets // nil: the kernel's; tests have others, in which a clock of theirs goes on
 }
 
-// PathProber looks after the ways to other nodes.
-type PathProber interface {
-	// Run works until ctx ends; paths returns those that there are.
-	Run(ctx context.Context, paths func() []model.Path)
-	// Missing says of the ways to addresses by how many bytes the largest packet that they carry is
-	// smaller than it should be. Safe for concurrent use.
-	Missing() map[netip.Addr]int
-	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
-	Issues() []model.Issue
-}
-
-// Hearer asks the far ends of ways to other nodes' pods.
-type Hearer interface {
-	// Run works until ctx ends; ends returns those that there are.
-	Run(ctx context.Context, ends func() []model.FarEnd)
-	// Heard returns what is known of those that were asked. Safe for concurrent use, as is Issues.
-	Heard() map[model.FarEnd]model.Heard
-	// Issues names the nodes that are not heard.
-	Issues() []model.Issue
-	// Deaf says why nobody can be asked; "": they can.
-	Deaf() string
-}
-
 // Agent is one node's agent. Make it with New, and Run it once.
 type Agent struct {
 	Config
@@ -187,6 +164,7 @@ type Agent struct {
 	asks    chan func(*loop) // run by the loop between two passes
 
 	accelerators []*reconcile.Accelerator
+	subjects     []subject
 
 	// Held while Compiler and the following fields change, and while other goroutines than the loop
 	// read them.
@@ -217,6 +195,7 @@ func New(c Config) *Agent {
 	for _, d := range c.Accelerators {
 		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
 	}
+	a.subjects = a.subjectsOf()
 	a.metrics = newMetrics(a)
 	return a
 }
@@ -224,20 +203,6 @@ func New(c Config) *Agent {
 // Ready reports, as /readyz does, whether the kernel has been programmed and can be still, and all
 // kinds of objects could be read. Safe for concurrent use.
 func (a *Agent) Ready() bool { return a.health.unready() == "" }
-
-// paths are the ways to other nodes; safe for concurrent use.
-func (a *Agent) paths() []model.Path {
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.Fabric.Paths()
-}
-
-// farEnds are where the ways to other nodes' pods end; safe for concurrent use.
-func (a *Agent) farEnds() []model.FarEnd {
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.Fabric.FarEnds()
-}
 
 // stateCopy is a copy of the desired state; safe for concurrent use.
 func (a *Agent) stateCopy() *state.State {
@@ -282,20 +247,16 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	if a.Addresses != nil {
-		group.Go(func() error { a.Addresses.Run(ctx); return nil })
-	}
-	if a.Speaker != nil {
-		group.Go(func() error { a.Speaker.Run(ctx); return nil })
-	}
 	for _, accelerator := range a.accelerators {
 		group.Go(func() error { accelerator.Run(ctx); return nil })
 	}
-	if a.Paths != nil {
-		group.Go(func() error { a.Paths.Run(ctx, a.paths); return nil })
-	}
-	if a.Heard != nil {
-		group.Go(func() error { a.Heard.Run(ctx, a.farEnds); return nil })
+	for _, s := range a.subjects {
+		for _, run := range s.run {
+			group.Go(func() error { run(ctx); return nil })
+		}
+		for _, in := range s.inputs {
+			group.Go(func() error { in(ctx, a); return nil })
+		}
 	}
 	l := newLoop(a)
 	if a.InStep != nil {

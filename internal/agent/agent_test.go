@@ -605,7 +605,7 @@ func TestAddressThatIsWrong(t *testing.T) {
 func TestProbeFailure(t *testing.T) {
 	d := newFakeDriver()
 	d.probeErr = kernelprobe.ErrNotSupported
-	if err := New(Config{Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, kernelprobe.ErrNotSupported) {
+	if err := New(Config{Compiler: compile.New(compile.Config{}), Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, kernelprobe.ErrNotSupported) {
 		t.Errorf("Run on an old kernel: %v", err)
 	}
 }

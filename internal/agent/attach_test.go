@@ -110,7 +110,7 @@ func TestReroute(t *testing.T) {
 		for _, i := range devices {
 			there.Routes = append(slices.Clone(there.Routes), routes[i])
 		}
-		l.rewired(t.Context(), there, true)
+		l.rewired(t.Context(), there)
 	}
 	now := time.Now()
 	pass := func(d time.Duration) {

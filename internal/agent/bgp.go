@@ -27,6 +27,22 @@ type Speaker interface {
 	Run(ctx context.Context)
 }
 
+// speaking is what the agent has to do with BGP.
+func (a *Agent) speaking() subject {
+	return subject{
+		run:    []func(context.Context){a.Speaker.Run},
+		inputs: []input{hear(a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
+		moved:  func() bool { return a.Compiler.BGP.SecretsChanged() },
+		follow: func() {
+			a.compiling.Lock()
+			order := a.Compiler.BGP.Changes()
+			a.compiling.Unlock()
+			a.Speaker.Follow(order)
+		},
+		collect: collector{a}.collectBGP,
+	}
+}
+
 // sessions are how it stands with BGP.
 type sessions struct {
 	peers   map[string]*bgp.PeerStatus
@@ -183,11 +199,8 @@ var (
 	descBGPOwn     = desc("bgp_routes_announced", "Routes of its own that this node announces by BGP.")
 )
 
-// collectBGP makes the metrics of BGP, if the agent speaks it.
-func (c collector) collectBGP(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	if c.Speaker == nil {
-		return
-	}
+// collectBGP makes the metrics of BGP.
+func (c collector) collectBGP(_ chan<- prometheus.Metric, gauge gaugeOf) {
 	c.compiling.Lock()
 	defer c.compiling.Unlock()
 	peers, routes := c.Compiler.BGP.Counts()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -9,6 +10,56 @@ import (
 	fabric "sluice.dev/sluice/internal/fabric/compile"
 	"sluice.dev/sluice/internal/model"
 )
+
+// PathProber looks after the ways to other nodes.
+type PathProber interface {
+	// Run works until ctx ends; paths returns those that there are.
+	Run(ctx context.Context, paths func() []model.Path)
+	// Missing says of the ways to addresses by how many bytes the largest packet that they carry is
+	// smaller than it should be. Safe for concurrent use.
+	Missing() map[netip.Addr]int
+	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
+	Issues() []model.Issue
+}
+
+// Hearer asks the far ends of ways to other nodes' pods.
+type Hearer interface {
+	// Run works until ctx ends; ends returns those that there are.
+	Run(ctx context.Context, ends func() []model.FarEnd)
+	// Heard returns what is known of those that were asked. Safe for concurrent use, as is Issues.
+	Heard() map[model.FarEnd]model.Heard
+	// Issues names the nodes that are not heard.
+	Issues() []model.Issue
+	// Deaf says why nobody can be asked; "": they can.
+	Deaf() string
+}
+
+// reaching is what the agent has to do with the ways to other nodes.
+func (a *Agent) reaching() (s subject) {
+	if a.Paths != nil {
+		s.run = append(s.run, func(ctx context.Context) { a.Paths.Run(ctx, a.paths) })
+	}
+	if a.Heard != nil {
+		s.run = append(s.run, func(ctx context.Context) { a.Heard.Run(ctx, a.farEnds) })
+		s.note = a.Heard.Deaf
+	}
+	s.issues = a.foundWays
+	return s
+}
+
+// paths are the ways to other nodes; safe for concurrent use.
+func (a *Agent) paths() []model.Path {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Fabric.Paths()
+}
+
+// farEnds are where the ways to other nodes' pods end; safe for concurrent use.
+func (a *Agent) farEnds() []model.FarEnd {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Fabric.FarEnds()
+}
 
 // FabricReport is how this node reaches the pods of others.
 type FabricReport struct {
@@ -50,27 +101,30 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	return r, nil
 }
 
-// wayIssues returns what objects and packets tell of ways to other nodes that are at fault.
-func (a *Agent) wayIssues() (issues []model.Issue) {
-	if a.Compiler.Fabric != nil {
-		a.compiling.Lock()
-		issues = slices.Clone(a.Compiler.Fabric.Issues())
-		a.compiling.Unlock()
+// fabricIssues returns what is wrong with the ways to other nodes.
+func (a *Agent) fabricIssues() []model.Issue { return append(a.objectsOfWays(), a.foundWays()...) }
+
+// objectsOfWays returns what is wrong with the objects that ways to other nodes are made of.
+func (a *Agent) objectsOfWays() []model.Issue {
+	if a.Compiler.Fabric == nil {
+		return nil
 	}
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return slices.Clone(a.Compiler.Fabric.Issues())
+}
+
+// foundWays returns what packets tell of ways to other nodes that are at fault, and what the kernel
+// refuses.
+func (a *Agent) foundWays() (issues []model.Issue) {
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}
-	return issues
-}
-
-// fabricIssues returns what is wrong with the ways to other nodes.
-func (a *Agent) fabricIssues() []model.Issue {
-	issues := a.wayIssues()
 	if a.Heard != nil {
 		issues = append(issues, a.Heard.Issues()...)
 	}
 	for _, d := range a.Config.Accelerators {
-		if d.Capabilities().Can&driver.Fabric != 0 {
+		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
 			issues = append(issues, Refusals(d.SetAside())...)
 		}
 	}

@@ -32,9 +32,6 @@ type loop struct {
 	routes   map[model.LinkRoute]bool // of the node
 	rerouted map[int]*rerouting       // by the pod's interface
 
-	silent   <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
-	reported <-chan struct{}        // the BGP speaker has something to say; nil: there is none
-
 	inStep  chan struct{}     // closed when the kernel has all, and the sources lack nothing
 	whole   bool              // it is closed
 	lacking reconcile.Lacking // what the source has not been able to read yet
@@ -71,12 +68,6 @@ func newLoop(a *Agent) *loop {
 		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
-	if a.Addresses != nil {
-		l.silent = a.Addresses.Silent()
-	}
-	if a.Speaker != nil {
-		l.reported = a.Speaker.Reported()
-	}
 	return l
 }
 
@@ -102,19 +93,6 @@ func (l *loop) run(ctx context.Context) {
 		case <-watch.C:
 			l.health.beat()
 			l.watch(ctx)
-		case addrs, ok := <-l.HostAddresses:
-			l.moved(ctx, addrs, ok)
-		case links, ok := <-l.Links:
-			l.rewired(ctx, links, ok)
-		case addrs, ok := <-l.Underlay:
-			l.reached(ctx, addrs, ok)
-		case nodes := <-l.silent:
-			l.compiling.Lock()
-			l.Compiler.Addresses.SetSilent(nodes)
-			l.compiling.Unlock()
-			l.attempt(ctx)
-		case <-l.reported:
-			l.learn(ctx)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -122,11 +100,7 @@ func (l *loop) run(ctx context.Context) {
 }
 
 // moved has the compiler follow the host's addresses.
-func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
-	if !ok {
-		l.HostAddresses = nil
-		return
-	}
+func (l *loop) moved(ctx context.Context, addrs []netip.Prefix) {
 	l.compiling.Lock()
 	l.Compiler.Services.SetHostAddresses(addrs)
 	l.compiling.Unlock()
@@ -134,11 +108,7 @@ func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
 }
 
 // rewired has the compiler follow the node's interfaces and routes.
-func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
-	if !ok {
-		l.Links = nil
-		return
-	}
+func (l *loop) rewired(ctx context.Context, links model.Links) {
 	names := make(map[int]string, len(links.Links))
 	for _, link := range links.Links {
 		names[link.Index] = link.Name
@@ -157,11 +127,7 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 }
 
 // reached has the compiler follow the addresses that other nodes are reached from.
-func (l *loop) reached(ctx context.Context, addrs []model.HostAddress, ok bool) {
-	if !ok {
-		l.Underlay = nil
-		return
-	}
+func (l *loop) reached(ctx context.Context, addrs []model.HostAddress) {
 	l.compiling.Lock()
 	l.Compiler.SetUnderlay(addrs)
 	l.compiling.Unlock()
@@ -193,7 +159,9 @@ func (l *loop) watch(ctx context.Context) {
 	}
 	l.compiling.Lock()
 	moved := l.protect()
-	moved = l.Speaker != nil && l.Compiler.BGP.SecretsChanged() || moved
+	for _, s := range l.subjects {
+		moved = s.moved != nil && s.moved() || moved
+	}
 	l.compiling.Unlock()
 	if moved {
 		l.attempt(ctx)
@@ -262,17 +230,10 @@ func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.Healt
 		lacking.Routes = l.Speaker != nil && !l.sessions.settled
 		a.Follow(delta, lacking)
 	}
-	if l.Speaker != nil {
-		l.compiling.Lock()
-		order := l.Compiler.BGP.Changes()
-		l.compiling.Unlock()
-		l.Speaker.Follow(order)
-	}
-	if l.Addresses != nil {
-		l.compiling.Lock()
-		changes := l.Compiler.Addresses.Changes()
-		l.compiling.Unlock()
-		l.Addresses.Follow(changes)
+	for _, s := range l.subjects {
+		if s.follow != nil {
+			s.follow()
+		}
 	}
 }
 

@@ -149,8 +149,12 @@ func (a *Agent) Status() Status {
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved, Notes: a.checks.notes(),
 	}
-	if a.Heard != nil && a.Heard.Deaf() != "" {
-		s.Notes = append(s.Notes, a.Heard.Deaf())
+	for _, of := range a.subjects {
+		if of.note != nil {
+			if note := of.note(); note != "" {
+				s.Notes = append(s.Notes, note)
+			}
+		}
 	}
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
@@ -283,25 +287,16 @@ func FabricProblem(err string) string {
 	return "tunnels and routes to other nodes could not be programmed: " + err
 }
 
-// found returns the faults that the compiler, the driver and the agent itself found.
+// found returns the faults that the compiler, the driver, the agent itself and its subjects found.
 func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
-	if a.Addresses != nil {
-		issues = append(issues, a.Compiler.Addresses.Unanswered(a.unanswered())...)
-	}
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
 	issues = slices.Concat(issues, lacks, a.checks.issues(), a.Contests.Issues(), Refusals(a.Driver.SetAside()))
-	if a.Paths != nil {
-		issues = append(issues, a.Paths.Issues()...)
-	}
-	if a.Heard != nil {
-		issues = append(issues, a.Heard.Issues()...)
-	}
-	for _, d := range a.Config.Accelerators {
-		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
-			issues = append(issues, Refusals(d.SetAside())...)
+	for _, s := range a.subjects {
+		if s.issues != nil {
+			issues = append(issues, s.issues()...)
 		}
 	}
 	return issues

@@ -195,8 +195,12 @@ func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (f
 	if len(crossed) == 0 {
 		return faults
 	}
+	issues := a.objectsOfWays()
+	if a.Paths != nil {
+		issues = append(issues, a.Paths.Issues()...)
+	}
 	var between []string
-	for _, i := range a.wayIssues() {
+	for _, i := range issues {
 		if i.Object.Kind == model.NodeKind && crossed[i.Object.Name.Name] != nil {
 			between = append(between, i.String())
 		}
