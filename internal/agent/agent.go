@@ -42,9 +42,9 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Accelerators, if any, carry out the same state beside the base, for speed alone, or a part
+	// Followers, if any, carry out the same state beside the base, for speed alone, or a part
 	// that it does not carry out; the caller closes them after Run.
-	Accelerators []driver.Driver
+	Followers []driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
@@ -163,8 +163,8 @@ type Agent struct {
 	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
-	accelerators []*reconcile.Accelerator
-	subjects     []subject
+	followers []*reconcile.Follower
+	subjects  []subject
 
 	// Held while Compiler and the following fields change, and while other goroutines than the loop
 	// read them.
@@ -192,8 +192,8 @@ func New(c Config) *Agent {
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
 	a.checks.proxy = c.KubeProxy
-	for _, d := range c.Accelerators {
-		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
+	for _, d := range c.Followers {
+		a.followers = append(a.followers, reconcile.NewFollower(d, a.stateCopy, c.AuditInterval, c.Log))
 	}
 	a.subjects = a.subjectsOf()
 	a.metrics = newMetrics(a)
@@ -247,8 +247,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	for _, accelerator := range a.accelerators {
-		group.Go(func() error { accelerator.Run(ctx); return nil })
+	for _, follower := range a.followers {
+		group.Go(func() error { follower.Run(ctx); return nil })
 	}
 	for _, s := range a.subjects {
 		for _, run := range s.run {

@@ -223,7 +223,7 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
 	}
-	for _, fabric := range a.accelerators {
+	for _, fabric := range a.followers {
 		if err == nil && len(objects) == 0 && fabric.Status().Fabric {
 			if err = fabric.Wait(ctx); err != nil {
 				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)

@@ -93,7 +93,7 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 			}
 		}
 	}
-	for _, f := range a.accelerators {
+	for _, f := range a.followers {
 		if s := f.Status(); s.Fabric {
 			r.Error = s.Error
 		}
@@ -123,7 +123,7 @@ func (a *Agent) foundWays() (issues []model.Issue) {
 	if a.Heard != nil {
 		issues = append(issues, a.Heard.Issues()...)
 	}
-	for _, d := range a.Config.Accelerators {
+	for _, d := range a.Config.Followers {
 		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
 			issues = append(issues, Refusals(d.SetAside())...)
 		}

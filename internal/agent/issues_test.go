@@ -23,7 +23,7 @@ func TestCommandsNameTheFaultsOfStatus(t *testing.T) {
 	b := start(t, func(c *Config) {
 		pools := []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}}
 		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a", Fabric: true}, Pools: pools, BGP: true, Policy: true})
-		c.Speaker, c.Accelerators, c.Underlay = speaker, []driver.Driver{routes}, underlay
+		c.Speaker, c.Followers, c.Underlay = speaker, []driver.Driver{routes}, underlay
 	})
 	of := func(kind model.Kind, namespace, name string) model.Issue {
 		return model.Ref{Kind: kind, Name: model.Name{Namespace: namespace, Name: name}}.Issue("it cannot be read: " + name)

@@ -225,7 +225,7 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 // followUp hands a change on to those who follow the kernel.
 func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.checks.apply(checks)
-	for _, a := range l.accelerators {
+	for _, a := range l.followers {
 		lacking := l.lacking
 		lacking.Routes = l.Speaker != nil && !l.sessions.settled
 		a.Follow(delta, lacking)

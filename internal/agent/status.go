@@ -40,10 +40,10 @@ type Status struct {
 
 	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	// Accelerators' own states; what they lack costs only speed.
-	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
-	BGP          *BGPStatus                    `json:"bgp,omitempty"`   // if the agent speaks it
-	Farms        *FarmsStatus                  `json:"farms,omitempty"` // of a balancer
+	// Followers' own states; what they lack costs only speed.
+	Followers []reconcile.FollowerStatus `json:"accelerators,omitempty"`
+	BGP       *BGPStatus                 `json:"bgp,omitempty"`   // if the agent speaks it
+	Farms     *FarmsStatus               `json:"farms,omitempty"` // of a balancer
 	// Of the parts that fail; all others are in the kernel.
 	Failures []Failure `json:"failures,omitempty"`
 	Heals    int       `json:"heals"` // changes by others that were undone
@@ -159,12 +159,12 @@ func (a *Agent) Status() Status {
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
-	for _, f := range a.accelerators {
+	for _, f := range a.followers {
 		fares := f.Status()
 		if fares.Fabric {
 			fares.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
 		}
-		s.Accelerators = append(s.Accelerators, fares)
+		s.Followers = append(s.Followers, fares)
 	}
 	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {
@@ -192,12 +192,12 @@ func (a *Agent) problems(s Status) []string {
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
-	for _, f := range s.Accelerators {
+	for _, f := range s.Followers {
 		if f.Fabric && f.Error != "" {
 			problems = append(problems, FabricProblem(f.Error))
 		}
 	}
-	if s.Contested || slices.ContainsFunc(s.Accelerators, func(f reconcile.AcceleratorStatus) bool { return f.Contested }) {
+	if s.Contested || slices.ContainsFunc(s.Followers, func(f reconcile.FollowerStatus) bool { return f.Contested }) {
 		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it (nft monitor names who writes tables of nftables), and end it or have it leave Sluice's tables and routes alone")
 	}
 	if s.BGP != nil && s.BGP.Error != "" {

@@ -314,13 +314,13 @@ func (a *Agent) unsound(packets []Passing) (faults []string) {
 	if c, err := ReadConntrack(); err == nil && len(packets) > 0 && c.crowded() != "" {
 		faults = append(faults, c.crowded())
 	}
-	for _, f := range a.accelerators {
+	for _, f := range a.followers {
 		s := f.Status()
 		if s.Fabric && s.Contested && slices.ContainsFunc(packets, func(p Passing) bool { return p.Out.Device != "" }) {
 			faults = append(faults, "another program goes on changing tunnels or routes to other nodes, which are put right each time: end it, or have it leave them alone")
 		}
 	}
-	for _, d := range a.Config.Accelerators {
+	for _, d := range a.Config.Followers {
 		if d.Capabilities().Can&driver.Fabric == 0 {
 			continue
 		}

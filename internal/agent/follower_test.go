@@ -38,39 +38,39 @@ func (p slowPlan) Apply(ctx context.Context) error {
 	}
 }
 
-// An accelerator that is late or fails costs the base nothing. It catches up with everything it
+// A follower that is late or fails costs the base nothing. It catches up with everything it
 // missed, and then follows changes.
-func TestAccelerator(t *testing.T) {
+func TestFollower(t *testing.T) {
 	fast := slow{newFakeDriver(), make(chan struct{})}
-	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{fast} })
+	b := start(t, func(c *Config) { c.Followers = []driver.Driver{fast} })
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.source.sync()
 	b.holds(t, web1)
 	b.source.deliver(web(2, "10.1.0.2")...)
 	if err := b.client.Sync(t.Context()); err != nil {
-		t.Fatalf("sync while the accelerator waits: %v", err)
+		t.Fatalf("sync while the follower waits: %v", err)
 	}
-	if s := b.Status(); !s.OK || len(s.Accelerators) != 1 || s.Accelerators[0].InStep {
-		t.Errorf("status while the accelerator waits: %+v", s)
+	if s := b.Status(); !s.OK || len(s.Followers) != 1 || s.Followers[0].InStep {
+		t.Errorf("status while the follower waits: %+v", s)
 	}
 	fast.breaks(errKernel)
 	close(fast.held)
-	eventually(t, "the failure is told", func() bool { return strings.Contains(b.Status().Accelerators[0].Error, errKernel.Error()) })
+	eventually(t, "the failure is told", func() bool { return strings.Contains(b.Status().Followers[0].Error, errKernel.Error()) })
 	b.source.deliver(slices.Concat(gone(1), web(2, "10.1.0.2"), web(3, "10.1.0.3"))...)
 	if err := b.client.Sync(t.Context()); err != nil || b.health.unready() != "" {
-		t.Errorf("sync while the accelerator fails: %v, %q", err, b.health.unready())
+		t.Errorf("sync while the follower fails: %v, %q", err, b.health.unready())
 	}
 	fast.breaks(nil)
-	inStep := func() bool { return b.Status().Accelerators[0].InStep }
-	eventually(t, "the accelerator catches up", inStep)
+	inStep := func() bool { return b.Status().Followers[0].InStep }
+	eventually(t, "the follower catches up", inStep)
 	if got := fast.backends(); !slices.Equal(got, b.driver.backends()) || len(got) != 2 {
-		t.Errorf("the accelerator holds %v", got)
+		t.Errorf("the follower holds %v", got)
 	}
 	applied := fast.applied()
 	b.source.deliver(gone(3)...)
-	eventually(t, "the accelerator follows", func() bool { return len(fast.backends()) == 1 && inStep() })
+	eventually(t, "the follower follows", func() bool { return len(fast.backends()) == 1 && inStep() })
 	if n := fast.applied() - applied; n != 1 {
-		t.Errorf("the accelerator took %d plans for a change", n)
+		t.Errorf("the follower took %d plans for a change", n)
 	}
 	fast.mu.Lock()
 	defer fast.mu.Unlock()
@@ -79,9 +79,9 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
-// What others do to an accelerator's tables is undone: soon where there is evidence of it, and by
+// What others do to a follower's tables is undone: soon where there is evidence of it, and by
 // an audit where there is none. The base is not told of it.
-func TestAcceleratorHeals(t *testing.T) {
+func TestFollowerHeals(t *testing.T) {
 	for name, c := range map[string]struct {
 		audit  time.Duration
 		change func(*fakeDriver)
@@ -96,13 +96,13 @@ func TestAcceleratorHeals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				fast := newFakeDriver()
-				b := start(t, apart, func(conf *Config) { conf.Accelerators, conf.AuditInterval = []driver.Driver{fast}, c.audit })
+				b := start(t, apart, func(conf *Config) { conf.Followers, conf.AuditInterval = []driver.Driver{fast}, c.audit })
 				b.source.deliver(web(1, "10.1.0.1")...)
 				b.source.sync()
-				eventually(t, "the accelerator is in step", func() bool { return b.Status().Accelerators[0].InStep })
+				eventually(t, "the follower is in step", func() bool { return b.Status().Followers[0].InStep })
 				c.change(fast)
 				eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), []string{web1}) })
-				healed := "put right\" accelerator=fake foundBy=" + name
+				healed := "put right\" follower=fake foundBy=" + name
 				eventually(t, "it is said", func() bool { return strings.Contains(b.log.String(), healed) })
 				if s := b.Status(); s.Heals > 0 || !s.OK {
 					t.Errorf("status: %+v", s)
@@ -144,11 +144,11 @@ func (d network) Capabilities() driver.Capabilities {
 	return c
 }
 
-// What carries out the fabric is no accelerator to users: sync waits for it, and what it fails at
+// What carries out the fabric matters to users: sync waits for it, and what it fails at
 // is a problem.
 func TestFabricIsWaitedFor(t *testing.T) {
 	d := network{slow{newFakeDriver(), make(chan struct{})}}
-	b := start(t, func(c *Config) { c.Accelerators = []driver.Driver{d} })
+	b := start(t, func(c *Config) { c.Followers = []driver.Driver{d} })
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.source.sync()
 	b.holds(t, web1)

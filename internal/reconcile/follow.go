@@ -13,11 +13,11 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Accelerator keeps a driver in step beside the base. Either the base carries out the same parts of
+// Follower keeps a driver in step beside the base. Either the base carries out the same parts of
 // the state and is complete alone, or the driver carries out parts that the base does not. It
 // follows in a goroutine of its own: however long it takes, and whether or not it fails, the base
 // waits for nothing. Its methods are safe for concurrent use.
-type Accelerator struct {
+type Follower struct {
 	r     *Reconciler
 	audit time.Duration // between two comparisons of everything with the kernel
 	wake  wake.Signal
@@ -26,36 +26,36 @@ type Accelerator struct {
 	pending state.Delta // what changed since its last attempt began
 	next    uint64      // how many changes that comes to
 	lacking Lacking
-	status  AcceleratorStatus
+	status  FollowerStatus
 	healed  contest.Pace
 	tried   uint64        // next at the last attempt
 	ended   chan struct{} // closed when the next attempt ends
 }
 
-// AcceleratorStatus says how an accelerator fares. Where it is not in step, users lose speed alone,
+// FollowerStatus says how a follower fares. Where it is not in step, users lose speed alone,
 // unless it is the fabric's.
-type AcceleratorStatus struct {
+type FollowerStatus struct {
 	Name    string    `json:"name"`
 	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric, which the base does not
 	InStep  bool      `json:"inStep"`           // it carries out what the base does
 	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
 	Updated time.Time `json:"updated,omitzero"`
-	// Faults is how many are known of what it carries out; who has the Accelerator fills it in.
+	// Faults is how many are known of what it carries out; who has the Follower fills it in.
 	Faults int `json:"faults,omitempty"`
 	// Contested says that another program goes on changing what it programs, and is undone.
 	Contested bool `json:"contested,omitempty"`
 }
 
-// NewAccelerator returns an Accelerator of d that Run has do its work; want returns a copy of the
+// NewFollower returns a Follower of d that Run has do its work; want returns a copy of the
 // desired state that nobody else changes, and audit is the time between two audits.
-func NewAccelerator(d driver.Driver, want func() *state.State, audit time.Duration, log *slog.Logger) *Accelerator {
+func NewFollower(d driver.Driver, want func() *state.State, audit time.Duration, log *slog.Logger) *Follower {
 	can := d.Capabilities()
-	return &Accelerator{r: New(d, want, log.With("accelerator", can.Name)), audit: audit, wake: wake.New(), ended: make(chan struct{}),
-		lacking: Lacking{Any: true}, status: AcceleratorStatus{Name: can.Name, Fabric: can.Can&driver.Fabric != 0}}
+	return &Follower{r: New(d, want, log.With("follower", can.Name)), audit: audit, wake: wake.New(), ended: make(chan struct{}),
+		lacking: Lacking{Any: true}, status: FollowerStatus{Name: can.Name, Fabric: can.Can&driver.Fabric != 0}}
 }
 
 // Follow has it follow a change that the base has carried out, and what the sources lack by then.
-func (a *Accelerator) Follow(delta state.Delta, lacking Lacking) {
+func (a *Follower) Follow(delta state.Delta, lacking Lacking) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.pending.Merge(delta)
@@ -66,7 +66,7 @@ func (a *Accelerator) Follow(delta state.Delta, lacking Lacking) {
 }
 
 // Status says how it fares.
-func (a *Accelerator) Status() AcceleratorStatus {
+func (a *Follower) Status() FollowerStatus {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	status := a.status
@@ -75,7 +75,7 @@ func (a *Accelerator) Status() AcceleratorStatus {
 }
 
 // Wait returns once it has carried out all that it was to follow by then, or failed to.
-func (a *Accelerator) Wait(ctx context.Context) error {
+func (a *Follower) Wait(ctx context.Context) error {
 	a.mu.Lock()
 	next := a.next
 	a.mu.Unlock()
@@ -99,7 +99,7 @@ func (a *Accelerator) Wait(ctx context.Context) error {
 
 // Run follows until ctx ends, and undoes what others change. Nothing is done before the first call
 // of Follow.
-func (a *Accelerator) Run(ctx context.Context) {
+func (a *Follower) Run(ctx context.Context) {
 	retry := time.NewTimer(0)
 	retry.Stop()
 	var watch, audit <-chan time.Time
@@ -127,7 +127,7 @@ func (a *Accelerator) Run(ctx context.Context) {
 	}
 }
 
-func (a *Accelerator) attempt(ctx context.Context) {
+func (a *Follower) attempt(ctx context.Context) {
 	a.mu.Lock()
 	delta := a.pending
 	a.pending = state.Delta{}
