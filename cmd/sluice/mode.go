@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
@@ -309,7 +309,7 @@ const (
 // handOver lets the next agent in, if one waits, and has the proxy serve until the kernel holds all
 // of its services, in another mode; then connections that go through the proxy have time to end.
 // Of other modes what was programmed works on by itself.
-func handOver(d driver.Driver, claim *agent.Claim, in *netns.NS, log *slog.Logger) {
+func handOver(d driver.Driver, claim *nslock.Lock, in *netns.NS, log *slog.Logger) {
 	proxy, is := d.(*userspace.Driver)
 	if !is || claim.Waiting() == 0 {
 		return

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
@@ -134,9 +135,9 @@ type Config struct {
 	// Speaker, if set, carries out what Compiler says of BGP.
 	Speaker Speaker
 
-	// Claim, if set, is the right to be the only agent of this namespace; the caller releases it
+	// Lock, if set, is the right to be the only agent of this namespace; the caller releases it
 	// after Run.
-	Claim *Claim
+	Lock *nslock.Lock
 
 	// Prepare, if set, is called once, before anything is programmed, and not before all is known
 	// that programming needs: an agent that can read nothing changes nothing.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	address "sluice.dev/sluice/internal/addresses/compile"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	services "sluice.dev/sluice/internal/services/compile"
@@ -246,7 +247,7 @@ func ownerOf(socket string) (*unix.Ucred, error) {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	return peer(conn)
+	return nslock.Peer(conn)
 }
 
 // stopped reports whether a signal or a debugger has stopped a process.

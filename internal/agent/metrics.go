@@ -227,7 +227,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	kept := c.record.kept
 	c.mu.Unlock()
 	gauge(descKept, float64(kept))
-	gauge(descRivals, float64(c.Claim.Waiting()))
+	gauge(descRivals, float64(c.Lock.Waiting()))
 	for i, family := range families {
 		gauge(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)
 		gauge(descNoLocal, float64(t.noLocalForExternal[i]), "external", family)

@@ -1,4 +1,4 @@
-package agent
+package nslock
 
 import (
 	"log/slog"
@@ -9,21 +9,21 @@ import (
 )
 
 // Claimed finds an agent of this network namespace, without sending the agent anything.
-func TestClaimed(t *testing.T) {
+func TestHeld(t *testing.T) {
 	h, other := world.NewHost(t, "agent"), world.NewHost(t, "other")
 	expect := func(h *world.Host, want bool) {
 		t.Helper()
 		h.In(func() error {
-			if got, err := Claimed(); got != want || err != nil {
+			if got, err := Held(); got != want || err != nil {
 				t.Errorf("claimed: %v, %v, want %v", got, err, want)
 			}
 			return nil
 		})
 	}
 	expect(h, false)
-	var c *Claim
+	var c *Lock
 	h.In(func() (err error) {
-		c, err = ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
+		c, err = Acquire(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 		return err
 	})
 	expect(h, true)

@@ -1,4 +1,4 @@
-package agent
+package nslock
 
 import (
 	"context"
@@ -36,11 +36,11 @@ func noLock() (io.Closer, error) { return nil, errors.ErrUnsupported }
 
 // One agent at a time has a network namespace. A later agent waits, and has the namespace as soon
 // as the first lets go.
-func TestClaim(t *testing.T) {
+func TestLock(t *testing.T) {
 	h := world.NewHost(t, "agent")
-	claim := func(patience time.Duration) (c *Claim, err error) {
+	claim := func(patience time.Duration) (c *Lock, err error) {
 		_ = h.Do(func() error {
-			c, err = ClaimNamespace(t.Context(), patience, claimLock, slog.New(slog.DiscardHandler))
+			c, err = Acquire(t.Context(), patience, claimLock, slog.New(slog.DiscardHandler))
 			return nil
 		})
 		return c, err
@@ -54,7 +54,7 @@ func TestClaim(t *testing.T) {
 		t.Errorf("a second claim: %v", err)
 	}
 	type outcome struct {
-		*Claim
+		*Lock
 		error
 	}
 	second := make(chan outcome, 1)
@@ -76,12 +76,12 @@ func TestClaim(t *testing.T) {
 
 // Agents of different network namespaces do not affect each other, and a claim ends with its
 // context.
-func TestClaimEnds(t *testing.T) {
-	var claims []*Claim
+func TestLockEnds(t *testing.T) {
+	var claims []*Lock
 	for i := range 2 {
 		h := world.NewHost(t, "agent")
 		h.In(func() error {
-			c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
+			c, err := Acquire(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 			claims = append(claims, c)
 			return err
 		})
@@ -89,7 +89,7 @@ func TestClaimEnds(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		err := h.Do(func() error {
-			_, err := ClaimNamespace(ended, time.Minute, claimLock, slog.New(slog.DiscardHandler))
+			_, err := Acquire(ended, time.Minute, claimLock, slog.New(slog.DiscardHandler))
 			return err
 		})
 		if err == nil {
@@ -99,18 +99,18 @@ func TestClaimEnds(t *testing.T) {
 }
 
 // Another process that holds the name stops no agent.
-func TestClaimOfStranger(t *testing.T) {
+func TestLockOfStranger(t *testing.T) {
 	h := world.NewHost(t, "agent")
 	h.In(func() error {
 		const nobody, same = 65534, ^uintptr(0)
 		unix.RawSyscall(unix.SYS_SETRESUID, same, nobody, same) // only this thread
-		l, err := net.Listen("unix", claimName)
+		l, err := net.Listen("unix", socketName)
 		unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
 		if err != nil {
 			return err
 		}
 		defer l.Close()
-		c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
+		c, err := Acquire(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 		c.Release()
 		return err
 	})
@@ -118,7 +118,7 @@ func TestClaimOfStranger(t *testing.T) {
 
 // Processes of another user do not count as agents, and fill neither the agent's file descriptors
 // nor its log.
-func TestClaimHoldsNoStrangers(t *testing.T) {
+func TestLockHoldsNoStrangers(t *testing.T) {
 	c, log, dial := claimed(t)
 	for range 50 {
 		conn := dial(65534)
@@ -135,7 +135,7 @@ func TestClaimHoldsNoStrangers(t *testing.T) {
 }
 
 // However many connections a process makes, few are kept, and it is logged once.
-func TestClaimHoldsFewRivals(t *testing.T) {
+func TestLockHoldsFewRivals(t *testing.T) {
 	c, log, dial := claimed(t)
 	for range maxRivals {
 		dial(0)
@@ -155,12 +155,12 @@ func TestClaimHoldsFewRivals(t *testing.T) {
 
 // claimed is a claim of a network namespace, its holder's log, and a way to connect to it as a
 // user.
-func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) net.Conn) {
+func claimed(t *testing.T) (c *Lock, log *logtest.Log, dial func(user uintptr) net.Conn) {
 	t.Helper()
 	h := world.NewHost(t, "agent")
 	log = new(logtest.Log)
 	h.In(func() (err error) {
-		c, err = ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.NewTextHandler(log, nil)))
+		c, err = Acquire(t.Context(), time.Minute, claimLock, slog.New(slog.NewTextHandler(log, nil)))
 		return err
 	})
 	t.Cleanup(c.Release)
@@ -169,7 +169,7 @@ func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) 
 		h.In(func() (err error) {
 			const same = ^uintptr(0)
 			unix.RawSyscall(unix.SYS_SETRESUID, same, user, same) // only this thread
-			conn, err = net.Dial("unix", claimName)
+			conn, err = net.Dial("unix", socketName)
 			unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
 			return err
 		})
@@ -183,19 +183,19 @@ func claimed(t *testing.T) (c *Claim, log *logtest.Log, dial func(user uintptr) 
 const squatter = "SLUICE_TEST_CLAIM"
 
 // TestClaimOfProcess does what other processes do in the tests below.
-func TestClaimOfProcess(t *testing.T) {
+func TestLockOfProcess(t *testing.T) {
 	switch os.Getenv(squatter) {
 	case "":
 		t.Skip("a part of other tests")
 	case "hold":
-		l, err := net.Listen("unix", claimName)
+		l, err := net.Listen("unix", socketName)
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Minute) // it is killed before; without a timer, the process would end as deadlocked
 		_ = l.Close()                // and so it is not collected
 	case "claim":
-		c, err := ClaimNamespace(t.Context(), 300*time.Millisecond, claimLock, slog.New(slog.DiscardHandler))
+		c, err := Acquire(t.Context(), 300*time.Millisecond, claimLock, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,24 +205,24 @@ func TestClaimOfProcess(t *testing.T) {
 
 // A process of root without capabilities can hold the name, and so can a process that is invisible
 // because it runs in another container. Neither stops an agent.
-func TestClaimOfPowerless(t *testing.T) {
+func TestLockOfPowerless(t *testing.T) {
 	h := world.NewHost(t, "agent")
-	hold := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", os.Args[0], "-test.run=^TestClaimOfProcess$")
+	hold := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", os.Args[0], "-test.run=^TestLockOfProcess$")
 	hold.Env = append(os.Environ(), squatter+"=hold")
 	h.In(hold.Start)
 	t.Cleanup(func() { _ = hold.Process.Kill(); _ = hold.Wait() })
 	eventually(t, "somebody has the name", func() (has bool) {
-		_ = h.Do(func() (err error) { has, err = Claimed(); return err })
+		_ = h.Do(func() (err error) { has, err = Held(); return err })
 		return has
 	})
 	err := h.Do(func() error {
-		c, err := ClaimNamespace(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
+		c, err := Acquire(t.Context(), time.Minute, claimLock, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}
 		defer c.Release()
 		// It is a claim nevertheless.
-		if c, err := ClaimNamespace(t.Context(), 20*time.Millisecond, claimLock, slog.New(slog.DiscardHandler)); err == nil {
+		if c, err := Acquire(t.Context(), 20*time.Millisecond, claimLock, slog.New(slog.DiscardHandler)); err == nil {
 			c.Release()
 			t.Error("two have the claim")
 		}
@@ -231,7 +231,7 @@ func TestClaimOfPowerless(t *testing.T) {
 	if err != nil {
 		t.Errorf("beside a process without capabilities: %v", err)
 	}
-	claim := exec.Command(os.Args[0], "-test.run=^TestClaimOfProcess$")
+	claim := exec.Command(os.Args[0], "-test.run=^TestLockOfProcess$")
 	claim.Env = append(os.Environ(), squatter+"=claim")
 	claim.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	var out strings.Builder
@@ -243,7 +243,7 @@ func TestClaimOfPowerless(t *testing.T) {
 }
 
 // A name at which nothing answers, or that belongs to another type of socket, stops no agent.
-func TestClaimOfMute(t *testing.T) {
+func TestLockOfMute(t *testing.T) {
 	t.Parallel()
 	for name, kind := range map[string]int{"does not listen": unix.SOCK_STREAM, "datagrams": unix.SOCK_DGRAM} {
 		t.Run(name, func(t *testing.T) {
@@ -255,10 +255,10 @@ func TestClaimOfMute(t *testing.T) {
 						return err
 					}
 					defer func() { _ = unix.Close(fd) }()
-					if err := unix.Bind(fd, &unix.SockaddrUnix{Name: claimName}); err != nil {
+					if err := unix.Bind(fd, &unix.SockaddrUnix{Name: socketName}); err != nil {
 						return err
 					}
-					c, err := ClaimNamespace(t.Context(), time.Minute, lock, slog.New(slog.DiscardHandler))
+					c, err := Acquire(t.Context(), time.Minute, lock, slog.New(slog.DiscardHandler))
 					c.Release()
 					return err
 				})
@@ -269,26 +269,36 @@ func TestClaimOfMute(t *testing.T) {
 
 // An agent of an earlier release has the name and no lock; one of this release has both. Each
 // excludes the other, and so do two agents on a kernel without locks.
-func TestClaimOfEarlierRelease(t *testing.T) {
+func TestLockOfEarlierRelease(t *testing.T) {
 	for name, locks := range map[string][2]func() (io.Closer, error){
 		"earlier first": {noLock, claimLock}, "earlier second": {claimLock, noLock}, "no lock": {noLock, noLock},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := world.NewHost(t, "agent")
 			h.In(func() error {
-				first, err := ClaimNamespace(t.Context(), time.Minute, locks[0], slog.New(slog.DiscardHandler))
+				first, err := Acquire(t.Context(), time.Minute, locks[0], slog.New(slog.DiscardHandler))
 				if err != nil {
 					return err
 				}
-				if c, err := ClaimNamespace(t.Context(), 20*time.Millisecond, locks[1], slog.New(slog.DiscardHandler)); err == nil {
+				if c, err := Acquire(t.Context(), 20*time.Millisecond, locks[1], slog.New(slog.DiscardHandler)); err == nil {
 					c.Release()
 					t.Error("two have the claim")
 				}
 				first.Release()
-				second, err := ClaimNamespace(t.Context(), time.Minute, locks[1], slog.New(slog.DiscardHandler))
+				second, err := Acquire(t.Context(), time.Minute, locks[1], slog.New(slog.DiscardHandler))
 				second.Release()
 				return err
 			})
 		})
+	}
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
 	}
 }

@@ -1,4 +1,6 @@
-package agent
+// Package nslock is the lock by which one agent works in a network namespace at a time: two would
+// undo each other's changes.
+package nslock
 
 import (
 	"context"
@@ -21,11 +23,11 @@ import (
 	"sluice.dev/sluice/internal/driver"
 )
 
-// claimName is the name of an abstract Unix socket. A network namespace has one of that name,
+// socketName is the name of an abstract Unix socket. A network namespace has one of that name,
 // whatever files its containers see, and it goes with the process that holds it. Agents find each
 // other by it, and earlier releases exclude each other by it. But any process of our user may take
-// it, so it is no lock: ClaimNamespace gets a lock for that.
-const claimName = "@sluice.dev/agent"
+// it, so it is no lock: Acquire gets a lock for that.
+const socketName = "@sluice.dev/agent"
 
 // maxRivals is how many connections of agents are kept. Any process of the host may connect, so
 // there has to be a limit.
@@ -36,9 +38,8 @@ const (
 	maxRefused   = 10                     // attempts to connect to the holder of the name
 )
 
-// Claim is the right to be the only agent of a network namespace. Methods of a nil Claim do
-// nothing.
-type Claim struct {
+// Lock is the right to be the only agent of a network namespace. Methods of a nil Lock do nothing.
+type Lock struct {
 	lock     io.Closer    // nil if the kernel has none
 	listener net.Listener // nil while another process has the name
 	log      *slog.Logger
@@ -47,18 +48,18 @@ type Claim struct {
 	rivals map[net.Conn]int32 // waiting agents by connection, with their processes, 0 if invisible from here
 }
 
-// ClaimNamespace claims the network namespace of the calling thread. While another agent has the
+// Acquire locks the network namespace of the calling thread. While another agent has the
 // namespace, it waits until that agent ends, as it may be shutting down already. If the other agent
 // has not ended after patience, or when ctx ends, it returns an error. Two agents at work would
 // undo each other's changes.
 //
 // lock takes a lock of the namespace that needs CAP_NET_ADMIN, ends with the process, and is held
-// until the claim is released. Its error wraps driver.ErrBusy while another process holds it. With
+// until the Lock is released. Its error wraps driver.ErrBusy while another process holds it. With
 // any other error, the name has to do instead.
-func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (claim *Claim, err error) {
+func Acquire(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (l *Lock, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	c := &Claim{log: log, rivals: make(map[net.Conn]int32)}
+	c := &Lock{log: log, rivals: make(map[net.Conn]int32)}
 	defer func() {
 		if err != nil {
 			c.Release()
@@ -109,7 +110,7 @@ func ClaimNamespace(ctx context.Context, patience time.Duration, lock func() (io
 }
 
 // takeLock takes the lock, if the kernel has one, and reports whether another process holds it.
-func (c *Claim) takeLock(lock func() (io.Closer, error)) (busy bool) {
+func (c *Lock) takeLock(lock func() (io.Closer, error)) (busy bool) {
 	if c.lock != nil {
 		return false
 	}
@@ -121,8 +122,8 @@ func (c *Claim) takeLock(lock func() (io.Closer, error)) (busy bool) {
 }
 
 // takeName lets agents that start later find this one.
-func (c *Claim) takeName() error {
-	l, err := net.Listen("unix", claimName)
+func (c *Lock) takeName() error {
+	l, err := net.Listen("unix", socketName)
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (c *Claim) takeName() error {
 	return nil
 }
 
-// holder is the process that has the claim.
+// holder is the process that has the Lock.
 type holder struct {
 	conn    net.Conn
 	user    uint32
@@ -139,19 +140,19 @@ type holder struct {
 }
 
 func dialHolder(ctx context.Context) (*holder, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", claimName)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socketName)
 	if err != nil {
 		return nil, err
 	}
-	who, err := peer(conn)
+	who, err := Peer(conn)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return &holder{conn, who.Uid, who.Pid}, nil
 }
 
-// peer returns the process at the other end of a connection, which may have ended.
-func peer(conn net.Conn) (who *unix.Ucred, err error) {
+// Peer returns the process at the other end of a connection, which may have ended.
+func Peer(conn net.Conn) (who *unix.Ucred, err error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err == nil {
 		err = errors.Join(raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
@@ -207,13 +208,13 @@ func (h *holder) close() {
 
 // serve keeps the connections of waiting agents, and logs that there are some. Connections of other
 // users, which are no agents, are closed at once.
-func (c *Claim) serve() {
+func (c *Lock) serve() {
 	for {
 		conn, err := c.listener.Accept()
 		if err != nil {
 			return
 		}
-		who, err := peer(conn)
+		who, err := Peer(conn)
 		if err != nil || int(who.Uid) != os.Geteuid() || !c.admit(conn, who.Pid) {
 			_ = conn.Close()
 			continue
@@ -227,7 +228,7 @@ func (c *Claim) serve() {
 
 // admit records a waiting process, unless there are too many. A process is logged once, however
 // many connections it has.
-func (c *Claim) admit(conn net.Conn, process int32) bool {
+func (c *Lock) admit(conn net.Conn, process int32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.rivals) >= maxRivals {
@@ -240,7 +241,7 @@ func (c *Claim) admit(conn net.Conn, process int32) bool {
 	return true
 }
 
-func (c *Claim) forget(conn net.Conn) {
+func (c *Lock) forget(conn net.Conn) {
 	_ = conn.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -248,7 +249,7 @@ func (c *Claim) forget(conn net.Conn) {
 }
 
 // Waiting returns how many other agents wait until this one ends.
-func (c *Claim) Waiting() int {
+func (c *Lock) Waiting() int {
 	if c == nil {
 		return 0
 	}
@@ -257,8 +258,8 @@ func (c *Claim) Waiting() int {
 	return len(c.rivals)
 }
 
-// Release gives the claim to whichever agent waits.
-func (c *Claim) Release() {
+// Release gives the Lock to whichever agent waits.
+func (c *Lock) Release() {
 	if c == nil {
 		return
 	}
