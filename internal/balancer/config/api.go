@@ -163,14 +163,14 @@ func routePatch(path []string, body []byte) (func(*change) error, error) {
 	switch {
 	case path[0] == "policies" && len(path) > 1:
 		return func(c *change) error {
-			if c.listEdits.see(path[1]) == nil {
+			if c.policies.Get(path[1]) == nil {
 				return unknown("Unknown policy '%s'", path[1])
 			}
 			return merge(body, func(r *reader) { r.replaceElements = path[1] })(c)
 		}, nil
 	case path[0] == "farms" && len(path) == 3 && path[2] == "policies":
 		return func(c *change) error {
-			if c.farmEdits.see(path[1]) == nil {
+			if c.farms.Get(path[1]) == nil {
 				return unknown("Unknown farm '%s'", path[1])
 			}
 			return merge(body, func(r *reader) { r.replaceLists = path[1] })(c)

@@ -52,15 +52,15 @@ func (c *change) finishFarm(was, f *farm) error {
 	if err := c.finishDevices(f, path); err != nil {
 		return err
 	}
-	if at := takes(m, c.own); at.IsValid() && f.state == up {
+	if at := takes(m, c.options.Own); at.IsValid() && f.state == up {
 		reason := fmt.Sprintf("it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
 		if !c.ofState {
 			return &failure{409, "error parsing buffer. " + path + ": " + reason}
 		}
 		f.aside = reason
 	}
-	if c.verify != nil {
-		if err := c.verify(m); err != nil {
+	if c.options.Check != nil {
+		if err := c.options.Check(m); err != nil {
 			return wrong(path, "%v", err)
 		}
 	}
@@ -70,11 +70,11 @@ func (c *change) finishFarm(was, f *farm) error {
 
 // finishDevices checks that the interfaces are there that were named.
 func (c *change) finishDevices(f *farm, path string) error {
-	if c.hasDevice == nil {
+	if c.options.HasDevice == nil {
 		return nil
 	}
 	for attribute, name := range map[string]string{"iface": f.iface, "oface": f.oface} {
-		if name != "" && !c.hasDevice(name) {
+		if name != "" && !c.options.HasDevice(name) {
 			return wrong(path+"."+attribute, "this machine has no interface %s; leave it out, as the kernel finds interfaces", name)
 		}
 	}
@@ -83,7 +83,7 @@ func (c *change) finishDevices(f *farm, path string) error {
 
 func (c *change) finishAddresses(f *farm, m *model.Farm) error {
 	for _, name := range f.addresses {
-		a := c.addrEdits.see(name)
+		a := c.addresses.Get(name)
 		if a == nil {
 			return unknown("Unknown address '%s' in farm '%s'", name, f.name)
 		}
@@ -120,7 +120,7 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 
 // finishMode checks what does not go together with a mode, or a helper.
 func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
-	if f.mode.Stateless() && !(c.dsrTracks && f.mode == model.DSR) {
+	if f.mode.Stateless() && !(c.options.DSRTracks && f.mode == model.DSR) {
 		if err := c.finishStateless(was, f, m, path); err != nil {
 			return err
 		}
@@ -258,7 +258,7 @@ func (f *farm) finishSessions(m *model.Farm, path string) error {
 // knowsAll returns an error if a policy does not exist.
 func (c *change) knowsAll(path string, policies []string) error {
 	for _, p := range policies {
-		if c.listEdits.see(p) == nil {
+		if c.policies.Get(p) == nil {
 			return unknown("%s.policies[%s]: Unknown policy '%s'", path, p, p)
 		}
 	}
@@ -268,7 +268,7 @@ func (c *change) knowsAll(path string, policies []string) error {
 // listsOf returns the lists that have an effect under a verdict.
 func (c *change) listsOf(policies []string, v verdict) (lists []string) {
 	for _, name := range policies {
-		p := c.listEdits.see(name)
+		p := c.policies.Get(name)
 		if p.allow && v&acceptVerdict != 0 || !p.allow && v&(dropVerdict|logVerdict) != 0 {
 			lists = append(lists, name)
 		}

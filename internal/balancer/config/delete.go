@@ -12,7 +12,7 @@ import (
 func routeFarm(path []string) (func(*change) error, error) {
 	if len(path) == 0 {
 		return func(c *change) error {
-			for name := range c.farmEdits.base {
+			for name := range c.farms.All() {
 				c.removeFarm(name)
 			}
 			return nil
@@ -21,7 +21,7 @@ func routeFarm(path []string) (func(*change) error, error) {
 	name := path[0]
 	if len(path) == 1 {
 		return func(c *change) error {
-			if c.farmEdits.see(name) == nil {
+			if c.farms.Get(name) == nil {
 				return &failure{404, "error deleting farm. Unknown farm '" + name + "'"}
 			}
 			c.removeFarm(name)
@@ -50,10 +50,10 @@ func routeFarm(path []string) (func(*change) error, error) {
 
 // farmOr returns a farm that may be changed, or an error that begins with what was to be done.
 func (c *change) farmOr(what, name string) (*farm, error) {
-	if c.farmEdits.see(name) == nil {
+	if c.farms.Get(name) == nil {
 		return nil, &failure{404, what + ". Unknown farm '" + name + "'"}
 	}
-	return c.editFarm(name), nil
+	return c.farmEdits.edit(name), nil
 }
 
 func (c *change) deleteBackend(farm, backend string) error {
@@ -157,7 +157,7 @@ func routePolicy(path []string) (func(*change) error, error) {
 		return (*change).deletePolicies, nil
 	case len(path) == 1:
 		return func(c *change) error {
-			if c.listEdits.see(path[0]) == nil {
+			if c.policies.Get(path[0]) == nil {
 				return &failure{404, "error stopping policy. Unknown policy '" + path[0] + "'"}
 			}
 			c.removePolicy(path[0])
@@ -171,24 +171,24 @@ func routePolicy(path []string) (func(*change) error, error) {
 
 // deletePolicies deletes all, from their users too.
 func (c *change) deletePolicies() error {
-	for name := range c.listEdits.base {
-		for user := range c.farmsOf[name] {
-			c.editFarm(user).policies = nil
+	for name := range c.policies.All() {
+		for user := range c.farmsOf.Get(name).All() {
+			c.farmEdits.edit(user).policies = nil
 		}
-		for user := range c.addrsOf[name] {
-			c.editAddress(user).policies = nil
+		for user := range c.addrsOf.Get(name).All() {
+			c.addrEdits.edit(user).policies = nil
 		}
-		c.listEdits.set(name, nil)
+		c.listEdits.put(name, nil)
 	}
 	return nil
 }
 
 // deleteElement deletes an element; empty: all.
 func (c *change) deleteElement(name, element string) error {
-	if c.listEdits.see(name) == nil {
+	if c.policies.Get(name) == nil {
 		return &failure{404, "could not get the policy elements. Unknown policy '" + name + "'"}
 	}
-	p := c.editPolicy(name)
+	p := c.listEdits.edit(name)
 	if element == "" {
 		p.elements = nil
 		return nil
@@ -205,17 +205,17 @@ func routeAddress(path []string) (func(*change) error, error) {
 	switch len(path) {
 	case 0:
 		return func(c *change) error {
-			for name := range c.addrEdits.base {
-				for user := range c.farmsAt[name] {
-					c.editFarm(user).addresses = nil
+			for name := range c.addresses.All() {
+				for user := range c.farmsAt.Get(name).All() {
+					c.farmEdits.edit(user).addresses = nil
 				}
-				c.addrEdits.set(name, nil)
+				c.addrEdits.put(name, nil)
 			}
 			return nil
 		}, nil
 	case 1:
 		return func(c *change) error {
-			if c.addrEdits.see(path[0]) == nil {
+			if c.addresses.Get(path[0]) == nil {
 				return &failure{404, "error stopping address. Unknown address '" + path[0] + "'"}
 			}
 			c.removeAddress(path[0])

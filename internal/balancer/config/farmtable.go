@@ -26,7 +26,7 @@ func (f *farmFields) address() *addressFields {
 		if len(f.addresses) == 0 {
 			f.addresses = append(f.addresses, f.freeAddressName(f.name+"-addr"))
 		}
-		f.first = &addressFields{address: f.editAddress(f.addresses[0])}
+		f.first = &addressFields{address: f.addrEdits.edit(f.addresses[0])}
 	}
 	return f.first
 }

@@ -309,7 +309,7 @@ func readValue[T any](a *attribute[T], t T, value any) error {
 // attribute turns what is wrong with a value into a warning or an error.
 func (r *reader) attribute(err error, path string) error {
 	odd, ok := errors.AsType[*unknownValueError](err)
-	if !ok || !r.lenient && !(odd.key == "state" && odd.value == "available") {
+	if !ok || !r.options.Lenient && !(odd.key == "state" && odd.value == "available") {
 		return wrong(path, "%v", err)
 	}
 	if odd.instead != "" {

@@ -12,7 +12,7 @@ func (r *reader) farm(path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
-	f := &farmFields{farm: r.editFarm(name), change: r.change}
+	f := &farmFields{farm: r.farmEdits.edit(name), change: r.change}
 	if err := readAttributes(r, farmTable, f, path, given); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (r *reader) address(path string, given map[string]any) error {
 }
 
 func (r *reader) addressFields(path, name string, given map[string]any) error {
-	a := &addressFields{address: r.editAddress(name)}
+	a := &addressFields{address: r.addrEdits.edit(name)}
 	if err := readAttributes(r, addressTable, a, path, given); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (r *reader) policy(path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
-	p := r.editPolicy(name)
+	p := r.listEdits.edit(name)
 	if err := readAttributes(r, policyTable, &policyFields{policy: p}, path, given); err != nil {
 		return err
 	}
