@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"maps"
 	"sync"
 )
 
@@ -26,17 +27,15 @@ var openAPI = sync.OnceValue(func() []byte {
 func schemas() schema {
 	text := schema{"type": "string", "maxLength": mostName}
 	names := listOf(closed(schema{"name": text}, "name"))
-	f := properties(farmTable)
+	f, a, p := maps.Clone(farmTable.properties), maps.Clone(addressTable.properties), maps.Clone(policyTable.properties)
 	f["addresses"] = listOf(reference("address"))
 	f["backends"] = listOf(reference("backend"))
 	f["policies"] = names
 	f["sessions"] = listOf(reference("session"))
-	a := properties(addressTable)
 	a["policies"] = names
-	p := properties(policyTable)
 	p["elements"] = listOf(reference("element"))
 	return schema{
-		"farm": closed(f, "name"), "backend": closed(properties(backendTable), "name"),
+		"farm": closed(f, "name"), "backend": closed(backendTable.properties, "name"),
 		"address": closed(a, "name"), "policy": closed(p, "name"),
 		"session": closed(schema{"client": text, "backend": text, "expiration": text}, "client"),
 		"element": closed(schema{"data": text, "counter-packets": text, "counter-bytes": text}, "data"),
@@ -48,20 +47,11 @@ func schemas() schema {
 	}
 }
 
-// properties describes the attributes of a table.
-func properties[T any](table *object[T]) schema {
-	all := schema{}
-	for _, a := range table.attributes {
-		all[a.name] = a.schema()
-	}
-	return all
-}
-
 func (a *attribute[T]) schema() schema {
 	s := schema{"type": "string"}
 	switch {
 	case a.object != nil:
-		s = closed(a.within())
+		s = closed(a.properties)
 	case a.list != nil:
 		s = listOf(schema{"type": "string"})
 	case a.values != nil:

@@ -153,7 +153,7 @@ func appendPiece(all [][]byte, i int, kept *[]byte, write func(*printer)) [][]by
 }
 
 func (f *farm) store(p *printer) {
-	attributes(p, farmTable, &farmFields{farm: f}, &farmFields{farm: newFarm("")})
+	farmTable.store(p, &farmFields{farm: f}, &farmFields{farm: newFarm("")})
 	if len(f.addresses) > 0 {
 		p.names("addresses", f.addresses)
 	}
@@ -166,7 +166,7 @@ func (f *farm) store(p *printer) {
 					stored.mark = 0
 				}
 				p.object("", func() {
-					attributes(p, backendTable, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
+					backendTable.store(p, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
 				})
 			}
 		})
@@ -180,14 +180,14 @@ func (f *farm) store(p *printer) {
 }
 
 func (a *address) store(p *printer) {
-	attributes(p, addressTable, &addressFields{address: a}, &addressFields{address: newAddress("")})
+	addressTable.store(p, &addressFields{address: a}, &addressFields{address: newAddress("")})
 	if len(a.policies) > 0 {
 		p.names("policies", a.policies)
 	}
 }
 
 func (l *policy) store(p *printer) {
-	attributes(p, policyTable, &policyFields{policy: l}, &policyFields{policy: newPolicy("")})
+	policyTable.store(p, &policyFields{policy: l}, &policyFields{policy: newPolicy("")})
 	if len(l.elements) == 0 {
 		return
 	}
