@@ -164,7 +164,7 @@ func (f *farm) finishBackends(m *model.Farm, path string) error {
 		if b.sourceAddr.IsValid() && b.sourceAddr.Is4() != b.addr.Is4() {
 			return wrong(at+".source-addr", "%s is of another family than the backend", b.sourceAddr)
 		}
-		if f.check != nil && needsPort[f.check.Type] && f.check.Port == 0 && portOf(b, m) == 0 {
+		if f.check != nil && health.NeedsPort(f.check.Type) && f.check.Port == 0 && portOf(b, m) == 0 {
 			return wrong(path+".health-check", "port is missing, as backend '%s' has none, and the farm has all ports", b.name)
 		}
 		mb := model.FarmBackend{
@@ -221,9 +221,6 @@ func hasPort(m *model.Farm, port uint16) bool {
 		return len(a.Ports) == 0 || slices.ContainsFunc(a.Ports, func(s model.PortSpan) bool { return s.First <= port && port <= s.Last })
 	})
 }
-
-// needsPort has the types of checks that go to a port.
-var needsPort = map[string]bool{health.TCP: true, health.UDP: true, health.HTTP: true, health.HTTPS: true, health.GRPC: true}
 
 // portOf is a backend's port: its own, or the first that clients ask for; 0: any.
 func portOf(b *backend, m *model.Farm) uint16 {

@@ -88,10 +88,8 @@ func readOne[T any](a attribute[T], t T, value any) error {
 	return a.read(t, text)
 }
 
-var checkTypes = []string{"none", "tcp", "http", "https", "icmp", "arp", "grpc", "udp", "command"}
-
 var checkTable = newObject("type", nil,
-	oneOf("type", checkTypes, func(c *health.Check) *string { return &c.Type }),
+	oneOf("type", append([]string{"none"}, health.Types()...), func(c *health.Check) *string { return &c.Type }),
 	seconds("interval", 0.1, 86400, func(c *health.Check) *time.Duration { return &c.Interval }),
 	seconds("timeout", 0.01, 3600, func(c *health.Check) *time.Duration { return &c.Timeout }),
 	small("rise", 1, 1000, func(c *health.Check) *int { return &c.Rise }),
