@@ -109,10 +109,10 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 		if changed {
 			c.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.mode, strings.TrimSpace(setText(keyWords, f.persistence, len(keyWords))))
 		}
-	case f.scheduler == model.RoundRobin || f.scheduler == model.Weighted:
+	case f.scheduler.Draws():
 		m.HashBy = model.SrcIP | model.SrcPort
 		if changed {
-			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.mode, textOf(schedulerWords, f.scheduler))
+			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.mode, f.scheduler)
 		}
 	}
 	return nil
@@ -134,8 +134,8 @@ func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
 			}
 		}
 	}
-	if (f.scheduler == model.Hash || f.scheduler == model.Maglev) && f.schedParam == 0 {
-		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", textOf(schedulerWords, f.scheduler))
+	if f.scheduler.Hashes() && f.schedParam == 0 {
+		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", f.scheduler)
 	}
 	for _, a := range m.SourceAddrs {
 		if !serves(m, a) {

@@ -154,21 +154,28 @@ func farmPrefix(name, standard string) attribute[*farmFields] {
 
 // schedulerAttribute also sets what is hashed, which is read after it.
 func schedulerAttribute() attribute[*farmFields] {
-	a := choice("scheduler", schedulerWords, model.RoundRobin, func(f *farmFields) *model.FarmScheduler { return &f.scheduler })
+	var all []word[model.FarmScheduler]
+	var nftlbs []string
+	for _, s := range model.FarmSchedulers() {
+		if all = append(all, word[model.FarmScheduler]{s.String(), s}); s.InNftlb() {
+			nftlbs = append(nftlbs, s.String())
+		}
+	}
+	a := choice("scheduler", all, model.RoundRobin, func(f *farmFields) *model.FarmScheduler { return &f.scheduler })
 	read := a.read
 	a.read = func(f *farmFields, text string) error {
 		before := f.scheduler
 		err := read(f, text)
 		switch {
 		case f.scheduler == before && err == nil:
-		case f.scheduler != model.Hash && f.scheduler != model.Maglev:
+		case !f.scheduler.Hashes():
 			f.schedParam = 0
 		case f.schedParam == 0:
 			f.schedParam = model.SrcIP
 		}
 		return err
 	}
-	return a.inNftlb(nftlbWord("rr", "weight", "hash", "symhash"))
+	return a.inNftlb(nftlbWord(model.RoundRobin.String(), nftlbs...))
 }
 
 func schedParamAttribute() attribute[*farmFields] {
