@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"strings"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -239,4 +240,33 @@ func (p *printer) policy(v *policyFields) {
 			}
 		})
 	})
+}
+
+func (p *printer) liveSession(f *farm, l model.LiveSession) {
+	backend := "UNDEFINED"
+	if f.find(l.Backend) >= 0 {
+		backend = l.Backend
+	}
+	p.object("", func() {
+		p.text("client", clientText(f.persistence, l.Client))
+		p.text("backend", backend)
+		p.text("expiration", expiration(l.Left))
+	})
+}
+
+// expiration writes a time as nft does: "8m59s400ms".
+func expiration(left time.Duration) string {
+	left = left.Round(time.Millisecond)
+	whole := left.Truncate(time.Second)
+	text := ""
+	for _, u := range []word[time.Duration]{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}} {
+		if n := whole / u.value; n > 0 {
+			text += itoa(int(n)) + u.text
+			whole -= n * u.value
+		}
+	}
+	if ms := left % time.Second / time.Millisecond; ms > 0 || text == "" {
+		text += itoa(int(ms)) + "ms"
+	}
+	return text
 }

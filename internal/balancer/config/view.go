@@ -2,37 +2,9 @@ package config
 
 import (
 	"context"
-	"net/http"
 
 	"sluice.dev/sluice/internal/model"
 )
-
-// get answers with what there is.
-func (s *Source) get(w http.ResponseWriter, q *http.Request, path []string) {
-	name := ""
-	if len(path) > 1 {
-		name = path[1]
-	}
-	var p *printer
-	var err error
-	switch {
-	case path[0] == "farms" && len(path) <= 2:
-		p, err = s.printFarms(name)
-	case path[0] == "farms" && len(path) == 3 && path[2] == "sessions":
-		p, err = s.printSessions(q.Context(), name)
-	case path[0] == "policies":
-		p = s.printPolicies(name)
-	case path[0] == "addresses":
-		p = s.printAddresses(name)
-	default:
-		err = errInvalid
-	}
-	if err != nil {
-		s.fail(w, err)
-		return
-	}
-	respond(w, http.StatusOK, p.Bytes())
-}
 
 // document is what there is now.
 func (s *Source) document() *document {
@@ -41,7 +13,7 @@ func (s *Source) document() *document {
 	return s.doc
 }
 
-func (s *Source) printFarms(name string) (*printer, error) {
+func (s *Source) printFarms(_ context.Context, name string) (*printer, error) {
 	views := s.viewFarms(name)
 	if views == nil && name != "" {
 		return nil, &failure{404, "invalid request"}
@@ -82,7 +54,7 @@ func (s *Source) chosenFarms(name string) []*farm {
 	return nil
 }
 
-func (s *Source) printPolicies(name string) *printer {
+func (s *Source) printPolicies(_ context.Context, name string) (*printer, error) {
 	doc, p := s.document(), &printer{}
 	p.top('{', '}', func() {
 		p.list("policies", func() {
@@ -93,10 +65,10 @@ func (s *Source) printPolicies(name string) *printer {
 			}
 		})
 	})
-	return p
+	return p, nil
 }
 
-func (s *Source) printAddresses(name string) *printer {
+func (s *Source) printAddresses(_ context.Context, name string) (*printer, error) {
 	doc, p := s.document(), &printer{}
 	p.top('{', '}', func() {
 		p.list("addresses", func() {
@@ -107,7 +79,7 @@ func (s *Source) printAddresses(name string) *printer {
 			}
 		})
 	})
-	return p
+	return p, nil
 }
 
 // printSessions prints the static sessions of a farm, then the live ones.
