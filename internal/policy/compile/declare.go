@@ -13,9 +13,8 @@ import (
 
 // policies are all tiers and policies that are declared.
 type policies struct {
-	*budget
-	objects   *objects
 	rollout   *rollout
+	refusals  map[*item]struct{} // the network sets that are refused
 	tiers     map[string]model.Tier
 	all       map[model.PolicyKey]*policy
 	subjects  filing[*policy] // the policies by whom they select
@@ -27,10 +26,10 @@ type policies struct {
 type policy struct {
 	obj      *model.Policy
 	tier     model.Tier
-	denies   bool                // all that it selects, as it can't be applied as it is meant
-	fault    string              // why it is refused here, though it was read
-	refused  []*model.NetworkSet // refused ones among the peers of its rules, by key
-	serial   uint64              // tells versions apart
+	denies   bool        // all that it selects, as it can't be applied as it is meant
+	fault    string      // why it is refused here, though it was read
+	refused  refusedSets // among the peers of its rules, by key
+	serial   uint64      // tells versions apart
 	variants [8]*variant
 	refs     [8]int // the plans that have the variant
 
@@ -148,24 +147,25 @@ func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*polic
 	return changed
 }
 
-// setRefused follows a network set that may be, or have been, refused: the policies whose rules it
+// follow follows a network set that may be, or have been, refused: the policies whose rules it
 // is in are compiled anew.
-func (ps *policies) setRefused(old, next *item) {
+func (ps *policies) follow(ch change) {
 	var moved []*item
-	if _, was := ps.objects.refused[old]; was {
-		delete(ps.objects.refused, old)
-		moved = append(moved, old)
+	if _, was := ps.refusals[ch.old]; was {
+		delete(ps.refusals, ch.old)
+		moved = append(moved, ch.old)
 	}
-	if next != nil && next.set.Refused != "" {
-		ps.objects.refused[next] = struct{}{}
-		moved = append(moved, next)
+	refused := ch.next != nil && ch.next.set != nil && ch.next.set.Refused != ""
+	if refused {
+		ps.refusals[ch.next] = struct{}{}
+		moved = append(moved, ch.next)
 	}
 	if len(moved) == 0 {
 		return
 	}
 	for key, p := range ps.all {
 		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
-			p.outdated = p.outdated || next != nil && next.set.Refused != "" && refers(p.obj, next)
+			p.outdated = p.outdated || refused && refers(p.obj, ch.next)
 			ps.rollout.wait(key)
 		}
 	}
@@ -174,7 +174,7 @@ func (ps *policies) setRefused(old, next *item) {
 func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
 	tier := ps.tiers[obj.Tier]
-	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier}
+	p := &policy{obj: obj, serial: ps.serial, tier: tier}
 	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = cmp.Or(obj.Refused, p.fault), nil, nil
@@ -183,7 +183,7 @@ func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	if p.denies = obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
 	} else {
-		p.refused = ps.objects.refused.among(obj)
+		p.refused = refusedAmong(obj, ps.refusals)
 	}
 	return p
 }

@@ -36,6 +36,19 @@ type endpoint struct {
 	fits     *model.Link // an interface that it may have, if it is a host endpoint; nil: there is none
 }
 
+// follow follows a change of what may be, or have been, an endpoint of this node.
+func (es *endpoints) follow(ch change) {
+	switch it := ch.item(); {
+	case ch.renewed() && it.local:
+		es.readdress(it)
+	case ch.renewed():
+	case it.pod != nil:
+		es.setPod(it.pod.Name, ch.old, ch.next)
+	case it.host != nil:
+		es.hosts.set(it.host.Name, ch.next)
+	}
+}
+
 // setPod follows a pod that may be, or have been, of this node.
 func (es *endpoints) setPod(name model.Name, old, next *item) {
 	e := es.pods[name]

@@ -303,6 +303,19 @@ func TestRefusedPoliciesShareCounts(t *testing.T) {
 	same(t, h.compiler, h.fresh())
 }
 
+// Of labels that no pod has any more nothing is known, though what is refused is still counted.
+func TestCountsForgetLabels(t *testing.T) {
+	h := newHistory(config, idSpace)
+	h.selected = 100
+	h.apply(t, append(manyPods(10), event(pod(1, "here", "app", "web")), event(large("x", 20)))...)
+	for i := range 20 {
+		h.apply(t, event(pod(5, "there", "version", fmt.Sprint(i))))
+	}
+	if n := len(h.compiler.tallies.byClass); n > len(h.compiler.objects.classes) {
+		t.Errorf("counts know %d kinds of labels, of which there are %d", n, len(h.compiler.objects.classes))
+	}
+}
+
 // Pods of other nodes that change many sets are followed in slices; those of this node, and small
 // policies, do not wait for them.
 func TestPodsAreFollowedInSlices(t *testing.T) {
@@ -310,12 +323,12 @@ func TestPodsAreFollowedInSlices(t *testing.T) {
 	h.apply(t, event(pod(1, "here", "app", "web")), event(large("x", 20)))
 	h.room = 200
 	h.apply(t, manyPods(100)...)
-	if n := len(h.compiler.intake.late); n < 80 {
+	if n := len(h.compiler.objects.late); n < 80 {
 		t.Errorf("%d pods wait", n)
 	}
 	h.apply(t, event(pod(2, "here", "app", "api")), event(networkPolicy("small", ingress())))
-	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.intake.late) == 0 {
-		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.intake.late))
+	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.objects.late) == 0 {
+		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.objects.late))
 	}
 	if got := inForce(h); !maps.Equal(got, map[string]int{"small": 0, "x": 20}) {
 		t.Errorf("in force are %v", got)
@@ -335,7 +348,7 @@ func TestLatePodsHaveTheirTurn(t *testing.T) {
 	for i := range 10 {
 		h.apply(t, event(pod(1, "here", "app", "web", "many", "yes", "v", fmt.Sprint(i+1))))
 	}
-	if n := len(h.compiler.intake.late); n != 0 {
+	if n := len(h.compiler.objects.late); n != 0 {
 		t.Errorf("%d pods still wait", n)
 	}
 }

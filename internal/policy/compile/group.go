@@ -20,6 +20,7 @@ type groups struct {
 	lists     *lists
 	draining  map[*group]struct{} // that nobody holds any more
 	selectors filing[*group]      // of those that follow theirs
+	byClass   map[*class][]*group // whose selectors select the class
 	table     memberTable[netip.Addr]
 	total     int  // what the selectors of all groups select
 	moves     int  // sizes of all that came to groups and went
@@ -70,7 +71,7 @@ func (gs *groups) follow(g *group) int {
 	members := g.pending
 	g.follows, g.selected, g.pending = true, 0, itemSet{}
 	for _, cl := range found {
-		g.addClass(cl)
+		gs.note(g, cl)
 		g.selected += cl.size
 		for it := range cl.items {
 			if _, member := members[it]; !member {
@@ -130,23 +131,25 @@ func (gs *groups) addClass(cl *class) (cost int) {
 	looked := 0
 	for g := range gs.selectors.candidates(&cl.labels) {
 		if looked++; g.selector.Matches(&cl.labels) {
-			g.addClass(cl)
+			gs.note(g, cl)
 		}
 	}
 	return looked / matchingCost
 }
 
-// addClass notes that the group's selector selects a class.
-func (g *group) addClass(cl *class) {
+// note notes that the group's selector selects a class.
+func (gs *groups) note(g *group, cl *class) {
 	if _, known := g.classes[cl]; !known {
 		g.classes[cl] = struct{}{}
-		cl.groups = append(cl.groups, g)
+		gs.byClass[cl] = append(gs.byClass[cl], g)
 	}
 }
 
-// add makes a new item a member of the groups that follow its class.
-func (gs *groups) add(it *item) {
-	for _, g := range it.class.groups {
+// add makes a new item a member of the groups that follow its class. It returns the cost in
+// elements.
+func (gs *groups) add(it *item) (cost int) {
+	list := gs.byClass[it.class]
+	for _, g := range list {
 		if !g.follows {
 			continue
 		}
@@ -157,11 +160,14 @@ func (gs *groups) add(it *item) {
 		gs.list(g, it)
 		gs.touch(g)
 	}
+	return len(list) * it.size()
 }
 
-// remove takes an item out of all groups that have it.
-func (gs *groups) remove(it *item) {
-	for _, g := range it.class.groups {
+// remove takes an item out of all groups that have it; last: its class ended with it. It returns the
+// cost in elements.
+func (gs *groups) remove(it *item, last bool) (cost int) {
+	list := gs.byClass[it.class]
+	for _, g := range list {
 		if g.holds(it) {
 			for _, a := range it.addrs {
 				g.members.Remove(a)
@@ -176,8 +182,15 @@ func (gs *groups) remove(it *item) {
 			gs.lists.release(l)
 			g.stale, gs.stale = true, true
 		}
+		if last {
+			delete(g.classes, it.class)
+		}
 		gs.touch(g)
 	}
+	if last {
+		delete(gs.byClass, it.class)
+	}
+	return len(list) * it.size()
 }
 
 // list has the group hold the list of a network set.
@@ -229,7 +242,9 @@ func (gs *groups) drain(room int) (done bool) {
 		}
 	}
 	for cl := range left { // once, however many of its groups went
-		cl.groups = slices.DeleteFunc(cl.groups, func(g *group) bool { return g.id == 0 })
+		if gs.byClass[cl] = slices.DeleteFunc(gs.byClass[cl], func(g *group) bool { return g.id == 0 }); len(gs.byClass[cl]) == 0 {
+			delete(gs.byClass, cl)
+		}
 	}
 	return gone && len(gs.draining) == 0
 }

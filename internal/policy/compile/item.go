@@ -68,7 +68,7 @@ func newHost(host *model.HostEndpoint) *item {
 		for _, a := range it.addrs {
 			it.set.Nets = append(it.set.Nets, netip.PrefixFrom(a, a.BitLen()))
 		}
-		it.set.Nets, it.addrs = sorted(it.set.Nets), nil
+		it.addrs = nil
 	}
 	return it
 }

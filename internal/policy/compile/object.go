@@ -1,6 +1,8 @@
 package compile
 
 import (
+	"time"
+
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -10,22 +12,29 @@ type objects struct {
 	namespaces map[string]map[string]string     // the labels of those that have any
 	accounts   map[model.Name]map[string]string // the same of service accounts
 	pods       map[model.Name]*item
+	late       map[model.Name]time.Time // pods of other nodes that are not followed yet, and since when
 	sets       map[model.NetworkSetKey]*item
 	hosts      map[string]*item
-	refused    refusedSets // those of the sets that are
 	classes    map[string]*class
 	index      index
 	size       int // of all items
+}
+
+func newObjects(node string) *objects {
+	return &objects{
+		node: node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
+		pods: map[model.Name]*item{}, late: map[model.Name]time.Time{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
+		classes: map[string]*class{}, index: newIndex(),
+	}
 }
 
 // class is all items with the same labels. Selectors can't tell them from each other, so each
 // selector is held against one of them alone.
 type class struct {
 	labels
-	key    string
-	items  itemSet
-	size   int      // the sum of their sizes
-	groups []*group // that select them
+	key   string
+	items itemSet
+	size  int // the sum of their sizes
 }
 
 // classSet is a set of classes.
@@ -50,20 +59,19 @@ func (o *objects) add(it *item) (first bool) {
 	return first
 }
 
-// remove takes an item out of its class, which goes with the last one.
-func (o *objects) remove(it *item) {
+// remove takes an item out of its class, and reports whether it was the last one there: the class
+// ends with it.
+func (o *objects) remove(it *item) (last bool) {
 	cl := it.class
 	delete(cl.items, it)
 	cl.size -= it.size()
 	o.size -= it.size()
 	if len(cl.items) > 0 {
-		return
-	}
-	for _, g := range cl.groups {
-		delete(g.classes, cl)
+		return false
 	}
 	delete(o.classes, cl.key)
 	o.index.remove(cl)
+	return true
 }
 
 // find returns the classes that the selector selects, and how many it was held against.

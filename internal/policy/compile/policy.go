@@ -9,8 +9,7 @@
 // Compiler.Step in this file has all passes of an update, in their order. Each pass belongs to the
 // type that owns its data:
 //
-//	intake     turns objects into items, and tells of each whoever follows items
-//	objects    the items: pods, network sets and host endpoints, in classes of equal labels
+//	objects    pods, network sets and host endpoints as items, in classes of equal labels
 //	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges,
 //	           endpoints of Services
 //	tallies    how much a selector selects, for what has no group
@@ -52,8 +51,6 @@ type Compiler struct {
 	links  *links
 	open   bool // see SetOpen
 
-	budget    *budget
-	intake    *intake
 	objects   *objects
 	sets      *sets
 	tallies   *tallies
@@ -92,13 +89,26 @@ func (c *Compiler) Policy() *state.Policy { return c.policy }
 // next Step, see Waiting. Until all sets of a policy are there, what stood before it came or
 // changed stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
-	*c.budget = budget{since: d.Since, room: room, whole: room == all}
+	c.variants.budget = budget{since: d.Since, room: room, whole: room == all}
 	c.sets.services.view = v
 	defer func() { c.sets.services.view = nil }()
 
 	// Objects, policies and interfaces come and go. Sets that are in use follow objects at once;
-	// endpoints whose policies may be others are marked.
-	c.intake.take(v, d)
+	// endpoints whose policies may be others are marked. Pods that may wait are followed as far as
+	// half of the room goes.
+	for ch := range c.objects.changes(v, d, room == all) {
+		c.follow(ch)
+	}
+	c.variants.room -= c.sets.services.follow(d.Services)
+	if len(d.Objects[model.AttachmentKind]) > 0 {
+		c.endpoints.attach(v.Attachments())
+	}
+	least := c.variants.room / 2
+	for ch := range c.objects.latecomers(v) {
+		if c.follow(ch); c.variants.room < least {
+			break
+		}
+	}
 	c.endpoints.markSelected(c.policies.declare(v, d))
 	c.endpoints.hosts.assign()
 
@@ -112,7 +122,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	// What nobody uses any more goes, which makes room for variants that wait or were refused.
 	c.programs.sweep()
 	c.sets.groups.sweep(d.Since)
-	c.variants.drain(max(c.budget.room, room/4))
+	c.variants.drain(max(c.variants.room, room/4))
 	c.variants.refill(room)
 	c.sets.sweep()
 	c.sets.services.judge()
@@ -122,6 +132,13 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	c.sets.publish()
 	c.endpoints.publish()
 	return c.flush(podCIDRs)
+}
+
+// follow has all that depends on objects follow a change of one.
+func (c *Compiler) follow(ch change) {
+	c.variants.follow(ch)
+	c.endpoints.follow(ch)
+	c.policies.follow(ch)
 }
 
 // Waiting returns how many policies Step has left for later, and since when the first of them
@@ -147,7 +164,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		waiting[p.obj.Key] = struct{}{}
 		note(p.since)
 	}
-	for _, at := range c.intake.late {
+	for _, at := range c.objects.late {
 		note(at)
 	}
 	policies = len(waiting)
@@ -155,7 +172,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 	for g := range draining {
 		note(g.since)
 	}
-	if len(draining) > 0 || len(c.intake.late) > 0 || c.variants.limits.isDue() {
+	if len(draining) > 0 || len(c.objects.late) > 0 || c.variants.limits.isDue() {
 		policies++
 	}
 	return policies, since
@@ -164,27 +181,22 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 // newCompiler gives sets one of so many ids.
 func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
-	p, b, l := state.NewPolicy(), &budget{}, newLinks(model.Links{})
+	p, l := state.NewPolicy(), newLinks(model.Links{})
 	p.PodTunnels = cfg.PodTunnels
-	c := &Compiler{cfg: cfg, policy: p, budget: b, links: l}
-	c.objects = &objects{
-		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
-		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
-		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
-	}
-	c.sets = newSets(p, space, c.objects, b)
+	c := &Compiler{cfg: cfg, policy: p, links: l, objects: newObjects(cfg.Node)}
+	c.sets = newSets(p, space, c.objects)
 	c.tallies = &tallies{
 		objects: c.objects, groups: c.sets.groups,
 		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
 	}
 	c.variants = &variants{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
+		objects: c.objects, sets: c.sets, tallies: c.tallies,
 		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
 		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
 	}
-	c.rollout = &rollout{budget: b, variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
 	c.policies = &policies{
-		budget: b, objects: c.objects, rollout: c.rollout,
+		rollout: c.rollout, refusals: map[*item]struct{}{},
 		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
 	}
 	for _, t := range model.BuiltInTiers {
@@ -206,10 +218,6 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		},
 		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
 		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
-	}
-	c.intake = &intake{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, variants: c.variants,
-		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
 	}
 	return c
 }

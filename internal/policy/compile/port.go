@@ -156,7 +156,9 @@ func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, lo
 	}
 	slices.SortFunc(services, model.Name.Compare)
 	for _, name := range slices.Compact(services) {
-		all.named = append(all.named, s.services.holdPorts(name))
+		n, cost := s.services.holdPorts(name)
+		all.named = append(all.named, n)
+		p.units += cost
 	}
 	p.named = append(p.named, all.named...)
 	return all

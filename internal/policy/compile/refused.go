@@ -18,18 +18,17 @@ const RefusedTier = "refused"
 // have allowed more, so it is enough that it isolates.
 var refusedTier = model.Tier{Name: RefusedTier, Order: math.Inf(-1), DefaultPass: true}
 
-// refusedSets are the network sets that were read and can't be used: nobody knows what is in them.
-type refusedSets map[*item]struct{}
+// refusedSets are network sets that were read and can't be used: nobody knows what is in them.
+type refusedSets []*item
 
-// among returns the refused sets that rules of the policy refer to.
-func (all refusedSets) among(obj *model.Policy) []*model.NetworkSet {
-	var sets []*model.NetworkSet
-	for it := range all {
+// refusedAmong returns those of the refused sets that rules of the policy refer to, by key.
+func refusedAmong(obj *model.Policy, refused map[*item]struct{}) (sets refusedSets) {
+	for it := range refused {
 		if refers(obj, it) {
-			sets = append(sets, it.set)
+			sets = append(sets, it)
 		}
 	}
-	slices.SortFunc(sets, func(a, b *model.NetworkSet) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
+	slices.SortFunc(sets, func(a, b *item) int { return cmp.Compare(a.set.Key.String(), b.set.Key.String()) })
 	return sets
 }
 
@@ -54,6 +53,9 @@ func holds(peers []model.Peer, it *item) bool {
 // What a Pass might match is denied where the tier allows anything after it, as the next tier might
 // have denied it. Allowed says that other policies of the tier do so.
 func (all refusedSets) cautious(rules []model.PolicyRule, allowed bool) []model.PolicyRule {
+	if len(all) == 0 {
+		return rules
+	}
 	var reversed []model.PolicyRule
 	for _, r := range slices.Backward(rules) {
 		widest, doubtful := all.widest(r)
@@ -91,12 +93,7 @@ func (all refusedSets) widest(r model.PolicyRule) (wide model.PolicyRule, doubtf
 // doubtful reports whether a refused set is among the peers: nobody knows whether they hold an
 // address that is in none of the others.
 func (all refusedSets) doubtful(peers []model.Peer) bool {
-	for it := range all {
-		if holds(peers, it) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(all, func(it *item) bool { return holds(peers, it) })
 }
 
 // allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that

@@ -11,7 +11,6 @@ import (
 // stands until its variants are filled. Only a pod that comes, or changes so that other policies
 // select it, does not wait: until then they allow it nothing.
 type rollout struct {
-	*budget
 	variants *variants
 	fresh    map[*policy]struct{}
 	later    map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
@@ -20,7 +19,7 @@ type rollout struct {
 // mayReplace reports whether a policy may change though its last version is not in force yet. If
 // not, the change waits until that one is, so that a policy which changes all the time is followed.
 func (r *rollout) mayReplace(key model.PolicyKey, old *policy, gone bool) bool {
-	if old == nil || !old.fresh || old.outdated || gone || r.whole {
+	if old == nil || !old.fresh || old.outdated || gone || r.variants.whole {
 		delete(r.later, key)
 		return true
 	}
@@ -31,7 +30,7 @@ func (r *rollout) mayReplace(key model.PolicyKey, old *policy, gone bool) bool {
 // wait has a policy taken up, in this update or when the last version is in force.
 func (r *rollout) wait(key model.PolicyKey) {
 	if _, waits := r.later[key]; !waits {
-		r.later[key] = r.since
+		r.later[key] = r.variants.since
 	}
 }
 
@@ -44,7 +43,7 @@ func (r *rollout) replace(old, next *policy) {
 	switch {
 	case next == nil:
 	case old == nil || !old.outdated:
-		next.fresh = true
+		next.fresh, next.since = true, r.variants.since
 		r.fresh[next] = struct{}{}
 	case filled && old.obj == next.obj:
 		r.variants.known[next] = struct{}{}
@@ -100,7 +99,9 @@ func (r *rollout) prepare(p *policy, s stage, allowed bool) *variant {
 
 // decided reports whether a variant's rules may take the place of others. A variant that was
 // refused early is to be weighed first: if others go for it, what stood before goes on.
-func (r *rollout) decided(p *variant) bool { return p.progress.settled() && (!p.early || r.whole) }
+func (r *rollout) decided(p *variant) bool {
+	return p.progress.settled() && (!p.early || r.variants.whole)
+}
 
 // complete reports whether all variants of a policy that anyone uses are decided.
 func (r *rollout) complete(p *policy) bool {

@@ -95,6 +95,7 @@ func (p *variant) take(o *variant) {
 	p.named = append(p.named, o.named...)
 	p.addrs = append(p.addrs, o.addrs...)
 	p.ranges = append(p.ranges, o.ranges...)
+	p.units += o.units
 }
 
 // release ends what the variant holds of sets.
@@ -150,7 +151,9 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 		case !peer.Selector.IsZero():
 			selectors = append(selectors, peer.Selector)
 		case peer.Service != (model.Name{}):
-			t.addrs = append(t.addrs, s.services.hold(peer.Service))
+			a, cost := s.services.hold(peer.Service)
+			t.addrs = append(t.addrs, a)
+			p.units += cost
 		default:
 			nets = append(nets, without(peer.Nets, peer.Except)...)
 		}

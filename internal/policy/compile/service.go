@@ -24,7 +24,6 @@ const (
 // services are the Services that rules name. A Service is known while a set of its endpoints is
 // held: that of their addresses, for sources, or that of their addresses at its ports.
 type services struct {
-	*budget
 	view           *store.View // of the present step
 	each, together int         // the constants, but in tests
 	known          map[model.Name]*service
@@ -56,44 +55,44 @@ func (a *serviceAddrs) name(name model.Name) {
 
 func (a *serviceAddrs) under() model.Name { return a.of.name }
 
-// hold holds the addresses of a Service's endpoints.
-func (ss *services) hold(name model.Name) *serviceAddrs {
+// hold holds the addresses of a Service's endpoints. It returns the cost in elements, too.
+func (ss *services) hold(name model.Name) (a *serviceAddrs, cost int) {
 	a, created := ss.addrs.hold(name)
 	if created {
-		a.of = ss.know(name)
+		a.of, cost = ss.know(name)
 		a.of.fill(a, nil)
 	}
-	return a
+	return a, cost
 }
 
-// holdPorts holds the addresses of a Service's endpoints at its ports.
-func (ss *services) holdPorts(name model.Name) *namedPorts {
+// holdPorts holds the addresses of a Service's endpoints at its ports. It returns the cost, too.
+func (ss *services) holdPorts(name model.Name) (n *namedPorts, cost int) {
 	n, created := ss.ports.shared.hold(namedPort{service: name})
 	if created {
-		n.service = ss.know(name)
+		n.service, cost = ss.know(name)
 		n.service.fill(nil, n)
 	}
-	return n
+	return n, cost
 }
 
 // know returns a Service that is known from now on. Whether there is room for it in all is judged
 // later.
-func (ss *services) know(name model.Name) *service {
-	s := ss.known[name]
+func (ss *services) know(name model.Name) (s *service, cost int) {
+	s = ss.known[name]
 	if s == nil {
 		s = &service{name: name}
 		ss.known[name] = s
-		ss.read(s)
+		cost = ss.read(s)
 	}
-	return s
+	return s, cost
 }
 
 // read reads the endpoints of a Service anew.
-func (ss *services) read(s *service) {
+func (ss *services) read(s *service) (cost int) {
 	s.endpoints, s.count = endpointsOf(ss.view, s.name, ss.each)
 	s.refused = s.count > ss.each
-	ss.room -= len(s.endpoints)
 	ss.changed = true
+	return len(s.endpoints)
 }
 
 // fill adds the endpoints to sets, of which either may be nil.
@@ -143,16 +142,18 @@ func (ss *services) change(s *service, by func()) {
 	}
 }
 
-// follow follows the Services of which some changed, or endpoints of theirs.
-func (ss *services) follow(dirty map[model.Name]struct{}) {
+// follow follows the Services of which some changed, or endpoints of theirs. It returns the cost in
+// elements.
+func (ss *services) follow(dirty map[model.Name]struct{}) (cost int) {
 	if len(ss.known) == 0 {
-		return
+		return 0
 	}
 	for name := range dirty {
 		if s := ss.known[name]; s != nil {
-			ss.change(s, func() { ss.read(s) })
+			ss.change(s, func() { cost += ss.read(s) })
 		}
 	}
+	return cost
 }
 
 // judge says which Services are refused: those with too many endpoints and, where all have too many

@@ -23,24 +23,44 @@ type sets struct {
 	services *services
 }
 
-func newSets(p *state.Policy, space uint32, objects *objects, b *budget) *sets {
+func newSets(p *state.Policy, space uint32, objects *objects) *sets {
 	ids := newIDs(space)
 	equalLists := func(a, b *state.List) bool { return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes) }
 	equalPorts := func(a, b *state.Ports) bool { return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges) }
 	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
 	groups := &groups{
 		shared: newShared[string, group](ids), objects: objects, lists: lists,
-		draining: map[*group]struct{}{}, selectors: filing[*group]{}, table: newMemberTable(p.Groups),
+		draining: map[*group]struct{}{}, selectors: filing[*group]{}, byClass: map[*class][]*group{}, table: newMemberTable(p.Groups),
 	}
 	named := &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)}
 	return &sets{
 		ids: ids, lists: lists, groups: groups, named: named,
 		services: &services{
-			budget: b, each: maxEndpoints, together: maxEndpointsTogether, known: map[model.Name]*service{},
+			each: maxEndpoints, together: maxEndpointsTogether, known: map[model.Name]*service{},
 			addrs: newShared[model.Name, serviceAddrs](ids), table: &groups.table, ports: named,
 		},
 		ranges: &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
 	}
+}
+
+// follow has groups, named ports and lists follow a change of an object. It returns the cost in
+// elements.
+func (s *sets) follow(ch change) (cost int) {
+	if ch.class != nil {
+		cost = s.groups.addClass(ch.class)
+	}
+	if next := ch.next; next != nil {
+		if next.set != nil {
+			s.lists.refill(next.set)
+		}
+		cost += 1 + s.groups.add(next)
+		s.named.set(next, true)
+	}
+	if old := ch.old; old != nil {
+		cost += s.groups.remove(old, ch.ended)
+		s.named.set(old, false)
+	}
+	return cost
 }
 
 // sweep ends the sets that nobody holds any more, but for groups.

@@ -56,6 +56,20 @@ func (ts *tallies) release(t *tally) {
 	}
 }
 
+// follow counts what comes and what goes. It returns the cost in elements.
+func (ts *tallies) follow(ch change) (cost int) {
+	if ch.next != nil {
+		cost = ts.count(ch.next.class, ch.next.size())
+	}
+	if ch.old != nil {
+		cost += ts.count(ch.old.class, -ch.old.size())
+	}
+	if ch.ended {
+		delete(ts.byClass, ch.old.class)
+	}
+	return cost
+}
+
 // count counts a change of a class into the tallies of the selectors that select it. It returns the
 // cost in elements.
 func (ts *tallies) count(cl *class, by int) (cost int) {

@@ -11,7 +11,7 @@ import (
 // variants are those of all policies that apply to anything here. fill.go has how they get their
 // sets, limit.go which of them may.
 type variants struct {
-	*budget
+	budget
 	objects *objects
 	sets    *sets
 	tallies *tallies
@@ -82,6 +82,15 @@ func (p *variant) host() bool    { return p.index&2 != 0 }
 // namespace is that of its policy; "": it is of none.
 func (p *variant) namespace() string { return p.of.obj.Key.Name.Namespace }
 
+// follow follows a change of an object. Limits are checked for each rather than once for an update,
+// so that what one update brings cannot fill groups far beyond them.
+func (ps *variants) follow(ch change) {
+	if !ch.renewed() {
+		ps.room -= ps.sets.follow(ch) + ps.tallies.follow(ch)
+		ps.weigh()
+	}
+}
+
 // hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
 // room for it; the rest is left to fill.
 func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
@@ -89,10 +98,7 @@ func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
 	if p.refs[i]++; p.variants[i] != nil {
 		return p.variants[i]
 	}
-	rules := p.rules(s.ingress())
-	if len(p.refused) > 0 {
-		rules = ps.objects.refused.cautious(rules, allowed)
-	}
+	rules := p.refused.cautious(p.rules(s.ingress()), allowed)
 	o := &variant{from: rules, of: p, index: i, since: ps.since}
 	p.variants[i] = o
 	ps.all[o] = struct{}{}

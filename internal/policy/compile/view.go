@@ -77,7 +77,7 @@ func (c *Compiler) Issues() []model.Issue {
 			}
 		}
 		for _, set := range p.refused {
-			add(key, "%s", refusedReason(set))
+			add(key, "%s", refusedReason(set.set))
 		}
 	}
 	for a, claims := range c.endpoints.claims {
