@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -14,10 +15,10 @@ import (
 // policies are all tiers and policies that are declared.
 type policies struct {
 	rollout   *rollout
-	refusals  map[*item]struct{} // the network sets that are refused
+	refusals  map[*objects.Item]struct{} // the network sets that are refused
 	tiers     map[string]model.Tier
 	all       map[model.PolicyKey]*policy
-	subjects  filing[*policy] // the policies by whom they select
+	subjects  objects.Filing[*policy] // the policies by whom they select
 	failsafes [2][]*policy
 	serial    uint64 // of the latest version
 }
@@ -132,7 +133,7 @@ func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*polic
 		return changed
 	}
 	if old != nil {
-		ps.subjects.remove(old.obj.Subject, old)
+		ps.subjects.Remove(old.obj.Subject, old)
 		changed = append(changed, old)
 		delete(ps.all, key)
 	}
@@ -140,7 +141,7 @@ func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*polic
 	if obj != nil {
 		p = ps.newPolicy(obj)
 		ps.all[key] = p
-		ps.subjects.add(obj.Subject, p)
+		ps.subjects.Add(obj.Subject, p)
 		changed = append(changed, p)
 	}
 	ps.rollout.replace(old, p)
@@ -149,23 +150,23 @@ func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*polic
 
 // follow follows a network set that may be, or have been, refused: the policies whose rules it
 // is in are compiled anew.
-func (ps *policies) follow(ch change) {
-	var moved []*item
-	if _, was := ps.refusals[ch.old]; was {
-		delete(ps.refusals, ch.old)
-		moved = append(moved, ch.old)
+func (ps *policies) follow(ch objects.Change) {
+	var moved []*objects.Item
+	if _, was := ps.refusals[ch.Old]; was {
+		delete(ps.refusals, ch.Old)
+		moved = append(moved, ch.Old)
 	}
-	refused := ch.next != nil && ch.next.set != nil && ch.next.set.Refused != ""
+	refused := ch.Next != nil && ch.Next.Set != nil && ch.Next.Set.Refused != ""
 	if refused {
-		ps.refusals[ch.next] = struct{}{}
-		moved = append(moved, ch.next)
+		ps.refusals[ch.Next] = struct{}{}
+		moved = append(moved, ch.Next)
 	}
 	if len(moved) == 0 {
 		return
 	}
 	for key, p := range ps.all {
-		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
-			p.outdated = p.outdated || refused && refers(p.obj, ch.next)
+		if slices.ContainsFunc(moved, func(it *objects.Item) bool { return refers(p.obj, it) }) {
+			p.outdated = p.outdated || refused && refers(p.obj, ch.Next)
 			ps.rollout.wait(key)
 		}
 	}
@@ -238,9 +239,9 @@ func policyPorts(list []state.PortRange) []model.PolicyPort {
 }
 
 // applying returns the policies that select what has the labels, in their order.
-func (ps *policies) applying(l *labels) []*policy {
+func (ps *policies) applying(l *objects.Labels) []*policy {
 	var list []*policy
-	for p := range ps.subjects.candidates(l) {
+	for p := range ps.subjects.Candidates(l) {
 		if p.obj.Subject.Matches(l) {
 			list = append(list, p)
 		}

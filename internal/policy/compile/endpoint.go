@@ -7,6 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -28,40 +29,40 @@ type endpoints struct {
 
 // endpoint is a pod or a host endpoint of this node, whatever its version.
 type endpoint struct {
-	item     *item // nil: it is gone
+	item     *objects.Item // nil: it is gone
 	plans    [stages]*plan
-	planned  *item       // the item that it was when it got them
-	policies []*policy   // that they are of, if it is a pod
-	linked   bool        // it is a host endpoint that has an interface
-	fits     *model.Link // an interface that it may have, if it is a host endpoint; nil: there is none
+	planned  *objects.Item // the item that it was when it got them
+	policies []*policy     // that they are of, if it is a pod
+	linked   bool          // it is a host endpoint that has an interface
+	fits     *model.Link   // an interface that it may have, if it is a host endpoint; nil: there is none
 }
 
 // follow follows a change of what may be, or have been, an endpoint of this node.
-func (es *endpoints) follow(ch change) {
-	switch it := ch.item(); {
-	case ch.renewed() && it.local:
+func (es *endpoints) follow(ch objects.Change) {
+	switch it := ch.Item(); {
+	case ch.Renewed() && it.Local:
 		es.readdress(it)
-	case ch.renewed():
-	case it.pod != nil:
-		es.setPod(it.pod.Name, ch.old, ch.next)
-	case it.host != nil:
-		es.hosts.set(it.host.Name, ch.next)
+	case ch.Renewed():
+	case it.Pod != nil:
+		es.setPod(it.Pod.Name, ch.Old, ch.Next)
+	case it.Host != nil:
+		es.hosts.set(it.Host.Name, ch.Next)
 	}
 }
 
 // setPod follows a pod that may be, or have been, of this node.
-func (es *endpoints) setPod(name model.Name, old, next *item) {
+func (es *endpoints) setPod(name model.Name, old, next *objects.Item) {
 	e := es.pods[name]
-	if old != nil && old.local {
+	if old != nil && old.Local {
 		es.readdress(old)
-		for _, a := range old.addrs {
+		for _, a := range old.Addrs {
 			es.claims[a] = slices.DeleteFunc(es.claims[a], func(o *endpoint) bool { return o == e })
 			if len(es.claims[a]) == 0 {
 				delete(es.claims, a)
 			}
 		}
 	}
-	if next == nil || !next.local {
+	if next == nil || !next.Local {
 		if e != nil {
 			e.item = nil
 			delete(es.pods, name)
@@ -74,15 +75,15 @@ func (es *endpoints) setPod(name model.Name, old, next *item) {
 		es.pods[name] = e
 	}
 	e.item = next
-	for _, a := range next.addrs {
+	for _, a := range next.Addrs {
 		es.claims[a] = append(es.claims[a], e)
 	}
 	es.readdress(next)
 	es.marked[e] = struct{}{}
 }
 
-func (es *endpoints) readdress(it *item) {
-	for _, a := range it.addrs {
+func (es *endpoints) readdress(it *objects.Item) {
+	for _, a := range it.Addrs {
 		es.readdressed[a] = struct{}{}
 	}
 }
@@ -92,12 +93,12 @@ func (es *endpoints) markSelected(list []*policy) {
 	for _, p := range list {
 		s := &p.obj.Subject
 		for _, e := range es.pods {
-			if s.Matches(e.item.labels) {
+			if s.Matches(e.item.Labels) {
 				es.marked[e] = struct{}{}
 			}
 		}
 		for _, e := range es.hosts.all {
-			if s.Matches(e.item.labels) {
+			if s.Matches(e.item.Labels) {
 				es.marked[e] = struct{}{}
 			}
 		}
@@ -107,20 +108,20 @@ func (es *endpoints) markSelected(list []*policy) {
 // replan gives the marked endpoints the plans of the policies that select them now: those that
 // apply to their class.
 func (es *endpoints) replan() {
-	applying := map[*class][]*policy{}
+	applying := map[*objects.Class][]*policy{}
 	for e := range es.marked {
 		switch {
-		case e.item == nil || e.item.host != nil && !e.linked:
+		case e.item == nil || e.item.Host != nil && !e.linked:
 			for s := range stages {
 				es.use(e, s, nil)
 			}
-		case e.item.host != nil:
+		case e.item.Host != nil:
 			es.replanHost(e)
 		default:
-			list, known := applying[e.item.class]
+			list, known := applying[e.item.Class]
 			if !known {
-				list = es.policies.applying(e.item.labels)
-				applying[e.item.class] = list
+				list = es.policies.applying(e.item.Labels)
+				applying[e.item.Class] = list
 			}
 			es.replanPod(e, list)
 		}
@@ -140,9 +141,9 @@ func (es *endpoints) replanPod(e *endpoint, list []*policy) {
 // replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects
 // is denied, unless its profile allows it; what only passes through is not.
 func (es *endpoints) replanHost(e *endpoint) {
-	list := es.policies.applying(e.item.labels)
+	list := es.policies.applying(e.item.Labels)
 	own := model.Deny
-	if e.item.host.DefaultAllow {
+	if e.item.Host.DefaultAllow {
 		own = model.Allow
 	}
 	for s := hostInput; s < stages; s++ {
@@ -185,7 +186,7 @@ func (es *endpoints) publish() {
 	for e := range es.unpublished {
 		switch {
 		case e.item == nil:
-		case e.item.host != nil:
+		case e.item.Host != nil:
 			es.hosts.stale = true
 		default:
 			es.readdress(e.item)
@@ -205,7 +206,7 @@ func (es *endpoints) workload(a netip.Addr) *state.Workload {
 		return nil
 	}
 	e := es.owner(a)
-	w := &state.Workload{Pod: e.item.pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
+	w := &state.Workload{Pod: e.item.Pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
 	w.Device, w.Bridged = es.links.to(a)
 	return w
 }
@@ -215,7 +216,7 @@ func (es *endpoints) workload(a netip.Addr) *state.Workload {
 func (es *endpoints) owner(a netip.Addr) *endpoint {
 	claims := es.claims[a]
 	if at := es.links.attached[a]; at != nil {
-		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.pod.Name == at.Pod }); i >= 0 {
+		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.Pod.Name == at.Pod }); i >= 0 {
 			return claims[i]
 		}
 	}
@@ -225,8 +226,8 @@ func (es *endpoints) owner(a netip.Addr) *endpoint {
 // compareClaims orders pods that claim one address: one that is about to go comes last.
 func compareClaims(a, b *endpoint) int {
 	return cmp.Or(
-		cmp.Compare(one(a.item.pod.Terminating), one(b.item.pod.Terminating)),
-		a.item.pod.Name.Compare(b.item.pod.Name))
+		cmp.Compare(one(a.item.Pod.Terminating), one(b.item.Pod.Terminating)),
+		a.item.Pod.Name.Compare(b.item.Pod.Name))
 }
 
 func one(b bool) int {

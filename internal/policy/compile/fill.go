@@ -3,6 +3,8 @@ package compile
 import (
 	"maps"
 	"slices"
+
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // Parts are filled in slices: their selectors are counted, then the groups follow them and are
@@ -35,7 +37,7 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 	}
 	switch g := p.groups[p.ready]; {
 	case !g.follows:
-		spent = 1 + ps.sets.groups.follow(g)/matchingCost
+		spent = 1 + ps.sets.groups.follow(g)/objects.MatchingCost
 	case len(g.pending) > 0:
 		spent = ps.sets.groups.move(g, room)
 	default:
@@ -49,7 +51,7 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 func (ps *variants) build(p *variant) (spent int) {
 	ps.sets.build(p)
 	p.progress = counting
-	if n := len(p.selectors) * ps.objects.size; n <= ps.limits.selected.Most>>5 && ps.limits.fits(n) {
+	if n := len(p.selectors) * ps.objects.Size; n <= ps.limits.selected.Most>>5 && ps.limits.fits(n) {
 		ps.sets.holdGroups(p)
 	}
 	return p.units
@@ -64,7 +66,7 @@ func (ps *variants) count(p *variant) (spent int) {
 		if p.sum += t.count; p.sum > ps.limits.selected.Most && p.selected() > ps.limits.selected.Most {
 			ps.refuse(p, refusedAlone)
 		}
-		return 1 + looked/matchingCost
+		return 1 + looked/objects.MatchingCost
 	}
 	if beyond := ps.limits.beyond(p); beyond > 0 && !ps.limits.fits(beyond) && !p.host() {
 		ps.refuse(p, refusedTogether)

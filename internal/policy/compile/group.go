@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // groups are the sets of the addresses that selectors of rules select.
@@ -16,11 +17,11 @@ import (
 // it drains: it follows nothing any more, and its addresses are removed bit by bit.
 type groups struct {
 	shared[string, group, *group]
-	objects   *objects
+	objects   *objects.Objects
 	lists     *lists
-	draining  map[*group]struct{} // that nobody holds any more
-	selectors filing[*group]      // of those that follow theirs
-	byClass   map[*class][]*group // whose selectors select the class
+	draining  map[*group]struct{}         // that nobody holds any more
+	selectors objects.Filing[*group]      // of those that follow theirs
+	byClass   map[*objects.Class][]*group // whose selectors select the class
 	table     memberTable[netip.Addr]
 	total     int  // what the selectors of all groups select
 	moves     int  // sizes of all that came to groups and went
@@ -31,13 +32,13 @@ type groups struct {
 type group struct {
 	dynamic[netip.Addr]
 	selector model.Selector
-	follows  bool            // what the selector selects; otherwise it is new, or drains
-	classes  classSet        // that the selector selects
-	selected int             // the sum of their sizes; an estimate if it is new, what is pending if it drains
-	pending  itemSet         // that are not members yet; if it drains: that still are
-	lists    map[*item]*list // of the network sets among them
-	stale    bool            // its network sets changed, or what programs say of them
-	since    time.Time       // when nobody held it any more, if it drains
+	follows  bool                    // what the selector selects; otherwise it is new, or drains
+	classes  objects.ClassSet        // that the selector selects
+	selected int                     // the sum of their sizes; an estimate if it is new, what is pending if it drains
+	pending  objects.ItemSet         // that are not members yet; if it drains: that still are
+	lists    map[*objects.Item]*list // of the network sets among them
+	stale    bool                    // its network sets changed, or what programs say of them
+	since    time.Time               // when nobody held it any more, if it drains
 }
 
 func groupKey(s model.Selector) string { return "group " + s.String() }
@@ -46,7 +47,7 @@ func groupKey(s model.Selector) string { return "group " + s.String() }
 func (gs *groups) hold(s model.Selector, size int) *group {
 	g, created := gs.shared.hold(groupKey(s))
 	if created {
-		g.selector, g.selected, g.classes = s, size, classSet{}
+		g.selector, g.selected, g.classes = s, size, objects.ClassSet{}
 		gs.total += size
 	}
 	if _, drains := gs.draining[g]; drains {
@@ -57,7 +58,7 @@ func (gs *groups) hold(s model.Selector, size int) *group {
 }
 
 // holds reports whether the addresses of an item that the selector selects are members.
-func (g *group) holds(it *item) bool {
+func (g *group) holds(it *objects.Item) bool {
 	_, pending := g.pending[it]
 	return g.follows != pending
 }
@@ -65,15 +66,15 @@ func (g *group) holds(it *item) bool {
 // follow has the group follow what its selector selects, and finds what that is now. It returns how
 // many classes it looked at.
 func (gs *groups) follow(g *group) int {
-	found, looked := gs.objects.find(g.selector)
-	gs.selectors.add(g.selector, g)
+	found, looked := gs.objects.Find(g.selector)
+	gs.selectors.Add(g.selector, g)
 	gs.total -= g.selected
 	members := g.pending
-	g.follows, g.selected, g.pending = true, 0, itemSet{}
+	g.follows, g.selected, g.pending = true, 0, objects.ItemSet{}
 	for _, cl := range found {
 		gs.note(g, cl)
-		g.selected += cl.size
-		for it := range cl.items {
+		g.selected += cl.Size
+		for it := range cl.Items {
 			if _, member := members[it]; !member {
 				g.pending[it] = struct{}{}
 			}
@@ -89,13 +90,13 @@ func (gs *groups) unfollow(g *group) int {
 	if !g.follows {
 		return 0
 	}
-	members := itemSet{}
+	members := objects.ItemSet{}
 	for cl := range g.classes {
-		for it := range cl.items {
+		for it := range cl.Items {
 			if g.holds(it) {
 				members[it] = struct{}{}
 			} else {
-				gs.resize(g, -it.size())
+				gs.resize(g, -it.Size())
 			}
 		}
 	}
@@ -110,7 +111,7 @@ func (gs *groups) move(g *group, room int) (spent int) {
 			break
 		}
 		delete(g.pending, it)
-		for _, a := range it.addrs {
+		for _, a := range it.Addrs {
 			if g.follows {
 				g.members.Add(a)
 			} else {
@@ -118,27 +119,27 @@ func (gs *groups) move(g *group, room int) (spent int) {
 			}
 		}
 		if !g.follows {
-			gs.resize(g, -it.size())
+			gs.resize(g, -it.Size())
 		}
-		spent += it.size()
+		spent += it.Size()
 	}
 	gs.touch(g)
 	return spent
 }
 
 // addClass notes which groups' selectors select a new class. It returns the cost in elements.
-func (gs *groups) addClass(cl *class) (cost int) {
+func (gs *groups) addClass(cl *objects.Class) (cost int) {
 	looked := 0
-	for g := range gs.selectors.candidates(&cl.labels) {
-		if looked++; g.selector.Matches(&cl.labels) {
+	for g := range gs.selectors.Candidates(&cl.Labels) {
+		if looked++; g.selector.Matches(&cl.Labels) {
 			gs.note(g, cl)
 		}
 	}
-	return looked / matchingCost
+	return looked / objects.MatchingCost
 }
 
 // note notes that the group's selector selects a class.
-func (gs *groups) note(g *group, cl *class) {
+func (gs *groups) note(g *group, cl *objects.Class) {
 	if _, known := g.classes[cl]; !known {
 		g.classes[cl] = struct{}{}
 		gs.byClass[cl] = append(gs.byClass[cl], g)
@@ -147,34 +148,34 @@ func (gs *groups) note(g *group, cl *class) {
 
 // add makes a new item a member of the groups that follow its class. It returns the cost in
 // elements.
-func (gs *groups) add(it *item) (cost int) {
-	list := gs.byClass[it.class]
+func (gs *groups) add(it *objects.Item) (cost int) {
+	list := gs.byClass[it.Class]
 	for _, g := range list {
 		if !g.follows {
 			continue
 		}
-		gs.resize(g, it.size())
-		for _, a := range it.addrs {
+		gs.resize(g, it.Size())
+		for _, a := range it.Addrs {
 			g.members.Add(a)
 		}
 		gs.list(g, it)
 		gs.touch(g)
 	}
-	return len(list) * it.size()
+	return len(list) * it.Size()
 }
 
 // remove takes an item out of all groups that have it; last: its class ended with it. It returns the
 // cost in elements.
-func (gs *groups) remove(it *item, last bool) (cost int) {
-	list := gs.byClass[it.class]
+func (gs *groups) remove(it *objects.Item, last bool) (cost int) {
+	list := gs.byClass[it.Class]
 	for _, g := range list {
 		if g.holds(it) {
-			for _, a := range it.addrs {
+			for _, a := range it.Addrs {
 				g.members.Remove(a)
 			}
 		}
 		if _, pending := g.pending[it]; g.follows || pending {
-			gs.resize(g, -it.size())
+			gs.resize(g, -it.Size())
 		}
 		delete(g.pending, it)
 		if l := g.lists[it]; l != nil {
@@ -183,25 +184,25 @@ func (gs *groups) remove(it *item, last bool) (cost int) {
 			g.stale, gs.stale = true, true
 		}
 		if last {
-			delete(g.classes, it.class)
+			delete(g.classes, it.Class)
 		}
 		gs.touch(g)
 	}
 	if last {
-		delete(gs.byClass, it.class)
+		delete(gs.byClass, it.Class)
 	}
-	return len(list) * it.size()
+	return len(list) * it.Size()
 }
 
 // list has the group hold the list of a network set.
-func (gs *groups) list(g *group, it *item) {
-	if it.set == nil || g.lists[it] != nil {
+func (gs *groups) list(g *group, it *objects.Item) {
+	if it.Set == nil || g.lists[it] != nil {
 		return
 	}
 	if g.lists == nil {
-		g.lists = map[*item]*list{}
+		g.lists = map[*objects.Item]*list{}
 	}
-	g.lists[it] = gs.lists.holdSet(it.set)
+	g.lists[it] = gs.lists.holdSet(it.Set)
 	g.stale, gs.stale = true, true
 }
 
@@ -220,7 +221,7 @@ func (gs *groups) sweep(now time.Time) {
 		}
 		gs.draining[g] = struct{}{}
 		if g.follows {
-			gs.selectors.remove(g.selector, g)
+			gs.selectors.Remove(g.selector, g)
 		}
 		g.since = now
 	}
@@ -229,9 +230,9 @@ func (gs *groups) sweep(now time.Time) {
 // drain goes on with the groups that nobody holds, for about so many elements, and ends those of
 // which nothing is left. It reports whether the last of them went.
 func (gs *groups) drain(room int) (done bool) {
-	left, gone := classSet{}, false
+	left, gone := objects.ClassSet{}, false
 	for g := range gs.draining {
-		room -= gs.unfollow(g) / matchingCost
+		room -= gs.unfollow(g) / objects.MatchingCost
 		if room -= gs.move(g, room); len(g.pending) == 0 {
 			gs.drop(g)
 			gone = true

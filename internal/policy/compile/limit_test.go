@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"testing"
 
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -24,26 +25,26 @@ func seeds(from, n uint64) (first, after uint64) {
 // counts checks what is counted against the objects themselves.
 func counts(t testing.TB, c *Compiler) {
 	t.Helper()
-	sizes := func(matches func(*item) bool) (n int) {
-		for _, it := range c.objects.pods {
+	sizes := func(matches func(*objects.Item) bool) (n int) {
+		for _, it := range c.objects.Pods {
 			if matches(it) {
-				n += it.size()
+				n += it.Size()
 			}
 		}
-		for _, it := range c.objects.sets {
+		for _, it := range c.objects.Sets {
 			if matches(it) {
-				n += it.size()
+				n += it.Size()
 			}
 		}
-		for _, it := range c.objects.hosts {
+		for _, it := range c.objects.Hosts {
 			if matches(it) {
-				n += it.size()
+				n += it.Size()
 			}
 		}
 		return n
 	}
-	if n := sizes(func(*item) bool { return true }); n != c.objects.size {
-		t.Errorf("size is %d, want %d", c.objects.size, n)
+	if n := sizes(func(*objects.Item) bool { return true }); n != c.objects.Size {
+		t.Errorf("size is %d, want %d", c.objects.Size, n)
 	}
 	total, refs := 0, map[string]int{}
 	for key, g := range c.sets.groups.all {
@@ -51,12 +52,12 @@ func counts(t testing.TB, c *Compiler) {
 		if g.key != key || g.id == 0 {
 			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
 		}
-		if n := sizes(func(it *item) bool { return g.selector.Matches(it.labels) }); g.follows && g.refs > 0 && n != g.selected {
+		if n := sizes(func(it *objects.Item) bool { return g.selector.Matches(it.Labels) }); g.follows && g.refs > 0 && n != g.selected {
 			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
 		}
 		n := 0
 		for cl := range g.classes {
-			n += cl.size
+			n += cl.Size
 			if !slices.Contains(c.sets.groups.byClass[cl], g) {
 				t.Errorf("a class does not know of group %s", key)
 			}
@@ -103,7 +104,7 @@ func counts(t testing.TB, c *Compiler) {
 		if tallies[key] != tl.refs {
 			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
 		}
-		if n := sizes(func(it *item) bool { return tl.selector.Matches(it.labels) }); n != tl.count {
+		if n := sizes(func(it *objects.Item) bool { return tl.selector.Matches(it.Labels) }); n != tl.count {
 			t.Errorf("tally %s counts %d, want %d", key, tl.count, n)
 		}
 	}

@@ -28,6 +28,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -51,7 +52,7 @@ type Compiler struct {
 	links  *links
 	open   bool // see SetOpen
 
-	objects   *objects
+	objects   *objects.Objects
 	sets      *sets
 	tallies   *tallies
 	variants  *variants
@@ -70,10 +71,6 @@ type budget struct {
 
 // all is room for whatever there is.
 const all = math.MaxInt
-
-// matchingCost is how many classes a selector is held against in the time in which an address is
-// programmed.
-const matchingCost = 16
 
 // New returns a Compiler whose policy is empty.
 func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
@@ -96,7 +93,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	// Objects, policies and interfaces come and go. Sets that are in use follow objects at once;
 	// endpoints whose policies may be others are marked. Pods that may wait are followed as far as
 	// half of the room goes.
-	for ch := range c.objects.changes(v, d, room == all) {
+	for ch := range c.objects.Changes(v, d, room == all) {
 		c.follow(ch)
 	}
 	c.variants.room -= c.sets.services.follow(d.Services)
@@ -104,7 +101,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 		c.endpoints.attach(v.Attachments())
 	}
 	least := c.variants.room / 2
-	for ch := range c.objects.latecomers(v) {
+	for ch := range c.objects.Latecomers(v) {
 		if c.follow(ch); c.variants.room < least {
 			break
 		}
@@ -135,7 +132,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 }
 
 // follow has all that depends on objects follow a change of one.
-func (c *Compiler) follow(ch change) {
+func (c *Compiler) follow(ch objects.Change) {
 	c.variants.follow(ch)
 	c.endpoints.follow(ch)
 	c.policies.follow(ch)
@@ -164,7 +161,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		waiting[p.obj.Key] = struct{}{}
 		note(p.since)
 	}
-	for _, at := range c.objects.late {
+	for _, at := range c.objects.Late {
 		note(at)
 	}
 	policies = len(waiting)
@@ -172,7 +169,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 	for g := range draining {
 		note(g.since)
 	}
-	if len(draining) > 0 || len(c.objects.late) > 0 || c.variants.limits.isDue() {
+	if len(draining) > 0 || len(c.objects.Late) > 0 || c.variants.limits.isDue() {
 		policies++
 	}
 	return policies, since
@@ -183,11 +180,11 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
 	p, l := state.NewPolicy(), newLinks(model.Links{})
 	p.PodTunnels = cfg.PodTunnels
-	c := &Compiler{cfg: cfg, policy: p, links: l, objects: newObjects(cfg.Node)}
+	c := &Compiler{cfg: cfg, policy: p, links: l, objects: objects.New(cfg.Node)}
 	c.sets = newSets(p, space, c.objects)
 	c.tallies = &tallies{
 		objects: c.objects, groups: c.sets.groups,
-		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
+		all: map[string]*tally{}, byClass: map[*objects.Class][]*tally{}, selectors: objects.Filing[*tally]{},
 	}
 	c.variants = &variants{
 		objects: c.objects, sets: c.sets, tallies: c.tallies,
@@ -196,8 +193,8 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	}
 	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
 	c.policies = &policies{
-		rollout: c.rollout, refusals: map[*item]struct{}{},
-		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+		rollout: c.rollout, refusals: map[*objects.Item]struct{}{},
+		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: objects.Filing[*policy]{},
 	}
 	for _, t := range model.BuiltInTiers {
 		c.policies.tiers[t.Name] = *t

@@ -9,6 +9,7 @@ import (
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -39,7 +40,7 @@ func (x *portRanges) hold(list []state.PortRange) *ranges {
 // portNames are the sets of the ports to which pods give a name.
 type portNames struct {
 	shared[namedPort, namedPorts, *namedPorts]
-	items map[string]itemSet // by the names that they give to ports
+	items map[string]objects.ItemSet // by the names that they give to ports
 	table memberTable[state.NamedPort]
 }
 
@@ -75,11 +76,11 @@ func (x *portNames) hold(of namedPort) *namedPorts {
 		return n
 	}
 	for it := range x.items[of.name] {
-		if of.local && !it.local {
+		if of.local && !it.Local {
 			continue
 		}
-		for _, p := range it.portsNamed(of.name) {
-			for _, a := range it.addrs {
+		for _, p := range it.PortsNamed(of.name) {
+			for _, a := range it.Addrs {
 				if p.Port != 0 && (of.protocol == 0 || of.protocol == p.Protocol) {
 					n.members.Add(state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port})
 				}
@@ -90,8 +91,8 @@ func (x *portNames) hold(of namedPort) *namedPorts {
 }
 
 // set puts the ports that the item names into the sets, or takes them out.
-func (x *portNames) set(it *item, in bool) {
-	for name, at := range it.portNames {
+func (x *portNames) set(it *objects.Item, in bool) {
+	for name, at := range it.PortNames {
 		if in {
 			multimap.Add(x.items, name, it)
 		} else {
@@ -101,7 +102,7 @@ func (x *portNames) set(it *item, in bool) {
 			for _, local := range []bool{false, true} {
 				n := x.all[namedPort{name: name, protocol: protocol, local: local}]
 				switch {
-				case n == nil || local && !it.local:
+				case n == nil || local && !it.Local:
 					continue
 				case in:
 					n.members.Add(at)

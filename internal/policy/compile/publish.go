@@ -39,8 +39,8 @@ func listKey(name string) model.NetworkSetKey {
 func (c *Compiler) deniedNow() state.Denied {
 	var d state.Denied
 	for _, name := range c.cfg.DenyLists {
-		if it := c.objects.sets[listKey(name)]; it != nil {
-			d.Lists = append(d.Lists, c.deniedList(it.set))
+		if it := c.objects.Sets[listKey(name)]; it != nil {
+			d.Lists = append(d.Lists, c.deniedList(it.Set))
 		}
 	}
 	for _, l := range c.links.Links.Links {

@@ -7,27 +7,28 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
 // complete holds what the indexes found against a search through everything.
 func complete(t testing.TB, c *Compiler) {
 	t.Helper()
-	var all []*item
-	all = slices.AppendSeq(all, maps.Values(c.objects.pods))
-	all = slices.AppendSeq(all, maps.Values(c.objects.sets))
-	all = slices.AppendSeq(all, maps.Values(c.objects.hosts))
+	var all []*objects.Item
+	all = slices.AppendSeq(all, maps.Values(c.objects.Pods))
+	all = slices.AppendSeq(all, maps.Values(c.objects.Sets))
+	all = slices.AppendSeq(all, maps.Values(c.objects.Hosts))
 	for _, g := range c.sets.groups.all {
 		addrs := map[netip.Addr]struct{}{}
 		lists := 0
 		for _, it := range all {
-			if !g.selector.Matches(it.labels) {
+			if !g.selector.Matches(it.Labels) {
 				continue
 			}
-			for _, a := range it.addrs {
+			for _, a := range it.Addrs {
 				addrs[a] = struct{}{}
 			}
-			if it.set != nil {
+			if it.Set != nil {
 				lists++
 			}
 		}
@@ -46,8 +47,8 @@ func complete(t testing.TB, c *Compiler) {
 					}
 					s, n := model.Or(some...), 0
 					for _, it := range all {
-						if s.Matches(it.labels) {
-							n += it.size()
+						if s.Matches(it.Labels) {
+							n += it.Size()
 						}
 					}
 					selected[s.String()] = n
@@ -78,8 +79,8 @@ func complete(t testing.TB, c *Compiler) {
 		}
 		want := map[state.NamedPort]struct{}{}
 		for _, it := range all {
-			for name, at := range it.portNames {
-				if name == n.of.name && (n.of.protocol == 0 || n.of.protocol == at.Protocol) && (!n.of.local || it.pod.Node == c.cfg.Node) {
+			for name, at := range it.PortNames {
+				if name == n.of.name && (n.of.protocol == 0 || n.of.protocol == at.Protocol) && (!n.of.local || it.Pod.Node == c.cfg.Node) {
 					want[at] = struct{}{}
 				}
 			}
@@ -91,13 +92,13 @@ func complete(t testing.TB, c *Compiler) {
 	for _, e := range c.endpoints.pods {
 		var want []*policy
 		for _, p := range c.policies.all {
-			if p.obj.Subject.Matches(e.item.labels) {
+			if p.obj.Subject.Matches(e.item.Labels) {
 				want = append(want, p)
 			}
 		}
 		slices.SortFunc(want, comparePolicies)
-		if got := c.policies.applying(e.item.labels); !slices.Equal(got, want) {
-			t.Errorf("pod %s has %d policies, want %d", e.item.pod.Name, len(got), len(want))
+		if got := c.policies.applying(e.item.Labels); !slices.Equal(got, want) {
+			t.Errorf("pod %s has %d policies, want %d", e.item.Pod.Name, len(got), len(want))
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -300,7 +301,7 @@ func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedP
 	}
 	add := func(a netip.Addr, protocol model.Protocol, port uint16) {
 		if a.IsValid() {
-			list = append(list, state.NamedPort{Addr: plain(a), Protocol: protocol, Port: port})
+			list = append(list, state.NamedPort{Addr: objects.Plain(a), Protocol: protocol, Port: port})
 		}
 	}
 	for _, slice := range own {

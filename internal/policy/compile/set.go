@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -23,16 +24,16 @@ type sets struct {
 	services *services
 }
 
-func newSets(p *state.Policy, space uint32, objects *objects) *sets {
+func newSets(p *state.Policy, space uint32, all *objects.Objects) *sets {
 	ids := newIDs(space)
 	equalLists := func(a, b *state.List) bool { return a.Name == b.Name && equalPrefixes(a.Prefixes, b.Prefixes) }
 	equalPorts := func(a, b *state.Ports) bool { return a.ID == b.ID && slices.Equal(a.Ranges, b.Ranges) }
 	lists := &lists{newShared[string, list](ids), diff.NewMap(p.Lists, equalLists)}
 	groups := &groups{
-		shared: newShared[string, group](ids), objects: objects, lists: lists,
-		draining: map[*group]struct{}{}, selectors: filing[*group]{}, byClass: map[*class][]*group{}, table: newMemberTable(p.Groups),
+		shared: newShared[string, group](ids), objects: all, lists: lists,
+		draining: map[*group]struct{}{}, selectors: objects.Filing[*group]{}, byClass: map[*objects.Class][]*group{}, table: newMemberTable(p.Groups),
 	}
-	named := &portNames{newShared[namedPort, namedPorts](ids), map[string]itemSet{}, newMemberTable(p.NamedPorts)}
+	named := &portNames{newShared[namedPort, namedPorts](ids), map[string]objects.ItemSet{}, newMemberTable(p.NamedPorts)}
 	return &sets{
 		ids: ids, lists: lists, groups: groups, named: named,
 		services: &services{
@@ -45,19 +46,19 @@ func newSets(p *state.Policy, space uint32, objects *objects) *sets {
 
 // follow has groups, named ports and lists follow a change of an object. It returns the cost in
 // elements.
-func (s *sets) follow(ch change) (cost int) {
-	if ch.class != nil {
-		cost = s.groups.addClass(ch.class)
+func (s *sets) follow(ch objects.Change) (cost int) {
+	if ch.Class != nil {
+		cost = s.groups.addClass(ch.Class)
 	}
-	if next := ch.next; next != nil {
-		if next.set != nil {
-			s.lists.refill(next.set)
+	if next := ch.Next; next != nil {
+		if next.Set != nil {
+			s.lists.refill(next.Set)
 		}
 		cost += 1 + s.groups.add(next)
 		s.named.set(next, true)
 	}
-	if old := ch.old; old != nil {
-		cost += s.groups.remove(old, ch.ended)
+	if old := ch.Old; old != nil {
+		cost += s.groups.remove(old, ch.Ended)
 		s.named.set(old, false)
 	}
 	return cost

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // maxSize bounds what one policy may ask for, in the units of sizeOf: about the number of set
@@ -15,11 +16,11 @@ const maxSize = 1 << 19
 
 // What parts of a policy count for.
 const (
-	ruleSize     = 64  // the kernel goes through all rules when a verdict changes, of a service too
-	selectorSize = 128 // whatever it selects: maxSelected bounds that
-	rangeSize    = 4   // of ports
-	nameSize     = 32  // of a port: a look-up of the kernel's for each family
-	lookupSize   = 64  // for each length of prefix at an end of a rule, and in each network set that a selector selects: a rule of the kernel's
+	ruleSize     = 64                    // the kernel goes through all rules when a verdict changes, of a service too
+	selectorSize = 128                   // whatever it selects: maxSelected bounds that
+	rangeSize    = 4                     // of ports
+	nameSize     = 32                    // of a port: a look-up of the kernel's for each family
+	lookupSize   = objects.ManyAddresses // for each length of prefix at an end of a rule, and in each network set that a selector selects: a rule of the kernel's
 )
 
 // tooManyLookups says why a policy that was read is not applied.

@@ -5,15 +5,16 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // tallies count what selectors select whose groups are not there.
 type tallies struct {
-	objects   *objects
+	objects   *objects.Objects
 	groups    *groups
-	all       map[string]*tally   // by the keys of their groups
-	byClass   map[*class][]*tally // that select the class, as long as no tally comes or goes
-	selectors filing[*tally]
+	all       map[string]*tally           // by the keys of their groups
+	byClass   map[*objects.Class][]*tally // that select the class, as long as no tally comes or goes
+	selectors objects.Filing[*tally]
 	moves     int // sizes of all that came to tallies and went
 }
 
@@ -34,14 +35,14 @@ func (ts *tallies) hold(s model.Selector) (t *tally, looked int) {
 		if g := ts.groups.all[key]; g != nil && g.follows {
 			t.count = g.selected
 		} else {
-			var found []*class
-			found, looked = ts.objects.find(s)
+			var found []*objects.Class
+			found, looked = ts.objects.Find(s)
 			for _, cl := range found {
-				t.count += cl.size
+				t.count += cl.Size
 			}
 		}
 		ts.all[key] = t
-		ts.selectors.add(s, t)
+		ts.selectors.Add(s, t)
 		clear(ts.byClass)
 	}
 	t.refs++
@@ -51,42 +52,42 @@ func (ts *tallies) hold(s model.Selector) (t *tally, looked int) {
 func (ts *tallies) release(t *tally) {
 	if t.refs--; t.refs == 0 {
 		delete(ts.all, t.key)
-		ts.selectors.remove(t.selector, t)
+		ts.selectors.Remove(t.selector, t)
 		clear(ts.byClass)
 	}
 }
 
 // follow counts what comes and what goes. It returns the cost in elements.
-func (ts *tallies) follow(ch change) (cost int) {
-	if ch.next != nil {
-		cost = ts.count(ch.next.class, ch.next.size())
+func (ts *tallies) follow(ch objects.Change) (cost int) {
+	if ch.Next != nil {
+		cost = ts.count(ch.Next.Class, ch.Next.Size())
 	}
-	if ch.old != nil {
-		cost += ts.count(ch.old.class, -ch.old.size())
+	if ch.Old != nil {
+		cost += ts.count(ch.Old.Class, -ch.Old.Size())
 	}
-	if ch.ended {
-		delete(ts.byClass, ch.old.class)
+	if ch.Ended {
+		delete(ts.byClass, ch.Old.Class)
 	}
 	return cost
 }
 
 // count counts a change of a class into the tallies of the selectors that select it. It returns the
 // cost in elements.
-func (ts *tallies) count(cl *class, by int) (cost int) {
+func (ts *tallies) count(cl *objects.Class, by int) (cost int) {
 	if len(ts.selectors) == 0 {
 		return 0
 	}
 	hit, known := ts.byClass[cl]
 	if !known {
 		some, looked := map[*tally]struct{}{}, 0
-		for t := range ts.selectors.candidates(&cl.labels) {
-			if looked++; t.selector.Matches(&cl.labels) {
+		for t := range ts.selectors.Candidates(&cl.Labels) {
+			if looked++; t.selector.Matches(&cl.Labels) {
 				some[t] = struct{}{}
 			}
 		}
 		hit = slices.Collect(maps.Keys(some))
 		ts.byClass[cl] = hit
-		cost = looked / matchingCost
+		cost = looked / objects.MatchingCost
 	}
 	for _, t := range hit {
 		t.count += by

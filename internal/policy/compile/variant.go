@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -12,7 +13,7 @@ import (
 // sets, limit.go which of them may.
 type variants struct {
 	budget
-	objects *objects
+	objects *objects.Objects
 	sets    *sets
 	tallies *tallies
 	all     map[*variant]struct{}
@@ -84,8 +85,8 @@ func (p *variant) namespace() string { return p.of.obj.Key.Name.Namespace }
 
 // follow follows a change of an object. Limits are checked for each rather than once for an update,
 // so that what one update brings cannot fill groups far beyond them.
-func (ps *variants) follow(ch change) {
-	if !ch.renewed() {
+func (ps *variants) follow(ch objects.Change) {
+	if !ch.Renewed() {
 		ps.room -= ps.sets.follow(ch) + ps.tallies.follow(ch)
 		ps.weigh()
 	}
