@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -176,7 +177,7 @@ func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
 	tier := ps.tiers[obj.Tier]
 	p := &policy{obj: obj, serial: ps.serial, tier: tier}
-	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" {
+	if p.fault = cmp.Or(tier.Fault(), admission.Excess(obj)); p.fault != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = cmp.Or(obj.Refused, p.fault), nil, nil
 		p.obj, obj = &refused, &refused

@@ -17,7 +17,7 @@ func (ps *variants) advance(p *variant, room int) {
 		ps.room -= ps.step(p, room-(began-ps.room))
 	}
 	p.spent += began - ps.room
-	ps.got[p.namespace()] += began - ps.room
+	ps.got[p.Namespace()] += began - ps.room
 }
 
 // step takes one step with a variant that is not settled: at most, one selector is counted, or one
@@ -32,7 +32,7 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 	}
 	if p.ready == len(p.groups) {
 		ps.settle(p, filled)
-		ps.limits.filled(p)
+		ps.limits.Filled(p.selected())
 		return 1
 	}
 	switch g := p.groups[p.ready]; {
@@ -51,7 +51,7 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 func (ps *variants) build(p *variant) (spent int) {
 	ps.sets.build(p)
 	p.progress = counting
-	if n := len(p.selectors) * ps.objects.Size; n <= ps.limits.selected.Most>>5 && ps.limits.fits(n) {
+	if n := len(p.selectors) * ps.objects.Size; n <= ps.limits.Alone.Most>>5 && ps.limits.Fits(n) {
 		ps.sets.holdGroups(p)
 	}
 	return p.units
@@ -63,19 +63,19 @@ func (ps *variants) count(p *variant) (spent int) {
 	if len(p.tallies) < len(p.selectors) {
 		t, looked := ps.tallies.hold(p.selectors[len(p.tallies)])
 		p.tallies = append(p.tallies, t)
-		if p.sum += t.count; p.sum > ps.limits.selected.Most && p.selected() > ps.limits.selected.Most {
+		if p.sum += t.count; p.sum > ps.limits.Alone.Most && p.selected() > ps.limits.Alone.Most {
 			ps.refuse(p, refusedAlone)
 		}
 		return 1 + looked/objects.MatchingCost
 	}
-	if beyond := ps.limits.beyond(p); beyond > 0 && !ps.limits.fits(beyond) && !p.host() {
+	if beyond := ps.beyond(p); beyond > 0 && !ps.limits.Fits(beyond) && !p.host() {
 		ps.refuse(p, refusedTogether)
 		p.early = true
-		ps.limits.soon() // others may have to go for it
+		ps.limits.Soon() // others may have to go for it
 		return 1
 	}
-	if ps.sets.holdGroups(p); ps.limits.crowded || !ps.limits.fits(0) {
-		ps.limits.soon() // it may not be its turn
+	if ps.sets.holdGroups(p); ps.limits.Crowded || !ps.limits.Fits(0) {
+		ps.limits.Soon() // it may not be its turn
 	}
 	return 1
 }
@@ -90,7 +90,7 @@ func (ps *variants) settle(p *variant, now progress) {
 
 // refuse takes a variant's sets away, and counts what it selects from now on.
 func (ps *variants) refuse(p *variant, why progress) {
-	ps.limits.crowded = ps.limits.crowded || why == refusedTogether
+	ps.limits.Crowded = ps.limits.Crowded || why == refusedTogether
 	if p.progress == why {
 		if p.early {
 			ps.settle(p, why)
@@ -106,7 +106,7 @@ func (ps *variants) refuse(p *variant, why progress) {
 	ps.sets.release(p)
 	ps.settle(p, why)
 	if why == refusedAlone {
-		ps.limits.after(p.selected() - ps.limits.selected.Again)
+		ps.limits.After(p.selected() - ps.limits.Alone.Again)
 	}
 }
 
@@ -130,7 +130,7 @@ func (ps *variants) restart(p *variant) {
 // refill checks the limits and fills what waits; where the update may change all, until nothing is
 // left to check.
 func (ps *variants) refill(room int) {
-	for again := true; again; again = ps.whole && ps.limits.isDue() {
+	for again := true; again; again = ps.whole && ps.limits.IsDue() {
 		ps.weigh()
 		ps.fill(room)
 	}
@@ -144,7 +144,7 @@ func (ps *variants) fill(room int) {
 	left, share := ps.room-room, max(room/8, 1)
 	waiting := map[string][]*variant{}
 	for _, p := range ps.queue {
-		waiting[p.namespace()] = append(waiting[p.namespace()], p)
+		waiting[p.Namespace()] = append(waiting[p.Namespace()], p)
 	}
 	maps.DeleteFunc(ps.got, func(namespace string, _ int) bool { return len(waiting[namespace]) == 0 })
 	ps.fillLeast(waiting, left+room/2, share)

@@ -257,8 +257,8 @@ func TestTooMuchTogether(t *testing.T) {
 // One pod that comes and goes does not make a policy at its limit come and go.
 func TestLimitsDoNotFlap(t *testing.T) {
 	for name, limit := range map[string]func(c *Compiler){
-		"of one":  func(c *Compiler) { c.variants.limits.selected = fair.Bound{Most: 100, Again: 80} },
-		"of both": func(c *Compiler) { c.variants.limits.together = fair.Bound{Most: 200, Again: 160} },
+		"of one":  func(c *Compiler) { c.variants.limits.Alone = fair.Bound{Most: 100, Again: 80} },
+		"of both": func(c *Compiler) { c.variants.limits.Together = fair.Bound{Most: 200, Again: 160} },
 	} {
 		h := newHistory(config, idSpace)
 		limit(h.compiler)

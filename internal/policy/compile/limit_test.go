@@ -2,11 +2,13 @@ package compile
 
 import (
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"strconv"
 	"testing"
 
+	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/store"
 )
@@ -113,32 +115,33 @@ func counts(t testing.TB, c *Compiler) {
 // bounded checks what must hold of limits once nothing waits.
 func bounded(t testing.TB, c *Compiler) {
 	t.Helper()
-	if c.sets.groups.total > c.variants.limits.together.Most {
-		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.variants.limits.together.Most)
+	if c.sets.groups.total > c.variants.limits.Together.Most {
+		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.variants.limits.Together.Most)
 	}
 	known, total := map[string]bool{}, 0
-	for _, p := range c.variants.inTurn() {
+	turns := fair.Turns(c.variants.counted(), (*variant).Namespace, func(p *variant) iter.Seq2[string, int] { return p.Selections }, (*variant).Compare)
+	for _, p := range turns {
 		n, more := p.selected(), 0
-		for key, size := range p.selections {
+		for key, size := range p.Selections {
 			if !known[key] {
 				more += size
 			}
 		}
 		switch p.progress {
 		case filled:
-			if n > c.variants.limits.selected.Most {
+			if n > c.variants.limits.Alone.Most {
 				t.Errorf("%s selects %d", p.of.obj.Key, n)
 			}
-			for key := range p.selections {
+			for key := range p.Selections {
 				known[key] = true
 			}
 			total += more
 		case refusedAlone:
-			if n <= c.variants.limits.selected.Again {
+			if n <= c.variants.limits.Alone.Again {
 				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
 			}
 		case refusedTogether:
-			if total+more <= c.variants.limits.together.Again {
+			if total+more <= c.variants.limits.Together.Again {
 				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
 			}
 		default:

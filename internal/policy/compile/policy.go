@@ -28,6 +28,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -169,7 +170,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 	for g := range draining {
 		note(g.since)
 	}
-	if len(draining) > 0 || len(c.objects.Late) > 0 || c.variants.limits.isDue() {
+	if len(draining) > 0 || len(c.objects.Late) > 0 || c.variants.limits.IsDue() {
 		policies++
 	}
 	return policies, since
@@ -180,7 +181,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
 	p, l := state.NewPolicy(), newLinks(model.Links{})
 	p.PodTunnels = cfg.PodTunnels
-	c := &Compiler{cfg: cfg, policy: p, links: l, objects: objects.New(cfg.Node)}
+	c := &Compiler{cfg: cfg, policy: p, links: l, objects: objects.New(cfg.Node, admission.LookupSize)}
 	c.sets = newSets(p, space, c.objects)
 	c.tallies = &tallies{
 		objects: c.objects, groups: c.sets.groups,
@@ -189,7 +190,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	c.variants = &variants{
 		objects: c.objects, sets: c.sets, tallies: c.tallies,
 		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
-		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
+		limits: admission.New(usage{c.sets.groups, c.tallies}),
 	}
 	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
 	c.policies = &policies{

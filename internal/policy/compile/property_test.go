@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -221,7 +221,7 @@ func (w world) hostEndpoint() *model.HostEndpoint {
 		Interface: pickOne(w, "", "*", "eth0", "eth1"), Addresses: w.addrs(), Labels: w.labels(), DefaultAllow: w.chance(50),
 	}
 	if w.chance(30) {
-		h.Addresses = append(h.Addresses, manyAddrs(w.IntN(4), objects.ManyAddresses+w.IntN(2))...)
+		h.Addresses = append(h.Addresses, manyAddrs(w.IntN(4), admission.LookupSize+w.IntN(2))...)
 	}
 	return h
 }

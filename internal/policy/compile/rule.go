@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -41,7 +42,7 @@ func (s *sets) build(p *variant) {
 		}
 		one.rules = []rule{{of: r, source: source, destination: destination}}
 		p.take(one)
-		p.units += ruleSize + endSize(&r.Source) + endSize(&r.Destination)
+		p.units += admission.RuleSize(r)
 	}
 	known := map[string]struct{}{}
 	for t := range p.terms {
@@ -177,7 +178,7 @@ func (p *variant) resolve(policy model.PolicyKey) *state.PolicyRules {
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}
 		switch p.lookups = p.countLookups(); {
-		case p.lookups <= maxSize && p.progress == filled && p.refusedService() == nil:
+		case p.lookups <= admission.MaxSize && p.progress == filled && p.refusedService() == nil:
 			for i := range p.rules {
 				r.Rules = append(r.Rules, p.rules[i].resolve())
 			}
@@ -200,7 +201,7 @@ func (p *variant) countLookups() (n int) {
 			n += len(l.ref.IPv4) + len(l.ref.IPv6)
 		}
 	}
-	return lookupSize * n
+	return admission.LookupSize * n
 }
 
 // resolve returns the rule with the present ids of its sets.

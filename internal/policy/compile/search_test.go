@@ -60,7 +60,7 @@ func complete(t testing.TB, c *Compiler) {
 			n += addresses
 		}
 		// A rule that nothing can match selects as well, and does not count.
-		most := c.variants.limits.selected.Most
+		most := c.variants.limits.Alone.Most
 		switch refused := p.progress == refusedAlone; {
 		case !p.progress.settled(), len(p.groups) > 0 != (p.progress == filled && len(p.selectors) > 0), len(p.tallies) > 0 && p.progress == filled:
 			t.Errorf("progress %d, %d groups, %d tallies", p.progress, len(p.groups), len(p.tallies))

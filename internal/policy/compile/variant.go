@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
 // variants are those of all policies that apply to anything here. fill.go has how they get their
-// sets, limit.go which of them may.
+// sets, weigh.go which of them may.
 type variants struct {
 	budget
 	objects *objects.Objects
@@ -21,7 +22,7 @@ type variants struct {
 	queue   []*variant           // that are not settled, in the order in which they came
 	got     map[string]int       // elements for variants so far, by the namespaces of those in the queue
 	stale   bool                 // some have other rules now
-	limits  limits
+	limits  *admission.Limits
 }
 
 // variant is what the rules of a policy come to in one direction, for pods or for host endpoints,
@@ -80,9 +81,6 @@ func variantOf(s stage, allowed bool) int {
 func (p *variant) ingress() bool { return p.index&1 != 0 }
 func (p *variant) host() bool    { return p.index&2 != 0 }
 
-// namespace is that of its policy; "": it is of none.
-func (p *variant) namespace() string { return p.of.obj.Key.Name.Namespace }
-
 // follow follows a change of an object. Limits are checked for each rather than once for an update,
 // so that what one update brings cannot fill groups far beyond them.
 func (ps *variants) follow(ch objects.Change) {
@@ -122,8 +120,8 @@ func (ps *variants) release(p *policy, i int) {
 	ps.releaseTallies(p.variants[i])
 	delete(ps.all, p.variants[i])
 	p.variants[i] = nil
-	if ps.limits.crowded {
-		ps.limits.soon()
+	if ps.limits.Crowded {
+		ps.limits.Soon()
 	}
 }
 

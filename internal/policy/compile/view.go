@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/store"
 )
@@ -66,8 +67,8 @@ func (c *Compiler) Issues() []model.Issue {
 			all[len(all)-1].Everywhere = true
 		}
 		for _, variant := range p.variants {
-			if variant != nil && variant.lookups > maxSize {
-				add(key, "%s", tooManyLookups(variant.lookups))
+			if variant != nil && variant.lookups > admission.MaxSize {
+				add(key, "%s", admission.TooManyLookups(variant.lookups))
 			}
 			if variant != nil {
 				if s := variant.refusedService(); s != nil {
@@ -75,10 +76,10 @@ func (c *Compiler) Issues() []model.Issue {
 				}
 			}
 			if variant != nil && variant.progress == refusedAlone {
-				add(key, "%s", tooManySelected(c.variants.limits.selected.Most))
+				add(key, "%s", c.variants.limits.TooManyAlone())
 			}
 			if variant != nil && variant.progress == refusedTogether {
-				add(key, "%s", tooManyTogether(key.Name.Namespace, c.variants.limits.together.Most))
+				add(key, "%s", c.variants.limits.TooManyTogether(key.Name.Namespace))
 			}
 		}
 		for _, set := range p.refused {

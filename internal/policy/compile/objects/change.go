@@ -60,7 +60,7 @@ func (o *Objects) Changes(v *store.View, d store.Dirty, whole bool) iter.Seq[Cha
 			swap(o, o.Sets, key, newSet(v.NetworkSet(key), o.namespaces[key.Name.Namespace]), yield)
 		}
 		for name := range d.Objects[model.HostEndpointKind] {
-			swap(o, o.Hosts, name.Name, newHost(v.HostEndpoint(name.Name)), yield)
+			swap(o, o.Hosts, name.Name, o.newHost(v.HostEndpoint(name.Name)), yield)
 		}
 	}
 }

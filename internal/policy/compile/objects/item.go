@@ -10,10 +10,6 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// ManyAddresses are so many that a list of them costs less than a copy for each group: a list costs
-// each rule that selects it a look-up, which counts for as many.
-const ManyAddresses = 64
-
 // Item is one version of something that selectors select: a pod with addresses of its own, a
 // network set or a host endpoint.
 type Item struct {
@@ -58,12 +54,12 @@ func newSet(set *model.NetworkSet, around map[string]string) *Item {
 
 // newHost gives a host endpoint with many addresses one list of them, rather than a copy to each
 // group that selects it.
-func newHost(host *model.HostEndpoint) *Item {
+func (o *Objects) newHost(host *model.HostEndpoint) *Item {
 	if host == nil {
 		return nil
 	}
 	it := &Item{Host: host, Addrs: usable(host.Addresses), Labels: &Labels{own: host.Labels}}
-	if len(it.Addrs) > ManyAddresses {
+	if len(it.Addrs) > o.many {
 		it.Set = &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.HostEndpointKind, Name: model.Name{Name: host.Name}}}
 		for _, a := range it.Addrs {
 			it.Set.Nets = append(it.Set.Nets, netip.PrefixFrom(a, a.BitLen()))

@@ -29,17 +29,19 @@ type Objects struct {
 	Size  int // of all items
 
 	node       string                           // the name of this node
+	many       int                              // see New
 	namespaces map[string]map[string]string     // the labels of those that have any
 	accounts   map[model.Name]map[string]string // the same of service accounts
 	classes    map[string]*Class
 	index      index
 }
 
-// New returns Objects of which there are none yet, as the node of that name follows them.
-func New(node string) *Objects {
+// New returns Objects of which there are none yet, as the node of that name follows them. A host
+// endpoint of more than many addresses has one list of them.
+func New(node string, many int) *Objects {
 	return &Objects{
 		Pods: map[model.Name]*Item{}, Late: map[model.Name]time.Time{}, Sets: map[model.NetworkSetKey]*Item{}, Hosts: map[string]*Item{},
-		node: node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
+		node: node, many: many, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
 		classes: map[string]*Class{}, index: newIndex(),
 	}
 }

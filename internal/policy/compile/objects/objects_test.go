@@ -12,6 +12,9 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
+// many are so many addresses that they are a list.
+const many = 8
+
 // world makes random objects with few labels, so that many have the same, and some none.
 type world struct{ *rand.Rand }
 
@@ -38,7 +41,7 @@ func (w world) event() store.Event {
 		o = &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.NetworkSetKinds[0], Name: name}, Labels: w.labels()}
 	case 3:
 		h := &model.HostEndpoint{Name: name.Name, Labels: w.labels()}
-		for i := range w.IntN(2) * ManyAddresses * 2 {
+		for i := range w.IntN(2) * many * 2 {
 			h.Addresses = append(h.Addresses, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
 		}
 		o = h
@@ -118,7 +121,7 @@ func (s *shadow) carry(t *testing.T, ch Change) {
 func TestObjectsAreFound(t *testing.T) {
 	for seed := range uint64(100) {
 		w := world{rand.New(rand.NewPCG(seed, 1))}
-		o, s, told := New("here"), store.New(), &shadow{map[*Item]bool{}, map[*Class]bool{}}
+		o, s, told := New("here", many), store.New(), &shadow{map[*Item]bool{}, map[*Class]bool{}}
 		filing, filed := Filing[int]{}, map[int]model.Selector{}
 		step := func(events ...store.Event) {
 			s.Apply(events)
