@@ -35,12 +35,8 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 		ps.limits.Filled(p.selected())
 		return 1
 	}
-	switch g := p.groups[p.ready]; {
-	case !g.follows:
-		spent = 1 + ps.sets.groups.follow(g)/objects.MatchingCost
-	case len(g.pending) > 0:
-		spent = ps.sets.groups.move(g, room)
-	default:
+	spent, done := ps.sets.groups.fill(p.groups[p.ready], room)
+	if done {
 		p.ready++
 	}
 	return spent
@@ -49,19 +45,25 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 // build compiles the rules of a variant. What its selectors select need not be counted where it is
 // little, whatever that is.
 func (ps *variants) build(p *variant) (spent int) {
-	ps.sets.build(p)
+	p.Rules = ps.sets.build(p.from, p.local)
 	p.progress = counting
 	if n := len(p.selectors) * ps.objects.Size; n <= ps.limits.Alone.Most>>5 && ps.limits.Fits(n) {
-		ps.sets.holdGroups(p)
+		ps.holdGroups(p)
 	}
 	return p.units
+}
+
+// holdGroups gives a variant its groups, which are to be filled.
+func (ps *variants) holdGroups(p *variant) {
+	ps.sets.holdGroups(&p.Rules, p.tallies)
+	p.progress, p.ready = filling, 0
 }
 
 // count counts what the next selector of a variant selects; after the last one, the variant gets
 // its groups if there is room for them.
 func (ps *variants) count(p *variant) (spent int) {
 	if len(p.tallies) < len(p.selectors) {
-		t, looked := ps.tallies.hold(p.selectors[len(p.tallies)])
+		t, looked := ps.sets.tallies.hold(p.selectors[len(p.tallies)])
 		p.tallies = append(p.tallies, t)
 		if p.sum += t.count; p.sum > ps.limits.Alone.Most && p.selected() > ps.limits.Alone.Most {
 			ps.refuse(p, refusedAlone)
@@ -74,7 +76,7 @@ func (ps *variants) count(p *variant) (spent int) {
 		ps.limits.Soon() // others may have to go for it
 		return 1
 	}
-	if ps.sets.holdGroups(p); ps.limits.Crowded || !ps.limits.Fits(0) {
+	if ps.holdGroups(p); ps.limits.Crowded || !ps.limits.Fits(0) {
 		ps.limits.Soon() // it may not be its turn
 	}
 	return 1
@@ -98,12 +100,12 @@ func (ps *variants) refuse(p *variant, why progress) {
 		return
 	}
 	if len(p.tallies) == 0 && len(p.groups) > 0 {
-		for _, g := range p.groups {
-			t, _ := ps.tallies.hold(g.selector)
+		for _, s := range p.selectors {
+			t, _ := ps.sets.tallies.hold(s)
 			p.tallies = append(p.tallies, t)
 		}
 	}
-	ps.sets.release(p)
+	ps.sets.release(&p.Rules)
 	ps.settle(p, why)
 	if why == refusedAlone {
 		ps.limits.After(p.selected() - ps.limits.Alone.Again)
@@ -114,8 +116,8 @@ func (ps *variants) refuse(p *variant, why progress) {
 // otherwise larger ones might, until it is counted again.
 func (ps *variants) restart(p *variant) {
 	if p.progress == refusedTogether {
-		ps.sets.build(p)
-		ps.sets.holdGroups(p)
+		p.Rules = ps.sets.build(p.from, p.local)
+		ps.holdGroups(p)
 		ps.room -= p.units
 	} else {
 		p.progress = unbuilt

@@ -293,9 +293,9 @@ func TestRefusedPoliciesShareCounts(t *testing.T) {
 		return event(networkPolicy(name, ingress(large("same", 20).IngressRules...)))
 	}
 	h.apply(t, append(manyPods(10), event(pod(1, "here", "app", "web")), alike("x"))...)
-	counted := len(h.compiler.tallies.all)
+	counted := len(h.compiler.sets.tallies.all)
 	h.apply(t, alike("y"), alike("z"))
-	if n := len(h.compiler.tallies.all); n != counted || len(h.compiler.Issues()) != 3 {
+	if n := len(h.compiler.sets.tallies.all); n != counted || len(h.compiler.Issues()) != 3 {
 		t.Errorf("%d selectors are counted of three policies, %d of one: %v", n, counted, h.compiler.Issues())
 	}
 	h.apply(t, gone([]store.Event{alike("x"), alike("z")})...)
@@ -311,7 +311,7 @@ func TestCountsForgetLabels(t *testing.T) {
 	for i := range 20 {
 		h.apply(t, event(pod(5, "there", "version", fmt.Sprint(i))))
 	}
-	if n := len(h.compiler.tallies.byClass); n > 3 {
+	if n := len(h.compiler.sets.tallies.byClass); n > 3 {
 		t.Errorf("counts know %d kinds of labels, of which there are three", n)
 	}
 }

@@ -104,6 +104,25 @@ func (gs *groups) unfollow(g *group) int {
 	return len(members)
 }
 
+// fill goes on with a group that somebody holds as far as there is room for: it comes to follow what its
+// selector selects, or gets some of that. It returns about how many elements a kernel takes in that
+// time, and whether the group is filled.
+func (gs *groups) fill(g *group, room int) (spent int, done bool) {
+	switch {
+	case !g.follows:
+		return 1 + gs.follow(g)/objects.MatchingCost, false
+	case len(g.pending) > 0:
+		return gs.move(g, room), false
+	}
+	return 0, true
+}
+
+// has reports whether there is a group under a key; held: and somebody holds it.
+func (gs *groups) has(key string, held bool) bool {
+	g := gs.all[key]
+	return g != nil && (!held || g.refs > 0)
+}
+
 // move adds pending addresses, or removes them if the group drains, as far as there is room for.
 func (gs *groups) move(g *group, room int) (spent int) {
 	for it := range g.pending {

@@ -85,7 +85,7 @@ func counts(t testing.TB, c *Compiler) {
 		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.groups)) {
 			t.Errorf("a filled variant of %s has %d tallies", p.of.obj.Key, len(p.tallies))
 		}
-		if p.progress.refused() && (len(p.groups) > 0 || len(p.rules) > 0 || len(p.lists) > 0) {
+		if p.progress.refused() && (len(p.groups) > 0 || len(p.Rules.list) > 0 || len(p.lists) > 0) {
 			t.Errorf("a refused variant of %s holds something", p.of.obj.Key)
 		}
 		if !p.progress.settled() && !slices.Contains(c.variants.queue, p) {
@@ -102,7 +102,7 @@ func counts(t testing.TB, c *Compiler) {
 			t.Errorf("group %s is held %d times, counts %d", key, refs[key], g.refs)
 		}
 	}
-	for key, tl := range c.tallies.all {
+	for key, tl := range c.sets.tallies.all {
 		if tallies[key] != tl.refs {
 			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
 		}

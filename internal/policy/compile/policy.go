@@ -55,7 +55,6 @@ type Compiler struct {
 
 	objects   *objects.Objects
 	sets      *sets
-	tallies   *tallies
 	variants  *variants
 	rollout   *rollout
 	policies  *policies
@@ -123,7 +122,6 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	c.variants.drain(max(c.variants.room, room/4))
 	c.variants.refill(room)
 	c.sets.sweep()
-	c.sets.services.judge()
 
 	// The rest is written down under the ids of sets, which are known only now.
 	c.endpoints.markUsers(c.programs.build())
@@ -183,14 +181,10 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	p.PodTunnels = cfg.PodTunnels
 	c := &Compiler{cfg: cfg, policy: p, links: l, objects: objects.New(cfg.Node, admission.LookupSize)}
 	c.sets = newSets(p, space, c.objects)
-	c.tallies = &tallies{
-		objects: c.objects, groups: c.sets.groups,
-		all: map[string]*tally{}, byClass: map[*objects.Class][]*tally{}, selectors: objects.Filing[*tally]{},
-	}
 	c.variants = &variants{
-		objects: c.objects, sets: c.sets, tallies: c.tallies,
+		objects: c.objects, sets: c.sets,
 		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
-		limits: admission.New(usage{c.sets.groups, c.tallies}),
+		limits: admission.New(c.sets),
 	}
 	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
 	c.policies = &policies{

@@ -115,10 +115,10 @@ func (x *portNames) set(it *objects.Item, in bool) {
 	}
 }
 
-// ports resolves a list of ports of a rule, and has the variant hold their sets. Local says that
+// ports resolves a list of ports of a rule, and has the rules hold their sets. Local says that
 // only pods of this node can be meant. It returns nil where none of them can be met: they are of
 // another protocol than the rule, or of none that has ports.
-func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
+func (s *sets) ports(rs *Rules, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
 	var plain []state.PortRange
 	var named []namedPort
 	var services []model.Name
@@ -147,7 +147,7 @@ func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, lo
 	all := &ports{}
 	if len(plain) > 0 {
 		all.ranges = s.ranges.hold(merged(plain))
-		p.ranges = append(p.ranges, all.ranges)
+		rs.ranges = append(rs.ranges, all.ranges)
 	}
 	slices.SortFunc(named, func(a, b namedPort) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
@@ -159,9 +159,9 @@ func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, lo
 	for _, name := range slices.Compact(services) {
 		n, cost := s.services.holdPorts(name)
 		all.named = append(all.named, n)
-		p.units += cost
+		rs.units += cost
 	}
-	p.named = append(p.named, all.named...)
+	rs.named = append(rs.named, all.named...)
 	return all
 }
 

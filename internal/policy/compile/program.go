@@ -101,7 +101,7 @@ func (pr *programs) build() (changed []*plan) {
 		}
 	}
 	for p := range pr.unbuilt {
-		next := p.build()
+		next := pr.program(p)
 		if idOf(next) == idOf(p.program) {
 			continue
 		}
@@ -127,8 +127,8 @@ func (pr *programs) count(p *state.Program, by int) {
 	}
 }
 
-// build makes the program.
-func (p *plan) build() *state.Program {
+// program makes the program of a plan.
+func (pr *programs) program(p *plan) *state.Program {
 	prog := &state.Program{Default: p.fallback}
 	for i, q := range p.policies {
 		if i == 0 || p.policies[i-1].tier != q.tier {
@@ -139,7 +139,7 @@ func (p *plan) build() *state.Program {
 			prog.Tiers = append(prog.Tiers, t)
 		}
 		t := &prog.Tiers[len(prog.Tiers)-1]
-		t.Policies = append(t.Policies, p.variants[i].resolve(q.obj.Key))
+		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i], q.obj.Key))
 	}
 	prog.ID = state.ProgramID(digestOf(prog))
 	return prog

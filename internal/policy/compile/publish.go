@@ -13,9 +13,8 @@ import (
 func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	d := state.PolicyDelta{
 		Programs: c.programs.table.Flush(), Workloads: c.endpoints.workloads.Flush(), Hosts: c.endpoints.hosts.table.Flush(),
-		Groups: c.sets.groups.table.flush(), NamedPorts: c.sets.named.table.flush(),
-		PortSets: c.sets.ranges.table.Flush(), Lists: c.sets.lists.table.Flush(),
 	}
+	c.sets.flush(&d)
 	d.PodDevices = c.links.follow(c.policy.PodDevices, func(l *model.Link) bool { return l.Pod && !c.open })
 	d.HostDevices = c.links.follow(c.policy.HostDevices, func(l *model.Link) bool { return l.Host || c.open })
 	denied, was := c.deniedNow(), c.policy.Denied

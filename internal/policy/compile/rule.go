@@ -30,56 +30,73 @@ type term struct {
 	addrs    []*serviceAddrs
 }
 
-// build compiles the declared rules of a variant. A rule that nothing can match is left out.
-func (s *sets) build(p *variant) {
-	for i := range p.from {
-		r, one := &p.from[i], &variant{}
-		source, ok := s.end(one, r, &r.Source, !p.host() && !p.ingress())
-		destination, too := s.end(one, r, &r.Destination, !p.host() && p.ingress())
+// Rules are declared rules, with the sets that they refer to and hold. The zero Rules are none.
+type Rules struct {
+	list      []rule
+	units     int // the cost of building them, in elements
+	selectors []model.Selector
+	groups    []*group // of the selectors, once they are held
+	lists     []*list
+	named     []*namedPorts
+	addrs     []*serviceAddrs
+	ranges    []*ranges
+}
+
+// build compiles declared rules, but for the groups of what they select. A rule that nothing can match is
+// left out. Local is the end, if any, whose ports can only be those of this node's pods.
+func (s *sets) build(from []model.PolicyRule, local func(*model.PolicyRule) *model.RuleEnd) (rs Rules) {
+	for i := range from {
+		r, one := &from[i], Rules{}
+		here := local(r)
+		source, ok := s.end(&one, r, &r.Source, here == &r.Source)
+		destination, too := s.end(&one, r, &r.Destination, here == &r.Destination)
 		if !ok || !too {
-			s.release(one)
+			s.release(&one)
 			continue
 		}
-		one.rules = []rule{{of: r, source: source, destination: destination}}
-		p.take(one)
-		p.units += admission.RuleSize(r)
+		rs.list = append(rs.list, rule{of: r, source: source, destination: destination})
+		rs.lists = append(rs.lists, one.lists...)
+		rs.named = append(rs.named, one.named...)
+		rs.addrs = append(rs.addrs, one.addrs...)
+		rs.ranges = append(rs.ranges, one.ranges...)
+		rs.units += one.units + admission.RuleSize(r)
 	}
 	known := map[string]struct{}{}
-	for t := range p.terms {
+	for t := range rs.terms {
 		if key := groupKey(t.selector); !t.selector.IsZero() {
 			if _, again := known[key]; !again {
 				known[key] = struct{}{}
-				p.selectors = append(p.selectors, t.selector)
+				rs.selectors = append(rs.selectors, t.selector)
 			}
 		}
 	}
+	return rs
 }
 
-// holdGroups gives the terms of a variant their groups, each of which the variant holds once. New
-// ones do not follow their selectors yet.
-func (s *sets) holdGroups(p *variant) {
-	p.progress = filling
+// holdGroups gives the rules their groups. New ones, which select about as much as was counted, do not
+// follow their selectors yet: see fill.
+func (s *sets) holdGroups(rs *Rules, counted []*tally) {
 	held := map[string]*group{}
-	for i, selector := range p.selectors {
+	for i, selector := range rs.selectors {
 		size := 0
-		if len(p.tallies) > 0 {
-			size = p.tallies[i].count
+		if len(counted) > 0 {
+			size = counted[i].count
 		}
 		g := s.groups.hold(selector, size)
 		held[g.key] = g
-		p.groups = append(p.groups, g)
+		rs.groups = append(rs.groups, g)
 	}
-	for t := range p.terms {
+	for t := range rs.terms {
 		if !t.selector.IsZero() {
 			t.group = held[groupKey(t.selector)]
 		}
 	}
 }
 
-// terms yields all that its rules ask of addresses.
-func (p *variant) terms(yield func(*term) bool) {
-	for i := range p.rules {
-		for _, e := range []*end{&p.rules[i].source, &p.rules[i].destination} {
+// terms yields all that the rules ask of addresses.
+func (rs *Rules) terms(yield func(*term) bool) {
+	for i := range rs.list {
+		for _, e := range []*end{&rs.list[i].source, &rs.list[i].destination} {
 			for _, t := range slices.Concat(e.in, e.notIn) {
 				if !yield(t) {
 					return
@@ -89,61 +106,51 @@ func (p *variant) terms(yield func(*term) bool) {
 	}
 }
 
-// take adds what another variant has.
-func (p *variant) take(o *variant) {
-	p.rules = append(p.rules, o.rules...)
-	p.lists = append(p.lists, o.lists...)
-	p.named = append(p.named, o.named...)
-	p.addrs = append(p.addrs, o.addrs...)
-	p.ranges = append(p.ranges, o.ranges...)
-	p.units += o.units
-}
-
-// release ends what the variant holds of sets.
-func (s *sets) release(p *variant) {
-	for _, g := range p.groups {
+// release ends what the rules hold: there are none then.
+func (s *sets) release(rs *Rules) {
+	for _, g := range rs.groups {
 		s.groups.release(g)
 	}
-	for _, l := range p.lists {
+	for _, l := range rs.lists {
 		s.lists.release(l)
 	}
-	for _, n := range p.named {
+	for _, n := range rs.named {
 		s.named.release(n)
 	}
-	for _, a := range p.addrs {
+	for _, a := range rs.addrs {
 		s.services.addrs.release(a)
 	}
-	for _, r := range p.ranges {
+	for _, r := range rs.ranges {
 		s.ranges.release(r)
 	}
-	p.rules, p.units, p.selectors, p.groups, p.ready, p.lists, p.named, p.addrs, p.ranges = nil, 0, nil, nil, 0, nil, nil, nil, nil
+	*rs = Rules{}
 }
 
 // end returns what is asked of one end of a rule; not ok: it never holds.
-func (s *sets) end(p *variant, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
+func (s *sets) end(rs *Rules, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
 	if len(e.Ports) > 0 {
-		if all.ports = s.ports(p, of, e.Ports, local); all.ports == nil {
+		if all.ports = s.ports(rs, of, e.Ports, local); all.ports == nil {
 			return all, false
 		}
 	}
 	if len(e.NotPorts) > 0 {
-		all.notPorts = s.ports(p, of, e.NotPorts, local)
+		all.notPorts = s.ports(rs, of, e.NotPorts, local)
 	}
 	for _, peers := range e.Peers {
 		if len(peers) == 0 {
 			return all, false
 		}
-		all.in = append(all.in, s.term(p, peers))
+		all.in = append(all.in, s.term(rs, peers))
 	}
 	if len(e.NotPeers) > 0 {
-		all.notIn = []*term{s.term(p, e.NotPeers)}
+		all.notIn = []*term{s.term(rs, e.NotPeers)}
 	}
 	return all, true
 }
 
 // term is the union of peers. Exceptions are taken out of the networks here, so that the union is
 // one of sets alone.
-func (s *sets) term(p *variant, peers []model.Peer) *term {
+func (s *sets) term(rs *Rules, peers []model.Peer) *term {
 	var selectors []model.Selector
 	var nets []netip.Prefix
 	t := &term{}
@@ -154,15 +161,15 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 		case peer.Service != (model.Name{}):
 			a, cost := s.services.hold(peer.Service)
 			t.addrs = append(t.addrs, a)
-			p.units += cost
+			rs.units += cost
 		default:
 			nets = append(nets, without(peer.Nets, peer.Except)...)
 		}
 	}
-	p.addrs = append(p.addrs, t.addrs...)
+	rs.addrs = append(rs.addrs, t.addrs...)
 	if len(nets) > 0 || len(selectors)+len(t.addrs) == 0 {
 		t.list = s.lists.holdNets(nets)
-		p.lists = append(p.lists, t.list)
+		rs.lists = append(rs.lists, t.list)
 	}
 	if len(selectors) > 0 {
 		t.selector = model.Or(selectors...)
@@ -170,30 +177,18 @@ func (s *sets) term(p *variant, peers []model.Peer) *term {
 	return t
 }
 
-// resolve returns the rules with the present ids of their sets. Those whose selectors select too
-// many addresses, or so many network sets that they come to too many look-ups, or that name a
-// Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet:
-// a NetworkPolicy isolates, one of another kind denies.
-func (p *variant) resolve(policy model.PolicyKey) *state.PolicyRules {
-	if p.resolved == nil {
-		r := &state.PolicyRules{Policy: policy}
-		switch p.lookups = p.countLookups(); {
-		case p.lookups <= admission.MaxSize && p.progress == filled && p.refusedService() == nil:
-			for i := range p.rules {
-				r.Rules = append(r.Rules, p.rules[i].resolve())
-			}
-		case policy.Kind != model.NetworkPolicy:
-			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
-		}
-		r.ID = digestOf(r)
-		p.resolved = r
+// resolve returns the rules with the present ids of their sets.
+func (rs *Rules) resolve() []state.Rule {
+	var all []state.Rule
+	for i := range rs.list {
+		all = append(all, rs.list[i].resolve())
 	}
-	return p.resolved
+	return all
 }
 
-// countLookups counts a look-up for each length of prefix in each list that a rule asks for.
-func (p *variant) countLookups() (n int) {
-	for t := range p.terms {
+// Lookups counts a look-up for each length of prefix in each list that a rule asks for.
+func (rs *Rules) Lookups() (n int) {
+	for t := range rs.terms {
 		if t.group == nil {
 			continue
 		}

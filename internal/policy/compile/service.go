@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -221,38 +222,28 @@ func (ss *services) publish() {
 	}
 }
 
-// namedServices yields the Services that the rules of a variant name, some perhaps twice.
-func (p *variant) namedServices(yield func(*service) bool) {
-	for _, a := range p.addrs {
+// services yields the Services that the rules name, some perhaps twice.
+func (rs *Rules) services(yield func(*service) bool) {
+	for _, a := range rs.addrs {
 		if !yield(a.of) {
 			return
 		}
 	}
-	for _, n := range p.named {
+	for _, n := range rs.named {
 		if n.service != nil && !yield(n.service) {
 			return
 		}
 	}
 }
 
-// refusedService returns a Service that its rules name and that is refused; nil: there is none.
-func (p *variant) refusedService() *service {
-	for s := range p.namedServices {
-		if s.refused {
-			return s
+// refused says why rules allow nothing that name a Service with too many endpoints; "": they name none.
+func (s *sets) refused(rs *Rules) string {
+	for svc := range rs.services {
+		if svc.refused {
+			return s.services.tooManyEndpoints(svc)
 		}
 	}
-	return nil
-}
-
-// staleService reports whether its rules were written as a Service was refused, or was not.
-func (p *variant) staleService() bool {
-	for s := range p.namedServices {
-		if s.stale {
-			return true
-		}
-	}
-	return false
+	return ""
 }
 
 // tooManyEndpoints says why a policy that was read is not applied.
@@ -266,7 +257,7 @@ func (ss *services) tooManyEndpoints(s *service) string {
 // Endpoints returns the endpoints of a Service as rules that name it have them, sorted and unique:
 // each address at each port of its own, and once with port 0.
 func Endpoints(v *store.View, service model.Name) []state.NamedPort {
-	list, _ := endpointsOf(v, service, all)
+	list, _ := endpointsOf(v, service, math.MaxInt)
 	return list
 }
 
@@ -282,15 +273,15 @@ func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedP
 	for _, slice := range own {
 		count += len(slice.Endpoints) * max(1, len(slice.Ports))
 	}
-	var sliced [2]bool // families
+	sliced := map[bool]bool{} // families, by whether it is IPv4
 	for _, slice := range own {
 		if len(slice.Endpoints) == 0 { // nothing says of which family it is
-			sliced = [2]bool{true, true}
+			sliced[true], sliced[false] = true, true
 		} else {
-			sliced[one(!slice.Endpoints[0].Addr.Unmap().Is4())] = true
+			sliced[slice.Endpoints[0].Addr.Unmap().Is4()] = true
 		}
 	}
-	if sliced[0] && sliced[1] {
+	if len(sliced) == 2 {
 		pods = nil
 	}
 	for _, pod := range pods {
@@ -314,7 +305,7 @@ func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedP
 	}
 	for _, pod := range pods {
 		for _, a := range pod.IPs {
-			if pod.Finished || sliced[one(!a.Unmap().Is4())] {
+			if pod.Finished || sliced[a.Unmap().Is4()] {
 				continue
 			}
 			add(a, 0, 0)

@@ -22,6 +22,7 @@ type sets struct {
 	lists    *lists
 	ranges   *portRanges
 	services *services
+	tallies  *tallies
 }
 
 func newSets(p *state.Policy, space uint32, all *objects.Objects) *sets {
@@ -40,12 +41,12 @@ func newSets(p *state.Policy, space uint32, all *objects.Objects) *sets {
 			each: maxEndpoints, together: maxEndpointsTogether, known: map[model.Name]*service{},
 			addrs: newShared[model.Name, serviceAddrs](ids), table: &groups.table, ports: named,
 		},
-		ranges: &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
+		ranges:  &portRanges{newShared[string, ranges](ids), diff.NewMap(p.PortSets, equalPorts)},
+		tallies: newTallies(all, groups),
 	}
 }
 
-// follow has groups, named ports and lists follow a change of an object. It returns the cost in
-// elements.
+// follow has sets and counts follow a change of an object. It returns the cost in elements.
 func (s *sets) follow(ch objects.Change) (cost int) {
 	if ch.Class != nil {
 		cost = s.groups.addClass(ch.Class)
@@ -61,14 +62,41 @@ func (s *sets) follow(ch objects.Change) (cost int) {
 		cost += s.groups.remove(old, ch.Ended)
 		s.named.set(old, false)
 	}
-	return cost
+	return cost + s.tallies.follow(ch)
 }
 
-// sweep ends the sets that nobody holds any more, but for groups.
+// Total implements admission.Usage.
+func (s *sets) Total() int { return s.groups.total }
+
+// Moves implements admission.Usage.
+func (s *sets) Moves() int { return s.groups.moves + s.tallies.moves }
+
+// sweep ends the sets that nobody holds any more, but for groups, and decides which Services are
+// refused.
 func (s *sets) sweep() {
 	s.services.sweep()
 	s.lists.sweep()
 	s.ranges.sweep()
+	s.services.judge()
+}
+
+// stale reports whether rules are to be resolved anew: all, or those of which stale says so.
+func (s *sets) stale() (some, all bool) {
+	return s.ids.moved || s.groups.stale || s.services.stale, s.ids.moved
+}
+
+// stale reports whether a group of the rules has other lists, or a Service was refused, or was not, when
+// they were resolved.
+func (rs *Rules) stale() bool {
+	if slices.ContainsFunc(rs.groups, func(g *group) bool { return g.stale }) {
+		return true
+	}
+	for svc := range rs.services {
+		if svc.stale {
+			return true
+		}
+	}
+	return false
 }
 
 // publish writes what changed of sets under their ids.
@@ -85,6 +113,12 @@ func (s *sets) publish() {
 		func(r *ranges) { s.ranges.table.Set(r.published, nil) },
 		func(r *ranges) { s.ranges.table.Set(r.id, &state.Ports{ID: r.id, Ranges: r.list}) })
 	s.ids.moved = false
+}
+
+// flush adds what differs from the last flush.
+func (s *sets) flush(d *state.PolicyDelta) {
+	d.Groups, d.NamedPorts = s.groups.table.flush(), s.named.table.flush()
+	d.PortSets, d.Lists = s.ranges.table.Flush(), s.lists.table.Flush()
 }
 
 // shared are the sets of one kind that are held, by what they are found under.

@@ -18,6 +18,13 @@ type tallies struct {
 	moves     int // sizes of all that came to tallies and went
 }
 
+func newTallies(all *objects.Objects, groups *groups) *tallies {
+	return &tallies{
+		objects: all, groups: groups,
+		all: map[string]*tally{}, byClass: map[*objects.Class][]*tally{}, selectors: objects.Filing[*tally]{},
+	}
+}
+
 // tally counts what a selector selects, and keeps none of it. Parts that ask for the same share it.
 type tally struct {
 	key      string // of its group

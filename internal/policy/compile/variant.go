@@ -1,7 +1,6 @@
 package compile
 
 import (
-	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -16,7 +15,6 @@ type variants struct {
 	budget
 	objects *objects.Objects
 	sets    *sets
-	tallies *tallies
 	all     map[*variant]struct{}
 	known   map[*policy]struct{} // their variants are filled at once: the sets are there, of a version that does not stand
 	queue   []*variant           // that are not settled, in the order in which they came
@@ -35,17 +33,10 @@ type variant struct {
 	progress progress
 	early    bool // it was refused as there was no room when it came, not in its turn
 
-	rules     []rule
-	units     int // that its rules count for
-	selectors []model.Selector
-	tallies   []*tally // of as many selectors as are counted
-	sum       int      // of the tallies when they were
-	groups    []*group
-	ready     int // so many groups are filled
-	lists     []*list
-	named     []*namedPorts
-	addrs     []*serviceAddrs
-	ranges    []*ranges
+	Rules            // and the sets that they hold
+	tallies []*tally // of as many selectors as are counted
+	sum     int      // of the tallies when they were
+	ready   int      // so many groups are filled
 
 	since    time.Time          // when the change came that it is filled for
 	spent    int                // on it so far, in elements
@@ -85,9 +76,20 @@ func (p *variant) host() bool    { return p.index&2 != 0 }
 // so that what one update brings cannot fill groups far beyond them.
 func (ps *variants) follow(ch objects.Change) {
 	if !ch.Renewed() {
-		ps.room -= ps.sets.follow(ch) + ps.tallies.follow(ch)
+		ps.room -= ps.sets.follow(ch)
 		ps.weigh()
 	}
+}
+
+// local is the end of a rule whose ports by name are those of this node's pods: the pod's own.
+func (p *variant) local(r *model.PolicyRule) *model.RuleEnd {
+	switch {
+	case p.host():
+		return nil
+	case p.ingress():
+		return &r.Destination
+	}
+	return &r.Source
 }
 
 // hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
@@ -116,7 +118,7 @@ func (ps *variants) release(p *policy, i int) {
 	if p.refs[i]--; p.refs[i] > 0 {
 		return
 	}
-	ps.sets.release(p.variants[i])
+	ps.sets.release(&p.variants[i].Rules)
 	ps.releaseTallies(p.variants[i])
 	delete(ps.all, p.variants[i])
 	p.variants[i] = nil
@@ -127,7 +129,7 @@ func (ps *variants) release(p *policy, i int) {
 
 func (ps *variants) releaseTallies(p *variant) {
 	for _, t := range p.tallies {
-		ps.tallies.release(t)
+		ps.sets.tallies.release(t)
 	}
 	p.tallies, p.sum = nil, 0
 }
@@ -135,15 +137,34 @@ func (ps *variants) releaseTallies(p *variant) {
 // unresolve has the rules written anew whose sets have other ids or lists now, or that were settled
 // since. It reports whether there may be any.
 func (ps *variants) unresolve() bool {
-	moved := ps.sets.ids.moved
-	if !moved && !ps.sets.groups.stale && !ps.sets.services.stale && !ps.stale {
+	some, all := ps.sets.stale()
+	if !some && !ps.stale {
 		return false
 	}
 	for p := range ps.all {
-		if moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) || p.staleService() {
+		if all || p.Rules.stale() {
 			p.resolved = nil
 		}
 	}
 	ps.stale = false
 	return true
+}
+
+// resolve returns the rules with the present ids of their sets. Those whose selectors select too
+// many addresses, or so many network sets that they come to too many look-ups, or that name a
+// Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet:
+// a NetworkPolicy isolates, one of another kind denies.
+func (ps *variants) resolve(p *variant, policy model.PolicyKey) *state.PolicyRules {
+	if p.resolved == nil {
+		r := &state.PolicyRules{Policy: policy}
+		switch p.lookups = p.Lookups(); {
+		case p.lookups <= admission.MaxSize && p.progress == filled && ps.sets.refused(&p.Rules) == "":
+			r.Rules = p.Rules.resolve()
+		case policy.Kind != model.NetworkPolicy:
+			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
+		}
+		r.ID = digestOf(r)
+		p.resolved = r
+	}
+	return p.resolved
 }

@@ -67,18 +67,19 @@ func (c *Compiler) Issues() []model.Issue {
 			all[len(all)-1].Everywhere = true
 		}
 		for _, variant := range p.variants {
-			if variant != nil && variant.lookups > admission.MaxSize {
+			if variant == nil {
+				continue
+			}
+			if variant.lookups > admission.MaxSize {
 				add(key, "%s", admission.TooManyLookups(variant.lookups))
 			}
-			if variant != nil {
-				if s := variant.refusedService(); s != nil {
-					add(key, "%s", c.sets.services.tooManyEndpoints(s))
-				}
+			if why := c.sets.refused(&variant.Rules); why != "" {
+				add(key, "%s", why)
 			}
-			if variant != nil && variant.progress == refusedAlone {
+			switch variant.progress {
+			case refusedAlone:
 				add(key, "%s", c.variants.limits.TooManyAlone())
-			}
-			if variant != nil && variant.progress == refusedTogether {
+			case refusedTogether:
 				add(key, "%s", c.variants.limits.TooManyTogether(key.Name.Namespace))
 			}
 		}

@@ -6,18 +6,6 @@ import (
 	"sluice.dev/sluice/internal/policy/compile/admission"
 )
 
-// usage is what groups and tallies come to, for limits.
-type usage struct {
-	groups  *groups
-	tallies *tallies
-}
-
-// Total implements admission.Usage.
-func (u usage) Total() int { return u.groups.total }
-
-// Moves implements admission.Usage.
-func (u usage) Moves() int { return u.groups.moves + u.tallies.moves }
-
 // Namespace implements admission.Claim.
 func (p *variant) Namespace() string { return p.of.obj.Key.Name.Namespace }
 
@@ -62,7 +50,7 @@ func (p *variant) selected() int { return admission.Sum(p.Selections) }
 // first.
 func (ps *variants) beyond(p *variant) (n int) {
 	for key, size := range p.Selections {
-		if g := ps.sets.groups.all[key]; g == nil || ps.limits.Crowded && g.refs == 0 {
+		if !ps.sets.groups.has(key, ps.limits.Crowded) {
 			n += size
 		}
 	}
