@@ -82,7 +82,7 @@ func (h *history) limit(c *Compiler) {
 		c.variants.limits.Together = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
 	}
 	if h.endpoints > 0 {
-		c.sets.services.each, c.sets.services.together = h.endpoints, 2*h.endpoints
+		c.sets.Services.Each, c.sets.Services.Together = h.endpoints, 2*h.endpoints
 	}
 	if h.selected > 0 {
 		c.variants.limits.Alone = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}

@@ -30,12 +30,12 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 	case counting:
 		return ps.count(p)
 	}
-	if p.ready == len(p.groups) {
+	if p.ready == len(p.Groups) {
 		ps.settle(p, filled)
 		ps.limits.Filled(p.selected())
 		return 1
 	}
-	spent, done := ps.sets.groups.fill(p.groups[p.ready], room)
+	spent, done := ps.sets.Groups.Fill(p.Groups[p.ready], room)
 	if done {
 		p.ready++
 	}
@@ -45,27 +45,27 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 // build compiles the rules of a variant. What its selectors select need not be counted where it is
 // little, whatever that is.
 func (ps *variants) build(p *variant) (spent int) {
-	p.Rules = ps.sets.build(p.from, p.local)
+	p.Rules = ps.sets.Build(p.from, p.local)
 	p.progress = counting
-	if n := len(p.selectors) * ps.objects.Size; n <= ps.limits.Alone.Most>>5 && ps.limits.Fits(n) {
+	if n := len(p.Selectors) * ps.objects.Size; n <= ps.limits.Alone.Most>>5 && ps.limits.Fits(n) {
 		ps.holdGroups(p)
 	}
-	return p.units
+	return p.Units
 }
 
 // holdGroups gives a variant its groups, which are to be filled.
 func (ps *variants) holdGroups(p *variant) {
-	ps.sets.holdGroups(&p.Rules, p.tallies)
+	ps.sets.HoldGroups(&p.Rules, p.tallies)
 	p.progress, p.ready = filling, 0
 }
 
 // count counts what the next selector of a variant selects; after the last one, the variant gets
 // its groups if there is room for them.
 func (ps *variants) count(p *variant) (spent int) {
-	if len(p.tallies) < len(p.selectors) {
-		t, looked := ps.sets.tallies.hold(p.selectors[len(p.tallies)])
+	if len(p.tallies) < len(p.Selectors) {
+		t, looked := ps.sets.Tallies.Hold(p.Selectors[len(p.tallies)])
 		p.tallies = append(p.tallies, t)
-		if p.sum += t.count; p.sum > ps.limits.Alone.Most && p.selected() > ps.limits.Alone.Most {
+		if p.sum += t.Count; p.sum > ps.limits.Alone.Most && p.selected() > ps.limits.Alone.Most {
 			ps.refuse(p, refusedAlone)
 		}
 		return 1 + looked/objects.MatchingCost
@@ -99,13 +99,13 @@ func (ps *variants) refuse(p *variant, why progress) {
 		}
 		return
 	}
-	if len(p.tallies) == 0 && len(p.groups) > 0 {
-		for _, s := range p.selectors {
-			t, _ := ps.sets.tallies.hold(s)
+	if len(p.tallies) == 0 && len(p.Groups) > 0 {
+		for _, s := range p.Selectors {
+			t, _ := ps.sets.Tallies.Hold(s)
 			p.tallies = append(p.tallies, t)
 		}
 	}
-	ps.sets.release(&p.Rules)
+	ps.sets.Release(&p.Rules)
 	ps.settle(p, why)
 	if why == refusedAlone {
 		ps.limits.After(p.selected() - ps.limits.Alone.Again)
@@ -116,9 +116,9 @@ func (ps *variants) refuse(p *variant, why progress) {
 // otherwise larger ones might, until it is counted again.
 func (ps *variants) restart(p *variant) {
 	if p.progress == refusedTogether {
-		p.Rules = ps.sets.build(p.from, p.local)
+		p.Rules = ps.sets.Build(p.from, p.local)
 		ps.holdGroups(p)
-		ps.room -= p.units
+		ps.room -= p.Units
 	} else {
 		p.progress = unbuilt
 	}

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -48,44 +49,11 @@ func counts(t testing.TB, c *Compiler) {
 	if n := sizes(func(*objects.Item) bool { return true }); n != c.objects.Size {
 		t.Errorf("size is %d, want %d", c.objects.Size, n)
 	}
-	total, refs := 0, map[string]int{}
-	for key, g := range c.sets.groups.all {
-		total += g.selected
-		if g.key != key || g.id == 0 {
-			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
-		}
-		if n := sizes(func(it *objects.Item) bool { return g.selector.Matches(it.Labels) }); g.follows && g.refs > 0 && n != g.selected {
-			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
-		}
-		n := 0
-		for cl := range g.classes {
-			n += cl.Size
-			if !slices.Contains(c.sets.groups.byClass[cl], g) {
-				t.Errorf("a class does not know of group %s", key)
-			}
-		}
-		if g.follows && g.refs > 0 && n != g.selected {
-			t.Errorf("group %s has classes of %d, counts %d", key, n, g.selected)
-		}
-		if _, drains := c.sets.groups.draining[g]; drains != (g.refs == 0) {
-			t.Errorf("group %s is held %d times, draining: %t", key, g.refs, drains)
-		}
-	}
-	if total != c.sets.groups.total {
-		t.Errorf("total is %d, want %d", c.sets.groups.total, total)
-	}
-	tallies := map[string]int{}
 	for p := range c.variants.all {
-		for _, g := range p.groups {
-			refs[g.key]++
-		}
-		for _, t := range p.tallies {
-			tallies[t.key]++
-		}
-		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.groups)) {
+		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.Groups)) {
 			t.Errorf("a filled variant of %s has %d tallies", p.of.obj.Key, len(p.tallies))
 		}
-		if p.progress.refused() && (len(p.groups) > 0 || len(p.Rules.list) > 0 || len(p.lists) > 0) {
+		if p.progress.refused() && (len(p.Groups) > 0 || len(p.Rules.Resolve()) > 0) {
 			t.Errorf("a refused variant of %s holds something", p.of.obj.Key)
 		}
 		if !p.progress.settled() && !slices.Contains(c.variants.queue, p) {
@@ -97,26 +65,13 @@ func counts(t testing.TB, c *Compiler) {
 			t.Errorf("a variant of %s is twice in the queue", p.of.obj.Key)
 		}
 	}
-	for key, g := range c.sets.groups.all {
-		if refs[key] != g.refs {
-			t.Errorf("group %s is held %d times, counts %d", key, refs[key], g.refs)
-		}
-	}
-	for key, tl := range c.sets.tallies.all {
-		if tallies[key] != tl.refs {
-			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
-		}
-		if n := sizes(func(it *objects.Item) bool { return tl.selector.Matches(it.Labels) }); n != tl.count {
-			t.Errorf("tally %s counts %d, want %d", key, tl.count, n)
-		}
-	}
 }
 
 // bounded checks what must hold of limits once nothing waits.
 func bounded(t testing.TB, c *Compiler) {
 	t.Helper()
-	if c.sets.groups.total > c.variants.limits.Together.Most {
-		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.variants.limits.Together.Most)
+	if c.sets.Total() > c.variants.limits.Together.Most {
+		t.Errorf("%d are selected together, more than %d", c.sets.Total(), c.variants.limits.Together.Most)
 	}
 	known, total := map[string]bool{}, 0
 	turns := fair.Turns(c.variants.counted(), (*variant).Namespace, func(p *variant) iter.Seq2[string, int] { return p.Selections }, (*variant).Compare)
@@ -148,8 +103,8 @@ func bounded(t testing.TB, c *Compiler) {
 			t.Errorf("%s is not settled", p.of.obj.Key)
 		}
 	}
-	if total != c.sets.groups.total {
-		t.Errorf("variants come to %d, groups to %d", total, c.sets.groups.total)
+	if total != c.sets.Total() {
+		t.Errorf("variants come to %d, groups to %d", total, c.sets.Total())
 	}
 }
 
@@ -162,7 +117,7 @@ func TestLimitsHold(t *testing.T) {
 
 func reviewBounds(t *testing.T, seed uint64) {
 	w := newWorld(seed)
-	h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+	h := newHistory(worldConfig, pickOne[uint32](w, crowded, sets.IDSpace))
 	h.selected, h.together, h.again = pickOne(w, 0, 4, 10, 70), pickOne(w, 0, 5, 10, 30), pickOne(w, 0, 1, 3, 8)
 	h.room = pickOne(w, 0, 1, 5, 50, 500)
 	for range 40 {

@@ -30,6 +30,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -54,7 +55,7 @@ type Compiler struct {
 	open   bool // see SetOpen
 
 	objects   *objects.Objects
-	sets      *sets
+	sets      *sets.Sets
 	variants  *variants
 	rollout   *rollout
 	policies  *policies
@@ -73,7 +74,7 @@ type budget struct {
 const all = math.MaxInt
 
 // New returns a Compiler whose policy is empty.
-func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
+func New(cfg Config) *Compiler { return newCompiler(cfg, sets.IDSpace) }
 
 // Policy is the whole policy after the last Update. The Compiler owns it and changes it in the next
 // Update; callers only read.
@@ -87,8 +88,7 @@ func (c *Compiler) Policy() *state.Policy { return c.policy }
 // changed stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
 	c.variants.budget = budget{since: d.Since, room: room, whole: room == all}
-	c.sets.services.view = v
-	defer func() { c.sets.services.view = nil }()
+	c.variants.room -= c.sets.Begin(v, d)
 
 	// Objects, policies and interfaces come and go. Sets that are in use follow objects at once;
 	// endpoints whose policies may be others are marked. Pods that may wait are followed as far as
@@ -96,7 +96,6 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	for ch := range c.objects.Changes(v, d, room == all) {
 		c.follow(ch)
 	}
-	c.variants.room -= c.sets.services.follow(d.Services)
 	if len(d.Objects[model.AttachmentKind]) > 0 {
 		c.endpoints.attach(v.Attachments())
 	}
@@ -118,14 +117,14 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 
 	// What nobody uses any more goes, which makes room for variants that wait or were refused.
 	c.programs.sweep()
-	c.sets.groups.sweep(d.Since)
+	c.sets.Groups.Sweep(d.Since)
 	c.variants.drain(max(c.variants.room, room/4))
 	c.variants.refill(room)
-	c.sets.sweep()
+	c.sets.Sweep()
 
 	// The rest is written down under the ids of sets, which are known only now.
 	c.endpoints.markUsers(c.programs.build())
-	c.sets.publish()
+	c.sets.Publish()
 	c.endpoints.publish()
 	return c.flush(podCIDRs)
 }
@@ -164,11 +163,12 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		note(at)
 	}
 	policies = len(waiting)
-	draining := c.sets.groups.draining
-	for g := range draining {
-		note(g.since)
+	more := len(c.objects.Late) > 0 || c.variants.limits.IsDue()
+	for at := range c.sets.Groups.Draining {
+		note(at)
+		more = true
 	}
-	if len(draining) > 0 || len(c.objects.Late) > 0 || c.variants.limits.IsDue() {
+	if more {
 		policies++
 	}
 	return policies, since
@@ -180,7 +180,7 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	p, l := state.NewPolicy(), newLinks(model.Links{})
 	p.PodTunnels = cfg.PodTunnels
 	c := &Compiler{cfg: cfg, policy: p, links: l, objects: objects.New(cfg.Node, admission.LookupSize)}
-	c.sets = newSets(p, space, c.objects)
+	c.sets = sets.New(p, space, c.objects)
 	c.variants = &variants{
 		objects: c.objects, sets: c.sets,
 		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},

@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/compile/admission"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -286,7 +287,7 @@ var worldConfig = Config{
 func TestPolicyDependsOnObjectsAlone(t *testing.T) {
 	for seed := range uint64(150) {
 		w := newWorld(seed)
-		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+		h := newHistory(worldConfig, pickOne[uint32](w, crowded, sets.IDSpace))
 		h.selected = pickOne(w, 0, 1, 4, 10, 70)
 		h.together = pickOne(w, 0, 1, 10, 30)
 		for range 40 {
@@ -418,9 +419,7 @@ func empty(t *testing.T, c *Compiler) {
 	for what, n := range map[string]int{
 		"pods": len(c.objects.Pods), "sets": len(c.objects.Sets), "hosts": len(c.objects.Hosts), "refused": len(c.policies.refusals), "policies": len(c.policies.all),
 		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
-		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "variants": len(c.variants.all), "tallies": len(c.sets.tallies.selectors), "counted": len(c.sets.tallies.all), "size": c.objects.Size, "total": c.sets.groups.total, "fresh": len(c.rollout.fresh), "later": len(c.rollout.later), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "draining": len(c.sets.groups.draining), "uses": len(c.programs.uses), "groups": len(c.sets.groups.all), "classes of groups": len(c.sets.groups.byClass), "selectors": len(c.sets.groups.selectors),
-		"named": len(c.sets.named.all), "lists": len(c.sets.lists.all), "ranges": len(c.sets.ranges.all), "ids": len(c.sets.ids.held),
-		"by port": len(c.sets.named.items), "services": len(c.sets.services.known), "service addresses": len(c.sets.services.addrs.all),
+		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.rollout.later), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.programs.uses),
 		"changed": len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {
 		if n != 0 {

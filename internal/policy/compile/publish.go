@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -14,7 +15,7 @@ func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	d := state.PolicyDelta{
 		Programs: c.programs.table.Flush(), Workloads: c.endpoints.workloads.Flush(), Hosts: c.endpoints.hosts.table.Flush(),
 	}
-	c.sets.flush(&d)
+	c.sets.Flush(&d)
 	d.PodDevices = c.links.follow(c.policy.PodDevices, func(l *model.Link) bool { return l.Pod && !c.open })
 	d.HostDevices = c.links.follow(c.policy.HostDevices, func(l *model.Link) bool { return l.Host || c.open })
 	denied, was := c.deniedNow(), c.policy.Denied
@@ -56,7 +57,7 @@ func (c *Compiler) deniedNow() state.Denied {
 func (c *Compiler) deniedList(set *model.NetworkSet) *state.List {
 	l := &state.List{Name: set.Key.String(), Prefixes: set.Nets}
 	for _, old := range c.policy.Denied.Lists {
-		if old.Name == l.Name && equalPrefixes(old.Prefixes, l.Prefixes) {
+		if old.Name == l.Name && sets.EqualPrefixes(old.Prefixes, l.Prefixes) {
 			return old
 		}
 	}

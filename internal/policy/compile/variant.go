@@ -6,6 +6,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/compile/admission"
 	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -14,7 +15,7 @@ import (
 type variants struct {
 	budget
 	objects *objects.Objects
-	sets    *sets
+	sets    *sets.Sets
 	all     map[*variant]struct{}
 	known   map[*policy]struct{} // their variants are filled at once: the sets are there, of a version that does not stand
 	queue   []*variant           // that are not settled, in the order in which they came
@@ -33,10 +34,10 @@ type variant struct {
 	progress progress
 	early    bool // it was refused as there was no room when it came, not in its turn
 
-	Rules            // and the sets that they hold
-	tallies []*tally // of as many selectors as are counted
-	sum     int      // of the tallies when they were
-	ready   int      // so many groups are filled
+	sets.Rules               // and the sets that they hold
+	tallies    []*sets.Tally // of as many selectors as are counted
+	sum        int           // of the tallies when they were
+	ready      int           // so many groups are filled
 
 	since    time.Time          // when the change came that it is filled for
 	spent    int                // on it so far, in elements
@@ -76,7 +77,7 @@ func (p *variant) host() bool    { return p.index&2 != 0 }
 // so that what one update brings cannot fill groups far beyond them.
 func (ps *variants) follow(ch objects.Change) {
 	if !ch.Renewed() {
-		ps.room -= ps.sets.follow(ch)
+		ps.room -= ps.sets.Follow(ch)
 		ps.weigh()
 	}
 }
@@ -118,7 +119,7 @@ func (ps *variants) release(p *policy, i int) {
 	if p.refs[i]--; p.refs[i] > 0 {
 		return
 	}
-	ps.sets.release(&p.variants[i].Rules)
+	ps.sets.Release(&p.variants[i].Rules)
 	ps.releaseTallies(p.variants[i])
 	delete(ps.all, p.variants[i])
 	p.variants[i] = nil
@@ -129,7 +130,7 @@ func (ps *variants) release(p *policy, i int) {
 
 func (ps *variants) releaseTallies(p *variant) {
 	for _, t := range p.tallies {
-		ps.sets.tallies.release(t)
+		ps.sets.Tallies.Release(t)
 	}
 	p.tallies, p.sum = nil, 0
 }
@@ -137,12 +138,12 @@ func (ps *variants) releaseTallies(p *variant) {
 // unresolve has the rules written anew whose sets have other ids or lists now, or that were settled
 // since. It reports whether there may be any.
 func (ps *variants) unresolve() bool {
-	some, all := ps.sets.stale()
+	some, all := ps.sets.Stale()
 	if !some && !ps.stale {
 		return false
 	}
 	for p := range ps.all {
-		if all || p.Rules.stale() {
+		if all || p.Rules.Stale() {
 			p.resolved = nil
 		}
 	}
@@ -158,8 +159,8 @@ func (ps *variants) resolve(p *variant, policy model.PolicyKey) *state.PolicyRul
 	if p.resolved == nil {
 		r := &state.PolicyRules{Policy: policy}
 		switch p.lookups = p.Lookups(); {
-		case p.lookups <= admission.MaxSize && p.progress == filled && ps.sets.refused(&p.Rules) == "":
-			r.Rules = p.Rules.resolve()
+		case p.lookups <= admission.MaxSize && p.progress == filled && ps.sets.Refused(&p.Rules) == "":
+			r.Rules = p.Rules.Resolve()
 		case policy.Kind != model.NetworkPolicy:
 			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
 		}

@@ -73,7 +73,7 @@ func (c *Compiler) Issues() []model.Issue {
 			if variant.lookups > admission.MaxSize {
 				add(key, "%s", admission.TooManyLookups(variant.lookups))
 			}
-			if why := c.sets.refused(&variant.Rules); why != "" {
+			if why := c.sets.Refused(&variant.Rules); why != "" {
 				add(key, "%s", why)
 			}
 			switch variant.progress {

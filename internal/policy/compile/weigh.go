@@ -14,14 +14,14 @@ func (p *variant) Namespace() string { return p.of.obj.Key.Name.Namespace }
 func (p *variant) Selections(yield func(key string, size int) bool) {
 	if p.progress != filling && p.progress != filled {
 		for _, t := range p.tallies {
-			if !yield(t.key, t.count) {
+			if !yield(t.Key, t.Count) {
 				return
 			}
 		}
 		return
 	}
-	for _, g := range p.groups {
-		if !yield(g.key, g.selected) {
+	for _, g := range p.Groups {
+		if !yield(g.Key(), g.Selected) {
 			return
 		}
 	}
@@ -50,7 +50,7 @@ func (p *variant) selected() int { return admission.Sum(p.Selections) }
 // first.
 func (ps *variants) beyond(p *variant) (n int) {
 	for key, size := range p.Selections {
-		if !ps.sets.groups.has(key, ps.limits.Crowded) {
+		if !ps.sets.Groups.Has(key, ps.limits.Crowded) {
 			n += size
 		}
 	}
@@ -88,7 +88,7 @@ func (ps *variants) weigh() {
 			again = append(again, p)
 		}
 	}
-	if ps.sets.groups.sweep(ps.since); ps.whole {
+	if ps.sets.Groups.Sweep(ps.since); ps.whole {
 		ps.drain(all)
 	}
 	for _, p := range again {
@@ -103,7 +103,7 @@ func (ps *variants) weigh() {
 
 // drain empties groups that nobody holds. Others may fit once the last of them is gone.
 func (ps *variants) drain(room int) {
-	if done := ps.sets.groups.drain(room); done && ps.limits.Crowded {
+	if done := ps.sets.Groups.Drain(room); done && ps.limits.Crowded {
 		ps.limits.Soon()
 	}
 }

@@ -72,8 +72,8 @@ func (l *Limits) Soon() { l.due = l.usage.Moves() }
 // Fits reports whether selectors may select so much more.
 func (l *Limits) Fits(more int) bool { return l.usage.Total()+more <= l.Together.Most }
 
-// Filled has claims weighed when one that has all of its sets now, which select so much, may come to
-// select too much.
+// Filled has claims weighed when one that has all of its sets now, which select so much, may come
+// to select too much.
 func (l *Limits) Filled(selected int) {
 	l.After(l.Alone.Most + 1 - selected)
 	if l.After(l.Together.Most + 1 - l.usage.Total()); !l.Fits(0) || selected > l.Alone.Most {
@@ -82,9 +82,9 @@ func (l *Limits) Filled(selected int) {
 }
 
 // Weigh yields how each claim stands from now on, in the order in which they may have their sets:
-// where all are too much together, those go without whose turn comes last (see fair.Turns). One that
-// was refused alone counts for nothing when it is admitted, as not all of its selectors were counted.
-// Weighed is to be called once that is carried out.
+// where all are too much together, those go without whose turn comes last (see fair.Turns). One
+// that was refused alone counts for nothing when it is admitted, as not all of its selectors were
+// counted. Weighed is to be called once that is carried out.
 func Weigh[T Claim[T]](l *Limits, claims []T) iter.Seq2[T, Standing] {
 	return func(yield func(T, Standing) bool) {
 		l.due = math.MaxInt

@@ -29,8 +29,8 @@ func (ch Change) Item() *Item {
 }
 
 // Changes follows the objects that are dirty, and yields each change once it is made; the caller
-// takes all. Unless whole is set, pods of other nodes are left to Latecomers: nothing passes to a pod
-// of this node that is not known.
+// takes all. Unless whole is set, pods of other nodes are left to Latecomers: nothing passes to a
+// pod of this node that is not known.
 func (o *Objects) Changes(v *store.View, d store.Dirty, whole bool) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		for name := range d.Objects[model.NamespaceKind] {
@@ -110,8 +110,8 @@ func (o *Objects) setPod(name model.Name, obj *model.Pod, yield func(Change) boo
 	return swap(o, o.Pods, name, next, yield)
 }
 
-// swap makes next known under a key, in place of what was. It counts up before counting down, so that
-// what stays is never seen to go.
+// swap makes next known under a key, in place of what was. It counts up before counting down, so
+// that what stays is never seen to go.
 func swap[K comparable](o *Objects, items map[K]*Item, key K, next *Item, yield func(Change) bool) bool {
 	ch := Change{Old: items[key], Next: next}
 	if ch.Item() == nil {

@@ -1,9 +1,10 @@
-// Package objects holds the pods, network sets and host endpoints that selectors of policies select.
+// Package objects holds the pods, network sets and host endpoints that selectors of policies
+// select.
 //
 // It owns their labels, with those that they have from their namespace and service account: objects
-// whose labels are equal are a Class, and a selector is held against one of them alone. Both ways to
-// match are found by labels rather than by search: Objects.Find returns the classes that a selector
-// selects, and a Filing the selectors that may select an object.
+// whose labels are equal are a Class, and a selector is held against one of them alone. Both ways
+// to match are found by labels rather than by search: Objects.Find returns the classes that a
+// selector selects, and a Filing the selectors that may select an object.
 //
 // Objects.Changes follows a store. What depends on objects is told nothing: it is for the caller to
 // carry each Change on.
@@ -19,8 +20,9 @@ import (
 // programmed.
 const MatchingCost = 16
 
-// Objects are the current versions of all that selectors select, in classes of equal labels. Callers
-// read the exported fields, which Changes and Latecomers change. It is not safe for concurrent use.
+// Objects are the current versions of all that selectors select, in classes of equal labels.
+// Callers read the exported fields, which Changes and Latecomers change. It is not safe for
+// concurrent use.
 type Objects struct {
 	Pods  map[model.Name]*Item     // that have addresses of their own
 	Late  map[model.Name]time.Time // pods of other nodes that are not followed yet, and since when

@@ -116,8 +116,8 @@ func (s *shadow) carry(t *testing.T, ch Change) {
 	}
 }
 
-// What changes tell comes to the objects that there are, and selectors and objects find each other as
-// a search through all does. Nothing is left of objects that have gone.
+// What changes tell comes to the objects that there are, and selectors and objects find each other
+// as a search through all does. Nothing is left of objects that have gone.
 func TestObjectsAreFound(t *testing.T) {
 	for seed := range uint64(100) {
 		w := world{rand.New(rand.NewPCG(seed, 1))}

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"maps"
@@ -10,31 +10,31 @@ import (
 	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
-// groups are the sets of the addresses that selectors of rules select.
+// Groups are the sets of the addresses that selectors of rules select.
 //
 // A group is filled and emptied in slices. It begins as a name alone, then follows what its
 // selector selects, while items that were there before are added bit by bit. Once nobody holds it,
 // it drains: it follows nothing any more, and its addresses are removed bit by bit.
-type groups struct {
-	shared[string, group, *group]
+type Groups struct {
+	shared[string, Group, *Group]
 	objects   *objects.Objects
 	lists     *lists
-	draining  map[*group]struct{}         // that nobody holds any more
-	selectors objects.Filing[*group]      // of those that follow theirs
-	byClass   map[*objects.Class][]*group // whose selectors select the class
+	draining  map[*Group]struct{}         // that nobody holds any more
+	selectors objects.Filing[*Group]      // of those that follow theirs
+	byClass   map[*objects.Class][]*Group // whose selectors select the class
 	table     memberTable[netip.Addr]
 	total     int  // what the selectors of all groups select
 	moves     int  // sizes of all that came to groups and went
 	stale     bool // some groups are
 }
 
-// group holds the addresses of what one selector selects.
-type group struct {
+// Group holds the addresses of what one selector selects.
+type Group struct {
 	dynamic[netip.Addr]
 	selector model.Selector
 	follows  bool                    // what the selector selects; otherwise it is new, or drains
 	classes  objects.ClassSet        // that the selector selects
-	selected int                     // the sum of their sizes; an estimate if it is new, what is pending if it drains
+	Selected int                     // the sum of their sizes; an estimate if it is new, what is pending if it drains
 	pending  objects.ItemSet         // that are not members yet; if it drains: that still are
 	lists    map[*objects.Item]*list // of the network sets among them
 	stale    bool                    // its network sets changed, or what programs say of them
@@ -44,10 +44,10 @@ type group struct {
 func groupKey(s model.Selector) string { return "group " + s.String() }
 
 // hold holds the group of a selector that selects about so much.
-func (gs *groups) hold(s model.Selector, size int) *group {
+func (gs *Groups) hold(s model.Selector, size int) *Group {
 	g, created := gs.shared.hold(groupKey(s))
 	if created {
-		g.selector, g.selected, g.classes = s, size, objects.ClassSet{}
+		g.selector, g.Selected, g.classes = s, size, objects.ClassSet{}
 		gs.total += size
 	}
 	if _, drains := gs.draining[g]; drains {
@@ -58,22 +58,22 @@ func (gs *groups) hold(s model.Selector, size int) *group {
 }
 
 // holds reports whether the addresses of an item that the selector selects are members.
-func (g *group) holds(it *objects.Item) bool {
+func (g *Group) holds(it *objects.Item) bool {
 	_, pending := g.pending[it]
 	return g.follows != pending
 }
 
 // follow has the group follow what its selector selects, and finds what that is now. It returns how
 // many classes it looked at.
-func (gs *groups) follow(g *group) int {
+func (gs *Groups) follow(g *Group) int {
 	found, looked := gs.objects.Find(g.selector)
 	gs.selectors.Add(g.selector, g)
-	gs.total -= g.selected
+	gs.total -= g.Selected
 	members := g.pending
-	g.follows, g.selected, g.pending = true, 0, objects.ItemSet{}
+	g.follows, g.Selected, g.pending = true, 0, objects.ItemSet{}
 	for _, cl := range found {
 		gs.note(g, cl)
-		g.selected += cl.Size
+		g.Selected += cl.Size
 		for it := range cl.Items {
 			if _, member := members[it]; !member {
 				g.pending[it] = struct{}{}
@@ -81,12 +81,12 @@ func (gs *groups) follow(g *group) int {
 			gs.list(g, it)
 		}
 	}
-	gs.total += g.selected
+	gs.total += g.Selected
 	return looked
 }
 
 // unfollow has the group follow nothing any more. It returns how many items' addresses are left.
-func (gs *groups) unfollow(g *group) int {
+func (gs *Groups) unfollow(g *Group) int {
 	if !g.follows {
 		return 0
 	}
@@ -104,10 +104,10 @@ func (gs *groups) unfollow(g *group) int {
 	return len(members)
 }
 
-// fill goes on with a group that somebody holds as far as there is room for: it comes to follow what its
-// selector selects, or gets some of that. It returns about how many elements a kernel takes in that
-// time, and whether the group is filled.
-func (gs *groups) fill(g *group, room int) (spent int, done bool) {
+// Fill goes on with a group that somebody holds as far as there is room for: it comes to follow
+// what its selector selects, or gets some of that. It returns about how many elements a kernel
+// takes in that time, and whether the group is filled.
+func (gs *Groups) Fill(g *Group, room int) (spent int, done bool) {
 	switch {
 	case !g.follows:
 		return 1 + gs.follow(g)/objects.MatchingCost, false
@@ -117,14 +117,14 @@ func (gs *groups) fill(g *group, room int) (spent int, done bool) {
 	return 0, true
 }
 
-// has reports whether there is a group under a key; held: and somebody holds it.
-func (gs *groups) has(key string, held bool) bool {
+// Has reports whether there is a group under a key; held: and somebody holds it.
+func (gs *Groups) Has(key string, held bool) bool {
 	g := gs.all[key]
 	return g != nil && (!held || g.refs > 0)
 }
 
 // move adds pending addresses, or removes them if the group drains, as far as there is room for.
-func (gs *groups) move(g *group, room int) (spent int) {
+func (gs *Groups) move(g *Group, room int) (spent int) {
 	for it := range g.pending {
 		if spent >= room {
 			break
@@ -147,7 +147,7 @@ func (gs *groups) move(g *group, room int) (spent int) {
 }
 
 // addClass notes which groups' selectors select a new class. It returns the cost in elements.
-func (gs *groups) addClass(cl *objects.Class) (cost int) {
+func (gs *Groups) addClass(cl *objects.Class) (cost int) {
 	looked := 0
 	for g := range gs.selectors.Candidates(&cl.Labels) {
 		if looked++; g.selector.Matches(&cl.Labels) {
@@ -158,7 +158,7 @@ func (gs *groups) addClass(cl *objects.Class) (cost int) {
 }
 
 // note notes that the group's selector selects a class.
-func (gs *groups) note(g *group, cl *objects.Class) {
+func (gs *Groups) note(g *Group, cl *objects.Class) {
 	if _, known := g.classes[cl]; !known {
 		g.classes[cl] = struct{}{}
 		gs.byClass[cl] = append(gs.byClass[cl], g)
@@ -167,7 +167,7 @@ func (gs *groups) note(g *group, cl *objects.Class) {
 
 // add makes a new item a member of the groups that follow its class. It returns the cost in
 // elements.
-func (gs *groups) add(it *objects.Item) (cost int) {
+func (gs *Groups) add(it *objects.Item) (cost int) {
 	list := gs.byClass[it.Class]
 	for _, g := range list {
 		if !g.follows {
@@ -183,9 +183,9 @@ func (gs *groups) add(it *objects.Item) (cost int) {
 	return len(list) * it.Size()
 }
 
-// remove takes an item out of all groups that have it; last: its class ended with it. It returns the
-// cost in elements.
-func (gs *groups) remove(it *objects.Item, last bool) (cost int) {
+// remove takes an item out of all groups that have it; last: its class ended with it. It returns
+// the cost in elements.
+func (gs *Groups) remove(it *objects.Item, last bool) (cost int) {
 	list := gs.byClass[it.Class]
 	for _, g := range list {
 		if g.holds(it) {
@@ -214,7 +214,7 @@ func (gs *groups) remove(it *objects.Item, last bool) (cost int) {
 }
 
 // list has the group hold the list of a network set.
-func (gs *groups) list(g *group, it *objects.Item) {
+func (gs *Groups) list(g *Group, it *objects.Item) {
 	if it.Set == nil || g.lists[it] != nil {
 		return
 	}
@@ -226,14 +226,14 @@ func (gs *groups) list(g *group, it *objects.Item) {
 }
 
 // resize counts what comes to a group, or leaves it.
-func (gs *groups) resize(g *group, by int) {
-	g.selected += by
+func (gs *Groups) resize(g *Group, by int) {
+	g.Selected += by
 	gs.total += by
 	gs.moves += max(by, -by)
 }
 
-// sweep has the groups drained that nobody holds.
-func (gs *groups) sweep(now time.Time) {
+// Sweep has the groups drained that nobody holds.
+func (gs *Groups) Sweep(now time.Time) {
 	for g := range gs.touched {
 		if _, already := gs.draining[g]; already || g.refs > 0 || g.id == 0 {
 			continue
@@ -246,9 +246,9 @@ func (gs *groups) sweep(now time.Time) {
 	}
 }
 
-// drain goes on with the groups that nobody holds, for about so many elements, and ends those of
+// Drain goes on with the groups that nobody holds, for about so many elements, and ends those of
 // which nothing is left. It reports whether the last of them went.
-func (gs *groups) drain(room int) (done bool) {
+func (gs *Groups) Drain(room int) (done bool) {
 	left, gone := objects.ClassSet{}, false
 	for g := range gs.draining {
 		room -= gs.unfollow(g) / objects.MatchingCost
@@ -262,29 +262,36 @@ func (gs *groups) drain(room int) (done bool) {
 		}
 	}
 	for cl := range left { // once, however many of its groups went
-		if gs.byClass[cl] = slices.DeleteFunc(gs.byClass[cl], func(g *group) bool { return g.id == 0 }); len(gs.byClass[cl]) == 0 {
+		if gs.byClass[cl] = slices.DeleteFunc(gs.byClass[cl], func(g *Group) bool { return g.id == 0 }); len(gs.byClass[cl]) == 0 {
 			delete(gs.byClass, cl)
 		}
 	}
 	return gone && len(gs.draining) == 0
 }
 
+// Draining yields since when each group drains that does.
+func (gs *Groups) Draining(yield func(time.Time) bool) {
+	for g := range gs.draining {
+		if !yield(g.since) {
+			return
+		}
+	}
+}
+
 // drop ends a group that has drained. Its classes still list it.
-func (gs *groups) drop(g *group) {
+func (gs *Groups) drop(g *Group) {
 	for _, l := range g.lists {
 		gs.lists.release(l)
 	}
-	gs.resize(g, -g.selected)
+	gs.resize(g, -g.Selected)
 	delete(gs.draining, g)
 	gs.shared.drop(g)
 }
 
-func (gs *groups) publish() {
-	gs.shared.publish(
-		func(g *group) { gs.table.retract(&g.dynamic) },
-		func(g *group) {
-			gs.table.publish(&g.dynamic)
-			g.stale = false
-		})
+func (gs *Groups) publish() {
+	gs.shared.publish(func(g *Group) {
+		gs.table.publish(&g.dynamic)
+		g.stale = false
+	})
 	gs.stale = false
 }

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"sluice.dev/sluice/internal/lib/diff"

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"maps"
@@ -8,44 +8,44 @@ import (
 	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
-// tallies count what selectors select whose groups are not there.
-type tallies struct {
+// Tallies count what selectors select whose groups are not there.
+type Tallies struct {
 	objects   *objects.Objects
-	groups    *groups
-	all       map[string]*tally           // by the keys of their groups
-	byClass   map[*objects.Class][]*tally // that select the class, as long as no tally comes or goes
-	selectors objects.Filing[*tally]
+	groups    *Groups
+	all       map[string]*Tally           // by the keys of their groups
+	byClass   map[*objects.Class][]*Tally // that select the class, as long as no tally comes or goes
+	selectors objects.Filing[*Tally]
 	moves     int // sizes of all that came to tallies and went
 }
 
-func newTallies(all *objects.Objects, groups *groups) *tallies {
-	return &tallies{
+func newTallies(all *objects.Objects, groups *Groups) *Tallies {
+	return &Tallies{
 		objects: all, groups: groups,
-		all: map[string]*tally{}, byClass: map[*objects.Class][]*tally{}, selectors: objects.Filing[*tally]{},
+		all: map[string]*Tally{}, byClass: map[*objects.Class][]*Tally{}, selectors: objects.Filing[*Tally]{},
 	}
 }
 
-// tally counts what a selector selects, and keeps none of it. Parts that ask for the same share it.
-type tally struct {
-	key      string // of its group
+// Tally counts what a selector selects, and keeps none of it. Parts that ask for the same share it.
+type Tally struct {
+	Key      string // of its group
+	Count    int    // the sum of the sizes
 	refs     int
 	selector model.Selector
-	count    int // the sum of the sizes
 }
 
-// hold counts what a selector selects, unless that is known. It returns how many classes it was
-// held against.
-func (ts *tallies) hold(s model.Selector) (t *tally, looked int) {
+// Hold counts what a selector selects from now on, until it is released. It returns how many
+// classes it was held against.
+func (ts *Tallies) Hold(s model.Selector) (t *Tally, looked int) {
 	key := groupKey(s)
 	if t = ts.all[key]; t == nil {
-		t = &tally{key: key, selector: s}
-		if g := ts.groups.all[key]; g != nil && g.follows {
-			t.count = g.selected
+		t = &Tally{Key: key, selector: s}
+		if g := ts.groups.all[key]; g != nil && g.follows && g.refs > 0 { // one that drains knows of no new class
+			t.Count = g.Selected
 		} else {
 			var found []*objects.Class
 			found, looked = ts.objects.Find(s)
 			for _, cl := range found {
-				t.count += cl.Size
+				t.Count += cl.Size
 			}
 		}
 		ts.all[key] = t
@@ -56,16 +56,17 @@ func (ts *tallies) hold(s model.Selector) (t *tally, looked int) {
 	return t, looked
 }
 
-func (ts *tallies) release(t *tally) {
+// Release takes back a Hold.
+func (ts *Tallies) Release(t *Tally) {
 	if t.refs--; t.refs == 0 {
-		delete(ts.all, t.key)
+		delete(ts.all, t.Key)
 		ts.selectors.Remove(t.selector, t)
 		clear(ts.byClass)
 	}
 }
 
 // follow counts what comes and what goes. It returns the cost in elements.
-func (ts *tallies) follow(ch objects.Change) (cost int) {
+func (ts *Tallies) follow(ch objects.Change) (cost int) {
 	if ch.Next != nil {
 		cost = ts.count(ch.Next.Class, ch.Next.Size())
 	}
@@ -80,13 +81,13 @@ func (ts *tallies) follow(ch objects.Change) (cost int) {
 
 // count counts a change of a class into the tallies of the selectors that select it. It returns the
 // cost in elements.
-func (ts *tallies) count(cl *objects.Class, by int) (cost int) {
+func (ts *Tallies) count(cl *objects.Class, by int) (cost int) {
 	if len(ts.selectors) == 0 {
 		return 0
 	}
 	hit, known := ts.byClass[cl]
 	if !known {
-		some, looked := map[*tally]struct{}{}, 0
+		some, looked := map[*Tally]struct{}{}, 0
 		for t := range ts.selectors.Candidates(&cl.Labels) {
 			if looked++; t.selector.Matches(&cl.Labels) {
 				some[t] = struct{}{}
@@ -97,7 +98,7 @@ func (ts *tallies) count(cl *objects.Class, by int) (cost int) {
 		cost = looked / objects.MatchingCost
 	}
 	for _, t := range hit {
-		t.count += by
+		t.Count += by
 	}
 	ts.moves += len(hit) * max(by, -by)
 	return cost

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"cmp"
@@ -118,7 +118,7 @@ func (x *portNames) set(it *objects.Item, in bool) {
 // ports resolves a list of ports of a rule, and has the rules hold their sets. Local says that
 // only pods of this node can be meant. It returns nil where none of them can be met: they are of
 // another protocol than the rule, or of none that has ports.
-func (s *sets) ports(rs *Rules, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
+func (s *Sets) ports(rs *Rules, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
 	var plain []state.PortRange
 	var named []namedPort
 	var services []model.Name
@@ -157,9 +157,9 @@ func (s *sets) ports(rs *Rules, of *model.PolicyRule, in []model.PolicyPort, loc
 	}
 	slices.SortFunc(services, model.Name.Compare)
 	for _, name := range slices.Compact(services) {
-		n, cost := s.services.holdPorts(name)
+		n, cost := s.Services.holdPorts(name)
 		all.named = append(all.named, n)
-		rs.units += cost
+		rs.Units += cost
 	}
 	rs.named = append(rs.named, all.named...)
 	return all

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"cmp"
@@ -23,17 +23,17 @@ const (
 	maxEndpointsTogether = 1 << 20 // of all Services that rules name which apply to anything here
 )
 
-// services are the Services that rules name. A Service is known while a set of its endpoints is
+// Services are the Services that rules name. A Service is known while a set of its endpoints is
 // held: that of their addresses, for sources, or that of their addresses at its ports.
-type services struct {
-	view           *store.View // of the present step
-	each, together int         // the constants, but in tests
-	known          map[model.Name]*service
-	addrs          shared[model.Name, serviceAddrs, *serviceAddrs]
-	table          *memberTable[netip.Addr] // that of groups, among which the addresses are
-	ports          *portNames
-	changed        bool // what all come to
-	stale          bool // some are
+type Services struct {
+	Each, Together int // the constants, but in tests
+
+	view    *store.View // of the present update
+	known   map[model.Name]*service
+	addrs   shared[model.Name, serviceAddrs, *serviceAddrs]
+	ports   *portNames
+	changed bool // what all come to
+	stale   bool // some are
 }
 
 // service is a Service that rules name.
@@ -58,7 +58,7 @@ func (a *serviceAddrs) name(name model.Name) {
 func (a *serviceAddrs) under() model.Name { return a.of.name }
 
 // hold holds the addresses of a Service's endpoints. It returns the cost in elements, too.
-func (ss *services) hold(name model.Name) (a *serviceAddrs, cost int) {
+func (ss *Services) hold(name model.Name) (a *serviceAddrs, cost int) {
 	a, created := ss.addrs.hold(name)
 	if created {
 		a.of, cost = ss.know(name)
@@ -68,7 +68,7 @@ func (ss *services) hold(name model.Name) (a *serviceAddrs, cost int) {
 }
 
 // holdPorts holds the addresses of a Service's endpoints at its ports. It returns the cost, too.
-func (ss *services) holdPorts(name model.Name) (n *namedPorts, cost int) {
+func (ss *Services) holdPorts(name model.Name) (n *namedPorts, cost int) {
 	n, created := ss.ports.shared.hold(namedPort{service: name})
 	if created {
 		n.service, cost = ss.know(name)
@@ -79,7 +79,7 @@ func (ss *services) holdPorts(name model.Name) (n *namedPorts, cost int) {
 
 // know returns a Service that is known from now on. Whether there is room for it in all is judged
 // later.
-func (ss *services) know(name model.Name) (s *service, cost int) {
+func (ss *Services) know(name model.Name) (s *service, cost int) {
 	s = ss.known[name]
 	if s == nil {
 		s = &service{name: name}
@@ -90,9 +90,9 @@ func (ss *services) know(name model.Name) (s *service, cost int) {
 }
 
 // read reads the endpoints of a Service anew.
-func (ss *services) read(s *service) (cost int) {
-	s.endpoints, s.count = endpointsOf(ss.view, s.name, ss.each)
-	s.refused = s.count > ss.each
+func (ss *Services) read(s *service) (cost int) {
+	s.endpoints, s.count = endpointsOf(ss.view, s.name, ss.Each)
+	s.refused = s.count > ss.Each
 	ss.changed = true
 	return len(s.endpoints)
 }
@@ -128,7 +128,7 @@ func (s *service) drain(addrs *serviceAddrs, ports *namedPorts) {
 }
 
 // change changes a Service, and its sets with it.
-func (ss *services) change(s *service, by func()) {
+func (ss *Services) change(s *service, by func()) {
 	addrs, ports, was := ss.addrs.all[s.name], ss.ports.all[namedPort{service: s.name}], s.refused
 	s.drain(addrs, ports)
 	by()
@@ -146,7 +146,7 @@ func (ss *services) change(s *service, by func()) {
 
 // follow follows the Services of which some changed, or endpoints of theirs. It returns the cost in
 // elements.
-func (ss *services) follow(dirty map[model.Name]struct{}) (cost int) {
+func (ss *Services) follow(dirty map[model.Name]struct{}) (cost int) {
 	if len(ss.known) == 0 {
 		return 0
 	}
@@ -160,18 +160,18 @@ func (ss *services) follow(dirty map[model.Name]struct{}) (cost int) {
 
 // judge says which Services are refused: those with too many endpoints and, where all have too many
 // together, those whose turn comes last.
-func (ss *services) judge() {
+func (ss *Services) judge() {
 	if !ss.changed {
 		return
 	}
 	ss.changed = false
 	total, some := 0, make([]*service, 0, len(ss.known))
 	for _, s := range ss.known {
-		if s.count <= ss.each {
+		if s.count <= ss.Each {
 			some, total = append(some, s), total+s.count
 		}
 	}
-	if total > ss.together {
+	if total > ss.Together {
 		some = fair.Turns(some,
 			func(s *service) string { return s.name.Namespace },
 			func(s *service) iter.Seq2[string, int] { return maps.All(map[string]int{s.name.Name: s.count}) },
@@ -179,7 +179,7 @@ func (ss *services) judge() {
 	}
 	total = 0
 	for _, s := range some {
-		refused := total+s.count > ss.together
+		refused := total+s.count > ss.Together
 		if !refused {
 			total += s.count
 		}
@@ -190,7 +190,7 @@ func (ss *services) judge() {
 }
 
 // sweep forgets the Services of which nobody holds a set any more, and ends these sets.
-func (ss *services) sweep() {
+func (ss *Services) sweep() {
 	ended := map[model.Name]struct{}{}
 	for a := range ss.addrs.touched {
 		ended[a.of.name] = struct{}{}
@@ -210,10 +210,9 @@ func (ss *services) sweep() {
 	}
 }
 
-func (ss *services) publish() {
-	ss.addrs.publish(
-		func(a *serviceAddrs) { ss.table.retract(&a.dynamic) },
-		func(a *serviceAddrs) { ss.table.publish(&a.dynamic) })
+// publish writes addresses to the table of groups, among which they are.
+func (ss *Services) publish(table *memberTable[netip.Addr]) {
+	ss.addrs.publish(func(a *serviceAddrs) { table.publish(&a.dynamic) })
 	if ss.stale {
 		for _, s := range ss.known {
 			s.stale = false
@@ -236,22 +235,23 @@ func (rs *Rules) services(yield func(*service) bool) {
 	}
 }
 
-// refused says why rules allow nothing that name a Service with too many endpoints; "": they name none.
-func (s *sets) refused(rs *Rules) string {
+// Refused says why rules allow nothing that name a Service with too many endpoints; "": they name
+// none.
+func (s *Sets) Refused(rs *Rules) string {
 	for svc := range rs.services {
 		if svc.refused {
-			return s.services.tooManyEndpoints(svc)
+			return s.Services.tooManyEndpoints(svc)
 		}
 	}
 	return ""
 }
 
 // tooManyEndpoints says why a policy that was read is not applied.
-func (ss *services) tooManyEndpoints(s *service) string {
-	if s.count > ss.each {
-		return fmt.Sprintf("its rules name Service %s, which has %d endpoints, one for each port counted, and may have %d; it allows nothing until then: select its pods by their labels", s.name, s.count, ss.each)
+func (ss *Services) tooManyEndpoints(s *service) string {
+	if s.count > ss.Each {
+		return fmt.Sprintf("its rules name Service %s, which has %d endpoints, one for each port counted, and may have %d; it allows nothing until then: select its pods by their labels", s.name, s.count, ss.Each)
 	}
-	return fmt.Sprintf("the Services that the rules of all policies name which apply here have more than %d endpoints, one for each port counted, and those of Service %s are among the most of them; it allows nothing until then: select its pods by their labels", ss.together, s.name)
+	return fmt.Sprintf("the Services that the rules of all policies name which apply here have more than %d endpoints, one for each port counted, and those of Service %s are among the most of them; it allows nothing until then: select its pods by their labels", ss.Together, s.name)
 }
 
 // Endpoints returns the endpoints of a Service as rules that name it have them, sorted and unique:

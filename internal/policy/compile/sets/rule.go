@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"cmp"
@@ -25,7 +25,7 @@ type end struct {
 // term is a union of sets.
 type term struct {
 	selector model.Selector // zero: none
-	group    *group         // of what the selector selects; nil: none
+	group    *Group         // of what the selector selects; nil: none
 	list     *list          // nil: none
 	addrs    []*serviceAddrs
 }
@@ -33,25 +33,26 @@ type term struct {
 // Rules are declared rules, with the sets that they refer to and hold. The zero Rules are none.
 type Rules struct {
 	list      []rule
-	units     int // the cost of building them, in elements
-	selectors []model.Selector
-	groups    []*group // of the selectors, once they are held
+	Units     int // the cost of building them, in elements
+	Selectors []model.Selector
+	Groups    []*Group // of the selectors, once they are held
 	lists     []*list
 	named     []*namedPorts
 	addrs     []*serviceAddrs
 	ranges    []*ranges
 }
 
-// build compiles declared rules, but for the groups of what they select. A rule that nothing can match is
-// left out. Local is the end, if any, whose ports can only be those of this node's pods.
-func (s *sets) build(from []model.PolicyRule, local func(*model.PolicyRule) *model.RuleEnd) (rs Rules) {
+// Build compiles declared rules, but for the groups of what they select. A rule that nothing can
+// match is left out. Local is the end, if any, whose ports by name can only be those of this node's
+// pods.
+func (s *Sets) Build(from []model.PolicyRule, local func(*model.PolicyRule) *model.RuleEnd) (rs Rules) {
 	for i := range from {
 		r, one := &from[i], Rules{}
 		here := local(r)
 		source, ok := s.end(&one, r, &r.Source, here == &r.Source)
 		destination, too := s.end(&one, r, &r.Destination, here == &r.Destination)
 		if !ok || !too {
-			s.release(&one)
+			s.Release(&one)
 			continue
 		}
 		rs.list = append(rs.list, rule{of: r, source: source, destination: destination})
@@ -59,32 +60,32 @@ func (s *sets) build(from []model.PolicyRule, local func(*model.PolicyRule) *mod
 		rs.named = append(rs.named, one.named...)
 		rs.addrs = append(rs.addrs, one.addrs...)
 		rs.ranges = append(rs.ranges, one.ranges...)
-		rs.units += one.units + admission.RuleSize(r)
+		rs.Units += one.Units + admission.RuleSize(r)
 	}
 	known := map[string]struct{}{}
 	for t := range rs.terms {
 		if key := groupKey(t.selector); !t.selector.IsZero() {
 			if _, again := known[key]; !again {
 				known[key] = struct{}{}
-				rs.selectors = append(rs.selectors, t.selector)
+				rs.Selectors = append(rs.Selectors, t.selector)
 			}
 		}
 	}
 	return rs
 }
 
-// holdGroups gives the rules their groups. New ones, which select about as much as was counted, do not
-// follow their selectors yet: see fill.
-func (s *sets) holdGroups(rs *Rules, counted []*tally) {
-	held := map[string]*group{}
-	for i, selector := range rs.selectors {
+// HoldGroups gives the rules their groups. New ones, which select about as much as was counted
+// (none: it was not), do not follow their selectors yet: see Groups.Fill.
+func (s *Sets) HoldGroups(rs *Rules, counted []*Tally) {
+	held := map[string]*Group{}
+	for i, selector := range rs.Selectors {
 		size := 0
 		if len(counted) > 0 {
-			size = counted[i].count
+			size = counted[i].Count
 		}
-		g := s.groups.hold(selector, size)
+		g := s.Groups.hold(selector, size)
 		held[g.key] = g
-		rs.groups = append(rs.groups, g)
+		rs.Groups = append(rs.Groups, g)
 	}
 	for t := range rs.terms {
 		if !t.selector.IsZero() {
@@ -106,10 +107,10 @@ func (rs *Rules) terms(yield func(*term) bool) {
 	}
 }
 
-// release ends what the rules hold: there are none then.
-func (s *sets) release(rs *Rules) {
-	for _, g := range rs.groups {
-		s.groups.release(g)
+// Release ends what the rules hold: there are none then.
+func (s *Sets) Release(rs *Rules) {
+	for _, g := range rs.Groups {
+		s.Groups.release(g)
 	}
 	for _, l := range rs.lists {
 		s.lists.release(l)
@@ -118,7 +119,7 @@ func (s *sets) release(rs *Rules) {
 		s.named.release(n)
 	}
 	for _, a := range rs.addrs {
-		s.services.addrs.release(a)
+		s.Services.addrs.release(a)
 	}
 	for _, r := range rs.ranges {
 		s.ranges.release(r)
@@ -127,7 +128,7 @@ func (s *sets) release(rs *Rules) {
 }
 
 // end returns what is asked of one end of a rule; not ok: it never holds.
-func (s *sets) end(rs *Rules, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
+func (s *Sets) end(rs *Rules, of *model.PolicyRule, e *model.RuleEnd, local bool) (all end, ok bool) {
 	if len(e.Ports) > 0 {
 		if all.ports = s.ports(rs, of, e.Ports, local); all.ports == nil {
 			return all, false
@@ -150,7 +151,7 @@ func (s *sets) end(rs *Rules, of *model.PolicyRule, e *model.RuleEnd, local bool
 
 // term is the union of peers. Exceptions are taken out of the networks here, so that the union is
 // one of sets alone.
-func (s *sets) term(rs *Rules, peers []model.Peer) *term {
+func (s *Sets) term(rs *Rules, peers []model.Peer) *term {
 	var selectors []model.Selector
 	var nets []netip.Prefix
 	t := &term{}
@@ -159,9 +160,9 @@ func (s *sets) term(rs *Rules, peers []model.Peer) *term {
 		case !peer.Selector.IsZero():
 			selectors = append(selectors, peer.Selector)
 		case peer.Service != (model.Name{}):
-			a, cost := s.services.hold(peer.Service)
+			a, cost := s.Services.hold(peer.Service)
 			t.addrs = append(t.addrs, a)
-			rs.units += cost
+			rs.Units += cost
 		default:
 			nets = append(nets, without(peer.Nets, peer.Except)...)
 		}
@@ -177,8 +178,8 @@ func (s *sets) term(rs *Rules, peers []model.Peer) *term {
 	return t
 }
 
-// resolve returns the rules with the present ids of their sets.
-func (rs *Rules) resolve() []state.Rule {
+// Resolve returns the rules with the present ids of their sets.
+func (rs *Rules) Resolve() []state.Rule {
 	var all []state.Rule
 	for i := range rs.list {
 		all = append(all, rs.list[i].resolve())
@@ -186,7 +187,8 @@ func (rs *Rules) resolve() []state.Rule {
 	return all
 }
 
-// Lookups counts a look-up for each length of prefix in each list that a rule asks for.
+// Lookups is what all look-ups count for: one for each length of prefix in each list that a rule
+// asks for.
 func (rs *Rules) Lookups() (n int) {
 	for t := range rs.terms {
 		if t.group == nil {
