@@ -15,8 +15,9 @@ import (
 
 // policies are all tiers and policies that are declared.
 type policies struct {
-	rollout   *rollout
-	refusals  map[*objects.Item]struct{} // the network sets that are refused
+	refusals  map[*objects.Item]struct{}    // the network sets that are refused
+	doubted   map[model.PolicyKey]struct{}  // in whose rules one is that came, or went
+	later     map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
 	tiers     map[string]model.Tier
 	all       map[model.PolicyKey]*policy
 	subjects  objects.Filing[*policy] // the policies by whom they select
@@ -81,9 +82,21 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 	return p.obj.EgressRules
 }
 
-// declare brings tiers and policies up to date, and returns the versions that came and went.
-func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
+// replacement is a version of a policy in place of another one; either may be nil.
+type replacement struct{ old, next *policy }
+
+// declare brings tiers and policies up to date, and returns the versions that came and went. A
+// policy whose last version is not in force yet changes once that one is, so that one which changes
+// all the time is followed; if whole is set, at once.
+func (ps *policies) declare(v *store.View, d store.Dirty, whole bool) (changed []replacement) {
 	dirty := map[model.PolicyKey]struct{}{}
+	for key := range ps.doubted {
+		dirty[key] = struct{}{}
+	}
+	for key := range ps.later {
+		dirty[key] = struct{}{}
+	}
+	clear(ps.doubted)
 	for key := range d.Refs(model.PolicyKinds) {
 		dirty[key] = struct{}{}
 	}
@@ -99,10 +112,17 @@ func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
 		}
 	}
 	for key := range dirty {
-		changed = ps.set(key, declared(v, key), changed)
-	}
-	for key := range ps.rollout.later {
-		changed = ps.set(key, declared(v, key), changed)
+		old, obj := ps.all[key], declared(v, key)
+		if old != nil && old.fresh && !old.outdated && obj != nil && !whole {
+			if _, waits := ps.later[key]; !waits {
+				ps.later[key] = d.Since
+			}
+			continue
+		}
+		delete(ps.later, key)
+		if next := ps.set(key, obj, d.Since); old != nil || next != nil {
+			changed = append(changed, replacement{old, next})
+		}
 	}
 	return changed
 }
@@ -126,27 +146,20 @@ func (ps *policies) setTier(name string, t *model.Tier) {
 	}
 }
 
-// set puts a new version of a policy in place of the old one, unless that is still to come into
-// force. It appends both to what changed.
-func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*policy) []*policy {
-	old := ps.all[key]
-	if !ps.rollout.mayReplace(key, old, obj == nil) {
-		return changed
-	}
-	if old != nil {
+// set puts a new version of a policy, which it returns, in place of the old one; nil: there is
+// none.
+func (ps *policies) set(key model.PolicyKey, obj *model.Policy, since time.Time) (next *policy) {
+	if old := ps.all[key]; old != nil {
 		ps.subjects.Remove(old.obj.Subject, old)
-		changed = append(changed, old)
 		delete(ps.all, key)
 	}
-	var p *policy
 	if obj != nil {
-		p = ps.newPolicy(obj)
-		ps.all[key] = p
-		ps.subjects.Add(obj.Subject, p)
-		changed = append(changed, p)
+		next = ps.newPolicy(obj)
+		next.since = since
+		ps.all[key] = next
+		ps.subjects.Add(obj.Subject, next)
 	}
-	ps.rollout.replace(old, p)
-	return changed
+	return next
 }
 
 // follow follows a network set that may be, or have been, refused: the policies whose rules it
@@ -168,7 +181,7 @@ func (ps *policies) follow(ch objects.Change) {
 	for key, p := range ps.all {
 		if slices.ContainsFunc(moved, func(it *objects.Item) bool { return refers(p.obj, it) }) {
 			p.outdated = p.outdated || refused && refers(p.obj, ch.Next)
-			ps.rollout.wait(key)
+			ps.doubted[key] = struct{}{}
 		}
 	}
 }

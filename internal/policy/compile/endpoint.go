@@ -13,11 +13,7 @@ import (
 
 // endpoints are the pods and host endpoints of this node.
 type endpoints struct {
-	links    *links
-	policies *policies
-	rollout  *rollout
-	programs *programs
-
+	links       *links
 	pods        map[model.Name]*endpoint
 	claims      map[netip.Addr][]*endpoint // pods by their addresses
 	hosts       hosts
@@ -105,63 +101,13 @@ func (es *endpoints) markSelected(list []*policy) {
 	}
 }
 
-// replan gives the marked endpoints the plans of the policies that select them now: those that
-// apply to their class.
-func (es *endpoints) replan() {
-	applying := map[*objects.Class][]*policy{}
-	for e := range es.marked {
-		switch {
-		case e.item == nil || e.item.Host != nil && !e.linked:
-			for s := range stages {
-				es.use(e, s, nil)
-			}
-		case e.item.Host != nil:
-			es.replanHost(e)
-		default:
-			list, known := applying[e.item.Class]
-			if !known {
-				list = es.policies.applying(e.item.Labels)
-				applying[e.item.Class] = list
-			}
-			es.replanPod(e, list)
-		}
-	}
-	clear(es.marked)
-}
-
-func (es *endpoints) replanPod(e *endpoint, list []*policy) {
-	if e.planned == e.item {
-		list = es.rollout.inForce(e.policies, list)
-	}
-	e.planned, e.policies = e.item, list
-	es.use(e, podIngress, es.programs.plan(podIngress, list, model.Allow))
-	es.use(e, podEgress, es.programs.plan(podEgress, list, model.Allow))
-}
-
-// replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects
-// is denied, unless its profile allows it; what only passes through is not.
-func (es *endpoints) replanHost(e *endpoint) {
-	list := es.policies.applying(e.item.Labels)
-	own := model.Deny
-	if e.item.Host.DefaultAllow {
-		own = model.Allow
-	}
-	for s := hostInput; s < stages; s++ {
-		fallback := model.Allow
-		if s == hostInput || s == hostOutput {
-			fallback = own
-		}
-		es.use(e, s, es.programs.plan(s, list, fallback))
-	}
-}
-
-// use makes the plan the endpoint's for its stage, in place of another one.
-func (es *endpoints) use(e *endpoint, s stage, p *plan) {
-	if old := e.plans[s]; old != p {
+// use makes the plan the endpoint's for its stage, and returns the one before.
+func (es *endpoints) use(e *endpoint, s stage, p *plan) (old *plan) {
+	if old = e.plans[s]; old != p {
 		e.plans[s] = p
-		es.programs.replace(e, old, p)
 		es.unpublished[e] = struct{}{}
 	}
+	return old
 }
 
 // markUsers marks the endpoints that use the plans, which have other programs now.

@@ -6,16 +6,19 @@
 // of their rules are filed in the same way, so that a pod anywhere in the cluster costs what may
 // select it. A set exists only while policies of this node's pods and host endpoints ask for it.
 //
-// Compiler.Step in this file has all passes of an update, in their order. Each pass belongs to the
-// type that owns its data:
+// Compiler.Step in this file has all passes of an update, in their order: what one of them returns is
+// given to the next, and none knows of one that comes after it. Beneath it are rooms of their own:
 //
-//	objects    pods, network sets and host endpoints as items, in classes of equal labels
+//	objects    pods, network sets and host endpoints, in classes of equal labels
 //	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges,
-//	           endpoints of Services
-//	tallies    how much a selector selects, for what has no group
+//	           endpoints of Services; and how much selectors select
+//	admission  the limits, and which rules may have their sets
+//
+// Each pass here belongs to the type that owns its data:
+//
+//	policies   tiers and policies, filed by whom they select
 //	variants   the rules of policies with the sets that they hold: counted, filled, limited
 //	rollout    new versions of policies, which take over once their variants are filled
-//	policies   tiers and policies, filed by whom they select
 //	programs   the policies that hold for endpoints at one stage, in order
 //	endpoints  this node's pods and host endpoints, each with its programs
 package compile
@@ -105,14 +108,14 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 			break
 		}
 	}
-	c.endpoints.markSelected(c.policies.declare(v, d))
+	c.endpoints.markSelected(c.rollout.begin(c.policies.declare(v, d, room == all)))
 	c.endpoints.hosts.assign()
 
 	// Parts that wait are filled, and marked endpoints get the policies that select them now. Parts
 	// that nobody had before are created with that.
 	c.variants.fill(room / 2)
 	c.endpoints.markSelected(c.rollout.ready())
-	c.endpoints.replan()
+	c.replan()
 	c.rollout.finish()
 
 	// What nobody uses any more goes, which makes room for variants that wait or were refused.
@@ -151,7 +154,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		waiting[p.of.obj.Key] = struct{}{}
 		note(p.since)
 	}
-	for key, at := range c.rollout.later {
+	for key, at := range c.policies.later {
 		waiting[key] = struct{}{}
 		note(at)
 	}
@@ -186,9 +189,9 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
 		limits: admission.New(c.sets),
 	}
-	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}}
 	c.policies = &policies{
-		rollout: c.rollout, refusals: map[*objects.Item]struct{}{},
+		refusals: map[*objects.Item]struct{}{}, doubted: map[model.PolicyKey]struct{}{}, later: map[model.PolicyKey]time.Time{},
 		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: objects.Filing[*policy]{},
 	}
 	for _, t := range model.BuiltInTiers {
@@ -196,14 +199,13 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 	}
 	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
 	c.programs = &programs{
-		policies: c.policies, variants: c.variants,
-		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
+		variants: c.variants,
+		plans:    map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
 		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
 	}
 	marked := map[*endpoint]struct{}{}
 	c.endpoints = &endpoints{
-		links: l, policies: c.policies, rollout: c.rollout, programs: c.programs,
-		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
+		links: l, pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
 		hosts: hosts{
 			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
 			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),

@@ -17,7 +17,6 @@ import (
 
 // programs are those of all endpoints, each as a plan until the ids of its sets are known.
 type programs struct {
-	policies *policies
 	variants *variants
 	plans    map[string]*plan
 	unused   map[*plan]struct{} // may have no user any more
@@ -38,14 +37,14 @@ type plan struct {
 	users    map[*endpoint]struct{}
 }
 
-// plan returns the plan of the policies that hold at the stage, of those given in their order; nil
-// if everything passes.
-func (pr *programs) plan(s stage, list []*policy, fallback model.Action) *plan {
+// plan returns the plan of the policies that hold at the stage, of those given in their order, with
+// others before them; nil if everything passes.
+func (pr *programs) plan(s stage, first, list []*policy, fallback model.Action) *plan {
 	held := s.held(list)
 	if len(held) == 0 && fallback == model.Allow {
 		return nil
 	}
-	held = append(pr.policies.failsafe(s), held...)
+	held = slices.Concat(first, held)
 	var key strings.Builder
 	key.WriteString(strconv.Itoa(int(s)) + fallback.String())
 	for _, p := range held {
