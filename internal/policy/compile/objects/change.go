@@ -34,18 +34,10 @@ func (ch Change) Item() *Item {
 func (o *Objects) Changes(v *store.View, d store.Dirty, whole bool) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		for name := range d.Objects[model.NamespaceKind] {
-			var labels map[string]string
-			if obj := v.Namespace(name.Name); obj != nil {
-				labels = obj.Labels
-			}
-			relabel(o, o.namespaces, o.index.namespaces, o.index.byNamespace, name.Name, labels, yield)
+			relabel(o, o.namespaces, o.index.namespaces, o.index.byNamespace, name.Name, namespaceLabels(v, name.Name), yield)
 		}
 		for name := range d.Objects[model.ServiceAccountKind] {
-			var labels map[string]string
-			if obj := v.ServiceAccount(name); obj != nil {
-				labels = obj.Labels
-			}
-			relabel(o, o.accounts, o.index.accounts, o.index.byAccount, name, labels, yield)
+			relabel(o, o.accounts, o.index.accounts, o.index.byAccount, name, accountLabels(v, name), yield)
 		}
 		for name := range d.Objects[model.PodKind] {
 			pod, old := v.Pod(name), o.Pods[name]

@@ -36,12 +36,7 @@ func (o *Objects) newPod(pod *model.Pod) *Item {
 	}
 	return &Item{
 		Pod: pod, ports: byName(pod.Ports), Addrs: addrs, Local: pod.Node == o.node,
-		Labels: &Labels{
-			own: pod.Labels, pod: true,
-			namespace: pod.Name.Namespace, around: o.namespaces[pod.Name.Namespace],
-			account:  pod.ServiceAccount,
-			identity: o.accounts[model.Name{Namespace: pod.Name.Namespace, Name: pod.ServiceAccount}],
-		},
+		Labels: podLabels(pod, o.namespaces[pod.Name.Namespace], o.accounts[accountOf(pod)]),
 	}
 }
 
@@ -49,7 +44,7 @@ func newSet(set *model.NetworkSet, around map[string]string) *Item {
 	if set == nil {
 		return nil
 	}
-	return &Item{Set: set, Labels: &Labels{own: set.Labels, namespace: set.Key.Name.Namespace, around: around}}
+	return &Item{Set: set, Labels: setLabels(set, around)}
 }
 
 // newHost gives a host endpoint with many addresses one list of them, rather than a copy to each

@@ -25,25 +25,43 @@ type Labels struct {
 
 // LabelsOf returns all that selectors can ask of a pod, network set or host endpoint.
 func LabelsOf(v *store.View, o model.Object) model.Labels {
-	around := func(namespace string) map[string]string {
-		if n := v.Namespace(namespace); n != nil {
-			return n.Labels
-		}
-		return nil
-	}
 	switch o := o.(type) {
 	case *model.Pod:
-		l := &Labels{own: o.Labels, pod: true, namespace: o.Name.Namespace, around: around(o.Name.Namespace), account: o.ServiceAccount}
-		if a := v.ServiceAccount(model.Name{Namespace: o.Name.Namespace, Name: o.ServiceAccount}); a != nil {
-			l.identity = a.Labels
-		}
-		return l
+		return podLabels(o, namespaceLabels(v, o.Name.Namespace), accountLabels(v, accountOf(o)))
 	case *model.NetworkSet:
-		return &Labels{own: o.Labels, namespace: o.Key.Name.Namespace, around: around(o.Key.Name.Namespace)}
+		return setLabels(o, namespaceLabels(v, o.Key.Name.Namespace))
 	case *model.HostEndpoint:
 		return &Labels{own: o.Labels}
 	}
 	return &Labels{}
+}
+
+func podLabels(p *model.Pod, around, identity map[string]string) *Labels {
+	return &Labels{own: p.Labels, pod: true, namespace: p.Name.Namespace, around: around, account: p.ServiceAccount, identity: identity}
+}
+
+func setLabels(s *model.NetworkSet, around map[string]string) *Labels {
+	return &Labels{own: s.Labels, namespace: s.Key.Name.Namespace, around: around}
+}
+
+func accountOf(p *model.Pod) model.Name {
+	return model.Name{Namespace: p.Name.Namespace, Name: p.ServiceAccount}
+}
+
+// namespaceLabels are the labels of a namespace; none if there is no such.
+func namespaceLabels(v *store.View, name string) map[string]string {
+	if n := v.Namespace(name); n != nil {
+		return n.Labels
+	}
+	return nil
+}
+
+// accountLabels are the labels of a service account; none if there is no such.
+func accountLabels(v *store.View, name model.Name) map[string]string {
+	if a := v.ServiceAccount(name); a != nil {
+		return a.Labels
+	}
+	return nil
 }
 
 // Label implements model.Labels.

@@ -131,11 +131,7 @@ func (gs *Groups) move(g *Group, room int) (spent int) {
 		}
 		delete(g.pending, it)
 		for _, a := range it.Addrs {
-			if g.follows {
-				g.members.Add(a)
-			} else {
-				g.members.Remove(a)
-			}
+			g.set(a, g.follows)
 		}
 		if !g.follows {
 			gs.resize(g, -it.Size())

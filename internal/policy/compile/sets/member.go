@@ -11,6 +11,15 @@ type dynamic[M comparable] struct {
 	members diff.Set[M]
 }
 
+// set counts a reason for a member, or takes one back.
+func (d *dynamic[M]) set(m M, in bool) {
+	if in {
+		d.members.Add(m)
+	} else {
+		d.members.Remove(m)
+	}
+}
+
 // memberTable is diff.Map for dynamic sets.
 type memberTable[M comparable] struct {
 	now map[state.SetID]map[M]struct{}

@@ -101,15 +101,10 @@ func (x *portNames) set(it *objects.Item, in bool) {
 		for _, protocol := range []model.Protocol{0, at.Protocol} {
 			for _, local := range []bool{false, true} {
 				n := x.all[namedPort{name: name, protocol: protocol, local: local}]
-				switch {
-				case n == nil || local && !it.Local:
-					continue
-				case in:
-					n.members.Add(at)
-				default:
-					n.members.Remove(at)
+				if n != nil && (it.Local || !local) {
+					n.set(at, in)
+					x.touch(n)
 				}
-				x.touch(n)
 			}
 		}
 	}

@@ -62,7 +62,7 @@ func (ss *Services) hold(name model.Name) (a *serviceAddrs, cost int) {
 	a, created := ss.addrs.hold(name)
 	if created {
 		a.of, cost = ss.know(name)
-		a.of.fill(a, nil)
+		a.of.fill(a, nil, true)
 	}
 	return a, cost
 }
@@ -72,7 +72,7 @@ func (ss *Services) holdPorts(name model.Name) (n *namedPorts, cost int) {
 	n, created := ss.ports.shared.hold(namedPort{service: name})
 	if created {
 		n.service, cost = ss.know(name)
-		n.service.fill(nil, n)
+		n.service.fill(nil, n, true)
 	}
 	return n, cost
 }
@@ -97,32 +97,17 @@ func (ss *Services) read(s *service) (cost int) {
 	return len(s.endpoints)
 }
 
-// fill adds the endpoints to sets, of which either may be nil.
-func (s *service) fill(addrs *serviceAddrs, ports *namedPorts) {
+// fill puts the endpoints into sets, of which either may be nil, or takes them out.
+func (s *service) fill(addrs *serviceAddrs, ports *namedPorts, in bool) {
 	if s.refused {
 		return
 	}
 	for _, e := range s.endpoints {
 		if addrs != nil {
-			addrs.members.Add(e.Addr)
+			addrs.set(e.Addr, in)
 		}
 		if ports != nil && e.Port != 0 {
-			ports.members.Add(e)
-		}
-	}
-}
-
-// drain takes them out again.
-func (s *service) drain(addrs *serviceAddrs, ports *namedPorts) {
-	if s.refused {
-		return
-	}
-	for _, e := range s.endpoints {
-		if addrs != nil {
-			addrs.members.Remove(e.Addr)
-		}
-		if ports != nil && e.Port != 0 {
-			ports.members.Remove(e)
+			ports.set(e, in)
 		}
 	}
 }
@@ -130,9 +115,9 @@ func (s *service) drain(addrs *serviceAddrs, ports *namedPorts) {
 // change changes a Service, and its sets with it.
 func (ss *Services) change(s *service, by func()) {
 	addrs, ports, was := ss.addrs.all[s.name], ss.ports.all[namedPort{service: s.name}], s.refused
-	s.drain(addrs, ports)
+	s.fill(addrs, ports, false)
 	by()
-	s.fill(addrs, ports)
+	s.fill(addrs, ports, true)
 	if addrs != nil {
 		ss.addrs.touch(addrs)
 	}
