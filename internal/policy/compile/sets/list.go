@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"net/netip"
@@ -92,8 +92,8 @@ func sorted(nets []netip.Prefix) []netip.Prefix {
 	return slices.Compact(list)
 }
 
-// equalPrefixes looks at the elements, of which there may be millions, only if the slices are two.
-func equalPrefixes(a, b []netip.Prefix) bool {
+// EqualPrefixes looks at the elements, of which there may be millions, only if the slices are two.
+func EqualPrefixes(a, b []netip.Prefix) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 

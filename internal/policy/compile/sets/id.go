@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"github.com/cespare/xxhash/v2"
@@ -6,8 +6,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// idSpace is how many ids there are: all of 24 bits but 0.
-const idSpace = 1<<24 - 1
+// IDSpace is how many ids there are: all of 24 bits but 0.
+const IDSpace = 1<<24 - 1
 
 // handle is what all sets have: a name, and an id while it is in use.
 type handle struct {
@@ -18,6 +18,12 @@ type handle struct {
 }
 
 func (h *handle) base() *handle { return h }
+
+// Key is what the set is told from others by.
+func (h *handle) Key() string { return h.key }
+
+// ID is what rules refer to it by: it may change until sets are published.
+func (h *handle) ID() state.SetID { return h.id }
 
 // name and under are for sets that are found under their names.
 func (h *handle) name(key string) { h.key = key }

@@ -1,4 +1,4 @@
-package compile
+package objects
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// labels are all that selectors can ask of an object: its own labels, but for those under reserved
-// keys, and those that it has from the cluster.
-type labels struct {
+// Labels are all that selectors can ask of an object: its own labels, but for those under reserved
+// keys, and those that it has from the cluster. They implement model.Labels.
+type Labels struct {
 	own       map[string]string
 	namespace string            // "": it is in none
 	around    map[string]string // the labels of the namespace
@@ -23,31 +23,49 @@ type labels struct {
 	identity  map[string]string // the labels of the account
 }
 
-// Labels returns all that selectors can ask of a pod, network set or host endpoint.
-func Labels(v *store.View, o model.Object) model.Labels {
-	around := func(namespace string) map[string]string {
-		if n := v.Namespace(namespace); n != nil {
-			return n.Labels
-		}
-		return nil
-	}
+// LabelsOf returns all that selectors can ask of a pod, network set or host endpoint.
+func LabelsOf(v *store.View, o model.Object) model.Labels {
 	switch o := o.(type) {
 	case *model.Pod:
-		l := &labels{own: o.Labels, pod: true, namespace: o.Name.Namespace, around: around(o.Name.Namespace), account: o.ServiceAccount}
-		if a := v.ServiceAccount(model.Name{Namespace: o.Name.Namespace, Name: o.ServiceAccount}); a != nil {
-			l.identity = a.Labels
-		}
-		return l
+		return podLabels(o, namespaceLabels(v, o.Name.Namespace), accountLabels(v, accountOf(o)))
 	case *model.NetworkSet:
-		return &labels{own: o.Labels, namespace: o.Key.Name.Namespace, around: around(o.Key.Name.Namespace)}
+		return setLabels(o, namespaceLabels(v, o.Key.Name.Namespace))
 	case *model.HostEndpoint:
-		return &labels{own: o.Labels}
+		return &Labels{own: o.Labels}
 	}
-	return &labels{}
+	return &Labels{}
+}
+
+func podLabels(p *model.Pod, around, identity map[string]string) *Labels {
+	return &Labels{own: p.Labels, pod: true, namespace: p.Name.Namespace, around: around, account: p.ServiceAccount, identity: identity}
+}
+
+func setLabels(s *model.NetworkSet, around map[string]string) *Labels {
+	return &Labels{own: s.Labels, namespace: s.Key.Name.Namespace, around: around}
+}
+
+func accountOf(p *model.Pod) model.Name {
+	return model.Name{Namespace: p.Name.Namespace, Name: p.ServiceAccount}
+}
+
+// namespaceLabels are the labels of a namespace; none if there is no such.
+func namespaceLabels(v *store.View, name string) map[string]string {
+	if n := v.Namespace(name); n != nil {
+		return n.Labels
+	}
+	return nil
+}
+
+// accountLabels are the labels of a service account; none if there is no such.
+func accountLabels(v *store.View, name model.Name) map[string]string {
+	if a := v.ServiceAccount(name); a != nil {
+		return a.Labels
+	}
+	return nil
 }
 
 // Label implements model.Labels.
-func (l *labels) Label(key string) (string, bool) {
+func (l *Labels) Label(key string) (string, bool) {
 	if strings.HasPrefix(key, model.NamespaceLabelPrefix) {
 		switch key = key[len(model.NamespaceLabelPrefix):]; {
 		case l.namespace == "":
@@ -78,7 +96,7 @@ func (l *labels) Label(key string) (string, bool) {
 }
 
 // text differs between labels that selectors can tell apart.
-func (l *labels) text() string {
+func (l *Labels) text() string {
 	b := make([]byte, 0, 256)
 	add := func(s string) { b = append(strconv.AppendInt(b, int64(len(s)), 36), ':'); b = append(b, s...) }
 	for _, k := range slices.Sorted(maps.Keys(l.own)) {
@@ -94,7 +112,7 @@ func (l *labels) text() string {
 }
 
 // all yields every label.
-func (l *labels) all() iter.Seq2[string, string] {
+func (l *Labels) all() iter.Seq2[string, string] {
 	return func(yield func(k, v string) bool) {
 		for k, v := range l.unshared() {
 			if !yield(k, v) {
@@ -121,7 +139,7 @@ func (l *labels) all() iter.Seq2[string, string] {
 }
 
 // unshared yields the labels that are not those of its namespace or of its service account.
-func (l *labels) unshared() iter.Seq2[string, string] {
+func (l *Labels) unshared() iter.Seq2[string, string] {
 	return func(yield func(k, v string) bool) {
 		for k, v := range l.own {
 			if !reserved(k) && !yield(k, v) {

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"sluice.dev/sluice/internal/lib/diff"
@@ -9,6 +9,15 @@ import (
 type dynamic[M comparable] struct {
 	handle
 	members diff.Set[M]
+}
+
+// set counts a reason for a member, or takes one back.
+func (d *dynamic[M]) set(m M, in bool) {
+	if in {
+		d.members.Add(m)
+	} else {
+		d.members.Remove(m)
+	}
 }
 
 // memberTable is diff.Map for dynamic sets.

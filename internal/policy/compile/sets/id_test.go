@@ -1,8 +1,9 @@
-package compile
+package sets
 
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"testing"
 
 	"sluice.dev/sluice/internal/state"
@@ -11,8 +12,8 @@ import (
 // Ids depend on the names in use alone, also where nearly all of them are taken.
 func TestIDsDependOnNamesInUse(t *testing.T) {
 	for seed := range uint64(200) {
-		w := newWorld(seed)
-		space := pickOne[uint32](w, 11, 40, idSpace)
+		w := rand.New(rand.NewPCG(seed, 1))
+		space := []uint32{11, 40, IDSpace}[w.IntN(3)]
 		x := newIDs(space)
 		in := map[string]*handle{}
 		for range 60 {

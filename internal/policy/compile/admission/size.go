@@ -1,4 +1,4 @@
-package compile
+package admission
 
 import (
 	"fmt"
@@ -8,30 +8,33 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// maxSize bounds what one policy may ask for, in the units of sizeOf: about the number of set
+// MaxSize bounds what one policy may ask for, in the units of sizeOf: about the number of set
 // elements that it takes. An API server accepts objects of 1.5 MB, some of which would come to many
 // times that in the kernel.
-const maxSize = 1 << 19
+const MaxSize = 1 << 19
 
 // What parts of a policy count for.
 const (
 	ruleSize     = 64  // the kernel goes through all rules when a verdict changes, of a service too
-	selectorSize = 128 // whatever it selects: maxSelected bounds that
+	selectorSize = 128 // whatever it selects: Limits bound that
 	rangeSize    = 4   // of ports
 	nameSize     = 32  // of a port: a look-up of the kernel's for each family
-	lookupSize   = 64  // for each length of prefix at an end of a rule, and in each network set that a selector selects: a rule of the kernel's
 )
 
-// tooManyLookups says why a policy that was read is not applied.
-func tooManyLookups(n int) string {
-	return fmt.Sprintf("its selectors select network sets of so many lengths of prefix, or so many host endpoints with many addresses, that its rules count for %d, and a policy may have %d; it allows nothing until then: select fewer, or make the sets of fewer lengths", n, maxSize)
+// LookupSize is what each length of prefix counts for at an end of a rule, and in each network set
+// that a selector selects: it is a rule of the kernel's.
+const LookupSize = 64
+
+// TooManyLookups says why a policy that was read is not applied.
+func TooManyLookups(n int) string {
+	return fmt.Sprintf("its selectors select network sets of so many lengths of prefix, or so many host endpoints with many addresses, that its rules count for %d, and a policy may have %d; it allows nothing until then: select fewer, or make the sets of fewer lengths", n, MaxSize)
 }
 
-// excess says why a policy is too large to be applied; "" if it is not.
-func excess(p *model.Policy) string {
-	if n := sizeOf(p); n > maxSize {
+// Excess says why a policy is too large to be applied; "" if it is not.
+func Excess(p *model.Policy) string {
+	if n := sizeOf(p); n > MaxSize {
 		return fmt.Sprintf("it is too large: its rules, networks, exceptions, selectors and ports count for %d, and a policy may have %d (a rule counts for %d, a selector for %d, each length of prefix at an end of a rule for %d, a port's name for %d; docs/limits.md has the rest); make it several policies",
-			n, maxSize, ruleSize, selectorSize, lookupSize, nameSize)
+			n, MaxSize, ruleSize, selectorSize, LookupSize, nameSize)
 	}
 	return ""
 }
@@ -39,10 +42,15 @@ func excess(p *model.Policy) string {
 func sizeOf(p *model.Policy) (n int) {
 	for _, rules := range [][]model.PolicyRule{p.IngressRules, p.EgressRules} {
 		for i := range rules {
-			n += ruleSize + endSize(&rules[i].Source) + endSize(&rules[i].Destination)
+			n += RuleSize(&rules[i])
 		}
 	}
 	return n
+}
+
+// RuleSize is what a rule counts for.
+func RuleSize(r *model.PolicyRule) int {
+	return ruleSize + endSize(&r.Source) + endSize(&r.Destination)
 }
 
 func endSize(e *model.RuleEnd) int {
@@ -70,7 +78,7 @@ func peersSize(peers []model.Peer) (n int) {
 		for bits := max(from, 0); bits <= p.Bits(); bits++ {
 			if !lengths[family][bits] {
 				lengths[family][bits] = true
-				n += lookupSize
+				n += LookupSize
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package compile
+package sets
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -39,7 +40,7 @@ func (x *portRanges) hold(list []state.PortRange) *ranges {
 // portNames are the sets of the ports to which pods give a name.
 type portNames struct {
 	shared[namedPort, namedPorts, *namedPorts]
-	items map[string]itemSet // by the names that they give to ports
+	items map[string]objects.ItemSet // by the names that they give to ports
 	table memberTable[state.NamedPort]
 }
 
@@ -75,11 +76,11 @@ func (x *portNames) hold(of namedPort) *namedPorts {
 		return n
 	}
 	for it := range x.items[of.name] {
-		if of.local && !it.local {
+		if of.local && !it.Local {
 			continue
 		}
-		for _, p := range it.portsNamed(of.name) {
-			for _, a := range it.addrs {
+		for _, p := range it.PortsNamed(of.name) {
+			for _, a := range it.Addrs {
 				if p.Port != 0 && (of.protocol == 0 || of.protocol == p.Protocol) {
 					n.members.Add(state.NamedPort{Addr: a, Protocol: p.Protocol, Port: p.Port})
 				}
@@ -90,8 +91,8 @@ func (x *portNames) hold(of namedPort) *namedPorts {
 }
 
 // set puts the ports that the item names into the sets, or takes them out.
-func (x *portNames) set(it *item, in bool) {
-	for name, at := range it.portNames {
+func (x *portNames) set(it *objects.Item, in bool) {
+	for name, at := range it.PortNames {
 		if in {
 			multimap.Add(x.items, name, it)
 		} else {
@@ -100,24 +101,19 @@ func (x *portNames) set(it *item, in bool) {
 		for _, protocol := range []model.Protocol{0, at.Protocol} {
 			for _, local := range []bool{false, true} {
 				n := x.all[namedPort{name: name, protocol: protocol, local: local}]
-				switch {
-				case n == nil || local && !it.local:
-					continue
-				case in:
-					n.members.Add(at)
-				default:
-					n.members.Remove(at)
+				if n != nil && (it.Local || !local) {
+					n.set(at, in)
+					x.touch(n)
 				}
-				x.touch(n)
 			}
 		}
 	}
 }
 
-// ports resolves a list of ports of a rule, and has the variant hold their sets. Local says that
+// ports resolves a list of ports of a rule, and has the rules hold their sets. Local says that
 // only pods of this node can be meant. It returns nil where none of them can be met: they are of
 // another protocol than the rule, or of none that has ports.
-func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
+func (s *Sets) ports(rs *Rules, of *model.PolicyRule, in []model.PolicyPort, local bool) *ports {
 	var plain []state.PortRange
 	var named []namedPort
 	var services []model.Name
@@ -146,7 +142,7 @@ func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, lo
 	all := &ports{}
 	if len(plain) > 0 {
 		all.ranges = s.ranges.hold(merged(plain))
-		p.ranges = append(p.ranges, all.ranges)
+		rs.ranges = append(rs.ranges, all.ranges)
 	}
 	slices.SortFunc(named, func(a, b namedPort) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol))
@@ -156,9 +152,11 @@ func (s *sets) ports(p *variant, of *model.PolicyRule, in []model.PolicyPort, lo
 	}
 	slices.SortFunc(services, model.Name.Compare)
 	for _, name := range slices.Compact(services) {
-		all.named = append(all.named, s.services.holdPorts(name))
+		n, cost := s.Services.holdPorts(name)
+		all.named = append(all.named, n)
+		rs.Units += cost
 	}
-	p.named = append(p.named, all.named...)
+	rs.named = append(rs.named, all.named...)
 	return all
 }
 

@@ -1,15 +1,17 @@
-package compile
+package sets
 
 import (
 	"cmp"
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -21,18 +23,17 @@ const (
 	maxEndpointsTogether = 1 << 20 // of all Services that rules name which apply to anything here
 )
 
-// services are the Services that rules name. A Service is known while a set of its endpoints is
+// Services are the Services that rules name. A Service is known while a set of its endpoints is
 // held: that of their addresses, for sources, or that of their addresses at its ports.
-type services struct {
-	*budget
-	view           *store.View // of the present step
-	each, together int         // the constants, but in tests
-	known          map[model.Name]*service
-	addrs          shared[model.Name, serviceAddrs, *serviceAddrs]
-	table          *memberTable[netip.Addr] // that of groups, among which the addresses are
-	ports          *portNames
-	changed        bool // what all come to
-	stale          bool // some are
+type Services struct {
+	Each, Together int // the constants, but in tests
+
+	view    *store.View // of the present update
+	known   map[model.Name]*service
+	addrs   shared[model.Name, serviceAddrs, *serviceAddrs]
+	ports   *portNames
+	changed bool // what all come to
+	stale   bool // some are
 }
 
 // service is a Service that rules name.
@@ -56,82 +57,67 @@ func (a *serviceAddrs) name(name model.Name) {
 
 func (a *serviceAddrs) under() model.Name { return a.of.name }
 
-// hold holds the addresses of a Service's endpoints.
-func (ss *services) hold(name model.Name) *serviceAddrs {
+// hold holds the addresses of a Service's endpoints. It returns the cost in elements, too.
+func (ss *Services) hold(name model.Name) (a *serviceAddrs, cost int) {
 	a, created := ss.addrs.hold(name)
 	if created {
-		a.of = ss.know(name)
-		a.of.fill(a, nil)
+		a.of, cost = ss.know(name)
+		a.of.fill(a, nil, true)
 	}
-	return a
+	return a, cost
 }
 
-// holdPorts holds the addresses of a Service's endpoints at its ports.
-func (ss *services) holdPorts(name model.Name) *namedPorts {
+// holdPorts holds the addresses of a Service's endpoints at its ports. It returns the cost, too.
+func (ss *Services) holdPorts(name model.Name) (n *namedPorts, cost int) {
 	n, created := ss.ports.shared.hold(namedPort{service: name})
 	if created {
-		n.service = ss.know(name)
-		n.service.fill(nil, n)
+		n.service, cost = ss.know(name)
+		n.service.fill(nil, n, true)
 	}
-	return n
+	return n, cost
 }
 
 // know returns a Service that is known from now on. Whether there is room for it in all is judged
 // later.
-func (ss *services) know(name model.Name) *service {
-	s := ss.known[name]
+func (ss *Services) know(name model.Name) (s *service, cost int) {
+	s = ss.known[name]
 	if s == nil {
 		s = &service{name: name}
 		ss.known[name] = s
-		ss.read(s)
+		cost = ss.read(s)
 	}
-	return s
+	return s, cost
 }
 
 // read reads the endpoints of a Service anew.
-func (ss *services) read(s *service) {
-	s.endpoints, s.count = endpointsOf(ss.view, s.name, ss.each)
-	s.refused = s.count > ss.each
-	ss.room -= len(s.endpoints)
+func (ss *Services) read(s *service) (cost int) {
+	s.endpoints, s.count = endpointsOf(ss.view, s.name, ss.Each)
+	s.refused = s.count > ss.Each
 	ss.changed = true
+	return len(s.endpoints)
 }
 
-// fill adds the endpoints to sets, of which either may be nil.
-func (s *service) fill(addrs *serviceAddrs, ports *namedPorts) {
+// fill puts the endpoints into sets, of which either may be nil, or takes them out.
+func (s *service) fill(addrs *serviceAddrs, ports *namedPorts, in bool) {
 	if s.refused {
 		return
 	}
 	for _, e := range s.endpoints {
 		if addrs != nil {
-			addrs.members.Add(e.Addr)
+			addrs.set(e.Addr, in)
 		}
 		if ports != nil && e.Port != 0 {
-			ports.members.Add(e)
-		}
-	}
-}
-
-// drain takes them out again.
-func (s *service) drain(addrs *serviceAddrs, ports *namedPorts) {
-	if s.refused {
-		return
-	}
-	for _, e := range s.endpoints {
-		if addrs != nil {
-			addrs.members.Remove(e.Addr)
-		}
-		if ports != nil && e.Port != 0 {
-			ports.members.Remove(e)
+			ports.set(e, in)
 		}
 	}
 }
 
 // change changes a Service, and its sets with it.
-func (ss *services) change(s *service, by func()) {
+func (ss *Services) change(s *service, by func()) {
 	addrs, ports, was := ss.addrs.all[s.name], ss.ports.all[namedPort{service: s.name}], s.refused
-	s.drain(addrs, ports)
+	s.fill(addrs, ports, false)
 	by()
-	s.fill(addrs, ports)
+	s.fill(addrs, ports, true)
 	if addrs != nil {
 		ss.addrs.touch(addrs)
 	}
@@ -143,32 +129,34 @@ func (ss *services) change(s *service, by func()) {
 	}
 }
 
-// follow follows the Services of which some changed, or endpoints of theirs.
-func (ss *services) follow(dirty map[model.Name]struct{}) {
+// follow follows the Services of which some changed, or endpoints of theirs. It returns the cost in
+// elements.
+func (ss *Services) follow(dirty map[model.Name]struct{}) (cost int) {
 	if len(ss.known) == 0 {
-		return
+		return 0
 	}
 	for name := range dirty {
 		if s := ss.known[name]; s != nil {
-			ss.change(s, func() { ss.read(s) })
+			ss.change(s, func() { cost += ss.read(s) })
 		}
 	}
+	return cost
 }
 
 // judge says which Services are refused: those with too many endpoints and, where all have too many
 // together, those whose turn comes last.
-func (ss *services) judge() {
+func (ss *Services) judge() {
 	if !ss.changed {
 		return
 	}
 	ss.changed = false
 	total, some := 0, make([]*service, 0, len(ss.known))
 	for _, s := range ss.known {
-		if s.count <= ss.each {
+		if s.count <= ss.Each {
 			some, total = append(some, s), total+s.count
 		}
 	}
-	if total > ss.together {
+	if total > ss.Together {
 		some = fair.Turns(some,
 			func(s *service) string { return s.name.Namespace },
 			func(s *service) iter.Seq2[string, int] { return maps.All(map[string]int{s.name.Name: s.count}) },
@@ -176,7 +164,7 @@ func (ss *services) judge() {
 	}
 	total = 0
 	for _, s := range some {
-		refused := total+s.count > ss.together
+		refused := total+s.count > ss.Together
 		if !refused {
 			total += s.count
 		}
@@ -187,7 +175,7 @@ func (ss *services) judge() {
 }
 
 // sweep forgets the Services of which nobody holds a set any more, and ends these sets.
-func (ss *services) sweep() {
+func (ss *Services) sweep() {
 	ended := map[model.Name]struct{}{}
 	for a := range ss.addrs.touched {
 		ended[a.of.name] = struct{}{}
@@ -207,10 +195,9 @@ func (ss *services) sweep() {
 	}
 }
 
-func (ss *services) publish() {
-	ss.addrs.publish(
-		func(a *serviceAddrs) { ss.table.retract(&a.dynamic) },
-		func(a *serviceAddrs) { ss.table.publish(&a.dynamic) })
+// publish writes addresses to the table of groups, among which they are.
+func (ss *Services) publish(table *memberTable[netip.Addr]) {
+	ss.addrs.publish(func(a *serviceAddrs) { table.publish(&a.dynamic) })
 	if ss.stale {
 		for _, s := range ss.known {
 			s.stale = false
@@ -219,52 +206,43 @@ func (ss *services) publish() {
 	}
 }
 
-// namedServices yields the Services that the rules of a variant name, some perhaps twice.
-func (p *variant) namedServices(yield func(*service) bool) {
-	for _, a := range p.addrs {
+// services yields the Services that the rules name, some perhaps twice.
+func (rs *Rules) services(yield func(*service) bool) {
+	for _, a := range rs.addrs {
 		if !yield(a.of) {
 			return
 		}
 	}
-	for _, n := range p.named {
+	for _, n := range rs.named {
 		if n.service != nil && !yield(n.service) {
 			return
 		}
 	}
 }
 
-// refusedService returns a Service that its rules name and that is refused; nil: there is none.
-func (p *variant) refusedService() *service {
-	for s := range p.namedServices {
-		if s.refused {
-			return s
+// Refused says why rules allow nothing that name a Service with too many endpoints; "": they name
+// none.
+func (s *Sets) Refused(rs *Rules) string {
+	for svc := range rs.services {
+		if svc.refused {
+			return s.Services.tooManyEndpoints(svc)
 		}
 	}
-	return nil
-}
-
-// staleService reports whether its rules were written as a Service was refused, or was not.
-func (p *variant) staleService() bool {
-	for s := range p.namedServices {
-		if s.stale {
-			return true
-		}
-	}
-	return false
+	return ""
 }
 
 // tooManyEndpoints says why a policy that was read is not applied.
-func (ss *services) tooManyEndpoints(s *service) string {
-	if s.count > ss.each {
-		return fmt.Sprintf("its rules name Service %s, which has %d endpoints, one for each port counted, and may have %d; it allows nothing until then: select its pods by their labels", s.name, s.count, ss.each)
+func (ss *Services) tooManyEndpoints(s *service) string {
+	if s.count > ss.Each {
+		return fmt.Sprintf("its rules name Service %s, which has %d endpoints, one for each port counted, and may have %d; it allows nothing until then: select its pods by their labels", s.name, s.count, ss.Each)
 	}
-	return fmt.Sprintf("the Services that the rules of all policies name which apply here have more than %d endpoints, one for each port counted, and those of Service %s are among the most of them; it allows nothing until then: select its pods by their labels", ss.together, s.name)
+	return fmt.Sprintf("the Services that the rules of all policies name which apply here have more than %d endpoints, one for each port counted, and those of Service %s are among the most of them; it allows nothing until then: select its pods by their labels", ss.Together, s.name)
 }
 
 // Endpoints returns the endpoints of a Service as rules that name it have them, sorted and unique:
 // each address at each port of its own, and once with port 0.
 func Endpoints(v *store.View, service model.Name) []state.NamedPort {
-	list, _ := endpointsOf(v, service, all)
+	list, _ := endpointsOf(v, service, math.MaxInt)
 	return list
 }
 
@@ -280,15 +258,15 @@ func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedP
 	for _, slice := range own {
 		count += len(slice.Endpoints) * max(1, len(slice.Ports))
 	}
-	var sliced [2]bool // families
+	sliced := map[bool]bool{} // families, by whether it is IPv4
 	for _, slice := range own {
 		if len(slice.Endpoints) == 0 { // nothing says of which family it is
-			sliced = [2]bool{true, true}
+			sliced[true], sliced[false] = true, true
 		} else {
-			sliced[one(!slice.Endpoints[0].Addr.Unmap().Is4())] = true
+			sliced[slice.Endpoints[0].Addr.Unmap().Is4()] = true
 		}
 	}
-	if sliced[0] && sliced[1] {
+	if len(sliced) == 2 {
 		pods = nil
 	}
 	for _, pod := range pods {
@@ -299,7 +277,7 @@ func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedP
 	}
 	add := func(a netip.Addr, protocol model.Protocol, port uint16) {
 		if a.IsValid() {
-			list = append(list, state.NamedPort{Addr: plain(a), Protocol: protocol, Port: port})
+			list = append(list, state.NamedPort{Addr: objects.Plain(a), Protocol: protocol, Port: port})
 		}
 	}
 	for _, slice := range own {
@@ -312,7 +290,7 @@ func endpointsOf(v *store.View, name model.Name, limit int) (list []state.NamedP
 	}
 	for _, pod := range pods {
 		for _, a := range pod.IPs {
-			if pod.Finished || sliced[one(!a.Unmap().Is4())] {
+			if pod.Finished || sliced[a.Unmap().Is4()] {
 				continue
 			}
 			add(a, 0, 0)
