@@ -25,6 +25,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nflog"
 	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
@@ -74,7 +75,7 @@ var modes = []*mode{
 		services: append(slices.Clone(iptables.Requirements), conntrack.Requirement),
 		policy:   append(slices.Clone(iptables.PolicyRequirements), nflog.Requirement),
 		open: func(f *modeFlags, o driver.Options) (driver.Driver, error) {
-			return iptables.Open(iptables.Options{Options: o, Variant: iptables.Variant(f.variant), LockWait: xtablesWait})
+			return iptables.Open(iptables.Options{Options: o, Variant: xtables.Variant(f.variant), LockWait: xtablesWait})
 		},
 	},
 	{
@@ -130,7 +131,7 @@ func (f *modeFlags) check() error {
 	}
 	one("ipvs-scheduler", f.scheduler, model.IPVSSchedulers...)
 	if f.variant != "" {
-		one("iptables-variant", f.variant, string(iptables.Legacy), string(iptables.NFTables))
+		one("iptables-variant", f.variant, string(xtables.Legacy), string(xtables.NFTables))
 	}
 	if f.client != "" {
 		one("userspace-client-address", f.client, userspace.ProxyProtocol, userspace.Transparent)

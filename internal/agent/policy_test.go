@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/policy/verdict"
@@ -144,13 +145,13 @@ func TestUnreadPods(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	others := foreign.Rules{Legacy: foreign.Legacy{Chains: foreign.ParseSave("ip", `*filter
+	others := foreign.Rules{Legacy: foreign.Legacy{Chains: foreign.LegacyChains("ip", xtables.Parse(`*filter
 :INPUT ACCEPT [0:0]
 :FORWARD ACCEPT [0:0]
 -A FORWARD -p tcp -m limit --limit 1/sec -j DROP
 -A FORWARD -p tcp -m tcp --dport 81 -m comment --comment "no telnet" -j DROP
 -A INPUT -p tcp -m tcp --dport 23 -j REJECT
-`)}}
+`))}}
 	b := startPolicy(t, func(c *Config) {
 		c.OtherRules = func(context.Context) (foreign.Rules, error) { return others, nil }
 	})

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	servicecompile "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
@@ -49,12 +50,12 @@ func (m Mode) Name() string {
 
 // open opens the mode's driver in the calling thread's network namespace.
 func (m Mode) open(o driver.Options) (driver.Driver, error) {
-	variant := iptables.Legacy
+	variant := xtables.Legacy
 	switch m {
 	case "":
 		return nftables.Open(nftables.Options{Options: o})
 	case IptablesNft:
-		variant = iptables.NFTables
+		variant = xtables.NFTables
 	}
 	if err := need("iptables", "iptables"); err != nil {
 		return nil, err
