@@ -32,7 +32,7 @@ func (d *Driver) refused(err error) bool {
 	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
 		// The kernel may not hold what the driver believes: nothing that an adoption does not find
 		// out. In a table that nobody else knows it is a refusal like others.
-		return d.building
+		return d.Building
 	}
 	return true
 }
@@ -136,7 +136,7 @@ func (d *Driver) apply(ctx context.Context, delta state.Delta) error {
 		return err
 	}
 	p := d.planUpdate(delta)
-	sent, err := d.commit(ctx, p.batch, p.of)
+	sent, err := d.commit(p.batch, p.of)
 	if err == nil {
 		p.done()
 		return nil

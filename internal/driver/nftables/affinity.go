@@ -226,15 +226,7 @@ func (d *Driver) deleteElements(elements []nft.Element) error {
 	for i := range elements {
 		b.Delete(&elements[i])
 	}
-	return d.send(b)
-}
-
-// send sends what is not part of a plan.
-func (d *Driver) send(b *nft.Batch) error {
-	sent, err := b.Send(d.sock)
-	if err == nil {
-		d.gen += sent
-	}
+	_, err := d.Commit(b)
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -58,13 +59,13 @@ func TestProgramIsGolden(t *testing.T) {
 			p.AskApart()
 		}
 		s.Policy = randomPolicy(rand.New(rand.NewPCG(seed, 1)), state.Device{Index: 2, Name: "deny-a"})
-		sums := map[string]sum{}
+		sums := map[string]table.Sum{}
 		p.EachElement(s, func(e *nft.Element) {
 			n := sums[e.Set.Name]
-			n.add(e)
+			n.Add(e)
 			sums[e.Set.Name] = n
 		})
-		uses := program.NewChainRefs()
+		uses := table.NewChainRefs()
 		p.EachChain(s, uses.Use)
 		line("elements", fmt.Sprint(seed), fmt.Append(nil, sums))
 		all := map[string]string{} // a chain's name stands for its rules; its comment is of who wrote it first

@@ -1,17 +1,33 @@
-package program
+package table
 
 import (
 	"maps"
 	"slices"
 
 	"sluice.dev/sluice/internal/kernel/nft"
-	"sluice.dev/sluice/internal/model"
 )
 
-// ChainRefs counts the references to the chains and counters that come and go with the state,
-// beside the constant program: learn chains, and those of policy. Each lasts as long as something
-// refers to it. A base chain lasts longer: it stays, without rules, as the kernel drops all packets
-// that wait in queues of the namespace when one is deleted.
+// DynamicChain is a chain that comes and goes with the objects, and what its rules refer to.
+type DynamicChain struct {
+	nft.Chain
+	Counters []string        // named counters that its rules use
+	Next     []*DynamicChain // chains beside the program's own
+	Marks    bool            // it uses the packet's mark
+}
+
+// Tree is the chain, and all that its rules lead to.
+func (c *DynamicChain) Tree() []*DynamicChain {
+	all := []*DynamicChain{c}
+	for _, next := range c.Next {
+		all = append(all, next.Tree()...)
+	}
+	return all
+}
+
+// ChainRefs counts the references to the chains and counters that come and go with the objects,
+// beside the constant part of the program. Each lasts as long as something refers to it. A base
+// chain lasts longer: it stays, without rules, as the kernel drops all packets that wait in queues
+// of the namespace when one is deleted.
 type ChainRefs struct {
 	Chains   map[string]refCounted
 	Counters map[string]int // references, by name
@@ -58,7 +74,7 @@ func (r *ChainRefs) Use(name string, write func() *DynamicChain) {
 		for _, counter := range e.Counters {
 			r.Counters[counter]++
 		}
-		for _, next := range e.next {
+		for _, next := range e.Next {
 			r.Use(next.Name, func() *DynamicChain { return next })
 		}
 	}
@@ -83,7 +99,7 @@ func (r *ChainRefs) Release(name string) {
 			delete(r.Counters, counter)
 		}
 	}
-	for _, next := range e.next {
+	for _, next := range e.Next {
 		r.Release(next.Name)
 	}
 }
@@ -167,11 +183,13 @@ func DeleteChains(b *nft.Batch, chains, counters []string) {
 	}
 }
 
-// ChangeFrom plans the difference between what was referred to before and what is now.
-func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) {
-	b.Stepwise = b.Stepwise || !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(Missing(before.Chains, r.Chains)) > 0
+// ChangeFrom plans the difference between what was referred to before and what is now, and returns
+// the chains that go.
+func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) (gone []string) {
+	gone = Missing(before.Chains, r.Chains)
+	b.Stepwise = b.Stepwise || !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(gone) > 0
 	for name, e := range r.Chains {
-		if old, there := before.Chains[name]; there && e.Rules != old.Rules { // it came into use, or is used no more
+		if old, there := before.Chains[name]; there && e.turned(old) {
 			b.TurnRules(e.Chain)
 			b.Stepwise = !b.AtOnce
 		}
@@ -179,7 +197,15 @@ func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) {
 	r.Create(b,
 		func(name string) bool { _, ok := before.Chains[name]; return ok },
 		func(name string) bool { return before.Counters[name] > 0 })
-	DeleteChains(b, Missing(before.Chains, r.Chains), Missing(before.Counters, r.Counters))
+	DeleteChains(b, gone, Missing(before.Counters, r.Counters))
+	return gone
+}
+
+// turned reports whether a chain has other rules than before: a base chain that came into use, is
+// used no more, or leads to other chains.
+func (c refCounted) turned(old refCounted) bool {
+	known := len(old.Chain.Rules) == old.Rules
+	return c.Rules != old.Rules || c.Hook != nil && known && !c.SameRules(old.Chain)
 }
 
 // Missing are the keys of one map that another has not.
@@ -190,30 +216,4 @@ func Missing[V, W any](from map[string]V, in map[string]W) (names []string) {
 		}
 	}
 	return names
-}
-
-// What the names of counters begin with.
-const (
-	Allowed    = "allowed"
-	Denied     = "denied"
-	DropPrefix = "dropped/" // and the reason
-)
-
-// maxName is the longest name that the kernel takes.
-const maxName = 200
-
-// CounterName names the counter of what a policy allowed or denied, as nft can type it:
-// "denied/NetworkPolicy/shop/db".
-func CounterName(verdict string, key model.PolicyKey) string {
-	name := verdict + "/" + string(key.Kind)
-	for _, s := range []string{key.Name.Namespace, key.Name.Name} {
-		if s != "" {
-			name += "/" + s
-		}
-	}
-	if len(name) > maxName {
-		digest := digestName(name)
-		name = name[:maxName-len(digest)-1] + "-" + digest
-	}
-	return name
 }
