@@ -79,7 +79,7 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 		var all []nft.Element
 		err := nft.Uninterrupted(func() error {
 			all = all[:0]
-			return d.sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
+			return d.Sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
 				if slices.Equal(e.Key[:4], n) {
 					all = append(all, e)
 				}
@@ -98,9 +98,9 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 // recall has a fresh table remember the clients that another one does, if there is one and where it
 // says so in the same way: those of farms that are wanted and whose backend serves, as many as
 // there is room for.
-func (c *change) recall(ctx context.Context, table string) error {
+func (c *change) recall(ctx context.Context, name string) error {
 	var have *nft.Table
-	err := nft.Uninterrupted(func() (err error) { have, err = c.t.sock.ReadTable(ctx, table); return err })
+	err := nft.Uninterrupted(func() (err error) { have, err = c.t.Sock.ReadTable(ctx, name); return err })
 	if have == nil || err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (c *change) recall(ctx context.Context, table string) error {
 				continue
 			}
 			added := map[nft.ElementKey]bool{} // the kernel may list an element twice
-			err := c.t.sock.ReadSet(ctx, table, m.clients, func(e nft.Element) {
+			err := c.t.Sock.ReadSet(ctx, name, m.clients, func(e nft.Element) {
 				if added[e.ElementKey] || len(added) == int(m.clients.Size) {
 					return
 				}
@@ -122,7 +122,7 @@ func (c *change) recall(ctx context.Context, table string) error {
 					return
 				}
 				added[e.ElementKey] = true
-				c.batch.Add(&e)
+				c.Batch.Add(&e)
 			})
 			if err != nil && !errors.Is(err, nft.ErrInterrupted) { // then some may be missing
 				return err
@@ -149,12 +149,11 @@ func (d *Driver) forget(ctx context.Context, f *state.Farm, which func(client) b
 // one by one, as the kernel refuses all of it then.
 func (d *Driver) delete(elements []nft.Element, atOnce int) error {
 	for chunk := range slices.Chunk(elements, atOnce) {
-		b := nft.NewBatch(TableName)
+		b := d.Batch()
 		for i := range chunk {
 			b.Delete(&chunk[i])
 		}
-		sent, err := b.Send(d.sock)
-		d.gen += sent
+		_, err := d.Commit(b)
 		if gone := errors.Is(err, unix.ENOENT); gone && len(chunk) > 1 {
 			err = d.delete(chunk, 1)
 		} else if gone {

@@ -104,10 +104,13 @@ func (r *ChainRefs) Release(name string) {
 	}
 }
 
-// Idle adds a base chain that nothing refers to.
-func (r *ChainRefs) Idle(name string, h nft.Hook) {
-	r.Chains[name] = refCounted{DynamicChain: &DynamicChain{Chain: nft.Chain{Name: name, Hook: &h}}}
+// Put has a base chain be there with its rules, though nothing refers to it.
+func (r *ChainRefs) Put(c nft.Chain) {
+	r.Chains[c.Name] = refCounted{DynamicChain: &DynamicChain{Chain: c}, Rules: len(c.Rules)}
 }
+
+// Idle has a base chain be there without rules.
+func (r *ChainRefs) Idle(name string, h nft.Hook) { r.Put(nft.Chain{Name: name, Hook: &h}) }
 
 // Forget takes out a base chain, whatever refers to it.
 func (r *ChainRefs) Forget(name string) { delete(r.Chains, name) }
@@ -162,6 +165,7 @@ func (r *ChainRefs) Create(b *nft.Batch, there func(chain string) bool, counted 
 	// Chains before rules, as those refer to chains.
 	for _, c := range added {
 		b.AddChain(c)
+		b.AddHelpers(c)
 	}
 	for _, c := range added {
 		b.AddRules(c)

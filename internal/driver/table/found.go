@@ -32,6 +32,19 @@ func (t *Table) Read(ctx context.Context) (*Found, error) {
 	return have, nil
 }
 
+// Refs are the chains that were found, of which nothing is known but the number of their rules.
+func (f *Found) Refs() *ChainRefs {
+	r := NewChainRefs()
+	for name := range f.Chains {
+		c := nft.Chain{Name: name}
+		if h, hooked := f.Hooks[name]; hooked {
+			c.Hook = &h
+		}
+		r.Chains[name] = refCounted{DynamicChain: &DynamicChain{Chain: c}, Rules: f.Rules[name]}
+	}
+	return r
+}
+
 // Content is all that the kernel holds in the set.
 func (t *Table) Content(ctx context.Context, s *nft.Set) (map[nft.ElementKey]nft.Element, error) {
 	elements := map[nft.ElementKey]nft.Element{}
