@@ -13,13 +13,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
@@ -36,10 +39,13 @@ type Driver struct {
 	close   func() error // once
 	tries   tries
 
+	published atomic.Pointer[[]driver.SetAside]
+
 	mu    sync.Mutex   // held by every method
 	state *state.Farms // what the kernel holds, as far as we know; nil before the first adoption
 	// numbers are those of farms that the kernel holds, or that are about to be.
 	numbers *numbers
+	aside   asides // what the kernel refused
 	tally   driver.Tally[elementKey]
 }
 
@@ -127,9 +133,6 @@ func (d *Driver) Held(f func(*state.State)) {
 	}
 }
 
-// SetAside implements driver.Driver.
-func (d *Driver) SetAside() []driver.SetAside { return nil }
-
 // together is told where the kernel refuses the program.
 var together = &probe.Requirement{Name: "the farms' program", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet", "nft_log", "nft_limit"}}
 
@@ -164,21 +167,28 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if d.state == nil {
 		return nil, errors.New("update farms that were never adopted")
 	}
-	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, delta.Farms))}
+	change, aside := d.aside.retryNamed(delta.Farms)
+	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, change)), suspects: units(change)}
 	for _, t := range d.tables() {
-		p.changes = append(p.changes, t.update(ctx, d.state, delta.Farms, d.numbers))
+		p.changes = append(p.changes, t.update(ctx, d.state, change, d.numbers))
 	}
-	if leaves(d.state, delta.Farms) {
+	if leaves(d.state, change) {
 		slices.Reverse(p.changes)
 	}
+	p.want = func() *state.Farms {
+		want := d.state.Clone()
+		want.Apply(change)
+		return want
+	}
+	p.aside = aside
 	p.done = func(ctx context.Context) (err error) {
-		for name, f := range delta.Farms.Farms {
+		for name, f := range change.Farms {
 			err = errors.Join(err, d.forgetStrays(ctx, d.state.Farms[name], f))
 			if f == nil {
 				d.numbers.forget(name)
 			}
 		}
-		d.state.Apply(delta.Farms)
+		d.state.Apply(change)
 		return err
 	}
 	return p, ctx.Err()
@@ -200,11 +210,22 @@ func leaves(have *state.Farms, d state.FarmsDelta) bool {
 func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := &plan{d: d}
 	if want.Farms == nil {
-		return p, nil
+		return &plan{d: d}, nil
 	}
-	next, numbers := want.Farms.Clone(), newNumbers()
+	p, err := d.adopt(ctx, want.Farms, d.retry(want.Farms))
+	if err != nil {
+		return nil, err
+	}
+	p.suspects = units(state.FarmsDelta{Farms: want.Farms.Farms, Lists: want.Farms.Lists})
+	return p, nil
+}
+
+// adopt plans to adopt farms without what is set aside.
+func (d *Driver) adopt(ctx context.Context, want *state.Farms, aside asides) (*plan, error) {
+	want = want.Clone()
+	next, numbers := aside.without(want).Clone(), newNumbers()
+	p := &plan{d: d, aside: aside, want: func() *state.Farms { return want }}
 	err := nft.Uninterrupted(func() error {
 		p.changes = nil
 		for _, t := range d.tables() {
@@ -222,14 +243,19 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (d
 	if p.tunnels, err = d.adoptTunnels(next.Tunnels); err != nil {
 		return nil, err
 	}
-	p.done = func(ctx context.Context) error {
-		d.state, d.numbers = next, numbers
-		for _, t := range d.tables() {
-			if err := t.Drop(ctx, t.Next()); err != nil {
-				return err
+	p.done = func(ctx context.Context) (err error) {
+		if d.state != nil {
+			for name, old := range d.state.Farms {
+				if now := next.Farms[name]; now != old {
+					err = errors.Join(err, d.forgetStrays(ctx, old, now))
+				}
 			}
 		}
-		return nil
+		d.state, d.numbers = next, numbers
+		for _, t := range d.tables() {
+			err = errors.Join(err, t.Drop(ctx, t.Next()))
+		}
+		return err
 	}
 	return p, nil
 }
@@ -259,6 +285,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 		}
 	}
 	d.state = nil
+	d.setAside(nil)
 	return d.purgeTunnels()
 }
 
@@ -268,6 +295,11 @@ type plan struct {
 	tunnels tunnelChange
 	changes []*change
 	done    func(context.Context) error // what follows
+	aside   asides                      // what is set aside when it is carried out
+	// want are all farms that are wanted, and suspects those of their units that the kernel may
+	// refuse.
+	want     func() *state.Farms
+	suspects []unit
 }
 
 // Len implements driver.Plan.
@@ -294,10 +326,30 @@ func (p *plan) String() (text string) {
 // Kept implements driver.Plan.
 func (p *plan) Kept() driver.Kept { return driver.Kept{} }
 
-// Apply implements driver.Plan.
+// Apply implements driver.Plan. What the kernel refuses is set aside.
 func (p *plan) Apply(ctx context.Context) error {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := p.carryOut(ctx)
+	if err == nil || !table.Refused(err, true) {
+		return err
+	}
+	want := p.want()
+	found, other := d.refused(want, p.suspects)
+	if len(found) == 0 || other != nil {
+		return err
+	}
+	d.log.Warn("the kernel refuses some of the farms; all others are served", "refused", len(found), "error", err)
+	maps.Copy(found, p.aside)
+	rest, err := d.adopt(ctx, want, found)
+	if err != nil {
+		return err
+	}
+	return rest.carryOut(ctx)
+}
+
+func (p *plan) carryOut(ctx context.Context) error {
 	for _, to := range p.tunnels.add {
 		if err := p.d.addTunnel(to); err != nil {
 			return err
@@ -316,5 +368,6 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.done == nil {
 		return nil
 	}
+	p.d.setAside(p.aside)
 	return p.done(ctx)
 }
