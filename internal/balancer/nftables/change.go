@@ -110,19 +110,13 @@ func (c *change) create(flags uint32, farms map[string]*state.Farm, lists map[st
 		c.Batch.AddSet(s)
 	}
 	c.elements(farms, lists)(c.Add)
-	none := func(string) bool { return false }
-	c.Refs.Create(c.Batch, none, none)
+	c.Refs.Create(c.Batch, c.before)
 }
 
-// stay has base chains stay that nothing uses, without rules, unless their interface has gone.
-func (c *change) stay() {
-	for name, found := range c.before.Chains {
-		_, used := c.Refs.Chains[name]
-		leaves := strings.HasPrefix(name, tunnelPrefix) || strings.HasPrefix(name, devicePrefix)
-		if found.Hook != nil && !used && !leaves {
-			c.Refs.Idle(name, *found.Hook)
-		}
-	}
+// stays reports whether a base chain that nothing uses stays, without rules: not where its interface
+// has gone.
+func stays(entry string) bool {
+	return !strings.HasPrefix(entry, tunnelPrefix) && !strings.HasPrefix(entry, devicePrefix)
 }
 
 // leave goes without what chains that go refer to, and has the change be made in steps where

@@ -100,8 +100,7 @@ func (t *part) adopt(ctx context.Context, want *state.Farms, n *numbers, first b
 	if err := a.Fill(ctx, c.elements(want.Farms, want.Lists)); err != nil {
 		return nil, err
 	}
-	c.stay()
-	c.leave(c.Refs.ChangeFrom(before, c.Batch))
+	c.leave(a.PlanChains(before, false, stays))
 	a.WriteNotes(t.prog.note())
 	c.have, c.done = have.Table, func() { a.Adopted(first) }
 	return c, nil

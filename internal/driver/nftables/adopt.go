@@ -305,55 +305,30 @@ func (a *adoption) succeed() {
 	}
 }
 
-// planChains creates the chains and counters that are missing beside the program, and deletes
-// those that nothing leads to any more.
+// planChains plans the chains and counters beside the program's own. What is kept stays.
 func (a *adoption) planChains() {
-	b, now := a.Batch, a.Refs
-	if a.Have == nil {
-		now.Create(b, none, none)
-		return
+	before, p := a.Have.Refs(), a.d.prog
+	maps.DeleteFunc(before.Counters, func(name string, _ int) bool {
+		_, used := a.Refs.Counters[name]
+		return slices.Contains(p.Counters, name) || a.kept.Policy > 0 && !used
+	})
+	for _, c := range p.Chains {
+		before.Forget(c.Name)
 	}
-	now.Create(b, func(name string) bool { return a.Have.Chains[name] }, func(name string) bool { return a.Have.Counters[name] })
-	gone := slices.DeleteFunc(table.Missing(a.Have.Chains, now.Chains), a.d.prog.HasChain)
-	b.Stepwise = b.Stepwise || len(table.Missing(now.Chains, a.Have.Chains))+len(gone) > 0
 	if a.kept.Policy > 0 {
-		kept := slices.DeleteFunc(slices.Clone(gone), a.isObsolete)
-		now.Keep(kept, a.Have.Rules)
+		kept := slices.DeleteFunc(table.Missing(before.Chains, a.Refs.Chains), a.isObsolete)
+		a.Refs.Keep(kept, a.Have.Rules)
 		a.kept.Untracked = a.kept.Untracked || slices.ContainsFunc(kept, program.IsEntry)
-		gone = slices.DeleteFunc(gone, func(name string) bool { return !a.isObsolete(name) })
 	}
-	gone = slices.DeleteFunc(gone, a.staysIdle)
-	for name, c := range now.Chains {
-		if c.Hook != nil && a.Have.Chains[name] && (!a.same || a.Have.Rules[name] != c.Rules) {
-			b.TurnRules(c.Chain)
-			b.Stepwise = true
-		}
-	}
-	for _, name := range gone {
-		if _, hooked := a.Have.Hooks[name]; hooked || !a.same {
-			b.DeleteRules(&b.Turn, name) // so that none is bound to sets that go, and no packet is in it then
-		}
-	}
-	var counters []string
-	if a.kept.Policy == 0 {
-		counters = slices.DeleteFunc(table.Missing(a.Have.Counters, now.Counters), func(name string) bool { return slices.Contains(a.d.prog.Counters, name) })
-	}
-	table.DeleteChains(b, gone, counters)
+	a.PlanChains(before, !a.same, a.staysIdle)
 }
 
-// staysIdle has a base chain that the state does not lead to stay without rules: one of this
-// program, unless it belongs to an interface where no deny list is to hold.
+// staysIdle reports whether a base chain that the state does not lead to stays without rules: one
+// of this program does, unless it belongs to an interface where no deny list is to hold.
 func (a *adoption) staysIdle(name string) bool {
-	hook, hooked := a.Have.Hooks[name]
 	at := func(d state.Device) bool { return program.DenyEntryName(d) == name }
-	if !hooked || !a.d.prog.HasEntry(name) || program.IsDenyEntry(name) && !slices.ContainsFunc(policyOf(a.state()).Denied.Devices, at) {
-		return false
-	}
-	a.Refs.Idle(name, hook)
-	return true
+	return a.d.prog.HasEntry(name) && (!program.IsDenyEntry(name) || slices.ContainsFunc(policyOf(a.state()).Denied.Devices, at))
 }
-
-func none(string) bool { return false }
 
 // state is what is wanted, and of other parts what stays.
 func (a *adoption) state() *state.State { return a.of.in(a.want, cmp.Or(a.d.state, &state.State{})) }

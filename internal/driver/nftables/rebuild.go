@@ -3,13 +3,11 @@ package nftables
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/lib/wake"
@@ -136,27 +134,17 @@ func (d *Driver) build(ctx context.Context, name string, want *state.State, coun
 // from another program.
 func (d *Driver) copyAffinity(ctx context.Context, name string) error {
 	a := &adoption{d: d, want: d.state, Adoption: table.Adoption{Change: d.Table.Change()}}
-	there, err := d.Sock.ReadTable(ctx, name)
+	var sets []*nft.Set
+	of := map[*nft.Set]*program.Family{}
+	for _, fp := range d.prog.Families {
+		sets, of[fp.Affinity] = append(sets, fp.Affinity), fp
+	}
+	there, err := a.Recall(ctx, name, sets, func(e *nft.Element) bool { return remembersRight(d.state, of[e.Set], e) })
 	if err != nil {
 		return fmt.Errorf("read table inet %s: %w", name, err)
 	}
-	if there == nil {
+	if !there {
 		a.rememberOthers(ctx)
-		_, err = d.Commit(a.Batch)
-		return err
-	}
-	for _, fp := range d.prog.Families {
-		if there.Sets[fp.Affinity.Name] != fp.Affinity.Type() {
-			continue
-		}
-		err := d.Sock.ReadSet(ctx, name, fp.Affinity, func(e nft.Element) {
-			if e.Life != nil && e.Life.Expires > 0 && remembersRight(d.state, fp, &e) {
-				a.Batch.Add(&e)
-			}
-		})
-		if err != nil && !errors.Is(err, nft.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
 	}
 	_, err = d.Commit(a.Batch)
 	return err

@@ -158,6 +158,30 @@ func (a *Adoption) fillOne(old map[nft.ElementKey]nft.Element, e *nft.Element) {
 	}
 }
 
+// PlanChains creates the chains and counters that are missing, and deletes those of before that
+// nothing refers to any more, which it returns. Base chains that stay have no rules then. Anew: all
+// rules are written.
+func (a *Adoption) PlanChains(before *ChainRefs, anew bool, stays func(entry string) bool) (gone []string) {
+	if a.Have == nil {
+		a.Refs.Create(a.Batch, before)
+		return nil
+	}
+	for name, found := range before.Chains {
+		hooked := found.Hook != nil
+		switch _, used := a.Refs.Chains[name]; {
+		case used && hooked && anew:
+			found.Rules = -1
+			before.Chains[name] = found
+		case used:
+		case hooked && stays(name):
+			a.Refs.Idle(name, *found.Hook)
+		case hooked || anew:
+			a.Batch.DeleteRules(&a.Batch.Turn, name) // so that none is bound to sets that go, and no packet is in it then
+		}
+	}
+	return a.Refs.ChangeFrom(before, a.Batch)
+}
+
 // WriteNotes writes down what the kernel will hold.
 func (a *Adoption) WriteNotes(program string) {
 	t, noted := a.Table, map[uint32]string{}

@@ -149,16 +149,16 @@ func (r *ChainRefs) Entries() (all []nft.Chain) {
 	return all
 }
 
-// Create adds the counters and chains that are not there yet.
-func (r *ChainRefs) Create(b *nft.Batch, there func(chain string) bool, counted func(counter string) bool) {
+// Create adds the counters and chains that were not referred to before.
+func (r *ChainRefs) Create(b *nft.Batch, before *ChainRefs) {
 	for _, name := range slices.Sorted(maps.Keys(r.Counters)) {
-		if !counted(name) {
+		if before.Counters[name] == 0 {
 			b.AddCounter(name)
 		}
 	}
 	var added []nft.Chain
 	for _, name := range slices.Sorted(maps.Keys(r.Chains)) {
-		if !there(name) {
+		if _, there := before.Chains[name]; !there {
 			added = append(added, r.Chains[name].Chain)
 		}
 	}
@@ -172,8 +172,8 @@ func (r *ChainRefs) Create(b *nft.Batch, there func(chain string) bool, counted 
 	}
 }
 
-// DeleteChains removes the chains and then the counters, which nothing else uses any more.
-func DeleteChains(b *nft.Batch, chains, counters []string) {
+// deleteChains removes the chains and then the counters, which nothing else uses any more.
+func deleteChains(b *nft.Batch, chains, counters []string) {
 	slices.Sort(chains)
 	slices.Sort(counters)
 	for _, name := range chains {
@@ -198,10 +198,8 @@ func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) (gone []string) 
 			b.Stepwise = !b.AtOnce
 		}
 	}
-	r.Create(b,
-		func(name string) bool { _, ok := before.Chains[name]; return ok },
-		func(name string) bool { return before.Counters[name] > 0 })
-	DeleteChains(b, gone, Missing(before.Counters, r.Counters))
+	r.Create(b, before)
+	deleteChains(b, gone, Missing(before.Counters, r.Counters))
 	return gone
 }
 

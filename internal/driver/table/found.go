@@ -2,8 +2,12 @@ package table
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/nft"
 )
@@ -32,9 +36,15 @@ func (t *Table) Read(ctx context.Context) (*Found, error) {
 	return have, nil
 }
 
-// Refs are the chains that were found, of which nothing is known but the number of their rules.
+// Refs are the chains and counters that were found; of rules, nothing is known but their number.
 func (f *Found) Refs() *ChainRefs {
 	r := NewChainRefs()
+	if f == nil {
+		return r
+	}
+	for name := range f.Counters {
+		r.Counters[name] = 1
+	}
 	for name := range f.Chains {
 		c := nft.Chain{Name: name}
 		if h, hooked := f.Hooks[name]; hooked {
@@ -115,4 +125,58 @@ func (l *Layout) noteElement(id uint32, text string) *nft.Element {
 	e := nft.Element{Set: l.Notes, Comment: text}
 	e.AppendUint32(id)
 	return &e
+}
+
+// Recall adds to sets that packets fill what they hold in another table, if that is there and has
+// such sets: what still lives, and is right. What comes while it is read may be missing.
+func (c *Change) Recall(ctx context.Context, from string, sets []*nft.Set, right func(*nft.Element) bool) (there bool, err error) {
+	t := c.Table
+	var have *nft.Table
+	err = nft.Uninterrupted(func() (err error) { have, err = t.Sock.ReadTable(ctx, from); return err })
+	if err != nil || have == nil {
+		return false, err
+	}
+	for _, s := range sets {
+		if have.Sets[s.Name] != s.Type() {
+			continue
+		}
+		added := map[nft.ElementKey]bool{} // the kernel may list an element twice
+		err := t.Sock.ReadSet(ctx, from, s, func(e nft.Element) {
+			if e.Life != nil && e.Life.Expires > 0 && !added[e.ElementKey] && len(added) < int(s.Size) && right(&e) {
+				added[e.ElementKey] = true
+				c.Batch.Add(&e)
+			}
+		})
+		if err != nil && !errors.Is(err, nft.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// Forget deletes elements, so many in a transaction of delete; those of one of which some are gone
+// meanwhile one by one, as the kernel refuses all of it then.
+func Forget(elements []nft.Element, atOnce int, delete func([]nft.Element) error) error {
+	for chunk := range slices.Chunk(elements, atOnce) {
+		err := delete(chunk)
+		if gone := errors.Is(err, unix.ENOENT); gone && len(chunk) > 1 {
+			err = Forget(chunk, 1, delete)
+		} else if gone {
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Delete deletes elements in a transaction of its own.
+func (t *Table) Delete(elements []nft.Element) error {
+	b := t.Batch()
+	for i := range elements {
+		b.Delete(&elements[i])
+	}
+	_, err := t.Commit(b)
+	return err
 }
