@@ -8,6 +8,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/lib/sift"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -139,7 +140,7 @@ func (d *Driver) retry(want *state.Farms) asides {
 // refused finds out which units the kernel does not take.
 func (d *Driver) refused(want *state.Farms, suspects []unit) (asides, error) {
 	found := asides{}
-	sieve := table.Sieve[unit]{
+	sieve := sift.Sieve[unit]{
 		Apply:   func(all []unit) error { return d.try(want, all) },
 		Refused: func(err error) bool { return table.Refused(err, true) },
 		SetAside: func(u unit, err error) error {

@@ -10,6 +10,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/lib/sift"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -30,7 +31,7 @@ type admission struct {
 // about something else, and the kernel is between two parts then.
 func (d *Driver) admit(ctx context.Context, delta state.Delta) error {
 	a := &admission{d, ctx, delta}
-	sieve := table.Sieve[unit]{Apply: a.try, Refused: d.refused, SetAside: a.refuse}
+	sieve := sift.Sieve[unit]{Apply: a.try, Refused: d.refused, SetAside: a.refuse}
 	for _, units := range stages(&delta) {
 		if err := sieve.Sift(units); err != nil {
 			return err

@@ -1,39 +1,12 @@
-package table
+// Package sift finds out which parts of something a kernel refuses that has refused the whole.
+package sift
 
 import (
 	"errors"
 	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"sluice.dev/sluice/internal/kernel/nft"
 )
-
-// Refused reports whether the kernel did not take what it was told, so that it may take a part of
-// it. In a table that nobody else knows, that something is or is not there is a refusal, too:
-// otherwise the kernel may not hold what the driver believes, which an adoption finds out.
-func Refused(err error, alone bool) bool {
-	var k *nft.Error
-	if !errors.As(err, &k) {
-		return false
-	}
-	switch k.Errno {
-	case unix.EPERM, unix.EACCES, unix.EINTR, unix.EAGAIN:
-		return false
-	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
-		return alone
-	}
-	return true
-}
-
-// Reason is what the kernel said, for people.
-func Reason(err error) string {
-	var k *nft.Error
-	if errors.As(err, &k) {
-		return k.Errno.Error() + " (" + k.What + ")"
-	}
-	return err.Error()
-}
 
 // maxOutOfMemory is the number of parts that are set aside for a lack of memory before it is taken
 // for the machine's: a part that asks for too much of it looks the same as a machine that has none.
