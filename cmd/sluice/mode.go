@@ -20,6 +20,7 @@ import (
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/driver/userspace"
 	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/netns"
@@ -58,7 +59,7 @@ var modes = []*mode{
 		name:     "ipvs",
 		services: slices.Concat(ipvs.Requirements, nftables.Requirements, []*probe.Requirement{conntrack.Requirement}),
 		policy:   append(slices.Clone(nftables.PolicyRequirements), nflog.Requirement),
-		optional: []*probe.Requirement{nftables.Protection},
+		optional: []*probe.Requirement{table.Protection},
 		open: func(f *modeFlags, o driver.Options) (driver.Driver, error) {
 			return ipvs.Open(ipvs.Options{Options: o, Scheduler: f.scheduler, Record: f.record})
 		},
@@ -67,7 +68,7 @@ var modes = []*mode{
 		name:     defaultMode,
 		services: append(slices.Clone(nftables.Requirements), conntrack.Requirement),
 		policy:   append(slices.Clone(nftables.PolicyRequirements), nflog.Requirement),
-		optional: []*probe.Requirement{nftables.Protection},
+		optional: []*probe.Requirement{table.Protection},
 		open:     func(_ *modeFlags, o driver.Options) (driver.Driver, error) { return openNFTables(o) },
 	},
 	{

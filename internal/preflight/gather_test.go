@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/sysctl"
@@ -87,7 +88,7 @@ func gather(t *testing.T, ns *netns.NS, o preflight.Options) []preflight.Result 
 		o.Socket = filepath.Join(t.TempDir(), "sluice.sock")
 	}
 	o.Mode, o.Requirements, o.PolicyRequirements = "nftables", nftables.Requirements, nftables.PolicyRequirements
-	o.Optional = []*probe.Requirement{nftables.Protection}
+	o.Optional = []*probe.Requirement{table.Protection}
 	var results []preflight.Result
 	err := ns.Do(func() error {
 		results = preflight.Check(preflight.Gather(t.Context(), o))

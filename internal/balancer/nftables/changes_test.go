@@ -96,6 +96,9 @@ table inet watch {
 func TestStandInIsLeft(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 1)
+	w.open = func() (driver.Driver, error) { return farms.Open(farms.Options{MayMiss: true, Shared: true}) }
+	w.must(w.driver.Purge(t.Context()))
+	w.restart()
 	farm := func(backends ...model.FarmBackend) *model.Farm {
 		return &model.Farm{Name: "range", Mode: model.DNAT, Addresses: []model.FarmAddress{at(virtual4, model.PortSpan{First: 80, Last: 90})}, Backends: backends}
 	}

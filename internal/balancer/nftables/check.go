@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -43,14 +44,34 @@ func (d *Driver) tried(name string, chains ...nft.Chain) error {
 	if err, known := d.tries.err[name]; known {
 		return err
 	}
-	c := &change{p: d.prog, batch: nft.NewBatch(TableName + "-probe")}
-	d.prog.create(c.batch, nft.FlagDormant)
-	c.create(chains)
-	c.batch.DeleteTable()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := send(c.batch, d.sock)
+	c := d.part.trial()
+	for _, chain := range chains {
+		c.Refs.Put(chain)
+	}
+	err := c.try(nil, nil)
 	d.tries.err[name] = err
+	return err
+}
+
+// trial begins a change of a table that no packet meets, and that remembers nobody.
+func (t *part) trial() *change {
+	p := newIngress(t.prog.MayMiss)
+	if t.prog.hasLists() {
+		p = newProgram(1, t.prog.MayMiss)
+	}
+	n := t.beside(TableName+"-probe", p)
+	return n.begin(n.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, newNumbers())
+}
+
+// try has the kernel check the change with these farms and lists, in one transaction that leaves
+// nothing.
+func (c *change) try(farms map[string]*state.Farm, lists map[string]*model.FarmList) error {
+	c.farms(farms, func(*nft.Element) {}, c.use)
+	c.create(nft.FlagDormant, farms, lists)
+	c.Batch.DeleteTable()
+	_, err := c.t.Commit(c.Batch)
 	return err
 }
 

@@ -17,6 +17,12 @@ type claim struct {
 	element nft.Element
 }
 
+// elementKey is an element's place in the table.
+type elementKey struct {
+	set *nft.Set
+	nft.ElementKey
+}
+
 // claiming is a change of claims.
 type claiming struct{ held, next claims } // next has those that change
 
@@ -48,15 +54,6 @@ func (c *claiming) withdraw(farm string, e *nft.Element) {
 	}
 }
 
-// settled puts what comes of the claims that change in the place of what there was.
-func (c *claiming) settled(had map[elementKey]nft.Element, put func(map[elementKey]nft.Element, *nft.Element)) {
-	for _, all := range c.next {
-		if len(all) > 0 {
-			put(had, &all[0].element)
-		}
-	}
-}
-
 // settle has the change be done.
 func (c *claiming) settle() claims {
 	for k, all := range c.next {
@@ -71,14 +68,14 @@ func (c *claiming) settle() claims {
 
 // claimed plans what comes of the claims that change.
 func (c *change) claimed() {
-	had := map[elementKey]nft.Element{}
-	for k := range c.claims.next {
-		if all := c.claims.held[k]; len(all) > 0 {
-			had[k] = all[0].element
+	of := func(claims claims) func(yield func(*nft.Element)) {
+		return func(yield func(*nft.Element)) {
+			for k := range c.claims.next {
+				if all := claims[k]; len(all) > 0 {
+					yield(&all[0].element)
+				}
+			}
 		}
 	}
-	c.claims.settled(had, c.put)
-	for _, e := range had {
-		c.batch.Delete(&e)
-	}
+	c.Replace(of(c.claims.held), of(c.claims.next))
 }

@@ -23,11 +23,11 @@ func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic
 	}
 	for _, t := range d.tables() {
 		of := d.slotsOf(t.prog)
-		for _, s := range t.prog.sets {
+		for _, s := range t.prog.Sets {
 			if !s.Counted {
 				continue
 			}
-			err := t.sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
+			err := t.Sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
 				if b, known := of[elementKey{s, e.ElementKey}]; known {
 					sum := all[b]
 					sum.Chosen += e.Packets

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
@@ -19,76 +18,54 @@ const (
 	beforeForwarding = -1 // of lists: the other table forwards at 0
 )
 
-// devices has the chains of interfaces be those that are needed, and returns the interfaces that
-// have one.
-func (c *change) devices(indexes map[int]struct{}) (have []int) {
-	for name, r := range c.refs {
-		if strings.HasPrefix(name, devicePrefix) {
-			r.uses = 0
-			c.refs[name] = r
-		}
-	}
+// devices has the chains of interfaces be those that are needed.
+func (c *change) devices(indexes map[int]struct{}) {
 	var to []string
 	changed := false
 	for _, name := range c.p.arrivals {
-		r := c.refs[name]
-		if r.uses > 0 {
+		_, used := c.Refs.Chains[name]
+		_, was := c.before.Chains[name]
+		if used {
 			to = append(to, name)
 		}
-		changed = changed || (r.uses > 0) != (r.was > 0)
+		changed = changed || used != was
 	}
-	c.served = map[string]bool{}
+	served := map[string]bool{}
 	for index := range indexes {
 		name := fmt.Sprintf("%s%d", devicePrefix, index)
-		c.served[name] = true
+		served[name] = true
+		found, was := c.before.Chains[name]
 		if len(to) == 0 {
+			if was {
+				c.OwnRefs().Idle(name, *found.Hook)
+			}
 			continue
 		}
 		device, err := c.t.links.Name(index)
-		r := c.refs[name]
-		if r.was == 0 && err != nil {
+		if !was && err != nil {
 			continue // it has gone already
 		}
-		chain := c.p.deviceChain(name, device, to)
-		c.refs.use(name, 1, func() nft.Chain { return chain })
-		if r.was > 0 && !r.idle && (changed || r.rules != len(chain.Rules)) {
-			c.turn(name, chain)
+		if was && changed && len(found.Chain.Rules) != found.Rules { // not known: they are written anew
+			found.Rules = -1
+			c.before.Chains[name] = found
 		}
-		have = append(have, index)
+		c.OwnRefs().Put(c.p.deviceChain(name, device, to))
+		c.covers = append(c.covers, index)
 	}
-	c.covers = have
-	return have
+	for name := range c.before.Chains {
+		if strings.HasPrefix(name, devicePrefix) && !served[name] {
+			c.leaving = append(c.leaving, name)
+		}
+	}
 }
 
 func (p *program) deviceChain(name, device string, to []string) nft.Chain {
 	c := nft.Chain{Name: name, Comment: "what arrives by " + device, Hook: nft.IngressHook(device, beforeForwarding), Rules: p.before}
-	if p.of == unix.NFPROTO_NETDEV {
+	if p.NFProto == unix.NFPROTO_NETDEV {
 		c.Hook = nft.NetdevHook(device, 0)
 	}
 	for _, chain := range to {
 		c.Rules = append(c.Rules[:len(c.Rules):len(c.Rules)], rule().Jump(chain))
 	}
 	return c
-}
-
-// vanished forgets chains of interfaces that went with their interface, where the change would
-// remove them.
-func (c *change) vanished(ctx context.Context) error {
-	var have map[string]bool
-	for name, r := range c.refs {
-		if !strings.HasPrefix(name, devicePrefix) && !strings.HasPrefix(name, tunnelPrefix) || r.uses > 0 || r.was == 0 {
-			continue
-		}
-		if have == nil {
-			have = map[string]bool{}
-			err := c.t.sock.ReadChains(ctx, TableName, func(chain string, _ *nft.Hook) { have[chain] = true })
-			if err != nil {
-				return fmt.Errorf("list chains: %w", err)
-			}
-		}
-		if !have[name] {
-			delete(c.refs, name)
-		}
-	}
-	return nil
 }

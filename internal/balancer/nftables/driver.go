@@ -13,14 +13,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
@@ -29,23 +31,22 @@ import (
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	*table // of family inet: all but what ingress has
+	*part // of family inet: all but what ingress has
 	// ingress has what packets meet as they arrive by an interface.
-	ingress *table
+	ingress *part
 	links   *netlink.Handle
 	log     *slog.Logger
 	close   func() error // once
 	tries   tries
 
+	published atomic.Pointer[[]driver.SetAside]
+
 	mu    sync.Mutex   // held by every method
 	state *state.Farms // what the kernel holds, as far as we know; nil before the first adoption
 	// numbers are those of farms that the kernel holds, or that are about to be.
 	numbers *numbers
-	gen     uint32 // the kernel's generation up to which nobody else interfered
-	doubt   bool   // others may have changed what we programmed
-	// compared is when the kernel was last compared with what is wanted.
-	compared time.Time
-	tally    driver.Tally[elementKey]
+	aside   asides // what the kernel refused
+	tally   driver.Tally[elementKey]
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -58,6 +59,9 @@ type Options struct {
 	Clients uint32
 	// MayMiss has rules be as for kernels that need it, see nft.MayMiss: for tests.
 	MayMiss bool
+	// Shared leaves the tables without an owner even where the kernel could protect them from
+	// others, as on kernels before 6.9: for tests.
+	Shared bool
 }
 
 // Open opens the driver's socket in the calling thread's network namespace, where it stays. It
@@ -65,20 +69,22 @@ type Options struct {
 func Open(o Options) (*Driver, error) {
 	d := &Driver{log: cmp.Or(o.Log, slog.Default()), numbers: newNumbers(), tries: tries{err: map[string]error{}}}
 	mayMiss := o.MayMiss || nft.MayMiss()
-	for at, p := range map[**table]*program{&d.table: newProgram(cmp.Or(o.Clients, 1<<20), mayMiss), &d.ingress: newIngress(mayMiss)} {
-		t, err := openTable(p)
+	for at, p := range map[**part]*program{&d.part: newProgram(cmp.Or(o.Clients, 1<<20), mayMiss), &d.ingress: newIngress(mayMiss)} {
+		t, err := openPart(p)
 		if err != nil {
 			return nil, err
 		}
+		t.Shared = o.Shared
 		*at = t
 	}
+	d.ingress.Ours = d.Ours
 	var err error
 	if d.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open routing socket: %w", err)
 	}
 	d.close = sync.OnceValue(func() error {
 		d.links.Close()
-		return errors.Join(d.table.close(), d.ingress.close())
+		return errors.Join(d.part.close(), d.ingress.close())
 	})
 	return d, nil
 }
@@ -98,9 +104,9 @@ func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]boo
 	defer d.mu.Unlock()
 	err = nft.Uninterrupted(func() error {
 		found = map[state.FrontendKey]bool{}
-		for _, fp := range d.table.prog.families {
+		for _, fp := range d.prog.families {
 			s := fp.farms[exact]
-			err := d.table.sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
+			err := d.Sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
 				if int(e.KeyLen) == nft.KeySize(s.Key) {
 					addr, proto, port := nft.Destination(e.Key[:], fp.ip.Bits/8)
 					found[state.FrontendKey{Addr: addr, Protocol: model.Protocol(proto), Port: port}] = true
@@ -127,9 +133,6 @@ func (d *Driver) Held(f func(*state.State)) {
 	}
 }
 
-// SetAside implements driver.Driver.
-func (d *Driver) SetAside() []driver.SetAside { return nil }
-
 // together is told where the kernel refuses the program.
 var together = &probe.Requirement{Name: "the farms' program", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet", "nft_log", "nft_limit"}}
 
@@ -142,10 +145,8 @@ func (d *Driver) Probe(ctx context.Context) error {
 	defer d.mu.Unlock()
 	var err error
 	for _, t := range d.tables() {
-		b := t.prog.batch(TableName + "-probe")
-		t.prog.create(b, nft.FlagDormant)
-		b.DeleteTable()
-		err = errors.Join(err, together.Missing(send(b, t.sock)))
+		t.CanOwn() // asked now: soon after a trial, the first adoption waits for the kernel to free it
+		err = errors.Join(err, together.Missing(t.trial().try(nil, nil)))
 	}
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: the balancer needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
@@ -156,10 +157,8 @@ func (d *Driver) Probe(ctx context.Context) error {
 	return nil
 }
 
-func send(b *nft.Batch, s *nft.Socket) error { _, err := b.Send(s); return err }
-
 // tables are in the order in which packets meet them.
-func (d *Driver) tables() []*table { return []*table{d.ingress, d.table} }
+func (d *Driver) tables() []*part { return []*part{d.ingress, d.part} }
 
 // Update implements driver.Driver.
 func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
@@ -168,25 +167,28 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if d.state == nil {
 		return nil, errors.New("update farms that were never adopted")
 	}
-	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, delta.Farms))}
+	change, aside := d.aside.retryNamed(delta.Farms)
+	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, change)), suspects: units(change)}
 	for _, t := range d.tables() {
-		c, err := t.update(ctx, d.state, delta.Farms, d.numbers)
-		if err != nil {
-			return nil, err
-		}
-		p.changes = append(p.changes, c)
+		p.changes = append(p.changes, t.update(ctx, d.state, change, d.numbers))
 	}
-	if leaves(d.state, delta.Farms) {
+	if leaves(d.state, change) {
 		slices.Reverse(p.changes)
 	}
+	p.want = func() *state.Farms {
+		want := d.state.Clone()
+		want.Apply(change)
+		return want
+	}
+	p.aside = aside
 	p.done = func(ctx context.Context) (err error) {
-		for name, f := range delta.Farms.Farms {
+		for name, f := range change.Farms {
 			err = errors.Join(err, d.forgetStrays(ctx, d.state.Farms[name], f))
 			if f == nil {
 				d.numbers.forget(name)
 			}
 		}
-		d.state.Apply(delta.Farms)
+		d.state.Apply(change)
 		return err
 	}
 	return p, ctx.Err()
@@ -208,68 +210,67 @@ func leaves(have *state.Farms, d state.FarmsDelta) bool {
 func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := &plan{d: d}
 	if want.Farms == nil {
-		return p, nil
+		return &plan{d: d}, nil
 	}
-	gen, err := d.sock.Generation(ctx)
+	p, err := d.adopt(ctx, want.Farms, d.retry(want.Farms))
 	if err != nil {
 		return nil, err
 	}
-	next, numbers := want.Farms.Clone(), newNumbers()
-	for _, t := range d.tables() {
-		c, err := t.adopt(ctx, next, numbers)
-		if err != nil {
-			return nil, err
+	p.suspects = units(state.FarmsDelta{Farms: want.Farms.Farms, Lists: want.Farms.Lists})
+	return p, nil
+}
+
+// adopt plans to adopt farms without what is set aside.
+func (d *Driver) adopt(ctx context.Context, want *state.Farms, aside asides) (*plan, error) {
+	want = want.Clone()
+	next, numbers := aside.without(want).Clone(), newNumbers()
+	p := &plan{d: d, aside: aside, want: func() *state.Farms { return want }}
+	err := nft.Uninterrupted(func() error {
+		p.changes = nil
+		for _, t := range d.tables() {
+			c, err := t.adopt(ctx, next, numbers, d.state == nil)
+			if err != nil {
+				return err
+			}
+			p.changes = append(p.changes, c)
 		}
-		p.changes = append(p.changes, c)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if p.tunnels, err = d.adoptTunnels(next.Tunnels); err != nil {
 		return nil, err
 	}
-	d.gen, d.doubt, d.compared = gen, false, time.Now()
-	p.done = func(ctx context.Context) error {
-		d.state, d.numbers = next, numbers
-		for _, t := range d.tables() {
-			if err := t.sock.Drop(ctx, nextTable); err != nil {
-				return fmt.Errorf("delete table %s: %w", nextTable, err)
+	p.done = func(ctx context.Context) (err error) {
+		if d.state != nil {
+			for name, old := range d.state.Farms {
+				if now := next.Farms[name]; now != old {
+					err = errors.Join(err, d.forgetStrays(ctx, old, now))
+				}
 			}
 		}
-		return nil
+		d.state, d.numbers = next, numbers
+		for _, t := range d.tables() {
+			err = errors.Join(err, t.Drop(ctx, t.Next()))
+		}
+		return err
 	}
 	return p, nil
 }
 
-// doubtInterval is how long after the last adoption a doubt is reason for another.
-const doubtInterval = time.Minute
-
-// Tampered implements driver.Driver. The generation tells of a transaction of any program; then the
-// rules are counted. What changed within the sets cannot be told so cheaply: it may be reason for
-// an adoption once a minute. Some tunnels are looked at.
+// Tampered implements driver.Driver. Some tunnels are looked at, too.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state == nil {
 		return false, nil
 	}
-	gen, err := d.sock.Generation(ctx)
-	if err != nil {
-		return false, err
-	}
-	if gen != d.gen {
-		for _, t := range d.tables() {
-			whole, err := t.counts(ctx)
-			if errors.Is(err, nft.ErrInterrupted) {
-				return false, nil // asked again soon
-			}
-			if err != nil || !whole {
-				return err == nil, err
-			}
+	for _, t := range d.tables() {
+		if tampered, err := t.Tampered(ctx, t.Refs.RuleCount); tampered || err != nil {
+			return tampered, err
 		}
-		d.gen, d.doubt = gen, true
-	}
-	if d.doubt && time.Since(d.compared) >= doubtInterval {
-		return true, nil
 	}
 	return d.tunnelsGone()
 }
@@ -279,11 +280,12 @@ func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, t := range d.tables() {
-		if err := t.purge(ctx); err != nil {
+		if err := t.Purge(ctx); err != nil {
 			return err
 		}
 	}
 	d.state = nil
+	d.setAside(nil)
 	return d.purgeTunnels()
 }
 
@@ -293,13 +295,18 @@ type plan struct {
 	tunnels tunnelChange
 	changes []*change
 	done    func(context.Context) error // what follows
+	aside   asides                      // what is set aside when it is carried out
+	// want are all farms that are wanted, and suspects those of their units that the kernel may
+	// refuse.
+	want     func() *state.Farms
+	suspects []unit
 }
 
 // Len implements driver.Plan.
 func (p *plan) Len() (n int) {
 	n = len(p.tunnels.add) + len(p.tunnels.remove)
 	for _, c := range p.changes {
-		n += c.batch.Changes
+		n += c.Batch.Changes
 	}
 	return n
 }
@@ -308,10 +315,10 @@ func (p *plan) Len() (n int) {
 func (p *plan) String() (text string) {
 	text = p.tunnels.String()
 	for _, c := range p.changes {
-		if c.beside != nil {
+		if c.replaces {
 			text += fmt.Sprintf("replace table %s, as it holds another program:\n", TableName)
 		}
-		text += c.batch.String()
+		text += c.Batch.String()
 	}
 	return text
 }
@@ -319,28 +326,38 @@ func (p *plan) String() (text string) {
 // Kept implements driver.Plan.
 func (p *plan) Kept() driver.Kept { return driver.Kept{} }
 
-// Apply implements driver.Plan.
+// Apply implements driver.Plan. What the kernel refuses is set aside.
 func (p *plan) Apply(ctx context.Context) error {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	before, err := p.d.sock.Generation(ctx)
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := p.carryOut(ctx)
+	if err == nil || !table.Refused(err, true) {
+		return err
+	}
+	want := p.want()
+	found, other := d.refused(want, p.suspects)
+	if len(found) == 0 || other != nil {
+		return err
+	}
+	d.log.Warn("the kernel refuses some of the farms; all others are served", "refused", len(found), "error", err)
+	maps.Copy(found, p.aside)
+	rest, err := d.adopt(ctx, want, found)
 	if err != nil {
 		return err
 	}
-	ours := before == p.d.gen // nobody else came in between; otherwise Tampered looks closer
+	return rest.carryOut(ctx)
+}
+
+func (p *plan) carryOut(ctx context.Context) error {
 	for _, to := range p.tunnels.add {
 		if err := p.d.addTunnel(to); err != nil {
 			return err
 		}
 	}
 	for _, c := range p.changes {
-		sent, err := c.send(ctx)
-		if err != nil {
-			return fmt.Errorf("change nftables: %w", err)
-		}
-		c.settle()
-		if ours {
-			p.d.gen += sent
+		if err := c.send(ctx); err != nil {
+			return err
 		}
 	}
 	for _, to := range p.tunnels.remove {
@@ -351,5 +368,6 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.done == nil {
 		return nil
 	}
+	p.d.setAside(p.aside)
 	return p.done(ctx)
 }

@@ -49,7 +49,7 @@ type half struct {
 
 func (h *half) yield() {
 	switch {
-	case h.p.of == unix.NFPROTO_NETDEV:
+	case h.p.NFProto == unix.NFPROTO_NETDEV:
 		h.forwarded()
 	case h.Mode == model.StatelessDNAT:
 		h.stateless()
@@ -255,10 +255,3 @@ func (h *half) sources() (given bool) {
 
 // holds reports whether an address is of the family.
 func (fp *family) holds(a netip.Addr) bool { return a.Is4() == fp.is4() }
-
-// noteElement says what the table was made by.
-func (p *program) noteElement(text string) *nft.Element {
-	e := nft.Element{Set: p.notes, Comment: text}
-	e.AppendUint32(0)
-	return &e
-}

@@ -15,4 +15,11 @@ func OpenOther(o Options) (*Driver, error) {
 }
 
 // Sockets are those of the driver's tables.
-func (d *Driver) Sockets() []*nft.Socket { return []*nft.Socket{d.ingress.sock, d.table.sock} }
+func (d *Driver) Sockets() []*nft.Socket { return []*nft.Socket{d.ingress.Sock, d.Sock} }
+
+// Distrust has the next adoption trust no note, and read everything.
+func (d *Driver) Distrust() {
+	for _, t := range d.tables() {
+		t.Doubt = true
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -21,7 +22,7 @@ import (
 
 // newIngress is the program of the table of family netdev.
 func newIngress(mayMiss bool) *program {
-	p := &program{of: unix.NFPROTO_NETDEV, mayMiss: mayMiss, before: []nft.Rule{
+	p := &program{Layout: table.Layout{NFProto: unix.NFPROTO_NETDEV, MayMiss: mayMiss}, before: []nft.Rule{
 		rule("for other machines: this one only listens").PacketType(expr.CmpOpNeq, unix.PACKET_HOST).Accept(),
 		rule("of a VLAN: it arrives again by the interface of that").Is(expr.CmpOpEq, nft.EtherType, []byte{0x81, 0x00}).Accept(),
 		rule("the same, 802.1ad").Is(expr.CmpOpEq, nft.EtherType, []byte{0x88, 0xa8}).Accept(),
@@ -39,7 +40,7 @@ func newIngress(mayMiss bool) *program {
 			p.arrivals = append(p.arrivals, arrivalName(fp, k))
 		}
 	}
-	p.notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
+	p.Notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
 	return p
 }
 

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -69,10 +68,7 @@ func each(ranges []model.AddressRange, yield func(netip.Prefix)) {
 }
 
 // listChange is a change of lists.
-type listChange struct {
-	before, after listings
-	digest        uint64 // of all their elements, each a digest: those that change are xored
-}
+type listChange struct{ before, after listings }
 
 // moved are the ranges that only one of two sorted lists has.
 func moved(old, now []model.AddressRange) (gone, come []model.AddressRange) {
@@ -101,7 +97,6 @@ func (c *change) list(name string, now *model.FarmList, put func(*nft.Element, b
 	change := func(p netip.Prefix, n int) {
 		next.lengths[familyIndex(p.Addr().Is4())][p.Bits()] += n
 		e := member(p)
-		c.lists.digest ^= e.Digest()
 		put(&e, n > 0)
 	}
 	stays := map[netip.Prefix]bool{} // as a part of another range
@@ -145,15 +140,15 @@ func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", li
 // follow plans changes of lists, and returns the farms for which others have to be asked for.
 func (c *change) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
 	asking := map[string]*state.Farm{}
-	if c.p.of != unix.NFPROTO_INET || len(d.Lists) == 0 {
+	if !c.p.hasLists() {
 		return asking
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
 		c.list(name, d.Lists[name], func(e *nft.Element, come bool) {
 			if come {
-				c.batch.Add(e)
+				c.Add(e)
 			} else {
-				c.batch.Delete(e)
+				c.Remove(e)
 			}
 		})
 	}
@@ -172,7 +167,7 @@ func (c *change) follow(have *state.Farms, d state.FarmsDelta) map[string]*state
 
 // listed yields what farms that name lists become, for one family.
 func (h *half) listed(lists listings) {
-	if h.p.of != unix.NFPROTO_INET {
+	if !h.p.hasLists() {
 		return
 	}
 	asks, identity := h.asks(lists)
@@ -252,102 +247,20 @@ func (p *program) owned() nft.Chain {
 	return c
 }
 
-// listNote says what lists the table holds.
-func (p *program) listNote(digest uint64) *nft.Element {
-	e := nft.Element{Set: p.notes, Comment: fmt.Sprintf("lists %016x", digest)}
-	e.AppendUint32(1)
-	return &e
-}
+// hasLists reports whether the table is the one in which farms look in lists.
+func (p *program) hasLists() bool { return p.NFProto == unix.NFPROTO_INET }
 
-// noteLists has the note say what lists there are after the change.
-func (c *change) noteLists(had bool, before uint64) {
-	if c.p.of != unix.NFPROTO_INET || had && before == c.lists.digest {
-		return
-	}
-	var old *nft.Element
-	if had {
-		old = c.p.listNote(before)
-	}
-	c.batch.Note(old, c.p.listNote(c.lists.digest))
-}
+// covered plans what becomes of the set of interfaces with chains of their own.
+func (c *change) covered() { c.Replace(c.coverElements(c.t.covers), c.coverElements(c.covers)) }
 
-// allLists plans all lists, of a table that has none.
-func (c *change) allLists(want map[string]*model.FarmList, put func(*nft.Element, bool)) {
-	if c.p.of != unix.NFPROTO_INET {
-		return
-	}
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		c.list(name, want[name], put)
-	}
-}
-
-// lists reports whether a set has the elements of lists. They are compared by their digest alone
-// where that is right.
-func (p *program) lists(s *nft.Set) bool {
-	return s == p.families[0].members || s == p.families[1].members
-}
-
-// compareLists plans what differs between the table's lists and what is wanted.
-func (c *change) compareLists(ctx context.Context, want map[string]*model.FarmList, have *found) error {
-	if c.p.of != unix.NFPROTO_INET {
-		return nil
-	}
-	c.allLists(want, func(*nft.Element, bool) {})
-	if now := c.p.listNote(c.lists.digest); now.Comment != have.lists {
-		return c.compareMembers(ctx, want, have)
-	}
-	return nil
-}
-
-// compareMembers reads the elements of lists.
-func (c *change) compareMembers(ctx context.Context, want map[string]*model.FarmList, have *found) error {
-	left := map[elementKey]nft.Element{}
-	for _, fp := range c.p.families {
-		err := c.t.sock.ReadSet(ctx, TableName, fp.members, func(e nft.Element) { left[elementKey{e.Set, e.ElementKey}] = e })
-		if err != nil {
-			return fmt.Errorf("read set %s: %w", fp.members.Name, err)
+// coverElements are those of interfaces.
+func (c *change) coverElements(indexes []int) func(yield func(*nft.Element)) {
+	return func(yield func(*nft.Element)) {
+		for _, index := range indexes {
+			if c.p.covered != nil {
+				yield(c.p.coveredElement(index))
+			}
 		}
-	}
-	for name, l := range want {
-		member := c.members(name)
-		each(l.Ranges, func(p netip.Prefix) {
-			e := member(p)
-			c.put(left, &e)
-		})
-	}
-	for _, e := range left {
-		c.batch.Delete(&e)
-	}
-	var old *nft.Element
-	if have.lists != "" {
-		old = c.p.listNote(0)
-	}
-	c.batch.Note(old, c.p.listNote(c.lists.digest))
-	return nil
-}
-
-// covered plans what becomes of the chains of interfaces, and of the set that has them.
-func (c *change) covered(devices map[int]struct{}) {
-	had := map[elementKey]nft.Element{}
-	for _, index := range c.t.covers {
-		if c.p.covered != nil {
-			e := c.p.coveredElement(index)
-			had[elementKey{e.Set, e.ElementKey}] = *e
-		}
-	}
-	c.cover(had, c.devices(devices))
-	for _, e := range had {
-		c.batch.Delete(&e)
-	}
-}
-
-// cover has the set of interfaces with chains of their own have these; had is what it has.
-func (c *change) cover(had map[elementKey]nft.Element, indexes []int) {
-	if c.p.covered == nil {
-		return
-	}
-	for _, index := range indexes {
-		c.put(had, c.p.coveredElement(index))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 )
@@ -16,27 +17,21 @@ import (
 // TableName is the table, of family inet, that the driver owns.
 const TableName = "sluice-farms"
 
-// nextTable is the table that is built beside one of another program.
-const nextTable = TableName + "-next"
-
 const tableComment = "Sluice's farms. It is kept in step by sluice balance and removed by sluice cleanup."
 
 // program is what the table holds whatever the farms are: its sets, and the chains that packets
 // enter by.
 type program struct {
-	of       uint8 // unix.NFPROTO_… of the table
-	sets     []*nft.Set
+	table.Layout
 	families [2]*family
 	// arrivals are the chains that packets come to as they arrive by an interface, in this order,
 	// and before are the rules in front of them.
 	arrivals []string
 	before   []nft.Rule
-	notes    *nft.Set
 	// answering are, by kind, the chains for answers of stateless farms' backends.
 	answering [kinds][]nft.Chain
 	covered   *nft.Set // interfaces whose packets meet lists as they arrive
 	clients   uint32   // how many clients each of the sets that packets fill may hold
-	mayMiss   bool     // see nft.MayMiss
 }
 
 // kind is how a place is looked up, at which clients find a farm. All places of a farm are of one
@@ -92,7 +87,7 @@ type family struct {
 }
 
 func newProgram(clients uint32, mayMiss bool) *program {
-	p := &program{of: unix.NFPROTO_INET, clients: clients, mayMiss: mayMiss}
+	p := &program{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: mayMiss}, clients: clients}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.families[i] = p.newFamily(f)
 		for k := range kinds {
@@ -103,7 +98,7 @@ func newProgram(clients uint32, mayMiss bool) *program {
 		p.answering[k] = p.answersChains(k)
 	}
 	p.covered = p.set("covered", "interfaces with a chain of their own", nft.Set{Key: []nft.Field{nft.IIF}, Late: true})
-	p.notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
+	p.Notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
 	return p
 }
 
@@ -116,15 +111,14 @@ func (p *program) family(is4 bool) *family {
 
 // set adds a set.
 func (p *program) set(name, comment string, s nft.Set) *nft.Set {
-	s.ID, s.Name, s.Comment = uint32(len(p.sets)+1), name, comment
+	s.Name, s.Comment = name, comment
 	s.Early = s.Early || !s.Verdict && !s.Dynamic && !s.Late
-	p.sets = append(p.sets, &s)
-	if p.mayMiss && s.Verdict && s.Ranges {
+	p.AddSet(&s)
+	if p.MayMiss && s.Verdict && s.Ranges {
 		next := s
-		next.ID, next.Name, next.Comment = uint32(len(p.sets)+1), name+"-next", "the same, while it changes"
+		next.Name, next.Comment = name+"-next", "the same, while it changes"
 		next.Late = true // what a change that did not end has left there goes before what comes
-		p.sets = append(p.sets, &next)
-		s.StandIn = &next
+		s.StandIn = p.AddSet(&next)
 	}
 	return &s
 }

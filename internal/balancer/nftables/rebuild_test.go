@@ -31,7 +31,7 @@ func TestOtherProgram(t *testing.T) {
 	open := map[bool]func(farms.Options) (*farms.Driver, error){false: farms.Open, true: farms.OpenOther}
 	load := w.load(hostPort(virtual4, "80"), hostPort(virtual4, "81"))
 	for i := range 4 {
-		w.must(w.driver.Close())
+		w.close()
 		var d *farms.Driver
 		w.balancer.In(func() (err error) { d, err = open[i%2 == 0](farms.Options{}); return err })
 		w.driver = d
@@ -67,7 +67,7 @@ func TestOtherProgramRemembers(t *testing.T) {
 		w.must(err)
 		before := w.answers(1, "tcp", hostPort(virtual, "80"))
 		for _, open := range []func(farms.Options) (*farms.Driver, error){farms.OpenOther, farms.Open} {
-			w.must(w.driver.Close())
+			w.close()
 			w.balancer.In(func() (err error) { w.driver, err = open(farms.Options{}); return err })
 			w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
 			for server, n := range w.answers(6, "tcp", hostPort(virtual, "80")) {
@@ -85,7 +85,7 @@ func TestOtherProgramRemembersFewer(t *testing.T) {
 	w := newSite(t, 1)
 	w.set(persistent())
 	w.askAs("10.0.0.2", "10.0.0.3")
-	w.must(w.driver.Close())
+	w.close()
 	w.balancer.In(func() (err error) { w.driver, err = farms.Open(farms.Options{Clients: 1}); return err })
 	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
 	if n := len(w.remembered()); n != 1 {
@@ -100,7 +100,7 @@ func TestOtherProgramRemembersLate(t *testing.T) {
 	w := newSite(t, 1)
 	w.set(persistent())
 	w.askAs("10.0.0.2")
-	w.must(w.driver.Close())
+	w.close()
 	var d *farms.Driver
 	w.balancer.In(func() (err error) { d, err = farms.OpenOther(farms.Options{}); return err })
 	w.driver = d
@@ -127,7 +127,7 @@ func TestOtherProgramInterrupted(t *testing.T) {
 	w.askAs("10.0.0.2")
 	open := map[bool]func(farms.Options) (*farms.Driver, error){false: farms.Open, true: farms.OpenOther}
 	for fails, done := 1, false; !done; fails++ {
-		w.must(w.driver.Close())
+		w.close()
 		var d *farms.Driver
 		w.balancer.In(func() (err error) { d, err = open[fails%2 == 1](farms.Options{}); return err })
 		w.driver = d

@@ -7,8 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -79,7 +78,7 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 		var all []nft.Element
 		err := nft.Uninterrupted(func() error {
 			all = all[:0]
-			return d.sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
+			return d.Sock.ReadSet(ctx, TableName, fp.memory(f.Persist).clients, func(e nft.Element) {
 				if slices.Equal(e.Key[:4], n) {
 					all = append(all, e)
 				}
@@ -95,41 +94,25 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 	return nil
 }
 
-// recall has a fresh table remember the clients that another one does, if there is one and where it
-// says so in the same way: those of farms that are wanted and whose backend serves, as many as
-// there is room for.
-func (c *change) recall(ctx context.Context, table string) error {
-	var have *nft.Table
-	err := nft.Uninterrupted(func() (err error) { have, err = c.t.sock.ReadTable(ctx, table); return err })
-	if have == nil || err != nil {
-		return err
-	}
+// recall has a fresh table remember the clients that another one does: those of farms that are
+// wanted and whose backend serves.
+func (c *change) recall(ctx context.Context, name string) error {
+	var sets []*nft.Set
+	of := map[*nft.Set]*family{}
 	for _, fp := range c.p.families {
 		for _, m := range fp.memories {
-			if have.Sets[m.clients.Name] != m.clients.Type() {
-				continue
-			}
-			added := map[nft.ElementKey]bool{} // the kernel may list an element twice
-			err := c.t.sock.ReadSet(ctx, table, m.clients, func(e nft.Element) {
-				if added[e.ElementKey] || len(added) == int(m.clients.Size) {
-					return
-				}
-				f := c.fresh.Farms[c.numbers.farms[nft.NativeUint32(e.Key[:4])]]
-				if f == nil || f.Persist == 0 || fp.memory(f.Persist).clients != m.clients || e.Life == nil || e.Life.Expires == 0 {
-					return
-				}
-				if i := fp.readClient(f.Persist, &e).backendOf(f); i < 0 || !f.Serves(i) {
-					return
-				}
-				added[e.ElementKey] = true
-				c.batch.Add(&e)
-			})
-			if err != nil && !errors.Is(err, nft.ErrInterrupted) { // then some may be missing
-				return err
-			}
+			sets, of[m.clients] = append(sets, m.clients), fp
 		}
 	}
-	return nil
+	_, err := c.Recall(ctx, name, sets, func(e *nft.Element) bool {
+		f, fp := c.fresh.Farms[c.numbers.farms[nft.NativeUint32(e.Key[:4])]], of[e.Set]
+		if f == nil || f.Persist == 0 || fp.memory(f.Persist).clients != e.Set {
+			return false
+		}
+		i := fp.readClient(f.Persist, e).backendOf(f)
+		return i >= 0 && f.Serves(i)
+	})
+	return err
 }
 
 func (d *Driver) forget(ctx context.Context, f *state.Farm, which func(client) bool) error {
@@ -142,29 +125,7 @@ func (d *Driver) forget(ctx context.Context, f *state.Farm, which func(client) b
 	if err != nil {
 		return err
 	}
-	return d.delete(gone, 1000)
-}
-
-// delete deletes elements, so many in a transaction; those of one of which some are gone meanwhile
-// one by one, as the kernel refuses all of it then.
-func (d *Driver) delete(elements []nft.Element, atOnce int) error {
-	for chunk := range slices.Chunk(elements, atOnce) {
-		b := nft.NewBatch(TableName)
-		for i := range chunk {
-			b.Delete(&chunk[i])
-		}
-		sent, err := b.Send(d.sock)
-		d.gen += sent
-		if gone := errors.Is(err, unix.ENOENT); gone && len(chunk) > 1 {
-			err = d.delete(chunk, 1)
-		} else if gone {
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return table.Forget(gone, 1000, d.Delete)
 }
 
 // forgetStrays has a farm forget the clients whose backend does not serve after a change, or all

@@ -184,7 +184,7 @@ func answersOf(f *state.Farm) kind {
 // claims yields where a stateless farm's backends answer from; nil: nothing. Backends that get no
 // new packets may still answer to old ones.
 func (p *program) claims(f *state.Farm, yield func(farm string, e *nft.Element)) {
-	if f == nil || f.Mode != model.StatelessDNAT || p.of != unix.NFPROTO_INET {
+	if f == nil || f.Mode != model.StatelessDNAT || p.NFProto != unix.NFPROTO_INET {
 		return
 	}
 	k := answersOf(f)

@@ -196,16 +196,17 @@ const tunnelPrefix = "tunnel-"
 // tunnel has the table come to have the chain of what arrives by a tunnel, or not to have it any
 // more.
 func (c *change) tunnel(to netip.Addr, there bool) {
-	if c.p.of != unix.NFPROTO_NETDEV {
+	if c.p.NFProto != unix.NFPROTO_NETDEV {
 		return
 	}
-	uses := 1
-	if !there {
-		uses = -1
-	}
 	_, device := state.FarmTunnel(to)
-	c.refs.use(tunnelPrefix+device, uses, func() nft.Chain {
-		return nft.Chain{Name: tunnelPrefix + device, Comment: "what arrives from " + to.String(), Hook: nft.NetdevHook(device, 0),
+	name := tunnelPrefix + device
+	if !there {
+		c.leaving = append(c.leaving, name)
+		return
+	}
+	c.use(name, func() nft.Chain {
+		return nft.Chain{Name: name, Comment: "what arrives from " + to.String(), Hook: nft.NetdevHook(device, 0),
 			Rules: []nft.Rule{rule("a tunnel only sends").Drop()}}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/lib/sift"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -84,36 +85,26 @@ func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
 // own.
 func (d *Driver) refusedPrograms(ctx context.Context, p *state.Policy) (map[state.ProgramID][]driver.SetAside, error) {
 	found := map[state.ProgramID][]driver.SetAside{}
-	ids := slices.Sorted(maps.Keys(p.Programs))
-	err := d.eachRefused(ctx, p, ids, func(id state.ProgramID, refusal error) error {
-		blamed, err := d.blamed(ctx, p, id)
-		for _, k := range blamed {
-			found[id] = append(found[id], driver.SetAside{Kind: string(k.Kind), Name: k.Name, InForce: model.InForceDeny,
-				Reason: fmt.Sprintf("the kernel refuses what is made of it: %v; nothing is allowed at the pods and host endpoints that it selects, everything else works", refusal)})
-		}
-		return err
-	})
-	return found, err
-}
-
-// eachRefused yields those programs of a policy that are refused, each alone, with the refusal.
-func (d *Driver) eachRefused(ctx context.Context, p *state.Policy, ids []state.ProgramID, yield func(state.ProgramID, error) error) error {
-	part := *p
-	part.Programs = map[state.ProgramID]*state.Program{}
-	for _, id := range ids {
-		part.Programs[id] = p.Programs[id]
+	sieve := sift.Sieve[state.ProgramID]{
+		Apply: func(ids []state.ProgramID) error {
+			part := *p
+			part.Programs = map[state.ProgramID]*state.Program{}
+			for _, id := range ids {
+				part.Programs[id] = p.Programs[id]
+			}
+			return d.tryPolicy(ctx, &part)
+		},
+		Refused: refused,
+		SetAside: func(id state.ProgramID, refusal error) error {
+			blamed, err := d.blamed(ctx, p, id)
+			for _, k := range blamed {
+				found[id] = append(found[id], driver.SetAside{Kind: string(k.Kind), Name: k.Name, InForce: model.InForceDeny,
+					Reason: fmt.Sprintf("the kernel refuses what is made of it: %v; nothing is allowed at the pods and host endpoints that it selects, everything else works", refusal)})
+			}
+			return err
+		},
 	}
-	err := d.tryPolicy(ctx, &part)
-	switch {
-	case err == nil || !refused(err):
-		return err
-	case len(ids) == 0:
-		return nil // it is not about programs
-	case len(ids) == 1:
-		return yield(ids[0], err)
-	}
-	half := len(ids) / 2
-	return errors.Join(d.eachRefused(ctx, p, ids[:half], yield), d.eachRefused(ctx, p, ids[half:], yield))
+	return found, sieve.Sift(slices.Sorted(maps.Keys(p.Programs)))
 }
 
 // blamed are those of a program's policies that are refused alone; all, if none is.
@@ -159,47 +150,42 @@ func (d *Driver) adoptAgain(ctx context.Context, s *state.State, keep driver.Kee
 	return d.apply(ctx, p)
 }
 
-// admitFrontends carries out a change of frontends, in halves while it is refused.
+// admitFrontends carries out a change of frontends, in parts while it is refused.
 func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKey]*state.Frontend) error {
-	if len(change) == 0 {
-		return nil
-	}
-	held, aside, programs := d.state, maps.Clone(d.aside), d.programsAside
-	refusal := d.applyFrontends(ctx, change)
-	if refusal == nil || !refused(refusal) {
-		return refusal
-	}
-	if err := d.adoptAgain(ctx, held.Clone(), driver.Keep{}); err != nil {
-		return errors.Join(refusal, err)
-	}
-	d.aside, d.programsAside = aside, programs
-	keys := slices.SortedFunc(maps.Keys(change), state.FrontendKey.Compare)
-	if len(keys) > 1 {
-		for _, half := range [][]state.FrontendKey{keys[:len(keys)/2], keys[len(keys)/2:]} {
+	sieve := sift.Sieve[state.FrontendKey]{
+		Apply: func(keys []state.FrontendKey) error {
 			part := map[state.FrontendKey]*state.Frontend{}
-			for _, k := range half {
+			for _, k := range keys {
 				part[k] = change[k]
 			}
-			if err := d.admitFrontends(ctx, part); err != nil {
+			held, aside, programs := d.state, maps.Clone(d.aside), d.programsAside
+			refusal := d.applyFrontends(ctx, part)
+			if refusal != nil && refused(refusal) {
+				if err := d.adoptAgain(ctx, held.Clone(), driver.Keep{}); err != nil {
+					return fmt.Errorf("undo what was refused (%v): %v", refusal, err) // another answer is no refusal of the change
+				}
+				d.aside, d.programsAside = aside, programs
+			}
+			return refusal
+		},
+		Refused: refused,
+		SetAside: func(k state.FrontendKey, refusal error) error {
+			f := change[k]
+			if f == nil {
+				return refusal
+			}
+			if err := d.applyFrontends(ctx, map[state.FrontendKey]*state.Frontend{k: nil}); err != nil {
 				return err
 			}
-		}
-		return nil
+			if d.aside == nil {
+				d.aside = map[state.FrontendKey]driver.SetAside{}
+			}
+			d.aside[k] = driver.SetAside{Kind: "Service", Name: f.Service, InForce: model.InForceRest,
+				Reason: fmt.Sprintf("the kernel refuses what is made of it for %s: %v; everything else works", k, refusal)}
+			return nil
+		},
 	}
-	k := keys[0]
-	f := change[k]
-	if f == nil {
-		return refusal
-	}
-	if err := d.applyFrontends(ctx, map[state.FrontendKey]*state.Frontend{k: nil}); err != nil {
-		return err
-	}
-	if d.aside == nil {
-		d.aside = map[state.FrontendKey]driver.SetAside{}
-	}
-	d.aside[k] = driver.SetAside{Kind: "Service", Name: f.Service, InForce: model.InForceRest,
-		Reason: fmt.Sprintf("the kernel refuses what is made of it for %s: %v; everything else works", k, refusal)}
-	return nil
+	return sieve.Sift(slices.SortedFunc(maps.Keys(change), state.FrontendKey.Compare))
 }
 
 func (d *Driver) applyFrontends(ctx context.Context, change map[state.FrontendKey]*state.Frontend) error {

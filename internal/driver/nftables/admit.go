@@ -2,69 +2,39 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
-	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/lib/sift"
 	"sluice.dev/sluice/internal/state"
 )
 
 // This file is about carrying out a delta that the kernel refused as a whole: in parts, until it is
 // known which of them it refuses. Those are set aside, and all others are in the kernel then.
 
-// refused reports whether the kernel did not take what it was told, so that it may take a part of
-// it.
-func (d *Driver) refused(err error) bool {
-	var k *nft.Error
-	if !errors.As(err, &k) {
-		return false
-	}
-	switch k.Errno {
-	case unix.EPERM, unix.EACCES, unix.EINTR, unix.EAGAIN:
-		return false
-	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
-		// The kernel may not hold what the driver believes: nothing that an adoption does not find
-		// out. In a table that nobody else knows it is a refusal like others.
-		return d.building
-	}
-	return true
-}
-
-// maxOutOfMemory is the number of parts that are set aside for a lack of memory before it is taken
-// for the machine's: a part that asks for too much of it looks the same as a machine that has none.
-const maxOutOfMemory = 16
-
-// A refused part is cut into cutInto others. None begins larger than mostAtOnce, so that what is
-// refused among many costs little more than the many.
-const (
-	cutInto    = 8
-	mostAtOnce = 512
-)
+// refused reports whether the kernel did not take what it was told.
+func (d *Driver) refused(err error) bool { return table.Refused(err, d.Building) }
 
 // admission carries out a delta in parts.
 type admission struct {
 	*Driver
-	ctx         context.Context
-	delta       state.Delta
-	outOfMemory int
+	ctx   context.Context
+	delta state.Delta
 }
 
 // admit carries out a delta that the kernel may refuse parts of: these are set aside. An error is
 // about something else, and the kernel is between two parts then.
 func (d *Driver) admit(ctx context.Context, delta state.Delta) error {
-	a := &admission{Driver: d, ctx: ctx, delta: delta}
+	a := &admission{d, ctx, delta}
+	sieve := sift.Sieve[unit]{Apply: a.try, Refused: d.refused, SetAside: a.refuse}
 	for _, units := range stages(&delta) {
-		for part := range slices.Chunk(units, mostAtOnce) {
-			if err := a.try(part); err != nil {
-				return err
-			}
+		if err := sieve.Sift(units); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -101,25 +71,13 @@ func stages(d *state.Delta) [][]unit {
 	return [][]unit{constants, frontends, sets, programs, ends, denied, oldSets, oldPrograms}
 }
 
-// try carries out the units, as one if the kernel takes that.
+// try carries out those of the units that are not set aside.
 func (a *admission) try(units []unit) error {
 	units = slices.DeleteFunc(slices.Clone(units), a.aside.has)
 	if len(units) == 0 {
 		return nil
 	}
-	err := a.apply(a.ctx, a.pick(units))
-	switch {
-	case err == nil || !a.refused(err):
-		return err
-	case len(units) == 1:
-		return a.refuse(units[0], err)
-	}
-	for part := range slices.Chunk(units, (len(units)+cutInto-1)/cutInto) {
-		if err := a.try(part); err != nil {
-			return err
-		}
-	}
-	return nil
+	return a.apply(a.ctx, a.pick(units))
 }
 
 // pick is the part of the delta that names the units.
@@ -136,7 +94,7 @@ func (d *Driver) apply(ctx context.Context, delta state.Delta) error {
 		return err
 	}
 	p := d.planUpdate(delta)
-	sent, err := d.commit(ctx, p.batch, p.of)
+	sent, err := d.commit(p.batch, p.of)
 	if err == nil {
 		p.done()
 		return nil
@@ -162,11 +120,6 @@ func (d *Driver) rollBack(ctx context.Context, of parts, sent uint32, refusal er
 func (a *admission) refuse(u unit, err error) error {
 	if !u.field().wanted(&a.delta, u.key) {
 		return err // what is to go cannot be set aside
-	}
-	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) {
-		if a.outOfMemory++; a.outOfMemory > maxOutOfMemory {
-			return err
-		}
 	}
 	switch {
 	case u.kind == workloadUnit, u.kind == hostUnit:

@@ -23,7 +23,7 @@ func TestSourcesChange(t *testing.T) {
 		text := update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: &f}}})
 		s = clone(s)
 		s.Services.Frontends[k] = &f
-		d.doubt = true // have it read everything
+		d.Doubt = true // have it read everything
 		if n, rest := adopt(t, d, s); n != 0 {
 			t.Errorf("ranges %v: planned\n%sbut the kernel differs:\n%s", ranges, text, rest)
 		}

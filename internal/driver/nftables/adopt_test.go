@@ -15,6 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -105,7 +106,7 @@ func modes(t *testing.T, f func(t *testing.T, o Options)) {
 	t.Run("owned", func(t *testing.T) {
 		t.Parallel()
 		ns := testNS(t)
-		if !openIn(t, ns, Options{}).canOwn() {
+		if !openIn(t, ns, Options{}).CanOwn() {
 			t.Log("this kernel has no owned tables that persist (Linux 6.9): running without an owner")
 		}
 		f(t, Options{})
@@ -194,7 +195,7 @@ func TestUpdatesAddUp(t *testing.T) {
 		delta.Services.Hairpins[a] = true
 	}
 	update(t, d, delta)
-	d.doubt = true // have it read everything
+	d.Doubt = true // have it read everything
 	if n, text := adopt(t, d, want); n != 0 {
 		t.Errorf("the kernel differs:\n%s", text)
 	}
@@ -256,18 +257,18 @@ func TestFlushByOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tampered == d.owned {
-			t.Errorf("owned %t, tampered with %t", d.owned, tampered)
+		if tampered == d.Owned {
+			t.Errorf("owned %t, tampered with %t", d.Owned, tampered)
 		}
-		if n, text := adopt(t, d, want); (n > 0) == d.owned {
-			t.Errorf("owned %t; to heal:\n%s", d.owned, text)
+		if n, text := adopt(t, d, want); (n > 0) == d.Owned {
+			t.Errorf("owned %t; to heal:\n%s", d.Owned, text)
 		}
 		if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 			t.Errorf("healed, but tampered = %t, %v", tampered, err)
 		}
 		_ = d.Close()
 		d = openIn(t, ns, o)
-		d.doubt = true // have it read everything
+		d.Doubt = true // have it read everything
 		if n, text := adopt(t, d, want); n > 0 {
 			t.Errorf("healed, but a driver that starts finds to do:\n%s", text)
 		}
@@ -284,7 +285,7 @@ func TestAuditFindsSingleElements(t *testing.T) {
 	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("tampered = %t, %v: an element is not seen at a glance", tampered, err)
 	}
-	d.compared = d.compared.Add(-doubtInterval)
+	d.Compared = d.Compared.Add(-table.DoubtInterval)
 	if tampered, err := d.Tampered(t.Context()); !tampered || err != nil {
 		t.Errorf("a minute after the last look, with others at work since: tampered = %t, %v", tampered, err)
 	}
@@ -292,7 +293,7 @@ func TestAuditFindsSingleElements(t *testing.T) {
 	if n != 1 || !strings.Contains(text, "add element ip-cluster-ips { 10.96.0.1 }") {
 		t.Errorf("plan %q", text)
 	}
-	d.compared = d.compared.Add(-doubtInterval)
+	d.Compared = d.Compared.Add(-table.DoubtInterval)
 	if tampered, err := d.Tampered(t.Context()); tampered || err != nil {
 		t.Errorf("nobody was at work since the last look, but tampered = %t, %v", tampered, err)
 	}
@@ -404,7 +405,7 @@ func TestTwoAgents(t *testing.T) {
 	t.Parallel()
 	ns := testNS(t)
 	first := openIn(t, ns, Options{})
-	if !first.canOwn() {
+	if !first.CanOwn() {
 		t.Log("this kernel cannot own a table for good (Linux 6.9): a second agent would not be kept out")
 		return
 	}
@@ -481,13 +482,13 @@ func TestBatchIsAtomic(t *testing.T) {
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
 	c := d.newChange()
-	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.9.9"), c.add)
-	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.8.8"), c.remove) // not there
+	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.9.9"), c.Add)
+	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.8.8"), c.Remove) // not there
 	err := c.plan(d.parts(), func() {}).Apply(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "delete elements of ip-cluster-ips") {
 		t.Errorf("apply: %v", err)
 	}
-	d.doubt = true
+	d.Doubt = true
 	if n, text := adopt(t, d, want); n != 0 {
 		t.Errorf("half a transaction was carried out:\n%s", text)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/state"
@@ -108,7 +109,7 @@ func (d *Driver) forgetFamily(i int, fp *program.Family) error {
 		return err
 	}
 	d.forget.count[i].Store(int64(all))
-	if err := d.deleteRemembered(wrong, deleteAtOnce); err != nil || all-len(wrong) <= int(fp.Affinity.Size)/4*3 {
+	if err := table.Forget(wrong, deleteAtOnce, d.deleteElements); err != nil || all-len(wrong) <= int(fp.Affinity.Size)/4*3 {
 		return err
 	}
 	return d.makeRoom(fp, counts)
@@ -149,7 +150,7 @@ func (d *Driver) makeRoom(fp *program.Family, counts map[state.FrontendKey]int) 
 			for i, c := range chunk {
 				elements[i] = fp.AffinityElement(c.addr[:fp.IP.Bits/8], k)
 			}
-			if err := d.deleteRemembered(elements, deleteAtOnce); err != nil {
+			if err := table.Forget(elements, deleteAtOnce, d.deleteElements); err != nil {
 				return err
 			}
 		}
@@ -195,23 +196,6 @@ func fairShare(counts []int, room int) int {
 // deleteAtOnce is how many clients are forgotten in one transaction, which others wait for.
 const deleteAtOnce = 200
 
-// deleteRemembered deletes elements of one set, so many in a transaction; those of one of which
-// some are gone meanwhile one by one: the kernel refuses a whole transaction for one.
-func (d *Driver) deleteRemembered(elements []nft.Element, atOnce int) error {
-	for chunk := range slices.Chunk(elements, atOnce) {
-		err := d.deleteElements(chunk)
-		if gone := errors.Is(err, unix.ENOENT); gone && len(chunk) > 1 {
-			err = d.deleteRemembered(chunk, 1)
-		} else if gone {
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Remembered implements driver.Rememberer.
 func (d *Driver) Remembered() driver.Remembered {
 	return driver.Remembered{IPv4: int(d.forget.count[0].Load()), IPv6: int(d.forget.count[1].Load()),
@@ -222,20 +206,7 @@ func (d *Driver) Remembered() driver.Remembered {
 func (d *Driver) deleteElements(elements []nft.Element) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	b := nft.NewBatch(program.TableName)
-	for i := range elements {
-		b.Delete(&elements[i])
-	}
-	return d.send(b)
-}
-
-// send sends what is not part of a plan.
-func (d *Driver) send(b *nft.Batch) error {
-	sent, err := b.Send(d.sock)
-	if err == nil {
-		d.gen += sent
-	}
-	return err
+	return d.Delete(elements)
 }
 
 // remembersRight reports whether the state may send the client where the element of the map

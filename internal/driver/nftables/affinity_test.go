@@ -66,6 +66,7 @@ func newFloods(t *testing.T, services int) *floods {
 		if err == nil {
 			d.prog = program.NewSets(program.Options{}, clientsMost)
 			d.prog.AddChains()
+			d.Layout = &d.prog.Layout
 		}
 		return d, err
 	}
@@ -118,7 +119,7 @@ func (f *floods) remembered(t *testing.T) map[uint16]int {
 	fp := f.driver.prog.Families[0]
 	for {
 		clear(counts)
-		err := f.reader.sock.ReadSet(t.Context(), program.TableName, fp.Affinity, func(e nft.Element) {
+		err := f.reader.Sock.ReadSet(t.Context(), program.TableName, fp.Affinity, func(e nft.Element) {
 			_, k, _ := fp.Remembered(&e)
 			counts[k.Port-30000]++
 		})

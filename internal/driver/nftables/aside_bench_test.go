@@ -96,7 +96,7 @@ func BenchmarkRefused(b *testing.B) {
 					_ = d.Close()
 					open()
 				}
-				d.sock.Refuse = func(messages [][]byte, _ []string) error {
+				d.Sock.Refuse = func(messages [][]byte, _ []string) error {
 					for _, m := range messages {
 						if slices.ContainsFunc(poisoned, func(p []byte) bool { return bytes.Contains(m, p) }) {
 							return nft.Answer("commit", unix.EINVAL)

@@ -156,7 +156,7 @@ func (p poison) without(want *state.State) *state.State {
 // chains that the state does not need now may be there or not.
 func held(t *testing.T, d *Driver) (lines []string) {
 	t.Helper()
-	have, err := d.read(t.Context())
+	have, err := d.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func held(t *testing.T, d *Driver) (lines []string) {
 		if s.Dynamic || s == d.prog.Notes {
 			continue
 		}
-		elements, err := d.content(t.Context(), s)
+		elements, err := d.Content(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +277,7 @@ func refusals(t *testing.T, o Options, seed uint64) {
 			Policy: policyDelta(want.Policy, after.Policy)})
 		want = after
 		expect(fmt.Sprint("round ", round), p.without(want), d)
-		d.doubt = true
+		d.Doubt = true
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Fatalf("round %d: the audit finds\n%s", round, text)
 		}
@@ -352,7 +352,7 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 		if failed != rebuildAfter {
 			t.Errorf("%d adoptions failed", failed)
 		}
-		d.doubt = true
+		d.Doubt = true
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Errorf("the fresh table lacks\n%s", text)
 		}
@@ -388,7 +388,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 			adopt(t, d, want)
 			d.failures.set(d.parts(), rebuildAfter)
 			sent := 0
-			d.sock.Refuse = func([][]byte, []string) error {
+			d.Sock.Refuse = func([][]byte, []string) error {
 				if sent++; sent > last {
 					return unix.EBADF
 				}
@@ -405,7 +405,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 			d = openIn(t, ns, o)
 			if last%4 < 2 {
 				adopt(t, d, want)
-				d.doubt = true
+				d.Doubt = true
 				if n, text := adopt(t, d, want); n != 0 {
 					t.Errorf("ended after %d transactions: the next driver's table lacks\n%s", last, text)
 				}
@@ -469,7 +469,7 @@ func TestSetsWithoutNotesAreRead(t *testing.T) {
 		d := openIn(t, ns, o)
 		adopt(t, d, want)
 		sent := 0
-		d.sock.Refuse = func([][]byte, []string) error {
+		d.Sock.Refuse = func([][]byte, []string) error {
 			if sent++; sent == 2 {
 				return unix.EBADF
 			}

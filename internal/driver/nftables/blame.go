@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,6 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -42,15 +42,6 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	return b
 }
 
-// reasonText is what the kernel said, for people.
-func reasonText(err error) string {
-	var k *nft.Error
-	if errors.As(err, &k) {
-		return k.Errno.Error() + " (" + k.What + ")"
-	}
-	return err.Error()
-}
-
 // SetAside implements driver.Driver.
 func (d *Driver) SetAside() []driver.SetAside {
 	if list := d.published.Load(); list != nil {
@@ -73,7 +64,7 @@ func (d *Driver) publishSetAside() {
 // explain names the objects that a unit was made of.
 func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 	one := func(kind string, name model.Name, of, inForce string) []driver.SetAside {
-		return []driver.SetAside{{Kind: kind, Name: name, InForce: inForce, Reason: fmt.Sprintf("the kernel refuses %s: %s; everything else works", of, reasonText(b.err))}}
+		return []driver.SetAside{{Kind: kind, Name: name, InForce: inForce, Reason: fmt.Sprintf("the kernel refuses %s: %s; everything else works", of, table.Reason(b.err))}}
 	}
 	held := &d.aside.held
 	switch key := u.key.(type) {
@@ -119,7 +110,7 @@ func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (
 			what += " and of the other policies of the same pods"
 		}
 	}
-	reason := fmt.Sprintf("the kernel refuses %s: %s; nothing is allowed at %s, everything else works", what, reasonText(b.err), d.judgedBy(standInFor(id)))
+	reason := fmt.Sprintf("the kernel refuses %s: %s; nothing is allowed at %s, everything else works", what, table.Reason(b.err), d.judgedBy(standInFor(id)))
 	for _, k := range policies {
 		all = append(all, driver.SetAside{Kind: string(k.Kind), Name: k.Name, Reason: reason, InForce: model.InForceDeny})
 	}

@@ -129,7 +129,7 @@ func TestLastStep(t *testing.T) {
 			s.Services.Frontends[key] = &c.before
 			adopt(t, d, s)
 			transactions, at := 0, map[string]int{}
-			d.sock.Refuse = func(messages [][]byte, labels []string) error {
+			d.Sock.Refuse = func(messages [][]byte, labels []string) error {
 				transactions++
 				nft.EachMessage(slices.Concat(messages...), func(typ uint16, seq uint32, _ []byte) {
 					if set, deletes := strings.CutPrefix(labels[seq], "delete elements of "); deletes {

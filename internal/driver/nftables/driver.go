@@ -17,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/lib/wake"
@@ -40,7 +41,6 @@ type Options struct {
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
 	prog            *program.Program
-	shared          bool // the table has no owner
 	keepEstablished bool // what policy has come to forbid goes on
 	log             *slog.Logger
 
@@ -55,23 +55,13 @@ type Driver struct {
 
 	published atomic.Pointer[[]driver.SetAside]
 
-	mu    sync.Mutex // held by every method, and by what works in the background for moments
-	sock  *nft.Socket
-	owned bool         // the table is protected
-	state *state.State // what the kernel holds, as far as we know; nil before the first adoption
-	table string       // its name
-	// building: it is a table that no packet is judged by yet.
-	building  bool
-	counted   map[string]uint64 // with which its counters begin
-	again     int               // so many elements that have packets judged again may be in the kernel
-	aside     *aside            // what the kernel refused
-	failures  failures          // adoptions that failed one after the other
-	sums      []sum             // of each set's content, by id
-	chainRefs *program.ChainRefs
-	gen       uint32    // the kernel's generation up to which nobody else interfered
-	doubt     bool      // others may have changed what we programmed: trust no note
-	compared  time.Time // when the kernel was last compared with what is wanted
-	adopted   parts     // those of which state is what the kernel holds
+	mu sync.Mutex // held by every method, and by what works in the background for moments
+	*table.Table
+	state    *state.State // what the kernel holds, as far as we know; nil before the first adoption
+	again    int          // so many elements that have packets judged again may be in the kernel
+	aside    *aside       // what the kernel refused
+	failures failures     // adoptions that failed one after the other
+	adopted  parts        // those of which state is what the kernel holds
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -120,14 +110,16 @@ func Open(o Options) (*Driver, error) {
 		return nil, errors.Join(err, forget.Close(), sock.Close())
 	}
 	d := &Driver{
-		table: program.TableName, aside: newAside(), shared: o.Shared, keepEstablished: o.KeepEstablished, log: log, sock: sock,
+		aside: newAside(), keepEstablished: o.KeepEstablished, log: log,
 		forget: forgetter{reader: forget}, offload: wake.New(),
 		reader: reader{sock: read}, remembered: o.Remembered,
 		again: driver.MostAgain, // an earlier agent may have left so many
 	}
 	d.prog = program.New(program.Options{
-		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && d.canOffload(), MayMiss: o.MayMiss || nft.MayMiss(),
+		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && canOffload(sock, log), MayMiss: o.MayMiss || nft.MayMiss(),
 	})
+	d.Table = table.New(&d.prog.Layout, program.TableName, program.TableComment, sock)
+	d.Shared = o.Shared
 	if o.Apart {
 		d.prog.AskApart()
 	}
@@ -152,5 +144,5 @@ func (d *Driver) closeAll() error {
 	d.end()
 	d.background.Wait()
 	d.forget.Close()
-	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.sock.Close())
+	return errors.Join(d.forget.reader.Close(), d.reader.sock.Close(), d.Sock.Close())
 }

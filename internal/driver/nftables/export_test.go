@@ -36,14 +36,14 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	p.AddSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
 	p.AddChains()
 	p.Chains = append(p.Chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule().Drop()}})
-	d.prog = p
+	d.prog, d.Layout = p, &p.Layout
 	return d, nil
 }
 
 // Refuse has the driver's transactions refused where f returns an error, as the kernel would:
 // whole.
 func (d *Driver) Refuse(f func(m Message) error) {
-	d.sock.Refuse = func(messages [][]byte, labels []string) error {
+	d.Sock.Refuse = func(messages [][]byte, labels []string) error {
 		var err error
 		nft.EachMessage(slices.Concat(messages...), func(typ uint16, seq uint32, body []byte) {
 			if m := (Message{Label: labels[seq], Type: typ, Body: body}); err == nil {

@@ -9,6 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 )
@@ -23,7 +24,7 @@ func newKept() driver.Kept {
 // no chain names one of them, they were not in force here, and nothing is kept. Nor is it where the
 // program is another's, as all would have to stay for it.
 func (a *adoption) findMentioned(ctx context.Context) (err error) {
-	if len(a.keep.Policies) == 0 || a.have == nil || !a.of.hold(policyPart) {
+	if len(a.keep.Policies) == 0 || a.Have == nil || !a.of.hold(policyPart) {
 		return nil
 	}
 	if a.mentioned, err = a.d.mentioning(ctx, a.keep.Policies); err != nil {
@@ -35,8 +36,11 @@ func (a *adoption) findMentioned(ctx context.Context) (err error) {
 	return nil
 }
 
-// mayLack reports whether elements of the set may have to stay though want does not name them.
-func (a *adoption) mayLack(s *nft.Set) bool {
+// About implements table.Keeping.
+func (a *adoption) About(s *nft.Set) bool { return a.of.hold(partOf(a.d.prog, s)) }
+
+// MayLack implements table.Keeping.
+func (a *adoption) MayLack(s *nft.Set) bool {
 	if a.d.prog.IsList(s) {
 		return false // it says how packets are treated, and belongs to no object that may come yet
 	}
@@ -46,15 +50,10 @@ func (a *adoption) mayLack(s *nft.Set) bool {
 	return a.keep.Services
 }
 
-// sameSets reports whether the kernel has all of this program's sets, whatever else.
-func (a *adoption) sameSets() bool {
-	return !slices.ContainsFunc(a.d.prog.Sets, func(s *nft.Set) bool { return a.have.Sets[s.Name] != s.Type() })
-}
-
-// planRest plans what becomes of the elements that want has no use for.
-func (a *adoption) planRest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
+// Rest implements table.Keeping.
+func (a *adoption) Rest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
 	for s, rest := range content {
-		if !a.mayLack(s) || !a.countsAsKept(s) {
+		if !a.MayLack(s) || !a.countsAsKept(s) {
 			continue
 		}
 		for _, e := range rest {
@@ -66,12 +65,12 @@ func (a *adoption) planRest(content map[*nft.Set]map[nft.ElementKey]nft.Element)
 	for s, rest := range content {
 		for _, e := range rest {
 			switch {
-			case *a.keptOf(s) > 0 && a.mayLack(s) && a.mustStay(&e):
+			case *a.keptOf(s) > 0 && a.MayLack(s) && a.mustStay(&e):
 				a.keepElement(&e)
-			case a.reused[s] && a.d.prog.Late(s):
-				a.change.batch.DeleteLast(&e)
-			case a.reused[s]:
-				a.change.batch.Delete(&e)
+			case a.Reused[s] && a.d.prog.Late(s):
+				a.Batch.DeleteLast(&e)
+			case a.Reused[s]:
+				a.Batch.Delete(&e)
 			}
 		}
 	}
@@ -144,20 +143,25 @@ func (a *adoption) isObsolete(name string) bool {
 	return program.IsOuter(name) || a.mentioned != nil && program.IsEntry(name)
 }
 
-// mustKeepVerdict reports whether a pod or a host endpoint stays with the program that the kernel
-// has for it, as that may know of policies that want lacks: until want has another one for it than
+// MustStay implements table.Keeping: a pod or a host endpoint stays with the program that the kernel
+// has for it, as that may know of policies that want lacks, until want has another one for it than
 // at first.
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
-func (a *adoption) mustKeepVerdict(there, e *nft.Element) bool {
-	if !a.mayLack(e.Set) || !a.d.prog.OfPolicy(e.Set) || !e.Set.Verdict || there.Verdict == nft.Return || there.Comment != e.Comment {
+func (a *adoption) MustStay(there, e *nft.Element) bool {
+	if !a.MayLack(e.Set) || !a.d.prog.OfPolicy(e.Set) || !e.Set.Verdict || there.Verdict == nft.Return || there.Comment != e.Comment {
 		return false
 	}
 	if a.mentioned != nil && !a.mentioned[there.Verdict.Chain] {
 		return false
 	}
 	was, known := a.named()[setKey{e.Set.ID, e.ElementKey}]
-	return a.d.state == nil || !known || was.SameValue(e)
+	if a.d.state != nil && known && !was.SameValue(e) {
+		return false
+	}
+	a.kept.Policy++
+	a.d.prog.NoteKept(&a.kept, there)
+	return true
 }
 
 // named are the elements of policy that the last want of this driver named; none before the first.
@@ -176,18 +180,18 @@ func (a *adoption) named() map[setKey]nft.Element {
 func (a *adoption) keepElement(e *nft.Element) {
 	if name := e.Verdict.Chain; program.IsLearnChain(name) {
 		if write := a.d.prog.LearnChainNamed(name); write != nil {
-			a.change.chainRefs.Use(name, write)
+			a.Refs.Use(name, write)
 		}
 	}
 	if c, ok := a.d.prog.RawChain(e.Set); ok {
-		a.change.chainRefs.Use(c.Name, func() *program.DynamicChain { return &program.DynamicChain{Chain: c} })
+		a.Refs.Use(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 	}
 	if a.d.prog.OfPolicy(e.Set) && (e.Set.Verdict || a.mentioned == nil) {
 		a.d.prog.NoteKept(&a.kept, e)
 	}
-	a.change.sums[e.Set.ID].add(e)
-	if !a.reused[e.Set] {
-		a.change.batch.Add(e)
+	a.Sums[e.Set.ID].Add(e)
+	if !a.Reused[e.Set] {
+		a.Batch.Add(e)
 	}
 }
 
@@ -200,7 +204,7 @@ func (d *Driver) mentioning(ctx context.Context, policies []model.PolicyKey) (ma
 	}
 	mentioned, leads := map[string]bool{}, map[string][]string{}
 	var found []string
-	err := d.sock.ReadRules(ctx, program.TableName, func(r nft.RuleInfo) {
+	err := d.Sock.ReadRules(ctx, program.TableName, func(r nft.RuleInfo) {
 		words := strings.SplitN(r.Comment, " ", 3)
 		if len(words) > 1 && names[words[0]+" "+words[1]] || slices.ContainsFunc(r.Counters, func(c string) bool { return names[c] }) {
 			found = append(found, r.Chain)

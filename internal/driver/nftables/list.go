@@ -33,7 +33,7 @@ func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]boo
 func (d *Driver) listFrontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
 	found := map[state.FrontendKey]bool{}
 	for _, fp := range d.prog.Families {
-		err := d.sock.ReadSet(ctx, program.TableName, fp.Frontends, func(e nft.Element) {
+		err := d.Sock.ReadSet(ctx, program.TableName, fp.Frontends, func(e nft.Element) {
 			if key, ok := d.prog.Frontend(&e); ok {
 				found[key] = fp.Served(&e)
 			}

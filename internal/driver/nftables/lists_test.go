@@ -62,7 +62,7 @@ func TestListsGiveWay(t *testing.T) {
 	}
 	whole := func(t *testing.T, d *Driver, want *state.State) {
 		t.Helper()
-		d.doubt = true // have it read everything
+		d.Doubt = true // have it read everything
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Fatalf("the kernel differs:\n%s", text)
 		}

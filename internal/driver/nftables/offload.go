@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -21,12 +22,12 @@ var _ driver.Offloader = (*Driver)(nil)
 
 // canOffload reports whether connections can pass by the chains. Where the kernel cannot do that,
 // they meet them.
-func (d *Driver) canOffload() bool {
+func canOffload(sock *nft.Socket, log *slog.Logger) bool {
 	p := &program.Program{}
 	program.FlowOffload.Fill(p)
-	err := FlowOffload.MetBy(func() error { return try(d.sock, p, 0) })
+	err := FlowOffload.MetBy(func() error { return try(sock, p) })
 	if errors.Is(err, probe.ErrNotSupported) {
-		d.log.Warn("there is no flow offload: "+FlowOffload.Without, "error", err)
+		log.Warn("there is no flow offload: "+FlowOffload.Without, "error", err)
 		return false
 	}
 	return true // what else is wrong, Probe says
@@ -79,7 +80,7 @@ func (d *Driver) flowtable(ctx context.Context) (devices []string, there bool, e
 	if d.state == nil {
 		return nil, false, nil
 	}
-	err = d.sock.ReadFlowtables(ctx, program.TableName, func(name string, of []string) {
+	err = d.Sock.ReadFlowtables(ctx, program.TableName, func(name string, of []string) {
 		if name == d.prog.Flowtable {
 			devices, there = of, true
 		}
@@ -93,7 +94,7 @@ func (d *Driver) flowtable(ctx context.Context) (devices []string, there bool, e
 func (d *Driver) addDevices(names []string) error {
 	b := nft.NewBatch(program.TableName)
 	b.AddFlowtable(d.prog.Flowtable, names...)
-	_, err := d.commit(d.life, b, 0)
+	_, err := d.Commit(b)
 	return err
 }
 
@@ -120,15 +121,15 @@ func (d *Driver) Recall(ctx context.Context) error {
 	once := nft.NewBatch(program.TableName)
 	remove(once)
 	add(once, devices)
-	_, err = d.commit(ctx, once, 0)
+	_, err = d.Commit(once)
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) {
 		first, second := nft.NewBatch(program.TableName), nft.NewBatch(program.TableName)
 		remove(first)
 		first.AddRules(without)
 		second.DeleteRules(&second.Before, with.Name)
 		add(second, nil)
-		if _, err = d.commit(ctx, first, 0); err == nil {
-			_, err = d.commit(ctx, second, 0)
+		if _, err = d.Commit(first); err == nil {
+			_, err = d.Commit(second)
 		}
 	}
 	if err != nil {

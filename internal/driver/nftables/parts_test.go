@@ -50,7 +50,7 @@ func TestPartsFailApart(t *testing.T) {
 		}
 		holds := func(set *nft.Set, n int) {
 			t.Helper()
-			elements, err := d.content(t.Context(), set)
+			elements, err := d.Content(t.Context(), set)
 			if err != nil || len(elements) != n {
 				t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.Name, n, err)
 			}
@@ -143,7 +143,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 					set  *nft.Set
 					want int
 				}{{d.prog.Families[0].Frontends, frontends}, {d.prog.Families[0].Policy.To, pods}, {d.prog.Policy.HostDevices, 1}} {
-					if got, err := d.content(t.Context(), c.set); err != nil || len(got) != c.want {
+					if got, err := d.Content(t.Context(), c.set); err != nil || len(got) != c.want {
 						t.Fatalf("%d elements in %s, want %d (%v)", len(got), c.set.Name, c.want, err)
 					}
 				}
@@ -261,7 +261,7 @@ func TestHalfDoneChangeIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		adopt(t, d, want)
-		d.doubt = true // trust no note
+		d.Doubt = true // trust no note
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Errorf("what was left half done is not found:\n%s", text)
 		}

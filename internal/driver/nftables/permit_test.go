@@ -252,7 +252,7 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 		next := randomPolicy(r, devices...)
 		text := update(t, d, state.Delta{Policy: policyDelta(want.Policy, next)})
 		want.Policy = next
-		d.doubt = true // have it read everything
+		d.Doubt = true // have it read everything
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Fatalf("round %d: the kernel differs:\n%s", round, text)
 		}
@@ -270,11 +270,11 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 	}
 	empty := state.NewPolicy()
 	update(t, d, state.Delta{Policy: policyDelta(want.Policy, empty)})
-	if n := len(d.prog.Names) + d.chainRefs.RuleCount() + len(d.chainRefs.Counters); n != 2*3*2 {
+	if n := len(d.prog.Names) + d.Refs.RuleCount() + len(d.Refs.Counters); n != 2*3*2 {
 		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*3*2)
 	}
 	want.Policy = empty
-	d.doubt = true
+	d.Doubt = true
 	if n, text := adopt(t, d, want); n != 0 {
 		t.Errorf("after all policies went, the kernel differs:\n%s", text)
 	}
@@ -335,7 +335,7 @@ func TestPolicyKeeping(t *testing.T) {
 	closed := netip.MustParseAddr("10.1.0.1")
 	verdictOf := func(a netip.Addr) string {
 		t.Helper()
-		content, err := d.content(t.Context(), d.prog.Family(true).Policy.To)
+		content, err := d.Content(t.Context(), d.prog.Family(true).Policy.To)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -408,7 +408,7 @@ func TestDenyListsOutgrowTheirSets(t *testing.T) {
 			denied := state.Denied{Devices: devices, Lists: []*state.List{list(n)}}
 			want.Policy.Denied = denied
 			update(t, d, state.Delta{Policy: state.PolicyDelta{Denied: &denied}})
-			d.doubt = true
+			d.Doubt = true
 			if n, text := adopt(t, d, want); n != 0 {
 				t.Fatalf("the kernel differs:\n%s", text)
 			}
@@ -427,7 +427,7 @@ func TestDenyListsOutgrowTheirSets(t *testing.T) {
 		d = openIn(t, ns, o)
 		want.Policy.Denied = state.Denied{Devices: devices, Lists: []*state.List{list(2000)}}
 		adopt(t, d, want)
-		d.doubt = true
+		d.Doubt = true
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Fatalf("after another list at the start, the kernel differs:\n%s", text)
 		}

@@ -61,7 +61,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.spent {
 		return errSpent
 	}
-	if err := p.d.claim(ctx, program.TableName, p.found); err != nil {
+	if err := p.d.Claim(p.d.Name, p.found); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	p.spent = true
@@ -79,7 +79,7 @@ func (p *plan) Apply(ctx context.Context) error {
 }
 
 func (d *Driver) carryOut(ctx context.Context, p *plan) error {
-	sent, err := d.commit(ctx, p.batch, p.of)
+	sent, err := d.commit(p.batch, p.of)
 	switch {
 	case err == nil:
 		p.done()
@@ -96,25 +96,8 @@ func (d *Driver) carryOut(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// commit sends a batch and, where others could interfere, watches for their transactions around it.
-// Beside an error it returns the number of the batch's transactions that were carried out before.
-// The parts that it is about are no longer adopted, until the caller says so.
-func (d *Driver) commit(ctx context.Context, b *nft.Batch, of parts) (sent uint32, err error) {
+// commit sends a batch. The parts that it is about are no longer adopted, until the caller says so.
+func (d *Driver) commit(b *nft.Batch, of parts) (sent uint32, err error) {
 	d.adopted &^= of
-	var before uint32
-	if !d.owned {
-		if before, err = d.sock.Generation(ctx); err != nil {
-			return 0, err
-		}
-	}
-	if sent, err = b.Send(d.sock); err != nil {
-		err = fmt.Errorf("change nftables: %w", err)
-	}
-	if !d.owned {
-		after, genErr := d.sock.Generation(ctx)
-		if genErr == nil && before == d.gen && after == before+sent {
-			d.gen = after // nobody else came in between; otherwise Tampered looks closer
-		}
-	}
-	return sent, err // what was sent is done, whether or not the generation could be read again
+	return d.Commit(b)
 }

@@ -16,12 +16,6 @@ var (
 	// Requirements are those of services, PolicyRequirements those of policy beside.
 	Requirements       = requirements(program.Requirements)
 	PolicyRequirements = requirements(program.PolicyRequirements)
-	// Protection is what the driver does without where it has to.
-	Protection = &probe.Requirement{
-		Name: "table owner", Since: "6.9", Modules: []string{"nf_tables"},
-		Without: "the table is not owned, and is put back within a second if another program flushes it",
-		Check:   func(context.Context) error { return alone(tryProtection) },
-	}
 	// FlowOffload is what Options.FlowOffload needs.
 	FlowOffload = flowOffload()
 )
@@ -37,7 +31,7 @@ func requirements(of []program.Requirement) (all []*probe.Requirement) {
 		all = append(all, &probe.Requirement{Name: r.Name, Since: r.Since, Modules: r.Modules, Check: func(context.Context) error {
 			p := &program.Program{}
 			r.Fill(p)
-			return alone(func(s *nft.Socket) error { return try(s, p, 0) })
+			return alone(func(s *nft.Socket) error { return try(s, p) })
 		}})
 	}
 	return all
@@ -53,21 +47,12 @@ func alone(try func(*nft.Socket) error) error {
 	return errors.Join(try(s), s.Close())
 }
 
-func tryProtection(s *nft.Socket) error {
-	return try(s, &program.Program{}, nft.FlagOwner|nft.FlagPersist)
-}
-
-// canOwn tells whether the kernel protects a table that asks for it, and the driver may ask.
-func (d *Driver) canOwn() bool {
-	return !d.shared && Protection.MetBy(func() error { return tryProtection(d.sock) }) == nil
-}
-
 // try has the kernel build a program in a table that is created and deleted in one transaction: the
 // kernel checks all of it, and no packet meets it. The table is dormant, as the kernel drops what
 // waits in queues when it takes a chain from a hook.
-func try(s *nft.Socket, p *program.Program, flags uint32) error {
+func try(s *nft.Socket, p *program.Program) error {
 	b := nft.NewBatch(program.TableName + "-probe")
-	b.AddTable(flags|nft.FlagDormant, program.TableComment)
+	b.AddTable(nft.FlagDormant, program.TableComment)
 	p.Create(b, nil, nil)
 	b.DeleteTable()
 	_, err := b.Send(s)
@@ -82,8 +67,8 @@ func (d *Driver) Probe(ctx context.Context) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.canOwn() // asked now: soon after a trial, the first adoption waits for the kernel to free it
-	err := together.Missing(try(d.sock, d.prog, 0))
+	d.CanOwn() // asked now: soon after a trial, the first adoption waits for the kernel to free it
+	err := together.Missing(try(d.Sock, d.prog))
 	switch {
 	case err == nil:
 		return nil

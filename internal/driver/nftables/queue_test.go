@@ -161,7 +161,7 @@ func TestNoBaseChainGoes(t *testing.T) {
 		} {
 			update(t, d, c.delta())
 			hooks.Intact(t, c.what)
-			d.doubt = true
+			d.Doubt = true
 			if n, text := adopt(t, d, w.want); n != 0 {
 				t.Errorf("%s: the kernel differs:\n%s", c.what, text)
 			}
@@ -177,7 +177,7 @@ func TestNoBaseChainGoes(t *testing.T) {
 			if want := what != "an agent starts"; want != (n > 0) {
 				t.Errorf("%s: %d changes", what, n)
 			}
-			d.doubt = true
+			d.Doubt = true
 			if n, text := adopt(t, d, w.want); n != 0 {
 				t.Errorf("%s: the kernel differs:\n%s", what, text)
 			}
@@ -240,7 +240,7 @@ func TestBaseChainsThatGo(t *testing.T) {
 		if gone := hooks.Gone(t); !slices.Equal(slices.Sorted(slices.Values(gone)), want) {
 			t.Errorf("%s: %v went, want %v", what, gone, want)
 		}
-		d.doubt = true
+		d.Doubt = true
 		if n, text := adopt(t, d, w.want); n != 0 {
 			t.Errorf("%s: the kernel differs:\n%s", what, text)
 		}

@@ -31,11 +31,11 @@ func TestPacketsFindAllWhileTablesAreReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			d = openWith(t, ns, open[1])
-			nfttest.Watch(t, ns, d.sock, isPrerouting)
+			nfttest.Watch(t, ns, d.Sock, isPrerouting)
 			if n, _ := adopt(t, d, testState()); n == 0 {
 				t.Error("another program, and nothing to do")
 			}
-			d.sock.Refuse, d.doubt = nil, true
+			d.Sock.Refuse, d.Doubt = nil, true
 			if n, text := adopt(t, d, testState()); n != 0 {
 				t.Errorf("the table lacks\n%s", text)
 			}
@@ -57,21 +57,21 @@ func TestRebuildingGoesOnFromTheSecondTable(t *testing.T) {
 		d := openIn(t, ns, o)
 		adopt(t, d, want)
 		counted := map[string]uint64{program.DropPrefix + string(state.DropPolicy): 7}
-		next, err := d.build(t.Context(), nextTable, want, counted)
+		next, err := d.build(t.Context(), d.Next(), want, counted)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := next.open(t.Context()); err != nil {
+		if err := next.open(); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.sock.Shut(t.Context(), program.TableName); err != nil {
+		if err := d.Sock.Shut(t.Context(), program.TableName); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
 		}
 		d = openIn(t, ns, o)
-		nfttest.Watch(t, ns, d.sock, isPrerouting)
+		nfttest.Watch(t, ns, d.Sock, isPrerouting)
 		adopt(t, d, want)
 		if counts, err := d.DropCounts(t.Context()); err != nil || counts[state.DropPolicy] != 7 {
 			t.Errorf("counted %v, %v", counts, err)

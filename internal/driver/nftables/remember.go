@@ -40,7 +40,7 @@ func (a *adoption) rememberOthers(ctx context.Context) {
 			if r.Left > 0 {
 				e.Life.Expires = min(r.Left, e.Life.Timeout)
 			}
-			a.change.batch.Add(&e)
+			a.Batch.Add(&e)
 		}
 	}
 }

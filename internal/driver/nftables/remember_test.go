@@ -100,9 +100,9 @@ func TestFrontendsOfAnother(t *testing.T) {
 func TestNewTableIsWholeBeforePacketsEnter(t *testing.T) {
 	t.Parallel()
 	d := openIn(t, testNS(t), Options{Options: driver.Options{Policy: true}})
-	d.canOwn()       // which is tried once in a process, by a transaction of its own
+	d.CanOwn()       // which is tried once in a process, by a transaction of its own
 	var hooked []int // chains with a hook in each transaction
-	d.sock.Refuse = func(messages [][]byte, _ []string) error {
+	d.Sock.Refuse = func(messages [][]byte, _ []string) error {
 		hooked = append(hooked, 0)
 		nft.EachMessage(slices.Concat(messages...), func(typ uint16, _ uint32, body []byte) {
 			if typ == unix.NFT_MSG_NEWCHAIN && nft.FindAttr(body, unix.NFTA_CHAIN_HOOK) != nil {

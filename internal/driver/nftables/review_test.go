@@ -65,7 +65,7 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 // ingressOf is what the kernel has for packets to the address.
 func ingressOf(t *testing.T, d *Driver, a netip.Addr) nft.Verdict {
 	t.Helper()
-	content, err := d.content(t.Context(), d.prog.Family(a.Is4()).Policy.To)
+	content, err := d.Content(t.Context(), d.prog.Family(a.Is4()).Policy.To)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestTwiceInOne(t *testing.T) {
 				t.Errorf("change %d: tampered: %v %v", i, tampered, err)
 			}
 			have = want
-			d.doubt = true // have it read everything
+			d.Doubt = true // have it read everything
 			if n, text := adopt(t, d, want); n != 0 {
 				t.Errorf("change %d: the kernel differs:\n%s", i, text)
 			}

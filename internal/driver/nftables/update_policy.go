@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -37,7 +38,7 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 		changeMembers(c, before.NamedPorts[id], ports, func(n state.NamedPort, yield func(*nft.Element)) { p.NamedElement(id, n, yield) })
 	}
 	for id, ports := range d.PortSets {
-		c.replace(elementsOf(id, before.PortSets[id], p.PortElements), elementsOf(id, ports, p.PortElements))
+		c.Replace(elementsOf(id, before.PortSets[id], p.PortElements), elementsOf(id, ports, p.PortElements))
 	}
 	for id, l := range d.Lists {
 		c.list(id, before.Lists[id], l)
@@ -48,12 +49,12 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 
 // judgeAgain has packets of the connections judged again that the change may be about.
 func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
-	if c.d.keepEstablished || c.d.building {
+	if c.d.keepEstablished || c.d.Building {
 		return
 	}
 	about := d.MayForbid(before)
 	c.d.prog.AgainElements(about.All || c.d.again+len(about.Addresses) > driver.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
-		c.batch.Hint(e)
+		c.Batch.Hint(e)
 		c.again++
 	})
 }
@@ -82,7 +83,7 @@ func (d *Driver) Calm(context.Context) error {
 	for _, s := range d.prog.AgainSets() {
 		b.FlushSet(s)
 	}
-	if err := d.send(b); err != nil && !errors.Is(err, unix.ENOENT) { // without the table they are gone
+	if _, err := d.Commit(b); err != nil && !errors.Is(err, unix.ENOENT) { // without the table they are gone
 		return err
 	}
 	d.again = 0
@@ -116,8 +117,8 @@ func (c *change) list(id state.SetID, before, after *state.List) {
 	var none state.List
 	e := new(nft.Element)
 	diffPrefixes(cmp.Or(before, &none).Prefixes, cmp.Or(after, &none).Prefixes,
-		func(p netip.Prefix) { c.remove(c.d.prog.ListElement(e, id, p)) },
-		func(p netip.Prefix) { c.add(c.d.prog.ListElement(e, id, p)) })
+		func(p netip.Prefix) { c.Remove(c.d.prog.ListElement(e, id, p)) },
+		func(p netip.Prefix) { c.Add(c.d.prog.ListElement(e, id, p)) })
 }
 
 // judges plans what leads packets to programs, and the programs' chains.
@@ -147,30 +148,22 @@ func changeEnds[K comparable, V any](c *change, have, want map[K]*V, before, aft
 		// What is used anew counts before what is used no more, so that what stays is never seen to
 		// go.
 		if v != nil {
-			chains(k, v, after, c.use)
+			chains(k, v, after, c.Use)
 		}
 		if old != nil {
-			chains(k, old, before, c.release)
+			chains(k, old, before, c.Release)
 		}
-		c.replace(elementsOf(k, old, with(before)), elementsOf(k, v, with(after)))
+		c.Replace(elementsOf(k, old, with(before)), elementsOf(k, v, with(after)))
 	}
 }
 
-// denyEntriesGo plans that the chains of deny lists go with their interfaces, where the kernel has
-// not taken them along.
+// denyEntriesGo plans that the chains of deny lists go with their interfaces.
 func (c *change) denyEntriesGo(devices []state.Device) {
-	if len(devices) == 0 {
-		return
-	}
-	there := map[string]bool{}
-	err := c.d.sock.ReadChains(c.d.life, c.d.table, func(name string, _ *nft.Hook) { there[name] = true })
+	var names []string
 	for _, device := range devices {
-		name := program.DenyEntryName(device)
-		c.ownChainRefs().Forget(name)
-		if err == nil && !there[name] {
-			c.d.chainRefs.Forget(name)
-		}
+		names = append(names, program.DenyEntryName(device))
 	}
+	c.WithDevices(c.d.life, names)
 }
 
 // deny plans a change of deny lists: the difference of their content, and where a set has another
@@ -185,33 +178,33 @@ func (c *change) deny(before, after state.Denied) {
 	}
 	diffPrefixes(was, now, func(x netip.Prefix) {
 		if !moves(x) {
-			c.remove(p.DeniedElement(sets, e, x))
+			c.Remove(p.DeniedElement(sets, e, x))
 		}
 	}, func(x netip.Prefix) {
 		if !moves(x) {
-			c.add(p.DeniedElement(next, e, x))
+			c.Add(p.DeniedElement(next, e, x))
 		}
 	})
-	p.DenyEntries(after, c.use)
-	p.DenyEntries(before, c.release)
+	p.DenyEntries(after, c.Use)
+	p.DenyEntries(before, c.Release)
 	c.denyEntriesGo(slices.DeleteFunc(slices.Clone(before.Devices), func(d state.Device) bool { return slices.Contains(after.Devices, d) }))
 	if rules := p.DenyChainFor(after, next); !rules.SameRules(p.DenyChainFor(before, sets)) {
-		c.batch.TurnRules(rules)
-		c.batch.Stepwise = !c.batch.AtOnce
+		c.Batch.TurnRules(rules)
+		c.Batch.Stepwise = !c.Batch.AtOnce
 	}
 	for i := range sets {
 		if sets[i] != next[i] {
-			c.batch.AddSet(next[i])
-			c.newSets, c.oldSets = append(c.newSets, next[i]), append(c.oldSets, sets[i])
-			c.sums[next[i].ID] = sum{}
+			c.Batch.AddSet(next[i])
+			c.NewSets, c.oldSets = append(c.NewSets, next[i]), append(c.oldSets, sets[i])
+			c.Sums[next[i].ID] = table.Sum{}
 		}
 	}
-	if c.newSets == nil {
+	if c.NewSets == nil {
 		return
 	}
 	for _, x := range now {
 		if moves(x) {
-			c.add(p.DeniedElement(next, e, x))
+			c.Add(p.DeniedElement(next, e, x))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -72,7 +73,7 @@ func (p *Program) AddChains() {
 	for _, c := range changing {
 		p.listChains[c.Name] = true
 	}
-	p.Chains = slices.Concat(nft.LookAgain(p.mayMiss, p.Chains...), changing, nft.LookAgain(p.mayMiss, more...))
+	p.Chains = slices.Concat(nft.LookAgain(p.MayMiss, p.Chains...), changing, nft.LookAgain(p.MayMiss, more...))
 }
 
 // rule begins a rule. A comment says what it is about, where the chain's own does not.
@@ -502,7 +503,7 @@ func (p *Program) DenyEntries(d state.Denied, yield ChainFunc) {
 	}
 	for _, device := range d.Devices {
 		c := denyEntry(device)
-		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
+		yield(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 	}
 }
 
@@ -532,7 +533,7 @@ func (p *Program) RawChain(s *nft.Set) (nft.Chain, bool) {
 		}
 	}
 	c.Comment = "doNotTrack policies of host endpoints"
-	return nft.LookAgain(p.mayMiss, c)[0], true
+	return nft.LookAgain(p.MayMiss, c)[0], true
 }
 
 // outerChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN each

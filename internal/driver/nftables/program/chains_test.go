@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -33,9 +34,9 @@ func TestBaseChainsAreListed(t *testing.T) {
 	s.Programs["p"] = &state.Program{ID: "p", Tiers: []state.Tier{{Name: "t", Default: model.Deny}}}
 	s.Hosts[2] = &state.Host{Name: "h", UntrackedIn: "p", UntrackedOut: "p"}
 	s.Denied = state.Denied{Devices: []state.Device{{Index: 2, Name: "eth0"}}, Lists: []*state.List{{Name: "l", Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}}}
-	p.eachPolicyChain(s, func(_ string, write func() *DynamicChain) { chains = append(chains, write().Chain) })
+	p.eachPolicyChain(s, func(_ string, write func() *table.DynamicChain) { chains = append(chains, write().Chain) })
 	tunnels := state.Settings{Untracked: true, Tunnels: []state.TunnelEnd{{Addr: netip.MustParseAddr("192.0.2.1")}, {Addr: netip.MustParseAddr("192.0.2.1"), Port: 4789}}}
-	p.SettingsChains(tunnels, func(_ string, write func() *DynamicChain) { chains = append(chains, write().Chain) })
+	p.SettingsChains(tunnels, func(_ string, write func() *table.DynamicChain) { chains = append(chains, write().Chain) })
 	hooks := map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
 		unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting", nft.Ingress: "ingress"}
 	for _, c := range chains {

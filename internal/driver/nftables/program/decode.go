@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -101,13 +102,15 @@ func (p *Program) NoteKept(k *driver.Kept, e *nft.Element) {
 
 // LearnChainNamed returns what writes the learn chain of the name; nil: no learn chain has that
 // name.
-func (p *Program) LearnChainNamed(name string) func() *DynamicChain {
+func (p *Program) LearnChainNamed(name string) func() *table.DynamicChain {
 	fp := p.Family(!strings.HasPrefix(name, nft.IPv6.Name+"-"))
 	seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:])
 	if err != nil || seconds <= 0 {
 		return nil
 	}
-	return func() *DynamicChain { return &DynamicChain{Chain: fp.learnChain(time.Duration(seconds) * time.Second)} }
+	return func() *table.DynamicChain {
+		return &table.DynamicChain{Chain: fp.learnChain(time.Duration(seconds) * time.Second)}
+	}
 }
 
 // DeclaredBy is the policy whose rule has the comment.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -282,7 +283,7 @@ func (p *Program) SettingsChains(s state.Settings, yield ChainFunc) {
 		return
 	}
 	for _, c := range p.outerChains() {
-		yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
+		yield(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 	}
 }
 
@@ -292,26 +293,8 @@ func (p *Program) FrontendChains(k state.FrontendKey, f *state.Frontend, yield C
 		return
 	}
 	fp := p.Family(k.Addr.Is4())
-	yield(fp.learnName(AffinityTimeout(f)), func() *DynamicChain { return &DynamicChain{Chain: fp.learnChain(AffinityTimeout(f))} })
+	yield(fp.learnName(AffinityTimeout(f)), func() *table.DynamicChain { return &table.DynamicChain{Chain: fp.learnChain(AffinityTimeout(f))} })
 }
-
-// WriteNote replaces a note, and removes it with an empty text; old is what it said before, "" if
-// there was none.
-func (p *Program) WriteNote(b *nft.Batch, id uint32, old, text string) {
-	b.Note(p.noteElement(id, old), p.noteElement(id, text))
-}
-
-// noteElement is what a note says in the comment of an element; nil without a text.
-func (p *Program) noteElement(id uint32, text string) *nft.Element {
-	if text == "" {
-		return nil
-	}
-	e := nft.Element{Set: p.Notes, Comment: text[:min(len(text), nftCommentMax)]}
-	e.AppendUint32(id)
-	return &e
-}
-
-const ProgramNote = 0 // the key of the note on the program; the others are ids of sets
 
 // AffinityElement is the element of a client in the map of affinity, without a backend; addr is the
 // client's address.

@@ -101,7 +101,7 @@ func (p *Program) ListChains(l nft.Lists) []nft.Chain {
 			chains = append(chains, p.podListChains(fp, l)...)
 		}
 	}
-	return nft.LookAgain(p.mayMiss, chains...)
+	return nft.LookAgain(p.MayMiss, chains...)
 }
 
 func goTo(chain string) func(nft.Rule) nft.Rule {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables/expr"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -78,7 +79,7 @@ func (q question) inline(l limits) []nft.Rule {
 
 // apart writes a chain of its own, which leaves yes or nothing; each list of tests is a chain, too.
 // first is for the rule that jumps there: it has as many of the tests as fit.
-func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *DynamicChain) {
+func (q question) apart(f nft.Family, l limits) (first nft.Rule, match *table.DynamicChain) {
 	first = q.always
 	d := newDraft()
 	full := false

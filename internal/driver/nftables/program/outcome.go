@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/nftables/expr"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 )
 
@@ -29,8 +30,8 @@ func leave(o uint32) func(*draft, nft.Rule) {
 
 // guard returns the chain by which packets enter a program that uses their marks. It restores the
 // bits when the program returns; otherwise the program ends with a verdict on the packet.
-func (w *programWriter) guard(prog *DynamicChain) *DynamicChain {
-	if !prog.marks {
+func (w *programWriter) guard(prog *table.DynamicChain) *table.DynamicChain {
+	if !prog.Marks {
 		return prog
 	}
 	d := newDraft()

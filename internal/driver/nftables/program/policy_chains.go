@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -68,34 +69,26 @@ var (
 	apartLimits = limits{exprs: 16, bytes: 5000, inline: 1, policy: 1, nested: 1, ways: 1}
 )
 
-// DynamicChain is a chain that comes and goes with the state, and what its rules refer to.
-type DynamicChain struct {
-	nft.Chain
-	Counters []string        // named counters that its rules use
-	next     []*DynamicChain // chains beside the program's own
-	marks    bool            // it uses the packet's mark
-}
-
 // draft is a chain that is being written.
 type draft struct {
 	rules    []nft.Rule
 	counters map[string]struct{}
-	next     map[string]*DynamicChain
+	next     map[string]*table.DynamicChain
 	marks    bool
 }
 
 func newDraft() *draft {
-	return &draft{counters: map[string]struct{}{}, next: map[string]*DynamicChain{}}
+	return &draft{counters: map[string]struct{}{}, next: map[string]*table.DynamicChain{}}
 }
 
 func (d *draft) add(r nft.Rule) { d.rules = append(d.rules, r) }
 
-func (d *draft) jump(r nft.Rule, to *DynamicChain) { d.lead(to); d.add(r.Jump(to.Name)) }
-func (d *draft) goTo(r nft.Rule, to *DynamicChain) { d.lead(to); d.add(r.Goto(to.Name)) }
+func (d *draft) jump(r nft.Rule, to *table.DynamicChain) { d.lead(to); d.add(r.Jump(to.Name)) }
+func (d *draft) goTo(r nft.Rule, to *table.DynamicChain) { d.lead(to); d.add(r.Goto(to.Name)) }
 
-func (d *draft) lead(to *DynamicChain) {
+func (d *draft) lead(to *table.DynamicChain) {
 	d.next[to.Name] = to
-	d.marks = d.marks || to.marks
+	d.marks = d.marks || to.Marks
 }
 
 // count has the rule count what a policy decided.
@@ -106,17 +99,17 @@ func (d *draft) count(r nft.Rule, verdict string, key model.PolicyKey) nft.Rule 
 }
 
 // done names the chain.
-func (d *draft) done(name, comment string) *DynamicChain {
-	r := &DynamicChain{Counters: slices.Sorted(maps.Keys(d.counters)), marks: d.marks}
+func (d *draft) done(name, comment string) *table.DynamicChain {
+	r := &table.DynamicChain{Counters: slices.Sorted(maps.Keys(d.counters)), Marks: d.marks}
 	for _, name := range slices.Sorted(maps.Keys(d.next)) {
-		r.next = append(r.next, d.next[name])
+		r.Next = append(r.Next, d.next[name])
 	}
 	r.Chain = nft.Chain{Name: name + "-" + digestRules(d.rules), Comment: comment, Rules: d.rules}
 	return r
 }
 
 // translate returns the first chain of a program.
-func (p *Program) translate(at place, prog *state.Program) *DynamicChain {
+func (p *Program) translate(at place, prog *state.Program) *table.DynamicChain {
 	w := programWriter{Program: p, place: at, prog: prog}
 	return w.guard(w.first())
 }
@@ -129,7 +122,7 @@ type programWriter struct {
 }
 
 // first writes the program's first chain.
-func (w *programWriter) first() *DynamicChain {
+func (w *programWriter) first() *table.DynamicChain {
 	failsafe := func(own *state.PolicyRules) bool { return own.Policy.Kind == model.Failsafe }
 	if w.place.noTrack && len(w.prog.Tiers) > 0 && slices.ContainsFunc(w.prog.Tiers[0].Policies, failsafe) {
 		return w.tracked(w.prog.Tiers[0])
@@ -148,7 +141,7 @@ func (w *programWriter) first() *DynamicChain {
 
 // tracked writes a program whose first tier are the failsafe ports: their packets stay tracked, as
 // replies to what others than the node have sent are among them.
-func (w *programWriter) tracked(failsafe state.Tier) *DynamicChain {
+func (w *programWriter) tracked(failsafe state.Tier) *table.DynamicChain {
 	rest, prog := *w, *w.prog
 	prog.Tiers, rest.prog = prog.Tiers[1:], &prog
 	d := newDraft()
@@ -192,7 +185,7 @@ func passes(t state.Tier) (n int) {
 type outcomes struct{ allow, pass func(*draft, nft.Rule) }
 
 // nest writes each stage into a chain of its own, from which the one before goes on to it by goto.
-func (w *programWriter) nest(stages [][]state.Tier) *DynamicChain {
+func (w *programWriter) nest(stages [][]state.Tier) *table.DynamicChain {
 	d := newDraft()
 	o := outcomes{w.allow, w.end}
 	if len(stages) > 1 {
@@ -204,7 +197,7 @@ func (w *programWriter) nest(stages [][]state.Tier) *DynamicChain {
 }
 
 // sequence writes one chain that jumps to one stage after the other, however many there are.
-func (w *programWriter) sequence(stages [][]state.Tier) *DynamicChain {
+func (w *programWriter) sequence(stages [][]state.Tier) *table.DynamicChain {
 	d := newDraft()
 	for _, s := range stages {
 		stage := newDraft()
@@ -282,7 +275,7 @@ func (w *programWriter) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
 type policyAt struct{ place, id string }
 
 // call jumps to a chain and does what its outcome says.
-func (w *programWriter) call(d *draft, to *DynamicChain, o outcomes) {
+func (w *programWriter) call(d *draft, to *table.DynamicChain, o outcomes) {
 	d.jump(rule(), to)
 	d.marks = true
 	o.allow(d, rule().Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing))

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -164,7 +165,7 @@ func (p *Program) podVerdict(f nft.Family, id state.ProgramID, progs Programs) n
 }
 
 // ChainFunc is called with the name of a chain that something refers to, and with what writes it.
-type ChainFunc func(name string, write func() *DynamicChain)
+type ChainFunc func(name string, write func() *table.DynamicChain)
 
 // WorkloadChains yields the chains that the elements of a workload lead to.
 func (p *Program) WorkloadChains(a netip.Addr, w *state.Workload, programs Programs, yield ChainFunc) {
@@ -216,7 +217,7 @@ func (p *Program) HostChains(_ int, h *state.Host, programs Programs, yield Chai
 			p.useProgram(j.at, prog, yield)
 		}
 		if c, ok := p.RawChain(j.set); ok && j.id != "" {
-			yield(c.Name, func() *DynamicChain { return &DynamicChain{Chain: c} })
+			yield(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 		}
 	}
 }
@@ -242,16 +243,16 @@ type programAt struct {
 // their rules until the kernel has them.
 type writtenPrograms struct {
 	Names   map[programAt]string
-	written map[programAt]*DynamicChain
-	large   map[policyAt]*DynamicChain
+	written map[programAt]*table.DynamicChain
+	large   map[policyAt]*table.DynamicChain
 }
 
 func newWrittenPrograms() writtenPrograms {
-	return writtenPrograms{map[programAt]string{}, map[programAt]*DynamicChain{}, map[policyAt]*DynamicChain{}}
+	return writtenPrograms{map[programAt]string{}, map[programAt]*table.DynamicChain{}, map[policyAt]*table.DynamicChain{}}
 }
 
 // write returns the first chain of a program.
-func (p *Program) write(at place, prog *state.Program) *DynamicChain {
+func (p *Program) write(at place, prog *state.Program) *table.DynamicChain {
 	key := programAt{at.name, prog.ID}
 	r := p.written[key]
 	if r == nil {
@@ -262,18 +263,9 @@ func (p *Program) write(at place, prog *state.Program) *DynamicChain {
 }
 
 // ChainsOf are all chains that the program is written into, wherever it judges.
-func (p *Program) ChainsOf(prog *state.Program) (all []*DynamicChain) {
+func (p *Program) ChainsOf(prog *state.Program) (all []*table.DynamicChain) {
 	for _, at := range []place{p.podPlace(nft.IPv4), p.podPlace(nft.IPv6), hostPlace, untrackedPlace} {
-		all = append(all, p.write(at, prog).tree()...)
-	}
-	return all
-}
-
-// tree is the chain, and all that its rules lead to.
-func (c *DynamicChain) tree() []*DynamicChain {
-	all := []*DynamicChain{c}
-	for _, next := range c.next {
-		all = append(all, next.tree()...)
+		all = append(all, p.write(at, prog).Tree()...)
 	}
 	return all
 }
@@ -287,7 +279,7 @@ func (p *Program) entry(at place, prog *state.Program) string {
 }
 
 func (p *Program) useProgram(at place, prog *state.Program, yield ChainFunc) {
-	yield(p.entry(at, prog), func() *DynamicChain { return p.write(at, prog) })
+	yield(p.entry(at, prog), func() *table.DynamicChain { return p.write(at, prog) })
 }
 
 // ForgetWritten drops the rules that the kernel has, and the names of programs that are not in use.

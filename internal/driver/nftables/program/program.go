@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -25,15 +27,14 @@ const TableComment = "Sluice's services. It is kept in step by sluice run and re
 // Program is the constant part of the table: its sets and chains with their rules, of list chains
 // with those for empty lists. It is the same on every node, whatever is balanced and permitted.
 type Program struct {
-	Sets     []*nft.Set
+	table.Layout
 	Chains   []nft.Chain
 	Families [2]*Family
 	Policy   *policySets // nil: without policy
-	Notes    *nft.Set
 	// Flowtable is where established connections pass by the chains; "": they do not.
 	Flowtable string
 
-	ipvs, mayMiss   bool     // see Options.IPVS and MayMiss
+	ipvs            bool     // see Options.IPVS
 	note            string   // what Note returns, once it was asked: to write it all takes a while
 	Counters        []string // named, beside those of policies
 	limits          limits
@@ -79,7 +80,7 @@ func New(o Options) *Program {
 
 // NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
 func NewSets(o Options, clients uint32) *Program {
-	p := &Program{ipvs: o.IPVS, mayMiss: o.MayMiss, limits: usualLimits, writtenPrograms: newWrittenPrograms()}
+	p := &Program{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: o.MayMiss}, ipvs: o.IPVS, limits: usualLimits, writtenPrograms: newWrittenPrograms()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		p.Families[i] = p.addFamily(f, clients)
 	}
@@ -117,17 +118,6 @@ func (p *Program) AskApart() { p.limits = apartLimits }
 
 // OfPolicy reports whether the set is one of policy's, which come after all others.
 func (p *Program) OfPolicy(s *nft.Set) bool { return p.Policy != nil && s.ID >= p.Policy.PodDevices.ID }
-
-// MayRewrite reports whether all elements of a set may be deleted and added in one transaction, as
-// no key is missed for that: maps are looked up again.
-func (p *Program) MayRewrite(s *nft.Set) bool { return !p.mayMiss || s.Verdict || len(s.Data) > 0 }
-
-// AddSet adds a set; its number is the next one.
-func (p *Program) AddSet(s *nft.Set) *nft.Set {
-	s.ID = uint32(len(p.Sets) + 1)
-	p.Sets = append(p.Sets, s)
-	return s
-}
 
 // Create adds the program's sets, counters, flowtable and chains that the table lacks, and has the
 // rules of all chains be those for the state.

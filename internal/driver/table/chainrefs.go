@@ -1,17 +1,33 @@
-package program
+package table
 
 import (
 	"maps"
 	"slices"
 
 	"sluice.dev/sluice/internal/kernel/nft"
-	"sluice.dev/sluice/internal/model"
 )
 
-// ChainRefs counts the references to the chains and counters that come and go with the state,
-// beside the constant program: learn chains, and those of policy. Each lasts as long as something
-// refers to it. A base chain lasts longer: it stays, without rules, as the kernel drops all packets
-// that wait in queues of the namespace when one is deleted.
+// DynamicChain is a chain that comes and goes with the objects, and what its rules refer to.
+type DynamicChain struct {
+	nft.Chain
+	Counters []string        // named counters that its rules use
+	Next     []*DynamicChain // chains beside the program's own
+	Marks    bool            // it uses the packet's mark
+}
+
+// Tree is the chain, and all that its rules lead to.
+func (c *DynamicChain) Tree() []*DynamicChain {
+	all := []*DynamicChain{c}
+	for _, next := range c.Next {
+		all = append(all, next.Tree()...)
+	}
+	return all
+}
+
+// ChainRefs counts the references to the chains and counters that come and go with the objects,
+// beside the constant part of the program. Each lasts as long as something refers to it. A base
+// chain lasts longer: it stays, without rules, as the kernel drops all packets that wait in queues
+// of the namespace when one is deleted.
 type ChainRefs struct {
 	Chains   map[string]refCounted
 	Counters map[string]int // references, by name
@@ -58,7 +74,7 @@ func (r *ChainRefs) Use(name string, write func() *DynamicChain) {
 		for _, counter := range e.Counters {
 			r.Counters[counter]++
 		}
-		for _, next := range e.next {
+		for _, next := range e.Next {
 			r.Use(next.Name, func() *DynamicChain { return next })
 		}
 	}
@@ -83,15 +99,18 @@ func (r *ChainRefs) Release(name string) {
 			delete(r.Counters, counter)
 		}
 	}
-	for _, next := range e.next {
+	for _, next := range e.Next {
 		r.Release(next.Name)
 	}
 }
 
-// Idle adds a base chain that nothing refers to.
-func (r *ChainRefs) Idle(name string, h nft.Hook) {
-	r.Chains[name] = refCounted{DynamicChain: &DynamicChain{Chain: nft.Chain{Name: name, Hook: &h}}}
+// Put has a base chain be there with its rules, though nothing refers to it.
+func (r *ChainRefs) Put(c nft.Chain) {
+	r.Chains[c.Name] = refCounted{DynamicChain: &DynamicChain{Chain: c}, Rules: len(c.Rules)}
 }
+
+// Idle has a base chain be there without rules.
+func (r *ChainRefs) Idle(name string, h nft.Hook) { r.Put(nft.Chain{Name: name, Hook: &h}) }
 
 // Forget takes out a base chain, whatever refers to it.
 func (r *ChainRefs) Forget(name string) { delete(r.Chains, name) }
@@ -130,30 +149,31 @@ func (r *ChainRefs) Entries() (all []nft.Chain) {
 	return all
 }
 
-// Create adds the counters and chains that are not there yet.
-func (r *ChainRefs) Create(b *nft.Batch, there func(chain string) bool, counted func(counter string) bool) {
+// Create adds the counters and chains that were not referred to before.
+func (r *ChainRefs) Create(b *nft.Batch, before *ChainRefs) {
 	for _, name := range slices.Sorted(maps.Keys(r.Counters)) {
-		if !counted(name) {
+		if before.Counters[name] == 0 {
 			b.AddCounter(name)
 		}
 	}
 	var added []nft.Chain
 	for _, name := range slices.Sorted(maps.Keys(r.Chains)) {
-		if !there(name) {
+		if _, there := before.Chains[name]; !there {
 			added = append(added, r.Chains[name].Chain)
 		}
 	}
 	// Chains before rules, as those refer to chains.
 	for _, c := range added {
 		b.AddChain(c)
+		b.AddHelpers(c)
 	}
 	for _, c := range added {
 		b.AddRules(c)
 	}
 }
 
-// DeleteChains removes the chains and then the counters, which nothing else uses any more.
-func DeleteChains(b *nft.Batch, chains, counters []string) {
+// deleteChains removes the chains and then the counters, which nothing else uses any more.
+func deleteChains(b *nft.Batch, chains, counters []string) {
 	slices.Sort(chains)
 	slices.Sort(counters)
 	for _, name := range chains {
@@ -167,19 +187,27 @@ func DeleteChains(b *nft.Batch, chains, counters []string) {
 	}
 }
 
-// ChangeFrom plans the difference between what was referred to before and what is now.
-func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) {
-	b.Stepwise = b.Stepwise || !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(Missing(before.Chains, r.Chains)) > 0
+// ChangeFrom plans the difference between what was referred to before and what is now, and returns
+// the chains that go.
+func (r *ChainRefs) ChangeFrom(before *ChainRefs, b *nft.Batch) (gone []string) {
+	gone = Missing(before.Chains, r.Chains)
+	b.Stepwise = b.Stepwise || !b.AtOnce && len(Missing(r.Chains, before.Chains))+len(gone) > 0
 	for name, e := range r.Chains {
-		if old, there := before.Chains[name]; there && e.Rules != old.Rules { // it came into use, or is used no more
+		if old, there := before.Chains[name]; there && e.turned(old) {
 			b.TurnRules(e.Chain)
 			b.Stepwise = !b.AtOnce
 		}
 	}
-	r.Create(b,
-		func(name string) bool { _, ok := before.Chains[name]; return ok },
-		func(name string) bool { return before.Counters[name] > 0 })
-	DeleteChains(b, Missing(before.Chains, r.Chains), Missing(before.Counters, r.Counters))
+	r.Create(b, before)
+	deleteChains(b, gone, Missing(before.Counters, r.Counters))
+	return gone
+}
+
+// turned reports whether a chain has other rules than before: a base chain that came into use, is
+// used no more, or leads to other chains.
+func (c refCounted) turned(old refCounted) bool {
+	known := len(old.Chain.Rules) == old.Rules
+	return c.Rules != old.Rules || c.Hook != nil && known && !c.SameRules(old.Chain)
 }
 
 // Missing are the keys of one map that another has not.
@@ -190,30 +218,4 @@ func Missing[V, W any](from map[string]V, in map[string]W) (names []string) {
 		}
 	}
 	return names
-}
-
-// What the names of counters begin with.
-const (
-	Allowed    = "allowed"
-	Denied     = "denied"
-	DropPrefix = "dropped/" // and the reason
-)
-
-// maxName is the longest name that the kernel takes.
-const maxName = 200
-
-// CounterName names the counter of what a policy allowed or denied, as nft can type it:
-// "denied/NetworkPolicy/shop/db".
-func CounterName(verdict string, key model.PolicyKey) string {
-	name := verdict + "/" + string(key.Kind)
-	for _, s := range []string{key.Name.Namespace, key.Name.Name} {
-		if s != "" {
-			name += "/" + s
-		}
-	}
-	if len(name) > maxName {
-		digest := digestName(name)
-		name = name[:maxName-len(digest)-1] + "-" + digest
-	}
-	return name
 }

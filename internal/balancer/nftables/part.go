@@ -1,0 +1,169 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/state"
+)
+
+// part is one of the driver's tables, and what the kernel holds of it as far as we know.
+type part struct {
+	*table.Table
+	prog   *program
+	links  *link.Reader
+	claims claims
+	lists  listings
+	covers []int // interfaces with chains
+}
+
+// openPart opens sockets in the calling thread's network namespace.
+func openPart(p *program) (*part, error) {
+	sock, err := nft.Dial()
+	if err != nil {
+		return nil, err
+	}
+	links, err := link.Open()
+	if err != nil {
+		return nil, errors.Join(err, sock.Close())
+	}
+	return &part{Table: table.New(&p.Layout, TableName, tableComment, sock), prog: p, links: links, claims: claims{}}, nil
+}
+
+func (t *part) close() error {
+	t.links.Close()
+	return t.Sock.Close()
+}
+
+// beside is the same part with a table of another name, of which nothing is known.
+func (t *part) beside(name string, p *program) *part {
+	n := &part{Table: t.Beside(name), prog: p, links: t.links, claims: claims{}}
+	n.Layout = &p.Layout
+	return n
+}
+
+// update plans what follows of a change of the farms.
+func (t *part) update(ctx context.Context, have *state.Farms, d state.FarmsDelta, n *numbers) *change {
+	c := t.begin(t.Change(), t.Refs, t.claims, listChange{t.lists, maps.Clone(t.lists)}, n)
+	now, old := c.follow(have, d), map[string]*state.Farm{}
+	maps.Copy(now, d.Farms)
+	for name := range now {
+		old[name] = have.Farms[name]
+	}
+	c.replace(old, now)
+	devices := have.Devices
+	if len(d.Devices) > 0 {
+		next := state.Farms{Devices: maps.Clone(devices)}
+		next.Apply(state.FarmsDelta{Devices: d.Devices})
+		devices = next.Devices
+	}
+	for to, there := range changedTunnels(have, d) {
+		c.tunnel(to, there)
+	}
+	c.claimed()
+	c.devices(devices)
+	c.covered()
+	c.WithDevices(ctx, c.leaving)
+	c.leave(c.Close())
+	c.done = c.Done
+	return c
+}
+
+// adopt plans the difference between the kernel's table and what is wanted; first: nothing is known
+// of the table.
+func (t *part) adopt(ctx context.Context, want *state.Farms, n *numbers, first bool) (*change, error) {
+	if err := t.Look(ctx, !first); err != nil {
+		return nil, err
+	}
+	have, err := t.Read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read table %s: %w", t.Title(t.Name), err)
+	}
+	if have == nil {
+		return t.fresh(want, n), nil
+	}
+	before := have.Refs()
+	c := t.begin(t.Anew(), before, claims{}, listChange{listings{}, listings{}}, n)
+	c.all(want)
+	a := table.Adoption{Change: c.Change, Have: have, Deep: t.Doubt}
+	if !a.SameProgram(t.prog.note()) {
+		c = t.fresh(want, n)
+		c.have, c.replaces = have.Table, true
+		return c, nil
+	}
+	a.Reuse()
+	if err := a.Fill(ctx, c.elements(want.Farms, want.Lists)); err != nil {
+		return nil, err
+	}
+	c.leave(a.PlanChains(before, false, stays))
+	a.WriteNotes(t.prog.note())
+	c.have, c.done = have.Table, func() { a.Adopted(first) }
+	return c, nil
+}
+
+// fresh plans a whole table, where there is none.
+func (t *part) fresh(want *state.Farms, n *numbers) *change {
+	c := t.begin(t.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, n)
+	c.fresh, c.Batch.Fresh = want, true
+	c.all(want)
+	c.create(t.Flags(), want.Farms, want.Lists)
+	a := table.Adoption{Change: c.Change}
+	a.WriteNotes(t.prog.note())
+	c.done = func() { a.Adopted(true) }
+	return c
+}
+
+// send has the kernel carry out a change. A table of another program makes way.
+func (c *change) send(ctx context.Context) error {
+	t := c.t
+	if err := t.Claim(t.Name, c.have); err != nil {
+		return fmt.Errorf("change nftables: %w", err)
+	}
+	if c.replaces {
+		return t.rebuild(ctx, c.fresh, c.numbers)
+	}
+	if c.fresh != nil {
+		return c.sendAfter(ctx, t.Next())
+	}
+	return c.commit()
+}
+
+// sendAfter makes a table that remembers the clients that another one does.
+func (c *change) sendAfter(ctx context.Context, old string) error {
+	if err := c.recall(ctx, old); err != nil {
+		return err
+	}
+	return c.commit()
+}
+
+func (c *change) commit() error {
+	if _, err := c.t.Commit(c.Batch); err != nil {
+		return err
+	}
+	c.done()
+	c.t.claims, c.t.lists, c.t.covers = c.claims.settle(), c.lists.after, c.covers
+	return nil
+}
+
+// rebuild has a fresh table take the place of another program's.
+func (t *part) rebuild(ctx context.Context, want *state.Farms, n *numbers) error {
+	var last *part
+	serves := func(entries []string) bool { return len(entries) > 0 }
+	err := t.Rebuild(ctx, serves, func(name, old string) error {
+		last = t.beside(name, t.prog)
+		if err := t.Drop(ctx, name); err != nil {
+			return err
+		}
+		return last.fresh(want, n).sendAfter(ctx, old)
+	})
+	if err != nil {
+		return err
+	}
+	t.claims, t.lists, t.covers = last.claims, last.lists, last.covers
+	return t.TakeOver(ctx, last.Table)
+}
