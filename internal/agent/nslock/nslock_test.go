@@ -179,10 +179,10 @@ func claimed(t *testing.T) (c *Lock, log *logtest.Log, dial func(user uintptr) n
 }
 
 // squatter is the environment in which a test program holds the name, or claims the namespace, in
-// TestClaimOfProcess.
+// TestLockOfProcess.
 const squatter = "SLUICE_TEST_CLAIM"
 
-// TestClaimOfProcess does what other processes do in the tests below.
+// TestLockOfProcess does what other processes do in the tests below.
 func TestLockOfProcess(t *testing.T) {
 	switch os.Getenv(squatter) {
 	case "":
