@@ -93,8 +93,8 @@ func (b *box) start(t *testing.T, ns *netns.NS) (log string) {
 	return log
 }
 
-// begin is start, and returns what ends the box before the test does: without an error, but for an
-// agent that could never read the API.
+// begin is start, and returns what ends the box before the test does: without an error, except for
+// an agent that could never read the API.
 func (b *box) begin(t *testing.T, ns *netns.NS) (log string, end func()) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "log"))

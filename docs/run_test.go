@@ -489,8 +489,8 @@ func (b *block) fill(text string) string {
 	return text
 }
 
-// These are words for a console of which all output is compared: as it stands, or but for what is
-// of its day.
+// These are words for a console of which all output is compared: as it stands, or except for what
+// is of its day.
 const (
 	exact = "exact"
 	shape = "shape"

@@ -141,7 +141,7 @@ func (b *box) upgraded(t *testing.T, s service, install func(*release), before, 
 	return had
 }
 
-// gone checks that nothing is left in the kernel, nor any file that was not there, but for some.
+// gone checks that nothing is left in the kernel, nor any file that was not there, except for some.
 func (b *box) gone(t *testing.T, had map[string]bool, but ...string) {
 	t.Helper()
 	if left := b.tables(t); left != "" {

@@ -48,7 +48,7 @@ func (f *fabricFlags) complete(c *compile.Config) error {
 // fabricMode is the flag that says how this node reaches the pods of others.
 type fabricMode struct{ of *compile.Config }
 
-// fabricModes are what it can be, but for "off" and "pools": what holds for addresses of each
+// fabricModes are what it can be, except for "off" and "pools": what holds for addresses of each
 // family that no IPPool has.
 var fabricModes = map[string][2]model.IPPool{
 	"native":       {},

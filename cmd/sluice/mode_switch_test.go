@@ -282,7 +282,7 @@ var ipvsMode = agentMode{"ipvs", []string{"--mode", "ipvs"}, func(t *testing.T, 
 	return servers + lines(t, ns, []string{" "}, "ip", "route", "show", "table", "local", "proto", fmt.Sprint(ipvs.RouteProtocol))
 }}
 
-// leftAll is what agents in all modes have left, but for one.
+// leftAll is what agents in all modes have left, except for one.
 func leftAll(t *testing.T, ns *netns.NS, but agentMode) (all string) {
 	for _, m := range append(slices.Clone(agentModes), ipvsMode) {
 		shared := but.name == ipvsMode.name && m.name == "nftables"

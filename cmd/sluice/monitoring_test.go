@@ -163,7 +163,7 @@ func (f *fault) begins() (samples int, apart time.Duration) {
 	return 5, time.Minute
 }
 
-// parts is how many samples there are of each of during, but for the last.
+// parts is how many samples there are of each of during, except for the last.
 const parts = 7
 
 // alerts has each alert be evaluated.

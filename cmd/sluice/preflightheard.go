@@ -77,7 +77,7 @@ func compileFabric(ctx context.Context, node *nodeFlags, encrypt bool, socket st
 	return c, objects, err
 }
 
-// encapsulations are those that modes of the fabric ask for, but for pools.
+// encapsulations are those that modes of the fabric ask for, except for pools.
 var encapsulations = map[string]string{"native": state.Native.String(), "vxlan": state.VXLAN.String(), "ipip": state.IPIP.String()}
 
 // heardBy is what an agent that runs has heard, and whether by the encapsulation that is asked for;

@@ -110,7 +110,7 @@ func knownPolicies(c *compile.Compiler, p *state.Policy) preflight.Result {
 	return r
 }
 
-// ofPolicies makes results of issues, but for those that are about services alone.
+// ofPolicies makes results of issues, except for those that are about services alone.
 func ofPolicies(check string, s preflight.Status, issues []model.Issue, none string) (results []preflight.Result) {
 	others := []model.Kind{model.ServiceKind, model.EndpointSliceKind, model.NodeKind}
 	for _, i := range issues {

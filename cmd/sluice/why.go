@@ -31,7 +31,7 @@ func newWhyCommand() *cobra.Command {
 and which rules come closest. The answer follows the connection over all nodes that it passes:
 through service translation to each backend, and the policies of both ends and of the nodes' host
 endpoints, and on this node through the rules of other programs (nftables, iptables), as do the
-first packet and the answer to it. Every node gives the same answer, but for those rules: what they
+first packet and the answer to it. Every node gives the same answer, except for those rules: what they
 do on other nodes is known there.
 
 FROM and TO are each a pod (NAMESPACE/NAME, or NAME in the namespace default), a service
@@ -47,7 +47,7 @@ externalTrafficPolicy Local it comes in by each node with an endpoint, to others
 names one.
 
 The first lines are the answer, with what denies. Connections, clients, nodes and backends that are
-alike but for names and addresses are told of once, with their number, in at most 25 lines; --all
+alike except for names and addresses are told of once, with their number, in at most 25 lines; --all
 tells of each. Policies on another node than the one by which a client comes in may see that node in
 place of the client; where they would decide otherwise if they saw it, a warning below the first line
 says so. loadBalancerSourceRanges always see the client.

@@ -76,7 +76,8 @@ func TestFarmMetrics(t *testing.T) {
 	}
 }
 
-// BenchmarkFarmMetrics is a scrape of a balancer with 10,000 backends, but for the kernel's part.
+// BenchmarkFarmMetrics is a scrape of a balancer with 10,000 backends, except for the kernel's
+// part.
 func BenchmarkFarmMetrics(b *testing.B) {
 	h := farmAgent(b, 100, 100, &farmTraffic{}).metrics.handler(nil)
 	for b.Loop() {

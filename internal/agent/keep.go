@@ -91,7 +91,7 @@ func Unread(kinds []model.Kind) string {
 	}
 	text := strings.Join(names, ", ") + ": none could be read since the start"
 	if slices.Contains(kinds, model.PodKind) {
-		text += "; policy is not in force, but for pods that an earlier agent knew: what all others send and get passes"
+		text += "; policy is not in force, except for pods that an earlier agent knew: what all others send and get passes"
 	}
 	return text
 }

@@ -210,7 +210,7 @@ func (l *loop) attempt(ctx context.Context) {
 	})
 }
 
-// compiled is the generation up to which the desired state has all, but for what waits for its
+// compiled is the generation up to which the desired state has all, except for what waits for its
 // slice.
 func (l *loop) compiled(waiting compile.Backlog) uint64 {
 	for len(l.takes) > 1 && (waiting.Len() == 0 || l.takes[1].at.Before(waiting.Since)) {
@@ -294,7 +294,7 @@ func (l *loop) compile() (delta state.Delta, checks map[model.Name]*services.Hea
 	return delta, l.Compiler.Services.HealthChecks()
 }
 
-// succeeded records that the kernel has all that is wanted, but for what waits.
+// succeeded records that the kernel has all that is wanted, except for what waits.
 func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	first := !l.health.ready()
 	l.metrics.applied(done, l.since, l.followed(), waiting.Services)

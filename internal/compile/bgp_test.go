@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// What the objects say goes to the speaker, and what it learns into the fabric, but for what each
-// node serves by itself and what would keep the node from its API.
+// What the objects say goes to the speaker, and what it learns into the fabric, except for what
+// each node serves by itself and what would keep the node from its API.
 func TestBGP(t *testing.T) {
 	st := store.New()
 	far, via := netip.MustParseAddr("198.51.100.9"), netip.MustParseAddr("192.0.2.254")

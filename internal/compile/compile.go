@@ -23,7 +23,7 @@ import (
 )
 
 // Config is what the user sets for a node: of services, which are compiled always, and of the
-// subjects that are on. It does not change while a Compiler lives, but for what has a method to
+// subjects that are on. It does not change while a Compiler lives, except for what has a method to
 // change it.
 type Config struct {
 	services.Config // Fabric compiles the ways to the pods of other nodes; without it the state has none
@@ -231,11 +231,11 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 }
 
 // Step is Update in slices: of services and policies it changes about so many elements; where both
-// wait, half of each. See policy.Compiler.Step for policies. Of services, the small ones come first,
-// so that no change of one waits for those of many; then the one that has waited longest, cut at
-// its frontends where it does not fit. What is left waits for the next Step or Update, and stays as
-// it was meanwhile: see Waiting. A service that changes while it is cut is brought to what it was
-// compiled to first.
+// wait, half of each. See policy.Compiler.Step for policies. Of services, the small ones come
+// first, so that no change of one waits for those of many; then the one that has waited longest,
+// cut at its frontends where it does not fit. What is left waits for the next Step or Update, and
+// stays as it was meanwhile: see Waiting. A service that changes while it is cut is brought to what
+// it was compiled to first.
 func (c *Compiler) Step(s *store.Store, d store.Dirty, elements int) (delta state.Delta) {
 	c.store = s
 	s.Read(func(v *store.View) {

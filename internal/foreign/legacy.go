@@ -91,7 +91,7 @@ func LegacyChains(family string, printed []*xtables.Chain) []Chain {
 	return chains
 }
 
-// priorities are those of the tables' chains (NF_IP_PRI_*), but for nat's later ones, which drop
+// priorities are those of the tables' chains (NF_IP_PRI_*), except for nat's later ones, which drop
 // nothing.
 var priorities = map[string]int{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Faults of many Nodes that are alike but for the Node and its addresses are one line, whatever
+// Faults of many Nodes that are alike except for the Node and its addresses are one line, whatever
 // they are about; all others are a line each.
 func TestIssueLines(t *testing.T) {
 	node := func(name, reason string) Issue { return Ref{Kind: NodeKind, Name: Name{Name: name}}.Issue(reason) }

@@ -92,7 +92,7 @@ func olderThan(kernel string, major, minor int) bool {
 	return err == nil && (x < major || x == major && y < minor)
 }
 
-// nics reads the interfaces that have addresses, but for our own.
+// nics reads the interfaces that have addresses, except for our own.
 func nics() (all []NIC, err error) {
 	underlay, err := link.Here.Underlay()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 // Fabric is the part of the State that says how this node reaches the pods of the others: tunnel
 // devices, the far ends of the tunnels, and routes. The values behind its pointers are immutable
-// once published, and comparable, but for peers.
+// once published, and comparable, except for peers.
 type Fabric struct {
 	Tunnels map[string]*Tunnel // by the name of the device
 	VTEPs   map[VTEPKey]*VTEP

@@ -288,8 +288,8 @@ func (d PolicyDelta) About(before *Policy) (about About) {
 	return about
 }
 
-// MayForbid is what the change is about, but for pods that are not known afterwards: these forbid
-// no connection that there is.
+// MayForbid is what the change is about, except for pods that are not known afterwards: these
+// forbid no connection that there is.
 func (d PolicyDelta) MayForbid(before *Policy) About {
 	about := d.About(before)
 	for a, w := range d.Workloads {

@@ -148,7 +148,7 @@ type Settings struct {
 	Untracked bool
 }
 
-// TunnelEnd is where packets from the other ends of a tunnel are taken, but for WireGuard, which
+// TunnelEnd is where packets from the other ends of a tunnel are taken, except for WireGuard, which
 // knows whose they are.
 type TunnelEnd struct {
 	Addr netip.Addr // IPIP: where they arrive; VXLAN: of its outer family

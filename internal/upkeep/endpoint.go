@@ -41,14 +41,14 @@ func cuts(k state.FrontendKey, before, after *state.Frontend) (cut []conntrack.F
 }
 
 // astray are flows that began before there was anyone to serve them: as long as connection tracking
-// has an entry, their packets pass by the rules that translate. What was answered, but for UDP, is
-// a connection to somebody else, and goes on.
+// has an entry, their packets pass by the rules that translate. What was answered, except for UDP,
+// is a connection to somebody else, and goes on.
 func astray(k state.FrontendKey) conntrack.Filter {
 	at := netip.AddrPortFrom(k.Addr, k.Port)
 	return conntrack.Filter{Protocol: k.Protocol, Frontend: at, Backend: at, Unanswered: k.Protocol != model.UDP}
 }
 
-// abandoned are flows to what is not served any more. What was answered, but for UDP, goes on.
+// abandoned are flows to what is not served any more. What was answered, except for UDP, goes on.
 func abandoned(k state.FrontendKey) conntrack.Filter {
 	return conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port), Unanswered: k.Protocol != model.UDP}
 }

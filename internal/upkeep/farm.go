@@ -109,7 +109,7 @@ func (x *farms) stale(flow *conntrack.Flow) bool {
 }
 
 // abandoned reports whether a flow goes to a backend of one of some farms that were, from a place
-// where no farm translates any more. What was answered, but for UDP, goes on.
+// where no farm translates any more. What was answered, except for UDP, goes on.
 func (x *farms) abandoned(were []*state.Farm, flow *conntrack.Flow) bool {
 	if !flow.Translated() || flow.Protocol != model.UDP && flow.Answered() {
 		return false

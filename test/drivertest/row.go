@@ -156,7 +156,7 @@ func (f fate) String() string {
 	return text + map[string]string{
 		"":        ", client address kept",
 		"node":    ", seen from the node's address",
-		"hairpin": ", client address kept but for the client itself",
+		"hairpin": ", client address kept except for the client itself",
 	}[f.source]
 }
 

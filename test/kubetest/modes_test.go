@@ -21,8 +21,8 @@ var fewCases = []string{"everyone-reaches-everything", "source-address", "endpoi
 
 // TestModes runs cases of the table in each mode, in one lab whose agents change from one to the
 // next. What serves is of the present mode alone, as the cases make all that they ask for. All give
-// the same answers, but for what a mode lacks. What this machine's kernel lacks, a guest has: make
-// test-ipvs.
+// the same answers, except for what a mode lacks. What this machine's kernel lacks, a guest has:
+// make test-ipvs.
 func TestModes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")

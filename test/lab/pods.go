@@ -102,8 +102,8 @@ func (l *Lab) network(node *plan.Node, f func(*sandbox.Network) error) error {
 	return f(n)
 }
 
-// sandboxConfig is what attaches the pods of a node, but for the node's namespace and the ranges.
-// Pods come before the agents that make tunnels, so the lab says their MTU.
+// sandboxConfig is what attaches the pods of a node, except for the node's namespace and the
+// ranges. Pods come before the agents that make tunnels, so the lab says their MTU.
 func (l *Lab) sandboxConfig(node string) sandbox.Config {
 	return sandbox.Config{MTU: l.Cluster.Fabric.MTU(), Dir: l.path(node, "cni"), Path: []string{filepath.Dir(l.Sluice), "/opt/cni/bin", "/usr/lib/cni"}, File: l.CNI}
 }

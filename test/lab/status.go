@@ -145,7 +145,7 @@ func (l *Lab) agentState(ctx context.Context, node string) (state string, faults
 	case err != nil:
 		return "not in sync: " + firstLine(err), nil
 	case len(issues) > 0:
-		return "in sync but for " + model.Count(len(issues), "fault"), issues
+		return "in sync except for " + model.Count(len(issues), "fault"), issues
 	}
 	return "in sync", nil
 }

@@ -84,8 +84,8 @@ func TestFlowOffload(t *testing.T) {
 	}, whole, share{0, 4}, manyNames}.run(t, fates)
 }
 
-// test is one of this package that any driver passes which carries out policy, but for what it says
-// that it lacks.
+// test is one of this package that any driver passes which carries out policy, except for what it
+// says that it lacks.
 type test struct {
 	name string
 	run  func(*testing.T, plane)

@@ -19,7 +19,7 @@ import (
 
 // TestSuggestions asks for remedies for what random policies deny. The policies that are suggested
 // are read as a user would apply them. With them the connection passes, and none else that did not,
-// but for those between pods with the same labels.
+// except for those between pods with the same labels.
 func TestSuggestions(t *testing.T) {
 	t.Parallel()
 	kindsSeen, near, hopeless := map[model.Kind]int{}, 0, map[string]int{}

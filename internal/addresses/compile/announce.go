@@ -185,7 +185,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	}
 	where := endpoints(v, owners)
 	var best rank
-	selected, silent := false, []string(nil) // whether a node is, and those that would do but for that
+	selected, silent := false, []string(nil) // whether a node is, and those that would do except for that
 	b := a.As16()
 	of := xxhash.Sum64(b[:])
 	for i := range nodes.Each() {

@@ -65,8 +65,8 @@ func (o Object) Objects(key string) []Object {
 // Add adds to a list.
 func (o Object) Add(key string, one Object) { o[key] = append(o.Objects(key), one) }
 
-// JSON writes an object, with its keys in the order in which they are printed. It has none but those
-// of the kind: that would be a fault of whoever made it.
+// JSON writes an object, with its keys in the order in which they are printed. It has none but
+// those of the kind: that would be a fault of whoever made it.
 func (k *Kind) JSON(o Object) []byte {
 	var b bytes.Buffer
 	left := len(o)

@@ -113,8 +113,8 @@ func (c *change) create(flags uint32, farms map[string]*state.Farm, lists map[st
 	c.Refs.Create(c.Batch, c.before)
 }
 
-// stays reports whether a base chain that nothing uses stays, without rules: not where its interface
-// has gone.
+// stays reports whether a base chain that nothing uses stays, without rules: not where its
+// interface has gone.
 func stays(entry string) bool {
 	return !strings.HasPrefix(entry, tunnelPrefix) && !strings.HasPrefix(entry, devicePrefix)
 }

@@ -1,10 +1,10 @@
 // Package compile says what the BGP speaker of one node is to do: who its peers are, and which
 // routes it announces to them, as Calico's and MetalLB's objects ask for it.
 //
-// It is pure and incremental. The order is a function of the current objects alone, but for the own
-// Node: once it is deleted, what it said last counts; and for BGPAdvertisements with a name that is
-// no community's any more. Another Node costs the peers that it is, a BGPPeer the Nodes to which it
-// matters, a Service its own addresses; a change of what all depends on goes through all.
+// It is pure and incremental. The order is a function of the current objects alone, except for the
+// own Node: once it is deleted, what it said last counts; and for BGPAdvertisements with a name
+// that is no community's any more. Another Node costs the peers that it is, a BGPPeer the Nodes to
+// which it matters, a Service its own addresses; a change of what all depends on goes through all.
 package compile
 
 import (

@@ -28,7 +28,7 @@ func (p *pending) setFault(text string) {
 	}
 }
 
-// take returns the Report but for what is asked for when it is written, and begins the next one.
+// take returns the Report except for what is asked for when it is written, and begins the next one.
 func (p *pending) take() *bgp.Report {
 	r := &bgp.Report{Learned: p.learned}
 	p.learned, p.more, p.last = map[netip.Prefix]*bgp.Learned{}, false, time.Now()

@@ -143,9 +143,9 @@ func (a *adoption) isObsolete(name string) bool {
 	return program.IsOuter(name) || a.mentioned != nil && program.IsEntry(name)
 }
 
-// MustStay implements table.Keeping: a pod or a host endpoint stays with the program that the kernel
-// has for it, as that may know of policies that want lacks, until want has another one for it than
-// at first.
+// MustStay implements table.Keeping: a pod or a host endpoint stays with the program that the
+// kernel has for it, as that may know of policies that want lacks, until want has another one for
+// it than at first.
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
 func (a *adoption) MustStay(there, e *nft.Element) bool {

@@ -139,9 +139,9 @@ func (t *Table) Flags() uint32 {
 	return 0
 }
 
-// Claim makes a table that is there ours, where the kernel knows owners; nil: there is none. It is a
-// transaction of its own: the kernel takes no base chain in one that changes the table's flags. An
-// error wraps driver.ErrBusy if another socket owns the table.
+// Claim makes a table that is there ours, where the kernel knows owners; nil: there is none. It is
+// a transaction of its own: the kernel takes no base chain in one that changes the table's flags.
+// An error wraps driver.ErrBusy if another socket owns the table.
 func (t *Table) Claim(name string, have *nft.Table) error {
 	switch {
 	case have == nil:

@@ -15,7 +15,8 @@ const (
 
 // Drain is for when another program serves all that this driver does. New connections and all
 // datagrams pass by the proxy then; Drain returns when the connections that go through it have
-// ended, and the last datagrams are answered, or ctx has ended, and removes all that Purge does. Without CAP_NET_ADMIN it does only that.
+// ended, and the last datagrams are answered, or ctx has ended, and removes all that Purge does.
+// Without CAP_NET_ADMIN it does only that.
 //
 // forget has connection tracking forget untranslated flows of UDP to the driver's frontends, so
 // that the next datagram of each is for whoever translates it. It is called twice, as an answer

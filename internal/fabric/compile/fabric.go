@@ -1,7 +1,7 @@
 // Package compile turns Nodes and IPPools into the way by which one node reaches the pods of the
 // others: tunnels, their far ends, and routes.
 //
-// It is pure and incremental. The fabric is a function of the current objects alone, but for the
+// It is pure and incremental. The fabric is a function of the current objects alone, except for the
 // own Node: once it is deleted, what it said last counts. A Node that comes, goes or changes costs
 // what it has itself, and those that claim the same.
 package compile

@@ -62,7 +62,7 @@ func TestPoolsOverlap(t *testing.T) {
 	}
 }
 
-// A node's blocks count but for those that lie in its pod CIDRs or in others.
+// A node's blocks count except for those that lie in its pod CIDRs or in others.
 func TestBlocksOfNode(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 1_000 {

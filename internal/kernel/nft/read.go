@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table is what the kernel holds of a table but for the elements.
+// Table is what the kernel holds of a table except for the elements.
 type Table struct {
 	Flags, Owner uint32             // owner is a socket's port
 	Chains       map[string]bool    // by name
@@ -20,7 +20,7 @@ type Table struct {
 	Sets         map[string]SetType // by name
 }
 
-// ReadTable returns all of a table but for the elements, or nil if there is none.
+// ReadTable returns all of a table except for the elements, or nil if there is none.
 func (s *Socket) ReadTable(ctx context.Context, name string) (*Table, error) {
 	have, err := s.ReadFlags(ctx, name)
 	if have == nil || err != nil {

@@ -14,9 +14,9 @@ type Map[K comparable, V any] struct {
 	len  int
 }
 
-// A branch has a place for each value of the next four bits of keys' hashes, which holds nothing, an
-// entry, or a branch of the entries that have these bits. It is never changed: a write copies the
-// branches on the way to its entry, and shares all others.
+// A branch has a place for each value of the next four bits of keys' hashes, which holds nothing,
+// an entry, or a branch of the entries that have these bits. It is never changed: a write copies
+// the branches on the way to its entry, and shares all others.
 type branch[K comparable, V any] [1 << hashBits]place[K, V]
 
 type place[K comparable, V any] struct {

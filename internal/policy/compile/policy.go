@@ -6,8 +6,9 @@
 // of their rules are filed in the same way, so that a pod anywhere in the cluster costs what may
 // select it. A set exists only while policies of this node's pods and host endpoints ask for it.
 //
-// Compiler.Step in this file has all passes of an update, in their order: what one of them returns is
-// given to the next, and none knows of one that comes after it. Beneath it are rooms of their own:
+// Compiler.Step in this file has all passes of an update, in their order: what one of them returns
+// is given to the next, and none knows of one that comes after it. Beneath it are rooms of their
+// own:
 //
 //	objects    pods, network sets and host endpoints, in classes of equal labels
 //	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges,

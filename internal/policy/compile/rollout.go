@@ -38,7 +38,7 @@ func (r *rollout) begin(changed []replacement) (list []*policy) {
 	return list
 }
 
-// inForce returns the policies of the list, but for those whose variants are not filled yet: of
+// inForce returns the policies of the list, except for those whose variants are not filled yet: of
 // these the version that the endpoint has had, or none.
 func (r *rollout) inForce(before, list []*policy) []*policy {
 	if !slices.ContainsFunc(list, func(p *policy) bool { return p.fresh }) {

@@ -20,7 +20,7 @@ type claims struct {
 	// healthPorts holds what claims each healthCheckNodePort.
 	healthPorts map[uint16]*contest[HealthCheck]
 
-	now          *state.Services // what is written here, but for health checks
+	now          *state.Services // what is written here, except for health checks
 	frontends    diff.Map[state.FrontendKey, state.Frontend]
 	healthChecks diff.Map[model.Name, HealthCheck]
 	// The reasons are services that refer to the address.

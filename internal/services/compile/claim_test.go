@@ -298,9 +298,9 @@ func TestServiceAndNodeWithOneAddress(t *testing.T) {
 	})
 }
 
-// Whatever Services and Nodes claim, but for Nodes' InternalIPs, and in whatever order they come, a
-// newer one takes nothing from those that were there before, and what it does not get is named with
-// it alone.
+// Whatever Services and Nodes claim, except for Nodes' InternalIPs, and in whatever order they
+// come, a newer one takes nothing from those that were there before, and what it does not get is
+// named with it alone.
 func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
 	named := 0
 	for seed := range uint64(1000) {

@@ -3,8 +3,8 @@
 // driver.
 //
 // It is pure and incremental. The state is a function of the current objects alone, whatever the
-// order in which they came, but for the own Node: once it is deleted, what it said last counts. The
-// work of an update is that of the services named dirty and their endpoints.
+// order in which they came, except for the own Node: once it is deleted, what it said last counts.
+// The work of an update is that of the services named dirty and their endpoints.
 package compile
 
 import (
@@ -17,8 +17,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what the user sets for a node; but for HostAddresses and APIServers it does not change
-// while a Compiler lives.
+// Config is what the user sets for a node; except for HostAddresses and APIServers it does not
+// change while a Compiler lives.
 type Config struct {
 	Node string // the name of the node's object, and of it in endpoints and hints
 
@@ -48,7 +48,7 @@ type Config struct {
 	// APIServers are where this agent reaches its API: no service gets these.
 	APIServers []netip.AddrPort
 	// AllowNodeAddresses are those of the addresses of nodes and API servers that services may have
-	// as external IPs and load balancers' addresses, but for ReservedPorts and the ports of the
+	// as external IPs and load balancers' addresses, except for ReservedPorts and the ports of the
 	// API.
 	AllowNodeAddresses []netip.Prefix
 	// ReservedPorts are ports of nodes that no service may have, neither as node ports nor at

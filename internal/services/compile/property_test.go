@@ -249,7 +249,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// deliver shuffles the events but for the last fixed ones, which it shuffles
+// deliver shuffles the events except for the last fixed ones, which it shuffles
 // among themselves, and sends them in random portions, some of them twice.
 func (w world) deliver(t *testing.T, h *history, events []store.Event, fixed int) {
 	t.Helper()

@@ -22,7 +22,7 @@ func Default() *Config {
 	return c
 }
 
-// fill gives what is not set kube-proxy's default, but for what depends on the mode.
+// fill gives what is not set kube-proxy's default, except for what depends on the mode.
 func (c *Config) fill() {
 	fill(&c.BindAddress, "0.0.0.0")
 	healthz, metrics := "0.0.0.0", "127.0.0.1"

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Flags are kube-proxy's, but for those in shared, which the command has anyway. Register them,
+// Flags are kube-proxy's, except for those in shared, which the command has anyway. Register them,
 // parse the command line, then Load.
 type Flags struct {
 	File     string // --config
@@ -45,8 +45,8 @@ var besideFile = []string{"config", "write-config-to", "init-only", "cleanup", "
 var logging = []string{"v", "vmodule", "logging-format", "log-flush-frequency", "log-text-split-stream", "log-text-info-buffer-size",
 	"log-json-split-stream", "log-json-info-buffer-size"}
 
-// Register adds the flags to those of a command. They are hidden, but for --config: there are many
-// of them.
+// Register adds the flags to those of a command. They are hidden, except for --config: there are
+// many of them.
 func (f *Flags) Register(fs *pflag.FlagSet) {
 	f.config, f.syncs = Default(), map[string]*time.Duration{}
 	f.own, f.all = pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError), fs
@@ -96,7 +96,7 @@ func (f *Flags) addProxy(fs *pflag.FlagSet) {
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "without meaning")
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *c.IPTables.LocalhostNodePorts, "node ports are never served on loopback")
 	for _, name := range []string{"iptables-sync-period", "iptables-min-sync-period", "ipvs-sync-period", "ipvs-min-sync-period"} {
-		f.syncs[name] = fs.Duration(name, 0, "without meaning, but for how long a change may wait")
+		f.syncs[name] = fs.Duration(name, 0, "without meaning, except for how long a change may wait")
 	}
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "without meaning")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "without meaning")

@@ -47,7 +47,7 @@ func (l *List) Any() bool { return len(l.reasons) > 0 }
 // Broken tells whether the object can't be used.
 func (l *List) Broken() bool { return l.broken }
 
-// Known tells whether there is none so far but for those of Aside and Leave.
+// Known tells whether there is none so far except for those of Aside and Leave.
 func (l *List) Known() bool { return !l.unknown }
 
 // Spare records the faults of a part that is left out if it can't be used. It reports whether it

@@ -38,7 +38,7 @@ func TestDrawnAlike(t *testing.T) {
 	}
 }
 
-// TestEveryKind: all kinds that are read are drawn, but for the one that is always refused.
+// TestEveryKind: all kinds that are read are drawn, except for the one that is always refused.
 func TestEveryKind(t *testing.T) {
 	drawn := map[string]bool{}
 	for n := range 1_000 {

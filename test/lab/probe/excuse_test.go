@@ -121,7 +121,7 @@ func TestReportOfWhatIsExcused(t *testing.T) {
 	if text := b.String(); !strings.Contains(text, "not checked: the cluster changed meanwhile: odd") || !strings.Contains(text, "? not checked") {
 		t.Errorf("table:\n%s", text)
 	}
-	if s := rep.Summary(); rep.Failed != 0 || !strings.Contains(s, "all as they should be, but for 2 while the cluster changed") || !strings.Contains(s, "no client has another's service to ask") {
+	if s := rep.Summary(); rep.Failed != 0 || !strings.Contains(s, "all as they should be, except for 2 while the cluster changed") || !strings.Contains(s, "no client has another's service to ask") {
 		t.Errorf("%d failed; summary: %s", rep.Failed, s)
 	}
 }

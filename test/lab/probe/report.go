@@ -144,7 +144,7 @@ func (rep *Report) Outcome() string {
 		outcome = fmt.Sprintf("%d FAILED", rep.Failed)
 	}
 	if rep.Excused > 0 {
-		outcome += fmt.Sprintf(", but for %d while the cluster changed", rep.Excused)
+		outcome += fmt.Sprintf(", except for %d while the cluster changed", rep.Excused)
 	}
 	return outcome
 }

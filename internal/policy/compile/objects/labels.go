@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Labels are all that selectors can ask of an object: its own labels, but for those under reserved
-// keys, and those that it has from the cluster. They implement model.Labels.
+// Labels are all that selectors can ask of an object: its own labels, except for those under
+// reserved keys, and those that it has from the cluster. They implement model.Labels.
 type Labels struct {
 	own       map[string]string
 	namespace string            // "": it is in none

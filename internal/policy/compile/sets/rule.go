@@ -42,7 +42,7 @@ type Rules struct {
 	ranges    []*ranges
 }
 
-// Build compiles declared rules, but for the groups of what they select. A rule that nothing can
+// Build compiles declared rules, except for the groups of what they select. A rule that nothing can
 // match is left out. Local is the end, if any, whose ports by name can only be those of this node's
 // pods.
 func (s *Sets) Build(from []model.PolicyRule, local func(*model.PolicyRule) *model.RuleEnd) (rs Rules) {

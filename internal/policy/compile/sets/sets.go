@@ -5,7 +5,7 @@
 // networks, port ranges, endpoints of Services. Each has a name that says all that is in it, or
 // where that comes from, and an id that depends on the names in use alone; rules that ask for the
 // same share it. Rules hold their sets until they are released. A set that nobody holds at the end
-// of an update is gone, but for groups, which are filled and emptied in slices: see Groups.
+// of an update is gone, except for groups, which are filled and emptied in slices: see Groups.
 //
 // Nothing here decides how much may be selected: Total and Moves say how much is, for package
 // admission, and Tallies count it for rules that have no groups.
@@ -94,7 +94,7 @@ func (s *Sets) Total() int { return s.Groups.total }
 // Moves are the sizes of all that came to groups and tallies and went.
 func (s *Sets) Moves() int { return s.Groups.moves + s.Tallies.moves }
 
-// Sweep ends the sets that nobody holds any more, but for groups, and decides which Services are
+// Sweep ends the sets that nobody holds any more, except for groups, and decides which Services are
 // refused.
 func (s *Sets) Sweep() {
 	s.Services.sweep()

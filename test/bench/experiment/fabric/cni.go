@@ -33,7 +33,7 @@ var CNI = harness.Experiment{
 	Name:  "fabric-cni",
 	Title: "CNI ADD, until the node reaches the pod",
 	How: "From the start of the plugin's process with ADD to an answer of the pod to a packet of the node, one pod after the other and all at once, on a node that has no other pods. " +
-		"Beside it the reference plugin bridge, both with addresses of host-local's store. No agent runs, but for sluice with an agent, where ADD waits until the kernel has the pod's policy.",
+		"Beside it the reference plugin bridge, both with addresses of host-local's store. No agent runs, except for sluice with an agent, where ADD waits until the kernel has the pod's policy.",
 	Run:    runCNI,
 	Charts: cniCharts,
 }
