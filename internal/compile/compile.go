@@ -204,10 +204,12 @@ func (c *Compiler) SetLinks(l model.Links) {
 }
 
 // SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the
-// next Update follows. Until it is called, none is reached. It is for a Compiler with a Fabric.
+// next Update follows. Until it is called, none is reached.
 func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
-	c.Fabric.SetUnderlay(addrs)
-	c.Services.SetUnderlay(addrs)
+	if c.Fabric != nil {
+		c.Fabric.SetUnderlay(addrs)
+		c.Services.SetUnderlay(addrs)
+	}
 }
 
 // SetLearned says what has changed in the routes that this node's speaker has learned, nil: no
