@@ -97,7 +97,7 @@ func toggle[T any](name string, field func(T) *bool) attribute[T] {
 	return choice(name, switchWords, false, field)
 }
 
-func number[T any](name string, least, most uint64, field func(T) *uint32) attribute[T] {
+func number[T any, N int | uint32](name string, least, most uint64, field func(T) *N) attribute[T] {
 	return attribute[T]{
 		name: name, pattern: patternNumber, nftlb: nftlbNumber(int64(least), int64(least)),
 		about: "a number from " + strconv.FormatUint(least, 10) + " to " + strconv.FormatUint(most, 10),
@@ -105,7 +105,7 @@ func number[T any](name string, least, most uint64, field func(T) *uint32) attri
 		read: func(t T, text string) error {
 			n, err := readNumber(text, least, most)
 			if err == nil {
-				*field(t) = uint32(n)
+				*field(t) = N(n)
 			}
 			return err
 		},

@@ -132,9 +132,9 @@ func (c *change) giveMarks(farms []edit[*farm]) {
 	slices.SortFunc(farms, func(a, b edit[*farm]) int { return cmp.Compare(a.now.order, b.now.order) })
 	for _, e := range farms {
 		for i, b := range e.now.backends {
-			if b.mark == 0 {
+			if b.Mark == 0 {
 				e.now.backends[i] = b.clone() // the farm before may have it too
-				e.now.backends[i].mark = c.marks.free()
+				e.now.backends[i].Mark = c.marks.free()
 			}
 		}
 	}

@@ -109,8 +109,8 @@ func (f *farm) targets() map[string]health.Target {
 	}
 	all := map[string]health.Target{}
 	for _, b := range f.backends {
-		if b.addr.IsValid() && b.state == up && !b.unchecked {
-			all[b.name] = health.Target{Check: check, Addr: b.addr, Port: portOf(b, f.base)}
+		if b.Addr.IsValid() && b.State == up && !b.unchecked {
+			all[b.Name] = health.Target{Check: check, Addr: b.Addr, Port: portOf(b, f.base)}
 		}
 	}
 	return all

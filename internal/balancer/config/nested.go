@@ -92,8 +92,8 @@ var checkTable = newObject("type", nil,
 	oneOf("type", append([]string{"none"}, health.Types()...), func(c *health.Check) *string { return &c.Type }),
 	seconds("interval", 0.1, 86400, func(c *health.Check) *time.Duration { return &c.Interval }),
 	seconds("timeout", 0.01, 3600, func(c *health.Check) *time.Duration { return &c.Timeout }),
-	small("rise", 1, 1000, func(c *health.Check) *int { return &c.Rise }),
-	small("fall", 1, 1000, func(c *health.Check) *int { return &c.Fall }),
+	number("rise", 1, 1000, func(c *health.Check) *int { return &c.Rise }).saying(""),
+	number("fall", 1, 1000, func(c *health.Check) *int { return &c.Fall }).saying(""),
 	attribute[*health.Check]{
 		name: "port", pattern: patternNumber, about: "port that is checked in place of the backend's",
 		print: func(c *health.Check) string { return itoa(int(c.Port)) },
@@ -192,17 +192,6 @@ func free[V any](name string, field func(*V) *string) attribute[*V] {
 		name: name, print: func(v *V) string { return *field(v) },
 		shown: func(v *V) bool { return *field(v) != "" },
 		read:  func(v *V, text string) error { *field(v) = text; return nil },
-	}
-}
-
-func small[V any](name string, least, most uint64, field func(*V) *int) attribute[*V] {
-	return attribute[*V]{
-		name: name, pattern: patternNumber, print: func(v *V) string { return itoa(*field(v)) },
-		read: func(v *V, text string) error {
-			n, err := readNumber(text, least, most)
-			*field(v) = int(n)
-			return err
-		},
 	}
 }
 

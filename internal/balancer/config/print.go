@@ -194,8 +194,8 @@ func (p *printer) farm(v *farmView) {
 func (p *printer) backends(v *farmView, level int) {
 	next := 0
 	for _, b := range v.backends {
-		fields := &backendFields{backend: b, shows: "config_error", reason: v.reasons[b.name]}
-		if b.addr.IsValid() {
+		fields := &backendFields{backend: b, shows: "config_error", reason: v.reasons[b.Name]}
+		if b.Addr.IsValid() {
 			fields.shows = stateText(&v.effective.Backends[next], level)
 			next++
 		}
@@ -248,7 +248,7 @@ func (p *printer) liveSession(f *farm, l model.LiveSession) {
 		backend = l.Backend
 	}
 	p.object("", func() {
-		p.text("client", clientText(f.persistence, l.Client))
+		p.text("client", clientText(f.given.Persist, l.Client))
 		p.text("backend", backend)
 		p.text("expiration", expiration(l.Left))
 	})

@@ -89,7 +89,7 @@ func (r *reader) backend(f *farm, known *names, path string, given map[string]an
 		}
 		known.remove(name)
 		known.add(b.newname, i)
-		b.name = b.newname
+		b.Name = b.newname
 		for n := range f.sessions {
 			if f.sessions[n].backend == name {
 				f.sessions[n].backend = b.newname
@@ -105,7 +105,7 @@ type names struct{ at map[string]int }
 func newNames(backends []*backend) *names {
 	n := &names{at: make(map[string]int, len(backends))}
 	for i, b := range backends {
-		n.at[b.name] = i
+		n.at[b.Name] = i
 	}
 	return n
 }
@@ -222,12 +222,12 @@ func (r *reader) session(f *farm, path string, given map[string]any) error {
 			return wrong(path+".backend", "%v", err)
 		}
 	}
-	if f.persistence != 0 {
-		values, err := readClient(f.persistence, client)
+	if f.given.Persist != 0 {
+		values, err := readClient(f.given.Persist, client)
 		if err != nil {
 			return wrong(path+".client", "%v", err)
 		}
-		s.client = clientText(f.persistence, values)
+		s.client = clientText(f.given.Persist, values)
 	}
 	i := slices.IndexFunc(f.sessions, func(o session) bool { return o.client == s.client })
 	if i < 0 {

@@ -274,7 +274,7 @@ func (s *Source) failing(name string, found map[string]*finding) []model.Issue {
 		return nil
 	}
 	i := model.Issue{Object: f.base.Ref(), Reason: "the checks of all its backends fail, as of " + why, InForce: "no backend: connections are refused"}
-	unchecked := slices.ContainsFunc(f.backends, func(b *backend) bool { return b.unchecked && b.state == up })
+	unchecked := slices.ContainsFunc(f.backends, func(b *backend) bool { return b.unchecked && b.State == up })
 	if unchecked {
 		i.Reason, i.InForce = "all checks of its backends fail, as of "+why, "the backends that are not checked"
 	}

@@ -163,10 +163,10 @@ func (f *farm) store(p *printer) {
 			for _, b := range f.backends {
 				stored := *b
 				if !b.marked {
-					stored.mark = 0
+					stored.Mark = 0
 				}
 				p.object("", func() {
-					backendTable.store(p, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
+					backendTable.store(p, &backendFields{backend: &stored, shows: textOf(stateWords, b.State)}, fresh)
 				})
 			}
 		})

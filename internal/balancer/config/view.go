@@ -89,7 +89,7 @@ func (s *Source) printSessions(ctx context.Context, name string) (*printer, erro
 		return nil, errNoPath
 	}
 	var live []model.LiveSession
-	if s.kernel != nil && f.persistence != 0 && served(f) != nil {
+	if s.kernel != nil && f.given.Persist != 0 && served(f) != nil {
 		var err error
 		if live, err = s.kernel.Sessions(ctx, name); err != nil {
 			return nil, &failure{503, "read sessions: " + err.Error()}
