@@ -33,16 +33,9 @@ type attribute[T any] struct {
 	// print returns the value; nil: it is never printed. shown reports whether it is; nil: always.
 	print func(T) string
 	shown func(T) bool
-	// tree stands for print where the value is an object, and list where it may be a list.
-	tree func(T) []pair
-	list func(T) *[]string
-}
-
-// pair is a key of an object that is printed, and its value: a string or a list of strings.
-type pair struct {
-	key  string
-	text string
-	list []string
+	// fields stands for print where the value is an object, and list where it may be a list.
+	fields func(*printer, T)
+	list   func(T) *[]string
 }
 
 const (
@@ -211,10 +204,11 @@ type object[T any] struct {
 	keys.Kind
 	attributes []attribute[T]
 	properties schema
+	fresh      T // without anything that was configured
 }
 
-func newObject[T any](key string, lists []keys.List, attributes ...attribute[T]) *object[T] {
-	o := &object[T]{attributes: attributes, properties: schema{}}
+func newObject[T any](key string, fresh T, lists []keys.List, attributes ...attribute[T]) *object[T] {
+	o := &object[T]{attributes: attributes, properties: schema{}, fresh: fresh}
 	o.Kind = keys.Kind{Key: key, Lists: lists, Nftlb: map[string]keys.Meaning{}, Values: map[string]*keys.Kind{}}
 	for _, a := range attributes {
 		o.Keys = append(o.Keys, a.name)

@@ -17,7 +17,7 @@ type backendFields struct {
 	reason  string // why a check says that it is down
 }
 
-var backendTable = newObject("name", nil,
+var backendTable = newObject("name", &backendFields{backend: newBackend(""), shows: "up"}, nil,
 	attribute[*backendFields]{name: "name", nftlb: nftlbText, print: func(b *backendFields) string { return b.Name }},
 	attribute[*backendFields]{name: "newname", nftlb: nftlbVerb, read: func(b *backendFields, text string) error { b.newname = text; return checkName(text) }},
 	attribute[*backendFields]{

@@ -49,7 +49,7 @@ const (
 	discovered  = "the kernel finds devices and neighbours"
 )
 
-var farmTable = newObject("name",
+var farmTable = newObject("name", &farmFields{farm: newFarm("")},
 	[]keys.List{{Key: "addresses", Of: &addressTable.Kind}, {Key: "backends", Of: &backendTable.Kind}, {Key: "policies", Of: &policyTable.Kind}, {Key: "sessions", Of: sessionKind}},
 	attribute[*farmFields]{name: "name", nftlb: nftlbText, print: func(f *farmFields) string { return f.name }, about: "names the farm; a name that is unknown makes one"},
 	attribute[*farmFields]{name: "newname", nftlb: nftlbVerb, read: func(f *farmFields, text string) error { f.newname = text; return checkName(text) }, about: "renames the farm"},

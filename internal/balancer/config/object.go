@@ -161,8 +161,9 @@ func (p *policy) clone() *policy {
 
 // session is a client of a farm whose backend is given.
 type session struct {
-	client  string // as the farm's persistence has it
-	backend string
+	client     string // as the farm's persistence has it
+	backend    string
+	expiration string // of one that the kernel remembers
 }
 
 // feed is where the elements of a policy come from, again and again: one of file and url.

@@ -182,10 +182,10 @@ func (r *reader) policy(path string, given map[string]any) error {
 
 // The kinds of objects that are no more than a few texts.
 var (
-	elementKind = &newObject("data", nil,
+	elementKind = &newObject[any]("data", nil, nil,
 		attribute[any]{name: "data", nftlb: nftlbElement}, attribute[any]{name: "time", nftlb: nftlbUnused},
 		attribute[any]{name: "counter-packets", nftlb: nftlbUnused}, attribute[any]{name: "counter-bytes", nftlb: nftlbUnused}).Kind
-	sessionKind = &newObject("client", nil,
+	sessionKind = &newObject[any]("client", nil, nil,
 		attribute[any]{name: "client", nftlb: nftlbText}, attribute[any]{name: "backend", nftlb: nftlbText},
 		attribute[any]{name: "expiration", nftlb: nftlbUnused}).Kind
 )
