@@ -19,6 +19,11 @@ type farmFields struct {
 	level   int
 	newname string
 	action  string
+
+	// Of one that is printed:
+	at        []*addressFields // its addresses
+	effective *model.Farm
+	reasons   map[string]string // of backends that a check found at fault
 }
 
 // address is the farm's first, which is made if there is none.

@@ -156,43 +156,28 @@ func (p *printer) names(key string, names []string) {
 	})
 }
 
-// farmView is a farm as it is printed.
-type farmView struct {
-	*farm
-	addresses []*addressFields
-	effective *model.Farm
-	reasons   map[string]string // of backends that a check found at fault
-}
-
-func (p *printer) farm(v *farmView) {
-	f := &farmFields{farm: v.farm}
-	if !p.stored {
-		f.level = model.Level(v.effective.Backends)
-	}
-	if len(v.addresses) > 0 {
-		f.first = v.addresses[0]
-	}
+func (p *printer) farm(f *farmFields) {
 	farmTable.print(p, f, func() {
 		if p.stored {
-			p.names("addresses", v.farm.addresses)
+			p.names("addresses", f.addresses)
 		} else {
-			printList(p, "addresses", v.addresses, p.addressInFarm)
+			printList(p, "addresses", f.at, p.addressInFarm)
 		}
 		next := 0
-		printList(p, "backends", v.backends, func(b *backend) {
-			fields := &backendFields{backend: b, shows: "config_error", reason: v.reasons[b.Name]}
+		printList(p, "backends", f.backends, func(b *backend) {
+			fields := &backendFields{backend: b, shows: "config_error", reason: f.reasons[b.Name]}
 			switch {
 			case p.stored:
 				fields = storedBackend(b)
 			case b.Addr.IsValid():
-				fields.shows = stateText(&v.effective.Backends[next], f.level)
+				fields.shows = stateText(&f.effective.Backends[next], f.level)
 				next++
 			}
 			backendTable.print(p, fields, func() {})
 		})
-		p.names("policies", v.policies)
-		if len(v.sessions) > 0 {
-			printList(p, "sessions", v.sessions, p.session)
+		p.names("policies", f.policies)
+		if len(f.sessions) > 0 {
+			printList(p, "sessions", f.sessions, p.session)
 		}
 	})
 }

@@ -135,7 +135,7 @@ func (s *Source) pieces() (all [][]byte) {
 	}
 	all = append(all, []byte("\n],\n\"farms\":["))
 	for i, f := range ordered(doc.farms) {
-		all = appendPiece(all, i, &f.stored, &farmView{farm: f}, (*printer).farm)
+		all = appendPiece(all, i, &f.stored, &farmFields{farm: f}, (*printer).farm)
 	}
 	return append(all, []byte("\n]}\n"))
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/lib/cow"
+	"sluice.dev/sluice/internal/model"
 )
 
 // document is what there is now.
@@ -23,14 +24,18 @@ func (s *Source) printFarms(_ context.Context, name string) (*printer, error) {
 }
 
 // viewFarms takes a snapshot of a farm, or of all.
-func (s *Source) viewFarms(name string) (views []*farmView) {
+func (s *Source) viewFarms(name string) (views []*farmFields) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	now := s.now()
 	for _, f := range chosen(s.doc.farms, name) {
-		v := &farmView{farm: f, effective: s.found.effective(f, now), reasons: s.found.reasons(f.name)}
+		v := &farmFields{farm: f, effective: s.found.effective(f, now), reasons: s.found.reasons(f.name)}
+		v.level = model.Level(v.effective.Backends)
 		for _, a := range f.addresses {
-			v.addresses = append(v.addresses, &addressFields{address: s.doc.addresses.Get(a), used: s.doc.farmsAt.Get(a).Len()})
+			v.at = append(v.at, &addressFields{address: s.doc.addresses.Get(a), used: s.doc.farmsAt.Get(a).Len()})
+		}
+		if len(v.at) > 0 {
+			v.first = v.at[0]
 		}
 		views = append(views, v)
 	}
