@@ -195,8 +195,7 @@ func (s *Source) replace(was, now *document, committed []*request) {
 			continue
 		}
 		s.options.Prepare(f.base)
-		s.settle(f, at)
-		events = append(events, event(name, s.found.effective(f, at)))
+		events = append(events, s.farmEvent(f, at))
 	}
 	for name := range addresses {
 		a := now.addresses.Get(name)

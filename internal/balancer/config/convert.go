@@ -21,7 +21,7 @@ func (c *change) finishFarm(was, f *farm) error {
 		return err
 	}
 	m := new(f.given)
-	m.Name, m.SourceAddrs, m.Refuse, m.Limits, m.Log, m.Checked = f.name, f.sourceAddr.list(), true, f.limits(), f.log != 0, f.check != nil
+	m.Name, m.Refuse, m.Limits, m.Log, m.Checked = f.name, true, f.limits(), f.log != 0, f.check != nil
 	if m.Log {
 		m.LogPrefix = f.logPrefix("log-prefix", "TYPE-FNAME ", "IN", "farm")
 	}
@@ -222,10 +222,10 @@ func (f *farm) finishSessions(m *model.Farm, path string) error {
 	if len(f.sessions) == 0 {
 		return nil
 	}
-	known := newNames(f.backends)
+	known := placesOf(f.backends)
 	for _, s := range f.sessions {
 		at := path + ".sessions[" + s.client + "]"
-		if _, ok := known.find(s.backend); !ok {
+		if _, ok := known[s.backend]; !ok {
 			return unknown("%s.backend: Unknown backend '%s' in farm '%s'", at, s.backend, f.name)
 		}
 		if f.given.Persist == 0 {

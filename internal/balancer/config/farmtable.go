@@ -63,10 +63,10 @@ var farmTable = newObject("name", &farmFields{farm: newFarm("")},
 	ofFirst("virtual-ports", portsAttribute("virtual-ports")),
 	attribute[*farmFields]{
 		name: "source-addr", nftlb: nftlbAddrOrNone, about: "address that stands for clients; empty: that of the interface. Two of both families with a comma between",
-		print: func(f *farmFields) string { return f.sourceAddr.String() },
+		print: func(f *farmFields) string { return addressesText(f.given.SourceAddrs) },
 		read: func(f *farmFields, text string) error {
 			a, err := readAddresses(text)
-			f.sourceAddr = a
+			f.given.SourceAddrs = a
 			return err
 		},
 	},

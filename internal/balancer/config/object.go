@@ -29,8 +29,7 @@ type named[O any] interface {
 // farm is a virtual service as it was configured.
 type farm struct {
 	identity
-	sourceAddr addresses
-	given      model.Farm // what is configured as the model has it; the rest of it follows
+	given model.Farm // what is configured as the model has it; the rest of it follows
 	responseTTL,
 	persistTTL,
 	limitsTTL uint32 // seconds
