@@ -23,7 +23,8 @@ type attribute[T any] struct {
 	pattern string
 	// nftlb is what nftlb makes of a value; nil: it has no such key.
 	nftlb keys.Meaning
-	// read takes a value; nil: it is accepted, and has no effect.
+	// read takes a value; nil: it is accepted, and has no effect. After an error, the object is given
+	// up.
 	read func(T, string) error
 	// object takes a value that is a JSON object, and within and properties describe it; nil: there
 	// is none.
@@ -97,9 +98,7 @@ func number[T any, N int | uint32](name string, least, most uint64, field func(T
 		print: func(t T) string { return strconv.FormatUint(uint64(*field(t)), 10) },
 		read: func(t T, text string) error {
 			n, err := readNumber(text, least, most)
-			if err == nil {
-				*field(t) = N(n)
-			}
+			*field(t) = N(n)
 			return err
 		},
 	}
@@ -111,10 +110,8 @@ func rate[T any](name string, field func(T) *model.FarmRate) attribute[T] {
 		print: func(t T) string { return rateText(*field(t)) },
 		read: func(t T, text string) error {
 			r, err := readRate(text)
-			if err == nil {
-				r.Burst = field(t).Burst
-				*field(t) = r
-			}
+			r.Burst = field(t).Burst
+			*field(t) = r
 			return err
 		},
 	}
@@ -151,11 +148,8 @@ func ip[T any](name, about string, field func(T) *netip.Addr) attribute[T] {
 	return attribute[T]{
 		name: name, about: about, nftlb: nftlbAddrOrNone,
 		print: func(t T) string { return addrText(*field(t)) },
-		read: func(t T, text string) error {
-			a, err := readAddr(text)
-			if err == nil {
-				*field(t) = a
-			}
+		read: func(t T, text string) (err error) {
+			*field(t), err = readAddr(text)
 			return err
 		},
 	}

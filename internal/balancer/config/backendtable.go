@@ -26,11 +26,8 @@ var backendTable = newObject("name", &backendFields{backend: newBackend(""), sho
 		shown: func(b *backendFields) bool { return b.Addr.IsValid() },
 		read: func(b *backendFields, text string) error {
 			a, err := model.ParseAddr(text)
-			if err == nil && (a.IsUnspecified() || a.IsMulticast()) {
+			if b.Addr = a; err == nil && (a.IsUnspecified() || a.IsMulticast()) {
 				err = errors.New(text + " is not the address of a machine")
-			}
-			if err == nil {
-				b.Addr = a
 			}
 			return err
 		},
@@ -47,9 +44,7 @@ var backendTable = newObject("name", &backendFields{backend: newBackend(""), sho
 				return nil
 			}
 			n, err := readNumber(text, 0, math.MaxUint16)
-			if err == nil {
-				b.Port = uint16(n)
-			}
+			b.Port = uint16(n)
 			return err
 		},
 	},
@@ -78,15 +73,7 @@ var backendTable = newObject("name", &backendFields{backend: newBackend(""), sho
 		print: func(b *backendFields) string { return b.reason },
 		shown: func(b *backendFields) bool { return b.reason != "" },
 	},
-	actionAttribute(func(b *backendFields, do string) {
-		b.action = do
-		switch do {
-		case "stop":
-			b.State = down
-		case "start":
-			b.State = up
-		}
-	}),
+	actionAttribute(func(b *backendFields) (*string, *model.BackendState) { return &b.action, &b.State }),
 )
 
 func backendStateAttribute() attribute[*backendFields] {

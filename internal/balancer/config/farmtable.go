@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"math"
+	"slices"
 	"sluice.dev/sluice/internal/balancer/keys"
 	"strings"
 
@@ -142,15 +143,7 @@ var farmTable = newObject("name", &farmFields{farm: newFarm("")},
 		when(func(f *farmFields) bool { return f.given.Limits.DropWhenFull }).inNftlb(nil).saying("what happens to clients that no limit can remember any more"),
 	toggle("syn-proxy", func(f *farmFields) *bool { return &f.given.Limits.SYNProxy }).
 		when(func(f *farmFields) bool { return f.given.Limits.SYNProxy }).inNftlb(nil).saying("answers for backends until a client has shown that it is there"),
-	actionAttribute(func(f *farmFields, do string) {
-		f.action = do
-		switch do {
-		case "stop":
-			f.state = down
-		case "start":
-			f.state = up
-		}
-	}),
+	actionAttribute(func(f *farmFields) (*string, *model.BackendState) { return &f.action, &f.state }),
 )
 
 func farmPrefix(name, standard string) attribute[*farmFields] {
@@ -203,18 +196,21 @@ func persistenceAttribute() attribute[*farmFields] {
 	return a.saying("what a client is remembered by: " + a.about).inNftlb(nftlbKeys)
 }
 
-var actionWords = []word[uint8]{{"none", 0}, {"stop", 1}, {"start", 2}, {"delete", 3}, {"reload", 4}, {"flush", 5}}
-
-func actionAttribute[T any](do func(T, string)) attribute[T] {
+// actionAttribute does something: start and stop set the state, and delete is left to the reader.
+func actionAttribute[T any](fields func(T) (action *string, state *model.BackendState)) attribute[T] {
 	a := attribute[T]{name: "action", nftlb: nftlbVerb, about: "stop and start set the state, delete removes the object"}
-	for _, w := range actionWords {
-		a.values = append(a.values, w.text)
-	}
+	a.values = []string{"none", "stop", "start", "delete", "reload", "flush"}
 	a.read = func(t T, text string) error {
-		if _, ok := valueOf(actionWords, text); !ok {
-			return &unknownValueError{text, "action", "none", known(actionWords)}
+		if !slices.Contains(a.values, text) {
+			return &unknownValueError{text, "action", "none", strings.Join(a.values, ", ")}
 		}
-		do(t, text)
+		action, state := fields(t)
+		switch *action = text; text {
+		case "stop":
+			*state = down
+		case "start":
+			*state = up
+		}
 		return nil
 	}
 	return a
