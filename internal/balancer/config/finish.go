@@ -108,6 +108,16 @@ func (c *change) followUse(f *farm) {
 
 // claim brings the index of ports up to date. It is an error if two farms serve one.
 func (c *change) claim(farms []edit[*farm], addresses []edit[*address]) error {
+	same := true
+	for _, e := range c.farmEdits.edits {
+		same = same && sameFronts(claimed(e.was), claimed(e.now))
+	}
+	for _, e := range c.addrEdits.edits {
+		same = same && sameFronts(servedAlone(e.was), servedAlone(e.now))
+	}
+	if same {
+		return nil
+	}
 	for _, e := range c.farmEdits.edits {
 		c.fronts.remove(claimed(e.was))
 	}
