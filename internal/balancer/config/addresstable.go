@@ -13,7 +13,7 @@ type addressFields struct {
 	used        int
 }
 
-var addressTable = newObject("name", []keys.List{{Key: "policies", Of: &policyTable.Kind}},
+var addressTable = newObject("name", &addressFields{address: newAddress("")}, []keys.List{{Key: "policies", Of: &policyTable.Kind}},
 	attribute[*addressFields]{name: "name", nftlb: nftlbText, print: func(a *addressFields) string { return a.name }},
 	familyAttribute("family"),
 	addrAttribute("ip-addr"),

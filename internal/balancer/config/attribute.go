@@ -23,7 +23,8 @@ type attribute[T any] struct {
 	pattern string
 	// nftlb is what nftlb makes of a value; nil: it has no such key.
 	nftlb keys.Meaning
-	// read takes a value; nil: it is accepted, and has no effect.
+	// read takes a value; nil: it is accepted, and has no effect. After an error, the object is given
+	// up.
 	read func(T, string) error
 	// object takes a value that is a JSON object, and within and properties describe it; nil: there
 	// is none.
@@ -33,16 +34,9 @@ type attribute[T any] struct {
 	// print returns the value; nil: it is never printed. shown reports whether it is; nil: always.
 	print func(T) string
 	shown func(T) bool
-	// tree stands for print where the value is an object, and list where it may be a list.
-	tree func(T) []pair
-	list func(T) *[]string
-}
-
-// pair is a key of an object that is printed, and its value: a string or a list of strings.
-type pair struct {
-	key  string
-	text string
-	list []string
+	// fields stands for print where the value is an object, and list where it may be a list.
+	fields func(*printer, T)
+	list   func(T) *[]string
 }
 
 const (
@@ -97,16 +91,14 @@ func toggle[T any](name string, field func(T) *bool) attribute[T] {
 	return choice(name, switchWords, false, field)
 }
 
-func number[T any](name string, least, most uint64, field func(T) *uint32) attribute[T] {
+func number[T any, N int | uint32](name string, least, most uint64, field func(T) *N) attribute[T] {
 	return attribute[T]{
 		name: name, pattern: patternNumber, nftlb: nftlbNumber(int64(least), int64(least)),
 		about: "a number from " + strconv.FormatUint(least, 10) + " to " + strconv.FormatUint(most, 10),
 		print: func(t T) string { return strconv.FormatUint(uint64(*field(t)), 10) },
 		read: func(t T, text string) error {
 			n, err := readNumber(text, least, most)
-			if err == nil {
-				*field(t) = uint32(n)
-			}
+			*field(t) = N(n)
 			return err
 		},
 	}
@@ -118,10 +110,8 @@ func rate[T any](name string, field func(T) *model.FarmRate) attribute[T] {
 		print: func(t T) string { return rateText(*field(t)) },
 		read: func(t T, text string) error {
 			r, err := readRate(text)
-			if err == nil {
-				r.Burst = field(t).Burst
-				*field(t) = r
-			}
+			r.Burst = field(t).Burst
+			*field(t) = r
 			return err
 		},
 	}
@@ -158,11 +148,8 @@ func ip[T any](name, about string, field func(T) *netip.Addr) attribute[T] {
 	return attribute[T]{
 		name: name, about: about, nftlb: nftlbAddrOrNone,
 		print: func(t T) string { return addrText(*field(t)) },
-		read: func(t T, text string) error {
-			a, err := readAddr(text)
-			if err == nil {
-				*field(t) = a
-			}
+		read: func(t T, text string) (err error) {
+			*field(t), err = readAddr(text)
 			return err
 		},
 	}
@@ -211,10 +198,11 @@ type object[T any] struct {
 	keys.Kind
 	attributes []attribute[T]
 	properties schema
+	fresh      T // without anything that was configured
 }
 
-func newObject[T any](key string, lists []keys.List, attributes ...attribute[T]) *object[T] {
-	o := &object[T]{attributes: attributes, properties: schema{}}
+func newObject[T any](key string, fresh T, lists []keys.List, attributes ...attribute[T]) *object[T] {
+	o := &object[T]{attributes: attributes, properties: schema{}, fresh: fresh}
 	o.Kind = keys.Kind{Key: key, Lists: lists, Nftlb: map[string]keys.Meaning{}, Values: map[string]*keys.Kind{}}
 	for _, a := range attributes {
 		o.Keys = append(o.Keys, a.name)

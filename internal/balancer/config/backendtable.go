@@ -17,20 +17,17 @@ type backendFields struct {
 	reason  string // why a check says that it is down
 }
 
-var backendTable = newObject("name", nil,
-	attribute[*backendFields]{name: "name", nftlb: nftlbText, print: func(b *backendFields) string { return b.name }},
+var backendTable = newObject("name", &backendFields{backend: newBackend(""), shows: "up"}, nil,
+	attribute[*backendFields]{name: "name", nftlb: nftlbText, print: func(b *backendFields) string { return b.Name }},
 	attribute[*backendFields]{name: "newname", nftlb: nftlbVerb, read: func(b *backendFields, text string) error { b.newname = text; return checkName(text) }},
 	attribute[*backendFields]{
 		name: "ip-addr", nftlb: nftlbAddr, about: "IP address",
-		print: func(b *backendFields) string { return b.addr.String() },
-		shown: func(b *backendFields) bool { return b.addr.IsValid() },
+		print: func(b *backendFields) string { return b.Addr.String() },
+		shown: func(b *backendFields) bool { return b.Addr.IsValid() },
 		read: func(b *backendFields, text string) error {
 			a, err := model.ParseAddr(text)
-			if err == nil && (a.IsUnspecified() || a.IsMulticast()) {
+			if b.Addr = a; err == nil && (a.IsUnspecified() || a.IsMulticast()) {
 				err = errors.New(text + " is not the address of a machine")
-			}
-			if err == nil {
-				b.addr = a
 			}
 			return err
 		},
@@ -40,35 +37,33 @@ var backendTable = newObject("name", nil,
 	ignored[*backendFields]("oface", discovered).inNftlb(nil),
 	attribute[*backendFields]{
 		name: "port", nftlb: nftlbPort, about: "port, or empty for the one that the client asked for",
-		print: func(b *backendFields) string { return portText(b.port) },
+		print: func(b *backendFields) string { return portText(b.Port) },
 		read: func(b *backendFields, text string) error {
 			if text == "" {
-				b.port = 0
+				b.Port = 0
 				return nil
 			}
 			n, err := readNumber(text, 0, math.MaxUint16)
-			if err == nil {
-				b.port = uint16(n)
-			}
+			b.Port = uint16(n)
 			return err
 		},
 	},
-	ip("source-addr", "IP address, or empty", func(b *backendFields) *netip.Addr { return &b.sourceAddr }).
-		when(func(b *backendFields) bool { return b.sourceAddr.IsValid() }),
-	number("weight", 1, 65535, func(b *backendFields) *uint32 { return &b.weight }),
-	number("priority", 1, 65535, func(b *backendFields) *uint32 { return &b.priority }),
+	ip("source-addr", "IP address, or empty", func(b *backendFields) *netip.Addr { return &b.SourceAddr }).
+		when(func(b *backendFields) bool { return b.SourceAddr.IsValid() }),
+	number("weight", 1, 65535, func(b *backendFields) *int { return &b.Weight }),
+	number("priority", 1, 65535, func(b *backendFields) *int { return &b.Priority }),
 	attribute[*backendFields]{
 		name: "mark", nftlb: nftlbMark, pattern: patternMark, about: "or-ed into the mark of connections, hexadecimal; empty changes nothing",
-		print: func(b *backendFields) string { return markText(b.mark) },
+		print: func(b *backendFields) string { return markText(b.Mark) },
 		read: func(b *backendFields, text string) error {
 			m, err := readMark(text)
 			if err == nil && m != 0 {
-				b.mark, b.marked = m, true
+				b.Mark, b.marked = m, true
 			}
 			return err
 		},
 	},
-	number("est-connlimit", 0, mostCount, func(b *backendFields) *uint32 { return &b.estLimit }),
+	number("est-connlimit", 0, mostCount, func(b *backendFields) *uint32 { return &b.EstLimit }),
 	logPrefix("est-connlimit-log-prefix", "KNAME-FNAME-BNAME ", func(b *backendFields) *map[string]string { return &b.prefix }),
 	backendStateAttribute(),
 	toggle("unchecked", func(b *backendFields) *bool { return &b.unchecked }).
@@ -78,19 +73,11 @@ var backendTable = newObject("name", nil,
 		print: func(b *backendFields) string { return b.reason },
 		shown: func(b *backendFields) bool { return b.reason != "" },
 	},
-	actionAttribute(func(b *backendFields, do string) {
-		b.action = do
-		switch do {
-		case "stop":
-			b.state = down
-		case "start":
-			b.state = up
-		}
-	}),
+	actionAttribute(func(b *backendFields) (*string, *model.BackendState) { return &b.action, &b.State }),
 )
 
 func backendStateAttribute() attribute[*backendFields] {
-	a := choice("state", stateWords, up, func(b *backendFields) *state { return &b.state })
+	a := choice("state", stateWords, up, func(b *backendFields) *model.BackendState { return &b.State })
 	a.print = func(b *backendFields) string { return b.shows }
 	return a.inNftlb(nftlbBackendState)
 }

@@ -4,93 +4,88 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
 	"strings"
 
 	"sluice.dev/sluice/internal/model"
 )
 
-// readClient reads values of the parts of a key as nft writes them: "192.0.2.1 . 90".
-func readClient(key model.FlowKey, text string) (v model.FlowValues, err error) {
-	parts := strings.Split(text, " . ")
-	var want []word[model.FlowKey]
-	for _, w := range keyWords {
-		if key&w.value != 0 {
-			want = append(want, w)
+// flowPart is how the value of a part of a key is read and written.
+type flowPart struct {
+	part model.FlowKey
+	read func(v *model.FlowValues, text string) error
+	text func(v *model.FlowValues) string
+}
+
+// flowParts are in the order of keyWords.
+var flowParts = []flowPart{
+	addrPart(model.SrcIP, func(v *model.FlowValues) *netip.Addr { return &v.SrcIP }),
+	addrPart(model.DstIP, func(v *model.FlowValues) *netip.Addr { return &v.DstIP }),
+	portPart(model.SrcPort, func(v *model.FlowValues) *uint16 { return &v.SrcPort }),
+	portPart(model.DstPort, func(v *model.FlowValues) *uint16 { return &v.DstPort }),
+	macPart(model.SrcMAC, func(v *model.FlowValues) *[6]byte { return &v.SrcMAC }),
+	macPart(model.DstMAC, func(v *model.FlowValues) *[6]byte { return &v.DstMAC }),
+}
+
+func addrPart(part model.FlowKey, field func(*model.FlowValues) *netip.Addr) flowPart {
+	read := func(v *model.FlowValues, text string) (err error) {
+		*field(v), err = model.ParseAddr(text)
+		return err
+	}
+	return flowPart{part, read, func(v *model.FlowValues) string { return addrText(*field(v)) }}
+}
+
+func portPart(part model.FlowKey, field func(*model.FlowValues) *uint16) flowPart {
+	read := func(v *model.FlowValues, text string) error {
+		n, err := readNumber(text, 0, 65535)
+		*field(v) = uint16(n)
+		return err
+	}
+	return flowPart{part, read, func(v *model.FlowValues) string { return itoa(int(*field(v))) }}
+}
+
+func macPart(part model.FlowKey, field func(*model.FlowValues) *[6]byte) flowPart {
+	read := func(v *model.FlowValues, text string) error {
+		mac, err := net.ParseMAC(text)
+		if err != nil || len(mac) != 6 {
+			return fmt.Errorf("%.60q is no MAC address", text)
+		}
+		*field(v) = [6]byte(mac)
+		return nil
+	}
+	return flowPart{part, read, func(v *model.FlowValues) string { return net.HardwareAddr(field(v)[:]).String() }}
+}
+
+// partsOf are the parts of a key.
+func partsOf(key model.FlowKey) (all []flowPart) {
+	for _, p := range flowParts {
+		if key&p.part != 0 {
+			all = append(all, p)
 		}
 	}
-	if len(parts) != len(want) {
+	return all
+}
+
+// readClient reads values of the parts of a key as nft writes them: "192.0.2.1 . 90".
+func readClient(key model.FlowKey, text string) (v model.FlowValues, err error) {
+	parts, texts := partsOf(key), strings.Split(text, " . ")
+	if len(parts) != len(texts) {
 		err = fmt.Errorf("%.100q does not fit", text)
 	}
-	for i := 0; i < len(want) && err == nil; i++ {
-		err = setPart(&v, want[i].value, strings.TrimSpace(parts[i]))
+	for i := 0; i < len(parts) && err == nil; i++ {
+		err = parts[i].read(&v, strings.TrimSpace(texts[i]))
 	}
 	if err != nil {
-		return v, fmt.Errorf("%w; the farm's persistence is %s", err, strings.ReplaceAll(known(want), ", ", " . "))
+		words := strings.Fields(setText(keyWords, key, len(keyWords)))
+		return v, fmt.Errorf("%w; the farm's persistence is %s", err, strings.Join(words, " . "))
 	}
 	return v, nil
 }
 
-func setPart(v *model.FlowValues, part model.FlowKey, text string) error {
-	switch part {
-	case model.SrcIP:
-		return setAddr(&v.SrcIP, text)
-	case model.DstIP:
-		return setAddr(&v.DstIP, text)
-	case model.SrcPort:
-		return setPort(&v.SrcPort, text)
-	case model.DstPort:
-		return setPort(&v.DstPort, text)
-	case model.SrcMAC:
-		return setMAC(&v.SrcMAC, text)
-	}
-	return setMAC(&v.DstMAC, text)
-}
-
-func setAddr(into *netip.Addr, text string) (err error) {
-	*into, err = model.ParseAddr(text)
-	return err
-}
-
-func setPort(into *uint16, text string) error {
-	n, err := readNumber(text, 0, 65535)
-	*into = uint16(n)
-	return err
-}
-
-func setMAC(into *[6]byte, text string) error {
-	mac, err := net.ParseMAC(text)
-	if err != nil || len(mac) != len(into) {
-		return fmt.Errorf("%.60q is no MAC address", text)
-	}
-	copy(into[:], mac)
-	return nil
-}
-
-// clientText writes the parts of a key, as readClient reads them.
+// clientText writes the values of the parts of a key, as readClient reads them.
 func clientText(key model.FlowKey, v model.FlowValues) string {
-	var parts []string
-	for _, w := range keyWords {
-		if key&w.value == 0 {
-			continue
-		}
-		parts = append(parts, partText(v, w.value))
+	var texts []string
+	for _, p := range partsOf(key) {
+		texts = append(texts, p.text(&v))
 	}
-	return strings.Join(parts, " . ")
-}
-
-func partText(v model.FlowValues, part model.FlowKey) string {
-	switch part {
-	case model.SrcIP:
-		return addrText(v.SrcIP)
-	case model.DstIP:
-		return addrText(v.DstIP)
-	case model.SrcPort:
-		return strconv.Itoa(int(v.SrcPort))
-	case model.DstPort:
-		return strconv.Itoa(int(v.DstPort))
-	case model.SrcMAC:
-		return net.HardwareAddr(v.SrcMAC[:]).String()
-	}
-	return net.HardwareAddr(v.DstMAC[:]).String()
+	return strings.Join(texts, " . ")
 }

@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"sluice.dev/sluice/internal/balancer/health"
-	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -40,56 +38,35 @@ func (r *request) changes() bool {
 	return len(c.farmEdits.edits)+len(c.addrEdits.edits)+len(c.listEdits.edits) > 0
 }
 
-// queue holds requests until Run takes them, all at once.
-type queue struct {
-	mu      sync.Mutex
-	waiting []*request
-	closed  bool
-	wake    wake.Signal
-}
-
 var errStopped = &failure{503, "the balancer is stopping"}
-
-func (q *queue) put(r *request) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		r.answer(errStopped)
-		return
-	}
-	q.waiting = append(q.waiting, r)
-	q.wake.Set()
-}
-
-func (q *queue) take() []*request {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	all := q.waiting
-	q.waiting = nil
-	return all
-}
-
-// refuse answers requests that nobody will carry out any more.
-func (q *queue) refuse() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.closed = true
-	for _, r := range q.waiting {
-		r.answer(errStopped)
-	}
-	q.waiting = nil
-}
 
 // submit has a change be carried out, and returns its warnings once the kernel and the state file
 // have it. If ctx ends before, what comes of it is not known.
 func (s *Source) submit(ctx context.Context, edit func(*change) error) ([]string, error) {
 	r := &request{edit: edit, done: make(chan struct{})}
-	s.queue.put(r)
+	select {
+	case s.requests <- r:
+	case <-s.stopped:
+		return nil, errStopped
+	case <-ctx.Done():
+	}
 	select {
 	case <-r.done:
 		return r.warnings, r.err
 	case <-ctx.Done():
 		return nil, &failure{503, "the change was given up waiting for: " + ctx.Err().Error()}
+	}
+}
+
+// waiting returns a request, and all others that wait at the moment.
+func (s *Source) waiting(first *request) []*request {
+	for all := []*request{first}; ; {
+		select {
+		case r := <-s.requests:
+			all = append(all, r)
+		default:
+			return all
+		}
 	}
 }
 
@@ -218,8 +195,7 @@ func (s *Source) replace(was, now *document, committed []*request) {
 			continue
 		}
 		s.options.Prepare(f.base)
-		s.settle(f, at)
-		events = append(events, event(name, s.found.effective(f, at)))
+		events = append(events, s.farmEvent(f, at))
 	}
 	for name := range addresses {
 		a := now.addresses.Get(name)

@@ -20,18 +20,12 @@ func (c *change) finishFarm(was, f *farm) error {
 	if err := c.knowsAll(path, f.policies); err != nil {
 		return err
 	}
-	m := &model.Farm{
-		Name: f.name, Mode: f.mode, SourceAddrs: f.sourceAddr.list(), Refuse: true,
-		Scheduler: f.scheduler, HashBy: f.schedParam, Persist: f.persistence,
-		Mark: f.mark, Limits: f.limits(), Log: f.log != 0, Checked: f.check != nil,
-	}
+	m := new(f.given)
+	m.Name, m.Refuse, m.Limits, m.Log, m.Checked = f.name, true, f.limits(), f.log != 0, f.check != nil
 	if m.Log {
 		m.LogPrefix = f.logPrefix("log-prefix", "TYPE-FNAME ", "IN", "farm")
 	}
-	if f.helper != noHelper {
-		m.Helper = textOf(helperWords, f.helper)
-	}
-	if f.persistence != 0 {
+	if f.given.Persist != 0 {
 		if m.PersistFor = time.Duration(f.persistTTL) * time.Second; m.PersistFor == 0 {
 			m.PersistFor = aYear
 		}
@@ -97,22 +91,22 @@ func (c *change) finishAddresses(f *farm, m *model.Farm) error {
 // finishStateless has each packet of a flow, or of a client, come to the same backend: nothing is
 // remembered of either.
 func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error {
-	changed := was == nil || was.mode != f.mode || was.scheduler != f.scheduler || was.persistence != f.persistence
+	changed := was == nil || was.given.Mode != m.Mode || was.given.Scheduler != f.given.Scheduler || was.given.Persist != f.given.Persist
 	switch {
-	case f.persistence != 0 && len(f.sessions) > 0:
-		return wrong(path+".sessions", "mode %s remembers no clients; give them a backend in mode snat or dnat", f.mode)
-	case f.persistence != 0:
-		m.HashBy, m.Persist = f.persistence, 0
+	case f.given.Persist != 0 && len(f.sessions) > 0:
+		return wrong(path+".sessions", "mode %s remembers no clients; give them a backend in mode snat or dnat", f.given.Mode)
+	case f.given.Persist != 0:
+		m.HashBy, m.Persist = f.given.Persist, 0
 		if m.Scheduler != model.Maglev {
 			m.Scheduler = model.Hash
 		}
 		if changed {
-			c.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.mode, strings.TrimSpace(setText(keyWords, f.persistence, len(keyWords))))
+			c.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.given.Mode, strings.TrimSpace(setText(keyWords, f.given.Persist, len(keyWords))))
 		}
-	case f.scheduler.Draws():
+	case f.given.Scheduler.Draws():
 		m.HashBy = model.SrcIP | model.SrcPort
 		if changed {
-			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.mode, f.scheduler)
+			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.given.Mode, f.given.Scheduler)
 		}
 	}
 	return nil
@@ -120,22 +114,20 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 
 // finishMode checks what does not go together with a mode, or a helper.
 func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
-	if f.mode.Stateless() && !(c.options.DSRTracks && f.mode == model.DSR) {
+	if f.given.Mode.Stateless() && !(c.options.DSRTracks && f.given.Mode == model.DSR) {
 		if err := c.finishStateless(was, f, m, path); err != nil {
 			return err
 		}
 	}
-	if needs := map[helper][]model.Protocol{
-		ftp: {model.TCP}, pptp: {model.TCP}, sip: {model.TCP, model.UDP}, snmp: {model.UDP}, tftp: {model.UDP},
-	}[f.helper]; needs != nil {
+	if needs := model.HelperProtocols(m.Helper); needs != nil {
 		for _, a := range m.Addresses {
 			if !slices.ContainsFunc(needs, func(p model.Protocol) bool { return slices.Contains(a.Protocols, p) }) {
 				return wrong(path+".helper", "%s does not go with protocol %s", m.Helper, strings.ToLower(a.Protocols[0].String()))
 			}
 		}
 	}
-	if f.scheduler.Hashes() && f.schedParam == 0 {
-		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", f.scheduler)
+	if f.given.Scheduler.Hashes() && f.given.HashBy == 0 {
+		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", f.given.Scheduler)
 	}
 	for _, a := range m.SourceAddrs {
 		if !serves(m, a) {
@@ -154,28 +146,24 @@ func (f *farm) finishBackends(m *model.Farm, path string) error {
 	}
 	m.Backends = make([]model.FarmBackend, 0, len(f.backends))
 	for _, b := range f.backends {
-		if !b.addr.IsValid() {
+		if !b.Addr.IsValid() {
 			continue
 		}
-		at := path + ".backends[" + b.name + "]"
-		if !serves(m, b.addr) {
-			return wrong(at+".ip-addr", "%s is of another family than the farm's addresses", b.addr)
+		at := path + ".backends[" + b.Name + "]"
+		if !serves(m, b.Addr) {
+			return wrong(at+".ip-addr", "%s is of another family than the farm's addresses", b.Addr)
 		}
-		if b.sourceAddr.IsValid() && b.sourceAddr.Is4() != b.addr.Is4() {
-			return wrong(at+".source-addr", "%s is of another family than the backend", b.sourceAddr)
+		if b.SourceAddr.IsValid() && b.SourceAddr.Is4() != b.Addr.Is4() {
+			return wrong(at+".source-addr", "%s is of another family than the backend", b.SourceAddr)
 		}
 		if f.check != nil && health.NeedsPort(f.check.Type) && f.check.Port == 0 && portOf(b, m) == 0 {
-			return wrong(path+".health-check", "port is missing, as backend '%s' has none, and the farm has all ports", b.name)
+			return wrong(path+".health-check", "port is missing, as backend '%s' has none, and the farm has all ports", b.Name)
 		}
-		mb := model.FarmBackend{
-			Name: b.name, Addr: b.addr, Port: b.port, SourceAddr: b.sourceAddr,
-			Weight: int(b.weight), Priority: int(b.priority), EstLimit: b.estLimit,
-			State: [...]model.BackendState{up: model.BackendUp, down: model.BackendDown, off: model.BackendDraining}[b.state],
+		mb := b.FarmBackend
+		if !b.marked {
+			mb.Mark = 0
 		}
-		if b.marked {
-			mb.Mark = b.mark
-		}
-		if f.mode == model.DSR {
+		if f.given.Mode == model.DSR {
 			mb.Port = 0 // packets keep their address, and so their port
 		}
 		m.Backends = append(m.Backends, mb)
@@ -224,26 +212,26 @@ func hasPort(m *model.Farm, port uint16) bool {
 
 // portOf is a backend's port: its own, or the first that clients ask for; 0: any.
 func portOf(b *backend, m *model.Farm) uint16 {
-	if b.port == 0 && len(m.Addresses) > 0 && len(m.Addresses[0].Ports) > 0 {
+	if b.Port == 0 && len(m.Addresses) > 0 && len(m.Addresses[0].Ports) > 0 {
 		return m.Addresses[0].Ports[0].First
 	}
-	return b.port
+	return b.Port
 }
 
 func (f *farm) finishSessions(m *model.Farm, path string) error {
 	if len(f.sessions) == 0 {
 		return nil
 	}
-	known := newNames(f.backends)
+	known := placesOf(f.backends)
 	for _, s := range f.sessions {
 		at := path + ".sessions[" + s.client + "]"
-		if _, ok := known.find(s.backend); !ok {
+		if _, ok := known[s.backend]; !ok {
 			return unknown("%s.backend: Unknown backend '%s' in farm '%s'", at, s.backend, f.name)
 		}
-		if f.persistence == 0 {
+		if f.given.Persist == 0 {
 			continue
 		}
-		values, err := readClient(f.persistence, s.client)
+		values, err := readClient(f.given.Persist, s.client)
 		if err != nil {
 			return wrong(at+".client", "%v", err)
 		}
@@ -274,11 +262,8 @@ func (c *change) listsOf(policies []string, v verdict) (lists []string) {
 }
 
 func (f *farm) limits() model.FarmLimits {
-	l := model.FarmLimits{
-		New: f.newRate, RST: f.rstRate, Established: f.estLimit, Strict: f.strict, SYNProxy: f.synProxy,
-		Forget: time.Duration(f.limitsTTL) * time.Second, DropWhenFull: f.limitsDrop,
-		Report: f.logs(), ReportRate: f.logRate, Pass: f.verdict&dropVerdict == 0,
-	}
+	l := f.given.Limits
+	l.Forget, l.Report, l.Pass = time.Duration(f.limitsTTL)*time.Second, f.logs(), f.verdict&dropVerdict == 0
 	for _, r := range []*model.FarmRate{&l.New, &l.RST, &l.ReportRate} {
 		if r.Packets == 0 {
 			*r = model.FarmRate{}

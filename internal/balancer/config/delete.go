@@ -65,7 +65,7 @@ func (c *change) deleteSessionsOf(farm, backend string) error {
 	switch {
 	case err != nil:
 		return err
-	case f.persistence == 0:
+	case f.given.Persist == 0:
 		return &failure{400, what + ". Farm '" + farm + "' without session persistence"}
 	case f.find(backend) < 0:
 		return &failure{404, what + ". Unknown backend '" + backend + "' in farm '" + farm + "'"}
@@ -87,15 +87,15 @@ func (c *change) deleteSession(farm, client string) error {
 		return nil
 	}
 	client = strings.ReplaceAll(client, "_", " ")
-	if f.persistence == 0 {
+	if f.given.Persist == 0 {
 		f.sessions = slices.DeleteFunc(f.sessions, func(s session) bool { return s.client == client })
 		return nil
 	}
-	values, err := readClient(f.persistence, client)
+	values, err := readClient(f.given.Persist, client)
 	if err != nil {
 		return &failure{400, "error deleting session. " + err.Error()}
 	}
-	written := clientText(f.persistence, values)
+	written := clientText(f.given.Persist, values)
 	f.sessions = slices.DeleteFunc(f.sessions, func(s session) bool { return s.client == written })
 	c.forget = append(c.forget, forgetting{farm: farm, client: &values})
 	return nil

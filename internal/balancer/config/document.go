@@ -61,7 +61,7 @@ func (d *document) index(f *farm, in bool) {
 		}
 	}
 	for _, b := range f.backends {
-		d.marks.count(b.mark, in)
+		d.marks.count(b.Mark, in)
 	}
 }
 

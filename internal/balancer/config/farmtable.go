@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"math"
+	"slices"
 	"sluice.dev/sluice/internal/balancer/keys"
 	"strings"
 
@@ -19,6 +20,11 @@ type farmFields struct {
 	level   int
 	newname string
 	action  string
+
+	// Of one that is printed:
+	at        []*addressFields // its addresses
+	effective *model.Farm
+	reasons   map[string]string // of backends that a check found at fault
 }
 
 // address is the farm's first, which is made if there is none.
@@ -49,7 +55,7 @@ const (
 	discovered  = "the kernel finds devices and neighbours"
 )
 
-var farmTable = newObject("name",
+var farmTable = newObject("name", &farmFields{farm: newFarm("")},
 	[]keys.List{{Key: "addresses", Of: &addressTable.Kind}, {Key: "backends", Of: &backendTable.Kind}, {Key: "policies", Of: &policyTable.Kind}, {Key: "sessions", Of: sessionKind}},
 	attribute[*farmFields]{name: "name", nftlb: nftlbText, print: func(f *farmFields) string { return f.name }, about: "names the farm; a name that is unknown makes one"},
 	attribute[*farmFields]{name: "newname", nftlb: nftlbVerb, read: func(f *farmFields, text string) error { f.newname = text; return checkName(text) }, about: "renames the farm"},
@@ -58,47 +64,47 @@ var farmTable = newObject("name",
 	ofFirst("virtual-ports", portsAttribute("virtual-ports")),
 	attribute[*farmFields]{
 		name: "source-addr", nftlb: nftlbAddrOrNone, about: "address that stands for clients; empty: that of the interface. Two of both families with a comma between",
-		print: func(f *farmFields) string { return f.sourceAddr.String() },
+		print: func(f *farmFields) string { return addressesText(f.given.SourceAddrs) },
 		read: func(f *farmFields, text string) error {
 			a, err := readAddresses(text)
-			f.sourceAddr = a
+			f.given.SourceAddrs = a
 			return err
 		},
 	},
-	choice("mode", modeWords, model.SNAT, func(f *farmFields) *model.FarmMode { return &f.mode }),
+	choice("mode", modeWords, model.SNAT, func(f *farmFields) *model.FarmMode { return &f.given.Mode }),
 	number("responsettl", 0, longest, func(f *farmFields) *uint32 { return &f.responseTTL }).
-		when(func(f *farmFields) bool { return f.mode == model.StatelessDNAT }).inNftlb(nftlbUnused),
+		when(func(f *farmFields) bool { return f.given.Mode == model.StatelessDNAT }).inNftlb(nftlbUnused),
 	ofFirst("protocol", protocolAttribute("protocol")),
 	schedulerAttribute(),
 	schedParamAttribute(),
 	persistenceAttribute(),
 	number("persist-ttl", 0, longest, func(f *farmFields) *uint32 { return &f.persistTTL }).inNftlb(nftlbNumber(0, 60)).
 		saying("seconds that a client is remembered after its last new connection; 0: a year"),
-	choice("helper", helperWords, noHelper, func(f *farmFields) *helper { return &f.helper }),
+	choice("helper", helperWords, "", func(f *farmFields) *string { return &f.given.Helper }),
 	flags("log", logWords, 2, func(f *farmFields) *logPlaces { return &f.log }),
 	farmPrefix("log-prefix", "TYPE-FNAME "),
-	rate("log-rtlimit", func(f *farmFields) *model.FarmRate { return &f.logRate }),
+	rate("log-rtlimit", func(f *farmFields) *model.FarmRate { return &f.given.Limits.ReportRate }),
 	attribute[*farmFields]{
 		name: "mark", nftlb: nftlbMark, pattern: patternMark, about: "or-ed into the mark of connections, hexadecimal",
-		print: func(f *farmFields) string { return markText(f.mark) },
-		read:  func(f *farmFields, text string) (err error) { f.mark, err = readMark(text); return err },
+		print: func(f *farmFields) string { return markText(f.given.Mark) },
+		read:  func(f *farmFields, text string) (err error) { f.given.Mark, err = readMark(text); return err },
 	},
 	attribute[*farmFields]{
 		name: "priority", nftlb: nftlbFarmPriority, pattern: patternNumber, about: "the priority up to which backends serve; what is given has no effect",
 		print: func(f *farmFields) string { return itoa(f.level) },
 		read:  func(_ *farmFields, text string) error { _, err := readNumber(text, 1, math.MaxUint32); return err },
 	},
-	choice("state", stateWords, up, func(f *farmFields) *state { return &f.state }).inNftlb(nftlbWord("up", "down", "off")),
+	choice("state", stateWords, up, func(f *farmFields) *model.BackendState { return &f.state }).inNftlb(nftlbWord("up", "down", "off")),
 	number("limits-ttl", 0, longest, func(f *farmFields) *uint32 { return &f.limitsTTL }).inNftlb(nftlbNumber(0, 120)),
-	rate("new-rtlimit", func(f *farmFields) *model.FarmRate { return &f.newRate }),
-	number("new-rtlimit-burst", 0, mostCount, func(f *farmFields) *uint32 { return &f.newRate.Burst }),
+	rate("new-rtlimit", func(f *farmFields) *model.FarmRate { return &f.given.Limits.New }),
+	number("new-rtlimit-burst", 0, mostCount, func(f *farmFields) *uint32 { return &f.given.Limits.New.Burst }),
 	farmPrefix("new-rtlimit-log-prefix", limitPrefix),
-	rate("rst-rtlimit", func(f *farmFields) *model.FarmRate { return &f.rstRate }),
-	number("rst-rtlimit-burst", 0, mostCount, func(f *farmFields) *uint32 { return &f.rstRate.Burst }),
+	rate("rst-rtlimit", func(f *farmFields) *model.FarmRate { return &f.given.Limits.RST }),
+	number("rst-rtlimit-burst", 0, mostCount, func(f *farmFields) *uint32 { return &f.given.Limits.RST.Burst }),
 	farmPrefix("rst-rtlimit-log-prefix", limitPrefix),
-	number("est-connlimit", 0, mostCount, func(f *farmFields) *uint32 { return &f.estLimit }),
+	number("est-connlimit", 0, mostCount, func(f *farmFields) *uint32 { return &f.given.Limits.Established }),
 	farmPrefix("est-connlimit-log-prefix", limitPrefix),
-	toggle("tcp-strict", func(f *farmFields) *bool { return &f.strict }),
+	toggle("tcp-strict", func(f *farmFields) *bool { return &f.given.Limits.Strict }),
 	farmPrefix("tcp-strict-log-prefix", limitPrefix),
 	attribute[*farmFields]{
 		name: "queue", nftlb: nftlbNumber(-1, -1), values: []string{"-1"}, about: "packets are not handed to queues: -1 alone is accepted",
@@ -133,19 +139,11 @@ var farmTable = newObject("name",
 		when(func(f *farmFields) bool { return f.keepDown }).inNftlb(nil).saying("what happens while the checks of all backends fail: keep uses all of them"),
 	number("slow-start", 0, longest, func(f *farmFields) *uint32 { return &f.slowStart }).
 		when(func(f *farmFields) bool { return f.slowStart > 0 }).inNftlb(nil).saying("seconds that a backend which comes up takes to reach its weight"),
-	choice("limits-full", limitFullWords, false, func(f *farmFields) *bool { return &f.limitsDrop }).
-		when(func(f *farmFields) bool { return f.limitsDrop }).inNftlb(nil).saying("what happens to clients that no limit can remember any more"),
-	toggle("syn-proxy", func(f *farmFields) *bool { return &f.synProxy }).
-		when(func(f *farmFields) bool { return f.synProxy }).inNftlb(nil).saying("answers for backends until a client has shown that it is there"),
-	actionAttribute(func(f *farmFields, do string) {
-		f.action = do
-		switch do {
-		case "stop":
-			f.state = down
-		case "start":
-			f.state = up
-		}
-	}),
+	choice("limits-full", limitFullWords, false, func(f *farmFields) *bool { return &f.given.Limits.DropWhenFull }).
+		when(func(f *farmFields) bool { return f.given.Limits.DropWhenFull }).inNftlb(nil).saying("what happens to clients that no limit can remember any more"),
+	toggle("syn-proxy", func(f *farmFields) *bool { return &f.given.Limits.SYNProxy }).
+		when(func(f *farmFields) bool { return f.given.Limits.SYNProxy }).inNftlb(nil).saying("answers for backends until a client has shown that it is there"),
+	actionAttribute(func(f *farmFields) (*string, *model.BackendState) { return &f.action, &f.state }),
 )
 
 func farmPrefix(name, standard string) attribute[*farmFields] {
@@ -161,17 +159,17 @@ func schedulerAttribute() attribute[*farmFields] {
 			nftlbs = append(nftlbs, s.String())
 		}
 	}
-	a := choice("scheduler", all, model.RoundRobin, func(f *farmFields) *model.FarmScheduler { return &f.scheduler })
+	a := choice("scheduler", all, model.RoundRobin, func(f *farmFields) *model.FarmScheduler { return &f.given.Scheduler })
 	read := a.read
 	a.read = func(f *farmFields, text string) error {
-		before := f.scheduler
+		before := f.given.Scheduler
 		err := read(f, text)
 		switch {
-		case f.scheduler == before && err == nil:
-		case !f.scheduler.Hashes():
-			f.schedParam = 0
-		case f.schedParam == 0:
-			f.schedParam = model.SrcIP
+		case f.given.Scheduler == before && err == nil:
+		case !f.given.Scheduler.Hashes():
+			f.given.HashBy = 0
+		case f.given.HashBy == 0:
+			f.given.HashBy = model.SrcIP
 		}
 		return err
 	}
@@ -179,18 +177,18 @@ func schedulerAttribute() attribute[*farmFields] {
 }
 
 func schedParamAttribute() attribute[*farmFields] {
-	a := flags("sched-param", keyWords, len(keyWords), func(f *farmFields) *model.FlowKey { return &f.schedParam })
+	a := flags("sched-param", keyWords, len(keyWords), func(f *farmFields) *model.FlowKey { return &f.given.HashBy })
 	return a.saying("what hash and maglev choose by: " + a.about).inNftlb(nftlbKeys)
 }
 
 // persistenceAttribute forgets the sessions when the key changes.
 func persistenceAttribute() attribute[*farmFields] {
-	a := flags("persistence", keyWords, len(keyWords), func(f *farmFields) *model.FlowKey { return &f.persistence })
+	a := flags("persistence", keyWords, len(keyWords), func(f *farmFields) *model.FlowKey { return &f.given.Persist })
 	read := a.read
 	a.read = func(f *farmFields, text string) error {
-		before := f.persistence
+		before := f.given.Persist
 		err := read(f, text)
-		if f.persistence != before {
+		if f.given.Persist != before {
 			f.sessions = nil
 		}
 		return err
@@ -198,18 +196,21 @@ func persistenceAttribute() attribute[*farmFields] {
 	return a.saying("what a client is remembered by: " + a.about).inNftlb(nftlbKeys)
 }
 
-var actionWords = []word[uint8]{{"none", 0}, {"stop", 1}, {"start", 2}, {"delete", 3}, {"reload", 4}, {"flush", 5}}
-
-func actionAttribute[T any](do func(T, string)) attribute[T] {
+// actionAttribute does something: start and stop set the state, and delete is left to the reader.
+func actionAttribute[T any](fields func(T) (action *string, state *model.BackendState)) attribute[T] {
 	a := attribute[T]{name: "action", nftlb: nftlbVerb, about: "stop and start set the state, delete removes the object"}
-	for _, w := range actionWords {
-		a.values = append(a.values, w.text)
-	}
+	a.values = []string{"none", "stop", "start", "delete", "reload", "flush"}
 	a.read = func(t T, text string) error {
-		if _, ok := valueOf(actionWords, text); !ok {
-			return &unknownValueError{text, "action", "none", known(actionWords)}
+		if !slices.Contains(a.values, text) {
+			return &unknownValueError{text, "action", "none", strings.Join(a.values, ", ")}
 		}
-		do(t, text)
+		action, state := fields(t)
+		switch *action = text; text {
+		case "stop":
+			*state = down
+		case "start":
+			*state = up
+		}
 		return nil
 	}
 	return a

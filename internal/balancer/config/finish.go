@@ -108,6 +108,16 @@ func (c *change) followUse(f *farm) {
 
 // claim brings the index of ports up to date. It is an error if two farms serve one.
 func (c *change) claim(farms []edit[*farm], addresses []edit[*address]) error {
+	same := true
+	for _, e := range c.farmEdits.edits {
+		same = same && sameFronts(claimed(e.was), claimed(e.now))
+	}
+	for _, e := range c.addrEdits.edits {
+		same = same && sameFronts(servedAlone(e.was), servedAlone(e.now))
+	}
+	if same {
+		return nil
+	}
 	for _, e := range c.farmEdits.edits {
 		c.fronts.remove(claimed(e.was))
 	}
@@ -132,9 +142,9 @@ func (c *change) giveMarks(farms []edit[*farm]) {
 	slices.SortFunc(farms, func(a, b edit[*farm]) int { return cmp.Compare(a.now.order, b.now.order) })
 	for _, e := range farms {
 		for i, b := range e.now.backends {
-			if b.mark == 0 {
+			if b.Mark == 0 {
 				e.now.backends[i] = b.clone() // the farm before may have it too
-				e.now.backends[i].mark = c.marks.free()
+				e.now.backends[i].Mark = c.marks.free()
 			}
 		}
 	}

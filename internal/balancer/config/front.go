@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"sluice.dev/sluice/internal/lib/cow"
@@ -45,6 +46,14 @@ func eachFront(f *model.Farm, do func(frontKey, model.PortSpan)) {
 			}
 		}
 	}
+}
+
+// sameFronts reports whether two versions of a farm serve the same; nil: nothing.
+func sameFronts(a, b *model.Farm) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Mode != model.StatelessDNAT && b.Mode != model.StatelessDNAT && reflect.DeepEqual(a.Addresses, b.Addresses)
 }
 
 // eachAnswer calls do with where the answers come from that clients get from an address.

@@ -109,8 +109,8 @@ func (f *farm) targets() map[string]health.Target {
 	}
 	all := map[string]health.Target{}
 	for _, b := range f.backends {
-		if b.addr.IsValid() && b.state == up && !b.unchecked {
-			all[b.name] = health.Target{Check: check, Addr: b.addr, Port: portOf(b, f.base)}
+		if b.Addr.IsValid() && b.State == up && !b.unchecked {
+			all[b.Name] = health.Target{Check: check, Addr: b.Addr, Port: portOf(b, f.base)}
 		}
 	}
 	return all
@@ -200,12 +200,17 @@ func (s *Source) deliverFarms(names []string, now time.Time) {
 		if served(f) == nil {
 			continue
 		}
-		s.settle(f, now)
-		events = append(events, event(name, s.found.effective(f, now)))
+		events = append(events, s.farmEvent(f, now))
 	}
 	if len(events) > 0 && s.begun {
 		s.sink.Apply(events)
 	}
+}
+
+// farmEvent is a farm that is served, as it is to be programmed now.
+func (s *Source) farmEvent(f *farm, now time.Time) store.Event {
+	s.settle(f, now)
+	return event(f.name, s.found.effective(f, now))
 }
 
 // settle ends the rise of weights that have reached their end, and has the timer come back while

@@ -166,7 +166,7 @@ func compare(t *testing.T, b *bed, after string) {
 	count := marks{}
 	for _, f := range y.farms.All() {
 		for _, one := range f.backends {
-			count.count(one.mark, true)
+			count.count(one.Mark, true)
 		}
 	}
 	if !maps.Equal(maps.Collect(count.used.All()), maps.Collect(y.marks.used.All())) {

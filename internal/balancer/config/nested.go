@@ -21,17 +21,12 @@ func nested[T, V any](name, about string, table *object[*V], fresh func() V, fie
 		name: name, about: about,
 		within: &table.Kind, properties: table.properties,
 		shown: func(t T) bool { return *field(t) != nil },
-		tree: func(t T) (all []pair) {
+		fields: func(p *printer, t T) {
 			for _, a := range table.attributes {
-				switch {
-				case a.shown != nil && !a.shown(*field(t)):
-				case a.list != nil:
-					all = append(all, pair{key: a.name, list: *a.list(*field(t))})
-				default:
-					all = append(all, pair{key: a.name, text: a.print(*field(t))})
+				if v := *field(t); a.shown == nil || a.shown(v) {
+					a.write(p, v)
 				}
 			}
-			return all
 		},
 		object: func(t T, given map[string]any) error {
 			v := fresh()
@@ -88,12 +83,12 @@ func readOne[T any](a attribute[T], t T, value any) error {
 	return a.read(t, text)
 }
 
-var checkTable = newObject("type", nil,
+var checkTable = newObject("type", nil, nil,
 	oneOf("type", append([]string{"none"}, health.Types()...), func(c *health.Check) *string { return &c.Type }),
 	seconds("interval", 0.1, 86400, func(c *health.Check) *time.Duration { return &c.Interval }),
 	seconds("timeout", 0.01, 3600, func(c *health.Check) *time.Duration { return &c.Timeout }),
-	small("rise", 1, 1000, func(c *health.Check) *int { return &c.Rise }),
-	small("fall", 1, 1000, func(c *health.Check) *int { return &c.Fall }),
+	number("rise", 1, 1000, func(c *health.Check) *int { return &c.Rise }).saying(""),
+	number("fall", 1, 1000, func(c *health.Check) *int { return &c.Fall }).saying(""),
 	attribute[*health.Check]{
 		name: "port", pattern: patternNumber, about: "port that is checked in place of the backend's",
 		print: func(c *health.Check) string { return itoa(int(c.Port)) },
@@ -151,7 +146,7 @@ func checkAttribute() attribute[*farmFields] {
 		})
 }
 
-var feedTable = newObject("file", nil,
+var feedTable = newObject("file", nil, nil,
 	free("file", func(f *feed) *string { return &f.file }),
 	free("url", func(f *feed) *string { return &f.url }),
 	seconds("interval", 1, 30*86400, func(f *feed) *time.Duration { return &f.interval }),
@@ -192,17 +187,6 @@ func free[V any](name string, field func(*V) *string) attribute[*V] {
 		name: name, print: func(v *V) string { return *field(v) },
 		shown: func(v *V) bool { return *field(v) != "" },
 		read:  func(v *V, text string) error { *field(v) = text; return nil },
-	}
-}
-
-func small[V any](name string, least, most uint64, field func(*V) *int) attribute[*V] {
-	return attribute[*V]{
-		name: name, pattern: patternNumber, print: func(v *V) string { return itoa(*field(v)) },
-		read: func(v *V, text string) error {
-			n, err := readNumber(text, least, most)
-			*field(v) = int(n)
-			return err
-		},
 	}
 }
 

@@ -29,33 +29,20 @@ type named[O any] interface {
 // farm is a virtual service as it was configured.
 type farm struct {
 	identity
-	sourceAddr addresses
-	mode       model.FarmMode
+	given model.Farm // what is configured as the model has it; the rest of it follows
 	responseTTL,
 	persistTTL,
 	limitsTTL uint32 // seconds
-	scheduler   model.FarmScheduler
-	schedParam  model.FlowKey
-	persistence model.FlowKey
-	helper      helper
-	log         logPlaces
-	prefix      map[string]string // of log messages, by attribute; those that are not the default
-	logRate     model.FarmRate
-	mark        uint32
-	state       state
-	newRate,
-	rstRate model.FarmRate
-	estLimit     uint32
-	strict       bool
+	log          logPlaces
+	prefix       map[string]string // of log messages, by attribute; those that are not the default
+	state        model.BackendState
 	verdict      verdict
 	intraConnect bool
 
 	check        *health.Check
 	keepDown     bool // all-down is "keep"
 	slowStart    uint32
-	limitsDrop   bool   // limits-full is "drop"
 	iface, oface string // interfaces that were named
-	synProxy     bool
 
 	addresses []string
 	backends  []*backend
@@ -68,9 +55,9 @@ type farm struct {
 }
 
 func newFarm(name string) *farm {
+	limits := model.FarmLimits{ReportRate: perSecond, New: perSecond, RST: perSecond}
 	return &farm{
-		identity: identity{name: name}, responseTTL: 60, persistTTL: 60, limitsTTL: 120,
-		logRate: perSecond, newRate: perSecond, rstRate: perSecond, verdict: everyVerdict,
+		identity: identity{name: name}, given: model.Farm{Limits: limits}, responseTTL: 60, persistTTL: 60, limitsTTL: 120, verdict: everyVerdict,
 	}
 }
 
@@ -91,31 +78,25 @@ func (f *farm) logs() bool { return f != nil && f.verdict&logVerdict != 0 }
 // sameIndex reports whether the indexes have the same of two versions of a farm; nil: none.
 func (f *farm) sameIndex(o *farm) bool {
 	return f != nil && o != nil && f.logs() == o.logs() && slices.Equal(f.addresses, o.addresses) && slices.Equal(f.policies, o.policies) &&
-		slices.EqualFunc(f.backends, o.backends, func(a, b *backend) bool { return a.mark == b.mark })
+		slices.EqualFunc(f.backends, o.backends, func(a, b *backend) bool { return a.Mark == b.Mark })
 }
 
 // find returns where a backend is; -1: there is none of the name.
 func (f *farm) find(name string) int {
-	return slices.IndexFunc(f.backends, func(b *backend) bool { return b.name == name })
+	return slices.IndexFunc(f.backends, func(b *backend) bool { return b.Name == name })
 }
 
 // backend is one server of a farm. A change replaces it in its farm by a clone.
 type backend struct {
-	name       string
-	addr       netip.Addr // invalid: none was given
-	port       uint16
-	sourceAddr netip.Addr
-	weight     uint32
-	priority   uint32
-	mark       uint32
-	marked     bool // the mark was given; otherwise it is the lowest that was free
-	estLimit   uint32
-	prefix     map[string]string
-	state      state
-	unchecked  bool // the farm's check is not made of it
+	model.FarmBackend      // its Addr is invalid if none was given
+	marked            bool // the mark was given; otherwise it is the lowest that was free
+	prefix            map[string]string
+	unchecked         bool // the farm's check is not made of it
 }
 
-func newBackend(name string) *backend { return &backend{name: name, weight: 1, priority: 1} }
+func newBackend(name string) *backend {
+	return &backend{FarmBackend: model.FarmBackend{Name: name, Weight: 1, Priority: 1}}
+}
 
 func (b *backend) clone() *backend {
 	c := *b
@@ -179,8 +160,9 @@ func (p *policy) clone() *policy {
 
 // session is a client of a farm whose backend is given.
 type session struct {
-	client  string // as the farm's persistence has it
-	backend string
+	client     string // as the farm's persistence has it
+	backend    string
+	expiration string // of one that the kernel remembers
 }
 
 // feed is where the elements of a policy come from, again and again: one of file and url.

@@ -8,7 +8,7 @@ type policyFields struct {
 	used int
 }
 
-var policyTable = newObject("name", []keys.List{{Key: "elements", Of: elementKind}},
+var policyTable = newObject("name", &policyFields{policy: newPolicy("")}, []keys.List{{Key: "elements", Of: elementKind}},
 	attribute[*policyFields]{name: "name", nftlb: nftlbText, print: func(p *policyFields) string { return p.name }},
 	ignored[*policyFields]("newname", "as in nftlb").inNftlb(nftlbVerb),
 	ignored[*policyFields]("priority", "as in nftlb").inNftlb(nftlbUnused),

@@ -83,39 +83,55 @@ func (p *printer) top(open, end byte, body func()) {
 }
 
 func (p *printer) object(key string, body func()) { p.within(key, '{', '}', body) }
-func (p *printer) list(key string, body func())   { p.within(key, '[', ']', body) }
+
+// printList writes a list. The state file has none that are empty.
+func printList[T any](p *printer, key string, all []T, one func(T)) {
+	if p.stored && len(all) == 0 {
+		return
+	}
+	p.within(key, '[', ']', func() {
+		for _, t := range all {
+			one(t)
+		}
+	})
+}
+
+// printDocument writes a document with one list.
+func printDocument[T any](key string, all []T, one func(*printer, T)) *printer {
+	p := &printer{}
+	p.top('{', '}', func() { printList(p, key, all, func(t T) { one(p, t) }) })
+	return p
+}
 
 // print writes an object: the attributes that nftlb has, what else belongs to the object, and the
-// attributes that nftlb does not have.
+// attributes that nftlb does not have. What is stored begins with all that differ from those of a
+// fresh object.
 func (o *object[T]) print(p *printer, t T, lists func()) {
-	some := func(nftlbs bool) {
+	some := func(which func(*attribute[T]) bool) {
 		for i := range o.attributes {
-			if a := &o.attributes[i]; (a.nftlb != nil) == nftlbs && (a.shown == nil || a.shown(t)) {
+			if a := &o.attributes[i]; (a.shown == nil || a.shown(t)) && which(a) {
 				a.write(p, t)
 			}
 		}
 	}
 	p.object("", func() {
-		some(true)
-		lists()
-		some(false)
-	})
-}
-
-// store writes the attributes that are part of the state file: those that differ from a fresh
-// object's.
-func (o *object[T]) store(p *printer, t, fresh T) {
-	for i := range o.attributes {
-		if a := &o.attributes[i]; (a.shown == nil || a.shown(t)) && a.stored(t, fresh, o.Key) {
-			a.write(p, t)
+		if p.stored {
+			some(func(a *attribute[T]) bool { return a.stored(t, o.fresh, o.Key) })
+			lists()
+			return
 		}
-	}
+		some(func(a *attribute[T]) bool { return a.nftlb != nil })
+		lists()
+		some(func(a *attribute[T]) bool { return a.nftlb == nil })
+	})
 }
 
 func (a *attribute[T]) write(p *printer, t T) {
 	switch {
-	case a.tree != nil:
-		p.tree(a.name, a.tree(t))
+	case a.fields != nil:
+		p.object(a.name, func() { a.fields(p, t) })
+	case a.list != nil:
+		printList(p, a.name, *a.list(t), func(text string) { p.text("", text) })
 	case a.print != nil:
 		p.text(a.name, a.print(t))
 	}
@@ -127,80 +143,62 @@ func (a *attribute[T]) stored(t, fresh T, key string) bool {
 	case a.read == nil && a.object == nil:
 		return a.name == key
 	case a.print == nil:
-		return a.tree != nil
+		return a.fields != nil
 	case a.shown != nil && !a.shown(fresh):
 		return true
 	}
 	return a.print(t) != a.print(fresh)
 }
 
-func (p *printer) tree(key string, pairs []pair) {
-	p.object(key, func() {
-		for _, one := range pairs {
-			if one.list == nil {
-				p.text(one.key, one.text)
-				continue
-			}
-			p.list(one.key, func() {
-				for _, text := range one.list {
-					p.text("", text)
-				}
-			})
-		}
-	})
-}
-
 func (p *printer) names(key string, names []string) {
-	p.list(key, func() {
-		for _, name := range names {
-			p.object("", func() { p.text("name", name) })
-		}
+	printList(p, key, names, func(name string) {
+		p.object("", func() { p.text("name", name) })
 	})
 }
 
-// farmView is a farm as it is printed.
-type farmView struct {
-	*farm
-	addresses []*addressFields
-	effective *model.Farm
-	reasons   map[string]string // of backends that a check found at fault
-}
-
-func (p *printer) farm(v *farmView) {
-	f := &farmFields{farm: v.farm, level: model.Level(v.effective.Backends)}
-	if len(v.addresses) > 0 {
-		f.first = v.addresses[0]
-	}
+func (p *printer) farm(f *farmFields) {
 	farmTable.print(p, f, func() {
-		p.list("addresses", func() {
-			for _, a := range v.addresses {
-				p.object("", func() {
-					for _, attr := range addressTable.attributes {
-						if inFarm[attr.name] {
-							attr.write(p, a)
-						}
-					}
-				})
+		if p.stored {
+			p.names("addresses", f.addresses)
+		} else {
+			printList(p, "addresses", f.at, p.addressInFarm)
+		}
+		next := 0
+		printList(p, "backends", f.backends, func(b *backend) {
+			fields := &backendFields{backend: b, shows: "config_error", reason: f.reasons[b.Name]}
+			switch {
+			case p.stored:
+				fields = storedBackend(b)
+			case b.Addr.IsValid():
+				fields.shows = stateText(&f.effective.Backends[next], f.level)
+				next++
 			}
+			backendTable.print(p, fields, func() {})
 		})
-		p.list("backends", func() { p.backends(v, f.level) })
-		p.names("policies", v.policies)
-		if len(v.sessions) > 0 {
-			p.list("sessions", func() { p.sessions(v.sessions) })
+		p.names("policies", f.policies)
+		if len(f.sessions) > 0 {
+			printList(p, "sessions", f.sessions, p.session)
 		}
 	})
 }
 
-func (p *printer) backends(v *farmView, level int) {
-	next := 0
-	for _, b := range v.backends {
-		fields := &backendFields{backend: b, shows: "config_error", reason: v.reasons[b.name]}
-		if b.addr.IsValid() {
-			fields.shows = stateText(&v.effective.Backends[next], level)
-			next++
-		}
-		backendTable.print(p, fields, func() {})
+// storedBackend is what the state file has of a backend: a mark only if it was given.
+func storedBackend(b *backend) *backendFields {
+	stored := *b
+	if !b.marked {
+		stored.Mark = 0
 	}
+	return &backendFields{backend: &stored, shows: textOf(stateWords, b.State)}
+}
+
+func (p *printer) addressInFarm(a *addressFields) {
+	p.object("", func() {
+		for i := range addressTable.attributes {
+			if attr := &addressTable.attributes[i]; inFarm[attr.name] {
+				attr.write(p, a)
+			}
+		}
+	})
 }
 
 func stateText(b *model.FarmBackend, level int) string {
@@ -215,13 +213,14 @@ func stateText(b *model.FarmBackend, level int) string {
 	return "up"
 }
 
-func (p *printer) sessions(all []session) {
-	for _, s := range all {
-		p.object("", func() {
-			p.text("client", s.client)
-			p.text("backend", s.backend)
-		})
-	}
+func (p *printer) session(s session) {
+	p.object("", func() {
+		p.text("client", s.client)
+		p.text("backend", s.backend)
+		if s.expiration != "" {
+			p.text("expiration", s.expiration)
+		}
+	})
 }
 
 func (p *printer) address(a *addressFields) {
@@ -230,27 +229,15 @@ func (p *printer) address(a *addressFields) {
 
 func (p *printer) policy(v *policyFields) {
 	policyTable.print(p, v, func() {
-		p.list("elements", func() {
-			for _, e := range v.elements {
-				p.object("", func() {
-					p.text("data", rangeText(e))
+		printList(p, "elements", v.elements, func(e model.AddressRange) {
+			p.object("", func() {
+				p.text("data", rangeText(e))
+				if !p.stored {
 					p.text("counter-packets", "0")
 					p.text("counter-bytes", "0")
-				})
-			}
+				}
+			})
 		})
-	})
-}
-
-func (p *printer) liveSession(f *farm, l model.LiveSession) {
-	backend := "UNDEFINED"
-	if f.find(l.Backend) >= 0 {
-		backend = l.Backend
-	}
-	p.object("", func() {
-		p.text("client", clientText(f.persistence, l.Client))
-		p.text("backend", backend)
-		p.text("expiration", expiration(l.Left))
 	})
 }
 

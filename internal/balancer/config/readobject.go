@@ -42,9 +42,9 @@ func (r *reader) farmLists(f *farm, path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
-	backends := newNames(f.backends)
+	at := placesOf(f.backends)
 	err = r.objects(path, "backends", given, func(path string, o map[string]any) error {
-		return r.backend(f, backends, path, o)
+		return r.backend(f, at, path, o)
 	})
 	if err != nil {
 		return err
@@ -61,18 +61,18 @@ func (r *reader) farmLists(f *farm, path string, given map[string]any) error {
 	})
 }
 
-func (r *reader) backend(f *farm, known *names, path string, given map[string]any) error {
+func (r *reader) backend(f *farm, at map[string]int, path string, given map[string]any) error {
 	name, path, err := nameOf(path, "name", given)
 	if err != nil {
 		return err
 	}
-	i, ok := known.find(name)
+	i, ok := at[name]
 	if ok {
 		f.backends[i] = f.backends[i].clone()
 	} else {
 		i = len(f.backends)
 		f.backends = append(f.backends, newBackend(name))
-		known.add(name, i)
+		at[name] = i
 	}
 	b := &backendFields{backend: f.backends[i]}
 	if err := readAttributes(r, backendTable, b, path, given); err != nil {
@@ -81,15 +81,15 @@ func (r *reader) backend(f *farm, known *names, path string, given map[string]an
 	switch {
 	case b.action == "delete":
 		f.backends[i] = nil
-		known.remove(name)
+		delete(at, name)
 		f.forgetSessions(name)
 	case b.newname != "" && b.newname != name:
-		if _, taken := known.find(b.newname); taken {
+		if _, taken := at[b.newname]; taken {
 			return &failure{409, "error parsing buffer. " + path + ".newname: there is a backend '" + b.newname + "' already"}
 		}
-		known.remove(name)
-		known.add(b.newname, i)
-		b.name = b.newname
+		delete(at, name)
+		at[b.newname] = i
+		b.Name = b.newname
 		for n := range f.sessions {
 			if f.sessions[n].backend == name {
 				f.sessions[n].backend = b.newname
@@ -99,20 +99,14 @@ func (r *reader) backend(f *farm, known *names, path string, given map[string]an
 	return nil
 }
 
-// names finds backends by their names.
-type names struct{ at map[string]int }
-
-func newNames(backends []*backend) *names {
-	n := &names{at: make(map[string]int, len(backends))}
+// placesOf are where backends are, by name.
+func placesOf(backends []*backend) map[string]int {
+	at := make(map[string]int, len(backends))
 	for i, b := range backends {
-		n.at[b.name] = i
+		at[b.Name] = i
 	}
-	return n
+	return at
 }
-
-func (n *names) find(name string) (int, bool) { i, ok := n.at[name]; return i, ok }
-func (n *names) add(name string, i int)       { n.at[name] = i }
-func (n *names) remove(name string)           { delete(n.at, name) }
 
 func (r *reader) address(path string, given map[string]any) error {
 	name, path, err := nameOf(path, "name", given)
@@ -182,10 +176,10 @@ func (r *reader) policy(path string, given map[string]any) error {
 
 // The kinds of objects that are no more than a few texts.
 var (
-	elementKind = &newObject("data", nil,
+	elementKind = &newObject[any]("data", nil, nil,
 		attribute[any]{name: "data", nftlb: nftlbElement}, attribute[any]{name: "time", nftlb: nftlbUnused},
 		attribute[any]{name: "counter-packets", nftlb: nftlbUnused}, attribute[any]{name: "counter-bytes", nftlb: nftlbUnused}).Kind
-	sessionKind = &newObject("client", nil,
+	sessionKind = &newObject[any]("client", nil, nil,
 		attribute[any]{name: "client", nftlb: nftlbText}, attribute[any]{name: "backend", nftlb: nftlbText},
 		attribute[any]{name: "expiration", nftlb: nftlbUnused}).Kind
 )
@@ -222,12 +216,12 @@ func (r *reader) session(f *farm, path string, given map[string]any) error {
 			return wrong(path+".backend", "%v", err)
 		}
 	}
-	if f.persistence != 0 {
-		values, err := readClient(f.persistence, client)
+	if f.given.Persist != 0 {
+		values, err := readClient(f.given.Persist, client)
 		if err != nil {
 			return wrong(path+".client", "%v", err)
 		}
-		s.client = clientText(f.persistence, values)
+		s.client = clientText(f.given.Persist, values)
 	}
 	i := slices.IndexFunc(f.sessions, func(o session) bool { return o.client == s.client })
 	if i < 0 {

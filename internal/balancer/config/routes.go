@@ -101,7 +101,7 @@ func find(method string, path []string) (*route, []string, error) {
 	return nil, nil, errNoPath
 }
 
-// match returns the names in a path, if it is one of a route. One that ends with dots takes all
+// match returns the names in a path, if it is one of a route. A name that ends with dots takes all
 // that is left.
 func match(of string, path []string) (names []string, ok bool) {
 	parts := strings.Split(of[1:], "/")

@@ -101,7 +101,8 @@ type Source struct {
 	wakeRise wake.Signal
 	feeds    feeds
 
-	queue queue
+	requests chan *request // taken by Run
+	stopped  chan struct{} // closed once Run takes none any more
 }
 
 var _ source.Source = (*Source)(nil)
@@ -111,7 +112,7 @@ func New(sink source.Sink, o Options) *Source {
 	s := &Source{
 		sink: sink, options: o, log: o.Log, now: o.Now,
 		doc: &document{}, found: findings{}, rising: map[string]time.Time{}, faults: map[string]model.Issue{},
-		wakeRise: wake.New(), feeds: feeds{}, queue: queue{wake: wake.New()},
+		wakeRise: wake.New(), feeds: feeds{}, requests: make(chan *request), stopped: make(chan struct{}),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -159,10 +160,10 @@ func (s *Source) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			s.queue.refuse()
+			close(s.stopped)
 			return nil
-		case <-s.queue.wake:
-			s.serve(ctx, s.queue.take())
+		case r := <-s.requests:
+			s.serve(ctx, s.waiting(r))
 		}
 	}
 }
@@ -274,7 +275,7 @@ func (s *Source) failing(name string, found map[string]*finding) []model.Issue {
 		return nil
 	}
 	i := model.Issue{Object: f.base.Ref(), Reason: "the checks of all its backends fail, as of " + why, InForce: "no backend: connections are refused"}
-	unchecked := slices.ContainsFunc(f.backends, func(b *backend) bool { return b.unchecked && b.state == up })
+	unchecked := slices.ContainsFunc(f.backends, func(b *backend) bool { return b.unchecked && b.State == up })
 	if unchecked {
 		i.Reason, i.InForce = "all checks of its backends fail, as of "+why, "the backends that are not checked"
 	}

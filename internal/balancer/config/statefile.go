@@ -127,73 +127,27 @@ func (s *Source) pieces() (all [][]byte) {
 	doc := s.document()
 	all = append(all, []byte(`{"policies":[`))
 	for i, p := range ordered(doc.policies) {
-		all = appendPiece(all, i, &p.stored, p.store)
+		all = appendPiece(all, i, &p.stored, &policyFields{policy: p}, (*printer).policy)
 	}
 	all = append(all, []byte("\n],\n\"addresses\":["))
 	for i, a := range ordered(doc.addresses) {
-		all = appendPiece(all, i, &a.stored, a.store)
+		all = appendPiece(all, i, &a.stored, &addressFields{address: a}, (*printer).address)
 	}
 	all = append(all, []byte("\n],\n\"farms\":["))
 	for i, f := range ordered(doc.farms) {
-		all = appendPiece(all, i, &f.stored, f.store)
+		all = appendPiece(all, i, &f.stored, &farmFields{farm: f}, (*printer).farm)
 	}
 	return append(all, []byte("\n]}\n"))
 }
 
-func appendPiece(all [][]byte, i int, kept *[]byte, write func(*printer)) [][]byte {
+func appendPiece[T any](all [][]byte, i int, kept *[]byte, of T, write func(*printer, T)) [][]byte {
 	if *kept == nil {
 		p := &printer{stored: true}
-		p.top('{', '}', func() { write(p) })
+		write(p, of)
 		*kept = bytes.Clone(p.Bytes())
 	}
 	if i > 0 {
 		all = append(all, []byte(","))
 	}
 	return append(all, []byte("\n"), *kept)
-}
-
-func (f *farm) store(p *printer) {
-	farmTable.store(p, &farmFields{farm: f}, &farmFields{farm: newFarm("")})
-	if len(f.addresses) > 0 {
-		p.names("addresses", f.addresses)
-	}
-	if len(f.backends) > 0 {
-		p.list("backends", func() {
-			fresh := &backendFields{backend: newBackend(""), shows: textOf(stateWords, up)}
-			for _, b := range f.backends {
-				stored := *b
-				if !b.marked {
-					stored.mark = 0
-				}
-				p.object("", func() {
-					backendTable.store(p, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
-				})
-			}
-		})
-	}
-	if len(f.policies) > 0 {
-		p.names("policies", f.policies)
-	}
-	if len(f.sessions) > 0 {
-		p.list("sessions", func() { p.sessions(f.sessions) })
-	}
-}
-
-func (a *address) store(p *printer) {
-	addressTable.store(p, &addressFields{address: a}, &addressFields{address: newAddress("")})
-	if len(a.policies) > 0 {
-		p.names("policies", a.policies)
-	}
-}
-
-func (l *policy) store(p *printer) {
-	policyTable.store(p, &policyFields{policy: l}, &policyFields{policy: newPolicy("")})
-	if len(l.elements) == 0 {
-		return
-	}
-	p.list("elements", func() {
-		for _, e := range l.elements {
-			p.object("", func() { p.text("data", rangeText(e)) })
-		}
-	})
 }

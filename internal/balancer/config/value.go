@@ -29,39 +29,25 @@ func (e *unknownValueError) warning() string {
 	return fmt.Sprintf("Parsing unknown value '%s' in '%s', using default '%s'", e.value, e.key, e.instead)
 }
 
-// addresses are at most one address of each family.
-type addresses struct{ v4, v6 netip.Addr }
-
-func readAddresses(text string) (a addresses, err error) {
+// readAddresses reads at most one address of each family; that of IPv4 comes first.
+func readAddresses(text string) (all []netip.Addr, err error) {
 	for _, part := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' }) {
 		one, err := model.ParseAddr(part)
 		if err != nil {
-			return a, err
+			return nil, err
 		}
-		into := &a.v6
-		if one.Is4() {
-			into = &a.v4
+		if slices.ContainsFunc(all, func(a netip.Addr) bool { return a.Is4() == one.Is4() }) {
+			return nil, fmt.Errorf("%q has two addresses of one family", text)
 		}
-		if into.IsValid() {
-			return a, fmt.Errorf("%q has two addresses of one family", text)
-		}
-		*into = one
+		all = append(all, one)
 	}
-	return a, nil
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all, nil
 }
 
-func (a addresses) list() (all []netip.Addr) {
-	for _, one := range []netip.Addr{a.v4, a.v6} {
-		if one.IsValid() {
-			all = append(all, one)
-		}
-	}
-	return all
-}
-
-func (a addresses) String() string {
+func addressesText(all []netip.Addr) string {
 	var texts []string
-	for _, one := range a.list() {
+	for _, one := range all {
 		texts = append(texts, one.String())
 	}
 	return strings.Join(texts, ",")

@@ -2,7 +2,9 @@ package config
 
 import (
 	"context"
+	"slices"
 
+	"sluice.dev/sluice/internal/lib/cow"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -18,68 +20,52 @@ func (s *Source) printFarms(_ context.Context, name string) (*printer, error) {
 	if views == nil && name != "" {
 		return nil, &failure{404, "invalid request"}
 	}
-	p := &printer{}
-	p.top('{', '}', func() {
-		p.list("farms", func() {
-			for i := range views {
-				p.farm(&views[i])
-			}
-		})
-	})
-	return p, nil
+	return printDocument("farms", views, (*printer).farm), nil
 }
 
 // viewFarms takes a snapshot of a farm, or of all.
-func (s *Source) viewFarms(name string) (views []farmView) {
+func (s *Source) viewFarms(name string) (views []*farmFields) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	now := s.now()
-	for _, f := range s.chosenFarms(name) {
-		v := farmView{farm: f, effective: s.found.effective(f, now), reasons: s.found.reasons(f.name)}
+	for _, f := range chosen(s.doc.farms, name) {
+		v := &farmFields{farm: f, effective: s.found.effective(f, now), reasons: s.found.reasons(f.name)}
+		v.level = model.Level(v.effective.Backends)
 		for _, a := range f.addresses {
-			v.addresses = append(v.addresses, &addressFields{address: s.doc.addresses.Get(a), used: s.doc.farmsAt.Get(a).Len()})
+			v.at = append(v.at, &addressFields{address: s.doc.addresses.Get(a), used: s.doc.farmsAt.Get(a).Len()})
+		}
+		if len(v.at) > 0 {
+			v.first = v.at[0]
 		}
 		views = append(views, v)
 	}
 	return views
 }
 
-func (s *Source) chosenFarms(name string) []*farm {
-	if name == "" {
-		return ordered(s.doc.farms)
+// chosen returns the object of a name, if there is one; without a name, all.
+func chosen[O named[O]](objects cow.Map[string, O], name string) []O {
+	var none O
+	if one := objects.Get(name); one != none {
+		return []O{one}
 	}
-	if f := s.doc.farms.Get(name); f != nil {
-		return []*farm{f}
+	if name != "" {
+		return nil
 	}
-	return nil
+	return ordered(objects)
 }
 
 func (s *Source) printPolicies(_ context.Context, name string) (*printer, error) {
-	doc, p := s.document(), &printer{}
-	p.top('{', '}', func() {
-		p.list("policies", func() {
-			for _, l := range ordered(doc.policies) {
-				if name == "" || l.name == name {
-					p.policy(&policyFields{policy: l, used: doc.used(l.name)})
-				}
-			}
-		})
-	})
-	return p, nil
+	doc := s.document()
+	return printDocument("policies", chosen(doc.policies, name), func(p *printer, l *policy) {
+		p.policy(&policyFields{policy: l, used: doc.used(l.name)})
+	}), nil
 }
 
 func (s *Source) printAddresses(_ context.Context, name string) (*printer, error) {
-	doc, p := s.document(), &printer{}
-	p.top('{', '}', func() {
-		p.list("addresses", func() {
-			for _, a := range ordered(doc.addresses) {
-				if name == "" || a.name == name {
-					p.address(&addressFields{address: a, used: doc.farmsAt.Get(a.name).Len()})
-				}
-			}
-		})
-	})
-	return p, nil
+	doc := s.document()
+	return printDocument("addresses", chosen(doc.addresses, name), func(p *printer, a *address) {
+		p.address(&addressFields{address: a, used: doc.farmsAt.Get(a.name).Len()})
+	}), nil
 }
 
 // printSessions prints the static sessions of a farm, then the live ones.
@@ -88,21 +74,19 @@ func (s *Source) printSessions(ctx context.Context, name string) (*printer, erro
 	if f == nil {
 		return nil, errNoPath
 	}
-	var live []model.LiveSession
-	if s.kernel != nil && f.persistence != 0 && served(f) != nil {
-		var err error
-		if live, err = s.kernel.Sessions(ctx, name); err != nil {
+	all := slices.Clone(f.sessions)
+	if s.kernel != nil && f.given.Persist != 0 && served(f) != nil {
+		live, err := s.kernel.Sessions(ctx, name)
+		if err != nil {
 			return nil, &failure{503, "read sessions: " + err.Error()}
 		}
-	}
-	p := &printer{}
-	p.top('{', '}', func() {
-		p.list("sessions", func() {
-			p.sessions(f.sessions)
-			for _, l := range live {
-				p.liveSession(f, l)
+		for _, l := range live {
+			backend := "UNDEFINED"
+			if f.find(l.Backend) >= 0 {
+				backend = l.Backend
 			}
-		})
-	})
-	return p, nil
+			all = append(all, session{clientText(f.given.Persist, l.Client), backend, expiration(l.Left)})
+		}
+	}
+	return printDocument("sessions", all, (*printer).session), nil
 }

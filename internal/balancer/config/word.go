@@ -16,8 +16,6 @@ type word[E comparable] struct {
 type (
 	family    uint8
 	protocol  uint8
-	state     uint8
-	helper    uint8
 	logPlaces uint8
 	verdict   uint8
 )
@@ -36,18 +34,9 @@ const (
 )
 
 const (
-	up state = iota
-	down
-	off // no new connections; those that are there go on
-)
-
-const (
-	noHelper helper = iota
-	ftp
-	pptp
-	sip
-	snmp
-	tftp
+	up   = model.BackendUp
+	down = model.BackendDown
+	off  = model.BackendDraining
 )
 
 const (
@@ -67,7 +56,7 @@ const (
 var (
 	familyWords   = []word[family]{{"ipv4", ipv4}, {"ipv6", ipv6}, {"inet", bothFamilies}, {"dual", bothFamilies}}
 	protocolWords = []word[protocol]{{"tcp", tcp}, {"udp", udp}, {"sctp", sctp}, {"all", allProtocols}}
-	helperWords   = []word[helper]{{"none", noHelper}, {"ftp", ftp}, {"pptp", pptp}, {"sip", sip}, {"snmp", snmp}, {"tftp", tftp}}
+	helperWords   = []word[string]{{"none", ""}, {"ftp", "ftp"}, {"pptp", "pptp"}, {"sip", "sip"}, {"snmp", "snmp"}, {"tftp", "tftp"}}
 	logWords      = []word[logPlaces]{{"input", logInput}, {"forward", logForward}, {"output", logOutput}}
 	verdictWords  = []word[verdict]{{"log", logVerdict}, {"drop", dropVerdict}, {"accept", acceptVerdict}}
 	modeWords     = []word[model.FarmMode]{
@@ -77,7 +66,7 @@ var (
 		{"srcip", model.SrcIP}, {"dstip", model.DstIP}, {"srcport", model.SrcPort}, {"dstport", model.DstPort}, {"srcmac", model.SrcMAC}, {"dstmac", model.DstMAC},
 	}
 	// What is printed of a state and says nothing of what was configured is read as up.
-	stateWords     = []word[state]{{"up", up}, {"down", down}, {"off", off}, {"draining", off}, {"config_error", up}}
+	stateWords     = []word[model.BackendState]{{"up", up}, {"down", down}, {"off", off}, {"draining", off}, {"config_error", up}}
 	policyWords    = []word[bool]{{"blacklist", false}, {"whitelist", true}}
 	routeWords     = []word[bool]{{"in", false}, {"out", true}}
 	switchWords    = []word[bool]{{"off", false}, {"on", true}}

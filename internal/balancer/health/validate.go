@@ -46,9 +46,9 @@ func (c Check) Validate() error {
 		return fmt.Errorf("type %q: must be one of %s", c.Type, strings.Join(Types(), ", "))
 	}
 	var errs []error
-	for _, name := range c.given() {
-		if !slices.Contains(k.fields, name) {
-			errs = append(errs, fmt.Errorf("%s: a check of type %s has no such field", name, c.Type))
+	for _, f := range c.own() {
+		if f.set && !slices.Contains(k.fields, f.name) {
+			errs = append(errs, fmt.Errorf("%s: a check of type %s has no such field", f.name, c.Type))
 		}
 	}
 	c = c.WithDefaults()
@@ -59,22 +59,20 @@ func (c Check) Validate() error {
 	return errors.Join(errs...)
 }
 
-// given returns the names of the fields that some types of checks do not have, as far as they
-// are set.
-func (c Check) given() (names []string) {
-	for _, f := range []struct {
-		name string
-		set  bool
-	}{
-		{"port", c.Port != 0}, {"host", c.Host != ""}, {"path", c.Path != ""}, {"method", c.Method != ""},
-		{"status", c.StatusFirst != 0 || c.StatusLast != 0}, {"body", c.Body != ""}, {"insecure", c.Insecure},
-		{"service", c.Service != ""}, {"send", c.Send != ""}, {"expect", c.Expect != ""}, {"command", c.Command != nil},
-	} {
-		if f.set {
-			names = append(names, f.name)
-		}
+// field is a field that some types of checks do not have.
+type field struct {
+	name string
+	set  bool
+	text string // what is sent, or looked for
+}
+
+func (c Check) own() []field {
+	text := func(name, value string) field { return field{name, value != "", value} }
+	return []field{
+		{name: "port", set: c.Port != 0}, text("host", c.Host), text("path", c.Path), text("method", c.Method),
+		{name: "status", set: c.StatusFirst != 0 || c.StatusLast != 0}, text("body", c.Body), {name: "insecure", set: c.Insecure},
+		text("service", c.Service), text("send", c.Send), text("expect", c.Expect), {name: "command", set: c.Command != nil},
 	}
-	return names
 }
 
 func (c Check) validateTimes() error {
@@ -94,10 +92,7 @@ func (c Check) validateTimes() error {
 }
 
 func (c Check) validateTexts() error {
-	for _, f := range []struct{ name, text string }{
-		{"host", c.Host}, {"path", c.Path}, {"method", c.Method}, {"body", c.Body},
-		{"service", c.Service}, {"send", c.Send}, {"expect", c.Expect},
-	} {
+	for _, f := range c.own() {
 		if len(f.text) > maxText {
 			return fmt.Errorf("%s: %d bytes, must be %d at most", f.name, len(f.text), maxText)
 		}

@@ -7,63 +7,61 @@ import (
 	"sluice.dev/sluice/internal/balancer/keys"
 )
 
-// scheduling is what becomes of a scheduler of IPVS.
+// scheduling is a scheduler of IPVS.
 type scheduling struct {
-	to      string // our scheduler
-	by      string // what it hashes
-	weights bool   // it looks at weights
-	ranked  bool   // weights are an order: the highest serves alone
-	why     string // what changes; "": nothing
+	becomes          // with --mode nftables
+	counted *becomes // with --mode ipvs, which counts connections; nil: the same
+	weights bool     // it looks at weights
+	ranked  bool     // weights are an order: the highest serves alone
+}
+
+// becomes is what a scheduler becomes here.
+type becomes struct {
+	to  string // our scheduler
+	by  string // what it hashes
+	why string // what changes; "": nothing
 }
 
 const (
-	leastConnections = "becomes scheduler weight (random, in proportion to weights): connections are not counted in mode nftables; least is for --mode ipvs"
 	noOverflow       = "becomes scheduler hash by dstip: connections are not counted, so that none goes elsewhere when a server is busy"
 	leastForAddress  = "becomes least: it chose by the address that clients ask for, so that each address had one server until that was busy"
+	forAddress       = "becomes scheduler hash by srcip: it chose by the address that clients ask for, so that each address had one server"
+	leastConnections = "becomes scheduler weight (random, in proportion to weights): connections are not counted in mode nftables; least is for --mode ipvs"
 )
+
+var random = becomes{to: "weight", why: leastConnections}
+
+func least(why string) *becomes { return &becomes{to: "least", why: why} }
 
 // schedulers are those of Linux 6.18 (net/netfilter/ipvs). Round robin there is without weights;
 // here weights count in every scheduler.
 var schedulers = map[string]scheduling{
-	"rr":    {to: "rr"},
-	"wrr":   {to: "rr", weights: true},
-	"lc":    {to: "weight", why: leastConnections},
-	"wlc":   {to: "weight", weights: true, why: leastConnections},
-	"sed":   {to: "weight", weights: true, why: leastConnections},
-	"nq":    {to: "weight", weights: true, why: leastConnections},
-	"twos":  {to: "weight", weights: true, why: leastConnections},
-	"ovf":   {to: "weight", weights: true, why: "becomes scheduler weight: connections are not counted, so that none overflows to the next server"},
-	"fo":    {to: "rr", ranked: true, why: becomesPriorities},
-	"sh":    {to: "hash", by: "srcip", weights: true},
-	"mh":    {to: "maglev", by: "srcip", weights: true},
-	"dh":    {to: "hash", by: "dstip"},
-	"lblc":  {to: "hash", by: "dstip", weights: true, why: noOverflow},
-	"lblcr": {to: "hash", by: "dstip", weights: true, why: noOverflow},
+	"rr":    {becomes: becomes{to: "rr"}},
+	"wrr":   {becomes: becomes{to: "rr"}, weights: true},
+	"lc":    {becomes: random, counted: least("")},
+	"wlc":   {becomes: random, counted: least(""), weights: true},
+	"sed":   {becomes: random, counted: least("becomes least: a connection that is about to come is not counted with those that are there"), weights: true},
+	"nq":    {becomes: random, counted: least("becomes least: a server without connections is not preferred to one of more weight"), weights: true},
+	"twos":  {becomes: random, counted: least("becomes least: the best of all servers is taken, and not of two"), weights: true},
+	"ovf":   {becomes: becomes{to: "weight", why: "becomes scheduler weight: connections are not counted, so that none overflows to the next server"}, counted: least("becomes least: no server is filled before the next"), weights: true},
+	"fo":    {becomes: becomes{to: "rr", why: becomesPriorities}, ranked: true},
+	"sh":    {becomes: becomes{to: "hash", by: "srcip"}, weights: true},
+	"mh":    {becomes: becomes{to: "maglev", by: "srcip"}, weights: true},
+	"dh":    {becomes: becomes{to: "hash", by: "dstip"}, counted: &becomes{to: "hash", by: "srcip", why: forAddress}},
+	"lblc":  {becomes: becomes{to: "hash", by: "dstip", why: noOverflow}, counted: least(leastForAddress), weights: true},
+	"lblcr": {becomes: becomes{to: "hash", by: "dstip", why: noOverflow}, counted: least(leastForAddress), weights: true},
 }
 
 const becomesPriorities = "becomes priorities: the server of the highest weight has priority 1, the next 2, and so on"
 
-// ipvsSchedulers are those that become others with --mode ipvs, which counts connections.
-var ipvsSchedulers = map[string]scheduling{
-	"lc":    {to: "least"},
-	"wlc":   {to: "least", weights: true},
-	"sed":   {to: "least", weights: true, why: "becomes least: a connection that is about to come is not counted with those that are there"},
-	"nq":    {to: "least", weights: true, why: "becomes least: a server without connections is not preferred to one of more weight"},
-	"twos":  {to: "least", weights: true, why: "becomes least: the best of all servers is taken, and not of two"},
-	"ovf":   {to: "least", weights: true, why: "becomes least: no server is filled before the next"},
-	"dh":    {to: "hash", by: "srcip", why: "becomes scheduler hash by srcip: it chose by the address that clients ask for, so that each address had one server"},
-	"lblc":  {to: "least", weights: true, why: leastForAddress},
-	"lblcr": {to: "least", weights: true, why: leastForAddress},
-}
-
 // schedule sets the farm's scheduler.
 func (b *builder) schedule(s *service, f keys.Object) scheduling {
 	how, known := schedulers[s.scheduler]
-	if other, has := ipvsSchedulers[s.scheduler]; has && b.IPVS {
-		how = other
-	}
 	if !known {
-		how = scheduling{to: "weight", weights: true, why: "becomes scheduler weight: there is no such scheduler here"}
+		how = scheduling{becomes: becomes{to: "weight", why: "becomes scheduler weight: there is no such scheduler here"}, weights: true}
+	}
+	if b.IPVS && how.counted != nil {
+		how.becomes = *how.counted
 	}
 	for _, flag := range s.flags {
 		b.flag(s, flag, &how)
