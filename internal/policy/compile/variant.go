@@ -29,7 +29,7 @@ type variants struct {
 // addresses. Its rules are in force once it is filled.
 type variant struct {
 	from     []model.PolicyRule // the declared rules
-	of       *policy
+	of       *version
 	index    int // among those of the policy
 	progress progress
 	early    bool // it was refused as there was no room when it came, not in its turn
@@ -101,7 +101,7 @@ func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
 		return p.variants[i]
 	}
 	rules := p.refused.cautious(p.rules(s.ingress()), allowed)
-	o := &variant{from: rules, of: p, index: i, since: ps.since}
+	o := &variant{from: rules, of: &p.version, index: i, since: ps.since}
 	p.variants[i] = o
 	ps.all[o] = struct{}{}
 	room := ps.room
