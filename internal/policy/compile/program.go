@@ -99,6 +99,9 @@ func (pr *programs) build() (changed map[*plan]struct{}) {
 			}
 		}
 	}
+	if len(pr.unbuilt) == 0 {
+		return nil
+	}
 	changed = map[*plan]struct{}{}
 	for p := range pr.unbuilt {
 		next := pr.program(p)
@@ -139,7 +142,7 @@ func (pr *programs) program(p *plan) *state.Program {
 			prog.Tiers = append(prog.Tiers, t)
 		}
 		t := &prog.Tiers[len(prog.Tiers)-1]
-		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i], q.obj.Key))
+		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i]))
 	}
 	prog.ID = state.ProgramID(digestOf(prog))
 	return prog
