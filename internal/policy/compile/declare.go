@@ -25,14 +25,19 @@ type policies struct {
 	serial    uint64 // of the latest version
 }
 
-// policy is one version of a policy, in one version of its tier.
+// version is one version of a policy, in one version of its tier.
+type version struct {
+	obj    *model.Policy
+	tier   model.Tier
+	serial uint64 // tells versions apart
+}
+
+// policy is what becomes of one version of a policy.
 type policy struct {
-	obj      *model.Policy
-	tier     model.Tier
+	version
 	denies   bool        // all that it selects, as it can't be applied as it is meant
 	fault    string      // why it is refused here, though it was read
 	refused  refusedSets // among the peers of its rules, by key
-	serial   uint64      // tells versions apart
 	variants [8]*variant
 	refs     [8]int // the plans that have the variant
 
@@ -53,7 +58,9 @@ type policy struct {
 const failsafeKind = model.Failsafe
 
 // comparePolicies orders policies as packets meet them.
-func comparePolicies(a, b *policy) int {
+func comparePolicies(a, b *policy) int { return compareVersions(&a.version, &b.version) }
+
+func compareVersions(a, b *version) int {
 	return cmp.Or(cmp.Compare(a.tier.Order, b.tier.Order), cmp.Compare(a.tier.Name, b.tier.Name), Compare(a.obj, b.obj))
 }
 
@@ -189,7 +196,7 @@ func (ps *policies) follow(ch objects.Change) {
 func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
 	tier := ps.tiers[obj.Tier]
-	p := &policy{obj: obj, serial: ps.serial, tier: tier}
+	p := &policy{version: version{obj, tier, ps.serial}}
 	if p.fault = cmp.Or(tier.Fault(), admission.Excess(obj)); p.fault != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = cmp.Or(obj.Refused, p.fault), nil, nil
@@ -228,7 +235,7 @@ func (ps *policies) newFailsafes(in, out []state.PortRange) (all [2][]*policy) {
 		}
 		ps.serial++
 		tier := model.Tier{Name: string(failsafeKind), Order: math.Inf(-1), DefaultPass: true}
-		all[i] = []*policy{{obj: obj, tier: tier, serial: ps.serial}}
+		all[i] = []*policy{{version: version{obj, tier, ps.serial}}}
 	}
 	return all
 }

@@ -88,12 +88,7 @@ func (es *endpoints) readdress(it *objects.Item) {
 func (es *endpoints) markSelected(list []*policy) {
 	for _, p := range list {
 		s := &p.obj.Subject
-		for _, e := range es.pods {
-			if s.Matches(e.item.Labels) {
-				es.marked[e] = struct{}{}
-			}
-		}
-		for _, e := range es.hosts.all {
+		for e := range es.all {
 			if s.Matches(e.item.Labels) {
 				es.marked[e] = struct{}{}
 			}
@@ -110,11 +105,28 @@ func (es *endpoints) use(e *endpoint, s stage, p *plan) (old *plan) {
 	return old
 }
 
-// markUsers marks the endpoints that use the plans, which have other programs now.
-func (es *endpoints) markUsers(plans []*plan) {
-	for _, p := range plans {
-		for e := range p.users {
+// markUsers marks the endpoints that use one of the plans, which have other programs now.
+func (es *endpoints) markUsers(plans map[*plan]struct{}) {
+	if len(plans) == 0 {
+		return
+	}
+	for e := range es.all {
+		if slices.ContainsFunc(e.plans[:], func(p *plan) bool { _, changed := plans[p]; return changed }) {
 			es.unpublished[e] = struct{}{}
+		}
+	}
+}
+
+// all yields all endpoints.
+func (es *endpoints) all(yield func(*endpoint) bool) {
+	for _, e := range es.pods {
+		if !yield(e) {
+			return
+		}
+	}
+	for _, e := range es.hosts.all {
+		if !yield(e) {
+			return
 		}
 	}
 }

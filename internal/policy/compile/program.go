@@ -34,7 +34,7 @@ type plan struct {
 	fallback model.Action
 	variants []*variant
 	program  *state.Program // nil: everything passes
-	users    map[*endpoint]struct{}
+	users    int            // how many endpoints use it
 }
 
 // plan returns the plan of the policies that hold at the stage, of those given in their order, with
@@ -52,7 +52,7 @@ func (pr *programs) plan(s stage, first, list []*policy, fallback model.Action) 
 	}
 	p := pr.plans[key.String()]
 	if p == nil {
-		p = &plan{key: key.String(), stage: s, policies: held, fallback: fallback, users: map[*endpoint]struct{}{}}
+		p = &plan{key: key.String(), stage: s, policies: held, fallback: fallback}
 		for i, q := range held {
 			p.variants = append(p.variants, pr.variants.hold(q, s, allowsAfter(held, i, s)))
 		}
@@ -62,13 +62,13 @@ func (pr *programs) plan(s stage, first, list []*policy, fallback model.Action) 
 	return p
 }
 
-// replace has an endpoint use a plan in place of another one; either may be nil.
-func (pr *programs) replace(e *endpoint, old, next *plan) {
+// replace counts that an endpoint uses a plan in place of another one; either may be nil.
+func (pr *programs) replace(old, next *plan) {
 	if next != nil {
-		next.users[e] = struct{}{}
+		next.users++
 	}
 	if old != nil {
-		delete(old.users, e)
+		old.users--
 		pr.unused[old] = struct{}{}
 	}
 }
@@ -76,7 +76,7 @@ func (pr *programs) replace(e *endpoint, old, next *plan) {
 // sweep ends the plans that no endpoint uses any more.
 func (pr *programs) sweep() {
 	for p := range pr.unused {
-		if len(p.users) > 0 {
+		if p.users > 0 {
 			continue
 		}
 		delete(pr.plans, p.key)
@@ -91,7 +91,7 @@ func (pr *programs) sweep() {
 
 // build makes the programs of plans that have none yet, and again those of plans whose sets have
 // other ids, or other lists. It returns the plans that have another program now.
-func (pr *programs) build() (changed []*plan) {
+func (pr *programs) build() (changed map[*plan]struct{}) {
 	if pr.variants.unresolve() {
 		for _, p := range pr.plans {
 			if slices.ContainsFunc(p.variants, func(o *variant) bool { return o.resolved == nil }) {
@@ -99,6 +99,10 @@ func (pr *programs) build() (changed []*plan) {
 			}
 		}
 	}
+	if len(pr.unbuilt) == 0 {
+		return nil
+	}
+	changed = map[*plan]struct{}{}
 	for p := range pr.unbuilt {
 		next := pr.program(p)
 		if idOf(next) == idOf(p.program) {
@@ -107,7 +111,7 @@ func (pr *programs) build() (changed []*plan) {
 		pr.count(next, 1)
 		pr.count(p.program, -1)
 		p.program = next
-		changed = append(changed, p)
+		changed[p] = struct{}{}
 	}
 	clear(pr.unbuilt)
 	return changed
@@ -138,7 +142,7 @@ func (pr *programs) program(p *plan) *state.Program {
 			prog.Tiers = append(prog.Tiers, t)
 		}
 		t := &prog.Tiers[len(prog.Tiers)-1]
-		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i], q.obj.Key))
+		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i]))
 	}
 	prog.ID = state.ProgramID(digestOf(prog))
 	return prog

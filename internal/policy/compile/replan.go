@@ -58,6 +58,6 @@ func (c *Compiler) replanHost(e *endpoint) {
 // use has an endpoint use a plan at a stage, in place of another one; nil: it has none there.
 func (c *Compiler) use(e *endpoint, s stage, p *plan) {
 	if old := c.endpoints.use(e, s, p); old != p {
-		c.programs.replace(e, old, p)
+		c.programs.replace(old, p)
 	}
 }

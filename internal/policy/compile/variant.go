@@ -29,12 +29,12 @@ type variants struct {
 // addresses. Its rules are in force once it is filled.
 type variant struct {
 	from     []model.PolicyRule // the declared rules
-	of       *policy
+	of       *version
 	index    int // among those of the policy
 	progress progress
 	early    bool // it was refused as there was no room when it came, not in its turn
 
-	sets.Rules               // and the sets that they hold
+	sets.Rules               // with the sets that they hold
 	tallies    []*sets.Tally // of as many selectors as are counted
 	sum        int           // of the tallies when they were
 	ready      int           // so many groups are filled
@@ -101,7 +101,7 @@ func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
 		return p.variants[i]
 	}
 	rules := p.refused.cautious(p.rules(s.ingress()), allowed)
-	o := &variant{from: rules, of: p, index: i, since: ps.since}
+	o := &variant{from: rules, of: &p.version, index: i, since: ps.since}
 	p.variants[i] = o
 	ps.all[o] = struct{}{}
 	room := ps.room
@@ -155,13 +155,13 @@ func (ps *variants) unresolve() bool {
 // many addresses, or so many network sets that they come to too many look-ups, or that name a
 // Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet:
 // a NetworkPolicy isolates, one of another kind denies.
-func (ps *variants) resolve(p *variant, policy model.PolicyKey) *state.PolicyRules {
+func (ps *variants) resolve(p *variant) *state.PolicyRules {
 	if p.resolved == nil {
-		r := &state.PolicyRules{Policy: policy}
+		r := &state.PolicyRules{Policy: p.of.obj.Key}
 		switch p.lookups = p.Lookups(); {
 		case p.lookups <= admission.MaxSize && p.progress == filled && ps.sets.Refused(&p.Rules) == "":
 			r.Rules = p.Rules.Resolve()
-		case policy.Kind != model.NetworkPolicy:
+		case r.Policy.Kind != model.NetworkPolicy:
 			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
 		}
 		r.ID = digestOf(r)

@@ -40,7 +40,7 @@ func (p *variant) Standing() admission.Standing {
 
 // Compare implements admission.Claim.
 func (p *variant) Compare(o *variant) int {
-	return cmp.Or(comparePolicies(p.of, o.of), cmp.Compare(p.of.serial, o.of.serial), cmp.Compare(p.index, o.index))
+	return cmp.Or(compareVersions(p.of, o.of), cmp.Compare(p.of.serial, o.of.serial), cmp.Compare(p.index, o.index))
 }
 
 // selected is what the selectors of the variant select.

@@ -91,7 +91,7 @@ type draft struct {
 // choose finds the kind of policy, and its place, that comes before what denies, and that isolates
 // nobody who is not isolated.
 func (d *draft) choose(v *store.View, s verdict.Step) error {
-	withPorts := ported(s.Flow.Protocol)
+	withPorts := s.Flow.Ported()
 	if s.Rule == "" {
 		byKubernetes := slices.ContainsFunc(s.Isolating, func(k model.PolicyKey) bool { return k.Kind == model.NetworkPolicy })
 		d.kind, d.order = model.CalicoPolicy, math.Inf(1)
@@ -225,7 +225,7 @@ func (d *draft) finish() (Suggestion, error) {
 	far.Peers = [][]model.Peer{{peer}}
 	port := model.PolicyPort{Protocol: model.Protocol(d.flow.Protocol), First: d.flow.DestinationPort, Last: d.flow.DestinationPort}
 	switch {
-	case ported(d.flow.Protocol):
+	case d.flow.Ported():
 		rule.Destination.Ports = []model.PolicyPort{port}
 	default:
 		rule.Protocol = d.flow.Protocol

@@ -13,9 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	policy "sluice.dev/sluice/internal/policy/compile"
-	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/policy/verdict"
-	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -31,11 +29,13 @@ func Nearest(v *store.View, s verdict.Step, idle *Idle) []verdict.Near {
 		lacks []lack
 	}
 	var all []near
-	for _, p := range candidates(v, s) {
-		rules := p.IngressRules
-		if s.Stage.Outward() {
-			rules = p.EgressRules
+	judge := newJudge(v, s.Flow)
+	for _, key := range slices.Concat(s.Isolating, s.Asked) {
+		p := v.Policy(key)
+		if p == nil {
+			continue
 		}
+		rules := rulesAt(p, s.Stage)
 		for i := range rules {
 			if p.Key == s.Policy && rules[i].Name == s.Rule {
 				break // it denies before the others are looked at
@@ -43,7 +43,7 @@ func Nearest(v *store.View, s verdict.Step, idle *Idle) []verdict.Near {
 			if rules[i].Action != model.Allow && rules[i].Action != model.Pass {
 				continue
 			}
-			if lacks := lacksOf(v, &rules[i], s.Flow); len(lacks) > 0 {
+			if lacks := judge.lacks(&rules[i]); len(lacks) > 0 {
 				all = append(all, near{verdict.Near{Policy: p.Key, Rule: rules[i].Name, Lacks: texts(lacks)}, lacks})
 			}
 		}
@@ -66,29 +66,12 @@ func texts(lacks []lack) (list []string) {
 	return list
 }
 
-// candidates are the policies that are asked before the connection is denied.
-func candidates(v *store.View, s verdict.Step) (found []*model.Policy) {
-	if s.Rule == "" {
-		for _, key := range s.Isolating {
-			if p := v.Policy(key); p != nil {
-				found = append(found, p)
-			}
-		}
-		return found
+// rulesAt are the rules of a policy that are asked at a stage.
+func rulesAt(p *model.Policy, s verdict.Stage) []model.PolicyRule {
+	if s.Outward() {
+		return p.EgressRules
 	}
-	last, subject := v.Policy(s.Policy), subjectOf(v, s)
-	if last == nil || subject == nil {
-		return nil
-	}
-	labels := policy.Labels(v, subject)
-	for _, p := range v.Policies() {
-		applies := p.Ingress && !s.Stage.Outward() || p.Egress && s.Stage.Outward()
-		if applies && p.Tier == last.Tier && policy.Compare(p, last) <= 0 && p.Subject.Matches(labels) {
-			found = append(found, p)
-		}
-	}
-	slices.SortFunc(found, policy.Compare)
-	return found
+	return p.IngressRules
 }
 
 // idling is a policy that applies to nothing, and whose rule would allow the connection.
@@ -122,18 +105,14 @@ func (i *Idle) near(s verdict.Step) (found []idling) {
 		return nil
 	}
 	v := i.v
-	pod, is := subjectOf(v, s).(*model.Pod)
-	if !is {
-		return nil
-	}
-	deny := v.Policy(s.Policy)
+	pod, deny := v.Pod(s.Of.Name), v.Policy(s.Policy)
 	if len(s.Isolating) > 0 {
 		deny = v.Policy(s.Isolating[0])
 	}
-	if deny == nil {
+	if s.Of.Kind != model.PodKind || pod == nil || deny == nil {
 		return nil
 	}
-	labels := policy.Labels(v, pod)
+	labels, judge := policy.Labels(v, pod), newJudge(v, s.Flow)
 	for _, p := range v.Policies() {
 		applies := p.Ingress && !s.Stage.Outward() || p.Egress && s.Stage.Outward()
 		if !applies || p.Tier != deny.Tier || p.Refused != "" {
@@ -144,7 +123,10 @@ func (i *Idle) near(s verdict.Step) (found []idling) {
 		if len(terms) == 0 || !here && len(terms) > 1 {
 			continue
 		}
-		if rule := allows(v, p, s); rule != "" && i.selectsNothing(p) {
+		if !i.selectsNothing(p) {
+			continue
+		}
+		if rule := judge.allows(p, s.Stage); rule != "" {
 			found = append(found, idling{p, rule, lacksSubject(terms, pod, here)})
 		}
 	}
@@ -152,16 +134,13 @@ func (i *Idle) near(s verdict.Step) (found []idling) {
 	return found
 }
 
-// allows returns the rule of a policy that would allow what a step denies, if the policy, and with
+// allows returns the rule of a policy that would allow the flow at a stage, if the policy, and with
 // it what its rules say of pods, were in the denied pod's namespace; "": none.
-func allows(v *store.View, p *model.Policy, s verdict.Step) string {
-	rules := p.IngressRules
-	if s.Stage.Outward() {
-		rules = p.EgressRules
-	}
+func (j *judge) allows(p *model.Policy, s verdict.Stage) string {
+	rules := rulesAt(p, s)
 	for i := range rules {
 		own := func(l lack) bool { return strings.HasPrefix(l.text, "wants namespace "+p.Key.Name.Namespace+";") }
-		if rules[i].Action == model.Allow && len(slices.DeleteFunc(lacksOf(v, &rules[i], s.Flow), own)) == 0 {
+		if rules[i].Action == model.Allow && len(slices.DeleteFunc(j.lacks(&rules[i]), own)) == 0 {
 			return rules[i].Name
 		}
 	}
@@ -199,67 +178,44 @@ func lacksSubject(terms []model.Lack, o model.Object, here bool) (lacks []lack) 
 	return lacks
 }
 
-// subjectOf is the pod or host endpoint that a step belongs to; nil if there is none any more.
-func subjectOf(v *store.View, s verdict.Step) model.Object {
-	switch s.Of.Kind {
-	case model.PodKind:
-		if pod := v.Pod(s.Of.Name); pod != nil {
-			return pod
-		}
-	case model.HostEndpointKind:
-		if h := v.HostEndpoint(s.Of.Name.Name); h != nil {
-			return h
-		}
-	}
-	return nil
-}
-
-// lacksOf says what keeps a rule from matching a flow.
-func lacksOf(v *store.View, r *model.PolicyRule, f verdict.Flow) (lacks []lack) {
+// lacks says what keeps a rule from matching the flow.
+func (j *judge) lacks(r *model.PolicyRule) (lacks []lack) {
 	miss := func(of aspect, format string, args ...any) {
 		lacks = append(lacks, lack{fmt.Sprintf(format, args...), anotherLabel, of})
 	}
-	wants := func(family uint8, is bool) {
-		if r.Family == family && !is {
-			miss(0, "wants IPv%d", family)
-		}
+	protocol := func(n uint8) string { return strings.TrimSuffix(verdict.Flow{Protocol: n}.ProtocolName(), " 0") }
+	if !j.matches(model.PolicyRule{Family: r.Family}) {
+		miss(0, "wants IPv%d", r.Family)
 	}
-	wants(4, f.Source.Is4())
-	wants(6, f.Source.Is6())
-	protocol := func(n uint8) string { return verdict.Flow{Protocol: n}.ProtocolName() }
 	switch {
-	case r.Protocol != 0 && r.Protocol != f.Protocol:
-		miss(ofProtocol, "wants %s; this is %s", strings.TrimSuffix(protocol(r.Protocol), " 0"), f.What())
-	case r.NotProtocol != 0 && r.NotProtocol == f.Protocol:
-		miss(ofProtocol, "leaves out %s", strings.TrimSuffix(protocol(r.NotProtocol), " 0"))
-	case r.ICMP != nil && !(f.ICMPType == r.ICMP.Type && (r.ICMP.Code < 0 || r.ICMP.Code == int16(f.ICMPCode))):
-		miss(ofPort, "wants ICMP type %d; this is %s", r.ICMP.Type, f.What())
-	case r.NotICMP != nil && f.ICMPType == r.NotICMP.Type && (r.NotICMP.Code < 0 || r.NotICMP.Code == int16(f.ICMPCode)):
+	case !j.matches(model.PolicyRule{Protocol: r.Protocol}):
+		miss(ofProtocol, "wants %s; this is %s", protocol(r.Protocol), j.flow.What())
+	case !j.matches(model.PolicyRule{NotProtocol: r.NotProtocol}):
+		miss(ofProtocol, "leaves out %s", protocol(r.NotProtocol))
+	case !j.matches(model.PolicyRule{ICMP: r.ICMP}):
+		miss(ofPort, "wants ICMP type %d; this is %s", r.ICMP.Type, j.flow.What())
+	case !j.matches(model.PolicyRule{NotICMP: r.NotICMP}):
 		miss(ofPort, "leaves out ICMP type %d", r.NotICMP.Type)
 	}
-	for _, e := range []struct {
-		end  *model.RuleEnd
-		addr netip.Addr
-		port uint16
-		what string
-	}{{&r.Source, f.Source, f.SourcePort, "source port "}, {&r.Destination, f.Destination, f.DestinationPort, ""}} {
-		for _, peers := range e.end.Peers {
-			lacks = append(lacks, lacksPeer(v, peers, e.addr)...)
+	for i, s := range []side{j.source(), j.destination()} {
+		e := []*model.RuleEnd{&r.Source, &r.Destination}[i]
+		for _, peers := range e.Peers {
+			lacks = append(lacks, j.lacksPeer(peers, s)...)
 		}
-		for i := range e.end.NotPeers {
-			if len(lacksOfPeer(v, &e.end.NotPeers[i], e.addr)) == 0 {
-				miss(0, "leaves out %s", describe(&e.end.NotPeers[i]))
+		for _, p := range e.NotPeers {
+			if j.is(s, p) {
+				miss(0, "leaves out %s", describe(&p))
 			}
 		}
-		if e.end.Ports != nil && !onPort(v, e.end.Ports, f.Protocol, e.addr, e.port) {
+		if !j.matches(s.rule(model.RuleEnd{Ports: e.Ports})) {
 			of := ofPort
-			if !slices.ContainsFunc(e.end.Ports, func(p model.PolicyPort) bool { return p.Protocol == 0 || uint8(p.Protocol) == f.Protocol }) {
+			if !slices.ContainsFunc(e.Ports, func(p model.PolicyPort) bool { return p.Protocol == 0 || uint8(p.Protocol) == j.flow.Protocol }) {
 				of |= ofProtocol
 			}
-			miss(of, "wants %s%s; this is %s", e.what, ports(e.end.Ports), f.What())
+			miss(of, "wants %s%s; this is %s", s.what, ports(e.Ports), j.flow.What())
 		}
-		if e.end.NotPorts != nil && onPort(v, e.end.NotPorts, f.Protocol, e.addr, e.port) {
-			miss(ofPort, "leaves out %s%s", e.what, ports(e.end.NotPorts))
+		if !j.matches(s.rule(model.RuleEnd{NotPorts: e.NotPorts})) {
+			miss(ofPort, "leaves out %s%s", s.what, ports(e.NotPorts))
 		}
 	}
 	return lacks
@@ -306,15 +262,14 @@ func further(a, b []lack) int {
 		cmp.Compare(mostA, mostB), cmp.Compare(len(a), len(b)), cmp.Compare(sumA, sumB))
 }
 
-// lacksPeer says what keeps the peer that comes closest from holding an address; nothing if one
-// does.
-func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (best []lack) {
+// lacksPeer says what keeps the peer that comes closest from being at an end of the flow; nothing
+// if one is.
+func (j *judge) lacksPeer(peers []model.Peer, s side) (best []lack) {
 	for i := range peers {
-		lacks := lacksOfPeer(v, &peers[i], a)
-		if len(lacks) == 0 {
+		if j.is(s, peers[i]) {
 			return nil
 		}
-		if best == nil || further(lacks, best) < 0 {
+		if lacks := lacksOfPeer(j.v, &peers[i], s.addr); best == nil || further(lacks, best) < 0 {
 			best = lacks
 		}
 	}
@@ -324,6 +279,7 @@ func lacksPeer(v *store.View, peers []model.Peer, a netip.Addr) (best []lack) {
 	return best
 }
 
+// lacksOfPeer says how far an address is from a peer that does not hold it.
 func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 	one := func(far int, format string, args ...any) []lack {
 		l := lack{text: fmt.Sprintf(format, args...), far: far}
@@ -333,46 +289,35 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 		return []lack{l}
 	}
 	having := objectsAt(v, a)
-	if p.Selector.IsZero() {
-		switch {
-		case p.Service != (model.Name{}):
-			if slices.ContainsFunc(sets.Endpoints(v, p.Service), func(e state.NamedPort) bool { return e.Addr == a }) {
-				return nil
-			}
-			return one(anotherKind, "wants %s; %v is none", describe(p), a)
-		case model.Within(a, p.Nets) && model.Within(a, p.Except):
-			return one(excepted, "leaves %v out of %s", a, model.Join(p.Nets, ", "))
-		case model.Within(a, p.Nets):
-			return nil
-		case len(having) == 0:
-			return one(anotherBlock, "wants %s; this is %v", describe(p), a)
-		}
-		return one(anotherKind, "wants %s; this is %v", describe(p), a)
-	}
-	if len(having) == 0 {
+	switch selects := !p.Selector.IsZero(); {
+	case selects && len(having) == 0:
 		return one(anotherKind, "wants %s; no pod has %v", wanted(p.Selector), a)
-	}
-	for _, o := range having {
-		terms := p.Selector.Lacks(policy.Labels(v, o))
-		if len(terms) == 0 {
-			return nil
-		}
-		var lacks []lack
-		for _, t := range terms {
-			l := lack{text: fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far: anotherLabel}
-			if t.Absent {
-				l.far = 0
+	case selects:
+		for _, o := range having {
+			var lacks []lack
+			for _, t := range p.Selector.Lacks(policy.Labels(v, o)) {
+				l := lack{text: fmt.Sprintf("wants %s; %s %s", t.Wants, holder(o, t), t.Is), far: anotherLabel}
+				if t.Absent {
+					l.far = 0
+				}
+				if strings.HasPrefix(strings.TrimPrefix(t.Wants, "no "), "namespace ") {
+					l.of = ofNamespace
+				}
+				lacks = append(lacks, l)
 			}
-			if strings.HasPrefix(strings.TrimPrefix(t.Wants, "no "), "namespace ") {
-				l.of = ofNamespace
+			if best == nil || further(lacks, best) < 0 {
+				best = lacks
 			}
-			lacks = append(lacks, l)
 		}
-		if best == nil || further(lacks, best) < 0 {
-			best = lacks
-		}
+		return best
+	case p.Service != (model.Name{}):
+		return one(anotherKind, "wants %s; %v is none", describe(p), a)
+	case model.Within(a, p.Nets):
+		return one(excepted, "leaves %v out of %s", a, model.Join(p.Nets, ", "))
+	case len(having) == 0:
+		return one(anotherBlock, "wants %s; this is %v", describe(p), a)
 	}
-	return best
+	return one(anotherKind, "wants %s; this is %v", describe(p), a)
 }
 
 // wanted says whom a selector selects.
@@ -433,28 +378,6 @@ func describe(p *model.Peer) string {
 	return model.FirstFew(nets, most)
 }
 
-func onPort(v *store.View, list []model.PolicyPort, protocol uint8, a netip.Addr, port uint16) bool {
-	return slices.ContainsFunc(list, func(p model.PolicyPort) bool {
-		if p.Protocol != 0 && uint8(p.Protocol) != protocol {
-			return false
-		}
-		if p.Service != (model.Name{}) {
-			return slices.Contains(sets.Endpoints(v, p.Service), state.NamedPort{Addr: a, Protocol: model.Protocol(protocol), Port: port})
-		}
-		if p.Name == "" {
-			return ported(protocol) && p.First <= port && port <= p.Last
-		}
-		pod := v.PodByAddr(a)
-		return pod != nil && slices.ContainsFunc(pod.Ports, func(own model.ContainerPort) bool {
-			return own.Name == p.Name && uint8(own.Protocol) == protocol && own.Port == port
-		})
-	})
-}
-
-func ported(protocol uint8) bool {
-	return slices.Contains([]model.Protocol{model.TCP, model.UDP, model.SCTP}, model.Protocol(protocol))
-}
-
 // ports names ports for people: "TCP 80, TCP 8000-8090".
 func ports(list []model.PolicyPort) string {
 	const most = 3
@@ -475,9 +398,6 @@ func ports(list []model.PolicyPort) string {
 			text += fmt.Sprintf(" %d-%d", p.First, p.Last)
 		}
 		texts = append(texts, text)
-	}
-	if len(texts) == 0 {
-		return "no port"
 	}
 	return model.FirstFew(texts, most)
 }

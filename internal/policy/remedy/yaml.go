@@ -120,7 +120,7 @@ func (d *draft) Protocol() string {
 	switch name, _, _ := strings.Cut(d.flow.ProtocolName(), " "); {
 	case d.ICMP():
 		return name
-	case ported(d.flow.Protocol):
+	case d.flow.Ported():
 		return name
 	}
 	return strconv.Itoa(int(d.flow.Protocol))

@@ -17,7 +17,7 @@ const byClientPort = "it depends on the port that the client sends from: rules a
 // evaluateAny is Evaluate for a flow whose source port may not be known (0). Where it depends on
 // that port, it is Unknown.
 func evaluateAny(p *state.Policy, id state.ProgramID, f Flow) (v Verdict, depends bool) {
-	if f.SourcePort != 0 || !ported(f.Protocol) {
+	if f.SourcePort != 0 || !f.Ported() {
 		return Evaluate(p, id, f), false
 	}
 	for i, port := range clientPorts(p, p.Programs[id], f) {

@@ -13,9 +13,9 @@ const (
 	icmpv6 = 58
 )
 
-// ported reports whether a protocol has ports that policies can name.
-func ported(protocol uint8) bool {
-	switch model.Protocol(protocol) {
+// Ported reports whether the flow's protocol has ports that policies can name.
+func (f Flow) Ported() bool {
+	switch model.Protocol(f.Protocol) {
 	case model.TCP, model.UDP, model.SCTP:
 		return true
 	}
@@ -42,24 +42,31 @@ func Evaluate(p *state.Policy, id state.ProgramID, f Flow) Verdict {
 
 // evaluateTier returns the verdict of one tier; it is not final where the next tier decides.
 func evaluateTier(p *state.Policy, t *state.Tier, f Flow) (v Verdict, final bool) {
-	for _, own := range t.Policies {
+	for n, own := range t.Policies {
 		for i := range own.Rules {
 			r := &own.Rules[i]
 			if r.Action == model.Log || !Matches(p, r, f) {
 				continue
 			}
 			v := Verdict{Outcome: outcomeOf(r.Action), Decider: Decider{Tier: t.Name, Policy: own.Policy, Rule: r.Name}}
+			if r.Action == model.Deny {
+				v.Asked = declared(t.Policies[:n+1])
+			}
 			return v, r.Action != model.Pass
 		}
 	}
 	if t.Default == model.Pass {
 		return Verdict{}, false
 	}
-	v = Verdict{Outcome: outcomeOf(t.Default), Decider: Decider{Tier: t.Name}}
-	for _, own := range t.Policies {
-		v.Isolating = append(v.Isolating, own.Policy)
+	return Verdict{Outcome: outcomeOf(t.Default), Decider: Decider{Tier: t.Name}, Isolating: declared(t.Policies)}, true
+}
+
+// declared are the policies that rules are of.
+func declared(list []*state.PolicyRules) (keys []model.PolicyKey) {
+	for _, own := range list {
+		keys = append(keys, own.Policy)
 	}
-	return v, true
+	return keys
 }
 
 func outcomeOf(a model.Action) Outcome {

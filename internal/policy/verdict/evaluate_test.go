@@ -180,10 +180,10 @@ func TestJudge(t *testing.T) {
 	}{
 		{"", 1, Verdict{Outcome: Allowed}},
 		{"gone", 1, Verdict{}},
-		{"x", 1, Verdict{Decider: Decider{Tier: "kube-admin", Policy: admin("a"), Rule: "deny"}}},
+		{"x", 1, Verdict{Decider: Decider{Tier: "kube-admin", Policy: admin("a"), Rule: "deny"}, Asked: []model.PolicyKey{admin("a")}}},
 		{"x", 2, Verdict{Outcome: Allowed, Decider: Decider{Tier: "default", Policy: np("db"), Rule: "ingress[0]"}}},
 		{"x", 3, Verdict{Outcome: Allowed, Decider: Decider{Tier: "kube-admin", Policy: admin("a"), Rule: "allow"}}},
-		{"x", 4, Verdict{Decider: Decider{Tier: "kube-baseline", Policy: admin("default"), Rule: "deny"}}},
+		{"x", 4, Verdict{Decider: Decider{Tier: "kube-baseline", Policy: admin("default"), Rule: "deny"}, Asked: []model.PolicyKey{admin("default")}}},
 		{"x", 5, Verdict{Outcome: Allowed}},
 		{"x", 6, Verdict{Decider: Decider{Tier: "default"}, Isolating: []model.PolicyKey{np("db"), np("all")}}},
 		{"h", 2, Verdict{}},

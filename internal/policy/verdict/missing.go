@@ -32,7 +32,7 @@ func (c *Cluster) missing(s Step, f Flow) string {
 	if s.Stage.Outward() {
 		direction, other = "egress", "to "+c.label(f.Destination)
 	}
-	if !ported(f.Protocol) && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
+	if !f.Ported() && len(s.Isolating) > 0 && !slices.ContainsFunc(s.Isolating, beyondPorts) {
 		return fmt.Sprintf("an %s rule that allows %s %s in a policy of another kind: NetworkPolicy knows TCP, UDP and SCTP alone",
 			direction, f.What(), other)
 	}
@@ -61,7 +61,7 @@ func (c *Cluster) candidates(s Step) string {
 
 // What names protocol and port: "TCP 5432", "ICMP 8".
 func (f Flow) What() string {
-	if !ported(f.Protocol) {
+	if !f.Ported() {
 		return f.ProtocolName()
 	}
 	return fmt.Sprintf("%s %d", f.ProtocolName(), f.DestinationPort)
@@ -79,7 +79,7 @@ func Ping(to netip.Addr) (protocol, icmpType uint8) {
 // ProtocolName is the protocol for people, without ports: "TCP", "ICMP 8", "protocol 47".
 func (f Flow) ProtocolName() string {
 	switch {
-	case ported(f.Protocol):
+	case f.Ported():
 		return model.Protocol(f.Protocol).String()
 	case f.Protocol == icmp:
 		return fmt.Sprintf("ICMP %d", f.ICMPType)

@@ -66,6 +66,9 @@ type Verdict struct {
 	Decider `json:"by,omitzero"`
 	// Isolating are, where a tier's default denies, the policies that make it do so.
 	Isolating []model.PolicyKey `json:"isolating,omitempty"`
+	// Asked are, where a rule denies, the policies of its tier that were asked, its own as the
+	// last.
+	Asked []model.PolicyKey `json:"-"`
 }
 
 // Decider is what decided: Policy and Rule are empty where a tier's default did, and all where
