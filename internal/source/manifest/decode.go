@@ -101,9 +101,11 @@ func decodeBoolPointer(d *decoder, v reflect.Value) error {
 	if err := d.boolean(&b); err != nil {
 		return err
 	}
-	if v.Set(no); b {
-		v.Set(yes)
+	to := no
+	if b {
+		to = yes
 	}
+	v.Set(to)
 	return nil
 }
 
