@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/model"
@@ -46,7 +47,8 @@ type content struct {
 // parser reads files; one serves one goroutine.
 type parser struct {
 	decoder
-	seed maphash.Seed
+	slice discoveryv1.EndpointSlice // filled anew for each, in the same room
+	seed  maphash.Seed
 	// declared: files are read as users give them to an API; nil: as a cluster has them.
 	declared *declared
 	// ignoreRefused: see kinds.Text.
@@ -189,14 +191,17 @@ var errFound = errors.New("found")
 func (p *parser) header() (apiVersion, kind string, err error) {
 	start := p.pos
 	err = p.scanner.object(func(key []byte) error {
-		var err error
+		to := &kind
 		switch string(key) {
 		case "apiVersion":
-			err = p.decoder.name(&apiVersion)
+			to = &apiVersion
 		case "kind":
-			err = p.decoder.name(&kind)
 		default:
-			err = p.skip()
+			return p.skip()
+		}
+		b, err := p.decoder.text()
+		if b != nil {
+			*to = *p.names.intern(b)
 		}
 		if err == nil && apiVersion != "" && kind != "" {
 			err = errFound
@@ -347,31 +352,32 @@ func (p *parser) add(o object, start int) {
 	p.out.objects = append(p.out.objects, o)
 }
 
-// decode reads an object and translates it. The kinds that there are many objects of have scanners
-// of their own.
+// decode reads an object and translates it. Of the kinds that there are many objects of,
+// no more than fields is read.
 func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 	switch k.Kind {
 	case model.ServiceKind:
 		var o corev1.Service
-		err := p.service(&o)
+		err := decodeService(&p.decoder, &o)
 		if p.declared != nil {
 			p.declared.assign(&o)
 		}
 		return translate(err, &o.ObjectMeta, &o, kubeobj.Service)
 	case model.EndpointSliceKind:
-		return translate(p.endpointSlice(), &p.slice.ObjectMeta, &p.slice, kubeobj.EndpointSlice)
+		p.slice = discoveryv1.EndpointSlice{Ports: p.slice.Ports, Endpoints: p.slice.Endpoints}
+		return translate(decodeSlice(&p.decoder, &p.slice), &p.slice.ObjectMeta, &p.slice, kubeobj.EndpointSlice)
 	case model.PodKind:
 		var o corev1.Pod
-		return translate(p.pod(&o), &o.ObjectMeta, &o, kubeobj.Pod)
+		return translate(decodePod(&p.decoder, &o), &o.ObjectMeta, &o, kubeobj.Pod)
 	case model.NodeKind:
 		var o corev1.Node
-		return translate(p.node(&o), &o.ObjectMeta, &o, kubeobj.Node)
+		return translate(decodeNode(&p.decoder, &o), &o.ObjectMeta, &o, kubeobj.Node)
 	case model.NamespaceKind:
 		var o corev1.Namespace
-		return translate(p.metadataOnly(&o.ObjectMeta), &o.ObjectMeta, &o, kubeobj.Namespace)
+		return translate(decodeNamespace(&p.decoder, &o), &o.ObjectMeta, &o, kubeobj.Namespace)
 	case model.ServiceAccountKind:
 		var o corev1.ServiceAccount
-		return translate(p.metadataOnly(&o.ObjectMeta), &o.ObjectMeta, &o, kubeobj.ServiceAccount)
+		return translate(decodeServiceAccount(&p.decoder, &o), &o.ObjectMeta, &o, kubeobj.ServiceAccount)
 	}
 	start := p.pos
 	if err := p.skip(); err != nil {
@@ -409,25 +415,13 @@ func (p *parser) identify(start int, namespaced bool) model.Name {
 }
 
 // given tells the name and the namespace that the text gives an object.
-func (p *parser) given(start int) (name model.Name) {
+func (p *parser) given(start int) model.Name {
 	p.pos = start
 	// An error is no matter: the object is known to have a wrong field, and
 	// what was read up to it is all there is to know.
-	_ = p.scanner.object(func(key []byte) error {
-		if string(key) != "metadata" {
-			return p.skip()
-		}
-		return p.scanner.object(func(key []byte) error {
-			switch string(key) {
-			case "name":
-				return p.str(&name.Name)
-			case "namespace":
-				return p.decoder.name(&name.Namespace)
-			}
-			return p.skip()
-		})
-	})
-	return name
+	var o corev1.Namespace
+	_ = decodeName(&p.decoder, &o)
+	return model.Name{Namespace: o.Namespace, Name: o.Name}
 }
 
 // refuseDuplicates lets the first of several objects of one name count.

@@ -336,3 +336,15 @@ func TestInternerStartsOver(t *testing.T) {
 		t.Errorf("%d strings are kept", len(n.seen))
 	}
 }
+
+// After a file on which it failed, a parser goes on as it was.
+func TestParserGoesOn(t *testing.T) {
+	p := newParsers(true)[0]
+	p.declared = &declared{} // without a map to count in
+	if _, err := p.parseSafely("a.json", []byte(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"}}`), nil); err == nil {
+		t.Error("the parser did not fail")
+	}
+	if !p.ignoreRefused || p.declared == nil {
+		t.Errorf("ignores what is refused: %v", p.ignoreRefused)
+	}
+}

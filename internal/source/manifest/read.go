@@ -141,7 +141,7 @@ func (p *parser) read(from *folder, j job) reading {
 func (p *parser) parseSafely(name string, data []byte, prev []object) (c content, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			*p = parser{seed: p.seed, declared: p.declared}
+			*p = parser{seed: p.seed, declared: p.declared, ignoreRefused: p.ignoreRefused}
 			c, err = content{}, fmt.Errorf("parse file: the parser failed on it, which is a bug worth reporting: %v", r)
 		}
 	}()

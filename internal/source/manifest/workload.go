@@ -25,8 +25,12 @@ const maxReplicas = 256
 
 // workload is an object that has a template of pods.
 type workload struct {
-	corev1.Pod // with the name of the object
-	replicas   *int32
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Replicas    *int32                  `json:"replicas"`
+		Template    corev1.PodTemplateSpec  `json:"template"`
+		JobTemplate batchv1.JobTemplateSpec `json:"jobTemplate"`
+	} `json:"spec"`
 }
 
 // workload reads the pods of an object that has a template of them, which begins at start, and
@@ -34,16 +38,22 @@ type workload struct {
 func (p *parser) workload(kind string, start int) bool {
 	defer func() { p.pos = start }()
 	var w workload
-	err := p.decodeWorkload(&w)
-	if known := slices.Contains(workloads, kind); err != nil || len(w.Spec.Containers) == 0 && !known {
+	err := decodeWorkload(&p.decoder, &w)
+	template := &w.Spec.Template
+	if kind == "CronJob" {
+		template = &w.Spec.JobTemplate.Spec.Template
+	}
+	if known := slices.Contains(workloads, kind); err != nil || len(template.Spec.Containers) == 0 && !known {
 		if known && isField(err) {
 			p.refuseWorkload(kind, start, err.Error())
 		}
 		return known
 	}
 	unnamed := w.Name == "" // it has a generateName
-	w.Name, w.Namespace = cmp.Or(w.Name, "x"), cmp.Or(w.Namespace, kinds.DefaultNamespace)
-	pod, err := kubeobj.Pod(&w.Pod)
+	meta := metav1.ObjectMeta{
+		Name: cmp.Or(w.Name, "x"), Namespace: cmp.Or(w.Namespace, kinds.DefaultNamespace), Labels: template.Labels, Annotations: template.Annotations,
+	}
+	pod, err := kubeobj.Pod(&corev1.Pod{ObjectMeta: meta, Spec: template.Spec})
 	if err != nil {
 		p.refuseWorkload(kind, start, "its pods: "+err.Error())
 	}
@@ -63,8 +73,8 @@ func (p *parser) workload(kind string, start int) bool {
 		return true
 	}
 	replicas := 1
-	if w.replicas != nil {
-		replicas = max(1, min(int(*w.replicas), maxReplicas))
+	if w.Spec.Replicas != nil {
+		replicas = max(1, min(int(*w.Spec.Replicas), maxReplicas))
 	}
 	for i := range replicas {
 		replica := fmt.Sprintf("%s-%d", name, i)
@@ -85,53 +95,4 @@ func (p *parser) refuseWorkload(kind string, start int, reason string) {
 	name := p.identify(start, true)
 	p.pos = start
 	p.out.issues = append(p.out.issues, model.Issue{Object: model.Ref{Kind: model.Kind(kind), Name: name}, Source: p.source(p.lineAt(start)), Reason: reason})
-}
-
-func (d *decoder) decodeWorkload(w *workload) error {
-	return d.object(func(key []byte) error {
-		switch string(key) {
-		case "metadata":
-			var m metav1.ObjectMeta
-			err := d.meta(&m)
-			w.Name, w.Namespace = m.Name, m.Namespace
-			return err
-		case "spec":
-			return d.workloadSpec(w)
-		}
-		return d.skip()
-	})
-}
-
-func (d *decoder) workloadSpec(w *workload) error {
-	return d.object(func(key []byte) error {
-		switch string(key) {
-		case "replicas":
-			return d.int32Pointer(&w.replicas)
-		case "template":
-			return d.podTemplate(w)
-		case "jobTemplate":
-			return d.object(func(key []byte) error {
-				if string(key) == "spec" {
-					return d.workloadSpec(w)
-				}
-				return d.skip()
-			})
-		}
-		return d.skip()
-	})
-}
-
-func (d *decoder) podTemplate(w *workload) error {
-	return d.object(func(key []byte) error {
-		switch string(key) {
-		case "metadata":
-			var m metav1.ObjectMeta
-			err := d.meta(&m)
-			w.Labels, w.Annotations = m.Labels, m.Annotations
-			return err
-		case "spec":
-			return d.podSpec(&w.Spec)
-		}
-		return d.skip()
-	})
 }
