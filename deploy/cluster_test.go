@@ -527,10 +527,10 @@ func (c *cluster) testFabric(t *testing.T) {
 	text := render(t, "--set", "kubernetes.host="+apiServer, "--set", "fabric.mode=vxlan")
 	c.apply(t, text, "")
 	await(t, c.run(t, text), func(s agent.Status) string {
-		if len(s.Accelerators) == 1 && s.Accelerators[0].Fabric && s.Accelerators[0].InStep && len(s.Source.Unread) == 0 && s.Source.Synced {
+		if len(s.Followers) == 1 && s.Followers[0].Fabric && s.Followers[0].InStep && len(s.Source.Unread) == 0 && s.Source.Synced {
 			return ""
 		}
-		return fmt.Sprintf("it says %+v, %+v", s.Accelerators, s.Problems)
+		return fmt.Sprintf("it says %+v, %+v", s.Followers, s.Problems)
 	})
 	c.apply(t, render(t, "--set", "kubernetes.host="+apiServer), "")
 }

@@ -116,7 +116,7 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 		return err
 	}
 	defer func() { _ = b.close() }()
-	b.agent.Claim = claim
+	b.agent.Lock = claim
 	return privilege(b.run(cmd.Context()))
 }
 

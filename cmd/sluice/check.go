@@ -19,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/lint"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/store"
 )
@@ -225,7 +226,7 @@ func (c *checker) judge(complete bool) {
 // pool holds may have one.
 func (c *checker) fabric(complete bool) []model.Issue {
 	own := &model.Node{Name: "(this)", Created: time.Unix(0, 0), IPs: []netip.Addr{netip.MustParseAddr("192.88.99.1"), netip.MustParseAddr("2002:c058:6301::")}} // of RFC 7526: nobody has them
-	config := compile.Config{Node: own.Name, Fabric: true}
+	config := compile.Config{Config: services.Config{Node: own.Name, Fabric: true}}
 	mode := "native"
 	c.objects.Read(func(v *store.View) {
 		if complete && len(v.IPPools()) > 0 {
@@ -241,7 +242,7 @@ func (c *checker) fabric(complete bool) []model.Issue {
 	compiler.SetUnderlay([]model.HostAddress{{Prefix: netip.PrefixFrom(own.IPs[0], 0)}, {Prefix: netip.PrefixFrom(own.IPs[1], 0)}})
 	c.objects.Apply([]store.Event{{Kind: model.NodeKind, Name: own.Ref().Name, Object: own}})
 	compiler.Update(c.objects, c.objects.Take())
-	issues := compiler.FabricIssues()
+	issues := compiler.Fabric.Issues()
 	return issues
 }
 

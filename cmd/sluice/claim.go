@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"time"
 
-	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/nflog"
 )
@@ -19,8 +19,8 @@ const rivalPatience = 30 * time.Second
 
 // claimNamespace makes this the only agent of the calling thread's network namespace. Tests whose
 // agents program no kernel replace it.
-var claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
-	return agent.ClaimNamespace(ctx, rivalPatience, lockNamespace, log)
+var claimNamespace = func(ctx context.Context, log *slog.Logger) (*nslock.Lock, error) {
+	return nslock.Acquire(ctx, rivalPatience, lockNamespace, log)
 }
 
 // lockNamespace takes the nflog group that stands for the right to be the only agent of the calling

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/kernel/netns"
 )
@@ -29,9 +29,9 @@ func TestTwoAgents(t *testing.T) {
 
 	// An agent that has waited long enough ends and names the agent in its way.
 	patient := claimNamespace
-	claimNamespace = func(ctx context.Context, log *slog.Logger) (*agent.Claim, error) {
+	claimNamespace = func(ctx context.Context, log *slog.Logger) (*nslock.Lock, error) {
 		// The first agent has to be asked for its name meanwhile.
-		return agent.ClaimNamespace(ctx, 500*time.Millisecond, lockNamespace, log)
+		return nslock.Acquire(ctx, 500*time.Millisecond, lockNamespace, log)
 	}
 	var out bytes.Buffer
 	err := ns.Do(func() error {

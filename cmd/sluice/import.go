@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,16 +13,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sluice.dev/sluice/internal/balancer/config"
 	"sluice.dev/sluice/internal/balancer/importer"
+	"sluice.dev/sluice/internal/balancer/keys"
 	"sluice.dev/sluice/internal/cli"
 )
 
 // importers are the formats that 'sluice import' reads.
-var importers = map[string]func(io.Reader, importer.Options) (*importer.Document, []importer.Note, error){
+var importers = map[string]func(io.Reader, importer.Options) (keys.Object, []importer.Note, error){
 	"ipvs":       importer.IPVS,
 	"keepalived": importer.Keepalived,
-	"nftlb": func(r io.Reader, _ importer.Options) (*importer.Document, []importer.Note, error) {
-		return importer.NFTLB(r)
+	"nftlb": func(r io.Reader, _ importer.Options) (keys.Object, []importer.Note, error) {
+		return importer.NFTLB(r, config.Document)
 	},
 }
 
@@ -91,9 +94,10 @@ func runImport(cmd *cobra.Command, o importOptions) error {
 	if err != nil {
 		return errors.Join(printNotes(cmd.ErrOrStderr(), notes), fmt.Errorf("import %s: %w", o.file, err))
 	}
-	text, err := json.MarshalIndent(doc, "", "  ")
-	if err == nil {
-		_, err = cmd.OutOrStdout().Write(append(text, '\n'))
+	var text bytes.Buffer
+	if err = json.Indent(&text, config.Document.JSON(doc), "", "  "); err == nil {
+		text.WriteByte('\n')
+		_, err = text.WriteTo(cmd.OutOrStdout())
 	}
 	if err := errors.Join(err, printNotes(cmd.ErrOrStderr(), notes)); err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	nftlb "sluice.dev/sluice/internal/balancer/config"
-	"sluice.dev/sluice/internal/balancer/importer"
 	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/cli"
 )
@@ -24,7 +23,7 @@ func TestImport(t *testing.T) {
 	if status := execute(t.Context(), []string{"import", "ipvs", file}, &out, &notes); status != cli.ExitOK {
 		t.Fatalf("exit status %d: %s", status, notes.String())
 	}
-	var doc importer.Document
+	var doc struct{ Farms []struct{ Name string } }
 	if err := json.Unmarshal(out.Bytes(), &doc); err != nil || len(doc.Farms) != 1 || doc.Farms[0].Name != "10.0.0.1-80-tcp" {
 		t.Errorf("%s, %v", out.String(), err)
 	}

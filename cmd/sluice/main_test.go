@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/source"
@@ -67,7 +68,7 @@ func useKernel(t *testing.T) *kernel {
 	real := openNFTables
 	openNFTables = func(driver.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
 	claim := claimNamespace
-	claimNamespace = func(context.Context, *slog.Logger) (*agent.Claim, error) { return nil, nil }
+	claimNamespace = func(context.Context, *slog.Logger) (*nslock.Lock, error) { return nil, nil }
 	t.Cleanup(func() { openNFTables, claimNamespace = real, claim })
 	return k
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
@@ -26,6 +26,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nflog"
 	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
@@ -75,7 +76,7 @@ var modes = []*mode{
 		services: append(slices.Clone(iptables.Requirements), conntrack.Requirement),
 		policy:   append(slices.Clone(iptables.PolicyRequirements), nflog.Requirement),
 		open: func(f *modeFlags, o driver.Options) (driver.Driver, error) {
-			return iptables.Open(iptables.Options{Options: o, Variant: iptables.Variant(f.variant), LockWait: xtablesWait})
+			return iptables.Open(iptables.Options{Options: o, Variant: xtables.Variant(f.variant), LockWait: xtablesWait})
 		},
 	},
 	{
@@ -131,7 +132,7 @@ func (f *modeFlags) check() error {
 	}
 	one("ipvs-scheduler", f.scheduler, model.IPVSSchedulers...)
 	if f.variant != "" {
-		one("iptables-variant", f.variant, string(iptables.Legacy), string(iptables.NFTables))
+		one("iptables-variant", f.variant, string(xtables.Legacy), string(xtables.NFTables))
 	}
 	if f.client != "" {
 		one("userspace-client-address", f.client, userspace.ProxyProtocol, userspace.Transparent)
@@ -310,7 +311,7 @@ const (
 // handOver lets the next agent in, if one waits, and has the proxy serve until the kernel holds all
 // of its services, in another mode; then connections that go through the proxy have time to end.
 // Of other modes what was programmed works on by itself.
-func handOver(d driver.Driver, claim *agent.Claim, in *netns.NS, log *slog.Logger) {
+func handOver(d driver.Driver, claim *nslock.Lock, in *netns.NS, log *slog.Logger) {
 	proxy, is := d.(*userspace.Driver)
 	if !is || claim.Waiting() == 0 {
 		return

@@ -118,7 +118,7 @@ func say(c net.Conn) error {
 	return err
 }
 
-// dial connects from a namespace.
+// dialFrom connects from a namespace.
 func dialFrom(ns *netns.NS, network, to string) (c net.Conn, err error) {
 	err = ns.Do(func() error {
 		c, err = net.DialTimeout(network, to, patience)

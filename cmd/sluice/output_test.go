@@ -11,11 +11,11 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/preflight"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 // evil is text that controls a terminal, adds lines and columns, and turns the direction of
@@ -81,7 +81,7 @@ func TestLinesArePrintable(t *testing.T) {
 	}
 	clean(t, "drops", b.String(), 1)
 	b.Reset()
-	servicesTable(&b, []compile.ServiceView{{Namespace: "shop", Name: evilGo, Issues: []string{evilGo}}})
+	servicesTable(&b, []services.ServiceView{{Namespace: "shop", Name: evilGo, Issues: []string{evilGo}}})
 	clean(t, "services", strings.ReplaceAll(b.String(), "\t", ""), 2)
 	b.Reset()
 	evilRef := model.Ref{Kind: model.PodKind, Name: model.Name{Namespace: evilGo, Name: evilGo}}

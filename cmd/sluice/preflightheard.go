@@ -47,7 +47,7 @@ func preflightHeard(ctx context.Context, node *nodeFlags, encrypt bool, socket s
 		return []preflight.Result{{Check: checkHeard, Status: preflight.Fail, Seen: "nothing is tried: " + err.Error()}}, 0
 	}
 	nodes = objects.Counts()[string(model.NodeKind)]
-	ends := c.FarEnds()
+	ends := c.Fabric.FarEnds()
 	if len(ends) == 0 {
 		return []preflight.Result{{Check: checkHeard, Status: preflight.Warn, Seen: "nothing is tried: the objects have no other node, or not this one",
 			Do: "if there are other nodes, name this node's Node object with --node"}}, nodes
@@ -159,7 +159,7 @@ func cause(err error, to netip.Addr) (text string) {
 
 // triedPeers says which BGP peers can be reached, if this node is to have any.
 func triedPeers(ctx context.Context, c *compile.Compiler) (results []preflight.Result) {
-	peers := c.BGPChanges().Peers
+	peers := c.BGP.Changes().Peers
 	if len(peers) == 0 {
 		return nil
 	}

@@ -100,7 +100,7 @@ func knownPolicies(c *compile.Compiler, p *state.Policy) preflight.Result {
 		}
 	}
 	r := preflight.Result{Check: checkPolicies, Status: preflight.OK, Seen: fmt.Sprintf("%s known; they apply to %s of this node",
-		none(len(c.Policies())), model.Of(judged, len(pods), "pod"))}
+		none(len(c.Policy.Views())), model.Of(judged, len(pods), "pod"))}
 	if n := len(p.Hosts); n > 0 {
 		r.Seen += ", and to " + model.Count(n, "host endpoint") + " of it"
 	}

@@ -221,7 +221,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
 	c.OtherRules = func(ctx context.Context) (foreign.Rules, error) { return foreign.Read(ctx, here) }
-	c.Claim, c.Contests, c.Log = claim, &contest.Board{}, log
+	c.Lock, c.Contests, c.Log = claim, &contest.Board{}, log
 	var a *agent.Agent
 	if o.setSysctls {
 		c.Prepare = func() {

@@ -13,8 +13,8 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 const servicesHelp = `List the services that this node has, a line for each address and port. BACKENDS counts the endpoints
@@ -37,7 +37,7 @@ func newServicesCommand() *cobra.Command {
 			if one, ok := answer.(agent.ServiceReport); ok {
 				serviceTable(w, one)
 			} else {
-				servicesTable(w, answer.([]compile.ServiceView))
+				servicesTable(w, answer.([]services.ServiceView))
 			}
 		})
 	cmd.Example = "  sluice services shop/web\n  sluice services -n shop --name db"
@@ -46,7 +46,7 @@ func newServicesCommand() *cobra.Command {
 }
 
 // listServices asks for the service that is named, as an agent.ServiceReport, or for all that the
-// filter admits, as a []compile.ServiceView.
+// filter admits, as a []services.ServiceView.
 func listServices(cmd *cobra.Command, client *agent.Client, f nameFilter) (any, error) {
 	if arg := cmd.Flags().Arg(0); arg != "" {
 		name, err := f.one(arg)
@@ -55,8 +55,8 @@ func listServices(cmd *cobra.Command, client *agent.Client, f nameFilter) (any, 
 		}
 		return client.Service(cmd.Context(), name)
 	}
-	services, err := client.Services(cmd.Context())
-	return slices.DeleteFunc(services, func(s compile.ServiceView) bool { return !f.admits(s.Namespace, s.Name) }), err
+	list, err := client.Services(cmd.Context())
+	return slices.DeleteFunc(list, func(s services.ServiceView) bool { return !f.admits(s.Namespace, s.Name) }), err
 }
 
 // newListCommand makes a command that asks the agent for something and prints it.
@@ -79,7 +79,7 @@ func newListCommand[T any](use, short, long string, ask func(*cobra.Command, *ag
 }
 
 // servicesTable writes a line for each frontend. A service without one has a line that says why.
-func servicesTable(w io.Writer, views []compile.ServiceView) {
+func servicesTable(w io.Writer, views []services.ServiceView) {
 	if len(views) == 0 {
 		_, _ = fmt.Fprintln(w, "no services")
 		return
@@ -113,7 +113,7 @@ func servicesTable(w io.Writer, views []compile.ServiceView) {
 
 // serviceTable writes a service with its endpoints.
 func serviceTable(w io.Writer, s agent.ServiceReport) {
-	servicesTable(w, []compile.ServiceView{s.ServiceView})
+	servicesTable(w, []services.ServiceView{s.ServiceView})
 	if s.Unproxied != "" && s.Unproxied != model.Headless {
 		return
 	}
@@ -140,7 +140,7 @@ func serviceTable(w io.Writer, s agent.ServiceReport) {
 }
 
 // condition is that of an endpoint, by its EndpointSlice.
-func condition(e compile.EndpointView) string {
+func condition(e services.EndpointView) string {
 	switch {
 	case e.Ready && e.Terminating:
 		return "ready, terminating"
@@ -157,7 +157,7 @@ func condition(e compile.EndpointView) string {
 }
 
 // choices say for which connections an endpoint is chosen, and why not for the others.
-func choices(e compile.EndpointView) (chosen, note string) {
+func choices(e services.EndpointView) (chosen, note string) {
 	answer := map[bool]string{true: "yes", false: "no"}
 	switch in, out := e.Inside, e.Outside; {
 	case out == nil || *out == in:

@@ -83,7 +83,7 @@ func statusTable(w io.Writer, s agent.Status) {
 	} else {
 		row("last change", "none yet")
 	}
-	for _, a := range s.Accelerators {
+	for _, a := range s.Followers {
 		if a.Fabric {
 			fabricRow(row, a)
 			continue
@@ -127,7 +127,7 @@ func statusTable(w io.Writer, s agent.Status) {
 }
 
 // fabricRow writes how the ways to other nodes' pods are.
-func fabricRow(row func(name, format string, args ...any), a reconcile.AcceleratorStatus) {
+func fabricRow(row func(name, format string, args ...any), a reconcile.FollowerStatus) {
 	switch {
 	case a.Error != "":
 		row("fabric", "tunnels and routes to other nodes are as they were: %s", a.Error)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/services/takeover"
@@ -78,7 +79,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	if from {
 		return privilege(takeover.From(cmd.Context(), o))
 	}
-	o.Claimed = agent.Claimed
+	o.Claimed = nslock.Held
 	o.Purge = func(ctx context.Context) error {
 		if err := kernel.purge(ctx); err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	address "sluice.dev/sluice/internal/addresses/compile"
+	"sluice.dev/sluice/internal/model"
 )
 
 // Addresses carries out what the compiler says of the addresses of Services.
@@ -24,6 +25,27 @@ type Addresses interface {
 	Run(ctx context.Context)
 	// Counts is safe for concurrent use.
 	Counts() AddressCounts
+}
+
+// addressing is what the agent has to do with addresses of Services.
+func (a *Agent) addressing() subject {
+	return subject{
+		run: []func(context.Context){a.Addresses.Run},
+		inputs: []input{hear(a.Addresses.Silent(), func(l *loop, ctx context.Context, nodes map[string]bool) {
+			l.compiling.Lock()
+			l.Compiler.Addresses.SetSilent(nodes)
+			l.compiling.Unlock()
+			l.attempt(ctx)
+		})},
+		follow: func() {
+			a.compiling.Lock()
+			changes := a.Compiler.Addresses.Changes()
+			a.compiling.Unlock()
+			a.Addresses.Follow(changes)
+		},
+		issues:  a.unanswered,
+		collect: collector{a}.collectAddresses,
+	}
 }
 
 // AddressCounts are what has become of addresses.
@@ -46,7 +68,7 @@ func (a *Agent) addresses() ([]address.Address, error) {
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	list, answered := a.Compiler.Addresses(), a.Addresses.Answered()
+	list, answered := a.Compiler.AddressList(), a.Addresses.Answered()
 	for i := range list {
 		if on, known := answered[list[i].Address]; known && list[i].Here {
 			list[i].AnsweredOn(on)
@@ -55,14 +77,17 @@ func (a *Agent) addresses() ([]address.Address, error) {
 	return list, nil
 }
 
-// unanswered returns the addresses that are to be answered for here, and no interface is for that.
-func (a *Agent) unanswered() (list []netip.Addr) {
+// unanswered names the addresses that are to be answered for here, and no interface is for that.
+func (a *Agent) unanswered() []model.Issue {
+	var list []netip.Addr
 	for addr, on := range a.Addresses.Answered() {
 		if len(on) == 0 {
 			list = append(list, addr)
 		}
 	}
-	return list
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Addresses.Unanswered(list)
 }
 
 var (
@@ -74,12 +99,9 @@ var (
 	descNodes     = desc("address_nodes", "Other nodes that may announce addresses, by whether they are heard from.", "state")
 )
 
-// collectAddresses makes the metrics of addresses, if the agent deals with them.
-func (c collector) collectAddresses(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	list, err := c.addresses()
-	if err != nil {
-		return
-	}
+// collectAddresses makes the metrics of addresses.
+func (c collector) collectAddresses(ch chan<- prometheus.Metric, gauge gaugeOf) {
+	list, _ := c.addresses()
 	n := c.Addresses.Counts()
 	gauge(descAddresses, float64(len(list)))
 	gauge(descAnnounced, float64(n.Announced))

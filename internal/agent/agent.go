@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
@@ -42,9 +43,9 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Accelerators, if any, carry out the same state beside the base, for speed alone, or a part
+	// Followers, if any, carry out the same state beside the base, for speed alone, or a part
 	// that it does not carry out; the caller closes them after Run.
-	Accelerators []driver.Driver
+	Followers []driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
@@ -134,9 +135,9 @@ type Config struct {
 	// Speaker, if set, carries out what Compiler says of BGP.
 	Speaker Speaker
 
-	// Claim, if set, is the right to be the only agent of this namespace; the caller releases it
+	// Lock, if set, is the right to be the only agent of this namespace; the caller releases it
 	// after Run.
-	Claim *Claim
+	Lock *nslock.Lock
 
 	// Prepare, if set, is called once, before anything is programmed, and not before all is known
 	// that programming needs: an agent that can read nothing changes nothing.
@@ -148,29 +149,6 @@ type Config struct {
 	Log *slog.Logger
 
 	sockets sockets // nil: the kernel's; tests have others, in which a clock of theirs goes on
-}
-
-// PathProber looks after the ways to other nodes.
-type PathProber interface {
-	// Run works until ctx ends; paths returns those that there are.
-	Run(ctx context.Context, paths func() []model.Path)
-	// Missing says of the ways to addresses by how many bytes the largest packet that they carry is
-	// smaller than it should be. Safe for concurrent use.
-	Missing() map[netip.Addr]int
-	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
-	Issues() []model.Issue
-}
-
-// Hearer asks the far ends of ways to other nodes' pods.
-type Hearer interface {
-	// Run works until ctx ends; ends returns those that there are.
-	Run(ctx context.Context, ends func() []model.FarEnd)
-	// Heard returns what is known of those that were asked. Safe for concurrent use, as is Issues.
-	Heard() map[model.FarEnd]model.Heard
-	// Issues names the nodes that are not heard.
-	Issues() []model.Issue
-	// Deaf says why nobody can be asked; "": they can.
-	Deaf() string
 }
 
 // Agent is one node's agent. Make it with New, and Run it once.
@@ -186,7 +164,8 @@ type Agent struct {
 	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
-	accelerators []*reconcile.Accelerator
+	followers []*reconcile.Follower
+	subjects  []subject
 
 	// Held while Compiler and the following fields change, and while other goroutines than the loop
 	// read them.
@@ -214,9 +193,10 @@ func New(c Config) *Agent {
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
 	a.checks.proxy = c.KubeProxy
-	for _, d := range c.Accelerators {
-		a.accelerators = append(a.accelerators, reconcile.NewAccelerator(d, a.stateCopy, c.AuditInterval, c.Log))
+	for _, d := range c.Followers {
+		a.followers = append(a.followers, reconcile.NewFollower(d, a.stateCopy, c.AuditInterval, c.Log))
 	}
+	a.subjects = a.subjectsOf()
 	a.metrics = newMetrics(a)
 	return a
 }
@@ -224,20 +204,6 @@ func New(c Config) *Agent {
 // Ready reports, as /readyz does, whether the kernel has been programmed and can be still, and all
 // kinds of objects could be read. Safe for concurrent use.
 func (a *Agent) Ready() bool { return a.health.unready() == "" }
-
-// paths are the ways to other nodes; safe for concurrent use.
-func (a *Agent) paths() []model.Path {
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.Paths()
-}
-
-// farEnds are where the ways to other nodes' pods end; safe for concurrent use.
-func (a *Agent) farEnds() []model.FarEnd {
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.FarEnds()
-}
 
 // stateCopy is a copy of the desired state; safe for concurrent use.
 func (a *Agent) stateCopy() *state.State {
@@ -282,20 +248,16 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	if a.Addresses != nil {
-		group.Go(func() error { a.Addresses.Run(ctx); return nil })
+	for _, follower := range a.followers {
+		group.Go(func() error { follower.Run(ctx); return nil })
 	}
-	if a.Speaker != nil {
-		group.Go(func() error { a.Speaker.Run(ctx); return nil })
-	}
-	for _, accelerator := range a.accelerators {
-		group.Go(func() error { accelerator.Run(ctx); return nil })
-	}
-	if a.Paths != nil {
-		group.Go(func() error { a.Paths.Run(ctx, a.paths); return nil })
-	}
-	if a.Heard != nil {
-		group.Go(func() error { a.Heard.Run(ctx, a.farEnds); return nil })
+	for _, s := range a.subjects {
+		for _, run := range s.run {
+			group.Go(func() error { run(ctx); return nil })
+		}
+		for _, in := range s.inputs {
+			group.Go(func() error { in(ctx, a); return nil })
+		}
 	}
 	l := newLoop(a)
 	if a.InStep != nil {

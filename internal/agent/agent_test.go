@@ -27,6 +27,7 @@ import (
 	kernelprobe "sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/test/logtest"
 )
@@ -47,7 +48,7 @@ func start(t *testing.T, change ...func(*Config)) *testAgent {
 	b := &testAgent{driver: newFakeDriver(), source: &fakeSource{store: st}, log: &logtest.Log{}}
 	c := Config{
 		Node: "node-a", Version: "v1", Mode: "ipvs", Store: st, Source: b.source, Driver: b.driver,
-		Compiler: compile.New(compile.Config{Node: "node-a"}),
+		Compiler: compile.New(compile.Config{Config: services.Config{Node: "node-a"}}),
 		Socket:   filepath.Join(t.TempDir(), "run", "sluice.sock"), AuditInterval: time.Minute,
 		Log: slog.New(slog.NewTextHandler(b.log, nil)),
 	}
@@ -604,7 +605,7 @@ func TestAddressThatIsWrong(t *testing.T) {
 func TestProbeFailure(t *testing.T) {
 	d := newFakeDriver()
 	d.probeErr = kernelprobe.ErrNotSupported
-	if err := New(Config{Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, kernelprobe.ErrNotSupported) {
+	if err := New(Config{Compiler: compile.New(compile.Config{}), Driver: d, Log: slog.New(slog.DiscardHandler)}).Run(t.Context()); !errors.Is(err, kernelprobe.ErrNotSupported) {
 		t.Errorf("Run on an old kernel: %v", err)
 	}
 }
@@ -633,7 +634,7 @@ func TestHostAddressesMove(t *testing.T) {
 	moves := make(chan []netip.Prefix)
 	b := start(t, func(c *Config) {
 		c.HostAddresses = moves
-		c.Compiler = compile.New(compile.Config{Node: "node-a", NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}})
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a", NodePortAddresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}})
 	})
 	objects := web(1, "10.1.0.1")
 	objects[0].Object.(*model.Service).Ports[0].NodePort = 30080
@@ -717,7 +718,7 @@ func TestNoInodes(t *testing.T) {
 	st := store.New()
 	d := newFakeDriver()
 	c := Config{
-		Node: "node-a", Store: st, Source: &fakeSource{store: st}, Driver: d, Compiler: compile.New(compile.Config{Node: "node-a"}),
+		Node: "node-a", Store: st, Source: &fakeSource{store: st}, Driver: d, Compiler: compile.New(compile.Config{Config: services.Config{Node: "node-a"}}),
 		Socket: filepath.Join(run, "sluice", "s.sock"), AuditInterval: time.Minute, Log: slog.New(slog.DiscardHandler),
 	}
 	var fill []string

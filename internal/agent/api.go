@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strconv"
 
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/reconcile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -114,13 +114,13 @@ func reply(w http.ResponseWriter, v any, err error) {
 
 // Services returns the services as they are wanted on this node, with all that is wrong with them,
 // whoever has found it, then faulty ones of which nothing is in force; safe for concurrent use.
-func (a *Agent) Services() []compile.ServiceView {
+func (a *Agent) Services() []services.ServiceView {
 	faults := map[model.Ref][]model.Issue{}
 	for _, i := range a.issues() {
 		faults[i.Object] = append(faults[i.Object], i)
 	}
 	a.compiling.Lock()
-	views := a.Compiler.Services()
+	views := a.Compiler.Services.Views()
 	a.compiling.Unlock()
 	for i, v := range views {
 		service := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
@@ -130,7 +130,7 @@ func (a *Agent) Services() []compile.ServiceView {
 	known := len(views)
 	for _, ref := range slices.SortedFunc(maps.Keys(faults), model.Ref.Compare) {
 		if ref.Kind == model.ServiceKind && ref.Name.Name != "" {
-			views = append(views, compile.ServiceView{Namespace: ref.Name.Namespace, Name: ref.Name.Name, Frontends: []compile.FrontendView{}, Issues: notes(faults[ref], "")})
+			views = append(views, services.ServiceView{Namespace: ref.Name.Namespace, Name: ref.Name.Name, Frontends: []services.FrontendView{}, Issues: notes(faults[ref], "")})
 		}
 	}
 	a.Store.Read(func(v *store.View) {
@@ -223,7 +223,7 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
 	}
-	for _, fabric := range a.accelerators {
+	for _, fabric := range a.followers {
 		if err == nil && len(objects) == 0 && fabric.Status().Fabric {
 			if err = fabric.Wait(ctx); err != nil {
 				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)

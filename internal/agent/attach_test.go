@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -85,7 +86,7 @@ func TestReroute(t *testing.T) {
 	links := shopLinks()
 	refused := true
 	asked := map[int]int{}
-	l := newLoop(New(Config{Node: "node-a", Store: store.New(), Compiler: compile.New(compile.Config{Node: "node-a"}), Driver: newFakeDriver(), Contests: &contest.Board{},
+	l := newLoop(New(Config{Node: "node-a", Store: store.New(), Compiler: compile.New(compile.Config{Config: services.Config{Node: "node-a"}}), Driver: newFakeDriver(), Contests: &contest.Board{},
 		Log: slog.New(slog.DiscardHandler), AuditInterval: time.Hour,
 		Reroute: func(device int, a netip.Addr) (bool, error) {
 			asked[device]++
@@ -109,7 +110,7 @@ func TestReroute(t *testing.T) {
 		for _, i := range devices {
 			there.Routes = append(slices.Clone(there.Routes), routes[i])
 		}
-		l.rewired(t.Context(), there, true)
+		l.rewired(t.Context(), there)
 	}
 	now := time.Now()
 	pass := func(d time.Duration) {

@@ -27,6 +27,22 @@ type Speaker interface {
 	Run(ctx context.Context)
 }
 
+// speaking is what the agent has to do with BGP.
+func (a *Agent) speaking() subject {
+	return subject{
+		run:    []func(context.Context){a.Speaker.Run},
+		inputs: []input{hear(a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
+		moved:  func() bool { return a.Compiler.BGP.SecretsChanged() },
+		follow: func() {
+			a.compiling.Lock()
+			order := a.Compiler.BGP.Changes()
+			a.compiling.Unlock()
+			a.Speaker.Follow(order)
+		},
+		collect: collector{a}.collectBGP,
+	}
+}
+
 // sessions are how it stands with BGP.
 type sessions struct {
 	peers   map[string]*bgp.PeerStatus
@@ -123,7 +139,7 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 		return BGPReport{}, errNoBGP
 	}
 	a.compiling.Lock()
-	view, issues := a.Compiler.BGPView()
+	view, issues := a.Compiler.BGP.View(), a.Compiler.BGPIssues()
 	a.compiling.Unlock()
 	issues = a.issuesAbout(issues, model.BGPConfigurationKind, model.BGPPeerKind, model.BGPFilterKind,
 		model.MetalLBPeerKind, model.BGPAdvertisementKind, model.CommunityKind, model.BFDProfileKind)
@@ -131,14 +147,14 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 	defer a.compiling.Unlock()
 	s := &a.sessions
 	r := BGPReport{
-		View: *view, Sessions: map[string]bgp.PeerStatus{}, Learned: make([]LearnedFrom, 0, len(s.learned)),
+		View: view, Sessions: map[string]bgp.PeerStatus{}, Learned: make([]LearnedFrom, 0, len(s.learned)),
 		Settled: s.settled, Error: s.failure, Issues: issues,
 	}
 	for _, p := range view.Peers {
 		r.Sessions[p.Name] = s.of(p.Name)
 	}
 	for p, l := range s.learned {
-		r.Learned = append(r.Learned, LearnedFrom{p, *l, a.Compiler.NotFollowed(p)})
+		r.Learned = append(r.Learned, LearnedFrom{p, *l, a.Compiler.Fabric.NotFollowed(p)})
 	}
 	slices.SortFunc(r.Learned, func(a, b LearnedFrom) int { return a.Prefix.Compare(b.Prefix) })
 	return r, nil
@@ -158,7 +174,7 @@ func (a *Agent) bgpStatus() *BGPStatus {
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	peers, _ := a.Compiler.BGPCounts()
+	peers, _ := a.Compiler.BGP.Counts()
 	s := &BGPStatus{Peers: len(peers), Error: a.sessions.failure}
 	for _, name := range peers {
 		if p := a.sessions.of(name); p.State != bgp.Established {
@@ -183,14 +199,11 @@ var (
 	descBGPOwn     = desc("bgp_routes_announced", "Routes of its own that this node announces by BGP.")
 )
 
-// collectBGP makes the metrics of BGP, if the agent speaks it.
-func (c collector) collectBGP(gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	if c.Speaker == nil {
-		return
-	}
+// collectBGP makes the metrics of BGP.
+func (c collector) collectBGP(_ chan<- prometheus.Metric, gauge gaugeOf) {
 	c.compiling.Lock()
 	defer c.compiling.Unlock()
-	peers, routes := c.Compiler.BGPCounts()
+	peers, routes := c.Compiler.BGP.Counts()
 	up := 0
 	for _, name := range peers {
 		if c.sessions.of(name).State == bgp.Established {

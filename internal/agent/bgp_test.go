@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -129,8 +130,8 @@ func TestBGP(t *testing.T) {
 	underlay <- []model.HostAddress{{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500}}
 	b := start(t, func(c *Config) {
 		pools := []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}}
-		c.Compiler = compile.New(compile.Config{Node: "node-a", Fabric: true, Pools: pools, BGP: true})
-		c.Speaker, c.Accelerators, c.Underlay = speaker, []driver.Driver{routes}, underlay
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a", Fabric: true}, Pools: pools, BGP: true})
+		c.Speaker, c.Followers, c.Underlay = speaker, []driver.Driver{routes}, underlay
 	})
 	b.source.deliver(bgpNode("node-a", "192.0.2.1", "10.244.1.0/24"), bgpNode("node-b", "192.0.2.2", "10.244.2.0/24"))
 	b.source.sync()

@@ -18,9 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	address "sluice.dev/sluice/internal/addresses/compile"
-	"sluice.dev/sluice/internal/compile"
+	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 // ErrNoAgent is wrapped when nothing answers on the socket.
@@ -57,8 +58,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 }
 
 // Services asks for the services that are wanted on the agent's node.
-func (c *Client) Services(ctx context.Context) ([]compile.ServiceView, error) {
-	return call[[]compile.ServiceView](ctx, c, c.patience, http.MethodGet, "services")
+func (c *Client) Services(ctx context.Context) ([]services.ServiceView, error) {
+	return call[[]services.ServiceView](ctx, c, c.patience, http.MethodGet, "services")
 }
 
 // Service asks for one service with its endpoints.
@@ -246,7 +247,7 @@ func ownerOf(socket string) (*unix.Ucred, error) {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }()
-	return peer(conn)
+	return nslock.Peer(conn)
 }
 
 // stopped reports whether a signal or a debugger has stopped a process.

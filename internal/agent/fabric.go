@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -9,6 +10,56 @@ import (
 	fabric "sluice.dev/sluice/internal/fabric/compile"
 	"sluice.dev/sluice/internal/model"
 )
+
+// PathProber looks after the ways to other nodes.
+type PathProber interface {
+	// Run works until ctx ends; paths returns those that there are.
+	Run(ctx context.Context, paths func() []model.Path)
+	// Missing says of the ways to addresses by how many bytes the largest packet that they carry is
+	// smaller than it should be. Safe for concurrent use.
+	Missing() map[netip.Addr]int
+	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
+	Issues() []model.Issue
+}
+
+// Hearer asks the far ends of ways to other nodes' pods.
+type Hearer interface {
+	// Run works until ctx ends; ends returns those that there are.
+	Run(ctx context.Context, ends func() []model.FarEnd)
+	// Heard returns what is known of those that were asked. Safe for concurrent use, as is Issues.
+	Heard() map[model.FarEnd]model.Heard
+	// Issues names the nodes that are not heard.
+	Issues() []model.Issue
+	// Deaf says why nobody can be asked; "": they can.
+	Deaf() string
+}
+
+// reaching is what the agent has to do with the ways to other nodes.
+func (a *Agent) reaching() (s subject) {
+	if a.Paths != nil {
+		s.run = append(s.run, func(ctx context.Context) { a.Paths.Run(ctx, a.paths) })
+	}
+	if a.Heard != nil {
+		s.run = append(s.run, func(ctx context.Context) { a.Heard.Run(ctx, a.farEnds) })
+		s.note = a.Heard.Deaf
+	}
+	s.issues = a.foundWays
+	return s
+}
+
+// paths are the ways to other nodes; safe for concurrent use.
+func (a *Agent) paths() []model.Path {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Fabric.Paths()
+}
+
+// farEnds are where the ways to other nodes' pods end; safe for concurrent use.
+func (a *Agent) farEnds() []model.FarEnd {
+	a.compiling.Lock()
+	defer a.compiling.Unlock()
+	return a.Compiler.Fabric.FarEnds()
+}
 
 // FabricReport is how this node reaches the pods of others.
 type FabricReport struct {
@@ -23,13 +74,13 @@ var errNoFabric = errors.New("another program reaches the pods of other nodes: t
 
 // fabricReport returns how this node reaches the pods of others, and what is wrong with that.
 func (a *Agent) fabricReport() (FabricReport, error) {
-	a.compiling.Lock()
-	view := a.Compiler.FabricView()
-	a.compiling.Unlock()
-	if view == nil {
+	if a.Compiler.Fabric == nil {
 		return FabricReport{}, errNoFabric
 	}
-	r := FabricReport{View: *view, Issues: a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind)}
+	a.compiling.Lock()
+	view := a.Compiler.Fabric.View()
+	a.compiling.Unlock()
+	r := FabricReport{View: view, Issues: a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind)}
 	if a.Heard != nil {
 		r.Note = a.Heard.Deaf()
 		r.hear(a.Heard.Heard())
@@ -42,7 +93,7 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 			}
 		}
 	}
-	for _, f := range a.accelerators {
+	for _, f := range a.followers {
 		if s := f.Status(); s.Fabric {
 			r.Error = s.Error
 		}
@@ -51,18 +102,29 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 }
 
 // fabricIssues returns what is wrong with the ways to other nodes.
-func (a *Agent) fabricIssues() []model.Issue {
+func (a *Agent) fabricIssues() []model.Issue { return append(a.objectsOfWays(), a.foundWays()...) }
+
+// objectsOfWays returns what is wrong with the objects that ways to other nodes are made of.
+func (a *Agent) objectsOfWays() []model.Issue {
+	if a.Compiler.Fabric == nil {
+		return nil
+	}
 	a.compiling.Lock()
-	issues := slices.Clone(a.Compiler.FabricIssues())
-	a.compiling.Unlock()
+	defer a.compiling.Unlock()
+	return slices.Clone(a.Compiler.Fabric.Issues())
+}
+
+// foundWays returns what packets tell of ways to other nodes that are at fault, and what the kernel
+// refuses.
+func (a *Agent) foundWays() (issues []model.Issue) {
 	if a.Paths != nil {
 		issues = append(issues, a.Paths.Issues()...)
 	}
 	if a.Heard != nil {
 		issues = append(issues, a.Heard.Issues()...)
 	}
-	for _, d := range a.Config.Accelerators {
-		if d.Capabilities().Can&driver.Fabric != 0 {
+	for _, d := range a.Config.Followers {
+		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
 			issues = append(issues, Refusals(d.SetAside())...)
 		}
 	}

@@ -57,7 +57,7 @@ func (a *Agent) readFarms() []FarmReport {
 }
 
 // collectFarms makes the metrics of a balancer.
-func (c collector) collectFarms(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+func (c collector) collectFarms(ch chan<- prometheus.Metric, gauge gaugeOf) {
 	f := c.farmsStatus()
 	if f == nil {
 		return

@@ -62,7 +62,7 @@ func (a *Agent) Farms(ctx context.Context) ([]FarmReport, error) {
 		farms = append(farms, f)
 		for i, device := range f.Devices {
 			if device == 0 {
-				unreached[f.Backends[i].Addr] = a.Compiler.FarmRefused(f.Backends[i].Addr)
+				unreached[f.Backends[i].Addr] = a.Compiler.Farms.Refused(f.Backends[i].Addr)
 			}
 		}
 	}

@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/lib/connlimit"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 // healthChecks answers cloud load balancers on the healthCheckNodePort of each service that has
@@ -40,7 +40,7 @@ const proxyInterval = 10 * time.Second
 
 // healthCheck is one service's server; server is nil while its port cannot be opened.
 type healthCheck struct {
-	want     compile.HealthCheck
+	want     services.HealthCheck
 	local    atomic.Int64
 	listener net.Listener
 	server   *http.Server
@@ -52,7 +52,7 @@ func newHealthChecks(log *slog.Logger, healthy func() bool, l limits, s sockets)
 }
 
 // apply carries out a change of the desired health checks.
-func (h *healthChecks) apply(changes map[model.Name]*compile.HealthCheck) {
+func (h *healthChecks) apply(changes map[model.Name]*services.HealthCheck) {
 	if len(changes) == 0 {
 		return
 	}

@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 // freePort returns a port that nothing listens on at the moment.
@@ -50,9 +50,9 @@ func newChecks(t *testing.T) (h *healthChecks, healthy *atomic.Bool) {
 }
 
 // want is a change with one health check.
-func want(name string, port uint16, local int) map[model.Name]*compile.HealthCheck {
+func want(name string, port uint16, local int) map[model.Name]*services.HealthCheck {
 	n := model.Name{Namespace: "shop", Name: name}
-	return map[model.Name]*compile.HealthCheck{n: {Service: n, Port: port, LocalEndpoints: local}}
+	return map[model.Name]*services.HealthCheck{n: {Service: n, Port: port, LocalEndpoints: local}}
 }
 
 func TestHealthCheckAnswers(t *testing.T) {
@@ -107,7 +107,7 @@ func TestHealthCheckMovesAndGoes(t *testing.T) {
 	if code, _, _ := ask(t, "127.0.0.1", second); code != 200 {
 		t.Errorf("the new port answers %d", code)
 	}
-	h.apply(map[model.Name]*compile.HealthCheck{{Namespace: "shop", Name: "web"}: nil})
+	h.apply(map[model.Name]*services.HealthCheck{{Namespace: "shop", Name: "web"}: nil})
 	if code, _, _ := ask(t, "127.0.0.1", second); code != 0 {
 		t.Errorf("the port of a deleted service answers %d", code)
 	}

@@ -11,6 +11,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 )
 
 // A fault that a command names is in status and in the metrics, in the same words, and one of an
@@ -21,8 +22,8 @@ func TestCommandsNameTheFaultsOfStatus(t *testing.T) {
 	underlay <- []model.HostAddress{{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500}}
 	b := start(t, func(c *Config) {
 		pools := []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}}
-		c.Compiler = compile.New(compile.Config{Node: "node-a", Fabric: true, Pools: pools, BGP: true, Policy: true})
-		c.Speaker, c.Accelerators, c.Underlay = speaker, []driver.Driver{routes}, underlay
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a", Fabric: true}, Pools: pools, BGP: true, Policy: true})
+		c.Speaker, c.Followers, c.Underlay = speaker, []driver.Driver{routes}, underlay
 	})
 	of := func(kind model.Kind, namespace, name string) model.Issue {
 		return model.Ref{Kind: kind, Name: model.Name{Namespace: namespace, Name: name}}.Issue("it cannot be read: " + name)

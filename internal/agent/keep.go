@@ -33,9 +33,11 @@ func (l *loop) checkSource() (changed bool) {
 		l.Store.SetWhole()
 	}
 	l.kernel.Lack(l.lacking)
-	l.compiling.Lock()
-	l.Compiler.SetLacking(l.lacking.Any && len(l.lacking.Policies) == 0)
-	l.compiling.Unlock()
+	if l.Compiler.Addresses != nil {
+		l.compiling.Lock()
+		l.Compiler.Addresses.SetLacking(l.lacking.Any && len(l.lacking.Policies) == 0)
+		l.compiling.Unlock()
+	}
 	return changed || was.Any && !l.lacking.Any || !slices.Equal(was.Policies, l.lacking.Policies)
 }
 

@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
@@ -24,7 +25,7 @@ func before(t *testing.T, objects ...[]store.Event) func(*Config) {
 		for _, o := range objects {
 			s.Apply(o)
 		}
-		compiler := compile.New(compile.Config{Node: "node-a"})
+		compiler := compile.New(compile.Config{Config: services.Config{Node: "node-a"}})
 		compiler.Update(s, s.Take())
 		d := c.Driver.(*fakeDriver)
 		p, err := d.Adopt(t.Context(), compiler.State(), driver.Keep{})

@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -30,9 +31,6 @@ type loop struct {
 
 	routes   map[model.LinkRoute]bool // of the node
 	rerouted map[int]*rerouting       // by the pod's interface
-
-	silent   <-chan map[string]bool // nodes that are not heard from; nil: nobody listens
-	reported <-chan struct{}        // the BGP speaker has something to say; nil: there is none
 
 	inStep  chan struct{}     // closed when the kernel has all, and the sources lack nothing
 	whole   bool              // it is closed
@@ -70,12 +68,6 @@ func newLoop(a *Agent) *loop {
 		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
-	if a.Addresses != nil {
-		l.silent = a.Addresses.Silent()
-	}
-	if a.Speaker != nil {
-		l.reported = a.Speaker.Reported()
-	}
 	return l
 }
 
@@ -101,19 +93,6 @@ func (l *loop) run(ctx context.Context) {
 		case <-watch.C:
 			l.health.beat()
 			l.watch(ctx)
-		case addrs, ok := <-l.HostAddresses:
-			l.moved(ctx, addrs, ok)
-		case links, ok := <-l.Links:
-			l.rewired(ctx, links, ok)
-		case addrs, ok := <-l.Underlay:
-			l.reached(ctx, addrs, ok)
-		case nodes := <-l.silent:
-			l.compiling.Lock()
-			l.Compiler.SetSilent(nodes)
-			l.compiling.Unlock()
-			l.attempt(ctx)
-		case <-l.reported:
-			l.learn(ctx)
 		case ask := <-l.asks:
 			ask(l)
 		}
@@ -121,23 +100,15 @@ func (l *loop) run(ctx context.Context) {
 }
 
 // moved has the compiler follow the host's addresses.
-func (l *loop) moved(ctx context.Context, addrs []netip.Prefix, ok bool) {
-	if !ok {
-		l.HostAddresses = nil
-		return
-	}
+func (l *loop) moved(ctx context.Context, addrs []netip.Prefix) {
 	l.compiling.Lock()
-	l.Compiler.SetHostAddresses(addrs)
+	l.Compiler.Services.SetHostAddresses(addrs)
 	l.compiling.Unlock()
 	l.attempt(ctx)
 }
 
 // rewired has the compiler follow the node's interfaces and routes.
-func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
-	if !ok {
-		l.Links = nil
-		return
-	}
+func (l *loop) rewired(ctx context.Context, links model.Links) {
 	names := make(map[int]string, len(links.Links))
 	for _, link := range links.Links {
 		names[link.Index] = link.Name
@@ -149,7 +120,6 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 	l.reattach(&links)
 	l.compiling.Lock()
 	l.Compiler.SetLinks(links)
-	l.Compiler.RoutesMoved()
 	l.interfaces = names
 	l.compiling.Unlock()
 	l.linked = true
@@ -157,11 +127,7 @@ func (l *loop) rewired(ctx context.Context, links model.Links, ok bool) {
 }
 
 // reached has the compiler follow the addresses that other nodes are reached from.
-func (l *loop) reached(ctx context.Context, addrs []model.HostAddress, ok bool) {
-	if !ok {
-		l.Underlay = nil
-		return
-	}
+func (l *loop) reached(ctx context.Context, addrs []model.HostAddress) {
 	l.compiling.Lock()
 	l.Compiler.SetUnderlay(addrs)
 	l.compiling.Unlock()
@@ -193,7 +159,9 @@ func (l *loop) watch(ctx context.Context) {
 	}
 	l.compiling.Lock()
 	moved := l.protect()
-	moved = l.Compiler.BGPSecretsChanged() || moved
+	for _, s := range l.subjects {
+		moved = s.moved != nil && s.moved() || moved
+	}
 	l.compiling.Unlock()
 	if moved {
 		l.attempt(ctx)
@@ -255,24 +223,17 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 }
 
 // followUp hands a change on to those who follow the kernel.
-func (l *loop) followUp(delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
+func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.checks.apply(checks)
-	for _, a := range l.accelerators {
+	for _, a := range l.followers {
 		lacking := l.lacking
 		lacking.Routes = l.Speaker != nil && !l.sessions.settled
 		a.Follow(delta, lacking)
 	}
-	if l.Speaker != nil {
-		l.compiling.Lock()
-		order := l.Compiler.BGPChanges()
-		l.compiling.Unlock()
-		l.Speaker.Follow(order)
-	}
-	if l.Addresses != nil {
-		l.compiling.Lock()
-		changes := l.Compiler.AddressChanges()
-		l.compiling.Unlock()
-		l.Addresses.Follow(changes)
+	for _, s := range l.subjects {
+		if s.follow != nil {
+			s.follow()
+		}
 	}
 }
 
@@ -305,10 +266,14 @@ func applied(done reconcile.Done, delta state.Delta) Applied {
 	return a
 }
 
+// sliceElements is about how many elements of services and policies go in at once: what a kernel
+// takes in a tenth of a second or two.
+const sliceElements = 1 << 15
+
 // compile takes what changed since the last call, and returns the change that this makes to the
 // desired state, and to the services' health checks. Services and policies may wait for the next
 // call, unless everything is adopted.
-func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.HealthCheck) {
+func (l *loop) compile() (delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	l.protect()
@@ -322,11 +287,11 @@ func (l *loop) compile() (delta state.Delta, checks map[model.Name]*compile.Heal
 	}
 	l.caused = append(l.caused, dirty.Triggers...)
 	if l.kernel.InSlices() {
-		delta = l.Compiler.Step(l.Store, dirty)
+		delta = l.Compiler.Step(l.Store, dirty, sliceElements)
 	} else {
 		delta = l.Compiler.Update(l.Store, dirty)
 	}
-	return delta, l.Compiler.HealthChecks()
+	return delta, l.Compiler.Services.HealthChecks()
 }
 
 // succeeded records that the kernel has all that is wanted, but for what waits.
@@ -367,7 +332,7 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 func (l *loop) followed() (done []store.Trigger) {
 	seen := map[store.Trigger]bool{}
 	l.caused = slices.DeleteFunc(l.caused, func(c store.Trigger) bool {
-		if !l.Compiler.Waits(c.Service) {
+		if !l.Compiler.Services.Waits(c.Service) {
 			done = append(done, c)
 			return true
 		}

@@ -223,12 +223,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	t := c.totals()
 	gauge(descFrontends, float64(t.frontends))
 	gauge(descBackends, float64(t.backends))
-	c.collectFarms(ch, gauge)
 	c.mu.Lock()
 	kept := c.record.kept
 	c.mu.Unlock()
 	gauge(descKept, float64(kept))
-	gauge(descRivals, float64(c.Claim.Waiting()))
+	gauge(descRivals, float64(c.Lock.Waiting()))
 	for i, family := range families {
 		gauge(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)
 		gauge(descNoLocal, float64(t.noLocalForExternal[i]), "external", family)
@@ -240,11 +239,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descIssue, 1, append(objectLabels(i.Object), i.Source, i.Reason)...)
 	}
 	collectSource(ch, src)
-	c.collectPolicy(ch, gauge)
 	c.collectDrops(ch)
 	c.collectAffinity(ch)
-	c.collectAddresses(ch, gauge)
-	c.collectBGP(gauge)
+	for _, s := range c.subjects {
+		if s.collect != nil {
+			s.collect(ch, gauge)
+		}
+	}
 	if conns, err := ReadConntrack(); err == nil {
 		gauge(descConns, float64(conns.Count))
 		gauge(descConnsMax, float64(conns.Max))
@@ -267,7 +268,7 @@ func (c collector) collectDrops(ch chan<- prometheus.Metric) {
 }
 
 // collectPolicy makes the metrics of policy, if it is enforced. What cannot be read is left out.
-func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge gaugeOf) {
 	s := c.policyStatus()
 	if s == nil {
 		return

@@ -44,7 +44,7 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 // the kernel is to know.
 func (a *Agent) beside(is4 bool) (n int) {
 	a.compiling.Lock()
-	own := slices.Clone(a.Compiler.HostAddresses())
+	own := slices.Clone(a.Compiler.Services.Config().HostAddresses)
 	a.compiling.Unlock()
 	a.Store.Read(func(v *store.View) {
 		for _, node := range v.Nodes() {

@@ -11,6 +11,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -57,7 +58,7 @@ func TestMoreNodesThanNeighbours(t *testing.T) {
 	}
 	for subnet, crowded := range map[string]bool{"10.0.0.1/8": true, "192.0.2.1/24": false} {
 		b := start(t, func(c *Config) {
-			c.Compiler = compile.New(compile.Config{Node: c.Node, HostAddresses: []netip.Prefix{netip.MustParsePrefix(subnet)}})
+			c.Compiler = compile.New(compile.Config{Config: services.Config{Node: c.Node, HostAddresses: []netip.Prefix{netip.MustParsePrefix(subnet)}}})
 		})
 		for i := range tables[0].Most + 2 {
 			n := &model.Node{Name: fmt.Sprint("node-", i), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}}

@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -38,7 +39,7 @@ func TestPaths(t *testing.T) {
 		underlay := make(chan []model.HostAddress, 1)
 		underlay <- []model.HostAddress{own}
 		all := &model.IPPool{Name: "--fabric", CIDR: netip.MustParsePrefix("0.0.0.0/0"), VXLAN: model.Always}
-		c.Paths, c.Underlay, c.Compiler = p, underlay, compile.New(compile.Config{Node: c.Node, Fabric: true, Pools: []*model.IPPool{all}})
+		c.Paths, c.Underlay, c.Compiler = p, underlay, compile.New(compile.Config{Config: services.Config{Node: c.Node, Fabric: true}, Pools: []*model.IPPool{all}})
 	})
 	if got := <-p.asked; len(got) != 0 {
 		t.Errorf("ways of a node that has none: %v", got)

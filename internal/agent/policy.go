@@ -6,16 +6,16 @@ import (
 	"maps"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	policy "sluice.dev/sluice/internal/policy/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
 // PolicyReport is a policy as this node has it.
 type PolicyReport struct {
-	compile.PolicyView
+	policy.View
 	// Allowed and Denied are the packets that it has decided since it was first programmed, as
 	// driver.PolicyCounter counts them. They are absent if it is not programmed or the driver does
 	// not count.
@@ -32,13 +32,12 @@ var errNoPolicy = fmt.Errorf("this agent does not carry out policy: it was start
 // Policies returns all policies in the order in which packets meet them, then faulty ones of which
 // nothing is in force. It is safe for concurrent use.
 func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
-	a.compiling.Lock()
-	on := a.Compiler.State().Policy != nil
-	views := a.Compiler.Policies()
-	a.compiling.Unlock()
-	if !on {
+	if a.Compiler.Policy == nil {
 		return nil, errNoPolicy
 	}
+	a.compiling.Lock()
+	views := a.Compiler.Policy.Views()
+	a.compiling.Unlock()
 	counters, err := a.counters(ctx)
 	if err != nil {
 		return nil, err
@@ -47,7 +46,7 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	reports := make([]PolicyReport, 0, len(views))
 	for _, v := range views {
 		key := keyOf(v)
-		r := PolicyReport{PolicyView: v, Issues: notes(faults[key], v.Refused)}
+		r := PolicyReport{View: v, Issues: notes(faults[key], v.Refused)}
 		delete(faults, key)
 		if c, ok := counters[key]; ok {
 			r.Allowed, r.Denied = &c.Allowed, &c.Denied
@@ -55,8 +54,8 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 		reports = append(reports, r)
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(faults), model.PolicyKey.Compare) {
-		v := compile.PolicyView{Kind: key.Kind, Namespace: key.Name.Namespace, Name: key.Name.Name}
-		reports = append(reports, PolicyReport{PolicyView: v, Issues: notes(faults[key], "")})
+		v := policy.View{Kind: key.Kind, Namespace: key.Name.Namespace, Name: key.Name.Name}
+		reports = append(reports, PolicyReport{View: v, Issues: notes(faults[key], "")})
 	}
 	return reports, nil
 }
@@ -82,7 +81,7 @@ func notes(issues []model.Issue, refused string) (notes []string) {
 	return notes
 }
 
-func keyOf(v compile.PolicyView) model.PolicyKey {
+func keyOf(v policy.View) model.PolicyKey {
 	return model.PolicyKey{Kind: v.Kind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 }
 
@@ -163,7 +162,7 @@ func (a *Agent) policyStatus() *PolicyStatus {
 	for _, list := range p.Denied.Lists {
 		s.ListEntries += len(list.Prefixes)
 	}
-	for _, v := range a.Compiler.Policies() {
+	for _, v := range a.Compiler.Policy.Views() {
 		if v.Refused != "" {
 			s.Refused = append(s.Refused, keyOf(v).String())
 		}

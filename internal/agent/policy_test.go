@@ -19,9 +19,11 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/policy/verdict"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -32,7 +34,7 @@ func startPolicy(t *testing.T, change ...func(*Config)) *testAgent {
 	links := make(chan model.Links, 1)
 	links <- shopLinks()
 	b := start(t, append([]func(*Config){func(c *Config) {
-		c.Compiler = compile.New(compile.Config{Node: "node-a", Policy: true})
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a"}, Policy: true})
 		c.Links = links
 		c.Route = shopRoute
 	}}, change...)...)
@@ -93,7 +95,7 @@ func shopRoute(a netip.Addr) verdict.Way {
 func TestNothingBeforeLinks(t *testing.T) {
 	links := make(chan model.Links)
 	b := start(t, func(c *Config) {
-		c.Compiler = compile.New(compile.Config{Node: "node-a", Policy: true})
+		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a"}, Policy: true})
 		c.Links = links
 	})
 	b.source.deliver(web(1, "10.1.0.1")...)
@@ -143,13 +145,13 @@ func TestUnreadPods(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	others := foreign.Rules{Legacy: foreign.Legacy{Chains: foreign.ParseSave("ip", `*filter
+	others := foreign.Rules{Legacy: foreign.Legacy{Chains: foreign.LegacyChains("ip", xtables.Parse(`*filter
 :INPUT ACCEPT [0:0]
 :FORWARD ACCEPT [0:0]
 -A FORWARD -p tcp -m limit --limit 1/sec -j DROP
 -A FORWARD -p tcp -m tcp --dport 81 -m comment --comment "no telnet" -j DROP
 -A INPUT -p tcp -m tcp --dport 23 -j REJECT
-`)}}
+`))}}
 	b := startPolicy(t, func(c *Config) {
 		c.OtherRules = func(context.Context) (foreign.Rules, error) { return others, nil }
 	})

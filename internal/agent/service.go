@@ -6,10 +6,10 @@ import (
 	"maps"
 	"slices"
 
-	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/lint"
 	"sluice.dev/sluice/internal/policy/question"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -17,7 +17,7 @@ import (
 // ServiceReport is one service with its endpoints, as this node has it. Its issues are also those
 // of its EndpointSlices.
 type ServiceReport struct {
-	compile.ServiceView
+	services.ServiceView
 	EndpointList []EndpointReport `json:"endpointList"`
 	// NoFlows is why flows are not counted.
 	NoFlows string `json:"noFlows,omitempty"`
@@ -25,7 +25,7 @@ type ServiceReport struct {
 
 // EndpointReport is an endpoint, with the flows that go there.
 type EndpointReport struct {
-	compile.EndpointView
+	services.EndpointView
 	// Flows counts entries of this node's connection tracking, from the service's addresses to this
 	// endpoint; nil: they could not be read. What another node has translated does not count.
 	Flows *int `json:"flows,omitempty"`
@@ -38,20 +38,20 @@ func (a *Agent) Service(ctx context.Context, name model.Name) (ServiceReport, er
 		return ServiceReport{}, errNotSynced
 	}
 	var r ServiceReport
-	var endpoints []compile.EndpointView
+	var endpoints []services.EndpointView
 	var err error
 	var issues []model.Issue
 	found := a.issues()
 	a.compiling.Lock()
-	view, known := a.Compiler.Service(name)
-	ports := a.Compiler.Serves(name)
+	view, known := a.Compiler.Services.View(name)
+	ports := a.Compiler.Services.Serves(name)
 	a.Store.Read(func(v *store.View) {
 		if !known {
 			err = unknownService(v, name)
 			return
 		}
 		view.Unserved = unserved(v, &view)
-		endpoints = a.Compiler.Endpoints(v, name)
+		endpoints = a.Compiler.Services.Endpoints(v, name)
 		issues = issuesOf(v, name, found)
 	})
 	a.compiling.Unlock()
@@ -75,9 +75,9 @@ func (a *Agent) Service(ctx context.Context, name model.Name) (ServiceReport, er
 }
 
 // unserved says why ports of a service have no endpoint, where its frontends have none.
-func unserved(v *store.View, view *compile.ServiceView) (reasons []string) {
+func unserved(v *store.View, view *services.ServiceView) (reasons []string) {
 	svc := v.Service(model.Name{Namespace: view.Namespace, Name: view.Name})
-	if svc == nil || !slices.ContainsFunc(view.Frontends, func(f compile.FrontendView) bool { return f.Backends == 0 }) {
+	if svc == nil || !slices.ContainsFunc(view.Frontends, func(f services.FrontendView) bool { return f.Backends == 0 }) {
 		return nil
 	}
 	for i := range svc.Ports {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/agent/nslock"
 )
 
 // DefaultSocket is the agent's socket unless another is given.
@@ -120,4 +122,26 @@ func removeSocket(path string) error {
 		return fmt.Errorf("remove stale socket: %w", err)
 	}
 	return nil
+}
+
+// Elsewhere returns the process of the agent that has the socket open, if it works in another
+// network namespace than the calling thread's: a path is the same in all of them. 0: it does not,
+// or that cannot be told, as of a process in another container.
+func Elsewhere(socket string) (process int32) {
+	who, err := ownerOf(socket)
+	if err != nil {
+		return 0
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", who.Pid))
+	if err != nil {
+		return 0
+	}
+	here, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil || here == theirs {
+		return 0
+	}
+	if held, err := nslock.Held(); err != nil || held { // a process may have threads in several
+		return 0
+	}
+	return who.Pid
 }

@@ -40,10 +40,10 @@ type Status struct {
 
 	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	// Accelerators' own states; what they lack costs only speed.
-	Accelerators []reconcile.AcceleratorStatus `json:"accelerators,omitempty"`
-	BGP          *BGPStatus                    `json:"bgp,omitempty"`   // if the agent speaks it
-	Farms        *FarmsStatus                  `json:"farms,omitempty"` // of a balancer
+	// Followers' own states; what they lack costs only speed.
+	Followers []reconcile.FollowerStatus `json:"accelerators,omitempty"`
+	BGP       *BGPStatus                 `json:"bgp,omitempty"`   // if the agent speaks it
+	Farms     *FarmsStatus               `json:"farms,omitempty"` // of a balancer
 	// Of the parts that fail; all others are in the kernel.
 	Failures []Failure `json:"failures,omitempty"`
 	Heals    int       `json:"heals"` // changes by others that were undone
@@ -149,18 +149,22 @@ func (a *Agent) Status() Status {
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
 		Unserved: unserved, Notes: a.checks.notes(),
 	}
-	if a.Heard != nil && a.Heard.Deaf() != "" {
-		s.Notes = append(s.Notes, a.Heard.Deaf())
+	for _, of := range a.subjects {
+		if of.note != nil {
+			if note := of.note(); note != "" {
+				s.Notes = append(s.Notes, note)
+			}
+		}
 	}
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
-	for _, f := range a.accelerators {
+	for _, f := range a.followers {
 		fares := f.Status()
 		if fares.Fabric {
 			fares.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
 		}
-		s.Accelerators = append(s.Accelerators, fares)
+		s.Followers = append(s.Followers, fares)
 	}
 	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {
@@ -188,12 +192,12 @@ func (a *Agent) problems(s Status) []string {
 	case !a.health.ready():
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
-	for _, f := range s.Accelerators {
+	for _, f := range s.Followers {
 		if f.Fabric && f.Error != "" {
 			problems = append(problems, FabricProblem(f.Error))
 		}
 	}
-	if s.Contested || slices.ContainsFunc(s.Accelerators, func(f reconcile.AcceleratorStatus) bool { return f.Contested }) {
+	if s.Contested || slices.ContainsFunc(s.Followers, func(f reconcile.FollowerStatus) bool { return f.Contested }) {
 		problems = append(problems, "another program goes on changing what is programmed in the kernel, which is put right each time: find it (nft monitor names who writes tables of nftables), and end it or have it leave Sluice's tables and routes alone")
 	}
 	if s.BGP != nil && s.BGP.Error != "" {
@@ -283,25 +287,16 @@ func FabricProblem(err string) string {
 	return "tunnels and routes to other nodes could not be programmed: " + err
 }
 
-// found returns the faults that the compiler, the driver and the agent itself found.
+// found returns the faults that the compiler, the driver, the agent itself and its subjects found.
 func (a *Agent) found() []model.Issue {
 	a.compiling.Lock()
 	issues := a.Compiler.Issues()
-	if a.Addresses != nil {
-		issues = append(issues, a.Compiler.Unanswered(a.unanswered())...)
-	}
 	lacks := a.Driver.Capabilities().Issues(a.Compiler.State())
 	a.compiling.Unlock()
 	issues = slices.Concat(issues, lacks, a.checks.issues(), a.Contests.Issues(), Refusals(a.Driver.SetAside()))
-	if a.Paths != nil {
-		issues = append(issues, a.Paths.Issues()...)
-	}
-	if a.Heard != nil {
-		issues = append(issues, a.Heard.Issues()...)
-	}
-	for _, d := range a.Config.Accelerators {
-		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
-			issues = append(issues, Refusals(d.SetAside())...)
+	for _, s := range a.subjects {
+		if s.issues != nil {
+			issues = append(issues, s.issues()...)
 		}
 	}
 	return issues

@@ -1,67 +1,32 @@
-// Package compile turns the objects in the store into the desired state of one node: what
-// kube-proxy would do with them, as flat values for a driver.
+// Package compile turns the objects in the store into the desired state of one node: it knows the
+// subjects, each of which compiles its part, and in which order they ask each other.
 //
-// It is pure and incremental. The state is a function of the current objects alone, whatever the
-// order in which they came, but for the own Node: once it is deleted, what it said last counts. The
-// work of an update is that of the services named dirty and their endpoints.
+// It is pure and incremental, as its subjects are.
 package compile
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
-	address "sluice.dev/sluice/internal/addresses/compile"
-	farm "sluice.dev/sluice/internal/balancer/compile"
+	addresses "sluice.dev/sluice/internal/addresses/compile"
+	farms "sluice.dev/sluice/internal/balancer/compile"
 	speaker "sluice.dev/sluice/internal/bgp"
 	bgp "sluice.dev/sluice/internal/bgp/compile"
 	fabric "sluice.dev/sluice/internal/fabric/compile"
-	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
 	policy "sluice.dev/sluice/internal/policy/compile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
-// Config is what the user sets for a node; but for HostAddresses and APIServers it does not change
-// while a Compiler lives.
+// Config is what the user sets for a node: of services, which are compiled always, and of the
+// subjects that are on. It does not change while a Compiler lives, but for what has a method to
+// change it.
 type Config struct {
-	Node string // the name of the node's object, and of it in endpoints and hints
-
-	// ClusterCIDRs are the pods' addresses in the whole cluster; empty: the own node's podCIDRs,
-	// once known, unless ClusterUnknown is set.
-	ClusterCIDRs []netip.Prefix
-	// ClusterUnknown says that without ClusterCIDRs nothing tells pods' addresses from others:
-	// nothing is masqueraded for where it comes from, as kube-proxy has it.
-	ClusterUnknown bool
-	// ServiceCIDRs are where the cluster's service addresses come from.
-	ServiceCIDRs []netip.Prefix
-	// NodePortAddresses choose the node addresses that serve node ports; empty: the first of each
-	// family, as in kube-proxy's nftables mode.
-	NodePortAddresses []netip.Prefix
-	// HostAddresses are the addresses of the host's interfaces, each with the length of its
-	// subnet's prefix. NodePortAddresses may choose them, beside those of the Node object; services
-	// may not have them.
-	HostAddresses []netip.Prefix
-	// NodePortPrimary has the first of each family serve node ports beside those that
-	// NodePortAddresses choose.
-	NodePortPrimary bool
-	// PrimaryAddr, if valid, counts as the first of its family.
-	PrimaryAddr netip.Addr
-
-	MasqueradeAll bool
-
-	// APIServers are where this agent reaches its API: no service gets these.
-	APIServers []netip.AddrPort
-	// AllowNodeAddresses are those of the addresses of nodes and API servers that services may have
-	// as external IPs and load balancers' addresses, but for ReservedPorts and the ports of the
-	// API.
-	AllowNodeAddresses []netip.Prefix
-	// ReservedPorts are ports of nodes that no service may have, neither as node ports nor at
-	// nodes' addresses.
-	ReservedPorts []state.PortRange
-	// ExternalIPCIDRs and LoadBalancerCIDRs are where services may have external IPs and load
-	// balancers' addresses. Nil: anywhere; empty: nowhere.
-	ExternalIPCIDRs, LoadBalancerCIDRs []netip.Prefix
+	services.Config // Fabric compiles the ways to the pods of other nodes; without it the state has none
 
 	// Policy compiles network policy too; without it the state has none, and the fields below mean
 	// nothing.
@@ -85,12 +50,8 @@ type Config struct {
 	Farms bool
 	IPIP  func() error
 
-	// Fabric compiles the ways to the pods of other nodes; without it the state has none.
-	Fabric bool
 	// Pools are those of the fabric that no API has, as in fabric.Config.
 	Pools []*model.IPPool
-	// NATOutgoing has ClusterCIDRs count as IPPools with natOutgoing, beside those that there are.
-	NATOutgoing bool
 	// WireGuard is this node's key for it, as in fabric.Config; zero: nothing is encrypted.
 	WireGuard model.PublicKey
 
@@ -108,116 +69,118 @@ type Config struct {
 	// Resolve looks up how the kernel reaches the next hop of a learned route that is on no subnet
 	// of this node, as in fabric.Config.
 	Resolve func(nextHop netip.Addr) (via netip.Addr, device string)
+
+	elsewhere bool // it is another node: its ways to pods are not asked about, what it masquerades is
 }
 
 // Compiler holds one node's desired state and keeps it in step with a store. It is not safe for
 // concurrent use.
 type Compiler struct {
-	env           *environment
-	store         *store.Store // of the last Update; nil: there was none
-	unread        bool         // see SetPodsUnread
-	state         *state.State
-	checks        map[model.Name]*HealthCheck
-	services      *services
-	policy        *policy.Compiler  // nil: policy is not compiled
-	farms         *farm.Compiler    // nil: farms are not
-	fabric        *fabric.Compiler  // nil: the fabric is not
-	peers         *peers            // beside it
-	addresses     *address.Compiler // nil: addresses are not
-	bgp           *bgp.Compiler     // nil: the node speaks no BGP
-	sliceElements int
+	Services  *services.Compiler
+	Policy    *policy.Compiler    // nil: policy is not compiled
+	Farms     *farms.Compiler     // nil: farms are not
+	Fabric    *fabric.Compiler    // nil: the fabric is not
+	Addresses *addresses.Compiler // nil: addresses are not
+	BGP       *bgp.Compiler       // nil: the node speaks no BGP
+
+	cfg      Config
+	subjects []subject // in the order in which they are brought up to date
+	state    *state.State
+	store    *store.Store // of the last Update; nil: there was none
+	started  bool
+	unread   bool // see SetPodsUnread
+}
+
+// subject is what every subject that is on has to do with an update. A new one adds itself in New.
+type subject struct {
+	update func(t *turn)
+	issues func() []model.Issue // nil: another one has them
+	links  func(model.Links)    // nil: interfaces and routes do not matter
+}
+
+// turn is one update.
+type turn struct {
+	view  *store.View
+	dirty store.Dirty
+	room  int // how many elements of each of services and policy may change, about
+	delta state.Delta
 }
 
 // New returns a Compiler for one node whose state is empty.
 func New(cfg Config) *Compiler {
-	s, checks, env, all := state.New(), map[model.Name]*HealthCheck{}, &environment{cfg: cfg}, map[model.Name]*service{}
-	c := &Compiler{
-		env: env, state: s, checks: checks, sliceElements: sliceElements,
-		services: &services{
-			env: env, all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
-			limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
-			claims: claims{
-				services: all, contested: map[state.FrontendKey]*contest[state.Frontend]{},
-				healthPorts: map[uint16]*contest[HealthCheck]{}, now: s.Services,
-				frontends:    diff.NewMap(s.Services.Frontends, (*state.Frontend).Equal),
-				healthChecks: diff.NewMap(checks, diff.Values[HealthCheck]),
-				clusterIPs:   diff.NewSet(s.Services.ClusterIPs),
-				otherIPs:     diff.NewSet(s.Services.OtherIPs),
-				hairpins:     diff.NewSet(s.Services.Hairpins),
-			},
-		},
+	c := &Compiler{cfg: cfg, Services: services.New(cfg.Config)}
+	c.state = &state.State{Services: c.Services.Services()}
+	c.add(subject{update: func(t *turn) { t.delta.Services = c.Services.Update(t.view, t.dirty, t.room) }, issues: c.Services.Issues})
+	if cfg.BGP { // addresses ask which advertisements are in force
+		c.add(subject{update: func(t *turn) { c.BGP.FollowAdverts(t.view, t.dirty) }})
+	}
+	if cfg.Addresses {
+		of := addresses.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs,
+			AllowNodeAddresses: cfg.AllowNodeAddresses}
+		if cfg.BGP {
+			of.InForce = func(name model.Name) bool { return c.BGP.InForce(name) }
+		}
+		c.Addresses = addresses.New(of)
+		c.add(subject{update: func(t *turn) { c.Addresses.Update(t.view, t.dirty) }, issues: c.Addresses.Issues})
+	}
+	if cfg.BGP { // which asks for the addresses
+		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret, MaxRoutes: cfg.BGPMaxRoutes}
+		if cfg.Addresses {
+			of.Services = c.Addresses
+		}
+		c.BGP = bgp.New(of)
+		c.add(subject{update: func(t *turn) { c.BGP.Update(t.view, t.dirty) }, issues: c.BGP.Issues})
 	}
 	if cfg.Policy {
-		c.policy = policy.New(policy.Config{
+		c.Policy = policy.New(policy.Config{
 			Node: cfg.Node, DenyLists: cfg.DenyLists, DenyDevices: cfg.DenyDevices,
 			FailsafeInbound: cfg.FailsafeInbound, FailsafeOutbound: cfg.FailsafeOutbound, PodTunnels: cfg.PodTunnels,
 		})
-		s.Policy = c.policy.Policy()
+		c.state.Policy = c.Policy.Policy()
+		c.add(subject{issues: c.Policy.Issues, links: c.Policy.SetLinks, update: func(t *turn) {
+			c.Policy.SetOpen(c.Services.Misnamed() || c.unread)
+			t.delta.Policy = c.Policy.Step(t.view, t.dirty, c.Services.PodCIDRs(), t.room)
+		}})
 	}
 	if cfg.Farms {
-		c.farms = farm.New(cfg.IPIP)
-		s.Farms = c.farms.Farms()
+		c.Farms = farms.New(cfg.IPIP)
+		c.state.Farms = c.Farms.Farms()
+		c.add(subject{update: func(t *turn) { t.delta.Farms = c.Farms.Update(t.view, t.dirty) }, issues: c.Farms.Issues, links: c.Farms.SetLinks})
 	}
-	if cfg.Fabric {
-		c.fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
-		c.fabric.SetAPIServers(addressesOf(cfg.APIServers))
-		s.Fabric, c.peers = c.fabric.Fabric(), newPeers(cfg.Node, s.Services.Peers)
-	}
-	if cfg.Addresses {
-		of := address.Config{Node: cfg.Node, Class: cfg.LoadBalancerClass, BGP: cfg.BGP, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs,
-			AllowNodeAddresses: cfg.AllowNodeAddresses}
-		if cfg.BGP {
-			of.InForce = func(name model.Name) bool { return c.bgp.InForce(name) }
-		}
-		c.addresses = address.New(of)
-	}
-	if cfg.BGP {
-		of := bgp.Config{Node: cfg.Node, Port: cfg.BGPPort, Pools: cfg.Pools, Secret: cfg.Secret, MaxRoutes: cfg.BGPMaxRoutes}
-		if c.addresses != nil {
-			of.Services = c.addresses
-		}
-		c.bgp = bgp.New(of)
+	if cfg.Fabric && !cfg.elsewhere {
+		c.Fabric = fabric.New(fabric.Config{Node: cfg.Node, Pools: cfg.Pools, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs, Key: cfg.WireGuard, BGP: cfg.BGP, Resolve: cfg.Resolve})
+		c.Fabric.SetAPIServers(addressesOf(cfg.APIServers))
+		c.state.Fabric = c.Fabric.Fabric()
+		c.add(subject{update: c.updateFabric, issues: c.Fabric.Issues, links: c.Fabric.SetLinks})
 	}
 	return c
+}
+
+func (c *Compiler) add(s subject) { c.subjects = append(c.subjects, s) }
+
+// updateFabric brings the ways to other nodes' pods up to date, and what services have of them.
+func (c *Compiler) updateFabric(t *turn) {
+	if c.BGP != nil {
+		if served, changed := c.BGP.Served(); changed {
+			c.Fabric.SetServed(slices.Concat(served, c.Services.ServiceCIDRs()))
+		}
+	}
+	t.delta.Fabric = c.Fabric.Update(t.view, t.dirty)
+	c.Services.SetTunnels(c.state.Fabric.Tunnels, len(t.delta.Fabric.Tunnels) > 0, c.Policy != nil && len(c.state.Policy.Hosts) > 0)
 }
 
 // State is the whole desired state after the last Update. The Compiler owns it and changes it in
 // the next Update; callers only read.
 func (c *Compiler) State() *state.State { return c.state }
 
-// HealthCheck is what a healthCheckNodePort answers for one service. The agent serves it; no kernel
-// has a part in it.
-type HealthCheck struct {
-	Service        model.Name
-	Port           uint16
-	LocalEndpoints int // ready endpoints of the service on this node
-}
-
-// HealthChecks returns what changed in the health checks of services since the last call: new
-// values, and nil for those that are gone.
-func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck {
-	return c.services.claims.healthChecks.Flush()
-}
-
-// HostAddresses are the host's, as they were set last. The caller only reads them.
-func (c *Compiler) HostAddresses() []netip.Prefix { return c.env.cfg.HostAddresses }
-
-// SetHostAddresses replaces Config.HostAddresses; the next Update follows.
-func (c *Compiler) SetHostAddresses(addrs []netip.Prefix) {
-	c.env.cfg.HostAddresses, c.env.moved = addrs, true
-}
-
 // SetAPIServers replaces Config.APIServers; the next Update follows. It reports whether that is a
 // change.
 func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
-	if slices.Equal(c.env.cfg.APIServers, servers) {
-		return false
+	changed := c.Services.SetAPIServers(servers)
+	if changed && c.Fabric != nil {
+		c.Fabric.SetAPIServers(addressesOf(servers))
 	}
-	c.env.cfg.APIServers, c.env.moved = servers, true
-	if c.fabric != nil {
-		c.fabric.SetAPIServers(addressesOf(servers))
-	}
-	return true
+	return changed
 }
 
 // addressesOf are the addresses without ports, in their order and each once.
@@ -233,170 +196,25 @@ func addressesOf(list []netip.AddrPort) (addrs []netip.Addr) {
 // SetLinks says what interfaces and routes the node has; the next Update follows. Until it is
 // called, no interface leads to any pod.
 func (c *Compiler) SetLinks(l model.Links) {
-	if c.policy != nil {
-		c.policy.SetLinks(l)
-	}
-	if c.farms != nil {
-		c.farms.SetLinks(l)
-	}
-	if c.fabric != nil {
-		c.fabric.SetLinks(l)
-	}
-}
-
-// FarmRefused says why farms that forward to Ethernet addresses send nothing to a backend that no
-// interface leads to.
-func (c *Compiler) FarmRefused(backend netip.Addr) string { return c.farms.Refused(backend) }
-
-// SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the
-// next Update follows. Until it is called, none is reached.
-func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
-	if c.fabric != nil {
-		c.fabric.SetUnderlay(addrs)
-		c.env.underlay, c.env.snat = addrs, nil
-	}
-}
-
-// FabricView returns the ways to the pods of other nodes for people; nil if the state has none.
-func (c *Compiler) FabricView() *fabric.View {
-	if c.fabric == nil {
-		return nil
-	}
-	v := c.fabric.View()
-	return &v
-}
-
-// FabricIssues returns what is wrong with the ways to the pods of other nodes.
-func (c *Compiler) FabricIssues() []model.Issue {
-	if c.fabric == nil {
-		return nil
-	}
-	return c.fabric.Issues()
-}
-
-// Paths returns the ways to the nodes whose pods are reached, in no order.
-func (c *Compiler) Paths() []model.Path {
-	if c.fabric == nil {
-		return nil
-	}
-	return c.fabric.Paths()
-}
-
-// FarEnds returns where the ways to other nodes' pods end, in no order.
-func (c *Compiler) FarEnds() []model.FarEnd {
-	if c.fabric == nil {
-		return nil
-	}
-	return c.fabric.FarEnds()
-}
-
-// SetLacking says whether the sources could not read everything, and SetSilent which nodes are not
-// heard from; the next Update follows. See address.Compiler.
-func (c *Compiler) SetLacking(lacking bool) {
-	if c.addresses != nil {
-		c.addresses.SetLacking(lacking)
-	}
-}
-
-// SetSilent is described with SetLacking.
-func (c *Compiler) SetSilent(nodes map[string]bool) {
-	if c.addresses != nil {
-		c.addresses.SetSilent(nodes)
-	}
-}
-
-// AddressChanges returns what differs in the addresses of Services since the last call.
-func (c *Compiler) AddressChanges() address.Delta {
-	if c.addresses == nil {
-		return address.Delta{}
-	}
-	return c.addresses.Changes()
-}
-
-// Unanswered is described with address.Compiler.
-func (c *Compiler) Unanswered(addrs []netip.Addr) []model.Issue {
-	if c.addresses == nil {
-		return nil
-	}
-	return c.addresses.Unanswered(addrs)
-}
-
-// Addresses returns the addresses of pools that Services have, or keep without one, sorted.
-func (c *Compiler) Addresses() []address.Address {
-	if c.addresses == nil {
-		return nil
-	}
-	list := c.addresses.List()
-	for i := range list {
-		if c.bgp != nil {
-			list[i].BGP, _ = c.bgp.By(list[i].Address)
+	for _, s := range c.subjects {
+		if s.links != nil {
+			s.links(l)
 		}
 	}
-	return list
 }
 
-// BGPChanges returns what the BGP speaker is to do otherwise than at the last call. It is empty as
-// long as the node cannot speak; the first one that is not has all.
-func (c *Compiler) BGPChanges() speaker.Order {
-	if c.bgp == nil {
-		return speaker.Order{}
-	}
-	return c.bgp.Changes()
+// SetUnderlay says what addresses the host's interfaces have that other nodes are reached from; the
+// next Update follows. Until it is called, none is reached. It is for a Compiler with a Fabric.
+func (c *Compiler) SetUnderlay(addrs []model.HostAddress) {
+	c.Fabric.SetUnderlay(addrs)
+	c.Services.SetUnderlay(addrs)
 }
-
-// BGPView returns what the BGP speaker is to do for people, and what is wrong with it; nil if there
-// is none.
-func (c *Compiler) BGPView() (*bgp.View, []model.Issue) {
-	if c.bgp == nil {
-		return nil, nil
-	}
-	v, issues := c.bgp.View(), slices.Clone(c.bgp.Issues())
-	if c.fabric != nil {
-		issues = append(issues, c.fabric.LearnedIssues()...)
-	}
-	if c.store != nil {
-		issues = append(issues, slices.DeleteFunc(c.store.Missing(), func(i model.Issue) bool {
-			return i.Object.Kind != model.BGPPeerKind && i.Object.Kind != model.BGPFilterKind
-		})...)
-	}
-	slices.SortFunc(issues, model.Issue.Compare)
-	return &v, issues
-}
-
-// BGPCounts returns the names of this node's BGP peers, in no order, and how many routes it
-// announces.
-func (c *Compiler) BGPCounts() (peers []string, routes int) {
-	if c.bgp == nil {
-		return nil, 0
-	}
-	return c.bgp.Counts()
-}
-
-// NotFollowed says why a route that was learned does not lead packets; "": it does.
-func (c *Compiler) NotFollowed(p netip.Prefix) string {
-	if c.fabric == nil {
-		return ""
-	}
-	return c.fabric.NotFollowed(p)
-}
-
-// BGPSecretsChanged asks Config.Secret again for all that it was asked for, and reports whether an
-// answer differs; the next Update follows.
-func (c *Compiler) BGPSecretsChanged() bool { return c.bgp != nil && c.bgp.SecretsChanged() }
 
 // SetLearned says what has changed in the routes that this node's speaker has learned, nil: no
 // longer; the next Update follows.
 func (c *Compiler) SetLearned(routes map[netip.Prefix]*speaker.Learned) {
-	if c.fabric != nil {
-		c.fabric.SetLearned(routes)
-	}
-}
-
-// RoutesMoved says that the kernel's routes have changed, so that Config.Resolve may answer
-// otherwise than before; the next Update follows.
-func (c *Compiler) RoutesMoved() {
-	if c.fabric != nil {
-		c.fabric.RoutesMoved()
+	if c.Fabric != nil {
+		c.Fabric.SetLearned(routes)
 	}
 }
 
@@ -408,105 +226,120 @@ func (c *Compiler) SetPodsUnread(unread bool) { c.unread = unread }
 // Update brings the state up to date with what is dirty in the store, and returns what changed in
 // it: nothing else is named. Everything is dirty to a Compiler that has compiled nothing yet, and
 // when its own node changes in a way that matters. The store stands still meanwhile.
-func (c *Compiler) Update(s *store.Store, d store.Dirty) (delta state.Delta) {
+func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
+	return c.Step(s, d, services.All)
+}
+
+// Step is Update in slices: of services and policies it changes about so many elements; where both
+// wait, half of each. See policy.Compiler.Step for policies. Of services, the small ones come first,
+// so that no change of one waits for those of many; then the one that has waited longest, cut at
+// its frontends where it does not fit. What is left waits for the next Step or Update, and stays as
+// it was meanwhile: see Waiting. A service that changes while it is cut is brought to what it was
+// compiled to first.
+func (c *Compiler) Step(s *store.Store, d store.Dirty, elements int) (delta state.Delta) {
 	c.store = s
-	s.Read(func(v *store.View) { delta = c.update(v, d, false) })
-	return delta
-}
-
-// Step is Update in slices: of services and policies that come to many elements it brings up to
-// date as much as a kernel takes within a tenth of a second or two; where both wait, each gets
-// half. See policy.Compiler.Step for policies. Of services, the small ones come first, so that no
-// change of one waits for those of many; then the one that has waited longest, cut at its frontends
-// where it does not fit. What is left waits for the next Step or Update, and stays as it was
-// meanwhile: see Waiting. A service that changes while it is cut is brought to what it was compiled
-// to first.
-func (c *Compiler) Step(s *store.Store, d store.Dirty) (delta state.Delta) {
-	c.store = s
-	s.Read(func(v *store.View) { delta = c.update(v, d, true) })
-	return delta
-}
-
-// update is Update, or Step.
-func (c *Compiler) update(v *store.View, d store.Dirty, step bool) state.Delta {
-	if !c.env.started {
-		d, step = v.All(), false
-	}
-	// What services depend on comes first: others than those that are dirty may depend on it.
-	everything, addrs := c.env.follow(v, d)
-	dirty := c.services.affected(v, d.Services, everything, addrs)
-	c.services.claims.frontends.Expect(len(dirty))
-
-	room := all
-	if step = step && !everything; step {
-		room = c.sliceElements
-		if waiting := c.Waiting(); waiting.Policies > 0 && waiting.Services+len(dirty) > 0 {
-			room /= 2
+	s.Read(func(v *store.View) {
+		if !c.started {
+			c.started, d, elements = true, v.All(), services.All
 		}
-		c.services.step(v, dirty, d.Since, room)
-	} else {
-		c.services.update(v, dirty)
-	}
-	delta := state.Delta{Services: c.services.flush()}
-	if c.bgp != nil {
-		c.bgp.FollowAdverts(v, d)
-	}
-	if c.addresses != nil { // which asks which advertisements are in force
-		c.addresses.Update(v, d)
-	}
-	if c.bgp != nil { // which asks for the addresses
-		c.bgp.Update(v, d)
-	}
-	if c.policy != nil {
-		c.policy.SetOpen(len(c.env.others) > 0 || c.unread)
-		delta.Policy = c.policy.Step(v, d, c.env.node.podCIDRs, room)
-	}
-	if c.farms != nil {
-		delta.Farms = c.farms.Update(v, d)
-	}
-	if c.fabric != nil { // which asks for what BGP serves
-		c.updateFabric(v, d, &delta)
-	}
-	// The settings ask for tunnels and host endpoints.
-	if now := c.env.settings(); !now.Equal(c.state.Services.Settings) {
-		c.state.Services.Settings, delta.Services.Settings = now, &now
-	}
+		// What services depend on comes first: others than those that are dirty may depend on it.
+		if everything := c.Services.Follow(v, d); everything {
+			elements = services.All
+		}
+		if elements != services.All && c.Waiting().Policies > 0 && c.Services.Pending() > 0 {
+			elements /= 2
+		}
+		t := &turn{view: v, dirty: d, room: elements}
+		for _, s := range c.subjects {
+			s.update(t)
+		}
+		c.Services.Settle(&t.delta.Services)
+		delta = t.delta
+	})
 	return delta
 }
 
-// updateFabric is update for the ways to other nodes' pods, and what services have of them.
-func (c *Compiler) updateFabric(v *store.View, d store.Dirty, delta *state.Delta) {
-	if c.bgp != nil {
-		if served, changed := c.bgp.Served(); changed {
-			c.fabric.SetServed(slices.Concat(served, masked(c.env.cfg.ServiceCIDRs)))
-		}
-	}
-	delta.Fabric = c.fabric.Update(v, d)
-	delta.Services.Peers = c.peers.update(v, d)
-	if c.env.snat == nil || len(delta.Fabric.Tunnels) > 0 {
-		c.env.snat, c.env.tunnels = snat(c.env.underlay, c.state.Fabric.Tunnels), tunnelEnds(c.state.Fabric.Tunnels)
-	}
-	// Host endpoints' policies towards the node and from it are for what is tracked.
-	c.env.untracked = len(c.env.tunnels) > 0 && (c.policy == nil || len(c.state.Policy.Hosts) == 0)
+// Backlog is what Step has left for later.
+type Backlog struct {
+	Services, Policies int
+	// Since is when the first of them came: all that changed before is in the state. It is zero
+	// where none waits, or where one does for what the agent itself has found out.
+	Since time.Time
 }
+
+// Len is how much waits.
+func (b Backlog) Len() int { return b.Services + b.Policies }
 
 // Waiting returns what Step has left for later.
-func (c *Compiler) Waiting() Backlog {
-	b := Backlog{Services: len(c.services.waiting)}
-	if c.policy != nil {
-		b.Policies, b.Since = c.policy.Waiting()
+func (c *Compiler) Waiting() (b Backlog) {
+	if c.Policy != nil {
+		b.Policies, b.Since = c.Policy.Waiting()
 	}
-	first := b.Policies == 0
-	for _, w := range c.services.waiting {
-		if first || w.since.Before(b.Since) {
-			first, b.Since = false, w.since
-		}
+	n, since := c.Services.Waiting()
+	if n > 0 && (b.Policies == 0 || since.Before(b.Since)) {
+		b.Since = since
 	}
+	b.Services = n
 	return b
 }
 
-// Waits reports whether Step has left the service for later.
-func (c *Compiler) Waits(service model.Name) bool {
-	_, waits := c.services.waiting[service]
-	return waits
+// Issues returns what is wrong with the objects as of the last Update, sorted by object.
+func (c *Compiler) Issues() (list []model.Issue) {
+	if c.store != nil {
+		list = c.store.Missing()
+	}
+	for _, s := range c.subjects {
+		if s.issues != nil {
+			list = append(list, s.issues()...)
+		}
+	}
+	slices.SortFunc(list, model.Issue.Compare)
+	return firstOfEach(slices.Compact(list))
+}
+
+// firstOfEach returns the first services.MaxIssues of each object, and how many more it has. It
+// changes the list, which is sorted.
+func firstOfEach(list []model.Issue) []model.Issue {
+	few := list[:0]
+	for i := 0; i < len(list); {
+		of, end := list[i].Object, i+1
+		for end < len(list) && list[end].Object == of {
+			end++
+		}
+		if more := end - i - services.MaxIssues; more > 1 {
+			few = append(append(few, list[i:i+services.MaxIssues]...), of.Issue(fmt.Sprintf("and %d more", more)))
+		} else {
+			few = append(few, list[i:end]...)
+		}
+		i = end
+	}
+	return few
+}
+
+// AddressList returns the addresses of pools that Services have, or keep without one, sorted. It is
+// for a Compiler with Addresses.
+func (c *Compiler) AddressList() []addresses.Address {
+	list := c.Addresses.List()
+	if c.BGP != nil {
+		for i := range list {
+			list[i].BGP, _ = c.BGP.By(list[i].Address)
+		}
+	}
+	return list
+}
+
+// BGPIssues returns what is wrong with what the BGP speaker is to do, and with what it has learned.
+// It is for a Compiler with BGP.
+func (c *Compiler) BGPIssues() []model.Issue {
+	issues := slices.Clone(c.BGP.Issues())
+	if c.Fabric != nil {
+		issues = append(issues, c.Fabric.LearnedIssues()...)
+	}
+	if c.store != nil {
+		issues = append(issues, slices.DeleteFunc(c.store.Missing(), func(i model.Issue) bool {
+			return i.Object.Kind != model.BGPPeerKind && i.Object.Kind != model.BGPFilterKind
+		})...)
+	}
+	slices.SortFunc(issues, model.Issue.Compare)
+	return issues
 }

@@ -26,12 +26,12 @@ type Elsewhere struct {
 
 // Elsewhere returns what compiles the state of another node, whose agent runs with the same flags.
 func (c *Compiler) Elsewhere(node string) *Other {
-	cfg := c.env.cfg
-	o := &Other{node: node, unread: c.unread, refused: maps.Clone(c.services.limits.denied), denyLists: cfg.Policy && len(cfg.DenyLists) > 0}
+	cfg := c.cfg
+	cfg.Config, cfg.elsewhere = c.Services.Config(), true
+	o := &Other{node: node, unread: c.unread, refused: maps.Clone(c.Services.Denied()), denyLists: cfg.Policy && len(cfg.DenyLists) > 0}
 	cfg.Node, cfg.HostAddresses, cfg.PrimaryAddr, cfg.DenyLists, cfg.DenyDevices = node, nil, netip.Addr{}, nil, nil
 	cfg.Addresses = false
 	o.compiler = New(cfg)
-	o.compiler.fabric, o.compiler.state.Fabric = nil, nil // the ways are not asked about; what is masqueraded is
 	return o
 }
 

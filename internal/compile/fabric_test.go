@@ -6,6 +6,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -23,7 +24,7 @@ func TestDeltaHasFabric(t *testing.T) {
 		{Kind: model.IPPoolKind, Name: model.Name{Name: pods.Name}, Object: pods},
 	})
 	s.SetSynced()
-	c := compile.New(compile.Config{Node: "a", Fabric: true, BGP: true})
+	c := compile.New(compile.Config{Config: services.Config{Node: "a", Fabric: true}, BGP: true})
 	underlay := model.HostAddress{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500}
 	c.SetUnderlay([]model.HostAddress{underlay})
 	if d := c.Update(s, s.Take()); len(d.Fabric.Tunnels) != 1 || len(d.Fabric.Routes) != 2 || len(d.Fabric.VTEPs) != 1 {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/nftables"
 
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/xtables"
 )
 
 // Chain is a chain of another program.
@@ -82,9 +83,9 @@ func Ends(policyDrop bool, rules []*nftables.Rule) (bool, error) {
 	return c.dropsServices(), err
 }
 
-// SavedEnds reports the same of a chain of one table, from what iptables-save prints of it.
-func SavedEnds(text, chain string) bool {
-	for _, c := range ParseSave("", text) {
+// SavedEnds reports the same of a chain of one table that iptables-save printed.
+func SavedEnds(printed []*xtables.Chain, chain string) bool {
+	for _, c := range LegacyChains("", printed) {
 		if c.Name == chain && c.Hook != "" {
 			return c.dropsServices()
 		}

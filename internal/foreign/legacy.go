@@ -1,22 +1,19 @@
 package foreign
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/xtables"
 )
 
 // Legacy is what iptables-legacy (not nftables) holds.
@@ -39,89 +36,51 @@ func (l Legacy) Empty() bool {
 // kernel says which tables are in use; their rules are only available in its old binary form, so
 // the program that reads the form has to be installed.
 func ReadLegacy(ctx context.Context) Legacy {
-	families, err := LegacyFamilies()
+	families, err := xtables.LegacyFamilies()
 	l := Legacy{ReadErr: err}
 	for _, f := range families {
 		for _, t := range f.Tables {
 			l.Tables = append(l.Tables, f.Name+" "+t)
 		}
-		out, err := save(ctx, f.Program+"-legacy-save")
+		printed, err := save(ctx, f.Program)
 		if err != nil {
 			l.ReadErr = errors.Join(l.ReadErr, err)
 			continue
 		}
-		l.Chains = append(l.Chains, ParseSave(f.Family, out)...)
+		l.Chains = append(l.Chains, LegacyChains(f.Family, printed)...)
 	}
 	return l
 }
 
-// LegacyFamily is an address family with tables of iptables-legacy in use.
-type LegacyFamily struct {
-	Name    string // "IPv4" or "IPv6"
-	Family  string // "ip" or "ip6"
-	Program string // "iptables" or "ip6tables"
-	Tables  []string
-}
-
-// LegacyFamilies returns the families with tables in use in the calling thread's network namespace.
-// The programs of others are not to be called in vain: they would bring tables into use.
-func LegacyFamilies() (used []LegacyFamily, err error) {
-	for _, f := range []LegacyFamily{{Name: "IPv4", Family: "ip", Program: "iptables"}, {Name: "IPv6", Family: "ip6", Program: "ip6tables"}} {
-		b, readErr := os.ReadFile("/proc/thread-self/net/" + f.Family + "_tables_names")
-		if f.Tables = strings.Fields(string(b)); len(f.Tables) > 0 {
-			used = append(used, f)
-		}
-		if !errors.Is(readErr, os.ErrNotExist) { // the kernel has no such tables
-			err = errors.Join(err, readErr)
-		}
-	}
-	return used, err
-}
-
-func save(ctx context.Context, program string) (string, error) {
-	path, err := FindProgram(program)
-	if err != nil {
-		return "", ErrNoSave
-	}
+func save(ctx context.Context, program string) ([]*xtables.Chain, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path).Output()
+	path, err := xtables.Find(ctx, xtables.Legacy, program, "save")
 	if err != nil {
-		return "", fmt.Errorf("run %s: %w", program, err)
+		return nil, ErrNoSave
 	}
-	return string(out), nil
+	out, err := xtables.Run(ctx, path, "")
+	return xtables.Parse(out), err
 }
 
 // ErrNoSave says that the rules of iptables-legacy cannot be read.
 var ErrNoSave = errors.New("there is no iptables-legacy-save to read them with")
 
-// ParseSave reads what iptables-legacy-save prints, of the family "ip" or "ip6".
-func ParseSave(family, text string) []Chain {
-	var chains []Chain
-	var table string
-	rules := map[string][]rule{} // of the table's chains
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for lines.Scan() {
-		line := lines.Text()
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table, rules = line[1:], map[string][]rule{}
-		case strings.HasPrefix(line, ":"):
-			fields := strings.Fields(line[1:])
-			if len(fields) < 2 {
-				continue
-			}
-			of := rules
-			c := Chain{Family: family, Table: table, Name: fields[0], Legacy: true, rules: func(chain string) ([]rule, error) { return of[chain], nil }}
-			if fields[1] != "-" { // only chains that packets enter by themselves have a policy
-				c.Hook = strings.ToLower(fields[0])
-				c.Priority = priorities[table]
-				c.policy = strings.ToLower(fields[1])
-			}
-			chains = append(chains, c)
-		case strings.HasPrefix(line, "-A "):
-			name, rest, _ := strings.Cut(line[3:], " ")
-			rules[name] = append(rules[name], parseRule(rest))
+// LegacyChains are the chains that iptables-legacy-save printed, of the family "ip" or "ip6".
+func LegacyChains(family string, printed []*xtables.Chain) []Chain {
+	type at struct{ table, chain string }
+	rules := map[at][]rule{}
+	chains := make([]Chain, len(printed))
+	for i, c := range printed {
+		for _, r := range c.Rules {
+			here := at{c.Table, c.Name}
+			rules[here] = append(rules[here], readRule(r))
+		}
+		chains[i] = Chain{Family: family, Table: c.Table, Name: c.Name, Legacy: true, rules: func(chain string) ([]rule, error) { return rules[at{c.Table, chain}], nil }}
+		if c.Policy != "" { // only chains that packets enter by themselves have one
+			chains[i].Hook = strings.ToLower(c.Name)
+			chains[i].Priority = priorities[c.Table]
+			chains[i].policy = strings.ToLower(c.Policy)
 		}
 	}
 	for i := range chains {
@@ -160,47 +119,27 @@ func (s *saved) apply(p *packet) ([]action, error) {
 	return []action{s.where(matches)}, nil
 }
 
-// word is one of a saved rule, in quotes where it has blanks.
-var word = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\S+`)
-
-// parseRule reads one rule, without its "-A CHAIN".
-func parseRule(text string) *saved {
+// readRule reads a rule.
+func readRule(text xtables.Rule) *saved {
 	r := &saved{}
-	words := word.FindAllString(text, -1)
-	for i := 0; i < len(words); {
-		not := words[i] == "!"
-		if not {
-			i++
-		}
-		option := ""
-		if i < len(words) {
-			option = words[i]
-			i++
-		}
-		var args []string // up to the next option
-		for ; i < len(words) && words[i] != "!" && !strings.HasPrefix(words[i], "-"); i++ {
-			args = append(args, words[i])
-		}
-		arg := ""
-		if len(args) > 0 {
-			arg = args[0]
-		}
-		switch option {
+	options := text.Options()
+	for _, o := range options {
+		switch o.Name {
 		case "-j", "-g":
-			r.target(option, arg)
-			if arg == "CT" && slices.Contains(words, "--notrack") {
+			r.target(o.Name, o.Arg())
+			if o.Arg() == "CT" && slices.ContainsFunc(options, func(o xtables.Option) bool { return o.Name == "--notrack" }) {
 				r.action = untracking
 			}
 			return r // what follows are its options
 		case "--comment":
-			r.note = strings.Trim(arg, `"`)
+			r.note = o.Arg()
 		case "-m":
-			if !modules[arg] {
+			if !modules[o.Arg()] {
 				r.conditions = append(r.conditions, func(*packet) answer { return maybe })
 			}
 		default:
-			c := condition(option, args)
-			r.conditions = append(r.conditions, func(p *packet) answer { return invert(c(p), not) })
+			c := condition(o)
+			r.conditions = append(r.conditions, func(p *packet) answer { return invert(c(p), o.Not) })
 		}
 	}
 	return r
@@ -240,10 +179,10 @@ var continuing = []string{"AUDIT", "CHECKSUM", "CLASSIFY", "CONNSECMARK", "CT", 
 func chainName(target string) bool { return target != "" && !slices.Contains(continuing, target) }
 
 // condition reads an option.
-func condition(option string, args []string) func(*packet) answer {
+func condition(o xtables.Option) func(*packet) answer {
 	unsure := func(*packet) answer { return maybe }
-	arg := append(args, "")[0]
-	switch option {
+	arg := o.Arg()
+	switch o.Name {
 	case "-f": // fragments, which come together before
 		return func(p *packet) answer { return p.knows(no) }
 	case "-s", "-d":
@@ -251,7 +190,7 @@ func condition(option string, args []string) func(*packet) answer {
 		if err != nil {
 			return unsure
 		}
-		return func(p *packet) answer { return p.address(option == "-s", prefix) }
+		return func(p *packet) answer { return p.address(o.Name == "-s", prefix) }
 	case "-p":
 		protocol, ok := protocols[arg]
 		if n, err := strconv.ParseUint(arg, 10, 8); err == nil {
@@ -262,9 +201,9 @@ func condition(option string, args []string) func(*packet) answer {
 		}
 		return func(p *packet) answer { return p.is(protocol) }
 	case "-i", "-o":
-		return func(p *packet) answer { return p.device(option == "-i", arg) }
+		return func(p *packet) answer { return p.device(o.Name == "-i", arg) }
 	case "--sport", "--dport", "--sports", "--dports", "--ports":
-		which := map[string]byte{"--sport": sourcePorts, "--sports": sourcePorts, "--dport": destinationPorts, "--dports": destinationPorts, "--ports": 2}[option]
+		which := map[string]byte{"--sport": sourcePorts, "--sports": sourcePorts, "--dport": destinationPorts, "--dports": destinationPorts, "--ports": 2}[o.Name]
 		ranges, err := portRanges(arg)
 		if err != nil {
 			return unsure
@@ -289,10 +228,10 @@ func condition(option string, args []string) func(*packet) answer {
 			return p.knows(is(want == 0))
 		}
 	case "--tcp-flags":
-		if len(args) != 2 {
+		if len(o.Args) != 2 {
 			return unsure
 		}
-		mask, set := tcpFlags(args[0]), tcpFlags(args[1])
+		mask, set := tcpFlags(o.Args[0]), tcpFlags(o.Args[1])
 		return func(p *packet) answer { return p.flags(mask, set) }
 	}
 	return unsure
@@ -361,15 +300,4 @@ func (p *packet) device(input bool, name string) answer {
 		return is(strings.HasPrefix(in.name, begin))
 	}
 	return is(in.name == name)
-}
-
-// FindProgram finds a program on the PATH or in a directory for administrators.
-func FindProgram(name string) (string, error) {
-	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin") {
-		path := filepath.Join(dir, name)
-		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	return "", os.ErrNotExist
 }

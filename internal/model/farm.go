@@ -110,31 +110,6 @@ func (m FarmMode) String() string {
 	return [...]string{"snat", "dnat", "local", "dsr", "stlsdnat"}[m]
 }
 
-// FarmScheduler is how a backend is chosen for a new connection.
-type FarmScheduler uint8
-
-// The schedulers. Weights count in all of them.
-const (
-	// RoundRobin takes one backend after the other.
-	RoundRobin FarmScheduler = iota
-	// Weighted takes a random one.
-	Weighted
-	// Hash takes the one that the hash of HashBy leads to.
-	Hash
-	// SymHash takes the one that a hash leads to which is the same for both directions of a flow.
-	SymHash
-	// Maglev is Hash over a table of which a change of the backends moves as little as possible
-	// (Eisenbud et al., Maglev, NSDI 2016).
-	Maglev
-	// LeastConnections takes the one with the fewest connections in proportion to its weight.
-	LeastConnections
-)
-
-// String returns nftlb's word for the scheduler, or ours where nftlb has none.
-func (s FarmScheduler) String() string {
-	return [...]string{"rr", "weight", "hash", "symhash", "maglev", "least"}[s]
-}
-
 // FlowKey is a set of parts of a packet.
 type FlowKey uint8
 

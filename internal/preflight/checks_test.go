@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/sysctl"
+	"sluice.dev/sluice/internal/kernel/xtables"
 )
 
 // healthy returns the facts of a node that lacks nothing.
@@ -179,7 +180,7 @@ func TestChecks(t *testing.T) {
 		{"IPVS", func(f *Facts) { f.IPVS = 3 }, "other proxies", Warn, "3 IPVS services", "sluice takeover --from kube-proxy"},
 		{"kube-proxy without rules", func(f *Facts) { f.Processes = []string{"kube-proxy"} }, "other proxies", Warn, "kube-proxy runs", "sluice takeover --from kube-proxy"},
 		{"two backends of iptables", func(f *Facts) {
-			f.Legacy.Tables, f.Legacy.Chains = []string{"IPv4 nat"}, foreign.ParseSave("ip", "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i lo -j ACCEPT\nCOMMIT\n")
+			f.Legacy.Tables, f.Legacy.Chains = []string{"IPv4 nat"}, foreign.LegacyChains("ip", xtables.Parse("*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i lo -j ACCEPT\nCOMMIT\n"))
 			f.Chains = []foreign.Chain{{Family: "ip", Table: "filter", Name: "INPUT", Hook: "input"}}
 		}, "iptables backends", Warn, "iptables-legacy (IPv4 nat) and iptables-nft (ip filter)", "update-alternatives"},
 		{"Calico", func(f *Facts) {

@@ -71,25 +71,6 @@ func (r *Reconciler) noteEndpoints(d state.Delta) {
 	}
 }
 
-// changes is how much of a change is of the part.
-func changes(of Part, d state.Delta) int {
-	return [...]func() int{d.Services.Len, d.Policy.Len, d.Fabric.Len, d.Farms.Len}[of]()
-}
-
-// pick has a change say what another one says of the part.
-func pick(of Part, from state.Delta, to *state.Delta) {
-	switch of {
-	case Services:
-		to.Services = from.Services
-	case Policy:
-		to.Policy = from.Policy
-	case Fabric:
-		to.Fabric = from.Fabric
-	case Farms:
-		to.Farms = from.Farms
-	}
-}
-
 // MaxLogged is how many operations of one plan are logged.
 const MaxLogged = 200
 

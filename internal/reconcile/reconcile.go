@@ -37,21 +37,6 @@ const (
 	Tampering = "tampering" // there is evidence of it
 )
 
-// Part is a part of the state, which is reconciled apart from the others.
-type Part int
-
-// The parts.
-const (
-	Services Part = iota
-	Policy
-	Fabric
-	Farms
-	parts
-)
-
-// String returns "services", "policy", "fabric" or "farms".
-func (p Part) String() string { return [...]string{"services", "policy", "fabric", "farms"}[p] }
-
 // Lacking is what the sources have not been able to read yet.
 type Lacking struct {
 	Any      bool              // something: nothing may be taken from the kernel that may belong to it
@@ -133,9 +118,8 @@ func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconcile
 	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{},
 		healed: contest.Pace{First: 10 * time.Second, Most: 10 * time.Minute, Lasts: contest.Lasts}}
 	can, state := d.Capabilities().Can, want()
-	needs := [parts]driver.Capability{Services: driver.Services, Policy: driver.Policy, Fabric: driver.Fabric, Farms: driver.Farms}
-	for p, there := range [parts]bool{Services: state.Services != nil, Policy: state.Policy != nil, Fabric: state.Fabric != nil, Farms: state.Farms != nil} {
-		if there && can&needs[p] != 0 {
+	for p, row := range parts {
+		if row.there(state) && can&row.needs != 0 {
 			r.parts = append(r.parts, &part{of: Part(p), stale: true})
 		}
 	}
@@ -266,7 +250,7 @@ func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation 
 	}
 	expected := delta.Len() > 0
 	for _, p := range r.parts {
-		if at := p.tried.Add(hurriedDelay); p.delay > 0 && changes(p.of, delta) > 0 && at.Before(p.due) {
+		if at := p.tried.Add(hurriedDelay); p.delay > 0 && parts[p.of].changes(delta) > 0 && at.Before(p.due) {
 			p.due = at
 		}
 	}
@@ -304,13 +288,13 @@ func (r *Reconciler) update(ctx context.Context, delta state.Delta, done *Done) 
 	var now []*part
 	var d state.Delta
 	for _, p := range r.parts {
-		switch n := changes(p.of, delta); {
+		switch n := parts[p.of].changes(delta); {
 		case p.stale || n == 0:
 		case p.kept > 0:
 			p.stale = true
 		default:
 			now = append(now, p)
-			pick(p.of, delta, &d)
+			parts[p.of].pick(&d, delta)
 		}
 	}
 	if len(now) == 0 {
@@ -372,7 +356,7 @@ func (r *Reconciler) adopt(ctx context.Context, delta state.Delta, done *Done) {
 func (r *Reconciler) adoptParts(ctx context.Context, want *state.State, of []*part, done *Done) error {
 	var s state.State
 	for _, p := range of {
-		p.of.copy(&s, want)
+		parts[p.of].copy(&s, want)
 	}
 	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return Adopt(ctx, r.driver, &s, r.lacking, r.hadEndpoint) })
 	if err != nil {
@@ -391,7 +375,7 @@ func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part,
 		return driver.ErrWhole
 	}
 	s, keep := standIn(r.driver, want), r.lacking.keep()
-	p.of.copy(s, want)
+	parts[p.of].copy(s, want)
 	mayKeep := keep
 	keep.Services, keep.Policy = keep.Services || p.of != Services, keep.Policy || p.of != Policy
 	kept, err := r.apply(ctx, PathAdopt, done, func() (driver.Plan, error) { return adopt(ctx, r.driver, s, keep, r.hadEndpoint) })
@@ -405,24 +389,10 @@ func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part,
 	return nil
 }
 
-// copy takes the part over from another state.
-func (p Part) copy(to, from *state.State) {
-	switch p {
-	case Services:
-		to.Services = from.Services
-	case Policy:
-		to.Policy = from.Policy
-	case Fabric:
-		to.Fabric = from.Fabric
-	case Farms:
-		to.Farms = from.Farms
-	}
-}
-
 // adopted notes that the kernel has the part.
 func (p *part) adopted(kept driver.Kept) {
 	p.stale, p.delay, p.due, p.failure = false, 0, time.Time{}, nil
-	p.kept = [parts]int{Services: kept.Services, Policy: kept.Policy, Fabric: kept.Fabric}[p.of]
+	p.kept = parts[p.of].kept(kept)
 }
 
 // apply carries out one plan.

@@ -130,7 +130,7 @@ func start(t *testing.T, f *fake) *reconcile.Reconciler {
 	return r
 }
 
-// steps are attempts and what they do.
+// attempt is one, and what it is to do.
 type attempt struct {
 	change state.Delta
 	does   string

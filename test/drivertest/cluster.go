@@ -7,6 +7,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -20,12 +21,7 @@ type cluster struct {
 }
 
 func newCluster(w *topology, c config) *cluster {
-	cfg := compile.Config{
-		Node:          "node",
-		HostAddresses: []netip.Prefix{netip.PrefixFrom(w.addrs["node2"][ipv4], 24), netip.PrefixFrom(w.addrs["node2"][ipv6], 64)},
-		MasqueradeAll: c.masqueradeAll,
-		Fabric:        c.outgoing, NATOutgoing: c.outgoing,
-	}
+	cfg := compile.Config{Config: services.Config{Node: "node", HostAddresses: []netip.Prefix{netip.PrefixFrom(w.addrs["node2"][ipv4], 24), netip.PrefixFrom(w.addrs["node2"][ipv6], 64)}, MasqueradeAll: c.masqueradeAll, Fabric: c.outgoing, NATOutgoing: c.outgoing}}
 	if c.nodeAddresses {
 		cfg.AllowNodeAddresses = cfg.HostAddresses
 	}

@@ -12,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -38,7 +39,7 @@ var (
 func newPoliced(t *testing.T, open Open, need driver.Capability) *policed {
 	t.Helper()
 	p := &policed{Mesh: NewMesh(t, policedNode, policedPods)}
-	p.cluster = &cluster{store: store.New(), compiler: compile.New(compile.Config{Node: "node", ClusterCIDRs: clusterCIDRs, ServiceCIDRs: serviceCIDRs, Policy: true})}
+	p.cluster = &cluster{store: store.New(), compiler: compile.New(compile.Config{Config: services.Config{Node: "node", ClusterCIDRs: clusterCIDRs, ServiceCIDRs: serviceCIDRs}, Policy: true})}
 	err := p.Node.Do(func() error {
 		links, err := link.Here.Links()
 		p.cluster.compiler.SetLinks(links)

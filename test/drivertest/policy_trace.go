@@ -160,7 +160,7 @@ func rawNumber(proto model.Protocol, a netip.Addr) int {
 	return int(proto)
 }
 
-// read parses a packet from a raw socket; ok is false if it is neither a first packet nor an
+// readSeen parses a packet from a raw socket; ok is false if it is neither a first packet nor an
 // answer.
 func readSeen(proto model.Protocol, from netip.Addr, b []byte) (s seen, ok bool) {
 	if len(b) < 8 {

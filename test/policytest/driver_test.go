@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/drivertest"
 )
@@ -55,7 +56,7 @@ func TestNFTables(t *testing.T) { byNFTables.run(t, slices.Concat(fates, transla
 // TestIPTables runs the tests with the variants of iptables.
 func TestIPTables(t *testing.T) {
 	t.Parallel()
-	for i, v := range []iptables.Variant{iptables.Legacy, iptables.NFTables} {
+	for i, v := range []xtables.Variant{xtables.Legacy, xtables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			plane{func(_ testing.TB, o options) (driver.Driver, error) {
 				return iptables.Open(iptables.Options{Options: o.Options, Variant: v, Apart: o.apart, LockWait: drivertest.LockWait})

@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/verdict"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source/kubeobj"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -44,13 +45,8 @@ var (
 // NewProduct returns a Product of an empty cluster.
 func NewProduct(links model.Links) *Product {
 	p := &Product{
-		Compiler: compile.New(compile.Config{
-			Node: NodeName, ClusterCIDRs: PodCIDRs, ServiceCIDRs: ServiceCIDRs, Policy: true,
-			DenyLists: []string{DenyList}, DenyDevices: []string{DenyDevice},
-			FailsafeInbound:  []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}},
-			FailsafeOutbound: []state.PortRange{{Protocol: model.UDP, First: 53, Last: 53}},
-		}),
-		store: store.New(), events: map[eventKey]store.Event{},
+		Compiler: compile.New(compile.Config{Config: services.Config{Node: NodeName, ClusterCIDRs: PodCIDRs, ServiceCIDRs: ServiceCIDRs}, Policy: true, DenyLists: []string{DenyList}, DenyDevices: []string{DenyDevice}, FailsafeInbound: []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}}, FailsafeOutbound: []state.PortRange{{Protocol: model.UDP, First: 53, Last: 53}}}),
+		store:    store.New(), events: map[eventKey]store.Event{},
 	}
 	p.Compiler.SetLinks(links)
 	p.store.SetSynced()

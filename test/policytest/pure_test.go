@@ -111,7 +111,7 @@ func experimental(o *oracle.Objects) bool {
 func refusesNodes(t *testing.T, product *Product, o *oracle.Objects) {
 	t.Helper()
 	refused := 0
-	for _, v := range product.Compiler.Policies() {
+	for _, v := range product.Compiler.Policy.Views() {
 		if strings.Contains(v.Refused, "nodes") {
 			refused++
 		}

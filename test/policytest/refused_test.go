@@ -9,6 +9,7 @@ import (
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/verdict"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/store"
 )
@@ -199,7 +200,7 @@ func programOf(t *testing.T, events []store.Event) func(netip.Addr) bool {
 	t.Helper()
 	s := store.New()
 	s.Apply(append(mustEvents(t, shop()), events...))
-	c := compile.New(compile.Config{Node: NodeName, Policy: true})
+	c := compile.New(compile.Config{Config: services.Config{Node: NodeName}, Policy: true})
 	c.Update(s, s.Take())
 	policy := c.State().Policy
 	program := policy.Workloads[names["b"][0]].Ingress

@@ -41,7 +41,7 @@ func testLargePolicyChanges(t *testing.T, p plane) {
 		k.tell(k.changes(events(next)))
 		steps := 0
 		for more := true; more; steps++ {
-			delta := k.Compiler.Step(k.store, k.store.Take())
+			delta := k.Compiler.Step(k.store, k.store.Take(), 1<<15)
 			plan, err := k.driver.Update(t.Context(), delta)
 			k.carryOut(t, plan, err)
 			for family := range Families {

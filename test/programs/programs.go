@@ -45,7 +45,7 @@ var folder = sync.OnceValues(func() (string, error) {
 func checkout() (string, error) {
 	dir, err := os.Getwd()
 	for err == nil && dir != filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "cmd", "sluice-lab")); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "test", "programs")); err == nil {
 			return dir, nil
 		}
 		dir = filepath.Dir(dir)

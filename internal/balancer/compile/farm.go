@@ -174,7 +174,7 @@ func slots(f *model.Farm, all, up []member) []int16 {
 		return nil
 	}
 	scheduler := f.Scheduler
-	if f.Mode.Stateless() && (scheduler == model.RoundRobin || scheduler == model.Weighted) {
+	if f.Mode.Stateless() && scheduler.Draws() {
 		scheduler = model.Hash // each packet chooses anew, and has to come to the same
 	}
 	most := mostSlots

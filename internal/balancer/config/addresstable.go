@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"net/netip"
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // addressFields is an address while its attributes are read or printed.
@@ -12,19 +13,19 @@ type addressFields struct {
 	used        int
 }
 
-var addressTable = newObject("address", "name", []string{"policies"},
-	attribute[*addressFields]{name: "name", print: func(a *addressFields) string { return a.name }},
+var addressTable = newObject("name", []keys.List{{Key: "policies", Of: &policyTable.Kind}},
+	attribute[*addressFields]{name: "name", nftlb: nftlbText, print: func(a *addressFields) string { return a.name }},
 	familyAttribute("family"),
 	addrAttribute("ip-addr"),
 	portsAttribute("ports"),
 	protocolAttribute("protocol"),
-	flags("verdict", verdictWords, 2, func(a *addressFields) *verdict { return &a.verdict }),
+	flags("verdict", verdictWords, 2, func(a *addressFields) *verdict { return &a.verdict }).inNftlb(nftlbVerdict),
 	logPrefix("log-prefix", "TYPE-ANAME ", func(a *addressFields) *map[string]string { return &a.prefix }),
-	attribute[*addressFields]{name: "log-rtlimit", about: "what is given has no effect", print: func(*addressFields) string { return rateText(perSecond) }},
+	attribute[*addressFields]{name: "log-rtlimit", nftlb: nftlbUnused, about: "what is given has no effect", print: func(*addressFields) string { return rateText(perSecond) }},
 	ignored[*addressFields]("iface", discovered),
-	ignored[*addressFields]("ether-addr", discovered),
+	ignored[*addressFields]("ether-addr", discovered).inNftlb(nftlbUnused),
 	ignored[*addressFields]("iether-addr", discovered),
-	attribute[*addressFields]{name: "used", about: "how many farms use it; what is given has no effect", print: func(a *addressFields) string { return itoa(a.used) }},
+	attribute[*addressFields]{name: "used", nftlb: nftlbUnused, about: "how many farms use it; what is given has no effect", print: func(a *addressFields) string { return itoa(a.used) }},
 )
 
 // inFarm are the attributes of an address that are printed in a farm.
@@ -37,7 +38,7 @@ func familyAttribute(name string) attribute[*addressFields] {
 		f.familyGiven = true
 		return read(f, text)
 	}
-	return a
+	return a.inNftlb(nftlbFamily)
 }
 
 // addrAttribute is an address whose family follows it where none is given.
@@ -54,12 +55,12 @@ func addrAttribute(name string) attribute[*addressFields] {
 		}
 		return err
 	}
-	return a
+	return a.inNftlb(nftlbAddr)
 }
 
 func portsAttribute(name string) attribute[*addressFields] {
 	return attribute[*addressFields]{
-		name: name, pattern: patternPorts, about: "ports and ranges, such as 80,82-84; empty: all ports",
+		name: name, nftlb: nftlbPorts, pattern: patternPorts, about: "ports and ranges, such as 80,82-84; empty: all ports",
 		print: func(a *addressFields) string { return a.ports },
 		read: func(a *addressFields, text string) error {
 			spans, err := readPorts(text)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"sluice.dev/sluice/internal/lib/connlimit"
@@ -107,6 +106,19 @@ func (s *Source) fail(w http.ResponseWriter, err error) {
 	say(w, http.StatusInternalServerError, err.Error())
 }
 
+// get answers with what there is.
+func (s *Source) get(w http.ResponseWriter, q *http.Request, path []string) {
+	r, names, err := find(q.Method, path)
+	if err == nil {
+		var p *printer
+		if p, err = r.get(s, q.Context(), names[0]); err == nil {
+			respond(w, http.StatusOK, p.Bytes())
+			return
+		}
+	}
+	s.fail(w, err)
+}
+
 // change carries out a request that changes something.
 func (s *Source) change(w http.ResponseWriter, q *http.Request, path []string) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, mostBody))
@@ -119,62 +131,15 @@ func (s *Source) change(w http.ResponseWriter, q *http.Request, path []string) {
 		s.fail(w, err)
 		return
 	}
-	edit, err := route(q.Method, path, body)
+	r, names, err := find(q.Method, path)
 	if err != nil {
 		s.fail(w, err)
 		return
 	}
-	warnings, err := s.submit(q.Context(), edit)
+	warnings, err := s.submit(q.Context(), func(c *change) error { return r.edit(c, names, body) })
 	if err != nil {
 		s.fail(w, err)
 		return
 	}
 	say(w, http.StatusOK, strings.Join(append([]string{"success"}, warnings...), ". "))
-}
-
-// route returns what a request asks for.
-func route(method string, path []string, body []byte) (func(*change) error, error) {
-	list := slices.Contains([]string{"farms", "policies", "addresses"}, path[0])
-	switch method {
-	case http.MethodPost, http.MethodPut:
-		if !list || len(path) != 1 {
-			return nil, errNoPath
-		}
-		return merge(body, nil), nil
-	case http.MethodPatch:
-		return routePatch(path, body)
-	}
-	if !list {
-		return nil, errNoPath
-	}
-	if len(path) == 1 && len(strings.TrimSpace(string(body))) > 0 {
-		return merge(body, func(r *reader) { r.dropElements = true }), nil
-	}
-	switch path[0] {
-	case "farms":
-		return routeFarm(path[1:])
-	case "policies":
-		return routePolicy(path[1:])
-	}
-	return routeAddress(path[1:])
-}
-
-func routePatch(path []string, body []byte) (func(*change) error, error) {
-	switch {
-	case path[0] == "policies" && len(path) > 1:
-		return func(c *change) error {
-			if c.listEdits.see(path[1]) == nil {
-				return unknown("Unknown policy '%s'", path[1])
-			}
-			return merge(body, func(r *reader) { r.replaceElements = path[1] })(c)
-		}, nil
-	case path[0] == "farms" && len(path) == 3 && path[2] == "policies":
-		return func(c *change) error {
-			if c.farmEdits.see(path[1]) == nil {
-				return unknown("Unknown farm '%s'", path[1])
-			}
-			return merge(body, func(r *reader) { r.replaceLists = path[1] })(c)
-		}, nil
-	}
-	return nil, errNoPath
 }

@@ -2,11 +2,14 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 
+	"sluice.dev/sluice/internal/balancer/keys"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -18,12 +21,15 @@ type attribute[T any] struct {
 	values []string // all that there are; nil: see pattern and about
 	// pattern is a regular expression that values match; empty: any text.
 	pattern string
+	// nftlb is what nftlb makes of a value; nil: it has no such key.
+	nftlb keys.Meaning
 	// read takes a value; nil: it is accepted, and has no effect.
 	read func(T, string) error
-	// object takes a value that is a JSON object, and within describes its fields; nil: there is
-	// none.
-	object func(T, map[string]any) error
-	within func() map[string]any
+	// object takes a value that is a JSON object, and within and properties describe it; nil: there
+	// is none.
+	object     func(T, map[string]any) error
+	within     *keys.Kind
+	properties schema
 	// print returns the value; nil: it is never printed. shown reports whether it is; nil: always.
 	print func(T) string
 	shown func(T) bool
@@ -52,6 +58,7 @@ func choice[T any, E comparable](name string, words []word[E], instead E, field 
 	for _, w := range words {
 		a.values = append(a.values, w.text)
 	}
+	a.nftlb = nftlbWord(textOf(words, instead), a.values...)
 	a.read = func(t T, text string) error {
 		v, ok := valueOf(words, text)
 		if !ok {
@@ -68,7 +75,7 @@ func choice[T any, E comparable](name string, words []word[E], instead E, field 
 // space behind.
 func flags[T any, E ~uint8](name string, words []word[E], spaced int, field func(T) *E) attribute[T] {
 	return attribute[T]{
-		name: name, about: "any of " + known(words) + ", with spaces between them, or none",
+		name: name, about: "any of " + known(words) + ", with spaces between them, or none", nftlb: nftlbWords("none", words),
 		print: func(t T) string { return setText(words, *field(t), spaced) },
 		read: func(t T, text string) error {
 			set, unknown := readSet(words, text)
@@ -92,7 +99,7 @@ func toggle[T any](name string, field func(T) *bool) attribute[T] {
 
 func number[T any](name string, least, most uint64, field func(T) *uint32) attribute[T] {
 	return attribute[T]{
-		name: name, pattern: patternNumber,
+		name: name, pattern: patternNumber, nftlb: nftlbNumber(int64(least), int64(least)),
 		about: "a number from " + strconv.FormatUint(least, 10) + " to " + strconv.FormatUint(most, 10),
 		print: func(t T) string { return strconv.FormatUint(uint64(*field(t)), 10) },
 		read: func(t T, text string) error {
@@ -107,7 +114,7 @@ func number[T any](name string, least, most uint64, field func(T) *uint32) attri
 
 func rate[T any](name string, field func(T) *model.FarmRate) attribute[T] {
 	return attribute[T]{
-		name: name, pattern: patternRate, about: "packets in a unit of time, such as 20/second; 0 is no limit",
+		name: name, pattern: patternRate, nftlb: nftlbRate, about: "packets in a unit of time, such as 20/second; 0 is no limit",
 		print: func(t T) string { return rateText(*field(t)) },
 		read: func(t T, text string) error {
 			r, err := readRate(text)
@@ -126,7 +133,7 @@ const mostPrefix = 127
 // logPrefix is a prefix of log messages, which is printed unless it is the default.
 func logPrefix[T any](name, standard string, field func(T) *map[string]string) attribute[T] {
 	return attribute[T]{
-		name: name, about: "prefix of log messages; KNAME, TYPE, FNAME, ANAME, PNAME and BNAME in it are replaced",
+		name: name, nftlb: nftlbPrefix, about: "prefix of log messages; KNAME, TYPE, FNAME, ANAME, PNAME and BNAME in it are replaced",
 		print: func(t T) string { return (*field(t))[name] },
 		shown: func(t T) bool { _, own := (*field(t))[name]; return own },
 		read: func(t T, text string) error {
@@ -149,7 +156,7 @@ func logPrefix[T any](name, standard string, field func(T) *map[string]string) a
 
 func ip[T any](name, about string, field func(T) *netip.Addr) attribute[T] {
 	return attribute[T]{
-		name: name, about: about,
+		name: name, about: about, nftlb: nftlbAddrOrNone,
 		print: func(t T) string { return addrText(*field(t)) },
 		read: func(t T, text string) error {
 			a, err := readAddr(text)
@@ -178,7 +185,7 @@ func addrText(a netip.Addr) string {
 
 // ignored is an attribute that is accepted and has no effect.
 func ignored[T any](name, why string) attribute[T] {
-	return attribute[T]{name: name, about: "accepted, without effect: " + why}
+	return attribute[T]{name: name, about: "accepted, without effect: " + why, nftlb: nftlbText}
 }
 
 // when has an attribute be printed only under a condition.
@@ -193,19 +200,38 @@ func (a attribute[T]) saying(about string) attribute[T] {
 	return a
 }
 
-// object is the table of an object's attributes.
-type object[T any] struct {
-	kind       string // "farm"
-	key        string // the attribute that names it
-	attributes []attribute[T]
-	index      map[string]int
-	lists      []string // what it has lists of
+// inNftlb says what nftlb makes of an attribute; nil: it does not have it.
+func (a attribute[T]) inNftlb(m keys.Meaning) attribute[T] {
+	a.nftlb = m
+	return a
 }
 
-func newObject[T any](kind, key string, lists []string, attributes ...attribute[T]) *object[T] {
-	o := &object[T]{kind: kind, key: key, attributes: attributes, index: map[string]int{}, lists: lists}
-	for i, a := range attributes {
-		o.index[a.name] = i
+// object is the table of an object's attributes.
+type object[T any] struct {
+	keys.Kind
+	attributes []attribute[T]
+	properties schema
+}
+
+func newObject[T any](key string, lists []keys.List, attributes ...attribute[T]) *object[T] {
+	o := &object[T]{attributes: attributes, properties: schema{}}
+	o.Kind = keys.Kind{Key: key, Lists: lists, Nftlb: map[string]keys.Meaning{}, Values: map[string]*keys.Kind{}}
+	for _, a := range attributes {
+		o.Keys = append(o.Keys, a.name)
+		o.Nftlb[a.name], o.Values[a.name], o.properties[a.name] = a.nftlb, a.within, a.schema()
 	}
 	return o
+}
+
+// Document is the kind of a whole configuration.
+var Document = &keys.Kind{Lists: []keys.List{{Key: "farms", Of: &farmTable.Kind}, {Key: "addresses", Of: &addressTable.Kind}, {Key: "policies", Of: &policyTable.Kind}}}
+
+// unknownKey returns an error if an object has a key that is neither a value nor in a list.
+func unknownKey(k *keys.Kind, path string, given map[string]any, lists []keys.List) error {
+	for key := range given {
+		if _, ok := k.Nftlb[key]; !ok && !slices.ContainsFunc(lists, func(l keys.List) bool { return l.Key == key }) {
+			return &failure{400, fmt.Sprintf("error parsing buffer. Unknown key '%.60s' in %s", key, path)}
+		}
+	}
+	return nil
 }

@@ -17,11 +17,11 @@ type backendFields struct {
 	reason  string // why a check says that it is down
 }
 
-var backendTable = newObject("backend", "name", nil,
-	attribute[*backendFields]{name: "name", print: func(b *backendFields) string { return b.name }},
-	attribute[*backendFields]{name: "newname", read: func(b *backendFields, text string) error { b.newname = text; return checkName(text) }},
+var backendTable = newObject("name", nil,
+	attribute[*backendFields]{name: "name", nftlb: nftlbText, print: func(b *backendFields) string { return b.name }},
+	attribute[*backendFields]{name: "newname", nftlb: nftlbVerb, read: func(b *backendFields, text string) error { b.newname = text; return checkName(text) }},
 	attribute[*backendFields]{
-		name: "ip-addr", about: "IP address",
+		name: "ip-addr", nftlb: nftlbAddr, about: "IP address",
 		print: func(b *backendFields) string { return b.addr.String() },
 		shown: func(b *backendFields) bool { return b.addr.IsValid() },
 		read: func(b *backendFields, text string) error {
@@ -36,10 +36,10 @@ var backendTable = newObject("backend", "name", nil,
 		},
 	},
 	ignored[*backendFields]("ether-addr", discovered),
-	ignored[*backendFields]("iface", discovered),
-	ignored[*backendFields]("oface", discovered),
+	ignored[*backendFields]("iface", discovered).inNftlb(nil),
+	ignored[*backendFields]("oface", discovered).inNftlb(nil),
 	attribute[*backendFields]{
-		name: "port", about: "port, or empty for the one that the client asked for",
+		name: "port", nftlb: nftlbPort, about: "port, or empty for the one that the client asked for",
 		print: func(b *backendFields) string { return portText(b.port) },
 		read: func(b *backendFields, text string) error {
 			if text == "" {
@@ -58,7 +58,7 @@ var backendTable = newObject("backend", "name", nil,
 	number("weight", 1, 65535, func(b *backendFields) *uint32 { return &b.weight }),
 	number("priority", 1, 65535, func(b *backendFields) *uint32 { return &b.priority }),
 	attribute[*backendFields]{
-		name: "mark", pattern: patternMark, about: "or-ed into the mark of connections, hexadecimal; empty changes nothing",
+		name: "mark", nftlb: nftlbMark, pattern: patternMark, about: "or-ed into the mark of connections, hexadecimal; empty changes nothing",
 		print: func(b *backendFields) string { return markText(b.mark) },
 		read: func(b *backendFields, text string) error {
 			m, err := readMark(text)
@@ -72,7 +72,7 @@ var backendTable = newObject("backend", "name", nil,
 	logPrefix("est-connlimit-log-prefix", "KNAME-FNAME-BNAME ", func(b *backendFields) *map[string]string { return &b.prefix }),
 	backendStateAttribute(),
 	toggle("unchecked", func(b *backendFields) *bool { return &b.unchecked }).
-		when(func(b *backendFields) bool { return b.unchecked }),
+		when(func(b *backendFields) bool { return b.unchecked }).inNftlb(nil),
 	attribute[*backendFields]{
 		name: "reason", about: "what the check of the backend found; what is given has no effect",
 		print: func(b *backendFields) string { return b.reason },
@@ -92,7 +92,7 @@ var backendTable = newObject("backend", "name", nil,
 func backendStateAttribute() attribute[*backendFields] {
 	a := choice("state", stateWords, up, func(b *backendFields) *state { return &b.state })
 	a.print = func(b *backendFields) string { return b.shows }
-	return a
+	return a.inNftlb(nftlbBackendState)
 }
 
 func portText(port uint16) string {

@@ -21,14 +21,7 @@ func BenchmarkLoad(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				s := New(nowhere{}, Options{})
-				c := newChange(s.doc, false, nil)
-				if err := merge(text, nil)(c); err != nil {
-					b.Fatal(err)
-				}
-				if err := c.finish(); err != nil {
-					b.Fatal(err)
-				}
-				if err := c.commit(); err != nil {
+				if err := accept(s, text); err != nil {
 					b.Fatal(err)
 				}
 				s.begin()
@@ -39,14 +32,7 @@ func BenchmarkLoad(b *testing.B) {
 
 func loaded(b *testing.B, n int, o Options) *Source {
 	s := New(nowhere{}, o)
-	c := newChange(s.doc, false, nil)
-	if err := merge(many(n), nil)(c); err != nil {
-		b.Fatal(err)
-	}
-	if err := c.finish(); err != nil {
-		b.Fatal(err)
-	}
-	if err := c.commit(); err != nil {
+	if err := accept(s, many(n)); err != nil {
 		b.Fatal(err)
 	}
 	s.begin()
@@ -85,4 +71,37 @@ func BenchmarkSave(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkRequest makes requests of a balancer with 10,000 farms: of one backend, of a farm that
+// comes and goes, and of all farms.
+func BenchmarkRequest(b *testing.B) {
+	s := loaded(b, 10000, Options{})
+	all := many(10000)
+	ask := func(b *testing.B, edit func(*change) error) {
+		r := &request{edit: edit, done: make(chan struct{})}
+		if s.serve(b.Context(), []*request{r}); r.err != nil {
+			b.Fatal(r.err)
+		}
+	}
+	b.Run("backend", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			state := []string{"down", "up"}[i%2]
+			ask(b, merge(fmt.Appendf(nil, `{"farms":[{"name":"farm777","backends":[{"name":"bck1","state":"%s"}]}]}`, state), nil))
+		}
+	})
+	b.Run("farm", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			ask(b, merge([]byte(`{"farms":[{"name":"new","virtual-addr":"192.0.2.1","virtual-ports":"80","backends":[{"name":"b","ip-addr":"172.16.0.1","port":"80"}]}]}`), nil))
+			ask(b, merge([]byte(`{"farms":[{"name":"new","action":"delete"}]}`), nil))
+		}
+	})
+	b.Run("all", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			ask(b, merge(all, nil))
+		}
+	})
 }

@@ -3,63 +3,84 @@ package config
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/cow"
 	"sluice.dev/sluice/internal/model"
 )
 
-// overlay is what a change makes of the objects of a kind.
-type overlay[T any] struct {
-	base  map[string]*T
-	edits map[string]*edit[T]
+// draft is the objects of a kind while a change works on them.
+type draft[O named[O]] struct {
+	*cow.Map[string, O]                    // as the change leaves them
+	edits               map[string]edit[O] // those that differ, and those that depend on such
+	fresh               func(name string) O
+	made                *uint64
 }
 
 // edit is an object before and after a change; nil: there is none.
-type edit[T any] struct{ was, now *T }
+type edit[O any] struct{ was, now O }
 
-func overlaid[T any](base map[string]*T) overlay[T] {
-	return overlay[T]{base: base, edits: map[string]*edit[T]{}}
+func draftOf[O named[O]](d *document, objects *cow.Map[string, O], fresh func(string) O) draft[O] {
+	return draft[O]{Map: objects, edits: map[string]edit[O]{}, fresh: fresh, made: &d.made}
 }
 
-// see returns an object as the change has left it; nil: there is none.
-func (o *overlay[T]) see(name string) *T {
-	if e := o.edits[name]; e != nil {
-		return e.now
-	}
-	return o.base[name]
-}
-
-func (o *overlay[T]) set(name string, now *T) {
-	e := o.edits[name]
-	if e == nil {
-		e = &edit[T]{was: o.base[name]}
-		o.edits[name] = e
+// put has an object take the place of the one of the name; nil: there is none any more.
+func (d *draft[O]) put(name string, now O) {
+	var none O
+	e, edited := d.edits[name]
+	if !edited {
+		e.was = d.Get(name)
 	}
 	e.now = now
+	if d.edits[name] = e; now == none {
+		d.Delete(name)
+	} else {
+		d.Set(name, now)
+	}
 }
 
-// edited reports whether the change has a version of its own.
-func (o *overlay[T]) edited(name string) bool {
-	e := o.edits[name]
-	return e != nil && e.now != nil && e.now != e.was
+// edit returns an object that the change may write to: its own one, or a copy of that of before, or
+// else a fresh one.
+func (d *draft[O]) edit(name string) O {
+	var none O
+	e, edited := d.edits[name]
+	if edited && e.now != none {
+		return e.now
+	}
+	now := d.Get(name)
+	if now != none {
+		now = now.clone()
+	} else {
+		now = d.fresh(name)
+		*d.made++
+		now.id().order = *d.made
+	}
+	d.put(name, now)
+	return now
 }
 
-// change is what a request makes of the document. It is given up, or committed as a whole.
+// sorted are the edits of objects that are there, by name, so that errors do not depend on chance.
+func (d *draft[O]) sorted() (all []edit[O]) {
+	var none O
+	for _, name := range slices.Sorted(maps.Keys(d.edits)) {
+		if e := d.edits[name]; e.now != none {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// change is what a request makes of a document: another one, or an error.
 type change struct {
-	*document
-	lenient   bool
-	verify    func(*model.Farm) error // nil: nothing else is checked
-	hasDevice func(string) bool       // nil: interfaces are not looked for
-	dsrTracks bool                    // see Options
-	own       []netip.AddrPort        // see Options
-	ofState   bool                    // it is the state file: a farm that would take one of own is kept, but not served
-	farmEdits overlay[farm]
-	addrEdits overlay[address]
-	listEdits overlay[policy]
+	*document           // the other one
+	before    *document // what it is made of
+	options   Options
+	ofState   bool // it is the state file: a farm that would take one of options.Own is kept, but not served
+	farmEdits draft[*farm]
+	addrEdits draft[*address]
+	listEdits draft[*policy]
 	warnings  []string
 	forget    []forgetting
-	used      map[string]bool // addresses of farms that are changed
 }
 
 // forgetting is clients of a farm that the kernel is to forget once the change is there.
@@ -69,10 +90,11 @@ type forgetting struct {
 	client  *model.FlowValues // nil: all
 }
 
-func newChange(d *document, lenient bool, verify func(*model.Farm) error) *change {
+func newChange(before *document, o Options) *change {
+	d := *before
 	return &change{
-		document: d, lenient: lenient, verify: verify,
-		farmEdits: overlaid(d.farms), addrEdits: overlaid(d.addresses), listEdits: overlaid(d.policies),
+		document: &d, before: before, options: o,
+		farmEdits: draftOf(&d, &d.farms, newFarm), addrEdits: draftOf(&d, &d.addresses, newAddress), listEdits: draftOf(&d, &d.policies, newPolicy),
 	}
 }
 
@@ -80,87 +102,31 @@ func (c *change) warn(format string, args ...any) {
 	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))
 }
 
-// editFarm returns a farm that may be changed, and makes it if there is none.
-func (c *change) editFarm(name string) *farm {
-	f := c.farmEdits.see(name)
-	switch {
-	case f == nil:
-		f = newFarm(name)
-		f.order = c.next()
-	case !c.farmEdits.edited(name):
-		f = f.clone()
-	default:
-		return f
-	}
-	c.farmEdits.set(name, f)
-	return f
-}
-
-func (c *change) editAddress(name string) *address {
-	a := c.addrEdits.see(name)
-	switch {
-	case a == nil:
-		a = newAddress(name)
-		a.order = c.next()
-	case !c.addrEdits.edited(name):
-		a = a.clone()
-	default:
-		return a
-	}
-	c.addrEdits.set(name, a)
-	return a
-}
-
-func (c *change) editPolicy(name string) *policy {
-	p := c.listEdits.see(name)
-	switch {
-	case p == nil:
-		p = newPolicy(name)
-		p.order = c.next()
-	case !c.listEdits.edited(name):
-		p = p.clone()
-	default:
-		return p
-	}
-	c.listEdits.set(name, p)
-	return p
-}
-
-// next is the order of an object that is made. Numbers of a change that is given up are lost.
-func (c *change) next() uint64 {
-	c.made++
-	return c.made
-}
-
 // freeAddressName returns the name of a farm's own address.
 func (c *change) freeAddressName(name string) string {
 	free := name
-	for i := 2; c.addrEdits.see(free) != nil; i++ {
+	for i := 2; c.addresses.Get(free) != nil; i++ {
 		free = name + itoa(i)
 	}
 	return free
 }
 
-func (c *change) removeFarm(name string) { c.farmEdits.set(name, nil) }
+func (c *change) removeFarm(name string) { c.farmEdits.put(name, nil) }
 
 func (c *change) renameFarm(name, to string) error {
-	if c.farmEdits.see(to) != nil {
+	if c.farms.Get(to) != nil {
 		return &failure{409, "error parsing buffer. farms[" + name + "].newname: there is a farm '" + to + "' already"}
 	}
-	f := c.editFarm(name)
-	c.farmEdits.set(name, nil)
+	f := c.farmEdits.edit(name)
+	c.farmEdits.put(name, nil)
 	f.name = to
-	if e := c.farmEdits.edits[to]; e != nil {
-		e.now = f
-	} else {
-		c.farmEdits.set(to, f)
-	}
+	c.farmEdits.put(to, f)
 	own, now := name+"-addr", to+"-addr"
-	if i := slices.Index(f.addresses, own); i >= 0 && c.addrEdits.see(now) == nil && len(c.farmsAt[own]) <= 1 {
-		a := c.editAddress(own)
-		c.addrEdits.set(own, nil)
+	if i := slices.Index(f.addresses, own); i >= 0 && c.addresses.Get(now) == nil && c.farmsAt.Get(own).Len() <= 1 {
+		a := c.addrEdits.edit(own)
+		c.addrEdits.put(own, nil)
 		a.name = now
-		c.addrEdits.set(now, a)
+		c.addrEdits.put(now, a)
 		f.addresses[i] = now
 	}
 	return nil
@@ -168,24 +134,24 @@ func (c *change) renameFarm(name, to string) error {
 
 // removeAddress takes an address from its farms, and away. Nothing else may be changed before.
 func (c *change) removeAddress(name string) {
-	for user := range c.farmsAt[name] {
-		f := c.editFarm(user)
+	for user := range c.farmsAt.Get(name).All() {
+		f := c.farmEdits.edit(user)
 		f.addresses = without(f.addresses, name)
 	}
-	c.addrEdits.set(name, nil)
+	c.addrEdits.put(name, nil)
 }
 
 // removePolicy takes a policy from its users, and away. Nothing else may be changed before.
 func (c *change) removePolicy(name string) {
-	for user := range c.farmsOf[name] {
-		f := c.editFarm(user)
+	for user := range c.farmsOf.Get(name).All() {
+		f := c.farmEdits.edit(user)
 		f.policies = without(f.policies, name)
 	}
-	for user := range c.addrsOf[name] {
-		a := c.editAddress(user)
+	for user := range c.addrsOf.Get(name).All() {
+		a := c.addrEdits.edit(user)
 		a.policies = without(a.policies, name)
 	}
-	c.listEdits.set(name, nil)
+	c.listEdits.put(name, nil)
 }
 
 func without(names []string, name string) []string {
@@ -196,6 +162,3 @@ func without(names []string, name string) []string {
 func (f *farm) forgetSessions(backend string) {
 	f.sessions = slices.DeleteFunc(f.sessions, func(s session) bool { return backend == "" || s.backend == backend })
 }
-
-// sortedEdits yields the names that a change touches, so that errors do not depend on chance.
-func sortedEdits[T any](o *overlay[T]) []string { return slices.Sorted(maps.Keys(o.edits)) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -169,91 +170,72 @@ func refusal(err error) error {
 // commit has requests take effect in the document and the store, and returns those that did. The
 // others are answered.
 func (s *Source) commit(all []*request) (committed []*request) {
+	before := s.doc // nobody but this goroutine replaces it
+	now := before
 	for _, r := range all {
-		c := newChange(s.doc, s.options.Lenient, s.options.Check)
-		c.hasDevice, c.dsrTracks, c.own = s.options.HasDevice, s.options.DSRTracks, s.options.Own
+		c := newChange(now, s.options)
 		err := r.edit(c)
 		if err == nil {
 			err = c.finish()
-		}
-		if err == nil {
-			s.mu.Lock() // nobody but this goroutine changes the document, so that it was read without
-			err = c.commit()
-			s.mu.Unlock()
 		}
 		if err != nil {
 			r.answer(err)
 			continue
 		}
-		r.change, r.warnings = c, c.warnings
+		r.change, r.warnings, now = c, c.warnings, c.document
 		committed = append(committed, r)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.deliver(committed, false)
+	s.replace(before, now, committed)
 	return committed
 }
 
-// takeBack undoes requests.
+// takeBack undoes requests, after which none was committed.
 func (s *Source) takeBack(committed []*request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := len(committed) - 1; i >= 0; i-- {
-		committed[i].change.undo()
-	}
-	s.deliver(committed, true)
+	s.replace(s.doc, committed[0].change.before, committed)
 }
 
-// deliver brings the store up to date with what requests touched.
-func (s *Source) deliver(committed []*request, back bool) {
-	now := s.now()
-	checks := map[health.Key]*health.Target{}
-	farms, addrs, lists := map[string]*farm{}, map[string]*address{}, map[string]*policy{}
-	for _, r := range committed { // the first version of each is the one that was delivered last
-		first(farms, r.change.farmEdits.edits, back)
-		first(addrs, r.change.addrEdits.edits, back)
-		first(lists, r.change.listEdits.edits, back)
+// replace puts a document in the place of another one, and brings the store up to date with what
+// requests touched.
+func (s *Source) replace(was, now *document, committed []*request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doc = now
+	farms, addresses, policies := map[string]edit[*farm]{}, map[string]edit[*address]{}, map[string]edit[*policy]{}
+	for _, r := range committed {
+		maps.Copy(farms, r.change.farmEdits.edits)
+		maps.Copy(addresses, r.change.addrEdits.edits)
+		maps.Copy(policies, r.change.listEdits.edits)
 	}
+	at := s.now()
+	checks := map[health.Key]*health.Target{}
 	var events []store.Event
-	for name, was := range farms {
-		f := s.doc.farms[name]
-		s.found.follow(name, was, f, checks)
+	for name := range farms {
+		f := now.farms.Get(name)
+		s.found.follow(name, was.farms.Get(name), f, checks)
 		if served(f) == nil {
 			events = append(events, event(name, nil))
 			delete(s.rising, name)
 			continue
 		}
 		s.options.Prepare(f.base)
-		s.settle(f, now)
-		events = append(events, event(name, s.found.effective(f, now)))
+		s.settle(f, at)
+		events = append(events, event(name, s.found.effective(f, at)))
 	}
-	for name, was := range addrs {
-		a := s.doc.addresses[name]
-		if servedAlone(was) != nil || servedAlone(a) != nil {
+	for name := range addresses {
+		a := now.addresses.Get(name)
+		if servedAlone(was.addresses.Get(name)) != nil || servedAlone(a) != nil {
 			events = append(events, event(aloneName(name), servedAlone(a)))
 		}
 	}
-	for name, was := range lists {
-		p := s.doc.policies[name]
+	for name := range policies {
+		p := now.policies.Get(name)
 		events = append(events, listEvent(name, p))
-		s.followFeed(name, was, p)
+		s.followFeed(name, was.policies.Get(name), p)
 	}
 	if len(events) > 0 {
 		s.sink.Apply(events)
 	}
 	s.setChecks(checks)
-}
-
-// first notes what was delivered last of each object: what it was before the first change; or,
-// going back, what it was after the last.
-func first[T any](was map[string]*T, edits map[string]*edit[T], back bool) {
-	for name, e := range edits {
-		if _, known := was[name]; back {
-			was[name] = e.now
-		} else if !known {
-			was[name] = e.was
-		}
-	}
 }
 
 // keep waits until the kernel has what was delivered, and writes the state file.

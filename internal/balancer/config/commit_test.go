@@ -36,7 +36,7 @@ func TestRefused(t *testing.T) {
 	b.run()
 	b.do("POST", "/farms", web(""))
 	b.mu.RLock()
-	before := len(b.doc.fronts)
+	before := b.doc.fronts.Len()
 	b.mu.RUnlock()
 	b.kernel.gate = make(chan struct{})
 	var wait sync.WaitGroup
@@ -68,10 +68,10 @@ func TestRefused(t *testing.T) {
 		t.Error("the store has what was refused, or lacks what was not")
 	}
 	b.stop()
-	if n := len(b.doc.fronts); n != before+3 {
+	if n := b.doc.fronts.Len(); n != before+3 {
 		t.Errorf("%d fronts are known, want %d", n, before+3)
 	}
-	if b.doc.farms["bad"] != nil || b.doc.addresses["bad-addr"] != nil || b.doc.marks.used[6] != 0 {
+	if b.doc.farms.Get("bad") != nil || b.doc.addresses.Get("bad-addr") != nil || b.doc.marks.used.Get(6) != 0 {
 		t.Error("something is left of what was refused")
 	}
 	again := prepare(t, b.options)

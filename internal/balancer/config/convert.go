@@ -52,15 +52,15 @@ func (c *change) finishFarm(was, f *farm) error {
 	if err := c.finishDevices(f, path); err != nil {
 		return err
 	}
-	if at := takes(m, c.own); at.IsValid() && f.state == up {
+	if at := takes(m, c.options.Own); at.IsValid() && f.state == up {
 		reason := fmt.Sprintf("it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
 		if !c.ofState {
 			return &failure{409, "error parsing buffer. " + path + ": " + reason}
 		}
 		f.aside = reason
 	}
-	if c.verify != nil {
-		if err := c.verify(m); err != nil {
+	if c.options.Check != nil {
+		if err := c.options.Check(m); err != nil {
 			return wrong(path, "%v", err)
 		}
 	}
@@ -70,11 +70,11 @@ func (c *change) finishFarm(was, f *farm) error {
 
 // finishDevices checks that the interfaces are there that were named.
 func (c *change) finishDevices(f *farm, path string) error {
-	if c.hasDevice == nil {
+	if c.options.HasDevice == nil {
 		return nil
 	}
 	for attribute, name := range map[string]string{"iface": f.iface, "oface": f.oface} {
-		if name != "" && !c.hasDevice(name) {
+		if name != "" && !c.options.HasDevice(name) {
 			return wrong(path+"."+attribute, "this machine has no interface %s; leave it out, as the kernel finds interfaces", name)
 		}
 	}
@@ -83,7 +83,7 @@ func (c *change) finishDevices(f *farm, path string) error {
 
 func (c *change) finishAddresses(f *farm, m *model.Farm) error {
 	for _, name := range f.addresses {
-		a := c.addrEdits.see(name)
+		a := c.addresses.Get(name)
 		if a == nil {
 			return unknown("Unknown address '%s' in farm '%s'", name, f.name)
 		}
@@ -109,10 +109,10 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 		if changed {
 			c.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.mode, strings.TrimSpace(setText(keyWords, f.persistence, len(keyWords))))
 		}
-	case f.scheduler == model.RoundRobin || f.scheduler == model.Weighted:
+	case f.scheduler.Draws():
 		m.HashBy = model.SrcIP | model.SrcPort
 		if changed {
-			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.mode, textOf(schedulerWords, f.scheduler))
+			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.mode, f.scheduler)
 		}
 	}
 	return nil
@@ -120,7 +120,7 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 
 // finishMode checks what does not go together with a mode, or a helper.
 func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
-	if f.mode.Stateless() && !(c.dsrTracks && f.mode == model.DSR) {
+	if f.mode.Stateless() && !(c.options.DSRTracks && f.mode == model.DSR) {
 		if err := c.finishStateless(was, f, m, path); err != nil {
 			return err
 		}
@@ -134,8 +134,8 @@ func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
 			}
 		}
 	}
-	if (f.scheduler == model.Hash || f.scheduler == model.Maglev) && f.schedParam == 0 {
-		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", textOf(schedulerWords, f.scheduler))
+	if f.scheduler.Hashes() && f.schedParam == 0 {
+		return wrong(path+".sched-param", "scheduler %s needs something to choose by, such as srcip", f.scheduler)
 	}
 	for _, a := range m.SourceAddrs {
 		if !serves(m, a) {
@@ -164,7 +164,7 @@ func (f *farm) finishBackends(m *model.Farm, path string) error {
 		if b.sourceAddr.IsValid() && b.sourceAddr.Is4() != b.addr.Is4() {
 			return wrong(at+".source-addr", "%s is of another family than the backend", b.sourceAddr)
 		}
-		if f.check != nil && needsPort[f.check.Type] && f.check.Port == 0 && portOf(b, m) == 0 {
+		if f.check != nil && health.NeedsPort(f.check.Type) && f.check.Port == 0 && portOf(b, m) == 0 {
 			return wrong(path+".health-check", "port is missing, as backend '%s' has none, and the farm has all ports", b.name)
 		}
 		mb := model.FarmBackend{
@@ -222,9 +222,6 @@ func hasPort(m *model.Farm, port uint16) bool {
 	})
 }
 
-// needsPort has the types of checks that go to a port.
-var needsPort = map[string]bool{health.TCP: true, health.UDP: true, health.HTTP: true, health.HTTPS: true, health.GRPC: true}
-
 // portOf is a backend's port: its own, or the first that clients ask for; 0: any.
 func portOf(b *backend, m *model.Farm) uint16 {
 	if b.port == 0 && len(m.Addresses) > 0 && len(m.Addresses[0].Ports) > 0 {
@@ -258,7 +255,7 @@ func (f *farm) finishSessions(m *model.Farm, path string) error {
 // knowsAll returns an error if a policy does not exist.
 func (c *change) knowsAll(path string, policies []string) error {
 	for _, p := range policies {
-		if c.listEdits.see(p) == nil {
+		if c.policies.Get(p) == nil {
 			return unknown("%s.policies[%s]: Unknown policy '%s'", path, p, p)
 		}
 	}
@@ -268,7 +265,7 @@ func (c *change) knowsAll(path string, policies []string) error {
 // listsOf returns the lists that have an effect under a verdict.
 func (c *change) listsOf(policies []string, v verdict) (lists []string) {
 	for _, name := range policies {
-		p := c.listEdits.see(name)
+		p := c.policies.Get(name)
 		if p.allow && v&acceptVerdict != 0 || !p.allow && v&(dropVerdict|logVerdict) != 0 {
 			lists = append(lists, name)
 		}

@@ -13,12 +13,12 @@ func (c *change) finishAddress(a *address) error {
 	if err := c.knowsAll(path, a.policies); err != nil {
 		return err
 	}
-	if len(a.policies) == 0 || a.empty() || c.inUse(a.name) {
+	if len(a.policies) == 0 || a.empty() || c.farmsAt.Get(a.name).Len() > 0 {
 		return nil
 	}
 	a.base = &model.Farm{Name: aloneName(a.name), Mode: model.Local, Addresses: []model.FarmAddress{a.model()}, Lists: c.listsOf(a.policies, a.verdict)}
-	if c.verify != nil {
-		if err := c.verify(a.base); err != nil {
+	if c.options.Check != nil {
+		if err := c.options.Check(a.base); err != nil {
 			return wrong(path, "%v", err)
 		}
 	}
@@ -26,7 +26,7 @@ func (c *change) finishAddress(a *address) error {
 }
 
 // finishPolicy checks a policy, and sets what it comes to.
-func (c *change) finishPolicy(p *policy, use *listUse) error {
+func (c *change) finishPolicy(p *policy) error {
 	for _, e := range p.elements {
 		if !p.family.holds(e.First) {
 			return wrong("policies["+p.name+"].elements["+rangeText(e)+"]", "it is no address of family %s", textOf(familyWords, p.family))
@@ -36,12 +36,12 @@ func (c *change) finishPolicy(p *policy, use *listUse) error {
 	if p.allow {
 		kind = "WL"
 	}
-	p.sole = c.sole(p.name, use)
+	p.sole = c.sole(p.name)
 	user := p.sole
 	if user == "" {
 		user = "*"
 	}
-	p.base = &model.FarmList{Name: p.name, Allow: p.allow, Ranges: p.elements, Log: use.loggers > 0}
+	p.base = &model.FarmList{Name: p.name, Allow: p.allow, Ranges: p.elements, Log: c.logged(p.name)}
 	if p.base.Log {
 		p.base.LogPrefix = expand(p.prefix, "log-prefix", "KNAME-TYPE-PNAME-FNAME ", "KNAME", "policy", "TYPE", kind, "PNAME", p.name, "FNAME", user)
 	}

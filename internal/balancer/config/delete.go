@@ -3,57 +3,40 @@ package config
 import (
 	"slices"
 	"strings"
-	"time"
-
-	"sluice.dev/sluice/internal/model"
 )
 
-// routeFarm returns what DELETE of a path below /farms asks for.
-func routeFarm(path []string) (func(*change) error, error) {
-	if len(path) == 0 {
-		return func(c *change) error {
-			for name := range c.farmEdits.base {
-				c.removeFarm(name)
-			}
-			return nil
-		}, nil
-	}
-	name := path[0]
-	if len(path) == 1 {
-		return func(c *change) error {
-			if c.farmEdits.see(name) == nil {
-				return &failure{404, "error deleting farm. Unknown farm '" + name + "'"}
-			}
+// deleteAll deletes all objects of a list of the document.
+func (c *change) deleteAll(list string) {
+	switch list {
+	case "farms":
+		for name := range c.farms.All() {
 			c.removeFarm(name)
-			return nil
-		}, nil
+		}
+	case "addresses":
+		for name := range c.addresses.All() {
+			c.removeAddress(name)
+		}
+	default:
+		for name := range c.policies.All() {
+			c.removePolicy(name)
+		}
 	}
-	path = path[1:]
-	one := "" // of the list; empty: all
-	if len(path) > 1 {
-		one = path[1]
+}
+
+func (c *change) deleteFarm(name string) error {
+	if c.farms.Get(name) == nil {
+		return &failure{404, "error deleting farm. Unknown farm '" + name + "'"}
 	}
-	switch {
-	case path[0] == "backends" && len(path) <= 2:
-		return func(c *change) error { return c.deleteBackend(name, one) }, nil
-	case path[0] == "backends" && len(path) == 3 && path[2] == "sessions":
-		return func(c *change) error { return c.deleteSessionsOf(name, one) }, nil
-	case path[0] == "sessions" && len(path) <= 2:
-		return func(c *change) error { return c.deleteSession(name, one) }, nil
-	case path[0] == "addresses" && len(path) <= 2:
-		return func(c *change) error { return c.deleteFarmAddress(name, one) }, nil
-	case path[0] == "policies" && len(path) <= 2:
-		return func(c *change) error { return c.deleteFarmPolicy(name, one) }, nil
-	}
-	return nil, errInvalid
+	c.removeFarm(name)
+	return nil
 }
 
 // farmOr returns a farm that may be changed, or an error that begins with what was to be done.
 func (c *change) farmOr(what, name string) (*farm, error) {
-	if c.farmEdits.see(name) == nil {
+	if c.farms.Get(name) == nil {
 		return nil, &failure{404, what + ". Unknown farm '" + name + "'"}
 	}
-	return c.editFarm(name), nil
+	return c.farmEdits.edit(name), nil
 }
 
 func (c *change) deleteBackend(farm, backend string) error {
@@ -118,77 +101,54 @@ func (c *change) deleteSession(farm, client string) error {
 	return nil
 }
 
-func (c *change) deleteFarmAddress(farm, address string) error {
-	const what = "error deleting farm address"
-	f, err := c.farmOr(what, farm)
-	switch {
-	case err != nil:
+func (c *change) deleteFarmAddress(of, address string) error {
+	return c.deleteName(of, "address", address, func(f *farm) *[]string { return &f.addresses })
+}
+
+func (c *change) deleteFarmPolicy(of, policy string) error {
+	return c.deleteName(of, "policy", policy, func(f *farm) *[]string { return &f.policies })
+}
+
+// deleteName takes an address or a policy from a farm; empty: all.
+func (c *change) deleteName(of, kind, name string, field func(*farm) *[]string) error {
+	what := "error deleting farm " + kind
+	f, err := c.farmOr(what, of)
+	if err != nil {
 		return err
-	case address == "":
-		f.addresses = nil
-	case !slices.Contains(f.addresses, address):
-		return &failure{404, what + ". Unknown farm address '" + address + "' in farm '" + farm + "'"}
+	}
+	switch names := field(f); {
+	case name == "":
+		*names = nil
+	case !slices.Contains(*names, name):
+		return &failure{404, what + ". Unknown farm " + kind + " '" + name + "' in farm '" + of + "'"}
 	default:
-		f.addresses = without(f.addresses, address)
+		*names = without(*names, name)
 	}
 	return nil
 }
 
-func (c *change) deleteFarmPolicy(farm, policy string) error {
-	const what = "error deleting farm policy"
-	f, err := c.farmOr(what, farm)
-	switch {
-	case err != nil:
-		return err
-	case policy == "":
-		f.policies = nil
-	case !slices.Contains(f.policies, policy):
-		return &failure{404, what + ". Unknown farm policy '" + policy + "' in farm '" + farm + "'"}
-	default:
-		f.policies = without(f.policies, policy)
+func (c *change) deletePolicy(name string) error {
+	if c.policies.Get(name) == nil {
+		return &failure{404, "error stopping policy. Unknown policy '" + name + "'"}
 	}
+	c.removePolicy(name)
 	return nil
 }
 
-// routePolicy returns what DELETE of a path below /policies asks for.
-func routePolicy(path []string) (func(*change) error, error) {
-	switch {
-	case len(path) == 0:
-		return (*change).deletePolicies, nil
-	case len(path) == 1:
-		return func(c *change) error {
-			if c.listEdits.see(path[0]) == nil {
-				return &failure{404, "error stopping policy. Unknown policy '" + path[0] + "'"}
-			}
-			c.removePolicy(path[0])
-			return nil
-		}, nil
-	case path[1] == "elements":
-		return func(c *change) error { return c.deleteElement(path[0], strings.Join(path[2:], "/")) }, nil
+func (c *change) deleteAddress(name string) error {
+	if c.addresses.Get(name) == nil {
+		return &failure{404, "error stopping address. Unknown address '" + name + "'"}
 	}
-	return nil, errInvalid
-}
-
-// deletePolicies deletes all, from their users too.
-func (c *change) deletePolicies() error {
-	for name := range c.listEdits.base {
-		for user := range c.farmsOf[name] {
-			c.editFarm(user).policies = nil
-		}
-		for user := range c.addrsOf[name] {
-			c.editAddress(user).policies = nil
-		}
-		c.listEdits.set(name, nil)
-	}
+	c.removeAddress(name)
 	return nil
 }
 
 // deleteElement deletes an element; empty: all.
 func (c *change) deleteElement(name, element string) error {
-	if c.listEdits.see(name) == nil {
+	if c.policies.Get(name) == nil {
 		return &failure{404, "could not get the policy elements. Unknown policy '" + name + "'"}
 	}
-	p := c.editPolicy(name)
+	p := c.listEdits.edit(name)
 	if element == "" {
 		p.elements = nil
 		return nil
@@ -198,58 +158,4 @@ func (c *change) deleteElement(name, element string) error {
 		return &failure{404, "error deleting policy element. Unknown element '" + element + "' in policy '" + name + "'"}
 	}
 	return nil
-}
-
-// routeAddress returns what DELETE of a path below /addresses asks for.
-func routeAddress(path []string) (func(*change) error, error) {
-	switch len(path) {
-	case 0:
-		return func(c *change) error {
-			for name := range c.addrEdits.base {
-				for user := range c.farmsAt[name] {
-					c.editFarm(user).addresses = nil
-				}
-				c.addrEdits.set(name, nil)
-			}
-			return nil
-		}, nil
-	case 1:
-		return func(c *change) error {
-			if c.addrEdits.see(path[0]) == nil {
-				return &failure{404, "error stopping address. Unknown address '" + path[0] + "'"}
-			}
-			c.removeAddress(path[0])
-			return nil
-		}, nil
-	}
-	return nil, errInvalid
-}
-
-func (p *printer) liveSession(f *farm, l model.LiveSession) {
-	backend := "UNDEFINED"
-	if f.find(l.Backend) >= 0 {
-		backend = l.Backend
-	}
-	p.object("", func() {
-		p.text("client", clientText(f.persistence, l.Client))
-		p.text("backend", backend)
-		p.text("expiration", expiration(l.Left))
-	})
-}
-
-// expiration writes a time as nft does: "8m59s400ms".
-func expiration(left time.Duration) string {
-	left = left.Round(time.Millisecond)
-	whole := left.Truncate(time.Second)
-	text := ""
-	for _, u := range []word[time.Duration]{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}} {
-		if n := whole / u.value; n > 0 {
-			text += itoa(int(n)) + u.text
-			whole -= n * u.value
-		}
-	}
-	if ms := left % time.Second / time.Millisecond; ms > 0 || text == "" {
-		text += itoa(int(ms)) + "ms"
-	}
-	return text
 }

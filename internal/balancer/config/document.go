@@ -2,132 +2,134 @@ package config
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
-	"sluice.dev/sluice/internal/lib/multimap"
+	"sluice.dev/sluice/internal/lib/cow"
 )
 
 // document is all that is configured, with the indexes that make the cost of a change its own. It
-// is guarded by Source.mu.
+// is a value that never changes once it is that of a Source: a change works on a copy.
 type document struct {
-	farms     map[string]*farm
-	addresses map[string]*address
-	policies  map[string]*policy
+	farms     cow.Map[string, *farm]
+	addresses cow.Map[string, *address]
+	policies  cow.Map[string, *policy]
 	made      uint64 // objects so far, which orders them
 
-	farmsAt map[string]set // by address
-	farmsOf map[string]set // by policy
-	addrsOf map[string]set // by policy
-	loggers map[string]int // farms that have a policy log
+	farmsAt cow.Map[string, set] // by address
+	farmsOf cow.Map[string, set] // by policy
+	addrsOf cow.Map[string, set] // by policy
+	loggers cow.Map[string, int] // farms that have a policy log
 	marks   marks
 	fronts  fronts
 }
 
-type set = map[string]struct{}
+type set = cow.Map[string, struct{}]
 
-func newDocument() *document {
-	return &document{
-		farms: map[string]*farm{}, addresses: map[string]*address{}, policies: map[string]*policy{},
-		farmsAt: map[string]set{}, farmsOf: map[string]set{}, addrsOf: map[string]set{},
-		loggers: map[string]int{}, fronts: fronts{},
+// include puts a member into the set of a key, or takes it out.
+func include(sets *cow.Map[string, set], key, member string, in bool) {
+	s := sets.Get(key)
+	if in {
+		s.Set(member, struct{}{})
+	} else {
+		s.Delete(member)
+	}
+	if s.Len() == 0 {
+		sets.Delete(key)
+	} else {
+		sets.Set(key, s)
 	}
 }
 
-// link enters a farm in the indexes.
-func (d *document) link(f *farm) {
+// index enters a farm, nil: none, in the indexes, or takes it out.
+func (d *document) index(f *farm, in bool) {
 	if f == nil {
 		return
 	}
 	for _, a := range f.addresses {
-		multimap.Add(d.farmsAt, a, f.name)
+		include(&d.farmsAt, a, f.name, in)
 	}
 	for _, p := range f.policies {
-		multimap.Add(d.farmsOf, p, f.name)
-		if f.logs() {
-			d.loggers[p]++
+		include(&d.farmsOf, p, f.name, in)
+		switch n := d.loggers.Get(p); {
+		case !f.logs():
+		case in:
+			d.loggers.Set(p, n+1)
+		case n == 1:
+			d.loggers.Delete(p)
+		default:
+			d.loggers.Set(p, n-1)
 		}
+	}
+	for _, b := range f.backends {
+		d.marks.count(b.mark, in)
 	}
 }
 
-// unlink takes a farm out of the indexes.
-func (d *document) unlink(f *farm) {
-	if f == nil {
+// indexAddress does the same for an address.
+func (d *document) indexAddress(a *address, in bool) {
+	if a == nil {
 		return
 	}
-	for _, a := range f.addresses {
-		multimap.Remove(d.farmsAt, a, f.name)
-	}
-	for _, p := range f.policies {
-		multimap.Remove(d.farmsOf, p, f.name)
-		if f.logs() {
-			if d.loggers[p]--; d.loggers[p] == 0 {
-				delete(d.loggers, p)
-			}
-		}
-	}
-}
-
-func (d *document) linkAddress(a *address) {
-	if a != nil {
-		for _, p := range a.policies {
-			multimap.Add(d.addrsOf, p, a.name)
-		}
-	}
-}
-
-func (d *document) unlinkAddress(a *address) {
-	if a != nil {
-		for _, p := range a.policies {
-			multimap.Remove(d.addrsOf, p, a.name)
-		}
+	for _, p := range a.policies {
+		include(&d.addrsOf, p, a.name, in)
 	}
 }
 
 // used is how many farms and addresses use a policy.
-func (d *document) used(policy string) int { return len(d.farmsOf[policy]) + len(d.addrsOf[policy]) }
-
-// ordered returns objects as they were made.
-func ordered[T any](objects map[string]*T, order func(*T) uint64) []*T {
-	all := slices.Collect(maps.Values(objects))
-	slices.SortFunc(all, func(a, b *T) int { return cmp.Compare(order(a), order(b)) })
-	return all
+func (d *document) used(policy string) int {
+	return d.farmsOf.Get(policy).Len() + d.addrsOf.Get(policy).Len()
 }
 
-func farmOrder(f *farm) uint64       { return f.order }
-func addressOrder(a *address) uint64 { return a.order }
-func policyOrder(p *policy) uint64   { return p.order }
+// sole returns the one farm that uses a policy; empty: there are several, or none.
+func (d *document) sole(policy string) (farm string) {
+	if users := d.farmsOf.Get(policy); users.Len() == 1 {
+		for farm = range users.All() {
+		}
+	}
+	return farm
+}
+
+// logged reports whether a farm has a policy log what it drops.
+func (d *document) logged(policy string) bool { return d.loggers.Get(policy) > 0 }
+
+// ordered returns objects as they were made.
+func ordered[O named[O]](objects cow.Map[string, O]) (all []O) {
+	for _, o := range objects.All() {
+		all = append(all, o)
+	}
+	slices.SortFunc(all, func(a, b O) int { return cmp.Compare(a.id().order, b.id().order) })
+	return all
+}
 
 // mostMark is the greatest mark that a backend gets by itself.
 const mostMark = 0xfff
 
 // marks counts the backends of each mark up to mostMark.
 type marks struct {
-	used [mostMark + 1]int
-	low  int // no mark below it is free
+	used cow.Map[uint32, int]
+	low  uint32 // no mark below it is free
 }
 
-func (m *marks) take(mark uint32) {
-	if mark > 0 && mark <= mostMark {
-		m.used[mark]++
+// count counts a backend with a mark, 0: without, or one that is gone.
+func (m *marks) count(mark uint32, in bool) {
+	switch n := m.used.Get(mark); {
+	case mark == 0 || mark > mostMark:
+	case in:
+		m.used.Set(mark, n+1)
+	case n > 1:
+		m.used.Set(mark, n-1)
+	default:
+		m.used.Delete(mark)
+		m.low = min(m.low, mark)
 	}
 }
 
-func (m *marks) release(mark uint32) {
-	if mark == 0 || mark > mostMark {
-		return
-	}
-	if m.used[mark]--; m.used[mark] == 0 {
-		m.low = min(m.low, int(mark))
-	}
-}
-
-// free returns the lowest mark that no backend has, and takes it; 0: there is none.
+// free returns the lowest mark that no backend has, and counts it; 0: there is none.
 func (m *marks) free() uint32 {
 	for m.low = max(m.low, 1); m.low <= mostMark; m.low++ {
-		if m.used[m.low] == 0 {
-			m.used[m.low] = 1
-			return uint32(m.low)
+		if m.used.Get(m.low) == 0 {
+			m.used.Set(m.low, 1)
+			return m.low
 		}
 	}
 	return 0

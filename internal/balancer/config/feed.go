@@ -91,7 +91,7 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 		return err
 	}
 	_, err = s.submit(ctx, func(c *change) error {
-		p := c.listEdits.see(name)
+		p := c.policies.Get(name)
 		if p == nil || p.feed != f {
 			return nil
 		}
@@ -101,7 +101,7 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 			return errBlankFeed
 		}
 		if !slices.Equal(next.elements, p.elements) {
-			c.editPolicy(name).elements = next.elements
+			c.listEdits.edit(name).elements = next.elements
 		}
 		return nil
 	})

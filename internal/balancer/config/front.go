@@ -5,11 +5,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/cow"
 	"sluice.dev/sluice/internal/model"
 )
 
 // fronts says which farm serves which ports. What several farms claim is refused.
-type fronts map[frontKey][]front
+type fronts struct{ cow.Map[frontKey, []front] }
 
 // frontKey is an address and a protocol. An address of the machine, whichever, is the unspecified
 // one of the family. Answers are what backends of stateless farms send: nothing but their address
@@ -99,8 +100,8 @@ type clash struct {
 	with  string
 }
 
-// add enters a farm; on a clash nothing of it stays.
-func (x fronts) add(f *model.Farm) (at *clash) {
+// add enters a farm. After a clash, a part of it may be there.
+func (x *fronts) add(f *model.Farm) (at *clash) {
 	if f == nil {
 		return nil
 	}
@@ -108,44 +109,41 @@ func (x fronts) add(f *model.Farm) (at *clash) {
 		if at != nil {
 			return
 		}
-		list := x[k]
-		i := x.search(k, s.First)
+		list := x.Get(k)
+		i := search(list, s.First)
 		switch {
 		case i > 0 && list[i-1].Last >= s.First:
 			at = &clash{k, s, list[i-1].farm}
 		case i < len(list) && list[i].First <= s.Last:
 			at = &clash{k, s, list[i].farm}
 		default:
-			x[k] = slices.Insert(list, i, front{s, f.Name})
+			x.Set(k, slices.Concat(list[:i], []front{{s, f.Name}}, list[i:]))
 		}
 	})
-	if at != nil {
-		x.remove(f)
-	}
 	return at
 }
 
 // remove takes a farm out.
-func (x fronts) remove(f *model.Farm) {
+func (x *fronts) remove(f *model.Farm) {
 	if f == nil {
 		return
 	}
 	eachFront(f, func(k frontKey, s model.PortSpan) {
-		list := x[k]
-		i := x.search(k, s.First)
+		list := x.Get(k)
+		i := search(list, s.First)
 		if i == len(list) || list[i] != (front{s, f.Name}) {
 			return
 		}
-		if list = slices.Delete(list, i, i+1); len(list) == 0 {
-			delete(x, k)
+		if len(list) == 1 {
+			x.Delete(k)
 		} else {
-			x[k] = list
+			x.Set(k, slices.Concat(list[:i], list[i+1:]))
 		}
 	})
 }
 
 // search returns where a range that begins at first is, or belongs.
-func (x fronts) search(k frontKey, first uint16) int {
-	i, _ := slices.BinarySearchFunc(x[k], first, func(f front, first uint16) int { return cmp.Compare(f.First, first) })
+func search(list []front, first uint16) int {
+	i, _ := slices.BinarySearchFunc(list, first, func(f front, first uint16) int { return cmp.Compare(f.First, first) })
 	return i
 }

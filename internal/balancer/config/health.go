@@ -157,7 +157,7 @@ func (s *Source) Report(results []health.Result) {
 	now := s.now()
 	touched := map[string]bool{}
 	for _, r := range results {
-		f := s.doc.farms[r.Farm]
+		f := s.doc.farms.Get(r.Farm)
 		if _, checked := f.targets()[r.Backend]; !checked {
 			continue
 		}
@@ -196,7 +196,7 @@ func (h findings) enter(f *farm, r health.Result, now time.Time) bool {
 func (s *Source) deliverFarms(names []string, now time.Time) {
 	var events []store.Event
 	for _, name := range names {
-		f := s.doc.farms[name]
+		f := s.doc.farms.Get(name)
 		if served(f) == nil {
 			continue
 		}

@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"sluice.dev/sluice/internal/balancer/health"
+	"sluice.dev/sluice/internal/lib/cow"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -153,7 +155,8 @@ func compare(t *testing.T, b *bed, after string) {
 	}
 	x, y := fresh.doc, b.doc
 	for _, d := range []string{
-		cmp.Diff(x.farmsAt, y.farmsAt), cmp.Diff(x.farmsOf, y.farmsOf), cmp.Diff(x.addrsOf, y.addrsOf), cmp.Diff(x.loggers, y.loggers),
+		cmp.Diff(setsOf(x.farmsAt), setsOf(y.farmsAt)), cmp.Diff(setsOf(x.farmsOf), setsOf(y.farmsOf)), cmp.Diff(setsOf(x.addrsOf), setsOf(y.addrsOf)),
+		cmp.Diff(maps.Collect(x.loggers.All()), maps.Collect(y.loggers.All())),
 		cmp.Diff(frontsOf(x.fronts), frontsOf(y.fronts)),
 	} {
 		if d != "" {
@@ -161,19 +164,27 @@ func compare(t *testing.T, b *bed, after string) {
 		}
 	}
 	count := marks{}
-	for _, f := range y.farms {
+	for _, f := range y.farms.All() {
 		for _, one := range f.backends {
-			count.take(one.mark)
+			count.count(one.mark, true)
 		}
 	}
-	if count.used != y.marks.used {
+	if !maps.Equal(maps.Collect(count.used.All()), maps.Collect(y.marks.used.All())) {
 		t.Fatalf("after %s: marks are miscounted", after)
 	}
 }
 
+func setsOf(x cow.Map[string, set]) map[string]map[string]struct{} {
+	all := map[string]map[string]struct{}{}
+	for key, members := range x.All() {
+		all[key] = maps.Collect(members.All())
+	}
+	return all
+}
+
 func frontsOf(x fronts) map[string]string {
 	all := map[string]string{}
-	for k, list := range x {
+	for k, list := range x.All() {
 		all[fmt.Sprint(k)] = fmt.Sprint(list)
 	}
 	return all

@@ -19,8 +19,8 @@ func itoa(n int) string { return strconv.Itoa(n) }
 func nested[T, V any](name, about string, table *object[*V], fresh func() V, field func(T) **V, check func(*V) (clear bool, err error)) attribute[T] {
 	return attribute[T]{
 		name: name, about: about,
-		within: func() map[string]any { return properties(table) },
-		shown:  func(t T) bool { return *field(t) != nil },
+		within: &table.Kind, properties: table.properties,
+		shown: func(t T) bool { return *field(t) != nil },
 		tree: func(t T) (all []pair) {
 			for _, a := range table.attributes {
 				switch {
@@ -52,8 +52,8 @@ func nested[T, V any](name, about string, table *object[*V], fresh func() V, fie
 
 func readNested[V any](table *object[*V], v *V, given map[string]any) error {
 	for key := range given {
-		if _, ok := table.index[key]; !ok {
-			return fmt.Errorf("%.60q is no key of it; there are %s", key, strings.Join(table.names(), ", "))
+		if _, ok := table.Nftlb[key]; !ok {
+			return fmt.Errorf("%.60q is no key of it; there are %s", key, strings.Join(table.Keys, ", "))
 		}
 	}
 	for _, a := range table.attributes {
@@ -88,17 +88,8 @@ func readOne[T any](a attribute[T], t T, value any) error {
 	return a.read(t, text)
 }
 
-func (o *object[T]) names() (all []string) {
-	for _, a := range o.attributes {
-		all = append(all, a.name)
-	}
-	return all
-}
-
-var checkTypes = []string{"none", "tcp", "http", "https", "icmp", "arp", "grpc", "udp", "command"}
-
-var checkTable = newObject("health-check", "type", nil,
-	oneOf("type", checkTypes, func(c *health.Check) *string { return &c.Type }),
+var checkTable = newObject("type", nil,
+	oneOf("type", append([]string{"none"}, health.Types()...), func(c *health.Check) *string { return &c.Type }),
 	seconds("interval", 0.1, 86400, func(c *health.Check) *time.Duration { return &c.Interval }),
 	seconds("timeout", 0.01, 3600, func(c *health.Check) *time.Duration { return &c.Timeout }),
 	small("rise", 1, 1000, func(c *health.Check) *int { return &c.Rise }),
@@ -160,7 +151,7 @@ func checkAttribute() attribute[*farmFields] {
 		})
 }
 
-var feedTable = newObject("feed", "file", nil,
+var feedTable = newObject("file", nil,
 	free("file", func(f *feed) *string { return &f.file }),
 	free("url", func(f *feed) *string { return &f.url }),
 	seconds("interval", 1, 30*86400, func(f *feed) *time.Duration { return &f.interval }),

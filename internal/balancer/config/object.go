@@ -11,10 +11,24 @@ import (
 
 // The objects of a document. Once they are part of it they never change: a change works on clones.
 
+// identity is what all objects have.
+type identity struct {
+	name  string
+	order uint64 // of its making, in which objects are printed
+}
+
+func (i *identity) id() *identity { return i }
+
+// named is an object of a document, by pointer; nil: none.
+type named[O any] interface {
+	comparable
+	id() *identity
+	clone() O
+}
+
 // farm is a virtual service as it was configured.
 type farm struct {
-	order      uint64 // of its making, in which farms are printed
-	name       string
+	identity
 	sourceAddr addresses
 	mode       model.FarmMode
 	responseTTL,
@@ -55,7 +69,7 @@ type farm struct {
 
 func newFarm(name string) *farm {
 	return &farm{
-		name: name, responseTTL: 60, persistTTL: 60, limitsTTL: 120,
+		identity: identity{name: name}, responseTTL: 60, persistTTL: 60, limitsTTL: 120,
 		logRate: perSecond, newRate: perSecond, rstRate: perSecond, verdict: everyVerdict,
 	}
 }
@@ -73,6 +87,12 @@ func (f *farm) clone() *farm {
 
 // logs reports whether the farm has its lists log what they drop.
 func (f *farm) logs() bool { return f != nil && f.verdict&logVerdict != 0 }
+
+// sameIndex reports whether the indexes have the same of two versions of a farm; nil: none.
+func (f *farm) sameIndex(o *farm) bool {
+	return f != nil && o != nil && f.logs() == o.logs() && slices.Equal(f.addresses, o.addresses) && slices.Equal(f.policies, o.policies) &&
+		slices.EqualFunc(f.backends, o.backends, func(a, b *backend) bool { return a.mark == b.mark })
+}
 
 // find returns where a backend is; -1: there is none of the name.
 func (f *farm) find(name string) int {
@@ -105,8 +125,7 @@ func (b *backend) clone() *backend {
 
 // address is a place where clients find farms.
 type address struct {
-	order    uint64
-	name     string
+	identity
 	family   family
 	addr     netip.Addr // invalid: any
 	ports    string     // as given
@@ -120,7 +139,9 @@ type address struct {
 	stored []byte
 }
 
-func newAddress(name string) *address { return &address{name: name, verdict: everyVerdict} }
+func newAddress(name string) *address {
+	return &address{identity: identity{name: name}, verdict: everyVerdict}
+}
 
 func (a *address) clone() *address {
 	c := *a
@@ -132,8 +153,7 @@ func (a *address) clone() *address {
 
 // policy is a black or white list.
 type policy struct {
-	order    uint64
-	name     string
+	identity
 	allow    bool
 	family   family
 	out      bool   // route is "out", which has no effect
@@ -147,7 +167,7 @@ type policy struct {
 	stored []byte
 }
 
-func newPolicy(name string) *policy { return &policy{name: name} }
+func newPolicy(name string) *policy { return &policy{identity: identity{name: name}} }
 
 // clone shares the elements, which are never changed in place.
 func (p *policy) clone() *policy {

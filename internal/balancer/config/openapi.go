@@ -2,6 +2,10 @@ package config
 
 import (
 	"encoding/json"
+	"maps"
+	"net/http"
+	"regexp"
+	"strings"
 	"sync"
 )
 
@@ -26,17 +30,15 @@ var openAPI = sync.OnceValue(func() []byte {
 func schemas() schema {
 	text := schema{"type": "string", "maxLength": mostName}
 	names := listOf(closed(schema{"name": text}, "name"))
-	f := properties(farmTable)
+	f, a, p := maps.Clone(farmTable.properties), maps.Clone(addressTable.properties), maps.Clone(policyTable.properties)
 	f["addresses"] = listOf(reference("address"))
 	f["backends"] = listOf(reference("backend"))
 	f["policies"] = names
 	f["sessions"] = listOf(reference("session"))
-	a := properties(addressTable)
 	a["policies"] = names
-	p := properties(policyTable)
 	p["elements"] = listOf(reference("element"))
 	return schema{
-		"farm": closed(f, "name"), "backend": closed(properties(backendTable), "name"),
+		"farm": closed(f, "name"), "backend": closed(backendTable.properties, "name"),
 		"address": closed(a, "name"), "policy": closed(p, "name"),
 		"session": closed(schema{"client": text, "backend": text, "expiration": text}, "client"),
 		"element": closed(schema{"data": text, "counter-packets": text, "counter-bytes": text}, "data"),
@@ -48,20 +50,11 @@ func schemas() schema {
 	}
 }
 
-// properties describes the attributes of a table.
-func properties[T any](table *object[T]) schema {
-	all := schema{}
-	for _, a := range table.attributes {
-		all[a.name] = a.schema()
-	}
-	return all
-}
-
 func (a *attribute[T]) schema() schema {
 	s := schema{"type": "string"}
 	switch {
 	case a.object != nil:
-		s = closed(a.within())
+		s = closed(a.properties)
 	case a.list != nil:
 		s = listOf(schema{"type": "string"})
 	case a.values != nil:
@@ -100,14 +93,21 @@ func answers(good string) schema {
 	}
 }
 
-func operation(about, good string, body bool, parameters ...string) schema {
-	o := schema{"summary": about, "responses": answers(good)}
-	if body {
+func (r *route) operation() schema {
+	answer := "response"
+	switch {
+	case strings.HasSuffix(r.path, "/sessions") && r.get != nil:
+		answer = "sessions"
+	case r.get != nil:
+		answer = "document"
+	}
+	o := schema{"summary": r.about, "responses": answers(answer)}
+	if r.method != http.MethodGet && (r.method != http.MethodDelete || strings.Count(r.path, "/") == 1) {
 		o["requestBody"] = schema{"content": content("document")}
 	}
 	var all []any
-	for _, name := range parameters {
-		all = append(all, schema{"name": name, "in": "path", "required": true, "schema": schema{"type": "string", "minLength": 1}})
+	for _, name := range parameter.FindAllStringSubmatch(r.path, -1) {
+		all = append(all, schema{"name": name[1], "in": "path", "required": true, "schema": schema{"type": "string", "minLength": 1}})
 	}
 	if all != nil {
 		o["parameters"] = all
@@ -115,43 +115,23 @@ func operation(about, good string, body bool, parameters ...string) schema {
 	return o
 }
 
+// parameter is a name in a path.
+var parameter = regexp.MustCompile(`\{(\w+)(\.\.\.)?\}`)
+
 func paths() schema {
 	all := schema{"/openapi.json": schema{"get": schema{
 		"summary": "this description", "security": []any{}, "responses": schema{"200": schema{"description": "success"}},
 	}}}
-	for _, list := range []string{"farms", "addresses", "policies"} {
-		all["/"+list] = schema{
-			"get":    operation("all of them", "document", false),
-			"post":   operation("merge objects, of all three lists", "response", true),
-			"put":    operation("the same as post", "response", true),
-			"delete": operation("delete all; with a body: merge it, but take elements from policies", "response", true),
+	for i := range routes {
+		r := &routes[i]
+		if r.about == "" {
+			continue
 		}
-		all["/"+list+"/{name}"] = schema{
-			"get":    operation("one of them", "document", false, "name"),
-			"delete": operation("delete it", "response", false, "name"),
+		path := parameter.ReplaceAllString(r.path, "{$1}")
+		if all[path] == nil {
+			all[path] = schema{}
 		}
-	}
-	patch := operation("replace the elements of a policy by those of the body", "response", true, "name")
-	all["/policies/{name}/elements"] = schema{"patch": patch, "delete": operation("delete all elements", "response", false, "name")}
-	all["/policies/{name}"].(schema)["patch"] = patch
-	all["/policies/{name}/elements/{element}"] = schema{"delete": operation("delete an element; it may have a slash", "response", false, "name", "element")}
-	all["/farms/{name}/sessions"] = schema{
-		"get":    operation("static and live sessions", "sessions", false, "name"),
-		"delete": operation("delete all static sessions", "response", false, "name"),
-	}
-	all["/farms/{name}/policies"] = schema{
-		"patch":  operation("replace the policies of a farm by those of the body", "response", true, "name"),
-		"delete": operation("take all policies from a farm", "response", false, "name"),
-	}
-	all["/farms/{name}/backends/{backend}/sessions"] = schema{
-		"delete": operation("delete static and live sessions of a backend", "response", false, "name", "backend"),
-	}
-	all["/farms/{name}/backends"] = schema{"delete": operation("delete all backends", "response", false, "name")}
-	all["/farms/{name}/addresses"] = schema{"delete": operation("take all addresses from a farm", "response", false, "name")}
-	for list, one := range map[string]string{"backends": "backend", "addresses": "address", "policies": "policy", "sessions": "client"} {
-		all["/farms/{name}/"+list+"/{"+one+"}"] = schema{
-			"delete": operation("delete one of "+list, "response", false, "name", one),
-		}
+		all[path].(schema)[strings.ToLower(r.method)] = r.operation()
 	}
 	return all
 }

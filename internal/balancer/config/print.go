@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"strings"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -84,18 +85,39 @@ func (p *printer) top(open, end byte, body func()) {
 func (p *printer) object(key string, body func()) { p.within(key, '{', '}', body) }
 func (p *printer) list(key string, body func())   { p.within(key, '[', ']', body) }
 
-// attributes writes those of an object which are printed. Of one that is stored, those that differ
-// from a fresh object's are.
-func attributes[T any](p *printer, table *object[T], t, fresh T) {
-	for i := range table.attributes {
-		a := &table.attributes[i]
-		switch {
-		case a.shown != nil && !a.shown(t), p.stored && !a.stored(t, fresh, table.key):
-		case a.tree != nil:
-			p.tree(a.name, a.tree(t))
-		case a.print != nil:
-			p.text(a.name, a.print(t))
+// print writes an object: the attributes that nftlb has, what else belongs to the object, and the
+// attributes that nftlb does not have.
+func (o *object[T]) print(p *printer, t T, lists func()) {
+	some := func(nftlbs bool) {
+		for i := range o.attributes {
+			if a := &o.attributes[i]; (a.nftlb != nil) == nftlbs && (a.shown == nil || a.shown(t)) {
+				a.write(p, t)
+			}
 		}
+	}
+	p.object("", func() {
+		some(true)
+		lists()
+		some(false)
+	})
+}
+
+// store writes the attributes that are part of the state file: those that differ from a fresh
+// object's.
+func (o *object[T]) store(p *printer, t, fresh T) {
+	for i := range o.attributes {
+		if a := &o.attributes[i]; (a.shown == nil || a.shown(t)) && a.stored(t, fresh, o.Key) {
+			a.write(p, t)
+		}
+	}
+}
+
+func (a *attribute[T]) write(p *printer, t T) {
+	switch {
+	case a.tree != nil:
+		p.tree(a.name, a.tree(t))
+	case a.print != nil:
+		p.text(a.name, a.print(t))
 	}
 }
 
@@ -145,18 +167,17 @@ type farmView struct {
 }
 
 func (p *printer) farm(v *farmView) {
-	p.object("", func() {
-		f := &farmFields{farm: v.farm, level: model.Level(v.effective.Backends)}
-		if len(v.addresses) > 0 {
-			f.first = v.addresses[0]
-		}
-		attributesBefore(p, f)
+	f := &farmFields{farm: v.farm, level: model.Level(v.effective.Backends)}
+	if len(v.addresses) > 0 {
+		f.first = v.addresses[0]
+	}
+	farmTable.print(p, f, func() {
 		p.list("addresses", func() {
 			for _, a := range v.addresses {
 				p.object("", func() {
 					for _, attr := range addressTable.attributes {
 						if inFarm[attr.name] {
-							p.text(attr.name, attr.print(a))
+							attr.write(p, a)
 						}
 					}
 				})
@@ -167,21 +188,7 @@ func (p *printer) farm(v *farmView) {
 		if len(v.sessions) > 0 {
 			p.list("sessions", func() { p.sessions(v.sessions) })
 		}
-		extensions(p, f)
 	})
-}
-
-// firstExtension is the first attribute of a farm that nftlb does not have.
-var firstExtension = farmTable.index["health-check"]
-
-func attributesBefore(p *printer, f *farmFields) {
-	nftlbs := object[*farmFields]{attributes: farmTable.attributes[:firstExtension]}
-	attributes(p, &nftlbs, f, nil)
-}
-
-func extensions(p *printer, f *farmFields) {
-	own := object[*farmFields]{attributes: farmTable.attributes[firstExtension:]}
-	attributes(p, &own, f, nil)
 }
 
 func (p *printer) backends(v *farmView, level int) {
@@ -192,7 +199,7 @@ func (p *printer) backends(v *farmView, level int) {
 			fields.shows = stateText(&v.effective.Backends[next], level)
 			next++
 		}
-		p.object("", func() { attributes(p, backendTable, fields, nil) })
+		backendTable.print(p, fields, func() {})
 	}
 }
 
@@ -218,16 +225,11 @@ func (p *printer) sessions(all []session) {
 }
 
 func (p *printer) address(a *addressFields) {
-	p.object("", func() {
-		attributes(p, addressTable, a, nil)
-		p.names("policies", a.policies)
-	})
+	addressTable.print(p, a, func() { p.names("policies", a.policies) })
 }
 
 func (p *printer) policy(v *policyFields) {
-	p.object("", func() {
-		own := policyTable.index["feed"]
-		attributes(p, &object[*policyFields]{attributes: policyTable.attributes[:own]}, v, nil)
+	policyTable.print(p, v, func() {
 		p.list("elements", func() {
 			for _, e := range v.elements {
 				p.object("", func() {
@@ -237,6 +239,34 @@ func (p *printer) policy(v *policyFields) {
 				})
 			}
 		})
-		attributes(p, &object[*policyFields]{attributes: policyTable.attributes[own:]}, v, nil)
 	})
+}
+
+func (p *printer) liveSession(f *farm, l model.LiveSession) {
+	backend := "UNDEFINED"
+	if f.find(l.Backend) >= 0 {
+		backend = l.Backend
+	}
+	p.object("", func() {
+		p.text("client", clientText(f.persistence, l.Client))
+		p.text("backend", backend)
+		p.text("expiration", expiration(l.Left))
+	})
+}
+
+// expiration writes a time as nft does: "8m59s400ms".
+func expiration(left time.Duration) string {
+	left = left.Round(time.Millisecond)
+	whole := left.Truncate(time.Second)
+	text := ""
+	for _, u := range []word[time.Duration]{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}} {
+		if n := whole / u.value; n > 0 {
+			text += itoa(int(n)) + u.text
+			whole -= n * u.value
+		}
+	}
+	if ms := left % time.Second / time.Millisecond; ms > 0 || text == "" {
+		text += itoa(int(ms)) + "ms"
+	}
+	return text
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -265,22 +264,13 @@ func nameOf(path, key string, o map[string]any) (name, named string, err error) 
 
 // readAttributes reads all that is no list, in the order of the table.
 func readAttributes[T any](r *reader, table *object[T], t T, path string, given map[string]any) error {
-	known := 0
-	for key := range given {
-		if _, ok := table.index[key]; ok {
-			known++
-		} else if !slices.Contains(table.lists, key) {
-			return &failure{400, fmt.Sprintf("error parsing buffer. Unknown key '%.60s' in %s", key, path)}
-		}
+	if err := unknownKey(&table.Kind, path, given, table.Lists); err != nil {
+		return err
 	}
-	for i := 0; i < len(table.attributes) && known > 0; i++ {
+	for i := range table.attributes {
 		a := &table.attributes[i]
 		value, ok := given[a.name]
-		if !ok {
-			continue
-		}
-		known--
-		if a.name == table.key {
+		if !ok || a.name == table.Key {
 			continue
 		}
 		if err := readValue(a, t, value); err != nil {
@@ -309,7 +299,7 @@ func readValue[T any](a *attribute[T], t T, value any) error {
 // attribute turns what is wrong with a value into a warning or an error.
 func (r *reader) attribute(err error, path string) error {
 	odd, ok := errors.AsType[*unknownValueError](err)
-	if !ok || !r.lenient && !(odd.key == "state" && odd.value == "available") {
+	if !ok || !r.options.Lenient && !(odd.key == "state" && odd.value == "available") {
 		return wrong(path, "%v", err)
 	}
 	if odd.instead != "" {

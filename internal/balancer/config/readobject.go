@@ -12,7 +12,7 @@ func (r *reader) farm(path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
-	f := &farmFields{farm: r.editFarm(name), change: r.change}
+	f := &farmFields{farm: r.farmEdits.edit(name), change: r.change}
 	if err := readAttributes(r, farmTable, f, path, given); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (r *reader) address(path string, given map[string]any) error {
 }
 
 func (r *reader) addressFields(path, name string, given map[string]any) error {
-	a := &addressFields{address: r.editAddress(name)}
+	a := &addressFields{address: r.addrEdits.edit(name)}
 	if err := readAttributes(r, addressTable, a, path, given); err != nil {
 		return err
 	}
@@ -137,10 +137,8 @@ func (r *reader) policyNames(names *[]string, path string, given map[string]any)
 		if err != nil {
 			return err
 		}
-		for key := range o {
-			if _, ok := policyTable.index[key]; !ok {
-				return &failure{400, "error parsing buffer. Unknown key '" + key + "' in " + path}
-			}
+		if err := unknownKey(&policyTable.Kind, path, o, nil); err != nil {
+			return err
 		}
 		if !slices.Contains(*names, name) {
 			*names = append(*names, name)
@@ -154,7 +152,7 @@ func (r *reader) policy(path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
-	p := r.editPolicy(name)
+	p := r.listEdits.edit(name)
 	if err := readAttributes(r, policyTable, &policyFields{policy: p}, path, given); err != nil {
 		return err
 	}
@@ -182,17 +180,23 @@ func (r *reader) policy(path string, given map[string]any) error {
 	return nil
 }
 
-var elementKeys = []string{"data", "time", "counter-packets", "counter-bytes"}
+// The kinds of objects that are no more than a few texts.
+var (
+	elementKind = &newObject("data", nil,
+		attribute[any]{name: "data", nftlb: nftlbElement}, attribute[any]{name: "time", nftlb: nftlbUnused},
+		attribute[any]{name: "counter-packets", nftlb: nftlbUnused}, attribute[any]{name: "counter-bytes", nftlb: nftlbUnused}).Kind
+	sessionKind = &newObject("client", nil,
+		attribute[any]{name: "client", nftlb: nftlbText}, attribute[any]{name: "backend", nftlb: nftlbText},
+		attribute[any]{name: "expiration", nftlb: nftlbUnused}).Kind
+)
 
 func readElement(path string, o map[string]any) (model.AddressRange, error) {
 	text, path, err := nameOf(path, "data", o)
 	if err != nil {
 		return model.AddressRange{}, err
 	}
-	for key := range o {
-		if !slices.Contains(elementKeys, key) {
-			return model.AddressRange{}, &failure{400, "error parsing buffer. Unknown key '" + key + "' in " + path}
-		}
+	if err := unknownKey(elementKind, path, o, nil); err != nil {
+		return model.AddressRange{}, err
 	}
 	if _, ok := o["time"]; ok {
 		return model.AddressRange{}, wrong(path+".time", "elements have no time-out; leave it out")
@@ -209,16 +213,13 @@ func (r *reader) session(f *farm, path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
+	if err := unknownKey(sessionKind, path, given, nil); err != nil {
+		return err
+	}
 	s := session{client: client}
-	for key, value := range given {
-		switch key {
-		case "client", "expiration":
-		case "backend":
-			if s.backend, err = scalar(value); err != nil {
-				return wrong(path+".backend", "%v", err)
-			}
-		default:
-			return &failure{400, "error parsing buffer. Unknown key '" + key + "' in " + path}
+	if value, ok := given["backend"]; ok {
+		if s.backend, err = scalar(value); err != nil {
+			return wrong(path+".backend", "%v", err)
 		}
 	}
 	if f.persistence != 0 {

@@ -110,7 +110,7 @@ var _ source.Source = (*Source)(nil)
 func New(sink source.Sink, o Options) *Source {
 	s := &Source{
 		sink: sink, options: o, log: o.Log, now: o.Now,
-		doc: newDocument(), found: findings{}, rising: map[string]time.Time{}, faults: map[string]model.Issue{},
+		doc: &document{}, found: findings{}, rising: map[string]time.Time{}, faults: map[string]model.Issue{},
 		wakeRise: wake.New(), feeds: feeds{}, queue: queue{wake: wake.New()},
 	}
 	if s.log == nil {
@@ -175,19 +175,19 @@ func (s *Source) begin() {
 	now := s.now()
 	var events []store.Event
 	checks := map[health.Key]*health.Target{}
-	for _, f := range ordered(s.doc.farms, farmOrder) {
+	for _, f := range ordered(s.doc.farms) {
 		if served(f) != nil {
 			s.options.Prepare(f.base)
 			events = append(events, event(f.name, s.found.effective(f, now)))
 		}
 		s.found.follow(f.name, nil, f, checks)
 	}
-	for _, a := range ordered(s.doc.addresses, addressOrder) {
+	for _, a := range ordered(s.doc.addresses) {
 		if a.base != nil {
 			events = append(events, event(a.base.Name, a.base))
 		}
 	}
-	for _, p := range ordered(s.doc.policies, policyOrder) {
+	for _, p := range ordered(s.doc.policies) {
 		events = append(events, listEvent(p.name, p))
 		s.followFeed(p.name, nil, p)
 	}
@@ -231,13 +231,13 @@ func (s *Source) Status() source.Status {
 	defer s.mu.RUnlock()
 	st := source.Status{
 		Name: "balancer", Where: s.from, Synced: s.begun,
-		Objects: map[string]int{string(model.FarmKind): len(s.doc.farms), string(model.FarmListKind): len(s.doc.policies)},
+		Objects: map[string]int{string(model.FarmKind): s.doc.farms.Len(), string(model.FarmListKind): s.doc.policies.Len()},
 		Skipped: map[string]int{}, Issues: []model.Issue{},
 	}
 	for _, i := range s.faults {
 		st.Issues = append(st.Issues, i)
 	}
-	st.Issues = append(st.Issues, s.asides()...)
+	st.Issues = append(st.Issues, s.doc.asides()...)
 	for name, found := range s.found {
 		st.Issues = append(st.Issues, s.failing(name, found)...)
 	}
@@ -246,8 +246,8 @@ func (s *Source) Status() source.Status {
 }
 
 // asides says which farms are not served.
-func (s *Source) asides() (list []model.Issue) {
-	for _, f := range s.doc.farms {
+func (d *document) asides() (list []model.Issue) {
+	for _, f := range d.farms.All() {
 		if f.aside != "" {
 			list = append(list, model.Issue{Object: f.base.Ref(), Reason: f.aside, InForce: model.InForceNothing})
 		}
@@ -257,7 +257,7 @@ func (s *Source) asides() (list []model.Issue) {
 
 // failing says which farms have no backend left that its check finds up.
 func (s *Source) failing(name string, found map[string]*finding) []model.Issue {
-	f := s.doc.farms[name]
+	f := s.doc.farms.Get(name)
 	if f == nil {
 		return nil
 	}

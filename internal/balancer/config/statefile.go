@@ -24,23 +24,17 @@ func (s *Source) load(file string, lenient bool) error {
 	}
 	defer f.Close()
 	limited := &io.LimitedReader{R: bufio.NewReaderSize(f, 1<<20), N: mostFile}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	check := s.options.Check
-	if s.options.LoadAll {
-		check = nil
+	o := s.options
+	if o.Lenient, o.HasDevice = lenient, nil; o.LoadAll {
+		o.Check = nil
 	}
-	c := newChange(s.doc, lenient, check)
-	c.dsrTracks, c.own = s.options.DSRTracks, s.options.Own
+	c := newChange(s.doc, o)
 	c.ofState = file == s.options.State // what served before does not wait for a farm
 	if err = (&reader{change: c}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}
 	if err == nil {
 		err = c.finish()
-	}
-	if err == nil {
-		err = c.commit()
 	}
 	if path, ok := errors.AsType[*fs.PathError](err); ok && path.Path == file {
 		err = path.Err
@@ -54,10 +48,12 @@ func (s *Source) load(file string, lenient bool) error {
 	if n := len(c.warnings); n > 0 {
 		s.log.Warn("configuration is read with reservations; --log-level debug names all", "file", file, "count", n, "first", c.warnings[0])
 	}
-	for _, i := range s.asides() {
+	for _, i := range c.asides() {
 		s.log.Warn("a farm is kept, but not served", "farm", i.Object.Name.Name, "reason", i.Reason)
 	}
-	s.from = file
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doc, s.from = c.document, file
 	return nil
 }
 
@@ -128,18 +124,17 @@ func syncFolder(folder string) error {
 // pieces are the text of the state file, an object a line. Each is written once and kept with its
 // object, as most do not change from one state to the next.
 func (s *Source) pieces() (all [][]byte) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	doc := s.document()
 	all = append(all, []byte(`{"policies":[`))
-	for i, p := range ordered(s.doc.policies, policyOrder) {
+	for i, p := range ordered(doc.policies) {
 		all = appendPiece(all, i, &p.stored, p.store)
 	}
 	all = append(all, []byte("\n],\n\"addresses\":["))
-	for i, a := range ordered(s.doc.addresses, addressOrder) {
+	for i, a := range ordered(doc.addresses) {
 		all = appendPiece(all, i, &a.stored, a.store)
 	}
 	all = append(all, []byte("\n],\n\"farms\":["))
-	for i, f := range ordered(s.doc.farms, farmOrder) {
+	for i, f := range ordered(doc.farms) {
 		all = appendPiece(all, i, &f.stored, f.store)
 	}
 	return append(all, []byte("\n]}\n"))
@@ -158,7 +153,7 @@ func appendPiece(all [][]byte, i int, kept *[]byte, write func(*printer)) [][]by
 }
 
 func (f *farm) store(p *printer) {
-	attributes(p, farmTable, &farmFields{farm: f}, &farmFields{farm: newFarm("")})
+	farmTable.store(p, &farmFields{farm: f}, &farmFields{farm: newFarm("")})
 	if len(f.addresses) > 0 {
 		p.names("addresses", f.addresses)
 	}
@@ -171,7 +166,7 @@ func (f *farm) store(p *printer) {
 					stored.mark = 0
 				}
 				p.object("", func() {
-					attributes(p, backendTable, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
+					backendTable.store(p, &backendFields{backend: &stored, shows: textOf(stateWords, b.state)}, fresh)
 				})
 			}
 		})
@@ -185,14 +180,14 @@ func (f *farm) store(p *printer) {
 }
 
 func (a *address) store(p *printer) {
-	attributes(p, addressTable, &addressFields{address: a}, &addressFields{address: newAddress("")})
+	addressTable.store(p, &addressFields{address: a}, &addressFields{address: newAddress("")})
 	if len(a.policies) > 0 {
 		p.names("policies", a.policies)
 	}
 }
 
 func (l *policy) store(p *printer) {
-	attributes(p, policyTable, &policyFields{policy: l}, &policyFields{policy: newPolicy("")})
+	policyTable.store(p, &policyFields{policy: l}, &policyFields{policy: newPolicy("")})
 	if len(l.elements) == 0 {
 		return
 	}

@@ -2,39 +2,18 @@ package config
 
 import (
 	"context"
-	"net/http"
 
 	"sluice.dev/sluice/internal/model"
 )
 
-// get answers with what there is.
-func (s *Source) get(w http.ResponseWriter, q *http.Request, path []string) {
-	name := ""
-	if len(path) > 1 {
-		name = path[1]
-	}
-	var p *printer
-	var err error
-	switch {
-	case path[0] == "farms" && len(path) <= 2:
-		p, err = s.printFarms(name)
-	case path[0] == "farms" && len(path) == 3 && path[2] == "sessions":
-		p, err = s.printSessions(q.Context(), name)
-	case path[0] == "policies":
-		p = s.printPolicies(name)
-	case path[0] == "addresses":
-		p = s.printAddresses(name)
-	default:
-		err = errInvalid
-	}
-	if err != nil {
-		s.fail(w, err)
-		return
-	}
-	respond(w, http.StatusOK, p.Bytes())
+// document is what there is now.
+func (s *Source) document() *document {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.doc
 }
 
-func (s *Source) printFarms(name string) (*printer, error) {
+func (s *Source) printFarms(_ context.Context, name string) (*printer, error) {
 	views := s.viewFarms(name)
 	if views == nil && name != "" {
 		return nil, &failure{404, "invalid request"}
@@ -58,7 +37,7 @@ func (s *Source) viewFarms(name string) (views []farmView) {
 	for _, f := range s.chosenFarms(name) {
 		v := farmView{farm: f, effective: s.found.effective(f, now), reasons: s.found.reasons(f.name)}
 		for _, a := range f.addresses {
-			v.addresses = append(v.addresses, &addressFields{address: s.doc.addresses[a], used: len(s.doc.farmsAt[a])})
+			v.addresses = append(v.addresses, &addressFields{address: s.doc.addresses.Get(a), used: s.doc.farmsAt.Get(a).Len()})
 		}
 		views = append(views, v)
 	}
@@ -67,59 +46,45 @@ func (s *Source) viewFarms(name string) (views []farmView) {
 
 func (s *Source) chosenFarms(name string) []*farm {
 	if name == "" {
-		return ordered(s.doc.farms, farmOrder)
+		return ordered(s.doc.farms)
 	}
-	if f := s.doc.farms[name]; f != nil {
+	if f := s.doc.farms.Get(name); f != nil {
 		return []*farm{f}
 	}
 	return nil
 }
 
-func (s *Source) printPolicies(name string) *printer {
-	s.mu.RLock()
-	var views []policyFields
-	for _, p := range ordered(s.doc.policies, policyOrder) {
-		if name == "" || p.name == name {
-			views = append(views, policyFields{policy: p, used: s.doc.used(p.name)})
-		}
-	}
-	s.mu.RUnlock()
-	p := &printer{}
+func (s *Source) printPolicies(_ context.Context, name string) (*printer, error) {
+	doc, p := s.document(), &printer{}
 	p.top('{', '}', func() {
 		p.list("policies", func() {
-			for i := range views {
-				p.policy(&views[i])
+			for _, l := range ordered(doc.policies) {
+				if name == "" || l.name == name {
+					p.policy(&policyFields{policy: l, used: doc.used(l.name)})
+				}
 			}
 		})
 	})
-	return p
+	return p, nil
 }
 
-func (s *Source) printAddresses(name string) *printer {
-	s.mu.RLock()
-	var views []addressFields
-	for _, a := range ordered(s.doc.addresses, addressOrder) {
-		if name == "" || a.name == name {
-			views = append(views, addressFields{address: a, used: len(s.doc.farmsAt[a.name])})
-		}
-	}
-	s.mu.RUnlock()
-	p := &printer{}
+func (s *Source) printAddresses(_ context.Context, name string) (*printer, error) {
+	doc, p := s.document(), &printer{}
 	p.top('{', '}', func() {
 		p.list("addresses", func() {
-			for i := range views {
-				p.address(&views[i])
+			for _, a := range ordered(doc.addresses) {
+				if name == "" || a.name == name {
+					p.address(&addressFields{address: a, used: doc.farmsAt.Get(a.name).Len()})
+				}
 			}
 		})
 	})
-	return p
+	return p, nil
 }
 
 // printSessions prints the static sessions of a farm, then the live ones.
 func (s *Source) printSessions(ctx context.Context, name string) (*printer, error) {
-	s.mu.RLock()
-	f := s.doc.farms[name]
-	s.mu.RUnlock()
+	f := s.document().farms.Get(name)
 	if f == nil {
 		return nil, errNoPath
 	}

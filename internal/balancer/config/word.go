@@ -73,9 +73,6 @@ var (
 	modeWords     = []word[model.FarmMode]{
 		{"snat", model.SNAT}, {"dnat", model.DNAT}, {"dsr", model.DSR}, {"stlsdnat", model.StatelessDNAT}, {"local", model.Local},
 	}
-	schedulerWords = []word[model.FarmScheduler]{
-		{"rr", model.RoundRobin}, {"weight", model.Weighted}, {"hash", model.Hash}, {"symhash", model.SymHash}, {"maglev", model.Maglev}, {"least", model.LeastConnections},
-	}
 	keyWords = []word[model.FlowKey]{
 		{"srcip", model.SrcIP}, {"dstip", model.DstIP}, {"srcport", model.SrcPort}, {"dstport", model.DstPort}, {"srcmac", model.SrcMAC}, {"dstmac", model.DstMAC},
 	}

@@ -11,6 +11,7 @@ import (
 type target struct {
 	Key
 	check Check // with defaults
+	kind  kind  // of the check
 	at    netip.AddrPort
 	standing
 
@@ -99,7 +100,7 @@ func (l *loop) replace(key Key, to *Target) {
 	if to == nil {
 		return
 	}
-	t := &target{Key: key, check: to.Check.WithDefaults(), at: to.address(), index: -1}
+	t := &target{Key: key, check: to.Check.WithDefaults(), kind: kindOf(to.Check.Type), at: to.address(), index: -1}
 	l.targets[key] = t
 	l.enter(t, netip.AddrPortFrom(to.Addr.Unmap().WithZone(""), to.Port))
 	l.schedule.first(t, time.Now())
@@ -118,30 +119,16 @@ func (l *loop) abandon(t *target) {
 // itself.
 func (l *loop) start(t *target, now time.Time) {
 	t.begun, t.late = now, ""
-	if t.at.Port() == 0 && t.check.Type != ICMP && t.check.Type != ARP && t.check.Type != Command {
+	switch {
+	case t.at.Port() == 0 && t.kind.needs != nothing:
 		l.end(t, down("it has no port: set the check's"))
 		return
-	}
-	switch t.check.Type {
-	case TCP, UDP, HTTP:
+	case t.kind.waits:
+		l.schedule.remove(t)
+	default:
 		l.schedule.set(t, now.Add(t.check.Timeout))
-		l.sockets.dial(t)
-	case ICMP:
-		l.schedule.set(t, now.Add(t.check.Timeout))
-		l.sockets.ping(t)
-	case ARP:
-		l.schedule.remove(t)
-		l.requests.start(t, l.resolve)
-	case HTTPS:
-		l.schedule.remove(t)
-		l.requests.start(t, get)
-	case GRPC:
-		l.schedule.remove(t)
-		l.requests.start(t, call)
-	case Command:
-		l.schedule.remove(t)
-		l.commands.start(t, execute)
 	}
+	t.kind.start(l, t)
 }
 
 // end takes in what a target's check has found.

@@ -58,15 +58,13 @@ func silence(limit time.Duration) string { return fmt.Sprintf("no answer within 
 // address and port alone.
 func (t *target) askedFor(why string) string {
 	switch {
-	case t.check.Type == ICMP || t.check.Type == ARP || t.check.Type == Command:
-		return why
-	case t.check.Type == HTTP || t.check.Type == HTTPS:
+	case t.kind.needs == aURL:
 		host := ""
 		if t.check.Host != "" {
 			host = ", Host " + t.check.Host
 		}
 		return line(fmt.Sprintf("%s (%s %s://%s%s%s)", why, t.check.Method, t.check.Type, t.at, t.check.Path, host))
-	case t.at.Port() != t.server.Port():
+	case t.kind.needs == aPort && t.at.Port() != t.server.Port():
 		return fmt.Sprintf("%s (port %d)", why, t.at.Port())
 	}
 	return why

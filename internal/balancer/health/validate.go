@@ -15,25 +15,13 @@ const (
 	maxText  = 4096 // bytes of a field that is sent, or looked for
 )
 
-// fields has which fields a type of check reads, beside those that all have.
-var fields = map[string][]string{
-	TCP:     {"port", "send", "expect"},
-	UDP:     {"port", "send", "expect"},
-	ICMP:    {},
-	ARP:     {},
-	HTTP:    {"port", "host", "path", "method", "status", "body"},
-	HTTPS:   {"port", "host", "path", "method", "status", "body", "insecure"},
-	GRPC:    {"port", "host", "service"},
-	Command: {"port", "command"},
-}
-
 // WithDefaults returns the check with defaults in place of zero values.
 func (c Check) WithDefaults() Check {
 	fill(&c.Interval, 5*time.Second)
 	fill(&c.Timeout, min(2*time.Second, c.Interval))
 	fill(&c.Rise, 2)
 	fill(&c.Fall, 3)
-	if c.Type == HTTP || c.Type == HTTPS {
+	if kindOf(c.Type).needs == aURL {
 		fill(&c.Path, "/")
 		fill(&c.Method, "GET")
 		if c.StatusFirst == 0 && c.StatusLast == 0 {
@@ -53,23 +41,20 @@ func fill[T comparable](field *T, value T) {
 
 // Validate returns an error that names each field at fault; zero values stand for defaults.
 func (c Check) Validate() error {
-	known, ok := fields[c.Type]
-	if !ok {
-		return fmt.Errorf("type %q: must be tcp, udp, icmp, arp, http, https, grpc or command", c.Type)
+	k := kindOf(c.Type)
+	if k.name == "" {
+		return fmt.Errorf("type %q: must be one of %s", c.Type, strings.Join(Types(), ", "))
 	}
 	var errs []error
 	for _, name := range c.given() {
-		if !slices.Contains(known, name) {
+		if !slices.Contains(k.fields, name) {
 			errs = append(errs, fmt.Errorf("%s: a check of type %s has no such field", name, c.Type))
 		}
 	}
 	c = c.WithDefaults()
 	errs = append(errs, c.validateTimes(), c.validateTexts())
-	if c.Type == HTTP || c.Type == HTTPS {
-		errs = append(errs, c.validateRequest())
-	}
-	if c.Type == Command && (len(c.Command) == 0 || c.Command[0] == "") {
-		errs = append(errs, errors.New("command: must name a program"))
+	if k.validate != nil {
+		errs = append(errs, k.validate(c))
 	}
 	return errors.Join(errs...)
 }
@@ -142,6 +127,13 @@ func (c Check) validateRequest() error {
 	}
 	if c.StatusFirst < 200 || c.StatusLast > 599 || c.StatusFirst > c.StatusLast {
 		return fmt.Errorf("status %d-%d: must be a range within 200-599", c.StatusFirst, c.StatusLast)
+	}
+	return nil
+}
+
+func (c Check) validateCommand() error {
+	if len(c.Command) == 0 || c.Command[0] == "" {
+		return errors.New("command: must name a program")
 	}
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // checkReader finds the health check of a service: a farm has one, keepalived one or more of each
@@ -21,7 +23,7 @@ type checkReader struct {
 
 // server reads the checks of one server. They go to its own port, also where packets do not.
 func (c *checkReader) server(vs, rs *statement, r server) {
-	var check *HealthCheck
+	var check keys.Object
 	line := rs.line
 	for _, s := range rs.block {
 		if why, known := checkWords[s.word(0)]; !known || why != "" {
@@ -34,8 +36,8 @@ func (c *checkReader) server(vs, rs *statement, r server) {
 		if check, line = c.check(s, rs, vs, r), s.line; check == nil {
 			continue
 		}
-		if check.Port == "" && check.dials() && r.Port() != 0 && r.keepsPort(c.service.addrs) && r.portDiffers(c.service.addrs) {
-			check.Port = strconv.Itoa(int(r.Port()))
+		if check.Text("port") == "" && dials(check) && r.Port() != 0 && r.keepsPort(c.service.addrs) && r.portDiffers(c.service.addrs) {
+			check["port"] = strconv.Itoa(int(r.Port()))
 		}
 	}
 	switch {
@@ -52,7 +54,7 @@ func (c *checkReader) server(vs, rs *statement, r server) {
 
 // check reads one check, nil if there is none like it. What it does not say itself, its server and
 // its service say.
-func (c *checkReader) check(s, rs, vs *statement, r server) *HealthCheck {
+func (c *checkReader) check(s, rs, vs *statement, r server) keys.Object {
 	say := func(word string) *statement {
 		for _, in := range []*statement{s, rs, vs} {
 			if found := last(in.block, word); found != nil {
@@ -61,17 +63,17 @@ func (c *checkReader) check(s, rs, vs *statement, r server) *HealthCheck {
 		}
 		return nil
 	}
-	h := &HealthCheck{Interval: c.time(say("delay_loop"), "60"), Timeout: c.time(say("connect_timeout"), "5"), Rise: "1"}
+	h := keys.Object{"interval": c.time(say("delay_loop"), "60"), "timeout": c.time(say("connect_timeout"), "5"), "rise": "1"}
 	retries := c.retries(s, say)
-	h.Fall = strconv.Itoa(retries + 1)
+	h["fall"] = strconv.Itoa(retries + 1)
 	if !c.kind(h, s, rs, r, say) {
 		return nil
 	}
 	if retries > 0 {
-		c.delay(s, say("delay_before_retry"), h.Interval)
+		c.delay(s, say("delay_before_retry"), h.Text("interval"))
 	}
-	if seconds(h.Timeout) > seconds(h.Interval) {
-		h.Timeout = h.Interval
+	if seconds(h.Text("timeout")) > seconds(h.Text("interval")) {
+		h["timeout"] = h["interval"]
 		c.notes.once(Part, s.line, s.text(), "its timeout becomes its interval (delay_loop): a check takes no longer than that")
 	}
 	return h
@@ -126,10 +128,10 @@ func seconds(text string) float64 {
 }
 
 // dials reports whether a check goes to a port.
-func (h *HealthCheck) dials() bool { return h.Type != "icmp" && h.Type != "command" }
+func dials(h keys.Object) bool { return h["type"] != "icmp" && h["type"] != "command" }
 
 // kind fills in what is of one kind of check alone, and reports whether there is such a check.
-func (c *checkReader) kind(h *HealthCheck, s, rs *statement, r server, say func(string) *statement) bool {
+func (c *checkReader) kind(h keys.Object, s, rs *statement, r server, say func(string) *statement) bool {
 	var known vocabulary
 	there := true
 	block := s.block
@@ -141,24 +143,24 @@ func (c *checkReader) kind(h *HealthCheck, s, rs *statement, r server, say func(
 		known = udpWords
 		there = c.udp(h, s)
 	case "PING_CHECK":
-		h.Type = "icmp"
+		h["type"] = "icmp"
 	case "MISC_CHECK":
 		known = miscWords
 		there = c.command(h, s, rs, r)
 	case "SMTP_CHECK":
 		known = smtpWords
-		h.Type = "tcp"
+		h["type"] = "tcp"
 		c.notes.add(s.line, s.text(), "becomes a check of type tcp: what the mail server says is not read")
 		if host := last(s.block, "host"); host != nil { // an older form
 			block = append(block[:len(block):len(block)], host.block...)
 			unheeded(c.notes, host.block, smtpHostWords)
 		}
 	default:
-		h.Type = "tcp"
+		h["type"] = "tcp"
 	}
-	if port := last(block, "connect_port"); port != nil && h.dials() {
+	if port := last(block, "connect_port"); port != nil && dials(h) {
 		if n, ok := number(port.word(1), 65535); ok && n > 0 {
-			h.Port = strconv.Itoa(n)
+			h["port"] = strconv.Itoa(n)
 		} else {
 			c.notes.add(port.line, port.text(), "left out: it is no port")
 		}
@@ -168,10 +170,10 @@ func (c *checkReader) kind(h *HealthCheck, s, rs *statement, r server, say func(
 }
 
 // http reads the first URL of a check.
-func (c *checkReader) http(h *HealthCheck, s *statement, say func(string) *statement) {
-	h.Type, h.Method, h.Path, h.Status = "http", "GET", "/", "200-299"
+func (c *checkReader) http(h keys.Object, s *statement, say func(string) *statement) {
+	h["type"], h["method"], h["path"], h["status"] = "http", "GET", "/", "200-299"
 	if s.word(0) == "SSL_GET" {
-		h.Type, h.Insecure = "https", "on" // keepalived does not look at certificates
+		h["type"], h["insecure"] = "https", "on" // keepalived does not look at certificates
 	}
 	c.host(h, say("virtualhost"))
 	read := false
@@ -183,10 +185,10 @@ func (c *checkReader) http(h *HealthCheck, s *statement, say func(string) *state
 			c.notes.add(url.line, strings.TrimSpace("url "+pathOf(url)), "left out: a farm's health check has one URL, the first")
 			continue
 		}
-		read, h.Path = true, c.path(url)
+		read, h["path"] = true, c.path(url)
 		c.host(h, last(url.block, "virtualhost"))
 		if status := last(url.block, "status_code"); status != nil {
-			h.Status = c.status(status)
+			h["status"] = c.status(status)
 		}
 		unheeded(c.notes, url.block, urlWords)
 	}
@@ -195,11 +197,11 @@ func (c *checkReader) http(h *HealthCheck, s *statement, say func(string) *state
 // plainHost is a name or an address, perhaps with a port.
 var plainHost = regexp.MustCompile(`^([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(:[0-9]+)?$`)
 
-func (c *checkReader) host(h *HealthCheck, s *statement) {
+func (c *checkReader) host(h keys.Object, s *statement) {
 	switch {
 	case s == nil:
 	case plainHost.MatchString(s.word(1)):
-		h.Host = s.word(1)
+		h["host"] = s.word(1)
 	default:
 		c.notes.add(s.line, s.text(), "left out: it is no name of a host, so that the server is asked by its address")
 	}
@@ -258,21 +260,22 @@ func (c *checkReader) status(s *statement) string {
 
 // udp reads what is sent and awaited, in hexadecimal, where it is text. keepalived has a server up
 // that is silent, unless an answer is required; here an answer is required always.
-func (c *checkReader) udp(h *HealthCheck, s *statement) bool {
-	h.Type = "udp"
+func (c *checkReader) udp(h keys.Object, s *statement) bool {
+	h["type"] = "udp"
 	payload, reply := last(s.block, "payload"), last(s.block, "require_reply")
 	if reply == nil {
 		c.notes.add(s.line, s.text(), "left out: without require_reply a server may be silent, and a check of type udp needs an answer; servers that answer nothing are taken for up")
 		return false
 	}
-	ok := true
-	if payload != nil {
-		if h.Send, ok = hexText(payload.words[1:]); !ok {
+	if payload != nil && len(payload.words) > 1 {
+		var ok bool
+		if h["send"], ok = hexText(payload.words[1:]); !ok {
 			c.notes.add(s.line, s.text(), "left out: its payload is not the hexadecimal form of printable text; give the farm a health-check of type command")
 			return false
 		}
 	}
-	if h.Expect, ok = hexText(reply.words[1:]); !ok {
+	var ok bool
+	if h["expect"], ok = hexText(reply.words[1:]); !ok {
 		c.notes.add(reply.line, reply.text(), "left out, so that any answer will do: it is not the hexadecimal form of printable text")
 	}
 	return true
@@ -301,28 +304,30 @@ func hexText(words []string) (string, bool) {
 
 // command reads the command of a MISC_CHECK: a program and its arguments, in one quoted word or in
 // several words.
-func (c *checkReader) command(h *HealthCheck, s, rs *statement, r server) bool {
-	h.Type = "command"
-	h.Timeout = c.time(last(s.block, "misc_timeout"), h.Interval)
+func (c *checkReader) command(h keys.Object, s, rs *statement, r server) bool {
+	h["type"] = "command"
+	h["timeout"] = c.time(last(s.block, "misc_timeout"), h.Text("interval"))
 	found := last(s.block, "misc_path")
 	if found == nil || strings.TrimSpace(found.word(1)) == "" {
 		c.notes.add(s.line, s.text(), "left out: it has no misc_path")
 		return false
 	}
-	if h.Command = found.words[1:]; len(h.Command) == 1 {
-		h.Command = nil
+	command := found.words[1:]
+	if len(command) == 1 {
+		command = nil
 		for _, w := range confWords(found.word(1)) {
-			h.Command = append(h.Command, w.text)
+			command = append(command, w.text)
 		}
 	}
-	script, own := forEach(h.Command, rs.word(1), r, c.service.addrs)
+	script, own := forEach(command, rs.word(1), r, c.service.addrs)
 	weighs := last(s.block, "misc_dynamic") != nil
 	switch {
 	case weighs: // 1 is bad, and all else is a weight
-		h.Command = []string{"/bin/sh", "-c", script + "; test $? != 1"}
+		command = []string{"/bin/sh", "-c", script + "; test $? != 1"}
 	case own:
-		h.Command = []string{"/bin/sh", "-c", "exec " + script}
+		command = []string{"/bin/sh", "-c", "exec " + script}
 	}
+	h["command"] = command
 	if own {
 		c.notes.note(Nothing, found.line, found.text(), "becomes a command that takes the address of each server from its environment")
 	}

@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"path"
 	"strings"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // IPVS reads the output of `ipvsadm -Sn`, which is also what ipvsadm-restore reads.
-func IPVS(r io.Reader, o Options) (*Document, []Note, error) {
+func IPVS(r io.Reader, o Options) (keys.Object, []Note, error) {
 	p := ipvsReader{builder: newBuilder(o), services: map[string]*service{}}
 	lines := bufio.NewScanner(r)
 	for line := 1; lines.Scan(); line++ {

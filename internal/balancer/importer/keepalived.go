@@ -7,12 +7,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // Keepalived reads the virtual servers of a keepalived.conf, by keepalived.conf(5) of keepalived
 // 2.3, with the files that it includes. What keepalived does beside them, VRRP above all, is not a
 // balancer's and is left out.
-func Keepalived(r io.Reader, o Options) (*Document, []Note, error) {
+func Keepalived(r io.Reader, o Options) (keys.Object, []Note, error) {
 	p := keepalivedReader{builder: newBuilder(o), groups: map[string]*statement{}}
 	file, err := readConf(r, o, &p.notes)
 	if err != nil {

@@ -9,10 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // testdata/web.conf has most of what keepalived.conf(5) knows, the others are of the field; each
@@ -187,7 +190,7 @@ func TestKeepalivedIncludes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	read := func(name string) (*Document, []Note, error) {
+	read := func(name string) (keys.Object, []Note, error) {
 		f, err := os.Open(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)
@@ -196,7 +199,8 @@ func TestKeepalivedIncludes(t *testing.T) {
 		return Keepalived(f, Options{File: f.Name()})
 	}
 	doc, notes, err := read("keepalived.conf")
-	if err != nil || len(doc.Farms) != 1 || len(doc.Farms[0].Backends) != 1 || !slices.Equal(doc.Farms[0].HealthCheck.Command, []string{dir + "/conf.d/check"}) {
+	if err != nil || len(doc.Objects("farms")) != 1 || len(doc.Objects("farms")[0].Objects("backends")) != 1 ||
+		!reflect.DeepEqual(doc.Objects("farms")[0]["health-check"].(keys.Object)["command"], []string{dir + "/conf.d/check"}) {
 		t.Fatalf("%s, %v", imported(t, doc, notes, err), err)
 	}
 	var got []string
@@ -321,7 +325,7 @@ func FuzzKeepalived(f *testing.F) {
 	f.Add("virtual_server 10.0.0.1 80 {\nprotocol TCP\nreal_server 10.1.0.1 {\nUDP_CHECK {\npayload 0a\n}\nMISC_CHECK {\nmisc_path \"a \\\"b c\\\"\"\n}\n}\n}")
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, o := range []Options{{}, {IPVS: true, ConfigID: "a"}} {
-			sound(t, text, func() (*Document, []Note, error) { return Keepalived(strings.NewReader(text), o) })
+			sound(t, text, func() (keys.Object, []Note, error) { return Keepalived(strings.NewReader(text), o) })
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // manual has every word of keepalived.conf(5) of keepalived 2.3 and of its parser, older and newer
@@ -116,7 +118,7 @@ func TestKeepalivedManual(t *testing.T) {
 }
 
 // noted returns what is said of the line of a word in a block.
-func noted(t *testing.T, block, word string) (notes []Note, doc *Document) {
+func noted(t *testing.T, block, word string) (notes []Note, doc keys.Object) {
 	t.Helper()
 	value, has := values[word]
 	if !has {

@@ -1,18 +1,18 @@
 package importer
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // NFTLB reads a file of nftlb, or the body of a request to it. What nftlb does with a file is by
 // docs/nftlb.md: what it ignores is left out, and what it accepts and carries out otherwise than it
-// is written is named.
-func NFTLB(r io.Reader) (*Document, []Note, error) {
+// is written is named. The document's keys are those of kind.
+func NFTLB(r io.Reader, kind *keys.Kind) (keys.Object, []Note, error) {
 	root, err := readTree(r)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read nftlb's file: %w", err)
@@ -20,7 +20,7 @@ func NFTLB(r io.Reader) (*Document, []Note, error) {
 	if root.kind != object {
 		return nil, nil, fmt.Errorf("read nftlb's file: line %d: it is no object with farms, addresses or policies", root.line)
 	}
-	p := nftlbReader{builder: newBuilder(Options{}), policies: map[string]bool{}}
+	p := nftlbReader{builder: newBuilder(Options{}), kind: kind, policies: map[string]bool{}}
 	for _, m := range root.members {
 		p.section(m)
 	}
@@ -29,149 +29,67 @@ func NFTLB(r io.Reader) (*Document, []Note, error) {
 
 type nftlbReader struct {
 	*builder
+	kind     *keys.Kind      // of the document
 	policies map[string]bool // those that stand before what is being read
-}
-
-// kind is a kind of object: what its keys may say, and which lists it has.
-type kind struct {
-	name  string // the key that names one
-	keys  map[string]check
-	lists map[string]*kind
-}
-
-var (
-	nftlbSession = &kind{name: "client", keys: map[string]check{"client": anyText, "backend": anyText, "expiration": noEffect}}
-	nftlbElement = &kind{name: "data", keys: map[string]check{"data": member, "counter-packets": noEffect, "counter-bytes": noEffect,
-		"time": noEffect}}
-	nftlbPolicy = &kind{name: "name", lists: map[string]*kind{"elements": nftlbElement}, keys: map[string]check{
-		"name": anyText, "type": oneOf("blacklist", "whitelist"), "family": oneOf("ipv4", "ipv6"), "log-prefix": logPrefix,
-		"route": noEffect, "timeout": noEffect, "priority": noEffect, "newname": verb, "used": noEffect}}
-	nftlbAddress = &kind{name: "name", lists: map[string]*kind{"policies": nftlbPolicy}, keys: map[string]check{
-		"name": anyText, "family": familyOf, "ip-addr": ipAddress, "ports": portList, "protocol": nftlbProtocol,
-		"verdict": nftlbVerdict, "log-prefix": logPrefix, "log-rtlimit": noEffect, "iface": anyText, "iether-addr": anyText,
-		"ether-addr": noEffect, "used": noEffect}}
-	nftlbBackend = &kind{name: "name", keys: map[string]check{
-		"name": anyText, "newname": verb, "ip-addr": ipAddress, "ether-addr": anyText, "port": backendPort, "source-addr": ipOrNone,
-		"weight": count(1, 1), "priority": count(1, 1), "mark": hexadecimal, "est-connlimit": count(0, 0),
-		"est-connlimit-log-prefix": logPrefix, "state": backendState, "action": verb}}
-	nftlbFarm = &kind{name: "name", keys: nftlbFarmKeys, lists: map[string]*kind{
-		"addresses": nftlbAddress, "backends": nftlbBackend, "policies": nftlbPolicy, "sessions": nftlbSession}}
-	nftlbKinds = map[string]*kind{"farms": nftlbFarm, "addresses": nftlbAddress, "policies": nftlbPolicy}
-)
-
-var (
-	nftlbProtocol = oneOf("tcp", "udp", "sctp", "all")
-	nftlbVerdict  = words("log drop accept", "log", "drop", "accept")
-	nftlbOnOff    = oneOf("off", "on")
-)
-
-var nftlbFarmKeys = map[string]check{
-	"name": anyText, "newname": verb, "family": familyOf, "virtual-addr": ipOrNone, "virtual-ports": portList,
-	"source-addr": ipOrNone, "mode": oneOf("snat", "dnat", "dsr", "stlsdnat", "local"), "protocol": nftlbProtocol,
-	"responsettl": noEffect, "scheduler": oneOf("rr", "weight", "hash", "symhash"), "sched-param": flowKeys,
-	"persistence": flowKeys, "persist-ttl": count(0, 60), "helper": oneOf("none", "ftp", "pptp", "sip", "snmp", "tftp"),
-	"log": words("none", "input", "forward", "output"), "log-prefix": logPrefix, "log-rtlimit": rate, "mark": hexadecimal,
-	"priority": priorityOfFarm, "state": oneOf("up", "down", "off"), "limits-ttl": count(0, 120),
-	"new-rtlimit": rate, "new-rtlimit-burst": count(0, 0), "new-rtlimit-log-prefix": logPrefix,
-	"rst-rtlimit": rate, "rst-rtlimit-burst": count(0, 0), "rst-rtlimit-log-prefix": logPrefix,
-	"est-connlimit": count(0, 0), "est-connlimit-log-prefix": logPrefix,
-	"tcp-strict": nftlbOnOff, "tcp-strict-log-prefix": logPrefix, "queue": count(-1, -1), "verdict": nftlbVerdict,
-	"flow-offload": nftlbOnOff, "intra-connect": nftlbOnOff, "iface": anyText, "oface": anyText,
-	"ether-addr": anyText, "iether-addr": anyText, "oether-addr": anyText, "action": verb,
-}
-
-// backendState knows the states that nftlb shows and takes for up.
-func backendState(value string) (string, string) {
-	if value == "available" || value == "config_error" {
-		return "up", ""
-	}
-	return oneOf("up", "down", "off")(value)
 }
 
 // section reads one of the lists of the document.
 func (p *nftlbReader) section(m *node) {
-	k := nftlbKinds[m.key]
+	k := p.kind.List(m.key)
 	if k == nil || m.kind != list {
 		p.notes.lost(m.line, m.key, "left out: a document has the lists farms, addresses and policies")
 		return
 	}
 	for _, o := range m.members {
-		fields := p.object(o, k, m.key)
-		if fields == nil {
+		one := p.object(o, k, m.key)
+		if one == nil || m.key == "farms" && !p.farm(o, one) {
 			continue
 		}
-		switch m.key {
-		case "farms":
-			f := decode[Farm](fields)
-			if p.farm(o, f) {
-				p.doc.Farms = append(p.doc.Farms, f)
-			}
-		case "addresses":
-			p.doc.Addresses = append(p.doc.Addresses, decode[Address](fields))
-		case "policies":
-			l := decode[Policy](fields)
-			p.policies[l.Name] = true
-			p.doc.Policies = append(p.doc.Policies, l)
+		if m.key == "policies" {
+			p.policies[one.Text("name")] = true
 		}
+		p.doc.Add(m.key, one)
 	}
-}
-
-// decode makes an object of what was read of it, all strings and lists of objects.
-func decode[T any](fields map[string]any) *T {
-	o := new(T)
-	text, err := json.Marshal(fields)
-	if err == nil {
-		err = json.Unmarshal(text, o)
-	}
-	if err != nil {
-		panic(fmt.Sprintf("the table of nftlb's keys does not fit %T: %v", o, err)) // a fault of this package
-	}
-	return o
 }
 
 // object reads an object of a kind, nil if it has no name.
-func (p *nftlbReader) object(o *node, k *kind, where string) map[string]any {
+func (p *nftlbReader) object(o *node, k *keys.Kind, where string) keys.Object {
 	if o.kind != object {
 		p.notes.lost(o.line, where, "left out: it is no object")
 		return nil
 	}
-	fields := map[string]any{}
+	one := keys.Object{}
 	for i, m := range o.members {
-		if m.key == k.name && i > 0 && m.kind == text {
-			p.notes.add(m.line, fmt.Sprintf("%s %q", k.name, m.text), "stands after other keys, which nftlb gives to the object before; here they belong to this one")
+		if m.key == k.Key && i > 0 && m.kind == text {
+			p.notes.add(m.line, fmt.Sprintf("%s %q", m.key, m.text), "stands after other keys, which nftlb gives to the object before; here they belong to this one")
 		}
-		if inner := k.lists[m.key]; inner != nil && m.kind == list {
-			fields[m.key] = p.list(m, inner)
+		if of := k.List(m.key); of != nil && m.kind == list {
+			delete(one, m.key)
+			for _, o := range m.members {
+				if inner := p.object(o, of, m.key); inner != nil {
+					one.Add(m.key, inner)
+				}
+			}
 		} else if value, ok := p.value(m, k); ok {
-			fields[m.key] = value
+			one[m.key] = value
 		}
 	}
-	if name, _ := fields[k.name].(string); name == "" {
-		p.notes.lost(o.line, where, "left out: one of them has no %s", k.name)
+	if one.Text(k.Key) == "" {
+		p.notes.lost(o.line, where, "left out: one of them has no %s", k.Key)
 		return nil
 	}
-	return fields
-}
-
-func (p *nftlbReader) list(m *node, k *kind) []any {
-	var objects []any
-	for _, o := range m.members {
-		if fields := p.object(o, k, m.key); fields != nil {
-			objects = append(objects, fields)
-		}
-	}
-	return objects
+	return one
 }
 
 // value reads the value of a key.
-func (p *nftlbReader) value(m *node, k *kind) (string, bool) {
+func (p *nftlbReader) value(m *node, k *keys.Kind) (string, bool) {
 	what := fmt.Sprintf("%s %q", m.key, m.text)
-	known, ok := k.keys[m.key]
+	known := k.Nftlb[m.key]
 	switch {
-	case !ok && p.elsewhere(m.key):
+	case known == nil && p.kind.Anywhere(m.key):
 		p.notes.add(m.line, m.key, "left out: nftlb ignores it here, it belongs to other objects")
 		return "", false
-	case !ok:
+	case known == nil:
 		p.notes.add(m.line, m.key, "left out: nftlb has no such key, and refuses a file with it")
 		return "", false
 	case m.kind != text:
@@ -185,27 +103,18 @@ func (p *nftlbReader) value(m *node, k *kind) (string, bool) {
 	return value, why == "" || value != ""
 }
 
-// elsewhere reports whether some object has the key.
-func (p *nftlbReader) elsewhere(key string) bool {
-	for _, k := range []*kind{nftlbFarm, nftlbAddress, nftlbBackend, nftlbPolicy, nftlbElement, nftlbSession} {
-		if k.keys[key] != nil || k.lists[key] != nil {
-			return true
-		}
-	}
-	return nftlbKinds[key] != nil
-}
-
 // readable are the names that nft takes for those of chains and sets.
 var readable = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:/-]*$`)
 
 // farm names what nftlb accepts in a farm and does not do, and reports whether the farm remains.
-func (p *nftlbReader) farm(o *node, f *Farm) bool {
-	what := "farm " + f.Name
+func (p *nftlbReader) farm(o *node, f keys.Object) bool {
+	name := f.Text("name")
+	what := "farm " + name
 	say := func(why string, args ...any) { p.notes.add(o.line, what, why, args...) }
-	if !readable.MatchString(f.Name) {
+	if !readable.MatchString(name) {
 		say("nftlb accepts this name, which nft cannot read, and installs nothing of the farm")
 	}
-	if p.names[f.Name] {
+	if p.names[name] {
 		say("stands there twice: the later one changes the earlier one, as with nftlb")
 	} else if at := nftlbPlace(f); at != "" && p.places[at] {
 		p.notes.lost(o.line, what, "left out: another farm has its address, ports and protocol; nftlb installs the first alone, and shows both as up")
@@ -213,69 +122,68 @@ func (p *nftlbReader) farm(o *node, f *Farm) bool {
 	} else if at != "" {
 		p.places[at] = true
 	}
-	p.names[f.Name] = true
+	p.names[name] = true
 	p.nftlbScheduler(f, say)
 	p.nftlbBackends(o, f, what, say)
-	for _, l := range f.Policies {
-		if !p.policies[l.Name] {
-			say("names the policy %s, which does not stand before it: nftlb refuses the file; here the order does not matter, but it must exist", l.Name)
+	for _, l := range f.Objects("policies") {
+		if !p.policies[l.Text("name")] {
+			say("names the policy %s, which does not stand before it: nftlb refuses the file; here the order does not matter, but it must exist", l.Text("name"))
 		}
 	}
-	if f.Verdict != "" && len(f.Policies) == 0 && f.Verdict != "log drop accept" {
+	if verdict := f.Text("verdict"); verdict != "" && len(f.Objects("policies")) == 0 && verdict != "log drop accept" {
 		say("has a verdict and no policies: nftlb installs nothing of it; here it works")
 	}
 	return true
 }
 
 // nftlbPlace is where clients find a farm, "" without an address.
-func nftlbPlace(f *Farm) string {
-	if f.VirtualAddr == nil || *f.VirtualAddr == "" {
+func nftlbPlace(f keys.Object) string {
+	if f.Text("virtual-addr") == "" {
 		return ""
 	}
-	ports := ""
-	if f.VirtualPorts != nil {
-		ports = *f.VirtualPorts
-	}
-	return strings.Join([]string{*f.VirtualAddr, ports, f.Protocol}, " ")
+	return strings.Join([]string{f.Text("virtual-addr"), f.Text("virtual-ports"), f.Text("protocol")}, " ")
 }
 
-func (p *nftlbReader) nftlbScheduler(f *Farm, say func(string, ...any)) {
-	stateless := f.Mode == "dsr" || f.Mode == "stlsdnat"
+func (p *nftlbReader) nftlbScheduler(f keys.Object, say func(string, ...any)) {
+	mode, scheduler := f.Text("mode"), f.Text("scheduler")
+	stateless := mode == "dsr" || mode == "stlsdnat"
 	switch {
-	case f.Scheduler == "hash" && f.SchedParam == "none":
+	case scheduler == "hash" && f.Text("sched-param") == "none":
 		say("hashes nothing: nftlb installs nothing of it; becomes sched-param srcip")
-		f.SchedParam = "srcip"
-	case stateless && f.Scheduler != "hash" && f.Scheduler != "symhash":
-		say("becomes scheduler maglev by srcip srcport: in mode %s, nftlb chooses a backend anew for every packet with rr and weight", f.Mode)
-		f.Scheduler, f.SchedParam = "maglev", "srcip srcport"
-	case f.Mode == "stlsdnat":
+		f["sched-param"] = "srcip"
+	case stateless && scheduler != "hash" && scheduler != "symhash":
+		say("becomes scheduler maglev by srcip srcport: in mode %s, nftlb chooses a backend anew for every packet with rr and weight", mode)
+		f["scheduler"], f["sched-param"] = "maglev", "srcip srcport"
+	case mode == "stlsdnat":
 		say("is balanced in mode stlsdnat, which nftlb does not get to work if clients and backends are on different devices")
 	}
 }
 
-func (p *nftlbReader) nftlbBackends(o *node, f *Farm, what string, say func(string, ...any)) {
+func (p *nftlbReader) nftlbBackends(o *node, f keys.Object, what string, say func(string, ...any)) {
 	ports := map[bool]bool{} // whether some have one, and some have none
 	places := map[string]string{}
-	f.Backends = slices.DeleteFunc(f.Backends, func(k *Backend) bool {
-		other := k.IP != "" && f.Family != "inet" && strings.Contains(k.IP, ":") != (f.Family == "ipv6")
-		if other {
-			p.notes.lost(o.line, what, "backend %s is left out: it is of another family; nftlb installs nothing of the farm, without a word", k.Name)
-			return true
+	backends, family := f.Objects("backends"), f.Text("family")
+	delete(f, "backends")
+	for _, k := range backends {
+		name, addr, port := k.Text("name"), k.Text("ip-addr"), k.Text("port")
+		if addr != "" && family != "inet" && strings.Contains(addr, ":") != (family == "ipv6") {
+			p.notes.lost(o.line, what, "backend %s is left out: it is of another family; nftlb installs nothing of the farm, without a word", name)
+			continue
 		}
-		if k.IP != "" {
-			place := k.IP + " " + k.Port
-			if owner, taken := places[place]; taken && owner != k.Name {
-				p.notes.lost(o.line, what, "backend %s is left out: backend %s has its address and port; nftlb cannot tell their connections apart", k.Name, owner)
-				return true
+		if addr != "" {
+			place := addr + " " + port
+			if owner, taken := places[place]; taken && owner != name {
+				p.notes.lost(o.line, what, "backend %s is left out: backend %s has its address and port; nftlb cannot tell their connections apart", name, owner)
+				continue
 			}
-			places[place] = k.Name
+			places[place] = name
 		}
-		ports[k.Port != ""] = true
-		if k.State == "" {
-			say("backend %s says no state: nftlb does not use it until something else of the farm changes; here it is up", k.Name)
+		ports[port != ""] = true
+		if k.Text("state") == "" {
+			say("backend %s says no state: nftlb does not use it until something else of the farm changes; here it is up", name)
 		}
-		return false
-	})
+		f.Add("backends", k)
+	}
 	if len(ports) == 2 {
 		say("has backends with and without port: nftlb then translates the port for none; here for those that have one")
 	}

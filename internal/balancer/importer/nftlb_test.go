@@ -1,9 +1,13 @@
 package importer
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"sluice.dev/sluice/internal/balancer/config"
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // A sound file of nftlb comes out as it is, but for the order of its keys.
@@ -86,16 +90,17 @@ func TestNFTLBSound(t *testing.T) {
   ]
 }`
 	const list = `{"policies": [{"name": "bad", "type": "blacklist", "elements": [{"data": "10.9.0.0/16"}, {"data": "10.8.0.1-10.8.0.9"}]}]`
-	doc, notes, err := NFTLB(strings.NewReader(list + "," + file[1:]))
+	doc, notes, err := NFTLB(strings.NewReader(list+","+file[1:]), config.Document)
 	if err != nil || len(notes) > 0 {
 		t.Fatalf("notes %+v, %v", notes, err)
 	}
-	if got, want := len(doc.Policies[0].Elements), 2; got != want {
+	if got, want := len(doc.Objects("policies")[0].Objects("elements")), 2; got != want {
 		t.Errorf("%d elements, want %d", got, want)
 	}
-	doc.Policies = nil
-	if got, err := json.MarshalIndent(doc, "", "  "); err != nil || string(got) != file {
-		t.Errorf("it becomes %s, %v", got, err)
+	delete(doc, "policies")
+	var got bytes.Buffer
+	if err := json.Indent(&got, config.Document.JSON(doc), "", "  "); err != nil || got.String() != file {
+		t.Errorf("it becomes %s, %v", got.String(), err)
 	}
 }
 
@@ -132,7 +137,7 @@ func TestNFTLBFaults(t *testing.T) {
 		"no effect":           {`{"farms":[{` + farm + `, "responsettl": "5"}]}`, `responsettl "5": left out: nftlb accepts it`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, notes, err := NFTLB(strings.NewReader(c.file))
+			_, notes, err := NFTLB(strings.NewReader(c.file), config.Document)
 			if err != nil && len(notes) == 0 {
 				t.Fatal(err)
 			}
@@ -147,7 +152,7 @@ func TestNFTLBFaults(t *testing.T) {
 }
 
 func TestNFTLBLines(t *testing.T) {
-	_, notes, err := NFTLB(strings.NewReader("{\n\"farms\": [\n{\"name\": \"f\",\n\"bogus\":\n\"1\"}]}"))
+	_, notes, err := NFTLB(strings.NewReader("{\n\"farms\": [\n{\"name\": \"f\",\n\"bogus\":\n\"1\"}]}"), config.Document)
 	if err != nil || len(notes) != 1 || notes[0].Line != 5 {
 		t.Errorf("%+v, %v; want one note of line 5", notes, err)
 	}
@@ -159,7 +164,7 @@ func TestNFTLBLines(t *testing.T) {
 		strings.Repeat("[", 10000): "deeper than",
 		"{}":                       "farms",
 	} {
-		if _, _, err := NFTLB(strings.NewReader(file)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := NFTLB(strings.NewReader(file), config.Document); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v; want %s", file, err, want)
 		}
 	}
@@ -170,6 +175,6 @@ func FuzzNFTLB(f *testing.F) {
 	f.Add(`{"policies":[{"name":"p","elements":[{"data":"10.0.0.0/8"},{"data":"1-2"}]}],"farms":[{"policies":[{"name":"p"}],"name":"g"}]}`)
 	f.Add("{\n\"addresses\": [{\"name\": \"a\", \"ip-addr\": \"::1\", \"policies\": [4, \"x\"]}]}")
 	f.Fuzz(func(t *testing.T, text string) {
-		sound(t, text, func() (*Document, []Note, error) { return NFTLB(strings.NewReader(text)) })
+		sound(t, text, func() (keys.Object, []Note, error) { return NFTLB(strings.NewReader(text), config.Document) })
 	})
 }

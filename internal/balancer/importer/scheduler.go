@@ -3,6 +3,8 @@ package importer
 import (
 	"slices"
 	"strconv"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // scheduling is what becomes of a scheduler of IPVS.
@@ -55,7 +57,7 @@ var ipvsSchedulers = map[string]scheduling{
 }
 
 // schedule sets the farm's scheduler.
-func (b *builder) schedule(s *service, f *Farm) scheduling {
+func (b *builder) schedule(s *service, f keys.Object) scheduling {
 	how, known := schedulers[s.scheduler]
 	if other, has := ipvsSchedulers[s.scheduler]; has && b.IPVS {
 		how = other
@@ -66,7 +68,7 @@ func (b *builder) schedule(s *service, f *Farm) scheduling {
 	for _, flag := range s.flags {
 		b.flag(s, flag, &how)
 	}
-	stateless := f.Mode == dsr && !b.IPVS && how.by == ""
+	stateless := f.Text("mode") == dsr && !b.IPVS && how.by == ""
 	switch {
 	case how.ranked:
 		b.notes.note(Nothing, s.line, "scheduler "+s.scheduler, "%s", how.why)
@@ -80,7 +82,7 @@ func (b *builder) schedule(s *service, f *Farm) scheduling {
 		}
 		b.notes.add(s.line, "scheduler "+s.scheduler, "becomes maglev by %s: with direct server return there is no table of connections that would keep each at its server", how.by)
 	}
-	f.Scheduler, f.SchedParam = how.to, how.by
+	f["scheduler"], f["sched-param"] = how.to, how.by
 	return how
 }
 

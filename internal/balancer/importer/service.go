@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // service is a virtual service of IPVS, as ipvsadm and keepalived describe it.
@@ -20,8 +22,8 @@ type service struct {
 	persist   int      // seconds; 0: no persistence
 	netmask   string   // clients are remembered by network; "": by address
 	servers   []server
-	sorry     *server // serves once all others are down
-	check     *HealthCheck
+	sorry     *server     // serves once all others are down
+	check     keys.Object // nil: none
 }
 
 // markedBy says why a service that is found by a mark is left out.
@@ -67,7 +69,7 @@ func (m method) mode() string {
 
 // builder makes farms of services, in a document without double names and addresses.
 type builder struct {
-	doc    Document
+	doc    keys.Object
 	notes  notes
 	names  map[string]bool
 	places map[string]bool
@@ -84,19 +86,19 @@ type Options struct {
 }
 
 func newBuilder(o Options) *builder {
-	return &builder{names: map[string]bool{}, places: map[string]bool{}, Options: o}
+	return &builder{doc: keys.Object{}, names: map[string]bool{}, places: map[string]bool{}, Options: o}
 }
 
 // result is what an importer returns. A file that has nothing to import is most likely of another
 // format; the notes that come with the error say what was left out of it.
-func (b *builder) result(format string) (*Document, []Note, error) {
-	if len(b.doc.Farms)+len(b.doc.Addresses)+len(b.doc.Policies) == 0 {
+func (b *builder) result(format string) (keys.Object, []Note, error) {
+	if len(b.doc) == 0 {
 		if len(b.notes.list) == 0 {
 			return nil, nil, fmt.Errorf("find virtual services: there are none in this file; give %s", format)
 		}
 		return nil, b.notes.sorted(), fmt.Errorf("nothing of this file could be taken over; give %s", format)
 	}
-	return &b.doc, b.notes.sorted(), nil
+	return b.doc, b.notes.sorted(), nil
 }
 
 // add makes a farm of a service, unless nothing of it can be served.
@@ -124,22 +126,26 @@ func (b *builder) add(s *service) {
 
 // farm makes a farm that serves at these places.
 func (b *builder) farm(s *service, servers []server, places []place) {
-	f := &Farm{Family: family(places[0].Addr()), Mode: dnat, Protocol: s.protocol, AllDown: "refuse"}
-	if len(servers) > 0 {
-		f.Mode = servers[0].method.mode()
+	first := places[0]
+	f := keys.Object{
+		"name": b.name(s.name, placeName(first, s.protocol)), "family": family(first.Addr()), "mode": dnat, "protocol": s.protocol,
+		"virtual-addr": first.Addr().String(), "virtual-ports": ports(first.Port()), "all-down": "refuse",
 	}
-	f.Name = b.name(s.name, placeName(places[0], s.protocol))
-	f.VirtualAddr, f.VirtualPorts = new(places[0].Addr().String()), new(ports(places[0].Port()))
+	if len(servers) > 0 {
+		f["mode"] = servers[0].method.mode()
+	}
 	for _, p := range places[1:] {
-		f.Addresses = append(f.Addresses, &Address{Name: placeName(p, s.protocol), Family: f.Family,
-			IP: p.Addr().String(), Ports: new(ports(p.Port())), Protocol: s.protocol})
+		f.Add("addresses", keys.Object{"name": placeName(p, s.protocol), "family": f["family"],
+			"ip-addr": p.Addr().String(), "ports": ports(p.Port()), "protocol": s.protocol})
 	}
 	how := b.schedule(s, f)
 	b.persist(s, f)
 	b.backends(f, servers, how, places)
 	b.sorry(s, f, servers, places)
-	f.HealthCheck = s.check
-	b.doc.Farms = append(b.doc.Farms, f)
+	if s.check != nil {
+		f["health-check"] = s.check
+	}
+	b.doc.Add("farms", f)
 }
 
 // reachable returns the servers that can be in one farm: a farm has one mode and one family.
@@ -235,40 +241,40 @@ func (b *builder) name(wanted, made string) string {
 }
 
 // persist has the farm remember its clients.
-func (b *builder) persist(s *service, f *Farm) {
+func (b *builder) persist(s *service, f keys.Object) {
 	if s.persist == 0 {
 		return
 	}
 	if s.netmask != "" {
 		b.notes.add(s.line, "netmask "+s.netmask, "left out: clients are remembered by address, not by network")
 	}
-	if f.Mode == dsr && !b.IPVS {
+	if f.Text("mode") == dsr && !b.IPVS {
 		b.notes.add(s.line, fmt.Sprintf("persistence for %d s", s.persist), "becomes a hash of the client's address, which has no end: with direct server return clients are remembered in --mode ipvs alone")
 	}
-	f.Persistence, f.PersistTTL = "srcip", strconv.Itoa(s.persist)
+	f["persistence"], f["persist-ttl"] = "srcip", strconv.Itoa(s.persist)
 }
 
 // backends fills in the farm's backends.
-func (b *builder) backends(f *Farm, servers []server, how scheduling, places []place) {
+func (b *builder) backends(f keys.Object, servers []server, how scheduling, places []place) {
 	rank := how.ranks(servers)
 	for i, r := range servers {
-		k := &Backend{Name: backendName(r), IP: r.Addr().String(), Priority: rank[i]}
+		k := keys.Object{"name": backendName(r), "ip-addr": r.Addr().String(), "priority": rank[i]}
 		switch {
 		case r.weight == 0:
-			k.State = "draining"
+			k["state"] = "draining"
 		case how.weights:
-			k.Weight = strconv.Itoa(r.weight)
+			k["weight"] = strconv.Itoa(r.weight)
 		case r.weight > 1 && rank[i] == "":
 			b.notes.once(Nothing, r.line, fmt.Sprintf("weight %d", r.weight), "left out: this scheduler of IPVS does not look at weights")
 		}
 		b.port(k, r, places)
 		b.thresholds(f, k, r, places)
-		f.Backends = append(f.Backends, k)
+		f.Add("backends", k)
 	}
 }
 
 // port gives a backend its port, which it can have of its own only where that is translated.
-func (b *builder) port(k *Backend, r server, places []place) {
+func (b *builder) port(k keys.Object, r server, places []place) {
 	switch {
 	case r.Port() == 0:
 	case r.keepsPort(places):
@@ -276,7 +282,7 @@ func (b *builder) port(k *Backend, r server, places []place) {
 			b.notes.note(Nothing, r.line, r.AddrPort.String(), "port left out: with direct server return, or for every port, packets keep the port that the client asked for, also with IPVS")
 		}
 	default:
-		k.Port = strconv.Itoa(int(r.Port()))
+		k["port"] = strconv.Itoa(int(r.Port()))
 	}
 }
 
@@ -289,18 +295,18 @@ func (r server) portDiffers(places []place) bool {
 	return slices.ContainsFunc(places, func(p place) bool { return p.Port() != r.Port() })
 }
 
-func (b *builder) thresholds(f *Farm, k *Backend, r server, places []place) {
+func (b *builder) thresholds(f keys.Object, k keys.Object, r server, places []place) {
 	what := fmt.Sprintf("upper threshold %d", r.upper)
 	switch everyPort := slices.ContainsFunc(places, func(p place) bool { return p.Port() == 0 }); {
 	case r.upper == 0:
 	case b.IPVS:
 		b.notes.add(r.line, what, "left out: a backend has no limit of connections in --mode ipvs")
-	case f.Mode == dsr:
+	case f.Text("mode") == dsr:
 		b.notes.add(r.line, what, "left out: with direct server return, connections are not counted")
 	case everyPort:
 		b.notes.add(r.line, what, "left out: connections to every port of a server are not counted together")
 	default:
-		k.EstLimit = strconv.Itoa(r.upper)
+		k["est-connlimit"] = strconv.Itoa(r.upper)
 		b.notes.add(r.line, what, "becomes est-connlimit: connections beyond it are dropped; IPVS would choose another server")
 	}
 	if r.lower > 0 {
@@ -311,16 +317,16 @@ func (b *builder) thresholds(f *Farm, k *Backend, r server, places []place) {
 // sorry adds the server of last resort: a backup that serves once all others are out of service,
 // and is not checked. Each one that is out of service lets the next priority serve, hence its
 // priority.
-func (b *builder) sorry(s *service, f *Farm, servers []server, places []place) {
+func (b *builder) sorry(s *service, f keys.Object, servers []server, places []place) {
 	r := s.sorry
 	if r == nil {
 		return
 	}
-	k := &Backend{Name: backendName(*r), IP: r.Addr().String(), Priority: strconv.Itoa(len(f.Backends) + 1), Unchecked: "on"}
+	k := keys.Object{"name": backendName(*r), "ip-addr": r.Addr().String(), "priority": strconv.Itoa(len(f.Objects("backends")) + 1), "unchecked": "on"}
 	why := unreachable(*r, s, servers)
 	if why == "" {
 		b.port(k, *r, places)
-		if slices.ContainsFunc(f.Backends, func(o *Backend) bool { return o.IP == k.IP && o.Port == k.Port }) {
+		if slices.ContainsFunc(f.Objects("backends"), func(o keys.Object) bool { return o["ip-addr"] == k["ip-addr"] && o["port"] == k["port"] }) {
 			why = "it is one of the servers"
 		}
 	}
@@ -328,7 +334,7 @@ func (b *builder) sorry(s *service, f *Farm, servers []server, places []place) {
 		b.notes.lost(r.line, "sorry_server "+r.AddrPort.String(), "left out: %s", why)
 		return
 	}
-	f.Backends = append(f.Backends, k)
+	f.Add("backends", k)
 }
 
 func family(a netip.Addr) string {

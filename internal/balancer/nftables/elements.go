@@ -144,14 +144,12 @@ func (h *half) nobody() nft.Verdict {
 
 // pick is the chain that chooses a backend.
 func (h *half) pick() pick {
-	p := pick{by: h.Scheduler, slots: len(h.slots), hosts: !hasPorts(h.Farm), kind: kindOf(h.Farm)}
-	switch p.by {
-	case model.Maglev, model.Hash:
+	p := pick{by: h.Scheduler, slots: len(h.slots), hosts: !hasPorts(h.Farm), gaps: h.Scheduler.Draws(), kind: kindOf(h.Farm)}
+	if p.by.Hashes() {
 		p.by, p.key = model.Hash, h.HashBy
-	case model.RoundRobin:
-		p.gaps, p.shard = true, int(h.numbers.number(h.Name)%shards)
-	case model.Weighted:
-		p.gaps = true
+	}
+	if p.by == model.RoundRobin {
+		p.shard = int(h.numbers.number(h.Name) % shards)
 	}
 	if p.slots == 1 { // nothing to choose
 		p = pick{by: model.Weighted, slots: 1, hosts: p.hosts, kind: p.kind}

@@ -116,7 +116,7 @@ func (h *half) rewrite(proto model.Protocol) rewrite {
 // each hash instead, over slots that the compiler has laid out for that.
 func (h *half) steady() pick {
 	p := h.pick()
-	if p.slots > 1 && (p.by == model.RoundRobin || p.by == model.Weighted) {
+	if p.slots > 1 && p.by.Draws() {
 		p = pick{by: model.Hash, key: statelessFlow, slots: p.slots, hosts: p.hosts, kind: p.kind}
 	}
 	return p

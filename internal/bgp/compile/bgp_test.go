@@ -24,7 +24,7 @@ func prefixes(texts ...string) (list []netip.Prefix) {
 	return list
 }
 
-// node makes one of a name, addresses, pod CIDRs, labels, "as=64500" and "rr=192.0.2.9".
+// nodeOf makes a Node of a name, addresses, pod CIDRs, labels, "as=64500" and "rr=192.0.2.9".
 func nodeOf(line string) *model.Node {
 	words := strings.Fields(line)
 	n := &model.Node{Name: words[0], Labels: map[string]string{"name": words[0]}}

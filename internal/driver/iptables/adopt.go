@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -65,8 +66,8 @@ func (d *Driver) planAdoption(ctx context.Context, want *state.State, keep drive
 	}
 	elsewhere := false
 	for i, f := range d.families {
-		if p.leave[i], err = d.removal(ctx, v.other(), f, sets[i]); err != nil {
-			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", v.other(), "error", err)
+		if p.leave[i], err = d.removal(ctx, v.Other(), f, sets[i]); err != nil {
+			d.log.Debug("cannot look for rules of ours in the other variant of iptables", "variant", v.Other(), "error", err)
 		}
 		elsewhere = elsewhere || p.leave[i] != ""
 	}
@@ -229,7 +230,7 @@ func (f family) foreign(chains map[chain][]string) (list []chain) {
 
 // removal returns what removes our rules of a family in a variant; "": there are none. Sets are
 // those of ours in the family.
-func (d *Driver) removal(ctx context.Context, v Variant, f family, sets map[string]*set) (string, error) {
+func (d *Driver) removal(ctx context.Context, v xtables.Variant, f family, sets map[string]*set) (string, error) {
 	chains, _, err := d.save(ctx, v, f.v6)
 	if err != nil || !asks(chains, sets) && len(f.foreign(chains)) > 0 {
 		return "", err
@@ -238,12 +239,12 @@ func (d *Driver) removal(ctx context.Context, v Variant, f family, sets map[stri
 }
 
 // leave removes our rules in a variant, and the tables of nftables that were made for them alone.
-func (d *Driver) leave(ctx context.Context, v Variant, v6 bool, removal string) error {
+func (d *Driver) leave(ctx context.Context, v xtables.Variant, v6 bool, removal string) error {
 	if removal == "" {
 		return nil
 	}
 	err := d.restore(ctx, v, v6, removal)
-	if err == nil && v == NFTables {
+	if err == nil && v == xtables.NFTables {
 		err = d.deleteEmpty(v6)
 	}
 	if err != nil {
@@ -301,7 +302,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 	var errs []error
 	for i, f := range d.families {
 		var failed error
-		for _, v := range []Variant{Legacy, NFTables} {
+		for _, v := range []xtables.Variant{xtables.Legacy, xtables.NFTables} {
 			if _, err := locate(ctx, v, f.v6, "save"); err != nil {
 				continue // what is not there has no rules
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -13,7 +14,7 @@ import (
 // the kernel, or all packets are judged again. A change is carried out where they have no room.
 func TestAgainIsBounded(t *testing.T) {
 	t.Parallel()
-	d := inside(t, Options{Variant: Legacy, Options: driver.Options{Policy: true}})
+	d := inside(t, Options{Variant: xtables.Legacy, Options: driver.Options{Policy: true}})
 	joins := func(n, first int) {
 		t.Helper()
 		group := map[netip.Addr]bool{}

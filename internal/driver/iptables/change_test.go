@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
@@ -66,7 +67,7 @@ func apply(t testing.TB, p driver.Plan, err error) driver.Plan {
 
 // BenchmarkChange is one endpoint more or less of one of many services.
 func BenchmarkChange(b *testing.B) {
-	for _, v := range []Variant{Legacy, NFTables} {
+	for _, v := range []xtables.Variant{xtables.Legacy, xtables.NFTables} {
 		for _, n := range []int{1000, 10000} {
 			b.Run(fmt.Sprintf("%s/%d", v, n), func(b *testing.B) {
 				d := inside(b, Options{Variant: v})

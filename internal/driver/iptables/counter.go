@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -117,6 +118,10 @@ func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at rule
 	if err != nil {
 		return err
 	}
+	path, err := locate(ctx, v, family == 1, "save")
+	if err != nil {
+		return fmt.Errorf("read counters: %w", err)
+	}
 	used := map[string]bool{"filter": true}
 	if now := d.enforced[family]; now != nil {
 		for c := range now.chains {
@@ -124,23 +129,16 @@ func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at rule
 		}
 	}
 	for table := range used {
-		out, err := d.run(ctx, v, family == 1, "save", "", "-c", "-t", table)
+		out, err := d.run(ctx, path, "", "-c", "-t", table)
 		if err != nil {
 			return fmt.Errorf("read counters: %w", err)
 		}
-		at := ruleAt{}
-		for line := range strings.Lines(string(out)) {
-			counters, rule, is := strings.Cut(strings.TrimSpace(line), " -A "+prefix)
-			name, rule, _ := strings.Cut(rule, " ")
-			if !is {
+		for _, c := range xtables.Parse(out) {
+			if !strings.HasPrefix(c.Name, prefix) {
 				continue
 			}
-			if at.index++; at.chain != prefix+name {
-				at = ruleAt{chain: prefix + name}
-			}
-			var packets uint64
-			if _, err := fmt.Sscanf(counters, "[%d:", &packets); err == nil {
-				yield(at, rule, packets)
+			for i, r := range c.Rules {
+				yield(ruleAt{c.Name, i}, r.Text, r.Packets)
 			}
 		}
 	}

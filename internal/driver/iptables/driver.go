@@ -17,6 +17,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -25,7 +26,7 @@ type Options struct {
 	driver.Options
 	// Variant is whose rules ours stand beside; empty: that which has more rules of others, or of
 	// ours, and without any that which the program iptables is of.
-	Variant Variant
+	Variant xtables.Variant
 	// LockWait is how long a change waits for the lock of xtables; 0: 10 seconds.
 	LockWait time.Duration
 	// Apart has what rules of policy ask for written as it is for large ones, for tests.
@@ -36,8 +37,8 @@ type Options struct {
 type Driver struct {
 	programs
 	log      *slog.Logger
-	chosen   Variant // "": it is still to be chosen
-	asked    bool    // the kernel, for the rules of each variant
+	chosen   xtables.Variant // "": it is still to be chosen
+	asked    bool            // the kernel, for the rules of each variant
 	families [2]family
 	policy   bool                // it judges what may pass
 	keep     bool                // what policy has come to forbid goes on
@@ -73,9 +74,9 @@ func Open(o Options) (driver.Driver, error) {
 
 func open(o Options) (*Driver, error) {
 	switch o.Variant {
-	case "", Legacy, NFTables:
+	case "", xtables.Legacy, xtables.NFTables:
 	default:
-		return nil, fmt.Errorf("there is no variant %q of iptables: choose %s or %s", o.Variant, Legacy, NFTables)
+		return nil, fmt.Errorf("there is no variant %q of iptables: choose %s or %s", o.Variant, xtables.Legacy, xtables.NFTables)
 	}
 	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
 	if err != nil {
@@ -170,13 +171,13 @@ func (d *Driver) frontends(sets [2]map[string]*set) map[state.FrontendKey]bool {
 }
 
 // variant chooses the variant once.
-func (d *Driver) variant(ctx context.Context) (Variant, error) {
+func (d *Driver) variant(ctx context.Context) (xtables.Variant, error) {
 	if d.asked {
 		return d.chosen, nil
 	}
-	rules, foreign := map[Variant]int{}, map[Variant]int{}
+	rules, foreign := map[xtables.Variant]int{}, map[xtables.Variant]int{}
 	var errs []error
-	for _, v := range []Variant{Legacy, NFTables} {
+	for _, v := range []xtables.Variant{xtables.Legacy, xtables.NFTables} {
 		if v == d.chosen {
 			continue // only what the other one has is told
 		}
@@ -189,22 +190,22 @@ func (d *Driver) variant(ctx context.Context) (Variant, error) {
 	}
 	choice := d.chosen
 	if choice == "" {
-		choice = plainVariant(ctx)
+		choice = xtables.Plain(ctx, "iptables")
 	}
 	switch {
 	case d.chosen != "":
-		if n := foreign[choice.other()]; n > 0 {
+		if n := foreign[choice.Other()]; n > 0 {
 			d.log.Warn("other programs have rules in the other variant of iptables: both are asked about each packet, and what one drops is dropped", "variant", choice, "otherRules", n)
 		}
-	case errors.Join(errs[:2]...) == nil && (errors.Join(errs[2:]...) != nil || rules[Legacy] > rules[NFTables]):
-		choice = Legacy
-	case errors.Join(errs[2:]...) == nil && (errors.Join(errs[:2]...) != nil || rules[NFTables] > rules[Legacy]):
-		choice = NFTables
+	case errors.Join(errs[:2]...) == nil && (errors.Join(errs[2:]...) != nil || rules[xtables.Legacy] > rules[xtables.NFTables]):
+		choice = xtables.Legacy
+	case errors.Join(errs[2:]...) == nil && (errors.Join(errs[:2]...) != nil || rules[xtables.NFTables] > rules[xtables.Legacy]):
+		choice = xtables.NFTables
 	case choice == "":
 		return "", fmt.Errorf("choose a variant of iptables: %w", errors.Join(errs...))
 	}
 	if d.chosen == "" {
-		d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "otherRules", rules[choice.other()])
+		d.log.Info("iptables: variant chosen", "variant", choice, "rules", rules[choice], "otherRules", rules[choice.Other()])
 	}
 	d.chosen, d.asked = choice, true
 	return choice, nil

@@ -18,6 +18,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -30,8 +31,8 @@ func run(t testing.TB, d *Driver, name string, args ...string) string {
 	return string(out)
 }
 
-func eachVariant(t *testing.T, test func(*testing.T, Variant)) {
-	for _, v := range []Variant{Legacy, NFTables} {
+func eachVariant(t *testing.T, test func(*testing.T, xtables.Variant)) {
+	for _, v := range []xtables.Variant{xtables.Legacy, xtables.NFTables} {
 		t.Run(string(v), func(t *testing.T) {
 			t.Parallel()
 			test(t, v)
@@ -50,7 +51,7 @@ func TestRequirements(t *testing.T) {
 	if err := probe.Missing(t.Context(), Requirements); err != nil {
 		t.Error(err)
 	}
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{Variant: v, Options: driver.Options{Fabric: true}})
 		if err := d.Probe(t.Context()); err != nil {
 			t.Error(err)
@@ -68,7 +69,7 @@ func TestRequirements(t *testing.T) {
 // What others have is left as it is, with its counters, whatever we do beside it.
 func TestOthers(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{Variant: v})
 		program := "iptables-" + string(v)
 		run(t, d, program, "-t", "nat", "-N", "OTHER")
@@ -121,7 +122,7 @@ func TestRulesThatIptablesCannotRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := inside(t, Options{Variant: NFTables})
+			d := inside(t, Options{Variant: xtables.NFTables})
 			s := services(30, 3)
 			adopt(t, d, s)
 			run(t, d, "nft", rule)
@@ -138,7 +139,7 @@ func TestRulesThatIptablesCannotRead(t *testing.T) {
 
 			d = inside(t, Options{})
 			run(t, d, "nft", rule)
-			if v, err := d.variant(t.Context()); v != Legacy || err != nil {
+			if v, err := d.variant(t.Context()); v != xtables.Legacy || err != nil {
 				t.Errorf("variant %s is chosen: %v", v, err)
 			}
 			adopt(t, d, s)
@@ -152,7 +153,7 @@ func TestRulesThatIptablesCannotRead(t *testing.T) {
 // What others do to our rules and sets is undone by an adoption, which writes that alone.
 func TestTampered(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{Variant: v})
 		s := services(30, 3)
 		adopt(t, d, s)
@@ -203,7 +204,7 @@ func TestLock(t *testing.T) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	d := inside(t, Options{Variant: Legacy, LockWait: time.Second})
+	d := inside(t, Options{Variant: xtables.Legacy, LockWait: time.Second})
 	fails := func(locked bool, says string) {
 		t.Helper()
 		p, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{})
@@ -218,7 +219,9 @@ func TestLock(t *testing.T) {
 	if err := d.Probe(t.Context()); err != nil {
 		t.Errorf("the kernel is said to lack something: %v", err)
 	}
-	t.Run("others", func(t *testing.T) { answersWhileItWaits(t, inside(t, Options{Variant: Legacy, LockWait: time.Minute})) })
+	t.Run("others", func(t *testing.T) {
+		answersWhileItWaits(t, inside(t, Options{Variant: xtables.Legacy, LockWait: time.Minute}))
+	})
 	t.Setenv("XTABLES_LOCKFILE", lock+"/none")
 	fails(false, "can't open lock file "+lock+"/none")
 	t.Setenv("XTABLES_LOCKFILE", lock)
@@ -264,7 +267,7 @@ func (w watched) Done() <-chan struct{} {
 // A set of another type under a name of ours is told and left alone.
 func TestForeignSet(t *testing.T) {
 	t.Parallel()
-	d := inside(t, Options{Variant: Legacy})
+	d := inside(t, Options{Variant: xtables.Legacy})
 	run(t, d, "ipset", "create", "SLUICE-4-FRONTENDS", "hash:ip")
 	if _, err := d.Adopt(t.Context(), services(1, 1), driver.Keep{}); err == nil || !strings.Contains(err.Error(), "SLUICE-4-FRONTENDS is another program's") {
 		t.Errorf("a set of another type: %v", err)
@@ -283,7 +286,7 @@ func TestForeignChain(t *testing.T) {
 	var printed bytes.Buffer
 	log.SetOutput(&printed)
 	defer log.SetOutput(os.Stderr)
-	for _, v := range []Variant{Legacy, NFTables} {
+	for _, v := range []xtables.Variant{xtables.Legacy, xtables.NFTables} {
 		d := inside(t, Options{Variant: v})
 		for _, program := range []string{"iptables-" + string(v), "ip6tables-" + string(v)} {
 			run(t, d, program, "-N", "SLUICE-FORWARD")
@@ -328,10 +331,10 @@ func TestForeignChain(t *testing.T) {
 // program's.
 func TestForeignChainInTheOtherVariant(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{Variant: v})
 		adopt(t, d, services(1, 1))
-		program := "iptables-" + string(v.other())
+		program := "iptables-" + string(v.Other())
 		run(t, d, program, "-N", "SLUICE-FORWARD")
 		run(t, d, program, "-A", "SLUICE-FORWARD", "-p", "udp", "-j", "DROP")
 		run(t, d, program, "-A", "FORWARD", "-j", "SLUICE-FORWARD")
@@ -353,7 +356,7 @@ func TestForeignChainInTheOtherVariant(t *testing.T) {
 // and removed.
 func TestHalfCleaned(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		for name, gone := range map[string]func(rule string) bool{
 			"empty chains": func(string) bool { return true },
 			"rules without sets": func(rule string) bool {
@@ -413,7 +416,7 @@ func everywhere(s *state.State) {
 func TestPurgeFails(t *testing.T) {
 	lock := filepath.Join(t.TempDir(), "lock")
 	t.Setenv("XTABLES_LOCKFILE", lock)
-	d := inside(t, Options{Variant: Legacy, LockWait: time.Second})
+	d := inside(t, Options{Variant: xtables.Legacy, LockWait: time.Second})
 	adopt(t, d, services(1, 1))
 	run(t, d, "ipset", "create", "SLUICE-4-A-X", clientsKind, "timeout", "9")
 	f, err := os.Create(lock)
@@ -442,21 +445,21 @@ func TestPurgeFails(t *testing.T) {
 // Without a choice, the variant is that which has more rules; and with one, ours leave the other.
 func TestVariants(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{})
 		for range 2 {
 			run(t, d, "iptables-"+string(v), "-A", "FORWARD", "-j", "ACCEPT")
 		}
-		run(t, d, "iptables-"+string(v.other()), "-A", "FORWARD", "-j", "ACCEPT")
+		run(t, d, "iptables-"+string(v.Other()), "-A", "FORWARD", "-j", "ACCEPT")
 		if got, err := d.variant(t.Context()); got != v || err != nil {
 			t.Errorf("variant %s is chosen, %s has more rules: %v", got, v, err)
 		}
 		adopt(t, d, services(5, 1))
-		d.chosen = v.other()
+		d.chosen = v.Other()
 		adopt(t, d, services(5, 1))
-		for _, at := range []Variant{v, v.other()} {
+		for _, at := range []xtables.Variant{v, v.Other()} {
 			ours := strings.Contains(run(t, d, "iptables-"+string(at)+"-save"), prefix)
-			if ours != (at == v.other()) {
+			if ours != (at == v.Other()) {
 				t.Errorf("rules of ours in %s: %v", at, ours)
 			}
 		}
@@ -469,7 +472,7 @@ func TestVariants(t *testing.T) {
 // While the sources lack something, what the kernel has of it stays.
 func TestKeep(t *testing.T) {
 	t.Parallel()
-	d := inside(t, Options{Variant: Legacy})
+	d := inside(t, Options{Variant: xtables.Legacy})
 	adopt(t, d, services(5, 1))
 	few := services(2, 1)
 	p, err := d.Adopt(t.Context(), few, driver.Keep{Services: true})
@@ -505,7 +508,7 @@ func TestRemembered(t *testing.T) {
 			{Protocol: k.Protocol, Client: client, Backend: netip.MustParseAddrPort("192.0.2.1:1")},
 		}, nil
 	}
-	d := inside(t, Options{Variant: Legacy, Options: driver.Options{Remembered: remembered}})
+	d := inside(t, Options{Variant: xtables.Legacy, Options: driver.Options{Remembered: remembered}})
 	adopt(t, d, s)
 	list := run(t, d, "ipset", "list", d.families[0].clients(f.Backends[1]))
 	if !strings.Contains(list, "10.96.0.1,tcp:80,192.0.2.7 timeout ") {
@@ -520,9 +523,9 @@ func TestRemembered(t *testing.T) {
 // Whether there is anything of a variant is known without asking its programs.
 func TestTables(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{})
-		has := func(want bool, of Variant, v6 bool) {
+		has := func(want bool, of xtables.Variant, v6 bool) {
 			t.Helper()
 			if got, err := d.hasTables(of, v6); got != want || err != nil {
 				t.Errorf("tables of %s, IPv6 %v: %v, %v", of, v6, got, err)
@@ -532,7 +535,7 @@ func TestTables(t *testing.T) {
 			has(false, v, i == 1)
 			run(t, d, program+string(v), "-t", "mangle", "-A", "FORWARD", "-j", "ACCEPT")
 			has(true, v, i == 1)
-			has(false, v.other(), i == 1)
+			has(false, v.Other(), i == 1)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -199,7 +200,7 @@ func TestManyDevices(t *testing.T) {
 // What others put before our rules, and accept, does not pass them: an adoption puts ours first.
 func TestBeforeOthers(t *testing.T) {
 	t.Parallel()
-	eachVariant(t, func(t *testing.T, v Variant) {
+	eachVariant(t, func(t *testing.T, v xtables.Variant) {
 		d := inside(t, Options{Variant: v, Options: driver.Options{Policy: true}})
 		s := policed(3, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(i)}) })
 		adopt(t, d, s)

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -55,7 +56,7 @@ func requirement(name, since, modules string, rules ...string) *probe.Requiremen
 			at := strings.SplitN(r, " ", 3)
 			i.rule(at[0], at[1], at[2])
 		}
-		err := try(ctx, plainVariant(ctx), i, false, nothing)
+		err := try(ctx, xtables.Plain(ctx, "iptables"), i, false, nothing)
 		if errors.Is(err, driver.ErrLocked) {
 			return nil // the kernel was not asked
 		}
@@ -68,7 +69,7 @@ func nothing(*change) error { return nil }
 
 // try has the kernel take an image in a network namespace of its own. It does not wait long for the
 // lock of xtables: its caller can do without an answer.
-func try(ctx context.Context, v Variant, i *image, v6 bool, refuse func(*change) error) error {
+func try(ctx context.Context, v xtables.Variant, i *image, v6 bool, refuse func(*change) error) error {
 	return netns.Apart(func() error {
 		d, err := open(Options{Variant: v, LockWait: time.Second})
 		if err != nil {

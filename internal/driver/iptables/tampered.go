@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/xtables"
 )
 
 // trace is what tells at little cost whether rules of ours may be gone: for both families and the
@@ -77,7 +78,7 @@ func (d *Driver) trace(ctx context.Context) (t trace, err error) {
 				continue
 			}
 			read := d.countLegacy
-			if d.chosen == NFTables {
+			if d.chosen == xtables.NFTables {
 				read = d.countOurs
 			}
 			t[i][j], err = read(f, table)

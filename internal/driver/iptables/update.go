@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -345,7 +346,7 @@ func (p *plan) await(ctx context.Context) error {
 	p.d.adopted.set(p.of, false) // until it is carried out
 	p.d.mu.Unlock()
 	ours := func(c *change) bool { return c.restore != "" }
-	if err == nil && (v == Legacy && slices.ContainsFunc(p.changes, ours) || v == NFTables && p.leave != [2]string{}) {
+	if err == nil && (v == xtables.Legacy && slices.ContainsFunc(p.changes, ours) || v == xtables.NFTables && p.leave != [2]string{}) {
 		err = p.d.programs.await(ctx)
 	}
 	return err
@@ -370,7 +371,7 @@ func (d *Driver) apply(ctx context.Context, p *plan) error {
 		d.judgeAgain(family{v6: c.v6}, p.again)
 	}
 	for i, l := range p.leave {
-		if err := d.leave(ctx, v.other(), i == 1, l); err != nil {
+		if err := d.leave(ctx, v.Other(), i == 1, l); err != nil {
 			return err
 		}
 	}
@@ -384,7 +385,7 @@ func (d *Driver) apply(ctx context.Context, p *plan) error {
 // carryOut changes one family. Sets get what is new before rules ask for it, and lose what is old
 // when no rule does any more. Frontends are in their set only while the tree of chains has them:
 // the tree asks for no more than what tells one from the others.
-func (d *Driver) carryOut(ctx context.Context, v Variant, c *change) error {
+func (d *Driver) carryOut(ctx context.Context, v xtables.Variant, c *change) error {
 	if err := d.refuse(c); err != nil {
 		return err
 	}

@@ -30,8 +30,8 @@ func checkFarm(f *model.Farm) error {
 	}{
 		{len(f.Lists) > 0, "policies: IPVS looks in no lists"},
 		{f.Mode != model.DNAT && f.Mode != model.DSR, fmt.Sprintf("mode: IPVS carries out dnat and dsr, not %s", f.Mode)},
-		{f.Scheduler == model.SymHash, "scheduler: IPVS has none like symhash; use hash or maglev"},
-		{hashes(f) && f.HashBy != model.SrcIP && f.HashBy != model.SrcIP|model.SrcPort, "sched-param: IPVS hashes srcip, or srcip and srcport"},
+		{f.Scheduler.IPVS() == "", fmt.Sprintf("scheduler: IPVS has none like %s; use hash or maglev", f.Scheduler)},
+		{f.Scheduler.Hashes() && f.HashBy != model.SrcIP && f.HashBy != model.SrcIP|model.SrcPort, "sched-param: IPVS hashes srcip, or srcip and srcport"},
 		{f.Persist&^model.SrcIP != 0, "persistence: IPVS remembers clients by srcip alone"},
 		{f.Persist != 0 && f.PersistFor > longestPersistence, fmt.Sprintf("persist-ttl: IPVS remembers clients for %d seconds at most", int(longestPersistence.Seconds()))},
 		{f.Persist != 0 && max(places(f, true), places(f, false)) > 1, "persistence: IPVS remembers clients at each address, protocol and port apart; give the farm one of them in each family"},
@@ -54,8 +54,6 @@ func checkFarm(f *model.Farm) error {
 	}
 	return nil
 }
-
-func hashes(f *model.Farm) bool { return f.Scheduler == model.Hash || f.Scheduler == model.Maglev }
 
 // places is how many combinations of address, protocol and port a farm has in a family.
 func places(f *model.Farm, is4 bool) (n int) {
@@ -121,10 +119,8 @@ func methodOf(f *model.Farm) (m method) {
 	if f.Persist != 0 {
 		m.persist = uint32(max(f.PersistFor/time.Second, 1))
 	}
-	m.scheduler = map[model.FarmScheduler]string{
-		model.RoundRobin: "wrr", model.Weighted: "wrr", model.Hash: "sh", model.Maglev: "mh", model.LeastConnections: "wlc",
-	}[f.Scheduler]
-	if hashes(f) {
+	m.scheduler = f.Scheduler.IPVS()
+	if f.Scheduler.Hashes() {
 		m.flags = flagFallback
 		if f.HashBy&model.SrcPort != 0 {
 			m.flags |= flagPorts

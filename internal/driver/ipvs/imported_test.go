@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -32,11 +31,8 @@ func TestImportedFarms(t *testing.T) {
 			continue // nothing of it is for this mode
 		}
 		config := filepath.Join(t.TempDir(), "farms.json")
-		out, err := json.Marshal(doc)
-		if err == nil {
-			err = os.WriteFile(config, out, 0o600)
-		}
-		if err != nil {
+		out := nftlb.Document.JSON(doc)
+		if err := os.WriteFile(config, out, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := nftlb.New(nil, nftlb.Options{Check: checkFarm, DSRTracks: true}).Load(config); err != nil {

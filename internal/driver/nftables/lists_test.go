@@ -15,7 +15,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// cidrSettings are settings whose every list holds the prefixes, and the policy's list too.
+// cidrState is a state in which every list of prefixes is this one.
 func cidrState(cidrs []netip.Prefix) *state.State {
 	s := isolated()
 	s.Services.Settings = state.Settings{ServiceCIDRs: cidrs, ClusterCIDRs: cidrs, LocalCIDRs: cidrs, OutgoingCIDRs: cidrs, PoolCIDRs: cidrs}

@@ -8,12 +8,14 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// drainPause is the time between two looks at connections that are to end.
-const drainPause = 100 * time.Millisecond
+const (
+	drainPause = 100 * time.Millisecond // between two looks at connections that are to end
+	answerTime = time.Second            // in which most datagrams are answered that ever are
+)
 
 // Drain is for when another program serves all that this driver does. New connections and all
 // datagrams pass by the proxy then; Drain returns when the connections that go through it have
-// ended, or ctx has, and removes all that Purge does. Without CAP_NET_ADMIN it does only that.
+// ended, and the last datagrams are answered, or ctx has ended, and removes all that Purge does. Without CAP_NET_ADMIN it does only that.
 //
 // forget has connection tracking forget untranslated flows of UDP to the driver's frontends, so
 // that the next datagram of each is for whoever translates it. It is called twice, as an answer
@@ -26,7 +28,7 @@ func (d *Driver) Drain(ctx context.Context, forget func() error) error {
 		return err
 	}
 	err := forget()
-	for d.connected() && ctx.Err() == nil {
+	for busy := true; busy && ctx.Err() == nil; busy = d.busy() { // what is in sockets is read meanwhile
 		select {
 		case <-ctx.Done():
 		case <-time.After(drainPause):
@@ -35,17 +37,21 @@ func (d *Driver) Drain(ctx context.Context, forget func() error) error {
 	return errors.Join(err, forget(), d.Purge(ctx))
 }
 
-// connected reports whether a TCP connection goes through the proxy.
-func (d *Driver) connected() bool {
+// busy reports whether a TCP connection goes through the proxy, or a datagram that did may be
+// answered still.
+func (d *Driver) busy() bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
+	late := time.Now().Add(-answerTime).UnixNano()
 	for k, fe := range d.frontends {
 		fe.mu.Lock()
-		n := len(fe.sessions)
-		fe.mu.Unlock()
-		if k.Protocol == model.TCP && n > 0 {
-			return true
+		for s := range fe.sessions {
+			if k.Protocol == model.TCP || s.asked.Load() > late {
+				fe.mu.Unlock()
+				return true
+			}
 		}
+		fe.mu.Unlock()
 	}
 	return false
 }

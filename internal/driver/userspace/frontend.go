@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -35,6 +36,8 @@ type client struct {
 type session struct {
 	of      *frontend
 	backend netip.AddrPort
+
+	asked atomic.Int64 // UDP: Unix time in ns of the last datagram that is not answered; 0: all are
 
 	mu    sync.Mutex
 	ends  []closer // the sockets that it has by now

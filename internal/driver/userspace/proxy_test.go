@@ -547,6 +547,50 @@ func TestClose(t *testing.T) {
 	must(t, exchange(b.dial(vip), "hello"))
 }
 
+// A datagram that went through the proxy is answered, though another program serves by then and the
+// proxy is about to end.
+func TestDrainAwaitsAnswers(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, userspace.Options{})
+	draining := make(chan struct{})
+	var server *net.UDPConn
+	must(t, b.server.Do(func() (err error) {
+		server, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(backend))
+		return err
+	}))
+	defer server.Close()
+	b.serve(model.UDP, vip, backend)
+	var c net.Conn
+	must(t, b.client.Do(func() (err error) {
+		c, err = net.Dial("udp", vip.String())
+		return err
+	}))
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	_, err := io.WriteString(c, "ask")
+	must(t, err)
+	buffer := make([]byte, 16)
+	_, from, err := server.ReadFromUDPAddrPort(buffer)
+	must(t, err)
+	answered := make(chan error, 1)
+	go func() {
+		<-draining
+		time.Sleep(300 * time.Millisecond) // as a slow server does
+		_, err := server.WriteToUDPAddrPort(buffer[:3], from)
+		answered <- err
+	}()
+	must(t, b.driver.Drain(t.Context(), sync.OnceValue(func() error { close(draining); return nil })))
+	must(t, b.driver.Close())
+	must(t, <-answered)
+	if _, err := c.Read(buffer); err != nil {
+		t.Errorf("a datagram of before is not answered: %v", err)
+	}
+	must(t, b.node.Do(func() (err error) {
+		b.driver, err = userspace.Open(userspace.Options{})
+		return err
+	}))
+}
+
 // TestPlanSaysEachOnce has a plan name what it adds for each family.
 func TestPlanSaysEachOnce(t *testing.T) {
 	t.Parallel()

@@ -72,6 +72,7 @@ func (all *flows) serve() {
 
 // send passes a datagram on to the backend; false: it can't be sent there any more.
 func (f *flow) send(datagram []byte) bool {
+	f.asked.Store(time.Now().UnixNano())
 	_, err := f.back.Write(datagram)
 	if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNREFUSED) {
 		return false
@@ -140,6 +141,7 @@ func (all *flows) answer(f *flow) {
 			n, _, err := unix.Recvfrom(fd, buffer[:], unix.MSG_DONTWAIT)
 			if err == nil {
 				_, _ = all.conn.WriteToUDPAddrPort(buffer[:n], f.client)
+				f.asked.Store(0)
 			}
 			return err
 		})

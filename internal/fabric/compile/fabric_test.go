@@ -15,7 +15,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// node makes one of a name, addresses and pod CIDRs: "a 192.0.2.1 10.244.1.0/24".
+// object makes a Node of a name, addresses and pod CIDRs: "a 192.0.2.1 10.244.1.0/24".
 func object(t testing.TB, line string) (string, *model.Node) {
 	t.Helper()
 	words := strings.Fields(line)
@@ -48,7 +48,7 @@ func object(t testing.TB, line string) (string, *model.Node) {
 	return n.Name, n
 }
 
-// pool makes one of a name, CIDR and mode: "pods 10.244.0.0/16 vxlan=Always".
+// poolOf makes a pool of a name, CIDR and mode: "pods 10.244.0.0/16 vxlan=Always".
 func poolOf(line string) *model.IPPool {
 	words := strings.Fields(line)
 	p := &model.IPPool{Name: words[0], CIDR: netip.MustParsePrefix(words[1])}
@@ -67,7 +67,7 @@ func poolOf(line string) *model.IPPool {
 	return p
 }
 
-// apply tells a store of nodes and pools, and returns what changed.
+// cluster is a store of nodes and pools with a compiler that follows it.
 type cluster struct {
 	*store.Store
 	c *Compiler

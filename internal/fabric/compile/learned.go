@@ -73,8 +73,9 @@ func (c *Compiler) SetServed(ranges []netip.Prefix) {
 	}
 }
 
-// SetLinks says what interfaces the node has: those that lead to its pods lead to no next hop. The
-// next Update follows.
+// SetLinks says what interfaces the node has, of which those that lead to its pods lead to no next
+// hop, and that the kernel's routes may have changed, so that Config.Resolve may answer otherwise
+// than before. The next Update follows.
 func (c *Compiler) SetLinks(l model.Links) {
 	pods := map[string]bool{}
 	for _, link := range l.Links {
@@ -82,8 +83,10 @@ func (c *Compiler) SetLinks(l model.Links) {
 			pods[link.Name] = true
 		}
 	}
-	for to, h := range c.hops {
-		if pods[h.device] != c.podLinks[h.device] {
+	for to, old := range c.hops {
+		now := c.resolve(to)
+		c.hops[to] = now
+		if now != old || pods[now.device] != c.podLinks[now.device] {
 			c.relearnBy(to)
 		}
 	}
@@ -95,17 +98,6 @@ func (c *Compiler) SetLinks(l model.Links) {
 func (c *Compiler) SetAPIServers(addrs []netip.Addr) {
 	if !slices.Equal(c.apiServers, addrs) {
 		c.apiServers, c.moved = addrs, true
-	}
-}
-
-// RoutesMoved says that the kernel's routes have changed, so that Config.Resolve may answer
-// otherwise than before; the next Update follows. Routes whose next hops are reached as before cost
-// nothing.
-func (c *Compiler) RoutesMoved() {
-	for to, old := range c.hops {
-		if c.hops[to] = c.resolve(to); c.hops[to] != old {
-			c.relearnBy(to)
-		}
 	}
 }
 

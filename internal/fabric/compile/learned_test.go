@@ -264,12 +264,12 @@ func TestNextHopMoves(t *testing.T) {
 		t.Errorf("asked %d times for two next hops", asked)
 	}
 	by = "eth1"
-	x.c.RoutesMoved()
+	x.c.SetLinks(model.Links{})
 	if d := x.update(); len(d.Routes) != 2 || d.Routes[netip.MustParsePrefix("10.9.0.0/16")].Device != "eth1" {
 		t.Errorf("%+v", d.Routes)
 	}
 	by = ""
-	x.c.RoutesMoved()
+	x.c.SetLinks(model.Links{})
 	if d := x.update(); len(d.Routes) != 2 || d.Routes[netip.MustParsePrefix("10.9.0.0/16")] != nil || len(x.c.Issues()) != 1 {
 		t.Errorf("%+v, %v", d.Routes, x.c.Issues())
 	}

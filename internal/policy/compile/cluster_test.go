@@ -79,13 +79,13 @@ func (h *history) apply(t testing.TB, events ...store.Event) state.PolicyDelta {
 
 func (h *history) limit(c *Compiler) {
 	if h.together > 0 {
-		c.variants.limits.together = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
+		c.variants.limits.Together = fair.Bound{Most: h.together, Again: h.together - min(h.again, h.together)}
 	}
 	if h.endpoints > 0 {
-		c.sets.services.each, c.sets.services.together = h.endpoints, 2*h.endpoints
+		c.sets.Services.Each, c.sets.Services.Together = h.endpoints, 2*h.endpoints
 	}
 	if h.selected > 0 {
-		c.variants.limits.selected = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}
+		c.variants.limits.Alone = fair.Bound{Most: h.selected, Again: h.selected - min(h.again, h.selected)}
 	}
 }
 

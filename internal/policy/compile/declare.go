@@ -7,18 +7,20 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
 // policies are all tiers and policies that are declared.
 type policies struct {
-	*budget
-	objects   *objects
-	rollout   *rollout
+	refusals  map[*objects.Item]struct{}    // the network sets that are refused
+	doubted   map[model.PolicyKey]struct{}  // in whose rules one is that came, or went
+	later     map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
 	tiers     map[string]model.Tier
 	all       map[model.PolicyKey]*policy
-	subjects  filing[*policy] // the policies by whom they select
+	subjects  objects.Filing[*policy] // the policies by whom they select
 	failsafes [2][]*policy
 	serial    uint64 // of the latest version
 }
@@ -27,10 +29,10 @@ type policies struct {
 type policy struct {
 	obj      *model.Policy
 	tier     model.Tier
-	denies   bool                // all that it selects, as it can't be applied as it is meant
-	fault    string              // why it is refused here, though it was read
-	refused  []*model.NetworkSet // refused ones among the peers of its rules, by key
-	serial   uint64              // tells versions apart
+	denies   bool        // all that it selects, as it can't be applied as it is meant
+	fault    string      // why it is refused here, though it was read
+	refused  refusedSets // among the peers of its rules, by key
+	serial   uint64      // tells versions apart
 	variants [8]*variant
 	refs     [8]int // the plans that have the variant
 
@@ -80,9 +82,21 @@ func (p *policy) rules(ingress bool) []model.PolicyRule {
 	return p.obj.EgressRules
 }
 
-// declare brings tiers and policies up to date, and returns the versions that came and went.
-func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
+// replacement is a version of a policy in place of another one; either may be nil.
+type replacement struct{ old, next *policy }
+
+// declare brings tiers and policies up to date, and returns the versions that came and went. A
+// policy whose last version is not in force yet changes once that one is, so that one which changes
+// all the time is followed; if whole is set, at once.
+func (ps *policies) declare(v *store.View, d store.Dirty, whole bool) (changed []replacement) {
 	dirty := map[model.PolicyKey]struct{}{}
+	for key := range ps.doubted {
+		dirty[key] = struct{}{}
+	}
+	for key := range ps.later {
+		dirty[key] = struct{}{}
+	}
+	clear(ps.doubted)
 	for key := range d.Refs(model.PolicyKinds) {
 		dirty[key] = struct{}{}
 	}
@@ -98,10 +112,17 @@ func (ps *policies) declare(v *store.View, d store.Dirty) (changed []*policy) {
 		}
 	}
 	for key := range dirty {
-		changed = ps.set(key, declared(v, key), changed)
-	}
-	for key := range ps.rollout.later {
-		changed = ps.set(key, declared(v, key), changed)
+		old, obj := ps.all[key], declared(v, key)
+		if old != nil && old.fresh && !old.outdated && obj != nil && !whole {
+			if _, waits := ps.later[key]; !waits {
+				ps.later[key] = d.Since
+			}
+			continue
+		}
+		delete(ps.later, key)
+		if next := ps.set(key, obj, d.Since); old != nil || next != nil {
+			changed = append(changed, replacement{old, next})
+		}
 	}
 	return changed
 }
@@ -125,48 +146,42 @@ func (ps *policies) setTier(name string, t *model.Tier) {
 	}
 }
 
-// set puts a new version of a policy in place of the old one, unless that is still to come into
-// force. It appends both to what changed.
-func (ps *policies) set(key model.PolicyKey, obj *model.Policy, changed []*policy) []*policy {
-	old := ps.all[key]
-	if !ps.rollout.mayReplace(key, old, obj == nil) {
-		return changed
-	}
-	if old != nil {
-		ps.subjects.remove(old.obj.Subject, old)
-		changed = append(changed, old)
+// set puts a new version of a policy, which it returns, in place of the old one; nil: there is
+// none.
+func (ps *policies) set(key model.PolicyKey, obj *model.Policy, since time.Time) (next *policy) {
+	if old := ps.all[key]; old != nil {
+		ps.subjects.Remove(old.obj.Subject, old)
 		delete(ps.all, key)
 	}
-	var p *policy
 	if obj != nil {
-		p = ps.newPolicy(obj)
-		ps.all[key] = p
-		ps.subjects.add(obj.Subject, p)
-		changed = append(changed, p)
+		next = ps.newPolicy(obj)
+		next.since = since
+		ps.all[key] = next
+		ps.subjects.Add(obj.Subject, next)
 	}
-	ps.rollout.replace(old, p)
-	return changed
+	return next
 }
 
-// setRefused follows a network set that may be, or have been, refused: the policies whose rules it
+// follow follows a network set that may be, or have been, refused: the policies whose rules it
 // is in are compiled anew.
-func (ps *policies) setRefused(old, next *item) {
-	var moved []*item
-	if _, was := ps.objects.refused[old]; was {
-		delete(ps.objects.refused, old)
-		moved = append(moved, old)
+func (ps *policies) follow(ch objects.Change) {
+	var moved []*objects.Item
+	if _, was := ps.refusals[ch.Old]; was {
+		delete(ps.refusals, ch.Old)
+		moved = append(moved, ch.Old)
 	}
-	if next != nil && next.set.Refused != "" {
-		ps.objects.refused[next] = struct{}{}
-		moved = append(moved, next)
+	refused := ch.Next != nil && ch.Next.Set != nil && ch.Next.Set.Refused != ""
+	if refused {
+		ps.refusals[ch.Next] = struct{}{}
+		moved = append(moved, ch.Next)
 	}
 	if len(moved) == 0 {
 		return
 	}
 	for key, p := range ps.all {
-		if slices.ContainsFunc(moved, func(it *item) bool { return refers(p.obj, it) }) {
-			p.outdated = p.outdated || next != nil && next.set.Refused != "" && refers(p.obj, next)
-			ps.rollout.wait(key)
+		if slices.ContainsFunc(moved, func(it *objects.Item) bool { return refers(p.obj, it) }) {
+			p.outdated = p.outdated || refused && refers(p.obj, ch.Next)
+			ps.doubted[key] = struct{}{}
 		}
 	}
 }
@@ -174,8 +189,8 @@ func (ps *policies) setRefused(old, next *item) {
 func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	ps.serial++
 	tier := ps.tiers[obj.Tier]
-	p := &policy{obj: obj, serial: ps.serial, since: ps.since, tier: tier}
-	if p.fault = cmp.Or(tier.Fault(), excess(obj)); p.fault != "" {
+	p := &policy{obj: obj, serial: ps.serial, tier: tier}
+	if p.fault = cmp.Or(tier.Fault(), admission.Excess(obj)); p.fault != "" {
 		refused := *obj
 		refused.Refused, refused.IngressRules, refused.EgressRules = cmp.Or(obj.Refused, p.fault), nil, nil
 		p.obj, obj = &refused, &refused
@@ -183,7 +198,7 @@ func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	if p.denies = obj.Refused != "" && obj.Key.Kind != model.NetworkPolicy; p.denies {
 		p.tier = refusedTier
 	} else {
-		p.refused = ps.objects.refused.among(obj)
+		p.refused = refusedAmong(obj, ps.refusals)
 	}
 	return p
 }
@@ -238,9 +253,9 @@ func policyPorts(list []state.PortRange) []model.PolicyPort {
 }
 
 // applying returns the policies that select what has the labels, in their order.
-func (ps *policies) applying(l *labels) []*policy {
+func (ps *policies) applying(l *objects.Labels) []*policy {
 	var list []*policy
-	for p := range ps.subjects.candidates(l) {
+	for p := range ps.subjects.Candidates(l) {
 		if p.obj.Subject.Matches(l) {
 			list = append(list, p)
 		}

@@ -7,16 +7,13 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
 // endpoints are the pods and host endpoints of this node.
 type endpoints struct {
-	links    *links
-	policies *policies
-	rollout  *rollout
-	programs *programs
-
+	links       *links
 	pods        map[model.Name]*endpoint
 	claims      map[netip.Addr][]*endpoint // pods by their addresses
 	hosts       hosts
@@ -28,27 +25,40 @@ type endpoints struct {
 
 // endpoint is a pod or a host endpoint of this node, whatever its version.
 type endpoint struct {
-	item     *item // nil: it is gone
+	item     *objects.Item // nil: it is gone
 	plans    [stages]*plan
-	planned  *item       // the item that it was when it got them
-	policies []*policy   // that they are of, if it is a pod
-	linked   bool        // it is a host endpoint that has an interface
-	fits     *model.Link // an interface that it may have, if it is a host endpoint; nil: there is none
+	planned  *objects.Item // the item that it was when it got them
+	policies []*policy     // that they are of, if it is a pod
+	linked   bool          // it is a host endpoint that has an interface
+	fits     *model.Link   // an interface that it may have, if it is a host endpoint; nil: there is none
+}
+
+// follow follows a change of what may be, or have been, an endpoint of this node.
+func (es *endpoints) follow(ch objects.Change) {
+	switch it := ch.Item(); {
+	case ch.Renewed() && it.Local:
+		es.readdress(it)
+	case ch.Renewed():
+	case it.Pod != nil:
+		es.setPod(it.Pod.Name, ch.Old, ch.Next)
+	case it.Host != nil:
+		es.hosts.set(it.Host.Name, ch.Next)
+	}
 }
 
 // setPod follows a pod that may be, or have been, of this node.
-func (es *endpoints) setPod(name model.Name, old, next *item) {
+func (es *endpoints) setPod(name model.Name, old, next *objects.Item) {
 	e := es.pods[name]
-	if old != nil && old.local {
+	if old != nil && old.Local {
 		es.readdress(old)
-		for _, a := range old.addrs {
+		for _, a := range old.Addrs {
 			es.claims[a] = slices.DeleteFunc(es.claims[a], func(o *endpoint) bool { return o == e })
 			if len(es.claims[a]) == 0 {
 				delete(es.claims, a)
 			}
 		}
 	}
-	if next == nil || !next.local {
+	if next == nil || !next.Local {
 		if e != nil {
 			e.item = nil
 			delete(es.pods, name)
@@ -61,15 +71,15 @@ func (es *endpoints) setPod(name model.Name, old, next *item) {
 		es.pods[name] = e
 	}
 	e.item = next
-	for _, a := range next.addrs {
+	for _, a := range next.Addrs {
 		es.claims[a] = append(es.claims[a], e)
 	}
 	es.readdress(next)
 	es.marked[e] = struct{}{}
 }
 
-func (es *endpoints) readdress(it *item) {
-	for _, a := range it.addrs {
+func (es *endpoints) readdress(it *objects.Item) {
+	for _, a := range it.Addrs {
 		es.readdressed[a] = struct{}{}
 	}
 }
@@ -79,75 +89,25 @@ func (es *endpoints) markSelected(list []*policy) {
 	for _, p := range list {
 		s := &p.obj.Subject
 		for _, e := range es.pods {
-			if s.Matches(e.item.labels) {
+			if s.Matches(e.item.Labels) {
 				es.marked[e] = struct{}{}
 			}
 		}
 		for _, e := range es.hosts.all {
-			if s.Matches(e.item.labels) {
+			if s.Matches(e.item.Labels) {
 				es.marked[e] = struct{}{}
 			}
 		}
 	}
 }
 
-// replan gives the marked endpoints the plans of the policies that select them now: those that
-// apply to their class.
-func (es *endpoints) replan() {
-	applying := map[*class][]*policy{}
-	for e := range es.marked {
-		switch {
-		case e.item == nil || e.item.host != nil && !e.linked:
-			for s := range stages {
-				es.use(e, s, nil)
-			}
-		case e.item.host != nil:
-			es.replanHost(e)
-		default:
-			list, known := applying[e.item.class]
-			if !known {
-				list = es.policies.applying(e.item.labels)
-				applying[e.item.class] = list
-			}
-			es.replanPod(e, list)
-		}
-	}
-	clear(es.marked)
-}
-
-func (es *endpoints) replanPod(e *endpoint, list []*policy) {
-	if e.planned == e.item {
-		list = es.rollout.inForce(e.policies, list)
-	}
-	e.planned, e.policies = e.item, list
-	es.use(e, podIngress, es.programs.plan(podIngress, list, model.Allow))
-	es.use(e, podEgress, es.programs.plan(podEgress, list, model.Allow))
-}
-
-// replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects
-// is denied, unless its profile allows it; what only passes through is not.
-func (es *endpoints) replanHost(e *endpoint) {
-	list := es.policies.applying(e.item.labels)
-	own := model.Deny
-	if e.item.host.DefaultAllow {
-		own = model.Allow
-	}
-	for s := hostInput; s < stages; s++ {
-		fallback := model.Allow
-		if s == hostInput || s == hostOutput {
-			fallback = own
-		}
-		es.use(e, s, es.programs.plan(s, list, fallback))
-	}
-}
-
-// use makes the plan the endpoint's for its stage, in place of another one.
-func (es *endpoints) use(e *endpoint, s stage, p *plan) {
-	if old := e.plans[s]; old != p {
+// use makes the plan the endpoint's for its stage, and returns the one before.
+func (es *endpoints) use(e *endpoint, s stage, p *plan) (old *plan) {
+	if old = e.plans[s]; old != p {
 		e.plans[s] = p
-		es.programs.replace(e, old, p)
 		es.unpublished[e] = struct{}{}
 	}
+	return old
 }
 
 // markUsers marks the endpoints that use the plans, which have other programs now.
@@ -172,7 +132,7 @@ func (es *endpoints) publish() {
 	for e := range es.unpublished {
 		switch {
 		case e.item == nil:
-		case e.item.host != nil:
+		case e.item.Host != nil:
 			es.hosts.stale = true
 		default:
 			es.readdress(e.item)
@@ -192,7 +152,7 @@ func (es *endpoints) workload(a netip.Addr) *state.Workload {
 		return nil
 	}
 	e := es.owner(a)
-	w := &state.Workload{Pod: e.item.pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
+	w := &state.Workload{Pod: e.item.Pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
 	w.Device, w.Bridged = es.links.to(a)
 	return w
 }
@@ -202,7 +162,7 @@ func (es *endpoints) workload(a netip.Addr) *state.Workload {
 func (es *endpoints) owner(a netip.Addr) *endpoint {
 	claims := es.claims[a]
 	if at := es.links.attached[a]; at != nil {
-		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.pod.Name == at.Pod }); i >= 0 {
+		if i := slices.IndexFunc(claims, func(e *endpoint) bool { return e.item.Pod.Name == at.Pod }); i >= 0 {
 			return claims[i]
 		}
 	}
@@ -212,8 +172,8 @@ func (es *endpoints) owner(a netip.Addr) *endpoint {
 // compareClaims orders pods that claim one address: one that is about to go comes last.
 func compareClaims(a, b *endpoint) int {
 	return cmp.Or(
-		cmp.Compare(one(a.item.pod.Terminating), one(b.item.pod.Terminating)),
-		a.item.pod.Name.Compare(b.item.pod.Name))
+		cmp.Compare(one(a.item.Pod.Terminating), one(b.item.Pod.Terminating)),
+		a.item.Pod.Name.Compare(b.item.Pod.Name))
 }
 
 func one(b bool) int {

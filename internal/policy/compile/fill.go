@@ -3,6 +3,8 @@ package compile
 import (
 	"maps"
 	"slices"
+
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // Parts are filled in slices: their selectors are counted, then the groups follow them and are
@@ -15,7 +17,7 @@ func (ps *variants) advance(p *variant, room int) {
 		ps.room -= ps.step(p, room-(began-ps.room))
 	}
 	p.spent += began - ps.room
-	ps.got[p.namespace()] += began - ps.room
+	ps.got[p.Namespace()] += began - ps.room
 }
 
 // step takes one step with a variant that is not settled: at most, one selector is counted, or one
@@ -28,17 +30,13 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 	case counting:
 		return ps.count(p)
 	}
-	if p.ready == len(p.groups) {
+	if p.ready == len(p.Groups) {
 		ps.settle(p, filled)
-		ps.limits.filled(p)
+		ps.limits.Filled(p.selected())
 		return 1
 	}
-	switch g := p.groups[p.ready]; {
-	case !g.follows:
-		spent = 1 + ps.sets.groups.follow(g)/matchingCost
-	case len(g.pending) > 0:
-		spent = ps.sets.groups.move(g, room)
-	default:
+	spent, done := ps.sets.Groups.Fill(p.Groups[p.ready], room)
+	if done {
 		p.ready++
 	}
 	return spent
@@ -47,33 +45,39 @@ func (ps *variants) step(p *variant, room int) (spent int) {
 // build compiles the rules of a variant. What its selectors select need not be counted where it is
 // little, whatever that is.
 func (ps *variants) build(p *variant) (spent int) {
-	ps.sets.build(p)
+	p.Rules = ps.sets.Build(p.from, p.local)
 	p.progress = counting
-	if n := len(p.selectors) * ps.objects.size; n <= ps.limits.selected.Most>>5 && ps.limits.fits(n) {
-		ps.sets.holdGroups(p)
+	if n := len(p.Selectors) * ps.objects.Size; n <= ps.limits.Alone.Most>>5 && ps.limits.Fits(n) {
+		ps.holdGroups(p)
 	}
-	return p.units
+	return p.Units
+}
+
+// holdGroups gives a variant its groups, which are to be filled.
+func (ps *variants) holdGroups(p *variant) {
+	ps.sets.HoldGroups(&p.Rules, p.tallies)
+	p.progress, p.ready = filling, 0
 }
 
 // count counts what the next selector of a variant selects; after the last one, the variant gets
 // its groups if there is room for them.
 func (ps *variants) count(p *variant) (spent int) {
-	if len(p.tallies) < len(p.selectors) {
-		t, looked := ps.tallies.hold(p.selectors[len(p.tallies)])
+	if len(p.tallies) < len(p.Selectors) {
+		t, looked := ps.sets.Tallies.Hold(p.Selectors[len(p.tallies)])
 		p.tallies = append(p.tallies, t)
-		if p.sum += t.count; p.sum > ps.limits.selected.Most && p.selected() > ps.limits.selected.Most {
+		if p.sum += t.Count; p.sum > ps.limits.Alone.Most && p.selected() > ps.limits.Alone.Most {
 			ps.refuse(p, refusedAlone)
 		}
-		return 1 + looked/matchingCost
+		return 1 + looked/objects.MatchingCost
 	}
-	if beyond := ps.limits.beyond(p); beyond > 0 && !ps.limits.fits(beyond) && !p.host() {
+	if beyond := ps.beyond(p); beyond > 0 && !ps.limits.Fits(beyond) && !p.host() {
 		ps.refuse(p, refusedTogether)
 		p.early = true
-		ps.limits.soon() // others may have to go for it
+		ps.limits.Soon() // others may have to go for it
 		return 1
 	}
-	if ps.sets.holdGroups(p); ps.limits.crowded || !ps.limits.fits(0) {
-		ps.limits.soon() // it may not be its turn
+	if ps.holdGroups(p); ps.limits.Crowded || !ps.limits.Fits(0) {
+		ps.limits.Soon() // it may not be its turn
 	}
 	return 1
 }
@@ -88,23 +92,23 @@ func (ps *variants) settle(p *variant, now progress) {
 
 // refuse takes a variant's sets away, and counts what it selects from now on.
 func (ps *variants) refuse(p *variant, why progress) {
-	ps.limits.crowded = ps.limits.crowded || why == refusedTogether
+	ps.limits.Crowded = ps.limits.Crowded || why == refusedTogether
 	if p.progress == why {
 		if p.early {
 			ps.settle(p, why)
 		}
 		return
 	}
-	if len(p.tallies) == 0 && len(p.groups) > 0 {
-		for _, g := range p.groups {
-			t, _ := ps.tallies.hold(g.selector)
+	if len(p.tallies) == 0 && len(p.Groups) > 0 {
+		for _, s := range p.Selectors {
+			t, _ := ps.sets.Tallies.Hold(s)
 			p.tallies = append(p.tallies, t)
 		}
 	}
-	ps.sets.release(p)
+	ps.sets.Release(&p.Rules)
 	ps.settle(p, why)
 	if why == refusedAlone {
-		ps.limits.after(p.selected() - ps.limits.selected.Again)
+		ps.limits.After(p.selected() - ps.limits.Alone.Again)
 	}
 }
 
@@ -112,9 +116,9 @@ func (ps *variants) refuse(p *variant, why progress) {
 // otherwise larger ones might, until it is counted again.
 func (ps *variants) restart(p *variant) {
 	if p.progress == refusedTogether {
-		ps.sets.build(p)
-		ps.sets.holdGroups(p)
-		ps.room -= p.units
+		p.Rules = ps.sets.Build(p.from, p.local)
+		ps.holdGroups(p)
+		ps.room -= p.Units
 	} else {
 		p.progress = unbuilt
 	}
@@ -128,7 +132,7 @@ func (ps *variants) restart(p *variant) {
 // refill checks the limits and fills what waits; where the update may change all, until nothing is
 // left to check.
 func (ps *variants) refill(room int) {
-	for again := true; again; again = ps.whole && ps.limits.isDue() {
+	for again := true; again; again = ps.whole && ps.limits.IsDue() {
 		ps.weigh()
 		ps.fill(room)
 	}
@@ -142,7 +146,7 @@ func (ps *variants) fill(room int) {
 	left, share := ps.room-room, max(room/8, 1)
 	waiting := map[string][]*variant{}
 	for _, p := range ps.queue {
-		waiting[p.namespace()] = append(waiting[p.namespace()], p)
+		waiting[p.Namespace()] = append(waiting[p.Namespace()], p)
 	}
 	maps.DeleteFunc(ps.got, func(namespace string, _ int) bool { return len(waiting[namespace]) == 0 })
 	ps.fillLeast(waiting, left+room/2, share)

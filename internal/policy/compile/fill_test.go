@@ -9,6 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -31,29 +32,35 @@ func (h *history) finish(t testing.TB) {
 func cautiously(t testing.TB, c *Compiler) {
 	t.Helper()
 	whole := map[state.SetID]bool{}
-	for _, g := range c.sets.groups.all {
-		want := map[netip.Addr]struct{}{}
-		for _, it := range slices.Concat(slices.Collect(maps.Values(c.objects.pods)), slices.Collect(maps.Values(c.objects.sets)), slices.Collect(maps.Values(c.objects.hosts))) {
-			for _, a := range it.addrs {
-				if g.selector.Matches(it.labels) {
-					want[a] = struct{}{}
+	for p := range c.variants.all {
+		if c.sets.Refused(&p.Rules) == "" { // of Services too
+			for _, r := range p.Rules.Resolve() {
+				for _, id := range groupsOf(r) {
+					whole[id] = true
 				}
 			}
 		}
-		whole[g.id] = maps.Equal(want, c.policy.Groups[g.id])
 	}
-	for _, a := range c.sets.services.addrs.all {
-		whole[a.id] = !a.of.refused
+	for p := range c.variants.all {
+		for i, g := range p.Groups {
+			want := map[netip.Addr]struct{}{}
+			for _, it := range slices.Concat(slices.Collect(maps.Values(c.objects.Pods)), slices.Collect(maps.Values(c.objects.Sets)), slices.Collect(maps.Values(c.objects.Hosts))) {
+				for _, a := range it.Addrs {
+					if p.Selectors[i].Matches(it.Labels) {
+						want[a] = struct{}{}
+					}
+				}
+			}
+			whole[g.ID()] = maps.Equal(want, c.policy.Groups[g.ID()])
+		}
 	}
 	for id, prog := range c.policy.Programs {
 		for _, tier := range prog.Tiers {
 			for _, own := range tier.Policies {
 				for _, r := range own.Rules {
-					for _, term := range slices.Concat(r.Source.In, r.Source.NotIn, r.Destination.In, r.Destination.NotIn) {
-						for _, g := range term.Groups {
-							if !whole[g] {
-								t.Errorf("program %s of %s refers to group %x, which is not what is selected", id, own.Policy, g)
-							}
+					for _, g := range groupsOf(r) {
+						if !whole[g] {
+							t.Errorf("program %s of %s refers to group %x, which is not what is selected", id, own.Policy, g)
 						}
 					}
 				}
@@ -61,7 +68,7 @@ func cautiously(t testing.TB, c *Compiler) {
 		}
 	}
 	for name, e := range c.endpoints.pods {
-		for _, p := range c.policies.applying(e.item.labels) {
+		for _, p := range c.policies.applying(e.item.Labels) {
 			if !slices.Contains(e.policies, p) && (!p.fresh || e.planned != e.item) {
 				t.Errorf("pod %s has no %s", name, p.obj.Key)
 			}
@@ -74,12 +81,20 @@ func cautiously(t testing.TB, c *Compiler) {
 	}
 }
 
+// groupsOf are the groups that a rule refers to.
+func groupsOf(r state.Rule) (ids []state.SetID) {
+	for _, term := range slices.Concat(r.Source.In, r.Source.NotIn, r.Destination.In, r.Destination.NotIn) {
+		ids = append(ids, term.Groups...)
+	}
+	return ids
+}
+
 // Whatever comes in whatever slices: what is in force is whole in each step, and in the end all is
 // as if it had come at once.
 func TestSlices(t *testing.T) {
 	for seed := range uint64(150) {
 		w := newWorld(seed)
-		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+		h := newHistory(worldConfig, pickOne[uint32](w, crowded, sets.IDSpace))
 		h.selected, h.together = pickOne(w, 0, 4, 70), pickOne(w, 0, 0, 10, 30)
 		h.room = pickOne(w, 1, 50, 500)
 		for range 40 {
@@ -136,7 +151,7 @@ func inForce(h *history) map[string]int {
 // What stands before a large policy comes or changes stands until all of its sets are there, small
 // ones do not wait for it, and pods that come meanwhile are not open.
 func TestLargePolicyComesInSlices(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.room = 64
 	h.apply(t, append(manyPods(100), event(pod(1, "here", "app", "web")))...)
 	h.finish(t)
@@ -188,15 +203,15 @@ func TestLargePolicyComesInSlices(t *testing.T) {
 	}
 	h.finish(t)
 	same(t, h.compiler, h.fresh())
-	if n := len(h.compiler.sets.groups.all); n != 0 {
-		t.Errorf("%d groups are left", n)
+	if n := h.compiler.sets.Total(); n != 0 {
+		t.Errorf("%d are still selected", n)
 	}
 }
 
 // A group that is asked for again while it is emptied is filled again.
 func TestGroupComesBack(t *testing.T) {
 	for steps := range 12 {
-		h := newHistory(config, idSpace)
+		h := newHistory(config, sets.IDSpace)
 		h.apply(t, append(manyPods(100), event(pod(1, "here", "app", "web")), event(large("x", 3)))...)
 		h.room = 64
 		gone := event(large("x", 1))
@@ -215,7 +230,7 @@ func TestGroupComesBack(t *testing.T) {
 // Where all policies select too much together, those of the namespaces that ask for most are
 // refused, their largest first.
 func TestTooMuchTogether(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.together = 1000
 	in := func(namespace string) func(*model.Policy) {
 		return func(p *model.Policy) {
@@ -257,10 +272,10 @@ func TestTooMuchTogether(t *testing.T) {
 // One pod that comes and goes does not make a policy at its limit come and go.
 func TestLimitsDoNotFlap(t *testing.T) {
 	for name, limit := range map[string]func(c *Compiler){
-		"of one":  func(c *Compiler) { c.variants.limits.selected = fair.Bound{Most: 100, Again: 80} },
-		"of both": func(c *Compiler) { c.variants.limits.together = fair.Bound{Most: 200, Again: 160} },
+		"of one":  func(c *Compiler) { c.variants.limits.Alone = fair.Bound{Most: 100, Again: 80} },
+		"of both": func(c *Compiler) { c.variants.limits.Together = fair.Bound{Most: 200, Again: 160} },
 	} {
-		h := newHistory(config, idSpace)
+		h := newHistory(config, sets.IDSpace)
 		limit(h.compiler)
 		h.apply(t, append(manyPods(10), event(pod(1, "here", "app", "web")), event(large("x", 10)), event(large("y", 10)))...)
 		applied := func(want bool) {
@@ -285,37 +300,19 @@ func TestLimitsDoNotFlap(t *testing.T) {
 	}
 }
 
-// What policies that are refused select is counted once for all of them.
-func TestRefusedPoliciesShareCounts(t *testing.T) {
-	h := newHistory(config, idSpace)
-	h.selected = 100
-	alike := func(name string) store.Event {
-		return event(networkPolicy(name, ingress(large("same", 20).IngressRules...)))
-	}
-	h.apply(t, append(manyPods(10), event(pod(1, "here", "app", "web")), alike("x"))...)
-	counted := len(h.compiler.tallies.all)
-	h.apply(t, alike("y"), alike("z"))
-	if n := len(h.compiler.tallies.all); n != counted || len(h.compiler.Issues()) != 3 {
-		t.Errorf("%d selectors are counted of three policies, %d of one: %v", n, counted, h.compiler.Issues())
-	}
-	h.apply(t, gone([]store.Event{alike("x"), alike("z")})...)
-	complete(t, h.compiler)
-	same(t, h.compiler, h.fresh())
-}
-
 // Pods of other nodes that change many sets are followed in slices; those of this node, and small
 // policies, do not wait for them.
 func TestPodsAreFollowedInSlices(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.apply(t, event(pod(1, "here", "app", "web")), event(large("x", 20)))
 	h.room = 200
 	h.apply(t, manyPods(100)...)
-	if n := len(h.compiler.intake.late); n < 80 {
+	if n := len(h.compiler.objects.Late); n < 80 {
 		t.Errorf("%d pods wait", n)
 	}
 	h.apply(t, event(pod(2, "here", "app", "api")), event(networkPolicy("small", ingress())))
-	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.intake.late) == 0 {
-		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.intake.late))
+	if w := h.compiler.Policy().Workloads[pod(2, "").IPs[0]]; w == nil || len(h.compiler.objects.Late) == 0 {
+		t.Errorf("the pod of this node is %v, %d others wait", w, len(h.compiler.objects.Late))
 	}
 	if got := inForce(h); !maps.Equal(got, map[string]int{"small": 0, "x": 20}) {
 		t.Errorf("in force are %v", got)
@@ -328,14 +325,14 @@ func TestPodsAreFollowedInSlices(t *testing.T) {
 
 // Pods of other nodes have their turn though those of this node change without end.
 func TestLatePodsHaveTheirTurn(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.apply(t, append(manyPods(3), event(pod(1, "here", "app", "web")), event(large("x", 60)))...)
 	h.room = 100
 	h.apply(t, append(gone(manyPods(2)), event(pod(1, "here", "app", "web", "many", "yes", "v", "0")))...)
 	for i := range 10 {
 		h.apply(t, event(pod(1, "here", "app", "web", "many", "yes", "v", fmt.Sprint(i+1))))
 	}
-	if n := len(h.compiler.intake.late); n != 0 {
+	if n := len(h.compiler.objects.Late); n != 0 {
 		t.Errorf("%d pods still wait", n)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -24,9 +25,9 @@ type hosts struct {
 }
 
 // set follows a host endpoint that may be, or have been, of this node.
-func (h *hosts) set(name string, next *item) {
+func (h *hosts) set(name string, next *objects.Item) {
 	e := h.all[name]
-	if next != nil && next.host.Node != h.node {
+	if next != nil && next.Host.Node != h.node {
 		next = nil
 	}
 	switch {
@@ -72,7 +73,7 @@ func (h *hosts) assign() {
 	h.assigned = map[int]*endpoint{}
 	ranks := map[int]int{}
 	var everywhere *endpoint // the first for all of the node's own
-	byBirth := func(a, b *endpoint) int { return model.ByBirth(a.item.host, b.item.host) }
+	byBirth := func(a, b *endpoint) int { return model.ByBirth(a.item.Host, b.item.Host) }
 	for _, e := range slices.SortedFunc(maps.Values(h.all), byBirth) {
 		e.fits = nil
 		fit := func(l *model.Link, rank int) {
@@ -81,12 +82,12 @@ func (h *hosts) assign() {
 				h.assigned[l.Index], ranks[l.Index] = e, rank
 			}
 		}
-		switch host := e.item.host; {
+		switch host := e.item.Host; {
 		case named[host.Interface] != nil:
 			fit(named[host.Interface], fitsName)
 		case host.Interface == "":
 			for _, a := range host.Addresses {
-				for _, l := range addressed[plain(a)] {
+				for _, l := range addressed[objects.Plain(a)] {
 					fit(l, fitsAddress)
 				}
 			}
@@ -125,7 +126,7 @@ func (h *hosts) publish() {
 	}
 	for index, e := range h.assigned {
 		h.table.Set(index, &state.Host{
-			Name: e.item.host.Name, Device: h.links.byIndex[index].Name,
+			Name: e.item.Host.Name, Device: h.links.byIndex[index].Name,
 			Input: e.program(hostInput), Output: e.program(hostOutput),
 			ForwardIn: e.program(hostForwardIn), ForwardOut: e.program(hostForwardOut),
 			PreDNAT:     e.program(hostPreDNAT),
@@ -144,11 +145,11 @@ func (h *hosts) issues() (all []model.Issue) {
 			continue
 		}
 		reason := "no interface of this node has an address of it"
-		if iface := e.item.host.Interface; iface != "" {
+		if iface := e.item.Host.Interface; iface != "" {
 			reason = fmt.Sprintf("interface %q is not one of the node's own", iface)
 		}
 		if l := e.fits; l != nil {
-			reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.host.Name)
+			reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.Host.Name)
 		}
 		all = append(all, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
 	}

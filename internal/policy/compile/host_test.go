@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // Each interface has the host endpoint that fits it best, the oldest of several; one that has none
@@ -45,7 +46,7 @@ func TestHostEndpointsFit(t *testing.T) {
 			if i < 6 {
 				host.Name, host.Created = fmt.Sprint("h", random.IntN(2), i), time.Unix(int64(i), 0)
 			}
-			h.all[host.Name] = &endpoint{item: &item{host: host}}
+			h.all[host.Name] = &endpoint{item: &objects.Item{Host: host}}
 			hosts = append(hosts, host)
 		}
 		if len(hosts) == 8 {
@@ -68,9 +69,9 @@ func TestHostEndpointsFit(t *testing.T) {
 			has[want] = true
 		}
 		for _, e := range h.all {
-			any := slices.ContainsFunc(h.links.Links.Links, func(l model.Link) bool { return fits(e.item.host, &l) > 0 })
-			if e.linked != has[e] || (e.fits != nil) != any || any && fits(e.item.host, e.fits) == 0 {
-				t.Fatalf("%+v: linked %t, fits %v", e.item.host, e.linked, e.fits)
+			any := slices.ContainsFunc(h.links.Links.Links, func(l model.Link) bool { return fits(e.item.Host, &l) > 0 })
+			if e.linked != has[e] || (e.fits != nil) != any || any && fits(e.item.Host, e.fits) == 0 {
+				t.Fatalf("%+v: linked %t, fits %v", e.item.Host, e.linked, e.fits)
 			}
 		}
 	}

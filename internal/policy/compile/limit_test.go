@@ -2,11 +2,15 @@ package compile
 
 import (
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"strconv"
 	"testing"
 
+	"sluice.dev/sluice/internal/lib/fair"
+	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -24,65 +28,32 @@ func seeds(from, n uint64) (first, after uint64) {
 // counts checks what is counted against the objects themselves.
 func counts(t testing.TB, c *Compiler) {
 	t.Helper()
-	sizes := func(matches func(*item) bool) (n int) {
-		for _, it := range c.objects.pods {
+	sizes := func(matches func(*objects.Item) bool) (n int) {
+		for _, it := range c.objects.Pods {
 			if matches(it) {
-				n += it.size()
+				n += it.Size()
 			}
 		}
-		for _, it := range c.objects.sets {
+		for _, it := range c.objects.Sets {
 			if matches(it) {
-				n += it.size()
+				n += it.Size()
 			}
 		}
-		for _, it := range c.objects.hosts {
+		for _, it := range c.objects.Hosts {
 			if matches(it) {
-				n += it.size()
+				n += it.Size()
 			}
 		}
 		return n
 	}
-	if n := sizes(func(*item) bool { return true }); n != c.objects.size {
-		t.Errorf("size is %d, want %d", c.objects.size, n)
+	if n := sizes(func(*objects.Item) bool { return true }); n != c.objects.Size {
+		t.Errorf("size is %d, want %d", c.objects.Size, n)
 	}
-	total, refs := 0, map[string]int{}
-	for key, g := range c.sets.groups.all {
-		total += g.selected
-		if g.key != key || g.id == 0 {
-			t.Errorf("group %s is under %s, its id is %x", g.key, key, g.id)
-		}
-		if n := sizes(func(it *item) bool { return g.selector.Matches(it.labels) }); g.follows && g.refs > 0 && n != g.selected {
-			t.Errorf("group %s counts %d, want %d", key, g.selected, n)
-		}
-		n := 0
-		for cl := range g.classes {
-			n += cl.size
-			if !slices.Contains(cl.groups, g) {
-				t.Errorf("a class does not know of group %s", key)
-			}
-		}
-		if g.follows && g.refs > 0 && n != g.selected {
-			t.Errorf("group %s has classes of %d, counts %d", key, n, g.selected)
-		}
-		if _, drains := c.sets.groups.draining[g]; drains != (g.refs == 0) {
-			t.Errorf("group %s is held %d times, draining: %t", key, g.refs, drains)
-		}
-	}
-	if total != c.sets.groups.total {
-		t.Errorf("total is %d, want %d", c.sets.groups.total, total)
-	}
-	tallies := map[string]int{}
 	for p := range c.variants.all {
-		for _, g := range p.groups {
-			refs[g.key]++
-		}
-		for _, t := range p.tallies {
-			tallies[t.key]++
-		}
-		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.groups)) {
+		if p.progress == filled && (len(p.tallies) > 0 || p.ready != len(p.Groups)) {
 			t.Errorf("a filled variant of %s has %d tallies", p.of.obj.Key, len(p.tallies))
 		}
-		if p.progress.refused() && (len(p.groups) > 0 || len(p.rules) > 0 || len(p.lists) > 0) {
+		if p.progress.refused() && (len(p.Groups) > 0 || len(p.Rules.Resolve()) > 0) {
 			t.Errorf("a refused variant of %s holds something", p.of.obj.Key)
 		}
 		if !p.progress.settled() && !slices.Contains(c.variants.queue, p) {
@@ -94,58 +65,46 @@ func counts(t testing.TB, c *Compiler) {
 			t.Errorf("a variant of %s is twice in the queue", p.of.obj.Key)
 		}
 	}
-	for key, g := range c.sets.groups.all {
-		if refs[key] != g.refs {
-			t.Errorf("group %s is held %d times, counts %d", key, refs[key], g.refs)
-		}
-	}
-	for key, tl := range c.tallies.all {
-		if tallies[key] != tl.refs {
-			t.Errorf("tally %s is held %d times, counts %d", key, tallies[key], tl.refs)
-		}
-		if n := sizes(func(it *item) bool { return tl.selector.Matches(it.labels) }); n != tl.count {
-			t.Errorf("tally %s counts %d, want %d", key, tl.count, n)
-		}
-	}
 }
 
 // bounded checks what must hold of limits once nothing waits.
 func bounded(t testing.TB, c *Compiler) {
 	t.Helper()
-	if c.sets.groups.total > c.variants.limits.together.Most {
-		t.Errorf("%d are selected together, more than %d", c.sets.groups.total, c.variants.limits.together.Most)
+	if c.sets.Total() > c.variants.limits.Together.Most {
+		t.Errorf("%d are selected together, more than %d", c.sets.Total(), c.variants.limits.Together.Most)
 	}
 	known, total := map[string]bool{}, 0
-	for _, p := range c.variants.inTurn() {
+	turns := fair.Turns(c.variants.counted(), (*variant).Namespace, func(p *variant) iter.Seq2[string, int] { return p.Selections }, (*variant).Compare)
+	for _, p := range turns {
 		n, more := p.selected(), 0
-		for key, size := range p.selections {
+		for key, size := range p.Selections {
 			if !known[key] {
 				more += size
 			}
 		}
 		switch p.progress {
 		case filled:
-			if n > c.variants.limits.selected.Most {
+			if n > c.variants.limits.Alone.Most {
 				t.Errorf("%s selects %d", p.of.obj.Key, n)
 			}
-			for key := range p.selections {
+			for key := range p.Selections {
 				known[key] = true
 			}
 			total += more
 		case refusedAlone:
-			if n <= c.variants.limits.selected.Again {
+			if n <= c.variants.limits.Alone.Again {
 				t.Errorf("%s is refused and selects %d", p.of.obj.Key, n)
 			}
 		case refusedTogether:
-			if total+more <= c.variants.limits.together.Again {
+			if total+more <= c.variants.limits.Together.Again {
 				t.Errorf("%s is refused and all come to %d with it", p.of.obj.Key, total+more)
 			}
 		default:
 			t.Errorf("%s is not settled", p.of.obj.Key)
 		}
 	}
-	if total != c.sets.groups.total {
-		t.Errorf("variants come to %d, groups to %d", total, c.sets.groups.total)
+	if total != c.sets.Total() {
+		t.Errorf("variants come to %d, groups to %d", total, c.sets.Total())
 	}
 }
 
@@ -158,7 +117,7 @@ func TestLimitsHold(t *testing.T) {
 
 func reviewBounds(t *testing.T, seed uint64) {
 	w := newWorld(seed)
-	h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+	h := newHistory(worldConfig, pickOne[uint32](w, crowded, sets.IDSpace))
 	h.selected, h.together, h.again = pickOne(w, 0, 4, 10, 70), pickOne(w, 0, 5, 10, 30), pickOne(w, 0, 1, 3, 8)
 	h.room = pickOne(w, 0, 1, 5, 50, 500)
 	for range 40 {

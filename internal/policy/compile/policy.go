@@ -6,17 +6,19 @@
 // of their rules are filed in the same way, so that a pod anywhere in the cluster costs what may
 // select it. A set exists only while policies of this node's pods and host endpoints ask for it.
 //
-// Compiler.Step in this file has all passes of an update, in their order. Each pass belongs to the
-// type that owns its data:
+// Compiler.Step in this file has all passes of an update, in their order: what one of them returns is
+// given to the next, and none knows of one that comes after it. Beneath it are rooms of their own:
 //
-//	intake     turns objects into items, and tells of each whoever follows items
-//	objects    the items: pods, network sets and host endpoints, in classes of equal labels
+//	objects    pods, network sets and host endpoints, in classes of equal labels
 //	sets       what rules refer to: groups of pods, ports by name, lists of networks, port ranges,
-//	           endpoints of Services
-//	tallies    how much a selector selects, for what has no group
+//	           endpoints of Services; and how much selectors select
+//	admission  the limits, and which rules may have their sets
+//
+// Each pass here belongs to the type that owns its data:
+//
+//	policies   tiers and policies, filed by whom they select
 //	variants   the rules of policies with the sets that they hold: counted, filled, limited
 //	rollout    new versions of policies, which take over once their variants are filled
-//	policies   tiers and policies, filed by whom they select
 //	programs   the policies that hold for endpoints at one stage, in order
 //	endpoints  this node's pods and host endpoints, each with its programs
 package compile
@@ -29,6 +31,9 @@ import (
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
+	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -52,11 +57,8 @@ type Compiler struct {
 	links  *links
 	open   bool // see SetOpen
 
-	budget    *budget
-	intake    *intake
-	objects   *objects
-	sets      *sets
-	tallies   *tallies
+	objects   *objects.Objects
+	sets      *sets.Sets
 	variants  *variants
 	rollout   *rollout
 	policies  *policies
@@ -74,12 +76,8 @@ type budget struct {
 // all is room for whatever there is.
 const all = math.MaxInt
 
-// matchingCost is how many classes a selector is held against in the time in which an address is
-// programmed.
-const matchingCost = 16
-
 // New returns a Compiler whose policy is empty.
-func New(cfg Config) *Compiler { return newCompiler(cfg, idSpace) }
+func New(cfg Config) *Compiler { return newCompiler(cfg, sets.IDSpace) }
 
 // Policy is the whole policy after the last Update. The Compiler owns it and changes it in the next
 // Update; callers only read.
@@ -92,36 +90,53 @@ func (c *Compiler) Policy() *state.Policy { return c.policy }
 // next Step, see Waiting. Until all sets of a policy are there, what stood before it came or
 // changed stands; it allows nothing to a pod that comes meanwhile.
 func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, room int) state.PolicyDelta {
-	*c.budget = budget{since: d.Since, room: room, whole: room == all}
-	c.sets.services.view = v
-	defer func() { c.sets.services.view = nil }()
+	c.variants.budget = budget{since: d.Since, room: room, whole: room == all}
+	c.variants.room -= c.sets.Begin(v, d)
 
 	// Objects, policies and interfaces come and go. Sets that are in use follow objects at once;
-	// endpoints whose policies may be others are marked.
-	c.intake.take(v, d)
-	c.endpoints.markSelected(c.policies.declare(v, d))
+	// endpoints whose policies may be others are marked. Pods that may wait are followed as far as
+	// half of the room goes.
+	for ch := range c.objects.Changes(v, d, room == all) {
+		c.follow(ch)
+	}
+	if len(d.Objects[model.AttachmentKind]) > 0 {
+		c.endpoints.attach(v.Attachments())
+	}
+	least := c.variants.room / 2
+	for ch := range c.objects.Latecomers(v) {
+		if c.follow(ch); c.variants.room < least {
+			break
+		}
+	}
+	c.endpoints.markSelected(c.rollout.begin(c.policies.declare(v, d, room == all)))
 	c.endpoints.hosts.assign()
 
 	// Parts that wait are filled, and marked endpoints get the policies that select them now. Parts
 	// that nobody had before are created with that.
 	c.variants.fill(room / 2)
 	c.endpoints.markSelected(c.rollout.ready())
-	c.endpoints.replan()
+	c.replan()
 	c.rollout.finish()
 
 	// What nobody uses any more goes, which makes room for variants that wait or were refused.
 	c.programs.sweep()
-	c.sets.groups.sweep(d.Since)
-	c.variants.drain(max(c.budget.room, room/4))
+	c.sets.Groups.Sweep(d.Since)
+	c.variants.drain(max(c.variants.room, room/4))
 	c.variants.refill(room)
-	c.sets.sweep()
-	c.sets.services.judge()
+	c.sets.Sweep()
 
 	// The rest is written down under the ids of sets, which are known only now.
 	c.endpoints.markUsers(c.programs.build())
-	c.sets.publish()
+	c.sets.Publish()
 	c.endpoints.publish()
 	return c.flush(podCIDRs)
+}
+
+// follow has all that depends on objects follow a change of one.
+func (c *Compiler) follow(ch objects.Change) {
+	c.variants.follow(ch)
+	c.endpoints.follow(ch)
+	c.policies.follow(ch)
 }
 
 // Waiting returns how many policies Step has left for later, and since when the first of them
@@ -139,7 +154,7 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		waiting[p.of.obj.Key] = struct{}{}
 		note(p.since)
 	}
-	for key, at := range c.rollout.later {
+	for key, at := range c.policies.later {
 		waiting[key] = struct{}{}
 		note(at)
 	}
@@ -147,15 +162,16 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 		waiting[p.obj.Key] = struct{}{}
 		note(p.since)
 	}
-	for _, at := range c.intake.late {
+	for _, at := range c.objects.Late {
 		note(at)
 	}
 	policies = len(waiting)
-	draining := c.sets.groups.draining
-	for g := range draining {
-		note(g.since)
+	more := len(c.objects.Late) > 0 || c.variants.limits.IsDue()
+	for at := range c.sets.Groups.Draining {
+		note(at)
+		more = true
 	}
-	if len(draining) > 0 || len(c.intake.late) > 0 || c.variants.limits.isDue() {
+	if more {
 		policies++
 	}
 	return policies, since
@@ -164,52 +180,38 @@ func (c *Compiler) Waiting() (policies int, since time.Time) {
 // newCompiler gives sets one of so many ids.
 func newCompiler(cfg Config, space uint32) *Compiler {
 	cfg.DenyLists = slices.Compact(slices.Sorted(slices.Values(cfg.DenyLists)))
-	p, b, l := state.NewPolicy(), &budget{}, newLinks(model.Links{})
+	p, l := state.NewPolicy(), newLinks(model.Links{})
 	p.PodTunnels = cfg.PodTunnels
-	c := &Compiler{cfg: cfg, policy: p, budget: b, links: l}
-	c.objects = &objects{
-		node: cfg.Node, namespaces: map[string]map[string]string{}, accounts: map[model.Name]map[string]string{},
-		pods: map[model.Name]*item{}, sets: map[model.NetworkSetKey]*item{}, hosts: map[string]*item{},
-		refused: refusedSets{}, classes: map[string]*class{}, index: newIndex(),
-	}
-	c.sets = newSets(p, space, c.objects, b)
-	c.tallies = &tallies{
-		objects: c.objects, groups: c.sets.groups,
-		all: map[string]*tally{}, byClass: map[*class][]*tally{}, selectors: filing[*tally]{},
-	}
+	c := &Compiler{cfg: cfg, policy: p, links: l, objects: objects.New(cfg.Node, admission.LookupSize)}
+	c.sets = sets.New(p, space, c.objects)
 	c.variants = &variants{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies,
+		objects: c.objects, sets: c.sets,
 		all: map[*variant]struct{}{}, known: map[*policy]struct{}{}, got: map[string]int{},
-		limits: limits{selected: maxSelected, together: maxTogether, groups: c.sets.groups, tallies: c.tallies},
+		limits: admission.New(c.sets),
 	}
-	c.rollout = &rollout{budget: b, variants: c.variants, fresh: map[*policy]struct{}{}, later: map[model.PolicyKey]time.Time{}}
+	c.rollout = &rollout{variants: c.variants, fresh: map[*policy]struct{}{}}
 	c.policies = &policies{
-		budget: b, objects: c.objects, rollout: c.rollout,
-		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: filing[*policy]{},
+		refusals: map[*objects.Item]struct{}{}, doubted: map[model.PolicyKey]struct{}{}, later: map[model.PolicyKey]time.Time{},
+		tiers: map[string]model.Tier{}, all: map[model.PolicyKey]*policy{}, subjects: objects.Filing[*policy]{},
 	}
 	for _, t := range model.BuiltInTiers {
 		c.policies.tiers[t.Name] = *t
 	}
 	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
 	c.programs = &programs{
-		policies: c.policies, variants: c.variants,
-		plans: map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
+		variants: c.variants,
+		plans:    map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
 		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
 	}
 	marked := map[*endpoint]struct{}{}
 	c.endpoints = &endpoints{
-		links: l, policies: c.policies, rollout: c.rollout, programs: c.programs,
-		pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
+		links: l, pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
 		hosts: hosts{
 			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
 			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
 		},
 		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},
 		workloads: diff.NewMap(p.Workloads, diff.Values[state.Workload]),
-	}
-	c.intake = &intake{
-		budget: b, objects: c.objects, sets: c.sets, tallies: c.tallies, variants: c.variants,
-		policies: c.policies, endpoints: c.endpoints, late: map[model.Name]time.Time{},
 	}
 	return c
 }

@@ -13,6 +13,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -123,7 +124,11 @@ func showLists(p *state.Policy, refs []state.ListRef) string {
 func showPorts(p *state.Policy, ports *state.Ports) string {
 	var parts []string
 	for _, r := range ports.Ranges {
-		parts = append(parts, rangeText(r))
+		text := fmt.Sprintf("%v %d", r.Protocol, r.First)
+		if r.Last != r.First {
+			text += fmt.Sprintf("-%d", r.Last)
+		}
+		parts = append(parts, text)
 	}
 	var members []string
 	for _, id := range ports.Named {
@@ -608,7 +613,7 @@ func TestDeltas(t *testing.T) {
 		{"a pod that comes with the same policies", pod(5, "here", "app", "web"), "1 workloads"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			h := newHistory(config, idSpace)
+			h := newHistory(config, sets.IDSpace)
 			h.apply(t, event(web), event(db), event(set), event(policy))
 			if got := summary(h.apply(t, event(tc.event))); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
@@ -638,7 +643,7 @@ func summary(d state.PolicyDelta) string {
 
 // What of a pod changes without its labels and addresses is noticed too.
 func TestSmallChanges(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	second := func() *model.Pod { p := pod(1, "here"); p.Name.Name = "p2"; return p }()
 	h.apply(t, event(named(pod(1, "here", "app", "web"), "http", 80)), event(second),
 		event(networkPolicy("x", ingress(toPorts(model.PolicyPort{Protocol: model.TCP, Name: "http"})))))
@@ -658,7 +663,7 @@ func TestSmallChanges(t *testing.T) {
 
 // Another label of a service account moves its pods, and nobody else's.
 func TestServiceAccountChanges(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	account := func(name, role string) store.Event {
 		return event(&model.ServiceAccount{Name: model.Name{Namespace: "shop", Name: name}, Labels: map[string]string{"role": role}})
 	}

@@ -17,7 +17,6 @@ import (
 
 // programs are those of all endpoints, each as a plan until the ids of its sets are known.
 type programs struct {
-	policies *policies
 	variants *variants
 	plans    map[string]*plan
 	unused   map[*plan]struct{} // may have no user any more
@@ -38,14 +37,14 @@ type plan struct {
 	users    map[*endpoint]struct{}
 }
 
-// plan returns the plan of the policies that hold at the stage, of those given in their order; nil
-// if everything passes.
-func (pr *programs) plan(s stage, list []*policy, fallback model.Action) *plan {
+// plan returns the plan of the policies that hold at the stage, of those given in their order, with
+// others before them; nil if everything passes.
+func (pr *programs) plan(s stage, first, list []*policy, fallback model.Action) *plan {
 	held := s.held(list)
 	if len(held) == 0 && fallback == model.Allow {
 		return nil
 	}
-	held = append(pr.policies.failsafe(s), held...)
+	held = slices.Concat(first, held)
 	var key strings.Builder
 	key.WriteString(strconv.Itoa(int(s)) + fallback.String())
 	for _, p := range held {
@@ -101,7 +100,7 @@ func (pr *programs) build() (changed []*plan) {
 		}
 	}
 	for p := range pr.unbuilt {
-		next := p.build()
+		next := pr.program(p)
 		if idOf(next) == idOf(p.program) {
 			continue
 		}
@@ -127,8 +126,8 @@ func (pr *programs) count(p *state.Program, by int) {
 	}
 }
 
-// build makes the program.
-func (p *plan) build() *state.Program {
+// program makes the program of a plan.
+func (pr *programs) program(p *plan) *state.Program {
 	prog := &state.Program{Default: p.fallback}
 	for i, q := range p.policies {
 		if i == 0 || p.policies[i-1].tier != q.tier {
@@ -139,7 +138,7 @@ func (p *plan) build() *state.Program {
 			prog.Tiers = append(prog.Tiers, t)
 		}
 		t := &prog.Tiers[len(prog.Tiers)-1]
-		t.Policies = append(t.Policies, p.variants[i].resolve(q.obj.Key))
+		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i], q.obj.Key))
 	}
 	prog.ID = state.ProgramID(digestOf(prog))
 	return prog

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -220,7 +222,7 @@ func (w world) hostEndpoint() *model.HostEndpoint {
 		Interface: pickOne(w, "", "*", "eth0", "eth1"), Addresses: w.addrs(), Labels: w.labels(), DefaultAllow: w.chance(50),
 	}
 	if w.chance(30) {
-		h.Addresses = append(h.Addresses, manyAddrs(w.IntN(4), manyAddresses+w.IntN(2))...)
+		h.Addresses = append(h.Addresses, manyAddrs(w.IntN(4), admission.LookupSize+w.IntN(2))...)
 	}
 	return h
 }
@@ -285,7 +287,7 @@ var worldConfig = Config{
 func TestPolicyDependsOnObjectsAlone(t *testing.T) {
 	for seed := range uint64(150) {
 		w := newWorld(seed)
-		h := newHistory(worldConfig, pickOne[uint32](w, crowded, idSpace))
+		h := newHistory(worldConfig, pickOne[uint32](w, crowded, sets.IDSpace))
 		h.selected = pickOne(w, 0, 1, 4, 10, 70)
 		h.together = pickOne(w, 0, 1, 10, 30)
 		for range 40 {
@@ -415,13 +417,10 @@ func TestUndo(t *testing.T) {
 func empty(t *testing.T, c *Compiler) {
 	t.Helper()
 	for what, n := range map[string]int{
-		"namespaces": len(c.objects.namespaces), "service accounts": len(c.objects.accounts), "pods": len(c.objects.pods), "sets": len(c.objects.sets), "hosts": len(c.objects.hosts), "refused": len(c.objects.refused), "policies": len(c.policies.all),
+		"pods": len(c.objects.Pods), "sets": len(c.objects.Sets), "hosts": len(c.objects.Hosts), "refused": len(c.policies.refusals), "policies": len(c.policies.all),
 		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
-		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "variants": len(c.variants.all), "tallies": len(c.tallies.selectors), "counted": len(c.tallies.all), "size": c.objects.size, "total": c.sets.groups.total, "fresh": len(c.rollout.fresh), "later": len(c.rollout.later), "queue": len(c.variants.queue), "late pods": len(c.intake.late), "draining": len(c.sets.groups.draining), "uses": len(c.programs.uses), "groups": len(c.sets.groups.all), "selectors": len(c.sets.groups.selectors),
-		"named": len(c.sets.named.all), "lists": len(c.sets.lists.all), "ranges": len(c.sets.ranges.all), "ids": len(c.sets.ids.held),
-		"classes": len(c.objects.classes), "by namespace": len(c.objects.index.byNamespace), "by account": len(c.objects.index.byAccount), "by label": len(c.objects.index.byLabel), "by port": len(c.sets.named.items), "services": len(c.sets.services.known), "service addresses": len(c.sets.services.addrs.all), "namespace labels": len(c.objects.index.namespaces),
-		"account labels": len(c.objects.index.accounts),
-		"changed":        len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
+		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.policies.later), "doubted": len(c.policies.doubted), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.programs.uses),
+		"changed": len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {
 		if n != 0 {
 			t.Errorf("%d %s are left", n, what)

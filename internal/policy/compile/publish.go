@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -13,9 +14,8 @@ import (
 func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	d := state.PolicyDelta{
 		Programs: c.programs.table.Flush(), Workloads: c.endpoints.workloads.Flush(), Hosts: c.endpoints.hosts.table.Flush(),
-		Groups: c.sets.groups.table.flush(), NamedPorts: c.sets.named.table.flush(),
-		PortSets: c.sets.ranges.table.Flush(), Lists: c.sets.lists.table.Flush(),
 	}
+	c.sets.Flush(&d)
 	d.PodDevices = c.links.follow(c.policy.PodDevices, func(l *model.Link) bool { return l.Pod && !c.open })
 	d.HostDevices = c.links.follow(c.policy.HostDevices, func(l *model.Link) bool { return l.Host || c.open })
 	denied, was := c.deniedNow(), c.policy.Denied
@@ -39,8 +39,8 @@ func listKey(name string) model.NetworkSetKey {
 func (c *Compiler) deniedNow() state.Denied {
 	var d state.Denied
 	for _, name := range c.cfg.DenyLists {
-		if it := c.objects.sets[listKey(name)]; it != nil {
-			d.Lists = append(d.Lists, c.deniedList(it.set))
+		if it := c.objects.Sets[listKey(name)]; it != nil {
+			d.Lists = append(d.Lists, c.deniedList(it.Set))
 		}
 	}
 	for _, l := range c.links.Links.Links {
@@ -57,7 +57,7 @@ func (c *Compiler) deniedNow() state.Denied {
 func (c *Compiler) deniedList(set *model.NetworkSet) *state.List {
 	l := &state.List{Name: set.Key.String(), Prefixes: set.Nets}
 	for _, old := range c.policy.Denied.Lists {
-		if old.Name == l.Name && equalPrefixes(old.Prefixes, l.Prefixes) {
+		if old.Name == l.Name && sets.EqualPrefixes(old.Prefixes, l.Prefixes) {
 			return old
 		}
 	}

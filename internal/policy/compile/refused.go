@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
 // RefusedTier is the name of the tier of policies that deny all that they select, as they cannot be
@@ -18,35 +19,34 @@ const RefusedTier = "refused"
 // have allowed more, so it is enough that it isolates.
 var refusedTier = model.Tier{Name: RefusedTier, Order: math.Inf(-1), DefaultPass: true}
 
-// refusedSets are the network sets that were read and can't be used: nobody knows what is in them.
-type refusedSets map[*item]struct{}
+// refusedSets are network sets that were read and can't be used: nobody knows what is in them.
+type refusedSets []*objects.Item
 
-// among returns the refused sets that rules of the policy refer to.
-func (all refusedSets) among(obj *model.Policy) []*model.NetworkSet {
-	var sets []*model.NetworkSet
-	for it := range all {
+// refusedAmong returns those of the refused sets that rules of the policy refer to, by key.
+func refusedAmong(obj *model.Policy, refused map[*objects.Item]struct{}) (sets refusedSets) {
+	for it := range refused {
 		if refers(obj, it) {
-			sets = append(sets, it.set)
+			sets = append(sets, it)
 		}
 	}
-	slices.SortFunc(sets, func(a, b *model.NetworkSet) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
+	slices.SortFunc(sets, func(a, b *objects.Item) int { return cmp.Compare(a.Set.Key.String(), b.Set.Key.String()) })
 	return sets
 }
 
 // refers reports whether a selector of one of the policy's peers selects the item.
-func refers(obj *model.Policy, it *item) bool {
+func refers(obj *model.Policy, it *objects.Item) bool {
 	return obj.Ingress && slices.ContainsFunc(obj.IngressRules, func(r model.PolicyRule) bool { return ruleRefers(&r, it) }) ||
 		obj.Egress && slices.ContainsFunc(obj.EgressRules, func(r model.PolicyRule) bool { return ruleRefers(&r, it) })
 }
 
-func ruleRefers(r *model.PolicyRule, it *item) bool {
+func ruleRefers(r *model.PolicyRule, it *objects.Item) bool {
 	selects := func(peers []model.Peer) bool { return holds(peers, it) }
 	return slices.ContainsFunc(r.Source.Peers, selects) || selects(r.Source.NotPeers) ||
 		slices.ContainsFunc(r.Destination.Peers, selects) || selects(r.Destination.NotPeers)
 }
 
-func holds(peers []model.Peer, it *item) bool {
-	return slices.ContainsFunc(peers, func(p model.Peer) bool { return !p.Selector.IsZero() && p.Selector.Matches(it.labels) })
+func holds(peers []model.Peer, it *objects.Item) bool {
+	return slices.ContainsFunc(peers, func(p model.Peer) bool { return !p.Selector.IsZero() && p.Selector.Matches(it.Labels) })
 }
 
 // cautious returns rules that let nothing pass which the given ones would not, whatever is in the
@@ -54,6 +54,9 @@ func holds(peers []model.Peer, it *item) bool {
 // What a Pass might match is denied where the tier allows anything after it, as the next tier might
 // have denied it. Allowed says that other policies of the tier do so.
 func (all refusedSets) cautious(rules []model.PolicyRule, allowed bool) []model.PolicyRule {
+	if len(all) == 0 {
+		return rules
+	}
 	var reversed []model.PolicyRule
 	for _, r := range slices.Backward(rules) {
 		widest, doubtful := all.widest(r)
@@ -91,12 +94,7 @@ func (all refusedSets) widest(r model.PolicyRule) (wide model.PolicyRule, doubtf
 // doubtful reports whether a refused set is among the peers: nobody knows whether they hold an
 // address that is in none of the others.
 func (all refusedSets) doubtful(peers []model.Peer) bool {
-	for it := range all {
-		if holds(peers, it) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(all, func(it *objects.Item) bool { return holds(peers, it) })
 }
 
 // allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that

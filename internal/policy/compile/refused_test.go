@@ -7,6 +7,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -179,7 +180,7 @@ func rules(c *Compiler) string {
 
 // Policies deny as long as their tier cannot be read, and each says so.
 func TestRefusedTierIsMended(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	policy := networkPolicy("x", ingress(model.PolicyRule{Name: "r"}), func(p *model.Policy) { p.Key.Kind, p.Tier = model.GlobalNetworkPolicy, "own" })
 	h.apply(t, event(pod(1, "here", "app", "web")), event(policy))
 	bad, good := &model.Tier{Name: "own", Refused: "no good"}, &model.Tier{Name: "own"}
@@ -200,7 +201,7 @@ func TestRefusedTierIsMended(t *testing.T) {
 // Programs follow a set that is refused, mended and refused again, and one that loses its label or
 // is gone.
 func TestRefusedSetIsMended(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	policy := networkPolicy("x", ingress(model.PolicyRule{Name: "r", Action: model.Deny, Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("name", "bad")}}}}}))
 	unlabelled := refusedSet("bad")
 	unlabelled.Labels = nil

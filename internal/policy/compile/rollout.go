@@ -2,7 +2,6 @@ package compile
 
 import (
 	"slices"
-	"time"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -11,44 +10,32 @@ import (
 // stands until its variants are filled. Only a pod that comes, or changes so that other policies
 // select it, does not wait: until then they allow it nothing.
 type rollout struct {
-	*budget
 	variants *variants
 	fresh    map[*policy]struct{}
-	later    map[model.PolicyKey]time.Time // changed again before the last version was in force, and since when
 }
 
-// mayReplace reports whether a policy may change though its last version is not in force yet. If
-// not, the change waits until that one is, so that a policy which changes all the time is followed.
-func (r *rollout) mayReplace(key model.PolicyKey, old *policy, gone bool) bool {
-	if old == nil || !old.fresh || old.outdated || gone || r.whole {
-		delete(r.later, key)
-		return true
+// begin begins the rollout of new versions, and ends that of those which they replace. It returns
+// all of them.
+func (r *rollout) begin(changed []replacement) (list []*policy) {
+	for _, c := range changed {
+		old, next := c.old, c.next
+		filled := old != nil && !old.fresh
+		if old != nil {
+			r.end(old)
+			list = append(list, old)
+		}
+		if next == nil {
+			continue
+		}
+		list = append(list, next)
+		if old == nil || !old.outdated {
+			next.fresh = true
+			r.fresh[next] = struct{}{}
+		} else if filled && old.obj == next.obj {
+			r.variants.known[next] = struct{}{}
+		}
 	}
-	r.wait(key)
-	return false
-}
-
-// wait has a policy taken up, in this update or when the last version is in force.
-func (r *rollout) wait(key model.PolicyKey) {
-	if _, waits := r.later[key]; !waits {
-		r.later[key] = r.since
-	}
-}
-
-// replace begins the rollout of the next version, and ends that of the old one; either may be nil.
-func (r *rollout) replace(old, next *policy) {
-	filled := old != nil && !old.fresh
-	if old != nil {
-		r.end(old)
-	}
-	switch {
-	case next == nil:
-	case old == nil || !old.outdated:
-		next.fresh = true
-		r.fresh[next] = struct{}{}
-	case filled && old.obj == next.obj:
-		r.variants.known[next] = struct{}{}
-	}
+	return list
 }
 
 // inForce returns the policies of the list, but for those whose variants are not filled yet: of
@@ -100,7 +87,9 @@ func (r *rollout) prepare(p *policy, s stage, allowed bool) *variant {
 
 // decided reports whether a variant's rules may take the place of others. A variant that was
 // refused early is to be weighed first: if others go for it, what stood before goes on.
-func (r *rollout) decided(p *variant) bool { return p.progress.settled() && (!p.early || r.whole) }
+func (r *rollout) decided(p *variant) bool {
+	return p.progress.settled() && (!p.early || r.variants.whole)
+}
 
 // complete reports whether all variants of a policy that anyone uses are decided.
 func (r *rollout) complete(p *policy) bool {

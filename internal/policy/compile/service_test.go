@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -38,7 +39,7 @@ func shop(name string) model.Name { return model.Name{Namespace: "shop", Name: n
 
 // The endpoints of services that rules name, through what changes them.
 func TestServices(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	to := model.PolicyRule{Name: "egress[0]", Destination: model.RuleEnd{Ports: []model.PolicyPort{{Service: shop("db")}}}}
 	by := from(model.Peer{Service: shop("db")})
 	h.apply(t, event(pod(1, "here", "app", "web")), event(networkPolicy("x", ingress(by), egress(to))))
@@ -95,7 +96,7 @@ func text[M comparable](sets map[state.SetID]map[M]struct{}, text func(M) string
 
 // A service with too many endpoints, by itself or with others, allows nothing; and denies no less.
 func TestTooManyEndpoints(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.endpoints = 3
 	naming := func(name, service string) *model.Policy {
 		p := networkPolicy(name, egress(model.PolicyRule{Name: "egress[0]", Destination: model.RuleEnd{Ports: []model.PolicyPort{{Service: shop(service)}}}}))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
@@ -62,7 +63,7 @@ func judge(p *state.Policy, prog *state.Program, a netip.Addr) model.Action {
 
 // A set that is refused is empty at once; a Deny of it must not wait in the queue meanwhile.
 func TestRefusedSetDoesNotOpen(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	set := &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.GlobalNetworkSet, Name: model.Name{Name: "bad"}}, Labels: map[string]string{"bad": "yes"}, Nets: nets("10.9.0.0/16")}
 	deny := from(model.Peer{Selector: model.Equal("bad", "yes")})
 	deny.Action = model.Deny
@@ -95,7 +96,7 @@ func TestRefusedSetDoesNotOpen(t *testing.T) {
 
 // A tier that moves takes all of its policies along, or none.
 func TestTierMoves(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	allow := func(label string) model.PolicyRule {
 		return model.PolicyRule{Name: "r", Action: model.Allow, Source: model.RuleEnd{Peers: [][]model.Peer{{{Selector: model.Equal("many", label)}}}}}
 	}
@@ -130,7 +131,7 @@ func TestTierMoves(t *testing.T) {
 
 // Tenants at the limit of all do not shut the node when a policy of host endpoints changes.
 func TestHostAtTheLimit(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.together, h.again = 1000, 125
 	h.links = &model.Links{Links: []model.Link{{Index: 2, Name: "eth0", Host: true}}}
 	in := func(namespace string) func(*model.Policy) {
@@ -154,7 +155,7 @@ func TestHostAtTheLimit(t *testing.T) {
 		return judge(p, p.Programs[p.Hosts[2].Input], netip.MustParseAddr("10.0.0.10"))
 	}
 	if v := look(); v != model.Allow {
-		t.Fatalf("before: %v, total %d", v, h.compiler.sets.groups.total)
+		t.Fatalf("before: %v, total %d", v, h.compiler.sets.Total())
 	}
 	h.apply(t, event(own("b")))
 	steps := 0
@@ -174,7 +175,7 @@ func TestHostAtTheLimit(t *testing.T) {
 
 // The same of a tenant's small policy that changes: what both versions allow passes.
 func TestChangeAtTheLimit(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.together, h.again = 1000, 125
 	in := func(namespace string) func(*model.Policy) {
 		return func(p *model.Policy) { p.Key.Name.Namespace, p.Subject = namespace, model.Everything() }
@@ -207,7 +208,7 @@ func TestChangeAtTheLimit(t *testing.T) {
 
 // A new one that asks for less than others is not refused for them, whatever the hysteresis.
 func TestNewAtTheLimit(t *testing.T) {
-	h := newHistory(config, idSpace)
+	h := newHistory(config, sets.IDSpace)
 	h.together, h.again = 1000, 200
 	in := func(namespace string) func(*model.Policy) {
 		return func(p *model.Policy) { p.Key.Name.Namespace, p.Subject = namespace, model.Everything() }
@@ -222,7 +223,7 @@ func TestNewAtTheLimit(t *testing.T) {
 // A small policy of another namespace does not wait for what a tenant sends in great numbers.
 func TestFloodDoesNotDelay(t *testing.T) {
 	for _, n := range []int{10, 100} {
-		h := newHistory(config, idSpace)
+		h := newHistory(config, sets.IDSpace)
 		h.apply(t, append(manyPods(100), event(pod(1, "here", "app", "web")))...)
 		h.room = 1 << 10
 		var flood []store.Event

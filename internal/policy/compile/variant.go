@@ -1,26 +1,27 @@
 package compile
 
 import (
-	"slices"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
+	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/state"
 )
 
 // variants are those of all policies that apply to anything here. fill.go has how they get their
-// sets, limit.go which of them may.
+// sets, weigh.go which of them may.
 type variants struct {
-	*budget
-	objects *objects
-	sets    *sets
-	tallies *tallies
+	budget
+	objects *objects.Objects
+	sets    *sets.Sets
 	all     map[*variant]struct{}
 	known   map[*policy]struct{} // their variants are filled at once: the sets are there, of a version that does not stand
 	queue   []*variant           // that are not settled, in the order in which they came
 	got     map[string]int       // elements for variants so far, by the namespaces of those in the queue
 	stale   bool                 // some have other rules now
-	limits  limits
+	limits  *admission.Limits
 }
 
 // variant is what the rules of a policy come to in one direction, for pods or for host endpoints,
@@ -33,17 +34,10 @@ type variant struct {
 	progress progress
 	early    bool // it was refused as there was no room when it came, not in its turn
 
-	rules     []rule
-	units     int // that its rules count for
-	selectors []model.Selector
-	tallies   []*tally // of as many selectors as are counted
-	sum       int      // of the tallies when they were
-	groups    []*group
-	ready     int // so many groups are filled
-	lists     []*list
-	named     []*namedPorts
-	addrs     []*serviceAddrs
-	ranges    []*ranges
+	sets.Rules               // and the sets that they hold
+	tallies    []*sets.Tally // of as many selectors as are counted
+	sum        int           // of the tallies when they were
+	ready      int           // so many groups are filled
 
 	since    time.Time          // when the change came that it is filled for
 	spent    int                // on it so far, in elements
@@ -79,8 +73,25 @@ func variantOf(s stage, allowed bool) int {
 func (p *variant) ingress() bool { return p.index&1 != 0 }
 func (p *variant) host() bool    { return p.index&2 != 0 }
 
-// namespace is that of its policy; "": it is of none.
-func (p *variant) namespace() string { return p.of.obj.Key.Name.Namespace }
+// follow follows a change of an object. Limits are checked for each rather than once for an update,
+// so that what one update brings cannot fill groups far beyond them.
+func (ps *variants) follow(ch objects.Change) {
+	if !ch.Renewed() {
+		ps.room -= ps.sets.Follow(ch)
+		ps.weigh()
+	}
+}
+
+// local is the end of a rule whose ports by name are those of this node's pods: the pod's own.
+func (p *variant) local(r *model.PolicyRule) *model.RuleEnd {
+	switch {
+	case p.host():
+		return nil
+	case p.ingress():
+		return &r.Destination
+	}
+	return &r.Source
+}
 
 // hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
 // room for it; the rest is left to fill.
@@ -89,10 +100,7 @@ func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
 	if p.refs[i]++; p.variants[i] != nil {
 		return p.variants[i]
 	}
-	rules := p.rules(s.ingress())
-	if len(p.refused) > 0 {
-		rules = ps.objects.refused.cautious(rules, allowed)
-	}
+	rules := p.refused.cautious(p.rules(s.ingress()), allowed)
 	o := &variant{from: rules, of: p, index: i, since: ps.since}
 	p.variants[i] = o
 	ps.all[o] = struct{}{}
@@ -111,18 +119,18 @@ func (ps *variants) release(p *policy, i int) {
 	if p.refs[i]--; p.refs[i] > 0 {
 		return
 	}
-	ps.sets.release(p.variants[i])
+	ps.sets.Release(&p.variants[i].Rules)
 	ps.releaseTallies(p.variants[i])
 	delete(ps.all, p.variants[i])
 	p.variants[i] = nil
-	if ps.limits.crowded {
-		ps.limits.soon()
+	if ps.limits.Crowded {
+		ps.limits.Soon()
 	}
 }
 
 func (ps *variants) releaseTallies(p *variant) {
 	for _, t := range p.tallies {
-		ps.tallies.release(t)
+		ps.sets.Tallies.Release(t)
 	}
 	p.tallies, p.sum = nil, 0
 }
@@ -130,15 +138,34 @@ func (ps *variants) releaseTallies(p *variant) {
 // unresolve has the rules written anew whose sets have other ids or lists now, or that were settled
 // since. It reports whether there may be any.
 func (ps *variants) unresolve() bool {
-	moved := ps.sets.ids.moved
-	if !moved && !ps.sets.groups.stale && !ps.sets.services.stale && !ps.stale {
+	some, all := ps.sets.Stale()
+	if !some && !ps.stale {
 		return false
 	}
 	for p := range ps.all {
-		if moved || slices.ContainsFunc(p.groups, func(g *group) bool { return g.stale }) || p.staleService() {
+		if all || p.Rules.Stale() {
 			p.resolved = nil
 		}
 	}
 	ps.stale = false
 	return true
+}
+
+// resolve returns the rules with the present ids of their sets. Those whose selectors select too
+// many addresses, or so many network sets that they come to too many look-ups, or that name a
+// Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet:
+// a NetworkPolicy isolates, one of another kind denies.
+func (ps *variants) resolve(p *variant, policy model.PolicyKey) *state.PolicyRules {
+	if p.resolved == nil {
+		r := &state.PolicyRules{Policy: policy}
+		switch p.lookups = p.Lookups(); {
+		case p.lookups <= admission.MaxSize && p.progress == filled && ps.sets.Refused(&p.Rules) == "":
+			r.Rules = p.Rules.Resolve()
+		case policy.Kind != model.NetworkPolicy:
+			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
+		}
+		r.ID = digestOf(r)
+		p.resolved = r
+	}
+	return p.resolved
 }

@@ -7,7 +7,13 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/policy/compile/admission"
+	"sluice.dev/sluice/internal/policy/compile/objects"
+	"sluice.dev/sluice/internal/store"
 )
+
+// Labels returns all that selectors can ask of a pod, network set or host endpoint.
+func Labels(v *store.View, o model.Object) model.Labels { return objects.LabelsOf(v, o) }
 
 // View is a policy as people see it on this node.
 type View struct {
@@ -27,12 +33,12 @@ func (c *Compiler) Views() []View {
 	views := make([]View, 0, len(c.policies.all))
 	pods, hosts := map[*policy]int{}, map[*policy]int{}
 	for _, e := range c.endpoints.pods {
-		for _, p := range c.policies.applying(e.item.labels) {
+		for _, p := range c.policies.applying(e.item.Labels) {
 			pods[p]++
 		}
 	}
 	for _, e := range c.endpoints.hosts.all {
-		for _, p := range c.policies.applying(e.item.labels) {
+		for _, p := range c.policies.applying(e.item.Labels) {
 			hosts[p]++
 		}
 	}
@@ -61,38 +67,39 @@ func (c *Compiler) Issues() []model.Issue {
 			all[len(all)-1].Everywhere = true
 		}
 		for _, variant := range p.variants {
-			if variant != nil && variant.lookups > maxSize {
-				add(key, "%s", tooManyLookups(variant.lookups))
+			if variant == nil {
+				continue
 			}
-			if variant != nil {
-				if s := variant.refusedService(); s != nil {
-					add(key, "%s", c.sets.services.tooManyEndpoints(s))
-				}
+			if variant.lookups > admission.MaxSize {
+				add(key, "%s", admission.TooManyLookups(variant.lookups))
 			}
-			if variant != nil && variant.progress == refusedAlone {
-				add(key, "%s", tooManySelected(c.variants.limits.selected.Most))
+			if why := c.sets.Refused(&variant.Rules); why != "" {
+				add(key, "%s", why)
 			}
-			if variant != nil && variant.progress == refusedTogether {
-				add(key, "%s", tooManyTogether(key.Name.Namespace, c.variants.limits.together.Most))
+			switch variant.progress {
+			case refusedAlone:
+				add(key, "%s", c.variants.limits.TooManyAlone())
+			case refusedTogether:
+				add(key, "%s", c.variants.limits.TooManyTogether(key.Name.Namespace))
 			}
 		}
 		for _, set := range p.refused {
-			add(key, "%s", refusedReason(set))
+			add(key, "%s", refusedReason(set.Set))
 		}
 	}
 	for a, claims := range c.endpoints.claims {
 		winner := c.endpoints.owner(a)
 		for _, e := range claims {
 			if e != winner {
-				add(model.Ref{Kind: model.PodKind, Name: e.item.pod.Name}, "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.pod.Name)
+				add(model.Ref{Kind: model.PodKind, Name: e.item.Pod.Name}, "address %s is Pod %s's too, whose policies hold there; delete one of them", a, winner.item.Pod.Name)
 			}
 		}
 	}
 	for _, name := range c.cfg.DenyLists {
-		if it := c.objects.sets[listKey(name)]; it == nil {
+		if it := c.objects.Sets[listKey(name)]; it == nil {
 			add(listKey(name), "is to be denied and is not known: name its file with --address-list %s=FILE", name)
-		} else if it.set.Refused != "" {
-			add(listKey(name), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.set.Refused)
+		} else if it.Set.Refused != "" {
+			add(listKey(name), "is to be denied, and nothing is, as nobody knows what is in it: %s", it.Set.Refused)
 		}
 	}
 	for _, name := range c.cfg.DenyDevices {

@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	policy "sluice.dev/sluice/internal/policy/compile"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -215,7 +216,7 @@ func (l *linter) named(p *model.Policy, end string, service model.Name) {
 	case service == (model.Name{}):
 	case svc == nil && l.complete:
 		l.hint(p.Key, end+".services", "there is no Service %s", service)
-	case svc != nil && len(policy.Endpoints(l.view, service)) == 0 && (l.complete || svc.Selector != nil && !l.empty(service.Namespace)):
+	case svc != nil && len(sets.Endpoints(l.view, service)) == 0 && (l.complete || svc.Selector != nil && !l.empty(service.Namespace)):
 		l.hint(p.Key, end+".services", "Service %s has no endpoints", service)
 	}
 }

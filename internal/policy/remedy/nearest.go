@@ -13,6 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/model"
 	policy "sluice.dev/sluice/internal/policy/compile"
+	"sluice.dev/sluice/internal/policy/compile/sets"
 	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -335,7 +336,7 @@ func lacksOfPeer(v *store.View, p *model.Peer, a netip.Addr) (best []lack) {
 	if p.Selector.IsZero() {
 		switch {
 		case p.Service != (model.Name{}):
-			if slices.ContainsFunc(policy.Endpoints(v, p.Service), func(e state.NamedPort) bool { return e.Addr == a }) {
+			if slices.ContainsFunc(sets.Endpoints(v, p.Service), func(e state.NamedPort) bool { return e.Addr == a }) {
 				return nil
 			}
 			return one(anotherKind, "wants %s; %v is none", describe(p), a)
@@ -438,7 +439,7 @@ func onPort(v *store.View, list []model.PolicyPort, protocol uint8, a netip.Addr
 			return false
 		}
 		if p.Service != (model.Name{}) {
-			return slices.Contains(policy.Endpoints(v, p.Service), state.NamedPort{Addr: a, Protocol: model.Protocol(protocol), Port: port})
+			return slices.Contains(sets.Endpoints(v, p.Service), state.NamedPort{Addr: a, Protocol: model.Protocol(protocol), Port: port})
 		}
 		if p.Name == "" {
 			return ported(protocol) && p.First <= port && port <= p.Last

@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// database is selected by policy db, which denies what no rule of a case allows; client is in
+// In cluster, database is selected by policy db, which denies what no rule of a case allows; client is in
 // namespace dev, with labels of its own.
 const cluster = `{kind: Namespace, metadata: {name: dev, labels: {purpose: testing}}}
 ---

@@ -17,8 +17,8 @@ import (
 
 	"github.com/google/nftables"
 
-	"sluice.dev/sluice/internal/foreign"
 	wire "sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -168,7 +168,7 @@ func parseRecent(line string) (client netip.Addr, seen uint64, ok bool) {
 // end of iptables.
 func endpointChains(ctx context.Context) (map[string]state.Remembered, error) {
 	chains := map[string]state.Remembered{}
-	families, err := foreign.LegacyFamilies()
+	families, err := xtables.LegacyFamilies()
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
@@ -176,17 +176,13 @@ func endpointChains(ctx context.Context) (map[string]state.Remembered, error) {
 		if !slices.Contains(f.Tables, "nat") {
 			continue
 		}
-		save, err := legacyProgram(ctx, f.Program, "save")
+		saved, err := savedTable(ctx, f, "nat")
 		if err != nil {
 			return nil, err
 		}
-		out, err := run(ctx, nil, save, "-t", "nat")
-		if err != nil {
-			return nil, err
-		}
-		for line := range strings.Lines(string(out)) {
-			if name, r, ok := parseRule(strings.TrimSpace(line), f.Family == "ip"); ok {
-				r.addEndpoint(name, chains)
+		for _, c := range saved {
+			for _, rule := range c.Rules {
+				parseRule(rule, f.Family == "ip").addEndpoint(c.Name, chains)
 			}
 		}
 	}

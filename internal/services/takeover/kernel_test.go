@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
@@ -180,7 +181,7 @@ func TestBackendsAgree(t *testing.T) {
 		var want []Claim
 		for table := range strings.SplitSeq(text, "COMMIT\n") {
 			name, _, _ := strings.Cut(strings.TrimPrefix(table, "*"), "\n")
-			want = append(want, parseTable(family.name, name, table).claimed...)
+			want = append(want, readTable(family.name, name, xtables.Parse(table)).claimed...)
 		}
 		if len(want) != 8 {
 			t.Fatalf("%s: %v", family.name, want)

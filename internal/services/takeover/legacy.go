@@ -1,18 +1,16 @@
 package takeover
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"sluice.dev/sluice/internal/foreign"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -21,7 +19,7 @@ type legacyTable struct {
 	name    string
 	chains  []string // of kube-proxy, to be removed
 	emptied []string // of kube-proxy, to be emptied: others use them
-	jumps   []string // rules of others into them, as iptables-save prints them, "-A …"
+	jumps   []string // rules of others into them, without "-A"
 	claimed []Claim
 	lost    []string
 	noted   []string
@@ -31,7 +29,7 @@ type legacyTable struct {
 // rules can be had and changed in their old binary form only, so that the programs that know the
 // form have to be there.
 func findLegacy(ctx context.Context) ([]part, error) {
-	families, err := foreign.LegacyFamilies()
+	families, err := xtables.LegacyFamilies()
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
@@ -53,11 +51,7 @@ func findLegacy(ctx context.Context) ([]part, error) {
 }
 
 // readLegacy reads a family; remove is nil if it has nothing of kube-proxy.
-func readLegacy(ctx context.Context, f foreign.LegacyFamily) (p part, err error) {
-	save, err := legacyProgram(ctx, f.Program, "save")
-	if err != nil {
-		return p, err
-	}
+func readLegacy(ctx context.Context, f xtables.LegacyFamily) (p part, err error) {
 	restore, err := legacyProgram(ctx, f.Program, "restore")
 	if err != nil {
 		return p, err
@@ -65,11 +59,11 @@ func readLegacy(ctx context.Context, f foreign.LegacyFamily) (p part, err error)
 	var what []string
 	var tables []legacyTable
 	for _, name := range f.Tables {
-		out, err := run(ctx, nil, save, "-t", name)
+		chains, err := savedTable(ctx, f, name)
 		if err != nil {
 			return p, err
 		}
-		t := parseTable(f.Family, name, string(out))
+		t := readTable(f.Family, name, chains)
 		if len(t.chains)+len(t.emptied)+len(t.jumps) == 0 {
 			continue
 		}
@@ -82,71 +76,55 @@ func readLegacy(ctx context.Context, f foreign.LegacyFamily) (p part, err error)
 	return p, nil
 }
 
-// legacyProgram finds iptables-legacy-save and such; on systems without alternatives they go by the
-// plain name.
+// legacyProgram finds iptables-legacy-save and such.
 func legacyProgram(ctx context.Context, program, verb string) (string, error) {
-	if path, err := foreign.FindProgram(program + "-legacy-" + verb); err == nil {
-		return path, nil
-	}
-	path, err := foreign.FindProgram(program + "-" + verb)
-	if err == nil {
-		var version []byte
-		if version, err = run(ctx, nil, path, "--version"); err == nil && !bytes.Contains(version, []byte("nf_tables")) {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("tables of iptables-legacy are in use, and there is no %s-legacy-%s on this node to read and change them: install the package iptables, or run "+
-		"this where it is; `kube-proxy --cleanup` in kube-proxy's own image removes its rules, too, once it has stopped", program, verb)
-}
-
-func run(ctx context.Context, stdin []byte, path string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Stdin = bytes.NewReader(stdin)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	path, err := xtables.Find(ctx, xtables.Legacy, program, verb)
 	if err != nil {
-		return nil, fmt.Errorf("run %s: %w: %s", filepath.Base(path), err, bytes.TrimSpace(stderr.Bytes()))
+		return "", fmt.Errorf("tables of iptables-legacy are in use, and there is no %s-legacy-%s on this node to read and change them: install the package iptables, or run "+
+			"this where it is; `kube-proxy --cleanup` in kube-proxy's own image removes its rules, too, once it has stopped", program, verb)
 	}
-	return out, nil
+	return path, nil
 }
 
-// parseTable reads what iptables-save prints of one table.
-func parseTable(family, name, text string) legacyTable {
+// savedTable are the chains of a table.
+func savedTable(ctx context.Context, f xtables.LegacyFamily, name string) ([]*xtables.Chain, error) {
+	save, err := legacyProgram(ctx, f.Program, "save")
+	if err != nil {
+		return nil, err
+	}
+	out, err := xtables.Run(ctx, save, "", "-t", name)
+	return xtables.Parse(out), err
+}
+
+// readTable reads what iptables-save printed of one table.
+func readTable(family, name string, chains []*xtables.Chain) legacyTable {
 	t := legacyTable{name: name}
 	var jumps []jump
 	var lines []string  // of jumps
 	var at []netip.Addr // chosen for node ports
-	builtin, filled := map[string]bool{}, map[string]bool{}
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if decl, ok := strings.CutPrefix(line, ":"); ok {
-			fields := strings.Fields(decl)
-			if len(fields) < 2 {
-				continue
-			}
-			builtin[fields[0]] = fields[1] != "-"
-			if isProxyChain(name, fields[0]) {
-				t.chains = append(t.chains, fields[0])
-			}
-			continue
+	filled := map[string]bool{}
+	for _, c := range chains {
+		proxys := isProxyChain(name, c.Name)
+		if proxys {
+			t.chains = append(t.chains, c.Name)
+			filled[c.Name] = len(c.Rules) > 0
 		}
-		chain, r, ok := parseRule(line, family == "ip")
-		switch {
-		case !ok:
-		case isProxyChain(name, chain):
-			filled[chain] = true
-			if claim, ok := r.claim(name, chain); ok && claimsIn(name, chain) {
-				t.claimed = append(t.claimed, claim)
-			} else if r.choosesAddress() {
-				at = append(at, r.daddr)
+		for _, rule := range c.Rules {
+			r := parseRule(rule, family == "ip")
+			switch {
+			case proxys:
+				if claim, ok := r.claim(name, c.Name); ok && claimsIn(name, c.Name) {
+					t.claimed = append(t.claimed, claim)
+				} else if r.choosesAddress() {
+					at = append(at, r.daddr)
+				}
+			case isProxyChain(name, r.target):
+				jumps = append(jumps, jump{c.Name, r.target, c.Policy != ""})
+				lines = append(lines, c.Name+" "+rule.Text)
 			}
-		case isProxyChain(name, r.target):
-			jumps = append(jumps, jump{chain, r.target, builtin[chain]})
-			lines = append(lines, line)
 		}
 	}
-	if accepts(jumps) && foreign.SavedEnds(text, "FORWARD") {
+	if accepts(jumps) && foreign.SavedEnds(chains, "FORWARD") {
 		t.lost = append(t.lost, dropsForwarded("iptables-legacy", family))
 	}
 	t.claimed = placed(t.claimed, len(at) > 0, at)
@@ -165,79 +143,39 @@ func parseTable(family, name, text string) legacyTable {
 // protocols are the transports as iptables-save writes them.
 var protocols = map[string]model.Protocol{"tcp": model.TCP, "udp": model.UDP, "sctp": model.SCTP}
 
-// parseRule reads a line "-A CHAIN …" of iptables-save.
-func parseRule(line string, is4 bool) (chain string, r xrule, ok bool) {
-	words := split(line)
-	if len(words) < 2 || words[0] != "-A" {
-		return "", r, false
-	}
-	chain, r.is4 = words[1], is4
-	for i := 2; i+1 < len(words); i++ {
-		if words[i-1] == "!" {
-			continue // it asks for another value: as of IPv6, where all but ::1 leads to node ports
-		}
-		value := words[i+1]
-		switch words[i] {
-		case "-d":
+// parseRule reads a rule of iptables-save.
+func parseRule(rule xtables.Rule, is4 bool) xrule {
+	r := xrule{is4: is4}
+	for _, o := range rule.Options() {
+		value := o.Arg()
+		switch {
+		case o.Not: // it asks for another value: as of IPv6, where all but ::1 leads to node ports
+		case o.Name == "-d":
 			if p, err := netip.ParsePrefix(value); err == nil && p.IsSingleIP() {
 				r.daddr = p.Addr()
 			} else {
 				r.network = true
 			}
-		case "-p":
+		case o.Name == "-p":
 			r.protocol = protocols[value]
-		case "--dport":
+		case o.Name == "--dport":
 			port, _ := strconv.ParseUint(value, 10, 16)
 			r.dport = uint16(port)
-		case "--comment":
+		case o.Name == "--comment":
 			r.comment = value
-		case "--to-destination":
+		case o.Name == "--to-destination":
 			r.dnat, _ = netip.ParseAddrPort(value)
-		case "-j", "-g":
+		case o.Name == "-j" || o.Name == "-g":
 			r.target = value
-		default:
-			continue
-		}
-		i++
-	}
-	return chain, r, true
-}
-
-// split splits a line of iptables-save into words, of which some are quoted.
-func split(line string) []string {
-	var words []string
-	var word strings.Builder
-	quoted, escaped, begun := false, false, false
-	for _, c := range line {
-		switch {
-		case escaped:
-			word.WriteRune(c)
-			escaped = false
-		case c == '\\' && quoted:
-			escaped = true
-		case c == '"':
-			quoted, begun = !quoted, true
-		case c == ' ' && !quoted:
-			if begun {
-				words = append(words, word.String())
-				word.Reset()
-			}
-			begun = false
-		default:
-			word.WriteRune(c)
-			begun = true
 		}
 	}
-	if begun {
-		words = append(words, word.String())
-	}
-	return words
+	return r
 }
 
 // removeLegacy removes kube-proxy's rules from each table in one transaction.
 func removeLegacy(ctx context.Context, restore string, tables []legacyTable) error {
 	for _, t := range tables {
-		if _, err := run(ctx, []byte(t.removal()), restore, "--noflush", "--wait", "10"); err != nil {
+		if _, err := xtables.Run(ctx, restore, t.removal(), "--noflush", "--wait", "10"); err != nil {
 			return fmt.Errorf("remove kube-proxy's rules from table %s of iptables-legacy: %w", t.name, err)
 		}
 	}
@@ -252,7 +190,7 @@ func (t *legacyTable) removal() string {
 		fmt.Fprintf(&b, ":%s - [0:0]\n", c) // this empties it
 	}
 	for _, j := range t.jumps {
-		fmt.Fprintf(&b, "-D%s\n", strings.TrimPrefix(j, "-A"))
+		fmt.Fprintf(&b, "-D %s\n", j)
 	}
 	for _, c := range t.chains {
 		fmt.Fprintf(&b, "-X %s\n", c)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -44,7 +45,7 @@ COMMIT
 `
 
 func TestLegacyTable(t *testing.T) {
-	table := parseTable("ip", "nat", natTable)
+	table := readTable("ip", "nat", xtables.Parse(natTable))
 	want := []Claim{
 		{Key: state.FrontendKey{Addr: netip.IPv4Unspecified(), Protocol: model.TCP, Port: 30080}, Service: "a/web:http", Served: true, Loopback: true},
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: model.UDP, Port: 53}, Service: "kube-system/kube-dns:dns", Served: true},
@@ -78,7 +79,7 @@ COMMIT
 
 // Chains that somebody else uses stay, and with KUBE-MARK-MASQ what masquerades.
 func TestChainsThatOthersUseStay(t *testing.T) {
-	table := parseTable("ip", "nat", strings.Replace(natTable, "COMMIT", "-A CNI-HOSTPORT-SETMARK -d 10.0.0.0/8 -j KUBE-MARK-MASQ\nCOMMIT", 1))
+	table := readTable("ip", "nat", xtables.Parse(strings.Replace(natTable, "COMMIT", "-A CNI-HOSTPORT-SETMARK -d 10.0.0.0/8 -j KUBE-MARK-MASQ\nCOMMIT", 1)))
 	for _, c := range []string{"KUBE-MARK-MASQ", "KUBE-POSTROUTING"} {
 		if strings.Contains(table.removal(), c) {
 			t.Errorf("%s is removed though it is used:\n%s", c, table.removal())
@@ -92,21 +93,21 @@ func TestChainsThatOthersUseStay(t *testing.T) {
 func TestForwardDrops(t *testing.T) {
 	const filter = "*filter\n:FORWARD %s [0:0]\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\nCOMMIT\n"
 	for policy, stops := range map[string]bool{"ACCEPT": false, "DROP": true} {
-		if table := parseTable("ip", "filter", strings.Replace(filter, "%s", policy, 1)); (len(table.lost) > 0) != stops {
+		if table := readTable("ip", "filter", xtables.Parse(strings.Replace(filter, "%s", policy, 1))); (len(table.lost) > 0) != stops {
 			t.Errorf("%s: %q", policy, table.lost)
 		}
 	}
 }
 
 func TestServicesWithoutEndpoints(t *testing.T) {
-	table := parseTable("ip6", "filter", `*filter
+	table := readTable("ip6", "filter", xtables.Parse(`*filter
 :KUBE-SERVICES - [0:0]
 :KUBE-EXTERNAL-SERVICES - [0:0]
 :KUBE-NODEPORTS - [0:0]
 -A KUBE-SERVICES -d fd00::1/128 -p tcp -m comment --comment "a/empty has no endpoints" -m tcp --dport 80 -j REJECT --reject-with icmp6-port-unreachable
 -A KUBE-EXTERNAL-SERVICES -p sctp -m comment --comment "a/empty:x has no endpoints" -m addrtype --dst-type LOCAL -m sctp --dport 30080 -j REJECT --reject-with icmp6-port-unreachable
 -A KUBE-NODEPORTS -p tcp -m comment --comment "a/lb health check node port" -m tcp --dport 30999 -j ACCEPT
-`)
+`))
 	want := []Claim{
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("fd00::1"), Protocol: model.TCP, Port: 80}, Service: "a/empty"},
 		{Key: state.FrontendKey{Addr: netip.IPv6Unspecified(), Protocol: model.SCTP, Port: 30080}, Service: "a/empty:x"},
@@ -195,7 +196,7 @@ func TestRecentList(t *testing.T) {
 	if _, _, ok := parseRecent("garbage"); ok {
 		t.Error("read garbage")
 	}
-	_, r, _ := parseRule(`-A KUBE-SEP-A -p tcp -m comment --comment "a/web:http" -m recent --set --name KUBE-SEP-A --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.244.1.2:8080`, true)
+	r := parseRule(xtables.Rule{Text: `-p tcp -m comment --comment "a/web:http" -m recent --set --name KUBE-SEP-A --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.244.1.2:8080`}, true)
 	chains := map[string]state.Remembered{}
 	r.addEndpoint("KUBE-SEP-A", chains)
 	want := state.Remembered{Service: model.Name{Namespace: "a", Name: "web"}, Port: "http", Protocol: model.TCP, Backend: netip.MustParseAddrPort("10.244.1.2:8080")}
@@ -210,7 +211,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(natTable)
 	f.Add(`-A X -m comment --comment "unfinished \`)
 	f.Fuzz(func(t *testing.T, text string) {
-		table := parseTable("ip", "nat", text)
+		table := readTable("ip", "nat", xtables.Parse(text))
 		for _, c := range table.chains {
 			if !isProxyChain("nat", c) {
 				t.Errorf("chain %q would be removed", c)

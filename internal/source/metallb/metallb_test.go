@@ -27,7 +27,7 @@ var (
 
 const reds = `[{"matchLabels":{"team":"red"}}]`
 
-// good says which values specs become, and bad what is wrong with others.
+// cases are those of a kind: good says which values specs become, bad what is wrong with others.
 type cases[T any] struct {
 	kind, version string
 	decode        func([]byte, error) (*T, error)

@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/source/manifest"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -121,7 +122,7 @@ func TestTenantsManifestsAreTheObjects(t *testing.T) {
 	direct := store.New()
 	direct.Apply(c.Events())
 	compiler := func(s *store.Store) *state.Policy {
-		k := compile.New(compile.Config{Node: cluster.Node, Policy: true})
+		k := compile.New(compile.Config{Config: services.Config{Node: cluster.Node}, Policy: true})
 		k.Update(s, s.Take())
 		return k.State().Policy
 	}

@@ -39,7 +39,7 @@ func (d *dice) random(six bool) netip.Addr {
 	return netip.AddrFrom4([4]byte(b[:4]))
 }
 
-// prefix is network i of a list that is awkward in one of several ways.
+// prefixes returns network i of a list that is awkward in one of several ways.
 type prefixes func(d *dice, six bool, i int) netip.Prefix
 
 var prefixLists = []prefixes{

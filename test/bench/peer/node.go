@@ -14,7 +14,9 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
+	servicecompile "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/bench/cluster"
@@ -48,12 +50,12 @@ func (m Mode) Name() string {
 
 // open opens the mode's driver in the calling thread's network namespace.
 func (m Mode) open(o driver.Options) (driver.Driver, error) {
-	variant := iptables.Legacy
+	variant := xtables.Legacy
 	switch m {
 	case "":
 		return nftables.Open(nftables.Options{Options: o})
 	case IptablesNft:
-		variant = iptables.NFTables
+		variant = xtables.NFTables
 	}
 	if err := need("iptables", "iptables"); err != nil {
 		return nil, err
@@ -63,9 +65,7 @@ func (m Mode) open(o driver.Options) (driver.Driver, error) {
 
 // Config is the configuration of the cluster's agent, without policy.
 func Config() compile.Config {
-	return compile.Config{
-		Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services},
-	}
+	return compile.Config{Config: servicecompile.Config{Node: cluster.Node, ClusterCIDRs: []netip.Prefix{pods}, ServiceCIDRs: []netip.Prefix{cluster.Services}}}
 }
 
 // NewNode opens a mode's driver in a namespace; nothing is programmed before the first Apply. Close

@@ -465,7 +465,7 @@ func (fp *Family) learnName(d time.Duration) string {
 	return fmt.Sprintf("%s-learn-%d", fp.IP.Name, int64(d/time.Second))
 }
 
-// Of a map of affinity, a frontend may fill 1/learnBurst at once, and 1/learnRate more over the
+// Of a map of affinity, a frontend may fill 1/LearnBurst at once, and 1/learnRate more over the
 // time-out.
 const (
 	LearnBurst = 16

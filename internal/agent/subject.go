@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sluice.dev/sluice/internal/model"
+)
+
+// subject is what one subject has to do with the agent, beside the part of the state that the loop
+// brings into the kernel. What is nil, it does not need.
+type subject struct {
+	run     []func(ctx context.Context) // work until ctx ends
+	inputs  []input                     // what the loop hears from it
+	moved   func() bool                 // looks for what nobody tells of; called while nothing compiles
+	follow  func()                      // hands on what an attempt has changed; called by the loop
+	issues  func() []model.Issue        // faults that it found itself
+	note    func() string               // of status; "": none
+	collect func(ch chan<- prometheus.Metric, gauge gaugeOf)
+}
+
+// gaugeOf makes a gauge.
+type gaugeOf func(d *prometheus.Desc, v float64, labels ...string)
+
+// subjectsOf returns the subjects that are on. A new one adds itself here.
+func (a *Agent) subjectsOf() []subject {
+	list := []subject{a.host(), {collect: collector{a}.collectPolicy}, {collect: collector{a}.collectFarms}}
+	if a.Addresses != nil {
+		list = append(list, a.addressing())
+	}
+	if a.Speaker != nil {
+		list = append(list, a.speaking())
+	}
+	if a.Compiler.Fabric != nil {
+		list = append(list, a.reaching())
+	}
+	return list
+}
+
+// input has the loop hear of something until ctx ends.
+type input func(ctx context.Context, a *Agent)
+
+// hear returns an input that has the loop take what comes by ch, until that is closed. Of nil
+// nothing comes.
+func hear[T any](ch <-chan T, take func(*loop, context.Context, T)) input {
+	return func(ctx context.Context, a *Agent) {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case v, open := <-ch:
+				if !open || a.ask(ctx, func(l *loop) { take(l, ctx, v) }) != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// host is what the loop hears of the host itself.
+func (a *Agent) host() subject {
+	return subject{inputs: []input{hear(a.HostAddresses, (*loop).moved), hear(a.Links, (*loop).rewired), hear(a.Underlay, (*loop).reached)}}
+}

@@ -1,0 +1,121 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// route is what can be asked for at a path, whose parts in braces are names.
+type route struct {
+	method, path string
+	about        string // of the API's description; empty: it is not in there
+	get          getter
+	edit         editor
+}
+
+type (
+	getter func(s *Source, ctx context.Context, name string) (*printer, error)
+	editor func(c *change, names []string, body []byte) error
+)
+
+var routes = slices.Concat(
+	routesOf("farms", (*change).deleteFarm, (*Source).printFarms),
+	routesOf("addresses", (*change).deleteAddress, (*Source).printAddresses),
+	routesOf("policies", (*change).deletePolicy, (*Source).printPolicies),
+	routesIn("/farms/{name}/backends", "delete all backends", "/{backend}", "delete one of backends", (*change).deleteBackend),
+	routesIn("/farms/{name}/addresses", "take all addresses from a farm", "/{address}", "delete one of addresses", (*change).deleteFarmAddress),
+	routesIn("/farms/{name}/policies", "take all policies from a farm", "/{policy}", "delete one of policies", (*change).deleteFarmPolicy),
+	routesIn("/farms/{name}/sessions", "delete all static sessions", "/{client}", "delete one of sessions", (*change).deleteSession),
+	routesIn("/policies/{name}/elements", "delete all elements", "/{element...}", "delete an element; it may have a slash", (*change).deleteElement),
+	[]route{
+		{http.MethodGet, "/farms/{name}/sessions", "static and live sessions", (*Source).printSessions, nil},
+		{http.MethodDelete, "/farms/{name}/backends/{backend}/sessions", "delete static and live sessions of a backend", nil, inside((*change).deleteSessionsOf)},
+		{http.MethodPatch, "/farms/{name}/policies", "replace the policies of a farm by those of the body", nil, replaceLists},
+		{http.MethodPatch, "/policies/{name}", replacesElements, nil, replaceElements},
+		{http.MethodPatch, "/policies/{name}/elements", replacesElements, nil, replaceElements},
+		{http.MethodPatch, "/policies/{name}/{rest...}", "", nil, replaceElements},
+		{http.MethodGet, "/policies/{name}/{rest...}", "", (*Source).printPolicies, nil},
+		{http.MethodGet, "/addresses/{name}/{rest...}", "", (*Source).printAddresses, nil},
+	},
+)
+
+const replacesElements = "replace the elements of a policy by those of the body"
+
+// routesOf are those of a list of the document, and of one of its objects.
+func routesOf(list string, remove func(*change, string) error, get getter) []route {
+	all, one := "/"+list, "/"+list+"/{name}"
+	put := func(c *change, _ []string, body []byte) error { return merge(body, nil)(c) }
+	return []route{
+		{http.MethodGet, all, "all of them", get, nil},
+		{http.MethodPost, all, "merge objects, of all three lists", nil, put},
+		{http.MethodPut, all, "the same as post", nil, put},
+		{http.MethodDelete, all, "delete all; with a body: merge it, but take elements from policies", nil, func(c *change, _ []string, body []byte) error {
+			if len(bytes.TrimSpace(body)) > 0 {
+				return merge(body, func(r *reader) { r.dropElements = true })(c)
+			}
+			c.deleteAll(list)
+			return nil
+		}},
+		{http.MethodGet, one, "one of them", get, nil},
+		{http.MethodDelete, one, "delete it", nil, func(c *change, n []string, _ []byte) error { return remove(c, n[0]) }},
+	}
+}
+
+// routesIn are those of a list in an object, and of one of its members.
+func routesIn(path, all, name, one string, remove func(c *change, object, member string) error) []route {
+	return []route{{http.MethodDelete, path, all, nil, inside(remove)}, {http.MethodDelete, path + name, one, nil, inside(remove)}}
+}
+
+// inside edits what is inside an object: a member of it, or, without a name, all.
+func inside(edit func(c *change, object, member string) error) editor {
+	return func(c *change, names []string, _ []byte) error { return edit(c, names[0], names[1]) }
+}
+
+func replaceElements(c *change, names []string, body []byte) error {
+	if c.policies.Get(names[0]) == nil {
+		return unknown("Unknown policy '%s'", names[0])
+	}
+	return merge(body, func(r *reader) { r.replaceElements = names[0] })(c)
+}
+
+func replaceLists(c *change, names []string, body []byte) error {
+	if c.farms.Get(names[0]) == nil {
+		return unknown("Unknown farm '%s'", names[0])
+	}
+	return merge(body, func(r *reader) { r.replaceLists = names[0] })(c)
+}
+
+// find returns the route of a request, and the names in its path, which are empty beyond the last.
+func find(method string, path []string) (*route, []string, error) {
+	for i := range routes {
+		if names, ok := match(routes[i].path, path); ok && routes[i].method == method {
+			return &routes[i], append(names, "", ""), nil
+		}
+	}
+	if method == http.MethodGet || method == http.MethodDelete && Document.List(path[0]) != nil {
+		return nil, nil, errInvalid
+	}
+	return nil, nil, errNoPath
+}
+
+// match returns the names in a path, if it is one of a route. One that ends with dots takes all that
+// is left.
+func match(of string, path []string) (names []string, ok bool) {
+	parts := strings.Split(of[1:], "/")
+	for i, part := range parts {
+		switch {
+		case i >= len(path):
+			return nil, false
+		case strings.HasSuffix(part, "...}"):
+			return append(names, strings.Join(path[i:], "/")), true
+		case part[0] == '{':
+			names = append(names, path[i])
+		case part != path[i]:
+			return nil, false
+		}
+	}
+	return names, len(path) == len(parts)
+}

@@ -1,0 +1,149 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/lib/wake"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Follower keeps a driver in step beside the base. Either the base carries out the same parts of
+// the state and is complete alone, or the driver carries out parts that the base does not. It
+// follows in a goroutine of its own: however long it takes, and whether or not it fails, the base
+// waits for nothing. Its methods are safe for concurrent use.
+type Follower struct {
+	r     *Reconciler
+	audit time.Duration // between two comparisons of everything with the kernel
+	wake  wake.Signal
+
+	mu      sync.Mutex
+	pending state.Delta // what changed since its last attempt began
+	next    uint64      // how many changes that comes to
+	lacking Lacking
+	status  FollowerStatus
+	healed  contest.Pace
+	tried   uint64        // next at the last attempt
+	ended   chan struct{} // closed when the next attempt ends
+}
+
+// FollowerStatus says how a follower fares. Where it is not in step, users lose speed alone,
+// unless it is the fabric's.
+type FollowerStatus struct {
+	Name    string    `json:"name"`
+	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric, which the base does not
+	InStep  bool      `json:"inStep"`           // it carries out what the base does
+	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
+	Updated time.Time `json:"updated,omitzero"`
+	// Faults is how many are known of what it carries out; who has the Follower fills it in.
+	Faults int `json:"faults,omitempty"`
+	// Contested says that another program goes on changing what it programs, and is undone.
+	Contested bool `json:"contested,omitempty"`
+}
+
+// NewFollower returns a Follower of d that Run has do its work; want returns a copy of the
+// desired state that nobody else changes, and audit is the time between two audits.
+func NewFollower(d driver.Driver, want func() *state.State, audit time.Duration, log *slog.Logger) *Follower {
+	can := d.Capabilities()
+	return &Follower{r: New(d, want, log.With("follower", can.Name)), audit: audit, wake: wake.New(), ended: make(chan struct{}),
+		lacking: Lacking{Any: true}, status: FollowerStatus{Name: can.Name, Fabric: can.Can&driver.Fabric != 0}}
+}
+
+// Follow has it follow a change that the base has carried out, and what the sources lack by then.
+func (a *Follower) Follow(delta state.Delta, lacking Lacking) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pending.Merge(delta)
+	a.lacking = lacking
+	a.next++
+	a.status.InStep = a.status.InStep && a.pending.Len() == 0
+	a.wake.Set()
+}
+
+// Status says how it fares.
+func (a *Follower) Status() FollowerStatus {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	status := a.status
+	status.Contested = a.healed.Lost(time.Now())
+	return status
+}
+
+// Wait returns once it has carried out all that it was to follow by then, or failed to.
+func (a *Follower) Wait(ctx context.Context) error {
+	a.mu.Lock()
+	next := a.next
+	a.mu.Unlock()
+	for {
+		a.mu.Lock()
+		tried, failure, ended := a.tried >= next, a.status.Error, a.ended
+		a.mu.Unlock()
+		switch {
+		case tried && failure != "":
+			return errors.New(failure)
+		case tried:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ended:
+		}
+	}
+}
+
+// Run follows until ctx ends, and undoes what others change. Nothing is done before the first call
+// of Follow.
+func (a *Follower) Run(ctx context.Context) {
+	retry := time.NewTimer(0)
+	retry.Stop()
+	var watch, audit <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.wake:
+			if watch == nil {
+				watch, audit = time.Tick(WatchInterval), time.Tick(a.audit)
+			}
+		case <-retry.C:
+		case <-audit:
+			a.r.Doubt(Audit)
+		case <-watch:
+			if !a.r.Tampered(ctx) {
+				continue
+			}
+			a.r.Doubt(Tampering)
+		}
+		a.attempt(ctx)
+		if at, failing := a.r.Due(); failing {
+			retry.Reset(max(time.Until(at), 0))
+		}
+	}
+}
+
+func (a *Follower) attempt(ctx context.Context) {
+	a.mu.Lock()
+	delta := a.pending
+	a.pending = state.Delta{}
+	next := a.next
+	a.r.Lack(a.lacking)
+	a.mu.Unlock()
+	done, err := a.r.Attempt(ctx, delta, 0)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.tried, a.healed = next, a.r.Healed()
+	close(a.ended)
+	a.ended = make(chan struct{})
+	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""
+	if err != nil {
+		a.status.Error = err.Error()
+	} else {
+		a.status.Updated = done.Time
+	}
+}
