@@ -10,9 +10,9 @@ import (
 	"sluice.dev/sluice/internal/driver/table"
 )
 
-// TestBalanceSetsAside has the kernel refuse a farm for its burst (Linux 6.8 counts it, and finds that
-// it overflows): all others are served, and it is named. A change by the API that the kernel refuses
-// is answered with that, and changes nothing.
+// TestBalanceSetsAside has the kernel refuse a farm for its burst (Linux 6.8 counts it, and finds
+// that it overflows): all others are served, and it is named. A change by the API that the kernel
+// refuses is answered with that, and changes nothing.
 func TestBalanceSetsAside(t *testing.T) {
 	t.Parallel()
 	w := newBalanced(t)

@@ -25,7 +25,7 @@ type change struct {
 	lists   listChange
 	covers  []int    // interfaces with chains, afterwards
 	leaving []string // chains that go with their interfaces
-	adopts  bool
+	adopts  bool // it is compared with what the kernel holds
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh    *state.Farms
 	replaces bool   // it takes the place of another program's
@@ -110,8 +110,8 @@ func (c *change) create(flags uint32, want *state.Farms) {
 	c.Refs.Create(c.Batch, c.before)
 }
 
-// stays reports whether a base chain that nothing uses stays, without rules: not where its interface
-// has gone.
+// stays reports whether a base chain that nothing uses stays, without rules: not one of an
+// interface, which goes with that.
 func stays(entry string) bool {
 	return !strings.HasPrefix(entry, tunnelPrefix) && !strings.HasPrefix(entry, devicePrefix)
 }
