@@ -55,8 +55,8 @@ func (w *site) mustAside(names ...string) {
 	}
 }
 
-// TestRefused has the kernel refuse some farms: all others are served, at first, by a change, and by
-// a driver that finds a table, while clients connect. What is refused is named, and tried again.
+// TestRefused has the kernel refuse some farms: all others are served, at first, by a change, and
+// by a driver that finds a table, while clients connect. What is refused is named, and tried again.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for name, direct := range map[string]bool{"tracked": false, "direct": true} {

@@ -25,7 +25,7 @@ type change struct {
 	lists   listChange
 	covers  []int    // interfaces with chains, afterwards
 	leaving []string // chains that go with their interfaces
-	adopts  bool // it is compared with what the kernel holds
+	adopts  bool     // it is compared with what the kernel holds
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh    *state.Farms
 	replaces bool   // it takes the place of another program's

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// TestFlush has another program flush the ruleset while clients connect. Tables that are owned stay;
-// others are put back.
+// TestFlush has another program flush the ruleset while clients connect. Tables that are owned
+// stay; others are put back.
 func TestFlush(t *testing.T) {
 	t.Parallel()
 	for name, shared := range map[string]bool{"owned": false, "shared": true} {

@@ -72,8 +72,8 @@ func (w *site) start() {
 	w.balancer.In(func() (err error) { w.driver, err = w.open(); return err })
 }
 
-// close closes the driver, and waits until no process has a copy of its sockets any more: one that a
-// test has just started has them for a moment.
+// close closes the driver, and waits until no process has a copy of its sockets any more: one that
+// a test has just started has them for a moment.
 func (w *site) close() {
 	w.t.Helper()
 	w.must(w.driver.Close())
