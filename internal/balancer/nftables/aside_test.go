@@ -118,7 +118,7 @@ func TestRefusedList(t *testing.T) {
 	}
 	f := farm.Compile(listed, nil)
 	w.change(state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{"listed": f}, Lists: lists("192.0.2.77")}})
-	w.mustAside("Farm listed", "FarmList deny")
+	w.mustAside("Farm listed")
 	w.answers(1, "tcp", hostPort(virtual4, "80"))
 	w.change(state.Delta{Farms: state.FarmsDelta{Lists: lists("192.0.2.78")}})
 	w.mustAside()

@@ -11,7 +11,6 @@ import (
 
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -24,11 +23,9 @@ type change struct {
 	before  *table.ChainRefs // chains that there are
 	claims  *claiming
 	lists   listChange
-	covers  []int           // interfaces with chains, afterwards
-	served  map[string]bool // chains of interfaces where farms are served
-	leaving []string        // chains that go with their interfaces
-	// have is the table that is there, for an adoption; nil: there is none, or it is ours.
-	have *nft.Table
+	covers  []int    // interfaces with chains, afterwards
+	leaving []string // chains that go with their interfaces
+	adopts  bool     // it is compared with what the kernel holds
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh    *state.Farms
 	replaces bool   // it takes the place of another program's
@@ -83,11 +80,11 @@ func (c *change) all(want *state.Farms) {
 	c.devices(want.Devices)
 }
 
-// elements are those that the table is to hold, with these farms and lists alone.
-func (c *change) elements(farms map[string]*state.Farm, lists map[string]*model.FarmList) func(yield func(*nft.Element)) {
+// elements are those that the table is to hold.
+func (c *change) elements(want *state.Farms) func(yield func(*nft.Element)) {
 	return func(yield func(*nft.Element)) {
 		if c.p.hasLists() {
-			for name, l := range lists {
+			for name, l := range want.Lists {
 				member := c.members(name)
 				each(l.Ranges, func(p netip.Prefix) {
 					e := member(p)
@@ -95,7 +92,7 @@ func (c *change) elements(farms map[string]*state.Farm, lists map[string]*model.
 				})
 			}
 		}
-		c.farms(farms, yield, func(string, func() nft.Chain) {})
+		c.farms(want.Farms, yield, func(string, func() nft.Chain) {})
 		for _, all := range c.claims.next {
 			yield(&all[0].element)
 		}
@@ -104,17 +101,17 @@ func (c *change) elements(farms map[string]*state.Farm, lists map[string]*model.
 }
 
 // create plans a table that there is not yet.
-func (c *change) create(flags uint32, farms map[string]*state.Farm, lists map[string]*model.FarmList) {
+func (c *change) create(flags uint32, want *state.Farms) {
 	c.Batch.AddTable(flags, tableComment)
 	for _, s := range c.p.Sets {
 		c.Batch.AddSet(s)
 	}
-	c.elements(farms, lists)(c.Add)
+	c.elements(want)(c.Add)
 	c.Refs.Create(c.Batch, c.before)
 }
 
-// stays reports whether a base chain that nothing uses stays, without rules: not where its
-// interface has gone.
+// stays reports whether a base chain that nothing uses stays, without rules: not one of an
+// interface, which goes with that.
 func stays(entry string) bool {
 	return !strings.HasPrefix(entry, tunnelPrefix) && !strings.HasPrefix(entry, devicePrefix)
 }

@@ -46,32 +46,27 @@ func (d *Driver) tried(name string, chains ...nft.Chain) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := d.part.trial()
-	for _, chain := range chains {
-		c.Refs.Put(chain)
-	}
-	err := c.try(nil, nil)
+	err := d.part.try(&state.Farms{}, chains...)
 	d.tries.err[name] = err
 	return err
 }
 
-// trial begins a change of a table that no packet meets, and that remembers nobody.
-func (t *part) trial() *change {
+// try has the kernel check some farms and their lists, and chains beside, in a table that no packet
+// meets and that remembers nobody: in one transaction that leaves nothing.
+func (t *part) try(some *state.Farms, chains ...nft.Chain) error {
 	p := newIngress(t.prog.MayMiss)
 	if t.prog.hasLists() {
 		p = newProgram(1, t.prog.MayMiss)
 	}
 	n := t.beside(TableName+"-probe", p)
-	return n.begin(n.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, newNumbers())
-}
-
-// try has the kernel check the change with these farms and lists, in one transaction that leaves
-// nothing.
-func (c *change) try(farms map[string]*state.Farm, lists map[string]*model.FarmList) error {
-	c.farms(farms, func(*nft.Element) {}, c.use)
-	c.create(nft.FlagDormant, farms, lists)
+	c := n.begin(n.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, newNumbers())
+	for _, chain := range chains {
+		c.Refs.Put(chain)
+	}
+	c.all(some)
+	c.create(nft.FlagDormant, some)
 	c.Batch.DeleteTable()
-	_, err := c.t.Commit(c.Batch)
+	_, err := n.Commit(c.Batch)
 	return err
 }
 

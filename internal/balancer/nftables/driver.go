@@ -45,7 +45,8 @@ type Driver struct {
 	state *state.Farms // what the kernel holds, as far as we know; nil before the first adoption
 	// numbers are those of farms that the kernel holds, or that are about to be.
 	numbers *numbers
-	aside   asides // what the kernel refused
+	aside   asides       // what the kernel refused
+	wanted  *state.Farms // the state with that, if there is any
 	tally   driver.Tally[elementKey]
 }
 
@@ -146,7 +147,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	var err error
 	for _, t := range d.tables() {
 		t.CanOwn() // asked now: soon after a trial, the first adoption waits for the kernel to free it
-		err = errors.Join(err, together.Missing(t.trial().try(nil, nil)))
+		err = errors.Join(err, together.Missing(t.try(&state.Farms{})))
 	}
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: the balancer needs the capability CAP_NET_ADMIN in the network namespace it serves", err)
@@ -167,20 +168,19 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if d.state == nil {
 		return nil, errors.New("update farms that were never adopted")
 	}
-	change, aside := d.aside.retryNamed(delta.Farms)
-	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, change)), suspects: units(change)}
+	change, aside, want := delta.Farms, d.aside, func() *state.Farms { return applied(d.state, delta.Farms) }
+	if len(aside) > 0 {
+		all := applied(d.wanted, delta.Farms)
+		want = func() *state.Farms { return all }
+		change, aside = d.retryNamed(all, change)
+	}
+	p := &plan{d: d, tunnels: changeTunnels(changedTunnels(d.state, change)), aside: aside, want: want, about: change}
 	for _, t := range d.tables() {
 		p.changes = append(p.changes, t.update(ctx, d.state, change, d.numbers))
 	}
 	if leaves(d.state, change) {
 		slices.Reverse(p.changes)
 	}
-	p.want = func() *state.Farms {
-		want := d.state.Clone()
-		want.Apply(change)
-		return want
-	}
-	p.aside = aside
 	p.done = func(ctx context.Context) (err error) {
 		for name, f := range change.Farms {
 			err = errors.Join(err, d.forgetStrays(ctx, d.state.Farms[name], f))
@@ -192,6 +192,13 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		return err
 	}
 	return p, ctx.Err()
+}
+
+// applied are farms after a change.
+func applied(f *state.Farms, d state.FarmsDelta) *state.Farms {
+	f = f.Clone()
+	f.Apply(d)
+	return f
 }
 
 // leaves reports whether a farm that is served at ingress will be served by the other table. That
@@ -213,19 +220,17 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (d
 	if want.Farms == nil {
 		return &plan{d: d}, nil
 	}
-	p, err := d.adopt(ctx, want.Farms, d.retry(want.Farms))
+	p, err := d.adopt(ctx, want.Farms.Clone(), d.retry(want.Farms))
 	if err != nil {
 		return nil, err
 	}
-	p.suspects = units(state.FarmsDelta{Farms: want.Farms.Farms, Lists: want.Farms.Lists})
 	return p, nil
 }
 
 // adopt plans to adopt farms without what is set aside.
 func (d *Driver) adopt(ctx context.Context, want *state.Farms, aside asides) (*plan, error) {
-	want = want.Clone()
-	next, numbers := aside.without(want).Clone(), newNumbers()
-	p := &plan{d: d, aside: aside, want: func() *state.Farms { return want }}
+	next, numbers := aside.without(want), newNumbers()
+	p := &plan{d: d, aside: aside, want: func() *state.Farms { return want }, about: state.FarmsDelta{Farms: next.Farms}}
 	err := nft.Uninterrupted(func() error {
 		p.changes = nil
 		for _, t := range d.tables() {
@@ -296,10 +301,9 @@ type plan struct {
 	changes []*change
 	done    func(context.Context) error // what follows
 	aside   asides                      // what is set aside when it is carried out
-	// want are all farms that are wanted, and suspects those of their units that the kernel may
-	// refuse.
-	want     func() *state.Farms
-	suspects []unit
+	// want are all farms that are wanted, and about is the change of what the kernel may refuse.
+	want  func() *state.Farms
+	about state.FarmsDelta
 }
 
 // Len implements driver.Plan.
@@ -336,7 +340,7 @@ func (p *plan) Apply(ctx context.Context) error {
 		return err
 	}
 	want := p.want()
-	found, other := d.refused(want, p.suspects)
+	found, other := d.refused(want, p.about)
 	if len(found) == 0 || other != nil {
 		return err
 	}
@@ -368,6 +372,8 @@ func (p *plan) carryOut(ctx context.Context) error {
 	if p.done == nil {
 		return nil
 	}
-	p.d.setAside(p.aside)
+	if p.d.setAside(p.aside); len(p.aside) > 0 {
+		p.d.wanted = p.want()
+	}
 	return p.done(ctx)
 }

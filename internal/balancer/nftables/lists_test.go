@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -154,4 +155,16 @@ func TestListsWhileInterfacesChange(t *testing.T) {
 		}
 	})
 	w.settled()
+}
+
+// TestLongNames has farms name lists whose names fit no comment of the kernel's.
+func TestLongNames(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 1)
+	name := strings.Repeat("ü", 150)
+	w.lists(list(name, false, "10.0.0.3"))
+	w.set(&model.Farm{Name: "web", Mode: model.DNAT, Lists: []string{name}, Addresses: []model.FarmAddress{at(virtual4, port(80))}, Backends: backends(1, true, 80)})
+	w.mustAside()
+	w.must(w.reach(w.client, hostPort(virtual4, "80"), "10.0.0.2", true))
+	w.must(w.reach(w.client, hostPort(virtual4, "80"), "10.0.0.3", false))
 }

@@ -93,25 +93,25 @@ func (t *part) adopt(ctx context.Context, want *state.Farms, n *numbers, first b
 	a := table.Adoption{Change: c.Change, Have: have, Deep: t.Doubt}
 	if !a.SameProgram(t.prog.note()) {
 		c = t.fresh(want, n)
-		c.have, c.replaces = have.Table, true
+		c.replaces = true
 		return c, nil
 	}
 	a.Reuse()
-	if err := a.Fill(ctx, c.elements(want.Farms, want.Lists)); err != nil {
+	if err := a.Fill(ctx, c.elements(want)); err != nil {
 		return nil, err
 	}
 	c.leave(a.PlanChains(before, false, stays))
 	a.WriteNotes(t.prog.note())
-	c.have, c.done = have.Table, func() { a.Adopted(first) }
+	c.adopts, c.done = true, func() { a.Adopted(first) }
 	return c, nil
 }
 
 // fresh plans a whole table, where there is none.
 func (t *part) fresh(want *state.Farms, n *numbers) *change {
 	c := t.begin(t.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, n)
-	c.fresh, c.Batch.Fresh = want, true
+	c.fresh, c.adopts, c.Batch.Fresh = want, true, true
 	c.all(want)
-	c.create(t.Flags(), want.Farms, want.Lists)
+	c.create(t.Flags(), want)
 	a := table.Adoption{Change: c.Change}
 	a.WriteNotes(t.prog.note())
 	c.done = func() { a.Adopted(true) }
@@ -121,8 +121,10 @@ func (t *part) fresh(want *state.Farms, n *numbers) *change {
 // send has the kernel carry out a change. A table of another program makes way.
 func (c *change) send(ctx context.Context) error {
 	t := c.t
-	if err := t.Claim(t.Name, c.have); err != nil {
-		return fmt.Errorf("change nftables: %w", err)
+	if c.adopts {
+		if err := t.Claim(ctx, t.Name); err != nil {
+			return fmt.Errorf("change nftables: %w", err)
+		}
 	}
 	if c.replaces {
 		return t.rebuild(ctx, c.fresh, c.numbers)

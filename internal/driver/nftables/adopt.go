@@ -28,7 +28,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	case of != d.parts() && (d.state == nil || d.failures.of(of) >= rebuildAfter):
 		return nil, driver.ErrWhole
 	case d.failures.of(of) >= rebuildAfter && !keep.Any():
-		return &rebuilding{d: d, want: want, why: fmt.Sprintf("%d adoptions failed", rebuildAfter)}, nil
+		return &plan{d: d, adopts: true, want: want, rebuilds: fmt.Sprintf("%d adoptions failed", rebuildAfter)}, nil
 	}
 	next := d.aside.clone()
 	rest := next.leaveOut(want, d.state)
@@ -37,7 +37,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted) && try < adoptTries:
 		case errors.Is(err, errOtherProgram):
-			return &rebuilding{d: d, want: want, why: "it holds another program"}, nil
+			return &plan{d: d, adopts: true, want: want, rebuilds: "it holds another program"}, nil
 		case err != nil:
 			d.failed(of, err)
 			return nil, err
@@ -90,7 +90,7 @@ func (d *Driver) adoptNow(ctx context.Context, want *state.State, keep driver.Ke
 	if err != nil {
 		return err
 	}
-	if err := d.Claim(d.Name, p.found); err != nil {
+	if err := d.Claim(ctx, d.Name); err != nil {
 		return fmt.Errorf("change nftables: %w", err)
 	}
 	return d.carryOut(ctx, p)
@@ -163,7 +163,7 @@ var errOtherProgram = errors.New("the table holds another program")
 
 func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.Batch
-	p := &plan{d: d, of: a.of, batch: b, done: a.done, found: a.table()}
+	p := &plan{d: d, of: a.of, batch: b, done: a.done}
 	a.same = a.Have != nil && a.sameProgram()
 	switch {
 	case a.Have == nil && a.of != d.parts():
@@ -205,13 +205,6 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	a.WriteNotes(d.prog.Note())
 	p.kept = a.kept
 	return p, nil
-}
-
-func (a *adoption) table() *nft.Table {
-	if a.Have == nil {
-		return nil
-	}
-	return a.Have.Table
 }
 
 // done makes the driver remember what the kernel holds after the plan.

@@ -8,6 +8,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/program"
 	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/state"
 )
 
 // plan is a transaction and what it makes of the driver.
@@ -30,18 +31,29 @@ type plan struct {
 	// succeeds: it has this program take the place of another one.
 	succeeds bool
 
-	found *nft.Table // as it was read; nil: there was none, or it is ours
+	// rebuilds is why it puts a fresh table with all of want in the place of ours; "": it does not.
+	rebuilds string
+	want     *state.State
+
 	spent bool
 }
 
 // Len implements driver.Plan.
-func (p *plan) Len() int { return p.batch.Changes }
+func (p *plan) Len() int {
+	if p.rebuilds != "" {
+		return 1
+	}
+	return p.batch.Changes
+}
 
 // Kept implements driver.Plan.
 func (p *plan) Kept() driver.Kept { return p.kept }
 
 // String implements driver.Plan.
 func (p *plan) String() string {
+	if p.rebuilds != "" {
+		return fmt.Sprintf("replace table inet %s by a fresh one, as %s\n", program.TableName, p.rebuilds)
+	}
 	if p.succeeds {
 		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another program\n%s", program.TableName, p.batch)
 	}
@@ -61,10 +73,12 @@ func (p *plan) Apply(ctx context.Context) error {
 	if p.spent {
 		return errSpent
 	}
-	if err := p.d.Claim(p.d.Name, p.found); err != nil {
-		return fmt.Errorf("change nftables: %w", err)
-	}
 	p.spent = true
+	if p.adopts {
+		if err := p.d.Claim(ctx, p.d.Name); err != nil {
+			return fmt.Errorf("change nftables: %w", err)
+		}
+	}
 	if p.aside != nil {
 		p.d.aside = p.aside
 	}
@@ -72,13 +86,16 @@ func (p *plan) Apply(ctx context.Context) error {
 	switch {
 	case err == nil:
 		p.d.publishSetAside()
-	case p.adopts:
+	case p.adopts && p.rebuilds == "":
 		p.d.failed(p.of, err)
 	}
 	return err
 }
 
 func (d *Driver) carryOut(ctx context.Context, p *plan) error {
+	if p.rebuilds != "" {
+		return d.renew(ctx, p.want)
+	}
 	sent, err := d.commit(p.batch, p.of)
 	switch {
 	case err == nil:

@@ -172,48 +172,14 @@ const openChain = "prerouting"
 
 func isOpen(entries []string) bool { return slices.Contains(entries, openChain) }
 
-// rebuilding is the plan to replace our table by a fresh one.
-type rebuilding struct {
-	d     *Driver
-	want  *state.State
-	why   string
-	spent bool
-}
-
-// Len implements driver.Plan.
-func (p *rebuilding) Len() int { return 1 }
-
-// Kept implements driver.Plan.
-func (p *rebuilding) Kept() driver.Kept { return driver.Kept{} }
-
-// String implements driver.Plan.
-func (p *rebuilding) String() string {
-	return fmt.Sprintf("replace table inet %s by a fresh one, as %s\n", p.d.Name, p.why)
-}
-
-// Apply implements driver.Plan.
-func (p *rebuilding) Apply(ctx context.Context) error {
-	p.d.mu.Lock()
-	defer p.d.mu.Unlock()
-	if p.spent {
-		return errSpent
-	}
-	p.spent = true
-	have, err := p.d.Sock.ReadFlags(ctx, p.d.Name)
-	if err != nil {
-		return fmt.Errorf("read table inet %s: %w", p.d.Name, err)
-	}
-	if err := p.d.Claim(p.d.Name, have); err != nil {
-		return fmt.Errorf("change nftables: %w", err)
-	}
-	p.d.adopted = 0
-	p.d.failures.set(p.d.parts(), rebuildAfter-1) // another one is not built before the table has been tried once more
-	if err := p.d.rebuild(ctx, p.want); err != nil {
+// renew rebuilds our table. If it fails, the next adoption tries once more with the one that is
+// there.
+func (d *Driver) renew(ctx context.Context, want *state.State) error {
+	d.adopted = 0
+	d.failures.set(d.parts(), rebuildAfter-1)
+	if err := d.rebuild(ctx, want); err != nil {
 		return fmt.Errorf("build a fresh table: %w", err)
 	}
-	p.d.failures = failures{}
-	p.d.publishSetAside()
+	d.failures = failures{}
 	return nil
 }
-
-var _ driver.Plan = (*rebuilding)(nil)

@@ -139,11 +139,14 @@ func (t *Table) Flags() uint32 {
 	return 0
 }
 
-// Claim makes a table that is there ours, where the kernel knows owners; nil: there is none. It is
-// a transaction of its own: the kernel takes no base chain in one that changes the table's flags.
-// An error wraps driver.ErrBusy if another socket owns the table.
-func (t *Table) Claim(name string, have *nft.Table) error {
+// Claim makes a table ours, if it is there and the kernel knows owners. It is a transaction of its
+// own: the kernel takes no base chain in one that changes the table's flags. An error wraps
+// driver.ErrBusy if another socket owns the table.
+func (t *Table) Claim(ctx context.Context, name string) error {
+	have, err := t.Sock.ReadFlags(ctx, name)
 	switch {
+	case err != nil:
+		return fmt.Errorf("read table %s: %w", t.Title(name), err)
 	case have == nil:
 		return nil
 	case have.Flags&nft.FlagOwner != 0 && have.Owner != t.Sock.Port:
@@ -154,7 +157,7 @@ func (t *Table) Claim(name string, have *nft.Table) error {
 	b := nft.NewBatch(name)
 	b.Family = t.NFProto
 	b.AddTable(nft.FlagOwner|nft.FlagPersist, t.Comment)
-	_, err := t.Commit(b)
+	_, err = t.Commit(b)
 	return err
 }
 
@@ -234,11 +237,7 @@ func (t *Table) Drop(ctx context.Context, name string) error {
 // Purge deletes the table, and what a rebuilding has left.
 func (t *Table) Purge(ctx context.Context) error {
 	for _, name := range []string{t.Name, t.Next()} {
-		have, err := t.Sock.ReadFlags(ctx, name)
-		if err != nil {
-			return fmt.Errorf("read table %s: %w", t.Title(name), err)
-		}
-		if err := t.Claim(name, have); err != nil {
+		if err := t.Claim(ctx, name); err != nil {
 			return fmt.Errorf("delete table %s: %w", t.Title(name), err)
 		}
 		if err := t.Drop(ctx, name); err != nil {

@@ -5,6 +5,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -117,12 +118,15 @@ func (u *userdata) u32(typ uint8, v uint32) {
 	u.put(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
+// MaxComment is the longest comment that nft reads back, in bytes.
+const MaxComment = 127
+
 // comment appends what nft shows as the comment of a table, chain, rule or element, unless it is
-// empty.
+// empty. What is too long is cut.
 func (a *Attrs) comment(typ uint16, text string) {
 	if text != "" {
 		var u userdata
-		u.str(udataComment, text)
+		u.str(udataComment, strings.ToValidUTF8(text[:min(len(text), MaxComment)], ""))
 		a.bytes(typ, u.b)
 	}
 }

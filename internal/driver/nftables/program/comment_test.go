@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -17,7 +18,7 @@ func TestCommentsArePrintable(t *testing.T) {
 		t.Errorf("a frontend's comment is %q, want %q", got, want)
 	}
 	long := truncate(strings.Repeat("ä", 100))
-	if len(long) > nftCommentMax || !utf8.ValidString(long) {
+	if len(long) > nft.MaxComment || !utf8.ValidString(long) {
 		t.Errorf("a long comment is %q", long)
 	}
 }

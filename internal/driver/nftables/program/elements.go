@@ -14,9 +14,6 @@ import (
 // This file turns desired state into elements. Every function yields each
 // element once; the elements of different frontends never share a key.
 
-// nftCommentMax is the longest comment that nft reads back.
-const nftCommentMax = 127
-
 // EachElement yields all elements of the state.
 func (p *Program) EachElement(s *state.State, yield func(*nft.Element)) {
 	if s.Services != nil {

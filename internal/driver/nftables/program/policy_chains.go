@@ -320,7 +320,7 @@ func (w *programWriter) title() string {
 			if b.Len() > 0 {
 				b.WriteString(", ")
 			}
-			if b.WriteString(own.Policy.String()); b.Len() > nftCommentMax {
+			if b.WriteString(own.Policy.String()); b.Len() > nft.MaxComment {
 				return truncate(b.String())
 			}
 		}
@@ -337,7 +337,7 @@ func log(r nft.Rule, key model.PolicyKey, s *state.Rule) nft.Rule {
 // truncate makes a text fit a comment, or a prefix in the kernel's log.
 func truncate(s string) string {
 	s = model.Printable(s)
-	return strings.ToValidUTF8(s[:min(len(s), nftCommentMax)], "")
+	return strings.ToValidUTF8(s[:min(len(s), nft.MaxComment)], "")
 }
 
 // digestRules identifies rules by all that the kernel is told of them.
