@@ -159,6 +159,9 @@ func cause(err error, to netip.Addr) (text string) {
 
 // triedPeers says which BGP peers can be reached, if this node is to have any.
 func triedPeers(ctx context.Context, c *compile.Compiler) (results []preflight.Result) {
+	if c.BGP == nil {
+		return nil
+	}
 	peers := c.BGP.Changes().Peers
 	if len(peers) == 0 {
 		return nil
