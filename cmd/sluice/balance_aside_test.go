@@ -50,8 +50,8 @@ func TestBalanceSetsAside(t *testing.T) {
 	}
 }
 
-// TestBalanceUnderLoad has another program flush the ruleset, and balancers follow each other, while
-// a client asks.
+// TestBalanceUnderLoad has another program flush the ruleset, and balancers follow each other,
+// while a client asks.
 func TestBalanceUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newBalanced(t)

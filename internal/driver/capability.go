@@ -24,7 +24,7 @@ const (
 	Affinity                               // clients stay on their backends
 	SourceRanges                           // loadBalancerSourceRanges
 	LocalTraffic                           // externalTrafficPolicy: Local
-	ClientAddress                          // backends see the client's address, but for what is masqueraded
+	ClientAddress                          // backends see the client's address, except for what is masqueraded
 	LargeDatagrams                         // the node's own over IPv6 to services may be larger than a packet
 	Outgoing                               // pods reach what is outside with the node's address, as Options.Fabric says
 	Policy                                 // of pods

@@ -1,6 +1,6 @@
 // Package driver is the contract between the desired state and a kernel that carries it out.
-// Drivers live in sub-packages and pass the one table of packets in drivertest, but for what they
-// say that they lack.
+// Drivers live in sub-packages and pass the one table of packets in drivertest, except for what
+// they say that they lack.
 package driver
 
 import (

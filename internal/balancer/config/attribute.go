@@ -23,8 +23,8 @@ type attribute[T any] struct {
 	pattern string
 	// nftlb is what nftlb makes of a value; nil: it has no such key.
 	nftlb keys.Meaning
-	// read takes a value; nil: it is accepted, and has no effect. After an error, the object is given
-	// up.
+	// read takes a value; nil: it is accepted, and has no effect. After an error, the object is
+	// given up.
 	read func(T, string) error
 	// object takes a value that is a JSON object, and within and properties describe it; nil: there
 	// is none.

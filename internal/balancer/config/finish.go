@@ -34,7 +34,7 @@ func (c *change) finish() error {
 	return nil
 }
 
-// reindex brings the indexes up to date, but for the one of ports, which has what farms come to.
+// reindex brings the indexes up to date, except for the one of ports, which has what farms come to.
 func (c *change) reindex() {
 	for _, e := range c.farmEdits.edits {
 		if !e.was.sameIndex(e.now) {

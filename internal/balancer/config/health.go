@@ -31,7 +31,7 @@ type finding struct {
 // steps is how many steps a weight rises in.
 const steps = 10
 
-// effective is a farm as it is to be programmed: as configured, but for what checks found.
+// effective is a farm as it is to be programmed: as configured, except for what checks found.
 func (h findings) effective(f *farm, now time.Time) *model.Farm {
 	found := h[f.name]
 	if len(found) == 0 {

@@ -160,7 +160,7 @@ func (p *ipvsReader) service(line int, options map[string]string) {
 	p.order = append(p.order, s)
 }
 
-// options heeds the options of a service but for its name.
+// options heeds the options of a service except for its name.
 func (p *ipvsReader) options(s *service, options map[string]string) {
 	if scheduler := options["-s"]; scheduler != "" {
 		s.scheduler = scheduler

@@ -55,8 +55,8 @@ const (
 	addressesStay = "addresses, routes and rules are not made; keepalived may go on with it"
 )
 
-// globalWords are those of global_defs, but for those that tell ofKeepalived: its name, processes,
-// files and VRRP.
+// globalWords are those of global_defs, except for those that tell ofKeepalived: its name,
+// processes, files and VRRP.
 var globalWords = func() vocabulary {
 	w := vocabulary{
 		"lvs_timeouts":           "connections time out as connection tracking has it: net.netfilter.nf_conntrack_tcp_timeout_established, …_fin_wait, nf_conntrack_udp_timeout; with --mode ipvs as 'ipvsadm --set' has it",

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/balancer/keys"
 )
 
-// A sound file of nftlb comes out as it is, but for the order of its keys.
+// A sound file of nftlb comes out as it is, except for the order of its keys.
 func TestNFTLBSound(t *testing.T) {
 	const file = `{
   "farms": [

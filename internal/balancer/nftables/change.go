@@ -66,7 +66,7 @@ func (c *change) farms(now map[string]*state.Farm, element func(*nft.Element), c
 	}
 }
 
-// all names everything that the table is to hold, but for the elements.
+// all names everything that the table is to hold, except for the elements.
 func (c *change) all(want *state.Farms) {
 	if c.p.hasLists() {
 		for name, l := range want.Lists {

@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Traffic returns what backends have got, but for their connections at present and what is sent in
-// connections. Connections of clients that stay on their backend do not count. It is safe for
+// Traffic returns what backends have got, except for their connections at present and what is sent
+// in connections. Connections of clients that stay on their backend do not count. It is safe for
 // concurrent use.
 func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error) {
 	d.mu.Lock()

@@ -1,6 +1,7 @@
 // Package nftables carries out the farms of a balancer with an nftables table of the family inet,
-// and one of the family netdev for packets that are served as they arrive. Rules are constant but
-// for a chain for each way of choosing that is in use; farms and backends are elements of maps.
+// and one of the family netdev for packets that are served as they arrive. Rules are constant
+// except for a chain for each way of choosing that is in use; farms and backends are elements of
+// maps.
 //
 // What was programmed goes on working while no process of ours runs. Each table says in a note
 // which program made it; a driver that finds another one builds its own beside it, and only then

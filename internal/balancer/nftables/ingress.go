@@ -14,7 +14,7 @@ import (
 )
 
 // Farms whose servers answer clients themselves (DSR) are served as packets arrive by an interface,
-// before routing and connection tracking: a packet goes to the backend as it is, but for the
+// before routing and connection tracking: a packet goes to the backend as it is, except for the
 // Ethernet addresses and a TTL that is lower by one. The kernel finds out the backend's Ethernet
 // address, and holds the first packet until it has it.
 //

@@ -10,9 +10,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// TestRandomChanges has random farms and lists follow each other. After each change the kernel holds
-// what a comparison of everything wants. Some farms it refuses, as they hash by nothing, which no
-// source lets pass: these alone are set aside.
+// TestRandomChanges has random farms and lists follow each other. After each change the kernel
+// holds what a comparison of everything wants. Some farms it refuses, as they hash by nothing,
+// which no source lets pass: these alone are set aside.
 func TestRandomChanges(t *testing.T) {
 	t.Parallel()
 	w, _ := newDirectSite(t, 3)

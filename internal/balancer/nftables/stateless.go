@@ -149,8 +149,8 @@ func (c pick) slot(fp *family, r nft.Rule) nft.Rule {
 	return c.draw(fp, r)
 }
 
-// stateless yields what a stateless farm becomes, but for its answers. Found at every address, it
-// becomes nothing: answers would not say which one it was.
+// stateless yields what a stateless farm becomes, except for its answers. Found at every address,
+// it becomes nothing: answers would not say which one it was.
 func (h *half) stateless() {
 	for _, p := range h.places {
 		if !p.addr.IsValid() {

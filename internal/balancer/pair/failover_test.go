@@ -179,7 +179,7 @@ func (b *box) die() {
 	}
 }
 
-// live starts the box again, empty but for its rules.
+// live starts the box again, empty except for its rules.
 func (b *box) live(t *testing.T) {
 	for _, d := range []string{"eth0", "eth1"} { // the addresses that keepalived could not take away
 		link, err := b.LinkByName(d)

@@ -165,7 +165,7 @@ func (f family) forward(i *image) {
 	i.rule("filter", ownInputChain, "-j "+sentChain)
 }
 
-// ends adds what judges a packet by its two ends, but for the pods themselves.
+// ends adds what judges a packet by its two ends, except for the pods themselves.
 func (f family) ends(p *state.Policy, i *image) {
 	if !p.PodTunnels {
 		i.rule("filter", sentChain, "! -p tcp -j "+carriedChain) // no tunnel is over TCP

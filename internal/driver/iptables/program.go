@@ -148,7 +148,7 @@ func (f family) services(i *image) {
 		f.in(setMasquerade, "dst,dst")+" "+setMark,
 		f.notIn(setKept, "src")+" "+f.in(setIPs, "dst")+" "+setMark,
 		"-g "+treeChain)
-	// externalTrafficPolicy Local: the client's address is kept, but for the node's own and for
+	// externalTrafficPolicy Local: the client's address is kept, except for the node's own and for
 	// pods of other nodes.
 	i.rule("nat", keepChain,
 		"-m addrtype --src-type LOCAL "+setMark,

@@ -162,7 +162,7 @@ func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, afte
 			}
 		}
 	}
-	// A set that the image has in both states is no change but for its elements.
+	// A set that the image has in both states is no change except for its elements.
 	for name, s := range before.sets {
 		if after.sets[name] == nil && !s.timeout {
 			after.set(name, s.kind)

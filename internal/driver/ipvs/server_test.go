@@ -85,7 +85,7 @@ func brief(ops []op) string {
 	return strings.Join(texts, ", ")
 }
 
-// Routes follow the addresses that frontends use, but for those of the node itself.
+// Routes follow the addresses that frontends use, except for those of the node itself.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	s := state.NewServices()

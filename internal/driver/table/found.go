@@ -12,13 +12,13 @@ import (
 	"sluice.dev/sluice/internal/kernel/nft"
 )
 
-// Found is what the kernel holds of a table but for the elements.
+// Found is what the kernel holds of a table except for the elements.
 type Found struct {
 	*nft.Table
 	Notes map[uint32]string // by key
 }
 
-// Read returns what the kernel holds of the table but for the elements, or nil if there is none.
+// Read returns what the kernel holds of the table except for the elements, or nil if there is none.
 func (t *Table) Read(ctx context.Context) (*Found, error) {
 	found, err := t.Sock.ReadTable(ctx, t.Name)
 	if found == nil || err != nil {

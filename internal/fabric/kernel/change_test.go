@@ -421,7 +421,7 @@ func TestIPIP(t *testing.T) {
 	})
 }
 
-// While something is lacking nothing goes, but for what an earlier state named; later it does.
+// While something is lacking nothing goes, except for what an earlier state named; later it does.
 func TestKeeping(t *testing.T) {
 	all := nodes(t, 3)
 	x := all[0]

@@ -219,8 +219,8 @@ func TestBesideCalico(t *testing.T) {
 	}
 }
 
-// capture counts what passes the nodes' interfaces to the underlay, by protocol and port, but for
-// ARP and ICMPv6; what it returns ends it.
+// capture counts what passes the nodes' interfaces to the underlay, by protocol and port, except
+// for ARP and ICMPv6; what it returns ends it.
 func capture(t testing.TB, all []*node) (seen func() map[string]int) {
 	t.Helper()
 	const any = 0x300 // ETH_P_ALL in the order of the network

@@ -61,7 +61,7 @@ type device struct {
 	index  int
 	tunnel state.Tunnel // without its addresses; WireGuard: nor the one that packets travel from
 	plain  bool         // it is up, and of a make that we can leave as it is
-	fixed  bool         // it is of our make but for what can be changed
+	fixed  bool         // it is of our make except for what can be changed
 	addrs  []netip.Prefix
 }
 

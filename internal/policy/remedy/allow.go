@@ -155,9 +155,9 @@ func workload(pod *model.Pod) string {
 	return cmp.Or(name, pod.Name.Name)
 }
 
-// selectPod selects a pod by its labels, but for those that tell it from others of its set unless
-// it has no others, and leaves out others that have more: pods, and unless the policy selects pods
-// alone, network sets.
+// selectPod selects a pod by its labels, except for those that tell it from others of its set
+// unless it has no others, and leaves out others that have more: pods, and unless the policy
+// selects pods alone, network sets.
 func selectPod(v *store.View, pod *model.Pod, podsAlone bool) (*selected, error) {
 	s := &selected{pod: pod, labels: maps.Clone(pod.Labels), podsAlone: podsAlone}
 	maps.DeleteFunc(s.labels, func(k, _ string) bool { return generated(k) })

@@ -240,7 +240,7 @@ const (
 // These are how far away a peer is.
 const (
 	anotherLabel = 1 + iota
-	excepted     // of a block, which holds the address but for that
+	excepted     // of a block, which holds the address except for that
 	anotherBlock // for what no labels describe
 	anotherKind  // labels for an address that nothing known has, or a block for a pod
 )

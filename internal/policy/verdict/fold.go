@@ -28,8 +28,8 @@ func (a Answer) String() string {
 }
 
 // Text writes answers for people in so many lines at the most, of which the first say what becomes
-// of the connections. What is alike but for names and addresses is written once, with how many it
-// stands for; what is denied comes first. Folded reports whether something is left out by that.
+// of the connections. What is alike except for names and addresses is written once, with how many
+// it stands for; what is denied comes first. Folded reports whether something is left out by that.
 func Text(answers []Answer, lines int) (text string, folded bool) {
 	blocks := fold(answers)
 	ways := 0
@@ -72,7 +72,8 @@ type limits struct {
 	folded   bool // something is not written
 }
 
-// block is the text of answers that say the same but for names and addresses. Steps are in cells.
+// block is the text of answers that say the same except for names and addresses. Steps are in
+// cells.
 type block struct {
 	answers int
 	head    []string // the answer, its reasons, and whom else it is about
@@ -115,8 +116,8 @@ func fold(answers []Answer) (blocks []block) {
 	return blocks
 }
 
-// fold puts the ways together that say the same but for names and addresses, denied ones first;
-// said is what the answer says but for those.
+// fold puts the ways together that say the same except for names and addresses, denied ones first;
+// said is what the answer says except for those.
 func (a Answer) fold() (ways [][]Path, said string) {
 	at := map[string]int{}
 	for _, o := range []Outcome{Denied, Unknown, Allowed} {
@@ -144,7 +145,7 @@ func (a Answer) fold() (ways [][]Path, said string) {
 	return ways, strings.Join(keys, "\n")
 }
 
-// said is what is said of a way, but for the names of its pods, nodes and host endpoints, and
+// said is what is said of a way, except for the names of its pods, nodes and host endpoints, and
 // addresses. Where it does not pass, what allows it elsewhere makes no difference.
 func (a Answer) said(p Path) string {
 	names := a.names(p)

@@ -62,8 +62,8 @@ func Denial(steps []Step) (Step, bool) {
 // Forward walks what a new connection meets that the node passes on: from a pod, to a pod, or both,
 // or neither. in and out are the indexes of the interfaces by which it comes and goes; 0 is not
 // known: a pod of this node is taken to send by its own interface then, others by one of the node's
-// that has no host endpoint. The steps are those of all stages, also after one that denies, but for
-// what drops a packet outside any program, which is the last.
+// that has no host endpoint. The steps are those of all stages, also after one that denies, except
+// for what drops a packet outside any program, which is the last.
 func Forward(p *state.Policy, f Flow, in, out int) []Step {
 	if w := p.Workloads[f.Source]; w != nil && f.Source == f.Destination && sentBy(p, f, in) == w.Device && w.Device != 0 {
 		return []Step{{Stage: Self, Of: podRef(w.Pod), Verdict: Verdict{Outcome: Allowed}, Text: "a pod always reaches itself"}}

@@ -31,7 +31,7 @@ func itemLines(text []byte, first int) []int {
 	return lines
 }
 
-// isKey tells whether a line holds a key of the document alone, but for a comment.
+// isKey tells whether a line holds a key of the document alone, except for a comment.
 func isKey(line []byte, key string) bool {
 	rest, ok := bytes.CutPrefix(line, []byte(key))
 	rest = bytes.TrimLeft(rest, " \t")

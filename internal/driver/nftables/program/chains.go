@@ -16,7 +16,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// All chains of the table are in this file, but for those that a policy's rules become
+// All chains of the table are in this file, except for those that a policy's rules become
 // (policy_chains.go). Packets enter the table by its base chains, in this order:
 //
 //	chain        hook         type    priority  what is seen

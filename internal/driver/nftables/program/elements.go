@@ -117,7 +117,7 @@ func (fp *Family) keptSources(s state.Settings) []netip.Prefix {
 
 func (fp *Family) holds(a netip.Addr) bool { return a.Is4() == (fp.IP.Bits == 32) }
 
-// FrontendElements yields what one frontend puts into the sets, but for its source ranges.
+// FrontendElements yields what one frontend puts into the sets, except for its source ranges.
 func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
 	fp := p.Family(k.Addr.Is4())
 	at := func(s *nft.Set) nft.Element {

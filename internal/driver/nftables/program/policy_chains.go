@@ -47,8 +47,8 @@ var (
 
 // limits bound what is written into one chain; what is beyond becomes chains of its own.
 type limits struct {
-	// Of a rule but for its end: the kernel takes 128 expressions, in 4 KB as it holds them, which
-	// is three quarters of what they take in a message at the most.
+	// Of a rule except for its end: the kernel takes 128 expressions, in 4 KB as it holds them,
+	// which is three quarters of what they take in a message at the most.
 	exprs, bytes int
 
 	inline int // rules that one declared rule may become
