@@ -153,7 +153,7 @@ func compare(t *testing.T, b *bed, after string) {
 	if d := cmp.Diff(contents(st), contents(b.store), equal...); d != "" {
 		t.Fatalf("after %s: objects differ: %s", after, d)
 	}
-	x, y := fresh.doc, b.doc
+	x, y := fresh.doc, b.document()
 	for _, d := range []string{
 		cmp.Diff(setsOf(x.farmsAt), setsOf(y.farmsAt)), cmp.Diff(setsOf(x.farmsOf), setsOf(y.farmsOf)), cmp.Diff(setsOf(x.addrsOf), setsOf(y.addrsOf)),
 		cmp.Diff(maps.Collect(x.loggers.All()), maps.Collect(y.loggers.All())),
