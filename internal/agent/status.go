@@ -40,7 +40,7 @@ type Status struct {
 
 	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	// Followers' own states; what they lack costs only speed.
+	// Followers' own states: that of the fabric, if this agent has it.
 	Followers []reconcile.FollowerStatus `json:"accelerators,omitempty"`
 	BGP       *BGPStatus                 `json:"bgp,omitempty"`   // if the agent speaks it
 	Farms     *FarmsStatus               `json:"farms,omitempty"` // of a balancer

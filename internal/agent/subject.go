@@ -13,7 +13,7 @@ import (
 type subject struct {
 	run     []func(ctx context.Context) // work until ctx ends
 	inputs  []input                     // what the loop hears from it
-	moved   func() bool                 // looks for what nobody tells of; called while nothing compiles
+	moved   func() bool                 // looks for changes that nobody reports, and is called under the compiler's lock
 	follow  func()                      // hands on what an attempt has changed; called by the loop
 	issues  func() []model.Issue        // faults that it found itself
 	note    func() string               // of status; "": none
