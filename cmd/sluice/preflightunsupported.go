@@ -122,12 +122,12 @@ func judgedThen(now *state.Policy, pods []*model.Pod, p *model.Policy) string {
 			if w == nil {
 				continue
 			}
-			var programs []*state.Program
+			var programs []*state.Rules
 			if p.Ingress {
-				programs = append(programs, now.Programs[w.Ingress])
+				programs = append(programs, now.Rules[w.Ingress])
 			}
 			if p.Egress {
-				programs = append(programs, now.Programs[w.Egress])
+				programs = append(programs, now.Rules[w.Egress])
 			}
 			for _, program := range programs {
 				judged = judged || program != nil

@@ -107,7 +107,7 @@ type PolicyStatus struct {
 	Policies int `json:"policies"` // known, on this node or not
 	Selected int `json:"selected"` // pods of this node that a policy selects
 	Local    int `json:"local"`    // pods of this node
-	Programs int `json:"programs"` // programs that judge them; pods with the same policies share one
+	Rules    int `json:"programs"` // programs that judge them; pods with the same policies share one
 
 	Sets        int `json:"sets"`        // sets of pod addresses that are programmed
 	Members     int `json:"members"`     // addresses in them, counted for each set
@@ -152,7 +152,7 @@ func (a *Agent) policyStatus() *PolicyStatus {
 		return nil
 	}
 	s.pods(p)
-	s.Programs, s.Sets, s.Lists = len(p.Programs), len(p.Groups), len(p.Lists)+len(p.Denied.Lists)
+	s.Rules, s.Sets, s.Lists = len(p.Rules), len(p.Groups), len(p.Lists)+len(p.Denied.Lists)
 	for _, members := range p.Groups {
 		s.Members += len(members)
 	}

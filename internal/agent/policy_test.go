@@ -258,7 +258,7 @@ func TestPolicies(t *testing.T) {
 	if err != nil || s.Policy == nil {
 		t.Fatalf("status: %+v, %v", s, err)
 	}
-	want := &PolicyStatus{Policies: 1, Selected: 1, Local: 3, Programs: 1, AddressLists: map[string]int{"bad": 1}, Bridged: []string{"shop/bridged"}}
+	want := &PolicyStatus{Policies: 1, Selected: 1, Local: 3, Rules: 1, AddressLists: map[string]int{"bad": 1}, Bridged: []string{"shop/bridged"}}
 	if diff := cmp.Diff(want, s.Policy); diff != "" {
 		t.Errorf("policy status (-want +got):\n%s", diff)
 	}
@@ -305,7 +305,7 @@ func TestIgnoredPolicyIsNamed(t *testing.T) {
 	b.source.fault(model.Issue{Object: key, Reason: "ignored: its port is odd", InForce: model.InForceNothing})
 	eventually(t, "it is known", func() bool {
 		s, err := b.client.Status(t.Context())
-		return err == nil && slices.Equal(s.Policy.Ignored, []string{"NetworkPolicy.projectcalico.org shop/odd"}) && s.Policy.Refused == nil && s.Policy.Programs == 1
+		return err == nil && slices.Equal(s.Policy.Ignored, []string{"NetworkPolicy.projectcalico.org shop/odd"}) && s.Policy.Refused == nil && s.Policy.Rules == 1
 	})
 	got, err := b.client.Policies(t.Context())
 	if err != nil || len(got) != 2 || !slices.Equal(got[1].Issues, []string{"ignored: its port is odd; in force: nothing of it"}) {

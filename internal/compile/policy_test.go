@@ -46,10 +46,10 @@ func TestPolicyIsPartOfTheState(t *testing.T) {
 	d := c.Update(s, s.Take())
 	p := c.State().Policy
 	w := p.Workloads[netip.MustParseAddr("10.0.0.1")]
-	if w == nil || w.Device != 7 || p.Programs[w.Ingress] == nil || w.Egress != "" {
+	if w == nil || w.Device != 7 || p.Rules[w.Ingress] == nil || w.Egress != "" {
 		t.Fatalf("workload %+v", w)
 	}
-	if len(d.Policy.Workloads) != 1 || len(d.Policy.Programs) != 1 || !d.Policy.PodDevices[7] {
+	if len(d.Policy.Workloads) != 1 || len(d.Policy.Rules) != 1 || !d.Policy.PodDevices[7] {
 		t.Errorf("delta %+v", d.Policy)
 	}
 	if got := c.Policy.Views(); len(got) != 1 || got[0].Pods != 1 {
@@ -69,7 +69,7 @@ func TestPolicyIsPartOfTheState(t *testing.T) {
 	e := denyAll()
 	e.Object = nil
 	s.Apply([]store.Event{e})
-	if d = c.Update(s, s.Take()); d.Policy.Len() != 2 || len(p.Programs) != 0 {
+	if d = c.Update(s, s.Take()); d.Policy.Len() != 2 || len(p.Rules) != 0 {
 		t.Errorf("the policy goes: %+v", d.Policy)
 	}
 	if d = c.Update(s, store.Dirty{}); d.Len() != 0 {

@@ -179,16 +179,16 @@ func (c Capabilities) Lacks(s *state.State) map[model.Ref]Capability {
 	}
 	if p := s.Policy; p != nil && c.Can&ofPolicy != ofPolicy {
 		for _, w := range p.Workloads {
-			need(Policy, p.Programs[w.Ingress].Declared()...)
-			need(Policy, p.Programs[w.Egress].Declared()...)
+			need(Policy, p.Rules[w.Ingress].Declared()...)
+			need(Policy, p.Rules[w.Egress].Declared()...)
 		}
 		for _, h := range p.Hosts {
 			need(Policy|HostPolicy, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: h.Name}})
-			for _, id := range h.Programs() {
-				need(Policy|HostPolicy, p.Programs[*id].Declared()...)
+			for _, id := range h.RulesIDs() {
+				need(Policy|HostPolicy, p.Rules[*id].Declared()...)
 			}
-			need(UntrackedPolicy, p.Programs[h.UntrackedIn].Declared()...)
-			need(UntrackedPolicy, p.Programs[h.UntrackedOut].Declared()...)
+			need(UntrackedPolicy, p.Rules[h.UntrackedIn].Declared()...)
+			need(UntrackedPolicy, p.Rules[h.UntrackedOut].Declared()...)
 		}
 		for _, l := range p.Denied.Lists {
 			need(Policy|UntrackedPolicy, model.Ref{Kind: "list", Name: model.Name{Name: l.Name}})

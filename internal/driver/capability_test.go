@@ -12,14 +12,14 @@ import (
 )
 
 // program is one of some policies.
-func program(s *state.State, kind model.Kind, names ...string) state.ProgramID {
-	p := &state.Program{Tiers: []state.Tier{{}}}
+func program(s *state.State, kind model.Kind, names ...string) state.RulesID {
+	p := &state.Rules{Tiers: []state.Tier{{}}}
 	for _, name := range names {
-		p.ID += state.ProgramID(name)
+		p.ID += state.RulesID(name)
 		key := model.PolicyKey{Kind: kind, Name: model.Name{Name: name}}
 		p.Tiers[0].Policies = append(p.Tiers[0].Policies, &state.PolicyRules{Policy: key})
 	}
-	s.Policy.Programs[p.ID] = p
+	s.Policy.Rules[p.ID] = p
 	return p.ID
 }
 

@@ -103,7 +103,7 @@ type saved struct {
 	note  string
 }
 
-func (s *saved) at(number int) place { return place{number: number, comment: s.note} }
+func (s *saved) at(number int) position { return position{number: number, comment: s.note} }
 
 func (s *saved) apply(p *packet) ([]action, error) {
 	matches := yes

@@ -132,7 +132,7 @@ type tableRule struct {
 	handle uint64
 }
 
-func (r *tableRule) at(number int) place { return place{number, r.comment(), r.handle} }
+func (r *tableRule) at(number int) position { return position{number, r.comment(), r.handle} }
 
 // comment is nft's, or iptables-nft's.
 func (r *tableRule) comment() string {

@@ -60,7 +60,7 @@ type rule interface {
 	// it is not known which, no's left out.
 	apply(p *packet) ([]action, error)
 	// at is where the rule is, with what its author wrote beside it.
-	at(number int) place
+	at(number int) position
 }
 
 // action is what a rule does, and whether it matches.
@@ -83,15 +83,15 @@ func (a action) where(matches answer) action {
 	return a
 }
 
-// place is where a rule is.
-type place struct {
+// position is where a rule is.
+type position struct {
 	number  int // in its chain, from 1
 	comment string
 	handle  uint64 // nftables' number of it; 0: it has none
 }
 
 // String is `rule 3 ("no telnet")`.
-func (p *place) String() string {
+func (p *position) String() string {
 	if p.comment == "" {
 		return fmt.Sprintf("rule %d", p.number)
 	}
@@ -100,11 +100,11 @@ func (p *place) String() string {
 
 // end is where a packet ends, or may end.
 type end struct {
-	kind    string // drop or reject
-	chain   string // that has the rule
-	rule    *place // nil: the base chain's policy
-	matches bool   // the rule does, for sure
-	certain bool   // and the packet comes to it for sure
+	kind    string    // drop or reject
+	chain   string    // that has the rule
+	rule    *position // nil: the base chain's policy
+	matches bool      // the rule does, for sure
+	certain bool      // and the packet comes to it for sure
 }
 
 // fate is what may have become of a packet in a chain: some of these.
@@ -175,7 +175,7 @@ func (w *walk) chain(name string, sure bool, depth int) (f fate, err error) {
 const goesOn fate = 1 << 7
 
 // act does what a rule says, of a chain whose rule the packet comes to for sure or not.
-func (w *walk) act(a action, at place, chain string, comes bool, depth int) (fate, error) {
+func (w *walk) act(a action, at position, chain string, comes bool, depth int) (fate, error) {
 	comes = comes && a.matches == yes
 	if a.alters != "" && comes {
 		w.alter = append(w.alter, end{kind: a.alters, chain: chain, rule: &at, matches: true, certain: true})

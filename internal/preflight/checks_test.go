@@ -208,8 +208,8 @@ func TestChecks(t *testing.T) {
 		{"unknown memory limit", func(f *Facts) { f.Memory.Err = denied }, "memory", Warn, "cannot tell", "root"},
 		{"another agent", func(f *Facts) { f.Alive = true }, "agent", Warn, "answers on /run/sluice/sluice.sock", "sluice status"},
 		{"a dead agent's table", func(f *Facts) { f.OwnTable = true }, "agent", OK, "the next adopts it", ""},
-		{"sysctls that are ours no longer", func(f *Facts) { f.Undone = []sysctl.Change{{Key: sysctl.Forward4, Was: "1", Now: "0"}} }, "sysctls", Warn, "changed by another program since: net.ipv4.ip_forward = 0 (was 1); else none set by us", "find who"},
-		{"sysctls of ours", func(f *Facts) { f.Changed = []sysctl.Change{{Key: sysctl.Forward4, Was: "0", Now: "1"}} }, "sysctls", OK, "net.ipv4.ip_forward = 1 (was 0)", ""},
+		{"sysctls that are ours no longer", func(f *Facts) { f.Undone = []sysctl.Override{{Key: sysctl.Forward4, Was: "1", Now: "0"}} }, "sysctls", Warn, "changed by another program since: net.ipv4.ip_forward = 0 (was 1); else none set by us", "find who"},
+		{"sysctls of ours", func(f *Facts) { f.Changed = []sysctl.Override{{Key: sysctl.Forward4, Was: "0", Now: "1"}} }, "sysctls", OK, "net.ipv4.ip_forward = 1 (was 0)", ""},
 		{"broken record", func(f *Facts) { f.RecordErr = denied }, "sysctls", Warn, "permission denied", ""},
 	}
 	for _, tt := range tests {

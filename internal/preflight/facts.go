@@ -65,9 +65,9 @@ type Facts struct {
 	NoLivez   bool     // who has the one for health serves no /livez there
 	Memory    Memory
 	Socket    string
-	Alive     bool            // someone answers on Socket
-	Changed   []sysctl.Change // noted in the record beside Socket, and still so
-	Undone    []sysctl.Change // noted there, and no longer so: Was is what we set
+	Alive     bool              // someone answers on Socket
+	Changed   []sysctl.Override // noted in the record beside Socket, and still so
+	Undone    []sysctl.Override // noted there, and no longer so: Was is what we set
 	RecordErr error
 }
 

@@ -83,11 +83,11 @@ func Gather(ctx context.Context, o Options) *Facts {
 	}
 	f.Memory = ownMemory()
 	f.Changed, f.RecordErr = sysctl.List(sysctl.RecordPath(o.Socket))
-	f.Changed = slices.DeleteFunc(f.Changed, func(c sysctl.Change) bool {
+	f.Changed = slices.DeleteFunc(f.Changed, func(c sysctl.Override) bool {
 		now, err := sysctl.Read(c.Key)
 		undone := err == nil && now != c.Now
 		if undone {
-			f.Undone = append(f.Undone, sysctl.Change{Key: c.Key, Was: c.Now, Now: now})
+			f.Undone = append(f.Undone, sysctl.Override{Key: c.Key, Was: c.Now, Now: now})
 		}
 		return undone
 	})

@@ -33,19 +33,19 @@ const CutByRuleLabel = 125
 type SetID uint32
 
 // ProgramID names a Program: a digest of all that it holds. "" is no program: everything passes.
-type ProgramID string
+type RulesID string
 
 // Program is what a new connection is judged by at one end, in one direction. Ends with
 // the same policies share one. Immutable.
-type Program struct {
-	ID    ProgramID
+type Rules struct {
+	ID    RulesID
 	Tiers []Tier
 	// Default befalls what passed all tiers: Allow for pods, Deny for host endpoints.
 	Default model.Action
 }
 
 // Declared are the policies that the program was made of, sorted; none of nil.
-func (p *Program) Declared() []model.PolicyKey {
+func (p *Rules) Declared() []model.PolicyKey {
 	all := map[model.PolicyKey]bool{}
 	if p != nil {
 		for _, t := range p.Tiers {
@@ -147,11 +147,11 @@ type Workload struct {
 	Pod             model.Name
 	Device          int  // index of the interface that leads to it; 0: not known, and nothing that it sends passes
 	Bridged         bool // others are behind the interface too
-	Ingress, Egress ProgramID
+	Ingress, Egress RulesID
 }
 
 // Programs are the places of the workload's programs.
-func (w *Workload) Programs() []*ProgramID { return []*ProgramID{&w.Ingress, &w.Egress} }
+func (w *Workload) RulesIDs() []*RulesID { return []*RulesID{&w.Ingress, &w.Egress} }
 
 // Host is a network interface of the node that a host endpoint covers. Immutable.
 type Host struct {
@@ -162,15 +162,15 @@ type Host struct {
 	// that pass through it, PreDNAT all that come in before services are translated. Untracked are
 	// stateless: they judge each packet before connection tracking, and what they allow is not
 	// tracked.
-	Input, Output             ProgramID
-	ForwardIn, ForwardOut     ProgramID
-	PreDNAT                   ProgramID
-	UntrackedIn, UntrackedOut ProgramID
+	Input, Output             RulesID
+	ForwardIn, ForwardOut     RulesID
+	PreDNAT                   RulesID
+	UntrackedIn, UntrackedOut RulesID
 }
 
 // Programs are the places of all programs of the host.
-func (h *Host) Programs() []*ProgramID {
-	return []*ProgramID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
+func (h *Host) RulesIDs() []*RulesID {
+	return []*RulesID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
 }
 
 // Denied are addresses whose packets are dropped where they arrive, before
@@ -188,7 +188,7 @@ type Device struct {
 
 // Policy is the part of the State that says what may pass.
 type Policy struct {
-	Programs   map[ProgramID]*Program
+	Rules      map[RulesID]*Rules
 	Workloads  map[netip.Addr]*Workload
 	Hosts      map[int]*Host // by index of the interface
 	Groups     map[SetID]map[netip.Addr]struct{}
@@ -213,7 +213,7 @@ type Policy struct {
 // NewPolicy returns an empty Policy.
 func NewPolicy() *Policy {
 	return &Policy{
-		Programs:    map[ProgramID]*Program{},
+		Rules:       map[RulesID]*Rules{},
 		Workloads:   map[netip.Addr]*Workload{},
 		Hosts:       map[int]*Host{},
 		Groups:      map[SetID]map[netip.Addr]struct{}{},
@@ -228,7 +228,7 @@ func NewPolicy() *Policy {
 // PolicyDelta is a change of Policy: what is named is set, or removed where the value is nil or
 // false; what is not named stays.
 type PolicyDelta struct {
-	Programs    map[ProgramID]*Program
+	Rules       map[RulesID]*Rules
 	Workloads   map[netip.Addr]*Workload
 	Hosts       map[int]*Host
 	Groups      map[SetID]map[netip.Addr]bool // a group that loses its last member is gone
@@ -268,7 +268,7 @@ func (a *About) add(addr netip.Addr) {
 
 // About is what the change is about, where before is what it changes.
 func (d PolicyDelta) About(before *Policy) (about About) {
-	if len(before.Programs)+len(d.Programs) == 0 {
+	if len(before.Rules)+len(d.Rules) == 0 {
 		return about
 	}
 	about.All = len(d.Lists)+len(d.Hosts) > 0
@@ -302,7 +302,7 @@ func (d PolicyDelta) MayForbid(before *Policy) About {
 
 // Len is the number of named changes; each member of a group counts.
 func (d PolicyDelta) Len() int {
-	n := len(d.Programs) + len(d.Workloads) + len(d.Hosts) + len(d.PortSets) + len(d.Lists) + len(d.PodDevices) + len(d.HostDevices)
+	n := len(d.Rules) + len(d.Workloads) + len(d.Hosts) + len(d.PortSets) + len(d.Lists) + len(d.PodDevices) + len(d.HostDevices)
 	for _, g := range d.Groups {
 		n += len(g)
 	}
@@ -319,7 +319,7 @@ func (d PolicyDelta) Len() int {
 }
 
 func (d *PolicyDelta) merge(later PolicyDelta) {
-	d.Programs = merged(d.Programs, later.Programs)
+	d.Rules = merged(d.Rules, later.Rules)
 	d.Workloads = merged(d.Workloads, later.Workloads)
 	d.Hosts = merged(d.Hosts, later.Hosts)
 	d.Groups = mergedMembers(d.Groups, later.Groups)
@@ -347,7 +347,7 @@ func mergedMembers[M comparable](d, later map[SetID]map[M]bool) map[SetID]map[M]
 
 // Apply changes p by d.
 func (p *Policy) Apply(d PolicyDelta) {
-	applyMap(p.Programs, d.Programs)
+	applyMap(p.Rules, d.Rules)
 	applyMap(p.Workloads, d.Workloads)
 	applyMap(p.Hosts, d.Hosts)
 	applyMap(p.PortSets, d.PortSets)
@@ -370,7 +370,7 @@ func (p *Policy) Clone() *Policy {
 		return nil
 	}
 	c := *p
-	c.Programs, c.Workloads, c.Hosts = maps.Clone(p.Programs), maps.Clone(p.Workloads), maps.Clone(p.Hosts)
+	c.Rules, c.Workloads, c.Hosts = maps.Clone(p.Rules), maps.Clone(p.Workloads), maps.Clone(p.Hosts)
 	c.PortSets, c.Lists = maps.Clone(p.PortSets), maps.Clone(p.Lists)
 	c.PodDevices, c.HostDevices = maps.Clone(p.PodDevices), maps.Clone(p.HostDevices)
 	c.Groups, c.NamedPorts = cloneMembers(p.Groups), cloneMembers(p.NamedPorts)

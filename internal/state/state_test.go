@@ -275,11 +275,11 @@ func TestDeclared(t *testing.T) {
 		return t
 	}
 	a, b := key(model.NetworkPolicy, "a"), key(model.NetworkPolicy, "b")
-	p := &Program{Tiers: []Tier{tier(b, key(model.Failsafe, "in")), tier(), tier(a, b)}}
+	p := &Rules{Tiers: []Tier{tier(b, key(model.Failsafe, "in")), tier(), tier(a, b)}}
 	if got := p.Declared(); !slices.Equal(got, []model.PolicyKey{a, b}) {
 		t.Errorf("declared: %v", got)
 	}
-	if got := (*Program)(nil).Declared(); len(got) > 0 {
+	if got := (*Rules)(nil).Declared(); len(got) > 0 {
 		t.Errorf("declared by none: %v", got)
 	}
 }
@@ -287,16 +287,16 @@ func TestDeclared(t *testing.T) {
 // Programs are all fields of a host that name one.
 func TestHostPrograms(t *testing.T) {
 	var h Host
-	for i, id := range h.Programs() {
-		*id = ProgramID(rune('a' + i))
+	for i, id := range h.RulesIDs() {
+		*id = RulesID(rune('a' + i))
 	}
-	v, programs := reflect.ValueOf(h), map[ProgramID]bool{}
+	v, programs := reflect.ValueOf(h), map[RulesID]bool{}
 	for i := range v.NumField() {
-		if id, is := v.Field(i).Interface().(ProgramID); is {
+		if id, is := v.Field(i).Interface().(RulesID); is {
 			programs[id] = true
 		}
 	}
-	if len(programs) != len(h.Programs()) || programs[""] {
+	if len(programs) != len(h.RulesIDs()) || programs[""] {
 		t.Errorf("programs: %v", programs)
 	}
 }

@@ -92,9 +92,9 @@ func TestAnsweringIsCut(t *testing.T) {
 		})
 	}()
 	<-held
-	deny := &state.Program{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+	deny := &state.Rules{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
 		Policies: []*state.PolicyRules{{Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: "deny"}}}}}}}
-	change := state.Delta{Policy: state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{"deny": deny}, Workloads: map[netip.Addr]*state.Workload{}}}
+	change := state.Delta{Policy: state.PolicyDelta{Rules: map[state.RulesID]*state.Rules{"deny": deny}, Workloads: map[netip.Addr]*state.Workload{}}}
 	for _, to := range []string{forbidden, untold} {
 		change.Policy.Workloads[at(to).Addr()] = &state.Workload{Ingress: "deny", Device: 5}
 	}

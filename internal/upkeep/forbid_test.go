@@ -24,10 +24,10 @@ func TestForbids(t *testing.T) {
 	}
 	nodePort := direct(outside, pod)
 	nodePort.Orig = tuple(outside, node, 40000, 30080)
-	denyNodePort := &state.Program{ID: "node-port", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Allow, Policies: []*state.PolicyRules{{Rules: []state.Rule{{
+	denyNodePort := &state.Rules{ID: "node-port", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Allow, Policies: []*state.PolicyRules{{Rules: []state.Rule{{
 		Action: model.Deny, Protocol: uint8(model.TCP), Destination: state.End{Ports: &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 30080, Last: 30080}}}}}}}}}}}
 	preDNAT := func(p *state.Policy) {
-		p.Programs[denyNodePort.ID] = denyNodePort
+		p.Rules[denyNodePort.ID] = denyNodePort
 		p.PortSets[0x100] = denyNodePort.Tiers[0].Policies[0].Rules[0].Destination.Ports
 		p.Hosts[eth0] = &state.Host{Name: "node", Device: "eth0", PreDNAT: denyNodePort.ID}
 	}
@@ -55,7 +55,7 @@ func TestForbids(t *testing.T) {
 		"a pod's policy of what the node gets":  {direct(pod, node), func(p *state.Policy) { p.Workloads[pod].Egress = "deny" }, none, true},
 	} {
 		p := state.NewPolicy()
-		p.Programs["deny"] = &state.Program{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+		p.Rules["deny"] = &state.Rules{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
 			Policies: []*state.PolicyRules{{Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: "deny"}}}}}}}
 		p.HostDevices[eth0], p.PodDevices[veth] = struct{}{}, struct{}{}
 		p.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
@@ -137,7 +137,7 @@ func TestForbidsWhileAdopting(t *testing.T) {
 	pod, outside := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("192.0.2.9")
 	want := state.New()
 	want.Policy = state.NewPolicy()
-	want.Policy.Programs["deny"] = &state.Program{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{}}}}}
+	want.Policy.Rules["deny"] = &state.Rules{ID: "deny", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{}}}}}
 	want.Policy.Workloads[pod] = &state.Workload{Device: 5, Ingress: "deny"}
 	before := state.New()
 	before.Policy = state.NewPolicy()

@@ -28,15 +28,15 @@ func testNothingPassesWhileProgramsChange(t *testing.T, p plane) {
 		if err != nil || arrived == 0 {
 			t.Fatalf("of a storm at an open pod %d arrived: %v", arrived, err)
 		}
-		n, last := 0, state.ProgramID("")
+		n, last := 0, state.RulesID("")
 		next := func() error {
 			n++
 			p := closing(fmt.Sprint("closed-", family, "-", n))
 			w := *k.Policy().Workloads[pod]
 			w.Ingress = p.ID
-			d := state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{p.ID: p}, Workloads: map[netip.Addr]*state.Workload{pod: &w}}
+			d := state.PolicyDelta{Rules: map[state.RulesID]*state.Rules{p.ID: p}, Workloads: map[netip.Addr]*state.Workload{pod: &w}}
 			if last != "" {
-				d.Programs[last] = nil
+				d.Rules[last] = nil
 			}
 			last = p.ID
 			plan, err := k.driver.Update(t.Context(), state.Delta{Policy: d})
@@ -67,9 +67,9 @@ func testNothingPassesWhileProgramsChange(t *testing.T, p plane) {
 }
 
 // closing is a program of one policy that allows nothing.
-func closing(name string) *state.Program {
+func closing(name string) *state.Rules {
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: name}}
-	return &state.Program{ID: state.ProgramID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key}}}}}
+	return &state.Rules{ID: state.RulesID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key}}}}}
 }
 
 // testCutBeforeServices shows that what a host endpoint comes to deny before services are

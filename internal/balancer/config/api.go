@@ -136,7 +136,7 @@ func (s *Source) change(w http.ResponseWriter, q *http.Request, path []string) {
 		s.fail(w, err)
 		return
 	}
-	warnings, err := s.submit(q.Context(), func(c *change) error { return r.edit(c, names, body) })
+	warnings, err := s.submit(q.Context(), func(c *revision) error { return r.edit(c, names, body) })
 	if err != nil {
 		s.fail(w, err)
 		return

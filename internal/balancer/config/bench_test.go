@@ -78,7 +78,7 @@ func BenchmarkSave(b *testing.B) {
 func BenchmarkRequest(b *testing.B) {
 	s := loaded(b, 10000, Options{})
 	all := many(10000)
-	ask := func(b *testing.B, edit func(*change) error) {
+	ask := func(b *testing.B, edit func(*revision) error) {
 		r := &request{edit: edit, done: make(chan struct{})}
 		if s.serve(b.Context(), []*request{r}); r.err != nil {
 			b.Fatal(r.err)

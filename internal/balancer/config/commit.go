@@ -19,8 +19,8 @@ const patience = 2 * time.Minute
 
 // request is a change that somebody waits for.
 type request struct {
-	edit     func(*change) error
-	change   *change // once it is committed
+	edit     func(*revision) error
+	change   *revision // once it is committed
 	warnings []string
 	err      error
 	done     chan struct{}
@@ -42,7 +42,7 @@ var errStopped = &failure{503, "the balancer is stopping"}
 
 // submit has a change be carried out, and returns its warnings once the kernel and the state file
 // have it. If ctx ends before, what comes of it is not known.
-func (s *Source) submit(ctx context.Context, edit func(*change) error) ([]string, error) {
+func (s *Source) submit(ctx context.Context, edit func(*revision) error) ([]string, error) {
 	r := &request{edit: edit, done: make(chan struct{})}
 	select {
 	case s.requests <- r:
@@ -150,7 +150,7 @@ func (s *Source) commit(all []*request) (committed []*request) {
 	before := s.doc // nobody but this goroutine replaces it
 	now := before
 	for _, r := range all {
-		c := newChange(now, s.options)
+		c := newRevision(now, s.options)
 		err := r.edit(c)
 		if err == nil {
 			err = c.finish()
@@ -239,16 +239,16 @@ func (s *Source) sync(ctx context.Context, objects []model.Ref) error {
 }
 
 // objects are those that are delivered because of a change.
-func (c *change) objects() (all []model.Ref) {
-	for name := range c.farmEdits.edits {
+func (r *revision) objects() (all []model.Ref) {
+	for name := range r.farmEdits.edits {
 		all = append(all, (&model.Farm{Name: name}).Ref())
 	}
-	for name, e := range c.addrEdits.edits {
+	for name, e := range r.addrEdits.edits {
 		if servedAlone(e.was) != nil || servedAlone(e.now) != nil {
 			all = append(all, (&model.Farm{Name: aloneName(name)}).Ref())
 		}
 	}
-	for name := range c.listEdits.edits {
+	for name := range r.listEdits.edits {
 		all = append(all, (&model.FarmList{Name: name}).Ref())
 	}
 	return all
@@ -287,12 +287,12 @@ func (s *Source) forget(ctx context.Context, all []forgetting) error {
 }
 
 // merge is the edit that a document asks for.
-func merge(body []byte, set func(*reader)) func(*change) error {
-	return func(c *change) error {
+func merge(body []byte, set func(*reader)) func(*revision) error {
+	return func(c *revision) error {
 		if len(bytes.TrimSpace(body)) == 0 {
 			return malformed("The body is empty; give a document, such as {}")
 		}
-		r := &reader{change: c}
+		r := &reader{revision: c}
 		if set != nil {
 			set(r)
 		}

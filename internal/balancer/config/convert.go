@@ -15,9 +15,9 @@ import (
 const aYear = 365 * 24 * time.Hour
 
 // finishFarm checks a farm, and sets what it comes to. was is the farm before, nil: there was none.
-func (c *change) finishFarm(was, f *farm) error {
+func (r *revision) finishFarm(was, f *farm) error {
 	path := "farms[" + f.name + "]"
-	if err := c.knowsAll(path, f.policies); err != nil {
+	if err := r.knowsAll(path, f.policies); err != nil {
 		return err
 	}
 	m := new(f.given)
@@ -30,11 +30,11 @@ func (c *change) finishFarm(was, f *farm) error {
 			m.PersistFor = aYear
 		}
 	}
-	m.Lists = c.listsOf(f.policies, f.verdict)
-	if err := c.finishAddresses(f, m); err != nil {
+	m.Lists = r.listsOf(f.policies, f.verdict)
+	if err := r.finishAddresses(f, m); err != nil {
 		return err
 	}
-	if err := c.finishMode(was, f, m, path); err != nil {
+	if err := r.finishMode(was, f, m, path); err != nil {
 		return err
 	}
 	if err := f.finishBackends(m, path); err != nil {
@@ -43,18 +43,18 @@ func (c *change) finishFarm(was, f *farm) error {
 	if err := f.finishSessions(m, path); err != nil {
 		return err
 	}
-	if err := c.finishDevices(f, path); err != nil {
+	if err := r.finishDevices(f, path); err != nil {
 		return err
 	}
-	if at := takes(m, c.options.Own); at.IsValid() && f.state == up {
+	if at := takes(m, r.options.Own); at.IsValid() && f.state == up {
 		reason := fmt.Sprintf("it takes %s, where this balancer itself is served: leave out port %d, or serve that elsewhere (--api, --metrics-address, --healthz-address)", at, at.Port())
-		if !c.ofState {
+		if !r.ofState {
 			return &failure{409, "error parsing buffer. " + path + ": " + reason}
 		}
 		f.aside = reason
 	}
-	if c.options.Check != nil {
-		if err := c.options.Check(m); err != nil {
+	if r.options.Check != nil {
+		if err := r.options.Check(m); err != nil {
 			return wrong(path, "%v", err)
 		}
 	}
@@ -63,21 +63,21 @@ func (c *change) finishFarm(was, f *farm) error {
 }
 
 // finishDevices checks that the interfaces are there that were named.
-func (c *change) finishDevices(f *farm, path string) error {
-	if c.options.HasDevice == nil {
+func (r *revision) finishDevices(f *farm, path string) error {
+	if r.options.HasDevice == nil {
 		return nil
 	}
 	for attribute, name := range map[string]string{"iface": f.iface, "oface": f.oface} {
-		if name != "" && !c.options.HasDevice(name) {
+		if name != "" && !r.options.HasDevice(name) {
 			return wrong(path+"."+attribute, "this machine has no interface %s; leave it out, as the kernel finds interfaces", name)
 		}
 	}
 	return nil
 }
 
-func (c *change) finishAddresses(f *farm, m *model.Farm) error {
+func (r *revision) finishAddresses(f *farm, m *model.Farm) error {
 	for _, name := range f.addresses {
-		a := c.addresses.Get(name)
+		a := r.addresses.Get(name)
 		if a == nil {
 			return unknown("Unknown address '%s' in farm '%s'", name, f.name)
 		}
@@ -90,7 +90,7 @@ func (c *change) finishAddresses(f *farm, m *model.Farm) error {
 
 // finishStateless has each packet of a flow, or of a client, come to the same backend: nothing is
 // remembered of either.
-func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error {
+func (r *revision) finishStateless(was, f *farm, m *model.Farm, path string) error {
 	changed := was == nil || was.given.Mode != m.Mode || was.given.Scheduler != f.given.Scheduler || was.given.Persist != f.given.Persist
 	switch {
 	case f.given.Persist != 0 && len(f.sessions) > 0:
@@ -101,21 +101,21 @@ func (c *change) finishStateless(was, f *farm, m *model.Farm, path string) error
 			m.Scheduler = model.Hash
 		}
 		if changed {
-			c.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.given.Mode, strings.TrimSpace(setText(keyWords, f.given.Persist, len(keyWords))))
+			r.warn("Farm '%s' in mode '%s' remembers no clients, but chooses by a hash of '%s', which leads each to the same backend", f.name, f.given.Mode, strings.TrimSpace(setText(keyWords, f.given.Persist, len(keyWords))))
 		}
 	case f.given.Scheduler.Draws():
 		m.HashBy = model.SrcIP | model.SrcPort
 		if changed {
-			c.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.given.Mode, f.given.Scheduler)
+			r.warn("Farm '%s' in mode '%s' chooses by a hash of srcip and srcport in place of '%s', so that a flow keeps its backend", f.name, f.given.Mode, f.given.Scheduler)
 		}
 	}
 	return nil
 }
 
 // finishMode checks what does not go together with a mode, or a helper.
-func (c *change) finishMode(was, f *farm, m *model.Farm, path string) error {
-	if f.given.Mode.Stateless() && !(c.options.DSRTracks && f.given.Mode == model.DSR) {
-		if err := c.finishStateless(was, f, m, path); err != nil {
+func (r *revision) finishMode(was, f *farm, m *model.Farm, path string) error {
+	if f.given.Mode.Stateless() && !(r.options.DSRTracks && f.given.Mode == model.DSR) {
+		if err := r.finishStateless(was, f, m, path); err != nil {
 			return err
 		}
 	}
@@ -241,9 +241,9 @@ func (f *farm) finishSessions(m *model.Farm, path string) error {
 }
 
 // knowsAll returns an error if a policy does not exist.
-func (c *change) knowsAll(path string, policies []string) error {
+func (r *revision) knowsAll(path string, policies []string) error {
 	for _, p := range policies {
-		if c.policies.Get(p) == nil {
+		if r.policies.Get(p) == nil {
 			return unknown("%s.policies[%s]: Unknown policy '%s'", path, p, p)
 		}
 	}
@@ -251,9 +251,9 @@ func (c *change) knowsAll(path string, policies []string) error {
 }
 
 // listsOf returns the lists that have an effect under a verdict.
-func (c *change) listsOf(policies []string, v verdict) (lists []string) {
+func (r *revision) listsOf(policies []string, v verdict) (lists []string) {
 	for _, name := range policies {
-		p := c.policies.Get(name)
+		p := r.policies.Get(name)
 		if p.allow && v&acceptVerdict != 0 || !p.allow && v&(dropVerdict|logVerdict) != 0 {
 			lists = append(lists, name)
 		}

@@ -5,20 +5,20 @@ import (
 )
 
 // finishAddress checks an address, and sets what it comes to where no farm uses it.
-func (c *change) finishAddress(a *address) error {
+func (r *revision) finishAddress(a *address) error {
 	path := "addresses[" + a.name + "]"
 	if a.addr.IsValid() && !a.family.holds(a.addr) {
 		return wrong(path+".family", "%s is no address of %s", a.addr, textOf(familyWords, a.family))
 	}
-	if err := c.knowsAll(path, a.policies); err != nil {
+	if err := r.knowsAll(path, a.policies); err != nil {
 		return err
 	}
-	if len(a.policies) == 0 || a.empty() || c.farmsAt.Get(a.name).Len() > 0 {
+	if len(a.policies) == 0 || a.empty() || r.farmsAt.Get(a.name).Len() > 0 {
 		return nil
 	}
-	a.base = &model.Farm{Name: aloneName(a.name), Mode: model.Local, Addresses: []model.FarmAddress{a.model()}, Lists: c.listsOf(a.policies, a.verdict)}
-	if c.options.Check != nil {
-		if err := c.options.Check(a.base); err != nil {
+	a.base = &model.Farm{Name: aloneName(a.name), Mode: model.Local, Addresses: []model.FarmAddress{a.model()}, Lists: r.listsOf(a.policies, a.verdict)}
+	if r.options.Check != nil {
+		if err := r.options.Check(a.base); err != nil {
 			return wrong(path, "%v", err)
 		}
 	}
@@ -26,7 +26,7 @@ func (c *change) finishAddress(a *address) error {
 }
 
 // finishPolicy checks a policy, and sets what it comes to.
-func (c *change) finishPolicy(p *policy) error {
+func (r *revision) finishPolicy(p *policy) error {
 	for _, e := range p.elements {
 		if !p.family.holds(e.First) {
 			return wrong("policies["+p.name+"].elements["+rangeText(e)+"]", "it is no address of family %s", textOf(familyWords, p.family))
@@ -36,12 +36,12 @@ func (c *change) finishPolicy(p *policy) error {
 	if p.allow {
 		kind = "WL"
 	}
-	p.sole = c.sole(p.name)
+	p.sole = r.sole(p.name)
 	user := p.sole
 	if user == "" {
 		user = "*"
 	}
-	p.base = &model.FarmList{Name: p.name, Allow: p.allow, Ranges: p.elements, Log: c.logged(p.name)}
+	p.base = &model.FarmList{Name: p.name, Allow: p.allow, Ranges: p.elements, Log: r.logged(p.name)}
 	if p.base.Log {
 		p.base.LogPrefix = expand(p.prefix, "log-prefix", "KNAME-TYPE-PNAME-FNAME ", "KNAME", "policy", "TYPE", kind, "PNAME", p.name, "FNAME", user)
 	}

@@ -6,42 +6,42 @@ import (
 )
 
 // deleteAll deletes all objects of a list of the document.
-func (c *change) deleteAll(list string) {
+func (r *revision) deleteAll(list string) {
 	switch list {
 	case "farms":
-		for name := range c.farms.All() {
-			c.removeFarm(name)
+		for name := range r.farms.All() {
+			r.removeFarm(name)
 		}
 	case "addresses":
-		for name := range c.addresses.All() {
-			c.removeAddress(name)
+		for name := range r.addresses.All() {
+			r.removeAddress(name)
 		}
 	default:
-		for name := range c.policies.All() {
-			c.removePolicy(name)
+		for name := range r.policies.All() {
+			r.removePolicy(name)
 		}
 	}
 }
 
-func (c *change) deleteFarm(name string) error {
-	if c.farms.Get(name) == nil {
+func (r *revision) deleteFarm(name string) error {
+	if r.farms.Get(name) == nil {
 		return &failure{404, "error deleting farm. Unknown farm '" + name + "'"}
 	}
-	c.removeFarm(name)
+	r.removeFarm(name)
 	return nil
 }
 
 // farmOr returns a farm that may be changed, or an error that begins with what was to be done.
-func (c *change) farmOr(what, name string) (*farm, error) {
-	if c.farms.Get(name) == nil {
+func (r *revision) farmOr(what, name string) (*farm, error) {
+	if r.farms.Get(name) == nil {
 		return nil, &failure{404, what + ". Unknown farm '" + name + "'"}
 	}
-	return c.farmEdits.edit(name), nil
+	return r.farmEdits.edit(name), nil
 }
 
-func (c *change) deleteBackend(farm, backend string) error {
+func (r *revision) deleteBackend(farm, backend string) error {
 	const what = "error deleting backend"
-	f, err := c.farmOr(what, farm)
+	f, err := r.farmOr(what, farm)
 	if err != nil {
 		return err
 	}
@@ -59,9 +59,9 @@ func (c *change) deleteBackend(farm, backend string) error {
 	return nil
 }
 
-func (c *change) deleteSessionsOf(farm, backend string) error {
+func (r *revision) deleteSessionsOf(farm, backend string) error {
 	const what = "error deleting sessions from backend"
-	f, err := c.farmOr(what, farm)
+	f, err := r.farmOr(what, farm)
 	switch {
 	case err != nil:
 		return err
@@ -71,14 +71,14 @@ func (c *change) deleteSessionsOf(farm, backend string) error {
 		return &failure{404, what + ". Unknown backend '" + backend + "' in farm '" + farm + "'"}
 	}
 	f.forgetSessions(backend)
-	c.forget = append(c.forget, forgetting{farm: farm, backend: backend})
+	r.forget = append(r.forget, forgetting{farm: farm, backend: backend})
 	return nil
 }
 
 // deleteSession deletes a static or live session, whose client has _ for spaces; of none, all
 // static ones.
-func (c *change) deleteSession(farm, client string) error {
-	f, err := c.farmOr("error deleting session", farm)
+func (r *revision) deleteSession(farm, client string) error {
+	f, err := r.farmOr("error deleting session", farm)
 	if err != nil {
 		return err
 	}
@@ -97,22 +97,22 @@ func (c *change) deleteSession(farm, client string) error {
 	}
 	written := clientText(f.given.Persist, values)
 	f.sessions = slices.DeleteFunc(f.sessions, func(s session) bool { return s.client == written })
-	c.forget = append(c.forget, forgetting{farm: farm, client: &values})
+	r.forget = append(r.forget, forgetting{farm: farm, client: &values})
 	return nil
 }
 
-func (c *change) deleteFarmAddress(of, address string) error {
-	return c.deleteName(of, "address", address, func(f *farm) *[]string { return &f.addresses })
+func (r *revision) deleteFarmAddress(of, address string) error {
+	return r.deleteName(of, "address", address, func(f *farm) *[]string { return &f.addresses })
 }
 
-func (c *change) deleteFarmPolicy(of, policy string) error {
-	return c.deleteName(of, "policy", policy, func(f *farm) *[]string { return &f.policies })
+func (r *revision) deleteFarmPolicy(of, policy string) error {
+	return r.deleteName(of, "policy", policy, func(f *farm) *[]string { return &f.policies })
 }
 
 // deleteName takes an address or a policy from a farm; empty: all.
-func (c *change) deleteName(of, kind, name string, field func(*farm) *[]string) error {
+func (r *revision) deleteName(of, kind, name string, field func(*farm) *[]string) error {
 	what := "error deleting farm " + kind
-	f, err := c.farmOr(what, of)
+	f, err := r.farmOr(what, of)
 	if err != nil {
 		return err
 	}
@@ -127,34 +127,34 @@ func (c *change) deleteName(of, kind, name string, field func(*farm) *[]string) 
 	return nil
 }
 
-func (c *change) deletePolicy(name string) error {
-	if c.policies.Get(name) == nil {
+func (r *revision) deletePolicy(name string) error {
+	if r.policies.Get(name) == nil {
 		return &failure{404, "error stopping policy. Unknown policy '" + name + "'"}
 	}
-	c.removePolicy(name)
+	r.removePolicy(name)
 	return nil
 }
 
-func (c *change) deleteAddress(name string) error {
-	if c.addresses.Get(name) == nil {
+func (r *revision) deleteAddress(name string) error {
+	if r.addresses.Get(name) == nil {
 		return &failure{404, "error stopping address. Unknown address '" + name + "'"}
 	}
-	c.removeAddress(name)
+	r.removeAddress(name)
 	return nil
 }
 
 // deleteElement deletes an element; empty: all.
-func (c *change) deleteElement(name, element string) error {
-	if c.policies.Get(name) == nil {
+func (r *revision) deleteElement(name, element string) error {
+	if r.policies.Get(name) == nil {
 		return &failure{404, "could not get the policy elements. Unknown policy '" + name + "'"}
 	}
-	p := c.listEdits.edit(name)
+	p := r.listEdits.edit(name)
 	if element == "" {
 		p.elements = nil
 		return nil
 	}
-	r, err := readRange(element)
-	if err != nil || !p.drop(r) {
+	addrs, err := readRange(element)
+	if err != nil || !p.drop(addrs) {
 		return &failure{404, "error deleting policy element. Unknown element '" + element + "' in policy '" + name + "'"}
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 // farmFields is a farm while its attributes are read or printed.
 type farmFields struct {
 	*farm
-	*change // while they are read
+	*revision // while they are read
 	// first is the farm's first address; nil: it has none.
 	first *addressFields
 	// level is the priority up to which backends serve.

@@ -90,8 +90,8 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.submit(ctx, func(c *change) error {
-		p := c.policies.Get(name)
+	_, err = s.submit(ctx, func(r *revision) error {
+		p := r.policies.Get(name)
 		if p == nil || p.feed != f {
 			return nil
 		}
@@ -101,7 +101,7 @@ func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
 			return errBlankFeed
 		}
 		if !slices.Equal(next.elements, p.elements) {
-			c.listEdits.edit(name).elements = next.elements
+			r.listEdits.edit(name).elements = next.elements
 		}
 		return nil
 	})

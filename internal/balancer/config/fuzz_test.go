@@ -13,14 +13,14 @@ import (
 
 // accept takes over a document without a running source.
 func accept(s *Source, text []byte) error {
-	c := newChange(s.doc, s.options)
-	if err := merge(text, nil)(c); err != nil {
+	r := newRevision(s.doc, s.options)
+	if err := merge(text, nil)(r); err != nil {
 		return err
 	}
-	if err := c.finish(); err != nil {
+	if err := r.finish(); err != nil {
 		return err
 	}
-	s.doc = c.document
+	s.doc = r.document
 	return nil
 }
 

@@ -42,7 +42,7 @@ func unknown(format string, args ...any) error {
 
 // reader applies a document to a change, object by object.
 type reader struct {
-	*change
+	*revision
 	// dropElements has elements be taken from policies instead of added.
 	dropElements bool
 	// replaceElements and replaceLists name a policy whose elements, and a farm whose policies, are

@@ -12,7 +12,7 @@ func (r *reader) farm(path string, given map[string]any) error {
 	if err != nil {
 		return err
 	}
-	f := &farmFields{farm: r.farmEdits.edit(name), change: r.change}
+	f := &farmFields{farm: r.farmEdits.edit(name), revision: r.revision}
 	if err := readAttributes(r, farmTable, f, path, given); err != nil {
 		return err
 	}

@@ -18,21 +18,21 @@ type route struct {
 
 type (
 	getter func(s *Source, ctx context.Context, name string) (*printer, error)
-	editor func(c *change, names []string, body []byte) error
+	editor func(r *revision, names []string, body []byte) error
 )
 
 var routes = slices.Concat(
-	routesOf("farms", (*change).deleteFarm, (*Source).printFarms),
-	routesOf("addresses", (*change).deleteAddress, (*Source).printAddresses),
-	routesOf("policies", (*change).deletePolicy, (*Source).printPolicies),
-	routesIn("/farms/{name}/backends", "delete all backends", "/{backend}", "delete one of backends", (*change).deleteBackend),
-	routesIn("/farms/{name}/addresses", "take all addresses from a farm", "/{address}", "delete one of addresses", (*change).deleteFarmAddress),
-	routesIn("/farms/{name}/policies", "take all policies from a farm", "/{policy}", "delete one of policies", (*change).deleteFarmPolicy),
-	routesIn("/farms/{name}/sessions", "delete all static sessions", "/{client}", "delete one of sessions", (*change).deleteSession),
-	routesIn("/policies/{name}/elements", "delete all elements", "/{element...}", "delete an element; it may have a slash", (*change).deleteElement),
+	routesOf("farms", (*revision).deleteFarm, (*Source).printFarms),
+	routesOf("addresses", (*revision).deleteAddress, (*Source).printAddresses),
+	routesOf("policies", (*revision).deletePolicy, (*Source).printPolicies),
+	routesIn("/farms/{name}/backends", "delete all backends", "/{backend}", "delete one of backends", (*revision).deleteBackend),
+	routesIn("/farms/{name}/addresses", "take all addresses from a farm", "/{address}", "delete one of addresses", (*revision).deleteFarmAddress),
+	routesIn("/farms/{name}/policies", "take all policies from a farm", "/{policy}", "delete one of policies", (*revision).deleteFarmPolicy),
+	routesIn("/farms/{name}/sessions", "delete all static sessions", "/{client}", "delete one of sessions", (*revision).deleteSession),
+	routesIn("/policies/{name}/elements", "delete all elements", "/{element...}", "delete an element; it may have a slash", (*revision).deleteElement),
 	[]route{
 		{http.MethodGet, "/farms/{name}/sessions", "static and live sessions", (*Source).printSessions, nil},
-		{http.MethodDelete, "/farms/{name}/backends/{backend}/sessions", "delete static and live sessions of a backend", nil, inside((*change).deleteSessionsOf)},
+		{http.MethodDelete, "/farms/{name}/backends/{backend}/sessions", "delete static and live sessions of a backend", nil, inside((*revision).deleteSessionsOf)},
 		{http.MethodPatch, "/farms/{name}/policies", "replace the policies of a farm by those of the body", nil, replaceLists},
 		{http.MethodPatch, "/policies/{name}", replacesElements, nil, replaceElements},
 		{http.MethodPatch, "/policies/{name}/elements", replacesElements, nil, replaceElements},
@@ -45,14 +45,14 @@ var routes = slices.Concat(
 const replacesElements = "replace the elements of a policy by those of the body"
 
 // routesOf are those of a list of the document, and of one of its objects.
-func routesOf(list string, remove func(*change, string) error, get getter) []route {
+func routesOf(list string, remove func(*revision, string) error, get getter) []route {
 	all, one := "/"+list, "/"+list+"/{name}"
-	put := func(c *change, _ []string, body []byte) error { return merge(body, nil)(c) }
+	put := func(c *revision, _ []string, body []byte) error { return merge(body, nil)(c) }
 	return []route{
 		{http.MethodGet, all, "all of them", get, nil},
 		{http.MethodPost, all, "merge objects, of all three lists", nil, put},
 		{http.MethodPut, all, "the same as post", nil, put},
-		{http.MethodDelete, all, "delete all; with a body: merge it, but take elements from policies", nil, func(c *change, _ []string, body []byte) error {
+		{http.MethodDelete, all, "delete all; with a body: merge it, but take elements from policies", nil, func(c *revision, _ []string, body []byte) error {
 			if len(bytes.TrimSpace(body)) > 0 {
 				return merge(body, func(r *reader) { r.dropElements = true })(c)
 			}
@@ -60,28 +60,28 @@ func routesOf(list string, remove func(*change, string) error, get getter) []rou
 			return nil
 		}},
 		{http.MethodGet, one, "one of them", get, nil},
-		{http.MethodDelete, one, "delete it", nil, func(c *change, n []string, _ []byte) error { return remove(c, n[0]) }},
+		{http.MethodDelete, one, "delete it", nil, func(c *revision, n []string, _ []byte) error { return remove(c, n[0]) }},
 	}
 }
 
 // routesIn are those of a list in an object, and of one of its members.
-func routesIn(path, all, name, one string, remove func(c *change, object, member string) error) []route {
+func routesIn(path, all, name, one string, remove func(r *revision, object, member string) error) []route {
 	return []route{{http.MethodDelete, path, all, nil, inside(remove)}, {http.MethodDelete, path + name, one, nil, inside(remove)}}
 }
 
 // inside edits what is inside an object: a member of it, or, without a name, all.
-func inside(edit func(c *change, object, member string) error) editor {
-	return func(c *change, names []string, _ []byte) error { return edit(c, names[0], names[1]) }
+func inside(edit func(r *revision, object, member string) error) editor {
+	return func(r *revision, names []string, _ []byte) error { return edit(r, names[0], names[1]) }
 }
 
-func replaceElements(c *change, names []string, body []byte) error {
+func replaceElements(c *revision, names []string, body []byte) error {
 	if c.policies.Get(names[0]) == nil {
 		return unknown("Unknown policy '%s'", names[0])
 	}
 	return merge(body, func(r *reader) { r.replaceElements = names[0] })(c)
 }
 
-func replaceLists(c *change, names []string, body []byte) error {
+func replaceLists(c *revision, names []string, body []byte) error {
 	if c.farms.Get(names[0]) == nil {
 		return unknown("Unknown farm '%s'", names[0])
 	}

@@ -222,7 +222,7 @@ func listEvent(name string, p *policy) store.Event {
 
 // Flush implements source.Source: it waits for the changes that came before.
 func (s *Source) Flush(ctx context.Context) error {
-	_, err := s.submit(ctx, func(*change) error { return nil })
+	_, err := s.submit(ctx, func(*revision) error { return nil })
 	return err
 }
 

@@ -28,13 +28,13 @@ func (s *Source) load(file string, lenient bool) error {
 	if o.Lenient, o.HasDevice = lenient, nil; o.LoadAll {
 		o.Check = nil
 	}
-	c := newChange(s.doc, o)
-	c.ofState = file == s.options.State // what served before does not wait for a farm
-	if err = (&reader{change: c}).read(limited); err == nil && limited.N == 0 {
+	r := newRevision(s.doc, o)
+	r.ofState = file == s.options.State // what served before does not wait for a farm
+	if err = (&reader{revision: r}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
 	}
 	if err == nil {
-		err = c.finish()
+		err = r.finish()
 	}
 	if path, ok := errors.AsType[*fs.PathError](err); ok && path.Path == file {
 		err = path.Err
@@ -42,18 +42,18 @@ func (s *Source) load(file string, lenient bool) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", file, err)
 	}
-	for _, w := range c.warnings {
+	for _, w := range r.warnings {
 		s.log.Debug("a reservation about the configuration", "file", file, "reason", w)
 	}
-	if n := len(c.warnings); n > 0 {
-		s.log.Warn("configuration is read with reservations; --log-level debug names all", "file", file, "count", n, "first", c.warnings[0])
+	if n := len(r.warnings); n > 0 {
+		s.log.Warn("configuration is read with reservations; --log-level debug names all", "file", file, "count", n, "first", r.warnings[0])
 	}
-	for _, i := range c.asides() {
+	for _, i := range r.asides() {
 		s.log.Warn("a farm is kept, but not served", "farm", i.Object.Name.Name, "reason", i.Reason)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc, s.from = c.document, file
+	s.doc, s.from = r.document, file
 	return nil
 }
 

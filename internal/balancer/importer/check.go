@@ -337,7 +337,7 @@ func (c *checkReader) command(h keys.Object, s, rs *statement, r server) bool {
 // forEach writes a command for the shell. A server's own address in it, and its port after that,
 // are taken from the environment, so that the command is right for all servers; own reports whether
 // it has the address.
-func forEach(command []string, address string, r server, places []place) (script string, own bool) {
+func forEach(command []string, address string, r server, places []virtualAddr) (script string, own bool) {
 	more := "0-9A-Za-z." // what an address goes on with
 	if r.Addr().Is6() {
 		more += ":"

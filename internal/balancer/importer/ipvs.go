@@ -155,7 +155,7 @@ func (p *ipvsReader) service(line int, options map[string]string) {
 		p.notes.lost(line, what, "left out with its servers: it is no address and port; make the dump with -n")
 		return
 	}
-	s.addrs = []place{{line, where}}
+	s.addrs = []virtualAddr{{line, where}}
 	p.options(s, options)
 	p.order = append(p.order, s)
 }

@@ -74,7 +74,7 @@ func (p *keepalivedReader) virtualServer(vs *statement) {
 		s.addrs = p.group(vs)
 		s.name = cmp.Or(s.name, farmName(vs.word(2)))
 	} else if where, ok := confPlace(vs.words[1:]); ok {
-		s.addrs = []place{{vs.line, where}}
+		s.addrs = []virtualAddr{{vs.line, where}}
 	}
 	if len(s.addrs) == 0 {
 		p.notes.lost(vs.line, vs.text(), "left out with its servers: it has no address and port; names are not looked up")
@@ -125,7 +125,7 @@ const (
 // persistence reads how long clients are remembered, and by what. A service of every port has it
 // always: IPVS has no other ones.
 func (p *keepalivedReader) persistence(vs *statement, s *service) {
-	everyPort := slices.ContainsFunc(s.addrs, func(a place) bool { return a.Port() == 0 })
+	everyPort := slices.ContainsFunc(s.addrs, func(a virtualAddr) bool { return a.Port() == 0 })
 	mask := last(vs.block, "persistence_granularity")
 	if everyPort || mask != nil {
 		s.persist = usualPersistence
@@ -227,8 +227,8 @@ func confPlace(words []string) (netip.AddrPort, bool) {
 }
 
 // group returns the places of the group that a virtual server names.
-func (p *keepalivedReader) group(vs *statement) []place {
-	var places []place
+func (p *keepalivedReader) group(vs *statement) []virtualAddr {
+	var places []virtualAddr
 	g := p.groups[vs.word(2)]
 	if g == nil {
 		return nil
@@ -248,7 +248,7 @@ func (p *keepalivedReader) group(vs *statement) []place {
 			continue
 		}
 		for _, a := range addrs {
-			places = append(places, place{s.line, netip.AddrPortFrom(a, uint16(port))})
+			places = append(places, virtualAddr{s.line, netip.AddrPortFrom(a, uint16(port))})
 		}
 	}
 	return places

@@ -15,7 +15,7 @@ type service struct {
 	line      int
 	what      string // how it is called where it was read
 	name      string // of the farm; "": made from the first address
-	addrs     []place
+	addrs     []virtualAddr
 	protocol  string
 	scheduler string
 	flags     []string // of the scheduler
@@ -29,8 +29,8 @@ type service struct {
 // markedBy says why a service that is found by a mark is left out.
 const markedBy = "a rule of the firewall decides what has the mark; give the farm addresses and ports"
 
-// place is where clients find a service. Port 0 is every port.
-type place struct {
+// virtualAddr is where clients find a service. Port 0 is every port.
+type virtualAddr struct {
 	line int
 	netip.AddrPort
 }
@@ -114,7 +114,7 @@ func (b *builder) add(s *service) {
 		b.notes.lost(s.line, s.what, "left out: it has no address")
 	case b.IPVS && s.persist != 0: // IPVS remembers clients at each place
 		for _, p := range places {
-			b.farm(s, servers, []place{p})
+			b.farm(s, servers, []virtualAddr{p})
 		}
 	default:
 		if s.persist != 0 && len(places) > 1 {
@@ -125,7 +125,7 @@ func (b *builder) add(s *service) {
 }
 
 // farm makes a farm that serves at these places.
-func (b *builder) farm(s *service, servers []server, places []place) {
+func (b *builder) farm(s *service, servers []server, places []virtualAddr) {
 	first := places[0]
 	f := keys.Object{
 		"name": b.name(s.name, placeName(first, s.protocol)), "family": family(first.Addr()), "mode": dnat, "protocol": s.protocol,
@@ -191,7 +191,7 @@ func unreachable(r server, s *service, kept []server) string {
 		return "IPv6 is not sent in IPIP: use DR on the same network, or NAT"
 	case len(kept) > 0 && kept[0].method.mode() != r.method.mode():
 		return fmt.Sprintf("a farm has one mode, and that of its first server is %s", kept[0].method.mode())
-	case !slices.ContainsFunc(s.addrs, func(p place) bool { return p.Addr().Is4() == r.Addr().Is4() }),
+	case !slices.ContainsFunc(s.addrs, func(p virtualAddr) bool { return p.Addr().Is4() == r.Addr().Is4() }),
 		len(kept) > 0 && kept[0].Addr().Is4() != r.Addr().Is4():
 		return "it is of another family than the service"
 	}
@@ -202,8 +202,8 @@ func unreachable(r server, s *service, kept []server) string {
 const mostIPVSPlaces = 1024
 
 // free returns the places of a service that are of its servers' family and that no farm has.
-func (b *builder) free(s *service, servers []server) []place {
-	var kept []place
+func (b *builder) free(s *service, servers []server) []virtualAddr {
+	var kept []virtualAddr
 	for _, p := range s.addrs {
 		is4 := s.addrs[0].Addr().Is4()
 		if len(servers) > 0 {
@@ -255,7 +255,7 @@ func (b *builder) persist(s *service, f keys.Object) {
 }
 
 // backends fills in the farm's backends.
-func (b *builder) backends(f keys.Object, servers []server, how scheduling, places []place) {
+func (b *builder) backends(f keys.Object, servers []server, how scheduling, places []virtualAddr) {
 	rank := how.ranks(servers)
 	for i, r := range servers {
 		k := keys.Object{"name": backendName(r), "ip-addr": r.Addr().String(), "priority": rank[i]}
@@ -274,7 +274,7 @@ func (b *builder) backends(f keys.Object, servers []server, how scheduling, plac
 }
 
 // port gives a backend its port, which it can have of its own only where that is translated.
-func (b *builder) port(k keys.Object, r server, places []place) {
+func (b *builder) port(k keys.Object, r server, places []virtualAddr) {
 	switch {
 	case r.Port() == 0:
 	case r.keepsPort(places):
@@ -287,17 +287,17 @@ func (b *builder) port(k keys.Object, r server, places []place) {
 }
 
 // keepsPort reports whether packets get to a server with the port that the client asked for.
-func (r server) keepsPort(places []place) bool {
-	return r.method.mode() == dsr || !slices.ContainsFunc(places, func(p place) bool { return p.Port() != 0 })
+func (r server) keepsPort(places []virtualAddr) bool {
+	return r.method.mode() == dsr || !slices.ContainsFunc(places, func(p virtualAddr) bool { return p.Port() != 0 })
 }
 
-func (r server) portDiffers(places []place) bool {
-	return slices.ContainsFunc(places, func(p place) bool { return p.Port() != r.Port() })
+func (r server) portDiffers(places []virtualAddr) bool {
+	return slices.ContainsFunc(places, func(p virtualAddr) bool { return p.Port() != r.Port() })
 }
 
-func (b *builder) thresholds(f keys.Object, k keys.Object, r server, places []place) {
+func (b *builder) thresholds(f keys.Object, k keys.Object, r server, places []virtualAddr) {
 	what := fmt.Sprintf("upper threshold %d", r.upper)
-	switch everyPort := slices.ContainsFunc(places, func(p place) bool { return p.Port() == 0 }); {
+	switch everyPort := slices.ContainsFunc(places, func(p virtualAddr) bool { return p.Port() == 0 }); {
 	case r.upper == 0:
 	case b.IPVS:
 		b.notes.add(r.line, what, "left out: a backend has no limit of connections in --mode ipvs")
@@ -317,7 +317,7 @@ func (b *builder) thresholds(f keys.Object, k keys.Object, r server, places []pl
 // sorry adds the server of last resort: a backup that serves once all others are out of service,
 // and is not checked. Each one that is out of service lets the next priority serve, hence its
 // priority.
-func (b *builder) sorry(s *service, f keys.Object, servers []server, places []place) {
+func (b *builder) sorry(s *service, f keys.Object, servers []server, places []virtualAddr) {
 	r := s.sorry
 	if r == nil {
 		return
@@ -352,7 +352,7 @@ func ports(p uint16) string {
 	return strconv.Itoa(int(p))
 }
 
-func placeName(p place, protocol string) string {
+func placeName(p virtualAddr, protocol string) string {
 	return joinPort(p.AddrPort) + "-" + protocol
 }
 

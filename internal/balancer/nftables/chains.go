@@ -40,9 +40,9 @@ const seed = 0x51d1ce // of hashes: fixed, so that a change moves no flow that i
 func rule(comment ...string) nft.Rule { return nft.NewRule(comment...) }
 
 // entrance is a chain by which connections to farms of a kind enter.
-func (p *program) entrance(k kind, name, comment string, hook uint32, priority int32, by func(*family) nft.Rule, maps func(*family) [kinds]*nft.Set) nft.Chain {
+func (rs *ruleset) entrance(k kind, name, comment string, hook uint32, priority int32, by func(*family) nft.Rule, maps func(*family) [kinds]*nft.Set) nft.Chain {
 	c := nft.Chain{Name: name + k.String(), Comment: comment, Hook: nft.NATHook(hook, priority+int32(k))}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		c.Rules = append(c.Rules, by(fp).Follow(maps(fp)[k], 0))
 	}
 	return c
@@ -55,26 +55,26 @@ func (fp *family) translated() nft.Rule {
 }
 
 // serveChains are where connections enter that are to be served.
-func (p *program) serveChains(k kind) []nft.Chain {
+func (rs *ruleset) serveChains(k kind) []nft.Chain {
 	farms := func(fp *family) [kinds]*nft.Set { return fp.farms }
 	return []nft.Chain{
-		p.entrance(k, "prerouting", "connections from outside", unix.NF_INET_PRE_ROUTING, serving, (*family).entering, farms),
-		p.entrance(k, "output", "connections of the machine itself", unix.NF_INET_LOCAL_OUT, serving, (*family).entering, farms),
+		rs.entrance(k, "prerouting", "connections from outside", unix.NF_INET_PRE_ROUTING, serving, (*family).entering, farms),
+		rs.entrance(k, "output", "connections of the machine itself", unix.NF_INET_LOCAL_OUT, serving, (*family).entering, farms),
 	}
 }
 
 // afterChains are where connections enter that have their backend.
-func (p *program) afterChains(k kind) []nft.Chain {
+func (rs *ruleset) afterChains(k kind) []nft.Chain {
 	after := func(fp *family) [kinds]*nft.Set { return fp.after }
 	return []nft.Chain{
-		p.entrance(k, "input", "connections to backends on this machine", unix.NF_INET_LOCAL_IN, afterwards, (*family).translated, after),
-		p.entrance(k, "after", "connections to other backends", unix.NF_INET_POST_ROUTING, afterwards, (*family).translated, after),
+		rs.entrance(k, "input", "connections to backends on this machine", unix.NF_INET_LOCAL_IN, afterwards, (*family).translated, after),
+		rs.entrance(k, "after", "connections to other backends", unix.NF_INET_POST_ROUTING, afterwards, (*family).translated, after),
 	}
 }
 
 // outChain is where connections enter whose client's address is translated, too.
-func (p *program) outChain(k kind) nft.Chain {
-	return p.entrance(k, "postrouting", "the client's address", unix.NF_INET_POST_ROUTING, outgoing, (*family).translated, func(fp *family) [kinds]*nft.Set { return fp.out })
+func (rs *ruleset) outChain(k kind) nft.Chain {
+	return rs.entrance(k, "postrouting", "the client's address", unix.NF_INET_POST_ROUTING, outgoing, (*family).translated, func(fp *family) [kinds]*nft.Set { return fp.out })
 }
 
 // enter has chains be there.

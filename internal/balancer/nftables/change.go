@@ -14,14 +14,14 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// change is worked out into a transaction.
-type change struct {
+// tableChange is worked out into a transaction.
+type tableChange struct {
 	*table.Change
-	t       *part
-	p       *program
+	t       *farmTable
+	p       *ruleset
 	numbers *numbers
 	before  *table.ChainRefs // chains that there are
-	claims  *claiming
+	claims  *claimChange
 	lists   listChange
 	covers  []int    // interfaces with chains, afterwards
 	leaving []string // chains that go with their interfaces
@@ -32,22 +32,22 @@ type change struct {
 	done     func() // notes what the kernel holds afterwards
 }
 
-func (t *part) begin(c *table.Change, before *table.ChainRefs, held claims, lists listChange, n *numbers) *change {
-	return &change{Change: c, t: t, p: t.prog, numbers: n, before: before, claims: begin(held), lists: lists}
+func (t *farmTable) begin(c *table.Change, before *table.ChainRefs, held elementClaims, lists listChange, n *numbers) *tableChange {
+	return &tableChange{Change: c, t: t, p: t.ruleset, numbers: n, before: before, claims: begin(held), lists: lists}
 }
 
 // use and release count the uses of a chain.
-func (c *change) use(name string, make func() nft.Chain) {
+func (c *tableChange) use(name string, make func() nft.Chain) {
 	c.Use(name, func() *table.DynamicChain {
 		return &table.DynamicChain{Chain: nft.LookAgain(c.p.MayMiss, make())[0]}
 	})
 }
 
-func (c *change) release(name string, _ func() nft.Chain) { c.Release(name, nil) }
+func (c *tableChange) release(name string, _ func() nft.Chain) { c.Release(name, nil) }
 
 // replace plans that farms follow others, nil of which are none. All old ones are withdrawn before
 // a new one comes, as it may have the place of another.
-func (c *change) replace(old, now map[string]*state.Farm) {
+func (c *tableChange) replace(old, now map[string]*state.Farm) {
 	c.Replace(func(yield func(*nft.Element)) {
 		withdrawn := content{c.p, c.numbers, c.lists.before, yield, c.release}
 		for _, f := range old {
@@ -58,7 +58,7 @@ func (c *change) replace(old, now map[string]*state.Farm) {
 }
 
 // farms yields what farms become, and has them want elements that others may want, too.
-func (c *change) farms(now map[string]*state.Farm, element func(*nft.Element), chain func(string, func() nft.Chain)) {
+func (c *tableChange) farms(now map[string]*state.Farm, element func(*nft.Element), chain func(string, func() nft.Chain)) {
 	wanted := content{c.p, c.numbers, c.lists.after, element, chain}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		wanted.farm(now[name])
@@ -67,7 +67,7 @@ func (c *change) farms(now map[string]*state.Farm, element func(*nft.Element), c
 }
 
 // all names everything that the table is to hold, except for the elements.
-func (c *change) all(want *state.Farms) {
+func (c *tableChange) all(want *state.Farms) {
 	if c.p.hasLists() {
 		for name, l := range want.Lists {
 			c.list(name, l, func(*nft.Element, bool) {})
@@ -81,7 +81,7 @@ func (c *change) all(want *state.Farms) {
 }
 
 // elements are those that the table is to hold.
-func (c *change) elements(want *state.Farms) func(yield func(*nft.Element)) {
+func (c *tableChange) elements(want *state.Farms) func(yield func(*nft.Element)) {
 	return func(yield func(*nft.Element)) {
 		if c.p.hasLists() {
 			for name, l := range want.Lists {
@@ -101,7 +101,7 @@ func (c *change) elements(want *state.Farms) func(yield func(*nft.Element)) {
 }
 
 // create plans a table that there is not yet.
-func (c *change) create(flags uint32, want *state.Farms) {
+func (c *tableChange) create(flags uint32, want *state.Farms) {
 	c.Batch.AddTable(flags, tableComment)
 	for _, s := range c.p.Sets {
 		c.Batch.AddSet(s)
@@ -118,7 +118,7 @@ func stays(entry string) bool {
 
 // leave goes without what chains that go refer to, and has the change be made in steps where
 // packets look up other elements than before.
-func (c *change) leave(gone []string) {
+func (c *tableChange) leave(gone []string) {
 	for _, name := range gone {
 		for _, h := range helpersOf(name) {
 			c.Batch.DeleteHelper(&c.Batch.After, h.Name)
@@ -131,9 +131,9 @@ func (c *change) leave(gone []string) {
 const version = 4
 
 // note identifies the program: a digest of the messages that create it.
-func (p *program) note() string {
+func (rs *ruleset) note() string {
 	var a nft.Attrs
-	for _, s := range p.Sets {
+	for _, s := range rs.Sets {
 		s.Write(&a, TableName)
 	}
 	return fmt.Sprintf("program %d %016x", version, xxhash.Sum64(a.B))

@@ -24,7 +24,7 @@ func (d *Driver) Check(f *model.Farm) error {
 		}
 	}
 	if f.Limits.SYNProxy {
-		if err := d.tried("syn-proxy", d.prog.synProxyChains()...); err != nil {
+		if err := d.tried("syn-proxy", d.ruleset.synProxyChains()...); err != nil {
 			return fmt.Errorf("syn-proxy: this kernel cannot: %w", err)
 		}
 	}
@@ -46,20 +46,20 @@ func (d *Driver) tried(name string, chains ...nft.Chain) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.part.try(&state.Farms{}, chains...)
+	err := d.farmTable.try(&state.Farms{}, chains...)
 	d.tries.err[name] = err
 	return err
 }
 
 // try has the kernel check some farms and their lists, and chains beside, in a table that no packet
 // meets and that remembers nobody: in one transaction that leaves nothing.
-func (t *part) try(some *state.Farms, chains ...nft.Chain) error {
-	p := newIngress(t.prog.MayMiss)
-	if t.prog.hasLists() {
-		p = newProgram(1, t.prog.MayMiss)
+func (t *farmTable) try(some *state.Farms, chains ...nft.Chain) error {
+	rs := newIngress(t.ruleset.MayMiss)
+	if t.ruleset.hasLists() {
+		rs = newRuleset(1, t.ruleset.MayMiss)
 	}
-	n := t.beside(TableName+"-probe", p)
-	c := n.begin(n.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, newNumbers())
+	n := t.beside(TableName+"-probe", rs)
+	c := n.begin(n.Anew(), table.NewChainRefs(), elementClaims{}, listChange{listings{}, listings{}}, newNumbers())
 	for _, chain := range chains {
 		c.Refs.Put(chain)
 	}

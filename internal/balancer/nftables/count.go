@@ -22,8 +22,8 @@ func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic
 		return all, nil
 	}
 	for _, t := range d.tables() {
-		of := d.slotsOf(t.prog)
-		for _, s := range t.prog.Sets {
+		of := d.slotsOf(t.ruleset)
+		for _, s := range t.ruleset.Sets {
 			if !s.Counted {
 				continue
 			}
@@ -52,10 +52,10 @@ func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic
 }
 
 // slotsOf are the backends that the elements of a table's slots lead to.
-func (d *Driver) slotsOf(p *program) map[elementKey]driver.Backend {
+func (d *Driver) slotsOf(rs *ruleset) map[elementKey]driver.Backend {
 	of := map[elementKey]driver.Backend{}
 	for name, f := range d.state.Farms {
-		c := content{p, d.numbers, nil, func(e *nft.Element) {
+		c := content{rs, d.numbers, nil, func(e *nft.Element) {
 			if e.Set.Counted {
 				if i := leadsTo(f, e); i >= 0 {
 					of[elementKey{e.Set, e.ElementKey}] = driver.Backend{Farm: name, Name: f.Backends[i].Name}

@@ -19,7 +19,7 @@ const (
 )
 
 // devices has the chains of interfaces be those that are needed.
-func (c *change) devices(indexes map[int]struct{}) {
+func (c *tableChange) devices(indexes map[int]struct{}) {
 	var to []string
 	changed := false
 	for _, name := range c.p.arrivals {
@@ -59,9 +59,9 @@ func (c *change) devices(indexes map[int]struct{}) {
 	}
 }
 
-func (p *program) deviceChain(name, device string, to []string) nft.Chain {
-	c := nft.Chain{Name: name, Comment: "what arrives by " + device, Hook: nft.IngressHook(device, beforeForwarding), Rules: p.before}
-	if p.NFProto == unix.NFPROTO_NETDEV {
+func (rs *ruleset) deviceChain(name, device string, to []string) nft.Chain {
+	c := nft.Chain{Name: name, Comment: "what arrives by " + device, Hook: nft.IngressHook(device, beforeForwarding), Rules: rs.before}
+	if rs.NFProto == unix.NFPROTO_NETDEV {
 		c.Hook = nft.NetdevHook(device, 0)
 	}
 	for _, chain := range to {

@@ -32,9 +32,9 @@ import (
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	*part // of family inet: all but what ingress has
+	*farmTable // of family inet: all but what ingress has
 	// ingress has what packets meet as they arrive by an interface.
-	ingress *part
+	ingress *farmTable
 	links   *netlink.Handle
 	log     *slog.Logger
 	close   func() error // once
@@ -71,8 +71,8 @@ type Options struct {
 func Open(o Options) (*Driver, error) {
 	d := &Driver{log: cmp.Or(o.Log, slog.Default()), numbers: newNumbers(), tries: tries{err: map[string]error{}}}
 	mayMiss := o.MayMiss || nft.MayMiss()
-	for at, p := range map[**part]*program{&d.part: newProgram(cmp.Or(o.Clients, 1<<20), mayMiss), &d.ingress: newIngress(mayMiss)} {
-		t, err := openPart(p)
+	for at, rs := range map[**farmTable]*ruleset{&d.farmTable: newRuleset(cmp.Or(o.Clients, 1<<20), mayMiss), &d.ingress: newIngress(mayMiss)} {
+		t, err := openPart(rs)
 		if err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func Open(o Options) (*Driver, error) {
 	}
 	d.close = sync.OnceValue(func() error {
 		d.links.Close()
-		return errors.Join(d.part.close(), d.ingress.close())
+		return errors.Join(d.farmTable.close(), d.ingress.close())
 	})
 	return d, nil
 }
@@ -106,7 +106,7 @@ func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]boo
 	defer d.mu.Unlock()
 	err = nft.Uninterrupted(func() error {
 		found = map[state.FrontendKey]bool{}
-		for _, fp := range d.prog.families {
+		for _, fp := range d.ruleset.families {
 			s := fp.farms[exact]
 			err := d.Sock.ReadSet(ctx, TableName, s, func(e nft.Element) {
 				if int(e.KeyLen) == nft.KeySize(s.Key) {
@@ -160,7 +160,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 }
 
 // tables are in the order in which packets meet them.
-func (d *Driver) tables() []*part { return []*part{d.ingress, d.part} }
+func (d *Driver) tables() []*farmTable { return []*farmTable{d.ingress, d.farmTable} }
 
 // Update implements driver.Driver.
 func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
@@ -299,7 +299,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 type plan struct {
 	d       *Driver
 	tunnels tunnelChange
-	changes []*change
+	changes []*tableChange
 	done    func(context.Context) error // what follows
 	aside   asides                      // what is set aside when it is carried out
 	// want are all farms that are wanted, and about is the change of what the kernel may refuse.

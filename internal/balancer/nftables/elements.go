@@ -12,7 +12,7 @@ import (
 
 // content is what farms put into the table: elements, and the chains that they lead to.
 type content struct {
-	p       *program
+	p       *ruleset
 	numbers *numbers
 	lists   listings
 	element func(*nft.Element)
@@ -28,7 +28,7 @@ func (c content) farm(f *state.Farm) {
 		h := half{content: c, fp: c.p.family(is4), Farm: f, slots: f.Table(is4).Slots}
 		f.Each(func(addr netip.Addr, of4 bool, proto model.Protocol, ports model.PortSpan) {
 			if of4 == is4 {
-				h.places = append(h.places, place{kindOf(f), addr, proto, ports})
+				h.places = append(h.places, virtualAddr{kindOf(f), addr, proto, ports})
 			}
 		})
 		if len(h.places) > 0 {
@@ -44,7 +44,7 @@ type half struct {
 	*state.Farm
 	fp     *family
 	slots  []int16
-	places []place
+	places []virtualAddr
 }
 
 func (h *half) yield() {
@@ -104,14 +104,14 @@ func (h *half) remember() {
 }
 
 // put yields that a place has a verdict.
-func (h *half) put(maps [kinds]*nft.Set, p place, v nft.Verdict) {
+func (h *half) put(maps [kinds]*nft.Set, p virtualAddr, v nft.Verdict) {
 	e := h.fp.at(maps, p)
 	e.Verdict = v
 	h.element(&e)
 }
 
 // at is the verdict at a place, which may stand for the machine's own addresses.
-func (h *half) at(p place, v nft.Verdict) nft.Verdict {
+func (h *half) at(p virtualAddr, v nft.Verdict) nft.Verdict {
 	if p.addr.IsValid() || v.Chain == "" {
 		return v
 	}
@@ -180,7 +180,7 @@ func hasPorts(f *state.Farm) bool {
 }
 
 // portAt is the port of a backend for clients at a place; 0: the port stays.
-func (h *half) portAt(p place, b *model.FarmBackend) uint16 {
+func (h *half) portAt(p virtualAddr, b *model.FarmBackend) uint16 {
 	switch {
 	case !hasPorts(h.Farm):
 		return 0
@@ -191,7 +191,7 @@ func (h *half) portAt(p place, b *model.FarmBackend) uint16 {
 }
 
 // fill yields the slots of a place.
-func (h *half) fill(p place) {
+func (h *half) fill(p virtualAddr) {
 	for slot, index := range h.slots {
 		if index == state.Empty {
 			continue

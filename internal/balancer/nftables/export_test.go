@@ -9,7 +9,7 @@ func OpenOther(o Options) (*Driver, error) {
 		return nil, err
 	}
 	for _, t := range d.tables() {
-		t.prog.set("another", "of another release", nft.Set{Key: []nft.Field{nft.Mark}})
+		t.ruleset.set("another", "of another release", nft.Set{Key: []nft.Field{nft.Mark}})
 	}
 	return d, nil
 }

@@ -21,27 +21,27 @@ import (
 // This is a table of its own, as only the family netdev can forward so.
 
 // newIngress is the program of the table of family netdev.
-func newIngress(mayMiss bool) *program {
-	p := &program{Layout: table.Layout{NFProto: unix.NFPROTO_NETDEV, MayMiss: mayMiss}, before: []nft.Rule{
+func newIngress(mayMiss bool) *ruleset {
+	rs := &ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_NETDEV, MayMiss: mayMiss}, before: []nft.Rule{
 		rule("for other machines: this one only listens").PacketType(expr.CmpOpNeq, unix.PACKET_HOST).Accept(),
 		rule("of a VLAN: it arrives again by the interface of that").Is(expr.CmpOpEq, nft.EtherType, []byte{0x81, 0x00}).Accept(),
 		rule("the same, 802.1ad").Is(expr.CmpOpEq, nft.EtherType, []byte{0x88, 0xa8}).Accept(),
 	}}
 	for i, ip := range []nft.Family{nft.IPv4, nft.IPv6} {
 		fp := &family{ip: ip}
-		p.families[i] = fp
+		rs.families[i] = fp
 		for k := range kinds {
 			place := func(name, comment string, s nft.Set) *nft.Set {
 				s.Key, s.Ranges = append(s.Key, fp.place()...), k != exact
-				return p.set(ip.Name+"-"+name+k.String(), comment, s)
+				return rs.set(ip.Name+"-"+name+k.String(), comment, s)
 			}
 			fp.ways[k] = place("ways", "slot . place : interface and address of the backend", nft.Set{Key: []nft.Field{nft.Mark}, Data: []nft.Field{nft.OIF, ip.Daddr}, Counted: true})
 			fp.direct[k] = place("direct", "place where clients find a farm : the chain that forwards to a backend", nft.Set{Verdict: true})
-			p.arrivals = append(p.arrivals, arrivalName(fp, k))
+			rs.arrivals = append(rs.arrivals, arrivalName(fp, k))
 		}
 	}
-	p.Notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
-	return p
+	rs.Notes = rs.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
+	return rs
 }
 
 func arrivalName(fp *family, k kind) string { return fp.ip.Name + "-arrival" + k.String() }

@@ -86,7 +86,7 @@ func moved(old, now []model.AddressRange) (gone, come []model.AddressRange) {
 }
 
 // list plans that a list follows another one of the name; either may be nil.
-func (c *change) list(name string, now *model.FarmList, put func(*nft.Element, bool)) {
+func (c *tableChange) list(name string, now *model.FarmList, put func(*nft.Element, bool)) {
 	if now == nil {
 		now = &model.FarmList{Name: name}
 	}
@@ -120,7 +120,7 @@ func (c *change) list(name string, now *model.FarmList, put func(*nft.Element, b
 }
 
 // members returns what makes elements of a list's prefixes.
-func (c *change) members(list string) func(netip.Prefix) nft.Element {
+func (c *tableChange) members(list string) func(netip.Prefix) nft.Element {
 	var numbers [129]uint32 // by length
 	return func(p netip.Prefix) nft.Element {
 		if numbers[p.Bits()] == 0 {
@@ -138,7 +138,7 @@ func (c *change) members(list string) func(netip.Prefix) nft.Element {
 func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", list, bits) }
 
 // follow plans changes of lists, and returns the farms for which others have to be asked for.
-func (c *change) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
+func (c *tableChange) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
 	asking := map[string]*state.Farm{}
 	if !c.p.hasLists() {
 		return asking
@@ -225,11 +225,11 @@ func listedChain(fp *family, k kind) nft.Chain {
 }
 
 // elsewhere is for packets that came by an interface without a chain of its own.
-func (p *program) elsewhere() nft.Chain {
+func (rs *ruleset) elsewhere() nft.Chain {
 	c := nft.Chain{Name: "listed", Comment: "packets that have not met lists as they arrived", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeStateless), Rules: []nft.Rule{
-		rule().In(p.covered, nft.IIF).Accept(),
+		rule().In(rs.covered, nft.IIF).Accept(),
 	}}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		for k := range kinds {
 			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.listed[k], 0))
 		}
@@ -239,22 +239,22 @@ func (p *program) elsewhere() nft.Chain {
 
 // owned is for farms at every address of the machine: which those are cannot be asked before
 // prerouting.
-func (p *program) owned() nft.Chain {
+func (rs *ruleset) owned() nft.Chain {
 	c := nft.Chain{Name: "owned", Comment: "packets to farms at every address that name lists", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeStateless)}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.owned[ranged], 0))
 	}
 	return c
 }
 
 // hasLists reports whether the table is the one in which farms look in lists.
-func (p *program) hasLists() bool { return p.NFProto == unix.NFPROTO_INET }
+func (rs *ruleset) hasLists() bool { return rs.NFProto == unix.NFPROTO_INET }
 
 // covered plans what becomes of the set of interfaces with chains of their own.
-func (c *change) covered() { c.Replace(c.coverElements(c.t.covers), c.coverElements(c.covers)) }
+func (c *tableChange) covered() { c.Replace(c.coverElements(c.t.covers), c.coverElements(c.covers)) }
 
 // coverElements are those of interfaces.
-func (c *change) coverElements(indexes []int) func(yield func(*nft.Element)) {
+func (c *tableChange) coverElements(indexes []int) func(yield func(*nft.Element)) {
 	return func(yield func(*nft.Element)) {
 		for _, index := range indexes {
 			if c.p.covered != nil {
@@ -264,8 +264,8 @@ func (c *change) coverElements(indexes []int) func(yield func(*nft.Element)) {
 	}
 }
 
-func (p *program) coveredElement(index int) *nft.Element {
-	e := nft.Element{Set: p.covered}
+func (rs *ruleset) coveredElement(index int) *nft.Element {
+	e := nft.Element{Set: rs.covered}
 	e.AppendUint32(uint32(index))
 	return &e
 }

@@ -29,9 +29,9 @@ func (fp *family) tell(r nft.Rule) nft.Rule {
 
 // refusalChains are there while backends of a farm whose connections are tracked are checked. They
 // see answers before their addresses are translated back.
-func (p *program) refusalChains() []nft.Chain {
+func (rs *ruleset) refusalChains() []nft.Chain {
 	told := nft.Chain{Name: "refused", Comment: "who checks the backends is told"}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		key := []nft.Field{fp.ip.ReplySaddr, nft.L4Proto, nft.CtReplySport}
 		told.Rules = append(told.Rules, fp.tell(rule().Family(fp.ip).Translated().Load(0, key...)))
 	}

@@ -74,7 +74,7 @@ func (c client) backendOf(f *state.Farm) int {
 // missing that came meanwhile.
 func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*family, *nft.Element)) error {
 	n := uint32Bytes(d.numbers.number(f.Name))
-	for _, fp := range d.prog.families {
+	for _, fp := range d.ruleset.families {
 		var all []nft.Element
 		err := nft.Uninterrupted(func() error {
 			all = all[:0]
@@ -96,7 +96,7 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 
 // recall has a fresh table remember the clients that another one does: those of farms that are
 // wanted and whose backend serves.
-func (c *change) recall(ctx context.Context, name string) error {
+func (c *tableChange) recall(ctx context.Context, name string) error {
 	var sets []*nft.Set
 	of := map[*nft.Set]*family{}
 	for _, fp := range c.p.families {

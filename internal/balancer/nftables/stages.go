@@ -21,22 +21,22 @@ import (
 // rule finds and another one needs, as a mark is the user's. Queueing disciplines, which look at
 // priorities, come long after: it is zero again by then.
 
-// stage is a part of the way of a new connection. They are passed in this order.
-type stage uint32
+// farmStage is a part of the way of a new connection. They are passed in this order.
+type farmStage uint32
 
 const (
-	markStage    stage = iota // the connection gets the farm's mark
-	newStage                  // new connections a second
-	countStage                // connections at once
-	helperStage               // a helper of connection tracking
-	logStage                  // the log
-	persistStage              // the backend that the client had
-	pickStage                 // any backend
+	markStage    farmStage = iota // the connection gets the farm's mark
+	newStage                      // new connections a second
+	countStage                    // connections at once
+	helperStage                   // a helper of connection tracking
+	logStage                      // the log
+	persistStage                  // the backend that the client had
+	pickStage                     // any backend
 	stages
 )
 
 // String says what the stage is about.
-func (s stage) String() string {
+func (s farmStage) String() string {
 	return [...]string{"mark", "new connections", "connections at once", "helper", "log", "the client's backend", "a backend"}[s]
 }
 
@@ -47,7 +47,7 @@ func staged(fp *family, k kind) nft.Chain {
 	c := nft.Chain{Name: stagedName(fp, k), Comment: "farms that ask for more than a backend", Rules: []nft.Rule{
 		rule("until the end of this chain, priority is the farm's number").Load(0, fp.place()...).Find(fp.numbers[k], 0, 0).SetPriority(0),
 	}}
-	in := func(s stage) nft.Rule { return rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority) }
+	in := func(s farmStage) nft.Rule { return rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority) }
 	for s := range pickStage {
 		c.Rules = append(c.Rules, in(s).FollowAnd(fp.stages, 0))
 	}
@@ -70,14 +70,14 @@ func (h *half) stages(pick nft.Verdict) nft.Verdict {
 	for s, c := range h.stageChains() {
 		if c.Name != "" {
 			h.chain(c.Name, func() nft.Chain { return c })
-			h.stage(stage(s), nft.Jump(c.Name))
+			h.stage(farmStage(s), nft.Jump(c.Name))
 		}
 	}
 	h.stage(pickStage, h.last(pick))
 	return nft.Goto(stagedName(h.fp, k))
 }
 
-func (h *half) stage(s stage, v nft.Verdict) {
+func (h *half) stage(s farmStage, v nft.Verdict) {
 	e := nft.Element{Set: h.fp.stages, Verdict: v}
 	e.AppendUint32(uint32(s))
 	e.AppendUint32(h.numbers.number(h.Name))
@@ -242,9 +242,9 @@ func (l limit) String() string {
 // guardName is the chain, there while a farm asks for it, that judges every packet to a farm.
 const guardName = "guard"
 
-func (p *program) guard() nft.Chain {
+func (rs *ruleset) guard() nft.Chain {
 	c := nft.Chain{Name: guardName, Comment: "what farms ask of every packet", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -150)}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		for k := range kinds {
 			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.guards[k], 0))
 		}

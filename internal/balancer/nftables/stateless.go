@@ -41,9 +41,9 @@ func (fp *family) answersSet(set func(name, comment string, s nft.Set) *nft.Set,
 }
 
 // statelessChain is where packets to and from stateless farms of a kind enter.
-func (p *program) statelessChain(k kind) nft.Chain {
+func (rs *ruleset) statelessChain(k kind) nft.Chain {
 	c := nft.Chain{Name: "stateless" + k.String(), Comment: "packets to stateless farms, and answers", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeTracking)}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		c.Rules = append(c.Rules,
 			rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.stateless[k], 0),
 			fp.answer(k, rule().Family(fp.ip)).Untracked())
@@ -53,10 +53,10 @@ func (p *program) statelessChain(k kind) nft.Chain {
 
 // answersChains are where answers get the addresses that clients asked for. Packets enter by the
 // last one, and go to one for their protocol: each that is forwarded costs one look-up.
-func (p *program) answersChains(k kind) (chains []nft.Chain) {
+func (rs *ruleset) answersChains(k kind) (chains []nft.Chain) {
 	enter := nft.Chain{Name: "answers" + k.String(), Comment: "answers of stateless farms' backends", Hook: nft.FilterHook(unix.NF_INET_POST_ROUTING, afterRouting),
 		Rules: []nft.Rule{rule("all others, but for ICMP errors about them").NotCtState(expr.CtStateBitUNTRACKED | expr.CtStateBitINVALID).Accept()}}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		if k == ranged {
 			enter.Rules = append(enter.Rules,
 				fp.refusedSYN(k, rule().Family(fp.ip).Proto(unix.IPPROTO_TCP)),
@@ -183,18 +183,18 @@ func answersOf(f *state.Farm) kind {
 
 // claims yields where a stateless farm's backends answer from; nil: nothing. Backends that get no
 // new packets may still answer to old ones.
-func (p *program) claims(f *state.Farm, yield func(farm string, e *nft.Element)) {
-	if f == nil || f.Mode != model.StatelessDNAT || p.NFProto != unix.NFPROTO_INET {
+func (rs *ruleset) claims(f *state.Farm, yield func(farm string, e *nft.Element)) {
+	if f == nil || f.Mode != model.StatelessDNAT || rs.NFProto != unix.NFPROTO_INET {
 		return
 	}
 	k := answersOf(f)
 	f.Each(func(addr netip.Addr, is4 bool, proto model.Protocol, ports model.PortSpan) {
-		fp := p.family(is4)
+		fp := rs.family(is4)
 		for _, b := range f.Backends {
 			if !addr.IsValid() || !fp.holds(b.Addr) || b.State == model.BackendDown {
 				continue
 			}
-			from := place{k, b.Addr, proto, ports}
+			from := virtualAddr{k, b.Addr, proto, ports}
 			if k == exact && b.Port != 0 {
 				from.ports = model.PortSpan{First: b.Port, Last: b.Port}
 			}

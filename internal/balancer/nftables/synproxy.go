@@ -23,11 +23,11 @@ const (
 )
 
 // synProxyChains are there while a farm asks for them.
-func (p *program) synProxyChains() []nft.Chain {
+func (rs *ruleset) synProxyChains() []nft.Chain {
 	raw := nft.Chain{Name: "syn-untracked", Comment: "first segments to farms that are proxied", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeTracking)}
 	in := nft.Chain{Name: "syn-proxy-in", Comment: "clients are answered in their backends' place", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 0)}
 	forward := nft.Chain{Name: "syn-proxy-forward", Comment: "the same, at addresses that the machine does not have", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0)}
-	for _, fp := range p.families {
+	for _, fp := range rs.families {
 		for k := range kinds {
 			is := func(r nft.Rule) nft.Rule { return r.Load(0, fp.place()...).Has(fp.proxied[k], 0) }
 			raw.Rules = append(raw.Rules, is(rule().Family(fp.ip).TCPFlags(tcpFIN|tcpSYN|tcpRST|tcpACK, tcpSYN)).Untracked())

@@ -95,7 +95,7 @@ type Compiler struct {
 	clusterIPs, externalIPs, loadBalancerIPs *bart.Lite
 
 	reasons   map[netip.Prefix]map[reason]speaker.Announcement
-	given     map[source][]place
+	given     map[source][]prefixReason
 	touched   map[netip.Prefix]bool // reasons have changed
 	routes    diff.Map[netip.Prefix, speaker.Route]
 	allRoutes map[netip.Prefix]*speaker.Route
@@ -111,7 +111,7 @@ func New(cfg Config) *Compiler {
 	return &Compiler{
 		cfg: cfg, nodes: map[string]*node{}, addresses: map[netip.Addr][]*node{}, filters: map[string]*model.BGPFilter{}, config: &model.BGPConfiguration{}, mine: &model.BGPConfiguration{},
 		secrets: map[model.SecretRef]secret{}, asked: map[model.Ref][]*candidate{}, rivals: map[netip.Addr]map[*candidate]struct{}{}, chosen: map[netip.Addr]*candidate{},
-		blocks: map[string]netip.Prefix{}, reasons: map[netip.Prefix]map[reason]speaker.Announcement{}, given: map[source][]place{}, touched: map[netip.Prefix]bool{},
+		blocks: map[string]netip.Prefix{}, reasons: map[netip.Prefix]map[reason]speaker.Announcement{}, given: map[source][]prefixReason{}, touched: map[netip.Prefix]bool{},
 		allPeers: peers, peers: diff.NewMap(peers, (*speaker.Peer).Equal),
 		allRoutes: routes, routes: diff.NewMap(routes, (*speaker.Route).Equal),
 	}

@@ -276,12 +276,12 @@ func (n metalLBNames) of(ad *model.BGPAdvertisement) []string {
 }
 
 // advertised are the routes by which an address of a pool is announced.
-func (c *Compiler) advertised(v *store.View, a netip.Addr) map[place]speaker.Announcement {
+func (c *Compiler) advertised(v *store.View, a netip.Addr) map[prefixReason]speaker.Announcement {
 	pool, services := c.cfg.Services.At(a)
 	if pool == nil || len(services) == 0 {
 		return nil
 	}
-	list := map[place]speaker.Announcement{}
+	list := map[prefixReason]speaker.Announcement{}
 	for _, ad := range c.adverts[pool.Name] {
 		wanted := func(s *model.Service) bool {
 			var labels model.LabelMap
@@ -292,7 +292,7 @@ func (c *Compiler) advertised(v *store.View, a netip.Addr) map[place]speaker.Ann
 		}
 		if slices.ContainsFunc(services, wanted) {
 			p := netip.PrefixFrom(a, length(ad.BGPAdvertisement, a)).Masked()
-			list[place{p, reason{source{addr: a}, ad.Ref()}}] = ad.Announcement
+			list[prefixReason{p, reason{source{addr: a}, ad.Ref()}}] = ad.Announcement
 		}
 	}
 	return list

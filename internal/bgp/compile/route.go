@@ -25,8 +25,8 @@ type reason struct {
 	by model.Ref // the object that asks for it
 }
 
-// place is where a source has a reason.
-type place struct {
+// prefixReason is where a source has a reason.
+type prefixReason struct {
 	to  netip.Prefix
 	why reason
 }
@@ -61,7 +61,7 @@ func (c *Compiler) followRoutes(v *store.View, d store.Dirty, basis bool) {
 }
 
 // announce replaces what a source has announced, where that differs.
-func (c *Compiler) announce(from source, list map[place]speaker.Announcement) {
+func (c *Compiler) announce(from source, list map[prefixReason]speaker.Announcement) {
 	for _, p := range c.given[from] {
 		if _, still := list[p]; still {
 			continue
@@ -134,15 +134,15 @@ func (c *Compiler) followBlocks(v *store.View, d store.Dirty, basis bool) (other
 }
 
 // podRoutes are those to this node's pods: its pod CIDRs, and the blocks that are not in them.
-func (c *Compiler) podRoutes() map[place]speaker.Announcement {
+func (c *Compiler) podRoutes() map[prefixReason]speaker.Announcement {
 	own := c.self()
 	if own == nil {
 		return nil
 	}
-	list := map[place]speaker.Announcement{}
+	list := map[prefixReason]speaker.Announcement{}
 	add := func(p netip.Prefix) {
 		if p = p.Masked(); c.exported(p) {
-			list[place{p, reason{fromPods, own.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
+			list[prefixReason{p, reason{fromPods, own.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
 		}
 	}
 	for _, p := range own.PodCIDRs {

@@ -43,7 +43,7 @@ func (c *Compiler) setServed() {
 
 // rangeRoutes are those to the ranges of services' addresses. Those to single addresses are
 // announced while a Service has them.
-func (c *Compiler) rangeRoutes() map[place]speaker.Announcement {
+func (c *Compiler) rangeRoutes() map[prefixReason]speaker.Announcement {
 	if c.excluded() {
 		return nil
 	}
@@ -51,10 +51,10 @@ func (c *Compiler) rangeRoutes() map[place]speaker.Announcement {
 	if !c.config.EachLoadBalancerIP {
 		whole = append(whole, c.config.LoadBalancerIPs...)
 	}
-	list := map[place]speaker.Announcement{}
+	list := map[prefixReason]speaker.Announcement{}
 	for _, p := range whole {
 		if !p.IsSingleIP() {
-			list[place{p, reason{fromRanges, c.config.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
+			list[prefixReason{p, reason{fromRanges, c.config.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
 		}
 	}
 	return list
@@ -62,11 +62,11 @@ func (c *Compiler) rangeRoutes() map[place]speaker.Announcement {
 
 // serviceRoutes are those to addresses of a Service, nil if it is gone, that are not announced with
 // their range alone: with policy Local, only nodes with a ready endpoint are to get its packets.
-func (c *Compiler) serviceRoutes(v *store.View, s *model.Service) map[place]speaker.Announcement {
+func (c *Compiler) serviceRoutes(v *store.View, s *model.Service) map[prefixReason]speaker.Announcement {
 	if s == nil || s.Unproxied != "" || c.excluded() {
 		return nil
 	}
-	var list map[place]speaker.Announcement
+	var list map[prefixReason]speaker.Announcement
 	add := func(addrs []netip.Addr, ranges *bart.Lite, each bool) {
 		for _, a := range addrs {
 			p := netip.PrefixFrom(a, a.BitLen())
@@ -75,9 +75,9 @@ func (c *Compiler) serviceRoutes(v *store.View, s *model.Service) map[place]spea
 				continue
 			}
 			if list == nil {
-				list = map[place]speaker.Announcement{}
+				list = map[prefixReason]speaker.Announcement{}
 			}
-			list[place{p, reason{source{of: s.Ref()}, s.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
+			list[prefixReason{p, reason{source{of: s.Ref()}, s.Ref()}}] = speaker.Announcement{Communities: c.communities(p)}
 		}
 	}
 	add(s.ClusterIPs, c.clusterIPs, false)

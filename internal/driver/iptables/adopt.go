@@ -115,7 +115,7 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 			kept.note(&p.kept, d.judges[i].names)
 			enforced[i] = d.judges[i].whole(p.want.Policy, kept, wanted)
 		}
-		c := difference(f.v6, have[i].of(of), wanted)
+		c := diffImages(f.v6, have[i].of(of), wanted)
 		if p.of.policy && p.keep.Policy {
 			d.judges[i].keepMembers(c, last, &p.kept)
 		}
@@ -138,7 +138,7 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 			}
 		}
 		if p.of.policy {
-			d.state.Policy, d.programsAside = p.want.Policy, nil
+			d.state.Policy, d.rulesAside = p.want.Policy, nil
 			d.enforcing(enforced)
 		}
 	}
@@ -235,7 +235,7 @@ func (d *Driver) removal(ctx context.Context, v xtables.Variant, f family, sets 
 	if err != nil || !asks(chains, sets) && len(f.foreign(chains)) > 0 {
 		return "", err
 	}
-	return difference(f.v6, &image{chains: chains}, newImage()).restore, nil
+	return diffImages(f.v6, &image{chains: chains}, newImage()).restore, nil
 }
 
 // leave removes our rules in a variant, and the tables of nftables that were made for them alone.
@@ -313,7 +313,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 			failed = errors.Join(failed, err)
 		}
 		if failed == nil {
-			failed = d.carryOut(ctx, "", difference(f.v6, &image{sets: sets[i]}, newImage()))
+			failed = d.carryOut(ctx, "", diffImages(f.v6, &image{sets: sets[i]}, newImage()))
 		}
 		errs = append(errs, failed)
 	}

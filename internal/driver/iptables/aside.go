@@ -20,7 +20,7 @@ import (
 func (d *Driver) SetAside() []driver.SetAside {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := slices.Concat(slices.Collect(maps.Values(d.programsAside))...)
+	all := slices.Concat(slices.Collect(maps.Values(d.rulesAside))...)
 	all = slices.AppendSeq(all, maps.Values(d.aside))
 	slices.SortFunc(all, driver.SetAside.Compare)
 	return slices.Compact(all)
@@ -39,7 +39,7 @@ func refused(err error) bool {
 // admit carries out a plan that was refused as a whole, without the programs and the frontends that
 // are to blame.
 func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
-	base, new, aside, programs := p.want, p.delta.Services.Frontends, d.aside, d.programsAside
+	base, new, aside, programs := p.want, p.delta.Services.Frontends, d.aside, d.rulesAside
 	if base == nil {
 		base = d.state.Clone()
 		base.Apply(p.delta)
@@ -58,16 +58,16 @@ func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
 		}
 	}
 	if p.of.policy {
-		found, err := d.refusedPrograms(ctx, base.Policy)
+		found, err := d.refusedRules(ctx, base.Policy)
 		if err != nil {
 			return errors.Join(refusal, err)
 		}
 		for id := range found {
-			delete(base.Policy.Programs, id)
+			delete(base.Policy.Rules, id)
 		}
 		programs = maps.Clone(programs)
-		maps.DeleteFunc(programs, func(id state.ProgramID, _ []driver.SetAside) bool {
-			_, named := p.delta.Policy.Programs[id]
+		maps.DeleteFunc(programs, func(id state.RulesID, _ []driver.SetAside) bool {
+			_, named := p.delta.Policy.Rules[id]
 			return named
 		})
 		if maps.Copy(found, programs); len(found) > 0 {
@@ -77,25 +77,25 @@ func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
 	if err := d.adoptAgain(ctx, base, p.keep); err != nil {
 		return errors.Join(refusal, err)
 	}
-	d.aside, d.programsAside = aside, programs
+	d.aside, d.rulesAside = aside, programs
 	return d.admitFrontends(ctx, new)
 }
 
-// refusedPrograms finds the programs that the kernel does not take, in a network namespace of its
+// refusedRules finds the programs that the kernel does not take, in a network namespace of its
 // own.
-func (d *Driver) refusedPrograms(ctx context.Context, p *state.Policy) (map[state.ProgramID][]driver.SetAside, error) {
-	found := map[state.ProgramID][]driver.SetAside{}
-	sieve := sift.Sieve[state.ProgramID]{
-		Apply: func(ids []state.ProgramID) error {
+func (d *Driver) refusedRules(ctx context.Context, p *state.Policy) (map[state.RulesID][]driver.SetAside, error) {
+	found := map[state.RulesID][]driver.SetAside{}
+	sieve := sift.Sieve[state.RulesID]{
+		Apply: func(ids []state.RulesID) error {
 			part := *p
-			part.Programs = map[state.ProgramID]*state.Program{}
+			part.Rules = map[state.RulesID]*state.Rules{}
 			for _, id := range ids {
-				part.Programs[id] = p.Programs[id]
+				part.Rules[id] = p.Rules[id]
 			}
 			return d.tryPolicy(ctx, &part)
 		},
 		Refused: refused,
-		SetAside: func(id state.ProgramID, refusal error) error {
+		SetAside: func(id state.RulesID, refusal error) error {
 			blamed, err := d.blamed(ctx, p, id)
 			for _, k := range blamed {
 				found[id] = append(found[id], driver.SetAside{Kind: string(k.Kind), Name: k.Name, InForce: model.InForceDeny,
@@ -104,12 +104,12 @@ func (d *Driver) refusedPrograms(ctx context.Context, p *state.Policy) (map[stat
 			return err
 		},
 	}
-	return found, sieve.Sift(slices.Sorted(maps.Keys(p.Programs)))
+	return found, sieve.Sift(slices.Sorted(maps.Keys(p.Rules)))
 }
 
 // blamed are those of a program's policies that are refused alone; all, if none is.
-func (d *Driver) blamed(ctx context.Context, p *state.Policy, id state.ProgramID) (found []model.PolicyKey, err error) {
-	whole := p.Programs[id]
+func (d *Driver) blamed(ctx context.Context, p *state.Policy, id state.RulesID) (found []model.PolicyKey, err error) {
+	whole := p.Rules[id]
 	for _, k := range whole.Declared() {
 		one := *whole
 		one.Tiers = slices.Clone(whole.Tiers)
@@ -117,7 +117,7 @@ func (d *Driver) blamed(ctx context.Context, p *state.Policy, id state.ProgramID
 			one.Tiers[i].Policies = slices.DeleteFunc(slices.Clone(one.Tiers[i].Policies), func(own *state.PolicyRules) bool { return own.Policy != k })
 		}
 		part := *p
-		part.Programs = map[state.ProgramID]*state.Program{id: &one}
+		part.Rules = map[state.RulesID]*state.Rules{id: &one}
 		if err := d.tryPolicy(ctx, &part); refused(err) {
 			found = append(found, k)
 		} else if err != nil {
@@ -158,13 +158,13 @@ func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKe
 			for _, k := range keys {
 				part[k] = change[k]
 			}
-			held, aside, programs := d.state, maps.Clone(d.aside), d.programsAside
+			held, aside, programs := d.state, maps.Clone(d.aside), d.rulesAside
 			refusal := d.applyFrontends(ctx, part)
 			if refusal != nil && refused(refusal) {
 				if err := d.adoptAgain(ctx, held.Clone(), driver.Keep{}); err != nil {
 					return fmt.Errorf("undo what was refused (%v): %v", refusal, err) // another answer is no refusal of the change
 				}
-				d.aside, d.programsAside = aside, programs
+				d.aside, d.rulesAside = aside, programs
 			}
 			return refusal
 		},
@@ -209,7 +209,7 @@ func (p *plan) suspects() map[state.FrontendKey]*state.Frontend {
 			suspect(state.FrontendKey{Addr: m.addr, Protocol: m.protocol, Port: m.port})
 		}
 		t := p.trees[i]
-		t.each(func(at place, keys []state.FrontendKey) {
+		t.each(func(at keyPrefix, keys []state.FrontendKey) {
 			t.chains(at, keys, func(name string, _ []string) {
 				if c.chains[name] && len(keys) <= leafSize {
 					for _, k := range keys {

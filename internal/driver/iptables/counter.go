@@ -70,7 +70,7 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 // policies are those of which the kernel has programs.
 func (d *Driver) policies() (all []model.PolicyKey) {
 	if d.state != nil && d.state.Policy != nil {
-		for _, p := range d.state.Policy.Programs {
+		for _, p := range d.state.Policy.Rules {
 			all = append(all, p.Declared()...)
 		}
 	}
@@ -146,7 +146,7 @@ func (d *Driver) eachCounter(ctx context.Context, family int, yield func(at rule
 }
 
 // countsOf is what is counted in chains that a change removes.
-func (d *Driver) countsOf(ctx context.Context, c *change) counted {
+func (d *Driver) countsOf(ctx context.Context, c *imageDiff) counted {
 	counts := counted{}
 	family := 0
 	if c.v6 {

@@ -40,9 +40,9 @@ type Driver struct {
 	chosen   xtables.Variant // "": it is still to be chosen
 	asked    bool            // the kernel, for the rules of each variant
 	families [2]family
-	policy   bool                // it judges what may pass
-	keep     bool                // what policy has come to forbid goes on
-	refuse   func(*change) error // tests: what the kernel refuses
+	policy   bool                   // it judges what may pass
+	keep     bool                   // what policy has come to forbid goes on
+	refuse   func(*imageDiff) error // tests: what the kernel refuses
 	// remembered is that of the options.
 	remembered func(context.Context) ([]state.Remembered, error)
 	close      func() error
@@ -60,8 +60,8 @@ type Driver struct {
 	trees    [2]*tree
 	uses     [2]map[string]int // of chains and sets that frontends share, by how many
 	aside    map[state.FrontendKey]driver.SetAside
-	// programsAside are what the kernel refuses of policies. The state lacks these programs.
-	programsAside map[state.ProgramID][]driver.SetAside
+	// rulesAside are what the kernel refuses of policies. The state lacks these programs.
+	rulesAside map[state.RulesID][]driver.SetAside
 }
 
 var _ driver.Driver = (*Driver)(nil)

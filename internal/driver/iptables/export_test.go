@@ -18,7 +18,7 @@ func OpenRefusing(o Options, frontends func(netip.Addr) bool, policies func(mode
 	if err != nil {
 		return nil, err
 	}
-	d.refuse = func(c *change) error {
+	d.refuse = func(c *imageDiff) error {
 		for _, m := range c.add {
 			if strings.HasSuffix(m.set, setFrontends) && frontends(m.addr) {
 				return unix.EINVAL
@@ -43,7 +43,7 @@ func OpenFailing(o Options, failing func(reconcile.Part) bool) (*Driver, error) 
 	if err != nil {
 		return nil, err
 	}
-	d.refuse = func(c *change) error {
+	d.refuse = func(c *imageDiff) error {
 		services := slices.ContainsFunc(c.add, func(m membership) bool { return strings.HasSuffix(m.set, setFrontends) })
 		policy := strings.Contains(c.restore, "-A "+toChain+" -d ")
 		if services && failing(reconcile.Services) || policy && failing(reconcile.Policy) {

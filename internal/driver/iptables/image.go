@@ -118,8 +118,8 @@ func isPolicy(name string) bool {
 // builtin reports whether the chain is the kernel's own.
 func (c chain) builtin() bool { return !strings.HasPrefix(c.name, prefix) }
 
-// change is the difference between two images.
-type change struct {
+// imageDiff is the difference between two images.
+type imageDiff struct {
 	v6      bool
 	create  map[string]*set
 	add     []membership
@@ -136,9 +136,9 @@ type membership struct {
 	left time.Duration // for which it is there; 0: for good
 }
 
-// difference returns what leads from what there is to what is wanted.
-func difference(v6 bool, have, want *image) *change {
-	c := &change{v6: v6, create: map[string]*set{}, chains: map[string]bool{}}
+// diffImages returns what leads from what there is to what is wanted.
+func diffImages(v6 bool, have, want *image) *imageDiff {
+	c := &imageDiff{v6: v6, create: map[string]*set{}, chains: map[string]bool{}}
 	for name, s := range want.sets {
 		old := have.sets[name]
 		if old == nil {
@@ -173,7 +173,7 @@ func difference(v6 bool, have, want *image) *change {
 
 // table writes what iptables-restore shall do in a table. All chains that differ are emptied before
 // any is filled, so that those which go are not in use any more.
-func (c *change) table(table string, have, want *image) string {
+func (c *imageDiff) table(table string, have, want *image) string {
 	var declared, filled, gone []string
 	names := map[chain]bool{}
 	for name := range have.chains {
@@ -219,12 +219,12 @@ func (c *change) table(table string, have, want *image) string {
 }
 
 // operations is how many there are.
-func (c *change) operations() int {
+func (c *imageDiff) operations() int {
 	return len(c.create) + len(c.add) + c.rules + len(c.remove) + len(c.destroy)
 }
 
 // String prints the change as lines for ipset and iptables-restore.
-func (c *change) String() string {
+func (c *imageDiff) String() string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(c.create)) {
 		fmt.Fprintf(&b, "create %s %s\n", name, c.create[name].kind)

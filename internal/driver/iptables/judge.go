@@ -96,7 +96,7 @@ type writer struct {
 }
 
 // write translates a program.
-func (f family) write(at site, p *state.Program) *written {
+func (f family) write(at site, p *state.Rules) *written {
 	w := writer{family: f, site: at, limits: usualLimits, written: &written{chains: map[string][]string{}, lookups: map[lookup]bool{}, decide: map[ruleAt]decision{}}}
 	if f.apart {
 		w.limits = apartLimits

@@ -165,7 +165,7 @@ func (k *keeping) note(kept *driver.Kept, names map[int]string) {
 
 // keepMembers leaves in the kernel's sets what a want that may lack something does not name, and
 // none before it.
-func (j *judge) keepMembers(c *change, last *state.Policy, kept *driver.Kept) {
+func (j *judge) keepMembers(c *imageDiff, last *state.Policy, kept *driver.Kept) {
 	before := newImage()
 	if last != nil {
 		j.whole(last, nil, before)

@@ -11,7 +11,7 @@ import (
 )
 
 // chain is the name of the chain at a place, or of one that only this leads to.
-func (t *tree) chain(p place, parts ...int) string {
+func (t *tree) chain(p keyPrefix, parts ...int) string {
 	if p.bits == 0 && len(parts) == 0 {
 		return t.root
 	}
@@ -25,7 +25,7 @@ func (t *tree) chain(p place, parts ...int) string {
 }
 
 // chains yields the chain at a place, and those that only this leads to.
-func (t *tree) chains(p place, keys []state.FrontendKey, yield func(name string, rules []string)) {
+func (t *tree) chains(p keyPrefix, keys []state.FrontendKey, yield func(name string, rules []string)) {
 	if len(keys) <= leafSize {
 		l := &leaf{tree: t, place: p, keys: keys, yield: yield}
 		yield(t.chain(p), t.missing(l.rules()))
@@ -60,7 +60,7 @@ func (t *tree) missing(rules []string) []string {
 // leaf writes the chains of a place with few frontends.
 type leaf struct {
 	*tree
-	place place
+	place keyPrefix
 	keys  []state.FrontendKey
 	yield func(name string, rules []string)
 }

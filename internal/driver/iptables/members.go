@@ -106,7 +106,7 @@ func pick[M comparable](to, from map[state.SetID]map[M]struct{}, changed map[sta
 // after is the policy after a change, which shares with the one before what does not change.
 func after(p *state.Policy, d state.PolicyDelta) *state.Policy {
 	next := *p
-	next.Programs, next.Workloads, next.Hosts = maps.Clone(p.Programs), maps.Clone(p.Workloads), maps.Clone(p.Hosts)
+	next.Rules, next.Workloads, next.Hosts = maps.Clone(p.Rules), maps.Clone(p.Workloads), maps.Clone(p.Hosts)
 	next.Lists, next.PortSets = maps.Clone(p.Lists), maps.Clone(p.PortSets)
 	next.PodDevices, next.HostDevices = maps.Clone(p.PodDevices), maps.Clone(p.HostDevices)
 	next.Groups, next.NamedPorts = maps.Clone(p.Groups), maps.Clone(p.NamedPorts)

@@ -83,7 +83,7 @@ type judge struct {
 
 type writtenAt struct {
 	site string
-	id   state.ProgramID
+	id   state.RulesID
 }
 
 // enforce returns what a policy becomes. What is kept judges in place of what is wanted.
@@ -245,9 +245,9 @@ func (j *judge) pods(p *state.Policy, kept map[slot]goal, i *image, lookups map[
 		if !j.holds(a) {
 			continue
 		}
-		to[state.FrontendKey{Addr: a}] = goal{chain: j.program(p, podSite, w.Ingress, i, lookups)}
+		to[state.FrontendKey{Addr: a}] = goal{chain: j.rulesChain(p, podSite, w.Ingress, i, lookups)}
 		if name, is := j.names[w.Device]; is {
-			from[state.FrontendKey{Addr: a}] = goal{device: " -i " + name, chain: j.program(p, podSite, w.Egress, i, lookups)}
+			from[state.FrontendKey{Addr: a}] = goal{device: " -i " + name, chain: j.rulesChain(p, podSite, w.Egress, i, lookups)}
 		}
 	}
 	for s, g := range kept {
@@ -264,7 +264,7 @@ func (j *judge) pods(p *state.Policy, kept map[slot]goal, i *image, lookups map[
 		{bits: j.bits(), goal: to, root: toChain, kind: "P-T", end: "-d ", miss: "-g " + nobodyChain},
 	} {
 		t.keys = slices.SortedFunc(maps.Keys(t.goal), state.FrontendKey.Compare)
-		t.each(func(p place, keys []state.FrontendKey) { t.chains(p, keys, put) })
+		t.each(func(p keyPrefix, keys []state.FrontendKey) { t.chains(p, keys, put) })
 	}
 }
 
@@ -291,14 +291,14 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 		for _, at := range []struct {
 			site
 			chain, device string
-			id            state.ProgramID
+			id            state.RulesID
 		}{
 			{hostSite, passChain, in, h.ForwardIn}, {hostSite, passChain, out, h.ForwardOut},
 			{hostSite, ownInputChain, in, h.Input}, {hostSite, outputChain, out, h.Output}, {earlySite, toServiceChain, out, h.Output},
 			{earlySite, beforeChain, in, h.PreDNAT}, {rawSite, rawInChain, in, h.UntrackedIn}, {rawSite, rawOutChain, out, h.UntrackedOut},
 		} {
 			if at.id != "" {
-				programs[slot{table: at.table, chain: at.chain, device: at.device}] = j.program(p, at.site, at.id, i, lookups)
+				programs[slot{table: at.table, chain: at.chain, device: at.device}] = j.rulesChain(p, at.site, at.id, i, lookups)
 			}
 		}
 	}
@@ -338,10 +338,10 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 	}
 }
 
-// program adds the chains of a program and returns the first. A program that the state lacks
+// rulesChain adds the chains of a program and returns the first. A program that the state lacks
 // denies.
-func (j *judge) program(p *state.Policy, at site, id state.ProgramID, i *image, lookups map[lookup]bool) string {
-	prog := p.Programs[id]
+func (j *judge) rulesChain(p *state.Policy, at site, id state.RulesID, i *image, lookups map[lookup]bool) string {
+	prog := p.Rules[id]
 	switch {
 	case id == "":
 		return anyChain
@@ -365,7 +365,7 @@ func (j *judge) program(p *state.Policy, at site, id state.ProgramID, i *image, 
 
 // forget drops what is written of programs that a policy does not have any more.
 func (j *judge) forget(p *state.Policy) {
-	maps.DeleteFunc(j.written, func(k writtenAt, _ *written) bool { return p.Programs[k.id] == nil })
+	maps.DeleteFunc(j.written, func(k writtenAt, _ *written) bool { return p.Rules[k.id] == nil })
 }
 
 // fill adds the elements of some lookups.

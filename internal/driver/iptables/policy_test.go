@@ -24,11 +24,11 @@ func policed(pods int, address func(int) netip.Addr) *state.State {
 		p.HostDevices[d+1] = struct{}{}
 	}
 	for i := range pods {
-		group, id := state.SetID(i+1), state.ProgramID(fmt.Sprint("program ", i))
+		group, id := state.SetID(i+1), state.RulesID(fmt.Sprint("program ", i))
 		own := &state.PolicyRules{ID: string(id), Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: fmt.Sprint("p", i)}},
 			Rules: []state.Rule{{Action: model.Allow, Protocol: uint8(model.TCP), Source: state.End{In: []state.Term{{Groups: []state.SetID{group}}}},
 				Destination: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}}}
-		p.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{own}}}}
+		p.Rules[id] = &state.Rules{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{own}}}}
 		p.Groups[group] = map[netip.Addr]struct{}{address(i + 1): {}}
 		p.Workloads[address(i)] = &state.Workload{Pod: model.Name{Namespace: "shop", Name: fmt.Sprint("pod-", i)}, Device: 100 + i, Ingress: id, Egress: id}
 		p.PodDevices[100+i] = struct{}{}
@@ -147,7 +147,7 @@ func TestManyPorts(t *testing.T) {
 			ports.Ranges = append(ports.Ranges, state.PortRange{Protocol: model.TCP, First: uint16(10*i + 1), Last: uint16(10*i + 3)})
 		}
 		own := &state.PolicyRules{Rules: []state.Rule{{Action: model.Allow, Destination: state.End{Ports: ports}}}}
-		w := family{}.write(podSite, &state.Program{Tiers: []state.Tier{{Default: model.Deny, Policies: []*state.PolicyRules{own}}}})
+		w := family{}.write(podSite, &state.Rules{Tiers: []state.Tier{{Default: model.Deny, Policies: []*state.PolicyRules{own}}}})
 		i := newImage()
 		for name, rules := range w.chains {
 			i.rule("filter", name, rules...)

@@ -65,18 +65,18 @@ func requirement(name, since, modules string, rules ...string) *probe.Requiremen
 }
 
 // nothing is refused by tests.
-func nothing(*change) error { return nil }
+func nothing(*imageDiff) error { return nil }
 
 // try has the kernel take an image in a network namespace of its own. It does not wait long for the
 // lock of xtables: its caller can do without an answer.
-func try(ctx context.Context, v xtables.Variant, i *image, v6 bool, refuse func(*change) error) error {
+func try(ctx context.Context, v xtables.Variant, i *image, v6 bool, refuse func(*imageDiff) error) error {
 	return netns.Apart(func() error {
 		d, err := open(Options{Variant: v, LockWait: time.Second})
 		if err != nil {
 			return err
 		}
 		d.refuse = refuse
-		return errors.Join(d.carryOut(ctx, v, difference(v6, newImage(), i)), d.Close())
+		return errors.Join(d.carryOut(ctx, v, diffImages(v6, newImage(), i)), d.Close())
 	})
 }
 

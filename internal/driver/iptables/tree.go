@@ -46,8 +46,9 @@ func (g goal) equal(o goal) bool {
 	return g.chain == o.chain && g.device == o.device && slices.Equal(g.backends, o.backends)
 }
 
-// place is where a chain of the tree stands: all frontends below begin with so many bits of a key.
-type place struct {
+// keyPrefix is where a chain of the tree stands: all frontends below begin with so many bits of a
+// key.
+type keyPrefix struct {
 	bits int
 	key  state.FrontendKey // what follows the bits is zero
 }
@@ -70,8 +71,8 @@ func (t *tree) digit(k state.FrontendKey, at int) int {
 func (t *tree) size() int { return t.bits + step + 16 }
 
 // at returns the place of a key's first bits.
-func (t *tree) at(k state.FrontendKey, bits int) place {
-	p := place{bits: bits, key: k}
+func (t *tree) at(k state.FrontendKey, bits int) keyPrefix {
+	p := keyPrefix{bits: bits, key: k}
 	if bits < t.size() {
 		p.key.Port = k.Port &^ (1<<(t.size()-max(bits, t.bits+step)) - 1)
 	}
@@ -106,11 +107,11 @@ func (t *tree) children(keys []state.FrontendKey, at int) (all [][]state.Fronten
 }
 
 // each yields all places of the tree, with the frontends below each.
-func (t *tree) each(yield func(place, []state.FrontendKey)) {
-	t.below(place{}, t.keys, yield)
+func (t *tree) each(yield func(keyPrefix, []state.FrontendKey)) {
+	t.below(keyPrefix{}, t.keys, yield)
 }
 
-func (t *tree) below(p place, keys []state.FrontendKey, yield func(place, []state.FrontendKey)) {
+func (t *tree) below(p keyPrefix, keys []state.FrontendKey, yield func(keyPrefix, []state.FrontendKey)) {
 	yield(p, keys)
 	if len(keys) <= leafSize {
 		return
@@ -122,8 +123,8 @@ func (t *tree) below(p place, keys []state.FrontendKey, yield func(place, []stat
 }
 
 // find returns the frontends below a place, and false if the tree has no such place.
-func (t *tree) find(want place) ([]state.FrontendKey, bool) {
-	p, keys := place{}, t.keys
+func (t *tree) find(want keyPrefix) ([]state.FrontendKey, bool) {
+	p, keys := keyPrefix{}, t.keys
 	for p != want {
 		if len(keys) <= leafSize || p.bits >= want.bits {
 			return nil, false
@@ -151,8 +152,8 @@ func (t *tree) child(keys []state.FrontendKey, at int, k state.FrontendKey) []st
 
 // near notes the places on the way to a key, and those one step beside it: the places that may
 // differ once the key comes or goes.
-func (t *tree) near(k state.FrontendKey, note map[place]bool) {
-	p, keys := place{}, t.keys
+func (t *tree) near(k state.FrontendKey, note map[keyPrefix]bool) {
+	p, keys := keyPrefix{}, t.keys
 	for {
 		note[p] = true
 		if len(keys) <= leafSize {
@@ -172,10 +173,10 @@ func (t *tree) near(k state.FrontendKey, note map[place]bool) {
 
 // with returns the tree after a change of what serves some frontends, and the places that may
 // differ.
-func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[place]bool) {
+func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[keyPrefix]bool) {
 	same := *t
 	next := &same
-	places := map[place]bool{}
+	places := map[keyPrefix]bool{}
 	if len(change) == 0 {
 		return next, places
 	}
@@ -205,7 +206,7 @@ func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[place]bool) {
 			next.keys = append(next.keys, k)
 		}
 		slices.SortFunc(next.keys, state.FrontendKey.Compare)
-		note := func(p place, _ []state.FrontendKey) { places[p] = true }
+		note := func(p keyPrefix, _ []state.FrontendKey) { places[p] = true }
 		t.each(note)
 		next.each(note)
 	}

@@ -233,7 +233,7 @@ func TestChanges(t *testing.T) {
 			d.state.Services.Apply(delta)
 			after := newImage()
 			whole := f.whole(d.state.Services, after)
-			got, want := difference(f.v6, from, to), difference(f.v6, before, after)
+			got, want := diffImages(f.v6, from, to), diffImages(f.v6, before, after)
 			if got.String() != want.String() {
 				t.Fatalf("seed %d, step %d: the change is\n%s\nand should be\n%s", seed, step, got, want)
 			}

@@ -54,7 +54,7 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 		if p.of.policy {
 			enforced[i] = d.judges[i].update(d.state.Policy, delta.Policy, policy, d.enforced[i], before, after)
 		}
-		p.changes = append(p.changes, difference(f.v6, before, after))
+		p.changes = append(p.changes, diffImages(f.v6, before, after))
 	}
 	if p.of.policy && !d.keep {
 		p.again = delta.Policy.MayForbid(d.state.Policy)
@@ -66,8 +66,8 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 		}
 		if p.of.policy {
 			d.state.Policy = policy
-			for id := range delta.Policy.Programs {
-				delete(d.programsAside, id)
+			for id := range delta.Policy.Rules {
+				delete(d.rulesAside, id)
 			}
 			d.enforcing(enforced)
 		}
@@ -173,7 +173,7 @@ func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, afte
 			before.set(name, s.kind)
 		}
 	}
-	var places map[place]bool
+	var places map[keyPrefix]bool
 	s.tree, places = d.trees[i].with(goals)
 	for p := range places {
 		before.place(d.trees[i], p)
@@ -204,7 +204,7 @@ func (i *image) shared(name string, chains map[string][]string) {
 }
 
 // place adds a chain of a tree, if the tree has the place.
-func (i *image) place(t *tree, p place) {
+func (i *image) place(t *tree, p keyPrefix) {
 	if keys, is := t.find(p); is {
 		t.chains(p, keys, i.nat)
 	}
@@ -257,7 +257,7 @@ func (f family) whole(s *state.Services, i *image) *shared {
 		i.shared(name, chains)
 	}
 	all.tree, _ = f.frontendTree().with(goals)
-	all.tree.each(func(p place, keys []state.FrontendKey) { all.tree.chains(p, keys, i.nat) })
+	all.tree.each(func(p keyPrefix, keys []state.FrontendKey) { all.tree.chains(p, keys, i.nat) })
 	return all
 }
 
@@ -269,7 +269,7 @@ func (f family) frontendTree() *tree {
 // plan is a change of both families.
 type plan struct {
 	d       *Driver
-	changes []*change
+	changes []*imageDiff
 	leave   [2]string   // what iptables-restore of the other variant shall do to remove our rules there
 	done    func()      // nil: nothing is changed
 	keep    driver.Keep // of an adoption
@@ -345,7 +345,7 @@ func (p *plan) await(ctx context.Context) error {
 	v, err := p.d.variant(ctx)
 	p.d.adopted.set(p.of, false) // until it is carried out
 	p.d.mu.Unlock()
-	ours := func(c *change) bool { return c.restore != "" }
+	ours := func(c *imageDiff) bool { return c.restore != "" }
 	if err == nil && (v == xtables.Legacy && slices.ContainsFunc(p.changes, ours) || v == xtables.NFTables && p.leave != [2]string{}) {
 		err = p.d.programs.await(ctx)
 	}
@@ -385,7 +385,7 @@ func (d *Driver) apply(ctx context.Context, p *plan) error {
 // carryOut changes one family. Sets get what is new before rules ask for it, and lose what is old
 // when no rule does any more. Frontends are in their set only while the tree of chains has them:
 // the tree asks for no more than what tells one from the others.
-func (d *Driver) carryOut(ctx context.Context, v xtables.Variant, c *change) error {
+func (d *Driver) carryOut(ctx context.Context, v xtables.Variant, c *imageDiff) error {
 	if err := d.refuse(c); err != nil {
 		return err
 	}

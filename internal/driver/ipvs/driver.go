@@ -46,7 +46,7 @@ type Options struct {
 type Driver struct {
 	*nftables.Driver
 	scheduler string
-	place     place
+	place     tuning
 	tracked   *conntrack.Conn
 	close     func() error // once
 
@@ -103,7 +103,7 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	d.place = place{ns, o.Record, serviceParameters}
+	d.place = tuning{ns, o.Record, serviceParameters}
 	if d.conn, err = dial(ownerServices); err != nil {
 		return nil, errors.Join(err, ns.Close(), base.Close())
 	}

@@ -23,7 +23,7 @@ import (
 // Farms carries out the farms of a balancer: a virtual server for each address, protocol and port
 // of a farm. It programs the network namespace of the thread that opened it.
 type Farms struct {
-	place place
+	place tuning
 	close func() error // once
 
 	published atomic.Pointer[[]driver.SetAside]
@@ -58,7 +58,7 @@ func OpenFarms(record string) (*Farms, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.place = place{ns, record, farmParameters}
+	d.place = tuning{ns, record, farmParameters}
 	if d.conn, err = dial(ownerFarms); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/lib/sift"
 	"sluice.dev/sluice/internal/state"
@@ -56,9 +56,9 @@ func stages(d *state.Delta) [][]unit {
 				to = &sets
 			case u.isSet():
 				to = &oldSets
-			case u.kind == programUnit && f.wanted(d, key):
+			case u.kind == rulesUnit && f.wanted(d, key):
 				to = &programs
-			case u.kind == programUnit:
+			case u.kind == rulesUnit:
 				to = &oldPrograms
 			case u.kind == workloadUnit, u.kind == hostUnit:
 				to = &ends
@@ -123,14 +123,14 @@ func (a *admission) refuse(u unit, err error) error {
 	}
 	switch {
 	case u.kind == workloadUnit, u.kind == hostUnit:
-		return a.refuseByProgram(u, err)
+		return a.refuseByRules(u, err)
 	case u.isSet():
-		for _, programs := range []program.Programs{a.delta.Policy.Programs, maps.Clone(a.state.Policy.Programs)} {
-			for id, p := range programs {
-				if p == nil || a.aside.has(unit{programUnit, id}) || !refers(p, u) {
+		for _, rules := range []ruleset.RulesByID{a.delta.Policy.Rules, maps.Clone(a.state.Policy.Rules)} {
+			for id, p := range rules {
+				if p == nil || a.aside.has(unit{rulesUnit, id}) || !refers(p, u) {
 					continue
 				}
-				if err := a.setProgramAside(id, err); err != nil {
+				if err := a.setRulesAside(id, err); err != nil {
 					return err
 				}
 			}
@@ -139,13 +139,13 @@ func (a *admission) refuse(u unit, err error) error {
 	return a.setAside(u, err)
 }
 
-// refuseByProgram finds out which of the programs of a workload or a host the kernel refuses, if it
+// refuseByRules finds out which of the programs of a workload or a host the kernel refuses, if it
 // is one of them.
-func (a *admission) refuseByProgram(u unit, refusal error) error {
-	var ids []state.ProgramID
+func (a *admission) refuseByRules(u unit, refusal error) error {
+	var ids []state.RulesID
 	picked := a.pick([]unit{u})
-	collect := func(id state.ProgramID) state.ProgramID {
-		if a.state.Policy.Programs[id] != nil && !slices.Contains(ids, id) {
+	collect := func(id state.RulesID) state.RulesID {
+		if a.state.Policy.Rules[id] != nil && !slices.Contains(ids, id) {
 			if _, stands := standsFor(id); !stands {
 				ids = append(ids, id)
 			}
@@ -153,9 +153,9 @@ func (a *admission) refuseByProgram(u unit, refusal error) error {
 		return id
 	}
 	redirect(&picked, collect)
-	suspects := make([][]state.ProgramID, 0, len(ids)+1)
+	suspects := make([][]state.RulesID, 0, len(ids)+1)
 	for _, id := range ids {
-		suspects = append(suspects, []state.ProgramID{id})
+		suspects = append(suspects, []state.RulesID{id})
 	}
 	if len(ids) > 1 {
 		suspects = append(suspects, ids)
@@ -163,9 +163,9 @@ func (a *admission) refuseByProgram(u unit, refusal error) error {
 	for _, of := range suspects {
 		d := a.pick([]unit{u})
 		for _, id := range of {
-			put(&d.Policy.Programs, standInFor(id), standIn(a.state.Policy.Programs[id]))
+			put(&d.Policy.Rules, standInFor(id), standIn(a.state.Policy.Rules[id]))
 		}
-		redirect(&d, func(id state.ProgramID) state.ProgramID {
+		redirect(&d, func(id state.RulesID) state.RulesID {
 			if slices.Contains(of, id) {
 				return standInFor(id)
 			}
@@ -174,7 +174,7 @@ func (a *admission) refuseByProgram(u unit, refusal error) error {
 		err := a.apply(a.ctx, d)
 		if err == nil {
 			for _, id := range of {
-				if err := a.setProgramAside(id, refusal); err != nil {
+				if err := a.setRulesAside(id, refusal); err != nil {
 					return err
 				}
 			}
@@ -204,18 +204,18 @@ func (a *admission) setAside(u unit, refusal error) error {
 	return nil
 }
 
-// setProgramAside sets a program aside and has its stand-in judge in its place.
-func (a *admission) setProgramAside(id state.ProgramID, refusal error) error {
-	p := a.state.Policy.Programs[id]
+// setRulesAside sets a program aside and has its stand-in judge in its place.
+func (a *admission) setRulesAside(id state.RulesID, refusal error) error {
+	p := a.state.Policy.Rules[id]
 	var out, want state.Delta
 	if p != nil {
-		put(&out.Policy.Programs, id, nil)
+		put(&out.Policy.Rules, id, nil)
 	} else {
-		p = a.delta.Policy.Programs[id]
+		p = a.delta.Policy.Rules[id]
 	}
-	put(&want.Policy.Programs, id, p)
-	put(&out.Policy.Programs, standInFor(id), standIn(p))
-	u := unit{programUnit, id}
+	put(&want.Policy.Rules, id, p)
+	put(&out.Policy.Rules, standInFor(id), standIn(p))
+	u := unit{rulesUnit, id}
 	a.aside.put(u, a.blameFor(u, refusal), &want)
 	redirectFrom(&out, a.state, id, standInFor(id))
 	if err := a.apply(a.ctx, out); err != nil {

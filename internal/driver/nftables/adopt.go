@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
@@ -36,7 +36,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		p, err := d.adopt(ctx, rest, keep)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted) && try < adoptTries:
-		case errors.Is(err, errOtherProgram):
+		case errors.Is(err, errOtherRuleset):
 			return &plan{d: d, adopts: true, want: want, rebuilds: "it holds another program"}, nil
 		case err != nil:
 			d.failed(of, err)
@@ -61,7 +61,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 }
 
 // parts are those that the driver carries out.
-func (d *Driver) parts() parts { return partsIf(true, d.prog.HasPolicy()) }
+func (d *Driver) parts() parts { return partsIf(true, d.ruleset.HasPolicy()) }
 
 // afterAdoption removes what a rebuilding that was not finished left, and tries again what was set
 // aside.
@@ -111,8 +111,8 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	of := partsIn(want)
 	d.adopted &^= of
 	if want.Policy != nil {
-		sets := d.prog.DeniedSetsFor(program.DeniedPrefixes(want.Policy.Denied))
-		d.prog.SetDenied(sets[:])
+		sets := d.ruleset.DeniedSetsFor(ruleset.DeniedPrefixes(want.Policy.Denied))
+		d.ruleset.SetDenied(sets[:])
 	}
 	a := &adoption{d: d, of: of, want: want, keep: keep, kept: newKept()}
 	a.Adoption = table.Adoption{Change: a.start(), Have: have, Deep: d.Doubt, Keep: a}
@@ -126,14 +126,14 @@ func (d *Driver) adopt(ctx context.Context, want *state.State, keep driver.Keep)
 func (a *adoption) start() *table.Change {
 	d, c := a.d, a.d.Anew()
 	if a.of != d.parts() {
-		for _, s := range d.prog.Sets {
+		for _, s := range d.ruleset.Sets {
 			if !a.About(s) {
 				c.Sums[s.ID] = d.Sums[s.ID]
 			}
 		}
-		c.Refs = d.Refs.Only(func(chain string) bool { return program.OfServices(chain) != a.of.hold(servicesPart) })
+		c.Refs = d.Refs.Only(func(chain string) bool { return ruleset.OfServices(chain) != a.of.hold(servicesPart) })
 	}
-	d.prog.EachChain(a.want, c.Refs.Use)
+	d.ruleset.EachChain(a.want, c.Refs.Use)
 	return c
 }
 
@@ -158,40 +158,40 @@ type setKey struct {
 	nft.ElementKey
 }
 
-// errOtherProgram is returned where a fresh table is to take the place of the one that is there.
-var errOtherProgram = errors.New("the table holds another program")
+// errOtherRuleset is returned where a fresh table is to take the place of the one that is there.
+var errOtherRuleset = errors.New("the table holds another program")
 
 func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.Batch
 	p := &plan{d: d, of: a.of, batch: b, done: a.done}
-	a.same = a.Have != nil && a.sameProgram()
+	a.same = a.Have != nil && a.sameRuleset()
 	switch {
 	case a.Have == nil && a.of != d.parts():
 		return nil, driver.ErrWhole
 	case a.Have == nil:
 		b.Fresh = true
 		b.AddTable(d.Flags(), d.Comment)
-		d.prog.Create(b, nil, a.state())
+		d.ruleset.Create(b, nil, a.state())
 	case a.same:
 		a.Reuse()
 	case a.of != d.parts():
 		return nil, driver.ErrWhole
-	case (a.keep.Services || a.keep.Policy) && (d.prog.HasPolicy() || !a.SameSets() || !a.fits()):
+	case (a.keep.Services || a.keep.Policy) && (d.ruleset.HasPolicy() || !a.SameSets() || !a.fits()):
 		// What stays could not be written into our sets, so all does, until want is whole.
-		p.kept.Services = max(1, a.Have.Noted(d.prog.Families[0].Frontends).Count+a.Have.Noted(d.prog.Families[1].Frontends).Count)
-		if d.prog.HasPolicy() {
+		p.kept.Services = max(1, a.Have.Noted(d.ruleset.Families[0].Frontends).Count+a.Have.Noted(d.ruleset.Families[1].Frontends).Count)
+		if d.ruleset.HasPolicy() {
 			p.kept.Policy = 1
 		}
 		p.of, p.done, p.waits = 0, func() {}, true
 		return p, nil
 	case !a.fits():
-		return nil, errOtherProgram
+		return nil, errOtherRuleset
 	default:
 		p.succeeds = true
 		a.Reuse()
 		a.succeed()
 	}
-	if err := a.Fill(ctx, func(yield func(*nft.Element)) { d.prog.EachElement(a.want, yield) }); err != nil {
+	if err := a.Fill(ctx, func(yield func(*nft.Element)) { d.ruleset.EachElement(a.want, yield) }); err != nil {
 		return nil, err
 	}
 	if a.Have == nil {
@@ -202,7 +202,7 @@ func (a *adoption) plan(ctx context.Context) (*plan, error) {
 		a.planLists()
 		a.planDeny()
 	}
-	a.WriteNotes(d.prog.Note())
+	a.WriteNotes(d.ruleset.Note())
 	p.kept = a.kept
 	return p, nil
 }
@@ -212,7 +212,7 @@ func (a *adoption) done() {
 	d := a.d
 	first, doubt := d.state == nil, d.Doubt && a.of != d.parts()
 	d.state = a.of.in(a.want.Clone(), cmp.Or(d.state, &state.State{}))
-	d.prog.ForgetWritten(d.state.Policy)
+	d.ruleset.ForgetWritten(d.state.Policy)
 	a.Adopted(first)
 	d.Doubt = d.Doubt || doubt
 	d.adopted |= a.of & partsIf(a.kept.Services == 0, a.kept.Policy == 0)
@@ -222,10 +222,10 @@ func (a *adoption) done() {
 	d.offload.Set()
 }
 
-// sameProgram reports whether the kernel's chains and sets are those of this program.
-func (a *adoption) sameProgram() bool {
-	p := a.d.prog
-	if !a.SameProgram(p.Note()) {
+// sameRuleset reports whether the kernel's chains and sets are those of this program.
+func (a *adoption) sameRuleset() bool {
+	p := a.d.ruleset
+	if !a.SameRuleset(p.Note()) {
 		return false
 	}
 	for _, c := range p.Chains {
@@ -245,10 +245,10 @@ func (a *adoption) sameProgram() bool {
 // that, base chains of the same name have the same hooks, and sets elements of the same type.
 // Beside IPVS, all frontends have other verdicts.
 func (a *adoption) fits() bool {
-	if _, open := a.Have.Hooks[openChain]; !open || a.Have.Chains[program.BesideIPVS] != a.d.prog.HasChain(program.BesideIPVS) {
+	if _, open := a.Have.Hooks[openChain]; !open || a.Have.Chains[ruleset.BesideIPVS] != a.d.ruleset.HasChain(ruleset.BesideIPVS) {
 		return false
 	}
-	for _, s := range a.d.prog.Sets {
+	for _, s := range a.d.ruleset.Sets {
 		if t, there := a.Have.Sets[s.Name]; there && t != s.Type() {
 			return false
 		}
@@ -257,7 +257,7 @@ func (a *adoption) fits() bool {
 		h, hooked := a.Have.Hooks[c.Name]
 		return !a.Have.Chains[c.Name] || hooked == (c.Hook != nil) && (!hooked || h == *c.Hook)
 	}
-	for _, c := range a.d.prog.Chains {
+	for _, c := range a.d.ruleset.Chains {
 		if !fits(c) {
 			return false
 		}
@@ -274,11 +274,11 @@ func (a *adoption) fits() bool {
 // sets come first, then all rules change at once, with the elements that differ, and what was the
 // other's alone goes when all packets that were on their way have passed.
 func (a *adoption) succeed() {
-	b, p := a.Batch, a.d.prog
+	b, p := a.Batch, a.d.ruleset
 	b.Stepwise = true
 	p.Create(b, a.Have.Table, a.state())
 	for name, c := range a.Refs.Chains {
-		if c.Hook == nil && a.Have.Chains[name] && (program.IsLearnChain(name) || a.Have.Rules[name] != c.Rules) { // others are named by their rules
+		if c.Hook == nil && a.Have.Chains[name] && (ruleset.IsLearnChain(name) || a.Have.Rules[name] != c.Rules) { // others are named by their rules
 			b.TurnRules(c.Chain)
 		}
 	}
@@ -300,7 +300,7 @@ func (a *adoption) succeed() {
 
 // planChains plans the chains and counters beside the program's own. What is kept stays.
 func (a *adoption) planChains() {
-	before, p := a.Have.Refs(), a.d.prog
+	before, p := a.Have.Refs(), a.d.ruleset
 	maps.DeleteFunc(before.Counters, func(name string, _ int) bool {
 		_, used := a.Refs.Counters[name]
 		return slices.Contains(p.Counters, name) || a.kept.Policy > 0 && !used
@@ -311,7 +311,7 @@ func (a *adoption) planChains() {
 	if a.kept.Policy > 0 {
 		kept := slices.DeleteFunc(table.Missing(before.Chains, a.Refs.Chains), a.isObsolete)
 		a.Refs.Keep(kept, a.Have.Rules)
-		a.kept.Untracked = a.kept.Untracked || slices.ContainsFunc(kept, program.IsEntry)
+		a.kept.Untracked = a.kept.Untracked || slices.ContainsFunc(kept, ruleset.IsEntry)
 	}
 	a.PlanChains(before, !a.same, a.staysIdle)
 }
@@ -319,8 +319,8 @@ func (a *adoption) planChains() {
 // staysIdle reports whether a base chain that the state does not lead to stays without rules: one
 // of this program does, unless it belongs to an interface where no deny list is to hold.
 func (a *adoption) staysIdle(name string) bool {
-	at := func(d state.Device) bool { return program.DenyEntryName(d) == name }
-	return a.d.prog.HasEntry(name) && (!program.IsDenyEntry(name) || slices.ContainsFunc(policyOf(a.state()).Denied.Devices, at))
+	at := func(d state.Device) bool { return ruleset.DenyEntryName(d) == name }
+	return a.d.ruleset.HasEntry(name) && (!ruleset.IsDenyEntry(name) || slices.ContainsFunc(policyOf(a.state()).Denied.Devices, at))
 }
 
 // state is what is wanted, and of other parts what stays.
@@ -329,9 +329,9 @@ func (a *adoption) state() *state.State { return a.of.in(a.want, cmp.Or(a.d.stat
 // planLists has the rules of a list chain written anew if a list differs that is looked up there,
 // or their number does.
 func (a *adoption) planLists() {
-	b, p := a.Batch, a.d.prog
+	b, p := a.Batch, a.d.ruleset
 	differ := slices.DeleteFunc(slices.Clone(p.Networks), func(s *nft.Set) bool { return !b.Changed(s) && a.Reused[s] })
-	none, looks := p.ListChains(nil), p.ListChains(program.ExampleLists(differ))
+	none, looks := p.ListChains(nil), p.ListChains(ruleset.ExampleLists(differ))
 	for i, c := range p.ListChains(p.Lists(a.state())) {
 		if len(looks[i].Rules) > len(none[i].Rules) || a.Have.Rules[c.Name] != len(c.Rules) {
 			b.RewriteRules(c)
@@ -343,7 +343,7 @@ func (a *adoption) planLists() {
 // planDeny has the rules of deny lists written anew if what they look up differs, or their number.
 // What is kept may be looked up by the present ones alone.
 func (a *adoption) planDeny() {
-	b, p := a.Batch, a.d.prog
+	b, p := a.Batch, a.d.ruleset
 	if a.want.Policy == nil || a.kept.Policy > 0 && a.mentioned == nil {
 		return
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -39,7 +39,7 @@ func TestSourcesAreListed(t *testing.T) {
 		"ip-sources":  "0x00000018 . 10.96.0.5 . tcp . 80 . 192.0.2.0",
 		"ip6-sources": "0x00000040 . fd00:96::5 . tcp . 80 . fd00:2::",
 	} {
-		out, err := ns.Run("nft", "list", "set", "inet", program.TableName, set)
+		out, err := ns.Run("nft", "list", "set", "inet", ruleset.TableName, set)
 		if err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("no %q in\n%s%v", want, out, err)
 		}

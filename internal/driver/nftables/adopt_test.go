@@ -14,7 +14,7 @@ import (
 	lib "github.com/google/nftables"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
@@ -203,7 +203,7 @@ func TestUpdatesAddUp(t *testing.T) {
 		update(t, d, state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{k: nil}}})
 	}
 	for _, c := range chainNames(t, ns) {
-		if program.IsLearnChain(c) {
+		if ruleset.IsLearnChain(c) {
 			t.Errorf("chain %s is left of frontends that are gone", c)
 		}
 	}
@@ -302,7 +302,7 @@ func TestAuditFindsSingleElements(t *testing.T) {
 func deleteClusterIP(t *testing.T, ns *netns.NS, a netip.Addr) {
 	t.Helper()
 	c := libConn(t, ns)
-	set, err := c.GetSetByName(&lib.Table{Name: program.TableName, Family: lib.TableFamilyINet}, "ip-cluster-ips")
+	set, err := c.GetSetByName(&lib.Table{Name: ruleset.TableName, Family: lib.TableFamilyINet}, "ip-cluster-ips")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -482,8 +482,8 @@ func TestBatchIsAtomic(t *testing.T) {
 	d := openIn(t, ns, Options{})
 	adopt(t, d, want)
 	c := d.newChange()
-	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.9.9"), c.Add)
-	d.prog.ClusterIPElement(netip.MustParseAddr("10.96.8.8"), c.Remove) // not there
+	d.ruleset.ClusterIPElement(netip.MustParseAddr("10.96.9.9"), c.Add)
+	d.ruleset.ClusterIPElement(netip.MustParseAddr("10.96.8.8"), c.Remove) // not there
 	err := c.plan(d.parts(), func() {}).Apply(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "delete elements of ip-cluster-ips") {
 		t.Errorf("apply: %v", err)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/passes"
@@ -47,10 +47,10 @@ const (
 // losesAffinity reports whether a client may be remembered on a backend that the
 // change takes from it.
 func losesAffinity(before, after *state.Frontend) bool {
-	if before == nil || program.AffinityTimeout(before) == 0 {
+	if before == nil || ruleset.AffinityTimeout(before) == 0 {
 		return false
 	}
-	if after == nil || program.AffinityTimeout(after) == 0 || after.LocalOnly && !before.LocalOnly {
+	if after == nil || ruleset.AffinityTimeout(after) == 0 || after.LocalOnly && !before.LocalOnly {
 		return true
 	}
 	lost := func(old, now []netip.AddrPort) bool {
@@ -62,7 +62,7 @@ func losesAffinity(before, after *state.Frontend) bool {
 // forgetAffinity is a pass.
 func (d *Driver) forgetAffinity() (err error) {
 	began := time.Now()
-	for i, fp := range d.prog.Families {
+	for i, fp := range d.ruleset.Families {
 		err = errors.Join(err, d.forgetFamily(i, fp))
 	}
 	d.forget.took = time.Since(began)
@@ -91,7 +91,7 @@ func (d *Driver) Settle(ctx context.Context) error {
 
 // forgetFamily reads the family's map, deletes what is no longer right, and makes room if it is
 // nearly full.
-func (d *Driver) forgetFamily(i int, fp *program.Family) error {
+func (d *Driver) forgetFamily(i int, fp *ruleset.Family) error {
 	var wrong []nft.Element
 	counts := map[state.FrontendKey]int{}
 	all := 0
@@ -117,8 +117,8 @@ func (d *Driver) forgetFamily(i int, fp *program.Family) error {
 
 // readRemembered yields what the family's map holds. What an interrupted reading leaves out is of
 // the next one.
-func (d *Driver) readRemembered(fp *program.Family, f func(*nft.Element)) error {
-	err := d.forget.reader.ReadSet(d.life, program.TableName, fp.Affinity, func(e nft.Element) { f(&e) })
+func (d *Driver) readRemembered(fp *ruleset.Family, f func(*nft.Element)) error {
+	err := d.forget.reader.ReadSet(d.life, ruleset.TableName, fp.Affinity, func(e nft.Element) { f(&e) })
 	if errors.Is(err, nft.ErrInterrupted) || errors.Is(err, unix.ENOENT) { // no table, no affinity
 		return nil
 	}
@@ -127,7 +127,7 @@ func (d *Driver) readRemembered(fp *program.Family, f func(*nft.Element)) error 
 
 // makeRoom forgets the oldest clients of the frontends that have most, until the map is half full.
 // A frontend that has no more than its share loses none.
-func (d *Driver) makeRoom(fp *program.Family, counts map[state.FrontendKey]int) error {
+func (d *Driver) makeRoom(fp *ruleset.Family, counts map[state.FrontendKey]int) error {
 	share := fairShare(slices.Collect(maps.Values(counts)), int(fp.Affinity.Size)/2)
 	byAge := map[state.FrontendKey][]client{}
 	err := d.readRemembered(fp, func(e *nft.Element) {
@@ -199,7 +199,7 @@ const deleteAtOnce = 200
 // Remembered implements driver.Rememberer.
 func (d *Driver) Remembered() driver.Remembered {
 	return driver.Remembered{IPv4: int(d.forget.count[0].Load()), IPv6: int(d.forget.count[1].Load()),
-		Most: program.AffinitySize, Forgotten: int(d.forget.forgotten.Load())}
+		Most: ruleset.AffinitySize, Forgotten: int(d.forget.forgotten.Load())}
 }
 
 // deleteElements deletes elements of one set in a transaction of its own.
@@ -211,10 +211,10 @@ func (d *Driver) deleteElements(elements []nft.Element) error {
 
 // remembersRight reports whether the state may send the client where the element of the map
 // of affinity says.
-func remembersRight(s *state.State, fp *program.Family, e *nft.Element) bool {
+func remembersRight(s *state.State, fp *ruleset.Family, e *nft.Element) bool {
 	client, k, backend := fp.Remembered(e)
 	f := s.Services.Frontends[k]
-	if f == nil || program.AffinityTimeout(f) == 0 {
+	if f == nil || ruleset.AffinityTimeout(f) == 0 {
 		return false
 	}
 	pod := slices.ContainsFunc(s.Services.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -64,9 +64,9 @@ func newFloods(t *testing.T, services int) *floods {
 	small := func(o Options) (*Driver, error) {
 		d, err := Open(o)
 		if err == nil {
-			d.prog = program.NewSets(program.Options{}, clientsMost)
-			d.prog.AddChains()
-			d.Layout = &d.prog.Layout
+			d.ruleset = ruleset.NewSets(ruleset.Options{}, clientsMost)
+			d.ruleset.AddChains()
+			d.Layout = &d.ruleset.Layout
 		}
 		return d, err
 	}
@@ -116,10 +116,10 @@ func (f *floods) send(t *testing.T, service, from, n int) {
 func (f *floods) remembered(t *testing.T) map[uint16]int {
 	t.Helper()
 	counts := map[uint16]int{}
-	fp := f.driver.prog.Families[0]
+	fp := f.driver.ruleset.Families[0]
 	for {
 		clear(counts)
-		err := f.reader.Sock.ReadSet(t.Context(), program.TableName, fp.Affinity, func(e nft.Element) {
+		err := f.reader.Sock.ReadSet(t.Context(), ruleset.TableName, fp.Affinity, func(e nft.Element) {
 			_, k, _ := fp.Remembered(&e)
 			counts[k.Port-30000]++
 		})
@@ -153,7 +153,7 @@ func TestFloodOfOneService(t *testing.T) {
 	f.send(t, 0, 1000, 5000)
 	f.send(t, 1, 20, 5)
 	f.waitFor(t, "clients are learnt beside a flood", func(n map[uint16]int) bool { return n[1] == 25 })
-	if n := f.remembered(t)[0]; n < clientsMost/program.LearnBurst || n > clientsMost/2 {
+	if n := f.remembered(t)[0]; n < clientsMost/ruleset.LearnBurst || n > clientsMost/2 {
 		t.Errorf("%d clients of the flooded service are remembered", n)
 	}
 }
@@ -181,7 +181,7 @@ func TestFloodOfManyServices(t *testing.T) {
 	if n := f.remembered(t); n[0] == 0 {
 		t.Errorf("a flooded service has lost all: %v", n)
 	}
-	if n := f.driver.Remembered(); n.IPv4 == 0 || n.Most != program.AffinitySize || n.Forgotten == 0 {
+	if n := f.driver.Remembered(); n.IPv4 == 0 || n.Most != ruleset.AffinitySize || n.Forgotten == 0 {
 		t.Errorf("remembered: %+v", n)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -24,7 +24,7 @@ func TestAgainIsBounded(t *testing.T) {
 	ns := testNS(t)
 	named := func() (addresses int, all bool) {
 		count := func(set string) int {
-			out, err := ns.Run("nft", "list", "set", "inet", program.TableName, set)
+			out, err := ns.Run("nft", "list", "set", "inet", ruleset.TableName, set)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -61,16 +61,16 @@ func (a *aside) remove(u unit) {
 // The stand-in of a program that was set aside has its failsafe ports, and allows nothing else.
 const standInPrefix = "set aside "
 
-func standInFor(id state.ProgramID) state.ProgramID { return standInPrefix + id }
+func standInFor(id state.RulesID) state.RulesID { return standInPrefix + id }
 
 // standsFor is the program that a stand-in stands for.
-func standsFor(id state.ProgramID) (state.ProgramID, bool) {
+func standsFor(id state.RulesID) (state.RulesID, bool) {
 	of, is := strings.CutPrefix(string(id), standInPrefix)
-	return state.ProgramID(of), is
+	return state.RulesID(of), is
 }
 
-func standIn(p *state.Program) *state.Program {
-	s := &state.Program{ID: standInFor(p.ID), Default: model.Deny}
+func standIn(p *state.Rules) *state.Rules {
+	s := &state.Rules{ID: standInFor(p.ID), Default: model.Deny}
 	for _, t := range p.Tiers {
 		foreign := func(own *state.PolicyRules) bool { return own.Policy.Kind != model.Failsafe }
 		if len(t.Policies) > 0 && !slices.ContainsFunc(t.Policies, foreign) {
@@ -80,9 +80,9 @@ func standIn(p *state.Program) *state.Program {
 	return s
 }
 
-// programOf is the program, or its stand-in where it was set aside.
-func (a *aside) programOf(id state.ProgramID) state.ProgramID {
-	if a.has(unit{programUnit, id}) {
+// rulesOf is the program, or its stand-in where it was set aside.
+func (a *aside) rulesOf(id state.RulesID) state.RulesID {
+	if a.has(unit{rulesUnit, id}) {
 		return standInFor(id)
 	}
 	return id
@@ -91,17 +91,17 @@ func (a *aside) programOf(id state.ProgramID) state.ProgramID {
 // end is a workload or a host: what programs judge.
 type end[V any] interface {
 	*V
-	Programs() []*state.ProgramID
+	RulesIDs() []*state.RulesID
 }
 
 // redirected is a copy of a workload or host with f applied to its programs.
-func redirected[V any, P end[V]](v P, f func(state.ProgramID) state.ProgramID) P {
+func redirected[V any, P end[V]](v P, f func(state.RulesID) state.RulesID) P {
 	if v == nil {
 		return nil
 	}
 	c := P(new(V))
 	*c = *v
-	for _, id := range c.Programs() {
+	for _, id := range c.RulesIDs() {
 		*id = f(*id)
 	}
 	return c
@@ -113,17 +113,17 @@ func (a *aside) withStandIns(d state.Delta) state.Delta {
 	if len(a.why) == 0 {
 		return d
 	}
-	redirect(&d, a.programOf)
+	redirect(&d, a.rulesOf)
 	return d
 }
 
 // redirect applies f to the programs of a delta's workloads and hosts, in new maps.
-func redirect(d *state.Delta, f func(state.ProgramID) state.ProgramID) {
+func redirect(d *state.Delta, f func(state.RulesID) state.RulesID) {
 	redirectNamed(&d.Policy.Workloads, f)
 	redirectNamed(&d.Policy.Hosts, f)
 }
 
-func redirectNamed[K comparable, V any, P end[V]](named *map[K]P, f func(state.ProgramID) state.ProgramID) {
+func redirectNamed[K comparable, V any, P end[V]](named *map[K]P, f func(state.RulesID) state.RulesID) {
 	before := *named
 	*named = nil
 	for k, v := range before {
@@ -133,7 +133,7 @@ func redirectNamed[K comparable, V any, P end[V]](named *map[K]P, f func(state.P
 
 // redirectAll applies f to the programs of workloads or hosts, in a delta and as far as that does
 // not say otherwise.
-func redirectAll[K, V comparable, P end[V]](all map[K]P, named *map[K]P, f func(state.ProgramID) state.ProgramID) {
+func redirectAll[K, V comparable, P end[V]](all map[K]P, named *map[K]P, f func(state.RulesID) state.RulesID) {
 	for k, v := range all {
 		if n, is := (*named)[k]; is {
 			v = n
@@ -164,11 +164,11 @@ func (a *aside) retryNamed(d state.Delta, s *state.State) state.Delta {
 		a.retryUnit(u, &d, s)
 	}
 	// What depends on something that stays aside stays aside with it.
-	for id, p := range maps.Clone(d.Policy.Programs) {
+	for id, p := range maps.Clone(d.Policy.Rules) {
 		if because, is := a.misses(p); is {
-			a.put(unit{programUnit, id}, a.why[because].blame, &d)
-			delete(d.Policy.Programs, id)
-			d.Policy.Programs[standInFor(id)] = standIn(p)
+			a.put(unit{rulesUnit, id}, a.why[because].blame, &d)
+			delete(d.Policy.Rules, id)
+			d.Policy.Rules[standInFor(id)] = standIn(p)
 		}
 	}
 	return a.withStandIns(d)
@@ -183,8 +183,8 @@ func (a *aside) retryUnit(u unit, d *state.Delta, s *state.State) {
 		f.move(&a.held, u.key, d)
 	}
 	a.remove(u)
-	if id, is := u.key.(state.ProgramID); is {
-		put(&d.Policy.Programs, standInFor(id), nil)
+	if id, is := u.key.(state.RulesID); is {
+		put(&d.Policy.Rules, standInFor(id), nil)
 		if wanted {
 			redirectFrom(d, s, standInFor(id), id)
 		}
@@ -192,17 +192,17 @@ func (a *aside) retryUnit(u unit, d *state.Delta, s *state.State) {
 	if !wanted || !u.isSet() {
 		return
 	}
-	for id, p := range maps.Clone(a.held.Policy.Programs) {
+	for id, p := range maps.Clone(a.held.Policy.Rules) {
 		if refers(p, u) {
-			a.retryUnit(unit{programUnit, id}, d, s)
+			a.retryUnit(unit{rulesUnit, id}, d, s)
 		}
 	}
 }
 
 // redirectFrom redirects the state's workloads and hosts from one program to another, in the delta
 // and as far as that does not say otherwise.
-func redirectFrom(d *state.Delta, s *state.State, from, to state.ProgramID) {
-	change := func(id state.ProgramID) state.ProgramID {
+func redirectFrom(d *state.Delta, s *state.State, from, to state.RulesID) {
+	change := func(id state.RulesID) state.RulesID {
 		if id == from {
 			return to
 		}
@@ -213,7 +213,7 @@ func redirectFrom(d *state.Delta, s *state.State, from, to state.ProgramID) {
 }
 
 // misses returns the set that a program refers to and that was set aside.
-func (a *aside) misses(p *state.Program) (unit, bool) {
+func (a *aside) misses(p *state.Rules) (unit, bool) {
 	if p == nil {
 		return unit{}, false
 	}
@@ -226,7 +226,7 @@ func (a *aside) misses(p *state.Program) (unit, bool) {
 }
 
 // refers reports whether a program looks something up in the set.
-func refers(p *state.Program, u unit) bool {
+func refers(p *state.Rules, u unit) bool {
 	id := u.key.(state.SetID)
 	ports := func(p *state.Ports) bool {
 		return p != nil && (u.kind == portSetUnit && p.ID == id || u.kind == namedPortsUnit && slices.Contains(p.Named, id))
@@ -274,20 +274,20 @@ func (a *aside) leaveOut(want, have *state.State) *state.State {
 			f.takeOut(want, u.key, &gone)
 		}
 	}
-	for id, p := range all.Programs {
-		u := unit{programUnit, id}
+	for id, p := range all.Rules {
+		u := unit{rulesUnit, id}
 		if because, is := a.misses(p); is && !a.has(u) {
 			var d state.Delta
-			put(&d.Policy.Programs, id, p)
+			put(&d.Policy.Rules, id, p)
 			a.put(u, a.why[because].blame, &d)
-			put(&gone.Policy.Programs, id, nil)
+			put(&gone.Policy.Rules, id, nil)
 		}
 		if a.has(u) {
-			put(&gone.Policy.Programs, standInFor(id), standIn(p))
+			put(&gone.Policy.Rules, standInFor(id), standIn(p))
 		}
 	}
-	redirectAll(all.Workloads, &gone.Policy.Workloads, a.programOf)
-	redirectAll(all.Hosts, &gone.Policy.Hosts, a.programOf)
+	redirectAll(all.Workloads, &gone.Policy.Workloads, a.rulesOf)
+	redirectAll(all.Hosts, &gone.Policy.Hosts, a.rulesOf)
 	rest := want.Clone()
 	rest.Apply(gone)
 	return rest

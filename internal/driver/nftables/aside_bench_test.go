@@ -36,9 +36,9 @@ func large() *state.State {
 	s.Policy = state.NewPolicy()
 	s.Policy.HostDevices[1] = struct{}{}
 	for i := range 100 {
-		id := state.ProgramID(fmt.Sprint("program-", i))
+		id := state.RulesID(fmt.Sprint("program-", i))
 		k := key(fmt.Sprint("policy-", i))
-		s.Policy.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: k,
+		s.Policy.Rules[id] = &state.Rules{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: k,
 			Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Protocol: 6}}}}}}}
 		s.Policy.Workloads[netip.AddrFrom4([4]byte{10, 1, 0, byte(i)})] = &state.Workload{Pod: model.Name{Namespace: "bench", Name: fmt.Sprint("p", i)}, Device: 10 + i, Ingress: id, Egress: id}
 		s.Policy.PodDevices[10+i] = struct{}{}
@@ -59,8 +59,8 @@ func BenchmarkRefused(b *testing.B) {
 	bad := state.FrontendKey{Addr: netip.MustParseAddr("10.100.0.1"), Protocol: model.TCP, Port: 80}
 	good, all := large(), large()
 	all.Services.Frontends[bad] = &state.Frontend{Service: model.Name{Namespace: "bench", Name: "bad"}, Reject: true}
-	id := state.ProgramID("poison")
-	all.Policy.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+	id := state.RulesID("poison")
+	all.Policy.Rules[id] = &state.Rules{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny,
 		Policies: []*state.PolicyRules{{Policy: key("poison"), Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow}}}}}}}
 	a, w := netip.MustParseAddr("10.1.0.7"), &state.Workload{Pod: model.Name{Namespace: "bench", Name: "p7"}, Device: 17, Ingress: id}
 	all.Policy.Workloads[a] = w
@@ -127,7 +127,7 @@ func BenchmarkRefused(b *testing.B) {
 	run("restart", good, true, nil)
 	run("change", good, false, func(d *Driver) error {
 		p, err := d.Update(b.Context(), state.Delta{Services: state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{bad: all.Services.Frontends[bad]}},
-			Policy: state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{id: all.Policy.Programs[id]}, Workloads: map[netip.Addr]*state.Workload{a: w}}})
+			Policy: state.PolicyDelta{Rules: map[state.RulesID]*state.Rules{id: all.Policy.Rules[id]}, Workloads: map[netip.Addr]*state.Workload{a: w}}})
 		if err != nil {
 			return err
 		}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -34,7 +34,7 @@ func (p poison) refuse(d *Driver) {
 	var keys [][]byte
 	for _, k := range p.frontends {
 		var e nft.Element
-		e.AppendDestination(d.prog.Family(k.Addr.Is4()).IP, k.Addr, uint8(k.Protocol), k.Port)
+		e.AppendDestination(d.ruleset.Family(k.Addr.Is4()).IP, k.Addr, uint8(k.Protocol), k.Port)
 		keys = append(keys, slices.Clone(e.Key[:e.KeyLen]))
 	}
 	clusterIPs := map[string]bool{}
@@ -49,20 +49,20 @@ func (p poison) refuse(d *Driver) {
 		switch m.Type {
 		case unix.NFT_MSG_NEWSETELEM:
 			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-			i := slices.IndexFunc(d.prog.Sets, func(s *nft.Set) bool { return s.Name == name })
+			i := slices.IndexFunc(d.ruleset.Sets, func(s *nft.Set) bool { return s.Name == name })
 			if i < 0 {
 				return nil
 			}
-			s := d.prog.Sets[i]
+			s := d.ruleset.Sets[i]
 			var refused error
 			nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
 				e := nft.ReadElement(s, v)
 				key := e.Key[:e.KeyLen]
 				switch {
-				case slices.ContainsFunc(keys, func(k []byte) bool { return !d.prog.OfPolicy(s) && bytes.Contains(key, k) }),
+				case slices.ContainsFunc(keys, func(k []byte) bool { return !d.ruleset.OfPolicy(s) && bytes.Contains(key, k) }),
 					strings.HasSuffix(name, "-cluster-ips") && clusterIPs[string(key)]:
 					refused = unix.EINVAL
-				case d.prog.OfPolicy(s) && s.Key[0].Datatype == nft.Number.Datatype:
+				case d.ruleset.OfPolicy(s) && s.Key[0].Datatype == nft.Number.Datatype:
 					id := state.SetID(nft.NativeUint32(key[:4]) >> 8)
 					for _, of := range p.sets {
 						if of == id {
@@ -100,11 +100,11 @@ func (p poison) refuse(d *Driver) {
 }
 
 // hits reports whether the program is refused.
-func (p poison) hits(prog *state.Program) bool {
-	if prog == nil {
+func (p poison) hits(rules *state.Rules) bool {
+	if rules == nil {
 		return false
 	}
-	for _, t := range prog.Tiers {
+	for _, t := range rules.Tiers {
 		for _, own := range t.Policies {
 			if own.Policy == p.deep || own.Policy == p.policy {
 				return true
@@ -112,7 +112,7 @@ func (p poison) hits(prog *state.Program) bool {
 		}
 	}
 	return slices.ContainsFunc(p.sets, func(id state.SetID) bool {
-		return slices.ContainsFunc([]unitKind{groupUnit, listUnit, portSetUnit, namedPortsUnit}, func(k unitKind) bool { return refers(prog, unit{k, id}) })
+		return slices.ContainsFunc([]unitKind{groupUnit, listUnit, portSetUnit, namedPortsUnit}, func(k unitKind) bool { return refers(rules, unit{k, id}) })
 	})
 }
 
@@ -125,14 +125,14 @@ func (p poison) without(want *state.State) *state.State {
 	for _, a := range p.addrs {
 		delete(rest.Services.ClusterIPs, a)
 	}
-	for id, prog := range want.Policy.Programs {
-		if p.hits(prog) {
-			delete(rest.Policy.Programs, id)
-			rest.Policy.Programs[standInFor(id)] = standIn(prog)
+	for id, rules := range want.Policy.Rules {
+		if p.hits(rules) {
+			delete(rest.Policy.Rules, id)
+			rest.Policy.Rules[standInFor(id)] = standIn(rules)
 		}
 	}
-	of := func(id state.ProgramID) state.ProgramID {
-		if p.hits(want.Policy.Programs[id]) {
+	of := func(id state.RulesID) state.RulesID {
+		if p.hits(want.Policy.Rules[id]) {
 			return standInFor(id)
 		}
 		return id
@@ -161,13 +161,13 @@ func held(t *testing.T, d *Driver) (lines []string) {
 		t.Fatal(err)
 	}
 	for name := range have.Chains {
-		if program.IsEntry(name) && have.Rules[name] == 0 {
+		if ruleset.IsEntry(name) && have.Rules[name] == 0 {
 			continue // it was needed once
 		}
 		lines = append(lines, fmt.Sprintf("chain %s %d", name, have.Rules[name]))
 	}
-	for _, s := range d.prog.Sets {
-		if s.Dynamic || s == d.prog.Notes {
+	for _, s := range d.ruleset.Sets {
+		if s.Dynamic || s == d.ruleset.Notes {
 			continue
 		}
 		elements, err := d.Content(t.Context(), s)
@@ -217,8 +217,8 @@ func poisoned(r *rand.Rand, s, have *state.State, p *poison) {
 			}
 		}
 	}
-	for _, prog := range s.Policy.Programs {
-		t := &prog.Tiers[0]
+	for _, rules := range s.Policy.Rules {
+		t := &rules.Tiers[0]
 		switch r.IntN(5) {
 		case 0:
 			t.Policies = slices.Insert(t.Policies, 0, &state.PolicyRules{Policy: p.policy, Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow}}})
@@ -356,7 +356,7 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 		if n, text := adopt(t, d, want); n != 0 {
 			t.Errorf("the fresh table lacks\n%s", text)
 		}
-		if tables := tableNames(t, ns); !slices.Equal(tables, []string{program.TableName}) {
+		if tables := tableNames(t, ns); !slices.Equal(tables, []string{ruleset.TableName}) {
 			t.Errorf("tables: %v", tables)
 		}
 	})
@@ -409,7 +409,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 				if n, text := adopt(t, d, want); n != 0 {
 					t.Errorf("ended after %d transactions: the next driver's table lacks\n%s", last, text)
 				}
-				if tables := tableNames(t, ns); !slices.Equal(tables, []string{program.TableName}) {
+				if tables := tableNames(t, ns); !slices.Equal(tables, []string{ruleset.TableName}) {
 					t.Errorf("ended after %d transactions: tables %v", last, tables)
 				}
 			} else if err := d.Purge(t.Context()); err != nil || len(tableNames(t, ns)) > 0 {

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -26,16 +26,16 @@ type blame struct {
 // blameFor finds out who declared what the kernel refused.
 func (d *Driver) blameFor(u unit, refusal error) blame {
 	b := blame{err: refusal}
-	id, _ := u.key.(state.ProgramID)
-	prog := policyOf(d.state).Programs[id]
-	if prog == nil {
+	id, _ := u.key.(state.RulesID)
+	rules := policyOf(d.state).Rules[id]
+	if rules == nil {
 		return b
 	}
 	// The chains are written again if need be: they are forgotten once the kernel takes something.
-	for _, c := range d.prog.ChainsOf(prog) {
+	for _, c := range d.ruleset.ChainsOf(rules) {
 		for i, rule := range c.Rules {
 			if strings.Contains(refusal.Error(), nft.RuleLabel(c.Name, i)) {
-				b.policies = program.DeclaredBy(prog, rule.Comment)
+				b.policies = ruleset.DeclaredBy(rules, rule.Comment)
 			}
 		}
 	}
@@ -71,8 +71,8 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 	case state.FrontendKey:
 		f := held.Services.Frontends[key]
 		return one("Service", f.Service, "what is made of it for "+key.String(), model.InForceRest)
-	case state.ProgramID:
-		return d.explainProgram(key, held.Policy.Programs[key], b)
+	case state.RulesID:
+		return d.explainRules(key, held.Policy.Rules[key], b)
 	case netip.Addr:
 		if w := held.Policy.Workloads[key]; u.kind == workloadUnit {
 			return one("Pod", w.Pod, "its address "+key.String(), model.InForceNothing)
@@ -102,7 +102,7 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 	return one(kind, model.Name{}, of, model.InForceNothing) // the table is new
 }
 
-func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (all []driver.SetAside) {
+func (d *Driver) explainRules(id state.RulesID, p *state.Rules, b blame) (all []driver.SetAside) {
 	policies, what := b.policies, "a rule of it"
 	if policies == nil {
 		policies, what = p.Declared(), "what is made of it"
@@ -118,7 +118,7 @@ func (d *Driver) explainProgram(id state.ProgramID, p *state.Program, b blame) (
 }
 
 // judgedBy names the pods and host endpoints that a program judges, the first few.
-func (d *Driver) judgedBy(id state.ProgramID) string {
+func (d *Driver) judgedBy(id state.RulesID) string {
 	names := map[string]bool{}
 	for _, w := range d.state.Policy.Workloads {
 		if w.Ingress == id || w.Egress == id {
@@ -126,7 +126,7 @@ func (d *Driver) judgedBy(id state.ProgramID) string {
 		}
 	}
 	for _, h := range d.state.Policy.Hosts {
-		for _, of := range h.Programs() {
+		for _, of := range h.RulesIDs() {
 			if *of == id {
 				names["host endpoint "+h.Name] = true
 			}

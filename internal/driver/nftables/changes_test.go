@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -257,7 +257,7 @@ func TestFirstPacketOfForgottenClient(t *testing.T) {
 		if n.counted(t, "out") != before+1 {
 			t.Errorf("%s: the packet is lost", when)
 		}
-		if out := n.node.Exec("nft", "list", "map", "inet", program.TableName, "ip-affinity"); strings.Count(out, to) != remembered {
+		if out := n.node.Exec("nft", "list", "map", "inet", ruleset.TableName, "ip-affinity"); strings.Count(out, to) != remembered {
 			t.Errorf("%s: remembered is not %s\n%s", when, to, out)
 		}
 	}
@@ -280,7 +280,7 @@ func TestFirstPacketOfForgottenClient(t *testing.T) {
 	}
 
 	var backends []nft.Element
-	n.driver.prog.EachElement(&state.State{Services: n.driver.state.Services}, func(e *nft.Element) {
+	n.driver.ruleset.EachElement(&state.State{Services: n.driver.state.Services}, func(e *nft.Element) {
 		if e.Set.Name == "ip-affine-to" {
 			backends = append(backends, *e)
 		}

@@ -11,7 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -121,7 +121,7 @@ func countObjects(c *netlink.Conn, get netlink.HeaderType) (n int, err error) {
 			return 0, err
 		}
 		for ad.Next() {
-			if ad.Type() == unix.NFTA_CHAIN_TABLE && ad.String() == program.TableName {
+			if ad.Type() == unix.NFTA_CHAIN_TABLE && ad.String() == ruleset.TableName {
 				n++
 			}
 		}

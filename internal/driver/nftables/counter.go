@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -33,7 +33,7 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 		key, ok := keys[name]
 		switch {
 		case !ok:
-		case name == program.CounterName(program.Allowed, key):
+		case name == ruleset.CounterName(ruleset.Allowed, key):
 			found[key].Allowed = packets
 		default:
 			found[key].Denied = packets
@@ -54,7 +54,7 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 func (d *Driver) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) {
 	counts := map[state.Drop]uint64{}
 	err := d.readCounters(ctx, func(name string, packets uint64) {
-		if reason, ok := strings.CutPrefix(name, program.DropPrefix); ok {
+		if reason, ok := strings.CutPrefix(name, ruleset.DropPrefix); ok {
 			counts[state.Drop(reason)] = packets
 		}
 	})
@@ -74,7 +74,7 @@ func (d *Driver) readCounters(ctx context.Context, yield func(name string, packe
 			return err
 		}
 		// A dump that is given up would make the kernel refuse the next one.
-		return d.reader.sock.ReadCounters(context.WithoutCancel(ctx), program.TableName, yield)
+		return d.reader.sock.ReadCounters(context.WithoutCancel(ctx), ruleset.TableName, yield)
 	})
 }
 
@@ -86,11 +86,11 @@ func (d *Driver) policyKeys() map[string]model.PolicyKey {
 	if d.state == nil || d.state.Policy == nil {
 		return names
 	}
-	for _, prog := range d.state.Policy.Programs {
-		for _, t := range prog.Tiers {
+	for _, rules := range d.state.Policy.Rules {
+		for _, t := range rules.Tiers {
 			for _, own := range t.Policies {
 				k := own.Policy
-				names[program.CounterName(program.Allowed, k)], names[program.CounterName(program.Denied, k)] = k, k
+				names[ruleset.CounterName(ruleset.Allowed, k)], names[ruleset.CounterName(ruleset.Denied, k)] = k, k
 			}
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -22,7 +22,7 @@ func TestCountersAreReadWhateverElseHappens(t *testing.T) {
 	adopt(t, d, want)
 	var many strings.Builder // so that the kernel delivers them in several messages
 	for i := range 1000 {
-		fmt.Fprintf(&many, "add counter inet %s more-%d\n", program.TableName, i)
+		fmt.Fprintf(&many, "add counter inet %s more-%d\n", ruleset.TableName, i)
 	}
 	if out, err := ns.Run("nft", many.String()); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -37,7 +37,7 @@ func TestCountersAreReadWhateverElseHappens(t *testing.T) {
 		}
 		found[name] = true
 	})
-	if err != nil || !found[program.DropPrefix+string(state.DropPolicy)] {
+	if err != nil || !found[ruleset.DropPrefix+string(state.DropPolicy)] {
 		t.Errorf("while the ruleset changes: %d counters, %v", len(found), err)
 	}
 

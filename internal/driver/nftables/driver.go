@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/passes"
@@ -32,7 +32,7 @@ type Options struct {
 	Shared bool
 	// Apart has rules asked in chains of their own, as large ones are, however small they are.
 	Apart bool
-	// IPVS leaves the choice of a backend to IPVS, as program.Options say: for package ipvs.
+	// IPVS leaves the choice of a backend to IPVS, as ruleset.Options say: for package ipvs.
 	IPVS bool
 	// MayMiss has the program be as for kernels that need it.
 	MayMiss bool
@@ -40,7 +40,7 @@ type Options struct {
 
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
-	prog            *program.Program
+	ruleset         *ruleset.Ruleset
 	keepEstablished bool // what policy has come to forbid goes on
 	log             *slog.Logger
 
@@ -69,13 +69,13 @@ var _ driver.Driver = (*Driver)(nil)
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := driver.Capabilities{Name: "nftables", Can: driver.All &^ (driver.Fabric | driver.Farms), Counter: d, Rememberer: d, Lister: d, Settler: d}
-	if d.prog.Flowtable != "" {
+	if d.ruleset.Flowtable != "" {
 		c.Offloader = d
 	}
-	if d.prog.HasPolicy() && !d.keepEstablished {
+	if d.ruleset.HasPolicy() && !d.keepEstablished {
 		c.Rejudger, c.Answerer = d, d
 	}
-	if !d.prog.HasPolicy() {
+	if !d.ruleset.HasPolicy() {
 		c.Can &^= driver.Policy | driver.HostPolicy | driver.UntrackedPolicy
 	}
 	return c
@@ -115,13 +115,13 @@ func Open(o Options) (*Driver, error) {
 		reader: reader{sock: read}, remembered: o.Remembered,
 		again: driver.MostAgain, // an earlier agent may have left so many
 	}
-	d.prog = program.New(program.Options{
+	d.ruleset = ruleset.New(ruleset.Options{
 		Policy: o.Policy, Fabric: o.Fabric, IPVS: o.IPVS, FlowOffload: o.FlowOffload && canOffload(sock, log), MayMiss: o.MayMiss || nft.MayMiss(),
 	})
-	d.Table = table.New(&d.prog.Layout, program.TableName, program.TableComment, sock)
+	d.Table = table.New(&d.ruleset.Layout, ruleset.TableName, ruleset.TableComment, sock)
 	d.Shared = o.Shared
 	if o.Apart {
-		d.prog.AskApart()
+		d.ruleset.AskApart()
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.close = sync.OnceValue(d.closeAll)
@@ -131,7 +131,7 @@ func Open(o Options) (*Driver, error) {
 		Pause: func(struct{}) time.Duration { return max(forgetPause, readShare*d.forget.took) },
 	})
 	d.background.Go(d.lookAfterAffinity)
-	if d.prog.Flowtable != "" && o.Devices != nil {
+	if d.ruleset.Flowtable != "" && o.Devices != nil {
 		d.background.Go(func() { d.followDevices(o.Devices) })
 	}
 	return d, nil

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
@@ -25,7 +25,7 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := program.NewSets(program.Options{Policy: o.Policy, Fabric: o.Fabric}, program.AffinitySize)
+	p := ruleset.NewSets(ruleset.Options{Policy: o.Policy, Fabric: o.Fabric}, ruleset.AffinitySize)
 	for _, fp := range p.Families {
 		fp.Backends[0].Name += suffix
 		fp.Frontends.Name += suffix
@@ -36,7 +36,7 @@ func openOther(o Options, suffix string) (*Driver, error) {
 	p.AddSet(&nft.Set{Name: "another", Key: []nft.Field{nft.Mark}, Comment: "of another release"})
 	p.AddChains()
 	p.Chains = append(p.Chains, nft.Chain{Name: "another", Rules: []nft.Rule{nft.NewRule().Drop()}})
-	d.prog, d.Layout = p, &p.Layout
+	d.ruleset, d.Layout = p, &p.Layout
 	return d, nil
 }
 
@@ -84,7 +84,7 @@ func OpenRefusing(o Options, frontends func(netip.Addr) bool, policies func(mode
 		switch m.Type {
 		case unix.NFT_MSG_NEWSETELEM:
 			s := d.setOf(m)
-			for _, fp := range d.prog.Families {
+			for _, fp := range d.ruleset.Families {
 				if s != fp.Frontends {
 					continue
 				}
@@ -118,9 +118,9 @@ func (d *Driver) FailParts(failing func(reconcile.Part) bool) {
 			return nil
 		}
 		of := map[parts]reconcile.Part{servicesPart: reconcile.Services, policyPart: reconcile.Policy}
-		fp := d.prog.Families[0]
+		fp := d.ruleset.Families[0]
 		for _, s := range []*nft.Set{fp.Frontends, fp.Policy.To} {
-			if d.setOf(m) == s && failing(of[partOf(d.prog, s)]) {
+			if d.setOf(m) == s && failing(of[partOf(d.ruleset, s)]) {
 				return unix.EAGAIN // nothing that the kernel refuses for what it is
 			}
 		}
@@ -131,7 +131,7 @@ func (d *Driver) FailParts(failing func(reconcile.Part) bool) {
 // setOf is the set that a message about elements is for.
 func (d *Driver) setOf(m Message) *nft.Set {
 	name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-	for _, s := range d.prog.Sets {
+	for _, s := range d.ruleset.Sets {
 		if s.Name == name {
 			return s
 		}

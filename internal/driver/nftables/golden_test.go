@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -45,7 +45,7 @@ func TestTableIsGolden(t *testing.T) {
 			_, plan := adopt(t, openIn(t, ns, Options{Options: c.options, Shared: true}), c.state)
 			var table []byte
 			if err := ns.Do(func() (err error) {
-				table, err = exec.Command("nft", "-t", "list", "table", "inet", program.TableName).Output()
+				table, err = exec.Command("nft", "-t", "list", "table", "inet", ruleset.TableName).Output()
 				return err
 			}); err != nil {
 				t.Fatal(err)
@@ -63,10 +63,10 @@ func TestTableIsGolden(t *testing.T) {
 func TestNotesAreGolden(t *testing.T) {
 	t.Parallel()
 	var text strings.Builder
-	for _, o := range []program.Options{
+	for _, o := range []ruleset.Options{
 		{}, {Policy: true}, {Policy: true, Fabric: true}, {FlowOffload: true}, {Policy: true, FlowOffload: true}, {Policy: true, MayMiss: true},
 	} {
-		fmt.Fprintf(&text, "%+v: %s\n", o, program.New(o).Note())
+		fmt.Fprintf(&text, "%+v: %s\n", o, ruleset.New(o).Note())
 	}
 	golden(t, "testdata/notes.golden", text.String())
 }

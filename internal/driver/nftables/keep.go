@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -30,21 +30,21 @@ func (a *adoption) findMentioned(ctx context.Context) (err error) {
 	if a.mentioned, err = a.d.mentioning(ctx, a.keep.Policies); err != nil {
 		return fmt.Errorf("list rules: %w", err)
 	}
-	if len(a.mentioned) == 0 || !a.sameProgram() {
+	if len(a.mentioned) == 0 || !a.sameRuleset() {
 		a.mentioned = nil
 	}
 	return nil
 }
 
 // About implements table.Keeping.
-func (a *adoption) About(s *nft.Set) bool { return a.of.hold(partOf(a.d.prog, s)) }
+func (a *adoption) About(s *nft.Set) bool { return a.of.hold(partOf(a.d.ruleset, s)) }
 
 // MayLack implements table.Keeping.
 func (a *adoption) MayLack(s *nft.Set) bool {
-	if a.d.prog.IsList(s) {
+	if a.d.ruleset.IsList(s) {
 		return false // it says how packets are treated, and belongs to no object that may come yet
 	}
-	if a.d.prog.OfPolicy(s) {
+	if a.d.ruleset.OfPolicy(s) {
 		return a.keep.Policy || a.mentioned != nil
 	}
 	return a.keep.Services
@@ -67,7 +67,7 @@ func (a *adoption) Rest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
 			switch {
 			case *a.keptOf(s) > 0 && a.MayLack(s) && a.mustStay(&e):
 				a.keepElement(&e)
-			case a.Reused[s] && a.d.prog.Late(s):
+			case a.Reused[s] && a.d.ruleset.Late(s):
 				a.Batch.DeleteLast(&e)
 			case a.Reused[s]:
 				a.Batch.Delete(&e)
@@ -78,7 +78,7 @@ func (a *adoption) Rest(content map[*nft.Set]map[nft.ElementKey]nft.Element) {
 
 // keptOf counts what is kept of the set's part.
 func (a *adoption) keptOf(s *nft.Set) *int {
-	if a.d.prog.OfPolicy(s) {
+	if a.d.ruleset.OfPolicy(s) {
 		return &a.kept.Policy
 	}
 	return &a.kept.Services
@@ -87,21 +87,21 @@ func (a *adoption) keptOf(s *nft.Set) *int {
 // countsAsKept reports whether what stays in the set is told: what belongs to a frontend is
 // counted with the frontend.
 func (a *adoption) countsAsKept(s *nft.Set) bool {
-	for _, fp := range a.d.prog.Families {
+	for _, fp := range a.d.ruleset.Families {
 		if s == fp.Frontends || s == fp.OtherIPs {
 			return true
 		}
 	}
-	return a.d.prog.OfPolicy(s) && (a.mentioned == nil || s.Verdict)
+	return a.d.ruleset.OfPolicy(s) && (a.mentioned == nil || s.Verdict)
 }
 
 // mustStay reports whether an element that want has no use for may belong to something that
 // want lacks: not if it is a remnant of a frontend that want names or named.
 func (a *adoption) mustStay(e *nft.Element) bool {
-	if a.d.prog.OfPolicy(e.Set) {
+	if a.d.ruleset.OfPolicy(e.Set) {
 		return a.policyMustStay(e)
 	}
-	k, ok := a.d.prog.Frontend(e)
+	k, ok := a.d.ruleset.Frontend(e)
 	if !ok {
 		return true // an address
 	}
@@ -115,7 +115,7 @@ func (a *adoption) mustStay(e *nft.Element) bool {
 // policyMustStay is mustStay for the sets of policy. What the node's own links and settings say is
 // always whole.
 func (a *adoption) policyMustStay(e *nft.Element) bool {
-	if program.IsDeviceSet(e.Set) {
+	if ruleset.IsDeviceSet(e.Set) {
 		return false
 	}
 	if _, was := a.named()[setKey{e.Set.ID, e.ElementKey}]; was {
@@ -130,9 +130,9 @@ func (a *adoption) policyMustStay(e *nft.Element) bool {
 func (a *adoption) keptForPolicies(e *nft.Element) bool {
 	p := a.want.Policy
 	if e.Set.Verdict {
-		return program.IsHostMap(e.Set) && p.Hosts[program.DeviceOf(e)] != nil && a.mentioned[e.Verdict.Chain]
+		return ruleset.IsHostMap(e.Set) && p.Hosts[ruleset.DeviceOf(e)] != nil && a.mentioned[e.Verdict.Chain]
 	}
-	id, ok := program.SetOf(e)
+	id, ok := ruleset.SetOf(e)
 	return ok && p.Groups[id] == nil && p.Lists[id] == nil && p.NamedPorts[id] == nil && p.PortSets[id] == nil
 }
 
@@ -140,7 +140,7 @@ func (a *adoption) keptForPolicies(e *nft.Element) bool {
 // if packets enter it by themselves and policies are all that is lacking, or it is none of
 // policy's.
 func (a *adoption) isObsolete(name string) bool {
-	return program.IsOuter(name) || a.mentioned != nil && program.IsEntry(name)
+	return ruleset.IsOuter(name) || a.mentioned != nil && ruleset.IsEntry(name)
 }
 
 // MustStay implements table.Keeping: a pod or a host endpoint stays with the program that the
@@ -149,7 +149,7 @@ func (a *adoption) isObsolete(name string) bool {
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
 func (a *adoption) MustStay(there, e *nft.Element) bool {
-	if !a.MayLack(e.Set) || !a.d.prog.OfPolicy(e.Set) || !e.Set.Verdict || there.Verdict == nft.Return || there.Comment != e.Comment {
+	if !a.MayLack(e.Set) || !a.d.ruleset.OfPolicy(e.Set) || !e.Set.Verdict || there.Verdict == nft.Return || there.Comment != e.Comment {
 		return false
 	}
 	if a.mentioned != nil && !a.mentioned[there.Verdict.Chain] {
@@ -160,7 +160,7 @@ func (a *adoption) MustStay(there, e *nft.Element) bool {
 		return false
 	}
 	a.kept.Policy++
-	a.d.prog.NoteKept(&a.kept, there)
+	a.d.ruleset.NoteKept(&a.kept, there)
 	return true
 }
 
@@ -168,8 +168,8 @@ func (a *adoption) MustStay(there, e *nft.Element) bool {
 func (a *adoption) named() map[setKey]nft.Element {
 	if a.was == nil {
 		a.was = map[setKey]nft.Element{}
-		if a.d.state != nil && a.d.prog.HasPolicy() {
-			a.d.prog.EachPolicyElement(a.d.state.Policy, func(e *nft.Element) { a.was[setKey{e.Set.ID, e.ElementKey}] = *e })
+		if a.d.state != nil && a.d.ruleset.HasPolicy() {
+			a.d.ruleset.EachPolicyElement(a.d.state.Policy, func(e *nft.Element) { a.was[setKey{e.Set.ID, e.ElementKey}] = *e })
 		}
 	}
 	return a.was
@@ -178,16 +178,16 @@ func (a *adoption) named() map[setKey]nft.Element {
 // keepElement keeps an element, with the chain that it leads to, and writes it again where
 // its set is created anew.
 func (a *adoption) keepElement(e *nft.Element) {
-	if name := e.Verdict.Chain; program.IsLearnChain(name) {
-		if write := a.d.prog.LearnChainNamed(name); write != nil {
+	if name := e.Verdict.Chain; ruleset.IsLearnChain(name) {
+		if write := a.d.ruleset.LearnChainNamed(name); write != nil {
 			a.Refs.Use(name, write)
 		}
 	}
-	if c, ok := a.d.prog.RawChain(e.Set); ok {
+	if c, ok := a.d.ruleset.RawChain(e.Set); ok {
 		a.Refs.Use(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 	}
-	if a.d.prog.OfPolicy(e.Set) && (e.Set.Verdict || a.mentioned == nil) {
-		a.d.prog.NoteKept(&a.kept, e)
+	if a.d.ruleset.OfPolicy(e.Set) && (e.Set.Verdict || a.mentioned == nil) {
+		a.d.ruleset.NoteKept(&a.kept, e)
 	}
 	a.Sums[e.Set.ID].Add(e)
 	if !a.Reused[e.Set] {
@@ -200,11 +200,11 @@ func (a *adoption) keepElement(e *nft.Element) {
 func (d *Driver) mentioning(ctx context.Context, policies []model.PolicyKey) (map[string]bool, error) {
 	names := map[string]bool{}
 	for _, k := range policies {
-		names[program.CounterName(program.Allowed, k)], names[program.CounterName(program.Denied, k)], names[k.String()] = true, true, true
+		names[ruleset.CounterName(ruleset.Allowed, k)], names[ruleset.CounterName(ruleset.Denied, k)], names[k.String()] = true, true, true
 	}
 	mentioned, leads := map[string]bool{}, map[string][]string{}
 	var found []string
-	err := d.Sock.ReadRules(ctx, program.TableName, func(r nft.RuleInfo) {
+	err := d.Sock.ReadRules(ctx, ruleset.TableName, func(r nft.RuleInfo) {
 		words := strings.SplitN(r.Comment, " ", 3)
 		if len(words) > 1 && names[words[0]+" "+words[1]] || slices.ContainsFunc(r.Counters, func(c string) bool { return names[c] }) {
 			found = append(found, r.Chain)

@@ -15,7 +15,7 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 // rules is the number of rules that the table should have.
 func (d *Driver) rules() int {
 	n := d.Refs.RuleCount()
-	for _, c := range d.prog.ChainsFor(d.state) {
+	for _, c := range d.ruleset.ChainsFor(d.state) {
 		n += len(c.Rules)
 	}
 	return n

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -25,16 +25,16 @@ func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]boo
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list frontends of table inet %s: %w", program.TableName, err)
+		return nil, fmt.Errorf("list frontends of table inet %s: %w", ruleset.TableName, err)
 	}
 	return found, nil
 }
 
 func (d *Driver) listFrontends(ctx context.Context) (map[state.FrontendKey]bool, error) {
 	found := map[state.FrontendKey]bool{}
-	for _, fp := range d.prog.Families {
-		err := d.Sock.ReadSet(ctx, program.TableName, fp.Frontends, func(e nft.Element) {
-			if key, ok := d.prog.Frontend(&e); ok {
+	for _, fp := range d.ruleset.Families {
+		err := d.Sock.ReadSet(ctx, ruleset.TableName, fp.Frontends, func(e nft.Element) {
+			if key, ok := d.ruleset.Frontend(&e); ok {
 				found[key] = fp.Served(&e)
 			}
 		})

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -113,7 +113,7 @@ func TestOutgoingComesAndGoes(t *testing.T) {
 		if n, text := adopt(t, d, s); n != 0 {
 			t.Errorf("%d: the kernel differs:\n%s", i, text)
 		}
-		out, err := ns.Run("nft", "list", "table", "inet", program.TableName)
+		out, err := ns.Run("nft", "list", "table", "inet", ruleset.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,8 +181,8 @@ func TestListsThatAreTheSameStayInAdoptions(t *testing.T) {
 	adopt(t, d, s)
 	rules := func() map[string]string { // by chain, with their handles
 		all := map[string]string{}
-		for _, c := range d.prog.ListChains(nil) {
-			out, err := ns.Run("nft", "-a", "list", "chain", "inet", program.TableName, c.Name)
+		for _, c := range d.ruleset.ListChains(nil) {
+			out, err := ns.Run("nft", "-a", "list", "chain", "inet", ruleset.TableName, c.Name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -211,8 +211,8 @@ func TestPodCIDRsChangeWithChains(t *testing.T) {
 	adopt(t, d, have)
 	for i := range 20 {
 		want := cidrState(cidrLists()[i%2])
-		id := state.ProgramID(fmt.Sprint("p", i))
-		want.Policy.Programs[id] = &state.Program{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny}}}
+		id := state.RulesID(fmt.Sprint("p", i))
+		want.Policy.Rules[id] = &state.Rules{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny}}}
 		want.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "p"}, Device: 6, Ingress: id}
 		update(t, d, state.Delta{Services: state.ServicesDelta{Settings: &want.Services.Settings}, Policy: policyDelta(have.Policy, want.Policy)})
 		have = want

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/probe"
 )
@@ -23,8 +23,8 @@ var _ driver.Offloader = (*Driver)(nil)
 // canOffload reports whether connections can pass by the chains. Where the kernel cannot do that,
 // they meet them.
 func canOffload(sock *nft.Socket, log *slog.Logger) bool {
-	p := &program.Program{}
-	program.FlowOffload.Fill(p)
+	p := &ruleset.Ruleset{}
+	ruleset.FlowOffload.Fill(p)
 	err := FlowOffload.MetBy(func() error { return try(sock, p) })
 	if errors.Is(err, probe.ErrNotSupported) {
 		log.Warn("there is no flow offload: "+FlowOffload.Without, "error", err)
@@ -80,8 +80,8 @@ func (d *Driver) flowtable(ctx context.Context) (devices []string, there bool, e
 	if d.state == nil {
 		return nil, false, nil
 	}
-	err = d.Sock.ReadFlowtables(ctx, program.TableName, func(name string, of []string) {
-		if name == d.prog.Flowtable {
+	err = d.Sock.ReadFlowtables(ctx, ruleset.TableName, func(name string, of []string) {
+		if name == d.ruleset.Flowtable {
 			devices, there = of, true
 		}
 	})
@@ -92,8 +92,8 @@ func (d *Driver) flowtable(ctx context.Context) (devices []string, there bool, e
 }
 
 func (d *Driver) addDevices(names []string) error {
-	b := nft.NewBatch(program.TableName)
-	b.AddFlowtable(d.prog.Flowtable, names...)
+	b := nft.NewBatch(ruleset.TableName)
+	b.AddFlowtable(d.ruleset.Flowtable, names...)
 	_, err := d.Commit(b)
 	return err
 }
@@ -109,21 +109,21 @@ func (d *Driver) Recall(ctx context.Context) error {
 		return err
 	}
 	defer d.offload.Set() // an interface may have gone, and its name come again
-	with, without := d.prog.OffloadChain()
+	with, without := d.ruleset.OffloadChain()
 	remove := func(b *nft.Batch) {
 		b.DeleteRules(&b.Before, with.Name)
-		b.DeleteFlowtable(&b.Before, d.prog.Flowtable)
+		b.DeleteFlowtable(&b.Before, d.ruleset.Flowtable)
 	}
 	add := func(b *nft.Batch, devices []string) {
-		b.AddFlowtable(d.prog.Flowtable, devices...)
+		b.AddFlowtable(d.ruleset.Flowtable, devices...)
 		b.AddRules(with)
 	}
-	once := nft.NewBatch(program.TableName)
+	once := nft.NewBatch(ruleset.TableName)
 	remove(once)
 	add(once, devices)
 	_, err = d.Commit(once)
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) {
-		first, second := nft.NewBatch(program.TableName), nft.NewBatch(program.TableName)
+		first, second := nft.NewBatch(ruleset.TableName), nft.NewBatch(ruleset.TableName)
 		remove(first)
 		first.AddRules(without)
 		second.DeleteRules(&second.Before, with.Name)

@@ -1,7 +1,7 @@
 package nftables
 
 import (
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -18,8 +18,8 @@ const (
 func (p parts) hold(others parts) bool { return others&^p == 0 }
 
 // partOf is the part that a set belongs to.
-func partOf(prog *program.Program, s *nft.Set) parts {
-	if prog.OfPolicy(s) {
+func partOf(ruleset *ruleset.Ruleset, s *nft.Set) parts {
+	if ruleset.OfPolicy(s) {
 		return policyPart
 	}
 	return servicesPart

@@ -55,7 +55,7 @@ func TestPartsFailApart(t *testing.T) {
 				t.Fatalf("%d elements in %s, want %d (%v)", len(elements), set.Name, n, err)
 			}
 		}
-		frontends, pods := d.prog.Families[0].Frontends, d.prog.Families[0].Policy.To
+		frontends, pods := d.ruleset.Families[0].Frontends, d.ruleset.Families[0].Policy.To
 		attempt(state.Delta{}, false)
 		holds(frontends, 0)
 		holds(pods, 2)
@@ -65,8 +65,8 @@ func TestPartsFailApart(t *testing.T) {
 				return nil
 			}
 			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
-			for _, s := range d.prog.Sets {
-				if s.Name == name && s != d.prog.Notes && failing.hold(partOf(d.prog, s)) {
+			for _, s := range d.ruleset.Sets {
+				if s.Name == name && s != d.ruleset.Notes && failing.hold(partOf(d.ruleset, s)) {
 					return unix.EAGAIN // nothing that the kernel refuses for what it is
 				}
 			}
@@ -124,7 +124,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 				d = openIn(t, ns, o)
 				r = reconcile.New(d, func() *state.State { return want }, slog.New(slog.DiscardHandler))
 				r.Lack(reconcile.Lacking{})
-				fp := d.prog.Families[0]
+				fp := d.ruleset.Families[0]
 				set := map[reconcile.Part]*nft.Set{reconcile.Policy: fp.Policy.To, reconcile.Services: fp.Frontends}[failing]
 				d.Refuse(func(m Message) error {
 					if fails && m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == set.Name {
@@ -142,7 +142,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 				for _, c := range []struct {
 					set  *nft.Set
 					want int
-				}{{d.prog.Families[0].Frontends, frontends}, {d.prog.Families[0].Policy.To, pods}, {d.prog.Policy.HostDevices, 1}} {
+				}{{d.ruleset.Families[0].Frontends, frontends}, {d.ruleset.Families[0].Policy.To, pods}, {d.ruleset.Policy.HostDevices, 1}} {
 					if got, err := d.Content(t.Context(), c.set); err != nil || len(got) != c.want {
 						t.Fatalf("%d elements in %s, want %d (%v)", len(got), c.set.Name, c.want, err)
 					}
@@ -235,11 +235,11 @@ func TestHalfDoneChangeIsFound(t *testing.T) {
 		pod := netip.MustParseAddr("10.1.0.1")
 		var change state.Delta
 		change.Policy.Groups = map[state.SetID]map[netip.Addr]bool{group: {netip.MustParseAddr("10.9.9.9"): true}}
-		change.Policy.Programs = map[state.ProgramID]*state.Program{"new": {ID: "new", Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+		change.Policy.Rules = map[state.RulesID]*state.Rules{"new": {ID: "new", Tiers: []state.Tier{{Name: "default", Default: model.Deny,
 			Policies: []*state.PolicyRules{{ID: "rules", Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: "new"}},
 				Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Source: state.End{In: []state.Term{{Groups: []state.SetID{group}}}}}}}}}}}}
 		change.Policy.Workloads = map[netip.Addr]*state.Workload{pod: {Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5, Ingress: "new"}}
-		to := d.prog.Families[0].Policy.To.Name
+		to := d.ruleset.Families[0].Policy.To.Name
 		d.Refuse(func(m Message) error {
 			if m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == to {
 				return unix.EAGAIN

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -34,11 +34,11 @@ func randomPolicy(r *rand.Rand, devices ...state.Device) *state.Policy {
 	for i := range r.IntN(4) {
 		p.state.PodDevices[100+i] = struct{}{}
 	}
-	var programs []state.ProgramID
+	var programs []state.RulesID
 	for range 1 + r.IntN(4) {
 		programs = append(programs, p.program())
 	}
-	pick := func() state.ProgramID { return append(programs, "")[r.IntN(len(programs)+1)] }
+	pick := func() state.RulesID { return append(programs, "")[r.IntN(len(programs)+1)] }
 	for i := range r.IntN(6) {
 		for _, a := range []string{fmt.Sprintf("10.1.0.%d", i+1), fmt.Sprintf("fd00:1::%d", i+1)} {
 			p.state.Workloads[netip.MustParseAddr(a)] = &state.Workload{
@@ -60,8 +60,8 @@ func randomPolicy(r *rand.Rand, devices ...state.Device) *state.Policy {
 }
 
 // program adds a program; its name stands for its content.
-func (p policies) program() state.ProgramID {
-	prog := &state.Program{Default: model.Action(p.IntN(2))}
+func (p policies) program() state.RulesID {
+	rules := &state.Rules{Default: model.Action(p.IntN(2))}
 	for i := range 1 + p.IntN(3) {
 		t := state.Tier{Name: fmt.Sprint("tier-", i), Default: model.Action(1 + p.IntN(2))}
 		for j := range p.IntN(4) {
@@ -72,11 +72,11 @@ func (p policies) program() state.ProgramID {
 			}
 			t.Policies = append(t.Policies, own)
 		}
-		prog.Tiers = append(prog.Tiers, t)
+		rules.Tiers = append(rules.Tiers, t)
 	}
-	id := state.ProgramID(fmt.Sprintf("%016x", p.Uint64()))
-	prog.ID = id
-	p.state.Programs[id] = prog
+	id := state.RulesID(fmt.Sprintf("%016x", p.Uint64()))
+	rules.ID = id
+	p.state.Rules[id] = rules
 	return id
 }
 
@@ -167,7 +167,7 @@ func (p policies) ports() *state.Ports {
 
 // policyDelta is what leads from one policy to another.
 func policyDelta(before, after *state.Policy) (d state.PolicyDelta) {
-	d.Programs = mapDelta(before.Programs, after.Programs)
+	d.Rules = mapDelta(before.Rules, after.Rules)
 	d.Workloads = mapDelta(before.Workloads, after.Workloads)
 	d.Hosts = mapDelta(before.Hosts, after.Hosts)
 	d.PortSets = mapDelta(before.PortSets, after.PortSets)
@@ -270,7 +270,7 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 	}
 	empty := state.NewPolicy()
 	update(t, d, state.Delta{Policy: policyDelta(want.Policy, empty)})
-	if n := len(d.prog.Names) + d.Refs.RuleCount() + len(d.Refs.Counters); n != 2*3*2 {
+	if n := len(d.ruleset.Names) + d.Refs.RuleCount() + len(d.Refs.Counters); n != 2*3*2 {
 		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*3*2)
 	}
 	want.Policy = empty
@@ -283,7 +283,7 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 // listed asks nft to list the table, which it can only if it understands all of it.
 func listed(t *testing.T, ns *netns.NS) {
 	t.Helper()
-	out, err := exec.Command("ip", "netns", "exec", ns.Name, "nft", "list", "table", "inet", program.TableName).CombinedOutput()
+	out, err := exec.Command("ip", "netns", "exec", ns.Name, "nft", "list", "table", "inet", ruleset.TableName).CombinedOutput()
 	if err != nil {
 		t.Fatalf("nft list: %v\n%s", err, out)
 	}
@@ -300,7 +300,7 @@ func listed(t *testing.T, ns *netns.NS) {
 func isolated() *state.State {
 	s := state.New()
 	s.Policy = state.NewPolicy()
-	s.Policy.Programs["deny"] = &state.Program{ID: "deny", Tiers: []state.Tier{{Name: "default", Default: model.Deny,
+	s.Policy.Rules["deny"] = &state.Rules{ID: "deny", Tiers: []state.Tier{{Name: "default", Default: model.Deny,
 		Policies: []*state.PolicyRules{{Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: "deny"}}}}}}}
 	s.Policy.Workloads[netip.MustParseAddr("10.1.0.1")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5, Ingress: "deny"}
 	s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "open"}, Device: 6}
@@ -335,7 +335,7 @@ func TestPolicyKeeping(t *testing.T) {
 	closed := netip.MustParseAddr("10.1.0.1")
 	verdictOf := func(a netip.Addr) string {
 		t.Helper()
-		content, err := d.Content(t.Context(), d.prog.Family(true).Policy.To)
+		content, err := d.Content(t.Context(), d.ruleset.Family(true).Policy.To)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -349,7 +349,7 @@ func TestPolicyKeeping(t *testing.T) {
 
 	lacking := isolated()
 	lacking.Policy.Workloads[closed] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5}
-	delete(lacking.Policy.Programs, "deny")
+	delete(lacking.Policy.Rules, "deny")
 	if keep(lacking) == 0 || !strings.HasPrefix(verdictOf(closed), "ip-rules-") {
 		t.Error("a pod was opened while its policy could not be read")
 	}
@@ -366,9 +366,9 @@ func TestPolicyKeeping(t *testing.T) {
 		t.Error("a pod was opened as soon as it could be read, while its policy could not")
 	}
 	known := isolated()
-	open := known.Policy.Programs["deny"]
+	open := known.Policy.Rules["deny"]
 	open.ID, open.Tiers[0].Policies[0].Rules = "open", []state.Rule{{Name: "all", Action: model.Allow}}
-	known.Policy.Programs = map[state.ProgramID]*state.Program{"open": open}
+	known.Policy.Rules = map[state.RulesID]*state.Rules{"open": open}
 	known.Policy.Workloads[closed].Ingress = "open"
 	before := verdictOf(closed)
 	if keep(known); verdictOf(closed) == before {

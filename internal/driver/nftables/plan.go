@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -52,10 +52,10 @@ func (p *plan) Kept() driver.Kept { return p.kept }
 // String implements driver.Plan.
 func (p *plan) String() string {
 	if p.rebuilds != "" {
-		return fmt.Sprintf("replace table inet %s by a fresh one, as %s\n", program.TableName, p.rebuilds)
+		return fmt.Sprintf("replace table inet %s by a fresh one, as %s\n", ruleset.TableName, p.rebuilds)
 	}
 	if p.succeeds {
-		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another program\n%s", program.TableName, p.batch)
+		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another program\n%s", ruleset.TableName, p.batch)
 	}
 	return p.batch.String()
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/probe"
 )
@@ -34,7 +34,7 @@ func TestProbe(t *testing.T) {
 // changes the requirements, so it is not beside the tests that ask for them.
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	ns := testNS(t)
-	unknown := requirements([]program.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *program.Program) {
+	unknown := requirements([]ruleset.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *ruleset.Ruleset) {
 		moon := nft.NewRule().Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})
 		p.Chains = []nft.Chain{{Name: "base", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Rules: []nft.Rule{moon}}}
 	}}})[0]

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/nfttest"
@@ -39,9 +39,9 @@ func newQueueWorld(t *testing.T) *queueWorld {
 	p := w.want.Policy
 	p.HostDevices[w.e0.Index] = struct{}{}
 	p.HostDevices[w.e2.Index] = struct{}{}
-	for id, port := range map[state.ProgramID]uint16{"a": 1000, "b": 1001} {
+	for id, port := range map[state.RulesID]uint16{"a": 1000, "b": 1001} {
 		ports := &state.Ports{ID: state.SetID(port), Ranges: []state.PortRange{{Protocol: model.UDP, First: 999, Last: 999}, {Protocol: model.UDP, First: port, Last: port}}}
-		p.PortSets[ports.ID], p.Programs[id] = ports, noPorts(id, ports)
+		p.PortSets[ports.ID], p.Rules[id] = ports, noPorts(id, ports)
 	}
 	p.Hosts[w.e0.Index] = w.host("a", w.e0)
 	w.denied("192.0.2.66/32")
@@ -49,14 +49,14 @@ func newQueueWorld(t *testing.T) *queueWorld {
 }
 
 // noPorts denies some ports, and leaves all else to be tracked and judged by others.
-func noPorts(id state.ProgramID, ports *state.Ports) *state.Program {
-	return &state.Program{ID: id, Default: model.Allow, Tiers: []state.Tier{{Name: "t", Default: model.Pass, Policies: []*state.PolicyRules{{
+func noPorts(id state.RulesID, ports *state.Ports) *state.Rules {
+	return &state.Rules{ID: id, Default: model.Allow, Tiers: []state.Tier{{Name: "t", Default: model.Pass, Policies: []*state.PolicyRules{{
 		ID: string(id), Policy: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "no-" + string(id)}},
 		Rules: []state.Rule{{Name: "a", Action: model.Deny, Destination: state.End{Ports: ports}}},
 	}}}}}
 }
 
-func (w *queueWorld) host(id state.ProgramID, d state.Device) *state.Host {
+func (w *queueWorld) host(id state.RulesID, d state.Device) *state.Host {
 	return &state.Host{Name: "node-" + d.Name, Device: d.Name, UntrackedIn: id, UntrackedOut: id}
 }
 
@@ -200,8 +200,8 @@ func TestNoBaseChainGoes(t *testing.T) {
 			update(t, d, delta)
 			hooks.Intact(t, what)
 		}
-		for _, name := range []string{"raw-in", "raw-out", program.DenyEntryName(w.e0)} {
-			if rules, err := ns.Run("nft", "list", "chain", "inet", program.TableName, name); err != nil || strings.Count(string(rules), "\n") > 6 {
+		for _, name := range []string{"raw-in", "raw-out", ruleset.DenyEntryName(w.e0)} {
+			if rules, err := ns.Run("nft", "list", "chain", "inet", ruleset.TableName, name); err != nil || strings.Count(string(rules), "\n") > 6 {
 				t.Errorf("chain %s, which nothing needs, has rules (%v):\n%s", name, err, rules)
 			}
 		}
@@ -249,7 +249,7 @@ func TestBaseChainsThatGo(t *testing.T) {
 		}
 	}
 	follow(driver.Options{Policy: true}, "with policy")
-	follow(driver.Options{}, "without", "sluice arrival", "sluice "+program.DenyEntryName(w.e0), "sluice local-out", "sluice raw-in", "sluice raw-out", "sluice service-out")
+	follow(driver.Options{}, "without", "sluice arrival", "sluice "+ruleset.DenyEntryName(w.e0), "sluice local-out", "sluice raw-in", "sluice raw-out", "sluice service-out")
 	follow(driver.Options{Policy: true}, "with policy again")
 	if FlowOffload.Met(t.Context()) == nil {
 		follow(driver.Options{Policy: true, FlowOffload: true}, "with flow offload")

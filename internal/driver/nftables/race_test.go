@@ -186,12 +186,12 @@ func (w *raceWorld) changes() []raceChange {
 	before := w.program("before", append([]uint16{7012, 7013}, rest...), nil)
 	raw := w.program("raw", []uint16{7016}, nil)
 	workloads := raceChange{"workloads", 4, func(was, v int) state.Delta {
-		d := state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{}, Workloads: map[netip.Addr]*state.Workload{}}
+		d := state.PolicyDelta{Rules: map[state.RulesID]*state.Rules{}, Workloads: map[netip.Addr]*state.Workload{}}
 		in, out := ingress(v), egress(v)
 		if was >= 0 {
-			d.Programs[ingress(was).ID], d.Programs[egress(was).ID] = nil, nil
+			d.Rules[ingress(was).ID], d.Rules[egress(was).ID] = nil, nil
 		}
-		d.Programs[in.ID], d.Programs[out.ID] = in, out
+		d.Rules[in.ID], d.Rules[out.ID] = in, out
 		d.Groups = map[state.SetID]map[netip.Addr]bool{}
 		if v%2 == 1 {
 			d.Groups[state.SetID(20+v)] = map[netip.Addr]bool{netip.MustParseAddr(racePod): true}
@@ -206,15 +206,15 @@ func (w *raceWorld) changes() []raceChange {
 		return state.Delta{Policy: d}
 	}}
 	hosts := raceChange{"hosts", 4, func(was, v int) state.Delta {
-		d := state.PolicyDelta{Programs: map[state.ProgramID]*state.Program{}}
-		for _, p := range []func(int) *state.Program{host, before, raw} {
+		d := state.PolicyDelta{Rules: map[state.RulesID]*state.Rules{}}
+		for _, p := range []func(int) *state.Rules{host, before, raw} {
 			if was >= 0 {
-				d.Programs[p(was).ID] = nil
+				d.Rules[p(was).ID] = nil
 			}
-			d.Programs[p(v).ID] = p(v)
+			d.Rules[p(v).ID] = p(v)
 		}
 		d.Hosts = map[int]*state.Host{eth0: {Name: "node-eth0", Device: "eth0", ForwardIn: host(v).ID, PreDNAT: before(v).ID, UntrackedIn: w.rawFor(raw(v)).ID}}
-		d.Programs[raw(v).ID] = w.rawFor(raw(v))
+		d.Rules[raw(v).ID] = w.rawFor(raw(v))
 		return state.Delta{Policy: d}
 	}}
 	return []raceChange{
@@ -246,8 +246,8 @@ func (w *raceWorld) changes() []raceChange {
 
 // program returns a program that allows some ports of UDP and denies the others, in a way of saying
 // so for each version.
-func (w *raceWorld) program(name string, allowed []uint16, extra func(v int) state.Rule) func(int) *state.Program {
-	return func(v int) *state.Program {
+func (w *raceWorld) program(name string, allowed []uint16, extra func(v int) state.Rule) func(int) *state.Rules {
+	return func(v int) *state.Rules {
 		var rules []state.Rule
 		for i, p := range allowed {
 			if i%4 == v && i > 0 {
@@ -260,14 +260,14 @@ func (w *raceWorld) program(name string, allowed []uint16, extra func(v int) sta
 			rules = append(rules, extra(v))
 		}
 		id := fmt.Sprintf("%s-%d", name, v)
-		return &state.Program{ID: state.ProgramID(id), Default: model.Deny, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{
+		return &state.Rules{ID: state.RulesID(id), Default: model.Deny, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{
 			{ID: id, Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "default", Name: name}}, Rules: rules},
 		}}}}
 	}
 }
 
 // rawFor has a program deny one port and pass what it does not allow on, to be tracked.
-func (w *raceWorld) rawFor(p *state.Program) *state.Program {
+func (w *raceWorld) rawFor(p *state.Rules) *state.Rules {
 	raw, policy, tier := *p, *p.Tiers[0].Policies[0], p.Tiers[0]
 	policy.Rules = append([]state.Rule{{Name: "deny", Action: model.Deny, Protocol: uint8(model.UDP), Destination: state.End{Ports: raceUDP(7017)}}}, policy.Rules...)
 	tier.Policies, tier.Default = []*state.PolicyRules{&policy}, model.Pass

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/lib/wake"
@@ -106,19 +106,19 @@ func (d *Driver) build(ctx context.Context, name string, want *state.State, coun
 	if err := d.Drop(ctx, name); err != nil {
 		return nil, err
 	}
-	n := &Driver{prog: d.prog, Table: d.Beside(name), log: d.log, remembered: d.remembered, offload: wake.New(), aside: newAside(), state: state.New()}
+	n := &Driver{ruleset: d.ruleset, Table: d.Beside(name), log: d.log, remembered: d.remembered, offload: wake.New(), aside: newAside(), state: state.New()}
 	n.Building, n.Counted = true, counted
 	if want.Policy != nil {
 		n.state.Policy = state.NewPolicy()
 		n.state.Policy.PodTunnels = want.Policy.PodTunnels
-		sets := d.prog.DeniedSetsFor(nil)
-		d.prog.SetDenied(sets[:])
+		sets := d.ruleset.DeniedSetsFor(nil)
+		d.ruleset.SetDenied(sets[:])
 	}
 	c := n.newChange()
 	c.Batch.AddTable(d.Flags(), d.Comment)
-	d.prog.Create(c.Batch, nil, n.state)
-	d.prog.WriteNote(c.Batch, table.ProgramNote, "", d.prog.Note())
-	d.prog.EachElement(n.state, c.Add)
+	d.ruleset.Create(c.Batch, nil, n.state)
+	d.ruleset.WriteNote(c.Batch, table.RulesetNote, "", d.ruleset.Note())
+	d.ruleset.EachElement(n.state, c.Add)
 	p := c.plan(d.parts(), func() {})
 	if _, err := n.commit(p.batch, p.of); err != nil {
 		return nil, fmt.Errorf("create table inet %s: %w", name, err)
@@ -135,8 +135,8 @@ func (d *Driver) build(ctx context.Context, name string, want *state.State, coun
 func (d *Driver) copyAffinity(ctx context.Context, name string) error {
 	a := &adoption{d: d, want: d.state, Adoption: table.Adoption{Change: d.Table.Change()}}
 	var sets []*nft.Set
-	of := map[*nft.Set]*program.Family{}
-	for _, fp := range d.prog.Families {
+	of := map[*nft.Set]*ruleset.Family{}
+	for _, fp := range d.ruleset.Families {
 		sets, of[fp.Affinity] = append(sets, fp.Affinity), fp
 	}
 	there, err := a.Recall(ctx, name, sets, func(e *nft.Element) bool { return remembersRight(d.state, of[e.Set], e) })
@@ -153,7 +153,7 @@ func (d *Driver) copyAffinity(ctx context.Context, name string) error {
 // open has packets enter the table.
 func (d *Driver) open() error {
 	b := d.Batch()
-	for _, c := range slices.Concat(d.prog.Chains, d.Refs.Entries()) {
+	for _, c := range slices.Concat(d.ruleset.Chains, d.Refs.Entries()) {
 		switch {
 		case c.Hook == nil:
 		case c.Hook.Type == nft.TypeNAT:

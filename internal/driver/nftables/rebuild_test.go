@@ -6,7 +6,7 @@ import (
 
 	lib "github.com/google/nftables"
 
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/nfttest"
 )
@@ -56,7 +56,7 @@ func TestRebuildingGoesOnFromTheSecondTable(t *testing.T) {
 		want.Policy = state.NewPolicy()
 		d := openIn(t, ns, o)
 		adopt(t, d, want)
-		counted := map[string]uint64{program.DropPrefix + string(state.DropPolicy): 7}
+		counted := map[string]uint64{ruleset.DropPrefix + string(state.DropPolicy): 7}
 		next, err := d.build(t.Context(), d.Next(), want, counted)
 		if err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func TestRebuildingGoesOnFromTheSecondTable(t *testing.T) {
 		if err := next.open(); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Sock.Shut(t.Context(), program.TableName); err != nil {
+		if err := d.Sock.Shut(t.Context(), ruleset.TableName); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Close(); err != nil {
@@ -76,7 +76,7 @@ func TestRebuildingGoesOnFromTheSecondTable(t *testing.T) {
 		if counts, err := d.DropCounts(t.Context()); err != nil || counts[state.DropPolicy] != 7 {
 			t.Errorf("counted %v, %v", counts, err)
 		}
-		if tables := tableNames(t, ns); !slices.Equal(tables, []string{program.TableName}) {
+		if tables := tableNames(t, ns); !slices.Equal(tables, []string{ruleset.TableName}) {
 			t.Errorf("tables: %v", tables)
 		}
 	})

@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/netip"
 
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -29,14 +29,14 @@ func (a *adoption) rememberOthers(ctx context.Context) {
 			if r.Service != (model.Name{}) && (r.Service != f.Service || r.Port != f.Port) || r.Client.Is4() != k.Addr.Is4() {
 				continue
 			}
-			fp := a.d.prog.Family(k.Addr.Is4())
+			fp := a.d.ruleset.Family(k.Addr.Is4())
 			e := fp.AffinityElement(fp.IP.Addr(r.Client), k)
 			e.SetAddrPort(fp.IP, r.Backend)
 			if seen[e.ElementKey] || !remembersRight(a.want, fp, &e) {
 				continue
 			}
 			seen[e.ElementKey] = true
-			e.Life = &nft.Life{Timeout: program.AffinityTimeout(f), Expires: program.AffinityTimeout(f)}
+			e.Life = &nft.Life{Timeout: ruleset.AffinityTimeout(f), Expires: ruleset.AffinityTimeout(f)}
 			if r.Left > 0 {
 				e.Life.Expires = min(r.Left, e.Life.Timeout)
 			}
@@ -54,7 +54,7 @@ type protocolBackend struct {
 func (a *adoption) affineFrontends() map[protocolBackend][]state.FrontendKey {
 	by := map[protocolBackend][]state.FrontendKey{}
 	for k, f := range a.want.Services.Frontends {
-		if program.AffinityTimeout(f) == 0 {
+		if ruleset.AffinityTimeout(f) == 0 {
 			continue
 		}
 		for _, b := range f.Backends {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -54,7 +54,7 @@ func TestRememberOthers(t *testing.T) {
 	if asked != 1 {
 		t.Errorf("asked %d times, want once", asked)
 	}
-	out, err := ns.Run("nft", "list", "map", "inet", program.TableName, "ip-affinity")
+	out, err := ns.Run("nft", "list", "map", "inet", ruleset.TableName, "ip-affinity")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

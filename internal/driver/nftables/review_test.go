@@ -65,7 +65,7 @@ func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
 // ingressOf is what the kernel has for packets to the address.
 func ingressOf(t *testing.T, d *Driver, a netip.Addr) nft.Verdict {
 	t.Helper()
-	content, err := d.Content(t.Context(), d.prog.Family(a.Is4()).Policy.To)
+	content, err := d.Content(t.Context(), d.ruleset.Family(a.Is4()).Policy.To)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,12 +85,12 @@ func TestTwiceInOne(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		d := openIn(t, testNS(t), o)
-		withPorts := func(program state.ProgramID, first, last uint16) *state.State {
+		withPorts := func(program state.RulesID, first, last uint16) *state.State {
 			s := isolated()
 			ports := &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: first, Last: last}}}
 			key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: string(program)}}
 			s.Policy.PortSets[ports.ID] = ports
-			s.Policy.Programs[program] = &state.Program{ID: program, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key,
+			s.Policy.Rules[program] = &state.Rules{ID: program, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key,
 				Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Protocol: uint8(model.TCP), Destination: state.End{Ports: ports}}}}}}}}
 			s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "open"}, Device: 6, Ingress: program}
 			return s

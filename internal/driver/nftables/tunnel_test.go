@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
@@ -187,7 +187,7 @@ func TestOuterPacketsAreNotTracked(t *testing.T) {
 	settings := &want.Services.Settings
 	settings.Tunnels = []state.TunnelEnd{{Addr: netip.MustParseAddr("192.0.2.1")}, {Addr: netip.MustParseAddr("192.0.2.1"), Port: 4789}, {Addr: netip.MustParseAddr("fd00::1"), Port: 4789}}
 	have := func() int {
-		out, err := ns.Run("nft", "list", "table", "inet", program.TableName)
+		out, err := ns.Run("nft", "list", "table", "inet", ruleset.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,7 @@ const (
 	namedPortsUnit
 	portSetUnit
 	listUnit
-	programUnit
+	rulesUnit
 	workloadUnit
 	hostUnit
 	deniedUnit
@@ -78,7 +78,7 @@ var fields = [unitKinds]fieldOf{
 	namedPortsUnit: groupField(func(d *state.Delta) *map[state.SetID]map[state.NamedPort]bool { return &d.Policy.NamedPorts }, func(s *state.State) map[state.SetID]map[state.NamedPort]struct{} { return policyOf(s).NamedPorts }),
 	portSetUnit:    entryField(func(d *state.Delta) *map[state.SetID]*state.Ports { return &d.Policy.PortSets }, func(s *state.State) map[state.SetID]*state.Ports { return policyOf(s).PortSets }),
 	listUnit:       entryField(func(d *state.Delta) *map[state.SetID]*state.List { return &d.Policy.Lists }, func(s *state.State) map[state.SetID]*state.List { return policyOf(s).Lists }),
-	programUnit:    entryField(func(d *state.Delta) *map[state.ProgramID]*state.Program { return &d.Policy.Programs }, func(s *state.State) map[state.ProgramID]*state.Program { return policyOf(s).Programs }),
+	rulesUnit:      entryField(func(d *state.Delta) *map[state.RulesID]*state.Rules { return &d.Policy.Rules }, func(s *state.State) map[state.RulesID]*state.Rules { return policyOf(s).Rules }),
 	workloadUnit:   entryField(func(d *state.Delta) *map[netip.Addr]*state.Workload { return &d.Policy.Workloads }, func(s *state.State) map[netip.Addr]*state.Workload { return policyOf(s).Workloads }),
 	hostUnit:       entryField(func(d *state.Delta) *map[int]*state.Host { return &d.Policy.Hosts }, func(s *state.State) map[int]*state.Host { return policyOf(s).Hosts }),
 	deniedUnit:     valueField[state.Denied]{func(d *state.Delta) **state.Denied { return &d.Policy.Denied }, func(s *state.State) *state.Denied { return &policyOf(s).Denied }},

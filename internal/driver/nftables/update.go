@@ -36,24 +36,24 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 		of := func(s state.Settings, elements func(state.Settings, func(*nft.Element))) func(func(*nft.Element)) {
 			return func(yield func(*nft.Element)) { elements(s, yield) }
 		}
-		d.prog.SettingsChains(*now, c.Use)
-		d.prog.SettingsChains(before, c.Release)
-		c.lists(d.prog.SettingsLists(before), d.prog.SettingsLists(*now))
-		c.Replace(of(before, d.prog.DeviceElements), of(*now, d.prog.DeviceElements))
+		d.ruleset.SettingsChains(*now, c.Use)
+		d.ruleset.SettingsChains(before, c.Release)
+		c.lists(d.ruleset.SettingsLists(before), d.ruleset.SettingsLists(*now))
+		c.Replace(of(before, d.ruleset.DeviceElements), of(*now, d.ruleset.DeviceElements))
 	}
-	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.prog.ClusterIPElement)
-	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.prog.OtherIPElement)
-	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.prog.HairpinElement)
-	changeMembers(c, d.state.Services.Peers, delta.Services.Peers, d.prog.PeerElement)
+	changeMembers(c, d.state.Services.ClusterIPs, delta.Services.ClusterIPs, d.ruleset.ClusterIPElement)
+	changeMembers(c, d.state.Services.OtherIPs, delta.Services.OtherIPs, d.ruleset.OtherIPElement)
+	changeMembers(c, d.state.Services.Hairpins, delta.Services.Hairpins, d.ruleset.HairpinElement)
+	changeMembers(c, d.state.Services.Peers, delta.Services.Peers, d.ruleset.PeerElement)
 	for k, f := range delta.Services.Frontends {
 		c.frontend(k, d.state.Services.Frontends[k], f)
 	}
-	if d.prog.HasPolicy() && delta.Policy.Len() > 0 {
+	if d.ruleset.HasPolicy() && delta.Policy.Len() > 0 {
 		c.policy(d.state.Policy, delta.Policy)
 	}
 	p := c.plan(partsOf(delta), func() {
 		d.state.Apply(delta)
-		d.prog.ForgetWritten(d.state.Policy)
+		d.ruleset.ForgetWritten(d.state.Policy)
 	})
 	p.refused = func(ctx context.Context, sent uint32, refusal error) error {
 		if err := d.rollBack(ctx, p.of, sent, refusal); !d.refused(err) {
@@ -64,8 +64,8 @@ func (d *Driver) planUpdate(delta state.Delta) *plan {
 	return p
 }
 
-// change gathers the operations that lead from one state to another.
-type change struct {
+// tableChange gathers the operations that lead from one state to another.
+type tableChange struct {
 	*table.Change
 	d       *Driver
 	oldSets []*nft.Set // of deny lists, if they are others afterwards
@@ -74,19 +74,19 @@ type change struct {
 	again        int // elements that have packets judged again
 }
 
-func (d *Driver) newChange() *change { return &change{Change: d.Table.Change(), d: d} }
+func (d *Driver) newChange() *tableChange { return &tableChange{Change: d.Table.Change(), d: d} }
 
 // lists plans the difference between lists of networks, and between the rules that look them up.
-func (c *change) lists(before, after nft.Lists) {
+func (c *tableChange) lists(before, after nft.Lists) {
 	c.Replace(before.Elements, after.Elements)
-	if slices.ContainsFunc(c.d.prog.Networks, c.Batch.Changed) {
+	if slices.ContainsFunc(c.d.ruleset.Networks, c.Batch.Changed) {
 		c.Batch.Stepwise = !c.Batch.AtOnce // an address may be in one network before, and in another one after
-		c.Batch.ChangeRules(c.d.prog.ListChains(before), c.d.prog.ListChains(after))
+		c.Batch.ChangeRules(c.d.ruleset.ListChains(before), c.d.ruleset.ListChains(after))
 	}
 }
 
 // changeMembers plans what really changes of a set of values.
-func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool, elements func(K, func(*nft.Element))) {
+func changeMembers[K comparable](c *tableChange, have map[K]struct{}, want map[K]bool, elements func(K, func(*nft.Element))) {
 	for k, in := range want {
 		if _, is := have[k]; in == is {
 			continue
@@ -99,27 +99,27 @@ func changeMembers[K comparable](c *change, have map[K]struct{}, want map[K]bool
 	}
 }
 
-func (c *change) frontend(k state.FrontendKey, before, after *state.Frontend) {
-	c.d.prog.FrontendChains(k, after, c.Use)
-	c.d.prog.FrontendChains(k, before, c.Release)
-	c.Later = c.d.prog.Later(k, before, after)
-	c.Replace(elementsOf(k, before, c.d.prog.FrontendElements), elementsOf(k, after, c.d.prog.FrontendElements))
+func (c *tableChange) frontend(k state.FrontendKey, before, after *state.Frontend) {
+	c.d.ruleset.FrontendChains(k, after, c.Use)
+	c.d.ruleset.FrontendChains(k, before, c.Release)
+	c.Later = c.d.ruleset.Later(k, before, after)
+	c.Replace(elementsOf(k, before, c.d.ruleset.FrontendElements), elementsOf(k, after, c.d.ruleset.FrontendElements))
 	if before == nil || after == nil || !slices.Equal(before.SourceRanges, after.SourceRanges) {
-		c.Replace(elementsOf(k, before, c.d.prog.SourceElements), elementsOf(k, after, c.d.prog.SourceElements))
+		c.Replace(elementsOf(k, before, c.d.ruleset.SourceElements), elementsOf(k, after, c.d.ruleset.SourceElements))
 	}
 	c.Later = nil
 	c.affinityLost = c.affinityLost || losesAffinity(before, after)
 }
 
 // plan closes the transaction.
-func (c *change) plan(of parts, done func()) *plan {
+func (c *tableChange) plan(of parts, done func()) *plan {
 	c.Close()
 	for _, s := range c.oldSets {
 		c.Batch.DeleteSet(&c.Batch.After, s.Name)
 	}
 	return &plan{d: c.d, of: of, batch: c.Batch, done: func() {
 		done()
-		c.d.prog.SetDenied(c.NewSets)
+		c.d.ruleset.SetDenied(c.NewSets)
 		c.Done()
 		c.d.adopted |= of
 		c.d.again += c.again

@@ -11,22 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/driver/nftables/program"
+	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
 // policy plans a change of policy, at the cost of what is named in it.
-func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
-	p := c.d.prog
+func (c *tableChange) policy(before *state.Policy, d state.PolicyDelta) {
+	p := c.d.ruleset
 	device := func(s *nft.Set) func(int, func(*nft.Element)) {
 		return func(i int, yield func(*nft.Element)) { p.DeviceElement(s, i, yield) }
 	}
 	changeMembers(c, before.PodDevices, d.PodDevices, device(p.Policy.PodDevices))
 	changeMembers(c, before.HostDevices, d.HostDevices, device(p.Policy.HostDevices))
 	if len(d.PodDevices)+len(d.Workloads) > 0 {
-		changeMembers(c, program.CheckedDevices(before), checkedDelta(before, d), device(p.Policy.Checked))
+		changeMembers(c, ruleset.CheckedDevices(before), checkedDelta(before, d), device(p.Policy.Checked))
 	}
 	if d.PodCIDRs != nil {
 		c.lists(p.PodLists(before.PodCIDRs), p.PodLists(*d.PodCIDRs))
@@ -48,12 +48,12 @@ func (c *change) policy(before *state.Policy, d state.PolicyDelta) {
 }
 
 // judgeAgain has packets of the connections judged again that the change may be about.
-func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
+func (c *tableChange) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 	if c.d.keepEstablished || c.d.Building {
 		return
 	}
 	about := d.MayForbid(before)
-	c.d.prog.AgainElements(about.All || c.d.again+len(about.Addresses) > driver.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
+	c.d.ruleset.AgainElements(about.All || c.d.again+len(about.Addresses) > driver.MostAgain, slices.Collect(maps.Keys(about.Addresses)), func(e *nft.Element) {
 		c.Batch.Hint(e)
 		c.again++
 	})
@@ -63,8 +63,8 @@ func (c *change) judgeAgain(before *state.Policy, d state.PolicyDelta) {
 func (d *Driver) Answering(ctx context.Context, yield func(from, to netip.AddrPort)) error {
 	d.reader.mu.Lock()
 	defer d.reader.mu.Unlock()
-	for _, fp := range d.prog.Families {
-		err := d.reader.sock.ReadSet(ctx, program.TableName, fp.Policy.Answering, func(e nft.Element) { yield(fp.Answered(&e)) })
+	for _, fp := range d.ruleset.Families {
+		err := d.reader.sock.ReadSet(ctx, ruleset.TableName, fp.Policy.Answering, func(e nft.Element) { yield(fp.Answered(&e)) })
 		if err != nil && !errors.Is(err, nft.ErrInterrupted) && !errors.Is(err, unix.ENOENT) { // what is left out is of the next reading
 			return err
 		}
@@ -79,8 +79,8 @@ func (d *Driver) Calm(context.Context) error {
 	if d.again == 0 {
 		return nil
 	}
-	b := nft.NewBatch(program.TableName)
-	for _, s := range d.prog.AgainSets() {
+	b := nft.NewBatch(ruleset.TableName)
+	for _, s := range d.ruleset.AgainSets() {
 		b.FlushSet(s)
 	}
 	if _, err := d.Commit(b); err != nil && !errors.Is(err, unix.ENOENT) { // without the table they are gone
@@ -103,45 +103,45 @@ func checkedDelta(before *state.Policy, d state.PolicyDelta) map[int]bool {
 	after := state.Policy{PodDevices: maps.Clone(before.PodDevices), Workloads: maps.Clone(before.Workloads)}
 	after.Apply(state.PolicyDelta{PodDevices: d.PodDevices, Workloads: d.Workloads})
 	delta := map[int]bool{}
-	for i := range program.CheckedDevices(before) {
+	for i := range ruleset.CheckedDevices(before) {
 		delta[i] = false
 	}
-	for i := range program.CheckedDevices(&after) {
+	for i := range ruleset.CheckedDevices(&after) {
 		delta[i] = true
 	}
 	return delta
 }
 
 // list sends the difference of two lists alone, however long they are.
-func (c *change) list(id state.SetID, before, after *state.List) {
+func (c *tableChange) list(id state.SetID, before, after *state.List) {
 	var none state.List
 	e := new(nft.Element)
 	diffPrefixes(cmp.Or(before, &none).Prefixes, cmp.Or(after, &none).Prefixes,
-		func(p netip.Prefix) { c.Remove(c.d.prog.ListElement(e, id, p)) },
-		func(p netip.Prefix) { c.Add(c.d.prog.ListElement(e, id, p)) })
+		func(p netip.Prefix) { c.Remove(c.d.ruleset.ListElement(e, id, p)) },
+		func(p netip.Prefix) { c.Add(c.d.ruleset.ListElement(e, id, p)) })
 }
 
 // judges plans what leads packets to programs, and the programs' chains.
-func (c *change) judges(before *state.Policy, d state.PolicyDelta) {
-	p := c.d.prog
-	after := before.Programs
-	if len(d.Programs) > 0 {
-		changed := state.Policy{Programs: maps.Clone(after)}
-		changed.Apply(state.PolicyDelta{Programs: d.Programs})
-		after = changed.Programs
+func (c *tableChange) judges(before *state.Policy, d state.PolicyDelta) {
+	p := c.d.ruleset
+	after := before.Rules
+	if len(d.Rules) > 0 {
+		changed := state.Policy{Rules: maps.Clone(after)}
+		changed.Apply(state.PolicyDelta{Rules: d.Rules})
+		after = changed.Rules
 	}
-	changeEnds(c, before.Workloads, d.Workloads, before.Programs, after, p.WorkloadChains, p.WorkloadElements)
-	changeEnds(c, before.Hosts, d.Hosts, before.Programs, after, p.HostChains, p.HostElements)
+	changeEnds(c, before.Workloads, d.Workloads, before.Rules, after, p.WorkloadChains, p.WorkloadElements)
+	changeEnds(c, before.Hosts, d.Hosts, before.Rules, after, p.HostChains, p.HostElements)
 	if d.Denied != nil {
 		c.deny(before.Denied, *d.Denied)
 	}
 }
 
 // changeEnds plans a change of workloads, or of hosts.
-func changeEnds[K comparable, V any](c *change, have, want map[K]*V, before, after program.Programs,
-	chains func(K, *V, program.Programs, program.ChainFunc), elements func(K, *V, program.Programs, func(*nft.Element))) {
-	with := func(progs program.Programs) func(K, *V, func(*nft.Element)) {
-		return func(k K, v *V, yield func(*nft.Element)) { elements(k, v, progs, yield) }
+func changeEnds[K comparable, V any](c *tableChange, have, want map[K]*V, before, after ruleset.RulesByID,
+	chains func(K, *V, ruleset.RulesByID, ruleset.ChainFunc), elements func(K, *V, ruleset.RulesByID, func(*nft.Element))) {
+	with := func(rules ruleset.RulesByID) func(K, *V, func(*nft.Element)) {
+		return func(k K, v *V, yield func(*nft.Element)) { elements(k, v, rules, yield) }
 	}
 	for k, v := range want {
 		old := have[k]
@@ -158,23 +158,23 @@ func changeEnds[K comparable, V any](c *change, have, want map[K]*V, before, aft
 }
 
 // denyEntriesGo plans that the chains of deny lists go with their interfaces.
-func (c *change) denyEntriesGo(devices []state.Device) {
+func (c *tableChange) denyEntriesGo(devices []state.Device) {
 	var names []string
 	for _, device := range devices {
-		names = append(names, program.DenyEntryName(device))
+		names = append(names, ruleset.DenyEntryName(device))
 	}
 	c.WithDevices(c.d.life, names)
 }
 
 // deny plans a change of deny lists: the difference of their content, and where a set has another
 // size now, all of it.
-func (c *change) deny(before, after state.Denied) {
-	p := c.d.prog
-	was, now := program.DeniedPrefixes(before), program.DeniedPrefixes(after)
+func (c *tableChange) deny(before, after state.Denied) {
+	p := c.d.ruleset
+	was, now := ruleset.DeniedPrefixes(before), ruleset.DeniedPrefixes(after)
 	sets, next := p.DeniedSets(), p.DeniedSetsFor(now)
 	e := new(nft.Element)
 	moves := func(c netip.Prefix) bool {
-		return c.IsSingleIP() && sets[program.FamilyIndex(c)] != next[program.FamilyIndex(c)]
+		return c.IsSingleIP() && sets[ruleset.FamilyIndex(c)] != next[ruleset.FamilyIndex(c)]
 	}
 	diffPrefixes(was, now, func(x netip.Prefix) {
 		if !moves(x) {

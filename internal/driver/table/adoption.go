@@ -36,10 +36,10 @@ type Keeping interface {
 func (a *Adoption) about(s *nft.Set) bool   { return a.Keep == nil || a.Keep.About(s) }
 func (a *Adoption) mayLack(s *nft.Set) bool { return a.Keep != nil && a.Keep.MayLack(s) }
 
-// SameProgram reports whether the kernel's sets, and chains that come and go, are those of a
+// SameRuleset reports whether the kernel's sets, and chains that come and go, are those of a
 // program with this note.
-func (a *Adoption) SameProgram(note string) bool {
-	if !strings.HasPrefix(a.Have.Notes[ProgramNote], note) || len(a.Have.Sets) != len(a.Table.Sets) || !a.SameSets() {
+func (a *Adoption) SameRuleset(note string) bool {
+	if !strings.HasPrefix(a.Have.Notes[RulesetNote], note) || len(a.Have.Sets) != len(a.Table.Sets) || !a.SameSets() {
 		return false
 	}
 	for name, c := range a.Refs.Chains {
@@ -188,8 +188,8 @@ func (a *Adoption) WriteNotes(program string) {
 	if a.Have != nil && a.Reused[t.Notes] {
 		noted = a.Have.Notes
 	}
-	if !strings.HasPrefix(noted[ProgramNote], program) {
-		t.WriteNote(a.Batch, ProgramNote, noted[ProgramNote], program)
+	if !strings.HasPrefix(noted[RulesetNote], program) {
+		t.WriteNote(a.Batch, RulesetNote, noted[RulesetNote], program)
 	}
 	for _, s := range t.Sets {
 		if !a.about(s) {

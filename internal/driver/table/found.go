@@ -108,8 +108,8 @@ func noteOf(s *nft.Set, sum Sum) string {
 	return fmt.Sprintf("%s: %d elements, digest %016x", s.Name, sum.Count, sum.digest)
 }
 
-// ProgramNote is the key of the note on the program; the others are ids of sets.
-const ProgramNote = 0
+// RulesetNote is the key of the note on the program; the others are ids of sets.
+const RulesetNote = 0
 
 // WriteNote replaces a note, and removes it with an empty text; old is what it said before, "" if
 // there was none.

@@ -356,15 +356,15 @@ func (r *redirect) family(a netip.Addr) *family {
 	return r.families[1]
 }
 
-// place is an element's.
-type place struct {
+// elementKey is an element's.
+type elementKey struct {
 	set *nft.Set
 	key nft.ElementKey
 }
 
 // change plans the difference between elements. What goes, goes last: packets on their way have
 // been led to it.
-func change(b *nft.Batch, before, after map[place]*nft.Element) {
+func change(b *nft.Batch, before, after map[elementKey]*nft.Element) {
 	for key, e := range before {
 		if n, is := after[key]; !is {
 			b.DeleteLast(e)
@@ -380,18 +380,18 @@ func change(b *nft.Batch, before, after map[place]*nft.Element) {
 }
 
 // networks are the elements of lists.
-func networks(l nft.Lists) map[place]*nft.Element {
-	all := map[place]*nft.Element{}
-	l.Elements(func(e *nft.Element) { all[place{e.Set, e.ElementKey}] = e })
+func networks(l nft.Lists) map[elementKey]*nft.Element {
+	all := map[elementKey]*nft.Element{}
+	l.Elements(func(e *nft.Element) { all[elementKey{e.Set, e.ElementKey}] = e })
 	return all
 }
 
 // elements are what a frontend puts into the sets; none of nil.
-func (r *redirect) elements(k state.FrontendKey, f *state.Frontend) map[place]*nft.Element {
+func (r *redirect) elements(k state.FrontendKey, f *state.Frontend) map[elementKey]*nft.Element {
 	if f == nil {
 		return nil
 	}
-	fam, all := r.family(k.Addr), map[place]*nft.Element{}
+	fam, all := r.family(k.Addr), map[elementKey]*nft.Element{}
 	add := func(s *nft.Set, v nft.Verdict, source ...netip.Prefix) {
 		e := &nft.Element{Set: s, Verdict: v}
 		for _, p := range source {
@@ -401,7 +401,7 @@ func (r *redirect) elements(k state.FrontendKey, f *state.Frontend) map[place]*n
 		for _, p := range source {
 			e.Append(p.Addr().AsSlice()...)
 		}
-		all[place{s, e.ElementKey}] = e
+		all[elementKey{s, e.ElementKey}] = e
 	}
 	in, out := fate(f.Backends, f.Reject), fate(f.Backends, f.Reject)
 	if f.LocalOnly {

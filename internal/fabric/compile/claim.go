@@ -8,11 +8,11 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// claims are who claims what only one node can have. The oldest of them has it.
-type claims[K comparable] map[K][]*model.Node
+// nodeClaims are who claims what only one node can have. The oldest of them has it.
+type nodeClaims[K comparable] map[K][]*model.Node
 
 // add adds a claim, and to again those whose claims are the same if another has it now.
-func (c claims[K]) add(k K, n *model.Node, again map[string]bool) {
+func (c nodeClaims[K]) add(k K, n *model.Node, again map[string]bool) {
 	rivals := c[k]
 	i, _ := slices.BinarySearchFunc(rivals, n, older)
 	if i == 0 {
@@ -22,7 +22,7 @@ func (c claims[K]) add(k K, n *model.Node, again map[string]bool) {
 }
 
 // drop takes a node's claim back.
-func (c claims[K]) drop(k K, n *model.Node, again map[string]bool) {
+func (c nodeClaims[K]) drop(k K, n *model.Node, again map[string]bool) {
 	i, _ := slices.BinarySearchFunc(c[k], n, older)
 	rest := slices.Delete(c[k], i, i+1)
 	if i == 0 {
@@ -40,7 +40,7 @@ func name(nodes []*model.Node, into map[string]bool) {
 }
 
 // winner is the node that has what is claimed.
-func (c claims[K]) winner(k K) string { return c[k][0].Name }
+func (c nodeClaims[K]) winner(k K) string { return c[k][0].Name }
 
 // older orders nodes by age.
 func older(a, b *model.Node) int { return a.Birth().Compare(b.Birth()) }

@@ -87,10 +87,10 @@ type Compiler struct {
 	blocks    map[string]*model.BlockAffinity
 	of        map[string]map[string]netip.Prefix // node → the names of its blocks
 	cidrs     *bart.Table[*cidr]
-	addrs     claims[netip.Addr]
+	addrs     nodeClaims[netip.Addr]
 	nodeAddrs nodeAddrs // the same, sorted
-	macs      claims[state.MAC]
-	keys      claims[model.PublicKey]
+	macs      nodeClaims[state.MAC]
+	keys      nodeClaims[model.PublicKey]
 
 	learned    *bart.Table[*learned]
 	relearned  map[netip.Prefix]bool // to be looked at in the next Update
@@ -134,7 +134,7 @@ func New(cfg Config) *Compiler {
 	f := state.NewFabric()
 	return &Compiler{
 		cfg: cfg, fabric: f, byCIDR: new(bart.Table[*model.IPPool]), nodes: map[string]*node{}, blocks: map[string]*model.BlockAffinity{}, of: map[string]map[string]netip.Prefix{},
-		cidrs: new(bart.Table[*cidr]), addrs: claims[netip.Addr]{}, macs: claims[state.MAC]{}, keys: claims[model.PublicKey]{},
+		cidrs: new(bart.Table[*cidr]), addrs: nodeClaims[netip.Addr]{}, macs: nodeClaims[state.MAC]{}, keys: nodeClaims[model.PublicKey]{},
 		learned: new(bart.Table[*learned]), relearned: map[netip.Prefix]bool{}, rehopped: map[netip.Addr]bool{}, foreign: map[netip.Prefix]bool{}, refused: map[netip.Prefix]*learned{},
 		byHop: new(bart.Table[map[netip.Prefix]struct{}]), hops: map[netip.Addr]hop{}, reclaimed: map[netip.Prefix]bool{},
 		tunnels: diff.NewMap(f.Tunnels, diff.Values[state.Tunnel]),

@@ -31,7 +31,7 @@ func (s *nodeAddrs) set(a netip.Addr, there bool) {
 }
 
 // in yields the addresses that a CIDR holds, in order. claimed are all.
-func (s *nodeAddrs) in(cidr netip.Prefix, claimed claims[netip.Addr]) iter.Seq[netip.Addr] {
+func (s *nodeAddrs) in(cidr netip.Prefix, claimed nodeClaims[netip.Addr]) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		if s.spoiled {
 			s.sorted, s.spoiled = slices.SortedFunc(maps.Keys(claimed), netip.Addr.Compare), false

@@ -21,15 +21,15 @@ import (
 type Batch struct {
 	Table                string
 	Family               uint8 // unix.NFPROTO_… of the table
-	Before, Turn, After  part
-	entries              part // of a new table: the chains that packets enter by themselves
-	unnoted, notes       part // notes that are no longer true, and those that are afterwards
-	deletions, additions map[*Set]*part
+	Before, Turn, After  segment
+	entries              segment // of a new table: the chains that packets enter by themselves
+	unnoted, notes       segment // notes that are no longer true, and those that are afterwards
+	deletions, additions map[*Set]*segment
 	flushed              map[*Set]bool
 	// first… and last… are of the first and the last step.
-	firstDeletions, firstAdditions map[*Set]*part
-	lastDeletions, lastAdditions   map[*Set]*part
-	standing, stood                map[*Set]*part // elements of maps that stand in for others: they come, and go
+	firstDeletions, firstAdditions map[*Set]*segment
+	lastDeletions, lastAdditions   map[*Set]*segment
+	standing, stood                map[*Set]*segment // elements of maps that stand in for others: they come, and go
 
 	// Stepwise: one transaction creates the new chains and what they look up, the next leads
 	// packets to them and away from the old ones, and a last one removes the old chains and what
@@ -55,8 +55,8 @@ type Batch struct {
 	Changes int      // operations, for people: elements, chains, sets
 }
 
-// part is a run of encoded messages.
-type part struct {
+// segment is a run of encoded messages.
+type segment struct {
 	Attrs
 	set           *Set // that the elements are of
 	message, list int  // where the open message and its element list begin; message is -1 if none is open
@@ -65,10 +65,10 @@ type part struct {
 // NewBatch returns an empty batch for the table, of family inet.
 func NewBatch(table string) *Batch {
 	b := &Batch{Table: table, Family: unix.NFPROTO_INET, labels: []string{"commit"},
-		deletions: map[*Set]*part{}, additions: map[*Set]*part{}, firstAdditions: map[*Set]*part{}, lastDeletions: map[*Set]*part{},
-		firstDeletions: map[*Set]*part{}, lastAdditions: map[*Set]*part{}, standing: map[*Set]*part{}, stood: map[*Set]*part{},
+		deletions: map[*Set]*segment{}, additions: map[*Set]*segment{}, firstAdditions: map[*Set]*segment{}, lastDeletions: map[*Set]*segment{},
+		firstDeletions: map[*Set]*segment{}, lastAdditions: map[*Set]*segment{}, standing: map[*Set]*segment{}, stood: map[*Set]*segment{},
 		flushed: map[*Set]bool{}}
-	for _, p := range []*part{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
+	for _, p := range []*segment{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
 		p.message = -1
 	}
 	return b
@@ -78,13 +78,13 @@ func NewBatch(table string) *Batch {
 // message begun: an attribute cannot be longer than 64 KB.
 const maxList = 60 << 10
 
-func (b *Batch) open(p *part, typ uint8, flags uint16, label string) {
+func (b *Batch) open(p *segment, typ uint8, flags uint16, label string) {
 	p.message = len(p.B)
 	appendHeader(&p.Attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), b.Family)
 	b.labels = append(b.labels, label)
 }
 
-func (p *part) close() {
+func (p *segment) close() {
 	if p.message >= 0 {
 		binary.NativeEndian.PutUint32(p.B[p.message:], uint32(len(p.B)-p.message))
 		p.message = -1
@@ -92,7 +92,7 @@ func (p *part) close() {
 }
 
 // do appends a message of its own.
-func (b *Batch) do(p *part, typ uint8, flags uint16, label string, body func(*Attrs)) {
+func (b *Batch) do(p *segment, typ uint8, flags uint16, label string, body func(*Attrs)) {
 	b.open(p, typ, flags, label)
 	body(&p.Attrs)
 	p.close()
@@ -106,7 +106,7 @@ func (b *Batch) Delete(e *Element) {
 	b.change(b.deletions, b.lastDeletions, b.firstDeletions, e, true)
 }
 
-func (b *Batch) change(usual, early, late map[*Set]*part, e *Element, remove bool) {
+func (b *Batch) change(usual, early, late map[*Set]*segment, e *Element, remove bool) {
 	switch {
 	case b.flushed[e.Set]:
 	case e.Set.Early:
@@ -146,7 +146,7 @@ func (b *Batch) Hint(e *Element) { b.element(b.partOf(b.additions, e.Set), e, fa
 
 // Changed reports whether elements of the set are added or deleted one by one.
 func (b *Batch) Changed(s *Set) bool {
-	for _, parts := range []map[*Set]*part{b.additions, b.deletions, b.firstAdditions, b.firstDeletions, b.lastAdditions, b.lastDeletions} {
+	for _, parts := range []map[*Set]*segment{b.additions, b.deletions, b.firstAdditions, b.firstDeletions, b.lastAdditions, b.lastDeletions} {
 		if parts[s] != nil {
 			return true
 		}
@@ -167,16 +167,16 @@ func (b *Batch) Note(old, now *Element) {
 	}
 }
 
-func (b *Batch) partOf(parts map[*Set]*part, s *Set) *part {
+func (b *Batch) partOf(parts map[*Set]*segment, s *Set) *segment {
 	p := parts[s]
 	if p == nil {
-		p = &part{set: s, message: -1}
+		p = &segment{set: s, message: -1}
 		parts[s] = p
 	}
 	return p
 }
 
-func (b *Batch) element(p *part, e *Element, remove bool) {
+func (b *Batch) element(p *segment, e *Element, remove bool) {
 	if p.message >= 0 && len(p.B)-p.list > maxList {
 		p.closeList()
 	}
@@ -192,7 +192,7 @@ func (b *Batch) element(p *part, e *Element, remove bool) {
 	e.Write(&p.Attrs, remove)
 }
 
-func (p *part) closeList() {
+func (p *segment) closeList() {
 	if p.message >= 0 {
 		p.end(p.list)
 		p.close()
@@ -237,7 +237,7 @@ func (b *Batch) name() string {
 }
 
 // partFor is where a chain is created.
-func (b *Batch) partFor(c Chain) *part {
+func (b *Batch) partFor(c Chain) *segment {
 	if b.Fresh && c.Hook != nil {
 		return &b.entries
 	}
@@ -245,7 +245,7 @@ func (b *Batch) partFor(c Chain) *part {
 }
 
 // rulesPart is where its rules are.
-func (b *Batch) rulesPart(c Chain) *part {
+func (b *Batch) rulesPart(c Chain) *segment {
 	if !b.Fresh && c.Hook != nil {
 		return &b.Turn
 	}
@@ -267,7 +267,7 @@ func (b *Batch) leavesOut(c Chain) bool { return b.Closed && c.Hook != nil && c.
 // AddRules appends the rules of a chain to it.
 func (b *Batch) AddRules(c Chain) { b.addRules(b.rulesPart(c), c) }
 
-func (b *Batch) addRules(p *part, c Chain) {
+func (b *Batch) addRules(p *segment, c Chain) {
 	if b.leavesOut(c) {
 		return
 	}
@@ -301,7 +301,7 @@ func (b *Batch) AddHelpers(c Chain) {
 }
 
 // DeleteHelper deletes the object of a name, which no rule may refer to.
-func (b *Batch) DeleteHelper(p *part, name string) {
+func (b *Batch) DeleteHelper(p *segment, name string) {
 	b.do(p, unix.NFT_MSG_DELOBJ, 0, "delete helper "+name, func(a *Attrs) {
 		b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
 		a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
@@ -309,7 +309,7 @@ func (b *Batch) DeleteHelper(p *part, name string) {
 }
 
 // DeleteRules removes the rules of a chain.
-func (b *Batch) DeleteRules(p *part, chain string) {
+func (b *Batch) DeleteRules(p *segment, chain string) {
 	b.do(p, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, b.names(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain))
 	b.Changes--
 }
@@ -320,7 +320,7 @@ func (b *Batch) RewriteRules(c Chain) { b.rewrite(b.rulesPart(c), c) }
 // TurnRules does so in Turn, in the transaction of the last elements that come.
 func (b *Batch) TurnRules(c Chain) { b.rewrite(&b.Turn, c) }
 
-func (b *Batch) rewrite(p *part, c Chain) {
+func (b *Batch) rewrite(p *segment, c Chain) {
 	b.DeleteRules(p, c.Name)
 	b.addRules(p, c)
 	b.Changes++
@@ -337,7 +337,7 @@ func (b *Batch) ChangeRules(before, after []Chain) {
 }
 
 // DeleteChain removes a chain that has no rules and that nothing refers to.
-func (b *Batch) DeleteChain(p *part, name string) {
+func (b *Batch) DeleteChain(p *segment, name string) {
 	b.do(p, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, b.names(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name))
 }
 
@@ -347,7 +347,7 @@ func (b *Batch) AddSet(s *Set) {
 }
 
 // DeleteSet deletes a set with its elements; nothing may refer to it.
-func (b *Batch) DeleteSet(p *part, name string) {
+func (b *Batch) DeleteSet(p *segment, name string) {
 	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, b.names(unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name))
 }
 
@@ -382,28 +382,28 @@ func (b *Batch) counter(a *Attrs, name string) {
 }
 
 // transactions are the parts in their order. The last one waits for packets on their way.
-func (b *Batch) transactions() [last + 1][]*part {
-	before := slices.Concat([]*part{&b.unnoted, &b.Before}, sortedParts(b.firstDeletions))
-	after, late := []*part{&b.After, &b.notes}, sortedParts(b.lastAdditions)
+func (b *Batch) transactions() [last + 1][]*segment {
+	before := slices.Concat([]*segment{&b.unnoted, &b.Before}, sortedParts(b.firstDeletions))
+	after, late := []*segment{&b.After, &b.notes}, sortedParts(b.lastAdditions)
 	deletions, additions := sortedParts(b.deletions), sortedParts(b.additions)
 	first, last := sortedParts(b.firstAdditions), sortedParts(b.lastDeletions)
 	if b.Stepwise {
-		return [...][]*part{
+		return [...][]*segment{
 			slices.Concat(before, first, sortedParts(b.standing)),
-			slices.Concat(deletions, additions, []*part{&b.Turn}),
+			slices.Concat(deletions, additions, []*segment{&b.Turn}),
 			slices.Concat(sortedParts(b.stood), last, late, after),
 		}
 	}
-	elements := slices.Concat(deletions, last, first, additions, []*part{&b.Turn}) // what goes may be in the way of what comes
+	elements := slices.Concat(deletions, last, first, additions, []*segment{&b.Turn}) // what goes may be in the way of what comes
 	if b.Fresh {
-		return [...][]*part{slices.Concat(before, elements, []*part{&b.After}), {&b.entries, &b.notes}, late}
+		return [...][]*segment{slices.Concat(before, elements, []*segment{&b.After}), {&b.entries, &b.notes}, late}
 	}
-	return [...][]*part{slices.Concat(before, elements, after), nil, late}
+	return [...][]*segment{slices.Concat(before, elements, after), nil, late}
 }
 
 // buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
-func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
-	var last *part
+func buffers(parts []*segment) (bufs [][]byte, ackSeq uint32) {
+	var last *segment
 	for _, p := range parts {
 		p.closeList()
 		if len(p.B) > 0 {
@@ -421,11 +421,11 @@ func buffers(parts []*part) (bufs [][]byte, ackSeq uint32) {
 }
 
 // sortedParts are the parts of all sets, in the order of the sets' numbers.
-func sortedParts(parts map[*Set]*part) (sorted []*part) {
+func sortedParts(parts map[*Set]*segment) (sorted []*segment) {
 	for _, p := range parts {
 		sorted = append(sorted, p)
 	}
-	slices.SortFunc(sorted, func(a, b *part) int { return cmp.Compare(a.set.ID, b.set.ID) })
+	slices.SortFunc(sorted, func(a, b *segment) int { return cmp.Compare(a.set.ID, b.set.ID) })
 	return sorted
 }
 
@@ -460,7 +460,7 @@ func EachMessage(b []byte, yield func(typ uint16, seq uint32, body []byte)) {
 	}
 }
 
-func (p *part) print(out *strings.Builder, labels []string) {
+func (p *segment) print(out *strings.Builder, labels []string) {
 	EachMessage(p.B, func(typ uint16, seq uint32, _ []byte) {
 		if typ != unix.NFT_MSG_NEWRULE && typ != unix.NFT_MSG_DELRULE {
 			fmt.Fprintln(out, labels[seq])
@@ -468,7 +468,7 @@ func (p *part) print(out *strings.Builder, labels []string) {
 	})
 }
 
-func (p *part) printElements(out *strings.Builder, verb string) {
+func (p *segment) printElements(out *strings.Builder, verb string) {
 	p.closeList()
 	EachMessage(p.B, func(_ uint16, _ uint32, body []byte) {
 		list := FindAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
@@ -499,7 +499,7 @@ func (b *Batch) Send(s *Socket) (sent uint32, err error) {
 const last = 2
 
 // waits reports whether a part of the last step has anything but notes.
-func (b *Batch) waits(p *part) bool { return p != &b.notes && len(p.B) > 0 }
+func (b *Batch) waits(p *segment) bool { return p != &b.notes && len(p.B) > 0 }
 
 func (b *Batch) sendAll(s *Socket) (sent uint32, err error) {
 	for i, parts := range b.transactions() {

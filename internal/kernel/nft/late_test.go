@@ -17,8 +17,8 @@ func TestLate(t *testing.T) {
 			b.Delete(&Element{Set: s})
 		}
 		steps := b.transactions()
-		in := func(p *part) int {
-			return slices.IndexFunc(steps[:], func(step []*part) bool { return slices.Contains(step, p) })
+		in := func(p *segment) int {
+			return slices.IndexFunc(steps[:], func(step []*segment) bool { return slices.Contains(step, p) })
 		}
 		if in(b.firstDeletions[late]) != 0 || in(b.lastAdditions[late]) != last || in(b.additions[usual]) >= last || !b.Changed(late) {
 			t.Errorf("stepwise %t, fresh %t: deleted in step %d, added in %d", b.Stepwise, b.Fresh, in(b.firstDeletions[late]), in(b.lastAdditions[late]))

@@ -26,14 +26,14 @@ import (
 var ErrNotNoted = errors.New("former values are not noted, and 'sluice cleanup' will not restore them")
 
 // Change is a parameter that was given another value.
-type Change struct {
+type Override struct {
 	Key string `json:"key"` // with dots: "net.ipv4.ip_forward"
 	Was string `json:"was"` // before we first set it
 	Now string `json:"now"` // what we set it to
 }
 
 // String returns "net.ipv4.ip_forward = 1 (was 0)".
-func (c Change) String() string { return fmt.Sprintf("%s = %s (was %s)", c.Key, c.Now, c.Was) }
+func (c Override) String() string { return fmt.Sprintf("%s = %s (was %s)", c.Key, c.Now, c.Was) }
 
 // Read returns a parameter's value in the calling thread's network namespace, with
 // its fields separated by single spaces. A parameter that this kernel does not have
@@ -63,16 +63,16 @@ func Number(key string) (int, error) {
 // know those values then, and the error, which wraps ErrNotNoted, says so.
 //
 // The caller must be the only one of its network namespace to use record.
-func Set(record string, want map[string]string) ([]Change, error) {
+func Set(record string, want map[string]string) ([]Override, error) {
 	old, noted := List(record) // nil: they are, or can be
-	var changes []Change
+	var changes []Override
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		now, err := Read(key)
 		if err != nil {
 			errs = append(errs, err)
 		} else if value := normal(want[key]); now != value {
-			changes = append(changes, Change{Key: key, Was: now, Now: value})
+			changes = append(changes, Override{Key: key, Was: now, Now: value})
 		}
 	}
 	if len(changes) == 0 {
@@ -99,14 +99,14 @@ func Set(record string, want map[string]string) ([]Change, error) {
 
 // List returns what the record of the calling thread's network namespace holds, sorted by key;
 // nothing where it has none.
-func List(record string) ([]Change, error) {
+func List(record string) ([]Override, error) {
 	changes, _, err := read(record)
 	return changes, err
 }
 
 // read returns what is noted, and the files that hold it: the namespace's own, or the one of
 // releases that had one for all namespaces, or both. Its own counts.
-func read(record string) (changes []Change, files []string, err error) {
+func read(record string) (changes []Override, files []string, err error) {
 	own, err := netns.Own(record)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read record of sysctls: %w", err)
@@ -137,12 +137,12 @@ func read(record string) (changes []Change, files []string, err error) {
 // Restore gives each parameter in the record its former value, unless someone
 // else has changed it since, and removes the record. It returns what it put back.
 // After an error the record stays, so that Restore can be tried again.
-func Restore(record string) ([]Change, error) {
+func Restore(record string) ([]Override, error) {
 	noted, files, err := read(record)
 	if err != nil {
 		return nil, err
 	}
-	var done []Change
+	var done []Override
 	var errs []error
 	for _, c := range noted {
 		now, err := Read(c.Key)
@@ -156,7 +156,7 @@ func Restore(record string) ([]Change, error) {
 			errs = append(errs, err)
 			continue
 		}
-		done = append(done, Change{Key: c.Key, Was: c.Now, Now: c.Was})
+		done = append(done, Override{Key: c.Key, Was: c.Now, Now: c.Was})
 	}
 	if len(errs) > 0 {
 		return done, errors.Join(errs...)
@@ -171,14 +171,14 @@ func Restore(record string) ([]Change, error) {
 
 // file is the record's form.
 type file struct {
-	Scope   string   `json:"scope"` // netns.Scope
-	Changes []Change `json:"changes"`
+	Scope   string     `json:"scope"` // netns.Scope
+	Changes []Override `json:"changes"`
 }
 
 // merge adds changes to those noted before: the first former value and the last
 // set value count.
-func merge(old, changes []Change) []Change {
-	byKey := make(map[string]Change, len(old)+len(changes))
+func merge(old, changes []Override) []Override {
+	byKey := make(map[string]Override, len(old)+len(changes))
 	for _, c := range old {
 		byKey[c.Key] = c
 	}
@@ -189,12 +189,12 @@ func merge(old, changes []Change) []Change {
 		byKey[c.Key] = c
 	}
 	merged := slices.Collect(maps.Values(byKey))
-	slices.SortFunc(merged, func(a, b Change) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortFunc(merged, func(a, b Override) int { return strings.Compare(a.Key, b.Key) })
 	return merged
 }
 
 // save writes the record whole or not at all.
-func save(record string, changes []Change) error {
+func save(record string, changes []Override) error {
 	own, err := netns.Own(record)
 	if err != nil {
 		return err

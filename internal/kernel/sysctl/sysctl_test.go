@@ -46,7 +46,7 @@ func put(t *testing.T, key, value string) {
 	}
 }
 
-func same(t *testing.T, what string, got []sysctl.Change, err error, want ...sysctl.Change) {
+func same(t *testing.T, what string, got []sysctl.Override, err error, want ...sysctl.Override) {
 	t.Helper()
 	if err != nil {
 		t.Errorf("%s: %v", what, err)
@@ -60,8 +60,8 @@ func TestSetAndRestore(t *testing.T) {
 	inNamespace(t, func(*world.Host) {
 		record := filepath.Join(t.TempDir(), "run", "sysctls.json")
 		both := map[string]string{forward: "1", sysctl.Forward6: "1"}
-		four := sysctl.Change{Key: forward, Was: "0", Now: "1"}
-		six := sysctl.Change{Key: sysctl.Forward6, Was: "0", Now: "1"}
+		four := sysctl.Override{Key: forward, Was: "0", Now: "1"}
+		six := sysctl.Override{Key: sysctl.Forward6, Was: "0", Now: "1"}
 
 		got, err := sysctl.Set(record, both)
 		same(t, "first Set", got, err, four, six)
@@ -74,7 +74,7 @@ func TestSetAndRestore(t *testing.T) {
 		same(t, "List", got, err, four, six)
 
 		got, err = sysctl.Restore(record)
-		same(t, "Restore", got, err, sysctl.Change{Key: forward, Was: "1", Now: "0"}, sysctl.Change{Key: sysctl.Forward6, Was: "1", Now: "0"})
+		same(t, "Restore", got, err, sysctl.Override{Key: forward, Was: "1", Now: "0"}, sysctl.Override{Key: sysctl.Forward6, Was: "1", Now: "0"})
 		want(t, forward, "0")
 		want(t, sysctl.Forward6, "0")
 		if left := files(t, record); len(left) > 0 {
@@ -95,7 +95,7 @@ func TestTheFirstFormerValueIsKept(t *testing.T) {
 			}
 		}
 		got, err := sysctl.List(record)
-		same(t, "List", got, err, sysctl.Change{Key: ttl, Was: "64", Now: "80"})
+		same(t, "List", got, err, sysctl.Override{Key: ttl, Was: "64", Now: "80"})
 		if _, err := sysctl.Restore(record); err != nil {
 			t.Error(err)
 		}
@@ -136,7 +136,7 @@ func TestOneFailureLeavesTheRest(t *testing.T) {
 		if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "net.ipv4.no_such_thing") {
 			t.Errorf("the missing parameter is not named: %v", err)
 		}
-		same(t, "Set", got, nil, sysctl.Change{Key: forward, Was: "0", Now: "1"})
+		same(t, "Set", got, nil, sysctl.Override{Key: forward, Was: "0", Now: "1"})
 		want(t, forward, "1")
 	})
 }
@@ -149,7 +149,7 @@ func TestEachNamespaceHasItsRecord(t *testing.T) {
 			record := filepath.Join(t.TempDir(), "sysctls.json")
 			one, other := world.NewHost(t, "one"), world.NewHost(t, "other")
 			in := func(h *world.Host, f func()) { h.In(func() error { f(); return nil }) }
-			four := sysctl.Change{Key: forward, Was: "0", Now: "1"}
+			four := sysctl.Override{Key: forward, Was: "0", Now: "1"}
 			in(one, func() {
 				_, err := sysctl.Set(record, map[string]string{forward: "1"})
 				if err == nil && former {
@@ -167,13 +167,13 @@ func TestEachNamespaceHasItsRecord(t *testing.T) {
 				same(t, "Restore", got, err)
 				want(t, forward, "1")
 				got, err = sysctl.Set(record, map[string]string{"net.ipv4.ip_default_ttl": "70"})
-				same(t, "Set", got, err, sysctl.Change{Key: "net.ipv4.ip_default_ttl", Was: "64", Now: "70"})
+				same(t, "Set", got, err, sysctl.Override{Key: "net.ipv4.ip_default_ttl", Was: "64", Now: "70"})
 			})
 			in(one, func() {
 				got, err := sysctl.List(record)
 				same(t, "List", got, err, four)
 				got, err = sysctl.Set(record, map[string]string{sysctl.Forward6: "1"})
-				same(t, "Set", got, err, sysctl.Change{Key: sysctl.Forward6, Was: "0", Now: "1"})
+				same(t, "Set", got, err, sysctl.Override{Key: sysctl.Forward6, Was: "0", Now: "1"})
 				if _, err := sysctl.Restore(record); err != nil {
 					t.Error(err)
 				}
@@ -237,7 +237,7 @@ func TestRecordOfANamespaceThatIsGoneIsPassedOver(t *testing.T) {
 					t.Error(err)
 				}
 				got, err = sysctl.List(record)
-				same(t, "List", got, err, sysctl.Change{Key: "net.ipv4.ip_default_ttl", Was: "64", Now: "70"})
+				same(t, "List", got, err, sysctl.Override{Key: "net.ipv4.ip_default_ttl", Was: "64", Now: "70"})
 				if now := files(t, record); len(now) != before {
 					t.Errorf("there are more files: %v", now)
 				}

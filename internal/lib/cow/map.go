@@ -17,9 +17,9 @@ type Map[K comparable, V any] struct {
 // A branch has a place for each value of the next four bits of keys' hashes, which holds nothing,
 // an entry, or a branch of the entries that have these bits. It is never changed: a write copies
 // the branches on the way to its entry, and shares all others.
-type branch[K comparable, V any] [1 << hashBits]place[K, V]
+type branch[K comparable, V any] [1 << hashBits]slot[K, V]
 
-type place[K comparable, V any] struct {
+type slot[K comparable, V any] struct {
 	entry *entry[K, V]
 	below *branch[K, V]
 }
@@ -38,7 +38,7 @@ var seed = maphash.MakeSeed()
 
 // place is where a key is, or belongs, at a depth. Where a hash does not tell two keys apart,
 // another one follows.
-func (b *branch[K, V]) place(key K, depth int) *place[K, V] {
+func (b *branch[K, V]) place(key K, depth int) *slot[K, V] {
 	hash := maphash.Comparable(seed, struct {
 		key K
 		nth int

@@ -87,8 +87,8 @@ func BenchmarkStart(b *testing.B) {
 				s.Read(func(v *store.View) { c.Update(v, v.All(), nil) })
 			}
 			b.StopTimer()
-			if len(c.policy.Workloads) != sc.local && sc.pods%sc.local == 0 || len(c.policy.Programs) == 0 {
-				b.Fatalf("%d workloads, %d programs", len(c.policy.Workloads), len(c.policy.Programs))
+			if len(c.policy.Workloads) != sc.local && sc.pods%sc.local == 0 || len(c.policy.Rules) == 0 {
+				b.Fatalf("%d workloads, %d programs", len(c.policy.Workloads), len(c.policy.Rules))
 			}
 			before := heap()
 			runtime.KeepAlive(c)
@@ -176,8 +176,8 @@ func BenchmarkListChange(b *testing.B) {
 	s.Take()
 	for i := 1; b.Loop(); i++ {
 		s.Apply([]store.Event{event(sets[i%2])})
-		if d := update(c, s, s.Take(), nil); len(d.Lists) != 1 || len(d.Programs) != 0 {
-			b.Fatal(len(d.Lists), len(d.Programs))
+		if d := update(c, s, s.Take(), nil); len(d.Lists) != 1 || len(d.Rules) != 0 {
+			b.Fatal(len(d.Lists), len(d.Rules))
 		}
 	}
 }

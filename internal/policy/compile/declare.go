@@ -171,7 +171,7 @@ func (ps *policies) set(key model.PolicyKey, obj *model.Policy, since time.Time)
 
 // follow follows a network set that may be, or have been, refused: the policies whose rules it
 // is in are compiled anew.
-func (ps *policies) follow(ch objects.Change) {
+func (ps *policies) follow(ch objects.ItemChange) {
 	var moved []*objects.Item
 	if _, was := ps.refusals[ch.Old]; was {
 		delete(ps.refusals, ch.Old)
@@ -212,7 +212,7 @@ func (ps *policies) newPolicy(obj *model.Policy) *policy {
 
 // failsafe returns the policy that allows the failsafe ports at the stage, if it has any. Untracked
 // replies are evaluated as well, so both ends' ports are allowed there.
-func (ps *policies) failsafe(s stage) []*policy {
+func (ps *policies) failsafe(s checkpoint) []*policy {
 	switch s {
 	case hostInput, hostOutput, hostPreDNAT:
 		return ps.failsafes[0]

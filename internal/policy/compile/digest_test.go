@@ -12,7 +12,7 @@ import (
 
 // A program's id tells of everything in it, also of fields that are added one day.
 func TestDigestCoversEveryField(t *testing.T) {
-	everyField[state.Program](t)
+	everyField[state.Rules](t)
 	everyField[state.Tier](t)
 	everyField[state.PolicyRules](t)
 	everyField[state.Rule](t)

@@ -26,7 +26,7 @@ type endpoints struct {
 // endpoint is a pod or a host endpoint of this node, whatever its version.
 type endpoint struct {
 	item     *objects.Item // nil: it is gone
-	plans    [stages]*plan
+	lists    [checkpoints]*ruleList
 	planned  *objects.Item // the item that it was when it got them
 	policies []*policy     // that they are of, if it is a pod
 	linked   bool          // it is a host endpoint that has an interface
@@ -34,7 +34,7 @@ type endpoint struct {
 }
 
 // follow follows a change of what may be, or have been, an endpoint of this node.
-func (es *endpoints) follow(ch objects.Change) {
+func (es *endpoints) follow(ch objects.ItemChange) {
 	switch it := ch.Item(); {
 	case ch.Renewed() && it.Local:
 		es.readdress(it)
@@ -97,21 +97,21 @@ func (es *endpoints) markSelected(list []*policy) {
 }
 
 // use makes the plan the endpoint's for its stage, and returns the one before.
-func (es *endpoints) use(e *endpoint, s stage, p *plan) (old *plan) {
-	if old = e.plans[s]; old != p {
-		e.plans[s] = p
+func (es *endpoints) use(e *endpoint, s checkpoint, p *ruleList) (old *ruleList) {
+	if old = e.lists[s]; old != p {
+		e.lists[s] = p
 		es.unpublished[e] = struct{}{}
 	}
 	return old
 }
 
 // markUsers marks the endpoints that use one of the plans, which have other programs now.
-func (es *endpoints) markUsers(plans map[*plan]struct{}) {
+func (es *endpoints) markUsers(plans map[*ruleList]struct{}) {
 	if len(plans) == 0 {
 		return
 	}
 	for e := range es.all {
-		if slices.ContainsFunc(e.plans[:], func(p *plan) bool { _, changed := plans[p]; return changed }) {
+		if slices.ContainsFunc(e.lists[:], func(p *ruleList) bool { _, changed := plans[p]; return changed }) {
 			es.unpublished[e] = struct{}{}
 		}
 	}
@@ -131,12 +131,12 @@ func (es *endpoints) all(yield func(*endpoint) bool) {
 	}
 }
 
-// program returns the endpoint's program at a stage.
-func (e *endpoint) program(s stage) state.ProgramID {
-	if e.plans[s] == nil {
+// rules returns the endpoint's program at a stage.
+func (e *endpoint) rules(s checkpoint) state.RulesID {
+	if e.lists[s] == nil {
 		return ""
 	}
-	return idOf(e.plans[s].program)
+	return idOf(e.lists[s].rules)
 }
 
 // publish writes what changed of pods and host endpoints.
@@ -164,7 +164,7 @@ func (es *endpoints) workload(a netip.Addr) *state.Workload {
 		return nil
 	}
 	e := es.owner(a)
-	w := &state.Workload{Pod: e.item.Pod.Name, Ingress: e.program(podIngress), Egress: e.program(podEgress)}
+	w := &state.Workload{Pod: e.item.Pod.Name, Ingress: e.rules(podIngress), Egress: e.rules(podEgress)}
 	w.Device, w.Bridged = es.links.to(a)
 	return w
 }

@@ -54,7 +54,7 @@ func cautiously(t testing.TB, c *Compiler) {
 			whole[g.ID()] = maps.Equal(want, c.policy.Groups[g.ID()])
 		}
 	}
-	for id, prog := range c.policy.Programs {
+	for id, prog := range c.policy.Rules {
 		for _, tier := range prog.Tiers {
 			for _, own := range tier.Policies {
 				for _, r := range own.Rules {
@@ -139,7 +139,7 @@ func inForce(h *history) map[string]int {
 	n := map[string]int{}
 	p := h.compiler.Policy()
 	if w := p.Workloads[netip.MustParseAddr("10.0.0.1")]; w != nil && w.Ingress != "" {
-		for _, tier := range p.Programs[w.Ingress].Tiers {
+		for _, tier := range p.Rules[w.Ingress].Tiers {
 			for _, own := range tier.Policies {
 				n[own.Policy.Name.Name] = len(own.Rules)
 			}

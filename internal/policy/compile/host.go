@@ -127,10 +127,10 @@ func (h *hosts) publish() {
 	for index, e := range h.assigned {
 		h.table.Set(index, &state.Host{
 			Name: e.item.Host.Name, Device: h.links.byIndex[index].Name,
-			Input: e.program(hostInput), Output: e.program(hostOutput),
-			ForwardIn: e.program(hostForwardIn), ForwardOut: e.program(hostForwardOut),
-			PreDNAT:     e.program(hostPreDNAT),
-			UntrackedIn: e.program(hostUntrackedIn), UntrackedOut: e.program(hostUntrackedOut),
+			Input: e.rules(hostInput), Output: e.rules(hostOutput),
+			ForwardIn: e.rules(hostForwardIn), ForwardOut: e.rules(hostForwardOut),
+			PreDNAT:     e.rules(hostPreDNAT),
+			UntrackedIn: e.rules(hostUntrackedIn), UntrackedOut: e.rules(hostUntrackedOut),
 		})
 	}
 }

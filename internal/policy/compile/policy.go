@@ -63,7 +63,7 @@ type Compiler struct {
 	variants  *variants
 	rollout   *rollout
 	policies  *policies
-	programs  *programs
+	programs  *ruleLists
 	endpoints *endpoints
 }
 
@@ -134,7 +134,7 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 }
 
 // follow has all that depends on objects follow a change of one.
-func (c *Compiler) follow(ch objects.Change) {
+func (c *Compiler) follow(ch objects.ItemChange) {
 	c.variants.follow(ch)
 	c.endpoints.follow(ch)
 	c.policies.follow(ch)
@@ -199,10 +199,10 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		c.policies.tiers[t.Name] = *t
 	}
 	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
-	c.programs = &programs{
+	c.programs = &ruleLists{
 		variants: c.variants,
-		plans:    map[string]*plan{}, unused: map[*plan]struct{}{}, unbuilt: map[*plan]struct{}{}, uses: map[state.ProgramID]int{},
-		table: diff.NewMap(p.Programs, func(a, b *state.Program) bool { return a.ID == b.ID }),
+		lists:    map[string]*ruleList{}, unused: map[*ruleList]struct{}{}, unbuilt: map[*ruleList]struct{}{}, uses: map[state.RulesID]int{},
+		table: diff.NewMap(p.Rules, func(a, b *state.Rules) bool { return a.ID == b.ID }),
 	}
 	marked := map[*endpoint]struct{}{}
 	c.endpoints = &endpoints{

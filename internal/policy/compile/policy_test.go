@@ -57,8 +57,8 @@ func show(p *state.Policy) string {
 	return b.String()
 }
 
-func showProgram(b *strings.Builder, p *state.Policy, what string, id state.ProgramID) {
-	prog := p.Programs[id]
+func showProgram(b *strings.Builder, p *state.Policy, what string, id state.RulesID) {
+	prog := p.Rules[id]
 	if prog == nil {
 		return
 	}
@@ -630,7 +630,7 @@ func summary(d state.PolicyDelta) string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, what))
 		}
 	}
-	add(len(d.Programs), "programs")
+	add(len(d.Rules), "programs")
 	add(len(d.Workloads), "workloads")
 	for _, g := range slices.SortedFunc(maps.Values(d.Groups), func(a, b map[netip.Addr]bool) int { return cmp.Compare(len(a), len(b)) }) {
 		add(len(d.Groups), fmt.Sprintf("groups with %d", len(g)))

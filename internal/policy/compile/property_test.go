@@ -419,7 +419,7 @@ func empty(t *testing.T, c *Compiler) {
 	for what, n := range map[string]int{
 		"pods": len(c.objects.Pods), "sets": len(c.objects.Sets), "hosts": len(c.objects.Hosts), "refused": len(c.policies.refusals), "policies": len(c.policies.all),
 		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
-		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.plans), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.policies.later), "doubted": len(c.policies.doubted), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.programs.uses),
+		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.lists), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.policies.later), "doubted": len(c.policies.doubted), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.programs.uses),
 		"changed": len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {
 		if n != 0 {
@@ -446,21 +446,21 @@ func same(t testing.TB, got, want *Compiler) {
 func sound(t testing.TB, p *state.Policy) {
 	t.Helper()
 	for a, w := range p.Workloads {
-		for _, id := range []state.ProgramID{w.Ingress, w.Egress} {
-			if id != "" && p.Programs[id] == nil {
+		for _, id := range []state.RulesID{w.Ingress, w.Egress} {
+			if id != "" && p.Rules[id] == nil {
 				t.Errorf("%s has no program %s", a, id)
 			}
 		}
 	}
 	for _, h := range p.Hosts {
-		for _, id := range []state.ProgramID{h.Input, h.Output, h.ForwardIn, h.ForwardOut, h.PreDNAT, h.UntrackedIn, h.UntrackedOut} {
-			if id != "" && p.Programs[id] == nil {
+		for _, id := range []state.RulesID{h.Input, h.Output, h.ForwardIn, h.ForwardOut, h.PreDNAT, h.UntrackedIn, h.UntrackedOut} {
+			if id != "" && p.Rules[id] == nil {
 				t.Errorf("%s has no program %s", h.Name, id)
 			}
 		}
 	}
 	asked := map[state.SetID]bool{}
-	for id, prog := range p.Programs {
+	for id, prog := range p.Rules {
 		if prog.ID != id {
 			t.Errorf("program %s is under %s", prog.ID, id)
 		}

@@ -99,7 +99,7 @@ func (all refusedSets) doubtful(peers []model.Peer) bool {
 
 // allowsAfter reports whether a policy that comes after the i-th in its tier has a rule that
 // allows.
-func allowsAfter(list []*policy, i int, s stage) bool {
+func allowsAfter(list []*policy, i int, s checkpoint) bool {
 	if len(list[i].refused) == 0 {
 		return false // nobody asks
 	}

@@ -12,7 +12,7 @@ func (c *Compiler) replan() {
 	for e := range c.endpoints.marked {
 		switch {
 		case e.item == nil || e.item.Host != nil && !e.linked:
-			for s := range stages {
+			for s := range checkpoints {
 				c.use(e, s, nil)
 			}
 		case e.item.Host != nil:
@@ -34,8 +34,8 @@ func (c *Compiler) replanPod(e *endpoint, list []*policy) {
 		list = c.rollout.inForce(e.policies, list)
 	}
 	e.planned, e.policies = e.item, list
-	c.use(e, podIngress, c.programs.plan(podIngress, nil, list, model.Allow))
-	c.use(e, podEgress, c.programs.plan(podEgress, nil, list, model.Allow))
+	c.use(e, podIngress, c.programs.list(podIngress, nil, list, model.Allow))
+	c.use(e, podEgress, c.programs.list(podEgress, nil, list, model.Allow))
 }
 
 // replanHost gives a host endpoint its plans. Calico's doc of HostEndpoint: what no policy selects
@@ -46,17 +46,17 @@ func (c *Compiler) replanHost(e *endpoint) {
 	if e.item.Host.DefaultAllow {
 		own = model.Allow
 	}
-	for s := hostInput; s < stages; s++ {
+	for s := hostInput; s < checkpoints; s++ {
 		fallback := model.Allow
 		if s == hostInput || s == hostOutput {
 			fallback = own
 		}
-		c.use(e, s, c.programs.plan(s, c.policies.failsafe(s), list, fallback))
+		c.use(e, s, c.programs.list(s, c.policies.failsafe(s), list, fallback))
 	}
 }
 
 // use has an endpoint use a plan at a stage, in place of another one; nil: it has none there.
-func (c *Compiler) use(e *endpoint, s stage, p *plan) {
+func (c *Compiler) use(e *endpoint, s checkpoint, p *ruleList) {
 	if old := c.endpoints.use(e, s, p); old != p {
 		c.programs.replace(old, p)
 	}

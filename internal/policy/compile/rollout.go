@@ -49,7 +49,7 @@ func (r *rollout) inForce(before, list []*policy) []*policy {
 		had[p.obj.Key] = p
 	}
 	waiting := map[*policy]struct{}{}
-	for _, s := range []stage{podIngress, podEgress} {
+	for _, s := range []checkpoint{podIngress, podEgress} {
 		held := s.held(list)
 		for i, p := range held {
 			if !p.fresh {
@@ -76,7 +76,7 @@ func (r *rollout) inForce(before, list []*policy) []*policy {
 }
 
 // prepare has the variant of a policy filled before anyone uses it.
-func (r *rollout) prepare(p *policy, s stage, allowed bool) *variant {
+func (r *rollout) prepare(p *policy, s checkpoint, allowed bool) *variant {
 	i := variantOf(s, allowed)
 	if !slices.Contains(p.prepared, i) {
 		r.variants.hold(p, s, allowed)

@@ -126,7 +126,7 @@ func TestTooManyEndpoints(t *testing.T) {
 			t.Errorf("%s: refused are %q, want %q", step.name, got, step.refused)
 		}
 		denying := map[string]bool{}
-		for _, prog := range h.compiler.Policy().Programs {
+		for _, prog := range h.compiler.Policy().Rules {
 			for _, own := range prog.Tiers[0].Policies {
 				denying[own.Policy.Name.Name] = own.Rules[0].Action == model.Deny
 			}

@@ -59,7 +59,7 @@ func TestTooLarge(t *testing.T) {
 		if views := c.Views(); (views[0].Refused != "") != tc.want {
 			t.Errorf("%s: %+v", name, views)
 		}
-		if len(c.Policy().Programs) != 1 {
+		if len(c.Policy().Rules) != 1 {
 			t.Errorf("%s: the pod is not isolated", name)
 		}
 	}
@@ -70,7 +70,7 @@ func TestTooLargeAndAtFault(t *testing.T) {
 	p := networkPolicy("large", ingress(slices.Repeat([]model.PolicyRule{{}}, 10_000)...))
 	p.Refused = "spec.ingress[0].ports[0]: cannot be read"
 	c := compiled(config, model.Links{}, pod(1, "here", "app", "web"), p)
-	for _, prog := range c.Policy().Programs {
+	for _, prog := range c.Policy().Rules {
 		for _, tier := range prog.Tiers {
 			for _, own := range tier.Policies {
 				if len(own.Rules) > 0 {
@@ -79,7 +79,7 @@ func TestTooLargeAndAtFault(t *testing.T) {
 			}
 		}
 	}
-	if len(c.Policy().Programs) != 1 {
+	if len(c.Policy().Rules) != 1 {
 		t.Error("the pod is not isolated")
 	}
 }
@@ -105,7 +105,7 @@ func TestTooManyNetworkSets(t *testing.T) {
 		return events
 	}
 	rulesIn := func() int {
-		for _, p := range h.compiler.Policy().Programs {
+		for _, p := range h.compiler.Policy().Rules {
 			return len(p.Tiers[0].Policies[0].Rules)
 		}
 		return 0
@@ -191,7 +191,7 @@ func TestHostEndpointOfManyAddresses(t *testing.T) {
 
 // rulesOf are those of the only policy.
 func rulesOf(p *state.Policy) []state.Rule {
-	for _, prog := range p.Programs {
+	for _, prog := range p.Rules {
 		return prog.Tiers[0].Policies[0].Rules
 	}
 	return nil
@@ -249,7 +249,7 @@ func TestTooManySelected(t *testing.T) {
 		} {
 			h.apply(t, step.events...)
 			var got []state.Rule
-			for _, p := range h.compiler.Policy().Programs {
+			for _, p := range h.compiler.Policy().Rules {
 				for _, own := range p.Tiers[0].Policies {
 					if own.Policy.Name.Name == "x" {
 						got = own.Rules

@@ -25,10 +25,10 @@ func judged(h *history, from string) model.Action {
 	if w == nil || w.Ingress == "" {
 		return model.Allow
 	}
-	return judge(p, p.Programs[w.Ingress], netip.MustParseAddr(from))
+	return judge(p, p.Rules[w.Ingress], netip.MustParseAddr(from))
 }
 
-func judge(p *state.Policy, prog *state.Program, a netip.Addr) model.Action {
+func judge(p *state.Policy, prog *state.Rules, a netip.Addr) model.Action {
 	in := func(term state.Term) bool {
 		for _, g := range term.Groups {
 			if _, ok := p.Groups[g][a]; ok {
@@ -152,7 +152,7 @@ func TestHostAtTheLimit(t *testing.T) {
 	h.finish(t)
 	look := func() model.Action {
 		p := h.compiler.Policy()
-		return judge(p, p.Programs[p.Hosts[2].Input], netip.MustParseAddr("10.0.0.10"))
+		return judge(p, p.Rules[p.Hosts[2].Input], netip.MustParseAddr("10.0.0.10"))
 	}
 	if v := look(); v != model.Allow {
 		t.Fatalf("before: %v, total %d", v, h.compiler.sets.Total())

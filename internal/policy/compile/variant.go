@@ -65,7 +65,7 @@ func (p progress) settled() bool { return p >= filled }
 // variantOf numbers the variants of a policy: by direction, whether it is for pods, where named
 // ports at the pod's own end are those of this node's pods, and whether others of its tier allow
 // after it.
-func variantOf(s stage, allowed bool) int {
+func variantOf(s checkpoint, allowed bool) int {
 	return one(s.ingress()) + 2*one(s.host()) + 4*one(allowed)
 }
 
@@ -75,7 +75,7 @@ func (p *variant) host() bool    { return p.index&2 != 0 }
 
 // follow follows a change of an object. Limits are checked for each rather than once for an update,
 // so that what one update brings cannot fill groups far beyond them.
-func (ps *variants) follow(ch objects.Change) {
+func (ps *variants) follow(ch objects.ItemChange) {
 	if !ch.Renewed() {
 		ps.room -= ps.sets.Follow(ch)
 		ps.weigh()
@@ -95,7 +95,7 @@ func (p *variant) local(r *model.PolicyRule) *model.RuleEnd {
 
 // hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
 // room for it; the rest is left to fill.
-func (ps *variants) hold(p *policy, s stage, allowed bool) *variant {
+func (ps *variants) hold(p *policy, s checkpoint, allowed bool) *variant {
 	i := variantOf(s, allowed)
 	if p.refs[i]++; p.variants[i] != nil {
 		return p.variants[i]

@@ -28,7 +28,7 @@ type Case struct {
 // there, else by each of maxEntries nodes. Anything else comes in by the node that is asked. An
 // error says why the question makes no sense.
 func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*Case, error) {
-	p := newPlaces(v, here, own)
+	p := newHomes(v, here, own)
 	c := &Case{Home: p.home, Object: p.object}
 	var err error
 	if c.Connections, c.MoreSenders, err = q.connections(v, p); err != nil {
@@ -74,7 +74,7 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 // reach is what connections may come to.
 type reach struct {
 	v        *store.View
-	places   *places
+	places   *homes
 	nodes    map[string]bool
 	pods     map[*model.Pod]bool
 	services map[*model.Service]bool
@@ -155,8 +155,8 @@ func nodesOf(v *store.View, svc *model.Service) []string {
 	return slices.Sorted(maps.Keys(nodes))
 }
 
-// places say where addresses are.
-type places struct {
+// homes say where addresses are.
+type homes struct {
 	here   string
 	nodes  map[netip.Addr]string
 	ranges []podRange
@@ -170,8 +170,8 @@ type podRange struct {
 	node   string
 }
 
-func newPlaces(v *store.View, here string, own func(netip.Addr) bool) *places {
-	p := &places{here: here, nodes: map[netip.Addr]string{}, pod: v.PodByAddr, own: own}
+func newHomes(v *store.View, here string, own func(netip.Addr) bool) *homes {
+	p := &homes{here: here, nodes: map[netip.Addr]string{}, pod: v.PodByAddr, own: own}
 	for _, name := range v.NodeNames() {
 		n := v.Node(name)
 		for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
@@ -187,7 +187,7 @@ func newPlaces(v *store.View, here string, own func(netip.Addr) bool) *places {
 }
 
 // home returns the node that has an address, or its pod, or its range of pods; "": none.
-func (p *places) home(a netip.Addr) string {
+func (p *homes) home(a netip.Addr) string {
 	if pod := p.pod(a); pod != nil {
 		return pod.Node
 	}
@@ -206,7 +206,7 @@ func (p *places) home(a netip.Addr) string {
 }
 
 // object returns the pod or node that has an address.
-func (p *places) object(a netip.Addr) model.Ref {
+func (p *homes) object(a netip.Addr) model.Ref {
 	if pod := p.pod(a); pod != nil {
 		return pod.Ref()
 	}

@@ -281,7 +281,7 @@ func askers(v *store.View, from party, node string) (list []party, more int, err
 }
 
 // connections returns those that a question is about, and how many senders it leaves out.
-func (q Question) connections(v *store.View, p *places) (list []verdict.Question, more int, err error) {
+func (q Question) connections(v *store.View, p *homes) (list []verdict.Question, more int, err error) {
 	from, err := find(v, q.From)
 	if err != nil {
 		return nil, 0, err

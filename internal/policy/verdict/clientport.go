@@ -16,11 +16,11 @@ const byClientPort = "it depends on the port that the client sends from: rules a
 
 // evaluateAny is Evaluate for a flow whose source port may not be known (0). Where it depends on
 // that port, it is Unknown.
-func evaluateAny(p *state.Policy, id state.ProgramID, f Flow) (v Verdict, depends bool) {
+func evaluateAny(p *state.Policy, id state.RulesID, f Flow) (v Verdict, depends bool) {
 	if f.SourcePort != 0 || !f.Ported() {
 		return Evaluate(p, id, f), false
 	}
-	for i, port := range clientPorts(p, p.Programs[id], f) {
+	for i, port := range clientPorts(p, p.Rules[id], f) {
 		f.SourcePort = port
 		next := Evaluate(p, id, f)
 		if i > 0 && next.Outcome != v.Outcome {
@@ -32,9 +32,9 @@ func evaluateAny(p *state.Policy, id state.ProgramID, f Flow) (v Verdict, depend
 }
 
 // clientPorts returns a port of each range of which no rule of the program tells one from another.
-func clientPorts(p *state.Policy, program *state.Program, f Flow) []uint16 {
+func clientPorts(p *state.Policy, rules *state.Rules, f Flow) []uint16 {
 	list := []uint16{firstClientPort}
-	if program == nil {
+	if rules == nil {
 		return list
 	}
 	from := func(port int) {
@@ -42,7 +42,7 @@ func clientPorts(p *state.Policy, program *state.Program, f Flow) []uint16 {
 			list = append(list, uint16(port))
 		}
 	}
-	for _, t := range program.Tiers {
+	for _, t := range rules.Tiers {
 		for _, own := range t.Policies {
 			for i := range own.Rules {
 				for _, ports := range []*state.Ports{own.Rules[i].Source.Ports, own.Rules[i].Source.NotPorts} {

@@ -24,20 +24,20 @@ func (f Flow) Ported() bool {
 
 // Evaluate returns the verdict of a program on a flow. Without a program it is allowed; one that is
 // not in p denies it, as nobody knows what it would have said.
-func Evaluate(p *state.Policy, id state.ProgramID, f Flow) Verdict {
+func Evaluate(p *state.Policy, id state.RulesID, f Flow) Verdict {
 	if id == "" {
 		return Verdict{Outcome: Allowed}
 	}
-	program := p.Programs[id]
-	if program == nil {
+	rules := p.Rules[id]
+	if rules == nil {
 		return Verdict{}
 	}
-	for i := range program.Tiers {
-		if v, final := evaluateTier(p, &program.Tiers[i], f); final {
+	for i := range rules.Tiers {
+		if v, final := evaluateTier(p, &rules.Tiers[i], f); final {
 			return v
 		}
 	}
-	return Verdict{Outcome: outcomeOf(program.Default)}
+	return Verdict{Outcome: outcomeOf(rules.Default)}
 }
 
 // evaluateTier returns the verdict of one tier; it is not final where the next tier decides.

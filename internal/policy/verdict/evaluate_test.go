@@ -157,7 +157,7 @@ func TestJudge(t *testing.T) {
 	rule := func(name string, action model.Action, port uint16) state.Rule {
 		return state.Rule{Name: name, Action: action, Destination: state.End{Ports: tcpPorts(port, port)}}
 	}
-	program := &state.Program{ID: "x", Tiers: []state.Tier{
+	rules := &state.Rules{ID: "x", Tiers: []state.Tier{
 		{Name: "kube-admin", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: admin("a"), Rules: []state.Rule{
 			rule("log", model.Log, 1), rule("deny", model.Deny, 1), rule("late", model.Allow, 1),
 			rule("pass", model.Pass, 2), rule("too late", model.Deny, 2),
@@ -170,11 +170,11 @@ func TestJudge(t *testing.T) {
 			rule("deny", model.Deny, 4),
 		}}}},
 	}}
-	host := &state.Program{ID: "h", Default: model.Deny, Tiers: program.Tiers[:1]}
+	host := &state.Rules{ID: "h", Default: model.Deny, Tiers: rules.Tiers[:1]}
 	p := state.NewPolicy()
-	p.Programs["x"], p.Programs["h"] = program, host
+	p.Rules["x"], p.Rules["h"] = rules, host
 	tests := []struct {
-		id   state.ProgramID
+		id   state.RulesID
 		port uint16
 		want Verdict
 	}{

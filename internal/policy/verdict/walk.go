@@ -270,7 +270,7 @@ func senderRef(w *state.Workload) model.Ref {
 }
 
 // host appends a step for a host endpoint that has a program at the stage.
-func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flow, steps []Step) []Step {
+func host(p *state.Policy, h *state.Host, stage Stage, id state.RulesID, f Flow, steps []Step) []Step {
 	if id == "" {
 		return steps
 	}
@@ -280,7 +280,7 @@ func host(p *state.Policy, h *state.Host, stage Stage, id state.ProgramID, f Flo
 	return steps
 }
 
-func evaluate(p *state.Policy, stage Stage, of model.Ref, id state.ProgramID, f Flow, drop state.Drop, steps []Step) []Step {
+func evaluate(p *state.Policy, stage Stage, of model.Ref, id state.RulesID, f Flow, drop state.Drop, steps []Step) []Step {
 	v, depends := evaluateAny(p, id, f)
 	s := Step{Stage: stage, Of: of, Verdict: v, Drop: drop}
 	if s.Outcome != Denied {
@@ -291,7 +291,7 @@ func evaluate(p *state.Policy, stage Stage, of model.Ref, id state.ProgramID, f 
 		s.Text = byClientPort
 	case id == "":
 		s.Text = "no policy applies"
-	case p.Programs[id] == nil:
+	case p.Rules[id] == nil:
 		s.Text = "its policies are not known yet"
 	case s.Tier == "" && s.Allowed():
 		s.Text = "no rule applies"

@@ -19,7 +19,7 @@ const (
 // nothing but TCP.
 func testNode() *state.Policy {
 	p := testPolicy()
-	pod := func(a string, name string, device int, ingress, egress state.ProgramID) {
+	pod := func(a string, name string, device int, ingress, egress state.RulesID) {
 		p.Workloads[addr(a)] = &state.Workload{Pod: model.Name{Namespace: "shop", Name: name}, Device: device, Bridged: device == bridge, Ingress: ingress, Egress: egress}
 	}
 	pod("10.1.0.5", "web", vethWeb, "", "tcp-only")
@@ -35,8 +35,8 @@ func testNode() *state.Policy {
 		r.Action = model.Allow
 		return state.Tier{Name: tier, Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key, Rules: []state.Rule{r}}}}
 	}
-	program := func(id state.ProgramID, last model.Action, tiers ...state.Tier) {
-		p.Programs[id] = &state.Program{ID: id, Tiers: tiers, Default: last}
+	program := func(id state.RulesID, last model.Action, tiers ...state.Tier) {
+		p.Rules[id] = &state.Rules{ID: id, Tiers: tiers, Default: last}
 	}
 	web := state.End{In: []state.Term{{Groups: []state.SetID{webGroup}}}}
 	program("db", model.Allow, allow(np("db"), "default", state.Rule{Name: "ingress[0]", Source: web, Destination: state.End{Ports: tcpPorts(5432, 5432)}}))

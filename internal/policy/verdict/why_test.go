@@ -53,7 +53,7 @@ func testCluster() *Cluster {
 	b.Policy.Workloads[addr("10.1.1.7")].Ingress = "db"
 	from := state.Term{Lists: []state.ListRef{{ID: 0x400, IPv4: []uint8{32}}}}
 	b.Policy.Lists[0x400] = &state.List{Name: "192.168.0.1/32", Prefixes: []netip.Prefix{prefix("192.168.0.1/32")}}
-	b.Policy.Programs["db"] = &state.Program{ID: "db", Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: np("db"), Rules: []state.Rule{
+	b.Policy.Rules["db"] = &state.Rules{ID: "db", Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: np("db"), Rules: []state.Rule{
 		{Name: "ingress[0]", Action: model.Allow, Source: state.End{In: []state.Term{from}}}}}}}}}
 	names := map[string]model.Ref{
 		"10.1.0.5": podRef(np("web").Name), "10.1.0.7": podRef(np("db").Name), "10.1.1.7": podRef(np("db-1").Name),
@@ -360,7 +360,7 @@ func fromPorts(action model.Action, first, last uint16) func(*Cluster) {
 	return func(c *Cluster) {
 		b := c.Nodes["b"].State.Policy
 		b.Workloads[addr("10.1.1.8")].Ingress = "ports"
-		b.Programs["ports"] = &state.Program{ID: "ports", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: np("ports"), Rules: []state.Rule{
+		b.Rules["ports"] = &state.Rules{ID: "ports", Default: model.Allow, Tiers: []state.Tier{{Name: "default", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: np("ports"), Rules: []state.Rule{
 			{Name: "egress[0]", Action: action, Source: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: first, Last: last}}}}}}}}}}}
 	}
 }
@@ -368,13 +368,13 @@ func fromPorts(action model.Action, first, last uint16) func(*Cluster) {
 // Where it is not known by which interface a packet comes, which lists a node has, or which address
 // it gives a client, that makes a difference only if it makes one to the outcome.
 func TestWhyUnknown(t *testing.T) {
-	hostEndpoint := func(program state.ProgramID) func(*Cluster) {
+	hostEndpoint := func(program state.RulesID) func(*Cluster) {
 		return func(c *Cluster) {
 			b := c.Nodes["b"]
 			b.Uplinks = []int{1, 2}
 			b.State.Policy.HostDevices[2] = struct{}{}
 			b.State.Policy.Hosts[2] = &state.Host{Name: "b-eth1", Device: "eth1", Input: program}
-			b.State.Policy.Programs["none"] = &state.Program{ID: "none", Default: model.Deny}
+			b.State.Policy.Rules["none"] = &state.Rules{ID: "none", Default: model.Deny}
 		}
 	}
 	for _, tt := range []struct {

@@ -10,9 +10,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// claims decide which service gets what several want: addresses and ports, and the ports of health
-// checks.
-type claims struct {
+// contests decide which service gets what several want: addresses and ports, and the ports of
+// health checks.
+type contests struct {
 	services map[model.Name]*service
 	// contested holds, for each frontend key that several services claim, what each of them wants
 	// there.
@@ -72,7 +72,7 @@ func (x *contest[T]) oldest() *claimant[T] {
 // settle records that the service wants f at key, or nothing there where f is nil, and gives the
 // key to the first of those who claim it: one whose cluster IP it is, before those that have chosen
 // the address themselves.
-func (c *claims) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
+func (c *contests) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
 	rivals := c.contested[key]
 	set := func(name model.Name, f *state.Frontend) {
 		if f == nil {
@@ -114,7 +114,7 @@ func lesser(old, next *HealthCheck) *HealthCheck {
 
 // settleHealth records that the service wants its health check to be next, no longer old, and gives
 // the port to the first of those who claim it.
-func (c *claims) settleHealth(name model.Name, old, next *HealthCheck) {
+func (c *contests) settleHealth(name model.Name, old, next *HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
 		c.healthChecks.Set(name, nil)
 		c.claimHealth(old.Port, name, nil)
@@ -124,7 +124,7 @@ func (c *claims) settleHealth(name model.Name, old, next *HealthCheck) {
 	}
 }
 
-func (c *claims) claimHealth(port uint16, name model.Name, h *HealthCheck) {
+func (c *contests) claimHealth(port uint16, name model.Name, h *HealthCheck) {
 	rivals := c.healthPorts[port]
 	if rivals == nil {
 		rivals = newContest[HealthCheck]()

@@ -74,7 +74,7 @@ type Compiler struct {
 	all       map[model.Name]*service
 	dirty     map[model.Name]struct{}      // of the last Follow
 	faults    map[model.Name][]model.Issue // found in each service that has any
-	claims    claims
+	claims    contests
 	limits    limits
 	nodePorts [2]int              // services that have one, of IPv4 and IPv6
 	waiting   map[model.Name]wait // what a step left for later
@@ -88,7 +88,7 @@ func New(cfg Config) *Compiler {
 		env: &environment{cfg: cfg}, peers: newPeers(cfg.Node, now.Peers), checks: checks,
 		all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
 		limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
-		claims: claims{
+		claims: contests{
 			services: all, contested: map[state.FrontendKey]*contest[state.Frontend]{},
 			healthPorts: map[uint16]*contest[HealthCheck]{}, now: now,
 			frontends:    diff.NewMap(now.Frontends, (*state.Frontend).Equal),

@@ -206,7 +206,7 @@ func (b *builder) want(i int, number uint16, addrs []netip.Addr, f *state.Fronte
 			b.refused(key.String(), why)
 			continue
 		}
-		b.next.claims = append(b.next.claims, claim{key: key, port: int32(i), frontend: f})
+		b.next.claims = append(b.next.claims, frontendClaim{key: key, port: int32(i), frontend: f})
 	}
 }
 
@@ -217,7 +217,7 @@ var kindOrder = [...]int{state.ClusterIP: 0, state.LoadBalancer: 1, state.Extern
 // dropDoubles sorts the claims and leaves one for each key.
 func (b *builder) dropDoubles() {
 	s := b.next
-	slices.SortFunc(s.claims, func(a, b claim) int {
+	slices.SortFunc(s.claims, func(a, b frontendClaim) int {
 		return cmp.Or(a.key.Compare(b.key), kindOrder[a.frontend.Kind]-kindOrder[b.frontend.Kind], cmp.Compare(a.port, b.port))
 	})
 	kept := s.claims[:0]

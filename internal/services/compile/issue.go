@@ -42,7 +42,7 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 
 // issues names the services that have not got what they claim, on a node with node ports at these
 // addresses.
-func (c *claims) issues(nodePorts []netip.Addr) (list []model.Issue) {
+func (c *contests) issues(nodePorts []netip.Addr) (list []model.Issue) {
 	for key, rivals := range c.contested {
 		why := ""
 		if rivals.order[0] != rivals.oldest() {

@@ -87,7 +87,7 @@ type service struct {
 	svc      *model.Service
 	why      string                       // why nothing is programmed; empty where something is
 	addrs    [state.NodePort][]netip.Addr // those it may have, by kind; none where nothing is programmed
-	claims   []claim                      // sorted by key, unique
+	claims   []frontendClaim              // sorted by key, unique
 	hairpins []netip.Addr                 // of the backends on this node, sorted, unique
 	health   *HealthCheck
 	counts   Counts
@@ -97,19 +97,19 @@ type service struct {
 	gone    bool // there is no such service any more
 	settled bool // the state has the claims
 	// Until then: those that it has, and the version before, of which they may be.
-	standing []claim
+	standing []frontendClaim
 	former   *service
 }
 
-// claim is what a service wants at one frontend key.
-type claim struct {
+// frontendClaim is what a service wants at one frontend key.
+type frontendClaim struct {
 	key      state.FrontendKey
 	port     int32 // index of the service port
 	frontend *state.Frontend
 }
 
 // stands returns the claims that the state has.
-func (s *service) stands() []claim {
+func (s *service) stands() []frontendClaim {
 	switch {
 	case s == nil:
 		return nil
@@ -119,7 +119,7 @@ func (s *service) stands() []claim {
 	return s.standing
 }
 
-func (s *service) claimed() []claim {
+func (s *service) claimed() []frontendClaim {
 	if s == nil {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (s *service) claimed() []claim {
 // claim returns what the service wants at key, nil for nothing.
 func (s *service) claim(key state.FrontendKey) *state.Frontend {
 	claims := s.claimed()
-	i, found := slices.BinarySearchFunc(claims, key, func(cl claim, k state.FrontendKey) int {
+	i, found := slices.BinarySearchFunc(claims, key, func(cl frontendClaim, k state.FrontendKey) int {
 		return cl.key.Compare(k)
 	})
 	if !found {

@@ -159,8 +159,8 @@ func (c *Compiler) cost(v *store.View, name model.Name) int {
 // least one claim. It returns how many that were, and how many are left.
 func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 	s := c.all[name]
-	was, now := s.stands(), make([]claim, 0, len(s.claims))
-	settle := func(key state.FrontendKey, old, next *claim) {
+	was, now := s.stands(), make([]frontendClaim, 0, len(s.claims))
+	settle := func(key state.FrontendKey, old, next *frontendClaim) {
 		cost := 0
 		if old != nil && (next == nil || next.frontend != old.frontend) {
 			cost += weight(old.frontend)

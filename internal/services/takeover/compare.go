@@ -11,7 +11,7 @@ import (
 
 // missing names what kube-proxy serves and the agent's frontends do not. What is served by both may
 // have other backends for a moment: both follow the cluster by themselves.
-func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []string {
+func missing(claims []Frontend, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []string {
 	ports := nodePorts(ours, host)
 	var lacks []string
 	for _, c := range claims {
@@ -31,7 +31,7 @@ func missing(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Add
 
 // refusal says why the agent may not serve what kube-proxy does, as far as that can be told from
 // here.
-func refusal(c Claim, host map[netip.Addr]bool) string {
+func refusal(c Frontend, host map[netip.Addr]bool) string {
 	switch {
 	case c.NodePort():
 		return " ('sluice status' says so if it is one of --reserved-ports)"
@@ -42,7 +42,7 @@ func refusal(c Claim, host map[netip.Addr]bool) string {
 }
 
 // uncovered names what the agent's frontends serve and kube-proxy does not.
-func uncovered(ours map[state.FrontendKey]bool, claims []Claim, host map[netip.Addr]bool) []string {
+func uncovered(ours map[state.FrontendKey]bool, claims []Frontend, host map[netip.Addr]bool) []string {
 	theirs := map[state.FrontendKey]bool{}
 	for _, c := range claims {
 		theirs[c.Key] = c.Served
@@ -65,7 +65,7 @@ func uncovered(ours map[state.FrontendKey]bool, claims []Claim, host map[netip.A
 
 // unprogrammed names the families of which kube-proxy has programmed nothing, though the agent
 // serves some of it.
-func unprogrammed(ours map[state.FrontendKey]bool, claims []Claim) []string {
+func unprogrammed(ours map[state.FrontendKey]bool, claims []Frontend) []string {
 	var families []string
 	for _, f := range []struct {
 		name string
@@ -78,7 +78,7 @@ func unprogrammed(ours map[state.FrontendKey]bool, claims []Claim) []string {
 				n++
 			}
 		}
-		if n > 0 && !slices.ContainsFunc(claims, func(c Claim) bool { return of(c.Key) }) {
+		if n > 0 && !slices.ContainsFunc(claims, func(c Frontend) bool { return of(c.Key) }) {
 			families = append(families, fmt.Sprintf("kube-proxy serves nothing of %s, sluice %s", f.name, places(n)))
 		}
 	}
@@ -119,7 +119,7 @@ func unspecified(is4 bool) netip.Addr {
 
 // elsewhere are the node's addresses on which kube-proxy serves node ports and we serve none.
 // localnet: 127.0.0.1 may be one.
-func elsewhere(claims []Claim, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, localnet bool) []netip.Addr {
+func elsewhere(claims []Frontend, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, localnet bool) []netip.Addr {
 	families := map[bool]bool{} // with node ports
 	loopback := false
 	for _, c := range claims {

@@ -133,13 +133,13 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 		return c, err
 	}
 	givenUp := func(a netip.Addr) bool { return model.Within(a, o.GiveUp) }
-	ofNode := func(c Claim) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
-	theirs := slices.DeleteFunc(claimsOf(parts), func(c Claim) bool { return ofNode(c) && givenUp(c.Key.Addr) })
+	ofNode := func(c Frontend) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
+	theirs := slices.DeleteFunc(claimsOf(parts), func(c Frontend) bool { return ofNode(c) && givenUp(c.Key.Addr) })
 	c.theirs, c.ours = len(theirs), len(ours)
 	compared := theirs
 	if o.agentless = o.agentless && len(ours) == 0; o.agentless {
 		ours = likely(theirs)
-		compared = slices.DeleteFunc(slices.Clone(theirs), func(c Claim) bool { return !ofNode(c) })
+		compared = slices.DeleteFunc(slices.Clone(theirs), func(c Frontend) bool { return !ofNode(c) })
 	}
 	c.giveUp = slices.DeleteFunc(elsewhere(theirs, ours, host, localnet == "1"), givenUp)
 	c.lacks = append(missing(compared, ours, host), unserved(c.giveUp)...)
@@ -159,7 +159,7 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 // likely are claims on those addresses of the node on which the agent serves node ports unless it
 // is told otherwise, as far as that can be told without one: the first of each family is mostly the
 // one that packets leave by.
-func likely(claims []Claim) map[state.FrontendKey]bool {
+func likely(claims []Frontend) map[state.FrontendKey]bool {
 	served := map[state.FrontendKey]bool{}
 	// Nobody has a route of its own for addresses of documentation.
 	for _, far := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
@@ -179,7 +179,7 @@ func likely(claims []Claim) map[state.FrontendKey]bool {
 
 // both finds what kube-proxy and the agent have programmed, and the addresses on which node ports
 // are served.
-func (o *Options) both(ctx context.Context) (theirs []part, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, err error) {
+func (o *Options) both(ctx context.Context) (theirs []footprint, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, err error) {
 	if theirs, err = find(ctx); err != nil {
 		return nil, nil, nil, err
 	}

@@ -52,14 +52,14 @@ type server struct {
 	dests int
 }
 
-func (v *ipvsState) claims() []Claim {
-	claims := make([]Claim, 0, len(v.servers))
+func (v *ipvsState) claims() []Frontend {
+	claims := make([]Frontend, 0, len(v.servers))
 	for _, s := range v.servers {
 		key := s.key
 		if !v.own[key.Addr] {
 			key = anyAddress(key)
 		}
-		claims = append(claims, Claim{Key: key, Served: s.dests > 0})
+		claims = append(claims, Frontend{Key: key, Served: s.dests > 0})
 	}
 	return claims
 }
@@ -93,7 +93,7 @@ func (v *ipvsState) connections() int {
 	return n
 }
 
-func findIPVS(context.Context) ([]part, error) {
+func findIPVS(context.Context) ([]footprint, error) {
 	v := &ipvsState{}
 	index, err := link.Here.Index(proxyDevice)
 	if err != nil {
@@ -110,7 +110,7 @@ func findIPVS(context.Context) ([]part, error) {
 	if !v.device && len(v.own)+len(v.sets)+len(v.servers) == 0 {
 		return nil, nil
 	}
-	return []part{{what: v.String(), claims: v.claims(), notes: v.notes(), remove: v.remove}}, nil
+	return []footprint{{what: v.String(), claims: v.claims(), notes: v.notes(), remove: v.remove}}, nil
 }
 
 // readSets finds kube-proxy's sets, and the node ports in them.

@@ -178,7 +178,7 @@ func TestBackendsAgree(t *testing.T) {
 		{"ip", "iptables", "10.96.0.10/32", "icmp-port-unreachable"}, {"ip6", "ip6tables", "fd00:10:96::a/128", "icmp6-port-unreachable"},
 	} {
 		text := strings.NewReplacer("VIP", family.vip, "REFUSE", family.refuse).Replace(rulesOfBoth)
-		var want []Claim
+		var want []Frontend
 		for table := range strings.SplitSeq(text, "COMMIT\n") {
 			name, _, _ := strings.Cut(strings.TrimPrefix(table, "*"), "\n")
 			want = append(want, readTable(family.name, name, xtables.Parse(table)).claimed...)
@@ -186,11 +186,11 @@ func TestBackendsAgree(t *testing.T) {
 		if len(want) != 8 {
 			t.Fatalf("%s: %v", family.name, want)
 		}
-		want = claimsOf([]part{{claims: want}})
-		for backend, find := range map[string]func(context.Context) ([]part, error){"nft": findNftables, "legacy": findLegacy} {
+		want = claimsOf([]footprint{{claims: want}})
+		for backend, find := range map[string]func(context.Context) ([]footprint, error){"nft": findNftables, "legacy": findLegacy} {
 			ns, _ := emptyNamespace(t)
 			ns.Exec("sh", "-c", "/usr/sbin/"+family.program+"-"+backend+"-restore <<'E'\n"+text+"E")
-			var parts []part
+			var parts []footprint
 			ns.In(func() (err error) {
 				parts, err = find(t.Context())
 				return err

@@ -20,7 +20,7 @@ type legacyTable struct {
 	chains  []string // of kube-proxy, to be removed
 	emptied []string // of kube-proxy, to be emptied: others use them
 	jumps   []string // rules of others into them, without "-A"
-	claimed []Claim
+	claimed []Frontend
 	lost    []string
 	noted   []string
 }
@@ -28,12 +28,12 @@ type legacyTable struct {
 // findLegacy finds what kube-proxy has in the tables of iptables-legacy, in each family. Their
 // rules can be had and changed in their old binary form only, so that the programs that know the
 // form have to be there.
-func findLegacy(ctx context.Context) ([]part, error) {
+func findLegacy(ctx context.Context) ([]footprint, error) {
 	families, err := xtables.LegacyFamilies()
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
-	var parts []part
+	var parts []footprint
 	for _, f := range families {
 		f.Tables = slices.DeleteFunc(f.Tables, func(t string) bool { return proxyChains[t] == nil })
 		if len(f.Tables) == 0 {
@@ -51,7 +51,7 @@ func findLegacy(ctx context.Context) ([]part, error) {
 }
 
 // readLegacy reads a family; remove is nil if it has nothing of kube-proxy.
-func readLegacy(ctx context.Context, f xtables.LegacyFamily) (p part, err error) {
+func readLegacy(ctx context.Context, f xtables.LegacyFamily) (p footprint, err error) {
 	restore, err := legacyProgram(ctx, f.Program, "restore")
 	if err != nil {
 		return p, err

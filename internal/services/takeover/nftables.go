@@ -29,7 +29,7 @@ const proxyTable = "kube-proxy"
 // nft is what kube-proxy has in nf_tables: its own tables (nftables mode), and its chains in
 // the tables of iptables-nft (iptables and IPVS mode).
 type nft struct {
-	part
+	footprint
 	tables  []*nftables.Table
 	jumps   []*nftables.Rule // in chains of others, into those of kube-proxy
 	chains  []*nftables.Chain
@@ -66,7 +66,7 @@ func connect() (*nftables.Conn, error) {
 	return conn, nil
 }
 
-func findNftables(context.Context) ([]part, error) {
+func findNftables(context.Context) ([]footprint, error) {
 	conn, err := connect()
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func findNftables(context.Context) ([]part, error) {
 		return nil, nil
 	}
 	n.what, n.remove = n.String(), n.removeAll
-	return []part{n.part}, nil
+	return []footprint{n.footprint}, nil
 }
 
 func (n *nft) readFamily(conn *nftables.Conn, family nftables.TableFamily) error {
@@ -123,7 +123,7 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 	if err != nil {
 		return fmt.Errorf("list sets of table %s: %w", table.Name, err)
 	}
-	var claims []Claim
+	var claims []Frontend
 	var at []netip.Addr // where node ports are served
 	chosen := false
 	for _, s := range sets {
@@ -142,7 +142,7 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 			if addr, ok := netip.AddrFromSlice(e.Key); ok && addresses {
 				at = append(at, addr)
 			} else if key, ok := mapKey(e.Key, table.Family == nftables.TableFamilyIPv4); ok {
-				claims = append(claims, Claim{Key: key, Service: e.Comment, Served: served})
+				claims = append(claims, Frontend{Key: key, Service: e.Comment, Served: served})
 			}
 		}
 	}
@@ -171,7 +171,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 	}
 	var jumps []jump
 	var rules []*nftables.Rule
-	var claims []Claim
+	var claims []Frontend
 	var at []netip.Addr // chosen for node ports
 	for _, c := range chains {
 		proxys := isProxyChain(table, c.Name)

@@ -38,16 +38,16 @@ func claimsIn(table, chain string) bool { return slices.Contains(claimTables[cha
 
 // claim returns what a rule of a chain for which claimsIn holds says. Rules of table nat lead to
 // backends, those of filter refuse what has none.
-func (x xrule) claim(table, chain string) (Claim, bool) {
+func (x xrule) claim(table, chain string) (Frontend, bool) {
 	if x.dport == 0 || x.protocol == 0 || x.network {
-		return Claim{}, false
+		return Frontend{}, false
 	}
 	addr := x.daddr
 	if !addr.IsValid() && chain != "KUBE-SERVICES" {
 		addr = unspecified(x.is4)
 	}
 	service, _, _ := strings.Cut(x.comment, " ")
-	return Claim{
+	return Frontend{
 		Key:     state.FrontendKey{Addr: addr, Protocol: x.protocol, Port: x.dport},
 		Service: service, Served: table == "nat" && strings.HasPrefix(x.target, "KUBE-"),
 		Loopback: chain == nodePortsChain && x.is4,

@@ -46,7 +46,7 @@ COMMIT
 
 func TestLegacyTable(t *testing.T) {
 	table := readTable("ip", "nat", xtables.Parse(natTable))
-	want := []Claim{
+	want := []Frontend{
 		{Key: state.FrontendKey{Addr: netip.IPv4Unspecified(), Protocol: model.TCP, Port: 30080}, Service: "a/web:http", Served: true, Loopback: true},
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: model.UDP, Port: 53}, Service: "kube-system/kube-dns:dns", Served: true},
 	}
@@ -108,7 +108,7 @@ func TestServicesWithoutEndpoints(t *testing.T) {
 -A KUBE-EXTERNAL-SERVICES -p sctp -m comment --comment "a/empty:x has no endpoints" -m addrtype --dst-type LOCAL -m sctp --dport 30080 -j REJECT --reject-with icmp6-port-unreachable
 -A KUBE-NODEPORTS -p tcp -m comment --comment "a/lb health check node port" -m tcp --dport 30999 -j ACCEPT
 `))
-	want := []Claim{
+	want := []Frontend{
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("fd00::1"), Protocol: model.TCP, Port: 80}, Service: "a/empty"},
 		{Key: state.FrontendKey{Addr: netip.IPv6Unspecified(), Protocol: model.SCTP, Port: 30080}, Service: "a/empty:x"},
 	}
@@ -142,18 +142,18 @@ func TestCompare(t *testing.T) {
 	ours := map[state.FrontendKey]bool{key("10.96.0.1", 443): true, key("10.96.0.2", 80): false, key("192.0.2.1", 30080): true}
 	for _, c := range []struct {
 		name               string
-		claims             []Claim
+		claims             []Frontend
 		missing, uncovered string // of each the beginning of what is said; "": nothing
 	}{
-		{"the same", []Claim{{key("10.96.0.1", 443), "a/b", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}}, "", ""},
-		{"another service", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}, {key("10.96.0.3", 80), "a/c:http", true, false}},
+		{"the same", []Frontend{{key("10.96.0.1", 443), "a/b", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}}, "", ""},
+		{"another service", []Frontend{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}, {key("10.96.0.3", 80), "a/c:http", true, false}},
 			"TCP 10.96.0.3:80 (a/c:http) is served by kube-proxy", ""},
-		{"a node port less", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}}, "", "TCP 192.0.2.1:30080 is served by sluice"},
-		{"another node port", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}, {key("0.0.0.0", 30081), "a/d", true, false}},
+		{"a node port less", []Frontend{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}}, "", "TCP 192.0.2.1:30080 is served by sluice"},
+		{"another node port", []Frontend{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}, {key("0.0.0.0", 30081), "a/d", true, false}},
 			"TCP node port 0.0.0.0:30081 (a/d) is served by kube-proxy", ""},
-		{"endpoints there only", []Claim{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", true, false}, {key("192.0.2.1", 30080), "", true, false}},
+		{"endpoints there only", []Frontend{{key("10.96.0.1", 443), "", true, false}, {key("10.96.0.2", 80), "", true, false}, {key("192.0.2.1", 30080), "", true, false}},
 			"TCP 10.96.0.2:80 has endpoints in kube-proxy's rules", ""},
-		{"endpoints here only", []Claim{{key("10.96.0.1", 443), "", false, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}},
+		{"endpoints here only", []Frontend{{key("10.96.0.1", 443), "", false, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}},
 			"", "TCP 10.96.0.1:443 has endpoints in sluice's table"},
 	} {
 		for what, got := range map[string][2]string{
@@ -164,7 +164,7 @@ func TestCompare(t *testing.T) {
 			}
 		}
 	}
-	claims := []Claim{{key("0.0.0.0", 30080), "", true, false}}
+	claims := []Frontend{{key("0.0.0.0", 30080), "", true, false}}
 	if got := elsewhere(claims, ours, host, false); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.2")}) {
 		t.Errorf("no node ports on %v", got)
 	}

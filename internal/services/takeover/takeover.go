@@ -24,7 +24,7 @@ import (
 )
 
 // Claim is an address and port that kube-proxy serves.
-type Claim struct {
+type Frontend struct {
 	// Key's address is the unspecified one of its family (0.0.0.0 or ::) where every address of the
 	// node is meant: for NodePorts.
 	Key     state.FrontendKey
@@ -36,9 +36,9 @@ type Claim struct {
 }
 
 // NodePort reports whether the claim is for every address of the node.
-func (c Claim) NodePort() bool { return c.Key.Addr.IsUnspecified() }
+func (c Frontend) NodePort() bool { return c.Key.Addr.IsUnspecified() }
 
-func (c Claim) String() string {
+func (c Frontend) String() string {
 	where := c.Key.String()
 	if c.NodePort() {
 		where = c.Key.Protocol.String() + " node port " + netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
@@ -49,12 +49,12 @@ func (c Claim) String() string {
 	return where + " (" + c.Service + ")"
 }
 
-// part is what kube-proxy has programmed in one place of the kernel.
-type part struct {
-	what   string   // the place, and what is there
-	claims []Claim  // what kube-proxy serves by it, in any order, perhaps repeated
-	losses []string // the packets that only kube-proxy's rules accept: once these are gone, nobody does
-	notes  []string // what else a user should know before it is removed, and what of it will stay and why
+// footprint is what kube-proxy has programmed in one place of the kernel.
+type footprint struct {
+	what   string     // the place, and what is there
+	claims []Frontend // what kube-proxy serves by it, in any order, perhaps repeated
+	losses []string   // the packets that only kube-proxy's rules accept: once these are gone, nobody does
+	notes  []string   // what else a user should know before it is removed, and what of it will stay and why
 	// remove removes it in an order that breaks no connection.
 	remove func(ctx context.Context, d drain) error
 }
@@ -67,9 +67,9 @@ type drain struct {
 
 // find returns what kube-proxy has programmed in the calling thread's network namespace, in the
 // order in which it is to be removed.
-func find(ctx context.Context) ([]part, error) {
-	var parts []part
-	for _, look := range []func(context.Context) ([]part, error){findLegacy, findNftables, findIPVS} {
+func find(ctx context.Context) ([]footprint, error) {
+	var parts []footprint
+	for _, look := range []func(context.Context) ([]footprint, error){findLegacy, findNftables, findIPVS} {
 		found, err := look(ctx)
 		if err != nil {
 			return nil, err
@@ -80,7 +80,7 @@ func find(ctx context.Context) ([]part, error) {
 }
 
 // Served returns what kube-proxy has programmed in the calling thread's network namespace, sorted.
-func Served(ctx context.Context) ([]Claim, error) {
+func Served(ctx context.Context) ([]Frontend, error) {
 	parts, err := find(ctx)
 	if err != nil {
 		return nil, err
@@ -89,11 +89,11 @@ func Served(ctx context.Context) ([]Claim, error) {
 }
 
 // placed are the claims with node ports where they are, if addresses were chosen for them.
-func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
+func placed(claims []Frontend, chosen bool, at []netip.Addr) []Frontend {
 	if !chosen {
 		return claims
 	}
-	var all []Claim
+	var all []Frontend
 	for _, c := range claims {
 		if !c.NodePort() {
 			all = append(all, c)
@@ -108,8 +108,8 @@ func placed(claims []Claim, chosen bool, at []netip.Addr) []Claim {
 
 // claimsOf are the claims of all parts, each key once, sorted. A key that one part serves is
 // served.
-func claimsOf(parts []part) []Claim {
-	byKey := map[state.FrontendKey]Claim{}
+func claimsOf(parts []footprint) []Frontend {
+	byKey := map[state.FrontendKey]Frontend{}
 	for _, p := range parts {
 		for _, c := range p.claims {
 			old := byKey[c.Key]
@@ -119,5 +119,5 @@ func claimsOf(parts []part) []Claim {
 			byKey[c.Key] = c
 		}
 	}
-	return slices.SortedFunc(maps.Values(byKey), func(a, b Claim) int { return a.Key.Compare(b.Key) })
+	return slices.SortedFunc(maps.Values(byKey), func(a, b Frontend) int { return a.Key.Compare(b.Key) })
 }

@@ -126,8 +126,8 @@ func within(path, folder string) bool {
 	return strings.HasPrefix(path, folder) && len(path) > len(folder) && path[len(folder)] == '/'
 }
 
-// change is what a batch of events comes to.
-type change struct {
+// rescan is what a batch of events comes to.
+type rescan struct {
 	files map[string]bool // to be read again; true: only just created, maybe with nothing in it yet
 	all   bool            // everything is to be looked at
 	gone  bool            // the folder is no longer where it was
@@ -135,8 +135,8 @@ type change struct {
 
 // interpret works out what events mean. retry says that a file or
 // folder could not be read before, so that a change of its attributes is of interest.
-func (f *folder) interpret(events []watch.Event, retry func(path string) bool) change {
-	c := change{files: make(map[string]bool)}
+func (f *folder) interpret(events []watch.Event, retry func(path string) bool) rescan {
+	c := rescan{files: make(map[string]bool)}
 	for _, e := range events {
 		if e.Mask&unix.IN_Q_OVERFLOW != 0 {
 			c.all = true
@@ -158,7 +158,7 @@ func (f *folder) interpret(events []watch.Event, retry func(path string) bool) c
 }
 
 // interpretEntry works out what an event of an entry of a folder means.
-func (f *folder) interpretEntry(c *change, e watch.Event, path string, retry func(path string) bool) {
+func (f *folder) interpretEntry(c *rescan, e watch.Event, path string, retry func(path string) bool) {
 	switch {
 	case e.Mask&unix.IN_ATTRIB != 0:
 		if retry(path) {

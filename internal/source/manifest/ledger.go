@@ -33,8 +33,8 @@ func (f *file) allIssues() []model.Issue {
 	return append(slices.Clip(f.issues), model.Issue{Object: model.Ref{Kind: model.Kind(f.path)}, Source: f.path, Reason: f.err, InForce: force})
 }
 
-// claim is a file's version of an object.
-type claim struct {
+// declaration is a file's version of an object.
+type declaration struct {
 	file  *file
 	value any
 }
@@ -45,8 +45,8 @@ type ledger struct {
 	files  map[string]*file
 	broken map[*file]struct{} // those with issues
 
-	valid  map[model.Ref]claim   // the version that counts, and was delivered
-	rivals map[model.Ref][]claim // those that don't, sorted by path
+	valid  map[model.Ref]declaration   // the version that counts, and was delivered
+	rivals map[model.Ref][]declaration // those that don't, sorted by path
 	counts map[model.Kind]int
 	passed map[string]int // objects of other kinds, by kind
 
@@ -59,8 +59,8 @@ func newLedger() *ledger {
 	return &ledger{
 		files:  make(map[string]*file),
 		broken: make(map[*file]struct{}),
-		valid:  make(map[model.Ref]claim),
-		rivals: make(map[model.Ref][]claim),
+		valid:  make(map[model.Ref]declaration),
+		rivals: make(map[model.Ref][]declaration),
 		counts: make(map[model.Kind]int),
 		passed: make(map[string]int),
 		told:   true,
@@ -106,7 +106,7 @@ func (l *ledger) makeRoom(readings []reading) {
 	for i := range readings {
 		objects += len(readings[i].content.objects)
 	}
-	l.valid = make(map[model.Ref]claim, objects)
+	l.valid = make(map[model.Ref]declaration, objects)
 	if len(l.files) == 0 {
 		l.files = make(map[string]*file, len(readings))
 	}
@@ -192,7 +192,7 @@ func (l *ledger) replace(f *file, next []object) {
 	}
 	for i := range next {
 		if next[i].value != nil {
-			l.claim(next[i].Ref, claim{f, next[i].value})
+			l.claim(next[i].Ref, declaration{f, next[i].value})
 		}
 	}
 }
@@ -211,7 +211,7 @@ func (l *ledger) withdraw(k model.Ref, f *file) {
 	l.touch(k)
 	rivals := l.rivals[k]
 	if l.valid[k].file != f {
-		rivals = slices.DeleteFunc(rivals, func(c claim) bool { return c.file == f })
+		rivals = slices.DeleteFunc(rivals, func(c declaration) bool { return c.file == f })
 	} else if len(rivals) > 0 {
 		l.valid[k] = rivals[0]
 		rivals = slices.Delete(rivals, 0, 1)
@@ -226,7 +226,7 @@ func (l *ledger) withdraw(k model.Ref, f *file) {
 	}
 }
 
-func (l *ledger) claim(k model.Ref, c claim) {
+func (l *ledger) claim(k model.Ref, c declaration) {
 	l.touch(k)
 	holder, held := l.valid[k]
 	if !held {
@@ -238,7 +238,7 @@ func (l *ledger) claim(k model.Ref, c claim) {
 		c = holder
 	}
 	rivals := append(l.rivals[k], c)
-	slices.SortFunc(rivals, func(a, b claim) int { return cmp.Compare(a.file.path, b.file.path) })
+	slices.SortFunc(rivals, func(a, b declaration) int { return cmp.Compare(a.file.path, b.file.path) })
 	l.rivals[k] = rivals
 	l.told = false
 }

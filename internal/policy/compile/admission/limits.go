@@ -37,7 +37,7 @@ type Usage interface {
 }
 
 // Claim is what the rules of a policy ask for in one direction.
-type Claim[T any] interface {
+type Demand[T any] interface {
 	Namespace() string // "": of none
 	// Selections yields the selectors by a key, with how much they select.
 	Selections(yield func(key string, size int) bool)
@@ -85,7 +85,7 @@ func (l *Limits) Filled(selected int) {
 // where all are too much together, those go without whose turn comes last (see fair.Turns). One
 // that was refused alone counts for nothing when it is admitted, as not all of its selectors were
 // counted. Weighed is to be called once that is carried out.
-func Weigh[T Claim[T]](l *Limits, claims []T) iter.Seq2[T, Standing] {
+func Weigh[T Demand[T]](l *Limits, claims []T) iter.Seq2[T, Standing] {
 	return func(yield func(T, Standing) bool) {
 		l.due = math.MaxInt
 		known, total := map[string]struct{}{}, 0

@@ -11,17 +11,17 @@ import (
 )
 
 // Change is a new version of an item in place of an old one, either of which may be nil.
-type Change struct {
+type ItemChange struct {
 	Old, Next *Item
 	Class     *Class // that Next is the first of; nil: there were others
 	Ended     bool   // Old was the last of its class
 }
 
 // Renewed reports whether selectors and sets cannot tell the two versions apart: they are one Item.
-func (ch Change) Renewed() bool { return ch.Old != nil && ch.Old == ch.Next }
+func (ch ItemChange) Renewed() bool { return ch.Old != nil && ch.Old == ch.Next }
 
 // Item is the version that there is; the last one where it is gone.
-func (ch Change) Item() *Item {
+func (ch ItemChange) Item() *Item {
 	if ch.Next == nil {
 		return ch.Old
 	}
@@ -31,8 +31,8 @@ func (ch Change) Item() *Item {
 // Changes follows the objects that are dirty, and yields each change once it is made; the caller
 // takes all. Unless whole is set, pods of other nodes are left to Latecomers: nothing passes to a
 // pod of this node that is not known.
-func (o *Objects) Changes(v *store.View, d store.Dirty, whole bool) iter.Seq[Change] {
-	return func(yield func(Change) bool) {
+func (o *Objects) Changes(v *store.View, d store.Dirty, whole bool) iter.Seq[ItemChange] {
+	return func(yield func(ItemChange) bool) {
 		for name := range d.Objects[model.NamespaceKind] {
 			relabel(o, o.namespaces, o.index.namespaces, o.index.byNamespace, name.Name, namespaceLabels(v, name.Name), yield)
 		}
@@ -59,8 +59,8 @@ func (o *Objects) Changes(v *store.View, d store.Dirty, whole bool) iter.Seq[Cha
 
 // Latecomers follows the pods that wait, the oldest change first, and yields each change once it is
 // made. Those after the one at which the caller stops go on waiting.
-func (o *Objects) Latecomers(v *store.View) iter.Seq[Change] {
-	return func(yield func(Change) bool) {
+func (o *Objects) Latecomers(v *store.View) iter.Seq[ItemChange] {
+	return func(yield func(ItemChange) bool) {
 		for _, name := range slices.SortedFunc(maps.Keys(o.Late), func(a, b model.Name) int {
 			return cmp.Or(o.Late[a].Compare(o.Late[b]), a.Compare(b))
 		}) {
@@ -74,7 +74,7 @@ func (o *Objects) Latecomers(v *store.View) iter.Seq[Change] {
 
 // relabel gives a namespace or a service account its labels and renews the items that inherit them.
 // Meanwhile these are found under the old labels and under the new ones.
-func relabel[N comparable](o *Objects, labels map[N]map[string]string, filed labelled[N], by map[N]ClassSet, name N, next map[string]string, yield func(Change) bool) {
+func relabel[N comparable](o *Objects, labels map[N]map[string]string, filed labelled[N], by map[N]ClassSet, name N, next map[string]string, yield func(ItemChange) bool) {
 	old := labels[name]
 	if maps.Equal(old, next) {
 		return
@@ -93,19 +93,19 @@ func relabel[N comparable](o *Objects, labels map[N]map[string]string, filed lab
 	filed.relabel(name, old, next)
 }
 
-func (o *Objects) setPod(name model.Name, obj *model.Pod, yield func(Change) bool) bool {
+func (o *Objects) setPod(name model.Name, obj *model.Pod, yield func(ItemChange) bool) bool {
 	old, next := o.Pods[name], o.newPod(obj)
 	if next.selectedLike(old) {
 		old.Pod = obj
-		return yield(Change{Old: old, Next: old})
+		return yield(ItemChange{Old: old, Next: old})
 	}
 	return swap(o, o.Pods, name, next, yield)
 }
 
 // swap makes next known under a key, in place of what was. It counts up before counting down, so
 // that what stays is never seen to go.
-func swap[K comparable](o *Objects, items map[K]*Item, key K, next *Item, yield func(Change) bool) bool {
-	ch := Change{Old: items[key], Next: next}
+func swap[K comparable](o *Objects, items map[K]*Item, key K, next *Item, yield func(ItemChange) bool) bool {
+	ch := ItemChange{Old: items[key], Next: next}
 	if ch.Item() == nil {
 		return true
 	}

@@ -92,7 +92,7 @@ type shadow struct {
 }
 
 // carry notes a change, and checks that it fits those before.
-func (s *shadow) carry(t *testing.T, ch Change) {
+func (s *shadow) carry(t *testing.T, ch ItemChange) {
 	t.Helper()
 	if ch.Renewed() {
 		if !s.items[ch.Old] {

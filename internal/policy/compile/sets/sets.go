@@ -70,7 +70,7 @@ func (s *Sets) Begin(v *store.View, d store.Dirty) (cost int) {
 }
 
 // Follow has sets and counts follow a change of an object. It returns the cost in elements.
-func (s *Sets) Follow(ch objects.Change) (cost int) {
+func (s *Sets) Follow(ch objects.ItemChange) (cost int) {
 	if ch.Class != nil {
 		cost = s.Groups.addClass(ch.Class)
 	}

@@ -66,7 +66,7 @@ func (ts *Tallies) Release(t *Tally) {
 }
 
 // follow counts what comes and what goes. It returns the cost in elements.
-func (ts *Tallies) follow(ch objects.Change) (cost int) {
+func (ts *Tallies) follow(ch objects.ItemChange) (cost int) {
 	if ch.Next != nil {
 		cost = ts.count(ch.Next.Class, ch.Next.Size())
 	}

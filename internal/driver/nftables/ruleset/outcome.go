@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"fmt"
@@ -30,13 +30,13 @@ func leave(o uint32) func(*draft, nft.Rule) {
 
 // guard returns the chain by which packets enter a program that uses their marks. It restores the
 // bits when the program returns; otherwise the program ends with a verdict on the packet.
-func (w *programWriter) guard(prog *table.DynamicChain) *table.DynamicChain {
+func (w *rulesWriter) guard(prog *table.DynamicChain) *table.DynamicChain {
 	if !prog.Marks {
 		return prog
 	}
 	d := newDraft()
-	for _, f := range w.place.families {
-		if w.place.pods { // or it would be accepted where it is denied, with its mark as that leaves it
+	for _, f := range w.scope.families {
+		if w.scope.pods { // or it would be accepted where it is denied, with its mark as that leaves it
 			fp := w.family(f)
 			d.add(rule("a pod always reaches itself").Family(f).In(fp.Policy.selves, f.Saddr, f.Daddr).Return())
 		}
@@ -47,7 +47,7 @@ func (w *programWriter) guard(prog *table.DynamicChain) *table.DynamicChain {
 		kept.add(rule().SetMark(outcomeBits, nothing))
 		kept.jump(rule(), prog)
 		kept.add(rule().SetMark(outcomeBits, o))
-		d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, o), kept.done(w.place.name+"-marked", fmt.Sprintf("packets that come with mark %#x of %#x leave with it", o, outcomeBits)))
+		d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, o), kept.done(w.scope.name+"-marked", fmt.Sprintf("packets that come with mark %#x of %#x leave with it", o, outcomeBits)))
 	}
-	return d.done(w.place.name, prog.Comment)
+	return d.done(w.scope.name, prog.Comment)
 }

@@ -70,8 +70,8 @@ func (d *draft[O]) sorted() (all []edit[O]) {
 	return all
 }
 
-// change is what a request makes of a document: another one, or an error.
-type change struct {
+// revision is what a request makes of a document: another one, or an error.
+type revision struct {
 	*document           // the other one
 	before    *document // what it is made of
 	options   Options
@@ -90,68 +90,68 @@ type forgetting struct {
 	client  *model.FlowValues // nil: all
 }
 
-func newChange(before *document, o Options) *change {
+func newRevision(before *document, o Options) *revision {
 	d := *before
-	return &change{
+	return &revision{
 		document: &d, before: before, options: o,
 		farmEdits: draftOf(&d, &d.farms, newFarm), addrEdits: draftOf(&d, &d.addresses, newAddress), listEdits: draftOf(&d, &d.policies, newPolicy),
 	}
 }
 
-func (c *change) warn(format string, args ...any) {
-	c.warnings = append(c.warnings, fmt.Sprintf(format, args...))
+func (r *revision) warn(format string, args ...any) {
+	r.warnings = append(r.warnings, fmt.Sprintf(format, args...))
 }
 
 // freeAddressName returns the name of a farm's own address.
-func (c *change) freeAddressName(name string) string {
+func (r *revision) freeAddressName(name string) string {
 	free := name
-	for i := 2; c.addresses.Get(free) != nil; i++ {
+	for i := 2; r.addresses.Get(free) != nil; i++ {
 		free = name + itoa(i)
 	}
 	return free
 }
 
-func (c *change) removeFarm(name string) { c.farmEdits.put(name, nil) }
+func (r *revision) removeFarm(name string) { r.farmEdits.put(name, nil) }
 
-func (c *change) renameFarm(name, to string) error {
-	if c.farms.Get(to) != nil {
+func (r *revision) renameFarm(name, to string) error {
+	if r.farms.Get(to) != nil {
 		return &failure{409, "error parsing buffer. farms[" + name + "].newname: there is a farm '" + to + "' already"}
 	}
-	f := c.farmEdits.edit(name)
-	c.farmEdits.put(name, nil)
+	f := r.farmEdits.edit(name)
+	r.farmEdits.put(name, nil)
 	f.name = to
-	c.farmEdits.put(to, f)
+	r.farmEdits.put(to, f)
 	own, now := name+"-addr", to+"-addr"
-	if i := slices.Index(f.addresses, own); i >= 0 && c.addresses.Get(now) == nil && c.farmsAt.Get(own).Len() <= 1 {
-		a := c.addrEdits.edit(own)
-		c.addrEdits.put(own, nil)
+	if i := slices.Index(f.addresses, own); i >= 0 && r.addresses.Get(now) == nil && r.farmsAt.Get(own).Len() <= 1 {
+		a := r.addrEdits.edit(own)
+		r.addrEdits.put(own, nil)
 		a.name = now
-		c.addrEdits.put(now, a)
+		r.addrEdits.put(now, a)
 		f.addresses[i] = now
 	}
 	return nil
 }
 
 // removeAddress takes an address from its farms, and away. Nothing else may be changed before.
-func (c *change) removeAddress(name string) {
-	for user := range c.farmsAt.Get(name).All() {
-		f := c.farmEdits.edit(user)
+func (r *revision) removeAddress(name string) {
+	for user := range r.farmsAt.Get(name).All() {
+		f := r.farmEdits.edit(user)
 		f.addresses = without(f.addresses, name)
 	}
-	c.addrEdits.put(name, nil)
+	r.addrEdits.put(name, nil)
 }
 
 // removePolicy takes a policy from its users, and away. Nothing else may be changed before.
-func (c *change) removePolicy(name string) {
-	for user := range c.farmsOf.Get(name).All() {
-		f := c.farmEdits.edit(user)
+func (r *revision) removePolicy(name string) {
+	for user := range r.farmsOf.Get(name).All() {
+		f := r.farmEdits.edit(user)
 		f.policies = without(f.policies, name)
 	}
-	for user := range c.addrsOf.Get(name).All() {
-		a := c.addrEdits.edit(user)
+	for user := range r.addrsOf.Get(name).All() {
+		a := r.addrEdits.edit(user)
 		a.policies = without(a.policies, name)
 	}
-	c.listEdits.put(name, nil)
+	r.listEdits.put(name, nil)
 }
 
 func without(names []string, name string) []string {

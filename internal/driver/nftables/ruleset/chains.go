@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"encoding/binary"
@@ -50,30 +50,30 @@ import (
 
 // AddChains adds the chains that are always there, in an order that the note on the program depends
 // on.
-func (p *Program) AddChains() {
-	p.Chains = append(p.natChains(), p.filterChains()...)
-	if p.Families[0].peers != nil {
-		p.Chains = append(p.Chains, p.tunnelChain())
+func (rs *Ruleset) AddChains() {
+	rs.Chains = append(rs.natChains(), rs.filterChains()...)
+	if rs.Families[0].peers != nil {
+		rs.Chains = append(rs.Chains, rs.tunnelChain())
 	}
-	for _, reason := range p.drops() {
-		p.Chains = append(p.Chains, newDropChain(reason))
+	for _, reason := range rs.drops() {
+		rs.Chains = append(rs.Chains, newDropChain(reason))
 	}
 	var more []nft.Chain
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		more = append(more, fp.serviceChains()...)
-		if p.ipvs {
-			more = append(more, fp.ipvsChain(p.Policy != nil))
+		if rs.ipvs {
+			more = append(more, fp.ipvsChain(rs.Policy != nil))
 		}
 	}
-	if p.ipvs {
+	if rs.ipvs {
 		more = append(more, brokenChain())
 	}
-	changing := p.changingChains(&state.State{})
-	p.listChains = map[string]bool{}
+	changing := rs.changingChains(&state.State{})
+	rs.listChains = map[string]bool{}
 	for _, c := range changing {
-		p.listChains[c.Name] = true
+		rs.listChains[c.Name] = true
 	}
-	p.Chains = slices.Concat(nft.LookAgain(p.MayMiss, p.Chains...), changing, nft.LookAgain(p.MayMiss, more...))
+	rs.Chains = slices.Concat(nft.LookAgain(rs.MayMiss, rs.Chains...), changing, nft.LookAgain(rs.MayMiss, more...))
 }
 
 // rule begins a rule. A comment says what it is about, where the chain's own does not.
@@ -88,17 +88,17 @@ func byFamily(to string) []nft.Rule {
 }
 
 // natChains are the base chains for the first packet of each connection.
-func (p *Program) natChains() []nft.Chain {
+func (rs *Ruleset) natChains() []nft.Chain {
 	var preDNAT []nft.Rule
-	if p.Policy != nil {
-		preDNAT = []nft.Rule{rule().Jump(p.Policy.before.Name)}
+	if rs.Policy != nil {
+		preDNAT = []nft.Rule{rule().Jump(rs.Policy.before.Name)}
 	}
 	toNode, untranslated := []nft.Rule{rule().NotDNAT().Accept()}, []nft.Rule{rule().NotDNAT().Accept()}
 	var outgoing []nft.Rule
-	if p.Families[0].outgoing != nil {
+	if rs.Families[0].outgoing != nil {
 		untranslated, outgoing = []nft.Rule{rule().NotDNAT().Goto(outgoingChain)}, []nft.Rule{rule().Goto(outgoingChain)}
 	}
-	if p.ipvs { // what IPVS translates does not say so
+	if rs.ipvs { // what IPVS translates does not say so
 		toNode, untranslated = nil, nil
 	}
 	return []nft.Chain{
@@ -116,36 +116,36 @@ func (p *Program) natChains() []nft.Chain {
 // tunnelChain drops what others than nodes send to the node's own ends of tunnels: it would be in
 // the pod network, with any source. Tunnels of other programs are theirs: their packets have other
 // numbers, or other addresses.
-func (p *Program) tunnelChain() nft.Chain {
+func (rs *Ruleset) tunnelChain() nft.Chain {
 	c := nft.Chain{Name: "tunnel-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, -150), Comment: "tunnels of the pod network take packets from nodes alone"}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		f := fp.IP
 		c.Rules = append(c.Rules,
 			rule("VXLAN").Family(f).Proto(unix.IPPROTO_UDP).In(fp.vxlan, fp.vxlan.Key...).Is(expr.CmpOpEq, nft.VNI, vni()).NotIn(fp.peers, f.Saddr).Goto(dropChain(state.DropForeignTunnel)))
 	}
-	v4 := p.Families[0]
+	v4 := rs.Families[0]
 	c.Rules = append(c.Rules,
 		rule("IPIP").Family(v4.IP).Proto(unix.IPPROTO_IPIP).In(v4.ipip, v4.IP.Daddr).NotIn(v4.peers, v4.IP.Saddr).Goto(dropChain(state.DropForeignTunnel)))
 	return c
 }
 
 // filterChains see every packet. Those of an established connection end at the first rule.
-func (p *Program) filterChains() []nft.Chain {
+func (rs *Ruleset) filterChains() []nft.Chain {
 	// Connection tracking can make nothing of a stray segment. One of a backend would arrive
 	// untranslated and be answered with a reset.
 	stray := rule("a stray segment").CtState(expr.CtStateBitINVALID).Proto(unix.IPPROTO_TCP)
 	strayForward, strayInput := stray.Jump(strayForwardChain), stray.Jump(strayInputChain)
 	strayOn := nft.Chain{Name: strayForwardChain, Comment: "a stray segment of a backend here would arrive untranslated; others are not ours"}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		strayOn.Rules = append(strayOn.Rules, rule().Family(fp.IP).In(fp.hairpins, fp.IP.Saddr, fp.IP.Saddr).Goto(dropChain(state.DropStray)))
 	}
 	forward := nft.Chain{Name: "forward", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Comment: "what the node passes on"}
 	input := nft.Chain{Name: "local-in", Hook: nft.FilterHook(unix.NF_INET_LOCAL_IN, 0), Comment: "what is for the node itself"}
-	if p.Policy == nil {
+	if rs.Policy == nil {
 		forward.Rules, input.Rules = []nft.Rule{strayForward}, []nft.Rule{strayInput}
 		chains := []nft.Chain{forward, input, strayOn}
-		if p.Flowtable != "" {
-			with, _ := p.OffloadChain()
+		if rs.Flowtable != "" {
+			with, _ := rs.OffloadChain()
 			chains[0].Rules = append(forward.Rules, rule().CtState(expr.CtStateBitESTABLISHED).Goto(with.Name))
 			chains = append(chains, with)
 		}
@@ -158,33 +158,33 @@ func (p *Program) filterChains() []nft.Chain {
 	untracked := rule("by doNotTrack").CtState(expr.CtStateBitUNTRACKED).Accept()
 
 	pass := nft.Rule.Accept
-	if p.Flowtable != "" {
+	if rs.Flowtable != "" {
 		pass = func(r nft.Rule) nft.Rule { return r.Goto(offloadChain) }
 	}
-	forwards := p.judged(forward, permitted, pass, cut, concat([]nft.Rule{loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
+	forwards := rs.judged(forward, permitted, pass, cut, concat([]nft.Rule{loose.Jump("loose-forward")}, byFamily("-sent"), byFamily("-received"), []nft.Rule{
 		untracked,
-		rule().Jump(p.Policy.forwardIn.Name),
-		rule().Vmap(p.Policy.forwardOut, nft.OIF),
+		rule().Jump(rs.Policy.forwardIn.Name),
+		rule().Vmap(rs.Policy.forwardOut, nft.OIF),
 	}))
-	inputs := p.judged(input, permitted, nft.Rule.Accept, cut, concat([]nft.Rule{
+	inputs := rs.judged(input, permitted, nft.Rule.Accept, cut, concat([]nft.Rule{
 		loose.Jump("loose-in"),
 		rule().Device(nft.IIF, loopback).Accept(),
 		rule().Family(nft.IPv6).Proto(unix.IPPROTO_ICMPV6).Jump("neighbours"),
 	}, byFamily("-sent"), []nft.Rule{
 		untracked,
-		rule().Vmap(p.Policy.input, nft.IIF),
+		rule().Vmap(rs.Policy.input, nft.IIF),
 	}))
 	output := nft.Chain{Name: "local-out", Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, 0), Comment: "what the node itself sends"}
-	outputs := p.judged(output, rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()), nft.Rule.Accept, cut, []nft.Rule{
+	outputs := rs.judged(output, rule().CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED).CtLabel(expr.CmpOpNeq, cutLabel()), nft.Rule.Accept, cut, []nft.Rule{
 		untracked,
 		rule("to a service: here the interface is still that of the way to the service's address").Translated().Accept(),
-		rule().Vmap(p.Policy.output, nft.OIF),
+		rule().Vmap(rs.Policy.output, nft.OIF),
 	})
 	chains := []nft.Chain{
 		// Before fragments are put together (-400) and connections are tracked (-200), so that a
 		// pod has no part in either under another's address.
 		{Name: "arrival", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -450), Comment: "what a pod sends has the pod's own address", Rules: []nft.Rule{
-			rule().In(p.Policy.Checked, nft.IIF).WrongWay().Goto(dropChain(state.DropSpoofed)),
+			rule().In(rs.Policy.Checked, nft.IIF).WrongWay().Goto(dropChain(state.DropSpoofed)),
 		}},
 		strayOn,
 		looseChain("loose-forward", strayForward),
@@ -192,30 +192,30 @@ func (p *Program) filterChains() []nft.Chain {
 		{Name: "service-out", Hook: nft.NATHook(unix.NF_INET_POST_ROUTING, 90), Comment: "new connections of the node itself to services", Rules: []nft.Rule{
 			rule().NotDNAT().Accept(),
 			rule("from elsewhere").Is(expr.CmpOpNeq, nft.IIF, make([]byte, 4)).Accept(),
-			rule().Vmap(p.Policy.output, nft.OIF),
+			rule().Vmap(rs.Policy.output, nft.OIF),
 		}},
 		{Name: "tunnels", Comment: "what tunnels carry: the node, or another one, would take what is inside for its own", Rules: []nft.Rule{
-			tunnelled(p.Policy.ports, len(portBlocks)-1).In(p.Policy.Checked, nft.IIF).Goto(dropChain(state.DropTunnel)),
-			tunnelled(p.Policy.ports, 0).In(p.Policy.Checked, nft.IIF).Goto(dropChain(state.DropTunnel)),
+			tunnelled(rs.Policy.ports, len(portBlocks)-1).In(rs.Policy.Checked, nft.IIF).Goto(dropChain(state.DropTunnel)),
+			tunnelled(rs.Policy.ports, 0).In(rs.Policy.Checked, nft.IIF).Goto(dropChain(state.DropTunnel)),
 		}},
 		neighboursChain(),
 		{Name: "labels", Comment: "never entered: while this rule is there, connections have room for labels", Rules: []nft.Rule{
 			rule().SetCtLabel(cutLabel()),
 		}},
 	}
-	for _, s := range []*nft.Set{p.Policy.before, p.Policy.forwardIn} {
+	for _, s := range []*nft.Set{rs.Policy.before, rs.Policy.forwardIn} {
 		chains = append(chains, nft.Chain{Name: s.Name, Comment: "others judge after this", Rules: []nft.Rule{rule().Vmap(s, nft.IIF)}})
 	}
-	chains = slices.Concat(chains, forwards, inputs, outputs, []nft.Chain{p.answering()})
-	if p.Flowtable != "" {
-		with, _ := p.OffloadChain()
+	chains = slices.Concat(chains, forwards, inputs, outputs, []nft.Chain{rs.answering()})
+	if rs.Flowtable != "" {
+		with, _ := rs.OffloadChain()
 		chains = append(chains, with)
 	}
-	for _, fp := range p.Families {
-		chains = append(chains, p.podChains(fp)...)
+	for _, fp := range rs.Families {
+		chains = append(chains, rs.podChains(fp)...)
 	}
-	if p.ipvs {
-		chains = p.besideIPVS(chains, forwards[0].Rules, strayForward)
+	if rs.ipvs {
+		chains = rs.besideIPVS(chains, forwards[0].Rules, strayForward)
 	}
 	return chains
 }
@@ -224,11 +224,11 @@ func (p *Program) filterChains() []nft.Chain {
 const offloadChain = "offload"
 
 // OffloadChain is that chain, and the same while there is no flowtable.
-func (p *Program) OffloadChain() (with, without nft.Chain) {
+func (rs *Ruleset) OffloadChain() (with, without nft.Chain) {
 	with = nft.Chain{Name: offloadChain, Comment: "later packets of the connection meet no chain"}
 	without = with
 	without.Rules = []nft.Rule{rule().Accept()}
-	with.Rules = append([]nft.Rule{rule().Offload(p.Flowtable)}, without.Rules...)
+	with.Rules = append([]nft.Rule{rule().Offload(rs.Flowtable)}, without.Rules...)
 	return with, without
 }
 
@@ -236,7 +236,7 @@ func (p *Program) OffloadChain() (with, without nft.Chain) {
 // it as the node's own input (at priority 99), and leave it as its output: to the former the chain
 // for input comes later, and the chains for output leave them to one at postrouting, where they are
 // judged as what they are: passed on.
-func (p *Program) besideIPVS(chains []nft.Chain, forward []nft.Rule, stray nft.Rule) []nft.Chain {
+func (rs *Ruleset) besideIPVS(chains []nft.Chain, forward []nft.Rule, stray nft.Rule) []nft.Chain {
 	noInterface := make([]byte, 4)
 	for i := range chains {
 		switch c := &chains[i]; c.Name {
@@ -289,7 +289,7 @@ func neighboursChain() nft.Chain {
 }
 
 // podChains find the program of a pod.
-func (p *Program) podChains(fp *Family) []nft.Chain {
+func (rs *Ruleset) podChains(fp *Family) []nft.Chain {
 	f, pods := fp.IP, fp.Policy
 	n := func(s string) string { return f.Name + "-" + s }
 	return []nft.Chain{
@@ -299,7 +299,7 @@ func (p *Program) podChains(fp *Family) []nft.Chain {
 			rule().Goto(n("stranger")),
 		}},
 		{Name: n("errors"), Comment: "ICMP errors: a router on the way sends them, and of pods the connection's own ends", Rules: []nft.Rule{
-			rule().NotIn(p.Policy.Checked, nft.IIF).Return(),
+			rule().NotIn(rs.Policy.Checked, nft.IIF).Return(),
 			rule("of the pod that opened the connection").Family(f).In(pods.selves, f.Saddr, f.OrigSaddr).Return(),
 			rule("of the pod that answers").Family(f).In(pods.selves, f.Saddr, f.ReplySaddr).Return(),
 			rule().Goto(dropChain(state.DropForeignError)),
@@ -312,12 +312,12 @@ func (p *Program) podChains(fp *Family) []nft.Chain {
 }
 
 // drops are the reasons that have a chain.
-func (p *Program) drops() []state.Drop {
+func (rs *Ruleset) drops() []state.Drop {
 	all := []state.Drop{state.DropStray}
-	if p.Policy != nil {
+	if rs.Policy != nil {
 		all = append(all, state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError)
 	}
-	if p.Families[0].peers != nil {
+	if rs.Families[0].peers != nil {
 		all = append(all, state.DropForeignTunnel)
 	}
 	return all
@@ -477,10 +477,10 @@ const denyListChain = "deny"
 
 // DenyChainFor drops what comes from denied addresses, which it looks up in the sets given. It has
 // no rule for what is in no list, as every packet pays for it.
-func (p *Program) DenyChainFor(d state.Denied, sets [2]*nft.Set) nft.Chain {
+func (rs *Ruleset) DenyChainFor(d state.Denied, sets [2]*nft.Set) nft.Chain {
 	c := nft.Chain{Name: denyListChain, Comment: "deny lists"}
 	lengths := prefixLengths(d)
-	for i, fp := range p.Families {
+	for i, fp := range rs.Families {
 		f := fp.IP
 		for bits := f.Bits; bits >= 0; bits-- {
 			switch {
@@ -497,7 +497,7 @@ func (p *Program) DenyChainFor(d state.Denied, sets [2]*nft.Set) nft.Chain {
 
 // DenyEntries yields the base chains of interfaces with deny lists. The kernel takes them out with
 // the interface.
-func (p *Program) DenyEntries(d state.Denied, yield ChainFunc) {
+func (rs *Ruleset) DenyEntries(d state.Denied, yield ChainFunc) {
 	if !slices.ContainsFunc(d.Lists, func(l *state.List) bool { return len(l.Prefixes) > 0 }) {
 		return
 	}
@@ -521,34 +521,34 @@ func DenyEntryName(d state.Device) string {
 // RawChain is the base chain that looks a packet's interface up in a map of doNotTrack policies,
 // before connection tracking; false: the set is no such map. What IPVS passes on leaves as the
 // node's own: others' packets are left to what judges them as passed on.
-func (p *Program) RawChain(s *nft.Set) (nft.Chain, bool) {
-	if p.Policy == nil || s != p.Policy.rawIn && s != p.Policy.rawOut {
+func (rs *Ruleset) RawChain(s *nft.Set) (nft.Chain, bool) {
+	if rs.Policy == nil || s != rs.Policy.rawIn && s != rs.Policy.rawOut {
 		return nft.Chain{}, false
 	}
 	c := nft.Chain{Name: rawIn, Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -300), Rules: []nft.Rule{rule().Vmap(s, nft.IIF)}}
-	if s == p.Policy.rawOut {
+	if s == rs.Policy.rawOut {
 		c = nft.Chain{Name: rawOut, Hook: nft.FilterHook(unix.NF_INET_LOCAL_OUT, -300), Rules: []nft.Rule{rule().Vmap(s, nft.OIF)}}
-		if p.ipvs {
+		if rs.ipvs {
 			c.Rules = slices.Insert(c.Rules, 0, rule("passed on to a service, by IPVS").FromNode(false).Accept())
 		}
 	}
 	c.Comment = "doNotTrack policies of host endpoints"
-	return nft.LookAgain(p.MayMiss, c)[0], true
+	return nft.LookAgain(rs.MayMiss, c)[0], true
 }
 
 // outerChains leave the packets between nodes' tunnels out of connection tracking: of VXLAN each
 // connection inside would have an entry of its own, as it has a port of its own.
-func (p *Program) outerChains() []nft.Chain {
-	if p.Families[0].peers == nil {
+func (rs *Ruleset) outerChains() []nft.Chain {
+	if rs.Families[0].peers == nil {
 		return nil
 	}
 	var in, out []nft.Rule
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		vxlan := rule("VXLAN").Family(fp.IP).Proto(unix.IPPROTO_UDP).In(fp.vxlan, fp.vxlan.Key...).Is(expr.CmpOpEq, nft.VNI, vni())
 		in = append(in, vxlan.In(fp.peers, fp.IP.Saddr).Add(&expr.Notrack{}))
 		out = append(out, vxlan.In(fp.peers, fp.IP.Daddr).Add(&expr.Notrack{}))
 	}
-	v4 := p.Families[0]
+	v4 := rs.Families[0]
 	ipip := rule("IPIP").Family(v4.IP).Proto(unix.IPPROTO_IPIP)
 	in = append(in, ipip.In(v4.ipip, v4.IP.Daddr).In(v4.peers, v4.IP.Saddr).Add(&expr.Notrack{}))
 	out = append(out, ipip.In(v4.ipip, v4.IP.Saddr).In(v4.peers, v4.IP.Daddr).Add(&expr.Notrack{}))
@@ -586,11 +586,11 @@ func IsEntry(name string) bool {
 }
 
 // HasEntry reports whether the program has such a chain of the name, for some state.
-func (p *Program) HasEntry(name string) bool {
+func (rs *Ruleset) HasEntry(name string) bool {
 	if IsOuter(name) {
-		return slices.ContainsFunc(p.outerChains(), func(c nft.Chain) bool { return c.Name == name })
+		return slices.ContainsFunc(rs.outerChains(), func(c nft.Chain) bool { return c.Name == name })
 	}
-	return IsEntry(name) && p.Policy != nil
+	return IsEntry(name) && rs.Policy != nil
 }
 
 // IsLearnChain reports whether the chain is one of those for the time-outs of affinity in use.

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"crypto/sha256"
@@ -27,8 +27,8 @@ import (
 // outcome in two bits of the packet's mark (outcome.go): so the cost is the sum of the terms, not
 // their product.
 
-// place is where a program judges.
-type place struct {
+// scope is where a program judges.
+type scope struct {
 	name     string // of its chains, with their digest
 	families []nft.Family
 	denied   string // the chain that what is denied goes to
@@ -36,13 +36,13 @@ type place struct {
 	pods     bool   // it is pods that are judged
 }
 
-func (p *Program) podPlace(f nft.Family) place {
-	return place{name: f.Name + "-rules", families: []nft.Family{f}, denied: f.Name + "-denied", pods: true}
+func (rs *Ruleset) podScope(f nft.Family) scope {
+	return scope{name: f.Name + "-rules", families: []nft.Family{f}, denied: f.Name + "-denied", pods: true}
 }
 
 var (
-	hostPlace      = place{name: "host-rules", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost)}
-	untrackedPlace = place{name: "raw-rules", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost), noTrack: true}
+	hostScope      = scope{name: "host-rules", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost)}
+	untrackedScope = scope{name: "raw-rules", families: []nft.Family{nft.IPv4, nft.IPv6}, denied: dropChain(state.DropHost), noTrack: true}
 )
 
 // limits bound what is written into one chain; what is beyond becomes chains of its own.
@@ -109,23 +109,23 @@ func (d *draft) done(name, comment string) *table.DynamicChain {
 }
 
 // translate returns the first chain of a program.
-func (p *Program) translate(at place, prog *state.Program) *table.DynamicChain {
-	w := programWriter{Program: p, place: at, prog: prog}
+func (rs *Ruleset) translate(at scope, rules *state.Rules) *table.DynamicChain {
+	w := rulesWriter{Ruleset: rs, scope: at, rules: rules}
 	return w.guard(w.first())
 }
 
-// programWriter writes the chains of one program.
-type programWriter struct {
-	*Program
-	place place
-	prog  *state.Program
+// rulesWriter writes the chains of one program.
+type rulesWriter struct {
+	*Ruleset
+	scope scope
+	rules *state.Rules
 }
 
 // first writes the program's first chain.
-func (w *programWriter) first() *table.DynamicChain {
+func (w *rulesWriter) first() *table.DynamicChain {
 	failsafe := func(own *state.PolicyRules) bool { return own.Policy.Kind == model.Failsafe }
-	if w.place.noTrack && len(w.prog.Tiers) > 0 && slices.ContainsFunc(w.prog.Tiers[0].Policies, failsafe) {
-		return w.tracked(w.prog.Tiers[0])
+	if w.scope.noTrack && len(w.rules.Tiers) > 0 && slices.ContainsFunc(w.rules.Tiers[0].Policies, failsafe) {
+		return w.tracked(w.rules.Tiers[0])
 	}
 	stages := w.stages()
 	nested, ways := len(stages) <= w.limits.nested, 1
@@ -141,25 +141,25 @@ func (w *programWriter) first() *table.DynamicChain {
 
 // tracked writes a program whose first tier are the failsafe ports: their packets stay tracked, as
 // replies to what others than the node have sent are among them.
-func (w *programWriter) tracked(failsafe state.Tier) *table.DynamicChain {
-	rest, prog := *w, *w.prog
-	prog.Tiers, rest.prog = prog.Tiers[1:], &prog
+func (w *rulesWriter) tracked(failsafe state.Tier) *table.DynamicChain {
+	rest, rules := *w, *w.rules
+	rules.Tiers, rest.rules = rules.Tiers[1:], &rules
 	d := newDraft()
 	w.stage(d, []state.Tier{failsafe}, outcomes{
 		allow: func(d *draft, r nft.Rule) { d.add(r.Return()) },
 		pass:  func(d *draft, r nft.Rule) { d.goTo(r, rest.first()) },
 	})
-	return d.done(w.place.name, w.title())
+	return d.done(w.scope.name, w.title())
 }
 
 // stages splits the tiers after each that has a rule which passes to the next. What follows a tier
 // that passes nothing on is left out.
-func (w *programWriter) stages() (all [][]state.Tier) {
+func (w *rulesWriter) stages() (all [][]state.Tier) {
 	var stage []state.Tier
-	for i, t := range w.prog.Tiers {
+	for i, t := range w.rules.Tiers {
 		stage = append(stage, t)
 		switch passing := passes(t) > 0; {
-		case passing && i+1 < len(w.prog.Tiers):
+		case passing && i+1 < len(w.rules.Tiers):
 			all = append(all, stage)
 			stage = nil
 		case t.Default == model.Deny:
@@ -185,7 +185,7 @@ func passes(t state.Tier) (n int) {
 type outcomes struct{ allow, pass func(*draft, nft.Rule) }
 
 // nest writes each stage into a chain of its own, from which the one before goes on to it by goto.
-func (w *programWriter) nest(stages [][]state.Tier) *table.DynamicChain {
+func (w *rulesWriter) nest(stages [][]state.Tier) *table.DynamicChain {
 	d := newDraft()
 	o := outcomes{w.allow, w.end}
 	if len(stages) > 1 {
@@ -193,40 +193,40 @@ func (w *programWriter) nest(stages [][]state.Tier) *table.DynamicChain {
 		o.pass = func(d *draft, r nft.Rule) { d.goTo(r, next) }
 	}
 	w.stage(d, stages[0], o)
-	return d.done(w.place.name, w.title())
+	return d.done(w.scope.name, w.title())
 }
 
 // sequence writes one chain that jumps to one stage after the other, however many there are.
-func (w *programWriter) sequence(stages [][]state.Tier) *table.DynamicChain {
+func (w *rulesWriter) sequence(stages [][]state.Tier) *table.DynamicChain {
 	d := newDraft()
 	for _, s := range stages {
 		stage := newDraft()
 		w.stage(stage, s, outcomes{leave(yes), func(d *draft, r nft.Rule) { d.add(r.Return()) }})
-		w.call(d, stage.done(w.place.name+"-tier", truncate(s[0].Name)), outcomes{allow: w.allow})
+		w.call(d, stage.done(w.scope.name+"-tier", truncate(s[0].Name)), outcomes{allow: w.allow})
 	}
 	w.end(d, rule())
-	return d.done(w.place.name, w.title())
+	return d.done(w.scope.name, w.title())
 }
 
 // allow ends the program.
-func (w *programWriter) allow(d *draft, r nft.Rule) {
-	if w.place.noTrack {
+func (w *rulesWriter) allow(d *draft, r nft.Rule) {
+	if w.scope.noTrack {
 		r = r.Add(&expr.Notrack{})
 	}
 	d.add(r.Return())
 }
 
 // end is for packets that passed all tiers.
-func (w *programWriter) end(d *draft, r nft.Rule) {
-	if w.prog.Default == model.Deny {
-		d.add(r.Goto(w.place.denied))
+func (w *rulesWriter) end(d *draft, r nft.Rule) {
+	if w.rules.Default == model.Deny {
+		d.add(r.Goto(w.scope.denied))
 		return
 	}
 	d.add(r.Return())
 }
 
 // stage writes tiers of which the last alone may have rules that pass.
-func (w *programWriter) stage(d *draft, tiers []state.Tier, o outcomes) {
+func (w *rulesWriter) stage(d *draft, tiers []state.Tier, o outcomes) {
 	for _, t := range tiers {
 		for _, own := range t.Policies {
 			w.rulesOf(d, own, o)
@@ -240,7 +240,7 @@ func (w *programWriter) stage(d *draft, tiers []state.Tier, o outcomes) {
 }
 
 // isolate denies what no rule of the tier matched.
-func (w *programWriter) isolate(d *draft, t state.Tier) {
+func (w *rulesWriter) isolate(d *draft, t state.Tier) {
 	r := rule(truncate("no rule of tier " + t.Name + " allows it"))
 	for _, own := range t.Policies {
 		if next := d.count(r, Denied, own.Policy); w.limits.hold(next) {
@@ -250,32 +250,32 @@ func (w *programWriter) isolate(d *draft, t state.Tier) {
 			r = d.count(rule(), Denied, own.Policy)
 		}
 	}
-	d.add(r.Goto(w.place.denied))
+	d.add(r.Goto(w.scope.denied))
 }
 
 // rulesOf writes the rules of a policy, those of a large one into a chain of its own, which all
 // programs share.
-func (w *programWriter) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
+func (w *rulesWriter) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
 	if len(own.Rules) <= w.limits.policy {
-		w.rules(d, own, o)
+		w.policyRules(d, own, o)
 		return
 	}
-	key := policyAt{w.place.name, own.ID}
+	key := policyAt{w.scope.name, own.ID}
 	r := w.large[key]
 	if r == nil {
 		apart := newDraft()
-		w.rules(apart, own, outcomes{leave(yes), leave(passed)})
-		r = apart.done(w.place.name+"-policy", truncate(own.Policy.String()))
+		w.policyRules(apart, own, outcomes{leave(yes), leave(passed)})
+		r = apart.done(w.scope.name+"-policy", truncate(own.Policy.String()))
 		w.large[key] = r
 	}
 	w.call(d, r, o)
 }
 
 // policyAt names the rules of a policy at a place.
-type policyAt struct{ place, id string }
+type policyAt struct{ scope, id string }
 
 // call jumps to a chain and does what its outcome says.
-func (w *programWriter) call(d *draft, to *table.DynamicChain, o outcomes) {
+func (w *rulesWriter) call(d *draft, to *table.DynamicChain, o outcomes) {
 	d.jump(rule(), to)
 	d.marks = true
 	o.allow(d, rule().Mark(expr.CmpOpEq, outcomeBits, yes).SetMark(outcomeBits, nothing))
@@ -284,10 +284,10 @@ func (w *programWriter) call(d *draft, to *table.DynamicChain, o outcomes) {
 	}
 }
 
-func (w *programWriter) rules(d *draft, own *state.PolicyRules, o outcomes) {
+func (w *rulesWriter) policyRules(d *draft, own *state.PolicyRules, o outcomes) {
 	for i := range own.Rules {
 		s := &own.Rules[i]
-		for _, f := range w.place.families {
+		for _, f := range w.scope.families {
 			if s.Family != 0 && int(s.Family) != f.Version() {
 				continue
 			}
@@ -296,7 +296,7 @@ func (w *programWriter) rules(d *draft, own *state.PolicyRules, o outcomes) {
 				case model.Allow:
 					o.allow(d, d.count(r, Allowed, own.Policy))
 				case model.Deny:
-					d.add(d.count(r, Denied, own.Policy).Goto(w.place.denied))
+					d.add(d.count(r, Denied, own.Policy).Goto(w.scope.denied))
 				case model.Pass:
 					o.pass(d, r)
 				case model.Log:
@@ -313,9 +313,9 @@ func comment(own *state.PolicyRules, s *state.Rule) string {
 }
 
 // title names the policies of the program, as many as a comment holds.
-func (w *programWriter) title() string {
+func (w *rulesWriter) title() string {
 	var b strings.Builder
-	for _, t := range w.prog.Tiers {
+	for _, t := range w.rules.Tiers {
 		for _, own := range t.Policies {
 			if b.Len() > 0 {
 				b.WriteString(", ")

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"encoding/binary"
@@ -21,29 +21,29 @@ import (
 // answeringChain notes them.
 const answeringChain = "answering"
 
-func (p *Program) addAgain() {
+func (rs *Ruleset) addAgain() {
 	again := func(name, comment string, key nft.Field) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 4 * driver.MostAgain, Key: []nft.Field{key}, Comment: comment})
+		return rs.AddSet(&nft.Set{Name: name, Dynamic: true, Size: 4 * driver.MostAgain, Key: []nft.Field{key}, Comment: comment})
 	}
-	p.Policy.again = again("again", "families of which packets of established connections are judged again, for a while", nft.NFProto)
-	p.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
-	for _, fp := range p.Families {
+	rs.Policy.again = again("again", "families of which packets of established connections are judged again, for a while", nft.NFProto)
+	rs.Policy.againAll = again("again-all", "those of which all are", nft.NFProto)
+	for _, fp := range rs.Families {
 		fp.Policy.again = again(fp.IP.Name+"-again", "addresses of which packets of established connections are judged again, for a while", fp.IP.Saddr)
-		fp.Policy.Answering = p.AddSet(&nft.Set{Name: fp.IP.Name + "-answering", Dynamic: true, Size: driver.MostAnswering,
+		fp.Policy.Answering = rs.AddSet(&nft.Set{Name: fp.IP.Name + "-answering", Dynamic: true, Size: driver.MostAnswering,
 			Key: []nft.Field{fp.IP.Saddr, fp.IP.Daddr, nft.Sport, nft.Dport}, Comment: "connections of UDP by those addresses that were answered meanwhile"})
 	}
 }
 
 // answering is the chain that packets pass which are let pass though they may be about to be
 // forbidden.
-func (p *Program) answering() nft.Chain {
+func (rs *Ruleset) answering() nft.Chain {
 	c := nft.Chain{Name: answeringChain, Comment: "answers are not judged again: whose they are is noted"}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		f := fp.IP
 		note := func(r nft.Rule) {
 			c.Rules = append(c.Rules, r.Update(fp.Policy.Answering, driver.JudgeAgain, []nft.Field{f.OrigSaddr, f.OrigDaddr, nft.CtOrigSport, nft.CtOrigDport}, nil).Return())
 		}
-		note(rule().Family(f).In(p.Policy.againAll, nft.NFProto))
+		note(rule().Family(f).In(rs.Policy.againAll, nft.NFProto))
 		for _, end := range []nft.Field{f.Saddr, f.Daddr} {
 			note(rule().Family(f).In(fp.Policy.again, end))
 		}
@@ -61,23 +61,23 @@ func (fp *Family) Answered(e *nft.Element) (from, to netip.AddrPort) {
 }
 
 // AgainSets are the sets that say so.
-func (p *Program) AgainSets() []*nft.Set {
-	all := []*nft.Set{p.Policy.again, p.Policy.againAll}
-	for _, fp := range p.Families {
+func (rs *Ruleset) AgainSets() []*nft.Set {
+	all := []*nft.Set{rs.Policy.again, rs.Policy.againAll}
+	for _, fp := range rs.Families {
 		all = append(all, fp.Policy.again, fp.Policy.Answering)
 	}
 	return all
 }
 
 // AgainElements are those that have packets of the addresses judged again, or all.
-func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nft.Element)) {
+func (rs *Ruleset) AgainElements(all bool, addresses []netip.Addr, yield func(*nft.Element)) {
 	all = all || len(addresses) > driver.MostAgain
 	element := func(s *nft.Set, key []byte) {
 		e := nft.Element{Set: s, Life: &nft.Life{Timeout: driver.JudgeAgain, Expires: driver.JudgeAgain}}
 		e.Append(key...)
 		yield(&e)
 	}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		found := false
 		for _, a := range addresses {
 			if fp.IP.Bits == a.BitLen() && !all {
@@ -86,10 +86,10 @@ func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nf
 			}
 		}
 		if all {
-			element(p.Policy.againAll, fp.IP.Number())
+			element(rs.Policy.againAll, fp.IP.Number())
 		}
 		if all || found {
-			element(p.Policy.again, fp.IP.Number())
+			element(rs.Policy.again, fp.IP.Number())
 		}
 	}
 }
@@ -97,16 +97,16 @@ func (p *Program) AgainElements(all bool, addresses []netip.Addr, yield func(*nf
 // judged parts a base chain in two: what lets packets of established connections that are permitted
 // go on, and a chain that judges all others, and those that are judged again. Unless some are, a
 // permitted packet meets the first rule alone.
-func (p *Program) judged(c nft.Chain, permitted nft.Rule, goOn func(nft.Rule) nft.Rule, cut nft.Rule, judge []nft.Rule) []nft.Chain {
+func (rs *Ruleset) judged(c nft.Chain, permitted nft.Rule, goOn func(nft.Rule) nft.Rule, cut nft.Rule, judge []nft.Rule) []nft.Chain {
 	again, judges := c.Name+"-again", c.Name+"-judge"
-	rules := []nft.Rule{rule().In(p.Policy.againAll, nft.NFProto).Goto(judges)}
-	for _, fp := range p.Families {
+	rules := []nft.Rule{rule().In(rs.Policy.againAll, nft.NFProto).Goto(judges)}
+	for _, fp := range rs.Families {
 		for _, end := range []nft.Field{fp.IP.Saddr, fp.IP.Daddr} {
 			rules = append(rules, rule().Family(fp.IP).In(fp.Policy.again, end).Goto(judges))
 		}
 	}
 	c.Rules = []nft.Rule{
-		goOn(permitted.NotIn(p.Policy.again, nft.NFProto)),
+		goOn(permitted.NotIn(rs.Policy.again, nft.NFProto)),
 		rule().CtState(expr.CtStateBitESTABLISHED).Original().Jump(again),
 		permitted.Reply().Proto(unix.IPPROTO_UDP).Jump(answeringChain),
 		permitted.Accept(), // and does not go on: in a flowtable, nothing of it would be judged again

@@ -31,15 +31,15 @@ var (
 
 const arpPrefix = "net.ipv4.conf.all."
 
-// place is a network namespace whose parameters are changed.
-type place struct {
+// tuning is a network namespace whose parameters are changed.
+type tuning struct {
 	ns         *netns.NS
 	record     string // where former values are noted; "": nowhere, and they are not restored
 	parameters map[string]string
 }
 
 // missing are the parameters that have other values. Another strict one of ARP will do.
-func (p place) missing() (left map[string]string, err error) {
+func (p tuning) missing() (left map[string]string, err error) {
 	left = maps.Clone(p.parameters)
 	err = p.ns.Do(func() error {
 		for key, value := range p.parameters {
@@ -56,7 +56,7 @@ func (p place) missing() (left map[string]string, err error) {
 	return left, err
 }
 
-func (p place) set(want map[string]string) error {
+func (p tuning) set(want map[string]string) error {
 	if len(want) == 0 {
 		return nil
 	}
@@ -69,7 +69,7 @@ func (p place) set(want map[string]string) error {
 	})
 }
 
-func (p place) restore() error {
+func (p tuning) restore() error {
 	if p.record == "" {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"bytes"
@@ -42,13 +42,13 @@ func TestLayoutHoldsEachBackendOnce(t *testing.T) {
 // of its elements for each.
 func TestOneRuleUsesEachVerdictMap(t *testing.T) {
 	t.Parallel()
-	p := New(Options{Policy: true})
-	for _, s := range p.Sets {
-		if !s.Verdict || p.OfPolicy(s) {
+	rs := New(Options{Policy: true})
+	for _, s := range rs.Sets {
+		if !s.Verdict || rs.OfPolicy(s) {
 			continue
 		}
 		used := 0
-		for _, c := range p.Chains {
+		for _, c := range rs.Chains {
 			for _, r := range c.Rules {
 				var a nft.Attrs
 				r.Write(&a, "", "")

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"encoding/binary"
@@ -19,8 +19,8 @@ import (
 // This file says which objects an element or a chain of the kernel was made of.
 
 // Frontend is the frontend that the element is about, if it is about one.
-func (p *Program) Frontend(e *nft.Element) (k state.FrontendKey, ok bool) {
-	if p.OfPolicy(e.Set) || int(e.KeyLen) != nft.KeySize(e.Set.Key) {
+func (rs *Ruleset) Frontend(e *nft.Element) (k state.FrontendKey, ok bool) {
+	if rs.OfPolicy(e.Set) || int(e.KeyLen) != nft.KeySize(e.Set.Key) {
 		return k, false // not of services; or someone else's, in a table without an owner
 	}
 	fields, b := e.Set.Key, e.Key[:e.KeyLen]
@@ -74,13 +74,13 @@ func SetOf(e *nft.Element) (id state.SetID, ok bool) {
 }
 
 // NoteKept takes in an element of policy that is kept.
-func (p *Program) NoteKept(k *driver.Kept, e *nft.Element) {
-	if _, raw := p.RawChain(e.Set); raw {
+func (rs *Ruleset) NoteKept(k *driver.Kept, e *nft.Element) {
+	if _, raw := rs.RawChain(e.Set); raw {
 		k.Untracked = true
 	} else if IsHostMap(e.Set) {
 		k.Hosts[DeviceOf(e)] = true
 	}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		address := func(at int) netip.Addr {
 			a, _ := netip.AddrFromSlice(e.Key[at : at+fp.IP.Bits/8])
 			return a
@@ -102,8 +102,8 @@ func (p *Program) NoteKept(k *driver.Kept, e *nft.Element) {
 
 // LearnChainNamed returns what writes the learn chain of the name; nil: no learn chain has that
 // name.
-func (p *Program) LearnChainNamed(name string) func() *table.DynamicChain {
-	fp := p.Family(!strings.HasPrefix(name, nft.IPv6.Name+"-"))
+func (rs *Ruleset) LearnChainNamed(name string) func() *table.DynamicChain {
+	fp := rs.Family(!strings.HasPrefix(name, nft.IPv6.Name+"-"))
 	seconds, err := strconv.Atoi(name[strings.LastIndex(name, "-")+1:])
 	if err != nil || seconds <= 0 {
 		return nil
@@ -114,7 +114,7 @@ func (p *Program) LearnChainNamed(name string) func() *table.DynamicChain {
 }
 
 // DeclaredBy is the policy whose rule has the comment.
-func DeclaredBy(p *state.Program, text string) []model.PolicyKey {
+func DeclaredBy(p *state.Rules, text string) []model.PolicyKey {
 	if p == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"maps"
@@ -16,51 +16,51 @@ import (
 // it for services.
 
 // Programs are those of a policy, by id.
-type Programs = map[state.ProgramID]*state.Program
+type RulesByID = map[state.RulesID]*state.Rules
 
 // EachPolicyElement yields all elements of the policy.
-func (p *Program) EachPolicyElement(s *state.Policy, yield func(*nft.Element)) {
+func (rs *Ruleset) EachPolicyElement(s *state.Policy, yield func(*nft.Element)) {
 	for d := range s.PodDevices {
-		p.DeviceElement(p.Policy.PodDevices, d, yield)
+		rs.DeviceElement(rs.Policy.PodDevices, d, yield)
 	}
 	for d := range s.HostDevices {
-		p.DeviceElement(p.Policy.HostDevices, d, yield)
+		rs.DeviceElement(rs.Policy.HostDevices, d, yield)
 	}
 	for d := range CheckedDevices(s) {
-		p.DeviceElement(p.Policy.Checked, d, yield)
+		rs.DeviceElement(rs.Policy.Checked, d, yield)
 	}
-	p.PodLists(s.PodCIDRs).Elements(yield)
+	rs.PodLists(s.PodCIDRs).Elements(yield)
 	for id, members := range s.Groups {
 		for a := range members {
-			p.MemberElement(id, a, yield)
+			rs.MemberElement(id, a, yield)
 		}
 	}
 	for id, ports := range s.NamedPorts {
 		for n := range ports {
-			p.NamedElement(id, n, yield)
+			rs.NamedElement(id, n, yield)
 		}
 	}
 	for id, ports := range s.PortSets {
-		p.PortElements(id, ports, yield)
+		rs.PortElements(id, ports, yield)
 	}
 	if !s.PodTunnels {
-		p.PortElements(tunnelPorts, &state.Ports{Ranges: tunnels}, yield)
+		rs.PortElements(tunnelPorts, &state.Ports{Ranges: tunnels}, yield)
 	}
 	for id, l := range s.Lists {
 		e := new(nft.Element)
 		for _, c := range l.Prefixes {
-			yield(p.ListElement(e, id, c))
+			yield(rs.ListElement(e, id, c))
 		}
 	}
 	e := new(nft.Element)
 	for _, c := range DeniedPrefixes(s.Denied) {
-		yield(p.DeniedElement(p.DeniedSets(), e, c))
+		yield(rs.DeniedElement(rs.DeniedSets(), e, c))
 	}
 	for a, w := range s.Workloads {
-		p.WorkloadElements(a, w, s.Programs, yield)
+		rs.WorkloadElements(a, w, s.Rules, yield)
 	}
 	for d, h := range s.Hosts {
-		p.HostElements(d, h, s.Programs, yield)
+		rs.HostElements(d, h, s.Rules, yield)
 	}
 }
 
@@ -86,15 +86,15 @@ func CheckedDevices(s *state.Policy) map[int]struct{} {
 }
 
 // DeviceElement yields what an interface becomes in one of the sets of interfaces.
-func (p *Program) DeviceElement(s *nft.Set, device int, yield func(*nft.Element)) {
+func (rs *Ruleset) DeviceElement(s *nft.Set, device int, yield func(*nft.Element)) {
 	e := nft.Element{Set: s}
 	e.AppendUint32(uint32(device))
 	yield(&e)
 }
 
 // MemberElement yields what a member of a group becomes.
-func (p *Program) MemberElement(id state.SetID, a netip.Addr, yield func(*nft.Element)) {
-	fp := p.Family(a.Is4())
+func (rs *Ruleset) MemberElement(id state.SetID, a netip.Addr, yield func(*nft.Element)) {
+	fp := rs.Family(a.Is4())
 	e := nft.Element{Set: fp.Policy.members}
 	e.AppendUint32(groupNumber(id))
 	e.Append(fp.IP.Addr(a)...)
@@ -102,8 +102,8 @@ func (p *Program) MemberElement(id state.SetID, a netip.Addr, yield func(*nft.El
 }
 
 // ListElement is what a prefix of a list becomes. It is written into e, as lists are long.
-func (p *Program) ListElement(e *nft.Element, id state.SetID, c netip.Prefix) *nft.Element {
-	fp := p.Family(c.Addr().Is4())
+func (rs *Ruleset) ListElement(e *nft.Element, id state.SetID, c netip.Prefix) *nft.Element {
+	fp := rs.Family(c.Addr().Is4())
 	*e = nft.Element{Set: fp.Policy.members}
 	e.AppendUint32(listNumber(id, uint8(c.Bits())))
 	e.Append(fp.IP.Addr(c.Addr())...)
@@ -111,8 +111,8 @@ func (p *Program) ListElement(e *nft.Element, id state.SetID, c netip.Prefix) *n
 }
 
 // NamedElement yields what a port with a name becomes.
-func (p *Program) NamedElement(id state.SetID, n state.NamedPort, yield func(*nft.Element)) {
-	fp := p.Family(n.Addr.Is4())
+func (rs *Ruleset) NamedElement(id state.SetID, n state.NamedPort, yield func(*nft.Element)) {
+	fp := rs.Family(n.Addr.Is4())
 	e := nft.Element{Set: fp.Policy.named}
 	e.AppendUint32(namedNumber(id))
 	e.AppendDestination(fp.IP, n.Addr, uint8(n.Protocol), n.Port)
@@ -121,10 +121,10 @@ func (p *Program) NamedElement(id state.SetID, n state.NamedPort, yield func(*nf
 
 // PortElements yields the blocks of a set of ports. A hash set of blocks, unlike one of intervals,
 // loses elements as fast as it gets them.
-func (p *Program) PortElements(id state.SetID, ports *state.Ports, yield func(*nft.Element)) {
+func (rs *Ruleset) PortElements(id state.SetID, ports *state.Ports, yield func(*nft.Element)) {
 	for _, r := range ports.Ranges {
 		eachBlock(r, func(size int, first uint16) {
-			e := nft.Element{Set: p.Policy.ports}
+			e := nft.Element{Set: rs.Policy.ports}
 			e.AppendUint32(portsNumber(id, size))
 			e.Append(uint8(r.Protocol), 0, 0, 0)
 			e.AppendPort(first)
@@ -134,16 +134,16 @@ func (p *Program) PortElements(id state.SetID, ports *state.Ports, yield func(*n
 }
 
 // WorkloadElements yields what leads packets to a pod's programs.
-func (p *Program) WorkloadElements(a netip.Addr, w *state.Workload, programs Programs, yield func(*nft.Element)) {
-	fp := p.Family(a.Is4())
+func (rs *Ruleset) WorkloadElements(a netip.Addr, w *state.Workload, all RulesByID, yield func(*nft.Element)) {
+	fp := rs.Family(a.Is4())
 	comment := truncate(w.Pod.String())
 	if w.Device != 0 {
-		e := nft.Element{Set: fp.Policy.from, Verdict: p.podVerdict(fp.IP, w.Egress, programs), Comment: comment}
+		e := nft.Element{Set: fp.Policy.from, Verdict: rs.podVerdict(fp.IP, w.Egress, all), Comment: comment}
 		e.AppendUint32(uint32(w.Device))
 		e.Append(fp.IP.Addr(a)...)
 		yield(&e)
 	}
-	e := nft.Element{Set: fp.Policy.To, Verdict: p.podVerdict(fp.IP, w.Ingress, programs), Comment: comment}
+	e := nft.Element{Set: fp.Policy.To, Verdict: rs.podVerdict(fp.IP, w.Ingress, all), Comment: comment}
 	e.Append(fp.IP.Addr(a)...)
 	yield(&e)
 	e = nft.Element{Set: fp.Policy.selves}
@@ -153,11 +153,11 @@ func (p *Program) WorkloadElements(a netip.Addr, w *state.Workload, programs Pro
 }
 
 // podVerdict returns where no policy applies. A program that the state lacks denies.
-func (p *Program) podVerdict(f nft.Family, id state.ProgramID, progs Programs) nft.Verdict {
-	at, prog := p.podPlace(f), progs[id]
+func (rs *Ruleset) podVerdict(f nft.Family, id state.RulesID, all RulesByID) nft.Verdict {
+	at, rules := rs.podScope(f), all[id]
 	switch {
-	case prog != nil:
-		return nft.Goto(p.entry(at, prog))
+	case rules != nil:
+		return nft.Goto(rs.entry(at, rules))
 	case id != "":
 		return nft.Goto(at.denied)
 	}
@@ -168,41 +168,41 @@ func (p *Program) podVerdict(f nft.Family, id state.ProgramID, progs Programs) n
 type ChainFunc func(name string, write func() *table.DynamicChain)
 
 // WorkloadChains yields the chains that the elements of a workload lead to.
-func (p *Program) WorkloadChains(a netip.Addr, w *state.Workload, programs Programs, yield ChainFunc) {
-	at := p.podPlace(p.Family(a.Is4()).IP)
-	if prog := programs[w.Egress]; prog != nil && w.Device != 0 {
-		p.useProgram(at, prog, yield)
+func (rs *Ruleset) WorkloadChains(a netip.Addr, w *state.Workload, all RulesByID, yield ChainFunc) {
+	at := rs.podScope(rs.Family(a.Is4()).IP)
+	if rules := all[w.Egress]; rules != nil && w.Device != 0 {
+		rs.useRules(at, rules, yield)
 	}
-	if prog := programs[w.Ingress]; prog != nil {
-		p.useProgram(at, prog, yield)
+	if rules := all[w.Ingress]; rules != nil {
+		rs.useRules(at, rules, yield)
 	}
 }
 
 // hostHook is a place where a host endpoint judges.
 type hostHook struct {
 	set *nft.Set
-	id  state.ProgramID
-	at  place
+	id  state.RulesID
+	at  scope
 }
 
-func (p *Program) hostHooks(h *state.Host) []hostHook {
+func (rs *Ruleset) hostHooks(h *state.Host) []hostHook {
 	return []hostHook{
-		{p.Policy.before, h.PreDNAT, hostPlace},
-		{p.Policy.input, h.Input, hostPlace}, {p.Policy.output, h.Output, hostPlace},
-		{p.Policy.forwardIn, h.ForwardIn, hostPlace}, {p.Policy.forwardOut, h.ForwardOut, hostPlace},
-		{p.Policy.rawIn, h.UntrackedIn, untrackedPlace}, {p.Policy.rawOut, h.UntrackedOut, untrackedPlace},
+		{rs.Policy.before, h.PreDNAT, hostScope},
+		{rs.Policy.input, h.Input, hostScope}, {rs.Policy.output, h.Output, hostScope},
+		{rs.Policy.forwardIn, h.ForwardIn, hostScope}, {rs.Policy.forwardOut, h.ForwardOut, hostScope},
+		{rs.Policy.rawIn, h.UntrackedIn, untrackedScope}, {rs.Policy.rawOut, h.UntrackedOut, untrackedScope},
 	}
 }
 
 // HostElements yields what leads packets to a host endpoint's programs.
-func (p *Program) HostElements(device int, h *state.Host, programs Programs, yield func(*nft.Element)) {
-	for _, j := range p.hostHooks(h) {
+func (rs *Ruleset) HostElements(device int, h *state.Host, all RulesByID, yield func(*nft.Element)) {
+	for _, j := range rs.hostHooks(h) {
 		if j.id == "" {
 			continue
 		}
 		to := j.at.denied
-		if prog := programs[j.id]; prog != nil {
-			to = p.entry(j.at, prog)
+		if rules := all[j.id]; rules != nil {
+			to = rs.entry(j.at, rules)
 		}
 		e := nft.Element{Set: j.set, Verdict: nft.Goto(to), Comment: truncate(h.Name + " " + h.Device)}
 		e.AppendUint32(uint32(device))
@@ -211,80 +211,80 @@ func (p *Program) HostElements(device int, h *state.Host, programs Programs, yie
 }
 
 // HostChains yields the chains of a host endpoint, and the base chains that look it up.
-func (p *Program) HostChains(_ int, h *state.Host, programs Programs, yield ChainFunc) {
-	for _, j := range p.hostHooks(h) {
-		if prog := programs[j.id]; prog != nil {
-			p.useProgram(j.at, prog, yield)
+func (rs *Ruleset) HostChains(_ int, h *state.Host, all RulesByID, yield ChainFunc) {
+	for _, j := range rs.hostHooks(h) {
+		if rules := all[j.id]; rules != nil {
+			rs.useRules(j.at, rules, yield)
 		}
-		if c, ok := p.RawChain(j.set); ok && j.id != "" {
+		if c, ok := rs.RawChain(j.set); ok && j.id != "" {
 			yield(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 		}
 	}
 }
 
 // eachPolicyChain yields all chains that the policy leads to.
-func (p *Program) eachPolicyChain(s *state.Policy, yield ChainFunc) {
+func (rs *Ruleset) eachPolicyChain(s *state.Policy, yield ChainFunc) {
 	for a, w := range s.Workloads {
-		p.WorkloadChains(a, w, s.Programs, yield)
+		rs.WorkloadChains(a, w, s.Rules, yield)
 	}
 	for d, h := range s.Hosts {
-		p.HostChains(d, h, s.Programs, yield)
+		rs.HostChains(d, h, s.Rules, yield)
 	}
-	p.DenyEntries(s.Denied, yield)
+	rs.DenyEntries(s.Denied, yield)
 }
 
-// programAt names a program at a place.
-type programAt struct {
-	place string
-	id    state.ProgramID
+// rulesAt names a program at a place.
+type rulesAt struct {
+	scope string
+	id    state.RulesID
 }
 
-// writtenPrograms caches the chains of programs: their names as long as the programs are in use,
+// writtenRules caches the chains of programs: their names as long as the programs are in use,
 // their rules until the kernel has them.
-type writtenPrograms struct {
-	Names   map[programAt]string
-	written map[programAt]*table.DynamicChain
+type writtenRules struct {
+	Names   map[rulesAt]string
+	written map[rulesAt]*table.DynamicChain
 	large   map[policyAt]*table.DynamicChain
 }
 
-func newWrittenPrograms() writtenPrograms {
-	return writtenPrograms{map[programAt]string{}, map[programAt]*table.DynamicChain{}, map[policyAt]*table.DynamicChain{}}
+func newWrittenRules() writtenRules {
+	return writtenRules{map[rulesAt]string{}, map[rulesAt]*table.DynamicChain{}, map[policyAt]*table.DynamicChain{}}
 }
 
 // write returns the first chain of a program.
-func (p *Program) write(at place, prog *state.Program) *table.DynamicChain {
-	key := programAt{at.name, prog.ID}
-	r := p.written[key]
+func (rs *Ruleset) write(at scope, rules *state.Rules) *table.DynamicChain {
+	key := rulesAt{at.name, rules.ID}
+	r := rs.written[key]
 	if r == nil {
-		r = p.translate(at, prog)
-		p.written[key], p.Names[key] = r, r.Name
+		r = rs.translate(at, rules)
+		rs.written[key], rs.Names[key] = r, r.Name
 	}
 	return r
 }
 
 // ChainsOf are all chains that the program is written into, wherever it judges.
-func (p *Program) ChainsOf(prog *state.Program) (all []*table.DynamicChain) {
-	for _, at := range []place{p.podPlace(nft.IPv4), p.podPlace(nft.IPv6), hostPlace, untrackedPlace} {
-		all = append(all, p.write(at, prog).Tree()...)
+func (rs *Ruleset) ChainsOf(rules *state.Rules) (all []*table.DynamicChain) {
+	for _, at := range []scope{rs.podScope(nft.IPv4), rs.podScope(nft.IPv6), hostScope, untrackedScope} {
+		all = append(all, rs.write(at, rules).Tree()...)
 	}
 	return all
 }
 
 // entry is the name of the first chain of a program.
-func (p *Program) entry(at place, prog *state.Program) string {
-	if name, ok := p.Names[programAt{at.name, prog.ID}]; ok {
+func (rs *Ruleset) entry(at scope, rules *state.Rules) string {
+	if name, ok := rs.Names[rulesAt{at.name, rules.ID}]; ok {
 		return name
 	}
-	return p.write(at, prog).Name
+	return rs.write(at, rules).Name
 }
 
-func (p *Program) useProgram(at place, prog *state.Program, yield ChainFunc) {
-	yield(p.entry(at, prog), func() *table.DynamicChain { return p.write(at, prog) })
+func (rs *Ruleset) useRules(at scope, rules *state.Rules, yield ChainFunc) {
+	yield(rs.entry(at, rules), func() *table.DynamicChain { return rs.write(at, rules) })
 }
 
 // ForgetWritten drops the rules that the kernel has, and the names of programs that are not in use.
-func (p *Program) ForgetWritten(s *state.Policy) {
-	clear(p.written)
-	clear(p.large)
-	maps.DeleteFunc(p.Names, func(j programAt, _ string) bool { return s == nil || s.Programs[j.id] == nil })
+func (rs *Ruleset) ForgetWritten(s *state.Policy) {
+	clear(rs.written)
+	clear(rs.large)
+	maps.DeleteFunc(rs.Names, func(j rulesAt, _ string) bool { return s == nil || s.Rules[j.id] == nil })
 }

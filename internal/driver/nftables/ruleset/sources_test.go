@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"encoding/binary"
@@ -33,10 +33,10 @@ func TestSourceLengths(t *testing.T) {
 // two of them share an element.
 func TestSourcesAreWhatTheRangesHold(t *testing.T) {
 	t.Parallel()
-	p := New(Options{})
+	rs := New(Options{})
 	r := rand.New(rand.NewPCG(5, 6))
 	for round := range 2000 {
-		fp := p.Families[round%2]
+		fp := rs.Families[round%2]
 		random := func() netip.Addr {
 			b := make([]byte, fp.IP.Bits/8)
 			binary.BigEndian.PutUint16(b, uint16(r.Uint32())&0x0f03)
@@ -54,11 +54,11 @@ func TestSourcesAreWhatTheRangesHold(t *testing.T) {
 		k := state.FrontendKey{Addr: random(), Protocol: model.TCP, Port: 80}
 		elements := map[nft.ElementKey]bool{}
 		for _, c := range ranges {
-			p.rangeElements(k, c, func(e *nft.Element) {
+			rs.rangeElements(k, c, func(e *nft.Element) {
 				if elements[e.ElementKey] {
 					t.Fatalf("%v: %v occurs twice", ranges, e)
 				}
-				if got, ok := p.Frontend(e); !ok || got != k {
+				if got, ok := rs.Frontend(e); !ok || got != k {
 					t.Fatalf("%v is said to be of %v, not of %v", e, got, k)
 				}
 				elements[e.ElementKey] = true

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"maps"
@@ -14,27 +14,27 @@ import (
 // chains with rules for them are the list chains.
 
 // addList adds a list of networks.
-func (p *Program) addList(f nft.Family, name, comment string) *nft.Set {
-	s := p.AddSet(nft.NewList(f, name, comment))
-	p.Networks = append(p.Networks, s)
+func (rs *Ruleset) addList(f nft.Family, name, comment string) *nft.Set {
+	s := rs.AddSet(nft.NewList(f, name, comment))
+	rs.Networks = append(rs.Networks, s)
 	return s
 }
 
 // IsList reports whether the set is a list of networks.
-func (p *Program) IsList(s *nft.Set) bool { return slices.Contains(p.Networks, s) }
+func (rs *Ruleset) IsList(s *nft.Set) bool { return slices.Contains(rs.Networks, s) }
 
 // IsListChain reports whether the chain is one of those whose rules depend on lists, or on deny
 // lists.
-func (p *Program) IsListChain(name string) bool { return p.listChains[name] }
+func (rs *Ruleset) IsListChain(name string) bool { return rs.listChains[name] }
 
 // Lists are those of a state.
-func (p *Program) Lists(s *state.State) nft.Lists {
+func (rs *Ruleset) Lists(s *state.State) nft.Lists {
 	all := nft.Lists{}
 	if s.Services != nil {
-		maps.Copy(all, p.SettingsLists(s.Services.Settings))
+		maps.Copy(all, rs.SettingsLists(s.Services.Settings))
 	}
 	if s.Policy != nil {
-		maps.Copy(all, p.PodLists(s.Policy.PodCIDRs))
+		maps.Copy(all, rs.PodLists(s.Policy.PodCIDRs))
 	}
 	return all
 }
@@ -49,9 +49,9 @@ func ExampleLists(of []*nft.Set) nft.Lists {
 }
 
 // SettingsLists are those of services.
-func (p *Program) SettingsLists(s state.Settings) nft.Lists {
+func (rs *Ruleset) SettingsLists(s state.Settings) nft.Lists {
 	all := nft.Lists{}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		all.Put(fp.IP, fp.serviceCIDRs, s.ServiceCIDRs)
 		all.Put(fp.IP, fp.PodCIDRs, s.ClusterCIDRs)
 		all.Put(fp.IP, fp.ownCIDRs, s.LocalCIDRs)
@@ -65,9 +65,9 @@ func (p *Program) SettingsLists(s state.Settings) nft.Lists {
 }
 
 // PodLists are those of policy: the node's pod CIDRs.
-func (p *Program) PodLists(cidrs []netip.Prefix) nft.Lists {
+func (rs *Ruleset) PodLists(cidrs []netip.Prefix) nft.Lists {
 	all := nft.Lists{}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		all.Put(fp.IP, fp.Policy.ownPods, cidrs)
 	}
 	return all
@@ -81,27 +81,27 @@ const (
 
 // ListChains are the list chains with the rules for the lists. None depends on lists of services
 // and on those of policy: they change apart.
-func (p *Program) ListChains(l nft.Lists) []nft.Chain {
+func (rs *Ruleset) ListChains(l nft.Lists) []nft.Chain {
 	stray := nft.Chain{Name: strayInputChain, Comment: "a stray segment of a backend would be answered with a reset"}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		stray.Rules = append(stray.Rules, l.Rules(rule().Family(fp.IP), fp.PodCIDRs, fp.IP.Saddr, goTo(dropChain(state.DropStray)))...)
 	}
 	chains := []nft.Chain{stray}
-	if p.Families[0].outgoing != nil {
+	if rs.Families[0].outgoing != nil {
 		c := nft.Chain{Name: outgoingChain, Comment: "natOutgoing: from a pod to an address that no pod can have"}
-		for _, fp := range p.Families {
+		for _, fp := range rs.Families {
 			c.Rules = append(c.Rules, l.Rules(rule().Family(fp.IP), fp.pools, fp.IP.Daddr, nft.Rule.Return)...)
 			c.Rules = append(c.Rules, l.Rules(rule().Family(fp.IP), fp.outgoing, fp.IP.Saddr, nft.Rule.Masquerade)...)
 		}
 		chains = append(chains, c)
 	}
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		chains = append(chains, fp.serviceListChains(l)...)
-		if p.Policy != nil {
-			chains = append(chains, p.podListChains(fp, l)...)
+		if rs.Policy != nil {
+			chains = append(chains, rs.podListChains(fp, l)...)
 		}
 	}
-	return nft.LookAgain(p.MayMiss, chains...)
+	return nft.LookAgain(rs.MayMiss, chains...)
 }
 
 func goTo(chain string) func(nft.Rule) nft.Rule {
@@ -154,22 +154,22 @@ func (fp *Family) serviceListChains(l nft.Lists) []nft.Chain {
 }
 
 // podListChains find out what to do with packets of no known pod.
-func (p *Program) podListChains(fp *Family, l nft.Lists) []nft.Chain {
+func (rs *Ruleset) podListChains(fp *Family, l nft.Lists) []nft.Chain {
 	f, pods := fp.IP, fp.Policy
 	unknown := func(by nft.Field) []nft.Rule {
 		return l.Rules(rule("of this node's pods, and none that is known").Family(f), pods.ownPods, by, goTo(dropChain(state.DropUnknownPod)))
 	}
 	return []nft.Chain{
 		{Name: f.Name + "-stranger", Comment: "not from a pod that is known by this address at this interface", Rules: concat([]nft.Rule{
-			rule("it is routed there, and no pod is known").In(p.Policy.PodDevices, nft.IIF).Goto(dropChain(state.DropUnknownPod)),
+			rule("it is routed there, and no pod is known").In(rs.Policy.PodDevices, nft.IIF).Goto(dropChain(state.DropUnknownPod)),
 		}, unknown(f.Saddr), []nft.Rule{
-			rule().NotIn(p.Policy.HostDevices, nft.IIF).Goto(dropChain(state.DropUnknownDevice)),
+			rule().NotIn(rs.Policy.HostDevices, nft.IIF).Goto(dropChain(state.DropUnknownDevice)),
 		})},
 		{Name: f.Name + "-received", Comment: "what may reach the destination", Rules: concat([]nft.Rule{
 			rule().Family(f).Vmap(pods.To, f.Daddr),
 		}, unknown(f.Daddr), []nft.Rule{
 			rule("leaves by a pod's interface, or by one of which nothing is known").
-				NotIn(p.Policy.HostDevices, nft.OIF).Goto(dropChain(state.DropUnknownPod)),
+				NotIn(rs.Policy.HostDevices, nft.OIF).Goto(dropChain(state.DropUnknownPod)),
 		})},
 	}
 }

@@ -19,9 +19,9 @@ const TableName = "sluice-farms"
 
 const tableComment = "Sluice's farms. It is kept in step by sluice balance and removed by sluice cleanup."
 
-// program is what the table holds whatever the farms are: its sets, and the chains that packets
+// ruleset is what the table holds whatever the farms are: its sets, and the chains that packets
 // enter by.
-type program struct {
+type ruleset struct {
 	table.Layout
 	families [2]*family
 	// arrivals are the chains that packets come to as they arrive by an interface, in this order,
@@ -86,46 +86,46 @@ type family struct {
 	memories                     []memory // of clients that stay on their backends
 }
 
-func newProgram(clients uint32, mayMiss bool) *program {
-	p := &program{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: mayMiss}, clients: clients}
+func newRuleset(clients uint32, mayMiss bool) *ruleset {
+	rs := &ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: mayMiss}, clients: clients}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
-		p.families[i] = p.newFamily(f)
+		rs.families[i] = rs.newFamily(f)
 		for k := range kinds {
-			p.arrivals = append(p.arrivals, listedName(p.families[i], k))
+			rs.arrivals = append(rs.arrivals, listedName(rs.families[i], k))
 		}
 	}
 	for k := range kinds {
-		p.answering[k] = p.answersChains(k)
+		rs.answering[k] = rs.answersChains(k)
 	}
-	p.covered = p.set("covered", "interfaces with a chain of their own", nft.Set{Key: []nft.Field{nft.IIF}, Late: true})
-	p.Notes = p.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
-	return p
+	rs.covered = rs.set("covered", "interfaces with a chain of their own", nft.Set{Key: []nft.Field{nft.IIF}, Late: true})
+	rs.Notes = rs.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
+	return rs
 }
 
-func (p *program) family(is4 bool) *family {
+func (rs *ruleset) family(is4 bool) *family {
 	if is4 {
-		return p.families[0]
+		return rs.families[0]
 	}
-	return p.families[1]
+	return rs.families[1]
 }
 
 // set adds a set.
-func (p *program) set(name, comment string, s nft.Set) *nft.Set {
+func (rs *ruleset) set(name, comment string, s nft.Set) *nft.Set {
 	s.Name, s.Comment = name, comment
 	s.Early = s.Early || !s.Verdict && !s.Dynamic && !s.Late
-	p.AddSet(&s)
-	if p.MayMiss && s.Verdict && s.Ranges {
+	rs.AddSet(&s)
+	if rs.MayMiss && s.Verdict && s.Ranges {
 		next := s
 		next.Name, next.Comment = name+"-next", "the same, while it changes"
 		next.Late = true // what a change that did not end has left there goes before what comes
-		s.StandIn = p.AddSet(&next)
+		s.StandIn = rs.AddSet(&next)
 	}
 	return &s
 }
 
-func (p *program) newFamily(ip nft.Family) *family {
+func (rs *ruleset) newFamily(ip nft.Family) *family {
 	fp := &family{ip: ip}
-	set := func(name, comment string, s nft.Set) *nft.Set { return p.set(ip.Name+"-"+name, comment, s) }
+	set := func(name, comment string, s nft.Set) *nft.Set { return rs.set(ip.Name+"-"+name, comment, s) }
 	for k := range kinds {
 		place := func(name, comment string, s nft.Set) *nft.Set {
 			s.Key, s.Ranges = append(s.Key[:len(s.Key):len(s.Key)], fp.place()...), k != exact
@@ -151,24 +151,24 @@ func (p *program) newFamily(ip nft.Family) *family {
 	fp.backendSources = set("backend-sources", "place . backend : address in place of the client's",
 		nft.Set{Key: append(fp.place(), ip.Daddr), Data: []nft.Field{ip.Saddr}})
 	fp.members = set("members", "list . network", nft.Set{Key: []nft.Field{nft.Mark, ip.Saddr}})
-	fp.addMemory(p, set)
+	fp.addMemory(rs, set)
 	return fp
 }
 
 // addMemory adds what is known of clients.
-func (fp *family) addMemory(p *program, set func(name, comment string, s nft.Set) *nft.Set) {
+func (fp *family) addMemory(rs *ruleset, set func(name, comment string, s nft.Set) *nft.Set) {
 	number, backend := []nft.Field{nft.Mark}, []nft.Field{fp.ip.Daddr, nft.Dport}
 	source := append(number[:1:1], fp.ip.Saddr)
 	fp.stages = set("stages", "stage . farm : what it does in the stage", nft.Set{Key: []nft.Field{nft.Mark, nft.Mark}, Verdict: true, Early: true})
-	fp.rates = set("rates", "farm . source : how often it connects", nft.Set{Key: source, Dynamic: true, Size: p.clients})
-	fp.counts = set("counts", "farm . source : its connections", nft.Set{Key: source, Dynamic: true, Counts: true, Size: p.clients})
+	fp.rates = set("rates", "farm . source : how often it connects", nft.Set{Key: source, Dynamic: true, Size: rs.clients})
+	fp.counts = set("counts", "farm . source : its connections", nft.Set{Key: source, Dynamic: true, Counts: true, Size: rs.clients})
 	fp.backendLimits = set("backend-limits", "farm . backend : how many connections it may have", nft.Set{Key: append(number[:1:1], backend...), Verdict: true})
 	fp.backendCounts = set("backend-counts", "farm . backend : its connections",
-		nft.Set{Key: append(number[:1:1], backend...), Dynamic: true, Counts: true, Size: p.clients})
+		nft.Set{Key: append(number[:1:1], backend...), Dynamic: true, Counts: true, Size: rs.clients})
 	fp.resets = set("resets", "address . port . source : how often it resets",
-		nft.Set{Key: []nft.Field{fp.ip.Daddr, nft.Dport, fp.ip.Saddr}, Dynamic: true, Size: p.clients})
+		nft.Set{Key: []nft.Field{fp.ip.Daddr, nft.Dport, fp.ip.Saddr}, Dynamic: true, Size: rs.clients})
 	fp.refusals = set("refusals", "where a backend answers from : how often it refuses connections",
-		nft.Set{Key: []nft.Field{fp.ip.Saddr, nft.L4Proto, nft.Sport}, Dynamic: true, Size: p.clients})
+		nft.Set{Key: []nft.Field{fp.ip.Saddr, nft.L4Proto, nft.Sport}, Dynamic: true, Size: rs.clients})
 	for i, parts := range forms {
 		key, suffix := number[:1:1], [...]string{"", "-ether"}[i]
 		for _, part := range parts {
@@ -177,7 +177,7 @@ func (fp *family) addMemory(p *program, set func(name, comment string, s nft.Set
 		fp.memories = append(fp.memories, memory{
 			parts:    parts,
 			sessions: set("sessions"+suffix, "farm . client : the backend that it was given", nft.Set{Key: key, Data: backend}),
-			clients:  set("clients"+suffix, "farm . client : the backend that it stays on", nft.Set{Key: key, Data: backend, Dynamic: true, Size: p.clients}),
+			clients:  set("clients"+suffix, "farm . client : the backend that it stays on", nft.Set{Key: key, Data: backend, Dynamic: true, Size: rs.clients}),
 		})
 	}
 }
@@ -201,8 +201,8 @@ func (fp *family) flow(key model.FlowKey) (fields []nft.Field) {
 	return fields
 }
 
-// place is where clients find a farm. An invalid address stands for all.
-type place struct {
+// virtualAddr is where clients find a farm. An invalid address stands for all.
+type virtualAddr struct {
 	kind  kind
 	addr  netip.Addr
 	proto model.Protocol
@@ -210,7 +210,7 @@ type place struct {
 }
 
 // at is an element of a set of places of its kind; a slot comes first where the set has slots.
-func (fp *family) at(sets [kinds]*nft.Set, p place, slot ...uint32) nft.Element {
+func (fp *family) at(sets [kinds]*nft.Set, p virtualAddr, slot ...uint32) nft.Element {
 	e := nft.Element{Set: sets[p.kind]}
 	put := func(addr netip.Addr, port uint16) {
 		for _, s := range slot {

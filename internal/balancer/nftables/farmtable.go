@@ -12,18 +12,18 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// part is one of the driver's tables, and what the kernel holds of it as far as we know.
-type part struct {
+// farmTable is one of the driver's tables, and what the kernel holds of it as far as we know.
+type farmTable struct {
 	*table.Table
-	prog   *program
-	links  *link.Reader
-	claims claims
-	lists  listings
-	covers []int // interfaces with chains
+	ruleset *ruleset
+	links   *link.Reader
+	claims  elementClaims
+	lists   listings
+	covers  []int // interfaces with chains
 }
 
 // openPart opens sockets in the calling thread's network namespace.
-func openPart(p *program) (*part, error) {
+func openPart(rs *ruleset) (*farmTable, error) {
 	sock, err := nft.Dial()
 	if err != nil {
 		return nil, err
@@ -32,23 +32,23 @@ func openPart(p *program) (*part, error) {
 	if err != nil {
 		return nil, errors.Join(err, sock.Close())
 	}
-	return &part{Table: table.New(&p.Layout, TableName, tableComment, sock), prog: p, links: links, claims: claims{}}, nil
+	return &farmTable{Table: table.New(&rs.Layout, TableName, tableComment, sock), ruleset: rs, links: links, claims: elementClaims{}}, nil
 }
 
-func (t *part) close() error {
+func (t *farmTable) close() error {
 	t.links.Close()
 	return t.Sock.Close()
 }
 
 // beside is the same part with a table of another name, of which nothing is known.
-func (t *part) beside(name string, p *program) *part {
-	n := &part{Table: t.Beside(name), prog: p, links: t.links, claims: claims{}}
-	n.Layout = &p.Layout
+func (t *farmTable) beside(name string, rs *ruleset) *farmTable {
+	n := &farmTable{Table: t.Beside(name), ruleset: rs, links: t.links, claims: elementClaims{}}
+	n.Layout = &rs.Layout
 	return n
 }
 
 // update plans what follows of a change of the farms.
-func (t *part) update(ctx context.Context, have *state.Farms, d state.FarmsDelta, n *numbers) *change {
+func (t *farmTable) update(ctx context.Context, have *state.Farms, d state.FarmsDelta, n *numbers) *tableChange {
 	c := t.begin(t.Change(), t.Refs, t.claims, listChange{t.lists, maps.Clone(t.lists)}, n)
 	now, old := c.follow(have, d), map[string]*state.Farm{}
 	maps.Copy(now, d.Farms)
@@ -76,7 +76,7 @@ func (t *part) update(ctx context.Context, have *state.Farms, d state.FarmsDelta
 
 // adopt plans the difference between the kernel's table and what is wanted; first: nothing is known
 // of the table.
-func (t *part) adopt(ctx context.Context, want *state.Farms, n *numbers, first bool) (*change, error) {
+func (t *farmTable) adopt(ctx context.Context, want *state.Farms, n *numbers, first bool) (*tableChange, error) {
 	if err := t.Look(ctx, !first); err != nil {
 		return nil, err
 	}
@@ -88,10 +88,10 @@ func (t *part) adopt(ctx context.Context, want *state.Farms, n *numbers, first b
 		return t.fresh(want, n), nil
 	}
 	before := have.Refs()
-	c := t.begin(t.Anew(), before, claims{}, listChange{listings{}, listings{}}, n)
+	c := t.begin(t.Anew(), before, elementClaims{}, listChange{listings{}, listings{}}, n)
 	c.all(want)
 	a := table.Adoption{Change: c.Change, Have: have, Deep: t.Doubt}
-	if !a.SameProgram(t.prog.note()) {
+	if !a.SameRuleset(t.ruleset.note()) {
 		c = t.fresh(want, n)
 		c.replaces = true
 		return c, nil
@@ -101,25 +101,25 @@ func (t *part) adopt(ctx context.Context, want *state.Farms, n *numbers, first b
 		return nil, err
 	}
 	c.leave(a.PlanChains(before, false, stays))
-	a.WriteNotes(t.prog.note())
+	a.WriteNotes(t.ruleset.note())
 	c.adopts, c.done = true, func() { a.Adopted(first) }
 	return c, nil
 }
 
 // fresh plans a whole table, where there is none.
-func (t *part) fresh(want *state.Farms, n *numbers) *change {
-	c := t.begin(t.Anew(), table.NewChainRefs(), claims{}, listChange{listings{}, listings{}}, n)
+func (t *farmTable) fresh(want *state.Farms, n *numbers) *tableChange {
+	c := t.begin(t.Anew(), table.NewChainRefs(), elementClaims{}, listChange{listings{}, listings{}}, n)
 	c.fresh, c.adopts, c.Batch.Fresh = want, true, true
 	c.all(want)
 	c.create(t.Flags(), want)
 	a := table.Adoption{Change: c.Change}
-	a.WriteNotes(t.prog.note())
+	a.WriteNotes(t.ruleset.note())
 	c.done = func() { a.Adopted(true) }
 	return c
 }
 
 // send has the kernel carry out a change. A table of another program makes way.
-func (c *change) send(ctx context.Context) error {
+func (c *tableChange) send(ctx context.Context) error {
 	t := c.t
 	if c.adopts {
 		if err := t.Claim(ctx, t.Name); err != nil {
@@ -136,14 +136,14 @@ func (c *change) send(ctx context.Context) error {
 }
 
 // sendAfter makes a table that remembers the clients that another one does.
-func (c *change) sendAfter(ctx context.Context, old string) error {
+func (c *tableChange) sendAfter(ctx context.Context, old string) error {
 	if err := c.recall(ctx, old); err != nil {
 		return err
 	}
 	return c.commit()
 }
 
-func (c *change) commit() error {
+func (c *tableChange) commit() error {
 	if _, err := c.t.Commit(c.Batch); err != nil {
 		return err
 	}
@@ -153,11 +153,11 @@ func (c *change) commit() error {
 }
 
 // rebuild has a fresh table take the place of another program's.
-func (t *part) rebuild(ctx context.Context, want *state.Farms, n *numbers) error {
-	var last *part
+func (t *farmTable) rebuild(ctx context.Context, want *state.Farms, n *numbers) error {
+	var last *farmTable
 	serves := func(entries []string) bool { return len(entries) > 0 }
 	err := t.Rebuild(ctx, serves, func(name, old string) error {
-		last = t.beside(name, t.prog)
+		last = t.beside(name, t.ruleset)
 		if err := t.Drop(ctx, name); err != nil {
 			return err
 		}

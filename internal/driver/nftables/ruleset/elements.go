@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"net/netip"
@@ -15,55 +15,55 @@ import (
 // element once; the elements of different frontends never share a key.
 
 // EachElement yields all elements of the state.
-func (p *Program) EachElement(s *state.State, yield func(*nft.Element)) {
+func (rs *Ruleset) EachElement(s *state.State, yield func(*nft.Element)) {
 	if s.Services != nil {
-		p.eachServiceElement(s.Services, yield)
+		rs.eachServiceElement(s.Services, yield)
 	}
 	if s.Policy != nil {
-		p.EachPolicyElement(s.Policy, yield)
+		rs.EachPolicyElement(s.Policy, yield)
 	}
 }
 
-func (p *Program) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
-	p.SettingsLists(s.Settings).Elements(yield)
-	p.DeviceElements(s.Settings, yield)
+func (rs *Ruleset) eachServiceElement(s *state.Services, yield func(*nft.Element)) {
+	rs.SettingsLists(s.Settings).Elements(yield)
+	rs.DeviceElements(s.Settings, yield)
 	for a := range s.ClusterIPs {
-		p.ClusterIPElement(a, yield)
+		rs.ClusterIPElement(a, yield)
 	}
 	for a := range s.OtherIPs {
-		p.OtherIPElement(a, yield)
+		rs.OtherIPElement(a, yield)
 	}
 	for a := range s.Hairpins {
-		p.HairpinElement(a, yield)
+		rs.HairpinElement(a, yield)
 	}
 	for a := range s.Peers {
-		p.PeerElement(a, yield)
+		rs.PeerElement(a, yield)
 	}
 	for k, f := range s.Frontends {
-		p.FrontendElements(k, f, yield)
-		p.SourceElements(k, f, yield)
+		rs.FrontendElements(k, f, yield)
+		rs.SourceElements(k, f, yield)
 	}
 }
 
 // ClusterIPElement yields what an address of a service becomes.
-func (p *Program) ClusterIPElement(a netip.Addr, yield func(*nft.Element)) {
-	p.addressElement(p.Family(a.Is4()).clusterIPs, a, yield)
+func (rs *Ruleset) ClusterIPElement(a netip.Addr, yield func(*nft.Element)) {
+	rs.addressElement(rs.Family(a.Is4()).clusterIPs, a, yield)
 }
 
 // OtherIPElement yields what an address becomes that another program serves.
-func (p *Program) OtherIPElement(a netip.Addr, yield func(*nft.Element)) {
-	p.addressElement(p.Family(a.Is4()).OtherIPs, a, yield)
+func (rs *Ruleset) OtherIPElement(a netip.Addr, yield func(*nft.Element)) {
+	rs.addressElement(rs.Family(a.Is4()).OtherIPs, a, yield)
 }
 
-func (p *Program) addressElement(s *nft.Set, a netip.Addr, yield func(*nft.Element)) {
+func (rs *Ruleset) addressElement(s *nft.Set, a netip.Addr, yield func(*nft.Element)) {
 	e := nft.Element{Set: s}
-	e.Append(p.Family(a.Is4()).IP.Addr(a)...)
+	e.Append(rs.Family(a.Is4()).IP.Addr(a)...)
 	yield(&e)
 }
 
 // HairpinElement yields what an endpoint on this node becomes.
-func (p *Program) HairpinElement(a netip.Addr, yield func(*nft.Element)) {
-	fp := p.Family(a.Is4())
+func (rs *Ruleset) HairpinElement(a netip.Addr, yield func(*nft.Element)) {
+	fp := rs.Family(a.Is4())
 	e := nft.Element{Set: fp.hairpins}
 	e.Append(fp.IP.Addr(a)...)
 	e.Append(fp.IP.Addr(a)...)
@@ -71,19 +71,19 @@ func (p *Program) HairpinElement(a netip.Addr, yield func(*nft.Element)) {
 }
 
 // PeerElement yields what an address of another node becomes.
-func (p *Program) PeerElement(a netip.Addr, yield func(*nft.Element)) {
-	if s := p.Family(a.Is4()).peers; s != nil {
-		p.addressElement(s, a, yield)
+func (rs *Ruleset) PeerElement(a netip.Addr, yield func(*nft.Element)) {
+	if s := rs.Family(a.Is4()).peers; s != nil {
+		rs.addressElement(s, a, yield)
 	}
 }
 
 // DeviceElements yields what the settings become beside lists of networks.
-func (p *Program) DeviceElements(s state.Settings, yield func(*nft.Element)) {
+func (rs *Ruleset) DeviceElements(s state.Settings, yield func(*nft.Element)) {
 	for _, t := range s.Tunnels {
-		switch fp := p.Family(t.Addr.Is4()); {
+		switch fp := rs.Family(t.Addr.Is4()); {
 		case fp.vxlan == nil:
 		case t.Port == 0:
-			p.addressElement(fp.ipip, t.Addr, yield)
+			rs.addressElement(fp.ipip, t.Addr, yield)
 		default:
 			e := nft.Element{Set: fp.vxlan}
 			e.Append(uint8(model.UDP), 0, 0, 0)
@@ -92,7 +92,7 @@ func (p *Program) DeviceElements(s state.Settings, yield func(*nft.Element)) {
 		}
 	}
 	for _, a := range s.SNAT {
-		if fp := p.Family(a.Addr.Is4()); fp.snat != nil {
+		if fp := rs.Family(a.Addr.Is4()); fp.snat != nil {
 			e := nft.Element{Set: fp.snat}
 			e.AppendName(a.Device)
 			e.SetAddr(fp.IP, a.Addr)
@@ -118,8 +118,8 @@ func (fp *Family) keptSources(s state.Settings) []netip.Prefix {
 func (fp *Family) holds(a netip.Addr) bool { return a.Is4() == (fp.IP.Bits == 32) }
 
 // FrontendElements yields what one frontend puts into the sets, except for its source ranges.
-func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
-	fp := p.Family(k.Addr.Is4())
+func (rs *Ruleset) FrontendElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
+	fp := rs.Family(k.Addr.Is4())
 	at := func(s *nft.Set) nft.Element {
 		e := nft.Element{Set: s}
 		e.AppendDestination(fp.IP, k.Addr, uint8(k.Protocol), k.Port)
@@ -135,7 +135,7 @@ func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield
 	}
 	mark := func(s *nft.Set) { e := at(s); yield(&e) }
 
-	if p.ipvs && len(f.Backends) > 0 {
+	if rs.ipvs && len(f.Backends) > 0 {
 		put(fp.Frontends, nft.Goto(fp.ipvsName()))
 	} else {
 		put(fp.Frontends, fp.serve(f.Backends, f.Reject, false))
@@ -163,11 +163,11 @@ func (p *Program) FrontendElements(k state.FrontendKey, f *state.Frontend, yield
 // Later are the sets in which elements of a frontend go later than in others, as packets that found
 // it as it was before look them up still. It serves nobody where it goes, or has no backends any
 // more.
-func (p *Program) Later(k state.FrontendKey, before, after *state.Frontend) (sets []*nft.Set) {
+func (rs *Ruleset) Later(k state.FrontendKey, before, after *state.Frontend) (sets []*nft.Set) {
 	if before == nil || after == nil {
 		return nil
 	}
-	fp := p.Family(k.Addr.Is4())
+	fp := rs.Family(k.Addr.Is4())
 	if len(before.Backends) > 0 && len(after.Backends) > 0 {
 		if old := fp.slots(class(len(before.Backends)), false); old != fp.slots(class(len(after.Backends)), false) {
 			sets = append(sets, old)
@@ -185,8 +185,8 @@ func (p *Program) Later(k state.FrontendKey, before, after *state.Frontend) (set
 }
 
 // Late reports whether the set is one that Later may name.
-func (p *Program) Late(s *nft.Set) bool {
-	return slices.ContainsFunc(p.Families[:], func(fp *Family) bool {
+func (rs *Ruleset) Late(s *nft.Set) bool {
+	return slices.ContainsFunc(rs.Families[:], func(fp *Family) bool {
 		return s == fp.Sources || slices.Contains(fp.Backends[:], s) || slices.Contains(fp.localBackends[:], s)
 	})
 }
@@ -262,34 +262,34 @@ func (fp *Family) affineElements(k state.FrontendKey, f *state.Frontend, yield f
 }
 
 // EachChain yields the chains, beside the program's own, that the state leads to.
-func (p *Program) EachChain(s *state.State, yield ChainFunc) {
+func (rs *Ruleset) EachChain(s *state.State, yield ChainFunc) {
 	if s.Services != nil {
-		p.SettingsChains(s.Services.Settings, yield)
+		rs.SettingsChains(s.Services.Settings, yield)
 		for k, f := range s.Services.Frontends {
-			p.FrontendChains(k, f, yield)
+			rs.FrontendChains(k, f, yield)
 		}
 	}
 	if s.Policy != nil {
-		p.eachPolicyChain(s.Policy, yield)
+		rs.eachPolicyChain(s.Policy, yield)
 	}
 }
 
 // SettingsChains yields the chains that the settings lead to.
-func (p *Program) SettingsChains(s state.Settings, yield ChainFunc) {
+func (rs *Ruleset) SettingsChains(s state.Settings, yield ChainFunc) {
 	if !s.Untracked || len(s.Tunnels) == 0 {
 		return
 	}
-	for _, c := range p.outerChains() {
+	for _, c := range rs.outerChains() {
 		yield(c.Name, func() *table.DynamicChain { return &table.DynamicChain{Chain: c} })
 	}
 }
 
 // FrontendChains yields the learn chain of a frontend with affinity.
-func (p *Program) FrontendChains(k state.FrontendKey, f *state.Frontend, yield ChainFunc) {
+func (rs *Ruleset) FrontendChains(k state.FrontendKey, f *state.Frontend, yield ChainFunc) {
 	if f == nil || AffinityTimeout(f) == 0 {
 		return
 	}
-	fp := p.Family(k.Addr.Is4())
+	fp := rs.Family(k.Addr.Is4())
 	yield(fp.learnName(AffinityTimeout(f)), func() *table.DynamicChain { return &table.DynamicChain{Chain: fp.learnChain(AffinityTimeout(f))} })
 }
 

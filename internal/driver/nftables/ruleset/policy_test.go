@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"net/netip"
@@ -19,13 +19,13 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 	s.Hosts[2] = &state.Host{Input: "gone"}
 	s.PodTunnels = true
 	s.PortSets[0x100] = &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: 22, Last: 22}}}
-	p := New(Options{Policy: true})
+	rs := New(Options{Policy: true})
 	verdicts, ports := map[string]int{}, 0
-	p.EachPolicyElement(s, func(e *nft.Element) {
+	rs.EachPolicyElement(s, func(e *nft.Element) {
 		switch {
 		case e.Set.Verdict:
 			verdicts[e.Verdict.Chain]++
-		case e.Set == p.Policy.ports:
+		case e.Set == rs.Policy.ports:
 			ports++
 		}
 	})

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"encoding/binary"
@@ -33,7 +33,7 @@ func (s inSet) not(r nft.Rule) nft.Rule  { return r.Lookup(s.number, s.set, true
 
 // matches returns rules, without an end, of which one goes on if s matches. None: s matches nothing
 // here.
-func (w *programWriter) matches(d *draft, f nft.Family, s *state.Rule, comment string) []nft.Rule {
+func (w *rulesWriter) matches(d *draft, f nft.Family, s *state.Rule, comment string) []nft.Rule {
 	q := w.family(f).ask(s)
 	if slices.ContainsFunc(q.oneOf, func(tests []test) bool { return len(tests) == 0 }) {
 		return nil
@@ -126,12 +126,12 @@ type matcher struct {
 	ports *nft.Set
 }
 
-func (w *programWriter) family(f nft.Family) matcher {
-	fp := w.Program.Families[0]
+func (w *rulesWriter) family(f nft.Family) matcher {
+	fp := w.Ruleset.Families[0]
 	if f.Bits == nft.IPv6.Bits {
-		fp = w.Program.Families[1]
+		fp = w.Ruleset.Families[1]
 	}
-	return matcher{fp, w.Program.Policy.ports}
+	return matcher{fp, w.Ruleset.Policy.ports}
 }
 
 // ask lists what s matches, cheap tests first.

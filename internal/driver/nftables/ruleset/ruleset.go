@@ -1,8 +1,8 @@
-// Package program is the content of the table: which sets and chains there are (sets.go,
+// Package ruleset is the content of the table: which sets and chains there are (sets.go,
 // chains.go), which elements the objects of a state become (elements.go, policy_elements.go), which
 // chains the rules of policies become (policy_chains.go), and what an element of the kernel says of
 // objects (decode.go). It sends and reads nothing.
-package program
+package ruleset
 
 import (
 	"fmt"
@@ -26,7 +26,7 @@ const TableComment = "Sluice's services. It is kept in step by sluice run and re
 
 // Program is the constant part of the table: its sets and chains with their rules, of list chains
 // with those for empty lists. It is the same on every node, whatever is balanced and permitted.
-type Program struct {
+type Ruleset struct {
 	table.Layout
 	Chains   []nft.Chain
 	Families [2]*Family
@@ -34,21 +34,21 @@ type Program struct {
 	// Flowtable is where established connections pass by the chains; "": they do not.
 	Flowtable string
 
-	ipvs            bool     // see Options.IPVS
-	note            string   // what Note returns, once it was asked: to write it all takes a while
-	Counters        []string // named, beside those of policies
-	limits          limits
-	Networks        []*nft.Set      // the sets that are lists of networks
-	listChains      map[string]bool // chains with rules for them, or for deny lists
-	writtenPrograms                 // of the programs of policy
+	ipvs         bool     // see Options.IPVS
+	note         string   // what Note returns, once it was asked: to write it all takes a while
+	Counters     []string // named, beside those of policies
+	limits       limits
+	Networks     []*nft.Set      // the sets that are lists of networks
+	listChains   map[string]bool // chains with rules for them, or for deny lists
+	writtenRules                 // of the programs of policy
 }
 
 // Family returns the half of the program for an address.
-func (p *Program) Family(is4 bool) *Family {
+func (rs *Ruleset) Family(is4 bool) *Family {
 	if is4 {
-		return p.Families[0]
+		return rs.Families[0]
 	}
-	return p.Families[1]
+	return rs.Families[1]
 }
 
 // AffinitySize bounds the remembered clients of a family. A full map learns no more: new clients
@@ -72,73 +72,75 @@ type Options struct {
 }
 
 // New returns the program for services and what else is asked for.
-func New(o Options) *Program {
-	p := NewSets(o, AffinitySize)
-	p.AddChains()
-	return p
+func New(o Options) *Ruleset {
+	rs := NewSets(o, AffinitySize)
+	rs.AddChains()
+	return rs
 }
 
 // NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
-func NewSets(o Options, clients uint32) *Program {
-	p := &Program{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: o.MayMiss}, ipvs: o.IPVS, limits: usualLimits, writtenPrograms: newWrittenPrograms()}
+func NewSets(o Options, clients uint32) *Ruleset {
+	rs := &Ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: o.MayMiss}, ipvs: o.IPVS, limits: usualLimits, writtenRules: newWrittenRules()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
-		p.Families[i] = p.addFamily(f, clients)
+		rs.Families[i] = rs.addFamily(f, clients)
 	}
-	p.Notes = p.AddSet(&nft.Set{
+	rs.Notes = rs.AddSet(&nft.Set{
 		Name: "notes", Key: []nft.Field{nft.Mark},
 		Comment: "what the agent needs to know when it starts: a digest of each set's content",
 	})
 	if o.Fabric {
-		for _, fp := range p.Families {
-			p.addFabric(fp)
+		for _, fp := range rs.Families {
+			rs.addFabric(fp)
 		}
 	}
 	if o.Policy {
-		p.addPolicySets()
+		rs.addPolicySets()
 	}
 	if o.FlowOffload {
-		p.Flowtable = "established"
+		rs.Flowtable = "established"
 	}
-	for _, reason := range p.drops() {
-		p.Counters = append(p.Counters, DropPrefix+string(reason))
+	for _, reason := range rs.drops() {
+		rs.Counters = append(rs.Counters, DropPrefix+string(reason))
 	}
-	return p
+	return rs
 }
 
 // HasChain reports whether the chain is one of the program's own.
-func (p *Program) HasChain(name string) bool {
-	return slices.ContainsFunc(p.Chains, func(c nft.Chain) bool { return c.Name == name })
+func (rs *Ruleset) HasChain(name string) bool {
+	return slices.ContainsFunc(rs.Chains, func(c nft.Chain) bool { return c.Name == name })
 }
 
 // HasPolicy reports whether the program is one for policy, too.
-func (p *Program) HasPolicy() bool { return p.Policy != nil }
+func (rs *Ruleset) HasPolicy() bool { return rs.Policy != nil }
 
 // AskApart has rules asked in chains of their own, as large ones are, however small they are.
-func (p *Program) AskApart() { p.limits = apartLimits }
+func (rs *Ruleset) AskApart() { rs.limits = apartLimits }
 
 // OfPolicy reports whether the set is one of policy's, which come after all others.
-func (p *Program) OfPolicy(s *nft.Set) bool { return p.Policy != nil && s.ID >= p.Policy.PodDevices.ID }
+func (rs *Ruleset) OfPolicy(s *nft.Set) bool {
+	return rs.Policy != nil && s.ID >= rs.Policy.PodDevices.ID
+}
 
 // Create adds the program's sets, counters, flowtable and chains that the table lacks, and has the
 // rules of all chains be those for the state.
-func (p *Program) Create(b *nft.Batch, have *nft.Table, s *state.State) {
+func (rs *Ruleset) Create(b *nft.Batch, have *nft.Table, s *state.State) {
 	if have == nil {
 		have = &nft.Table{}
 	}
-	for _, name := range p.Counters {
+	for _, name := range rs.Counters {
 		if !have.Counters[name] {
 			b.AddCounter(name)
 		}
 	}
-	for _, s := range p.Sets {
+	for _, s := range rs.Sets {
 		if _, there := have.Sets[s.Name]; !there {
 			b.AddSet(s)
 		}
 	}
-	if p.Flowtable != "" && !have.Flowtables[p.Flowtable] {
-		b.AddFlowtable(p.Flowtable)
+	if rs.Flowtable != "" && !have.Flowtables[rs.Flowtable] {
+		b.AddFlowtable(rs.Flowtable)
 	}
-	chains := p.ChainsFor(s)
+	chains := rs.ChainsFor(s)
 	// All chains before the first rule, as rules refer to chains.
 	for _, c := range chains {
 		if !have.Chains[c.Name] {
@@ -155,15 +157,15 @@ func (p *Program) Create(b *nft.Batch, have *nft.Table, s *state.State) {
 }
 
 // ChainsFor are the program's chains with their rules for the state; nil: for an empty one.
-func (p *Program) ChainsFor(s *state.State) []nft.Chain {
+func (rs *Ruleset) ChainsFor(s *state.State) []nft.Chain {
 	if s == nil {
-		return p.Chains
+		return rs.Chains
 	}
 	changing := map[string]nft.Chain{}
-	for _, c := range p.changingChains(s) {
+	for _, c := range rs.changingChains(s) {
 		changing[c.Name] = c
 	}
-	chains := slices.Clone(p.Chains)
+	chains := slices.Clone(rs.Chains)
 	for i, c := range chains {
 		if now, ok := changing[c.Name]; ok {
 			chains[i] = now
@@ -173,50 +175,50 @@ func (p *Program) ChainsFor(s *state.State) []nft.Chain {
 }
 
 // changingChains are those whose rules depend on the state.
-func (p *Program) changingChains(s *state.State) []nft.Chain {
-	chains := p.ListChains(p.Lists(s))
+func (rs *Ruleset) changingChains(s *state.State) []nft.Chain {
+	chains := rs.ListChains(rs.Lists(s))
 	switch {
-	case p.Policy == nil:
+	case rs.Policy == nil:
 	case s.Policy == nil:
-		chains = append(chains, p.DenyChain(state.Denied{}))
+		chains = append(chains, rs.DenyChain(state.Denied{}))
 	default:
-		chains = append(chains, p.DenyChain(s.Policy.Denied))
+		chains = append(chains, rs.DenyChain(s.Policy.Denied))
 	}
 	return chains
 }
 
 // Note identifies the program: a digest of all its messages, and of examples of those that come
 // and go.
-func (p *Program) Note() string {
-	if p.note == "" {
-		p.note = p.writeNote()
+func (rs *Ruleset) Note() string {
+	if rs.note == "" {
+		rs.note = rs.writeNote()
 	}
-	return p.note
+	return rs.note
 }
 
-func (p *Program) writeNote() string {
+func (rs *Ruleset) writeNote() string {
 	var a nft.Attrs
-	for _, s := range p.Sets {
-		if !p.resized(s) { // those have other names with other lists
+	for _, s := range rs.Sets {
+		if !rs.resized(s) { // those have other names with other lists
 			s.Write(&a, TableName)
 		}
 	}
-	for _, c := range p.Chains {
+	for _, c := range rs.Chains {
 		c.Write(&a, TableName)
 		for _, r := range c.Rules {
 			r.Write(&a, TableName, c.Name)
 		}
 	}
-	chains := slices.Concat(p.ListChains(ExampleLists(p.Networks)), p.outerChains())
-	for _, fp := range p.Families {
+	chains := slices.Concat(rs.ListChains(ExampleLists(rs.Networks)), rs.outerChains())
+	for _, fp := range rs.Families {
 		chains = append(chains, fp.learnChain(time.Second))
 	}
-	if p.Policy != nil {
-		in, _ := p.RawChain(p.Policy.rawIn)
-		out, _ := p.RawChain(p.Policy.rawOut)
+	if rs.Policy != nil {
+		in, _ := rs.RawChain(rs.Policy.rawIn)
+		out, _ := rs.RawChain(rs.Policy.rawOut)
 		chains = append(chains, in, out, denyEntry(state.Device{}))
 		denied := state.Denied{Lists: []*state.List{{Prefixes: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 1), netip.PrefixFrom(netip.IPv6Unspecified(), 128)}}}}
-		chains = append(chains, p.DenyChainFor(denied, [2]*nft.Set{newDeniedSet(nft.IPv4, 0), newDeniedSet(nft.IPv6, 0)}))
+		chains = append(chains, rs.DenyChainFor(denied, [2]*nft.Set{newDeniedSet(nft.IPv4, 0), newDeniedSet(nft.IPv6, 0)}))
 	}
 	for _, c := range chains {
 		for _, r := range c.Rules {

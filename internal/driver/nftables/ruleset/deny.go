@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"net/netip"
@@ -14,32 +14,32 @@ import (
 // one that grows. A list that outgrows its set gets another one, in the same transaction.
 
 // DeniedSets are the sets of addresses, of IPv4 and IPv6.
-func (p *Program) DeniedSets() [2]*nft.Set {
-	return [2]*nft.Set{p.Families[0].Policy.denied, p.Families[1].Policy.denied}
+func (rs *Ruleset) DeniedSets() [2]*nft.Set {
+	return [2]*nft.Set{rs.Families[0].Policy.denied, rs.Families[1].Policy.denied}
 }
 
 // DenySets are all that the rules of deny lists look up.
-func (p *Program) DenySets() []*nft.Set {
+func (rs *Ruleset) DenySets() []*nft.Set {
 	var all []*nft.Set
-	for _, fp := range p.Families {
+	for _, fp := range rs.Families {
 		all = append(all, fp.Policy.denied, fp.Policy.members)
 	}
 	return all
 }
 
 // DeniedSetsFor are the sets that the addresses need: the present ones where their size is right.
-func (p *Program) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
+func (rs *Ruleset) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
 	var count [2]int
 	for _, c := range prefixes {
 		if c.IsSingleIP() {
 			count[FamilyIndex(c)]++
 		}
 	}
-	sets := p.DeniedSets()
+	sets := rs.DeniedSets()
 	for i, n := range count {
 		if sets[i].Size != deniedSize(n) {
 			id := sets[i].ID
-			sets[i] = newDeniedSet(p.Families[i].IP, n)
+			sets[i] = newDeniedSet(rs.Families[i].IP, n)
 			sets[i].ID = id
 		}
 	}
@@ -47,20 +47,20 @@ func (p *Program) DeniedSetsFor(prefixes []netip.Prefix) [2]*nft.Set {
 }
 
 // SetDenied replaces the sets of denied addresses by those of the same number.
-func (p *Program) SetDenied(sets []*nft.Set) {
+func (rs *Ruleset) SetDenied(sets []*nft.Set) {
 	for _, s := range sets {
-		for _, fp := range p.Families {
+		for _, fp := range rs.Families {
 			if fp.Policy.denied.ID == s.ID {
 				fp.Policy.denied = s
 			}
 		}
-		p.Sets[s.ID-1] = s
+		rs.Sets[s.ID-1] = s
 	}
 }
 
 // resized reports whether the set is one whose size and name depend on its content.
-func (p *Program) resized(s *nft.Set) bool {
-	return p.Policy != nil && (s == p.Families[0].Policy.denied || s == p.Families[1].Policy.denied)
+func (rs *Ruleset) resized(s *nft.Set) bool {
+	return rs.Policy != nil && (s == rs.Families[0].Policy.denied || s == rs.Families[1].Policy.denied)
 }
 
 // FamilyIndex is the place of the family of a prefix in arrays of two.
@@ -73,13 +73,13 @@ func FamilyIndex(c netip.Prefix) int {
 
 // DeniedElement is what a prefix of a deny list becomes. It is written into e, as lists are long.
 // Networks have the number zero, which no list has.
-func (p *Program) DeniedElement(sets [2]*nft.Set, e *nft.Element, c netip.Prefix) *nft.Element {
+func (rs *Ruleset) DeniedElement(sets [2]*nft.Set, e *nft.Element, c netip.Prefix) *nft.Element {
 	if !c.IsSingleIP() {
-		return p.ListElement(e, 0, c)
+		return rs.ListElement(e, 0, c)
 	}
 	i := FamilyIndex(c)
 	*e = nft.Element{Set: sets[i]}
-	e.Append(p.Families[i].IP.Addr(c.Addr())...)
+	e.Append(rs.Families[i].IP.Addr(c.Addr())...)
 	return e
 }
 
@@ -97,7 +97,7 @@ func DeniedPrefixes(d state.Denied) []netip.Prefix {
 }
 
 // DenyChain is DenyChainFor the present sets.
-func (p *Program) DenyChain(d state.Denied) nft.Chain { return p.DenyChainFor(d, p.DeniedSets()) }
+func (rs *Ruleset) DenyChain(d state.Denied) nft.Chain { return rs.DenyChainFor(d, rs.DeniedSets()) }
 
 // prefixLengths are the lengths that occur, by family.
 func prefixLengths(d state.Denied) (lengths [2][129]bool) {

@@ -15,31 +15,31 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// programs are those of all endpoints, each as a plan until the ids of its sets are known.
-type programs struct {
+// ruleLists are those of all endpoints, each as a plan until the ids of its sets are known.
+type ruleLists struct {
 	variants *variants
-	plans    map[string]*plan
-	unused   map[*plan]struct{} // may have no user any more
-	unbuilt  map[*plan]struct{}
-	uses     map[state.ProgramID]int // plans that come to the program
-	table    diff.Map[state.ProgramID, state.Program]
+	lists    map[string]*ruleList
+	unused   map[*ruleList]struct{} // may have no user any more
+	unbuilt  map[*ruleList]struct{}
+	uses     map[state.RulesID]int // plans that come to the program
+	table    diff.Map[state.RulesID, state.Rules]
 }
 
-// plan is a program before its sets have ids: the policies that apply to some endpoints at a stage.
-// It never changes; endpoints with the same policies share it.
-type plan struct {
-	key      string
-	stage    stage
-	policies []*policy
-	fallback model.Action
-	variants []*variant
-	program  *state.Program // nil: everything passes
-	users    int            // how many endpoints use it
+// ruleList is a program before its sets have ids: the policies that apply to some endpoints at a
+// stage. It never changes; endpoints with the same policies share it.
+type ruleList struct {
+	key        string
+	checkpoint checkpoint
+	policies   []*policy
+	fallback   model.Action
+	variants   []*variant
+	rules      *state.Rules // nil: everything passes
+	users      int          // how many endpoints use it
 }
 
-// plan returns the plan of the policies that hold at the stage, of those given in their order, with
+// list returns the plan of the policies that hold at the stage, of those given in their order, with
 // others before them; nil if everything passes.
-func (pr *programs) plan(s stage, first, list []*policy, fallback model.Action) *plan {
+func (pr *ruleLists) list(s checkpoint, first, list []*policy, fallback model.Action) *ruleList {
 	held := s.held(list)
 	if len(held) == 0 && fallback == model.Allow {
 		return nil
@@ -50,20 +50,20 @@ func (pr *programs) plan(s stage, first, list []*policy, fallback model.Action) 
 	for _, p := range held {
 		key.WriteString(" " + strconv.FormatUint(p.serial, 36))
 	}
-	p := pr.plans[key.String()]
+	p := pr.lists[key.String()]
 	if p == nil {
-		p = &plan{key: key.String(), stage: s, policies: held, fallback: fallback}
+		p = &ruleList{key: key.String(), checkpoint: s, policies: held, fallback: fallback}
 		for i, q := range held {
 			p.variants = append(p.variants, pr.variants.hold(q, s, allowsAfter(held, i, s)))
 		}
-		pr.plans[p.key] = p
+		pr.lists[p.key] = p
 		pr.unbuilt[p] = struct{}{}
 	}
 	return p
 }
 
 // replace counts that an endpoint uses a plan in place of another one; either may be nil.
-func (pr *programs) replace(old, next *plan) {
+func (pr *ruleLists) replace(old, next *ruleList) {
 	if next != nil {
 		next.users++
 	}
@@ -74,26 +74,26 @@ func (pr *programs) replace(old, next *plan) {
 }
 
 // sweep ends the plans that no endpoint uses any more.
-func (pr *programs) sweep() {
+func (pr *ruleLists) sweep() {
 	for p := range pr.unused {
 		if p.users > 0 {
 			continue
 		}
-		delete(pr.plans, p.key)
+		delete(pr.lists, p.key)
 		delete(pr.unbuilt, p)
 		for i, q := range p.policies {
-			pr.variants.release(q, variantOf(p.stage, allowsAfter(p.policies, i, p.stage)))
+			pr.variants.release(q, variantOf(p.checkpoint, allowsAfter(p.policies, i, p.checkpoint)))
 		}
-		pr.count(p.program, -1)
+		pr.count(p.rules, -1)
 	}
 	clear(pr.unused)
 }
 
 // build makes the programs of plans that have none yet, and again those of plans whose sets have
 // other ids, or other lists. It returns the plans that have another program now.
-func (pr *programs) build() (changed map[*plan]struct{}) {
+func (pr *ruleLists) build() (changed map[*ruleList]struct{}) {
 	if pr.variants.unresolve() {
-		for _, p := range pr.plans {
+		for _, p := range pr.lists {
 			if slices.ContainsFunc(p.variants, func(o *variant) bool { return o.resolved == nil }) {
 				pr.unbuilt[p] = struct{}{}
 			}
@@ -102,15 +102,15 @@ func (pr *programs) build() (changed map[*plan]struct{}) {
 	if len(pr.unbuilt) == 0 {
 		return nil
 	}
-	changed = map[*plan]struct{}{}
+	changed = map[*ruleList]struct{}{}
 	for p := range pr.unbuilt {
-		next := pr.program(p)
-		if idOf(next) == idOf(p.program) {
+		next := pr.resolve(p)
+		if idOf(next) == idOf(p.rules) {
 			continue
 		}
 		pr.count(next, 1)
-		pr.count(p.program, -1)
-		p.program = next
+		pr.count(p.rules, -1)
+		p.rules = next
 		changed[p] = struct{}{}
 	}
 	clear(pr.unbuilt)
@@ -118,7 +118,7 @@ func (pr *programs) build() (changed map[*plan]struct{}) {
 }
 
 // count counts the plans that come to a program.
-func (pr *programs) count(p *state.Program, by int) {
+func (pr *ruleLists) count(p *state.Rules, by int) {
 	if p == nil {
 		return
 	}
@@ -130,25 +130,25 @@ func (pr *programs) count(p *state.Program, by int) {
 	}
 }
 
-// program makes the program of a plan.
-func (pr *programs) program(p *plan) *state.Program {
-	prog := &state.Program{Default: p.fallback}
+// resolve makes the program of a plan.
+func (pr *ruleLists) resolve(p *ruleList) *state.Rules {
+	rules := &state.Rules{Default: p.fallback}
 	for i, q := range p.policies {
 		if i == 0 || p.policies[i-1].tier != q.tier {
 			t := state.Tier{Name: q.tier.Name, Default: model.Deny}
-			if q.tier.DefaultPass || !p.stage.isolates() {
+			if q.tier.DefaultPass || !p.checkpoint.isolates() {
 				t.Default = model.Pass
 			}
-			prog.Tiers = append(prog.Tiers, t)
+			rules.Tiers = append(rules.Tiers, t)
 		}
-		t := &prog.Tiers[len(prog.Tiers)-1]
+		t := &rules.Tiers[len(rules.Tiers)-1]
 		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i]))
 	}
-	prog.ID = state.ProgramID(digestOf(prog))
-	return prog
+	rules.ID = state.RulesID(digestOf(rules))
+	return rules
 }
 
-func idOf(p *state.Program) state.ProgramID {
+func idOf(p *state.Rules) state.RulesID {
 	if p == nil {
 		return ""
 	}

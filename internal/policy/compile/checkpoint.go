@@ -2,12 +2,12 @@ package compile
 
 import "sluice.dev/sluice/internal/model"
 
-// stage is where packets are checked against a program.
-type stage uint8
+// checkpoint is where packets are checked against a program.
+type checkpoint uint8
 
 // The stages. Those of ingress are even.
 const (
-	podIngress stage = iota
+	podIngress checkpoint = iota
 	podEgress
 	hostInput
 	hostOutput
@@ -16,18 +16,18 @@ const (
 	hostUntrackedIn
 	hostUntrackedOut
 	hostPreDNAT
-	stages // how many there are
+	checkpoints // how many there are
 )
 
-func (s stage) ingress() bool   { return s%2 == 0 }
-func (s stage) host() bool      { return s >= hostInput }
-func (s stage) untracked() bool { return s == hostUntrackedIn || s == hostUntrackedOut }
+func (s checkpoint) ingress() bool   { return s%2 == 0 }
+func (s checkpoint) host() bool      { return s >= hostInput }
+func (s checkpoint) untracked() bool { return s == hostUntrackedIn || s == hostUntrackedOut }
 
 // holds reports whether a policy applies at the stage to what it selects.
 //
 // Calico's doc of HostEndpoint: doNotTrack and preDNAT policies apply there alone, others to
 // connections of the host itself, and to forwarded ones with applyOnForward.
-func (s stage) holds(p *model.Policy) bool {
+func (s checkpoint) holds(p *model.Policy) bool {
 	if s.ingress() && !p.Ingress || !s.ingress() && !p.Egress {
 		return false
 	}
@@ -43,7 +43,7 @@ func (s stage) holds(p *model.Policy) bool {
 }
 
 // held returns those of the policies that apply at the stage.
-func (s stage) held(list []*policy) (held []*policy) {
+func (s checkpoint) held(list []*policy) (held []*policy) {
 	for _, p := range list {
 		if s.holds(p.obj) {
 			held = append(held, p)
@@ -54,4 +54,4 @@ func (s stage) held(list []*policy) (held []*policy) {
 
 // isolates reports whether tiers deny what none of their rules matched. Before connection tracking
 // and translation they do not: the stages after that decide.
-func (s stage) isolates() bool { return s != hostPreDNAT && !s.untracked() }
+func (s checkpoint) isolates() bool { return s != hostPreDNAT && !s.untracked() }

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"fmt"
@@ -50,18 +50,18 @@ type familyPolicySets struct {
 	Answering *nft.Set // connections, see again.go
 }
 
-func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
+func (rs *Ruleset) addFamily(f nft.Family, clients uint32) *Family {
 	name := func(s string) string { return f.Name + "-" + s }
 	frontend := []nft.Field{f.Daddr, nft.L4Proto, nft.Dport}
 	fp := &Family{IP: f}
-	fp.Frontends = p.AddSet(&nft.Set{Name: name("frontends"), Key: frontend, Verdict: true,
+	fp.Frontends = rs.AddSet(&nft.Set{Name: name("frontends"), Key: frontend, Verdict: true,
 		Comment: "service address and port : the chain that serves it"})
-	fp.staged = p.AddSet(&nft.Set{Name: name("staged"), Key: frontend,
+	fp.staged = rs.AddSet(&nft.Set{Name: name("staged"), Key: frontend,
 		Comment: "frontends that pass chain " + name("stages") + " first"})
-	fp.outside = p.AddSet(&nft.Set{Name: name("outside"), Key: frontend, Verdict: true,
+	fp.outside = rs.AddSet(&nft.Set{Name: name("outside"), Key: frontend, Verdict: true,
 		Comment: "externalTrafficPolicy Local: the chain that serves clients from outside"})
 	slots := func(n, comment string) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name(n), Typeof: true, Comment: comment,
+		return rs.AddSet(&nft.Set{Name: name(n), Typeof: true, Comment: comment,
 			Key: []nft.Field{nft.Number, f.Daddr, nft.L4Proto, nft.Dport}, Data: []nft.Field{f.Daddr, nft.Dport}})
 	}
 	// An element of a map costs the kernel a check against each rule that uses the map, so
@@ -74,47 +74,47 @@ func (p *Program) addFamily(f nft.Family, clients uint32) *Family {
 		slots("local", "the same as backends, but those on this node"),
 		slots("many-local", "the same as many-backends, but those on this node"),
 	}
-	fp.restricted = p.AddSet(&nft.Set{Name: name("restricted"), Key: frontend,
+	fp.restricted = rs.AddSet(&nft.Set{Name: name("restricted"), Key: frontend,
 		Comment: "frontends that only the sources in " + name("sources") + " may reach"})
 	// nft 1.0.6 reads no typeof of five parts, and a mark is a number that it lists without.
-	fp.Sources = p.AddSet(&nft.Set{Name: name("sources"), Key: []nft.Field{nft.Mark, f.Daddr, nft.L4Proto, nft.Dport, f.Saddr},
+	fp.Sources = rs.AddSet(&nft.Set{Name: name("sources"), Key: []nft.Field{nft.Mark, f.Daddr, nft.L4Proto, nft.Dport, f.Saddr},
 		Comment: "loadBalancerSourceRanges: length . service address . network"})
-	fp.Affinity = p.AddSet(&nft.Set{Name: name("affinity"), Typeof: true, Dynamic: true, Size: clients,
+	fp.Affinity = rs.AddSet(&nft.Set{Name: name("affinity"), Typeof: true, Dynamic: true, Size: clients,
 		Key: []nft.Field{f.Saddr, f.Daddr, nft.L4Proto, nft.Dport}, Data: []nft.Field{f.Daddr, nft.Dport},
 		Comment: "client and service address : the backend it was sent to"})
-	fp.learning = p.AddSet(&nft.Set{Name: name("learning"), Dynamic: true, Size: 1 << 16, Key: frontend,
+	fp.learning = rs.AddSet(&nft.Set{Name: name("learning"), Dynamic: true, Size: 1 << 16, Key: frontend,
 		Comment: "service address and how many clients it may learn"})
-	fp.affineBackends = p.AddSet(&nft.Set{Name: name("affine-to"), Typeof: true,
+	fp.affineBackends = rs.AddSet(&nft.Set{Name: name("affine-to"), Typeof: true,
 		Key:     []nft.Field{f.Daddr, nft.L4Proto, nft.Dport, f.Daddr, nft.Dport},
 		Comment: "service address and the backends that affinity may keep to"})
-	fp.learn = p.AddSet(&nft.Set{Name: name("learn"), Key: frontend, Verdict: true,
+	fp.learn = rs.AddSet(&nft.Set{Name: name("learn"), Key: frontend, Verdict: true,
 		Comment: "frontends with affinity : the chain that remembers, one for each time-out"})
-	fp.masquerade = p.AddSet(&nft.Set{Name: name("masquerade"), Key: frontend, Verdict: true,
+	fp.masquerade = rs.AddSet(&nft.Set{Name: name("masquerade"), Key: frontend, Verdict: true,
 		Comment: "external frontends : how their clients' addresses are treated"})
-	fp.hairpins = p.AddSet(&nft.Set{Name: name("hairpins"), Key: []nft.Field{f.Saddr, f.Daddr},
+	fp.hairpins = rs.AddSet(&nft.Set{Name: name("hairpins"), Key: []nft.Field{f.Saddr, f.Daddr},
 		Comment: "endpoints on this node, twice: balanced back to themselves"})
-	fp.clusterIPs = p.AddSet(&nft.Set{Name: name("cluster-ips"), Key: []nft.Field{f.Daddr},
+	fp.clusterIPs = rs.AddSet(&nft.Set{Name: name("cluster-ips"), Key: []nft.Field{f.Daddr},
 		Comment: "addresses of services: a port that has no frontend is rejected"})
-	fp.OtherIPs = p.AddSet(&nft.Set{Name: name("other-ips"), Key: []nft.Field{f.Daddr}, Early: true,
+	fp.OtherIPs = rs.AddSet(&nft.Set{Name: name("other-ips"), Key: []nft.Field{f.Daddr}, Early: true,
 		Comment: "addresses of services that another program serves"})
-	fp.serviceCIDRs = p.addList(f, "service-cidrs", "an address in here that no service has is dropped")
-	fp.PodCIDRs = p.addList(f, "pod-cidrs", "sources that are pods")
-	fp.keptCIDRs = p.addList(f, "kept-cidrs", "sources that reach a cluster IP with their own address")
-	fp.ownCIDRs = p.addList(f, "own-cidrs", "sources that are this node's own pods")
+	fp.serviceCIDRs = rs.addList(f, "service-cidrs", "an address in here that no service has is dropped")
+	fp.PodCIDRs = rs.addList(f, "pod-cidrs", "sources that are pods")
+	fp.keptCIDRs = rs.addList(f, "kept-cidrs", "sources that reach a cluster IP with their own address")
+	fp.ownCIDRs = rs.addList(f, "own-cidrs", "sources that are this node's own pods")
 	return fp
 }
 
 // addFabric adds what decides on connections to the outside, and between nodes.
-func (p *Program) addFabric(fp *Family) {
-	fp.outgoing = p.addList(fp.IP, "outgoing", "sources that reach the outside with the node's address")
-	fp.pools = p.addList(fp.IP, "pools", "addresses of pods: not the outside")
-	fp.snat = p.AddSet(&nft.Set{Name: fp.IP.Name + "-snat", Key: []nft.Field{nft.OIFName}, Data: []nft.Field{fp.IP.Saddr},
+func (rs *Ruleset) addFabric(fp *Family) {
+	fp.outgoing = rs.addList(fp.IP, "outgoing", "sources that reach the outside with the node's address")
+	fp.pools = rs.addList(fp.IP, "pools", "addresses of pods: not the outside")
+	fp.snat = rs.AddSet(&nft.Set{Name: fp.IP.Name + "-snat", Key: []nft.Field{nft.OIFName}, Data: []nft.Field{fp.IP.Saddr},
 		Comment: "interface : the address that connections leave it with; by others they are masqueraded"})
-	fp.peers = p.AddSet(&nft.Set{Name: fp.IP.Name + "-peers", Key: []nft.Field{fp.IP.Saddr},
+	fp.peers = rs.AddSet(&nft.Set{Name: fp.IP.Name + "-peers", Key: []nft.Field{fp.IP.Saddr},
 		Comment: "addresses of other nodes"})
-	fp.vxlan = p.AddSet(&nft.Set{Name: fp.IP.Name + "-vxlan", Key: []nft.Field{nft.L4Proto, nft.Dport},
+	fp.vxlan = rs.AddSet(&nft.Set{Name: fp.IP.Name + "-vxlan", Key: []nft.Field{nft.L4Proto, nft.Dport},
 		Comment: "ports where VXLAN from other nodes arrives"})
-	fp.ipip = p.AddSet(&nft.Set{Name: fp.IP.Name + "-ipip", Key: []nft.Field{fp.IP.Daddr},
+	fp.ipip = rs.AddSet(&nft.Set{Name: fp.IP.Name + "-ipip", Key: []nft.Field{fp.IP.Daddr},
 		Comment: "addresses where IPIP from other nodes arrives"})
 }
 
@@ -131,18 +131,18 @@ func (fp *Family) slots(size int, local bool) *nft.Set {
 }
 
 // addPolicySets adds what policy looks packets up in.
-func (p *Program) addPolicySets() {
+func (rs *Ruleset) addPolicySets() {
 	devices := func(name, comment string) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name, Key: []nft.Field{nft.IIF}, Comment: comment})
+		return rs.AddSet(&nft.Set{Name: name, Key: []nft.Field{nft.IIF}, Comment: comment})
 	}
 	hosts := func(name, comment string) *nft.Set {
-		return p.AddSet(&nft.Set{Name: name, Key: []nft.Field{nft.IIF}, Verdict: true, Comment: comment})
+		return rs.AddSet(&nft.Set{Name: name, Key: []nft.Field{nft.IIF}, Verdict: true, Comment: comment})
 	}
-	p.Policy = &policySets{
+	rs.Policy = &policySets{
 		PodDevices:  devices("pod-devices", "interfaces that lead to one pod each"),
 		HostDevices: devices("host-devices", "the node's own interfaces"),
 		Checked:     devices("checked-devices", "interfaces that lead to pods, bridges too: what comes by them must be routed back by them"),
-		ports: p.AddSet(&nft.Set{Name: "ports", Typeof: true, Early: true,
+		ports: rs.AddSet(&nft.Set{Name: "ports", Typeof: true, Early: true,
 			Key: []nft.Field{nft.Number, nft.L4Proto, nft.Dport}, Comment: "set . protocol . port, or first of a block of ports"}),
 		before:     hosts("host-before", "interface : its host endpoint's preDNAT policies"),
 		input:      hosts("host-input", "interface : its host endpoint's policies towards the node"),
@@ -152,24 +152,24 @@ func (p *Program) addPolicySets() {
 		rawIn:      hosts("host-raw-in", "interface : its host endpoint's doNotTrack policies"),
 		rawOut:     hosts("host-raw-out", "interface : the same, on the way out"),
 	}
-	for _, fp := range p.Families {
-		p.addFamilyPolicy(fp)
+	for _, fp := range rs.Families {
+		rs.addFamilyPolicy(fp)
 	}
-	p.addAgain()
+	rs.addAgain()
 }
 
-func (p *Program) addFamilyPolicy(fp *Family) {
+func (rs *Ruleset) addFamilyPolicy(fp *Family) {
 	f := fp.IP
 	add := func(name, comment string, s nft.Set) *nft.Set {
 		s.Name, s.Comment, s.Early = f.Name+"-"+name, comment, !s.Verdict && len(s.Key) > 1
-		return p.AddSet(&s)
+		return rs.AddSet(&s)
 	}
 	fp.Policy = &familyPolicySets{
 		from: add("from", "interface and address of a pod of this node : what it may send",
 			nft.Set{Key: []nft.Field{nft.IIF, f.Saddr}, Verdict: true}),
 		To: add("to", "address of a pod of this node : what may reach it",
 			nft.Set{Key: []nft.Field{f.Daddr}, Verdict: true}),
-		ownPods: p.addList(f, "own-pods", "addresses of this node's pods, known or not"),
+		ownPods: rs.addList(f, "own-pods", "addresses of this node's pods, known or not"),
 		selves: add("selves", "pods of this node, twice: what a pod sends to itself passes",
 			nft.Set{Key: []nft.Field{f.Saddr, f.Daddr}}),
 		members: add("members", "set . address, or set . network",
@@ -177,7 +177,7 @@ func (p *Program) addFamilyPolicy(fp *Family) {
 		named: add("named-ports", "set . address . protocol . port",
 			nft.Set{Key: []nft.Field{nft.Number, f.Daddr, nft.L4Proto, nft.Dport}, Typeof: true}),
 	}
-	fp.Policy.denied = p.AddSet(newDeniedSet(f, 0))
+	fp.Policy.denied = rs.AddSet(newDeniedSet(f, 0))
 }
 
 // smallestDenied is the size of the set for the shortest lists.

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"fmt"
@@ -28,15 +28,15 @@ func TestBaseChainsAreListed(t *testing.T) {
 			listed[strings.Join(w[1:5], " ")] = true
 		}
 	}
-	p := New(Options{Policy: true, Fabric: true})
-	chains := p.Chains
+	rs := New(Options{Policy: true, Fabric: true})
+	chains := rs.Chains
 	s := state.NewPolicy()
-	s.Programs["p"] = &state.Program{ID: "p", Tiers: []state.Tier{{Name: "t", Default: model.Deny}}}
+	s.Rules["p"] = &state.Rules{ID: "p", Tiers: []state.Tier{{Name: "t", Default: model.Deny}}}
 	s.Hosts[2] = &state.Host{Name: "h", UntrackedIn: "p", UntrackedOut: "p"}
 	s.Denied = state.Denied{Devices: []state.Device{{Index: 2, Name: "eth0"}}, Lists: []*state.List{{Name: "l", Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}}}
-	p.eachPolicyChain(s, func(_ string, write func() *table.DynamicChain) { chains = append(chains, write().Chain) })
+	rs.eachPolicyChain(s, func(_ string, write func() *table.DynamicChain) { chains = append(chains, write().Chain) })
 	tunnels := state.Settings{Untracked: true, Tunnels: []state.TunnelEnd{{Addr: netip.MustParseAddr("192.0.2.1")}, {Addr: netip.MustParseAddr("192.0.2.1"), Port: 4789}}}
-	p.SettingsChains(tunnels, func(_ string, write func() *table.DynamicChain) { chains = append(chains, write().Chain) })
+	rs.SettingsChains(tunnels, func(_ string, write func() *table.DynamicChain) { chains = append(chains, write().Chain) })
 	hooks := map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
 		unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting", nft.Ingress: "ingress"}
 	for _, c := range chains {

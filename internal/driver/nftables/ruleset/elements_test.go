@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"net/netip"
@@ -85,13 +85,13 @@ func TestFrontendElements(t *testing.T) {
 			`ip-staged { 10.96.0.1 . tcp . 80 }`,
 		}},
 	}
-	p := New(Options{})
+	rs := New(Options{})
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := state.New()
 			s.Services.Settings.MasqueradeAll = true
 			s.Services.Frontends[vip] = &tt.frontend
-			got := printed(func(yield func(*nft.Element)) { p.EachElement(s, yield) })
+			got := printed(func(yield func(*nft.Element)) { rs.EachElement(s, yield) })
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 			}
@@ -101,9 +101,9 @@ func TestFrontendElements(t *testing.T) {
 
 func TestSettingsLists(t *testing.T) {
 	t.Parallel()
-	p := New(Options{})
+	rs := New(Options{})
 	got := printed(func(yield func(*nft.Element)) {
-		p.SettingsLists(state.Settings{
+		rs.SettingsLists(state.Settings{
 			ServiceCIDRs: prefixes("10.96.0.0/12"),
 			ClusterCIDRs: prefixes("10.0.0.0/8", "10.1.0.0/16", "255.0.0.0/8"),
 			LocalCIDRs:   prefixes("10.1.0.0/16"),
@@ -119,7 +119,7 @@ func TestSettingsLists(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if got := printed(p.SettingsLists(state.Settings{MasqueradeAll: true}).Elements); len(got) != 0 {
+	if got := printed(rs.SettingsLists(state.Settings{MasqueradeAll: true}).Elements); len(got) != 0 {
 		t.Errorf("masquerade all, but these sources are kept: %v", got)
 	}
 }
@@ -127,7 +127,7 @@ func TestSettingsLists(t *testing.T) {
 // The kernel's answer to a listing must read back as what was written.
 func TestElementRoundTrip(t *testing.T) {
 	t.Parallel()
-	p := New(Options{})
+	rs := New(Options{})
 	s := state.New()
 	for _, vip := range []string{"10.96.0.1", "fd00:96::1"} {
 		a := netip.MustParseAddr(vip)
@@ -143,7 +143,7 @@ func TestElementRoundTrip(t *testing.T) {
 		s.Services.Hairpins[a] = struct{}{}
 	}
 	s.Services.Settings.ClusterCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
-	p.EachElement(s, func(e *nft.Element) {
+	rs.EachElement(s, func(e *nft.Element) {
 		var a nft.Attrs
 		e.Write(&a, false)
 		nft.EachAttr(a.B, func(_ uint16, v []byte) bool {

@@ -1,4 +1,4 @@
-package program
+package ruleset
 
 import (
 	"net/netip"
@@ -32,15 +32,15 @@ func sourceLengths(f nft.Family) (lengths []int) {
 }
 
 // SourceElements yields the source ranges of a frontend.
-func (p *Program) SourceElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
+func (rs *Ruleset) SourceElements(k state.FrontendKey, f *state.Frontend, yield func(*nft.Element)) {
 	for _, c := range f.SourceRanges {
-		p.rangeElements(k, c, yield)
+		rs.rangeElements(k, c, yield)
 	}
 }
 
 // rangeElements yields a range of sources that may reach the frontend.
-func (p *Program) rangeElements(k state.FrontendKey, c netip.Prefix, yield func(*nft.Element)) {
-	fp := p.Family(k.Addr.Is4())
+func (rs *Ruleset) rangeElements(k state.FrontendKey, c netip.Prefix, yield func(*nft.Element)) {
+	fp := rs.Family(k.Addr.Is4())
 	if !fp.holds(c.Addr()) {
 		return
 	}
