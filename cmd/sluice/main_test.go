@@ -67,9 +67,9 @@ func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
 	real := openNFTables
 	openNFTables = func(driver.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
-	claim := claimNamespace
-	claimNamespace = func(context.Context, *slog.Logger) (*nslock.Lock, error) { return nil, nil }
-	t.Cleanup(func() { openNFTables, claimNamespace = real, claim })
+	locking := lockNamespace
+	lockNamespace = func(context.Context, *slog.Logger) (*nslock.Lock, error) { return nil, nil }
+	t.Cleanup(func() { openNFTables, lockNamespace = real, locking })
 	return k
 }
 

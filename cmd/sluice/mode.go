@@ -311,12 +311,12 @@ const (
 // handOver lets the next agent in, if one waits, and has the proxy serve until the kernel holds all
 // of its services, in another mode; then connections that go through the proxy have time to end.
 // Of other modes what was programmed works on by itself.
-func handOver(d driver.Driver, claim *nslock.Lock, in *netns.NS, log *slog.Logger) {
+func handOver(d driver.Driver, nsLock *nslock.Lock, in *netns.NS, log *slog.Logger) {
 	proxy, is := d.(*userspace.Driver)
-	if !is || claim.Waiting() == 0 {
+	if !is || nsLock.Waiting() == 0 {
 		return
 	}
-	claim.Release()
+	nsLock.Release()
 	log.Info("another agent waits: this one serves until that one does")
 	ctx, cancel := context.WithTimeout(context.Background(), handOverPatience)
 	defer cancel()

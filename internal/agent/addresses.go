@@ -15,11 +15,11 @@ import (
 type Addresses interface {
 	// Follow follows a change, after the kernel has its frontends. It returns at once.
 	Follow(address.Delta)
-	// Silent delivers, after each change, which nodes are not heard from, and with false which are
-	// and do not hear this one.
+	// Silent delivers, after each change, the nodes that are not heard from, and with false those
+	// that are heard from and do not hear this one.
 	Silent() <-chan map[string]bool
-	// Answered are the addresses that are to be answered for here, with the interfaces on which
-	// they are; nil: it is not known yet. It is safe for concurrent use.
+	// Answered returns the addresses that this node is to answer for, with the interfaces on which
+	// it does; nil: they are not known yet. It is safe for concurrent use.
 	Answered() map[netip.Addr][]string
 	// Run works until ctx ends.
 	Run(ctx context.Context)
@@ -27,7 +27,7 @@ type Addresses interface {
 	Counts() AddressCounts
 }
 
-// addressing is what the agent has to do with addresses of Services.
+// addressing is the subject of addresses of Services.
 func (a *Agent) addressing() subject {
 	return subject{
 		run: []func(context.Context){a.Addresses.Run},
@@ -48,7 +48,7 @@ func (a *Agent) addressing() subject {
 	}
 }
 
-// AddressCounts are what has become of addresses.
+// AddressCounts are counts for metrics.
 type AddressCounts struct {
 	Announced int    // that this node answers for
 	Answers   uint64 // to those who asked for one
@@ -77,7 +77,7 @@ func (a *Agent) addresses() ([]address.Address, error) {
 	return list, nil
 }
 
-// unanswered names the addresses that are to be answered for here, and no interface is for that.
+// unanswered names the addresses that this node is to answer for and has no interface for.
 func (a *Agent) unanswered() []model.Issue {
 	var list []netip.Addr
 	for addr, on := range a.Addresses.Answered() {

@@ -43,15 +43,15 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Followers, if any, carry out the same state beside the base, for speed alone, or a part
-	// that it does not carry out; the caller closes them after Run.
+	// Followers, if any, carry out the base's parts of the state once more, for speed alone, or a
+	// part that the base does not carry out; the caller closes them after Run.
 	Followers []driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
-	// AwaitCuts, if set, returns once the established connections are cut that what is in the
-	// kernel does not let go on. It is safe for concurrent use.
+	// AwaitCuts, if set, returns once all established connections are cut that the kernel's ruleset
+	// forbids. It is safe for concurrent use.
 	AwaitCuts func(context.Context) error
 	// Flows, if set, counts the flows that this node has from frontends to their backends.
 	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)
@@ -122,14 +122,14 @@ type Config struct {
 	// It takes long.
 	KubeProxy func() bool
 
-	// Report, if set, gets all faults in objects, twice a second. It must neither block nor change
+	// Report, if set, gets all issues of objects, twice a second. It must neither block nor change
 	// them.
 	Report func([]model.Issue)
 
 	// Addresses, if set, carries out what Compiler says of the addresses of Services.
 	Addresses Addresses
 
-	// Contests, if set, shows what other programs go on writing over.
+	// Contests, if set, shows which settings other programs go on overwriting.
 	Contests *contest.Board
 
 	// Speaker, if set, carries out what Compiler says of BGP.
@@ -139,11 +139,11 @@ type Config struct {
 	// after Run.
 	Lock *nslock.Lock
 
-	// Prepare, if set, is called once, before anything is programmed, and not before all is known
-	// that programming needs: an agent that can read nothing changes nothing.
+	// Prepare, if set, is called once, right before the first change of the kernel: an agent that
+	// can read nothing changes nothing.
 	Prepare func()
-	// InStep, if set, is called once, in a goroutine of its own, as soon as the kernel has all that
-	// the sources have, and they lack nothing. It returns when ctx ends.
+	// InStep, if set, is called once, in a goroutine of its own, when the kernel has all objects
+	// and the sources lack nothing. It returns when ctx ends.
 	InStep func(ctx context.Context)
 
 	Log *slog.Logger

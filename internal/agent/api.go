@@ -112,8 +112,8 @@ func reply(w http.ResponseWriter, v any, err error) {
 	writeJSON(w, http.StatusConflict, f)
 }
 
-// Services returns the services as they are wanted on this node, with all that is wrong with them,
-// whoever has found it, then faulty ones of which nothing is in force; safe for concurrent use.
+// Services returns the services that are wanted on this node, with all their issues, and then the
+// faulty services of which nothing is in force; safe for concurrent use.
 func (a *Agent) Services() []services.ServiceView {
 	faults := map[model.Ref][]model.Issue{}
 	for _, i := range a.issues() {
@@ -158,10 +158,10 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	return p, failed
 }
 
-// Sync returns once all that the source holds at the time of the call is in the kernel, and has
-// ended the connections that may not go on. An error says why it is not; it is a *FaultError if
-// only objects are at fault and all others are programmed: each kind could be read, and nothing is
-// kept for what could not. Safe for concurrent use.
+// Sync returns once the kernel has everything that the source holds at the time of the call, and
+// the connections that may not go on have ended. An error says why it has not; it is a *FaultError
+// if only objects are at fault and all others are programmed: each kind could be read, and the
+// kernel keeps nothing for objects that could not. Safe for concurrent use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -201,10 +201,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation, where objects
-// are named of the parts of the state that these belong to, and the connections have ended that may
-// not go on. An error says why it has not; it is a *FaultError if only objects are at fault: some
-// of those that are named, or any if none is. Safe for concurrent use.
+// Wait returns once the kernel has everything that the store was told up to a generation, and the
+// connections that may not go on have ended. If objects are named, it waits only for the parts of
+// the state that they belong to. An error says why it has not; it is a *FaultError if only objects
+// are at fault: some of the named ones, or any if none is named. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
@@ -248,7 +248,7 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 	return nil
 }
 
-// partsOf are the parts of the state that objects are about; none: all.
+// partsOf returns the parts of the state that objects belong to; none: all.
 func partsOf(objects []model.Ref) (parts []reconcile.Part) {
 	for _, o := range objects {
 		switch o.Kind {

@@ -27,7 +27,7 @@ type Speaker interface {
 	Run(ctx context.Context)
 }
 
-// speaking is what the agent has to do with BGP.
+// speaking is the subject of BGP.
 func (a *Agent) speaking() subject {
 	return subject{
 		run:    []func(context.Context){a.Speaker.Run},
@@ -43,7 +43,7 @@ func (a *Agent) speaking() subject {
 	}
 }
 
-// sessions are how it stands with BGP.
+// sessions is the state of BGP, as the speaker reports it.
 type sessions struct {
 	peers   map[string]*bgp.PeerStatus
 	learned map[netip.Prefix]*bgp.Learned
@@ -56,8 +56,7 @@ func newSessions() sessions {
 	return sessions{peers: map[string]*bgp.PeerStatus{}, learned: map[netip.Prefix]*bgp.Learned{}, ready: make(chan struct{})}
 }
 
-// learned returns once all was learned from BGP peers once, as far as these answer; the loop has
-// it by then.
+// learned returns once the loop has the first full set of routes of all BGP peers that answer.
 func (a *Agent) learned(ctx context.Context) error {
 	if a.Speaker == nil {
 		return nil
@@ -79,7 +78,7 @@ func errorOf(text string) error {
 	return errors.New(text)
 }
 
-// learn takes over what the speaker reports.
+// learn takes over the speaker's report.
 func (l *loop) learn(ctx context.Context) {
 	r := l.Speaker.Take()
 	l.compiling.Lock()
@@ -102,7 +101,7 @@ func (l *loop) learn(ctx context.Context) {
 	l.attempt(ctx)
 }
 
-// logPeer says when a session comes and goes.
+// logPeer logs the begin and the end of a session.
 func (l *loop) logPeer(name string, was, now *bgp.PeerStatus) {
 	up := func(p *bgp.PeerStatus) bool { return p != nil && p.State == bgp.Established }
 	switch {
@@ -116,7 +115,8 @@ func (l *loop) logPeer(name string, was, now *bgp.PeerStatus) {
 // errNoBGP is the answer of an agent that speaks no BGP.
 var errNoBGP = errors.New("the agent speaks no BGP: it runs without --bgp")
 
-// BGPReport is how it stands with BGP: what this node is to do, and what has come of it.
+// BGPReport is the state of BGP: what this node is to announce, its sessions, and what it has
+// learned.
 type BGPReport struct {
 	bgpcompile.View
 	Sessions map[string]bgp.PeerStatus `json:"sessions"` // by the name of the peer
@@ -133,7 +133,7 @@ type LearnedFrom struct {
 	NotFollowed string `json:"notFollowed,omitempty"` // why it leads no packets; "": it does
 }
 
-// bgpReport returns how it stands with BGP.
+// bgpReport returns the state of BGP.
 func (a *Agent) bgpReport() (BGPReport, error) {
 	if a.Speaker == nil {
 		return BGPReport{}, errNoBGP
@@ -160,14 +160,14 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 	return r, nil
 }
 
-// BGPStatus is how it stands with BGP in short.
+// BGPStatus sums up the state of BGP.
 type BGPStatus struct {
 	Peers int      `json:"peers"`
 	Down  []string `json:"down,omitempty"`  // the peers without a session, and why, sorted
 	Error string   `json:"error,omitempty"` // why the speaker does not do as it was told
 }
 
-// bgpStatus returns how it stands with BGP; nil: the agent speaks none.
+// bgpStatus returns a summary; nil: the agent speaks no BGP.
 func (a *Agent) bgpStatus() *BGPStatus {
 	if a.Speaker == nil {
 		return nil
@@ -185,7 +185,7 @@ func (a *Agent) bgpStatus() *BGPStatus {
 	return s
 }
 
-// of returns how it stands with a peer.
+// of returns the state of the session with a peer.
 func (s *sessions) of(peer string) bgp.PeerStatus {
 	if p := s.peers[peer]; p != nil {
 		return *p

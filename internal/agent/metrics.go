@@ -90,7 +90,7 @@ func (m *metrics) handler(more http.Handler) http.Handler {
 	return mux
 }
 
-// took counts what is about to be programmed.
+// took counts the changes that are about to be programmed.
 func (m *metrics) took(d store.Dirty) {
 	if !d.Since.IsZero() {
 		for _, family := range families {

@@ -107,7 +107,7 @@ type PolicyStatus struct {
 	Policies int `json:"policies"` // known, on this node or not
 	Selected int `json:"selected"` // pods of this node that a policy selects
 	Local    int `json:"local"`    // pods of this node
-	Rules    int `json:"programs"` // programs that judge them; pods with the same policies share one
+	Rules    int `json:"programs"` // sets of rules that judge them; pods with the same policies share one
 
 	Sets        int `json:"sets"`        // sets of pod addresses that are programmed
 	Members     int `json:"members"`     // addresses in them, counted for each set

@@ -22,8 +22,8 @@ import (
 type Status struct {
 	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
 	Problems []string `json:"problems"` // why not, for people
-	// Notes say what is as it has to be for the time being, as while kube-proxy still runs, or what
-	// the agent may not find out.
+	// Notes describe conditions that are no problem, as while kube-proxy still runs, and what the
+	// agent may not find out.
 	Notes []string `json:"notes,omitempty"`
 
 	Node    string         `json:"node"`
@@ -55,8 +55,9 @@ type Status struct {
 	// Services and policies whose last change is large and not in the kernel yet.
 	Waiting int           `json:"waiting,omitempty"`
 	Issues  []model.Issue `json:"issues"` // objects at fault
-	// Unserved are the addresses that could not be opened so far, as other processes have them,
-	// with the system's errors. Services do not suffer: it is so until kube-proxy has left.
+	// Unserved are the addresses that other processes have, so that the agent could not listen
+	// there yet, with the system's errors. Services do not suffer: kube-proxy has them until it
+	// ends.
 	Unserved  map[string]string `json:"unserved,omitempty"`
 	Conntrack *Conntrack        `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
 	// Affinity counts the clients of services with session affinity that the kernel remembers;
@@ -124,7 +125,7 @@ type record struct {
 	unserved map[string]string // addresses that cannot be opened, and why
 }
 
-// fullStatus is Status with what takes longer to find out.
+// fullStatus is Status with the fields that take longer to find out.
 func (a *Agent) fullStatus(ctx context.Context) Status {
 	s := a.Status()
 	s.Policy = a.policyStatus()
@@ -246,8 +247,8 @@ func rest(s source.Status) string {
 	return " in objects; the rest works"
 }
 
-// blocked returns why the agent is not ready though it has programmed what it knows: it may know a
-// node without pods, or another node. A rollout should stop there. "" if nothing blocks it.
+// blocked returns why the agent is not ready though it has programmed all that it knows: it may
+// know no pods, or take itself for another node. A rollout should stop there. "" if it is ready.
 func (a *Agent) blocked() string {
 	if kinds := a.Source.Status().Unread; len(kinds) > 0 {
 		return Unread(kinds)
@@ -263,8 +264,8 @@ func (a *Agent) issues() []model.Issue {
 	return slices.Compact(issues)
 }
 
-// issuesAbout returns those of all issues that are among these, or about objects of these kinds. A
-// report that has its issues from here names none that status does not.
+// issuesAbout returns those of all issues that are in found, or about objects of these kinds. So a
+// report names no issue that status does not.
 func (a *Agent) issuesAbout(found []model.Issue, kinds ...model.Kind) []model.Issue {
 	list := []model.Issue{} // an empty list in JSON, too
 	about := make(map[model.Issue]bool, len(found))

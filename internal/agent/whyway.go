@@ -17,8 +17,8 @@ import (
 // mostPassing bounds for how many packets of one question the kernel is asked.
 const mostPassing = 50
 
-// onTheWay says what is wrong with the ways from here to the ends of connections that pass this
-// node, and to the nodes that have them.
+// onTheWay names the faults in the ways from here to the ends of connections that pass this node,
+// and to the nodes of these ends.
 func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
 	for _, con := range connections {
@@ -150,7 +150,7 @@ func (e end) to(o end) Passing {
 	return p
 }
 
-// unsound says what of this node is wrong that concerns the packets, whatever its routes are.
+// unsound names the faults of this node that concern the packets, beside those in its routes.
 func (a *Agent) unsound(packets []Passing) (faults []string) {
 	if issue, shown := a.Contests.About(contest.Forwarding); shown && slices.ContainsFunc(packets, func(p Passing) bool { return p.forwarded }) {
 		faults = append(faults, issue.String())
@@ -188,7 +188,7 @@ func (p Passing) needs(s driver.SetAside) bool {
 	return what != "" && (what == p.Out.Device || what == p.Out.Via.String())
 }
 
-// lost says which packets this node does not send on their way, by the reason.
+// lost names the packets that this node does not send on, by the reason.
 func (a *Agent) lost(packets []Passing) (faults []string) {
 	missed := map[string][]string{} // addresses, by why
 	how := map[string]string{}      // it is shown for the first of them
@@ -209,8 +209,8 @@ func (a *Agent) lost(packets []Passing) (faults []string) {
 	return faults
 }
 
-// unheard says which of some nodes, by family, do not answer through their tunnel, and which rule
-// of another program here drops what it is made of.
+// unheard names the nodes that do not answer through their tunnel, with the rule of another program
+// here that drops the tunnel's packets, if one does. crossed has the nodes to look at, by family.
 func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules) (faults []string) {
 	if a.Heard == nil {
 		return nil

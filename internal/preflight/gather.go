@@ -35,7 +35,7 @@ type Options struct {
 	// Fabric: the agent is to connect nodes, too; nil: it is not.
 	Fabric *Fabric
 	Nodes  int // that are known, this one too; 0: nobody has said
-	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all
+	// Driver asks the driver whether this kernel takes its ruleset, and what it cannot do of all
 	// that services and policies may ask for; nil: do not ask.
 	Driver func(context.Context) (name, lacks string, err error)
 	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.

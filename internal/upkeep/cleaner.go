@@ -34,11 +34,11 @@ type cleaner struct{ *passes.Passes[cleaning] }
 // cleaning is what a pass deletes.
 type cleaning struct {
 	filters []conntrack.Filter // the flows that any matches
-	sweep   bool               // all that are not where the state sends them: what began or changed while nobody followed
-	// lost are addresses that the node does not have any more: flows that were given one. The next
-	// packet of a flow gets another one, where answers would not find the way back.
+	sweep   bool               // all flows that go where the state does not send them: they began or changed while nothing followed them
+	// lost are addresses that the node no longer has: flows masqueraded with one. The next packet
+	// of such a flow would get another address, and answers would not find the way back.
 	lost []netip.Addr
-	// farms are some that were found by ranges, as they were, and are not found at all of them now.
+	// farms are former farms that were found by ranges, and are not found at all of them now.
 	farms []*state.Farm
 }
 
@@ -58,7 +58,7 @@ func (c *cleaner) clean(what cleaning) {
 	}
 }
 
-// pause is the time to the pass that does it.
+// pause is the time until the pass that does it.
 func (c cleaning) pause() time.Duration {
 	udp := func(f conntrack.Filter) bool { return f.Protocol == model.UDP }
 	if c.sweep || len(c.lost)+len(c.farms) > 0 || slices.ContainsFunc(c.filters, udp) {

@@ -43,7 +43,7 @@ func (k *kept) mayBeMember(a netip.Addr) bool {
 	return false
 }
 
-// mayJudge reports whether the kernel's program for the step may be another than the state's.
+// mayJudge reports whether the kernel's rules for the step may differ from the state's.
 func (k *kept) mayJudge(stage verdict.Stage, flow verdict.Flow, in, out int) bool {
 	switch stage {
 	case verdict.Egress:

@@ -29,9 +29,9 @@ type Options struct {
 	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's
 	// network namespace.
 	Kernel driver.Lister
-	// Claimed reports whether an agent is at work in the calling thread's network namespace,
-	// wherever it is reached; To alone calls it.
-	Claimed func() (bool, error)
+	// Locked reports whether an agent holds the lock of the calling thread's network namespace,
+	// whatever its socket; To alone calls it.
+	Locked func() (bool, error)
 	// Purge removes all that the agent has programmed; To alone calls it.
 	Purge func(ctx context.Context) error
 
