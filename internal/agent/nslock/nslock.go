@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/peer"
 )
 
 // socketName is the name of an abstract Unix socket. A network namespace has one of that name,
@@ -144,23 +145,11 @@ func dialHolder(ctx context.Context) (*holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	who, err := Peer(conn)
+	who, err := peer.Of(conn)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return &holder{conn, who.Uid, who.Pid}, nil
-}
-
-// Peer returns the process at the other end of a connection, which may have ended.
-func Peer(conn net.Conn) (who *unix.Ucred, err error) {
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read peer's credentials: %w", err)
-	}
-	return who, nil
 }
 
 // stranger reports whether the holder cannot be an agent: it is another user's process, or it lacks
@@ -214,7 +203,7 @@ func (l *Lock) serve() {
 		if err != nil {
 			return
 		}
-		who, err := Peer(conn)
+		who, err := peer.Of(conn)
 		if err != nil || int(who.Uid) != os.Geteuid() || !l.admit(conn, who.Pid) {
 			_ = conn.Close()
 			continue

@@ -51,7 +51,7 @@ func (o *Options) agentReady(ctx context.Context) error { return o.agentProgramm
 // agentReadyIfThere does without an agent that does not run.
 func (o *Options) agentReadyIfThere(ctx context.Context) error {
 	err := o.Sync(ctx)
-	if _, alive := peer(o.Socket); err == nil || alive || o.Minor(err) {
+	if _, alive := agentAt(o.Socket); err == nil || alive || o.Minor(err) {
 		return o.agentReady(ctx)
 	}
 	o.agentless = true

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/preflight"
 )
 
@@ -65,7 +66,7 @@ func (o *Options) wouldStopAgent(ctx context.Context) error {
 
 // agentRuns says what is to be done about an agent that runs; empty: there is none.
 func (o *Options) agentRuns(ctx context.Context) (string, error) {
-	pid, alive := peer(o.Socket)
+	pid, alive := agentAt(o.Socket)
 	where := "answers on " + o.Socket
 	if !alive {
 		locked, err := o.Locked()
@@ -90,7 +91,7 @@ func agentProcess(pid int) process {
 func (o *Options) proxyRuns(ctx context.Context) error {
 	var found process
 	err := o.wait(ctx, func() (string, error) {
-		agent, _ := peer(o.Socket)
+		agent, _ := agentAt(o.Socket)
 		running, err := proxies(agent)
 		if err != nil {
 			return "", err
@@ -187,7 +188,7 @@ func (o *Options) settle(ctx context.Context, differences func() (string, error)
 		if what == "" || o.Force || !time.Now().Before(end) {
 			return nil
 		}
-		if !pause(ctx, poll) {
+		if !wake.Sleep(ctx, poll) {
 			return o.stop("%v", ctx.Err())
 		}
 	}
