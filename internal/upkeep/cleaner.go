@@ -11,7 +11,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/link"
-	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -27,9 +26,6 @@ const (
 
 // cleanTime bounds the deletions of a pass; its reading has conntrack's own limit.
 const cleanTime = time.Minute
-
-// cleaner deletes the entries of connections that go where nobody serves them.
-type cleaner struct{ *passes.Passes[cleaning] }
 
 // cleaning is what a pass deletes.
 type cleaning struct {
@@ -47,14 +43,10 @@ func (c *cleaning) merge(o cleaning) {
 	c.sweep = c.sweep || o.sweep
 }
 
-func newCleaner(d *Driver) *cleaner {
-	return &cleaner{passes.Start(passes.Work[cleaning]{Merge: (*cleaning).merge, Pass: d.clean, Pause: cleaning.pause})}
-}
-
-// clean has flows deleted.
-func (c *cleaner) clean(what cleaning) {
+// clean has the entries of connections deleted that go where nobody serves them.
+func (d *Driver) clean(what cleaning) {
 	if len(what.filters)+len(what.lost)+len(what.farms) > 0 || what.sweep {
-		c.Ask(what)
+		d.cleaner.Ask(what)
 	}
 }
 
@@ -67,8 +59,8 @@ func (c cleaning) pause() time.Duration {
 	return patientInterval
 }
 
-// clean is a pass. By now a backend may have come back, and have new flows: these are left alone.
-func (d *Driver) clean(what cleaning) error {
+// cleanNow is a pass. By now a backend may have come back, and have new flows: these are left alone.
+func (d *Driver) cleanNow(what cleaning) error {
 	ctx, cancel := context.WithTimeout(d.life, cleanTime)
 	defer cancel()
 	n, err := d.ct.Delete(ctx, what.filters, d.stillServed)

@@ -174,7 +174,7 @@ func (d *Driver) forbidsNow(f conntrack.Flow, l *locator) bool {
 
 func (k *kept) forbids(p *state.Policy, f conntrack.Flow, l *locator) bool {
 	flow := policyFlow(f)
-	if k.mayBeMember(flow.Source) || k.mayBeMember(flow.Destination) {
+	if k.members.Contains(flow.Source) || k.members.Contains(flow.Destination) {
 		return f.Cut()
 	}
 	var in, out int

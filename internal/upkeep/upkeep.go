@@ -13,6 +13,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -21,7 +22,7 @@ import (
 type Driver struct {
 	driver.Driver
 	ct      *conntrack.Conn
-	cleaner *cleaner
+	cleaner *passes.Passes[cleaning]
 	links   *link.Reader
 	log     *slog.Logger
 
@@ -61,7 +62,7 @@ func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 		d.log = slog.Default()
 	}
 	d.life, d.end = context.WithCancel(context.Background())
-	d.cleaner = newCleaner(d)
+	d.cleaner = passes.Start(passes.Work[cleaning]{Merge: (*cleaning).merge, Pass: d.cleanNow, Pause: cleaning.pause})
 	d.close = sync.OnceValue(d.closeAll)
 	if o.Policy && !o.KeepEstablished && of.Capabilities().Can&driver.Policy != 0 {
 		if d.cut, err = newCutter(d); err != nil {
@@ -132,7 +133,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
-		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
+		d.clean(d.farms.follow(delta.Farms.Farms))
 		s.All = s.All || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.cut.suspect(s)
@@ -158,7 +159,7 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 		}
 		d.kept = newKept(kept)
 	}
-	d.cleaner.clean(cleaning{sweep: changed})
+	d.clean(cleaning{sweep: changed})
 	d.adopted, d.unfinished = true, false
 }
 
@@ -177,12 +178,12 @@ func (p *plan) Apply(ctx context.Context) error {
 	p.d.applying.Lock()
 	defer p.d.applying.Unlock()
 	err := p.Plan.Apply(ctx)
-	p.d.cleaner.clean(cleaning{filters: cutsBetween(p.before, p.d.frontendsNow(p.before))})
+	p.d.clean(cleaning{filters: cutsBetween(p.before, p.d.frontendsNow(p.before))})
 	if err != nil {
 		p.d.unfinished = true
 		return err
 	}
-	p.d.cleaner.clean(cleaning{lost: lost(p.from, p.d.sourcesNow())})
+	p.d.clean(cleaning{lost: lost(p.from, p.d.sourcesNow())})
 	p.then()
 	return nil
 }
