@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/logtest"
@@ -416,7 +417,7 @@ func TestStatusCounts(t *testing.T) {
 	} {
 		var b strings.Builder
 		statusTable(&b, agent.Status{
-			Mode: "iptables", Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []agent.Failure{{Attempts: n}},
+			Mode: "iptables", Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []reconcile.Failure{{Attempts: n}},
 		})
 		for _, text := range append(want, "mode\tiptables\n") {
 			if !strings.Contains(b.String(), text) {

@@ -84,18 +84,7 @@ func statusTable(w io.Writer, s agent.Status) {
 		row("last change", "none yet")
 	}
 	for _, f := range s.Followers {
-		if f.Fabric {
-			fabricRow(row, f)
-			continue
-		}
-		switch {
-		case f.Error != "":
-			row("accelerator", "%s: the base serves alone: %s", f.Name, f.Error)
-		case f.InStep:
-			row("accelerator", "%s, in step", f.Name)
-		default:
-			row("accelerator", "%s, following", f.Name)
-		}
+		fabricRow(row, f)
 	}
 	if s.BGP != nil {
 		bgpRow(row, s.BGP)

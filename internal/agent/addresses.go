@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net/netip"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	address "sluice.dev/sluice/internal/addresses/compile"
 	"sluice.dev/sluice/internal/model"
 )
@@ -30,8 +28,7 @@ type Addresses interface {
 // addressing is the subject of addresses of Services.
 func (a *Agent) addressing() subject {
 	return subject{
-		run: []func(context.Context){a.Addresses.Run},
-		inputs: []input{hear(a.Addresses.Silent(), func(l *loop, ctx context.Context, nodes map[string]bool) {
+		run: []func(context.Context){a.Addresses.Run, hear(a, a.Addresses.Silent(), func(l *loop, ctx context.Context, nodes map[string]bool) {
 			l.compiling.Lock()
 			l.Compiler.Addresses.SetSilent(nodes)
 			l.compiling.Unlock()
@@ -100,14 +97,14 @@ var (
 )
 
 // collectAddresses makes the metrics of addresses.
-func (c collector) collectAddresses(ch chan<- prometheus.Metric, gauge gaugeOf) {
+func (c collector) collectAddresses(s samples) {
 	list, _ := c.addresses()
 	n := c.Addresses.Counts()
-	gauge(descAddresses, float64(len(list)))
-	gauge(descAnnounced, float64(n.Announced))
-	gauge(descUnwritten, float64(n.Unwritten))
-	gauge(descNodes, float64(n.Nodes-n.Silent), "heard")
-	gauge(descNodes, float64(n.Silent), "silent")
-	ch <- prometheus.MustNewConstMetric(descAnswers, prometheus.CounterValue, float64(n.Answers))
-	ch <- prometheus.MustNewConstMetric(descUnasked, prometheus.CounterValue, float64(n.Unasked))
+	s.put(descAddresses, float64(len(list)))
+	s.put(descAnnounced, float64(n.Announced))
+	s.put(descUnwritten, float64(n.Unwritten))
+	s.put(descNodes, float64(n.Nodes-n.Silent), "heard")
+	s.put(descNodes, float64(n.Silent), "silent")
+	s.put(descAnswers, float64(n.Answers))
+	s.put(descUnasked, float64(n.Unasked))
 }

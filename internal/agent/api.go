@@ -40,64 +40,46 @@ func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	cluster := func(pattern string, serve http.HandlerFunc) {
 		if a.FarmCounter != nil {
-			serve = func(w http.ResponseWriter, _ *http.Request) { reply(w, nil, errBalancer) }
+			serve = answer(func(*http.Request) (any, error) { return nil, errBalancer })
 		}
 		mux.HandleFunc(pattern, serve)
 	}
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
-		writeJSON(w, http.StatusOK, a.fullStatus(r.Context()))
-	})
-	cluster("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Services())
-	})
-	cluster("GET /v1/services/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
-		service, err := a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
-		reply(w, service, err)
-	})
-	cluster("GET /v1/addresses", func(w http.ResponseWriter, _ *http.Request) {
-		list, err := a.addresses()
-		reply(w, list, err)
-	})
-	cluster("GET /v1/fabric", func(w http.ResponseWriter, _ *http.Request) {
-		report, err := a.fabricReport()
-		reply(w, report, err)
-	})
-	cluster("GET /v1/bgp", func(w http.ResponseWriter, _ *http.Request) {
-		report, err := a.bgpReport()
-		reply(w, report, err)
-	})
-	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Names())
-	})
-	mux.HandleFunc("GET /v1/farms", func(w http.ResponseWriter, r *http.Request) {
-		farms, err := a.Farms(r.Context())
-		reply(w, farms, err)
-	})
-	cluster("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
-		policies, err := a.Policies(r.Context())
-		reply(w, policies, err)
-	})
-	cluster("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET /v1/status", answer(func(r *http.Request) (any, error) { return a.fullStatus(r.Context()), nil }))
+	mux.HandleFunc("GET /v1/names", answer(func(*http.Request) (any, error) { return a.Names(), nil }))
+	mux.HandleFunc("GET /v1/farms", answer(func(r *http.Request) (any, error) { return a.Farms(r.Context()) }))
+	mux.HandleFunc("GET /v1/plan", answer(func(r *http.Request) (any, error) { return a.Plan(r.Context()) }))
+	cluster("GET /v1/services", answer(func(*http.Request) (any, error) { return a.Services(), nil }))
+	cluster("GET /v1/services/{namespace}/{name}", answer(func(r *http.Request) (any, error) {
+		return a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
+	}))
+	cluster("GET /v1/addresses", answer(func(*http.Request) (any, error) { return a.addresses() }))
+	cluster("GET /v1/fabric", answer(func(*http.Request) (any, error) { return a.fabricReport() }))
+	cluster("GET /v1/bgp", answer(func(*http.Request) (any, error) { return a.bgpReport() }))
+	cluster("GET /v1/policies", answer(func(r *http.Request) (any, error) { return a.Policies(r.Context()) }))
+	cluster("GET /v1/why", answer(func(r *http.Request) (any, error) {
 		q := r.URL.Query()
 		family, _ := strconv.Atoi(q.Get("family"))
-		e, err := a.Explain(r.Context(), question.Question{
+		return a.Explain(r.Context(), question.Question{
 			From: question.ParseEnd(q.Get("from")), To: question.ParseEnd(q.Get("to")),
 			Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family, Via: q.Get("via"), Suggest: q.Has("suggest"),
 		})
-		reply(w, e, err)
-	})
+	}))
 	cluster("GET /v1/drops", a.serveDrops)
-	mux.HandleFunc("GET /v1/plan", func(w http.ResponseWriter, r *http.Request) {
-		plan, err := a.Plan(r.Context())
-		reply(w, plan, err)
-	})
-	mux.HandleFunc("POST /v1/sync", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /v1/sync", answer(func(r *http.Request) (any, error) {
 		ctx, cancel := limited(r)
 		defer cancel()
-		reply(w, struct{}{}, a.Sync(ctx))
-	})
+		return struct{}{}, a.Sync(ctx)
+	}))
 	a.handleAttachments(mux)
 	return mux
+}
+
+// answer serves what a function returns.
+func answer(f func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v, err := f(r)
+		reply(w, v, err)
+	}
 }
 
 func reply(w http.ResponseWriter, v any, err error) {
@@ -115,10 +97,7 @@ func reply(w http.ResponseWriter, v any, err error) {
 // Services returns the services that are wanted on this node, with all their issues, and then the
 // faulty services of which nothing is in force; safe for concurrent use.
 func (a *Agent) Services() []services.ServiceView {
-	faults := map[model.Ref][]model.Issue{}
-	for _, i := range a.issues() {
-		faults[i.Object] = append(faults[i.Object], i)
-	}
+	faults := byObject(a.issues())
 	a.compiling.Lock()
 	views := a.Compiler.Services.Views()
 	a.compiling.Unlock()
@@ -223,11 +202,9 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
 	}
-	for _, fabric := range a.followers {
-		if err == nil && len(objects) == 0 && fabric.Status().Fabric {
-			if err = fabric.Wait(ctx); err != nil {
-				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
-			}
+	if err == nil && len(objects) == 0 && a.fabric != nil {
+		if err = a.fabric.Wait(ctx); err != nil {
+			err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
 		}
 	}
 	if err == nil && a.AwaitCuts != nil {

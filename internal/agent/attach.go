@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -40,14 +41,13 @@ func (a *Agent) admit(ctx context.Context, pod model.Name) error {
 		if p := a.Store.Pod(pod); p != nil && p.Node == a.Node {
 			break
 		}
-		select {
-		case <-ctx.Done():
-			if !a.Store.Synced() {
-				return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
-			}
+		switch {
+		case wake.Sleep(ctx, podPoll):
+		case !a.Store.Synced():
+			return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
+		default:
 			return fmt.Errorf("wait for pod %s: %s does not say that it is on node %s: see that the API server answers, and that --node is right: %w",
 				pod, a.Source.Status().Name, a.Node, ctx.Err())
-		case <-time.After(podPoll):
 		}
 	}
 	return a.Wait(ctx, a.Store.Generation(), model.Ref{Kind: model.PodKind, Name: pod})
@@ -61,22 +61,20 @@ func (a *Agent) Detach(device string) {
 // handleAttachments serves the CNI plugin's requests.
 func (a *Agent) handleAttachments(mux *http.ServeMux) {
 	// Plugins up to release 0.2.0 ask for it, and say that the node is not ready without an answer.
-	mux.HandleFunc("GET /v1/attachments", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Store.Attachments())
-	})
-	mux.HandleFunc("PUT /v1/attachments/{device}", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET /v1/attachments", answer(func(*http.Request) (any, error) { return a.Store.Attachments(), nil }))
+	mux.HandleFunc("PUT /v1/attachments/{device}", answer(func(r *http.Request) (any, error) {
 		at, err := attachmentOf(r)
-		if err == nil {
-			ctx, cancel := limited(r)
-			defer cancel()
-			err = a.Attach(ctx, at)
+		if err != nil {
+			return nil, err
 		}
-		reply(w, struct{}{}, err)
-	})
-	mux.HandleFunc("DELETE /v1/attachments/{device}", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := limited(r)
+		defer cancel()
+		return struct{}{}, a.Attach(ctx, at)
+	}))
+	mux.HandleFunc("DELETE /v1/attachments/{device}", answer(func(r *http.Request) (any, error) {
 		a.Detach(r.PathValue("device"))
-		reply(w, struct{}{}, nil)
-	})
+		return struct{}{}, nil
+	}))
 }
 
 // limited is a request's context with the time-out that it asks for.

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"sluice.dev/sluice/internal/bgp"
 	bgpcompile "sluice.dev/sluice/internal/bgp/compile"
 	"sluice.dev/sluice/internal/model"
@@ -30,9 +28,8 @@ type Speaker interface {
 // speaking is the subject of BGP.
 func (a *Agent) speaking() subject {
 	return subject{
-		run:    []func(context.Context){a.Speaker.Run},
-		inputs: []input{hear(a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
-		moved:  func() bool { return a.Compiler.BGP.SecretsChanged() },
+		run:   []func(context.Context){a.Speaker.Run, hear(a, a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
+		moved: a.Compiler.BGP.SecretsChanged,
 		follow: func() {
 			a.compiling.Lock()
 			order := a.Compiler.BGP.Changes()
@@ -68,14 +65,11 @@ func (a *Agent) learned(ctx context.Context) error {
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	return fmt.Errorf("wait for the routes of BGP peers: %w", errors.Join(ctx.Err(), errorOf(a.sessions.failure)))
-}
-
-func errorOf(text string) error {
-	if text == "" {
-		return nil
+	err := fmt.Errorf("wait for the routes of BGP peers: %w", ctx.Err())
+	if a.sessions.failure != "" {
+		err = fmt.Errorf("%w\n%s", err, a.sessions.failure)
 	}
-	return errors.New(text)
+	return err
 }
 
 // learn takes over the speaker's report.
@@ -200,7 +194,7 @@ var (
 )
 
 // collectBGP makes the metrics of BGP.
-func (c collector) collectBGP(_ chan<- prometheus.Metric, gauge gaugeOf) {
+func (c collector) collectBGP(s samples) {
 	c.compiling.Lock()
 	defer c.compiling.Unlock()
 	peers, routes := c.Compiler.BGP.Counts()
@@ -210,8 +204,8 @@ func (c collector) collectBGP(_ chan<- prometheus.Metric, gauge gaugeOf) {
 			up++
 		}
 	}
-	gauge(descBGPPeers, float64(up), "established")
-	gauge(descBGPPeers, float64(len(peers)-up), "down")
-	gauge(descBGPLearned, float64(len(c.sessions.learned)))
-	gauge(descBGPOwn, float64(routes))
+	s.put(descBGPPeers, float64(up), "established")
+	s.put(descBGPPeers, float64(len(peers)-up), "down")
+	s.put(descBGPLearned, float64(len(c.sessions.learned)))
+	s.put(descBGPOwn, float64(routes))
 }

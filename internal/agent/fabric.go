@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/driver"
 	fabric "sluice.dev/sluice/internal/fabric/compile"
 	"sluice.dev/sluice/internal/model"
 )
@@ -93,10 +92,8 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 			}
 		}
 	}
-	for _, f := range a.followers {
-		if s := f.Status(); s.Fabric {
-			r.Error = s.Error
-		}
+	if a.fabric != nil {
+		r.Error = a.fabric.Status().Error
 	}
 	return r, nil
 }
@@ -123,10 +120,8 @@ func (a *Agent) foundWays() (issues []model.Issue) {
 	if a.Heard != nil {
 		issues = append(issues, a.Heard.Issues()...)
 	}
-	for _, d := range a.Config.Followers {
-		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
-			issues = append(issues, Refusals(d.SetAside())...)
-		}
+	if a.Fabric != nil {
+		issues = append(issues, Refusals(a.Fabric.SetAside())...)
 	}
 	return issues
 }

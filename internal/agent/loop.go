@@ -32,8 +32,8 @@ type loop struct {
 	routes   map[model.LinkRoute]bool // of the node
 	rerouted map[int]*rerouting       // by the pod's interface
 
-	inStep  chan struct{}     // closed when the kernel has all, and the sources lack nothing
-	whole   bool              // it is closed
+	inStep  func()            // called once the kernel has all, and the sources lack nothing
+	whole   bool              // it has been called
 	lacking reconcile.Lacking // what the source has not been able to read yet
 	unread  bool              // no Pod could be read so far: what no known one sends or gets passes
 
@@ -64,8 +64,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 func newLoop(a *Agent) *loop {
 	l := &loop{
 		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, rooted: a.Underlay == nil, lacking: reconcile.Lacking{Any: true},
-		inStep: make(chan struct{}),
-		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
+		inStep: func() {}, retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
 	return l
@@ -223,13 +222,13 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 	return l.takes[0].generation
 }
 
-// followUp hands a change on to the health checks, followers and subjects.
+// followUp hands a change on to the health checks, the fabric and the subjects.
 func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.checks.apply(checks)
-	for _, f := range l.followers {
+	if l.fabric != nil {
 		lacking := l.lacking
 		lacking.Routes = l.Speaker != nil && !l.sessions.settled
-		f.Follow(delta, lacking)
+		l.fabric.Follow(delta, lacking)
 	}
 	for _, s := range l.subjects {
 		if s.follow != nil {
@@ -318,7 +317,7 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	}
 	if !l.whole && waiting.Len() == 0 && !l.lacking.Any {
 		l.whole = true
-		close(l.inStep)
+		l.inStep()
 	}
 	switch {
 	case first:
@@ -352,7 +351,7 @@ func (l *loop) failed(err error, done reconcile.Done, delta state.Delta) {
 	}
 	l.health.failed(err)
 	l.mu.Lock()
-	l.record.failures = failures(l.kernel.Failed(), l.kernel.Parts())
+	l.record.failures = l.kernel.Failed()
 	if done.Operations > 0 {
 		l.record.last = new(applied(done, delta))
 	}

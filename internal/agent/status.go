@@ -38,15 +38,15 @@ type Status struct {
 	Frontends int            `json:"frontends"`
 	Backends  int            `json:"backends"` // over all frontends
 
-	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
-	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	// Followers' own states: that of the fabric, if this agent has it.
+	LastApply *Applied           `json:"lastApply,omitempty"` // that changed something in the kernel
+	Failure   *reconcile.Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
+	// That of the fabric, if this agent has it.
 	Followers []reconcile.FollowerStatus `json:"accelerators,omitempty"`
 	BGP       *BGPStatus                 `json:"bgp,omitempty"`   // if the agent speaks it
 	Farms     *FarmsStatus               `json:"farms,omitempty"` // of a balancer
 	// Of the parts that fail; all others are in the kernel.
-	Failures []Failure `json:"failures,omitempty"`
-	Heals    int       `json:"heals"` // changes by others that were undone
+	Failures []reconcile.Failure `json:"failures,omitempty"`
+	Heals    int                 `json:"heals"` // changes by others that were undone
 	// Contested says that another program goes on changing what is in the kernel, and is undone.
 	Contested bool `json:"contested,omitempty"`
 	// Frontends, and parts of policy, in the kernel that nothing readable declares; see
@@ -80,43 +80,10 @@ type Applied struct {
 	families [2]bool // whose services the plan changed; see families
 }
 
-// Failure describes attempts to program the kernel that keep failing.
-type Failure struct {
-	// "services" or "policy"; empty: all parts, for the same reason.
-	Part     string    `json:"part,omitempty"`
-	Since    time.Time `json:"since"`
-	Error    string    `json:"error"` // of the last attempt
-	Attempts int       `json:"attempts"`
-}
-
-// String describes it in words.
-func (f Failure) String() string {
-	what := "the kernel could not be programmed"
-	if f.Part != "" {
-		what = "the kernel could not be programmed with " + f.Part + ", though all else is in it,"
-	}
-	return fmt.Sprintf("%s in %s since %s: %s", what, model.Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
-}
-
-// failures returns the failures of the parts; if all parts fail alike, they are one.
-func failures(failed map[reconcile.Part]reconcile.Failure, parts int) (list []Failure) {
-	alike := len(failed) == parts
-	for _, p := range slices.Sorted(maps.Keys(failed)) {
-		f := failed[p]
-		alike = alike && (len(list) == 0 || f.Error == list[0].Error)
-		list = append(list, Failure{Part: p.String(), Since: f.Since, Error: f.Error, Attempts: f.Attempts})
-	}
-	if alike && len(list) > 0 {
-		list = list[:1]
-		list[0].Part = ""
-	}
-	return list
-}
-
 // record is what the loop leaves for Status.
 type record struct {
 	last     *Applied
-	failures []Failure
+	failures []reconcile.Failure
 	heals    int
 	healed   contest.Pace
 	kept     int // in the kernel, only kept
@@ -160,12 +127,10 @@ func (a *Agent) Status() Status {
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
-	for _, f := range a.followers {
-		fares := f.Status()
-		if fares.Fabric {
-			fares.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
-		}
-		s.Followers = append(s.Followers, fares)
+	if a.fabric != nil {
+		fabric := a.fabric.Status()
+		fabric.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
+		s.Followers = []reconcile.FollowerStatus{fabric}
 	}
 	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {
@@ -194,7 +159,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
 	for _, f := range s.Followers {
-		if f.Fabric && f.Error != "" {
+		if f.Error != "" {
 			problems = append(problems, FabricProblem(f.Error))
 		}
 	}

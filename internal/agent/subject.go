@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -12,16 +10,12 @@ import (
 // into the kernel. Fields that it does not need are nil.
 type subject struct {
 	run     []func(ctx context.Context) // work until ctx ends
-	inputs  []input                     // deliver its events to the loop
 	moved   func() bool                 // polls for changes; called under the compiler's lock
 	follow  func()                      // takes over what an attempt has changed; called by the loop
 	issues  func() []model.Issue        // faults that it found itself
 	note    func() string               // of status; "": none
-	collect func(ch chan<- prometheus.Metric, gauge gaugeOf)
+	collect func(samples)
 }
-
-// gaugeOf makes a gauge.
-type gaugeOf func(d *prometheus.Desc, v float64, labels ...string)
 
 // subjectsOf returns the subjects that are on. A new one adds itself here.
 func (a *Agent) subjectsOf() []subject {
@@ -38,13 +32,10 @@ func (a *Agent) subjectsOf() []subject {
 	return list
 }
 
-// input delivers events to the loop until ctx ends.
-type input func(ctx context.Context, a *Agent)
-
 // hear returns an input that has the loop take each value of ch, until ch is closed. A nil ch
 // delivers nothing.
-func hear[T any](ch <-chan T, take func(*loop, context.Context, T)) input {
-	return func(ctx context.Context, a *Agent) {
+func hear[T any](a *Agent, ch <-chan T, take func(*loop, context.Context, T)) func(context.Context) {
+	return func(ctx context.Context) {
 		for {
 			select {
 			case <-ctx.Done():
@@ -60,5 +51,5 @@ func hear[T any](ch <-chan T, take func(*loop, context.Context, T)) input {
 
 // host delivers changes of the host itself.
 func (a *Agent) host() subject {
-	return subject{inputs: []input{hear(a.HostAddresses, (*loop).moved), hear(a.Links, (*loop).rewired), hear(a.Underlay, (*loop).reached)}}
+	return subject{run: []func(context.Context){hear(a, a.HostAddresses, (*loop).moved), hear(a, a.Links, (*loop).rewired), hear(a, a.Underlay, (*loop).reached)}}
 }

@@ -50,7 +50,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	}
 	var c *question.Case
 	var err error
-	a.Store.Read(func(v *store.View) { c, err = q.Case(v, a.Node, func(addr netip.Addr) bool { return a.way(addr).Own }) })
+	a.Store.Read(func(v *store.View) {
+		c, err = q.Case(v, a.Node, func(addr netip.Addr) bool { return a.Route(addr).Own })
+	})
 	if unknown, ok := errors.AsType[*question.UnknownPodError](err); ok && a.finished(ctx, unknown.Pod) {
 		err = question.Finished(unknown.Pod)
 	}
@@ -152,7 +154,7 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	own := a.carriedOut(a.Compiler.State())
 	if nodes[a.Node] == nil {
 		can := a.Driver.Capabilities()
-		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step {
+		nodes[a.Node] = &verdict.Node{State: own, Route: a.Route, Others: func(c verdict.Crossing) []verdict.Step {
 			return e.meets(others, c, can, cluster.Home(c.Flow.Destination) != "")
 		}}
 	}
@@ -245,7 +247,7 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 func (a *Agent) sources(other *model.Node, toPod bool) (addrs []netip.Addr) {
 	for _, r := range other.PodCIDRs {
 		first := r.Masked().Addr()
-		for _, own := range a.way(first.Next()).Sources {
+		for _, own := range a.Route(first.Next()).Sources {
 			switch here := a.rangeOf(own); {
 			case !toPod || a.nodes.of(a.Store, own) != "":
 			case here.Addr() == own:
@@ -276,14 +278,6 @@ func (a *Agent) rangeOf(addr netip.Addr) netip.Prefix {
 		}
 	}
 	return netip.Prefix{}
-}
-
-// way is how this node reaches an address.
-func (a *Agent) way(to netip.Addr) verdict.Way {
-	if a.Route == nil {
-		return verdict.Way{}
-	}
-	return a.Route(to)
 }
 
 // failing says why the kernel may differ from the desired state, if it may.

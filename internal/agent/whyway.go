@@ -131,7 +131,7 @@ func (a *Agent) endOf(addr netip.Addr) end {
 			return end{addr: addr, hop: Hop{Device: r.Device, Via: r.Via}, wanted: true}
 		}
 	}
-	way := a.way(addr)
+	way := a.Route(addr)
 	if way.Own {
 		return end{addr: addr, own: true}
 	}
@@ -158,22 +158,17 @@ func (a *Agent) unsound(packets []Passing) (faults []string) {
 	if c, err := ReadConntrack(); err == nil && len(packets) > 0 && c.crowded() != "" {
 		faults = append(faults, c.crowded())
 	}
-	for _, f := range a.followers {
-		s := f.Status()
-		if s.Fabric && s.Contested && slices.ContainsFunc(packets, func(p Passing) bool { return p.Out.Device != "" }) {
-			faults = append(faults, "another program goes on changing tunnels or routes to other nodes, which are put right each time: end it, or have it leave them alone")
-		}
+	if a.fabric == nil {
+		return faults
 	}
-	for _, d := range a.Config.Followers {
-		if d.Capabilities().Can&driver.Fabric == 0 {
-			continue
-		}
-		aside := slices.DeleteFunc(d.SetAside(), func(s driver.SetAside) bool {
-			return !slices.ContainsFunc(packets, func(p Passing) bool { return p.needs(s) })
-		})
-		for _, i := range Refusals(aside) {
-			faults = append(faults, i.String())
-		}
+	if a.fabric.Status().Contested && slices.ContainsFunc(packets, func(p Passing) bool { return p.Out.Device != "" }) {
+		faults = append(faults, "another program goes on changing tunnels or routes to other nodes, which are put right each time: end it, or have it leave them alone")
+	}
+	aside := slices.DeleteFunc(a.Fabric.SetAside(), func(s driver.SetAside) bool {
+		return !slices.ContainsFunc(packets, func(p Passing) bool { return p.needs(s) })
+	})
+	for _, i := range Refusals(aside) {
+		faults = append(faults, i.String())
 	}
 	return faults
 }
@@ -233,7 +228,7 @@ func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules)
 
 // dropped says which rule of another program here drops packets of a tunnel; "": none is known to.
 func (a *Agent) dropped(of model.FarEnd, others *foreign.Rules) string {
-	to := a.way(of.Remote)
+	to := a.Route(of.Remote)
 	if len(to.Sources) == 0 {
 		return ""
 	}

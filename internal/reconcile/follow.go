@@ -13,9 +13,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Follower keeps a driver in step beside the base. Either the base carries out the same parts of
-// the state and is complete alone, or the driver carries out parts that the base does not. It
-// follows in a goroutine of its own: however long it takes, and whether or not it fails, the base
+// Follower keeps a driver in step that carries out a part which the base does not: the fabric. It
+// works in a goroutine of its own: however long it takes, and whether or not it fails, the base
 // waits for nothing. Its methods are safe for concurrent use.
 type Follower struct {
 	r     *Reconciler
@@ -32,12 +31,11 @@ type Follower struct {
 	ended   chan struct{} // closed when the next attempt ends
 }
 
-// FollowerStatus says how a follower fares. Where it is not in step, users lose speed alone,
-// unless it is the fabric's.
+// FollowerStatus is the state of a follower.
 type FollowerStatus struct {
 	Name    string    `json:"name"`
-	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric, which the base does not
-	InStep  bool      `json:"inStep"`           // it carries out what the base does
+	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric
+	InStep  bool      `json:"inStep"`           // it has carried out every change
 	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
 	Updated time.Time `json:"updated,omitzero"`
 	// Faults is how many are known of what it carries out; who has the Follower fills it in.

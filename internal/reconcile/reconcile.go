@@ -74,11 +74,22 @@ type Done struct {
 	UpdateFailed bool
 }
 
-// Failure describes attempts at a part that go on failing.
+// Failure describes attempts to program the kernel that keep failing.
 type Failure struct {
-	Since    time.Time
-	Error    string // of the last attempt
-	Attempts int
+	// "services" or "policy"; empty: all parts, for the same reason.
+	Part     string    `json:"part,omitempty"`
+	Since    time.Time `json:"since"`
+	Error    string    `json:"error"` // of the last attempt
+	Attempts int       `json:"attempts"`
+}
+
+// String describes it in words.
+func (f Failure) String() string {
+	what := "the kernel could not be programmed"
+	if f.Part != "" {
+		what = "the kernel could not be programmed with " + f.Part + ", though all else is in it,"
+	}
+	return fmt.Sprintf("%s in %s since %s: %s", what, model.Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
 }
 
 // Reconciler keeps the parts that one driver carries out in step with the desired state. It is not
@@ -197,18 +208,19 @@ func (r *Reconciler) Has(generation uint64, of ...Part) (bool, error) {
 	return !slices.ContainsFunc(parts, behind), failure(parts)
 }
 
-// Parts is how many parts there are.
-func (r *Reconciler) Parts() int { return len(r.parts) }
-
-// Failed returns what fails at present of each part that does.
-func (r *Reconciler) Failed() map[Part]Failure {
-	failed := map[Part]Failure{}
+// Failed returns the failures of the parts; if all parts fail alike, they are one.
+func (r *Reconciler) Failed() (list []Failure) {
 	for _, p := range r.parts {
 		if p.failure != nil {
-			failed[p.of] = *p.failure
+			list = append(list, *p.failure)
 		}
 	}
-	return failed
+	unlike := func(f Failure) bool { return f.Error != list[0].Error }
+	if len(list) > 0 && len(list) == len(r.parts) && !slices.ContainsFunc(list, unlike) {
+		list = list[:1]
+		list[0].Part = ""
+	}
+	return list
 }
 
 // Hurry has parts that failed tried again in the next attempt.
@@ -428,7 +440,7 @@ func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
 	}
 	p.due = p.tried.Add(p.delay)
 	old := p.failure
-	f := &Failure{Since: p.tried, Error: err.Error()}
+	f := &Failure{Part: p.of.String(), Since: p.tried, Error: err.Error()}
 	if old != nil {
 		f.Since, f.Attempts = old.Since, old.Attempts
 	}
@@ -437,7 +449,7 @@ func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
 	if old != nil && old.Error == f.Error && p.delay < lastDelay {
 		return // said already; once the delay has its full length it is said each time
 	}
-	r.log.Error("programming the kernel failed; retrying", "part", p.of.String(), "error", err,
+	r.log.Error("programming the kernel failed; retrying", "part", f.Part, "error", err,
 		"services", names(delta), "policy", delta.Policy.Len(), "attempts", f.Attempts, "delay", p.delay)
 }
 
@@ -445,11 +457,7 @@ func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
 func failure(parts []*part) error {
 	var errs []error
 	for _, p := range parts {
-		switch {
-		case p.failure == nil:
-		case len(errs) == 0:
-			errs = append(errs, p.err)
-		case errs[0].Error() != p.failure.Error:
+		if p.failure != nil && (len(errs) == 0 || errs[0].Error() != p.failure.Error) {
 			errs = append(errs, p.err)
 		}
 	}
