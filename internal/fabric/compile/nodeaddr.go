@@ -42,8 +42,8 @@ func (s *nodeAddrs) in(cidr netip.Prefix, claimed nodeClaims[netip.Addr]) iter.S
 	}
 }
 
-// claimAddress takes over that a node has an address, or no longer, and adds to again who came
-// after it and has CIDRs that hold the address.
+// claimAddress follows that a node has an address, or no longer has, and adds newer nodes to again
+// that have CIDRs with the address in them.
 func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
 	if there {
 		c.addrs.add(a, n, again)

@@ -27,7 +27,8 @@ type contests struct {
 	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
 }
 
-// contest is about what several services claim, of which each costs nothing to the others.
+// contest has the services that claim the same, in order: however many they are, one more or less
+// costs little.
 type contest[T any] struct {
 	by    map[model.Name]*claimant[T]
 	order []*claimant[T] // the first has it
@@ -98,8 +99,8 @@ func (c *contests) settle(key state.FrontendKey, name model.Name, f *state.Front
 	}
 }
 
-// lesser is what a health check may say until the frontends of next are settled: it promises no
-// more than before.
+// lesser is the health check until the frontends of next are settled: it promises no more local
+// endpoints than the old one.
 func lesser(old, next *HealthCheck) *HealthCheck {
 	if next == nil {
 		return nil
