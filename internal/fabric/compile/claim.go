@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -14,22 +15,17 @@ type nodeClaims[K comparable] map[K][]*model.Node
 // add adds a node's claim. If that takes k from another node, all others that claim it are added to
 // again.
 func (c nodeClaims[K]) add(k K, n *model.Node, again map[string]bool) {
-	rivals := c[k]
-	i, _ := slices.BinarySearchFunc(rivals, n, older)
-	if i == 0 {
-		name(rivals, again)
+	if c[k] = sorted.Set(c[k], n, true, older); c[k][0] == n {
+		name(c[k][1:], again)
 	}
-	c[k] = slices.Insert(rivals, i, n)
 }
 
 // drop withdraws a node's claim. If the node had k, all others that claim it are added to again.
 func (c nodeClaims[K]) drop(k K, n *model.Node, again map[string]bool) {
-	i, _ := slices.BinarySearchFunc(c[k], n, older)
-	rest := slices.Delete(c[k], i, i+1)
-	if i == 0 {
-		name(rest, again)
+	if c[k][0] == n {
+		name(c[k][1:], again)
 	}
-	if c[k] = rest; len(rest) == 0 {
+	if c[k] = sorted.Set(c[k], n, false, older); len(c[k]) == 0 {
 		delete(c, k)
 	}
 }
@@ -83,15 +79,13 @@ func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[stri
 			of = &cidr{}
 			c.cidrs.Insert(p, of)
 		}
-		i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
-		of.claims = slices.Insert(of.claims, i, n.Node)
+		of.claims = sorted.Set(of.claims, n.Node, true, older)
 		return
 	}
 	if why, decided := n.denied[p]; decided && why == "" {
 		c.hold(p, n.Node, false, again)
 	}
-	i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
-	if of.claims = slices.Delete(of.claims, i, i+1); len(of.claims) == 0 {
+	if of.claims = sorted.Set(of.claims, n.Node, false, older); len(of.claims) == 0 {
 		c.cidrs.Delete(p)
 	}
 }
@@ -100,12 +94,7 @@ func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[stri
 // which that matters: newer ones with the same CIDR, and those with addresses or smaller CIDRs in it.
 func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
 	of, _ := c.cidrs.Get(p)
-	switch i, has := slices.BinarySearchFunc(of.holders, n, older); {
-	case there && !has:
-		of.holders = slices.Insert(of.holders, i, n)
-	case !there && has:
-		of.holders = slices.Delete(of.holders, i, i+1)
-	}
+	of.holders = sorted.Set(of.holders, n, there, older)
 	if c.nodeAddrs.spoiled {
 		return // all nodes are compiled again
 	}

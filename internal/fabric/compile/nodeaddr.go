@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -19,14 +20,8 @@ type nodeAddrs struct {
 
 // set adds or removes an address.
 func (s *nodeAddrs) set(a netip.Addr, there bool) {
-	if s.spoiled {
-		return
-	}
-	switch i, has := slices.BinarySearchFunc(s.sorted, a, netip.Addr.Compare); {
-	case there && !has:
-		s.sorted = slices.Insert(s.sorted, i, a)
-	case !there && has:
-		s.sorted = slices.Delete(s.sorted, i, i+1)
+	if !s.spoiled {
+		s.sorted = sorted.Set(s.sorted, a, there, netip.Addr.Compare)
 	}
 }
 

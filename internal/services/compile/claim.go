@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/lib/diff"
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -43,17 +44,14 @@ type claimant[T any] struct {
 
 func newContest[T any]() *contest[T] { return &contest[T]{by: map[model.Name]*claimant[T]{}} }
 
-// set records what a service wants, nil: nothing.
-func (x *contest[T]) set(name model.Name, svc *model.Service, wants *T, own bool) {
+// set records what a service wants; nil: nothing.
+func (x *contest[T]) set(name model.Name, next *claimant[T]) {
 	if old := x.by[name]; old != nil {
-		i, _ := slices.BinarySearchFunc(x.order, old, compareClaimants)
-		x.order = slices.Delete(x.order, i, i+1)
+		x.order = sorted.Set(x.order, old, false, compareClaimants)
 		delete(x.by, name)
 	}
-	if wants != nil {
-		now := &claimant[T]{svc, wants, own}
-		i, _ := slices.BinarySearchFunc(x.order, now, compareClaimants)
-		x.order, x.by[name] = slices.Insert(x.order, i, now), now
+	if next != nil {
+		x.order, x.by[name] = sorted.Set(x.order, next, true, compareClaimants), next
 	}
 }
 
@@ -77,9 +75,9 @@ func (c *contests) settle(key state.FrontendKey, name model.Name, f *state.Front
 	rivals := c.contested[key]
 	set := func(name model.Name, f *state.Frontend) {
 		if f == nil {
-			rivals.set(name, nil, nil, false)
+			rivals.set(name, nil)
 		} else {
-			rivals.set(name, c.services[name].svc, f, f.Kind == state.ClusterIP)
+			rivals.set(name, &claimant[state.Frontend]{c.services[name].svc, f, f.Kind == state.ClusterIP})
 		}
 	}
 	if rivals == nil {
@@ -135,9 +133,9 @@ func (c *contests) claimHealth(port uint16, name model.Name, h *HealthCheck) {
 		c.healthChecks.Set(rivals.order[0].wants.Service, nil)
 	}
 	if h == nil {
-		rivals.set(name, nil, nil, false)
+		rivals.set(name, nil)
 	} else {
-		rivals.set(name, c.services[name].svc, h, false)
+		rivals.set(name, &claimant[HealthCheck]{c.services[name].svc, h, false})
 	}
 	if len(rivals.order) == 0 {
 		delete(c.healthPorts, port)
