@@ -188,7 +188,7 @@ func (s *Store) replaceObject(e Event) {
 
 func (s *Store) applyService(name model.Name, next *model.Service) {
 	ref, former := model.Ref{Kind: model.ServiceKind, Name: name}, s.view.former[name]
-	old, changed := replace(s.view.services, name, next, equalServices)
+	old, changed := replace(s.view.services, name, next, func(a, b *model.Service) bool { return equal(a, b) })
 	if !changed && former == nil {
 		return
 	}
