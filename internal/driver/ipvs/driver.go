@@ -1,7 +1,7 @@
 // Package ipvs carries out services with the kernel's IPVS: a virtual server for each frontend
 // chooses among its backends, by one of the kernel's schedulers.
 //
-// All else is done by the table of package nftables, with a program that leaves the choice to IPVS:
+// All else is done by the table of package nftables, with a ruleset that leaves the choice to IPVS:
 // it refuses what has no backends, masquerades, asks for source ranges, remembers clients with
 // session affinity, chooses among the node's own backends for clients from outside
 // (externalTrafficPolicy: Local), as IPVS has one set of backends for an address, and judges by
@@ -46,7 +46,7 @@ type Options struct {
 type Driver struct {
 	*nftables.Driver
 	scheduler string
-	place     tuning
+	tuning    tuning
 	tracked   *conntrack.Conn
 	close     func() error // once
 
@@ -103,7 +103,7 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	d.place = tuning{ns, o.Record, serviceParameters}
+	d.tuning = tuning{ns, o.Record, serviceParameters}
 	if d.conn, err = dial(ownerServices); err != nil {
 		return nil, errors.Join(err, ns.Close(), base.Close())
 	}
@@ -227,7 +227,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	return errors.Join(d.conn.removeAll(), d.router.purge(), d.place.restore())
+	return errors.Join(d.conn.removeAll(), d.router.purge(), d.tuning.restore())
 }
 
 // withdrawPause is the time between two looks at connections that are to end.
@@ -251,7 +251,7 @@ func (d *Driver) Withdraw(ctx context.Context) error {
 	for {
 		left, err := d.conn.remove(ended)
 		if left == 0 || err != nil {
-			return errors.Join(err, d.router.purge(), d.place.restore())
+			return errors.Join(err, d.router.purge(), d.tuning.restore())
 		}
 		select {
 		case <-ctx.Done():

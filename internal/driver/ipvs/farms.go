@@ -23,8 +23,8 @@ import (
 // Farms carries out the farms of a balancer: a virtual server for each address, protocol and port
 // of a farm. It programs the network namespace of the thread that opened it.
 type Farms struct {
-	place tuning
-	close func() error // once
+	tuning tuning
+	close  func() error // once
 
 	published atomic.Pointer[[]driver.SetAside]
 
@@ -41,10 +41,10 @@ type Farms struct {
 
 var _ driver.Driver = (*Farms)(nil)
 
-// front is what a place of a farm comes to.
+// front is what a virtual address and port of a farm come to.
 type front struct {
 	farm   string
-	server *server // nil: the place has gone
+	server *server // nil: it has gone
 	aside  string  // why the kernel does not have it; "": it has
 }
 
@@ -58,7 +58,7 @@ func OpenFarms(record string) (*Farms, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.place = tuning{ns, record, farmParameters}
+	d.tuning = tuning{ns, record, farmParameters}
 	if d.conn, err = dial(ownerFarms); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
@@ -188,7 +188,7 @@ func (p *farmPlan) Kept() driver.Kept { return driver.Kept{} }
 func (p *farmPlan) Apply(context.Context) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	err := p.d.place.set(p.parameters)
+	err := p.d.tuning.set(p.parameters)
 	if err == nil {
 		err = p.d.router.add(p.routes.add)
 	}
@@ -330,7 +330,7 @@ func (d *Farms) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driv
 		}
 	}
 	p.change(func(k state.FrontendKey) *server { return have[k] })
-	if p.parameters, err = d.place.missing(); err != nil {
+	if p.parameters, err = d.tuning.missing(); err != nil {
 		return nil, err
 	}
 	routes, routed, err := d.adoptRoutes(found, uses)

@@ -92,7 +92,7 @@ func (p *plan) Apply(ctx context.Context) error {
 func (p *plan) prepare() (map[state.FrontendKey]string, error) {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	err := p.d.place.set(p.parameters)
+	err := p.d.tuning.set(p.parameters)
 	if err == nil {
 		err = p.d.router.add(p.routes.add)
 	}
@@ -238,7 +238,7 @@ func (d *Driver) compareRoutes(p *plan, found routes, want *state.Services, keep
 	if p.routes = change; keep {
 		p.routes.remove = routes{}
 	}
-	if p.parameters, err = d.place.missing(); err != nil {
+	if p.parameters, err = d.tuning.missing(); err != nil {
 		return err
 	}
 	p.done = func() {

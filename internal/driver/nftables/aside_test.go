@@ -99,7 +99,7 @@ func (p poison) refuse(d *Driver) {
 	})
 }
 
-// hits reports whether the program is refused.
+// hits reports whether the rules are refused.
 func (p poison) hits(rules *state.Rules) bool {
 	if rules == nil {
 		return false

@@ -20,7 +20,7 @@ import (
 // blame is why a unit was refused, and whose policies are at fault.
 type blame struct {
 	err      error
-	policies []model.PolicyKey // of a program: who declared the rule, or all of its policies if the kernel named none
+	policies []model.PolicyKey // of rules: who declared the one, or all of their policies if the kernel named none
 }
 
 // blameFor finds out who declared what the kernel refused.
@@ -82,7 +82,7 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 		if l := held.Policy.Lists[key]; u.kind == listUnit {
 			return one("list", model.Name{Name: l.Name}, "what is made of it", model.InForceNothing)
 		}
-		return nil // the programs that look it up are set aside, too
+		return nil // the rules that look it up are set aside, too
 	case int:
 		if h := held.Policy.Hosts[key]; u.kind == hostUnit {
 			return one("HostEndpoint", model.Name{Name: h.Name}, "what leads to its policies at "+h.Device, model.InForceNothing)
@@ -117,7 +117,7 @@ func (d *Driver) explainRules(id state.RulesID, p *state.Rules, b blame) (all []
 	return all
 }
 
-// judgedBy names the pods and host endpoints that a program judges, the first few.
+// judgedBy names the pods and host endpoints that the rules judge, the first few.
 func (d *Driver) judgedBy(id state.RulesID) string {
 	names := map[string]bool{}
 	for _, w := range d.state.Policy.Workloads {

@@ -34,7 +34,7 @@ type Options struct {
 	Apart bool
 	// IPVS leaves the choice of a backend to IPVS, as ruleset.Options say: for package ipvs.
 	IPVS bool
-	// MayMiss has the program be as for kernels that need it.
+	// MayMiss has the ruleset be as for kernels that need it.
 	MayMiss bool
 }
 

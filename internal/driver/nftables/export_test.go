@@ -13,11 +13,11 @@ import (
 	"sluice.dev/sluice/internal/reconcile"
 )
 
-// OpenOther opens a driver whose program has another layout: some sets under other
+// OpenOther opens a driver whose ruleset has another layout: some sets under other
 // names, one of another type under the same name, a set and a chain more.
 func OpenOther(o Options) (*Driver, error) { return openOther(o, "-2") }
 
-// OpenNext opens a driver whose program has all of the sets, and a set and a chain more.
+// OpenNext opens a driver whose ruleset has all of the sets, and a set and a chain more.
 func OpenNext(o Options) (*Driver, error) { return openOther(o, "") }
 
 func openOther(o Options, suffix string) (*Driver, error) {

@@ -189,7 +189,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 	}
 }
 
-// A part cannot be adopted apart where the program has to be written: into a kernel that has none,
+// A part cannot be adopted apart where the ruleset has to be written: into a kernel that has none,
 // has another one, or has lost it.
 func TestWholeIsNeeded(t *testing.T) {
 	t.Parallel()

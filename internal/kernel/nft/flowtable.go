@@ -60,8 +60,8 @@ func (b *Batch) AddFlowtable(name string, devices ...string) {
 
 // DeleteFlowtable deletes a flowtable, which no rule may refer to. Its connections go on by the
 // chains.
-func (b *Batch) DeleteFlowtable(p *segment, name string) {
-	b.do(p, unix.NFT_MSG_DELFLOWTABLE, 0, "delete flowtable "+name, b.names(flowtableTable, flowtableName, name))
+func (b *Batch) DeleteFlowtable(seg *segment, name string) {
+	b.do(seg, unix.NFT_MSG_DELFLOWTABLE, 0, "delete flowtable "+name, b.names(flowtableTable, flowtableName, name))
 }
 
 // ReadFlowtables yields the flowtables with the names of their interfaces.

@@ -41,7 +41,7 @@ func NewRule(comment ...string) Rule { return Rule{Comment: strings.Join(comment
 func libExpr(e expr.Any) Expression {
 	return Expression{Data: func(a *Attrs) {
 		b, err := expr.Marshal(unix.NFPROTO_INET, e)
-		if err != nil { // only for values out of range, which the program has none of
+		if err != nil { // only for values out of range, which no rule of ours has
 			panic(fmt.Sprintf("marshal expression %T: %v", e, err))
 		}
 		a.B = append(a.B, b...)
