@@ -42,23 +42,13 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	return b
 }
 
-// SetAside implements driver.Driver.
-func (d *Driver) SetAside() []driver.SetAside {
-	if list := d.published.Load(); list != nil {
-		return *list
-	}
-	return nil
-}
-
 // publishSetAside makes SetAside return what is set aside now.
 func (d *Driver) publishSetAside() {
 	var all []driver.SetAside
 	for u, r := range d.aside.why {
 		all = append(all, d.explain(u, r.blame)...)
 	}
-	slices.SortFunc(all, driver.SetAside.Compare)
-	all = slices.Compact(all)
-	d.published.Store(&all)
+	d.Publish(all)
 }
 
 // explain names the objects that a unit was made of.

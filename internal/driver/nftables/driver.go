@@ -12,7 +12,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
@@ -53,7 +52,7 @@ type Driver struct {
 	remembered func(context.Context) ([]state.Remembered, error)
 	close      func() error // once
 
-	published atomic.Pointer[[]driver.SetAside]
+	driver.Published
 
 	mu sync.Mutex // held by every method, and by what works in the background for moments
 	*table.Table
