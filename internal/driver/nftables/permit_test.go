@@ -14,8 +14,8 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/netns"
-	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -456,7 +456,7 @@ func TestRefusedDenyLists(t *testing.T) {
 			}
 		}
 		refuse := func(m Message) error {
-			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
+			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
 				return unix.ENFILE
 			}
 			return nil

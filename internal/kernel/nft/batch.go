@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Batch is a transaction, encoded as it is built: the kernel carries it out at once or not at all.
@@ -57,7 +59,7 @@ type Batch struct {
 
 // segment is a run of encoded messages.
 type segment struct {
-	Attrs
+	attr.Attrs
 	set           *Set // that the elements are of
 	message, list int  // where the open message and its element list begin; message is -1 if none is open
 }
@@ -92,7 +94,7 @@ func (seg *segment) close() {
 }
 
 // do appends a message of its own.
-func (b *Batch) do(seg *segment, typ uint8, flags uint16, label string, body func(*Attrs)) {
+func (b *Batch) do(seg *segment, typ uint8, flags uint16, label string, body func(*attr.Attrs)) {
 	b.open(seg, typ, flags, label)
 	body(&seg.Attrs)
 	seg.close()
@@ -187,34 +189,34 @@ func (b *Batch) element(seg *segment, e *Element, remove bool) {
 		}
 		b.open(seg, typ, flags, label+e.Set.Name)
 		b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, e.Set.Name)(&seg.Attrs)
-		seg.list = seg.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		seg.list = seg.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	}
 	e.Write(&seg.Attrs, remove)
 }
 
 func (seg *segment) closeList() {
 	if seg.message >= 0 {
-		seg.end(seg.list)
+		seg.End(seg.list)
 		seg.close()
 	}
 }
 
-func (b *Batch) tableName(a *Attrs) { a.str(unix.NFTA_TABLE_NAME, b.Table) }
+func (b *Batch) tableName(a *attr.Attrs) { a.String(unix.NFTA_TABLE_NAME, b.Table) }
 
 // names writes the name of something in the table, under the attributes of its kind.
-func (b *Batch) names(tableAttr, nameAttr uint16, name string) func(*Attrs) {
-	return func(a *Attrs) {
-		a.str(tableAttr, b.Table)
-		a.str(nameAttr, name)
+func (b *Batch) names(tableAttr, nameAttr uint16, name string) func(*attr.Attrs) {
+	return func(a *attr.Attrs) {
+		a.String(tableAttr, b.Table)
+		a.String(nameAttr, name)
 	}
 }
 
 // AddTable creates the table, or changes the flags of one that is there.
 func (b *Batch) AddTable(flags uint32, comment string) {
-	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table "+b.name(), func(a *Attrs) {
+	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table "+b.name(), func(a *attr.Attrs) {
 		b.tableName(a)
-		a.u32(unix.NFTA_TABLE_FLAGS, flags)
-		a.comment(tableAttrUserdata, comment)
+		a.Uint32(unix.NFTA_TABLE_FLAGS, flags)
+		putComment(a, tableAttrUserdata, comment)
 	})
 }
 
@@ -258,7 +260,7 @@ func (b *Batch) AddChain(c Chain) {
 	if b.leavesOut(c) {
 		return
 	}
-	b.do(b.segmentFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.Name, func(a *Attrs) { c.Write(a, b.Table) })
+	b.do(b.segmentFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.Name, func(a *attr.Attrs) { c.Write(a, b.Table) })
 }
 
 // leavesOut reports whether the chain is not there as long as the table is closed.
@@ -276,7 +278,7 @@ func (b *Batch) addRules(seg *segment, c Chain) {
 	}
 	for i, r := range c.Rules {
 		b.do(seg, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
-			RuleLabel(c.Name, i), func(a *Attrs) { r.Write(a, b.Table, c.Name) })
+			RuleLabel(c.Name, i), func(a *attr.Attrs) { r.Write(a, b.Table, c.Name) })
 	}
 	b.Changes -= len(c.Rules) // a chain with its rules is one change to people
 }
@@ -289,22 +291,22 @@ func RuleLabel(chain string, i int) string {
 // AddHelpers creates the objects that a chain's rules refer to.
 func (b *Batch) AddHelpers(c Chain) {
 	for _, h := range c.Helpers {
-		b.do(b.segmentFor(c), unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create helper "+h.Name, func(a *Attrs) {
+		b.do(b.segmentFor(c), unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create helper "+h.Name, func(a *attr.Attrs) {
 			b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, h.Name)(a)
-			a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
-			data := a.begin(unix.NFTA_OBJ_DATA)
-			a.str(helperName, h.Helper)
-			a.bytes(helperProtocol, []byte{h.Protocol})
-			a.end(data)
+			a.Uint32(unix.NFTA_OBJ_TYPE, objectHelper)
+			data := a.Begin(unix.NFTA_OBJ_DATA)
+			a.String(helperName, h.Helper)
+			a.Bytes(helperProtocol, []byte{h.Protocol})
+			a.End(data)
 		})
 	}
 }
 
 // DeleteHelper deletes the object of a name, which no rule may refer to.
 func (b *Batch) DeleteHelper(seg *segment, name string) {
-	b.do(seg, unix.NFT_MSG_DELOBJ, 0, "delete helper "+name, func(a *Attrs) {
+	b.do(seg, unix.NFT_MSG_DELOBJ, 0, "delete helper "+name, func(a *attr.Attrs) {
 		b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
-		a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
+		a.Uint32(unix.NFTA_OBJ_TYPE, objectHelper)
 	})
 }
 
@@ -343,7 +345,7 @@ func (b *Batch) DeleteChain(seg *segment, name string) {
 
 // AddSet creates a set without elements.
 func (b *Batch) AddSet(s *Set) {
-	b.do(&b.Before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.Name, func(a *Attrs) { s.Write(a, b.Table) })
+	b.do(&b.Before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.Name, func(a *attr.Attrs) { s.Write(a, b.Table) })
 }
 
 // DeleteSet deletes a set with its elements; nothing may refer to it.
@@ -361,24 +363,24 @@ func (b *Batch) FlushSet(s *Set) {
 
 // AddCounter creates a named counter.
 func (b *Batch) AddCounter(name string) {
-	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *Attrs) {
+	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *attr.Attrs) {
 		b.counter(a, name)
-		data := a.begin(unix.NFTA_OBJ_DATA)
+		data := a.Begin(unix.NFTA_OBJ_DATA)
 		if n := b.Counted[name]; n > 0 {
-			a.bytes(unix.NFTA_COUNTER_PACKETS, binary.BigEndian.AppendUint64(nil, n))
+			a.Bytes(unix.NFTA_COUNTER_PACKETS, binary.BigEndian.AppendUint64(nil, n))
 		}
-		a.end(data)
+		a.End(data)
 	})
 }
 
 // DeleteCounter deletes a named counter, which no rule may use.
 func (b *Batch) DeleteCounter(name string) {
-	b.do(&b.After, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *Attrs) { b.counter(a, name) })
+	b.do(&b.After, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *attr.Attrs) { b.counter(a, name) })
 }
 
-func (b *Batch) counter(a *Attrs, name string) {
+func (b *Batch) counter(a *attr.Attrs, name string) {
 	b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
-	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
+	a.Uint32(unix.NFTA_OBJ_TYPE, objectCounter)
 }
 
 // transactions are the segments in their order. The last one waits for packets on their way.
@@ -471,15 +473,14 @@ func (seg *segment) print(out *strings.Builder, labels []string) {
 func (seg *segment) printElements(out *strings.Builder, verb string) {
 	seg.closeList()
 	EachMessage(seg.B, func(_ uint16, _ uint32, body []byte) {
-		list := FindAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		list := attr.Find(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		if list == nil {
 			fmt.Fprintf(out, "empty set %s\n", seg.set.Name)
 		}
-		EachAttr(list, func(_ uint16, v []byte) bool {
+		for _, v := range attr.All(list) {
 			e := ReadElement(seg.set, v)
 			fmt.Fprintf(out, "%s element %s { %s }\n", verb, seg.set.Name, &e)
-			return true
-		})
+		}
 	})
 }
 

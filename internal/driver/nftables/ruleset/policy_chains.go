@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -343,7 +344,7 @@ func truncate(s string) string {
 // digestRules identifies rules by all that the kernel is told of them.
 func digestRules(rules []nft.Rule) string {
 	h := sha256.New() // what is hashed is for tenants to choose
-	var a nft.Attrs
+	var a attr.Attrs
 	for _, r := range rules {
 		a.B = a.B[:0]
 		r.Write(&a, TableName, "")

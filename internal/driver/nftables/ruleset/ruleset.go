@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -197,7 +198,7 @@ func (rs *Ruleset) Note() string {
 }
 
 func (rs *Ruleset) writeNote() string {
-	var a nft.Attrs
+	var a attr.Attrs
 	for _, s := range rs.Sets {
 		if !rs.resized(s) { // those have other names with other lists
 			s.Write(&a, TableName)
