@@ -61,10 +61,10 @@ func TestFlowOffload(t *testing.T) {
 			t.Errorf("the kernel can have flowtables: %v, there is one: %v:\n%s", can, got, table())
 		}
 		stop()
-		if text := plan("--flow-offload"); strings.Contains(text, "another program") {
+		if text := plan("--flow-offload"); strings.Contains(text, "another ruleset") {
 			t.Errorf("an agent with the flag would change what one with the flag has made:\n%s", text)
 		}
-		if text := plan(); strings.Contains(text, "another program") != can {
+		if text := plan(); strings.Contains(text, "another ruleset") != can {
 			t.Errorf("an agent without the flag leaves the flowtable:\n%s", text)
 		}
 		run()()

@@ -88,7 +88,7 @@ type Counter interface {
 	// sorted by policy.
 	PolicyCounters(ctx context.Context) ([]PolicyCounter, error)
 	// DropCounts returns how many packets were dropped for each reason, those included that
-	// were not sent to DropGroup, since the program is in the kernel.
+	// were not sent to DropGroup, since the ruleset is in the kernel.
 	DropCounts(ctx context.Context) (map[state.Drop]uint64, error)
 }
 

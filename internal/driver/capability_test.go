@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// program is one of some policies.
-func program(s *state.State, kind model.Kind, names ...string) state.RulesID {
+// rulesOf are rules made of some policies.
+func rulesOf(s *state.State, kind model.Kind, names ...string) state.RulesID {
 	p := &state.Rules{Tiers: []state.Tier{{}}}
 	for _, name := range names {
 		p.ID += state.RulesID(name)
@@ -31,11 +31,11 @@ func TestIssues(t *testing.T) {
 	key := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.SCTP, Port: 80}
 	s.Services.Frontends[key] = &state.Frontend{Service: web, Affinity: time.Hour}
 	s.Policy = state.NewPolicy()
-	program(s, model.NetworkPolicy, "applies to nobody")
-	s.Policy.Workloads[netip.MustParseAddr("10.1.0.1")] = &state.Workload{Ingress: program(s, model.NetworkPolicy, "in"), Egress: program(s, model.NetworkPolicy, "out", "in")}
+	rulesOf(s, model.NetworkPolicy, "applies to nobody")
+	s.Policy.Workloads[netip.MustParseAddr("10.1.0.1")] = &state.Workload{Ingress: rulesOf(s, model.NetworkPolicy, "in"), Egress: rulesOf(s, model.NetworkPolicy, "out", "in")}
 	s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{}
-	failsafe := program(s, model.Failsafe, "failsafe")
-	s.Policy.Hosts[2] = &state.Host{Name: "node-eth0", Input: program(s, model.GlobalNetworkPolicy, "host"), Output: failsafe, UntrackedIn: program(s, model.GlobalNetworkPolicy, "raw")}
+	failsafe := rulesOf(s, model.Failsafe, "failsafe")
+	s.Policy.Hosts[2] = &state.Host{Name: "node-eth0", Input: rulesOf(s, model.GlobalNetworkPolicy, "host"), Output: failsafe, UntrackedIn: rulesOf(s, model.GlobalNetworkPolicy, "raw")}
 	s.Policy.Denied.Lists = []*state.List{{Name: "bad"}}
 
 	policy := []string{"GlobalNetworkPolicy host", "GlobalNetworkPolicy raw", "HostEndpoint node-eth0", "NetworkPolicy in", "NetworkPolicy out", "list bad"}

@@ -2,6 +2,8 @@ package driver
 
 import (
 	"cmp"
+	"slices"
+	"sync/atomic"
 
 	"sluice.dev/sluice/internal/model"
 )
@@ -25,4 +27,23 @@ func (s SetAside) Object() string {
 // Compare orders by kind, name and reason.
 func (s SetAside) Compare(o SetAside) int {
 	return cmp.Or(cmp.Compare(s.Kind, o.Kind), s.Name.Compare(o.Name), cmp.Compare(s.Reason, o.Reason))
+}
+
+// Published is the SetAside of a driver, for its readers: they never wait for the driver. The zero
+// value has nothing.
+type Published struct{ list atomic.Pointer[[]SetAside] }
+
+// SetAside implements Driver.
+func (p *Published) SetAside() []SetAside {
+	if list := p.list.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
+// Publish makes SetAside return what is set aside now, in any order and as often as it comes.
+func (p *Published) Publish(all []SetAside) {
+	slices.SortFunc(all, SetAside.Compare)
+	all = slices.Compact(all)
+	p.list.Store(&all)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // set is a set or map of another program.
@@ -111,9 +111,9 @@ func before(key []byte) []byte {
 func verdictOf(e nftables.SetElement) action {
 	const code, chain = 1, 2 // NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN
 	a := action{matches: yes}
-	if v := nft.FindAttr(e.Val, code); len(v) == 4 {
+	if v := attr.Find(e.Val, code); len(v) == 4 {
 		a.does = does[expr.VerdictKind(int32(binary.BigEndian.Uint32(v)))]
-		a.chain = unix.ByteSliceToString(nft.FindAttr(e.Val, chain))
+		a.chain = unix.ByteSliceToString(attr.Find(e.Val, chain))
 	}
 	return a
 }

@@ -3,13 +3,13 @@ package state
 // Drop is a reason why a packet is dropped: drivers log and count packets by it.
 type Drop string
 
-// The reasons. DropPolicy and DropHost are for people to look up in the programs of the state.
+// The reasons. DropPolicy and DropHost are for people to look up in the Rules of the state.
 const (
 	DropSpoofed       Drop = "spoofed"        // from a pod's interface, but not with its address
 	DropUnknownPod    Drop = "unknown-pod"    // to or from an address of this node's pods that no known pod has
 	DropUnknownDevice Drop = "unknown-device" // from an interface of which nothing is known yet
-	DropPolicy        Drop = "policy"         // by a pod's program
-	DropHost          Drop = "host"           // by a host endpoint's program
+	DropPolicy        Drop = "policy"         // by a pod's rules
+	DropHost          Drop = "host"           // by a host endpoint's rules
 	DropTunnel        Drop = "tunnel"         // VXLAN and the like from a pod, which could carry anyone's address
 	DropCut           Drop = "cut"            // established, and forbidden since
 	DropDenyList      Drop = "deny-list"      // on arrival

@@ -10,7 +10,7 @@ import (
 )
 
 // CutLabel is the bit of a connection's label that says that policy forbids it: what nft calls "ct
-// label 127". Upkeep sets it, and the program of every driver drops what carries it, in both
+// label 127". Upkeep sets it, and the ruleset of every driver drops what carries it, in both
 // directions.
 const CutLabel = 127
 
@@ -32,11 +32,11 @@ const CutByRuleLabel = 125
 // alone: a hash of 24 bits, moved on where two names share it; never 0.
 type SetID uint32
 
-// ProgramID names a Program: a digest of all that it holds. "" is no program: everything passes.
+// RulesID names Rules: a digest of all that they hold. "" names none: everything passes.
 type RulesID string
 
-// Program is what a new connection is judged by at one end, in one direction. Ends with
-// the same policies share one. Immutable.
+// Rules are what a new connection is judged by at one end, in one direction. Ends with the same
+// policies share them. Immutable.
 type Rules struct {
 	ID    RulesID
 	Tiers []Tier
@@ -44,11 +44,11 @@ type Rules struct {
 	Default model.Action
 }
 
-// Declared are the policies that the program was made of, sorted; none of nil.
-func (p *Rules) Declared() []model.PolicyKey {
+// Declared are the policies that the rules were made of, sorted; none of nil.
+func (r *Rules) Declared() []model.PolicyKey {
 	all := map[model.PolicyKey]bool{}
-	if p != nil {
-		for _, t := range p.Tiers {
+	if r != nil {
+		for _, t := range r.Tiers {
 			for _, own := range t.Policies {
 				all[own.Policy] = true
 			}
@@ -58,7 +58,7 @@ func (p *Rules) Declared() []model.PolicyKey {
 	return slices.SortedFunc(maps.Keys(all), model.PolicyKey.Compare)
 }
 
-// Tier is a stage of a Program: the rules of its policies, one policy after the other. The first
+// Tier is a stage of Rules: the rules of its policies, one policy after the other. The first
 // rule that matches decides; Pass goes to the next tier.
 type Tier struct {
 	Name     string
@@ -67,8 +67,8 @@ type Tier struct {
 	Default model.Action
 }
 
-// PolicyRules are the rules of one policy for one direction. Immutable: the programs of all ends
-// that the policy selects share them.
+// PolicyRules are the rules of one policy for one direction. Immutable: the Rules of all ends that
+// the policy selects share them.
 type PolicyRules struct {
 	ID     string // a digest of all that follows
 	Policy model.PolicyKey
@@ -103,7 +103,7 @@ type Term struct {
 }
 
 // ListRef names a List, with the prefix lengths that are in it (ascending), which is what a
-// driver's program depends on: when they change, the ProgramID does.
+// driver's chains depend on: when they change, the RulesID does.
 type ListRef struct {
 	ID         SetID
 	IPv4, IPv6 []uint8
@@ -150,7 +150,7 @@ type Workload struct {
 	Ingress, Egress RulesID
 }
 
-// Programs are the places of the workload's programs.
+// RulesIDs are the fields that name the workload's rules.
 func (w *Workload) RulesIDs() []*RulesID { return []*RulesID{&w.Ingress, &w.Egress} }
 
 // Host is a network interface of the node that a host endpoint covers. Immutable.
@@ -168,7 +168,7 @@ type Host struct {
 	UntrackedIn, UntrackedOut RulesID
 }
 
-// Programs are the places of all programs of the host.
+// RulesIDs are the fields that name the host's rules.
 func (h *Host) RulesIDs() []*RulesID {
 	return []*RulesID{&h.Input, &h.Output, &h.ForwardIn, &h.ForwardOut, &h.PreDNAT, &h.UntrackedIn, &h.UntrackedOut}
 }

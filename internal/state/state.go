@@ -120,8 +120,8 @@ func (f *Frontend) Equal(o *Frontend) bool {
 		slices.Equal(f.SourceRanges, o.SourceRanges)
 }
 
-// Settings are the node-wide parameters of the program. All prefix lists are
-// masked, sorted and unique.
+// Settings are the node-wide parameters of services. All prefix lists are masked, sorted and
+// unique.
 type Settings struct {
 	// ServiceCIDRs: an address in here that no service has is dropped.
 	ServiceCIDRs []netip.Prefix

@@ -263,7 +263,7 @@ func TestPortRange(t *testing.T) {
 	}
 }
 
-// The policies of a program are named once each, sorted, and without what no API declares.
+// The policies of rules are named once each, sorted, and without what no API declares.
 func TestDeclared(t *testing.T) {
 	key := func(kind model.Kind, name string) model.PolicyKey {
 		return model.PolicyKey{Kind: kind, Name: model.Name{Name: name}}
@@ -284,19 +284,19 @@ func TestDeclared(t *testing.T) {
 	}
 }
 
-// Programs are all fields of a host that name one.
-func TestHostPrograms(t *testing.T) {
+// RulesIDs are all fields of a host that name rules.
+func TestHostRulesIDs(t *testing.T) {
 	var h Host
 	for i, id := range h.RulesIDs() {
 		*id = RulesID(rune('a' + i))
 	}
-	v, programs := reflect.ValueOf(h), map[RulesID]bool{}
+	v, ids := reflect.ValueOf(h), map[RulesID]bool{}
 	for i := range v.NumField() {
 		if id, is := v.Field(i).Interface().(RulesID); is {
-			programs[id] = true
+			ids[id] = true
 		}
 	}
-	if len(programs) != len(h.RulesIDs()) || programs[""] {
-		t.Errorf("programs: %v", programs)
+	if len(ids) != len(h.RulesIDs()) || ids[""] {
+		t.Errorf("ids: %v", ids)
 	}
 }

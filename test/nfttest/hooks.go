@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 )
@@ -140,14 +141,14 @@ func (w *Hooks) Gone(t *testing.T) (names []string) {
 		}
 		nft.EachMessage(b[:n], func(typ uint16, _ uint32, body []byte) {
 			const ofTable = unix.NFTA_TABLE_NAME // and of all others
-			table := nft.CString(nft.FindAttr(body, ofTable))
-			chain := table + " " + nft.CString(nft.FindAttr(body, unix.NFTA_CHAIN_NAME))
+			table := attr.Text(attr.Find(body, ofTable))
+			chain := table + " " + attr.Text(attr.Find(body, unix.NFTA_CHAIN_NAME))
 			switch {
 			case typ == unix.NFT_MSG_NEWTABLE:
-				flags := nft.FindAttr(body, unix.NFTA_TABLE_FLAGS)
+				flags := attr.Find(body, unix.NFTA_TABLE_FLAGS)
 				w.dormant[table] = flags[3]&nft.FlagDormant != 0
 			case w.dormant[table]:
-			case typ == unix.NFT_MSG_NEWCHAIN && nft.FindAttr(body, unix.NFTA_CHAIN_HOOK) != nil:
+			case typ == unix.NFT_MSG_NEWCHAIN && attr.Find(body, unix.NFTA_CHAIN_HOOK) != nil:
 				w.based[chain] = true
 			case typ == unix.NFT_MSG_DELCHAIN && w.based[chain]:
 				names = append(names, chain)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 )
@@ -63,11 +64,11 @@ func takenFrom(typ uint16, body []byte) (table, chain string) {
 	switch typ {
 	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ:
 	case unix.NFT_MSG_DELRULE:
-		chain = nft.CString(nft.FindAttr(body, unix.NFTA_RULE_CHAIN))
+		chain = attr.Text(attr.Find(body, unix.NFTA_RULE_CHAIN))
 	case unix.NFT_MSG_DELCHAIN:
-		chain = nft.CString(nft.FindAttr(body, unix.NFTA_CHAIN_NAME))
+		chain = attr.Text(attr.Find(body, unix.NFTA_CHAIN_NAME))
 	default:
 		return "", ""
 	}
-	return nft.CString(nft.FindAttr(body, ofTable)), chain
+	return attr.Text(attr.Find(body, ofTable)), chain
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -132,7 +133,7 @@ const version = 4
 
 // note identifies the program: a digest of the messages that create it.
 func (rs *ruleset) note() string {
-	var a nft.Attrs
+	var a attr.Attrs
 	for _, s := range rs.Sets {
 		s.Write(&a, TableName)
 	}

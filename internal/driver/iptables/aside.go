@@ -36,10 +36,10 @@ func refused(err error) bool {
 			!errors.Is(err, unix.EPERM) && (errors.As(err, &exit) && exit.Exited() || errors.As(err, &errno))
 }
 
-// admit carries out a plan that was refused as a whole, without the programs and the frontends that
+// admit carries out a plan that was refused as a whole, without the rules and the frontends that
 // are to blame.
 func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
-	base, new, aside, programs := p.want, p.delta.Services.Frontends, d.aside, d.rulesAside
+	base, new, aside, rulesAside := p.want, p.delta.Services.Frontends, d.aside, d.rulesAside
 	if base == nil {
 		base = d.state.Clone()
 		base.Apply(p.delta)
@@ -49,7 +49,7 @@ func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
 			}
 		}
 	} else {
-		base, aside, programs = base.Clone(), nil, nil
+		base, aside, rulesAside = base.Clone(), nil, nil
 		if p.of.services {
 			new = p.suspects()
 		}
@@ -65,24 +65,23 @@ func (d *Driver) admit(ctx context.Context, p *plan, refusal error) error {
 		for id := range found {
 			delete(base.Policy.Rules, id)
 		}
-		programs = maps.Clone(programs)
-		maps.DeleteFunc(programs, func(id state.RulesID, _ []driver.SetAside) bool {
+		rulesAside = maps.Clone(rulesAside)
+		maps.DeleteFunc(rulesAside, func(id state.RulesID, _ []driver.SetAside) bool {
 			_, named := p.delta.Policy.Rules[id]
 			return named
 		})
-		if maps.Copy(found, programs); len(found) > 0 {
-			programs = found
+		if maps.Copy(found, rulesAside); len(found) > 0 {
+			rulesAside = found
 		}
 	}
 	if err := d.adoptAgain(ctx, base, p.keep); err != nil {
 		return errors.Join(refusal, err)
 	}
-	d.aside, d.rulesAside = aside, programs
+	d.aside, d.rulesAside = aside, rulesAside
 	return d.admitFrontends(ctx, new)
 }
 
-// refusedRules finds the programs that the kernel does not take, in a network namespace of its
-// own.
+// refusedRules finds the rules that the kernel does not take, in a network namespace of its own.
 func (d *Driver) refusedRules(ctx context.Context, p *state.Policy) (map[state.RulesID][]driver.SetAside, error) {
 	found := map[state.RulesID][]driver.SetAside{}
 	sieve := sift.Sieve[state.RulesID]{
@@ -107,7 +106,7 @@ func (d *Driver) refusedRules(ctx context.Context, p *state.Policy) (map[state.R
 	return found, sieve.Sift(slices.Sorted(maps.Keys(p.Rules)))
 }
 
-// blamed are those of a program's policies that are refused alone; all, if none is.
+// blamed are those of the rules' policies that are refused alone; all, if none is.
 func (d *Driver) blamed(ctx context.Context, p *state.Policy, id state.RulesID) (found []model.PolicyKey, err error) {
 	whole := p.Rules[id]
 	for _, k := range whole.Declared() {
@@ -158,13 +157,13 @@ func (d *Driver) admitFrontends(ctx context.Context, change map[state.FrontendKe
 			for _, k := range keys {
 				part[k] = change[k]
 			}
-			held, aside, programs := d.state, maps.Clone(d.aside), d.rulesAside
+			held, aside, rulesAside := d.state, maps.Clone(d.aside), d.rulesAside
 			refusal := d.applyFrontends(ctx, part)
 			if refusal != nil && refused(refusal) {
 				if err := d.adoptAgain(ctx, held.Clone(), driver.Keep{}); err != nil {
 					return fmt.Errorf("undo what was refused (%v): %v", refusal, err) // another answer is no refusal of the change
 				}
-				d.aside, d.rulesAside = aside, programs
+				d.aside, d.rulesAside = aside, rulesAside
 			}
 			return refusal
 		},

@@ -67,7 +67,7 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 	return list, nil
 }
 
-// policies are those of which the kernel has programs.
+// policies are those of which the kernel has rules.
 func (d *Driver) policies() (all []model.PolicyKey) {
 	if d.state != nil && d.state.Policy != nil {
 		for _, p := range d.state.Policy.Rules {

@@ -60,7 +60,7 @@ type Driver struct {
 	trees    [2]*tree
 	uses     [2]map[string]int // of chains and sets that frontends share, by how many
 	aside    map[state.FrontendKey]driver.SetAside
-	// rulesAside are what the kernel refuses of policies. The state lacks these programs.
+	// rulesAside are what the kernel refuses of policies. The state lacks these rules.
 	rulesAside map[state.RulesID][]driver.SetAside
 }
 

@@ -407,7 +407,7 @@ func everywhere(s *state.State) {
 		s.Services.Settings.Tunnels = append(s.Services.Settings.Tunnels, state.TunnelEnd{Addr: a, Port: 4789})
 	}
 	s.Services.Settings.Untracked = true
-	id := state.RulesID("program 0")
+	id := state.RulesID("rules 0")
 	s.Policy.Hosts[1] = &state.Host{Device: "eth0", Input: id, Output: id, ForwardIn: id, ForwardOut: id, PreDNAT: id, UntrackedIn: id, UntrackedOut: id}
 	s.Policy.Denied = state.Denied{Devices: []state.Device{{Index: 1, Name: "eth0"}}, Lists: []*state.List{{Prefixes: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}}}}
 }

@@ -71,8 +71,8 @@ func (i *image) set(name, kind string) *set {
 // those accept, it would not see. It is not where it should be.
 const late = "late: "
 
-// same reports whether the rules of a chain are the same. Chains of programs are named after
-// theirs.
+// same reports whether the rules of a chain are the same. Chains of endpoints' rules are
+// named after theirs.
 func (c chain) same(rules, others []string) bool {
 	for _, at := range sites {
 		if strings.HasPrefix(c.name, prefix+at.kind+"-") {

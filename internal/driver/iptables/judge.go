@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file translates programs of policy to chains. A chain is named after its rules, so that
-// equal ones are one, and a chain of the right name has the right rules.
+// This file translates the rules of pods and host endpoints to chains. A chain is named after its
+// rules, so that equal ones are one, and a chain of the right name has the right rules.
 //
 // A rule of iptables acts if all of its matches hold. A declared rule that asks for one of several
 // things becomes a rule for each combination, while these are few. Otherwise it becomes chains that
@@ -44,7 +44,7 @@ var (
 	ifMatch    = match{text: "-m mark --mark " + matched + " "}
 )
 
-// site is where programs judge.
+// site is where rules judge.
 type site struct {
 	kind, table   string // of their chains
 	allow, denied string // what befalls a packet
@@ -58,7 +58,7 @@ var (
 	sites     = []site{podSite, hostSite, earlySite, rawSite}
 )
 
-// written is the chains of a program in one family.
+// written is the chains of an endpoint's rules in one family.
 type written struct {
 	entry   string
 	chains  map[string][]string
@@ -84,18 +84,18 @@ type line struct {
 	decision
 }
 
-// writer writes the chains of a program.
+// writer writes the chains of an endpoint's rules.
 type writer struct {
 	family
 	site
 	limits
 	*written
 	// names are rules that no packet comes to: they name the policies, for people and for
-	// adoptions, and tell apart the chains of programs that count for different ones.
+	// adoptions, and tell apart the chains of rules that count for different ones.
 	names []line
 }
 
-// write translates a program.
+// write translates the rules of an endpoint.
 func (f family) write(at site, p *state.Rules) *written {
 	w := writer{family: f, site: at, limits: usualLimits, written: &written{chains: map[string][]string{}, lookups: map[lookup]bool{}, decide: map[ruleAt]decision{}}}
 	if f.apart {

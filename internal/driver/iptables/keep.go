@@ -10,14 +10,14 @@ import (
 
 // This file is about adopting policy without taking from the kernel what the wanted state may lack.
 
-// slot is where a program judges: of a pod, or at an interface.
+// slot is where rules judge: a pod, or at an interface.
 type slot struct {
 	table, chain string // of pods, the root of their tree
 	addr         netip.Addr
 	device       string // "-i eth0", of a host endpoint
 }
 
-// hostChains are those that lead to the programs of host endpoints.
+// hostChains are those that lead to the rules of host endpoints.
 var hostChains = map[string]bool{passChain: true, ownInputChain: true, outputChain: true, toServiceChain: true, beforeChain: true, rawInChain: true, rawOutChain: true}
 
 // slots returns what judges where.
@@ -67,7 +67,7 @@ func (i *image) lead(table, name string, to map[chain]bool) {
 	}
 }
 
-// names reports whether one of the chains that a slot's program is made of names a policy.
+// names reports whether one of the chains of a slot's rules names a policy.
 func (i *image) names(s slot, g goal, keep driver.Keep) bool {
 	all := map[chain]bool{}
 	i.lead(s.table, g.chain, all)

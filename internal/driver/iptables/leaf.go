@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// chain is the name of the chain at a place, or of one that only this leads to.
+// chain is the name of the chain of a prefix, or of one that only this leads to.
 func (t *tree) chain(p keyPrefix, parts ...int) string {
 	if p.bits == 0 && len(parts) == 0 {
 		return t.root
@@ -24,10 +24,10 @@ func (t *tree) chain(p keyPrefix, parts ...int) string {
 	return named(t.kind, string(b))
 }
 
-// chains yields the chain at a place, and those that only this leads to.
+// chains yields the chain of a prefix, and those that only this leads to.
 func (t *tree) chains(p keyPrefix, keys []state.FrontendKey, yield func(name string, rules []string)) {
 	if len(keys) <= leafSize {
-		l := &leaf{tree: t, place: p, keys: keys, yield: yield}
+		l := &leaf{tree: t, prefix: p, keys: keys, yield: yield}
 		yield(t.chain(p), t.missing(l.rules()))
 		return
 	}
@@ -57,12 +57,12 @@ func (t *tree) missing(rules []string) []string {
 	return rules
 }
 
-// leaf writes the chains of a place with few frontends.
+// leaf writes the chains of a prefix with few frontends.
 type leaf struct {
 	*tree
-	place keyPrefix
-	keys  []state.FrontendKey
-	yield func(name string, rules []string)
+	prefix keyPrefix
+	keys   []state.FrontendKey
+	yield  func(name string, rules []string)
 }
 
 // rules are those of the leaf's own chain.
@@ -80,7 +80,7 @@ func (l *leaf) rules() (rules []string) {
 		case len(members) == len(l.keys):
 			return l.choose(n, members)
 		default:
-			chains[n] = l.tree.chain(l.place, n)
+			chains[n] = l.tree.chain(l.prefix, n)
 			l.yield(chains[n], l.choose(n, members))
 		}
 	}
@@ -106,7 +106,7 @@ func (l *leaf) choose(n int, members []state.FrontendKey) (rules []string) {
 			rules = append(rules, c.rule("-p "+protocol(k.Protocol)+" ", 1, dnat(l.goal[k].backends[slot])))
 			continue
 		}
-		name := l.tree.chain(l.place, n, slot)
+		name := l.tree.chain(l.prefix, n, slot)
 		var to []string
 		for _, k := range members {
 			to = append(to, l.match(k)+" "+dnat(l.goal[k].backends[slot]))
@@ -127,7 +127,7 @@ func (l *leaf) match(k state.FrontendKey) string {
 	if k.Protocol == 0 {
 		return addr[:len(addr)-1] + l.goal[k].device
 	}
-	if l.place.bits > l.bits || slices.ContainsFunc(l.keys, same) {
+	if l.prefix.bits > l.bits || slices.ContainsFunc(l.keys, same) {
 		return addr + portMatch(k.Protocol, k.Port, k.Port)
 	}
 	return addr + "-p " + protocol(k.Protocol)

@@ -9,8 +9,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// lookup is a set that programs of policy look something up in. There is one for each set of the
-// state that a program names.
+// lookup is a set that rules of policy look something up in. There is one for each set of the state
+// that rules name.
 type lookup struct {
 	kind byte
 	id   state.SetID

@@ -31,8 +31,8 @@ import (
 //
 // From there a packet passes SLUICE-P-SENT, where SLUICE-P-FROM, a tree of chains, finds the pod of
 // its source, and SLUICE-P-RECEIVED, where SLUICE-P-TO finds that of its destination. They lead to
-// the chains that the pods' programs become (judge.go), which return for what is allowed: other
-// programs' rules judge it, too.
+// the chains that the pods' rules become (judge.go), which return for what is allowed: the rules of
+// other programs judge it, too.
 //
 // iptables knows interfaces by name. That of a pod is in the rule for the pod; what asks whether an
 // interface is a pod's asks whether it is none of the node's own, which are few.
@@ -74,7 +74,7 @@ func dropChain(reason state.Drop) string { return policyPrefix + dropInfix + str
 // dropInfix stands before the reason in the names of chains that drop, of policy and of services.
 const dropInfix = "DROP-"
 
-// judge is what programs of policy become, kept from one change to the next.
+// judge writes the rules of endpoints, and keeps what they became from one change to the next.
 type judge struct {
 	family
 	written map[writtenAt]*written
@@ -238,7 +238,7 @@ func (i *image) devices(table, name, option string, common int, names []string, 
 	i.rule(table, name, otherwise)
 }
 
-// pods adds the trees by which pods are found, and the chains of their programs.
+// pods adds the trees by which pods are found, and the chains of their rules.
 func (j *judge) pods(p *state.Policy, kept map[slot]goal, i *image, lookups map[lookup]bool) {
 	from, to := map[state.FrontendKey]goal{}, map[state.FrontendKey]goal{}
 	for a, w := range p.Workloads {
@@ -282,10 +282,10 @@ func (j *judge) deny(p *state.Policy, i *image, lookups map[lookup]bool) {
 	i.rule("raw", "PREROUTING", "-j "+rawInChain)
 }
 
-// hosts adds the programs of host endpoints.
+// hosts adds the chains of host endpoints' rules.
 func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map[lookup]bool) {
 	untracked := "-m conntrack --ctstate UNTRACKED -j RETURN"
-	programs := map[slot]string{}
+	chains := map[slot]string{}
 	for _, h := range p.Hosts {
 		in, out := "-i "+h.Device, "-o "+h.Device
 		for _, at := range []struct {
@@ -298,16 +298,16 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 			{earlySite, beforeChain, in, h.PreDNAT}, {rawSite, rawInChain, in, h.UntrackedIn}, {rawSite, rawOutChain, out, h.UntrackedOut},
 		} {
 			if at.id != "" {
-				programs[slot{table: at.table, chain: at.chain, device: at.device}] = j.rulesChain(p, at.site, at.id, i, lookups)
+				chains[slot{table: at.table, chain: at.chain, device: at.device}] = j.rulesChain(p, at.site, at.id, i, lookups)
 			}
 		}
 	}
 	for s, g := range kept {
 		if s.device != "" {
-			programs[s] = g.chain
+			chains[s] = g.chain
 		}
 	}
-	if len(programs) == 0 {
+	if len(chains) == 0 {
 		return
 	}
 	i.rule("filter", passChain, untracked)
@@ -323,7 +323,7 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 		rawInChain:     {"PREROUTING", ""},
 		rawOutChain:    {"OUTPUT", ""},
 	}
-	sorted := slices.SortedFunc(maps.Keys(programs), func(a, b slot) int {
+	sorted := slices.SortedFunc(maps.Keys(chains), func(a, b slot) int {
 		return cmp.Or(strings.Compare(a.chain, b.chain), strings.Compare(a.device, b.device))
 	})
 	for _, s := range sorted {
@@ -334,28 +334,28 @@ func (j *judge) hosts(p *state.Policy, kept map[slot]goal, i *image, lookups map
 			}
 			i.rule(s.table, s.chain, enter[s.chain][2:]...)
 		}
-		i.rule(s.table, s.chain, s.device+" -j "+programs[s])
+		i.rule(s.table, s.chain, s.device+" -j "+chains[s])
 	}
 }
 
-// rulesChain adds the chains of a program and returns the first. A program that the state lacks
-// denies.
+// rulesChain adds the chains of an endpoint's rules and returns the first. Rules that the state
+// lacks deny.
 func (j *judge) rulesChain(p *state.Policy, at site, id state.RulesID, i *image, lookups map[lookup]bool) string {
-	prog := p.Rules[id]
+	rules := p.Rules[id]
 	switch {
 	case id == "":
 		return anyChain
-	case prog == nil:
+	case rules == nil:
 		return strings.TrimPrefix(at.denied, "-g ")
 	}
 	key := writtenAt{at.kind, id}
 	w := j.written[key]
 	if w == nil {
-		w = j.write(at, prog)
+		w = j.write(at, rules)
 		j.written[key] = w
 	}
-	for name, rules := range w.chains {
-		i.chains[chain{at.table, name}] = rules
+	for name, texts := range w.chains {
+		i.chains[chain{at.table, name}] = texts
 	}
 	for l := range w.lookups {
 		lookups[l] = true
@@ -363,7 +363,7 @@ func (j *judge) rulesChain(p *state.Policy, at site, id state.RulesID, i *image,
 	return w.entry
 }
 
-// forget drops what is written of programs that a policy does not have any more.
+// forget drops what is written of rules that a policy does not have any more.
 func (j *judge) forget(p *state.Policy) {
 	maps.DeleteFunc(j.written, func(k writtenAt, _ *written) bool { return p.Rules[k.id] == nil })
 }

@@ -24,7 +24,7 @@ func policed(pods int, address func(int) netip.Addr) *state.State {
 		p.HostDevices[d+1] = struct{}{}
 	}
 	for i := range pods {
-		group, id := state.SetID(i+1), state.RulesID(fmt.Sprint("program ", i))
+		group, id := state.SetID(i+1), state.RulesID(fmt.Sprint("rules ", i))
 		own := &state.PolicyRules{ID: string(id), Policy: model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: fmt.Sprint("p", i)}},
 			Rules: []state.Rule{{Action: model.Allow, Protocol: uint8(model.TCP), Source: state.End{In: []state.Term{{Groups: []state.SetID{group}}}},
 				Destination: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}}}}}}}

@@ -80,7 +80,7 @@ func try(ctx context.Context, v xtables.Variant, i *image, v6 bool, refuse func(
 	})
 }
 
-// Probe implements driver.Driver: it tries the whole program of both families in a network
+// Probe implements driver.Driver: it tries the whole ruleset of both families in a network
 // namespace of its own. Where the kernel refuses that, the requirements say what it lacks.
 func (d *Driver) Probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

@@ -70,7 +70,7 @@ func (t *tree) digit(k state.FrontendKey, at int) int {
 // size is how many bits a key has.
 func (t *tree) size() int { return t.bits + step + 16 }
 
-// at returns the place of a key's first bits.
+// at returns the prefix of a key's first bits.
 func (t *tree) at(k state.FrontendKey, bits int) keyPrefix {
 	p := keyPrefix{bits: bits, key: k}
 	if bits < t.size() {
@@ -106,7 +106,7 @@ func (t *tree) children(keys []state.FrontendKey, at int) (all [][]state.Fronten
 	return all
 }
 
-// each yields all places of the tree, with the frontends below each.
+// each yields the prefixes of all chains of the tree, with the frontends below each.
 func (t *tree) each(yield func(keyPrefix, []state.FrontendKey)) {
 	t.below(keyPrefix{}, t.keys, yield)
 }
@@ -122,7 +122,7 @@ func (t *tree) below(p keyPrefix, keys []state.FrontendKey, yield func(keyPrefix
 	}
 }
 
-// find returns the frontends below a place, and false if the tree has no such place.
+// find returns the frontends below a prefix, and false if the tree has no chain for it.
 func (t *tree) find(want keyPrefix) ([]state.FrontendKey, bool) {
 	p, keys := keyPrefix{}, t.keys
 	for p != want {
@@ -150,8 +150,8 @@ func (t *tree) child(keys []state.FrontendKey, at int, k state.FrontendKey) []st
 	return keys[from:to]
 }
 
-// near notes the places on the way to a key, and those one step beside it: the places that may
-// differ once the key comes or goes.
+// near notes the prefixes on the way to a key, and those one step beside it: the chains of these
+// may differ once the key comes or goes.
 func (t *tree) near(k state.FrontendKey, note map[keyPrefix]bool) {
 	p, keys := keyPrefix{}, t.keys
 	for {
@@ -171,21 +171,21 @@ func (t *tree) near(k state.FrontendKey, note map[keyPrefix]bool) {
 	}
 }
 
-// with returns the tree after a change of what serves some frontends, and the places that may
-// differ.
+// with returns the tree after a change of what serves some frontends, and the prefixes whose
+// chains may differ.
 func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[keyPrefix]bool) {
 	same := *t
 	next := &same
-	places := map[keyPrefix]bool{}
+	prefixes := map[keyPrefix]bool{}
 	if len(change) == 0 {
-		return next, places
+		return next, prefixes
 	}
 	next.keys, next.goal = slices.Clone(t.keys), maps.Clone(t.goal)
-	many := len(change) > 64 // then looking at every place is cheaper
+	many := len(change) > 64 // then looking at every chain is cheaper
 	for k, goal := range change {
 		i, found := slices.BinarySearchFunc(next.keys, k, state.FrontendKey.Compare)
 		if !many {
-			next.near(k, places)
+			next.near(k, prefixes)
 		}
 		switch {
 		case goal.none() && found && !many:
@@ -197,7 +197,7 @@ func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[keyPrefix]boo
 			next.goal[k] = goal
 		}
 		if !many {
-			next.near(k, places)
+			next.near(k, prefixes)
 		}
 	}
 	if many {
@@ -206,9 +206,9 @@ func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[keyPrefix]boo
 			next.keys = append(next.keys, k)
 		}
 		slices.SortFunc(next.keys, state.FrontendKey.Compare)
-		note := func(p keyPrefix, _ []state.FrontendKey) { places[p] = true }
+		note := func(p keyPrefix, _ []state.FrontendKey) { prefixes[p] = true }
 		t.each(note)
 		next.each(note)
 	}
-	return next, places
+	return next, prefixes
 }

@@ -173,11 +173,11 @@ func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, afte
 			before.set(name, s.kind)
 		}
 	}
-	var places map[keyPrefix]bool
-	s.tree, places = d.trees[i].with(goals)
-	for p := range places {
-		before.place(d.trees[i], p)
-		after.place(s.tree, p)
+	var prefixes map[keyPrefix]bool
+	s.tree, prefixes = d.trees[i].with(goals)
+	for p := range prefixes {
+		before.treeChain(d.trees[i], p)
+		after.treeChain(s.tree, p)
 	}
 	return s
 }
@@ -203,8 +203,8 @@ func (i *image) shared(name string, chains map[string][]string) {
 	}
 }
 
-// place adds a chain of a tree, if the tree has the place.
-func (i *image) place(t *tree, p keyPrefix) {
+// treeChain adds the chain of a prefix, if the tree has it.
+func (i *image) treeChain(t *tree, p keyPrefix) {
 	if keys, is := t.find(p); is {
 		t.chains(p, keys, i.nat)
 	}

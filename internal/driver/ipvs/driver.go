@@ -1,7 +1,7 @@
 // Package ipvs carries out services with the kernel's IPVS: a virtual server for each frontend
 // chooses among its backends, by one of the kernel's schedulers.
 //
-// All else is done by the table of package nftables, with a program that leaves the choice to IPVS:
+// All else is done by the table of package nftables, with a ruleset that leaves the choice to IPVS:
 // it refuses what has no backends, masquerades, asks for source ranges, remembers clients with
 // session affinity, chooses among the node's own backends for clients from outside
 // (externalTrafficPolicy: Local), as IPVS has one set of backends for an address, and judges by
@@ -17,8 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +24,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/conntrack"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -45,18 +42,13 @@ type Options struct {
 // Driver programs the network namespace of the thread that opened it.
 type Driver struct {
 	*nftables.Driver
+	host
 	scheduler string
-	place     tuning
 	tracked   *conntrack.Conn
-	close     func() error // once
 
-	published atomic.Pointer[[]driver.SetAside]
-
-	mu    sync.Mutex // held by every method that reads or writes what follows
-	conn  *conn
+	// Under the host's mutex.
 	have  map[state.FrontendKey]*state.Frontend // what the virtual servers were made of; nil before the first adoption
 	aside map[state.FrontendKey]setAside
-	routing
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -98,30 +90,19 @@ func Open(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Driver: base, scheduler: scheduler, aside: map[state.FrontendKey]setAside{}, routing: routing{router: router{protocol: RouteProtocol}}}
-	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
+	tracked, err := conntrack.Open()
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	d.place = tuning{ns, o.Record, serviceParameters}
-	if d.conn, err = dial(ownerServices); err != nil {
-		return nil, errors.Join(err, ns.Close(), base.Close())
-	}
-	if d.tracked, err = conntrack.Open(); err != nil {
-		return nil, errors.Join(err, d.conn.close(), ns.Close(), base.Close())
-	}
-	d.close = sync.OnceValue(func() error {
-		d.router.h.Close()
-		return errors.Join(d.tracked.Close(), d.conn.close(), ns.Close(), base.Close())
-	})
-	if err := d.router.open(); err != nil {
-		return nil, errors.Join(err, d.close())
+	d := &Driver{Driver: base, scheduler: scheduler, tracked: tracked, aside: map[state.FrontendKey]setAside{}}
+	if err := d.open(ownerServices, RouteProtocol, o.Record, serviceParameters, tracked, base); err != nil {
+		return nil, err
 	}
 	return d, nil
 }
 
 // Close implements driver.Driver.
-func (d *Driver) Close() error { return d.close() }
+func (d *Driver) Close() error { return d.host.Close() }
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
@@ -164,13 +145,9 @@ func (d *Driver) Probe(ctx context.Context) error {
 
 // SetAside implements driver.Driver.
 func (d *Driver) SetAside() []driver.SetAside {
-	all := d.Driver.SetAside()
-	if own := d.published.Load(); own != nil {
-		all = append(all, *own...)
-		slices.SortFunc(all, driver.SetAside.Compare)
-		all = slices.Compact(all)
-	}
-	return all
+	all := slices.Concat(d.Driver.SetAside(), d.host.SetAside())
+	slices.SortFunc(all, driver.SetAside.Compare)
+	return slices.Compact(all)
 }
 
 // setAside is a frontend that IPVS does not take, and why.
@@ -185,7 +162,7 @@ func (d *Driver) publish() {
 		all = append(all, driver.SetAside{Kind: string(model.ServiceKind), Name: a.frontend.Service, InForce: model.InForceRest,
 			Reason: fmt.Sprintf("%s is not served: %s", k, a.why)})
 	}
-	d.published.Store(&all)
+	d.host.Publish(all)
 }
 
 // Tampered implements driver.Driver.
@@ -195,17 +172,13 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	lacks, err := d.conn.lacks(func(yield func(state.FrontendKey) bool) {
+	return d.tampered(func(yield func(state.FrontendKey) bool) {
 		for k, f := range d.have {
 			if d.serverOf(k, f) != nil && !yield(k) {
 				return
 			}
 		}
 	})
-	if lacks || err != nil {
-		return lacks, err
-	}
-	return d.router.moved(d.routes)
 }
 
 func (d *Driver) serverOf(k state.FrontendKey, f *state.Frontend) *server {
@@ -219,15 +192,14 @@ func (d *Driver) Purge(ctx context.Context) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.have, d.routes, d.uses = nil, nil, nil
+	d.have = nil
 	clear(d.aside)
 	d.publish()
-	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
-		return d.router.purge()
-	} else if err != nil {
-		return err
+	has, err := d.purge()
+	if has {
+		err = errors.Join(err, d.tuning.restore())
 	}
-	return errors.Join(d.conn.removeAll(), d.router.purge(), d.place.restore())
+	return err
 }
 
 // withdrawPause is the time between two looks at connections that are to end.
@@ -251,7 +223,7 @@ func (d *Driver) Withdraw(ctx context.Context) error {
 	for {
 		left, err := d.conn.remove(ended)
 		if left == 0 || err != nil {
-			return errors.Join(err, d.router.purge(), d.place.restore())
+			return errors.Join(err, d.router.purge(), d.tuning.restore())
 		}
 		select {
 		case <-ctx.Done():

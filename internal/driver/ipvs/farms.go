@@ -7,14 +7,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -23,28 +19,23 @@ import (
 // Farms carries out the farms of a balancer: a virtual server for each address, protocol and port
 // of a farm. It programs the network namespace of the thread that opened it.
 type Farms struct {
-	place tuning
-	close func() error // once
+	host
 
-	published atomic.Pointer[[]driver.SetAside]
-
-	mu     sync.Mutex // held by every method that reads or writes what follows
-	conn   *conn
+	// Under the host's mutex.
 	tried  map[string]bool             // schedulers that the kernel has
 	state  *state.Farms                // what was last applied, with what is set aside; nil before the first adoption
 	unable map[string]string           // farms that IPVS cannot carry out, and why
 	fronts map[state.FrontendKey]front // of all other farms
 	aside  map[state.FrontendKey]bool  // fronts that the kernel does not have
 	tally  driver.Tally[destinationKey]
-	routing
 }
 
 var _ driver.Driver = (*Farms)(nil)
 
-// front is what a place of a farm comes to.
+// front is what a virtual address and port of a farm come to.
 type front struct {
 	farm   string
-	server *server // nil: the place has gone
+	server *server // nil: it has gone
 	aside  string  // why the kernel does not have it; "": it has
 }
 
@@ -52,28 +43,12 @@ type front struct {
 // It changes nothing. Former values of kernel parameters are noted in the file record, from which
 // they can be restored; "": they are not noted.
 func OpenFarms(record string) (*Farms, error) {
-	d := &Farms{tried: map[string]bool{}, unable: map[string]string{}, fronts: map[state.FrontendKey]front{}, aside: map[state.FrontendKey]bool{},
-		routing: routing{router: router{protocol: FarmRouteProtocol}}}
-	ns, err := netns.OpenPath("/proc/thread-self/ns/net")
-	if err != nil {
+	d := &Farms{tried: map[string]bool{}, unable: map[string]string{}, fronts: map[state.FrontendKey]front{}, aside: map[state.FrontendKey]bool{}}
+	if err := d.open(ownerFarms, FarmRouteProtocol, record, farmParameters); err != nil {
 		return nil, err
-	}
-	d.place = tuning{ns, record, farmParameters}
-	if d.conn, err = dial(ownerFarms); err != nil {
-		return nil, errors.Join(err, ns.Close())
-	}
-	d.close = sync.OnceValue(func() error {
-		d.router.h.Close()
-		return errors.Join(d.conn.close(), ns.Close())
-	})
-	if err := d.router.open(); err != nil {
-		return nil, errors.Join(err, d.close())
 	}
 	return d, nil
 }
-
-// Close implements driver.Driver.
-func (d *Farms) Close() error { return d.close() }
 
 // Capabilities implements driver.Driver.
 func (d *Farms) Capabilities() driver.Capabilities {
@@ -132,14 +107,6 @@ func (d *Farms) Held(f func(*state.State)) {
 	f(&state.State{Farms: held})
 }
 
-// SetAside implements driver.Driver.
-func (d *Farms) SetAside() []driver.SetAside {
-	if all := d.published.Load(); all != nil {
-		return *all
-	}
-	return nil
-}
-
 func (d *Farms) publish() {
 	var all []driver.SetAside
 	add := func(farm, inForce, reason string) {
@@ -151,35 +118,22 @@ func (d *Farms) publish() {
 	for k := range d.aside {
 		add(d.fronts[k].farm, model.InForceRest, fmt.Sprintf("%s is not served: %s", k, d.fronts[k].aside))
 	}
-	slices.SortFunc(all, driver.SetAside.Compare)
-	d.published.Store(&all)
+	d.Publish(all)
 }
 
 // farmPlan is a change of IPVS and the routes.
 type farmPlan struct {
-	d             *Farms
-	parameters    map[string]string
-	routes        routeChange
-	before, after []op
-	fronts        map[state.FrontendKey]front // that it is about
-	done          func()
+	d *Farms
+	change
+	fronts map[state.FrontendKey]front // that it is about
+	done   func()
 }
 
 // Len implements driver.Plan.
-func (p *farmPlan) Len() int {
-	return len(p.parameters) + p.routes.len() + len(p.before) + len(p.after)
-}
+func (p *farmPlan) Len() int { return p.change.len() }
 
 // String implements driver.Plan.
-func (p *farmPlan) String() string {
-	var b strings.Builder
-	b.WriteString(parameterText(p.parameters) + p.routes.add.text("add"))
-	for _, o := range slices.Concat(p.before, p.after) {
-		fmt.Fprintln(&b, o)
-	}
-	b.WriteString(p.routes.remove.text("delete"))
-	return b.String()
-}
+func (p *farmPlan) String() string { return p.text("") }
 
 // Kept implements driver.Plan.
 func (p *farmPlan) Kept() driver.Kept { return driver.Kept{} }
@@ -188,18 +142,11 @@ func (p *farmPlan) Kept() driver.Kept { return driver.Kept{} }
 func (p *farmPlan) Apply(context.Context) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	err := p.d.place.set(p.parameters)
+	refused, err := p.d.prepare(&p.change)
 	if err == nil {
-		err = p.d.router.add(p.routes.add)
+		err = p.d.finish(&p.change, refused)
 	}
 	if err != nil {
-		return err
-	}
-	refused, err := p.d.conn.begin(p.before)
-	if err == nil {
-		err = p.d.conn.settle(p.after, refused)
-	}
-	if err = errors.Join(err, p.d.router.remove(p.routes.remove)); err != nil {
 		return err
 	}
 	p.done()
@@ -218,8 +165,8 @@ func (p *farmPlan) Apply(context.Context) error {
 	return nil
 }
 
-// change plans that the kernel comes to have the fronts that the plan is about.
-func (p *farmPlan) change(have func(state.FrontendKey) *server) {
+// turn plans that the kernel comes to have the fronts that the plan is about.
+func (p *farmPlan) turn(have func(state.FrontendKey) *server) {
 	for _, k := range slices.SortedFunc(maps.Keys(p.fronts), state.FrontendKey.Compare) {
 		if p.fronts[k].aside == "" {
 			p.before, p.after = changes(p.before, p.after, k, have(k), p.fronts[k].server)
@@ -270,7 +217,7 @@ func (d *Farms) Update(_ context.Context, delta state.Delta) (driver.Plan, error
 			touched[k.Addr]--
 		}
 	}
-	p.change(d.has)
+	p.turn(d.has)
 	routes, routed, err := d.planRoutes(touched)
 	if err != nil {
 		return nil, err
@@ -304,11 +251,7 @@ func (d *Farms) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driv
 	if want.Farms == nil {
 		return p, nil
 	}
-	have, others, err := d.conn.read()
-	if err != nil {
-		return nil, err
-	}
-	found, err := d.router.read()
+	have, others, found, err := d.read()
 	if err != nil {
 		return nil, err
 	}
@@ -329,15 +272,11 @@ func (d *Farms) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driv
 			p.fronts[k] = front{}
 		}
 	}
-	p.change(func(k state.FrontendKey) *server { return have[k] })
-	if p.parameters, err = d.place.missing(); err != nil {
-		return nil, err
-	}
-	routes, routed, err := d.adoptRoutes(found, uses)
+	p.turn(func(k state.FrontendKey) *server { return have[k] })
+	routed, err := d.adopt(&p.change, found, uses)
 	if err != nil {
 		return nil, err
 	}
-	p.routes = routes
 	next := want.Farms.Clone()
 	p.done = func() {
 		routed()
@@ -350,17 +289,13 @@ func (d *Farms) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driv
 func (d *Farms) Tampered(context.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	lacks, err := d.conn.lacks(func(yield func(state.FrontendKey) bool) {
+	return d.tampered(func(yield func(state.FrontendKey) bool) {
 		for k, one := range d.fronts {
 			if one.aside == "" && !yield(k) {
 				return
 			}
 		}
 	})
-	if lacks || err != nil {
-		return lacks, err
-	}
-	return d.router.moved(d.routes)
 }
 
 // Purge implements driver.Driver. Kernel parameters stay as they are, as the record in which they
@@ -368,15 +303,11 @@ func (d *Farms) Tampered(context.Context) (bool, error) {
 func (d *Farms) Purge(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.state, d.uses, d.routes = nil, nil, nil
+	d.state = nil
 	clear(d.unable)
 	clear(d.fronts)
 	clear(d.aside)
 	d.publish()
-	if err := d.conn.ready(); errors.Is(err, unix.ENOENT) {
-		return d.router.purge()
-	} else if err != nil {
-		return err
-	}
-	return errors.Join(d.conn.removeAll(), d.router.purge())
+	_, err := d.purge()
+	return err
 }

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// mostFarmPlaces is the most virtual servers of a farm: one for each address, protocol and
+	// mostFarmServers is the most virtual servers of a farm: one for each address, protocol and
 	// port.
-	mostFarmPlaces = 1024
+	mostFarmServers = 1024
 	// longestPersistence is how long a client may be remembered: the kernel counts in ticks, in 32
 	// bits.
 	longestPersistence = 31 * 24 * time.Hour
 )
 
-// checkFarm says what IPVS has no place for. The error names the attribute as nftlb does.
+// checkFarm says what IPVS cannot carry out. The error names the attribute as nftlb does.
 func checkFarm(f *model.Farm) error {
 	l := f.Limits
 	for _, no := range []struct {
@@ -34,7 +34,7 @@ func checkFarm(f *model.Farm) error {
 		{f.Scheduler.Hashes() && f.HashBy != model.SrcIP && f.HashBy != model.SrcIP|model.SrcPort, "sched-param: IPVS hashes srcip, or srcip and srcport"},
 		{f.Persist&^model.SrcIP != 0, "persistence: IPVS remembers clients by srcip alone"},
 		{f.Persist != 0 && f.PersistFor > longestPersistence, fmt.Sprintf("persist-ttl: IPVS remembers clients for %d seconds at most", int(longestPersistence.Seconds()))},
-		{f.Persist != 0 && max(places(f, true), places(f, false)) > 1, "persistence: IPVS remembers clients at each address, protocol and port apart; give the farm one of them in each family"},
+		{f.Persist != 0 && max(serversOf(f, true), serversOf(f, false)) > 1, "persistence: IPVS remembers clients at each address, protocol and port apart; give the farm one of them in each family"},
 		{len(f.Sessions) > 0, "sessions: IPVS chooses the backends of clients itself"},
 		{f.Mark != 0, "mark: IPVS gives none"},
 		{f.Helper != "", "helper: IPVS has no helpers of connection tracking"},
@@ -46,7 +46,7 @@ func checkFarm(f *model.Farm) error {
 		{l.SYNProxy, "syn-proxy: IPVS does not answer for backends"},
 		{slices.ContainsFunc(f.Backends, func(b model.FarmBackend) bool { return b.EstLimit > 0 }), "backends: est-connlimit: IPVS gives the connections beyond it to other backends"},
 		{slices.ContainsFunc(f.Addresses, func(a model.FarmAddress) bool { return !a.Addr.IsValid() }), "virtual-addr: IPVS needs one"},
-		{places(f, true)+places(f, false) > mostFarmPlaces, fmt.Sprintf("virtual-ports: each port is a virtual server of IPVS, and a farm has %d at most", mostFarmPlaces)},
+		{serversOf(f, true)+serversOf(f, false) > mostFarmServers, fmt.Sprintf("virtual-ports: each port is a virtual server of IPVS, and a farm has %d at most", mostFarmServers)},
 	} {
 		if no.asked {
 			return errors.New(no.why)
@@ -55,8 +55,9 @@ func checkFarm(f *model.Farm) error {
 	return nil
 }
 
-// places is how many combinations of address, protocol and port a farm has in a family.
-func places(f *model.Farm, is4 bool) (n int) {
+// serversOf is how many virtual servers a farm has in a family: one for each address, protocol and
+// port.
+func serversOf(f *model.Farm, is4 bool) (n int) {
 	(&state.Farm{Farm: f}).Each(func(_ netip.Addr, of4 bool, _ model.Protocol, ports model.PortSpan) {
 		if of4 == is4 {
 			n += int(ports.Last) - int(ports.First) + 1
@@ -65,7 +66,8 @@ func places(f *model.Farm, is4 bool) (n int) {
 	return n
 }
 
-// farmServers are the virtual servers of a farm that passes checkFarm, one for each of its places.
+// farmServers are the virtual servers of a farm that passes checkFarm, one for each address,
+// protocol and port.
 func farmServers(f *state.Farm) map[state.FrontendKey]*server {
 	all := map[state.FrontendKey]*server{}
 	serving := servingOf(f)

@@ -62,7 +62,7 @@ func TestFarmServers(t *testing.T) {
 		"nobody": {func(f *model.Farm) { f.Backends = nil }, "TCP 192.0.2.1:80 scheduler wrr:"},
 		"direct": {func(f *model.Farm) { f.Mode = model.DSR },
 			"TCP 192.0.2.1:80 scheduler wrr: 10.1.0.1:80 weight 1, direct routing, 10.1.0.2:80 weight 2, tunnelling"},
-		"many places": {func(f *model.Farm) {
+		"many virtual servers": {func(f *model.Farm) {
 			f.Backends = append(f.Backends[:1], model.FarmBackend{Addr: netip.MustParseAddr("2001:db8:1::1"), Weight: 1})
 			f.Addresses[0].Ports = []model.PortSpan{{First: 80, Last: 81}}
 			f.Addresses = append(f.Addresses, model.FarmAddress{Addr: netip.MustParseAddr("2001:db8::1"), IPv6: true,

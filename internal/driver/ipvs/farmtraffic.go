@@ -76,7 +76,7 @@ func (d *Farms) Sessions(_ context.Context, farm string) (sessions []model.LiveS
 	}
 	f := d.state.Farms[farm]
 	find := f.Finder()
-	err = d.place.ns.Do(func() error {
+	err = d.tuning.ns.Do(func() error {
 		table, err := os.Open("/proc/thread-self/net/ip_vs_conn")
 		if err != nil {
 			return err

@@ -3,11 +3,9 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/conntrack"
@@ -21,9 +19,7 @@ type plan struct {
 	driver.Plan // of nftables
 	d           *Driver
 
-	parameters    map[string]string
-	routes        routeChange
-	before, after []op
+	change
 	// astray are flows to what nobody has served until now. Connection tracking knows them as not
 	// translated: IPVS would serve them, and nothing would masquerade them.
 	astray []conntrack.Filter
@@ -40,23 +36,12 @@ type plan struct {
 
 // Len implements driver.Plan.
 func (p *plan) Len() int {
-	return p.Plan.Len() + len(p.parameters) + p.routes.len() + len(p.before) + len(p.after)
+	return p.Plan.Len() + p.change.len()
 }
 
 // String implements driver.Plan.
 func (p *plan) String() string {
-	var b strings.Builder
-	ops := func(all []op) {
-		for _, o := range all {
-			fmt.Fprintln(&b, o)
-		}
-	}
-	b.WriteString(parameterText(p.parameters) + p.routes.add.text("add"))
-	ops(p.before)
-	b.WriteString(p.Plan.String())
-	ops(p.after)
-	b.WriteString(p.routes.remove.text("delete"))
-	return b.String()
+	return p.text(p.Plan.String())
 }
 
 // Apply implements driver.Plan.
@@ -92,22 +77,14 @@ func (p *plan) Apply(ctx context.Context) error {
 func (p *plan) prepare() (map[state.FrontendKey]string, error) {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	err := p.d.place.set(p.parameters)
-	if err == nil {
-		err = p.d.router.add(p.routes.add)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return p.d.conn.begin(p.before)
+	return p.d.prepare(&p.change)
 }
 
 // finish does all that comes after nftables.
 func (p *plan) finish(refused map[state.FrontendKey]string) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
-	err := p.d.conn.settle(p.after, refused)
-	if err = errors.Join(err, p.d.router.remove(p.routes.remove)); err != nil {
+	if err := p.d.finish(&p.change, refused); err != nil {
 		return err
 	}
 	p.done()
@@ -147,7 +124,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	touched := map[netip.Addr]int{}
 	for _, k := range slices.SortedFunc(maps.Keys(delta.Services.Frontends), state.FrontendKey.Compare) {
 		now := delta.Services.Frontends[k]
-		p.change(k, d.serverOf(k, d.have[k]), d.serverOf(k, now))
+		p.turn(k, d.serverOf(k, d.have[k]), d.serverOf(k, now))
 		if usesRoute(now) {
 			touched[k.Addr]++
 		}
@@ -159,8 +136,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	return p, err
 }
 
-// change plans that one version of a virtual server follows another.
-func (p *plan) change(k state.FrontendKey, old, now *server) {
+// turn plans that one version of a virtual server follows another.
+func (p *plan) turn(k state.FrontendKey, old, now *server) {
 	n := len(p.after)
 	p.before, p.after = changes(p.before, p.after, k, old, now)
 	if old == nil && p.served[k] {
@@ -187,11 +164,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	have, others, err := d.conn.read()
-	if err != nil {
-		return nil, err
-	}
-	found, err := d.router.read()
+	have, others, found, err := d.read()
 	if err != nil {
 		return nil, err
 	}
@@ -225,21 +198,18 @@ func (d *Driver) compare(p *plan, have map[state.FrontendKey]*server, keep bool)
 		if p.foreign[k] {
 			continue
 		}
-		p.change(k, have[k], d.serverOf(k, p.frontends[k]))
+		p.turn(k, have[k], d.serverOf(k, p.frontends[k]))
 	}
 }
 
 // compareRoutes does the same for routes and parameters.
-func (d *Driver) compareRoutes(p *plan, found routes, want *state.Services, keep bool) (err error) {
-	change, routed, err := d.adoptRoutes(found, usesOf(want))
+func (d *Driver) compareRoutes(p *plan, found routes, want *state.Services, keep bool) error {
+	routed, err := d.adopt(&p.change, found, usesOf(want))
 	if err != nil {
 		return err
 	}
-	if p.routes = change; keep {
+	if keep {
 		p.routes.remove = routes{}
-	}
-	if p.parameters, err = d.place.missing(); err != nil {
-		return err
 	}
 	p.done = func() {
 		routed()

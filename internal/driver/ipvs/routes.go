@@ -86,11 +86,12 @@ type router struct {
 }
 
 // open opens its socket in the calling thread's network namespace.
-func (r *router) open() (err error) {
-	if r.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		r.h = &netlink.Handle{}
+func (r *router) open() error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
 		return fmt.Errorf("open routing socket: %w", err)
 	}
+	r.h = h
 	return nil
 }
 

@@ -39,10 +39,10 @@ type tuning struct {
 }
 
 // missing are the parameters that have other values. Another strict one of ARP will do.
-func (p tuning) missing() (left map[string]string, err error) {
-	left = maps.Clone(p.parameters)
-	err = p.ns.Do(func() error {
-		for key, value := range p.parameters {
+func (t tuning) missing() (left map[string]string, err error) {
+	left = maps.Clone(t.parameters)
+	err = t.ns.Do(func() error {
+		for key, value := range t.parameters {
 			now, err := sysctl.Read(key)
 			if err != nil {
 				return fmt.Errorf("%w: IPVS needs its parameters; 'modprobe ip_vs' loads it where the kernel has it as a module", err)
@@ -56,25 +56,25 @@ func (p tuning) missing() (left map[string]string, err error) {
 	return left, err
 }
 
-func (p tuning) set(want map[string]string) error {
+func (t tuning) set(want map[string]string) error {
 	if len(want) == 0 {
 		return nil
 	}
-	return p.ns.Do(func() error {
-		changed, err := sysctl.Set(p.record, want)
-		if p.record == "" && len(changed) == len(want) { // what is wrong is that nothing was noted
+	return t.ns.Do(func() error {
+		changed, err := sysctl.Set(t.record, want)
+		if t.record == "" && len(changed) == len(want) { // what is wrong is that nothing was noted
 			return nil
 		}
 		return err
 	})
 }
 
-func (p tuning) restore() error {
-	if p.record == "" {
+func (t tuning) restore() error {
+	if t.record == "" {
 		return nil
 	}
-	return p.ns.Do(func() error {
-		_, err := sysctl.Restore(p.record)
+	return t.ns.Do(func() error {
+		_, err := sysctl.Restore(t.record)
 		if errors.Is(err, os.ErrNotExist) { // the module has gone, and its parameters with it
 			return nil
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -110,54 +111,22 @@ func addrFamily(a netip.Addr) uint16 {
 	return unix.AF_INET6
 }
 
-// attributes are those of a request, one after the other, as the kernel reads them. The library's
-// encoder takes twenty allocations for a destination, and there are a hundred thousand at a start.
-type attributes []byte
-
-func (a attributes) put(typ uint16, v ...byte) attributes {
-	const header = 4
-	a = binary.NativeEndian.AppendUint16(a, uint16(header+len(v)))
-	a = append(binary.NativeEndian.AppendUint16(a, typ), v...)
-	return append(a, make([]byte, -len(v)&(unix.NLA_ALIGNTO-1))...)
+// put16 and put32 write numbers of the host's byte order. Ports alone are in that of the network.
+func put16(a *attr.Attrs, typ, v uint16) { a.Bytes(typ, binary.NativeEndian.AppendUint16(nil, v)) }
+func put32(a *attr.Attrs, typ uint16, v uint32) {
+	a.Bytes(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
-func (a attributes) uint16(typ, v uint16) attributes {
-	return a.put(typ, binary.NativeEndian.AppendUint16(nil, v)...)
+func putKey(a *attr.Attrs, k state.FrontendKey) {
+	put16(a, svcFamily, addrFamily(k.Addr))
+	put16(a, svcProtocol, uint16(k.Protocol))
+	a.Bytes(svcAddr, k.Addr.AsSlice())
+	a.Uint16(svcPort, k.Port)
 }
 
-func (a attributes) uint32(typ uint16, v uint32) attributes {
-	return a.put(typ, binary.NativeEndian.AppendUint32(nil, v)...)
-}
-
-// port is in network byte order.
-func (a attributes) port(typ, p uint16) attributes {
-	return a.put(typ, byte(p>>8), byte(p))
-}
-
-func (a attributes) addr(typ uint16, addr netip.Addr) attributes {
-	if addr.Is4() {
-		b := addr.As4()
-		return a.put(typ, b[:]...)
-	}
-	b := addr.As16()
-	return a.put(typ, b[:]...)
-}
-
-// nest appends an attribute of attributes.
-func (a attributes) nest(typ uint16, inner func(attributes) attributes) attributes {
-	at := len(a)
-	a = inner(a.put(typ | unix.NLA_F_NESTED))
-	binary.NativeEndian.PutUint16(a[at:], uint16(len(a)-at))
-	return a
-}
-
-func (a attributes) key(k state.FrontendKey) attributes {
-	return a.uint16(svcFamily, addrFamily(k.Addr)).uint16(svcProtocol, uint16(k.Protocol)).addr(svcAddr, k.Addr).port(svcPort, k.Port)
-}
-
-// method appends what a virtual server of an owner has beside its key; netmask is that of
+// putMethod writes what a virtual server of an owner has beside its key; netmask is that of
 // persistence, which IPVS asks for in any case.
-func (a attributes) method(m method, owner uint32, is4 bool) attributes {
+func putMethod(a *attr.Attrs, m method, owner uint32, is4 bool) {
 	netmask := uint32(128)
 	if is4 {
 		netmask = ^uint32(0)
@@ -166,28 +135,35 @@ func (a attributes) method(m method, owner uint32, is4 bool) attributes {
 	if m.persist > 0 {
 		flags |= flagPersistent
 	}
-	a = a.put(svcScheduler, append([]byte(m.scheduler), 0)...)
-	a = a.put(svcFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, flags), ^uint32(0))...)
-	return a.uint32(svcTimeout, m.persist).uint32(svcNetmask, netmask)
+	a.String(svcScheduler, m.scheduler)
+	a.Bytes(svcFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, flags), ^uint32(0)))
+	put32(a, svcTimeout, m.persist)
+	put32(a, svcNetmask, netmask)
 }
 
 // encode returns the attributes of the request; a virtual server gets the owner's tag.
 func (o op) encode(owner uint32) []byte {
-	a := make(attributes, 0, 128).nest(attrService, func(a attributes) attributes {
-		if a = a.key(o.key); o.method.scheduler != "" {
-			a = a.method(o.method, owner, o.key.Addr.Is4())
-		}
-		return a
-	})
-	if !o.dest.IsValid() {
-		return a
+	a := &attr.Attrs{B: make([]byte, 0, 128)}
+	service := a.Begin(attrService)
+	putKey(a, o.key)
+	if o.method.scheduler != "" {
+		putMethod(a, o.method, owner, o.key.Addr.Is4())
 	}
-	return a.nest(attrDest, func(a attributes) attributes {
-		if a = a.addr(destAddr, o.dest.Addr()).port(destPort, o.dest.Port()); o.cmd != cmdDelDest {
-			a = a.uint32(destForward, o.forward).uint32(destWeight, o.weight).uint32(destUpper, 0).uint32(destLower, 0)
-		}
-		return a
-	})
+	a.End(service)
+	if !o.dest.IsValid() {
+		return a.B
+	}
+	dest := a.Begin(attrDest)
+	a.Bytes(destAddr, o.dest.Addr().AsSlice())
+	a.Uint16(destPort, o.dest.Port())
+	if o.cmd != cmdDelDest {
+		put32(a, destForward, o.forward)
+		put32(a, destWeight, o.weight)
+		put32(a, destUpper, 0)
+		put32(a, destLower, 0)
+	}
+	a.End(dest)
+	return a.B
 }
 
 // conn is a socket to IPVS. It is written on netlink itself, as the library for IPVS waits for the
@@ -458,10 +434,13 @@ func (c *conn) tryScheduler(name string) error {
 		return err
 	}
 	for _, cmd := range []uint8{cmdNewService, cmdDelService} {
-		body := attributes{}.nest(attrService, func(a attributes) attributes {
-			return a.uint16(svcFamily, unix.AF_INET).uint32(svcMark, requestMark).method(method{scheduler: name}, c.owner, true)
-		})
-		if _, err := c.nl.Execute(c.message(cmd, netlink.Acknowledge, body)); err != nil {
+		a := &attr.Attrs{}
+		service := a.Begin(attrService)
+		put16(a, svcFamily, unix.AF_INET)
+		put32(a, svcMark, requestMark)
+		putMethod(a, method{scheduler: name}, c.owner, true)
+		a.End(service)
+		if _, err := c.nl.Execute(c.message(cmd, netlink.Acknowledge, a.B)); err != nil {
 			return err
 		}
 	}

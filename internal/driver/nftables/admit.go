@@ -44,7 +44,7 @@ func (d *Driver) admit(ctx context.Context, delta state.Delta) error {
 // other: what is looked up is there before what looks it up, and goes after it. Services come
 // before policy and are independent of it.
 func stages(d *state.Delta) [][]unit {
-	var constants, frontends, sets, programs, ends, denied, oldSets, oldPrograms []unit
+	var constants, frontends, sets, rules, ends, denied, oldSets, oldRules []unit
 	for kind, f := range fields {
 		f.each(d, func(key any) {
 			u := unit{unitKind(kind), key}
@@ -57,9 +57,9 @@ func stages(d *state.Delta) [][]unit {
 			case u.isSet():
 				to = &oldSets
 			case u.kind == rulesUnit && f.wanted(d, key):
-				to = &programs
+				to = &rules
 			case u.kind == rulesUnit:
-				to = &oldPrograms
+				to = &oldRules
 			case u.kind == workloadUnit, u.kind == hostUnit:
 				to = &ends
 			case u.kind == deniedUnit:
@@ -68,7 +68,7 @@ func stages(d *state.Delta) [][]unit {
 			*to = append(*to, u)
 		})
 	}
-	return [][]unit{constants, frontends, sets, programs, ends, denied, oldSets, oldPrograms}
+	return [][]unit{constants, frontends, sets, rules, ends, denied, oldSets, oldRules}
 }
 
 // try carries out those of the units that are not set aside.
@@ -139,8 +139,8 @@ func (a *admission) refuse(u unit, err error) error {
 	return a.setAside(u, err)
 }
 
-// refuseByRules finds out which of the programs of a workload or a host the kernel refuses, if it
-// is one of them.
+// refuseByRules finds out which of the rules of a workload or a host the kernel refuses, if it is
+// some of them.
 func (a *admission) refuseByRules(u unit, refusal error) error {
 	var ids []state.RulesID
 	picked := a.pick([]unit{u})
@@ -204,7 +204,7 @@ func (a *admission) setAside(u unit, refusal error) error {
 	return nil
 }
 
-// setRulesAside sets a program aside and has its stand-in judge in its place.
+// setRulesAside sets rules aside and has their stand-in judge in their place.
 func (a *admission) setRulesAside(id state.RulesID, refusal error) error {
 	p := a.state.Policy.Rules[id]
 	var out, want state.Delta
@@ -219,7 +219,7 @@ func (a *admission) setRulesAside(id state.RulesID, refusal error) error {
 	a.aside.put(u, a.blameFor(u, refusal), &want)
 	redirectFrom(&out, a.state, id, standInFor(id))
 	if err := a.apply(a.ctx, out); err != nil {
-		return fmt.Errorf("have nothing pass where a program was refused (%v): %w", refusal, err)
+		return fmt.Errorf("have nothing pass where rules were refused (%v): %w", refusal, err)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted) && try < adoptTries:
 		case errors.Is(err, errOtherRuleset):
-			return &plan{d: d, adopts: true, want: want, rebuilds: "it holds another program"}, nil
+			return &plan{d: d, adopts: true, want: want, rebuilds: "it holds another ruleset"}, nil
 		case err != nil:
 			d.failures.add(of, err)
 			return nil, err
@@ -44,7 +44,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 			p.adopts = true
 			p.refused = func(ctx context.Context, _ uint32, refusal error) error {
 				if p.succeeds && !keep.Services && !keep.Policy {
-					d.log.Warn("the kernel refuses to have another program in the table; building a fresh one", "error", refusal)
+					d.log.Warn("the kernel refuses to have another ruleset in the table; building a fresh one", "error", refusal)
 					return d.rebuild(ctx, want)
 				}
 				d.log.Warn("the kernel refuses what is wanted; finding out which part of it", "error", refusal)
@@ -130,7 +130,7 @@ type adoption struct {
 	d    *Driver
 	of   parts // that want has
 	want *state.State
-	same bool        // the table holds this program
+	same bool        // the table holds this ruleset
 	keep driver.Keep // what want may lack
 	kept driver.Kept
 	was  map[setKey]nft.Element
@@ -146,7 +146,7 @@ type setKey struct {
 }
 
 // errOtherRuleset is returned where a fresh table is to take the place of the one that is there.
-var errOtherRuleset = errors.New("the table holds another program")
+var errOtherRuleset = errors.New("the table holds another ruleset")
 
 func (a *adoption) plan(ctx context.Context) (*plan, error) {
 	d, b := a.d, a.Batch
@@ -209,7 +209,7 @@ func (a *adoption) done() {
 	d.offload.Set()
 }
 
-// sameRuleset reports whether the kernel's chains and sets are those of this program.
+// sameRuleset reports whether the kernel's chains and sets are those of this ruleset.
 func (a *adoption) sameRuleset() bool {
 	p := a.d.ruleset
 	if !a.SameRuleset(p.Note()) {
@@ -228,7 +228,7 @@ func (a *adoption) sameRuleset() bool {
 	return true
 }
 
-// fits reports whether this program can take the place of another one in the table: packets enter
+// fits reports whether this ruleset can take the place of another one in the table: packets enter
 // that, base chains of the same name have the same hooks, and sets elements of the same type.
 // Beside IPVS, all frontends have other verdicts.
 func (a *adoption) fits() bool {
@@ -257,7 +257,7 @@ func (a *adoption) fits() bool {
 	return true
 }
 
-// succeed has this program take the place of another one, whose base chains stay. New chains and
+// succeed has this ruleset take the place of another one, whose base chains stay. New chains and
 // sets come first, then all rules change at once, with the elements that differ, and what was the
 // other's alone goes when all packets that were on their way have passed.
 func (a *adoption) succeed() {
@@ -285,7 +285,7 @@ func (a *adoption) succeed() {
 	}
 }
 
-// planChains plans the chains and counters beside the program's own. What is kept stays.
+// planChains plans the chains and counters beside the ruleset's own. What is kept stays.
 func (a *adoption) planChains() {
 	before, p := a.Have.Refs(), a.d.ruleset
 	maps.DeleteFunc(before.Counters, func(name string, _ int) bool {
@@ -304,7 +304,7 @@ func (a *adoption) planChains() {
 }
 
 // staysIdle reports whether a base chain that the state does not lead to stays without rules: one
-// of this program does, unless it belongs to an interface where no deny list is to hold.
+// of this ruleset does, unless it belongs to an interface where no deny list is to hold.
 func (a *adoption) staysIdle(name string) bool {
 	at := func(d state.Device) bool { return ruleset.DenyEntryName(d) == name }
 	return a.d.ruleset.HasEntry(name) && (!ruleset.IsDenyEntry(name) || slices.ContainsFunc(policyOf(a.state()).Denied.Devices, at))

@@ -497,7 +497,7 @@ func TestBatchIsAtomic(t *testing.T) {
 // While something could not be read, what the kernel has beyond want stays, and works.
 func TestAdoptKeeping(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(Options) (*Driver, error){"same program": Open, "another program": OpenNext} {
+	for name, open := range map[string]func(Options) (*Driver, error){"same ruleset": Open, "another ruleset": OpenNext} {
 		t.Run(name, func(t *testing.T) {
 			ns, full := testNS(t), testState()
 			d := openWith(t, ns, open)
@@ -553,7 +553,7 @@ func TestAdoptKeeping(t *testing.T) {
 	}
 }
 
-// A program whose sets are others cannot keep what it does not know; so it waits.
+// A ruleset whose sets are others cannot keep what it does not know; so it waits.
 func TestAdoptKeepingAcrossLayouts(t *testing.T) {
 	t.Parallel()
 	ns, full := testNS(t), testState()
@@ -569,7 +569,7 @@ func TestAdoptKeepingAcrossLayouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, _ := adopt(t, d, full); n == 0 {
-		t.Error("the program was replaced before")
+		t.Error("the ruleset was replaced before")
 	}
 }
 

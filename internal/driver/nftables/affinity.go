@@ -23,7 +23,7 @@ import (
 var _ driver.Rememberer = (*Driver)(nil)
 
 // forgetter removes what is remembered of clients whose backend is no longer one for them. The
-// program does so itself with the client's next packet; but not every client comes back, and
+// ruleset does so itself with the client's next packet; but not every client comes back, and
 // whether a backend serves clients from outside is not looked at there.
 //
 // Where a map is nearly full, it forgets the oldest clients of the frontends that have most.

@@ -58,12 +58,12 @@ func (a *aside) remove(u unit) {
 	delete(a.why, u)
 }
 
-// The stand-in of a program that was set aside has its failsafe ports, and allows nothing else.
+// The stand-in of rules that were set aside has their failsafe ports, and allows nothing else.
 const standInPrefix = "set aside "
 
 func standInFor(id state.RulesID) state.RulesID { return standInPrefix + id }
 
-// standsFor is the program that a stand-in stands for.
+// standsFor names the rules that a stand-in stands for.
 func standsFor(id state.RulesID) (state.RulesID, bool) {
 	of, is := strings.CutPrefix(string(id), standInPrefix)
 	return state.RulesID(of), is
@@ -80,7 +80,7 @@ func standIn(p *state.Rules) *state.Rules {
 	return s
 }
 
-// rulesOf is the program, or its stand-in where it was set aside.
+// rulesOf names the rules, or their stand-in where they were set aside.
 func (a *aside) rulesOf(id state.RulesID) state.RulesID {
 	if a.has(unit{rulesUnit, id}) {
 		return standInFor(id)
@@ -88,13 +88,13 @@ func (a *aside) rulesOf(id state.RulesID) state.RulesID {
 	return id
 }
 
-// end is a workload or a host: what programs judge.
+// end is a workload or a host: what rules judge.
 type end[V any] interface {
 	*V
 	RulesIDs() []*state.RulesID
 }
 
-// redirected is a copy of a workload or host with f applied to its programs.
+// redirected is a copy of a workload or host with f applied to the names of its rules.
 func redirected[V any, P end[V]](v P, f func(state.RulesID) state.RulesID) P {
 	if v == nil {
 		return nil
@@ -107,8 +107,8 @@ func redirected[V any, P end[V]](v P, f func(state.RulesID) state.RulesID) P {
 	return c
 }
 
-// withStandIns redirects the workloads and hosts of a delta to the stand-ins of programs that were
-// set aside.
+// withStandIns redirects the workloads and hosts of a delta to the stand-ins of rules that were set
+// aside.
 func (a *aside) withStandIns(d state.Delta) state.Delta {
 	if len(a.why) == 0 {
 		return d
@@ -117,7 +117,7 @@ func (a *aside) withStandIns(d state.Delta) state.Delta {
 	return d
 }
 
-// redirect applies f to the programs of a delta's workloads and hosts, in new maps.
+// redirect applies f to the rules of a delta's workloads and hosts, in new maps.
 func redirect(d *state.Delta, f func(state.RulesID) state.RulesID) {
 	redirectNamed(&d.Policy.Workloads, f)
 	redirectNamed(&d.Policy.Hosts, f)
@@ -131,8 +131,8 @@ func redirectNamed[K comparable, V any, P end[V]](named *map[K]P, f func(state.R
 	}
 }
 
-// redirectAll applies f to the programs of workloads or hosts, in a delta and as far as that does
-// not say otherwise.
+// redirectAll applies f to the rules of workloads or hosts, in a delta and as far as that does not
+// say otherwise.
 func redirectAll[K, V comparable, P end[V]](all map[K]P, named *map[K]P, f func(state.RulesID) state.RulesID) {
 	for k, v := range all {
 		if n, is := (*named)[k]; is {
@@ -199,7 +199,7 @@ func (a *aside) retryUnit(u unit, d *state.Delta, s *state.State) {
 	}
 }
 
-// redirectFrom redirects the state's workloads and hosts from one program to another, in the delta
+// redirectFrom redirects the state's workloads and hosts from some rules to others, in the delta
 // and as far as that does not say otherwise.
 func redirectFrom(d *state.Delta, s *state.State, from, to state.RulesID) {
 	change := func(id state.RulesID) state.RulesID {
@@ -212,7 +212,7 @@ func redirectFrom(d *state.Delta, s *state.State, from, to state.RulesID) {
 	redirectAll(s.Policy.Hosts, &d.Policy.Hosts, change)
 }
 
-// misses returns the set that a program refers to and that was set aside.
+// misses returns the set that rules refer to and that was set aside.
 func (a *aside) misses(p *state.Rules) (unit, bool) {
 	if p == nil {
 		return unit{}, false
@@ -225,7 +225,7 @@ func (a *aside) misses(p *state.Rules) (unit, bool) {
 	return unit{}, false
 }
 
-// refers reports whether a program looks something up in the set.
+// refers reports whether rules look something up in the set.
 func refers(p *state.Rules, u unit) bool {
 	id := u.key.(state.SetID)
 	ports := func(p *state.Ports) bool {

@@ -36,7 +36,7 @@ func large() *state.State {
 	s.Policy = state.NewPolicy()
 	s.Policy.HostDevices[1] = struct{}{}
 	for i := range 100 {
-		id := state.RulesID(fmt.Sprint("program-", i))
+		id := state.RulesID(fmt.Sprint("rules-", i))
 		k := key(fmt.Sprint("policy-", i))
 		s.Policy.Rules[id] = &state.Rules{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: k,
 			Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Protocol: 6}}}}}}}

@@ -15,6 +15,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -49,14 +50,14 @@ func (p poison) refuse(d *Driver) {
 	d.Refuse(func(m Message) error {
 		switch m.Type {
 		case unix.NFT_MSG_NEWSETELEM:
-			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+			name := attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
 			i := slices.IndexFunc(d.ruleset.Sets, func(s *nft.Set) bool { return s.Name == name })
 			if i < 0 {
 				return nil
 			}
 			s := d.ruleset.Sets[i]
 			var refused error
-			nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+			for _, v := range attr.All(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 				e := nft.ReadElement(s, v)
 				key := e.Key[:e.KeyLen]
 				switch {
@@ -73,18 +74,20 @@ func (p poison) refuse(d *Driver) {
 				case s.Verdict && deep[e.Verdict.Chain]:
 					refused = unix.EMLINK
 				}
-				return refused == nil
-			})
+				if refused != nil {
+					break
+				}
+			}
 			return refused
 		case unix.NFT_MSG_NEWRULE:
-			comment := string(nft.FindAttr(m.Body, unix.NFTA_RULE_USERDATA))
+			comment := string(attr.Find(m.Body, unix.NFTA_RULE_USERDATA))
 			if names(comment, p.policy) {
 				return unix.EFBIG
 			}
-			rule := slices.Clone(nft.FindAttr(m.Body, unix.NFTA_RULE_EXPRESSIONS))
+			rule := slices.Clone(attr.Find(m.Body, unix.NFTA_RULE_EXPRESSIONS))
 			led = append(led, rule)
 			if names(comment, p.deep) {
-				chain := nft.CString(nft.FindAttr(m.Body, unix.NFTA_RULE_CHAIN))
+				chain := attr.Text(attr.Find(m.Body, unix.NFTA_RULE_CHAIN))
 				deep[chain] = true
 				if slices.ContainsFunc(led, func(r []byte) bool { return leads(r, chain) }) {
 					return unix.EMLINK
@@ -100,7 +103,7 @@ func (p poison) refuse(d *Driver) {
 	})
 }
 
-// hits reports whether the program is refused.
+// hits reports whether the rules are refused.
 func (p poison) hits(rules *state.Rules) bool {
 	if rules == nil {
 		return false

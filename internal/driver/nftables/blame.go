@@ -20,7 +20,7 @@ import (
 // blame is why a unit was refused, and whose policies are at fault.
 type blame struct {
 	err      error
-	policies []model.PolicyKey // of a program: who declared the rule, or all of its policies if the kernel named none
+	policies []model.PolicyKey // of rules: who declared the one, or all of their policies if the kernel named none
 }
 
 // blameFor finds out who declared what the kernel refused.
@@ -42,23 +42,13 @@ func (d *Driver) blameFor(u unit, refusal error) blame {
 	return b
 }
 
-// SetAside implements driver.Driver.
-func (d *Driver) SetAside() []driver.SetAside {
-	if list := d.published.Load(); list != nil {
-		return *list
-	}
-	return nil
-}
-
 // publishSetAside makes SetAside return what is set aside now.
 func (d *Driver) publishSetAside() {
 	var all []driver.SetAside
 	for u, r := range d.aside.why {
 		all = append(all, d.explain(u, r.blame)...)
 	}
-	slices.SortFunc(all, driver.SetAside.Compare)
-	all = slices.Compact(all)
-	d.published.Store(&all)
+	d.Publish(all)
 }
 
 // explain names the objects that a unit was made of.
@@ -82,7 +72,7 @@ func (d *Driver) explain(u unit, b blame) []driver.SetAside {
 		if l := held.Policy.Lists[key]; u.kind == listUnit {
 			return one("list", model.Name{Name: l.Name}, "what is made of it", model.InForceNothing)
 		}
-		return nil // the programs that look it up are set aside, too
+		return nil // the rules that look it up are set aside, too
 	case int:
 		if h := held.Policy.Hosts[key]; u.kind == hostUnit {
 			return one("HostEndpoint", model.Name{Name: h.Name}, "what leads to its policies at "+h.Device, model.InForceNothing)
@@ -117,7 +107,7 @@ func (d *Driver) explainRules(id state.RulesID, p *state.Rules, b blame) (all []
 	return all
 }
 
-// judgedBy names the pods and host endpoints that a program judges, the first few.
+// judgedBy names the pods and host endpoints that the rules judge, the first few.
 func (d *Driver) judgedBy(id state.RulesID) string {
 	names := map[string]bool{}
 	for _, w := range d.state.Policy.Workloads {

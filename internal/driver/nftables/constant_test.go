@@ -78,10 +78,10 @@ func adopt(t *testing.T, d *nftables.Driver, s *state.State) int {
 	return p.Len()
 }
 
-type programSize struct{ chains, rules, sets int }
+type rulesetSize struct{ chains, rules, sets int }
 
 // measure counts what the kernel holds for the driver's table.
-func measure(t *testing.T, ns *netns.NS) (size programSize) {
+func measure(t *testing.T, ns *netns.NS) (size rulesetSize) {
 	t.Helper()
 	err := ns.Do(func() error {
 		c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
@@ -129,11 +129,11 @@ func countObjects(c *netlink.Conn, get netlink.HeaderType) (n int, err error) {
 	return n, nil
 }
 
-// TestConstantProgram counts the program at both ends of a cluster's growth, and
+// TestConstantRuleset counts the ruleset at both ends of a cluster's growth, and
 // adopts what it finds there: a driver that comes back to what it left has nothing to do.
-func TestConstantProgram(t *testing.T) {
+func TestConstantRuleset(t *testing.T) {
 	t.Parallel()
-	sizes := map[int]programSize{}
+	sizes := map[int]rulesetSize{}
 	for _, n := range []int{10, 1000} {
 		ns, s := world.NewHost(t, "const").NS, everyKind(n)
 		d := openIn(t, ns)
@@ -151,7 +151,7 @@ func TestConstantProgram(t *testing.T) {
 		if err := d.Purge(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if left := measure(t, ns); left != (programSize{}) {
+		if left := measure(t, ns); left != (rulesetSize{}) {
 			t.Errorf("%d services: the purge left %+v", n, left)
 		}
 		if err := d.Close(); err != nil {
@@ -160,6 +160,6 @@ func TestConstantProgram(t *testing.T) {
 	}
 	t.Logf("at 10 services: %+v", sizes[10])
 	if sizes[10] != sizes[1000] || sizes[10].rules == 0 {
-		t.Errorf("the program is %+v at 10 services and %+v at 1,000", sizes[10], sizes[1000])
+		t.Errorf("the ruleset is %+v at 10 services and %+v at 1,000", sizes[10], sizes[1000])
 	}
 }

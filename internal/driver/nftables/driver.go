@@ -12,7 +12,6 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"sluice.dev/sluice/internal/driver"
@@ -34,7 +33,7 @@ type Options struct {
 	Apart bool
 	// IPVS leaves the choice of a backend to IPVS, as ruleset.Options say: for package ipvs.
 	IPVS bool
-	// MayMiss has the program be as for kernels that need it.
+	// MayMiss has the ruleset be as for kernels that need it.
 	MayMiss bool
 }
 
@@ -53,7 +52,7 @@ type Driver struct {
 	remembered func(context.Context) ([]state.Remembered, error)
 	close      func() error // once
 
-	published atomic.Pointer[[]driver.SetAside]
+	driver.Published
 
 	mu sync.Mutex // held by every method, and by what works in the background for moments
 	*table.Table

@@ -9,16 +9,17 @@ import (
 
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
 )
 
-// OpenOther opens a driver whose program has another layout: some sets under other
+// OpenOther opens a driver whose ruleset has another layout: some sets under other
 // names, one of another type under the same name, a set and a chain more.
 func OpenOther(o Options) (*Driver, error) { return openOther(o, "-2") }
 
-// OpenNext opens a driver whose program has all of the sets, and a set and a chain more.
+// OpenNext opens a driver whose ruleset has all of the sets, and a set and a chain more.
 func OpenNext(o Options) (*Driver, error) { return openOther(o, "") }
 
 func openOther(o Options, suffix string) (*Driver, error) {
@@ -89,18 +90,18 @@ func OpenRefusing(o Options, frontends func(netip.Addr) bool, policies func(mode
 				if s != fp.Frontends {
 					continue
 				}
-				nft.EachAttr(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, v []byte) bool {
+				for _, v := range attr.All(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 					e := nft.ReadElement(s, v)
 					if a, ok := netip.AddrFromSlice(e.Key[:fp.IP.Bits/8]); ok && frontends(a) {
 						answer = unix.EINVAL
+						break
 					}
-					return answer == nil
-				})
+				}
 			}
 		case unix.NFT_MSG_NEWRULE:
-			if data := nft.FindAttr(m.Body, unix.NFTA_RULE_USERDATA); len(data) > 2 {
+			if data := attr.Find(m.Body, unix.NFTA_RULE_USERDATA); len(data) > 2 {
 				var k model.PolicyKey
-				words := strings.Fields(nft.CString(data[2:]))
+				words := strings.Fields(attr.Text(data[2:]))
 				if len(words) == 3 && k.UnmarshalText([]byte(words[0]+" "+words[1])) == nil && policies(k) {
 					answer = unix.EFBIG
 				}
@@ -131,7 +132,7 @@ func (d *Driver) FailParts(failing func(reconcile.Part) bool) {
 
 // setOf is the set that a message about elements is for.
 func (d *Driver) setOf(m Message) *nft.Set {
-	name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+	name := attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
 	for _, s := range d.ruleset.Sets {
 		if s.Name == name {
 			return s

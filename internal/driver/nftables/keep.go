@@ -20,9 +20,9 @@ func newKept() driver.Kept {
 	return driver.Kept{Senders: map[netip.Addr]bool{}, Receivers: map[netip.Addr]bool{}, Hosts: map[int]bool{}, Members: map[netip.Prefix]bool{}}
 }
 
-// findMentioned finds out which programs are to be kept where policies are all that is lacking: if
-// no chain names one of them, they were not in force here, and nothing is kept. Nor is it where the
-// program is another's, as all would have to stay for it.
+// findMentioned finds out which chains are to be kept where policies are all that is lacking: if no
+// chain names one of them, they were not in force here, and nothing is kept. Nor is it where the
+// table holds another ruleset, as all of that would have to stay.
 func (a *adoption) findMentioned(ctx context.Context) (err error) {
 	if len(a.keep.Policies) == 0 || a.Have == nil || !a.of.hold(policyPart) {
 		return nil
@@ -125,8 +125,8 @@ func (a *adoption) policyMustStay(e *nft.Element) bool {
 }
 
 // keptForPolicies is policyMustStay where policies are all that is lacking: it keeps host
-// endpoints' programs that name one, and sets that only such programs can know. Of pods and of all
-// other sets, what want says is the whole.
+// endpoints' rules that name one, and sets that only such rules can know. Of pods and of all other
+// sets, what want says is the whole.
 func (a *adoption) keptForPolicies(e *nft.Element) bool {
 	p := a.want.Policy
 	if e.Set.Verdict {
@@ -143,9 +143,9 @@ func (a *adoption) isObsolete(name string) bool {
 	return ruleset.IsOuter(name) || a.mentioned != nil && ruleset.IsEntry(name)
 }
 
-// MustStay implements table.Keeping: a pod or a host endpoint stays with the program that the
-// kernel has for it, as that may know of policies that want lacks, until want has another one for
-// it than at first.
+// MustStay implements table.Keeping: a pod or a host endpoint stays with the rules that the
+// kernel has for it, as those may be of policies that want lacks, until want has others for it than
+// at first.
 //
 // Nothing of the sort is known where no policy applied, or where the address was another pod's.
 func (a *adoption) MustStay(there, e *nft.Element) bool {

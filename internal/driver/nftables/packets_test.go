@@ -31,7 +31,7 @@ func TestUpgrade(t *testing.T) {
 		func() (driver.Driver, error) { return nftables.OpenOther(nftables.Options{}) })
 }
 
-// Another release's program takes the place of one with the same sets, and no packet notices.
+// Another release's ruleset takes the place of one with the same sets, and no packet notices.
 func TestUpgradeInPlace(t *testing.T) {
 	drivertest.Upgrade(t,
 		func() (driver.Driver, error) { return nftables.Open(nftables.Options{}) },

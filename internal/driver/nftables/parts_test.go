@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/reconcile"
@@ -65,7 +66,7 @@ func TestPartsFailApart(t *testing.T) {
 			if m.Type != unix.NFT_MSG_NEWSETELEM {
 				return nil
 			}
-			name := nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
+			name := attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET))
 			for _, s := range d.ruleset.Sets {
 				if s.Name == name && s != d.ruleset.Notes && failing.hold(partOf(d.ruleset, s)) {
 					return unix.EAGAIN // nothing that the kernel refuses for what it is
@@ -128,7 +129,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 				fp := d.ruleset.Families[0]
 				set := map[reconcile.Part]*nft.Set{reconcile.Policy: fp.Policy.To, reconcile.Services: fp.Frontends}[failing]
 				d.Refuse(func(m Message) error {
-					if fails && m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == set.Name {
+					if fails && m.Type == unix.NFT_MSG_NEWSETELEM && attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == set.Name {
 						return unix.EAGAIN // nothing that the kernel refuses for what it is
 					}
 					return nil
@@ -190,7 +191,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 	}
 }
 
-// A part cannot be adopted apart where the program has to be written: into a kernel that has none,
+// A part cannot be adopted apart where the ruleset has to be written: into a kernel that has none,
 // has another one, or has lost it.
 func TestWholeIsNeeded(t *testing.T) {
 	t.Parallel()
@@ -242,7 +243,7 @@ func TestHalfDoneChangeIsFound(t *testing.T) {
 		change.Policy.Workloads = map[netip.Addr]*state.Workload{pod: {Pod: model.Name{Namespace: "test", Name: "closed"}, Device: 5, Ingress: "new"}}
 		to := d.ruleset.Families[0].Policy.To.Name
 		d.Refuse(func(m Message) error {
-			if m.Type == unix.NFT_MSG_NEWSETELEM && nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == to {
+			if m.Type == unix.NFT_MSG_NEWSETELEM && attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET)) == to {
 				return unix.EAGAIN
 			}
 			return nil

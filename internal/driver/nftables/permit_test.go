@@ -14,8 +14,8 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/netns"
-	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -34,11 +34,11 @@ func randomPolicy(r *rand.Rand, devices ...state.Device) *state.Policy {
 	for i := range r.IntN(4) {
 		p.state.PodDevices[100+i] = struct{}{}
 	}
-	var programs []state.RulesID
+	var rules []state.RulesID
 	for range 1 + r.IntN(4) {
-		programs = append(programs, p.program())
+		rules = append(rules, p.rules())
 	}
-	pick := func() state.RulesID { return append(programs, "")[r.IntN(len(programs)+1)] }
+	pick := func() state.RulesID { return append(rules, "")[r.IntN(len(rules)+1)] }
 	for i := range r.IntN(6) {
 		for _, a := range []string{fmt.Sprintf("10.1.0.%d", i+1), fmt.Sprintf("fd00:1::%d", i+1)} {
 			p.state.Workloads[netip.MustParseAddr(a)] = &state.Workload{
@@ -59,8 +59,8 @@ func randomPolicy(r *rand.Rand, devices ...state.Device) *state.Policy {
 	return p.state
 }
 
-// program adds a program; its name stands for its content.
-func (p policies) program() state.RulesID {
+// rules adds rules; their name stands for their content.
+func (p policies) rules() state.RulesID {
 	rules := &state.Rules{Default: model.Action(p.IntN(2))}
 	for i := range 1 + p.IntN(3) {
 		t := state.Tier{Name: fmt.Sprint("tier-", i), Default: model.Action(1 + p.IntN(2))}
@@ -271,7 +271,7 @@ func policyUpdatesEqualAdoption(t *testing.T, o Options, seed uint64) {
 	empty := state.NewPolicy()
 	update(t, d, state.Delta{Policy: policyDelta(want.Policy, empty)})
 	if n := len(d.ruleset.Names) + d.Refs.RuleCount() + len(d.Refs.Counters); n != 2*3*2 {
-		t.Errorf("%d rules, counters and programs are left of policies that are gone; the services' learn chains have %d", n, 2*3*2)
+		t.Errorf("%d rules, counters and chains are left of policies that are gone; the services' learn chains have %d", n, 2*3*2)
 	}
 	want.Policy = empty
 	d.Doubt = true
@@ -456,7 +456,7 @@ func TestRefusedDenyLists(t *testing.T) {
 			}
 		}
 		refuse := func(m Message) error {
-			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(nft.CString(nft.FindAttr(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
+			if m.Type == unix.NFT_MSG_NEWSETELEM && strings.Contains(attr.Text(attr.Find(m.Body, unix.NFTA_SET_ELEM_LIST_SET)), "-denied") {
 				return unix.ENFILE
 			}
 			return nil

@@ -26,9 +26,9 @@ type plan struct {
 	aside  *aside
 	adopts bool
 	kept   driver.Kept
-	// waits: all stays as it is, another program's, until want is whole.
+	// waits: all of the other ruleset stays as it is until want is whole.
 	waits bool
-	// succeeds: it has this program take the place of another one.
+	// succeeds: it has this ruleset take the place of another one.
 	succeeds bool
 
 	// rebuilds is why it puts a fresh table with all of want in the place of ours; "": it does not.
@@ -55,7 +55,7 @@ func (p *plan) String() string {
 		return fmt.Sprintf("replace table inet %s by a fresh one, as %s\n", ruleset.TableName, p.rebuilds)
 	}
 	if p.succeeds {
-		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another program\n%s", ruleset.TableName, p.batch)
+		return fmt.Sprintf("write all rules of table inet %s anew, as it holds another ruleset\n%s", ruleset.TableName, p.batch)
 	}
 	return p.batch.String()
 }

@@ -47,7 +47,7 @@ func alone(try func(*nft.Socket) error) error {
 	return errors.Join(try(s), s.Close())
 }
 
-// try has the kernel build a program in a table that is created and deleted in one transaction: the
+// try has the kernel build a ruleset in a table that is created and deleted in one transaction: the
 // kernel checks all of it, and no packet meets it. The table is dormant, as the kernel drops what
 // waits in queues when it takes a chain from a hook.
 func try(s *nft.Socket, p *ruleset.Ruleset) error {
@@ -59,7 +59,7 @@ func try(s *nft.Socket, p *ruleset.Ruleset) error {
 	return err
 }
 
-// Probe implements driver.Driver: it tries the whole program. Where the kernel refuses that, the
+// Probe implements driver.Driver: it tries the whole ruleset. Where the kernel refuses that, the
 // requirements say what it lacks.
 func (d *Driver) Probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
@@ -86,5 +86,5 @@ func (d *Driver) Probe(ctx context.Context) error {
 	return fmt.Errorf("program nftables: %w", err)
 }
 
-// together is told where the kernel refuses the program though it meets each requirement.
+// together is told where the kernel refuses the ruleset though it meets each requirement.
 var together = &probe.Requirement{Name: "all rules together", Since: "6.1"}

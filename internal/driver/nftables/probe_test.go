@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/probe"
 )
@@ -35,7 +36,7 @@ func TestProbe(t *testing.T) {
 func TestProbeNamesWhatIsMissing(t *testing.T) {
 	ns := testNS(t)
 	unknown := requirements([]ruleset.Requirement{{Name: "picking by moon", Since: "9.9", Modules: []string{"nft_moon"}, Fill: func(p *ruleset.Ruleset) {
-		moon := nft.NewRule().Append(nft.Expression{Name: "moon", Data: func(*nft.Attrs) {}})
+		moon := nft.NewRule().Append(nft.Expression{Name: "moon", Data: func(*attr.Attrs) {}})
 		p.Chains = []nft.Chain{{Name: "base", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0), Rules: []nft.Rule{moon}}}
 	}}})[0]
 	err := ns.Do(func() error { return unknown.Met(t.Context()) })

@@ -173,7 +173,7 @@ func (w *raceWorld) changes() []raceChange {
 	}}
 	rest := []uint16{7001, 7005, 7007, 7009, 7010, 7011, 7015, 7016}
 	// The pods' policies allow what has to pass, in one of several ways of saying so.
-	ingress := w.program("to", rest, func(v int) state.Rule {
+	ingress := w.rules("to", rest, func(v int) state.Rule {
 		group := state.SetID(9)
 		if v%2 == 1 {
 			group = state.SetID(20 + v) // comes and goes with the version
@@ -181,10 +181,10 @@ func (w *raceWorld) changes() []raceChange {
 		return state.Rule{Name: "by-group", Action: model.Allow, Protocol: uint8(model.UDP),
 			Source: state.End{In: []state.Term{{Groups: []state.SetID{group}}}}, Destination: state.End{Ports: raceUDP(7002)}}
 	})
-	egress := w.program("from", []uint16{7001, 7002, 7003, 7005, 7006, 7007, 7008}, nil)
-	host := w.program("host", append([]uint16{7014, 7017}, rest...), nil)
-	before := w.program("before", append([]uint16{7012, 7013}, rest...), nil)
-	raw := w.program("raw", []uint16{7016}, nil)
+	egress := w.rules("from", []uint16{7001, 7002, 7003, 7005, 7006, 7007, 7008}, nil)
+	host := w.rules("host", append([]uint16{7014, 7017}, rest...), nil)
+	before := w.rules("before", append([]uint16{7012, 7013}, rest...), nil)
+	raw := w.rules("raw", []uint16{7016}, nil)
 	workloads := raceChange{"workloads", 4, func(was, v int) state.Delta {
 		d := state.PolicyDelta{Rules: map[state.RulesID]*state.Rules{}, Workloads: map[netip.Addr]*state.Workload{}}
 		in, out := ingress(v), egress(v)
@@ -244,9 +244,9 @@ func (w *raceWorld) changes() []raceChange {
 	}
 }
 
-// program returns a program that allows some ports of UDP and denies the others, in a way of saying
-// so for each version.
-func (w *raceWorld) program(name string, allowed []uint16, extra func(v int) state.Rule) func(int) *state.Rules {
+// rules returns rules that allow some ports of UDP and deny the others, in a way of saying so for
+// each version.
+func (w *raceWorld) rules(name string, allowed []uint16, extra func(v int) state.Rule) func(int) *state.Rules {
 	return func(v int) *state.Rules {
 		var rules []state.Rule
 		for i, p := range allowed {
@@ -266,7 +266,7 @@ func (w *raceWorld) program(name string, allowed []uint16, extra func(v int) sta
 	}
 }
 
-// rawFor has a program deny one port and pass what it does not allow on, to be tracked.
+// rawFor has rules deny one port and pass what they do not allow on, to be tracked.
 func (w *raceWorld) rawFor(p *state.Rules) *state.Rules {
 	raw, policy, tier := *p, *p.Tiers[0].Policies[0], p.Tiers[0]
 	policy.Rules = append([]state.Rule{{Name: "deny", Action: model.Deny, Protocol: uint8(model.UDP), Destination: state.End{Ports: raceUDP(7017)}}}, policy.Rules...)

@@ -15,7 +15,7 @@ import (
 )
 
 // This file is about tables that are built while no packet enters them: to find out what the kernel
-// refuses, and to replace a table that can no longer be changed, or holds another program that this
+// refuses, and to replace a table that can no longer be changed, or holds another ruleset that this
 // one does not fit.
 //
 // Sets of other types cannot take the place of those that are there: a packet sees one generation

@@ -33,7 +33,7 @@ func TestPacketsFindAllWhileTablesAreReplaced(t *testing.T) {
 			d = openWith(t, ns, open[1])
 			nfttest.Watch(t, ns, d.Sock, isPrerouting)
 			if n, _ := adopt(t, d, testState()); n == 0 {
-				t.Error("another program, and nothing to do")
+				t.Error("another ruleset, and nothing to do")
 			}
 			d.Sock.Refuse, d.Doubt = nil, true
 			if n, text := adopt(t, d, testState()); n != 0 {

@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -105,7 +106,7 @@ func TestNewTableIsWholeBeforePacketsEnter(t *testing.T) {
 	d.Sock.Refuse = func(messages [][]byte, _ []string) error {
 		hooked = append(hooked, 0)
 		nft.EachMessage(slices.Concat(messages...), func(typ uint16, _ uint32, body []byte) {
-			if typ == unix.NFT_MSG_NEWCHAIN && nft.FindAttr(body, unix.NFTA_CHAIN_HOOK) != nil {
+			if typ == unix.NFT_MSG_NEWCHAIN && attr.Find(body, unix.NFTA_CHAIN_HOOK) != nil {
 				hooked[len(hooked)-1]++
 			}
 		})

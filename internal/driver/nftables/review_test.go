@@ -11,15 +11,15 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// While something is kept, a pod has neither the programs of a dead one that had its address, nor
+// While something is kept, a pod has neither the rules of a dead one that had its address, nor
 // stays as open as it was when no policy was known for it.
-func TestKeepingIsOfTheSamePodAndOfPrograms(t *testing.T) {
+func TestKeepingIsOfTheSamePodAndOfRules(t *testing.T) {
 	t.Parallel()
 	closed, open := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.0.2")
 	for name, c := range map[string]struct {
 		change  func(*state.Policy) // leaves something out
 		pod     netip.Addr
-		verdict string // how the name of its program's chain begins; "" returns at once
+		verdict string // how the name of its rules' first chain begins; "" returns at once
 	}{
 		"a pod with the address of a dead one": {func(p *state.Policy) {
 			delete(p.Workloads, open)
@@ -85,14 +85,14 @@ func TestTwiceInOne(t *testing.T) {
 	modes(t, func(t *testing.T, o Options) {
 		o.Policy = true
 		d := openIn(t, testNS(t), o)
-		withPorts := func(program state.RulesID, first, last uint16) *state.State {
+		withPorts := func(id state.RulesID, first, last uint16) *state.State {
 			s := isolated()
 			ports := &state.Ports{ID: 0x100, Ranges: []state.PortRange{{Protocol: model.TCP, First: first, Last: last}}}
-			key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: string(program)}}
+			key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "test", Name: string(id)}}
 			s.Policy.PortSets[ports.ID] = ports
-			s.Policy.Rules[program] = &state.Rules{ID: program, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key,
+			s.Policy.Rules[id] = &state.Rules{ID: id, Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key,
 				Rules: []state.Rule{{Name: "ingress[0]", Action: model.Allow, Protocol: uint8(model.TCP), Destination: state.End{Ports: ports}}}}}}}}
-			s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "open"}, Device: 6, Ingress: program}
+			s.Policy.Workloads[netip.MustParseAddr("10.1.0.2")] = &state.Workload{Pod: model.Name{Namespace: "test", Name: "open"}, Device: 6, Ingress: id}
 			return s
 		}
 		have := withPorts("first", 80, 90)

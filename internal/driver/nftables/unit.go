@@ -44,7 +44,7 @@ const (
 
 func (u unit) field() fieldOf { return fields[u.kind] }
 
-// isSet reports whether programs may refer to the unit.
+// isSet reports whether rules may refer to the unit.
 func (u unit) isSet() bool { return u.kind >= groupUnit && u.kind <= listUnit }
 
 // fieldOf reads and writes the units of one kind in deltas and states.

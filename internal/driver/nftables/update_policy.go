@@ -121,7 +121,7 @@ func (c *tableChange) list(id state.SetID, before, after *state.List) {
 		func(p netip.Prefix) { c.Add(c.d.ruleset.ListElement(e, id, p)) })
 }
 
-// judges plans what leads packets to programs, and the programs' chains.
+// judges plans what leads packets to rules, and the rules' chains.
 func (c *tableChange) judges(before *state.Policy, d state.PolicyDelta) {
 	p := c.d.ruleset
 	after := before.Rules

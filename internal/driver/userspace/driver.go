@@ -78,7 +78,7 @@ type Driver struct {
 var _ driver.Driver = (*Driver)(nil)
 
 // Requirements are what the driver needs of the kernel, where it has CAP_NET_ADMIN; none otherwise.
-var Requirements = []*probe.Requirement{programRequirement}
+var Requirements = []*probe.Requirement{rulesetRequirement}
 
 // Open opens the driver's sockets in the calling thread's network namespace, where it stays. It
 // changes nothing.
@@ -171,7 +171,7 @@ func (d *Driver) Probe(ctx context.Context) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return programRequirement.MetBy(d.redirect.try)
+	return rulesetRequirement.MetBy(d.redirect.try)
 }
 
 // Tampered implements driver.Driver. The kernel lets nobody else change the table.

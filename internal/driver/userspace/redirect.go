@@ -36,8 +36,8 @@ const (
 // passingChain is empty but while the proxy drains.
 const passingChain = "passing"
 
-// programRequirement is told where the kernel refuses the table.
-var programRequirement = &probe.Requirement{
+// rulesetRequirement is told where the kernel refuses the table.
+var rulesetRequirement = &probe.Requirement{
 	Name: "transparent proxying by nftables", Since: "5.12",
 	Modules: []string{"nf_tables", "nft_tproxy", "nft_socket", "nft_ct", "nft_fib_inet", "nft_reject_inet"},
 	Check: func(context.Context) error {
@@ -281,7 +281,7 @@ func (r *redirect) drain() error {
 	return err
 }
 
-// try has the kernel take the program in a table that no packet meets.
+// try has the kernel take the ruleset in a table that no packet meets.
 func (r *redirect) try() error {
 	b := nft.NewBatch(TableName + "-probe")
 	r.create(b, nft.FlagDormant)

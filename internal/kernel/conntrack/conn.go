@@ -123,41 +123,25 @@ func (c *Conn) Delete(ctx context.Context, filters []Filter, spare func(*Flow) b
 	if len(x.filters) == 0 {
 		return 0, nil
 	}
-	requests, err := x.requests()
-	if err != nil {
-		return 0, fmt.Errorf("encode connection tracking filter: %w", err)
-	}
-	return c.sweep(ctx, requests, func(f *Flow) bool { return x.match(f) && (spare == nil || !spare(f)) })
+	return c.sweep(ctx, x.requests(), func(f *Flow) bool { return x.match(f) && (spare == nil || !spare(f)) })
 }
 
 // Sweep reads the whole table once and deletes the flows for which drop returns
 // true; it returns their number. drop must not call the Conn.
 func (c *Conn) Sweep(ctx context.Context, drop func(Flow) bool) (int, error) {
-	r, err := dumpAll(0)
-	if err != nil {
-		return 0, fmt.Errorf("encode connection tracking dump: %w", err)
-	}
-	return c.sweep(ctx, []netlink.Message{r}, func(f *Flow) bool { return drop(*f) })
+	return c.sweep(ctx, []netlink.Message{dumpAll(0)}, func(f *Flow) bool { return drop(*f) })
 }
 
 // All calls f with each flow. f must not call the Conn.
 func (c *Conn) All(ctx context.Context, f func(*Flow)) error {
-	r, err := dumpAll(0)
-	if err != nil {
-		return fmt.Errorf("encode connection tracking dump: %w", err)
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.dump(ctx, []netlink.Message{r}, f)
+	return c.dump(ctx, []netlink.Message{dumpAll(0)}, f)
 }
 
 // Each calls f once with each flow that any of the filters matches. f must not call the Conn.
 func (c *Conn) Each(ctx context.Context, filters []Filter, f func(*Flow)) error {
 	x := newIndex(filters)
-	requests, err := x.requests()
-	if err != nil {
-		return fmt.Errorf("encode connection tracking filter: %w", err)
-	}
 	type entry struct {
 		protocol model.Protocol
 		orig     Tuple
@@ -165,7 +149,7 @@ func (c *Conn) Each(ctx context.Context, filters []Filter, f func(*Flow)) error 
 	seen := map[entry]bool{} // where the kernel selects less, a flow is in several dumps
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.dump(ctx, requests, func(flow *Flow) {
+	return c.dump(ctx, x.requests(), func(flow *Flow) {
 		if e := (entry{flow.Protocol, flow.Orig}); x.match(flow) && !seen[e] {
 			seen[e] = true
 			f(flow)
@@ -175,42 +159,40 @@ func (c *Conn) Each(ctx context.Context, filters []Filter, f func(*Flow)) error 
 
 // dump calls f with what dumps hold, or with more: all there is.
 func (c *Conn) dump(ctx context.Context, requests []netlink.Message, f func(*Flow)) error {
-	requests, err := c.fewest(requests)
-	for i := 0; i < len(requests) && err == nil; i++ {
+	for _, r := range c.fewest(requests) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err = c.exchange(requests[i], func(data []byte) error {
+		err := c.exchange(r, func(data []byte) error {
 			flow, ok, err := decodeFlow(data)
 			if err == nil && ok {
 				f(&flow)
 			}
 			return err
 		})
-	}
-	if err != nil {
-		return fmt.Errorf("read connection tracking table: %w", err)
+		if err != nil {
+			return fmt.Errorf("read connection tracking table: %w", err)
+		}
 	}
 	return nil
 }
 
 // fewest puts one dump of all in the place of several where that takes less time, and none where
 // there are no entries.
-func (c *Conn) fewest(requests []netlink.Message) ([]netlink.Message, error) {
+func (c *Conn) fewest(requests []netlink.Message) []netlink.Message {
 	switch n, err := c.Count(); {
 	case err != nil: // it only saves time
-		return requests, nil
+		return requests
 	case n == 0:
-		return nil, nil
+		return nil
 	case n > (len(requests)-1)*c.copies:
-		return requests, nil
+		return requests
 	}
-	r, err := dumpAll(0)
-	return []netlink.Message{r}, err
+	return []netlink.Message{dumpAll(0)}
 }
 
 // requests are the dumps that together hold every flow the index matches.
-func (x *index) requests() ([]netlink.Message, error) {
+func (x *index) requests() (requests []netlink.Message) {
 	if len(x.filters) > fewFilters {
 		status := StatusDNAT
 		for f := range x.filters {
@@ -219,20 +201,14 @@ func (x *index) requests() ([]netlink.Message, error) {
 				break
 			}
 		}
-		r, err := dumpAll(status)
-		return []netlink.Message{r}, err
+		return []netlink.Message{dumpAll(status)}
 	}
-	var requests []netlink.Message
 	for f := range x.filters {
 		for _, family := range f.families() {
-			r, err := dumpFiltered(f, family)
-			if err != nil {
-				return nil, err
-			}
-			requests = append(requests, r)
+			requests = append(requests, dumpFiltered(f, family))
 		}
 	}
-	return requests, nil
+	return requests
 }
 
 // sweep deletes what dumps hold and match agrees to, and returns their number. What the kernel has
@@ -268,11 +244,7 @@ func (c *Conn) sweep(ctx context.Context, dumps []netlink.Message, match func(*F
 func (c *Conn) deleteFlows(flows []Flow) (int, error) {
 	batch := make([]netlink.Message, 0, len(flows)+1)
 	for i := range flows {
-		m, err := deleteFlow(&flows[i])
-		if err != nil {
-			return 0, err
-		}
-		batch = append(batch, m)
+		batch = append(batch, deleteFlow(&flows[i]))
 	}
 	n, _, err := c.send(batch)
 	return n, err
@@ -312,11 +284,7 @@ func (c *Conn) send(batch []netlink.Message) (done, noRoom int, err error) {
 // probe asks for an entry that does not exist.
 func (c *Conn) probe() error {
 	nowhere := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-	r, err := getFlow(familyV4, Tuple{Src: nowhere, Dst: nowhere}, model.UDP)
-	if err != nil {
-		return err
-	}
-	err = c.exchange(r, func([]byte) error { return nil })
+	err := c.exchange(getFlow(familyV4, Tuple{Src: nowhere, Dst: nowhere}, model.UDP), func([]byte) error { return nil })
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -358,14 +326,6 @@ func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 	if t.Src.Addr().Is4() {
 		family = familyV4
 	}
-	one, err := getFlow(family, t, p)
-	if err != nil {
-		return nil, err
-	}
-	end, err := dumpUnconfirmed(family)
-	if err != nil {
-		return nil, err
-	}
 	nl, err := c.dial()
 	if err != nil {
 		return nil, err
@@ -377,7 +337,7 @@ func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 		}
 		return err
 	}
-	if _, err = nl.SendMessages([]netlink.Message{one, end}); err == nil {
+	if _, err = nl.SendMessages([]netlink.Message{getFlow(family, t, p), dumpUnconfirmed(family)}); err == nil {
 		err = receive(nl, read)
 	}
 	if errors.Is(err, unix.ENOENT) {

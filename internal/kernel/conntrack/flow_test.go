@@ -5,8 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/mdlayher/netlink"
-
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -100,14 +99,11 @@ func TestOffloaded(t *testing.T) {
 		model.TCP: {timeout: 432000, tcp: tcpInfo{state: 3}},
 	} {
 		tuple := Tuple{Src: netip.MustParseAddrPort("10.0.0.1:40000"), Dst: netip.MustParseAddrPort("10.0.0.2:80")}
-		m, err := message(msgNew, 0, familyV4, func(ae *netlink.AttributeEncoder) {
-			putTuple(ae, ctaTupleOrig, tuple, protocol, wholeTuple)
-			putTuple(ae, ctaTupleReply, Tuple{Src: tuple.Dst, Dst: tuple.Src}, protocol, wholeTuple)
-			ae.Uint32(ctaStatus, StatusConfirmed|StatusAssured|StatusOffload)
+		m := message(msgNew, 0, familyV4, func(a *attr.Attrs) {
+			putTuple(a, ctaTupleOrig, tuple, protocol, wholeTuple)
+			putTuple(a, ctaTupleReply, Tuple{Src: tuple.Dst, Dst: tuple.Src}, protocol, wholeTuple)
+			a.Uint32(ctaStatus, StatusConfirmed|StatusAssured|StatusOffload)
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		f, ok, err := decodeFlow(m.Data)
 		if err != nil || !ok || !f.Offloaded() || f.rest != want {
 			t.Errorf("%v: %+v, %v, %v; want %+v", protocol, f, ok, err, want)

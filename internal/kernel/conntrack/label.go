@@ -11,6 +11,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -47,10 +48,6 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 	if addrs != nil && len(addrs) == 0 {
 		return 0, false, nil
 	}
-	requests, err := labelRequests(addrs)
-	if err != nil {
-		return 0, false, fmt.Errorf("encode connection tracking dump: %w", err)
-	}
 	wanted := make(map[netip.Addr]bool, len(addrs))
 	for _, a := range addrs {
 		wanted[a.Unmap().WithZone("")] = true
@@ -63,7 +60,7 @@ func (c *Conn) Relabel(ctx context.Context, addrs []netip.Addr, decide func(Flow
 	var flows []Flow
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err = c.dump(ctx, requests, func(f *Flow) {
+	err = c.dump(ctx, labelRequests(addrs), func(f *Flow) {
 		if addrs != nil && !wanted[f.Orig.Src.Addr()] && !wanted[f.Reply.Src.Addr()] {
 			return
 		}
@@ -107,7 +104,7 @@ func (c *Conn) RelabelEach(ctx context.Context, of []Tuple, decide func(Flow) (c
 
 // labelRequests are the dumps that together hold every flow of the addresses. The kernel
 // cannot select by IPv6 addresses (see dumpFiltered), but by the family.
-func labelRequests(addrs []netip.Addr) (requests []netlink.Message, err error) {
+func labelRequests(addrs []netip.Addr) (requests []netlink.Message) {
 	var v4 []netip.Addr
 	var v6 bool
 	for _, a := range addrs {
@@ -117,19 +114,16 @@ func labelRequests(addrs []netip.Addr) (requests []netlink.Message, err error) {
 			v6 = true
 		}
 	}
-	add := func(m netlink.Message, e error) { requests, err = append(requests, m), errors.Join(err, e) }
 	if addrs == nil || 2*len(v4) > fewFilters {
-		add(dumpAll(0))
-		return requests, err
+		return []netlink.Message{dumpAll(0)}
 	}
 	for _, a := range v4 {
-		add(dumpSource(a, ctaTupleOrig))
-		add(dumpSource(a, ctaTupleReply))
+		requests = append(requests, dumpSource(a, ctaTupleOrig), dumpSource(a, ctaTupleReply))
 	}
 	if v6 {
-		add(message(msgGet, netlink.Dump, familyV6, nil))
+		requests = append(requests, message(msgGet, netlink.Dump, familyV6, nil))
 	}
-	return requests, err
+	return requests
 }
 
 // labelAll gives each flow the cut label that it is to have.
@@ -152,11 +146,7 @@ func (c *Conn) labelAll(ctx context.Context, flows []Flow) (changed int, err err
 func (c *Conn) labelBatch(flows []Flow) (changed int, err error) {
 	batch := make([]netlink.Message, 0, len(flows)+1)
 	for i := range flows {
-		m, err := labelFlow(&flows[i])
-		if err != nil {
-			return 0, err
-		}
-		batch = append(batch, m)
+		batch = append(batch, labelFlow(&flows[i]))
 	}
 	n, noRoom, err := c.send(batch)
 	if err != nil || noRoom == 0 {
@@ -189,10 +179,7 @@ func (c *Conn) remake(f *Flow) (made bool, err error) {
 // between may have made another, even the other way round, as nothing said any more that it was an
 // answer: that goes first, as the kernel would translate to another port beside it.
 func (c *Conn) restore(f *Flow) (made bool, err error) {
-	create, err := createFlow(f)
-	if err != nil {
-		return false, err
-	}
+	create := createFlow(f)
 	for range remakes {
 		if err := c.deleteEither(f); err != nil {
 			return false, err
@@ -209,11 +196,7 @@ func (c *Conn) restore(f *Flow) (made bool, err error) {
 
 // labelMade labels an entry that was just made, which fails where the kernel has made it without.
 func (c *Conn) labelMade(f *Flow) (bool, error) {
-	label, err := labelFlow(f)
-	if err != nil {
-		return false, err
-	}
-	n, noRoom, err := c.send([]netlink.Message{label})
+	n, noRoom, err := c.send([]netlink.Message{labelFlow(f)})
 	if noRoom > 0 {
 		return false, errors.New("the kernel keeps no labels: no rule of this network namespace sets one")
 	}
@@ -223,12 +206,9 @@ func (c *Conn) labelMade(f *Flow) (bool, error) {
 // deleteEither deletes what has taken the place of a flow, in whichever direction it was begun.
 func (c *Conn) deleteEither(f *Flow) error {
 	for _, t := range []Tuple{f.Orig, f.Reply} {
-		m, err := message(msgDelete, 0, f.Family, func(ae *netlink.AttributeEncoder) {
-			putTuple(ae, ctaTupleOrig, t, f.Protocol, wholeTuple)
+		m := message(msgDelete, 0, f.Family, func(a *attr.Attrs) {
+			putTuple(a, ctaTupleOrig, t, f.Protocol, wholeTuple)
 		})
-		if err != nil {
-			return err
-		}
 		if _, _, err := c.send([]netlink.Message{m}); err != nil {
 			return err
 		}
@@ -237,91 +217,87 @@ func (c *Conn) deleteEither(f *Flow) error {
 }
 
 // dumpSource asks for the flows whose original or reply tuple has this IPv4 source.
-func dumpSource(a netip.Addr, tuple uint16) (netlink.Message, error) {
-	return message(msgGet, netlink.Dump, familyV4, func(ae *netlink.AttributeEncoder) {
-		putTuple(ae, tuple, Tuple{Src: netip.AddrPortFrom(a, 0)}, 0, filterSrcIP)
+func dumpSource(source netip.Addr, tuple uint16) netlink.Message {
+	return message(msgGet, netlink.Dump, familyV4, func(a *attr.Attrs) {
+		putTuple(a, tuple, Tuple{Src: netip.AddrPortFrom(source, 0)}, 0, filterSrcIP)
 		flags := map[uint16]uint32{tuple: filterSrcIP}
-		putFilter(ae, flags[ctaTupleOrig], flags[ctaTupleReply])
+		putFilter(a, flags[ctaTupleOrig], flags[ctaTupleReply])
 	})
 }
 
 // labelFlow asks to set or clear the cut label of an entry, which is named by the tuple that holds
 // its backend, as deleteFlow does.
-func labelFlow(f *Flow) (netlink.Message, error) {
-	return message(msgNew, 0, f.Family, func(ae *netlink.AttributeEncoder) {
-		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
-		putCut(ae, f)
+func labelFlow(f *Flow) netlink.Message {
+	return message(msgNew, 0, f.Family, func(a *attr.Attrs) {
+		putTuple(a, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
+		putCut(a, f)
 	})
 }
 
 // putCut writes the cut label as it is to be.
-func putCut(ae *netlink.AttributeEncoder, f *Flow) {
+func putCut(a *attr.Attrs, f *Flow) {
 	var labels Labels
 	if f.cut {
 		labels = state.Label(state.CutLabel)
 	}
 	mask := state.Label(state.CutLabel, state.CutByRuleLabel)
-	ae.Bytes(ctaLabels, labels[:])
-	ae.Bytes(ctaLabelsMask, mask[:])
+	a.Bytes(ctaLabels, labels[:])
+	a.Bytes(ctaLabelsMask, mask[:])
 }
 
 // createFlow asks to make an entry like that of f, with the cut label that it is to have: a packet
 // that finds the entry finds the label. The kernel itself works out the translation, as for a rule:
 // it is given the tuples from before, and what to translate them to.
-func createFlow(f *Flow) (netlink.Message, error) {
+func createFlow(f *Flow) netlink.Message {
 	flags := netlink.Create | netlink.Excl | netlink.Acknowledge
-	return message(msgNew, flags, f.Family, func(ae *netlink.AttributeEncoder) {
-		putTuple(ae, ctaTupleOrig, f.Orig, f.Protocol, wholeTuple)
+	return message(msgNew, flags, f.Family, func(a *attr.Attrs) {
+		putTuple(a, ctaTupleOrig, f.Orig, f.Protocol, wholeTuple)
 		answer := Tuple{Src: f.Orig.Dst, Dst: f.Orig.Src, ICMP: f.Reply.ICMP}
 		answer.ICMP.ID = f.Orig.ICMP.ID
-		putTuple(ae, ctaTupleReply, answer, f.Protocol, wholeTuple)
-		ae.Uint32(ctaTimeout, f.rest.timeout)
-		ae.Uint32(ctaStatus, f.Status&(StatusSeenReply|StatusAssured)|StatusConfirmed)
+		putTuple(a, ctaTupleReply, answer, f.Protocol, wholeTuple)
+		a.Uint32(ctaTimeout, f.rest.timeout)
+		a.Uint32(ctaStatus, f.Status&(StatusSeenReply|StatusAssured)|StatusConfirmed)
 		if f.rest.mark != 0 {
-			ae.Uint32(ctaMark, f.rest.mark)
+			a.Uint32(ctaMark, f.rest.mark)
 		}
-		putCut(ae, f)
+		putCut(a, f)
 		if f.Protocol == model.TCP {
-			putTCP(ae, f.rest.tcp)
+			putTCP(a, f.rest.tcp)
 		}
 		if f.Reply.Dst != f.Orig.Src || f.Reply.ICMP.ID != f.Orig.ICMP.ID {
-			putNAT(ae, ctaNatSrc, f.Reply.Dst, f.Reply.ICMP.ID)
+			putNAT(a, ctaNatSrc, f.Reply.Dst, f.Reply.ICMP.ID)
 		}
 		if f.Translated() {
-			putNAT(ae, ctaNatDst, f.Reply.Src, 0)
+			putNAT(a, ctaNatDst, f.Reply.Src, 0)
 		}
 	})
 }
 
 // putTCP writes the state. The windows cannot be told to the kernel, which learns them
 // anew and must not find segments invalid until then.
-func putTCP(ae *netlink.AttributeEncoder, i tcpInfo) {
+func putTCP(a *attr.Attrs, i tcpInfo) {
 	const liberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL
-	ae.Nested(ctaProtoInfo|nested, func(ae *netlink.AttributeEncoder) error {
-		ae.Nested(ctaProtoInfoTCP|nested, func(ae *netlink.AttributeEncoder) error {
-			ae.Uint8(ctaTCPState, i.state)
-			for d := range uint16(2) {
-				ae.Uint8(ctaTCPScales+d, i.scales[d])
-				ae.Bytes(ctaTCPFlags+d, []byte{i.flags[d] | liberal, 0xff}) // flags, and which count
-			}
-			return nil
-		})
-		return nil
-	})
+	info := a.Begin(ctaProtoInfo)
+	tcp := a.Begin(ctaProtoInfoTCP)
+	a.Uint8(ctaTCPState, i.state)
+	for d := range uint16(2) {
+		a.Uint8(ctaTCPScales+d, i.scales[d])
+		a.Bytes(ctaTCPFlags+d, []byte{i.flags[d] | liberal, 0xff}) // flags, and which count
+	}
+	a.End(tcp)
+	a.End(info)
 }
 
 // putNAT writes what to translate a source or a destination to. id is ICMP's.
-func putNAT(ae *netlink.AttributeEncoder, attr uint16, to netip.AddrPort, id uint16) {
-	ae.Nested(attr|nested, func(ae *netlink.AttributeEncoder) error {
-		putAddr(ae, ctaNatV4, ctaNatV6, to.Addr())
-		putAddr(ae, ctaNatV4+1, ctaNatV6+1, to.Addr())
-		if port := to.Port() | id; port != 0 {
-			ae.Nested(ctaNatL4|nested, func(ae *netlink.AttributeEncoder) error {
-				ae.Uint16(ctaNatPort, port)
-				ae.Uint16(ctaNatPort+1, port)
-				return nil
-			})
-		}
-		return nil
-	})
+func putNAT(a *attr.Attrs, typ uint16, to netip.AddrPort, id uint16) {
+	nat := a.Begin(typ)
+	putAddr(a, ctaNatV4, ctaNatV6, to.Addr())
+	putAddr(a, ctaNatV4+1, ctaNatV6+1, to.Addr())
+	if port := to.Port() | id; port != 0 {
+		ports := a.Begin(ctaNatL4)
+		a.Uint16(ctaNatPort, port)
+		a.Uint16(ctaNatPort+1, port)
+		a.End(ports)
+	}
+	a.End(nat)
 }

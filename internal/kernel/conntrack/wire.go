@@ -3,12 +3,12 @@ package conntrack
 import (
 	"encoding/binary"
 	"errors"
-	"iter"
 	"net/netip"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -84,59 +84,46 @@ const (
 	wholeTuple = filterSrcIP | filterDstIP | filterSrcPort | filterDstPort
 )
 
-const nested = unix.NLA_F_NESTED
-
 var errMalformed = errors.New("malformed message")
 
 // message builds a ctnetlink message: the nfgenmsg header and then attributes.
-func message(t netlink.HeaderType, flags netlink.HeaderFlags, family Family, put func(*netlink.AttributeEncoder)) (netlink.Message, error) {
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
+func message(t netlink.HeaderType, flags netlink.HeaderFlags, family Family, put func(*attr.Attrs)) netlink.Message {
+	a := attr.Attrs{B: []byte{byte(family), unix.NFNETLINK_V0, 0, 0}}
 	if put != nil {
-		put(ae)
+		put(&a)
 	}
-	attrs, err := ae.Encode()
-	if err != nil {
-		return netlink.Message{}, err
-	}
-	return netlink.Message{
-		Header: netlink.Header{Type: t, Flags: netlink.Request | flags},
-		Data:   append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, attrs...),
-	}, nil
+	return netlink.Message{Header: netlink.Header{Type: t, Flags: netlink.Request | flags}, Data: a.B}
 }
 
 // putTuple writes those parts of a tuple that parts names; its unused
 // fields may be zero.
-func putTuple(ae *netlink.AttributeEncoder, attr uint16, t Tuple, p model.Protocol, parts uint32) {
-	ae.Nested(attr|nested, func(ae *netlink.AttributeEncoder) error {
-		if parts&(filterSrcIP|filterDstIP) != 0 {
-			ae.Nested(ctaTupleIP|nested, func(ae *netlink.AttributeEncoder) error {
-				if parts&filterSrcIP != 0 {
-					putAddr(ae, ctaIPv4Src, ctaIPv6Src, t.Src.Addr())
-				}
-				if parts&filterDstIP != 0 {
-					putAddr(ae, ctaIPv4Dst, ctaIPv6Dst, t.Dst.Addr())
-				}
-				return nil
-			})
+func putTuple(a *attr.Attrs, typ uint16, t Tuple, p model.Protocol, parts uint32) {
+	tuple := a.Begin(typ)
+	if parts&(filterSrcIP|filterDstIP) != 0 {
+		ip := a.Begin(ctaTupleIP)
+		if parts&filterSrcIP != 0 {
+			putAddr(a, ctaIPv4Src, ctaIPv6Src, t.Src.Addr())
 		}
-		ae.Nested(ctaTupleProto|nested, func(ae *netlink.AttributeEncoder) error {
-			ae.Uint8(ctaProtoNum, uint8(p))
-			if parts&filterSrcPort != 0 {
-				ae.Uint16(ctaProtoSrcPort, t.Src.Port())
-			}
-			if parts&filterDstPort != 0 {
-				ae.Uint16(ctaProtoDstPort, t.Dst.Port())
-			}
-			if id, is := icmpAttr(p); is && parts == wholeTuple {
-				ae.Uint16(id, t.ICMP.ID)
-				ae.Uint8(id+1, t.ICMP.Type)
-				ae.Uint8(id+2, t.ICMP.Code)
-			}
-			return nil
-		})
-		return nil
-	})
+		if parts&filterDstIP != 0 {
+			putAddr(a, ctaIPv4Dst, ctaIPv6Dst, t.Dst.Addr())
+		}
+		a.End(ip)
+	}
+	proto := a.Begin(ctaTupleProto)
+	a.Uint8(ctaProtoNum, uint8(p))
+	if parts&filterSrcPort != 0 {
+		a.Uint16(ctaProtoSrcPort, t.Src.Port())
+	}
+	if parts&filterDstPort != 0 {
+		a.Uint16(ctaProtoDstPort, t.Dst.Port())
+	}
+	if id, is := icmpAttr(p); is && parts == wholeTuple {
+		a.Uint16(id, t.ICMP.ID)
+		a.Uint8(id+1, t.ICMP.Type)
+		a.Uint8(id+2, t.ICMP.Code)
+	}
+	a.End(proto)
+	a.End(tuple)
 }
 
 // icmpAttr is the first of the three attributes in which a protocol has its identifier, type and
@@ -151,20 +138,20 @@ func icmpAttr(p model.Protocol) (id uint16, is bool) {
 	return 0, false
 }
 
-func putAddr(ae *netlink.AttributeEncoder, v4, v6 uint16, a netip.Addr) {
-	if a.Is4() {
-		ae.Bytes(v4, a.AsSlice())
+func putAddr(a *attr.Attrs, v4, v6 uint16, addr netip.Addr) {
+	if addr.Is4() {
+		a.Bytes(v4, addr.AsSlice())
 	} else {
-		ae.Bytes(v6, a.AsSlice())
+		a.Bytes(v6, addr.AsSlice())
 	}
 }
 
 // dumpAll asks for every flow whose status has all bits of status set.
-func dumpAll(status uint32) (netlink.Message, error) {
-	return message(msgGet, netlink.Dump, unix.AF_UNSPEC, func(ae *netlink.AttributeEncoder) {
+func dumpAll(status uint32) netlink.Message {
+	return message(msgGet, netlink.Dump, unix.AF_UNSPEC, func(a *attr.Attrs) {
 		if status != 0 { // a kernel before 5.17 ignores these two and sends all
-			ae.Uint32(ctaStatus, status)
-			ae.Uint32(ctaStatusMask, status)
+			a.Uint32(ctaStatus, status)
+			a.Uint32(ctaStatusMask, status)
 		}
 	})
 }
@@ -175,8 +162,8 @@ func dumpAll(status uint32) (netlink.Message, error) {
 // IPv6 addresses are left out: the kernel (6.18 at least) has that comparison the wrong
 // way round and hands out the flows of all other addresses. So there it selects by ports
 // alone, and the caller by address.
-func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
-	return message(msgGet, netlink.Dump, family, func(ae *netlink.AttributeEncoder) {
+func dumpFiltered(f Filter, family Family) netlink.Message {
+	return message(msgGet, netlink.Dump, family, func(a *attr.Attrs) {
 		var orig, reply uint32
 		v4 := family == familyV4
 		if f.Frontend.Port() != 0 {
@@ -192,23 +179,22 @@ func dumpFiltered(f Filter, family Family) (netlink.Message, error) {
 			reply |= filterSrcIP
 		}
 		if orig != 0 {
-			putTuple(ae, ctaTupleOrig, Tuple{Dst: f.Frontend}, f.Protocol, orig)
+			putTuple(a, ctaTupleOrig, Tuple{Dst: f.Frontend}, f.Protocol, orig)
 		}
 		if reply != 0 {
-			putTuple(ae, ctaTupleReply, Tuple{Src: f.Backend}, f.Protocol, reply)
+			putTuple(a, ctaTupleReply, Tuple{Src: f.Backend}, f.Protocol, reply)
 		}
-		putFilter(ae, orig, reply)
+		putFilter(a, orig, reply)
 	})
 }
 
-// putFilter says which parts of the tuples the kernel compares.
-func putFilter(ae *netlink.AttributeEncoder, orig, reply uint32) {
-	ae.Nested(ctaFilter|nested, func(ae *netlink.AttributeEncoder) error {
-		ae.ByteOrder = binary.NativeEndian // these two alone are not in network order
-		ae.Uint32(ctaFilterOrigFlags, orig)
-		ae.Uint32(ctaFilterReplyFlags, reply)
-		return nil
-	})
+// putFilter says which parts of the tuples the kernel compares. These two numbers alone are not in
+// network order.
+func putFilter(a *attr.Attrs, orig, reply uint32) {
+	filter := a.Begin(ctaFilter)
+	a.Bytes(ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, orig))
+	a.Bytes(ctaFilterReplyFlags, binary.NativeEndian.AppendUint32(nil, reply))
+	a.End(filter)
 }
 
 // deleteFlow asks to delete exactly this entry. The complete tuple is what keeps it from
@@ -216,23 +202,23 @@ func putFilter(ae *netlink.AttributeEncoder, orig, reply uint32) {
 // since it holds the backend: were the flow to end and its next packet to be sent
 // elsewhere before this arrives, that entry stays. (The id alone does not tell them apart:
 // memory is reused, and with it ids.)
-func deleteFlow(f *Flow) (netlink.Message, error) {
-	return message(msgDelete, 0, f.Family, func(ae *netlink.AttributeEncoder) {
-		putTuple(ae, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
-		ae.Uint32(ctaID, f.id)
+func deleteFlow(f *Flow) netlink.Message {
+	return message(msgDelete, 0, f.Family, func(a *attr.Attrs) {
+		putTuple(a, ctaTupleReply, f.Reply, f.Protocol, wholeTuple)
+		a.Uint32(ctaID, f.id)
 	})
 }
 
 // getFlow asks for one entry by its original tuple.
-func getFlow(family Family, t Tuple, p model.Protocol) (netlink.Message, error) {
-	return message(msgGet, 0, family, func(ae *netlink.AttributeEncoder) {
-		putTuple(ae, ctaTupleOrig, t, p, wholeTuple)
+func getFlow(family Family, t Tuple, p model.Protocol) netlink.Message {
+	return message(msgGet, 0, family, func(a *attr.Attrs) {
+		putTuple(a, ctaTupleOrig, t, p, wholeTuple)
 	})
 }
 
 // dumpUnconfirmed asks for the entries that first packets are about to make: at any moment few, and
 // since Linux 5.19 the answer is always empty.
-func dumpUnconfirmed(family Family) (netlink.Message, error) {
+func dumpUnconfirmed(family Family) netlink.Message {
 	return message(msgGetUnconfirmed, netlink.Dump, family, nil)
 }
 
@@ -248,35 +234,29 @@ func decodeFlow(data []byte) (f Flow, ok bool, err error) {
 		return Flow{}, false, nil
 	}
 	ok = true
-	for t, v := range attributes(data[4:], &err) {
+	for t, v := range attr.All(data[4:]) {
 		switch t {
 		case ctaTupleOrig:
-			f.Protocol, err = decodeTuple(v, &f.Orig, &ok)
+			f.Protocol = decodeTuple(v, &f.Orig, &ok)
 		case ctaTupleReply:
-			_, err = decodeTuple(v, &f.Reply, &ok)
+			decodeTuple(v, &f.Reply, &ok)
 		case ctaStatus:
-			if len(v) == 4 {
-				f.Status = binary.BigEndian.Uint32(v)
-			}
+			f.Status = attr.Uint32(v)
 		case ctaID:
-			if len(v) == 4 {
-				f.id = binary.BigEndian.Uint32(v)
-			}
+			f.id = attr.Uint32(v)
 		case ctaZone:
 			ok = false
 		case ctaCountersOrig, ctaCountersReply:
-			f.Bytes += decodeBytes(v)
+			f.Bytes += attr.Uint64(attr.Find(v, ctaCountersBytes))
 		case ctaLabels:
 			copy(f.Labels[:], v)
-		default:
-			err = f.rest.decode(t, v)
+		case ctaTimeout:
+			f.rest.timeout = attr.Uint32(v)
+		case ctaMark:
+			f.rest.mark = attr.Uint32(v)
+		case ctaProtoInfo:
+			f.rest.tcp.decode(attr.Find(v, ctaProtoInfoTCP))
 		}
-		if err != nil {
-			return Flow{}, false, err
-		}
-	}
-	if err != nil {
-		return Flow{}, false, err
 	}
 	if f.Offloaded() {
 		f.rest.offloaded(f.Protocol)
@@ -287,24 +267,13 @@ func decodeFlow(data []byte) (f Flow, ok bool, err error) {
 	return f, ok, nil
 }
 
-// decodeBytes is the number of bytes of a direction; zero where it is not there.
-func decodeBytes(data []byte) (n uint64) {
-	var ignored error
-	for t, v := range attributes(data, &ignored) {
-		if t == ctaCountersBytes && len(v) == 8 {
-			n = binary.BigEndian.Uint64(v)
-		}
-	}
-	return n
-}
-
-func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error) {
+func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol) {
 	var src, dst netip.Addr
 	var srcPort, dstPort uint16
-	for t, v := range attributes(data, &err) {
+	for t, v := range attr.All(data) {
 		switch t {
 		case ctaTupleIP:
-			for t, v := range attributes(v, &err) {
+			for t, v := range attr.All(v) {
 				switch t {
 				case ctaIPv4Src, ctaIPv6Src:
 					src, _ = netip.AddrFromSlice(v)
@@ -313,7 +282,7 @@ func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error)
 				}
 			}
 		case ctaTupleProto:
-			for t, v := range attributes(v, &err) {
+			for t, v := range attr.All(v) {
 				switch {
 				case t == ctaProtoNum && len(v) == 1:
 					p = model.Protocol(v[0])
@@ -330,7 +299,7 @@ func decodeTuple(data []byte, to *Tuple, ok *bool) (p model.Protocol, err error)
 		}
 	}
 	to.Src, to.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
-	return p, err
+	return p
 }
 
 func (i *ICMP) decode(t uint16, v []byte) {
@@ -344,22 +313,6 @@ func (i *ICMP) decode(t uint16, v []byte) {
 	}
 }
 
-func (r *rest) decode(t uint16, v []byte) (err error) {
-	switch {
-	case t == ctaTimeout && len(v) == 4:
-		r.timeout = binary.BigEndian.Uint32(v)
-	case t == ctaMark && len(v) == 4:
-		r.mark = binary.BigEndian.Uint32(v)
-	case t == ctaProtoInfo:
-		for t, v := range attributes(v, &err) {
-			if t == ctaProtoInfoTCP {
-				err = errors.Join(err, r.tcp.decode(v))
-			}
-		}
-	}
-	return err
-}
-
 // offloaded sets what the kernel does not tell of an entry that is in a flowtable: it is
 // established, and gets the kernel's own time-out for that. (What TCP said of windows is lost; an
 // entry that is made anew does not look at them.)
@@ -371,8 +324,8 @@ func (r *rest) offloaded(p model.Protocol) {
 	}
 }
 
-func (i *tcpInfo) decode(data []byte) (err error) {
-	for t, v := range attributes(data, &err) {
+func (i *tcpInfo) decode(data []byte) {
+	for t, v := range attr.All(data) {
 		switch {
 		case len(v) == 0:
 		case t == ctaTCPState:
@@ -381,29 +334,6 @@ func (i *tcpInfo) decode(data []byte) (err error) {
 			i.scales[t-ctaTCPScales] = v[0]
 		case t == ctaTCPFlags, t == ctaTCPFlags+1:
 			i.flags[t-ctaTCPFlags] = v[0]
-		}
-	}
-	return err
-}
-
-// attributes iterates over netlink attributes without copying; err is set where they do not
-// add up.
-func attributes(b []byte, err *error) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.NLA_HDRLEN {
-			n := int(binary.NativeEndian.Uint16(b))
-			t := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-			if n < unix.NLA_HDRLEN || n > len(b) {
-				*err = errMalformed
-				return
-			}
-			if !yield(t, b[unix.NLA_HDRLEN:n]) {
-				return
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-		if len(b) != 0 {
-			*err = errMalformed
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/probe"
 )
 
@@ -64,7 +65,7 @@ var Requirement = &probe.Requirement{
 			return err
 		}
 		defer func() { _ = nl.Close() }()
-		err = (&Conn{nl: nl}).configure(nobodys, func(ae *netlink.AttributeEncoder) { ae.Bytes(cfgCommand, []byte{commandUnbind}) })
+		err = (&Conn{nl: nl}).configure(nobodys, func(a *attr.Attrs) { a.Bytes(cfgCommand, []byte{commandUnbind}) })
 		if errors.Is(err, unix.ENODEV) { // nobody has the group
 			return nil
 		}
@@ -138,12 +139,12 @@ func (c *Conn) bind(group uint16) error {
 		return err
 	}
 	mode := binary.BigEndian.AppendUint32(nil, snap)
-	for _, put := range []func(*netlink.AttributeEncoder){
-		func(ae *netlink.AttributeEncoder) { ae.Bytes(cfgCommand, []byte{commandBind}) },
-		func(ae *netlink.AttributeEncoder) {
-			ae.Bytes(cfgMode, append(mode, copyPacket, 0))
-			ae.Uint32(cfgThreshold, 1) // each at once
-			ae.Uint16(cfgFlags, flagSeq)
+	for _, put := range []func(*attr.Attrs){
+		func(a *attr.Attrs) { a.Bytes(cfgCommand, []byte{commandBind}) },
+		func(a *attr.Attrs) {
+			a.Bytes(cfgMode, append(mode, copyPacket, 0))
+			a.Uint32(cfgThreshold, 1) // each at once
+			a.Uint16(cfgFlags, flagSeq)
 		},
 	} {
 		if err := c.configure(group, put); err != nil {
@@ -153,18 +154,10 @@ func (c *Conn) bind(group uint16) error {
 	return nil
 }
 
-func (c *Conn) configure(group uint16, put func(*netlink.AttributeEncoder)) error {
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	put(ae)
-	attrs, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	return c.acknowledged(netlink.Message{
-		Header: netlink.Header{Type: msgConfig, Flags: netlink.Request | netlink.Acknowledge},
-		Data:   append(binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, group), attrs...),
-	})
+func (c *Conn) configure(group uint16, put func(*attr.Attrs)) error {
+	a := attr.Attrs{B: binary.BigEndian.AppendUint16([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0}, group)}
+	put(&a)
+	return c.acknowledged(netlink.Message{Header: netlink.Header{Type: msgConfig, Flags: netlink.Request | netlink.Acknowledge}, Data: a.B})
 }
 
 // acknowledged sends a message and waits for its acknowledgement, before which packets may come
@@ -236,33 +229,27 @@ func decode(m netlink.Message) (p Packet, seq uint32, ok bool) {
 	if m.Header.Type != msgPacket || len(m.Data) < 4 {
 		return p, 0, false
 	}
-	ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-	if err != nil {
-		return p, 0, false
-	}
-	ad.ByteOrder = binary.BigEndian
-	err = errShort // until there is a payload
-	for ad.Next() {
-		b := ad.Bytes()
+	err := errShort // until there is a payload
+	for t, b := range attr.All(m.Data[4:]) {
 		switch {
-		case ad.Type() == attrHeader && len(b) == 4:
+		case t == attrHeader && len(b) == 4:
 			p.Hook = b[2]
-		case ad.Type() == attrTimestamp && len(b) == 16:
+		case t == attrTimestamp && len(b) == 16:
 			p.Time = time.Unix(int64(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))*1000)
-		case ad.Type() == attrIn && len(b) == 4:
-			p.In = int(binary.BigEndian.Uint32(b))
-		case ad.Type() == attrOut && len(b) == 4:
-			p.Out = int(binary.BigEndian.Uint32(b))
-		case ad.Type() == attrSeq && len(b) == 4:
-			seq = binary.BigEndian.Uint32(b)
-		case ad.Type() == attrPrefix:
-			p.Prefix = unix.ByteSliceToString(b)
-		case ad.Type() == attrPayload:
+		case t == attrIn:
+			p.In = int(attr.Uint32(b))
+		case t == attrOut:
+			p.Out = int(attr.Uint32(b))
+		case t == attrSeq:
+			seq = attr.Uint32(b)
+		case t == attrPrefix:
+			p.Prefix = attr.Text(b)
+		case t == attrPayload:
 			p.Header, err = Parse(b)
 		}
 	}
 	if p.Time.IsZero() {
 		p.Time = time.Now()
 	}
-	return p, seq, err == nil && ad.Err() == nil
+	return p, seq, err == nil
 }

@@ -8,13 +8,15 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Batch is a transaction, encoded as it is built: the kernel carries it out at once or not at all.
 // Where chains or lists come or go it is three transactions, each safe for traffic. It prints
 // itself and can be sent once.
 //
-// Its parts are carried out in this order: notes that are no longer true, Before, deletions,
+// Its segments are carried out in this order: notes that are no longer true, Before, deletions,
 // additions, Turn, After, notes. Elements are gathered by set, many to a message. Most rules come
 // before the elements: a rule that is bound to a filled map costs the kernel a walk of the map.
 // Rules of base chains, by which packets come to all others, are in Turn.
@@ -57,7 +59,7 @@ type Batch struct {
 
 // segment is a run of encoded messages.
 type segment struct {
-	Attrs
+	attr.Attrs
 	set           *Set // that the elements are of
 	message, list int  // where the open message and its element list begin; message is -1 if none is open
 }
@@ -68,8 +70,8 @@ func NewBatch(table string) *Batch {
 		deletions: map[*Set]*segment{}, additions: map[*Set]*segment{}, firstAdditions: map[*Set]*segment{}, lastDeletions: map[*Set]*segment{},
 		firstDeletions: map[*Set]*segment{}, lastAdditions: map[*Set]*segment{}, standing: map[*Set]*segment{}, stood: map[*Set]*segment{},
 		flushed: map[*Set]bool{}}
-	for _, p := range []*segment{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
-		p.message = -1
+	for _, seg := range []*segment{&b.Before, &b.Turn, &b.entries, &b.After, &b.unnoted, &b.notes} {
+		seg.message = -1
 	}
 	return b
 }
@@ -78,24 +80,24 @@ func NewBatch(table string) *Batch {
 // message begun: an attribute cannot be longer than 64 KB.
 const maxList = 60 << 10
 
-func (b *Batch) open(p *segment, typ uint8, flags uint16, label string) {
-	p.message = len(p.B)
-	appendHeader(&p.Attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), b.Family)
+func (b *Batch) open(seg *segment, typ uint8, flags uint16, label string) {
+	seg.message = len(seg.B)
+	appendHeader(&seg.Attrs, typ, flags|unix.NLM_F_REQUEST, uint32(len(b.labels)), b.Family)
 	b.labels = append(b.labels, label)
 }
 
-func (p *segment) close() {
-	if p.message >= 0 {
-		binary.NativeEndian.PutUint32(p.B[p.message:], uint32(len(p.B)-p.message))
-		p.message = -1
+func (seg *segment) close() {
+	if seg.message >= 0 {
+		binary.NativeEndian.PutUint32(seg.B[seg.message:], uint32(len(seg.B)-seg.message))
+		seg.message = -1
 	}
 }
 
 // do appends a message of its own.
-func (b *Batch) do(p *segment, typ uint8, flags uint16, label string, body func(*Attrs)) {
-	b.open(p, typ, flags, label)
-	body(&p.Attrs)
-	p.close()
+func (b *Batch) do(seg *segment, typ uint8, flags uint16, label string, body func(*attr.Attrs)) {
+	b.open(seg, typ, flags, label)
+	body(&seg.Attrs)
+	seg.close()
 	b.Changes++
 }
 
@@ -114,14 +116,14 @@ func (b *Batch) change(usual, early, late map[*Set]*segment, e *Element, remove 
 	case e.Set.Late:
 		usual = late
 	}
-	b.element(b.partOf(usual, e.Set), e, remove)
+	b.element(b.segmentOf(usual, e.Set), e, remove)
 	b.Changes++
 }
 
 // DeleteLast deletes an element in the last step, of any set: what looks it up was led there by
 // what the step before deletes.
 func (b *Batch) DeleteLast(e *Element) {
-	b.element(b.partOf(b.lastDeletions, e.Set), e, true)
+	b.element(b.segmentOf(b.lastDeletions, e.Set), e, true)
 	b.Stepwise = !b.AtOnce
 	b.Changes++
 }
@@ -129,25 +131,25 @@ func (b *Batch) DeleteLast(e *Element) {
 // Replace deletes an element and adds another one with its key, in one step. Until then the map
 // that stands in for the set has the new one, if there is one.
 func (b *Batch) Replace(old, now *Element) {
-	b.element(b.partOf(b.deletions, old.Set), old, true)
-	b.element(b.partOf(b.additions, now.Set), now, false)
+	b.element(b.segmentOf(b.deletions, old.Set), old, true)
+	b.element(b.segmentOf(b.additions, now.Set), now, false)
 	b.Changes += 2
 	if s := now.Set.StandIn; s != nil && !b.AtOnce {
 		e := *now
 		e.Set = s
 		b.Stepwise = true
-		b.element(b.partOf(b.standing, s), &e, false)
-		b.element(b.partOf(b.stood, s), &e, true)
+		b.element(b.segmentOf(b.standing, s), &e, false)
+		b.element(b.segmentOf(b.stood, s), &e, true)
 	}
 }
 
 // Hint adds an element that goes by itself. It does not count as a change.
-func (b *Batch) Hint(e *Element) { b.element(b.partOf(b.additions, e.Set), e, false) }
+func (b *Batch) Hint(e *Element) { b.element(b.segmentOf(b.additions, e.Set), e, false) }
 
 // Changed reports whether elements of the set are added or deleted one by one.
 func (b *Batch) Changed(s *Set) bool {
-	for _, parts := range []map[*Set]*segment{b.additions, b.deletions, b.firstAdditions, b.firstDeletions, b.lastAdditions, b.lastDeletions} {
-		if parts[s] != nil {
+	for _, by := range []map[*Set]*segment{b.additions, b.deletions, b.firstAdditions, b.firstDeletions, b.lastAdditions, b.lastDeletions} {
+		if by[s] != nil {
 			return true
 		}
 	}
@@ -167,54 +169,54 @@ func (b *Batch) Note(old, now *Element) {
 	}
 }
 
-func (b *Batch) partOf(parts map[*Set]*segment, s *Set) *segment {
-	p := parts[s]
-	if p == nil {
-		p = &segment{set: s, message: -1}
-		parts[s] = p
+func (b *Batch) segmentOf(by map[*Set]*segment, s *Set) *segment {
+	seg := by[s]
+	if seg == nil {
+		seg = &segment{set: s, message: -1}
+		by[s] = seg
 	}
-	return p
+	return seg
 }
 
-func (b *Batch) element(p *segment, e *Element, remove bool) {
-	if p.message >= 0 && len(p.B)-p.list > maxList {
-		p.closeList()
+func (b *Batch) element(seg *segment, e *Element, remove bool) {
+	if seg.message >= 0 && len(seg.B)-seg.list > maxList {
+		seg.closeList()
 	}
-	if p.message < 0 {
+	if seg.message < 0 {
 		typ, flags, label := uint8(unix.NFT_MSG_NEWSETELEM), uint16(unix.NLM_F_CREATE), "add elements to "
 		if remove {
 			typ, flags, label = unix.NFT_MSG_DELSETELEM, 0, "delete elements of "
 		}
-		b.open(p, typ, flags, label+e.Set.Name)
-		b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, e.Set.Name)(&p.Attrs)
-		p.list = p.begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		b.open(seg, typ, flags, label+e.Set.Name)
+		b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, e.Set.Name)(&seg.Attrs)
+		seg.list = seg.Begin(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	}
-	e.Write(&p.Attrs, remove)
+	e.Write(&seg.Attrs, remove)
 }
 
-func (p *segment) closeList() {
-	if p.message >= 0 {
-		p.end(p.list)
-		p.close()
+func (seg *segment) closeList() {
+	if seg.message >= 0 {
+		seg.End(seg.list)
+		seg.close()
 	}
 }
 
-func (b *Batch) tableName(a *Attrs) { a.str(unix.NFTA_TABLE_NAME, b.Table) }
+func (b *Batch) tableName(a *attr.Attrs) { a.String(unix.NFTA_TABLE_NAME, b.Table) }
 
 // names writes the name of something in the table, under the attributes of its kind.
-func (b *Batch) names(tableAttr, nameAttr uint16, name string) func(*Attrs) {
-	return func(a *Attrs) {
-		a.str(tableAttr, b.Table)
-		a.str(nameAttr, name)
+func (b *Batch) names(tableAttr, nameAttr uint16, name string) func(*attr.Attrs) {
+	return func(a *attr.Attrs) {
+		a.String(tableAttr, b.Table)
+		a.String(nameAttr, name)
 	}
 }
 
 // AddTable creates the table, or changes the flags of one that is there.
 func (b *Batch) AddTable(flags uint32, comment string) {
-	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table "+b.name(), func(a *Attrs) {
+	b.do(&b.Before, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, "create table "+b.name(), func(a *attr.Attrs) {
 		b.tableName(a)
-		a.u32(unix.NFTA_TABLE_FLAGS, flags)
-		a.comment(tableAttrUserdata, comment)
+		a.Uint32(unix.NFTA_TABLE_FLAGS, flags)
+		putComment(a, tableAttrUserdata, comment)
 	})
 }
 
@@ -236,20 +238,20 @@ func (b *Batch) name() string {
 	return "inet " + b.Table
 }
 
-// partFor is where a chain is created.
-func (b *Batch) partFor(c Chain) *segment {
+// segmentFor is where a chain is created.
+func (b *Batch) segmentFor(c Chain) *segment {
 	if b.Fresh && c.Hook != nil {
 		return &b.entries
 	}
 	return &b.Before
 }
 
-// rulesPart is where its rules are.
-func (b *Batch) rulesPart(c Chain) *segment {
+// rulesSegment is where its rules are.
+func (b *Batch) rulesSegment(c Chain) *segment {
 	if !b.Fresh && c.Hook != nil {
 		return &b.Turn
 	}
-	return b.partFor(c)
+	return b.segmentFor(c)
 }
 
 // AddChain creates a chain without its rules: all chains come before the first rule that refers to
@@ -258,16 +260,16 @@ func (b *Batch) AddChain(c Chain) {
 	if b.leavesOut(c) {
 		return
 	}
-	b.do(b.partFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.Name, func(a *Attrs) { c.Write(a, b.Table) })
+	b.do(b.segmentFor(c), unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, "create chain "+c.Name, func(a *attr.Attrs) { c.Write(a, b.Table) })
 }
 
 // leavesOut reports whether the chain is not there as long as the table is closed.
 func (b *Batch) leavesOut(c Chain) bool { return b.Closed && c.Hook != nil && c.Hook.Type == TypeNAT }
 
 // AddRules appends the rules of a chain to it.
-func (b *Batch) AddRules(c Chain) { b.addRules(b.rulesPart(c), c) }
+func (b *Batch) AddRules(c Chain) { b.addRules(b.rulesSegment(c), c) }
 
-func (b *Batch) addRules(p *segment, c Chain) {
+func (b *Batch) addRules(seg *segment, c Chain) {
 	if b.leavesOut(c) {
 		return
 	}
@@ -275,8 +277,8 @@ func (b *Batch) addRules(p *segment, c Chain) {
 		c.Rules = append([]Rule{NewRule("closed until all is there").Accept()}, c.Rules...)
 	}
 	for i, r := range c.Rules {
-		b.do(p, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
-			RuleLabel(c.Name, i), func(a *Attrs) { r.Write(a, b.Table, c.Name) })
+		b.do(seg, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND,
+			RuleLabel(c.Name, i), func(a *attr.Attrs) { r.Write(a, b.Table, c.Name) })
 	}
 	b.Changes -= len(c.Rules) // a chain with its rules is one change to people
 }
@@ -289,40 +291,40 @@ func RuleLabel(chain string, i int) string {
 // AddHelpers creates the objects that a chain's rules refer to.
 func (b *Batch) AddHelpers(c Chain) {
 	for _, h := range c.Helpers {
-		b.do(b.partFor(c), unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create helper "+h.Name, func(a *Attrs) {
+		b.do(b.segmentFor(c), unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create helper "+h.Name, func(a *attr.Attrs) {
 			b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, h.Name)(a)
-			a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
-			data := a.begin(unix.NFTA_OBJ_DATA)
-			a.str(helperName, h.Helper)
-			a.bytes(helperProtocol, []byte{h.Protocol})
-			a.end(data)
+			a.Uint32(unix.NFTA_OBJ_TYPE, objectHelper)
+			data := a.Begin(unix.NFTA_OBJ_DATA)
+			a.String(helperName, h.Helper)
+			a.Bytes(helperProtocol, []byte{h.Protocol})
+			a.End(data)
 		})
 	}
 }
 
 // DeleteHelper deletes the object of a name, which no rule may refer to.
-func (b *Batch) DeleteHelper(p *segment, name string) {
-	b.do(p, unix.NFT_MSG_DELOBJ, 0, "delete helper "+name, func(a *Attrs) {
+func (b *Batch) DeleteHelper(seg *segment, name string) {
+	b.do(seg, unix.NFT_MSG_DELOBJ, 0, "delete helper "+name, func(a *attr.Attrs) {
 		b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
-		a.u32(unix.NFTA_OBJ_TYPE, objectHelper)
+		a.Uint32(unix.NFTA_OBJ_TYPE, objectHelper)
 	})
 }
 
 // DeleteRules removes the rules of a chain.
-func (b *Batch) DeleteRules(p *segment, chain string) {
-	b.do(p, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, b.names(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain))
+func (b *Batch) DeleteRules(seg *segment, chain string) {
+	b.do(seg, unix.NFT_MSG_DELRULE, 0, "delete rules of chain "+chain, b.names(unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, chain))
 	b.Changes--
 }
 
 // RewriteRules replaces all rules of a chain. A packet meets the old ones or the new ones.
-func (b *Batch) RewriteRules(c Chain) { b.rewrite(b.rulesPart(c), c) }
+func (b *Batch) RewriteRules(c Chain) { b.rewrite(b.rulesSegment(c), c) }
 
 // TurnRules does so in Turn, in the transaction of the last elements that come.
 func (b *Batch) TurnRules(c Chain) { b.rewrite(&b.Turn, c) }
 
-func (b *Batch) rewrite(p *segment, c Chain) {
-	b.DeleteRules(p, c.Name)
-	b.addRules(p, c)
+func (b *Batch) rewrite(seg *segment, c Chain) {
+	b.DeleteRules(seg, c.Name)
+	b.addRules(seg, c)
 	b.Changes++
 }
 
@@ -337,18 +339,18 @@ func (b *Batch) ChangeRules(before, after []Chain) {
 }
 
 // DeleteChain removes a chain that has no rules and that nothing refers to.
-func (b *Batch) DeleteChain(p *segment, name string) {
-	b.do(p, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, b.names(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name))
+func (b *Batch) DeleteChain(seg *segment, name string) {
+	b.do(seg, unix.NFT_MSG_DELCHAIN, 0, "delete chain "+name, b.names(unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name))
 }
 
 // AddSet creates a set without elements.
 func (b *Batch) AddSet(s *Set) {
-	b.do(&b.Before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.Name, func(a *Attrs) { s.Write(a, b.Table) })
+	b.do(&b.Before, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, "create set "+s.Name, func(a *attr.Attrs) { s.Write(a, b.Table) })
 }
 
 // DeleteSet deletes a set with its elements; nothing may refer to it.
-func (b *Batch) DeleteSet(p *segment, name string) {
-	b.do(p, unix.NFT_MSG_DELSET, 0, "delete set "+name, b.names(unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name))
+func (b *Batch) DeleteSet(seg *segment, name string) {
+	b.do(seg, unix.NFT_MSG_DELSET, 0, "delete set "+name, b.names(unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name))
 }
 
 // FlushSet removes all elements of a set. Those that are added after the call come in the same
@@ -356,42 +358,42 @@ func (b *Batch) DeleteSet(p *segment, name string) {
 // they go.
 func (b *Batch) FlushSet(s *Set) {
 	b.flushed[s] = true
-	b.do(b.partOf(b.deletions, s), unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, s.Name))
+	b.do(b.segmentOf(b.deletions, s), unix.NFT_MSG_DELSETELEM, 0, "empty set "+s.Name, b.names(unix.NFTA_SET_ELEM_LIST_TABLE, unix.NFTA_SET_ELEM_LIST_SET, s.Name))
 }
 
 // AddCounter creates a named counter.
 func (b *Batch) AddCounter(name string) {
-	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *Attrs) {
+	b.do(&b.Before, unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, "create counter "+name, func(a *attr.Attrs) {
 		b.counter(a, name)
-		data := a.begin(unix.NFTA_OBJ_DATA)
+		data := a.Begin(unix.NFTA_OBJ_DATA)
 		if n := b.Counted[name]; n > 0 {
-			a.bytes(unix.NFTA_COUNTER_PACKETS, binary.BigEndian.AppendUint64(nil, n))
+			a.Bytes(unix.NFTA_COUNTER_PACKETS, binary.BigEndian.AppendUint64(nil, n))
 		}
-		a.end(data)
+		a.End(data)
 	})
 }
 
 // DeleteCounter deletes a named counter, which no rule may use.
 func (b *Batch) DeleteCounter(name string) {
-	b.do(&b.After, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *Attrs) { b.counter(a, name) })
+	b.do(&b.After, unix.NFT_MSG_DELOBJ, 0, "delete counter "+name, func(a *attr.Attrs) { b.counter(a, name) })
 }
 
-func (b *Batch) counter(a *Attrs, name string) {
+func (b *Batch) counter(a *attr.Attrs, name string) {
 	b.names(unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, name)(a)
-	a.u32(unix.NFTA_OBJ_TYPE, objectCounter)
+	a.Uint32(unix.NFTA_OBJ_TYPE, objectCounter)
 }
 
-// transactions are the parts in their order. The last one waits for packets on their way.
+// transactions are the segments in their order. The last one waits for packets on their way.
 func (b *Batch) transactions() [last + 1][]*segment {
-	before := slices.Concat([]*segment{&b.unnoted, &b.Before}, sortedParts(b.firstDeletions))
-	after, late := []*segment{&b.After, &b.notes}, sortedParts(b.lastAdditions)
-	deletions, additions := sortedParts(b.deletions), sortedParts(b.additions)
-	first, last := sortedParts(b.firstAdditions), sortedParts(b.lastDeletions)
+	before := slices.Concat([]*segment{&b.unnoted, &b.Before}, sorted(b.firstDeletions))
+	after, late := []*segment{&b.After, &b.notes}, sorted(b.lastAdditions)
+	deletions, additions := sorted(b.deletions), sorted(b.additions)
+	first, last := sorted(b.firstAdditions), sorted(b.lastDeletions)
 	if b.Stepwise {
 		return [...][]*segment{
-			slices.Concat(before, first, sortedParts(b.standing)),
+			slices.Concat(before, first, sorted(b.standing)),
 			slices.Concat(deletions, additions, []*segment{&b.Turn}),
-			slices.Concat(sortedParts(b.stood), last, late, after),
+			slices.Concat(sorted(b.stood), last, late, after),
 		}
 	}
 	elements := slices.Concat(deletions, last, first, additions, []*segment{&b.Turn}) // what goes may be in the way of what comes
@@ -401,14 +403,14 @@ func (b *Batch) transactions() [last + 1][]*segment {
 	return [...][]*segment{slices.Concat(before, elements, after), nil, late}
 }
 
-// buffers are the encoded parts of a transaction. The last message asks for the acknowledgement.
-func buffers(parts []*segment) (bufs [][]byte, ackSeq uint32) {
+// buffers are the encoded segments of a transaction. The last message asks for the acknowledgement.
+func buffers(segments []*segment) (bufs [][]byte, ackSeq uint32) {
 	var last *segment
-	for _, p := range parts {
-		p.closeList()
-		if len(p.B) > 0 {
-			bufs = append(bufs, p.B)
-			last = p
+	for _, seg := range segments {
+		seg.closeList()
+		if len(seg.B) > 0 {
+			bufs = append(bufs, seg.B)
+			last = seg
 		}
 	}
 	if last == nil {
@@ -420,13 +422,13 @@ func buffers(parts []*segment) (bufs [][]byte, ackSeq uint32) {
 	return bufs, binary.NativeEndian.Uint32(last.B[at+8:])
 }
 
-// sortedParts are the parts of all sets, in the order of the sets' numbers.
-func sortedParts(parts map[*Set]*segment) (sorted []*segment) {
-	for _, p := range parts {
-		sorted = append(sorted, p)
+// sorted are the segments of all sets, in the order of the sets' numbers.
+func sorted(by map[*Set]*segment) (list []*segment) {
+	for _, seg := range by {
+		list = append(list, seg)
 	}
-	slices.SortFunc(sorted, func(a, b *segment) int { return cmp.Compare(a.set.ID, b.set.ID) })
-	return sorted
+	slices.SortFunc(list, func(a, b *segment) int { return cmp.Compare(a.set.ID, b.set.ID) })
+	return list
 }
 
 func lastMessage(b []byte) (at int) {
@@ -441,11 +443,11 @@ func (b *Batch) String() string {
 	var out strings.Builder
 	b.Before.print(&out, b.labels)
 	b.entries.print(&out, b.labels)
-	for _, p := range slices.Concat(sortedParts(b.firstDeletions), sortedParts(b.deletions), sortedParts(b.lastDeletions)) {
-		p.printElements(&out, "delete")
+	for _, seg := range slices.Concat(sorted(b.firstDeletions), sorted(b.deletions), sorted(b.lastDeletions)) {
+		seg.printElements(&out, "delete")
 	}
-	for _, p := range slices.Concat(sortedParts(b.firstAdditions), sortedParts(b.additions), sortedParts(b.lastAdditions)) {
-		p.printElements(&out, "add")
+	for _, seg := range slices.Concat(sorted(b.firstAdditions), sorted(b.additions), sorted(b.lastAdditions)) {
+		seg.printElements(&out, "add")
 	}
 	b.After.print(&out, b.labels)
 	return out.String()
@@ -460,26 +462,25 @@ func EachMessage(b []byte, yield func(typ uint16, seq uint32, body []byte)) {
 	}
 }
 
-func (p *segment) print(out *strings.Builder, labels []string) {
-	EachMessage(p.B, func(typ uint16, seq uint32, _ []byte) {
+func (seg *segment) print(out *strings.Builder, labels []string) {
+	EachMessage(seg.B, func(typ uint16, seq uint32, _ []byte) {
 		if typ != unix.NFT_MSG_NEWRULE && typ != unix.NFT_MSG_DELRULE {
 			fmt.Fprintln(out, labels[seq])
 		}
 	})
 }
 
-func (p *segment) printElements(out *strings.Builder, verb string) {
-	p.closeList()
-	EachMessage(p.B, func(_ uint16, _ uint32, body []byte) {
-		list := FindAttr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+func (seg *segment) printElements(out *strings.Builder, verb string) {
+	seg.closeList()
+	EachMessage(seg.B, func(_ uint16, _ uint32, body []byte) {
+		list := attr.Find(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		if list == nil {
-			fmt.Fprintf(out, "empty set %s\n", p.set.Name)
+			fmt.Fprintf(out, "empty set %s\n", seg.set.Name)
 		}
-		EachAttr(list, func(_ uint16, v []byte) bool {
-			e := ReadElement(p.set, v)
-			fmt.Fprintf(out, "%s element %s { %s }\n", verb, p.set.Name, &e)
-			return true
-		})
+		for _, v := range attr.All(list) {
+			e := ReadElement(seg.set, v)
+			fmt.Fprintf(out, "%s element %s { %s }\n", verb, seg.set.Name, &e)
+		}
 	})
 }
 
@@ -498,16 +499,16 @@ func (b *Batch) Send(s *Socket) (sent uint32, err error) {
 // last is the step that removes what packets could reach before, and fills what spares them rules.
 const last = 2
 
-// waits reports whether a part of the last step has anything but notes.
-func (b *Batch) waits(p *segment) bool { return p != &b.notes && len(p.B) > 0 }
+// waits reports whether a segment of the last step has anything but notes.
+func (b *Batch) waits(seg *segment) bool { return seg != &b.notes && len(seg.B) > 0 }
 
 func (b *Batch) sendAll(s *Socket) (sent uint32, err error) {
-	for i, parts := range b.transactions() {
-		bufs, ack := buffers(parts)
+	for i, segments := range b.transactions() {
+		bufs, ack := buffers(segments)
 		if bufs == nil {
 			continue
 		}
-		if i == last && slices.ContainsFunc(parts, b.waits) {
+		if i == last && slices.ContainsFunc(segments, b.waits) {
 			AwaitPackets()
 		}
 		if err := s.commit(bufs, ack, b.labels); err != nil {

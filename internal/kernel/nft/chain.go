@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Chain is a chain with its rules. Hook is nil for regular chains.
@@ -58,19 +60,19 @@ func NetdevHook(device string, priority int32) *Hook {
 const netdevIngress = 0 // NF_NETDEV_INGRESS of linux/netfilter.h
 
 // Write appends the attributes that create the chain.
-func (c Chain) Write(a *Attrs, table string) {
-	a.str(unix.NFTA_CHAIN_TABLE, table)
-	a.str(unix.NFTA_CHAIN_NAME, c.Name)
+func (c Chain) Write(a *attr.Attrs, table string) {
+	a.String(unix.NFTA_CHAIN_TABLE, table)
+	a.String(unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != nil {
-		h := a.begin(unix.NFTA_CHAIN_HOOK)
-		a.u32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
-		a.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+		h := a.Begin(unix.NFTA_CHAIN_HOOK)
+		a.Uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
+		a.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
 		if c.Hook.Device != "" {
-			a.str(unix.NFTA_HOOK_DEV, c.Hook.Device)
+			a.String(unix.NFTA_HOOK_DEV, c.Hook.Device)
 		}
-		a.end(h)
-		a.u32(unix.NFTA_CHAIN_POLICY, chainPolicyAccept)
-		a.str(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
+		a.End(h)
+		a.Uint32(unix.NFTA_CHAIN_POLICY, chainPolicyAccept)
+		a.String(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
 	}
-	a.comment(chainAttrUserdata, c.Comment)
+	putComment(a, chainAttrUserdata, c.Comment)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Element is one element of one set, as a value. A set holds at most one
@@ -119,8 +121,8 @@ func (e *Element) SameValue(o *Element) bool {
 }
 
 // Write appends the element to an open list. To delete one, its key is enough.
-func (e *Element) Write(a *Attrs, keyOnly bool) {
-	elem := a.begin(unix.NFTA_LIST_ELEM)
+func (e *Element) Write(a *attr.Attrs, keyOnly bool) {
+	elem := a.Begin(unix.NFTA_LIST_ELEM)
 	first, last := e.ends()
 	writeData(a, unix.NFTA_SET_ELEM_KEY, first)
 	if last != nil {
@@ -129,7 +131,7 @@ func (e *Element) Write(a *Attrs, keyOnly bool) {
 	if !keyOnly {
 		e.writeValue(a)
 	}
-	a.end(elem)
+	a.End(elem)
 }
 
 // ends are the key, or where it is one of ranges, their first and their last values.
@@ -140,72 +142,65 @@ func (e *Element) ends() (first, last []byte) {
 	return e.Key[:e.KeyLen/2], e.Key[e.KeyLen/2 : e.KeyLen]
 }
 
-func (e *Element) writeValue(a *Attrs) {
+func (e *Element) writeValue(a *attr.Attrs) {
 	switch {
 	case e.Set.Verdict:
-		data := a.begin(unix.NFTA_SET_ELEM_DATA)
-		v := a.begin(unix.NFTA_DATA_VERDICT)
-		a.u32(unix.NFTA_VERDICT_CODE, uint32(e.Verdict.Code))
+		data := a.Begin(unix.NFTA_SET_ELEM_DATA)
+		v := a.Begin(unix.NFTA_DATA_VERDICT)
+		a.Uint32(unix.NFTA_VERDICT_CODE, uint32(e.Verdict.Code))
 		if e.Verdict.Chain != "" {
-			a.str(unix.NFTA_VERDICT_CHAIN, e.Verdict.Chain)
+			a.String(unix.NFTA_VERDICT_CHAIN, e.Verdict.Chain)
 		}
-		a.end(v)
-		a.end(data)
+		a.End(v)
+		a.End(data)
 	case e.dataLen > 0:
 		writeData(a, unix.NFTA_SET_ELEM_DATA, e.Data[:e.dataLen])
 	}
-	a.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)
+	putComment(a, unix.NFTA_SET_ELEM_USERDATA, e.Comment)
 	if e.Life != nil {
-		a.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Timeout.Milliseconds())))
-		a.bytes(unix.NFTA_SET_ELEM_EXPIRATION, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Expires.Milliseconds())))
+		a.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Timeout.Milliseconds())))
+		a.Bytes(unix.NFTA_SET_ELEM_EXPIRATION, binary.BigEndian.AppendUint64(nil, uint64(e.Life.Expires.Milliseconds())))
 	}
 }
 
-func writeData(a *Attrs, typ uint16, v []byte) {
-	at := a.begin(typ)
-	a.bytes(unix.NFTA_DATA_VALUE, v)
-	a.end(at)
+func writeData(a *attr.Attrs, typ uint16, v []byte) {
+	at := a.Begin(typ)
+	a.Bytes(unix.NFTA_DATA_VALUE, v)
+	a.End(at)
 }
 
 // ReadElement decodes an element of a set from its attributes.
 func ReadElement(s *Set, b []byte) Element {
 	e := Element{Set: s}
-	if left := FindAttr(b, unix.NFTA_SET_ELEM_EXPIRATION); left != nil {
-		e.Life = &Life{readMilliseconds(FindAttr(b, unix.NFTA_SET_ELEM_TIMEOUT)), readMilliseconds(left)}
+	if left := attr.Find(b, unix.NFTA_SET_ELEM_EXPIRATION); left != nil {
+		e.Life = &Life{readMilliseconds(attr.Find(b, unix.NFTA_SET_ELEM_TIMEOUT)), readMilliseconds(left)}
 	}
-	EachAttr(b, func(typ uint16, v []byte) bool {
+	for typ, v := range attr.All(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.KeyLen = uint8(copy(e.Key[:], FindAttr(v, unix.NFTA_DATA_VALUE)))
+			e.KeyLen = uint8(copy(e.Key[:], attr.Find(v, unix.NFTA_DATA_VALUE)))
 		case elementKeyEnd: // it comes after the key
-			e.Append(FindAttr(v, unix.NFTA_DATA_VALUE)...)
+			e.Append(attr.Find(v, unix.NFTA_DATA_VALUE)...)
 		case unix.NFTA_SET_ELEM_DATA:
-			if d := FindAttr(v, unix.NFTA_DATA_VALUE); d != nil {
+			if d := attr.Find(v, unix.NFTA_DATA_VALUE); d != nil {
 				e.dataLen = uint8(copy(e.Data[:], d))
 			}
-			if d := FindAttr(v, unix.NFTA_DATA_VERDICT); d != nil {
-				e.Verdict.Code = int32(beUint32(FindAttr(d, unix.NFTA_VERDICT_CODE)))
-				e.Verdict.Chain = CString(FindAttr(d, unix.NFTA_VERDICT_CHAIN))
+			if d := attr.Find(v, unix.NFTA_DATA_VERDICT); d != nil {
+				e.Verdict.Code = int32(attr.Uint32(attr.Find(d, unix.NFTA_VERDICT_CODE)))
+				e.Verdict.Chain = attr.Text(attr.Find(d, unix.NFTA_VERDICT_CHAIN))
 			}
 		case unix.NFTA_SET_ELEM_EXPR:
-			counter := FindAttr(v, unix.NFTA_EXPR_DATA)
-			e.Packets, e.Bytes = beUint64(FindAttr(counter, unix.NFTA_COUNTER_PACKETS)), beUint64(FindAttr(counter, unix.NFTA_COUNTER_BYTES))
+			counter := attr.Find(v, unix.NFTA_EXPR_DATA)
+			e.Packets, e.Bytes = attr.Uint64(attr.Find(counter, unix.NFTA_COUNTER_PACKETS)), attr.Uint64(attr.Find(counter, unix.NFTA_COUNTER_BYTES))
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = udataString(v, udataComment)
 		}
-		return true
-	})
+	}
 	return e
 }
 
-func readMilliseconds(b []byte) time.Duration { return time.Duration(beUint64(b)) * time.Millisecond }
-
-// beUint64 is zero where there are not enough bytes.
-func beUint64(b []byte) uint64 {
-	if len(b) < 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(b)
+func readMilliseconds(b []byte) time.Duration {
+	return time.Duration(attr.Uint64(b)) * time.Millisecond
 }
 
 // String prints the element as nft does.
@@ -264,7 +259,7 @@ func formatField(f Field, b []byte) string {
 	case Number.Datatype, Mark.Datatype, IIF.Datatype:
 		return fmt.Sprint(binary.NativeEndian.Uint32(b))
 	case OIFName.Datatype:
-		return CString(b)
+		return attr.Text(b)
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a.String()

@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Family is what differs between IPv4 and IPv6.
@@ -217,10 +219,10 @@ func (f Family) Version() int {
 // ctField is a part of one of the connection's directions.
 func ctField(datatype uint32, size int, key uint32, direction byte) Field {
 	return Field{Datatype: datatype, Size: size, load: func(reg uint32) Expression {
-		return Expression{"ct", func(a *Attrs) {
-			a.u32(unix.NFTA_CT_KEY, key)
-			a.u32(unix.NFTA_CT_DREG, reg)
-			a.bytes(unix.NFTA_CT_DIRECTION, []byte{direction})
+		return Expression{"ct", func(a *attr.Attrs) {
+			a.Uint32(unix.NFTA_CT_KEY, key)
+			a.Uint32(unix.NFTA_CT_DREG, reg)
+			a.Bytes(unix.NFTA_CT_DIRECTION, []byte{direction})
 		}}
 	}}
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Attributes of flowtables, of linux/netfilter/nf_tables.h.
@@ -36,18 +38,18 @@ func (b *Batch) AddFlowtable(name string, devices ...string) {
 		label = "add interfaces to flowtable " + name
 	}
 	add := func(some []string) {
-		b.do(&b.Before, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, label, func(a *Attrs) {
+		b.do(&b.Before, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, label, func(a *attr.Attrs) {
 			b.names(flowtableTable, flowtableName, name)(a)
-			hook := a.begin(flowtableHook)
-			a.u32(flowtableHookNum, netdevIngress)
-			a.u32(flowtableHookPriority, 0)
-			list := a.begin(flowtableHookDevices)
+			hook := a.Begin(flowtableHook)
+			a.Uint32(flowtableHookNum, netdevIngress)
+			a.Uint32(flowtableHookPriority, 0)
+			list := a.Begin(flowtableHookDevices)
 			for _, d := range some {
-				a.str(deviceName, d)
+				a.String(deviceName, d)
 			}
-			a.end(list)
-			a.end(hook)
-			a.u32(flowtableFlags, flowtableCounter)
+			a.End(list)
+			a.End(hook)
+			a.Uint32(flowtableFlags, flowtableCounter)
 		})
 	}
 	if len(devices) == 0 {
@@ -60,22 +62,21 @@ func (b *Batch) AddFlowtable(name string, devices ...string) {
 
 // DeleteFlowtable deletes a flowtable, which no rule may refer to. Its connections go on by the
 // chains.
-func (b *Batch) DeleteFlowtable(p *segment, name string) {
-	b.do(p, unix.NFT_MSG_DELFLOWTABLE, 0, "delete flowtable "+name, b.names(flowtableTable, flowtableName, name))
+func (b *Batch) DeleteFlowtable(seg *segment, name string) {
+	b.do(seg, unix.NFT_MSG_DELFLOWTABLE, 0, "delete flowtable "+name, b.names(flowtableTable, flowtableName, name))
 }
 
 // ReadFlowtables yields the flowtables with the names of their interfaces.
 func (s *Socket) ReadFlowtables(ctx context.Context, table string, yield func(name string, devices []string)) error {
 	return s.get(ctx, unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, s.Family, inTable(flowtableTable, table), func(b []byte) {
-		if CString(FindAttr(b, flowtableTable)) != table {
+		if attr.Text(attr.Find(b, flowtableTable)) != table {
 			return
 		}
 		var devices []string
-		EachAttr(FindAttr(FindAttr(b, flowtableHook), flowtableHookDevices), func(_ uint16, v []byte) bool {
-			devices = append(devices, CString(v))
-			return true
-		})
-		yield(CString(FindAttr(b, flowtableName)), devices)
+		for _, v := range attr.All(attr.Find(attr.Find(b, flowtableHook), flowtableHookDevices)) {
+			devices = append(devices, attr.Text(v))
+		}
+		yield(attr.Text(attr.Find(b, flowtableName)), devices)
 	})
 }
 

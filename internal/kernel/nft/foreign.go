@@ -2,12 +2,13 @@ package nft
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Opaque is an expression of a rule that only has a name here.
@@ -43,20 +44,17 @@ func ForeignRules(t *nftables.Table, chain string) (rules []*nftables.Rule, err 
 		return nil, err
 	}
 	s.Family = byte(t.Family)
-	var in Attrs
-	in.str(unix.NFTA_RULE_TABLE, t.Name)
-	in.str(unix.NFTA_RULE_CHAIN, chain)
+	var in attr.Attrs
+	in.String(unix.NFTA_RULE_TABLE, t.Name)
+	in.String(unix.NFTA_RULE_CHAIN, chain)
 	err = Uninterrupted(func() error {
 		rules = nil
 		return s.get(context.Background(), unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, s.Family, in.B, func(b []byte) {
-			r := &nftables.Rule{Table: t, Chain: &nftables.Chain{Name: chain, Table: t}, UserData: append([]byte(nil), FindAttr(b, unix.NFTA_RULE_USERDATA)...)}
-			if h := FindAttr(b, unix.NFTA_RULE_HANDLE); len(h) == 8 {
-				r.Handle = binary.BigEndian.Uint64(h)
+			r := &nftables.Rule{Table: t, Chain: &nftables.Chain{Name: chain, Table: t}, Handle: attr.Uint64(attr.Find(b, unix.NFTA_RULE_HANDLE)),
+				UserData: append([]byte(nil), attr.Find(b, unix.NFTA_RULE_USERDATA)...)}
+			for _, e := range attr.All(attr.Find(b, unix.NFTA_RULE_EXPRESSIONS)) {
+				r.Exprs = append(r.Exprs, expression(s.Family, attr.Text(attr.Find(e, unix.NFTA_EXPR_NAME)), attr.Find(e, unix.NFTA_EXPR_DATA)))
 			}
-			EachAttr(FindAttr(b, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
-				r.Exprs = append(r.Exprs, expression(s.Family, CString(FindAttr(e, unix.NFTA_EXPR_NAME)), FindAttr(e, unix.NFTA_EXPR_DATA)))
-				return true
-			})
 			rules = append(rules, r)
 		})
 	})
@@ -65,9 +63,9 @@ func ForeignRules(t *nftables.Table, chain string) (rules []*nftables.Rule, err 
 
 func expression(family byte, name string, data []byte) expr.Any {
 	if name == "ct" {
-		return &expr.Ct{Key: expr.CtKey(beUint32(FindAttr(data, unix.NFTA_CT_KEY))), Register: beUint32(FindAttr(data, unix.NFTA_CT_DREG))}
+		return &expr.Ct{Key: expr.CtKey(attr.Uint32(attr.Find(data, unix.NFTA_CT_KEY))), Register: attr.Uint32(attr.Find(data, unix.NFTA_CT_DREG))}
 	}
-	isVerdict := FindAttr(FindAttr(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT) != nil
+	isVerdict := attr.Find(attr.Find(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT) != nil
 	if kind := expressions[name]; kind != nil && (name != "immediate" || isVerdict) {
 		if e := kind(); expr.Unmarshal(family, append([]byte(nil), data...), e) == nil {
 			return e

@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // The expressions in this file name the registers that they read and write: a rule with several
@@ -120,10 +122,10 @@ func (r Rule) Jhash(from, bytes, to int, n, seed uint32) Rule {
 
 // Symhash writes a hash that both directions of a flow share into a register, below n.
 func (r Rule) Symhash(to int, n uint32) Rule {
-	return r.Append(Expression{"hash", func(a *Attrs) {
-		a.u32(unix.NFTA_HASH_DREG, register(to))
-		a.u32(unix.NFTA_HASH_MODULUS, n)
-		a.u32(unix.NFTA_HASH_TYPE, unix.NFT_HASH_SYM)
+	return r.Append(Expression{"hash", func(a *attr.Attrs) {
+		a.Uint32(unix.NFTA_HASH_DREG, register(to))
+		a.Uint32(unix.NFTA_HASH_MODULUS, n)
+		a.Uint32(unix.NFTA_HASH_TYPE, unix.NFT_HASH_SYM)
 	}})
 }
 
@@ -237,14 +239,14 @@ const (
 // payloadWrite writes what google/nftables writes for a payload statement, and the flags where
 // there is no checksum of the network header.
 func payloadWrite(e *expr.Payload) Expression {
-	return Expression{"payload", func(a *Attrs) {
-		a.u32(unix.NFTA_PAYLOAD_SREG, e.SourceRegister)
-		a.u32(unix.NFTA_PAYLOAD_BASE, uint32(e.Base))
-		a.u32(unix.NFTA_PAYLOAD_OFFSET, e.Offset)
-		a.u32(unix.NFTA_PAYLOAD_LEN, e.Len)
-		a.u32(unix.NFTA_PAYLOAD_CSUM_TYPE, uint32(e.CsumType))
-		a.u32(unix.NFTA_PAYLOAD_CSUM_OFFSET, e.CsumOffset)
-		a.u32(unix.NFTA_PAYLOAD_CSUM_FLAGS, e.CsumFlags)
+	return Expression{"payload", func(a *attr.Attrs) {
+		a.Uint32(unix.NFTA_PAYLOAD_SREG, e.SourceRegister)
+		a.Uint32(unix.NFTA_PAYLOAD_BASE, uint32(e.Base))
+		a.Uint32(unix.NFTA_PAYLOAD_OFFSET, e.Offset)
+		a.Uint32(unix.NFTA_PAYLOAD_LEN, e.Len)
+		a.Uint32(unix.NFTA_PAYLOAD_CSUM_TYPE, uint32(e.CsumType))
+		a.Uint32(unix.NFTA_PAYLOAD_CSUM_OFFSET, e.CsumOffset)
+		a.Uint32(unix.NFTA_PAYLOAD_CSUM_FLAGS, e.CsumFlags)
 	}}
 }
 
@@ -271,10 +273,10 @@ func (r Rule) PacketType(op expr.CmpOp, typ byte) Rule {
 // whose index is in another one: the kernel looks up its hardware address. For tables of the family
 // netdev.
 func (r Rule) Forward(f Family, device, addr int) Rule {
-	return r.Append(Expression{"fwd", func(a *Attrs) {
-		a.u32(fwdDevice, register(device))
-		a.u32(fwdAddr, register(addr))
-		a.u32(fwdFamily, uint32(f.num))
+	return r.Append(Expression{"fwd", func(a *attr.Attrs) {
+		a.Uint32(fwdDevice, register(device))
+		a.Uint32(fwdAddr, register(addr))
+		a.Uint32(fwdFamily, uint32(f.num))
 	}})
 }
 

@@ -9,13 +9,15 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Rule is a sequence of expressions, built left to right as nft prints it, and encoded as it is
 // built.
 type Rule struct {
 	Comment string
-	exprs   Attrs
+	exprs   attr.Attrs
 	n       int // expressions
 	// ends: what a map holds ends the chain for a packet; standIn is the same rule for the map that
 	// stands in for it. See LookAgain.
@@ -27,7 +29,7 @@ type Rule struct {
 // Expression is one nf_tables expression: its name and what writes its data.
 type Expression struct {
 	Name string
-	Data func(*Attrs)
+	Data func(*attr.Attrs)
 }
 
 // firstRegister is the first of the sixteen registers of four bytes in which a
@@ -39,9 +41,9 @@ func NewRule(comment ...string) Rule { return Rule{Comment: strings.Join(comment
 
 // libExpr is an expression that google/nftables knows how to write.
 func libExpr(e expr.Any) Expression {
-	return Expression{Data: func(a *Attrs) {
+	return Expression{Data: func(a *attr.Attrs) {
 		b, err := expr.Marshal(unix.NFPROTO_INET, e)
-		if err != nil { // only for values out of range, which the program has none of
+		if err != nil { // only for values out of range, which no rule of ours has
 			panic(fmt.Sprintf("marshal expression %T: %v", e, err))
 		}
 		a.B = append(a.B, b...)
@@ -54,27 +56,27 @@ func (r Rule) equal(o Rule) bool { return r.Comment == o.Comment && bytes.Equal(
 func (r Rule) Size() (expressions, bytes int) { return r.n, len(r.exprs.B) }
 
 // write appends the expression as an element of a rule's list.
-func (e Expression) write(a *Attrs) {
-	elem := a.begin(unix.NFTA_LIST_ELEM)
+func (e Expression) write(a *attr.Attrs) {
+	elem := a.Begin(unix.NFTA_LIST_ELEM)
 	if e.Name == "" {
 		e.Data(a)
 	} else {
-		a.str(unix.NFTA_EXPR_NAME, e.Name)
-		data := a.begin(unix.NFTA_EXPR_DATA)
+		a.String(unix.NFTA_EXPR_NAME, e.Name)
+		data := a.Begin(unix.NFTA_EXPR_DATA)
 		e.Data(a)
-		a.end(data)
+		a.End(data)
 	}
-	a.end(elem)
+	a.End(elem)
 }
 
 // Write appends the attributes that create the rule.
-func (r Rule) Write(a *Attrs, table, chain string) {
-	a.str(unix.NFTA_RULE_TABLE, table)
-	a.str(unix.NFTA_RULE_CHAIN, chain)
-	list := a.begin(unix.NFTA_RULE_EXPRESSIONS)
+func (r Rule) Write(a *attr.Attrs, table, chain string) {
+	a.String(unix.NFTA_RULE_TABLE, table)
+	a.String(unix.NFTA_RULE_CHAIN, chain)
+	list := a.Begin(unix.NFTA_RULE_EXPRESSIONS)
 	a.B = append(a.B, r.exprs.B...)
-	a.end(list)
-	a.comment(unix.NFTA_RULE_USERDATA, r.Comment)
+	a.End(list)
+	putComment(a, unix.NFTA_RULE_USERDATA, r.Comment)
 }
 
 // Add appends expressions.

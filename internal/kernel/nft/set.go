@@ -2,6 +2,8 @@ package nft
 
 import (
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Set is a named set or map.
@@ -109,44 +111,44 @@ func (s *Set) Type() SetType {
 }
 
 // Write appends the attributes that create the set.
-func (s *Set) Write(a *Attrs, table string) {
-	a.str(unix.NFTA_SET_TABLE, table)
-	a.str(unix.NFTA_SET_NAME, s.Name)
+func (s *Set) Write(a *attr.Attrs, table string) {
+	a.String(unix.NFTA_SET_TABLE, table)
+	a.String(unix.NFTA_SET_NAME, s.Name)
 	t := s.Type()
-	a.u32(unix.NFTA_SET_FLAGS, t.flags)
-	a.u32(unix.NFTA_SET_KEY_TYPE, t.keyType)
-	a.u32(unix.NFTA_SET_KEY_LEN, t.keyLen)
+	a.Uint32(unix.NFTA_SET_FLAGS, t.flags)
+	a.Uint32(unix.NFTA_SET_KEY_TYPE, t.keyType)
+	a.Uint32(unix.NFTA_SET_KEY_LEN, t.keyLen)
 	if t.dataLen > 0 {
-		a.u32(unix.NFTA_SET_DATA_TYPE, t.dataType)
-		a.u32(unix.NFTA_SET_DATA_LEN, t.dataLen)
+		a.Uint32(unix.NFTA_SET_DATA_TYPE, t.dataType)
+		a.Uint32(unix.NFTA_SET_DATA_LEN, t.dataLen)
 	}
-	a.u32(unix.NFTA_SET_ID, s.ID)
-	desc := a.begin(unix.NFTA_SET_DESC)
+	a.Uint32(unix.NFTA_SET_ID, s.ID)
+	desc := a.Begin(unix.NFTA_SET_DESC)
 	if s.Size > 0 {
-		a.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		a.Uint32(unix.NFTA_SET_DESC_SIZE, s.Size)
 	}
 	if s.Ranges {
 		s.writeFields(a)
 	}
-	a.end(desc)
+	a.End(desc)
 	if s.Counted {
-		counter := a.begin(setExpr)
-		a.str(unix.NFTA_EXPR_NAME, "counter")
-		a.end(a.begin(unix.NFTA_EXPR_DATA))
-		a.end(counter)
+		counter := a.Begin(setExpr)
+		a.String(unix.NFTA_EXPR_NAME, "counter")
+		a.End(a.Begin(unix.NFTA_EXPR_DATA))
+		a.End(counter)
 	}
-	a.bytes(unix.NFTA_SET_USERDATA, s.userdata())
+	a.Bytes(unix.NFTA_SET_USERDATA, s.userdata())
 }
 
 // writeFields says how long the fields of the key are.
-func (s *Set) writeFields(a *Attrs) {
-	all := a.begin(setDescConcat)
+func (s *Set) writeFields(a *attr.Attrs) {
+	all := a.Begin(setDescConcat)
 	for _, f := range s.Key {
-		field := a.begin(unix.NFTA_LIST_ELEM)
-		a.u32(setFieldLen, uint32(f.Size))
-		a.end(field)
+		field := a.Begin(unix.NFTA_LIST_ELEM)
+		a.Uint32(setFieldLen, uint32(f.Size))
+		a.End(field)
 	}
-	a.end(all)
+	a.End(all)
 }
 
 func (s *Set) userdata() []byte {

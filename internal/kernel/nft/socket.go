@@ -8,6 +8,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // Socket is a netfilter netlink socket. It lives as long as the driver, since
@@ -129,7 +131,7 @@ func (s *Socket) get(ctx context.Context, typ uint8, flags uint16, family uint8,
 	}
 	s.seq++
 	seq := s.seq
-	var req Attrs
+	var req attr.Attrs
 	appendHeader(&req, typ, flags|unix.NLM_F_REQUEST, seq, family)
 	req.B = append(req.B, body...)
 	binary.NativeEndian.PutUint32(req.B, uint32(len(req.B)))
@@ -183,7 +185,7 @@ func Uninterrupted(read func() error) error {
 const nfgenmsgLen = 4
 
 // appendHeader appends the netlink header (its length is patched later) and nfgenmsg.
-func appendHeader(a *Attrs, typ uint8, flags uint16, seq uint32, family uint8) {
+func appendHeader(a *attr.Attrs, typ uint8, flags uint16, seq uint32, family uint8) {
 	a.B = binary.NativeEndian.AppendUint32(a.B, 0)
 	a.B = binary.NativeEndian.AppendUint16(a.B, unix.NFNL_SUBSYS_NFTABLES<<8|uint16(typ))
 	a.B = binary.NativeEndian.AppendUint16(a.B, flags)

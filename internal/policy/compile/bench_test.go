@@ -88,7 +88,7 @@ func BenchmarkStart(b *testing.B) {
 			}
 			b.StopTimer()
 			if len(c.policy.Workloads) != sc.local && sc.pods%sc.local == 0 || len(c.policy.Rules) == 0 {
-				b.Fatalf("%d workloads, %d programs", len(c.policy.Workloads), len(c.policy.Rules))
+				b.Fatalf("%d workloads, %d rules", len(c.policy.Workloads), len(c.policy.Rules))
 			}
 			before := heap()
 			runtime.KeepAlive(c)

@@ -2,10 +2,10 @@ package compile
 
 import "sluice.dev/sluice/internal/model"
 
-// checkpoint is where packets are checked against a program.
+// checkpoint is where packets are checked against an endpoint's rules.
 type checkpoint uint8
 
-// The stages. Those of ingress are even.
+// The checkpoints. Those of ingress are even.
 const (
 	podIngress checkpoint = iota
 	podEgress
@@ -19,33 +19,33 @@ const (
 	checkpoints // how many there are
 )
 
-func (s checkpoint) ingress() bool   { return s%2 == 0 }
-func (s checkpoint) host() bool      { return s >= hostInput }
-func (s checkpoint) untracked() bool { return s == hostUntrackedIn || s == hostUntrackedOut }
+func (c checkpoint) ingress() bool   { return c%2 == 0 }
+func (c checkpoint) host() bool      { return c >= hostInput }
+func (c checkpoint) untracked() bool { return c == hostUntrackedIn || c == hostUntrackedOut }
 
-// holds reports whether a policy applies at the stage to what it selects.
+// holds reports whether a policy applies at the checkpoint to what it selects.
 //
 // Calico's doc of HostEndpoint: doNotTrack and preDNAT policies apply there alone, others to
 // connections of the host itself, and to forwarded ones with applyOnForward.
-func (s checkpoint) holds(p *model.Policy) bool {
-	if s.ingress() && !p.Ingress || !s.ingress() && !p.Egress {
+func (c checkpoint) holds(p *model.Policy) bool {
+	if c.ingress() && !p.Ingress || !c.ingress() && !p.Egress {
 		return false
 	}
 	switch {
-	case s.untracked():
+	case c.untracked():
 		return p.DoNotTrack
-	case s == hostPreDNAT:
+	case c == hostPreDNAT:
 		return p.PreDNAT && !p.DoNotTrack
 	case p.DoNotTrack || p.PreDNAT:
 		return false
 	}
-	return p.ApplyOnForward || s != hostForwardIn && s != hostForwardOut
+	return p.ApplyOnForward || c != hostForwardIn && c != hostForwardOut
 }
 
-// held returns those of the policies that apply at the stage.
-func (s checkpoint) held(list []*policy) (held []*policy) {
+// held returns those of the policies that apply at the checkpoint.
+func (c checkpoint) held(list []*policy) (held []*policy) {
 	for _, p := range list {
-		if s.holds(p.obj) {
+		if c.holds(p.obj) {
 			held = append(held, p)
 		}
 	}
@@ -53,5 +53,5 @@ func (s checkpoint) held(list []*policy) (held []*policy) {
 }
 
 // isolates reports whether tiers deny what none of their rules matched. Before connection tracking
-// and translation they do not: the stages after that decide.
-func (s checkpoint) isolates() bool { return s != hostPreDNAT && !s.untracked() }
+// and translation they do not: the checkpoints after that decide.
+func (c checkpoint) isolates() bool { return c != hostPreDNAT && !c.untracked() }

@@ -108,7 +108,7 @@ func differences(a, b *state.Policy) string {
 // exact fails where a delta names what it does not change.
 func exact(t testing.TB, p *state.Policy, d state.PolicyDelta) {
 	t.Helper()
-	exactMap(t, "program", p.Rules, d.Rules)
+	exactMap(t, "rules", p.Rules, d.Rules)
 	exactMap(t, "workload", p.Workloads, d.Workloads)
 	exactMap(t, "host", p.Hosts, d.Hosts)
 	exactMap(t, "ports", p.PortSets, d.PortSets)

@@ -39,7 +39,7 @@ type policy struct {
 	fault    string      // why it is refused here, though it was read
 	refused  refusedSets // among the peers of its rules, by key
 	variants [8]*variant
-	refs     [8]int // the plans that have the variant
+	refs     [8]int // so many rule lists have the variant
 
 	// fresh: endpoints that are there may still have the version before, or none, as variants are
 	// not filled.
@@ -210,10 +210,10 @@ func (ps *policies) newPolicy(obj *model.Policy) *policy {
 	return p
 }
 
-// failsafe returns the policy that allows the failsafe ports at the stage, if it has any. Untracked
-// replies are evaluated as well, so both ends' ports are allowed there.
-func (ps *policies) failsafe(s checkpoint) []*policy {
-	switch s {
+// failsafe returns the policy that allows the failsafe ports at the checkpoint, if it has any.
+// Untracked replies are evaluated as well, so both ends' ports are allowed there.
+func (ps *policies) failsafe(at checkpoint) []*policy {
+	switch at {
 	case hostInput, hostOutput, hostPreDNAT:
 		return ps.failsafes[0]
 	case hostUntrackedIn, hostUntrackedOut:

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// A program's id tells of everything in it, also of fields that are added one day.
+// The id of rules tells of everything in them, also of fields that are added one day.
 func TestDigestCoversEveryField(t *testing.T) {
 	everyField[state.Rules](t)
 	everyField[state.Tier](t)

@@ -18,7 +18,7 @@ type endpoints struct {
 	claims      map[netip.Addr][]*endpoint // pods by their addresses
 	hosts       hosts
 	marked      map[*endpoint]struct{} // other policies may select it
-	unpublished map[*endpoint]struct{} // has another program, address or interface
+	unpublished map[*endpoint]struct{} // has other rules, another address or interface
 	readdressed map[netip.Addr]struct{}
 	workloads   diff.Map[netip.Addr, state.Workload]
 }
@@ -27,7 +27,7 @@ type endpoints struct {
 type endpoint struct {
 	item     *objects.Item // nil: it is gone
 	lists    [checkpoints]*ruleList
-	planned  *objects.Item // the item that it was when it got them
+	selected *objects.Item // the item that it was when it got them
 	policies []*policy     // that they are of, if it is a pod
 	linked   bool          // it is a host endpoint that has an interface
 	fits     *model.Link   // an interface that it may have, if it is a host endpoint; nil: there is none
@@ -96,22 +96,22 @@ func (es *endpoints) markSelected(list []*policy) {
 	}
 }
 
-// use makes the plan the endpoint's for its stage, and returns the one before.
-func (es *endpoints) use(e *endpoint, s checkpoint, p *ruleList) (old *ruleList) {
-	if old = e.lists[s]; old != p {
-		e.lists[s] = p
+// use makes the list the endpoint's at a checkpoint, and returns the one before.
+func (es *endpoints) use(e *endpoint, at checkpoint, l *ruleList) (old *ruleList) {
+	if old = e.lists[at]; old != l {
+		e.lists[at] = l
 		es.unpublished[e] = struct{}{}
 	}
 	return old
 }
 
-// markUsers marks the endpoints that use one of the plans, which have other programs now.
-func (es *endpoints) markUsers(plans map[*ruleList]struct{}) {
-	if len(plans) == 0 {
+// markUsers marks the endpoints that use one of the lists, which have other Rules now.
+func (es *endpoints) markUsers(lists map[*ruleList]struct{}) {
+	if len(lists) == 0 {
 		return
 	}
 	for e := range es.all {
-		if slices.ContainsFunc(e.lists[:], func(p *ruleList) bool { _, changed := plans[p]; return changed }) {
+		if slices.ContainsFunc(e.lists[:], func(l *ruleList) bool { _, changed := lists[l]; return changed }) {
 			es.unpublished[e] = struct{}{}
 		}
 	}
@@ -131,12 +131,12 @@ func (es *endpoints) all(yield func(*endpoint) bool) {
 	}
 }
 
-// rules returns the endpoint's program at a stage.
-func (e *endpoint) rules(s checkpoint) state.RulesID {
-	if e.lists[s] == nil {
+// rules names the endpoint's rules at a checkpoint.
+func (e *endpoint) rules(at checkpoint) state.RulesID {
+	if e.lists[at] == nil {
 		return ""
 	}
-	return idOf(e.lists[s].rules)
+	return idOf(e.lists[at].rules)
 }
 
 // publish writes what changed of pods and host endpoints.

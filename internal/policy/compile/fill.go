@@ -7,174 +7,174 @@ import (
 	"sluice.dev/sluice/internal/policy/compile/objects"
 )
 
-// Parts are filled in slices: their selectors are counted, then the groups follow them and are
+// Variants are filled in slices: their selectors are counted, then the groups follow them and are
 // filled, while nothing refers to them yet.
 
 // advance goes on with a variant as far as there is room for, which it takes.
-func (ps *variants) advance(p *variant, room int) {
-	began := ps.room
-	for !p.progress.settled() && began-ps.room < room {
-		ps.room -= ps.step(p, room-(began-ps.room))
+func (vs *variants) advance(v *variant, room int) {
+	began := vs.room
+	for !v.progress.settled() && began-vs.room < room {
+		vs.room -= vs.step(v, room-(began-vs.room))
 	}
-	p.spent += began - ps.room
-	ps.got[p.Namespace()] += began - ps.room
+	v.spent += began - vs.room
+	vs.got[v.Namespace()] += began - vs.room
 }
 
 // step takes one step with a variant that is not settled: at most, one selector is counted, or one
 // group follows its selector, or is filled as far as there is room for. It returns about how many
 // elements a kernel takes in that time.
-func (ps *variants) step(p *variant, room int) (spent int) {
-	switch p.progress {
+func (vs *variants) step(v *variant, room int) (spent int) {
+	switch v.progress {
 	case unbuilt:
-		return ps.build(p)
+		return vs.build(v)
 	case counting:
-		return ps.count(p)
+		return vs.count(v)
 	}
-	if p.ready == len(p.Groups) {
-		ps.settle(p, filled)
-		ps.limits.Filled(p.selected())
+	if v.ready == len(v.Groups) {
+		vs.settle(v, filled)
+		vs.limits.Filled(v.selected())
 		return 1
 	}
-	spent, done := ps.sets.Groups.Fill(p.Groups[p.ready], room)
+	spent, done := vs.sets.Groups.Fill(v.Groups[v.ready], room)
 	if done {
-		p.ready++
+		v.ready++
 	}
 	return spent
 }
 
 // build compiles the rules of a variant. What its selectors select need not be counted where it is
 // little, whatever that is.
-func (ps *variants) build(p *variant) (spent int) {
-	p.Rules = ps.sets.Build(p.from, p.local)
-	p.progress = counting
-	if n := len(p.Selectors) * ps.objects.Size; n <= ps.limits.Alone.Most>>5 && ps.limits.Fits(n) {
-		ps.holdGroups(p)
+func (vs *variants) build(v *variant) (spent int) {
+	v.Rules = vs.sets.Build(v.from, v.local)
+	v.progress = counting
+	if n := len(v.Selectors) * vs.objects.Size; n <= vs.limits.Alone.Most>>5 && vs.limits.Fits(n) {
+		vs.holdGroups(v)
 	}
-	return p.Units
+	return v.Units
 }
 
 // holdGroups gives a variant its groups, which are to be filled.
-func (ps *variants) holdGroups(p *variant) {
-	ps.sets.HoldGroups(&p.Rules, p.tallies)
-	p.progress, p.ready = filling, 0
+func (vs *variants) holdGroups(v *variant) {
+	vs.sets.HoldGroups(&v.Rules, v.tallies)
+	v.progress, v.ready = filling, 0
 }
 
 // count counts what the next selector of a variant selects; after the last one, the variant gets
 // its groups if there is room for them.
-func (ps *variants) count(p *variant) (spent int) {
-	if len(p.tallies) < len(p.Selectors) {
-		t, looked := ps.sets.Tallies.Hold(p.Selectors[len(p.tallies)])
-		p.tallies = append(p.tallies, t)
-		if p.sum += t.Count; p.sum > ps.limits.Alone.Most && p.selected() > ps.limits.Alone.Most {
-			ps.refuse(p, refusedAlone)
+func (vs *variants) count(v *variant) (spent int) {
+	if len(v.tallies) < len(v.Selectors) {
+		t, looked := vs.sets.Tallies.Hold(v.Selectors[len(v.tallies)])
+		v.tallies = append(v.tallies, t)
+		if v.sum += t.Count; v.sum > vs.limits.Alone.Most && v.selected() > vs.limits.Alone.Most {
+			vs.refuse(v, refusedAlone)
 		}
 		return 1 + looked/objects.MatchingCost
 	}
-	if beyond := ps.beyond(p); beyond > 0 && !ps.limits.Fits(beyond) && !p.host() {
-		ps.refuse(p, refusedTogether)
-		p.early = true
-		ps.limits.Soon() // others may have to go for it
+	if beyond := vs.beyond(v); beyond > 0 && !vs.limits.Fits(beyond) && !v.host() {
+		vs.refuse(v, refusedTogether)
+		v.early = true
+		vs.limits.Soon() // others may have to go for it
 		return 1
 	}
-	if ps.holdGroups(p); ps.limits.Crowded || !ps.limits.Fits(0) {
-		ps.limits.Soon() // it may not be its turn
+	if vs.holdGroups(v); vs.limits.Crowded || !vs.limits.Fits(0) {
+		vs.limits.Soon() // it may not be its turn
 	}
 	return 1
 }
 
 // settle ends the way of a variant: its rules change now.
-func (ps *variants) settle(p *variant, now progress) {
-	p.progress, p.early, p.resolved, ps.stale = now, false, nil, true
+func (vs *variants) settle(v *variant, now progress) {
+	v.progress, v.early, v.resolved, vs.stale = now, false, nil, true
 	if now == filled {
-		ps.releaseTallies(p)
+		vs.releaseTallies(v)
 	}
 }
 
 // refuse takes a variant's sets away, and counts what it selects from now on.
-func (ps *variants) refuse(p *variant, why progress) {
-	ps.limits.Crowded = ps.limits.Crowded || why == refusedTogether
-	if p.progress == why {
-		if p.early {
-			ps.settle(p, why)
+func (vs *variants) refuse(v *variant, why progress) {
+	vs.limits.Crowded = vs.limits.Crowded || why == refusedTogether
+	if v.progress == why {
+		if v.early {
+			vs.settle(v, why)
 		}
 		return
 	}
-	if len(p.tallies) == 0 && len(p.Groups) > 0 {
-		for _, s := range p.Selectors {
-			t, _ := ps.sets.Tallies.Hold(s)
-			p.tallies = append(p.tallies, t)
+	if len(v.tallies) == 0 && len(v.Groups) > 0 {
+		for _, s := range v.Selectors {
+			t, _ := vs.sets.Tallies.Hold(s)
+			v.tallies = append(v.tallies, t)
 		}
 	}
-	ps.sets.Release(&p.Rules)
-	ps.settle(p, why)
+	vs.sets.Release(&v.Rules)
+	vs.settle(v, why)
 	if why == refusedAlone {
-		ps.limits.After(p.selected() - ps.limits.Alone.Again)
+		vs.limits.After(v.selected() - vs.limits.Alone.Again)
 	}
 }
 
 // restart takes up a variant that was refused. One that is counted holds its groups from now on:
 // otherwise larger ones might, until it is counted again.
-func (ps *variants) restart(p *variant) {
-	if p.progress == refusedTogether {
-		p.Rules = ps.sets.Build(p.from, p.local)
-		ps.holdGroups(p)
-		ps.room -= p.Units
+func (vs *variants) restart(v *variant) {
+	if v.progress == refusedTogether {
+		v.Rules = vs.sets.Build(v.from, v.local)
+		vs.holdGroups(v)
+		vs.room -= v.Units
 	} else {
-		p.progress = unbuilt
+		v.progress = unbuilt
 	}
-	ps.releaseTallies(p)
-	p.spent, p.since = 0, ps.since
-	if !slices.Contains(ps.queue, p) {
-		ps.queue = append(ps.queue, p)
+	vs.releaseTallies(v)
+	v.spent, v.since = 0, vs.since
+	if !slices.Contains(vs.queue, v) {
+		vs.queue = append(vs.queue, v)
 	}
 }
 
 // refill checks the limits and fills what waits; where the update may change all, until nothing is
 // left to check.
-func (ps *variants) refill(room int) {
-	for again := true; again; again = ps.whole && ps.limits.IsDue() {
-		ps.weigh()
-		ps.fill(room)
+func (vs *variants) refill(room int) {
+	for again := true; again; again = vs.whole && vs.limits.IsDue() {
+		vs.weigh()
+		vs.fill(room)
 	}
 }
 
 // fill goes on with the variants that wait, for about so many elements. Half of them go to those
 // that got least so far, then the variant that has waited longest gets what is left.
-func (ps *variants) fill(room int) {
-	ps.tidy()
-	room = min(room, ps.room)
-	left, share := ps.room-room, max(room/8, 1)
+func (vs *variants) fill(room int) {
+	vs.tidy()
+	room = min(room, vs.room)
+	left, share := vs.room-room, max(room/8, 1)
 	waiting := map[string][]*variant{}
-	for _, p := range ps.queue {
-		waiting[p.Namespace()] = append(waiting[p.Namespace()], p)
+	for _, v := range vs.queue {
+		waiting[v.Namespace()] = append(waiting[v.Namespace()], v)
 	}
-	maps.DeleteFunc(ps.got, func(namespace string, _ int) bool { return len(waiting[namespace]) == 0 })
-	ps.fillLeast(waiting, left+room/2, share)
-	if i := slices.IndexFunc(ps.queue, func(p *variant) bool { return !p.progress.settled() }); i >= 0 { // the queue is in the order in which they came
-		ps.advance(ps.queue[i], ps.room-left)
+	maps.DeleteFunc(vs.got, func(namespace string, _ int) bool { return len(waiting[namespace]) == 0 })
+	vs.fillLeast(waiting, left+room/2, share)
+	if i := slices.IndexFunc(vs.queue, func(v *variant) bool { return !v.progress.settled() }); i >= 0 { // the queue is in the order in which they came
+		vs.advance(vs.queue[i], vs.room-left)
 	}
-	ps.fillLeast(waiting, left, share)
-	ps.tidy()
+	vs.fillLeast(waiting, left, share)
+	vs.tidy()
 }
 
 // fillLeast gives shares to the namespace that has got least so far, and there to the variant that
 // has, until so much room is left. So no small variant waits for large ones, nor for the many of
 // another namespace.
-func (ps *variants) fillLeast(waiting map[string][]*variant, until, share int) {
-	for len(waiting) > 0 && ps.room > until {
+func (vs *variants) fillLeast(waiting map[string][]*variant, until, share int) {
+	for len(waiting) > 0 && vs.room > until {
 		first, found := "", false
 		for namespace := range waiting {
-			if !found || ps.got[namespace] < ps.got[first] {
+			if !found || vs.got[namespace] < vs.got[first] {
 				first, found = namespace, true
 			}
 		}
 		list, i := waiting[first], 0
-		for j, p := range list {
-			if p.spent < list[i].spent {
+		for j, v := range list {
+			if v.spent < list[i].spent {
 				i = j
 			}
 		}
-		if ps.advance(list[i], min(share, ps.room-until)); list[i].progress.settled() {
+		if vs.advance(list[i], min(share, vs.room-until)); list[i].progress.settled() {
 			if waiting[first] = slices.Delete(list, i, i+1); len(waiting[first]) == 0 {
 				delete(waiting, first)
 			}
@@ -183,9 +183,9 @@ func (ps *variants) fillLeast(waiting map[string][]*variant, until, share int) {
 }
 
 // tidy takes variants out of the queue that do not wait any more.
-func (ps *variants) tidy() {
-	ps.queue = slices.DeleteFunc(ps.queue, func(p *variant) bool {
-		_, there := ps.all[p]
-		return !there || p.progress.settled()
+func (vs *variants) tidy() {
+	vs.queue = slices.DeleteFunc(vs.queue, func(v *variant) bool {
+		_, there := vs.all[v]
+		return !there || v.progress.settled()
 	})
 }

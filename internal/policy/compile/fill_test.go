@@ -54,13 +54,13 @@ func cautiously(t testing.TB, c *Compiler) {
 			whole[g.ID()] = maps.Equal(want, c.policy.Groups[g.ID()])
 		}
 	}
-	for id, prog := range c.policy.Rules {
-		for _, tier := range prog.Tiers {
+	for id, rules := range c.policy.Rules {
+		for _, tier := range rules.Tiers {
 			for _, own := range tier.Policies {
 				for _, r := range own.Rules {
 					for _, g := range groupsOf(r) {
 						if !whole[g] {
-							t.Errorf("program %s of %s refers to group %x, which is not what is selected", id, own.Policy, g)
+							t.Errorf("rules %s with %s refer to group %x, which is not what is selected", id, own.Policy, g)
 						}
 					}
 				}
@@ -69,7 +69,7 @@ func cautiously(t testing.TB, c *Compiler) {
 	}
 	for name, e := range c.endpoints.pods {
 		for _, p := range c.policies.applying(e.item.Labels) {
-			if !slices.Contains(e.policies, p) && (!p.fresh || e.planned != e.item) {
+			if !slices.Contains(e.policies, p) && (!p.fresh || e.selected != e.item) {
 				t.Errorf("pod %s has no %s", name, p.obj.Key)
 			}
 		}

@@ -18,7 +18,7 @@ type hosts struct {
 	links    *links
 	all      map[string]*endpoint
 	assigned map[int]*endpoint      // by the index of the interface
-	stale    bool                   // host endpoints, their programs or interfaces changed
+	stale    bool                   // host endpoints, their rules or interfaces changed
 	marked   map[*endpoint]struct{} // see endpoints.marked
 	now      map[int]*state.Host
 	table    diff.Map[int, state.Host]
@@ -113,7 +113,7 @@ func (h *hosts) assign() {
 	}
 }
 
-// publish writes which host endpoint is at which interface, with its programs.
+// publish writes which host endpoint is at which interface, with its rules.
 func (h *hosts) publish() {
 	if !h.stale {
 		return

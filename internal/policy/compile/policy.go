@@ -20,8 +20,8 @@
 //	policies   tiers and policies, filed by whom they select
 //	variants   the rules of policies with the sets that they hold: counted, filled, limited
 //	rollout    new versions of policies, which take over once their variants are filled
-//	programs   the policies that hold for endpoints at one stage, in order
-//	endpoints  this node's pods and host endpoints, each with its programs
+//	ruleLists  the policies that hold for endpoints at one checkpoint, in order
+//	endpoints  this node's pods and host endpoints, each with its rules
 package compile
 
 import (
@@ -63,7 +63,7 @@ type Compiler struct {
 	variants  *variants
 	rollout   *rollout
 	policies  *policies
-	programs  *ruleLists
+	ruleLists *ruleLists
 	endpoints *endpoints
 }
 
@@ -116,18 +116,18 @@ func (c *Compiler) Step(v *store.View, d store.Dirty, podCIDRs []netip.Prefix, r
 	// that nobody had before are created with that.
 	c.variants.fill(room / 2)
 	c.endpoints.markSelected(c.rollout.ready())
-	c.replan()
+	c.reselect()
 	c.rollout.finish()
 
 	// What nobody uses any more goes, which makes room for variants that wait or were refused.
-	c.programs.sweep()
+	c.ruleLists.sweep()
 	c.sets.Groups.Sweep(d.Since)
 	c.variants.drain(max(c.variants.room, room/4))
 	c.variants.refill(room)
 	c.sets.Sweep()
 
 	// The rest is written down under the ids of sets, which are known only now.
-	c.endpoints.markUsers(c.programs.build())
+	c.endpoints.markUsers(c.ruleLists.build())
 	c.sets.Publish()
 	c.endpoints.publish()
 	return c.flush(podCIDRs)
@@ -199,9 +199,9 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		c.policies.tiers[t.Name] = *t
 	}
 	c.policies.failsafes = c.policies.newFailsafes(cfg.FailsafeInbound, cfg.FailsafeOutbound)
-	c.programs = &ruleLists{
+	c.ruleLists = &ruleLists{
 		variants: c.variants,
-		lists:    map[string]*ruleList{}, unused: map[*ruleList]struct{}{}, unbuilt: map[*ruleList]struct{}{}, uses: map[state.RulesID]int{},
+		all:      map[string]*ruleList{}, unused: map[*ruleList]struct{}{}, unbuilt: map[*ruleList]struct{}{}, uses: map[state.RulesID]int{},
 		table: diff.NewMap(p.Rules, func(a, b *state.Rules) bool { return a.ID == b.ID }),
 	}
 	marked := map[*endpoint]struct{}{}

@@ -29,19 +29,19 @@ func show(p *state.Policy) string {
 			b.WriteString(" bridged")
 		}
 		b.WriteString("\n")
-		showProgram(&b, p, "in", w.Ingress)
-		showProgram(&b, p, "out", w.Egress)
+		showRules(&b, p, "in", w.Ingress)
+		showRules(&b, p, "out", w.Egress)
 	}
 	for _, index := range slices.Sorted(maps.Keys(p.Hosts)) {
 		h := p.Hosts[index]
 		fmt.Fprintf(&b, "%s %s\n", h.Name, h.Device)
-		showProgram(&b, p, "input", h.Input)
-		showProgram(&b, p, "output", h.Output)
-		showProgram(&b, p, "forward in", h.ForwardIn)
-		showProgram(&b, p, "forward out", h.ForwardOut)
-		showProgram(&b, p, "before dnat", h.PreDNAT)
-		showProgram(&b, p, "untracked in", h.UntrackedIn)
-		showProgram(&b, p, "untracked out", h.UntrackedOut)
+		showRules(&b, p, "input", h.Input)
+		showRules(&b, p, "output", h.Output)
+		showRules(&b, p, "forward in", h.ForwardIn)
+		showRules(&b, p, "forward out", h.ForwardOut)
+		showRules(&b, p, "before dnat", h.PreDNAT)
+		showRules(&b, p, "untracked in", h.UntrackedIn)
+		showRules(&b, p, "untracked out", h.UntrackedOut)
 	}
 	if len(p.Denied.Lists) > 0 {
 		b.WriteString("denied on")
@@ -57,12 +57,12 @@ func show(p *state.Policy) string {
 	return b.String()
 }
 
-func showProgram(b *strings.Builder, p *state.Policy, what string, id state.RulesID) {
-	prog := p.Rules[id]
-	if prog == nil {
+func showRules(b *strings.Builder, p *state.Policy, what string, id state.RulesID) {
+	judge := p.Rules[id]
+	if judge == nil {
 		return
 	}
-	for _, t := range prog.Tiers {
+	for _, t := range judge.Tiers {
 		fmt.Fprintf(b, "  %s %s", what, t.Name)
 		var rules []state.Rule
 		for _, own := range t.Policies {
@@ -81,7 +81,7 @@ func showProgram(b *strings.Builder, p *state.Policy, what string, id state.Rule
 		}
 		fmt.Fprintf(b, "    else %s\n", t.Default)
 	}
-	fmt.Fprintf(b, "  %s else %s\n", what, prog.Default)
+	fmt.Fprintf(b, "  %s else %s\n", what, judge.Default)
 }
 
 func showEnd(b *strings.Builder, p *state.Policy, what string, e state.End) {
@@ -584,7 +584,7 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// What a change costs a driver: its members one by one, and a program only where rules change.
+// What a change costs a driver: its members one by one, and Rules only where rules change.
 func TestDeltas(t *testing.T) {
 	web, db := pod(1, "here", "app", "web"), pod(2, "there", "app", "db")
 	set := networkSet(model.GlobalNetworkSet, "bad", "10.9.0.0/16")
@@ -601,13 +601,13 @@ func TestDeltas(t *testing.T) {
 		{"a pod that is of no interest", pod(4, "there", "app", "api"), ""},
 		{"a pod that is ready now", func() *model.Pod { p := pod(2, "there", "app", "db"); p.Ready = true; return p }(), ""},
 		{"a list with other networks of the same lengths", networkSet(model.GlobalNetworkSet, "bad", "10.8.0.0/16"), "1 lists"},
-		{"a list with another length", wider, "2 programs 1 workloads 1 lists"},
+		{"a list with another length", wider, "2 rules 1 workloads 1 lists"},
 		{"a list that nobody selects", func() *model.NetworkSet {
 			set := networkSet(model.GlobalNetworkSet, "other", "10.8.0.0/16")
 			set.Labels = nil
 			return set
 		}(), ""},
-		{"another list that is selected", networkSet(model.GlobalNetworkSet, "other", "10.8.0.0/16"), "2 programs 1 workloads 1 lists"},
+		{"another list that is selected", networkSet(model.GlobalNetworkSet, "other", "10.8.0.0/16"), "2 rules 1 workloads 1 lists"},
 		{"a policy that is written anew and is the same", networkPolicy("x", ingress(from(model.Peer{Selector: model.Has("name")}, app("db")))), ""},
 		{"a policy that selects no pod here", networkPolicy("y", ingress(), func(p *model.Policy) { p.Subject = model.Has("nothing") }), ""},
 		{"a pod that comes with the same policies", pod(5, "here", "app", "web"), "1 workloads"},
@@ -630,7 +630,7 @@ func summary(d state.PolicyDelta) string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, what))
 		}
 	}
-	add(len(d.Rules), "programs")
+	add(len(d.Rules), "rules")
 	add(len(d.Workloads), "workloads")
 	for _, g := range slices.SortedFunc(maps.Values(d.Groups), func(a, b map[netip.Addr]bool) int { return cmp.Compare(len(a), len(b)) }) {
 		add(len(d.Groups), fmt.Sprintf("groups with %d", len(g)))

@@ -419,8 +419,8 @@ func empty(t *testing.T, c *Compiler) {
 	for what, n := range map[string]int{
 		"pods": len(c.objects.Pods), "sets": len(c.objects.Sets), "hosts": len(c.objects.Hosts), "refused": len(c.policies.refusals), "policies": len(c.policies.all),
 		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
-		"assigned": len(c.endpoints.hosts.assigned), "plans": len(c.programs.lists), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.policies.later), "doubted": len(c.policies.doubted), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.programs.uses),
-		"changed": len(c.endpoints.marked), "unused": len(c.programs.unused), "unbuilt": len(c.programs.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
+		"assigned": len(c.endpoints.hosts.assigned), "rule lists": len(c.ruleLists.all), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.policies.later), "doubted": len(c.policies.doubted), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.ruleLists.uses),
+		"changed": len(c.endpoints.marked), "unused": len(c.ruleLists.unused), "unbuilt": len(c.ruleLists.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {
 		if n != 0 {
 			t.Errorf("%d %s are left", n, what)
@@ -448,23 +448,23 @@ func sound(t testing.TB, p *state.Policy) {
 	for a, w := range p.Workloads {
 		for _, id := range []state.RulesID{w.Ingress, w.Egress} {
 			if id != "" && p.Rules[id] == nil {
-				t.Errorf("%s has no program %s", a, id)
+				t.Errorf("%s has no rules %s", a, id)
 			}
 		}
 	}
 	for _, h := range p.Hosts {
 		for _, id := range []state.RulesID{h.Input, h.Output, h.ForwardIn, h.ForwardOut, h.PreDNAT, h.UntrackedIn, h.UntrackedOut} {
 			if id != "" && p.Rules[id] == nil {
-				t.Errorf("%s has no program %s", h.Name, id)
+				t.Errorf("%s has no rules %s", h.Name, id)
 			}
 		}
 	}
 	asked := map[state.SetID]bool{}
-	for id, prog := range p.Rules {
-		if prog.ID != id {
-			t.Errorf("program %s is under %s", prog.ID, id)
+	for id, rules := range p.Rules {
+		if rules.ID != id {
+			t.Errorf("rules %s are under %s", rules.ID, id)
 		}
-		for _, tier := range prog.Tiers {
+		for _, tier := range rules.Tiers {
 			for _, own := range tier.Policies {
 				for _, r := range own.Rules {
 					for _, e := range []state.End{r.Source, r.Destination} {
@@ -476,22 +476,22 @@ func sound(t testing.TB, p *state.Policy) {
 	}
 	for id := range p.Groups {
 		if !asked[id] {
-			t.Errorf("group %x is in no program", id)
+			t.Errorf("group %x is in no rule", id)
 		}
 	}
 	for id := range p.NamedPorts {
 		if !asked[id] {
-			t.Errorf("named ports %x are in no program", id)
+			t.Errorf("named ports %x are in no rule", id)
 		}
 	}
 	for id := range p.PortSets {
 		if !asked[id] || id == 0 || id >= 1<<24 {
-			t.Errorf("ports %x are in no program", id)
+			t.Errorf("ports %x are in no rule", id)
 		}
 	}
 	for id := range p.Lists {
 		if !asked[id] || id == 0 || id >= 1<<24 {
-			t.Errorf("list %x is in no program", id)
+			t.Errorf("list %x is in no rule", id)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 // flush returns what differs from before the Update.
 func (c *Compiler) flush(podCIDRs []netip.Prefix) state.PolicyDelta {
 	d := state.PolicyDelta{
-		Rules: c.programs.table.Flush(), Workloads: c.endpoints.workloads.Flush(), Hosts: c.endpoints.hosts.table.Flush(),
+		Rules: c.ruleLists.table.Flush(), Workloads: c.endpoints.workloads.Flush(), Hosts: c.endpoints.hosts.table.Flush(),
 	}
 	c.sets.Flush(&d)
 	d.PodDevices = c.links.follow(c.policy.PodDevices, func(l *model.Link) bool { return l.Pod && !c.open })

@@ -167,7 +167,7 @@ func TestRefusedSets(t *testing.T) {
 	}
 }
 
-// rules writes those of the only program.
+// rules writes all that there are.
 func rules(c *Compiler) string {
 	var list []string
 	for line := range strings.Lines(show(c.Policy())) {
@@ -198,7 +198,7 @@ func TestRefusedTierIsMended(t *testing.T) {
 	}
 }
 
-// Programs follow a set that is refused, mended and refused again, and one that loses its label or
+// Rules follow a set that is refused, mended and refused again, and one that loses its label or
 // is gone.
 func TestRefusedSetIsMended(t *testing.T) {
 	h := newHistory(config, sets.IDSpace)

@@ -49,13 +49,13 @@ func (r *rollout) inForce(before, list []*policy) []*policy {
 		had[p.obj.Key] = p
 	}
 	waiting := map[*policy]struct{}{}
-	for _, s := range []checkpoint{podIngress, podEgress} {
-		held := s.held(list)
+	for _, at := range []checkpoint{podIngress, podEgress} {
+		held := at.held(list)
 		for i, p := range held {
 			if !p.fresh {
 				continue
 			}
-			if o := r.prepare(p, s, allowsAfter(held, i, s)); !o.progress.settled() || !r.decided(o) && had[p.obj.Key] != nil {
+			if v := r.prepare(p, at, allowsAfter(held, i, at)); !v.progress.settled() || !r.decided(v) && had[p.obj.Key] != nil {
 				waiting[p], p.awaited = struct{}{}, true
 			}
 		}
@@ -76,10 +76,10 @@ func (r *rollout) inForce(before, list []*policy) []*policy {
 }
 
 // prepare has the variant of a policy filled before anyone uses it.
-func (r *rollout) prepare(p *policy, s checkpoint, allowed bool) *variant {
-	i := variantOf(s, allowed)
+func (r *rollout) prepare(p *policy, at checkpoint, allowed bool) *variant {
+	i := variantOf(at, allowed)
 	if !slices.Contains(p.prepared, i) {
-		r.variants.hold(p, s, allowed)
+		r.variants.hold(p, at, allowed)
 		p.prepared = append(p.prepared, i)
 	}
 	return p.variants[i]
@@ -87,13 +87,13 @@ func (r *rollout) prepare(p *policy, s checkpoint, allowed bool) *variant {
 
 // decided reports whether a variant's rules may take the place of others. A variant that was
 // refused early is to be weighed first: if others go for it, what stood before goes on.
-func (r *rollout) decided(p *variant) bool {
-	return p.progress.settled() && (!p.early || r.variants.whole)
+func (r *rollout) decided(v *variant) bool {
+	return v.progress.settled() && (!v.early || r.variants.whole)
 }
 
 // complete reports whether all variants of a policy that anyone uses are decided.
 func (r *rollout) complete(p *policy) bool {
-	return !slices.ContainsFunc(p.variants[:], func(o *variant) bool { return o != nil && !r.decided(o) })
+	return !slices.ContainsFunc(p.variants[:], func(v *variant) bool { return v != nil && !r.decided(v) })
 }
 
 // ready returns the policies that somebody waits for and whose variants are filled now.

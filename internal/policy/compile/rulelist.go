@@ -15,18 +15,19 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// ruleLists are those of all endpoints, each as a plan until the ids of its sets are known.
+// ruleLists are those of all endpoints.
 type ruleLists struct {
 	variants *variants
-	lists    map[string]*ruleList
+	all      map[string]*ruleList
 	unused   map[*ruleList]struct{} // may have no user any more
 	unbuilt  map[*ruleList]struct{}
-	uses     map[state.RulesID]int // plans that come to the program
+	uses     map[state.RulesID]int // lists that come to the same rules
 	table    diff.Map[state.RulesID, state.Rules]
 }
 
-// ruleList is a program before its sets have ids: the policies that apply to some endpoints at a
-// stage. It never changes; endpoints with the same policies share it.
+// ruleList is the policies that apply to some endpoints at a checkpoint, and the Rules that they
+// become, whose sets have ids only at the end of an update. It never changes; endpoints with the
+// same policies share it.
 type ruleList struct {
 	key        string
 	checkpoint checkpoint
@@ -37,126 +38,126 @@ type ruleList struct {
 	users      int          // how many endpoints use it
 }
 
-// list returns the plan of the policies that hold at the stage, of those given in their order, with
-// others before them; nil if everything passes.
-func (pr *ruleLists) list(s checkpoint, first, list []*policy, fallback model.Action) *ruleList {
-	held := s.held(list)
+// list returns the list of the policies that hold at the checkpoint, of those given in their order,
+// with others before them; nil if everything passes.
+func (ls *ruleLists) list(at checkpoint, first, given []*policy, fallback model.Action) *ruleList {
+	held := at.held(given)
 	if len(held) == 0 && fallback == model.Allow {
 		return nil
 	}
 	held = slices.Concat(first, held)
 	var key strings.Builder
-	key.WriteString(strconv.Itoa(int(s)) + fallback.String())
+	key.WriteString(strconv.Itoa(int(at)) + fallback.String())
 	for _, p := range held {
 		key.WriteString(" " + strconv.FormatUint(p.serial, 36))
 	}
-	p := pr.lists[key.String()]
-	if p == nil {
-		p = &ruleList{key: key.String(), checkpoint: s, policies: held, fallback: fallback}
-		for i, q := range held {
-			p.variants = append(p.variants, pr.variants.hold(q, s, allowsAfter(held, i, s)))
+	l := ls.all[key.String()]
+	if l == nil {
+		l = &ruleList{key: key.String(), checkpoint: at, policies: held, fallback: fallback}
+		for i, p := range held {
+			l.variants = append(l.variants, ls.variants.hold(p, at, allowsAfter(held, i, at)))
 		}
-		pr.lists[p.key] = p
-		pr.unbuilt[p] = struct{}{}
+		ls.all[l.key] = l
+		ls.unbuilt[l] = struct{}{}
 	}
-	return p
+	return l
 }
 
-// replace counts that an endpoint uses a plan in place of another one; either may be nil.
-func (pr *ruleLists) replace(old, next *ruleList) {
+// replace counts that an endpoint uses a list in place of another one; either may be nil.
+func (ls *ruleLists) replace(old, next *ruleList) {
 	if next != nil {
 		next.users++
 	}
 	if old != nil {
 		old.users--
-		pr.unused[old] = struct{}{}
+		ls.unused[old] = struct{}{}
 	}
 }
 
-// sweep ends the plans that no endpoint uses any more.
-func (pr *ruleLists) sweep() {
-	for p := range pr.unused {
-		if p.users > 0 {
+// sweep ends the lists that no endpoint uses any more.
+func (ls *ruleLists) sweep() {
+	for l := range ls.unused {
+		if l.users > 0 {
 			continue
 		}
-		delete(pr.lists, p.key)
-		delete(pr.unbuilt, p)
-		for i, q := range p.policies {
-			pr.variants.release(q, variantOf(p.checkpoint, allowsAfter(p.policies, i, p.checkpoint)))
+		delete(ls.all, l.key)
+		delete(ls.unbuilt, l)
+		for i, p := range l.policies {
+			ls.variants.release(p, variantOf(l.checkpoint, allowsAfter(l.policies, i, l.checkpoint)))
 		}
-		pr.count(p.rules, -1)
+		ls.count(l.rules, -1)
 	}
-	clear(pr.unused)
+	clear(ls.unused)
 }
 
-// build makes the programs of plans that have none yet, and again those of plans whose sets have
-// other ids, or other lists. It returns the plans that have another program now.
-func (pr *ruleLists) build() (changed map[*ruleList]struct{}) {
-	if pr.variants.unresolve() {
-		for _, p := range pr.lists {
-			if slices.ContainsFunc(p.variants, func(o *variant) bool { return o.resolved == nil }) {
-				pr.unbuilt[p] = struct{}{}
+// build makes the Rules of lists that have none yet, and again those of lists whose sets have other
+// ids, or other prefix lengths. It returns the lists that have other Rules now.
+func (ls *ruleLists) build() (changed map[*ruleList]struct{}) {
+	if ls.variants.unresolve() {
+		for _, l := range ls.all {
+			if slices.ContainsFunc(l.variants, func(v *variant) bool { return v.resolved == nil }) {
+				ls.unbuilt[l] = struct{}{}
 			}
 		}
 	}
-	if len(pr.unbuilt) == 0 {
+	if len(ls.unbuilt) == 0 {
 		return nil
 	}
 	changed = map[*ruleList]struct{}{}
-	for p := range pr.unbuilt {
-		next := pr.resolve(p)
-		if idOf(next) == idOf(p.rules) {
+	for l := range ls.unbuilt {
+		next := ls.resolve(l)
+		if idOf(next) == idOf(l.rules) {
 			continue
 		}
-		pr.count(next, 1)
-		pr.count(p.rules, -1)
-		p.rules = next
-		changed[p] = struct{}{}
+		ls.count(next, 1)
+		ls.count(l.rules, -1)
+		l.rules = next
+		changed[l] = struct{}{}
 	}
-	clear(pr.unbuilt)
+	clear(ls.unbuilt)
 	return changed
 }
 
-// count counts the plans that come to a program.
-func (pr *ruleLists) count(p *state.Rules, by int) {
-	if p == nil {
+// count counts the lists that come to the same rules.
+func (ls *ruleLists) count(r *state.Rules, by int) {
+	if r == nil {
 		return
 	}
-	if pr.uses[p.ID] += by; pr.uses[p.ID] <= 0 {
-		delete(pr.uses, p.ID)
-		pr.table.Set(p.ID, nil)
-	} else if pr.uses[p.ID] == by {
-		pr.table.Set(p.ID, p)
+	if ls.uses[r.ID] += by; ls.uses[r.ID] <= 0 {
+		delete(ls.uses, r.ID)
+		ls.table.Set(r.ID, nil)
+	} else if ls.uses[r.ID] == by {
+		ls.table.Set(r.ID, r)
 	}
 }
 
-// resolve makes the program of a plan.
-func (pr *ruleLists) resolve(p *ruleList) *state.Rules {
-	rules := &state.Rules{Default: p.fallback}
-	for i, q := range p.policies {
-		if i == 0 || p.policies[i-1].tier != q.tier {
-			t := state.Tier{Name: q.tier.Name, Default: model.Deny}
-			if q.tier.DefaultPass || !p.checkpoint.isolates() {
+// resolve makes the Rules of a list.
+func (ls *ruleLists) resolve(l *ruleList) *state.Rules {
+	rules := &state.Rules{Default: l.fallback}
+	for i, p := range l.policies {
+		if i == 0 || l.policies[i-1].tier != p.tier {
+			t := state.Tier{Name: p.tier.Name, Default: model.Deny}
+			if p.tier.DefaultPass || !l.checkpoint.isolates() {
 				t.Default = model.Pass
 			}
 			rules.Tiers = append(rules.Tiers, t)
 		}
 		t := &rules.Tiers[len(rules.Tiers)-1]
-		t.Policies = append(t.Policies, pr.variants.resolve(p.variants[i]))
+		t.Policies = append(t.Policies, ls.variants.resolve(l.variants[i]))
 	}
 	rules.ID = state.RulesID(digestOf(rules))
 	return rules
 }
 
-func idOf(p *state.Rules) state.RulesID {
-	if p == nil {
+func idOf(r *state.Rules) state.RulesID {
+	if r == nil {
 		return ""
 	}
-	return p.ID
+	return r.ID
 }
 
-// digestOf identifies what v points to by all that it holds; rules of policies, which many programs
-// share, by their own digest.
+// digestOf identifies what v points to by all that it holds; PolicyRules, which many Rules share,
+// by their own digest.
 func digestOf(v any) string {
 	h := sha256.New()
 	digest(h, reflect.ValueOf(v).Elem())

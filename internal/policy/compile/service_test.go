@@ -126,8 +126,8 @@ func TestTooManyEndpoints(t *testing.T) {
 			t.Errorf("%s: refused are %q, want %q", step.name, got, step.refused)
 		}
 		denying := map[string]bool{}
-		for _, prog := range h.compiler.Policy().Rules {
-			for _, own := range prog.Tiers[0].Policies {
+		for _, rules := range h.compiler.Policy().Rules {
+			for _, own := range rules.Tiers[0].Policies {
 				denying[own.Policy.Name.Name] = own.Rules[0].Action == model.Deny
 			}
 		}

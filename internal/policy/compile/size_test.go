@@ -70,8 +70,8 @@ func TestTooLargeAndAtFault(t *testing.T) {
 	p := networkPolicy("large", ingress(slices.Repeat([]model.PolicyRule{{}}, 10_000)...))
 	p.Refused = "spec.ingress[0].ports[0]: cannot be read"
 	c := compiled(config, model.Links{}, pod(1, "here", "app", "web"), p)
-	for _, prog := range c.Policy().Rules {
-		for _, tier := range prog.Tiers {
+	for _, rules := range c.Policy().Rules {
+		for _, tier := range rules.Tiers {
 			for _, own := range tier.Policies {
 				if len(own.Rules) > 0 {
 					t.Errorf("%d rules of %s are in force", len(own.Rules), own.Policy)
@@ -191,8 +191,8 @@ func TestHostEndpointOfManyAddresses(t *testing.T) {
 
 // rulesOf are those of the only policy.
 func rulesOf(p *state.Policy) []state.Rule {
-	for _, prog := range p.Rules {
-		return prog.Tiers[0].Policies[0].Rules
+	for _, rules := range p.Rules {
+		return rules.Tiers[0].Policies[0].Rules
 	}
 	return nil
 }

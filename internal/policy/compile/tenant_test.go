@@ -28,7 +28,7 @@ func judged(h *history, from string) model.Action {
 	return judge(p, p.Rules[w.Ingress], netip.MustParseAddr(from))
 }
 
-func judge(p *state.Policy, prog *state.Rules, a netip.Addr) model.Action {
+func judge(p *state.Policy, rules *state.Rules, a netip.Addr) model.Action {
 	in := func(term state.Term) bool {
 		for _, g := range term.Groups {
 			if _, ok := p.Groups[g][a]; ok {
@@ -42,7 +42,7 @@ func judge(p *state.Policy, prog *state.Rules, a netip.Addr) model.Action {
 		}
 		return false
 	}
-	for _, tier := range prog.Tiers {
+	for _, tier := range rules.Tiers {
 		verdict := tier.Default
 	policies:
 		for _, own := range tier.Policies {
@@ -58,7 +58,7 @@ func judge(p *state.Policy, prog *state.Rules, a netip.Addr) model.Action {
 			return verdict
 		}
 	}
-	return prog.Default
+	return rules.Default
 }
 
 // A set that is refused is empty at once; a Deny of it must not wait in the queue meanwhile.

@@ -65,89 +65,89 @@ func (p progress) settled() bool { return p >= filled }
 // variantOf numbers the variants of a policy: by direction, whether it is for pods, where named
 // ports at the pod's own end are those of this node's pods, and whether others of its tier allow
 // after it.
-func variantOf(s checkpoint, allowed bool) int {
-	return one(s.ingress()) + 2*one(s.host()) + 4*one(allowed)
+func variantOf(at checkpoint, allowed bool) int {
+	return one(at.ingress()) + 2*one(at.host()) + 4*one(allowed)
 }
 
 // ingress and host report the direction, and whether it is for host endpoints.
-func (p *variant) ingress() bool { return p.index&1 != 0 }
-func (p *variant) host() bool    { return p.index&2 != 0 }
+func (v *variant) ingress() bool { return v.index&1 != 0 }
+func (v *variant) host() bool    { return v.index&2 != 0 }
 
 // follow follows a change of an object. Limits are checked for each rather than once for an update,
 // so that what one update brings cannot fill groups far beyond them.
-func (ps *variants) follow(ch objects.ItemChange) {
+func (vs *variants) follow(ch objects.ItemChange) {
 	if !ch.Renewed() {
-		ps.room -= ps.sets.Follow(ch)
-		ps.weigh()
+		vs.room -= vs.sets.Follow(ch)
+		vs.weigh()
 	}
 }
 
 // local is the end of a rule whose ports by name are those of this node's pods: the pod's own.
-func (p *variant) local(r *model.PolicyRule) *model.RuleEnd {
+func (v *variant) local(r *model.PolicyRule) *model.RuleEnd {
 	switch {
-	case p.host():
+	case v.host():
 		return nil
-	case p.ingress():
+	case v.ingress():
 		return &r.Destination
 	}
 	return &r.Source
 }
 
-// hold holds a variant of a policy for its use at a stage. A new one is filled as far as there is
-// room for it; the rest is left to fill.
-func (ps *variants) hold(p *policy, s checkpoint, allowed bool) *variant {
-	i := variantOf(s, allowed)
+// hold holds a variant of a policy for its use at a checkpoint. A new one is filled as far as there
+// is room for it; the rest is left to fill.
+func (vs *variants) hold(p *policy, at checkpoint, allowed bool) *variant {
+	i := variantOf(at, allowed)
 	if p.refs[i]++; p.variants[i] != nil {
 		return p.variants[i]
 	}
-	rules := p.refused.cautious(p.rules(s.ingress()), allowed)
-	o := &variant{from: rules, of: &p.version, index: i, since: ps.since}
-	p.variants[i] = o
-	ps.all[o] = struct{}{}
-	room := ps.room
-	if _, known := ps.known[p]; known || s.host() {
+	rules := p.refused.cautious(p.rules(at.ingress()), allowed)
+	v := &variant{from: rules, of: &p.version, index: i, since: vs.since}
+	p.variants[i] = v
+	vs.all[v] = struct{}{}
+	room := vs.room
+	if _, known := vs.known[p]; known || at.host() {
 		room = all // the node itself is not shut while variants are filled
 	}
-	if ps.advance(o, room); !o.progress.settled() {
-		ps.queue = append(ps.queue, o)
+	if vs.advance(v, room); !v.progress.settled() {
+		vs.queue = append(vs.queue, v)
 	}
-	return o
+	return v
 }
 
 // release ends a use of the i-th variant.
-func (ps *variants) release(p *policy, i int) {
+func (vs *variants) release(p *policy, i int) {
 	if p.refs[i]--; p.refs[i] > 0 {
 		return
 	}
-	ps.sets.Release(&p.variants[i].Rules)
-	ps.releaseTallies(p.variants[i])
-	delete(ps.all, p.variants[i])
+	vs.sets.Release(&p.variants[i].Rules)
+	vs.releaseTallies(p.variants[i])
+	delete(vs.all, p.variants[i])
 	p.variants[i] = nil
-	if ps.limits.Crowded {
-		ps.limits.Soon()
+	if vs.limits.Crowded {
+		vs.limits.Soon()
 	}
 }
 
-func (ps *variants) releaseTallies(p *variant) {
-	for _, t := range p.tallies {
-		ps.sets.Tallies.Release(t)
+func (vs *variants) releaseTallies(v *variant) {
+	for _, t := range v.tallies {
+		vs.sets.Tallies.Release(t)
 	}
-	p.tallies, p.sum = nil, 0
+	v.tallies, v.sum = nil, 0
 }
 
 // unresolve has the rules written anew whose sets have other ids or lists now, or that were settled
 // since. It reports whether there may be any.
-func (ps *variants) unresolve() bool {
-	some, all := ps.sets.Stale()
-	if !some && !ps.stale {
+func (vs *variants) unresolve() bool {
+	some, all := vs.sets.Stale()
+	if !some && !vs.stale {
 		return false
 	}
-	for p := range ps.all {
-		if all || p.Rules.Stale() {
-			p.resolved = nil
+	for v := range vs.all {
+		if all || v.Rules.Stale() {
+			v.resolved = nil
 		}
 	}
-	ps.stale = false
+	vs.stale = false
 	return true
 }
 
@@ -155,17 +155,17 @@ func (ps *variants) unresolve() bool {
 // many addresses, or so many network sets that they come to too many look-ups, or that name a
 // Service with too many endpoints, allow nothing; nor do those of a variant that is not filled yet:
 // a NetworkPolicy isolates, one of another kind denies.
-func (ps *variants) resolve(p *variant) *state.PolicyRules {
-	if p.resolved == nil {
-		r := &state.PolicyRules{Policy: p.of.obj.Key}
-		switch p.lookups = p.Lookups(); {
-		case p.lookups <= admission.MaxSize && p.progress == filled && ps.sets.Refused(&p.Rules) == "":
-			r.Rules = p.Rules.Resolve()
+func (vs *variants) resolve(v *variant) *state.PolicyRules {
+	if v.resolved == nil {
+		r := &state.PolicyRules{Policy: v.of.obj.Key}
+		switch v.lookups = v.Lookups(); {
+		case v.lookups <= admission.MaxSize && v.progress == filled && vs.sets.Refused(&v.Rules) == "":
+			r.Rules = v.Rules.Resolve()
 		case r.Policy.Kind != model.NetworkPolicy:
 			r.Rules = []state.Rule{{Name: "refused", Action: model.Deny}}
 		}
 		r.ID = digestOf(r)
-		p.resolved = r
+		v.resolved = r
 	}
-	return p.resolved
+	return v.resolved
 }

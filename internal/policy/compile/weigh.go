@@ -6,51 +6,51 @@ import (
 	"sluice.dev/sluice/internal/policy/compile/admission"
 )
 
-// Namespace implements admission.Claim.
-func (p *variant) Namespace() string { return p.of.obj.Key.Name.Namespace }
+// Namespace implements admission.Demand.
+func (v *variant) Namespace() string { return v.of.obj.Key.Name.Namespace }
 
-// Selections implements admission.Claim by the keys of groups: of a variant that is refused by
+// Selections implements admission.Demand by the keys of groups: of a variant that is refused by
 // itself, they are as many as were counted.
-func (p *variant) Selections(yield func(key string, size int) bool) {
-	if p.progress != filling && p.progress != filled {
-		for _, t := range p.tallies {
+func (v *variant) Selections(yield func(key string, size int) bool) {
+	if v.progress != filling && v.progress != filled {
+		for _, t := range v.tallies {
 			if !yield(t.Key, t.Count) {
 				return
 			}
 		}
 		return
 	}
-	for _, g := range p.Groups {
+	for _, g := range v.Groups {
 		if !yield(g.Key(), g.Selected) {
 			return
 		}
 	}
 }
 
-// Standing implements admission.Claim. One that was refused early has not been weighed yet.
-func (p *variant) Standing() admission.Standing {
+// Standing implements admission.Demand. One that was refused early has not been weighed yet.
+func (v *variant) Standing() admission.Standing {
 	switch {
-	case p.progress == refusedAlone:
+	case v.progress == refusedAlone:
 		return admission.RefusedAlone
-	case p.progress == refusedTogether && !p.early:
+	case v.progress == refusedTogether && !v.early:
 		return admission.RefusedTogether
 	}
 	return admission.Admitted
 }
 
-// Compare implements admission.Claim.
-func (p *variant) Compare(o *variant) int {
-	return cmp.Or(compareVersions(p.of, o.of), cmp.Compare(p.of.serial, o.of.serial), cmp.Compare(p.index, o.index))
+// Compare implements admission.Demand.
+func (v *variant) Compare(o *variant) int {
+	return cmp.Or(compareVersions(v.of, o.of), cmp.Compare(v.of.serial, o.of.serial), cmp.Compare(v.index, o.index))
 }
 
 // selected is what the selectors of the variant select.
-func (p *variant) selected() int { return admission.Sum(p.Selections) }
+func (v *variant) selected() int { return admission.Sum(v.Selections) }
 
 // beyond is how much of what the variant selects is not in sets yet; or in sets that have to go
 // first.
-func (ps *variants) beyond(p *variant) (n int) {
-	for key, size := range p.Selections {
-		if !ps.sets.Groups.Has(key, ps.limits.Crowded) {
+func (vs *variants) beyond(v *variant) (n int) {
+	for key, size := range v.Selections {
+		if !vs.sets.Groups.Has(key, vs.limits.Crowded) {
 			n += size
 		}
 	}
@@ -58,10 +58,10 @@ func (ps *variants) beyond(p *variant) (n int) {
 }
 
 // counted are the variants whose selectors were counted.
-func (ps *variants) counted() (list []*variant) {
-	for p := range ps.all {
-		if p.progress >= filling {
-			list = append(list, p)
+func (vs *variants) counted() (list []*variant) {
+	for v := range vs.all {
+		if v.progress >= filling {
+			list = append(list, v)
 		}
 	}
 	return list
@@ -69,41 +69,41 @@ func (ps *variants) counted() (list []*variant) {
 
 // weigh refuses the variants whose selectors select too much now, and takes up those that are
 // refused and fit again, if that is due.
-func (ps *variants) weigh() {
-	if !ps.limits.IsDue() {
+func (vs *variants) weigh() {
+	if !vs.limits.IsDue() {
 		return
 	}
 	crowded := false
 	var again []*variant
-	for p, now := range admission.Weigh(ps.limits, ps.counted()) {
+	for v, now := range admission.Weigh(vs.limits, vs.counted()) {
 		switch {
 		case now == admission.RefusedAlone:
-			ps.refuse(p, refusedAlone)
+			vs.refuse(v, refusedAlone)
 		case now == admission.RefusedTogether:
-			ps.refuse(p, refusedTogether)
+			vs.refuse(v, refusedTogether)
 			crowded = true
-		case p.progress == refusedAlone:
-			ps.restart(p)
-		case p.progress == refusedTogether:
-			again = append(again, p)
+		case v.progress == refusedAlone:
+			vs.restart(v)
+		case v.progress == refusedTogether:
+			again = append(again, v)
 		}
 	}
-	if ps.sets.Groups.Sweep(ps.since); ps.whole {
-		ps.drain(all)
+	if vs.sets.Groups.Sweep(vs.since); vs.whole {
+		vs.drain(all)
 	}
-	for _, p := range again {
-		if ps.limits.Fits(ps.beyond(p)) {
-			ps.restart(p)
+	for _, v := range again {
+		if vs.limits.Fits(vs.beyond(v)) {
+			vs.restart(v)
 		} else {
 			crowded = true // until others have gone
 		}
 	}
-	ps.limits.Weighed(crowded)
+	vs.limits.Weighed(crowded)
 }
 
 // drain empties groups that nobody holds. Others may fit once the last of them is gone.
-func (ps *variants) drain(room int) {
-	if done := ps.sets.Groups.Drain(room); done && ps.limits.Crowded {
-		ps.limits.Soon()
+func (vs *variants) drain(room int) {
+	if done := vs.sets.Groups.Drain(room); done && vs.limits.Crowded {
+		vs.limits.Soon()
 	}
 }

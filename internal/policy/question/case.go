@@ -28,20 +28,20 @@ type Case struct {
 // there, else by each of maxEntries nodes. Anything else comes in by the node that is asked. An
 // error says why the question makes no sense.
 func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*Case, error) {
-	p := newHomes(v, here, own)
-	c := &Case{Home: p.home, Object: p.object}
+	h := newHomes(v, here, own)
+	c := &Case{Home: h.home, Object: h.object}
 	var err error
-	if c.Connections, c.MoreSenders, err = q.connections(v, p); err != nil {
+	if c.Connections, c.MoreSenders, err = q.connections(v, h); err != nil {
 		return nil, err
 	}
-	r := &reach{v: v, places: p, nodes: map[string]bool{here: true}, pods: map[*model.Pod]bool{}, services: map[*model.Service]bool{}}
+	r := &reach{v: v, homes: h, nodes: map[string]bool{here: true}, pods: map[*model.Pod]bool{}, services: map[*model.Service]bool{}}
 	for i := range c.Connections {
 		con := &c.Connections[i]
 		r.address(con.From)
 		for _, svc := range r.target(con.To, con.Port) {
 			balanced := slices.Contains(unmapped(slices.Concat(svc.LoadBalancerIPs, svc.ExternalIPs)), con.To)
 			switch {
-			case con.Via != nil || p.home(con.From) != "" || p.home(con.To) != "":
+			case con.Via != nil || h.home(con.From) != "" || h.home(con.To) != "":
 			case balanced && svc.ExternalLocal:
 				con.Via = nodesOf(v, svc)
 			default:
@@ -67,14 +67,14 @@ func (q Question) Case(v *store.View, here string, own func(netip.Addr) bool) (*
 		}
 	}
 	c.Objects = v.Extract(slices.Collect(maps.Keys(r.pods)), slices.Collect(maps.Keys(r.services)))
-	p.pod = c.Objects.PodByAddr
+	h.pod = c.Objects.PodByAddr
 	return c, nil
 }
 
 // reach is what connections may come to.
 type reach struct {
 	v        *store.View
-	places   *homes
+	homes    *homes
 	nodes    map[string]bool
 	pods     map[*model.Pod]bool
 	services map[*model.Service]bool
@@ -85,7 +85,7 @@ func (r *reach) address(a netip.Addr) {
 	if pod := r.v.PodByAddr(a); pod != nil {
 		r.pods[pod] = true
 	}
-	r.nodes[r.places.home(a)] = true
+	r.nodes[r.homes.home(a)] = true
 }
 
 // target adds all that a connection to an address and port may come to, and returns the services
@@ -101,7 +101,7 @@ func (r *reach) target(a netip.Addr, port uint16) []*model.Service {
 		for _, slice := range r.v.Slices(svc.Name) {
 			for i := range slice.Endpoints {
 				a := slice.Endpoints[i].Addr.Unmap()
-				if r.address(a); r.places.nodes[a] == "" {
+				if r.address(a); r.homes.nodes[a] == "" {
 					continue
 				}
 				for _, p := range slice.Ports {
@@ -171,46 +171,46 @@ type podRange struct {
 }
 
 func newHomes(v *store.View, here string, own func(netip.Addr) bool) *homes {
-	p := &homes{here: here, nodes: map[netip.Addr]string{}, pod: v.PodByAddr, own: own}
+	h := &homes{here: here, nodes: map[netip.Addr]string{}, pod: v.PodByAddr, own: own}
 	for _, name := range v.NodeNames() {
 		n := v.Node(name)
 		for _, a := range slices.Concat(n.IPs, n.OtherIPs) {
-			if a = a.Unmap(); p.nodes[a] == "" {
-				p.nodes[a] = name
+			if a = a.Unmap(); h.nodes[a] == "" {
+				h.nodes[a] = name
 			}
 		}
 		for _, r := range n.PodCIDRs {
-			p.ranges = append(p.ranges, podRange{r, name})
+			h.ranges = append(h.ranges, podRange{r, name})
 		}
 	}
-	return p
+	return h
 }
 
 // home returns the node that has an address, or its pod, or its range of pods; "": none.
-func (p *homes) home(a netip.Addr) string {
-	if pod := p.pod(a); pod != nil {
+func (h *homes) home(a netip.Addr) string {
+	if pod := h.pod(a); pod != nil {
 		return pod.Node
 	}
-	if node := p.nodes[a]; node != "" {
+	if node := h.nodes[a]; node != "" {
 		return node
 	}
-	for _, r := range p.ranges {
+	for _, r := range h.ranges {
 		if r.prefix.Contains(a) {
 			return r.node
 		}
 	}
-	if p.own(a) {
-		return p.here
+	if h.own(a) {
+		return h.here
 	}
 	return ""
 }
 
 // object returns the pod or node that has an address.
-func (p *homes) object(a netip.Addr) model.Ref {
-	if pod := p.pod(a); pod != nil {
+func (h *homes) object(a netip.Addr) model.Ref {
+	if pod := h.pod(a); pod != nil {
 		return pod.Ref()
 	}
-	if node := p.nodes[a]; node != "" {
+	if node := h.nodes[a]; node != "" {
 		return model.Ref{Kind: model.NodeKind, Name: model.Name{Name: node}}
 	}
 	return model.Ref{}

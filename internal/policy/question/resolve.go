@@ -281,7 +281,7 @@ func askers(v *store.View, from party, node string) (list []party, more int, err
 }
 
 // connections returns those that a question is about, and how many senders it leaves out.
-func (q Question) connections(v *store.View, p *homes) (list []verdict.Question, more int, err error) {
+func (q Question) connections(v *store.View, h *homes) (list []verdict.Question, more int, err error) {
 	from, err := find(v, q.From)
 	if err != nil {
 		return nil, 0, err
@@ -290,11 +290,11 @@ func (q Question) connections(v *store.View, p *homes) (list []verdict.Question,
 	if err != nil {
 		return nil, 0, err
 	}
-	senders, more, err := askers(v, from, p.here)
+	senders, more, err := askers(v, from, h.here)
 	if err != nil {
 		return nil, 0, err
 	}
-	inside := q.From.Addr == netip.Addr{} || p.home(q.From.Addr) != ""
+	inside := q.From.Addr == netip.Addr{} || h.home(q.From.Addr) != ""
 	switch {
 	case q.Via != "" && inside:
 		return nil, 0, errors.New("--via is for a client outside the cluster: one inside begins at its own node")

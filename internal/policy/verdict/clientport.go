@@ -31,7 +31,7 @@ func evaluateAny(p *state.Policy, id state.RulesID, f Flow) (v Verdict, depends 
 	return v, false
 }
 
-// clientPorts returns a port of each range of which no rule of the program tells one from another.
+// clientPorts returns a port of each range of which none of the rules tells one from another.
 func clientPorts(p *state.Policy, rules *state.Rules, f Flow) []uint16 {
 	list := []uint16{firstClientPort}
 	if rules == nil {

@@ -22,8 +22,8 @@ func (f Flow) Ported() bool {
 	return false
 }
 
-// Evaluate returns the verdict of a program on a flow. Without a program it is allowed; one that is
-// not in p denies it, as nobody knows what it would have said.
+// Evaluate returns the verdict of the rules on a flow. Without rules it is allowed; those that are
+// not in p deny it, as nobody knows what they would have said.
 func Evaluate(p *state.Policy, id state.RulesID, f Flow) Verdict {
 	if id == "" {
 		return Verdict{Outcome: Allowed}

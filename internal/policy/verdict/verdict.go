@@ -60,7 +60,7 @@ func (o Outcome) And(other Outcome) Outcome {
 	return Allowed
 }
 
-// Verdict is the outcome for a flow, of a program or of a stage of the walk.
+// Verdict is the outcome for a flow, of rules or of a stage of the walk.
 type Verdict struct {
 	Outcome Outcome `json:"verdict"`
 	Decider `json:"by,omitzero"`

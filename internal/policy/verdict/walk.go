@@ -63,7 +63,7 @@ func Denial(steps []Step) (Step, bool) {
 // or neither. in and out are the indexes of the interfaces by which it comes and goes; 0 is not
 // known: a pod of this node is taken to send by its own interface then, others by one of the node's
 // that has no host endpoint. The steps are those of all stages, also after one that denies, except
-// for what drops a packet outside any program, which is the last.
+// for what drops a packet outside any rules, which is the last.
 func Forward(p *state.Policy, f Flow, in, out int) []Step {
 	if w := p.Workloads[f.Source]; w != nil && f.Source == f.Destination && sentBy(p, f, in) == w.Device && w.Device != 0 {
 		return []Step{{Stage: Self, Of: podRef(w.Pod), Verdict: Verdict{Outcome: Allowed}, Text: "a pod always reaches itself"}}
@@ -269,7 +269,7 @@ func senderRef(w *state.Workload) model.Ref {
 	return podRef(w.Pod)
 }
 
-// host appends a step for a host endpoint that has a program at the stage.
+// host appends a step for a host endpoint that has rules at the stage.
 func host(p *state.Policy, h *state.Host, stage Stage, id state.RulesID, f Flow, steps []Step) []Step {
 	if id == "" {
 		return steps

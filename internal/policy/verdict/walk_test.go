@@ -35,20 +35,20 @@ func testNode() *state.Policy {
 		r.Action = model.Allow
 		return state.Tier{Name: tier, Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key, Rules: []state.Rule{r}}}}
 	}
-	program := func(id state.RulesID, last model.Action, tiers ...state.Tier) {
+	rules := func(id state.RulesID, last model.Action, tiers ...state.Tier) {
 		p.Rules[id] = &state.Rules{ID: id, Tiers: tiers, Default: last}
 	}
 	web := state.End{In: []state.Term{{Groups: []state.SetID{webGroup}}}}
-	program("db", model.Allow, allow(np("db"), "default", state.Rule{Name: "ingress[0]", Source: web, Destination: state.End{Ports: tcpPorts(5432, 5432)}}))
-	program("tcp-only", model.Allow, allow(np("tcp-only"), "default", state.Rule{Name: "egress[0]", Protocol: 6}))
+	rules("db", model.Allow, allow(np("db"), "default", state.Rule{Name: "ingress[0]", Source: web, Destination: state.End{Ports: tcpPorts(5432, 5432)}}))
+	rules("tcp-only", model.Allow, allow(np("tcp-only"), "default", state.Rule{Name: "egress[0]", Protocol: 6}))
 	gnp := model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "node"}}
 	port := func(n uint16) state.Rule {
 		return state.Rule{Name: "rule", Destination: state.End{Ports: tcpPorts(n, n)}}
 	}
-	program("ssh", model.Deny, allow(gnp, "default", port(22)))
-	program("not-smtp", model.Allow, state.Tier{Name: "default", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: gnp, Rules: []state.Rule{
+	rules("ssh", model.Deny, allow(gnp, "default", port(22)))
+	rules("not-smtp", model.Allow, state.Tier{Name: "default", Default: model.Pass, Policies: []*state.PolicyRules{{Policy: gnp, Rules: []state.Rule{
 		{Name: "smtp", Action: model.Deny, Destination: state.End{Ports: tcpPorts(25, 25)}}}}}})
-	program("none", model.Deny)
+	rules("none", model.Deny)
 	p.Hosts[eth0] = &state.Host{Name: "node-a", Device: "eth0", Input: "ssh", Output: "not-smtp", ForwardIn: "not-smtp", ForwardOut: "not-smtp", UntrackedIn: "not-smtp", PreDNAT: "not-smtp"}
 	return p
 }

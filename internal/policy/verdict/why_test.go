@@ -368,12 +368,12 @@ func fromPorts(action model.Action, first, last uint16) func(*Cluster) {
 // Where it is not known by which interface a packet comes, which lists a node has, or which address
 // it gives a client, that makes a difference only if it makes one to the outcome.
 func TestWhyUnknown(t *testing.T) {
-	hostEndpoint := func(program state.RulesID) func(*Cluster) {
+	hostEndpoint := func(rules state.RulesID) func(*Cluster) {
 		return func(c *Cluster) {
 			b := c.Nodes["b"]
 			b.Uplinks = []int{1, 2}
 			b.State.Policy.HostDevices[2] = struct{}{}
-			b.State.Policy.Hosts[2] = &state.Host{Name: "b-eth1", Device: "eth1", Input: program}
+			b.State.Policy.Hosts[2] = &state.Host{Name: "b-eth1", Device: "eth1", Input: rules}
 			b.State.Policy.Rules["none"] = &state.Rules{ID: "none", Default: model.Deny}
 		}
 	}

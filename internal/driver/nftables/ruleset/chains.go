@@ -48,7 +48,7 @@ import (
 // From there a packet jumps to the chains of its family, whose names begin with ip- and ip6-:
 // services, sent, received …
 
-// AddChains adds the chains that are always there, in an order that the note on the program depends
+// AddChains adds the chains that are always there, in an order that the note on the ruleset depends
 // on.
 func (rs *Ruleset) AddChains() {
 	rs.Chains = append(rs.natChains(), rs.filterChains()...)
@@ -288,7 +288,7 @@ func neighboursChain() nft.Chain {
 	}}
 }
 
-// podChains find the program of a pod.
+// podChains find the rules of a pod.
 func (rs *Ruleset) podChains(fp *Family) []nft.Chain {
 	f, pods := fp.IP, fp.Policy
 	n := func(s string) string { return f.Name + "-" + s }
@@ -379,7 +379,7 @@ func (fp *Family) serviceChains() []nft.Chain {
 	return chains
 }
 
-// BesideIPVS is a chain that programs have beside IPVS, and no others.
+// BesideIPVS is a chain that rulesets have beside IPVS, and no others.
 const BesideIPVS = "broken"
 
 // brokenChain drops, before IPVS (at priority 99), INITs of SCTP with a wrong checksum. It would
@@ -585,7 +585,7 @@ func IsEntry(name string) bool {
 	return IsOuter(name) || IsDenyEntry(name) || name == rawIn || name == rawOut
 }
 
-// HasEntry reports whether the program has such a chain of the name, for some state.
+// HasEntry reports whether the ruleset has such a chain of the name, for some state.
 func (rs *Ruleset) HasEntry(name string) bool {
 	if IsOuter(name) {
 		return slices.ContainsFunc(rs.outerChains(), func(c nft.Chain) bool { return c.Name == name })

@@ -51,7 +51,7 @@ func (fp *Family) Remembered(e *nft.Element) (client netip.Addr, k state.Fronten
 	return addr(e.Key[:n]), readFrontend(e.Key[n:], n), netip.AddrPortFrom(addr(e.Data[:n]), binary.BigEndian.Uint16(e.Data[n:]))
 }
 
-// IsHostMap reports whether the set leads to programs of host endpoints.
+// IsHostMap reports whether the set leads to rules of host endpoints.
 func IsHostMap(s *nft.Set) bool {
 	return s.Verdict && len(s.Key) == 1 && s.Key[0].Datatype == nft.IIF.Datatype
 }

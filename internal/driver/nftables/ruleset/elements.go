@@ -261,7 +261,7 @@ func (fp *Family) affineElements(k state.FrontendKey, f *state.Frontend, yield f
 	}
 }
 
-// EachChain yields the chains, beside the program's own, that the state leads to.
+// EachChain yields the chains, beside the ruleset's own, that the state leads to.
 func (rs *Ruleset) EachChain(s *state.State, yield ChainFunc) {
 	if s.Services != nil {
 		rs.SettingsChains(s.Services.Settings, yield)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -144,13 +145,12 @@ func TestElementRoundTrip(t *testing.T) {
 	}
 	s.Services.Settings.ClusterCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
 	rs.EachElement(s, func(e *nft.Element) {
-		var a nft.Attrs
+		var a attr.Attrs
 		e.Write(&a, false)
-		nft.EachAttr(a.B, func(_ uint16, v []byte) bool {
+		for _, v := range attr.All(a.B) {
 			if got := nft.ReadElement(e.Set, v); got != *e {
 				t.Errorf("set %s: wrote %v, read %v", e.Set.Name, e, &got)
 			}
-			return true
-		})
+		}
 	})
 }

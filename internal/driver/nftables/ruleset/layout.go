@@ -81,7 +81,7 @@ const smallClass = 64
 
 // class is the smallest size class that holds n backends, n ≥ 1. It depends on
 // n alone, not on what was before: an agent that restarts comes to the same
-// program. More backends than the largest class holds are the compiler's to refuse.
+// verdict. More backends than the largest class holds are the compiler's to refuse.
 func class(n int) int {
 	for _, size := range sizeClasses {
 		if size >= n {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 func someBackends(n int) []netip.AddrPort {
@@ -50,7 +50,7 @@ func TestOneRuleUsesEachVerdictMap(t *testing.T) {
 		used := 0
 		for _, c := range rs.Chains {
 			for _, r := range c.Rules {
-				var a nft.Attrs
+				var a attr.Attrs
 				r.Write(&a, "", "")
 				used += bytes.Count(a.B, append([]byte(s.Name), 0))
 			}

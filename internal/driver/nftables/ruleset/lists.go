@@ -10,7 +10,7 @@ import (
 )
 
 // This file is about the lists of networks that new connections are looked up in: the addresses of
-// services, of pods, of this node's pods. Nothing else of the program depends on the state: the
+// services, of pods, of this node's pods. Nothing else of the ruleset depends on the state: the
 // chains with rules for them are the list chains.
 
 // addList adds a list of networks.

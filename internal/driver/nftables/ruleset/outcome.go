@@ -10,7 +10,7 @@ import (
 )
 
 // An outcome is what a chain returns to the chain that jumped to it: the two highest bits of the
-// packet's mark, as a chain can return nothing else. Outside of a program these bits belong to
+// packet's mark, as a chain can return nothing else. Outside of these chains the bits belong to
 // others: guard saves and restores them.
 const (
 	nothing uint32 = 0
@@ -28,11 +28,11 @@ func leave(o uint32) func(*draft, nft.Rule) {
 	}
 }
 
-// guard returns the chain by which packets enter a program that uses their marks. It restores the
-// bits when the program returns; otherwise the program ends with a verdict on the packet.
-func (w *rulesWriter) guard(prog *table.DynamicChain) *table.DynamicChain {
-	if !prog.Marks {
-		return prog
+// guard returns the chain by which packets enter chains that use their marks: first is the first of
+// them. It restores the bits when that returns; otherwise packets end there with a verdict.
+func (w *rulesWriter) guard(first *table.DynamicChain) *table.DynamicChain {
+	if !first.Marks {
+		return first
 	}
 	d := newDraft()
 	for _, f := range w.scope.families {
@@ -41,13 +41,13 @@ func (w *rulesWriter) guard(prog *table.DynamicChain) *table.DynamicChain {
 			d.add(rule("a pod always reaches itself").Family(f).In(fp.Policy.selves, f.Saddr, f.Daddr).Return())
 		}
 	}
-	d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, nothing), prog)
+	d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, nothing), first)
 	for _, o := range []uint32{yes, passed, yes | passed} {
 		kept := newDraft()
 		kept.add(rule().SetMark(outcomeBits, nothing))
-		kept.jump(rule(), prog)
+		kept.jump(rule(), first)
 		kept.add(rule().SetMark(outcomeBits, o))
 		d.goTo(rule().Mark(expr.CmpOpEq, outcomeBits, o), kept.done(w.scope.name+"-marked", fmt.Sprintf("packets that come with mark %#x of %#x leave with it", o, outcomeBits)))
 	}
-	return d.done(w.scope.name, prog.Comment)
+	return d.done(w.scope.name, first.Comment)
 }

@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file translates programs of policy to chains. A chain is named by a digest of its rules, so
-// a chain of the right name has the right rules, and equal chains are one chain.
+// This file translates the rules of pods and host endpoints to chains. A chain is named by a digest
+// of its rules, so a chain of the right name has the right rules, and equal chains are one chain.
 //
 // The kernel has limits: 128 expressions and 4 KB a rule, and 16 chains from a base chain to the
 // last, by jump or by goto. And it has no "or": a rule matches only if all of its expressions do. A
@@ -27,7 +28,7 @@ import (
 // outcome in two bits of the packet's mark (outcome.go): so the cost is the sum of the terms, not
 // their product.
 
-// scope is where a program judges.
+// scope is where rules judge.
 type scope struct {
 	name     string // of its chains, with their digest
 	families []nft.Family
@@ -52,7 +53,7 @@ type limits struct {
 	exprs, bytes int
 
 	inline int // rules that one declared rule may become
-	policy int // declared rules of a policy that stand in the programs themselves
+	policy int // declared rules of a policy that stand in the first chain itself
 	// Stages that go on to each other by goto, and the ways through them: the kernel goes all ways
 	// when it checks them.
 	nested, ways int
@@ -108,20 +109,20 @@ func (d *draft) done(name, comment string) *table.DynamicChain {
 	return r
 }
 
-// translate returns the first chain of a program.
+// translate returns the first chain of an endpoint's rules.
 func (rs *Ruleset) translate(at scope, rules *state.Rules) *table.DynamicChain {
 	w := rulesWriter{Ruleset: rs, scope: at, rules: rules}
 	return w.guard(w.first())
 }
 
-// rulesWriter writes the chains of one program.
+// rulesWriter writes the chains of an endpoint's rules.
 type rulesWriter struct {
 	*Ruleset
 	scope scope
 	rules *state.Rules
 }
 
-// first writes the program's first chain.
+// first writes the first chain.
 func (w *rulesWriter) first() *table.DynamicChain {
 	failsafe := func(own *state.PolicyRules) bool { return own.Policy.Kind == model.Failsafe }
 	if w.scope.noTrack && len(w.rules.Tiers) > 0 && slices.ContainsFunc(w.rules.Tiers[0].Policies, failsafe) {
@@ -139,7 +140,7 @@ func (w *rulesWriter) first() *table.DynamicChain {
 	return w.sequence(stages)
 }
 
-// tracked writes a program whose first tier are the failsafe ports: their packets stay tracked, as
+// tracked writes rules whose first tier are the failsafe ports: their packets stay tracked, as
 // replies to what others than the node have sent are among them.
 func (w *rulesWriter) tracked(failsafe state.Tier) *table.DynamicChain {
 	rest, rules := *w, *w.rules
@@ -208,7 +209,7 @@ func (w *rulesWriter) sequence(stages [][]state.Tier) *table.DynamicChain {
 	return d.done(w.scope.name, w.title())
 }
 
-// allow ends the program.
+// allow lets the packet pass.
 func (w *rulesWriter) allow(d *draft, r nft.Rule) {
 	if w.scope.noTrack {
 		r = r.Add(&expr.Notrack{})
@@ -254,7 +255,7 @@ func (w *rulesWriter) isolate(d *draft, t state.Tier) {
 }
 
 // rulesOf writes the rules of a policy, those of a large one into a chain of its own, which all
-// programs share.
+// endpoints share.
 func (w *rulesWriter) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
 	if len(own.Rules) <= w.limits.policy {
 		w.policyRules(d, own, o)
@@ -271,7 +272,7 @@ func (w *rulesWriter) rulesOf(d *draft, own *state.PolicyRules, o outcomes) {
 	w.call(d, r, o)
 }
 
-// policyAt names the rules of a policy at a place.
+// policyAt names the rules of a policy in a scope.
 type policyAt struct{ scope, id string }
 
 // call jumps to a chain and does what its outcome says.
@@ -312,7 +313,7 @@ func comment(own *state.PolicyRules, s *state.Rule) string {
 	return truncate(own.Policy.String() + " " + s.Name)
 }
 
-// title names the policies of the program, as many as a comment holds.
+// title names the policies of the rules, as many as a comment holds.
 func (w *rulesWriter) title() string {
 	var b strings.Builder
 	for _, t := range w.rules.Tiers {
@@ -343,7 +344,7 @@ func truncate(s string) string {
 // digestRules identifies rules by all that the kernel is told of them.
 func digestRules(rules []nft.Rule) string {
 	h := sha256.New() // what is hashed is for tenants to choose
-	var a nft.Attrs
+	var a attr.Attrs
 	for _, r := range rules {
 		a.B = a.B[:0]
 		r.Write(&a, TableName, "")

@@ -15,7 +15,7 @@ import (
 // This file turns the policy of a state into elements and the names of chains, as elements.go does
 // it for services.
 
-// Programs are those of a policy, by id.
+// RulesByID are those of all endpoints.
 type RulesByID = map[state.RulesID]*state.Rules
 
 // EachPolicyElement yields all elements of the policy.
@@ -133,7 +133,7 @@ func (rs *Ruleset) PortElements(id state.SetID, ports *state.Ports, yield func(*
 	}
 }
 
-// WorkloadElements yields what leads packets to a pod's programs.
+// WorkloadElements yields what leads packets to a pod's rules.
 func (rs *Ruleset) WorkloadElements(a netip.Addr, w *state.Workload, all RulesByID, yield func(*nft.Element)) {
 	fp := rs.Family(a.Is4())
 	comment := truncate(w.Pod.String())
@@ -152,7 +152,7 @@ func (rs *Ruleset) WorkloadElements(a netip.Addr, w *state.Workload, all RulesBy
 	yield(&e)
 }
 
-// podVerdict returns where no policy applies. A program that the state lacks denies.
+// podVerdict returns where no policy applies. Rules that the state lacks deny.
 func (rs *Ruleset) podVerdict(f nft.Family, id state.RulesID, all RulesByID) nft.Verdict {
 	at, rules := rs.podScope(f), all[id]
 	switch {
@@ -178,7 +178,7 @@ func (rs *Ruleset) WorkloadChains(a netip.Addr, w *state.Workload, all RulesByID
 	}
 }
 
-// hostHook is a place where a host endpoint judges.
+// hostHook is a map by which packets come to rules of a host endpoint.
 type hostHook struct {
 	set *nft.Set
 	id  state.RulesID
@@ -194,7 +194,7 @@ func (rs *Ruleset) hostHooks(h *state.Host) []hostHook {
 	}
 }
 
-// HostElements yields what leads packets to a host endpoint's programs.
+// HostElements yields what leads packets to a host endpoint's rules.
 func (rs *Ruleset) HostElements(device int, h *state.Host, all RulesByID, yield func(*nft.Element)) {
 	for _, j := range rs.hostHooks(h) {
 		if j.id == "" {
@@ -233,14 +233,14 @@ func (rs *Ruleset) eachPolicyChain(s *state.Policy, yield ChainFunc) {
 	rs.DenyEntries(s.Denied, yield)
 }
 
-// rulesAt names a program at a place.
+// rulesAt names rules in a scope.
 type rulesAt struct {
 	scope string
 	id    state.RulesID
 }
 
-// writtenRules caches the chains of programs: their names as long as the programs are in use,
-// their rules until the kernel has them.
+// writtenRules caches what the rules of endpoints are written into: the names of first chains as
+// long as the rules are in use, the chains until the kernel has them.
 type writtenRules struct {
 	Names   map[rulesAt]string
 	written map[rulesAt]*table.DynamicChain
@@ -251,7 +251,7 @@ func newWrittenRules() writtenRules {
 	return writtenRules{map[rulesAt]string{}, map[rulesAt]*table.DynamicChain{}, map[policyAt]*table.DynamicChain{}}
 }
 
-// write returns the first chain of a program.
+// write returns the first chain of an endpoint's rules.
 func (rs *Ruleset) write(at scope, rules *state.Rules) *table.DynamicChain {
 	key := rulesAt{at.name, rules.ID}
 	r := rs.written[key]
@@ -262,7 +262,7 @@ func (rs *Ruleset) write(at scope, rules *state.Rules) *table.DynamicChain {
 	return r
 }
 
-// ChainsOf are all chains that the program is written into, wherever it judges.
+// ChainsOf are all chains that the rules are written into, wherever they judge.
 func (rs *Ruleset) ChainsOf(rules *state.Rules) (all []*table.DynamicChain) {
 	for _, at := range []scope{rs.podScope(nft.IPv4), rs.podScope(nft.IPv6), hostScope, untrackedScope} {
 		all = append(all, rs.write(at, rules).Tree()...)
@@ -270,7 +270,7 @@ func (rs *Ruleset) ChainsOf(rules *state.Rules) (all []*table.DynamicChain) {
 	return all
 }
 
-// entry is the name of the first chain of a program.
+// entry is the name of the first chain of an endpoint's rules.
 func (rs *Ruleset) entry(at scope, rules *state.Rules) string {
 	if name, ok := rs.Names[rulesAt{at.name, rules.ID}]; ok {
 		return name
@@ -282,9 +282,9 @@ func (rs *Ruleset) useRules(at scope, rules *state.Rules, yield ChainFunc) {
 	yield(rs.entry(at, rules), func() *table.DynamicChain { return rs.write(at, rules) })
 }
 
-// ForgetWritten drops the rules that the kernel has, and the names of programs that are not in use.
+// ForgetWritten drops the chains that the kernel has, and the names of rules that are not in use.
 func (rs *Ruleset) ForgetWritten(s *state.Policy) {
 	clear(rs.written)
 	clear(rs.large)
-	maps.DeleteFunc(rs.Names, func(j rulesAt, _ string) bool { return s == nil || s.Rules[j.id] == nil })
+	maps.DeleteFunc(rs.Names, func(r rulesAt, _ string) bool { return s == nil || s.Rules[r.id] == nil })
 }

@@ -9,7 +9,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// A program that the state lacks denies, and ports that are excluded are told to
+// Rules that the state lacks deny, and ports that are excluded are told to
 // the kernel also where they are one range.
 func TestPolicyNeverFailsOpen(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestPolicyNeverFailsOpen(t *testing.T) {
 		}
 	})
 	if verdicts["ip-denied"] != 2 || verdicts["drop-host"] != 1 || len(verdicts) != 2 {
-		t.Errorf("programs that are not there lead to %v", verdicts)
+		t.Errorf("rules that are not there lead to %v", verdicts)
 	}
 	if ports != 1 {
 		t.Errorf("%d elements for a range of ports, want 1", ports)

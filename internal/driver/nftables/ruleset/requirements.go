@@ -11,8 +11,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Requirement is what the program needs of the kernel: since which version and with which modules
-// it can do it, and a program of one base chain that tries it alone.
+// Requirement is what the ruleset needs of the kernel: since which version and with which modules
+// it can do it, and a ruleset of one base chain that tries it alone.
 type Requirement struct {
 	Name, Since string
 	Modules     []string
@@ -24,7 +24,7 @@ var (
 	backend  = []nft.Field{nft.IPv4.Daddr, nft.Dport}
 )
 
-// What the program needs of the kernel, each with the rules that the program is made of.
+// What the ruleset needs of the kernel, each with the rules that the ruleset is made of.
 var (
 	// Requirements are those of services.
 	Requirements = []Requirement{
@@ -91,7 +91,7 @@ var (
 	}}
 )
 
-// try adds the base chain of a requirement's program.
+// try adds the base chain that tries a requirement.
 func (rs *Ruleset) try(hook *nft.Hook, rules ...nft.Rule) {
 	rs.Chains = []nft.Chain{{Name: "base", Hook: hook, Rules: rules}}
 }

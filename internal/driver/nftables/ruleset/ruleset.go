@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -24,7 +25,7 @@ const TableName = "sluice"
 // TableComment is what the table says of itself.
 const TableComment = "Sluice's services. It is kept in step by sluice run and removed by sluice cleanup."
 
-// Program is the constant part of the table: its sets and chains with their rules, of list chains
+// Ruleset is the constant part of the table: its sets and chains with their rules, of list chains
 // with those for empty lists. It is the same on every node, whatever is balanced and permitted.
 type Ruleset struct {
 	table.Layout
@@ -40,10 +41,10 @@ type Ruleset struct {
 	limits       limits
 	Networks     []*nft.Set      // the sets that are lists of networks
 	listChains   map[string]bool // chains with rules for them, or for deny lists
-	writtenRules                 // of the programs of policy
+	writtenRules                 // of endpoints
 }
 
-// Family returns the half of the program for an address.
+// Family returns the half of the ruleset for an address.
 func (rs *Ruleset) Family(is4 bool) *Family {
 	if is4 {
 		return rs.Families[0]
@@ -57,13 +58,13 @@ func (rs *Ruleset) Family(is4 bool) *Family {
 // that have most, see forgetter in package nftables.
 const AffinitySize = 1 << 20
 
-// Options say what a program is for, beside services.
+// Options say what a ruleset is for, beside services.
 type Options struct {
 	Policy bool
 	Fabric bool // the pod network is ours: see state.Settings.OutgoingCIDRs and SNAT
 	// IPVS chooses among the Backends of a frontend: connections to it are left untranslated. What
 	// clients outside have of their own (LocalOnly) and whom session affinity remembers is still
-	// the program's to translate.
+	// the ruleset's to translate.
 	IPVS bool
 	// FlowOffload has established connections pass by the chains, see driver.Options.
 	FlowOffload bool
@@ -71,14 +72,14 @@ type Options struct {
 	MayMiss bool
 }
 
-// New returns the program for services and what else is asked for.
+// New returns the ruleset for services and what else is asked for.
 func New(o Options) *Ruleset {
 	rs := NewSets(o, AffinitySize)
 	rs.AddChains()
 	return rs
 }
 
-// NewSets returns a program that has no chains yet; clients bounds those that a family remembers.
+// NewSets returns a ruleset that has no chains yet; clients bounds those that a family remembers.
 func NewSets(o Options, clients uint32) *Ruleset {
 	rs := &Ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_INET, MayMiss: o.MayMiss}, ipvs: o.IPVS, limits: usualLimits, writtenRules: newWrittenRules()}
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
@@ -105,12 +106,12 @@ func NewSets(o Options, clients uint32) *Ruleset {
 	return rs
 }
 
-// HasChain reports whether the chain is one of the program's own.
+// HasChain reports whether the chain is one of the ruleset's own.
 func (rs *Ruleset) HasChain(name string) bool {
 	return slices.ContainsFunc(rs.Chains, func(c nft.Chain) bool { return c.Name == name })
 }
 
-// HasPolicy reports whether the program is one for policy, too.
+// HasPolicy reports whether the ruleset is one for policy, too.
 func (rs *Ruleset) HasPolicy() bool { return rs.Policy != nil }
 
 // AskApart has rules asked in chains of their own, as large ones are, however small they are.
@@ -121,7 +122,7 @@ func (rs *Ruleset) OfPolicy(s *nft.Set) bool {
 	return rs.Policy != nil && s.ID >= rs.Policy.PodDevices.ID
 }
 
-// Create adds the program's sets, counters, flowtable and chains that the table lacks, and has the
+// Create adds the ruleset's sets, counters, flowtable and chains that the table lacks, and has the
 // rules of all chains be those for the state.
 func (rs *Ruleset) Create(b *nft.Batch, have *nft.Table, s *state.State) {
 	if have == nil {
@@ -156,7 +157,7 @@ func (rs *Ruleset) Create(b *nft.Batch, have *nft.Table, s *state.State) {
 	}
 }
 
-// ChainsFor are the program's chains with their rules for the state; nil: for an empty one.
+// ChainsFor are the ruleset's chains with their rules for the state; nil: for an empty one.
 func (rs *Ruleset) ChainsFor(s *state.State) []nft.Chain {
 	if s == nil {
 		return rs.Chains
@@ -187,7 +188,7 @@ func (rs *Ruleset) changingChains(s *state.State) []nft.Chain {
 	return chains
 }
 
-// Note identifies the program: a digest of all its messages, and of examples of those that come
+// Note identifies the ruleset: a digest of all its messages, and of examples of those that come
 // and go.
 func (rs *Ruleset) Note() string {
 	if rs.note == "" {
@@ -197,7 +198,7 @@ func (rs *Ruleset) Note() string {
 }
 
 func (rs *Ruleset) writeNote() string {
-	var a nft.Attrs
+	var a attr.Attrs
 	for _, s := range rs.Sets {
 		if !rs.resized(s) { // those have other names with other lists
 			s.Write(&a, TableName)

@@ -9,7 +9,7 @@ import (
 
 // All sets and maps of the table are in this file.
 
-// Family is one address family's half of the program.
+// Family is one address family's half of the ruleset.
 type Family struct {
 	IP nft.Family
 
@@ -40,7 +40,7 @@ type policySets struct {
 
 // familyPolicySets are the sets of policy of one family.
 type familyPolicySets struct {
-	from, To  *nft.Set // a pod's interface and address, a pod's address → its program
+	from, To  *nft.Set // a pod's interface and address, a pod's address → its rules
 	ownPods   *nft.Set // a list of networks
 	again     *nft.Set // addresses, see again.go
 	selves    *nft.Set

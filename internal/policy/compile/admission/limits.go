@@ -1,9 +1,10 @@
 // Package admission decides which rules of policies may have the sets that they ask for.
 //
 // It owns the limits: what one policy may ask for by its own size (Excess), and what selectors may
-// select, those of one Claim and those of all together (Limits). Whose claim comes before another's
-// is decided by package fair, so that no namespace goes without for what another one asks for. It
-// neither counts nor changes anything itself: it is told what there is, and says what is to be.
+// select, those of one Demand and those of all together (Limits). Whose demand comes before
+// another's is decided by package fair, so that no namespace goes without for what another one asks
+// for. It neither counts nor changes anything itself: it is told what there is, and says what is to
+// be.
 package admission
 
 import (
@@ -24,10 +25,10 @@ var (
 // Limits bound what selectors may select, and say when that is to be checked again.
 type Limits struct {
 	Alone, Together fair.Bound // the constants, but in tests
-	Crowded         bool       // some claims are too much with others
+	Crowded         bool       // some demands are too much with others
 
 	usage Usage
-	due   int // the moves at which claims are weighed
+	due   int // the moves at which demands are weighed
 }
 
 // Usage is what there is at the moment.
@@ -36,7 +37,7 @@ type Usage interface {
 	Moves() int // the sizes of all that came and went so far: it never falls
 }
 
-// Claim is what the rules of a policy ask for in one direction.
+// Demand is what the rules of a policy ask for in one direction.
 type Demand[T any] interface {
 	Namespace() string // "": of none
 	// Selections yields the selectors by a key, with how much they select.
@@ -45,7 +46,7 @@ type Demand[T any] interface {
 	Compare(other T) int // tells those apart that ask for as much
 }
 
-// Standing is what was decided of a claim.
+// Standing is what was decided of a demand.
 type Standing uint8
 
 // The standings. One that is refused fits again once it comes to less than what is refused.
@@ -58,21 +59,21 @@ const (
 // New returns the limits for what is used.
 func New(u Usage) *Limits { return &Limits{Alone: maxAlone, Together: maxTogether, usage: u} }
 
-// IsDue reports whether so much has moved that claims are to be weighed.
+// IsDue reports whether so much has moved that demands are to be weighed.
 func (l *Limits) IsDue() bool { return l.usage.Moves() >= l.due }
 
-// After has claims weighed when so much has come or gone, but not for every little.
+// After has demands weighed when so much has come or gone, but not for every little.
 func (l *Limits) After(moves int) {
 	l.due = min(l.due, l.usage.Moves()+max(moves, min(l.Alone.Most>>6, l.Together.Most>>8), 1))
 }
 
-// Soon has claims weighed in any case.
+// Soon has demands weighed in any case.
 func (l *Limits) Soon() { l.due = l.usage.Moves() }
 
 // Fits reports whether selectors may select so much more.
 func (l *Limits) Fits(more int) bool { return l.usage.Total()+more <= l.Together.Most }
 
-// Filled has claims weighed when one that has all of its sets now, which select so much, may come
+// Filled has demands weighed when one that has all of its sets now, which select so much, may come
 // to select too much.
 func (l *Limits) Filled(selected int) {
 	l.After(l.Alone.Most + 1 - selected)
@@ -81,22 +82,22 @@ func (l *Limits) Filled(selected int) {
 	}
 }
 
-// Weigh yields how each claim stands from now on, in the order in which they may have their sets:
+// Weigh yields how each demand stands from now on, in the order in which they may have their sets:
 // where all are too much together, those go without whose turn comes last (see fair.Turns). One
 // that was refused alone counts for nothing when it is admitted, as not all of its selectors were
 // counted. Weighed is to be called once that is carried out.
-func Weigh[T Demand[T]](l *Limits, claims []T) iter.Seq2[T, Standing] {
+func Weigh[T Demand[T]](l *Limits, demands []T) iter.Seq2[T, Standing] {
 	return func(yield func(T, Standing) bool) {
 		l.due = math.MaxInt
 		known, total := map[string]struct{}{}, 0
-		for _, c := range fair.Turns(claims, T.Namespace, func(c T) iter.Seq2[string, int] { return c.Selections }, T.Compare) {
-			n, more := Sum(c.Selections), 0
-			for key, size := range c.Selections {
+		for _, d := range fair.Turns(demands, T.Namespace, func(d T) iter.Seq2[string, int] { return d.Selections }, T.Compare) {
+			n, more := Sum(d.Selections), 0
+			for key, size := range d.Selections {
 				if _, shared := known[key]; !shared {
 					more += size
 				}
 			}
-			was, now := c.Standing(), Admitted
+			was, now := d.Standing(), Admitted
 			switch {
 			case n > l.Alone.Limit(was == RefusedAlone):
 				now = RefusedAlone
@@ -106,19 +107,19 @@ func Weigh[T Demand[T]](l *Limits, claims []T) iter.Seq2[T, Standing] {
 				now = RefusedTogether
 			default:
 				l.After(l.Alone.Most + 1 - n)
-				for key := range c.Selections {
+				for key := range d.Selections {
 					known[key] = struct{}{}
 				}
 				total += more
 			}
-			if !yield(c, now) {
+			if !yield(d, now) {
 				return
 			}
 		}
 	}
 }
 
-// Weighed ends a Weigh: some claims are still too much with others, or none.
+// Weighed ends a Weigh: some demands are still too much with others, or none.
 func (l *Limits) Weighed(crowded bool) {
 	if l.Crowded = crowded; crowded {
 		l.After(1)

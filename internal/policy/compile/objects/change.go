@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Change is a new version of an item in place of an old one, either of which may be nil.
+// ItemChange is a new version of an item in place of an old one, either of which may be nil.
 type ItemChange struct {
 	Old, Next *Item
 	Class     *Class // that Next is the first of; nil: there were others

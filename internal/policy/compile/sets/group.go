@@ -37,7 +37,7 @@ type Group struct {
 	Selected int                     // the sum of their sizes; an estimate if it is new, what is pending if it drains
 	pending  objects.ItemSet         // that are not members yet; if it drains: that still are
 	lists    map[*objects.Item]*list // of the network sets among them
-	stale    bool                    // its network sets changed, or what programs say of them
+	stale    bool                    // its network sets changed, or what rules say of them
 	since    time.Time               // when nobody held it any more, if it drains
 }
 

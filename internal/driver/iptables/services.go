@@ -300,7 +300,7 @@ func (f family) address(i *image, of string, a netip.Addr) {
 	}
 }
 
-// named is a name for what is told from others by a text: a chain's rules, or its place.
+// named is a name for what is told from others by a text: a chain's rules, or its prefix in a tree.
 func named(kind, text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return prefix + kind + "-" + base32.StdEncoding.EncodeToString(sum[:10])
