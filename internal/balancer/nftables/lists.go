@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -136,6 +138,44 @@ func (c *tableChange) members(list string) func(netip.Prefix) nft.Element {
 
 // listKey is what has a number: a list with a length of prefixes.
 func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", list, bits) }
+
+// Listed returns the networks that the kernel has on these lists, by name, whichever driver put them
+// there. It is safe for concurrent use.
+func (d *Driver) Listed(ctx context.Context, lists []string) (nets map[string][]netip.Prefix, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	type listed struct {
+		list string
+		bits int
+	}
+	numbers, of := newNumbers(), map[uint32]listed{}
+	for _, name := range lists {
+		for bits := range 129 {
+			of[numbers.number(listKey(name, bits))] = listed{name, bits}
+		}
+	}
+	read := func(table string, fp *family) error {
+		return d.Sock.ReadSet(ctx, table, fp.members, func(e nft.Element) {
+			l, wanted := of[nft.NativeUint32(e.Key[:4])]
+			addr, _ := netip.AddrFromSlice(e.Key[4 : 4+fp.ip.Bits/8])
+			if p, err := addr.Prefix(l.bits); wanted && err == nil {
+				nets[l.list] = append(nets[l.list], p)
+			}
+		})
+	}
+	err = nft.Uninterrupted(func() error {
+		nets = map[string][]netip.Prefix{}
+		for _, table := range []string{d.Name, d.Next()} {
+			for _, fp := range d.ruleset.families {
+				if err := read(table, fp); err != nil && !errors.Is(err, unix.ENOENT) {
+					return fmt.Errorf("read lists of table %s: %w", d.Title(table), err)
+				}
+			}
+		}
+		return nil
+	})
+	return nets, err
+}
 
 // follow plans changes of lists, and returns the farms for which others have to be asked for.
 func (c *tableChange) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
