@@ -186,8 +186,8 @@ func (t *textSeen) Read(to []byte) (int, error) {
 	return n, err
 }
 
-// place is where a feed is read from, for people: without the password.
-func (f *feed) place() string {
+// shown is the file or URL for people: without the password.
+func (f *feed) shown() string {
 	if f.file != "" {
 		return f.file
 	}
@@ -221,7 +221,7 @@ func (f *feed) open(ctx context.Context) (io.ReadCloser, error) {
 	}
 	if a.StatusCode != http.StatusOK {
 		a.Body.Close()
-		return nil, fmt.Errorf("get %s: %s", f.place(), a.Status)
+		return nil, fmt.Errorf("get %s: %s", f.shown(), a.Status)
 	}
 	return a.Body, nil
 }
@@ -250,7 +250,7 @@ func (s *Source) enterFeed(name string, f *feed, err error) {
 		}
 		return
 	}
-	from := f.place()
+	from := f.shown()
 	list := model.FarmList{Name: name}
 	i := model.Issue{Object: list.Ref(), Source: from, Reason: "read feed: " + err.Error(), InForce: model.InForceLast}
 	s.faults[name] = i

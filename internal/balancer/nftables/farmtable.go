@@ -40,7 +40,7 @@ func (t *farmTable) close() error {
 	return t.Sock.Close()
 }
 
-// beside is the same part with a table of another name, of which nothing is known.
+// beside is the same table under another name; nothing is known of its content.
 func (t *farmTable) beside(name string, rs *ruleset) *farmTable {
 	n := &farmTable{Table: t.Beside(name), ruleset: rs, links: t.links, claims: elementClaims{}}
 	n.Layout = &rs.Layout
@@ -118,7 +118,7 @@ func (t *farmTable) fresh(want *state.Farms, n *numbers) *tableChange {
 	return c
 }
 
-// send has the kernel carry out a change. A table of another program makes way.
+// send has the kernel carry out a change. A table with another ruleset makes way.
 func (c *tableChange) send(ctx context.Context) error {
 	t := c.t
 	if c.adopts {
@@ -152,7 +152,7 @@ func (c *tableChange) commit() error {
 	return nil
 }
 
-// rebuild has a fresh table take the place of another program's.
+// rebuild has a fresh table take the place of one with another ruleset.
 func (t *farmTable) rebuild(ctx context.Context, want *state.Farms, n *numbers) error {
 	var last *farmTable
 	serves := func(entries []string) bool { return len(entries) > 0 }

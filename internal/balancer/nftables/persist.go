@@ -105,7 +105,7 @@ func (h *half) sessions() {
 				e := nft.Element{Set: h.fp.memory(h.Persist).sessions}
 				e.AppendUint32(n)
 				e.Append(h.fp.clientBytes(h.Persist, s.Client)...)
-				e.SetAddrPort(h.fp.ip, netip.AddrPortFrom(b.Addr, h.portAt(h.places[0], b)))
+				e.SetAddrPort(h.fp.ip, netip.AddrPortFrom(b.Addr, h.portAt(h.addrs[0], b)))
 				h.element(&e)
 			}
 		}

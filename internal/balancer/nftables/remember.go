@@ -99,7 +99,7 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 func (c *tableChange) recall(ctx context.Context, name string) error {
 	var sets []*nft.Set
 	of := map[*nft.Set]*family{}
-	for _, fp := range c.p.families {
+	for _, fp := range c.rs.families {
 		for _, m := range fp.memories {
 			sets, of[m.clients] = append(sets, m.clients), fp
 		}
