@@ -229,6 +229,27 @@ func (f *Farm) InRanges() bool {
 	})
 }
 
+// Each yields the addresses and protocols at which the farm is found, with each span of ports; an
+// invalid address stands for all of the machine's.
+func (f *Farm) Each(yield func(addr netip.Addr, is4 bool, p Protocol, ports PortSpan)) {
+	for _, a := range f.Addresses {
+		ports := a.Ports
+		if len(ports) == 0 {
+			ports = []PortSpan{{First: 0, Last: 65535}}
+		}
+		for _, p := range a.Protocols {
+			for _, span := range ports {
+				if a.IPv4 {
+					yield(a.Addr, true, p, span)
+				}
+				if a.IPv6 {
+					yield(a.Addr, false, p, span)
+				}
+			}
+		}
+	}
+}
+
 // Level is the priority up to which backends serve. It starts at 1 and grows by the backends of
 // just that priority that are not up, again and again, as nftlb has it.
 func Level(backends []FarmBackend) int {
