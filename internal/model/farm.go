@@ -172,6 +172,23 @@ type FlowValues struct {
 	SrcMAC, DstMAC   [6]byte
 }
 
+// Field is the value of one part: a *netip.Addr, *uint16 or *[6]byte.
+func (v *FlowValues) Field(part FlowKey) any {
+	switch part {
+	case SrcIP:
+		return &v.SrcIP
+	case DstIP:
+		return &v.DstIP
+	case SrcPort:
+		return &v.SrcPort
+	case DstPort:
+		return &v.DstPort
+	case SrcMAC:
+		return &v.SrcMAC
+	}
+	return &v.DstMAC
+}
+
 // FarmLimits bound what the clients of a farm may do. The zero value bounds nothing.
 type FarmLimits struct {
 	// New is the rate of new connections of each source address, and RST that of resets.

@@ -172,19 +172,13 @@ func (fp *family) readClient(key model.FlowKey, e *nft.Element) client {
 	for _, part := range fp.memory(key).parts {
 		size := len(fp.partBytes(part, model.FlowValues{}))
 		if key&part != 0 {
-			switch part {
-			case model.SrcIP:
-				c.SrcIP = addr(at)
-			case model.DstIP:
-				c.DstIP = addr(at)
-			case model.SrcPort:
-				c.SrcPort = port(at)
-			case model.DstPort:
-				c.DstPort = port(at)
-			case model.SrcMAC:
-				copy(c.SrcMAC[:], at)
-			case model.DstMAC:
-				copy(c.DstMAC[:], at)
+			switch f := c.Field(part).(type) {
+			case *netip.Addr:
+				*f = addr(at)
+			case *uint16:
+				*f = port(at)
+			case *[6]byte:
+				copy(f[:], at)
 			}
 		}
 		at = at[size:]

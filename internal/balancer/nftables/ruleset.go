@@ -101,12 +101,7 @@ func newRuleset(clients uint32, mayMiss bool) *ruleset {
 	return rs
 }
 
-func (rs *ruleset) family(is4 bool) *family {
-	if is4 {
-		return rs.families[0]
-	}
-	return rs.families[1]
-}
+func (rs *ruleset) family(is4 bool) *family { return rs.families[familyIndex(is4)] }
 
 // set adds a set.
 func (rs *ruleset) set(name, comment string, s nft.Set) *nft.Set {
@@ -231,14 +226,11 @@ func (fp *family) at(sets [kinds]*nft.Set, p virtualAddr, slot ...uint32) nft.El
 
 // ends are the first and the last address of the family.
 func (fp *family) ends() (first, last netip.Addr) {
+	first = netip.IPv6Unspecified()
 	if fp.is4() {
-		return netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{255, 255, 255, 255})
+		first = netip.IPv4Unspecified()
 	}
-	var all [16]byte
-	for i := range all {
-		all[i] = 255
-	}
-	return netip.IPv6Unspecified(), netip.AddrFrom16(all)
+	return first, model.Last(netip.PrefixFrom(first, 0))
 }
 
 func (fp *family) is4() bool { return fp.ip.Bits == nft.IPv4.Bits }
