@@ -154,14 +154,18 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 	if b.driver, err = o.openFarms(o.mode, log); err != nil {
 		return nil, privilege(err)
 	}
-	b.source = nftlb.New(objects, nftlb.Options{
+	options := nftlb.Options{
 		Key: o.api.key, ReadKeys: o.api.readKeys, Lenient: o.lenient, State: o.state, ReadList: list.Read, Log: log,
 		Check: b.driver.Check, LoadAll: o.mode == ipvsFarms, DSRTracks: o.mode == ipvsFarms, Prepare: func(f *model.Farm) { prepareFarm(f, o, log) },
 		Own:       served(o.api.address, o.agent.MetricsAddress, o.agent.HealthzAddress),
 		HasDevice: func(name string) bool { _, err := net.InterfaceByName(name); return err == nil },
-	})
-	if err := b.source.Load(o.config); err != nil {
-		return nil, errors.Join(err, b.driver.Close())
+	}
+	if d, ok := b.driver.(*farms.Driver); ok {
+		options.Listed = d.Listed
+	}
+	b.source = nftlb.New(objects, options)
+	if err := b.source.Load(ctx, o.config); err != nil {
+		return nil, privilege(errors.Join(err, b.driver.Close()))
 	}
 	if b.neighbours, err = link.OpenNeighbours(); err != nil {
 		return nil, errors.Join(err, b.driver.Close())

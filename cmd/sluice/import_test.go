@@ -133,7 +133,7 @@ func TestImportedIsTaken(t *testing.T) {
 		if err := os.WriteFile(config, out.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := nftlb.New(nil, nftlb.Options{Check: new(farms.Driver).Check}).Load(config); err != nil {
+		if err := nftlb.New(nil, nftlb.Options{Check: new(farms.Driver).Check}).Load(t.Context(), config); err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out.String())
 		}
 	}

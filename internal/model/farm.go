@@ -172,6 +172,23 @@ type FlowValues struct {
 	SrcMAC, DstMAC   [6]byte
 }
 
+// Field is the value of one part: a *netip.Addr, *uint16 or *[6]byte.
+func (v *FlowValues) Field(part FlowKey) any {
+	switch part {
+	case SrcIP:
+		return &v.SrcIP
+	case DstIP:
+		return &v.DstIP
+	case SrcPort:
+		return &v.SrcPort
+	case DstPort:
+		return &v.DstPort
+	case SrcMAC:
+		return &v.SrcMAC
+	}
+	return &v.DstMAC
+}
+
 // FarmLimits bound what the clients of a farm may do. The zero value bounds nothing.
 type FarmLimits struct {
 	// New is the rate of new connections of each source address, and RST that of resets.
@@ -227,6 +244,27 @@ func (f *Farm) InRanges() bool {
 		return !a.Addr.IsValid() || len(a.Ports) == 0 ||
 			slices.ContainsFunc(a.Ports, func(p PortSpan) bool { return p.First != p.Last })
 	})
+}
+
+// Each yields the addresses and protocols at which the farm is found, with each span of ports; an
+// invalid address stands for all of the machine's.
+func (f *Farm) Each(yield func(addr netip.Addr, is4 bool, p Protocol, ports PortSpan)) {
+	for _, a := range f.Addresses {
+		ports := a.Ports
+		if len(ports) == 0 {
+			ports = []PortSpan{{First: 0, Last: 65535}}
+		}
+		for _, p := range a.Protocols {
+			for _, span := range ports {
+				if a.IPv4 {
+					yield(a.Addr, true, p, span)
+				}
+				if a.IPv6 {
+					yield(a.Addr, false, p, span)
+				}
+			}
+		}
+	}
 }
 
 // Level is the priority up to which backends serve. It starts at 1 and grows by the backends of

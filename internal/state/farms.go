@@ -156,24 +156,3 @@ func (f *Farm) Serves(backend int) bool {
 	}
 	return false
 }
-
-// Each yields the addresses and protocols at which the farm is found, with each span of ports; an
-// invalid address stands for all of the machine's.
-func (f *Farm) Each(yield func(addr netip.Addr, is4 bool, p model.Protocol, ports model.PortSpan)) {
-	for _, a := range f.Addresses {
-		ports := a.Ports
-		if len(ports) == 0 {
-			ports = []model.PortSpan{{First: 0, Last: 65535}}
-		}
-		for _, p := range a.Protocols {
-			for _, span := range ports {
-				if a.IPv4 {
-					yield(a.Addr, true, p, span)
-				}
-				if a.IPv6 {
-					yield(a.Addr, false, p, span)
-				}
-			}
-		}
-	}
-}

@@ -2,9 +2,7 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -213,13 +211,3 @@ func newObject[T any](key string, fresh T, lists []keys.List, attributes ...attr
 
 // Document is the kind of a whole configuration.
 var Document = &keys.Kind{Lists: []keys.List{{Key: "farms", Of: &farmTable.Kind}, {Key: "addresses", Of: &addressTable.Kind}, {Key: "policies", Of: &policyTable.Kind}}}
-
-// unknownKey returns an error if an object has a key that is neither a value nor in a list.
-func unknownKey(k *keys.Kind, path string, given map[string]any, lists []keys.List) error {
-	for key := range given {
-		if _, ok := k.Nftlb[key]; !ok && !slices.ContainsFunc(lists, func(l keys.List) bool { return l.Key == key }) {
-			return &failure{400, fmt.Sprintf("error parsing buffer. Unknown key '%.60s' in %s", key, path)}
-		}
-	}
-	return nil
-}

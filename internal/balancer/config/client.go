@@ -9,60 +9,43 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// flowPart is how the value of a part of a key is read and written.
-type flowPart struct {
-	part model.FlowKey
-	read func(v *model.FlowValues, text string) error
-	text func(v *model.FlowValues) string
-}
-
-// flowParts are in the order of keyWords.
-var flowParts = []flowPart{
-	addrPart(model.SrcIP, func(v *model.FlowValues) *netip.Addr { return &v.SrcIP }),
-	addrPart(model.DstIP, func(v *model.FlowValues) *netip.Addr { return &v.DstIP }),
-	portPart(model.SrcPort, func(v *model.FlowValues) *uint16 { return &v.SrcPort }),
-	portPart(model.DstPort, func(v *model.FlowValues) *uint16 { return &v.DstPort }),
-	macPart(model.SrcMAC, func(v *model.FlowValues) *[6]byte { return &v.SrcMAC }),
-	macPart(model.DstMAC, func(v *model.FlowValues) *[6]byte { return &v.DstMAC }),
-}
-
-func addrPart(part model.FlowKey, field func(*model.FlowValues) *netip.Addr) flowPart {
-	read := func(v *model.FlowValues, text string) (err error) {
-		*field(v), err = model.ParseAddr(text)
-		return err
+// partsOf are the parts of a key, in the order of keyWords.
+func partsOf(key model.FlowKey) (all []model.FlowKey) {
+	for _, w := range keyWords {
+		if key&w.value != 0 {
+			all = append(all, w.value)
+		}
 	}
-	return flowPart{part, read, func(v *model.FlowValues) string { return addrText(*field(v)) }}
+	return all
 }
 
-func portPart(part model.FlowKey, field func(*model.FlowValues) *uint16) flowPart {
-	read := func(v *model.FlowValues, text string) error {
-		n, err := readNumber(text, 0, 65535)
-		*field(v) = uint16(n)
-		return err
-	}
-	return flowPart{part, read, func(v *model.FlowValues) string { return itoa(int(*field(v))) }}
-}
-
-func macPart(part model.FlowKey, field func(*model.FlowValues) *[6]byte) flowPart {
-	read := func(v *model.FlowValues, text string) error {
+// readPart reads the value of a part of a key.
+func readPart(into any, text string) (err error) {
+	switch into := into.(type) {
+	case *netip.Addr:
+		*into, err = model.ParseAddr(text)
+	case *uint16:
+		var n uint64
+		n, err = readNumber(text, 0, 65535)
+		*into = uint16(n)
+	case *[6]byte:
 		mac, err := net.ParseMAC(text)
 		if err != nil || len(mac) != 6 {
 			return fmt.Errorf("%.60q is no MAC address", text)
 		}
-		*field(v) = [6]byte(mac)
-		return nil
+		*into = [6]byte(mac)
 	}
-	return flowPart{part, read, func(v *model.FlowValues) string { return net.HardwareAddr(field(v)[:]).String() }}
+	return err
 }
 
-// partsOf are the parts of a key.
-func partsOf(key model.FlowKey) (all []flowPart) {
-	for _, p := range flowParts {
-		if key&p.part != 0 {
-			all = append(all, p)
-		}
+func partText(value any) string {
+	switch v := value.(type) {
+	case *netip.Addr:
+		return addrText(*v)
+	case *[6]byte:
+		return net.HardwareAddr(v[:]).String()
 	}
-	return all
+	return itoa(int(*value.(*uint16)))
 }
 
 // readClient reads values of the parts of a key as nft writes them: "192.0.2.1 . 90".
@@ -72,7 +55,7 @@ func readClient(key model.FlowKey, text string) (v model.FlowValues, err error) 
 		err = fmt.Errorf("%.100q does not fit", text)
 	}
 	for i := 0; i < len(parts) && err == nil; i++ {
-		err = parts[i].read(&v, strings.TrimSpace(texts[i]))
+		err = readPart(v.Field(parts[i]), strings.TrimSpace(texts[i]))
 	}
 	if err != nil {
 		words := strings.Fields(setText(keyWords, key, len(keyWords)))
@@ -85,7 +68,7 @@ func readClient(key model.FlowKey, text string) (v model.FlowValues, err error) 
 func clientText(key model.FlowKey, v model.FlowValues) string {
 	var texts []string
 	for _, p := range partsOf(key) {
-		texts = append(texts, p.text(&v))
+		texts = append(texts, partText(v.Field(p)))
 	}
 	return strings.Join(texts, " . ")
 }

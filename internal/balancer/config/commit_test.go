@@ -75,7 +75,7 @@ func TestRefused(t *testing.T) {
 		t.Error("something is left of what was refused")
 	}
 	again := prepare(t, b.options)
-	if err := again.Load(""); err != nil {
+	if err := again.Load(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	again.run()
@@ -112,7 +112,7 @@ func TestState(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := prepare(t, Options{State: file})
-	if err := b.Load(config); err != nil {
+	if err := b.Load(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	b.run()
@@ -130,7 +130,7 @@ func TestState(t *testing.T) {
 		t.Fatalf("the state file is %v, %v", info, err)
 	}
 	again := prepare(t, Options{State: file})
-	if err := again.Load(config); err != nil {
+	if err := again.Load(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	again.run()
@@ -148,12 +148,12 @@ func TestState(t *testing.T) {
 		if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := prepare(t, Options{State: file}).Load(config); err == nil || !strings.Contains(err.Error(), "move it away") || strings.Count(err.Error(), file) != 1 {
+		if err := prepare(t, Options{State: file}).Load(t.Context(), config); err == nil || !strings.Contains(err.Error(), "move it away") || strings.Count(err.Error(), file) != 1 {
 			t.Errorf("a state file of %q: %v", broken, err)
 		}
 	}
 	for _, o := range []Options{{}, {State: filepath.Dir(file)}} {
-		if err := prepare(t, o).Load(filepath.Dir(file)); err == nil || strings.Count(err.Error(), filepath.Dir(file)) != 1 {
+		if err := prepare(t, o).Load(t.Context(), filepath.Dir(file)); err == nil || strings.Count(err.Error(), filepath.Dir(file)) != 1 {
 			t.Errorf("a folder in place of a file: %v", err)
 		}
 	}
@@ -191,12 +191,12 @@ func TestLoadAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := Options{Check: func(*model.Farm) error { return fmt.Errorf("mode: it can't") }}
-	if err := prepare(t, o).Load(config); err == nil || !strings.Contains(err.Error(), "farms[web]: mode: it can't") {
+	if err := prepare(t, o).Load(t.Context(), config); err == nil || !strings.Contains(err.Error(), "farms[web]: mode: it can't") {
 		t.Error(err)
 	}
 	o.LoadAll = true
 	b := prepare(t, o)
-	if err := b.Load(config); err != nil {
+	if err := b.Load(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	b.run()
@@ -399,6 +399,61 @@ func TestFeed(t *testing.T) {
 		t.Error("a feed that is gone is still followed")
 	}
 	b.mu.RUnlock()
+}
+
+// TestFeedAtStart begins with what feeds hold. Of those that cannot be read, the kernel is asked
+// beside the configuration, and the state file alone where there is one.
+func TestFeedAtStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	text := `{"policies":[`
+	for i, feed := range []string{"good", "blank", "gone"} {
+		if i > 0 {
+			text += ","
+		}
+		text += `{"name":"` + feed + `","elements":[{"data":"192.0.2.1"}],"feed":{"file":"` + filepath.Join(dir, feed) + `"}}`
+	}
+	config, state := filepath.Join(dir, "config"), filepath.Join(dir, "state")
+	for file, text := range map[string]string{config: text + `,{"name":"fixed"}]}`, filepath.Join(dir, "good"): "10.0.0.0/8\n", filepath.Join(dir, "blank"): " "} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked := 0
+	o := Options{ReadList: list.Read, State: state, Listed: func(_ context.Context, lists []string) (map[string][]netip.Prefix, error) {
+		asked++
+		if slices.Sort(lists); !slices.Equal(lists, []string{"blank", "gone"}) {
+			t.Errorf("the kernel is asked for %q", lists)
+		}
+		return map[string][]netip.Prefix{"gone": {netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd00::/8")}}, nil
+	}}
+	holds := func(b *bed, list, want string) {
+		t.Helper()
+		var all []string
+		for _, r := range listIn(b.store, list).Ranges {
+			all = append(all, rangeText(r))
+		}
+		if got := strings.Join(all, " "); got != want {
+			t.Errorf("%s holds %q, want %q", list, got, want)
+		}
+	}
+	for range 2 {
+		b := prepare(t, o)
+		if err := b.Load(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+		b.run()
+		until(t, "what cannot be read is an issue", func() bool { return len(b.Status().Issues) == 2 })
+		holds(b, "good", "10.0.0.0/8")
+		holds(b, "blank", "192.0.2.1")
+		holds(b, "gone", "10.9.0.0/16 192.0.2.1")
+		holds(b, "fixed", "")
+		b.do("POST", "/policies", `{"policies":[{"name":"other"}]}`) // the state file is written
+		b.stop()
+	}
+	if asked != 1 {
+		t.Errorf("the kernel is asked %d times", asked)
+	}
 }
 
 // TestFeedSecret keeps the password of a feed out of what is said of it.

@@ -168,23 +168,23 @@ func (f *farm) finishBackends(m *model.Farm, path string) error {
 		}
 		m.Backends = append(m.Backends, mb)
 	}
-	return checkPlaces(m, path)
+	return checkDistinct(m, path)
 }
 
-// checkPlaces refuses backends at the same address and port: neither a connection nor a client that
+// checkDistinct refuses backends at the same address and port: neither a connection nor a client that
 // is remembered tells whose of them it is.
-func checkPlaces(m *model.Farm, path string) error {
-	type place struct {
+func checkDistinct(m *model.Farm, path string) error {
+	type endpoint struct {
 		addr netip.Addr
 		port uint16 // 0: that which the client asked for
 	}
-	at := map[place]string{}
+	at := map[endpoint]string{}
 	twice := func(b *model.FarmBackend, where, owner string) error {
 		return &failure{409, fmt.Sprintf("error parsing buffer. %s.backends[%s]: %s already belongs to backend '%s'", path, b.Name, where, owner)}
 	}
 	for i := range m.Backends {
 		b := &m.Backends[i]
-		p := place{b.Addr, b.Port}
+		p := endpoint{b.Addr, b.Port}
 		owner, taken := at[p]
 		switch {
 		case taken && b.Port == 0:
@@ -196,7 +196,7 @@ func checkPlaces(m *model.Farm, path string) error {
 	}
 	for i := range m.Backends {
 		b := &m.Backends[i]
-		if owner, any := at[place{addr: b.Addr}]; any && b.Port != 0 && hasPort(m, b.Port) {
+		if owner, any := at[endpoint{addr: b.Addr}]; any && b.Port != 0 && hasPort(m, b.Port) {
 			return twice(b, fmt.Sprintf("port %d of %s", b.Port, b.Addr), owner)
 		}
 	}

@@ -5,32 +5,6 @@ import (
 	"strings"
 )
 
-// deleteAll deletes all objects of a list of the document.
-func (r *revision) deleteAll(list string) {
-	switch list {
-	case "farms":
-		for name := range r.farms.All() {
-			r.removeFarm(name)
-		}
-	case "addresses":
-		for name := range r.addresses.All() {
-			r.removeAddress(name)
-		}
-	default:
-		for name := range r.policies.All() {
-			r.removePolicy(name)
-		}
-	}
-}
-
-func (r *revision) deleteFarm(name string) error {
-	if r.farms.Get(name) == nil {
-		return &failure{404, "error deleting farm. Unknown farm '" + name + "'"}
-	}
-	r.removeFarm(name)
-	return nil
-}
-
 // farmOr returns a farm that may be changed, or an error that begins with what was to be done.
 func (r *revision) farmOr(what, name string) (*farm, error) {
 	if r.farms.Get(name) == nil {
@@ -124,22 +98,6 @@ func (r *revision) deleteName(of, kind, name string, field func(*farm) *[]string
 	default:
 		*names = without(*names, name)
 	}
-	return nil
-}
-
-func (r *revision) deletePolicy(name string) error {
-	if r.policies.Get(name) == nil {
-		return &failure{404, "error stopping policy. Unknown policy '" + name + "'"}
-	}
-	r.removePolicy(name)
-	return nil
-}
-
-func (r *revision) deleteAddress(name string) error {
-	if r.addresses.Get(name) == nil {
-		return &failure{404, "error stopping address. Unknown address '" + name + "'"}
-	}
-	r.removeAddress(name)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -20,6 +21,8 @@ import (
 const (
 	mostFeed     = 256 << 20 // bytes
 	feedPatience = time.Minute
+	// firstPatience is how long a start waits for feeds: until then, the kernel serves as before.
+	firstPatience = 5 * time.Second
 )
 
 // feeds are the feeds that are followed, by policy.
@@ -51,6 +54,48 @@ func (s *Source) followFeed(name string, was, now *policy) {
 	f.done.Go(func() { s.feed(ctx, name, f.feed) })
 }
 
+// readFeeds has the lists of a new document hold what their feeds do. Those whose feed cannot be
+// read keep what the kernel has of them from before a restart.
+func (s *Source) readFeeds(ctx context.Context, d *document) error {
+	soon, cancel := context.WithTimeout(ctx, firstPatience)
+	defer cancel()
+	type reading struct {
+		of   *policy
+		nets []netip.Prefix
+		ok   bool
+	}
+	unread, done := map[string]*policy{}, make(chan reading, d.policies.Len())
+	for name, p := range d.policies.All() {
+		if p.feed != nil {
+			unread[name] = p
+			go func() {
+				nets, blank, err := s.fetch(soon, p.feed)
+				done <- reading{p, nets, err == nil && !blank}
+			}()
+		}
+	}
+	for range len(unread) {
+		select {
+		case <-soon.Done():
+		case r := <-done:
+			if r.ok {
+				r.of.elements, r.of.feed.begun = nil, true
+				r.of.add(rangesOf(r.nets, r.of.family))
+				delete(unread, r.of.name)
+			}
+		}
+	}
+	if len(unread) == 0 || s.options.Listed == nil {
+		return nil
+	}
+	nets, err := s.options.Listed(ctx, slices.Collect(maps.Keys(unread)))
+	for name, of := range nets {
+		p := unread[name]
+		p.add(rangesOf(of, p.family))
+	}
+	return err
+}
+
 // stopFeeds ends all, and waits for them. Nothing may begin any more.
 func (s *Source) stopFeeds() {
 	s.mu.Lock()
@@ -67,12 +112,14 @@ func (s *Source) stopFeeds() {
 func (s *Source) feed(ctx context.Context, name string, f *feed) {
 	tick := time.NewTicker(f.interval)
 	defer tick.Stop()
-	for {
-		err := s.readFeed(ctx, name, f)
-		if ctx.Err() != nil {
-			return
+	for wait := f.begun; ; wait = false {
+		if !wait {
+			err := s.readFeed(ctx, name, f)
+			if ctx.Err() != nil {
+				return
+			}
+			s.enterFeed(name, f, err)
 		}
-		s.enterFeed(name, f, err)
 		select {
 		case <-ctx.Done():
 			return
@@ -83,9 +130,6 @@ func (s *Source) feed(ctx context.Context, name string, f *feed) {
 
 // readFeed reads a feed once, and makes what it holds the elements of its policy.
 func (s *Source) readFeed(ctx context.Context, name string, f *feed) error {
-	if s.options.ReadList == nil {
-		return errors.New("this program reads no feeds")
-	}
 	nets, blank, err := s.fetch(ctx, f)
 	if err != nil {
 		return err
@@ -113,6 +157,9 @@ var errBlankFeed = errors.New("it is blank; where no address belongs on the list
 
 // fetch returns what a feed holds. It is blank if it has nothing but spaces.
 func (s *Source) fetch(ctx context.Context, f *feed) (nets []netip.Prefix, blank bool, err error) {
+	if s.options.ReadList == nil {
+		return nil, false, errors.New("this program reads no feeds")
+	}
 	from, err := f.open(ctx)
 	if err != nil {
 		return nil, false, err
@@ -139,8 +186,8 @@ func (t *textSeen) Read(to []byte) (int, error) {
 	return n, err
 }
 
-// place is where a feed is read from, for people: without the password.
-func (f *feed) place() string {
+// shown is the file or URL for people: without the password.
+func (f *feed) shown() string {
 	if f.file != "" {
 		return f.file
 	}
@@ -174,7 +221,7 @@ func (f *feed) open(ctx context.Context) (io.ReadCloser, error) {
 	}
 	if a.StatusCode != http.StatusOK {
 		a.Body.Close()
-		return nil, fmt.Errorf("get %s: %s", f.place(), a.Status)
+		return nil, fmt.Errorf("get %s: %s", f.shown(), a.Status)
 	}
 	return a.Body, nil
 }
@@ -203,7 +250,7 @@ func (s *Source) enterFeed(name string, f *feed, err error) {
 		}
 		return
 	}
-	from := f.place()
+	from := f.shown()
 	list := model.FarmList{Name: name}
 	i := model.Issue{Object: list.Ref(), Source: from, Reason: "read feed: " + err.Error(), InForce: model.InForceLast}
 	s.faults[name] = i

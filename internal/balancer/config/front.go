@@ -28,24 +28,28 @@ type front struct {
 	farm string
 }
 
-// eachFront calls do with what a farm serves.
+// eachFront calls do with what a farm serves, and with where its backends answer from.
 func eachFront(f *model.Farm, do func(frontKey, model.PortSpan)) {
-	for _, a := range f.Addresses {
-		spans := a.Ports
-		if len(spans) == 0 {
-			spans = []model.PortSpan{{First: 0, Last: 65535}}
+	f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, s model.PortSpan) {
+		switch {
+		case addr.IsValid():
+		case is4:
+			addr = netip.IPv4Unspecified()
+		default:
+			addr = netip.IPv6Unspecified()
 		}
-		for _, p := range a.Protocols {
-			for _, addr := range frontAddrs(a) {
-				for _, s := range spans {
-					do(frontKey{addr: addr, protocol: p}, s)
-				}
+		do(frontKey{addr: addr, protocol: p}, s)
+		for _, b := range f.Backends {
+			if f.Mode != model.StatelessDNAT || b.Addr.Is4() != is4 {
+				continue
 			}
-			if f.Mode == model.StatelessDNAT {
-				eachAnswer(f, a, p, spans, do)
+			from := s
+			if b.Port != 0 {
+				from = model.PortSpan{First: b.Port, Last: b.Port}
 			}
+			do(frontKey{b.Addr, p, true}, from)
 		}
-	}
+	})
 }
 
 // sameFronts reports whether two versions of a farm serve the same; nil: nothing.
@@ -54,21 +58,6 @@ func sameFronts(a, b *model.Farm) bool {
 		return a == b
 	}
 	return a.Mode != model.StatelessDNAT && b.Mode != model.StatelessDNAT && reflect.DeepEqual(a.Addresses, b.Addresses)
-}
-
-// eachAnswer calls do with where the answers come from that clients get from an address.
-func eachAnswer(f *model.Farm, a model.FarmAddress, p model.Protocol, spans []model.PortSpan, do func(frontKey, model.PortSpan)) {
-	for _, b := range f.Backends {
-		if b.Addr.Is4() && !a.IPv4 || b.Addr.Is6() && !a.IPv6 {
-			continue
-		}
-		for _, s := range spans {
-			if b.Port != 0 {
-				s = model.PortSpan{First: b.Port, Last: b.Port}
-			}
-			do(frontKey{b.Addr, p, true}, s)
-		}
-	}
 }
 
 // takes returns which of the program's own addresses a farm would take from it; invalid: none. A
@@ -87,19 +76,6 @@ func takes(f *model.Farm, own []netip.AddrPort) (at netip.AddrPort) {
 		}
 	})
 	return at
-}
-
-func frontAddrs(a model.FarmAddress) (all []netip.Addr) {
-	if a.Addr.IsValid() {
-		return []netip.Addr{a.Addr}
-	}
-	if a.IPv4 {
-		all = append(all, netip.IPv4Unspecified())
-	}
-	if a.IPv6 {
-		all = append(all, netip.IPv6Unspecified())
-	}
-	return all
 }
 
 // clash is a range of ports that two farms claim, or one twice.

@@ -3,7 +3,6 @@ package config
 import (
 	"context"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -124,7 +123,7 @@ func (h findings) follow(name string, was, now *farm, changes map[health.Key]*he
 	}
 	before, after := was.targets(), now.targets()
 	for backend, t := range after {
-		if old, ok := before[backend]; !ok || !sameTarget(old, t) {
+		if old, ok := before[backend]; !ok || !old.Equal(t) {
 			changes[health.Key{Farm: name, Backend: backend}] = &t
 			if old.Addr != t.Addr || old.Port != t.Port {
 				h.forget(name, backend)
@@ -137,10 +136,6 @@ func (h findings) follow(name string, was, now *farm, changes map[health.Key]*he
 			h.forget(name, backend)
 		}
 	}
-}
-
-func sameTarget(a, b health.Target) bool {
-	return a.Addr == b.Addr && a.Port == b.Port && (a.Check == b.Check || reflect.DeepEqual(a.Check, b.Check))
 }
 
 func (h findings) forget(farm, backend string) {

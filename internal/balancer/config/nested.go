@@ -30,8 +30,18 @@ func nested[T, V any](name, about string, table *object[*V], fresh func() V, fie
 		},
 		object: func(t T, given map[string]any) error {
 			v := fresh()
-			if err := readNested(table, &v, given); err != nil {
-				return err
+			for key := range given {
+				if _, ok := table.Nftlb[key]; !ok {
+					return fmt.Errorf("%.60q is no key of it; there are %s", key, strings.Join(table.Keys, ", "))
+				}
+			}
+			for i := range table.attributes {
+				a := &table.attributes[i]
+				if value, ok := given[a.name]; ok {
+					if err := readValue(a, &v, value); err != nil {
+						return fmt.Errorf("%s: %w", a.name, err)
+					}
+				}
 			}
 			clear, err := check(&v)
 			if err != nil {
@@ -43,44 +53,6 @@ func nested[T, V any](name, about string, table *object[*V], fresh func() V, fie
 			return nil
 		},
 	}
-}
-
-func readNested[V any](table *object[*V], v *V, given map[string]any) error {
-	for key := range given {
-		if _, ok := table.Nftlb[key]; !ok {
-			return fmt.Errorf("%.60q is no key of it; there are %s", key, strings.Join(table.Keys, ", "))
-		}
-	}
-	for _, a := range table.attributes {
-		value, ok := given[a.name]
-		if !ok {
-			continue
-		}
-		if err := readOne(a, v, value); err != nil {
-			return fmt.Errorf("%s: %w", a.name, err)
-		}
-	}
-	return nil
-}
-
-func readOne[T any](a attribute[T], t T, value any) error {
-	if given, ok := value.([]any); ok && a.list != nil {
-		list := make([]string, len(given))
-		for i, v := range given {
-			text, err := scalar(v)
-			if err != nil {
-				return err
-			}
-			list[i] = text
-		}
-		*a.list(t) = list
-		return nil
-	}
-	text, err := scalar(value)
-	if err != nil {
-		return err
-	}
-	return a.read(t, text)
 }
 
 var checkTable = newObject("type", nil, nil,

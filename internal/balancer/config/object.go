@@ -169,4 +169,5 @@ type session struct {
 type feed struct {
 	file, url string
 	interval  time.Duration
+	begun     bool // it was read as the document was loaded
 }

@@ -55,7 +55,7 @@ func TestOwnAddressesAreLeft(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := prepare(t, Options{Own: test.own, LoadAll: true}).Load(file)
+		err := prepare(t, Options{Own: test.own, LoadAll: true}).Load(t.Context(), file)
 		if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "it takes "+test.refused) {
 			t.Errorf("%s beside %v, from a file: %v", test.farm, test.own, err)
 		}
@@ -89,7 +89,7 @@ func TestOwnAddressesInTheStateFile(t *testing.T) {
 		var log logtest.Log
 		own := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:5555")}
 		b := prepare(t, Options{Own: own, State: state, Log: slog.New(slog.NewTextHandler(&log, nil))})
-		if err := b.Load(""); err != nil {
+		if err := b.Load(t.Context(), ""); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		c := &checker{}
@@ -118,7 +118,7 @@ func TestOwnAddressesInTheStateFile(t *testing.T) {
 			own = nil
 		}
 		again := prepare(t, Options{Own: own, State: state})
-		if err := again.Load(""); err != nil {
+		if err := again.Load(t.Context(), ""); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		again.run()

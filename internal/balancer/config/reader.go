@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"sluice.dev/sluice/internal/balancer/keys"
 )
 
 // How much a document may hold.
@@ -56,34 +57,27 @@ var errForeign = malformed("A balancer writes an object with a list \"farms\", i
 // read reads a document: an object with lists of farms, addresses and policies. Nothing, and an
 // empty list, is an empty document.
 func (r *reader) read(in io.Reader) error {
-	buffered := bytes.Buffer{}
-	first, err := firstByte(in, &buffered)
+	d := json.NewDecoder(in)
+	d.UseNumber()
+	first, err := d.Token()
+	if _, bad := errors.AsType[*json.SyntaxError](err); bad || err == io.ErrUnexpectedEOF {
+		err = nil // something that begins with no brace
+	}
 	switch {
-	case r.ofState && (err == io.EOF || err == nil && first != '{'):
+	case first == json.Delim('{'):
+		err = r.lists(d)
+	case r.ofState && (err == nil || err == io.EOF):
 		return errForeign
 	case err == io.EOF:
 		return nil
+	case err == nil && (first != json.Delim('[') || d.More()):
+		return malformed("a document is an object with lists of farms, addresses and policies")
+	case err == nil:
+		_, err = d.Token()
+		err = syntax(d, err)
 	}
 	if err != nil {
 		return err
-	}
-	d := json.NewDecoder(io.MultiReader(&buffered, in))
-	d.UseNumber()
-	switch first {
-	case '[':
-		var list []any
-		if err := decode(d, &list); err != nil {
-			return err
-		}
-		if len(list) > 0 {
-			return malformed("a document is an object with lists of farms, addresses and policies")
-		}
-	case '{':
-		if err := r.lists(d); err != nil {
-			return err
-		}
-	default:
-		return malformed("a document is an object with lists of farms, addresses and policies")
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return malformed("something follows the document, at byte %d", d.InputOffset())
@@ -91,31 +85,14 @@ func (r *reader) read(in io.Reader) error {
 	return nil
 }
 
-// firstByte returns the first byte that is no space, which is left in kept.
-func firstByte(in io.Reader, kept *bytes.Buffer) (byte, error) {
-	b := make([]byte, 1)
-	for {
-		if _, err := io.ReadFull(in, b); err != nil {
-			return 0, err
-		}
-		if strings.IndexByte(" \t\r\n", b[0]) < 0 {
-			kept.WriteByte(b[0])
-			return b[0], nil
-		}
-	}
-}
-
 func (r *reader) lists(d *json.Decoder) error {
-	if _, err := d.Token(); err != nil {
-		return syntax(d, err)
-	}
 	hasFarms := false
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
 			return syntax(d, err)
 		}
-		var each func(string, map[string]any) error
+		var each readObject
 		switch key {
 		case "farms":
 			each, hasFarms = r.farm, true
@@ -137,9 +114,12 @@ func (r *reader) lists(d *json.Decoder) error {
 	return syntax(d, err)
 }
 
+// readObject reads an object that is named, at a path such as farms[web].
+type readObject func(path, name string, o map[string]any) error
+
 // list reads the objects of a list one by one, so that a document of any size needs no more memory
 // than what comes of it.
-func (r *reader) list(d *json.Decoder, key string, each func(string, map[string]any) error) error {
+func (r *reader) list(d *json.Decoder, key string, each readObject) error {
 	if t, err := d.Token(); err != nil {
 		return syntax(d, err)
 	} else if t != json.Delim('[') {
@@ -157,7 +137,7 @@ func (r *reader) list(d *json.Decoder, key string, each func(string, map[string]
 		if depth(o) > mostDepth {
 			return malformed("%s has more than %d objects and lists in each other", path, mostDepth)
 		}
-		if err := each(path, o); err != nil {
+		if err := readNamed(path, Document.List(key), o, each); err != nil {
 			return err
 		}
 	}
@@ -240,33 +220,37 @@ func checkName(name string) error {
 	return nil
 }
 
-// nameOf returns what an object is named by, and its path with that in place of its number.
-func nameOf(path, key string, o map[string]any) (name, named string, err error) {
-	value, ok := o[key]
+// readNamed reads an object of a kind. In its path, what it is named by takes the place of its
+// number.
+func readNamed(path string, k *keys.Kind, o map[string]any, read readObject) error {
+	value, ok := o[k.Key]
 	if !ok {
-		return "", "", wrong(path, "%s is missing", key)
+		return wrong(path, "%s is missing", k.Key)
 	}
 	if _, odd := value.(bool); odd {
 		value = nil
 	}
-	if name, err = scalar(value); err == nil && key == "name" {
+	name, err := scalar(value)
+	if err == nil && k.Key == "name" {
 		err = checkName(name)
 	}
 	if err == nil && len(name) > mostName {
 		err = fmt.Errorf("it has more than %d bytes", mostName)
 	}
 	if err != nil {
-		return "", "", wrong(path+"."+key, "%v", err)
+		return wrong(path+"."+k.Key, "%v", err)
 	}
-	open := strings.LastIndexByte(path, '[')
-	return name, path[:open] + "[" + name + "]", nil
+	path = path[:strings.LastIndexByte(path, '[')] + "[" + name + "]"
+	for key := range o {
+		if _, ok := k.Nftlb[key]; !ok && k.List(key) == nil {
+			return &failure{400, fmt.Sprintf("error parsing buffer. Unknown key '%.60s' in %s", key, path)}
+		}
+	}
+	return read(path, name, o)
 }
 
 // readAttributes reads all that is no list, in the order of the table.
 func readAttributes[T any](r *reader, table *object[T], t T, path string, given map[string]any) error {
-	if err := unknownKey(&table.Kind, path, given, table.Lists); err != nil {
-		return err
-	}
 	for i := range table.attributes {
 		a := &table.attributes[i]
 		value, ok := given[a.name]
@@ -283,11 +267,24 @@ func readAttributes[T any](r *reader, table *object[T], t T, path string, given 
 }
 
 func readValue[T any](a *attribute[T], t T, value any) error {
-	if o, ok := value.(map[string]any); ok && a.object != nil {
+	given, isList := value.([]any)
+	o, isObject := value.(map[string]any)
+	switch {
+	case a.object != nil && isObject:
 		return a.object(t, o)
-	}
-	if a.object != nil {
+	case a.object != nil:
 		return errors.New("it is no object")
+	case a.list != nil && isList:
+		list := make([]string, len(given))
+		for i, v := range given {
+			text, err := scalar(v)
+			if err != nil {
+				return err
+			}
+			list[i] = text
+		}
+		*a.list(t) = list
+		return nil
 	}
 	text, err := scalar(value)
 	if err != nil || a.read == nil {
@@ -308,8 +305,8 @@ func (r *reader) attribute(err error, path string) error {
 	return nil
 }
 
-// objects yields the objects of a list inside another object.
-func (r *reader) objects(path, key string, parent map[string]any, each func(path string, o map[string]any) error) error {
+// objects reads the objects of a list inside another object.
+func (r *reader) objects(path, key string, of *keys.Kind, parent map[string]any, each readObject) error {
 	value, ok := parent[key]
 	if !ok {
 		return nil
@@ -324,7 +321,7 @@ func (r *reader) objects(path, key string, parent map[string]any, each func(path
 		if !ok {
 			return malformed("%s is no object", at)
 		}
-		if err := each(at, o); err != nil {
+		if err := readNamed(at, of, o, each); err != nil {
 			return err
 		}
 	}

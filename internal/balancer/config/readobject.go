@@ -4,14 +4,11 @@ import (
 	"cmp"
 	"slices"
 
+	"sluice.dev/sluice/internal/balancer/keys"
 	"sluice.dev/sluice/internal/model"
 )
 
-func (r *reader) farm(path string, given map[string]any) error {
-	name, path, err := nameOf(path, "name", given)
-	if err != nil {
-		return err
-	}
+func (r *reader) farm(path, name string, given map[string]any) error {
 	f := &farmFields{farm: r.farmEdits.edit(name), revision: r.revision}
 	if err := readAttributes(r, farmTable, f, path, given); err != nil {
 		return err
@@ -29,22 +26,18 @@ func (r *reader) farm(path string, given map[string]any) error {
 }
 
 func (r *reader) farmLists(f *farm, path string, given map[string]any) error {
-	err := r.objects(path, "addresses", given, func(path string, o map[string]any) error {
-		name, path, err := nameOf(path, "name", o)
-		if err != nil {
-			return err
-		}
+	err := r.objects(path, "addresses", &addressTable.Kind, given, func(path, name string, o map[string]any) error {
 		if !slices.Contains(f.addresses, name) {
 			f.addresses = append(f.addresses, name)
 		}
-		return r.addressFields(path, name, o)
+		return r.address(path, name, o)
 	})
 	if err != nil {
 		return err
 	}
 	at := placesOf(f.backends)
-	err = r.objects(path, "backends", given, func(path string, o map[string]any) error {
-		return r.backend(f, at, path, o)
+	err = r.objects(path, "backends", &backendTable.Kind, given, func(path, name string, o map[string]any) error {
+		return r.backend(f, at, path, name, o)
 	})
 	if err != nil {
 		return err
@@ -56,16 +49,12 @@ func (r *reader) farmLists(f *farm, path string, given map[string]any) error {
 	if err := r.policyNames(&f.policies, path, given); err != nil {
 		return err
 	}
-	return r.objects(path, "sessions", given, func(path string, o map[string]any) error {
-		return r.session(f, path, o)
+	return r.objects(path, "sessions", sessionKind, given, func(path, client string, o map[string]any) error {
+		return r.session(f, path, client, o)
 	})
 }
 
-func (r *reader) backend(f *farm, at map[string]int, path string, given map[string]any) error {
-	name, path, err := nameOf(path, "name", given)
-	if err != nil {
-		return err
-	}
+func (r *reader) backend(f *farm, at map[string]int, path, name string, given map[string]any) error {
 	i, ok := at[name]
 	if ok {
 		f.backends[i] = f.backends[i].clone()
@@ -108,15 +97,7 @@ func placesOf(backends []*backend) map[string]int {
 	return at
 }
 
-func (r *reader) address(path string, given map[string]any) error {
-	name, path, err := nameOf(path, "name", given)
-	if err != nil {
-		return err
-	}
-	return r.addressFields(path, name, given)
-}
-
-func (r *reader) addressFields(path, name string, given map[string]any) error {
+func (r *reader) address(path, name string, given map[string]any) error {
 	a := &addressFields{address: r.addrEdits.edit(name)}
 	if err := readAttributes(r, addressTable, a, path, given); err != nil {
 		return err
@@ -124,16 +105,12 @@ func (r *reader) addressFields(path, name string, given map[string]any) error {
 	return r.policyNames(&a.policies, path, given)
 }
 
+// policyName is all that a farm or an address has of a policy.
+var policyName = &keys.Kind{Key: policyTable.Key, Nftlb: policyTable.Nftlb}
+
 // policyNames adds to the names of policies; whether there are such is checked at the end.
 func (r *reader) policyNames(names *[]string, path string, given map[string]any) error {
-	return r.objects(path, "policies", given, func(path string, o map[string]any) error {
-		name, path, err := nameOf(path, "name", o)
-		if err != nil {
-			return err
-		}
-		if err := unknownKey(&policyTable.Kind, path, o, nil); err != nil {
-			return err
-		}
+	return r.objects(path, "policies", policyName, given, func(_, name string, _ map[string]any) error {
 		if !slices.Contains(*names, name) {
 			*names = append(*names, name)
 		}
@@ -141,18 +118,14 @@ func (r *reader) policyNames(names *[]string, path string, given map[string]any)
 	})
 }
 
-func (r *reader) policy(path string, given map[string]any) error {
-	name, path, err := nameOf(path, "name", given)
-	if err != nil {
-		return err
-	}
+func (r *reader) policy(path, name string, given map[string]any) error {
 	p := r.listEdits.edit(name)
 	if err := readAttributes(r, policyTable, &policyFields{policy: p}, path, given); err != nil {
 		return err
 	}
 	var ranges []model.AddressRange
-	err = r.objects(path, "elements", given, func(path string, o map[string]any) error {
-		e, err := readElement(path, o)
+	err := r.objects(path, "elements", elementKind, given, func(path, text string, o map[string]any) error {
+		e, err := readElement(path, text, o)
 		ranges = append(ranges, e)
 		return err
 	})
@@ -184,14 +157,7 @@ var (
 		attribute[any]{name: "expiration", nftlb: nftlbUnused}).Kind
 )
 
-func readElement(path string, o map[string]any) (model.AddressRange, error) {
-	text, path, err := nameOf(path, "data", o)
-	if err != nil {
-		return model.AddressRange{}, err
-	}
-	if err := unknownKey(elementKind, path, o, nil); err != nil {
-		return model.AddressRange{}, err
-	}
+func readElement(path, text string, o map[string]any) (model.AddressRange, error) {
 	if _, ok := o["time"]; ok {
 		return model.AddressRange{}, wrong(path+".time", "elements have no time-out; leave it out")
 	}
@@ -202,16 +168,10 @@ func readElement(path string, o map[string]any) (model.AddressRange, error) {
 	return e, nil
 }
 
-func (r *reader) session(f *farm, path string, given map[string]any) error {
-	client, path, err := nameOf(path, "client", given)
-	if err != nil {
-		return err
-	}
-	if err := unknownKey(sessionKind, path, given, nil); err != nil {
-		return err
-	}
+func (r *reader) session(f *farm, path, client string, given map[string]any) error {
 	s := session{client: client}
 	if value, ok := given["backend"]; ok {
+		var err error
 		if s.backend, err = scalar(value); err != nil {
 			return wrong(path+".backend", "%v", err)
 		}

@@ -22,9 +22,9 @@ type (
 )
 
 var routes = slices.Concat(
-	routesOf("farms", (*revision).deleteFarm, (*Source).printFarms),
-	routesOf("addresses", (*revision).deleteAddress, (*Source).printAddresses),
-	routesOf("policies", (*revision).deletePolicy, (*Source).printPolicies),
+	routesOf("farms", "error deleting farm. Unknown farm", func(r *revision) *draft[*farm] { return &r.farmEdits }, (*revision).removeFarm, (*Source).printFarms),
+	routesOf("addresses", "error stopping address. Unknown address", func(r *revision) *draft[*address] { return &r.addrEdits }, (*revision).removeAddress, (*Source).printAddresses),
+	routesOf("policies", "error stopping policy. Unknown policy", func(r *revision) *draft[*policy] { return &r.listEdits }, (*revision).removePolicy, (*Source).printPolicies),
 	routesIn("/farms/{name}/backends", "delete all backends", "/{backend}", "delete one of backends", (*revision).deleteBackend),
 	routesIn("/farms/{name}/addresses", "take all addresses from a farm", "/{address}", "delete one of addresses", (*revision).deleteFarmAddress),
 	routesIn("/farms/{name}/policies", "take all policies from a farm", "/{policy}", "delete one of policies", (*revision).deleteFarmPolicy),
@@ -44,8 +44,10 @@ var routes = slices.Concat(
 
 const replacesElements = "replace the elements of a policy by those of the body"
 
-// routesOf are those of a list of the document, and of one of its objects.
-func routesOf(list string, remove func(*revision, string) error, get getter) []route {
+// routesOf are those of a list of the document, and of one of its objects; unknown says that there
+// is none of a name to be deleted.
+func routesOf[O named[O]](list, unknown string, in func(*revision) *draft[O], remove func(*revision, string), get getter) []route {
+	var none O
 	all, one := "/"+list, "/"+list+"/{name}"
 	put := func(c *revision, _ []string, body []byte) error { return merge(body, nil)(c) }
 	return []route{
@@ -56,11 +58,19 @@ func routesOf(list string, remove func(*revision, string) error, get getter) []r
 			if len(bytes.TrimSpace(body)) > 0 {
 				return merge(body, func(r *reader) { r.dropElements = true })(c)
 			}
-			c.deleteAll(list)
+			for name := range in(c).All() {
+				remove(c, name)
+			}
 			return nil
 		}},
 		{http.MethodGet, one, "one of them", get, nil},
-		{http.MethodDelete, one, "delete it", nil, func(c *revision, n []string, _ []byte) error { return remove(c, n[0]) }},
+		{http.MethodDelete, one, "delete it", nil, func(c *revision, n []string, _ []byte) error {
+			if in(c).Get(n[0]) == none {
+				return &failure{404, unknown + " '" + n[0] + "'"}
+			}
+			remove(c, n[0])
+			return nil
+		}},
 	}
 }
 

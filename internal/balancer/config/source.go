@@ -76,7 +76,10 @@ type Options struct {
 	HasDevice func(name string) bool
 	// ReadList reads the text of a feed; nil: there are no feeds.
 	ReadList func(io.Reader) ([]netip.Prefix, error)
-	Log      *slog.Logger // nil: none
+	// Listed returns the networks that the kernel has on lists, by name; nil: it has none. They
+	// stay there until the lists' feeds have been read.
+	Listed func(ctx context.Context, lists []string) (map[string][]netip.Prefix, error)
+	Log    *slog.Logger // nil: none
 	// Now is the time, for tests; nil: time.Now.
 	Now func() time.Time
 }
@@ -134,10 +137,10 @@ func (s *Source) UseChecker(c Checker) { s.checker = c }
 
 // Load reads the document: from the state file if there is one, else from a file, empty: there is
 // none. On an error nothing has been taken over.
-func (s *Source) Load(file string) error {
+func (s *Source) Load(ctx context.Context, file string) error {
 	if s.options.State != "" {
 		s.removeLeft()
-		switch err := s.load(s.options.State, false); {
+		switch err := s.load(ctx, s.options.State, false); {
 		case err == nil:
 			return nil
 		case !errors.Is(err, os.ErrNotExist):
@@ -147,7 +150,7 @@ func (s *Source) Load(file string) error {
 	if file == "" {
 		return nil
 	}
-	return s.load(file, s.options.Lenient)
+	return s.load(ctx, file, s.options.Lenient)
 }
 
 // Run implements source.Source.

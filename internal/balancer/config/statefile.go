@@ -3,6 +3,7 @@ package config
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +18,7 @@ type stateFileError struct{ error }
 func (e *stateFileError) Unwrap() error { return e.error }
 
 // load takes over a file as a whole. Its errors name the file.
-func (s *Source) load(file string, lenient bool) error {
+func (s *Source) load(ctx context.Context, file string, lenient bool) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -32,6 +33,9 @@ func (s *Source) load(file string, lenient bool) error {
 	r.ofState = file == s.options.State // what served before does not wait for a farm
 	if err = (&reader{revision: r}).read(limited); err == nil && limited.N == 0 {
 		err = fmt.Errorf("it has more than %d bytes", mostFile)
+	}
+	if err == nil && !r.ofState {
+		err = s.readFeeds(ctx, r.document)
 	}
 	if err == nil {
 		err = r.finish()

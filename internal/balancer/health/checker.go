@@ -69,7 +69,7 @@ func (c *Checker) Set(changes map[Key]*Target) {
 	for key, target := range changes {
 		old, had := c.wanted[key]
 		switch {
-		case target == nil && !had, target != nil && had && same(old, *target):
+		case target == nil && !had, target != nil && had && old.Equal(*target):
 			continue
 		case target == nil:
 			delete(c.wanted, key)
@@ -83,8 +83,9 @@ func (c *Checker) Set(changes map[Key]*Target) {
 	c.wake.Set()
 }
 
-func same(a, b Target) bool {
-	return a.Addr == b.Addr && a.Port == b.Port && (a.Check == b.Check || reflect.DeepEqual(a.Check, b.Check))
+// Equal reports whether two targets are checked in the same way.
+func (t Target) Equal(o Target) bool {
+	return t.Addr == o.Addr && t.Port == o.Port && (t.Check == o.Check || reflect.DeepEqual(t.Check, o.Check))
 }
 
 // Results returns what is known of all targets. Those without a result are not in it.

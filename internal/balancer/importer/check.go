@@ -337,14 +337,14 @@ func (c *checkReader) command(h keys.Object, s, rs *statement, r server) bool {
 // forEach writes a command for the shell. A server's own address in it, and its port after that,
 // are taken from the environment, so that the command is right for all servers; own reports whether
 // it has the address.
-func forEach(command []string, address string, r server, places []virtualAddr) (script string, own bool) {
+func forEach(command []string, address string, r server, addrs []virtualAddr) (script string, own bool) {
 	more := "0-9A-Za-z." // what an address goes on with
 	if r.Addr().Is6() {
 		more += ":"
 	}
 	is := regexp.MustCompile(`(^|[^0-9A-Za-z.:])` + regexp.QuoteMeta(address) + "($|[^" + more + "])")
 	port := strconv.Itoa(int(r.Port()))
-	hasPort := r.Port() != 0 && !r.keepsPort(places)
+	hasPort := r.Port() != 0 && !r.keepsPort(addrs)
 	var words []string
 	for i, w := range command {
 		quoted := shellQuote(w)

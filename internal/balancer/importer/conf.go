@@ -66,7 +66,7 @@ const (
 func readConf(r io.Reader, o Options, n *notes) ([]*statement, error) {
 	c := confReader{notes: n, configID: o.ConfigID, defined: map[string]string{"_HASH": "#", "_BANG": "!"}, open: []*statement{{}}}
 	if err := c.file(o.File, r); err != nil {
-		return nil, n.wrong(len(n.places), err)
+		return nil, n.wrong(len(n.lines), err)
 	}
 	if inner := c.open[len(c.open)-1]; len(c.open) > 1 {
 		return nil, n.wrong(inner.line, fmt.Errorf("the block of %s is not closed", inner.text()))
@@ -79,7 +79,7 @@ func (n *notes) wrong(at int, err error) error {
 	if at == 0 {
 		return fmt.Errorf("read keepalived.conf: %w", err)
 	}
-	p := n.places[at-1]
+	p := n.lines[at-1]
 	return fmt.Errorf("read %s: line %d: %w", cmp.Or(p.file, "keepalived.conf"), p.line, err)
 }
 
@@ -93,13 +93,13 @@ func (c *confReader) file(name string, r io.Reader) error {
 	c.moved()
 	lines := bufio.NewScanner(r)
 	for line := 1; lines.Scan(); line++ {
-		c.notes.places = append(c.notes.places, lineOf{shown, line})
+		c.notes.lines = append(c.notes.lines, lineOf{shown, line})
 		text := uncommented(strings.ToValidUTF8(lines.Text(), "?"))
 		if text == "" {
 			c.defining = ""
 			continue
 		}
-		if err := c.line(len(c.notes.places), text); err != nil {
+		if err := c.line(len(c.notes.lines), text); err != nil {
 			return err
 		}
 	}

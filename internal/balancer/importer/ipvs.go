@@ -42,31 +42,27 @@ type ipvsReader struct {
 
 // ipvsOptions are those of ipvsadm(8) that describe a service or a server, by their short names or
 // else by the only one. The value tells whether an argument follows: "1" always, "?" perhaps.
-var ipvsOptions = map[string]struct{ short, arg string }{
-	"--add-service": {"-A", ""}, "--add-server": {"-a", ""},
-	"--tcp-service": {"-t", "1"}, "--udp-service": {"-u", "1"}, "--sctp-service": {"--sctp", "1"}, "--fwmark-service": {"-f", "1"},
-	"--scheduler": {"-s", "1"}, "--persistent": {"-p", "?"}, "--netmask": {"-M", "1"}, "--pe": {"--pe", "1"},
-	"--sched-flags": {"-b", "1"}, "--real-server": {"-r", "1"},
-	"--gatewaying": {"-g", ""}, "--ipip": {"-i", ""}, "--masquerading": {"-m", ""},
-	"--weight": {"-w", "1"}, "--u-threshold": {"-x", "1"}, "--l-threshold": {"-y", "1"},
-	"--ops": {"-o", ""}, "--ipv6": {"-6", ""},
-	"--tun-type": {"--tun-type", "1"}, "--tun-port": {"--tun-port", "1"},
-	"--tun-nocsum": {"--tun-nocsum", ""}, "--tun-csum": {"--tun-csum", ""}, "--tun-remcsum": {"--tun-remcsum", ""},
+var ipvsOptions = map[string]string{
+	"-A": "", "-a": "", "-t": "1", "-u": "1", "--sctp": "1", "-f": "1", "-s": "1", "-p": "?", "-M": "1", "--pe": "1", "-b": "1", "-r": "1",
+	"-g": "", "-i": "", "-m": "", "-w": "1", "-x": "1", "-y": "1", "-o": "", "-6": "",
+	"--tun-type": "1", "--tun-port": "1", "--tun-nocsum": "", "--tun-csum": "", "--tun-remcsum": "",
 }
 
-// ipvsArgs says of each short name whether an argument follows.
-var ipvsArgs = func() map[string]string {
-	args := map[string]string{}
-	for _, o := range ipvsOptions {
-		args[o.short] = o.arg
-	}
-	return args
-}()
+// shortNames are those of commands and options that have a long one, too.
+var shortNames = map[string]string{
+	"--clear": "-C", "--zero": "-Z",
+	"--add-service": "-A", "--add-server": "-a",
+	"--tcp-service": "-t", "--udp-service": "-u", "--sctp-service": "--sctp", "--fwmark-service": "-f",
+	"--scheduler": "-s", "--persistent": "-p", "--netmask": "-M", "--sched-flags": "-b", "--real-server": "-r",
+	"--gatewaying": "-g", "--ipip": "-i", "--masquerading": "-m",
+	"--weight": "-w", "--u-threshold": "-x", "--l-threshold": "-y",
+	"--ops": "-o", "--ipv6": "-6",
+}
 
 // command reads one line.
 func (p *ipvsReader) command(line int, words []string) {
 	text := strings.Join(words, " ")
-	if c, known := ipvsCommands[cmp.Or(longCommands[words[0]], words[0])]; known {
+	if c, known := ipvsCommands[cmp.Or(shortNames[words[0]], words[0])]; known {
 		p.notes.note(c.loss, line, text, "%s", c.why)
 		return
 	}
@@ -96,18 +92,13 @@ var ipvsCommands = map[string]struct {
 	"--stop-daemon":  {Nothing, "left out: no connections are synchronised by IPVS"},
 }
 
-// longCommands are the long names of those that have a short one.
-var longCommands = map[string]string{"--clear": "-C", "--zero": "-Z"}
-
 // ipvsWords reads the options of a line, by their short names.
 func ipvsWords(words []string) (map[string]string, error) {
 	options := map[string]string{}
 	for i := 0; i < len(words); i++ {
 		word, value, hasValue := strings.Cut(words[i], "=")
-		if long, ok := ipvsOptions[word]; ok {
-			word = long.short
-		}
-		arg, known := ipvsArgs[word]
+		word = cmp.Or(shortNames[word], word)
+		arg, known := ipvsOptions[word]
 		if !known {
 			return nil, fmt.Errorf("ipvsadm has no option %s that describes a service", words[i])
 		}

@@ -73,7 +73,7 @@ func (p *keepalivedReader) virtualServer(vs *statement) {
 	if vs.word(1) == "group" {
 		s.addrs = p.group(vs)
 		s.name = cmp.Or(s.name, farmName(vs.word(2)))
-	} else if where, ok := confPlace(vs.words[1:]); ok {
+	} else if where, ok := confAddr(vs.words[1:]); ok {
 		s.addrs = []virtualAddr{{vs.line, where}}
 	}
 	if len(s.addrs) == 0 {
@@ -157,7 +157,7 @@ func (p *keepalivedReader) servers(vs *statement, s *service) {
 			continue
 		}
 		unheeded(&p.notes, rs.block, realServerWords, anyServerWords, checkWords)
-		where, ok := confPlace(rs.words[1:])
+		where, ok := confAddr(rs.words[1:])
 		if !ok {
 			p.notes.lost(rs.line, rs.text(), "left out: it has no address and port; names are not looked up")
 			continue
@@ -174,7 +174,7 @@ func (p *keepalivedReader) servers(vs *statement, s *service) {
 	if sorry == nil {
 		return
 	}
-	if where, ok := confPlace(sorry.words[1:]); ok {
+	if where, ok := confAddr(sorry.words[1:]); ok {
 		s.sorry = &server{line: sorry.line, AddrPort: where, weight: 1, method: p.method(last(vs.block, "sorry_server_lvs_method"), usual)}
 	} else {
 		p.notes.lost(sorry.line, sorry.text(), "left out: it has no address and port; names are not looked up")
@@ -213,8 +213,8 @@ func (p *keepalivedReader) method(s *statement, usual method) method {
 	return usual
 }
 
-// confPlace reads an address and perhaps a port.
-func confPlace(words []string) (netip.AddrPort, bool) {
+// confAddr reads an address and perhaps a port.
+func confAddr(words []string) (netip.AddrPort, bool) {
 	if len(words) == 0 {
 		return netip.AddrPort{}, false
 	}
@@ -226,9 +226,9 @@ func confPlace(words []string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a, uint16(port)), ok
 }
 
-// group returns the places of the group that a virtual server names.
+// group returns the addresses of the group that a virtual server names.
 func (p *keepalivedReader) group(vs *statement) []virtualAddr {
-	var places []virtualAddr
+	var all []virtualAddr
 	g := p.groups[vs.word(2)]
 	if g == nil {
 		return nil
@@ -248,10 +248,10 @@ func (p *keepalivedReader) group(vs *statement) []virtualAddr {
 			continue
 		}
 		for _, a := range addrs {
-			places = append(places, virtualAddr{s.line, netip.AddrPortFrom(a, uint16(port))})
+			all = append(all, virtualAddr{s.line, netip.AddrPortFrom(a, uint16(port))})
 		}
 	}
-	return places
+	return all
 }
 
 // mostWeight is the highest weight of a server.

@@ -116,11 +116,11 @@ func (p *nftlbReader) farm(o *node, f keys.Object) bool {
 	}
 	if p.names[name] {
 		say("stands there twice: the later one changes the earlier one, as with nftlb")
-	} else if at := nftlbPlace(f); at != "" && p.places[at] {
+	} else if at := nftlbAddr(f); at != "" && p.taken[at] {
 		p.notes.lost(o.line, what, "left out: another farm has its address, ports and protocol; nftlb installs the first alone, and shows both as up")
 		return false
 	} else if at != "" {
-		p.places[at] = true
+		p.taken[at] = true
 	}
 	p.names[name] = true
 	p.nftlbScheduler(f, say)
@@ -136,8 +136,8 @@ func (p *nftlbReader) farm(o *node, f keys.Object) bool {
 	return true
 }
 
-// nftlbPlace is where clients find a farm, "" without an address.
-func nftlbPlace(f keys.Object) string {
+// nftlbAddr is where clients find a farm, "" without an address.
+func nftlbAddr(f keys.Object) string {
 	if f.Text("virtual-addr") == "" {
 		return ""
 	}
@@ -161,7 +161,7 @@ func (p *nftlbReader) nftlbScheduler(f keys.Object, say func(string, ...any)) {
 
 func (p *nftlbReader) nftlbBackends(o *node, f keys.Object, what string, say func(string, ...any)) {
 	ports := map[bool]bool{} // whether some have one, and some have none
-	places := map[string]string{}
+	owners := map[string]string{}
 	backends, family := f.Objects("backends"), f.Text("family")
 	delete(f, "backends")
 	for _, k := range backends {
@@ -171,12 +171,12 @@ func (p *nftlbReader) nftlbBackends(o *node, f keys.Object, what string, say fun
 			continue
 		}
 		if addr != "" {
-			place := addr + " " + port
-			if owner, taken := places[place]; taken && owner != name {
+			at := addr + " " + port
+			if owner, taken := owners[at]; taken && owner != name {
 				p.notes.lost(o.line, what, "backend %s is left out: backend %s has its address and port; nftlb cannot tell their connections apart", name, owner)
 				continue
 			}
-			places[place] = name
+			owners[at] = name
 		}
 		ports[port != ""] = true
 		if k.Text("state") == "" {

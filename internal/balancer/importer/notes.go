@@ -30,9 +30,9 @@ const (
 
 // notes collects what is to be said.
 type notes struct {
-	list   []Note
-	said   map[string]bool
-	places []lineOf // of lines by number, less one, where these run through several files
+	list  []Note
+	said  map[string]bool
+	lines []lineOf // of lines by number, less one, where these run through several files
 }
 
 // lineOf is a line of a file.
@@ -69,8 +69,8 @@ func (n *notes) once(l Loss, line int, what, why string) {
 func (n *notes) sorted() []Note {
 	slices.SortStableFunc(n.list, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
 	for i := range n.list {
-		if note := &n.list[i]; n.places != nil {
-			p := n.places[note.Line-1]
+		if note := &n.list[i]; n.lines != nil {
+			p := n.lines[note.Line-1]
 			note.File, note.Line = p.file, p.line
 		}
 	}

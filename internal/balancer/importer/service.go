@@ -69,10 +69,10 @@ func (m method) mode() string {
 
 // builder makes farms of services, in a document without double names and addresses.
 type builder struct {
-	doc    keys.Object
-	notes  notes
-	names  map[string]bool
-	places map[string]bool
+	doc   keys.Object
+	notes notes
+	names map[string]bool // of farms
+	taken map[string]bool // names of addresses
 	Options
 }
 
@@ -86,7 +86,7 @@ type Options struct {
 }
 
 func newBuilder(o Options) *builder {
-	return &builder{doc: keys.Object{}, names: map[string]bool{}, places: map[string]bool{}, Options: o}
+	return &builder{doc: keys.Object{}, names: map[string]bool{}, taken: map[string]bool{}, Options: o}
 }
 
 // result is what an importer returns. A file that has nothing to import is most likely of another
@@ -108,40 +108,40 @@ func (b *builder) add(s *service) {
 		b.notes.lost(s.line, s.what, "left out: it has no servers that can be reached")
 		return
 	}
-	places := b.free(s, servers)
+	addrs := b.free(s, servers)
 	switch {
-	case len(places) == 0:
+	case len(addrs) == 0:
 		b.notes.lost(s.line, s.what, "left out: it has no address")
-	case b.IPVS && s.persist != 0: // IPVS remembers clients at each place
-		for _, p := range places {
+	case b.IPVS && s.persist != 0: // IPVS remembers clients at each address
+		for _, p := range addrs {
 			b.farm(s, servers, []virtualAddr{p})
 		}
 	default:
-		if s.persist != 0 && len(places) > 1 {
+		if s.persist != 0 && len(addrs) > 1 {
 			b.notes.add(s.line, fmt.Sprintf("persistence for %d s", s.persist), "holds for all addresses and ports together: a client that has a server at one has it at the others, too")
 		}
-		b.farm(s, servers, places)
+		b.farm(s, servers, addrs)
 	}
 }
 
-// farm makes a farm that serves at these places.
-func (b *builder) farm(s *service, servers []server, places []virtualAddr) {
-	first := places[0]
+// farm makes a farm that serves at these addresses.
+func (b *builder) farm(s *service, servers []server, addrs []virtualAddr) {
+	first := addrs[0]
 	f := keys.Object{
-		"name": b.name(s.name, placeName(first, s.protocol)), "family": family(first.Addr()), "mode": dnat, "protocol": s.protocol,
+		"name": b.name(s.name, addrName(first, s.protocol)), "family": family(first.Addr()), "mode": dnat, "protocol": s.protocol,
 		"virtual-addr": first.Addr().String(), "virtual-ports": ports(first.Port()), "all-down": "refuse",
 	}
 	if len(servers) > 0 {
 		f["mode"] = servers[0].method.mode()
 	}
-	for _, p := range places[1:] {
-		f.Add("addresses", keys.Object{"name": placeName(p, s.protocol), "family": f["family"],
+	for _, p := range addrs[1:] {
+		f.Add("addresses", keys.Object{"name": addrName(p, s.protocol), "family": f["family"],
 			"ip-addr": p.Addr().String(), "ports": ports(p.Port()), "protocol": s.protocol})
 	}
 	how := b.schedule(s, f)
 	b.persist(s, f)
-	b.backends(f, servers, how, places)
-	b.sorry(s, f, servers, places)
+	b.backends(f, servers, how, addrs)
+	b.sorry(s, f, servers, addrs)
 	if s.check != nil {
 		f["health-check"] = s.check
 	}
@@ -198,10 +198,10 @@ func unreachable(r server, s *service, kept []server) string {
 	return ""
 }
 
-// mostIPVSPlaces is the most virtual servers that a farm comes to with --mode ipvs.
-const mostIPVSPlaces = 1024
+// mostIPVSAddrs is the most virtual servers that a farm comes to with --mode ipvs.
+const mostIPVSAddrs = 1024
 
-// free returns the places of a service that are of its servers' family and that no farm has.
+// free returns the addresses of a service that are of its servers' family and that no farm has.
 func (b *builder) free(s *service, servers []server) []virtualAddr {
 	var kept []virtualAddr
 	for _, p := range s.addrs {
@@ -209,25 +209,26 @@ func (b *builder) free(s *service, servers []server) []virtualAddr {
 		if len(servers) > 0 {
 			is4 = servers[0].Addr().Is4()
 		}
-		name := placeName(p, s.protocol)
+		name := addrName(p, s.protocol)
 		switch {
 		case p.Addr().Is4() != is4:
 			b.notes.lost(p.line, p.AddrPort.String(), "left out: it is of another family than the servers")
 		case b.IPVS && p.Port() == 0:
-			b.notes.lost(p.line, p.AddrPort.String(), "left out: in --mode ipvs a farm has %d ports at most, and this is every port", mostIPVSPlaces)
-		case b.IPVS && s.persist == 0 && len(kept) == mostIPVSPlaces:
-			b.notes.lost(p.line, p.AddrPort.String(), "left out: in --mode ipvs a farm has %d addresses and ports at most", mostIPVSPlaces)
-		case b.places[name]:
+			b.notes.lost(p.line, p.AddrPort.String(), "left out: in --mode ipvs a farm has %d ports at most, and this is every port", mostIPVSAddrs)
+		case b.IPVS && s.persist == 0 && len(kept) == mostIPVSAddrs:
+			b.notes.lost(p.line, p.AddrPort.String(), "left out: in --mode ipvs a farm has %d addresses and ports at most", mostIPVSAddrs)
+		case b.taken[name]:
 			b.notes.lost(p.line, p.AddrPort.String(), "left out: another service has this address, port and protocol")
 		default:
-			b.places[name] = true
+			b.taken[name] = true
 			kept = append(kept, p)
 		}
 	}
 	return kept
 }
 
-// name returns a farm's name that is not in use: the one that is wanted, or else made of its place.
+// name returns a farm's name that is not in use: the one that is wanted, or else made of its
+// address.
 func (b *builder) name(wanted, made string) string {
 	if wanted == "" {
 		wanted = made
@@ -255,7 +256,7 @@ func (b *builder) persist(s *service, f keys.Object) {
 }
 
 // backends fills in the farm's backends.
-func (b *builder) backends(f keys.Object, servers []server, how scheduling, places []virtualAddr) {
+func (b *builder) backends(f keys.Object, servers []server, how scheduling, addrs []virtualAddr) {
 	rank := how.ranks(servers)
 	for i, r := range servers {
 		k := keys.Object{"name": backendName(r), "ip-addr": r.Addr().String(), "priority": rank[i]}
@@ -267,18 +268,18 @@ func (b *builder) backends(f keys.Object, servers []server, how scheduling, plac
 		case r.weight > 1 && rank[i] == "":
 			b.notes.once(Nothing, r.line, fmt.Sprintf("weight %d", r.weight), "left out: this scheduler of IPVS does not look at weights")
 		}
-		b.port(k, r, places)
-		b.thresholds(f, k, r, places)
+		b.port(k, r, addrs)
+		b.thresholds(f, k, r, addrs)
 		f.Add("backends", k)
 	}
 }
 
 // port gives a backend its port, which it can have of its own only where that is translated.
-func (b *builder) port(k keys.Object, r server, places []virtualAddr) {
+func (b *builder) port(k keys.Object, r server, addrs []virtualAddr) {
 	switch {
 	case r.Port() == 0:
-	case r.keepsPort(places):
-		if r.portDiffers(places) {
+	case r.keepsPort(addrs):
+		if r.portDiffers(addrs) {
 			b.notes.note(Nothing, r.line, r.AddrPort.String(), "port left out: with direct server return, or for every port, packets keep the port that the client asked for, also with IPVS")
 		}
 	default:
@@ -287,17 +288,17 @@ func (b *builder) port(k keys.Object, r server, places []virtualAddr) {
 }
 
 // keepsPort reports whether packets get to a server with the port that the client asked for.
-func (r server) keepsPort(places []virtualAddr) bool {
-	return r.method.mode() == dsr || !slices.ContainsFunc(places, func(p virtualAddr) bool { return p.Port() != 0 })
+func (r server) keepsPort(addrs []virtualAddr) bool {
+	return r.method.mode() == dsr || !slices.ContainsFunc(addrs, func(p virtualAddr) bool { return p.Port() != 0 })
 }
 
-func (r server) portDiffers(places []virtualAddr) bool {
-	return slices.ContainsFunc(places, func(p virtualAddr) bool { return p.Port() != r.Port() })
+func (r server) portDiffers(addrs []virtualAddr) bool {
+	return slices.ContainsFunc(addrs, func(p virtualAddr) bool { return p.Port() != r.Port() })
 }
 
-func (b *builder) thresholds(f keys.Object, k keys.Object, r server, places []virtualAddr) {
+func (b *builder) thresholds(f keys.Object, k keys.Object, r server, addrs []virtualAddr) {
 	what := fmt.Sprintf("upper threshold %d", r.upper)
-	switch everyPort := slices.ContainsFunc(places, func(p virtualAddr) bool { return p.Port() == 0 }); {
+	switch everyPort := slices.ContainsFunc(addrs, func(p virtualAddr) bool { return p.Port() == 0 }); {
 	case r.upper == 0:
 	case b.IPVS:
 		b.notes.add(r.line, what, "left out: a backend has no limit of connections in --mode ipvs")
@@ -317,7 +318,7 @@ func (b *builder) thresholds(f keys.Object, k keys.Object, r server, places []vi
 // sorry adds the server of last resort: a backup that serves once all others are out of service,
 // and is not checked. Each one that is out of service lets the next priority serve, hence its
 // priority.
-func (b *builder) sorry(s *service, f keys.Object, servers []server, places []virtualAddr) {
+func (b *builder) sorry(s *service, f keys.Object, servers []server, addrs []virtualAddr) {
 	r := s.sorry
 	if r == nil {
 		return
@@ -325,7 +326,7 @@ func (b *builder) sorry(s *service, f keys.Object, servers []server, places []vi
 	k := keys.Object{"name": backendName(*r), "ip-addr": r.Addr().String(), "priority": strconv.Itoa(len(f.Objects("backends")) + 1), "unchecked": "on"}
 	why := unreachable(*r, s, servers)
 	if why == "" {
-		b.port(k, *r, places)
+		b.port(k, *r, addrs)
 		if slices.ContainsFunc(f.Objects("backends"), func(o keys.Object) bool { return o["ip-addr"] == k["ip-addr"] && o["port"] == k["port"] }) {
 			why = "it is one of the servers"
 		}
@@ -352,7 +353,7 @@ func ports(p uint16) string {
 	return strconv.Itoa(int(p))
 }
 
-func placeName(p virtualAddr, protocol string) string {
+func addrName(p virtualAddr, protocol string) string {
 	return joinPort(p.AddrPort) + "-" + protocol
 }
 

@@ -17,7 +17,7 @@ const mostPorts = 1024
 // afterwards is the chain of what is left to be done; without a name: nothing is.
 func (h *half) afterwards() nft.Chain {
 	c := nft.Chain{Name: h.fp.ip.Name + "-after", Comment: "the connection has its backend"}
-	rules := []nft.Rule{rule("the farm's number").Load(0, h.fp.placed()...).Find(h.fp.numbers[kindOf(h.Farm)], 0, 0).SetPriority(0)}
+	rules := []nft.Rule{rule("the farm's number").Load(0, h.fp.origDest()...).Find(h.fp.numbers[kindOf(h.Farm)], 0, 0).SetPriority(0)}
 	if h.bounded() {
 		c.Name += "-count"
 		rules = append(rules, rule("backends that may have so many connections").Load(0, h.fp.backend()...).FollowAnd(h.fp.backendLimits, 0))
@@ -78,7 +78,7 @@ func (h *half) portsOf(b *model.FarmBackend) (ports []uint16) {
 	if hasPorts(h.Farm) && b.Port != 0 {
 		return []uint16{b.Port}
 	}
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		for port := int(p.ports.First); port <= int(p.ports.Last) && len(ports) < mostPorts; port++ {
 			ports = append(ports, uint16(port))
 		}

@@ -28,10 +28,10 @@ const (
 	outgoing   = 98
 )
 
-// Registers of the rules below: the slot, and the place behind it; then what is found there.
+// Registers of the rules below: the slot, and the destination behind it; then what is found there.
 const (
 	atSlot   = 0
-	atPlace  = 1
+	atDest   = 1
 	atResult = 0 // the backend's address, and behind it its port
 )
 
@@ -49,9 +49,9 @@ func (rs *ruleset) entrance(k kind, name, comment string, hook uint32, priority 
 }
 
 // entering matches by where a connection goes, and translated by where it went before.
-func (fp *family) entering() nft.Rule { return rule().Family(fp.ip).Load(0, fp.place()...) }
+func (fp *family) entering() nft.Rule { return rule().Family(fp.ip).Load(0, fp.dest()...) }
 func (fp *family) translated() nft.Rule {
-	return rule().Translated().Family(fp.ip).Load(0, fp.placed()...)
+	return rule().Translated().Family(fp.ip).Load(0, fp.origDest()...)
 }
 
 // serveChains are where connections enter that are to be served.
@@ -173,7 +173,7 @@ func (c pick) find(fp *family, r nft.Rule, at int) nft.Rule {
 	if c.hosts {
 		maps = fp.hosts
 	}
-	return r.Load(atPlace, fp.place()...).Find(maps[c.kind], atSlot, at)
+	return r.Load(atDest, fp.dest()...).Find(maps[c.kind], atSlot, at)
 }
 
 // to translates to the backend in the slot.
@@ -205,9 +205,9 @@ func masquerade(fp *family) nft.Chain {
 func source(fp *family, k kind) nft.Chain {
 	c := nft.Chain{Name: sourceName(fp, k), Comment: "clients' addresses become given ones"}
 	if k == exact {
-		c.Rules = append(c.Rules, rule("of the backend").Load(0, append(fp.placed(), fp.ip.Daddr)...).Find(fp.backendSources, 0, 0).Source(fp.ip, 0))
+		c.Rules = append(c.Rules, rule("of the backend").Load(0, append(fp.origDest(), fp.ip.Daddr)...).Find(fp.backendSources, 0, 0).Source(fp.ip, 0))
 	}
-	c.Rules = append(c.Rules, rule("of the farm").Load(0, fp.placed()...).Find(fp.sources[k], 0, 0).Source(fp.ip, 0), rule().Masquerade())
+	c.Rules = append(c.Rules, rule("of the farm").Load(0, fp.origDest()...).Find(fp.sources[k], 0, 0).Source(fp.ip, 0), rule().Masquerade())
 	return c
 }
 

@@ -19,7 +19,7 @@ import (
 type tableChange struct {
 	*table.Change
 	t       *farmTable
-	p       *ruleset
+	rs      *ruleset
 	numbers *numbers
 	before  *table.ChainRefs // chains that there are
 	claims  *claimChange
@@ -34,42 +34,42 @@ type tableChange struct {
 }
 
 func (t *farmTable) begin(c *table.Change, before *table.ChainRefs, held elementClaims, lists listChange, n *numbers) *tableChange {
-	return &tableChange{Change: c, t: t, p: t.ruleset, numbers: n, before: before, claims: begin(held), lists: lists}
+	return &tableChange{Change: c, t: t, rs: t.ruleset, numbers: n, before: before, claims: begin(held), lists: lists}
 }
 
 // use and release count the uses of a chain.
 func (c *tableChange) use(name string, make func() nft.Chain) {
 	c.Use(name, func() *table.DynamicChain {
-		return &table.DynamicChain{Chain: nft.LookAgain(c.p.MayMiss, make())[0]}
+		return &table.DynamicChain{Chain: nft.LookAgain(c.rs.MayMiss, make())[0]}
 	})
 }
 
 func (c *tableChange) release(name string, _ func() nft.Chain) { c.Release(name, nil) }
 
 // replace plans that farms follow others, nil of which are none. All old ones are withdrawn before
-// a new one comes, as it may have the place of another.
+// a new one comes, as it may have the virtual address of another.
 func (c *tableChange) replace(old, now map[string]*state.Farm) {
 	c.Replace(func(yield func(*nft.Element)) {
-		withdrawn := content{c.p, c.numbers, c.lists.before, yield, c.release}
+		withdrawn := content{c.rs, c.numbers, c.lists.before, yield, c.release}
 		for _, f := range old {
 			withdrawn.farm(f)
-			c.p.claims(f, c.claims.withdraw)
+			c.rs.claims(f, c.claims.withdraw)
 		}
 	}, func(yield func(*nft.Element)) { c.farms(now, yield, c.use) })
 }
 
 // farms yields what farms become, and has them want elements that others may want, too.
 func (c *tableChange) farms(now map[string]*state.Farm, element func(*nft.Element), chain func(string, func() nft.Chain)) {
-	wanted := content{c.p, c.numbers, c.lists.after, element, chain}
+	wanted := content{c.rs, c.numbers, c.lists.after, element, chain}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		wanted.farm(now[name])
-		c.p.claims(now[name], c.claims.claim)
+		c.rs.claims(now[name], c.claims.claim)
 	}
 }
 
 // all names everything that the table is to hold, except for the elements.
 func (c *tableChange) all(want *state.Farms) {
-	if c.p.hasLists() {
+	if c.rs.hasLists() {
 		for name, l := range want.Lists {
 			c.list(name, l, func(*nft.Element, bool) {})
 		}
@@ -84,7 +84,7 @@ func (c *tableChange) all(want *state.Farms) {
 // elements are those that the table is to hold.
 func (c *tableChange) elements(want *state.Farms) func(yield func(*nft.Element)) {
 	return func(yield func(*nft.Element)) {
-		if c.p.hasLists() {
+		if c.rs.hasLists() {
 			for name, l := range want.Lists {
 				member := c.members(name)
 				each(l.Ranges, func(p netip.Prefix) {
@@ -104,7 +104,7 @@ func (c *tableChange) elements(want *state.Farms) func(yield func(*nft.Element))
 // create plans a table that there is not yet.
 func (c *tableChange) create(flags uint32, want *state.Farms) {
 	c.Batch.AddTable(flags, tableComment)
-	for _, s := range c.p.Sets {
+	for _, s := range c.rs.Sets {
 		c.Batch.AddSet(s)
 	}
 	c.elements(want)(c.Add)
@@ -131,7 +131,7 @@ func (c *tableChange) leave(gone []string) {
 // version counts the layouts of the chains that come and go, and of what the table says of itself.
 const version = 4
 
-// note identifies the program: a digest of the messages that create it.
+// note identifies the ruleset: a digest of the messages that create its sets.
 func (rs *ruleset) note() string {
 	var a attr.Attrs
 	for _, s := range rs.Sets {

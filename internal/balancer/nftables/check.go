@@ -70,7 +70,7 @@ func (t *farmTable) try(some *state.Farms, chains ...nft.Chain) error {
 	return err
 }
 
-// checkFarm says what the program has no place for.
+// checkFarm says what the ruleset has no place for.
 func checkFarm(f *model.Farm) error {
 	compiled := &state.Farm{Farm: f}
 	switch l := f.Limits; {

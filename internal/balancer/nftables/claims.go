@@ -17,7 +17,7 @@ type elementClaim struct {
 	element nft.Element
 }
 
-// elementKey is an element's place in the table.
+// elementKey identifies an element of the table.
 type elementKey struct {
 	set *nft.Set
 	nft.ElementKey

@@ -10,7 +10,7 @@ import (
 )
 
 // Packets meet a table as they arrive by an interface in a chain of that interface, which is there
-// from when farms need it for as long as they are served there. It jumps to those of the program's
+// from when farms need it for as long as they are served there. It jumps to those of the ruleset's
 // arrivals that are in use: chains that exist while a farm uses them.
 
 const (
@@ -22,7 +22,7 @@ const (
 func (c *tableChange) devices(indexes map[int]struct{}) {
 	var to []string
 	changed := false
-	for _, name := range c.p.arrivals {
+	for _, name := range c.rs.arrivals {
 		_, used := c.Refs.Chains[name]
 		_, was := c.before.Chains[name]
 		if used {
@@ -49,7 +49,7 @@ func (c *tableChange) devices(indexes map[int]struct{}) {
 			found.Rules = -1
 			c.before.Chains[name] = found
 		}
-		c.OwnRefs().Put(c.p.deviceChain(name, device, to))
+		c.OwnRefs().Put(c.rs.deviceChain(name, device, to))
 		c.covers = append(c.covers, index)
 	}
 	for name := range c.before.Chains {

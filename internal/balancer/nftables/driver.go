@@ -3,9 +3,9 @@
 // except for a chain for each way of choosing that is in use; farms and backends are elements of
 // maps.
 //
-// What was programmed goes on working while no process of ours runs. Each table says in a note
-// which program made it; a driver that finds another one builds its own beside it, and only then
-// removes the other.
+// What was programmed goes on working while no process of ours runs. Each table identifies its
+// ruleset in a note; a driver that finds another one builds its own beside it, and only then removes
+// the other.
 package nftables
 
 import (
@@ -101,8 +101,8 @@ func (d *Driver) Capabilities() driver.Capabilities {
 	return driver.Capabilities{Name: "farms", Can: driver.Farms | driver.Survives | driver.AuditsCheaply, Lister: d}
 }
 
-// Frontends implements driver.Lister: the places of farms whose connections are tracked, if they
-// are single addresses and ports, with backends or without.
+// Frontends implements driver.Lister: the virtual addresses of farms whose connections are tracked,
+// if they are single addresses and ports, with backends or without.
 func (d *Driver) Frontends(ctx context.Context) (found map[state.FrontendKey]bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,10 +137,10 @@ func (d *Driver) Held(f func(*state.State)) {
 	}
 }
 
-// together is told where the kernel refuses the program.
-var together = &probe.Requirement{Name: "the farms' program", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet", "nft_log", "nft_limit"}}
+// together is told where the kernel refuses the ruleset.
+var together = &probe.Requirement{Name: "the farms' ruleset", Since: "6.1", Modules: []string{"nf_tables", "nft_numgen", "nft_hash", "nft_nat", "nft_masq", "nft_fib_inet", "nft_log", "nft_limit"}}
 
-// Probe implements driver.Driver: it tries the programs in tables that no packet meets.
+// Probe implements driver.Driver: it tries the rulesets in tables that no packet meets.
 func (d *Driver) Probe(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 
 // content is what farms put into the table: elements, and the chains that they lead to.
 type content struct {
-	p       *ruleset
+	rs      *ruleset
 	numbers *numbers
 	lists   listings
 	element func(*nft.Element)
@@ -25,13 +25,13 @@ func (c content) farm(f *state.Farm) {
 		return
 	}
 	for _, is4 := range []bool{true, false} {
-		h := half{content: c, fp: c.p.family(is4), Farm: f, slots: f.Table(is4).Slots}
+		h := half{content: c, fp: c.rs.family(is4), Farm: f, slots: f.Table(is4).Slots}
 		f.Each(func(addr netip.Addr, of4 bool, proto model.Protocol, ports model.PortSpan) {
 			if of4 == is4 {
-				h.places = append(h.places, virtualAddr{kindOf(f), addr, proto, ports})
+				h.addrs = append(h.addrs, virtualAddr{kindOf(f), addr, proto, ports})
 			}
 		})
-		if len(h.places) > 0 {
+		if len(h.addrs) > 0 {
 			h.listed(c.lists)
 			h.yield()
 		}
@@ -42,14 +42,14 @@ func (c content) farm(f *state.Farm) {
 type half struct {
 	content
 	*state.Farm
-	fp     *family
-	slots  []int16
-	places []virtualAddr
+	fp    *family
+	slots []int16
+	addrs []virtualAddr
 }
 
 func (h *half) yield() {
 	switch {
-	case h.p.NFProto == unix.NFPROTO_NETDEV:
+	case h.rs.NFProto == unix.NFPROTO_NETDEV:
 		h.forwarded()
 	case h.Mode == model.StatelessDNAT:
 		h.stateless()
@@ -65,8 +65,8 @@ func (h *half) tracked() {
 	if h.staged() {
 		serve = h.stages(serve)
 	}
-	h.enter(h.p.serveChains(kindOf(h.Farm))...)
-	for _, p := range h.places {
+	h.enter(h.rs.serveChains(kindOf(h.Farm))...)
+	for _, p := range h.addrs {
 		h.put(h.fp.farms, p, h.at(p, serve))
 		h.fill(p)
 	}
@@ -85,7 +85,7 @@ func (h *half) remember() {
 	if !h.staged() && after.Name == "" {
 		return
 	}
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		e := h.fp.at(h.fp.numbers, p)
 		e.SetData(uint32Bytes(h.numbers.number(h.Name)))
 		h.element(&e)
@@ -93,8 +93,8 @@ func (h *half) remember() {
 	if after.Name == "" {
 		return
 	}
-	h.enter(append(h.p.afterChains(kindOf(h.Farm)), after)...)
-	for _, p := range h.places {
+	h.enter(append(h.rs.afterChains(kindOf(h.Farm)), after)...)
+	for _, p := range h.addrs {
 		h.put(h.fp.after, p, nft.Goto(after.Name))
 	}
 	h.bounds()
@@ -103,14 +103,14 @@ func (h *half) remember() {
 	}
 }
 
-// put yields that a place has a verdict.
+// put yields that a virtual address has a verdict.
 func (h *half) put(maps [kinds]*nft.Set, p virtualAddr, v nft.Verdict) {
 	e := h.fp.at(maps, p)
 	e.Verdict = v
 	h.element(&e)
 }
 
-// at is the verdict at a place, which may stand for the machine's own addresses.
+// at is the verdict at a virtual address, which may stand for the machine's own addresses.
 func (h *half) at(p virtualAddr, v nft.Verdict) nft.Verdict {
 	if p.addr.IsValid() || v.Chain == "" {
 		return v
@@ -157,7 +157,7 @@ func (h *half) pick() pick {
 	return p
 }
 
-// kindOf says how a farm's places are looked up.
+// kindOf says how a farm's virtual addresses are looked up.
 func kindOf(f *state.Farm) kind {
 	if f.InRanges() {
 		return ranged
@@ -179,7 +179,7 @@ func hasPorts(f *state.Farm) bool {
 	return true
 }
 
-// portAt is the port of a backend for clients at a place; 0: the port stays.
+// portAt is the port of a backend for clients of a virtual address; 0: the port stays.
 func (h *half) portAt(p virtualAddr, b *model.FarmBackend) uint16 {
 	switch {
 	case !hasPorts(h.Farm):
@@ -190,7 +190,7 @@ func (h *half) portAt(p virtualAddr, b *model.FarmBackend) uint16 {
 	return b.Port
 }
 
-// fill yields the slots of a place.
+// fill yields the slots of a virtual address.
 func (h *half) fill(p virtualAddr) {
 	for slot, index := range h.slots {
 		if index == state.Empty {
@@ -220,8 +220,8 @@ func (h *half) out() {
 	} else {
 		h.chain(v.Chain, func() nft.Chain { return masquerade(h.fp) })
 	}
-	h.enter(h.p.outChain(k))
-	for _, p := range h.places {
+	h.enter(h.rs.outChain(k))
+	for _, p := range h.addrs {
 		h.put(h.fp.out, p, v)
 	}
 }
@@ -229,7 +229,7 @@ func (h *half) out() {
 // sources yields the addresses that are given in place of clients', and reports whether there are
 // any.
 func (h *half) sources() (given bool) {
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		for _, a := range h.SourceAddrs {
 			if h.fp.holds(a) {
 				given = true

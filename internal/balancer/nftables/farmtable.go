@@ -40,7 +40,7 @@ func (t *farmTable) close() error {
 	return t.Sock.Close()
 }
 
-// beside is the same part with a table of another name, of which nothing is known.
+// beside is the same table under another name; nothing is known of its content.
 func (t *farmTable) beside(name string, rs *ruleset) *farmTable {
 	n := &farmTable{Table: t.Beside(name), ruleset: rs, links: t.links, claims: elementClaims{}}
 	n.Layout = &rs.Layout

@@ -20,7 +20,7 @@ import (
 //
 // This is a table of its own, as only the family netdev can forward so.
 
-// newIngress is the program of the table of family netdev.
+// newIngress is the ruleset of the table of family netdev.
 func newIngress(mayMiss bool) *ruleset {
 	rs := &ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_NETDEV, MayMiss: mayMiss}, before: []nft.Rule{
 		rule("for other machines: this one only listens").PacketType(expr.CmpOpNeq, unix.PACKET_HOST).Accept(),
@@ -31,12 +31,12 @@ func newIngress(mayMiss bool) *ruleset {
 		fp := &family{ip: ip}
 		rs.families[i] = fp
 		for k := range kinds {
-			place := func(name, comment string, s nft.Set) *nft.Set {
-				s.Key, s.Ranges = append(s.Key, fp.place()...), k != exact
+			byDest := func(name, comment string, s nft.Set) *nft.Set {
+				s.Key, s.Ranges = append(s.Key, fp.dest()...), k != exact
 				return rs.set(ip.Name+"-"+name+k.String(), comment, s)
 			}
-			fp.ways[k] = place("ways", "slot . place : interface and address of the backend", nft.Set{Key: []nft.Field{nft.Mark}, Data: []nft.Field{nft.OIF, ip.Daddr}, Counted: true})
-			fp.direct[k] = place("direct", "place where clients find a farm : the chain that forwards to a backend", nft.Set{Verdict: true})
+			fp.ways[k] = byDest("ways", "slot . place : interface and address of the backend", nft.Set{Key: []nft.Field{nft.Mark}, Data: []nft.Field{nft.OIF, ip.Daddr}, Counted: true})
+			fp.direct[k] = byDest("direct", "place where clients find a farm : the chain that forwards to a backend", nft.Set{Verdict: true})
 			rs.arrivals = append(rs.arrivals, arrivalName(fp, k))
 		}
 	}
@@ -49,7 +49,7 @@ func arrivalName(fp *family, k kind) string { return fp.ip.Name + "-arrival" + k
 // arrivalChain looks for farms of a kind.
 func arrivalChain(fp *family, k kind) nft.Chain {
 	return nft.Chain{Name: arrivalName(fp, k), Comment: "packets to farms", Rules: []nft.Rule{
-		rule().Protocol(fp.ip).Load(0, fp.place()...).Follow(fp.direct[k], 0),
+		rule().Protocol(fp.ip).Load(0, fp.dest()...).Follow(fp.direct[k], 0),
 	}}
 }
 
@@ -69,7 +69,7 @@ func (c forward) name(fp *family) string {
 func (c forward) chain(fp *family) nft.Chain {
 	const device, addr = 0, 1
 	chain := nft.Chain{Name: c.name(fp), Comment: fmt.Sprintf("one of %d slots, packet by packet", c.slots), Rules: []nft.Rule{
-		c.slot(fp, rule()).Load(atPlace, fp.place()...).Find(fp.ways[c.kind], atSlot, device).Forward(fp.ip, device, addr),
+		c.slot(fp, rule()).Load(atDest, fp.dest()...).Find(fp.ways[c.kind], atSlot, device).Forward(fp.ip, device, addr),
 		rule("nothing goes elsewhere").Drop(),
 	}}
 	if c.tunnels {
@@ -90,7 +90,7 @@ func (h *half) forwarded() {
 		c.tunnels = c.tunnels || h.fp.holds(b.Addr) && h.Tunnelled(i)
 	}
 	h.chain(c.name(h.fp), func() nft.Chain { return c.chain(h.fp) })
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		h.chain(arrivalName(h.fp, p.kind), func() nft.Chain { return arrivalChain(h.fp, p.kind) })
 		h.put(h.fp.direct, p, nft.Goto(c.name(h.fp)))
 		for slot, index := range h.slots {

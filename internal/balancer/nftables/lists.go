@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -126,7 +128,7 @@ func (c *tableChange) members(list string) func(netip.Prefix) nft.Element {
 		if numbers[p.Bits()] == 0 {
 			numbers[p.Bits()] = c.numbers.number(listKey(list, p.Bits()))
 		}
-		fp := c.p.family(p.Addr().Is4())
+		fp := c.rs.family(p.Addr().Is4())
 		e := nft.Element{Set: fp.members}
 		e.AppendUint32(numbers[p.Bits()])
 		e.Append(fp.ip.Addr(p.Addr())...)
@@ -137,10 +139,48 @@ func (c *tableChange) members(list string) func(netip.Prefix) nft.Element {
 // listKey is what has a number: a list with a length of prefixes.
 func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", list, bits) }
 
+// Listed returns the networks that the kernel has on these lists, by name, whichever driver put them
+// there. It is safe for concurrent use.
+func (d *Driver) Listed(ctx context.Context, lists []string) (nets map[string][]netip.Prefix, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	type listed struct {
+		list string
+		bits int
+	}
+	numbers, of := newNumbers(), map[uint32]listed{}
+	for _, name := range lists {
+		for bits := range 129 {
+			of[numbers.number(listKey(name, bits))] = listed{name, bits}
+		}
+	}
+	read := func(table string, fp *family) error {
+		return d.Sock.ReadSet(ctx, table, fp.members, func(e nft.Element) {
+			l, wanted := of[nft.NativeUint32(e.Key[:4])]
+			addr, _ := netip.AddrFromSlice(e.Key[4 : 4+fp.ip.Bits/8])
+			if p, err := addr.Prefix(l.bits); wanted && err == nil {
+				nets[l.list] = append(nets[l.list], p)
+			}
+		})
+	}
+	err = nft.Uninterrupted(func() error {
+		nets = map[string][]netip.Prefix{}
+		for _, table := range []string{d.Name, d.Next()} {
+			for _, fp := range d.ruleset.families {
+				if err := read(table, fp); err != nil && !errors.Is(err, unix.ENOENT) {
+					return fmt.Errorf("read lists of table %s: %w", d.Title(table), err)
+				}
+			}
+		}
+		return nil
+	})
+	return nets, err
+}
+
 // follow plans changes of lists, and returns the farms for which others have to be asked for.
 func (c *tableChange) follow(have *state.Farms, d state.FarmsDelta) map[string]*state.Farm {
 	asking := map[string]*state.Farm{}
-	if !c.p.hasLists() {
+	if !c.rs.hasLists() {
 		return asking
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
@@ -167,7 +207,7 @@ func (c *tableChange) follow(have *state.Farms, d state.FarmsDelta) map[string]*
 
 // listed yields what farms that name lists become, for one family.
 func (h *half) listed(lists listings) {
-	if !h.p.hasLists() {
+	if !h.rs.hasLists() {
 		return
 	}
 	asks, identity := h.asks(lists)
@@ -178,14 +218,14 @@ func (h *half) listed(lists listings) {
 	h.chain(name, func() nft.Chain {
 		return nft.Chain{Name: name, Comment: "lists " + strings.Join(h.Lists, ", "), Rules: asks}
 	})
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		if !p.addr.IsValid() {
-			h.chain("owned", h.p.owned)
+			h.chain("owned", h.rs.owned)
 			h.put(h.fp.owned, p, h.at(p, nft.Goto(name)))
 			continue
 		}
 		h.chain(listedName(h.fp, p.kind), func() nft.Chain { return listedChain(h.fp, p.kind) })
-		h.chain("listed", h.p.elsewhere)
+		h.chain("listed", h.rs.elsewhere)
 		h.put(h.fp.listed, p, nft.Goto(name))
 	}
 }
@@ -220,7 +260,7 @@ func listedName(fp *family, k kind) string { return fp.ip.Name + "-listed" + k.S
 // listedChain looks for farms that name lists.
 func listedChain(fp *family, k kind) nft.Chain {
 	return nft.Chain{Name: listedName(fp, k), Comment: "packets to farms that name lists", Rules: []nft.Rule{
-		rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.listed[k], 0),
+		rule().Family(fp.ip).Load(0, fp.dest()...).Follow(fp.listed[k], 0),
 	}}
 }
 
@@ -231,7 +271,7 @@ func (rs *ruleset) elsewhere() nft.Chain {
 	}}
 	for _, fp := range rs.families {
 		for k := range kinds {
-			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.listed[k], 0))
+			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.dest()...).Follow(fp.listed[k], 0))
 		}
 	}
 	return c
@@ -242,7 +282,7 @@ func (rs *ruleset) elsewhere() nft.Chain {
 func (rs *ruleset) owned() nft.Chain {
 	c := nft.Chain{Name: "owned", Comment: "packets to farms at every address that name lists", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeStateless)}
 	for _, fp := range rs.families {
-		c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.owned[ranged], 0))
+		c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.dest()...).Follow(fp.owned[ranged], 0))
 	}
 	return c
 }
@@ -257,8 +297,8 @@ func (c *tableChange) covered() { c.Replace(c.coverElements(c.t.covers), c.cover
 func (c *tableChange) coverElements(indexes []int) func(yield func(*nft.Element)) {
 	return func(yield func(*nft.Element)) {
 		for _, index := range indexes {
-			if c.p.covered != nil {
-				yield(c.p.coveredElement(index))
+			if c.rs.covered != nil {
+				yield(c.rs.coveredElement(index))
 			}
 		}
 	}

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
@@ -167,4 +169,27 @@ func TestLongNames(t *testing.T) {
 	w.mustAside()
 	w.must(w.reach(w.client, hostPort(virtual4, "80"), "10.0.0.2", true))
 	w.must(w.reach(w.client, hostPort(virtual4, "80"), "10.0.0.3", false))
+}
+
+// TestListed reads what an earlier driver has put on lists.
+func TestListed(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 1)
+	listed := func(want string, lists ...string) {
+		t.Helper()
+		nets, err := w.driver.(*farms.Driver).Listed(t.Context(), lists)
+		w.must(err)
+		for _, all := range nets {
+			slices.SortFunc(all, netip.Prefix.Compare)
+		}
+		if got := fmt.Sprint(nets); got != want {
+			t.Errorf("lists %q: %s, want %s", lists, got, want)
+		}
+	}
+	listed("map[]", "bad") // there is no table
+	w.lists(list("bad", false, "10.0.0.3", "10.9.0.0/16", "fd00::3", "fd09::/16"), list("good", true, "10.0.0.3"), list("none", false))
+	w.restart()
+	listed("map[bad:[10.0.0.3/32 10.9.0.0/16 fd00::3/128 fd09::/16]]", "bad", "none", "other")
+	listed("map[bad:[10.0.0.3/32 10.9.0.0/16 fd00::3/128 fd09::/16] good:[10.0.0.3/32]]", "bad", "good")
+	listed("map[]")
 }

@@ -105,7 +105,7 @@ func (h *half) sessions() {
 				e := nft.Element{Set: h.fp.memory(h.Persist).sessions}
 				e.AppendUint32(n)
 				e.Append(h.fp.clientBytes(h.Persist, s.Client)...)
-				e.SetAddrPort(h.fp.ip, netip.AddrPortFrom(b.Addr, h.portAt(h.places[0], b)))
+				e.SetAddrPort(h.fp.ip, netip.AddrPortFrom(b.Addr, h.portAt(h.addrs[0], b)))
 				h.element(&e)
 			}
 		}
@@ -127,23 +127,14 @@ func (fp *family) clientBytes(key model.FlowKey, v model.FlowValues) []byte {
 
 // partBytes are a part of a key, in whole registers.
 func (fp *family) partBytes(part model.FlowKey, v model.FlowValues) []byte {
-	addr := func(a netip.Addr) []byte {
-		if !a.IsValid() || !fp.holds(a) {
+	switch f := v.Field(part).(type) {
+	case *netip.Addr:
+		if !f.IsValid() || !fp.holds(*f) {
 			return make([]byte, fp.ip.Bits/8)
 		}
-		return fp.ip.Addr(a)
+		return fp.ip.Addr(*f)
+	case *uint16:
+		return []byte{byte(*f >> 8), byte(*f), 0, 0}
 	}
-	switch part {
-	case model.SrcIP:
-		return addr(v.SrcIP)
-	case model.DstIP:
-		return addr(v.DstIP)
-	case model.SrcPort:
-		return []byte{byte(v.SrcPort >> 8), byte(v.SrcPort), 0, 0}
-	case model.DstPort:
-		return []byte{byte(v.DstPort >> 8), byte(v.DstPort), 0, 0}
-	case model.SrcMAC:
-		return append(v.SrcMAC[:], 0, 0)
-	}
-	return append(v.DstMAC[:], 0, 0)
+	return append(v.Field(part).(*[6]byte)[:], 0, 0)
 }

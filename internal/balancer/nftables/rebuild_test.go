@@ -22,10 +22,10 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-// TestOtherProgram has a driver find the tables of another release, and the other way round, while
+// TestOtherRuleset has a driver find the tables of another release, and the other way round, while
 // clients connect. A packet meets one of the tables at each moment, and finds there what the rules
 // look up.
-func TestOtherProgram(t *testing.T) {
+func TestOtherRuleset(t *testing.T) {
 	t.Parallel()
 	w, _ := newDirectSite(t, 3)
 	direct, translated := dsr(virtual4, true, port(80)), &model.Farm{Name: "snat", Mode: model.SNAT, Scheduler: model.RoundRobin,
@@ -44,7 +44,7 @@ func TestOtherProgram(t *testing.T) {
 		p, err := d.Adopt(t.Context(), w.state, driver.Keep{})
 		w.must(err)
 		if p.Len() == 0 || !strings.Contains(p.String(), "replace table") {
-			t.Errorf("of another program's table:\n%s", p)
+			t.Errorf("of a table with another ruleset:\n%s", p)
 		}
 		w.must(p.Apply(t.Context()))
 		for _, s := range d.Sockets() {
@@ -58,8 +58,9 @@ func TestOtherProgram(t *testing.T) {
 	load()
 }
 
-// TestOtherProgramRemembers has clients stay on their backends when another program follows.
-func TestOtherProgramRemembers(t *testing.T) {
+// TestOtherRulesetRemembers has clients stay on their backends when a driver with another ruleset
+// follows.
+func TestOtherRulesetRemembers(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, w *site, is4 bool, virtual, _ string) {
 		w.set(&model.Farm{Name: "web", Mode: model.DNAT, Persist: model.SrcIP, PersistFor: time.Minute, Backends: backends(3, is4, 8080),
@@ -82,8 +83,8 @@ func TestOtherProgramRemembers(t *testing.T) {
 	})
 }
 
-// TestOtherProgramRemembersFewer has a program follow that has no room for all remembered clients.
-func TestOtherProgramRemembersFewer(t *testing.T) {
+// TestOtherRulesetRemembersFewer has a ruleset follow that has no room for all remembered clients.
+func TestOtherRulesetRemembersFewer(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 1)
 	w.set(persistent())
@@ -97,8 +98,8 @@ func TestOtherProgramRemembersFewer(t *testing.T) {
 	w.settled()
 }
 
-// TestOtherProgramRemembersLate has a client come when the table beside serves alone.
-func TestOtherProgramRemembersLate(t *testing.T) {
+// TestOtherRulesetRemembersLate has a client come when the table beside serves alone.
+func TestOtherRulesetRemembersLate(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 1)
 	w.set(persistent())
@@ -121,9 +122,9 @@ func TestOtherProgramRemembersLate(t *testing.T) {
 	}
 }
 
-// TestOtherProgramInterrupted has the change to another program fail at each of its transactions:
+// TestOtherRulesetInterrupted has the change to another ruleset fail at each of its transactions:
 // farms are served all the same, and the next driver finishes it. A client stays remembered.
-func TestOtherProgramInterrupted(t *testing.T) {
+func TestOtherRulesetInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 1)
 	w.set(persistent())

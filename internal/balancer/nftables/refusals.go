@@ -48,7 +48,7 @@ func (rs *ruleset) refusalChains() []nft.Chain {
 // refused has refusals of the farm's backends be told.
 func (h *half) refused() {
 	if h.Checked && (h.Mode == model.DNAT || h.Mode == model.SNAT) {
-		h.enter(h.p.refusalChains()...)
+		h.enter(h.rs.refusalChains()...)
 	}
 }
 

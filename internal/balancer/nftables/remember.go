@@ -99,7 +99,7 @@ func (d *Driver) eachClient(ctx context.Context, f *state.Farm, yield func(*fami
 func (c *tableChange) recall(ctx context.Context, name string) error {
 	var sets []*nft.Set
 	of := map[*nft.Set]*family{}
-	for _, fp := range c.p.families {
+	for _, fp := range c.rs.families {
 		for _, m := range fp.memories {
 			sets, of[m.clients] = append(sets, m.clients), fp
 		}
@@ -172,19 +172,13 @@ func (fp *family) readClient(key model.FlowKey, e *nft.Element) client {
 	for _, part := range fp.memory(key).parts {
 		size := len(fp.partBytes(part, model.FlowValues{}))
 		if key&part != 0 {
-			switch part {
-			case model.SrcIP:
-				c.SrcIP = addr(at)
-			case model.DstIP:
-				c.DstIP = addr(at)
-			case model.SrcPort:
-				c.SrcPort = port(at)
-			case model.DstPort:
-				c.DstPort = port(at)
-			case model.SrcMAC:
-				copy(c.SrcMAC[:], at)
-			case model.DstMAC:
-				copy(c.DstMAC[:], at)
+			switch f := c.Field(part).(type) {
+			case *netip.Addr:
+				*f = addr(at)
+			case *uint16:
+				*f = port(at)
+			case *[6]byte:
+				copy(f[:], at)
 			}
 		}
 		at = at[size:]

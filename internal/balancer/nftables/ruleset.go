@@ -34,8 +34,7 @@ type ruleset struct {
 	clients   uint32   // how many clients each of the sets that packets fill may hold
 }
 
-// kind is how a place is looked up, at which clients find a farm. All places of a farm are of one
-// kind.
+// kind is how a virtual address is looked up. All virtual addresses of a farm are of one kind.
 type kind uint8
 
 const (
@@ -47,33 +46,33 @@ const (
 // String is what names of sets and chains end in.
 func (k kind) String() string { return [...]string{"", "-range"}[k] }
 
-// family is the half of the program for IPv4 or IPv6.
+// family is the half of the ruleset for IPv4 or IPv6.
 type family struct {
 	ip nft.Family
 
-	// By kind, keyed by place: address . protocol . port.
+	// By kind, keyed by virtual address: address . protocol . port.
 	farms   [kinds]*nft.Set // the chain that serves
-	slots   [kinds]*nft.Set // slot . place : backend
+	slots   [kinds]*nft.Set // slot . virtual address : backend
 	hosts   [kinds]*nft.Set // the same where the port stays
 	out     [kinds]*nft.Set // what becomes of the client's address
 	sources [kinds]*nft.Set // the address in place of the client's
 	proxied [kinds]*nft.Set // where clients are answered in backends' place
 	guards  [kinds]*nft.Set // what is asked of every packet
 	after   [kinds]*nft.Set // what is left to be done for a connection with a backend
-	numbers [kinds]*nft.Set // the farm's number, where places share what is remembered
+	numbers [kinds]*nft.Set // the farm's number, where virtual addresses share what is remembered
 
 	stateless [kinds]*nft.Set // the chain that rewrites each packet
 	answers   [kinds]*nft.Set // where a backend answers from : the address (and port) that clients asked
 
-	listed  [kinds]*nft.Set // place : the chain of the lists that its farm names
+	listed  [kinds]*nft.Set // virtual address : the chain of the lists that its farm names
 	owned   [kinds]*nft.Set // the same, of farms at every address of the machine
 	members *nft.Set        // list . network
 
 	// Of ingress, by kind.
-	direct [kinds]*nft.Set // place : the chain that forwards each packet
-	ways   [kinds]*nft.Set // slot . place : interface and address of the backend
+	direct [kinds]*nft.Set // virtual address : the chain that forwards each packet
+	ways   [kinds]*nft.Set // slot . virtual address : interface and address of the backend
 
-	backendSources *nft.Set // place . backend : the address in place of the client's
+	backendSources *nft.Set // virtual address . backend : the address in place of the client's
 
 	stages *nft.Set // stage . farm : what the farm does in it
 	rates  *nft.Set // farm . source : new connections
@@ -102,12 +101,7 @@ func newRuleset(clients uint32, mayMiss bool) *ruleset {
 	return rs
 }
 
-func (rs *ruleset) family(is4 bool) *family {
-	if is4 {
-		return rs.families[0]
-	}
-	return rs.families[1]
-}
+func (rs *ruleset) family(is4 bool) *family { return rs.families[familyIndex(is4)] }
 
 // set adds a set.
 func (rs *ruleset) set(name, comment string, s nft.Set) *nft.Set {
@@ -127,29 +121,29 @@ func (rs *ruleset) newFamily(ip nft.Family) *family {
 	fp := &family{ip: ip}
 	set := func(name, comment string, s nft.Set) *nft.Set { return rs.set(ip.Name+"-"+name, comment, s) }
 	for k := range kinds {
-		place := func(name, comment string, s nft.Set) *nft.Set {
-			s.Key, s.Ranges = append(s.Key[:len(s.Key):len(s.Key)], fp.place()...), k != exact
+		byDest := func(name, comment string, s nft.Set) *nft.Set {
+			s.Key, s.Ranges = append(s.Key[:len(s.Key):len(s.Key)], fp.dest()...), k != exact
 			return set(name+k.String(), comment, s)
 		}
 		slot := []nft.Field{nft.Mark}
-		fp.slots[k] = place("slots", "slot . place : backend", nft.Set{Key: slot, Data: []nft.Field{ip.Daddr, nft.Dport}, Counted: true})
-		fp.hosts[k] = place("hosts", "slot . place : backend, at the port that the client asked for", nft.Set{Key: slot, Data: []nft.Field{ip.Daddr}, Counted: true})
-		fp.numbers[k] = place("numbers", "place : number of the farm", nft.Set{Data: []nft.Field{nft.Mark}})
-		fp.sources[k] = place("sources", "place : address in place of the client's", nft.Set{Data: []nft.Field{ip.Saddr}})
-		fp.after[k] = place("after", "place : what is left to be done for a connection with a backend", nft.Set{Verdict: true})
-		fp.out[k] = place("out", "place : what becomes of the client's address", nft.Set{Verdict: true})
-		fp.proxied[k] = place("proxied", "places where clients are answered in backends' place", nft.Set{})
-		fp.guards[k] = place("guards", "place : what is asked of every packet", nft.Set{Verdict: true})
-		fp.stateless[k] = place("stateless", "place where clients find a stateless farm : the chain that serves it", nft.Set{Verdict: true})
-		fp.listed[k] = place("listed", "place : the chain of the lists that its farm names", nft.Set{Verdict: true})
+		fp.slots[k] = byDest("slots", "slot . place : backend", nft.Set{Key: slot, Data: []nft.Field{ip.Daddr, nft.Dport}, Counted: true})
+		fp.hosts[k] = byDest("hosts", "slot . place : backend, at the port that the client asked for", nft.Set{Key: slot, Data: []nft.Field{ip.Daddr}, Counted: true})
+		fp.numbers[k] = byDest("numbers", "place : number of the farm", nft.Set{Data: []nft.Field{nft.Mark}})
+		fp.sources[k] = byDest("sources", "place : address in place of the client's", nft.Set{Data: []nft.Field{ip.Saddr}})
+		fp.after[k] = byDest("after", "place : what is left to be done for a connection with a backend", nft.Set{Verdict: true})
+		fp.out[k] = byDest("out", "place : what becomes of the client's address", nft.Set{Verdict: true})
+		fp.proxied[k] = byDest("proxied", "places where clients are answered in backends' place", nft.Set{})
+		fp.guards[k] = byDest("guards", "place : what is asked of every packet", nft.Set{Verdict: true})
+		fp.stateless[k] = byDest("stateless", "place where clients find a stateless farm : the chain that serves it", nft.Set{Verdict: true})
+		fp.listed[k] = byDest("listed", "place : the chain of the lists that its farm names", nft.Set{Verdict: true})
 		if k == ranged {
-			fp.owned[k] = place("owned", "the same, for farms at every address of the machine", nft.Set{Verdict: true})
+			fp.owned[k] = byDest("owned", "the same, for farms at every address of the machine", nft.Set{Verdict: true})
 		}
 		fp.answers[k] = fp.answersSet(set, k)
-		fp.farms[k] = place("farms", "place where clients find a farm : the chain that serves it", nft.Set{Verdict: true})
+		fp.farms[k] = byDest("farms", "place where clients find a farm : the chain that serves it", nft.Set{Verdict: true})
 	}
 	fp.backendSources = set("backend-sources", "place . backend : address in place of the client's",
-		nft.Set{Key: append(fp.place(), ip.Daddr), Data: []nft.Field{ip.Saddr}})
+		nft.Set{Key: append(fp.dest(), ip.Daddr), Data: []nft.Field{ip.Saddr}})
 	fp.members = set("members", "list . network", nft.Set{Key: []nft.Field{nft.Mark, ip.Saddr}})
 	fp.addMemory(rs, set)
 	return fp
@@ -182,11 +176,11 @@ func (fp *family) addMemory(rs *ruleset, set func(name, comment string, s nft.Se
 	}
 }
 
-// place are the fields by which a farm is found.
-func (fp *family) place() []nft.Field { return []nft.Field{fp.ip.Daddr, nft.L4Proto, nft.Dport} }
+// dest are the fields by which a farm is found.
+func (fp *family) dest() []nft.Field { return []nft.Field{fp.ip.Daddr, nft.L4Proto, nft.Dport} }
 
-// placed are the same of a connection that has been translated.
-func (fp *family) placed() []nft.Field {
+// origDest are the same of a connection that has been translated.
+func (fp *family) origDest() []nft.Field {
 	return []nft.Field{fp.ip.OrigDaddr, nft.L4Proto, nft.CtOrigDport}
 }
 
@@ -209,7 +203,8 @@ type virtualAddr struct {
 	ports model.PortSpan
 }
 
-// at is an element of a set of places of its kind; a slot comes first where the set has slots.
+// at is an element of a set of virtual addresses of its kind; a slot comes first where the set has
+// slots.
 func (fp *family) at(sets [kinds]*nft.Set, p virtualAddr, slot ...uint32) nft.Element {
 	e := nft.Element{Set: sets[p.kind]}
 	put := func(addr netip.Addr, port uint16) {
@@ -231,14 +226,11 @@ func (fp *family) at(sets [kinds]*nft.Set, p virtualAddr, slot ...uint32) nft.El
 
 // ends are the first and the last address of the family.
 func (fp *family) ends() (first, last netip.Addr) {
+	first = netip.IPv6Unspecified()
 	if fp.is4() {
-		return netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{255, 255, 255, 255})
+		first = netip.IPv4Unspecified()
 	}
-	var all [16]byte
-	for i := range all {
-		all[i] = 255
-	}
-	return netip.IPv6Unspecified(), netip.AddrFrom16(all)
+	return first, model.Last(netip.PrefixFrom(first, 0))
 }
 
 func (fp *family) is4() bool { return fp.ip.Bits == nft.IPv4.Bits }

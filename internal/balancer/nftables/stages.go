@@ -45,7 +45,7 @@ func stagedName(fp *family, k kind) string { return fp.ip.Name + "-staged" + k.S
 // staged leads through the stages.
 func staged(fp *family, k kind) nft.Chain {
 	c := nft.Chain{Name: stagedName(fp, k), Comment: "farms that ask for more than a backend", Rules: []nft.Rule{
-		rule("until the end of this chain, priority is the farm's number").Load(0, fp.place()...).Find(fp.numbers[k], 0, 0).SetPriority(0),
+		rule("until the end of this chain, priority is the farm's number").Load(0, fp.dest()...).Find(fp.numbers[k], 0, 0).SetPriority(0),
 	}}
 	in := func(s farmStage) nft.Rule { return rule(s.String()).Number(0, uint32(s)).Load(1, nft.Priority) }
 	for s := range pickStage {
@@ -246,7 +246,7 @@ func (rs *ruleset) guard() nft.Chain {
 	c := nft.Chain{Name: guardName, Comment: "what farms ask of every packet", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, -150)}
 	for _, fp := range rs.families {
 		for k := range kinds {
-			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.guards[k], 0))
+			c.Rules = append(c.Rules, rule().Family(fp.ip).Load(0, fp.dest()...).Follow(fp.guards[k], 0))
 		}
 	}
 	return c
@@ -270,11 +270,11 @@ func (h *half) guard() {
 		rules = append(rules, l.over(rule("resets").TCPFlags(tcpRST, tcpRST)).Goto(l.end().Name))
 	}
 	name := fmt.Sprintf("%s-guard-%s", h.fp.ip.Name, digest(fmt.Sprint(strict, h.Limits.Prefixes["strict"], l.name())))
-	h.chain(guardName, h.p.guard)
+	h.chain(guardName, h.rs.guard)
 	h.chain(name, func() nft.Chain {
 		return nft.Chain{Name: name, Comment: "what is judged packet by packet", Rules: rules}
 	})
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		h.put(h.fp.guards, p, h.at(p, nft.Goto(name)))
 	}
 }

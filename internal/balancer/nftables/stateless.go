@@ -45,7 +45,7 @@ func (rs *ruleset) statelessChain(k kind) nft.Chain {
 	c := nft.Chain{Name: "stateless" + k.String(), Comment: "packets to stateless farms, and answers", Hook: nft.FilterHook(unix.NF_INET_PRE_ROUTING, beforeTracking)}
 	for _, fp := range rs.families {
 		c.Rules = append(c.Rules,
-			rule().Family(fp.ip).Load(0, fp.place()...).Follow(fp.stateless[k], 0),
+			rule().Family(fp.ip).Load(0, fp.dest()...).Follow(fp.stateless[k], 0),
 			fp.answer(k, rule().Family(fp.ip)).Untracked())
 	}
 	return c
@@ -86,7 +86,7 @@ func (rs *ruleset) answersChains(k kind) (chains []nft.Chain) {
 
 // answer goes on if the packet is a backend's answer, with what the client asked for at atResult.
 func (fp *family) answer(k kind, r nft.Rule) nft.Rule {
-	return r.Load(atPlace, fp.answers[k].Key...).Find(fp.answers[k], atPlace, atResult)
+	return r.Load(atDest, fp.answers[k].Key...).Find(fp.answers[k], atDest, atResult)
 }
 
 // atPort is the register of the port that a look-up found.
@@ -152,7 +152,7 @@ func (c pick) slot(fp *family, r nft.Rule) nft.Rule {
 // stateless yields what a stateless farm becomes, except for its answers. Found at every address,
 // it becomes nothing: answers would not say which one it was.
 func (h *half) stateless() {
-	for _, p := range h.places {
+	for _, p := range h.addrs {
 		if !p.addr.IsValid() {
 			continue
 		}
@@ -165,8 +165,8 @@ func (h *half) stateless() {
 		h.put(h.fp.stateless, p, v)
 		h.fill(p)
 		for _, k := range []kind{p.kind, answersOf(h.Farm)} {
-			h.chain("stateless"+k.String(), func() nft.Chain { return h.p.statelessChain(k) })
-			for _, c := range h.p.answering[k] {
+			h.chain("stateless"+k.String(), func() nft.Chain { return h.rs.statelessChain(k) })
+			for _, c := range h.rs.answering[k] {
 				h.chain(c.Name, func() nft.Chain { return c })
 			}
 		}

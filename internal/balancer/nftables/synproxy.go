@@ -29,7 +29,7 @@ func (rs *ruleset) synProxyChains() []nft.Chain {
 	forward := nft.Chain{Name: "syn-proxy-forward", Comment: "the same, at addresses that the machine does not have", Hook: nft.FilterHook(unix.NF_INET_FORWARD, 0)}
 	for _, fp := range rs.families {
 		for k := range kinds {
-			is := func(r nft.Rule) nft.Rule { return r.Load(0, fp.place()...).Has(fp.proxied[k], 0) }
+			is := func(r nft.Rule) nft.Rule { return r.Load(0, fp.dest()...).Has(fp.proxied[k], 0) }
 			raw.Rules = append(raw.Rules, is(rule().Family(fp.ip).TCPFlags(tcpFIN|tcpSYN|tcpRST|tcpACK, tcpSYN)).Untracked())
 			proxy := is(rule().Family(fp.ip).Proto(unix.IPPROTO_TCP).CtState(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED)).SYNProxy()
 			in.Rules, forward.Rules = append(in.Rules, proxy), append(forward.Rules, proxy)
@@ -38,13 +38,13 @@ func (rs *ruleset) synProxyChains() []nft.Chain {
 	return []nft.Chain{raw, in, forward}
 }
 
-// proxied yields the places of a farm whose clients are answered in its backends' place.
+// proxied yields the virtual addresses of a farm whose clients are answered in its backends' place.
 func (h *half) proxied() {
 	if !h.Limits.SYNProxy {
 		return
 	}
-	h.enter(h.p.synProxyChains()...)
-	for _, p := range h.places {
+	h.enter(h.rs.synProxyChains()...)
+	for _, p := range h.addrs {
 		if p.proto == unix.IPPROTO_TCP {
 			e := h.fp.at(h.fp.proxied, p)
 			h.element(&e)

@@ -196,7 +196,7 @@ const tunnelPrefix = "tunnel-"
 // tunnel has the table come to have the chain of what arrives by a tunnel, or not to have it any
 // more.
 func (c *tableChange) tunnel(to netip.Addr, there bool) {
-	if c.p.NFProto != unix.NFPROTO_NETDEV {
+	if c.rs.NFProto != unix.NFPROTO_NETDEV {
 		return
 	}
 	_, device := state.FarmTunnel(to)

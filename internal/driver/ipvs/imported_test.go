@@ -35,7 +35,7 @@ func TestImportedFarms(t *testing.T) {
 		if err := os.WriteFile(config, out, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := nftlb.New(nil, nftlb.Options{Check: checkFarm, DSRTracks: true}).Load(config); err != nil {
+		if err := nftlb.New(nil, nftlb.Options{Check: checkFarm, DSRTracks: true}).Load(t.Context(), config); err != nil {
 			t.Errorf("%s: %v\n%s", file, err, out)
 		}
 	}

@@ -36,8 +36,8 @@ type Keeping interface {
 func (a *Adoption) about(s *nft.Set) bool   { return a.Keep == nil || a.Keep.About(s) }
 func (a *Adoption) mayLack(s *nft.Set) bool { return a.Keep != nil && a.Keep.MayLack(s) }
 
-// SameRuleset reports whether the kernel's sets, and chains that come and go, are those of a
-// program with this note.
+// SameRuleset reports whether the kernel's sets, and chains that come and go, are those of a ruleset
+// with this note.
 func (a *Adoption) SameRuleset(note string) bool {
 	if !strings.HasPrefix(a.Have.Notes[RulesetNote], note) || len(a.Have.Sets) != len(a.Table.Sets) || !a.SameSets() {
 		return false
@@ -50,7 +50,7 @@ func (a *Adoption) SameRuleset(note string) bool {
 	return true
 }
 
-// SameSets reports whether the kernel has all of this program's sets, whatever else.
+// SameSets reports whether the kernel has all sets of this ruleset, whatever else.
 func (a *Adoption) SameSets() bool {
 	for _, s := range a.Table.Sets {
 		if a.Have.Sets[s.Name] != s.Type() {
@@ -183,13 +183,13 @@ func (a *Adoption) PlanChains(before *ChainRefs, anew bool, stays func(entry str
 }
 
 // WriteNotes writes down what the kernel will hold.
-func (a *Adoption) WriteNotes(program string) {
+func (a *Adoption) WriteNotes(ruleset string) {
 	t, noted := a.Table, map[uint32]string{}
 	if a.Have != nil && a.Reused[t.Notes] {
 		noted = a.Have.Notes
 	}
-	if !strings.HasPrefix(noted[RulesetNote], program) {
-		t.WriteNote(a.Batch, RulesetNote, noted[RulesetNote], program)
+	if !strings.HasPrefix(noted[RulesetNote], ruleset) {
+		t.WriteNote(a.Batch, RulesetNote, noted[RulesetNote], ruleset)
 	}
 	for _, s := range t.Sets {
 		if !a.about(s) {

@@ -11,7 +11,7 @@ import (
 type DynamicChain struct {
 	nft.Chain
 	Counters []string        // named counters that its rules use
-	Next     []*DynamicChain // chains beside the program's own
+	Next     []*DynamicChain // chains beside the constant ones
 	Marks    bool            // it uses the packet's mark
 }
 
@@ -25,7 +25,7 @@ func (c *DynamicChain) Tree() []*DynamicChain {
 }
 
 // ChainRefs counts the references to the chains and counters that come and go with the objects,
-// beside the constant part of the program. Each lasts as long as something refers to it. A base
+// beside the constant part of the ruleset. Each lasts as long as something refers to it. A base
 // chain lasts longer: it stays, without rules, as the kernel drops all packets that wait in queues
 // of the namespace when one is deleted.
 type ChainRefs struct {

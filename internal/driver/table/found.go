@@ -62,7 +62,7 @@ func (t *Table) Content(ctx context.Context, s *nft.Set) (map[nft.ElementKey]nft
 	return elements, err
 }
 
-// note is what the table says of a set; false: nothing. Another program may number its sets
+// note is what the table says of a set; false: nothing. Another ruleset may number its sets
 // otherwise.
 func (f *Found) note(s *nft.Set) (text string, ok bool) {
 	is := func(text string) bool { return strings.HasPrefix(text, s.Name+":") }
@@ -85,7 +85,7 @@ func (f *Found) Noted(s *nft.Set) (n Sum) {
 	note, _ := f.note(s)
 	_, err := fmt.Sscanf(note, s.Name+": %d elements, digest %x", &n.Count, &n.digest)
 	if note != "" && err != nil {
-		return Sum{Count: -1} // another program's: agrees with nothing
+		return Sum{Count: -1} // another ruleset's: agrees with nothing
 	}
 	return n
 }
@@ -108,7 +108,7 @@ func noteOf(s *nft.Set, sum Sum) string {
 	return fmt.Sprintf("%s: %d elements, digest %016x", s.Name, sum.Count, sum.digest)
 }
 
-// RulesetNote is the key of the note on the program; the others are ids of sets.
+// RulesetNote is the key of the note on the ruleset; the others are ids of sets.
 const RulesetNote = 0
 
 // WriteNote replaces a note, and removes it with an empty text; old is what it said before, "" if

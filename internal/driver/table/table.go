@@ -1,12 +1,11 @@
-// Package table keeps a table of nftables in step with what a program wants it to hold, whatever
+// Package table keeps a table of nftables in step with what its driver wants it to hold, whatever
 // that is: sets with their elements, and chains that come and go. It is beneath the services' table
 // and those of farms.
 //
-// What was programmed outlives the process in the kernel alone. The table says in a set of notes
-// which program made it, and has a digest of each set's content there: an adoption compares those
-// with what it wants before it reads anything else. Where the kernel has it (Linux 6.9), the table
-// belongs to the socket of the process that works on it, and stays when that ends: nobody else can
-// change it.
+// What was programmed outlives the process in the kernel alone. The table identifies its ruleset in
+// a set of notes, and has a digest of each set's content there: an adoption compares those with what
+// it wants before it reads anything else. Where the kernel has it (Linux 6.9), the table belongs to
+// the socket of the process that works on it, and stays when that ends: nobody else can change it.
 package table
 
 import (
@@ -22,7 +21,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/probe"
 )
 
-// Layout is the part of a program that is the same whatever the table holds.
+// Layout is the part of a ruleset that is the same whatever elements the table holds.
 type Layout struct {
 	NFProto uint8 // unix.NFPROTO_… of the table
 	Sets    []*nft.Set
@@ -55,7 +54,7 @@ type Table struct {
 
 	Owned    bool       // nobody else can change it
 	Sums     []Sum      // of each set's content, by id
-	Refs     *ChainRefs // chains beside the program's own
+	Refs     *ChainRefs // chains beside the constant ones
 	Doubt    bool       // others may have changed what we programmed: no note is trusted
 	Compared time.Time  // when it was last compared with what is wanted
 	others   uint32     // transactions of other programs up to which none has interfered
