@@ -187,7 +187,7 @@ func result(conf *config, args *skel.CmdArgs, outer, inner attach.End, given lea
 		r.IPs = append(r.IPs, ip)
 		if !families[a.Is4()] {
 			families[a.Is4()] = true
-			r.Routes = append(r.Routes, &types.Route{Dst: *prefix(unspecified(a.Is4()), 0), GW: gw})
+			r.Routes = append(r.Routes, &types.Route{Dst: *prefix(netip.PrefixFrom(a, 0).Masked().Addr(), 0), GW: gw})
 		}
 	}
 	for _, route := range given.routes {
@@ -200,13 +200,6 @@ func result(conf *config, args *skel.CmdArgs, outer, inner attach.End, given lea
 		r.DNS = conf.DNS
 	}
 	return r
-}
-
-func unspecified(is4 bool) netip.Addr {
-	if is4 {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 func prefix(a netip.Addr, bits int) *net.IPNet {
