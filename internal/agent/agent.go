@@ -43,8 +43,8 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Fabric, if set, carries out the ways to other nodes' pods, in a goroutine of its own; the caller
-	// closes it after Run.
+	// Fabric, if set, carries out the ways to other nodes' pods, in a goroutine of its own; the
+	// caller closes it after Run.
 	Fabric driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
