@@ -179,9 +179,7 @@ type Agent struct {
 
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
-	if c.sockets == nil {
-		c.sockets = kernelSockets{}
-	}
+	c.sockets = cmp.Or[sockets](c.sockets, kernelSockets{})
 	if c.Route == nil {
 		c.Route = func(netip.Addr) verdict.Way { return verdict.Way{} }
 	}
