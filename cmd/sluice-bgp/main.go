@@ -9,7 +9,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"sluice.dev/sluice/internal/bgp/speaker"
 	"sluice.dev/sluice/internal/cli"
@@ -31,7 +31,7 @@ It ends with its input, without a word to its peers: those that know graceful
 restart keep the routes until the next one runs. Use 'sluice bgp' to see how it is.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if terminal(os.Stdin) {
+			if term.IsTerminal(int(os.Stdin.Fd())) {
 				_ = cmd.Help()
 				return cli.Usage(errors.New("orders come from Sluice's agent, and not from a terminal"))
 			}
@@ -41,9 +41,4 @@ restart keep the routes until the next one runs. Use 'sluice bgp' to see how it 
 	}
 	cmd.Flags().TextVar(&level, "log-level", level, "lowest `level` to log: debug, info, warn or error")
 	return cmd
-}
-
-func terminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

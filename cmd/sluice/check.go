@@ -112,13 +112,6 @@ const (
 	severityNote  severity = "note"  // it has none before there is an object that no file has
 )
 
-func newFinding(s severity, i model.Issue) finding {
-	if strings.HasPrefix(i.Source, string(i.Object.Kind)+":") { // it stands for the file
-		i.Object = model.Ref{}
-	}
-	return finding{i.Source, i.Object, s, i.Reason}
-}
-
 func findingLines(w io.Writer, all []finding) {
 	for _, f := range all {
 		text := f.Reason
@@ -179,24 +172,30 @@ func (c *checker) add(file string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	for _, i := range contents.Issues {
-		c.findings = append(c.findings, newFinding(severityFault, i))
-	}
-	for _, i := range contents.Hints {
-		c.findings = append(c.findings, newFinding(severityHint, i))
-	}
+	c.note(severityFault, contents.Issues...)
+	c.note(severityHint, contents.Hints...)
 	for _, o := range contents.Objects {
 		ref := o.Object.Ref()
 		if first, twice := c.sources[ref]; twice {
 			i := ref.Issue("is declared in " + first + " as well")
 			i.Source = o.Source
-			c.findings = append(c.findings, newFinding(severityFault, i))
+			c.note(severityFault, i)
 			continue
 		}
 		c.sources[ref] = o.Source
 		c.objects.Apply([]store.Event{{Kind: ref.Kind, Name: ref.Name, Object: o.Object}})
 	}
 	return nil
+}
+
+// note adds issues.
+func (c *checker) note(s severity, issues ...model.Issue) {
+	for _, i := range issues {
+		if strings.HasPrefix(i.Source, string(i.Object.Kind)+":") { // it stands for the file
+			i.Object = model.Ref{}
+		}
+		c.findings = append(c.findings, finding{i.Source, i.Object, s, i.Reason})
+	}
 }
 
 // judge adds what is found in the objects together, and sorts all by file.
@@ -242,8 +241,7 @@ func (c *checker) fabric(complete bool) []model.Issue {
 	compiler.SetUnderlay([]model.HostAddress{{Prefix: netip.PrefixFrom(own.IPs[0], 0)}, {Prefix: netip.PrefixFrom(own.IPs[1], 0)}})
 	c.objects.Apply([]store.Event{{Kind: model.NodeKind, Name: own.Ref().Name, Object: own}})
 	compiler.Update(c.objects, c.objects.Take())
-	issues := compiler.Fabric.Issues()
-	return issues
+	return compiler.Fabric.Issues()
 }
 
 // declared reports whether a file has an object, be it one that is refused.
@@ -284,7 +282,7 @@ func (c *checker) found(s severity, issues []model.Issue) {
 	for _, i := range issues {
 		if source, ok := c.sources[i.Object]; ok {
 			i.Source = source
-			c.findings = append(c.findings, newFinding(s, i))
+			c.note(s, i)
 		}
 	}
 }

@@ -89,9 +89,9 @@ func (f *nodeFlags) source(sink source.Sink, log *slog.Logger) source.Source {
 	return source.Join(sink, objects, func(s source.Sink) source.Source { return list.New(f.lists, s, log) })
 }
 
-// readable returns an error where what the flags name cannot be read as it is now. Who starts the
-// program again, as systemd and the kubelet do, waits for it so: an agent that waited itself would
-// look as if it worked. A server that does not answer is another matter, as it comes and goes.
+// readable returns an error if the file or folder that the flags name cannot be read now. systemd
+// or the kubelet then starts the program again until it can: an agent that waited itself would look
+// as if it worked. A server that does not answer is no error, as servers come and go.
 func (f *nodeFlags) readable() error {
 	if f.kubeFlags.named() {
 		err := f.kubeFlags.api(false).Check()

@@ -24,9 +24,9 @@ type forwarding struct {
 	log      *slog.Logger
 }
 
-// keep turns forwarding on again that another program turns off, until ctx ends: ever more slowly,
-// if it goes on, or if it is refused, as in a container without privileges. While it is off, and
-// while the contest lasts, that is shown.
+// keep turns forwarding on again if another program turns it off, until ctx ends: ever more slowly
+// if that goes on, or if the kernel refuses, as in a container without privileges. Status shows
+// that forwarding is off, and that the contest goes on.
 func (f *forwarding) keep(ctx context.Context, here *netns.NS) {
 	tries := contest.Pace{First: time.Second, Most: time.Minute}
 	turned := contest.Pace{First: time.Second, Most: time.Minute, Lasts: contest.Lasts}

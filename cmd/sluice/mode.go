@@ -307,9 +307,9 @@ const (
 	handOverPause    = 50 * time.Millisecond
 )
 
-// handOver lets the next agent in, if one waits, and has the proxy serve until the kernel holds all
-// of its services, in another mode; then connections that go through the proxy have time to end.
-// Of other modes what was programmed works on by itself.
+// handOver lets the next agent in, if one waits. A proxy goes on serving until the kernel has all
+// of its services, in another mode; then the connections through the proxy have time to end. In all
+// other modes, the kernel goes on by itself.
 func handOver(d driver.Driver, nsLock *nslock.Lock, in *netns.NS, log *slog.Logger) {
 	proxy, is := d.(*userspace.Driver)
 	if !is || nsLock.Waiting() == 0 {

@@ -322,7 +322,8 @@ func neverRead(s source.Status) error {
 	return err
 }
 
-// reporter starts what reports faults to the API, and returns who takes them; nil: nobody.
+// reporter starts reporting faults to the API, and returns the function that takes them; nil: none
+// are reported.
 func (o *runOptions) reporter(ctx context.Context, node string, objects *store.Store, src source.Source, log *slog.Logger) func([]model.Issue) {
 	var reports []func([]model.Issue)
 	if o.events {

@@ -29,17 +29,10 @@ type Addresses interface {
 func (a *Agent) addressing() subject {
 	return subject{
 		run: []func(context.Context){a.Addresses.Run, hear(a, a.Addresses.Silent(), func(l *loop, ctx context.Context, nodes map[string]bool) {
-			l.compiling.Lock()
-			l.Compiler.Addresses.SetSilent(nodes)
-			l.compiling.Unlock()
+			l.changing(func() { l.Compiler.Addresses.SetSilent(nodes) })
 			l.attempt(ctx)
 		})},
-		follow: func() {
-			a.compiling.Lock()
-			changes := a.Compiler.Addresses.Changes()
-			a.compiling.Unlock()
-			a.Addresses.Follow(changes)
-		},
+		follow:  func() { a.Addresses.Follow(reading(a, a.Compiler.Addresses.Changes)) },
 		issues:  a.unanswered,
 		collect: collector{a}.collectAddresses,
 	}

@@ -43,8 +43,8 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Fabric, if set, carries out the ways to other nodes' pods, in a goroutine of its own; the caller
-	// closes it after Run.
+	// Fabric, if set, carries out the ways to other nodes' pods, in a goroutine of its own; the
+	// caller closes it after Run.
 	Fabric driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
@@ -179,9 +179,7 @@ type Agent struct {
 
 // New returns an agent that has not started anything yet.
 func New(c Config) *Agent {
-	if c.sockets == nil {
-		c.sockets = kernelSockets{}
-	}
+	c.sockets = cmp.Or[sockets](c.sockets, kernelSockets{})
 	if c.Route == nil {
 		c.Route = func(netip.Addr) verdict.Way { return verdict.Way{} }
 	}
@@ -197,7 +195,7 @@ func New(c Config) *Agent {
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
 	a.checks.proxy = c.KubeProxy
 	if c.Fabric != nil {
-		a.fabric = reconcile.NewFollower(c.Fabric, a.stateCopy, c.AuditInterval, c.Log)
+		a.fabric = reconcile.NewFollower(c.Fabric, func() *state.State { return reading(a, c.Compiler.State().Clone) }, c.AuditInterval, c.Log)
 	}
 	a.subjects = a.subjectsOf()
 	a.metrics = newMetrics(a)
@@ -208,11 +206,19 @@ func New(c Config) *Agent {
 // kinds of objects could be read. Safe for concurrent use.
 func (a *Agent) Ready() bool { return a.health.unready() == "" }
 
-// stateCopy is a copy of the desired state; safe for concurrent use.
-func (a *Agent) stateCopy() *state.State {
+// reading returns what f reads of the compiler, or of the fields that are held with it. It is safe
+// for concurrent use.
+func reading[T any](a *Agent, f func() T) T {
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	return a.Compiler.State().Clone()
+	return f()
+}
+
+// changing has f change the compiler, or the fields that are held with it.
+func (l *loop) changing(f func()) {
+	l.compiling.Lock()
+	defer l.compiling.Unlock()
+	f()
 }
 
 // Families reports which address families are in use; safe for concurrent use.
@@ -266,12 +272,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { l.run(ctx); return nil })
 	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "mode", a.Mode, "pid", os.Getpid(), "socket", a.Socket)
 	err = group.Wait()
-	a.mu.Lock()
-	changed := a.record.last != nil
-	a.mu.Unlock()
 	stopped := "agent stopped; what is programmed stays in the kernel"
 	switch {
-	case !changed && !a.health.ready():
+	case a.recorded().last == nil && !a.health.ready():
 		stopped = "agent stopped; it programmed nothing"
 	case a.Driver.Capabilities().Can&driver.Survives == 0:
 		stopped = "agent stopped; in its mode nothing stays in the kernel"

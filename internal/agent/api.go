@@ -98,9 +98,7 @@ func reply(w http.ResponseWriter, v any, err error) {
 // faulty services of which nothing is in force; safe for concurrent use.
 func (a *Agent) Services() []services.ServiceView {
 	faults := byObject(a.issues())
-	a.compiling.Lock()
-	views := a.Compiler.Services.Views()
-	a.compiling.Unlock()
+	views := reading(a, a.Compiler.Services.Views)
 	for i, v := range views {
 		service := model.Ref{Kind: model.ServiceKind, Name: model.Name{Namespace: v.Namespace, Name: v.Name}}
 		views[i].Issues = notes(faults[service], "")

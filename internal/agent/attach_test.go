@@ -45,7 +45,7 @@ func TestAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	device := func() int {
-		if w := b.stateCopy().Policy.Workloads[newPod.Addrs[0]]; w != nil && w.Pod == newPod.Pod {
+		if w := reading(b.Agent, b.Compiler.State().Clone).Policy.Workloads[newPod.Addrs[0]]; w != nil && w.Pod == newPod.Pod {
 			return w.Device
 		}
 		return 0

@@ -28,14 +28,9 @@ type Speaker interface {
 // speaking is the subject of BGP.
 func (a *Agent) speaking() subject {
 	return subject{
-		run:   []func(context.Context){a.Speaker.Run, hear(a, a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
-		moved: a.Compiler.BGP.SecretsChanged,
-		follow: func() {
-			a.compiling.Lock()
-			order := a.Compiler.BGP.Changes()
-			a.compiling.Unlock()
-			a.Speaker.Follow(order)
-		},
+		run:     []func(context.Context){a.Speaker.Run, hear(a, a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
+		moved:   a.Compiler.BGP.SecretsChanged,
+		follow:  func() { a.Speaker.Follow(reading(a, a.Compiler.BGP.Changes)) },
 		collect: collector{a}.collectBGP,
 	}
 }

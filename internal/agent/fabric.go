@@ -36,28 +36,18 @@ type Hearer interface {
 // reaching is the subject of the ways to other nodes.
 func (a *Agent) reaching() (s subject) {
 	if a.Paths != nil {
-		s.run = append(s.run, func(ctx context.Context) { a.Paths.Run(ctx, a.paths) })
+		s.run = append(s.run, func(ctx context.Context) {
+			a.Paths.Run(ctx, func() []model.Path { return reading(a, a.Compiler.Fabric.Paths) })
+		})
 	}
 	if a.Heard != nil {
-		s.run = append(s.run, func(ctx context.Context) { a.Heard.Run(ctx, a.farEnds) })
+		s.run = append(s.run, func(ctx context.Context) {
+			a.Heard.Run(ctx, func() []model.FarEnd { return reading(a, a.Compiler.Fabric.FarEnds) })
+		})
 		s.note = a.Heard.Deaf
 	}
 	s.issues = a.foundWays
 	return s
-}
-
-// paths are the ways to other nodes; safe for concurrent use.
-func (a *Agent) paths() []model.Path {
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.Fabric.Paths()
-}
-
-// farEnds are where the ways to other nodes' pods end; safe for concurrent use.
-func (a *Agent) farEnds() []model.FarEnd {
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return a.Compiler.Fabric.FarEnds()
 }
 
 // FabricReport is how this node reaches the pods of others.
@@ -76,10 +66,7 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 	if a.Compiler.Fabric == nil {
 		return FabricReport{}, errNoFabric
 	}
-	a.compiling.Lock()
-	view := a.Compiler.Fabric.View()
-	a.compiling.Unlock()
-	r := FabricReport{View: view, Issues: a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind)}
+	r := FabricReport{View: reading(a, a.Compiler.Fabric.View), Issues: a.fabricIssues()}
 	if a.Heard != nil {
 		r.Note = a.Heard.Deaf()
 		r.hear(a.Heard.Heard())
@@ -99,16 +86,16 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 }
 
 // fabricIssues returns what is wrong with the ways to other nodes.
-func (a *Agent) fabricIssues() []model.Issue { return append(a.objectsOfWays(), a.foundWays()...) }
+func (a *Agent) fabricIssues() []model.Issue {
+	return a.issuesAbout(append(a.objectsOfWays(), a.foundWays()...), model.IPPoolKind, model.BlockAffinityKind)
+}
 
 // objectsOfWays returns what is wrong with the objects that ways to other nodes are made of.
 func (a *Agent) objectsOfWays() []model.Issue {
 	if a.Compiler.Fabric == nil {
 		return nil
 	}
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	return slices.Clone(a.Compiler.Fabric.Issues())
+	return reading(a, func() []model.Issue { return slices.Clone(a.Compiler.Fabric.Issues()) })
 }
 
 // foundWays returns the faults in ways to other nodes that probes found, and what the kernel

@@ -34,9 +34,7 @@ func (l *loop) checkSource() (changed bool) {
 	}
 	l.kernel.Lack(l.lacking)
 	if l.Compiler.Addresses != nil {
-		l.compiling.Lock()
-		l.Compiler.Addresses.SetLacking(l.lacking.Any && len(l.lacking.Policies) == 0)
-		l.compiling.Unlock()
+		l.changing(func() { l.Compiler.Addresses.SetLacking(l.lacking.Any && len(l.lacking.Policies) == 0) })
 	}
 	return changed || was.Any && !l.lacking.Any || !slices.Equal(was.Policies, l.lacking.Policies)
 }
@@ -71,9 +69,7 @@ func (l *loop) setPodsUnread(unread bool) (changed bool) {
 		return false
 	}
 	l.unread = unread
-	l.compiling.Lock()
-	l.Compiler.SetPodsUnread(unread)
-	l.compiling.Unlock()
+	l.changing(func() { l.Compiler.SetPodsUnread(unread) })
 	if unread {
 		l.Log.Error("not ready: " + Unread([]model.Kind{model.PodKind}))
 	} else {

@@ -100,9 +100,7 @@ func (l *loop) run(ctx context.Context) {
 
 // moved gives the compiler the host's addresses.
 func (l *loop) moved(ctx context.Context, addrs []netip.Prefix) {
-	l.compiling.Lock()
-	l.Compiler.Services.SetHostAddresses(addrs)
-	l.compiling.Unlock()
+	l.changing(func() { l.Compiler.Services.SetHostAddresses(addrs) })
 	l.attempt(ctx)
 }
 
@@ -117,19 +115,17 @@ func (l *loop) rewired(ctx context.Context, links model.Links) {
 		l.routes[r] = true
 	}
 	l.reattach(&links)
-	l.compiling.Lock()
-	l.Compiler.SetLinks(links)
-	l.interfaces = names
-	l.compiling.Unlock()
+	l.changing(func() {
+		l.Compiler.SetLinks(links)
+		l.interfaces = names
+	})
 	l.linked = true
 	l.attempt(ctx)
 }
 
 // reached gives the compiler the addresses that other nodes are reached from.
 func (l *loop) reached(ctx context.Context, addrs []model.HostAddress) {
-	l.compiling.Lock()
-	l.Compiler.SetUnderlay(addrs)
-	l.compiling.Unlock()
+	l.changing(func() { l.Compiler.SetUnderlay(addrs) })
 	l.rooted = true
 	l.attempt(ctx)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Metric describes a metric of agents.
@@ -84,23 +85,17 @@ func desc(name, help string, labels ...string) collected {
 
 func (m *metrics) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 	m.list = append(m.list, Metric{name, help, Gauge, labels})
-	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-	m.registry.MustRegister(v)
-	return v
+	return promauto.With(m.registry).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 }
 
 func (m *metrics) counter(name, help string, labels ...string) *prometheus.CounterVec {
 	m.list = append(m.list, Metric{name, help, Counter, labels})
-	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	m.registry.MustRegister(v)
-	return v
+	return promauto.With(m.registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
 func (m *metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 	m.list = append(m.list, Metric{name, help, Histogram, labels})
-	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-	m.registry.MustRegister(v)
-	return v
+	return promauto.With(m.registry).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 }
 
 // kubeHistogram is one of kube-proxy's.

@@ -221,10 +221,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	t := c.totals()
 	to.put(descFrontends, float64(t.frontends))
 	to.put(descBackends, float64(t.backends))
-	c.mu.Lock()
-	kept := c.record.kept
-	c.mu.Unlock()
-	to.put(descKept, float64(kept))
+	to.put(descKept, float64(c.recorded().kept))
 	to.put(descRivals, float64(c.Lock.Waiting()))
 	for i, family := range families {
 		to.put(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)

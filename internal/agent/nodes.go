@@ -43,9 +43,7 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 // beside counts the other nodes with addresses of a family on subnets of this one: each takes an
 // entry in the kernel's neighbour table.
 func (a *Agent) beside(is4 bool) (n int) {
-	a.compiling.Lock()
-	own := slices.Clone(a.Compiler.Services.Config().HostAddresses)
-	a.compiling.Unlock()
+	own := reading(a, func() []netip.Prefix { return slices.Clone(a.Compiler.Services.Config().HostAddresses) })
 	a.Store.Read(func(v *store.View) {
 		for _, node := range v.Nodes() {
 			to := node.Address(is4)

@@ -35,9 +35,7 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	if a.Compiler.Policy == nil {
 		return nil, errNoPolicy
 	}
-	a.compiling.Lock()
-	views := a.Compiler.Policy.Views()
-	a.compiling.Unlock()
+	views := reading(a, a.Compiler.Policy.Views)
 	counters, err := a.counters(ctx)
 	if err != nil {
 		return nil, err

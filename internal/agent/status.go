@@ -92,6 +92,15 @@ type record struct {
 	unserved map[string]string // addresses that cannot be opened, and why
 }
 
+// recorded returns the record; safe for concurrent use.
+func (a *Agent) recorded() record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.record
+	r.unserved = maps.Clone(r.unserved)
+	return r
+}
+
 // fullStatus is Status with the fields that take longer to find out.
 func (a *Agent) fullStatus(ctx context.Context) Status {
 	s := a.Status()
@@ -106,16 +115,13 @@ func (a *Agent) fullStatus(ctx context.Context) Status {
 
 // Status returns a snapshot; safe for concurrent use.
 func (a *Agent) Status() Status {
-	a.mu.Lock()
-	r := a.record
-	unserved := maps.Clone(r.unserved)
-	a.mu.Unlock()
+	r := a.recorded()
 	totals := a.totals()
 	s := Status{
 		Node: a.Node, Version: a.Version, Mode: a.Mode, PID: os.Getpid(), Started: a.started, Uptime: model.Duration(time.Since(a.started).Round(time.Millisecond)),
 		Farms: a.farmsStatus(), Source: a.sourceStatus(), Objects: a.Store.Counts(), Frontends: totals.frontends, Backends: totals.backends,
 		LastApply: r.last, Failures: r.failures, Heals: r.heals, Contested: r.healed.Lost(time.Now()), Kept: r.kept, Waiting: r.waiting, Issues: a.issues(),
-		Unserved: unserved, Notes: a.checks.notes(),
+		Unserved: r.unserved, Notes: a.checks.notes(),
 	}
 	for _, of := range a.subjects {
 		if of.note != nil {
@@ -129,7 +135,7 @@ func (a *Agent) Status() Status {
 	}
 	if a.fabric != nil {
 		fabric := a.fabric.Status()
-		fabric.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
+		fabric.Faults = len(a.fabricIssues())
 		s.Followers = []reconcile.FollowerStatus{fabric}
 	}
 	s.BGP = a.bgpStatus()

@@ -282,9 +282,7 @@ func (a *Agent) rangeOf(addr netip.Addr) netip.Prefix {
 
 // failing says why the kernel may differ from the desired state, if it may.
 func (a *Agent) failing(policy bool) (warnings []string) {
-	a.mu.Lock()
-	r := a.record
-	a.mu.Unlock()
+	r := a.recorded()
 	for _, f := range r.failures {
 		warnings = append(warnings, "the kernel may hold an older state: "+f.Error)
 	}

@@ -87,8 +87,7 @@ type Compiler struct {
 	subjects []subject // in the order in which they are brought up to date
 	state    *state.State
 	store    *store.Store // of the last Update; nil: there was none
-	started  bool
-	unread   bool // see SetPodsUnread
+	unread   bool         // see SetPodsUnread
 }
 
 // subject is what every subject that is on has to do with an update. A new one adds itself in New.
@@ -239,10 +238,11 @@ func (c *Compiler) Update(s *store.Store, d store.Dirty) state.Delta {
 // stays as it was meanwhile: see Waiting. A service that changes while it is cut is brought to what
 // it was compiled to first.
 func (c *Compiler) Step(s *store.Store, d store.Dirty, elements int) (delta state.Delta) {
+	first := c.store == nil
 	c.store = s
 	s.Read(func(v *store.View) {
-		if !c.started {
-			c.started, d, elements = true, v.All(), services.All
+		if first {
+			d, elements = v.All(), services.All
 		}
 		// What services depend on comes first: others than those that are dirty may depend on it.
 		if everything := c.Services.Follow(v, d); everything {

@@ -111,7 +111,7 @@ func ruleset(f *Facts) []Result {
 	return results
 }
 
-// optional says what is different where the kernel lacks what it need not have.
+// optional says what is different if the kernel lacks an optional requirement.
 func optional(f *Facts) []Result {
 	var results []Result
 	for _, o := range f.Optional {

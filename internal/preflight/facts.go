@@ -59,10 +59,10 @@ type Facts struct {
 	IPVS      int      // virtual services
 	Processes []string // programs known to do part of our work that run here
 	Devices   []string // interfaces
-	Refused   []string // what services have or ask for and the agent does not serve, with the reason
+	Refused   []string // addresses and ports of services that the agent does not serve, with the reason
 	RefuseErr error
 	Taken     []string // addresses that the agent serves on and others have
-	NoLivez   bool     // who has the one for health serves no /livez there
+	NoLivez   bool     // the program at the health address serves no /livez
 	Memory    Memory
 	Socket    string
 	Alive     bool              // someone answers on Socket

@@ -29,7 +29,7 @@ type Options struct {
 	Mode, ModeReason string
 	// Policy: the agent is to carry out network policy, too.
 	Policy bool
-	// Requirements on the kernel: of services, of policy, and what need not be met.
+	// Requirements on the kernel: of services, of policy, and optional ones.
 	Requirements, PolicyRequirements, Optional []*probe.Requirement
 	// Fabric: the agent is to connect nodes, too; nil: it is not.
 	Fabric *Fabric
@@ -37,7 +37,8 @@ type Options struct {
 	// Driver asks the driver whether this kernel takes its ruleset, and what it cannot do of all
 	// that services and policies may ask for; nil: do not ask.
 	Driver func(context.Context) (name, lacks string, err error)
-	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.
+	// Refused names the addresses and ports of services that the agent does not serve; nil: do not
+	// ask.
 	Refused func(context.Context) ([]string, error)
 }
 
@@ -51,7 +52,7 @@ func Gather(ctx context.Context, o Options) *Facts {
 	f.Kernel, f.KernelErr = release()
 	f.NetAdmin, f.NetAdminErr = HasNetAdmin()
 	f.Features, f.FeaturesErr = f.ask(ctx, o.Requirements)
-	f.Optional, _ = f.ask(ctx, o.Optional) // what can go wrong does with those that are needed, too
+	f.Optional, _ = f.ask(ctx, o.Optional) // an error would be that of the needed ones
 	if f.PolicyAsked = o.Policy; o.Policy {
 		f.PolicyFeatures, f.PolicyErr = f.ask(ctx, o.PolicyRequirements)
 		f.Bridges, f.BridgeCalls, err = bridges()

@@ -40,7 +40,7 @@ func (t Neighbours) Sysctl() string {
 	return "net." + strings.ToLower(model.FamilyName(t.IPv4)) + ".neigh.default.gc_thresh3"
 }
 
-// tableFulls adds up the column of that name, which has a line for each CPU.
+// tableFulls adds up the column table_fulls, which has a line for each CPU.
 func tableFulls(stat string) (sum int) {
 	column := -1
 	for line := range strings.Lines(stat) {
@@ -59,7 +59,7 @@ func tableFulls(stat string) (sum int) {
 	return sum
 }
 
-// Crowded says why the table may have no room for some nodes, and what to do; "": it has.
+// Crowded says why the table may have no room for this many nodes, and what to do; "": it has room.
 func (t Neighbours) Crowded(nodes int) (seen, do string) {
 	if nodes <= t.Most {
 		return "", ""

@@ -10,7 +10,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/link"
 )
 
-// network is a program that connects pods and may carry out policy or services beside that.
+// network is a program that connects pods, and may carry out policy or services, too.
 type network struct {
 	name    string
 	process string   // as the kernel knows it, 15 letters at the most
@@ -86,8 +86,8 @@ func podNetworks(f *Facts) []Result {
 	return results
 }
 
-// running returns which of some programs have a process in the calling thread's network namespace,
-// as far as processes of this pid namespace go.
+// running returns which of the programs have a process in the calling thread's network namespace
+// that is visible from this pid namespace.
 func running(programs []string) (found []string) {
 	dirs, _ := Processes() // what cannot be read is as good as not there
 	for _, dir := range dirs {

@@ -59,7 +59,8 @@ func (c cleaning) pause() time.Duration {
 	return patientInterval
 }
 
-// cleanNow is a pass. By now a backend may have come back, and have new flows: these are left alone.
+// cleanNow is a pass. By now a backend may have come back, and have new flows: these are left
+// alone.
 func (d *Driver) cleanNow(what cleaning) error {
 	ctx, cancel := context.WithTimeout(d.life, cleanTime)
 	defer cancel()

@@ -11,8 +11,8 @@ import (
 // driver's state says.
 type kept struct {
 	driver.Kept
-	// members holds the addresses that may be in groups or on lists of which the state does not know
-	// them.
+	// members holds the addresses that may be in groups or on lists of which the state does not
+	// know them.
 	members bart.Lite
 }
 

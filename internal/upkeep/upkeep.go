@@ -4,6 +4,7 @@
 package upkeep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/maphash"
@@ -57,10 +58,7 @@ func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 	if err != nil {
 		return nil, errors.Join(err, ct.Close(), of.Close())
 	}
-	d := &Driver{Driver: of, ct: ct, links: links, log: o.Log, kept: newKept(driver.Kept{}), farms: newFarms(), unlisted: true, seed: maphash.MakeSeed()}
-	if d.log == nil {
-		d.log = slog.Default()
-	}
+	d := &Driver{Driver: of, ct: ct, links: links, log: cmp.Or(o.Log, slog.Default()), kept: newKept(driver.Kept{}), farms: newFarms(), unlisted: true, seed: maphash.MakeSeed()}
 	d.life, d.end = context.WithCancel(context.Background())
 	d.cleaner = passes.Start(passes.Work[cleaning]{Merge: (*cleaning).merge, Pass: d.cleanNow, Pause: cleaning.pause})
 	d.close = sync.OnceValue(d.closeAll)

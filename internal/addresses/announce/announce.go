@@ -21,12 +21,13 @@ import (
 	"sluice.dev/sluice/internal/lib/wake"
 )
 
-// repeats are when neighbours are told of an address, from when this node begins to answer for it.
-// Frames get lost, and a machine that has just learnt another MAC may not learn a new one at once.
+// repeats are the times at which neighbours are told of an address, since this node began to answer
+// for it. Frames get lost, and a machine that has just learnt another MAC may not learn a new one
+// at once.
 var repeats = []time.Duration{0, time.Second, 3 * time.Second}
 
-// spacing is the least time between two times that neighbours are told of an address, however fast
-// it comes and goes.
+// spacing is the least time between two announcements of an address, however fast it comes and
+// goes.
 const spacing = time.Second
 
 // Responder answers in the network namespace of the thread that opened it. Make it with Open, and
@@ -197,8 +198,8 @@ func (a *answer) holds(addr netip.Addr, s link.Segment) bool {
 	return addr.Is4() && s.IPv4 || addr.Is6() && s.IPv6
 }
 
-// move takes over the interfaces. On those that are new or have another MAC, neighbours are told
-// again.
+// move takes over the interfaces. If one is new or has another MAC, neighbours are told of all
+// addresses again.
 func (r *Responder) move(segments []link.Segment) {
 	r.mu.Lock()
 	now, news := map[int]link.Segment{}, false
@@ -244,7 +245,7 @@ func (r *Responder) follow() {
 	r.failing = text
 }
 
-// tell tells neighbours of the addresses that it is time for, and returns when to come back.
+// tell tells neighbours of the addresses that are due, and returns the time until the next ones.
 func (r *Responder) tell(now time.Time) time.Duration {
 	type frame struct {
 		of    *socket

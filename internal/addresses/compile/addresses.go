@@ -1,9 +1,10 @@
 // Package compile gives Services of type LoadBalancer addresses from pools, and says which node
 // announces each address, as MetalLB's objects ask for it.
 //
-// It is pure and incremental. What a Service's status has stays as long as the objects allow it;
-// beyond that the addresses are a function of the current objects and of what was given out before.
-// A Service costs what it has itself; a change of pools, advertisements or nodes goes through all.
+// It is pure and incremental. A Service keeps the addresses in its status as long as the objects
+// allow it; beyond that the addresses are a function of the current objects and of those given out
+// before. A change of a Service costs what it has itself; one of pools, advertisements or nodes
+// goes through all.
 package compile
 
 import (
@@ -142,14 +143,14 @@ func New(cfg Config) *Compiler {
 }
 
 // SetLacking says whether the sources could not read everything; the next Update follows. Meanwhile
-// no address is taken from a Service because no pool has it.
+// a Service keeps an address that no pool has.
 func (c *Compiler) SetLacking(lacking bool) {
 	c.regive = c.regive || c.lacking != lacking
 	c.lacking = lacking
 }
 
-// SetSilent says which nodes are not heard from, which may be the own one if nobody hears it; the
-// next Update follows. They announce nothing. A node that is there with false does not hear this
+// SetSilent says which nodes are not heard from; the next Update follows. They announce nothing.
+// The own node is among them if nobody hears it. A node with false is heard, but does not hear this
 // one.
 func (c *Compiler) SetSilent(nodes map[string]bool) {
 	for name, is := range nodes {
@@ -229,8 +230,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	c.started, c.regive, c.reelect = true, false, false
 }
 
-// setAnnouncers takes over nodes, and advertisements if they may be others. What is new is compared
-// with all of the other kind.
+// setAnnouncers takes over nodes, and advertisements if they may have changed. A new node is
+// compared with all advertisements, and a new advertisement with all nodes.
 func (c *Compiler) setAnnouncers(v *store.View, d store.Dirty, adverts bool) {
 	placed := c.setNodes(v, d)
 	if placed {
@@ -282,8 +283,8 @@ func (c *Compiler) Changes() Delta {
 	return d
 }
 
-// take takes over a version of a Service, nil if it is gone. It gives back what the Service had,
-// and returns what is left of it; nil: nothing.
+// take takes over a version of a Service, nil if it is gone. It releases the Service's addresses,
+// and returns the Service as it is compiled now; nil: it has and wants none.
 func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.Addr]bool) *service {
 	s := c.services[name]
 	if s != nil {
@@ -315,7 +316,7 @@ func (c *Compiler) take(name model.Name, now *model.Service, touched map[netip.A
 	return s
 }
 
-// settle notes what the status of a Service should say, where it does not.
+// settle records what the status of a Service should say, if it says something else.
 func (c *Compiler) settle(s *service) {
 	lb := s.LoadBalancer
 	delete(c.waiting, s.Name)

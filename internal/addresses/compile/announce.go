@@ -57,8 +57,8 @@ func (c *Compiler) setAdverts(v *store.View, d store.Dirty) {
 	c.setBGP(v, d)
 }
 
-// setNodes takes over nodes that changed. It reports whether all have other places than before, or
-// other labels.
+// setNodes takes over nodes that changed. It reports whether the places or the labels of nodes have
+// changed.
 func (c *Compiler) setNodes(v *store.View, d store.Dirty) (placed bool) {
 	others := c.population == nil // there are
 	for name := range d.Objects[model.NodeKind] {
@@ -113,8 +113,8 @@ func (a *advert) compare(c *Compiler) {
 	a.nodes, a.weights = c.population.Selected(a.Nodes).Without(c.never), nil
 }
 
-// weigh notes how much an advertisement prefers each node, the first time that an address asks: the
-// sum of the weights by which it does.
+// weigh computes how much an advertisement prefers each node, when an address first needs it: the
+// sum of the weights of the preferences that select the node.
 func (a *advert) weigh(c *Compiler) {
 	if a.weights != nil || len(a.Preferred) == 0 {
 		return
@@ -154,9 +154,10 @@ func (c *Compiler) setPeers() {
 	c.peers = peers
 }
 
-// elect chooses who announces an address: of the nodes that may, are ready and heard from, one that
-// is preferred, and of several the one that a hash of node and address gives. So all nodes that
-// know the same choose the same, a node that goes costs its own addresses alone, and they spread.
+// elect chooses the node that announces an address: among the nodes that may and are heard from,
+// ready nodes come first, then the most preferred, then the highest hash of node and address. So
+// nodes that know the same objects choose the same node, addresses spread over nodes, and only the
+// addresses of a node that fails move.
 func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
@@ -237,15 +238,15 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	}
 }
 
-// nobody notes why nobody announces an address, and whether all nodes find it so.
+// nobody records why nobody announces an address, and whether all nodes find the same.
 func (c *Compiler) nobody(a netip.Addr, everywhere bool, format string, args ...any) {
 	issue := c.addresses[a].unheard(a, format, args...)
 	issue.Everywhere = everywhere
 	c.unannounced[a] = issue
 }
 
-// unheard says of the Service that has an address why nobody announces it: by ARP and NDP as it is
-// called with, "": nothing asks for that; and by BGP.
+// unheard is the issue of the Service that has an address, which nobody announces: format says why
+// not by ARP and NDP, "" if nothing asks for that; the reason for BGP is added.
 func (is *address) unheard(a netip.Addr, format string, args ...any) model.Issue {
 	why := fmt.Sprintf(format, args...)
 	switch {
@@ -257,7 +258,7 @@ func (is *address) unheard(a netip.Addr, format string, args ...any) model.Issue
 	return is.services[0].Ref().Issue(fmt.Sprintf("nobody announces %s: %s", a, why))
 }
 
-// rank is how much speaks for a node.
+// rank orders the nodes that may announce an address.
 type rank struct {
 	node  string
 	ready bool
@@ -300,8 +301,8 @@ func labelsOf(s *service) model.LabelMap {
 	return s.LoadBalancer.Labels
 }
 
-// endpoints are the nodes that have a ready endpoint of one of the Services, or one that serves
-// still if none is ready, where all of them have traffic policy Local; nil: any node will do.
+// endpoints returns the nodes with a ready endpoint of the Services, or with a serving one if none
+// is ready, if all of the Services have traffic policy Local; nil: any node will do.
 func endpoints(v *store.View, services []*service) map[string]bool {
 	ready, serving := map[string]bool{}, map[string]bool{}
 	for _, s := range services {

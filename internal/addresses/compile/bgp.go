@@ -12,8 +12,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// Moved returns the addresses that may be others' than at the last call, or whose Services or pool
-// changed; with Config.BGP alone. It is for package bgp/compile, as those below are.
+// Moved returns the addresses whose Services or pool may have changed since the last call; with
+// Config.BGP alone. It is for package bgp/compile, as are At and Given.
 func (c *Compiler) Moved() []netip.Addr {
 	list := slices.Collect(maps.Keys(c.moved))
 	clear(c.moved)
@@ -100,8 +100,8 @@ func (p *bgpPeer) compare(c *Compiler) {
 	}
 }
 
-// setSpeakers says which nodes announce by BGPAdvertisements, as bgp/compile has each find for
-// itself. Where there is no BGPPeer of MetalLB's, all nodes have peers.
+// setSpeakers computes which nodes announce by BGPAdvertisements, by the rules that bgp/compile
+// applies on each node. Without any BGPPeer of MetalLB's, all nodes have peers.
 func (c *Compiler) setSpeakers() {
 	if !c.cfg.BGP {
 		return
@@ -127,9 +127,8 @@ func (c *Compiler) setSpeakers() {
 	}
 }
 
-// byBGP reports whether a node announces an address of a pool by BGP, and why none does if a
-// BGPAdvertisement asks for it and a Service that has it can be reached. Where too many ask,
-// bgp/compile says so.
+// byBGP reports whether a node announces an address of a pool by BGP, and if none does, why,
+// provided that a BGPAdvertisement asks for it. bgp/compile reports if too many ask.
 func (c *Compiler) byBGP(v *store.View, a netip.Addr, p *pool, owners []*service) (is bool, why string) {
 	if p.moreBGP || c.ranges.Contains(a) {
 		return true, ""

@@ -145,8 +145,9 @@ func families(s *service) []bool {
 	return all
 }
 
-// give gives addresses to Services that have none. Those whose status has some keep them if they
-// may, then come those that ask for certain ones, then all others; the older come first.
+// give gives addresses to Services that have none. First, Services keep the addresses in their
+// status if they may; then Services get those that they ask for; then come all others. Older
+// Services come first.
 func (c *Compiler) give(list []*service, touched map[netip.Addr]bool) {
 	slices.SortFunc(list, older)
 	evicted := map[*service]bool{}
@@ -196,7 +197,7 @@ func (c *Compiler) candidates(s *service, of func(*service) []netip.Addr) []neti
 	return of(s)
 }
 
-// retry gives what was freed to those that wait, the oldest first.
+// retry gives freed addresses to the Services that wait, the oldest first.
 func (c *Compiler) retry(touched map[netip.Addr]bool) {
 	if len(c.freed) == 0 {
 		return
@@ -214,8 +215,8 @@ func (c *Compiler) retry(touched map[netip.Addr]bool) {
 	}
 }
 
-// keep has a Service keep addresses, if it may have them and nobody older has. Where two have one
-// that they do not share, what their statuses say comes first, and then the older.
+// keep has a Service keep addresses, if it may have them. If another Service has one of them and
+// does not share it, the one whose status has it wins, and of two such the older.
 func (c *Compiler) keep(s *service, ips []netip.Addr, touched map[netip.Addr]bool, evicted map[*service]bool) {
 	written := slices.Equal(ips, s.LoadBalancer.Ingress)
 	known := slices.ContainsFunc(ips, func(a netip.Addr) bool { return c.poolOf(a) != nil })

@@ -12,7 +12,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// takesToWrite is how long a status may say what it should not before that is somebody's fault.
+// takesToWrite is how long a status may differ from the wanted one before that is reported.
 const takesToWrite = time.Second
 
 // Issues returns what is wrong with the objects as of the last Update, sorted. The caller only

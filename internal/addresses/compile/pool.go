@@ -42,8 +42,8 @@ type span struct {
 	model.AddressRange
 	of *pool
 	at int // its index in the spans of its room
-	// next is the first address that may be free: all below it are taken, or not given out. The
-	// zero Addr: none is.
+	// next is the first address that may be free: all below it are taken or never given out. The
+	// zero Addr: none is free.
 	next netip.Addr
 }
 
@@ -173,7 +173,7 @@ func shareOut(pools []*pool) (spans []span) {
 	return spans
 }
 
-// lost says which of a pool's addresses count to an older one; "": none do.
+// lost says which of a pool's addresses belong to an older pool; "": none do.
 func (c *Compiler) lost(p *pool) string {
 	what := ""
 	for _, r := range merged(p.Ranges) {
@@ -222,8 +222,8 @@ func without(r, other model.AddressRange) (rest []model.AddressRange, both model
 	return rest, both
 }
 
-// nodeAddresses returns the addresses of nodes that are in pools: no Service gets them but those
-// that come before the node.
+// nodeAddresses returns the addresses of nodes that are in pools: only a Service that is older than
+// the node may have one.
 func (c *Compiler) nodeAddresses(v *store.View) map[netip.Addr]model.AddressOwner {
 	all := map[netip.Addr]model.AddressOwner{}
 	for _, n := range v.Nodes() {
@@ -248,8 +248,8 @@ func (c *Compiler) nodeOf(a netip.Addr, s *service) string {
 	return ""
 }
 
-// nodesMoved reports whether other addresses in pools are nodes' or their pods' than before. It
-// comes before setNodes.
+// nodesMoved reports whether the addresses in pools that belong to nodes or their pods have
+// changed. It is called before setNodes.
 func (c *Compiler) nodesMoved(v *store.View, d store.Dirty) bool {
 	moved := false
 	for name := range d.Objects[model.NodeKind] {

@@ -29,7 +29,8 @@ const (
 	SilentAfter = 1800 * time.Millisecond
 )
 
-// stoodStill is a pause of this node after which it cannot tell whether the others were silent.
+// stoodStill is how long this node may have paused before it can no longer tell whether the others
+// were silent.
 const stoodStill = SilentAfter - 2*Interval
 
 // A packet is magic, a byte that says whether the sender hears the receiver, and the sender's name.
@@ -87,8 +88,9 @@ func New(node string, log *slog.Logger) *Heartbeat {
 	}
 }
 
-// Silent delivers which nodes are silent after each change; the own one, if others are heard and
-// none of them hears it. Those that are heard, and do not hear this one, are there with false.
+// Silent delivers, after each change, the nodes that are silent; the own one is among them if
+// others are heard and none of them hears it. Nodes that are heard, but do not hear this one, are
+// there with false.
 func (h *Heartbeat) Silent() <-chan map[string]bool { return h.silent }
 
 // SetPeers says which nodes there are, with their addresses, the own one among them. The first
@@ -216,8 +218,9 @@ func (h *Heartbeat) take(packet []byte, from netip.Addr, now time.Time) {
 	p.last, p.hears = now, packet[len(magic)] == 1
 }
 
-// send sends to all others, each at its first address of the family of the first address by which
-// that can be done. What cannot be sent now is sent the next time.
+// send sends a packet to each other node, from the first own address by which it can be sent to the
+// peer's first address of the same family. A packet that cannot be sent is not repeated: the next
+// one follows soon.
 func (h *Heartbeat) send() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/netns"
 )
 
-// Interface is the usual name of the interface inside a pod.
+// Interface is the usual name of the interface in a pod.
 const Interface = "eth0"
 
 // These are the pod's gateways. The node does not have these addresses: the pod has a permanent
@@ -124,9 +124,9 @@ func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err e
 	return host.Attrs(), inside.Attrs(), nil
 }
 
-// randomMAC is an address as the kernel would choose it. What the kernel chooses, udev replaces a
-// moment later (MACAddressPolicy=persistent in systemd's 99-default.link), and the neighbours that
-// are set meanwhile lead nowhere.
+// randomMAC is an address like those that the kernel chooses. An address that the kernel has chosen
+// is replaced by udev a moment later (MACAddressPolicy=persistent in systemd's 99-default.link),
+// and neighbour entries made in between would lead nowhere.
 func randomMAC() net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
 	_, _ = rand.Read(mac)  // never fails

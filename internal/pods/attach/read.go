@@ -14,8 +14,8 @@ import (
 	"sluice.dev/sluice/internal/kernel/netns"
 )
 
-// Check looks for what the packets of a pod need that Join made, and says what is missing; mac is
-// what the pod's end had then, "" if that is not known.
+// Check looks whether everything is there that Join made for a pod's packets, and says what is
+// missing; mac is the address that the pod's end had then, "" if it is not known.
 func Check(node, pod *netns.NS, p Pair, mac string) error {
 	outer, err := node.LinkByName(p.Host)
 	if err != nil {
@@ -121,8 +121,8 @@ func InGroup(node *netns.NS, group uint32) (names []string, err error) {
 	return names, nil
 }
 
-// MTU is the largest packet that reaches everyone whole to whom default routes, or devices of these
-// names, lead; 0 where there are none.
+// MTU is the smallest MTU of the devices of the default routes and of those with these names; 0 if
+// there are none.
 func MTU(node *netns.NS, devices ...string) (mtu int, err error) {
 	least := func(l netlink.Link, err error) error {
 		if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {

@@ -1,7 +1,7 @@
 // Package cni carries out the verbs of the Container Network Interface (specification 1.1.0): it
 // gives a pod addresses from the node's ranges and joins its namespace to the node's.
 //
-// Nothing of it is kept but in the kernel and in the IPAM's store. ADD takes addresses first and
+// It keeps state only in the kernel and in the IPAM's store. ADD takes addresses first and
 // makes the interface then, DEL goes the other way: an address that an interface has is always
 // given.
 package cni
@@ -82,7 +82,7 @@ func add(args *skel.CmdArgs) (err error) {
 	return nil
 }
 
-// nameable fails if the kernel gives no interface a name though package skel lets it pass.
+// nameable fails for names that package skel accepts and the kernel does not.
 func nameable(ifname string) error {
 	why := ""
 	switch {
@@ -98,8 +98,8 @@ func nameable(ifname string) error {
 	return fault(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME=%s, %s: name another, as eth0", ifname, why), nil)
 }
 
-// unattached fails if the node has an interface of the container already, whatever the IPAM knows:
-// what an ADD leaves that fails would be taken from a container that lives.
+// unattached fails if the node already has an interface of the container, whatever the IPAM knows:
+// otherwise an ADD that fails would remove the interface of a living container.
 func unattached(node *netns.NS, args *skel.CmdArgs) error {
 	host := attach.HostInterface(args.ContainerID, args.IfName)
 	if _, err := node.LinkByName(host); err == nil {
@@ -187,7 +187,7 @@ func result(conf *config, args *skel.CmdArgs, outer, inner attach.End, given lea
 		r.IPs = append(r.IPs, ip)
 		if !families[a.Is4()] {
 			families[a.Is4()] = true
-			r.Routes = append(r.Routes, &types.Route{Dst: *prefix(unspecified(a.Is4()), 0), GW: gw})
+			r.Routes = append(r.Routes, &types.Route{Dst: *prefix(netip.PrefixFrom(a, 0).Masked().Addr(), 0), GW: gw})
 		}
 	}
 	for _, route := range given.routes {
@@ -200,13 +200,6 @@ func result(conf *config, args *skel.CmdArgs, outer, inner attach.End, given lea
 		r.DNS = conf.DNS
 	}
 	return r
-}
-
-func unspecified(is4 bool) netip.Addr {
-	if is4 {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 func prefix(a netip.Addr, bits int) *net.IPNet {

@@ -19,7 +19,7 @@ import (
 )
 
 // ledger is the store of host-local: a folder with a file for each address that is given, which
-// says to whom. Who has it open is alone with it, and what is given does not change meanwhile.
+// names the container. One process has it open at a time, so nothing else changes it meanwhile.
 type ledger struct {
 	*disk.Store
 	dir   string

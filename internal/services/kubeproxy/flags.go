@@ -176,7 +176,7 @@ func (f *Flags) Load() (Loaded, error) {
 	return l, f.override(c)
 }
 
-// ignored are the flags given that a file puts out of force.
+// ignored returns the given flags that do not count beside a file.
 func (f *Flags) ignored() []string {
 	var names []string
 	f.all.Visit(func(flag *pflag.Flag) {

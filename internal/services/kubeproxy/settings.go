@@ -38,7 +38,7 @@ type Settings struct {
 	Debug   bool // log what is of interest to developers, too
 	LogJSON bool
 
-	// Notes say what is otherwise than the configuration asks for, in words for people.
+	// Notes name the settings that have another effect than in kube-proxy, for people.
 	Notes []string
 }
 
@@ -104,8 +104,8 @@ func (c *Config) nodePorts() (cidrs []netip.Prefix, primary bool) {
 // bySource are the schedulers of IPVS that choose a backend by the client's address.
 var bySource = []string{"sh", "mh", "dh"}
 
-// refuse names what cannot be honoured, and without which connections would be treated
-// otherwise than somebody relies on.
+// refuse names the settings that cannot be honoured and that somebody relies on: connections would
+// be treated differently.
 func (c *Config) refuse(serves string) error {
 	var errs faults
 	byInterface := c.DetectLocalMode == LocalBridgeInterface || c.DetectLocalMode == LocalInterfaceNamePrefix
@@ -117,7 +117,7 @@ func (c *Config) refuse(serves string) error {
 	return errors.Join(errs...)
 }
 
-// notes say what is otherwise than asked for, where that is of no harm.
+// notes name the settings that have another effect than asked for, without harm.
 func (c *Config) notes(serves string) []string {
 	var notes []string
 	note := func(is bool, format string, args ...any) {

@@ -104,7 +104,7 @@ func nodePorts(ours map[state.FrontendKey]bool, host map[netip.Addr]bool) map[st
 	return ports
 }
 
-// anyAddress is the key of the same port on every address of the node.
+// anyAddress is the key of the same port at the unspecified address: every address of the node.
 func anyAddress(k state.FrontendKey) state.FrontendKey {
 	k.Addr = unspecified(k.Addr.Is4())
 	return k

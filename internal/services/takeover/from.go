@@ -48,7 +48,7 @@ func (o *Options) nothingFrom() error {
 
 func (o *Options) agentReady(ctx context.Context) error { return o.agentProgrammed(ctx, 0) }
 
-// agentReadyIfThere does without an agent that does not run.
+// agentReadyIfThere is agentReady, except that the agent need not run.
 func (o *Options) agentReadyIfThere(ctx context.Context) error {
 	err := o.Sync(ctx)
 	if _, alive := agentAt(o.Socket); err == nil || alive || o.Minor(err) {
@@ -116,7 +116,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	return nil
 }
 
-// comparison is what kube-proxy serves against what the agent does.
+// comparison compares what kube-proxy serves with what the agent does.
 type comparison struct {
 	theirs, ours int          // addresses and ports
 	lacks        []string     // what only kube-proxy does

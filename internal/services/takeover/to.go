@@ -130,7 +130,7 @@ func healthy(ctx context.Context) error {
 func (o *Options) coversAgent(ctx context.Context) error {
 	var idle, lacks []string
 	var ours int
-	fewest, since := -1, time.Now() // since when kube-proxy has caught up by nothing
+	fewest, since := -1, time.Now() // the last number of lacks, and when it last fell
 	catchesUp := func() bool { return time.Since(since) < settleFor }
 	err := o.settle(ctx, func() (string, error) {
 		footprints, frontends, host, err := o.both(ctx)
