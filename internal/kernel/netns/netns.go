@@ -45,17 +45,17 @@ func OpenPath(path string) (*NS, error) {
 
 // handle opens a netlink handle into a namespace.
 func handle(fd netns.NsHandle) (*netlink.Handle, error) {
-	if here(fd) {
+	if Here(int(fd)) {
 		return netlink.NewHandle(nl.SupportedNlFamilies...)
 	}
 	return netlink.NewHandleAt(fd)
 }
 
-// here reports whether the calling thread is in a namespace. To enter it takes CAP_SYS_ADMIN all
-// the same, which an agent in a container does not have.
-func here(fd netns.NsHandle) bool {
+// Here reports whether the calling thread is in the namespace of an open file. To enter it takes
+// CAP_SYS_ADMIN all the same, which an agent in a container does not have.
+func Here(fd int) bool {
 	var now, want unix.Stat_t
-	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &now), unix.Fstat(int(fd), &want))
+	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &now), unix.Fstat(fd, &want))
 	return err == nil && now.Dev == want.Dev && now.Ino == want.Ino
 }
 
@@ -84,7 +84,7 @@ func (ns *NS) Do(f func() error) error {
 
 // enter has the calling thread be inside the namespace until back succeeds.
 func (ns *NS) enter() (back func() error, err error) {
-	if here(ns.fd) {
+	if Here(ns.Fd()) {
 		return func() error { return nil }, nil
 	}
 	was, err := netns.GetFromPath("/proc/thread-self/ns/net")
