@@ -96,14 +96,14 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 	if err := o.api.chooseKey(); err != nil {
 		return err
 	}
-	claim, err := claimNamespace(cmd.Context(), log)
+	nsLock, err := lockNamespace(cmd.Context(), log)
 	if err != nil {
 		if cmd.Context().Err() != nil {
 			return nil // a signal came while it waited
 		}
 		return err
 	}
-	defer claim.Release()
+	defer nsLock.Release()
 	if o.state != "" {
 		release, err := lockState(o.state)
 		if err != nil {
@@ -116,7 +116,7 @@ func balance(cmd *cobra.Command, o balanceOptions) error {
 		return err
 	}
 	defer func() { _ = b.close() }()
-	b.agent.Lock = claim
+	b.agent.Lock = nsLock
 	return privilege(b.run(cmd.Context()))
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"sluice.dev/sluice/internal/balancer/pair"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lib/replace"
 )
 
 // keepalivedFlags are the flags of 'sluice balance keepalived'.
@@ -71,9 +72,6 @@ func (f *keepalivedFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return cli.Usage(err)
 	}
-	if err := os.MkdirAll(f.Dir, 0o755); err != nil {
-		return err
-	}
 	for _, file := range files {
 		if err := spare(filepath.Join(f.Dir, file.Name)); err != nil {
 			return err
@@ -81,7 +79,7 @@ func (f *keepalivedFlags) run(cmd *cobra.Command) error {
 	}
 	for _, file := range files {
 		name := filepath.Join(f.Dir, file.Name)
-		if err := writeFile(name, file.Text, file.Mode); err != nil {
+		if err := replace.File(name, file.Text, file.Mode); err != nil {
 			return err
 		}
 		if err := printf(cmd.OutOrStdout(), "wrote %s\n", name); err != nil {
@@ -191,21 +189,4 @@ func spare(name string) error {
 		return is("was changed since 'sluice balance keepalived' wrote it, or is of an earlier version")
 	}
 	return is("was not written by 'sluice balance keepalived'")
-}
-
-// writeFile replaces a file as a whole, as keepalived may read it at any time.
-func writeFile(name string, text []byte, mode fs.FileMode) error {
-	next, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".new")
-	if err != nil {
-		return err
-	}
-	_, err = next.Write(text)
-	err = errors.Join(err, next.Chmod(mode), next.Close())
-	if err == nil {
-		err = os.Rename(next.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(next.Name()))
-	}
-	return nil
 }

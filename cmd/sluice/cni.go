@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/pods/cni/install"
 	"sluice.dev/sluice/internal/source/kube"
@@ -147,10 +148,8 @@ func keepCNI(ctx context.Context, a *agent.Agent, objects *store.Store, o instal
 		} else {
 			a.Contests.Clear(o.ConfDir)
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/contest"
 	fabric "sluice.dev/sluice/internal/fabric/kernel"
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/lib/replace"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/internal/source/kubeobj"
@@ -82,15 +83,8 @@ func newNodeKey(path string) (key [32]byte, err error) {
 	if err != nil {
 		return key, fmt.Errorf("make key for WireGuard: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := replace.File(path, []byte(base64.StdEncoding.EncodeToString(key[:])+"\n"+scope+"\n"), 0o600); err != nil {
 		return key, fmt.Errorf("write key for WireGuard: %w", err)
-	}
-	next := path + ".next" // so that there is never half a key
-	if err = os.WriteFile(next, []byte(base64.StdEncoding.EncodeToString(key[:])+"\n"+scope+"\n"), 0o600); err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
-		return key, errors.Join(fmt.Errorf("write key for WireGuard: %w", err), os.RemoveAll(next))
 	}
 	return key, nil
 }

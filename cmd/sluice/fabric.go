@@ -147,7 +147,7 @@ func openFabric(ctx context.Context, c *agent.Config, private [32]byte, log *slo
 		return nil, err
 	}
 	c.Paths, c.Heard, release = paths, heard.Open(c.Node, log), func() { paths.Close(); _ = d.Close() }
-	c.Followers = append(c.Followers, d)
+	c.Fabric = d
 	return release, nil
 }
 

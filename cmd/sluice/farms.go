@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 const farmsHelp = `List the farms that 'sluice balance' serves, a line for each backend, with its state and why. NEW/S is
@@ -70,12 +71,7 @@ func showFarms(ctx context.Context, w io.Writer, client *agent.Client, names []s
 		return err
 	}
 	asked := time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
+	for wake.Sleep(ctx, time.Second) {
 		now, err := askForFarms(ctx, client, names)
 		if err != nil {
 			return err
@@ -90,6 +86,7 @@ func showFarms(ctx context.Context, w io.Writer, client *agent.Client, names []s
 		}
 		before, asked = now, time.Now()
 	}
+	return nil
 }
 
 func isTerminal(w io.Writer) bool {

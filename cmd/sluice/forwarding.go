@@ -11,6 +11,7 @@ import (
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/sysctl"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -72,12 +73,7 @@ func (f *forwarding) keep(ctx context.Context, here *netns.NS) {
 		f.contests.Set(contest.Forwarding, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: f.node}}.Issue(strings.Join(reasons, "; ")))
 		return nil
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(time.Second):
-		}
+	for wake.Sleep(ctx, time.Second) {
 		if err := here.Do(look); err != nil && ctx.Err() == nil {
 			f.log.Warn("could not look whether the node forwards packets", "error", err)
 		}

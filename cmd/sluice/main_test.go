@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/reconcile"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/logtest"
@@ -67,9 +68,9 @@ func useKernel(t *testing.T) *kernel {
 	k := &kernel{holds: map[state.FrontendKey]*state.Frontend{}}
 	real := openNFTables
 	openNFTables = func(driver.Options) (driver.Driver, error) { return kernelDriver{k}, k.openOK }
-	claim := claimNamespace
-	claimNamespace = func(context.Context, *slog.Logger) (*nslock.Lock, error) { return nil, nil }
-	t.Cleanup(func() { openNFTables, claimNamespace = real, claim })
+	locking := lockNamespace
+	lockNamespace = func(context.Context, *slog.Logger) (*nslock.Lock, error) { return nil, nil }
+	t.Cleanup(func() { openNFTables, lockNamespace = real, locking })
 	return k
 }
 
@@ -416,7 +417,7 @@ func TestStatusCounts(t *testing.T) {
 	} {
 		var b strings.Builder
 		statusTable(&b, agent.Status{
-			Mode: "iptables", Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []agent.Failure{{Attempts: n}},
+			Mode: "iptables", Frontends: n, Backends: n, Heals: n, LastApply: &agent.Applied{Operations: n}, Failures: []reconcile.Failure{{Attempts: n}},
 		})
 		for _, text := range append(want, "mode\tiptables\n") {
 			if !strings.Contains(b.String(), text) {

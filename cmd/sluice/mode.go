@@ -27,6 +27,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/nflog"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/xtables"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
@@ -295,10 +296,8 @@ func purgeAfter(ctx context.Context, d driver.Driver) error {
 		if !errors.Is(err, driver.ErrBusy) && !errors.Is(err, driver.ErrLocked) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, handOverPause) {
 			return err
-		case <-time.After(handOverPause):
 		}
 	}
 }
@@ -311,12 +310,12 @@ const (
 // handOver lets the next agent in, if one waits, and has the proxy serve until the kernel holds all
 // of its services, in another mode; then connections that go through the proxy have time to end.
 // Of other modes what was programmed works on by itself.
-func handOver(d driver.Driver, claim *nslock.Lock, in *netns.NS, log *slog.Logger) {
+func handOver(d driver.Driver, nsLock *nslock.Lock, in *netns.NS, log *slog.Logger) {
 	proxy, is := d.(*userspace.Driver)
-	if !is || claim.Waiting() == 0 {
+	if !is || nsLock.Waiting() == 0 {
 		return
 	}
-	claim.Release()
+	nsLock.Release()
 	log.Info("another agent waits: this one serves until that one does")
 	ctx, cancel := context.WithTimeout(context.Background(), handOverPatience)
 	defer cancel()
@@ -325,11 +324,9 @@ func handOver(d driver.Driver, claim *nslock.Lock, in *netns.NS, log *slog.Logge
 		if served {
 			break
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, handOverPause) {
 			log.Warn("the other agent does not serve in another mode; ending", "after", handOverPatience, "error", err)
 			return
-		case <-time.After(handOverPause):
 		}
 	}
 	ctx, cancel = context.WithTimeout(context.Background(), drainTimeout)

@@ -100,7 +100,7 @@ func TestModeAuto(t *testing.T) {
 	n := newModeNode(t)
 	try := func(t *testing.T, chosen agentMode, says string) {
 		_, out := inside(t, n.NS, "preflight", "--mode", "auto", "--policy=false")
-		if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok mode "+chosen.name+": "+says) || !strings.Contains(words, "ok program the kernel takes our "+chosen.name+" program") {
+		if words := strings.Join(strings.Fields(out), " "); !strings.Contains(words, "ok mode "+chosen.name+": "+says) || !strings.Contains(words, "ok program the kernel takes our "+chosen.name+" ruleset") {
 			t.Errorf("preflight does not say that it chooses %s as %s:\n%s", chosen.name, says, out)
 		}
 		if _, out := inside(t, n.NS, "plan", "--mode", "auto", "--policy=false", "--manifests", n.dir, "--node", "node-a"); !strings.Contains(out, "mode "+chosen.name+": "+says) {

@@ -144,13 +144,13 @@ func refusedAddresses(ctx context.Context, socket string) (refused []string, err
 	if err != nil {
 		return nil, err
 	}
-	claims, err := takeover.Served(ctx)
-	for _, c := range claims {
+	theirs, err := takeover.Served(ctx)
+	for _, f := range theirs {
 		switch {
-		case c.NodePort() && defaultReserved().has(c.Key.Protocol, c.Key.Port):
-			refused = append(refused, "kube-proxy serves "+c.String()+", which is one of the agent's --reserved-ports")
-		case slices.ContainsFunc(own, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Addr() == c.Key.Addr }):
-			refused = append(refused, "kube-proxy serves "+c.String()+", which is this node's own address")
+		case f.NodePort() && defaultReserved().has(f.Key.Protocol, f.Key.Port):
+			refused = append(refused, "kube-proxy serves "+f.String()+", which is one of the agent's --reserved-ports")
+		case slices.ContainsFunc(own, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Addr() == f.Key.Addr }):
+			refused = append(refused, "kube-proxy serves "+f.String()+", which is this node's own address")
 		}
 	}
 	return refused, err

@@ -122,16 +122,16 @@ func judgedThen(now *state.Policy, pods []*model.Pod, p *model.Policy) string {
 			if w == nil {
 				continue
 			}
-			var programs []*state.Rules
+			var rules []*state.Rules
 			if p.Ingress {
-				programs = append(programs, now.Rules[w.Ingress])
+				rules = append(rules, now.Rules[w.Ingress])
 			}
 			if p.Egress {
-				programs = append(programs, now.Rules[w.Egress])
+				rules = append(rules, now.Rules[w.Egress])
 			}
-			for _, program := range programs {
-				judged = judged || program != nil
-				for _, key := range program.Declared() {
+			for _, r := range rules {
+				judged = judged || r != nil
+				for _, key := range r.Declared() {
 					others[key] = struct{}{}
 				}
 			}

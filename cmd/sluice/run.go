@@ -158,14 +158,14 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if config.Policy && o.unsupported.ignores() {
 		log.Warn("policies that cannot be carried out as they are written have no effect (--unsupported=ignore-policy): what they would deny passes; 'sluice status' names them")
 	}
-	claim, err := claimNamespace(cmd.Context(), log)
+	nsLock, err := lockNamespace(cmd.Context(), log)
 	if err != nil {
 		if cmd.Context().Err() != nil {
 			return nil // a signal came while it waited
 		}
 		return err
 	}
-	defer claim.Release()
+	defer nsLock.Release()
 	var private [32]byte
 	if o.fabric.encrypt {
 		if private, err = nodeKey(keyPath(o.agent.Socket)); err != nil {
@@ -188,19 +188,19 @@ func run(cmd *cobra.Command, o runOptions) error {
 	}
 	defer func() { _ = here.Close() }()
 	o.record = sysctl.RecordPath(o.agent.Socket)
-	programs, err := o.openDriver(mode, options)
+	base, err := o.openDriver(mode, options)
 	if err != nil {
 		return privilege(err)
 	}
-	can := programs.Capabilities().Can
+	can := base.Capabilities().Can
 	if config.Policy && can&driver.Policy == 0 {
 		log.Warn("network policy has no effect in this mode; 'sluice status' names the policies; --policy=false says that it is not wanted", "mode", mode.name)
 	}
 	c := o.agent
 	defer func() { _ = c.Driver.Close() }()
-	c.Driver = programs
+	c.Driver = base
 	if !unprivileged() { // a proxy without rights has nothing in the kernel to look after
-		d, err := upkeep.Open(programs, options)
+		d, err := upkeep.Open(base, options)
 		if err != nil {
 			return privilege(err)
 		}
@@ -221,7 +221,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c.Node, c.Version, c.Mode = config.Node, cli.Version(), mode.name
 	c.Store, c.Source, c.Compiler = objects, o.source(objects, log), compile.New(config)
 	c.OtherRules = func(ctx context.Context) (foreign.Rules, error) { return foreign.Read(ctx, here) }
-	c.Lock, c.Contests, c.Log = claim, &contest.Board{}, log
+	c.Lock, c.Contests, c.Log = nsLock, &contest.Board{}, log
 	var a *agent.Agent
 	if o.setSysctls {
 		c.Prepare = func() {
@@ -305,7 +305,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		err = a.Run(cmd.Context())
 	}
 	if cmd.Context().Err() != nil && c.InStep != nil {
-		handOver(programs, claim, here, log)
+		handOver(base, nsLock, here, log)
 	}
 	if read := c.Source.Status(); err == nil && !objects.Synced() && len(read.Issues) > 0 {
 		return neverRead(read)

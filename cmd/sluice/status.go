@@ -83,19 +83,8 @@ func statusTable(w io.Writer, s agent.Status) {
 	} else {
 		row("last change", "none yet")
 	}
-	for _, a := range s.Followers {
-		if a.Fabric {
-			fabricRow(row, a)
-			continue
-		}
-		switch {
-		case a.Error != "":
-			row("accelerator", "%s: the base serves alone: %s", a.Name, a.Error)
-		case a.InStep:
-			row("accelerator", "%s, in step", a.Name)
-		default:
-			row("accelerator", "%s, following", a.Name)
-		}
+	for _, f := range s.Followers {
+		fabricRow(row, f)
 	}
 	if s.BGP != nil {
 		bgpRow(row, s.BGP)
@@ -127,13 +116,13 @@ func statusTable(w io.Writer, s agent.Status) {
 }
 
 // fabricRow writes how the ways to other nodes' pods are.
-func fabricRow(row func(name, format string, args ...any), a reconcile.FollowerStatus) {
+func fabricRow(row func(name, format string, args ...any), f reconcile.FollowerStatus) {
 	switch {
-	case a.Error != "":
-		row("fabric", "tunnels and routes to other nodes are as they were: %s", a.Error)
-	case a.InStep && a.Faults > 0:
-		row("fabric", "tunnels and routes to other nodes are programmed, with %s: 'sluice fabric' has the ways", model.Count(a.Faults, "fault"))
-	case a.InStep:
+	case f.Error != "":
+		row("fabric", "tunnels and routes to other nodes are as they were: %s", f.Error)
+	case f.InStep && f.Faults > 0:
+		row("fabric", "tunnels and routes to other nodes are programmed, with %s: 'sluice fabric' has the ways", model.Count(f.Faults, "fault"))
+	case f.InStep:
 		row("fabric", "tunnels and routes to other nodes are as wanted")
 	default:
 		row("fabric", "tunnels and routes to other nodes are being changed")

@@ -79,7 +79,7 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 	if from {
 		return privilege(takeover.From(cmd.Context(), o))
 	}
-	o.Claimed = nslock.Held
+	o.Locked = nslock.Held
 	o.Purge = func(ctx context.Context) error {
 		if err := kernel.purge(ctx); err != nil {
 			return err

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net/netip"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	address "sluice.dev/sluice/internal/addresses/compile"
 	"sluice.dev/sluice/internal/model"
 )
@@ -15,11 +13,11 @@ import (
 type Addresses interface {
 	// Follow follows a change, after the kernel has its frontends. It returns at once.
 	Follow(address.Delta)
-	// Silent delivers, after each change, which nodes are not heard from, and with false which are
-	// and do not hear this one.
+	// Silent delivers, after each change, the nodes that are not heard from, and with false those
+	// that are heard from and do not hear this one.
 	Silent() <-chan map[string]bool
-	// Answered are the addresses that are to be answered for here, with the interfaces on which
-	// they are; nil: it is not known yet. It is safe for concurrent use.
+	// Answered returns the addresses that this node is to answer for, with the interfaces on which
+	// it does; nil: they are not known yet. It is safe for concurrent use.
 	Answered() map[netip.Addr][]string
 	// Run works until ctx ends.
 	Run(ctx context.Context)
@@ -27,11 +25,10 @@ type Addresses interface {
 	Counts() AddressCounts
 }
 
-// addressing is what the agent has to do with addresses of Services.
+// addressing is the subject of addresses of Services.
 func (a *Agent) addressing() subject {
 	return subject{
-		run: []func(context.Context){a.Addresses.Run},
-		inputs: []input{hear(a.Addresses.Silent(), func(l *loop, ctx context.Context, nodes map[string]bool) {
+		run: []func(context.Context){a.Addresses.Run, hear(a, a.Addresses.Silent(), func(l *loop, ctx context.Context, nodes map[string]bool) {
 			l.compiling.Lock()
 			l.Compiler.Addresses.SetSilent(nodes)
 			l.compiling.Unlock()
@@ -48,7 +45,7 @@ func (a *Agent) addressing() subject {
 	}
 }
 
-// AddressCounts are what has become of addresses.
+// AddressCounts are counts for metrics.
 type AddressCounts struct {
 	Announced int    // that this node answers for
 	Answers   uint64 // to those who asked for one
@@ -77,7 +74,7 @@ func (a *Agent) addresses() ([]address.Address, error) {
 	return list, nil
 }
 
-// unanswered names the addresses that are to be answered for here, and no interface is for that.
+// unanswered names the addresses that this node is to answer for and has no interface for.
 func (a *Agent) unanswered() []model.Issue {
 	var list []netip.Addr
 	for addr, on := range a.Addresses.Answered() {
@@ -100,14 +97,14 @@ var (
 )
 
 // collectAddresses makes the metrics of addresses.
-func (c collector) collectAddresses(ch chan<- prometheus.Metric, gauge gaugeOf) {
+func (c collector) collectAddresses(s samples) {
 	list, _ := c.addresses()
 	n := c.Addresses.Counts()
-	gauge(descAddresses, float64(len(list)))
-	gauge(descAnnounced, float64(n.Announced))
-	gauge(descUnwritten, float64(n.Unwritten))
-	gauge(descNodes, float64(n.Nodes-n.Silent), "heard")
-	gauge(descNodes, float64(n.Silent), "silent")
-	ch <- prometheus.MustNewConstMetric(descAnswers, prometheus.CounterValue, float64(n.Answers))
-	ch <- prometheus.MustNewConstMetric(descUnasked, prometheus.CounterValue, float64(n.Unasked))
+	s.put(descAddresses, float64(len(list)))
+	s.put(descAnnounced, float64(n.Announced))
+	s.put(descUnwritten, float64(n.Unwritten))
+	s.put(descNodes, float64(n.Nodes-n.Silent), "heard")
+	s.put(descNodes, float64(n.Silent), "silent")
+	s.put(descAnswers, float64(n.Answers))
+	s.put(descUnasked, float64(n.Unasked))
 }

@@ -1,10 +1,6 @@
 package agent
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-
-	"sluice.dev/sluice/internal/driver"
-)
+import "sluice.dev/sluice/internal/driver"
 
 var (
 	descRemembered    = desc("affinity_clients", "Clients of services with session affinity that the kernel remembers, counted for each frontend, at the agent's last check.", "ip_family")
@@ -25,14 +21,14 @@ func (a *Agent) remembered() *driver.Remembered {
 	return new(r.Remembered())
 }
 
-func (c collector) collectAffinity(ch chan<- prometheus.Metric) {
+func (c collector) collectAffinity(s samples) {
 	r := c.remembered()
 	if r == nil {
 		return
 	}
 	for i, n := range []int{r.IPv4, r.IPv6} {
-		ch <- prometheus.MustNewConstMetric(descRemembered, prometheus.GaugeValue, float64(n), families[i])
+		s.put(descRemembered, float64(n), families[i])
 	}
-	ch <- prometheus.MustNewConstMetric(descRememberedMax, prometheus.GaugeValue, float64(r.Most))
-	ch <- prometheus.MustNewConstMetric(descForgotten, prometheus.CounterValue, float64(r.Forgotten))
+	s.put(descRememberedMax, float64(r.Most))
+	s.put(descForgotten, float64(r.Forgotten))
 }

@@ -43,15 +43,15 @@ type Config struct {
 	Source   source.Source // delivers to Store
 	Compiler *compile.Compiler
 	Driver   driver.Driver // the base driver; the caller closes it after Run
-	// Followers, if any, carry out the same state beside the base, for speed alone, or a part
-	// that it does not carry out; the caller closes them after Run.
-	Followers []driver.Driver
+	// Fabric, if set, carries out the ways to other nodes' pods, in a goroutine of its own; the caller
+	// closes it after Run.
+	Fabric driver.Driver
 
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
-	// AwaitCuts, if set, returns once the established connections are cut that what is in the
-	// kernel does not let go on. It is safe for concurrent use.
+	// AwaitCuts, if set, returns once all established connections are cut that the kernel's ruleset
+	// forbids. It is safe for concurrent use.
 	AwaitCuts func(context.Context) error
 	// Flows, if set, counts the flows that this node has from frontends to their backends.
 	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)
@@ -122,14 +122,14 @@ type Config struct {
 	// It takes long.
 	KubeProxy func() bool
 
-	// Report, if set, gets all faults in objects, twice a second. It must neither block nor change
+	// Report, if set, gets all issues of objects, twice a second. It must neither block nor change
 	// them.
 	Report func([]model.Issue)
 
 	// Addresses, if set, carries out what Compiler says of the addresses of Services.
 	Addresses Addresses
 
-	// Contests, if set, shows what other programs go on writing over.
+	// Contests, if set, shows which settings other programs go on overwriting.
 	Contests *contest.Board
 
 	// Speaker, if set, carries out what Compiler says of BGP.
@@ -139,11 +139,11 @@ type Config struct {
 	// after Run.
 	Lock *nslock.Lock
 
-	// Prepare, if set, is called once, before anything is programmed, and not before all is known
-	// that programming needs: an agent that can read nothing changes nothing.
+	// Prepare, if set, is called once, right before the first change of the kernel: an agent that
+	// can read nothing changes nothing.
 	Prepare func()
-	// InStep, if set, is called once, in a goroutine of its own, as soon as the kernel has all that
-	// the sources have, and they lack nothing. It returns when ctx ends.
+	// InStep, if set, is called once, in a goroutine of its own, when the kernel has all objects
+	// and the sources lack nothing. It returns when ctx ends.
 	InStep func(ctx context.Context)
 
 	Log *slog.Logger
@@ -164,8 +164,8 @@ type Agent struct {
 	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
-	followers []*reconcile.Follower
-	subjects  []subject
+	fabric   *reconcile.Follower // carries out Config.Fabric; nil: there is none
+	subjects []subject
 
 	// Held while Compiler and the following fields change, and while other goroutines than the loop
 	// read them.
@@ -182,6 +182,9 @@ func New(c Config) *Agent {
 	if c.sockets == nil {
 		c.sockets = kernelSockets{}
 	}
+	if c.Route == nil {
+		c.Route = func(netip.Addr) verdict.Way { return verdict.Way{} }
+	}
 	a := &Agent{Config: c, started: time.Now(), asks: make(chan func(*loop)), limits: shareDescriptors(), drops: dropLog{open: c.Drops}, sessions: newSessions()}
 	a.health = &health{limit: cmp.Or(c.UnhealthyAfter, unhealthyAfter), now: time.Now, eligible: func() bool {
 		node := c.Store.Node(c.Node)
@@ -193,8 +196,8 @@ func New(c Config) *Agent {
 	a.health.blocked = a.blocked
 	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
 	a.checks.proxy = c.KubeProxy
-	for _, d := range c.Followers {
-		a.followers = append(a.followers, reconcile.NewFollower(d, a.stateCopy, c.AuditInterval, c.Log))
+	if c.Fabric != nil {
+		a.fabric = reconcile.NewFollower(c.Fabric, a.stateCopy, c.AuditInterval, c.Log)
 	}
 	a.subjects = a.subjectsOf()
 	a.metrics = newMetrics(a)
@@ -248,27 +251,17 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	for _, follower := range a.followers {
-		group.Go(func() error { follower.Run(ctx); return nil })
+	if a.fabric != nil {
+		group.Go(func() error { a.fabric.Run(ctx); return nil })
 	}
 	for _, s := range a.subjects {
 		for _, run := range s.run {
 			group.Go(func() error { run(ctx); return nil })
 		}
-		for _, in := range s.inputs {
-			group.Go(func() error { in(ctx, a); return nil })
-		}
 	}
 	l := newLoop(a)
 	if a.InStep != nil {
-		group.Go(func() error {
-			select {
-			case <-l.inStep:
-				a.InStep(ctx)
-			case <-ctx.Done():
-			}
-			return nil
-		})
+		l.inStep = func() { group.Go(func() error { a.InStep(ctx); return nil }) }
 	}
 	group.Go(func() error { l.run(ctx); return nil })
 	a.Log.Info("agent started", "node", a.Node, "version", a.Version, "mode", a.Mode, "pid", os.Getpid(), "socket", a.Socket)

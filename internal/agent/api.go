@@ -40,64 +40,46 @@ func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	cluster := func(pattern string, serve http.HandlerFunc) {
 		if a.FarmCounter != nil {
-			serve = func(w http.ResponseWriter, _ *http.Request) { reply(w, nil, errBalancer) }
+			serve = answer(func(*http.Request) (any, error) { return nil, errBalancer })
 		}
 		mux.HandleFunc(pattern, serve)
 	}
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
-		writeJSON(w, http.StatusOK, a.fullStatus(r.Context()))
-	})
-	cluster("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Services())
-	})
-	cluster("GET /v1/services/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
-		service, err := a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
-		reply(w, service, err)
-	})
-	cluster("GET /v1/addresses", func(w http.ResponseWriter, _ *http.Request) {
-		list, err := a.addresses()
-		reply(w, list, err)
-	})
-	cluster("GET /v1/fabric", func(w http.ResponseWriter, _ *http.Request) {
-		report, err := a.fabricReport()
-		reply(w, report, err)
-	})
-	cluster("GET /v1/bgp", func(w http.ResponseWriter, _ *http.Request) {
-		report, err := a.bgpReport()
-		reply(w, report, err)
-	})
-	mux.HandleFunc("GET /v1/names", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Names())
-	})
-	mux.HandleFunc("GET /v1/farms", func(w http.ResponseWriter, r *http.Request) {
-		farms, err := a.Farms(r.Context())
-		reply(w, farms, err)
-	})
-	cluster("GET /v1/policies", func(w http.ResponseWriter, r *http.Request) {
-		policies, err := a.Policies(r.Context())
-		reply(w, policies, err)
-	})
-	cluster("GET /v1/why", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET /v1/status", answer(func(r *http.Request) (any, error) { return a.fullStatus(r.Context()), nil }))
+	mux.HandleFunc("GET /v1/names", answer(func(*http.Request) (any, error) { return a.Names(), nil }))
+	mux.HandleFunc("GET /v1/farms", answer(func(r *http.Request) (any, error) { return a.Farms(r.Context()) }))
+	mux.HandleFunc("GET /v1/plan", answer(func(r *http.Request) (any, error) { return a.Plan(r.Context()) }))
+	cluster("GET /v1/services", answer(func(*http.Request) (any, error) { return a.Services(), nil }))
+	cluster("GET /v1/services/{namespace}/{name}", answer(func(r *http.Request) (any, error) {
+		return a.Service(r.Context(), model.Name{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")})
+	}))
+	cluster("GET /v1/addresses", answer(func(*http.Request) (any, error) { return a.addresses() }))
+	cluster("GET /v1/fabric", answer(func(*http.Request) (any, error) { return a.fabricReport() }))
+	cluster("GET /v1/bgp", answer(func(*http.Request) (any, error) { return a.bgpReport() }))
+	cluster("GET /v1/policies", answer(func(r *http.Request) (any, error) { return a.Policies(r.Context()) }))
+	cluster("GET /v1/why", answer(func(r *http.Request) (any, error) {
 		q := r.URL.Query()
 		family, _ := strconv.Atoi(q.Get("family"))
-		e, err := a.Explain(r.Context(), question.Question{
+		return a.Explain(r.Context(), question.Question{
 			From: question.ParseEnd(q.Get("from")), To: question.ParseEnd(q.Get("to")),
 			Port: q.Get("port"), Protocol: q.Get("protocol"), Family: family, Via: q.Get("via"), Suggest: q.Has("suggest"),
 		})
-		reply(w, e, err)
-	})
+	}))
 	cluster("GET /v1/drops", a.serveDrops)
-	mux.HandleFunc("GET /v1/plan", func(w http.ResponseWriter, r *http.Request) {
-		plan, err := a.Plan(r.Context())
-		reply(w, plan, err)
-	})
-	mux.HandleFunc("POST /v1/sync", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /v1/sync", answer(func(r *http.Request) (any, error) {
 		ctx, cancel := limited(r)
 		defer cancel()
-		reply(w, struct{}{}, a.Sync(ctx))
-	})
+		return struct{}{}, a.Sync(ctx)
+	}))
 	a.handleAttachments(mux)
 	return mux
+}
+
+// answer serves what a function returns.
+func answer(f func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v, err := f(r)
+		reply(w, v, err)
+	}
 }
 
 func reply(w http.ResponseWriter, v any, err error) {
@@ -112,13 +94,10 @@ func reply(w http.ResponseWriter, v any, err error) {
 	writeJSON(w, http.StatusConflict, f)
 }
 
-// Services returns the services as they are wanted on this node, with all that is wrong with them,
-// whoever has found it, then faulty ones of which nothing is in force; safe for concurrent use.
+// Services returns the services that are wanted on this node, with all their issues, and then the
+// faulty services of which nothing is in force; safe for concurrent use.
 func (a *Agent) Services() []services.ServiceView {
-	faults := map[model.Ref][]model.Issue{}
-	for _, i := range a.issues() {
-		faults[i.Object] = append(faults[i.Object], i)
-	}
+	faults := byObject(a.issues())
 	a.compiling.Lock()
 	views := a.Compiler.Services.Views()
 	a.compiling.Unlock()
@@ -158,10 +137,10 @@ func (a *Agent) Plan(ctx context.Context) (Plan, error) {
 	return p, failed
 }
 
-// Sync returns once all that the source holds at the time of the call is in the kernel, and has
-// ended the connections that may not go on. An error says why it is not; it is a *FaultError if
-// only objects are at fault and all others are programmed: each kind could be read, and nothing is
-// kept for what could not. Safe for concurrent use.
+// Sync returns once the kernel has everything that the source holds at the time of the call, and
+// the connections that may not go on have ended. An error says why it has not; it is a *FaultError
+// if only objects are at fault and all others are programmed: each kind could be read, and the
+// kernel keeps nothing for objects that could not. Safe for concurrent use.
 func (a *Agent) Sync(ctx context.Context) error {
 	if err := a.Source.Flush(ctx); err != nil {
 		return fmt.Errorf("read source: %w", err)
@@ -201,10 +180,10 @@ func neverRead(s source.Status) (kinds []model.Kind) {
 	return kinds
 }
 
-// Wait returns once the kernel has all that the store was told up to a generation, where objects
-// are named of the parts of the state that these belong to, and the connections have ended that may
-// not go on. An error says why it has not; it is a *FaultError if only objects are at fault: some
-// of those that are named, or any if none is. Safe for concurrent use.
+// Wait returns once the kernel has everything that the store was told up to a generation, and the
+// connections that may not go on have ended. If objects are named, it waits only for the parts of
+// the state that they belong to. An error says why it has not; it is a *FaultError if only objects
+// are at fault: some of the named ones, or any if none is named. Safe for concurrent use.
 func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Ref) error {
 	done := make(chan error, 1)
 	err := a.ask(ctx, func(l *loop) {
@@ -223,11 +202,9 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 		}
 		return fmt.Errorf("wait for the kernel to have all: %w", ctx.Err())
 	}
-	for _, fabric := range a.followers {
-		if err == nil && len(objects) == 0 && fabric.Status().Fabric {
-			if err = fabric.Wait(ctx); err != nil {
-				err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
-			}
+	if err == nil && len(objects) == 0 && a.fabric != nil {
+		if err = a.fabric.Wait(ctx); err != nil {
+			err = fmt.Errorf("tunnels and routes to other nodes: %w", err)
 		}
 	}
 	if err == nil && a.AwaitCuts != nil {
@@ -248,7 +225,7 @@ func (a *Agent) Wait(ctx context.Context, generation uint64, objects ...model.Re
 	return nil
 }
 
-// partsOf are the parts of the state that objects are about; none: all.
+// partsOf returns the parts of the state that objects belong to; none: all.
 func partsOf(objects []model.Ref) (parts []reconcile.Part) {
 	for _, o := range objects {
 		switch o.Kind {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -18,9 +19,9 @@ import (
 // podPoll is how often the agent looks whether it knows a pod by now.
 const podPoll = 5 * time.Millisecond
 
-// Attach takes note of an interface that leads to a pod of this node. It returns once the kernel
-// has what the sources have told of the pod, policies and services, for the pod's addresses. After
-// an error, nothing is known of the interface. Safe for concurrent use.
+// Attach records an interface that leads to a pod of this node. It returns once the kernel has the
+// policies and services that the sources know for the pod's addresses. After an error, the
+// interface is not recorded. Safe for concurrent use.
 func (a *Agent) Attach(ctx context.Context, at model.Attachment) error {
 	at.Node = a.Node
 	if a.Links != nil { // without policy, nobody asks which interface leads to a pod
@@ -33,21 +34,20 @@ func (a *Agent) Attach(ctx context.Context, at model.Attachment) error {
 	return err
 }
 
-// admit waits until the kernel has what is known of a pod, and connections that somebody else had
-// by its address are cut.
+// admit waits until the kernel has what is known of a pod, and the connections of the last owner of
+// its address are cut.
 func (a *Agent) admit(ctx context.Context, pod model.Name) error {
 	for a.Links != nil {
 		if p := a.Store.Pod(pod); p != nil && p.Node == a.Node {
 			break
 		}
-		select {
-		case <-ctx.Done():
-			if !a.Store.Synced() {
-				return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
-			}
+		switch {
+		case wake.Sleep(ctx, podPoll):
+		case !a.Store.Synced():
+			return fmt.Errorf("wait for the first read: %w: %w", errNotSynced, ctx.Err())
+		default:
 			return fmt.Errorf("wait for pod %s: %s does not say that it is on node %s: see that the API server answers, and that --node is right: %w",
 				pod, a.Source.Status().Name, a.Node, ctx.Err())
-		case <-time.After(podPoll):
 		}
 	}
 	return a.Wait(ctx, a.Store.Generation(), model.Ref{Kind: model.PodKind, Name: pod})
@@ -58,25 +58,23 @@ func (a *Agent) Detach(device string) {
 	a.Store.Apply([]store.Event{{Kind: model.AttachmentKind, Name: model.Name{Name: device}}})
 }
 
-// handleAttachments serves what makes pods' interfaces.
+// handleAttachments serves the CNI plugin's requests.
 func (a *Agent) handleAttachments(mux *http.ServeMux) {
 	// Plugins up to release 0.2.0 ask for it, and say that the node is not ready without an answer.
-	mux.HandleFunc("GET /v1/attachments", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, a.Store.Attachments())
-	})
-	mux.HandleFunc("PUT /v1/attachments/{device}", func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("GET /v1/attachments", answer(func(*http.Request) (any, error) { return a.Store.Attachments(), nil }))
+	mux.HandleFunc("PUT /v1/attachments/{device}", answer(func(r *http.Request) (any, error) {
 		at, err := attachmentOf(r)
-		if err == nil {
-			ctx, cancel := limited(r)
-			defer cancel()
-			err = a.Attach(ctx, at)
+		if err != nil {
+			return nil, err
 		}
-		reply(w, struct{}{}, err)
-	})
-	mux.HandleFunc("DELETE /v1/attachments/{device}", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := limited(r)
+		defer cancel()
+		return struct{}{}, a.Attach(ctx, at)
+	}))
+	mux.HandleFunc("DELETE /v1/attachments/{device}", answer(func(r *http.Request) (any, error) {
 		a.Detach(r.PathValue("device"))
-		reply(w, struct{}{}, nil)
-	})
+		return struct{}{}, nil
+	}))
 }
 
 // limited is a request's context with the time-out that it asks for.
@@ -106,8 +104,8 @@ func attachmentOf(r *http.Request) (at model.Attachment, err error) {
 	return at, nil
 }
 
-// reattach forgets the interfaces that were there and are gone. At the start it finds those that an
-// earlier agent was told of.
+// reattach forgets the interfaces that are gone. At the start it finds those that an earlier agent
+// was told of.
 func (l *loop) reattach(links *model.Links) {
 	known := l.Store.Attachments()
 	var events []store.Event
@@ -132,7 +130,7 @@ func (l *loop) reattach(links *model.Links) {
 	}
 }
 
-// rerouting is what is remembered of the routes to a pod that were put back, or could not be.
+// rerouting records the attempts to put back the routes to a pod.
 type rerouting struct {
 	contest.Pace
 	fault string // of the last attempt; empty: none

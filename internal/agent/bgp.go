@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"sluice.dev/sluice/internal/bgp"
 	bgpcompile "sluice.dev/sluice/internal/bgp/compile"
 	"sluice.dev/sluice/internal/model"
@@ -27,12 +25,11 @@ type Speaker interface {
 	Run(ctx context.Context)
 }
 
-// speaking is what the agent has to do with BGP.
+// speaking is the subject of BGP.
 func (a *Agent) speaking() subject {
 	return subject{
-		run:    []func(context.Context){a.Speaker.Run},
-		inputs: []input{hear(a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
-		moved:  func() bool { return a.Compiler.BGP.SecretsChanged() },
+		run:   []func(context.Context){a.Speaker.Run, hear(a, a.Speaker.Reported(), func(l *loop, ctx context.Context, _ struct{}) { l.learn(ctx) })},
+		moved: a.Compiler.BGP.SecretsChanged,
 		follow: func() {
 			a.compiling.Lock()
 			order := a.Compiler.BGP.Changes()
@@ -43,7 +40,7 @@ func (a *Agent) speaking() subject {
 	}
 }
 
-// sessions are how it stands with BGP.
+// sessions is the state of BGP, as the speaker reports it.
 type sessions struct {
 	peers   map[string]*bgp.PeerStatus
 	learned map[netip.Prefix]*bgp.Learned
@@ -56,8 +53,7 @@ func newSessions() sessions {
 	return sessions{peers: map[string]*bgp.PeerStatus{}, learned: map[netip.Prefix]*bgp.Learned{}, ready: make(chan struct{})}
 }
 
-// learned returns once all was learned from BGP peers once, as far as these answer; the loop has
-// it by then.
+// learned returns once the loop has the first full set of routes of all BGP peers that answer.
 func (a *Agent) learned(ctx context.Context) error {
 	if a.Speaker == nil {
 		return nil
@@ -69,17 +65,14 @@ func (a *Agent) learned(ctx context.Context) error {
 	}
 	a.compiling.Lock()
 	defer a.compiling.Unlock()
-	return fmt.Errorf("wait for the routes of BGP peers: %w", errors.Join(ctx.Err(), errorOf(a.sessions.failure)))
-}
-
-func errorOf(text string) error {
-	if text == "" {
-		return nil
+	err := fmt.Errorf("wait for the routes of BGP peers: %w", ctx.Err())
+	if a.sessions.failure != "" {
+		err = fmt.Errorf("%w\n%s", err, a.sessions.failure)
 	}
-	return errors.New(text)
+	return err
 }
 
-// learn takes over what the speaker reports.
+// learn takes over the speaker's report.
 func (l *loop) learn(ctx context.Context) {
 	r := l.Speaker.Take()
 	l.compiling.Lock()
@@ -102,7 +95,7 @@ func (l *loop) learn(ctx context.Context) {
 	l.attempt(ctx)
 }
 
-// logPeer says when a session comes and goes.
+// logPeer logs the begin and the end of a session.
 func (l *loop) logPeer(name string, was, now *bgp.PeerStatus) {
 	up := func(p *bgp.PeerStatus) bool { return p != nil && p.State == bgp.Established }
 	switch {
@@ -116,7 +109,8 @@ func (l *loop) logPeer(name string, was, now *bgp.PeerStatus) {
 // errNoBGP is the answer of an agent that speaks no BGP.
 var errNoBGP = errors.New("the agent speaks no BGP: it runs without --bgp")
 
-// BGPReport is how it stands with BGP: what this node is to do, and what has come of it.
+// BGPReport is the state of BGP: what this node is to announce, its sessions, and what it has
+// learned.
 type BGPReport struct {
 	bgpcompile.View
 	Sessions map[string]bgp.PeerStatus `json:"sessions"` // by the name of the peer
@@ -133,7 +127,7 @@ type LearnedFrom struct {
 	NotFollowed string `json:"notFollowed,omitempty"` // why it leads no packets; "": it does
 }
 
-// bgpReport returns how it stands with BGP.
+// bgpReport returns the state of BGP.
 func (a *Agent) bgpReport() (BGPReport, error) {
 	if a.Speaker == nil {
 		return BGPReport{}, errNoBGP
@@ -160,14 +154,14 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 	return r, nil
 }
 
-// BGPStatus is how it stands with BGP in short.
+// BGPStatus sums up the state of BGP.
 type BGPStatus struct {
 	Peers int      `json:"peers"`
 	Down  []string `json:"down,omitempty"`  // the peers without a session, and why, sorted
 	Error string   `json:"error,omitempty"` // why the speaker does not do as it was told
 }
 
-// bgpStatus returns how it stands with BGP; nil: the agent speaks none.
+// bgpStatus returns a summary; nil: the agent speaks no BGP.
 func (a *Agent) bgpStatus() *BGPStatus {
 	if a.Speaker == nil {
 		return nil
@@ -185,7 +179,7 @@ func (a *Agent) bgpStatus() *BGPStatus {
 	return s
 }
 
-// of returns how it stands with a peer.
+// of returns the state of the session with a peer.
 func (s *sessions) of(peer string) bgp.PeerStatus {
 	if p := s.peers[peer]; p != nil {
 		return *p
@@ -200,7 +194,7 @@ var (
 )
 
 // collectBGP makes the metrics of BGP.
-func (c collector) collectBGP(_ chan<- prometheus.Metric, gauge gaugeOf) {
+func (c collector) collectBGP(s samples) {
 	c.compiling.Lock()
 	defer c.compiling.Unlock()
 	peers, routes := c.Compiler.BGP.Counts()
@@ -210,8 +204,8 @@ func (c collector) collectBGP(_ chan<- prometheus.Metric, gauge gaugeOf) {
 			up++
 		}
 	}
-	gauge(descBGPPeers, float64(up), "established")
-	gauge(descBGPPeers, float64(len(peers)-up), "down")
-	gauge(descBGPLearned, float64(len(c.sessions.learned)))
-	gauge(descBGPOwn, float64(routes))
+	s.put(descBGPPeers, float64(up), "established")
+	s.put(descBGPPeers, float64(len(peers)-up), "down")
+	s.put(descBGPLearned, float64(len(c.sessions.learned)))
+	s.put(descBGPOwn, float64(routes))
 }

@@ -131,7 +131,7 @@ func TestBGP(t *testing.T) {
 	b := start(t, func(c *Config) {
 		pools := []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}}
 		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a", Fabric: true}, Pools: pools, BGP: true})
-		c.Speaker, c.Followers, c.Underlay = speaker, []driver.Driver{routes}, underlay
+		c.Speaker, c.Fabric, c.Underlay = speaker, routes, underlay
 	})
 	b.source.deliver(bgpNode("node-a", "192.0.2.1", "10.244.1.0/24"), bgpNode("node-b", "192.0.2.2", "10.244.2.0/24"))
 	b.source.sync()

@@ -15,10 +15,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	address "sluice.dev/sluice/internal/addresses/compile"
-	"sluice.dev/sluice/internal/agent/nslock"
+	"sluice.dev/sluice/internal/kernel/peer"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	services "sluice.dev/sluice/internal/services/compile"
@@ -204,7 +202,7 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	look := time.AfterFunc(stoppedPatience, func() {
-		if who, err := ownerOf(c.socket); err == nil && who.Pid != 0 && stopped(who.Pid) {
+		if who, err := peer.At(c.socket); err == nil && who.Pid != 0 && stopped(who.Pid) {
 			giveUp(context.DeadlineExceeded)
 		}
 	})
@@ -228,7 +226,7 @@ func (c *Client) send(ctx context.Context, method, path string) (*http.Response,
 
 // silence adds to an error which process does not answer, and what to do.
 func (c *Client) silence(err error) error {
-	who, unknown := ownerOf(c.socket)
+	who, unknown := peer.At(c.socket)
 	switch {
 	case unknown != nil:
 		return err
@@ -238,16 +236,6 @@ func (c *Client) silence(err error) error {
 		return fmt.Errorf("%w: process %d has %s open and is stopped: continue it with 'kill -CONT %d'", err, who.Pid, c.socket, who.Pid)
 	}
 	return fmt.Errorf("%w: process %d has %s open and does not answer: it is overloaded or hangs: see its log, or restart it", err, who.Pid, c.socket)
-}
-
-// ownerOf returns who has a socket open.
-func ownerOf(socket string) (*unix.Ucred, error) {
-	conn, err := net.DialTimeout("unix", socket, time.Second)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = conn.Close() }()
-	return nslock.Peer(conn)
 }
 
 // stopped reports whether a signal or a debugger has stopped a process.

@@ -81,8 +81,8 @@ func newTally(ctx context.Context, d driver.Driver) *tally {
 	return t
 }
 
-// count reads the counter. Of what it holds when it can be read first, the watcher's are the
-// packets that came to it. A counter that falls has begun anew.
+// count reads the counter. At the first reading, the watcher's share is the number of packets that
+// came to it. A counter that has fallen began anew.
 func (t *tally) count(ctx context.Context, came uint64) {
 	if t.counter == nil {
 		return

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/driver"
 	fabric "sluice.dev/sluice/internal/fabric/compile"
 	"sluice.dev/sluice/internal/model"
 )
@@ -15,8 +14,8 @@ import (
 type PathProber interface {
 	// Run works until ctx ends; paths returns those that there are.
 	Run(ctx context.Context, paths func() []model.Path)
-	// Missing says of the ways to addresses by how many bytes the largest packet that they carry is
-	// smaller than it should be. Safe for concurrent use.
+	// Missing returns by how many bytes the largest packet is too small that gets to an address.
+	// Safe for concurrent use.
 	Missing() map[netip.Addr]int
 	// Issues names the nodes whose way carries less than it should. Safe for concurrent use.
 	Issues() []model.Issue
@@ -34,7 +33,7 @@ type Hearer interface {
 	Deaf() string
 }
 
-// reaching is what the agent has to do with the ways to other nodes.
+// reaching is the subject of the ways to other nodes.
 func (a *Agent) reaching() (s subject) {
 	if a.Paths != nil {
 		s.run = append(s.run, func(ctx context.Context) { a.Paths.Run(ctx, a.paths) })
@@ -93,10 +92,8 @@ func (a *Agent) fabricReport() (FabricReport, error) {
 			}
 		}
 	}
-	for _, f := range a.followers {
-		if s := f.Status(); s.Fabric {
-			r.Error = s.Error
-		}
+	if a.fabric != nil {
+		r.Error = a.fabric.Status().Error
 	}
 	return r, nil
 }
@@ -114,7 +111,7 @@ func (a *Agent) objectsOfWays() []model.Issue {
 	return slices.Clone(a.Compiler.Fabric.Issues())
 }
 
-// foundWays returns what packets tell of ways to other nodes that are at fault, and what the kernel
+// foundWays returns the faults in ways to other nodes that probes found, and what the kernel
 // refuses.
 func (a *Agent) foundWays() (issues []model.Issue) {
 	if a.Paths != nil {
@@ -123,15 +120,13 @@ func (a *Agent) foundWays() (issues []model.Issue) {
 	if a.Heard != nil {
 		issues = append(issues, a.Heard.Issues()...)
 	}
-	for _, d := range a.Config.Followers {
-		if d.Capabilities().Can&driver.Fabric != 0 { // what others lack costs only speed
-			issues = append(issues, Refusals(d.SetAside())...)
-		}
+	if a.Fabric != nil {
+		issues = append(issues, Refusals(a.Fabric.SetAside())...)
 	}
 	return issues
 }
 
-// hear says of each block what was heard of the way to it.
+// hear adds to each block what was heard by the way to it.
 func (r *FabricReport) hear(heard map[model.FarEnd]model.Heard) {
 	type way struct {
 		via, device string

@@ -19,7 +19,7 @@ func familyOf(is4 bool) int {
 	return 1
 }
 
-// touched returns the families whose services a change affects; none, if it changes policy alone.
+// touched returns the families whose services a change affects.
 func touched(d state.Delta) (which [2]bool) {
 	if d.Services.Settings != nil {
 		return bothFamilies

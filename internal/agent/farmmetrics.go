@@ -57,14 +57,14 @@ func (a *Agent) readFarms() []FarmReport {
 }
 
 // collectFarms makes the metrics of a balancer.
-func (c collector) collectFarms(ch chan<- prometheus.Metric, gauge gaugeOf) {
+func (c collector) collectFarms(s samples) {
 	f := c.farmsStatus()
 	if f == nil {
 		return
 	}
-	gauge(descFarms, float64(f.Farms))
-	gauge(descFarmBacks, float64(f.Serving), "true")
-	gauge(descFarmBacks, float64(f.Backends-f.Serving), "false")
+	s.put(descFarms, float64(f.Farms))
+	s.put(descFarmBacks, float64(f.Serving), "true")
+	s.put(descFarmBacks, float64(f.Backends-f.Serving), "false")
 	type served struct {
 		farm string
 		*FarmBackendReport
@@ -79,39 +79,35 @@ func (c collector) collectFarms(ch chan<- prometheus.Metric, gauge gaugeOf) {
 	slices.SortFunc(all, func(x, y served) int { return cmp.Or(strings.Compare(x.Name, y.Name), strings.Compare(x.farm, y.farm)) })
 	for _, b := range all {
 		labels := []*dto.LabelPair{{Name: &backendLabel, Value: &b.Name}, {Name: &farmLabel, Value: &b.farm}}
-		put := func(d *prometheus.Desc, t prometheus.ValueType, v float64) {
-			ch <- farmMetric{d, labels, t, v}
-		}
-		state := append(labels[:2:2], &dto.LabelPair{Name: &stateLabel, Value: &b.State})
-		ch <- farmMetric{descBackendState, state, prometheus.GaugeValue, 1}
+		put := func(c collected, v float64) { s <- farmMetric{c, labels, v} }
+		s <- farmMetric{descBackendState, append(labels[:2:2], &dto.LabelPair{Name: &stateLabel, Value: &b.State}), 1}
 		if b.got.Untracked {
-			put(descBackendPackets, prometheus.CounterValue, float64(b.got.TotalChosen))
+			put(descBackendPackets, float64(b.got.TotalChosen))
 		} else {
-			put(descBackendConns, prometheus.CounterValue, float64(b.got.TotalChosen))
-			put(descBackendActive, prometheus.GaugeValue, float64(b.Active))
+			put(descBackendConns, float64(b.got.TotalChosen))
+			put(descBackendActive, float64(b.Active))
 		}
-		put(descBackendBytes, prometheus.CounterValue, float64(b.got.TotalBytes))
-		put(descBackendFailed, prometheus.CounterValue, float64(c.ChecksFailed(b.farm, b.Name)))
+		put(descBackendBytes, float64(b.got.TotalBytes))
+		put(descBackendFailed, float64(c.ChecksFailed(b.farm, b.Name)))
 	}
 }
 
 // farmMetric is a metric of a backend.
 type farmMetric struct {
-	desc   *prometheus.Desc
+	of     collected
 	labels []*dto.LabelPair // sorted
-	kind   prometheus.ValueType
 	value  float64
 }
 
 var backendLabel, farmLabel, stateLabel = "backend", "farm", "state"
 
 // Desc implements prometheus.Metric.
-func (m farmMetric) Desc() *prometheus.Desc { return m.desc }
+func (m farmMetric) Desc() *prometheus.Desc { return m.of.Desc }
 
 // Write implements prometheus.Metric.
 func (m farmMetric) Write(to *dto.Metric) error {
 	to.Label = m.labels
-	if m.kind == prometheus.GaugeValue {
+	if m.of.kind == prometheus.GaugeValue {
 		to.Gauge = &dto.Gauge{Value: &m.value}
 	} else {
 		to.Counter = &dto.Counter{Value: &m.value}

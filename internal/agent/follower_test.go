@@ -42,14 +42,12 @@ func (p slowPlan) Apply(ctx context.Context) error {
 // missed, and then follows changes.
 func TestFollower(t *testing.T) {
 	fast := slow{newFakeDriver(), make(chan struct{})}
-	b := start(t, func(c *Config) { c.Followers = []driver.Driver{fast} })
+	b := start(t, func(c *Config) { c.Fabric = fast })
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.source.sync()
 	b.holds(t, web1)
 	b.source.deliver(web(2, "10.1.0.2")...)
-	if err := b.client.Sync(t.Context()); err != nil {
-		t.Fatalf("sync while the follower waits: %v", err)
-	}
+	b.holds(t, web1, web2)
 	if s := b.Status(); !s.OK || len(s.Followers) != 1 || s.Followers[0].InStep {
 		t.Errorf("status while the follower waits: %+v", s)
 	}
@@ -57,8 +55,9 @@ func TestFollower(t *testing.T) {
 	close(fast.held)
 	eventually(t, "the failure is told", func() bool { return strings.Contains(b.Status().Followers[0].Error, errKernel.Error()) })
 	b.source.deliver(slices.Concat(gone(1), web(2, "10.1.0.2"), web(3, "10.1.0.3"))...)
-	if err := b.client.Sync(t.Context()); err != nil || b.health.unready() != "" {
-		t.Errorf("sync while the follower fails: %v, %q", err, b.health.unready())
+	b.holds(t, web2, "TCP 10.0.0.3:80 -> [10.1.0.3:8080]")
+	if why := b.health.unready(); why != "" {
+		t.Errorf("while the follower fails: %q", why)
 	}
 	fast.breaks(nil)
 	inStep := func() bool { return b.Status().Followers[0].InStep }
@@ -96,7 +95,7 @@ func TestFollowerHeals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				fast := newFakeDriver()
-				b := start(t, apart, func(conf *Config) { conf.Followers, conf.AuditInterval = []driver.Driver{fast}, c.audit })
+				b := start(t, apart, func(conf *Config) { conf.Fabric, conf.AuditInterval = fast, c.audit })
 				b.source.deliver(web(1, "10.1.0.1")...)
 				b.source.sync()
 				eventually(t, "the follower is in step", func() bool { return b.Status().Followers[0].InStep })
@@ -148,7 +147,7 @@ func (d network) Capabilities() driver.Capabilities {
 // is a problem.
 func TestFabricIsWaitedFor(t *testing.T) {
 	d := network{slow{newFakeDriver(), make(chan struct{})}}
-	b := start(t, func(c *Config) { c.Followers = []driver.Driver{d} })
+	b := start(t, func(c *Config) { c.Fabric = d })
 	b.source.deliver(web(1, "10.1.0.1")...)
 	b.source.sync()
 	b.holds(t, web1)

@@ -20,8 +20,8 @@ type health struct {
 	limit    time.Duration // how long a change may wait
 	now      func() time.Time
 	eligible func() bool // false while the node is being deleted, so that load balancers leave it
-	// blocked, if set, says why the agent is not ready though it has programmed what it knows; ""
-	// if it is.
+	// blocked, if set, says why the agent is not ready though it has programmed all that it knows;
+	// "" if it is ready.
 	blocked func() string
 
 	mu      sync.Mutex

@@ -107,8 +107,8 @@ func (h *healthChecks) open() {
 	}
 }
 
-// kubeProxys reports whether a port that another process has is likely to be kube-proxy's: until it
-// is stopped, it has all of them.
+// kubeProxys reports whether the process that has a port is likely to be kube-proxy, which has all
+// of them until it is stopped.
 func (h *healthChecks) kubeProxys(c *healthCheck) bool {
 	if h.proxy == nil || !errors.Is(c.err, syscall.EADDRINUSE) {
 		return false
@@ -119,7 +119,7 @@ func (h *healthChecks) kubeProxys(c *healthCheck) bool {
 	return h.beside
 }
 
-// notes says which ports kube-proxy still has.
+// notes names the ports that kube-proxy still has.
 func (h *healthChecks) notes() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

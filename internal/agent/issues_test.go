@@ -8,7 +8,6 @@ import (
 
 	"sluice.dev/sluice/internal/bgp"
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	services "sluice.dev/sluice/internal/services/compile"
@@ -23,7 +22,7 @@ func TestCommandsNameTheFaultsOfStatus(t *testing.T) {
 	b := start(t, func(c *Config) {
 		pools := []*model.IPPool{{Name: "pods", CIDR: netip.MustParsePrefix("10.0.0.0/8")}}
 		c.Compiler = compile.New(compile.Config{Config: services.Config{Node: "node-a", Fabric: true}, Pools: pools, BGP: true, Policy: true})
-		c.Speaker, c.Followers, c.Underlay = speaker, []driver.Driver{routes}, underlay
+		c.Speaker, c.Fabric, c.Underlay = speaker, routes, underlay
 	})
 	of := func(kind model.Kind, namespace, name string) model.Issue {
 		return model.Ref{Kind: kind, Name: model.Name{Namespace: namespace, Name: name}}.Issue("it cannot be read: " + name)

@@ -11,13 +11,13 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// The agent keeps no state on disk: what the kernel holds is all that is left of an earlier life.
-// Until the source has read everything once, nothing tells what was deleted from what merely can't
-// be read, so nothing is taken from the kernel.
+// The agent keeps no state on disk: the kernel holds all that is left of an earlier agent. Until
+// the source has read everything once, an object that was deleted looks like one that cannot be
+// read, so nothing is removed from the kernel.
 
-// checkSource asks the source whether something is lacking still, and reports whether that is other
-// than before: if nothing is lacking any more, the kernel is to be adopted for good. It comes
-// before compile, so that what the source says is in the store by then.
+// checkSource asks the source what is still lacking, and reports whether that has changed: once
+// nothing is lacking, the kernel is adopted for good. It is called before compile, so that the
+// store has by then what the source says.
 func (l *loop) checkSource() (changed bool) {
 	was := l.lacking
 	if !was.Any && len(was.Policies) == 0 {
@@ -41,9 +41,9 @@ func (l *loop) checkSource() (changed bool) {
 	return changed || was.Any && !l.lacking.Any || !slices.Equal(was.Policies, l.lacking.Policies)
 }
 
-// Lacking is what a source lacks, as it matters to the kernel: where single objects are all that is
-// lacking, and all of them are policies, nothing else has to be kept. Policies that wait have been
-// read: nothing is lacking for their sake.
+// Lacking translates what a source lacks for the reconciler. If only single objects are lacking,
+// and all of them are policies, the kernel need not keep anything else. Policies that wait have
+// been read, so nothing else is kept because of them.
 func Lacking(s source.Status) reconcile.Lacking {
 	l := reconcile.Lacking{Any: len(s.Lacking) > len(s.Waiting)}
 	isOther := func(o model.Ref) bool { return !slices.Contains(model.PolicyKinds, o.Kind) }
@@ -54,8 +54,8 @@ func Lacking(s source.Status) reconcile.Lacking {
 	return l
 }
 
-// Await adds to what a source lacks the policies that wait since the start: an earlier agent may
-// have carried them out.
+// Await adds to what a source lacks the policies that have waited since the start: an earlier agent
+// may have carried them out.
 func Await(s source.Status, objects *store.Store) source.Status {
 	s.Waiting, s.Lacking = nil, slices.Clone(s.Lacking)
 	for _, p := range objects.Awaiting() {
@@ -65,8 +65,7 @@ func Await(s source.Status, objects *store.Store) source.Status {
 	return s
 }
 
-// setPodsUnread has policy cut nobody off while no Pod could be read, and reports whether that is
-// news.
+// setPodsUnread opens policy while no Pod could be read, and reports whether that has changed.
 func (l *loop) setPodsUnread(unread bool) (changed bool) {
 	if unread == l.unread {
 		return false
@@ -83,7 +82,7 @@ func (l *loop) setPodsUnread(unread bool) (changed bool) {
 	return true
 }
 
-// Unread says in words what follows from kinds of which nothing was read since the start.
+// Unread describes what follows if kinds could not be read since the start.
 func Unread(kinds []model.Kind) string {
 	names := make([]string, len(kinds))
 	for i, kind := range kinds {
@@ -96,8 +95,7 @@ func Unread(kinds []model.Kind) string {
 	return text
 }
 
-// recordKept records how much an adoption left in the kernel that is only kept: frontends, and
-// parts of policy.
+// recordKept records how many frontends and parts of policy an adoption only kept.
 func (l *loop) recordKept(kept int) {
 	l.mu.Lock()
 	was := l.record.kept
@@ -111,8 +109,8 @@ func (l *loop) recordKept(kept int) {
 	}
 }
 
-// Contradicts warns those who ask what is wanted that the kernel may do otherwise while it keeps
-// something; policy says whether policy is carried out.
+// Contradicts is the warning beside an answer about the desired state that the kernel may differ
+// from it while it keeps something; policy says whether policy is carried out.
 func Contradicts(policy bool, kept int, lacking []string) string {
 	text := "the kernel may do otherwise, as services of an earlier agent still work"
 	if policy {
@@ -124,7 +122,7 @@ func Contradicts(policy bool, kept int, lacking []string) string {
 // maxLacking bounds what is named of what is lacking; the source's faults name all.
 const maxLacking = 5
 
-// Keeping says in words what is kept, and how that ends.
+// Keeping describes what the kernel keeps, and how that ends.
 func Keeping(kept int, lacking []string) string {
 	if len(lacking) == 0 {
 		return model.Count(kept, "element") + " of services or policies in the kernel still to be removed: all has been read, and nothing declares any of it"

@@ -30,8 +30,8 @@ func answering(h http.Handler) http.Handler {
 	})
 }
 
-// limits are how many descriptors clients may use; the rest is for the kernel, the sources and
-// their files.
+// limits bound how many file descriptors clients may use; the rest is for the kernel, the sources
+// and their files.
 type limits struct {
 	socket, metrics, health *connlimit.Limit
 	checks                  *connlimit.Limit // of all healthCheckNodePorts together

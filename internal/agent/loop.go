@@ -32,24 +32,24 @@ type loop struct {
 	routes   map[model.LinkRoute]bool // of the node
 	rerouted map[int]*rerouting       // by the pod's interface
 
-	inStep  chan struct{}     // closed when the kernel has all, and the sources lack nothing
-	whole   bool              // it is closed
+	inStep  func()            // called once the kernel has all, and the sources lack nothing
+	whole   bool              // it has been called
 	lacking reconcile.Lacking // what the source has not been able to read yet
 	unread  bool              // no Pod could be read so far: what no known one sends or gets passes
 
 	since   time.Time       // when the oldest change came that is not in the kernel yet; zero: all are
-	caused  []store.Trigger // when what EndpointSlices tell of happened, of changes that are not in the kernel yet
-	takes   []take          // those of which something may wait for its slice still, and the last one before
-	waiting []waiter        // answered once their parts are in the kernel with their generation, or fail
+	caused  []store.Trigger // the events behind EndpointSlices whose changes are not in the kernel yet
+	takes   []take          // the takes of which something may still wait for its slice, and the last one before
+	waiting []waiter        // answered once the kernel has their generation of their parts, or a part fails
 	known   map[model.Issue]bool
 }
 
-// waiter is somebody who waits until a generation is in the kernel.
+// waiter waits until the kernel has a generation.
 type waiter struct {
 	ctx        context.Context
 	done       chan<- error // has room for the one answer
 	generation uint64
-	parts      []reconcile.Part // that it is about; none: all
+	parts      []reconcile.Part // that have to be in the kernel; none: all
 }
 
 // take is when a generation was taken from the store.
@@ -64,8 +64,7 @@ func (w waiter) abandoned() bool { return w.ctx.Err() != nil }
 func newLoop(a *Agent) *loop {
 	l := &loop{
 		Agent: a, kernel: reconcile.New(a.Driver, a.Compiler.State, a.Log), linked: a.Links == nil, rooted: a.Underlay == nil, lacking: reconcile.Lacking{Any: true},
-		inStep: make(chan struct{}),
-		retry:  time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
+		inStep: func() {}, retry: time.NewTimer(0), audit: time.NewTimer(a.AuditInterval), more: wake.New(),
 	}
 	l.retry.Stop()
 	return l
@@ -99,7 +98,7 @@ func (l *loop) run(ctx context.Context) {
 	}
 }
 
-// moved has the compiler follow the host's addresses.
+// moved gives the compiler the host's addresses.
 func (l *loop) moved(ctx context.Context, addrs []netip.Prefix) {
 	l.compiling.Lock()
 	l.Compiler.Services.SetHostAddresses(addrs)
@@ -107,7 +106,7 @@ func (l *loop) moved(ctx context.Context, addrs []netip.Prefix) {
 	l.attempt(ctx)
 }
 
-// rewired has the compiler follow the node's interfaces and routes.
+// rewired gives the compiler the node's interfaces and routes.
 func (l *loop) rewired(ctx context.Context, links model.Links) {
 	names := make(map[int]string, len(links.Links))
 	for _, link := range links.Links {
@@ -126,7 +125,7 @@ func (l *loop) rewired(ctx context.Context, links model.Links) {
 	l.attempt(ctx)
 }
 
-// reached has the compiler follow the addresses that other nodes are reached from.
+// reached gives the compiler the addresses that other nodes are reached from.
 func (l *loop) reached(ctx context.Context, addrs []model.HostAddress) {
 	l.compiling.Lock()
 	l.Compiler.SetUnderlay(addrs)
@@ -135,17 +134,18 @@ func (l *loop) reached(ctx context.Context, addrs []model.HostAddress) {
 	l.attempt(ctx)
 }
 
-// ready reports whether all is known that programming needs: what was left out would be denied, or
-// let pass.
+// ready reports whether everything is known that programming needs. A policy programmed without it
+// would deny too much, or too little.
 func (l *loop) ready() bool { return l.linked && l.rooted && l.Store.Synced() }
 
-// protect has the compiler know where the API is reached, and reports whether that has changed.
+// protect tells the compiler the addresses of the API servers, and reports whether they have
+// changed.
 func (l *loop) protect() bool {
 	api, ok := l.Source.(source.Dialer)
 	return ok && l.Compiler.SetAPIServers(api.Dialed())
 }
 
-// watch looks after what tells nobody when it happens.
+// watch polls what sends no event when it changes.
 func (l *loop) watch(ctx context.Context) {
 	l.checks.retry()
 	l.logIssues()
@@ -210,8 +210,8 @@ func (l *loop) attempt(ctx context.Context) {
 	})
 }
 
-// compiled is the generation up to which the desired state has all, except for what waits for its
-// slice.
+// compiled is the last generation of which the desired state has everything, with nothing waiting
+// for its slice.
 func (l *loop) compiled(waiting compile.Backlog) uint64 {
 	for len(l.takes) > 1 && (waiting.Len() == 0 || l.takes[1].at.Before(waiting.Since)) {
 		l.takes = l.takes[1:]
@@ -222,13 +222,13 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 	return l.takes[0].generation
 }
 
-// followUp hands a change on to those who follow the kernel.
+// followUp hands a change on to the health checks, the fabric and the subjects.
 func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.HealthCheck) {
 	l.checks.apply(checks)
-	for _, a := range l.followers {
+	if l.fabric != nil {
 		lacking := l.lacking
 		lacking.Routes = l.Speaker != nil && !l.sessions.settled
-		a.Follow(delta, lacking)
+		l.fabric.Follow(delta, lacking)
 	}
 	for _, s := range l.subjects {
 		if s.follow != nil {
@@ -237,7 +237,7 @@ func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.Healt
 	}
 }
 
-// schedule sets the timers of what is due without a change, and records what was found.
+// schedule sets the timers of the next retry and audit, and records what an attempt found.
 func (l *loop) schedule(done reconcile.Done) {
 	if at, failing := l.kernel.Due(); failing {
 		l.retry.Reset(max(time.Until(at), 0))
@@ -317,7 +317,7 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	}
 	if !l.whole && waiting.Len() == 0 && !l.lacking.Any {
 		l.whole = true
-		close(l.inStep)
+		l.inStep()
 	}
 	switch {
 	case first:
@@ -327,8 +327,8 @@ func (l *loop) succeeded(done Applied, waiting compile.Backlog) {
 	}
 }
 
-// followed takes what caused the changes that are in the kernel. Of a service that waits, the first
-// of each family stays.
+// followed removes the causes of changes that are in the kernel, and returns them. Of a service
+// that waits for its slice, the first cause of each family stays.
 func (l *loop) followed() (done []store.Trigger) {
 	seen := map[store.Trigger]bool{}
 	l.caused = slices.DeleteFunc(l.caused, func(c store.Trigger) bool {
@@ -344,22 +344,22 @@ func (l *loop) followed() (done []store.Trigger) {
 	return done
 }
 
-// failed records what fails, and what of the other parts was carried out nevertheless.
+// failed records which parts fail, and what was carried out of the others.
 func (l *loop) failed(err error, done reconcile.Done, delta state.Delta) {
 	if done.Failed {
 		l.metrics.failed(bothFamilies)
 	}
 	l.health.failed(err)
 	l.mu.Lock()
-	l.record.failures = failures(l.kernel.Failed(), l.kernel.Parts())
+	l.record.failures = l.kernel.Failed()
 	if done.Operations > 0 {
 		l.record.last = new(applied(done, delta))
 	}
 	l.mu.Unlock()
 }
 
-// logIssues says once that an object is at fault, and once that it no longer is. A source logs
-// itself what it finds.
+// logIssues logs once that an object is at fault, and once that it no longer is. A source logs its
+// own issues.
 func (l *loop) logIssues() {
 	issues := l.found()
 	if l.Report != nil {

@@ -51,14 +51,28 @@ func ofProcess() []prometheus.Collector {
 // declared are the metrics that are collected at each scrape.
 var declared []Metric
 
+// collected is one of them.
+type collected struct {
+	*prometheus.Desc
+	kind prometheus.ValueType
+}
+
 // declare adds a metric that is collected at each scrape.
-func declare(m Metric) *prometheus.Desc {
+func declare(m Metric) collected {
 	declared = append(declared, m)
-	return prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)
+	kinds := map[MetricType]prometheus.ValueType{Gauge: prometheus.GaugeValue, Counter: prometheus.CounterValue}
+	return collected{prometheus.NewDesc(m.Name, m.Help, m.Labels, nil), kinds[m.Type]}
+}
+
+// samples takes what is collected for one scrape.
+type samples chan<- prometheus.Metric
+
+func (s samples) put(c collected, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(c.Desc, c.kind, v, labels...)
 }
 
 // desc declares one of our own: a counter, if its name ends in _total, or a gauge.
-func desc(name, help string, labels ...string) *prometheus.Desc {
+func desc(name, help string, labels ...string) collected {
 	m := Metric{Name: "sluice_" + name, Help: help, Type: Gauge, Labels: labels}
 	if strings.HasSuffix(name, "_total") {
 		m.Type = Counter

@@ -90,7 +90,7 @@ func (m *metrics) handler(more http.Handler) http.Handler {
 	return mux
 }
 
-// took counts what is about to be programmed.
+// took counts the changes that are about to be programmed.
 func (m *metrics) took(d store.Dirty) {
 	if !d.Since.IsZero() {
 		for _, family := range families {
@@ -207,53 +207,51 @@ func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	gauge(descBuild, 1, c.Version, c.Node)
-	gauge(descReady, oneIf(c.Ready()))
+	to := samples(ch)
+	to.put(descBuild, 1, c.Version, c.Node)
+	to.put(descReady, oneIf(c.Ready()))
 	src := c.Source.Status()
-	gauge(descSynced, oneIf(src.Synced), src.Name)
+	to.put(descSynced, oneIf(src.Synced), src.Name)
 	for kind, n := range src.Objects {
-		gauge(descObjects, float64(n), src.Name, kind)
+		to.put(descObjects, float64(n), src.Name, kind)
 	}
 	for kind, n := range src.Skipped {
-		gauge(descSkipped, float64(n), src.Name, kind)
+		to.put(descSkipped, float64(n), src.Name, kind)
 	}
 	t := c.totals()
-	gauge(descFrontends, float64(t.frontends))
-	gauge(descBackends, float64(t.backends))
+	to.put(descFrontends, float64(t.frontends))
+	to.put(descBackends, float64(t.backends))
 	c.mu.Lock()
 	kept := c.record.kept
 	c.mu.Unlock()
-	gauge(descKept, float64(kept))
-	gauge(descRivals, float64(c.Lock.Waiting()))
+	to.put(descKept, float64(kept))
+	to.put(descRivals, float64(c.Lock.Waiting()))
 	for i, family := range families {
-		gauge(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)
-		gauge(descNoLocal, float64(t.noLocalForExternal[i]), "external", family)
+		to.put(descNoLocal, float64(t.noLocalForInternal[i]), "internal", family)
+		to.put(descNoLocal, float64(t.noLocalForExternal[i]), "external", family)
 	}
 	issues := c.issues()
-	gauge(descIssues, float64(len(issues)))
-	gauge(descAside, float64(len(c.Driver.SetAside())))
+	to.put(descIssues, float64(len(issues)))
+	to.put(descAside, float64(len(c.Driver.SetAside())))
 	for _, i := range issues[:min(len(issues), maxIssueSeries)] {
-		gauge(descIssue, 1, append(objectLabels(i.Object), i.Source, i.Reason)...)
+		to.put(descIssue, 1, append(objectLabels(i.Object), i.Source, i.Reason)...)
 	}
-	collectSource(ch, src)
-	c.collectDrops(ch)
-	c.collectAffinity(ch)
+	collectSource(to, src)
+	c.collectDrops(to)
+	c.collectAffinity(to)
 	for _, s := range c.subjects {
 		if s.collect != nil {
-			s.collect(ch, gauge)
+			s.collect(to)
 		}
 	}
 	if conns, err := ReadConntrack(); err == nil {
-		gauge(descConns, float64(conns.Count))
-		gauge(descConnsMax, float64(conns.Max))
+		to.put(descConns, float64(conns.Count))
+		to.put(descConnsMax, float64(conns.Max))
 	}
 }
 
 // collectDrops makes those of dropped packets, if the driver counts them.
-func (c collector) collectDrops(ch chan<- prometheus.Metric) {
+func (c collector) collectDrops(to samples) {
 	counter := c.Driver.Capabilities().Counter
 	if counter == nil {
 		return
@@ -262,35 +260,32 @@ func (c collector) collectDrops(ch chan<- prometheus.Metric) {
 	defer cancel()
 	if drops, err := counter.DropCounts(ctx); err == nil {
 		for reason, n := range drops {
-			ch <- prometheus.MustNewConstMetric(descDropped, prometheus.CounterValue, float64(n), string(reason))
+			to.put(descDropped, float64(n), string(reason))
 		}
 	}
 }
 
 // collectPolicy makes the metrics of policy, if it is enforced. What cannot be read is left out.
-func (c collector) collectPolicy(ch chan<- prometheus.Metric, gauge gaugeOf) {
+func (c collector) collectPolicy(to samples) {
 	s := c.policyStatus()
 	if s == nil {
 		return
 	}
-	count := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
-	gauge(descPolicies, float64(s.Policies))
-	gauge(descPods, float64(s.Selected))
+	to.put(descPolicies, float64(s.Policies))
+	to.put(descPods, float64(s.Selected))
 	for list, n := range s.AddressLists {
-		gauge(descList, float64(n), list)
+		to.put(descList, float64(n), list)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
 	defer cancel()
 	if counters, err := c.counters(ctx); err == nil {
 		for key, n := range counters {
-			count(descDecided, n.Allowed, append(objectLabels(key), "allowed")...)
-			count(descDecided, n.Denied, append(objectLabels(key), "denied")...)
+			to.put(descDecided, float64(n.Allowed), append(objectLabels(key), "allowed")...)
+			to.put(descDecided, float64(n.Denied), append(objectLabels(key), "denied")...)
 		}
 	}
 	if c.FlowsCut != nil {
-		count(descCut, c.FlowsCut())
+		to.put(descCut, float64(c.FlowsCut()))
 	}
 }
 

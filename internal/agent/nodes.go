@@ -40,8 +40,8 @@ func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
 	return n.name[addr]
 }
 
-// beside is how many other nodes have addresses of a family on subnets of this one: neighbours that
-// the kernel is to know.
+// beside counts the other nodes with addresses of a family on subnets of this one: each takes an
+// entry in the kernel's neighbour table.
 func (a *Agent) beside(is4 bool) (n int) {
 	a.compiling.Lock()
 	own := slices.Clone(a.Compiler.Services.Config().HostAddresses)
@@ -57,9 +57,9 @@ func (a *Agent) beside(is4 bool) (n int) {
 	return n
 }
 
-// misnamed says that there are Nodes and none has this node's name; "" otherwise. The cause is a
-// wrong name or a node that is not registered yet. In both cases, the objects declared for this
-// node are not known.
+// misnamed says that there are Nodes, but none of this node's name; "" otherwise. Either --node is
+// wrong, or the node is not registered yet. In both cases, the objects declared for this node are
+// not known.
 func (a *Agent) misnamed() string {
 	if a.Store.Node(a.Node) != nil {
 		return ""
@@ -83,8 +83,8 @@ func (a *Agent) MissingNode() error {
 	return fmt.Errorf("there is no Node object named %s: it comes when the kubelet registers the node; set --node to the name that it registers", a.Node)
 }
 
-// sourceStatus is the source's status, with what is lacking in the objects themselves. If nothing
-// is known of this node, what is declared for it is, too.
+// sourceStatus is the source's status, with what is lacking in the objects themselves. If this
+// node's object is missing, everything declared for the node is lacking, too.
 func (a *Agent) sourceStatus() source.Status {
 	s := Await(a.Source.Status(), a.Store)
 	if reason := a.misnamed(); reason != "" {

@@ -42,7 +42,7 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	faults := policyFaults(a.issues())
+	faults := byObject(a.issues())
 	reports := make([]PolicyReport, 0, len(views))
 	for _, v := range views {
 		key := keyOf(v)
@@ -53,22 +53,22 @@ func (a *Agent) Policies(ctx context.Context) ([]PolicyReport, error) {
 		}
 		reports = append(reports, r)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(faults), model.PolicyKey.Compare) {
-		v := policy.View{Kind: key.Kind, Namespace: key.Name.Namespace, Name: key.Name.Name}
-		reports = append(reports, PolicyReport{View: v, Issues: notes(faults[key], "")})
+	for _, key := range slices.SortedFunc(maps.Keys(faults), model.Ref.Compare) {
+		if slices.Contains(model.PolicyKinds, key.Kind) && key.Name.Name != "" {
+			v := policy.View{Kind: key.Kind, Namespace: key.Name.Namespace, Name: key.Name.Name}
+			reports = append(reports, PolicyReport{View: v, Issues: notes(faults[key], "")})
+		}
 	}
 	return reports, nil
 }
 
-// policyFaults returns the issues of policies whose names could be read.
-func policyFaults(issues []model.Issue) map[model.PolicyKey][]model.Issue {
-	faults := map[model.PolicyKey][]model.Issue{}
+// byObject groups issues by their object.
+func byObject(issues []model.Issue) map[model.Ref][]model.Issue {
+	by := map[model.Ref][]model.Issue{}
 	for _, i := range issues {
-		if slices.Contains(model.PolicyKinds, i.Object.Kind) && i.Object.Name.Name != "" {
-			faults[i.Object] = append(faults[i.Object], i)
-		}
+		by[i.Object] = append(by[i.Object], i)
 	}
-	return faults
+	return by
 }
 
 // notes returns the issues' reasons with what is in force. Reasons in Refused are left out.
@@ -107,7 +107,7 @@ type PolicyStatus struct {
 	Policies int `json:"policies"` // known, on this node or not
 	Selected int `json:"selected"` // pods of this node that a policy selects
 	Local    int `json:"local"`    // pods of this node
-	Rules    int `json:"programs"` // programs that judge them; pods with the same policies share one
+	Rules    int `json:"programs"` // sets of rules that judge them; pods with the same policies share one
 
 	Sets        int `json:"sets"`        // sets of pod addresses that are programmed
 	Members     int `json:"members"`     // addresses in them, counted for each set

@@ -22,9 +22,10 @@ const (
 	askedTime = 3 * time.Second // as a busy node takes its time, too
 )
 
-// silentPods asks pods of this node to which connections of TCP may go, as the kubelet's probes do:
-// no policy keeps a node from its own pods. It also asks those that send whether they answer at
-// all: one without a route back has none to anywhere. It says which do not answer.
+// silentPods connects to the pods of this node that TCP connections may go to, as the kubelet's
+// probes do: no policy keeps a node from its own pods. It also asks the senders whether they answer
+// at all: a pod without a route back to the node has a route to nobody. It returns which pods do
+// not answer.
 func (a *Agent) silentPods(ctx context.Context, connections []verdict.Answer) (faults []string) {
 	const unused = 9 // discard: whether it is taken or refused, the pod has answered
 	pods := map[netip.AddrPort]model.Ref{}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent/nslock"
+	"sluice.dev/sluice/internal/kernel/peer"
 )
 
 // DefaultSocket is the agent's socket unless another is given.
@@ -128,7 +129,7 @@ func removeSocket(path string) error {
 // network namespace than the calling thread's: a path is the same in all of them. 0: it does not,
 // or that cannot be told, as of a process in another container.
 func Elsewhere(socket string) (process int32) {
-	who, err := ownerOf(socket)
+	who, err := peer.At(socket)
 	if err != nil {
 		return 0
 	}

@@ -1,10 +1,6 @@
 package agent
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-
-	"sluice.dev/sluice/internal/source"
-)
+import "sluice.dev/sluice/internal/source"
 
 var (
 	descReconnects     = desc("source_reconnects_total", "Reconnects of connections that deliver changes.", "source")
@@ -17,18 +13,15 @@ var (
 )
 
 // collectSource makes the metrics of how a source follows its objects.
-func collectSource(ch chan<- prometheus.Metric, st source.Status) {
-	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{st.Name}, labels...)...)
-	}
-	send(descReconnects, prometheus.CounterValue, float64(st.Reconnects))
+func collectSource(s samples, st source.Status) {
+	s.put(descReconnects, float64(st.Reconnects), st.Name)
 	for _, k := range st.Kinds {
 		kind := string(k.Kind)
-		send(descKindSynced, prometheus.GaugeValue, oneIf(k.Synced), kind)
-		send(descKindBehind, prometheus.GaugeValue, k.Behind.Seconds(), kind)
-		send(descKindFaults, prometheus.GaugeValue, float64(k.Faults), kind)
-		send(descKindReconnects, prometheus.CounterValue, float64(k.Reconnects), kind)
-		send(descKindLists, prometheus.CounterValue, float64(k.Lists), kind)
-		send(descKindList, prometheus.GaugeValue, k.ListTook.Seconds(), kind)
+		s.put(descKindSynced, oneIf(k.Synced), st.Name, kind)
+		s.put(descKindBehind, k.Behind.Seconds(), st.Name, kind)
+		s.put(descKindFaults, float64(k.Faults), st.Name, kind)
+		s.put(descKindReconnects, float64(k.Reconnects), st.Name, kind)
+		s.put(descKindLists, float64(k.Lists), st.Name, kind)
+		s.put(descKindList, k.ListTook.Seconds(), st.Name, kind)
 	}
 }

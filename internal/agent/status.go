@@ -22,8 +22,8 @@ import (
 type Status struct {
 	OK       bool     `json:"ok"`       // the kernel has all that the sources hold
 	Problems []string `json:"problems"` // why not, for people
-	// Notes say what is as it has to be for the time being, as while kube-proxy still runs, or what
-	// the agent may not find out.
+	// Notes describe conditions that are no problem, as while kube-proxy still runs, and what the
+	// agent may not find out.
 	Notes []string `json:"notes,omitempty"`
 
 	Node    string         `json:"node"`
@@ -38,15 +38,15 @@ type Status struct {
 	Frontends int            `json:"frontends"`
 	Backends  int            `json:"backends"` // over all frontends
 
-	LastApply *Applied `json:"lastApply,omitempty"` // that changed something in the kernel
-	Failure   *Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
-	// Followers' own states: that of the fabric, if this agent has it.
+	LastApply *Applied           `json:"lastApply,omitempty"` // that changed something in the kernel
+	Failure   *reconcile.Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
+	// That of the fabric, if this agent has it.
 	Followers []reconcile.FollowerStatus `json:"accelerators,omitempty"`
 	BGP       *BGPStatus                 `json:"bgp,omitempty"`   // if the agent speaks it
 	Farms     *FarmsStatus               `json:"farms,omitempty"` // of a balancer
 	// Of the parts that fail; all others are in the kernel.
-	Failures []Failure `json:"failures,omitempty"`
-	Heals    int       `json:"heals"` // changes by others that were undone
+	Failures []reconcile.Failure `json:"failures,omitempty"`
+	Heals    int                 `json:"heals"` // changes by others that were undone
 	// Contested says that another program goes on changing what is in the kernel, and is undone.
 	Contested bool `json:"contested,omitempty"`
 	// Frontends, and parts of policy, in the kernel that nothing readable declares; see
@@ -55,8 +55,9 @@ type Status struct {
 	// Services and policies whose last change is large and not in the kernel yet.
 	Waiting int           `json:"waiting,omitempty"`
 	Issues  []model.Issue `json:"issues"` // objects at fault
-	// Unserved are the addresses that could not be opened so far, as other processes have them,
-	// with the system's errors. Services do not suffer: it is so until kube-proxy has left.
+	// Unserved are the addresses that other processes have, so that the agent could not listen
+	// there yet, with the system's errors. Services do not suffer: kube-proxy has them until it
+	// ends.
 	Unserved  map[string]string `json:"unserved,omitempty"`
 	Conntrack *Conntrack        `json:"conntrack,omitempty"` // absent where connection tracking is not loaded
 	// Affinity counts the clients of services with session affinity that the kernel remembers;
@@ -79,43 +80,10 @@ type Applied struct {
 	families [2]bool // whose services the plan changed; see families
 }
 
-// Failure describes attempts to program the kernel that keep failing.
-type Failure struct {
-	// "services" or "policy"; empty: all parts, for the same reason.
-	Part     string    `json:"part,omitempty"`
-	Since    time.Time `json:"since"`
-	Error    string    `json:"error"` // of the last attempt
-	Attempts int       `json:"attempts"`
-}
-
-// String describes it in words.
-func (f Failure) String() string {
-	what := "the kernel could not be programmed"
-	if f.Part != "" {
-		what = "the kernel could not be programmed with " + f.Part + ", though all else is in it,"
-	}
-	return fmt.Sprintf("%s in %s since %s: %s", what, model.Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
-}
-
-// failures returns the failures of the parts; if all parts fail alike, they are one.
-func failures(failed map[reconcile.Part]reconcile.Failure, parts int) (list []Failure) {
-	alike := len(failed) == parts
-	for _, p := range slices.Sorted(maps.Keys(failed)) {
-		f := failed[p]
-		alike = alike && (len(list) == 0 || f.Error == list[0].Error)
-		list = append(list, Failure{Part: p.String(), Since: f.Since, Error: f.Error, Attempts: f.Attempts})
-	}
-	if alike && len(list) > 0 {
-		list = list[:1]
-		list[0].Part = ""
-	}
-	return list
-}
-
 // record is what the loop leaves for Status.
 type record struct {
 	last     *Applied
-	failures []Failure
+	failures []reconcile.Failure
 	heals    int
 	healed   contest.Pace
 	kept     int // in the kernel, only kept
@@ -124,7 +92,7 @@ type record struct {
 	unserved map[string]string // addresses that cannot be opened, and why
 }
 
-// fullStatus is Status with what takes longer to find out.
+// fullStatus is Status with the fields that take longer to find out.
 func (a *Agent) fullStatus(ctx context.Context) Status {
 	s := a.Status()
 	s.Policy = a.policyStatus()
@@ -159,12 +127,10 @@ func (a *Agent) Status() Status {
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
-	for _, f := range a.followers {
-		fares := f.Status()
-		if fares.Fabric {
-			fares.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
-		}
-		s.Followers = append(s.Followers, fares)
+	if a.fabric != nil {
+		fabric := a.fabric.Status()
+		fabric.Faults = len(a.issuesAbout(a.fabricIssues(), model.IPPoolKind, model.BlockAffinityKind))
+		s.Followers = []reconcile.FollowerStatus{fabric}
 	}
 	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {
@@ -193,7 +159,7 @@ func (a *Agent) problems(s Status) []string {
 		problems = append(problems, "the kernel is being programmed for the first time")
 	}
 	for _, f := range s.Followers {
-		if f.Fabric && f.Error != "" {
+		if f.Error != "" {
 			problems = append(problems, FabricProblem(f.Error))
 		}
 	}
@@ -246,8 +212,8 @@ func rest(s source.Status) string {
 	return " in objects; the rest works"
 }
 
-// blocked returns why the agent is not ready though it has programmed what it knows: it may know a
-// node without pods, or another node. A rollout should stop there. "" if nothing blocks it.
+// blocked returns why the agent is not ready though it has programmed all that it knows: it may
+// know no pods, or take itself for another node. A rollout should stop there. "" if it is ready.
 func (a *Agent) blocked() string {
 	if kinds := a.Source.Status().Unread; len(kinds) > 0 {
 		return Unread(kinds)
@@ -263,8 +229,8 @@ func (a *Agent) issues() []model.Issue {
 	return slices.Compact(issues)
 }
 
-// issuesAbout returns those of all issues that are among these, or about objects of these kinds. A
-// report that has its issues from here names none that status does not.
+// issuesAbout returns those of all issues that are in found, or about objects of these kinds. So a
+// report names no issue that status does not.
 func (a *Agent) issuesAbout(found []model.Issue, kinds ...model.Kind) []model.Issue {
 	list := []model.Issue{} // an empty list in JSON, too
 	about := make(map[model.Issue]bool, len(found))

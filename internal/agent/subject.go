@@ -3,25 +3,19 @@ package agent
 import (
 	"context"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"sluice.dev/sluice/internal/model"
 )
 
-// subject is what one subject has to do with the agent, beside the part of the state that the loop
-// brings into the kernel. What is nil, it does not need.
+// subject is what one subject needs of the agent, beside the part of the state that the loop brings
+// into the kernel. Fields that it does not need are nil.
 type subject struct {
 	run     []func(ctx context.Context) // work until ctx ends
-	inputs  []input                     // what the loop hears from it
-	moved   func() bool                 // looks for changes that nobody reports, and is called under the compiler's lock
-	follow  func()                      // hands on what an attempt has changed; called by the loop
+	moved   func() bool                 // polls for changes; called under the compiler's lock
+	follow  func()                      // takes over what an attempt has changed; called by the loop
 	issues  func() []model.Issue        // faults that it found itself
 	note    func() string               // of status; "": none
-	collect func(ch chan<- prometheus.Metric, gauge gaugeOf)
+	collect func(samples)
 }
-
-// gaugeOf makes a gauge.
-type gaugeOf func(d *prometheus.Desc, v float64, labels ...string)
 
 // subjectsOf returns the subjects that are on. A new one adds itself here.
 func (a *Agent) subjectsOf() []subject {
@@ -38,13 +32,10 @@ func (a *Agent) subjectsOf() []subject {
 	return list
 }
 
-// input has the loop hear of something until ctx ends.
-type input func(ctx context.Context, a *Agent)
-
-// hear returns an input that has the loop take what comes by ch, until that is closed. Of nil
-// nothing comes.
-func hear[T any](ch <-chan T, take func(*loop, context.Context, T)) input {
-	return func(ctx context.Context, a *Agent) {
+// hear returns an input that has the loop take each value of ch, until ch is closed. A nil ch
+// delivers nothing.
+func hear[T any](a *Agent, ch <-chan T, take func(*loop, context.Context, T)) func(context.Context) {
+	return func(ctx context.Context) {
 		for {
 			select {
 			case <-ctx.Done():
@@ -58,7 +49,7 @@ func hear[T any](ch <-chan T, take func(*loop, context.Context, T)) input {
 	}
 }
 
-// host is what the loop hears of the host itself.
+// host delivers changes of the host itself.
 func (a *Agent) host() subject {
-	return subject{inputs: []input{hear(a.HostAddresses, (*loop).moved), hear(a.Links, (*loop).rewired), hear(a.Underlay, (*loop).reached)}}
+	return subject{run: []func(context.Context){hear(a, a.HostAddresses, (*loop).moved), hear(a, a.Links, (*loop).rewired), hear(a, a.Underlay, (*loop).reached)}}
 }

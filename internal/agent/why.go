@@ -27,12 +27,12 @@ type Explanation struct {
 	Connections []verdict.Answer `json:"connections"` // one for each sender, address family, and address and port of a service
 	// Ask are the nodes that know more of what is unknown.
 	Ask []string `json:"ask,omitempty"`
-	// Obstacles are rules of other programs on this node that may drop what is allowed: it depends
-	// on what the question does not tell. Those that do are steps of the Connections.
+	// Obstacles are rules of other programs on this node that may drop what is allowed, depending
+	// on what the question does not say. Rules that surely drop it are steps of the Connections.
 	Obstacles []foreign.Obstacle `json:"obstacles,omitempty"`
 	Warnings  []string           `json:"warnings,omitempty"`
-	// OnTheWay is what is wrong with the ways that they take, to and from this node, and with the
-	// pods of this node that they go to: what is allowed may be lost there.
+	// OnTheWay are faults in the ways to and from this node, and of the pods of this node that are
+	// asked for: what is allowed may be lost there.
 	OnTheWay []string `json:"onTheWay,omitempty"`
 	// Suggested are the policies with which what policy denies would pass, if the question asked
 	// for them, and NoRemedy says why there are none for some of it.
@@ -50,7 +50,9 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 	}
 	var c *question.Case
 	var err error
-	a.Store.Read(func(v *store.View) { c, err = q.Case(v, a.Node, func(addr netip.Addr) bool { return a.way(addr).Own }) })
+	a.Store.Read(func(v *store.View) {
+		c, err = q.Case(v, a.Node, func(addr netip.Addr) bool { return a.Route(addr).Own })
+	})
 	if unknown, ok := errors.AsType[*question.UnknownPodError](err); ok && a.finished(ctx, unknown.Pod) {
 		err = question.Finished(unknown.Pod)
 	}
@@ -143,8 +145,8 @@ func (a *Agent) entriesElsewhere(connections []verdict.Answer) (names []string) 
 // let it pass to a tier that denies it too.
 const maxRounds = 4
 
-// answer answers the questions, with what other nodes and other programs here make of them, and
-// reports whether policy is enforced at all.
+// answer answers the questions with the states of other nodes and the rules of other programs here,
+// and reports whether policy is enforced at all.
 func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdict.Node, others *foreign.Rules) (policy bool) {
 	cluster := &verdict.Cluster{Here: a.Node, Nodes: nodes, Home: c.Home, Object: c.Object}
 	a.compiling.Lock()
@@ -152,7 +154,7 @@ func (a *Agent) answer(e *Explanation, c *question.Case, nodes map[string]*verdi
 	own := a.carriedOut(a.Compiler.State())
 	if nodes[a.Node] == nil {
 		can := a.Driver.Capabilities()
-		nodes[a.Node] = &verdict.Node{State: own, Route: a.way, Others: func(c verdict.Crossing) []verdict.Step {
+		nodes[a.Node] = &verdict.Node{State: own, Route: a.Route, Others: func(c verdict.Crossing) []verdict.Step {
 			return e.meets(others, c, can, cluster.Home(c.Flow.Destination) != "")
 		}}
 	}
@@ -201,7 +203,8 @@ func (e *Explanation) meets(others *foreign.Rules, c verdict.Crossing, can drive
 	return []verdict.Step{{Stage: verdict.Others, Text: does.Seen + "; " + does.Do}}
 }
 
-// carriedOut is what of a state decides: without policy, if the driver carries out none.
+// carriedOut is the part of a state that is in force: without policy, if the driver carries out
+// none.
 func (a *Agent) carriedOut(s *state.State) *state.State {
 	if a.Driver.Capabilities().Can&driver.Policy != 0 {
 		return s
@@ -211,7 +214,7 @@ func (a *Agent) carriedOut(s *state.State) *state.State {
 	return &without
 }
 
-// elsewhere compiles what nodes but one make of the objects of a question.
+// elsewhere compiles the objects of a question for all of its nodes but one.
 func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node {
 	a.compiling.Lock()
 	others := map[string]*compile.Other{}
@@ -238,13 +241,13 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 	return nodes
 }
 
-// sources are the addresses that another node may send from: an address of the Node, or to pods of
-// others, if this node does so too, one of a tunnel, which has its address at the beginning of the
-// node's range of pods; where this node's is at the same place of its own range, it is that.
+// sources returns the addresses that another node may send from. To pods of other nodes it may be
+// that of a tunnel, if this node sends from one: the first address of the node's pod range or the
+// next one, whichever this node's is in its own range. Otherwise it is an address of the Node.
 func (a *Agent) sources(other *model.Node, toPod bool) (addrs []netip.Addr) {
 	for _, r := range other.PodCIDRs {
 		first := r.Masked().Addr()
-		for _, own := range a.way(first.Next()).Sources {
+		for _, own := range a.Route(first.Next()).Sources {
 			switch here := a.rangeOf(own); {
 			case !toPod || a.nodes.of(a.Store, own) != "":
 			case here.Addr() == own:
@@ -277,15 +280,7 @@ func (a *Agent) rangeOf(addr netip.Addr) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// way is how this node reaches an address.
-func (a *Agent) way(to netip.Addr) verdict.Way {
-	if a.Route == nil {
-		return verdict.Way{}
-	}
-	return a.Route(to)
-}
-
-// failing says why the kernel may hold another state than the wanted one, if it may.
+// failing says why the kernel may differ from the desired state, if it may.
 func (a *Agent) failing(policy bool) (warnings []string) {
 	a.mu.Lock()
 	r := a.record

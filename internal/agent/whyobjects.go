@@ -18,8 +18,8 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
-// notInForce names the versions of policies that wait and are about a connection: they apply to its
-// sender, or to a pod that it may go to.
+// notInForce names the waiting versions of policies that apply to a connection's sender, or to a
+// pod that it may go to.
 func notInForce(c *question.Case, waiting []store.Waiting) (warnings []string) {
 	sends := func(pod *model.Pod) bool {
 		return slices.ContainsFunc(c.Connections, func(con verdict.Question) bool { return slices.Contains(pod.IPs, con.From) })
@@ -73,13 +73,13 @@ func leaveOut(s *store.Store) {
 	s.Apply(idle)
 }
 
-// mostIdle bounds for how many steps of a question that deny all policies are looked through: of
-// ways that are alike the first are told of in full.
+// mostIdle bounds for how many denying steps of a question all policies are looked through: of ways
+// that are alike, only the first are explained in full.
 const mostIdle = 10
 
-// nearest adds to the paths which rules come closest to allowing what is denied, and which policies
-// deny because they are refused. Of the objects of the question those that apply to none of its
-// pods are left out, so that policies that apply to nothing are looked for in the store.
+// nearest adds to the paths the rules that come closest to allowing what is denied, and the refused
+// policies among those that deny. leaveOut has removed policies that apply to no pod of the
+// question, so policies that apply to nothing are looked for in the store.
 func (a *Agent) nearest(s *store.Store, connections []verdict.Answer) {
 	a.Store.Read(func(all *store.View) {
 		var idle *remedy.Idle
@@ -168,7 +168,7 @@ func refusals(v *store.View, s verdict.Step) (texts []string) {
 	return texts
 }
 
-// suggest finds the policies that would allow what is denied, and judges it with them.
+// suggest finds policies that would allow what is denied, and judges the connections with them.
 func (a *Agent) suggest(e *Explanation, c *question.Case) {
 	now, why := *e, map[string]bool{}
 	for _, con := range e.Connections {
@@ -206,8 +206,8 @@ func (a *Agent) suggest(e *Explanation, c *question.Case) {
 	}
 }
 
-// admitted says what to do where policies admit the client and do not see it: one that admits the
-// node in its place would admit all others, too. "" if that is not so.
+// admitted says what to do where policies admit the client, but see a node in its place: a policy
+// that admitted the node would admit all other clients, too. "" if they see the client.
 func admitted(p verdict.Path) string {
 	if h := p.HiddenClient; h != nil && h.Otherwise == verdict.Allowed && h.Remedy != "" {
 		return "policies admit the client where they see it: " + h.Remedy

@@ -17,8 +17,8 @@ import (
 // mostPassing bounds for how many packets of one question the kernel is asked.
 const mostPassing = 50
 
-// onTheWay says what is wrong with the ways from here to the ends of connections that pass this
-// node, and to the nodes that have them.
+// onTheWay names the faults in the ways from here to the ends of connections that pass this node,
+// and to the nodes of these ends.
 func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (faults []string) {
 	crossed := map[string]map[bool]bool{} // by node and family
 	for _, con := range connections {
@@ -131,7 +131,7 @@ func (a *Agent) endOf(addr netip.Addr) end {
 			return end{addr: addr, hop: Hop{Device: r.Device, Via: r.Via}, wanted: true}
 		}
 	}
-	way := a.way(addr)
+	way := a.Route(addr)
 	if way.Own {
 		return end{addr: addr, own: true}
 	}
@@ -150,7 +150,7 @@ func (e end) to(o end) Passing {
 	return p
 }
 
-// unsound says what of this node is wrong that concerns the packets, whatever its routes are.
+// unsound names the faults of this node that concern the packets, beside those in its routes.
 func (a *Agent) unsound(packets []Passing) (faults []string) {
 	if issue, shown := a.Contests.About(contest.Forwarding); shown && slices.ContainsFunc(packets, func(p Passing) bool { return p.forwarded }) {
 		faults = append(faults, issue.String())
@@ -158,22 +158,17 @@ func (a *Agent) unsound(packets []Passing) (faults []string) {
 	if c, err := ReadConntrack(); err == nil && len(packets) > 0 && c.crowded() != "" {
 		faults = append(faults, c.crowded())
 	}
-	for _, f := range a.followers {
-		s := f.Status()
-		if s.Fabric && s.Contested && slices.ContainsFunc(packets, func(p Passing) bool { return p.Out.Device != "" }) {
-			faults = append(faults, "another program goes on changing tunnels or routes to other nodes, which are put right each time: end it, or have it leave them alone")
-		}
+	if a.fabric == nil {
+		return faults
 	}
-	for _, d := range a.Config.Followers {
-		if d.Capabilities().Can&driver.Fabric == 0 {
-			continue
-		}
-		aside := slices.DeleteFunc(d.SetAside(), func(s driver.SetAside) bool {
-			return !slices.ContainsFunc(packets, func(p Passing) bool { return p.needs(s) })
-		})
-		for _, i := range Refusals(aside) {
-			faults = append(faults, i.String())
-		}
+	if a.fabric.Status().Contested && slices.ContainsFunc(packets, func(p Passing) bool { return p.Out.Device != "" }) {
+		faults = append(faults, "another program goes on changing tunnels or routes to other nodes, which are put right each time: end it, or have it leave them alone")
+	}
+	aside := slices.DeleteFunc(a.Fabric.SetAside(), func(s driver.SetAside) bool {
+		return !slices.ContainsFunc(packets, func(p Passing) bool { return p.needs(s) })
+	})
+	for _, i := range Refusals(aside) {
+		faults = append(faults, i.String())
 	}
 	return faults
 }
@@ -188,7 +183,7 @@ func (p Passing) needs(s driver.SetAside) bool {
 	return what != "" && (what == p.Out.Device || what == p.Out.Via.String())
 }
 
-// lost says which packets this node does not send on their way, by the reason.
+// lost names the packets that this node does not send on, by the reason.
 func (a *Agent) lost(packets []Passing) (faults []string) {
 	missed := map[string][]string{} // addresses, by why
 	how := map[string]string{}      // it is shown for the first of them
@@ -209,8 +204,8 @@ func (a *Agent) lost(packets []Passing) (faults []string) {
 	return faults
 }
 
-// unheard says which of some nodes, by family, do not answer through their tunnel, and which rule
-// of another program here drops what it is made of.
+// unheard names the nodes that do not answer through their tunnel, with the rule of another program
+// here that drops the tunnel's packets, if one does. crossed has the nodes to look at, by family.
 func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules) (faults []string) {
 	if a.Heard == nil {
 		return nil
@@ -233,7 +228,7 @@ func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules)
 
 // dropped says which rule of another program here drops packets of a tunnel; "": none is known to.
 func (a *Agent) dropped(of model.FarEnd, others *foreign.Rules) string {
-	to := a.way(of.Remote)
+	to := a.Route(of.Remote)
 	if len(to.Sources) == 0 {
 		return ""
 	}

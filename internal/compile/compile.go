@@ -45,8 +45,8 @@ type Config struct {
 	Addresses         bool
 	LoadBalancerClass string
 
-	// Farms compiles the farms of a balancer; without it the state has none. IPIP says why the
-	// kernel cannot send packets in IPIP; nil, or no error: it can.
+	// Farms compiles the farms of a balancer; without it the state has none. IPIP returns why the
+	// kernel cannot send packets in IPIP; a nil IPIP, or no error: it can.
 	Farms bool
 	IPIP  func() error
 
@@ -98,7 +98,7 @@ type subject struct {
 	links  func(model.Links)    // nil: interfaces and routes do not matter
 }
 
-// turn is one update.
+// turn is one update of all subjects.
 type turn struct {
 	view  *store.View
 	dirty store.Dirty
@@ -261,7 +261,7 @@ func (c *Compiler) Step(s *store.Store, d store.Dirty, elements int) (delta stat
 	return delta
 }
 
-// Backlog is what Step has left for later.
+// Backlog is how much Step has left for later.
 type Backlog struct {
 	Services, Policies int
 	// Since is when the first of them came: all that changed before is in the state. It is zero

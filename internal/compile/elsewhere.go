@@ -40,12 +40,12 @@ type Other struct {
 	compiler          *Compiler
 	node              string
 	unread, denyLists bool
-	refused           map[model.Name]bool // services that are too much together with all others
+	refused           map[model.Name]bool // services that exceed a limit together with all others
 }
 
-// Compile returns what the objects in s come to on the node. It takes each pod of the node to be
-// reachable by an interface of its own, as nothing here tells how it is. What all policies of a
-// cluster may come to is not considered, as s does not hold all pods.
+// Compile returns the node's state for the objects in s. It assumes that each pod of the node has
+// an interface of its own, as nothing here says otherwise. Limits on all policies of a cluster
+// together do not apply, as s does not hold all pods.
 func (o *Other) Compile(s *store.Store) Elsewhere {
 	e := Elsewhere{DenyLists: o.denyLists}
 	var links model.Links

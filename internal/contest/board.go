@@ -8,16 +8,16 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Forwarding is what a contest about whether the node passes packets on is under.
+// Forwarding is the key of a contest about whether the node forwards packets.
 const Forwarding = "forwarding"
 
-// Board shows the contests that go on. It is safe for concurrent use, and nil takes none.
+// Board holds the contests that go on. It is safe for concurrent use, and a nil Board holds none.
 type Board struct {
 	mu   sync.Mutex
 	have map[string]model.Issue
 }
 
-// Set has the board show a contest about something, in place of the last one about it.
+// Set shows a contest about something, in place of the last one about it.
 func (b *Board) Set(what string, issue model.Issue) {
 	if b == nil {
 		return
@@ -30,7 +30,7 @@ func (b *Board) Set(what string, issue model.Issue) {
 	b.have[what] = issue
 }
 
-// Clear has the board show none about something.
+// Clear ends the contest about something.
 func (b *Board) Clear(what string) {
 	if b == nil {
 		return
@@ -40,7 +40,7 @@ func (b *Board) Clear(what string) {
 	delete(b.have, what)
 }
 
-// About returns the contest about something that it shows, if it shows one.
+// About returns the contest about something, if there is one.
 func (b *Board) About(what string) (issue model.Issue, shown bool) {
 	if b == nil {
 		return issue, false

@@ -1,5 +1,5 @@
-// Package contest is for what another program may write, too: it spaces out our writes while the
-// other one goes on undoing them, and tells that it does.
+// Package contest is for settings that another program may write, too: it spaces out our writes
+// while the other program goes on undoing them, and reports that.
 package contest
 
 import "time"
@@ -55,7 +55,7 @@ func (p *Pace) settled(now time.Time) bool { return now.Sub(p.last) > 2*p.pause+
 // Lost reports whether another program goes on undoing what we write: it did so at least twice.
 func (p *Pace) Lost(now time.Time) bool { return p.again >= 2 && !p.ended(now) }
 
-// Over reports whether nothing is left to be remembered: the next write is as the first.
+// Over reports whether the Pace can be forgotten: the next write is like the first.
 func (p *Pace) Over(now time.Time) bool {
 	return p.settled(now) && p.ended(now) && !now.Before(p.Due())
 }

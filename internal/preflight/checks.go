@@ -13,7 +13,7 @@ import (
 // The oldest kernel that the packet table is tested on.
 const floorMajor, floorMinor = 6, 1
 
-// installIt is what to do where a program of others is missing.
+// installIt is what to do where another program is missing.
 const installIt = "install it where the agent runs"
 
 func kernel(f *Facts) []Result {
@@ -90,8 +90,8 @@ func supported(name string, features []Feature, do string) []Result {
 
 func lacking(f Feature) bool { return f.Err != nil }
 
-// program goes beyond the requirements: the kernel checks the very rules that the agent would load.
-func program(f *Facts) []Result {
+// ruleset goes beyond the requirements: the kernel checks the very rules that the agent would load.
+func ruleset(f *Facts) []Result {
 	const name = "program"
 	switch {
 	case !f.DriverAsked || !f.NetAdmin:
@@ -103,7 +103,7 @@ func program(f *Facts) []Result {
 	case f.DriverErr != nil:
 		return one(name, Fail, f.DriverErr.Error(), "use a kernel that has what is named here (Debian's stock kernel does)")
 	}
-	results := one(name, OK, "the kernel takes our "+f.Mode+" program", "")
+	results := one(name, OK, "the kernel takes our "+f.Mode+" ruleset", "")
 	if f.DriverLacks != "" {
 		results = append(results, Result{"driver", Warn, f.Driver + " cannot do " + f.DriverLacks,
 			"'sluice plan' names the services and policies that need it"})

@@ -57,7 +57,7 @@ func TestAHealthyNodePassesEveryCheck(t *testing.T) {
 	}
 }
 
-// What the kernel lacks is told once, though it does not take the program either then.
+// What the kernel lacks is told once, though it does not take the ruleset either then.
 func TestMissingFeatureIsToldOnce(t *testing.T) {
 	for name, change := range map[string]func(*Facts) error{
 		"of services": func(f *Facts) error {
@@ -108,7 +108,7 @@ func TestChecks(t *testing.T) {
 			"masquerade: not supported by this kernel: operation not supported (needs Linux 5.2 with nft_masq)", "modules"},
 		{"missing program", func(f *Facts) { f.Features[0].Err = fmt.Errorf("find iptables-restore: %w", exec.ErrNotFound) }, "nftables", Fail, "find iptables-restore", "install it"},
 		{"nftables unreadable", func(f *Facts) { f.FeaturesErr = denied }, "nftables", Warn, "cannot tell: permission denied", "root"},
-		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables program", ""},
+		{"driver content", func(f *Facts) { f.DriverAsked = true }, "program", OK, "takes our nftables ruleset", ""},
 		{"driver lacks something", func(f *Facts) { f.DriverAsked, f.Driver, f.DriverLacks = true, "other", "session affinity" }, "driver", Warn, "other cannot do session affinity", "sluice plan"},
 		{"driver refuses", func(f *Facts) { f.DriverAsked, f.DriverErr = true, errors.New("no such map") }, "program", Fail, "no such map", "kernel"},
 		{"policy cannot be", func(f *Facts) { f.PolicyFeatures[0].Err = f.PolicyFeatures[0].Missing(unix.EOPNOTSUPP) }, "policy", Fail,

@@ -5,17 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/foreign"
 	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/peer"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 )
@@ -35,7 +34,7 @@ type Options struct {
 	// Fabric: the agent is to connect nodes, too; nil: it is not.
 	Fabric *Fabric
 	Nodes  int // that are known, this one too; 0: nobody has said
-	// Driver asks the driver whether this kernel takes its program, and what it cannot do of all
+	// Driver asks the driver whether this kernel takes its ruleset, and what it cannot do of all
 	// that services and policies may ask for; nil: do not ask.
 	Driver func(context.Context) (name, lacks string, err error)
 	// Refused names what services have, or ask for, that the agent does not serve; nil: do not ask.
@@ -46,13 +45,14 @@ type Options struct {
 // be read is noted in the facts. It changes nothing, but listens for a moment
 // on the addresses that the agent would serve on.
 func Gather(ctx context.Context, o Options) *Facts {
-	f := &Facts{Mode: o.Mode, ModeReason: o.ModeReason, Socket: o.Socket, Alive: alive(ctx, o.Socket)}
+	f := &Facts{Mode: o.Mode, ModeReason: o.ModeReason, Socket: o.Socket}
+	_, err := peer.At(o.Socket)
+	f.Alive = err == nil
 	f.Kernel, f.KernelErr = release()
 	f.NetAdmin, f.NetAdminErr = HasNetAdmin()
 	f.Features, f.FeaturesErr = f.ask(ctx, o.Requirements)
 	f.Optional, _ = f.ask(ctx, o.Optional) // what can go wrong does with those that are needed, too
 	if f.PolicyAsked = o.Policy; o.Policy {
-		var err error
 		f.PolicyFeatures, f.PolicyErr = f.ask(ctx, o.PolicyRequirements)
 		f.Bridges, f.BridgeCalls, err = bridges()
 		f.PolicyErr = errors.Join(f.PolicyErr, err)
@@ -126,16 +126,6 @@ func HasNetAdmin() (bool, error) {
 		return false, fmt.Errorf("read capabilities: %w", err)
 	}
 	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0, nil
-}
-
-func alive(ctx context.Context, socket string) bool {
-	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "unix", socket)
-	if err != nil {
-		return false
-	}
-	_ = c.Close()
-	return true
 }
 
 // families reads what concerns each address family in use.

@@ -11,9 +11,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Adopt plans to bring the kernel in step with want. What may be lacking in want is not taken from
-// the kernel. The frontends in hadEndpoint have had endpoints in this life: if they have none now,
-// they lost them.
+// Adopt plans to bring the kernel in step with want. Nothing that may be lacking in want is removed
+// from the kernel. The frontends in hadEndpoint have had endpoints since the agent started: those
+// without any now have lost them.
 func Adopt(ctx context.Context, d driver.Driver, want *state.State, lacking Lacking, hadEndpoint map[state.FrontendKey]bool) (driver.Plan, error) {
 	return adopt(ctx, d, want, lacking.keep(), hadEndpoint)
 }
@@ -36,9 +36,9 @@ func adopt(ctx context.Context, d driver.Driver, want *state.State, keep driver.
 	return p, err
 }
 
-// standIn is the state that stands for parts that fail where the driver has to write all parts:
-// what it holds of them, or else the state without what objects declare. No pod is known then: what
-// it sends and gets does not pass.
+// standIn is the state of the parts that fail, for a driver that has to write all parts: what the
+// driver holds of them, or else a state without any objects. No pod is known in that, so no packet
+// of a pod passes.
 func standIn(d driver.Driver, want *state.State) *state.State {
 	s := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
 	s.Services.Settings = want.Services.Settings
@@ -48,8 +48,8 @@ func standIn(d driver.Driver, want *state.State) *state.State {
 	return s
 }
 
-// withBackends are the services without those frontends that never had an endpoint: theirs may be
-// what is lacking, and then those in the kernel are better.
+// withBackends returns the services without the frontends that never had an endpoint: their
+// endpoints may be lacking, and then the kernel's frontends are better.
 func withBackends(want *state.Services, hadEndpoint map[state.FrontendKey]bool) *state.Services {
 	s := *want
 	s.Frontends = maps.Clone(s.Frontends)
@@ -61,8 +61,8 @@ func withBackends(want *state.Services, hadEndpoint map[state.FrontendKey]bool) 
 
 func hasEndpoints(f *state.Frontend) bool { return len(f.Backends) > 0 || len(f.Local) > 0 }
 
-// noteEndpoints remembers which frontends have had endpoints: once those of a frontend were read,
-// those in the kernel are no better.
+// noteEndpoints records which frontends have had endpoints: once a frontend's endpoints were read,
+// the kernel's are no better.
 func (r *Reconciler) noteEndpoints(d state.Delta) {
 	for k, f := range d.Services.Frontends {
 		if f != nil && hasEndpoints(f) {
@@ -87,7 +87,7 @@ func logPlan(log *slog.Logger, p driver.Plan) {
 	}
 }
 
-// names are the services that a change is about, five at the most.
+// names returns the services that a change concerns, five at the most.
 func names(d state.Delta) []string {
 	seen := map[model.Name]bool{}
 	var list []string

@@ -13,9 +13,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Follower keeps a driver in step beside the base. Either the base carries out the same parts of
-// the state and is complete alone, or the driver carries out parts that the base does not. It
-// follows in a goroutine of its own: however long it takes, and whether or not it fails, the base
+// Follower keeps a driver in step that carries out a part which the base does not: the fabric. It
+// works in a goroutine of its own: however long it takes, and whether or not it fails, the base
 // waits for nothing. Its methods are safe for concurrent use.
 type Follower struct {
 	r     *Reconciler
@@ -32,12 +31,11 @@ type Follower struct {
 	ended   chan struct{} // closed when the next attempt ends
 }
 
-// FollowerStatus says how a follower fares. Where it is not in step, users lose speed alone,
-// unless it is the fabric's.
+// FollowerStatus is the state of a follower.
 type FollowerStatus struct {
 	Name    string    `json:"name"`
-	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric, which the base does not
-	InStep  bool      `json:"inStep"`           // it carries out what the base does
+	Fabric  bool      `json:"fabric,omitempty"` // it carries out the fabric
+	InStep  bool      `json:"inStep"`           // it has carried out every change
 	Error   string    `json:"error,omitempty"`  // of the last attempt, while attempts fail
 	Updated time.Time `json:"updated,omitzero"`
 	// Faults is how many are known of what it carries out; who has the Follower fills it in.
@@ -55,34 +53,34 @@ func NewFollower(d driver.Driver, want func() *state.State, audit time.Duration,
 }
 
 // Follow has it follow a change that the base has carried out, and what the sources lack by then.
-func (a *Follower) Follow(delta state.Delta, lacking Lacking) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.pending.Merge(delta)
-	a.lacking = lacking
-	a.next++
-	a.status.InStep = a.status.InStep && a.pending.Len() == 0
-	a.wake.Set()
+func (f *Follower) Follow(delta state.Delta, lacking Lacking) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pending.Merge(delta)
+	f.lacking = lacking
+	f.next++
+	f.status.InStep = f.status.InStep && f.pending.Len() == 0
+	f.wake.Set()
 }
 
 // Status says how it fares.
-func (a *Follower) Status() FollowerStatus {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	status := a.status
-	status.Contested = a.healed.Lost(time.Now())
+func (f *Follower) Status() FollowerStatus {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	status := f.status
+	status.Contested = f.healed.Lost(time.Now())
 	return status
 }
 
 // Wait returns once it has carried out all that it was to follow by then, or failed to.
-func (a *Follower) Wait(ctx context.Context) error {
-	a.mu.Lock()
-	next := a.next
-	a.mu.Unlock()
+func (f *Follower) Wait(ctx context.Context) error {
+	f.mu.Lock()
+	next := f.next
+	f.mu.Unlock()
 	for {
-		a.mu.Lock()
-		tried, failure, ended := a.tried >= next, a.status.Error, a.ended
-		a.mu.Unlock()
+		f.mu.Lock()
+		tried, failure, ended := f.tried >= next, f.status.Error, f.ended
+		f.mu.Unlock()
 		switch {
 		case tried && failure != "":
 			return errors.New(failure)
@@ -99,7 +97,7 @@ func (a *Follower) Wait(ctx context.Context) error {
 
 // Run follows until ctx ends, and undoes what others change. Nothing is done before the first call
 // of Follow.
-func (a *Follower) Run(ctx context.Context) {
+func (f *Follower) Run(ctx context.Context) {
 	retry := time.NewTimer(0)
 	retry.Stop()
 	var watch, audit <-chan time.Time
@@ -107,43 +105,43 @@ func (a *Follower) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.wake:
+		case <-f.wake:
 			if watch == nil {
-				watch, audit = time.Tick(WatchInterval), time.Tick(a.audit)
+				watch, audit = time.Tick(WatchInterval), time.Tick(f.audit)
 			}
 		case <-retry.C:
 		case <-audit:
-			a.r.Doubt(Audit)
+			f.r.Doubt(Audit)
 		case <-watch:
-			if !a.r.Tampered(ctx) {
+			if !f.r.Tampered(ctx) {
 				continue
 			}
-			a.r.Doubt(Tampering)
+			f.r.Doubt(Tampering)
 		}
-		a.attempt(ctx)
-		if at, failing := a.r.Due(); failing {
+		f.attempt(ctx)
+		if at, failing := f.r.Due(); failing {
 			retry.Reset(max(time.Until(at), 0))
 		}
 	}
 }
 
-func (a *Follower) attempt(ctx context.Context) {
-	a.mu.Lock()
-	delta := a.pending
-	a.pending = state.Delta{}
-	next := a.next
-	a.r.Lack(a.lacking)
-	a.mu.Unlock()
-	done, err := a.r.Attempt(ctx, delta, 0)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.tried, a.healed = next, a.r.Healed()
-	close(a.ended)
-	a.ended = make(chan struct{})
-	a.status.InStep, a.status.Error = err == nil && a.pending.Len() == 0, ""
+func (f *Follower) attempt(ctx context.Context) {
+	f.mu.Lock()
+	delta := f.pending
+	f.pending = state.Delta{}
+	next := f.next
+	f.r.Lack(f.lacking)
+	f.mu.Unlock()
+	done, err := f.r.Attempt(ctx, delta, 0)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tried, f.healed = next, f.r.Healed()
+	close(f.ended)
+	f.ended = make(chan struct{})
+	f.status.InStep, f.status.Error = err == nil && f.pending.Len() == 0, ""
 	if err != nil {
-		a.status.Error = err.Error()
+		f.status.Error = err.Error()
 	} else {
-		a.status.Updated = done.Time
+		f.status.Updated = done.Time
 	}
 }

@@ -74,11 +74,22 @@ type Done struct {
 	UpdateFailed bool
 }
 
-// Failure describes attempts at a part that go on failing.
+// Failure describes attempts to program the kernel that keep failing.
 type Failure struct {
-	Since    time.Time
-	Error    string // of the last attempt
-	Attempts int
+	// "services" or "policy"; empty: all parts, for the same reason.
+	Part     string    `json:"part,omitempty"`
+	Since    time.Time `json:"since"`
+	Error    string    `json:"error"` // of the last attempt
+	Attempts int       `json:"attempts"`
+}
+
+// String describes it in words.
+func (f Failure) String() string {
+	what := "the kernel could not be programmed"
+	if f.Part != "" {
+		what = "the kernel could not be programmed with " + f.Part + ", though all else is in it,"
+	}
+	return fmt.Sprintf("%s in %s since %s: %s", what, model.Count(f.Attempts, "attempt"), f.Since.Format(time.TimeOnly), f.Error)
 }
 
 // Reconciler keeps the parts that one driver carries out in step with the desired state. It is not
@@ -91,7 +102,7 @@ type Reconciler struct {
 	now    func() time.Time
 
 	lacking     Lacking
-	hadEndpoint map[state.FrontendKey]bool // while something is lacking: what has had an endpoint since the start
+	hadEndpoint map[state.FrontendKey]bool // while something is lacking: frontends that have had an endpoint since the start
 	// suspicion is why parts are compared with the kernel though nothing is known to differ; "":
 	// none are.
 	suspicion string
@@ -103,7 +114,7 @@ type part struct {
 	of      Part
 	holds   uint64 // the generation up to which the kernel has all of it
 	stale   bool   // what the driver believes of it may be wrong: adopt it
-	kept    int    // what the last adoption kept of it: a change needs an adoption, too
+	kept    int    // how much of it the last adoption kept; if any, a change needs an adoption
 	delay   time.Duration
 	due     time.Time // not before, while delay is not 0
 	tried   time.Time
@@ -112,8 +123,8 @@ type part struct {
 }
 
 // New returns a Reconciler that has done nothing yet, and is lacking everything. Its parts are
-// those that the state has now and the driver carries out. What want returns, which is asked for
-// where everything is to be compared, may change after the call of Attempt or Plan.
+// those that the state has now and the driver carries out. want returns the desired state for a
+// comparison of everything; it may change after the call of Attempt or Plan.
 func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconciler {
 	r := &Reconciler{driver: d, want: want, log: log, now: time.Now, lacking: Lacking{Any: true}, hadEndpoint: map[state.FrontendKey]bool{},
 		healed: contest.Pace{First: 10 * time.Second, Most: 10 * time.Minute, Lasts: contest.Lasts}}
@@ -126,8 +137,8 @@ func New(d driver.Driver, want func() *state.State, log *slog.Logger) *Reconcile
 	return r
 }
 
-// Lack says what the sources lack by now. All is adopted once other things are to be kept than
-// before: for good, once they lack nothing any more.
+// Lack says what the sources lack now. Everything is adopted when what is to be kept changes, and
+// for good when the sources lack nothing any more.
 func (r *Reconciler) Lack(l Lacking) {
 	if r.lacking.Any && !l.Any {
 		r.hadEndpoint = nil
@@ -186,8 +197,8 @@ func (r *Reconciler) Due() (at time.Time, is bool) {
 	return at, is
 }
 
-// Has reports whether the kernel has all that is wanted of some parts up to a generation, or why
-// they fail. No parts, or none that the driver carries out, stand for all.
+// Has reports whether the kernel has a generation of some parts, or why they fail. No parts, or
+// none that the driver carries out, stand for all.
 func (r *Reconciler) Has(generation uint64, of ...Part) (bool, error) {
 	parts := slices.DeleteFunc(slices.Clone(r.parts), func(p *part) bool { return !slices.Contains(of, p.of) })
 	if len(parts) == 0 {
@@ -197,18 +208,19 @@ func (r *Reconciler) Has(generation uint64, of ...Part) (bool, error) {
 	return !slices.ContainsFunc(parts, behind), failure(parts)
 }
 
-// Parts is how many parts there are.
-func (r *Reconciler) Parts() int { return len(r.parts) }
-
-// Failed returns what fails at present of each part that does.
-func (r *Reconciler) Failed() map[Part]Failure {
-	failed := map[Part]Failure{}
+// Failed returns the failures of the parts; if all parts fail alike, they are one.
+func (r *Reconciler) Failed() (list []Failure) {
 	for _, p := range r.parts {
 		if p.failure != nil {
-			failed[p.of] = *p.failure
+			list = append(list, *p.failure)
 		}
 	}
-	return failed
+	unlike := func(f Failure) bool { return f.Error != list[0].Error }
+	if len(list) > 0 && len(list) == len(r.parts) && !slices.ContainsFunc(list, unlike) {
+		list = list[:1]
+		list[0].Part = ""
+	}
+	return list
 }
 
 // Hurry has parts that failed tried again in the next attempt.
@@ -218,8 +230,9 @@ func (r *Reconciler) Hurry() {
 	}
 }
 
-// Plan compares everything with the kernel, as the next attempt does then, and returns what that
-// would do. The delta is what changed since the last attempt, which is not told of it any more.
+// Plan compares everything with the kernel, and returns what the next attempt would do; that
+// attempt compares everything, too. The delta is the change since the last attempt; the next one
+// does not get it again.
 func (r *Reconciler) Plan(ctx context.Context, delta state.Delta) (driver.Plan, error) {
 	if r.lacking.Any {
 		r.noteEndpoints(delta)
@@ -239,10 +252,10 @@ func (r *Reconciler) Kept() (n int) {
 	return n
 }
 
-// Attempt brings the kernel in step with what is wanted, of which delta is what changed since the
-// last attempt; with it, all is wanted that belongs to the generation. Parts that failed are tried
-// again when they are due; a change of one hastens that. An error says which parts are not in step,
-// and why; all others are.
+// Attempt brings the kernel in step with the desired state, of which delta is the change since the
+// last attempt, and generation the last generation that it has in full. Parts that failed are tried
+// again when they are due, and sooner if delta changes them. An error says which parts are not in
+// step, and why; all others are.
 func (r *Reconciler) Attempt(ctx context.Context, delta state.Delta, generation uint64) (Done, error) {
 	var done Done
 	if r.lacking.Any {
@@ -369,7 +382,7 @@ func (r *Reconciler) adoptParts(ctx context.Context, want *state.State, of []*pa
 }
 
 // adoptAlone adopts one part where the driver needs all. The others, which fail, stay as the driver
-// has them; where it has adopted nothing yet, what the kernel has of them is kept.
+// has them; if it has not adopted them yet, the kernel's are kept.
 func (r *Reconciler) adoptAlone(ctx context.Context, want *state.State, p *part, done *Done) error {
 	if r.driver.Capabilities().Can&driver.Keeps == 0 {
 		return driver.ErrWhole
@@ -427,7 +440,7 @@ func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
 	}
 	p.due = p.tried.Add(p.delay)
 	old := p.failure
-	f := &Failure{Since: p.tried, Error: err.Error()}
+	f := &Failure{Part: p.of.String(), Since: p.tried, Error: err.Error()}
 	if old != nil {
 		f.Since, f.Attempts = old.Since, old.Attempts
 	}
@@ -436,19 +449,15 @@ func (r *Reconciler) failed(p *part, err error, delta state.Delta, done *Done) {
 	if old != nil && old.Error == f.Error && p.delay < lastDelay {
 		return // said already; once the delay has its full length it is said each time
 	}
-	r.log.Error("programming the kernel failed; retrying", "part", p.of.String(), "error", err,
+	r.log.Error("programming the kernel failed; retrying", "part", f.Part, "error", err,
 		"services", names(delta), "policy", delta.Policy.Len(), "attempts", f.Attempts, "delay", p.delay)
 }
 
-// failure says why those of some parts fail that do.
+// failure joins the errors of the parts that fail.
 func failure(parts []*part) error {
 	var errs []error
 	for _, p := range parts {
-		switch {
-		case p.failure == nil:
-		case len(errs) == 0:
-			errs = append(errs, p.err)
-		case errs[0].Error() != p.failure.Error:
+		if p.failure != nil && (len(errs) == 0 || errs[0].Error() != p.failure.Error) {
 			errs = append(errs, p.err)
 		}
 	}

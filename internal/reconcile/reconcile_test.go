@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -170,7 +171,7 @@ func TestPartThatFails(t *testing.T) {
 		run(t, r, f,
 			attempt{both, "failed update [services policy]; failed adopt [services policy]; adopt [services]; failed adopt [policy]", "no room"},
 			attempt{services, "update [services]", "no room"})
-		if failed := r.Failed(); len(failed) != 1 || failed[reconcile.Policy].Attempts != 1 {
+		if failed := r.Failed(); len(failed) != 1 || failed[0].Part != "policy" || failed[0].Attempts != 1 {
 			t.Errorf("failed: %+v", failed)
 		}
 		var last time.Duration
@@ -236,7 +237,7 @@ func TestWholeIsNeeded(t *testing.T) {
 		f.whole, f.kept = true, driver.Kept{Services: 1, Policy: 1}
 		r.Doubt("")
 		run(t, r, f, attempt{none, "failed adopt [services policy]; keep{Services:false Policy:true Policies:[] Fabric:false} [services policy]; failed adopt [policy]", "services cannot be changed alone"})
-		if _, fails := r.Failed()[reconcile.Services]; !fails {
+		if !slices.ContainsFunc(r.Failed(), func(f reconcile.Failure) bool { return f.Part == "services" }) {
 			t.Error("services are said to be in step")
 		}
 

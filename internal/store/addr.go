@@ -4,55 +4,24 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 )
 
-// addrIndex finds the pods that claim an address; nearly always one.
-type addrIndex map[netip.Addr]claimants
-
-// claimants are in order of precedence.
-type claimants struct {
-	first *model.Pod
-	more  []*model.Pod
-}
+// addrIndex finds the pods that claim an address, nearly always one, in order of precedence.
+type addrIndex map[netip.Addr][]*model.Pod
 
 func (x addrIndex) add(pod *model.Pod) {
 	for _, a := range ownAddrs(pod) {
-		c := x[a]
-		if c.first == nil {
-			x[a] = claimants{first: pod}
-			continue
-		}
-		if pod == c.first {
-			continue // its list repeats an address
-		}
-		next := pod
-		if comparePrecedence(pod, c.first) < 0 {
-			next, c.first = c.first, pod
-		}
-		if i, has := slices.BinarySearchFunc(c.more, next, comparePrecedence); !has {
-			c.more = slices.Insert(c.more, i, next)
-		}
-		x[a] = c
+		x[a] = sorted.Set(x[a], pod, true, comparePrecedence)
 	}
 }
 
 func (x addrIndex) remove(pod *model.Pod) {
 	for _, a := range ownAddrs(pod) {
-		c := x[a]
-		if len(c.more) == 0 {
-			if c.first == pod { // it is not where the pod's list repeats an address
-				delete(x, a)
-			}
-			continue
+		if x[a] = sorted.Set(x[a], pod, false, comparePrecedence); len(x[a]) == 0 {
+			delete(x, a)
 		}
-		if c.first == pod {
-			c.first = c.more[0]
-			c.more = slices.Delete(c.more, 0, 1)
-		} else if i, has := slices.BinarySearchFunc(c.more, pod, comparePrecedence); has {
-			c.more = slices.Delete(c.more, i, i+1)
-		}
-		x[a] = c
 	}
 }
 

@@ -12,20 +12,20 @@ import (
 
 // Equality looks at every field, also at those that are added one day.
 func TestEqualityCoversEveryField(t *testing.T) {
-	everyField(t, equalServices)
+	everyField(t, func(a, b *model.Service) bool { return equal(a, b) })
 	everyField(t, equalSlices, "Triggered") // which is of metrics alone
 	everyField(t, equalPods)
 	everyField(t, func(a, b *model.Node) bool { return equal(a, b) })
 	everyField(t, func(a, b *model.Namespace) bool { return equal(a, b) })
 	everyField(t, func(a, b *model.ServiceAccount) bool { return equal(a, b) })
-	everyField(t, equalPolicies)
+	everyField(t, func(a, b *model.Policy) bool { return equal(a, b) })
 	everyField(t, func(a, b *model.Tier) bool { return equal(a, b) })
 	everyField(t, func(a, b *model.NetworkSet) bool { return equal(a, b) })
 	everyField(t, func(a, b *model.HostEndpoint) bool { return equal(a, b) })
 	everyField(t, func(a, b *model.Endpoint) bool { return equalEndpoints(*a, *b) })
-	everyField(t, func(a, b *model.PolicyRule) bool { return equalRules(*a, *b) })
-	everyField(t, func(a, b *model.RuleEnd) bool { return equalEnds(*a, *b) })
-	everyField(t, func(a, b *model.Peer) bool { return equalPeers(*a, *b) })
+	everyField(t, func(a, b *model.PolicyRule) bool { return equal(a, b) })
+	everyField(t, func(a, b *model.RuleEnd) bool { return equal(a, b) })
+	everyField(t, func(a, b *model.Peer) bool { return equal(a, b) })
 }
 
 func everyField[T any](t *testing.T, equal func(a, b *T) bool, not ...string) {

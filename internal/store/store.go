@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 )
@@ -187,7 +188,7 @@ func (s *Store) replaceObject(e Event) {
 
 func (s *Store) applyService(name model.Name, next *model.Service) {
 	ref, former := model.Ref{Kind: model.ServiceKind, Name: name}, s.view.former[name]
-	old, changed := replace(s.view.services, name, next, equalServices)
+	old, changed := replace(s.view.services, name, next, func(a, b *model.Service) bool { return equal(a, b) })
 	if !changed && former == nil {
 		return
 	}
@@ -249,19 +250,10 @@ func (s *Store) relist(name model.Name, service string, next *model.EndpointSlic
 	if s.view.NamedService(owner) != nil {
 		s.dirty.Services[owner] = struct{}{}
 	}
-	old := s.view.byService[owner]
-	i, found := slices.BinarySearchFunc(old, name, func(e *model.EndpointSlice, n model.Name) int {
-		return e.Name.Compare(n)
-	})
-	after := old[i:]
-	if found {
-		after = old[i+1:]
-	}
-	list := append(make([]*model.EndpointSlice, 0, len(old)+1), old[:i]...)
+	list := slices.DeleteFunc(slices.Clone(s.view.byService[owner]), func(e *model.EndpointSlice) bool { return e.Name == name })
 	if next != nil {
-		list = append(list, next)
+		list = sorted.Set(list, next, true, func(a, b *model.EndpointSlice) int { return a.Name.Compare(b.Name) })
 	}
-	list = append(list, after...)
 	if len(list) == 0 {
 		delete(s.view.byService, owner)
 		return

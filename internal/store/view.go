@@ -109,15 +109,18 @@ func (v *View) Pod(name model.Name) *model.Pod { return v.pods[name] }
 // those on their host's network, have none of their own. Of several that claim it, the one that is
 // attached with it comes first, then one that is not terminating, then the first by name.
 func (v *View) PodByAddr(addr netip.Addr) *model.Pod {
-	claim := v.addrs[addr.Unmap()]
-	if len(claim.more) > 0 {
+	claims := v.addrs[addr.Unmap()]
+	if len(claims) == 0 {
+		return nil
+	}
+	if len(claims) > 1 {
 		for _, at := range slices.Backward(v.Attachments()) {
-			if pod := v.pods[at.Pod]; slices.Contains(at.Addrs, addr.Unmap()) && (pod == claim.first || slices.Contains(claim.more, pod)) {
+			if pod := v.pods[at.Pod]; slices.Contains(at.Addrs, addr.Unmap()) && slices.Contains(claims, pod) {
 				return pod
 			}
 		}
 	}
-	return claim.first
+	return claims[0]
 }
 
 // Policy returns nil if there is none of that key.
@@ -170,32 +173,26 @@ func comparePods(a, b *model.Pod) int { return a.Name.Compare(b.Name) }
 
 // The same questions, each asked of the version that is current at its time.
 
-// PodByAddr is View.PodByAddr.
-func (s *Store) PodByAddr(addr netip.Addr) *model.Pod {
+func ask[Q, A any](s *Store, answer func(*View, Q) A, question Q) A {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.view.PodByAddr(addr)
+	return answer(&s.view, question)
 }
 
+// PodByAddr is View.PodByAddr.
+func (s *Store) PodByAddr(addr netip.Addr) *model.Pod { return ask(s, (*View).PodByAddr, addr) }
+
 // Pod is View.Pod.
-func (s *Store) Pod(name model.Name) *model.Pod {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.Pod(name)
-}
+func (s *Store) Pod(name model.Name) *model.Pod { return ask(s, (*View).Pod, name) }
+
+// Node is View.Node.
+func (s *Store) Node(name string) *model.Node { return ask(s, (*View).Node, name) }
 
 // Attachments is View.Attachments.
 func (s *Store) Attachments() []*model.Attachment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.view.Attachments()
-}
-
-// Node is View.Node.
-func (s *Store) Node(name string) *model.Node {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.view.Node(name)
 }
 
 // Counts is View.Counts.

@@ -12,9 +12,9 @@ import (
 	"sluice.dev/sluice/internal/lib/wake"
 )
 
-// answering labels connections of which answers alone come, while packets are judged again that go
-// the other way: a stream of datagrams would go on until a pass has gone through the table. The
-// driver tells which they are. Methods of nil do nothing.
+// answering labels connections in which only answers are sent, while packets of the other direction
+// are judged again: otherwise a stream of datagrams would go on until a pass has gone through the
+// table. The driver says which connections they are. Methods of nil do nothing.
 type answering struct {
 	d     *Driver
 	cut   *cutter
@@ -48,7 +48,7 @@ func newAnswering(d *Driver, cut *cutter) (*answering, error) {
 	return a, nil
 }
 
-// begin has connections looked at, all anew, from the moment when a change was applied.
+// begin starts looking at connections, at all of them anew, after a change was applied.
 func (a *answering) begin() {
 	if a != nil {
 		a.until.Store(time.Now().Add(driver.JudgeAgain).UnixNano())
@@ -56,7 +56,7 @@ func (a *answering) begin() {
 	}
 }
 
-// end has none looked at any more, as all are labelled.
+// end stops looking, as all are labelled.
 func (a *answering) end() {
 	if a != nil {
 		a.until.Store(0)
@@ -98,8 +98,8 @@ func (a *answering) run() {
 	}
 }
 
-// look labels those that were not seen before, as the state has it that is applied: no other one is
-// meanwhile. It returns how long it has read.
+// look labels the connections that it has not seen before, by the state that is applied; no other
+// state is applied meanwhile. It returns how long it has read.
 func (a *answering) look(seen map[conntrack.Tuple]bool) (took time.Duration, err error) {
 	began := time.Now()
 	var found []conntrack.Tuple

@@ -11,7 +11,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/link"
-	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -28,17 +27,14 @@ const (
 // cleanTime bounds the deletions of a pass; its reading has conntrack's own limit.
 const cleanTime = time.Minute
 
-// cleaner deletes the entries of connections that go where nobody serves them.
-type cleaner struct{ *passes.Passes[cleaning] }
-
 // cleaning is what a pass deletes.
 type cleaning struct {
 	filters []conntrack.Filter // the flows that any matches
-	sweep   bool               // all that are not where the state sends them: what began or changed while nobody followed
-	// lost are addresses that the node does not have any more: flows that were given one. The next
-	// packet of a flow gets another one, where answers would not find the way back.
+	sweep   bool               // all flows that go where the state does not send them: they began or changed while nothing followed them
+	// lost are addresses that the node no longer has: flows masqueraded with one. The next packet
+	// of such a flow would get another address, and answers would not find the way back.
 	lost []netip.Addr
-	// farms are some that were found by ranges, as they were, and are not found at all of them now.
+	// farms are former farms that were found by ranges, and are not found at all of them now.
 	farms []*state.Farm
 }
 
@@ -47,18 +43,14 @@ func (c *cleaning) merge(o cleaning) {
 	c.sweep = c.sweep || o.sweep
 }
 
-func newCleaner(d *Driver) *cleaner {
-	return &cleaner{passes.Start(passes.Work[cleaning]{Merge: (*cleaning).merge, Pass: d.clean, Pause: cleaning.pause})}
-}
-
-// clean has flows deleted.
-func (c *cleaner) clean(what cleaning) {
+// clean has the entries of connections deleted that go where nobody serves them.
+func (d *Driver) clean(what cleaning) {
 	if len(what.filters)+len(what.lost)+len(what.farms) > 0 || what.sweep {
-		c.Ask(what)
+		d.cleaner.Ask(what)
 	}
 }
 
-// pause is the time to the pass that does it.
+// pause is the time until the pass that does it.
 func (c cleaning) pause() time.Duration {
 	udp := func(f conntrack.Filter) bool { return f.Protocol == model.UDP }
 	if c.sweep || len(c.lost)+len(c.farms) > 0 || slices.ContainsFunc(c.filters, udp) {
@@ -67,8 +59,8 @@ func (c cleaning) pause() time.Duration {
 	return patientInterval
 }
 
-// clean is a pass. By now a backend may have come back, and have new flows: these are left alone.
-func (d *Driver) clean(what cleaning) error {
+// cleanNow is a pass. By now a backend may have come back, and have new flows: these are left alone.
+func (d *Driver) cleanNow(what cleaning) error {
 	ctx, cancel := context.WithTimeout(d.life, cleanTime)
 	defer cancel()
 	n, err := d.ct.Delete(ctx, what.filters, d.stillServed)

@@ -53,7 +53,7 @@ func abandoned(k state.FrontendKey) conntrack.Filter {
 	return conntrack.Filter{Protocol: k.Protocol, Frontend: netip.AddrPortFrom(k.Addr, k.Port), Unanswered: k.Protocol != model.UDP}
 }
 
-// frontendsNow are those with the same keys as the kernel holds them.
+// frontendsNow returns the kernel's frontends of the same keys.
 func (d *Driver) frontendsNow(like map[state.FrontendKey]*state.Frontend) map[state.FrontendKey]*state.Frontend {
 	now := make(map[state.FrontendKey]*state.Frontend, len(like))
 	if len(like) == 0 {
@@ -69,9 +69,9 @@ func (d *Driver) frontendsNow(like map[state.FrontendKey]*state.Frontend) map[st
 	return now
 }
 
-// frontendsWithout are those that the kernel holds and that are not wanted; none if what is served
-// is to stay as it is. All others are looked after by a sweep. What an earlier process has left is
-// not known to the driver: it is listed, if the plan may remove some of it.
+// frontendsWithout returns the frontends that the kernel has and that are not wanted; none if
+// services are to stay as they are. A sweep deals with all others. The driver does not know what an
+// earlier process has left: that is listed, if the plan may remove some of it.
 func (d *Driver) frontendsWithout(ctx context.Context, want *state.State, keep driver.Keep, p driver.Plan) map[state.FrontendKey]*state.Frontend {
 	if want.Services == nil && want.Farms == nil {
 		return nil
@@ -123,8 +123,8 @@ func frontendOf(s *state.State, f *conntrack.Flow) *state.Frontend {
 	return s.Services.Frontends[state.FrontendKey{Addr: f.Orig.Dst.Addr(), Protocol: f.Protocol, Port: f.Orig.Dst.Port()}]
 }
 
-// stillServed reports whether a connection goes where the state sends it, as one that was opened
-// after its endpoint came back.
+// stillServed reports whether a connection goes where the state sends it: it was opened after its
+// endpoint came back.
 func (d *Driver) stillServed(f *conntrack.Flow) (is bool) {
 	if d.farms.served(f) {
 		return true

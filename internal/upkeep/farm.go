@@ -32,8 +32,8 @@ func newFarms() *farms {
 // translates reports whether connections to the farm have a backend in connection tracking.
 func translates(f *state.Farm) bool { return f.Mode == model.SNAT || f.Mode == model.DNAT }
 
-// keys are the places of a farm that is found by single addresses and ports; otherwise there are
-// none.
+// keys are the addresses and ports of a farm that is found by single ones; none of one that is
+// found by ranges.
 func keys(f *state.Farm) (all []state.FrontendKey) {
 	if f.InRanges() {
 		return nil
@@ -56,11 +56,11 @@ func (x *farms) put(name string, f *state.Farm) {
 		return
 	}
 	x.names[name] = f
-	places := keys(f)
-	for _, k := range places {
+	single := keys(f)
+	for _, k := range single {
 		x.exact[k] = f
 	}
-	if places == nil {
+	if single == nil {
 		x.ranges[name] = f
 	}
 }
@@ -78,7 +78,7 @@ func (x *farms) find(flow *conntrack.Flow) *state.Farm {
 	return nil
 }
 
-// found reports whether a flow was opened to a place of a farm.
+// found reports whether a flow was opened to an address and port of a farm.
 func found(f *state.Farm, flow *conntrack.Flow) (is bool) {
 	f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, ports model.PortSpan) {
 		is = is || p == flow.Protocol && is4 == flow.Orig.Dst.Addr().Is4() && (addr == flow.Orig.Dst.Addr() || !addr.IsValid()) &&
@@ -108,8 +108,8 @@ func (x *farms) stale(flow *conntrack.Flow) bool {
 	return !serves(f, flow.Reply.Src)
 }
 
-// abandoned reports whether a flow goes to a backend of one of some farms that were, from a place
-// where no farm translates any more. What was answered, except for UDP, goes on.
+// abandoned reports whether a flow goes to a backend of one of the former farms, by an address and
+// port where no farm translates any more. What was answered, except for UDP, goes on.
 func (x *farms) abandoned(were []*state.Farm, flow *conntrack.Flow) bool {
 	if !flow.Translated() || flow.Protocol != model.UDP && flow.Answered() {
 		return false
@@ -197,7 +197,7 @@ func farmCuts(before, after *state.Farm) (cut []conntrack.Filter, sweep bool) {
 	return cut, sweep
 }
 
-// translatedAt are the places of a farm of which connections are translated; none of nil.
+// translatedAt returns the addresses and ports at which a farm translates connections; none of nil.
 func translatedAt(f *state.Farm) []state.FrontendKey {
 	if f == nil || !translates(f) {
 		return nil

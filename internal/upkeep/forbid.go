@@ -18,7 +18,7 @@ import (
 )
 
 // cutter labels the connections that policy has come to forbid, and takes the label from those that
-// it allows again. The program drops what is labelled, in both directions.
+// it allows again. The ruleset drops what is labelled, in both directions.
 type cutter struct {
 	*passes.Passes[state.About]
 	ct        *conntrack.Conn // its own: what reads the whole table holds up no cut
@@ -84,7 +84,7 @@ func (d *Driver) cutForbidden(c *cutter, about state.About) error {
 	return err
 }
 
-// calm ends that packets are judged again, unless another change was applied meanwhile.
+// calm stops judging packets again, unless another change was applied meanwhile.
 func (d *Driver) calm(c *cutter) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -96,8 +96,8 @@ func (d *Driver) calm(c *cutter) error {
 	return r.Calm(d.life)
 }
 
-// relabel labels the flows of the addresses, or all, as policies have it. Packets that were on
-// their way may have put a flow into a flowtable though it was labelled: then all are recalled.
+// relabel labels the flows of the addresses, or all, as policies say. A packet on its way may have
+// put a flow into a flowtable although it was labelled: then all flows are recalled from there.
 func (d *Driver) relabel(ct *conntrack.Conn, of []netip.Addr) (changed int, err error) {
 	locator, err := newLocator(d.links)
 	if err != nil {
@@ -151,10 +151,10 @@ func (l *locator) device(a netip.Addr) int {
 	return device
 }
 
-// forbids reports whether policies would not let the connection be opened now. What is not known of
-// a pod or of an interface forbids nothing: that may change without a word, and new connections are
-// dropped for it anyway. A connection that a program judges which is only kept stays as it is,
-// unless another of those that judge it forbids it.
+// forbids reports whether policies forbid that the connection is opened now. A pod or an interface
+// that is not known forbids nothing: it may become known at any time, and its new connections are
+// dropped anyway. A connection that rules judge which are only kept stays as it is, unless others
+// that judge it forbid it.
 func (d *Driver) forbids(f conntrack.Flow, l *locator) bool {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -174,7 +174,7 @@ func (d *Driver) forbidsNow(f conntrack.Flow, l *locator) bool {
 
 func (k *kept) forbids(p *state.Policy, f conntrack.Flow, l *locator) bool {
 	flow := policyFlow(f)
-	if k.mayBeMember(flow.Source) || k.mayBeMember(flow.Destination) {
+	if k.members.Contains(flow.Source) || k.members.Contains(flow.Destination) {
 		return f.Cut()
 	}
 	var in, out int
@@ -228,10 +228,10 @@ type Forbidden struct {
 	By verdict.Step // what denies it
 }
 
-// FindForbidden returns those of the connections of this network namespace that a policy which
-// need not be in the kernel forbids, as Driver would find them to be cut, and how many there are in
-// all. It changes nothing. A connection that nobody answered is none; one that has ended counts as
-// long as connection tracking knows it, which is two minutes for TCP.
+// FindForbidden returns the connections of this network namespace that Driver would cut if p were
+// in force, and how many connections there are in all. It changes nothing. Unanswered connections
+// do not count; ended ones do as long as connection tracking knows them, which is two minutes for
+// TCP.
 func FindForbidden(ctx context.Context, p *state.Policy) (list []Forbidden, of int, err error) {
 	ct, err := conntrack.Open()
 	if err != nil {

@@ -166,6 +166,6 @@ func TestForbidsWhileAdopting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if <-judged {
-		t.Error("a connection is forbidden by a program that the kernel has another one for")
+		t.Error("a connection is forbidden by rules in place of which the kernel has others")
 	}
 }

@@ -1,7 +1,7 @@
 package upkeep
 
 import (
-	"net/netip"
+	"github.com/gaissmai/bart"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/policy/verdict"
@@ -11,39 +11,20 @@ import (
 // driver's state says.
 type kept struct {
 	driver.Kept
-	lengths [2][129]bool // of the members' prefixes, by family
+	// members holds the addresses that may be in groups or on lists of which the state does not know
+	// them.
+	members bart.Lite
 }
 
 func newKept(of driver.Kept) *kept {
 	k := &kept{Kept: of}
 	for p := range of.Members {
-		k.lengths[familyOf(p.Addr())][p.Bits()] = true
+		k.members.Insert(p)
 	}
 	return k
 }
 
-func familyOf(a netip.Addr) int {
-	if a.Is6() {
-		return 1
-	}
-	return 0
-}
-
-// mayBeMember reports whether the address may be in a group or on a list of which the state does
-// not know it.
-func (k *kept) mayBeMember(a netip.Addr) bool {
-	for bits := range a.BitLen() + 1 {
-		if !k.lengths[familyOf(a)][bits] {
-			continue
-		}
-		if p, err := a.Prefix(bits); err == nil && k.Members[p] {
-			return true
-		}
-	}
-	return false
-}
-
-// mayJudge reports whether the kernel's program for the step may be another than the state's.
+// mayJudge reports whether the kernel's rules for the step may differ from the state's.
 func (k *kept) mayJudge(stage verdict.Stage, flow verdict.Flow, in, out int) bool {
 	switch stage {
 	case verdict.Egress:

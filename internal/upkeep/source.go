@@ -8,8 +8,8 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// This file is about connections that have an address of the node's in place of their client's. Of
-// one that is masqueraded, the kernel deletes the entry when the address goes.
+// This file is about connections that have an address of the node in place of their client's. The
+// kernel itself deletes the entries of masqueraded ones when the address goes.
 
 // sourcesNow are the addresses that the kernel gives connections of services.
 func (d *Driver) sourcesNow() (list []state.SNAT) {
@@ -21,8 +21,8 @@ func (d *Driver) sourcesNow() (list []state.SNAT) {
 	return list
 }
 
-// lost are the addresses that were given and are not any more. That of a tunnel is among the node's
-// pods' addresses, and answers to it arrive by whatever way these do.
+// lost are the addresses that connections were given before, and are not given any more. A tunnel's
+// address is in the node's range of pods, so answers to it arrive as those to pods do.
 func lost(before, after []state.SNAT) (gone []netip.Addr) {
 	for _, s := range before {
 		still := func(o state.SNAT) bool { return o.Addr == s.Addr }

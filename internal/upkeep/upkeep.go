@@ -1,6 +1,6 @@
-// Package upkeep does what befalls connections when the desired state changes, whatever driver
-// carries it out: entries of connection tracking whose backend is gone are deleted, and connections
-// that policy has come to forbid are labelled, which the drivers' programs drop.
+// Package upkeep ends or labels connections that a change of the desired state no longer allows,
+// whatever driver carries it out: entries of connection tracking whose backend is gone are deleted,
+// and connections that policy has come to forbid are labelled, which the drivers' rulesets drop.
 package upkeep
 
 import (
@@ -13,16 +13,16 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/state"
 )
 
-// Driver is a driver with the upkeep of connections: what follows a plan for connections is begun
-// when the plan was applied, and done in the background. It is what driver.Driver says, and owns
-// the driver that it is made of.
+// Driver adds the upkeep of connections to a driver: after a plan is applied, connections are dealt
+// with in the background. It implements driver.Driver, and owns the driver that it wraps.
 type Driver struct {
 	driver.Driver
 	ct      *conntrack.Conn
-	cleaner *cleaner
+	cleaner *passes.Passes[cleaning]
 	links   *link.Reader
 	log     *slog.Logger
 
@@ -62,7 +62,7 @@ func Open(of driver.Driver, o driver.Options) (*Driver, error) {
 		d.log = slog.Default()
 	}
 	d.life, d.end = context.WithCancel(context.Background())
-	d.cleaner = newCleaner(d)
+	d.cleaner = passes.Start(passes.Work[cleaning]{Merge: (*cleaning).merge, Pass: d.cleanNow, Pause: cleaning.pause})
 	d.close = sync.OnceValue(d.closeAll)
 	if o.Policy && !o.KeepEstablished && of.Capabilities().Can&driver.Policy != 0 {
 		if d.cut, err = newCutter(d); err != nil {
@@ -86,8 +86,8 @@ func (d *Driver) closeAll() error {
 	return errors.Join(err, d.ct.Close(), d.Driver.Close())
 }
 
-// AwaitCuts returns once the connections have ended that what was applied before does not let go
-// on, and clients are not sent any more where it does not send them. Safe for concurrent use.
+// AwaitCuts returns once all connections have ended that the plans applied before do not allow, and
+// no client is sent to a former backend any more. Safe for concurrent use.
 func (d *Driver) AwaitCuts(ctx context.Context) error {
 	err := d.cleaner.Wait(ctx)
 	if d.cut != nil {
@@ -133,7 +133,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 		}
 	})
 	return &plan{p, d, d.frontendsNow(delta.Services.Frontends), d.sourcesNow(), func() {
-		d.cleaner.clean(d.farms.follow(delta.Farms.Farms))
+		d.clean(d.farms.follow(delta.Farms.Farms))
 		s.All = s.All || len(d.SetAside()) > 0
 		if delta.Policy.Len() > 0 {
 			d.cut.suspect(s)
@@ -141,7 +141,8 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	}}, nil
 }
 
-// hasAdopted follows an adoption: what began or changed while nobody followed it is looked for.
+// hasAdopted follows an adoption: it looks for connections that began or changed while nothing
+// followed them.
 func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 	changed = changed || d.unfinished
 	if want.Services != nil {
@@ -158,11 +159,11 @@ func (d *Driver) hasAdopted(want *state.State, kept driver.Kept, changed bool) {
 		}
 		d.kept = newKept(kept)
 	}
-	d.cleaner.clean(cleaning{sweep: changed})
+	d.clean(cleaning{sweep: changed})
 	d.adopted, d.unfinished = true, false
 }
 
-// plan is a plan of the driver's, with what follows it.
+// plan is a plan of the driver's, with what is to follow it.
 type plan struct {
 	driver.Plan
 	d      *Driver
@@ -171,18 +172,18 @@ type plan struct {
 	then   func()
 }
 
-// Apply implements driver.Plan. A plan that fails may have been carried out in part: what follows
-// from that is done with the next adoption.
+// Apply implements driver.Plan. A plan that fails may have been carried out in part: the next
+// adoption deals with the connections then.
 func (p *plan) Apply(ctx context.Context) error {
 	p.d.applying.Lock()
 	defer p.d.applying.Unlock()
 	err := p.Plan.Apply(ctx)
-	p.d.cleaner.clean(cleaning{filters: cutsBetween(p.before, p.d.frontendsNow(p.before))})
+	p.d.clean(cleaning{filters: cutsBetween(p.before, p.d.frontendsNow(p.before))})
 	if err != nil {
 		p.d.unfinished = true
 		return err
 	}
-	p.d.cleaner.clean(cleaning{lost: lost(p.from, p.d.sourcesNow())})
+	p.d.clean(cleaning{lost: lost(p.from, p.d.sourcesNow())})
 	p.then()
 	return nil
 }

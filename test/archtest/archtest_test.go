@@ -223,7 +223,7 @@ var rules = []rule{
 	{"internal/balancer/pair", slices.Concat(kubernetes, kernel, []string{"internal/state", "internal/store", "internal/driver"}),
 		"what writes configurations needs nothing that runs them"},
 	{"test/policytest/oracle", []string{"internal/store", "internal/compile", "internal/policy", "internal/state", "internal/driver", "internal/agent"},
-		"the oracle is written from the API's documentation alone: what it shared with the program would be wrong in both"},
+		"the oracle is written from the API's documentation alone: what it shared with the product would be wrong in both"},
 	{"internal/services/kubeproxy", slices.Concat(kernel, []string{"internal/state", "internal/store", "internal/source", "internal/driver"}),
 		"kubeproxy says what its configuration comes to; who carries that out is for the command to choose"},
 	{"internal/agent", kubernetes,

@@ -208,7 +208,7 @@ func RefusedPolicies(t *testing.T, open func(refused func(model.PolicyKey) bool)
 
 // FailingParts shows that a part of the state that cannot be programmed holds up no other, from the
 // first programming on; and that, after a restart, what was in force of it stays in force, also if
-// the driver that comes then, which other opens, has another program. The kernel of the drivers
+// the driver that comes then, which other opens, has another ruleset. The kernel of the drivers
 // fails, for a reason that may pass, whatever a part puts into it for which failing answers true
 // (projectcalico/calico#13425).
 func FailingParts(t *testing.T, open, other func(failing func(reconcile.Part) bool) (driver.Driver, error)) {

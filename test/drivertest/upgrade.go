@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// Upgrade replaces a driver by one with another program, and then goes back, while clients keep
+// Upgrade replaces a driver by one with another ruleset, and then goes back, while clients keep
 // connecting. No connection fails, existing ones go on, and clients with affinity keep their
 // backends.
 func Upgrade(t *testing.T, open, other Open) {
@@ -49,7 +49,7 @@ func (r *run) upgrade(t *testing.T, other Open) {
 			t.Fatalf("plan the upgrade: %v", err)
 		}
 		if plan.Len() == 0 {
-			t.Error("the other program has nothing to do")
+			t.Error("the other driver has nothing to do")
 		}
 		r.apply(t, plan)
 		r.step(t, 2+i, step{services: sticky("a b x"), sends: sends})

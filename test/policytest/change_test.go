@@ -61,12 +61,12 @@ func testNothingPassesWhileProgramsChange(t *testing.T, p plane) {
 		}
 		t.Logf("%v: %d packets during %d changes: %d arrived", pod, sent, n, arrived)
 		if arrived > 0 || sent < 1000 {
-			t.Errorf("%v: %d of %d packets arrived during %d changes between programs that all deny", pod, arrived, sent, n)
+			t.Errorf("%v: %d of %d packets arrived during %d changes between rules that all deny", pod, arrived, sent, n)
 		}
 	}
 }
 
-// closing is a program of one policy that allows nothing.
+// closing are the rules of one policy that allows nothing.
 func closing(name string) *state.Rules {
 	key := model.PolicyKey{Kind: model.NetworkPolicy, Name: model.Name{Namespace: "shop", Name: name}}
 	return &state.Rules{ID: state.RulesID(name), Tiers: []state.Tier{{Name: "default", Default: model.Deny, Policies: []*state.PolicyRules{{Policy: key}}}}}
@@ -96,9 +96,9 @@ func testCutBeforeServices(t *testing.T, p plane) {
 	together(pairs, func(name string, p *drivertest.Pair) { revives(t, name, p) })
 }
 
-// testCutKeeping shows that, while the kernel keeps what want may lack, a connection that a program
-// which is not only kept forbids is cut, and one is left alone where the kernel's program is
-// another than want's, until all has been read.
+// testCutKeeping shows what is cut while the kernel keeps rules that want may lack, until all has
+// been read: a connection that rules of want forbid is cut, and one is left alone where the kernel
+// has other rules than want.
 func testCutKeeping(t *testing.T, p plane) {
 	for name, c := range map[string]struct {
 		lack func(*state.Policy) // takes out what could not be read

@@ -139,7 +139,7 @@ func TestRefusedSetsAllowNothingMore(t *testing.T) {
 			}
 		}
 		events = append(events, listEvent(addressList("good", sources[1:3]...)))
-		cautious := programOf(t, append(events, listEvent(addressList("bad"))))
+		cautious := takes(t, append(events, listEvent(addressList("bad"))))
 		for contents := range 1 << len(sources) {
 			nets := []netip.Prefix{}
 			for i, s := range sources {
@@ -147,7 +147,7 @@ func TestRefusedSetsAllowNothingMore(t *testing.T) {
 					nets = append(nets, s)
 				}
 			}
-			known := programOf(t, append(events, listEvent(addressList("bad", nets...))))
+			known := takes(t, append(events, listEvent(addressList("bad", nets...))))
 			for _, s := range sources {
 				refused, want := cautious(s.Addr()), known(s.Addr())
 				if refused != want {
@@ -195,16 +195,16 @@ func randomPeers(r *rand.Rand) (peers []model.Peer) {
 	return peers
 }
 
-// programOf returns whether pod b takes a connection from an address.
-func programOf(t *testing.T, events []store.Event) func(netip.Addr) bool {
+// takes returns whether pod b takes a connection from an address.
+func takes(t *testing.T, events []store.Event) func(netip.Addr) bool {
 	t.Helper()
 	s := store.New()
 	s.Apply(append(mustEvents(t, shop()), events...))
 	c := compile.New(compile.Config{Config: services.Config{Node: NodeName}, Policy: true})
 	c.Update(s, s.Take())
 	policy := c.State().Policy
-	program := policy.Workloads[names["b"][0]].Ingress
+	rules := policy.Workloads[names["b"][0]].Ingress
 	return func(from netip.Addr) bool {
-		return verdict.Evaluate(policy, program, verdict.Flow{Source: from, Destination: names["b"][0], Protocol: uint8(tcp), SourcePort: 40000, DestinationPort: 80}).Allowed()
+		return verdict.Evaluate(policy, rules, verdict.Flow{Source: from, Destination: names["b"][0], Protocol: uint8(tcp), SourcePort: 40000, DestinationPort: 80}).Allowed()
 	}
 }

@@ -147,7 +147,7 @@ func podRows() []row {
 			{"outside", "a", tcp, "b", 80, "", ""}, {"outside", "a", tcp, "node", 80, "", ""},
 			{"outside", "nobody", tcp, "b", 80, "b", ""},
 		}},
-		{name: "a pod without a program yet", packets: []packet{
+		{name: "a pod without rules yet", packets: []packet{
 			{"d", "", tcp, "a", 80, "", ""}, {"a", "", tcp, "d", 80, "", ""}, {"outside", "", udp, "d", 80, "", ""}, {"d", "", udp, "outside", 80, "", ""},
 			{"d", "", tcp, "node", 80, "", ""}, {"d", "", ping, "a", 0, "", ""},
 		}},

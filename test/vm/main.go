@@ -32,7 +32,7 @@ var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|F
 
 // tools are programs of this machine that tests call, and that the guest gets too where
 // they are installed.
-var tools = []string{"nft", "ip", "bridge", "iperf3", "ipset", "iptables",
+var tools = []string{"sh", "unshare", "nft", "ip", "bridge", "iperf3", "ipset", "iptables",
 	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
 	"xtables-legacy-multi", "iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
 

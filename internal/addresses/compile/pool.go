@@ -41,7 +41,7 @@ func (p *pool) room(is4 bool) *room {
 type span struct {
 	model.AddressRange
 	of *pool
-	at int // its place in the room
+	at int // its index in the spans of its room
 	// next is the first address that may be free: all below it are taken, or not given out. The
 	// zero Addr: none is.
 	next netip.Addr
@@ -83,7 +83,7 @@ func (c *Compiler) setPools(v *store.View, d store.Dirty) {
 	for i, o := range c.elder {
 		elder[i] = c.named[o.Name]
 	}
-	c.spans = claim(elder)
+	c.spans = shareOut(elder)
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {
 			issue := p.Ref().Issue(text)
@@ -122,9 +122,9 @@ func (n namespaceLabels) Label(key string) (string, bool) {
 	return v, ok
 }
 
-// claim shares out the addresses of pools: one that several have is the first pool's. The spans are
+// shareOut gives each pool its addresses: one that several have is the first pool's. The spans are
 // sorted, and none overlaps another.
-func claim(pools []*pool) (spans []span) {
+func shareOut(pools []*pool) (spans []span) {
 	var edges []netip.Addr // where ranges begin, and what comes after their last addresses
 	for _, p := range pools {
 		for _, r := range p.Ranges {

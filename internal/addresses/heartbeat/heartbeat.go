@@ -143,12 +143,9 @@ func (h *Heartbeat) Run(ctx context.Context) {
 		if beat {
 			h.bind(&reading)
 		}
-		if time.Since(last) > stoodStill {
-			select { // what came meanwhile is read first, or else all others seem silent, and are told so
-			case <-ctx.Done():
-				return
-			case <-time.After(Interval + Interval/3):
-			}
+		// What came meanwhile is read first, or else all others seem silent, and are told so.
+		if time.Since(last) > stoodStill && !wake.Sleep(ctx, Interval+Interval/3) {
+			return
 		}
 		last = time.Now()
 		if beat {

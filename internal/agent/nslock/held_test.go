@@ -8,7 +8,7 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-// Claimed finds an agent of this network namespace, without sending the agent anything.
+// Held finds an agent of this network namespace, without sending the agent anything.
 func TestHeld(t *testing.T) {
 	h, other := world.NewHost(t, "agent"), world.NewHost(t, "other")
 	expect := func(h *world.Host, want bool) {

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/peer"
 )
 
 // socketName is the name of an abstract Unix socket. A network namespace has one of that name,
@@ -56,24 +57,24 @@ type Lock struct {
 // lock takes a lock of the namespace that needs CAP_NET_ADMIN, ends with the process, and is held
 // until the Lock is released. Its error wraps driver.ErrBusy while another process holds it. With
 // any other error, the name has to do instead.
-func Acquire(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (l *Lock, err error) {
+func Acquire(ctx context.Context, patience time.Duration, lock func() (io.Closer, error), log *slog.Logger) (_ *Lock, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	c := &Lock{log: log, rivals: make(map[net.Conn]int32)}
+	l := &Lock{log: log, rivals: make(map[net.Conn]int32)}
 	defer func() {
 		if err != nil {
-			c.Release()
+			l.Release()
 		}
 	}()
 	var other *holder // the holder of the name
 	defer func() { other.close() }()
 	said, refused := false, 0
 	for {
-		busy := c.takeLock(lock)
+		busy := l.takeLock(lock)
 		if !busy && other == nil {
-			err := c.takeName()
+			err := l.takeName()
 			if err == nil {
-				return c, nil
+				return l, nil
 			}
 			if !errors.Is(err, syscall.EADDRINUSE) {
 				return nil, fmt.Errorf("claim network namespace: %w", err)
@@ -86,9 +87,9 @@ func Acquire(ctx context.Context, patience time.Duration, lock func() (io.Closer
 		}
 		// A process that holds the name but does not listen is not an agent, or an agent that is
 		// just starting or ending.
-		if !busy && (other == nil && refused > maxRefused || other != nil && other.stranger(c.lock != nil)) {
+		if !busy && (other == nil && refused > maxRefused || other != nil && other.stranger(l.lock != nil)) {
 			log.Warn("a process that is no agent has the name by which agents know of each other; going on without", "holder", other.String())
-			return c, nil
+			return l, nil
 		}
 		if !said && (busy || other != nil) {
 			log.Warn("another agent is at work in this network namespace; waiting for it to end", "agent", other.String(), "patience", patience)
@@ -100,9 +101,9 @@ func Acquire(ctx context.Context, patience time.Duration, lock func() (io.Closer
 		}
 		switch {
 		case ctx.Err() == nil:
-		case !busy && c.lock != nil && other != nil && other.process == 0 && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		case !busy && l.lock != nil && other != nil && other.process == 0 && errors.Is(ctx.Err(), context.DeadlineExceeded):
 			log.Warn("a process of another container has the name by which agents know of each other, and not the lock that they hold; going on without")
-			return c, nil
+			return l, nil
 		default:
 			return nil, fmt.Errorf("claim network namespace: %s is at work in it already, and two would undo each other's work: stop it, or whatever starts one of the two", other)
 		}
@@ -110,25 +111,25 @@ func Acquire(ctx context.Context, patience time.Duration, lock func() (io.Closer
 }
 
 // takeLock takes the lock, if the kernel has one, and reports whether another process holds it.
-func (c *Lock) takeLock(lock func() (io.Closer, error)) (busy bool) {
-	if c.lock != nil {
+func (l *Lock) takeLock(lock func() (io.Closer, error)) (busy bool) {
+	if l.lock != nil {
 		return false
 	}
 	got, err := lock()
 	if err == nil {
-		c.lock = got
+		l.lock = got
 	}
 	return errors.Is(err, driver.ErrBusy)
 }
 
 // takeName lets agents that start later find this one.
-func (c *Lock) takeName() error {
-	l, err := net.Listen("unix", socketName)
+func (l *Lock) takeName() error {
+	listener, err := net.Listen("unix", socketName)
 	if err != nil {
 		return err
 	}
-	c.listener = l
-	go c.serve()
+	l.listener = listener
+	go l.serve()
 	return nil
 }
 
@@ -144,23 +145,11 @@ func dialHolder(ctx context.Context) (*holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	who, err := Peer(conn)
+	who, err := peer.Of(conn)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return &holder{conn, who.Uid, who.Pid}, nil
-}
-
-// Peer returns the process at the other end of a connection, which may have ended.
-func Peer(conn net.Conn) (who *unix.Ucred, err error) {
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read peer's credentials: %w", err)
-	}
-	return who, nil
 }
 
 // stranger reports whether the holder cannot be an agent: it is another user's process, or it lacks
@@ -208,70 +197,70 @@ func (h *holder) close() {
 
 // serve keeps the connections of waiting agents, and logs that there are some. Connections of other
 // users, which are no agents, are closed at once.
-func (c *Lock) serve() {
+func (l *Lock) serve() {
 	for {
-		conn, err := c.listener.Accept()
+		conn, err := l.listener.Accept()
 		if err != nil {
 			return
 		}
-		who, err := Peer(conn)
-		if err != nil || int(who.Uid) != os.Geteuid() || !c.admit(conn, who.Pid) {
+		who, err := peer.Of(conn)
+		if err != nil || int(who.Uid) != os.Geteuid() || !l.admit(conn, who.Pid) {
 			_ = conn.Close()
 			continue
 		}
 		go func() {
 			_, _ = io.Copy(io.Discard, conn) // ends when the other one does
-			c.forget(conn)
+			l.forget(conn)
 		}()
 	}
 }
 
 // admit records a waiting process, unless there are too many. A process is logged once, however
 // many connections it has.
-func (c *Lock) admit(conn net.Conn, process int32) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.rivals) >= maxRivals {
+func (l *Lock) admit(conn net.Conn, process int32) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.rivals) >= maxRivals {
 		return false
 	}
-	if known := slices.Contains(slices.Collect(maps.Values(c.rivals)), process); !known {
-		c.log.Warn("another agent has been started in this network namespace; it only waits while this one works", "process", process)
+	if known := slices.Contains(slices.Collect(maps.Values(l.rivals)), process); !known {
+		l.log.Warn("another agent has been started in this network namespace; it only waits while this one works", "process", process)
 	}
-	c.rivals[conn] = process
+	l.rivals[conn] = process
 	return true
 }
 
-func (c *Lock) forget(conn net.Conn) {
+func (l *Lock) forget(conn net.Conn) {
 	_ = conn.Close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.rivals, conn)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.rivals, conn)
 }
 
 // Waiting returns how many other agents wait until this one ends.
-func (c *Lock) Waiting() int {
-	if c == nil {
+func (l *Lock) Waiting() int {
+	if l == nil {
 		return 0
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.rivals)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.rivals)
 }
 
 // Release gives the Lock to whichever agent waits.
-func (c *Lock) Release() {
-	if c == nil {
+func (l *Lock) Release() {
+	if l == nil {
 		return
 	}
-	if c.listener != nil {
-		_ = c.listener.Close()
+	if l.listener != nil {
+		_ = l.listener.Close()
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for conn := range c.rivals {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for conn := range l.rivals {
 		_ = conn.Close()
 	}
-	if c.lock != nil {
-		_ = c.lock.Close()
+	if l.lock != nil {
+		_ = l.lock.Close()
 	}
 }

@@ -29,7 +29,7 @@ type tableChange struct {
 	adopts  bool     // it is compared with what the kernel holds
 	// fresh are all farms where the whole table is made anew; otherwise nil.
 	fresh    *state.Farms
-	replaces bool   // it takes the place of another program's
+	replaces string // why it takes the place of the one that there is; "": it does not
 	done     func() // notes what the kernel holds afterwards
 }
 

@@ -48,7 +48,9 @@ type Driver struct {
 	numbers *numbers
 	aside   asides       // what the kernel refused
 	wanted  *state.Farms // the state with that, if there is any
-	tally   driver.Tally[elementKey]
+	// failures are adoptions that failed one after the other.
+	failures table.Failures
+	tally    driver.Tally[elementKey]
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -223,8 +225,10 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, _ driver.Keep) (d
 	}
 	p, err := d.adopt(ctx, want.Farms.Clone(), d.retry(want.Farms))
 	if err != nil {
+		d.failures.Add(err)
 		return nil, err
 	}
+	p.adopts = true
 	return p, nil
 }
 
@@ -235,7 +239,7 @@ func (d *Driver) adopt(ctx context.Context, want *state.Farms, aside asides) (*p
 	err := nft.Uninterrupted(func() error {
 		p.changes = nil
 		for _, t := range d.tables() {
-			c, err := t.adopt(ctx, next, numbers, d.state == nil)
+			c, err := t.adopt(ctx, next, numbers, d.state == nil, d.failures)
 			if err != nil {
 				return err
 			}
@@ -302,6 +306,7 @@ type plan struct {
 	changes []*tableChange
 	done    func(context.Context) error // what follows
 	aside   asides                      // what is set aside when it is carried out
+	adopts  bool
 	// want are all farms that are wanted, and about is the change of what the kernel may refuse.
 	want  func() *state.Farms
 	about state.FarmsDelta
@@ -320,8 +325,8 @@ func (p *plan) Len() (n int) {
 func (p *plan) String() (text string) {
 	text = p.tunnels.String()
 	for _, c := range p.changes {
-		if c.replaces {
-			text += fmt.Sprintf("replace table %s, as it holds another program:\n", TableName)
+		if c.replaces != "" {
+			text += fmt.Sprintf("replace table %s, as %s:\n", TableName, c.replaces)
 		}
 		text += c.Batch.String()
 	}
@@ -336,6 +341,19 @@ func (p *plan) Apply(ctx context.Context) error {
 	d := p.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	err := p.apply(ctx)
+	switch {
+	case !p.adopts:
+	case err == nil:
+		d.failures = 0
+	default:
+		d.failures.Add(err)
+	}
+	return err
+}
+
+func (p *plan) apply(ctx context.Context) error {
+	d := p.d
 	err := p.carryOut(ctx)
 	if err == nil || !table.Refused(err, true) {
 		return err

@@ -75,8 +75,11 @@ func (t *farmTable) update(ctx context.Context, have *state.Farms, d state.Farms
 }
 
 // adopt plans the difference between the kernel's table and what is wanted; first: nothing is known
-// of the table.
-func (t *farmTable) adopt(ctx context.Context, want *state.Farms, n *numbers, first bool) (*tableChange, error) {
+// of the table. After failures a fresh one takes its place.
+func (t *farmTable) adopt(ctx context.Context, want *state.Farms, n *numbers, first bool, failures table.Failures) (*tableChange, error) {
+	if failures >= table.RebuildAfter {
+		return t.inPlace(want, n, fmt.Sprintf("%d adoptions failed", failures)), nil
+	}
 	if err := t.Look(ctx, !first); err != nil {
 		return nil, err
 	}
@@ -92,9 +95,7 @@ func (t *farmTable) adopt(ctx context.Context, want *state.Farms, n *numbers, fi
 	c.all(want)
 	a := table.Adoption{Change: c.Change, Have: have, Deep: t.Doubt}
 	if !a.SameRuleset(t.ruleset.note()) {
-		c = t.fresh(want, n)
-		c.replaces = true
-		return c, nil
+		return t.inPlace(want, n, "it holds another ruleset"), nil
 	}
 	a.Reuse()
 	if err := a.Fill(ctx, c.elements(want)); err != nil {
@@ -118,7 +119,14 @@ func (t *farmTable) fresh(want *state.Farms, n *numbers) *tableChange {
 	return c
 }
 
-// send has the kernel carry out a change. A table of another program makes way.
+// inPlace plans a whole table that takes the place of the one that there is.
+func (t *farmTable) inPlace(want *state.Farms, n *numbers, why string) *tableChange {
+	c := t.fresh(want, n)
+	c.replaces = why
+	return c
+}
+
+// send has the kernel carry out a change.
 func (c *tableChange) send(ctx context.Context) error {
 	t := c.t
 	if c.adopts {
@@ -126,7 +134,7 @@ func (c *tableChange) send(ctx context.Context) error {
 			return fmt.Errorf("change nftables: %w", err)
 		}
 	}
-	if c.replaces {
+	if c.replaces != "" {
 		return t.rebuild(ctx, c.fresh, c.numbers)
 	}
 	if c.fresh != nil {
@@ -152,7 +160,7 @@ func (c *tableChange) commit() error {
 	return nil
 }
 
-// rebuild has a fresh table take the place of another program's.
+// rebuild has a fresh table take the place of this one.
 func (t *farmTable) rebuild(ctx context.Context, want *state.Farms, n *numbers) error {
 	var last *farmTable
 	serves := func(entries []string) bool { return len(entries) > 0 }

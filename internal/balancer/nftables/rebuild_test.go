@@ -11,9 +11,12 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 
 	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/table"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/nfttest"
 	"sluice.dev/sluice/test/world"
@@ -154,6 +157,47 @@ func TestOtherProgramInterrupted(t *testing.T) {
 		w.answers(3, "tcp", hostPort(virtual4, "80"))
 		w.settled()
 	}
+}
+
+// TestAdoptionsThatFail has something keep adoptions from succeeding: a fresh table takes the place
+// of ours, while clients connect, with what that remembers.
+func TestAdoptionsThatFail(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 1)
+	w.set(persistent())
+	w.askAs("10.0.0.2")
+	w.close()
+	f := persistent()
+	f.Addresses = append(f.Addresses, at(virtual4, port(81)))
+	w.state.Apply(w.farms(f))
+	w.start()
+	d := w.driver.(*farms.Driver)
+	d.Sock.Refuse = func(_ [][]byte, labels []string) error {
+		fresh := slices.ContainsFunc(labels, func(l string) bool { return strings.HasPrefix(l, "create table ") })
+		if slices.Contains(labels, "add elements to ip-slots") && !fresh {
+			return nft.Answer("commit", unix.EEXIST)
+		}
+		return nil
+	}
+	load := w.load(hostPort(virtual4, "80"))
+	failed := table.Failures(0)
+	for ; failed < 2*table.RebuildAfter; failed++ {
+		p, err := d.Adopt(t.Context(), w.state, driver.Keep{})
+		w.must(err)
+		if p.Apply(t.Context()) == nil {
+			break
+		}
+	}
+	load()
+	if failed != table.RebuildAfter {
+		t.Errorf("%d adoptions failed", failed)
+	}
+	d.Sock.Refuse = nil
+	w.settled()
+	if !w.remembered()["10.0.0.2"] {
+		t.Error("the client is forgotten")
+	}
+	w.answers(1, "tcp", hostPort(virtual4, "81"))
 }
 
 // persistent is a farm that remembers clients.

@@ -3,7 +3,6 @@ package speaker
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
@@ -21,7 +20,7 @@ func (s *Speaker) learn(paths []*apiutil.Path) {
 			continue
 		}
 		delete(s.left, prefix)
-		from := s.named(p.PeerAddress)
+		from := s.at[p.PeerAddress]
 		if p.Withdrawal || from == nil || from.excess != "" {
 			s.forget(prefix)
 			continue
@@ -62,7 +61,7 @@ func (s *Speaker) stale(p *peer, stale bool, family gobgp.Family) {
 // many.
 func (s *Speaker) accept(paths []*apiutil.Path) {
 	for _, path := range paths {
-		p := s.named(path.PeerAddress)
+		p := s.at[path.PeerAddress]
 		prefix, ok := prefixOf(path.Nlri)
 		if p == nil || !ok || p.excess != "" {
 			continue
@@ -124,5 +123,5 @@ func communityText(c uint32) string {
 	if name, ok := gobgp.WellKnownCommunityNameMap[gobgp.WellKnownCommunity(c)]; ok {
 		return name
 	}
-	return fmt.Sprintf("%s:%s", strconv.Itoa(int(c>>16)), strconv.Itoa(int(c&0xffff)))
+	return fmt.Sprintf("%d:%d", c>>16, c&0xffff)
 }

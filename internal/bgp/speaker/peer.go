@@ -1,10 +1,11 @@
 package speaker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -84,7 +85,7 @@ func (s *Speaker) removePeer(p *peer) {
 	if err := s.server.DeletePeer(ctx, &api.DeletePeerRequest{Address: address}); err != nil {
 		s.log.Warn("a peer that goes was not there", "peer", p.name, "error", err)
 	}
-	delete(s.names, p.added.Address)
+	delete(s.at, p.added.Address)
 	p.added = nil
 	s.down(p, "its configuration changed")
 }
@@ -137,15 +138,15 @@ func (s *Speaker) addPeers() {
 }
 
 func (s *Speaker) addPeer(p *peer) error {
-	if other := s.named(p.want.Address); other != nil {
+	if other := s.at[p.want.Address]; other != nil {
 		return fmt.Errorf("peer %s has the same address", other.name)
 	}
 	// What the server has at its start is what the last one had: its peers may have kept the
 	// routes.
 	restarting := time.Since(s.server.started) < deferral
-	s.names[p.want.Address] = p.name
+	s.at[p.want.Address] = p
 	if err := s.server.AddPeer(context.Background(), &api.AddPeerRequest{Peer: s.peerOf(p.want, restarting)}); err != nil {
-		delete(s.names, p.want.Address)
+		delete(s.at, p.want.Address)
 		return err
 	}
 	p.added, p.failed, p.excess, p.begun, p.since = p.want, "", "", time.Now(), time.Now()
@@ -212,29 +213,13 @@ func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
 	return a
 }
 
-func (s *Speaker) localAS(p *bgp.Peer) uint32 {
-	if p.LocalAS != 0 {
-		return p.LocalAS
-	}
-	return s.settings.AS
-}
+func (s *Speaker) localAS(p *bgp.Peer) uint32 { return cmp.Or(p.LocalAS, s.settings.AS) }
 
 // external reports whether a peer is of another AS.
 func (s *Speaker) external(p *bgp.Peer) bool { return s.localAS(p) != p.AS }
 
-func holdOf(p *bgp.Peer) time.Duration {
-	if p.Hold == 0 {
-		return 90 * time.Second
-	}
-	return p.Hold
-}
-
-func retryOf(p *bgp.Peer) time.Duration {
-	if p.Retry == 0 {
-		return 10 * time.Second
-	}
-	return p.Retry
-}
+func holdOf(p *bgp.Peer) time.Duration  { return cmp.Or(p.Hold, 90*time.Second) }
+func retryOf(p *bgp.Peer) time.Duration { return cmp.Or(p.Retry, 10*time.Second) }
 
 // seconds rounds up, as 0 means something else.
 func seconds(d time.Duration) uint64 { return uint64(math.Ceil(d.Seconds())) }
@@ -262,23 +247,11 @@ func both(p *bgp.Peer) bool {
 	return p.IPv4
 }
 
-// named is the peer that the server has with an address, nil if there is none.
-func (s *Speaker) named(a netip.Addr) *peer {
-	name, ok := s.names[a]
-	if !ok {
-		return nil
-	}
-	return s.peers[name]
-}
-
 // partners are the wanted peers that the server has or may get: those with rules that are to hold.
 // Of two with the same address it is the one that the server has, or gets first.
 func (s *Speaker) partners() []*peer {
 	var all []*peer
-	owners := map[netip.Addr]*peer{}
-	for address, name := range s.names {
-		owners[address] = s.peers[name]
-	}
+	owners := maps.Clone(s.at)
 	for _, p := range s.sortedPeers() {
 		if owners[p.want.Address] == nil && check(p.want) == nil {
 			owners[p.want.Address] = p
@@ -292,12 +265,6 @@ func (s *Speaker) partners() []*peer {
 
 // sortedPeers are the wanted peers, by their names.
 func (s *Speaker) sortedPeers() []*peer {
-	var all []*peer
-	for _, p := range s.peers {
-		if p.want != nil {
-			all = append(all, p)
-		}
-	}
-	slices.SortFunc(all, func(a, b *peer) int { return strings.Compare(a.name, b.name) })
-	return all
+	all := slices.SortedFunc(maps.Values(s.peers), func(a, b *peer) int { return strings.Compare(a.name, b.name) })
+	return slices.DeleteFunc(all, func(p *peer) bool { return p.want == nil })
 }

@@ -234,32 +234,27 @@ func within(ranges []netip.Prefix, family gobgp.Family) []*api.Prefix {
 
 // addRules adds the peers' rules, once for all peers with the same.
 func (p *policySet) addRules(parties []*party) {
-	imports, exports := map[string][]*party{}, map[string][]*party{}
-	for _, x := range parties {
-		if len(x.imports) > 0 {
-			key := fmt.Sprint(x.imports)
-			imports[key] = append(imports[key], x)
+	add := func(to *statements, rules func(*party) []bgp.Rule) {
+		same := map[string][]*party{}
+		for _, x := range parties {
+			if len(rules(x)) > 0 {
+				key := fmt.Sprint(rules(x))
+				same[key] = append(same[key], x)
+			}
 		}
-		if len(x.exports) > 0 {
-			key := fmt.Sprint(x.exports)
-			exports[key] = append(exports[key], x)
-		}
-	}
-	for _, key := range sortedKeys(imports) {
-		for _, r := range imports[key][0].imports {
-			p.addRule(&p.imports, imports[key], r, false)
+		for _, key := range sortedKeys(same) {
+			for _, r := range rules(same[key][0]) {
+				p.addRule(to, same[key], r)
+			}
 		}
 	}
-	for _, key := range sortedKeys(exports) {
-		for _, r := range exports[key][0].exports {
-			p.addRule(&p.exports, exports[key], r, r.Learned)
-		}
-	}
+	add(&p.imports, func(x *party) []bgp.Rule { return x.imports })
+	add(&p.exports, func(x *party) []bgp.Rule { return x.exports })
 }
 
-func (p *policySet) addRule(to *statements, parties []*party, r bgp.Rule, learned bool) {
+func (p *policySet) addRule(to *statements, parties []*party, r bgp.Rule) {
 	kinds := []api.Conditions_RouteType{api.Conditions_ROUTE_TYPE_UNSPECIFIED}
-	if learned {
+	if r.Learned && to == &p.exports {
 		kinds = foreign
 	}
 	action := rejectIt

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/server"
 
 	"sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
 )
 
 // server is a running gobgp server.
@@ -122,7 +122,7 @@ func (s *Speaker) stop() {
 	}
 	s.server.end(s.log)
 	s.server = nil
-	clear(s.names)
+	clear(s.at)
 	for prefix, r := range s.routes {
 		r.told, r.had = false, false
 		s.changedRoutes = append(s.changedRoutes, prefix)
@@ -150,25 +150,19 @@ func (v *server) end(log *slog.Logger) {
 // fails if one is taken: two speakers with one address break each other's sessions, so that this
 // one waits until the other is gone.
 func listenable(n *bgp.Settings) (listen []string, absent []netip.Addr, err error) {
-	for _, a := range n.Listen {
+	addrs := n.Listen
+	if len(addrs) == 0 && n.Port != 0 {
+		addrs = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	}
+	for _, a := range addrs {
 		switch err := tryListen(a, n.Port); {
+		case a.IsUnspecified() && (errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EADDRNOTAVAIL)): // a node without that family
 		case errors.Is(err, syscall.EADDRNOTAVAIL):
 			absent = append(absent, a)
 		case err != nil:
 			return nil, nil, err
 		default:
 			listen = append(listen, a.String())
-		}
-	}
-	if len(n.Listen) == 0 && n.Port != 0 {
-		for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-			switch err := tryListen(a, n.Port); {
-			case errors.Is(err, syscall.EAFNOSUPPORT), errors.Is(err, syscall.EADDRNOTAVAIL): // a node without that family
-			case err != nil:
-				return nil, nil, err
-			default:
-				listen = append(listen, a.String())
-			}
 		}
 	}
 	return listen, absent, nil
@@ -196,11 +190,7 @@ func notListening(absent []netip.Addr, err error) string {
 	case err != nil:
 		return fmt.Sprintf("no session with any peer: %v", err)
 	case len(absent) > 0:
-		var all []string
-		for _, a := range absent {
-			all = append(all, a.String())
-		}
-		return fmt.Sprintf("peers cannot connect to %s: this node has no such address", strings.Join(all, ", "))
+		return fmt.Sprintf("peers cannot connect to %s: this node has no such address", model.Join(absent, ", "))
 	}
 	return ""
 }

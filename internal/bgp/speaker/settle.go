@@ -30,7 +30,7 @@ func (s *Speaker) settle() {
 
 func (p *peer) settled(now time.Time) bool {
 	if !p.up {
-		return p.added != nil && now.Sub(p.begun) > retryOf(p.added)+settleConnect || p.added == nil
+		return p.added == nil || now.Sub(p.begun) > retryOf(p.added)+settleConnect
 	}
 	all := true
 	for _, f := range families(p.added) {

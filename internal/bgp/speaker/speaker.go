@@ -31,7 +31,7 @@ type Speaker struct {
 
 	settings *bgp.Settings
 	peers    map[string]*peer
-	names    map[netip.Addr]string // of peers that the server has, by their addresses
+	at       map[netip.Addr]*peer // those that the server has, by their addresses
 	routes   map[netip.Prefix]*route
 	marks    marks
 	// What the server is still to be told: the routes that have changed, and new policies.
@@ -51,7 +51,7 @@ type Speaker struct {
 func New(log *slog.Logger) *Speaker {
 	return &Speaker{
 		log: log, inbox: newInbox(),
-		peers: map[string]*peer{}, names: map[netip.Addr]string{}, routes: map[netip.Prefix]*route{}, marks: newMarks(),
+		peers: map[string]*peer{}, at: map[netip.Addr]*peer{}, routes: map[netip.Prefix]*route{}, marks: newMarks(),
 		faults: map[string]string{}, learned: map[netip.Prefix]*bgp.Learned{}, left: map[netip.Prefix]bool{}, report: newPending(),
 	}
 }

@@ -96,7 +96,7 @@ var states = map[gobgp.FSMState]string{
 
 // changed takes over a peer's new state.
 func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
-	p := s.named(e.Peer.State.NeighborAddress)
+	p := s.at[e.Peer.State.NeighborAddress]
 	if p == nil || e.Type != apiutil.PEER_EVENT_STATE {
 		return
 	}
@@ -176,7 +176,7 @@ func (s *Speaker) down(p *peer, why string) {
 // hear takes over what the server's log says of a peer, which its events do not.
 func (s *Speaker) hear(about netip.Addr, r heard) {
 	s.inbox.post(func() {
-		p := s.named(about)
+		p := s.at[about]
 		if p == nil {
 			return
 		}
@@ -211,7 +211,7 @@ func (s *Speaker) fails(p *peer, text string) {
 
 // told notes that a peer has told all its routes of a family (End-of-RIB).
 func (s *Speaker) told(from netip.Addr, family gobgp.Family) {
-	p := s.named(from)
+	p := s.at[from]
 	if p == nil {
 		return
 	}

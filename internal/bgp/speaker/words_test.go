@@ -144,7 +144,7 @@ func TestErrorOutlivesItsWait(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.1")
 	s := New(slog.New(slog.DiscardHandler))
 	p := &peer{name: "tor", want: &bgp.Peer{}, session: newSession()}
-	s.peers["tor"], s.names[a] = p, "tor"
+	s.peers["tor"], s.at[a] = p, p
 	for _, c := range []struct {
 		heard heard
 		want  string

@@ -8,8 +8,6 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
@@ -25,10 +23,10 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	switch {
 	case !d.parts().hold(of):
 		return nil, errors.New("adopt a state with policy by a driver without")
-	case of != d.parts() && (d.state == nil || d.failures.of(of) >= rebuildAfter):
+	case of != d.parts() && (d.state == nil || d.failures.of(of) >= table.RebuildAfter):
 		return nil, driver.ErrWhole
-	case d.failures.of(of) >= rebuildAfter && !keep.Any():
-		return &plan{d: d, adopts: true, want: want, rebuilds: fmt.Sprintf("%d adoptions failed", rebuildAfter)}, nil
+	case d.failures.of(of) >= table.RebuildAfter && !keep.Any():
+		return &plan{d: d, adopts: true, want: want, rebuilds: fmt.Sprintf("%d adoptions failed", table.RebuildAfter)}, nil
 	}
 	next := d.aside.clone()
 	rest := next.leaveOut(want, d.state)
@@ -39,7 +37,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 		case errors.Is(err, errOtherRuleset):
 			return &plan{d: d, adopts: true, want: want, rebuilds: "it holds another ruleset"}, nil
 		case err != nil:
-			d.failed(of, err)
+			d.failures.add(of, err)
 			return nil, err
 		default:
 			p.aside = next
@@ -71,17 +69,6 @@ func (d *Driver) afterAdoption(ctx context.Context, of parts) error {
 	}
 	d.failures.set(of, 0)
 	return d.retry(ctx)
-}
-
-// failed counts an adoption of parts that failed for a reason that lies in the table or in what it
-// is to hold.
-func (d *Driver) failed(of parts, err error) {
-	for _, other := range []error{unix.EPERM, context.Canceled, driver.ErrBusy, driver.ErrWhole} {
-		if errors.Is(err, other) {
-			return
-		}
-	}
-	d.failures.set(of, d.failures.of(of)+1)
 }
 
 // adoptNow adopts a state that the driver has set nothing aside of.

@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -342,8 +343,8 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 			}
 			return nil
 		})
-		failed := 0
-		for ; failed < 2*rebuildAfter; failed++ {
+		failed := table.Failures(0)
+		for ; failed < 2*table.RebuildAfter; failed++ {
 			p, err := d.Adopt(t.Context(), want, driver.Keep{})
 			if err != nil {
 				t.Fatal(err)
@@ -352,7 +353,7 @@ func TestAdoptionsThatFailEndInAFreshTable(t *testing.T) {
 				break
 			}
 		}
-		if failed != rebuildAfter {
+		if failed != table.RebuildAfter {
 			t.Errorf("%d adoptions failed", failed)
 		}
 		d.Doubt = true
@@ -389,7 +390,7 @@ func TestRebuildingThatEndsInBetween(t *testing.T) {
 			ns := testNS(t)
 			d := openIn(t, ns, o)
 			adopt(t, d, want)
-			d.failures.set(d.parts(), rebuildAfter)
+			d.failures.set(d.parts(), table.RebuildAfter)
 			sent := 0
 			d.Sock.Refuse = func([][]byte, []string) error {
 				if sent++; sent > last {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -69,7 +70,7 @@ type Message struct {
 func OpenRebuilding(o Options) (*Driver, error) {
 	d, err := Open(o)
 	if err == nil {
-		d.failures.set(d.parts(), rebuildAfter)
+		d.failures.set(d.parts(), table.RebuildAfter)
 	}
 	return d, err
 }

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
@@ -61,16 +62,23 @@ func (p parts) in(s, others *state.State) *state.State {
 	return &c
 }
 
-// failures counts what failed of each part.
-type failures [policyPart + 1]int
+// failures are those of adoptions of each part.
+type failures [policyPart + 1]table.Failures
 
 // of is the larger count of those of some parts.
-func (f failures) of(p parts) int { return max(f[p&servicesPart], f[p&policyPart]) }
+func (f failures) of(p parts) table.Failures { return max(f[p&servicesPart], f[p&policyPart]) }
 
-func (f *failures) set(p parts, n int) {
+func (f *failures) set(p parts, n table.Failures) {
 	for _, one := range []parts{servicesPart, policyPart} {
 		if p.hold(one) {
 			f[one] = n
 		}
 	}
+}
+
+// add counts an adoption of parts that failed.
+func (f *failures) add(p parts, err error) {
+	n := f.of(p)
+	n.Add(err)
+	f.set(p, n)
 }

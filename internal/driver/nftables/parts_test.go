@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -76,7 +77,7 @@ func TestPartsFailApart(t *testing.T) {
 		attempt(change(1, 11), true)
 		attempt(change(2, 0), true) // what failed is tried again
 		attempt(change(0, 12), true)
-		for range rebuildAfter { // a fresh table would not help
+		for range table.RebuildAfter { // a fresh table would not help
 			r.Doubt("")
 			attempt(state.Delta{}, true)
 		}
@@ -157,7 +158,7 @@ func TestPartsFailApartFromTheStart(t *testing.T) {
 			}
 			start()
 			holds(one(1))
-			for range rebuildAfter {
+			for range table.RebuildAfter {
 				r.Doubt("")
 				holds(one(1))
 			}

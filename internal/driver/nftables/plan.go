@@ -87,7 +87,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	case err == nil:
 		p.d.publishSetAside()
 	case p.adopts && p.rebuilds == "":
-		p.d.failed(p.of, err)
+		p.d.failures.add(p.of, err)
 	}
 	return err
 }

@@ -22,10 +22,6 @@ import (
 // of the ruleset, but the current elements of its sets. One that is on its way in an old chain
 // finds nothing in a set that goes with the chain, and is refused or dropped.
 
-// rebuildAfter is the number of adoptions that fail one after the other before a fresh table takes
-// the place of ours.
-const rebuildAfter = 3
-
 // adoptRest adopts what the kernel takes of want, after it refused the whole. It finds out what
 // that is in a second table, or in ours where there is none yet.
 func (d *Driver) adoptRest(ctx context.Context, want *state.State, keep driver.Keep) error {
@@ -176,7 +172,7 @@ func isOpen(entries []string) bool { return slices.Contains(entries, openChain) 
 // there.
 func (d *Driver) renew(ctx context.Context, want *state.State) error {
 	d.adopted = 0
-	d.failures.set(d.parts(), rebuildAfter-1)
+	d.failures.set(d.parts(), table.RebuildAfter-1)
 	if err := d.rebuild(ctx, want); err != nil {
 		return fmt.Errorf("build a fresh table: %w", err)
 	}

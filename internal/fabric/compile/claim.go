@@ -5,30 +5,27 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 )
 
-// nodeClaims are who claims what only one node can have. The oldest of them has it.
+// nodeClaims are the nodes that claim what only one can have, the oldest first: it has it.
 type nodeClaims[K comparable] map[K][]*model.Node
 
-// add adds a claim, and to again those whose claims are the same if another has it now.
+// add adds a node's claim. If that takes k from another node, all others that claim it are added to
+// again.
 func (c nodeClaims[K]) add(k K, n *model.Node, again map[string]bool) {
-	rivals := c[k]
-	i, _ := slices.BinarySearchFunc(rivals, n, older)
-	if i == 0 {
-		name(rivals, again)
+	if c[k] = sorted.Set(c[k], n, true, older); c[k][0] == n {
+		name(c[k][1:], again)
 	}
-	c[k] = slices.Insert(rivals, i, n)
 }
 
-// drop takes a node's claim back.
+// drop withdraws a node's claim. If the node had k, all others that claim it are added to again.
 func (c nodeClaims[K]) drop(k K, n *model.Node, again map[string]bool) {
-	i, _ := slices.BinarySearchFunc(c[k], n, older)
-	rest := slices.Delete(c[k], i, i+1)
-	if i == 0 {
-		name(rest, again)
+	if c[k][0] == n {
+		name(c[k][1:], again)
 	}
-	if c[k] = rest; len(rest) == 0 {
+	if c[k] = sorted.Set(c[k], n, false, older); len(c[k]) == 0 {
 		delete(c, k)
 	}
 }
@@ -63,7 +60,7 @@ type cidr struct {
 	known  bool // or it is to be looked for
 }
 
-// open are those whom no older one with the same CIDR keeps from having the pods in it.
+// open are the nodes that may have the pods in the CIDR as far as older nodes with the same one go.
 func (of *cidr) open() []*model.Node {
 	if len(of.holders) == 0 {
 		return of.claims
@@ -72,8 +69,8 @@ func (of *cidr) open() []*model.Node {
 	return of.claims[:i+1]
 }
 
-// claimCIDR takes over that a node has a pod CIDR or block, or no longer, and adds to again whose
-// claims that touches.
+// claimCIDR follows that a node has a pod CIDR or block, or no longer has, and adds the nodes
+// to again whose claims that touches.
 func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[string]bool) {
 	c.reclaimed[p] = true
 	of, _ := c.cidrs.Get(p)
@@ -82,29 +79,22 @@ func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[stri
 			of = &cidr{}
 			c.cidrs.Insert(p, of)
 		}
-		i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
-		of.claims = slices.Insert(of.claims, i, n.Node)
+		of.claims = sorted.Set(of.claims, n.Node, true, older)
 		return
 	}
 	if why, decided := n.denied[p]; decided && why == "" {
 		c.hold(p, n.Node, false, again)
 	}
-	i, _ := slices.BinarySearchFunc(of.claims, n.Node, older)
-	if of.claims = slices.Delete(of.claims, i, i+1); len(of.claims) == 0 {
+	if of.claims = sorted.Set(of.claims, n.Node, false, older); len(of.claims) == 0 {
 		c.cidrs.Delete(p)
 	}
 }
 
-// hold takes over that a node has the pods in a CIDR, or no longer, and adds to again for whom that
-// matters: newer nodes with the same, and those with addresses or smaller CIDRs in it.
+// hold follows that a node has the pods in a CIDR, or no longer has, and adds the nodes to again to
+// which that matters: newer ones with the same CIDR, and those with addresses or smaller CIDRs in it.
 func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
 	of, _ := c.cidrs.Get(p)
-	switch i, has := slices.BinarySearchFunc(of.holders, n, older); {
-	case there && !has:
-		of.holders = slices.Insert(of.holders, i, n)
-	case !there && has:
-		of.holders = slices.Delete(of.holders, i, i+1)
-	}
+	of.holders = sorted.Set(of.holders, n, there, older)
 	if c.nodeAddrs.spoiled {
 		return // all nodes are compiled again
 	}
@@ -119,8 +109,8 @@ func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[str
 	}
 }
 
-// decide says of the CIDRs of nodes who has the pods in them, and adds to again for whom that
-// matters. A decision depends on the claims of older nodes alone, and on their decisions.
+// decide decides who has the pods in the CIDRs of the nodes in again, and adds to again the nodes to
+// which that matters. A decision depends on claims and decisions of older nodes alone.
 func (c *Compiler) decide(again map[string]bool) {
 	for decided := -1; decided < len(again); {
 		decided = len(again)

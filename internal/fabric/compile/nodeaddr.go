@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -19,14 +20,8 @@ type nodeAddrs struct {
 
 // set adds or removes an address.
 func (s *nodeAddrs) set(a netip.Addr, there bool) {
-	if s.spoiled {
-		return
-	}
-	switch i, has := slices.BinarySearchFunc(s.sorted, a, netip.Addr.Compare); {
-	case there && !has:
-		s.sorted = slices.Insert(s.sorted, i, a)
-	case !there && has:
-		s.sorted = slices.Delete(s.sorted, i, i+1)
+	if !s.spoiled {
+		s.sorted = sorted.Set(s.sorted, a, there, netip.Addr.Compare)
 	}
 }
 
@@ -42,8 +37,8 @@ func (s *nodeAddrs) in(cidr netip.Prefix, claimed nodeClaims[netip.Addr]) iter.S
 	}
 }
 
-// claimAddress takes over that a node has an address, or no longer, and adds to again who came
-// after it and has CIDRs that hold the address.
+// claimAddress follows that a node has an address, or no longer has, and adds newer nodes to again
+// that have CIDRs with the address in them.
 func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
 	if there {
 		c.addrs.add(a, n, again)

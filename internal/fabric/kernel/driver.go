@@ -179,18 +179,12 @@ func (d *Driver) adopt(want *state.Fabric, keep bool) (*plan, error) {
 			p.peer(key, nil, keep && earlier.Peers[key] == nil)
 		}
 	}
-	set := map[any]entry{}
-	for _, e := range entries(want.VTEPs, want.Routes) {
-		set[e.slot()] = e
-	}
-	named := map[any]bool{}
+	set, named := entries(want.VTEPs, want.Routes), map[any]entry(nil)
 	if keep {
-		for _, e := range entries(earlier.VTEPs, earlier.Routes) {
-			named[e.slot()] = true
-		}
+		named = entries(earlier.VTEPs, earlier.Routes)
 	}
 	for slot, e := range now.entries {
-		p.clear(e, set, keep && !named[slot])
+		p.clear(e, set, keep && named[slot] == nil)
 	}
 	for _, e := range now.odd {
 		p.clear(e, nil, keep)
@@ -233,10 +227,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 			old.Routes[k] = v
 		}
 	}
-	set := map[any]entry{}
-	for _, e := range entries(f.VTEPs, f.Routes) {
-		set[e.slot()] = e
-	}
+	set := entries(f.VTEPs, f.Routes)
 	for _, e := range entries(old.VTEPs, old.Routes) {
 		if d.now.has(e) {
 			p.clear(e, set, false)

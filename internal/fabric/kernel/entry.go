@@ -75,18 +75,20 @@ func wantedVTEP(k state.VTEPKey, v *state.VTEP) [2]entry {
 	return [2]entry{forward{k.Device, v.MAC, v.Remote}, neighbour{k.Device, k.Gateway, v.MAC}}
 }
 
-// entries are those of VTEPs and routes, those that routes lead to first; nil values have none.
-func entries(vteps map[state.VTEPKey]*state.VTEP, routes map[netip.Prefix]*state.Route) []entry {
-	all := make([]entry, 0, 2*len(vteps)+len(routes))
+// entries are those of VTEPs and routes, by their slots; nil values have none.
+func entries(vteps map[state.VTEPKey]*state.VTEP, routes map[netip.Prefix]*state.Route) map[any]entry {
+	all := make(map[any]entry, 2*len(vteps)+len(routes))
 	for k, v := range vteps {
 		if v != nil {
-			e := wantedVTEP(k, v)
-			all = append(all, e[:]...)
+			for _, e := range wantedVTEP(k, v) {
+				all[e.slot()] = e
+			}
 		}
 	}
 	for to, r := range routes {
 		if r != nil {
-			all = append(all, wantedRoute(to, r))
+			e := wantedRoute(to, r)
+			all[e.slot()] = e
 		}
 	}
 	return all

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"sluice.dev/sluice/internal/lib/diff"
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -27,7 +28,8 @@ type contests struct {
 	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
 }
 
-// contest is about what several services claim, of which each costs nothing to the others.
+// contest has the services that claim the same, in order: however many they are, one more or less
+// costs little.
 type contest[T any] struct {
 	by    map[model.Name]*claimant[T]
 	order []*claimant[T] // the first has it
@@ -42,17 +44,14 @@ type claimant[T any] struct {
 
 func newContest[T any]() *contest[T] { return &contest[T]{by: map[model.Name]*claimant[T]{}} }
 
-// set records what a service wants, nil: nothing.
-func (x *contest[T]) set(name model.Name, svc *model.Service, wants *T, own bool) {
+// set records what a service wants; nil: nothing.
+func (x *contest[T]) set(name model.Name, next *claimant[T]) {
 	if old := x.by[name]; old != nil {
-		i, _ := slices.BinarySearchFunc(x.order, old, compareClaimants)
-		x.order = slices.Delete(x.order, i, i+1)
+		x.order = sorted.Set(x.order, old, false, compareClaimants)
 		delete(x.by, name)
 	}
-	if wants != nil {
-		now := &claimant[T]{svc, wants, own}
-		i, _ := slices.BinarySearchFunc(x.order, now, compareClaimants)
-		x.order, x.by[name] = slices.Insert(x.order, i, now), now
+	if next != nil {
+		x.order, x.by[name] = sorted.Set(x.order, next, true, compareClaimants), next
 	}
 }
 
@@ -76,9 +75,9 @@ func (c *contests) settle(key state.FrontendKey, name model.Name, f *state.Front
 	rivals := c.contested[key]
 	set := func(name model.Name, f *state.Frontend) {
 		if f == nil {
-			rivals.set(name, nil, nil, false)
+			rivals.set(name, nil)
 		} else {
-			rivals.set(name, c.services[name].svc, f, f.Kind == state.ClusterIP)
+			rivals.set(name, &claimant[state.Frontend]{c.services[name].svc, f, f.Kind == state.ClusterIP})
 		}
 	}
 	if rivals == nil {
@@ -98,8 +97,8 @@ func (c *contests) settle(key state.FrontendKey, name model.Name, f *state.Front
 	}
 }
 
-// lesser is what a health check may say until the frontends of next are settled: it promises no
-// more than before.
+// lesser is the health check until the frontends of next are settled: it promises no more local
+// endpoints than the old one.
 func lesser(old, next *HealthCheck) *HealthCheck {
 	if next == nil {
 		return nil
@@ -134,9 +133,9 @@ func (c *contests) claimHealth(port uint16, name model.Name, h *HealthCheck) {
 		c.healthChecks.Set(rivals.order[0].wants.Service, nil)
 	}
 	if h == nil {
-		rivals.set(name, nil, nil, false)
+		rivals.set(name, nil)
 	} else {
-		rivals.set(name, c.services[name].svc, h, false)
+		rivals.set(name, &claimant[HealthCheck]{c.services[name].svc, h, false})
 	}
 	if len(rivals.order) == 0 {
 		delete(c.healthPorts, port)

@@ -141,8 +141,8 @@ func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
 // next Update follows.
 func (c *Compiler) SetUnderlay(addrs []model.HostAddress) { c.env.underlay, c.env.snat = addrs, nil }
 
-// Follow takes in what is dirty, which Update compiles then, and reports whether that is all
-// services, as the node itself is another one.
+// Follow takes in what is dirty, for Update to compile. It reports whether all services are, because
+// the node itself has changed.
 func (c *Compiler) Follow(v *store.View, d store.Dirty) (everything bool) {
 	everything, addrs := c.env.follow(v, d)
 	c.dirty = c.affected(v, d.Services, everything, addrs)
@@ -168,8 +168,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty, room int) state.Services
 	return c.flush()
 }
 
-// SetTunnels says which tunnels this node has, and whether all that it sends and gets itself is to
-// be tracked, as policies of host endpoints are for what is. Moved: they are others than before.
+// SetTunnels sets this node's tunnels; moved: they differ from before. Tracked has connection
+// tracking see all that the node itself sends and receives, as policies of host endpoints need it.
 func (c *Compiler) SetTunnels(tunnels map[string]*state.Tunnel, moved, tracked bool) {
 	e := c.env
 	if e.snat == nil || moved {

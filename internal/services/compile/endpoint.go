@@ -261,26 +261,18 @@ func (b *builder) topology(eps []endpoint) judge {
 // pick returns the addresses of the endpoints that are wanted; that of, where it is the same, so
 // that equal lists are held once.
 func pick(eps []endpoint, of []netip.AddrPort, wanted judge) []netip.AddrPort {
-	n := 0
+	n, same := 0, true
 	for i := range eps {
 		if wanted(&eps[i]) == chosen {
+			same = same && n < len(of) && eps[i].at == of[n]
 			n++
 		}
 	}
-	switch n {
-	case 0:
+	switch {
+	case n == 0:
 		return nil
-	case len(of):
-		same, j := true, 0
-		for i := range eps {
-			if wanted(&eps[i]) == chosen {
-				same = same && eps[i].at == of[j]
-				j++
-			}
-		}
-		if same {
-			return of
-		}
+	case same && n == len(of):
+		return of
 	}
 	list := make([]netip.AddrPort, 0, n)
 	for i := range eps {

@@ -78,9 +78,9 @@ type limits struct {
 	reweigh      bool                // others may have room since the last update
 }
 
-// weigh decides which services may be programmed, where all come to too much: see fair.Turns. It
-// returns those of which that has changed: one that may be programmed comes once there is room,
-// when others have gone.
+// weigh decides which services may be programmed where all together ask for too much: see
+// fair.Turns. It returns those whose answer has changed: one that may be programmed now comes once
+// others have gone and there is room.
 func (l *limits) weigh(services map[model.Name]*service) (changed []model.Name) {
 	if !l.reweigh {
 		return nil

@@ -61,9 +61,9 @@ func outgoing(cfg Config, pools []*model.IPPool) (masquerade, all []netip.Prefix
 	return masked(masquerade), masked(all)
 }
 
-// snat returns the addresses that the kernel would masquerade with. Those of tunnels are what is
-// wanted of them: they are in the program before the first connection can take the tunnel. While a
-// tunnel that is not wanted any more is there, connections that take it still have its address.
+// snat returns the addresses that the kernel would masquerade with. Those of tunnels are the wanted
+// ones: they are in the ruleset before the first connection can take the tunnel. While a tunnel
+// that is not wanted any more is there, connections that take it still have its address.
 func snat(underlay []model.HostAddress, tunnels map[string]*state.Tunnel) []state.SNAT {
 	list := []state.SNAT{}
 	for name, t := range tunnels {

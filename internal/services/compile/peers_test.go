@@ -68,7 +68,7 @@ func TestTunnelEnds(t *testing.T) {
 	}
 	for _, tunnel := range c.State().Fabric.Tunnels {
 		if tunnel.Encapsulation == state.VXLAN && tunnel.VNI != state.VNI {
-			t.Errorf("VNI %d, and the program asks for %d", tunnel.VNI, state.VNI)
+			t.Errorf("VNI %d, and the ruleset asks for %d", tunnel.VNI, state.VNI)
 		}
 	}
 }

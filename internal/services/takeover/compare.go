@@ -11,19 +11,19 @@ import (
 
 // missing names what kube-proxy serves and the agent's frontends do not. What is served by both may
 // have other backends for a moment: both follow the cluster by themselves.
-func missing(claims []Frontend, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []string {
+func missing(theirs []Frontend, ours map[state.FrontendKey]bool, host map[netip.Addr]bool) []string {
 	ports := nodePorts(ours, host)
 	var lacks []string
-	for _, c := range claims {
-		served, there := ours[c.Key]
-		if c.NodePort() {
-			served, there = ports[c.Key]
+	for _, f := range theirs {
+		served, there := ours[f.Key]
+		if f.NodePort() {
+			served, there = ports[f.Key]
 		}
 		switch {
 		case !there:
-			lacks = append(lacks, fmt.Sprintf("%s is served by kube-proxy and not by sluice%s", c, refusal(c, host)))
-		case c.Served && !served:
-			lacks = append(lacks, fmt.Sprintf("%s has endpoints in kube-proxy's rules and none in sluice's", c))
+			lacks = append(lacks, fmt.Sprintf("%s is served by kube-proxy and not by sluice%s", f, refusal(f, host)))
+		case f.Served && !served:
+			lacks = append(lacks, fmt.Sprintf("%s has endpoints in kube-proxy's rules and none in sluice's", f))
 		}
 	}
 	return lacks
@@ -31,27 +31,27 @@ func missing(claims []Frontend, ours map[state.FrontendKey]bool, host map[netip.
 
 // refusal says why the agent may not serve what kube-proxy does, as far as that can be told from
 // here.
-func refusal(c Frontend, host map[netip.Addr]bool) string {
+func refusal(f Frontend, host map[netip.Addr]bool) string {
 	switch {
-	case c.NodePort():
+	case f.NodePort():
 		return " ('sluice status' says so if it is one of --reserved-ports)"
-	case host[c.Key.Addr]:
+	case host[f.Key.Addr]:
 		return ", which gives services no address of the node's own without --allow-node-addresses"
 	}
 	return " ('sluice status' says so if it refuses the address)"
 }
 
 // uncovered names what the agent's frontends serve and kube-proxy does not.
-func uncovered(ours map[state.FrontendKey]bool, claims []Frontend, host map[netip.Addr]bool) []string {
-	theirs := map[state.FrontendKey]bool{}
-	for _, c := range claims {
-		theirs[c.Key] = c.Served
+func uncovered(ours map[state.FrontendKey]bool, theirs []Frontend, host map[netip.Addr]bool) []string {
+	byKey := map[state.FrontendKey]bool{}
+	for _, f := range theirs {
+		byKey[f.Key] = f.Served
 	}
 	var lacks []string
 	for _, k := range slices.SortedFunc(maps.Keys(ours), state.FrontendKey.Compare) {
-		served, there := theirs[k]
+		served, there := byKey[k]
 		if !there && host[k.Addr] {
-			served, there = theirs[anyAddress(k)]
+			served, there = byKey[anyAddress(k)]
 		}
 		switch {
 		case !there:
@@ -65,7 +65,7 @@ func uncovered(ours map[state.FrontendKey]bool, claims []Frontend, host map[neti
 
 // unprogrammed names the families of which kube-proxy has programmed nothing, though the agent
 // serves some of it.
-func unprogrammed(ours map[state.FrontendKey]bool, claims []Frontend) []string {
+func unprogrammed(ours map[state.FrontendKey]bool, theirs []Frontend) []string {
 	var families []string
 	for _, f := range []struct {
 		name string
@@ -78,15 +78,15 @@ func unprogrammed(ours map[state.FrontendKey]bool, claims []Frontend) []string {
 				n++
 			}
 		}
-		if n > 0 && !slices.ContainsFunc(claims, func(c Frontend) bool { return of(c.Key) }) {
-			families = append(families, fmt.Sprintf("kube-proxy serves nothing of %s, sluice %s", f.name, places(n)))
+		if n > 0 && !slices.ContainsFunc(theirs, func(f Frontend) bool { return of(f.Key) }) {
+			families = append(families, fmt.Sprintf("kube-proxy serves nothing of %s, sluice %s", f.name, frontendCount(n)))
 		}
 	}
 	return families
 }
 
-// places is a number of frontends for people.
-func places(n int) string {
+// frontendCount is a number of frontends for people.
+func frontendCount(n int) string {
 	if n == 1 {
 		return "1 address and port"
 	}
@@ -119,13 +119,13 @@ func unspecified(is4 bool) netip.Addr {
 
 // elsewhere are the node's addresses on which kube-proxy serves node ports and we serve none.
 // localnet: 127.0.0.1 may be one.
-func elsewhere(claims []Frontend, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, localnet bool) []netip.Addr {
+func elsewhere(theirs []Frontend, ours map[state.FrontendKey]bool, host map[netip.Addr]bool, localnet bool) []netip.Addr {
 	families := map[bool]bool{} // with node ports
 	loopback := false
-	for _, c := range claims {
-		if c.NodePort() && c.Served {
-			families[c.Key.Addr.Is4()] = true
-			loopback = loopback || c.Loopback && localnet
+	for _, f := range theirs {
+		if f.NodePort() && f.Served {
+			families[f.Key.Addr.Is4()] = true
+			loopback = loopback || f.Loopback && localnet
 		}
 	}
 	has := map[netip.Addr]bool{}

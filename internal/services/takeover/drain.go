@@ -14,6 +14,7 @@ import (
 
 	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -127,7 +128,7 @@ func (v *ipvsState) drainServers(ctx context.Context, say func(string, ...any)) 
 			told = n
 			say("IPVS still carries %s to %s, %s among them", model.Count(n, "connection"), model.Count(len(v.servers), "virtual server"), v.servers[0].key)
 		}
-		if !pause(ctx, drainPoll) {
+		if !wake.Sleep(ctx, drainPoll) {
 			return fmt.Errorf("%w: %d of IPVS to %s", errUndrained, v.connections(), model.Count(len(v.servers), "virtual server"))
 		}
 		next := &ipvsState{}
@@ -199,7 +200,7 @@ func (v *ipvsState) drainAddresses(ctx context.Context, say func(string, ...any)
 			told = n
 			say("%d connections of the node itself have a service's address as their own", n)
 		}
-		if !pause(ctx, drainPoll) {
+		if !wake.Sleep(ctx, drainPoll) {
 			return fmt.Errorf("%w: %d of the node itself, whose own address is a service's; end them by restarting what runs on the host's network", errUndrained, n)
 		}
 	}
@@ -209,14 +210,4 @@ func (v *ipvsState) drainAddresses(ctx context.Context, say func(string, ...any)
 		}
 	}
 	return nil
-}
-
-// pause waits until the next check; false: ctx has ended.
-func pause(ctx context.Context, interval time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(interval):
-		return true
-	}
 }

@@ -17,16 +17,16 @@ import (
 
 // findProxy tells what kube-proxy has programmed.
 func (o *Options) findProxy(ctx context.Context) error {
-	parts, err := find(ctx)
+	footprints, err := find(ctx)
 	if err != nil {
 		return o.stop("%v", err)
 	}
-	if len(parts) == 0 {
+	if len(footprints) == 0 {
 		return o.nothingFrom()
 	}
-	for _, p := range parts {
-		o.ok("found %s", p.what)
-		for _, a := range p.losses {
+	for _, fp := range footprints {
+		o.ok("found %s", fp.what)
+		for _, a := range fp.losses {
 			o.note("%s", a) // also where no agent is yet: it tells what its start would break
 		}
 	}
@@ -51,7 +51,7 @@ func (o *Options) agentReady(ctx context.Context) error { return o.agentProgramm
 // agentReadyIfThere does without an agent that does not run.
 func (o *Options) agentReadyIfThere(ctx context.Context) error {
 	err := o.Sync(ctx)
-	if _, alive := peer(o.Socket); err == nil || alive || o.Minor(err) {
+	if _, alive := agentAt(o.Socket); err == nil || alive || o.Minor(err) {
 		return o.agentReady(ctx)
 	}
 	o.agentless = true
@@ -109,9 +109,9 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	}
 	switch {
 	case o.agentless:
-		o.note("kube-proxy serves %s; whether the agent would serve each is not known before it runs", places(c.theirs))
+		o.note("kube-proxy serves %s; whether the agent would serve each is not known before it runs", frontendCount(c.theirs))
 	case len(c.lacks) == 0:
-		o.ok("sluice serves all %s that kube-proxy does (it has %d)", places(c.theirs), c.ours)
+		o.ok("sluice serves all %s that kube-proxy does (it has %d)", frontendCount(c.theirs), c.ours)
 	}
 	return nil
 }
@@ -124,7 +124,7 @@ type comparison struct {
 }
 
 func (o *Options) compare(ctx context.Context) (c comparison, err error) {
-	parts, ours, host, err := o.both(ctx)
+	footprints, ours, host, err := o.both(ctx)
 	if err != nil {
 		return c, err
 	}
@@ -133,22 +133,22 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 		return c, err
 	}
 	givenUp := func(a netip.Addr) bool { return model.Within(a, o.GiveUp) }
-	ofNode := func(c Frontend) bool { return host[c.Key.Addr] || c.Key.Addr.IsLoopback() }
-	theirs := slices.DeleteFunc(claimsOf(parts), func(c Frontend) bool { return ofNode(c) && givenUp(c.Key.Addr) })
+	ofNode := func(f Frontend) bool { return host[f.Key.Addr] || f.Key.Addr.IsLoopback() }
+	theirs := slices.DeleteFunc(frontendsOf(footprints), func(f Frontend) bool { return ofNode(f) && givenUp(f.Key.Addr) })
 	c.theirs, c.ours = len(theirs), len(ours)
 	compared := theirs
 	if o.agentless = o.agentless && len(ours) == 0; o.agentless {
 		ours = likely(theirs)
-		compared = slices.DeleteFunc(slices.Clone(theirs), func(c Frontend) bool { return !ofNode(c) })
+		compared = slices.DeleteFunc(slices.Clone(theirs), func(f Frontend) bool { return !ofNode(f) })
 	}
 	c.giveUp = slices.DeleteFunc(elsewhere(theirs, ours, host, localnet == "1"), givenUp)
 	c.lacks = append(missing(compared, ours, host), unserved(c.giveUp)...)
-	for _, p := range parts {
-		c.lacks = append(c.lacks, p.losses...)
+	for _, fp := range footprints {
+		c.lacks = append(c.lacks, fp.losses...)
 	}
-	for _, claim := range compared {
-		if _, there := ours[claim.Key]; ofNode(claim) && !there {
-			c.giveUp = append(c.giveUp, claim.Key.Addr)
+	for _, f := range compared {
+		if _, there := ours[f.Key]; ofNode(f) && !there {
+			c.giveUp = append(c.giveUp, f.Key.Addr)
 		}
 	}
 	slices.SortFunc(c.giveUp, netip.Addr.Compare)
@@ -156,10 +156,9 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 	return c, nil
 }
 
-// likely are claims on those addresses of the node on which the agent serves node ports unless it
-// is told otherwise, as far as that can be told without one: the first of each family is mostly the
-// one that packets leave by.
-func likely(claims []Frontend) map[state.FrontendKey]bool {
+// likely returns the frontends that an agent is likely to serve on addresses of the node, if it is
+// not told otherwise: mostly, the first address of a family is the one that packets leave by.
+func likely(theirs []Frontend) map[state.FrontendKey]bool {
 	served := map[state.FrontendKey]bool{}
 	// Nobody has a route of its own for addresses of documentation.
 	for _, far := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
@@ -168,9 +167,9 @@ func likely(claims []Frontend) map[state.FrontendKey]bool {
 			continue // without a route, there is no such address
 		}
 		served[state.FrontendKey{Addr: way.Source}] = true
-		for _, c := range claims {
-			if c.Key.Addr == way.Source {
-				served[c.Key] = c.Served
+		for _, f := range theirs {
+			if f.Key.Addr == way.Source {
+				served[f.Key] = f.Served
 			}
 		}
 	}
@@ -227,13 +226,13 @@ func (o *Options) wouldStopProxy(context.Context) error {
 }
 
 func (o *Options) wouldRemoveProxy(ctx context.Context) error {
-	parts, err := find(ctx)
+	footprints, err := find(ctx)
 	if err != nil {
 		return o.stop("%v", err)
 	}
-	for _, p := range parts {
-		o.line("would", "remove %s", p.what)
-		for _, n := range p.notes {
+	for _, fp := range footprints {
+		o.line("would", "remove %s", fp.what)
+		for _, n := range fp.notes {
 			o.note("%s", n)
 		}
 	}
@@ -242,22 +241,22 @@ func (o *Options) wouldRemoveProxy(ctx context.Context) error {
 
 // removeProxy removes all that kube-proxy has left.
 func (o *Options) removeProxy(ctx context.Context) error {
-	parts, err := find(ctx)
+	footprints, err := find(ctx)
 	if err != nil {
 		return o.stop("%v", err)
 	}
-	for _, p := range parts {
-		for _, n := range p.notes {
+	for _, fp := range footprints {
+		for _, n := range fp.notes {
 			o.note("%s", n)
 		}
-		err := p.remove(ctx, drain{o.Drain, func(format string, args ...any) { o.line("wait", format, args...) }})
+		err := fp.remove(ctx, drain{o.Drain, func(format string, args ...any) { o.line("wait", format, args...) }})
 		if errors.Is(err, errUndrained) {
 			return o.stop("%v\nrun this again to wait for them once more (--drain-timeout), or end them", err)
 		}
 		if err != nil {
 			return o.stop("%v", err)
 		}
-		o.ok("removed %s", p.what)
+		o.ok("removed %s", fp.what)
 	}
 	return nil
 }

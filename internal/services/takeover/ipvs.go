@@ -52,16 +52,16 @@ type server struct {
 	dests int
 }
 
-func (v *ipvsState) claims() []Frontend {
-	claims := make([]Frontend, 0, len(v.servers))
+func (v *ipvsState) frontends() []Frontend {
+	frontends := make([]Frontend, 0, len(v.servers))
 	for _, s := range v.servers {
 		key := s.key
 		if !v.own[key.Addr] {
 			key = anyAddress(key)
 		}
-		claims = append(claims, Frontend{Key: key, Served: s.dests > 0})
+		frontends = append(frontends, Frontend{Key: key, Served: s.dests > 0})
 	}
-	return claims
+	return frontends
 }
 
 func (v *ipvsState) notes() []string {
@@ -110,7 +110,7 @@ func findIPVS(context.Context) ([]footprint, error) {
 	if !v.device && len(v.own)+len(v.sets)+len(v.servers) == 0 {
 		return nil, nil
 	}
-	return []footprint{{what: v.String(), claims: v.claims(), notes: v.notes(), remove: v.remove}}, nil
+	return []footprint{{what: v.String(), frontends: v.frontends(), notes: v.notes(), remove: v.remove}}, nil
 }
 
 // readSets finds kube-proxy's sets, and the node ports in them.

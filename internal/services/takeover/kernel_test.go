@@ -181,21 +181,21 @@ func TestBackendsAgree(t *testing.T) {
 		var want []Frontend
 		for table := range strings.SplitSeq(text, "COMMIT\n") {
 			name, _, _ := strings.Cut(strings.TrimPrefix(table, "*"), "\n")
-			want = append(want, readTable(family.name, name, xtables.Parse(table)).claimed...)
+			want = append(want, readTable(family.name, name, xtables.Parse(table)).frontends...)
 		}
 		if len(want) != 8 {
 			t.Fatalf("%s: %v", family.name, want)
 		}
-		want = claimsOf([]footprint{{claims: want}})
+		want = frontendsOf([]footprint{{frontends: want}})
 		for backend, find := range map[string]func(context.Context) ([]footprint, error){"nft": findNftables, "legacy": findLegacy} {
 			ns, _ := emptyNamespace(t)
 			ns.Exec("sh", "-c", "/usr/sbin/"+family.program+"-"+backend+"-restore <<'E'\n"+text+"E")
-			var parts []footprint
+			var footprints []footprint
 			ns.In(func() (err error) {
-				parts, err = find(t.Context())
+				footprints, err = find(t.Context())
 				return err
 			})
-			if d := cmp.Diff(want, claimsOf(parts), compareAddrs); d != "" {
+			if d := cmp.Diff(want, frontendsOf(footprints), compareAddrs); d != "" {
 				t.Errorf("%s, %s:\n%s", family.name, backend, d)
 			}
 		}

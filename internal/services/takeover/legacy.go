@@ -16,13 +16,13 @@ import (
 
 // legacyTable is one table of iptables-legacy, as iptables-save prints it.
 type legacyTable struct {
-	name    string
-	chains  []string // of kube-proxy, to be removed
-	emptied []string // of kube-proxy, to be emptied: others use them
-	jumps   []string // rules of others into them, without "-A"
-	claimed []Frontend
-	lost    []string
-	noted   []string
+	name      string
+	chains    []string // of kube-proxy, to be removed
+	emptied   []string // of kube-proxy, to be emptied: others use them
+	jumps     []string // rules of others into them, without "-A"
+	frontends []Frontend
+	losses    []string
+	notes     []string
 }
 
 // findLegacy finds what kube-proxy has in the tables of iptables-legacy, in each family. Their
@@ -33,35 +33,35 @@ func findLegacy(ctx context.Context) ([]footprint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
-	var parts []footprint
+	var footprints []footprint
 	for _, f := range families {
 		f.Tables = slices.DeleteFunc(f.Tables, func(t string) bool { return proxyChains[t] == nil })
 		if len(f.Tables) == 0 {
 			continue
 		}
-		p, err := readLegacy(ctx, f)
+		fp, err := readLegacy(ctx, f)
 		if err != nil {
 			return nil, err
 		}
-		if p.remove != nil {
-			parts = append(parts, p)
+		if fp.remove != nil {
+			footprints = append(footprints, fp)
 		}
 	}
-	return parts, nil
+	return footprints, nil
 }
 
 // readLegacy reads a family; remove is nil if it has nothing of kube-proxy.
-func readLegacy(ctx context.Context, f xtables.LegacyFamily) (p footprint, err error) {
+func readLegacy(ctx context.Context, f xtables.LegacyFamily) (fp footprint, err error) {
 	restore, err := legacyProgram(ctx, f.Program, "restore")
 	if err != nil {
-		return p, err
+		return fp, err
 	}
 	var what []string
 	var tables []legacyTable
 	for _, name := range f.Tables {
 		chains, err := savedTable(ctx, f, name)
 		if err != nil {
-			return p, err
+			return fp, err
 		}
 		t := readTable(f.Family, name, chains)
 		if len(t.chains)+len(t.emptied)+len(t.jumps) == 0 {
@@ -69,11 +69,11 @@ func readLegacy(ctx context.Context, f xtables.LegacyFamily) (p footprint, err e
 		}
 		tables = append(tables, t)
 		what = append(what, model.Count(len(t.chains)+len(t.emptied), "chain")+" in table "+t.name)
-		p.claims, p.losses, p.notes = append(p.claims, t.claimed...), append(p.losses, t.lost...), append(p.notes, t.noted...)
-		p.remove = func(ctx context.Context, _ drain) error { return removeLegacy(ctx, restore, tables) }
+		fp.frontends, fp.losses, fp.notes = append(fp.frontends, t.frontends...), append(fp.losses, t.losses...), append(fp.notes, t.notes...)
+		fp.remove = func(ctx context.Context, _ drain) error { return removeLegacy(ctx, restore, tables) }
 	}
-	p.what = "iptables-legacy, family " + f.Family + ": " + strings.Join(what, ", ")
-	return p, nil
+	fp.what = "iptables-legacy, family " + f.Family + ": " + strings.Join(what, ", ")
+	return fp, nil
 }
 
 // legacyProgram finds iptables-legacy-save and such.
@@ -113,8 +113,8 @@ func readTable(family, name string, chains []*xtables.Chain) legacyTable {
 			r := parseRule(rule, family == "ip")
 			switch {
 			case proxys:
-				if claim, ok := r.claim(name, c.Name); ok && claimsIn(name, c.Name) {
-					t.claimed = append(t.claimed, claim)
+				if f, ok := r.frontend(name, c.Name); ok && namesFrontends(name, c.Name) {
+					t.frontends = append(t.frontends, f)
 				} else if r.choosesAddress() {
 					at = append(at, r.daddr)
 				}
@@ -125,11 +125,11 @@ func readTable(family, name string, chains []*xtables.Chain) legacyTable {
 		}
 	}
 	if accepts(jumps) && foreign.SavedEnds(chains, "FORWARD") {
-		t.lost = append(t.lost, dropsForwarded("iptables-legacy", family))
+		t.losses = append(t.losses, dropsForwarded("iptables-legacy", family))
 	}
-	t.claimed = placed(t.claimed, len(at) > 0, at)
+	t.frontends = placed(t.frontends, len(at) > 0, at)
 	stay, emptied, notes := kept(jumps)
-	t.noted = notes
+	t.notes = notes
 	t.chains = slices.DeleteFunc(t.chains, func(c string) bool { return stay[c] || emptied[c] })
 	t.emptied = slices.DeleteFunc(slices.Sorted(maps.Keys(emptied)), func(c string) bool { return !filled[c] })
 	for i, j := range jumps {
@@ -182,7 +182,7 @@ func removeLegacy(ctx context.Context, restore string, tables []legacyTable) err
 	return nil
 }
 
-// removal is the input of iptables-restore that removes kube-proxy's part of the table.
+// removal is the input of iptables-restore that removes what kube-proxy has in the table.
 func (t *legacyTable) removal() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n", t.name)

@@ -33,12 +33,12 @@ func TestFailedTransactionIsOneLine(t *testing.T) {
 	ns, run := emptyNamespace(t)
 	run("table ip nat { chain KUBE-SVC-A {}; chain KUBE-SVC-B {}; chain KUBE-SVC-C {}; }")
 	err := ns.Do(func() error {
-		parts, err := findNftables(t.Context())
+		footprints, err := findNftables(t.Context())
 		if err != nil {
 			return err
 		}
 		run("delete table ip nat")
-		return parts[0].remove(t.Context(), drain{})
+		return footprints[0].remove(t.Context(), drain{})
 	})
 	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("%v", err)

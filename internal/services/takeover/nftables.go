@@ -123,7 +123,7 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 	if err != nil {
 		return fmt.Errorf("list sets of table %s: %w", table.Name, err)
 	}
-	var claims []Frontend
+	var frontends []Frontend
 	var at []netip.Addr // where node ports are served
 	chosen := false
 	for _, s := range sets {
@@ -142,11 +142,11 @@ func (n *nft) readMaps(conn *nftables.Conn, table *nftables.Table) error {
 			if addr, ok := netip.AddrFromSlice(e.Key); ok && addresses {
 				at = append(at, addr)
 			} else if key, ok := mapKey(e.Key, table.Family == nftables.TableFamilyIPv4); ok {
-				claims = append(claims, Frontend{Key: key, Service: e.Comment, Served: served})
+				frontends = append(frontends, Frontend{Key: key, Service: e.Comment, Served: served})
 			}
 		}
 	}
-	n.claims = append(n.claims, placed(claims, chosen, at)...)
+	n.frontends = append(n.frontends, placed(frontends, chosen, at)...)
 	return nil
 }
 
@@ -171,11 +171,11 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 	}
 	var jumps []jump
 	var rules []*nftables.Rule
-	var claims []Frontend
+	var frontends []Frontend
 	var at []netip.Addr // chosen for node ports
 	for _, c := range chains {
 		proxys := isProxyChain(table, c.Name)
-		if proxys && !claimsIn(table, c.Name) {
+		if proxys && !namesFrontends(table, c.Name) {
 			continue
 		}
 		found, err := wire.ForeignRules(c.Table, c.Name)
@@ -187,8 +187,8 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 			switch {
 			case proxys:
 				seen.readComment(r)
-				if claim, ok := seen.claim(table, c.Name); ok {
-					claims = append(claims, claim)
+				if f, ok := seen.frontend(table, c.Name); ok {
+					frontends = append(frontends, f)
 				} else if seen.choosesAddress() {
 					at = append(at, seen.daddr)
 				}
@@ -209,7 +209,7 @@ func (n *nft) readChains(conn *nftables.Conn, table string, chains []*nftables.C
 			n.losses = append(n.losses, dropsForwarded("iptables-nft", foreign.FamilyNames[c.Table.Family]))
 		}
 	}
-	n.claims = append(n.claims, placed(claims, len(at) > 0, at)...)
+	n.frontends = append(n.frontends, placed(frontends, len(at) > 0, at)...)
 	stay, emptied, notes := kept(jumps)
 	n.notes = append(n.notes, notes...)
 	for i, j := range jumps {

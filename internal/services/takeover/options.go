@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/peer"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -29,9 +28,9 @@ type Options struct {
 	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's
 	// network namespace.
 	Kernel driver.Lister
-	// Claimed reports whether an agent is at work in the calling thread's network namespace,
-	// wherever it is reached; To alone calls it.
-	Claimed func() (bool, error)
+	// Locked reports whether an agent holds the lock of the calling thread's network namespace,
+	// whatever its socket; To alone calls it.
+	Locked func() (bool, error)
 	// Purge removes all that the agent has programmed; To alone calls it.
 	Purge func(ctx context.Context) error
 
@@ -93,7 +92,7 @@ func (o *Options) wait(ctx context.Context, obstacle func() (string, error)) err
 			o.line("wait", "for up to %s: %s", o.Wait, why)
 			told = true
 		}
-		pause(ctx, poll)
+		wake.Sleep(ctx, poll)
 	}
 }
 
@@ -121,22 +120,12 @@ func (o *Options) differ(what []string, giveUp ...netip.Addr) error {
 	return err
 }
 
-// peer returns the id of the process that listens on a Unix socket: 0 if it is in another pid
-// namespace, and false if no process listens.
-func peer(socket string) (pid int, alive bool) {
-	c, err := net.DialTimeout("unix", socket, time.Second)
+// agentAt returns the process that listens on the agent's socket: 0 if it is in another pid
+// namespace, and false if none does.
+func agentAt(socket string) (pid int, alive bool) {
+	who, err := peer.At(socket)
 	if err != nil {
 		return 0, false
 	}
-	defer func() { _ = c.Close() }()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, true
-	}
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	return pid, true
+	return int(who.Pid), true
 }

@@ -86,7 +86,7 @@ func Running(agent int) (bool, error) {
 
 // proxies returns the processes that are kube-proxy.
 func (o *Options) proxies() ([]process, error) {
-	agent, _ := peer(o.Socket)
+	agent, _ := agentAt(o.Socket)
 	return proxies(agent)
 }
 

@@ -27,18 +27,18 @@ type xrule struct {
 	comment  string
 }
 
-// claimTables are the tables in which the rules of kube-proxy's chains say what it serves.
-var claimTables = map[string][]string{
+// frontendTables are the tables in which the rules of a chain of kube-proxy name frontends.
+var frontendTables = map[string][]string{
 	"KUBE-SERVICES": {"nat", "filter"}, "KUBE-EXTERNAL-SERVICES": {"filter"},
 	nodePortsChain: {"nat"}, // in filter it accepts health checks
 }
 
-// claimsIn reports whether the rules of a chain of kube-proxy say what it serves.
-func claimsIn(table, chain string) bool { return slices.Contains(claimTables[chain], table) }
+// namesFrontends reports whether the rules of a chain of kube-proxy name frontends.
+func namesFrontends(table, chain string) bool { return slices.Contains(frontendTables[chain], table) }
 
-// claim returns what a rule of a chain for which claimsIn holds says. Rules of table nat lead to
-// backends, those of filter refuse what has none.
-func (x xrule) claim(table, chain string) (Frontend, bool) {
+// frontend returns the frontend that a rule names, if namesFrontends holds for its chain. Rules of
+// table nat lead to backends, those of filter refuse what has none.
+func (x xrule) frontend(table, chain string) (Frontend, bool) {
 	if x.dport == 0 || x.protocol == 0 || x.network {
 		return Frontend{}, false
 	}

@@ -50,8 +50,8 @@ func TestLegacyTable(t *testing.T) {
 		{Key: state.FrontendKey{Addr: netip.IPv4Unspecified(), Protocol: model.TCP, Port: 30080}, Service: "a/web:http", Served: true, Loopback: true},
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.10"), Protocol: model.UDP, Port: 53}, Service: "kube-system/kube-dns:dns", Served: true},
 	}
-	if d := cmp.Diff(want, table.claimed, compareAddrs); d != "" {
-		t.Errorf("claims:\n%s", d)
+	if d := cmp.Diff(want, table.frontends, compareAddrs); d != "" {
+		t.Errorf("frontends:\n%s", d)
 	}
 	const removal = `*nat
 :KUBE-MARK-MASQ - [0:0]
@@ -85,16 +85,16 @@ func TestChainsThatOthersUseStay(t *testing.T) {
 			t.Errorf("%s is removed though it is used:\n%s", c, table.removal())
 		}
 	}
-	if len(table.noted) != 1 || !strings.Contains(table.noted[0], "CNI-HOSTPORT-SETMARK") {
-		t.Errorf("notes: %q", table.noted)
+	if len(table.notes) != 1 || !strings.Contains(table.notes[0], "CNI-HOSTPORT-SETMARK") {
+		t.Errorf("notes: %q", table.notes)
 	}
 }
 
 func TestForwardDrops(t *testing.T) {
 	const filter = "*filter\n:FORWARD %s [0:0]\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\nCOMMIT\n"
 	for policy, stops := range map[string]bool{"ACCEPT": false, "DROP": true} {
-		if table := readTable("ip", "filter", xtables.Parse(strings.Replace(filter, "%s", policy, 1))); (len(table.lost) > 0) != stops {
-			t.Errorf("%s: %q", policy, table.lost)
+		if table := readTable("ip", "filter", xtables.Parse(strings.Replace(filter, "%s", policy, 1))); (len(table.losses) > 0) != stops {
+			t.Errorf("%s: %q", policy, table.losses)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func TestServicesWithoutEndpoints(t *testing.T) {
 		{Key: state.FrontendKey{Addr: netip.MustParseAddr("fd00::1"), Protocol: model.TCP, Port: 80}, Service: "a/empty"},
 		{Key: state.FrontendKey{Addr: netip.IPv6Unspecified(), Protocol: model.SCTP, Port: 30080}, Service: "a/empty:x"},
 	}
-	if d := cmp.Diff(want, table.claimed, compareAddrs); d != "" {
+	if d := cmp.Diff(want, table.frontends, compareAddrs); d != "" {
 		t.Error(d)
 	}
 }
@@ -142,7 +142,7 @@ func TestCompare(t *testing.T) {
 	ours := map[state.FrontendKey]bool{key("10.96.0.1", 443): true, key("10.96.0.2", 80): false, key("192.0.2.1", 30080): true}
 	for _, c := range []struct {
 		name               string
-		claims             []Frontend
+		theirs             []Frontend
 		missing, uncovered string // of each the beginning of what is said; "": nothing
 	}{
 		{"the same", []Frontend{{key("10.96.0.1", 443), "a/b", true, false}, {key("10.96.0.2", 80), "", false, false}, {key("0.0.0.0", 30080), "", true, false}}, "", ""},
@@ -157,15 +157,15 @@ func TestCompare(t *testing.T) {
 			"", "TCP 10.96.0.1:443 has endpoints in sluice's table"},
 	} {
 		for what, got := range map[string][2]string{
-			"missing": {strings.Join(missing(c.claims, ours, host), "\n"), c.missing}, "uncovered": {strings.Join(uncovered(ours, c.claims, host), "\n"), c.uncovered},
+			"missing": {strings.Join(missing(c.theirs, ours, host), "\n"), c.missing}, "uncovered": {strings.Join(uncovered(ours, c.theirs, host), "\n"), c.uncovered},
 		} {
 			if !strings.HasPrefix(got[0], got[1]) || (got[0] == "") != (got[1] == "") || strings.Contains(got[0], "\n") {
 				t.Errorf("%s: %s: %q, want %q…", c.name, what, got[0], got[1])
 			}
 		}
 	}
-	claims := []Frontend{{key("0.0.0.0", 30080), "", true, false}}
-	if got := elsewhere(claims, ours, host, false); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.2")}) {
+	theirs := []Frontend{{key("0.0.0.0", 30080), "", true, false}}
+	if got := elsewhere(theirs, ours, host, false); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.0.2.2")}) {
 		t.Errorf("no node ports on %v", got)
 	}
 }
@@ -228,7 +228,7 @@ func TestOneOfEach(t *testing.T) {
 	if got := v.String(); got != "IPVS: 1 virtual server with no connections" {
 		t.Error(got)
 	}
-	if got, other := places(1), places(2); got != "1 address and port" || other != "2 addresses and ports" {
+	if got, other := frontendCount(1), frontendCount(2); got != "1 address and port" || other != "2 addresses and ports" {
 		t.Errorf("%s, %s", got, other)
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Claim is an address and port that kube-proxy serves.
+// Frontend is an address and port that kube-proxy serves.
 type Frontend struct {
 	// Key's address is the unspecified one of its family (0.0.0.0 or ::) where every address of the
 	// node is meant: for NodePorts.
@@ -35,26 +35,26 @@ type Frontend struct {
 	Loopback bool
 }
 
-// NodePort reports whether the claim is for every address of the node.
-func (c Frontend) NodePort() bool { return c.Key.Addr.IsUnspecified() }
+// NodePort reports whether the frontend is for every address of the node.
+func (f Frontend) NodePort() bool { return f.Key.Addr.IsUnspecified() }
 
-func (c Frontend) String() string {
-	where := c.Key.String()
-	if c.NodePort() {
-		where = c.Key.Protocol.String() + " node port " + netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
+func (f Frontend) String() string {
+	where := f.Key.String()
+	if f.NodePort() {
+		where = f.Key.Protocol.String() + " node port " + netip.AddrPortFrom(f.Key.Addr, f.Key.Port).String()
 	}
-	if c.Service == "" {
+	if f.Service == "" {
 		return where
 	}
-	return where + " (" + c.Service + ")"
+	return where + " (" + f.Service + ")"
 }
 
 // footprint is what kube-proxy has programmed in one place of the kernel.
 type footprint struct {
-	what   string     // the place, and what is there
-	claims []Frontend // what kube-proxy serves by it, in any order, perhaps repeated
-	losses []string   // the packets that only kube-proxy's rules accept: once these are gone, nobody does
-	notes  []string   // what else a user should know before it is removed, and what of it will stay and why
+	what      string     // the table or device, and what is there
+	frontends []Frontend // what kube-proxy serves by it, in any order, perhaps repeated
+	losses    []string   // the packets that only kube-proxy's rules accept: once these are gone, nobody does
+	notes     []string   // what else a user should know before it is removed, and what of it will stay and why
 	// remove removes it in an order that breaks no connection.
 	remove func(ctx context.Context, d drain) error
 }
@@ -68,55 +68,56 @@ type drain struct {
 // find returns what kube-proxy has programmed in the calling thread's network namespace, in the
 // order in which it is to be removed.
 func find(ctx context.Context) ([]footprint, error) {
-	var parts []footprint
+	var footprints []footprint
 	for _, look := range []func(context.Context) ([]footprint, error){findLegacy, findNftables, findIPVS} {
 		found, err := look(ctx)
 		if err != nil {
 			return nil, err
 		}
-		parts = append(parts, found...)
+		footprints = append(footprints, found...)
 	}
-	return parts, nil
+	return footprints, nil
 }
 
 // Served returns what kube-proxy has programmed in the calling thread's network namespace, sorted.
 func Served(ctx context.Context) ([]Frontend, error) {
-	parts, err := find(ctx)
+	footprints, err := find(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return claimsOf(parts), nil
+	return frontendsOf(footprints), nil
 }
 
-// placed are the claims with node ports where they are, if addresses were chosen for them.
-func placed(claims []Frontend, chosen bool, at []netip.Addr) []Frontend {
+// placed returns the frontends, with a node port at each of the addresses that were chosen for node
+// ports, if any were.
+func placed(frontends []Frontend, chosen bool, at []netip.Addr) []Frontend {
 	if !chosen {
-		return claims
+		return frontends
 	}
 	var all []Frontend
-	for _, c := range claims {
-		if !c.NodePort() {
-			all = append(all, c)
+	for _, f := range frontends {
+		if !f.NodePort() {
+			all = append(all, f)
 			continue
 		}
-		for _, c.Key.Addr = range at {
-			all = append(all, c)
+		for _, f.Key.Addr = range at {
+			all = append(all, f)
 		}
 	}
 	return all
 }
 
-// claimsOf are the claims of all parts, each key once, sorted. A key that one part serves is
-// served.
-func claimsOf(parts []footprint) []Frontend {
+// frontendsOf returns the frontends of all footprints, each key once, sorted. A key that one
+// footprint serves is served.
+func frontendsOf(footprints []footprint) []Frontend {
 	byKey := map[state.FrontendKey]Frontend{}
-	for _, p := range parts {
-		for _, c := range p.claims {
-			old := byKey[c.Key]
-			c.Service = cmp.Or(old.Service, c.Service)
-			c.Served = c.Served || old.Served
-			c.Loopback = c.Loopback || old.Loopback
-			byKey[c.Key] = c
+	for _, fp := range footprints {
+		for _, f := range fp.frontends {
+			old := byKey[f.Key]
+			f.Service = cmp.Or(old.Service, f.Service)
+			f.Served = f.Served || old.Served
+			f.Loopback = f.Loopback || old.Loopback
+			byKey[f.Key] = f
 		}
 	}
 	return slices.SortedFunc(maps.Values(byKey), func(a, b Frontend) int { return a.Key.Compare(b.Key) })

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/preflight"
 )
 
@@ -65,11 +66,11 @@ func (o *Options) wouldStopAgent(ctx context.Context) error {
 
 // agentRuns says what is to be done about an agent that runs; empty: there is none.
 func (o *Options) agentRuns(ctx context.Context) (string, error) {
-	pid, alive := peer(o.Socket)
+	pid, alive := agentAt(o.Socket)
 	where := "answers on " + o.Socket
 	if !alive {
-		claimed, err := o.Claimed()
-		if err != nil || !claimed {
+		locked, err := o.Locked()
+		if err != nil || !locked {
 			return "", errors.Join(err, ctx.Err())
 		}
 		where = "is at work in this network namespace, with another --socket than " + o.Socket + ","
@@ -90,7 +91,7 @@ func agentProcess(pid int) process {
 func (o *Options) proxyRuns(ctx context.Context) error {
 	var found process
 	err := o.wait(ctx, func() (string, error) {
-		agent, _ := peer(o.Socket)
+		agent, _ := agentAt(o.Socket)
 		running, err := proxies(agent)
 		if err != nil {
 			return "", err
@@ -132,12 +133,12 @@ func (o *Options) coversAgent(ctx context.Context) error {
 	fewest, since := -1, time.Now() // since when kube-proxy has caught up by nothing
 	catchesUp := func() bool { return time.Since(since) < settleFor }
 	err := o.settle(ctx, func() (string, error) {
-		parts, frontends, host, err := o.both(ctx)
+		footprints, frontends, host, err := o.both(ctx)
 		if err != nil {
 			return "", err
 		}
-		claims := claimsOf(parts)
-		ours, lacks, idle = len(frontends), uncovered(frontends, claims, host), unprogrammed(frontends, claims)
+		theirs := frontendsOf(footprints)
+		ours, lacks, idle = len(frontends), uncovered(frontends, theirs, host), unprogrammed(frontends, theirs)
 		if fewest > len(lacks) {
 			since = time.Now()
 		}
@@ -151,13 +152,13 @@ func (o *Options) coversAgent(ctx context.Context) error {
 		return err
 	}
 	if len(lacks) > 0 && catchesUp() {
-		idle = append(idle, fmt.Sprintf("kube-proxy is at work on it, and lacks %s yet: run this again, with a longer --wait", places(len(lacks))))
+		idle = append(idle, fmt.Sprintf("kube-proxy is at work on it, and lacks %s yet: run this again, with a longer --wait", frontendCount(len(lacks))))
 	}
 	if err := o.differ(idle); err != nil {
 		return err
 	}
 	if len(lacks) == 0 {
-		o.ok("kube-proxy serves all %s that sluice does", places(ours))
+		o.ok("kube-proxy serves all %s that sluice does", frontendCount(ours))
 		return nil
 	}
 	o.tellStale(lacks)
@@ -187,7 +188,7 @@ func (o *Options) settle(ctx context.Context, differences func() (string, error)
 		if what == "" || o.Force || !time.Now().Before(end) {
 			return nil
 		}
-		if !pause(ctx, poll) {
+		if !wake.Sleep(ctx, poll) {
 			return o.stop("%v", ctx.Err())
 		}
 	}

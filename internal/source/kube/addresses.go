@@ -6,9 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +16,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/contest"
@@ -95,8 +92,7 @@ func NewAddresses(config Config, node string, log *slog.Logger) *Addresses {
 	if own, err := os.ReadFile(filepath.Join(podMount, "namespace")); err == nil && config.Kubeconfig == "" {
 		namespace = strings.TrimSpace(string(own))
 	}
-	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
-	api := &api{credentials: credentials, timing: usualTiming()}
+	api := config.api(usualTiming(), log)
 	return &Addresses{
 		api: api, log: log, pace: usualAddressPace, wake: wake.New(),
 		wanted: map[model.Name]*wantedStatus{}, written: map[model.Name]*writtenStatus{},
@@ -247,23 +243,16 @@ func (a *Addresses) writeAll(ctx context.Context, due map[model.Name]*wantedStat
 // write has a status say which addresses a Service has. Where it has none, what was written from
 // here goes.
 func (a *Addresses) write(ctx context.Context, of model.Birth, ips []netip.Addr) error {
-	place, service := kinds.Find(model.ServiceKind).Places[0], of.Name
-	var o addressPatch
-	o.APIVersion, o.Kind = place.APIVersion(), "Service"
-	o.Metadata.Name, o.Metadata.Namespace = service.Name, service.Namespace
+	var status any
 	if len(ips) > 0 {
-		mode := corev1.LoadBalancerIPModeVIP
-		o.Status = &addressStatus{}
+		mode, lb := corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerStatus{}
 		for _, ip := range ips {
-			o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip.String(), IPMode: &mode})
+			lb.Ingress = append(lb.Ingress, corev1.LoadBalancerIngress{IP: ip.String(), IPMode: &mode})
 		}
+		status = map[string]any{"loadBalancer": lb}
 	}
-	path := place.In(service.Namespace) + "/" + service.Name + "/status"
-	err := a.api.write(ctx, http.MethodPatch, path, url.Values{"fieldManager": {kubeobj.AddressManager}, "force": {"true"}}, mediaApplyPatch, o)
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone
-		return nil
-	}
-	if err == nil {
+	there, err := a.api.applyStatus(ctx, kinds.Find(model.ServiceKind), of.Name, "", kubeobj.AddressManager, status)
+	if there && err == nil {
 		a.wrote(of, ips)
 	}
 	return err
@@ -280,21 +269,6 @@ func (a *Addresses) wrote(service model.Birth, ips []netip.Addr) {
 	}
 	w.ips = ips
 	w.pace.Wrote(time.Now())
-}
-
-// addressPatch is what is applied to a Service.
-type addressPatch struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Metadata   struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
-	} `json:"metadata"`
-	Status *addressStatus `json:"status,omitempty"`
-}
-
-type addressStatus struct {
-	LoadBalancer corev1.LoadBalancerStatus `json:"loadBalancer"`
 }
 
 // Unwritten returns how many statuses do not say yet what they should. It is safe for concurrent

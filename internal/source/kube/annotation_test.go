@@ -38,7 +38,9 @@ func TestAnnotation(t *testing.T) {
 			return
 		}
 		patches++
-		var p annotationPatch
+		var p struct {
+			Metadata struct{ Annotations map[string]*string }
+		}
 		if err := json.NewDecoder(r.Body).Decode(&p); err != nil || r.Method != http.MethodPatch || r.URL.Path != "/api/v1/nodes/a" || r.Header.Get("Content-Type") != mediaMergePatch {
 			t.Errorf("%s %s: %v", r.Method, r.URL, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
@@ -18,8 +19,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 )
 
@@ -31,6 +34,11 @@ type api struct {
 	credentials *credentials
 	timing      timing
 	dialed      dialed
+}
+
+// api returns what sends requests with the config's credentials.
+func (c Config) api(t timing, log *slog.Logger) *api {
+	return &api{credentials: &credentials{path: c.Kubeconfig, mount: podMount, agent: c.UserAgent, log: log}, timing: t}
 }
 
 // errSilent means that the server does not answer, or only in part.
@@ -60,6 +68,18 @@ func (a *api) get(ctx context.Context, path string, query url.Values, accept str
 		return false, unreachable{reason(ctx, err)}
 	}
 	return isBinary(answer.Header.Get("Content-Type")), nil
+}
+
+// read reads a whole answer in JSON.
+func (a *api) read(ctx context.Context, path string, query url.Values, accept string, into any) error {
+	var answer bytes.Buffer
+	if _, err := a.get(ctx, path, query, accept, &answer); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(answer.Bytes(), into); err != nil {
+		return fmt.Errorf("read what %s has: %w", path, err)
+	}
+	return nil
 }
 
 // send sends a request, and returns the answer if the server accepts the request.
@@ -132,6 +152,45 @@ func readStatus(r raw, into *metav1.Status) error {
 		return json.Unmarshal(r.data, into)
 	}
 	return into.Unmarshal(r.data)
+}
+
+// write creates or changes an object in the API.
+func (a *api) write(ctx context.Context, method, path string, query url.Values, media string, object any) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, a.timing.answer, errSilent)
+	defer cancel()
+	body, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("encode what is written to %s: %w", path, err)
+	}
+	answer, err := a.do(ctx, method, path, query, http.Header{"Accept": {mediaJSON}, "Content-Type": {media}}, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
+}
+
+// applyStatus applies what a field manager has to say to the status of an object, in place of what
+// it said before; nil: nothing. It reports whether there is such an object, with that uid if one is
+// given.
+func (a *api) applyStatus(ctx context.Context, k *kinds.Kind, object model.Name, uid types.UID, manager string, status any) (there bool, err error) {
+	meta := map[string]any{"name": object.Name}
+	if object.Namespace != "" {
+		meta["namespace"] = object.Namespace
+	}
+	if uid != "" {
+		meta["uid"] = uid
+	}
+	at := k.Places[0]
+	o := map[string]any{"apiVersion": at.APIVersion(), "kind": k.Name, "metadata": meta}
+	if status != nil {
+		o["status"] = status
+	}
+	query := url.Values{"fieldManager": {manager}, "force": {"true"}}
+	err = a.write(ctx, http.MethodPatch, at.In(object.Namespace)+"/"+object.Name+"/status", query, mediaApplyPatch, o)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return false, nil
+	}
+	return true, err
 }
 
 // list reads all present objects of a kind, calls item with each, and returns the version from

@@ -1,15 +1,11 @@
 package kube
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"net/url"
 	"slices"
 	"sync"
@@ -52,9 +48,8 @@ type Conditions struct {
 	faults   map[model.Ref]string // what is wrong with each object; replaced as a whole
 
 	// The following fields belong to Run alone.
-	states  map[model.Ref]*conditionState
-	sweep   time.Time // when to look for conditions of objects that are no longer at fault; zero: done
-	failing bool      // the last attempt failed
+	states  map[model.Ref]*conditionState // of no object: conditions of those not at fault are to be looked for
+	failing bool                          // the last attempt failed
 }
 
 // conditionState is what is to be said of one object.
@@ -65,8 +60,7 @@ type conditionState struct {
 
 // NewConditions returns a writer of conditions. It does nothing until it runs.
 func NewConditions(config Config, log *slog.Logger) *Conditions {
-	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
-	return &Conditions{api: &api{credentials: credentials, timing: usualTiming()}, log: log, pace: usualPace, wake: wake.New(), states: map[model.Ref]*conditionState{}}
+	return &Conditions{api: config.api(usualTiming(), log), log: log, pace: usualPace, wake: wake.New(), states: map[model.Ref]*conditionState{}}
 }
 
 // Report sets the present faults; what is not among them is taken to be mended, so all objects
@@ -99,7 +93,7 @@ func (c *Conditions) Run(ctx context.Context) {
 		return
 	case <-c.wake: // the first report
 	}
-	c.sweep = time.Now().Add(c.pace.spread + rand.N(c.pace.spread))
+	c.states[model.Ref{}] = &conditionState{due: time.Now().Add(c.pace.spread + rand.N(c.pace.spread))}
 	for {
 		c.follow()
 		wait := c.step(ctx)
@@ -132,35 +126,31 @@ func (c *Conditions) follow() {
 // step does what is due first, if anything is, and returns when to come back.
 func (c *Conditions) step(ctx context.Context) time.Duration {
 	var next model.Ref
-	first := c.sweep
-	for object, s := range c.states {
-		if first.IsZero() || s.due.Before(first) {
-			next, first = object, s.due
+	var s *conditionState
+	for object, candidate := range c.states {
+		if s == nil || candidate.due.Before(s.due) {
+			next, s = object, candidate
 		}
 	}
-	switch wait := time.Until(first); {
-	case first.IsZero():
+	if s == nil {
 		return time.Hour
-	case wait > 0:
+	}
+	if wait := time.Until(s.due); wait > 0 {
 		return wait
 	}
 	var err error
 	if next == (model.Ref{}) {
-		if err = c.findStale(ctx); err == nil {
-			c.sweep = time.Time{}
-		} else {
-			c.sweep = time.Now().Add(jitter(c.pace.failed))
-		}
+		err = c.findStale(ctx)
 	} else {
-		s := c.states[next]
-		switch err = c.settle(ctx, next, s.fault); {
-		case err != nil:
-			s.due = time.Now().Add(jitter(c.pace.failed))
-		case s.fault == "":
-			delete(c.states, next)
-		default:
-			s.due = time.Now().Add(jitter(c.pace.others))
-		}
+		err = c.settle(ctx, next, s.fault)
+	}
+	switch {
+	case err != nil:
+		s.due = time.Now().Add(jitter(c.pace.failed))
+	case s.fault == "":
+		delete(c.states, next)
+	default:
+		s.due = time.Now().Add(jitter(c.pace.others))
 	}
 	if err != nil && ctx.Err() == nil && !c.failing {
 		c.log.Warn("faults cannot be reported as conditions; trying again", "object", next, "error", err)
@@ -176,13 +166,12 @@ func (c *Conditions) findStale(ctx context.Context) error {
 		if !kind.Conditions {
 			continue
 		}
-		var page bytes.Buffer
-		_, err := c.api.get(ctx, kind.Places[0].Path(), url.Values{"resourceVersion": {"0"}}, mediaMetadata, &page)
-		if apierrors.IsNotFound(err) && kind.Optional {
-			continue
-		}
 		var list metav1.PartialObjectMetadataList
-		if err = cmp.Or(err, json.Unmarshal(page.Bytes(), &list)); err != nil {
+		err := c.api.read(ctx, kind.Places[0].Path(), url.Values{"resourceVersion": {"0"}}, mediaMetadata, &list)
+		switch {
+		case apierrors.IsNotFound(err) && kind.Optional:
+			continue
+		case err != nil:
 			return fmt.Errorf("list %v: %w", kind.Places[0], err)
 		}
 		for i := range list.Items {
@@ -208,8 +197,7 @@ type conditioned struct {
 // is, nothing is written unless the condition says something else.
 func (c *Conditions) settle(ctx context.Context, object model.Ref, fault string) error {
 	kind := kinds.Find(object.Kind)
-	place := kind.Places[0]
-	found, err := named[conditioned](ctx, c.api, place, object.Name, mediaJSON, true)
+	found, err := named[conditioned](ctx, c.api, kind.Places[0], object.Name, mediaJSON, true)
 	if apierrors.IsNotFound(err) || err == nil && found == nil {
 		return nil
 	}
@@ -233,28 +221,6 @@ func (c *Conditions) settle(ctx context.Context, object model.Ref, fault string)
 		}
 		want.LastTransitionTime = is.LastTransitionTime
 	}
-	var o conditionPatch
-	o.APIVersion, o.Kind = place.APIVersion(), kind.Name
-	o.Metadata.Name, o.Metadata.Namespace, o.Metadata.UID = meta.Name, meta.Namespace, string(meta.UID)
-	o.Status.Conditions = []metav1.Condition{want}
-	path := place.In(object.Name.Namespace) + "/" + object.Name.Name + "/status"
-	err = c.api.write(ctx, http.MethodPatch, path, url.Values{"fieldManager": {conditionManager}, "force": {"true"}}, mediaApplyPatch, o)
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone, or another has its name
-		return nil
-	}
+	_, err = c.api.applyStatus(ctx, kind, object.Name, meta.UID, conditionManager, map[string]any{"conditions": []metav1.Condition{want}})
 	return err
-}
-
-// conditionPatch is what is applied to an object.
-type conditionPatch struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Metadata   struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace,omitempty"`
-		UID       string `json:"uid"`
-	} `json:"metadata"`
-	Status struct {
-		Conditions []metav1.Condition `json:"conditions"`
-	} `json:"status"`
 }

@@ -73,7 +73,10 @@ func (a *statusAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	path, ok := strings.CutSuffix(r.URL.Path, "/status")
 	o := a.objects[path]
-	var patch conditionPatch
+	var patch struct {
+		Metadata struct{ UID string }
+		Status   struct{ Conditions []metav1.Condition }
+	}
 	query := r.URL.Query()
 	if err := json.NewDecoder(r.Body).Decode(&patch); err != nil || !ok || o == nil || r.Method != http.MethodPatch || patch.Metadata.UID != string(o.Metadata.UID) ||
 		r.Header.Get("Content-Type") != mediaApplyPatch || query.Get("fieldManager") != "sluice" || query.Get("force") != "true" {

@@ -1,9 +1,7 @@
 package kube
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -158,7 +156,7 @@ func choose(places []kinds.Resource, served map[kinds.Resource]bool, unknown map
 // but cannot describe, such as those of an extension API server that is away.
 func (d *discovery) served(ctx context.Context) (served map[kinds.Resource]bool, unknown map[string]bool, err error) {
 	var groups metav1.APIGroupList
-	if err := d.read(ctx, "/apis", &groups); err != nil {
+	if err := d.api.read(ctx, "/apis", nil, mediaJSON, &groups); err != nil {
 		return nil, nil, err
 	}
 	versions := make(map[string]bool)
@@ -177,7 +175,7 @@ func (d *discovery) served(ctx context.Context) (served map[kinds.Resource]bool,
 			}
 			asked[at] = true
 			var list metav1.APIResourceList
-			switch err := d.read(ctx, "/apis/"+at, &list); {
+			switch err := d.api.read(ctx, "/apis/"+at, nil, mediaJSON, &list); {
 			case apierrors.IsNotFound(err):
 			case err != nil:
 				unknown[at] = true
@@ -188,15 +186,4 @@ func (d *discovery) served(ctx context.Context) (served map[kinds.Resource]bool,
 		}
 	}
 	return served, unknown, nil
-}
-
-func (d *discovery) read(ctx context.Context, path string, into any) error {
-	var answer bytes.Buffer
-	if _, err := d.api.get(ctx, path, nil, mediaJSON, &answer); err != nil {
-		return err
-	}
-	if err := json.Unmarshal(answer.Bytes(), into); err != nil {
-		return fmt.Errorf("read what the API serves: %w", err)
-	}
-	return nil
 }

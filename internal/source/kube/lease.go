@@ -1,9 +1,7 @@
 package kube
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 	"time"
 
@@ -95,13 +93,11 @@ func (l *lease) acquire(ctx context.Context) (bool, error) {
 }
 
 func (l *lease) read(ctx context.Context) error {
-	var text bytes.Buffer
-	if _, err := l.api.get(ctx, l.path+"/"+l.name, nil, mediaJSON, &text); err != nil {
-		return err
-	}
 	var o leaseObject
-	err := json.Unmarshal(text.Bytes(), &o)
-	l.seen = o
+	err := l.api.read(ctx, l.path+"/"+l.name, nil, mediaJSON, &o)
+	if err == nil {
+		l.seen = o
+	}
 	return err
 }
 

@@ -1,10 +1,7 @@
 package kube
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/url"
 
 	"sluice.dev/sluice/internal/model"
@@ -18,16 +15,9 @@ func named[T any](ctx context.Context, a *api, place kinds.Resource, name model.
 	if !fresh {
 		query.Set("resourceVersion", "0")
 	}
-	var page bytes.Buffer
-	if _, err := a.get(ctx, place.In(name.Namespace), query, media, &page); err != nil {
-		return nil, err
-	}
 	var list struct{ Items []T }
-	if err := json.Unmarshal(page.Bytes(), &list); err != nil {
-		return nil, fmt.Errorf("read %v %v: %w", place, name, err)
-	}
-	if len(list.Items) != 1 {
-		return nil, nil
+	if err := a.read(ctx, place.In(name.Namespace), query, media, &list); err != nil || len(list.Items) != 1 {
+		return nil, err
 	}
 	return &list.Items[0], nil
 }

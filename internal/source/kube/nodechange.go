@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/contest"
@@ -31,15 +34,39 @@ type NodeChange struct {
 	look, retry time.Duration
 	lasts       time.Duration // a contest
 	most        time.Duration // the longest pause between changes that are undone
-	write       func(context.Context, *api) (changed bool, err error)
+	patch       func(*corev1.Node) any
+	sub         string // the subresource that is patched, with its "/"; "": the Node itself
+	media       string // of the patch
+	made        func() // called after a change
 }
 
-// newNodeChange returns a change of a field that write makes. What the API has already, as it does
-// while our view of it lags, write leaves.
-func newNodeChange(config Config, node string, field []string, log *slog.Logger, write func(context.Context, *api) (bool, error)) *NodeChange {
-	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
-	return &NodeChange{api: a, log: log, node: node, field: field, look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, lasts: contest.Lasts, write: write}
+// newNodeChange returns a change of a field. What the API has already, as it does while our view of
+// it lags, patch leaves: it returns nil.
+func newNodeChange(config Config, node string, log *slog.Logger, patch func(*corev1.Node) any) *NodeChange {
+	return &NodeChange{
+		api: config.api(usualTiming(), log), log: log, node: node, patch: patch, made: func() {},
+		look: time.Second, retry: 10 * time.Second, most: 10 * time.Minute, lasts: contest.Lasts,
+	}
 }
+
+// write makes the change, and reports whether the API did not have it yet.
+func (c *NodeChange) write(ctx context.Context) (changed bool, err error) {
+	now, err := named[corev1.Node](ctx, c.api, nodePlace, model.Name{Name: c.node}, mediaJSON, true)
+	if err != nil || now == nil {
+		return false, err
+	}
+	patch := c.patch(now)
+	if patch == nil {
+		return false, nil
+	}
+	if err := c.api.write(ctx, http.MethodPatch, nodePlace.Path()+"/"+url.PathEscape(c.node)+c.sub, nil, c.media, patch); err != nil {
+		return false, err
+	}
+	c.made()
+	return true, nil
+}
+
+var nodePlace = kinds.Find(model.NodeKind).Places[0]
 
 // Run makes the change until ctx ends, whenever due says that the Node is there without it.
 func (c *NodeChange) Run(ctx context.Context, due func() bool) {
@@ -64,7 +91,7 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 		if !pace.Over(time.Now()) {
 			others = c.managers(ctx)
 		}
-		changed, err := c.write(ctx, c.api)
+		changed, err := c.write(ctx)
 		if err != nil && ctx.Err() == nil && !failing {
 			c.log.Warn(c.failure+"; trying again", "node", c.node, "error", err)
 		}
@@ -81,7 +108,7 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 
 // managers are those of the field, as far as the API tells.
 func (c *NodeChange) managers(ctx context.Context) []string {
-	o, err := named[metav1.PartialObjectMetadata](ctx, c.api, kinds.Find(model.NodeKind).Places[0], model.Name{Name: c.node}, mediaMetadata, true)
+	o, err := named[metav1.PartialObjectMetadata](ctx, c.api, nodePlace, model.Name{Name: c.node}, mediaMetadata, true)
 	if err == nil && o != nil {
 		if names := kubeobj.Managers(o.ManagedFields, c.field...); len(names) > 0 {
 			return names

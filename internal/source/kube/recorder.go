@@ -1,15 +1,12 @@
 package kube
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"net/url"
 	"regexp"
 	"strings"
 	"sync"
@@ -74,19 +71,17 @@ const (
 	// maxEvents is how many faults are reported: more Events help nobody.
 	maxEvents = 500
 
-	reportedBy      = "sluice.dev/agent"
-	maxNote         = 1024 // bytes; the API server accepts no more
-	maxInstance     = 128  // likewise
-	maxEventName    = 200  // bytes of the object's name in the Event's; with a digest it has to stay below 253
-	mediaMergePatch = "application/merge-patch+json"
-	mediaMetadata   = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+	reportedBy    = "sluice.dev/agent"
+	maxNote       = 1024 // bytes; the API server accepts no more
+	maxInstance   = 128  // likewise
+	maxEventName  = 200  // bytes of the object's name in the Event's; with a digest it has to stay below 253
+	mediaMetadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
 
 // NewRecorder returns a recorder for the node of that name. It does nothing until it runs.
 func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
-	credentials := &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}
 	return &Recorder{
-		api: &api{credentials: credentials, timing: usualTiming()}, node: node[:min(len(node), maxInstance)], log: log, pace: usualPace,
+		api: config.api(usualTiming(), log), node: node[:min(len(node), maxInstance)], log: log, pace: usualPace,
 		wake: wake.New(), states: map[model.Issue]*eventState{},
 	}
 }
@@ -277,19 +272,4 @@ func public(text, namespace string) string {
 		text = strings.ToValidUTF8(text[:maxNote-len("…")], "") + "…"
 	}
 	return text
-}
-
-// write creates or changes an object in the API.
-func (a *api) write(ctx context.Context, method, path string, query url.Values, media string, object any) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, a.timing.answer, errSilent)
-	defer cancel()
-	body, err := json.Marshal(object)
-	if err != nil {
-		return fmt.Errorf("encode what is written to %s: %w", path, err)
-	}
-	answer, err := a.do(ctx, method, path, query, http.Header{"Accept": {mediaJSON}, "Content-Type": {media}}, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	return answer.Body.Close()
 }

@@ -76,7 +76,7 @@ func New(config Config, sink source.Sink, log *slog.Logger) *Source {
 func newSource(config Config, t timing, sink source.Sink, log *slog.Logger) *Source {
 	s := &Source{
 		sink: sink, log: log,
-		api:     &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: t},
+		api:     config.api(t, log),
 		started: make(chan struct{}), ended: make(chan struct{}),
 	}
 	var optional []*follower

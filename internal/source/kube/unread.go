@@ -1,10 +1,7 @@
 package kube
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -33,28 +30,21 @@ var unreadPolicies = []struct {
 // UnreadPolicies asks the API for policies of kinds that no source reads, and returns an issue for
 // each kind of which there are some, and for each that it may not list.
 func UnreadPolicies(ctx context.Context, config Config, log *slog.Logger) ([]model.Issue, error) {
-	a := &api{credentials: &credentials{path: config.Kubeconfig, mount: podMount, agent: config.UserAgent, log: log}, timing: usualTiming()}
+	a := config.api(usualTiming(), log)
 	var issues []model.Issue
 	for _, k := range unreadPolicies {
 		object := model.Ref{Kind: model.Unread(k.place.APIVersion(), k.kind)}
-		if served, err := a.serves(ctx, k.place); err != nil || !served {
-			if err != nil {
-				return nil, err
-			}
-			continue
+		var list metav1.PartialObjectMetadataList
+		served, err := a.serves(ctx, k.place)
+		if served {
+			err = a.read(ctx, k.place.Path(), url.Values{"resourceVersion": {"0"}}, mediaMetadata, &list)
 		}
-		var page bytes.Buffer
-		_, err := a.get(ctx, k.place.Path(), url.Values{"resourceVersion": {"0"}}, mediaMetadata, &page)
 		switch {
 		case apierrors.IsForbidden(err):
 			issues = append(issues, object.Issue("this kind is not read, and whether there are any cannot be told: "+err.Error()))
 			continue
 		case err != nil:
 			return nil, err
-		}
-		var list metav1.PartialObjectMetadataList
-		if err := json.Unmarshal(page.Bytes(), &list); err != nil {
-			return nil, fmt.Errorf("read the metadata of %v: %w", k.place, err)
 		}
 		var names []string
 		for i := range list.Items {
@@ -71,13 +61,12 @@ func UnreadPolicies(ctx context.Context, config Config, log *slog.Logger) ([]mod
 
 // serves asks whether the API serves a resource. A user who may not even ask is told of nothing.
 func (a *api) serves(ctx context.Context, r kinds.Resource) (bool, error) {
-	var page bytes.Buffer
-	_, err := a.get(ctx, "/apis/"+r.APIVersion(), nil, mediaJSON, &page)
-	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-		return false, nil
-	}
 	var list metav1.APIResourceList
-	if err = cmp.Or(err, json.Unmarshal(page.Bytes(), &list)); err != nil {
+	err := a.read(ctx, "/apis/"+r.APIVersion(), nil, mediaJSON, &list)
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		return false, nil
+	case err != nil:
 		return false, fmt.Errorf("ask which kinds of %s there are: %w", r.APIVersion(), err)
 	}
 	return slices.ContainsFunc(list.APIResources, func(s metav1.APIResource) bool { return s.Name == r.Plural }), nil

@@ -138,72 +138,58 @@ func readTextPage(data []byte, item func(raw)) (metav1.ListMeta, error) {
 }
 
 // events reads a watch, one event at a time.
-type events interface {
-	// next returns io.EOF when the server has ended the watch properly.
-	next() (kind string, object raw, err error)
-}
-
-func newEvents(body io.Reader, inBinary bool) events {
-	if inBinary {
-		return &binaryEvents{in: bufio.NewReader(body)}
-	}
-	return textEvents{json.NewDecoder(body)}
-}
-
-type textEvents struct{ in *json.Decoder }
-
-func (e textEvents) next() (string, raw, error) {
-	var event struct {
-		Type   string          `json:"type"`
-		Object json.RawMessage `json:"object"`
-	}
-	err := e.in.Decode(&event)
-	return event.Type, raw{event.Object, false}, err
-}
-
-// binaryEvents are messages of type WatchEvent, each preceded by its length.
-type binaryEvents struct {
+type events struct {
+	text *json.Decoder // nil: the watch is in protobuf
+	// In holds messages of type WatchEvent, each preceded by its length.
 	in     *bufio.Reader
 	buffer []byte
 }
 
-func (e *binaryEvents) next() (kind string, object raw, err error) {
+func newEvents(body io.Reader, inBinary bool) *events {
+	if inBinary {
+		return &events{in: bufio.NewReader(body)}
+	}
+	return &events{text: json.NewDecoder(body)}
+}
+
+// next returns io.EOF when the server has ended the watch properly.
+func (e *events) next() (kind string, object raw, err error) {
+	var event metav1.WatchEvent
+	if e.text != nil {
+		err := e.text.Decode(&event)
+		return event.Type, raw{event.Object.Raw, false}, err
+	}
+	frame, err := e.frame()
+	if err != nil {
+		return "", raw{}, err
+	}
+	var inner []byte
+	if err = event.Unmarshal(frame); err == nil {
+		inner, err = unwrap(event.Object.Raw)
+	}
+	if err != nil {
+		return "", raw{}, fmt.Errorf("read event: %w", err)
+	}
+	return event.Type, raw{inner, true}, nil
+}
+
+// frame reads the next message in protobuf, which is valid until the next call.
+func (e *events) frame() ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(e.in, head[:]); err != nil {
-		return "", raw{}, err
+		return nil, err
 	}
 	size := binary.BigEndian.Uint32(head[:])
 	if size > maxFrame {
-		return "", raw{}, fmt.Errorf("read event: its %d bytes are more than %d", size, maxFrame)
+		return nil, fmt.Errorf("read event: its %d bytes are more than %d", size, maxFrame)
 	}
 	if int(size) > cap(e.buffer) {
 		e.buffer = make([]byte, size)
 	}
-	frame := e.buffer[:size]
-	if _, err := io.ReadFull(e.in, frame); err != nil {
-		return "", raw{}, io.ErrUnexpectedEOF
+	if _, err := io.ReadFull(e.in, e.buffer[:size]); err != nil {
+		return nil, io.ErrUnexpectedEOF
 	}
-	const typeField, objectField, rawField = 1, 2, 1
-	err = fields(frame, func(number protowire.Number, value []byte) error {
-		switch number {
-		case typeField:
-			kind = string(value)
-		case objectField:
-			return fields(value, func(number protowire.Number, value []byte) error {
-				if number != rawField {
-					return nil
-				}
-				inner, err := unwrap(value)
-				object = raw{inner, true}
-				return err
-			})
-		}
-		return nil
-	})
-	if err != nil {
-		return "", raw{}, fmt.Errorf("read event: %w", err)
-	}
-	return kind, object, nil
+	return e.buffer[:size], nil
 }
 
 // identity tells an object of the API, and its versions, from others.

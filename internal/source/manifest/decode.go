@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"time"
+	"unsafe"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -29,130 +30,82 @@ var unique = fields{"": nil}
 // or one of a type that is not read here.
 func decodes[T any](want fields) func(*decoder, *T) error {
 	decode := decodeOf(reflect.TypeFor[T](), want)
-	return func(d *decoder, o *T) error { return decode(d, reflect.ValueOf(o).Elem()) }
+	return func(d *decoder, o *T) error { return decode(d, unsafe.Pointer(o)) }
 }
 
-// decodeFunc reads a value. A null leaves it as it is.
-type decodeFunc func(d *decoder, v reflect.Value) error
+// decodeFunc reads a value of the type that it was made for. A null leaves it as it is. That the
+// value is found by its address, and not by a reflect.Value, halves what is beside the reading.
+type decodeFunc func(d *decoder, to unsafe.Pointer) error
 
 func decodeOf(t reflect.Type, want fields) decodeFunc {
 	switch t {
 	case reflect.TypeFor[metav1.Time]():
-		return func(d *decoder, v reflect.Value) error { return d.time(v.Addr().Interface().(*metav1.Time)) }
+		return func(d *decoder, to unsafe.Pointer) error { return d.time((*metav1.Time)(to)) }
 	case reflect.TypeFor[intstr.IntOrString]():
-		return func(d *decoder, v reflect.Value) error {
-			return d.intOrString(v.Addr().Interface().(*intstr.IntOrString))
-		}
+		return func(d *decoder, to unsafe.Pointer) error { return d.intOrString((*intstr.IntOrString)(to)) }
 	case reflect.TypeFor[*bool]():
-		return decodeBoolPointer
+		return func(d *decoder, to unsafe.Pointer) error { return d.boolPointer((**bool)(to)) }
 	case reflect.TypeFor[*string]():
-		return decodeStringPointer
+		return func(d *decoder, to unsafe.Pointer) error { return d.stringPointer((**string)(to)) }
 	}
 	switch t.Kind() {
 	case reflect.String:
-		return decodeString(want)
+		_, unique := want[""]
+		return func(d *decoder, to unsafe.Pointer) error { return d.string((*string)(to), unique) }
 	case reflect.Bool:
-		return func(d *decoder, v reflect.Value) error { return d.boolean(v.Addr().Interface().(*bool)) }
+		return func(d *decoder, to unsafe.Pointer) error { return d.boolean((*bool)(to)) }
 	case reflect.Int32:
-		return func(d *decoder, v reflect.Value) error { return d.int32(v.Addr().Interface().(*int32)) }
+		return func(d *decoder, to unsafe.Pointer) error { return d.int32((*int32)(to)) }
 	case reflect.Pointer:
 		return decodePointer(t, want)
 	case reflect.Slice:
 		return decodeList(t, want)
 	case reflect.Map:
-		return decodeMap(want)
+		return func(d *decoder, to unsafe.Pointer) error { return d.labels((*map[string]string)(to), want) }
 	case reflect.Struct:
 		return decodeObject(t, want)
 	}
 	panic(fmt.Sprintf("fields of type %s are not read", t))
 }
 
-func decodeString(want fields) decodeFunc {
-	_, unique := want[""]
-	return func(d *decoder, v reflect.Value) error {
-		b, err := d.text()
-		switch {
-		case b == nil:
-		case unique:
-			v.SetString(string(b))
-		default:
-			v.SetString(*d.names.intern(b))
-		}
-		return err
-	}
-}
-
-// Pointers lead to the one copy of a string, or of true and false.
-func decodeStringPointer(d *decoder, v reflect.Value) error {
-	b, err := d.text()
-	if b != nil {
-		v.Set(reflect.ValueOf(d.names.intern(b)))
-	}
-	return err
-}
-
-var yes, no = reflect.ValueOf(new(true)), reflect.ValueOf(new(false))
-
-func decodeBoolPointer(d *decoder, v reflect.Value) error {
-	if d.null() {
-		return nil
-	}
-	var b bool
-	if err := d.boolean(&b); err != nil {
-		return err
-	}
-	to := no
-	if b {
-		to = yes
-	}
-	v.Set(to)
-	return nil
-}
-
 func decodePointer(t reflect.Type, want fields) decodeFunc {
 	decode := decodeOf(t.Elem(), want)
-	return func(d *decoder, v reflect.Value) error {
+	return func(d *decoder, to unsafe.Pointer) error {
 		if d.null() {
 			return nil
 		}
-		v.Set(reflect.New(t.Elem()))
-		return decode(d, v.Elem())
+		value := reflect.New(t.Elem()).UnsafePointer()
+		*(*unsafe.Pointer)(to) = value
+		return decode(d, value)
 	}
 }
 
-// decodeList uses the room that a list has.
+// decodeList uses the room that a list has, and that of a list of strings in each item.
 func decodeList(t reflect.Type, want fields) decodeFunc {
-	decode := decodeOf(t.Elem(), want)
-	return func(d *decoder, v reflect.Value) error {
-		v.SetLen(0)
-		return d.list(func(i int) error {
-			if i == v.Cap() {
-				v.Grow(1)
-			}
-			v.SetLen(i + 1)
-			item := v.Index(i)
-			item.SetZero()
-			return decode(d, item)
-		})
+	decode, size, inner := decodeOf(t.Elem(), want), t.Elem().Size(), -1
+	for i := 0; t.Elem().Kind() == reflect.Struct && i < t.Elem().NumField(); i++ {
+		if f := t.Elem().Field(i); f.Type == reflect.TypeFor[[]string]() {
+			inner = int(f.Offset)
+		}
 	}
-}
-
-// decodeMap reads a map of strings, with the keys that are asked for.
-func decodeMap(want fields) decodeFunc {
-	return func(d *decoder, v reflect.Value) error {
-		to := v.Addr().Interface().(*map[string]string)
-		*to = nil
-		return d.object(func(key []byte) error {
-			if _, wanted := want[string(key)]; want != nil && !wanted {
-				return d.skip()
+	return func(d *decoder, to unsafe.Pointer) error {
+		list := reflect.NewAt(t, to).Elem()
+		list.SetLen(0)
+		return d.list(func(i int) error {
+			if i == list.Cap() {
+				list.Grow(1)
 			}
-			k := *d.names.intern(key)
-			b, err := d.text()
-			if *to == nil {
-				*to = make(map[string]string, 4)
+			list.SetLen(i + 1)
+			item := unsafe.Add(list.UnsafePointer(), uintptr(i)*size)
+			if inner < 0 {
+				list.Index(i).SetZero()
+			} else {
+				of := (*[]string)(unsafe.Add(item, inner))
+				room := (*of)[:0]
+				list.Index(i).SetZero()
+				*of = room
 			}
-			(*to)[k] = string(b)
-			return err
+			return decode(d, item)
 		})
 	}
 }
@@ -160,29 +113,92 @@ func decodeMap(want fields) decodeFunc {
 func decodeObject(t reflect.Type, want fields) decodeFunc {
 	type member struct {
 		name   string
-		index  int
+		offset uintptr
 		decode decodeFunc
 	}
-	var members []member // so few that to compare their names is as fast as a map
+	var members []member
 	for i := range t.NumField() {
-		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if part, wanted := want[name]; wanted {
-			members = append(members, member{name, i, decodeOf(t.Field(i).Type, part)})
+			members = append(members, member{name, f.Offset, decodeOf(f.Type, part)})
 		}
 	}
 	if len(members) < max(1, len(want)) {
 		panic(fmt.Sprintf("%s does not have all of the fields %v", t, want))
 	}
-	return func(d *decoder, v reflect.Value) error {
+	return func(d *decoder, to unsafe.Pointer) error {
+		next := 0 // most objects have their fields in the order of the type
 		return d.object(func(key []byte) error {
-			for i := range members {
-				if m := &members[i]; m.name == string(key) {
-					return m.decode(d, v.Field(m.index))
+			for range members {
+				m := &members[next]
+				if next++; next == len(members) {
+					next = 0
+				}
+				if m.name == string(key) {
+					return m.decode(d, unsafe.Add(to, m.offset))
 				}
 			}
 			return d.skip()
 		})
 	}
+}
+
+// string reads a string. Of one that is not unique, one copy is kept.
+func (d *decoder) string(to *string, unique bool) error {
+	b, err := d.text()
+	switch {
+	case b == nil:
+	case unique:
+		*to = string(b)
+	default:
+		*to = *d.names.intern(b)
+	}
+	return err
+}
+
+// stringPointer has it lead to the one copy of a string.
+func (d *decoder) stringPointer(to **string) error {
+	b, err := d.text()
+	if b != nil {
+		*to = d.names.intern(b)
+	}
+	return err
+}
+
+var yes, no = new(true), new(false)
+
+// boolPointer has it lead to the one copy of true or false.
+func (d *decoder) boolPointer(to **bool) error {
+	if d.null() {
+		return nil
+	}
+	var b bool
+	if err := d.boolean(&b); err != nil {
+		return err
+	}
+	*to = no
+	if b {
+		*to = yes
+	}
+	return nil
+}
+
+// labels reads a map of strings, with the keys that are asked for.
+func (d *decoder) labels(to *map[string]string, want fields) error {
+	*to = nil
+	return d.object(func(key []byte) error {
+		if _, wanted := want[string(key)]; want != nil && !wanted {
+			return d.skip()
+		}
+		k := *d.names.intern(key)
+		b, err := d.text()
+		if *to == nil {
+			*to = make(map[string]string, 4)
+		}
+		(*to)[k] = string(b)
+		return err
+	})
 }
 
 func (d *decoder) intOrString(to *intstr.IntOrString) error {

@@ -136,10 +136,10 @@ type rescan struct {
 // interpret works out what events mean. retry says that a file or
 // folder could not be read before, so that a change of its attributes is of interest.
 func (f *folder) interpret(events []watch.Event, retry func(path string) bool) rescan {
-	c := rescan{files: make(map[string]bool)}
+	r := rescan{files: make(map[string]bool)}
 	for _, e := range events {
 		if e.Mask&unix.IN_Q_OVERFLOW != 0 {
-			c.all = true
+			r.all = true
 			continue
 		}
 		folder, known := f.paths[e.WD]
@@ -148,32 +148,32 @@ func (f *folder) interpret(events []watch.Event, retry func(path string) bool) r
 		}
 		if e.Name == "" {
 			if e.WD == f.rootWD && e.Mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0 {
-				c.gone = true
+				r.gone = true
 			}
 			continue
 		}
-		f.interpretEntry(&c, e, filepath.Join(folder, e.Name), retry)
+		f.interpretEntry(&r, e, filepath.Join(folder, e.Name), retry)
 	}
-	return c
+	return r
 }
 
 // interpretEntry works out what an event of an entry of a folder means.
-func (f *folder) interpretEntry(c *rescan, e watch.Event, path string, retry func(path string) bool) {
+func (f *folder) interpretEntry(r *rescan, e watch.Event, path string, retry func(path string) bool) {
 	switch {
 	case e.Mask&unix.IN_ATTRIB != 0:
 		if retry(path) {
-			c.all = true
+			r.all = true
 		}
 	case e.Mask&unix.IN_ISDIR != 0:
-		c.all = c.all || e.Name[0] != '.'
+		r.all = r.all || e.Name[0] != '.'
 	case e.Swaps():
-		c.all = true
+		r.all = true
 	case !isManifest(e.Name):
 	case e.Mask&unix.IN_CREATE != 0:
-		if was, ok := c.files[path]; !ok || was {
-			c.files[path] = e.Begins(f.at(path))
+		if was, ok := r.files[path]; !ok || was {
+			r.files[path] = e.Begins(f.at(path))
 		}
 	default:
-		c.files[path] = false
+		r.files[path] = false
 	}
 }

@@ -120,9 +120,9 @@ func same(was, now any) bool {
 // everything returns an event for each valid object.
 func (l *ledger) everything() []store.Event {
 	events := make([]store.Event, 0, len(l.valid))
-	for k, c := range l.valid {
+	for k, d := range l.valid {
 		l.counts[k.Kind]++
-		events = append(events, store.Event{Kind: k.Kind, Name: k.Name, Object: c.value})
+		events = append(events, store.Event{Kind: k.Kind, Name: k.Name, Object: d.value})
 	}
 	return events
 }
@@ -173,7 +173,7 @@ func (l *ledger) put(f *file, next content) {
 	f.content, f.err = next, ""
 }
 
-// replace gives up what a file claimed and claims what it has now. What is the
+// replace withdraws what a file declared and declares what it has now. What is the
 // same at both ends of the two lists is not touched: in a long list mostly one
 // object changes.
 func (l *ledger) replace(f *file, next []object) {
@@ -192,7 +192,7 @@ func (l *ledger) replace(f *file, next []object) {
 	}
 	for i := range next {
 		if next[i].value != nil {
-			l.claim(next[i].Ref, declaration{f, next[i].value})
+			l.declare(next[i].Ref, declaration{f, next[i].value})
 		}
 	}
 }
@@ -211,7 +211,7 @@ func (l *ledger) withdraw(k model.Ref, f *file) {
 	l.touch(k)
 	rivals := l.rivals[k]
 	if l.valid[k].file != f {
-		rivals = slices.DeleteFunc(rivals, func(c declaration) bool { return c.file == f })
+		rivals = slices.DeleteFunc(rivals, func(d declaration) bool { return d.file == f })
 	} else if len(rivals) > 0 {
 		l.valid[k] = rivals[0]
 		rivals = slices.Delete(rivals, 0, 1)
@@ -226,18 +226,18 @@ func (l *ledger) withdraw(k model.Ref, f *file) {
 	}
 }
 
-func (l *ledger) claim(k model.Ref, c declaration) {
+func (l *ledger) declare(k model.Ref, d declaration) {
 	l.touch(k)
 	holder, held := l.valid[k]
 	if !held {
-		l.valid[k] = c
+		l.valid[k] = d
 		return
 	}
-	if c.file.path < holder.file.path {
-		l.valid[k] = c
-		c = holder
+	if d.file.path < holder.file.path {
+		l.valid[k] = d
+		d = holder
 	}
-	rivals := append(l.rivals[k], c)
+	rivals := append(l.rivals[k], d)
 	slices.SortFunc(rivals, func(a, b declaration) int { return cmp.Compare(a.file.path, b.file.path) })
 	l.rivals[k] = rivals
 	l.told = false
@@ -250,10 +250,10 @@ func (l *ledger) issues() []model.Issue {
 		all = append(all, f.allIssues()...)
 	}
 	for k, rivals := range l.rivals {
-		for _, c := range rivals {
+		for _, d := range rivals {
 			all = append(all, model.Issue{
 				Object: k,
-				Source: c.file.path,
+				Source: d.file.path,
 				Reason: "is declared in " + l.valid[k].file.path + " as well, which counts, as its name comes first; delete one of them",
 			})
 		}

@@ -218,15 +218,15 @@ func (s *Source) deliver(all bool) error {
 		}
 		s.folder, s.reread = f, true
 	}
-	c := s.folder.interpret(events, s.isUnreadable)
-	if c.gone {
+	changed := s.folder.interpret(events, s.isUnreadable)
+	if changed.gone {
 		return s.vanished()
 	}
-	s.reread = s.reread || c.all
+	s.reread = s.reread || changed.all
 	for path := range s.unread {
-		c.files[path] = false
+		changed.files[path] = false
 	}
-	jobs, below, err := s.plan(c.files, all || s.reread)
+	jobs, below, err := s.plan(changed.files, all || s.reread)
 	if err != nil {
 		return s.lost(err)
 	}

@@ -47,8 +47,10 @@ type content struct {
 // parser reads files; one serves one goroutine.
 type parser struct {
 	decoder
-	slice discoveryv1.EndpointSlice // filled anew for each, in the same room
-	seed  maphash.Seed
+	// Filled anew for each object, in the same room.
+	service corev1.Service
+	slice   discoveryv1.EndpointSlice
+	seed    maphash.Seed
 	// declared: files are read as users give them to an API; nil: as a cluster has them.
 	declared *declared
 	// ignoreRefused: see kinds.Text.
@@ -357,12 +359,12 @@ func (p *parser) add(o object, start int) {
 func (p *parser) decode(k *kinds.Kind) (model.Object, error) {
 	switch k.Kind {
 	case model.ServiceKind:
-		var o corev1.Service
-		err := decodeService(&p.decoder, &o)
+		p.service = corev1.Service{}
+		err := decodeService(&p.decoder, &p.service)
 		if p.declared != nil {
-			p.declared.assign(&o)
+			p.declared.assign(&p.service)
 		}
-		return translate(err, &o.ObjectMeta, &o, kubeobj.Service)
+		return translate(err, &p.service.ObjectMeta, &p.service, kubeobj.Service)
 	case model.EndpointSliceKind:
 		p.slice = discoveryv1.EndpointSlice{Ports: p.slice.Ports, Endpoints: p.slice.Endpoints}
 		return translate(decodeSlice(&p.decoder, &p.slice), &p.slice.ObjectMeta, &p.slice, kubeobj.EndpointSlice)

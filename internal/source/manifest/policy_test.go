@@ -236,7 +236,7 @@ func TestRefusedNetworkSets(t *testing.T) {
 // known by: its last good version is found when not even its name can be made out.
 func TestStoredNames(t *testing.T) {
 	p := newParsers(false)[0]
-	for _, others := range []int{0, 2 * short} {
+	for _, others := range []int{0, 16} {
 		var rest strings.Builder
 		for i := range others {
 			fmt.Fprintf(&rest, `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n%d"}}`, i)

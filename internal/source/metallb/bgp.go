@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 	"time"
 
@@ -53,17 +52,9 @@ func BGPAdvertisement(text []byte, also error) (*model.BGPAdvertisement, error) 
 
 // checkCommunity checks that a text is "64500:1" or "large:64500:1:2".
 func checkCommunity(text string) error {
-	large, isLarge := strings.CutPrefix(text, "large:")
-	parts, bits := strings.Split(text, ":"), 16
-	if isLarge {
-		parts, bits = strings.Split(large, ":"), 32
-	}
-	ok := len(parts) == 2 && !isLarge || len(parts) == 3 && isLarge
-	for _, p := range parts {
-		_, err := strconv.ParseUint(p, 10, bits)
-		ok = ok && err == nil
-	}
-	if !ok {
+	numbers, isLarge := strings.CutPrefix(text, "large:")
+	community, err := model.ParseCommunity(numbers)
+	if err != nil || isLarge != strings.HasPrefix(community, "large:") {
 		return fmt.Errorf("%q is no community such as 64500:1 or large:64500:1:2", text)
 	}
 	return nil

@@ -128,12 +128,12 @@ func TestTenantsManifestsAreTheObjects(t *testing.T) {
 	}
 	want := compiler(direct)
 	if len(want.Workloads) != c.Local || len(want.Rules) == 0 || len(want.Groups) == 0 {
-		t.Fatalf("%d workloads, %d programs, %d groups", len(want.Workloads), len(want.Rules), len(want.Groups))
+		t.Fatalf("%d workloads, %d rules of pods, %d groups", len(want.Workloads), len(want.Rules), len(want.Groups))
 	}
 	for _, p := range want.Rules {
 		for _, tier := range p.Tiers {
 			if len(tier.Policies) != cluster.PoliciesPerPod {
-				t.Errorf("a program of policies %v, want %d", tier.Policies, cluster.PoliciesPerPod)
+				t.Errorf("rules of policies %v, want %d", tier.Policies, cluster.PoliciesPerPod)
 			}
 		}
 	}

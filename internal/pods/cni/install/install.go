@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -15,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/lib/replace"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -140,7 +140,7 @@ func Run(o Options) (written []string, err error) {
 		if has, err := os.ReadFile(f.path); err == nil && bytes.Equal(has, f.data) {
 			continue
 		}
-		if err := replace(f.path, f.data, f.mode); err != nil {
+		if err := replace.File(f.path, f.data, f.mode); err != nil {
 			return written, fmt.Errorf("install %s: %w", f.path, err)
 		}
 		written = append(written, f.path)
@@ -172,38 +172,13 @@ func Before(folder string) (paths []string) {
 	return paths
 }
 
-// unfinished are the names of files before they are in their place.
-const unfinished = ".sluice-*"
-
-// replace writes a file beside the old one and puts it in its place. A program that runs goes on
-// with the old one.
-func replace(path string, data []byte, mode os.FileMode) (err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), unfinished)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = io.Copy(f, bytes.NewReader(data))
-	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
-}
-
 // Remove removes what Run installed, the configuration first, and what is left of a Run that was
 // killed. What is not there is no error. Pods keep their network; the runtime can neither add nor
 // remove any by this plugin afterwards.
 func Remove(o Options) error {
 	paths := []string{filepath.Join(o.ConfDir, file), filepath.Join(o.BinDir, program)}
 	for _, dir := range []string{o.ConfDir, o.BinDir} {
-		left, err := filepath.Glob(filepath.Join(dir, unfinished))
+		left, err := filepath.Glob(filepath.Join(dir, replace.Unfinished))
 		if err != nil {
 			return fmt.Errorf("remove the plugin: %w", err)
 		}

@@ -17,16 +17,16 @@ import (
 // it ends itself. It is longer than an agent needs to shut down.
 const rivalPatience = 30 * time.Second
 
-// claimNamespace makes this the only agent of the calling thread's network namespace. Tests whose
+// lockNamespace makes this the only agent of the calling thread's network namespace. Tests whose
 // agents program no kernel replace it.
-var claimNamespace = func(ctx context.Context, log *slog.Logger) (*nslock.Lock, error) {
-	return nslock.Acquire(ctx, rivalPatience, lockNamespace, log)
+var lockNamespace = func(ctx context.Context, log *slog.Logger) (*nslock.Lock, error) {
+	return nslock.Acquire(ctx, rivalPatience, takeGroup, log)
 }
 
-// lockNamespace takes the nflog group that stands for the right to be the only agent of the calling
+// takeGroup takes the nflog group that stands for the right to be the only agent of the calling
 // thread's network namespace. The kernel gives a group to one socket at a time, and only with
 // CAP_NET_ADMIN.
-func lockNamespace() (io.Closer, error) {
+func takeGroup() (io.Closer, error) {
 	c, err := nflog.Open(driver.ClaimGroup)
 	if errors.Is(err, nflog.ErrBusy) {
 		return nil, fmt.Errorf("%w: %w", driver.ErrBusy, err)

@@ -28,10 +28,10 @@ func TestTwoAgents(t *testing.T) {
 	}
 
 	// An agent that has waited long enough ends and names the agent in its way.
-	patient := claimNamespace
-	claimNamespace = func(ctx context.Context, log *slog.Logger) (*nslock.Lock, error) {
+	patient := lockNamespace
+	lockNamespace = func(ctx context.Context, log *slog.Logger) (*nslock.Lock, error) {
 		// The first agent has to be asked for its name meanwhile.
-		return nslock.Acquire(ctx, 500*time.Millisecond, lockNamespace, log)
+		return nslock.Acquire(ctx, 500*time.Millisecond, takeGroup, log)
 	}
 	var out bytes.Buffer
 	err := ns.Do(func() error {
@@ -40,7 +40,7 @@ func TestTwoAgents(t *testing.T) {
 		}
 		return nil
 	})
-	claimNamespace = patient
+	lockNamespace = patient
 	if err != nil || !strings.Contains(out.String(), fmt.Sprintf("process %d is at work", os.Getpid())) {
 		t.Errorf("a second agent says: %s: %v", out.String(), err)
 	}
