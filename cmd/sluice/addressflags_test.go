@@ -15,8 +15,8 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/test/netns"
 )
 
 // thieves are services with addresses that belong to others: node-a is 192.0.2.1, node-b 192.0.2.2.

@@ -19,9 +19,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/internal/pods/cni/install"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )

@@ -13,7 +13,8 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	fabric "sluice.dev/sluice/internal/fabric/kernel"
-	"sluice.dev/sluice/internal/kernel/netns"
+	spaces "sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 func TestNodeKey(t *testing.T) {
@@ -22,7 +23,7 @@ func TestNodeKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := netns.Own(path)
+	own, err := spaces.Own(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 const twoNodes = `

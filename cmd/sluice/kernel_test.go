@@ -9,7 +9,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

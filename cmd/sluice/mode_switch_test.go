@@ -21,8 +21,8 @@ import (
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/userspace"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
+	"sluice.dev/sluice/test/netns"
 )
 
 // datagrams is a service of UDP beside web, of the same endpoints.

@@ -18,9 +18,9 @@ import (
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver/ipvs"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/test/logtest"
+	"sluice.dev/sluice/test/netns"
 )
 
 // kubeProxyRules are what kube-proxy in iptables mode has for the service web, and the rule of

@@ -25,9 +25,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp"
-	"sluice.dev/sluice/internal/kernel/netns"
 	nftables "sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )

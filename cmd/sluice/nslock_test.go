@@ -13,7 +13,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent/nslock"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // A second agent on a node, whatever its socket and addresses, only waits. It takes over when the

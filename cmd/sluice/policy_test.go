@@ -17,12 +17,12 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nflog"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/logtest"
+	"sluice.dev/sluice/test/netns"
 )
 
 // shop has the pods web and db on node-a; db admits app=api only.

@@ -15,9 +15,9 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/test/logtest"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/programs"
 	"sluice.dev/sluice/test/world"
 )

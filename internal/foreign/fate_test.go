@@ -160,7 +160,7 @@ func TestFateOfPackets(t *testing.T) {
 			}
 			var maybe []foreign.Obstacle
 			var does *foreign.Obstacle
-			found, err := foreign.Read(t.Context(), router.NS)
+			found, err := foreign.Read(t.Context(), router.NS.NS)
 			if err == nil {
 				maybe, does, err = found.Meets(way)
 			}

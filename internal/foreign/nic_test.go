@@ -55,7 +55,7 @@ func TestPrograms(t *testing.T) {
 		if c.attach != nil {
 			host.In(c.attach)
 		}
-		rules, err := foreign.Read(t.Context(), host.NS)
+		rules, err := foreign.Read(t.Context(), host.NS.NS)
 		if err != nil {
 			t.Fatal(err)
 		}

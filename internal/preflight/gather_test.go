@@ -18,10 +18,10 @@ import (
 
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/driver/table"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/preflight"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

@@ -67,6 +67,40 @@ type Tier struct {
 	Default model.Action
 }
 
+// Passes counts the rules that pass to the next tier.
+func (t Tier) Passes() (n int) {
+	for _, own := range t.Policies {
+		for _, r := range own.Rules {
+			if r.Action == model.Pass {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Failsafe reports whether the tier is of the failsafe ports, whose connections are always tracked.
+func (t Tier) Failsafe() bool {
+	return slices.ContainsFunc(t.Policies, func(own *PolicyRules) bool { return own.Policy.Kind == model.Failsafe })
+}
+
+// Stages splits tiers after each that has a rule which passes to the next. What follows a tier that
+// passes nothing on is left out.
+func Stages(tiers []Tier) (all [][]Tier) {
+	var stage []Tier
+	for i, t := range tiers {
+		stage = append(stage, t)
+		switch {
+		case t.Passes() > 0 && i+1 < len(tiers):
+			all = append(all, stage)
+			stage = nil
+		case t.Default == model.Deny:
+			return append(all, stage)
+		}
+	}
+	return append(all, stage)
+}
+
 // PolicyRules are the rules of one policy for one direction. Immutable: the Rules of all ends that
 // the policy selects share them.
 type PolicyRules struct {

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/experiment/baseline"
 	"sluice.dev/sluice/test/bench/experiment/fabric"
 	"sluice.dev/sluice/test/bench/experiment/policy"
 	"sluice.dev/sluice/test/bench/experiment/services"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/report"
+	"sluice.dev/sluice/test/netns"
 )
 
 // TestAnExperimentIsFoundByItsName: its file is called like it, in the folder of its family.

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // AddBridge adds a bridge to the node, with the first address of each subnet, and behind it a pod

@@ -8,8 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/netns"
 )
 
 // A Mesh is a node with pods. Each pod is behind an interface of its own, with a host route to each

@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/netns"
 )
 
 // A probe is a raw socket for each transport at one address. The sockets receive everything that

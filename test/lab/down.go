@@ -8,8 +8,8 @@ import (
 	"strings"
 	"syscall"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Down removes the lab; see the function Down.

@@ -19,11 +19,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/deploy"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Kubernetes makes a lab run a real control plane, on the host plan.Control, and what its API

@@ -21,10 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/programs"
 )
 

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // uplink is a host's interface on the underlay.

@@ -10,9 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/sandbox"
+	"sluice.dev/sluice/test/netns"
 )
 
 // attachPods attaches the pods of the plan that are not attached yet. It returns what detaches

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // start runs a long-lived command of a node, in the node's namespace. Its output goes to

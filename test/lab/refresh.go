@@ -16,9 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // api is what the lab reads of a control plane.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/attr"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Hooks sees what is taken from the kernel's hooks in a namespace: each time, the kernel drops all

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/attr"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Watch fails the test if a transaction by the socket could lose packets: if packets enter no table

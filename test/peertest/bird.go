@@ -4,7 +4,7 @@ import (
 	"context"
 	"path/filepath"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // BIRD is BIRD 2.

@@ -6,7 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // frrDir is where Debian has FRR's daemons.

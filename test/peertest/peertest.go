@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // startTimeout bounds how long a daemon may take to answer.

@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/netns"
 )
 
 // tellDemo runs a demo in a lab of its own, and checks that it succeeds, keeps to 100 columns, and

@@ -17,12 +17,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/netns"
 )
 
 // emptyLab brings up a lab without an application from a command line.

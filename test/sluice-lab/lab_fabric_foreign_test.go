@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // inVXLAN is what a UDP packet to a VXLAN device holds that carries a UDP packet.

@@ -17,10 +17,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // One pod, behind a service, and one that only sends.

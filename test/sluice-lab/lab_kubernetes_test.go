@@ -13,13 +13,13 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/process"
 	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/netns"
 )
 
 // webApp is an application with a client that runs on the first node. Its pods answer longer after

@@ -21,7 +21,6 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/question"
 	"sluice.dev/sluice/internal/policy/verdict"
@@ -29,6 +28,7 @@ import (
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/probe"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/policytest"
 )
 

@@ -16,9 +16,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 var hosts atomic.Int64
@@ -190,7 +190,7 @@ func NewPod(node *Host, name string, addresses ...string) *Host {
 	for _, a := range addresses {
 		pair.Addresses = append(pair.Addresses, netip.MustParseAddr(a))
 	}
-	_, _, err := attach.Join(node.NS, pod.NS, pair)
+	_, _, err := attach.Join(node.NS.NS, pod.NS.NS, pair)
 	node.must(err)
 	return pod
 }

@@ -20,11 +20,12 @@ import (
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 )
 
 func run(t testing.TB, d *Driver, name string, args ...string) string {
 	t.Helper()
-	out, err := d.ns.Run(name, args...)
+	out, err := (&netns.NS{NS: d.ns}).Run(name, args...)
 	if err != nil {
 		t.Fatal(err)
 	}

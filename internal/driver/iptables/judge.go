@@ -141,7 +141,7 @@ func (w writer) add(lines []line) string {
 
 // tiers writes tiers, and then the end, and returns their first chain.
 func (w writer) tiers(tiers []state.Tier, end string) string {
-	stages := stagesOf(tiers)
+	stages := state.Stages(tiers)
 	if len(stages) > w.nested {
 		return w.add(append(w.sequence(tiers, end), w.names...))
 	}
@@ -154,37 +154,15 @@ func (w writer) tiers(tiers []state.Tier, end string) string {
 
 // sequence calls one stage after the other, however many there are.
 func (w writer) sequence(tiers []state.Tier, end string) (lines []line) {
-	if len(tiers) > 0 && failsafe(tiers[0]) {
+	if len(tiers) > 0 && tiers[0].Failsafe() {
 		lines, tiers = w.rules(tiers[:1], end), tiers[1:]
 	}
 	called := w
 	called.allow, w.chains[matchedChain] = "-g "+matchedChain, []string{setMatched.text}
-	for _, s := range stagesOf(tiers) {
+	for _, s := range state.Stages(tiers) {
 		lines = append(lines, line{text: "-j " + w.add(append([]line{unmark}, called.stage(s, "-j RETURN")...))}, ifMatch.then(w.then(line{text: w.allow})))
 	}
 	return append(lines, line{text: end})
-}
-
-// failsafe reports whether a tier is of the failsafe ports, whose connections are always tracked.
-func failsafe(t state.Tier) bool {
-	return slices.ContainsFunc(t.Policies, func(own *state.PolicyRules) bool { return own.Policy.Kind == model.Failsafe })
-}
-
-// stagesOf splits tiers after each that has a rule which passes to the next. What follows a tier
-// that passes nothing on is left out.
-func stagesOf(tiers []state.Tier) (all [][]state.Tier) {
-	var stage []state.Tier
-	for i, t := range tiers {
-		stage = append(stage, t)
-		switch {
-		case passes(t) && i+1 < len(tiers):
-			all = append(all, stage)
-			stage = nil
-		case t.Default == model.Deny:
-			return append(all, stage)
-		}
-	}
-	return append(all, stage)
 }
 
 // stage returns the rules of tiers of which the last alone may have some that pass, the end, and
@@ -211,13 +189,6 @@ func (w writer) rules(tiers []state.Tier, next string) (lines []line) {
 		}
 	}
 	return lines
-}
-
-// passes reports whether a rule of the tier passes to the next.
-func passes(t state.Tier) bool {
-	return slices.ContainsFunc(t.Policies, func(own *state.PolicyRules) bool {
-		return slices.ContainsFunc(own.Rules, func(r state.Rule) bool { return r.Action == model.Pass })
-	})
 }
 
 func (w writer) action(key model.PolicyKey, r *state.Rule, next string) line {

@@ -15,10 +15,10 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/ipvs"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

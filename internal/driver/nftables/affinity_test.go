@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

@@ -16,10 +16,10 @@ import (
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/attr"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 )
 
 // poison is what a kernel refuses.

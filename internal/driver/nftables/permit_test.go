@@ -15,9 +15,9 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
 	"sluice.dev/sluice/internal/kernel/attr"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 )
 
 // policies builds random states of policy, in which everything that a state can say

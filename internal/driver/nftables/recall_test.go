@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Another flowtable with the same interfaces takes the place of the one that there was, also where

@@ -10,8 +10,8 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

@@ -23,9 +23,9 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/userspace"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

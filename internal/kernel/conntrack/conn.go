@@ -25,6 +25,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
 )
@@ -354,27 +355,11 @@ func (c *Conn) get(t Tuple, p model.Protocol) (found *Flow, err error) {
 func (c *Conn) dialInNamespace() (*netlink.Conn, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	inside, err := c.inside()
-	if err != nil {
-		return nil, err
-	}
-	config := &netlink.Config{MessageBufferSize: messageSize, NetNS: int(c.ns.Fd())}
-	if inside {
-		config.NetNS = 0
+	config := &netlink.Config{MessageBufferSize: messageSize}
+	if fd := int(c.ns.Fd()); !netns.Here(fd) {
+		config.NetNS = fd
 	}
 	return netlink.Dial(unix.NETLINK_NETFILTER, config)
-}
-
-// inside says whether the calling thread is in the Conn's namespace.
-func (c *Conn) inside() (bool, error) {
-	var here, there unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
-		return false, err
-	}
-	if err := unix.Fstat(int(c.ns.Fd()), &there); err != nil {
-		return false, err
-	}
-	return here.Ino == there.Ino && here.Dev == there.Dev, nil
 }
 
 // dial returns the socket, ready to wait for an answer.

@@ -13,8 +13,8 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"sluice.dev/sluice/internal/kernel/attr"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 

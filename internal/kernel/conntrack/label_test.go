@@ -14,8 +14,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/netns"
 )
 
 // router is a node between a client and a server, each in a namespace of its own.

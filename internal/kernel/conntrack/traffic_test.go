@@ -12,8 +12,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/netns"
 )
 
 // TestTraffic has a real rule translate real flows, moves the rule to another backend, and

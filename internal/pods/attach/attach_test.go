@@ -15,7 +15,7 @@ import (
 )
 
 func join(node, pod *world.Host, addrs ...netip.Addr) error {
-	_, _, err := attach.Join(node.NS, pod.NS, attach.Pair{Host: "veth0", Inside: attach.Interface, Addresses: addrs})
+	_, _, err := attach.Join(node.NS.NS, pod.NS.NS, attach.Pair{Host: "veth0", Inside: attach.Interface, Addresses: addrs})
 	return err
 }
 
@@ -107,11 +107,11 @@ func TestRerouteWithoutIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	node.Set("net/ipv6/conf/all/disable_ipv6", "1")
-	if put, err := attach.Reroute(node.NS, l.Attrs().Index, a); put || err == nil || !strings.Contains(err.Error(), "set its disable_ipv6 to 0") {
+	if put, err := attach.Reroute(node.NS.NS, l.Attrs().Index, a); put || err == nil || !strings.Contains(err.Error(), "set its disable_ipv6 to 0") {
 		t.Errorf("%v, %v", put, err)
 	}
 	node.Set("net/ipv6/conf/all/disable_ipv6", "0")
-	if put, err := attach.Reroute(node.NS, l.Attrs().Index, a); !put || err != nil {
+	if put, err := attach.Reroute(node.NS.NS, l.Attrs().Index, a); !put || err != nil {
 		t.Errorf("once it is on again: %v, %v", put, err)
 	}
 }
@@ -124,7 +124,7 @@ func TestDetach(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 { // detaching twice is fine
-			if err := attach.Detach(node.NS, "veth0"); err != nil {
+			if err := attach.Detach(node.NS.NS, "veth0"); err != nil {
 				t.Fatal(err)
 			}
 		}

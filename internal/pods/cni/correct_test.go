@@ -16,8 +16,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/pods/attach"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -353,7 +353,7 @@ func TestBooted(t *testing.T) {
 			b.tryAdd(b.container("same"))); err == nil || !strings.Contains(err.Error(), "no address is free") {
 			t.Errorf("an address is given twice: %v", err)
 		}
-		if err := errors.Join(attach.Detach(b.node.NS, attach.HostInterface(old.ContainerID, old.IfName)), os.Chtimes(filepath.Join(store, "10.77.0.2"), before, before),
+		if err := errors.Join(attach.Detach(b.node.NS.NS, attach.HostInterface(old.ContainerID, old.IfName)), os.Chtimes(filepath.Join(store, "10.77.0.2"), before, before),
 			os.WriteFile(filepath.Join(store, "boot_id"), []byte(mark), 0o600)); err != nil {
 			t.Fatal(err)
 		}

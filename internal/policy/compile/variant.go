@@ -57,8 +57,6 @@ const (
 	refusedTogether // with those of others
 )
 
-func (p progress) refused() bool { return p >= refusedAlone }
-
 // settled reports whether there is nothing more to do for it.
 func (p progress) settled() bool { return p >= filled }
 

@@ -22,9 +22,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/netns"
 )
 
 func TestMain(m *testing.M) {

@@ -19,11 +19,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
 	"sluice.dev/sluice/test/bench/testbed"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/netns"
 )
 
 // address is the API server's, the same for all nodes.

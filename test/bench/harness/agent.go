@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
 	"sluice.dev/sluice/test/bench/testbed"
+	"sluice.dev/sluice/test/netns"
 )
 
 // WithSite runs f with a new site in a testbed of its own, and removes both.

@@ -9,7 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // CommitWatch reports when the kernel commits nftables transactions in a namespace. It listens to

@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Marker begins the names of all namespaces, folders and control groups that a run makes; the

@@ -19,8 +19,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cpuaffinity"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Sources are the addresses that flows come from; each has 32,768 ports, so there are more flows

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cpuaffinity"
+	"sluice.dev/sluice/test/netns"
 )
 
 // CopyConfig is one bulk copy over one TCP connection.

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cpuaffinity"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Config describes a run.

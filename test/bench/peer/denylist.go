@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/compile"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/list"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/netns"
 )
 
 // listName is the name of the address list of DenyList and HostPolicy.

@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/testbed"
+	"sluice.dev/sluice/test/netns"
 )
 
 // FarmMode is how a farm's packets get to its backends, in nftlb's words.

@@ -15,9 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
+	"sluice.dev/sluice/test/netns"
 )
 
 // HAProxy is Debian's haproxy in TCP mode, one thread on one CPU. It ends connections itself, and

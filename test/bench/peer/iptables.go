@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
+	"sluice.dev/sluice/test/netns"
 )
 
 // KubeIptables is the shape of kube-proxy's iptables mode: one chain that lists all services, a

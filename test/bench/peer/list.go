@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Blocker is a program that drops packets from the addresses of a list.

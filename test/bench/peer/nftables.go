@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
+	"sluice.dev/sluice/test/netns"
 )
 
 // KubeNftables is the shape of kube-proxy's nftables mode: one map from addresses to chains, a

@@ -7,9 +7,9 @@ import (
 	"net/http"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Nftlb is Debian's nftlb in the node's namespace; its farms are set through its HTTP API.

@@ -13,13 +13,13 @@ import (
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/link"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/model"
 	servicecompile "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Node is Sluice on one node, in this process: its store, compiler and driver without the agent's

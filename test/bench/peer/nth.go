@@ -5,9 +5,9 @@ import (
 	"context"
 	"fmt"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Nth is iptables-legacy as a balancer by hand: for each service a rule that leads to its chain,

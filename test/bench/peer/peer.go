@@ -12,9 +12,9 @@ import (
 	"os/exec"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
+	"sluice.dev/sluice/test/netns"
 )
 
 // ErrMissing is wrapped when the machine lacks what a data plane needs; the message says what to

@@ -10,7 +10,7 @@ import (
 	"os/exec"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // script is a ruleset that is written to a file.

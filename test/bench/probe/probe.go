@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cpuaffinity"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Interval is the time between two probes; shorter times cannot be measured.

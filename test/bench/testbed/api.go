@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/netns"
 )
 
 // AddAddress adds an address for ConnectTo to a namespace's loopback.

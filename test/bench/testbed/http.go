@@ -5,7 +5,7 @@ import (
 	"net"
 	"net/http"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // HTTP returns a client whose connections start inside a namespace.

@@ -7,8 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/netns"
 )
 
 // gateway is the pods' default gateway. No device has it; the node's end of the pair answers for

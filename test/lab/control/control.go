@@ -22,8 +22,8 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // These are the components, as Kill and Restart name them.

@@ -9,9 +9,9 @@ import (
 	"os"
 
 	"github.com/vishvananda/netlink"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // farmsFile is what the story needs of a configuration of 'sluice balance'.

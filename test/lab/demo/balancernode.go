@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // The balancer's program has a network of its own, and so the addresses that it has by default.

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/echo"
+	"sluice.dev/sluice/test/netns"
 )
 
 // These are the time-outs of requests that should be answered, and of those that should be dropped.

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab"
+	"sluice.dev/sluice/test/netns"
 )
 
 // sluice runs a command of the lab's sluice on a node, and returns what it prints. Its exit status

@@ -17,7 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Server listens for a set of pods. The zero value serves none. It is safe for concurrent use.

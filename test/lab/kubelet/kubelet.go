@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/kubeapi"
 	"sluice.dev/sluice/test/lab/sandbox"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Config says which node to run, and where.

@@ -13,12 +13,12 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/control/controltest"
 	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/kubeapi"
 	"sluice.dev/sluice/test/lab/sandbox"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/programs"
 	packets "sluice.dev/sluice/test/world"
 )

@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/netns"
 )
 
 // pod makes a pod with one container and a port, bound to the node, and applies changes before it

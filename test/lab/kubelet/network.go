@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	kernel "sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/sandbox"
+	"sluice.dev/sluice/test/netns"
 )
 
 // attachment is a pod's network: its own namespace, which the id distinguishes from a later one of
 // that name, perhaps made by another node.
 type attachment struct {
 	sandbox.Pod
-	id netns.ID
+	id kernel.ID
 }
 
 // pod returns a pod as the plugins know it. Pods' names and namespaces are unique in a cluster, and
@@ -78,8 +79,8 @@ func exists(ns string) bool {
 
 // inside reports whether this process is in the namespace.
 func inside(ns *netns.NS) bool {
-	own, _ := netns.IDOf("/proc/self/ns/net")
-	other, ok := netns.IDOf(ns.Path())
+	own, _ := kernel.IDOf("/proc/self/ns/net")
+	other, ok := kernel.IDOf(ns.Path())
 	return ok && own == other
 }
 

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/echo"
+	"sluice.dev/sluice/test/netns"
 )
 
 const webService = `

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/echo"
+	"sluice.dev/sluice/test/netns"
 )
 
 // These are the time-outs: for an answer, long enough for TCP to try three times; and a minimum and

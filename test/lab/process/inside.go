@@ -11,15 +11,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	kernel "sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/test/netns"
 )
 
 // KillIn ends all processes in the named network namespaces, whatever started them, except this
 // one, and returns once they are gone.
 func KillIn(names ...string) error {
-	doomed := map[netns.ID]bool{}
+	doomed := map[kernel.ID]bool{}
 	for _, n := range names {
-		if id, ok := netns.IDOf(filepath.Join(netns.Dir, n)); ok {
+		if id, ok := kernel.IDOf(filepath.Join(netns.Dir, n)); ok {
 			doomed[id] = true
 		}
 	}
@@ -52,9 +53,9 @@ func KillIn(names ...string) error {
 }
 
 // killIf kills a process if it is in one of the namespaces, and reports whether it did.
-func killIf(pid int, in map[netns.ID]bool) (bool, error) {
+func killIf(pid int, in map[kernel.ID]bool) (bool, error) {
 	path := fmt.Sprintf("/proc/%d/ns/net", pid)
-	if id, ok := netns.IDOf(path); !ok || !in[id] {
+	if id, ok := kernel.IDOf(path); !ok || !in[id] {
 		return false, nil
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -62,7 +63,7 @@ func killIf(pid int, in map[netns.ID]bool) (bool, error) {
 		return true, nil // it is just ending: check again
 	}
 	defer unix.Close(fd)
-	if id, ok := netns.IDOf(path); !ok || !in[id] { // now the number cannot pass to another process
+	if id, ok := kernel.IDOf(path); !ok || !in[id] { // now the number cannot pass to another process
 		return false, nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -19,9 +19,10 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
+	kernel "sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Config describes the network of a node's pods.
@@ -245,9 +246,9 @@ func (n *Network) Pods() ([]Pod, error) {
 // Remove takes a pod's network back, and removes its namespace with all processes in it. What is
 // gone is no error. A namespace of that name that is not own stays: it is another pod's of that
 // name.
-func (n *Network) Remove(p Pod, own netns.ID) error {
+func (n *Network) Remove(p Pod, own kernel.ID) error {
 	conf := n.runtimeConf(p)
-	id, there := netns.IDOf(conf.NetNS)
+	id, there := kernel.IDOf(conf.NetNS)
 	there = there && id == own
 	if !there {
 		conf.NetNS = ""
@@ -266,8 +267,8 @@ func (n *Network) Remove(p Pod, own netns.ID) error {
 }
 
 // ID identifies the namespace that now has the pod's name for one.
-func (p Pod) ID() netns.ID {
-	id, _ := netns.IDOf(p.path())
+func (p Pod) ID() kernel.ID {
+	id, _ := kernel.IDOf(p.path())
 	return id
 }
 

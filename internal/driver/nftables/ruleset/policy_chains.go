@@ -124,14 +124,13 @@ type rulesWriter struct {
 
 // first writes the first chain.
 func (w *rulesWriter) first() *table.DynamicChain {
-	failsafe := func(own *state.PolicyRules) bool { return own.Policy.Kind == model.Failsafe }
-	if w.scope.noTrack && len(w.rules.Tiers) > 0 && slices.ContainsFunc(w.rules.Tiers[0].Policies, failsafe) {
+	if w.scope.noTrack && len(w.rules.Tiers) > 0 && w.rules.Tiers[0].Failsafe() {
 		return w.tracked(w.rules.Tiers[0])
 	}
-	stages := w.stages()
+	stages := state.Stages(w.rules.Tiers)
 	nested, ways := len(stages) <= w.limits.nested, 1
 	for _, s := range stages[:len(stages)-1] {
-		ways *= 1 + passes(s[len(s)-1])*w.limits.inline
+		ways *= 1 + s[len(s)-1].Passes()*w.limits.inline
 		nested = nested && ways <= w.limits.ways
 	}
 	if nested {
@@ -151,35 +150,6 @@ func (w *rulesWriter) tracked(failsafe state.Tier) *table.DynamicChain {
 		pass:  func(d *draft, r nft.Rule) { d.goTo(r, rest.first()) },
 	})
 	return d.done(w.scope.name, w.title())
-}
-
-// stages splits the tiers after each that has a rule which passes to the next. What follows a tier
-// that passes nothing on is left out.
-func (w *rulesWriter) stages() (all [][]state.Tier) {
-	var stage []state.Tier
-	for i, t := range w.rules.Tiers {
-		stage = append(stage, t)
-		switch passing := passes(t) > 0; {
-		case passing && i+1 < len(w.rules.Tiers):
-			all = append(all, stage)
-			stage = nil
-		case t.Default == model.Deny:
-			return append(all, stage)
-		}
-	}
-	return append(all, stage)
-}
-
-// passes counts the rules of a tier that pass to the next.
-func passes(t state.Tier) (n int) {
-	for _, own := range t.Policies {
-		for _, r := range own.Rules {
-			if r.Action == model.Pass {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // outcomes are how a chain writes that a packet is allowed, and that it passes to the next tier.

@@ -11,12 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/peer"
 	"sluice.dev/sluice/test/bench/report"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Bandwidth is the experiment fabric-bandwidth.

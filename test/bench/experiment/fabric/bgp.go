@@ -14,12 +14,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/peer"
 	"sluice.dev/sluice/test/bench/report"
+	"sluice.dev/sluice/test/netns"
 	"sluice.dev/sluice/test/peertest"
 )
 

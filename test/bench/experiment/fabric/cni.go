@@ -19,13 +19,13 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/peer"
 	"sluice.dev/sluice/test/bench/report"
+	"sluice.dev/sluice/test/netns"
 )
 
 // CNI is the experiment fabric-cni.

@@ -17,12 +17,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/cli"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/sluiceagent"
+	"sluice.dev/sluice/test/netns"
 )
 
 //go:embed app.yaml

@@ -14,13 +14,13 @@ import (
 	compile "sluice.dev/sluice/internal/fabric/compile"
 	fabric "sluice.dev/sluice/internal/fabric/kernel"
 	"sluice.dev/sluice/internal/kernel/link"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/report"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Nodes is the experiment fabric-nodes.

@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/report"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Requests is the experiment fabric-requests.

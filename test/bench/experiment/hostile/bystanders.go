@@ -13,10 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/testbed"
+	"sluice.dev/sluice/test/netns"
 )
 
 // The services of the bystanders: one that nothing happens to, one whose endpoint changes all the

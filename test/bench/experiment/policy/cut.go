@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/conntrack"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/cluster"
@@ -24,6 +23,7 @@ import (
 	"sluice.dev/sluice/test/bench/peer"
 	"sluice.dev/sluice/test/bench/report"
 	"sluice.dev/sluice/test/bench/testbed"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Cut is the experiment policy-cut.

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/agent"
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/bench/dataplane"
 	"sluice.dev/sluice/test/bench/experiment/kubeproxy"
 	"sluice.dev/sluice/test/bench/harness"
+	"sluice.dev/sluice/test/netns"
 )
 
 // verify waits until the agent has caught up and compares its table with that of a fresh agent.

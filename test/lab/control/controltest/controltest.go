@@ -11,8 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/netns"
 )
 
 // Addr is the API server's address, unless the configuration has another.
