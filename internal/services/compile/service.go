@@ -157,7 +157,7 @@ func (s *service) hasNodePort(is4 bool) bool {
 		slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
 
-// keep takes over the frontends of old that are as wanted now.
+// keep reuses the frontends of old that are as wanted now.
 func (s *service) keep(old *service) {
 	for i, cl := range s.claims {
 		if f := old.claim(cl.key); f != nil && f.Equal(cl.frontend) {
