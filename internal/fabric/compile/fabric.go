@@ -235,7 +235,8 @@ func (c *Compiler) pods(is4 bool) bool {
 	return c.cidrs.Size6() > 0
 }
 
-// takeBlock follows a block, nil if it is gone, and adds the nodes to changed that had it and have it.
+// takeBlock follows a block, nil if it is gone, and adds the nodes to changed that had it, and have
+// it now.
 func (c *Compiler) takeBlock(name string, now *model.BlockAffinity, changed map[string]bool) {
 	if old := c.blocks[name]; old != nil {
 		changed[old.Node] = true
