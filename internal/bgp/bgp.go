@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"sluice.dev/sluice/internal/model"
 )
 
 // Order is a change of what the speaker is to do. The first one after the start has all.
@@ -113,10 +115,10 @@ func (p *Peer) same(o *Peer) bool {
 // Rule accepts or rejects routes. It holds for those of its family that meet all it says; one
 // without a Prefix and without Learned holds for all of both families.
 type Rule struct {
-	Accept bool         `json:"accept,omitempty"`
-	Prefix netip.Prefix `json:"prefix"` // invalid: any
-	Match  Match        `json:"match,omitempty"`
-	// Min and Max are the lengths that a route within Prefix may have, with In; 0: that of Prefix,
+	Accept bool           `json:"accept,omitempty"`
+	Prefix netip.Prefix   `json:"prefix"`          // invalid: any
+	Match  model.BGPMatch `json:"match,omitempty"` // how a route's prefix has to be to Prefix
+	// Min and Max are the lengths that a route within Prefix may have, with BGPIn; 0: that of Prefix,
 	// and that of an address.
 	Min int `json:"min,omitempty"`
 	Max int `json:"max,omitempty"`
@@ -125,17 +127,6 @@ type Rule struct {
 	// Family is 4 or 6; 0: both.
 	Family int `json:"family,omitempty"`
 }
-
-// Match says how a route's prefix has to be to that of a Rule.
-type Match uint8
-
-// How a route's prefix has to be to that of a Rule.
-const (
-	In Match = iota // the same, or within it
-	NotIn
-	Equal
-	NotEqual
-)
 
 // Route is a prefix to announce, by this node's own address. Each peer that some Announcement names
 // gets it, with what all of those say together.

@@ -99,7 +99,7 @@ type BGPMatch uint8
 
 // How a route has to be to a rule's CIDR.
 const (
-	BGPIn BGPMatch = iota
+	BGPIn BGPMatch = iota // the same, or within it
 	BGPNotIn
 	BGPEqual
 	BGPNotEqual

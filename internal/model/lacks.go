@@ -1,9 +1,6 @@
 package model
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Lack is a term of a selector that does not hold for an object, for people.
 type Lack struct {
@@ -26,8 +23,13 @@ func (s Selector) Lacks(l Labels) []Lack {
 		}
 		return all
 	case s.op == opOr:
-		return slices.MinFunc(mapped(s.terms, func(t Selector) []Lack { return t.Lacks(l) }),
-			func(a, b []Lack) int { return len(a) - len(b) })
+		least := s.terms[0].Lacks(l)
+		for _, t := range s.terms[1:] {
+			if all := t.Lacks(l); len(all) < len(least) {
+				least = all
+			}
+		}
+		return least
 	case s.op == opNot && (s.terms[0].op == opAnd || s.terms[0].op == opOr || s.terms[0].key == ""):
 		return []Lack{{Wants: "what is not " + s.terms[0].String(), Is: "is"}}
 	case s.op == opNot:
@@ -38,14 +40,6 @@ func (s Selector) Lacks(l Labels) []Lack {
 	}
 	_, has := l.Label(s.key)
 	return []Lack{{Wants: s.plain(), Is: isLabelled(s.key, l), Absent: !has}}
-}
-
-func mapped[T, U any](list []T, f func(T) U) []U {
-	all := make([]U, len(list))
-	for i, e := range list {
-		all[i] = f(e)
-	}
-	return all
 }
 
 // plain says what a selector of one label wants.

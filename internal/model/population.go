@@ -4,7 +4,6 @@ import (
 	"iter"
 	"math/bits"
 	"slices"
-	"strings"
 )
 
 // Population is objects with labels, each at its place, of which a selector finds all that it
@@ -148,24 +147,18 @@ func (p *Population) Selected(s Selector) Places {
 			set.Add(i)
 		}
 	}
-	holds := strings.Contains
 	switch s.op {
 	case opHas:
 		add(k.has)
-		return set
 	case opIn:
 		for _, v := range s.values {
 			add(k.values[v])
 		}
-		return set
-	case opStartsWith:
-		holds = strings.HasPrefix
-	case opEndsWith:
-		holds = strings.HasSuffix
-	}
-	for v, list := range k.values {
-		if holds(v, s.values[0]) {
-			add(list)
+	default:
+		for v, list := range k.values {
+			if s.admits(v) {
+				add(list)
+			}
 		}
 	}
 	return set

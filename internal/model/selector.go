@@ -156,18 +156,20 @@ func (s Selector) Matches(l Labels) bool {
 		return false
 	}
 	v, ok := l.Label(s.key)
-	if !ok {
-		return false
-	}
+	return ok && s.admits(v)
+}
+
+// admits reports whether a selector of one label selects what has it with the value.
+func (s Selector) admits(value string) bool {
 	switch s.op {
 	case opIn:
-		return slices.Contains(s.values, v)
+		return slices.Contains(s.values, value)
 	case opContains:
-		return strings.Contains(v, s.values[0])
+		return strings.Contains(value, s.values[0])
 	case opStartsWith:
-		return strings.HasPrefix(v, s.values[0])
+		return strings.HasPrefix(value, s.values[0])
 	case opEndsWith:
-		return strings.HasSuffix(v, s.values[0])
+		return strings.HasSuffix(value, s.values[0])
 	}
 	return true // opHas
 }

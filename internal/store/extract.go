@@ -16,11 +16,14 @@ func (v *View) Extract(pods []*model.Pod, services []*model.Service) *Store {
 		}
 		s.apply(Event{model.PodKind, pod.Name, pod})
 	}
-	for _, svc := range services {
+	addService := func(svc *model.Service) {
 		s.apply(Event{model.ServiceKind, svc.Name, svc})
 		for _, slice := range v.Slices(svc.Name) {
 			s.apply(Event{model.EndpointSliceKind, slice.Name, slice})
 		}
+	}
+	for _, svc := range services {
+		addService(svc)
 	}
 	for kind, objects := range v.objects {
 		if kind == model.NamespaceKind || kind == model.ServiceAccountKind {
@@ -31,10 +34,7 @@ func (v *View) Extract(pods []*model.Pod, services []*model.Service) *Store {
 		}
 	}
 	for name, svc := range v.former {
-		s.apply(Event{model.ServiceKind, name, svc})
-		for _, slice := range v.Slices(name) {
-			s.apply(Event{model.EndpointSliceKind, slice.Name, slice})
-		}
+		addService(svc)
 		s.apply(Event{Kind: model.ServiceKind, Name: name})
 	}
 	return s

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
@@ -76,16 +77,6 @@ func (d Dirty) Refs(kinds []model.Kind) iter.Seq[model.Ref] {
 			}
 		}
 	}
-}
-
-// add notes an object that changed, came or went.
-func (d Dirty) add(kind model.Kind, name model.Name) {
-	names := d.Objects[kind]
-	if names == nil {
-		names = map[model.Name]struct{}{}
-		d.Objects[kind] = names
-	}
-	names[name] = struct{}{}
 }
 
 // Store is safe for concurrent use. The objects it hands out are shared and immutable.
@@ -182,7 +173,7 @@ func (s *Store) replaceObject(e Event) {
 		}
 		objects[e.Name] = e.Object
 	}
-	s.dirty.add(e.Kind, e.Name)
+	multimap.Add(s.dirty.Objects, e.Kind, e.Name)
 	s.refer(old, e.Object)
 }
 
@@ -303,7 +294,7 @@ func (s *Store) applyPod(name model.Name, next *model.Pod) {
 		return
 	}
 	s.dirty.EndpointChanges++
-	s.dirty.add(model.PodKind, name)
+	multimap.Add(s.dirty.Objects, model.PodKind, name)
 	for _, pod := range []*model.Pod{old, next} {
 		if pod == nil {
 			continue

@@ -54,7 +54,7 @@ type Child struct {
 // Find returns the path of the speaker's program: beside the own one, or where PATH says.
 func Find() (string, error) {
 	if own, err := os.Executable(); err == nil {
-		if path := filepath.Join(filepath.Dir(own), Program); isProgram(path) {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(own), Program)); err == nil {
 			return path, nil
 		}
 	}
@@ -63,11 +63,6 @@ func Find() (string, error) {
 		return "", fmt.Errorf("find %s: %w: install it beside sluice", Program, err)
 	}
 	return path, nil
-}
-
-func isProgram(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
 // New returns a Child that runs the program at a path.

@@ -32,7 +32,7 @@ func (c *Compiler) place(anew bool) bool {
 	return true
 }
 
-// associate takes over BGPPeers and BGPFilters that changed, or all. It returns the BGPPeers whose
+// associate follows the BGPPeers and BGPFilters that changed, or all. It returns the BGPPeers whose
 // peers may be others for that, and the nodes that are asked again, unless all are.
 func (c *Compiler) associate(v *store.View, d store.Dirty, basis, placed bool) (stale map[string]bool, concerned model.Places) {
 	concerned = c.population.None()

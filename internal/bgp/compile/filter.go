@@ -5,11 +5,6 @@ import (
 	"sluice.dev/sluice/internal/model"
 )
 
-// matches are those of the model as the speaker has them.
-var matches = map[model.BGPMatch]speaker.Match{
-	model.BGPIn: speaker.In, model.BGPNotIn: speaker.NotIn, model.BGPEqual: speaker.Equal, model.BGPNotEqual: speaker.NotEqual,
-}
-
 // session is what the rules of a BGPPeer depend on.
 type session struct{ internal, is4 bool }
 
@@ -39,7 +34,7 @@ func translate(rules []model.BGPFilterRule, internal, is4 bool) (list []speaker.
 		if r.IPv6 == is4 || r.PeerType == "iBGP" && !internal || r.PeerType == "eBGP" && internal {
 			continue
 		}
-		rule := speaker.Rule{Accept: r.Accept, Prefix: r.CIDR, Match: matches[r.Match], Min: r.Min, Max: r.Max, Learned: r.Learned, Family: 4}
+		rule := speaker.Rule{Accept: r.Accept, Prefix: r.CIDR, Match: r.Match, Min: r.Min, Max: r.Max, Learned: r.Learned, Family: 4}
 		if r.IPv6 {
 			rule.Family = 6
 		}

@@ -18,7 +18,7 @@ type advert struct {
 	speaker.Announcement
 }
 
-// followMetalLB takes over what MetalLB's BGPPeers say, as far as this node is concerned, and
+// followMetalLB follows what MetalLB's BGPPeers say, as far as this node is concerned, and
 // reports whether what may be announced to them is something else than before.
 func (c *Compiler) followMetalLB(v *store.View, d store.Dirty, basis bool) (repooled bool) {
 	own := c.self()
@@ -73,7 +73,7 @@ func (c *Compiler) metalLBPeer(p *model.MetalLBPeer) []*candidate {
 
 func metalLBName(name model.Name) string { return "BGPPeer " + name.String() }
 
-// setPooled takes over which prefixes BGPAdvertisements may announce: those that hold addresses of
+// setPooled finds the prefixes that BGPAdvertisements may announce: those that hold addresses of
 // their pools, with the greatest length that each may have. They do not depend on Services, of
 // which more come and go. Peers of MetalLB's get these alone, and no routes to pods. It reports
 // whether they are others than before.
@@ -132,7 +132,7 @@ func length(ad *model.BGPAdvertisement, a netip.Addr) int {
 	return ad.Length6
 }
 
-// followAdverts takes over what BGPAdvertisements have announced: the addresses that moved, or all.
+// followAdverts follows what BGPAdvertisements have announced: the addresses that moved, or all.
 func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 	if c.cfg.Services == nil {
 		return
@@ -152,7 +152,7 @@ func (c *Compiler) followAdverts(v *store.View, d store.Dirty, basis bool) {
 	}
 }
 
-// setInForce takes over the BGPAdvertisements that count. A version with a name that is no
+// setInForce finds the BGPAdvertisements that count. A version with a name that is no
 // community's waits, as nobody knows what is to be kept from spreading; the version before, with
 // the communities that it had, stays.
 func (c *Compiler) setInForce(v *store.View) {
@@ -177,7 +177,7 @@ func (c *Compiler) setInForce(v *store.View) {
 	slices.SortFunc(c.elder, model.ByBirth) // which costs little where few come
 }
 
-// setAdverts takes over the BGPAdvertisements that this node carries out.
+// setAdverts finds the BGPAdvertisements that this node carries out.
 func (c *Compiler) setAdverts(v *store.View) {
 	c.adverts, c.excess, c.faults = map[model.Name][]*advert{}, map[model.Name]string{}, map[model.Ref][]string{}
 	own, peers := c.self(), c.metalLBNames(v)

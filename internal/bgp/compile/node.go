@@ -47,7 +47,7 @@ func (n *node) address(is4 bool) netip.Addr {
 	return n.addresses[i]
 }
 
-// setConfiguration takes over what BGPConfigurations say for all, and for this node.
+// setConfiguration reads what BGPConfigurations say for all, and for this node.
 func (c *Compiler) setConfiguration(v *store.View) {
 	c.config = cmp.Or(v.BGPConfiguration(model.BGPDefault), &model.BGPConfiguration{})
 	c.mine = cmp.Or(v.BGPConfiguration(model.BGPNodePrefix+c.cfg.Node), &model.BGPConfiguration{})
@@ -63,7 +63,7 @@ func table(prefixes []netip.Prefix) *bart.Lite {
 	return t
 }
 
-// followNodes takes over the nodes: those that changed, or all. It returns the addresses that these
+// followNodes follows the nodes: those that changed, or all. It returns the addresses that these
 // have or had.
 func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) (moved map[netip.Addr]bool) {
 	dirty := d.Objects[model.NodeKind]

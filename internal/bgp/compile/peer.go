@@ -28,7 +28,7 @@ type secret struct {
 	ok   bool // it is there
 }
 
-// followPeers takes over the peers: those that changed nodes are, and those by objects that
+// followPeers follows the peers: those that changed nodes are, and those by objects that
 // changed, or all. Moved are the addresses that nodes had or have that changed.
 func (c *Compiler) followPeers(v *store.View, d store.Dirty, moved map[netip.Addr]bool, basis bool) {
 	asked, rest := changed(d, model.NodeKind, model.BGPPeerKind, model.BGPFilterKind), changed(d, model.MetalLBPeerKind, model.IPAddressPoolKind, model.BGPAdvertisementKind, model.CommunityKind)

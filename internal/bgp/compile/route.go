@@ -37,7 +37,7 @@ var (
 	fromRanges = source{of: model.Ref{Kind: model.BGPConfigurationKind}}
 )
 
-// followRoutes takes over what is announced: what changed, or all.
+// followRoutes follows what is announced: what changed, or all.
 func (c *Compiler) followRoutes(v *store.View, d store.Dirty, basis bool) {
 	if !c.started || changed(d, model.IPPoolKind) {
 		c.setPools(v)
@@ -102,7 +102,7 @@ func compareAnnouncements(a, b speaker.Announcement) int {
 	return cmp.Or(cmp.Compare(a.LocalPref, b.LocalPref), slices.Compare(a.Peers, b.Peers), slices.Compare(a.Communities, b.Communities))
 }
 
-// setPools takes over the pools: of those of one CIDR the first by name.
+// setPools reads the pools: of several with one CIDR the first by name counts.
 func (c *Compiler) setPools(v *store.View) {
 	c.pools = new(bart.Table[*model.IPPool])
 	for _, p := range slices.Concat(v.IPPools(), c.cfg.Pools) {
@@ -119,7 +119,7 @@ func (c *Compiler) exported(p netip.Prefix) bool {
 	return found && !pool.DisableBGPExport
 }
 
-// followBlocks takes over this node's blocks, and reports whether there are others than before.
+// followBlocks follows this node's blocks, and reports whether there are others than before.
 func (c *Compiler) followBlocks(v *store.View, d store.Dirty, basis bool) (others bool) {
 	for name := range d.Objects[model.BlockAffinityKind] {
 		if _, had := c.blocks[name.Name]; had {
@@ -157,7 +157,7 @@ func (c *Compiler) podRoutes() map[prefixReason]speaker.Announcement {
 	return list
 }
 
-// setCommunitiesOf takes over the communities that BGPConfigurations have for routes: that of this
+// setCommunitiesOf reads the communities that BGPConfigurations have for routes: that of this
 // node, or else of all.
 func (c *Compiler) setCommunitiesOf() {
 	c.communitiesOf = new(bart.Table[[]string])

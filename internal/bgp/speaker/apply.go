@@ -88,10 +88,7 @@ func (s *Speaker) tidy() {
 			used[r.mark] = true
 		}
 	}
-	if known := maps.Clone(s.marks.known); slices.ContainsFunc(slices.Collect(maps.Keys(known)), func(m uint32) bool { return !used[m] }) {
-		s.marks.keep(used)
-		s.policyDue = true
-	}
+	s.policyDue = s.marks.keep(used) || s.policyDue
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -11,7 +11,7 @@ import (
 	"sluice.dev/sluice/internal/bgp"
 )
 
-// learn takes over the best routes to some prefixes. One that this node announces itself is not
+// learn notes the best routes to some prefixes. One that this node announces itself is not
 // learned, whoever else does.
 func (s *Speaker) learn(paths []*apiutil.Path) {
 	for _, p := range paths {

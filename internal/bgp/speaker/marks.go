@@ -44,14 +44,16 @@ func (m *marks) of(r *bgp.Route) (uint32, error) {
 	return m.next, nil
 }
 
-// keep forgets the marks that no route has.
-func (m *marks) keep(used map[uint32]bool) {
+// keep forgets the marks that no route has, and reports whether there were any.
+func (m *marks) keep(used map[uint32]bool) (forgot bool) {
 	for mark, y := range m.known {
 		if !used[mark] {
 			delete(m.known, mark)
 			delete(m.byKey, y.key)
+			forgot = true
 		}
 	}
+	return forgot
 }
 
 // community reads a standard community: two numbers, one, or a well-known name.

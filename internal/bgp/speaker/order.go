@@ -28,7 +28,7 @@ func (s *Speaker) carryOut(o *bgp.Order) {
 	s.counter.due = true
 }
 
-// set takes over new settings, and reports whether the server has to begin anew with them.
+// set replaces the settings, and reports whether the server has to begin anew with them.
 func (s *Speaker) set(n *bgp.Settings) bool {
 	if n == nil {
 		return false

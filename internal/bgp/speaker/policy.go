@@ -13,6 +13,7 @@ import (
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
 	"sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
 )
 
 // The names of the server's two policies.
@@ -283,17 +284,17 @@ func (p *policySet) addRule(to *statements, parties []*party, r bgp.Rule) {
 // match is the condition that a rule puts on a route's prefix.
 func (p *policySet) match(r bgp.Rule) *api.MatchSet {
 	low, high := r.Prefix.Bits(), r.Prefix.Addr().BitLen()
-	if r.Match == bgp.Equal || r.Match == bgp.NotEqual {
+	if r.Match == model.BGPEqual || r.Match == model.BGPNotEqual {
 		high = low
 	}
-	if r.Match == bgp.In && r.Min > 0 {
+	if r.Match == model.BGPIn && r.Min > 0 {
 		low = r.Min
 	}
-	if r.Match == bgp.In && r.Max > 0 {
+	if r.Match == model.BGPIn && r.Max > 0 {
 		high = r.Max
 	}
 	m := p.prefixes([]*api.Prefix{lengths(r.Prefix, low, high)})
-	if r.Match == bgp.NotIn || r.Match == bgp.NotEqual {
+	if r.Match == model.BGPNotIn || r.Match == model.BGPNotEqual {
 		m.Type = api.MatchSet_TYPE_INVERT
 	}
 	return m

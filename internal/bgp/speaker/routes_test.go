@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/peertest"
 )
 
@@ -126,9 +127,9 @@ func TestRules(t *testing.T) {
 		{"lengths", []bgp.Rule{{Prefix: prefix("10.20.0.0/16"), Min: 24, Max: 24}}, []bgp.Rule{{Prefix: prefix("10.40.0.0/16"), Min: 20}},
 			[]string{"10.20.0.0/16", "10.20.1.128/25", "10.30.0.0/16", "2001:db8:20::/48", "2001:db8:30::/48"},
 			[]string{"10.40.0.0/16", "10.50.0.0/16", "2001:db8:40::/48", "2001:db8:50::/48"}},
-		{"equal", []bgp.Rule{{Prefix: prefix("10.20.0.0/16"), Match: bgp.Equal}}, []bgp.Rule{{Prefix: prefix("10.40.0.0/16"), Match: bgp.NotEqual}},
+		{"equal", []bgp.Rule{{Prefix: prefix("10.20.0.0/16"), Match: model.BGPEqual}}, []bgp.Rule{{Prefix: prefix("10.40.0.0/16"), Match: model.BGPNotEqual}},
 			theirs[1:], []string{"10.40.0.0/16", "2001:db8:40::/48", "2001:db8:50::/48"}},
-		{"not within, of one family", []bgp.Rule{{Prefix: prefix("2001:db8:20::/48"), Match: bgp.NotIn}}, []bgp.Rule{{Prefix: prefix("10.40.0.0/16"), Match: bgp.NotIn}},
+		{"not within, of one family", []bgp.Rule{{Prefix: prefix("2001:db8:20::/48"), Match: model.BGPNotIn}}, []bgp.Rule{{Prefix: prefix("10.40.0.0/16"), Match: model.BGPNotIn}},
 			theirs[:5], []string{"10.40.0.0/16", "10.40.1.0/24", "2001:db8:40::/48", "2001:db8:50::/48"}},
 		{"accept, then reject all of a family", []bgp.Rule{{Accept: true, Prefix: prefix("10.20.1.0/24")}, {Family: 4}},
 			[]bgp.Rule{{Accept: true, Prefix: prefix("2001:db8:40::/32")}, {Family: 6}},

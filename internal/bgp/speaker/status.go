@@ -94,7 +94,7 @@ var states = map[gobgp.FSMState]string{
 	gobgp.BGP_FSM_OPENSENT: "opensent", gobgp.BGP_FSM_OPENCONFIRM: "openconfirm", gobgp.BGP_FSM_ESTABLISHED: "established",
 }
 
-// changed takes over a peer's new state.
+// changed notes a peer's new state.
 func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) {
 	p := s.at[e.Peer.State.NeighborAddress]
 	if p == nil || e.Type != apiutil.PEER_EVENT_STATE {
@@ -173,7 +173,7 @@ func (s *Speaker) down(p *peer, why string) {
 	s.report.peers[p.name] = true
 }
 
-// hear takes over what the server's log says of a peer, which its events do not.
+// hear notes what the server's log says of a peer, which its events do not.
 func (s *Speaker) hear(about netip.Addr, r heard) {
 	s.inbox.post(func() {
 		p := s.at[about]
@@ -233,7 +233,7 @@ type counter struct {
 // countInterval is how late routes are counted without a change.
 const countInterval = 10 * time.Second
 
-// count takes over how many routes there are, if that may have changed.
+// count counts the routes, if there may be more or fewer.
 func (s *Speaker) count() {
 	begin := time.Now()
 	due := s.counter.due || begin.After(s.counter.late)

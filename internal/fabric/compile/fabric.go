@@ -235,8 +235,8 @@ func (c *Compiler) pods(is4 bool) bool {
 	return c.cidrs.Size6() > 0
 }
 
-// takeBlock takes over a version of a block, nil if it is gone, and adds to changed whose it was
-// and is.
+// takeBlock follows a block, nil if it is gone, and adds the nodes to changed that had it, and have
+// it now.
 func (c *Compiler) takeBlock(name string, now *model.BlockAffinity, changed map[string]bool) {
 	if old := c.blocks[name]; old != nil {
 		changed[old.Node] = true
@@ -270,7 +270,7 @@ func (c *Compiler) cidrsOf(n *model.Node) []netip.Prefix {
 	return all
 }
 
-// take takes over Nodes that changed, and adds to again those whose claims that touches.
+// take follows the Nodes that changed, and adds the nodes to again whose claims that touches.
 func (c *Compiler) take(v *store.View, changed, again map[string]bool) {
 	var gone []*node
 	var come []*model.Node
@@ -289,7 +289,7 @@ func (c *Compiler) take(v *store.View, changed, again map[string]bool) {
 			come = append(come, now)
 		}
 	}
-	// So that each goes from the end of those that claim the same, and comes there.
+	// The youngest go first and come last: so each is at the end of the lists of claims.
 	slices.SortFunc(gone, func(a, b *node) int { return older(b.Node, a.Node) })
 	slices.SortFunc(come, older)
 	for _, n := range gone {

@@ -48,7 +48,7 @@ func (c *Compiler) lacking(l lack) string {
 
 func (c *Compiler) list() (list []model.Issue) {
 	var inside []string
-	nested := nested{}
+	nested := map[cidrOf][]string{}
 	for _, n := range c.nodes {
 		ref := n.Ref()
 		for _, reason := range n.faults {
@@ -68,7 +68,8 @@ func (c *Compiler) list() (list []model.Issue) {
 					inside = append(inside, fmt.Sprintf("%s of Node %s", cidr, n.Name))
 				}
 			case n.denied[cidr] == "" && older(n.Node, other.Node) < 0: // who came later is to have another
-				nested.add(other.Name, around, fmt.Sprintf("%s of Node %s", cidr, n.Name))
+				later := cidrOf{other.Name, around}
+				nested[later] = append(nested[later], fmt.Sprintf("%s of Node %s", cidr, n.Name))
 			}
 		}
 	}
@@ -76,7 +77,11 @@ func (c *Compiler) list() (list []model.Issue) {
 		list = append(list, c.own.Ref().Issue("its pod CIDRs hold blocks of other nodes: "+model.FirstFew(inside, 3)+
 			"; a pod that gets an address there from another IPAM than Calico's is not reached: give the node another pod CIDR before that"))
 	}
-	list = append(list, nested.issues()...)
+	for later, within := range nested {
+		slices.Sort(within)
+		ref := model.Ref{Kind: model.NodeKind, Name: model.Name{Name: later.node}}
+		list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s holds what other nodes have before it, %s: its pods there are not reached; give it another", later.cidr, model.FirstFew(within, 3))))
+	}
 	list = append(list, c.ownIssues()...)
 	list = append(list, c.poolIssues()...)
 	list = append(list, c.LearnedIssues()...)
@@ -84,26 +89,10 @@ func (c *Compiler) list() (list []model.Issue) {
 	return list
 }
 
-// nested are pod CIDRs within larger ones of nodes that came later, by these.
-type nested map[cidrOf][]string
-
+// cidrOf is a pod CIDR of a node that came later than those with pod CIDRs in it.
 type cidrOf struct {
 	node string
 	cidr netip.Prefix
-}
-
-func (m nested) add(node string, cidr netip.Prefix, within string) {
-	k := cidrOf{node, cidr}
-	m[k] = append(m[k], within)
-}
-
-func (m nested) issues() (list []model.Issue) {
-	for k, within := range m {
-		slices.Sort(within)
-		ref := model.Ref{Kind: model.NodeKind, Name: model.Name{Name: k.node}}
-		list = append(list, ref.Issue(fmt.Sprintf("its pod CIDR %s holds what other nodes have before it, %s: its pods there are not reached; give it another", k.cidr, model.FirstFew(within, 3))))
-	}
-	return list
 }
 
 // podsElsewhere reports whether another node has pods of a family that a pool holds.

@@ -314,7 +314,7 @@ type guarded struct {
 // reserved are addresses that some clusters have for pods all the same, as their Nodes say.
 var reserved = netip.MustParsePrefix("240.0.0.0/4")
 
-// setGuarded takes over what is guarded.
+// setGuarded finds what is guarded.
 func (c *Compiler) setGuarded() {
 	c.guarded, c.ownPods = nil, bart.Lite{}
 	for _, h := range c.underlay {

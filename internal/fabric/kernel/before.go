@@ -39,10 +39,10 @@ func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err 
 	}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		body := []byte{family, 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC, 0, 0, 0, 0, 0, 0}
-		some, err := d.list(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (entry, bool) {
+		some, err := list(d, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (before, bool) {
 			r, ours := readRoute(body, d.namer(k))
 			if ours || !comesBefore(r, want) {
-				return nil, false
+				return before{}, false
 			}
 			text, index := r.prefix.String(), deviceOf(body)
 			if l, err := d.links.LinkByIndex(index); err == nil {
@@ -54,9 +54,7 @@ func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err 
 		if err != nil {
 			return nil, fmt.Errorf("list other programs' routes: %w", err)
 		}
-		for _, e := range some {
-			found = append(found, e.(before))
-		}
+		found = append(found, some...)
 	}
 	slices.SortFunc(found, func(a, b before) int { return a.prefix.Compare(b.prefix) })
 	return found, nil

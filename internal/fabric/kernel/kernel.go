@@ -122,15 +122,12 @@ func (d *Driver) read() (*kernel, error) {
 
 func (d *Driver) readRoutes(k *kernel, family byte) error {
 	body := []byte{family, 0, 0, 0, unix.RT_TABLE_UNSPEC, RouteProtocol, 0, 0, 0, 0, 0, 0}
-	found, err := d.list(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (entry, bool) {
-		r, ours := readRoute(body, d.namer(k))
-		return r, ours
-	})
+	found, err := list(d, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (route, bool) { return readRoute(body, d.namer(k)) })
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
-	for _, e := range found {
-		k.add(e)
+	for _, r := range found {
+		k.add(r)
 	}
 	return nil
 }
@@ -138,9 +135,7 @@ func (d *Driver) readRoutes(k *kernel, family byte) error {
 func (d *Driver) readNeighbours(k *kernel, family byte, index int) error {
 	body := append([]byte{family}, make([]byte, unix.SizeofNdMsg-1)...)
 	body = attribute(body, unix.NDA_IFINDEX, number(uint32(index)))
-	found, err := d.list(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, body, func(body []byte) (entry, bool) {
-		return readNeighbour(body, d.namer(k))
-	})
+	found, err := list(d, unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, body, func(body []byte) (entry, bool) { return readNeighbour(body, d.namer(k)) })
 	if err != nil {
 		return fmt.Errorf("list neighbours: %w", err)
 	}
@@ -151,7 +146,7 @@ func (d *Driver) readNeighbours(k *kernel, family byte, index int) error {
 }
 
 // list dumps entries; a kernel without the family has none.
-func (d *Driver) list(typ, answer uint16, body []byte, read func([]byte) (entry, bool)) (found []entry, err error) {
+func list[T any](d *Driver, typ, answer uint16, body []byte, read func([]byte) (T, bool)) (found []T, err error) {
 	err = d.socket.dump(typ, body, func(m message) {
 		if e, ok := read(m.body); ok && m.typ == answer {
 			found = append(found, e)

@@ -146,13 +146,9 @@ func (l *limits) fits(next, old *service, cost int) bool {
 
 // account counts what a service asks for and has in place of its old version.
 func (l *limits) account(next, old *service) {
-	was := 0
-	if old != nil {
-		was = old.asked
-	}
-	l.asked += next.asked - was
+	l.asked += next.asked - old.asked
 	l.given += next.given() - old.given()
-	if next.asked != was || next.asked != next.given() {
+	if next.asked != old.asked || next.asked != next.given() {
 		l.reweigh = true
 	}
 	if next.asked == 0 {
@@ -162,7 +158,7 @@ func (l *limits) account(next, old *service) {
 
 // given is what a service has of what it asked for: all or nothing.
 func (s *service) given() int {
-	if s == nil || s.elements == 0 {
+	if s.elements == 0 {
 		return 0
 	}
 	return s.asked

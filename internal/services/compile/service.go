@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -42,12 +43,10 @@ func (c *Compiler) flush() state.ServicesDelta {
 // set compiles one service anew and puts the result in place of the old, as far as there is room
 // for: see proceed.
 func (c *Compiler) set(v *store.View, name model.Name, room int) (spent, left int) {
-	old, next := c.all[name], (*service)(nil)
+	old, next := cmp.Or(c.all[name], none), &service{svc: &model.Service{Name: name}, gone: true}
 	if svc := v.Service(name); svc != nil {
 		next = c.compile(v, svc, old)
-	} else if delete(c.faults, name); old != nil {
-		next = &service{svc: &model.Service{Name: name}, gone: true}
-	} else {
+	} else if delete(c.faults, name); old == none {
 		return 0, 0
 	}
 	c.limits.account(next, old)
@@ -55,7 +54,7 @@ func (c *Compiler) set(v *store.View, name model.Name, room int) (spent, left in
 	c.all[name] = next
 	next.former = old
 	c.count(next, 1)
-	c.claims.settleHealth(name, old.healthCheck(), lesser(old.healthCheck(), next.health))
+	c.claims.settleHealth(name, old.health, lesser(old.health, next.health))
 	compiled := 1 + next.elements/compilingCost
 	spent, left = c.proceed(name, max(room-compiled, 1))
 	return spent + compiled, left
@@ -82,7 +81,7 @@ func (c *Compiler) count(s *service, by int) {
 	}
 }
 
-// service is what was compiled from one service. A nil one wants nothing.
+// service is what was compiled from one service.
 type service struct {
 	svc      *model.Service
 	why      string                       // why nothing is programmed; empty where something is
@@ -101,6 +100,9 @@ type service struct {
 	former   *service
 }
 
+// none is before a service comes: it wants nothing.
+var none = &service{svc: &model.Service{}, settled: true}
+
 // frontendClaim is what a service wants at one frontend key.
 type frontendClaim struct {
 	key      state.FrontendKey
@@ -110,32 +112,21 @@ type frontendClaim struct {
 
 // stands returns the claims that the state has.
 func (s *service) stands() []frontendClaim {
-	switch {
-	case s == nil:
-		return nil
-	case s.settled:
+	if s.settled {
 		return s.claims
 	}
 	return s.standing
 }
 
-func (s *service) claimed() []frontendClaim {
-	if s == nil {
-		return nil
-	}
-	return s.claims
-}
-
 // claim returns what the service wants at key, nil for nothing.
 func (s *service) claim(key state.FrontendKey) *state.Frontend {
-	claims := s.claimed()
-	i, found := slices.BinarySearchFunc(claims, key, func(cl frontendClaim, k state.FrontendKey) int {
+	i, found := slices.BinarySearchFunc(s.claims, key, func(cl frontendClaim, k state.FrontendKey) int {
 		return cl.key.Compare(k)
 	})
 	if !found {
 		return nil
 	}
-	return claims[i].frontend
+	return s.claims[i].frontend
 }
 
 // addresses are the cluster IPs, where undefined ports are to be rejected.
@@ -160,20 +151,13 @@ func (s *service) others() []netip.Addr {
 	return list
 }
 
-func (s *service) healthCheck() *HealthCheck {
-	if s == nil {
-		return nil
-	}
-	return s.health
-}
-
 // hasNodePort reports whether the service has node ports of a family.
 func (s *service) hasNodePort(is4 bool) bool {
 	return s.why == "" && familiesOf(s.svc).serves(is4) &&
 		slices.ContainsFunc(s.svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
 
-// keep takes over the frontends of old that are as wanted now.
+// keep reuses the frontends of old that are as wanted now.
 func (s *service) keep(old *service) {
 	for i, cl := range s.claims {
 		if f := old.claim(cl.key); f != nil && f.Equal(cl.frontend) {
@@ -187,11 +171,8 @@ type lists [4][]netip.AddrPort
 
 // byPort returns the lists that the frontends of each service port have.
 func (s *service) byPort() map[int32][]lists {
-	if s == nil {
-		return nil
-	}
 	all := map[int32][]lists{}
-	for _, cl := range s.claimed() {
+	for _, cl := range s.claims {
 		has, next := all[cl.port], lists{cl.frontend.Backends, cl.frontend.Local, cl.frontend.Alive, cl.frontend.Serving}
 		if len(has) == 0 || !slices.EqualFunc(has[len(has)-1][:], next[:], identical) {
 			all[cl.port] = append(has, next)

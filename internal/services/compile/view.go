@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -115,7 +116,7 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 // its ports.
 func (c *Compiler) Serves(name model.Name) map[state.FrontendKey]string {
 	ports := map[state.FrontendKey]string{}
-	for _, cl := range c.all[name].claimed() {
+	for _, cl := range cmp.Or(c.all[name], none).claims {
 		if f := c.claims.now.Frontends[cl.key]; f != nil && f.Service == name {
 			ports[cl.key] = f.Port
 		}

@@ -63,7 +63,7 @@ type bgpPassword struct {
 func bgpConfiguration(data []byte, f *fault.List) *model.BGPConfiguration {
 	m, spec := open[bgpConfigurationSpec](data, f)
 	c := &model.BGPConfiguration{
-		Name: m.Name, AS: asNumber("spec.asNumber", spec.ASNumber, f), Port: port("spec.listenPort", spec.ListenPort, f),
+		Name: m.Name, AS: asNumber("spec.asNumber", spec.ASNumber, f), Port: number[uint16]("spec.listenPort", spec.ListenPort, 1, 65535, f),
 		NoMesh: spec.NodeToNodeMeshEnabled != nil && !*spec.NodeToNodeMeshEnabled, MeshPassword: spec.NodeMeshPassword.ref("spec.nodeMeshPassword", f),
 		MeshRestart: restartTime("spec.nodeMeshMaxRestartTime", spec.NodeMeshMaxRestartTime, f),
 		NodeIP:      oneOf("spec.bindMode", spec.BindMode, f, "None", "NodeIP") == "NodeIP",
@@ -158,15 +158,15 @@ func asNumber(field string, data json.RawMessage, f *fault.List) uint32 {
 	return as
 }
 
-// port reads a port that may be missing.
-func port(field string, n *int, f *fault.List) uint16 {
+// number reads one of a range that may be missing.
+func number[T uint8 | uint16](field string, n *int, least, most int, f *fault.List) T {
 	if n == nil {
 		return 0
 	}
-	if *n < 1 || *n > 65535 {
-		f.Reject(field, "%d is not from 1 to 65535", *n)
+	if *n < least || *n > most {
+		f.Reject(field, "%d is not from %d to %d", *n, least, most)
 	}
-	return uint16(*n)
+	return T(*n)
 }
 
 // maxRestart is as long as BGP can say it.

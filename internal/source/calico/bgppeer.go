@@ -48,7 +48,7 @@ func bgpPeer(data []byte, f *fault.List) *model.BGPPeer {
 		Password: spec.Password.ref("spec.password", f), AnySource: oneOf("spec.sourceAddress", spec.SourceAddress, f, "UseNodeIP", "None") == "None",
 		Restart: restartTime("spec.maxRestartTime", spec.MaxRestartTime, f), Filters: spec.Filters,
 		OneWay:     oneOf("spec.reversePeering", spec.ReversePeering, f, "Auto", "Manual") == "Manual",
-		AllowOwnAS: number("spec.numAllowedLocalASNumbers", spec.NumAllowedLocalASNumbers, f), Security: number("spec.ttlSecurity", spec.TTLSecurity, f),
+		AllowOwnAS: number[uint8]("spec.numAllowedLocalASNumbers", spec.NumAllowedLocalASNumbers, 0, 255, f), Security: number[uint8]("spec.ttlSecurity", spec.TTLSecurity, 0, 255, f),
 	}
 	p.KeepNextHop = spec.keepNextHop(f)
 	if p.Keepalive = ptr.Deref(spec.KeepaliveTime, metav1.Duration{}).Duration; p.Keepalive < 0 || p.Keepalive > maxKeepalive {
@@ -120,17 +120,6 @@ func (s *bgpPeerSpec) keepNextHop(f *fault.List) bool {
 		return false
 	}
 	return oneOf("spec.nextHopMode", s.NextHopMode, f, "Auto", "Keep") == "Keep" || s.KeepOriginalNextHop
-}
-
-// number reads one of a byte that may be missing.
-func number(field string, n *int, f *fault.List) uint8 {
-	if n == nil {
-		return 0
-	}
-	if *n < 0 || *n > 255 {
-		f.Reject(field, "%d is not from 0 to 255", *n)
-	}
-	return uint8(*n)
 }
 
 // refuse names what nobody carries out, with what to do.

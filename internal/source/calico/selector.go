@@ -25,12 +25,8 @@ const (
 //
 // Negated tests hold for objects without the label.
 func ParseSelector(text string) (model.Selector, error) {
-	return parse(text, maxSelector, maxNesting)
-}
-
-func parse(text string, length, nesting int) (model.Selector, error) {
-	p := parser{text: text, nesting: nesting, all: model.Everything()}
-	return p.parse(length)
+	p := parser{text: text, nesting: maxNesting, all: model.Everything()}
+	return p.parse(maxSelector)
 }
 
 // parseNamespaces parses a selector of namespaces into one of what is in them:

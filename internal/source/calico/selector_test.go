@@ -176,7 +176,8 @@ func FuzzParseSelector(f *testing.F) {
 			return
 		}
 		printed := s.String()
-		again, err := parse(printed, 100*maxSelector, 100*maxNesting) // it prints more parentheses than it needs
+		p := parser{text: printed, nesting: 100 * maxNesting, all: model.Everything()} // it prints more parentheses than it needs
+		again, err := p.parse(100 * maxSelector)
 		if err != nil {
 			t.Fatalf("%q prints as %q, which does not parse: %v", text, printed, err)
 		}

@@ -69,9 +69,9 @@ func clusterIngress(in *policyv1alpha2.ClusterNetworkPolicyIngressRule, i int, f
 	if len(in.From) == 0 {
 		f.Reject("from", "is empty; a rule needs a peer")
 	}
-	rule.Source.Peers = peersOf("from", in.From, f, func(p *policyv1alpha2.ClusterNetworkPolicyIngressPeer, f *fault.List) model.Peer {
+	rule.Source.Peers = [][]model.Peer{each("from", in.From, f, func(p *policyv1alpha2.ClusterNetworkPolicyIngressPeer, f *fault.List) model.Peer {
 		return model.Peer{Selector: clusterPods(p.Namespaces, p.Pods, f)}
-	})
+	})}
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	return rule
 }
@@ -82,10 +82,10 @@ func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *
 		f.Reject("to", "is empty; a rule needs a peer")
 	}
 	networks := false
-	rule.Destination.Peers = peersOf("to", in.To, f, func(p *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
+	rule.Destination.Peers = [][]model.Peer{each("to", in.To, f, func(p *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
 		networks = networks || len(p.Networks) > 0
 		return clusterEgressPeer(p, f)
-	})
+	})}
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	for j := range in.Protocols {
 		if networks && in.Protocols[j].DestinationNamedPort != "" {

@@ -102,21 +102,21 @@ func policyPeers(namespace string, in []networkingv1.NetworkPolicyPeer, list str
 	if len(in) == 0 {
 		return nil
 	}
-	return peersOf(list, in, f, func(p *networkingv1.NetworkPolicyPeer, f *fault.List) model.Peer { return policyPeer(namespace, p, f) })
+	return [][]model.Peer{each(list, in, f, func(p *networkingv1.NetworkPolicyPeer, f *fault.List) model.Peer { return policyPeer(namespace, p, f) })}
 }
 
-// peersOf translates a list of peers one by one, and leaves out those that cannot be read.
-func peersOf[P any](list string, in []P, f *fault.List, peer func(*P, *fault.List) model.Peer) [][]model.Peer {
-	peers := make([]model.Peer, 0, len(in))
+// each translates a list one by one, and leaves out what cannot be read.
+func each[In, Out any](list string, in []In, f *fault.List, translate func(*In, *fault.List) Out) []Out {
+	all := make([]Out, 0, len(in))
 	for i := range in {
 		var own fault.List
-		p := peer(&in[i], &own)
+		out := translate(&in[i], &own)
 		own.Under(0, "%s[%d]", list, i)
 		if !f.Join(&own) {
-			peers = append(peers, p)
+			all = append(all, out)
 		}
 	}
-	return [][]model.Peer{peers}
+	return all
 }
 
 func policyPeer(namespace string, in *networkingv1.NetworkPolicyPeer, f *fault.List) model.Peer {
@@ -168,16 +168,7 @@ func policyPorts(in []networkingv1.NetworkPolicyPort, f *fault.List) []model.Pol
 	if len(in) == 0 {
 		return []model.PolicyPort{allPorts(model.TCP), allPorts(model.UDP), allPorts(model.SCTP)}
 	}
-	ports := make([]model.PolicyPort, 0, len(in))
-	for i := range in {
-		var own fault.List
-		p := policyPort(&in[i], &own)
-		own.Under(0, "ports[%d]", i)
-		if !f.Join(&own) {
-			ports = append(ports, p)
-		}
-	}
-	return ports
+	return each("ports", in, f, policyPort)
 }
 
 func allPorts(p model.Protocol) model.PolicyPort { return model.PolicyPort{Protocol: p, Last: 65535} }

@@ -446,7 +446,7 @@ func (p *parser) refuseDuplicates() {
 	}
 }
 
-// keepUnseen takes over what the file declared before and is not seen now.
+// keepUnseen keeps what the file declared before and is not seen now.
 func (p *parser) keepUnseen() {
 	seen := make(map[model.Ref]bool, len(p.out.objects))
 	for i := range p.out.objects {
