@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/fabric/heard"
+	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/internal/state"
@@ -107,7 +108,7 @@ func heardBy(r agent.FabricReport, asked string) (results []preflight.Result, sa
 	return []preflight.Result{result}, same
 }
 
-func names(of map[string]bool) string {
+func names[V any](of map[string]V) string {
 	return model.FirstFew(slices.Sorted(maps.Keys(of)), fewNodes)
 }
 
@@ -118,13 +119,10 @@ func tried(found map[model.FarEnd]heard.Trial) (results []preflight.Result) {
 		came    heard.Came
 		why     string
 	}
-	by := map[kind]map[string]bool{}
+	by := map[kind]map[string]struct{}{}
 	for of, trial := range found {
 		k := kind{of.Carrier.String(), trial.Came, cause(trial.Err, of.Remote)}
-		if by[k] == nil {
-			by[k] = map[string]bool{}
-		}
-		by[k][fmt.Sprintf("%s (%s)", of.Node, of.Remote)] = true
+		multimap.Add(by, k, fmt.Sprintf("%s (%s)", of.Node, of.Remote))
 	}
 	compare := func(a, b kind) int {
 		return cmp.Or(strings.Compare(a.carrier, b.carrier), cmp.Compare(a.came, b.came), strings.Compare(a.why, b.why))
@@ -176,14 +174,12 @@ func triedPeers(ctx context.Context, c *compile.Compiler) (results []preflight.R
 	if err != nil {
 		return []preflight.Result{preflight.CannotTell(checkHeard, fmt.Errorf("BGP: %w", err))}
 	}
-	silent, ports := map[string]map[string]bool{}, map[string]bool{} // by why
+	silent, ports := map[string]map[string]struct{}{}, map[string]bool{} // by why
 	for i, name := range named {
 		if found[i].Came != heard.Answers {
 			why := cause(found[i].Err, to[i].To.Addr())
-			if silent[why] == nil {
-				silent[why] = map[string]bool{}
-			}
-			silent[why][fmt.Sprintf("%s (%s)", name, to[i].To)], ports[strconv.Itoa(int(to[i].To.Port()))] = true, true
+			multimap.Add(silent, why, fmt.Sprintf("%s (%s)", name, to[i].To))
+			ports[strconv.Itoa(int(to[i].To.Port()))] = true
 		}
 	}
 	if len(silent) == 0 {

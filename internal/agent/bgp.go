@@ -128,24 +128,21 @@ func (a *Agent) bgpReport() (BGPReport, error) {
 		return BGPReport{}, errNoBGP
 	}
 	a.compiling.Lock()
-	view, issues := a.Compiler.BGP.View(), a.Compiler.BGPIssues()
-	a.compiling.Unlock()
-	issues = a.issuesAbout(issues, model.BGPConfigurationKind, model.BGPPeerKind, model.BGPFilterKind,
-		model.MetalLBPeerKind, model.BGPAdvertisementKind, model.CommunityKind, model.BFDProfileKind)
-	a.compiling.Lock()
-	defer a.compiling.Unlock()
-	s := &a.sessions
+	issues, s := a.Compiler.BGPIssues(), &a.sessions
 	r := BGPReport{
-		View: view, Sessions: map[string]bgp.PeerStatus{}, Learned: make([]LearnedFrom, 0, len(s.learned)),
-		Settled: s.settled, Error: s.failure, Issues: issues,
+		View: a.Compiler.BGP.View(), Sessions: map[string]bgp.PeerStatus{}, Learned: make([]LearnedFrom, 0, len(s.learned)),
+		Settled: s.settled, Error: s.failure,
 	}
-	for _, p := range view.Peers {
+	for _, p := range r.Peers {
 		r.Sessions[p.Name] = s.of(p.Name)
 	}
 	for p, l := range s.learned {
 		r.Learned = append(r.Learned, LearnedFrom{p, *l, a.Compiler.Fabric.NotFollowed(p)})
 	}
+	a.compiling.Unlock()
 	slices.SortFunc(r.Learned, func(a, b LearnedFrom) int { return a.Prefix.Compare(b.Prefix) })
+	r.Issues = a.issuesAbout(issues, model.BGPConfigurationKind, model.BGPPeerKind, model.BGPFilterKind,
+		model.MetalLBPeerKind, model.BGPAdvertisementKind, model.CommunityKind, model.BFDProfileKind)
 	return r, nil
 }
 

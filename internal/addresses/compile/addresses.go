@@ -91,7 +91,7 @@ type Compiler struct {
 	inner      []inner                           // see innerRanges
 	services   map[model.Name]*service           // those that have, want or claim something
 	held       map[netip.Addr]*holders
-	shared     map[sharing]map[netip.Addr]bool
+	shared     map[sharing]map[netip.Addr]struct{}
 	external   map[netip.Addr]map[*service]struct{} // who has it as an external IP
 	waiting    map[model.Name]*service              // those that lack an address
 	contested  map[model.Name]time.Time             // those whose status another controller writes, and since when
@@ -132,7 +132,7 @@ func New(cfg Config) *Compiler {
 		cfg.Now = time.Now
 	}
 	return &Compiler{
-		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]bool{},
+		cfg: cfg, services: map[model.Name]*service{}, held: map[netip.Addr]*holders{}, freed: map[netip.Addr]bool{}, shared: map[sharing]map[netip.Addr]struct{}{},
 		gone: map[string]bool{}, moved: map[netip.Addr]bool{}, external: map[netip.Addr]map[*service]struct{}{}, waiting: map[model.Name]*service{},
 		contested: map[model.Name]time.Time{}, bgpPeers: map[model.Name]*bgpPeer{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return a.Of.Compare(b.Of) == 0 && slices.Equal(a.IPs, b.IPs) }),

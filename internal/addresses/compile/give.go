@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -83,10 +84,7 @@ func (c *Compiler) hold(s *service, written bool, ips ...netip.Addr) {
 		for _, p := range s.Ports {
 			h.ports[sharedPort{p.Protocol, p.Port}] = s
 		}
-		if c.shared[s.key] == nil {
-			c.shared[s.key] = map[netip.Addr]bool{}
-		}
-		c.shared[s.key][a] = true
+		multimap.Add(c.shared, s.key, a)
 	}
 	// The first is of the family of the first cluster IP.
 	slices.SortStableFunc(s.ips, func(a, b netip.Addr) int {
@@ -112,9 +110,7 @@ func (c *Compiler) release(s *service, touched map[netip.Addr]bool) {
 			p.used--
 		}
 		c.reopen(a)
-		if delete(c.shared[s.key], a); len(c.shared[s.key]) == 0 {
-			delete(c.shared, s.key)
-		}
+		multimap.Remove(c.shared, s.key, a)
 	}
 	if len(s.ips) > 0 {
 		s.before, s.ips = s.ips, nil
