@@ -20,7 +20,7 @@ func accept(s *Source, text []byte) error {
 	if err := r.finish(); err != nil {
 		return err
 	}
-	s.doc = r.document
+	s.doc, s.loaded = r.document, append(s.loaded, &request{change: r})
 	return nil
 }
 

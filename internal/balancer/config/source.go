@@ -100,6 +100,7 @@ type Source struct {
 	rising   map[string]time.Time // when weights of a farm rise next
 	begun    bool                 // the document has been delivered
 	from     string               // what was loaded
+	loaded   []*request           // that, until it has been delivered
 	faults   map[string]model.Issue
 	wakeRise wake.Signal
 	feeds    feeds
@@ -174,30 +175,11 @@ func (s *Source) Run(ctx context.Context) error {
 // begin delivers what was loaded.
 func (s *Source) begin() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.begun = true
-	now := s.now()
-	var events []store.Event
-	checks := map[health.Key]*health.Target{}
-	for _, f := range ordered(s.doc.farms) {
-		if served(f) != nil {
-			s.options.Prepare(f.base)
-			events = append(events, event(f.name, s.found.effective(f, now)))
-		}
-		s.found.follow(f.name, nil, f, checks)
-	}
-	for _, a := range ordered(s.doc.addresses) {
-		if a.base != nil {
-			events = append(events, event(a.base.Name, a.base))
-		}
-	}
-	for _, p := range ordered(s.doc.policies) {
-		events = append(events, listEvent(p.name, p))
-		s.followFeed(p.name, nil, p)
-	}
-	s.sink.Apply(events)
+	s.mu.Unlock()
+	s.replace(&document{}, s.doc, s.loaded)
+	s.loaded = nil
 	s.sink.SetSynced()
-	s.setChecks(checks)
 }
 
 func (s *Source) setChecks(changes map[health.Key]*health.Target) {

@@ -57,7 +57,7 @@ func (s *Source) load(ctx context.Context, file string, lenient bool) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doc, s.from = r.document, file
+	s.doc, s.from, s.loaded = r.document, file, []*request{{change: r}}
 	return nil
 }
 
