@@ -113,7 +113,7 @@ func TestPoliciesTable(t *testing.T) {
 		t.Errorf("policies exits with %d (-want +got):\n%s", code, diff)
 	}
 	_, stdout, _ = sluice(t, "status", "--socket", socket)
-	if !strings.Contains(stdout, "1 known; they apply to 1 of 2 pods of this node, in 1 program") {
+	if !strings.Contains(stdout, "1 known; they apply to 1 of 2 pods of this node, as 1 set of rules") {
 		t.Errorf("status does not tell of policy:\n%s", stdout)
 	}
 	var b strings.Builder

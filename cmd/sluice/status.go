@@ -158,7 +158,7 @@ func policyRows(row func(name, format string, args ...any), p *agent.PolicyStatu
 	if p.Policies == 0 {
 		row("policy", "none known")
 	} else {
-		row("policy", "%d known; they apply to %s of this node, in %s", p.Policies, model.Of(p.Selected, p.Local, "pod"), model.Count(p.Rules, "program"))
+		row("policy", "%d known; they apply to %s of this node, as %s of rules", p.Policies, model.Of(p.Selected, p.Local, "pod"), model.Count(p.Rules, "set"))
 	}
 	var addresses []string
 	for _, of := range []struct {
