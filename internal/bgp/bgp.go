@@ -118,8 +118,8 @@ type Rule struct {
 	Accept bool           `json:"accept,omitempty"`
 	Prefix netip.Prefix   `json:"prefix"`          // invalid: any
 	Match  model.BGPMatch `json:"match,omitempty"` // how a route's prefix has to be to Prefix
-	// Min and Max are the lengths that a route within Prefix may have, with BGPIn; 0: that of Prefix,
-	// and that of an address.
+	// Min and Max are the lengths that a route within Prefix may have, with BGPIn; 0: that of
+	// Prefix, and that of an address.
 	Min int `json:"min,omitempty"`
 	Max int `json:"max,omitempty"`
 	// Learned says that it holds for routes that were learned from peers alone.

@@ -171,8 +171,8 @@ func (f *farm) finishBackends(m *model.Farm, path string) error {
 	return checkDistinct(m, path)
 }
 
-// checkDistinct refuses backends at the same address and port: neither a connection nor a client that
-// is remembered tells whose of them it is.
+// checkDistinct refuses backends at the same address and port: neither a connection nor a client
+// that is remembered tells whose of them it is.
 func checkDistinct(m *model.Farm, path string) error {
 	type endpoint struct {
 		addr netip.Addr

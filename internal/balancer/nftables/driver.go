@@ -4,8 +4,8 @@
 // maps.
 //
 // What was programmed goes on working while no process of ours runs. Each table identifies its
-// ruleset in a note; a driver that finds another one builds its own beside it, and only then removes
-// the other.
+// ruleset in a note; a driver that finds another one builds its own beside it, and only then
+// removes the other.
 package nftables
 
 import (

@@ -139,8 +139,8 @@ func (c *tableChange) members(list string) func(netip.Prefix) nft.Element {
 // listKey is what has a number: a list with a length of prefixes.
 func listKey(list string, bits int) string { return fmt.Sprintf("list %s/%d", list, bits) }
 
-// Listed returns the networks that the kernel has on these lists, by name, whichever driver put them
-// there. It is safe for concurrent use.
+// Listed returns the networks that the kernel has on these lists, by name, whichever driver put
+// them there. It is safe for concurrent use.
 func (d *Driver) Listed(ctx context.Context, lists []string) (nets map[string][]netip.Prefix, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -36,8 +36,8 @@ type Keeping interface {
 func (a *Adoption) about(s *nft.Set) bool   { return a.Keep == nil || a.Keep.About(s) }
 func (a *Adoption) mayLack(s *nft.Set) bool { return a.Keep != nil && a.Keep.MayLack(s) }
 
-// SameRuleset reports whether the kernel's sets, and chains that come and go, are those of a ruleset
-// with this note.
+// SameRuleset reports whether the kernel's sets, and chains that come and go, are those of a
+// ruleset with this note.
 func (a *Adoption) SameRuleset(note string) bool {
 	if !strings.HasPrefix(a.Have.Notes[RulesetNote], note) || len(a.Have.Sets) != len(a.Table.Sets) || !a.SameSets() {
 		return false

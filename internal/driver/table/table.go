@@ -3,9 +3,10 @@
 // and those of farms.
 //
 // What was programmed outlives the process in the kernel alone. The table identifies its ruleset in
-// a set of notes, and has a digest of each set's content there: an adoption compares those with what
-// it wants before it reads anything else. Where the kernel has it (Linux 6.9), the table belongs to
-// the socket of the process that works on it, and stays when that ends: nobody else can change it.
+// a set of notes, and has a digest of each set's content there: an adoption compares those with
+// what it wants before it reads anything else. Where the kernel has it (Linux 6.9), the table
+// belongs to the socket of the process that works on it, and stays when that ends: nobody else can
+// change it.
 package table
 
 import (

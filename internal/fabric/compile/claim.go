@@ -91,7 +91,8 @@ func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[stri
 }
 
 // hold follows that a node has the pods in a CIDR, or no longer has, and adds the nodes to again to
-// which that matters: newer ones with the same CIDR, and those with addresses or smaller CIDRs in it.
+// which that matters: newer ones with the same CIDR, and those with addresses or smaller CIDRs in
+// it.
 func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
 	of, _ := c.cidrs.Get(p)
 	of.holders = sorted.Set(of.holders, n, there, older)
@@ -109,8 +110,8 @@ func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[str
 	}
 }
 
-// decide decides who has the pods in the CIDRs of the nodes in again, and adds to again the nodes to
-// which that matters. A decision depends on claims and decisions of older nodes alone.
+// decide decides who has the pods in the CIDRs of the nodes in again, and adds to again the nodes
+// to which that matters. A decision depends on claims and decisions of older nodes alone.
 func (c *Compiler) decide(again map[string]bool) {
 	for decided := -1; decided < len(again); {
 		decided = len(again)

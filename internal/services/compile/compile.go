@@ -141,8 +141,8 @@ func (c *Compiler) SetAPIServers(servers []netip.AddrPort) bool {
 // next Update follows.
 func (c *Compiler) SetUnderlay(addrs []model.HostAddress) { c.env.underlay, c.env.snat = addrs, nil }
 
-// Follow takes in what is dirty, for Update to compile. It reports whether all services are, because
-// the node itself has changed.
+// Follow takes in what is dirty, for Update to compile. It reports whether all services are,
+// because the node itself has changed.
 func (c *Compiler) Follow(v *store.View, d store.Dirty) (everything bool) {
 	everything, addrs := c.env.follow(v, d)
 	c.dirty = c.affected(v, d.Services, everything, addrs)

@@ -26,8 +26,8 @@ type bgpConfigurationSpec struct {
 	Aggregation            string           `json:"serviceLoadBalancerAggregation"`
 	Communities            []bgpCommunity   `json:"communities"`
 	PrefixAdvertisements   []bgpAdvertised  `json:"prefixAdvertisements"`
-	// These make no difference here: flags say what is logged, routes of interfaces are not announced
-	// anyway, one agent sets all routes, and pods are no peers.
+	// These make no difference here: flags say what is logged, routes of interfaces are not
+	// announced anyway, one agent sets all routes, and pods are no peers.
 	LogSeverityScreen    string   `json:"logSeverityScreen"`
 	IgnoredInterfaces    []string `json:"ignoredInterfaces"`
 	ProgramClusterRoutes string   `json:"programClusterRoutes"`
