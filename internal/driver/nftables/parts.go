@@ -78,7 +78,9 @@ func (f *failures) set(p parts, n table.Failures) {
 
 // add counts an adoption of parts that failed.
 func (f *failures) add(p parts, err error) {
-	n := f.of(p)
-	n.Add(err)
-	f.set(p, n)
+	for _, one := range []parts{servicesPart, policyPart} {
+		if p.hold(one) {
+			f[one].Add(err)
+		}
+	}
 }

@@ -82,6 +82,9 @@ func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[stri
 		of.claims = sorted.Set(of.claims, n.Node, true, older)
 		return
 	}
+	if of == nil {
+		return // the node's list repeats it
+	}
 	if why, decided := n.denied[p]; decided && why == "" {
 		c.hold(p, n.Node, false, again)
 	}

@@ -499,6 +499,18 @@ func TestOwnNodeIsDeleted(t *testing.T) {
 	}
 }
 
+// A Node of a file may name a pod CIDR twice.
+func TestPodCIDRTwice(t *testing.T) {
+	x := newCluster(Config{Node: "own"}, underlay...)
+	x.update(nodeEvent(t, "own 192.0.2.1 10.244.1.0/24"), poolEvent("v4 10.244.0.0/16 vxlan=Always"))
+	if d := x.update(nodeEvent(t, "b 192.0.2.2 10.244.2.0/24 10.244.2.0/24")); len(d.Routes) != 1 {
+		t.Errorf("%+v", d)
+	}
+	if d := x.update(gone(model.NodeKind, "b")); len(d.Routes) != 1 {
+		t.Errorf("%+v", d)
+	}
+}
+
 // However the objects come, and whatever came before, the fabric is that of the current ones, and
 // deltas lead to it.
 func TestFabricIsOfTheCurrentObjects(t *testing.T) {
