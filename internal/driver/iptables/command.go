@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/xtables"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // programs runs the programs of iptables in a network namespace.
@@ -42,10 +43,8 @@ func (p programs) await(ctx context.Context) error {
 		if time.Now().After(end) {
 			return p.locked()
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, lockPause) {
 			return ctx.Err()
-		case <-time.After(lockPause):
 		}
 	}
 	return nil

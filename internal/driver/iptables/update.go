@@ -15,6 +15,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/xtables"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -429,10 +430,8 @@ func (d *Driver) destroySet(ctx context.Context, name string) error {
 		case !errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) || time.Now().After(end):
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, time.Millisecond) {
 			return ctx.Err()
-		case <-time.After(time.Millisecond):
 		}
 	}
 }

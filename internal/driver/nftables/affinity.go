@@ -17,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/driver/table"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/passes"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -74,13 +75,8 @@ func (d *Driver) forgetAffinity() (err error) {
 
 // lookAfterAffinity has the maps read from time to time, as they may be nearly full.
 func (d *Driver) lookAfterAffinity() {
-	for {
-		select {
-		case <-d.life.Done():
-			return
-		case <-time.After(readPause):
-			d.forget.Suggest(struct{}{})
-		}
+	for wake.Sleep(d.life, readPause) {
+		d.forget.Suggest(struct{}{})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -30,10 +31,7 @@ func (d *Driver) Drain(ctx context.Context, forget func() error) error {
 	}
 	err := forget()
 	for busy := true; busy && ctx.Err() == nil; busy = d.busy() { // what is in sockets is read meanwhile
-		select {
-		case <-ctx.Done():
-		case <-time.After(drainPause):
-		}
+		wake.Sleep(ctx, drainPause)
 	}
 	return errors.Join(err, forget(), d.Purge(ctx))
 }

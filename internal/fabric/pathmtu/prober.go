@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -78,7 +79,7 @@ func (p *Prober) Run(ctx context.Context, paths func() []model.Path) {
 	for ctx.Err() == nil {
 		path, r, ok := p.next(paths())
 		if !ok {
-			wait(ctx, p.pause)
+			wake.Sleep(ctx, p.pause)
 			continue
 		}
 		r = p.ask(ctx, path, r)
@@ -159,15 +160,8 @@ func (p *Prober) measure(ctx context.Context, path model.Path) (largest int) {
 // says to be possible, 0 if none does.
 func (p *Prober) send(ctx context.Context, to netip.Addr, size int) (arrived bool, said int) {
 	next := time.Now().Add(p.pause)
-	defer func() { wait(ctx, time.Until(next)) }()
+	defer func() { wake.Sleep(ctx, time.Until(next)) }()
 	return p.sockets[to.Is4()].probe(to, size, next)
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // Missing says by how many bytes the paths to addresses carry less than the interface of this node

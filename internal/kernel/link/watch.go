@@ -127,7 +127,7 @@ func listen(ctx context.Context, log *slog.Logger, receive func() error, changed
 			if !failing && ctx.Err() == nil {
 				log.Warn("could not hear of changes of the network; reading it every second meanwhile", "error", err)
 			}
-			pause(ctx, retry)
+			wake.Sleep(ctx, retry)
 		}
 		failing = lost
 		if ctx.Err() != nil {
@@ -150,7 +150,7 @@ func (w *watcher[T]) run(ctx context.Context, last T, changed wake.Signal) {
 		case out <- last:
 			out = nil
 		case <-changed:
-			pause(ctx, max(settle, time.Until(next)))
+			wake.Sleep(ctx, max(settle, time.Until(next)))
 			begin := time.Now()
 			now, err := w.read(w.reader)
 			switch {
@@ -158,19 +158,12 @@ func (w *watcher[T]) run(ctx context.Context, last T, changed wake.Signal) {
 				return
 			case err != nil:
 				w.log.Warn("could not read the network; what is known of interfaces and addresses may be old", "error", err)
-				pause(ctx, retry)
+				wake.Sleep(ctx, retry)
 				changed.Set()
 			case !reflect.DeepEqual(now, last):
 				last, out = now, w.out
 			}
 			next = begin.Add(time.Since(begin) * share)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
 	}
 }

@@ -13,13 +13,13 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/lib/replace"
 )
 
 // ErrNotNoted is wrapped where parameters were set whose former values could not be noted.
@@ -207,16 +207,8 @@ func save(record string, changes []Override) error {
 	if err != nil {
 		return fmt.Errorf("encode record of sysctls: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(record), 0o755); err != nil {
+	if err := replace.File(own, append(b, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write record of sysctls: %w", err)
-	}
-	next := own + ".new"
-	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
-		_ = os.Remove(next) // half of it may be there
-		return fmt.Errorf("write record of sysctls: %w", err)
-	}
-	if err := os.Rename(next, own); err != nil {
-		return errors.Join(fmt.Errorf("write record of sysctls: %w", err), os.Remove(next))
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/internal/contest"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/internal/source/kubeobj"
@@ -73,10 +74,8 @@ func (c *NodeChange) Run(ctx context.Context, due func() bool) {
 	what := strings.Join(c.field, ".")
 	pace := contest.Pace{First: c.retry, Most: c.most, Lasts: c.lasts} // also for what was written to be told of
 	for failing, pause := false, time.Duration(0); ; {
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 		if pause = c.look; !pace.Lost(time.Now()) {
 			c.Contests.Clear(what)
