@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -74,10 +75,10 @@ func Open(o driver.Options) (*Driver, error) {
 	if d.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, errors.Join(fmt.Errorf("open routing socket: %w", err), d.here.Close())
 	}
-	if d.socket, err = dial(); err != nil {
+	if d.socket, err = dial(0); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
-	if d.watch, err = dial(watched...); err != nil {
+	if d.watch, err = dial(watched); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
@@ -91,7 +92,7 @@ func (d *Driver) closeAll() (err error) {
 	err = d.here.Close()
 	for _, s := range []*socket{d.socket, d.watch} {
 		if s != nil {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, s.Close())
 		}
 	}
 	if d.wg != nil {
@@ -151,7 +152,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 
 // adopt plans the difference between what the kernel has and what is wanted.
 func (d *Driver) adopt(want *state.Fabric, keep bool) (*plan, error) {
-	if err := d.drain(func(message) {}); err != nil { // before anything is read: no later change is missed
+	if err := d.drain(func(syscall.NetlinkMessage) {}); err != nil { // before anything is read: no later change is missed
 		return nil, err
 	}
 	d.doubt = false
