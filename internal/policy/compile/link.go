@@ -2,10 +2,10 @@ package compile
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 
+	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -89,27 +89,19 @@ func (c *Compiler) SetOpen(open bool) { c.open = open }
 
 // follow makes the set hold the indexes of the links that are in, and returns what changed.
 func (x *links) follow(set map[int]struct{}, in func(*model.Link) bool) map[int]bool {
-	want := map[int]struct{}{}
+	touched := map[int]bool{} // whether they were in it
+	for index := range x.byIndex {
+		touched[index] = false
+	}
+	for index := range set {
+		touched[index] = true
+	}
+	clear(set)
 	for index, l := range x.byIndex {
 		if in(l) {
-			want[index] = struct{}{}
-		}
-	}
-	if maps.Equal(set, want) {
-		return nil
-	}
-	changed := map[int]bool{}
-	for index := range set {
-		if _, stays := want[index]; !stays {
-			changed[index] = false
-			delete(set, index)
-		}
-	}
-	for index := range want {
-		if _, had := set[index]; !had {
-			changed[index] = true
 			set[index] = struct{}{}
 		}
 	}
-	return changed
+	diff.Settle(touched, set)
+	return touched
 }
