@@ -60,15 +60,14 @@ func (p *pool) avoids(a netip.Addr) bool {
 }
 
 // setPools takes over the pools. All addresses have to be given anew after that.
-func (c *Compiler) setPools(v *store.View, d store.Dirty) {
-	same := func(o *model.IPAddressPool) *model.IPAddressPool { return o }
-	c.elder = store.Follow(v, d, model.IPAddressPoolKind, c.elder, same, model.ByBirth)
-	c.ranked = store.Follow(v, d, model.IPAddressPoolKind, c.ranked, same, func(a, b *model.IPAddressPool) int {
+func (c *Compiler) setPools(v *store.View) {
+	ranked := v.IPAddressPools()
+	slices.SortFunc(ranked, func(a, b *model.IPAddressPool) int {
 		return cmp.Or(cmp.Compare(precedence(a), precedence(b)), a.Name.Compare(b.Name))
 	})
-	c.lookup = model.NewPools(c.ranked)
+	c.lookup = model.NewPools(ranked)
 	c.pools, c.poolIssues, c.named = nil, nil, map[model.Name]*pool{}
-	for _, o := range c.ranked {
+	for _, o := range ranked {
 		p := &pool{IPAddressPool: o}
 		c.named[o.Name] = p
 		if len(o.Namespaces) > 0 || !o.NamespaceSelector.IsZero() {
@@ -79,11 +78,7 @@ func (c *Compiler) setPools(v *store.View, d store.Dirty) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	elder := make([]*pool, len(c.elder))
-	for i, o := range c.elder {
-		elder[i] = c.named[o.Name]
-	}
-	c.spans = shareOut(elder)
+	c.spans = shareOut(slices.SortedFunc(slices.Values(c.pools), model.ByBirth))
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {
 			issue := p.Ref().Issue(text)
