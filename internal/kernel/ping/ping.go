@@ -130,6 +130,13 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
+// Checksum6 is that of an ICMPv6 message of an even number of bytes whose own field is zero.
+func Checksum6(from, to netip.Addr, message []byte) uint16 {
+	b := append(from.AsSlice(), to.AsSlice()...)
+	b = append(b, 0, 0, 0, byte(len(message)), 0, 0, 0, unix.IPPROTO_ICMPV6)
+	return checksum(append(b, message...))
+}
+
 // Next returns an answer that has come, false if there is none. It does not wait.
 func (s *Socket) Next() (Answer, bool) {
 	for {
@@ -266,10 +273,9 @@ func Packet(from, to netip.Addr) []byte {
 		return append(b, message...)
 	}
 	message[0] = echoRequest6
-	addrs := append(from.AsSlice(), to.AsSlice()...)
-	pseudo := append(addrs[:len(addrs):len(addrs)], 0, 0, 0, byte(len(message)), 0, 0, 0, unix.IPPROTO_ICMPV6)
-	binary.BigEndian.PutUint16(message[2:], checksum(append(pseudo, message...)))
-	return append(append([]byte{0x60, 0, 0, 0, 0, byte(len(message)), unix.IPPROTO_ICMPV6, hops}, addrs...), message...)
+	binary.BigEndian.PutUint16(message[2:], Checksum6(from, to, message))
+	b := []byte{0x60, 0, 0, 0, 0, byte(len(message)), unix.IPPROTO_ICMPV6, hops}
+	return append(append(append(b, from.AsSlice()...), to.AsSlice()...), message...)
 }
 
 // Reply returns whom an IP packet is an echo reply of; invalid: it is none.
