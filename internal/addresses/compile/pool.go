@@ -173,12 +173,12 @@ func (c *Compiler) lost(p *pool) string {
 	what := ""
 	for _, r := range merged(p.Ranges) {
 		for s := range c.spansIn(r) {
-			switch _, both := without(r, s.AddressRange); {
+			switch {
 			case s.of == p:
 			case what != "":
 				return "it has " + what + ", and more that others have; all that counts to them; take it out of one"
 			default:
-				what = fmt.Sprintf("%s, as the older IPAddressPool %s has", both, s.of.Name)
+				what = fmt.Sprintf("%s, as the older IPAddressPool %s has", both(r, s.AddressRange), s.of.Name)
 			}
 		}
 	}
@@ -200,21 +200,15 @@ func merged(ranges []model.AddressRange) (list []model.AddressRange) {
 	return list
 }
 
-// without returns what a range has that another does not, and what both have.
-func without(r, other model.AddressRange) (rest []model.AddressRange, both model.AddressRange) {
-	if r.First.Is4() != other.First.Is4() || r.Last.Less(other.First) || other.Last.Less(r.First) {
-		return []model.AddressRange{r}, both
-	}
-	both = r
+// both returns what two ranges have that overlap.
+func both(r, other model.AddressRange) model.AddressRange {
 	if r.First.Less(other.First) {
-		both.First = other.First
-		rest = append(rest, model.AddressRange{First: r.First, Last: other.First.Prev()})
+		r.First = other.First
 	}
 	if other.Last.Less(r.Last) {
-		both.Last = other.Last
-		rest = append(rest, model.AddressRange{First: other.Last.Next(), Last: r.Last})
+		r.Last = other.Last
 	}
-	return rest, both
+	return r
 }
 
 // nodeAddresses returns the addresses of nodes that are in pools: only a Service that is older than
