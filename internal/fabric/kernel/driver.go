@@ -217,25 +217,23 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	for key, peer := range f.Peers {
 		p.peer(key, peer, false)
 	}
-	old := state.NewFabric()
-	for k := range f.VTEPs {
-		if v := d.want.VTEPs[k]; v != nil {
-			old.VTEPs[k] = v
-		}
-	}
-	for k := range f.Routes {
-		if v := d.want.Routes[k]; v != nil {
-			old.Routes[k] = v
-		}
-	}
 	set := entries(f.VTEPs, f.Routes)
-	for _, e := range entries(old.VTEPs, old.Routes) {
+	for _, e := range entries(replaced(d.want.VTEPs, f.VTEPs), replaced(d.want.Routes, f.Routes)) {
 		if d.now.has(e) {
 			p.clear(e, set, false)
 		}
 	}
 	p.set(set)
 	return p, nil
+}
+
+// replaced returns what is in the place of changes; nil: nothing.
+func replaced[K comparable, V any](now, changes map[K]*V) map[K]*V {
+	old := make(map[K]*V, len(changes))
+	for k := range changes {
+		old[k] = now[k]
+	}
+	return old
 }
 
 // Purge implements driver.Driver.

@@ -16,7 +16,8 @@ import (
 // entry. Entries are comparable, those wanted with those read.
 type entry interface {
 	fmt.Stringer
-	// slot is what the kernel has one of: setting an entry replaces another one in its slot.
+	// slot is what the kernel has one of, the entry without the rest: setting an entry replaces
+	// another one in its slot.
 	slot() any
 	// on is the name of the device that has it; "": none.
 	on() string
@@ -34,21 +35,11 @@ type route struct {
 	odd    bool // it is of our number, but nothing that we make
 }
 
-type routeSlot struct {
-	prefix        netip.Prefix
-	metric, table uint32
-}
-
 // neighbour is a permanent one on a tunnel device.
 type neighbour struct {
 	device string
 	addr   netip.Addr
 	mac    state.MAC
-}
-
-type neighbourSlot struct {
-	device string
-	addr   netip.Addr
 }
 
 // forward is an entry of a VXLAN device's forwarding table.
@@ -95,7 +86,7 @@ func entries(vteps map[state.VTEPKey]*state.VTEP, routes map[netip.Prefix]*state
 	return all
 }
 
-func (r route) slot() any  { return routeSlot{r.prefix, r.metric, r.table} }
+func (r route) slot() any  { return route{prefix: r.prefix, metric: r.metric, table: r.table} }
 func (r route) on() string { return r.device }
 
 // String is as ip route prints it.
@@ -109,7 +100,7 @@ func (r route) String() string {
 	return fmt.Sprintf("route %s via %s dev %s", r.prefix, r.via, r.device)
 }
 
-func (n neighbour) slot() any  { return neighbourSlot{n.device, n.addr} }
+func (n neighbour) slot() any  { return neighbour{device: n.device, addr: n.addr} }
 func (n neighbour) on() string { return n.device }
 
 // String is as ip neigh prints it.
