@@ -217,7 +217,7 @@ func (a *Agent) carriedOut(s *state.State) *state.State {
 // elsewhere compiles the objects of a question for all of its nodes but one.
 func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node {
 	a.compiling.Lock()
-	others := map[string]*compile.Other{}
+	others := map[string]func(*store.Store) compile.Elsewhere{}
 	for _, name := range c.Nodes {
 		if name != but {
 			others[name] = a.Compiler.Elsewhere(name)
@@ -225,8 +225,8 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 	}
 	a.compiling.Unlock()
 	nodes := map[string]*verdict.Node{}
-	for name, other := range others {
-		there := other.Compile(c.Objects)
+	for name, compiled := range others {
+		there := compiled(c.Objects)
 		nodes[name] = &verdict.Node{
 			State: a.carriedOut(there.State), Uplinks: there.Uplinks, Hidden: verdict.Hidden{DenyLists: there.DenyLists, Lists: there.Lists},
 			Route: func(to netip.Addr) verdict.Way {

@@ -8,6 +8,7 @@ package bgp
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -95,21 +96,12 @@ const RejectedToo = 32
 func (p *Peer) Equal(o *Peer) bool {
 	a, b := *p, *o
 	a.Import, a.Export, b.Import, b.Export = nil, nil, nil, nil
-	return a.same(&b) && sameRules(p.Import, o.Import) && sameRules(p.Export, o.Export)
+	return reflect.DeepEqual(a, b) && sameRules(p.Import, o.Import) && sameRules(p.Export, o.Export)
 }
 
 // sameRules compares rules, of which peers may share many.
 func sameRules(a, b []Rule) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
-}
-
-// same compares all but the rules.
-func (p *Peer) same(o *Peer) bool {
-	return p.Address == o.Address && p.Port == o.Port && p.AS == o.AS && p.LocalAS == o.LocalAS && p.Source == o.Source &&
-		p.Password == o.Password && p.Passive == o.Passive && p.Hold == o.Hold && p.Keepalive == o.Keepalive && p.Retry == o.Retry &&
-		p.Hops == o.Hops && p.Security == o.Security && p.IPv4 == o.IPv4 && p.IPv6 == o.IPv6 &&
-		p.Cluster == o.Cluster && p.KeepNextHop == o.KeepNextHop && p.AllowOwnAS == o.AllowOwnAS && p.Restart == o.Restart &&
-		p.MaxRoutes == o.MaxRoutes
 }
 
 // Rule accepts or rejects routes. It holds for those of its family that meet all it says; one

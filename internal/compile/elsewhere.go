@@ -24,43 +24,32 @@ type Elsewhere struct {
 	Lists bool
 }
 
-// Elsewhere returns what compiles the state of another node, whose agent runs with the same flags.
-func (c *Compiler) Elsewhere(node string) *Other {
+// Elsewhere returns a function that compiles the state of another node, whose agent runs with the
+// same flags, for the objects in a store. It is called once, and asks c nothing any more. It assumes
+// that each pod of the node has an interface of its own, as nothing here says otherwise. Limits on
+// all policies of a cluster together do not apply, as the store does not hold all pods.
+func (c *Compiler) Elsewhere(node string) func(*store.Store) Elsewhere {
 	cfg := c.cfg
 	cfg.Config, cfg.elsewhere = c.Services.Config(), true
-	o := &Other{node: node, unread: c.unread, refused: maps.Clone(c.Services.Denied()), denyLists: cfg.Policy && len(cfg.DenyLists) > 0}
+	e := Elsewhere{DenyLists: cfg.Policy && len(cfg.DenyLists) > 0}
 	cfg.Node, cfg.HostAddresses, cfg.PrimaryAddr, cfg.DenyLists, cfg.DenyDevices = node, nil, netip.Addr{}, nil, nil
 	cfg.Addresses = false
-	o.compiler = New(cfg)
-	return o
-}
-
-// Other compiles once what another node's agent would.
-type Other struct {
-	compiler          *Compiler
-	node              string
-	unread, denyLists bool
-	refused           map[model.Name]bool // services that exceed a limit together with all others
-}
-
-// Compile returns the node's state for the objects in s. It assumes that each pod of the node has
-// an interface of its own, as nothing here says otherwise. Limits on all policies of a cluster
-// together do not apply, as s does not hold all pods.
-func (o *Other) Compile(s *store.Store) Elsewhere {
-	e := Elsewhere{DenyLists: o.denyLists}
-	var links model.Links
-	s.Read(func(v *store.View) { links, e.Uplinks = assumedLinks(v, o.node) })
-	o.compiler.SetLinks(links)
-	o.compiler.SetPodsUnread(o.unread)
-	o.compiler.Update(s, store.Dirty{})
-	e.State = o.compiler.State()
-	maps.DeleteFunc(e.State.Services.Frontends, func(_ state.FrontendKey, f *state.Frontend) bool { return o.refused[f.Service] })
-	if e.State.Policy != nil {
-		for _, list := range e.State.Policy.Lists {
-			e.Lists = e.Lists || strings.HasPrefix(list.Name, string(model.AddressList)+" ")
+	other, refused := New(cfg), maps.Clone(c.Services.Denied()) // services that exceed a limit together with all others
+	other.SetPodsUnread(c.unread)
+	return func(s *store.Store) Elsewhere {
+		var links model.Links
+		s.Read(func(v *store.View) { links, e.Uplinks = assumedLinks(v, node) })
+		other.SetLinks(links)
+		other.Update(s, store.Dirty{})
+		e.State = other.State()
+		maps.DeleteFunc(e.State.Services.Frontends, func(_ state.FrontendKey, f *state.Frontend) bool { return refused[f.Service] })
+		if e.State.Policy != nil {
+			for _, list := range e.State.Policy.Lists {
+				e.Lists = e.Lists || strings.HasPrefix(list.Name, string(model.AddressList)+" ")
+			}
 		}
+		return e
 	}
-	return e
 }
 
 // assumedLinks gives each pod of a node an interface, and the node its uplinks.

@@ -24,7 +24,7 @@ func TestElsewhereTriesEachHostEndpoint(t *testing.T) {
 		s.Apply([]store.Event{{Kind: model.HostEndpointKind, Name: model.Name{Name: name}, Object: &h}})
 	}
 	s.SetSynced()
-	there := compile.New(compile.Config{Config: services.Config{Node: "here"}, Policy: true}).Elsewhere("other").Compile(s)
+	there := compile.New(compile.Config{Config: services.Config{Node: "here"}, Policy: true}).Elsewhere("other")(s)
 	var found []string
 	for _, uplink := range there.Uplinks {
 		if h := there.State.Policy.Hosts[uplink]; h != nil {
@@ -45,7 +45,7 @@ func TestElsewhereMasquerades(t *testing.T) {
 	pods := &model.IPPool{Name: "pods", CIDR: netip.MustParsePrefix("10.244.0.0/16"), NATOutgoing: true}
 	s.Apply([]store.Event{{Kind: model.IPPoolKind, Name: model.Name{Name: pods.Name}, Object: pods}})
 	s.SetSynced()
-	there := compile.New(compile.Config{Config: services.Config{Node: "here", Fabric: true}}).Elsewhere("other").Compile(s)
+	there := compile.New(compile.Config{Config: services.Config{Node: "here", Fabric: true}}).Elsewhere("other")(s)
 	if got := there.State.Services.Settings.OutgoingCIDRs; !slices.Equal(got, []netip.Prefix{pods.CIDR}) {
 		t.Errorf("%v are masqueraded", got)
 	}

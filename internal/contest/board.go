@@ -1,8 +1,6 @@
 package contest
 
 import (
-	"maps"
-	"slices"
 	"sync"
 
 	"sluice.dev/sluice/internal/model"
@@ -12,32 +10,20 @@ import (
 const Forwarding = "forwarding"
 
 // Board holds the contests that go on. It is safe for concurrent use, and a nil Board holds none.
-type Board struct {
-	mu   sync.Mutex
-	have map[string]model.Issue
-}
+type Board struct{ have sync.Map } // of issues by what they are about
 
 // Set shows a contest about something, in place of the last one about it.
 func (b *Board) Set(what string, issue model.Issue) {
-	if b == nil {
-		return
+	if b != nil {
+		b.have.Store(what, issue)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.have == nil {
-		b.have = map[string]model.Issue{}
-	}
-	b.have[what] = issue
 }
 
 // Clear ends the contest about something.
 func (b *Board) Clear(what string) {
-	if b == nil {
-		return
+	if b != nil {
+		b.have.Delete(what)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.have, what)
 }
 
 // About returns the contest about something, if there is one.
@@ -45,18 +31,15 @@ func (b *Board) About(what string) (issue model.Issue, shown bool) {
 	if b == nil {
 		return issue, false
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	issue, shown = b.have[what]
+	found, _ := b.have.Load(what)
+	issue, shown = found.(model.Issue)
 	return issue, shown
 }
 
 // Issues returns what it shows, in no order.
-func (b *Board) Issues() []model.Issue {
-	if b == nil {
-		return nil
+func (b *Board) Issues() (list []model.Issue) {
+	if b != nil {
+		b.have.Range(func(_, issue any) bool { list = append(list, issue.(model.Issue)); return true })
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Collect(maps.Values(b.have))
+	return list
 }

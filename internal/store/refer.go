@@ -19,8 +19,8 @@ import (
 //
 // Selectors name nothing: they select what there is.
 
-// names calls f with each object that o names and without which it could not hold as it did.
-func names(o any, f func(model.Ref)) {
+// Names calls f with each object that o names and without which it could not hold as it did.
+func Names(o any, f func(model.Ref)) {
 	switch o := o.(type) {
 	case *model.Policy:
 		if model.BuiltInTier(o.Tier) == nil {
@@ -45,8 +45,8 @@ func names(o any, f func(model.Ref)) {
 // refer counts what next names in place of old; either may be nil. What is gone goes for good with
 // the last that names it.
 func (s *Store) refer(old, next any) {
-	names(next, func(ref model.Ref) { s.named[ref]++ })
-	names(old, func(ref model.Ref) {
+	Names(next, func(ref model.Ref) { s.named[ref]++ })
+	Names(old, func(ref model.Ref) {
 		if s.named[ref]--; s.named[ref] > 0 {
 			return
 		}
@@ -89,7 +89,7 @@ func (s *Store) awaits(of model.Ref, next any) (missing model.Ref, waits bool) {
 		return missing, false
 	}
 	last, _ := s.view.Object(of).(*model.Policy)
-	names(next, func(ref model.Ref) {
+	Names(next, func(ref model.Ref) {
 		there := s.view.Object(ref) != nil && !s.gone[ref]
 		if ref.Kind == model.ServiceKind {
 			there = last == nil || last.Refused != "" || s.view.NamedService(ref.Name) != nil
@@ -206,7 +206,7 @@ func (s *Store) left() map[model.Ref]bool {
 	}
 	for _, p := range s.view.pods {
 		if !p.Terminating && !p.Finished {
-			names(p, func(ref model.Ref) { delete(left, ref) })
+			Names(p, func(ref model.Ref) { delete(left, ref) })
 		}
 	}
 	return left

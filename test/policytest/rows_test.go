@@ -508,7 +508,10 @@ func (k *kernel) why(p drivertest.Packet) verdict.Answer {
 		device, own := k.route(a)
 		return verdict.Way{Device: device, Own: own}
 	}}
-	c := verdict.Cluster{Here: "node", Nodes: map[string]*verdict.Node{"node": node}}
+	c := verdict.Cluster{
+		Here: "node", Nodes: map[string]*verdict.Node{"node": node},
+		Home: func(netip.Addr) string { return "" }, Object: func(netip.Addr) model.Ref { return model.Ref{} },
+	}
 	return c.Why(q)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/ping"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -209,7 +210,7 @@ func TestFrames(t *testing.T) {
 	if _, ok := readSolicitation(na); ok {
 		t.Error("an advertisement is a question")
 	}
-	if sum := checksum(ip("2001:db8::7"), allNodes, na[ipv6Size:]); sum != 0 {
+	if sum := ping.Checksum6(ip("2001:db8::7"), allNodes, na[ipv6Size:]); sum != 0 {
 		t.Errorf("the checksum does not fit: %x", sum)
 	}
 	if got, want := solicitedNode(ip("2001:db8::12:3456")), ip("ff02::1:ff12:3456"); got != want {

@@ -3,6 +3,8 @@ package announce
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"sluice.dev/sluice/internal/kernel/ping"
 )
 
 // The types of frames, and what is in them; all as on Ethernet.
@@ -69,7 +71,7 @@ func advertisement(own mac, a netip.Addr, to mac, dst netip.Addr, flags byte) []
 	message = append(message, advert, 0, 0, 0, flags, 0, 0, 0)
 	message = append(message, a.AsSlice()...)
 	message = append(append(message, 2, 1), own[:]...) // option: the link-layer address of the target
-	binary.BigEndian.PutUint16(message[2:], checksum(a, dst, message))
+	binary.BigEndian.PutUint16(message[2:], ping.Checksum6(a, dst, message))
 
 	f := make([]byte, 0, ipv6Size+len(message))
 	f = append(append(f, to[:]...), own[:]...)
@@ -77,21 +79,6 @@ func advertisement(own mac, a netip.Addr, to mac, dst netip.Addr, flags byte) []
 	f = append(binary.BigEndian.AppendUint16(f, uint16(len(message))), protocolICMPv6, 255)
 	f = append(append(f, a.AsSlice()...), dst.AsSlice()...)
 	return append(f, message...)
-}
-
-// checksum is that of an ICMPv6 message whose own field is zero.
-func checksum(src, dst netip.Addr, message []byte) uint16 {
-	b := append(src.AsSlice(), dst.AsSlice()...)
-	b = binary.BigEndian.AppendUint32(b, uint32(len(message)))
-	b = append(binary.BigEndian.AppendUint32(b, protocolICMPv6), message...)
-	sum := uint32(0)
-	for i := 0; i < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }
 
 // multicastMAC is where frames to a multicast address of IPv6 go.

@@ -80,9 +80,7 @@ type Compiler struct {
 	issues []model.Issue // of the last call of Issues
 	listed bool          // they are what there is to say
 
-	elder      []*model.IPAddressPool // the oldest first
-	ranked     []*model.IPAddressPool // in the order in which they are tried
-	pools      []*pool                // likewise
+	pools      []*pool // in the order in which they are tried
 	lookup     model.Pools
 	named      map[model.Name]*pool
 	spans      []span // what pools give out, sorted
@@ -177,7 +175,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) {
 	everything := c.followNamespaces(v, d) || !c.started || c.regive || changed(d, model.IPAddressPoolKind) || c.nodesMoved(v, d)
 	if everything {
 		c.releaseAll(touched)
-		c.setPools(v, d)
+		c.setPools(v)
 		c.reserved, c.inner = c.nodeAddresses(v), c.innerRanges(v)
 	}
 	adverts := everything || changed(d, model.L2AdvertisementKind, model.BGPAdvertisementKind, model.CommunityKind, model.MetalLBPeerKind, model.BGPConfigurationKind)

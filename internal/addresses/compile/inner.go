@@ -82,8 +82,7 @@ func (c *Compiler) innerIssues() (list []model.Issue) {
 	of := map[*pool][]string{}
 	for i := range c.inner {
 		for s := range c.spansIn(c.inner[i].AddressRange) {
-			_, both := without(s.AddressRange, c.inner[i].AddressRange)
-			of[s.of] = append(of[s.of], fmt.Sprintf("%s (%s)", both, c.inner[i].what))
+			of[s.of] = append(of[s.of], fmt.Sprintf("%s (%s)", both(s.AddressRange, c.inner[i].AddressRange), c.inner[i].what))
 		}
 	}
 	for p, texts := range of {

@@ -60,15 +60,14 @@ func (p *pool) avoids(a netip.Addr) bool {
 }
 
 // setPools takes over the pools. All addresses have to be given anew after that.
-func (c *Compiler) setPools(v *store.View, d store.Dirty) {
-	same := func(o *model.IPAddressPool) *model.IPAddressPool { return o }
-	c.elder = store.Follow(v, d, model.IPAddressPoolKind, c.elder, same, model.ByBirth)
-	c.ranked = store.Follow(v, d, model.IPAddressPoolKind, c.ranked, same, func(a, b *model.IPAddressPool) int {
+func (c *Compiler) setPools(v *store.View) {
+	ranked := v.IPAddressPools()
+	slices.SortFunc(ranked, func(a, b *model.IPAddressPool) int {
 		return cmp.Or(cmp.Compare(precedence(a), precedence(b)), a.Name.Compare(b.Name))
 	})
-	c.lookup = model.NewPools(c.ranked)
+	c.lookup = model.NewPools(ranked)
 	c.pools, c.poolIssues, c.named = nil, nil, map[model.Name]*pool{}
-	for _, o := range c.ranked {
+	for _, o := range ranked {
 		p := &pool{IPAddressPool: o}
 		c.named[o.Name] = p
 		if len(o.Namespaces) > 0 || !o.NamespaceSelector.IsZero() {
@@ -79,11 +78,7 @@ func (c *Compiler) setPools(v *store.View, d store.Dirty) {
 		}
 		c.pools = append(c.pools, p)
 	}
-	elder := make([]*pool, len(c.elder))
-	for i, o := range c.elder {
-		elder[i] = c.named[o.Name]
-	}
-	c.spans = shareOut(elder)
+	c.spans = shareOut(slices.SortedFunc(slices.Values(c.pools), model.ByBirth))
 	for _, p := range c.pools {
 		if text := c.lost(p); text != "" {
 			issue := p.Ref().Issue(text)
@@ -178,12 +173,12 @@ func (c *Compiler) lost(p *pool) string {
 	what := ""
 	for _, r := range merged(p.Ranges) {
 		for s := range c.spansIn(r) {
-			switch _, both := without(r, s.AddressRange); {
+			switch {
 			case s.of == p:
 			case what != "":
 				return "it has " + what + ", and more that others have; all that counts to them; take it out of one"
 			default:
-				what = fmt.Sprintf("%s, as the older IPAddressPool %s has", both, s.of.Name)
+				what = fmt.Sprintf("%s, as the older IPAddressPool %s has", both(r, s.AddressRange), s.of.Name)
 			}
 		}
 	}
@@ -205,21 +200,15 @@ func merged(ranges []model.AddressRange) (list []model.AddressRange) {
 	return list
 }
 
-// without returns what a range has that another does not, and what both have.
-func without(r, other model.AddressRange) (rest []model.AddressRange, both model.AddressRange) {
-	if r.First.Is4() != other.First.Is4() || r.Last.Less(other.First) || other.Last.Less(r.First) {
-		return []model.AddressRange{r}, both
-	}
-	both = r
+// both returns what two ranges have that overlap.
+func both(r, other model.AddressRange) model.AddressRange {
 	if r.First.Less(other.First) {
-		both.First = other.First
-		rest = append(rest, model.AddressRange{First: r.First, Last: other.First.Prev()})
+		r.First = other.First
 	}
 	if other.Last.Less(r.Last) {
-		both.Last = other.Last
-		rest = append(rest, model.AddressRange{First: other.Last.Next(), Last: r.Last})
+		r.Last = other.Last
 	}
-	return rest, both
+	return r
 }
 
 // nodeAddresses returns the addresses of nodes that are in pools: only a Service that is older than

@@ -16,10 +16,11 @@ type issues struct {
 	speak map[model.Ref]bool // objects by which there is a peer
 }
 
-func (l *issues) add(of model.Ref, inForce, format string, args ...any) {
-	issue := of.Issue(fmt.Sprintf(format, args...))
+func (l *issues) add(of model.Ref, inForce, format string, args ...any) *model.Issue {
+	l.list = append(l.list, of.Issue(fmt.Sprintf(format, args...)))
+	issue := &l.list[len(l.list)-1]
 	issue.InForce = inForce
-	l.list = append(l.list, issue)
+	return issue
 }
 
 // Issues returns what is wrong with the objects as of the last Update, sorted. The caller only
@@ -114,18 +115,15 @@ func (c *Compiler) metalLBIssues(l *issues) {
 		l.add(ref, "", "more than %d BGPAdvertisements select it: %s, and those newer than it, announce none of its addresses", model.MaxAdverts, first)
 	}
 	for ref, name := range c.nameless {
-		issue := ref.Issue(fmt.Sprintf("spec.communities: no Community in its namespace that can be read has the name %s, for which it waits: make or mend one, or name one that exists", name))
-		issue.Everywhere, issue.InForce = true, model.InForceNothing
+		inForce := model.InForceNothing
 		if c.inForce[ref.Name] != nil {
-			issue.InForce = model.InForceLast
+			inForce = model.InForceLast
 		}
-		l.list = append(l.list, issue)
+		l.add(ref, inForce, "spec.communities: no Community in its namespace that can be read has the name %s, for which it waits: make or mend one, or name one that exists", name).Everywhere = true
 	}
 	for ref, reasons := range c.faults {
 		for _, reason := range reasons {
-			issue := ref.Issue(reason)
-			issue.Everywhere = true
-			l.list = append(l.list, issue)
+			l.add(ref, "", "%s", reason).Everywhere = true
 		}
 	}
 }

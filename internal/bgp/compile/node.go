@@ -11,6 +11,7 @@ import (
 	"github.com/gaissmai/bart"
 
 	speaker "sluice.dev/sluice/internal/bgp"
+	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -76,12 +77,18 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) (moved ma
 		}
 	}
 	moved = map[netip.Addr]bool{}
+	have := func(n *node, there bool) {
+		for _, a := range n.addresses {
+			moved[a] = true
+			if c.addresses[a] = sorted.Set(c.addresses[a], n, there, model.ByBirth); len(c.addresses[a]) == 0 {
+				delete(c.addresses, a)
+			}
+		}
+	}
 	for name := range dirty {
 		old := c.nodes[name.Name]
 		if old != nil {
-			for _, a := range old.addresses {
-				moved[a] = true
-			}
+			have(old, false)
 			delete(c.nodes, name.Name)
 		}
 		o := v.Node(name.Name)
@@ -91,27 +98,13 @@ func (c *Compiler) followNodes(v *store.View, d store.Dirty, all bool) (moved ma
 		var n *node
 		if o != nil {
 			n = c.speaker(v, o)
+			have(n, true)
 			c.nodes[o.Name] = n
 		}
 		if old == nil || n == nil || !maps.Equal(old.Labels, n.Labels) {
 			c.unplaced = true
 		} else {
 			n.at, c.placed[old.at] = old.at, n
-		}
-	}
-	for a := range moved {
-		c.addresses[a] = slices.DeleteFunc(c.addresses[a], func(n *node) bool { _, is := dirty[model.Name{Name: n.Name}]; return is })
-	}
-	for name := range dirty {
-		if n := c.nodes[name.Name]; n != nil {
-			for _, a := range n.addresses {
-				moved[a], c.addresses[a] = true, append(c.addresses[a], n)
-			}
-		}
-	}
-	for a := range moved { // once, however many have it
-		if slices.SortFunc(c.addresses[a], older); len(c.addresses[a]) == 0 {
-			delete(c.addresses, a)
 		}
 	}
 	return moved
@@ -142,9 +135,6 @@ func (n *node) awaits(a *association) bool {
 	}
 	return false
 }
-
-// older orders nodes by age.
-func older(a, b *node) int { return a.Birth().Compare(b.Birth()) }
 
 // self is this node; nil: there is none, or it has no address.
 func (c *Compiler) self() *node {

@@ -373,7 +373,7 @@ func (c *Compiler) choose(touched map[netip.Addr]bool) {
 // last: it has no time, and a name after those of BGPPeers.
 func (c *Compiler) before(x, y *candidate) bool {
 	if x.of == y.of && x.node != "" && y.node != "" && x.node != y.node {
-		return older(c.nodes[x.node], c.nodes[y.node]) < 0
+		return model.ByBirth(c.nodes[x.node], c.nodes[y.node]) < 0
 	}
 	birth := func(p *candidate) model.Birth { return model.Birth{Created: p.created, Name: model.Name{Name: p.name}} }
 	return birth(x).Compare(birth(y)) < 0

@@ -60,7 +60,10 @@ func (c *Compiler) View() View {
 		filters[p.Ref()] = p.Filters
 	}
 	for _, p := range c.chosen {
-		v.Peers = append(v.Peers, viewPeer(p, filters[p.of]))
+		v.Peers = append(v.Peers, PeerView{
+			Name: p.name, Object: p.of, Node: p.node, Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS,
+			Password: p.Password != "", Client: p.Cluster.IsValid(), Filters: filters[p.of],
+		})
 	}
 	slices.SortFunc(v.Peers, func(a, b PeerView) int { return cmp.Compare(a.Name, b.Name) })
 	for to, r := range c.allRoutes {
@@ -86,13 +89,6 @@ func (c *Compiler) By(a netip.Addr) (netip.Prefix, bool) {
 		}
 	}
 	return netip.Prefix{}, false
-}
-
-func viewPeer(p *candidate, filters []string) PeerView {
-	return PeerView{
-		Name: p.name, Object: p.of, Node: p.node, Address: p.Address, Port: p.Port, AS: p.AS, LocalAS: p.LocalAS,
-		Password: p.Password != "", Client: p.Cluster.IsValid(), Filters: filters,
-	}
 }
 
 // why are the objects that give reasons: of an address of a pool, its Services are not told.

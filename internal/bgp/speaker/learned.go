@@ -31,7 +31,7 @@ func (s *Speaker) learn(paths []*apiutil.Path) {
 			continue
 		}
 		s.learned[prefix] = l
-		s.report.learned[prefix] = l
+		s.report.Learned[prefix] = l
 	}
 	s.counter.due = true
 }
@@ -41,7 +41,7 @@ func (s *Speaker) forget(prefix netip.Prefix) {
 		return
 	}
 	delete(s.learned, prefix)
-	s.report.learned[prefix] = nil
+	s.report.Learned[prefix] = nil
 }
 
 // stale marks all that is left of a peer's routes of a family, or not.
@@ -53,7 +53,7 @@ func (s *Speaker) stale(p *peer, stale bool, family gobgp.Family) {
 		n := *l
 		n.Stale = stale
 		s.learned[prefix] = &n
-		s.report.learned[prefix] = &n
+		s.report.Learned[prefix] = &n
 	}
 }
 
@@ -76,7 +76,7 @@ func (s *Speaker) accept(paths []*apiutil.Path) {
 		if most := int(p.added.MaxRoutes); most > 0 && len(passed) > most {
 			s.exceeds(p, fmt.Sprintf("more than %d routes of a family that its filters accept", most))
 		}
-		s.report.peers[p.name] = true
+		s.report.Peers[p.name] = nil
 	}
 	s.counter.due = true
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/ping"
 )
 
 // closeLost closes the connections that a peer has opened to a port of this process. It is for a
@@ -27,23 +29,12 @@ func closeLost(peer netip.Addr, port uint16) {
 			continue
 		}
 		local, err := unix.Getsockname(fd)
-		if err != nil || addrPort(local).Port() != port {
+		if err != nil || ping.AddrOf(local).Port() != port {
 			continue
 		}
 		remote, err := unix.Getpeername(fd)
-		if err == nil && addrPort(remote).Addr() == peer.WithZone("") {
+		if err == nil && ping.AddrOf(remote).Addr() == peer.WithZone("") {
 			_ = unix.Shutdown(fd, unix.SHUT_RDWR) // whoever still has it finds it closed
 		}
 	}
-}
-
-// addrPort is the address of a socket of IP; none of others.
-func addrPort(a unix.Sockaddr) netip.AddrPort {
-	switch a := a.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
-	}
-	return netip.AddrPort{}
 }

@@ -8,7 +8,7 @@ import (
 
 // carryOut does what an Order says, as far as it can be done; what cannot is a fault.
 func (s *Speaker) carryOut(o *bgp.Order) {
-	s.report.more = s.report.more || s.settings == nil // the first Report says that there is nothing
+	s.more = s.more || s.settings == nil // the first Report says that there is nothing
 	anew := s.set(o.Settings)
 	for prefix, r := range o.Routes {
 		s.setRoute(prefix, r)

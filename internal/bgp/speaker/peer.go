@@ -47,7 +47,7 @@ func (s *Speaker) setPeer(name string, want *bgp.Peer) {
 		s.peers[name] = p
 	}
 	p.want, p.rests, s.policyDue = want, time.Time{}, true
-	s.report.peers[name] = true
+	s.report.Peers[name] = nil
 }
 
 // removePeers takes from the server the peers that are no longer wanted as it has them.

@@ -25,7 +25,7 @@ func (s *Speaker) settle() {
 		s.forget(prefix)
 	}
 	clear(s.left)
-	s.settled, s.report.more = true, true
+	s.settled, s.more = true, true
 }
 
 func (p *peer) settled(now time.Time) bool {

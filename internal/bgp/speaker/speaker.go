@@ -38,13 +38,15 @@ type Speaker struct {
 	changedRoutes []netip.Prefix
 	policyDue     bool
 
-	server  *server           // nil while there is none
-	faults  map[string]string // what could not be done, by what it is about
-	learned map[netip.Prefix]*bgp.Learned
-	left    map[netip.Prefix]bool // of learned, what an earlier server learned and this one has not
-	counter counter
-	report  pending
-	settled bool
+	server   *server           // nil while there is none
+	faults   map[string]string // what could not be done, by what it is about
+	learned  map[netip.Prefix]*bgp.Learned
+	left     map[netip.Prefix]bool // of learned, what an earlier server learned and this one has not
+	counter  counter
+	report   bgp.Report // the next one, to which flush adds how peers are
+	more     bool       // it says something beside routes and peers
+	reported time.Time
+	settled  bool
 }
 
 // New returns a Speaker that logs to log.
@@ -52,7 +54,7 @@ func New(log *slog.Logger) *Speaker {
 	return &Speaker{
 		log: log, inbox: newInbox(),
 		peers: map[string]*peer{}, at: map[netip.Addr]*peer{}, routes: map[netip.Prefix]*route{}, marks: newMarks(),
-		faults: map[string]string{}, learned: map[netip.Prefix]*bgp.Learned{}, left: map[netip.Prefix]bool{}, report: newPending(),
+		faults: map[string]string{}, learned: map[netip.Prefix]*bgp.Learned{}, left: map[netip.Prefix]bool{}, report: newReport(),
 	}
 }
 
@@ -107,21 +109,25 @@ func (s *Speaker) read(orders io.Reader) error {
 // flush writes what there is to say, unless the last time was just now; then it is done a little
 // later, together with what comes until then.
 func (s *Speaker) flush(out *json.Encoder, later *time.Timer) error {
-	if !s.report.any() {
+	if !s.more && len(s.report.Learned)+len(s.report.Peers) == 0 {
 		return nil
 	}
-	if wait := flushInterval - time.Since(s.report.last); wait > 0 {
+	if wait := flushInterval - time.Since(s.reported); wait > 0 {
 		later.Reset(wait)
 		return nil
 	}
-	r := s.report.take()
-	r.Peers = map[string]*bgp.PeerStatus{}
-	for name := range s.report.peers {
+	r := s.report
+	s.report, s.more, s.reported = newReport(), false, time.Now()
+	s.report.Error = r.Error // until there is another
+	for name := range r.Peers {
 		r.Peers[name] = s.status(name)
 	}
-	clear(s.report.peers)
-	r.Settled, r.Error = s.settled, s.report.fault
+	r.Settled = s.settled
 	return out.Encode(r)
+}
+
+func newReport() bgp.Report {
+	return bgp.Report{Learned: map[netip.Prefix]*bgp.Learned{}, Peers: map[string]*bgp.PeerStatus{}}
 }
 
 // fault notes what could not be done about something, or with "" that all is well with it.
@@ -139,5 +145,7 @@ func (s *Speaker) fault(about, text string) {
 	for _, about := range slices.Sorted(maps.Keys(s.faults)) {
 		all = append(all, s.faults[about])
 	}
-	s.report.setFault(strings.Join(all, "; "))
+	if text := strings.Join(all, "; "); s.report.Error != text {
+		s.report.Error, s.more = text, true
+	}
 }

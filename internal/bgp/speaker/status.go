@@ -105,7 +105,7 @@ func (s *Speaker) changed(e *apiutil.WatchEventMessage_PeerEvent, at time.Time) 
 	if before == states[gobgp.BGP_FSM_OPENCONFIRM] && p.state == states[gobgp.BGP_FSM_IDLE] {
 		closeLost(p.added.Address, s.settings.Port)
 	}
-	s.report.peers[p.name] = true
+	s.report.Peers[p.name] = nil
 	switch {
 	case e.Peer.State.SessionState == gobgp.BGP_FSM_ESTABLISHED:
 		s.established(p, e.Peer.State.RemoteCap, at)
@@ -170,7 +170,7 @@ func (s *Speaker) down(p *peer, why string) {
 	p.counts = counts{}
 	clear(p.told)
 	p.passed = noneOfBoth()
-	s.report.peers[p.name] = true
+	s.report.Peers[p.name] = nil
 }
 
 // hear notes what the server's log says of a peer, which its events do not.
@@ -206,7 +206,7 @@ func (s *Speaker) fails(p *peer, text string) {
 		return
 	}
 	p.failed = text
-	s.report.peers[p.name] = true
+	s.report.Peers[p.name] = nil
 }
 
 // told notes that a peer has told all its routes of a family (End-of-RIB).
@@ -260,7 +260,7 @@ func (s *Speaker) count() {
 		}
 		if c != p.counts {
 			p.counts = c
-			s.report.peers[p.name] = true
+			s.report.Peers[p.name] = nil
 		}
 	}
 	s.counter.next = time.Now().Add(20 * time.Since(begin))

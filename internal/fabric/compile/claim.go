@@ -99,12 +99,12 @@ func (c *Compiler) claimCIDR(p netip.Prefix, n *node, there bool, again map[stri
 func (c *Compiler) hold(p netip.Prefix, n *model.Node, there bool, again map[string]bool) {
 	of, _ := c.cidrs.Get(p)
 	of.holders = sorted.Set(of.holders, n, there, older)
-	if c.nodeAddrs.spoiled {
-		return // all nodes are compiled again
+	if c.everyone {
+		return
 	}
 	name(younger(of.claims, n), again)
-	for a := range c.nodeAddrs.in(p, c.addrs) {
-		name(c.addrs[a][:1], again)
+	for p := range c.nodeAddrs.Subnets(p) {
+		name(c.addrs[p.Addr()][:1], again)
 	}
 	for inner, of := range c.cidrs.Subnets(p) {
 		if inner != p {

@@ -88,7 +88,8 @@ type Compiler struct {
 	of        map[string]map[string]netip.Prefix // node → the names of its blocks
 	cidrs     *bart.Table[*cidr]
 	addrs     nodeClaims[netip.Addr]
-	nodeAddrs nodeAddrs // the same, sorted
+	nodeAddrs bart.Lite // the same
+	everyone  bool      // all nodes are compiled again in this Update, whichever claims change
 	macs      nodeClaims[state.MAC]
 	keys      nodeClaims[model.PublicKey]
 
@@ -175,14 +176,14 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 		changed[name.Name] = true
 	}
 	families := [2]bool{c.pods(true), c.pods(false)}
-	c.nodeAddrs.spoiled = c.nodeAddrs.spoiled || len(changed) > many
+	c.everyone = len(changed) > many
 	c.take(v, changed, again)
 	all = all || changed[c.cfg.Node] || families != [2]bool{c.pods(true), c.pods(false)}
 	c.started, c.moved, c.listed = true, false, c.listed && !all && len(changed) == 0
 	if all {
 		c.compileOwn()
 	}
-	if all || c.nodeAddrs.spoiled {
+	if all || c.everyone {
 		for name := range c.nodes {
 			again[name] = true
 		}
@@ -214,7 +215,7 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
 
-// many nodes change at once: to sort their addresses again costs less than to insert each.
+// many nodes change at once: to compile all again costs less than to find those to which it matters.
 const many = 100
 
 // setPools sorts the pools so that the first that holds an address counts.

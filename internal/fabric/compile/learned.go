@@ -284,8 +284,8 @@ func (c *Compiler) nodeAt(a netip.Addr) *node {
 // that holds the prefix; neither a route nor why there is none: as they are.
 func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.HostAddress) (r *state.Route, why string) {
 	pool := c.pool(p)
-	var held netip.Addr
-	for held = range c.nodeAddrs.in(p, c.addrs) {
+	var held netip.Prefix
+	for held = range c.nodeAddrs.Subnets(p) {
 		break
 	}
 	switch {
@@ -298,7 +298,7 @@ func (c *Compiler) wayTo(n *node, p netip.Prefix, to netip.Addr, direct *model.H
 	case !tunnels(pool.IPIP, direct):
 		return nil, ""
 	case held.IsValid(): // packets between nodes would go where those to pods do
-		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", held, pool.Name)
+		return nil, fmt.Sprintf("it holds %s, which is the address of a node, and IPPool %s has packets travel by IPIP", held.Addr(), pool.Name)
 	case c.fabric.Tunnels[state.DeviceIPIP] == nil:
 		return nil, fmt.Sprintf("IPPool %s has packets travel by IPIP, and this node has no tunnel, as no node has pods there", pool.Name)
 	}

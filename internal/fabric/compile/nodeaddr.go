@@ -2,52 +2,24 @@ package compile
 
 import (
 	"cmp"
-	"iter"
-	"maps"
 	"net/netip"
-	"slices"
 
-	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
 )
-
-// nodeAddrs are the addresses that packets between nodes travel to, sorted. Who changes many at
-// once spoils the order first; the next look puts it right.
-type nodeAddrs struct {
-	sorted  []netip.Addr
-	spoiled bool
-}
-
-// set adds or removes an address.
-func (s *nodeAddrs) set(a netip.Addr, there bool) {
-	if !s.spoiled {
-		s.sorted = sorted.Set(s.sorted, a, there, netip.Addr.Compare)
-	}
-}
-
-// in yields the addresses that a CIDR holds, in order. claimed are all.
-func (s *nodeAddrs) in(cidr netip.Prefix, claimed nodeClaims[netip.Addr]) iter.Seq[netip.Addr] {
-	return func(yield func(netip.Addr) bool) {
-		if s.spoiled {
-			s.sorted, s.spoiled = slices.SortedFunc(maps.Keys(claimed), netip.Addr.Compare), false
-		}
-		i, _ := slices.BinarySearchFunc(s.sorted, cidr.Masked().Addr(), netip.Addr.Compare)
-		for ; i < len(s.sorted) && cidr.Contains(s.sorted[i]) && yield(s.sorted[i]); i++ {
-		}
-	}
-}
 
 // claimAddress follows that a node has an address, or no longer has, and adds newer nodes to again
 // that have CIDRs with the address in them.
 func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again map[string]bool) {
 	if there {
 		c.addrs.add(a, n, again)
+		c.nodeAddrs.Insert(single(a))
 	}
 	has := c.addrs.winner(a) == n.Name
 	if !there {
-		c.addrs.drop(a, n, again)
+		if c.addrs.drop(a, n, again); len(c.addrs[a]) == 0 {
+			c.nodeAddrs.Delete(single(a))
+		}
 	}
-	c.nodeAddrs.set(a, len(c.addrs[a]) > 0)
 	if !has {
 		return
 	}
@@ -57,7 +29,7 @@ func (c *Compiler) claimAddress(a netip.Addr, n *model.Node, there bool, again m
 		} else if of.known && c.elder(a, of.eldest) {
 			of.eldest = a
 		}
-		if !c.nodeAddrs.spoiled { // or else all nodes are compiled again
+		if !c.everyone {
 			name(younger(of.open(), n), again)
 		}
 	}
@@ -72,9 +44,9 @@ func (c *Compiler) nodeIn(cidr netip.Prefix, n *node) netip.Addr {
 	of, _ := c.cidrs.Get(cidr)
 	if !of.known {
 		of.eldest, of.known = netip.Addr{}, true
-		for a := range c.nodeAddrs.in(cidr, c.addrs) {
-			if c.elder(a, of.eldest) {
-				of.eldest = a
+		for p := range c.nodeAddrs.Subnets(cidr) {
+			if c.elder(p.Addr(), of.eldest) {
+				of.eldest = p.Addr()
 			}
 		}
 	}

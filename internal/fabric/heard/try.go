@@ -202,17 +202,13 @@ type trier struct{ fd int }
 
 // dial opens a socket that sends from an address.
 func dial(from netip.Addr, kind, protocol int, port uint16) (*trier, error) {
-	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
-	if from.Is6() {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
-	}
-	at, family := ping.Sockaddr(netip.AddrPortFrom(from, port))
-	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	fd, err := ping.Listen(from.Is4(), kind, protocol)
 	if err != nil {
 		return nil, err
 	}
 	s := &trier{fd}
-	if err := errors.Join(unix.SetsockoptInt(fd, level, option, 1), unix.Bind(fd, at)); err != nil {
+	at, _ := ping.Sockaddr(netip.AddrPortFrom(from, port))
+	if err := unix.Bind(fd, at); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -249,20 +245,19 @@ func (s *trier) try(ctx context.Context, port uint16, ends []model.FarEnd, found
 			}
 		}
 		for {
-			var control [512]byte
-			_, n, _, to, err := unix.Recvmsg(s.fd, b[:], control[:], unix.MSG_ERRQUEUE)
-			if err != nil {
+			r, ok := ping.NextRefusal(s.fd, b[:])
+			if !ok {
 				return
 			}
 			now := Trial{Came: Arrives} // the other node says that it has no such port or protocol
-			switch cause := ping.Cause(control[:n]); cause {
+			switch r.Err {
 			case unix.ECONNREFUSED, unix.ENOPROTOOPT:
 			case 0, unix.EMSGSIZE:
 				continue
 			default:
-				now = Trial{Err: cause}
+				now = Trial{Err: r.Err}
 			}
-			for _, of := range refusals[ping.AddrOf(to)] {
+			for _, of := range refusals[r.To.Addr()] {
 				if found[of].Came == Silent {
 					found[of] = now
 				}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
@@ -39,7 +40,7 @@ func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err 
 	}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		body := []byte{family, 0, 0, 0, unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC, 0, 0, 0, 0, 0, 0}
-		some, err := list(d, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (before, bool) {
+		some, err := list(d.socket, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (before, bool) {
 			r, ours := readRoute(body, d.namer(k))
 			if ours || !comesBefore(r, want) {
 				return before{}, false
@@ -62,12 +63,11 @@ func (d *Driver) readBefore(k *kernel, want *state.Fabric) (found []before, err 
 
 // deviceOf is the index of the device that a route leads by; 0: none, or several.
 func deviceOf(body []byte) int {
-	for typ, value := range attributes(body[unix.SizeofRtMsg:]) {
-		if typ == unix.RTA_OIF {
-			return int(binary.NativeEndian.Uint32(value))
-		}
+	index := attr.Find(body[unix.SizeofRtMsg:], unix.RTA_OIF)
+	if index == nil {
+		return 0
 	}
-	return 0
+	return int(binary.NativeEndian.Uint32(index))
 }
 
 // beforeAside names the routes that take the packets of ours, all at once: who made the network

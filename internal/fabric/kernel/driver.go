@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -74,10 +75,10 @@ func Open(o driver.Options) (*Driver, error) {
 	if d.links, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, errors.Join(fmt.Errorf("open routing socket: %w", err), d.here.Close())
 	}
-	if d.socket, err = dial(); err != nil {
+	if d.socket, err = dial(0); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
-	if d.watch, err = dial(watched...); err != nil {
+	if d.watch, err = dial(watched); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
@@ -91,7 +92,7 @@ func (d *Driver) closeAll() (err error) {
 	err = d.here.Close()
 	for _, s := range []*socket{d.socket, d.watch} {
 		if s != nil {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, s.Close())
 		}
 	}
 	if d.wg != nil {
@@ -151,7 +152,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 
 // adopt plans the difference between what the kernel has and what is wanted.
 func (d *Driver) adopt(want *state.Fabric, keep bool) (*plan, error) {
-	if err := d.drain(func(message) {}); err != nil { // before anything is read: no later change is missed
+	if err := d.drain(func(syscall.NetlinkMessage) {}); err != nil { // before anything is read: no later change is missed
 		return nil, err
 	}
 	d.doubt = false
@@ -216,25 +217,23 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	for key, peer := range f.Peers {
 		p.peer(key, peer, false)
 	}
-	old := state.NewFabric()
-	for k := range f.VTEPs {
-		if v := d.want.VTEPs[k]; v != nil {
-			old.VTEPs[k] = v
-		}
-	}
-	for k := range f.Routes {
-		if v := d.want.Routes[k]; v != nil {
-			old.Routes[k] = v
-		}
-	}
 	set := entries(f.VTEPs, f.Routes)
-	for _, e := range entries(old.VTEPs, old.Routes) {
+	for _, e := range entries(replaced(d.want.VTEPs, f.VTEPs), replaced(d.want.Routes, f.Routes)) {
 		if d.now.has(e) {
 			p.clear(e, set, false)
 		}
 	}
 	p.set(set)
 	return p, nil
+}
+
+// replaced returns what is in the place of changes; nil: nothing.
+func replaced[K comparable, V any](now, changes map[K]*V) map[K]*V {
+	old := make(map[K]*V, len(changes))
+	for k := range changes {
+		old[k] = now[k]
+	}
+	return old
 }
 
 // Purge implements driver.Driver.

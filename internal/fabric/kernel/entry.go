@@ -3,11 +3,12 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
-	"iter"
 	"net/netip"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -15,7 +16,8 @@ import (
 // entry. Entries are comparable, those wanted with those read.
 type entry interface {
 	fmt.Stringer
-	// slot is what the kernel has one of: setting an entry replaces another one in its slot.
+	// slot is what the kernel has one of, the entry without the rest: setting an entry replaces
+	// another one in its slot.
 	slot() any
 	// on is the name of the device that has it; "": none.
 	on() string
@@ -33,21 +35,11 @@ type route struct {
 	odd    bool // it is of our number, but nothing that we make
 }
 
-type routeSlot struct {
-	prefix        netip.Prefix
-	metric, table uint32
-}
-
 // neighbour is a permanent one on a tunnel device.
 type neighbour struct {
 	device string
 	addr   netip.Addr
 	mac    state.MAC
-}
-
-type neighbourSlot struct {
-	device string
-	addr   netip.Addr
 }
 
 // forward is an entry of a VXLAN device's forwarding table.
@@ -94,7 +86,7 @@ func entries(vteps map[state.VTEPKey]*state.VTEP, routes map[netip.Prefix]*state
 	return all
 }
 
-func (r route) slot() any  { return routeSlot{r.prefix, r.metric, r.table} }
+func (r route) slot() any  { return route{prefix: r.prefix, metric: r.metric, table: r.table} }
 func (r route) on() string { return r.device }
 
 // String is as ip route prints it.
@@ -108,7 +100,7 @@ func (r route) String() string {
 	return fmt.Sprintf("route %s via %s dev %s", r.prefix, r.via, r.device)
 }
 
-func (n neighbour) slot() any  { return neighbourSlot{n.device, n.addr} }
+func (n neighbour) slot() any  { return neighbour{device: n.device, addr: n.addr} }
 func (n neighbour) on() string { return n.device }
 
 // String is as ip neigh prints it.
@@ -142,33 +134,9 @@ func family(a netip.Addr) byte {
 	return unix.AF_INET6
 }
 
-// attribute appends an attribute, padded.
-func attribute(b []byte, typ uint16, value []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = append(b, value...)
-	return append(b, make([]byte, -len(value)&3)...)
-}
-
 func number(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// attributes goes through attributes.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.SizeofNlAttr {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < unix.SizeofNlAttr || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&0x3fff, b[unix.SizeofNlAttr:size]) {
-				return
-			}
-			b = b[min((size+3)&^3, len(b)):]
-		}
-	}
-}
-
-const setFlags = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
+const setFlags = netlink.Request | netlink.Create | netlink.Replace
 
 // onlink is the flag of a next hop that no subnet of its device has. The kernel knows it of a
 // link-local one, and of a device without neighbours.
@@ -180,56 +148,50 @@ func onlink(via netip.Addr) uint32 {
 }
 
 func (r route) request(set, replace bool, device int) message {
-	m := message{typ: unix.RTM_DELROUTE}
+	h := netlink.Header{Type: unix.RTM_DELROUTE, Flags: netlink.Request}
 	scope, kind, flags := byte(unix.RT_SCOPE_NOWHERE), byte(0), uint32(0) // any
 	if set {
-		m.typ, m.flags = unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL
-		if replace {
-			m.flags = setFlags
+		h.Type = unix.RTM_NEWROUTE
+		if h.Flags |= netlink.Create | netlink.Excl; replace {
+			h.Flags = setFlags
 		}
 		scope, kind = unix.RT_SCOPE_UNIVERSE, unix.RTN_BLACKHOLE
 		if r.device != "" {
 			kind, flags = unix.RTN_UNICAST, onlink(r.via)
 		}
 	}
-	m.body = []byte{family(r.prefix.Addr()), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, RouteProtocol, scope, kind}
-	m.body = binary.NativeEndian.AppendUint32(m.body, flags)
-	m.body = attribute(m.body, unix.RTA_TABLE, number(r.table))
-	m.body = attribute(m.body, unix.RTA_DST, r.prefix.Addr().AsSlice())
-	m.body = attribute(m.body, unix.RTA_PRIORITY, number(r.metric))
+	a := attr.Attrs{B: []byte{family(r.prefix.Addr()), byte(r.prefix.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, RouteProtocol, scope, kind}}
+	a.B = append(a.B, number(flags)...)
+	a.Bytes(unix.RTA_TABLE, number(r.table))
+	a.Bytes(unix.RTA_DST, r.prefix.Addr().AsSlice())
+	a.Bytes(unix.RTA_PRIORITY, number(r.metric))
 	if r.via.IsValid() {
-		m.body = attribute(m.body, unix.RTA_GATEWAY, r.via.AsSlice())
+		a.Bytes(unix.RTA_GATEWAY, r.via.AsSlice())
 	}
 	if r.device != "" {
-		m.body = attribute(m.body, unix.RTA_OIF, number(uint32(device)))
+		a.Bytes(unix.RTA_OIF, number(uint32(device)))
 	}
-	return m
-}
-
-func neighbourMessage(set bool, family byte, device int, state uint16, flags byte) message {
-	m := message{typ: unix.RTM_DELNEIGH}
-	if set {
-		m.typ, m.flags = unix.RTM_NEWNEIGH, setFlags
-	}
-	m.body = []byte{family, 0, 0, 0}
-	m.body = binary.NativeEndian.AppendUint32(m.body, uint32(device))
-	m.body = binary.NativeEndian.AppendUint16(m.body, state)
-	m.body = append(m.body, flags, 0)
-	return m
+	return message{Header: h, Data: a.B}
 }
 
 func (n neighbour) request(set, _ bool, device int) message {
-	m := neighbourMessage(set, family(n.addr), device, unix.NUD_PERMANENT, 0)
-	m.body = attribute(m.body, unix.NDA_DST, n.addr.AsSlice())
-	m.body = attribute(m.body, unix.NDA_LLADDR, n.mac[:])
-	return m
+	return neighbourRequest(set, family(n.addr), device, 0, n.addr, n.mac)
 }
 
 func (f forward) request(set, _ bool, device int) message {
-	m := neighbourMessage(set, unix.AF_BRIDGE, device, unix.NUD_PERMANENT, unix.NTF_SELF)
-	m.body = attribute(m.body, unix.NDA_DST, f.remote.AsSlice())
-	m.body = attribute(m.body, unix.NDA_LLADDR, f.mac[:])
-	return m
+	return neighbourRequest(set, unix.AF_BRIDGE, device, unix.NTF_SELF, f.remote, f.mac)
+}
+
+func neighbourRequest(set bool, family byte, device int, flags byte, to netip.Addr, mac state.MAC) message {
+	h := netlink.Header{Type: unix.RTM_DELNEIGH, Flags: netlink.Request}
+	if set {
+		h.Type, h.Flags = unix.RTM_NEWNEIGH, setFlags
+	}
+	a := attr.Attrs{B: append([]byte{family, 0, 0, 0}, number(uint32(device))...)}
+	a.B = append(binary.NativeEndian.AppendUint16(a.B, unix.NUD_PERMANENT), flags, 0)
+	a.Bytes(unix.NDA_DST, to.AsSlice())
+	a.Bytes(unix.NDA_LLADDR, mac[:])
+	return message{Header: h, Data: a.B}
 }
 
 // readRoute reads a route of an answer or a notification; name names devices. One that is not
@@ -245,7 +207,7 @@ func readRoute(body []byte, name func(int) string) (r route, ours bool) {
 	if body[0] == unix.AF_INET6 {
 		dst = netip.IPv6Unspecified()
 	}
-	for typ, value := range attributes(body[unix.SizeofRtMsg:]) {
+	for typ, value := range attr.All(body[unix.SizeofRtMsg:]) {
 		switch typ {
 		case unix.RTA_DST:
 			dst, _ = netip.AddrFromSlice(value)
@@ -279,7 +241,7 @@ func readNeighbour(body []byte, name func(int) string) (e entry, permanent bool)
 	}
 	var addr netip.Addr
 	var mac state.MAC
-	for typ, value := range attributes(body[unix.SizeofNdMsg:]) {
+	for typ, value := range attr.All(body[unix.SizeofNdMsg:]) {
 		switch typ {
 		case unix.NDA_DST:
 			addr, _ = netip.AddrFromSlice(value)

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/attr"
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -122,7 +123,7 @@ func (d *Driver) read() (*kernel, error) {
 
 func (d *Driver) readRoutes(k *kernel, family byte) error {
 	body := []byte{family, 0, 0, 0, unix.RT_TABLE_UNSPEC, RouteProtocol, 0, 0, 0, 0, 0, 0}
-	found, err := list(d, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (route, bool) { return readRoute(body, d.namer(k)) })
+	found, err := list(d.socket, unix.RTM_GETROUTE, unix.RTM_NEWROUTE, body, func(body []byte) (route, bool) { return readRoute(body, d.namer(k)) })
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
@@ -133,9 +134,9 @@ func (d *Driver) readRoutes(k *kernel, family byte) error {
 }
 
 func (d *Driver) readNeighbours(k *kernel, family byte, index int) error {
-	body := append([]byte{family}, make([]byte, unix.SizeofNdMsg-1)...)
-	body = attribute(body, unix.NDA_IFINDEX, number(uint32(index)))
-	found, err := list(d, unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, body, func(body []byte) (entry, bool) { return readNeighbour(body, d.namer(k)) })
+	a := attr.Attrs{B: append([]byte{family}, make([]byte, unix.SizeofNdMsg-1)...)}
+	a.Bytes(unix.NDA_IFINDEX, number(uint32(index)))
+	found, err := list(d.socket, unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, a.B, func(body []byte) (entry, bool) { return readNeighbour(body, d.namer(k)) })
 	if err != nil {
 		return fmt.Errorf("list neighbours: %w", err)
 	}
@@ -143,19 +144,6 @@ func (d *Driver) readNeighbours(k *kernel, family byte, index int) error {
 		k.add(e)
 	}
 	return nil
-}
-
-// list dumps entries; a kernel without the family has none.
-func list[T any](d *Driver, typ, answer uint16, body []byte, read func([]byte) (T, bool)) (found []T, err error) {
-	err = d.socket.dump(typ, body, func(m message) {
-		if e, ok := read(m.body); ok && m.typ == answer {
-			found = append(found, e)
-		}
-	}, func() { found = nil })
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil
-	}
-	return found, err
 }
 
 // namer names devices by their indexes; "" for one that is gone.

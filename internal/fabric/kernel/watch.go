@@ -6,15 +6,16 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/attr"
 )
 
 // watched are the notifications that tell of changes to what is ours, and to what it depends on.
-var watched = []int{
-	unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-}
+const watched = unix.RTMGRP_LINK | unix.RTMGRP_NEIGH | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR |
+	unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
 
 // Tampered implements driver.Driver.
 func (d *Driver) Tampered(ctx context.Context) (bool, error) {
@@ -36,32 +37,32 @@ func (d *Driver) listen() {
 
 // judge reads what the kernel has told of changes, and doubts where that is not what we hold.
 func (d *Driver) judge() error {
-	return d.drain(func(m message) { d.doubt = d.doubt || d.contradicts(m) })
+	return d.drain(func(m syscall.NetlinkMessage) { d.doubt = d.doubt || d.contradicts(m) })
 }
 
 // judgeOthers is judge without what is told of a device, which we have just changed ourselves.
 func (d *Driver) judgeOthers(device int) error {
-	return d.drain(func(m message) {
-		isRoute := m.typ == unix.RTM_NEWROUTE || m.typ == unix.RTM_DELROUTE
-		if isRoute || len(m.body) >= 8 && int(binary.NativeEndian.Uint32(m.body[4:])) != device {
+	return d.drain(func(m syscall.NetlinkMessage) {
+		isRoute := m.Header.Type == unix.RTM_NEWROUTE || m.Header.Type == unix.RTM_DELROUTE
+		if isRoute || len(m.Data) >= 8 && int(binary.NativeEndian.Uint32(m.Data[4:])) != device {
 			d.doubt = d.doubt || d.contradicts(m)
 		}
 	})
 }
 
 // drain reads the notifications that are there. Where some were lost it doubts.
-func (d *Driver) drain(f func(message)) error {
-	err := d.watch.receive(f)
+func (d *Driver) drain(f func(syscall.NetlinkMessage)) error {
+	err := d.watch.notifications(f)
 	for errors.Is(err, unix.ENOBUFS) {
 		d.doubt = true
-		err = d.watch.receive(f)
+		err = d.watch.notifications(f)
 	}
 	return err
 }
 
 // contradicts reports whether a notification tells of something else than what we hold.
-func (d *Driver) contradicts(m message) bool {
-	switch m.typ {
+func (d *Driver) contradicts(m syscall.NetlinkMessage) bool {
+	switch m.Header.Type {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		return d.routeContradicts(m)
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
@@ -74,16 +75,16 @@ func (d *Driver) contradicts(m message) bool {
 	return false
 }
 
-func (d *Driver) routeContradicts(m message) bool {
-	r, ours := readRoute(m.body, d.used)
+func (d *Driver) routeContradicts(m syscall.NetlinkMessage) bool {
+	r, ours := readRoute(m.Data, d.used)
 	_, taken := d.now.entries[r.slot()]
 	_, aside := d.aside[r.slot()]
 	switch {
-	case !ours && m.typ == unix.RTM_NEWROUTE:
+	case !ours && m.Header.Type == unix.RTM_NEWROUTE:
 		return taken || d.want != nil && comesBefore(r, d.want)
 	case !ours: // one that goes may make way for ours
 		return aside || slices.ContainsFunc(d.before, func(b before) bool { return b.prefix == r.prefix })
-	case m.typ == unix.RTM_DELROUTE:
+	case m.Header.Type == unix.RTM_DELROUTE:
 		return d.now.has(r)
 	}
 	return !d.now.has(r)
@@ -102,41 +103,49 @@ func (d *Driver) tunnelAt(index int) *device {
 	return nil
 }
 
-func (d *Driver) neighbourContradicts(m message) bool {
-	if len(m.body) < unix.SizeofNdMsg || d.tunnelAt(int(binary.NativeEndian.Uint32(m.body[4:]))) == nil {
+func (d *Driver) neighbourContradicts(m syscall.NetlinkMessage) bool {
+	if len(m.Data) < unix.SizeofNdMsg || d.tunnelAt(int(binary.NativeEndian.Uint32(m.Data[4:]))) == nil {
 		return false
 	}
-	e, permanent := readNeighbour(m.body, d.used)
+	e, permanent := readNeighbour(m.Data, d.used)
 	if f, is := e.(forward); is && !f.remote.IsValid() {
 		return false // kernels before 6.15 tell of each forwarding entry a second time, without the address
 	}
-	if permanent && m.typ == unix.RTM_NEWNEIGH {
+	if permanent && m.Header.Type == unix.RTM_NEWNEIGH {
 		return !d.now.has(e)
 	}
 	_, taken := d.now.entries[e.slot()]
 	return taken
 }
 
-func (d *Driver) linkContradicts(m message) bool {
-	if len(m.body) < unix.SizeofIfInfomsg || m.body[0] != unix.AF_UNSPEC {
+func (d *Driver) linkContradicts(m syscall.NetlinkMessage) bool {
+	if len(m.Data) < unix.SizeofIfInfomsg || m.Data[0] != unix.AF_UNSPEC {
 		return false
 	}
-	index := int(binary.NativeEndian.Uint32(m.body[4:]))
-	up := m.typ == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.body[8:])&unix.IFF_UP != 0
+	index := int(binary.NativeEndian.Uint32(m.Data[4:]))
+	up := m.Header.Type == unix.RTM_NEWLINK && binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0
 	used := d.used(index) != ""
 	if t := d.tunnelAt(index); t != nil && up {
-		return t.differs(m.body[unix.SizeofIfInfomsg:])
+		return t.differs(m.Data[unix.SizeofIfInfomsg:])
 	}
 	// Of routes that go with their device the kernel tells nothing.
 	if !up && (used || slices.ContainsFunc(d.before, func(b before) bool { return b.link == index })) {
 		return true
 	}
-	return d.waitsFor(m.body[unix.SizeofIfInfomsg:])
+	// Something may have been set aside for want of a device that is up now, or for one in its way
+	// that may have gone.
+	name := attr.Text(attr.Find(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME))
+	for _, a := range d.aside {
+		if a.device == name && name != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // differs reports whether a notification tells of another MTU or MAC.
 func (t *device) differs(attrs []byte) bool {
-	for typ, value := range attributes(attrs) {
+	for typ, value := range attr.All(attrs) {
 		switch {
 		case typ == unix.IFLA_MTU && int(binary.NativeEndian.Uint32(value)) != t.tunnel.MTU:
 			return true
@@ -147,35 +156,16 @@ func (t *device) differs(attrs []byte) bool {
 	return false
 }
 
-// waitsFor reports whether something was set aside for want of a device that is up now, or for one
-// in its way that may have gone.
-func (d *Driver) waitsFor(attrs []byte) bool {
-	for typ, value := range attributes(attrs) {
-		if typ == unix.IFLA_IFNAME {
-			for _, a := range d.aside {
-				if a.device == unix.ByteSliceToString(value) {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-func (d *Driver) addressContradicts(m message) bool {
-	if len(m.body) < unix.SizeofIfAddrmsg {
+func (d *Driver) addressContradicts(m syscall.NetlinkMessage) bool {
+	if len(m.Data) < unix.SizeofIfAddrmsg {
 		return false
 	}
-	index := int(binary.NativeEndian.Uint32(m.body[4:]))
+	index := int(binary.NativeEndian.Uint32(m.Data[4:]))
 	t := d.tunnelAt(index)
 	if t == nil {
-		return d.used(index) != "" && m.typ == unix.RTM_DELADDR // the kernel takes routes away with a device's last address
+		return d.used(index) != "" && m.Header.Type == unix.RTM_DELADDR // the kernel takes routes away with a device's last address
 	}
-	for typ, value := range attributes(m.body[unix.SizeofIfAddrmsg:]) {
-		if addr, ok := netip.AddrFromSlice(value); ok && typ == unix.IFA_ADDRESS && !addr.IsLinkLocalUnicast() {
-			has := slices.Contains(t.addrs, netip.PrefixFrom(addr, int(m.body[1])))
-			return has != (m.typ == unix.RTM_NEWADDR)
-		}
-	}
-	return false
+	addr, ok := netip.AddrFromSlice(attr.Find(m.Data[unix.SizeofIfAddrmsg:], unix.IFA_ADDRESS))
+	has := slices.Contains(t.addrs, netip.PrefixFrom(addr, int(m.Data[1])))
+	return ok && !addr.IsLinkLocalUnicast() && has != (m.Header.Type == unix.RTM_NEWADDR)
 }

@@ -46,16 +46,15 @@ func Open(is4 bool) (*Socket, error) {
 	if _, err := rand.Read(s.token); err != nil {
 		return nil, err
 	}
-	family, protocol := unix.AF_INET, unix.IPPROTO_ICMP
+	protocol := unix.IPPROTO_ICMP
 	if !is4 {
-		family, protocol = unix.AF_INET6, unix.IPPROTO_ICMPV6
+		protocol = unix.IPPROTO_ICMPV6
 	}
-	const flags = unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
 	var err error
-	s.fd, err = unix.Socket(family, unix.SOCK_DGRAM|flags, protocol)
+	s.fd, err = Listen(is4, unix.SOCK_DGRAM, protocol)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
 		s.raw = true
-		s.fd, err = unix.Socket(family, unix.SOCK_RAW|flags, protocol)
+		s.fd, err = Listen(is4, unix.SOCK_RAW, protocol)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open ICMP socket: %w", err)
@@ -73,15 +72,10 @@ func (s *Socket) FD() int { return s.fd }
 // Close releases the socket.
 func (s *Socket) Close() { _ = unix.Close(s.fd) }
 
-// configure has the socket hear of hosts that cannot be reached and, if it is raw, of no ICMP
-// messages but replies.
+// configure has the socket hear of no ICMP messages but replies if it is raw.
 func (s *Socket) configure() error {
-	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
-	if !s.is4 {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
-	}
-	if err := unix.SetsockoptInt(s.fd, level, option, 1); err != nil || !s.raw {
-		return err
+	if !s.raw {
+		return nil
 	}
 	if s.is4 {
 		const icmpFilter = 1 // of linux/icmp.h: a bit for each type to be dropped
@@ -136,6 +130,13 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
+// Checksum6 is that of an ICMPv6 message of an even number of bytes whose own field is zero.
+func Checksum6(from, to netip.Addr, message []byte) uint16 {
+	b := append(from.AsSlice(), to.AsSlice()...)
+	b = append(b, 0, 0, 0, byte(len(message)), 0, 0, 0, unix.IPPROTO_ICMPV6)
+	return checksum(append(b, message...))
+}
+
 // Next returns an answer that has come, false if there is none. It does not wait.
 func (s *Socket) Next() (Answer, bool) {
 	for {
@@ -147,7 +148,7 @@ func (s *Socket) Next() (Answer, bool) {
 			continue
 		}
 		if number, ok := s.parse(s.buffer[:n]); ok {
-			return Answer{Number: number, To: AddrOf(from)}, true
+			return Answer{Number: number, To: AddrOf(from).Addr()}, true
 		}
 	}
 	for {
@@ -161,17 +162,11 @@ func (s *Socket) Next() (Answer, bool) {
 // request: the request itself, to whom it was, and why. More is false if there is none; ok is false
 // if it is another program's.
 func (s *Socket) nextError() (a Answer, ok, more bool) {
-	var control [512]byte
-	n, controls, _, to, err := unix.Recvmsg(s.fd, s.buffer[:], control[:], unix.MSG_ERRQUEUE)
-	if err != nil {
-		return a, false, false
+	r, more := NextRefusal(s.fd, s.buffer[:])
+	if r.Err == 0 || len(r.Packet) < echoHeader || s.raw && !bytes.Equal(r.Packet[4:6], s.token[:2]) {
+		return a, false, more
 	}
-	request := s.buffer[:n]
-	cause := Cause(control[:controls])
-	if cause == 0 || len(request) < echoHeader || s.raw && !bytes.Equal(request[4:6], s.token[:2]) {
-		return a, false, true
-	}
-	return Answer{binary.BigEndian.Uint16(request[6:]), AddrOf(to), cause}, true, true
+	return Answer{binary.BigEndian.Uint16(r.Packet[6:]), r.To.Addr(), r.Err}, true, true
 }
 
 // parse returns the number of an echo reply, false if the packet is something else.
@@ -204,28 +199,66 @@ func Sockaddr(at netip.AddrPort) (unix.Sockaddr, int) {
 	return to, unix.AF_INET6
 }
 
-// Cause is the error that came with the control messages of a socket's error queue; 0: none.
-func Cause(control []byte) unix.Errno {
-	messages, _ := unix.ParseSocketControlMessage(control)
-	for _, m := range messages {
-		// struct sock_extended_err begins with the error.
-		is := m.Header.Type == unix.IP_RECVERR || m.Header.Type == unix.IPV6_RECVERR
-		if is && len(m.Data) >= 4 {
-			return unix.Errno(binary.NativeEndian.Uint32(m.Data))
-		}
+// Listen opens a socket in the calling thread's network namespace that does not block, and hears
+// what becomes of its packets: see NextRefusal.
+func Listen(is4 bool, kind, protocol int) (fd int, err error) {
+	family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR
+	if !is4 {
+		family, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	}
-	return 0
+	if fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol); err != nil {
+		return -1, err
+	}
+	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
 }
 
-// AddrOf is the address that a system call gives, without a zone.
-func AddrOf(who unix.Sockaddr) (addr netip.Addr) {
+// Refusal is an error that the network, or this machine's own kernel, has sent for a packet.
+type Refusal struct {
+	Packet []byte         // what was sent, as far as it came back
+	To     netip.AddrPort // where it was sent, without a zone
+	By     netip.Addr     // who says so; invalid: this machine
+	Err    unix.Errno     // 0: none is told
+	Size   int            // with EMSGSIZE: that of the packets that pass
+}
+
+// NextRefusal reads one from a socket's error queue into a buffer, false if there is none.
+func NextRefusal(fd int, buffer []byte) (r Refusal, ok bool) {
+	var control [512]byte
+	n, controls, _, to, err := unix.Recvmsg(fd, buffer, control[:], unix.MSG_ERRQUEUE)
+	if err != nil {
+		return r, false
+	}
+	r.Packet, r.To = buffer[:n], AddrOf(to)
+	messages, _ := unix.ParseSocketControlMessage(control[:controls])
+	for _, m := range messages {
+		// struct sock_extended_err, and the socket address of who says so.
+		const size, addr4, addr6 = 16, 4, 8
+		if is := m.Header.Type == unix.IP_RECVERR || m.Header.Type == unix.IPV6_RECVERR; !is || len(m.Data) < size+addr4+4 {
+			continue
+		}
+		r.Err, r.Size = unix.Errno(binary.NativeEndian.Uint32(m.Data)), int(binary.NativeEndian.Uint32(m.Data[8:]))
+		switch by := m.Data[size:]; binary.NativeEndian.Uint16(by) {
+		case unix.AF_INET:
+			r.By, _ = netip.AddrFromSlice(by[addr4 : addr4+4])
+		case unix.AF_INET6:
+			r.By, _ = netip.AddrFromSlice(by[addr6 : addr6+16])
+		}
+	}
+	return r, true
+}
+
+// AddrOf is the address that a system call gives, without a zone; that of no IP socket is invalid.
+func AddrOf(who unix.Sockaddr) (at netip.AddrPort) {
 	switch a := who.(type) {
 	case *unix.SockaddrInet4:
-		return netip.AddrFrom4(a.Addr)
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
 	case *unix.SockaddrInet6:
-		return netip.AddrFrom16(a.Addr)
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
 	}
-	return addr
+	return at
 }
 
 // Packet returns an echo request as an IP packet, for a tunnel; both addresses are of one family.
@@ -240,10 +273,9 @@ func Packet(from, to netip.Addr) []byte {
 		return append(b, message...)
 	}
 	message[0] = echoRequest6
-	addrs := append(from.AsSlice(), to.AsSlice()...)
-	pseudo := append(addrs[:len(addrs):len(addrs)], 0, 0, 0, byte(len(message)), 0, 0, 0, unix.IPPROTO_ICMPV6)
-	binary.BigEndian.PutUint16(message[2:], checksum(append(pseudo, message...)))
-	return append(append([]byte{0x60, 0, 0, 0, 0, byte(len(message)), unix.IPPROTO_ICMPV6, hops}, addrs...), message...)
+	binary.BigEndian.PutUint16(message[2:], Checksum6(from, to, message))
+	b := []byte{0x60, 0, 0, 0, 0, byte(len(message)), unix.IPPROTO_ICMPV6, hops}
+	return append(append(append(b, from.AsSlice()...), to.AsSlice()...), message...)
 }
 
 // Reply returns whom an IP packet is an echo reply of; invalid: it is none.

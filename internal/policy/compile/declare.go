@@ -2,6 +2,7 @@ package compile
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -96,10 +97,7 @@ type replacement struct{ old, next *policy }
 // policy whose last version is not in force yet changes once that one is, so that one which changes
 // all the time is followed; if whole is set, at once.
 func (ps *policies) declare(v *store.View, d store.Dirty, whole bool) (changed []replacement) {
-	dirty := map[model.PolicyKey]struct{}{}
-	for key := range ps.doubted {
-		dirty[key] = struct{}{}
-	}
+	dirty := maps.Clone(ps.doubted)
 	for key := range ps.later {
 		dirty[key] = struct{}{}
 	}

@@ -14,7 +14,7 @@ import (
 // endpoints are the pods and host endpoints of this node.
 type endpoints struct {
 	links       *links
-	pods        map[model.Name]*endpoint
+	all         map[model.Ref]*endpoint
 	claims      map[netip.Addr][]*endpoint // pods by their addresses
 	hosts       hosts
 	marked      map[*endpoint]struct{} // other policies may select it
@@ -40,16 +40,28 @@ func (es *endpoints) follow(ch objects.ItemChange) {
 		es.readdress(it)
 	case ch.Renewed():
 	case it.Pod != nil:
-		es.setPod(it.Pod.Name, ch.Old, ch.Next)
+		es.set(it.Pod.Ref(), ch.Next)
 	case it.Host != nil:
-		es.hosts.set(it.Host.Name, ch.Next)
+		es.set(it.Host.Ref(), ch.Next)
 	}
 }
 
-// setPod follows a pod that may be, or have been, of this node.
-func (es *endpoints) setPod(name model.Name, old, next *objects.Item) {
-	e := es.pods[name]
-	if old != nil && old.Local {
+// set follows a pod or host endpoint that may be, or have been, of this node.
+func (es *endpoints) set(ref model.Ref, next *objects.Item) {
+	e := es.all[ref]
+	if next != nil && !next.Local {
+		next = nil
+	}
+	switch {
+	case e == nil && next == nil:
+		return
+	case e == nil:
+		e = &endpoint{}
+		es.all[ref] = e
+	case next == nil:
+		delete(es.all, ref)
+	}
+	if old := e.item; old != nil && old.Pod != nil {
 		es.readdress(old)
 		for _, a := range old.Addrs {
 			es.claims[a] = slices.DeleteFunc(es.claims[a], func(o *endpoint) bool { return o == e })
@@ -58,24 +70,14 @@ func (es *endpoints) setPod(name model.Name, old, next *objects.Item) {
 			}
 		}
 	}
-	if next == nil || !next.Local {
-		if e != nil {
-			e.item = nil
-			delete(es.pods, name)
-			es.marked[e] = struct{}{}
+	if next != nil && next.Pod != nil {
+		es.readdress(next)
+		for _, a := range next.Addrs {
+			es.claims[a] = append(es.claims[a], e)
 		}
-		return
 	}
-	if e == nil {
-		e = &endpoint{}
-		es.pods[name] = e
-	}
-	e.item = next
-	for _, a := range next.Addrs {
-		es.claims[a] = append(es.claims[a], e)
-	}
-	es.readdress(next)
-	es.marked[e] = struct{}{}
+	e.item, es.marked[e] = next, struct{}{}
+	es.hosts.stale = es.hosts.stale || ref.Kind == model.HostEndpointKind
 }
 
 func (es *endpoints) readdress(it *objects.Item) {
@@ -88,7 +90,7 @@ func (es *endpoints) readdress(it *objects.Item) {
 func (es *endpoints) markSelected(list []*policy) {
 	for _, p := range list {
 		s := &p.obj.Subject
-		for e := range es.all {
+		for _, e := range es.all {
 			if s.Matches(e.item.Labels) {
 				es.marked[e] = struct{}{}
 			}
@@ -110,23 +112,9 @@ func (es *endpoints) markUsers(lists map[*ruleList]struct{}) {
 	if len(lists) == 0 {
 		return
 	}
-	for e := range es.all {
+	for _, e := range es.all {
 		if slices.ContainsFunc(e.lists[:], func(l *ruleList) bool { _, changed := lists[l]; return changed }) {
 			es.unpublished[e] = struct{}{}
-		}
-	}
-}
-
-// all yields all endpoints.
-func (es *endpoints) all(yield func(*endpoint) bool) {
-	for _, e := range es.pods {
-		if !yield(e) {
-			return
-		}
-	}
-	for _, e := range es.hosts.all {
-		if !yield(e) {
-			return
 		}
 	}
 }

@@ -67,15 +67,18 @@ func cautiously(t testing.TB, c *Compiler) {
 			}
 		}
 	}
-	for name, e := range c.endpoints.pods {
+	for name, e := range c.endpoints.all {
+		if e.item.Pod == nil {
+			continue
+		}
 		for _, p := range c.policies.applying(e.item.Labels) {
 			if !slices.Contains(e.policies, p) && (!p.fresh || e.selected != e.item) {
-				t.Errorf("pod %s has no %s", name, p.obj.Key)
+				t.Errorf("%s has no %s", name, p.obj.Key)
 			}
 		}
 		for _, p := range e.policies {
 			if now := c.policies.all[p.obj.Key]; now == nil || now != p && !now.fresh {
-				t.Errorf("pod %s still has an old %s", name, p.obj.Key)
+				t.Errorf("%s still has an old %s", name, p.obj.Key)
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package compile
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -14,32 +13,24 @@ import (
 
 // hosts are the host endpoints of this node, with the interfaces that they cover.
 type hosts struct {
-	node     string
 	links    *links
-	all      map[string]*endpoint
-	assigned map[int]*endpoint      // by the index of the interface
-	stale    bool                   // host endpoints, their rules or interfaces changed
-	marked   map[*endpoint]struct{} // see endpoints.marked
+	all      map[model.Ref]*endpoint // see endpoints.all
+	assigned map[int]*endpoint       // by the index of the interface
+	stale    bool                    // host endpoints, their rules or interfaces changed
+	marked   map[*endpoint]struct{}  // see endpoints.marked
 	now      map[int]*state.Host
 	table    diff.Map[int, state.Host]
 }
 
-// set follows a host endpoint that may be, or have been, of this node.
-func (h *hosts) set(name string, next *objects.Item) {
-	e := h.all[name]
-	if next != nil && next.Host.Node != h.node {
-		next = nil
+// list returns the host endpoints, the oldest first.
+func (h *hosts) list() (list []*endpoint) {
+	for _, e := range h.all {
+		if e.item.Host != nil {
+			list = append(list, e)
+		}
 	}
-	switch {
-	case e == nil && next == nil:
-		return
-	case e == nil:
-		e = &endpoint{}
-		h.all[name] = e
-	case next == nil:
-		delete(h.all, name)
-	}
-	e.item, h.stale, h.marked[e] = next, true, struct{}{}
+	slices.SortFunc(list, func(a, b *endpoint) int { return model.ByBirth(a.item.Host, b.item.Host) })
+	return list
 }
 
 // How well a host endpoint fits an interface.
@@ -73,8 +64,8 @@ func (h *hosts) assign() {
 	h.assigned = map[int]*endpoint{}
 	ranks := map[int]int{}
 	var everywhere *endpoint // the first for all of the node's own
-	byBirth := func(a, b *endpoint) int { return model.ByBirth(a.item.Host, b.item.Host) }
-	for _, e := range slices.SortedFunc(maps.Values(h.all), byBirth) {
+	list := h.list()
+	for _, e := range list {
 		e.fits = nil
 		fit := func(l *model.Link, rank int) {
 			e.fits = l
@@ -105,7 +96,7 @@ func (h *hosts) assign() {
 	for _, e := range h.assigned {
 		linked[e] = true
 	}
-	for _, e := range h.all {
+	for _, e := range list {
 		if e.linked != linked[e] {
 			e.linked = linked[e]
 			h.marked[e] = struct{}{}
@@ -140,7 +131,7 @@ func (h *hosts) issues() (all []model.Issue) {
 	if !h.links.known {
 		return nil
 	}
-	for name, e := range h.all {
+	for _, e := range h.list() {
 		if e.linked {
 			continue
 		}
@@ -151,7 +142,7 @@ func (h *hosts) issues() (all []model.Issue) {
 		if l := e.fits; l != nil {
 			reason = fmt.Sprintf("interface %q belongs to HostEndpoint %s", l.Name, h.assigned[l.Index].item.Host.Name)
 		}
-		all = append(all, model.Ref{Kind: model.HostEndpointKind, Name: model.Name{Name: name}}.Issue(reason+", so nothing is programmed for it"))
+		all = append(all, e.item.Host.Ref().Issue(reason+", so nothing is programmed for it"))
 	}
 	return all
 }

@@ -36,7 +36,7 @@ func TestHostEndpointsFit(t *testing.T) {
 		return 0
 	}
 	for range 2_000 {
-		h := &hosts{links: &links{}, all: map[string]*endpoint{}, stale: true, marked: map[*endpoint]struct{}{}}
+		h := &hosts{links: &links{}, all: map[model.Ref]*endpoint{}, stale: true, marked: map[*endpoint]struct{}{}}
 		for i, name := range []string{"lo", "eth0", "eth1", "cali1"} {
 			h.links.Links.Links = append(h.links.Links.Links, model.Link{Index: i + 1, Name: name, Pod: name == "cali1", Host: random.IntN(4) > 0, Addresses: some()})
 		}
@@ -46,7 +46,7 @@ func TestHostEndpointsFit(t *testing.T) {
 			if i < 6 {
 				host.Name, host.Created = fmt.Sprint("h", random.IntN(2), i), time.Unix(int64(i), 0)
 			}
-			h.all[host.Name] = &endpoint{item: &objects.Item{Host: host}}
+			h.all[host.Ref()] = &endpoint{item: &objects.Item{Host: host}}
 			hosts = append(hosts, host)
 		}
 		if len(hosts) == 8 {
@@ -60,7 +60,7 @@ func TestHostEndpointsFit(t *testing.T) {
 			rank := 0
 			for _, host := range hosts {
 				if r := fits(host, l); r > rank {
-					want, rank = h.all[host.Name], r
+					want, rank = h.all[host.Ref()], r
 				}
 			}
 			if h.assigned[l.Index] != want {

@@ -1,11 +1,12 @@
 package compile
 
 import (
-	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 
+	"github.com/gaissmai/bart"
+
+	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -14,25 +15,19 @@ type links struct {
 	model.Links
 	known   bool
 	byIndex map[int]*model.Link
-	single  map[netip.Addr]int // routes to one address
-	wider   []model.LinkRoute  // the others, the longest prefixes first
+	routes  *bart.Table[int] // the links that they lead to
 
 	attached map[netip.Addr]*model.Attachment // by addresses
 }
 
 func newLinks(l model.Links) *links {
-	x := &links{Links: l, byIndex: map[int]*model.Link{}, single: map[netip.Addr]int{}}
+	x := &links{Links: l, byIndex: map[int]*model.Link{}, routes: new(bart.Table[int])}
 	for i := range l.Links {
 		x.byIndex[l.Links[i].Index] = &l.Links[i]
 	}
-	for _, r := range l.Routes {
-		if !r.Prefix.IsSingleIP() {
-			x.wider = append(x.wider, r)
-		} else if _, have := x.single[r.Prefix.Addr()]; !have {
-			x.single[r.Prefix.Addr()] = r.Link
-		}
+	for _, r := range slices.Backward(l.Routes) { // so that the first of several to one prefix counts
+		x.routes.Insert(r.Prefix, r.Link)
 	}
-	slices.SortStableFunc(x.wider, func(a, b model.LinkRoute) int { return cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()) })
 	return x
 }
 
@@ -42,16 +37,9 @@ func (x *links) to(a netip.Addr) (device int, bridged bool) {
 	if at := x.attached[a]; at != nil {
 		return at.Index, false
 	}
-	if device, ok := x.single[a]; ok {
-		l := x.byIndex[device]
-		return device, l != nil && l.Bridge
-	}
-	for _, r := range x.wider {
-		if r.Prefix.Contains(a) {
-			return r.Link, true
-		}
-	}
-	return 0, false
+	to, device, ok := x.routes.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen()))
+	l := x.byIndex[device]
+	return device, ok && (!to.IsSingleIP() || l != nil && l.Bridge)
 }
 
 // SetLinks says what the node's kernel has; the next Update follows.
@@ -89,27 +77,19 @@ func (c *Compiler) SetOpen(open bool) { c.open = open }
 
 // follow makes the set hold the indexes of the links that are in, and returns what changed.
 func (x *links) follow(set map[int]struct{}, in func(*model.Link) bool) map[int]bool {
-	want := map[int]struct{}{}
+	touched := map[int]bool{} // whether they were in it
+	for index := range x.byIndex {
+		touched[index] = false
+	}
+	for index := range set {
+		touched[index] = true
+	}
+	clear(set)
 	for index, l := range x.byIndex {
 		if in(l) {
-			want[index] = struct{}{}
-		}
-	}
-	if maps.Equal(set, want) {
-		return nil
-	}
-	changed := map[int]bool{}
-	for index := range set {
-		if _, stays := want[index]; !stays {
-			changed[index] = false
-			delete(set, index)
-		}
-	}
-	for index := range want {
-		if _, had := set[index]; !had {
-			changed[index] = true
 			set[index] = struct{}{}
 		}
 	}
-	return changed
+	diff.Settle(touched, set)
+	return touched
 }

@@ -204,11 +204,11 @@ func newCompiler(cfg Config, space uint32) *Compiler {
 		all:      map[string]*ruleList{}, unused: map[*ruleList]struct{}{}, unbuilt: map[*ruleList]struct{}{}, uses: map[state.RulesID]int{},
 		table: diff.NewMap(p.Rules, func(a, b *state.Rules) bool { return a.ID == b.ID }),
 	}
-	marked := map[*endpoint]struct{}{}
+	known, marked := map[model.Ref]*endpoint{}, map[*endpoint]struct{}{}
 	c.endpoints = &endpoints{
-		links: l, pods: map[model.Name]*endpoint{}, claims: map[netip.Addr][]*endpoint{},
+		links: l, all: known, claims: map[netip.Addr][]*endpoint{},
 		hosts: hosts{
-			node: cfg.Node, links: l, all: map[string]*endpoint{}, assigned: map[int]*endpoint{}, marked: marked,
+			links: l, all: known, assigned: map[int]*endpoint{}, marked: marked,
 			now: p.Hosts, table: diff.NewMap(p.Hosts, diff.Values[state.Host]),
 		},
 		marked: marked, unpublished: map[*endpoint]struct{}{}, readdressed: map[netip.Addr]struct{}{},

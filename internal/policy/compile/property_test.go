@@ -418,7 +418,7 @@ func empty(t *testing.T, c *Compiler) {
 	t.Helper()
 	for what, n := range map[string]int{
 		"pods": len(c.objects.Pods), "sets": len(c.objects.Sets), "hosts": len(c.objects.Hosts), "refused": len(c.policies.refusals), "policies": len(c.policies.all),
-		"subjects": len(c.policies.subjects), "pod endpoints": len(c.endpoints.pods), "host endpoints": len(c.endpoints.hosts.all), "claims": len(c.endpoints.claims),
+		"subjects": len(c.policies.subjects), "endpoints": len(c.endpoints.all), "claims": len(c.endpoints.claims),
 		"assigned": len(c.endpoints.hosts.assigned), "rule lists": len(c.ruleLists.all), "variants": len(c.variants.all), "size": c.objects.Size, "total": c.sets.Total(), "fresh": len(c.rollout.fresh), "later": len(c.policies.later), "doubted": len(c.policies.doubted), "queue": len(c.variants.queue), "late pods": len(c.objects.Late), "uses": len(c.ruleLists.uses),
 		"changed": len(c.endpoints.marked), "unused": len(c.ruleLists.unused), "unbuilt": len(c.ruleLists.unbuilt), "unpublished": len(c.endpoints.unpublished), "readdressed": len(c.endpoints.readdressed),
 	} {

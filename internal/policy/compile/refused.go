@@ -35,14 +35,12 @@ func refusedAmong(obj *model.Policy, refused map[*objects.Item]struct{}) (sets r
 
 // refers reports whether a selector of one of the policy's peers selects the item.
 func refers(obj *model.Policy, it *objects.Item) bool {
-	return obj.Ingress && slices.ContainsFunc(obj.IngressRules, func(r model.PolicyRule) bool { return ruleRefers(&r, it) }) ||
-		obj.Egress && slices.ContainsFunc(obj.EgressRules, func(r model.PolicyRule) bool { return ruleRefers(&r, it) })
-}
-
-func ruleRefers(r *model.PolicyRule, it *objects.Item) bool {
 	selects := func(peers []model.Peer) bool { return holds(peers, it) }
-	return slices.ContainsFunc(r.Source.Peers, selects) || selects(r.Source.NotPeers) ||
-		slices.ContainsFunc(r.Destination.Peers, selects) || selects(r.Destination.NotPeers)
+	by := func(r model.PolicyRule) bool {
+		return slices.ContainsFunc(r.Source.Peers, selects) || selects(r.Source.NotPeers) ||
+			slices.ContainsFunc(r.Destination.Peers, selects) || selects(r.Destination.NotPeers)
+	}
+	return obj.Ingress && slices.ContainsFunc(obj.IngressRules, by) || obj.Egress && slices.ContainsFunc(obj.EgressRules, by)
 }
 
 func holds(peers []model.Peer, it *objects.Item) bool {

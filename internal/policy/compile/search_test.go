@@ -54,7 +54,7 @@ func complete(t testing.TB, c *Compiler) {
 			}
 		}
 	}
-	for _, e := range c.endpoints.pods {
+	for ref, e := range c.endpoints.all {
 		var want []*policy
 		for _, p := range c.policies.all {
 			if p.obj.Subject.Matches(e.item.Labels) {
@@ -63,7 +63,7 @@ func complete(t testing.TB, c *Compiler) {
 		}
 		slices.SortFunc(want, comparePolicies)
 		if got := c.policies.applying(e.item.Labels); !slices.Equal(got, want) {
-			t.Errorf("pod %s has %d policies, want %d", e.item.Pod.Name, len(got), len(want))
+			t.Errorf("%s has %d policies, want %d", ref, len(got), len(want))
 		}
 	}
 }

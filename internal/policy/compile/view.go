@@ -32,14 +32,13 @@ type View struct {
 func (c *Compiler) Views() []View {
 	views := make([]View, 0, len(c.policies.all))
 	pods, hosts := map[*policy]int{}, map[*policy]int{}
-	for _, e := range c.endpoints.pods {
-		for _, p := range c.policies.applying(e.item.Labels) {
-			pods[p]++
+	for ref, e := range c.endpoints.all {
+		count := pods
+		if ref.Kind == model.HostEndpointKind {
+			count = hosts
 		}
-	}
-	for _, e := range c.endpoints.hosts.all {
 		for _, p := range c.policies.applying(e.item.Labels) {
-			hosts[p]++
+			count[p]++
 		}
 	}
 	for _, p := range slices.SortedFunc(maps.Values(c.policies.all), comparePolicies) {

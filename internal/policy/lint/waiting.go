@@ -8,28 +8,28 @@ import (
 	"sluice.dev/sluice/internal/store"
 )
 
+// absent says of an object that no file has one of a kind that it names.
+var absent = map[model.Kind]string{
+	model.TierKind:      "spec.tier: it waits for %s, which no file has",
+	model.BGPFilterKind: "spec.filters: it waits for %s, which no file has",
+	model.ServiceKind:   "its rules name %s, which no file has: by it they match nothing",
+}
+
 // Waiting returns what policies and BGPPeers of the view name of which declared reports nothing,
 // sorted by object: Tiers and BGPFilters, for which they would wait, and Services.
 func Waiting(v *store.View, declared func(model.Ref) bool) (list []model.Issue) {
-	add := func(of model.Ref, field string, kind model.Kind, name string) {
-		if to := (model.Ref{Kind: kind, Name: model.Name{Name: name}}); !declared(to) {
-			list = append(list, of.Issue(fmt.Sprintf("%s: it waits for %s, which no file has", field, to)))
-		}
+	check := func(o model.Object) {
+		store.Names(o, func(to model.Ref) {
+			if !declared(to) {
+				list = append(list, o.Ref().Issue(fmt.Sprintf(absent[to.Kind], to)))
+			}
+		})
 	}
 	for _, p := range v.Policies() {
-		if model.BuiltInTier(p.Tier) == nil {
-			add(p.Key, "spec.tier", model.TierKind, p.Tier)
-		}
-		for name := range p.Services {
-			if to := (model.Ref{Kind: model.ServiceKind, Name: name}); !declared(to) {
-				list = append(list, p.Key.Issue(fmt.Sprintf("its rules name %s, which no file has: by it they match nothing", to)))
-			}
-		}
+		check(p)
 	}
 	for _, p := range v.BGPPeers() {
-		for _, name := range p.Filters {
-			add(p.Ref(), "spec.filters", model.BGPFilterKind, name)
-		}
+		check(p)
 	}
 	slices.SortFunc(list, model.Issue.Compare)
 	return slices.Compact(list)

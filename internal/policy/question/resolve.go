@@ -200,14 +200,7 @@ func addressesOf(svc *model.Service, inside bool) ([]netip.Addr, error) {
 			return nil, fmt.Errorf("%w: ask about its node port, as in node/NAME:%d", err, p.NodePort)
 		}
 	}
-	return nil, fmt.Errorf("%w: ask about %s, if that is reached from there", err, model.FirstFew(texts(svc.ClusterIPs), 2))
-}
-
-func texts(addrs []netip.Addr) (list []string) {
-	for _, a := range addrs {
-		list = append(list, a.String())
-	}
-	return list
+	return nil, fmt.Errorf("%w: ask about %s, if that is reached from there", err, model.Join(svc.ClusterIPs, ", "))
 }
 
 // endpoints returns those of a headless service that are ready, with the port of the question, or
@@ -337,7 +330,7 @@ func noFamily(q Question, from party, targets []target, to party) error {
 		var families []string
 		for _, is4 := range []bool{true, false} {
 			if slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is4() == is4 }) {
-				families = append(families, map[bool]string{true: "IPv4", false: "IPv6"}[is4])
+				families = append(families, model.FamilyName(is4))
 			}
 		}
 		return fmt.Sprintf("%s has %s", name, strings.Join(families, " and "))

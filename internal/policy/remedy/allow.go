@@ -43,12 +43,12 @@ func Allow(v *store.View, s verdict.Step) (Suggestion, error) {
 	case s.Tier == "", s.Tier == policy.RefusedTier:
 		return Suggestion{}, fmt.Errorf("no other policy can allow it before this is mended: %s", s.Reason())
 	}
-	d := draft{flow: s.Flow, outward: s.Stage.Outward(), tier: s.Tier, namespace: pod.Name.Namespace}
+	d := draft{Flow: s.Flow, outward: s.Stage.Outward(), Tier: s.Tier, Namespace: pod.Name.Namespace}
 	if err := d.choose(v, s); err != nil {
 		return Suggestion{}, err
 	}
 	var err error
-	if d.subject, err = selectPod(v, pod, true); err != nil {
+	if d.Subject, err = selectPod(v, pod, true); err != nil {
 		return Suggestion{}, err
 	}
 	other := s.Flow.Source
@@ -58,7 +58,7 @@ func Allow(v *store.View, s verdict.Step) (Suggestion, error) {
 	if peer := v.PodByAddr(other); peer == nil {
 		d.net = netip.PrefixFrom(other, other.BitLen())
 		d.node = nodeOf(v, other)
-	} else if d.peer, err = selectPod(v, peer, d.kind != model.CalicoPolicy); err != nil {
+	} else if d.Peer, err = selectPod(v, peer, d.Kind != model.CalicoPolicy); err != nil {
 		return Suggestion{}, err
 	}
 	return d.finish()
@@ -74,18 +74,18 @@ func nodeOf(v *store.View, a netip.Addr) string {
 	return ""
 }
 
-// draft is a policy as it is being made.
+// draft is a policy as it is being made; the templates read what is exported.
 type draft struct {
-	kind      model.Kind
-	namespace string
-	tier      string
+	Kind      model.Kind
+	Namespace string
+	Tier      string
 	order     float64 // of Calico's policies and of ClusterNetworkPolicies
 	outward   bool
-	subject   *selected
-	peer      *selected // nil: net
+	Subject   *selected
+	Peer      *selected // nil: net
 	net       netip.Prefix
 	node      string // that has the address; "": none
-	flow      verdict.Flow
+	Flow      verdict.Flow
 }
 
 // choose finds the kind of policy, and its place, that comes before what denies, and that isolates
@@ -94,9 +94,9 @@ func (d *draft) choose(v *store.View, s verdict.Step) error {
 	withPorts := s.Flow.Ported()
 	if s.Rule == "" {
 		byKubernetes := slices.ContainsFunc(s.Isolating, func(k model.PolicyKey) bool { return k.Kind == model.NetworkPolicy })
-		d.kind, d.order = model.CalicoPolicy, math.Inf(1)
+		d.Kind, d.order = model.CalicoPolicy, math.Inf(1)
 		if byKubernetes && withPorts {
-			d.kind = model.NetworkPolicy
+			d.Kind = model.NetworkPolicy
 		}
 		return nil
 	}
@@ -110,11 +110,11 @@ func (d *draft) choose(v *store.View, s verdict.Step) error {
 	case deny.Key.Kind == model.ClusterPolicy && deny.Order < 1:
 		return fmt.Errorf("change %s of %v: nothing comes before its priority, 0", s.Rule, s.Policy)
 	case deny.Key.Kind == model.ClusterPolicy:
-		d.kind, d.order, d.namespace = model.ClusterPolicy, math.Ceil(deny.Order)-1, ""
+		d.Kind, d.order, d.Namespace = model.ClusterPolicy, math.Ceil(deny.Order)-1, ""
 	case math.IsInf(deny.Order, 1):
-		d.kind, d.order = model.CalicoPolicy, 10_000
+		d.Kind, d.order = model.CalicoPolicy, 10_000
 	default:
-		d.kind, d.order = model.CalicoPolicy, deny.Order-1
+		d.Kind, d.order = model.CalicoPolicy, deny.Order-1
 	}
 	return nil
 }
@@ -217,27 +217,27 @@ func (d *draft) finish() (Suggestion, error) {
 		near, far = far, near
 	}
 	peer := model.Peer{}
-	if d.peer != nil {
-		peer.Selector = d.peer.selector()
+	if d.Peer != nil {
+		peer.Selector = d.Peer.selector()
 	} else {
 		peer.Nets = []netip.Prefix{d.net}
 	}
 	far.Peers = [][]model.Peer{{peer}}
-	port := model.PolicyPort{Protocol: model.Protocol(d.flow.Protocol), First: d.flow.DestinationPort, Last: d.flow.DestinationPort}
+	port := model.PolicyPort{Protocol: model.Protocol(d.Flow.Protocol), First: d.Flow.DestinationPort, Last: d.Flow.DestinationPort}
 	switch {
-	case d.flow.Ported():
+	case d.Flow.Ported():
 		rule.Destination.Ports = []model.PolicyPort{port}
 	default:
-		rule.Protocol = d.flow.Protocol
+		rule.Protocol = d.Flow.Protocol
 		if d.ICMP() {
-			rule.ICMP = &model.ICMP{Type: d.flow.ICMPType, Code: -1}
+			rule.ICMP = &model.ICMP{Type: d.Flow.ICMPType, Code: -1}
 		}
 	}
 	p := &model.Policy{
-		Key:  model.PolicyKey{Kind: d.kind, Name: model.Name{Namespace: d.namespace, Name: d.name()}},
-		Tier: d.tier, Order: d.order, Subject: d.subject.selector(), Ingress: !d.outward, Egress: d.outward,
+		Key:  model.PolicyKey{Kind: d.Kind, Name: model.Name{Namespace: d.Namespace, Name: d.Name()}},
+		Tier: d.Tier, Order: d.order, Subject: d.Subject.selector(), Ingress: !d.outward, Egress: d.outward,
 	}
-	if d.kind == model.NetworkPolicy {
+	if d.Kind == model.NetworkPolicy {
 		p.Order = model.NetworkPolicyOrder
 	}
 	if d.outward {
@@ -245,12 +245,12 @@ func (d *draft) finish() (Suggestion, error) {
 	} else {
 		p.IngressRules = []model.PolicyRule{rule}
 	}
-	if d.kind == model.ClusterPolicy && !d.outward && d.peer == nil {
+	if d.Kind == model.ClusterPolicy && !d.outward && d.Peer == nil {
 		return Suggestion{}, fmt.Errorf("a ClusterNetworkPolicy cannot allow what comes from %v, which is of no pod: change the rule that denies it", d.net.Addr())
 	}
 	var b bytes.Buffer
 	d.comment(&b)
-	if err := templates[d.kind].Execute(&b, d); err != nil {
+	if err := templates[d.Kind].Execute(&b, d); err != nil {
 		return Suggestion{}, err
 	}
 	return Suggestion{Object: p.Key, YAML: b.String(), Policy: p}, nil
@@ -259,18 +259,18 @@ func (d *draft) finish() (Suggestion, error) {
 // comment says what the policy does, and for whom else.
 func (d *draft) comment(b *bytes.Buffer) {
 	other := d.net.Addr().String()
-	if d.peer != nil {
-		other = d.peer.pod.Name.String()
+	if d.Peer != nil {
+		other = d.Peer.pod.Name.String()
 	}
 	does := "accept %s from %s"
 	if d.outward {
 		does = "send %s to %s"
 	}
-	fmt.Fprintf(b, "# Lets %s "+does+".\n", d.subject.pod.Name, d.flow.What(), other)
+	fmt.Fprintf(b, "# Lets %s "+does+".\n", d.Subject.pod.Name, d.Flow.What(), other)
 	if d.node != "" && !d.outward {
 		fmt.Fprintf(b, "# That is node %s: it holds for every client that gets an address of this node, too.\n", d.node)
 	}
-	for _, s := range []*selected{d.subject, d.peer} {
+	for _, s := range []*selected{d.Subject, d.Peer} {
 		const most = 5
 		if s != nil && len(s.also) > 0 {
 			fmt.Fprintf(b, "# The labels of %s are also those of %s: it holds for them too.\n", s.pod.Name, model.FirstFew(s.also, most))
@@ -278,8 +278,8 @@ func (d *draft) comment(b *bytes.Buffer) {
 	}
 }
 
-// name says who may reach whom.
-func (d *draft) name() string {
+// Name says who may reach whom.
+func (d *draft) Name() string {
 	end := func(s *selected) string {
 		if s == nil {
 			return strings.Map(func(r rune) rune {
@@ -291,7 +291,7 @@ func (d *draft) name() string {
 		}
 		return workload(s.pod)
 	}
-	from, to := end(d.peer), end(d.subject)
+	from, to := end(d.Peer), end(d.Subject)
 	if d.outward {
 		from, to = to, from
 	}
@@ -299,11 +299,11 @@ func (d *draft) name() string {
 	if d.outward {
 		name += "-egress"
 	}
-	name += "-" + strings.ToLower(strings.ReplaceAll(d.flow.What(), " ", "-"))
+	name += "-" + strings.ToLower(strings.ReplaceAll(d.Flow.What(), " ", "-"))
 	const most = 200 // of 253, as some tools add to it
 	name = strings.Trim(name[:min(len(name), most)], "-.")
-	if d.kind == model.CalicoPolicy && d.tier != model.DefaultTier.Name {
-		return d.tier + "." + name // as Calico's API server wants it
+	if d.Kind == model.CalicoPolicy && d.Tier != model.DefaultTier.Name {
+		return d.Tier + "." + name // as Calico's API server wants it
 	}
 	return name
 }

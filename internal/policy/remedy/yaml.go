@@ -28,7 +28,7 @@ spec:
     - {{with .Peer}}{{if ne .Namespace $.Namespace}}namespaceSelector: {{.NamespaceLabels}}
       {{end}}podSelector: {{.Labels}}{{else}}ipBlock: {cidr: {{.Net}}}{{end}}
     ports:
-    - {protocol: {{.Protocol}}, port: {{.Port}}}
+    - {protocol: {{.Protocol}}, port: {{.Flow.DestinationPort}}}
 `),
 	model.ClusterPolicy: parse(`apiVersion: policy.networking.k8s.io/v1alpha2
 kind: ClusterNetworkPolicy
@@ -48,7 +48,7 @@ spec:
         namespaceSelector: {{.NamespaceLabels}}
         podSelector: {{.Labels}}{{else}}networks: [{{.Net}}]{{end}}
     protocols:
-    - {{.ProtocolField}}: {destinationPort: {number: {{.Port}}}}
+    - {{.ProtocolField}}: {destinationPort: {number: {{.Flow.DestinationPort}}}}
 `),
 	model.CalicoPolicy: parse(`apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
@@ -63,13 +63,13 @@ spec:
   {{.Direction}}:
   - action: Allow
     protocol: {{.Protocol}}
-{{if .ICMP}}    icmp: {type: {{.ICMPType}}}
+{{if .ICMP}}    icmp: {type: {{.Flow.ICMPType}}}
 {{end}}    {{.PeerEnd}}:
 {{with .Peer}}{{if ne .Namespace $.Namespace}}      namespaceSelector: {{.NamespaceExpression}}
 {{end}}      selector: {{.Expression}}
 {{else}}      nets: [{{.Net}}]
-{{end}}{{if .Port}}{{if eq .PeerEnd "source"}}    destination:
-{{end}}      ports: [{{.Port}}]
+{{end}}{{if .Flow.DestinationPort}}{{if eq .PeerEnd "source"}}    destination:
+{{end}}      ports: [{{.Flow.DestinationPort}}]
 {{end}}`),
 }
 
@@ -79,16 +79,9 @@ func parse(text string) *template.Template {
 
 // What the templates ask of a draft.
 
-func (d *draft) Name() string       { return d.name() }
-func (d *draft) Namespace() string  { return d.namespace }
-func (d *draft) Subject() *selected { return d.subject }
-func (d *draft) Peer() *selected    { return d.peer }
-func (d *draft) Net() string        { return strconv.Quote(d.net.String()) }
-func (d *draft) Tier() string       { return d.tier }
-func (d *draft) Port() uint16       { return d.flow.DestinationPort }
-func (d *draft) ICMPType() uint8    { return d.flow.ICMPType }
+func (d *draft) Net() string { return strconv.Quote(d.net.String()) }
 
-func (d *draft) ICMP() bool { return strings.HasPrefix(d.flow.ProtocolName(), "ICMP") }
+func (d *draft) ICMP() bool { return strings.HasPrefix(d.Flow.ProtocolName(), "ICMP") }
 
 func (d *draft) Type() string { return map[bool]string{true: "Egress", false: "Ingress"}[d.outward] }
 
@@ -109,7 +102,7 @@ func (d *draft) Order() string {
 }
 
 func (d *draft) ClusterTier() string {
-	if d.tier == model.BaselineTier.Name {
+	if d.Tier == model.BaselineTier.Name {
 		return "Baseline"
 	}
 	return "Admin"
@@ -117,13 +110,13 @@ func (d *draft) ClusterTier() string {
 
 // Protocol is its name, or its number where policies have no name for it.
 func (d *draft) Protocol() string {
-	switch name, _, _ := strings.Cut(d.flow.ProtocolName(), " "); {
+	switch name, _, _ := strings.Cut(d.Flow.ProtocolName(), " "); {
 	case d.ICMP():
 		return name
-	case d.flow.Ported():
+	case d.Flow.Ported():
 		return name
 	}
-	return strconv.Itoa(int(d.flow.Protocol))
+	return strconv.Itoa(int(d.Flow.Protocol))
 }
 
 func (d *draft) ProtocolField() string { return strings.ToLower(d.Protocol()) }

@@ -87,17 +87,3 @@ func (n *Node) devices(to netip.Addr) []int {
 	}
 	return []int{way.Device}
 }
-
-func (c *Cluster) home(a netip.Addr) string {
-	if c.Home == nil {
-		return ""
-	}
-	return c.Home(a)
-}
-
-func (c *Cluster) object(a netip.Addr) model.Ref {
-	if c.Object == nil {
-		return model.Ref{}
-	}
-	return c.Object(a)
-}

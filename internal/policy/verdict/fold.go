@@ -88,61 +88,50 @@ type wayText struct {
 	details []string
 }
 
-// fold puts the answers together that say the same, denied ones first.
+// fold words the answers, those together that say the same except for names and addresses.
 func fold(answers []Answer) (blocks []block) {
-	type group struct {
-		alike []Answer
-		ways  [][]Path
-	}
-	var groups []*group
-	at := map[string]*group{}
-	for _, o := range []Outcome{Denied, Unknown, Allowed} {
-		for _, a := range answers {
-			if a.Outcome != o {
-				continue
-			}
-			ways, said := a.fold()
-			g := at[said]
-			if g == nil {
-				g = &group{ways: ways}
-				at[said], groups = g, append(groups, g)
-			}
-			g.alike = append(g.alike, a)
-		}
-	}
-	for _, g := range groups {
-		blocks = append(blocks, newBlock(g.alike, g.ways))
+	for _, same := range alike(answers, func(a Answer) Outcome { return a.Outcome }, Answer.wording) {
+		blocks = append(blocks, newBlock(same, same[0].ways()))
 	}
 	return blocks
 }
 
-// fold puts the ways together that say the same except for names and addresses, denied ones first;
-// said is what the answer says except for those.
-func (a Answer) fold() (ways [][]Path, said string) {
+// alike puts together what has the same key, denied ones first.
+func alike[T any](list []T, outcome func(T) Outcome, key func(T) string) (groups [][]T) {
 	at := map[string]int{}
 	for _, o := range []Outcome{Denied, Unknown, Allowed} {
-		for _, p := range a.Paths {
-			if p.Outcome != o {
+		for _, t := range list {
+			if outcome(t) != o {
 				continue
 			}
-			key := a.said(p)
-			i, have := at[key]
+			k := key(t)
+			i, have := at[k]
 			if !have {
-				i = len(ways)
-				at[key], ways = i, append(ways, nil)
+				i = len(groups)
+				at[k], groups = i, append(groups, nil)
 			}
-			ways[i] = append(ways[i], p)
+			groups[i] = append(groups[i], t)
 		}
 	}
+	return groups
+}
+
+// ways are the paths, those together that say the same except for names and addresses.
+func (a Answer) ways() [][]Path {
+	return alike(a.Paths, func(p Path) Outcome { return p.Outcome }, a.said)
+}
+
+// wording is what the answer says, except for names and addresses.
+func (a Answer) wording() string {
 	keys := []string{string(a.From.Object.Kind), string(a.To.Object.Kind), a.what(), a.Summary()}
 	if a.To.Object.Kind == model.ServiceKind {
 		keys = append(keys, a.To.Object.Name.String())
 	}
-	for key := range at {
-		keys = append(keys, key)
+	for _, same := range a.ways() {
+		keys = append(keys, a.said(same[0]))
 	}
 	slices.Sort(keys[4:])
-	return ways, strings.Join(keys, "\n")
+	return strings.Join(keys, "\n")
 }
 
 // said is what is said of a way, except for the names of its pods, nodes and host endpoints, and

@@ -166,7 +166,7 @@ func (p Party) name() string {
 }
 
 // label names an address for people.
-func (c *Cluster) label(a netip.Addr) string { return a.String() + named(c.object(a)) }
+func (c *Cluster) label(a netip.Addr) string { return a.String() + named(c.Object(a)) }
 
 func named(r model.Ref) string {
 	if r == (model.Ref{}) {

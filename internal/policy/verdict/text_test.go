@@ -145,7 +145,7 @@ func TestTextKeepsApart(t *testing.T) {
 		{way(Denied, 1, "no"), longer, true},
 		{way(Denied, 1, "no"), hidden, false},
 	} {
-		ways, _ := asked(1, Denied, tt.a, tt.b).fold()
+		ways := asked(1, Denied, tt.a, tt.b).ways()
 		if alike := len(ways) == 1; alike != tt.alike {
 			t.Errorf("%d: alike %v, want %v", i, alike, tt.alike)
 		}

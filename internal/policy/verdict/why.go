@@ -141,20 +141,20 @@ func serviceOf(paths []Path) model.Ref {
 
 // entries are the nodes that a connection may meet first.
 func (c *Cluster) entries(q Question) []string {
-	if node := c.home(q.From); node != "" {
+	if node := c.Home(q.From); node != "" {
 		return []string{node}
 	}
 	if len(q.Via) > 0 {
 		return q.Via
 	}
-	if node := c.home(q.To); node != "" {
+	if node := c.Home(q.To); node != "" {
 		return []string{node}
 	}
 	return []string{c.Here}
 }
 
 func (c *Cluster) party(a netip.Addr, port uint16) Party {
-	return Party{Address: a, Port: port, Object: c.object(a), Node: c.home(a)}
+	return Party{Address: a, Port: port, Object: c.Object(a), Node: c.Home(a)}
 }
 
 // trail is what a connection has met so far.
@@ -299,7 +299,7 @@ func (v *visit) leave(f Flow, in, out int, untracked bool, front *state.Frontend
 	if denial, denied := Denial(steps); denied && denial.Drop != state.DropPolicy && denial.Drop != state.DropHost {
 		return v.c.end(f, t)
 	}
-	next := v.c.home(f.Destination)
+	next := v.c.Home(f.Destination)
 	if toNode || next == v.name || v.p.Workloads[f.Destination] != nil {
 		return v.c.end(f, t)
 	}

@@ -79,7 +79,7 @@ func relabel[N comparable](o *Objects, labels map[N]map[string]string, filed lab
 	if maps.Equal(old, next) {
 		return
 	}
-	filed.relabel(name, nil, next)
+	filed.add(name, maps.All(next))
 	if labels[name] = next; len(next) == 0 {
 		delete(labels, name)
 	}
@@ -90,7 +90,8 @@ func relabel[N comparable](o *Objects, labels map[N]map[string]string, filed lab
 			swap(o, o.Sets, it.Set.Key, newSet(it.Set, next), yield)
 		}
 	}
-	filed.relabel(name, old, next)
+	filed.remove(name, maps.All(old))
+	filed.add(name, maps.All(next))
 }
 
 func (o *Objects) setPod(name model.Name, obj *model.Pod, yield func(ItemChange) bool) bool {

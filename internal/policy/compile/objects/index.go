@@ -14,19 +14,19 @@ import (
 type index struct {
 	byNamespace map[string]ClassSet // "": those in none
 	byAccount   map[model.Name]ClassSet
-	byLabel     map[string]map[string]ClassSet
+	byLabel     labelled[*Class]
 	namespaces  labelled[string]     // names of namespaces
 	accounts    labelled[model.Name] // names of service accounts
 }
 
-// labelled holds names by the labels of what they name: by key and value.
+// labelled holds classes by their labels, or names by those of what they name: by key and value.
 type labelled[N comparable] map[string]map[string]map[N]struct{}
 
 func newIndex() index {
 	return index{
 		byNamespace: map[string]ClassSet{},
 		byAccount:   map[model.Name]ClassSet{},
-		byLabel:     map[string]map[string]ClassSet{},
+		byLabel:     labelled[*Class]{},
 		namespaces:  labelled[string]{},
 		accounts:    labelled[model.Name]{},
 	}
@@ -37,12 +37,7 @@ func (x *index) add(cl *Class) {
 	if cl.pod {
 		multimap.Add(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
 	}
-	for k, v := range cl.unshared() {
-		if x.byLabel[k] == nil {
-			x.byLabel[k] = map[string]ClassSet{}
-		}
-		multimap.Add(x.byLabel[k], v, cl)
-	}
+	x.byLabel.add(cl, cl.unshared())
 }
 
 func (x *index) remove(cl *Class) {
@@ -50,11 +45,7 @@ func (x *index) remove(cl *Class) {
 	if cl.pod {
 		multimap.Remove(x.byAccount, model.Name{Namespace: cl.namespace, Name: cl.account}, cl)
 	}
-	for k, v := range cl.unshared() {
-		if multimap.Remove(x.byLabel[k], v, cl); len(x.byLabel[k]) == 0 {
-			delete(x.byLabel, k)
-		}
-	}
+	x.byLabel.remove(cl, cl.unshared())
 }
 
 // itemsOf are all items of the classes.
@@ -65,18 +56,22 @@ func itemsOf(classes ClassSet) (all []*Item) {
 	return all
 }
 
-// relabel files a name under its labels, no longer under its old ones.
-func (x labelled[N]) relabel(name N, old, next map[string]string) {
-	for k, v := range old {
-		if multimap.Remove(x[k], v, name); len(x[k]) == 0 {
-			delete(x, k)
-		}
-	}
-	for k, v := range next {
+// add files what has the labels.
+func (x labelled[N]) add(n N, labels iter.Seq2[string, string]) {
+	for k, v := range labels {
 		if x[k] == nil {
 			x[k] = map[string]map[N]struct{}{}
 		}
-		multimap.Add(x[k], v, name)
+		multimap.Add(x[k], v, n)
+	}
+}
+
+// remove takes back an add.
+func (x labelled[N]) remove(n N, labels iter.Seq2[string, string]) {
+	for k, v := range labels {
+		if multimap.Remove(x[k], v, n); len(x[k]) == 0 {
+			delete(x, k)
+		}
 	}
 }
 

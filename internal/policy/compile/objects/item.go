@@ -21,7 +21,7 @@ type Item struct {
 	Labels *Labels               // those of its class, once it has one
 	Class  *Class
 	Addrs  []netip.Addr // what it adds to the groups that select it
-	Local  bool         // a pod of this node
+	Local  bool         // a pod or host endpoint of this node
 }
 
 // newPod returns nil for a pod that has no address of its own: it is on its host's network, has
@@ -53,7 +53,7 @@ func (o *Objects) newHost(host *model.HostEndpoint) *Item {
 	if host == nil {
 		return nil
 	}
-	it := &Item{Host: host, Addrs: usable(host.Addresses), Labels: &Labels{own: host.Labels}}
+	it := &Item{Host: host, Addrs: usable(host.Addresses), Local: host.Node == o.node, Labels: &Labels{own: host.Labels}}
 	if len(it.Addrs) > o.many {
 		it.Set = &model.NetworkSet{Key: model.NetworkSetKey{Kind: model.HostEndpointKind, Name: model.Name{Name: host.Name}}}
 		for _, a := range it.Addrs {

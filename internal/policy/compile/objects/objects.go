@@ -57,7 +57,7 @@ type Class struct {
 }
 
 // ClassSet is a set of classes.
-type ClassSet map[*Class]struct{}
+type ClassSet = map[*Class]struct{}
 
 // ItemSet is a set of items.
 type ItemSet map[*Item]struct{}
