@@ -98,7 +98,6 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 			return err
 		}
 	}
-	var services [2]*shared
 	var enforced [2]*enforced
 	var last *state.Policy
 	if d.state != nil {
@@ -107,8 +106,7 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 	for i, f := range d.families {
 		wanted := newImage()
 		if p.of.services {
-			services[i] = f.whole(p.want.Services, wanted)
-			p.trees[i] = services[i].tree
+			p.shared[i] = f.whole(p.want.Services, wanted)
 		}
 		if p.of.policy {
 			kept := d.judges[i].keeps(have[i], p.want.Policy, last, p.keep)
@@ -132,10 +130,7 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 		d.adopted.set(parts{p.kept.Services > 0, p.kept.Policy > 0}, false)
 		d.compared, d.doubt = time.Now(), false
 		if p.of.services {
-			d.state.Services, d.aside = p.want.Services, nil
-			for i, s := range services {
-				d.trees[i], d.uses[i] = s.tree, s.uses
-			}
+			d.state.Services, d.shared, d.aside = p.want.Services, p.shared, nil
 		}
 		if p.of.policy {
 			d.state.Policy, d.rulesAside = p.want.Policy, nil
