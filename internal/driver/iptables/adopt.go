@@ -15,7 +15,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/xtables"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -162,26 +161,13 @@ func (d *Driver) keeps(sets [2]map[string]*set, s *state.Services) (n int) {
 // rememberOthers returns what another program remembers of clients, so that those stay where they
 // are: an adoption that finds nothing of ours begins with that.
 func (d *Driver) rememberOthers(ctx context.Context, f family, s *state.Services) (all []membership) {
-	if d.remembered == nil {
-		return nil
-	}
-	list, err := d.remembered(ctx)
-	if err != nil {
-		d.log.Warn("clients with session affinity may be balanced anew: what another program remembers of them cannot be read", "error", err)
-	}
-	for k, fe := range s.Frontends {
-		timeout := fe.Affinity.Truncate(time.Second)
-		if timeout == 0 || !f.holds(k.Addr) {
-			continue
+	driver.Recall(ctx, d.log, d.remembered, s, func(k state.FrontendKey, fe *state.Frontend, r state.Remembered) {
+		if f.holds(k.Addr) {
+			timeout := fe.Affinity.Truncate(time.Second)
+			client := element{addr: k.Addr, protocol: k.Protocol, port: k.Port, net: netip.PrefixFrom(r.Client, f.bits())}
+			all = append(all, membership{f.clients(r.Backend), client, min(timeout, cmp.Or(r.Left, timeout))})
 		}
-		for _, r := range list {
-			own := r.Service == model.Name{} || r.Service == fe.Service && r.Port == fe.Port
-			if own && r.Protocol == k.Protocol && f.holds(r.Client) && (state.Has(fe.Backends, r.Backend) || state.Has(fe.Local, r.Backend)) {
-				client := element{addr: k.Addr, protocol: k.Protocol, port: k.Port, net: netip.PrefixFrom(r.Client, f.bits())}
-				all = append(all, membership{f.clients(r.Backend), client, min(timeout, cmp.Or(r.Left, timeout))})
-			}
-		}
-	}
+	})
 	return all
 }
 

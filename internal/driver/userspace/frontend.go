@@ -127,11 +127,11 @@ func (fe *frontend) begin(from netip.Addr, tried []netip.AddrPort) *session {
 	fe.mu.Lock()
 	defer fe.mu.Unlock()
 	f := fe.want
-	if f == nil || len(f.SourceRanges) > 0 && !within(f.SourceRanges, from) {
+	if f == nil || len(f.SourceRanges) > 0 && !model.Within(from, f.SourceRanges) {
 		return nil
 	}
 	backends := f.Backends
-	if f.LocalOnly && !within(settings.ClusterCIDRs, from) && !fe.d.sockets.isOwn(from) {
+	if f.LocalOnly && !model.Within(from, settings.ClusterCIDRs) && !fe.d.sockets.isOwn(from) {
 		backends = f.Local
 	}
 	if len(backends) == 0 {
@@ -152,11 +152,6 @@ func (fe *frontend) begin(from netip.Addr, tried []netip.AddrPort) *session {
 	s := &session{of: fe, backend: backend}
 	fe.sessions[s] = struct{}{}
 	return s
-}
-
-// within reports whether an address is in one of the prefixes.
-func within(prefixes []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // remembered returns the backend that a client stays on, if it does.
@@ -207,7 +202,7 @@ func (s *session) keeps(from netip.Addr) bool {
 	s.of.mu.Lock()
 	f := s.of.want
 	s.of.mu.Unlock()
-	inCluster := within(settings.ClusterCIDRs, from)
+	inCluster := model.Within(from, settings.ClusterCIDRs)
 	known := slices.ContainsFunc(settings.ClusterCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == k.Addr.Is4() })
 	switch {
 	case f == nil, s.backend.Addr() == from:
@@ -219,7 +214,7 @@ func (s *session) keeps(from netip.Addr) bool {
 	case !f.External():
 		return inCluster || !known
 	}
-	return f.LocalOnly && (!inCluster || within(settings.LocalCIDRs, from))
+	return f.LocalOnly && (!inCluster || model.Within(from, settings.LocalCIDRs))
 }
 
 // own gives the session a socket. If the session was cut meanwhile, that is closed.
