@@ -22,8 +22,9 @@ type frontend struct {
 	mu       sync.Mutex
 	want     *state.Frontend // nil: it is no more
 	sessions map[*session]struct{}
-	clients  map[netip.Addr]client // with session affinity
-	swept    int                   // how many clients there were when those that are forgotten were last removed
+	flows    map[netip.AddrPort]*flow // of UDP, those of the sessions that live, by client
+	clients  map[netip.Addr]client    // with session affinity
+	swept    int                      // how many clients there were when those that are forgotten were last removed
 }
 
 // client is where a client with session affinity was sent, and when.

@@ -117,7 +117,7 @@ func (d *Driver) prepare(want map[state.FrontendKey]*state.Frontend) map[state.F
 		}
 		fe := d.frontends[k]
 		if fe == nil {
-			fe = &frontend{d: d, key: k, sessions: map[*session]struct{}{}}
+			fe = &frontend{d: d, key: k, sessions: map[*session]struct{}{}, flows: map[netip.AddrPort]*flow{}}
 			d.frontends[k] = fe
 		}
 		if err := fe.listen(f); err != nil {
