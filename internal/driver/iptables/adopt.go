@@ -226,7 +226,7 @@ func (d *Driver) leave(ctx context.Context, v xtables.Variant, v6 bool, removal 
 	}
 	err := d.restore(ctx, v, v6, removal)
 	if err == nil && v == xtables.NFTables {
-		err = d.deleteEmpty(v6)
+		err = d.ns.Do(func() error { return deleteEmpty(v6) })
 	}
 	if err != nil {
 		return fmt.Errorf("remove our rules in the variant %s: %w", v, err)
@@ -236,10 +236,6 @@ func (d *Driver) leave(ctx context.Context, v xtables.Variant, v6 bool, removal 
 
 // deleteEmpty deletes those of our tables in nftables that nobody has a rule in, and that are as
 // iptables makes them.
-func (d *Driver) deleteEmpty(v6 bool) error {
-	return d.ns.Do(func() error { return deleteEmpty(v6) })
-}
-
 func deleteEmpty(v6 bool) error {
 	c, err := nftables.New()
 	if err != nil {
