@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/model"
@@ -90,6 +91,21 @@ type Driver interface {
 	Purge(ctx context.Context) error
 	// Close releases the driver's sockets; what it programmed stays in the kernel.
 	Close() error
+}
+
+// Whole is the change that leads from no services to these.
+func Whole(s *state.Services) state.ServicesDelta {
+	members := func(set map[netip.Addr]struct{}) map[netip.Addr]bool {
+		all := make(map[netip.Addr]bool, len(set))
+		for a := range set {
+			all[a] = true
+		}
+		return all
+	}
+	return state.ServicesDelta{
+		Settings: &s.Settings, Frontends: maps.Clone(s.Frontends),
+		ClusterIPs: members(s.ClusterIPs), OtherIPs: members(s.OtherIPs), Hairpins: members(s.Hairpins), Peers: members(s.Peers),
+	}
 }
 
 // Keep says what the wanted state may lack, so that what the kernel has of it stays. What want

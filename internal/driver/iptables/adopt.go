@@ -15,7 +15,6 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/xtables"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -98,7 +97,6 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 			return err
 		}
 	}
-	var services [2]*shared
 	var enforced [2]*enforced
 	var last *state.Policy
 	if d.state != nil {
@@ -107,8 +105,7 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 	for i, f := range d.families {
 		wanted := newImage()
 		if p.of.services {
-			services[i] = f.whole(p.want.Services, wanted)
-			p.trees[i] = services[i].tree
+			p.shared[i] = f.whole(p.want.Services, wanted)
 		}
 		if p.of.policy {
 			kept := d.judges[i].keeps(have[i], p.want.Policy, last, p.keep)
@@ -132,10 +129,7 @@ func (d *Driver) compare(p *plan, have [2]*image, clients func(family) []members
 		d.adopted.set(parts{p.kept.Services > 0, p.kept.Policy > 0}, false)
 		d.compared, d.doubt = time.Now(), false
 		if p.of.services {
-			d.state.Services, d.aside = p.want.Services, nil
-			for i, s := range services {
-				d.trees[i], d.uses[i] = s.tree, s.uses
-			}
+			d.state.Services, d.shared, d.aside = p.want.Services, p.shared, nil
 		}
 		if p.of.policy {
 			d.state.Policy, d.rulesAside = p.want.Policy, nil
@@ -167,26 +161,13 @@ func (d *Driver) keeps(sets [2]map[string]*set, s *state.Services) (n int) {
 // rememberOthers returns what another program remembers of clients, so that those stay where they
 // are: an adoption that finds nothing of ours begins with that.
 func (d *Driver) rememberOthers(ctx context.Context, f family, s *state.Services) (all []membership) {
-	if d.remembered == nil {
-		return nil
-	}
-	list, err := d.remembered(ctx)
-	if err != nil {
-		d.log.Warn("clients with session affinity may be balanced anew: what another program remembers of them cannot be read", "error", err)
-	}
-	for k, fe := range s.Frontends {
-		timeout := fe.Affinity.Truncate(time.Second)
-		if timeout == 0 || !f.holds(k.Addr) {
-			continue
+	driver.Recall(ctx, d.log, d.remembered, s, func(k state.FrontendKey, fe *state.Frontend, r state.Remembered) {
+		if f.holds(k.Addr) {
+			timeout := fe.Affinity.Truncate(time.Second)
+			client := element{addr: k.Addr, protocol: k.Protocol, port: k.Port, net: netip.PrefixFrom(r.Client, f.bits())}
+			all = append(all, membership{f.clients(r.Backend), client, min(timeout, cmp.Or(r.Left, timeout))})
 		}
-		for _, r := range list {
-			own := r.Service == model.Name{} || r.Service == fe.Service && r.Port == fe.Port
-			if own && r.Protocol == k.Protocol && f.holds(r.Client) && (state.Has(fe.Backends, r.Backend) || state.Has(fe.Local, r.Backend)) {
-				client := element{addr: k.Addr, protocol: k.Protocol, port: k.Port, net: netip.PrefixFrom(r.Client, f.bits())}
-				all = append(all, membership{f.clients(r.Backend), client, min(timeout, cmp.Or(r.Left, timeout))})
-			}
-		}
-	}
+	})
 	return all
 }
 
@@ -245,7 +226,7 @@ func (d *Driver) leave(ctx context.Context, v xtables.Variant, v6 bool, removal 
 	}
 	err := d.restore(ctx, v, v6, removal)
 	if err == nil && v == xtables.NFTables {
-		err = d.deleteEmpty(v6)
+		err = d.ns.Do(func() error { return deleteEmpty(v6) })
 	}
 	if err != nil {
 		return fmt.Errorf("remove our rules in the variant %s: %w", v, err)
@@ -255,10 +236,6 @@ func (d *Driver) leave(ctx context.Context, v xtables.Variant, v6 bool, removal 
 
 // deleteEmpty deletes those of our tables in nftables that nobody has a rule in, and that are as
 // iptables makes them.
-func (d *Driver) deleteEmpty(v6 bool) error {
-	return d.ns.Do(func() error { return deleteEmpty(v6) })
-}
-
 func deleteEmpty(v6 bool) error {
 	c, err := nftables.New()
 	if err != nil {

@@ -207,8 +207,8 @@ func (p *plan) suspects() map[state.FrontendKey]*state.Frontend {
 		for _, m := range c.add {
 			suspect(state.FrontendKey{Addr: m.addr, Protocol: m.protocol, Port: m.port})
 		}
-		t := p.trees[i]
-		t.each(func(at keyPrefix, keys []state.FrontendKey) {
+		t := p.shared[i].tree
+		for at, keys := range t.prefixes() {
 			t.chains(at, keys, func(name string, _ []string) {
 				if c.chains[name] && len(keys) <= leafSize {
 					for _, k := range keys {
@@ -216,7 +216,7 @@ func (p *plan) suspects() map[state.FrontendKey]*state.Frontend {
 					}
 				}
 			})
-		})
+		}
 		for k, f := range p.want.Services.Frontends {
 			for name := range p.d.families[i].bundle(k, f).chains {
 				if c.chains[name] && p.d.families[i].holds(k.Addr) {

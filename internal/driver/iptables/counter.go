@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -51,30 +52,16 @@ func (d *Driver) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, er
 			return nil, err
 		}
 	}
-	programmed := map[model.PolicyKey]bool{}
-	for _, k := range d.policies() {
-		programmed[k] = true
-	}
-	list := make([]driver.PolicyCounter, 0, len(programmed))
-	for k := range programmed {
-		c := driver.PolicyCounter{Policy: k}
-		if now[k] != nil {
-			c = *now[k]
-		}
-		list = append(list, c)
-	}
-	slices.SortFunc(list, func(a, b driver.PolicyCounter) int { return a.Policy.Compare(b.Policy) })
-	return list, nil
-}
-
-// policies are those of which the kernel has rules.
-func (d *Driver) policies() (all []model.PolicyKey) {
+	list := []driver.PolicyCounter{}
 	if d.state != nil && d.state.Policy != nil {
 		for _, p := range d.state.Policy.Rules {
-			all = append(all, p.Declared()...)
+			for _, k := range p.Declared() {
+				list = append(list, *cmp.Or(now[k], &driver.PolicyCounter{Policy: k}))
+			}
 		}
 	}
-	return all
+	slices.SortFunc(list, func(a, b driver.PolicyCounter) int { return a.Policy.Compare(b.Policy) })
+	return slices.Compact(list), nil
 }
 
 // DropCounts implements driver.Counter.

@@ -57,8 +57,7 @@ type Driver struct {
 	judges   [2]*judge
 	enforced [2]*enforced
 	counted  counted // in rules that are gone
-	trees    [2]*tree
-	uses     [2]map[string]int // of chains and sets that frontends share, by how many
+	shared   [2]*shared
 	aside    map[state.FrontendKey]driver.SetAside
 	// rulesAside are what the kernel refuses of policies. The state lacks these rules.
 	rulesAside map[state.RulesID][]driver.SetAside

@@ -258,13 +258,8 @@ func (j *judge) pods(p *state.Policy, kept map[slot]goal, i *image, lookups map[
 			to[key] = g
 		}
 	}
-	put := func(name string, rules []string) { i.rule("filter", name, rules...) }
-	for _, t := range []*tree{
-		{bits: j.bits(), goal: from, root: fromChain, kind: "P-F", end: "-s ", miss: "-g " + strangerChain},
-		{bits: j.bits(), goal: to, root: toChain, kind: "P-T", end: "-d ", miss: "-g " + nobodyChain},
-	} {
-		t.keys = slices.SortedFunc(maps.Keys(t.goal), state.FrontendKey.Compare)
-		t.each(func(p keyPrefix, keys []state.FrontendKey) { t.chains(p, keys, put) })
+	for _, t := range []*tree{j.newTree(fromChain, "P-F", "-s ", "-g "+strangerChain, from), j.newTree(toChain, "P-T", "-d ", "-g "+nobodyChain, to)} {
+		i.treeChains("filter", t, t.prefixes())
 	}
 }
 
@@ -376,18 +371,13 @@ func (f family) fill(i *image, p *state.Policy, l lookup) {
 
 // whole adds all that a policy becomes.
 func (j *judge) whole(p *state.Policy, kept *keeping, i *image) *enforced {
-	now := j.enforce(p, kept)
-	i.add(now.image)
-	for l := range now.lookups {
-		j.fill(i, p, l)
-	}
-	return now
+	return j.update(state.NewPolicy(), state.PolicyDelta{}, p, kept, &enforced{image: newImage()}, newImage(), i)
 }
 
 // update adds what a change of policy is about to the images before and after it. These images have
 // all chains, as pods that come or go move others in the trees.
-func (j *judge) update(have *state.Policy, d state.PolicyDelta, next *state.Policy, was *enforced, before, after *image) *enforced {
-	now := j.enforce(next, nil)
+func (j *judge) update(have *state.Policy, d state.PolicyDelta, next *state.Policy, kept *keeping, was *enforced, before, after *image) *enforced {
+	now := j.enforce(next, kept)
 	before.add(was.image)
 	after.add(now.image)
 	old, changed := touched(have, d), touched(next, d)

@@ -145,19 +145,15 @@ func (d *Driver) listSets() (list []netlink.IPSetResult, err error) {
 func known(name string) (family int, kind string, ours bool) {
 	for i, p := range []string{prefix + "4-", prefix + "6-"} {
 		of, is := strings.CutPrefix(name, p)
+		kind := cmp.Or(kinds[of], fabricKinds[of], policyKinds[of])
 		switch {
-		case !is:
-			continue
 		case strings.HasPrefix(of, "A-"):
-			return i, clientsKind, true
-		case kinds[of] != "":
-			return i, kinds[of], true
-		case fabricKinds[of] != "":
-			return i, fabricKinds[of], true
-		case policyKinds[of] != "":
-			return i, policyKinds[of], true
-		case strings.HasPrefix(of, "P-") && lookupOf(of) != "":
-			return i, lookupOf(of), true
+			kind = clientsKind
+		case strings.HasPrefix(of, "P-"):
+			kind = cmp.Or(kind, lookupOf(of))
+		}
+		if is && kind != "" {
+			return i, kind, true
 		}
 	}
 	return 0, "", false

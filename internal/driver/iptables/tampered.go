@@ -71,21 +71,25 @@ func (d *Driver) trace(ctx context.Context) (t trace, err error) {
 	if err := ctx.Err(); err != nil {
 		return t, err
 	}
-	var errs []error
-	for i, f := range d.families {
-		for j, table := range []string{"filter", "nat", "raw"} {
-			if table == "raw" && !d.policy { // to ask for a table of the variant legacy makes it
-				continue
-			}
-			read := d.countLegacy
-			if d.chosen == xtables.NFTables {
-				read = d.countOurs
-			}
-			t[i][j], err = read(f, table)
-			errs = append(errs, err)
-		}
+	read := countLegacy
+	if d.chosen == xtables.NFTables {
+		read = countOurs
 	}
-	return t, errors.Join(errs...)
+	err = d.ns.Do(func() error {
+		var errs []error
+		for i, f := range d.families {
+			for j, table := range []string{"filter", "nat", "raw"} {
+				if table == "raw" && !d.policy { // to ask for a table of the variant legacy makes it
+					continue
+				}
+				var err error
+				t[i][j], err = read(f, table)
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+	return t, err
 }
 
 // getInfo is IPT_SO_GET_INFO and IP6T_SO_GET_INFO of the kernel, and tableInfo what it fills.
@@ -99,41 +103,29 @@ type tableInfo struct {
 }
 
 // countLegacy asks how large a table of the variant legacy is.
-func (d *Driver) countLegacy(f family, table string) (c count, err error) {
+func countLegacy(f family, table string) (c count, err error) {
 	domain, level := unix.AF_INET, unix.SOL_IP
 	if f.v6 {
 		domain, level = unix.AF_INET6, unix.SOL_IPV6
 	}
-	err = d.ns.Do(func() error {
-		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		var info tableInfo
-		copy(info.name[:], table)
-		size := uint32(unsafe.Offsetof(info.unused))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), getInfo,
-			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return fmt.Errorf("ask for the size of table %s: %w", table, errno)
-		}
-		c = count{info.rules, info.bytes}
-		return nil
-	})
-	return c, err
+	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return c, err
+	}
+	defer unix.Close(fd)
+	var info tableInfo
+	copy(info.name[:], table)
+	size := uint32(unsafe.Offsetof(info.unused))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), getInfo,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return c, fmt.Errorf("ask for the size of table %s: %w", table, errno)
+	}
+	return count{info.rules, info.bytes}, nil
 }
 
 // countOurs counts rules in nftables: those of the chains that the built-in ones lead to, and those
 // that lead there.
-func (d *Driver) countOurs(f family, table string) (c count, err error) {
-	err = d.ns.Do(func() error {
-		c, err = countOurs(f, table)
-		return err
-	})
-	return c, err
-}
-
 func countOurs(f family, table string) (c count, err error) {
 	t := &nftables.Table{Name: table, Family: tableFamily(f.v6)}
 	names := map[string][]string{

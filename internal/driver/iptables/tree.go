@@ -30,6 +30,12 @@ const (
 	slotsMost = 16 // backends of frontends that share slots
 )
 
+// newTree returns the tree of some goals.
+func (f family) newTree(root, kind, end, miss string, goals map[state.FrontendKey]goal) *tree {
+	keys := slices.SortedFunc(maps.Keys(goals), state.FrontendKey.Compare)
+	return &tree{bits: f.bits(), keys: keys, goal: goals, root: root, kind: kind, end: end, miss: miss}
+}
+
 // goal is what serves a frontend: a chain, or backends of which one is chosen and nothing else. Of
 // the latter, those of a leaf that have equally many share the choice of a slot, and have a rule
 // each in a chain for each slot. That is the least that iptables can be given for a backend: a rule
@@ -106,109 +112,47 @@ func (t *tree) children(keys []state.FrontendKey, at int) (all [][]state.Fronten
 	return all
 }
 
-// each yields the prefixes of all chains of the tree, with the frontends below each.
-func (t *tree) each(yield func(keyPrefix, []state.FrontendKey)) {
-	t.below(keyPrefix{}, t.keys, yield)
+// prefixes are those of all chains of the tree, with the frontends below each.
+func (t *tree) prefixes() map[keyPrefix][]state.FrontendKey {
+	all := map[keyPrefix][]state.FrontendKey{}
+	t.below(keyPrefix{}, t.keys, all)
+	return all
 }
 
-func (t *tree) below(p keyPrefix, keys []state.FrontendKey, yield func(keyPrefix, []state.FrontendKey)) {
-	yield(p, keys)
-	if len(keys) <= leafSize {
+func (t *tree) below(p keyPrefix, keys []state.FrontendKey, all map[keyPrefix][]state.FrontendKey) {
+	if all[p] = keys; len(keys) <= leafSize {
 		return
 	}
 	at := t.common(keys, p.bits)
 	for _, c := range t.children(keys, at) {
-		t.below(t.at(c[0], at+step), c, yield)
+		t.below(t.at(c[0], at+step), c, all)
 	}
 }
 
-// find returns the frontends below a prefix, and false if the tree has no chain for it.
-func (t *tree) find(want keyPrefix) ([]state.FrontendKey, bool) {
-	p, keys := keyPrefix{}, t.keys
-	for p != want {
-		if len(keys) <= leafSize || p.bits >= want.bits {
-			return nil, false
-		}
-		at := t.common(keys, p.bits)
-		keys = t.child(keys, at, want.key)
-		if at+step > want.bits || len(keys) == 0 {
-			return nil, false
-		}
-		p = t.at(keys[0], at+step)
-	}
-	return keys, true
-}
-
-// child returns the range of the keys that begin like k up to and with the digit at a position.
-func (t *tree) child(keys []state.FrontendKey, at int, k state.FrontendKey) []state.FrontendKey {
-	if t.at(k, at) != t.at(keys[0], at) {
-		return nil
-	}
-	digit := t.digit(k, at)
-	from := sort.Search(len(keys), func(i int) bool { return t.digit(keys[i], at) >= digit })
-	to := sort.Search(len(keys), func(i int) bool { return t.digit(keys[i], at) > digit })
-	return keys[from:to]
-}
-
-// near notes the prefixes on the way to a key, and those one step beside it: the chains of these
-// may differ once the key comes or goes.
-func (t *tree) near(k state.FrontendKey, note map[keyPrefix]bool) {
-	p, keys := keyPrefix{}, t.keys
-	for {
-		note[p] = true
-		if len(keys) <= leafSize {
-			return
-		}
-		at := t.common(keys, p.bits)
-		for _, c := range t.children(keys, at) {
-			note[t.at(c[0], at+step)] = true
-		}
-		keys = t.child(keys, at, k)
-		if len(keys) == 0 {
-			return
-		}
-		p = t.at(k, at+step)
-	}
-}
-
-// with returns the tree after a change of what serves some frontends, and the prefixes whose
-// chains may differ.
-func (t *tree) with(change map[state.FrontendKey]goal) (*tree, map[keyPrefix]bool) {
+// with returns the tree after a change of what serves some frontends, and the prefixes of chains
+// that may differ: of those that there were, and of those that there are.
+func (t *tree) with(change map[state.FrontendKey]goal) (next *tree, was, is map[keyPrefix][]state.FrontendKey) {
 	same := *t
-	next := &same
-	prefixes := map[keyPrefix]bool{}
-	if len(change) == 0 {
-		return next, prefixes
-	}
-	next.keys, next.goal = slices.Clone(t.keys), maps.Clone(t.goal)
-	many := len(change) > 64 // then looking at every chain is cheaper
+	next = &same
+	next.goal, next.keys = maps.Clone(t.goal), slices.Clone(t.keys)
 	for k, goal := range change {
-		i, found := slices.BinarySearchFunc(next.keys, k, state.FrontendKey.Compare)
-		if !many {
-			next.near(k, prefixes)
-		}
-		switch {
-		case goal.none() && found && !many:
-			next.keys = slices.Delete(next.keys, i, i+1)
-		case !goal.none() && !found && !many:
-			next.keys = slices.Insert(next.keys, i, k)
-		}
-		if delete(next.goal, k); !goal.none() {
-			next.goal[k] = goal
-		}
-		if !many {
-			next.near(k, prefixes)
-		}
-	}
-	if many {
-		next.keys = next.keys[:0]
-		for k := range next.goal {
+		if _, is := next.goal[k]; !is {
 			next.keys = append(next.keys, k)
 		}
-		slices.SortFunc(next.keys, state.FrontendKey.Compare)
-		note := func(p keyPrefix, _ []state.FrontendKey) { prefixes[p] = true }
-		t.each(note)
-		next.each(note)
+		next.goal[k] = goal
 	}
-	return next, prefixes
+	maps.DeleteFunc(next.goal, func(_ state.FrontendKey, g goal) bool { return g.none() })
+	next.keys = slices.DeleteFunc(next.keys, func(k state.FrontendKey) bool { return next.goal[k].none() })
+	slices.SortFunc(next.keys, state.FrontendKey.Compare)
+	changes := func(k state.FrontendKey) bool { _, named := change[k]; return named }
+	was, is = t.prefixes(), next.prefixes()
+	maps.DeleteFunc(is, func(p keyPrefix, keys []state.FrontendKey) bool {
+		old, there := was[p]
+		stays := there && slices.Equal(old, keys) && !(len(keys) <= leafSize && slices.ContainsFunc(keys, changes))
+		if stays {
+			delete(was, p)
+		}
+		return stays
+	})
+	return next, was, is
 }

@@ -210,7 +210,7 @@ func TestChanges(t *testing.T) {
 		d.families[0] = f
 		before := newImage()
 		all := f.whole(d.state.Services, before)
-		d.trees[0], d.uses[0] = all.tree, all.uses
+		d.shared[0] = all
 		addresses := 1 + r.IntN(400)
 		for step := range 20 {
 			delta := state.ServicesDelta{Frontends: map[state.FrontendKey]*state.Frontend{}, ClusterIPs: map[netip.Addr]bool{}}
@@ -229,7 +229,7 @@ func TestChanges(t *testing.T) {
 				}
 			}
 			from, to := newImage(), newImage()
-			next := d.update(0, f, delta, from, to)
+			next := f.update(d.state.Services, d.shared[0], delta, from, to)
 			d.state.Services.Apply(delta)
 			after := newImage()
 			whole := f.whole(d.state.Services, after)
@@ -237,7 +237,10 @@ func TestChanges(t *testing.T) {
 			if got.String() != want.String() {
 				t.Fatalf("seed %d, step %d: the change is\n%s\nand should be\n%s", seed, step, got, want)
 			}
-			before, d.trees[0], d.uses[0] = after, next.tree, whole.uses
+			if !maps.Equal(next.uses, whole.uses) {
+				t.Fatalf("seed %d, step %d: shared by %v, and not by %v", seed, step, next.uses, whole.uses)
+			}
+			before, d.shared[0] = after, next
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,7 +39,6 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 
 func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 	p := &plan{d: d, delta: delta, of: parts{delta.Services.Len() > 0, d.policy && delta.Policy.Len() > 0}}
-	var services [2]*shared
 	var policy *state.Policy
 	var enforced [2]*enforced
 	if p.of.policy {
@@ -50,10 +50,10 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 	for i, f := range d.families {
 		before, after := newImage(), newImage()
 		if p.of.services {
-			services[i] = d.update(i, f, delta.Services, before, after)
+			p.shared[i] = f.update(d.state.Services, d.shared[i], delta.Services, before, after)
 		}
 		if p.of.policy {
-			enforced[i] = d.judges[i].update(d.state.Policy, delta.Policy, policy, d.enforced[i], before, after)
+			enforced[i] = d.judges[i].update(d.state.Policy, delta.Policy, policy, nil, d.enforced[i], before, after)
 		}
 		p.changes = append(p.changes, diffImages(f.v6, before, after))
 	}
@@ -63,7 +63,11 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 	p.done = func() {
 		d.adopted.set(p.of, true)
 		if p.of.services {
-			d.updated(delta.Services, services)
+			d.state.Services.Apply(delta.Services)
+			d.shared = p.shared
+			for k := range delta.Services.Frontends {
+				delete(d.aside, k)
+			}
 		}
 		if p.of.policy {
 			d.state.Policy = policy
@@ -74,22 +78,6 @@ func (d *Driver) planUpdate(delta state.Delta) (*plan, error) {
 		}
 	}
 	return p, nil
-}
-
-// updated notes a change of services.
-func (d *Driver) updated(delta state.ServicesDelta, next [2]*shared) {
-	d.state.Services.Apply(delta)
-	for k := range delta.Frontends {
-		delete(d.aside, k)
-	}
-	for i, s := range next {
-		d.trees[i] = s.tree
-		for name, n := range s.uses {
-			if d.uses[i][name] += n; d.uses[i][name] == 0 {
-				delete(d.uses[i], name)
-			}
-		}
-	}
 }
 
 // enforcing notes what the state's policy has become.
@@ -118,15 +106,21 @@ func (d *Driver) nameDevices() error {
 	return nil
 }
 
-// shared is what frontends share, after a change.
+// shared is what the frontends of a family share: the tree, and chains and sets, by how many use
+// each.
 type shared struct {
 	tree *tree
-	uses map[string]int // how many more than before
+	uses map[string]int
 }
 
-// update adds what a change is about to the images before and after it.
-func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, after *image) *shared {
-	have := d.state.Services
+// unshared is what no frontends share.
+func (f family) unshared() *shared {
+	return &shared{f.newTree(treeChain, "T", "-d ", "", map[state.FrontendKey]goal{}), map[string]int{}}
+}
+
+// update adds what a change is about to the images before and after it, and returns what frontends
+// share then.
+func (f family) update(have *state.Services, was *shared, delta state.ServicesDelta, before, after *image) *shared {
 	if delta.Settings != nil {
 		f.settings(have.Settings, before)
 		f.settings(*delta.Settings, after)
@@ -137,9 +131,20 @@ func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, afte
 	if f.fabric {
 		f.addresses(setPeers, have.Peers, delta.Peers, before, after)
 	}
-	s := &shared{uses: map[string]int{}}
+	now := &shared{uses: maps.Clone(was.uses)}
 	goals := map[state.FrontendKey]goal{}
-	chains := map[string][]string{}
+	chains := map[string][]string{} // that are used, or were; of sets no rules
+	use := func(b *bundle, by int) goal {
+		for name, rules := range b.chains {
+			now.uses[name] += by
+			chains[name] = rules
+		}
+		for name := range b.sets {
+			now.uses[name] += by
+			chains[name] = nil
+		}
+		return b.goal
+	}
 	for k, fe := range delta.Frontends {
 		if !f.holds(k.Addr) {
 			continue
@@ -147,72 +152,52 @@ func (d *Driver) update(i int, f family, delta state.ServicesDelta, before, afte
 		old := have.Frontends[k]
 		f.frontend(k, old, before)
 		f.frontend(k, fe, after)
-		s.change(f.bundle(k, old), -1, chains)
-		if g := s.change(f.bundle(k, fe), 1, chains); !g.equal(d.trees[i].goal[k]) {
+		use(f.bundle(k, old), -1)
+		if g := use(f.bundle(k, fe), 1); !g.equal(was.tree.goal[k]) {
 			goals[k] = g
 		}
 	}
-	for name, n := range s.uses {
-		was := d.uses[i][name]
-		for _, at := range []struct {
-			image *image
-			uses  int
-		}{{before, was}, {after, was + n}} {
-			if at.uses > 0 {
-				at.image.shared(name, chains)
-			}
+	for name, rules := range chains {
+		before.shared(name, rules, was.uses[name])
+		if after.shared(name, rules, now.uses[name]); now.uses[name] == 0 {
+			delete(now.uses, name)
 		}
 	}
-	// A set that the image has in both states is no change except for its elements.
-	for name, s := range before.sets {
-		if after.sets[name] == nil && !s.timeout {
-			after.set(name, s.kind)
-		}
-	}
-	for name, s := range after.sets {
-		if before.sets[name] == nil && !s.timeout {
-			before.set(name, s.kind)
-		}
-	}
-	var prefixes map[keyPrefix]bool
-	s.tree, prefixes = d.trees[i].with(goals)
-	for p := range prefixes {
-		before.treeChain(d.trees[i], p)
-		after.treeChain(s.tree, p)
-	}
-	return s
+	before.setsOf(after)
+	after.setsOf(before)
+	var left, come map[keyPrefix][]state.FrontendKey
+	now.tree, left, come = was.tree.with(goals)
+	before.treeChains("nat", was.tree, left)
+	after.treeChains("nat", now.tree, come)
+	return now
 }
 
-// change counts the uses of a bundle, notes the rules of its chains, and returns its goal.
-func (s *shared) change(b *bundle, by int, chains map[string][]string) goal {
-	for name, rules := range b.chains {
-		s.uses[name] += by
-		chains[name] = rules
-	}
-	for name := range b.sets {
-		s.uses[name] += by
-	}
-	return b.goal
-}
-
-// shared adds a chain or a set that frontends share.
-func (i *image) shared(name string, chains map[string][]string) {
-	if rules, is := chains[name]; is {
-		i.rule("nat", name, rules...)
-	} else {
+// shared adds a chain that frontends share, or a set, which has no rules, if some use it.
+func (i *image) shared(name string, rules []string, uses int) {
+	switch {
+	case uses == 0:
+	case rules == nil:
 		i.set(name, clientsKind).timeout = true
+	default:
+		i.rule("nat", name, rules...)
 	}
 }
 
-// treeChain adds the chain of a prefix, if the tree has it.
-func (i *image) treeChain(t *tree, p keyPrefix) {
-	if keys, is := t.find(p); is {
-		t.chains(p, keys, i.nat)
+// setsOf adds the sets of another state that are there in both, so that elements alone differ.
+func (i *image) setsOf(o *image) {
+	for name, s := range o.sets {
+		if !s.timeout {
+			i.set(name, s.kind)
+		}
 	}
 }
 
-// nat adds a chain to the table for translation.
-func (i *image) nat(name string, rules []string) { i.rule("nat", name, rules...) }
+// treeChains adds the chains of some prefixes.
+func (i *image) treeChains(table string, t *tree, prefixes map[keyPrefix][]state.FrontendKey) {
+	for p, keys := range prefixes {
+		t.chains(p, keys, func(name string, rules []string) { i.rule(table, name, rules...) })
+	}
+}
 
 // addresses adds what really changes of a set of addresses.
 func (f family) addresses(of string, have map[netip.Addr]struct{}, want map[netip.Addr]bool, before, after *image) {
@@ -228,43 +213,8 @@ func (f family) addresses(of string, have map[netip.Addr]struct{}, want map[neti
 
 // whole adds all services, and returns what their frontends share.
 func (f family) whole(s *state.Services, i *image) *shared {
-	f.settings(s.Settings, i)
-	for a := range s.ClusterIPs {
-		f.address(i, setIPs, a)
-	}
-	for a := range s.OtherIPs {
-		f.address(i, setOthers, a)
-	}
-	for a := range s.Hairpins {
-		f.address(i, setEndpoints, a)
-	}
-	for a := range s.Peers {
-		if f.fabric {
-			f.address(i, setPeers, a)
-		}
-	}
-	all := &shared{uses: map[string]int{}}
-	goals, chains := map[state.FrontendKey]goal{}, map[string][]string{}
-	for k, fe := range s.Frontends {
-		if !f.holds(k.Addr) {
-			continue
-		}
-		f.frontend(k, fe, i)
-		if g := all.change(f.bundle(k, fe), 1, chains); !g.none() {
-			goals[k] = g
-		}
-	}
-	for name := range all.uses {
-		i.shared(name, chains)
-	}
-	all.tree, _ = f.frontendTree().with(goals)
-	all.tree.each(func(p keyPrefix, keys []state.FrontendKey) { all.tree.chains(p, keys, i.nat) })
-	return all
-}
-
-// frontendTree is a tree without any frontend.
-func (f family) frontendTree() *tree {
-	return &tree{bits: f.bits(), goal: map[state.FrontendKey]goal{}, root: treeChain, kind: "T", end: "-d "}
+	i.rule("nat", treeChain) // also without any frontend
+	return f.update(state.NewServices(), f.unshared(), driver.Whole(s), newImage(), i)
 }
 
 // plan is a change of both families.
@@ -277,7 +227,7 @@ type plan struct {
 	kept    driver.Kept
 	of      parts
 	want    *state.State // of an adoption
-	trees   [2]*tree     // of an adoption, afterwards
+	shared  [2]*shared   // afterwards
 	delta   state.Delta  // of an update
 	again   state.About  // of which packets are judged again afterwards
 	spent   bool

@@ -70,7 +70,7 @@ func serversOf(f *model.Farm, is4 bool) (n int) {
 // protocol and port.
 func farmServers(f *state.Farm) map[state.FrontendKey]*server {
 	all := map[state.FrontendKey]*server{}
-	serving := servingOf(f)
+	serving := f.Serving()
 	how := methodOf(f.Farm)
 	f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, ports model.PortSpan) {
 		for port := int(ports.First); port <= int(ports.Last); port++ {
@@ -89,20 +89,6 @@ func farmServers(f *state.Farm) map[state.FrontendKey]*server {
 		}
 	})
 	return all
-}
-
-// servingOf says which backends get new connections: those that have slots. (How many is what
-// other drivers need to know.)
-func servingOf(f *state.Farm) []bool {
-	serving := make([]bool, len(f.Backends))
-	for _, t := range f.Tables {
-		for _, slot := range t.Slots {
-			if slot >= 0 {
-				serving[slot] = true
-			}
-		}
-	}
-	return serving
 }
 
 func forwardOf(f *state.Farm, backend int) uint32 {

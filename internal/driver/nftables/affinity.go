@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/kernel/passes"
 	"sluice.dev/sluice/internal/lib/wake"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -213,8 +214,7 @@ func remembersRight(s *state.State, fp *ruleset.Family, e *nft.Element) bool {
 	if f == nil || ruleset.AffinityTimeout(f) == 0 {
 		return false
 	}
-	pod := slices.ContainsFunc(s.Services.Settings.ClusterCIDRs, func(c netip.Prefix) bool { return c.Contains(client) })
-	if f.LocalOnly && !pod {
+	if f.LocalOnly && !model.Within(client, s.Services.Settings.ClusterCIDRs) {
 		// Outside, or the node itself, which then chooses again among all: that is no harm.
 		return state.Has(f.Local, backend)
 	}

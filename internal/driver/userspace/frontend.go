@@ -22,8 +22,9 @@ type frontend struct {
 	mu       sync.Mutex
 	want     *state.Frontend // nil: it is no more
 	sessions map[*session]struct{}
-	clients  map[netip.Addr]client // with session affinity
-	swept    int                   // how many clients there were when those that are forgotten were last removed
+	flows    map[netip.AddrPort]*flow // of UDP, those of the sessions that live, by client
+	clients  map[netip.Addr]client    // with session affinity
+	swept    int                      // how many clients there were when those that are forgotten were last removed
 }
 
 // client is where a client with session affinity was sent, and when.
@@ -127,11 +128,11 @@ func (fe *frontend) begin(from netip.Addr, tried []netip.AddrPort) *session {
 	fe.mu.Lock()
 	defer fe.mu.Unlock()
 	f := fe.want
-	if f == nil || len(f.SourceRanges) > 0 && !within(f.SourceRanges, from) {
+	if f == nil || len(f.SourceRanges) > 0 && !model.Within(from, f.SourceRanges) {
 		return nil
 	}
 	backends := f.Backends
-	if f.LocalOnly && !within(settings.ClusterCIDRs, from) && !fe.d.sockets.isOwn(from) {
+	if f.LocalOnly && !model.Within(from, settings.ClusterCIDRs) && !fe.d.sockets.isOwn(from) {
 		backends = f.Local
 	}
 	if len(backends) == 0 {
@@ -152,11 +153,6 @@ func (fe *frontend) begin(from netip.Addr, tried []netip.AddrPort) *session {
 	s := &session{of: fe, backend: backend}
 	fe.sessions[s] = struct{}{}
 	return s
-}
-
-// within reports whether an address is in one of the prefixes.
-func within(prefixes []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // remembered returns the backend that a client stays on, if it does.
@@ -207,7 +203,7 @@ func (s *session) keeps(from netip.Addr) bool {
 	s.of.mu.Lock()
 	f := s.of.want
 	s.of.mu.Unlock()
-	inCluster := within(settings.ClusterCIDRs, from)
+	inCluster := model.Within(from, settings.ClusterCIDRs)
 	known := slices.ContainsFunc(settings.ClusterCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == k.Addr.Is4() })
 	switch {
 	case f == nil, s.backend.Addr() == from:
@@ -219,7 +215,7 @@ func (s *session) keeps(from netip.Addr) bool {
 	case !f.External():
 		return inCluster || !known
 	}
-	return f.LocalOnly && (!inCluster || within(settings.LocalCIDRs, from))
+	return f.LocalOnly && (!inCluster || model.Within(from, settings.LocalCIDRs))
 }
 
 // own gives the session a socket. If the session was cut meanwhile, that is closed.

@@ -117,7 +117,7 @@ func (d *Driver) prepare(want map[state.FrontendKey]*state.Frontend) map[state.F
 		}
 		fe := d.frontends[k]
 		if fe == nil {
-			fe = &frontend{d: d, key: k, sessions: map[*session]struct{}{}}
+			fe = &frontend{d: d, key: k, sessions: map[*session]struct{}{}, flows: map[netip.AddrPort]*flow{}}
 			d.frontends[k] = fe
 		}
 		if err := fe.listen(f); err != nil {
@@ -145,7 +145,7 @@ func whyNot(err error) string {
 
 // difference is what makes one the other; with keep, nothing goes, and its number is returned.
 func difference(have, want *state.Services, keep bool) (d state.ServicesDelta, kept int) {
-	d.Settings, d.Frontends = &want.Settings, maps.Clone(want.Frontends)
+	d = driver.Whole(want)
 	for k := range have.Frontends {
 		if want.Frontends[k] == nil && keep {
 			kept++
@@ -153,21 +153,15 @@ func difference(have, want *state.Services, keep bool) (d state.ServicesDelta, k
 			d.Frontends[k] = nil
 		}
 	}
-	addresses := func(have, want map[netip.Addr]struct{}) map[netip.Addr]bool {
-		to := make(map[netip.Addr]bool, len(want))
+	addresses := func(have map[netip.Addr]struct{}, to map[netip.Addr]bool) {
 		for a := range have {
-			_, to[a] = want[a]
-			if keep {
-				to[a] = true
-			}
+			to[a] = to[a] || keep
 		}
-		for a := range want {
-			to[a] = true
-		}
-		return to
 	}
-	d.ClusterIPs, d.OtherIPs = addresses(have.ClusterIPs, want.ClusterIPs), addresses(have.OtherIPs, want.OtherIPs)
-	d.Hairpins, d.Peers = addresses(have.Hairpins, want.Hairpins), addresses(have.Peers, want.Peers)
+	addresses(have.ClusterIPs, d.ClusterIPs)
+	addresses(have.OtherIPs, d.OtherIPs)
+	addresses(have.Hairpins, d.Hairpins)
+	addresses(have.Peers, d.Peers)
 	return changes(have, d), kept
 }
 

@@ -305,7 +305,9 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 			b.ReplaceTable()
 		}
 		r.create(b, 0)
-		have, d = state.NewServices(), whole(have, d)
+		all := have.Clone()
+		all.Apply(d)
+		have, d = state.NewServices(), driver.Whole(all)
 	}
 	for k, f := range d.Frontends {
 		change(b, r.elements(k, have.Frontends[k]), r.elements(k, f))
@@ -328,15 +330,6 @@ func (r *redirect) apply(have *state.Services, d state.ServicesDelta) error {
 	}
 	r.built = err == nil
 	return err
-}
-
-// whole is all that there is after a change, for a table that is made anew.
-func whole(have *state.Services, d state.ServicesDelta) state.ServicesDelta {
-	all := have.Clone()
-	all.Apply(d)
-	d, _ = difference(state.NewServices(), all, false)
-	d.Settings = &all.Settings
-	return d
 }
 
 func address(b *nft.Batch, s *nft.Set, a netip.Addr, in bool) {

@@ -18,15 +18,6 @@ const (
 	flowTime  = 2 * time.Minute
 )
 
-// flows are those of a frontend.
-type flows struct {
-	fe   *frontend
-	conn *net.UDPConn
-
-	mu   sync.Mutex
-	live map[netip.AddrPort]*flow // by client
-}
-
 // flow is what a client and a backend send each other.
 type flow struct {
 	*session
@@ -42,30 +33,29 @@ func (fe *frontend) listenUDP(at netip.AddrPort) error {
 		return err
 	}
 	fe.listener = conn
-	all := &flows{fe: fe, conn: conn, live: map[netip.AddrPort]*flow{}}
-	fe.d.start(all.serve)
+	fe.d.start(func() { fe.serveUDP(conn) })
 	return nil
 }
 
-// serve carries what clients send to backends.
-func (all *flows) serve() {
+// serveUDP carries what clients send to backends, until the socket is closed: all flows are cut
+// then.
+func (fe *frontend) serveUDP(conn *net.UDPConn) {
 	buffer := make([]byte, 1<<16)
 	for {
-		n, from, err := all.conn.ReadFromUDPAddrPort(buffer)
+		n, from, err := conn.ReadFromUDPAddrPort(buffer)
 		switch {
 		case errors.Is(err, net.ErrClosed):
-			all.end()
 			return
 		case err != nil:
 			continue // an ICMP error for an earlier answer
 		}
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		for range 2 {
-			f := all.flow(from)
+			f := fe.flow(conn, from)
 			if f == nil || f.send(buffer[:n]) {
 				break
 			}
-			all.forget(f) // its backend is gone: the datagram is for another one
+			f.forget() // its backend is gone: the datagram is for another one
 		}
 	}
 }
@@ -85,37 +75,38 @@ func (f *flow) send(datagram []byte) bool {
 func (f *flow) touch() { _ = f.back.SetReadDeadline(time.Now().Add(time.Duration(f.life.Load()))) }
 
 // forget ends a flow.
-func (all *flows) forget(f *flow) {
+func (f *flow) forget() {
 	f.cut()
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if all.live[f.client] == f {
-		delete(all.live, f.client)
+	f.of.mu.Lock()
+	defer f.of.mu.Unlock()
+	if f.of.flows[f.client] == f {
+		delete(f.of.flows, f.client)
 	}
 }
 
-// flow returns the client's flow, which may be a new one, or nil if it can't have one.
-func (all *flows) flow(from netip.AddrPort) *flow {
-	all.mu.Lock()
-	f := all.live[from]
-	all.mu.Unlock()
+// flow returns the client's flow, which may be a new one, or nil if it can't have one. Answers are
+// sent from the frontend's socket.
+func (fe *frontend) flow(front *net.UDPConn, from netip.AddrPort) *flow {
+	fe.mu.Lock()
+	f := fe.flows[from]
+	fe.mu.Unlock()
 	if f != nil {
 		f.life.Store(int64(flowTime))
 		return f
 	}
-	d := all.fe.d
+	d := fe.d
 	if !d.admit() {
 		return nil
 	}
-	if s := all.fe.begin(from.Addr(), nil); s != nil {
+	if s := fe.begin(from.Addr(), nil); s != nil {
 		back, err := s.dial("udp", from.Addr())
 		if err == nil {
 			f = &flow{session: s, client: from, back: back.(*net.UDPConn)}
 			f.life.Store(int64(firstTime))
-			all.mu.Lock()
-			all.live[from] = f
-			all.mu.Unlock()
-			d.start(func() { all.answer(f) })
+			fe.mu.Lock()
+			fe.flows[from] = f
+			fe.mu.Unlock()
+			d.start(func() { f.answer(front) })
 			return f
 		}
 		s.end()
@@ -129,10 +120,10 @@ var buffers = sync.Pool{New: func() any { return new([1 << 16]byte) }}
 
 // answer carries what the backend sends to the client, until neither has sent anything for a while,
 // the flow is cut, or the backend refuses it.
-func (all *flows) answer(f *flow) {
-	defer all.fe.d.now.Add(-1)
+func (f *flow) answer(front *net.UDPConn) {
+	defer f.of.d.now.Add(-1)
 	defer f.end()
-	defer all.forget(f)
+	defer f.forget()
 	raw, err := f.back.SyscallConn()
 	for err == nil {
 		err = await(raw.Read, func(fd int) error {
@@ -140,20 +131,11 @@ func (all *flows) answer(f *flow) {
 			defer buffers.Put(buffer)
 			n, _, err := unix.Recvfrom(fd, buffer[:], unix.MSG_DONTWAIT)
 			if err == nil {
-				_, _ = all.conn.WriteToUDPAddrPort(buffer[:n], f.client)
+				_, _ = front.WriteToUDPAddrPort(buffer[:n], f.client)
 				f.asked.Store(0)
 			}
 			return err
 		})
 		f.touch()
-	}
-}
-
-// end cuts all flows.
-func (all *flows) end() {
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	for _, f := range all.live {
-		f.cut()
 	}
 }

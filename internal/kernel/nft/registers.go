@@ -154,15 +154,19 @@ func (r Rule) Learn(s *Set, key, data int, d time.Duration) Rule {
 // Over goes on if packets with the key from a register on come more often than the rate, and
 // forgets the key after the time-out.
 func (r Rule) Over(s *Set, key int, packets uint64, per time.Duration, burst uint32, d time.Duration) Rule {
-	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst, Over: true}
-	return r.limited(s, key, limit, d)
+	over := rate(packets, per, burst)
+	over.Over = true
+	return r.limited(s, key, over, d)
 }
 
 // WithinEach goes on with no more packets of the key from a register on than the rate, and with
 // none if the set is full. It forgets the key after the time-out.
 func (r Rule) WithinEach(s *Set, key int, packets uint64, per time.Duration, burst uint32, d time.Duration) Rule {
-	limit := &expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst}
-	return r.limited(s, key, limit, d)
+	return r.limited(s, key, rate(packets, per, burst), d)
+}
+
+func rate(packets uint64, per time.Duration, burst uint32) *expr.Limit {
+	return &expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst}
 }
 
 func (r Rule) limited(s *Set, key int, limit *expr.Limit, d time.Duration) Rule {
@@ -171,7 +175,7 @@ func (r Rule) limited(s *Set, key int, limit *expr.Limit, d time.Duration) Rule 
 
 // Within goes on with no more packets than the rate.
 func (r Rule) Within(packets uint64, per time.Duration, burst uint32) Rule {
-	return r.Add(&expr.Limit{Type: expr.LimitTypePkts, Rate: packets, Unit: expr.LimitTime(per / time.Second), Burst: burst})
+	return r.Add(rate(packets, per, burst))
 }
 
 // Counted goes on if there are more than n connections with the key from a register on.
@@ -316,10 +320,8 @@ const (
 
 // TCPFlags goes on if those of the flags that are in mask are just set.
 func (r Rule) TCPFlags(mask, set byte) Rule {
-	return r.Proto(unix.IPPROTO_TCP).Add(
-		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-		&expr.Bitwise{SourceRegister: firstRegister, DestRegister: firstRegister, Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
-	).compare(expr.CmpOpEq, []byte{set})
+	flags := payload(expr.PayloadBaseTransportHeader, 13, 1)(firstRegister)
+	return r.Proto(unix.IPPROTO_TCP).Append(flags).Add(bitwise([]byte{mask}, []byte{0})).compare(expr.CmpOpEq, []byte{set})
 }
 
 // RefusedSYN goes on if the packet, which is of TCP, is a reset that answers a SYN: its sequence

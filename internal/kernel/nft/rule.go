@@ -102,12 +102,7 @@ func (r Rule) Append(e Expression) Rule {
 // ruleRoom is what most rules take, in bytes.
 const ruleRoom = 512
 
-// load loads the fields into consecutive registers from firstRegister on, and
-// returns the register after them.
-func (r *Rule) load(fields []Field) uint32 {
-	return r.loadAt(firstRegister, fields)
-}
-
+// loadAt loads the fields into consecutive registers, and returns the register after them.
 func (r *Rule) loadAt(reg uint32, fields []Field) uint32 {
 	for _, f := range fields {
 		if f.load != nil {
@@ -255,9 +250,10 @@ func (r Rule) NotIn(s *Set, key ...Field) Rule {
 
 // Lookup goes on if the number and the fields are in the set (or are not).
 func (r Rule) Lookup(id uint32, s *Set, not bool, fields ...Field) Rule {
-	r = r.Constant(id)
-	r.loadAt(firstRegister+1, fields)
-	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, Invert: not})
+	if r = r.Constant(id).Load(1, fields...); not {
+		return r.HasNot(s, 0)
+	}
+	return r.Has(s, 0)
 }
 
 // Vmap does what the map says for the key, and goes on if it has none.
@@ -270,10 +266,9 @@ func (r Rule) Pick(f Family, n uint32, s *Set) Rule {
 	if n == 1 {
 		r = r.Constant(0)
 	} else {
-		r = r.Add(&expr.Numgen{Register: firstRegister, Type: unix.NFT_NG_RANDOM, Modulus: n})
+		r = r.Random(0, n)
 	}
-	r.load(s.Key)
-	r = r.translate(f, s)
+	r = r.Load(0, s.Key...).Find(s, 0, 0).Destination(f, 0, f.Daddr.registers())
 	r.ends = n == 1 // of others, the next rule draws anew
 	return r
 }
@@ -287,14 +282,6 @@ func (r Rule) Constant(n uint32) Rule {
 	return r.Add(&expr.Hash{SourceRegister: scratch, DestRegister: firstRegister, Length: 1, Modulus: 1, Offset: n, Type: expr.HashTypeJenkins})
 }
 
-func (r Rule) translate(f Family, s *Set) Rule {
-	r.ends = !s.Dynamic
-	return r.Add(
-		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.num), RegAddrMin: firstRegister, RegProtoMin: firstRegister + uint32(f.Daddr.registers())},
-	)
-}
-
 // Delete removes the key from a map that packets fill.
 func (r Rule) Delete(s *Set, key, data []Field) Rule { return r.dynset(dynsetDelete, s, 0, key, data) }
 
@@ -305,7 +292,7 @@ func (r Rule) Update(s *Set, d time.Duration, key, data []Field) Rule {
 }
 
 func (r Rule) dynset(op uint32, s *Set, d time.Duration, key, values []Field) Rule {
-	data := r.load(key)
+	data := r.loadAt(firstRegister, key)
 	if r.loadAt(data, values); len(values) == 0 {
 		data = 0
 	}
@@ -316,9 +303,7 @@ func (r Rule) dynset(op uint32, s *Set, d time.Duration, key, values []Field) Ru
 // zero. (Kernels before 6.5 take no look-up of a map's key alone. nft lists the zero as of an
 // invalid type.)
 func (r Rule) HasData(s *Set, zero []byte, key []Field) Rule {
-	r.load(key)
-	return r.Add(&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister}).
-		compare(expr.CmpOpNeq, zero)
+	return r.Load(0, key...).Find(s, 0, 0).compare(expr.CmpOpNeq, zero)
 }
 
 // OverLimit goes on if packets with the key came more often than the rate, and forgets the key
@@ -337,12 +322,7 @@ func (r Rule) Masquerade() Rule { return r.Add(&expr.Masq{FullyRandom: true}) }
 // Masquerade. The connection may leave by another interface later: a masqueraded one is dropped
 // then.
 func (r Rule) SNAT(f Family, s *Set, key ...Field) Rule {
-	r.load(key)
-	r.ends = true
-	return r.Add(
-		&expr.Lookup{SourceRegister: firstRegister, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: firstRegister},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.num), RegAddrMin: firstRegister, FullyRandom: true},
-	)
+	return r.Load(0, key...).Find(s, 0, 0).Source(f, 0)
 }
 
 // RejectTCP answers with a reset.

@@ -184,11 +184,10 @@ func (v *ipvsState) drainAddresses(ctx context.Context, say func(string, ...any)
 	defer func() { _ = ct.Close() }()
 	for told := -1; ; {
 		n := 0
-		_, err := ct.Sweep(ctx, func(f conntrack.Flow) bool {
+		err := ct.All(ctx, func(f *conntrack.Flow) {
 			if v.own[f.Orig.Src.Addr().Unmap()] {
 				n++
 			}
-			return false // nothing is deleted
 		})
 		if err != nil {
 			return fmt.Errorf("list connections: %w", err)
