@@ -72,6 +72,6 @@ type Target struct {
 type Result struct {
 	Key
 	Up    bool
-	Why   string    // what the newest check that agrees with Up found, in words for people
+	Why   string    // what the check found that decided this, while it is down the newest one, in words for people
 	Since time.Time // when Up last changed, or was first known
 }

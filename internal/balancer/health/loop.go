@@ -25,12 +25,6 @@ type target struct {
 	suspicion
 }
 
-// finding is a result; report says whether Report is to have it.
-type finding struct {
-	Result
-	report bool
-}
-
 // loop runs all checks. It belongs to one goroutine, which it has start them, see to sockets, and
 // give up what takes too long.
 type loop struct {
@@ -40,7 +34,7 @@ type loop struct {
 	sockets  *sockets
 	requests *pool
 	commands *pool
-	findings []finding
+	results  []Result  // that Report is to have
 	troubled time.Time // when trouble was last logged
 	suspects
 }
@@ -66,13 +60,10 @@ func (l *loop) turn() {
 			l.start(t, now)
 		}
 	}
-	if len(l.findings) == 0 {
-		return
-	}
-	if report := l.publish(l.findings); len(report) > 0 {
+	report := l.current(l.results)
+	if l.results = nil; len(report) > 0 {
 		l.o.Report(report)
 	}
-	l.findings = l.findings[:0]
 }
 
 // sleep returns when there is something to do, while checks are under way on sockets after a slot
@@ -147,8 +138,8 @@ func (l *loop) end(t *target, o outcome) {
 	}
 	before := t.standing.why
 	changed := t.observe(o, t.check.Rise, t.check.Fall, now)
-	if changed || t.why != before {
-		l.findings = append(l.findings, finding{Result{t.Key, t.up, t.why, t.since}, changed || !t.up})
+	if changed || !t.up && t.why != before {
+		l.results = append(l.results, Result{t.Key, t.up, t.why, t.since})
 	}
 	l.pursue(t, o.up, now)
 }
