@@ -72,7 +72,7 @@ func (h *half) bounds() {
 
 // portsOf are the ports that a backend is reached at.
 func (h *half) portsOf(b *model.FarmBackend) (ports []uint16) {
-	if hasPorts(h.Farm) && b.Port != 0 {
+	if h.HasPorts() && b.Port != 0 {
 		return []uint16{b.Port}
 	}
 	for _, p := range h.addrs {

@@ -59,7 +59,7 @@ func (fp *family) client(key model.FlowKey, translated bool) []nft.Field {
 
 // keep is a chain that goes to the backend that the client has.
 func (h *half) keep() nft.Chain {
-	hosts, m := !hasPorts(h.Farm), h.fp.memory(h.Persist)
+	hosts, m := !h.HasPorts(), h.fp.memory(h.Persist)
 	name := fmt.Sprintf("%s-keep-%02x", h.fp.ip.Name, uint8(h.Persist))
 	if hosts {
 		name += "-host"

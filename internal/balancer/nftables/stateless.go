@@ -170,7 +170,7 @@ func (h *half) stateless() {
 
 // answersOf says how a stateless farm's answers are found: by ranges of ports where ports stay.
 func answersOf(f *state.Farm) kind {
-	if hasPorts(f) {
+	if f.HasPorts() {
 		return exact
 	}
 	return ranged
