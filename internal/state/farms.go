@@ -50,6 +50,19 @@ func (f *Farm) Tunnelled(backend int) bool {
 	return f.Mode == model.DSR && f.Devices[backend] >= tunnelIndexes
 }
 
+// EachTunnel yields the addresses of the backends that get their packets in IPIP. A nil farm has
+// none.
+func (f *Farm) EachTunnel(yield func(netip.Addr)) {
+	if f == nil {
+		return
+	}
+	for i, b := range f.Backends {
+		if f.Tunnelled(i) {
+			yield(b.Addr)
+		}
+	}
+}
+
 // FarmTable is what a scheduler chooses from: slots, each of which leads to a backend. A weight is
 // a number of slots.
 type FarmTable struct {

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"slices"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -17,14 +18,14 @@ func bystanderRows() []row {
 			icmp("c", "b", by("b")), icmp("node", "x", by("x")), icmp("outside", "a", by("a")), icmp("outside", "node", by("node"))),
 		// The same tuple after translation, and replies to a port that is a node port
 		// (kubernetes/kubernetes#90258, #111682).
-		one("source ports that are in use twice", []svc{
+		{name: "source ports that are in use twice", needs: driver.SharedPorts, steps: []step{{services: []svc{
 			{at: "vip", lb: "lb", ports: []port{httpNode, dnsNode}, on: "a x"}, {name: "far", ports: []port{http, dns}, on: "outside"}},
-			slices.Concat(twins("c", by("a x")), twins("node", by("a x").masked()), twins("outside", by("a x").masked()), []send{
+			sends: slices.Concat(twins("c", by("a x")), twins("node", by("a x").masked()), twins("outside", by("a x").masked()), []send{
 				tcp("node", "outside:8080", by("outside")).at(30080).on("own"), tcp("node", "outside:8080", by("outside")).at(30080).on("own"),
 				tcp("node", "vip:80", by("a x").masked()).at(30080).on("to a service"),
 				tcp("outside", "node:30080", by("a x").masked()).at(30080).on("to a node port"), udp("outside", "node:30053", by("a x").masked()).at(30053).on("to a node port, UDP"),
 				tcp("outside", "lb:80", by("a x").masked()).at(30080).on("to a load balancer"), udp("outside", "lb:53", by("a x").masked()).at(30053).on("to a load balancer, UDP"),
-			})...),
+			})}}},
 		{name: "pods to the outside", config: config{outgoing: true}, steps: []step{{
 			services: []svc{{at: "vip", ports: []port{httpNode, dns}, on: "a b x"}, {name: "far", at: "vip2", ports: []port{http, dns}, on: "outside"}, {name: "host", on: "remote node"}},
 			sends: []send{

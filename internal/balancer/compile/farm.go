@@ -97,25 +97,13 @@ func (c *Compiler) follow(v *store.View, name string, f *model.Farm) {
 
 // set has the state have a farm; nil: none.
 func (c *Compiler) set(name string, f *state.Farm) {
-	eachTunnel(f, c.tunnels.Add)
-	eachTunnel(c.now.Farms[name], c.tunnels.Remove)
+	f.EachTunnel(c.tunnels.Add)
+	c.now.Farms[name].EachTunnel(c.tunnels.Remove)
 	c.farms.Set(name, f)
 	if f != nil && slices.Contains(f.Devices, 0) {
 		c.unreached[name] = struct{}{}
 	} else {
 		delete(c.unreached, name)
-	}
-}
-
-// eachTunnel yields the addresses of a farm's backends that get their packets in IPIP; nil: none.
-func eachTunnel(f *state.Farm, yield func(netip.Addr)) {
-	if f == nil {
-		return
-	}
-	for i, b := range f.Backends {
-		if f.Tunnelled(i) {
-			yield(b.Addr)
-		}
 	}
 }
 

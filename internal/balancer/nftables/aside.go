@@ -1,7 +1,10 @@
 package nftables
 
 import (
+	"cmp"
+	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/driver"
@@ -30,6 +33,10 @@ func (a asides) without(want *state.Farms) *state.Farms {
 	}
 	maps.DeleteFunc(rest.Farms, func(name string, _ *state.Farm) bool { _, aside := a[name]; return aside })
 	rest.Lists = listsOf(rest.Farms, want.Lists)
+	clear(rest.Tunnels)
+	for _, f := range rest.Farms {
+		f.EachTunnel(func(to netip.Addr) { rest.Tunnels[to] = struct{}{} })
+	}
 	return rest
 }
 
@@ -62,6 +69,13 @@ func (d *Driver) retryNamed(want *state.Farms, delta state.FarmsDelta) (state.Fa
 	})
 	rest := aside.without(want)
 	delta.Farms, delta.Lists = changes(d.state.Farms, rest.Farms), changes(d.state.Lists, rest.Lists)
+	delta.Tunnels = map[netip.Addr]bool{}
+	for to := range d.state.Tunnels {
+		delta.Tunnels[to] = false
+	}
+	for to := range rest.Tunnels {
+		delta.Tunnels[to] = true
+	}
 	return delta, aside
 }
 
@@ -110,7 +124,7 @@ func (d *Driver) refused(want *state.Farms, delta state.FarmsDelta) (asides, err
 	found := asides{}
 	sieve := sift.Sieve[string]{
 		Apply:   func(names []string) error { return d.try(want, names) },
-		Refused: func(err error) bool { return table.Refused(err, true) },
+		Refused: refused,
 		SetAside: func(name string, err error) error {
 			found[name] = refusal{want.Farms[name], "the kernel refuses what is made of it: " + table.Reason(err) + "; everything else works"}
 			return nil
@@ -119,11 +133,22 @@ func (d *Driver) refused(want *state.Farms, delta state.FarmsDelta) (asides, err
 	return found, sieve.Sift(suspects)
 }
 
-// try has the kernel check farms alone, with their lists.
-func (d *Driver) try(want *state.Farms, names []string) error {
+// refused reports whether the kernel did not take what a farm needs.
+func refused(err error) bool {
+	var t *tunnelError
+	return errors.As(err, &t) || table.Refused(err, true)
+}
+
+// try has the kernel check farms alone, with their lists and tunnels.
+func (d *Driver) try(want *state.Farms, names []string) (err error) {
 	some := &state.Farms{Farms: map[string]*state.Farm{}}
 	for _, name := range names {
-		some.Farms[name] = want.Farms[name]
+		f := want.Farms[name]
+		f.EachTunnel(func(to netip.Addr) { err = cmp.Or(err, d.tryTunnel(to)) })
+		some.Farms[name] = f
+	}
+	if err != nil {
+		return err
 	}
 	some.Lists = listsOf(some.Farms, want.Lists)
 	for _, t := range d.tables() {

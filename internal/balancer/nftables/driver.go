@@ -355,7 +355,7 @@ func (p *plan) Apply(ctx context.Context) error {
 func (p *plan) apply(ctx context.Context) error {
 	d := p.d
 	err := p.carryOut(ctx)
-	if err == nil || !table.Refused(err, true) {
+	if err == nil || !refused(err) {
 		return err
 	}
 	want := p.want()

@@ -147,6 +147,9 @@ func (d *Driver) tunnelsGone() (bool, error) {
 	return false, nil
 }
 
+// tunnelError says that the kernel does not take a tunnel.
+type tunnelError struct{ error }
+
 // addTunnel makes the tunnel to an address, or brings up the one that there is.
 func (d *Driver) addTunnel(to netip.Addr) error {
 	t := newTunnel(to)
@@ -161,9 +164,21 @@ func (d *Driver) addTunnel(to netip.Addr) error {
 		err = d.startTunnel(t)
 	}
 	if err != nil {
-		return fmt.Errorf("make tunnel %s to backend %s (is there another program's, of type sit?): %w", t.Name, to, err)
+		return &tunnelError{fmt.Errorf("make tunnel %s to backend %s (is there another program's, of type sit?): %w", t.Name, to, err)}
 	}
 	return nil
+}
+
+// tryTunnel makes the tunnel to an address and removes it, unless it is there.
+func (d *Driver) tryTunnel(to netip.Addr) error {
+	have, err := d.readTunnels()
+	if _, there := have[to]; there || err != nil {
+		return err
+	}
+	if err := d.addTunnel(to); err != nil {
+		return err
+	}
+	return d.removeTunnel(to)
 }
 
 func (d *Driver) startTunnel(t *netlink.Sittun) error {

@@ -253,6 +253,41 @@ func TestTunnelHealed(t *testing.T) {
 	}
 }
 
+// TestTunnelRefused has another program's interface stand where a backend's tunnel belongs: the
+// farms of that backend are set aside, all others are served, and they are tried again.
+func TestTunnelRefused(t *testing.T) {
+	t.Parallel()
+	w := newFarSite(t)
+	_, name := state.FarmTunnel(farAddr(2))
+	w.balancer.IP("link add " + name + " type bridge")
+	of := func(name string, at80 uint16, far int) *model.Farm {
+		f := w.farm(false, far)
+		f.Name, f.Addresses = name, []model.FarmAddress{at(virtual4, port(at80))}
+		return f
+	}
+	w.set(of("good", 80, 1), of("bad", 81, 2))
+	w.mustAside("Farm bad")
+	if text := w.driver.SetAside()[0].Reason; !strings.Contains(text, "make tunnel "+name+" to backend 10.9.2.9") {
+		t.Error(text)
+	}
+	w.only("f1")
+	w.settled()
+	worse := w.farms(of("worse", 8080, 2)).Farms.Farms["worse"]
+	w.change(state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{"worse": worse}}})
+	w.mustAside("Farm bad", "Farm worse")
+	w.only("f1")
+	w.restart()
+	w.mustAside("Farm bad", "Farm worse")
+	w.settled()
+	w.balancer.IP("link del " + name)
+	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
+	w.mustAside()
+	w.settled()
+	if counts := w.answers(40, "tcp", hostPort(virtual4, "81")); counts["f1"] == 0 || counts["f2"] == 0 {
+		t.Errorf("answered by %v", counts)
+	}
+}
+
 // TestTunnelOfOthers has a tunnel of another program work as before, though it is to a backend, and
 // what a backend sends into ours come to nothing.
 func TestTunnelOfOthers(t *testing.T) {

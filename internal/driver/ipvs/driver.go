@@ -110,8 +110,10 @@ func (d *Driver) Capabilities() driver.Capabilities {
 	c.Name, c.Lister, c.AtInput = "ipvs", d, true
 	// Connections end with their virtual server, and IPVS knows unreachable destinations, source
 	// quench and exceeded times alone of IPv4's errors. Datagrams of the node itself reach it
-	// before they are cut into fragments, and over IPv6 it refuses those larger than the MTU.
-	c.Can &^= driver.Outlasts | driver.Errors | driver.LargeDatagrams
+	// before they are cut into fragments, and over IPv6 it refuses those larger than the MTU. It
+	// knows a packet by its addresses and ports alone, and takes the answers of an endpoint to a
+	// client for those of the service that leads the same client there from the same port.
+	c.Can &^= driver.Outlasts | driver.Errors | driver.LargeDatagrams | driver.SharedPorts
 	return c
 }
 

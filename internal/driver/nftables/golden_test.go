@@ -12,6 +12,7 @@ import (
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables/ruleset"
+	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -26,6 +27,9 @@ func TestTableIsGolden(t *testing.T) {
 	t.Parallel()
 	if out, err := exec.Command("nft", "--version").Output(); err != nil || !strings.Contains(string(out), goldenNft) {
 		t.Skipf("the golden files are what nft %s prints: this one is %s (%v)", goldenNft, out, err)
+	}
+	if nft.MayMiss() {
+		t.Skip("the golden files are of kernels whose sets miss nothing")
 	}
 	const seed = 2 // of the policy that is printed: a small one with rules of most sorts
 	policed, open := testState(), testState()
@@ -42,6 +46,9 @@ func TestTableIsGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := testNS(t)
+			if out, err := ns.Run("ip", "link", "add", "deny-a", "index", "2", "type", "bridge"); err != nil { // before Linux 6.16, hooks need it
+				t.Fatalf("%v: %s", err, out)
+			}
 			_, plan := adopt(t, openIn(t, ns, Options{Options: c.options, Shared: true}), c.state)
 			var table []byte
 			if err := ns.Do(func() (err error) {

@@ -39,6 +39,7 @@ func TestTunnelsTakePacketsFromNodes(t *testing.T) {
 	s := &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}
 	s.Services.Settings.Tunnels = []state.TunnelEnd{{Addr: addr("192.0.2.1")}, {Addr: addr("192.0.2.1"), Port: 4789}, {Addr: addr("fd00::1"), Port: 4789}}
 	s.Services.Settings.Untracked = true
+	here.Set("net.ipv4.ip_forward", "1")
 	takePort(t, node)
 	s.Services.Peers = map[netip.Addr]struct{}{addr("192.0.2.2"): {}, addr("fd00::2"): {}}
 	s.Policy.HostDevices[e0.Attrs().Index] = struct{}{}
@@ -97,7 +98,7 @@ func takePort(t *testing.T, node *netns.NS) {
 		args []string
 	}{
 		{node, strings.Fields("ip addr add 10.9.9.1/24 dev p0")}, {pod, strings.Fields("ip addr add 10.9.9.9/24 dev e0")},
-		{pod, strings.Fields("ip route add default via 10.9.9.1")}, {node, strings.Fields("sysctl -qw net.ipv4.ip_forward=1")},
+		{pod, strings.Fields("ip route add default via 10.9.9.1")},
 		{node, []string{"nft", "add table ip other; add chain ip other out { type nat hook postrouting priority 100; }; add rule ip other out ip saddr 10.9.9.9 masquerade"}},
 	} {
 		if out, err := c.ns.Run(c.args[0], c.args[1:]...); err != nil {

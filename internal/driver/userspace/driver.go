@@ -157,7 +157,7 @@ func connections(want int) (int64, error) {
 
 // Capabilities implements driver.Driver.
 func (d *Driver) Capabilities() driver.Capabilities {
-	c := driver.Capabilities{Name: "userspace", Can: driver.Services | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.LargeDatagrams | driver.Keeps}
+	c := driver.Capabilities{Name: "userspace", Can: driver.Services | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.LargeDatagrams | driver.SharedPorts | driver.Keeps}
 	if d.options.ClientAddress == Transparent {
 		c.Can |= driver.ClientAddress
 	}

@@ -25,7 +25,7 @@ import (
 // ErrNotNoted is wrapped where parameters were set whose former values could not be noted.
 var ErrNotNoted = errors.New("former values are not noted, and 'sluice cleanup' will not restore them")
 
-// Change is a parameter that was given another value.
+// Override is a parameter that was given another value.
 type Override struct {
 	Key string `json:"key"` // with dots: "net.ipv4.ip_forward"
 	Was string `json:"was"` // before we first set it
