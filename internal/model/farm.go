@@ -246,6 +246,12 @@ func (f *Farm) InRanges() bool {
 	})
 }
 
+// HasPorts reports whether packets get to backends at the ports that these have: where a backend of
+// a farm that is found at a range of ports has none, all keep the port that the client asked for.
+func (f *Farm) HasPorts() bool {
+	return !f.InRanges() || !slices.ContainsFunc(f.Backends, func(b FarmBackend) bool { return b.Port == 0 })
+}
+
 // Each yields the addresses and protocols at which the farm is found, with each span of ports; an
 // invalid address stands for all of the machine's.
 func (f *Farm) Each(yield func(addr netip.Addr, is4 bool, p Protocol, ports PortSpan)) {

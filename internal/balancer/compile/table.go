@@ -55,20 +55,8 @@ func gcd(a, b int) int {
 // of those that serve come in turns, so that a counter spreads connections evenly. With less than
 // half of the slots in use, the table has none that are empty.
 func drawn(all, up []member) []int16 {
-	serves := map[int16]bool{}
-	for _, m := range up {
-		serves[m.index] = true
-	}
 	table := interleave(all)
-	used := 0
-	for i, s := range table {
-		if !serves[s] {
-			table[i] = state.Empty
-		} else {
-			used++
-		}
-	}
-	if 2*used < len(table) {
+	if used := vacate(table, up); 2*used < len(table) {
 		return slices.DeleteFunc(table, func(s int16) bool { return s == state.Empty })
 	}
 	if table[0] == state.Empty { // the last resort of a draw
@@ -104,18 +92,32 @@ func interleave(members []member) []int16 {
 // those that do, each to the one that scores highest for it, in proportion to the weights of none
 // (rendezvous hashing, Thaler and Ravishankar, 1996). All others stay.
 func hashed(all, up []member) []int16 {
-	serves := map[int16]bool{}
-	for _, m := range up {
-		serves[m.index] = true
-	}
 	table := interleave(all)
+	vacate(table, up)
 	for slot, s := range table {
-		if !serves[s] {
+		if s == state.Empty {
 			best := slices.MaxFunc(up, func(a, b member) int { return cmp.Compare(score(a, slot), score(b, slot)) })
 			table[slot] = best.index
 		}
 	}
 	return table
+}
+
+// vacate empties the slots of a table that are of none of the members, and returns how many others
+// there are.
+func vacate(table []int16, members []member) (used int) {
+	serves := map[int16]bool{}
+	for _, m := range members {
+		serves[m.index] = true
+	}
+	for i, s := range table {
+		if serves[s] {
+			used++
+		} else {
+			table[i] = state.Empty
+		}
+	}
+	return used
 }
 
 func score(m member, slot int) uint64 { return xxhash.Sum64String(m.key + " " + strconv.Itoa(slot)) }
@@ -140,33 +142,16 @@ func maglevSize(backends int, ranges bool) int {
 // maglev is the table of section 3.4 of the Maglev paper. The slots of members that do not serve go
 // to those that do, in the same way: all others stay.
 func maglev(size int, all, up []member) []int16 {
-	table := make([]int16, size)
-	for i := range table {
-		table[i] = state.Empty
-	}
-	fill(table, shares(all, size))
-	serves := map[int16]bool{}
-	for _, m := range up {
-		serves[m.index] = true
-	}
-	for i, s := range table {
-		if !serves[s] {
-			table[i] = state.Empty
-		}
-	}
-	fill(table, shares(up, size))
+	table := slices.Repeat([]int16{state.Empty}, size)
+	fill(table, size, shares(all, size))
+	fill(table, size-vacate(table, up), shares(up, size))
 	return table
 }
 
-// fill gives the empty slots of a table to members: each proposes slots in an order of its own, in
-// turns, and takes the first that is free. A member of weight w has w turns in a round.
-func fill(table []int16, members []member) {
-	left := 0
-	for _, s := range table {
-		if s == state.Empty {
-			left++
-		}
-	}
+// fill gives the empty slots of a table, of which so many are left, to members: each proposes slots
+// in an order of its own, in turns, and takes the first that is free. A member of weight w has w
+// turns in a round.
+func fill(table []int16, left int, members []member) {
 	members = slices.SortedFunc(slices.Values(members), func(a, b member) int { return cmp.Compare(a.key, b.key) })
 	size := uint64(len(table))
 	next, skip := make([]uint64, len(members)), make([]uint64, len(members))

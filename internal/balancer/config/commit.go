@@ -206,7 +206,7 @@ func (s *Source) replace(was, now *document, committed []*request) {
 	for name := range policies {
 		p := now.policies.Get(name)
 		events = append(events, listEvent(name, p))
-		s.followFeed(name, was.policies.Get(name), p)
+		s.followFeed(name, feedOf(was.policies.Get(name)), feedOf(p))
 	}
 	if len(events) > 0 {
 		s.sink.Apply(events)

@@ -110,6 +110,9 @@ func TestWrong(t *testing.T) {
 		{`{"farms":[{"name":"two","virtual-addr":"192.0.2.1","virtual-ports":"79-81"}]}`, 409, "farms[two]: tcp ports 79-81 of 192.0.2.1 already belongs to farm 'web'"},
 		{`{"farms":[{"name":"s1","mode":"stlsdnat","virtual-addr":"192.0.2.8","virtual-ports":"80","backends":[{"name":"a","ip-addr":"10.0.0.8","port":"8080"}]},{"name":"s2","mode":"stlsdnat","virtual-addr":"192.0.2.9","virtual-ports":"80","backends":[{"name":"a","ip-addr":"10.0.0.8","port":"8080"}]}]}`,
 			409, "farms[s2].backends: answers from tcp port 8080 of 10.0.0.8 are those of farm 's1' already"},
+		// At a range of ports, packets keep theirs unless all backends have one.
+		{`{"farms":[{"name":"s1","mode":"stlsdnat","virtual-addr":"192.0.2.8","virtual-ports":"80-90","backends":[{"name":"a","ip-addr":"10.0.0.8","port":"8080"},{"name":"b","ip-addr":"10.0.0.7"}]},{"name":"s2","mode":"stlsdnat","virtual-addr":"192.0.2.9","virtual-ports":"80-90","backends":[{"name":"a","ip-addr":"10.0.0.8"}]}]}`,
+			409, "farms[s2].backends: answers from tcp ports 80-90 of 10.0.0.8 are those of farm 's1' already"},
 		{`{"farms":[{"name":"web","backends":[{"name":"c","ip-addr":"10.0.0.2","port":"8080","weight":"5","priority":"2"}]}]}`, 409,
 			"farms[web].backends[c]: port 8080 of 10.0.0.2 already belongs to backend 'b'"},
 		{`{"farms":[{"name":"web","backends":[{"name":"c","ip-addr":"10.0.0.3","port":"80"},{"name":"d","ip-addr":"10.0.0.3"}]}]}`, 409,

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"sluice.dev/sluice/internal/model"
@@ -25,33 +24,30 @@ const (
 	firstPatience = 5 * time.Second
 )
 
-// feeds are the feeds that are followed, by policy.
-type feeds map[string]*following
-
-// following is a feed and the goroutine that follows it.
-type following struct {
-	*feed
-	stop context.CancelFunc
-	done sync.WaitGroup
-}
-
-// followFeed begins or ends following a policy's feed after an edit.
-func (s *Source) followFeed(name string, was, now *policy) {
-	if was != nil && now != nil && was.feed == now.feed || was == nil && (now == nil || now.feed == nil) {
+// followFeed begins or ends following a policy's feed after an edit; nil: it has none.
+func (s *Source) followFeed(name string, was, now *feed) {
+	if was == now {
 		return
 	}
-	if old := s.feeds[name]; old != nil {
-		old.stop()
-		delete(s.feeds, name)
+	if stop := s.feeds[was]; stop != nil {
+		stop()
+		delete(s.feeds, was)
 		delete(s.faults, name)
 	}
-	if now == nil || now.feed == nil {
+	if now == nil {
 		return
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	f := &following{feed: now.feed, stop: stop}
-	s.feeds[name] = f
-	f.done.Go(func() { s.feed(ctx, name, f.feed) })
+	s.feeds[now] = stop
+	s.following.Go(func() { s.feed(ctx, name, now) })
+}
+
+// feedOf is the feed of a policy; nil: it has none, or there is no policy.
+func feedOf(p *policy) *feed {
+	if p == nil {
+		return nil
+	}
+	return p.feed
 }
 
 // readFeeds has the lists of a new document hold what their feeds do. Those whose feed cannot be
@@ -99,13 +95,12 @@ func (s *Source) readFeeds(ctx context.Context, d *document) error {
 // stopFeeds ends all, and waits for them. Nothing may begin any more.
 func (s *Source) stopFeeds() {
 	s.mu.Lock()
-	all := s.feeds
-	s.feeds = feeds{}
-	s.mu.Unlock()
-	for _, f := range all {
-		f.stop()
-		f.done.Wait()
+	for _, stop := range s.feeds {
+		stop()
 	}
+	clear(s.feeds)
+	s.mu.Unlock()
+	s.following.Wait()
 }
 
 // feed reads a feed again and again.
@@ -240,7 +235,7 @@ func rangesOf(nets []netip.Prefix, of family) (all []model.AddressRange) {
 func (s *Source) enterFeed(name string, f *feed, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := s.feeds[name]; now == nil || now.feed != f {
+	if s.feeds[f] == nil {
 		return
 	}
 	before, failed := s.faults[name]

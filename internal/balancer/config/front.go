@@ -30,6 +30,7 @@ type front struct {
 
 // eachFront calls do with what a farm serves, and with where its backends answer from.
 func eachFront(f *model.Farm, do func(frontKey, model.PortSpan)) {
+	hasPorts := f.HasPorts()
 	f.Each(func(addr netip.Addr, is4 bool, p model.Protocol, s model.PortSpan) {
 		switch {
 		case addr.IsValid():
@@ -44,7 +45,7 @@ func eachFront(f *model.Farm, do func(frontKey, model.PortSpan)) {
 				continue
 			}
 			from := s
-			if b.Port != 0 {
+			if b.Port != 0 && hasPorts {
 				from = model.PortSpan{First: b.Port, Last: b.Port}
 			}
 			do(frontKey{b.Addr, p, true}, from)

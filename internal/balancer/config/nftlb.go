@@ -14,20 +14,79 @@ import (
 // The meanings of values in nftlb; how they are read here is in the tables.
 
 const (
-	nothingInstalled = "left out: nftlb accepts it and then installs nothing of the farm, without a word"
+	nothingInstalled = "nftlb accepts it and then installs nothing of the farm, without a word"
 	takesFor         = "becomes %s: that is what nftlb takes it for"
 )
 
-func nftlbText(value string) (string, string) { return value, "" }
-
-// nftlbVerb is for keys that do something rather than say how things are.
-func nftlbVerb(string) (string, string) {
-	return "", "left out: it is something to do, not a part of a configuration"
+// nftlbOnly leaves out all values but those that are valid.
+func nftlbOnly(valid func(value string) bool, why string) keys.Meaning {
+	return func(value string) (string, string) {
+		if valid(value) {
+			return value, ""
+		}
+		return "", "left out: " + why
+	}
 }
 
-// nftlbUnused is for keys that nftlb reads and never uses.
-func nftlbUnused(string) (string, string) {
-	return "", "left out: nftlb accepts it, and it has no effect"
+func always(string) bool { return true }
+func never(string) bool  { return false }
+
+var (
+	nftlbText = nftlbOnly(always, "")
+	// nftlbVerb is for keys that do something rather than say how things are, and nftlbUnused for
+	// those that nftlb reads and never uses.
+	nftlbVerb         = nftlbOnly(never, "it is something to do, not a part of a configuration")
+	nftlbUnused       = nftlbOnly(never, "nftlb accepts it, and it has no effect")
+	nftlbFarmPriority = nftlbOnly(never, "nftlb overwrites a farm's priority by the one in use")
+
+	nftlbMark       = nftlbOnly(regexp.MustCompile(`^(0x)?0*[0-9a-fA-F]{1,8}$`).MatchString, "it is no hexadecimal number; nftlb takes it for 0")
+	nftlbAddr       = nftlbOnly(isAddr, noAddress)
+	nftlbAddrOrNone = nftlbOnly(func(value string) bool { return value == "" || isAddr(value) }, noAddress)
+	nftlbPorts      = nftlbOnly(func(value string) bool { return value == "" || isPorts(value) }, nothingInstalled+": it is no list of ports and ranges from 0 to 65535")
+	nftlbPort       = nftlbOnly(func(value string) bool {
+		n, err := strconv.ParseUint(value, 10, 16)
+		return value == "" || err == nil && n > 0
+	}, nothingInstalled+": a backend has one port, from 1 to 65535")
+	nftlbRate = nftlbOnly(regexp.MustCompile(`^[0-9]{1,9}(/(second|minute|hour|day|week))?$`).MatchString,
+		"it is no number of packets with second, minute, hour, day or week, such as 10/second")
+	// nftlbPrefix is text that a log line begins with.
+	nftlbPrefix  = nftlbOnly(func(value string) bool { return !strings.Contains(value, `"`) }, nothingInstalled+`: it contains a "`)
+	nftlbElement = nftlbOnly(isElement, "it is no address, prefix or range; nftlb accepts it and then loses the elements of every policy, without a word")
+)
+
+const noAddress = "it is no address; nftlb accepts it and asks DNS, or installs nothing of the farm, without a word"
+
+func isAddr(value string) bool {
+	a, err := netip.ParseAddr(value)
+	return err == nil && a.Zone() == ""
+}
+
+// isPorts reports whether a value is ports and ranges of them, such as 80,90-95.
+func isPorts(value string) bool {
+	for part := range strings.SplitSeq(value, ",") {
+		from, to, ranged := strings.Cut(part, "-")
+		if !ranged {
+			to = from
+		}
+		first, err := strconv.ParseUint(from, 10, 16)
+		last, errLast := strconv.ParseUint(to, 10, 16)
+		if err != nil || errLast != nil || last < first {
+			return false
+		}
+	}
+	return true
+}
+
+// isElement reports whether a value is an address, a prefix or a range.
+func isElement(value string) bool {
+	from, to, ranged := strings.Cut(value, "-")
+	if !ranged {
+		to = from
+	}
+	first, err := netip.ParseAddr(from)
+	last, errLast := netip.ParseAddr(to)
+	_, errPrefix := netip.ParsePrefix(value)
+	return errPrefix == nil || err == nil && errLast == nil && !last.Less(first) && last.Is4() == first.Is4()
 }
 
 // nftlbWord takes the default for everything but some words.
@@ -56,54 +115,6 @@ func nftlbNumber(least, otherwise int64) keys.Meaning {
 }
 
 var leadingDigits = regexp.MustCompile(`^\s*-?[0-9]*`)
-
-func nftlbMark(value string) (string, string) {
-	if _, err := strconv.ParseUint(strings.TrimPrefix(value, "0x"), 16, 32); err != nil {
-		return "", "left out: it is no hexadecimal number; nftlb takes it for 0"
-	}
-	return value, ""
-}
-
-func nftlbAddr(value string) (string, string) {
-	if a, err := netip.ParseAddr(value); err != nil || a.Zone() != "" {
-		return "", "left out: it is no address; nftlb accepts it and asks DNS, or installs nothing of the farm, without a word"
-	}
-	return value, ""
-}
-
-// nftlbAddrOrNone is an address, or empty.
-func nftlbAddrOrNone(value string) (string, string) {
-	if value == "" {
-		return "", ""
-	}
-	return nftlbAddr(value)
-}
-
-// nftlbPorts is ports and ranges of them: 80,90-95.
-func nftlbPorts(value string) (string, string) {
-	if value == "" {
-		return value, ""
-	}
-	for part := range strings.SplitSeq(value, ",") {
-		from, to, ranged := strings.Cut(part, "-")
-		if !ranged {
-			to = from
-		}
-		first, err := strconv.ParseUint(from, 10, 16)
-		last, errLast := strconv.ParseUint(to, 10, 16)
-		if err != nil || errLast != nil || last < first {
-			return "", nothingInstalled + ": it is no list of ports and ranges from 0 to 65535"
-		}
-	}
-	return value, ""
-}
-
-func nftlbPort(value string) (string, string) {
-	if n, err := strconv.ParseUint(value, 10, 16); value != "" && (err != nil || n == 0) {
-		return "", nothingInstalled + ": a backend has one port, from 1 to 65535"
-	}
-	return value, ""
-}
 
 // nftlbWords is any of some words, which nftlb looks for within the text; otherwise is what none of
 // them makes.
@@ -140,23 +151,6 @@ func within[E comparable](text string, words []word[E]) (found, rest string) {
 	return strings.Join(all, " "), rest
 }
 
-var rateForm = regexp.MustCompile(`^[0-9]{1,9}(/(second|minute|hour|day|week))?$`)
-
-func nftlbRate(value string) (string, string) {
-	if !rateForm.MatchString(value) {
-		return "", "left out: it is no number of packets with second, minute, hour, day or week, such as 10/second"
-	}
-	return value, ""
-}
-
-// nftlbPrefix is text that a log line begins with.
-func nftlbPrefix(value string) (string, string) {
-	if strings.Contains(value, `"`) {
-		return "", nothingInstalled + `: it contains a "`
-	}
-	return value, ""
-}
-
 // nftlbFamily knows that nftlb's documentation has "dual", which its program takes for ipv4.
 func nftlbFamily(value string) (string, string) {
 	if value == "inet" {
@@ -165,31 +159,10 @@ func nftlbFamily(value string) (string, string) {
 	return nftlbWord("ipv4", "ipv6")(value)
 }
 
-func nftlbFarmPriority(string) (string, string) {
-	return "", "left out: nftlb overwrites a farm's priority by the one in use"
-}
-
 // nftlbBackendState knows the states that nftlb shows and takes for up.
 func nftlbBackendState(value string) (string, string) {
 	if value == "available" || value == "config_error" {
 		return "up", ""
 	}
 	return nftlbWord("up", "down", "off")(value)
-}
-
-// nftlbElement is an address, a prefix or a range of a policy.
-func nftlbElement(value string) (string, string) {
-	from, to, ranged := strings.Cut(value, "-")
-	if _, err := netip.ParsePrefix(value); err == nil {
-		return value, ""
-	}
-	first, err := netip.ParseAddr(from)
-	last := first
-	if err == nil && ranged {
-		last, err = netip.ParseAddr(to)
-	}
-	if err != nil || last.Less(first) || last.Is4() != first.Is4() {
-		return "", "left out: it is no address, prefix or range; nftlb accepts it and then loses the elements of every policy, without a word"
-	}
-	return value, ""
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -63,7 +64,7 @@ func newFarm(name string) *farm {
 
 func (f *farm) clone() *farm {
 	c := *f
-	c.prefix = cloneMap(f.prefix)
+	c.prefix = maps.Clone(f.prefix)
 	c.addresses = slices.Clone(f.addresses)
 	c.backends = slices.Clone(f.backends)
 	c.policies = slices.Clone(f.policies)
@@ -100,7 +101,7 @@ func newBackend(name string) *backend {
 
 func (b *backend) clone() *backend {
 	c := *b
-	c.prefix = cloneMap(b.prefix)
+	c.prefix = maps.Clone(b.prefix)
 	return &c
 }
 
@@ -126,7 +127,7 @@ func newAddress(name string) *address {
 
 func (a *address) clone() *address {
 	c := *a
-	c.prefix = cloneMap(a.prefix)
+	c.prefix = maps.Clone(a.prefix)
 	c.policies = slices.Clone(a.policies)
 	c.base, c.stored = nil, nil
 	return &c
@@ -153,7 +154,7 @@ func newPolicy(name string) *policy { return &policy{identity: identity{name: na
 // clone shares the elements, which are never changed in place.
 func (p *policy) clone() *policy {
 	c := *p
-	c.prefix = cloneMap(p.prefix)
+	c.prefix = maps.Clone(p.prefix)
 	c.base, c.stored = nil, nil
 	return &c
 }

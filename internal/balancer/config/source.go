@@ -103,10 +103,11 @@ type Source struct {
 	loaded   []*request           // that, until it has been delivered
 	faults   map[string]model.Issue
 	wakeRise wake.Signal
-	feeds    feeds
+	feeds    map[*feed]context.CancelFunc // those that are followed
 
-	requests chan *request // taken by Run
-	stopped  chan struct{} // closed once Run takes none any more
+	following sync.WaitGroup // feeds
+	requests  chan *request  // taken by Run
+	stopped   chan struct{}  // closed once Run takes none any more
 }
 
 var _ source.Source = (*Source)(nil)
@@ -116,7 +117,7 @@ func New(sink source.Sink, o Options) *Source {
 	s := &Source{
 		sink: sink, options: o, log: o.Log, now: o.Now,
 		doc: &document{}, found: findings{}, rising: map[string]time.Time{}, faults: map[string]model.Issue{},
-		wakeRise: wake.New(), feeds: feeds{}, requests: make(chan *request), stopped: make(chan struct{}),
+		wakeRise: wake.New(), feeds: map[*feed]context.CancelFunc{}, requests: make(chan *request), stopped: make(chan struct{}),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"maps"
 	"net/netip"
 
 	"sluice.dev/sluice/internal/model"
@@ -117,12 +116,4 @@ func (p protocol) transports() []model.Protocol {
 		return []model.Protocol{model.SCTP}
 	}
 	return []model.Protocol{model.TCP, model.UDP, model.SCTP}
-}
-
-// cloneMap is maps.Clone which makes nil of an empty map.
-func cloneMap(m map[string]string) map[string]string {
-	if len(m) == 0 {
-		return nil
-	}
-	return maps.Clone(m)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -134,8 +136,20 @@ func benchChild(text string) {
 		panic(err)
 	}
 	order.Check.Interval = benchInterval
-	results := make(chan int, benchTargets)
-	c := New(Options{Report: func(r []Result) { results <- len(r) }})
+	var mu sync.Mutex
+	results := map[Key]Result{}
+	known := func() map[Key]Result {
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(results)
+	}
+	c := New(Options{Report: func(all []Result) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, r := range all {
+			results[r.Key] = r
+		}
+	}})
 	changes := map[Key]*Target{}
 	for i := range benchTargets {
 		addr := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
@@ -143,8 +157,8 @@ func benchChild(text string) {
 	}
 	c.Set(changes)
 	go c.Run(context.Background())
-	for known := 0; known < benchTargets; {
-		known += <-results
+	for len(known()) < benchTargets {
+		time.Sleep(50 * time.Millisecond)
 	}
 	var r benchReport
 	var before, after syscall.Rusage
@@ -157,7 +171,7 @@ func benchChild(text string) {
 	r.Elapsed, r.Checks = time.Since(start), opened(order.Check.Type)-first
 	r.User = time.Duration(after.Utime.Nano() - before.Utime.Nano())
 	r.System = time.Duration(after.Stime.Nano() - before.Stime.Nano())
-	for _, x := range c.Results() {
+	for _, x := range known() {
 		if x.Up {
 			r.Up++
 		}

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 
 	"sluice.dev/sluice/internal/lib/wake"
@@ -37,7 +37,6 @@ type Checker struct {
 	mu      sync.Mutex
 	wanted  map[Key]Target
 	changed map[Key]struct{} // of wanted, since Run has looked
-	results map[Key]Result   // of what is wanted, as far as there are any
 	failed  map[Key]uint64   // checks of what is wanted, as far as some have
 	ended   []ending         // of tasks, since Run has looked
 
@@ -53,7 +52,7 @@ func New(o Options) *Checker {
 	o.Requests, o.Commands = cmp.Or(o.Requests, 1000), cmp.Or(o.Commands, 32)
 	return &Checker{
 		o: o, wake: wake.New(),
-		wanted: map[Key]Target{}, changed: map[Key]struct{}{}, results: map[Key]Result{}, failed: map[Key]uint64{},
+		wanted: map[Key]Target{}, changed: map[Key]struct{}{}, failed: map[Key]uint64{},
 	}
 }
 
@@ -78,7 +77,6 @@ func (c *Checker) Set(changes map[Key]*Target) {
 			c.wanted[key] = *target
 		}
 		c.changed[key] = struct{}{}
-		delete(c.results, key)
 	}
 	c.wake.Set()
 }
@@ -86,13 +84,6 @@ func (c *Checker) Set(changes map[Key]*Target) {
 // Equal reports whether two targets are checked in the same way.
 func (t Target) Equal(o Target) bool {
 	return t.Addr == o.Addr && t.Port == o.Port && (t.Check == o.Check || reflect.DeepEqual(t.Check, o.Check))
-}
-
-// Results returns what is known of all targets. Those without a result are not in it.
-func (c *Checker) Results() map[Key]Result {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.results)
 }
 
 // Failed returns how many checks of a target have failed since its key was first set, those that
@@ -145,21 +136,11 @@ func (c *Checker) take(replace func(Key, *Target), end func(ending), suspect fun
 	}
 }
 
-// publish makes results visible, and returns those that are to be reported. It passes over those
-// of targets that Set has replaced or removed meanwhile.
-func (c *Checker) publish(all []finding) (report []Result) {
+// current are the results but for those of targets that Set has replaced or removed meanwhile.
+func (c *Checker) current(results []Result) []Result {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, f := range all {
-		if _, gone := c.changed[f.Key]; gone {
-			continue
-		}
-		c.results[f.Key] = f.Result
-		if f.report {
-			report = append(report, f.Result)
-		}
-	}
-	return report
+	return slices.DeleteFunc(results, func(r Result) bool { _, gone := c.changed[r.Key]; return gone })
 }
 
 // finish takes the ending of a task.

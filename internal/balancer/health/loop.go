@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"sync"
 	"time"
 )
 
@@ -25,12 +26,6 @@ type target struct {
 	suspicion
 }
 
-// finding is a result; report says whether Report is to have it.
-type finding struct {
-	Result
-	report bool
-}
-
 // loop runs all checks. It belongs to one goroutine, which it has start them, see to sockets, and
 // give up what takes too long.
 type loop struct {
@@ -38,18 +33,17 @@ type loop struct {
 	targets  map[Key]*target
 	schedule schedule
 	sockets  *sockets
-	requests *pool
-	commands *pool
-	findings []finding
+	requests turns
+	commands turns
+	tasks    sync.WaitGroup
+	results  []Result  // that Report is to have
 	troubled time.Time // when trouble was last logged
 	suspects
 }
 
 func newLoop(c *Checker) *loop {
-	l := &loop{Checker: c, targets: map[Key]*target{}, suspects: newSuspects()}
+	l := &loop{Checker: c, targets: map[Key]*target{}, requests: make(turns, c.o.Requests), commands: make(turns, c.o.Commands), suspects: newSuspects()}
 	l.sockets = &sockets{end: l.end}
-	l.requests = newPool(c.o.Requests, c.finish)
-	l.commands = newPool(c.o.Commands, c.finish)
 	return l
 }
 
@@ -66,13 +60,10 @@ func (l *loop) turn() {
 			l.start(t, now)
 		}
 	}
-	if len(l.findings) == 0 {
-		return
-	}
-	if report := l.publish(l.findings); len(report) > 0 {
+	report := l.current(l.results)
+	if l.results = nil; len(report) > 0 {
 		l.o.Report(report)
 	}
-	l.findings = l.findings[:0]
 }
 
 // sleep returns when there is something to do, while checks are under way on sockets after a slot
@@ -147,15 +138,14 @@ func (l *loop) end(t *target, o outcome) {
 	}
 	before := t.standing.why
 	changed := t.observe(o, t.check.Rise, t.check.Fall, now)
-	if changed || t.why != before {
-		l.findings = append(l.findings, finding{Result{t.Key, t.up, t.why, t.since}, changed || !t.up})
+	if changed || !t.up && t.why != before {
+		l.results = append(l.results, Result{t.Key, t.up, t.why, t.since})
 	}
 	l.pursue(t, o.up, now)
 }
 
 // ended takes in what a task has found, unless it was abandoned.
 func (l *loop) ended(e ending) {
-	e.task.pool.next()
 	if !e.abandoned {
 		l.end(e.target, e.outcome)
 	}
@@ -176,7 +166,6 @@ func (l *loop) close() {
 	for _, t := range l.targets {
 		l.abandon(t)
 	}
-	l.requests.wait()
-	l.commands.wait()
+	l.tasks.Wait()
 	l.sockets.close()
 }

@@ -130,7 +130,7 @@ func TestSuspectFlood(t *testing.T) {
 	if most := before + 2 + int64(time.Since(begin)/calm); asked.Load() > most {
 		t.Errorf("checked %d times, want %d at the most", asked.Load(), most)
 	}
-	if r := b.Results()[Key{"farm", "backend"}]; !r.Up {
+	if r := b.shown()[Key{"farm", "backend"}]; !r.Up {
 		t.Errorf("got %+v, want that it is up", r)
 	}
 }

@@ -23,9 +23,8 @@ func (h *half) afterwards() nft.Chain {
 		rules = append(rules, rule("backends that may have so many connections").Load(0, h.fp.backend()...).FollowAnd(h.fp.backendLimits, 0))
 	}
 	if h.Persist != 0 {
-		p := h.persist()
-		c.Name += fmt.Sprintf("-keep-%02x-%d", uint8(p.key), int(p.timeout.Seconds()))
-		rules = append(rules, p.learn(h.fp)...)
+		c.Name += fmt.Sprintf("-keep-%02x-%d", uint8(h.Persist), int(h.PersistFor.Seconds()))
+		rules = append(rules, h.learn()...)
 	}
 	if len(rules) == 1 {
 		return nft.Chain{}
@@ -56,9 +55,7 @@ func (h *half) bounds() {
 		if b.EstLimit == 0 || !h.fp.holds(b.Addr) {
 			continue
 		}
-		l := h.limit("backend", h.fp.backendCounts, model.FarmRate{})
-		l.most, l.forget = b.EstLimit, 0
-		c := h.limited(l)
+		c := h.limited(h.limit("backend", h.fp.backendCounts, model.FarmRate{}, b.EstLimit))
 		h.chain(c.Name, func() nft.Chain { return c })
 		for _, port := range h.portsOf(b) {
 			e := nft.Element{Set: h.fp.backendLimits, Verdict: nft.Jump(c.Name)}
@@ -75,7 +72,7 @@ func (h *half) bounds() {
 
 // portsOf are the ports that a backend is reached at.
 func (h *half) portsOf(b *model.FarmBackend) (ports []uint16) {
-	if hasPorts(h.Farm) && b.Port != 0 {
+	if h.HasPorts() && b.Port != 0 {
 		return []uint16{b.Port}
 	}
 	for _, p := range h.addrs {

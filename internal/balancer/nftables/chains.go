@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"fmt"
-	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -136,21 +135,16 @@ func (c pick) chain(fp *family) nft.Chain {
 func (c pick) draws(fp *family) (rules []nft.Rule) {
 	if c.slots > 1 {
 		rules = append(rules, c.draw(fp, rule()))
-		for range c.retries() {
+		for i := 0; c.gaps && i < redraws; i++ {
 			rules = append(rules, rule("the slot was empty: another one").Random(atSlot, uint32(c.slots)))
 		}
 	}
 	return append(rules, rule("the slot that is never empty").Number(atSlot, 0))
 }
 
-// retries are how often a slot is drawn again: until less than one connection in fifty would take
+// redraws are how often a slot is drawn again: until less than one connection in fifty would take
 // the last resort, with half of the slots empty.
-func (c pick) retries() int {
-	if !c.gaps {
-		return 0
-	}
-	return int(math.Ceil(math.Log2(50))) - 1
-}
+const redraws = 5
 
 // draw puts a slot into its register.
 func (c pick) draw(fp *family, r nft.Rule) nft.Rule {

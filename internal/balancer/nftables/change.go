@@ -3,7 +3,6 @@ package nftables
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -71,7 +70,7 @@ func (c *tableChange) farms(now map[string]*state.Farm, element func(*nft.Elemen
 func (c *tableChange) all(want *state.Farms) {
 	if c.rs.hasLists() {
 		for name, l := range want.Lists {
-			c.list(name, l, func(*nft.Element, bool) {})
+			c.list(name, l)
 		}
 	}
 	c.farms(want.Farms, func(*nft.Element) {}, c.use)
@@ -86,11 +85,7 @@ func (c *tableChange) elements(want *state.Farms) func(yield func(*nft.Element))
 	return func(yield func(*nft.Element)) {
 		if c.rs.hasLists() {
 			for name, l := range want.Lists {
-				member := c.members(name)
-				each(l.Ranges, func(p netip.Prefix) {
-					e := member(p)
-					yield(&e)
-				})
+				c.members(name, l.Ranges)(yield)
 			}
 		}
 		c.farms(want.Farms, yield, func(string, func() nft.Chain) {})

@@ -144,7 +144,7 @@ func (h *half) nobody() nft.Verdict {
 
 // pick is the chain that chooses a backend.
 func (h *half) pick() pick {
-	p := pick{by: h.Scheduler, slots: len(h.slots), hosts: !hasPorts(h.Farm), gaps: h.Scheduler.Draws(), kind: kindOf(h.Farm)}
+	p := pick{by: h.Scheduler, slots: len(h.slots), hosts: !h.HasPorts(), gaps: h.Scheduler.Draws(), kind: kindOf(h.Farm)}
 	if p.by.Hashes() {
 		p.by, p.key = model.Hash, h.HashBy
 	}
@@ -165,24 +165,10 @@ func kindOf(f *state.Farm) kind {
 	return exact
 }
 
-// hasPorts reports whether the farm's slots have ports: where a backend of a range of ports has
-// none, they stay as clients asked for them.
-func hasPorts(f *state.Farm) bool {
-	if kindOf(f) == exact {
-		return true
-	}
-	for _, b := range f.Backends {
-		if b.Port == 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // portAt is the port of a backend for clients of a virtual address; 0: the port stays.
 func (h *half) portAt(p virtualAddr, b *model.FarmBackend) uint16 {
 	switch {
-	case !hasPorts(h.Farm):
+	case !h.HasPorts():
 		return 0
 	case b.Port == 0:
 		return p.ports.First

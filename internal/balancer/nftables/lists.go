@@ -87,52 +87,39 @@ func moved(old, now []model.AddressRange) (gone, come []model.AddressRange) {
 	return gone, come
 }
 
-// list plans that a list follows another one of the name; either may be nil.
-func (c *tableChange) list(name string, now *model.FarmList, put func(*nft.Element, bool)) {
+// list has a list follow another one of the name, either of which may be nil, and returns the ranges
+// that go and come.
+func (c *tableChange) list(name string, now *model.FarmList) (gone, come []model.AddressRange) {
 	if now == nil {
 		now = &model.FarmList{Name: name}
 	}
 	old := c.lists.after.get(name)
 	next := &listing{now, old.lengths}
-	gone, come := moved(old.Ranges, now.Ranges)
-	member := c.members(name)
-	change := func(p netip.Prefix, n int) {
-		next.lengths[familyIndex(p.Addr().Is4())][p.Bits()] += n
-		e := member(p)
-		put(&e, n > 0)
+	gone, come = moved(old.Ranges, now.Ranges)
+	for n, ranges := range map[int][]model.AddressRange{-1: gone, 1: come} {
+		each(ranges, func(p netip.Prefix) { next.lengths[familyIndex(p.Addr().Is4())][p.Bits()] += n })
 	}
-	stays := map[netip.Prefix]bool{} // as a part of another range
-	each(gone, func(p netip.Prefix) { stays[p] = false })
-	each(come, func(p netip.Prefix) {
-		if _, had := stays[p]; had {
-			stays[p] = true
-		} else {
-			change(p, 1)
-		}
-	})
-	each(gone, func(p netip.Prefix) {
-		if !stays[p] {
-			change(p, -1)
-		}
-	})
 	c.lists.after[name] = next
 	if len(now.Ranges) == 0 {
 		delete(c.lists.after, name)
 	}
+	return gone, come
 }
 
-// members returns what makes elements of a list's prefixes.
-func (c *tableChange) members(list string) func(netip.Prefix) nft.Element {
-	var numbers [129]uint32 // by length
-	return func(p netip.Prefix) nft.Element {
-		if numbers[p.Bits()] == 0 {
-			numbers[p.Bits()] = c.numbers.number(listKey(list, p.Bits()))
-		}
-		fp := c.rs.family(p.Addr().Is4())
-		e := nft.Element{Set: fp.members}
-		e.AppendUint32(numbers[p.Bits()])
-		e.Append(fp.ip.Addr(p.Addr())...)
-		return e
+// members are the elements of ranges of a list.
+func (c *tableChange) members(list string, ranges []model.AddressRange) func(yield func(*nft.Element)) {
+	return func(yield func(*nft.Element)) {
+		var numbers [129]uint32 // by length
+		each(ranges, func(p netip.Prefix) {
+			if numbers[p.Bits()] == 0 {
+				numbers[p.Bits()] = c.numbers.number(listKey(list, p.Bits()))
+			}
+			fp := c.rs.family(p.Addr().Is4())
+			e := nft.Element{Set: fp.members}
+			e.AppendUint32(numbers[p.Bits()])
+			e.Append(fp.ip.Addr(p.Addr())...)
+			yield(&e)
+		})
 	}
 }
 
@@ -184,13 +171,8 @@ func (c *tableChange) follow(have *state.Farms, d state.FarmsDelta) map[string]*
 		return asking
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Lists)) {
-		c.list(name, d.Lists[name], func(e *nft.Element, come bool) {
-			if come {
-				c.Add(e)
-			} else {
-				c.Remove(e)
-			}
-		})
+		gone, come := c.list(name, d.Lists[name])
+		c.Replace(c.members(name, gone), c.members(name, come))
 	}
 	other := func(name string) bool { return !c.lists.before.get(name).sameRules(c.lists.after.get(name)) }
 	rules := map[string]bool{}
@@ -298,14 +280,10 @@ func (c *tableChange) coverElements(indexes []int) func(yield func(*nft.Element)
 	return func(yield func(*nft.Element)) {
 		for _, index := range indexes {
 			if c.rs.covered != nil {
-				yield(c.rs.coveredElement(index))
+				e := nft.Element{Set: c.rs.covered}
+				e.AppendUint32(uint32(index))
+				yield(&e)
 			}
 		}
 	}
-}
-
-func (rs *ruleset) coveredElement(index int) *nft.Element {
-	e := nft.Element{Set: rs.covered}
-	e.AppendUint32(uint32(index))
-	return &e
 }

@@ -3,7 +3,6 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
-	"time"
 
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -58,40 +57,29 @@ func (fp *family) client(key model.FlowKey, translated bool) []nft.Field {
 	return fields
 }
 
-// persist keeps the clients of a farm on their backends.
-type persist struct {
-	hosts   bool // the port stays
-	kind    kind
-	key     model.FlowKey
-	timeout time.Duration
-}
-
-func (h *half) persist() persist {
-	return persist{hosts: !hasPorts(h.Farm), kind: kindOf(h.Farm), key: h.Persist, timeout: h.PersistFor}
-}
-
 // keep is a chain that goes to the backend that the client has.
-func (c persist) keep(fp *family) nft.Chain {
-	name := fmt.Sprintf("%s-keep-%02x", fp.ip.Name, uint8(c.key))
-	if c.hosts {
+func (h *half) keep() nft.Chain {
+	hosts, m := !h.HasPorts(), h.fp.memory(h.Persist)
+	name := fmt.Sprintf("%s-keep-%02x", h.fp.ip.Name, uint8(h.Persist))
+	if hosts {
 		name += "-host"
 	}
 	to := func(comment string, in *nft.Set) nft.Rule {
-		r := rule(comment).Load(0, fp.client(c.key, false)...).Find(in, 0, 0).ClearPriority()
-		return pick{hosts: c.hosts}.translate(fp, r, 0)
+		r := rule(comment).Load(0, h.fp.client(h.Persist, false)...).Find(in, 0, 0).ClearPriority()
+		return pick{hosts: hosts}.translate(h.fp, r, 0)
 	}
 	return nft.Chain{Name: name, Comment: "clients that have a backend", Rules: []nft.Rule{
-		to("that they were given", fp.memory(c.key).sessions), to("that they had before", fp.memory(c.key).clients),
+		to("that they were given", m.sessions), to("that they had before", m.clients),
 	}}
 }
 
 // learn remembers the backend that a client has been led to, or tells that there is no room.
-func (c persist) learn(fp *family) []nft.Rule {
-	clients, fields := fp.memory(c.key).clients, fp.client(c.key, true)
+func (h *half) learn() []nft.Rule {
+	clients, fields := h.fp.memory(h.Persist).clients, h.fp.client(h.Persist, true)
 	data := nft.Registers(fields...)
 	return []nft.Rule{
-		rule("the client stays for ", c.timeout.String()).Load(0, fields...).
-			Load(data, fp.ip.Daddr, nft.Dport).Learn(clients, 0, data, c.timeout).ClearPriority().Return(),
+		rule("the client stays for ", h.PersistFor.String()).Load(0, fields...).
+			Load(data, h.fp.ip.Daddr, nft.Dport).Learn(clients, 0, data, h.PersistFor).ClearPriority().Return(),
 		alarm(rule("there was no room for the client, which is balanced anew each time"), clients),
 	}
 }

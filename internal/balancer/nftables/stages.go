@@ -104,13 +104,10 @@ func (h *half) stageChains() (chains [stages]nft.Chain) {
 		chains[markStage] = nft.Chain{Name: fmt.Sprintf("mark-%x", h.Mark), Rules: []nft.Rule{rule().MarkConnection(h.Mark)}}
 	}
 	if h.Limits.New.Packets > 0 {
-		l := h.limit("new", h.fp.rates, h.Limits.New)
-		chains[newStage] = h.limited(l)
+		chains[newStage] = h.limited(h.limit("new", h.fp.rates, h.Limits.New, 0))
 	}
 	if h.Limits.Established > 0 {
-		l := h.limit("est", h.fp.counts, model.FarmRate{})
-		l.forget, l.most = 0, h.Limits.Established
-		chains[countStage] = h.limited(l)
+		chains[countStage] = h.limited(h.limit("est", h.fp.counts, model.FarmRate{}, h.Limits.Established))
 	}
 	if h.Helper != "" {
 		chains[helperStage] = helper(h.Helper)
@@ -119,7 +116,7 @@ func (h *half) stageChains() (chains [stages]nft.Chain) {
 		chains[logStage] = nft.Chain{Name: "log-" + digest(h.LogPrefix), Rules: []nft.Rule{rule().Logged(h.LogPrefix)}}
 	}
 	if h.Persist != 0 {
-		chains[persistStage] = h.persist().keep(h.fp)
+		chains[persistStage] = h.keep()
 	}
 	return chains
 }
@@ -151,23 +148,20 @@ const usualBurst = 5
 
 // limit is a chain that drops what is over a limit.
 type limit struct {
-	fp     *family
-	what   string // "new", "est", "rst" or "backend"
-	set    *nft.Set
-	rate   model.FarmRate // of new and rst
-	most   uint32         // of est and backend
-	forget time.Duration
-	full   bool // drop what cannot be remembered
-	report string
-	// reports bound how often it is logged.
-	reports model.FarmRate
-	log     bool
-	pass    bool
+	model.FarmLimits // of the farm
+	fp               *family
+	what             string // "new", "est", "rst" or "backend"
+	set              *nft.Set
+	rate             model.FarmRate // of new and rst
+	most             uint32         // of est and backend
 }
 
-func (h *half) limit(what string, set *nft.Set, rate model.FarmRate) limit {
-	l := h.Limits
-	return limit{fp: h.fp, what: what, set: set, rate: rate, forget: l.Forget, full: l.DropWhenFull, log: l.Report, report: l.Prefixes[what], reports: l.ReportRate, pass: l.Pass}
+func (h *half) limit(what string, set *nft.Set, rate model.FarmRate, most uint32) limit {
+	l := limit{h.Limits, h.fp, what, set, rate, most}
+	if most > 0 { // it counts connections: for as long as they are there
+		l.Forget = 0
+	}
+	return l
 }
 
 // limited yields what a limit leads to, and returns its chain.
@@ -177,7 +171,7 @@ func (h *half) limited(l limit) nft.Chain {
 }
 
 func (l limit) name() string {
-	return fmt.Sprintf("%s-%s-%s", l.fp.ip.Name, l.what, digest(fmt.Sprint(l.rate, l.most, l.forget, l.full, l.log, l.report, l.reports, l.pass)))
+	return fmt.Sprintf("%s-%s-%s", l.fp.ip.Name, l.what, digest(fmt.Sprint(l.rate, l.most, l.Forget, l.DropWhenFull, l.Report, l.Prefixes[l.what], l.ReportRate, l.Pass)))
 }
 
 // key builds what the limit is of.
@@ -194,7 +188,7 @@ func (l limit) key(r nft.Rule) nft.Rule {
 func (l limit) chain() nft.Chain {
 	c := nft.Chain{Name: l.name(), Comment: l.String(), Rules: []nft.Rule{l.over(rule()).Goto(l.end().Name)}}
 	c.Rules = append(c.Rules, alarm(l.key(rule("the set is full: nobody can tell")).HasNot(l.set, 0), l.set))
-	if l.full {
+	if l.DropWhenFull {
 		c.Rules = append(c.Rules, l.key(rule("as the farm has it then")).HasNot(l.set, 0).Drop())
 	}
 	return c
@@ -210,19 +204,19 @@ func (l limit) over(r nft.Rule) nft.Rule {
 	if l.most > 0 {
 		return l.key(r).Counted(l.set, 0, l.most)
 	}
-	return l.key(r).Over(l.set, 0, l.rate.Packets, l.rate.Per, l.rate.Burst, l.forget)
+	return l.key(r).Over(l.set, 0, l.rate.Packets, l.rate.Per, l.rate.Burst, l.Forget)
 }
 
 // end is what happens to packets that are over the limit.
 func (l limit) end() nft.Chain {
-	c := nft.Chain{Name: "over-" + digest(fmt.Sprint(l.log, l.report, l.reports, l.pass)), Comment: "packets over a limit"}
+	c := nft.Chain{Name: "over-" + digest(fmt.Sprint(l.Report, l.Prefixes[l.what], l.ReportRate, l.Pass)), Comment: "packets over a limit"}
 	switch {
-	case l.log && l.reports.Packets > 0:
-		c.Rules = append(c.Rules, rule().Within(l.reports.Packets, l.reports.Per, cmp.Or(l.reports.Burst, usualBurst)).Logged(l.report))
-	case l.log:
-		c.Rules = append(c.Rules, rule().Logged(l.report))
+	case l.Report && l.ReportRate.Packets > 0:
+		c.Rules = append(c.Rules, rule().Within(l.ReportRate.Packets, l.ReportRate.Per, cmp.Or(l.ReportRate.Burst, usualBurst)).Logged(l.Prefixes[l.what]))
+	case l.Report:
+		c.Rules = append(c.Rules, rule().Logged(l.Prefixes[l.what]))
 	}
-	if !l.pass {
+	if !l.Pass {
 		c.Rules = append(c.Rules, rule().Drop())
 	}
 	return c
@@ -260,11 +254,11 @@ func (h *half) guard() {
 	}
 	var rules []nft.Rule
 	if strict {
-		end := h.limit("strict", nil, model.FarmRate{}).end()
+		end := h.limit("strict", nil, model.FarmRate{}, 0).end()
 		h.chain(end.Name, func() nft.Chain { return end })
 		rules = append(rules, rule("of no connection, and begins none").CtState(expr.CtStateBitINVALID).Goto(end.Name))
 	}
-	l := h.limit("rst", h.fp.resets, h.Limits.RST)
+	l := h.limit("rst", h.fp.resets, h.Limits.RST, 0)
 	if l.rate.Packets > 0 {
 		h.chain(l.end().Name, l.end)
 		rules = append(rules, l.over(rule("resets").TCPFlags(tcpRST, tcpRST)).Goto(l.end().Name))

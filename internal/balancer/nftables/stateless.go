@@ -107,11 +107,6 @@ type rewrite struct {
 	proto model.Protocol
 }
 
-// rewrite is the chain for the farm's packets of a protocol.
-func (h *half) rewrite(proto model.Protocol) rewrite {
-	return rewrite{h.steady(), proto}
-}
-
 // steady chooses the same backend for each packet of a flow. Schedulers that would choose anew for
 // each hash instead, over slots that the compiler has laid out for that.
 func (h *half) steady() pick {
@@ -158,7 +153,7 @@ func (h *half) stateless() {
 		}
 		v := h.nobody()
 		if len(h.slots) > 0 {
-			r := h.rewrite(p.proto)
+			r := rewrite{h.steady(), p.proto}
 			h.chain(r.name(h.fp), func() nft.Chain { return r.chain(h.fp) })
 			v = nft.Goto(r.name(h.fp))
 		}
@@ -175,7 +170,7 @@ func (h *half) stateless() {
 
 // answersOf says how a stateless farm's answers are found: by ranges of ports where ports stay.
 func answersOf(f *state.Farm) kind {
-	if hasPorts(f) {
+	if f.HasPorts() {
 		return exact
 	}
 	return ranged
