@@ -109,13 +109,6 @@ type FarmsDelta struct {
 // Len is the number of named changes.
 func (d FarmsDelta) Len() int { return len(d.Farms) + len(d.Lists) + len(d.Devices) + len(d.Tunnels) }
 
-func (d *FarmsDelta) merge(later FarmsDelta) {
-	d.Farms = merged(d.Farms, later.Farms)
-	d.Lists = merged(d.Lists, later.Lists)
-	d.Devices = merged(d.Devices, later.Devices)
-	d.Tunnels = merged(d.Tunnels, later.Tunnels)
-}
-
 // Apply changes f by d.
 func (f *Farms) Apply(d FarmsDelta) {
 	applyMap(f.Farms, d.Farms)
