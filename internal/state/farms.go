@@ -140,12 +140,6 @@ func (f *Farm) Serving() []bool {
 
 // Serves reports whether new connections may go to the backend: whether it has a slot.
 func (f *Farm) Serves(backend int) bool {
-	for _, t := range f.Tables {
-		for _, s := range t.Slots {
-			if int(s) == backend {
-				return true
-			}
-		}
-	}
-	return false
+	slot := int16(backend)
+	return slices.Contains(f.Tables[0].Slots, slot) || slices.Contains(f.Tables[1].Slots, slot)
 }

@@ -123,23 +123,18 @@ func (c *Conditions) write(ctx context.Context, object model.Ref, fault string) 
 	if err != nil {
 		return err
 	}
-	meta, is := &found.Metadata, apimeta.FindStatusCondition(found.Status.Conditions, acceptedCondition)
-	want := metav1.Condition{
-		Type: acceptedCondition, Status: metav1.ConditionTrue, Reason: "Accepted", Message: "it is carried out as it is written",
-		ObservedGeneration: meta.Generation, LastTransitionTime: metav1.Now(),
-	}
+	meta, conditions := &found.Metadata, found.Status.Conditions
+	is := apimeta.FindStatusCondition(conditions, acceptedCondition)
+	want := metav1.Condition{Type: acceptedCondition, Status: metav1.ConditionTrue, Reason: "Accepted", Message: "it is carried out as it is written", ObservedGeneration: meta.Generation}
 	if fault != "" {
 		want.Status, want.Reason, want.Message = metav1.ConditionFalse, "Fault", public(fault, object.Name.Namespace)
-	}
-	switch {
-	case is == nil && fault == "":
+	} else if is == nil || is.Status == want.Status {
 		return nil
-	case is != nil && is.Status == want.Status:
-		if fault == "" || is.Message == want.Message && is.ObservedGeneration == want.ObservedGeneration {
-			return nil
-		}
-		want.LastTransitionTime = is.LastTransitionTime
 	}
+	if !apimeta.SetStatusCondition(&conditions, want) {
+		return nil
+	}
+	want = *apimeta.FindStatusCondition(conditions, acceptedCondition) // with the time of its last transition
 	_, err = c.api.applyStatus(ctx, kind, object.Name, meta.UID, conditionManager, map[string]any{"conditions": []metav1.Condition{want}})
 	return err
 }
