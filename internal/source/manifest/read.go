@@ -126,8 +126,8 @@ func (p *parser) read(from *folder, j job) reading {
 		r.outcome, r.err = failed, err
 		return r
 	}
-	r.content.incomplete, r.content.unreadable = isIncomplete(j.known, p.unreadable, r.content.objects), p.unreadable
-	if r.again && (p.unreadable || len(r.content.objects) == 0) {
+	r.content.incomplete = isIncomplete(j.known, &r.content)
+	if r.again && (r.content.unreadable || len(r.content.objects) == 0) {
 		r.outcome = busy
 	}
 	if cap(p.buf) > keptBuffer {
