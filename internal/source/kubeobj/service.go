@@ -107,24 +107,15 @@ func clusterIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if list[0] == corev1.ClusterIPNone {
 		return nil
 	}
-	ips := make([]netip.Addr, 0, len(list))
-	for i, text := range list {
-		where := field
-		if strings.Contains(field, "%d") {
-			where = fmt.Sprintf(field, i)
-		}
+	var ipv4, ipv6 bool // there is one
+	return fault.ReadSome(f, field, list, func(text string) (netip.Addr, error) {
 		a, err := parseAddr(text)
-		if err != nil {
-			f.Leave(where, "%v; it is left out", err)
-			continue
+		if err == nil && (ipv4 && a.Is4() || ipv6 && a.Is6()) {
+			err = fmt.Errorf("%s: a service has at most one cluster IP of each family", a)
 		}
-		if len(ips) > 0 && (len(ips) == 2 || ips[0].Is4() == a.Is4()) {
-			f.Leave(where, "%s: a service has at most one cluster IP of each family; it is left out", a)
-			continue
-		}
-		ips = append(ips, a)
-	}
-	return ips
+		ipv4, ipv6 = ipv4 || a.Is4(), ipv6 || a.Is6()
+		return a, err
+	})
 }
 
 func servicePorts(o *corev1.Service, f *fault.List) []model.ServicePort {
