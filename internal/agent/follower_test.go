@@ -2,15 +2,19 @@ package agent
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
+	services "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/internal/store"
 )
 
 // slow is a driver whose plans wait until they are released.
@@ -38,15 +42,61 @@ func (p slowPlan) Apply(ctx context.Context) error {
 	}
 }
 
+// network is a driver of the fabric. What it holds of a route is a frontend at the route's address.
+type network struct{ slow }
+
+func (d network) Capabilities() driver.Capabilities {
+	c := d.slow.Capabilities()
+	c.Can = driver.Fabric
+	return c
+}
+
+func (d network) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	return d.slow.Adopt(ctx, &state.State{Services: &state.Services{Frontends: atRoutes(want.Fabric.Routes)}}, keep)
+}
+
+func (d network) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	return d.slow.Update(ctx, state.Delta{Services: state.ServicesDelta{Frontends: atRoutes(delta.Fabric.Routes)}})
+}
+
+func atRoutes(routes map[netip.Prefix]*state.Route) map[state.FrontendKey]*state.Frontend {
+	all := map[state.FrontendKey]*state.Frontend{}
+	for p, r := range routes {
+		k := state.FrontendKey{Addr: p.Addr(), Protocol: model.TCP, Port: 80}
+		if all[k] = nil; r != nil {
+			all[k] = &state.Frontend{Service: model.Name{Name: r.Node}}
+		}
+	}
+	return all
+}
+
+// newNetwork returns one whose plans wait, and what has an agent use it.
+func newNetwork() (network, func(*Config)) {
+	d := network{slow{newFakeDriver(), make(chan struct{})}}
+	return d, func(c *Config) {
+		underlay := make(chan []model.HostAddress, 1)
+		underlay <- []model.HostAddress{{Prefix: netip.MustParsePrefix("192.0.2.1/24"), Device: "eth0", MTU: 1500}}
+		all := &model.IPPool{Name: "--fabric", CIDR: netip.MustParsePrefix("0.0.0.0/0"), VXLAN: model.Always}
+		c.Underlay, c.Compiler = underlay, compile.New(compile.Config{Config: services.Config{Node: c.Node, Fabric: true}, Pools: []*model.IPPool{all}})
+		c.Fabric = d
+	}
+}
+
+// node is a node whose pods have addresses of 10.1.N.0/24.
+func node(n byte, name string) store.Event {
+	at := &model.Node{Name: name, IPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, n})}, PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, n, 0}), 24)}}
+	return store.Event{Kind: model.NodeKind, Name: model.Name{Name: name}, Object: at}
+}
+
 // A follower that is late or fails costs the base nothing. It catches up with everything it
 // missed, and then follows changes.
 func TestFollower(t *testing.T) {
-	fast := slow{newFakeDriver(), make(chan struct{})}
-	b := start(t, func(c *Config) { c.Fabric = fast })
-	b.source.deliver(web(1, "10.1.0.1")...)
+	fast, use := newNetwork()
+	b := start(t, use)
+	b.source.deliver(append(web(1, "10.1.0.1"), node(1, "node-a"))...)
 	b.source.sync()
 	b.holds(t, web1)
-	b.source.deliver(web(2, "10.1.0.2")...)
+	b.source.deliver(append(web(2, "10.1.0.2"), node(2, "node-b"))...)
 	b.holds(t, web1, web2)
 	if s := b.Status(); !s.OK || len(s.Followers) != 1 || s.Followers[0].InStep {
 		t.Errorf("status while the follower waits: %+v", s)
@@ -54,7 +104,7 @@ func TestFollower(t *testing.T) {
 	fast.breaks(errKernel)
 	close(fast.held)
 	eventually(t, "the failure is told", func() bool { return strings.Contains(b.Status().Followers[0].Error, errKernel.Error()) })
-	b.source.deliver(slices.Concat(gone(1), web(2, "10.1.0.2"), web(3, "10.1.0.3"))...)
+	b.source.deliver(append(slices.Concat(gone(1), web(3, "10.1.0.3")), node(3, "node-c"))...)
 	b.holds(t, web2, "TCP 10.0.0.3:80 -> [10.1.0.3:8080]")
 	if why := b.health.unready(); why != "" {
 		t.Errorf("while the follower fails: %q", why)
@@ -62,12 +112,12 @@ func TestFollower(t *testing.T) {
 	fast.breaks(nil)
 	inStep := func() bool { return b.Status().Followers[0].InStep }
 	eventually(t, "the follower catches up", inStep)
-	if got := fast.backends(); !slices.Equal(got, b.driver.backends()) || len(got) != 2 {
+	if got := fast.backends(); len(got) != 3 {
 		t.Errorf("the follower holds %v", got)
 	}
 	applied := fast.applied()
-	b.source.deliver(gone(3)...)
-	eventually(t, "the follower follows", func() bool { return len(fast.backends()) == 1 && inStep() })
+	b.source.deliver(store.Event{Kind: model.NodeKind, Name: model.Name{Name: "node-c"}})
+	eventually(t, "the follower follows", func() bool { return len(fast.backends()) == 2 && inStep() })
 	if n := fast.applied() - applied; n != 1 {
 		t.Errorf("the follower took %d plans for a change", n)
 	}
@@ -94,13 +144,15 @@ func TestFollowerHeals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				fast := newFakeDriver()
-				b := start(t, apart, func(conf *Config) { conf.Fabric, conf.AuditInterval = fast, c.audit })
-				b.source.deliver(web(1, "10.1.0.1")...)
+				fast, use := newNetwork()
+				close(fast.held)
+				b := start(t, apart, use, func(conf *Config) { conf.AuditInterval = c.audit })
+				b.source.deliver(node(1, "node-a"), node(2, "node-b"))
 				b.source.sync()
 				eventually(t, "the follower is in step", func() bool { return b.Status().Followers[0].InStep })
-				c.change(fast)
-				eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), []string{web1}) })
+				held := fast.backends()
+				c.change(fast.fakeDriver)
+				eventually(t, "it is put right", func() bool { return slices.Equal(fast.backends(), held) && len(held) == 2 })
 				healed := "put right\" follower=fake foundBy=" + name
 				eventually(t, "it is said", func() bool { return strings.Contains(b.log.String(), healed) })
 				if s := b.Status(); s.Heals > 0 || !s.OK {
@@ -134,21 +186,12 @@ func TestLackingCapabilities(t *testing.T) {
 	}
 }
 
-// network is a driver that says that it carries out the fabric, too.
-type network struct{ slow }
-
-func (d network) Capabilities() driver.Capabilities {
-	c := d.slow.Capabilities()
-	c.Can |= driver.Fabric
-	return c
-}
-
 // What carries out the fabric matters to users: sync waits for it, and what it fails at
 // is a problem.
 func TestFabricIsWaitedFor(t *testing.T) {
-	d := network{slow{newFakeDriver(), make(chan struct{})}}
-	b := start(t, func(c *Config) { c.Fabric = d })
-	b.source.deliver(web(1, "10.1.0.1")...)
+	d, use := newNetwork()
+	b := start(t, use)
+	b.source.deliver(append(web(1, "10.1.0.1"), node(1, "node-a"), node(2, "node-b"))...)
 	b.source.sync()
 	b.holds(t, web1)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -157,11 +200,11 @@ func TestFabricIsWaitedFor(t *testing.T) {
 		t.Error("sync ended before the fabric was there")
 	}
 	close(d.held)
-	if err := b.client.Sync(t.Context()); err != nil || !slices.Equal(d.backends(), []string{web1}) {
+	if err := b.client.Sync(t.Context()); err != nil || len(d.backends()) != 2 {
 		t.Errorf("sync: %v, with %v", err, d.backends())
 	}
 	d.breaks(errKernel)
-	b.source.deliver(web(2, "10.1.0.2")...)
+	b.source.deliver(node(3, "node-c"))
 	if err := b.client.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "tunnels and routes to other nodes: "+errKernel.Error()) {
 		t.Errorf("sync: %v", err)
 	}

@@ -22,8 +22,8 @@ type Follower struct {
 	wake  wake.Signal
 
 	mu      sync.Mutex
-	pending state.Delta // what changed since its last attempt began
-	next    uint64      // how many changes that comes to
+	pending state.FabricDelta // what changed since its last attempt began
+	next    uint64            // how many changes that comes to
 	lacking Lacking
 	status  FollowerStatus
 	healed  contest.Pace
@@ -56,7 +56,7 @@ func NewFollower(d driver.Driver, want func() *state.State, audit time.Duration,
 func (f *Follower) Follow(delta state.Delta, lacking Lacking) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.pending.Merge(delta)
+	f.pending.Merge(delta.Fabric)
 	f.lacking = lacking
 	f.next++
 	f.status.InStep = f.status.InStep && f.pending.Len() == 0
@@ -128,11 +128,11 @@ func (f *Follower) Run(ctx context.Context) {
 func (f *Follower) attempt(ctx context.Context) {
 	f.mu.Lock()
 	delta := f.pending
-	f.pending = state.Delta{}
+	f.pending = state.FabricDelta{}
 	next := f.next
 	f.r.Lack(f.lacking)
 	f.mu.Unlock()
-	done, err := f.r.Attempt(ctx, delta, 0)
+	done, err := f.r.Attempt(ctx, state.Delta{Fabric: delta}, 0)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.tried, f.healed = next, f.r.Healed()

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sync/errgroup"
+
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -44,15 +46,11 @@ func (g *gate) SetSynced() {
 type joined struct{ sources []Source }
 
 func (j *joined) Run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	return Each(j.sources, func(s Source) error {
-		err := s.Run(ctx)
-		if err != nil {
-			stop()
-		}
-		return err
-	})
+	running, ctx := errgroup.WithContext(ctx)
+	for _, s := range j.sources {
+		running.Go(func() error { return s.Run(ctx) })
+	}
+	return running.Wait()
 }
 
 // Each does something with each of a list at the same time, and joins the errors.

@@ -115,21 +115,27 @@ func NewFabric() *Fabric {
 }
 
 // FabricDelta is a change of a Fabric.
-type FabricDelta struct {
-	Tunnels map[string]*Tunnel
-	VTEPs   map[VTEPKey]*VTEP
-	Peers   map[model.PublicKey]*Peer
-	Routes  map[netip.Prefix]*Route
-}
+type FabricDelta Fabric
 
 // Len is the number of named changes.
 func (d FabricDelta) Len() int { return len(d.Tunnels) + len(d.VTEPs) + len(d.Peers) + len(d.Routes) }
 
-func (d *FabricDelta) merge(later FabricDelta) {
+// Merge has d be the one change that d and then a later one come to. Maps of d may be changed,
+// those of the later one are not.
+func (d *FabricDelta) Merge(later FabricDelta) {
 	d.Tunnels = merged(d.Tunnels, later.Tunnels)
 	d.VTEPs = merged(d.VTEPs, later.VTEPs)
 	d.Peers = merged(d.Peers, later.Peers)
 	d.Routes = merged(d.Routes, later.Routes)
+}
+
+// merged is a change of a map that a change and a later one come to. It may be the former of them.
+func merged[K comparable, V any](d, later map[K]V) map[K]V {
+	if len(d) == 0 {
+		return maps.Clone(later)
+	}
+	maps.Copy(d, later)
+	return d
 }
 
 // Apply changes f by d.

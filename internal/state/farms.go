@@ -122,13 +122,6 @@ type FarmsDelta struct {
 // Len is the number of named changes.
 func (d FarmsDelta) Len() int { return len(d.Farms) + len(d.Lists) + len(d.Devices) + len(d.Tunnels) }
 
-func (d *FarmsDelta) merge(later FarmsDelta) {
-	d.Farms = merged(d.Farms, later.Farms)
-	d.Lists = merged(d.Lists, later.Lists)
-	d.Devices = merged(d.Devices, later.Devices)
-	d.Tunnels = merged(d.Tunnels, later.Tunnels)
-}
-
 // Apply changes f by d.
 func (f *Farms) Apply(d FarmsDelta) {
 	applyMap(f.Farms, d.Farms)
@@ -160,12 +153,6 @@ func (f *Farm) Serving() []bool {
 
 // Serves reports whether new connections may go to the backend: whether it has a slot.
 func (f *Farm) Serves(backend int) bool {
-	for _, t := range f.Tables {
-		for _, s := range t.Slots {
-			if int(s) == backend {
-				return true
-			}
-		}
-	}
-	return false
+	slot := int16(backend)
+	return slices.Contains(f.Tables[0].Slots, slot) || slices.Contains(f.Tables[1].Slots, slot)
 }

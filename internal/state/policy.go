@@ -352,33 +352,6 @@ func (d PolicyDelta) Len() int {
 	return n
 }
 
-func (d *PolicyDelta) merge(later PolicyDelta) {
-	d.Rules = merged(d.Rules, later.Rules)
-	d.Workloads = merged(d.Workloads, later.Workloads)
-	d.Hosts = merged(d.Hosts, later.Hosts)
-	d.Groups = mergedMembers(d.Groups, later.Groups)
-	d.NamedPorts = mergedMembers(d.NamedPorts, later.NamedPorts)
-	d.PortSets = merged(d.PortSets, later.PortSets)
-	d.Lists = merged(d.Lists, later.Lists)
-	d.PodDevices = merged(d.PodDevices, later.PodDevices)
-	d.HostDevices = merged(d.HostDevices, later.HostDevices)
-	if later.Denied != nil {
-		d.Denied = later.Denied
-	}
-	if later.PodCIDRs != nil {
-		d.PodCIDRs = later.PodCIDRs
-	}
-}
-
-func mergedMembers[M comparable](d, later map[SetID]map[M]bool) map[SetID]map[M]bool {
-	both := make(map[SetID]map[M]bool, len(d)+len(later))
-	maps.Copy(both, d)
-	for id, members := range later {
-		both[id] = merged(maps.Clone(both[id]), members)
-	}
-	return both
-}
-
 // Apply changes p by d.
 func (p *Policy) Apply(d PolicyDelta) {
 	applyMap(p.Rules, d.Rules)

@@ -204,15 +204,6 @@ type Delta struct {
 // Len is the number of named changes; 0 means nothing to do.
 func (d Delta) Len() int { return d.Services.Len() + d.Policy.Len() + d.Fabric.Len() + d.Farms.Len() }
 
-// Merge has d be the one change that d and then a later one come to. Maps of d may be changed,
-// those of the later one are not.
-func (d *Delta) Merge(later Delta) {
-	d.Services.merge(later.Services)
-	d.Policy.merge(later.Policy)
-	d.Fabric.merge(later.Fabric)
-	d.Farms.merge(later.Farms)
-}
-
 // Apply changes the parts that s has by d.
 func (s *State) Apply(d Delta) {
 	if s.Services != nil {
@@ -282,17 +273,6 @@ func (d ServicesDelta) Len() int {
 	return n
 }
 
-func (d *ServicesDelta) merge(later ServicesDelta) {
-	if later.Settings != nil {
-		d.Settings = later.Settings
-	}
-	d.Frontends = merged(d.Frontends, later.Frontends)
-	d.ClusterIPs = merged(d.ClusterIPs, later.ClusterIPs)
-	d.OtherIPs = merged(d.OtherIPs, later.OtherIPs)
-	d.Hairpins = merged(d.Hairpins, later.Hairpins)
-	d.Peers = merged(d.Peers, later.Peers)
-}
-
 // Apply changes s by d.
 func (s *Services) Apply(d ServicesDelta) {
 	if d.Settings != nil {
@@ -315,15 +295,6 @@ func (s *Services) Clone() *Services {
 		ClusterIPs: maps.Clone(s.ClusterIPs), OtherIPs: maps.Clone(s.OtherIPs), Hairpins: maps.Clone(s.Hairpins),
 		Peers: maps.Clone(s.Peers),
 	}
-}
-
-// merged is a change of a map that a change and a later one come to. It may be the former of them.
-func merged[K comparable, V any](d, later map[K]V) map[K]V {
-	if len(d) == 0 {
-		return maps.Clone(later)
-	}
-	maps.Copy(d, later)
-	return d
 }
 
 func applySet[K comparable](set map[K]struct{}, d map[K]bool) {

@@ -100,7 +100,7 @@ func TestDeltas(t *testing.T) {
 		whole.Policy, whole.Fabric = NewPolicy(), NewFabric()
 		whole.Apply(drawDelta(r))
 		before := whole.Clone()
-		a, b := drawDelta(r), drawDelta(r)
+		a, b := drawDelta(r), drawDelta(r).Fabric
 
 		if n := named(reflect.ValueOf(a)); a.Len() != n {
 			t.Fatalf("seed %d: a delta that names %d is %d long", seed, n, a.Len())
@@ -110,13 +110,13 @@ func TestDeltas(t *testing.T) {
 		if !reflect.DeepEqual(whole, before) {
 			t.Fatalf("seed %d: a change of a clone changes the original", seed)
 		}
-		after.Apply(b)
+		after.Apply(Delta{Fabric: b})
 
 		both := a
-		both.Merge(b)
+		both.Fabric.Merge(b)
 		whole.Apply(both)
 		if !reflect.DeepEqual(whole, after) {
-			t.Fatalf("seed %d: two changes come to\n%+v\ntheir union to\n%+v", seed, after.Policy, whole.Policy)
+			t.Fatalf("seed %d: two changes come to\n%+v\ntheir union to\n%+v", seed, after.Fabric, whole.Fabric)
 		}
 	}
 }
@@ -125,10 +125,10 @@ func TestDeltas(t *testing.T) {
 // left as it was.
 func TestMerge(t *testing.T) {
 	for seed := range uint64(2000) {
-		deltas := func() (all [3]Delta) { // equal ones, as merging may change maps
+		deltas := func() (all [3]FabricDelta) { // equal ones, as merging may change maps
 			r := rand.New(rand.NewPCG(seed, 1))
 			for i := range all {
-				all[i] = drawDelta(r)
+				all[i] = drawDelta(r).Fabric
 			}
 			return all
 		}

@@ -3,6 +3,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"net"
 
 	"sluice.dev/sluice/internal/lib/lock"
 )
@@ -25,4 +26,11 @@ func lockLab(name string) (release func(), err error) {
 func lockName(name string) string { return "sluice/lab/" + name }
 
 // locked reports whether somebody holds the lock of a lab.
-func locked(name string) bool { return lock.Held(lockName(name)) }
+func locked(name string) bool {
+	c, err := net.Dial("unix", "@"+lockName(name))
+	if err != nil {
+		return false
+	}
+	_ = c.Close()
+	return true
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,7 +52,7 @@ func TestVerdictsWhileAllChanges(t *testing.T) {
 			for range 1 + rand.N(3) {
 				i := rand.N(len(changes))
 				if next := rand.N(changes[i].versions); next != is[i] {
-					delta.Merge(changes[i].to(is[i], next))
+					join(reflect.ValueOf(&delta).Elem(), reflect.ValueOf(changes[i].to(is[i], next)))
 					is[i] = next
 				}
 			}
@@ -69,6 +70,27 @@ func TestVerdictsWhileAllChanges(t *testing.T) {
 		}
 	})
 	t.Logf("%d packets, %d changes", packets, *raceCommits)
+}
+
+// join has a change be both, what it names and what a later one does.
+func join(change, later reflect.Value) {
+	switch later.Kind() {
+	case reflect.Struct:
+		for i := range later.NumField() {
+			join(change.Field(i), later.Field(i))
+		}
+	case reflect.Map:
+		if change.IsNil() && !later.IsNil() {
+			change.Set(reflect.MakeMap(later.Type()))
+		}
+		for _, k := range later.MapKeys() {
+			change.SetMapIndex(k, later.MapIndex(k))
+		}
+	case reflect.Pointer:
+		if !later.IsNil() {
+			change.Set(later)
+		}
+	}
 }
 
 type raceWorld struct {

@@ -61,13 +61,3 @@ func is(f *os.File, path string) bool {
 	there, err := os.Stat(path)
 	return err == nil && os.SameFile(opened, there)
 }
-
-// Held reports whether somebody holds the lock.
-func Held(name string) bool {
-	c, err := net.Dial("unix", "@"+name)
-	if err != nil {
-		return false
-	}
-	_ = c.Close()
-	return true
-}

@@ -101,10 +101,7 @@ func (s *bgpConfigurationSpec) checkNode(c *model.BGPConfiguration, f *fault.Lis
 func (s *bgpConfigurationSpec) communities(f *fault.List) (names map[string]string, list []model.PrefixAdvertisement) {
 	for i, c := range s.Communities {
 		field := fmt.Sprintf("spec.communities[%d]", i)
-		value, err := model.ParseCommunity(c.Value)
-		if err != nil {
-			f.Reject(field+".value", "%v", err)
-		}
+		value := fault.Read(f, field+".value", c.Value, model.ParseCommunity)
 		if _, twice := names[c.Name]; twice || c.Name == "" || strings.Contains(c.Name, ":") {
 			f.Reject(field+".name", "%q is no name, or is there twice", c.Name)
 		}
@@ -115,34 +112,26 @@ func (s *bgpConfigurationSpec) communities(f *fault.List) (names map[string]stri
 	}
 	for i, a := range s.PrefixAdvertisements {
 		field := fmt.Sprintf("spec.prefixAdvertisements[%d]", i)
-		cidr, err := model.ParsePrefix(a.CIDR)
-		if err != nil {
-			f.Reject(field+".cidr", "%v", err)
-		}
-		ad := model.PrefixAdvertisement{CIDR: cidr}
-		for j, text := range a.Communities {
-			if strings.Contains(text, ":") {
-				if text, err = model.ParseCommunity(text); err != nil {
-					f.Reject(fmt.Sprintf("%s.communities[%d]", field, j), "%v", err)
-				}
-			}
-			ad.Communities = append(ad.Communities, text)
-		}
-		list = append(list, ad)
+		list = append(list, model.PrefixAdvertisement{
+			CIDR: fault.Read(f, field+".cidr", a.CIDR, model.ParsePrefix), Communities: fault.ReadAll(f, field+".communities[%d]", a.Communities, communityOrName),
+		})
 	}
 	return names, list
 }
 
-func blocks(field string, in []cidrBlock, f *fault.List) (list []netip.Prefix) {
-	for i, b := range in {
-		p, err := model.ParsePrefix(b.CIDR)
-		if err != nil {
-			f.Leave(fmt.Sprintf("%s[%d].cidr", field, i), "%v; it is left out", err)
-			continue
-		}
-		list = append(list, p)
+func communityOrName(text string) (string, error) {
+	if !strings.Contains(text, ":") {
+		return text, nil
 	}
-	return list
+	return model.ParseCommunity(text)
+}
+
+func blocks(field string, in []cidrBlock, f *fault.List) []netip.Prefix {
+	texts := make([]string, len(in))
+	for i, b := range in {
+		texts[i] = b.CIDR
+	}
+	return fault.ReadSome(f, field+"[%d].cidr", texts, model.ParsePrefix)
 }
 
 // asNumber reads a number, or a text such as "1.10"; 0: there is none.
@@ -151,11 +140,7 @@ func asNumber(field string, data json.RawMessage, f *fault.List) uint32 {
 	if text == "" || text == "null" {
 		return 0
 	}
-	as, err := model.ParseAS(text)
-	if err != nil {
-		f.Reject(field, "%v", err)
-	}
-	return as
+	return fault.Read(f, field, text, model.ParseAS)
 }
 
 // number reads one of a range that may be missing.

@@ -71,30 +71,25 @@ func (s *bgpPeerSpec) whose(p *model.BGPPeer, f *fault.List) {
 	if s.Node != "" {
 		f.Reject("spec.nodeSelector", "cannot be beside node")
 	}
-	var err error
-	if p.Nodes, err = ParseSelector(s.NodeSelector); err != nil {
-		f.Reject("spec.nodeSelector", "%v", err)
-	}
+	p.Nodes = fault.Read(f, "spec.nodeSelector", s.NodeSelector, ParseSelector)
 }
 
 // whom reads who the peer is.
 func (s *bgpPeerSpec) whom(p *model.BGPPeer, f *fault.List) {
-	var err error
 	switch {
 	case s.PeerSelector != "" && s.PeerIP != "":
 		f.Reject("spec.peerSelector", "cannot be beside peerIP")
 	case s.PeerSelector != "" && p.AS != 0:
 		f.Reject("spec.asNumber", "cannot be beside peerSelector: nodes have the AS that they say")
 	case s.PeerSelector != "":
-		if p.Peers, err = ParseSelector(s.PeerSelector); err != nil {
-			f.Reject("spec.peerSelector", "%v", err)
-		}
+		p.Peers = fault.Read(f, "spec.peerSelector", s.PeerSelector, ParseSelector)
 	case s.PeerIP == "":
 		f.Reject("spec.peerIP", "is missing: give the address of the peer, or a peerSelector of nodes")
 	case p.AS == 0:
 		f.Reject("spec.asNumber", "is missing: give that of the peer")
 	}
 	if s.PeerIP != "" {
+		var err error
 		if p.Address, p.Port, err = peerAddress(s.PeerIP); err != nil || model.Unusable(p.Address) != "" {
 			f.Reject("spec.peerIP", "%q is no address such as 192.0.2.1, 192.0.2.1:179, 2001:db8::1 or [2001:db8::1]:179", s.PeerIP)
 		}

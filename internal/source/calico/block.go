@@ -17,11 +17,7 @@ type blockAffinitySpec struct {
 
 func blockAffinity(data []byte, f *fault.List) *model.BlockAffinity {
 	m, spec := open[blockAffinitySpec](data, f)
-	b := &model.BlockAffinity{Name: m.Name}
-	var err error
-	if b.CIDR, err = model.ParsePodCIDR(spec.CIDR); err != nil {
-		f.Reject("spec.cidr", "%v", err)
-	}
+	b := &model.BlockAffinity{Name: m.Name, CIDR: fault.Read(f, "spec.cidr", spec.CIDR, model.ParsePodCIDR)}
 	deleted := spec.Deleted == true || spec.Deleted == "true"
 	if cmp.Or(spec.State, "confirmed") == "confirmed" && !deleted && cmp.Or(spec.Type, "host") == "host" {
 		b.Node = spec.Node

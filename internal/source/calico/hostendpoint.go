@@ -34,14 +34,7 @@ func hostEndpoint(data []byte, f *fault.List) *model.HostEndpoint {
 	case spec.InterfaceName != "" && spec.InterfaceName != "*" && !interfaceName.MatchString(spec.InterfaceName):
 		f.Reject("spec.interfaceName", "%q is no name of an interface, nor *", spec.InterfaceName)
 	}
-	for i, text := range spec.ExpectedIPs {
-		a, err := model.ParseAddr(text)
-		if err != nil {
-			f.Reject(fmt.Sprintf("spec.expectedIPs[%d]", i), "%v", err)
-			continue
-		}
-		h.Addresses = append(h.Addresses, a)
-	}
+	h.Addresses = fault.ReadAll(f, "spec.expectedIPs[%d]", spec.ExpectedIPs, model.ParseAddr)
 	for i, p := range spec.Profiles {
 		if p != allowProfile {
 			f.Reject(fmt.Sprintf("spec.profiles[%d]", i), "profile %q is not supported; the only one that is: %s", p, allowProfile)

@@ -2,7 +2,6 @@ package calico
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -18,19 +17,6 @@ func parseNet(s string) (netip.Prefix, error) {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	return model.ParsePrefix(s)
-}
-
-func parseNets(in []string, where string, f *fault.List) []netip.Prefix {
-	var nets []netip.Prefix
-	for i, text := range in {
-		n, err := parseNet(text)
-		if err != nil {
-			f.Reject(fmt.Sprintf("%s[%d]", where, i), "%v", err)
-			continue
-		}
-		nets = append(nets, n)
-	}
-	return nets
 }
 
 // setSpec has its networks read one by one, so that a fault in one leaves all else known.
@@ -54,7 +40,7 @@ func networkSet(kind model.Kind, data []byte, doubtful bool, f *fault.List) *mod
 	if len(spec.Nets) > 0 {
 		strict(spec.Nets, &nets, "spec.nets", f)
 	}
-	set.Nets = parseNets(nets, "spec.nets", f)
+	set.Nets = fault.ReadAll(f, "spec.nets[%d]", nets, parseNet)
 	slices.SortFunc(set.Nets, netip.Prefix.Compare)
 	set.Nets = slices.Compact(set.Nets)
 	if doubtful {

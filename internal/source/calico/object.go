@@ -23,6 +23,24 @@ import (
 // known, other than the rules, the order and the tier; or a field is unknown and there is no
 // selector), and where the name or the labels of the set can't be read.
 
+// The translations of kinds.
+var (
+	GlobalNetworkPolicy = translation(globalPolicy)
+	NetworkPolicy       = translation(namespacedPolicy)
+	GlobalNetworkSet    = networkSets(model.GlobalNetworkSet)
+	NetworkSet          = networkSets(model.NamespacedNetworkSet)
+	HostEndpoint        = translation(hostEndpoint)
+	IPPool              = translation(ipPool)
+	BlockAffinity       = translation(blockAffinity)
+	BGPConfiguration    = translation(bgpConfiguration)
+	BGPPeer             = translation(bgpPeer)
+	BGPFilter           = translation(bgpFilter)
+)
+
+func translation[T any](translate func([]byte, *fault.List) *T) func(text []byte, also error) (*T, error) {
+	return func(text []byte, also error) (*T, error) { return decode(text, also, translate) }
+}
+
 // Tier translates a Tier.
 func Tier(text []byte, also error) (*model.Tier, error) {
 	t, err := decode(text, also, tier)
@@ -32,54 +50,10 @@ func Tier(text []byte, also error) (*model.Tier, error) {
 	return t, err
 }
 
-// GlobalNetworkPolicy translates a GlobalNetworkPolicy.
-func GlobalNetworkPolicy(text []byte, also error) (*model.Policy, error) {
-	return decode(text, also, globalPolicy)
-}
-
-// NetworkPolicy translates a NetworkPolicy.
-func NetworkPolicy(text []byte, also error) (*model.Policy, error) {
-	return decode(text, also, namespacedPolicy)
-}
-
-// GlobalNetworkSet translates a GlobalNetworkSet.
-func GlobalNetworkSet(text []byte, also error) (*model.NetworkSet, error) {
-	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet {
-		return networkSet(model.GlobalNetworkSet, data, also != nil, f)
-	})
-}
-
-// NetworkSet translates a NetworkSet.
-func NetworkSet(text []byte, also error) (*model.NetworkSet, error) {
-	return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet {
-		return networkSet(model.NamespacedNetworkSet, data, also != nil, f)
-	})
-}
-
-// HostEndpoint translates a HostEndpoint.
-func HostEndpoint(text []byte, also error) (*model.HostEndpoint, error) {
-	return decode(text, also, hostEndpoint)
-}
-
-// IPPool translates an IPPool.
-func IPPool(text []byte, also error) (*model.IPPool, error) { return decode(text, also, ipPool) }
-
-// BlockAffinity translates a BlockAffinity.
-func BlockAffinity(text []byte, also error) (*model.BlockAffinity, error) {
-	return decode(text, also, blockAffinity)
-}
-
-// BGPConfiguration translates a BGPConfiguration.
-func BGPConfiguration(text []byte, also error) (*model.BGPConfiguration, error) {
-	return decode(text, also, bgpConfiguration)
-}
-
-// BGPPeer translates a BGPPeer.
-func BGPPeer(text []byte, also error) (*model.BGPPeer, error) { return decode(text, also, bgpPeer) }
-
-// BGPFilter translates a BGPFilter.
-func BGPFilter(text []byte, also error) (*model.BGPFilter, error) {
-	return decode(text, also, bgpFilter)
+func networkSets(kind model.Kind) func(text []byte, also error) (*model.NetworkSet, error) {
+	return func(text []byte, also error) (*model.NetworkSet, error) {
+		return decode(text, also, func(data []byte, f *fault.List) *model.NetworkSet { return networkSet(kind, data, also != nil, f) })
+	}
 }
 
 func decode[T any](text []byte, also error, translate func([]byte, *fault.List) *T) (*T, error) {

@@ -48,11 +48,7 @@ func globalPolicy(data []byte, f *fault.List) *model.Policy {
 	p := &model.Policy{Key: model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: m.Name}}}
 	p.Subject = subject(&spec.policySpec, f)
 	if spec.NamespaceSelector != "" {
-		in, err := parseNamespaces(spec.NamespaceSelector, false)
-		if err != nil {
-			f.Reject("spec.namespaceSelector", "%v", err)
-		}
-		p.Subject = model.And(in, p.Subject)
+		p.Subject = model.And(fault.Read(f, "spec.namespaceSelector", spec.NamespaceSelector, parseNamespaces), p.Subject)
 	}
 	p.ApplyOnForward, p.DoNotTrack, p.PreDNAT = spec.ApplyOnForward, spec.DoNotTrack, spec.PreDNAT
 	return policy(p, &spec.policySpec, f)
@@ -155,20 +151,11 @@ func checkHooks(p *model.Policy, f *fault.List) {
 	}
 }
 
-// selector translates the selector of subjects; the empty one is all of them.
-func selector(field, text string, f *fault.List) model.Selector {
-	s, err := ParseSelector(text)
-	if err != nil {
-		f.Reject(field, "%v", err)
-	}
-	return s
-}
-
 // subject translates what both kinds of policies say of whom they apply to: pods
 // must have the labels and, where that is asked for, such a service account.
 func subject(spec *policySpec, f *fault.List) model.Selector {
 	terms := accounts("spec.serviceAccountSelector", spec.ServiceAccounts, f)
-	return model.And(append(terms, selector("spec.selector", spec.Selector, f))...)
+	return model.And(append(terms, fault.Read(f, "spec.selector", spec.Selector, ParseSelector))...)
 }
 
 // accounts translates a selector of service accounts; there is none if it is empty.
@@ -176,11 +163,7 @@ func accounts(field, text string, f *fault.List) []model.Selector {
 	if text == "" {
 		return nil
 	}
-	s, err := parseAccounts(text)
-	if err != nil {
-		f.Reject(field, "%v", err)
-	}
-	return []model.Selector{s}
+	return []model.Selector{fault.Read(f, field, text, parseAccounts)}
 }
 
 // The directions of rules, as policies name them.

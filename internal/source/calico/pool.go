@@ -43,9 +43,7 @@ func ipPool(data []byte, f *fault.List) *model.IPPool {
 		f.Reject("spec.ipipMode", "IPIP carries no IPv6; use vxlanMode")
 	}
 	p.BlockSize = blockSize(spec.BlockSize, p.CIDR, f)
-	if p.Nodes, err = ParseSelector(spec.NodeSelector); err != nil {
-		f.Reject("spec.nodeSelector", "%v", err)
-	}
+	p.Nodes = fault.Read(f, "spec.nodeSelector", spec.NodeSelector, ParseSelector)
 	p.OfServices = slices.Equal(spec.AllowedUses, []string{"LoadBalancer"})
 	for i, use := range spec.AllowedUses {
 		if use != "Workload" && use != "Tunnel" && !p.OfServices {

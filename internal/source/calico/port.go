@@ -91,11 +91,7 @@ func ports(field string, in []intstr.IntOrString, protocol uint8, f *fault.List)
 	}
 	out := make([]model.PolicyPort, len(in))
 	for i := range in {
-		p, err := parsePort(in[i].String())
-		if err != nil {
-			f.Reject(fmt.Sprintf("%s[%d]", field, i), "%v", err)
-		}
-		out[i] = p
+		out[i] = fault.Read(f, fmt.Sprintf("%s[%d]", field, i), in[i].String(), parsePort)
 	}
 	return out
 }

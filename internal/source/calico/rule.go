@@ -162,7 +162,7 @@ func (r *ruleFamily) end(where string, in *end, protocol uint8, namespace string
 		out.NotPeers = append(out.NotPeers, p)
 	}
 	if in.NotSelector != "" {
-		out.NotPeers = append(out.NotPeers, model.Peer{Selector: selector(where+".notSelector", in.NotSelector, f)})
+		out.NotPeers = append(out.NotPeers, model.Peer{Selector: fault.Read(f, where+".notSelector", in.NotSelector, ParseSelector)})
 	}
 	out.Ports = ports(where+".ports", in.Ports, protocol, f)
 	out.NotPorts = ports(where+".notPorts", in.NotPorts, protocol, f)
@@ -170,7 +170,7 @@ func (r *ruleFamily) end(where string, in *end, protocol uint8, namespace string
 }
 
 func (r *ruleFamily) nets(field string, in []string, f *fault.List) (p model.Peer, ok bool) {
-	p.Nets = parseNets(in, field, f)
+	p.Nets = fault.ReadAll(f, field+"[%d]", in, parseNet)
 	for _, n := range p.Nets {
 		family := uint8(4)
 		if n.Addr().Is6() {
@@ -190,7 +190,7 @@ func (r *ruleFamily) nets(field string, in []string, f *fault.List) (p model.Pee
 func (e *end) peers(where, namespace string, f *fault.List) (s model.Selector, ok bool) {
 	var terms []model.Selector
 	if e.Selector != "" {
-		terms = append(terms, selector(where+".selector", e.Selector, f))
+		terms = append(terms, fault.Read(f, where+".selector", e.Selector, ParseSelector))
 	}
 	if e.ServiceAccounts != nil {
 		if names := e.ServiceAccounts.Names; len(names) > 0 {
@@ -200,11 +200,7 @@ func (e *end) peers(where, namespace string, f *fault.List) (s model.Selector, o
 	}
 	switch {
 	case e.NamespaceSelector != "":
-		in, err := parseNamespaces(e.NamespaceSelector, true)
-		if err != nil {
-			f.Reject(where+".namespaceSelector", "%v", err)
-		}
-		terms = append(terms, in)
+		terms = append(terms, fault.Read(f, where+".namespaceSelector", e.NamespaceSelector, parsePeerNamespaces))
 	case namespace != "" && (len(terms) > 0 || e.NotSelector != ""):
 		terms = append(terms, model.Equal(model.NamespaceLabel, namespace))
 	}

@@ -30,10 +30,15 @@ func ParseSelector(text string) (model.Selector, error) {
 }
 
 // parseNamespaces parses a selector of namespaces into one of what is in them:
-// labels are those of the namespace. Where global is true, "global()" selects
+// labels are those of the namespace.
+func parseNamespaces(text string) (model.Selector, error) {
+	return parseOwners(text, parser{prefix: model.NamespaceLabelPrefix, owner: model.NamespaceLabel})
+}
+
+// parsePeerNamespaces is parseNamespaces for rules, where "global()" selects
 // what is in no namespace; it can't be combined with anything.
-func parseNamespaces(text string, global bool) (model.Selector, error) {
-	return parseOwners(text, parser{prefix: model.NamespaceLabelPrefix, owner: model.NamespaceLabel, global: global})
+func parsePeerNamespaces(text string) (model.Selector, error) {
+	return parseOwners(text, parser{prefix: model.NamespaceLabelPrefix, owner: model.NamespaceLabel, global: true})
 }
 
 // parseAccounts parses a selector of service accounts into one of the pods that

@@ -124,17 +124,17 @@ func TestParseNamespaces(t *testing.T) {
 		{"team != 'a'", "!(pcns.team == 'a') && has(projectcalico.org/namespace)"},
 		{"!has(team)", "!(has(pcns.team)) && has(projectcalico.org/namespace)"},
 	} {
-		got, err := parseNamespaces(c.text, true)
+		got, err := parsePeerNamespaces(c.text)
 		if err != nil || got.String() != c.want {
-			t.Errorf("parseNamespaces(%q) = %q, %v; want %q", c.text, got, err, c.want)
+			t.Errorf("parsePeerNamespaces(%q) = %q, %v; want %q", c.text, got, err, c.want)
 		}
 	}
 	for _, text := range []string{"!global()", "global() || has(a)", "!(global())", "all() && global()"} {
-		if got, err := parseNamespaces(text, true); err == nil || !strings.Contains(err.Error(), "global() can't be combined") {
-			t.Errorf("parseNamespaces(%q) = %q, %v; want an error", text, got, err)
+		if got, err := parsePeerNamespaces(text); err == nil || !strings.Contains(err.Error(), "global() can't be combined") {
+			t.Errorf("parsePeerNamespaces(%q) = %q, %v; want an error", text, got, err)
 		}
 	}
-	if got, err := parseNamespaces("global()", false); err == nil {
+	if got, err := parseNamespaces("global()"); err == nil {
 		t.Errorf("global() where it has no meaning: %q", got)
 	}
 }
@@ -166,7 +166,7 @@ func FuzzParseSelector(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		_, _ = parseNamespaces(text, true)
+		_, _ = parsePeerNamespaces(text)
 		_, _ = parseAccounts(text)
 		s, err := ParseSelector(text)
 		if err != nil {

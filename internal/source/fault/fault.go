@@ -5,6 +5,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -39,6 +40,37 @@ func (l *List) Leave(field, format string, args ...any) {
 		reason = field + ": " + reason
 	}
 	l.reasons = append(l.reasons, reason)
+}
+
+// Read reads the value of a field. A text that can't be read makes the whole object unusable.
+func Read[T any](l *List, field, text string, parse func(string) (T, error)) T {
+	v, err := parse(text)
+	if err != nil {
+		l.Reject(field, "%v", err)
+	}
+	return v
+}
+
+// ReadAll is Read for a list; place has "%d" where the number of an item goes.
+func ReadAll[T any](l *List, place string, texts []string, parse func(string) (T, error)) []T {
+	return readEach(place, texts, parse, func(field string, err error) { l.Reject(field, "%v", err) })
+}
+
+// ReadSome is ReadAll for a list of which what can't be read is left out.
+func ReadSome[T any](l *List, place string, texts []string, parse func(string) (T, error)) []T {
+	return readEach(place, texts, parse, func(field string, err error) { l.Leave(field, "%v; it is left out", err) })
+}
+
+func readEach[T any](place string, texts []string, parse func(string) (T, error), wrong func(field string, err error)) (list []T) {
+	for i, text := range texts {
+		v, err := parse(text)
+		if err != nil {
+			wrong(strings.Replace(place, "%d", strconv.Itoa(i), 1), err)
+			continue
+		}
+		list = append(list, v)
+	}
+	return list
 }
 
 // Any tells whether there is a fault so far.

@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
-	"math/rand/v2"
 	"net/http"
 	"regexp"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 
@@ -19,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 )
@@ -31,46 +27,19 @@ import (
 // first node that finds the fault creates the Event and repeats it while the fault lasts, and the
 // others find it there. The API server forgets an Event after an hour; then another node takes
 // over.
-//
-// Nothing waits for a Recorder. A failure is logged once, and tried again.
 type Recorder struct {
-	api  *api
+	reports
 	node string
-	log  *slog.Logger
-	pace pace
-	wake wake.Signal // set when faults changes
-
-	mu     sync.Mutex
-	faults map[model.Issue]bool // to be reported; replaced as a whole
-
-	// The following fields belong to Run alone.
-	states  map[model.Issue]*eventState
-	failing bool // the last attempt failed
 }
 
-// eventState is the state of the Event for one fault.
-type eventState struct {
-	due   time.Time // when to send it, or to repeat it
-	path  string    // of the Event
-	mine  bool      // this node created it
-	count int32     // how often this node has sent it
+// event is the Event for one fault.
+type event struct {
+	path  string
+	mine  bool  // this node created it
+	count int32 // how often this node has sent it
 }
-
-// pace is how often Events are sent.
-type pace struct {
-	spread  time.Duration // random delay of the first Event, as all nodes find a fault at once
-	between time.Duration // at least, between two Events
-	again   time.Duration // until an Event of this node's own is repeated
-	others  time.Duration // until another node's Event is checked: it may be gone
-	failed  time.Duration // after a failure
-}
-
-var usualPace = pace{spread: 10 * time.Second, between: 200 * time.Millisecond, again: 20 * time.Minute, others: 90 * time.Minute, failed: time.Minute}
 
 const (
-	// maxEvents is how many faults are reported: more Events help nobody.
-	maxEvents = 500
-
 	reportedBy    = "sluice.dev/agent"
 	maxNote       = 1024 // bytes; the API server accepts no more
 	maxInstance   = 128  // likewise
@@ -80,120 +49,55 @@ const (
 
 // NewRecorder returns a recorder for the node of that name. It does nothing until it runs.
 func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
-	return &Recorder{
-		api: config.api(usualTiming(), log), node: node[:min(len(node), maxInstance)], log: log, pace: usualPace,
-		wake: wake.New(), states: map[model.Issue]*eventState{},
-	}
+	r := &Recorder{newReports(config, log), node[:min(len(node), maxInstance)]}
+	r.failure, r.tell = "faults cannot be reported as Kubernetes Events", r.record
+	return r
 }
 
 // Report sets the present faults. It returns at once, and is safe for concurrent use.
 func (r *Recorder) Report(issues []model.Issue) {
-	now := map[model.Issue]bool{}
+	now := map[model.Issue]string{}
 	for _, i := range issues {
-		if i.Object.Name.Name != "" && kinds.Find(i.Object.Kind) != nil && len(now) < maxEvents {
-			now[i] = true
+		if i.Object.Name.Name != "" && kinds.Find(i.Object.Kind) != nil && len(now) < maxReported {
+			now[i] = i.Reason
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if maps.Equal(now, r.faults) {
-		return
-	}
-	r.faults = now
-	r.wake.Set()
-}
-
-// Run sends Events of the reported faults until ctx ends.
-func (r *Recorder) Run(ctx context.Context) {
-	for {
-		r.follow()
-		wait := time.Hour
-		if next, t := r.earliest(); t != nil {
-			if wait = time.Until(t.due); wait <= 0 {
-				r.send(ctx, next, t)
-				wait = r.pace.between
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.wake:
-		case <-time.After(wait):
-		}
-	}
-}
-
-// follow adds new faults and forgets those that are gone.
-func (r *Recorder) follow() {
-	r.mu.Lock()
-	faults := r.faults
-	r.mu.Unlock()
-	maps.DeleteFunc(r.states, func(i model.Issue, _ *eventState) bool { return !faults[i] })
-	for i := range faults {
-		if r.states[i] == nil {
-			r.states[i] = &eventState{due: time.Now().Add(rand.N(r.pace.spread))}
-		}
-	}
-}
-
-// earliest returns the fault that is due next; nil: there is none.
-func (r *Recorder) earliest() (next model.Issue, t *eventState) {
-	for i, candidate := range r.states {
-		if t == nil || candidate.due.Before(t.due) {
-			next, t = i, candidate
-		}
-	}
-	return next, t
-}
-
-// send sends the Event of one fault, and sets when to do so again.
-func (r *Recorder) send(ctx context.Context, i model.Issue, t *eventState) {
-	err := r.record(ctx, i, t)
-	switch {
-	case ctx.Err() != nil:
-		return
-	case err != nil:
-		t.due = time.Now().Add(jitter(r.pace.failed))
-		if !r.failing {
-			r.log.Warn("faults cannot be reported as Kubernetes Events; trying again", "object", i.Object, "error", err)
-		}
-	case t.mine:
-		t.due = time.Now().Add(jitter(r.pace.again))
-	default:
-		t.due = time.Now().Add(jitter(r.pace.others))
-	}
-	r.failing = err != nil
+	r.set(now)
 }
 
 // record creates the Event, or updates this node's own, as the fault lasts.
-func (r *Recorder) record(ctx context.Context, i model.Issue, t *eventState) error {
-	if t.mine {
-		err := r.repeat(ctx, t)
+func (r *Recorder) record(ctx context.Context, i model.Issue, s *report) (again time.Duration, err error) {
+	e := &s.event
+	if e.mine {
+		err := r.repeat(ctx, e)
 		if !apierrors.IsNotFound(err) {
-			return err
+			return r.pace.again, err
 		}
-		t.mine = false
+		e.mine = false
 	}
 	object, err := r.find(ctx, i.Object)
 	if err != nil || object == nil {
-		return err
+		return r.pace.others, err
 	}
-	event := r.event(i, object)
-	t.path = kinds.Resource{Group: eventsv1.GroupName, Version: "v1", Plural: "events"}.In(event.Namespace)
-	err = r.api.write(ctx, http.MethodPost, t.path, nil, mediaJSON, event)
-	t.mine, t.count, t.path = err == nil, 1, t.path+"/"+event.Name
-	if apierrors.IsAlreadyExists(err) {
-		return nil
+	made := r.event(i, object)
+	e.path = kinds.Resource{Group: eventsv1.GroupName, Version: "v1", Plural: "events"}.In(made.Namespace)
+	err = r.api.write(ctx, http.MethodPost, e.path, nil, mediaJSON, made)
+	e.mine, e.count, e.path = err == nil, 1, e.path+"/"+made.Name
+	switch {
+	case e.mine:
+		return r.pace.again, nil
+	case apierrors.IsAlreadyExists(err):
+		return r.pace.others, nil
 	}
-	return err
+	return 0, err
 }
 
 // repeat makes an Event a series, or continues it.
-func (r *Recorder) repeat(ctx context.Context, t *eventState) error {
-	series := eventsv1.EventSeries{Count: t.count + 1, LastObservedTime: metav1.NowMicro()}
-	err := r.api.write(ctx, http.MethodPatch, t.path, nil, mediaMergePatch, map[string]any{"series": series})
+func (r *Recorder) repeat(ctx context.Context, e *event) error {
+	series := eventsv1.EventSeries{Count: e.count + 1, LastObservedTime: metav1.NowMicro()}
+	err := r.api.write(ctx, http.MethodPatch, e.path, nil, mediaMergePatch, map[string]any{"series": series})
 	if err == nil {
-		t.count++
+		e.count++
 	}
 	return err
 }

@@ -236,12 +236,12 @@ func TestRecorderRetries(t *testing.T) {
 func TestRecorderBounds(t *testing.T) {
 	t.Parallel()
 	r := NewRecorder(Config{}, strings.Repeat("n", 200), silentLog)
-	issues := make([]model.Issue, 2*maxEvents)
+	issues := make([]model.Issue, 2*maxReported)
 	for i := range issues {
 		issues[i] = model.Ref{Kind: "Service", Name: model.Name{Namespace: "shop", Name: fmt.Sprint("s", i)}}.Issue("bad")
 	}
 	r.Report(issues)
-	if r.follow(); len(r.states) != maxEvents || len(r.node) != maxInstance {
+	if r.follow(); len(r.states) != maxReported || len(r.node) != maxInstance {
 		t.Errorf("%d faults of %d bytes", len(r.states), len(r.node))
 	}
 	r.Report(nil)

@@ -128,12 +128,7 @@ func clusterEgressPeer(in *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fau
 	}
 	var p model.Peer
 	for i, text := range in.Networks {
-		n, err := parsePrefix(string(text))
-		if err != nil {
-			f.Reject(fmt.Sprintf("networks[%d]", i), "%v", err)
-			continue
-		}
-		p.Nets = append(p.Nets, n)
+		p.Nets = append(p.Nets, fault.Read(f, fmt.Sprintf("networks[%d]", i), string(text), parsePrefix))
 	}
 	return p
 }

@@ -1,6 +1,7 @@
 package kubeobj
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -33,17 +34,10 @@ func Node(o *corev1.Node) (*model.Node, error) {
 	if len(list) == 0 && o.Spec.PodCIDR != "" {
 		list, field = []string{o.Spec.PodCIDR}, "spec.podCIDR"
 	}
-	for _, text := range list {
+	n.PodCIDRs = fault.ReadSome(&f, field, list, func(text string) (netip.Prefix, error) {
 		p, err := parsePrefix(text)
-		if err == nil {
-			err = model.CheckPodCIDR(p)
-		}
-		if err != nil {
-			f.Leave(field, "%v; it is left out", err)
-			continue
-		}
-		n.PodCIDRs = append(n.PodCIDRs, p)
-	}
+		return p, cmp.Or(err, model.CheckPodCIDR(p))
+	})
 	n.Fabric = nodeFabric(o.Annotations, &f)
 	return fault.Result(n, &f)
 }

@@ -2,7 +2,6 @@ package kubeobj
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -76,24 +75,14 @@ var podAnnotationNames = slices.Sorted(maps.Keys(podAnnotations))
 const notLimited = "nothing limits the pod's traffic by it"
 
 func podIPs(o *corev1.Pod, f *fault.List) []netip.Addr {
-	var ips []netip.Addr
-	for i := range o.Status.PodIPs {
-		a, err := parseAddr(o.Status.PodIPs[i].IP)
-		if err != nil {
-			f.Reject(fmt.Sprintf("status.podIPs[%d].ip", i), "%v", err)
-			continue
-		}
-		ips = append(ips, a)
+	if len(o.Status.PodIPs) == 0 && o.Status.PodIP != "" {
+		return fault.ReadAll(f, "status.podIP", []string{o.Status.PodIP}, parseAddr)
 	}
-	if len(o.Status.PodIPs) > 0 || o.Status.PodIP == "" {
-		return ips
+	texts := make([]string, len(o.Status.PodIPs))
+	for i := range texts {
+		texts[i] = o.Status.PodIPs[i].IP
 	}
-	a, err := parseAddr(o.Status.PodIP)
-	if err != nil {
-		f.Reject("status.podIP", "%v", err)
-		return nil
-	}
-	return []netip.Addr{a}
+	return fault.ReadAll(f, "status.podIPs[%d].ip", texts, parseAddr)
 }
 
 func containerPorts(ports []model.ContainerPort, c *corev1.Container, f *fault.List) []model.ContainerPort {

@@ -107,24 +107,15 @@ func clusterIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if list[0] == corev1.ClusterIPNone {
 		return nil
 	}
-	ips := make([]netip.Addr, 0, len(list))
-	for i, text := range list {
-		where := field
-		if strings.Contains(field, "%d") {
-			where = fmt.Sprintf(field, i)
-		}
+	var ipv4, ipv6 bool // there is one
+	return fault.ReadSome(f, field, list, func(text string) (netip.Addr, error) {
 		a, err := parseAddr(text)
-		if err != nil {
-			f.Leave(where, "%v; it is left out", err)
-			continue
+		if err == nil && (ipv4 && a.Is4() || ipv6 && a.Is6()) {
+			err = fmt.Errorf("%s: a service has at most one cluster IP of each family", a)
 		}
-		if len(ips) > 0 && (len(ips) == 2 || ips[0].Is4() == a.Is4()) {
-			f.Leave(where, "%s: a service has at most one cluster IP of each family; it is left out", a)
-			continue
-		}
-		ips = append(ips, a)
-	}
-	return ips
+		ipv4, ipv6 = ipv4 || a.Is4(), ipv6 || a.Is6()
+		return a, err
+	})
 }
 
 func servicePorts(o *corev1.Service, f *fault.List) []model.ServicePort {
@@ -174,19 +165,13 @@ func externalIPs(o *corev1.Service, f *fault.List) []netip.Addr {
 	if len(o.Spec.ExternalIPs) == 0 || o.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
-	ips := make([]netip.Addr, 0, len(o.Spec.ExternalIPs))
-	for i, text := range o.Spec.ExternalIPs {
-		field := fmt.Sprintf("spec.externalIPs[%d]", i)
+	return fault.ReadSome(f, "spec.externalIPs[%d]", o.Spec.ExternalIPs, func(text string) (netip.Addr, error) {
 		a, err := parseAddr(text)
-		if err != nil {
-			f.Leave(field, "%v; it is left out", err)
-		} else if why := model.Unusable(a); why != "" {
-			f.Leave(field, "%s is %s; it is left out", a, why)
-		} else {
-			ips = append(ips, a)
+		if why := model.Unusable(a); err == nil && why != "" {
+			err = fmt.Errorf("%s is %s", a, why)
 		}
-	}
-	return ips
+		return a, err
+	})
 }
 
 // ingressIPs leaves out ingress points whose traffic the load balancer delivers to the nodes itself
@@ -233,17 +218,10 @@ func sourceRanges(o *corev1.Service, f *fault.List) []netip.Prefix {
 	if len(list) == 0 {
 		return nil
 	}
-	ranges := make([]netip.Prefix, 0, len(list))
-	for _, text := range list {
-		p, err := parsePrefix(text)
-		if err != nil {
-			f.Leave(field, "%v; it is left out", err)
-			continue
-		}
-		ranges = append(ranges, p)
-	}
+	ranges := fault.ReadSome(f, field, list, parsePrefix)
 	if len(ranges) == 0 {
 		f.Leave(field, "none can be read, so the addresses of the load balancer are not served")
+		return []netip.Prefix{}
 	}
 	return ranges
 }

@@ -40,10 +40,10 @@ func FuzzParse(f *testing.F) {
 				}
 			}
 			after := p.parse(name, []byte(second), before.objects)
-			if p.unreadable && len(after.issues) == 0 {
+			if after.unreadable && len(after.issues) == 0 {
 				t.Fatalf("%s: what can't be read is not told", name)
 			}
-			if !p.unreadable {
+			if !after.unreadable {
 				continue
 			}
 			for i := range before.objects {

@@ -106,9 +106,9 @@ func (f *file) wasRead() bool { return f != nil && f.stamp != stamp.Stamp{} }
 
 // isIncomplete tells whether a file's content, read for the first time or incomplete
 // before, has parts of which no good version is known.
-func isIncomplete(known *file, unreadable bool, objects []object) bool {
+func isIncomplete(known *file, now *content) bool {
 	if known.wasRead() && !known.incomplete {
 		return false
 	}
-	return unreadable || slices.ContainsFunc(objects, func(o object) bool { return o.value == nil && !o.duplicate })
+	return now.unreadable || slices.ContainsFunc(now.objects, func(o object) bool { return o.value == nil && !o.duplicate })
 }

@@ -58,16 +58,15 @@ type parser struct {
 	buf           []byte // for reading files
 
 	// The file being read.
-	name       string
-	line       int    // that counted is on
-	yaml       bool   // data was made from YAML: all of it counts as being on line
-	counted    int    // offset up to which the lines of data were counted
-	text       []byte // that data was made from; nil for JSON
-	place      string // " items[3]" in a list whose items do not have lines of their own
-	twice      error  // a key that is given twice in the YAML that data was made from
-	prev       previous
-	out        content
-	unreadable bool // a part of the file that may declare objects can't be read
+	name    string
+	line    int    // that counted is on
+	yaml    bool   // data was made from YAML: all of it counts as being on line
+	counted int    // offset up to which the lines of data were counted
+	text    []byte // that data was made from; nil for JSON
+	place   string // " items[3]" in a list whose items do not have lines of their own
+	twice   error  // a key that is given twice in the YAML that data was made from
+	prev    previous
+	out     content
 }
 
 // parse reads a file. prev is what it declared before: an object whose text is
@@ -75,7 +74,7 @@ type parser struct {
 // is at fault now. Where a part can't be read at all, all that prev has and
 // the rest of the file doesn't declare stays.
 func (p *parser) parse(name string, data []byte, prev []object) content {
-	p.name, p.out, p.unreadable = name, content{}, false
+	p.name, p.out = name, content{}
 	p.prev = previous{objects: prev}
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) // a byte order mark
 	if isJSON(name) {
@@ -85,7 +84,7 @@ func (p *parser) parse(name string, data []byte, prev []object) content {
 		p.documents(data)
 	}
 	p.refuseDuplicates()
-	if p.unreadable {
+	if p.out.unreadable {
 		p.keepUnseen()
 	}
 	out := p.out
@@ -117,7 +116,7 @@ func (p *parser) unreadablePart(err error) {
 }
 
 func (p *parser) unreadableAt(line int, reason string) {
-	p.unreadable = true
+	p.out.unreadable = true
 	force := model.InForceNothing
 	if len(p.prev.objects) > 0 {
 		force = model.InForceLast

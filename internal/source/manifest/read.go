@@ -126,8 +126,8 @@ func (p *parser) read(from *folder, j job) reading {
 		r.outcome, r.err = failed, err
 		return r
 	}
-	r.content.incomplete, r.content.unreadable = isIncomplete(j.known, p.unreadable, r.content.objects), p.unreadable
-	if r.again && (p.unreadable || len(r.content.objects) == 0) {
+	r.content.incomplete = isIncomplete(j.known, &r.content)
+	if r.again && (r.content.unreadable || len(r.content.objects) == 0) {
 		r.outcome = busy
 	}
 	if cap(p.buf) > keptBuffer {
@@ -163,19 +163,12 @@ func (p *parser) load(f *watch.File) ([]byte, error) {
 	if f.Size > maxFile {
 		return nil, fmt.Errorf("it has %d bytes, at most %d are read; split it", f.Size, maxFile)
 	}
-	if int64(cap(p.buf)) <= f.Size {
-		p.buf = make([]byte, max(f.Size+1, 64<<10))
+	if int64(len(p.buf)) < f.Size {
+		p.buf = make([]byte, max(f.Size, 64<<10))
 	}
-	n := 0
-	for n < cap(p.buf) {
-		m, err := f.Read(p.buf[n:cap(p.buf)])
-		if err != nil && err != io.EOF {
-			return nil, err
-		}
-		n += m
-		if err == io.EOF || int64(n) == f.Size {
-			break
-		}
+	n, err := io.ReadFull(f, p.buf[:f.Size])
+	if err == io.EOF || err == io.ErrUnexpectedEOF { // it was cut short meanwhile
+		err = nil
 	}
-	return p.buf[:n], nil
+	return p.buf[:n], err
 }

@@ -171,9 +171,5 @@ func address(field, text string, f *fault.List) netip.Addr {
 	if text == "" {
 		return netip.Addr{}
 	}
-	a, err := model.ParseAddr(text)
-	if err != nil {
-		f.Reject(field, "%v", err)
-	}
-	return a
+	return fault.Read(f, field, text, model.ParseAddr)
 }

@@ -67,14 +67,7 @@ func IPAddressPool(text []byte, also error) (*model.IPAddressPool, error) {
 		if len(o.Spec.Addresses) == 0 {
 			f.Reject("spec.addresses", "a pool needs addresses, as in 192.0.2.0/28 or 192.0.2.10-192.0.2.20")
 		}
-		for i, text := range o.Spec.Addresses {
-			r, err := parseRange(text)
-			if err != nil {
-				f.Leave(fmt.Sprintf("spec.addresses[%d]", i), "%v; it is left out", err)
-				continue
-			}
-			p.Ranges = append(p.Ranges, r)
-		}
+		p.Ranges = fault.ReadSome(f, "spec.addresses[%d]", o.Spec.Addresses, parseRange)
 		if len(p.Ranges) == 0 && len(o.Spec.Addresses) > 0 {
 			f.Reject("spec.addresses", "none can be read")
 		}
