@@ -69,7 +69,6 @@ type Config struct {
 // follow, in slices: see slice.go. It is not safe for concurrent use.
 type Compiler struct {
 	env       *environment
-	peers     *peers
 	checks    map[model.Name]*HealthCheck
 	all       map[model.Name]*service
 	dirty     map[model.Name]struct{}      // of the last Follow
@@ -85,7 +84,7 @@ type Compiler struct {
 func New(cfg Config) *Compiler {
 	now, checks, all := state.NewServices(), map[model.Name]*HealthCheck{}, map[model.Name]*service{}
 	return &Compiler{
-		env: &environment{cfg: cfg}, peers: newPeers(cfg.Node, now.Peers), checks: checks,
+		env: &environment{cfg: cfg, nodes: map[string]*model.Node{}, peers: diff.NewSet(now.Peers)}, checks: checks,
 		all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
 		limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
 		claims: contests{
@@ -147,9 +146,6 @@ func (c *Compiler) Follow(v *store.View, d store.Dirty) (everything bool) {
 	everything, addrs := c.env.follow(v, d)
 	c.dirty = c.affected(v, d.Services, everything, addrs)
 	c.claims.frontends.Expect(len(c.dirty))
-	if c.env.cfg.Fabric {
-		c.peers.update(v, d)
-	}
 	return everything
 }
 

@@ -14,7 +14,7 @@ import (
 
 // affected returns the services to compile anew: those that are dirty, and those to which a change
 // of the environment matters.
-func (c *Compiler) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]struct{}) map[model.Name]struct{} {
+func (c *Compiler) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]bool) map[model.Name]struct{} {
 	switch {
 	case everything:
 		dirty = v.Services()
@@ -36,7 +36,7 @@ func (c *Compiler) flush() state.ServicesDelta {
 	c.builder = builder{} // it holds on to objects, and its scratch may be large
 	s := &c.claims
 	return state.ServicesDelta{
-		Frontends: s.frontends.Flush(), ClusterIPs: s.clusterIPs.Flush(), OtherIPs: s.otherIPs.Flush(), Hairpins: s.hairpins.Flush(), Peers: c.peers.set.Flush(),
+		Frontends: s.frontends.Flush(), ClusterIPs: s.clusterIPs.Flush(), OtherIPs: s.otherIPs.Flush(), Hairpins: s.hairpins.Flush(), Peers: c.env.peers.Flush(),
 	}
 }
 
