@@ -315,12 +315,8 @@ func gateway(pod *netns.NS, link *netlink.LinkAttrs, gw netip.Addr, far *netlink
 
 // neighbour sets a permanent neighbour entry in ns: a is at far's hardware address behind link.
 func neighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, far *netlink.LinkAttrs) error {
-	family := unix.AF_INET
-	if a.Is6() {
-		family = unix.AF_INET6
-	}
 	err := ns.NeighSet(&netlink.Neigh{
-		LinkIndex: link.Index, Family: family, State: netlink.NUD_PERMANENT,
+		LinkIndex: link.Index, Family: familyOf(a), State: netlink.NUD_PERMANENT,
 		IP: a.AsSlice(), HardwareAddr: far.HardwareAddr,
 	})
 	if err != nil {
