@@ -103,10 +103,6 @@ func (o *runOptions) publishKey(ctx context.Context, node string, key model.Publ
 	if key != (model.PublicKey{}) {
 		text = key.String()
 	}
-	a := kube.NewAnnotation(o.kubeFlags.api(false), node, kubeobj.WireGuardAnnotation, text, log)
-	a.Contests = contests
-	go a.Run(ctx, func() bool {
-		n := objects.Node(node)
-		return n != nil && n.Key() != key
-	})
+	annotation := kube.NewAnnotation(o.kubeFlags.api(false), node, kubeobj.WireGuardAnnotation, text, log)
+	go changeNode(ctx, annotation, node, objects, contests, func(n *model.Node) bool { return n.Key() != key })
 }
