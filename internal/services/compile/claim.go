@@ -59,9 +59,9 @@ func (x *contest[T]) oldest() *claimant[T] {
 	return first
 }
 
-// settle records that the service wants something at key, or nothing there if that is nil, and gives
-// the key to the first of those who claim it: one whose cluster IP it is, before those that have
-// chosen the address themselves.
+// settle records what the service wants at key, nil for nothing, and gives the key to the first of
+// those who claim it: one whose cluster IP it is, before those that have chosen the address
+// themselves.
 func (c *claims[K, T]) settle(key K, name model.Name, wants *T) {
 	rivals := c.contested[key]
 	if rivals == nil {

@@ -8,9 +8,9 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// followPeers has the set of other nodes' addresses, from which tunnels take packets, follow a node.
-// It has all that a node has, as those of one that changes its mode come before it is known here
-// which it sends from.
+// followPeers has the addresses of other nodes, from which tunnels take packets, follow one node:
+// all that it has, as those of one that changes its mode come before it is known here which it
+// sends from.
 func (e *environment) followPeers(before, now *model.Node) {
 	for _, a := range nodeAddresses(now) {
 		e.peers.Add(a)
