@@ -211,11 +211,7 @@ func (o *runOptions) runCNI(ctx context.Context, a *agent.Agent, objects *store.
 	go keepCNI(ctx, a, objects, o.cni.Options, log, func() {
 		if o.kubeFlags.named() {
 			network := kube.NewNetworkAvailable(o.kubeFlags.api(false), a.Node, log)
-			network.Contests = a.Contests
-			network.Run(ctx, func() bool {
-				node := objects.Node(a.Node)
-				return node != nil && !node.Networked
-			})
+			changeNode(ctx, network, a.Node, objects, a.Contests, func(n *model.Node) bool { return !n.Networked })
 		}
 	})
 }

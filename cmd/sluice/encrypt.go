@@ -32,9 +32,6 @@ func nodeKey(path string) (key [32]byte, err error) {
 	if err != nil {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
-	if _, err := os.Lstat(own); errors.Is(err, fs.ErrNotExist) {
-		_ = os.Rename(path, own) // releases that had one file for all left it; mostly there is none
-	}
 	if key, err = readKey(path); errors.Is(err, fs.ErrNotExist) {
 		return newNodeKey(own)
 	}
@@ -55,20 +52,16 @@ func readKey(path string) (key [32]byte, err error) {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
 	text, err := os.ReadFile(own)
-	if errors.Is(err, fs.ErrNotExist) {
-		own = path
-		text, err = os.ReadFile(own)
-	}
 	if err != nil {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
-	encoded, of, scoped := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	encoded, of, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	decoded, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil || len(decoded) != len(key) {
 		return key, fmt.Errorf("%s holds no key for WireGuard: remove it, and the node gets another", own)
 	}
 	scope, err := netns.Scope()
-	if err == nil && scoped && of != scope {
+	if err == nil && of != scope {
 		err = fmt.Errorf("%s is of a network namespace that is gone: %w", own, fs.ErrNotExist)
 	}
 	return [32]byte(decoded), err
@@ -110,10 +103,6 @@ func (o *runOptions) publishKey(ctx context.Context, node string, key model.Publ
 	if key != (model.PublicKey{}) {
 		text = key.String()
 	}
-	a := kube.NewAnnotation(o.kubeFlags.api(false), node, kubeobj.WireGuardAnnotation, text, log)
-	a.Contests = contests
-	go a.Run(ctx, func() bool {
-		n := objects.Node(node)
-		return n != nil && n.Key() != key
-	})
+	annotation := kube.NewAnnotation(o.kubeFlags.api(false), node, kubeobj.WireGuardAnnotation, text, log)
+	go changeNode(ctx, annotation, node, objects, contests, func(n *model.Node) bool { return n.Key() != key })
 }

@@ -152,16 +152,11 @@ func (n nodePorts) Set(list string) error {
 		return nil // kube-proxy accepts it too
 	}
 	for _, s := range splitList(list) {
-		switch s {
-		case kubeproxy.Primary:
+		if s == kubeproxy.Primary {
 			n.NodePortPrimary = true
-			continue
-		case kubeproxy.All:
-			s = "0.0.0.0/0,::/0"
-		case kubeproxy.Localhost:
-			s = "127.0.0.0/8,::1/128"
-		}
-		if err := (*prefixes)(&n.NodePortAddresses).Set(s); err != nil {
+		} else if of := kubeproxy.NodePortWords[s]; of != nil {
+			n.NodePortAddresses = append(n.NodePortAddresses, of...)
+		} else if err := (*prefixes)(&n.NodePortAddresses).Set(s); err != nil {
 			return fmt.Errorf("%w, nor one of the words %s, %s and %s", err, kubeproxy.Primary, kubeproxy.All, kubeproxy.Localhost)
 		}
 	}

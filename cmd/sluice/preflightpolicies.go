@@ -90,21 +90,14 @@ func preflightPolicies(ctx context.Context, node *nodeFlags) ([]preflight.Result
 
 // knownPolicies counts what the policies are about.
 func knownPolicies(c *compile.Compiler, p *state.Policy) preflight.Result {
-	pods, judged := map[model.Name]bool{}, 0
-	for _, w := range p.Workloads {
-		pods[w.Pod] = pods[w.Pod] || w.Ingress != "" || w.Egress != ""
-	}
-	for _, is := range pods {
-		if is {
-			judged++
-		}
-	}
+	var s agent.PolicyStatus
+	s.CountPods(p)
 	r := preflight.Result{Check: checkPolicies, Status: preflight.OK, Seen: fmt.Sprintf("%s known; they apply to %s of this node",
-		none(len(c.Policy.Views())), model.Of(judged, len(pods), "pod"))}
+		none(len(c.Policy.Views())), model.Of(s.Selected, s.Local, "pod"))}
 	if n := len(p.Hosts); n > 0 {
 		r.Seen += ", and to " + model.Count(n, "host endpoint") + " of it"
 	}
-	if len(pods) == 0 {
+	if s.Local == 0 {
 		r.Status, r.Do = preflight.Warn, "if this node has pods, name its Node object with --node: without pods nothing is said about connections"
 	}
 	return r

@@ -357,10 +357,15 @@ func (o *runOptions) runUntaint(ctx context.Context, a *agent.Agent, objects *st
 		return
 	}
 	untaint := kube.NewUntaint(o.kubeFlags.api(false), a.Node, o.taint, log)
-	untaint.Contests = a.Contests
-	go untaint.Run(ctx, func() bool {
-		node := objects.Node(a.Node)
-		return node != nil && slices.Contains(node.Taints, o.taint) && a.Ready()
+	go changeNode(ctx, untaint, a.Node, objects, a.Contests, func(n *model.Node) bool { return slices.Contains(n.Taints, o.taint) && a.Ready() })
+}
+
+// changeNode makes a change to a Node until ctx ends, whenever it is due.
+func changeNode(ctx context.Context, change *kube.NodeChange, name string, objects *store.Store, contests *contest.Board, due func(*model.Node) bool) {
+	change.Contests = contests
+	change.Run(ctx, func() bool {
+		node := objects.Node(name)
+		return node != nil && due(node)
 	})
 }
 

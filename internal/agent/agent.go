@@ -161,7 +161,6 @@ type Agent struct {
 	limits  limits
 	checks  *healthChecks
 	drops   dropLog
-	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
 	fabric   *reconcile.Follower // carries out Config.Fabric; nil: there is none
@@ -192,7 +191,7 @@ func New(c Config) *Agent {
 		return !node.Leaving
 	}}
 	a.health.blocked = a.blocked
-	a.checks = newHealthChecks(c.Log, func() bool { ok, _ := a.health.healthy(); return ok }, a.limits, a.sockets)
+	a.checks = newHealthChecks(c.Log, a.health.healthy, a.limits, a.sockets)
 	a.checks.proxy = c.KubeProxy
 	if c.Fabric != nil {
 		a.fabric = reconcile.NewFollower(c.Fabric, func() *state.State { return reading(a, c.Compiler.State().Clone) }, c.AuditInterval, c.Log)

@@ -3,7 +3,7 @@ package agent
 import (
 	"fmt"
 	"net/http"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,75 +24,52 @@ type health struct {
 	// "" if it is ready.
 	blocked func() string
 
-	mu      sync.Mutex
-	updated time.Time // when the kernel last had all that was wanted
-	pending time.Time // since when a change has been waiting; zero if none is
-	turned  time.Time // when the loop last ran; zero before its first pass
-	failure string    // why the last attempt failed; "" if it succeeded
+	// These are nil if there is none.
+	updated atomic.Pointer[time.Time] // when the kernel last had all that was wanted
+	pending atomic.Pointer[time.Time] // since when a change has been waiting
+	turned  atomic.Pointer[time.Time] // when the loop last ran
+	failure atomic.Pointer[string]    // why the last attempt failed
 }
 
 // beat records a pass of the loop.
-func (h *health) beat() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.turned = h.now()
-}
+func (h *health) beat() { h.turned.Store(new(h.now())) }
 
 // failed records that an attempt to program the kernel failed, and why.
-func (h *health) failed(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.failure = err.Error()
-}
+func (h *health) failed(err error) { h.failure.Store(new(err.Error())) }
 
 // alive reports whether the loop runs, whether or not its attempts succeed. One attempt may take
 // longer than kube-proxy's sync period, for example the first one with a million endpoints.
-func (h *health) alive() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.turned.IsZero() || h.now().Sub(h.turned) < max(h.limit, unhealthyAfter)
+func (h *health) alive() bool { return h.within(&h.turned, max(h.limit, unhealthyAfter)) }
+
+// within reports whether a moment is less long ago than that, or there was none.
+func (h *health) within(moment *atomic.Pointer[time.Time], limit time.Duration) bool {
+	at := moment.Load()
+	return at == nil || h.now().Sub(*at) < limit
 }
 
 // queued records that a change waits for the kernel.
-func (h *health) queued(since time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.pending.IsZero() {
-		h.pending = since
-	}
-}
+func (h *health) queued(since time.Time) { h.pending.CompareAndSwap(nil, &since) }
 
 // applied records that the kernel has all that was wanted.
 func (h *health) applied() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.updated, h.pending, h.failure = h.now(), time.Time{}, ""
+	h.updated.Store(new(h.now()))
+	h.pending.Store(nil)
+	h.failure.Store(nil)
 }
 
-// healthy reports whether changes reach the kernel, and when they last did. An agent that has not
-// read its sources yet is healthy, but not ready.
-func (h *health) healthy() (ok bool, updated time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.pending.IsZero() || h.now().Sub(h.pending) < h.limit, h.updated
-}
+// healthy reports whether changes reach the kernel. An agent that has not read its sources yet is
+// healthy, but not ready.
+func (h *health) healthy() bool { return h.within(&h.pending, h.limit) }
 
 // ready reports whether the kernel has once had all that was wanted.
-func (h *health) ready() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return !h.updated.IsZero()
-}
+func (h *health) ready() bool { return h.updated.Load() != nil }
 
 // unready returns why the agent is not ready; "" if it is.
 func (h *health) unready() string {
-	h.mu.Lock()
-	failure, ready := h.failure, !h.updated.IsZero()
-	h.mu.Unlock()
-	switch {
-	case failure != "":
-		return "the kernel cannot be programmed: " + failure
-	case !ready:
+	switch failure := h.failure.Load(); {
+	case failure != nil:
+		return "the kernel cannot be programmed: " + *failure
+	case !h.ready():
 		return "the services have not been programmed yet"
 	case h.blocked != nil:
 		return h.blocked()
@@ -117,20 +94,20 @@ type familyHealth struct {
 
 // body is the answer of /healthz, or of /livez if eligible is nil.
 func (h *health) body(eligible *bool) healthBody {
-	ok, updated := h.healthy()
-	b := healthBody{LastUpdated: updated, CurrentTime: h.now(), NodeEligible: eligible, Healthy: ok}
+	ok, updated := h.healthy(), h.updated.Load()
+	b := healthBody{CurrentTime: h.now(), NodeEligible: eligible, Healthy: ok}
 	if eligible == nil {
 		b.Healthy = h.alive()
+	}
+	if updated != nil {
+		b.LastUpdated, b.Status = *updated, map[string]familyHealth{}
+		for _, family := range families {
+			b.Status[family] = familyHealth{*updated, ok}
+		}
 	}
 	if ok && b.Healthy {
 		// As in kube-proxy, a healthy proxy is up to date now, even if nothing changed for long.
 		b.LastUpdated = b.CurrentTime
-	}
-	if !updated.IsZero() {
-		b.Status = map[string]familyHealth{}
-		for _, family := range families {
-			b.Status[family] = familyHealth{updated, ok}
-		}
 	}
 	return b
 }

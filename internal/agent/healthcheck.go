@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -30,50 +29,45 @@ type healthChecks struct {
 	proxy    func() bool // whether kube-proxy runs, which has such ports, too; nil: it does not
 
 	mu      sync.Mutex
-	servers map[model.Name]*healthCheck
-	beside  bool      // kube-proxy ran
-	looked  time.Time // when that was
+	servers map[uint16]*healthCheck // by port
+	beside  bool                    // kube-proxy ran
+	looked  time.Time               // when that was
 }
 
 // proxyInterval is the time between two looks at whether kube-proxy runs, while it may.
 const proxyInterval = 10 * time.Second
 
-// healthCheck is one service's server; server is nil while its port cannot be opened.
+// healthCheck is the server of a port; server is nil while it cannot be opened.
 type healthCheck struct {
-	want     services.HealthCheck
-	local    atomic.Int64
+	want     atomic.Pointer[services.HealthCheck]
 	listener net.Listener
 	server   *http.Server
 	err      error
 }
 
 func newHealthChecks(log *slog.Logger, healthy func() bool, l limits, s sockets) *healthChecks {
-	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, sockets: s, servers: map[model.Name]*healthCheck{}}
+	return &healthChecks{log: log, healthy: healthy, conns: l.checks, maxPorts: l.checkPorts, sockets: s, servers: map[uint16]*healthCheck{}}
 }
 
 // apply carries out a change of the desired health checks.
-func (h *healthChecks) apply(changes map[model.Name]*services.HealthCheck) {
+func (h *healthChecks) apply(changes map[uint16]*services.HealthCheck) {
 	if len(changes) == 0 {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for name, want := range changes {
-		have := h.servers[name]
-		if have != nil && (want == nil || want.Port != have.want.Port) {
-			have.close()
-			delete(h.servers, name)
-			have = nil
-		}
+	for port, want := range changes {
+		have := h.servers[port]
 		if want == nil {
+			have.close()
+			delete(h.servers, port)
 			continue
 		}
 		if have == nil {
 			have = &healthCheck{}
-			h.servers[name] = have
+			h.servers[port] = have
 		}
-		have.want = *want
-		have.local.Store(int64(want.LocalEndpoints))
+		have.want.Store(want)
 	}
 	h.open()
 }
@@ -85,16 +79,9 @@ func (h *healthChecks) retry() {
 	h.open()
 }
 
-// open opens what is not open. Ports are freed before they are taken, so that two services can swap
-// theirs. If two want the same port, the first by name gets it.
+// open opens what is not open.
 func (h *healthChecks) open() {
-	var closed []*healthCheck
-	for _, c := range h.servers {
-		if c.server == nil {
-			closed = append(closed, c)
-		}
-	}
-	slices.SortFunc(closed, func(a, b *healthCheck) int { return a.want.Service.Compare(b.want.Service) })
+	closed := h.those(func(c *healthCheck) bool { return c.server == nil })
 	open := len(h.servers) - len(closed)
 	for _, c := range closed {
 		if open >= h.maxPorts {
@@ -105,6 +92,17 @@ func (h *healthChecks) open() {
 			open++
 		}
 	}
+}
+
+// those are the servers of which something is so, sorted by their services.
+func (h *healthChecks) those(is func(*healthCheck) bool) (list []*healthCheck) {
+	for _, c := range h.servers {
+		if is(c) {
+			list = append(list, c)
+		}
+	}
+	slices.SortFunc(list, func(a, b *healthCheck) int { return a.want.Load().Service.Compare(b.want.Load().Service) })
+	return list
 }
 
 // kubeProxys reports whether the process that has a port is likely to be kube-proxy, which has all
@@ -124,10 +122,8 @@ func (h *healthChecks) notes() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var theirs []string
-	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
-		if c := h.servers[name]; h.kubeProxys(c) {
-			theirs = append(theirs, fmt.Sprintf("%d of %s", c.want.Port, name))
-		}
+	for _, c := range h.those(h.kubeProxys) {
+		theirs = append(theirs, fmt.Sprintf("%d of %s", c.want.Load().Port, c.want.Load().Service))
 	}
 	if len(theirs) == 0 {
 		return nil
@@ -140,11 +136,9 @@ func (h *healthChecks) issues() []model.Issue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var issues []model.Issue
-	for _, name := range slices.SortedFunc(maps.Keys(h.servers), model.Name.Compare) {
-		if c := h.servers[name]; c.err != nil && !h.kubeProxys(c) {
-			issues = append(issues, model.Ref{Kind: model.ServiceKind, Name: name}.Issue(
-				fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Port, c.err)))
-		}
+	for _, c := range h.those(func(c *healthCheck) bool { return c.err != nil && !h.kubeProxys(c) }) {
+		issues = append(issues, model.Ref{Kind: model.ServiceKind, Name: c.want.Load().Service}.Issue(
+			fmt.Sprintf("healthCheckNodePort %d cannot be served: %v", c.want.Load().Port, c.err)))
 	}
 	return issues
 }
@@ -160,42 +154,42 @@ func (h *healthChecks) close() {
 }
 
 func (c *healthCheck) open(h *healthChecks) {
-	l, err := h.sockets.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(c.want.Port))))
+	want := c.want.Load()
+	l, err := h.sockets.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(want.Port))))
 	c.err = err
 	if err != nil {
 		return
 	}
-	name := c.want.Service
 	c.listener = l
 	c.server = newServer(probeTimeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answerHealthCheck(w, name, c.local.Load(), h.healthy())
+		answerHealthCheck(w, *c.want.Load(), h.healthy())
 	}))
 	// No client reuses a connection, and idle ones would outlive the port.
 	c.server.SetKeepAlivesEnabled(false)
-	go serve(h.log, "health check of "+name.String(), c.server, h.conns.Listen(l))
+	go serve(h.log, "health check of "+want.Service.String(), c.server, h.conns.Listen(l))
 }
 
 func (c *healthCheck) close() {
-	if c.server != nil {
+	if c != nil && c.server != nil {
 		_ = c.server.Close()
 		_ = c.listener.Close() // the server learns of it only when its goroutine has run
 	}
 }
 
 // answerHealthCheck gives kube-proxy's answer; load balancers parse it.
-func answerHealthCheck(w http.ResponseWriter, name model.Name, local int64, healthy bool) {
+func answerHealthCheck(w http.ResponseWriter, check services.HealthCheck, healthy bool) {
 	code := http.StatusServiceUnavailable
-	if local > 0 && healthy {
+	if check.LocalEndpoints > 0 && healthy {
 		code = http.StatusOK
 	}
-	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(local, 10))
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(check.LocalEndpoints))
 	type service struct {
 		Namespace string `json:"namespace"`
 		Name      string `json:"name"`
 	}
 	writeJSON(w, code, struct {
 		Service             service `json:"service"`
-		LocalEndpoints      int64   `json:"localEndpoints"`
+		LocalEndpoints      int     `json:"localEndpoints"`
 		ServiceProxyHealthy bool    `json:"serviceProxyHealthy"`
-	}{service(name), local, healthy})
+	}{service(check.Service), check.LocalEndpoints, healthy})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -50,9 +51,8 @@ func newChecks(t *testing.T) (h *healthChecks, healthy *atomic.Bool) {
 }
 
 // want is a change with one health check.
-func want(name string, port uint16, local int) map[model.Name]*services.HealthCheck {
-	n := model.Name{Namespace: "shop", Name: name}
-	return map[model.Name]*services.HealthCheck{n: {Service: n, Port: port, LocalEndpoints: local}}
+func want(name string, port uint16, local int) map[uint16]*services.HealthCheck {
+	return map[uint16]*services.HealthCheck{port: {Service: model.Name{Namespace: "shop", Name: name}, Port: port, LocalEndpoints: local}}
 }
 
 func TestHealthCheckAnswers(t *testing.T) {
@@ -100,14 +100,16 @@ func TestHealthCheckMovesAndGoes(t *testing.T) {
 	h, _ := newChecks(t)
 	first, second := freePort(t), freePort(t)
 	h.apply(want("web", first, 1))
-	h.apply(want("web", second, 1))
+	moved := want("web", second, 1)
+	moved[first] = nil
+	h.apply(moved)
 	if code, _, _ := ask(t, "127.0.0.1", first); code != 0 {
 		t.Errorf("the old port still answers %d", code)
 	}
 	if code, _, _ := ask(t, "127.0.0.1", second); code != 200 {
 		t.Errorf("the new port answers %d", code)
 	}
-	h.apply(map[model.Name]*services.HealthCheck{{Namespace: "shop", Name: "web"}: nil})
+	h.apply(map[uint16]*services.HealthCheck{second: nil})
 	if code, _, _ := ask(t, "127.0.0.1", second); code != 0 {
 		t.Errorf("the port of a deleted service answers %d", code)
 	}
@@ -151,15 +153,13 @@ func TestHealthChecksSwapPorts(t *testing.T) {
 	for a == b {
 		b = freePort(t)
 	}
-	both := want("a", a, 1)
-	for n, c := range want("b", b, 0) {
-		both[n] = c
+	both := func(a, b uint16) map[uint16]*services.HealthCheck {
+		checks := want("a", a, 1)
+		maps.Copy(checks, want("b", b, 0))
+		return checks
 	}
-	h.apply(both)
-	for _, c := range both {
-		c.Port = a + b - c.Port
-	}
-	h.apply(both)
+	h.apply(both(a, b))
+	h.apply(both(b, a))
 	codeA, _, _ := ask(t, "127.0.0.1", b)
 	codeB, _, _ := ask(t, "127.0.0.1", a)
 	if codeA != 200 || codeB != 503 || len(h.issues()) != 0 {

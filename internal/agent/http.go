@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/internal/lib/connlimit"
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // openInterval is the time between two attempts to open an address that is taken.
@@ -126,13 +127,11 @@ func (a *Agent) serve(ctx context.Context, s server) {
 // removed waits until a socket's file is gone, and reports whether that happened before its server
 // ended.
 func removed(path string, served <-chan struct{}) bool {
-	again := time.NewTicker(openInterval)
-	defer again.Stop()
 	for {
 		select {
 		case <-served:
 			return false
-		case <-again.C:
+		case <-time.After(openInterval):
 		}
 		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 			return true
@@ -151,8 +150,6 @@ func (a *Agent) listenOn(address string) (net.Listener, error) {
 // open waits for an address and opens it; it returns nil if ctx ends first. Meanwhile, the status
 // names the address.
 func (a *Agent) open(ctx context.Context, what, address string) net.Listener {
-	again := time.NewTicker(openInterval)
-	defer again.Stop()
 	last := ""
 	for {
 		l, err := a.listenOn(address)
@@ -166,10 +163,8 @@ func (a *Agent) open(ctx context.Context, what, address string) net.Listener {
 			a.Log.Warn("address cannot be served on; trying until it can", "address", address, "flag", what, "error", err)
 			last = err.Error()
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, openInterval) {
 			return nil
-		case <-again.C:
 		}
 	}
 }

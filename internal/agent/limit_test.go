@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -158,9 +159,7 @@ func TestFewDescriptors(t *testing.T) {
 	checks := want("web", uint16(0), 1)
 	clear(checks)
 	for _, port := range quietPorts(200) { // more healthCheckNodePorts than there are descriptors
-		for name, check := range want(fmt.Sprint("more-", port), port, 1) {
-			checks[name] = check
-		}
+		maps.Copy(checks, want(fmt.Sprint("more-", port), port, 1))
 	}
 	b.checks.apply(checks)
 	if issues := b.checks.issues(); len(issues) < 100 || !strings.Contains(issues[0].Reason, "file descriptors") {

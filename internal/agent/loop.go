@@ -219,7 +219,7 @@ func (l *loop) compiled(waiting compile.Backlog) uint64 {
 }
 
 // followUp hands a change on to the health checks, the fabric and the subjects.
-func (l *loop) followUp(delta state.Delta, checks map[model.Name]*services.HealthCheck) {
+func (l *loop) followUp(delta state.Delta, checks map[uint16]*services.HealthCheck) {
 	l.checks.apply(checks)
 	if l.fabric != nil {
 		lacking := l.lacking
@@ -269,7 +269,7 @@ const sliceElements = 1 << 15
 // compile takes what changed since the last call, and returns the change that this makes to the
 // desired state, and to the services' health checks. Services and policies may wait for the next
 // call, unless everything is adopted.
-func (l *loop) compile() (delta state.Delta, checks map[model.Name]*services.HealthCheck) {
+func (l *loop) compile() (delta state.Delta, checks map[uint16]*services.HealthCheck) {
 	l.compiling.Lock()
 	defer l.compiling.Unlock()
 	l.protect()

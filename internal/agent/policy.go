@@ -149,7 +149,7 @@ func (a *Agent) policyStatus() *PolicyStatus {
 	if p == nil {
 		return nil
 	}
-	s.pods(p)
+	s.CountPods(p)
 	s.Rules, s.Sets, s.Lists = len(p.Rules), len(p.Groups), len(p.Lists)+len(p.Denied.Lists)
 	for _, members := range p.Groups {
 		s.Members += len(members)
@@ -168,7 +168,8 @@ func (a *Agent) policyStatus() *PolicyStatus {
 	return &s
 }
 
-func (s *PolicyStatus) pods(p *state.Policy) {
+// CountPods fills in what is said of pods.
+func (s *PolicyStatus) CountPods(p *state.Policy) {
 	selected := map[model.Name]bool{} // of this node's pods
 	bridged, unrouted := map[string]bool{}, map[string]bool{}
 	for _, w := range p.Workloads {

@@ -624,7 +624,7 @@ func TestDropsStream(t *testing.T) {
 
 func TestPodsWithoutRoute(t *testing.T) {
 	var s PolicyStatus
-	s.pods(&state.Policy{Workloads: map[netip.Addr]*state.Workload{
+	s.CountPods(&state.Policy{Workloads: map[netip.Addr]*state.Workload{
 		netip.MustParseAddr("10.1.0.1"): {Pod: model.Name{Namespace: "shop", Name: "web"}, Device: 4},
 		netip.MustParseAddr("10.1.0.2"): {Pod: model.Name{Namespace: "shop", Name: "lost"}},
 	}})

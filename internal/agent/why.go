@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -245,14 +246,17 @@ func (a *Agent) elsewhere(c *question.Case, but string) map[string]*verdict.Node
 // that of a tunnel, if this node sends from one: the first address of the node's pod range or the
 // next one, whichever this node's is in its own range. Otherwise it is an address of the Node.
 func (a *Agent) sources(other *model.Node, toPod bool) (addrs []netip.Addr) {
+	here := cmp.Or(a.Store.Node(a.Node), &model.Node{})
 	for _, r := range other.PodCIDRs {
 		first := r.Masked().Addr()
 		for _, own := range a.Route(first.Next()).Sources {
-			switch here := a.rangeOf(own); {
-			case !toPod || a.nodes.of(a.Store, own) != "":
-			case here.Addr() == own:
+			isFirst := func(p netip.Prefix) bool { return p.Masked().Addr() == own }
+			isNext := func(p netip.Prefix) bool { return p.Masked().Addr().Next() == own }
+			switch {
+			case !toPod || slices.Contains(here.IPs, own):
+			case slices.ContainsFunc(here.PodCIDRs, isFirst):
 				addrs = append(addrs, first)
-			case here.IsValid() && here.Addr().Next() == own:
+			case slices.ContainsFunc(here.PodCIDRs, isNext):
 				addrs = append(addrs, first.Next())
 			default:
 				addrs = append(addrs, first, first.Next())
@@ -266,18 +270,6 @@ func (a *Agent) sources(other *model.Node, toPod bool) (addrs []netip.Addr) {
 		}
 	}
 	return addrs
-}
-
-// rangeOf is the range of this node's pods that holds an address; the zero Prefix: none.
-func (a *Agent) rangeOf(addr netip.Addr) netip.Prefix {
-	if node := a.Store.Node(a.Node); node != nil {
-		for _, r := range node.PodCIDRs {
-			if r.Contains(addr) {
-				return r.Masked()
-			}
-		}
-	}
-	return netip.Prefix{}
 }
 
 // failing says why the kernel may differ from the desired state, if it may.

@@ -10,6 +10,7 @@ import (
 	"sluice.dev/sluice/internal/contest"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/foreign"
+	"sluice.dev/sluice/internal/lib/multimap"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/policy/verdict"
 )
@@ -20,7 +21,7 @@ const mostPassing = 50
 // onTheWay names the faults in the ways from here to the ends of connections that pass this node,
 // and to the nodes of these ends.
 func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (faults []string) {
-	crossed := map[string]map[bool]bool{} // by node and family
+	crossed := map[string]map[bool]struct{}{} // by node and family
 	for _, con := range connections {
 		for _, p := range con.Paths {
 			nodes := map[string]bool{con.From.Node: true, p.To.Node: true}
@@ -29,10 +30,7 @@ func (a *Agent) onTheWay(connections []verdict.Answer, others *foreign.Rules) (f
 			}
 			for name := range nodes {
 				if nodes[a.Node] && name != a.Node {
-					if crossed[name] == nil {
-						crossed[name] = map[bool]bool{}
-					}
-					crossed[name][p.To.Address.Is4()] = true
+					multimap.Add(crossed, name, p.To.Address.Is4())
 				}
 			}
 		}
@@ -206,13 +204,13 @@ func (a *Agent) lost(packets []Passing) (faults []string) {
 
 // unheard names the nodes that do not answer through their tunnel, with the rule of another program
 // here that drops the tunnel's packets, if one does. crossed has the nodes to look at, by family.
-func (a *Agent) unheard(crossed map[string]map[bool]bool, others *foreign.Rules) (faults []string) {
+func (a *Agent) unheard(crossed map[string]map[bool]struct{}, others *foreign.Rules) (faults []string) {
 	if a.Heard == nil {
 		return nil
 	}
 	silent := map[[3]string][]string{} // nodes by tunnel, and why it does not answer
 	for of, h := range a.Heard.Heard() {
-		if of.Carrier != (model.Carrier{}) && h.Silent() && crossed[of.Node][of.To.Is4()] {
+		if _, crosses := crossed[of.Node][of.To.Is4()]; crosses && of.Carrier != (model.Carrier{}) && h.Silent() {
 			tunnel := [3]string{of.Device, of.Carrier.String(), cmp.Or(a.dropped(of, others), h.Why)}
 			silent[tunnel] = append(silent[tunnel], of.Node)
 		}

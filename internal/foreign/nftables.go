@@ -347,15 +347,16 @@ func (a answer) bit() byte {
 	return 0
 }
 
-// registers are those of nftables' machine: 16 of 4 bytes, of which four each have a second name.
-type registers [16]struct{ value, known [4]byte }
+// registers are the bytes of those of nftables' machine: 16 of 4 bytes, of which four each have a
+// second name.
+type registers [64]partly
 
-// first is the number of a register's first four bytes.
+// first is where the bytes of a register begin.
 func first(register uint32) int {
 	if register >= unix.NFT_REG32_00 {
-		return int(register - unix.NFT_REG32_00)
+		return int(register-unix.NFT_REG32_00) * 4
 	}
-	return int(register-unix.NFT_REG_1) * 4
+	return int(register-unix.NFT_REG_1) * 16
 }
 
 // put fills a register, and those behind it where b is longer; nil: it is not known.
@@ -363,31 +364,23 @@ func (r *registers) put(register uint32, b bits) {
 	if register == unix.NFT_REG_VERDICT {
 		return
 	}
-	at := first(register)
 	if b == nil {
 		b = make(bits, 16)
 	}
-	for i, v := range b {
-		if n := at + i/4; n < len(r) {
-			r[n].value[i%4], r[n].known[i%4] = v.value, v.known
-		}
+	for len(b)%4 != 0 { // the kernel fills it with zeros
+		b = append(b, known(0)...)
 	}
-	for i := len(b); i%4 != 0; i++ { // the kernel fills it with zeros
-		if n := at + i/4; n < len(r) {
-			r[n].value[i%4], r[n].known[i%4] = 0, 0xff
-		}
+	if at := first(register); at < len(r) {
+		copy(r[at:], b)
 	}
 }
 
 // get returns so many bytes.
 func (r *registers) get(register uint32, length int) bits {
-	b := make(bits, length)
-	for i := range b {
-		if n := first(register) + i/4; n >= 0 && n < len(r) {
-			b[i] = partly{r[n].value[i%4], r[n].known[i%4]}
-		}
+	if register == unix.NFT_REG_VERDICT {
+		return make(bits, length)
 	}
-	return b
+	return bits(r[:]).slice(first(register), length)
 }
 
 // masked is b AND mask XOR xor.

@@ -60,19 +60,19 @@ type Pair struct {
 	Group uint32           // that the node's end is in, as `ip link show group` lists it
 	MTU   int              // of both ends; 0: the kernel's default
 	MAC   net.HardwareAddr // of the pod's end; nil: any
-	// Routes are the pod's beside its default routes. All of them lead to the node.
-	Routes []Route
+	// Routes are the pod's beside its default routes. Join has all of them lead to the node.
+	Routes []*Route
 
 	// Admit, if set, is called when the node's end is up with its routes, and before the pod's end
 	// is: until it returns, no packet passes. Its error undoes everything.
 	Admit func(device int) error
 }
 
-// Route is a route of a pod; 0: as the kernel has it.
-type Route struct {
-	To                                  netip.Prefix
-	MTU, AdvMSS, Priority, Table, Scope int
-}
+// Route is a route of a pod, and Scope how far it leads.
+type (
+	Route = netlink.Route
+	Scope = netlink.Scope
+)
 
 // End is one end of a pair.
 type End struct {
@@ -203,12 +203,9 @@ func (p *Pair) furnish(node *netns.NS, outer *netlink.LinkAttrs, pod *netns.NS, 
 		}
 	}
 	for _, r := range p.Routes {
-		route := &netlink.Route{
-			LinkIndex: inner.Index, Dst: netOf(r.To), Gw: Gateway(r.To.Addr().Is4()).AsSlice(), Flags: int(netlink.FLAG_ONLINK),
-			MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority, Table: r.Table, Scope: netlink.Scope(r.Scope),
-		}
-		if err := pod.RouteAdd(route); err != nil {
-			return fmt.Errorf("route %s: %w", r.To, err)
+		r.LinkIndex, r.Gw, r.Flags = inner.Index, Gateway(r.Dst.IP.To4() != nil).AsSlice(), int(netlink.FLAG_ONLINK)
+		if err := pod.RouteAdd(r); err != nil {
+			return fmt.Errorf("route %s: %w", r.Dst, err)
 		}
 	}
 	return nil
@@ -315,12 +312,8 @@ func gateway(pod *netns.NS, link *netlink.LinkAttrs, gw netip.Addr, far *netlink
 
 // neighbour sets a permanent neighbour entry in ns: a is at far's hardware address behind link.
 func neighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, far *netlink.LinkAttrs) error {
-	family := unix.AF_INET
-	if a.Is6() {
-		family = unix.AF_INET6
-	}
 	err := ns.NeighSet(&netlink.Neigh{
-		LinkIndex: link.Index, Family: family, State: netlink.NUD_PERMANENT,
+		LinkIndex: link.Index, Family: familyOf(a), State: netlink.NUD_PERMANENT,
 		IP: a.AsSlice(), HardwareAddr: far.HardwareAddr,
 	})
 	if err != nil {
@@ -329,8 +322,6 @@ func neighbour(ns *netns.NS, link *netlink.LinkAttrs, a netip.Addr, far *netlink
 	return nil
 }
 
-func hostNet(a netip.Addr) *net.IPNet { return netOf(netip.PrefixFrom(a, a.BitLen())) }
-
-func netOf(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+func hostNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }

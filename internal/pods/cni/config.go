@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"net/netip"
 	"slices"
@@ -151,12 +152,9 @@ func (c *config) mac(p *pod) (net.HardwareAddr, error) {
 
 // group is the group that the node's ends of a network's pairs are in.
 func group(network string) uint32 {
-	const offset, prime, own = 2166136261, 16777619, 1 << 31 // FNV-1a
-	h := uint32(offset)
-	for i := range len(network) {
-		h = (h ^ uint32(network[i])) * prime
-	}
-	return h&^own | 1<<30 // far from the numbers that people choose, and positive where it is printed
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(network))   // never fails
+	return h.Sum32()&^(1<<31) | 1<<30 // far from the numbers that people choose, and positive where it is printed
 }
 
 // fault makes an error of the specification. What says what to do; err is why, if there is more.

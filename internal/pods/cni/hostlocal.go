@@ -103,16 +103,26 @@ func (h *hostLocal) open() (*ledger, error) {
 	return openLedger(h.network, conf.IPAM.DataDir, func(a netip.Addr) string { return attach.Taken(h.node, a) })
 }
 
+// do opens the store for what f does.
+func (h *hostLocal) do(f func(*ledger) error) error {
+	l, err := h.open()
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(l), l.Close())
+}
+
 func (h *hostLocal) add(args *skel.CmdArgs) (given lease, err error) {
 	conf, err := h.config(args.Args)
 	if err != nil {
 		return lease{}, err
 	}
-	l, err := h.open()
-	if err != nil {
-		return lease{}, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
+	err = h.do(func(l *ledger) (err error) { given, err = l.lease(args, conf); return err })
+	return given, err
+}
+
+// lease gives a container an address of each set of ranges. If it fails, none is given.
+func (l *ledger) lease(args *skel.CmdArgs, conf *allocator.IPAMConfig) (given lease, err error) {
 	if has := l.of(args.ContainerID, args.IfName); len(has) > 0 {
 		return lease{}, fault(types.ErrInvalidEnvironmentVariables,
 			fmt.Sprintf("CNI_CONTAINERID=%s with CNI_IFNAME=%s has %v already: call DEL before ADD", args.ContainerID, args.IfName, has), nil)
@@ -196,51 +206,40 @@ func (l *ledger) take(args *skel.CmdArgs) error {
 	return nil
 }
 
-func (h *hostLocal) del(args *skel.CmdArgs) (err error) {
-	l, err := h.open()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	return l.take(args)
+func (h *hostLocal) del(args *skel.CmdArgs) error {
+	return h.do(func(l *ledger) error { return l.take(args) })
 }
 
-func (h *hostLocal) check(args *skel.CmdArgs, addrs []netip.Addr) (err error) {
-	l, err := h.open()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	has := l.of(args.ContainerID, args.IfName)
-	if len(has) == 0 {
-		return fault(types.ErrUnknownContainer, fmt.Sprintf("container %s has no address in %s: make it anew", args.ContainerID, l.dir), nil)
-	}
-	for _, a := range addrs {
-		if !slices.Contains(has, a) {
-			return fault(types.ErrInternal, fmt.Sprintf("%s is not given to container %s, which has %v in %s: make the container anew", a, args.ContainerID, has, l.dir), nil)
+func (h *hostLocal) check(args *skel.CmdArgs, addrs []netip.Addr) error {
+	return h.do(func(l *ledger) error {
+		has := l.of(args.ContainerID, args.IfName)
+		if len(has) == 0 {
+			return fault(types.ErrUnknownContainer, fmt.Sprintf("container %s has no address in %s: make it anew", args.ContainerID, l.dir), nil)
 		}
-	}
-	return nil
+		for _, a := range addrs {
+			if !slices.Contains(has, a) {
+				return fault(types.ErrInternal, fmt.Sprintf("%s is not given to container %s, which has %v in %s: make the container anew", a, args.ContainerID, has, l.dir), nil)
+			}
+		}
+		return nil
+	})
 }
 
-func (h *hostLocal) gc(valid []types.GCAttachment, lost func(types.GCAttachment) error) (err error) {
-	l, err := h.open()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	var errs []error
-	for a, by := range l.given {
-		if slices.Contains(valid, by) || by.IfName == "" && slices.ContainsFunc(valid, func(v types.GCAttachment) bool { return v.ContainerID == by.ContainerID }) {
-			continue
+func (h *hostLocal) gc(valid []types.GCAttachment, lost func(types.GCAttachment) error) error {
+	return h.do(func(l *ledger) error {
+		var errs []error
+		for a, by := range l.given {
+			if slices.Contains(valid, by) || by.IfName == "" && slices.ContainsFunc(valid, func(v types.GCAttachment) bool { return v.ContainerID == by.ContainerID }) {
+				continue
+			}
+			if err := lost(by); err != nil { // who still has an interface keeps its address
+				errs = append(errs, err)
+			} else if err := l.remove(a); err != nil {
+				errs = append(errs, l.fault("take an address back to", err))
+			}
 		}
-		if err := lost(by); err != nil { // who still has an interface keeps its address
-			errs = append(errs, err)
-		} else if err := l.remove(a); err != nil {
-			errs = append(errs, l.fault("take an address back to", err))
-		}
-	}
-	return errors.Join(errs...)
+		return errors.Join(errs...)
+	})
 }
 
 func (h *hostLocal) status() (is4, is6 bool, err error) {
@@ -248,21 +247,19 @@ func (h *hostLocal) status() (is4, is6 bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	l, err := h.open()
-	if err != nil {
-		return false, false, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	for _, set := range conf.Ranges {
-		if free, elsewhere := l.free(set); !free {
-			return false, false, l.full(set, elsewhere)
+	err = h.do(func(l *ledger) error {
+		for _, set := range conf.Ranges {
+			if free, elsewhere := l.free(set); !free {
+				return l.full(set, elsewhere)
+			}
+			v4 := addrOf(set[0].RangeStart).Is4()
+			is4, is6 = is4 || v4, is6 || !v4
 		}
-		v4 := addrOf(set[0].RangeStart).Is4()
-		is4, is6 = is4 || v4, is6 || !v4
-	}
-	trial := filepath.Join(l.dir, "trial")
-	if err := errors.Join(os.WriteFile(trial, []byte("room"), 0o600), os.Remove(trial)); err != nil {
-		return false, false, l.fault("write to", err)
-	}
-	return is4, is6, nil
+		trial := filepath.Join(l.dir, "trial")
+		if err := errors.Join(os.WriteFile(trial, []byte("room"), 0o600), os.Remove(trial)); err != nil {
+			return l.fault("write to", err)
+		}
+		return nil
+	})
+	return is4, is6, err
 }

@@ -50,14 +50,13 @@ func notForwarding(is4, is6 bool) (off []string, err error) {
 }
 
 // routeOf is a route of a pod that its IPAM asks for.
-func routeOf(r *types.Route) attach.Route {
-	ones, _ := r.Dst.Mask.Size()
-	route := attach.Route{To: netip.PrefixFrom(addrOf(r.Dst.IP), ones), MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
+func routeOf(r *types.Route) *attach.Route {
+	route := &attach.Route{Dst: &r.Dst, MTU: r.MTU, AdvMSS: r.AdvMSS, Priority: r.Priority}
 	if r.Table != nil {
 		route.Table = *r.Table
 	}
 	if r.Scope != nil {
-		route.Scope = *r.Scope
+		route.Scope = attach.Scope(*r.Scope)
 	}
 	return route
 }

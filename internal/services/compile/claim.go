@@ -2,30 +2,23 @@ package compile
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/lib/sorted"
 	"sluice.dev/sluice/internal/model"
-	"sluice.dev/sluice/internal/state"
 )
 
-// contests decide which service gets what several want: addresses and ports, and the ports of
-// health checks.
-type contests struct {
+// claims decide which service gets what several want: an address and port, or the port of health
+// checks.
+type claims[K comparable, T any] struct {
 	services map[model.Name]*service
-	// contested holds, for each frontend key that several services claim, what each of them wants
-	// there.
-	contested map[state.FrontendKey]*contest[state.Frontend]
-	// healthPorts holds what claims each healthCheckNodePort.
-	healthPorts map[uint16]*contest[HealthCheck]
-
-	now          *state.Services // what is written here, except for health checks
-	frontends    diff.Map[state.FrontendKey, state.Frontend]
-	healthChecks diff.Map[model.Name, HealthCheck]
-	// The reasons are services that refer to the address.
-	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
+	now      map[K]*T // what those want that have the keys
+	changes  diff.Map[K, T]
+	// contested holds, for each key that several services claim, what each of them wants there.
+	contested map[K]*contest[T]
+	owner     func(*T) model.Name
+	own       func(*T) bool // it comes before those that have chosen the key themselves
 }
 
 // contest has the services that claim the same, in order: however many they are, one more or less
@@ -41,8 +34,6 @@ type claimant[T any] struct {
 	wants *T
 	own   bool // it comes before those that have chosen it themselves
 }
-
-func newContest[T any]() *contest[T] { return &contest[T]{by: map[model.Name]*claimant[T]{}} }
 
 // set records what a service wants; nil: nothing.
 func (x *contest[T]) set(name model.Name, next *claimant[T]) {
@@ -68,33 +59,34 @@ func (x *contest[T]) oldest() *claimant[T] {
 	return first
 }
 
-// settle records that the service wants f at key, or nothing there where f is nil, and gives the
-// key to the first of those who claim it: one whose cluster IP it is, before those that have chosen
-// the address themselves.
-func (c *contests) settle(key state.FrontendKey, name model.Name, f *state.Frontend) {
+// settle records what the service wants at key, nil for nothing, and gives the key to the first of
+// those who claim it: one whose cluster IP it is, before those that have chosen the address
+// themselves.
+func (c *claims[K, T]) settle(key K, name model.Name, wants *T) {
 	rivals := c.contested[key]
-	set := func(name model.Name, f *state.Frontend) {
-		if f == nil {
-			rivals.set(name, nil)
-		} else {
-			rivals.set(name, &claimant[state.Frontend]{c.services[name].svc, f, f.Kind == state.ClusterIP})
-		}
-	}
 	if rivals == nil {
-		holder := c.now.Frontends[key]
-		if f == nil || holder == nil || holder.Service == name {
-			c.frontends.Set(key, f)
+		has := c.now[key]
+		if wants == nil || has == nil || c.owner(has) == name {
+			c.changes.Set(key, wants)
 			return
 		}
-		rivals = newContest[state.Frontend]()
+		rivals = &contest[T]{by: map[model.Name]*claimant[T]{}}
 		c.contested[key] = rivals
-		set(holder.Service, holder)
+		rivals.set(c.owner(has), c.claimant(has))
 	}
-	set(name, f)
-	c.frontends.Set(key, rivals.order[0].wants)
+	if wants == nil {
+		rivals.set(name, nil)
+	} else {
+		rivals.set(name, c.claimant(wants))
+	}
+	c.changes.Set(key, rivals.order[0].wants)
 	if len(rivals.order) == 1 {
 		delete(c.contested, key)
 	}
+}
+
+func (c *claims[K, T]) claimant(wants *T) *claimant[T] {
+	return &claimant[T]{c.services[c.owner(wants)].svc, wants, c.own(wants)}
 }
 
 // lesser is the health check until the frontends of next are settled: it promises no more local
@@ -111,35 +103,12 @@ func lesser(old, next *HealthCheck) *HealthCheck {
 	return &h
 }
 
-// settleHealth records that the service wants its health check to be next, no longer old, and gives
-// the port to the first of those who claim it.
-func (c *contests) settleHealth(name model.Name, old, next *HealthCheck) {
+// settleHealth records that the service wants its health check to be next, no longer old.
+func (c *Compiler) settleHealth(name model.Name, old, next *HealthCheck) {
 	if old != nil && (next == nil || next.Port != old.Port) {
-		c.healthChecks.Set(name, nil)
-		c.claimHealth(old.Port, name, nil)
+		c.health.settle(old.Port, name, nil)
 	}
 	if next != nil {
-		c.claimHealth(next.Port, name, next)
+		c.health.settle(next.Port, name, next)
 	}
-}
-
-func (c *contests) claimHealth(port uint16, name model.Name, h *HealthCheck) {
-	rivals := c.healthPorts[port]
-	if rivals == nil {
-		rivals = newContest[HealthCheck]()
-		c.healthPorts[port] = rivals
-	}
-	if len(rivals.order) > 0 {
-		c.healthChecks.Set(rivals.order[0].wants.Service, nil)
-	}
-	if h == nil {
-		rivals.set(name, nil)
-	} else {
-		rivals.set(name, &claimant[HealthCheck]{c.services[name].svc, h, false})
-	}
-	if len(rivals.order) == 0 {
-		delete(c.healthPorts, port)
-		return
-	}
-	c.healthChecks.Set(rivals.order[0].wants.Service, rivals.order[0].wants)
 }

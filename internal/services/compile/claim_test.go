@@ -329,7 +329,7 @@ func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
 			}))
 		}
 		var before *history
-		checks := map[model.Name]*services.HealthCheck{}
+		checks := map[uint16]*services.HealthCheck{}
 		for count := 1; count <= len(all); count++ {
 			h := newHistory(compile.Config{})
 			h.apply(t, event(f.node()))
@@ -340,9 +340,9 @@ func TestOlderObjectsKeepWhatTheyHave(t *testing.T) {
 			}
 			newest := events(all[count-1])[0].Name
 			now := h.compiler.Services.HealthChecks()
-			for name, c := range checks {
-				if c != nil && (now[name] == nil || *now[name] != *c) {
-					t.Fatalf("seed %d: the health check of %s goes once there is %s", seed, name, newest)
+			for port, c := range checks {
+				if c != nil && (now[port] == nil || *now[port] != *c) {
+					t.Fatalf("seed %d: the health check of %s goes once there is %s", seed, c.Service, newest)
 				}
 			}
 			if before != nil {

@@ -69,12 +69,15 @@ type Config struct {
 // follow, in slices: see slice.go. It is not safe for concurrent use.
 type Compiler struct {
 	env       *environment
-	peers     *peers
-	checks    map[model.Name]*HealthCheck
+	now       *state.Services // what is written here
 	all       map[model.Name]*service
 	dirty     map[model.Name]struct{}      // of the last Follow
 	faults    map[model.Name][]model.Issue // found in each service that has any
-	claims    contests
+	frontends claims[state.FrontendKey, state.Frontend]
+	health    claims[uint16, HealthCheck] // of ports, by which no kernel is told
+	// The reasons are services that refer to the address.
+	clusterIPs, otherIPs, hairpins diff.Set[netip.Addr]
+
 	limits    limits
 	nodePorts [2]int              // services that have one, of IPv4 and IPv6
 	waiting   map[model.Name]wait // what a step left for later
@@ -83,26 +86,26 @@ type Compiler struct {
 
 // New returns a Compiler for one node whose state is empty.
 func New(cfg Config) *Compiler {
-	now, checks, all := state.NewServices(), map[model.Name]*HealthCheck{}, map[model.Name]*service{}
+	now, checks, all := state.NewServices(), map[uint16]*HealthCheck{}, map[model.Name]*service{}
 	return &Compiler{
-		env: &environment{cfg: cfg}, peers: newPeers(cfg.Node, now.Peers), checks: checks,
-		all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
+		env: &environment{cfg: cfg, nodes: map[string]*model.Node{}, peers: diff.NewSet(now.Peers)},
+		now: now, all: all, faults: map[model.Name][]model.Issue{}, waiting: map[model.Name]wait{},
 		limits: limits{together: maxTogether, denied: map[model.Name]bool{}},
-		claims: contests{
-			services: all, contested: map[state.FrontendKey]*contest[state.Frontend]{},
-			healthPorts: map[uint16]*contest[HealthCheck]{}, now: now,
-			frontends:    diff.NewMap(now.Frontends, (*state.Frontend).Equal),
-			healthChecks: diff.NewMap(checks, diff.Values[HealthCheck]),
-			clusterIPs:   diff.NewSet(now.ClusterIPs),
-			otherIPs:     diff.NewSet(now.OtherIPs),
-			hairpins:     diff.NewSet(now.Hairpins),
+		frontends: claims[state.FrontendKey, state.Frontend]{
+			services: all, now: now.Frontends, changes: diff.NewMap(now.Frontends, (*state.Frontend).Equal), contested: map[state.FrontendKey]*contest[state.Frontend]{},
+			owner: func(f *state.Frontend) model.Name { return f.Service }, own: func(f *state.Frontend) bool { return f.Kind == state.ClusterIP },
 		},
+		health: claims[uint16, HealthCheck]{
+			services: all, now: checks, changes: diff.NewMap(checks, diff.Values[HealthCheck]), contested: map[uint16]*contest[HealthCheck]{},
+			owner: func(h *HealthCheck) model.Name { return h.Service }, own: func(*HealthCheck) bool { return false },
+		},
+		clusterIPs: diff.NewSet(now.ClusterIPs), otherIPs: diff.NewSet(now.OtherIPs), hairpins: diff.NewSet(now.Hairpins),
 	}
 }
 
 // Services is the part of the state after the last Update. The Compiler owns it and changes it in
 // the next one; callers only read.
-func (c *Compiler) Services() *state.Services { return c.claims.now }
+func (c *Compiler) Services() *state.Services { return c.now }
 
 // HealthCheck is what a healthCheckNodePort answers for one service. The agent serves it; no kernel
 // has a part in it.
@@ -112,9 +115,9 @@ type HealthCheck struct {
 	LocalEndpoints int // ready endpoints of the service on this node
 }
 
-// HealthChecks returns what changed in the health checks of services since the last call: new
-// values, and nil for those that are gone.
-func (c *Compiler) HealthChecks() map[model.Name]*HealthCheck { return c.claims.healthChecks.Flush() }
+// HealthChecks returns what changed in the health checks of services since the last call, by port:
+// new values, and nil for those that are gone.
+func (c *Compiler) HealthChecks() map[uint16]*HealthCheck { return c.health.changes.Flush() }
 
 // Denied are the services for which there is no room beside all others.
 func (c *Compiler) Denied() map[model.Name]bool { return c.limits.denied }
@@ -146,10 +149,7 @@ func (c *Compiler) SetUnderlay(addrs []model.HostAddress) { c.env.underlay, c.en
 func (c *Compiler) Follow(v *store.View, d store.Dirty) (everything bool) {
 	everything, addrs := c.env.follow(v, d)
 	c.dirty = c.affected(v, d.Services, everything, addrs)
-	c.claims.frontends.Expect(len(c.dirty))
-	if c.env.cfg.Fabric {
-		c.peers.update(v, d)
-	}
+	c.frontends.changes.Expect(len(c.dirty))
 	return everything
 }
 
@@ -180,8 +180,8 @@ func (c *Compiler) SetTunnels(tunnels map[string]*state.Tunnel, moved, tracked b
 
 // Settle brings the settings up to date, at the end of an update.
 func (c *Compiler) Settle(delta *state.ServicesDelta) {
-	if now := c.env.settings(); !now.Equal(c.claims.now.Settings) {
-		c.claims.now.Settings, delta.Settings = now, &now
+	if now := c.env.settings(); !now.Equal(c.now.Settings) {
+		c.now.Settings, delta.Settings = now, &now
 	}
 }
 

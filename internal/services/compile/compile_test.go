@@ -32,7 +32,7 @@ type history struct {
 	store    *store.Store
 	compiler *compile.Compiler
 	sum      *state.State // of all deltas
-	checks   map[model.Name]*services.HealthCheck
+	checks   map[uint16]*services.HealthCheck
 	together int // elements of all services; 0: as many as in production
 	room     int // elements of a step
 }
@@ -45,7 +45,7 @@ func (h *history) limit(together int) {
 
 func newHistory(cfg compile.Config) *history {
 	cfg.Node = "here"
-	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New(), room: 1 << 15, checks: map[model.Name]*services.HealthCheck{}}
+	return &history{cfg: cfg, store: store.New(), compiler: compile.New(cfg), sum: state.New(), room: 1 << 15, checks: map[uint16]*services.HealthCheck{}}
 }
 
 func (h *history) apply(t *testing.T, events ...store.Event) state.Delta {
@@ -72,15 +72,19 @@ func (h *history) check(t *testing.T, d state.Delta) {
 		t.Errorf("the delta names %s, which did not change", redundant)
 	}
 	h.sum.Apply(d)
-	for n, check := range h.compiler.Services.HealthChecks() {
-		if old, was := h.checks[n]; was == (check != nil) && (check == nil || *check == *old) {
-			t.Errorf("the health check of %s is named, which did not change", n)
+	for port, check := range h.compiler.Services.HealthChecks() {
+		if old, was := h.checks[port]; was == (check != nil) && (check == nil || *check == *old) {
+			t.Errorf("the health check at port %d is named, which did not change", port)
 		}
-		if delete(h.checks, n); check != nil {
-			h.checks[n] = check
+		if delete(h.checks, port); check != nil {
+			h.checks[port] = check
 		}
 	}
-	if all := h.compiler.Services.AllHealthChecks(); !sameChecks(h.checks, all) {
+	sum := map[model.Name]*services.HealthCheck{}
+	for _, check := range h.checks {
+		sum[check.Service] = check
+	}
+	if all := h.compiler.Services.AllHealthChecks(); !sameChecks(sum, all) || len(sum) != len(h.checks) {
 		t.Errorf("the sum of changes of health checks, %v, differs from what there is: %v", h.checks, all)
 	}
 	if diff := differences(h.sum, h.compiler.State()); diff != "" {

@@ -1,14 +1,18 @@
 package compile
 
 import (
-	"maps"
-
 	"sluice.dev/sluice/internal/lib/fair"
 	"sluice.dev/sluice/internal/model"
 )
 
-// AllHealthChecks are those that there are.
-func (c *Compiler) AllHealthChecks() map[model.Name]*HealthCheck { return maps.Clone(c.checks) }
+// AllHealthChecks are those that there are, by service.
+func (c *Compiler) AllHealthChecks() map[model.Name]*HealthCheck {
+	all := map[model.Name]*HealthCheck{}
+	for _, h := range c.health.now {
+		all[h.Service] = h
+	}
+	return all
+}
 
 // SetTogether has all services come to so many elements at the most, and to so many where one is to
 // come back; 0: as many as in production.

@@ -132,21 +132,21 @@ func (b *builder) port(i int, is4 bool, eps []endpoint, had []lists) {
 	if svc.InternalLocal {
 		internal.Backends = ch.local
 	}
-	b.want(i, port.Port, addrs.of[state.ClusterIP], internal)
+	b.want(i, port.Port, addrs[state.ClusterIP], internal)
 	for kind := state.ExternalIP; kind <= state.NodePort; kind++ {
-		if len(addrs.of[kind]) == 0 {
+		if len(addrs[kind]) == 0 {
 			continue
 		}
 		f, number := external, port.Port
 		f.Kind = kind
 		switch kind {
 		case state.LoadBalancer:
-			b.loadBalancer(i, addrs.of[kind], f)
+			b.loadBalancer(i, addrs[kind], f)
 			continue
 		case state.NodePort:
 			number = port.NodePort
 		}
-		b.want(i, number, addrs.of[kind], &f)
+		b.want(i, number, addrs[kind], &f)
 	}
 }
 
@@ -169,21 +169,19 @@ func (b *builder) loadBalancer(i int, addrs []netip.Addr, f state.Frontend) {
 }
 
 // addresses are where a service port is served in one family, by kind.
-type addresses struct {
-	of [state.NodePort + 1][]netip.Addr
-}
+type addresses [state.NodePort + 1][]netip.Addr
 
 func (a *addresses) external() bool {
-	return len(a.of[state.ExternalIP])+len(a.of[state.LoadBalancer])+len(a.of[state.NodePort]) > 0
+	return len(a[state.ExternalIP])+len(a[state.LoadBalancer])+len(a[state.NodePort]) > 0
 }
 
 func (b *builder) addresses(port *model.ServicePort, is4 bool) addresses {
 	var a addresses
 	for kind, addrs := range b.next.addrs {
-		a.of[kind] = inFamily(addrs, is4)
+		a[kind] = inFamily(addrs, is4)
 	}
 	if port.NodePort != 0 {
-		a.of[state.NodePort] = inFamily(b.node.nodePort, is4)
+		a[state.NodePort] = inFamily(b.node.nodePort, is4)
 	}
 	return a
 }

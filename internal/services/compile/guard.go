@@ -16,8 +16,8 @@ import (
 // to its API. See docs/decisions/0018-addresses-that-no-service-may-have.md.
 type guard struct {
 	nodes   map[netip.Addr]model.AddressOwner // addresses of nodes; this host's are its own always, as it would be cut off without them
-	servers map[netip.Addr]struct{}           // where API servers are reached
-	ports   map[uint16]struct{}               // their ports of TCP
+	servers map[netip.Addr]bool               // where API servers are reached
+	ports   map[uint16]bool                   // their ports of TCP
 }
 
 // apiService is the Service by which pods reach the API server; its endpoints are the API servers.
@@ -28,7 +28,7 @@ var apiService = model.Name{Namespace: "default", Name: "kubernetes"}
 // kube-vip, a local DNS cache, or kube-proxy in mode ipvs. If it is the node's, the Node object
 // says so.
 func newGuard(cfg Config, own *model.Node, v *store.View) guard {
-	g := guard{nodes: map[netip.Addr]model.AddressOwner{}, servers: map[netip.Addr]struct{}{}, ports: map[uint16]struct{}{}}
+	g := guard{nodes: map[netip.Addr]model.AddressOwner{}, servers: map[netip.Addr]bool{}, ports: map[uint16]bool{}}
 	if own != nil {
 		g.addNode(own)
 	}
@@ -48,7 +48,7 @@ func newGuard(cfg Config, own *model.Node, v *store.View) guard {
 		g.nodes[a.Unmap()] = model.AddressOwner{Birth: model.Birth{Name: model.Name{Name: cfg.Node}}, Always: true}
 	}
 	for _, s := range cfg.APIServers {
-		g.servers[s.Addr().Unmap()], g.ports[s.Port()] = struct{}{}, struct{}{}
+		g.servers[s.Addr().Unmap()], g.ports[s.Port()] = true, true
 	}
 	if svc := v.Service(apiService); svc != nil {
 		g.addServers(svc, v.Slices(apiService))
@@ -67,33 +67,33 @@ func (g *guard) addNode(n *model.Node) {
 
 func (g *guard) addServers(svc *model.Service, list []*model.EndpointSlice) {
 	for _, a := range svc.ClusterIPs {
-		g.servers[a.Unmap()] = struct{}{}
+		g.servers[a.Unmap()] = true
 	}
 	for _, p := range svc.Ports {
-		g.ports[p.Port] = struct{}{}
+		g.ports[p.Port] = true
 	}
 	for _, slice := range list {
 		for i := range slice.Endpoints {
-			g.servers[slice.Endpoints[i].Addr.Unmap()] = struct{}{}
+			g.servers[slice.Endpoints[i].Addr.Unmap()] = true
 		}
 		for _, p := range slice.Ports {
-			g.ports[p.Port] = struct{}{}
+			g.ports[p.Port] = true
 		}
 	}
 }
 
 // differs returns the addresses that two guards do not say the same of.
-func (g *guard) differs(o *guard) map[netip.Addr]struct{} {
-	changed := map[netip.Addr]struct{}{}
+func (g *guard) differs(o *guard) map[netip.Addr]bool {
+	changed := map[netip.Addr]bool{}
 	for _, pair := range [...][2]*guard{{g, o}, {o, g}} {
 		for a, node := range pair[0].nodes {
 			if pair[1].nodes[a] != node {
-				changed[a] = struct{}{}
+				changed[a] = true
 			}
 		}
 		for a := range pair[0].servers {
-			if _, both := pair[1].servers[a]; !both {
-				changed[a] = struct{}{}
+			if !pair[1].servers[a] {
+				changed[a] = true
 			}
 		}
 	}
@@ -104,8 +104,8 @@ func (g *guard) differs(o *guard) map[netip.Addr]struct{} {
 }
 
 // wants reports whether the service may want one of some addresses.
-func (e *environment) wants(svc *model.Service, addrs map[netip.Addr]struct{}) bool {
-	has := func(a netip.Addr) bool { _, in := addrs[a.Unmap()]; return in }
+func (e *environment) wants(svc *model.Service, addrs map[netip.Addr]bool) bool {
+	has := func(a netip.Addr) bool { return addrs[a.Unmap()] }
 	return slices.ContainsFunc(svc.ClusterIPs, has) || slices.ContainsFunc(svc.ExternalIPs, has) || slices.ContainsFunc(svc.LoadBalancerIPs, has) ||
 		slices.ContainsFunc(e.node.nodePort, has) && slices.ContainsFunc(svc.Ports, func(p model.ServicePort) bool { return p.NodePort != 0 })
 }
@@ -118,7 +118,6 @@ func (e *environment) refuses(svc *model.Service, kind state.Kind, a netip.Addr)
 	o, ofNode := e.guard.nodes[a]
 	ofNode = ofNode && o.Before(svc.Birth())
 	node := o.Name.Name
-	_, ofServer := e.guard.servers[a]
 	allowed := model.Within(a, e.cfg.AllowNodeAddresses)
 	switch {
 	case kind == state.ClusterIP && ofNode && node == e.cfg.Node: // of others not: whoever writes a Node could take a service away everywhere
@@ -126,7 +125,7 @@ func (e *environment) refuses(svc *model.Service, kind state.Kind, a netip.Addr)
 	case kind == state.ClusterIP:
 	case ofNode && !allowed:
 		return "is an address of node " + node + " (--allow-node-addresses lets services have some)"
-	case ofServer && !allowed:
+	case e.guard.servers[a] && !allowed:
 		return "is an address of the API server (--allow-node-addresses lets services have some)"
 	case kind == state.ExternalIP && e.cfg.ExternalIPCIDRs != nil && !model.Within(a, e.cfg.ExternalIPCIDRs):
 		return "is not in --external-ip-cidrs"
@@ -140,11 +139,9 @@ func (e *environment) refuses(svc *model.Service, kind state.Kind, a netip.Addr)
 // may.
 func (e *environment) refusesPort(kind state.Kind, k state.FrontendKey) string {
 	_, ofNode := e.guard.nodes[k.Addr]
-	_, ofServer := e.guard.servers[k.Addr]
-	_, ofAPI := e.guard.ports[k.Port]
 	switch {
 	case kind == state.ClusterIP:
-	case k.Protocol == model.TCP && ofServer && ofAPI:
+	case k.Protocol == model.TCP && e.guard.servers[k.Addr] && e.guard.ports[k.Port]:
 		return "is where the API server is reached"
 	case (ofNode || kind == state.NodePort) && e.reserved(k.Protocol, k.Port):
 		return "is a port that nodes need for themselves (--reserved-ports)"

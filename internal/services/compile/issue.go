@@ -18,7 +18,7 @@ func (c *Compiler) Issues() (list []model.Issue) {
 	for _, reason := range c.nodeFaults() {
 		list = append(list, model.Ref{Kind: model.NodeKind, Name: model.Name{Name: c.env.cfg.Node}}.Issue(reason))
 	}
-	return append(list, c.claims.issues(c.env.node.nodePort)...)
+	return append(list, c.clashes()...)
 }
 
 // nodeFaults says what is wrong with the own node.
@@ -40,10 +40,9 @@ func (c *Compiler) nodeFaults() (reasons []string) {
 	return reasons
 }
 
-// issues names the services that have not got what they claim, on a node with node ports at these
-// addresses.
-func (c *contests) issues(nodePorts []netip.Addr) (list []model.Issue) {
-	for key, rivals := range c.contested {
+// clashes names the services that have not got what they claim.
+func (c *Compiler) clashes() (list []model.Issue) {
+	for key, rivals := range c.frontends.contested {
 		why := ""
 		if rivals.order[0] != rivals.oldest() {
 			why = "whose cluster IP that is"
@@ -52,30 +51,31 @@ func (c *contests) issues(nodePorts []netip.Addr) (list []model.Issue) {
 		for _, r := range rivals.order {
 			everywhere = everywhere && r.wants.Kind != state.NodePort
 		}
-		list = append(list, clashes(why, key.String(), rivals, everywhere)...)
+		list = append(list, rivals.issues(why, key.String(), everywhere)...)
 	}
-	for port, rivals := range c.healthPorts {
+	for port, check := range c.health.now {
 		what := fmt.Sprintf("healthCheckNodePort %d", port)
-		list = append(list, clashes("", what, rivals, true)...)
+		if rivals := c.health.contested[port]; rivals != nil {
+			list = append(list, rivals.issues("", what, true)...)
+		}
 		answered := map[model.Name][]string{} // where, by each Service with that node port
-		for _, addr := range nodePorts {
+		for _, addr := range c.env.node.nodePort {
 			if f := c.now.Frontends[state.FrontendKey{Addr: addr, Protocol: model.TCP, Port: port}]; f != nil {
 				answered[f.Service] = append(answered[f.Service], addr.String())
 			}
 		}
 		for by, addrs := range answered {
-			list = append(list, rivals.order[0].svc.Ref().Issue(fmt.Sprintf("%s is answered at %s by Service %s, which has that port there; give one of them another port", what, model.FirstFew(addrs, 5), by)))
+			list = append(list, model.Ref{Kind: model.ServiceKind, Name: check.Service}.Issue(fmt.Sprintf("%s is answered at %s by Service %s, which has that port there; give one of them another port", what, model.FirstFew(addrs, 5), by)))
 		}
 	}
 	return list
 }
 
-// clashes says of each rival but the first that it has not got what it claims. Why is what gives
-// the first precedence; empty: its age. Everywhere is that of the issues.
-func clashes[T any](why, what string, rivals *contest[T], everywhere bool) []model.Issue {
-	var list []model.Issue
-	winner := rivals.order[0].svc
-	for _, r := range rivals.order[1:] {
+// issues say of each rival but the first that it has not got what it claims. Why is what gives the
+// first precedence; empty: its age. Everywhere is that of the issues.
+func (x *contest[T]) issues(why, what string, everywhere bool) (list []model.Issue) {
+	winner := x.order[0].svc
+	for _, r := range x.order[1:] {
 		issue := r.svc.Ref().Issue(
 			what + " belongs to Service " + winner.Name.String() + ", " + cmp.Or(why, winner.Birth().Precedence(r.svc.Birth())) + "; give one of them another address or port")
 		issue.Everywhere = everywhere

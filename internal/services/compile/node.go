@@ -6,6 +6,7 @@ import (
 
 	"github.com/gaissmai/bart"
 
+	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
@@ -22,7 +23,8 @@ type environment struct {
 	others  []string    // the nodes that there are, where the own one has never been among them
 	node    node
 	guard   guard
-	nodes   map[string]*model.Node // that the guard was made of
+	nodes   map[string]*model.Node // that the guard and the peers were made of
+	peers   diff.Set[netip.Addr]   // of the state
 
 	outgoing, pools []netip.Prefix // those of the settings
 	underlay        []model.HostAddress
@@ -33,7 +35,7 @@ type environment struct {
 
 // follow brings the environment up to date. It reports whether that matters to all services, and
 // returns the addresses of which it matters to those that want them.
-func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[netip.Addr]struct{}) {
+func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[netip.Addr]bool) {
 	anew := !e.started || e.moved
 	if !e.started || len(d.Objects[model.NodeKind]) > 0 {
 		e.findNode(v)
@@ -57,12 +59,12 @@ func (e *environment) follow(v *store.View, d store.Dirty) (all bool, addrs map[
 
 // readdressed reports whether nodes that changed own other addresses than before.
 func (e *environment) readdressed(v *store.View, d store.Dirty) (is bool) {
-	if e.nodes == nil {
-		e.nodes = map[string]*model.Node{}
-	}
 	for name := range d.Objects[model.NodeKind] {
-		now := v.Node(name.Name)
-		is = is || !now.SameAddresses(e.nodes[name.Name])
+		before, now := e.nodes[name.Name], v.Node(name.Name)
+		is = is || !now.SameAddresses(before)
+		if e.cfg.Fabric && name.Name != e.cfg.Node {
+			e.followPeers(before, now)
+		}
 		if e.nodes[name.Name] = now; now == nil {
 			delete(e.nodes, name.Name)
 		}

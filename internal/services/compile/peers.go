@@ -4,62 +4,35 @@ import (
 	"net/netip"
 	"slices"
 
-	"sluice.dev/sluice/internal/lib/diff"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
-	"sluice.dev/sluice/internal/store"
 )
 
-// peers are the addresses of other nodes, from which tunnels take packets: all that a node has, as
-// those of one that changes its mode come before it is known here which it sends from.
-type peers struct {
-	own string
-	of  map[string][]netip.Addr
-	set diff.Set[netip.Addr]
-}
-
-func newPeers(own string, now map[netip.Addr]struct{}) *peers {
-	return &peers{own: own, of: map[string][]netip.Addr{}, set: diff.NewSet(now)}
-}
-
-// update follows the nodes that are dirty.
-func (p *peers) update(v *store.View, d store.Dirty) {
-	for name := range d.Objects[model.NodeKind] {
-		if name.Name == p.own {
-			continue
-		}
-		before, now := p.of[name.Name], nodeAddresses(v.Node(name.Name))
-		if p.of[name.Name] = now; now == nil {
-			delete(p.of, name.Name)
-		}
-		for _, a := range now {
-			p.set.Add(a)
-		}
-		for _, a := range before {
-			p.set.Remove(a)
-		}
+// followPeers has the addresses of other nodes, from which tunnels take packets, follow one node:
+// all that it has, as those of one that changes its mode come before it is known here which it
+// sends from.
+func (e *environment) followPeers(before, now *model.Node) {
+	for _, a := range nodeAddresses(now) {
+		e.peers.Add(a)
+	}
+	for _, a := range nodeAddresses(before) {
+		e.peers.Remove(a)
 	}
 }
 
-// nodeAddresses are a node's, each once; nil: it is not there, or has none.
+// nodeAddresses are a node's; some may be there twice. Nil has none.
 func nodeAddresses(n *model.Node) (all []netip.Addr) {
 	if n == nil {
 		return nil
 	}
-	has := map[netip.Addr]bool{}
-	add := func(a netip.Addr) {
-		if a = a.Unmap(); a.IsValid() && model.Unusable(a) == "" && !has[a] {
-			all, has[a] = append(all, a), true
-		}
-	}
-	for _, a := range n.IPs {
-		add(a)
-	}
+	all = slices.Clone(n.IPs)
 	if n.Fabric != nil {
-		add(n.Fabric.IPv4)
-		add(n.Fabric.IPv6)
+		all = append(all, n.Fabric.IPv4, n.Fabric.IPv6)
 	}
-	return all
+	for i, a := range all {
+		all[i] = a.Unmap()
+	}
+	return slices.DeleteFunc(all, func(a netip.Addr) bool { return !a.IsValid() || model.Unusable(a) != "" })
 }
 
 // tunnelEnds are where packets from other nodes' tunnels are taken.

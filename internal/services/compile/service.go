@@ -14,7 +14,7 @@ import (
 
 // affected returns the services to compile anew: those that are dirty, and those to which a change
 // of the environment matters.
-func (c *Compiler) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]struct{}) map[model.Name]struct{} {
+func (c *Compiler) affected(v *store.View, dirty map[model.Name]struct{}, everything bool, addrs map[netip.Addr]bool) map[model.Name]struct{} {
 	switch {
 	case everything:
 		dirty = v.Services()
@@ -34,9 +34,8 @@ func (c *Compiler) affected(v *store.View, dirty map[model.Name]struct{}, everyt
 // flush returns what differs from the last flush.
 func (c *Compiler) flush() state.ServicesDelta {
 	c.builder = builder{} // it holds on to objects, and its scratch may be large
-	s := &c.claims
 	return state.ServicesDelta{
-		Frontends: s.frontends.Flush(), ClusterIPs: s.clusterIPs.Flush(), OtherIPs: s.otherIPs.Flush(), Hairpins: s.hairpins.Flush(), Peers: c.peers.set.Flush(),
+		Frontends: c.frontends.changes.Flush(), ClusterIPs: c.clusterIPs.Flush(), OtherIPs: c.otherIPs.Flush(), Hairpins: c.hairpins.Flush(), Peers: c.env.peers.Flush(),
 	}
 }
 
@@ -54,7 +53,7 @@ func (c *Compiler) set(v *store.View, name model.Name, room int) (spent, left in
 	c.all[name] = next
 	next.former = old
 	c.count(next, 1)
-	c.claims.settleHealth(name, old.health, lesser(old.health, next.health))
+	c.settleHealth(name, old.health, lesser(old.health, next.health))
 	compiled := 1 + next.elements/compilingCost
 	spent, left = c.proceed(name, max(room-compiled, 1))
 	return spent + compiled, left
@@ -68,13 +67,13 @@ func (c *Compiler) count(s *service, by int) {
 		change = (*diff.Set[netip.Addr]).Remove
 	}
 	for _, a := range s.addresses() {
-		change(&c.claims.clusterIPs, a)
+		change(&c.clusterIPs, a)
 	}
 	for _, a := range s.others() {
-		change(&c.claims.otherIPs, a)
+		change(&c.otherIPs, a)
 	}
 	for _, a := range s.hairpins {
-		change(&c.claims.hairpins, a)
+		change(&c.hairpins, a)
 	}
 	for family, is4 := range [...]bool{true, false} {
 		c.nodePorts[family] += by * one(s.hasNodePort(is4))

@@ -175,10 +175,10 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 			return
 		}
 		if spent += cost; next == nil {
-			c.claims.settle(key, name, nil)
+			c.frontends.settle(key, name, nil)
 			return
 		}
-		c.claims.settle(key, name, next.frontend)
+		c.frontends.settle(key, name, next.frontend)
 		now = append(now, *next)
 	}
 	i, j := 0, 0
@@ -211,7 +211,7 @@ func (c *Compiler) proceed(name model.Name, room int) (spent, left int) {
 	for f := s.former; f != nil; f = f.former {
 		c.count(f, -1)
 	}
-	c.claims.settleHealth(name, s.health, s.health)
+	c.settleHealth(name, s.health, s.health)
 	s.settled, s.standing, s.former = true, nil, nil
 	if s.gone {
 		delete(c.all, name)

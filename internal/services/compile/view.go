@@ -104,7 +104,7 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 			n := len(f.Local)
 			v.Local = &n
 		}
-		if holder := c.claims.now.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
+		if holder := c.now.Frontends[cl.key]; holder != nil && holder.Service != s.svc.Name {
 			v.HeldBy = holder.Service.String()
 		}
 		views = append(views, v)
@@ -117,7 +117,7 @@ func (c *Compiler) frontendViews(s *service) []FrontendView {
 func (c *Compiler) Serves(name model.Name) map[state.FrontendKey]string {
 	ports := map[state.FrontendKey]string{}
 	for _, cl := range cmp.Or(c.all[name], none).claims {
-		if f := c.claims.now.Frontends[cl.key]; f != nil && f.Service == name {
+		if f := c.now.Frontends[cl.key]; f != nil && f.Service == name {
 			ports[cl.key] = f.Port
 		}
 	}

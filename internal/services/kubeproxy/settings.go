@@ -77,22 +77,24 @@ func (c *Config) Settings(serves string) (Settings, error) {
 	return s, nil
 }
 
+// NodePortWords are the CIDRs that some words of NodePortAddresses stand for.
+var NodePortWords = map[string][]netip.Prefix{
+	Localhost: {netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+	All:       {netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+}
+
 // nodePorts reads the field: a family that it holds no CIDR of serves node ports on all addresses.
 func (c *Config) nodePorts() (cidrs []netip.Prefix, primary bool) {
-	all4, all6 := netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	for _, text := range c.NodePortAddresses {
-		switch text {
-		case Primary:
+		if of := NodePortWords[text]; of != nil {
+			cidrs = append(cidrs, of...)
+		} else if text == Primary {
 			primary = true
-		case Localhost:
-			cidrs = append(cidrs, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
-		case All:
-			cidrs = append(cidrs, all4, all6)
-		default:
+		} else {
 			cidrs = append(cidrs, netip.MustParsePrefix(text).Masked()) // checked
 		}
 	}
-	for _, all := range []netip.Prefix{all4, all6} {
+	for _, all := range NodePortWords[All] {
 		family := func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }
 		if !primary && !slices.ContainsFunc(cidrs, family) {
 			cidrs = append(cidrs, all)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"sluice.dev/sluice/internal/lib/wake"
 )
 
 // ErrChanged says that the file holds something else now.
@@ -20,20 +22,10 @@ const pollInterval = 2 * time.Second
 // looks at the content, so that it follows a ConfigMap, whose files are replaced under a link. A
 // file that cannot be read is one that is being replaced.
 func Watch(ctx context.Context, path string, text []byte) error {
-	return watch(ctx, path, text, pollInterval, os.ReadFile)
-}
-
-func watch(ctx context.Context, path string, text []byte, every time.Duration, read func(string) ([]byte, error)) error {
-	look := time.NewTicker(every)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-look.C:
-		}
-		if now, err := read(path); err == nil && !bytes.Equal(now, text) {
+	for wake.Sleep(ctx, pollInterval) {
+		if now, err := os.ReadFile(path); err == nil && !bytes.Equal(now, text) {
 			return fmt.Errorf("%s: %w", path, ErrChanged)
 		}
 	}
+	return nil
 }

@@ -6,10 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // A ConfigMap's file is a link to one in a folder that is replaced as a whole.
-func TestWatch(t *testing.T) {
+func TestWatch(t *testing.T) { synctest.Test(t, testWatch) }
+
+func testWatch(t *testing.T) {
 	dir := t.TempDir()
 	write := func(folder, text string) {
 		t.Helper()
@@ -36,32 +40,25 @@ func TestWatch(t *testing.T) {
 	link("one")
 	path := filepath.Join(dir, "data", "config.conf")
 	ended := make(chan error, 1)
-	looked := make(chan struct{})
-	look := func(p string) ([]byte, error) {
-		looked <- struct{}{}
-		return os.ReadFile(p)
+	go func() { ended <- Watch(t.Context(), path, []byte("a")) }()
+	unchanged := func() {
+		t.Helper()
+		time.Sleep(pollInterval)
+		synctest.Wait()
+		if len(ended) > 0 {
+			t.Fatal(<-ended)
+		}
 	}
-	go func() { ended <- watch(t.Context(), path, []byte("a"), 1, look) }()
-	<-looked
+	unchanged()
 	link("two") // another file that holds the same
-	<-looked
-	<-looked
+	unchanged()
 	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
 		t.Fatal(err)
 	}
-	<-looked
-	<-looked
+	unchanged()
 	link("three")
-	for {
-		select {
-		case <-looked:
-			continue
-		case err := <-ended:
-			if !errors.Is(err, ErrChanged) {
-				t.Error(err)
-			}
-		}
-		break
+	if err := <-ended; !errors.Is(err, ErrChanged) {
+		t.Error(err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
