@@ -32,6 +32,9 @@ func nodeKey(path string) (key [32]byte, err error) {
 	if err != nil {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
+	if _, err := os.Lstat(own); errors.Is(err, fs.ErrNotExist) {
+		_ = os.Rename(path, own) // releases that had one file for all left it; mostly there is none
+	}
 	if key, err = readKey(path); errors.Is(err, fs.ErrNotExist) {
 		return newNodeKey(own)
 	}
@@ -52,16 +55,20 @@ func readKey(path string) (key [32]byte, err error) {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
 	text, err := os.ReadFile(own)
+	if errors.Is(err, fs.ErrNotExist) {
+		own = path
+		text, err = os.ReadFile(own)
+	}
 	if err != nil {
 		return key, fmt.Errorf("read key for WireGuard: %w", err)
 	}
-	encoded, of, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	encoded, of, scoped := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	decoded, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil || len(decoded) != len(key) {
 		return key, fmt.Errorf("%s holds no key for WireGuard: remove it, and the node gets another", own)
 	}
 	scope, err := netns.Scope()
-	if err == nil && of != scope {
+	if err == nil && scoped && of != scope {
 		err = fmt.Errorf("%s is of a network namespace that is gone: %w", own, fs.ErrNotExist)
 	}
 	return [32]byte(decoded), err

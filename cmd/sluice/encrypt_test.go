@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,11 +44,20 @@ func TestNodeKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	encoded, _, _ := strings.Cut(string(text), "\n")
-	if planned, err := readKey(path); err != nil || planned != key {
-		t.Errorf("%v, another key is planned: %v", err, planned != key)
+	former, _, _ := strings.Cut(string(text), "\n") // as earlier releases had it for all namespaces
+	if err := errors.Join(os.Remove(own), os.WriteFile(path, []byte(former+"\n"), 0o600)); err != nil {
+		t.Fatal(err)
 	}
-	if err := os.WriteFile(own, []byte(encoded+"\nof another namespace, which had the inode\n"), 0o600); err != nil {
+	if planned, err := readKey(path); err != nil || planned != key {
+		t.Errorf("%v, another key is planned than an earlier release has left: %v", err, planned != key)
+	}
+	if again, err := nodeKey(path); err != nil || again != key {
+		t.Errorf("%v, another key than an earlier release has left: %v", err, again != key)
+	}
+	if left, _ := filepath.Glob(filepath.Dir(path) + "/*"); !slices.Equal(left, []string{own}) {
+		t.Errorf("files: %q", left)
+	}
+	if err := os.WriteFile(own, []byte(former+"\nof another namespace, which had the inode\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if again, err := nodeKey(path); err != nil || again == key {

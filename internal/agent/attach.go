@@ -60,6 +60,8 @@ func (a *Agent) Detach(device string) {
 
 // handleAttachments serves the CNI plugin's requests.
 func (a *Agent) handleAttachments(mux *http.ServeMux) {
+	// Plugins up to release 0.2.0 ask for it, and say that the node is not ready without an answer.
+	mux.HandleFunc("GET /v1/attachments", answer(func(*http.Request) (any, error) { return a.Store.Attachments(), nil }))
 	mux.HandleFunc("PUT /v1/attachments/{device}", answer(func(r *http.Request) (any, error) {
 		at, err := attachmentOf(r)
 		if err != nil {
