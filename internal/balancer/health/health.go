@@ -3,7 +3,7 @@
 // A check goes from this machine straight to the backend's own address, never through the farm
 // that the backend serves. TCP, UDP, HTTP and ICMP checks are non-blocking sockets of one loop, so
 // that they cost little however many there are. HTTPS, gRPC and ARP checks and commands run in
-// goroutines, of which a bounded number works at a time; where they wait for their turn, checks
+// goroutines, of which a bounded number exists at a time; where they wait for their turn, checks
 // become less frequent, and no backend is taken for dead.
 //
 // A plain TCP check ends with a reset before the third packet of the handshake: the backend's

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
-	"sync"
 	"time"
 )
 
@@ -33,17 +32,18 @@ type loop struct {
 	targets  map[Key]*target
 	schedule schedule
 	sockets  *sockets
-	requests turns
-	commands turns
-	tasks    sync.WaitGroup
+	requests *pool
+	commands *pool
 	results  []Result  // that Report is to have
 	troubled time.Time // when trouble was last logged
 	suspects
 }
 
 func newLoop(c *Checker) *loop {
-	l := &loop{Checker: c, targets: map[Key]*target{}, requests: make(turns, c.o.Requests), commands: make(turns, c.o.Commands), suspects: newSuspects()}
+	l := &loop{Checker: c, targets: map[Key]*target{}, suspects: newSuspects()}
 	l.sockets = &sockets{end: l.end}
+	l.requests = newPool(c.o.Requests, c.finish)
+	l.commands = newPool(c.o.Commands, c.finish)
 	return l
 }
 
@@ -146,6 +146,7 @@ func (l *loop) end(t *target, o outcome) {
 
 // ended takes in what a task has found, unless it was abandoned.
 func (l *loop) ended(e ending) {
+	e.task.pool.next()
 	if !e.abandoned {
 		l.end(e.target, e.outcome)
 	}
@@ -166,6 +167,7 @@ func (l *loop) close() {
 	for _, t := range l.targets {
 		l.abandon(t)
 	}
-	l.tasks.Wait()
+	l.requests.wait()
+	l.commands.wait()
 	l.sockets.close()
 }

@@ -27,13 +27,13 @@ var kinds = []kind{
 	{name: TCP, fields: []string{"port", "send", "expect"}, needs: aPort, start: (*loop).dial},
 	{name: HTTP, fields: []string{"port", "host", "path", "method", "status", "body"}, needs: aURL, validate: Check.validateRequest, start: (*loop).dial},
 	{name: HTTPS, fields: []string{"port", "host", "path", "method", "status", "body", "insecure"}, needs: aURL, validate: Check.validateRequest,
-		start: func(l *loop, t *target) { l.run(t, l.requests, get) }, waits: true},
+		start: func(l *loop, t *target) { l.requests.start(t, get) }, waits: true},
 	{name: ICMP, start: func(l *loop, t *target) { l.sockets.ping(t) }},
-	{name: ARP, start: func(l *loop, t *target) { l.run(t, l.requests, l.resolve) }, waits: true},
-	{name: GRPC, fields: []string{"port", "host", "service"}, needs: aPort, start: func(l *loop, t *target) { l.run(t, l.requests, call) }, waits: true},
+	{name: ARP, start: func(l *loop, t *target) { l.requests.start(t, l.resolve) }, waits: true},
+	{name: GRPC, fields: []string{"port", "host", "service"}, needs: aPort, start: func(l *loop, t *target) { l.requests.start(t, call) }, waits: true},
 	{name: UDP, fields: []string{"port", "send", "expect"}, needs: aPort, start: (*loop).dial},
 	{name: Command, fields: []string{"port", "command"}, validate: Check.validateCommand,
-		start: func(l *loop, t *target) { l.run(t, l.commands, execute) }, waits: true},
+		start: func(l *loop, t *target) { l.commands.start(t, execute) }, waits: true},
 }
 
 func (l *loop) dial(t *target) { l.sockets.dial(t) }
