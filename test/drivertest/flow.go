@@ -77,12 +77,13 @@ func (r *run) inject(flow *conn) error {
 	return err
 }
 
-// strays is how many stray segments the driver counts as dropped; -1 if it counts nothing.
+// strays is how many stray segments the driver counts as dropped; -1 if it counts nothing, or has
+// connections in a flow table, which asks for no window and translates what is outside, too.
 func (r *run) strays() (int, error) {
-	c := r.driver.Capabilities().Counter
-	if c == nil {
+	can := r.driver.Capabilities()
+	if can.Counter == nil || can.Offloader != nil {
 		return -1, nil
 	}
-	drops, err := c.DropCounts(context.Background())
+	drops, err := can.Counter.DropCounts(context.Background())
 	return int(drops[state.DropStray]), err
 }

@@ -215,7 +215,14 @@ func tune(ns *netns.NS, forward bool) error {
 	if forward {
 		on = "1"
 	}
+	demux := "1"
+	if old, err := misdirects(); err != nil {
+		return err
+	} else if old {
+		demux = "0"
+	}
 	for _, kv := range [][2]string{
+		{"net/ipv4/ip_early_demux", demux},
 		{"net/ipv4/ip_forward", on},
 		{"net/ipv6/conf/all/forwarding", on},
 		{"net/ipv4/conf/all/rp_filter", "0"}, {"net/ipv4/conf/default/rp_filter", "0"},
@@ -229,6 +236,15 @@ func tune(ns *netns.NS, forward bool) error {
 		}
 	}
 	return nil
+}
+
+// misdirects reports whether this is Linux 6.1. Over IPv6, it looks for a packet's socket before it
+// translates the packet's source back, and so finds that of a connection of the node to the endpoint
+// itself, if the one to the service has the same source port. Linux 6.12 does not.
+func misdirects() (bool, error) {
+	var u unix.Utsname
+	err := unix.Uname(&u)
+	return strings.HasPrefix(unix.ByteSliceToString(u.Release[:]), "6.1."), err
 }
 
 // name registers the names of the host's addresses: "node" and "node2", "m1" to "m24", "a".
