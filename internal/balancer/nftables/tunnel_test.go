@@ -277,6 +277,7 @@ func TestTunnelRefused(t *testing.T) {
 	w.mustAside("Farm bad", "Farm worse")
 	w.only("f1")
 	w.restart()
+	w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
 	w.mustAside("Farm bad", "Farm worse")
 	w.settled()
 	w.balancer.IP("link del " + name)
