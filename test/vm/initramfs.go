@@ -31,8 +31,9 @@ var modules = []string{
 	"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_lblc", "ip_vs_lblcr", "ip_vs_sh", "ip_vs_dh", "ip_vs_sed", "ip_vs_nq", "ip_vs_mh", "ip_vs_fo", "ip_vs_ovf",
 	"ip_set", "ip_set_bitmap_port", "ip_set_hash_ipport",
 	"ip_set_hash_ip", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net",
-	"iptable_nat", "iptable_filter", "iptable_raw", "ip6table_nat", "ip6table_filter", "ip6table_raw", "nft_compat",
+	"iptable_nat", "iptable_filter", "iptable_raw", "iptable_mangle", "ip6table_nat", "ip6table_filter", "ip6table_raw", "ip6table_mangle", "nft_compat",
 	"xt_comment", "xt_tcpudp", "xt_set", "xt_statistic", "xt_nat", "xt_MASQUERADE", "xt_addrtype", "xt_conntrack", "xt_mark", "xt_bpf", "xt_u32", "xt_CT", "ipt_REJECT", "ip6t_REJECT",
+	"xt_NFLOG", "xt_LOG", "xt_limit", "xt_connlabel", "xt_multiport", "ipt_rpfilter", "ip6t_rpfilter",
 }
 
 // plan says what the guest has to do; the guest finds it in its root directory.
