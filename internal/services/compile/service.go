@@ -42,11 +42,13 @@ func (c *Compiler) flush() state.ServicesDelta {
 // set compiles one service anew and puts the result in place of the old, as far as there is room
 // for: see proceed.
 func (c *Compiler) set(v *store.View, name model.Name, room int) (spent, left int) {
-	old, next := cmp.Or(c.all[name], none), &service{svc: &model.Service{Name: name}, gone: true}
+	old, next := cmp.Or(c.all[name], none), (*service)(nil)
 	if svc := v.Service(name); svc != nil {
 		next = c.compile(v, svc, old)
 	} else if delete(c.faults, name); old == none {
 		return 0, 0
+	} else {
+		next = &service{svc: &model.Service{Name: name}, gone: true}
 	}
 	c.limits.account(next, old)
 	next.standing = old.stands()
