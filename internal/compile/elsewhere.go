@@ -25,9 +25,9 @@ type Elsewhere struct {
 }
 
 // Elsewhere returns a function that compiles the state of another node, whose agent runs with the
-// same flags, for the objects in a store. It is called once, and asks c nothing any more. It assumes
-// that each pod of the node has an interface of its own, as nothing here says otherwise. Limits on
-// all policies of a cluster together do not apply, as the store does not hold all pods.
+// same flags, for the objects in a store. It is called once, and asks c nothing any more. It
+// assumes that each pod of the node has an interface of its own, as nothing here says otherwise.
+// Limits on all policies of a cluster together do not apply, as the store does not hold all pods.
 func (c *Compiler) Elsewhere(node string) func(*store.Store) Elsewhere {
 	cfg := c.cfg
 	cfg.Config, cfg.elsewhere = c.Services.Config(), true

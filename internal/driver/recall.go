@@ -12,7 +12,8 @@ import (
 )
 
 // Recall yields where another program has sent clients of services with session affinity, with each
-// frontend for which that backend is one. It asks Options.Remembered; nil: there is no such program.
+// frontend for which that backend is one. It asks Options.Remembered; nil: there is no such
+// program.
 func Recall(ctx context.Context, log *slog.Logger, remembered func(context.Context) ([]state.Remembered, error), s *state.Services,
 	yield func(state.FrontendKey, *state.Frontend, state.Remembered)) {
 	if remembered == nil {

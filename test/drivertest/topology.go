@@ -239,8 +239,8 @@ func tune(ns *netns.NS, forward bool) error {
 }
 
 // misdirects reports whether this is Linux 6.1. Over IPv6, it looks for a packet's socket before it
-// translates the packet's source back, and so finds that of a connection of the node to the endpoint
-// itself, if the one to the service has the same source port. Linux 6.12 does not.
+// translates the packet's source back, and so finds that of a connection of the node to the
+// endpoint itself, if the one to the service has the same source port. Linux 6.12 does not.
 func misdirects() (bool, error) {
 	var u unix.Utsname
 	err := unix.Uname(&u)

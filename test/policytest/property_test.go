@@ -169,3 +169,45 @@ func locally(o *oracle.Objects, c oracle.Connection) bool {
 	}
 	return c.From == c.To || (!own(c.From.String()) || o.Sends(c)) && (!own(c.To.String()) || o.Receives(c))
 }
+
+// TestEveryFieldIsAsked has each field of a rule be set by some random cluster, so that a field
+// which is new cannot be left out of the comparisons.
+func TestEveryFieldIsAsked(t *testing.T) {
+	t.Parallel()
+	missing := map[string]bool{}
+	for _, of := range []reflect.Type{reflect.TypeFor[state.Rule](), reflect.TypeFor[state.End](), reflect.TypeFor[state.Term](), reflect.TypeFor[state.Ports]()} {
+		for i := range of.NumField() {
+			missing[of.Name()+"."+of.Field(i).Name] = true
+		}
+	}
+	delete(missing, "Rule.ICMP") // connections of the clusters have ports; rows ask for types of ICMP
+	delete(missing, "Rule.NotICMP")
+	var look func(v reflect.Value)
+	look = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.Pointer:
+			if !v.IsNil() {
+				look(v.Elem())
+			}
+		case reflect.Slice:
+			for i := range v.Len() {
+				look(v.Index(i))
+			}
+		case reflect.Struct:
+			for i := range v.NumField() {
+				if f := v.Field(i); !f.IsZero() {
+					delete(missing, v.Type().Name()+"."+v.Type().Field(i).Name)
+					look(f)
+				}
+			}
+		}
+	}
+	for seed := range uint64(100) {
+		for _, rules := range productOf(t, newDice(seed).cluster()).Compiler.State().Policy.Rules {
+			look(reflect.ValueOf(rules))
+		}
+	}
+	if len(missing) > 0 {
+		t.Errorf("no random cluster has %v", missing)
+	}
+}

@@ -119,6 +119,11 @@ func calicoPolicy(pod, rules string) string {
 	return fmt.Sprintf("---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: %s, namespace: shop}\nspec: {selector: app == '%s', %s}\n", pod, pod, rules)
 }
 
+// icmp isolates a pod except for what a match of ICMP allows, of either family.
+func icmp(pod, match4, match6 string) string {
+	return calicoPolicy(pod, fmt.Sprintf("types: [Ingress], ingress: [{action: Allow, protocol: ICMP, %s}, {action: Allow, protocol: ICMPv6, %s}]", match4, match6))
+}
+
 // hostEndpoint is the node's eth0, and hostPolicy what is in a policy for it.
 const hostEndpoint = `---
 apiVersion: projectcalico.org/v3
@@ -162,6 +167,12 @@ func podRows() []row {
 		}},
 		{name: "a rule without ports passes no ICMP", policies: isolated("b", "in ingress: [{}]"), packets: []packet{
 			{"a", "", tcp, "b", 80, "b", ""}, {"a", "", sctp, "b", 80, "b", ""}, {"a", "", ping, "b", 0, "", ""},
+		}},
+		{name: "types of ICMP", policies: icmp("b", "icmp: {type: 8}", "icmp: {type: 128}") + icmp("a", "notICMP: {type: 13}", "notICMP: {type: 1}") + icmp("c", "notICMP: {type: 8}", "notICMP: {type: 128}"), packets: []packet{
+			{"a", "", ping, "b", 0, "b", ""}, {"b", "", ping, "a", 0, "a", ""}, {"b", "", ping, "c", 0, "", ""}, {"a", "", tcp, "b", 80, "", ""}, {"b", "", udp, "a", 80, "", ""},
+		}},
+		{name: "codes of ICMP", policies: icmp("b", "icmp: {type: 8, code: 0}", "icmp: {type: 128, code: 0}") + icmp("a", "icmp: {type: 8, code: 1}", "icmp: {type: 128, code: 1}") + icmp("c", "icmp: {type: 13}", "icmp: {type: 1}"), packets: []packet{
+			{"a", "", ping, "b", 0, "b", ""}, {"b", "", ping, "a", 0, "", ""}, {"b", "", ping, "c", 0, "", ""},
 		}},
 		{name: "egress to the node", policies: isolated("b", "out egress: [{to: [{ipBlock: {cidr: 192.168.1.1/32}}, {ipBlock: {cidr: \"fd00:192:168:1::1/128\"}}], ports: [{port: 53, protocol: UDP}]}]"), packets: []packet{
 			{"b", "", udp, "node", 53, "node", ""}, {"b", "", udp, "node", 54, "", ""}, {"b", "", tcp, "node", 53, "", ""}, {"a", "", tcp, "node", 53, "node", ""},

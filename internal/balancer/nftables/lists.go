@@ -87,8 +87,8 @@ func moved(old, now []model.AddressRange) (gone, come []model.AddressRange) {
 	return gone, come
 }
 
-// list has a list follow another one of the name, either of which may be nil, and returns the ranges
-// that go and come.
+// list has a list follow another one of the name, either of which may be nil, and returns the
+// ranges that go and come.
 func (c *tableChange) list(name string, now *model.FarmList) (gone, come []model.AddressRange) {
 	if now == nil {
 		now = &model.FarmList{Name: name}

@@ -215,7 +215,8 @@ func (c *Compiler) Update(v *store.View, d store.Dirty) state.FabricDelta {
 	return state.FabricDelta{Tunnels: c.tunnels.Flush(), VTEPs: c.vteps.Flush(), Peers: c.peers.Flush(), Routes: c.routes.Flush()}
 }
 
-// many nodes change at once: to compile all again costs less than to find those to which it matters.
+// many nodes change at once: to compile all again costs less than to find those to which it
+// matters.
 const many = 100
 
 // setPools sorts the pools so that the first that holds an address counts.

@@ -30,8 +30,8 @@ type reports struct {
 	ends bool // that a fault is gone is told, too
 
 	mu sync.Mutex
-	// faults are texts by what they are about: an issue, or its object alone. They are replaced as a
-	// whole. nil: not known yet.
+	// faults are texts by what they are about: an issue, or its object alone. They are replaced as
+	// a whole. nil: not known yet.
 	faults map[model.Issue]string
 
 	// The following fields belong to Run alone.
