@@ -161,6 +161,7 @@ type Agent struct {
 	limits  limits
 	checks  *healthChecks
 	drops   dropLog
+	nodes   nodeAddresses
 	asks    chan func(*loop) // run by the loop between two passes
 
 	fabric   *reconcile.Follower // carries out Config.Fabric; nil: there is none

@@ -136,7 +136,7 @@ func (a *Agent) party(addr netip.Addr, port uint16) verdict.Party {
 	p := verdict.Party{Address: addr, Port: port}
 	if pod := a.Store.PodByAddr(addr); pod != nil {
 		p.Object, p.Node = pod.Ref(), pod.Node
-	} else if node := a.nodeOf(addr); node != "" {
+	} else if node := a.nodes.of(a.Store, addr); node != "" {
 		p.Object, p.Node = model.Ref{Kind: model.NodeKind, Name: model.Name{Name: node}}, node
 	}
 	return p

@@ -5,23 +5,39 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source"
 	"sluice.dev/sluice/internal/store"
 )
 
-// nodeOf names the node that has an address; "": none has it. It goes through all, as only people
-// ask.
-func (a *Agent) nodeOf(addr netip.Addr) (name string) {
-	a.Store.Read(func(v *store.View) {
-		for _, node := range v.Nodes() {
-			if slices.Contains(node.IPs, addr) {
-				name = max(name, node.Name)
+// nodesFor is how long the nodes' addresses are cached.
+const nodesFor = 5 * time.Second
+
+// nodeAddresses finds the node that has an address, for people: of each packet in a stream of drops.
+// It scans all nodes now and then.
+type nodeAddresses struct {
+	mu   sync.Mutex
+	read time.Time
+	name map[netip.Addr]string
+}
+
+func (n *nodeAddresses) of(s *store.Store, addr netip.Addr) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.name == nil || time.Since(n.read) > nodesFor {
+		n.name, n.read = map[netip.Addr]string{}, time.Now()
+		s.Read(func(v *store.View) {
+			for _, name := range v.NodeNames() {
+				for _, a := range v.Node(name).IPs {
+					n.name[a] = name
+				}
 			}
-		}
-	})
-	return name
+		})
+	}
+	return n.name[addr]
 }
 
 // beside counts the other nodes with addresses of a family on subnets of this one: each takes an

@@ -1,11 +1,12 @@
 package nftables
 
 import (
-	"cmp"
 	"errors"
 	"maps"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/table"
@@ -133,22 +134,15 @@ func (d *Driver) refused(want *state.Farms, delta state.FarmsDelta) (asides, err
 	return found, sieve.Sift(suspects)
 }
 
-// refused reports whether the kernel did not take what a farm needs.
-func refused(err error) bool {
-	var t *tunnelError
-	return errors.As(err, &t) || table.Refused(err, true)
-}
+// refused reports whether the kernel did not take what a farm needs: its ruleset, or a tunnel in
+// whose place there is another interface.
+func refused(err error) bool { return table.Refused(err, true) || errors.Is(err, unix.EEXIST) }
 
-// try has the kernel check farms alone, with their lists and tunnels.
-func (d *Driver) try(want *state.Farms, names []string) (err error) {
+// try has the kernel check farms alone, with their lists, and makes their tunnels.
+func (d *Driver) try(want *state.Farms, names []string) error {
 	some := &state.Farms{Farms: map[string]*state.Farm{}}
 	for _, name := range names {
-		f := want.Farms[name]
-		f.EachTunnel(func(to netip.Addr) { err = cmp.Or(err, d.tryTunnel(to)) })
-		some.Farms[name] = f
-	}
-	if err != nil {
-		return err
+		some.Farms[name] = want.Farms[name]
 	}
 	some.Lists = listsOf(some.Farms, want.Lists)
 	for _, t := range d.tables() {
@@ -156,7 +150,7 @@ func (d *Driver) try(want *state.Farms, names []string) (err error) {
 			return err
 		}
 	}
-	return nil
+	return d.tryTunnels(some.Farms)
 }
 
 // SetAside implements driver.Driver.

@@ -147,9 +147,6 @@ func (d *Driver) tunnelsGone() (bool, error) {
 	return false, nil
 }
 
-// tunnelError says that the kernel does not take a tunnel.
-type tunnelError struct{ error }
-
 // addTunnel makes the tunnel to an address, or brings up the one that there is.
 func (d *Driver) addTunnel(to netip.Addr) error {
 	t := newTunnel(to)
@@ -164,21 +161,29 @@ func (d *Driver) addTunnel(to netip.Addr) error {
 		err = d.startTunnel(t)
 	}
 	if err != nil {
-		return &tunnelError{fmt.Errorf("make tunnel %s to backend %s (is there another program's, of type sit?): %w", t.Name, to, err)}
+		return fmt.Errorf("make tunnel %s to backend %s (is there another program's, of type sit?): %w", t.Name, to, err)
 	}
 	return nil
 }
 
-// tryTunnel makes the tunnel to an address and removes it, unless it is there.
-func (d *Driver) tryTunnel(to netip.Addr) error {
-	have, err := d.readTunnels()
-	if _, there := have[to]; there || err != nil {
-		return err
+// tryTunnels makes the tunnels of farms as far as they are not there; where one fails, none of them.
+func (d *Driver) tryTunnels(farms map[string]*state.Farm) error {
+	want := map[netip.Addr]struct{}{}
+	for _, f := range farms {
+		f.EachTunnel(func(to netip.Addr) { want[to] = struct{}{} })
 	}
-	if err := d.addTunnel(to); err != nil {
-		return err
+	if len(want) == 0 {
+		return nil
 	}
-	return d.removeTunnel(to)
+	c, err := d.adoptTunnels(want)
+	for i := 0; i < len(c.add) && err == nil; i++ {
+		if err = d.addTunnel(c.add[i]); err != nil {
+			for _, made := range c.add[:i] {
+				err = errors.Join(err, d.removeTunnel(made))
+			}
+		}
+	}
+	return err
 }
 
 func (d *Driver) startTunnel(t *netlink.Sittun) error {
