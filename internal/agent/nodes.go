@@ -16,8 +16,8 @@ import (
 // nodesFor is how long the nodes' addresses are cached.
 const nodesFor = 5 * time.Second
 
-// nodeAddresses finds the node that has an address, for people: of each packet in a stream of drops.
-// It scans all nodes now and then.
+// nodeAddresses finds the node that has an address, for people: of each packet in a stream of
+// drops. It scans all nodes now and then.
 type nodeAddresses struct {
 	mu   sync.Mutex
 	read time.Time

@@ -166,7 +166,8 @@ func (d *Driver) addTunnel(to netip.Addr) error {
 	return nil
 }
 
-// tryTunnels makes the tunnels of farms as far as they are not there; where one fails, none of them.
+// tryTunnels makes the tunnels of farms as far as they are not there; where one fails, none of
+// them.
 func (d *Driver) tryTunnels(farms map[string]*state.Farm) error {
 	want := map[netip.Addr]struct{}{}
 	for _, f := range farms {
