@@ -132,6 +132,9 @@ func (t *tree) below(p keyPrefix, keys []state.FrontendKey, all map[keyPrefix][]
 // with returns the tree after a change of what serves some frontends, and the prefixes of chains
 // that may differ: of those that there were, and of those that there are.
 func (t *tree) with(change map[state.FrontendKey]goal) (next *tree, was, is map[keyPrefix][]state.FrontendKey) {
+	if len(change) == 0 {
+		return t, nil, nil
+	}
 	same := *t
 	next = &same
 	next.goal, next.keys = maps.Clone(t.goal), slices.Clone(t.keys)
