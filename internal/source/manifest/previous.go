@@ -7,23 +7,42 @@ import (
 // previous looks things up in what a file declared before.
 type previous struct {
 	objects []object
-	bySum   map[uint64]*object // made on the first look
+	bySum   map[uint64]*object // made on the first look into a long list
 	byKey   map[model.Ref]*object
 }
 
+// short lists are searched from end to end.
+const short = 8
+
 // unchanged returns the object of a kind whose text had this checksum, or nil.
 func (p *previous) unchanged(kind model.Kind, sum uint64) *object {
-	p.index()
-	if o := p.bySum[sum]; o != nil && o.Kind == kind {
-		return o
+	if len(p.objects) > short {
+		p.index()
+		if o := p.bySum[sum]; o != nil && o.Kind == kind {
+			return o
+		}
+		return nil
+	}
+	for i := range p.objects {
+		if o := &p.objects[i]; o.sum == sum && o.Kind == kind {
+			return o
+		}
 	}
 	return nil
 }
 
 // find returns the object that is known, or was declared, by this name, or nil.
 func (p *previous) find(k model.Ref) *object {
-	p.index()
-	return p.byKey[k]
+	if len(p.objects) > short {
+		p.index()
+		return p.byKey[k]
+	}
+	for i := range p.objects {
+		if o := &p.objects[i]; o.Ref == k || o.Kind == k.Kind && o.declared == k.Name {
+			return o
+		}
+	}
+	return nil
 }
 
 func (p *previous) index() {
