@@ -11,7 +11,8 @@ type previous struct {
 	byKey   map[model.Ref]*object
 }
 
-// short lists are searched from end to end.
+// short lists are searched from end to end: a changed file mostly has one object, and two maps for
+// it cost 8 µs of some 900 that a change takes.
 const short = 8
 
 // unchanged returns the object of a kind whose text had this checksum, or nil.
