@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/source/kinds"
+	"sluice.dev/sluice/test/lab/build"
 )
 
 // published are the Go modules that the definitions of policy APIs are published in.
@@ -64,7 +65,7 @@ func WriteCRDs(ctx context.Context, dir string) error {
 func Published(ctx context.Context) (map[string]string, error) {
 	folders := map[string]string{}
 	for _, m := range published {
-		out, err := goCommand(ctx, os.TempDir(), "mod", "download", "-json", m.path+"@"+m.version)
+		out, err := build.Go(ctx, os.TempDir(), "mod", "download", "-json", m.path+"@"+m.version)
 		if err != nil {
 			return nil, fmt.Errorf("download the definitions of policies: %w", err)
 		}
