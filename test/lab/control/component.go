@@ -42,7 +42,7 @@ func (p *Plane) apiServerArguments() []string {
 		"--shutdown-delay-duration=0s",
 	}
 	if p.RBAC {
-		args = append(args, "--authorization-mode=RBAC")
+		args = append(args, "--authorization-mode=Node,RBAC")
 	} else {
 		args = append(args, "--authorization-mode=AlwaysAllow")
 	}

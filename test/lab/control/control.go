@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ type Config struct {
 	ClusterCIDRs, ServiceCIDRs []netip.Prefix
 
 	Controllers bool // run the scheduler and the controller manager too
-	RBAC        bool // authorize by RBAC; otherwise everything is allowed
+	RBAC        bool // authorize by RBAC, kubelets by their nodes; otherwise everything is allowed
 
 	APIServerArgs []string // more arguments for the API server
 }
@@ -188,7 +189,7 @@ func (p *Plane) writeFiles() error {
 	if err := ca.issue(pkix.Name{CommonName: "kube-apiserver"}, names, addrs, p.path(serverCert), p.path(srvKey)); err != nil {
 		return err
 	}
-	if err := ca.issue(pkix.Name{CommonName: "kube-apiserver-kubelet-client"}, nil, nil, p.path(clientCert), p.path(cltKey)); err != nil {
+	if err := ca.issue(pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{systemMasters}}, nil, nil, p.path(clientCert), p.path(cltKey)); err != nil {
 		return err
 	}
 	if _, err := loadAuthority(p.path(accountCert), p.path(accountKey)); err != nil {
@@ -216,7 +217,17 @@ func (p *Plane) Kubeconfig(user string, groups ...string) (string, error) {
 		err = ca.issue(pkix.Name{CommonName: user, Organization: groups}, nil, nil, p.path(name+".crt"), p.path(name+".key"))
 	}
 	if err == nil {
-		err = os.WriteFile(path, fmt.Appendf(nil, kubeconfig, p.path(caCert), p.URL(), p.path(name+".crt"), p.path(name+".key")), 0o600)
+		var data [3]string // a kubeconfig stands for itself: nodes do not see the folder
+		for i, file := range []string{caCert, name + ".crt", name + ".key"} {
+			var pem []byte
+			if pem, err = os.ReadFile(p.path(file)); err != nil {
+				break
+			}
+			data[i] = base64.StdEncoding.EncodeToString(pem)
+		}
+		if err == nil {
+			err = os.WriteFile(path, fmt.Appendf(nil, kubeconfig, data[0], p.URL(), data[1], data[2]), 0o600)
+		}
 	}
 	if err != nil {
 		return "", fmt.Errorf("write kubeconfig of %s: %w", user, err)
@@ -224,19 +235,36 @@ func (p *Plane) Kubeconfig(user string, groups ...string) (string, error) {
 	return path, nil
 }
 
+// Authority is the certificate of who signs all others of the plane, PEM.
+func (p *Plane) Authority() ([]byte, error) { return os.ReadFile(p.path(caCert)) }
+
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters:
 - name: lab
-  cluster: {certificate-authority: %q, server: %q}
+  cluster: {certificate-authority-data: %s, server: %q}
 users:
 - name: user
-  user: {client-certificate: %q, client-key: %q}
+  user: {client-certificate-data: %s, client-key-data: %s}
 contexts:
 - name: lab
   context: {cluster: lab, user: user}
 current-context: lab
 `
+
+// ServerCertificate writes a certificate, signed by the plane's Authority, for a server at an
+// address, and returns its file and that of its key.
+func (p *Plane) ServerCertificate(name string, addr netip.Addr) (cert, key string, err error) {
+	cert, key = p.path(name+".crt"), p.path(name+".key")
+	ca, err := loadAuthority(p.path(caCert), p.path(caKey))
+	if err == nil {
+		err = ca.issue(pkix.Name{CommonName: name}, []string{name}, []net.IP{addr.AsSlice()}, cert, key)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("write certificate of %s: %w", name, err)
+	}
+	return cert, key, nil
+}
 
 // Admin is the path of the administrator's kubeconfig.
 func (p *Plane) Admin() string { return p.path(adminUser + ".kubeconfig") }

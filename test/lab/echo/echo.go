@@ -24,7 +24,7 @@ type Pod struct {
 	Name      string
 	Container string // distinguishes what is served of one pod; empty if it is everything
 	Node      string
-	NetNS     string       // the named network namespace to listen in
+	NetNS     string       // the named network namespace to listen in; "": that of the process
 	Addrs     []netip.Addr // to listen on for UDP, whose answers must come from the requested address
 	Ports     []Port
 }

@@ -146,20 +146,24 @@ func (l *listener) remove(c io.Closer) {
 
 // start opens the pod's sockets in its network namespace and serves them in the background.
 func (l *listener) start() error {
-	ns, err := netns.Open(l.pod.NetNS)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
 	var errs []error
-	err = ns.Do(func() error {
+	listen := func() error {
 		for _, p := range l.pod.Ports {
 			if err := l.listen(p); err != nil {
 				errs = append(errs, fmt.Errorf("serve pod %s/%s: %w", l.pod.Namespace, l.pod.Name, err))
 			}
 		}
 		return nil
-	})
+	}
+	if l.pod.NetNS == "" {
+		return errors.Join(listen(), errors.Join(errs...))
+	}
+	ns, err := netns.Open(l.pod.NetNS)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	err = ns.Do(listen)
 	return errors.Join(append(errs, err)...)
 }
 
@@ -224,6 +228,9 @@ func (l *listener) converse(conn net.Conn, a Answer) error {
 		if err != nil {
 			return err
 		}
+		if string(first) == http2Preface {
+			return serveHTTP2(&peeked{conn, io.MultiReader(strings.NewReader(http2Preface), r)}, text)
+		}
 		fields := strings.Fields(string(first))
 		if len(fields) != 3 || !strings.HasPrefix(fields[2], "HTTP/1.") {
 			if _, err := conn.Write(text); err != nil {
@@ -241,6 +248,70 @@ func (l *listener) converse(conn net.Conn, a Answer) error {
 		}
 	}
 }
+
+// http2Preface is the first line of a client that speaks HTTP/2 without TLS, as gRPC's do (RFC
+// 9113, 3.4).
+const http2Preface = "PRI * HTTP/2.0\r\n"
+
+// peeked is a connection of which some has been read already.
+type peeked struct {
+	net.Conn
+	from io.Reader
+}
+
+func (p *peeked) Read(b []byte) (int, error) { return p.from.Read(b) }
+
+// serveHTTP2 answers the requests of an HTTP/2 connection until the client is done. gRPC's question
+// for health, as probes ask it, is answered with "serving".
+func serveHTTP2(conn net.Conn, text []byte) error {
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	ended := make(chan struct{})
+	server := &http.Server{
+		Protocols: &protocols,
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				close(ended)
+			}
+		},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/grpc.health.v1.Health/Check" {
+				_, _ = w.Write(text) // the client left
+				return
+			}
+			w.Header().Set("Content-Type", "application/grpc")
+			w.Header().Set("Trailer", "Grpc-Status")
+			_, _ = w.Write([]byte{0, 0, 0, 0, 2, 8, 1}) // a message of 2 bytes: field 1, the status, is SERVING
+			w.Header().Set("Grpc-Status", "0")
+		}),
+	}
+	ln := &single{conn: make(chan net.Conn, 1), ended: ended}
+	ln.conn <- conn
+	err := server.Serve(ln)
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// single is a listener of one connection.
+type single struct {
+	conn  chan net.Conn
+	ended chan struct{}
+}
+
+func (s *single) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.conn:
+		return c, nil
+	case <-s.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (s *single) Close() error { return nil }
+
+func (s *single) Addr() net.Addr { return &net.TCPAddr{} }
 
 // skipRequest reads the rest of an HTTP request and reports whether it is the connection's last.
 func skipRequest(r *bufio.Reader, version string) (last bool, err error) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,33 +49,57 @@ func Start(ns *netns.NS, dir, name string, args []string, files ...*os.File) err
 		return fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() { _ = cmd.Wait() }() // no zombie remains if it ends before we do
-	p := Process{PID: cmd.Process.Pid}
-	p.Start, _ = startTime(p.PID) // if it has already ended, whoever waits for it notices
-	if err := record(filepath.Join(dir, name+".pid"), p); err != nil {
+	return Record(dir, name, cmd.Process.Pid)
+}
+
+// Record records a process that the caller has started, for Find. It writes the file atomically, as
+// others may read it at any time.
+func Record(dir, name string, pid int) error {
+	p := Process{PID: pid}
+	p.Start, _ = startTime(pid) // if it has already ended, whoever waits for it notices
+	path := filepath.Join(dir, name+".pid")
+	data, err := json.Marshal(p)
+	if err == nil {
+		err = os.WriteFile(path+".new", data, 0o644)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
 		return fmt.Errorf("record %s: %w", name, err)
 	}
 	return nil
 }
 
-// record writes a file atomically, as others may read it at any time.
-func record(path string, p Process) error {
-	data, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(path+".new", data, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-// Find returns what Start recorded, or the zero value for what was never started.
+// Find returns what Start or Record recorded, or the zero value for what was never started.
 func Find(dir, name string) Process {
 	var p Process
 	data, err := os.ReadFile(filepath.Join(dir, name+".pid"))
 	if err != nil || json.Unmarshal(data, &p) != nil {
 		return Process{}
 	}
+	return p
+}
+
+// Behind returns the process that listens on a Unix socket, in whatever namespaces it is; the zero
+// value if there is none.
+func Behind(socket string) Process {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return Process{}
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return Process{}
+	}
+	var peer *unix.Ucred
+	doErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if doErr != nil || err != nil {
+		return Process{}
+	}
+	p := Process{PID: int(peer.Pid)}
+	p.Start, _ = startTime(p.PID) // if it has just ended, it is not alive
 	return p
 }
 
