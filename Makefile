@@ -90,7 +90,7 @@ TEST_LOG := $(CURDIR)/bin/$(if $(filter ./...,$(PKG)),test,test-some).log
 test test-packages test-release check: export SLUICE_PROGRAMS := $(CURDIR)/bin
 test: build ## Run all tests that one machine can run, kernel tests in network namespaces included (PKG=./folder for one package)
 	@hack/need "the tests" $(TEST_TOOLS)
-	bin/sluice lab build --tools
+	bin/sluice lab build --images --tools
 	@: >$(TEST_LOG)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-packages $(if $(filter ./...,$(PKG)),test-release)
 

@@ -12,12 +12,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/lab/process"
 )
 
 // Agent is the program that balances services on each node.
 type Agent struct {
 	// Command is the command line that runs it, in the node's network namespace.
 	Command func(AgentConfig) []string
+	// Flags are those of Command that are alike on all nodes, for agents that are installed.
+	Flags func(AgentConfig) []string
 	// Sync returns once the agent behind a socket has programmed everything in its folder. Faulty
 	// objects are returned as issues. An error means "not yet"; the call is repeated while the
 	// agent lives.
@@ -60,7 +63,7 @@ func (l *Lab) socket(node string) string {
 func (l *Lab) runFolder(node string) string { return l.path(node, "run") }
 
 func (l *Lab) startAgent(n *plan.Node) error {
-	c := AgentConfig{Sluice: l.Sluice, Node: n.Name, Socket: l.socket(n.Name), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs, Fabric: string(l.Cluster.Fabric), Flags: l.AgentFlags}
+	c := l.agentConfig(n.Name)
 	if l.Kubernetes == nil {
 		c.Manifests = l.manifests()
 	} else {
@@ -69,8 +72,28 @@ func (l *Lab) startAgent(n *plan.Node) error {
 	if err := os.MkdirAll(l.runFolder(n.Name), 0o755); err != nil {
 		return fmt.Errorf("make folder for the agent's socket: %w", err)
 	}
-	return l.start(n.Name, "agent", l.agent.Command(c))
+	return l.start(n.Name, agentName, l.agent.Command(c))
 }
+
+// agentConfig is what the agent of a node needs, but for its source.
+func (l *Lab) agentConfig(node string) AgentConfig {
+	return AgentConfig{
+		Sluice: l.Sluice, Node: node, Socket: l.socket(node), ClusterCIDRs: plan.ClusterCIDRs, ServiceCIDRs: plan.ServiceCIDRs,
+		Fabric: string(l.Cluster.Fabric), Flags: l.AgentFlags,
+	}
+}
+
+// agentProcess is the process of a node's agent; the zero value if there never was one, or the lab
+// has installed the agents and this one does not run.
+func (l *Lab) agentProcess(node string) process.Process {
+	if !l.installed() {
+		return l.process(node, agentName)
+	}
+	return process.Behind(l.socket(node))
+}
+
+// agentName is what a process of an agent is recorded as.
+const agentName = "agent"
 
 // Sync returns once every agent has programmed everything in the lab's folder, and knows its pods.
 // Faults that the agents find become warnings. Without agents it returns at once.
@@ -90,7 +113,7 @@ func (l *Lab) Sync(ctx context.Context) error {
 
 // syncNode is Sync for one node's agent.
 func (l *Lab) syncNode(ctx context.Context, node string) error {
-	err := l.await(ctx, node, "agent", func() (bool, error) {
+	err := l.await(ctx, node, agentName, func() (bool, error) {
 		issues, err := l.agent.Sync(ctx, l.socket(node))
 		for _, issue := range issues {
 			l.warn("agents: %s", issue)
@@ -113,7 +136,7 @@ func (l *Lab) RestartAgent(ctx context.Context, node string) error {
 	if l.Cluster.Node(node) == nil {
 		return fmt.Errorf("restart the agent of %s: lab %s has no node of that name; choose from %s", node, l.Name, l.nodeNames())
 	}
-	if l.agent == nil || l.process(node, "agent").PID == 0 {
+	if l.agent == nil || !l.installed() && l.agentProcess(node).PID == 0 {
 		return fmt.Errorf("restart the agent of %s: lab %s has been started without agents", node, l.Name)
 	}
 	if err := l.refresh(ctx); err != nil {
@@ -121,6 +144,9 @@ func (l *Lab) RestartAgent(ctx context.Context, node string) error {
 	}
 	if err := l.KillAgent(node); err != nil {
 		return err
+	}
+	if l.installed() { // the kubelet starts it again
+		return l.syncNode(ctx, node)
 	}
 	return l.StartAgent(ctx, node)
 }
@@ -142,7 +168,7 @@ func (l *Lab) awaitKnown(ctx context.Context, node string) error {
 		if p.Spec.NodeName != node || p.Spec.HostNetwork {
 			continue
 		}
-		err := l.await(ctx, node, "agent", func() (bool, error) { return l.agent.Knows(ctx, l.socket(node), p) })
+		err := l.await(ctx, node, agentName, func() (bool, error) { return l.agent.Knows(ctx, l.socket(node), p) })
 		if err != nil {
 			return fmt.Errorf("wait until pod %s/%s is known: %w", p.Namespace, p.Name, err)
 		}

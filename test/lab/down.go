@@ -42,7 +42,7 @@ func remove(name string) error {
 	for _, n := range names {
 		errs = append(errs, netns.Delete(n))
 	}
-	errs = append(errs, os.RemoveAll(l.path()))
+	errs = append(errs, l.removeMachines(), os.RemoveAll(l.path()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("take down lab %s: %w", name, err)
 	}

@@ -24,7 +24,7 @@ func (l *Lab) StartAgent(ctx context.Context, node string) error {
 }
 
 // KillAgent kills the agent of a node, if it has one.
-func (l *Lab) KillAgent(node string) error { return l.process(node, "agent").Kill() }
+func (l *Lab) KillAgent(node string) error { return l.agentProcess(node).Kill() }
 
 // StartKubeProxy starts kube-proxy on a node, beside the agent if that runs there.
 func (l *Lab) StartKubeProxy(node string) error {

@@ -41,6 +41,19 @@ type Kubernetes struct {
 	// Config.Objects.
 	Manifests []string `json:"-"`
 
+	// RealNodes makes the nodes run the real kubelet, and pods as containers.
+	RealNodes bool `json:",omitempty"`
+	// Containerd is the folder of the real nodes' containerd; "": that of PATH.
+	Containerd string `json:",omitempty"`
+	// Images is an archive of images that the real nodes have from the start, as from image.Build.
+	Images string `json:",omitempty"`
+	// Load are further archives, whose images real nodes pull when a pod wants them.
+	Load []string `json:"-"`
+	// AgentImage is the image from which the agents run as a DaemonSet of the lab's cluster: one of
+	// Load, or AgentImage for one of the lab's own programs. "": they are processes beside the
+	// nodes.
+	AgentImage string `json:",omitempty"`
+
 	HostAddr netip.AddrPort // the API's address on the machine's own network; set by Up
 }
 
@@ -64,6 +77,14 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	if err := l.applyFabric(); err != nil {
 		return err
 	}
+	if l.Kubernetes.RealNodes {
+		if err := l.prepareNodes(ctx, exe); err != nil {
+			return err
+		}
+		if err := l.serveImages(ctx, exe); err != nil {
+			return err
+		}
+	}
 	l.report("starting %s", model.Count(len(l.Cluster.Nodes), "kubelet"))
 	for i := range l.Cluster.Nodes {
 		if err := l.startKubelet(&l.Cluster.Nodes[i], exe); err != nil {
@@ -78,6 +99,17 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	}
 	if err := l.startRelay(exe); err != nil {
 		return err
+	}
+	if l.installed() {
+		l.report("installing the agents")
+		if err := l.install(); err != nil {
+			return err
+		}
+	}
+	if l.Kubernetes.RealNodes {
+		if err := l.installDNS(); err != nil {
+			return err
+		}
 	}
 	for i := range l.Cluster.Nodes {
 		if err := l.StartProxy(l.Cluster.Nodes[i].Name); err != nil {
@@ -129,8 +161,10 @@ func (l *Lab) applyAll(ctx context.Context) error {
 	if len(l.Kubernetes.Manifests) == 0 {
 		return nil
 	}
-	if err := l.Settle(ctx); err != nil {
-		return err
+	if !l.Kubernetes.RealNodes { // where pods wait until their node is ready
+		if err := l.Settle(ctx); err != nil {
+			return err
+		}
 	}
 	l.report("applying the manifests")
 	files := map[string]any{}
@@ -239,6 +273,9 @@ func (l *Lab) userConfig(user string) string {
 func selfCommand(exe, part string) []string { return []string{exe, "lab", part} }
 
 func (l *Lab) startKubelet(n *plan.Node, exe string) error {
+	if l.Kubernetes.RealNodes {
+		return l.startMachine(n, exe)
+	}
 	network := l.sandboxConfig(n.Name)
 	if l.agent != nil && l.Kubernetes.Proxy == "" {
 		network.Agent = l.socket(n.Name)
@@ -291,7 +328,7 @@ func (l *Lab) HostKubeconfig() string { return l.path("kubeconfig") }
 func (l *Lab) StartProxy(node string) error {
 	n := l.Cluster.Node(node)
 	if l.Kubernetes == nil || l.Kubernetes.Proxy == "" {
-		if l.agent == nil {
+		if l.agent == nil || l.installed() {
 			return nil
 		}
 		return l.startAgent(n)
@@ -344,13 +381,21 @@ func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	if n == nil {
 		return fmt.Errorf("restart %s: lab %s has no node of that name; choose from %s, %s, %s", host, l.Name, l.nodeNames(), plan.Control, plan.Outside)
 	}
-	if err := errors.Join(l.process(host, "kubelet").Kill(), l.KillProxy(host)); err != nil {
+	if err := errors.Join(l.stopKubelet(host), l.KillProxy(host)); err != nil {
 		return err
 	}
 	if err := l.startKubelet(n, exe); err != nil {
 		return err
 	}
 	return l.StartProxy(host)
+}
+
+// stopKubelet kills a node's kubelet, a real node with all that it runs.
+func (l *Lab) stopKubelet(host string) error {
+	if l.Kubernetes.RealNodes {
+		return l.stopMachine(host)
+	}
+	return l.process(host, "kubelet").Kill()
 }
 
 // restartControl restarts the dead processes of the control host. A new relay listens on another
@@ -366,6 +411,9 @@ func (l *Lab) restartControl(ctx context.Context, exe string, dead func(string) 
 		}
 		return nil
 	})
+	if err == nil && dead(imagesName) {
+		err = l.startImages(exe)
+	}
 	if err != nil || !dead("relay") {
 		return err
 	}

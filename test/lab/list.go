@@ -93,8 +93,8 @@ func (l *Lab) agentsState() string {
 	}
 	var started, running int
 	for _, n := range l.Cluster.Nodes {
-		p := l.process(n.Name, "agent")
-		if p.PID != 0 {
+		p := l.agentProcess(n.Name)
+		if p.PID != 0 || l.installed() {
 			started++
 		}
 		if p.Alive() {

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/probe"
+	"sluice.dev/sluice/test/lab/standin"
 )
 
 // Probe sends n requests through every frontend of every service, from a pod on each node, from
@@ -70,12 +72,33 @@ func (l *Lab) tries(sources, clients []probe.Source) (tries, pairs []probe.Try, 
 	if len(l.Cluster.Policies) > 0 {
 		pairs = probe.PairTries(l.Cluster, clients)
 	}
+	for _, name := range slices.Sorted(maps.Keys(l.foreign())) {
+		silent = append(silent, probe.Silent{Service: name, Why: "its pods run programs of their own, which say nothing of themselves"})
+	}
 	return l.answerable(tries), l.answerable(pairs), silent
 }
 
-// answerable leaves out the API server's own service: no pod of the lab answers there.
+// answerable leaves out the API server's own service, and those of pods that run programs of their
+// own: no server of the lab answers there.
 func (l *Lab) answerable(tries []probe.Try) []probe.Try {
-	return slices.DeleteFunc(tries, func(t probe.Try) bool { return l.Kubernetes != nil && t.Service == "default/kubernetes" })
+	foreign := l.foreign()
+	return slices.DeleteFunc(tries, func(t probe.Try) bool {
+		return l.Kubernetes != nil && t.Service == "default/kubernetes" || foreign[t.Service]
+	})
+}
+
+// foreign returns the services that have a pod without a stand-in, on real nodes.
+func (l *Lab) foreign() map[string]bool {
+	found := map[string]bool{}
+	if l.Kubernetes == nil || !l.Kubernetes.RealNodes {
+		return found
+	}
+	for _, svc := range l.Cluster.Services {
+		if slices.ContainsFunc(l.Cluster.Pods, func(p *corev1.Pod) bool { return plan.Selects(svc, p) && len(standin.Of(p)) == 0 }) {
+			found[svc.Namespace+"/"+svc.Name] = true
+		}
+	}
+	return found
 }
 
 // PairTries lists the tries for the table of who reaches what, whether or not there are policies.

@@ -33,6 +33,11 @@ func (l *Lab) refresh(ctx context.Context) error {
 		return nil
 	}
 	err := l.Plane(func(p *control.Plane) error { return l.read(ctx, p) })
+	if err == nil && l.Kubernetes.RealNodes {
+		for i := range l.Cluster.Nodes {
+			err = errors.Join(err, l.linkSandboxes(&l.Cluster.Nodes[i]))
+		}
+	}
 	if err == nil {
 		l.Cluster.Routes, err = l.outsideRoutes()
 	}

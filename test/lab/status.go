@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -125,7 +124,7 @@ func refOf(p plan.Policy) model.Ref {
 
 // agentState says how a node's agent is, and which faults it finds in objects.
 func (l *Lab) agentState(ctx context.Context, node string) (state string, faults []string) {
-	if _, err := os.Stat(l.path(node, "agent.pid")); err != nil {
+	if l.agentProcess(node).PID == 0 && !l.installed() {
 		switch p := l.process(node, kubeProxy); {
 		case p.Alive():
 			return kubeProxy, nil
@@ -134,7 +133,7 @@ func (l *Lab) agentState(ctx context.Context, node string) (state string, faults
 		}
 		return "none", nil
 	}
-	if !l.process(node, "agent").Alive() {
+	if !l.agentProcess(node).Alive() {
 		return "dead", nil
 	}
 	if l.agent == nil {

@@ -16,10 +16,13 @@ import (
 
 	"sluice.dev/sluice/examples"
 	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/balancer"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/image"
+	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
 )
 
@@ -37,6 +40,9 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 		}
 	}
 	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}
+	if err := o.realNode(ctx, w, k); err != nil {
+		return nil, nil, err
+	}
 	dir, err := os.MkdirTemp("", "sluice-lab-")
 	if err != nil {
 		return nil, nil, fmt.Errorf("write what to apply: %w", err)
@@ -58,19 +64,57 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 	return k, done, nil
 }
 
+// realNode has a lab run real nodes: it builds their images, and finds the agents'.
+func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernetes) (err error) {
+	if !o.realNodes {
+		return nil
+	}
+	k.RealNodes, k.Load = true, o.images
+	if err := node.Check(k.Containerd); err != nil {
+		return err
+	}
+	if k.Images, err = image.Build(ctx, func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }); err != nil {
+		return err
+	}
+	switch {
+	case o.noAgent || o.kubeProxy != "" || o.agent == agentProcess:
+	case o.agentImage == "":
+		k.AgentImage = lab.AgentImage
+	default:
+		images, err := image.Open(o.agentImage)
+		if err != nil {
+			return fmt.Errorf("--agent-image: %w", err)
+		}
+		names := images.Names()
+		if err := images.Close(); err != nil {
+			return err
+		}
+		if len(names) != 1 {
+			return fmt.Errorf("--agent-image: %s has %s; it has to have one, the agents'", o.agentImage, model.Count(len(names), "image"))
+		}
+		k.AgentImage, k.Load = names[0], append(k.Load, o.agentImage)
+	}
+	return nil
+}
+
 func newLabBuildCommand() *cobra.Command {
-	var tools bool
+	var tools, images bool
 	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build the programs that 'lab up --kubernetes' runs, once",
 		Long: `Build what 'lab up --kubernetes' runs: etcd, the parts of Kubernetes, kubectl, at
 the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
 minutes, once: it keeps them in the user's cache folder, and prints its path. With
---tools it builds helm and promtool, which tests run, and prints their folder too.`,
+--images it makes the container images of --real-nodes, of such programs and Debian's
+packages, and prints their archive. With --tools it builds helm and promtool, which
+tests run, and prints their folder.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			say := func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) }
 			builds := []func(context.Context, func(string)) (string, error){control.Build}
+			if images {
+				builds = append(builds, image.Build)
+			}
 			if tools {
 				builds = append(builds, control.BuildTools)
 			}
@@ -84,6 +128,7 @@ minutes, once: it keeps them in the user's cache folder, and prints its path. Wi
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&images, "images", false, "also make the container images of nodes that run the real kubelet")
 	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool")
 	return cmd
 }

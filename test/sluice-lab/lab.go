@@ -40,7 +40,7 @@ network policies. Nothing is added to the machine's own network. This needs root
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabListCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
-		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabRelayCommand(), newLabBalancerCommand())
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabNodeCommand(), newLabAnswerCommand(), newLabImagesCommand(), newLabLoadCommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabRelayCommand(), newLabBalancerCommand())
 	return cmd
 }
 
@@ -60,6 +60,10 @@ type labOptions struct {
 	withKubernetes bool
 	kubernetesBin  string
 	kubeProxy      string
+	realNodes      bool
+	agent          string // with real nodes: how the agents run
+	agentImage     string
+	images         []string
 
 	empty     bool // run no application
 	crds      bool // have the API serve the policies of ClusterNetworkPolicy and Calico
@@ -78,8 +82,15 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
+	fl.BoolVar(&o.realNodes, "real-nodes", false, "with --kubernetes: nodes run the real kubelet and containerd, and pods are containers")
+	fl.StringVar(&o.agent, "agent", agentDaemonSet, "with --real-nodes: how the agents `run`: daemonset, installed in the cluster as users do, or process, beside each node")
+	fl.StringVar(&o.agentImage, "agent-image", "", "with --real-nodes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
+	fl.StringSliceVar(&o.images, "images", nil, "with --real-nodes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
 	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes instead of the agent: nftables or iptables")
 }
+
+// How agents run on real nodes.
+const agentDaemonSet, agentProcess = "daemonset", "process"
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
 	cmd.Flags().StringVar(name, "name", value, "name of the lab: lower-case letters and digits")
@@ -110,6 +121,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(errors.New("--fabric bgp with --kubernetes needs --crds: the agents learn of their peer from the API"))
 	case o.fabric != "" && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--fabric is what the agents do: leave out --no-agent and --kube-proxy"))
+	case o.agent != "" && o.agent != agentDaemonSet && o.agent != agentProcess:
+		return nil, cli.Usage(fmt.Errorf("--agent %s: choose %s or %s", o.agent, agentDaemonSet, agentProcess))
 	case len(o.flags) > 0 && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--agent-flag is for the agents: leave out --no-agent and --kube-proxy"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):

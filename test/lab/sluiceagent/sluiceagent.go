@@ -26,18 +26,9 @@ func New() *lab.Agent {
 			if c.Kubeconfig != "" {
 				source = []string{"--kubeconfig", c.Kubeconfig}
 			}
-			switch plan.Fabric(c.Fabric) {
-			case "":
-			case plan.BGP:
-				source = append(source, "--fabric", string(plan.Native), "--bgp")
-			default:
-				source = append(source, "--fabric", c.Fabric)
-			}
-			return slices.Concat([]string{
-				c.Sluice, "run", "--node", c.Node, "--socket", c.Socket,
-				"--cluster-cidr", model.Join(c.ClusterCIDRs, ","), "--service-cidr", model.Join(c.ServiceCIDRs, ","),
-			}, source, c.Flags)
+			return slices.Concat([]string{c.Sluice, "run", "--node", c.Node, "--socket", c.Socket}, source, flags(c))
 		},
+		Flags: flags,
 		Sync: func(ctx context.Context, socket string) ([]string, error) {
 			client := agent.NewClient(socket)
 			err := client.Sync(ctx)
@@ -61,6 +52,19 @@ func New() *lab.Agent {
 		},
 		Knows: knowsPod,
 	}
+}
+
+// flags say what is alike on all nodes.
+func flags(c lab.AgentConfig) []string {
+	all := []string{"--cluster-cidr=" + model.Join(c.ClusterCIDRs, ","), "--service-cidr=" + model.Join(c.ServiceCIDRs, ",")}
+	switch plan.Fabric(c.Fabric) {
+	case "":
+	case plan.BGP:
+		all = append(all, "--fabric="+string(plan.Native), "--bgp")
+	default:
+		all = append(all, "--fabric="+c.Fabric)
+	}
+	return append(all, c.Flags...)
 }
 
 // announced fails until BGP peers have announced all other nodes' pods. That may be later than what

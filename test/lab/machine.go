@@ -1,0 +1,202 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/pods/cni/install"
+	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/node"
+	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/netns"
+)
+
+// DiskDir contains the disks of labs' nodes, which are gone with their lab.
+const DiskDir = "/var/lib/sluice/lab"
+
+// clusterDNS is the address of the Service kube-dns.
+func clusterDNS() []netip.Addr {
+	a := plan.ServiceCIDRs[0].Addr().As4()
+	a[3] = 10
+	return []netip.Addr{netip.AddrFrom4(a)}
+}
+
+// pluginFolders are where CNI plugins are that nodes need beside Sluice's own.
+var pluginFolders = []string{"/opt/cni/bin", "/usr/lib/cni"}
+
+// nodePlugins are those plugins: containerd calls the first for each pod, and sluice-cni the
+// second.
+var nodePlugins = []string{"loopback", "host-local", "portmap", "bandwidth"}
+
+// machine is the configuration of a node that runs the real kubelet.
+func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
+	c := &node.Config{
+		Name: n.Name, Dir: l.path(n.Name), Disk: filepath.Join(DiskDir, l.Name, n.Name),
+		Bin: l.Kubernetes.Bin, Containerd: l.Kubernetes.Containerd, Addrs: n.IPs, ClusterDNS: clusterDNS(), Nameserver: l.Cluster.OutsideIPs[0],
+		Base: l.disk, Registry: "http://" + registry().String(),
+		Folders: map[string]string{filepath.Dir(agent.DefaultSocket): l.runFolder(n.Name)},
+	}
+	if !l.installed() {
+		c.Plugins = append(c.Plugins, filepath.Join(filepath.Dir(l.Sluice), "sluice-cni"))
+	}
+	for _, name := range nodePlugins {
+		path, err := findPlugin(name)
+		if err != nil {
+			return nil, err
+		}
+		c.Plugins = append(c.Plugins, path)
+	}
+	network, err := l.nodeNetwork(n)
+	if err != nil {
+		return nil, err
+	}
+	c.Network = string(network)
+	return c, nil
+}
+
+func findPlugin(name string) (string, error) {
+	for _, dir := range pluginFolders {
+		path := filepath.Join(dir, name)
+		if unix.Access(path, unix.X_OK) == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("nodes need the CNI plugin %s, which is in none of the folders %s; on Debian: apt-get install containernetworking-plugins", name, strings.Join(pluginFolders, ", "))
+}
+
+// nodeNetwork is the CNI configuration of a node: the user's, or what an agent with --cni installs.
+func (l *Lab) nodeNetwork(n *plan.Node) ([]byte, error) {
+	if l.CNI != "" {
+		return os.ReadFile(l.CNI)
+	}
+	if l.installed() { // it brings the plugin
+		return nil, nil
+	}
+	o := install.Options{PodCIDRs: n.PodCIDRs, MTU: l.Cluster.Fabric.MTU()}
+	if l.agent != nil && l.Kubernetes.Proxy == "" {
+		o.Socket = filepath.Join(filepath.Dir(agent.DefaultSocket), filepath.Base(l.socket(n.Name)))
+	}
+	return o.Config()
+}
+
+// prepareNodes makes what the real nodes begin with: their objects, and the images on their disks.
+func (l *Lab) prepareNodes(ctx context.Context, exe string) (err error) {
+	if l.disk, err = node.Disk(ctx, l.Kubernetes.Containerd, []string{l.Kubernetes.Images}, append(selfCommand(exe, "node"), "--config")...); err != nil {
+		return err
+	}
+	return l.defineNodes()
+}
+
+// defineNodes makes the Node objects, with the pod CIDRs that the lab's network has for them. The
+// kubelets find them.
+func (l *Lab) defineNodes() error {
+	dir := l.path("nodes")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("create folder: %w", err)
+	}
+	for i := range l.Cluster.Nodes {
+		object := l.Cluster.Nodes[i].Object(time.Now())
+		object.Status = corev1.NodeStatus{} // this is for the kubelet to say
+		// As with a Node that a kubelet has made: pods come when it is ready.
+		object.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
+		data, err := json.Marshal(object)
+		if err != nil {
+			return fmt.Errorf("define %s: %w", object.Name, err)
+		}
+		if err := l.write(filepath.Join(dir, object.Name+".json"), data); err != nil {
+			return err
+		}
+	}
+	return l.Plane(func(p *control.Plane) error {
+		if out, err := p.Kubectl("apply", "--server-side", "-f", dir); err != nil {
+			return fmt.Errorf("define the nodes: %w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// startMachine starts a node that runs the real kubelet, on the disk that it has, if any.
+func (l *Lab) startMachine(n *plan.Node, exe string) error {
+	c, err := l.machine(n)
+	if err != nil {
+		return err
+	}
+	err = l.Plane(func(p *control.Plane) error {
+		path, err := p.Kubeconfig("system:node:"+n.Name, "system:nodes")
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		authority, err := p.Authority()
+		c.Kubeconfig, c.Authority = string(text), string(authority)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("configure %s: %w", n.Name, err)
+	}
+	file, err := c.Save()
+	if err != nil {
+		return err
+	}
+	return l.start(n.Name, "kubelet", append(selfCommand(exe, "node"), "--config", file))
+}
+
+// stopMachine switches a node off, as a power cut would: of what it ran, its disk stays.
+func (l *Lab) stopMachine(name string) error {
+	if err := l.process(name, "kubelet").Kill(); err != nil {
+		return err
+	}
+	return node.Kill(l.path(name))
+}
+
+// removeMachines removes what the nodes of a lab have outside of its namespaces and its folder.
+func (l *Lab) removeMachines() error {
+	var errs []error
+	files, _ := filepath.Glob(l.path("*", node.File)) // the pattern is well-formed
+	for _, file := range files {
+		errs = append(errs, node.Kill(filepath.Dir(file)))
+	}
+	errs = append(errs, os.RemoveAll(filepath.Join(DiskDir, l.Name)))
+	for _, dir := range []string{DiskDir, filepath.Dir(DiskDir)} {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// linkSandboxes gives the network namespaces of the pods of a real node the names that the lab's
+// other pods have. They are links, which lead nowhere once the node is off.
+func (l *Lab) linkSandboxes(n *plan.Node) error {
+	sandboxes, err := node.Sandboxes(l.path(n.Name))
+	if err != nil {
+		return err
+	}
+	for _, s := range sandboxes {
+		link := filepath.Join(netns.Dir, prefix(l.Name)+s.Name+"."+s.Namespace)
+		if to, err := os.Readlink(link); err == nil && to == s.NetNS {
+			continue
+		}
+		if err := os.Symlink(s.NetNS, link+".new"); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		if err := os.Rename(link+".new", link); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/test/lab"
+	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/image"
+	"sluice.dev/sluice/test/lab/node"
+	"sluice.dev/sluice/test/lab/process"
+	"sluice.dev/sluice/test/machine"
+	"sluice.dev/sluice/test/netns"
+)
+
+// nodesApp has of what a kubelet does with pods: images that are there and one that is not, an init
+// container, a sidecar, probes, a volume, a Job, and a program that fails.
+const nodesApp = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}]
+      initContainers: [{name: migrate, image: nobody.invalid/migrate:1, command: [migrate]}]
+      containers:
+      - name: web
+        image: nobody.invalid/web:1
+        command: [web]
+        ports: [{containerPort: 80}, {containerPort: 5300, protocol: UDP}]
+        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
+        livenessProbe: {grpc: {port: 80}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{name: http, port: 80}, {name: names, port: 5300, protocol: UDP}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: words}
+data: {word: sluice}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: box}
+spec:
+  nodeName: node1
+  initContainers:
+  - {name: sidecar, image: busybox, restartPolicy: Always, command: [sh, -c, "echo beside >/shared/said; sleep 1000000"], volumeMounts: [{name: shared, mountPath: /shared}]}
+  containers:
+  - name: box
+    image: busybox
+    command: [sh, -c, "trap exit TERM; sleep 1000000 & wait"]
+    startupProbe: {exec: {command: [test, -e, /shared/said]}, periodSeconds: 1}
+    resources: {limits: {memory: 64Mi}}
+    volumeMounts: [{name: words, mountPath: /words}, {name: shared, mountPath: /shared}]
+  volumes: [{name: words, configMap: {name: words}}, {name: shared, emptyDir: {}}]
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: ask}
+spec:
+  template:
+    spec:
+      restartPolicy: OnFailure
+      containers: [{name: ask, image: busybox, command: [sh, -c, "wget -q -O - http://web.default.svc.cluster.local/ && exit 0; sleep 1; exit 1"]}]
+`
+
+// TestLabRealNodes has real kubelets run pods as containers, with the agents installed as a
+// DaemonSet, and asks for what only they do. What a node loses when it is switched off comes back.
+func TestLabRealNodes(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	machine.ControlPlane.Take(t)
+	name := named("testnodes")
+	file := filepath.Join(t.TempDir(), "app.yaml")
+	if err := os.WriteFile(file, []byte(nodesApp), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var l *lab.Lab
+	t.Cleanup(func() {
+		left := leftOf(l)
+		if err := lab.Down(name); err != nil {
+			t.Error(err)
+		}
+		if found := left(); len(found) > 0 {
+			t.Errorf("left behind: %v", found)
+		}
+	})
+	var progress bytes.Buffer
+	o := labOptions{name: name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true, realNodes: true}
+	l, err := o.up(t.Context(), &progress, []string{file})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	if len(l.Warnings) > 0 {
+		t.Errorf("warnings: %q", l.Warnings)
+	}
+	k := &client{t, l}
+	k.want("job/ask: its answer", `"pod":"web-`, "logs", "job/ask")
+	k.want("a volume", "sluice", "exec", "box", "-c", "box", "--", "cat", "/words/word")
+	k.want("what a sidecar has written", "beside\n", "exec", "box", "-c", "box", "--", "cat", "/shared/said")
+	k.want("the cluster's DNS", "Address", "exec", "box", "-c", "box", "--", "nslookup", "web.default.svc.cluster.local")
+	k.want("a limit", "67108864\n", "exec", "box", "-c", "box", "--", "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max")
+	k.want("a token", "eyJ", "exec", "box", "-c", "box", "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+	k.want("what runs in place of an image", "the lab does not have the image nobody.invalid/web:1", "get", "events", "--field-selector=reason=StandIn", "-o", "jsonpath={..message}")
+	if rep, err := l.Probe(t.Context(), 2, []string{"web"}); err != nil || rep.Failed > 0 || rep.Requests == 0 {
+		t.Errorf("probe: %v: %+v", err, rep)
+	}
+
+	// An agent that is killed is started again by the kubelet.
+	agent := process.Behind(filepath.Join(lab.Dir, name, "node2", "run", "sluice.sock"))
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"lab", "restart", "--name", name, "node2", "--agent-only"}, &out, &out); code != cli.ExitOK || agent.Alive() {
+		t.Errorf("restart --agent-only: exit status %d, the agent before it is alive: %v\n%s", code, agent.Alive(), out.String())
+	}
+
+	// A program that fails is told as everywhere.
+	k.want("a pod", "created", "run", "fails", "--image=busybox", "--restart=Always", "--", "sh", "-c", "exit 7")
+	k.until("CrashLoopBackOff 7", "get", "pod", "fails", "-o", "jsonpath={.status.containerStatuses[0].state.waiting.reason} {.status.containerStatuses[0].lastState.terminated.exitCode}")
+	k.want("a pod", "deleted", "delete", "pod", "fails", "--now")
+
+	// The power of a node goes, and comes back.
+	before := k.get("get", "pod", "box", "-o", "jsonpath={.metadata.uid}")
+	if code := execute(t.Context(), []string{"lab", "restart", "--name", name, "node1"}, &out, &out); code != cli.ExitOK {
+		t.Errorf("restart: exit status %d\n%s", code, out.String())
+	}
+	k.until("1 true", "get", "pod", "box", "-o", "jsonpath={.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].ready}")
+	if err := l.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := k.get("get", "pod", "box", "-o", "jsonpath={.metadata.uid}"); after != before {
+		t.Errorf("after the node came back there is another pod: %s, was %s", after, before)
+	}
+	if rep, err := l.Probe(t.Context(), 2, []string{"web"}); err != nil || rep.Failed > 0 || rep.Requests == 0 {
+		t.Errorf("probe after the node came back: %v: %+v", err, rep)
+	}
+	k.want("the cluster's DNS, after the node came back", "Address", "exec", "box", "-c", "box", "--", "nslookup", "web.default.svc.cluster.local")
+
+	// An image of one's own, where a stand-in ran.
+	archive := filepath.Join(t.TempDir(), "own.tar")
+	self, err := os.Executable()
+	if err == nil {
+		err = image.WriteOwn(archive, "nobody.invalid/web:1", "/bin/own", map[string]string{"bin/own": self})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	if code := execute(t.Context(), []string{"lab", "load", "--name", name, archive}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "nobody.invalid/web:1") {
+		t.Errorf("load: exit status %d: %s", code, out.String())
+	}
+	k.want("a pod", "created", "run", "own", "--image=nobody.invalid/web:1", "--restart=Never", "--command", "--", "/bin/own", "lab", "--help")
+	k.until("Succeeded", "get", "pod", "own", "-o", "jsonpath={.status.phase}")
+	k.want("what the image's program says", "Run a cluster in network namespaces", "logs", "own")
+}
+
+// client asks a lab's API as people do.
+type client struct {
+	t *testing.T
+	l *lab.Lab
+}
+
+func (c *client) kubectl(args ...string) (out []byte, err error) {
+	planeErr := c.l.Plane(func(p *control.Plane) error {
+		out, err = p.Kubectl(args...)
+		return nil
+	})
+	if planeErr != nil {
+		c.t.Fatal(planeErr)
+	}
+	return out, err
+}
+
+func (c *client) get(args ...string) string {
+	c.t.Helper()
+	out, err := c.kubectl(args...)
+	if err != nil {
+		c.t.Errorf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func (c *client) want(what, want string, args ...string) {
+	c.t.Helper()
+	if got := c.get(args...); !strings.Contains(got, want) {
+		c.t.Errorf("%s: %q, want %q in it", what, got, want)
+	}
+}
+
+// until waits until kubectl prints a text.
+func (c *client) until(want string, args ...string) {
+	c.t.Helper()
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		out, err := c.kubectl(args...)
+		if err == nil && string(out) == want {
+			return
+		}
+		if time.Now().After(end) {
+			c.t.Fatalf("%v: %q, %v; want %q", args, out, err, want)
+		}
+	}
+}
+
+// leftOf returns what finds everything of a lab that is not removed with it. It is called while the
+// lab is up.
+func leftOf(l *lab.Lab) func() []string {
+	var groups []string
+	if l != nil {
+		files, _ := filepath.Glob(filepath.Join(lab.Dir, l.Name, "*", node.File)) // the pattern is well-formed
+		for _, file := range files {
+			if c, err := node.Load(file); err == nil {
+				groups = append(groups, c.Group)
+			}
+		}
+	}
+	return func() (left []string) {
+		if l == nil {
+			return nil
+		}
+		patterns := []string{filepath.Join(netns.Dir, fmt.Sprintf("sluice-lab-%s-*", l.Name)), filepath.Join(lab.Dir, l.Name), filepath.Join(lab.DiskDir, l.Name)}
+		for _, g := range groups {
+			patterns = append(patterns, "/sys/fs/cgroup/"+g, "/sys/fs/cgroup/*/"+g)
+		}
+		for _, p := range patterns {
+			found, _ := filepath.Glob(p) // as above
+			left = append(left, found...)
+		}
+		return left
+	}
+}
