@@ -35,6 +35,9 @@ VM    ?=
 # Arguments for the cases of `make test-ipvs`: "-cases hairpin,sctp" for two of them; all without.
 CASES ?= -modes
 
+# Arguments for `make e2e`: "sig-network --data-plane kube-proxy-nftables", for one.
+E2E   ?= sig-network
+
 # Arguments for `make fuzz-api`: "--seed 7", for one.
 FUZZ  ?=
 
@@ -47,6 +50,7 @@ RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := mmdebstrap rpm curl nftables iproute2 iptables ipset nftlb haproxy systemd qemu-user-static wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack skopeo docker-registry containerd
 BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
+E2E_TOOLS   := nftables iproute2 conntrack mmdebstrap containernetworking-plugins containerd
 FUZZ_TOOLS  := iproute2 curl python3-venv
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 
@@ -103,6 +107,11 @@ test-release:
 
 check: build ## Format, vet and lint what changed, and run all tests that need no kernel: a minute
 	@hack/check
+
+.PHONY: e2e
+e2e: build ## Run Kubernetes' own tests of networks on a lab with real nodes (E2E="conformance", for one set of 'sluice lab e2e')
+	@hack/need "the tests" $(E2E_TOOLS)
+	bin/sluice lab e2e $(E2E)
 
 .PHONY: test-vm
 test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the stock kernels of Debian 12 (6.1) and 13 (6.12)

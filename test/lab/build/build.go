@@ -28,6 +28,7 @@ type Program struct {
 	Module  string // its folder below test/
 	Package string
 	Tags    string
+	Test    bool // it is the package's tests
 }
 
 // Build returns the folder with the programs. It builds what is missing, with the Go toolchain,
@@ -125,14 +126,18 @@ func (s Set) Key(src string) (string, error) {
 func (p Program) build(ctx context.Context, src, to string) error {
 	dir := filepath.Join(src, p.Module)
 	flags := "-s -w"
-	if p.Module == "kube" {
+	if p.Module == "kube" || strings.HasPrefix(p.Package, "k8s.io/kubernetes/") {
 		version, err := Go(ctx, dir, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 		if err != nil {
 			return err
 		}
 		flags += " -X k8s.io/component-base/version.gitVersion=" + strings.TrimSpace(version)
 	}
-	if _, err := Go(ctx, dir, "build", "-trimpath", "-tags", p.Tags, "-ldflags", flags, "-o", to+".new", p.Package); err != nil {
+	command := []string{"build"}
+	if p.Test {
+		command = []string{"test", "-c", "-vet=off"} // vet looks at all that is linked, for minutes
+	}
+	if _, err := Go(ctx, dir, append(command, "-trimpath", "-tags", p.Tags, "-ldflags", flags, "-o", to+".new", p.Package)...); err != nil {
 		return err
 	}
 	return os.Rename(to+".new", to)

@@ -1,0 +1,159 @@
+package suite
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Report is the outcome of a run.
+type Report struct {
+	Set, DataPlane string
+	Nodes          int
+	// Of the nodes, as their Node objects have them.
+	Kubernetes, Runtime, Kernel string
+
+	Took  time.Duration
+	Tests []Test // those of the set that ran, or decided not to, by title
+}
+
+// Test is the outcome of a test.
+type Test struct {
+	Title  string
+	State  State
+	Took   time.Duration
+	Reason string // why it failed, or skipped itself
+	// Cause is why it can't pass in a lab on this machine, whatever is tested; "" if that is not so.
+	Cause string
+}
+
+// short is the title without what all titles have.
+func (t Test) short() string { return strings.TrimPrefix(t.Title, "[sig-network] ") }
+
+func (t Test) why() string { return cmp.Or(t.Cause, t.Reason) }
+
+// State is how a test ended.
+type State string
+
+// These are the states.
+const (
+	Passed  State = "passed"
+	Failed  State = "failed"
+	Skipped State = "skipped"
+)
+
+// Count returns the number of tests in a state.
+func (r *Report) Count(s State) (n int) {
+	for _, t := range r.Tests {
+		if t.State == s {
+			n++
+		}
+	}
+	return n
+}
+
+// Ours returns the tests that failed without a cause elsewhere.
+func (r *Report) Ours() (tests []Test) {
+	for _, t := range r.Tests {
+		if t.State == Failed && t.Cause == "" {
+			tests = append(tests, t)
+		}
+	}
+	return tests
+}
+
+// causes are why tests can't pass in a lab, by their titles.
+var causes = []struct {
+	title *regexp.Regexp
+	why   string
+}{
+	{regexp.MustCompile(`SCTP`), "the kernel has no SCTP"},
+	{regexp.MustCompile(`Internet|\[Feature:Networking-IPv[46]\]|pod to the Internet`), "it asks a server on the Internet"},
+	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
+	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
+	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
+	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses: docs/support.md"},
+}
+
+// readReport reads Ginkgo's report.
+func readReport(path string) (*Report, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var reports []struct {
+		RunTime     time.Duration
+		SpecReports []struct {
+			ContainerHierarchyTexts    []string
+			LeafNodeType, LeafNodeText string
+			State                      string
+			RunTime                    time.Duration
+			Failure                    struct{ Message string }
+		}
+	}
+	if err := json.Unmarshal(text, &reports); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	r := &Report{}
+	for _, from := range reports {
+		r.Took += from.RunTime
+		for _, s := range from.SpecReports {
+			t := Test{Title: strings.TrimSpace(strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")), Took: s.RunTime, Reason: firstLine(s.Failure.Message)}
+			switch {
+			case s.State == "passed":
+				t.State = Passed
+			case s.State == "skipped" && t.Reason == "" || s.State == "pending":
+				continue // another set's
+			case s.State == "skipped":
+				t.State = Skipped
+			default:
+				t.State = Failed
+			}
+			if s.LeafNodeType != "It" {
+				if t.State != Failed {
+					continue
+				}
+				t.Title = s.LeafNodeType // what all of them need
+			}
+			for _, c := range causes {
+				if t.State == Failed && c.title.MatchString(t.Title) {
+					t.Cause = c.why
+				}
+			}
+			r.Tests = append(r.Tests, t)
+		}
+	}
+	slices.SortFunc(r.Tests, func(a, b Test) int { return cmp.Compare(a.Title, b.Title) })
+	return r, nil
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return line
+}
+
+// Table writes the report for people, its columns separated by tabs.
+func (r *Report) Table(w io.Writer) {
+	for _, s := range []State{Failed, Skipped} {
+		for _, t := range r.Tests {
+			if t.State == s {
+				_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", s, t.short(), t.why())
+			}
+		}
+	}
+}
+
+// Summary says in a line how the run ended.
+func (r *Report) Summary() string {
+	text := fmt.Sprintf("%d passed, %d failed", r.Count(Passed), r.Count(Failed))
+	if known := r.Count(Failed) - len(r.Ours()); known > 0 {
+		text += fmt.Sprintf(" (%d for what this machine or the suite lacks)", known)
+	}
+	return fmt.Sprintf("%s, %d skipped themselves, in %s", text, r.Count(Skipped), r.Took.Round(time.Second))
+}

@@ -1,0 +1,159 @@
+// Package suite runs the tests of others, unmodified, against a lab: Kubernetes' own end-to-end
+// tests of networks.
+package suite
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/test/lab/build"
+	"sluice.dev/sluice/test/netns"
+)
+
+// A Set is a choice of tests.
+type Set struct {
+	Name  string
+	About string
+	Focus string // a regular expression of the tests' titles
+	Skip  string // another, of those that are left out; "" for none
+	Nodes int    // that they need at least
+}
+
+// Sets are those of Kubernetes' tests.
+var Sets = []Set{
+	{Name: "conformance", About: "what every cluster must do of networks: 47 tests", Focus: network + `.*\[Conformance\]`, Nodes: 2},
+	{Name: "netpol", About: "NetworkPolicies: 49 tests", Focus: network + ` Netpol`, Nodes: 3},
+	{Name: "sig-network", About: "all tests of networks: 249", Focus: network, Nodes: 6},
+	{Name: "smoke", About: "a few quick ones of each kind, in two minutes", Focus: network + ` .*(` + strings.Join(smoke, "|") + `)`, Nodes: 2},
+}
+
+const network = `\[sig-network\]`
+
+// smoke are parts of the titles of quick tests that are unlike each other.
+var smoke = []string{
+	`Services should serve a basic endpoint from pods`,
+	`Services should be able to create a functioning NodePort service`,
+	`Services should have session affinity work for service with type clusterIP`,
+	`Services should be able to change the type from ExternalName to ClusterIP`,
+	`Services should serve endpoints on same port and different protocols`,
+	`DNS should provide DNS for services`,
+	`DNS should support configurable pod DNS nameservers`,
+	`Granular Checks: Pods should function for intra-pod communication: http`,
+	`Granular Checks: Pods should function for node-pod communication: udp`,
+	`HostPort validates that there is no conflict`,
+	`EndpointSlice should create Endpoints and EndpointSlices for Pods matching a Service`,
+	`Proxy version v1 A set of valid responses are returned for both pod and service Proxy`,
+	`should preserve source pod IP for traffic thru service cluster IP`,
+	`Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy`,
+}
+
+// programs are what runs the tests.
+var programs = build.Set{Name: "e2e", Programs: []build.Program{
+	{Name: "ginkgo", Module: "kube/e2e", Package: "github.com/onsi/ginkgo/v2/ginkgo"},
+	{Name: "e2e.test", Module: "kube/e2e", Package: "k8s.io/kubernetes/test/e2e", Test: true},
+}}
+
+// Build builds what runs the tests, once: that takes some minutes. It is as control.Build.
+func Build(ctx context.Context, say func(string)) (bin string, err error) {
+	return programs.Build(ctx, say)
+}
+
+// Config is for one run.
+type Config struct {
+	Set
+	DataPlane  string    // one of DataPlanes
+	Bin        string    // of the tests, as from Build
+	Kubectl    string    // a program
+	Kubeconfig string    // of the administrator
+	NetNS      *netns.NS // to run in: it reaches the API, the nodes and the addresses of services
+	Dir        string    // for reports, and the tests' output; it exists
+	Procs      int       // number of processes that tests are spread over; those marked Serial run alone
+	Progress   func(Counts)
+}
+
+// Counts are numbers of tests that have ended.
+type Counts struct{ Passed, Failed int }
+
+// Run runs the tests of a set. The error says why they could not be run; failed tests are in the
+// report.
+func Run(ctx context.Context, c Config) (*Report, error) {
+	report := filepath.Join(c.Dir, "report.json")
+	args := []string{
+		"--procs", fmt.Sprint(c.Procs), "--no-color", "--silence-skips", "--timeout", "3h", "--focus", c.Focus,
+		"--json-report", filepath.Base(report), "--junit-report", "junit.xml", "--output-dir", c.Dir,
+	}
+	if c.Skip != "" {
+		args = append(args, "--skip", c.Skip)
+	}
+	args = append(args, filepath.Join(c.Bin, "e2e.test"), "--",
+		"--provider=skeleton", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes=-1",
+		"--disable-log-dump", "--dump-logs-on-failure=false", "--report-dir="+filepath.Join(c.Dir, "details"))
+	out, err := os.Create(filepath.Join(c.Dir, "output.log"))
+	if err != nil {
+		return nil, fmt.Errorf("run the tests: %w", err)
+	}
+	defer out.Close()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, "ginkgo"), args...)
+	cmd.Dir = c.Dir
+	// Ginkgo ends its processes, and these the tests' namespaces.
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGINT) }
+	cmd.WaitDelay = 2 * time.Minute
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	read, write := io.Pipe()
+	cmd.Stdout, cmd.Stderr = write, write
+	var reading sync.WaitGroup
+	reading.Go(func() { count(io.TeeReader(read, out), c.Progress) })
+	if err := c.NetNS.Start(cmd); err != nil {
+		return nil, errors.Join(fmt.Errorf("run the tests: %w", err), write.Close())
+	}
+	runErr := cmd.Wait()
+	_ = write.Close() // it never fails
+	reading.Wait()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("run the tests: %w", ctx.Err())
+	}
+	r, err := readReport(report)
+	if err != nil { // failed tests are in it
+		return nil, fmt.Errorf("run the tests: %w; %w; their output is in %s", runErr, err, out.Name())
+	}
+	r.Set, r.DataPlane = c.Name, c.DataPlane
+	return r, nil
+}
+
+// count tells how many tests have ended, from Ginkgo's output: a line that begins with a dot for
+// each that has failed, or was slow, and a dot for each other.
+func count(out io.Reader, say func(Counts)) {
+	var n Counts
+	r := bufio.NewReader(out)
+	for {
+		line, err := r.ReadString('\n')
+		dots := strings.Count(line, "•")
+		switch {
+		case strings.Contains(line, "• [FAILED]") || strings.Contains(line, "• [PANICKED]") || strings.Contains(line, "• [TIMEDOUT]"):
+			n.Failed++
+			n.Passed += dots - 1
+		case strings.HasPrefix(strings.TrimLeft(line, "S"), "•"):
+			n.Passed += dots
+		default:
+			dots = 0
+		}
+		if dots > 0 && say != nil {
+			say(n)
+		}
+		if err != nil {
+			return
+		}
+	}
+}

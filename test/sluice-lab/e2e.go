@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+
+	"sluice.dev/sluice/internal/cli"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/lab"
+	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/lab/suite"
+	"sluice.dev/sluice/test/netns"
+)
+
+// e2eOptions are the flags of a run of somebody else's tests.
+type e2eOptions struct {
+	labOptions
+	focus, skip string
+	keep        string
+	dataPlane   string
+	procs       int
+	out         string
+}
+
+func newLabE2ECommand() *cobra.Command {
+	var o e2eOptions
+	cmd := &cobra.Command{
+		Use:   "e2e [SET]",
+		Short: "Run Kubernetes' own tests of networks, unmodified, on a lab with real nodes",
+		Long: `Bring up a lab with real nodes, run Kubernetes' own end-to-end tests of networks
+against it, unmodified, and take it down again. The first time, building them takes
+some minutes. The sets are:
+
+` + sets() + `
+The table names each test that failed, and each that skipped itself, with the reason.`,
+		Example: `  sluice lab e2e conformance
+  sluice lab e2e sig-network --focus 'Services.*session affinity' --data-plane kube-proxy-nftables`,
+		Args:      cobra.MaximumNArgs(1),
+		ValidArgs: setNames(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			set := suite.Sets[0]
+			if len(args) > 0 {
+				var err error
+				if set, err = findSet(args[0]); err != nil {
+					return err
+				}
+			}
+			return o.run(cmd, set)
+		},
+	}
+	fl := cmd.Flags()
+	labNameFlag(cmd, &o.name, "e2e")
+	sluiceFlag(cmd, &o.sluice)
+	fl.StringVar(&o.focus, "focus", "", "of the set's tests, only those whose title matches this `expression`")
+	fl.StringVar(&o.skip, "skip", "", "leave out tests whose title matches this `expression`")
+	fl.StringVar(&o.dataPlane, "data-plane", "sluice", "what serves the nodes: "+strings.Join(suite.DataPlanes, ", "))
+	fl.StringVar(&o.keep, "keep", "", "`folder` of a page to write with the result, and those that it has: docs/e2e")
+	fl.IntVar(&o.nodes, "nodes", 0, "number of nodes (default: as many as the set needs)")
+	fl.IntVar(&o.procs, "procs", 4, "number of tests that run at the same time")
+	fl.StringVar(&o.out, "out", "", "`folder` for the reports (JUnit, Ginkgo's JSON) and the tests' output (default: one below the user's cache folder)")
+	fl.StringVar(&o.agentImage, "agent-image", "", "`archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
+	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
+	return cmd
+}
+
+func sets() string {
+	var b strings.Builder
+	for _, s := range suite.Sets {
+		fmt.Fprintf(&b, "  %-12s  %s\n", s.Name, s.About)
+	}
+	return b.String()
+}
+
+func setNames() (names []string) {
+	for _, s := range suite.Sets {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+func findSet(name string) (suite.Set, error) {
+	for _, s := range suite.Sets {
+		if s.Name == name {
+			return s, nil
+		}
+	}
+	return suite.Set{}, cli.Usage(fmt.Errorf("there is no set %s; choose one of %s", name, strings.Join(setNames(), ", ")))
+}
+
+func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
+	if !slices.Contains(suite.DataPlanes, o.dataPlane) {
+		return cli.Usage(fmt.Errorf("--data-plane %s: choose one of %s", o.dataPlane, strings.Join(suite.DataPlanes, ", ")))
+	}
+	mode, _ := strings.CutPrefix(o.dataPlane, "kube-proxy-")
+	if mode == o.dataPlane {
+		mode = "" // Sluice
+	}
+	o.withKubernetes, o.realNodes, o.empty, o.transient = true, true, true, true
+	o.kubeProxy = mode
+	if mode == "" {
+		o.fabric = string(plan.Native) // as its users have it
+	}
+	if o.nodes == 0 {
+		o.nodes = set.Nodes
+	}
+	if o.focus != "" {
+		set.Focus += ".*(" + o.focus + ")"
+	}
+	set.Skip = o.skip
+	w := cmd.ErrOrStderr()
+	say := func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }
+	bin, err := suite.Build(cmd.Context(), say)
+	if err != nil {
+		return err
+	}
+	if o.out, err = reportFolder(o.out, set.Name); err != nil {
+		return err
+	}
+	l, err := o.up(cmd.Context(), w, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Down()) }()
+	printNotes(cmd, l)
+	say(fmt.Sprintf("running the tests of %s, %d at a time, with %s on %s; what they print is in %s",
+		set.Name, o.procs, o.dataPlane, model.Count(o.nodes, "node"), filepath.Join(o.out, "output.log")))
+	report, err := o.test(cmd.Context(), w, l, set, bin)
+	if err != nil {
+		return err
+	}
+	if err := describe(cmd.Context(), l, report); err != nil {
+		return err
+	}
+	if o.keep != "" && o.focus+o.skip == "" {
+		if err := suite.Keep(o.keep, report); err != nil {
+			return err
+		}
+	}
+	return o.print(cmd.OutOrStdout(), report)
+}
+
+// describe adds to a report what it is of.
+func describe(ctx context.Context, l *lab.Lab, report *suite.Report) error {
+	return l.Plane(func(p *control.Plane) error {
+		var nodes corev1.NodeList
+		if err := p.Get(ctx, "/api/v1/nodes", &nodes); err != nil {
+			return err
+		}
+		report.Nodes = len(nodes.Items)
+		for _, n := range nodes.Items {
+			info := n.Status.NodeInfo
+			kernel, _, _ := strings.Cut(info.KernelVersion, "-") // the rest says who built it
+			report.Kubernetes, report.Runtime, report.Kernel = info.KubeletVersion, strings.ReplaceAll(info.ContainerRuntimeVersion, "://", " "), kernel
+		}
+		return nil
+	})
+}
+
+// test runs the set on the outside host, as a client of the cluster.
+func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suite.Set, bin string) (*suite.Report, error) {
+	outside, err := netns.Open(l.NodeNS(plan.Outside))
+	if err != nil {
+		return nil, err
+	}
+	defer outside.Close()
+	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: outside, Dir: o.out, Procs: o.procs}
+	err = l.Plane(func(p *control.Plane) error {
+		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	begin, said := time.Now(), time.Now()
+	c.Progress = func(n suite.Counts) {
+		if time.Since(said) < 10*time.Second {
+			return
+		}
+		said = time.Now()
+		_, _ = fmt.Fprintf(w, "lab %s: %d passed, %d failed after %s\n", l.Name, n.Passed, n.Failed, time.Since(begin).Round(time.Second))
+	}
+	return suite.Run(ctx, c)
+}
+
+func (o *e2eOptions) print(w io.Writer, report *suite.Report) error {
+	if err := cli.Print(w, "table", report, report.Table); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(w, "%s\nreports: %s\n", report.Summary(), o.out)
+	if n := len(report.Ours()); n > 0 {
+		return fmt.Errorf("%s failed", model.Count(n, "test"))
+	}
+	if report.Count(suite.Passed) == 0 {
+		return errors.New("no test has run")
+	}
+	return nil
+}
+
+// reportFolder makes the folder for the reports of a run.
+func reportFolder(dir, set string) (string, error) {
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("make a folder for the reports: %w", err)
+		}
+		dir = filepath.Join(cache, "sluice", "e2e", set+"-"+time.Now().Format("20060102-150405"))
+	}
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	if err != nil {
+		return "", fmt.Errorf("make a folder for the reports: %w", err)
+	}
+	return dir, nil
+}
