@@ -20,7 +20,6 @@ import (
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/suite"
-	"sluice.dev/sluice/test/netns"
 )
 
 // e2eOptions are the flags of a run of somebody else's tests.
@@ -109,7 +108,9 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	o.withKubernetes, o.realNodes, o.empty, o.transient = true, true, true, true
 	o.kubeProxy = mode
 	if mode == "" {
-		o.fabric = string(plan.Native) // as its users have it
+		// As its users have it: pods reach each other as they are, and all others with their node's
+		// address.
+		o.fabric, o.flags = string(plan.Native), append([]string{"--nat-outgoing"}, o.flags...)
 	}
 	if o.nodes == 0 {
 		o.nodes = set.Nodes
@@ -167,14 +168,14 @@ func describe(ctx context.Context, l *lab.Lab, report *suite.Report) error {
 	})
 }
 
-// test runs the set on the outside host, as a client of the cluster.
+// test runs the set on a host outside of the cluster and of its nodes' network, as its clients are.
 func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suite.Set, bin string) (*suite.Report, error) {
-	outside, err := netns.Open(l.NodeNS(plan.Outside))
+	client, err := l.Client()
 	if err != nil {
 		return nil, err
 	}
-	defer outside.Close()
-	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: outside, Dir: o.out, Procs: o.procs}
+	defer client.Close()
+	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: client, Dir: o.out, Procs: o.procs}
 	err = l.Plane(func(p *control.Plane) error {
 		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
 		return nil

@@ -11,10 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -107,9 +107,8 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, "ginkgo"), args...)
 	cmd.Dir = c.Dir
-	// Ginkgo ends its processes, and these the tests' namespaces.
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGINT) }
-	cmd.WaitDelay = 2 * time.Minute
+	// The cluster goes, too: there is nothing to clean up in it.
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	read, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, write
@@ -132,28 +131,35 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	return r, nil
 }
 
-// count tells how many tests have ended, from Ginkgo's output: a line that begins with a dot for
-// each that has failed, or was slow, and a dot for each other.
+// count tells how many tests have ended, from Ginkgo's output. At the beginning of a line is a dot
+// for each; behind the dot of one that has failed, a word says so.
 func count(out io.Reader, say func(Counts)) {
-	var n Counts
-	r := bufio.NewReader(out)
+	var (
+		n    Counts
+		line strings.Builder
+		r    = bufio.NewReader(out)
+	)
 	for {
-		line, err := r.ReadString('\n')
-		dots := strings.Count(line, "•")
-		switch {
-		case strings.Contains(line, "• [FAILED]") || strings.Contains(line, "• [PANICKED]") || strings.Contains(line, "• [TIMEDOUT]"):
-			n.Failed++
-			n.Passed += dots - 1
-		case strings.HasPrefix(strings.TrimLeft(line, "S"), "•"):
-			n.Passed += dots
-		default:
-			dots = 0
-		}
-		if dots > 0 && say != nil {
-			say(n)
-		}
+		c, _, err := r.ReadRune()
 		if err != nil {
 			return
+		}
+		switch {
+		case c == '\n':
+			line.Reset()
+			continue
+		case c == '•' && strings.Trim(line.String(), "•S") == "":
+			n.Passed++
+		case c == ']' && slices.Contains([]string{"[FAILED", "[PANICKED", "[TIMEDOUT"}, strings.TrimLeft(line.String(), "•S ")):
+			n.Passed--
+			n.Failed++
+		default:
+			line.WriteRune(c)
+			continue
+		}
+		line.WriteRune(c)
+		if say != nil {
+			say(n)
 		}
 	}
 }
