@@ -35,9 +35,9 @@ func clusterDNS() []netip.Addr {
 // pluginFolders are where CNI plugins are that nodes need beside Sluice's own.
 var pluginFolders = []string{"/opt/cni/bin", "/usr/lib/cni"}
 
-// nodePlugins are those plugins: containerd calls the first for each pod, and sluice-cni the
-// second.
-var nodePlugins = []string{"loopback", "host-local", "portmap", "bandwidth"}
+// nodePlugins are those plugins: containerd calls the first for each pod, and Sluice's configuration
+// has the others where they are.
+var nodePlugins = []string{"loopback", "portmap", "bandwidth"}
 
 // machine is the configuration of a node that runs the real kubelet.
 func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
@@ -63,6 +63,17 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 	}
 	c.Network = string(network)
 	return c, nil
+}
+
+// CheckNodes reports what the machine lacks for real nodes, whose containerd is in a folder; "": in
+// PATH.
+func CheckNodes(containerd string) error {
+	errs := []error{node.Check(containerd)}
+	for _, name := range nodePlugins {
+		_, err := findPlugin(name)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 func findPlugin(name string) (string, error) {

@@ -22,8 +22,8 @@ import (
 	"sluice.dev/sluice/test/lab/balancer"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/image"
-	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/lab/suite"
 )
 
 // kubernetes prepares a lab with a real control plane: its programs, and the first objects of its
@@ -70,7 +70,7 @@ func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernete
 		return nil
 	}
 	k.RealNodes, k.Load = true, o.images
-	if err := node.Check(k.Containerd); err != nil {
+	if err := lab.CheckNodes(k.Containerd); err != nil {
 		return err
 	}
 	if k.Images, err = image.Build(ctx, func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }); err != nil {
@@ -106,8 +106,8 @@ func newLabBuildCommand() *cobra.Command {
 the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
 minutes, once: it keeps them in the user's cache folder, and prints its path. With
 --images it makes the container images of --real-nodes, of such programs and Debian's
-packages, and prints their archive. With --tools it builds helm and promtool, which
-tests run, and prints their folder.`,
+packages, and prints their archive. With --tools it builds what tests run: helm,
+promtool and Kubernetes' own tests, and prints their folders.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			say := func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) }
@@ -116,7 +116,7 @@ tests run, and prints their folder.`,
 				builds = append(builds, image.Build)
 			}
 			if tools {
-				builds = append(builds, control.BuildTools)
+				builds = append(builds, control.BuildTools, suite.Build)
 			}
 			for _, build := range builds {
 				bin, err := build(cmd.Context(), say)
@@ -129,7 +129,7 @@ tests run, and prints their folder.`,
 		},
 	}
 	cmd.Flags().BoolVar(&images, "images", false, "also make the container images of nodes that run the real kubelet")
-	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool")
+	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool, and Kubernetes' own tests")
 	return cmd
 }
 
