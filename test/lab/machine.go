@@ -94,7 +94,11 @@ func (l *Lab) nodeNetwork(n *plan.Node) ([]byte, error) {
 	if l.installed() { // it brings the plugin
 		return nil, nil
 	}
-	o := install.Options{PodCIDRs: n.PodCIDRs, MTU: l.Cluster.Fabric.MTU()}
+	portmap, err := findPlugin("portmap")
+	if err != nil {
+		return nil, err
+	}
+	o := install.Options{PodCIDRs: n.PodCIDRs, MTU: l.Cluster.Fabric.MTU(), BinDir: filepath.Dir(portmap)}
 	if l.agent != nil && l.Kubernetes.Proxy == "" {
 		o.Socket = filepath.Join(filepath.Dir(agent.DefaultSocket), filepath.Base(l.socket(n.Name)))
 	}

@@ -78,7 +78,7 @@ var causes = []struct {
 	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
-	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses: docs/support.md"},
+	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses: docs/kube-proxy.md"},
 	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this as kube-proxy's configuration says, where it is given that; without, it leaves it alone"},
 }
 
