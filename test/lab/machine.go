@@ -35,8 +35,8 @@ func clusterDNS() []netip.Addr {
 // pluginFolders are where CNI plugins are that nodes need beside Sluice's own.
 var pluginFolders = []string{"/opt/cni/bin", "/usr/lib/cni"}
 
-// nodePlugins are those plugins: containerd calls the first for each pod, and Sluice's configuration
-// has the others where they are.
+// nodePlugins are those plugins: containerd calls the first for each pod, and Sluice's
+// configuration has the others where they are.
 var nodePlugins = []string{"loopback", "portmap", "bandwidth"}
 
 // machine is the configuration of a node that runs the real kubelet.

@@ -29,7 +29,8 @@ type Test struct {
 	State  State
 	Took   time.Duration
 	Reason string // why it failed, or skipped itself
-	// Cause is why it can't pass in a lab on this machine, whatever is tested; "" if that is not so.
+	// Cause is why it can't pass in a lab on this machine, whatever is tested; "" if that is not
+	// so.
 	Cause string
 }
 
