@@ -115,6 +115,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if o.nodes == 0 {
 		o.nodes = set.Nodes
 	}
+	set.Nodes = o.nodes
 	if o.focus != "" {
 		set.Focus += ".*(" + o.focus + ")"
 	}

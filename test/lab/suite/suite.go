@@ -98,7 +98,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		args = append(args, "--skip", c.Skip)
 	}
 	args = append(args, filepath.Join(c.Bin, "e2e.test"), "--",
-		"--provider=skeleton", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes=-1",
+		"--provider=skeleton", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes="+fmt.Sprint(c.Nodes),
 		"--disable-log-dump", "--dump-logs-on-failure=false", "--report-dir="+filepath.Join(c.Dir, "details"))
 	out, err := os.Create(filepath.Join(c.Dir, "output.log"))
 	if err != nil {
