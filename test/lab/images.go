@@ -6,19 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/image"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/standin"
-	"sluice.dev/sluice/test/netns"
 )
 
 // Ports of the control host: of the registry, and of the webhook that chooses stand-ins.
@@ -122,22 +118,7 @@ func webhookConfiguration(url string, authority []byte) any {
 func (l *Lab) awaitRegistry(ctx context.Context) error {
 	ctx, cancel := within(ctx, serveTimeout)
 	defer cancel()
-	ns, err := netns.Open(l.NodeNS(plan.Control))
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
-		return conn, err
-	}}}
-	return l.await(ctx, plan.Control, imagesName, func() (bool, error) {
-		resp, err := client.Get("http://" + registry().String() + "/v2/")
-		if err != nil {
-			return false, err
-		}
-		return resp.StatusCode == http.StatusOK, resp.Body.Close()
-	})
+	return l.awaitPage(ctx, plan.Control, imagesName, "http://"+registry().String()+"/v2/")
 }
 
 // Load gives the lab the images of an archive, as `docker save` and others write it, and returns

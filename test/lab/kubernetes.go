@@ -480,27 +480,32 @@ func (l *Lab) awaitProxies(ctx context.Context) error {
 	ctx, cancel := within(ctx, syncTimeout)
 	defer cancel()
 	for _, n := range l.Cluster.Nodes {
-		ns, err := netns.Open(l.NodeNS(n.Name))
-		if err != nil {
-			return err
-		}
-		client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-				err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
-				return conn, err
-			}}}
-		err = l.await(ctx, n.Name, kubeProxy, func() (bool, error) {
-			resp, err := client.Get(proxyHealth)
-			if err != nil {
-				return false, err
-			}
-			return resp.StatusCode == http.StatusOK, resp.Body.Close()
-		})
-		if err := firstError(err, ns.Close()); err != nil {
+		if err := l.awaitPage(ctx, n.Name, kubeProxy, proxyHealth); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// awaitPage waits until a program of a host answers there with status 200.
+func (l *Lab) awaitPage(ctx context.Context, host, what, url string) error {
+	ns, err := netns.Open(l.NodeNS(host))
+	if err != nil {
+		return err
+	}
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = ns.Do(func() error { conn, err = new(net.Dialer).DialContext(ctx, network, address); return err })
+			return conn, err
+		}}}
+	err = l.await(ctx, host, what, func() (bool, error) {
+		resp, err := client.Get(url)
+		if err != nil {
+			return false, err
+		}
+		return resp.StatusCode == http.StatusOK, resp.Body.Close()
+	})
+	return firstError(err, ns.Close())
 }
 
 // proxyHealth answers with status 200 once kube-proxy has programmed its node.

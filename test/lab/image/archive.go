@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -185,6 +186,18 @@ func (p *packing) write(to io.Writer) error {
 		}
 	}
 	return w.Close()
+}
+
+// save writes the archive to a file. A file of its name is complete.
+func (p *packing) save(archive string) error {
+	f, err := os.Create(filepath.Join(p.dir, archiveName))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(p.write(f), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), archive)
 }
 
 // blobPath is where a layout has a blob.

@@ -100,12 +100,5 @@ func makeArchive(ctx context.Context, archive string, from sources) (err error) 
 			return err
 		}
 	}
-	f, err := os.Create(filepath.Join(dir, archiveName))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(p.write(f), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), archive)
+	return p.save(archive)
 }

@@ -48,14 +48,7 @@ func WriteOwn(archive, name, entrypoint string, programs map[string]string) (err
 	if err != nil {
 		return err
 	}
-	f, err := os.Create(filepath.Join(dir, archiveName))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(p.write(f), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), archive)
+	return p.save(archive)
 }
 
 // static refuses a program that needs libraries, which the image does not have.

@@ -251,7 +251,7 @@ func hideParameters() error {
 }
 
 // environ is that of the node's programs.
-func (c *Config) environ() []string {
+func environ() []string {
 	return []string{"PATH=" + strings.Join([]string{containerdBin, kubernetesBin, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":"), "HOME=/root"}
 }
 
@@ -338,7 +338,7 @@ func (s *supervisor) start(log *os.File, args []string) (<-chan int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, err := os.StartProcess(args[0], args, &os.ProcAttr{
-		Dir: "/", Env: (&Config{}).environ(), Files: []*os.File{nil, log, log}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: "/", Env: environ(), Files: []*os.File{nil, log, log}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
 		return nil, err
