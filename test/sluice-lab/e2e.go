@@ -122,7 +122,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	set.Skip = o.skip
 	w := cmd.ErrOrStderr()
 	say := func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }
-	bin, err := suite.Build(cmd.Context(), say)
+	bin, err := set.Build(cmd.Context(), say)
 	if err != nil {
 		return err
 	}

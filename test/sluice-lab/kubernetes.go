@@ -116,7 +116,7 @@ promtool and Kubernetes' own tests, and prints their folders.`,
 				builds = append(builds, image.Build)
 			}
 			if tools {
-				builds = append(builds, suite.Build, control.BuildTools)
+				builds = append(builds, suite.Sets[0].Build, control.BuildTools)
 			}
 			for _, build := range builds {
 				bin, err := build(cmd.Context(), say)

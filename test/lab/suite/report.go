@@ -2,10 +2,8 @@ package suite
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -83,56 +81,16 @@ var causes = []struct {
 	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this as kube-proxy's configuration says, where it is given that; without, it leaves it alone"},
 }
 
-// readReport reads Ginkgo's report.
-func readReport(path string) (*Report, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var reports []struct {
-		RunTime     time.Duration
-		SpecReports []struct {
-			ContainerHierarchyTexts    []string
-			LeafNodeType, LeafNodeText string
-			State                      string
-			RunTime                    time.Duration
-			Failure                    struct{ Message string }
-		}
-	}
-	if err := json.Unmarshal(text, &reports); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	r := &Report{}
-	for _, from := range reports {
-		r.Took += from.RunTime
-		for _, s := range from.SpecReports {
-			t := Test{Title: strings.TrimSpace(strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")), Took: s.RunTime, Reason: firstLine(s.Failure.Message)}
-			switch {
-			case s.State == "passed":
-				t.State = Passed
-			case s.State == "skipped" && t.Reason == "" || s.State == "pending":
-				continue // another set's
-			case s.State == "skipped":
-				t.State = Skipped
-			default:
-				t.State = Failed
+// finish puts the tests in order, and names the causes that are known.
+func (r *Report) finish() {
+	for i := range r.Tests {
+		for _, c := range causes {
+			if t := &r.Tests[i]; t.State == Failed && c.title.MatchString(t.Title) {
+				t.Cause = c.why
 			}
-			if s.LeafNodeType != "It" {
-				if t.State != Failed {
-					continue
-				}
-				t.Title = s.LeafNodeType // what all of them need
-			}
-			for _, c := range causes {
-				if t.State == Failed && c.title.MatchString(t.Title) {
-					t.Cause = c.why
-				}
-			}
-			r.Tests = append(r.Tests, t)
 		}
 	}
 	slices.SortFunc(r.Tests, func(a, b Test) int { return cmp.Compare(a.Title, b.Title) })
-	return r, nil
 }
 
 func firstLine(text string) string {

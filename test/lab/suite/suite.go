@@ -3,7 +3,7 @@
 package suite
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,6 +25,7 @@ import (
 type Set struct {
 	Name  string
 	About string
+	Of    *Suite // nil: Kubernetes
 	Focus string // a regular expression of the tests' titles
 	Skip  string // another, of those that are left out; "" for none
 	Nodes int    // that they need at least
@@ -59,22 +59,30 @@ var smoke = []string{
 	`Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy`,
 }
 
-// programs are what runs the tests.
-var programs = build.Set{Name: "e2e", Programs: []build.Program{
-	{Name: "ginkgo", Module: "kube/e2e", Package: "github.com/onsi/ginkgo/v2/ginkgo"},
-	{Name: "e2e.test", Module: "kube/e2e", Package: "k8s.io/kubernetes/test/e2e", Test: true},
-}}
+// A Suite is what somebody's tests are made of, and how they are run.
+type Suite struct {
+	programs build.Set
+	// command is what runs the tests of a set, in the run's folder.
+	command func(Config) []string
+	// count tells how many tests have ended, from what the command prints.
+	count func(out io.Reader, say func(Counts))
+	// read reads the tests' outcome from the run's folder, once the command has ended.
+	read func(dir string) (*Report, error)
+}
 
-// Build builds what runs the tests, once: that takes some minutes. It is as control.Build.
-func Build(ctx context.Context, say func(string)) (bin string, err error) {
-	return programs.Build(ctx, say)
+// suite is that of the set.
+func (s Set) suite() *Suite { return cmp.Or(s.Of, kubernetes) }
+
+// Build builds what runs the set's tests, once: that takes some minutes. It is as control.Build.
+func (s Set) Build(ctx context.Context, say func(string)) (bin string, err error) {
+	return s.suite().programs.Build(ctx, say)
 }
 
 // Config is for one run.
 type Config struct {
 	Set
 	DataPlane  string    // one of DataPlanes
-	Bin        string    // of the tests, as from Build
+	Bin        string    // of the tests, as from Set.Build
 	Kubectl    string    // a program
 	Kubeconfig string    // of the administrator
 	NetNS      *netns.NS // to run in: it reaches the API, the nodes and the addresses of services
@@ -89,31 +97,22 @@ type Counts struct{ Passed, Failed int }
 // Run runs the tests of a set. The error says why they could not be run; failed tests are in the
 // report.
 func Run(ctx context.Context, c Config) (*Report, error) {
-	report := filepath.Join(c.Dir, "report.json")
-	args := []string{
-		"--procs", fmt.Sprint(c.Procs), "--no-color", "--silence-skips", "--timeout", "3h", "--focus", c.Focus,
-		"--json-report", filepath.Base(report), "--junit-report", "junit.xml", "--output-dir", c.Dir,
-	}
-	if c.Skip != "" {
-		args = append(args, "--skip", c.Skip)
-	}
-	args = append(args, filepath.Join(c.Bin, "e2e.test"), "--",
-		"--provider=skeleton", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes="+fmt.Sprint(c.Nodes),
-		"--disable-log-dump", "--dump-logs-on-failure=false", "--report-dir="+filepath.Join(c.Dir, "details"))
+	s := c.suite()
+	args := s.command(c)
 	out, err := os.Create(filepath.Join(c.Dir, "output.log"))
 	if err != nil {
 		return nil, fmt.Errorf("run the tests: %w", err)
 	}
 	defer out.Close()
-	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, "ginkgo"), args...)
-	cmd.Dir = c.Dir
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir, cmd.Env = c.Dir, append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
 	// The cluster goes, too: there is nothing to clean up in it.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	read, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, write
 	var reading sync.WaitGroup
-	reading.Go(func() { count(io.TeeReader(read, out), c.Progress) })
+	reading.Go(func() { s.count(io.TeeReader(read, out), c.Progress) })
 	if err := c.NetNS.Start(cmd); err != nil {
 		return nil, errors.Join(fmt.Errorf("run the tests: %w", err), write.Close())
 	}
@@ -123,43 +122,11 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("run the tests: %w", ctx.Err())
 	}
-	r, err := readReport(report)
+	r, err := s.read(c.Dir)
 	if err != nil { // failed tests are in it
 		return nil, fmt.Errorf("run the tests: %w; %w; their output is in %s", runErr, err, out.Name())
 	}
+	r.finish()
 	r.Set, r.DataPlane = c.Name, c.DataPlane
 	return r, nil
-}
-
-// count tells how many tests have ended, from Ginkgo's output. At the beginning of a line is a dot
-// for each; behind the dot of one that has failed, a word says so.
-func count(out io.Reader, say func(Counts)) {
-	var (
-		n    Counts
-		line strings.Builder
-		r    = bufio.NewReader(out)
-	)
-	for {
-		c, _, err := r.ReadRune()
-		if err != nil {
-			return
-		}
-		switch {
-		case c == '\n':
-			line.Reset()
-			continue
-		case c == '•' && strings.Trim(line.String(), "•S") == "":
-			n.Passed++
-		case c == ']' && slices.Contains([]string{"[FAILED", "[PANICKED", "[TIMEDOUT"}, strings.TrimLeft(line.String(), "•S ")):
-			n.Passed--
-			n.Failed++
-		default:
-			line.WriteRune(c)
-			continue
-		}
-		line.WriteRune(c)
-		if say != nil {
-			say(n)
-		}
-	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // What Ginkgo writes: the tests of other sets, too, and what all tests need.
-const ginkgoReport = `[{"RunTime": 90000000000, "SpecReports": [
+const ginkgoText = `[{"RunTime": 90000000000, "SpecReports": [
  {"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should b", "State": "passed", "RunTime": 1000000000},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should a", "State": "failed", "Failure": {"Message": "no answer\nat line 7"}},
@@ -21,14 +21,16 @@ const ginkgoReport = `[{"RunTime": 90000000000, "SpecReports": [
 ]}]`
 
 func TestReport(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "report.json")
-	if err := os.WriteFile(path, []byte(ginkgoReport), 0o644); err != nil {
+	dir := t.TempDir()
+	path := filepath.Join(dir, ginkgoReport)
+	if err := os.WriteFile(path, []byte(ginkgoText), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r, err := readReport(path)
+	r, err := readGinkgo(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.finish()
 	if got, want := r.Summary(), "1 passed, 2 failed (1 for what this machine or the suite lacks), 1 skipped themselves, in 1m30s"; got != want {
 		t.Errorf("summary: %s\nwant %s", got, want)
 	}
@@ -43,10 +45,10 @@ func TestReport(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readReport(path); err == nil {
+	if _, err := readGinkgo(dir); err == nil {
 		t.Error("a report that is broken is read")
 	}
-	if _, err := readReport(filepath.Join(t.TempDir(), "none")); err == nil {
+	if _, err := readGinkgo(t.TempDir()); err == nil {
 		t.Error("a report that is not there is read")
 	}
 }
@@ -54,7 +56,7 @@ func TestReport(t *testing.T) {
 func TestCount(t *testing.T) {
 	out := "Running Suite: Kubernetes e2e suite\n•\n•••\n• [12.000 seconds]\nSome • in a text\n• [FAILED] [3.000 seconds]\n  detail\n•• [PANICKED]\n"
 	var last Counts
-	count(strings.NewReader(out), func(n Counts) { last = n })
+	countGinkgo(strings.NewReader(out), func(n Counts) { last = n })
 	if last != (Counts{Passed: 6, Failed: 2}) {
 		t.Errorf("counted %+v", last)
 	}
