@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/image"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/suite"
 )

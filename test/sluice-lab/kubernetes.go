@@ -22,6 +22,7 @@ import (
 	"sluice.dev/sluice/test/lab/balancer"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/image"
+	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/suite"
 )
@@ -69,7 +70,7 @@ func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernete
 	if !o.realNodes {
 		return nil
 	}
-	k.RealNodes, k.Load = true, o.images
+	k.RealNodes, k.Load, k.Containerd = true, o.images, o.containerd
 	if err := lab.CheckNodes(k.Containerd); err != nil {
 		return err
 	}
@@ -98,7 +99,7 @@ func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernete
 }
 
 func newLabBuildCommand() *cobra.Command {
-	var tools, images bool
+	var tools, images, containerd bool
 	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build the programs that 'lab up --kubernetes' runs, once",
@@ -106,14 +107,18 @@ func newLabBuildCommand() *cobra.Command {
 the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
 minutes, once: it keeps them in the user's cache folder, and prints its path. With
 --images it makes the container images of --real-nodes, of such programs and Debian's
-packages, and prints their archive. With --tools it builds what tests run: helm,
-promtool and Kubernetes' own tests, and prints their folders.`,
+packages, and prints their archive. With --containerd it builds containerd 2, which
+nodes then have by 'lab up --containerd FOLDER'. With --tools it builds what tests
+run: helm, promtool and Kubernetes' own tests, and prints their folders.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			say := func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) }
 			builds := []func(context.Context, func(string)) (string, error){control.Build}
 			if images {
 				builds = append(builds, image.Build)
+			}
+			if containerd {
+				builds = append(builds, node.BuildContainerd)
 			}
 			if tools {
 				builds = append(builds, suite.Sets[0].Build, control.BuildTools)
@@ -129,6 +134,7 @@ promtool and Kubernetes' own tests, and prints their folders.`,
 		},
 	}
 	cmd.Flags().BoolVar(&images, "images", false, "also make the container images of nodes that run the real kubelet")
+	cmd.Flags().BoolVar(&containerd, "containerd", false, "also build containerd 2, for nodes instead of that in PATH")
 	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool, and Kubernetes' own tests")
 	return cmd
 }

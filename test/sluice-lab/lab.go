@@ -64,6 +64,7 @@ type labOptions struct {
 	agent          string // with real nodes: how the agents run
 	agentImage     string
 	images         []string
+	containerd     string // folder of the real nodes' containerd
 
 	empty     bool // run no application
 	crds      bool // have the API serve the policies of ClusterNetworkPolicy and Calico
@@ -86,6 +87,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	fl.StringVar(&o.agent, "agent", agentDaemonSet, "with --real-nodes: how the agents `run`: daemonset, installed in the cluster as users do, or process, beside each node")
 	fl.StringVar(&o.agentImage, "agent-image", "", "with --real-nodes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringSliceVar(&o.images, "images", nil, "with --real-nodes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
+	fl.StringVar(&o.containerd, "containerd", "", "with --real-nodes: `folder` with containerd, its shim and ctr, as from 'sluice lab build --containerd' (default: those in PATH)")
 	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes instead of the agent: nftables or iptables")
 }
 
@@ -138,9 +140,12 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 	if err != nil {
 		return nil, err
 	}
-	if o.cni != "" {
-		if o.cni, err = filepath.Abs(o.cni); err != nil {
-			return nil, fmt.Errorf("--cni: %w", err)
+	for flag, path := range map[string]*string{"--cni": &o.cni, "--containerd": &o.containerd} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
 		}
 	}
 	cfg := lab.Config{Name: o.name, Nodes: o.nodes, Objects: objects, Executable: exe, CNI: o.cni, Fabric: plan.Fabric(o.fabric), AgentFlags: o.flags, Transient: o.transient, Progress: func(step string) {
