@@ -69,6 +69,7 @@ The table names each test that failed, and each that skipped itself, with the re
 	fl.IntVar(&o.nodes, "nodes", 0, "number of nodes (default: as many as the set needs)")
 	fl.IntVar(&o.procs, "procs", 4, "number of tests that run at the same time")
 	fl.StringVar(&o.out, "out", "", "`folder` for the reports (JUnit, Ginkgo's JSON) and the tests' output (default: one below the user's cache folder)")
+	fl.StringVar(&o.containerd, "containerd", "", "`folder` with the nodes' containerd, as from 'sluice lab build --containerd' (default: that in PATH)")
 	fl.StringVar(&o.agentImage, "agent-image", "", "`archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
 	return cmd
@@ -136,6 +137,13 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.Down()) }()
 	printNotes(cmd, l)
+	images, err := image.Programs(cmd.Context(), say)
+	if err == nil {
+		err = l.Internet(cmd.Context(), images)
+	}
+	if err != nil {
+		return err
+	}
 	say(fmt.Sprintf("running the tests of %s, %d at a time, with %s on %s; what they print is in %s",
 		set.Name, o.procs, o.dataPlane, model.Count(o.nodes, "node"), filepath.Join(o.out, "output.log")))
 	report, err := o.test(cmd.Context(), w, l, set, bin)

@@ -63,6 +63,11 @@ func Build(ctx context.Context, say func(string)) (archive string, err error) {
 	return archive, nil
 }
 
+// Programs returns the folder with the Go programs of the images, as build.Set's Build does.
+func Programs(ctx context.Context, say func(string)) (bin string, err error) {
+	return programs.Build(ctx, say)
+}
+
 // key changes with everything that goes into the images. Debian's packages are the newest of the
 // day that the archive is made.
 func key(programs string) string {

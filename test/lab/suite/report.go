@@ -73,7 +73,6 @@ var causes = []struct {
 	why   string
 }{
 	{regexp.MustCompile(`SCTP`), "the kernel has no SCTP"},
-	{regexp.MustCompile(`Internet connection|PTR records lookup`), "it asks a server on the Internet"},
 	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
