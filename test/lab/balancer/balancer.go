@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -153,6 +154,11 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 	outside := b.notNodes(external(svc))
 	b.mu.Unlock()
 	addrs, err := b.assign(name, svc)
+	if isOurs(svc) { // it must not go unseen
+		if err := b.setFinalizer(ctx, svc, true); err != nil {
+			return err
+		}
+	}
 	// This comes before anything learns of the addresses.
 	if err := b.setOwner(name, slices.Concat(addrs, outside), nodes); err != nil {
 		return err
@@ -161,6 +167,51 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 		if err := b.writeStatus(ctx, svc, addrs); err != nil {
 			return err
 		}
+	}
+	if svc != nil && !isOurs(svc) && svc.Spec.LoadBalancerClass == nil {
+		if err := b.setFinalizer(ctx, svc, false); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// finalizer holds a Service until its load balancer is gone: Kubernetes' name for it, as service
+// controllers of clouds have it.
+const finalizer = "service.kubernetes.io/load-balancer-cleanup"
+
+// setFinalizer gives a Service the finalizer, or takes it away.
+func (b *balancer) setFinalizer(ctx context.Context, svc *corev1.Service, has bool) error {
+	if slices.Contains(svc.Finalizers, finalizer) == has {
+		return nil
+	}
+	want := slices.DeleteFunc(slices.Clone(svc.Finalizers), func(f string) bool { return f == finalizer })
+	if has {
+		want = append(want, finalizer)
+	}
+	err := b.patch(ctx, svc, map[string]any{"finalizers": want}, nil)
+	if err != nil {
+		return fmt.Errorf("set finalizer: %w", err)
+	}
+	return nil
+}
+
+// patch changes a Service's metadata and status, unless there is a newer version of it, which is
+// about to arrive then.
+func (b *balancer) patch(ctx context.Context, svc *corev1.Service, metadata, status map[string]any) error {
+	object := map[string]any{"metadata": map[string]any{"uid": svc.UID, "resourceVersion": svc.ResourceVersion}}
+	maps.Copy(object["metadata"].(map[string]any), metadata)
+	var subresource []string
+	if status != nil {
+		object["status"], subresource = status, []string{"status"}
+	}
+	data, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	_, err = b.api.Services(svc.Namespace).Patch(ctx, svc.Name, types.MergePatchType, data, subresource...)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
 	}
 	return err
 }
@@ -226,17 +277,7 @@ func (b *balancer) writeStatus(ctx context.Context, svc *corev1.Service, addrs [
 	for _, a := range want {
 		ingress = append(ingress, corev1.LoadBalancerIngress{IP: a})
 	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": svc.UID, "resourceVersion": svc.ResourceVersion},
-		"status":   map[string]any{"loadBalancer": map[string]any{"ingress": ingress}},
-	})
-	if err != nil {
-		return fmt.Errorf("write status: %w", err)
-	}
-	_, err = b.api.Services(svc.Namespace).Patch(ctx, svc.Name, types.MergePatchType, patch, "status")
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // a newer version is about to arrive
-	}
+	err := b.patch(ctx, svc, nil, map[string]any{"loadBalancer": map[string]any{"ingress": ingress}})
 	if err != nil {
 		return fmt.Errorf("write status: %w", err)
 	}

@@ -170,6 +170,17 @@ func TestBalancer(t *testing.T) {
 	kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers=")
 	leads(both[0], "")
 
+	// A Service is held until nothing leads to it any more.
+	held := func() string { return kubectl("get", "service", "both", "-o", "jsonpath={.metadata.finalizers[*]}") }
+	if got := held(); got != finalizer {
+		t.Errorf("both has the finalizers %q", got)
+	}
+	kubectl("patch", "service", "both", "-p", `{"spec":{"type":"ClusterIP"}}`)
+	eventually(t, "both is let go", held, "")
+	kubectl("patch", "service", "both", "-p", `{"spec":{"type":"LoadBalancer","loadBalancerIP":"`+both[0]+`"}}`)
+	eventually(t, "both is held", held, finalizer)
+	both = strings.Fields(kubectl("get", "service", "both", "-o", "jsonpath={.status.loadBalancer.ingress[*].ip}"))
+
 	// Another run goes on with the assigned addresses.
 	stop()
 	kubectl("label", "node", "node2", "node.kubernetes.io/exclude-from-external-load-balancers-")

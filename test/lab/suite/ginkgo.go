@@ -109,7 +109,7 @@ func countGinkgo(out io.Reader, say func(Counts)) {
 			continue
 		case c == '•' && strings.Trim(line.String(), "•S") == "":
 			n.Passed++
-		case c == ']' && slices.Contains([]string{"[FAILED", "[PANICKED", "[TIMEDOUT"}, strings.TrimLeft(line.String(), "•S ")):
+		case c == ']' && strings.Contains(line.String(), "•") && slices.Contains([]string{"[FAILED", "[PANICKED", "[TIMEDOUT"}, strings.TrimLeft(line.String(), "•S ")):
 			n.Passed--
 			n.Failed++
 		default:

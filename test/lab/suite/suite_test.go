@@ -54,7 +54,7 @@ func TestReport(t *testing.T) {
 }
 
 func TestCount(t *testing.T) {
-	out := "Running Suite: Kubernetes e2e suite\n•\n•••\n• [12.000 seconds]\nSome • in a text\n• [FAILED] [3.000 seconds]\n  detail\n•• [PANICKED]\n"
+	out := "Running Suite: Kubernetes e2e suite\n•\n•••\n• [12.000 seconds]\nSome • in a text\n• [FAILED] [3.000 seconds]\n  [FAILED] in [It] - a.go:1\n  [FAILED] detail\n•• [PANICKED]\n"
 	var last Counts
 	countGinkgo(strings.NewReader(out), func(n Counts) { last = n })
 	if last != (Counts{Passed: 6, Failed: 2}) {
