@@ -44,7 +44,8 @@ func (s *Speaker) policies() {
 // partyOf is what the policies have to know of a peer.
 func (s *Speaker) partyOf(p *peer) *party {
 	w := p.want
-	x := &party{name: p.name, address: w.Address, external: s.external(w), keepHop: w.KeepNextHop, imports: w.Import, exports: w.Export}
+	x := &party{name: p.name, address: w.Address, external: s.external(w), keepHop: w.KeepNextHop, imports: w.Import, exports: w.Export,
+		loop: loopOf(s.localAS(w), w.AllowOwnAS)}
 	if both(w) {
 		x.other, x.hop = gobgp.RF_IPv6_UC, p.hop
 		if !w.Address.Is4() {

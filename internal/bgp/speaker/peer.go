@@ -175,7 +175,8 @@ func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
 	a := &api.Peer{
 		Conf: &api.PeerConf{
 			NeighborAddress: p.Address.String(), PeerAsn: p.AS, LocalAsn: s.localAS(p),
-			AuthPassword: p.Password, AllowOwnAsn: uint32(p.AllowOwnAS),
+			AuthPassword: p.Password,
+			AllowOwnAsn:  math.MaxUint8, // the import policy rejects them: see addLoops
 		},
 		Transport: &api.Transport{RemotePort: uint32(p.Port), PassiveMode: p.Passive},
 		Timers: &api.Timers{Config: &api.TimersConfig{

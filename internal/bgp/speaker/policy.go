@@ -48,8 +48,10 @@ type party struct {
 	address  netip.Addr
 	external bool
 	keepHop  bool
-	imports  []bgp.Rule
-	exports  []bgp.Rule
+	// loop matches the paths that lead through this node's AS more often than they may.
+	loop    string
+	imports []bgp.Rule
+	exports []bgp.Rule
 	// other is the family that the session's address is not of, and hop this node's address of it;
 	// if there is none, routes of the family are not announced to the peer, unless it takes those
 	// of IPv4 by way of IPv6 (RFC 8950).
@@ -93,6 +95,7 @@ func (p *policySet) request() *api.SetPoliciesRequest {
 // which the first one that holds has the last word.
 func compile(parties []*party, passOn []netip.Prefix, known map[uint32]*saying) *policySet {
 	p := newPolicySet(len(parties))
+	p.addLoops(parties)
 	p.addPassOn(parties, passOn)
 	for _, mark := range slices.Sorted(maps.Keys(known)) {
 		p.addSaying(mark, known[mark], parties)
@@ -106,6 +109,22 @@ var (
 	acceptIt = &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT}
 	rejectIt = &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_REJECT}
 )
+
+// loopOf is an expression for the paths with an AS more often than max.
+func loopOf(as uint32, max uint8) string { return fmt.Sprintf(`(_%d\b.*){%d}`, as, int(max)+1) }
+
+// addLoops rejects routes that have been through this node's AS. The server (gobgp v4.8.0) would
+// pass over such a route, so that the one before it, with the same prefix, stays learned.
+func (p *policySet) addLoops(parties []*party) {
+	same := map[string][]*party{}
+	for _, x := range parties {
+		same[x.loop] = append(same[x.loop], x)
+	}
+	for _, loop := range sortedKeys(same) {
+		paths := p.set(api.DefinedType_DEFINED_TYPE_AS_PATH, []string{loop})
+		p.imports.add(&api.Conditions{AsPathSet: paths, NeighborSet: p.to(same[loop])}, rejectIt)
+	}
+}
 
 // foreign are the types of routes that are learned.
 var foreign = []api.Conditions_RouteType{api.Conditions_ROUTE_TYPE_INTERNAL, api.Conditions_ROUTE_TYPE_EXTERNAL}

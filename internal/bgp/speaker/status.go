@@ -181,6 +181,10 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 			return
 		}
 		switch {
+		case p.closing == unreadable: // the notification says less
+		case p.up && r.text == unreadable:
+			p.closing = r.text
+			s.begins(p)
 		case p.up:
 			p.closing = r.text
 		case r.vague:
@@ -190,6 +194,14 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 			s.fails(p, r.text)
 		}
 	})
+}
+
+// begins has the session with a peer begin anew: it then tells all its routes again.
+func (s *Speaker) begins(p *peer) {
+	err := s.server.ResetPeer(context.Background(), &api.ResetPeerRequest{Address: p.added.Address.String()})
+	if err != nil {
+		s.log.Warn("the session with a peer does not begin anew", "peer", p.name, "error", err)
+	}
 }
 
 // refused notes that a connection did not become a session, for a reason that the peer knows
@@ -222,8 +234,8 @@ func (s *Speaker) told(from netip.Addr, family gobgp.Family) {
 }
 
 // counter says when routes are to be counted: after a change, at most once a second, and so that it
-// takes no more than a twentieth of the time. Routes that are not accepted for an AS loop come
-// without a change that could be seen, so that it is done now and then as well.
+// takes no more than a twentieth of the time. Routes that a reflector sends back to this node are
+// passed over without a change that could be seen, so that it is done now and then as well.
 type counter struct {
 	due  bool
 	next time.Time

@@ -3,6 +3,7 @@ package speaker
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/osrg/gobgp/v4/api"
@@ -11,6 +12,9 @@ import (
 
 // closesEarly is said of a peer that connects, and then does not.
 const closesEarly = "the peer closes the connection before there is a session: it may not have this node as a peer"
+
+// unreadable is said of a peer that says something of its routes that cannot be read.
+const unreadable = "this node closed the session: it cannot read which routes a message is of"
 
 // spoken reports whether a reason is what one end has told the other.
 func spoken(reason string) bool {
@@ -37,6 +41,9 @@ func hearing(r slog.Record) (heard, bool) {
 	case "received notification":
 		read()
 		return heard{text: "the peer closed the session: " + notification(attrs)}, true
+	case "the received Update message was treated as withdraw":
+		read()
+		return heard{text: unreadable}, overrun(attrs["Error"].String())
 	case "sent notification":
 		read()
 		code, subcode := number(attrs["Code"]), number(attrs["Subcode"])
@@ -44,6 +51,14 @@ func hearing(r slog.Record) (heard, bool) {
 		return heard{text: "this node closed the session: " + notification(attrs), vague: vague}, true
 	}
 	return heard{}, false
+}
+
+// overrun reports whether an error of an UPDATE is an attribute that ends behind the last one's end:
+// the server (gobgp v4.8.0) does not read the routes that follow it, and withdraws none of them.
+func overrun(err string) bool {
+	return slices.ContainsFunc([]string{
+		"attribute header length is short", "attribute value length is short", "attribute length is short", "exceeds path attributes boundary",
+	}, func(part string) bool { return strings.Contains(err, part) })
 }
 
 // connectText says why there is no connection.
