@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/lab/standin"
 )
 
 // Status is a lab's state, for people and programs.
@@ -50,6 +51,8 @@ type PodStatus struct {
 	State     string       `json:"state"` // "ready", "not ready", "terminating" or "pending"
 	IPs       []netip.Addr `json:"ips"`
 	Ports     []string     `json:"ports"`
+	// StandsInFor are the images that the lab does not have, in place of which a small server runs.
+	StandsInFor []string `json:"standsInFor,omitempty"`
 }
 
 // ServiceStatus is a Service's line.
@@ -162,6 +165,11 @@ func (l *Lab) podStatus(p *corev1.Pod) PodStatus {
 	for _, port := range l.Cluster.Ports(p) {
 		s.Ports = append(s.Ports, fmt.Sprintf("%d/%s", port.Port, port.Protocol))
 	}
+	for _, r := range standin.Of(p) {
+		if !slices.Contains(s.StandsInFor, r.Image) {
+			s.StandsInFor = append(s.StandsInFor, r.Image)
+		}
+	}
 	return s
 }
 
@@ -203,9 +211,18 @@ func (s *Status) Table(w io.Writer) {
 		line(n.Name, n.Zone, dash(model.Join(n.IPs, " ")), fmt.Sprint(n.Pods), n.Server, n.Agent, n.NetNS)
 	}
 	line()
-	line("POD", "NODE", "STATE", "ADDRESSES", "PORTS")
+	heading := []string{"POD", "NODE", "STATE", "ADDRESSES", "PORTS"}
+	standIns := slices.ContainsFunc(s.Pods, func(p PodStatus) bool { return len(p.StandsInFor) > 0 })
+	if standIns {
+		heading = append(heading, "STANDS IN FOR")
+	}
+	line(heading...)
 	for _, p := range s.Pods {
-		line(qualified(p.Namespace, p.Name), dash(p.Node), p.State, dash(model.Join(p.IPs, " ")), dash(strings.Join(p.Ports, " ")))
+		cells := []string{qualified(p.Namespace, p.Name), dash(p.Node), p.State, dash(model.Join(p.IPs, " ")), dash(strings.Join(p.Ports, " "))}
+		if standIns {
+			cells = append(cells, dash(strings.Join(p.StandsInFor, " ")))
+		}
+		line(cells...)
 	}
 	line()
 	line("SERVICE", "TYPE", "CLUSTER ADDRESSES", "EXTERNAL ADDRESSES", "PORTS", "READY")
