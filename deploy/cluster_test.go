@@ -740,7 +740,7 @@ func (c *cluster) serve(t *testing.T, group string) {
 	case "projectcalico.org":
 		version = "v3"
 	case "policy.networking.k8s.io":
-		version, kinds = "v1alpha2", []kind{{"ClusterNetworkPolicy", "clusternetworkpolicies", "Cluster"}}
+		version, kinds = "v1beta1", []kind{{"ClusterNetworkPolicy", "clusternetworkpolicies", "Cluster"}}
 	}
 	var names []string
 	var text strings.Builder

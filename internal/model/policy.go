@@ -7,7 +7,7 @@ import (
 )
 
 // Policy is one network policy of any API, in common terms: Kubernetes'
-// NetworkPolicy v1, ClusterNetworkPolicy v1alpha2, Calico's NetworkPolicy and
+// NetworkPolicy v1, ClusterNetworkPolicy v1beta1, Calico's NetworkPolicy and
 // GlobalNetworkPolicy v3.
 //
 // The tiers are walked in ascending order, the policies of a tier in ascending

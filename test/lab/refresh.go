@@ -87,9 +87,15 @@ func list[T any](ctx context.Context, from api, path string, into *[]*T) error {
 }
 
 // readPolicies reads the objects of the policy APIs that the server has. It skips invalid ones: the
-// agents report them.
+// agents report them. Of several versions of a resource it reads one.
 func readPolicies(ctx context.Context, from api) (policies []plan.Policy, err error) {
+	done := map[[2]string]bool{} // groups and plurals
 	for _, resource := range slices.Sorted(maps.Keys(plan.PolicyKinds)) {
+		parts := strings.Split(resource, "/")
+		name := [2]string{parts[0], parts[2]}
+		if done[name] {
+			continue
+		}
 		var objects []*json.RawMessage
 		err := list(ctx, from, "/apis/"+resource, &objects)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -98,6 +104,7 @@ func readPolicies(ctx context.Context, from api) (policies []plan.Policy, err er
 		if err != nil {
 			return nil, err
 		}
+		done[name] = true
 		apiVersion := resource[:strings.LastIndex(resource, "/")]
 		for _, object := range objects {
 			var head struct {

@@ -84,7 +84,7 @@ func RandomPolicies(seed uint64) (texts [][]byte, err error) {
 		add(json.Marshal(p))
 	}
 	for _, p := range o.ClusterPolicies {
-		p.APIVersion, p.Kind = "policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy"
+		p.APIVersion, p.Kind = "policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy"
 		add(json.Marshal(p))
 	}
 	for _, p := range calicoObjects(o.Calico) {

@@ -13,7 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 	suite "sigs.k8s.io/network-policy-api/conformance"
 	"sigs.k8s.io/yaml"
 
@@ -137,6 +137,7 @@ func replicas(o *oracle.Objects, s *appsv1.StatefulSet) {
 	for i := range int(*s.Spec.Replicas) {
 		p := &corev1.Pod{ObjectMeta: *s.Spec.Template.ObjectMeta.DeepCopy(), Spec: *s.Spec.Template.Spec.DeepCopy()}
 		p.Name, p.Namespace = fmt.Sprintf("%s-%d", s.Name, i), s.Namespace
+		p.Labels[appsv1.StatefulSetPodNameLabel] = p.Name
 		if !p.Spec.HostNetwork {
 			place(p, NodeName, podAddresses(len(o.Pods)+1))
 			o.Pods = append(o.Pods, p)
@@ -155,12 +156,16 @@ func replicas(o *oracle.Objects, s *appsv1.StatefulSet) {
 
 // alter makes one change of a step: "swap POLICY DIRECTION I J" of two rules,
 // "pass POLICY DIRECTION I", "named-port POLICY DIRECTION I NAME", "priority POLICY N",
-// "allow-networks POLICY POD…" as a new first rule, "delete NetworkPolicy".
+// "allow-networks POLICY POD…" as a new first rule, "delete NetworkPolicy", "label POD KEY=VALUE",
+// or of a namespace; without a value, the label goes.
 func alter(o *oracle.Objects, change string) error {
 	f := strings.Fields(change)
 	if change == "delete NetworkPolicy" {
 		o.NetworkPolicies = nil
 		return nil
+	}
+	if f[0] == "label" {
+		return label(o, f[1], f[2])
 	}
 	p, err := replaceable(o, f[1])
 	if err != nil {
@@ -180,16 +185,16 @@ func alter(o *oracle.Objects, change string) error {
 		return nil
 	}
 	in, out := p.Spec.Ingress, p.Spec.Egress
-	named := []policyv1alpha2.ClusterNetworkPolicyProtocol{{DestinationNamedPort: f[len(f)-1]}}
+	named := []policyv1beta1.ClusterNetworkPolicyProtocol{{DestinationNamedPort: f[len(f)-1]}}
 	switch f[0] + " " + f[2] {
 	case "swap ingress":
 		in[numbers[0]], in[numbers[1]] = in[numbers[1]], in[numbers[0]]
 	case "swap egress":
 		out[numbers[0]], out[numbers[1]] = out[numbers[1]], out[numbers[0]]
 	case "pass ingress":
-		in[numbers[0]].Action = policyv1alpha2.ClusterNetworkPolicyRuleActionPass
+		in[numbers[0]].Action = policyv1beta1.ClusterNetworkPolicyRuleActionPass
 	case "pass egress":
-		out[numbers[0]].Action = policyv1alpha2.ClusterNetworkPolicyRuleActionPass
+		out[numbers[0]].Action = policyv1beta1.ClusterNetworkPolicyRuleActionPass
 	case "named-port ingress":
 		in[numbers[0]].Protocols = named
 	case "named-port egress":
@@ -201,7 +206,7 @@ func alter(o *oracle.Objects, change string) error {
 }
 
 // replaceable returns a copy of the policy, which takes its place.
-func replaceable(o *oracle.Objects, name string) (*policyv1alpha2.ClusterNetworkPolicy, error) {
+func replaceable(o *oracle.Objects, name string) (*policyv1beta1.ClusterNetworkPolicy, error) {
 	for i, p := range o.ClusterPolicies {
 		if p.Name == name {
 			o.ClusterPolicies[i] = p.DeepCopy()
@@ -211,16 +216,41 @@ func replaceable(o *oracle.Objects, name string) (*policyv1alpha2.ClusterNetwork
 	return nil, errors.New("there is no such policy")
 }
 
-func allowNetworks(o *oracle.Objects, p *policyv1alpha2.ClusterNetworkPolicy, pods []string) error {
-	rule := policyv1alpha2.ClusterNetworkPolicyEgressRule{
-		Name: "allow-egress-to-specific-podIPs", Action: policyv1alpha2.ClusterNetworkPolicyRuleActionAccept,
-		To: []policyv1alpha2.ClusterNetworkPolicyEgressPeer{{}},
+// label gives a label to a copy of the pod or namespace, which takes its place, or takes one away.
+func label(o *oracle.Objects, name, text string) error {
+	var labels map[string]string
+	for i, p := range o.Pods {
+		if p.Name == name {
+			o.Pods[i] = p.DeepCopy()
+			labels = o.Pods[i].Labels
+		}
+	}
+	for i, n := range o.Namespaces {
+		if n.Name == name {
+			o.Namespaces[i] = n.DeepCopy()
+			labels = o.Namespaces[i].Labels
+		}
+	}
+	if labels == nil {
+		return errors.New("there is no such pod or namespace")
+	}
+	key, value, set := strings.Cut(text, "=")
+	if labels[key] = value; !set {
+		delete(labels, key)
+	}
+	return nil
+}
+
+func allowNetworks(o *oracle.Objects, p *policyv1beta1.ClusterNetworkPolicy, pods []string) error {
+	rule := policyv1beta1.ClusterNetworkPolicyEgressRule{
+		Name: "allow-egress-to-specific-podIPs", Action: policyv1beta1.ClusterNetworkPolicyRuleActionAccept,
+		To: []policyv1beta1.ClusterNetworkPolicyEgressPeer{{}},
 	}
 	for _, pod := range o.Pods {
 		for _, name := range pods {
 			for _, ip := range pod.Status.PodIPs {
 				if a := netip.MustParseAddr(ip.IP); pod.Name == name {
-					rule.To[0].Networks = append(rule.To[0].Networks, policyv1alpha2.CIDR(netip.PrefixFrom(a, a.BitLen()).String()))
+					rule.To[0].Networks = append(rule.To[0].Networks, policyv1beta1.CIDR(netip.PrefixFrom(a, a.BitLen()).String()))
 				}
 			}
 		}
@@ -228,7 +258,7 @@ func allowNetworks(o *oracle.Objects, p *policyv1alpha2.ClusterNetworkPolicy, po
 	if len(rule.To[0].Networks) != 2*len(pods) {
 		return errors.New("there is no such pod")
 	}
-	p.Spec.Egress = append([]policyv1alpha2.ClusterNetworkPolicyEgressRule{rule}, p.Spec.Egress...)
+	p.Spec.Egress = append([]policyv1beta1.ClusterNetworkPolicyEgressRule{rule}, p.Spec.Egress...)
 	return nil
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"sluice.dev/sluice/test/policytest/oracle"
 )
@@ -100,9 +100,9 @@ func between(o *oracle.Objects, proto corev1.Protocol, port int32) iter.Seq2[ora
 // experimental reports whether a policy has node peers, an experimental field of the
 // API that Sluice refuses.
 func experimental(o *oracle.Objects) bool {
-	return slices.ContainsFunc(o.ClusterPolicies, func(p *policyv1alpha2.ClusterNetworkPolicy) bool {
-		return slices.ContainsFunc(p.Spec.Egress, func(r policyv1alpha2.ClusterNetworkPolicyEgressRule) bool {
-			return slices.ContainsFunc(r.To, func(peer policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool { return peer.Nodes != nil })
+	return slices.ContainsFunc(o.ClusterPolicies, func(p *policyv1beta1.ClusterNetworkPolicy) bool {
+		return slices.ContainsFunc(p.Spec.Egress, func(r policyv1beta1.ClusterNetworkPolicyEgressRule) bool {
+			return slices.ContainsFunc(r.To, func(peer policyv1beta1.ClusterNetworkPolicyEgressPeer) bool { return peer.Nodes != nil })
 		})
 	})
 }

@@ -11,7 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"sluice.dev/sluice/test/policytest/oracle"
 )
@@ -198,9 +198,9 @@ func (d dice) port() (p networkingv1.NetworkPolicyPort) {
 	return p
 }
 
-func (d dice) clusterPolicy(i int) *policyv1alpha2.ClusterNetworkPolicy {
-	p := &policyv1alpha2.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("cnp-", i)}}
-	p.Spec.Tier = one(d, policyv1alpha2.AdminTier, policyv1alpha2.BaselineTier)
+func (d dice) clusterPolicy(i int) *policyv1beta1.ClusterNetworkPolicy {
+	p := &policyv1beta1.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("cnp-", i)}}
+	p.Spec.Tier = one(d, policyv1beta1.AdminTier, policyv1beta1.BaselineTier)
 	p.Spec.Priority = int32(d.IntN(3))
 	if d.IntN(2) == 0 {
 		s := d.namespaceSelector()
@@ -208,14 +208,14 @@ func (d dice) clusterPolicy(i int) *policyv1alpha2.ClusterNetworkPolicy {
 	} else {
 		p.Spec.Subject.Pods = d.namespacedPod()
 	}
-	p.Spec.Ingress = some(d, 3, func() policyv1alpha2.ClusterNetworkPolicyIngressRule {
-		return policyv1alpha2.ClusterNetworkPolicyIngressRule{Action: d.action(), From: append(some(d, 1, d.ingressPeer), d.ingressPeer()), Protocols: some(d, 2, d.protocol)}
+	p.Spec.Ingress = some(d, 3, func() policyv1beta1.ClusterNetworkPolicyIngressRule {
+		return policyv1beta1.ClusterNetworkPolicyIngressRule{Action: d.action(), From: append(some(d, 1, d.ingressPeer), d.ingressPeer()), Protocols: some(d, 2, d.protocol)}
 	})
-	p.Spec.Egress = some(d, 3, func() policyv1alpha2.ClusterNetworkPolicyEgressRule {
-		r := policyv1alpha2.ClusterNetworkPolicyEgressRule{Action: d.action(), To: append(some(d, 1, d.egressPeer), d.egressPeer()), Protocols: some(d, 2, d.protocol)}
+	p.Spec.Egress = some(d, 3, func() policyv1beta1.ClusterNetworkPolicyEgressRule {
+		r := policyv1beta1.ClusterNetworkPolicyEgressRule{Action: d.action(), To: append(some(d, 1, d.egressPeer), d.egressPeer()), Protocols: some(d, 2, d.protocol)}
 		for _, peer := range r.To {
 			if peer.Networks != nil { // named ports don't go with them
-				r.Protocols = slices.DeleteFunc(r.Protocols, func(p policyv1alpha2.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" })
+				r.Protocols = slices.DeleteFunc(r.Protocols, func(p policyv1beta1.ClusterNetworkPolicyProtocol) bool { return p.DestinationNamedPort != "" })
 				if len(r.Protocols) == 0 {
 					r.Protocols = nil
 				}
@@ -226,15 +226,15 @@ func (d dice) clusterPolicy(i int) *policyv1alpha2.ClusterNetworkPolicy {
 	return p
 }
 
-func (d dice) action() policyv1alpha2.ClusterNetworkPolicyRuleAction {
-	return one(d, policyv1alpha2.ClusterNetworkPolicyRuleActionAccept, policyv1alpha2.ClusterNetworkPolicyRuleActionDeny, policyv1alpha2.ClusterNetworkPolicyRuleActionPass)
+func (d dice) action() policyv1beta1.ClusterNetworkPolicyRuleAction {
+	return one(d, policyv1beta1.ClusterNetworkPolicyRuleActionAccept, policyv1beta1.ClusterNetworkPolicyRuleActionDeny, policyv1beta1.ClusterNetworkPolicyRuleActionPass)
 }
 
-func (d dice) namespacedPod() *policyv1alpha2.NamespacedPod {
-	return &policyv1alpha2.NamespacedPod{NamespaceSelector: d.namespaceSelector(), PodSelector: d.selector()}
+func (d dice) namespacedPod() *policyv1beta1.NamespacedPod {
+	return &policyv1beta1.NamespacedPod{NamespaceSelector: d.namespaceSelector(), PodSelector: d.selector()}
 }
 
-func (d dice) ingressPeer() (p policyv1alpha2.ClusterNetworkPolicyIngressPeer) {
+func (d dice) ingressPeer() (p policyv1beta1.ClusterNetworkPolicyIngressPeer) {
 	if d.IntN(2) == 0 {
 		s := d.namespaceSelector()
 		p.Namespaces = &s
@@ -244,9 +244,9 @@ func (d dice) ingressPeer() (p policyv1alpha2.ClusterNetworkPolicyIngressPeer) {
 	return p
 }
 
-func (d dice) egressPeer() (p policyv1alpha2.ClusterNetworkPolicyEgressPeer) {
+func (d dice) egressPeer() (p policyv1beta1.ClusterNetworkPolicyEgressPeer) {
 	if d.IntN(3) == 0 {
-		p.Networks = one(d, []policyv1alpha2.CIDR{"0.0.0.0/0", "::/0"}, []policyv1alpha2.CIDR{"10.244.1.0/30"}, []policyv1alpha2.CIDR{"2001:db8::/32", "198.51.100.7/32"})
+		p.Networks = one(d, []policyv1beta1.CIDR{"0.0.0.0/0", "::/0"}, []policyv1beta1.CIDR{"10.244.1.0/30"}, []policyv1beta1.CIDR{"2001:db8::/32", "198.51.100.7/32"})
 		return p
 	}
 	in := d.ingressPeer()
@@ -254,18 +254,18 @@ func (d dice) egressPeer() (p policyv1alpha2.ClusterNetworkPolicyEgressPeer) {
 	return p
 }
 
-func (d dice) protocol() (p policyv1alpha2.ClusterNetworkPolicyProtocol) {
-	port := &policyv1alpha2.Port{Number: one(d, randomPorts...)}
+func (d dice) protocol() (p policyv1beta1.ClusterNetworkPolicyProtocol) {
+	port := &policyv1beta1.Port{Number: one(d, randomPorts...)}
 	if d.IntN(2) == 0 {
-		port = &policyv1alpha2.Port{Range: &policyv1alpha2.PortRange{Start: one[int32](d, 1, 50, 80), End: one[int32](d, 81, 8080, 65535)}}
+		port = &policyv1beta1.Port{Range: &policyv1beta1.PortRange{Start: one[int32](d, 1, 50, 80), End: one[int32](d, 81, 8080, 65535)}}
 	}
 	switch d.IntN(4) {
 	case 0:
-		p.TCP = &policyv1alpha2.ClusterNetworkPolicyProtocolTCP{DestinationPort: port}
+		p.TCP = &policyv1beta1.ClusterNetworkPolicyProtocolTCP{DestinationPort: port}
 	case 1:
-		p.UDP = &policyv1alpha2.ClusterNetworkPolicyProtocolUDP{DestinationPort: port}
+		p.UDP = &policyv1beta1.ClusterNetworkPolicyProtocolUDP{DestinationPort: port}
 	case 2:
-		p.SCTP = &policyv1alpha2.ClusterNetworkPolicyProtocolSCTP{DestinationPort: port}
+		p.SCTP = &policyv1beta1.ClusterNetworkPolicyProtocolSCTP{DestinationPort: port}
 	default:
 		p.DestinationNamedPort = one(d, portNames...)
 	}

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/model"
@@ -102,7 +102,7 @@ func isolated(pod, rules string) string {
 
 // clusterPolicy is one for all pods, of what comes from some.
 func clusterPolicy(tier, action, from string) string {
-	return fmt.Sprintf("---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: %s}\nspec: {tier: %s, priority: 1, subject: {namespaces: {}}, ingress: [{action: %s, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {%s}}}}]}]}\n", strings.ToLower(tier), tier, action, from)
+	return fmt.Sprintf("---\napiVersion: policy.networking.k8s.io/v1beta1\nkind: ClusterNetworkPolicy\nmetadata: {name: %s}\nspec: {tier: %s, priority: 1, subject: {namespaces: {}}, ingress: [{action: %s, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {%s}}}}]}]}\n", strings.ToLower(tier), tier, action, from)
 }
 
 func outsideBlock(direction, key string) string {
@@ -408,8 +408,8 @@ func policyEvent(t testing.TB, document []byte) store.Event {
 			t.Fatal(err)
 		}
 		p, err = kubeobj.NetworkPolicy(&np)
-	case "policy.networking.k8s.io/v1alpha2":
-		var cnp policyv1alpha2.ClusterNetworkPolicy
+	case "policy.networking.k8s.io/v1beta1":
+		var cnp policyv1beta1.ClusterNetworkPolicy
 		if err := yaml.UnmarshalStrict(document, &cnp); err != nil {
 			t.Fatal(err)
 		}

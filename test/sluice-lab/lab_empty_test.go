@@ -158,7 +158,7 @@ func checkFinished(t *testing.T, l *lab.Lab) {
 // users write them. Each keeps the client from the web.
 var published = map[string]string{
 	"ClusterNetworkPolicy": `
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: no-web}
 spec:

@@ -69,7 +69,7 @@ kind: NetworkPolicy
 metadata: {name: refused, namespace: red}
 spec: {podSelector: {matchLabels: {app: odd}}, ingress: [{from: [{podSelector: {matchLabels: {"not/a/label": x}}}]}, {}]}
 ---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: admin}
 spec:
@@ -80,7 +80,7 @@ spec:
   - {name: outside, action: Accept, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: host}}}}]}
   - {name: pass, action: Pass, from: [{namespaces: {}}], protocols: [{udp: {destinationPort: {number: 53}}}]}
 ---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: baseline}
 spec:

@@ -44,7 +44,7 @@ func TestHints(t *testing.T) {
 	const (
 		inShop  = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: "
 		inDev   = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: dev}, spec: "
-		cluster = "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: p}, spec: {tier: Admin, priority: 1, "
+		cluster = "{apiVersion: policy.networking.k8s.io/v1beta1, kind: ClusterNetworkPolicy, metadata: {name: p}, spec: {tier: Admin, priority: 1, "
 		calico  = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: "
 		global  = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: p}, spec: "
 		service = "{apiVersion: v1, kind: Service, metadata: {name: s, namespace: shop}, spec: "

@@ -13,7 +13,7 @@ import (
 )
 
 // templates write the kinds of policies. Kubernetes' fields are as in networking.k8s.io/v1 and
-// policy.networking.k8s.io/v1alpha2, Calico's as in projectcalico.org/v3.
+// policy.networking.k8s.io/v1beta1, Calico's as in projectcalico.org/v3.
 var templates = map[model.Kind]*template.Template{
 	model.NetworkPolicy: parse(`apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -30,7 +30,7 @@ spec:
     ports:
     - {protocol: {{.Protocol}}, port: {{.Flow.DestinationPort}}}
 `),
-	model.ClusterPolicy: parse(`apiVersion: policy.networking.k8s.io/v1alpha2
+	model.ClusterPolicy: parse(`apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata:
   name: {{.Name}}

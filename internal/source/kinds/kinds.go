@@ -97,7 +97,8 @@ var All = []Kind{
 		Namespaced: true, Decode: policy(model.NetworkPolicy, kubeobj.DecodeNetworkPolicy),
 	},
 	{
-		Kind: model.ClusterPolicy, Name: "ClusterNetworkPolicy", Places: []Resource{{policyGroup, "v1alpha2", "clusternetworkpolicies"}},
+		Kind: model.ClusterPolicy, Name: "ClusterNetworkPolicy", // of the same shape in both versions
+		Places:   []Resource{{policyGroup, "v1beta1", "clusternetworkpolicies"}, {policyGroup, "v1alpha2", "clusternetworkpolicies"}},
 		Optional: true, Conditions: true, Decode: policy(model.ClusterPolicy, kubeobj.DecodeClusterNetworkPolicy),
 	},
 	{Kind: model.TierKind, Name: "Tier", Places: calicos("tiers"), Optional: true, Decode: strict(calico.Tier)},

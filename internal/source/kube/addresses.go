@@ -251,7 +251,8 @@ func (a *Addresses) write(ctx context.Context, of model.Birth, ips []netip.Addr)
 		}
 		status = map[string]any{"loadBalancer": lb}
 	}
-	there, err := a.api.applyStatus(ctx, kinds.Find(model.ServiceKind), of.Name, "", kubeobj.AddressManager, status)
+	kind := kinds.Find(model.ServiceKind)
+	there, err := a.api.applyStatus(ctx, kind, kind.Places[0], of.Name, "", kubeobj.AddressManager, status)
 	if there && err == nil {
 		a.wrote(of, ips)
 	}

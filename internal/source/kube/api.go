@@ -169,10 +169,10 @@ func (a *api) write(ctx context.Context, method, path string, query url.Values, 
 	return answer.Body.Close()
 }
 
-// applyStatus applies what a field manager has to say to the status of an object, in place of what
-// it said before; nil: nothing. It reports whether there is such an object, with that uid if one is
+// applyStatus applies what a field manager has to say to the status of an object, which the API
+// serves at a place of its kind, in place of what the manager said before; nil: nothing. It reports whether there is such an object, with that uid if one is
 // given.
-func (a *api) applyStatus(ctx context.Context, k *kinds.Kind, object model.Name, uid types.UID, manager string, status any) (there bool, err error) {
+func (a *api) applyStatus(ctx context.Context, k *kinds.Kind, at kinds.Resource, object model.Name, uid types.UID, manager string, status any) (there bool, err error) {
 	meta := map[string]any{"name": object.Name}
 	if object.Namespace != "" {
 		meta["namespace"] = object.Namespace
@@ -180,7 +180,6 @@ func (a *api) applyStatus(ctx context.Context, k *kinds.Kind, object model.Name,
 	if uid != "" {
 		meta["uid"] = uid
 	}
-	at := k.Places[0]
 	o := map[string]any{"apiVersion": at.APIVersion(), "kind": k.Name, "metadata": meta}
 	if status != nil {
 		o["status"] = status

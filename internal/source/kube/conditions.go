@@ -78,12 +78,14 @@ func (c *Conditions) findStale(ctx context.Context) error {
 			continue
 		}
 		var list metav1.PartialObjectMetadataList
-		err := c.api.read(ctx, kind.Places[0].Path(), url.Values{"resourceVersion": {"0"}}, mediaMetadata, &list)
-		switch {
-		case apierrors.IsNotFound(err) && kind.Optional:
-			continue
-		case err != nil:
-			return fmt.Errorf("list %v: %w", kind.Places[0], err)
+		for _, place := range kind.Places {
+			err := c.api.read(ctx, place.Path(), url.Values{"resourceVersion": {"0"}}, mediaMetadata, &list)
+			if err == nil {
+				break
+			}
+			if !apierrors.IsNotFound(err) || !kind.Optional {
+				return fmt.Errorf("list %v: %w", place, err)
+			}
 		}
 		for i := range list.Items {
 			o := &list.Items[i]
@@ -116,11 +118,8 @@ func (c *Conditions) settle(ctx context.Context, about model.Issue, s *report) (
 
 func (c *Conditions) write(ctx context.Context, object model.Ref, fault string) error {
 	kind := kinds.Find(object.Kind)
-	found, err := named[conditioned](ctx, c.api, kind.Places[0], object.Name, mediaJSON, true)
-	if apierrors.IsNotFound(err) || err == nil && found == nil {
-		return nil
-	}
-	if err != nil {
+	found, at, err := find[conditioned](ctx, c.api, kind, object.Name, mediaJSON, true)
+	if found == nil || err != nil {
 		return err
 	}
 	meta, conditions := &found.Metadata, found.Status.Conditions
@@ -135,6 +134,6 @@ func (c *Conditions) write(ctx context.Context, object model.Ref, fault string) 
 		return nil
 	}
 	want = *apimeta.FindStatusCondition(conditions, acceptedCondition) // with the time of its last transition
-	_, err = c.api.applyStatus(ctx, kind, object.Name, meta.UID, conditionManager, map[string]any{"conditions": []metav1.Condition{want}})
+	_, err = c.api.applyStatus(ctx, kind, at, object.Name, meta.UID, conditionManager, map[string]any{"conditions": []metav1.Condition{want}})
 	return err
 }

@@ -40,7 +40,7 @@ type statusObject struct {
 
 const (
 	webPath  = "/api/v1/namespaces/shop/services/web"
-	denyPath = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies/deny"
+	denyPath = cluster + "/deny"
 )
 
 var (
@@ -90,6 +90,10 @@ func (a *statusAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // list answers with one object, or with all below a path.
 func (a *statusAPI) list(w http.ResponseWriter, r *http.Request) {
 	a.looks++
+	if r.URL.Path == cluster && a.objects[denyPath] == nil {
+		fail(w, http.StatusNotFound, "only another version is served")
+		return
+	}
 	items := []*statusObject{}
 	name, one := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
 	for path, o := range a.objects {
@@ -184,6 +188,20 @@ func TestConditions(t *testing.T) {
 	if now := a.since(denyPath); !now.Equal(since) {
 		t.Errorf("it is at fault since %v, and says since %v", since, now)
 	}
+}
+
+// Where the API serves only the earlier version of a kind, conditions are read and written there.
+func TestConditionsOfEarlierVersion(t *testing.T) {
+	t.Parallel()
+	a := newStatusAPI(t)
+	const path = clusterOld + "/deny"
+	o := a.objects[denyPath]
+	delete(a.objects, denyPath)
+	a.objects[path] = o
+	a.node(t, silentLog).Report([]model.Issue{everywhere(denyRef, "is bad")})
+	waitFor(t, "the condition", func() bool { return a.says(path) == "sluice.dev/Accepted False Fault (3): is bad" })
+	a.node(t, silentLog).Report(nil) // the next agent
+	waitFor(t, "it is mended", func() bool { return strings.HasPrefix(a.says(path), "sluice.dev/Accepted True") })
 }
 
 // What one node has written no other writes again.

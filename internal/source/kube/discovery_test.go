@@ -4,14 +4,18 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"sluice.dev/sluice/internal/model"
 )
 
 func clusterPolicy(name string, priority int) string {
-	return fmt.Sprintf(`{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":%q},"spec":{"tier":"Admin","priority":%d,"subject":{"namespaces":{}},"ingress":[{"name":"x","action":"Deny","from":[{"namespaces":{}}]}]}}`, name, priority)
+	return fmt.Sprintf(`{"apiVersion":"policy.networking.k8s.io/v1beta1","kind":"ClusterNetworkPolicy","metadata":{"name":%q},"spec":{"tier":"Admin","priority":%d,"subject":{"namespaces":{}},"ingress":[{"name":"x","action":"Deny","from":[{"namespaces":{}}]}]}}`, name, priority)
 }
+
+// oldVersion is an object of ClusterNetworkPolicy as an API of its earlier version has it.
+func oldVersion(object string) string { return strings.ReplaceAll(object, "v1beta1", "v1alpha2") }
 
 func calicoSet(version, name, net string) string {
 	return fmt.Sprintf(`{"apiVersion":%q,"kind":"GlobalNetworkSet","metadata":{"name":%q},"spec":{"nets":[%q]}}`, version, name, net)
@@ -86,6 +90,40 @@ func TestCalicoPlaces(t *testing.T) {
 	api.set(func() { clear(api.answers); delete(api.kinds, sets(calicoV3)) })
 	api.server.CloseClientConnections()
 	f.wait("what v1 says", func() bool { return nets() == "[198.51.100.0/24]" })
+	f.waitNoIssue()
+}
+
+// ClusterNetworkPolicies are read in one version, the newer where the API serves both: what both
+// have is one object. They stay while the API comes to serve another version, and while it ceases
+// to.
+func TestClusterPolicyVersions(t *testing.T) {
+	t.Parallel()
+	api := newFakeAPI(t)
+	api.put(clusterOld, oldVersion(clusterPolicy("a", 1)))
+	f := follow(t, api)
+	f.waitSynced()
+	f.waitNames("ClusterNetworkPolicy a")
+	order := func() float64 { return f.sink.object("ClusterNetworkPolicy a").(*model.Policy).Order }
+	events := f.sink.count(&f.sink.events)
+	api.put(cluster, clusterPolicy("a", 1))
+	f.wait("the move to the newer version", func() bool { return api.count("watch "+cluster) > 0 })
+	if n := f.sink.count(&f.sink.events) - events; n > 0 {
+		t.Errorf("the same object came with %d events in the newer version", n)
+	}
+	api.put(clusterOld, oldVersion(clusterPolicy("a", 2)))
+	api.put(cluster, clusterPolicy("a", 2))
+	f.wait("the change", func() bool { return order() == 2 })
+	if n := f.sink.count(&f.sink.events) - events; n != 1 {
+		t.Errorf("one change came with %d events", n)
+	}
+	api.set(func() { delete(api.kinds, cluster) })
+	api.server.CloseClientConnections()
+	f.wait("the move back", func() bool { return api.count("watch "+clusterOld) > 1 })
+	api.put(clusterOld, oldVersion(clusterPolicy("a", 3)))
+	f.wait("the change", func() bool { return order() == 3 })
+	if n := f.sink.count(&f.sink.events) - events; n != 2 {
+		t.Errorf("two changes came with %d events", n)
+	}
 	f.waitNoIssue()
 }
 

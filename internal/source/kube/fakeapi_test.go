@@ -34,7 +34,8 @@ const (
 	accounts   = "/api/v1/serviceaccounts"
 	endpoints  = "/apis/discovery.k8s.io/v1/endpointslices"
 	policies   = "/apis/networking.k8s.io/v1/networkpolicies"
-	cluster    = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies"
+	cluster    = "/apis/policy.networking.k8s.io/v1beta1/clusternetworkpolicies"
+	clusterOld = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies"
 	calicoV3   = "/apis/projectcalico.org/v3/"
 	calicoV1   = "/apis/crd.projectcalico.org/v1/"
 )

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/url"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/kinds"
 )
@@ -20,4 +22,15 @@ func named[T any](ctx context.Context, a *api, place kinds.Resource, name model.
 		return nil, err
 	}
 	return &list.Items[0], nil
+}
+
+// find reads an object as named does, where the API serves its kind, and says where that is.
+func find[T any](ctx context.Context, a *api, kind *kinds.Kind, name model.Name, media string, fresh bool) (*T, kinds.Resource, error) {
+	for _, place := range kind.Places {
+		found, err := named[T](ctx, a, place, name, media, fresh)
+		if found != nil || err != nil && !apierrors.IsNotFound(err) {
+			return found, place, err
+		}
+	}
+	return nil, kinds.Resource{}, nil
 }

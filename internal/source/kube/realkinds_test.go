@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -114,6 +115,71 @@ func TestRealKindsComeAndGo(t *testing.T) {
 		f.waitOwn("Namespace shop")
 		f.waitNoIssue()
 	}
+}
+
+// isAt reports whether a kind has been read in a version.
+func (f *fixture) isAt(kind model.Kind, version string) bool {
+	i := slices.IndexFunc(f.source.followers, func(f *follower) bool { return f.kind.Kind == kind })
+	at := f.source.followers[i]
+	at.mu.Lock()
+	defer at.mu.Unlock()
+	return at.place != nil && at.place.Version == version && at.version != ""
+}
+
+// The published definition comes in place of one that has the earlier version alone, while an agent
+// reads; and it may cease to serve the newer version.
+func TestRealClusterPolicyVersions(t *testing.T) {
+	c := realAPI(t)
+	c.put(t, namespaces, `{"metadata":{"name":"shop"}}`)
+	f := followReal(t, c.user(t, c.forward(t).url(), "versions", allResources...))
+	f.waitSynced()
+	both := clusterPolicies(t)
+	changed := func(change func(versions []any) []any) string {
+		var definition struct {
+			Metadata any            `json:"metadata"`
+			Spec     map[string]any `json:"spec"`
+		}
+		err := json.Unmarshal([]byte(both), &definition)
+		if err != nil {
+			t.Fatal(err)
+		}
+		definition.Spec["versions"] = change(definition.Spec["versions"].([]any)) // the earlier one first
+		text, err := json.Marshal(definition)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	c.define(t, changed(func(versions []any) []any {
+		versions[0].(map[string]any)["storage"] = true
+		return versions[:1]
+	}), clusterOld)
+	c.put(t, clusterOld, oldVersion(clusterPolicy("shop-a", 1)))
+	f.waitOwn("ClusterNetworkPolicy shop-a", "Namespace shop")
+	isOrder := func(want float64) func() bool {
+		return func() bool {
+			p, ok := f.sink.object("ClusterNetworkPolicy shop-a").(*model.Policy)
+			return ok && p.Refused == "" && p.Order == want
+		}
+	}
+	events := f.delivered(func() {
+		c.define(t, both, cluster)
+		f.wait("the newer version", func() bool { return f.isAt(model.ClusterPolicy, "v1beta1") })
+		c.put(t, cluster, clusterPolicy("shop-a", 2))
+		f.wait("what is written in the newer version", isOrder(2))
+		c.put(t, clusterOld, oldVersion(clusterPolicy("shop-a", 3)))
+		f.wait("what is written in the earlier version", isOrder(3))
+		c.put(t, definitions, changed(func(versions []any) []any {
+			versions[1].(map[string]any)["served"] = false
+			return versions
+		}))
+		f.wait("the earlier version", func() bool { return f.isAt(model.ClusterPolicy, "v1alpha2") })
+	})
+	if events != 2 {
+		t.Errorf("two changes came with %d events", events)
+	}
+	f.waitOwn("ClusterNetworkPolicy shop-a", "Namespace shop")
+	f.waitNoIssue()
 }
 
 // So do Calico's, from what it stores, or from its own API if that is served.

@@ -115,22 +115,11 @@ func (r *Recorder) find(ctx context.Context, ref model.Ref) (*corev1.ObjectRefer
 // findNamed finds the object by the name that the API has it under.
 func (r *Recorder) findNamed(ctx context.Context, ref model.Ref, name string) (*corev1.ObjectReference, error) {
 	kind := kinds.Find(ref.Kind)
-	for _, place := range kind.Places {
-		found, err := named[metav1.PartialObjectMetadata](ctx, r.api, place, model.Name{Namespace: ref.Name.Namespace, Name: name}, mediaMetadata, false)
-		if apierrors.IsNotFound(err) {
-			continue // not served there
-		}
-		if err != nil {
-			return nil, err
-		}
-		if found != nil {
-			return &corev1.ObjectReference{
-				APIVersion: place.APIVersion(), Kind: kind.Name,
-				Namespace: ref.Name.Namespace, Name: name, UID: found.UID,
-			}, nil
-		}
+	found, place, err := find[metav1.PartialObjectMetadata](ctx, r.api, kind, model.Name{Namespace: ref.Name.Namespace, Name: name}, mediaMetadata, false)
+	if found == nil || err != nil {
+		return nil, err
 	}
-	return nil, nil
+	return &corev1.ObjectReference{APIVersion: place.APIVersion(), Kind: kind.Name, Namespace: ref.Name.Namespace, Name: name, UID: found.UID}, nil
 }
 
 // event makes the Event of a fault.

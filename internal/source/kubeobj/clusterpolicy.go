@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -16,12 +16,12 @@ const (
 	maxRuleName = 100  // characters, likewise
 )
 
-// ClusterNetworkPolicy translates a policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy of the
+// ClusterNetworkPolicy translates a policy.networking.k8s.io/v1beta1 ClusterNetworkPolicy of the
 // API's standard channel; it refuses the fields of the experimental one.
 //
 // A faulty policy is returned as by NetworkPolicy. There is no policy at all if the fault is in its
 // name or subject.
-func ClusterNetworkPolicy(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
+func ClusterNetworkPolicy(o *policyv1beta1.ClusterNetworkPolicy) (*model.Policy, error) {
 	var f fault.List
 	p := &model.Policy{
 		Order:   float64(o.Spec.Priority),
@@ -53,36 +53,36 @@ func ClusterNetworkPolicy(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy
 }
 
 // clusterTier returns the tier of a policy; one whose tier is unknown denies before all others.
-func clusterTier(t policyv1alpha2.Tier, f *fault.List) string {
+func clusterTier(t policyv1beta1.Tier, f *fault.List) string {
 	switch t {
-	case policyv1alpha2.AdminTier:
+	case policyv1beta1.AdminTier:
 		return model.AdminTier.Name
-	case policyv1alpha2.BaselineTier:
+	case policyv1beta1.BaselineTier:
 		return model.BaselineTier.Name
 	}
 	f.Aside("spec.tier", "%q is neither Admin nor Baseline", string(t))
 	return model.AdminTier.Name
 }
 
-func clusterIngress(in *policyv1alpha2.ClusterNetworkPolicyIngressRule, i int, f *fault.List) model.PolicyRule {
+func clusterIngress(in *policyv1beta1.ClusterNetworkPolicyIngressRule, i int, f *fault.List) model.PolicyRule {
 	rule := clusterRule(in.Name, fmt.Sprintf("ingress[%d]", i), in.Action, f)
 	if len(in.From) == 0 {
 		f.Reject("from", "is empty; a rule needs a peer")
 	}
-	rule.Source.Peers = [][]model.Peer{each("from", in.From, f, func(p *policyv1alpha2.ClusterNetworkPolicyIngressPeer, f *fault.List) model.Peer {
+	rule.Source.Peers = [][]model.Peer{each("from", in.From, f, func(p *policyv1beta1.ClusterNetworkPolicyIngressPeer, f *fault.List) model.Peer {
 		return model.Peer{Selector: clusterPods(p.Namespaces, p.Pods, f)}
 	})}
 	rule.Destination.Ports = clusterPorts(in.Protocols, f)
 	return rule
 }
 
-func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *fault.List) model.PolicyRule {
+func clusterEgress(in *policyv1beta1.ClusterNetworkPolicyEgressRule, i int, f *fault.List) model.PolicyRule {
 	rule := clusterRule(in.Name, fmt.Sprintf("egress[%d]", i), in.Action, f)
 	if len(in.To) == 0 {
 		f.Reject("to", "is empty; a rule needs a peer")
 	}
 	networks := false
-	rule.Destination.Peers = [][]model.Peer{each("to", in.To, f, func(p *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
+	rule.Destination.Peers = [][]model.Peer{each("to", in.To, f, func(p *policyv1beta1.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
 		networks = networks || len(p.Networks) > 0
 		return clusterEgressPeer(p, f)
 	})}
@@ -95,13 +95,13 @@ func clusterEgress(in *policyv1alpha2.ClusterNetworkPolicyEgressRule, i int, f *
 	return rule
 }
 
-var ruleActions = map[policyv1alpha2.ClusterNetworkPolicyRuleAction]model.Action{
-	policyv1alpha2.ClusterNetworkPolicyRuleActionAccept: model.Allow,
-	policyv1alpha2.ClusterNetworkPolicyRuleActionDeny:   model.Deny,
-	policyv1alpha2.ClusterNetworkPolicyRuleActionPass:   model.Pass,
+var ruleActions = map[policyv1beta1.ClusterNetworkPolicyRuleAction]model.Action{
+	policyv1beta1.ClusterNetworkPolicyRuleActionAccept: model.Allow,
+	policyv1beta1.ClusterNetworkPolicyRuleActionDeny:   model.Deny,
+	policyv1beta1.ClusterNetworkPolicyRuleActionPass:   model.Pass,
 }
 
-func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyRuleAction, f *fault.List) model.PolicyRule {
+func clusterRule(name, place string, action policyv1beta1.ClusterNetworkPolicyRuleAction, f *fault.List) model.PolicyRule {
 	rule := model.PolicyRule{Name: cmp.Or(name, place)}
 	if len(name) > maxRuleName {
 		f.Reject("name", "has %d characters, at most %d are allowed", len(name), maxRuleName)
@@ -113,7 +113,7 @@ func clusterRule(name, place string, action policyv1alpha2.ClusterNetworkPolicyR
 	return rule
 }
 
-func clusterEgressPeer(in *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
+func clusterEgressPeer(in *policyv1beta1.ClusterNetworkPolicyEgressPeer, f *fault.List) model.Peer {
 	switch {
 	case in.Nodes != nil:
 		f.Reject("nodes", "is an experimental field and not supported")
@@ -134,7 +134,7 @@ func clusterEgressPeer(in *policyv1alpha2.ClusterNetworkPolicyEgressPeer, f *fau
 }
 
 // clusterPods selects the pods of the namespaces, or those that pods selects.
-func clusterPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod, f *fault.List) model.Selector {
+func clusterPods(namespaces *metav1.LabelSelector, pods *policyv1beta1.NamespacedPod, f *fault.List) model.Selector {
 	switch {
 	case namespaces != nil && pods != nil:
 		f.Reject("pods", "can't stand beside namespaces; give one of them")
@@ -150,7 +150,7 @@ func clusterPods(namespaces *metav1.LabelSelector, pods *policyv1alpha2.Namespac
 
 // clusterPorts translates a list of protocols. Without any, a rule matches every protocol, also
 // those without ports.
-func clusterPorts(in []policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
+func clusterPorts(in []policyv1beta1.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
 	if in != nil && len(in) == 0 {
 		f.Reject("protocols", "is empty; leave it out to match every protocol")
 	}
@@ -165,7 +165,7 @@ func clusterPorts(in []policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.Lis
 
 // clusterProtocol translates a protocol, of which exactly one field must be set. A named port has
 // the protocol that the pod gives it.
-func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
+func clusterProtocol(in *policyv1beta1.ClusterNetworkPolicyProtocol, f *fault.List) []model.PolicyPort {
 	var ports []model.PolicyPort
 	fields := 0
 	if in.TCP != nil {
@@ -190,7 +190,7 @@ func clusterProtocol(in *policyv1alpha2.ClusterNetworkPolicyProtocol, f *fault.L
 	return ports
 }
 
-func clusterPort(field string, p model.Protocol, in *policyv1alpha2.Port, f *fault.List) model.PolicyPort {
+func clusterPort(field string, p model.Protocol, in *policyv1beta1.Port, f *fault.List) model.PolicyPort {
 	out := allPorts(p)
 	field += ".destinationPort"
 	switch {

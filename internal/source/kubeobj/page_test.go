@@ -10,7 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/model"
@@ -61,7 +61,7 @@ var clusterPolicySamples = samples{
 	"ingress[].protocols[].tcp.destinationPort":        {"protocols: [{tcp: {destinationPort: {number: 80}}}]", ""},
 	"ingress[].protocols[].tcp.destinationPort.number": {"protocols: [{tcp: {destinationPort: {number: 80}}}]", ""},
 	"ingress[].protocols[].tcp.destinationPort.range":  {"protocols: [{tcp: {destinationPort: {range: {start: 8000, end: 8100}}}}]", ""},
-	"ingress[].protocols[].destinationNamedPort":       {"protocols: [{destinationNamedPort: web}]", ""},
+	"ingress[].protocols[].destinationNamedPort":       {"protocols: [{destinationNamedPort: web}]", "of the experimental channel"},
 }
 
 // The tables of Kubernetes' own policies in docs/policy.md say what the reading code does with each
@@ -72,8 +72,8 @@ func TestPolicyPage(t *testing.T) {
 	table(t, &b, reflect.TypeFor[networkingv1.NetworkPolicySpec](), networkPolicySamples, "podSelector: {}", "", func(text []byte) (*model.Policy, error) {
 		return DecodeNetworkPolicy(text, nil)
 	})
-	fmt.Fprintln(&b, "\n**ClusterNetworkPolicy (`policy.networking.k8s.io/v1alpha2`): `spec`**")
-	table(t, &b, reflect.TypeFor[policyv1alpha2.ClusterNetworkPolicySpec](), clusterPolicySamples, "tier: Admin, priority: 1, subject: {namespaces: {}}",
+	fmt.Fprintln(&b, "\n**ClusterNetworkPolicy (`policy.networking.k8s.io/v1beta1`, `v1alpha2`): `spec`**")
+	table(t, &b, reflect.TypeFor[policyv1beta1.ClusterNetworkPolicySpec](), clusterPolicySamples, "tier: Admin, priority: 1, subject: {namespaces: {}}",
 		"action: Accept, from: [{namespaces: {}}]", func(text []byte) (*model.Policy, error) { return DecodeClusterNetworkPolicy(text, nil) })
 	pagetest.Check(t, "../../../docs/policy.md", "Kubernetes' fields", b.String())
 }

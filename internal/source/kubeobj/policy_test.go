@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	networkingv1 "k8s.io/api/networking/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	"sluice.dev/sluice/internal/model"
@@ -32,7 +32,7 @@ func networkPolicy(t *testing.T, spec string) (*model.Policy, error) {
 // clusterPolicy translates the policy p with a spec.
 func clusterPolicy(t *testing.T, spec string) (*model.Policy, error) {
 	t.Helper()
-	var o policyv1alpha2.ClusterNetworkPolicy
+	var o policyv1beta1.ClusterNetworkPolicy
 	if err := yaml.UnmarshalStrict([]byte("{metadata: {name: p}, spec: "+spec+"}"), &o); err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	kjson "sigs.k8s.io/json"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/source/fault"
@@ -30,10 +30,10 @@ func DecodeNetworkPolicy(text []byte, also error) (*model.Policy, error) {
 	return decodePolicy(text, also, translate, []string{"podSelector", "policyTypes"})
 }
 
-// DecodeClusterNetworkPolicy does the same for a policy.networking.k8s.io/v1alpha2
+// DecodeClusterNetworkPolicy does the same for a policy.networking.k8s.io/v1beta1
 // ClusterNetworkPolicy, which has no namespace.
 func DecodeClusterNetworkPolicy(text []byte, also error) (*model.Policy, error) {
-	translate := func(o *policyv1alpha2.ClusterNetworkPolicy) (*model.Policy, error) {
+	translate := func(o *policyv1beta1.ClusterNetworkPolicy) (*model.Policy, error) {
 		o.Namespace = ""
 		return ClusterNetworkPolicy(o)
 	}

@@ -40,7 +40,7 @@ func isOurs(name string) bool {
 // as.
 var unreadKinds = []struct{ group, kinds, instead string }{
 	{"extensions", "NetworkPolicy", "networking.k8s.io/v1"},
-	{"policy.networking.k8s.io", "AdminNetworkPolicy BaselineAdminNetworkPolicy", "a ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2"},
+	{"policy.networking.k8s.io", "AdminNetworkPolicy BaselineAdminNetworkPolicy", "a ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1"},
 	{"cilium.io", "CiliumCIDRGroup", "a GlobalNetworkSet of projectcalico.org/v3"},
 	{"cilium.io", "CiliumLoadBalancerIPPool", poolInstead},
 	{"cilium.io", "CiliumL2AnnouncementPolicy", "an L2Advertisement of metallb.io/v1beta1"},

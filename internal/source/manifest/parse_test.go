@@ -274,7 +274,7 @@ kind: NetworkPolicy
 metadata: {name: lead}
 spec: {podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 010.244.001.000/24, except: [010.244.001.004/30]}}]}]}
 ---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: lead}
 spec: {tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Accept, to: [{networks: [010.244.001.000/24]}]}]}

@@ -17,6 +17,8 @@ var policyObjects = map[string]string{
  "egress":[{}]},"status":{"conditions":[]}}`,
 	"ClusterNetworkPolicy base": `{"apiVersion":"policy.networking.k8s.io/v1alpha2","kind":"ClusterNetworkPolicy","metadata":{"name":"base"},
 "spec":{"tier":"Baseline","priority":5,"subject":{"namespaces":{}},"ingress":[{"name":"none","action":"Deny","from":[{"namespaces":{}}]}]},"status":{"conditions":[]}}`,
+	"ClusterNetworkPolicy admin": `{"apiVersion":"policy.networking.k8s.io/v1beta1","kind":"ClusterNetworkPolicy","metadata":{"name":"admin"},
+"spec":{"tier":"Admin","priority":5,"subject":{"namespaces":{}},"egress":[{"action":"Pass","to":[{"networks":["192.0.2.0/24"]}]}]}}`,
 	"NetworkPolicy.projectcalico.org shop/db": `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"db","namespace":"shop"},
 "spec":{"order":10,"selector":"app == 'db'","types":["Ingress"],"ingress":[{"action":"Allow","protocol":"TCP","source":{"selector":"app == 'web'"},"destination":{"ports":[5432]}}]}}`,
 	"GlobalNetworkPolicy deny": `{"apiVersion":"crd.projectcalico.org/v1","kind":"GlobalNetworkPolicy","metadata":{"name":"default.deny"},
@@ -61,7 +63,7 @@ func TestUnread(t *testing.T) {
 		{"policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy", "ClusterNetworkPolicy"},
 		{"cilium.io/v2", "CiliumNetworkPolicy", "a ClusterNetworkPolicy or one of Calico's"},
 		{"cilium.io/v2", "CiliumClusterwideNetworkPolicy", "a ClusterNetworkPolicy or one of Calico's"},
-		{"policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", "policy.networking.k8s.io/v1alpha2"},
+		{"policy.networking.k8s.io/v1", "ClusterNetworkPolicy", "policy.networking.k8s.io/v1beta1"},
 		{"projectcalico.org/v4", "GlobalNetworkPolicy", "projectcalico.org/v3"},
 		{"projectcalico.org/v3", "StagedNetworkPolicy", ""}, // is not to be in force
 		{"cilium.io/v2", "CiliumCIDRGroup", "a GlobalNetworkSet of projectcalico.org/v3"},

@@ -127,7 +127,7 @@ func (d *dice) clusterPolicy() []object {
 			})
 		})
 	}
-	return []object{{"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": d.meta(253), "spec": spec}}
+	return []object{{"apiVersion": "policy.networking.k8s.io/v1beta1", "kind": "ClusterNetworkPolicy", "metadata": d.meta(253), "spec": spec}}
 }
 
 func (d *dice) clusterPeer(networks bool) object {

@@ -17,7 +17,7 @@ import (
 
 // published are the Go modules that the definitions of policy APIs are published in.
 var published = []struct{ path, version, sum, files string }{
-	{"sigs.k8s.io/network-policy-api", "v0.2.0", "h1:W/f0Y9VoeQdOWjX/h2gZyLH6gZ5LLEXmh/9wy9mQWKw=", "config/crd/experimental/policy.*.yaml"},
+	{"sigs.k8s.io/network-policy-api", "v0.3.0", "h1:RL6fVXiix9IW1pj0ImkW645m+EWmb3dBGCiW19bg5+k=", "config/crd/experimental/policy.*.yaml"},
 	{"github.com/projectcalico/calico", "v1.11.0-cni-plugin.0.20250813170300-a0db560f0520", "h1:TXnPEzx4pLWgwzCetIO/VJuz4iBZZrOdNSv16a50YqE=", "libcalico-go/config/crd/*.yaml"},
 }
 

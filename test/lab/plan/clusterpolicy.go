@@ -6,18 +6,18 @@ import (
 	"net/netip"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // clusterPolicy decodes a ClusterNetworkPolicy. An error means that the object is meaningless,
 // although the API server, which checks it less than its own kinds, may accept it.
-func clusterPolicy(doc []byte) (*policyv1alpha2.ClusterNetworkPolicy, error) {
-	p := new(policyv1alpha2.ClusterNetworkPolicy)
+func clusterPolicy(doc []byte) (*policyv1beta1.ClusterNetworkPolicy, error) {
+	p := new(policyv1beta1.ClusterNetworkPolicy)
 	if err := json.Unmarshal(doc, p); err != nil {
 		return nil, err
 	}
 	var selectors []*metav1.LabelSelector
-	pods := func(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod) {
+	pods := func(namespaces *metav1.LabelSelector, pods *policyv1beta1.NamespacedPod) {
 		selectors = append(selectors, namespaces)
 		if pods != nil {
 			selectors = append(selectors, &pods.NamespaceSelector, &pods.PodSelector)

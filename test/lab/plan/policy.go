@@ -8,7 +8,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // Policy is an object of a policy API. The lab passes it to the agents as its manifest has it.
@@ -19,7 +19,7 @@ type Policy struct {
 
 	// The object, if it is one of these kinds and versions and is valid.
 	NetworkPolicy *networkingv1.NetworkPolicy
-	ClusterPolicy *policyv1alpha2.ClusterNetworkPolicy
+	ClusterPolicy *policyv1beta1.ClusterNetworkPolicy
 }
 
 // These are the groups of the policy APIs.
@@ -67,6 +67,7 @@ func policyScope(apiVersion, kind string) scope {
 // of its objects.
 var PolicyKinds = map[string]string{
 	"networking.k8s.io/v1/networkpolicies":                     "NetworkPolicy",
+	"policy.networking.k8s.io/v1beta1/clusternetworkpolicies":  "ClusterNetworkPolicy",
 	"policy.networking.k8s.io/v1alpha2/clusternetworkpolicies": "ClusterNetworkPolicy",
 	"projectcalico.org/v3/tiers":                               "Tier",
 	"projectcalico.org/v3/networkpolicies":                     "NetworkPolicy",
@@ -118,7 +119,7 @@ func (o *Objects) policy(p Policy) error {
 		}
 		np.Namespace = p.Namespace
 		p.NetworkPolicy = np
-	case policyv1alpha2.GroupVersion.String() + " ClusterNetworkPolicy":
+	case clusterPolicyGroup + "/v1beta1 ClusterNetworkPolicy", clusterPolicyGroup + "/v1alpha2 ClusterNetworkPolicy": // of the same shape
 		if cp, err := clusterPolicy(p.Object); err == nil {
 			p.ClusterPolicy = cp
 		}

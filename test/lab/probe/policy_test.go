@@ -73,7 +73,7 @@ func TestExpectWithPolicies(t *testing.T) {
 		}},
 		{"by the endpoint's port, not the service's", "", allow("ingress: [{ports: [{port: 443}]}]"), map[string]string{"other-1 ClusterIP": "dropped"}},
 		{"a tier above NetworkPolicy, and one below", "", allow("ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]") + `---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: admin}
 spec:
@@ -82,7 +82,7 @@ spec:
   subject: {namespaces: {}}
   ingress: [{action: Accept, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: other}}}}]}]
 ---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: base}
 spec:
@@ -94,7 +94,7 @@ spec:
 			"web-1 ClusterIP": "12 keep", "other-1 ClusterIP": "12 keep", "node3 ClusterIP": "dropped",
 			"other-1 NodePort node2": "dropped", "other-2 NodePort node1": "1 partly",
 		}},
-		{"a policy of tiers that nobody can read", "", "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: g}\nspec: {subject: {namespaces: {matchExpressions: [{key: a, operator: Near}]}}}\n",
+		{"a policy of tiers that nobody can read", "", "---\napiVersion: policy.networking.k8s.io/v1beta1\nkind: ClusterNetworkPolicy\nmetadata: {name: g}\nspec: {subject: {namespaces: {matchExpressions: [{key: a, operator: Near}]}}}\n",
 			map[string]string{"other-1 ClusterIP": "unjudged"}},
 		{"policies of another API", "", "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: g}\nspec: {}\n",
 			map[string]string{"other-1 ClusterIP": "unjudged"}},

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // Calico are Calico's objects, reduced to what decides between pods.
@@ -76,11 +76,11 @@ type stage struct {
 // ClusterNetworkPolicy in tiers of its own.
 func (o *Objects) stages(subject *corev1.Pod, c Connection, d direction) []stage {
 	all := []stage{
-		{1_000, func() (bool, bool) { return o.clusterTier(policyv1alpha2.AdminTier, subject, c, d) }},
+		{1_000, func() (bool, bool) { return o.clusterTier(policyv1beta1.AdminTier, subject, c, d) }},
 		{1_000_000, func() (bool, bool) {
 			return o.calicoTier(CalicoTier{Name: "default", DefaultAction: "Deny"}, subject, c, d)
 		}},
-		{10_000_000, func() (bool, bool) { return o.clusterTier(policyv1alpha2.BaselineTier, subject, c, d) }},
+		{10_000_000, func() (bool, bool) { return o.clusterTier(policyv1beta1.BaselineTier, subject, c, d) }},
 	}
 	for _, t := range o.Calico.Tiers {
 		all = append(all, stage{t.Order, func() (bool, bool) { return o.calicoTier(t, subject, c, d) }})

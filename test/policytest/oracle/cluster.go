@@ -6,20 +6,20 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // clusterTier walks the policies of a tier by ascending priority and their rules as they are
 // written. The first that matches decides: Accept and Deny for good, Pass for the rest of the tier.
 // Policies of one priority go by name, which is Sluice's choice where the API leaves it open.
-func (o *Objects) clusterTier(tier policyv1alpha2.Tier, subject *corev1.Pod, c Connection, d direction) (final, allow bool) {
-	var inOrder []*policyv1alpha2.ClusterNetworkPolicy
+func (o *Objects) clusterTier(tier policyv1beta1.Tier, subject *corev1.Pod, c Connection, d direction) (final, allow bool) {
+	var inOrder []*policyv1beta1.ClusterNetworkPolicy
 	for _, p := range o.ClusterPolicies {
 		if p.Spec.Tier == tier && o.isSubject(p.Spec.Subject, subject) {
 			inOrder = append(inOrder, p)
 		}
 	}
-	slices.SortFunc(inOrder, func(a, b *policyv1alpha2.ClusterNetworkPolicy) int {
+	slices.SortFunc(inOrder, func(a, b *policyv1beta1.ClusterNetworkPolicy) int {
 		if a.Spec.Priority != b.Spec.Priority {
 			return int(a.Spec.Priority - b.Spec.Priority)
 		}
@@ -31,11 +31,11 @@ func (o *Objects) clusterTier(tier policyv1alpha2.Tier, subject *corev1.Pod, c C
 	for _, p := range inOrder {
 		for _, action := range o.clusterRules(p, c, d) {
 			switch action {
-			case policyv1alpha2.ClusterNetworkPolicyRuleActionAccept:
+			case policyv1beta1.ClusterNetworkPolicyRuleActionAccept:
 				return true, true
-			case policyv1alpha2.ClusterNetworkPolicyRuleActionDeny:
+			case policyv1beta1.ClusterNetworkPolicyRuleActionDeny:
 				return true, false
-			case policyv1alpha2.ClusterNetworkPolicyRuleActionPass:
+			case policyv1beta1.ClusterNetworkPolicyRuleActionPass:
 				return false, false
 			}
 		}
@@ -43,22 +43,22 @@ func (o *Objects) clusterTier(tier policyv1alpha2.Tier, subject *corev1.Pod, c C
 	return false, false
 }
 
-func (o *Objects) isSubject(s policyv1alpha2.ClusterNetworkPolicySubject, p *corev1.Pod) bool {
+func (o *Objects) isSubject(s policyv1beta1.ClusterNetworkPolicySubject, p *corev1.Pod) bool {
 	if s.Namespaces != nil {
 		return o.inNamespaces(p, s.Namespaces)
 	}
 	return o.isNamespacedPod(s.Pods, p)
 }
 
-func (o *Objects) isNamespacedPod(s *policyv1alpha2.NamespacedPod, p *corev1.Pod) bool {
+func (o *Objects) isNamespacedPod(s *policyv1beta1.NamespacedPod, p *corev1.Pod) bool {
 	return s != nil && o.inNamespaces(p, &s.NamespaceSelector) && selects(&s.PodSelector, p.Labels)
 }
 
 // clusterRules are the actions of the rules that match, in order.
-func (o *Objects) clusterRules(p *policyv1alpha2.ClusterNetworkPolicy, c Connection, d direction) (actions []policyv1alpha2.ClusterNetworkPolicyRuleAction) {
+func (o *Objects) clusterRules(p *policyv1beta1.ClusterNetworkPolicy, c Connection, d direction) (actions []policyv1beta1.ClusterNetworkPolicyRuleAction) {
 	if d == ingress {
 		for _, r := range p.Spec.Ingress {
-			from := func(peer policyv1alpha2.ClusterNetworkPolicyIngressPeer) bool {
+			from := func(peer policyv1beta1.ClusterNetworkPolicyIngressPeer) bool {
 				return o.isPodPeer(peer.Namespaces, peer.Pods, c.From)
 			}
 			if slices.ContainsFunc(r.From, from) && o.protocolMatches(r.Protocols, c) {
@@ -68,10 +68,10 @@ func (o *Objects) clusterRules(p *policyv1alpha2.ClusterNetworkPolicy, c Connect
 		return actions
 	}
 	for _, r := range p.Spec.Egress {
-		to := func(peer policyv1alpha2.ClusterNetworkPolicyEgressPeer) bool {
+		to := func(peer policyv1beta1.ClusterNetworkPolicyEgressPeer) bool {
 			return o.isPodPeer(peer.Namespaces, peer.Pods, c.To) ||
 				peer.Nodes != nil && o.isNode(peer.Nodes, c.To) ||
-				slices.ContainsFunc(peer.Networks, func(n policyv1alpha2.CIDR) bool { return netip.MustParsePrefix(string(n)).Contains(c.To) })
+				slices.ContainsFunc(peer.Networks, func(n policyv1beta1.CIDR) bool { return netip.MustParsePrefix(string(n)).Contains(c.To) })
 		}
 		if slices.ContainsFunc(r.To, to) && o.protocolMatches(r.Protocols, c) {
 			actions = append(actions, r.Action)
@@ -81,7 +81,7 @@ func (o *Objects) clusterRules(p *policyv1alpha2.ClusterNetworkPolicy, c Connect
 }
 
 // isPodPeer: pods on the host network "are not included in this type of peer".
-func (o *Objects) isPodPeer(namespaces *metav1.LabelSelector, pods *policyv1alpha2.NamespacedPod, a netip.Addr) bool {
+func (o *Objects) isPodPeer(namespaces *metav1.LabelSelector, pods *policyv1beta1.NamespacedPod, a netip.Addr) bool {
 	pod := o.pod(a)
 	if pod == nil {
 		return false
@@ -104,7 +104,7 @@ func (o *Objects) isNode(s *metav1.LabelSelector, a netip.Addr) bool {
 }
 
 // protocolMatches: without protocols all traffic matches, whatever its protocol.
-func (o *Objects) protocolMatches(ps []policyv1alpha2.ClusterNetworkPolicyProtocol, c Connection) bool {
+func (o *Objects) protocolMatches(ps []policyv1beta1.ClusterNetworkPolicyProtocol, c Connection) bool {
 	if len(ps) == 0 {
 		return true
 	}
@@ -131,7 +131,7 @@ func (o *Objects) protocolMatches(ps []policyv1alpha2.ClusterNetworkPolicyProtoc
 	return false
 }
 
-func inPort(p *policyv1alpha2.Port, port int32) bool {
+func inPort(p *policyv1beta1.Port, port int32) bool {
 	if p == nil {
 		return true
 	}

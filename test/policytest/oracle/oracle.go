@@ -3,7 +3,7 @@
 // shares nothing with the product. Tests ask it and Sluice the same questions.
 //
 // The sources are the reference of networking.k8s.io/v1 NetworkPolicy, that of
-// policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy, and Calico's reference of
+// policy.networking.k8s.io/v1beta1 ClusterNetworkPolicy, and Calico's reference of
 // projectcalico.org/v3.
 package oracle
 
@@ -17,7 +17,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	policyv1beta1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // Objects are all that is declared in a cluster and has a say in what may pass.
@@ -29,7 +29,7 @@ type Objects struct {
 	Slices     []*discoveryv1.EndpointSlice
 
 	NetworkPolicies []*networkingv1.NetworkPolicy
-	ClusterPolicies []*policyv1alpha2.ClusterNetworkPolicy
+	ClusterPolicies []*policyv1beta1.ClusterNetworkPolicy
 	Calico          Calico
 }
 
