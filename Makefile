@@ -48,7 +48,7 @@ ARCHES ?= amd64,arm64
 # Debian packages, by what needs them.
 RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := mmdebstrap rpm curl nftables iproute2 iptables ipset nftlb haproxy systemd qemu-user-static wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack skopeo docker-registry containerd
-BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2
+BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2 containerd mmdebstrap
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
 E2E_TOOLS   := nftables iproute2 conntrack mmdebstrap containernetworking-plugins containerd
 FUZZ_TOOLS  := iproute2 curl python3-venv

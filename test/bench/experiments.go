@@ -7,6 +7,7 @@ import (
 	"sluice.dev/sluice/test/bench/experiment/hostile"
 	"sluice.dev/sluice/test/bench/experiment/kubeproxy"
 	"sluice.dev/sluice/test/bench/experiment/modes"
+	"sluice.dev/sluice/test/bench/experiment/nodes"
 	"sluice.dev/sluice/test/bench/experiment/policy"
 	"sluice.dev/sluice/test/bench/experiment/services"
 	"sluice.dev/sluice/test/bench/experiment/soak"
@@ -48,6 +49,7 @@ func Experiments() []harness.Experiment {
 		fabric.CNI,
 		fabric.Nodes,
 		fabric.BGP,
+		nodes.Pods,
 		balancer.Requests,
 		balancer.Loading,
 		balancer.Changes,

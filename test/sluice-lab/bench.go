@@ -18,7 +18,7 @@ func newBenchCommand() *cobra.Command {
 		Long: "Measure what Sluice promises, beside other programs, on this machine. All traffic stays in\n" +
 			"network namespaces that are removed at the end. Results are written as JSON, SVG\n" +
 			"and a table, README.md. Without a name, all experiments run; \"policy\" and \"kube-proxy\"\n" +
-			"stand for all that begin with them. Those of kube-proxy and modes, and soak, start a real Kubernetes API\n" +
+			"stand for all that begin with them. Those of kube-proxy, modes and nodes, and soak, start a real Kubernetes API\n" +
 			"server. They build it first, in a checkout of the sources, which takes some minutes, once.\n\n" + experimentList(),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return experimentNames(), cobra.ShellCompDirectiveNoFileComp
