@@ -14,3 +14,8 @@ var Manifests []byte
 //
 //go:embed kustomize
 var Kustomize embed.FS
+
+// Chart is the folder that contains the Helm chart.
+//
+//go:embed all:helm/sluice
+var Chart embed.FS

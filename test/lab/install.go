@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"context"
 	_ "embed" // for dns
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -38,27 +40,101 @@ const DaemonSet = "sluice"
 // installed reports whether the lab installs its agents in its cluster.
 func (l *Lab) installed() bool { return l.Kubernetes != nil && l.Kubernetes.AgentImage != "" }
 
-// install installs the agents as users do, with the project's own manifests for kustomize: the lab
-// adds an overlay as their users write one.
-func (l *Lab) install() error {
+// install installs the agents as users do, with the project's own chart or manifests for
+// kustomize.
+func (l *Lab) install(ctx context.Context) error {
 	dir := l.path("install")
-	if err := os.CopyFS(dir, deploy.Kustomize); err != nil {
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = os.CopyFS(dir, deploy.Chart)
+	}
+	if err == nil {
+		err = os.CopyFS(dir, deploy.Kustomize)
+	}
+	switch {
+	case err != nil:
+	case l.Kubernetes.Helm != "":
+		err = l.installChart(ctx, dir)
+	default:
+		err = l.installKustomize(dir)
+	}
+	if err != nil {
 		return fmt.Errorf("install the agents: %w", err)
 	}
+	return nil
+}
+
+// installChart installs a release of the chart with values as its users write them.
+func (l *Lab) installChart(ctx context.Context, dir string) error {
+	file := filepath.Join(dir, "values.yaml")
+	text, err := json.Marshal(l.values())
+	if err == nil {
+		err = l.write(file, text)
+	}
+	if err == nil {
+		_, err = l.Helm(ctx, "upgrade", "--install", DaemonSet, l.Chart(), "--namespace", "kube-system", "--values", file)
+	}
+	return err
+}
+
+// Chart is the folder of the chart that the agents were installed from.
+func (l *Lab) Chart() string { return l.path("install", "helm", "sluice") }
+
+// Helm runs helm as the lab's administrator, and returns what it prints.
+func (l *Lab) Helm(ctx context.Context, args ...string) (string, error) {
+	home := l.path("install", "home")
+	cmd := exec.CommandContext(ctx, l.Kubernetes.Helm, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.HostKubeconfig(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("helm %s: %w: %s", args[0], err, out)
+	}
+	return string(out), nil
+}
+
+// values are those of the lab's release.
+func (l *Lab) values() map[string]any {
+	type object = map[string]any
+	name, tag := l.agentImage()
+	fabric := object{"mode": "off"}
+	switch l.Cluster.Fabric {
+	case "":
+	case plan.BGP:
+		fabric = object{"mode": plan.Native, "bgp": object{"enabled": true}}
+	default:
+		fabric["mode"] = l.Cluster.Fabric
+	}
+	return object{
+		"kubernetes":   object{"host": plan.ControlIPs[0].String(), "port": control.Port},
+		"image":        object{"repository": name, "tag": tag},
+		"clusterCIDRs": plan.ClusterCIDRs, "serviceCIDRs": plan.ServiceCIDRs,
+		"cni": object{"enabled": l.CNI == ""}, "fabric": fabric,
+		"extraArgs": l.AgentFlags,
+	}
+}
+
+// agentImage is the agents' image, and its tag.
+func (l *Lab) agentImage() (name, tag string) {
+	colon := strings.LastIndex(l.Kubernetes.AgentImage, ":") // a registry may have a port, too
+	return l.Kubernetes.AgentImage[:colon], l.Kubernetes.AgentImage[colon+1:]
+}
+
+// installKustomize applies an overlay as its users write one.
+func (l *Lab) installKustomize(dir string) error {
 	overlay := filepath.Join(dir, "lab")
 	if err := os.MkdirAll(overlay, 0o755); err != nil {
-		return fmt.Errorf("install the agents: %w", err)
+		return err
 	}
 	text, err := l.overlay()
 	if err == nil {
 		err = l.write(filepath.Join(overlay, "kustomization.yaml"), text)
 	}
 	if err != nil {
-		return fmt.Errorf("install the agents: %w", err)
+		return err
 	}
 	return l.Plane(func(p *control.Plane) error {
 		if out, err := p.Kubectl("apply", "--server-side", "-k", overlay); err != nil {
-			return fmt.Errorf("install the agents: %w: %s", err, out)
+			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
@@ -77,8 +153,7 @@ func (l *Lab) overlay() ([]byte, error) {
 	default:
 		components = append(components, "../kustomize/fabric")
 	}
-	colon := strings.LastIndex(l.Kubernetes.AgentImage, ":") // a registry may have a port, too
-	name, tag := l.Kubernetes.AgentImage[:colon], l.Kubernetes.AgentImage[colon+1:]
+	name, tag := l.agentImage()
 	container := "/spec/template/spec/containers/0"
 	var patch []map[string]any
 	for _, flag := range l.agent.Flags(l.agentConfig("")) { // of a flag that is given twice, the last counts

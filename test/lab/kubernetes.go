@@ -53,6 +53,9 @@ type Kubernetes struct {
 	// Load, or AgentImage for one of the lab's own programs. "": they are processes beside the
 	// nodes.
 	AgentImage string `json:",omitempty"`
+	// Helm is the program that installs the agents, with the chart. "": kubectl does, with
+	// kustomize.
+	Helm string `json:",omitempty"`
 
 	HostAddr netip.AddrPort // the API's address on the machine's own network; set by Up
 }
@@ -102,7 +105,7 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	}
 	if l.installed() {
 		l.report("installing the agents")
-		if err := l.install(); err != nil {
+		if err := l.install(ctx); err != nil {
 			return err
 		}
 	}

@@ -74,8 +74,14 @@ func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernete
 	if err := lab.CheckNodes(k.Containerd); err != nil {
 		return err
 	}
-	if k.Images, err = image.Build(ctx, func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }); err != nil {
+	say := func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }
+	if k.Images, err = image.Build(ctx, say); err != nil {
 		return err
+	}
+	if o.agent == agentHelm {
+		if k.Helm, err = control.BuildHelm(ctx, say); err != nil {
+			return err
+		}
 	}
 	switch {
 	case o.noAgent || o.kubeProxy != "" || o.agent == agentProcess:

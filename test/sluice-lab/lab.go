@@ -84,7 +84,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
 	fl.BoolVar(&o.realNodes, "real-nodes", false, "with --kubernetes: nodes run the real kubelet and containerd, and pods are containers")
-	fl.StringVar(&o.agent, "agent", agentDaemonSet, "with --real-nodes: how the agents `run`: daemonset, installed in the cluster as users do, or process, beside each node")
+	fl.StringVar(&o.agent, "agent", agentKustomize, "with --real-nodes: how the agents `run`: kustomize or helm install them in the cluster as users do; process: beside each node")
 	fl.StringVar(&o.agentImage, "agent-image", "", "with --real-nodes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringSliceVar(&o.images, "images", nil, "with --real-nodes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
 	fl.StringVar(&o.containerd, "containerd", "", "with --real-nodes: `folder` with containerd, its shim and ctr, as from 'sluice lab build --containerd' (default: those in PATH)")
@@ -92,7 +92,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 }
 
 // How agents run on real nodes.
-const agentDaemonSet, agentProcess = "daemonset", "process"
+const agentKustomize, agentHelm, agentProcess = "kustomize", "helm", "process"
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
 	cmd.Flags().StringVar(name, "name", value, "name of the lab: lower-case letters and digits")
@@ -123,8 +123,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(errors.New("--fabric bgp with --kubernetes needs --crds: the agents learn of their peer from the API"))
 	case o.fabric != "" && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--fabric is what the agents do: leave out --no-agent and --kube-proxy"))
-	case o.agent != "" && o.agent != agentDaemonSet && o.agent != agentProcess:
-		return nil, cli.Usage(fmt.Errorf("--agent %s: choose %s or %s", o.agent, agentDaemonSet, agentProcess))
+	case !slices.Contains([]string{"", agentKustomize, agentHelm, agentProcess}, o.agent):
+		return nil, cli.Usage(fmt.Errorf("--agent %s: choose %s, %s or %s", o.agent, agentKustomize, agentHelm, agentProcess))
 	case len(o.flags) > 0 && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--agent-flag is for the agents: leave out --no-agent and --kube-proxy"))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):

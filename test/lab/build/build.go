@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -31,14 +32,19 @@ type Program struct {
 	Test    bool // it is the package's tests
 }
 
-// Build returns the folder with the programs. It builds what is missing, with the Go toolchain,
-// from the modules of the checkout that contains the working directory or this program. Outside a
-// checkout it returns the last build. say, which may be nil, reports progress. Processes that build
-// at the same time wait for each other.
-func (s Set) Build(ctx context.Context, say func(string)) (bin string, err error) {
+// Build returns the folder with the programs, or at least those that are named. It builds what is
+// missing, with the Go toolchain, from the modules of the checkout that contains the working
+// directory or this program. Outside a checkout it returns the last build. say, which may be nil,
+// reports progress. Processes that build at the same time wait for each other.
+func (s Set) Build(ctx context.Context, say func(string), names ...string) (bin string, err error) {
+	if len(names) == 0 {
+		for _, p := range s.Programs {
+			names = append(names, p.Name)
+		}
+	}
 	src, err := Modules()
 	if err != nil {
-		if bin := Newest(s.Name, s.Programs[len(s.Programs)-1].Name); bin != "" {
+		if bin := Newest(s.Name, names[len(names)-1]); bin != "" {
 			return bin, nil
 		}
 		return "", err
@@ -56,7 +62,7 @@ func (s Set) Build(ctx context.Context, say func(string)) (bin string, err error
 		say = func(string) {}
 	}
 	for i, p := range s.Programs {
-		if _, err := os.Stat(filepath.Join(bin, p.Name)); err == nil {
+		if _, err := os.Stat(filepath.Join(bin, p.Name)); err == nil || !slices.Contains(names, p.Name) {
 			continue
 		}
 		say(fmt.Sprintf("building %s (%d of %d), once; in all that takes some minutes", p.Name, i+1, len(s.Programs)))

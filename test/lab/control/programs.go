@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"sluice.dev/sluice/test/lab/build"
 )
@@ -40,6 +41,12 @@ func Build(ctx context.Context, say func(string)) (bin string, err error) {
 // BuildTools is Build for what only tests run: helm; promtool, and the checks of test/monitoring.
 func BuildTools(ctx context.Context, say func(string)) (bin string, err error) {
 	return tools.Build(ctx, say)
+}
+
+// BuildHelm is Build for helm alone, and returns its path.
+func BuildHelm(ctx context.Context, say func(string)) (path string, err error) {
+	bin, err := tools.Build(ctx, say, "helm")
+	return filepath.Join(bin, "helm"), err
 }
 
 // Check returns which programs a folder lacks.
