@@ -10,6 +10,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/lab/load"
 )
 
 // BalancerConfig is what a balancer's story needs.
@@ -85,20 +86,20 @@ func (s *balancerStory) spread(context.Context) error {
 
 // underLoad calls do while the client sends requests to the first farm, and returns how many there
 // were. It fails if one of them did.
-func (s *balancerStory) underLoad(do func(*load) error) (sent int64, err error) {
+func (s *balancerStory) underLoad(do func(*load.Load) error) (sent int64, err error) {
 	l, err := s.load()
 	if err != nil {
 		return 0, err
 	}
-	l.more(between)
+	l.More(between)
 	err = do(l)
-	l.more(between)
-	sent, failed := l.outcome()
+	l.More(between)
+	sent, failed := l.Outcome()
 	return sent, errors.Join(err, failed)
 }
 
-func (s *balancerStory) load() (*load, error) {
-	return startLoad(route{s.net.client.Name, s.net.farms[0].at()})
+func (s *balancerStory) load() (*load.Load, error) {
+	return load.Start(load.Config{Routes: []load.Route{{From: s.net.client.Name, To: s.net.farms[0].at()}}})
 }
 
 // crash kills the second server of the first farm, and starts it again.
@@ -109,8 +110,8 @@ func (s *balancerStory) crash(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer l.stop()
-	l.more(between)
+	defer l.Stop()
+	l.More(between)
 	s.Progress("%s is killed", victim)
 	begin := time.Now()
 	s.net.kill(victim)
@@ -118,15 +119,15 @@ func (s *balancerStory) crash(ctx context.Context) error {
 		return err
 	}
 	took := time.Since(begin)
-	l.stop()
+	l.Stop()
 	s.Say("%s is killed while the client sends requests to %s", victim, f.Name)
-	s.Say("its check says so after %s: %s of %s requests failed until then", span(took), thousands(l.failed.Load()), thousands(l.sent.Load()))
-	sent, err := s.underLoad(func(*load) error { return s.table(ctx) })
+	s.Say("its check says so after %s: %s of %s requests failed until then", span(took), thousands(l.Failed()), thousands(l.Sent()))
+	sent, err := s.underLoad(func(*load.Load) error { return s.table(ctx) })
 	if err != nil {
 		return err
 	}
 	s.Good("0 of %s requests failed since", thousands(sent))
-	sent, err = s.underLoad(func(*load) error {
+	sent, err = s.underLoad(func(*load.Load) error {
 		begin = time.Now()
 		return errors.Join(s.net.revive(victim), s.net.await(ctx, victim, "serving"))
 	})
@@ -141,7 +142,7 @@ func (s *balancerStory) crash(ctx context.Context) error {
 func (s *balancerStory) drain(ctx context.Context) error {
 	f := s.net.farms[0]
 	last := f.Backends[len(f.Backends)-1].Name
-	sent, err := s.underLoad(func(l *load) error {
+	sent, err := s.underLoad(func(l *load.Load) error {
 		took, err := s.net.set(ctx, f.Name, last, "draining")
 		if err != nil {
 			return err
@@ -154,7 +155,7 @@ func (s *balancerStory) drain(ctx context.Context) error {
 		if err := s.table(ctx); err != nil {
 			return err
 		}
-		l.more(between)
+		l.More(between)
 		after, err := s.net.backend(ctx, last)
 		if err == nil && (after.State != "draining" || after.Chosen != before.Chosen) {
 			err = fmt.Errorf("%s is %s and got %d new connections", last, after.State, after.Chosen-before.Chosen)
@@ -172,11 +173,11 @@ func (s *balancerStory) drain(ctx context.Context) error {
 
 // restart kills the balancer and starts it again.
 func (s *balancerStory) restart(ctx context.Context) error {
-	sent, err := s.underLoad(func(l *load) error {
+	sent, err := s.underLoad(func(l *load.Load) error {
 		if err := s.net.killBalancer(); err != nil {
 			return err
 		}
-		l.more(between)
+		l.More(between)
 		took, err := s.net.balance(ctx)
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/test/lab"
+	"sluice.dev/sluice/test/lab/load"
 	"sluice.dev/sluice/test/lab/plan"
 )
 
@@ -34,19 +35,19 @@ func Takeover(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, ne
 	s := &story{Teller: t, name: l.Name, lab: l}
 	s.cluster(took)
 	s.Say("the control plane and kube-proxy (%s) are Kubernetes' own", l.Kubernetes.Proxy)
-	requests, err := startLoad(webRoutes(l)...)
+	requests, err := load.Start(load.Config{Routes: webRoutes(l)})
 	if err != nil {
 		return err
 	}
-	defer requests.stop()
-	requests.more(between)
+	defer requests.Stop()
+	requests.More(between)
 	s.step(ctx, "takeover", func(ctx context.Context) error { return s.takeOver(ctx, requests) })
 	if len(s.failed) == 0 {
 		s.step(ctx, "back", func(ctx context.Context) error { return s.giveBack(ctx, requests) })
 	}
 	s.step(ctx, "requests", func(context.Context) error {
-		requests.more(between)
-		sent, err := requests.outcome()
+		requests.More(between)
+		sent, err := requests.Outcome()
 		if err != nil {
 			return err
 		}
@@ -60,17 +61,17 @@ func Takeover(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, ne
 
 // webRoutes lists the ways to the service that lead through the node: from a pod to its cluster
 // addresses, and from outside to its node port.
-func webRoutes(l *lab.Lab) (routes []route) {
+func webRoutes(l *lab.Lab) (routes []load.Route) {
 	node := l.Cluster.Node(takenOver)
 	for _, svc := range l.Cluster.Services {
 		if svc.Name != "web" {
 			continue
 		}
 		for _, a := range plan.ClusterIPs(svc) {
-			routes = append(routes, route{l.NodeNS("client.default"), netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].Port))})
+			routes = append(routes, load.Route{From: l.NodeNS("client.default"), To: netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].Port))})
 		}
 		for _, a := range node.IPs {
-			routes = append(routes, route{l.NodeNS(plan.Outside), netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].NodePort))})
+			routes = append(routes, load.Route{From: l.NodeNS(plan.Outside), To: netip.AddrPortFrom(a, uint16(svc.Spec.Ports[0].NodePort))})
 		}
 	}
 	return routes
@@ -81,9 +82,9 @@ const waitForStop = "1m"
 
 // takeOver starts the agent beside kube-proxy, and stops kube-proxy once `sluice takeover` asks for
 // it.
-func (s *story) takeOver(ctx context.Context, requests *load) error {
+func (s *story) takeOver(ctx context.Context, requests *load.Load) error {
 	s.Progress("starting the agent of %s beside kube-proxy", takenOver)
-	begin, before := time.Now(), requests.sent.Load()
+	begin, before := time.Now(), requests.Sent()
 	if err := s.lab.StartAgent(ctx, takenOver); err != nil {
 		return err
 	}
@@ -100,16 +101,16 @@ func (s *story) takeOver(ctx context.Context, requests *load) error {
 	if err != nil {
 		return err
 	}
-	s.Good("%s is Sluice's after %s, and %s requests", takenOver, span(time.Since(begin)), thousands(requests.sent.Load()-before))
-	requests.more(between)
+	s.Good("%s is Sluice's after %s, and %s requests", takenOver, span(time.Since(begin)), thousands(requests.Sent()-before))
+	requests.More(between)
 	return nil
 }
 
 // giveBack starts kube-proxy beside the agent, stops that, and has `sluice takeover` remove what it
 // programmed.
-func (s *story) giveBack(ctx context.Context, requests *load) error {
+func (s *story) giveBack(ctx context.Context, requests *load.Load) error {
 	s.Progress("starting kube-proxy of %s, and stopping the agent", takenOver)
-	begin, before := time.Now(), requests.sent.Load()
+	begin, before := time.Now(), requests.Sent()
 	if err := errors.Join(s.lab.StartKubeProxy(takenOver), s.lab.KillAgent(takenOver)); err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (s *story) giveBack(ctx context.Context, requests *load) error {
 	if err != nil {
 		return err
 	}
-	s.Good("%s is kube-proxy's after %s, and %s requests", takenOver, span(time.Since(begin)), thousands(requests.sent.Load()-before))
+	s.Good("%s is kube-proxy's after %s, and %s requests", takenOver, span(time.Since(begin)), thousands(requests.Sent()-before))
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/load"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/probe"
 )
@@ -181,12 +182,12 @@ const (
 // crash kills all agents while requests go on, and starts them again.
 func (s *story) crash(ctx context.Context, t probe.Try, no *denial) error {
 	s.Progress("killing the agents while requests go on")
-	l, err := startLoad(route{t.NetNS, t.To})
+	l, err := load.Start(load.Config{Routes: []load.Route{{From: t.NetNS, To: t.To}}})
 	if err != nil {
 		return err
 	}
-	defer l.stop()
-	l.more(crashBefore)
+	defer l.Stop()
+	l.More(crashBefore)
 	nodes := s.lab.Cluster.Nodes
 	for _, n := range nodes {
 		if err := s.lab.KillProxy(n.Name); err != nil {
@@ -198,7 +199,7 @@ func (s *story) crash(ctx context.Context, t probe.Try, no *denial) error {
 	if no != nil {
 		let, also = isDenied(no.Try), ", and what is denied stayed denied"
 	}
-	l.more(crashWithout)
+	l.More(crashWithout)
 	begin := time.Now()
 	for _, n := range nodes {
 		if err := s.lab.StartProxy(n.Name); err != nil {
@@ -209,8 +210,8 @@ func (s *story) crash(ctx context.Context, t probe.Try, no *denial) error {
 		return err
 	}
 	took := time.Since(begin)
-	l.more(crashInAll - l.sent.Load())
-	sent, err := l.outcome()
+	l.More(crashInAll - l.Sent())
+	sent, err := l.Outcome()
 	if err != nil {
 		err = fmt.Errorf("all agents were killed while %s sent requests to %s: %w", t.Source.Name, port(t.Frontend), err)
 	}
