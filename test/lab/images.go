@@ -11,6 +11,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/image"
 	"sluice.dev/sluice/test/lab/plan"
@@ -109,7 +112,9 @@ func webhookConfiguration(url string, authority []byte) any {
 		"webhooks": []object{{
 			"name": "stand-in.lab.sluice.dev", "admissionReviewVersions": []string{"v1"}, "sideEffects": "None", "failurePolicy": "Ignore", "timeoutSeconds": 5,
 			"clientConfig": object{"url": url, "caBundle": authority},
-			"rules":        []object{{"apiGroups": []string{""}, "apiVersions": []string{"v1"}, "operations": []string{"CREATE"}, "resources": []string{"pods"}}},
+			// There, a stand-in would look as if the cluster worked.
+			"namespaceSelector": object{"matchExpressions": []object{{"key": corev1.LabelMetadataName, "operator": "NotIn", "values": []string{metav1.NamespaceSystem}}}},
+			"rules":             []object{{"apiGroups": []string{""}, "apiVersions": []string{"v1"}, "operations": []string{"CREATE"}, "resources": []string{"pods"}}},
 		}},
 	}
 }

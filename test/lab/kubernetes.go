@@ -58,6 +58,7 @@ type Kubernetes struct {
 	Helm string `json:",omitempty"`
 
 	HostAddr netip.AddrPort // the API's address on the machine's own network; set by Up
+	Disk     string         `json:",omitempty"` // what real nodes begin with; set by Up
 }
 
 // These are the users for whom the lab makes kubeconfigs.
@@ -384,7 +385,11 @@ func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	if n == nil {
 		return fmt.Errorf("restart %s: lab %s has no node of that name; choose from %s, %s, %s", host, l.Name, l.nodeNames(), plan.Control, plan.Outside)
 	}
-	if err := errors.Join(l.stopKubelet(host), l.KillProxy(host)); err != nil {
+	err := errors.Join(l.stopKubelet(host), l.KillProxy(host))
+	if err == nil && l.Kubernetes.RealNodes {
+		err = l.joinNode(ctx, n)
+	}
+	if err != nil {
 		return err
 	}
 	if err := l.startKubelet(n, exe); err != nil {

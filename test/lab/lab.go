@@ -70,7 +70,6 @@ type Lab struct {
 
 	Owner *process.Process `json:",omitempty"` // the process that owns a transient lab
 
-	disk       string // what real nodes begin with
 	agent      *Agent
 	progress   func(string)
 	namespaces []*corev1.Namespace // of the lab's first objects

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -44,7 +45,7 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 	c := &node.Config{
 		Name: n.Name, Dir: l.path(n.Name), Disk: filepath.Join(DiskDir, l.Name, n.Name),
 		Bin: l.Kubernetes.Bin, Containerd: l.Kubernetes.Containerd, Addrs: n.IPs, ClusterDNS: clusterDNS(), Nameserver: l.Cluster.OutsideIPs[0],
-		Base: l.disk, Registry: "http://" + registry().String(),
+		Base: l.Kubernetes.Disk, Registry: "http://" + registry().String(),
 		Folders: map[string]string{filepath.Dir(agent.DefaultSocket): l.runFolder(n.Name)},
 	}
 	if !l.installed() {
@@ -107,21 +108,30 @@ func (l *Lab) nodeNetwork(n *plan.Node) ([]byte, error) {
 
 // prepareNodes makes what the real nodes begin with: their objects, and the images on their disks.
 func (l *Lab) prepareNodes(ctx context.Context, exe string) (err error) {
-	if l.disk, err = node.Disk(ctx, l.Kubernetes.Containerd, []string{l.Kubernetes.Images}, append(selfCommand(exe, "node"), "--config")...); err != nil {
+	if l.Kubernetes.Disk, err = node.Disk(ctx, l.Kubernetes.Containerd, []string{l.Kubernetes.Images}, append(selfCommand(exe, "node"), "--config")...); err != nil {
 		return err
 	}
-	return l.defineNodes()
+	return l.defineNodes(l.Cluster.Nodes...)
+}
+
+// joinNode makes the Node object of a node, if the API says that it has none.
+func (l *Lab) joinNode(ctx context.Context, n *plan.Node) error {
+	err := l.Plane(func(p *control.Plane) error { return p.Get(ctx, "/api/v1/nodes/"+n.Name, &corev1.Node{}) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return l.defineNodes(*n)
+	}
+	return nil // the kubelet waits for an API that does not answer
 }
 
 // defineNodes makes the Node objects, with the pod CIDRs that the lab's network has for them. The
 // kubelets find them.
-func (l *Lab) defineNodes() error {
+func (l *Lab) defineNodes(nodes ...plan.Node) error {
 	dir := l.path("nodes")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeFolder(dir); err != nil {
 		return fmt.Errorf("create folder: %w", err)
 	}
-	for i := range l.Cluster.Nodes {
-		object := l.Cluster.Nodes[i].Object(time.Now())
+	for i := range nodes {
+		object := nodes[i].Object(time.Now())
 		object.Status = corev1.NodeStatus{} // this is for the kubelet to say
 		// As with a Node that a kubelet has made: pods come when it is ready.
 		object.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
@@ -168,6 +178,19 @@ func (l *Lab) startMachine(n *plan.Node, exe string) error {
 		return err
 	}
 	return l.start(n.Name, "kubelet", append(selfCommand(exe, "node"), "--config", file))
+}
+
+// Stop switches a real node off, as a power cut does; Restart switches it on. With wipe its disk is
+// gone, too, so that it begins as a new machine.
+func (l *Lab) Stop(name string, wipe bool) error {
+	if l.Cluster.Node(name) == nil || l.Kubernetes == nil || !l.Kubernetes.RealNodes {
+		return fmt.Errorf("stop %s: lab %s has no node of that name which can be switched off; choose from %s", name, l.Name, l.nodeNames())
+	}
+	err := errors.Join(l.stopMachine(name), l.KillProxy(name))
+	if err == nil && wipe {
+		err = os.RemoveAll(filepath.Join(DiskDir, l.Name, name))
+	}
+	return err
 }
 
 // stopMachine switches a node off, as a power cut would: of what it ran, its disk stays.

@@ -234,6 +234,43 @@ and all traffic go on. That returns once the agent is in sync.`,
 	return cmd
 }
 
+func newLabStopCommand() *cobra.Command {
+	var (
+		name string
+		wipe bool
+	)
+	cmd := &cobra.Command{
+		Use:   "stop NODE...",
+		Short: "Switch nodes off, as a power cut does",
+		Long: `Switch nodes off that run the real kubelet, as a power cut does. 'sluice lab restart'
+switches them on again, with the disk that they had. With --wipe that is gone: the
+node then begins as a new machine. For one that leaves the cluster and joins it:
+
+  sluice lab kubectl drain node3 --ignore-daemonsets
+  sluice lab stop node3 --wipe
+  sluice lab kubectl delete node node3
+  sluice lab restart node3`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, nodes []string) error {
+			l, err := openLab(name)
+			if err != nil {
+				return err
+			}
+			for _, node := range nodes {
+				if err := l.Stop(node, wipe); err != nil {
+					return err
+				}
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "lab %s: %s is off\n", l.Name, node)
+			}
+			return nil
+		},
+	}
+	labNameFlag(cmd, &name, defaultLab)
+	cmd.ValidArgsFunction = completePlaces(func(l *lab.Lab) []string { return hosts(l, false) }, cobra.ShellCompDirectiveNoFileComp)
+	cmd.Flags().BoolVar(&wipe, "wipe", false, "also remove their disks")
+	return cmd
+}
+
 func newLabBalancerCommand() *cobra.Command {
 	var name, kubeconfig string
 	cmd := &cobra.Command{

@@ -8,14 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/control"
-	"sluice.dev/sluice/test/lab/echo"
+	"sluice.dev/sluice/test/lab/load"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/process"
 	"sluice.dev/sluice/test/machine"
@@ -78,7 +77,7 @@ func TestLabKubernetes(t *testing.T) {
 	if len(l.Warnings) > 0 {
 		t.Errorf("warnings: %q", l.Warnings)
 	}
-	stop := load(t, l)
+	stop := requests(t, l)
 	kubectl := func(args ...string) {
 		t.Helper()
 		err := l.Plane(func(p *control.Plane) error {
@@ -171,49 +170,28 @@ func restartAgent(t *testing.T, l *lab.Lab, node string) {
 	}
 }
 
-// load sends requests, one after the other, from a pod, a node and the outside host, until the
-// returned function is called, which reports failed requests.
-func load(t *testing.T, l *lab.Lab) (stop func()) {
+// requests sends requests from a pod, a node and the outside host, until the returned function is
+// called, which reports those that failed.
+func requests(t *testing.T, l *lab.Lab) (stop func()) {
 	t.Helper()
 	service := l.Cluster.Services[1] // the first is the API server's
 	cluster, node := plan.ClusterIPs(service), l.Cluster.Nodes[1].IPs
-	var over atomic.Bool
-	var clients sync.WaitGroup
-	var sent atomic.Int64
-	for _, c := range []struct {
-		from string
-		to   netip.AddrPort
-	}{
-		{l.NodeNS("client.default"), netip.AddrPortFrom(cluster[0], 80)},
-		{l.NodeNS("client.default"), netip.AddrPortFrom(cluster[1], 80)},
-		{l.NodeNS("node1"), netip.AddrPortFrom(cluster[0], 80)},
-		{l.NodeNS(plan.Outside), netip.AddrPortFrom(node[0], 30080)},
-		{l.NodeNS(plan.Outside), netip.AddrPortFrom(node[1], 30080)},
-	} {
-		ns, err := netns.Open(c.from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		clients.Go(func() {
-			defer ns.Close()
-			err := ns.Do(func() error {
-				for pause := time.NewTicker(20 * time.Millisecond); !over.Load(); <-pause.C {
-					if _, err := echo.Ask("TCP", c.to, 5*time.Second); err != nil {
-						t.Errorf("%s to %v: %v", ns.Name, c.to, err)
-					}
-					sent.Add(1)
-				}
-				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
+	all, err := load.Start(load.Config{Every: 50 * time.Millisecond, Short: true, Routes: []load.Route{
+		{From: l.NodeNS("client.default"), To: netip.AddrPortFrom(cluster[0], 80)},
+		{From: l.NodeNS("client.default"), To: netip.AddrPortFrom(cluster[1], 80)},
+		{From: l.NodeNS("node1"), To: netip.AddrPortFrom(cluster[0], 80)},
+		{From: l.NodeNS(plan.Outside), To: netip.AddrPortFrom(node[0], 30080)},
+		{From: l.NodeNS(plan.Outside), To: netip.AddrPortFrom(node[1], 30080)},
+	}})
+	if err != nil {
+		t.Fatal(err)
 	}
 	stop = sync.OnceFunc(func() {
-		over.Store(true)
-		clients.Wait()
-		t.Logf("%d requests", sent.Load())
+		sent, err := all.Outcome()
+		if err != nil {
+			t.Error(err)
+		}
+		t.Logf("%d requests", sent)
 	})
 	t.Cleanup(stop)
 	return stop

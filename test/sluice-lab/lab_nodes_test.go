@@ -202,9 +202,20 @@ func (c *client) want(what, want string, args ...string) {
 // until waits until kubectl prints a text.
 func (c *client) until(want string, args ...string) {
 	c.t.Helper()
+	c.await(want, func(out string) bool { return out == want }, args...)
+}
+
+// find waits until a text is in what kubectl prints.
+func (c *client) find(want string, args ...string) {
+	c.t.Helper()
+	c.await(want, func(out string) bool { return strings.Contains(out, want) }, args...)
+}
+
+func (c *client) await(want string, is func(string) bool, args ...string) {
+	c.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		out, err := c.kubectl(args...)
-		if err == nil && string(out) == want {
+		if err == nil && is(string(out)) {
 			return
 		}
 		if time.Now().After(end) {

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -105,6 +106,22 @@ func Load(path string) (*Config, error) {
 // Init is the first process of the node, as seen from outside; the zero value if the node does
 // not run.
 func Init(dir string) process.Process { return process.Find(dir, initName) }
+
+// Program is a program that the node's first process runs: kubelet or containerd; the zero value if
+// it does not run now.
+func Program(dir, name string) process.Process {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", Init(dir).PID)) // the pattern is well-formed
+	for _, file := range files {
+		children, _ := os.ReadFile(file) // a thread that has ended has none
+		for pid := range strings.FieldsSeq(string(children)) {
+			is, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+			if number, _ := strconv.Atoi(pid); err == nil && strings.TrimSpace(string(is)) == name {
+				return process.Of(number)
+			}
+		}
+	}
+	return process.Process{}
+}
 
 // initName is the name of its record.
 const initName = "init"

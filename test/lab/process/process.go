@@ -55,8 +55,7 @@ func Start(ns *netns.NS, dir, name string, args []string, files ...*os.File) err
 // Record records a process that the caller has started, for Find. It writes the file atomically, as
 // others may read it at any time.
 func Record(dir, name string, pid int) error {
-	p := Process{PID: pid}
-	p.Start, _ = startTime(pid) // if it has already ended, whoever waits for it notices
+	p := Of(pid) // if it has already ended, whoever waits for it notices
 	path := filepath.Join(dir, name+".pid")
 	data, err := json.Marshal(p)
 	if err == nil {
@@ -98,9 +97,7 @@ func Behind(socket string) Process {
 	if doErr != nil || err != nil {
 		return Process{}
 	}
-	p := Process{PID: int(peer.Pid)}
-	p.Start, _ = startTime(p.PID) // if it has just ended, it is not alive
-	return p
+	return Of(int(peer.Pid))
 }
 
 // Names lists what was started in a folder, including ended processes, sorted.
@@ -112,11 +109,15 @@ func Names(dir string) (names []string) {
 	return names
 }
 
-// Self returns this process.
-func Self() Process {
-	start, _ := startTime(os.Getpid()) // it does run
-	return Process{os.Getpid(), start}
+// Of returns the process that has a number now.
+func Of(pid int) Process {
+	p := Process{PID: pid}
+	p.Start, _ = startTime(pid) // if it has just ended, it is not alive
+	return p
 }
+
+// Self returns this process.
+func Self() Process { return Of(os.Getpid()) }
 
 // Alive reports whether the process runs.
 func (p Process) Alive() bool {
