@@ -15,7 +15,7 @@ import (
 	"sluice.dev/sluice/test/lab/kubeapi"
 )
 
-// Report says in an Event of each pod, for `kubectl describe`, what stand-ins run in it, until ctx
+// Report says in an Event of each pod, for `kubectl describe`, what was changed of it, until ctx
 // ends.
 func Report(ctx context.Context, api *kubeapi.Client, log *slog.Logger) {
 	api.Pods("").Follow(ctx, "", &reporter{ctx: ctx, api: api, log: log, said: map[types.UID]bool{}})
@@ -33,7 +33,7 @@ type reporter struct {
 
 func (r *reporter) see(object any) error {
 	pod, ok := object.(*corev1.Pod)
-	if !ok || pod.Annotations[Annotation] == "" {
+	if !ok || pod.Annotations[Annotation]+pod.Annotations[SCTPAnnotation] == "" {
 		return nil
 	}
 	r.mu.Lock()
@@ -42,23 +42,30 @@ func (r *reporter) see(object any) error {
 		return nil
 	}
 	r.said[pod.UID] = true
+	var texts []string
 	for _, replaced := range Of(pod) {
+		texts = append(texts, replaced.String())
+	}
+	if noted := pod.Annotations[SCTPAnnotation]; noted != "" {
+		texts = append(texts, sayWithoutSCTP(noted))
+	}
+	for _, text := range texts {
 		// Another process of this kind has said it under the same name.
-		if _, err := r.api.Events(pod.Namespace).Create(r.ctx, event(pod, replaced)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := r.api.Events(pod.Namespace).Create(r.ctx, event(pod, text)); err != nil && !apierrors.IsAlreadyExists(err) {
 			r.log.Warn("cannot report a stand-in", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 		}
 	}
 	return nil
 }
 
-func event(pod *corev1.Pod, r Replaced) *corev1.Event {
+func event(pod *corev1.Pod, text string) *corev1.Event {
 	h := fnv.New64a()
-	_, _ = fmt.Fprint(h, pod.UID, r.Container) // it never fails
+	_, _ = fmt.Fprint(h, pod.UID, text) // it never fails
 	now := metav1.Now()
 	return &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%.200s.%x", pod.Name, h.Sum64()), Namespace: pod.Namespace},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
-		Type:           corev1.EventTypeNormal, Reason: "StandIn", Message: r.String(), Count: 1,
+		Type:           corev1.EventTypeNormal, Reason: "StandIn", Message: text, Count: 1,
 		Source: corev1.EventSource{Component: "sluice-lab"}, FirstTimestamp: now, LastTimestamp: now, ReportingController: "sluice-lab",
 	}
 }

@@ -1,6 +1,7 @@
 // Package standin has containers whose image nobody has run a small server in its place, on the
 // ports that they declare: so manifests of applications run in a lab without their images. What is
-// changed is said in an annotation of the pod, and in an Event.
+// changed is said in an annotation of the pod, and in an Event. Where the kernel has no SCTP,
+// containers of Kubernetes' tests that serve it serve TCP.
 //
 // It is an admission webhook: what the kubelet then runs is in the pod's spec, for all to see.
 package standin
@@ -59,14 +60,11 @@ func Replace(pod *corev1.Pod, known func(image string) bool) (all []Replaced) {
 		}
 	}
 	if len(all) > 0 {
-		if pod.Annotations == nil {
-			pod.Annotations = map[string]string{}
-		}
 		var noted []string
 		for _, r := range all {
 			noted = append(noted, r.Container+"="+r.Image)
 		}
-		pod.Annotations[Annotation] = strings.Join(noted, ",")
+		annotate(pod, Annotation, strings.Join(noted, ","))
 	}
 	return all
 }
@@ -136,7 +134,8 @@ func succeed(exec *corev1.ExecAction) {
 }
 
 // Handler answers an API server that asks about pods that are to be made. It changes nothing else.
-func Handler(known func(image string) bool) http.Handler {
+// sctp says whether the kernel has SCTP.
+func Handler(known func(image string) bool, sctp bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 8<<20)).Decode(&review); err != nil || review.Request == nil {
@@ -144,7 +143,7 @@ func Handler(known func(image string) bool) http.Handler {
 			return
 		}
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
-		if err := answer(&review, known); err != nil {
+		if err := answer(&review, known, sctp); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
@@ -154,13 +153,18 @@ func Handler(known func(image string) bool) http.Handler {
 	})
 }
 
-func answer(review *admissionv1.AdmissionReview, known func(image string) bool) error {
+func answer(review *admissionv1.AdmissionReview, known func(image string) bool, sctp bool) error {
 	var pod corev1.Pod
 	if err := json.Unmarshal(review.Request.Object.Raw, &pod); err != nil {
 		return fmt.Errorf("read the pod: %w", err)
 	}
-	all := Replace(&pod, known)
-	if len(all) == 0 {
+	for _, r := range Replace(&pod, known) {
+		review.Response.Warnings = append(review.Response.Warnings, r.String())
+	}
+	if !sctp && len(withoutSCTP(&pod)) > 0 {
+		review.Response.Warnings = append(review.Response.Warnings, sayWithoutSCTP(pod.Annotations[SCTPAnnotation]))
+	}
+	if len(review.Response.Warnings) == 0 {
 		return nil
 	}
 	patch := []map[string]any{
@@ -176,8 +180,5 @@ func answer(review *admissionv1.AdmissionReview, known func(image string) bool) 
 	}
 	kind := admissionv1.PatchTypeJSONPatch
 	review.Response.Patch, review.Response.PatchType = text, &kind
-	for _, r := range all {
-		review.Response.Warnings = append(review.Response.Warnings, r.String())
-	}
 	return nil
 }
