@@ -109,7 +109,7 @@ check: build ## Format, vet and lint what changed, and run all tests that need n
 	@hack/check
 
 .PHONY: e2e
-e2e: build ## Run Kubernetes' own tests of networks on a lab with real nodes (E2E="conformance", for one set of 'sluice lab e2e')
+e2e: build ## Run the tests of others on a lab with real nodes (E2E="conformance", for one set of 'sluice lab e2e')
 	@hack/need "the tests" $(E2E_TOOLS)
 	bin/sluice lab e2e $(E2E)
 

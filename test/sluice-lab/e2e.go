@@ -37,10 +37,10 @@ func newLabE2ECommand() *cobra.Command {
 	var o e2eOptions
 	cmd := &cobra.Command{
 		Use:   "e2e [SET]",
-		Short: "Run Kubernetes' own tests of networks, unmodified, on a lab with real nodes",
-		Long: `Bring up a lab with real nodes, run Kubernetes' own end-to-end tests of networks
-against it, unmodified, and take it down again. The first time, building them takes
-some minutes. The sets are:
+		Short: "Run the tests of others, unmodified, on a lab with real nodes",
+		Long: `Bring up a lab with real nodes, run tests of others against it, unmodified, and take
+it down again: Kubernetes' own end-to-end tests of networks, or the conformance tests of
+ClusterNetworkPolicy. The first time, building them takes some minutes. The sets are:
 
 ` + sets() + `
 The table names each test that failed, and each that skipped itself, with the reason.`,
@@ -67,8 +67,8 @@ The table names each test that failed, and each that skipped itself, with the re
 	fl.StringVar(&o.dataPlane, "data-plane", "sluice", "what serves the nodes: "+strings.Join(suite.DataPlanes, ", "))
 	fl.StringVar(&o.keep, "keep", "", "`folder` of a page to write with the result, and those that it has: docs/e2e")
 	fl.IntVar(&o.nodes, "nodes", 0, "number of nodes (default: as many as the set needs)")
-	fl.IntVar(&o.procs, "procs", 4, "number of tests that run at the same time")
-	fl.StringVar(&o.out, "out", "", "`folder` for the reports (JUnit, Ginkgo's JSON) and the tests' output (default: one below the user's cache folder)")
+	fl.IntVar(&o.procs, "procs", 4, "number of Kubernetes' tests that run at the same time")
+	fl.StringVar(&o.out, "out", "", "`folder` for the reports (JUnit, and the suite's own) and the tests' output (default: one below the user's cache folder)")
 	fl.StringVar(&o.containerd, "containerd", "", "`folder` with the nodes' containerd, as from 'sluice lab build --containerd' (default: that in PATH)")
 	fl.StringVar(&o.agentImage, "agent-image", "", "`archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
@@ -78,7 +78,7 @@ The table names each test that failed, and each that skipped itself, with the re
 func sets() string {
 	var b strings.Builder
 	for _, s := range suite.Sets {
-		fmt.Fprintf(&b, "  %-12s  %s\n", s.Name, s.About)
+		fmt.Fprintf(&b, "  %-22s  %s\n", s.Name, s.About)
 	}
 	return b.String()
 }
@@ -107,7 +107,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if mode == o.dataPlane {
 		mode = "" // Sluice
 	}
-	o.withKubernetes, o.realNodes, o.empty, o.transient = true, true, true, true
+	o.withKubernetes, o.realNodes, o.empty, o.transient, o.crds = true, true, true, true, set.CRDs
 	o.kubeProxy = mode
 	if mode == "" {
 		// As its users have it: pods reach each other as they are, and all others with their node's
@@ -144,8 +144,8 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if err != nil {
 		return err
 	}
-	say(fmt.Sprintf("running the tests of %s, %d at a time, with %s on %s; what they print is in %s",
-		set.Name, o.procs, o.dataPlane, model.Count(o.nodes, "node"), filepath.Join(o.out, "output.log")))
+	say(fmt.Sprintf("running the tests of %s with %s on %s; what they print is in %s",
+		set.Name, o.dataPlane, model.Count(o.nodes, "node"), filepath.Join(o.out, "output.log")))
 	report, err := o.test(cmd.Context(), w, l, set, bin)
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ const ginkgoReport = "report.json"
 func ginkgo(c Config, tests string) []string {
 	args := []string{
 		filepath.Join(c.Bin, "ginkgo"), "--procs", fmt.Sprint(c.Procs), "--no-color", "--silence-skips", "--timeout", "3h", "--focus", c.Focus,
-		"--json-report", ginkgoReport, "--junit-report", "junit.xml", "--output-dir", c.Dir,
+		"--json-report", ginkgoReport, "--junit-report", junitFile, "--output-dir", c.Dir,
 	}
 	if c.Skip != "" {
 		args = append(args, "--skip", c.Skip)
@@ -90,8 +90,8 @@ func readGinkgo(dir string) (*Report, error) {
 	return r, nil
 }
 
-// countGinkgo tells how many tests have ended, from Ginkgo's output. At the beginning of a line is a dot
-// for each; behind the dot of one that has failed, a word says so.
+// countGinkgo tells how many tests have ended, from Ginkgo's output. At the beginning of a line is
+// a dot for each; behind the dot of one that has failed, a word says so.
 func countGinkgo(out io.Reader, say func(Counts)) {
 	var (
 		n    Counts

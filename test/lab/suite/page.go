@@ -19,12 +19,18 @@ var DataPlanes = []string{"sluice", "kube-proxy-nftables", "kube-proxy-iptables"
 // Keep writes a report into a folder, in place of that of the same set and data plane, and writes
 // the folder's page anew from all that it has.
 func Keep(dir string, r *Report) error {
-	text, err := json.MarshalIndent(r, "", " ")
+	name := r.Set + "-" + r.DataPlane
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil && r.own != nil {
+		r.Own = name + ".yaml"
+		err = os.WriteFile(filepath.Join(dir, r.Own), r.own, 0o644)
+	}
+	var text []byte
 	if err == nil {
-		err = os.MkdirAll(dir, 0o755)
+		text, err = json.MarshalIndent(r, "", " ")
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, r.Set+"-"+r.DataPlane+".json"), append(text, '\n'), 0o644)
+		err = os.WriteFile(filepath.Join(dir, name+".json"), append(text, '\n'), 0o644)
 	}
 	var all []*Report
 	if err == nil {
@@ -60,11 +66,15 @@ func kept(dir string) (all []*Report, err error) {
 	return all, nil
 }
 
-const intro = `# Kubernetes' own tests
+const intro = `# The tests of others
 
-What Kubernetes' end-to-end tests of networks (` + "`[sig-network]` of `e2e.test`" + `), unmodified, say of Sluice, and of the real
-kube-proxy on the same nodes: real kubelets and containerd ([docs/lab.md](../lab.md#real-nodes)), Sluice as a DaemonSet from
-[deploy/kustomize](../../deploy/kustomize), with its own pod network. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page.
+What the tests of others, unmodified, say of Sluice, and of the real kube-proxy on the same nodes: real kubelets and
+containerd ([docs/lab.md](../lab.md#real-nodes)), Sluice as a DaemonSet from [deploy/kustomize](../../deploy/kustomize),
+with its own pod network. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page. They are
+
+- Kubernetes' end-to-end tests of networks, ` + "`[sig-network]` of `e2e.test`" + `;
+- in the set ` + "`cluster-network-policy`" + `, the conformance tests of ClusterNetworkPolicy, from network-policy-api 0.3.0. The set's
+  name links to the report that this suite itself has written, as implementations hand it in there.
 
 `
 
@@ -74,8 +84,11 @@ func page(all []*Report) string {
 	b.WriteString(intro)
 	b.WriteString("| set | with | nodes | passed | failed | of these for what is not there | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, r := range all {
-		failed := r.Count(Failed)
-		fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d | %d | %s |\n", r.Set, r.DataPlane, r.Nodes, r.Count(Passed), failed, failed-len(r.Ours()), r.Count(Skipped), r.Took.Round(time.Second))
+		failed, set := r.Count(Failed), r.Set
+		if r.Own != "" {
+			set = "[" + set + "](" + r.Own + ")"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d | %d | %s |\n", set, r.DataPlane, r.Nodes, r.Count(Passed), failed, failed-len(r.Ours()), r.Count(Skipped), r.Took.Round(time.Second))
 	}
 	for _, r := range all {
 		if r.Count(Failed)+r.Count(Skipped) == 0 {

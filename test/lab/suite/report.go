@@ -2,8 +2,10 @@ package suite
 
 import (
 	"cmp"
+	"encoding/xml"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,6 +21,10 @@ type Report struct {
 
 	Took  time.Duration
 	Tests []Test // those of the set that ran, or decided not to, by title
+
+	// Own is the file beside the kept report that has the suite's own one; "": there is none.
+	Own string `json:",omitempty"`
+	own []byte
 }
 
 // Test is the outcome of a test.
@@ -67,12 +73,12 @@ func (r *Report) Ours() (tests []Test) {
 	return tests
 }
 
-// causes are why tests can't pass in a lab, by their titles.
+// causes are why tests can't pass in a lab, by their titles and the reasons that they give.
 var causes = []struct {
 	title *regexp.Regexp
 	why   string
 }{
-	{regexp.MustCompile(`SCTP`), "the kernel has no SCTP"},
+	{regexp.MustCompile(`SCTP|protocol not supported$`), "the kernel has no SCTP"},
 	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
@@ -84,7 +90,7 @@ var causes = []struct {
 func (r *Report) finish() {
 	for i := range r.Tests {
 		for _, c := range causes {
-			if t := &r.Tests[i]; t.State == Failed && c.title.MatchString(t.Title) {
+			if t := &r.Tests[i]; t.State == Failed && c.title.MatchString(t.Title+" "+t.Reason) {
 				t.Cause = c.why
 			}
 		}
@@ -115,4 +121,41 @@ func (r *Report) Summary() string {
 		text += fmt.Sprintf(" (%d for what this machine or the suite lacks)", known)
 	}
 	return fmt.Sprintf("%s, %d skipped themselves, in %s", text, r.Count(Skipped), r.Took.Round(time.Second))
+}
+
+// junitFile is the file of a run's folder that has the report in JUnit's format.
+const junitFile = "junit.xml"
+
+// writeJUnit writes the outcome of tests in JUnit's format.
+func writeJUnit(path string, tests []Test) error {
+	type reason struct {
+		Message string `xml:"message,attr"`
+	}
+	type testCase struct {
+		Name    string  `xml:"name,attr"`
+		Time    float64 `xml:"time,attr"`
+		Failure *reason `xml:"failure"`
+		Skipped *reason `xml:"skipped"`
+	}
+	var suite struct {
+		XMLName xml.Name   `xml:"testsuite"`
+		Tests   int        `xml:"tests,attr"`
+		Cases   []testCase `xml:"testcase"`
+	}
+	suite.Tests = len(tests)
+	for _, t := range tests {
+		c := testCase{Name: t.Title, Time: t.Took.Seconds()}
+		switch t.State {
+		case Failed:
+			c.Failure = &reason{t.Reason}
+		case Skipped:
+			c.Skipped = &reason{t.Reason}
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
+	text, err := xml.MarshalIndent(suite, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
 }

@@ -1,5 +1,5 @@
 // Package suite runs the tests of others, unmodified, against a lab: Kubernetes' own end-to-end
-// tests of networks.
+// tests of networks, and the conformance tests of ClusterNetworkPolicy.
 package suite
 
 import (
@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,13 +30,15 @@ type Set struct {
 	Focus string // a regular expression of the tests' titles
 	Skip  string // another, of those that are left out; "" for none
 	Nodes int    // that they need at least
+	CRDs  bool   // whether they need the policies that Kubernetes itself does not have
 }
 
-// Sets are those of Kubernetes' tests.
+// Sets are those that there are.
 var Sets = []Set{
 	{Name: "conformance", About: "what every cluster must do of networks: 47 tests", Focus: network + `.*\[Conformance\]`, Nodes: 2},
 	{Name: "netpol", About: "NetworkPolicies: 49 tests", Focus: network + ` Netpol`, Nodes: 3},
 	{Name: "sig-network", About: "all tests of networks: 249", Focus: network, Nodes: 6},
+	{Name: "cluster-network-policy", About: "network-policy-api's conformance of ClusterNetworkPolicy: 28 tests", Of: clusterPolicies, Focus: "CNP", Nodes: 2, CRDs: true},
 	{Name: "smoke", About: "a few quick ones of each kind, in two minutes", Focus: network + ` .*(` + strings.Join(smoke, "|") + `)`, Nodes: 2},
 }
 
@@ -78,6 +81,9 @@ func (s Set) Build(ctx context.Context, say func(string)) (bin string, err error
 	return s.suite().programs.Build(ctx, say)
 }
 
+// outputFile is the file of a run's folder that has all that the tests print.
+const outputFile = "output.log"
+
 // Config is for one run.
 type Config struct {
 	Set
@@ -99,7 +105,8 @@ type Counts struct{ Passed, Failed int }
 func Run(ctx context.Context, c Config) (*Report, error) {
 	s := c.suite()
 	args := s.command(c)
-	out, err := os.Create(filepath.Join(c.Dir, "output.log"))
+	begin := time.Now()
+	out, err := os.Create(filepath.Join(c.Dir, outputFile))
 	if err != nil {
 		return nil, fmt.Errorf("run the tests: %w", err)
 	}
@@ -127,6 +134,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, fmt.Errorf("run the tests: %w; %w; their output is in %s", runErr, err, out.Name())
 	}
 	r.finish()
+	r.Took = cmp.Or(r.Took, time.Since(begin))
 	r.Set, r.DataPlane = c.Name, c.DataPlane
 	return r, nil
 }

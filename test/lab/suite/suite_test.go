@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // What Ginkgo writes: the tests of other sets, too, and what all tests need.
@@ -99,6 +100,7 @@ func TestSets(t *testing.T) {
 		{"[sig-network] Services should serve a basic endpoint from pods [Conformance]", "conformance sig-network smoke"},
 		{"[sig-network] Services should be able to up and down services", "sig-network"},
 		{"[sig-network] Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy [Feature:NetworkPolicy]", "netpol sig-network smoke"},
+		{"CNPAdminTierGress Should support an 'allow-gress' policy", "cluster-network-policy"},
 		{"[sig-node] Pods should be submitted and removed [Conformance]", ""},
 	} {
 		var in []string
@@ -109,6 +111,88 @@ func TestSets(t *testing.T) {
 		}
 		if slices.Sort(in); strings.Join(in, " ") != tc.in {
 			t.Errorf("%s: in %v, want %s", tc.title, in, tc.in)
+		}
+	}
+}
+
+// What Go's tests print: tests within tests, one of which is tried again before it passes.
+const goText = `=== RUN   TestConformanceProfiles
+    profile_test.go:98: Running
+=== RUN   TestConformanceProfiles/CNPFirst
+    suite.go:7: Applying a
+=== RUN   TestConformanceProfiles/CNPFirst/Should_pass_'a'
+    helper.go:9: not yet
+--- PASS: TestConformanceProfiles/CNPFirst/Should_pass_'a' (1.50s)
+=== RUN   TestConformanceProfiles/CNPFirst/Should_deny
+    helper.go:9: Command was x
+    helper.go:10: no answer
+    helper.go:11: 
+        	Error Trace:	helper.go:11
+        --- FAIL: TestConformanceProfiles/CNPFirst/Should_deny (10.00s)
+=== RUN   TestConformanceProfiles/CNPFirst/Should_speak_SCTP
+    helper.go:10: stderr: OTHER: protocol not supported
+        --- FAIL: TestConformanceProfiles/CNPFirst/Should_speak_SCTP (10.00s)
+=== NAME  TestConformanceProfiles/CNPFirst
+    suite.go:8: done
+    --- FAIL: TestConformanceProfiles/CNPFirst (21.50s)
+=== RUN   TestConformanceProfiles/CNPSecond
+    suite.go:20: it needs nodes
+    --- SKIP: TestConformanceProfiles/CNPSecond (0.00s)
+=== RUN   TestConformanceProfiles/CNPThird
+=== RUN   TestConformanceProfiles/CNPThird/Should_pass
+        --- PASS: TestConformanceProfiles/CNPThird/Should_pass (0.10s)
+=== NAME  TestConformanceProfiles/CNPThird
+    suite.go:9: cannot clean up
+    --- FAIL: TestConformanceProfiles/CNPThird (1.00s)
+--- FAIL: TestConformanceProfiles (22.00s)
+FAIL
+`
+
+// asJSON marks what the tests say of themselves, as they do for test2json.
+func asJSON(text string) string {
+	return regexp.MustCompile(`(?m)^ *(===|---)`).ReplaceAllString(text, "\x16$1")
+}
+
+// A test of Go counts if it has none below, or if none below it explains that it has failed.
+func TestGoReport(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, outputFile), []byte(asJSON(goText)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, conformanceReport), []byte("kind: ConformanceReport\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := clusterPolicies.read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.finish()
+	r.Set, r.DataPlane = "cluster-network-policy", "sluice"
+	want := []Test{
+		{Title: "CNPFirst Should deny", State: Failed, Took: 10 * time.Second, Reason: "no answer"},
+		{Title: "CNPFirst Should pass 'a'", State: Passed, Took: 1500 * time.Millisecond},
+		{Title: "CNPFirst Should speak SCTP", State: Failed, Took: 10 * time.Second, Reason: "stderr: OTHER: protocol not supported", Cause: "the kernel has no SCTP"},
+		{Title: "CNPSecond", State: Skipped, Reason: "it needs nodes"},
+		{Title: "CNPThird", State: Failed, Took: time.Second, Reason: "cannot clean up"},
+		{Title: "CNPThird Should pass", State: Passed, Took: 100 * time.Millisecond},
+	}
+	if !slices.Equal(r.Tests, want) {
+		t.Errorf("tests:\n%+v\nwant:\n%+v", r.Tests, want)
+	}
+	var last Counts
+	countGo(strings.NewReader(asJSON(goText)), func(n Counts) { last = n })
+	if last != (Counts{Passed: 2, Failed: 3}) {
+		t.Errorf("counted %+v", last)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, junitFile)); err != nil || !strings.Contains(string(text), `<testcase name="CNPSecond" time="0">`) || strings.Count(string(text), "<failure") != 3 {
+		t.Errorf("JUnit's report: %v\n%s", err, text)
+	}
+	if err := Keep(dir, r); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"cluster-network-policy-sluice.yaml": "kind: ConformanceReport\n", "README.md": "| [cluster-network-policy](cluster-network-policy-sluice.yaml) | sluice |"} {
+		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %v\n%s", name, err, text)
 		}
 	}
 }
