@@ -134,7 +134,7 @@ func (l *Lab) defineResources() error {
 	return l.Plane(func(p *control.Plane) error {
 		for _, args := range [][]string{{"apply", "--server-side"}, {"wait", "--for=condition=Established", "--timeout=" + settleTimeout.String()}} {
 			if out, err := p.Kubectl(append(args, "-f", l.Kubernetes.CRDs)...); err != nil {
-				return fmt.Errorf("define the kinds of policies: %w: %s", err, out)
+				return fmt.Errorf("define the kinds of --crds: %w: %s", err, out)
 			}
 		}
 		return nil

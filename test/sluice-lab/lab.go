@@ -67,7 +67,7 @@ type labOptions struct {
 	containerd     string // folder of the real nodes' containerd
 
 	empty     bool // run no application
-	crds      bool // have the API serve the policies of ClusterNetworkPolicy and Calico
+	crds      bool // have the API serve ClusterNetworkPolicy, and the kinds of Calico and MetalLB
 	transient bool // the lab must not outlive this process
 }
 
@@ -255,7 +255,7 @@ an API, to which you then apply manifests of your own.`,
 	}
 	o.register(cmd, defaultLab)
 	cmd.Flags().BoolVar(&o.empty, "empty", false, "run no application: only nodes, agents and, with --kubernetes, an API for manifests of your own")
-	cmd.Flags().BoolVar(&o.crds, "crds", false, "with --kubernetes: have the API serve ClusterNetworkPolicy and all kinds of Calico that Sluice reads")
+	cmd.Flags().BoolVar(&o.crds, "crds", false, "with --kubernetes: have the API serve ClusterNetworkPolicy, and all kinds of Calico and MetalLB that Sluice reads")
 	return cmd
 }
 

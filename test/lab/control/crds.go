@@ -15,20 +15,21 @@ import (
 	"sluice.dev/sluice/test/lab/build"
 )
 
-// published are the Go modules that the definitions of policy APIs are published in.
+// published are the Go modules that the definitions of kinds are published in.
 var published = []struct{ path, version, sum, files string }{
 	{"sigs.k8s.io/network-policy-api", "v0.3.0", "h1:RL6fVXiix9IW1pj0ImkW645m+EWmb3dBGCiW19bg5+k=", "config/crd/experimental/policy.*.yaml"},
 	{"github.com/projectcalico/calico", "v1.11.0-cni-plugin.0.20250813170300-a0db560f0520", "h1:TXnPEzx4pLWgwzCetIO/VJuz4iBZZrOdNSv16a50YqE=", "libcalico-go/config/crd/*.yaml"},
+	{"go.universe.tf/metallb", "v0.15.2", "h1:r7KDgJtk3KZe3qb36zRVrVCYHxLR03nPGT+qFXOomJM=", "config/crd/bases/*.yaml"},
 }
 
 // object is a CustomResourceDefinition, or a part of one. It is no Go type, so that nothing of it
 // is lost.
 type object = map[string]any
 
-// WriteCRDs writes the CustomResourceDefinitions of the policies that Sluice reads into a folder:
-// ClusterNetworkPolicy's, and Calico's of version 3.28 as projectcalico.org/v3, the version that
-// people write. Calico has tiers since 3.30: these are added. The modules that have the rest are
-// downloaded by the Go toolchain, once, and verified.
+// WriteCRDs writes the CustomResourceDefinitions of the kinds that Sluice reads into a folder:
+// ClusterNetworkPolicy's, MetalLB's, and Calico's of version 3.28 as projectcalico.org/v3, the
+// version that people write. Calico has tiers since 3.30: these are added. The modules that have
+// the rest are downloaded by the Go toolchain, once, and verified.
 func WriteCRDs(ctx context.Context, dir string) error {
 	folders, err := Published(ctx)
 	if err != nil {
@@ -51,10 +52,10 @@ func WriteCRDs(ctx context.Context, dir string) error {
 		}
 		data, err := yaml.Marshal(crd)
 		if err != nil {
-			return fmt.Errorf("write the definitions of policies: %w", err)
+			return fmt.Errorf("write the definitions of kinds: %w", err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, under(crd, "metadata")["name"].(string)+".yaml"), data, 0o644); err != nil {
-			return fmt.Errorf("write the definitions of policies: %w", err)
+			return fmt.Errorf("write the definitions of kinds: %w", err)
 		}
 	}
 	return nil
@@ -67,7 +68,7 @@ func Published(ctx context.Context) (map[string]string, error) {
 	for _, m := range published {
 		out, err := build.Go(ctx, os.TempDir(), "mod", "download", "-json", m.path+"@"+m.version)
 		if err != nil {
-			return nil, fmt.Errorf("download the definitions of policies: %w", err)
+			return nil, fmt.Errorf("download the definitions of kinds: %w", err)
 		}
 		var got struct{ Dir, Sum string }
 		if err := json.Unmarshal([]byte(out), &got); err != nil {
@@ -112,8 +113,8 @@ func readCRD(file string) (crd object, err error) {
 		return nil, err
 	}
 	spec := under(crd, "spec")
-	fields := under(spec, "versions", "schema", "openAPIV3Schema", "properties", "spec", "properties")
-	if fields == nil {
+	schema := under(spec, "versions", "schema", "openAPIV3Schema", "properties")
+	if schema == nil {
 		return nil, errors.New("it is no CustomResourceDefinition with a schema")
 	}
 	delete(crd, "status")
@@ -124,7 +125,7 @@ func readCRD(file string) (crd object, err error) {
 	spec["group"], version["name"] = kinds.CalicoGroup, "v3"
 	crd["metadata"] = object{"name": fmt.Sprint(names["plural"], ".", kinds.CalicoGroup)}
 	if kind := names["kind"]; kind == "NetworkPolicy" || kind == "GlobalNetworkPolicy" {
-		fields["tier"] = object{"type": "string"}
+		under(schema, "spec", "properties")["tier"] = object{"type": "string"}
 	}
 	return crd, nil
 }
