@@ -32,9 +32,6 @@ BENCH ?=
 # Arguments for `make test-vm`: "-v -run TestName internal/driver/nftables", for one.
 VM    ?=
 
-# Arguments for the cases of `make test-ipvs`: "-cases hairpin,sctp" for two of them; all without.
-CASES ?= -modes
-
 # Arguments for `make e2e`: "sig-network --data-plane kube-proxy-nftables", for one.
 E2E   ?= sig-network
 
@@ -86,7 +83,7 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 # `make lint`'s. Compilers, tests and the programs that they start let garbage grow to four times what
 # they use before they collect it: that saves a twelfth of the time.
 GO_TEST := env GOGC=400 go test -count=1 -vet=off -timeout 20m -p 2 -parallel 3
-LONGEST := $(addprefix ./,test/sluice-lab test/policytest docs internal/driver/iptables test/kubetest internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
+LONGEST := $(addprefix ./,test/sluice-lab test/policytest docs internal/driver/iptables internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
 # hack/slowest reads that of all packages.
 TEST_LOG := $(CURDIR)/bin/$(if $(filter ./...,$(PKG)),test,test-some).log
 
@@ -118,13 +115,6 @@ test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the s
 	@hack/need "the guest" $(VM_TOOLS)
 	go run ./test/vm $(VM)
 	go run ./test/vm -suite trixie $(VM)
-
-# An instruction takes a nanosecond there (-icount), so that time limits hold however slow the guest is.
-.PHONY: test-ipvs
-test-ipvs: ## Run the conformance cases with --mode ipvs and a real control plane in such guests
-	@hack/need "the guest" $(VM_TOOLS)
-	go run ./test/vm -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' test/kubetest
-	go run ./test/vm -suite trixie -icount -timeout 3h -kubernetes -memory 6G -v -run TestModes/ipvs -args '$(CASES)' test/kubetest
 
 .PHONY: fuzz-api
 fuzz-api: build ## Have schemathesis send the balancer's API thousands of requests, of which none may end in a 500

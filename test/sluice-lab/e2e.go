@@ -70,6 +70,8 @@ The table names each test that failed, and each that skipped itself, with the re
 	fl.IntVar(&o.procs, "procs", 4, "number of Kubernetes' tests that run at the same time")
 	fl.StringVar(&o.out, "out", "", "`folder` for the reports (JUnit, and the suite's own) and the tests' output (default: one below the user's cache folder)")
 	fl.StringVar(&o.containerd, "containerd", "", "`folder` with the nodes' containerd, as from 'sluice lab build --containerd' (default: that in PATH)")
+	fl.StringVar(&o.fabric, "fabric", string(plan.Native), "how the agents reach other nodes' pods, as for 'sluice lab up'; none where its `mode` is empty: with --agent-flag=--mode=userspace")
+	agentFlag(cmd, &o.agent)
 	fl.StringVar(&o.agentImage, "agent-image", "", "`archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
 	return cmd
@@ -109,10 +111,12 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	}
 	o.withKubernetes, o.realNodes, o.empty, o.transient, o.crds = true, true, true, true, set.CRDs
 	o.kubeProxy = mode
-	if mode == "" {
+	if mode != "" {
+		o.fabric = "" // the lab's routes
+	} else if o.fabric != "" {
 		// As its users have it: pods reach each other as they are, and all others with their node's
 		// address.
-		o.fabric, o.flags = string(plan.Native), append([]string{"--nat-outgoing"}, o.flags...)
+		o.flags = append([]string{"--nat-outgoing"}, o.flags...)
 	}
 	if o.nodes == 0 {
 		o.nodes = set.Nodes

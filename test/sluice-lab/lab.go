@@ -84,7 +84,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
 	fl.BoolVar(&o.realNodes, "real-nodes", false, "with --kubernetes: nodes run the real kubelet and containerd, and pods are containers")
-	fl.StringVar(&o.agent, "agent", agentKustomize, "with --real-nodes: how the agents `run`: kustomize or helm install them in the cluster as users do; process: beside each node")
+	agentFlag(cmd, &o.agent)
 	fl.StringVar(&o.agentImage, "agent-image", "", "with --real-nodes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringSliceVar(&o.images, "images", nil, "with --real-nodes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
 	fl.StringVar(&o.containerd, "containerd", "", "with --real-nodes: `folder` with containerd, its shim and ctr, as from 'sluice lab build --containerd' (default: those in PATH)")
@@ -93,6 +93,10 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 
 // How agents run on real nodes.
 const agentKustomize, agentHelm, agentProcess = "kustomize", "helm", "process"
+
+func agentFlag(cmd *cobra.Command, agent *string) {
+	cmd.Flags().StringVar(agent, "agent", agentKustomize, "with --kubernetes: how the agents `run`: kustomize or helm install them in the cluster as users do; process: beside each node")
+}
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
 	cmd.Flags().StringVar(name, "name", value, "name of the lab: lower-case letters and digits")

@@ -3,7 +3,6 @@
 //
 //	go run ./test/vm [flags] [package directory ...]
 //	go run ./test/vm -program 'lab up --fabric ipip' -program 'lab probe'
-//	go run ./test/vm -icount -kubernetes -memory 6G -run TestModes/ipvs test/kubetest
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
 // test binaries statically, packs them into an initramfs with the kernel modules that they need and

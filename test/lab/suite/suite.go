@@ -39,27 +39,25 @@ var Sets = []Set{
 	{Name: "netpol", About: "NetworkPolicies: 49 tests", Focus: network + ` Netpol`, Nodes: 3},
 	{Name: "sig-network", About: "all tests of networks: 249", Focus: network, Nodes: 6},
 	{Name: "cluster-network-policy", About: "network-policy-api's conformance of ClusterNetworkPolicy: 28 tests", Of: clusterPolicies, Focus: "CNP", Nodes: 2, CRDs: true},
-	{Name: "smoke", About: "a few quick ones of each kind, in two minutes", Focus: network + ` .*(` + strings.Join(smoke, "|") + `)`, Nodes: 2},
+	{Name: "smoke", About: "conformance and a few of each other kind", Focus: network + ` .*(\[Conformance\]|` + strings.Join(smoke, "|") + `)`, Nodes: 2},
 }
 
 const network = `\[sig-network\]`
 
-// smoke are parts of the titles of quick tests that are unlike each other.
+// smoke are parts of the titles of tests that are unlike each other, and unlike those of Conformance.
 var smoke = []string{
-	`Services should serve a basic endpoint from pods`,
-	`Services should be able to create a functioning NodePort service`,
-	`Services should have session affinity work for service with type clusterIP`,
-	`Services should be able to change the type from ExternalName to ClusterIP`,
-	`Services should serve endpoints on same port and different protocols`,
-	`DNS should provide DNS for services`,
-	`DNS should support configurable pod DNS nameservers`,
-	`Granular Checks: Pods should function for intra-pod communication: http`,
-	`Granular Checks: Pods should function for node-pod communication: udp`,
-	`HostPort validates that there is no conflict`,
-	`EndpointSlice should create Endpoints and EndpointSlices for Pods matching a Service`,
-	`Proxy version v1 A set of valid responses are returned for both pod and service Proxy`,
-	`should preserve source pod IP for traffic thru service cluster IP`,
+	`Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service`,
+	`Conntrack proxy implementation should not be vulnerable to the invalid conntrack state bug`,
+	`\[Feature:IPv6DualStack\] should create service with ipv4,v6 cluster ip`,
+	`\[Feature:IPv6DualStack\] Granular Checks: Services Secondary IP Family \[LinuxOnly\] should function for node-Service: udp`,
 	`Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy`,
+	`Networking Granular Checks: Services should function for multiple endpoint-Services with same selector`,
+	`Services should allow pods to hairpin back to themselves through services`,
+	`Services should be rejected when no endpoints exist`,
+	`Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local`,
+	`Services should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes`,
+	`Services should preserve source pod IP for traffic thru service cluster IP`,
+	`Services should respect internalTrafficPolicy=Local Pod to Pod`,
 }
 
 // A Suite is what somebody's tests are made of, and how they are run.
