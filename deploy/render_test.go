@@ -193,6 +193,11 @@ func TestModeValue(t *testing.T) {
 		if raw != needs || mounted != needs || shared != needs {
 			t.Errorf("mode %s: NET_RAW %v, the lock is mounted: %v, and the host's: %v", mode, raw, mounted, shared)
 		}
+		// The proxy listens at services' own ports for UDP: at 53 for the cluster's DNS.
+		low := slices.Contains(c.SecurityContext.Capabilities.Add, corev1.Capability("NET_BIND_SERVICE"))
+		if want := mode == "userspace" || mode == "auto"; low != want {
+			t.Errorf("mode %s: NET_BIND_SERVICE %v", mode, low)
+		}
 	}
 }
 

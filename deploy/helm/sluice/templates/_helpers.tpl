@@ -24,7 +24,7 @@
             allowPrivilegeEscalation: false
             capabilities:
               drop: [ALL]
-              add: [NET_ADMIN{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if .Values.fabric.bgp.enabled }}, NET_BIND_SERVICE{{ end }}]
+              add: [NET_ADMIN{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if or .Values.fabric.bgp.enabled (has .Values.mode (list "userspace" "auto")) }}, NET_BIND_SERVICE{{ end }}]
             seccompProfile:
               type: RuntimeDefault
             {{- end }}
