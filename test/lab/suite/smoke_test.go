@@ -23,10 +23,10 @@ func TestSmoke(t *testing.T) {
 // for each driver.
 func TestModes(t *testing.T) {
 	t.Parallel()
-	for name, more := range map[string][]string{ // the agents' image has no iptables
+	for name, more := range map[string][]string{
 		"legacy":    {"--agent=process", "--agent-flag=--mode=iptables", "--agent-flag=--iptables-variant=legacy"},
 		"nft":       {"--agent=process", "--agent-flag=--mode=iptables", "--agent-flag=--iptables-variant=nft"},
-		"userspace": {"--fabric=", "--agent-flag=--mode=userspace", "--agent-flag=--userspace-client-address=transparent"},
+		"userspace": {"--agent=process", "--fabric=", "--agent-flag=--mode=userspace", "--agent-flag=--userspace-client-address=transparent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := []string{"sig-network", "--nodes", "2", "--focus", strings.Join([]string{

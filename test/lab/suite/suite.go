@@ -39,7 +39,7 @@ var Sets = []Set{
 	{Name: "netpol", About: "NetworkPolicies: 49 tests", Focus: network + ` Netpol`, Nodes: 3},
 	{Name: "sig-network", About: "all tests of networks: 249", Focus: network, Nodes: 6},
 	{Name: "cluster-network-policy", About: "network-policy-api's conformance of ClusterNetworkPolicy: 28 tests", Of: clusterPolicies, Focus: "CNP", Nodes: 2, CRDs: true},
-	{Name: "smoke", About: "conformance and a few of each other kind", Focus: network + ` .*(\[Conformance\]|` + strings.Join(smoke, "|") + `)`, Nodes: 2},
+	{Name: "smoke", About: "conformance and a few of each other kind", Focus: network + ` .*(\[Conformance\]|` + strings.Join(smoke, "|") + `)`, Nodes: 3},
 }
 
 const network = `\[sig-network\]`
