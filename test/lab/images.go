@@ -30,7 +30,7 @@ const (
 func registry() netip.AddrPort { return netip.AddrPortFrom(plan.ControlIPs[0], registryPort) }
 
 // imageFolder contains the archives of the images that the lab's registry serves.
-func (l *Lab) imageFolder() string { return filepath.Join(DiskDir, l.Name, "images") }
+func (l *Lab) imageFolder() string { return filepath.Join(l.disks(), "images") }
 
 // AgentImage is the image from which the agents run, unless an archive of the user's has it.
 const AgentImage = "sluice.dev/lab/sluice:latest"

@@ -82,9 +82,11 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 		return err
 	}
 	if l.Kubernetes.RealNodes {
-		if err := l.prepareNodes(ctx, exe); err != nil {
+		release, err := l.prepareNodes(ctx, exe)
+		if err != nil {
 			return err
 		}
+		defer func() { _ = release() }() // which only read
 		if err := l.serveImages(ctx, exe); err != nil {
 			return err
 		}

@@ -23,8 +23,8 @@ import (
 	"sluice.dev/sluice/test/netns"
 )
 
-// DiskDir contains the disks of labs' nodes, which are gone with their lab.
-const DiskDir = "/var/lib/sluice/lab"
+// disks is a link to the folder that contains the disks of the lab's nodes, and its images.
+func (l *Lab) disks() string { return l.path("disks") }
 
 // clusterDNS is the address of the Service kube-dns.
 func clusterDNS() []netip.Addr {
@@ -43,7 +43,7 @@ var nodePlugins = []string{"loopback", "portmap", "bandwidth"}
 // machine is the configuration of a node that runs the real kubelet.
 func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 	c := &node.Config{
-		Name: n.Name, Dir: l.path(n.Name), Disk: filepath.Join(DiskDir, l.Name, n.Name),
+		Name: n.Name, Dir: l.path(n.Name), Disk: filepath.Join(l.disks(), n.Name),
 		Bin: l.Kubernetes.Bin, Containerd: l.Kubernetes.Containerd, Addrs: n.IPs, ClusterDNS: clusterDNS(), Nameserver: l.Cluster.OutsideIPs[0],
 		Base: l.Kubernetes.Disk, Registry: "http://" + registry().String(),
 		Folders: map[string]string{filepath.Dir(agent.DefaultSocket): l.runFolder(n.Name)},
@@ -106,12 +106,23 @@ func (l *Lab) nodeNetwork(n *plan.Node) ([]byte, error) {
 	return o.Config()
 }
 
-// prepareNodes makes what the real nodes begin with: their objects, and the images on their disks.
-func (l *Lab) prepareNodes(ctx context.Context, exe string) (err error) {
+// prepareNodes makes what the real nodes begin with: their objects, and the images on their disks,
+// which are held until release is called.
+func (l *Lab) prepareNodes(ctx context.Context, exe string) (release func() error, err error) {
 	if l.Kubernetes.Disk, err = node.Disk(ctx, l.Kubernetes.Containerd, []string{l.Kubernetes.Images}, append(selfCommand(exe, "node"), "--config")...); err != nil {
-		return err
+		return nil, err
 	}
-	return l.defineNodes(l.Cluster.Nodes...)
+	if err := l.defineNodes(l.Cluster.Nodes...); err != nil {
+		return nil, err
+	}
+	disks, release, err := node.NewDisks()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Symlink(disks, l.disks()); err != nil {
+		return nil, errors.Join(fmt.Errorf("make disks: %w", err), release())
+	}
+	return release, nil
 }
 
 // joinNode makes the Node object of a node, if the API says that it has none.
@@ -208,11 +219,8 @@ func (l *Lab) removeMachines() error {
 	for _, file := range files {
 		errs = append(errs, node.Kill(filepath.Dir(file)))
 	}
-	errs = append(errs, os.RemoveAll(filepath.Join(DiskDir, l.Name)))
-	for _, dir := range []string{DiskDir, filepath.Dir(DiskDir)} {
-		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-			errs = append(errs, err)
-		}
+	if disks, err := os.Readlink(l.disks()); err == nil {
+		errs = append(errs, os.RemoveAll(disks))
 	}
 	return errors.Join(errs...)
 }

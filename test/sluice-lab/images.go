@@ -16,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/source/kube"
 	"sluice.dev/sluice/test/lab/image"
 	"sluice.dev/sluice/test/lab/kubeapi"
+	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/standin"
 )
 
@@ -58,6 +59,11 @@ func newLabImagesCommand() *cobra.Command {
 }
 
 func (s *imageServer) run(ctx context.Context) (err error) {
+	release, err := node.HoldDisks(filepath.Dir(s.folder)) // also while all nodes are off
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
 	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 	if err != nil {
 		return fmt.Errorf("read %s: %w", s.kubeconfig, err)

@@ -228,7 +228,9 @@ func (c *client) await(want string, is func(string) bool, args ...string) {
 // lab is up.
 func leftOf(l *lab.Lab) func() []string {
 	var groups []string
+	var disks string
 	if l != nil {
+		disks, _ = os.Readlink(filepath.Join(lab.Dir, l.Name, "disks"))           // it has them if it is up
 		files, _ := filepath.Glob(filepath.Join(lab.Dir, l.Name, "*", node.File)) // the pattern is well-formed
 		for _, file := range files {
 			if c, err := node.Load(file); err == nil {
@@ -240,7 +242,7 @@ func leftOf(l *lab.Lab) func() []string {
 		if l == nil {
 			return nil
 		}
-		patterns := []string{filepath.Join(netns.Dir, fmt.Sprintf("sluice-lab-%s-*", l.Name)), filepath.Join(lab.Dir, l.Name), filepath.Join(lab.DiskDir, l.Name)}
+		patterns := []string{filepath.Join(netns.Dir, fmt.Sprintf("sluice-lab-%s-*", l.Name)), filepath.Join(lab.Dir, l.Name), disks}
 		for _, g := range groups {
 			patterns = append(patterns, "/sys/fs/cgroup/"+g, "/sys/fs/cgroup/*/"+g)
 		}

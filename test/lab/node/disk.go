@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +73,69 @@ func Disk(ctx context.Context, containerd string, archives []string, command ...
 	return disk, nil
 }
 
+// disksPrefix is that of the names of folders of disks, below the user's cache folder.
+const disksPrefix = "disks-"
+
+// NewDisks makes a folder for the disks of a lab, on the file system of those that Disk returns. No
+// other lab has one of its name: labs in different mount namespaces share the cache folder. Some
+// process has to hold the folder for as long as the lab lives, as this one does until release is
+// called; it is gone when nobody does and another lab comes up.
+func NewDisks() (dir string, release func() error, err error) {
+	cache, err := os.UserCacheDir()
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(cache, "sluice"), 0o755)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("make a folder for disks: %w", err)
+	}
+	old, _ := filepath.Glob(filepath.Join(cache, "sluice", disksPrefix+"*")) // the pattern is well-formed
+	for _, dir := range old {
+		sweepDisks(dir)
+	}
+	if dir, err = os.MkdirTemp(filepath.Join(cache, "sluice"), disksPrefix); err == nil {
+		release, err = HoldDisks(dir)
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("make a folder for disks: %w", err)
+	}
+	return dir, release, nil
+}
+
+// HoldDisks keeps a folder of NewDisks from being removed when another lab comes up, until release
+// is called or this process ends.
+func HoldDisks(dir string) (release func() error, err error) {
+	fd, err := lockFolder(dir, unix.LOCK_SH)
+	if err != nil {
+		return nil, fmt.Errorf("hold %s: %w", dir, err)
+	}
+	return func() error { return unix.Close(fd) }, nil
+}
+
+// sweepDisks removes a folder of disks whose lab was killed with all that it ran.
+func sweepDisks(dir string) {
+	info, err := os.Stat(dir)
+	if err != nil || time.Since(info.ModTime()) < time.Minute { // its lab may be just starting
+		return
+	}
+	fd, err := lockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
+	if err != nil {
+		return
+	}
+	_ = os.RemoveAll(dir) // nothing depends on it
+	_ = unix.Close(fd)    // which only reads
+}
+
+func lockFolder(dir string, how int) (fd int, err error) {
+	fd, err = unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Flock(fd, how); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
 // diskKey changes with the archives and with the runtime that imports them.
 func diskKey(containerd string, archives []string) (string, error) {
 	h := sha256.New()
@@ -112,11 +176,7 @@ func (c *Config) clone(disk string) error {
 		case filepath.Ext(path) == ".db" && strings.Contains(path, "io.containerd."): // bbolt's, which are written in place
 			return copyFile(path, at)
 		}
-		err = os.Link(path, at)
-		if errors.Is(err, unix.EXDEV) {
-			return errors.New("the disks of nodes must be on the file system of the user's cache folder, " + filepath.Dir(disk))
-		}
-		return err
+		return os.Link(path, at)
 	})
 	if err == nil {
 		err = os.Rename(part, to)

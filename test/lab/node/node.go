@@ -38,7 +38,7 @@ type Config struct {
 	Dir string
 	// Disk is what the node keeps when it is switched off: images, containers, the pods' volumes,
 	// the CNI plugins and their configuration. It must be on a file system on which overlayfs can
-	// write.
+	// write, and in a folder that exists.
 	Disk string
 	// Bin is the folder that contains the kubelet. "": the node has none, and ends once it has
 	// imported its archives.
@@ -132,6 +132,11 @@ const initName = "init"
 func Run(c *Config, command ...string) error {
 	runtime.LockOSThread() // the node's first process ends with the thread that starts it
 	defer runtime.UnlockOSThread()
+	release, err := HoldDisks(filepath.Dir(c.Disk))
+	if err != nil {
+		return fmt.Errorf("start node %s: %w", c.Name, err)
+	}
+	defer func() { _ = release() }() // which only read
 	if c.Base != "" {
 		if err := c.clone(c.Base); err != nil {
 			return fmt.Errorf("start node %s: %w", c.Name, err)
@@ -149,8 +154,7 @@ func Run(c *Config, command ...string) error {
 	}
 	// The new cgroup namespace has the cgroup as its root that its first process is in. This
 	// process goes back, so that the cgroup is empty when the node has ended.
-	err := g.within(cmd.Start)
-	if err != nil {
+	if err := g.within(cmd.Start); err != nil {
 		return errors.Join(fmt.Errorf("start node %s: %w", c.Name, err), g.remove())
 	}
 	if err := process.Record(c.Dir, initName, cmd.Process.Pid); err != nil {

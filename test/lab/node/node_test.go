@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
@@ -66,6 +67,36 @@ func TestClone(t *testing.T) {
 	}
 	if text, err := os.ReadFile(in(c.Disk, db)); err != nil || string(text) != "changed" {
 		t.Errorf("a disk that has images is made anew: %q, %v", text, err)
+	}
+}
+
+// The disks of a lab stay for as long as somebody holds them.
+func TestDisks(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	make := func() (string, func() error) {
+		dir, release, err := NewDisks()
+		if err != nil {
+			t.Fatal(err)
+		}
+		long := time.Now().Add(-time.Hour)
+		if err := os.Chtimes(dir, long, long); err != nil {
+			t.Fatal(err)
+		}
+		return dir, release
+	}
+	held, release := make()
+	defer func() { _ = release() }()
+	left, release := make()
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	_, release = make()
+	defer func() { _ = release() }()
+	if _, err := os.Stat(held); err != nil {
+		t.Errorf("disks that are held: %v", err)
+	}
+	if _, err := os.Stat(left); err == nil {
+		t.Error("disks that nobody holds are left")
 	}
 }
 
