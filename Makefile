@@ -83,7 +83,7 @@ picture: build ## Draw docs/run.svg, the picture of `make run` in README.md, fro
 # `make lint`'s. Compilers, tests and the programs that they start let garbage grow to four times what
 # they use before they collect it: that saves a twelfth of the time.
 GO_TEST := env GOGC=400 go test -count=1 -vet=off -timeout 20m -p 2 -parallel 3
-LONGEST := $(addprefix ./,test/sluice-lab test/policytest docs internal/driver/iptables internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
+LONGEST := $(addprefix ./,test/sluice-lab test/policytest docs internal/driver/iptables test/lab/suite internal/driver/userspace internal/driver/nftables deploy cmd/sluice)
 # hack/slowest reads that of all packages.
 TEST_LOG := $(CURDIR)/bin/$(if $(filter ./...,$(PKG)),test,test-some).log
 
@@ -91,7 +91,7 @@ TEST_LOG := $(CURDIR)/bin/$(if $(filter ./...,$(PKG)),test,test-some).log
 test test-packages test-release check: export SLUICE_PROGRAMS := $(CURDIR)/bin
 test: build ## Run all tests that one machine can run, kernel tests in network namespaces included (PKG=./folder for one package)
 	@hack/need "the tests" $(TEST_TOOLS)
-	bin/sluice lab build --images --tools
+	bin/sluice lab build --tools
 	@: >$(TEST_LOG)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-packages $(if $(filter ./...,$(PKG)),test-release)
 
@@ -106,7 +106,7 @@ check: build ## Format, vet and lint what changed, and run all tests that need n
 	@hack/check
 
 .PHONY: e2e
-e2e: build ## Run the tests of others on a lab with real nodes (E2E="conformance", for one set of 'sluice lab e2e')
+e2e: build ## Run the tests of others on a lab with Kubernetes (E2E="conformance", for one set of 'sluice lab e2e')
 	@hack/need "the tests" $(E2E_TOOLS)
 	bin/sluice lab e2e $(E2E)
 

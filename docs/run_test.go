@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/image"
 	built "sluice.dev/sluice/test/programs"
 )
 
@@ -31,6 +32,7 @@ var (
 	programs string            // folder with sluice and the programs beside it
 	clients  map[string]string // kubectl and helm
 	sources  string            // folder with what the pages fetch from GitHub, by repository
+	archive  string            // of the image that the pages install
 )
 
 func TestMain(m *testing.M) {
@@ -59,7 +61,7 @@ func findPrograms() (err error) {
 
 // placeholders are what the pages leave to the reader. A block can say others: NAME=VALUE.
 var placeholders = map[string]string{
-	"API-SERVER": "192.0.2.1",
+	"API-SERVER": "10.10.0.2",
 	"CIDRS":      "10.244.1.0/24",
 	"DIR":        "manifests",  // of what the lab has
 	"FILE":       "kubeconfig", // of the agent's account
@@ -153,9 +155,9 @@ var together = []struct {
 	scenes []string
 }{
 	{"", []string{
-		"lab lab kubernetes", "recipes lab", "README cluster", "install cluster", "install cluster manifests",
-		"bgp cluster", "node node services", "runbook node kubernetes",
+		"lab lab kubernetes", "recipes lab", "bgp cluster", "node node services", "runbook node kubernetes",
 	}},
+	{"--kubernetes --no-agent --crds --nodes=1", []string{"README cluster", "install cluster", "install cluster manifests"}},
 	{"--kubernetes --no-agent --crds --nodes=2 app.yaml", []string{
 		"cni node", "node node", "from-cilium node", "from-calico node", "takeover cluster",
 		"policy cluster",
@@ -303,6 +305,14 @@ func TestRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	archive = filepath.Join(t.TempDir(), "sluice.tar")
+	contents := map[string]string{}
+	for _, name := range []string{"sluice", "sluice-bgp", "sluice-cni"} {
+		contents["usr/local/bin/"+name] = filepath.Join(programs, name)
+	}
+	if err := image.WriteOwn(archive, placeholders["IMAGE"]+":latest", "/usr/local/bin/sluice", contents); err != nil {
+		t.Fatal(err)
+	}
 	for _, b := range sandboxes(t) {
 		t.Run(b.name(), func(t *testing.T) {
 			t.Parallel() // most of it is waiting
@@ -340,7 +350,7 @@ func (b *sandbox) run(t *testing.T) {
 	cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
 		"bash", filepath.Join(testdata, "sandbox"), strings.Join(scripts, " ")}, b.flags...)...)
 	cmd.Dir = checkout
-	cmd.Env = append(os.Environ(), "PROGRAMS="+programs, "FILES="+files, "SOURCES="+sources, "HELM="+clients["helm"],
+	cmd.Env = append(os.Environ(), "PROGRAMS="+programs, "FILES="+files, "SOURCES="+sources, "IMAGE="+archive, "HELM="+clients["helm"],
 		"PATH="+strings.Join([]string{filepath.Join(checkout, "bin"), filepath.Dir(clients["kubectl"]), os.Getenv("PATH")}, ":"))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/process"
 )
@@ -54,7 +55,10 @@ const syncTimeout = time.Minute
 // commands on the node, which may remove it.
 func (l *Lab) socket(node string) string {
 	name := "agent.sock"
-	if l.agent != nil && l.agent.Socket != "" {
+	switch {
+	case l.installed():
+		name = filepath.Base(agent.DefaultSocket)
+	case l.agent != nil && l.agent.Socket != "":
 		name = filepath.Base(l.agent.Socket)
 	}
 	return filepath.Join(l.runFolder(node), name)

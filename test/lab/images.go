@@ -79,7 +79,7 @@ func (l *Lab) startImages(exe string) error {
 			return err
 		}
 		err = l.start(plan.Control, imagesName, append(selfCommand(exe, imagesName), "--folder", l.imageFolder(), "--registry", registry().String(),
-			"--webhook", webhook.String(), "--cert", cert, "--key", key, "--kubeconfig", l.userConfig(kubeletUser)))
+			"--webhook", webhook.String(), "--cert", cert, "--key", key, "--kubeconfig", l.userConfig(labUser)))
 		if err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func (l *Lab) awaitRegistry(ctx context.Context) error {
 // Load gives the lab the images of an archive, as `docker save` and others write it, and returns
 // their names. Nodes pull them when a pod wants them. A copy is kept for as long as the lab lives.
 func (l *Lab) Load(archive string) (names []string, err error) {
-	if l.Kubernetes == nil || !l.Kubernetes.RealNodes {
+	if l.Kubernetes == nil {
 		return nil, fmt.Errorf("load images: lab %s has no nodes that run images; 'sluice lab up --kubernetes' starts one that has", l.Name)
 	}
 	return l.load(archive)

@@ -34,7 +34,7 @@ func (l *Lab) installDNS() error {
 	})
 }
 
-// DaemonSet is the name of what installs the agents on real nodes, in the namespace kube-system.
+// DaemonSet is the name of what installs the agents, in the namespace kube-system.
 const DaemonSet = "sluice"
 
 // installed reports whether the lab installs its agents in its cluster.

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -27,7 +26,7 @@ import (
 )
 
 // Kubernetes makes a lab run a real control plane, on the host plan.Control, and what its API
-// contains: on each node, a kubelet runs the pods that the scheduler binds to it.
+// contains: each node runs the real kubelet and containerd, and pods are containers.
 type Kubernetes struct {
 	Bin string // the folder of the programs, as from control.Build
 	// Kube-proxy's mode, if kube-proxy is to serve services instead of the agent: "nftables" or
@@ -41,13 +40,11 @@ type Kubernetes struct {
 	// Config.Objects.
 	Manifests []string `json:"-"`
 
-	// RealNodes makes the nodes run the real kubelet, and pods as containers.
-	RealNodes bool `json:",omitempty"`
-	// Containerd is the folder of the real nodes' containerd; "": that of PATH.
+	// Containerd is the folder of the nodes' containerd; "": that of PATH.
 	Containerd string `json:",omitempty"`
-	// Images is an archive of images that the real nodes have from the start, as from image.Build.
-	Images string `json:",omitempty"`
-	// Load are further archives, whose images real nodes pull when a pod wants them.
+	// Images is an archive of images that the nodes have from the start, as from image.Build.
+	Images string
+	// Load are further archives, whose images nodes pull when a pod wants them.
 	Load []string `json:"-"`
 	// AgentImage is the image from which the agents run as a DaemonSet of the lab's cluster: one of
 	// Load, or AgentImage for one of the lab's own programs. "": they are processes beside the
@@ -58,15 +55,15 @@ type Kubernetes struct {
 	Helm string `json:",omitempty"`
 
 	HostAddr netip.AddrPort // the API's address on the machine's own network; set by Up
-	Disk     string         `json:",omitempty"` // what real nodes begin with; set by Up
+	Disk     string         `json:",omitempty"` // what the disks of nodes begin with; set by Up
 }
 
-// These are the users for whom the lab makes kubeconfigs.
+// These are the users for whom the lab makes kubeconfigs, beside its nodes.
 const (
-	agentUser   = "sluice"
-	kubeletUser = "system:node:lab"
-	proxyUser   = "system:kube-proxy" // the API server grants its rights
-	masters     = "system:masters"
+	agentUser = "sluice"
+	labUser   = "lab"               // the lab's own processes
+	proxyUser = "system:kube-proxy" // the API server grants its rights
+	masters   = "system:masters"
 )
 
 // buildKubernetes starts the control plane, and on each node a kubelet and the service proxy.
@@ -81,19 +78,17 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	if err := l.applyFabric(); err != nil {
 		return err
 	}
-	if l.Kubernetes.RealNodes {
-		release, err := l.prepareNodes(ctx, exe)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = release() }() // which only read
-		if err := l.serveImages(ctx, exe); err != nil {
-			return err
-		}
+	release, err := l.prepareNodes(ctx, exe)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = release() }() // which only read
+	if err := l.serveImages(ctx, exe); err != nil {
+		return err
 	}
 	l.report("starting %s", model.Count(len(l.Cluster.Nodes), "kubelet"))
 	for i := range l.Cluster.Nodes {
-		if err := l.startKubelet(&l.Cluster.Nodes[i], exe); err != nil {
+		if err := l.startMachine(&l.Cluster.Nodes[i], exe); err != nil {
 			return err
 		}
 	}
@@ -112,17 +107,18 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 			return err
 		}
 	}
-	if l.Kubernetes.RealNodes {
-		if err := l.installDNS(); err != nil {
-			return err
-		}
+	if err := l.installDNS(); err != nil {
+		return err
+	}
+	if err := l.awaitNodes(); err != nil {
+		return err
 	}
 	for i := range l.Cluster.Nodes {
 		if err := l.StartProxy(l.Cluster.Nodes[i].Name); err != nil {
 			return err
 		}
 	}
-	if err := l.applyAll(ctx); err != nil {
+	if err := l.applyAll(); err != nil {
 		return err
 	}
 	return l.Settle(ctx)
@@ -162,15 +158,24 @@ func (l *Lab) applyFabric() error {
 	return l.Apply(dir)
 }
 
+// nodesTimeout is the time-out for kubelets to come up: on a busy machine they take a minute.
+const nodesTimeout = 3 * time.Minute
+
+// awaitNodes waits until the kubelets have said what their nodes have. A kubelet refuses pods that
+// name its node before that, and kube-proxy ends when its node's addresses change.
+func (l *Lab) awaitNodes() error {
+	return l.Plane(func(p *control.Plane) error {
+		if out, err := p.Kubectl("wait", "nodes", "--all", "--for=jsonpath={.status.allocatable.pods}", "--timeout="+nodesTimeout.String()); err != nil {
+			return fmt.Errorf("wait for the nodes: %w: %s", err, out)
+		}
+		return nil
+	})
+}
+
 // applyAll applies the lab's first objects to the API.
-func (l *Lab) applyAll(ctx context.Context) error {
+func (l *Lab) applyAll() error {
 	if len(l.Kubernetes.Manifests) == 0 {
 		return nil
-	}
-	if !l.Kubernetes.RealNodes { // where pods wait until their node is ready
-		if err := l.Settle(ctx); err != nil {
-			return err
-		}
 	}
 	l.report("applying the manifests")
 	files := map[string]any{}
@@ -204,7 +209,7 @@ func (l *Lab) startPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for user, groups := range map[string][]string{agentUser: nil, kubeletUser: {masters}, proxyUser: nil} {
+	for user, groups := range map[string][]string{agentUser: nil, labUser: {masters}, proxyUser: nil} {
 		if _, err := p.Kubeconfig(user, groups...); err != nil {
 			return err
 		}
@@ -278,23 +283,10 @@ func (l *Lab) userConfig(user string) string {
 // selfCommand returns the beginning of a command line of this program itself.
 func selfCommand(exe, part string) []string { return []string{exe, "lab", part} }
 
-func (l *Lab) startKubelet(n *plan.Node, exe string) error {
-	if l.Kubernetes.RealNodes {
-		return l.startMachine(n, exe)
-	}
-	network := l.sandboxConfig(n.Name)
-	if l.agent != nil && l.Kubernetes.Proxy == "" {
-		network.Agent = l.socket(n.Name)
-	}
-	return l.start(n.Name, "kubelet", append(selfCommand(exe, "kubelet"), "--lab", l.Name, "--node", n.Name,
-		"--kubeconfig", l.userConfig(kubeletUser), "--node-ip", model.Join(n.IPs, ","), "--pod-cidr", model.Join(n.PodCIDRs, ","), "--zone", n.Zone,
-		"--cni-conf", network.File, "--cni-bin-dir", strings.Join(network.Path, ","), "--cni-dir", network.Dir, "--cni-agent", network.Agent, "--cni-mtu", strconv.Itoa(network.MTU)))
-}
-
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose
 // routes it sets.
 func (l *Lab) startBalancer(exe string) error {
-	return l.start(plan.Outside, "balancer", append(selfCommand(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(kubeletUser)))
+	return l.start(plan.Outside, "balancer", append(selfCommand(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(labUser)))
 }
 
 // startRelay makes the API reachable on the machine's own network, at a loopback address. The relay
@@ -369,8 +361,8 @@ nftables: {minSyncPeriod: 10ms}
 
 const kubeProxy = "kube-proxy"
 
-// Restart restarts the processes of a host in a lab with a control plane: on a node the kubelet and
-// the service proxy, elsewhere those that have died.
+// Restart restarts a host in a lab with a control plane: it switches a node off and on, with the
+// service proxy beside it; elsewhere, it starts the processes that have died.
 func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	dead := func(what string) bool { p := l.process(host, what); return p.PID != 0 && !p.Alive() }
 	switch {
@@ -387,25 +379,17 @@ func (l *Lab) Restart(ctx context.Context, host, exe string) error {
 	if n == nil {
 		return fmt.Errorf("restart %s: lab %s has no node of that name; choose from %s, %s, %s", host, l.Name, l.nodeNames(), plan.Control, plan.Outside)
 	}
-	err := errors.Join(l.stopKubelet(host), l.KillProxy(host))
-	if err == nil && l.Kubernetes.RealNodes {
+	err := errors.Join(l.stopMachine(host), l.KillProxy(host))
+	if err == nil {
 		err = l.joinNode(ctx, n)
 	}
 	if err != nil {
 		return err
 	}
-	if err := l.startKubelet(n, exe); err != nil {
+	if err := l.startMachine(n, exe); err != nil {
 		return err
 	}
 	return l.StartProxy(host)
-}
-
-// stopKubelet kills a node's kubelet, a real node with all that it runs.
-func (l *Lab) stopKubelet(host string) error {
-	if l.Kubernetes.RealNodes {
-		return l.stopMachine(host)
-	}
-	return l.process(host, "kubelet").Kill()
 }
 
 // restartControl restarts the dead processes of the control host. A new relay listens on another
@@ -473,6 +457,9 @@ func (l *Lab) Settle(ctx context.Context) error {
 			return fmt.Errorf("wait until %s are ready: %w", strings.Join(waiting, ", "), ctx.Err())
 		case <-time.After(50 * time.Millisecond):
 		}
+	}
+	if err := l.refresh(ctx); err != nil { // where the pods are
+		return err
 	}
 	settled := l.Sync
 	if l.Kubernetes.Proxy != "" {

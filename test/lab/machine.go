@@ -66,8 +66,8 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 	return c, nil
 }
 
-// CheckNodes reports what the machine lacks for real nodes, whose containerd is in a folder; "": in
-// PATH.
+// CheckNodes reports what the machine lacks for nodes of Kubernetes, whose containerd is in a
+// folder; "": in PATH.
 func CheckNodes(containerd string) error {
 	errs := []error{node.Check(containerd)}
 	for _, name := range nodePlugins {
@@ -106,7 +106,7 @@ func (l *Lab) nodeNetwork(n *plan.Node) ([]byte, error) {
 	return o.Config()
 }
 
-// prepareNodes makes what the real nodes begin with: their objects, and the images on their disks,
+// prepareNodes makes what the nodes begin with: their objects, and the images on their disks,
 // which are held until release is called.
 func (l *Lab) prepareNodes(ctx context.Context, exe string) (release func() error, err error) {
 	if l.Kubernetes.Disk, err = node.Disk(ctx, l.Kubernetes.Containerd, []string{l.Kubernetes.Images}, append(selfCommand(exe, "node"), "--config")...); err != nil {
@@ -191,15 +191,15 @@ func (l *Lab) startMachine(n *plan.Node, exe string) error {
 	return l.start(n.Name, "kubelet", append(selfCommand(exe, "node"), "--config", file))
 }
 
-// Stop switches a real node off, as a power cut does; Restart switches it on. With wipe its disk is
+// Stop switches a node off, as a power cut does; Restart switches it on. With wipe its disk is
 // gone, too, so that it begins as a new machine.
 func (l *Lab) Stop(name string, wipe bool) error {
-	if l.Cluster.Node(name) == nil || l.Kubernetes == nil || !l.Kubernetes.RealNodes {
+	if l.Cluster.Node(name) == nil || l.Kubernetes == nil {
 		return fmt.Errorf("stop %s: lab %s has no node of that name which can be switched off; choose from %s", name, l.Name, l.nodeNames())
 	}
 	err := errors.Join(l.stopMachine(name), l.KillProxy(name))
 	if err == nil && wipe {
-		err = os.RemoveAll(filepath.Join(DiskDir, l.Name, name))
+		err = os.RemoveAll(filepath.Join(l.disks(), name))
 	}
 	return err
 }
@@ -225,8 +225,8 @@ func (l *Lab) removeMachines() error {
 	return errors.Join(errs...)
 }
 
-// linkSandboxes gives the network namespaces of the pods of a real node the names that the lab's
-// other pods have. They are links, which lead nowhere once the node is off.
+// linkSandboxes gives the network namespaces of the pods of a node the names that pods have in a
+// lab without Kubernetes. They are links, which lead nowhere once the node is off.
 func (l *Lab) linkSandboxes(n *plan.Node) error {
 	sandboxes, err := node.Sandboxes(l.path(n.Name))
 	if err != nil {

@@ -87,10 +87,10 @@ func (l *Lab) answerable(tries []probe.Try) []probe.Try {
 	})
 }
 
-// foreign returns the services that have a pod without a stand-in, on real nodes.
+// foreign returns the services that have a pod without a stand-in, in a lab that runs images.
 func (l *Lab) foreign() map[string]bool {
 	found := map[string]bool{}
-	if l.Kubernetes == nil || !l.Kubernetes.RealNodes {
+	if l.Kubernetes == nil {
 		return found
 	}
 	for _, svc := range l.Cluster.Services {

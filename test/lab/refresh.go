@@ -33,9 +33,9 @@ func (l *Lab) refresh(ctx context.Context) error {
 		return nil
 	}
 	err := l.Plane(func(p *control.Plane) error { return l.read(ctx, p) })
-	if err == nil && l.Kubernetes.RealNodes {
-		for i := range l.Cluster.Nodes {
-			err = errors.Join(err, l.linkSandboxes(&l.Cluster.Nodes[i]))
+	for i := range l.Cluster.Nodes {
+		if err == nil {
+			err = l.linkSandboxes(&l.Cluster.Nodes[i])
 		}
 	}
 	if err == nil {

@@ -127,7 +127,7 @@ func TestLabDemoTakeover(t *testing.T) {
 	machine.ControlPlane.Take(t)
 	out := tellDemo(t, "testtakeover", "takeover")
 	mustSay(t, out,
-		`cluster +3 nodes, 5 pods, 2 services`, `takeover +the agent of node1 has programmed everything`,
+		`cluster +3 nodes, 7 pods, 3 services`, `takeover +the agent of node1 has programmed everything`,
 		`\$ sluice takeover --from kube-proxy`, `removed nftables: table ip kube-proxy`, `node1 is Sluice's after`,
 		`back +kube-proxy runs again`, `\$ sluice takeover --to kube-proxy`, `removed what sluice has programmed`, `node1 is kube-proxy's after`,
 		`requests +0 of [\d,]+ failed`, `next .* lab up --kubernetes --kube-proxy nftables`,

@@ -37,8 +37,8 @@ func newLabE2ECommand() *cobra.Command {
 	var o e2eOptions
 	cmd := &cobra.Command{
 		Use:   "e2e [SET]",
-		Short: "Run the tests of others, unmodified, on a lab with real nodes",
-		Long: `Bring up a lab with real nodes, run tests of others against it, unmodified, and take
+		Short: "Run the tests of others, unmodified, on a lab with Kubernetes",
+		Long: `Bring up a lab with Kubernetes, run tests of others against it, unmodified, and take
 it down again: Kubernetes' own end-to-end tests of networks, or the conformance tests of
 ClusterNetworkPolicy. The first time, building them takes some minutes. The sets are:
 
@@ -109,7 +109,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if mode == o.dataPlane {
 		mode = "" // Sluice
 	}
-	o.withKubernetes, o.realNodes, o.empty, o.transient, o.crds = true, true, true, true, set.CRDs
+	o.withKubernetes, o.empty, o.transient, o.crds = true, true, true, set.CRDs
 	o.kubeProxy = mode
 	if mode != "" {
 		o.fabric = "" // the lab's routes

@@ -41,7 +41,7 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 		}
 	}
 	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}
-	if err := o.realNode(ctx, w, k); err != nil {
+	if err := o.nodeImages(ctx, w, k); err != nil {
 		return nil, nil, err
 	}
 	dir, err := os.MkdirTemp("", "sluice-lab-")
@@ -65,12 +65,9 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 	return k, done, nil
 }
 
-// realNode has a lab run real nodes: it builds their images, and finds the agents'.
-func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernetes) (err error) {
-	if !o.realNodes {
-		return nil
-	}
-	k.RealNodes, k.Load, k.Containerd = true, o.images, o.containerd
+// nodeImages builds the images of a lab's nodes, and finds the agents'.
+func (o *labOptions) nodeImages(ctx context.Context, w io.Writer, k *lab.Kubernetes) (err error) {
+	k.Load, k.Containerd = o.images, o.containerd
 	if err := lab.CheckNodes(k.Containerd); err != nil {
 		return err
 	}
@@ -105,24 +102,21 @@ func (o *labOptions) realNode(ctx context.Context, w io.Writer, k *lab.Kubernete
 }
 
 func newLabBuildCommand() *cobra.Command {
-	var tools, images, containerd bool
+	var tools, containerd bool
 	cmd := &cobra.Command{
 		Use:   "build",
-		Short: "Build the programs that 'lab up --kubernetes' runs, once",
+		Short: "Build what 'lab up --kubernetes' runs, once",
 		Long: `Build what 'lab up --kubernetes' runs: etcd, the parts of Kubernetes, kubectl, at
-the versions that test/kube/go.mod pins, with the Go toolchain. That takes some
-minutes, once: it keeps them in the user's cache folder, and prints its path. With
---images it makes the container images of --real-nodes, of such programs and Debian's
-packages, and prints their archive. With --containerd it builds containerd 2, which
-nodes then have by 'lab up --containerd FOLDER'. With --tools it builds what tests
-run: helm, promtool and Kubernetes' own tests, and prints their folders.`,
+the versions that test/kube/go.mod pins, with the Go toolchain; and container images,
+of such programs and Debian's packages. That takes some minutes, once: it keeps them
+in the user's cache folder, and prints the path of each. With --containerd it builds
+containerd 2, which nodes then have by 'lab up --containerd FOLDER'. With --tools it
+builds what tests run: helm, promtool and Kubernetes' own tests, and prints their
+folders.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			say := func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) }
-			builds := []func(context.Context, func(string)) (string, error){control.Build}
-			if images {
-				builds = append(builds, image.Build)
-			}
+			builds := []func(context.Context, func(string)) (string, error){control.Build, image.Build}
 			if containerd {
 				builds = append(builds, node.BuildContainerd)
 			}
@@ -130,16 +124,15 @@ run: helm, promtool and Kubernetes' own tests, and prints their folders.`,
 				builds = append(builds, suite.Sets[0].Build, control.BuildTools)
 			}
 			for _, build := range builds {
-				bin, err := build(cmd.Context(), say)
+				path, err := build(cmd.Context(), say)
 				if err != nil {
 					return err
 				}
-				_, _ = fmt.Fprintln(cmd.OutOrStdout(), bin)
+				_, _ = fmt.Fprintln(cmd.OutOrStdout(), path)
 			}
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&images, "images", false, "also make the container images of nodes that run the real kubelet")
 	cmd.Flags().BoolVar(&containerd, "containerd", false, "also build containerd 2, for nodes instead of that in PATH")
 	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool, and Kubernetes' own tests")
 	return cmd
@@ -198,11 +191,11 @@ func newLabRestartCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "restart NODE|control|outside...",
-		Short: "Restart the kubelet and agent (or kube-proxy) of a node, or dead processes elsewhere",
-		Long: `Restart the kubelet and agent (or kube-proxy) of a node, or the dead processes of the
-hosts control and outside, in a lab with a control plane. With --agent-only, which any
-lab can do, only the node's agent ends, as in a crash, and starts again: pods, kubelet
-and all traffic go on. That returns once the agent is in sync.`,
+		Short: "Switch a node off and on again, or restart its agent, or dead processes elsewhere",
+		Long: `Switch a node off, as a power cut does, and on again with the disk that it had, or
+restart the dead processes of the hosts control and outside, in a lab with a control
+plane. With --agent-only, which any lab can do, only the node's agent ends, as in a
+crash, and starts again: pods, kubelet and all traffic go on. That returns once the agent is in sync.`,
 		Example: `  sluice lab restart node2 --agent-only`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -242,7 +235,7 @@ func newLabStopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stop NODE...",
 		Short: "Switch nodes off, as a power cut does",
-		Long: `Switch nodes off that run the real kubelet, as a power cut does. 'sluice lab restart'
+		Long: `Switch nodes off, as a power cut does. 'sluice lab restart'
 switches them on again, with the disk that they had. With --wipe that is gone: the
 node then begins as a new machine. For one that leaves the cluster and joins it:
 

@@ -40,7 +40,7 @@ network policies. Nothing is added to the machine's own network. This needs root
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabListCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
-		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabKubeletCommand(), newLabNodeCommand(), newLabAnswerCommand(), newLabImagesCommand(), newLabLoadCommand(), newLabE2ECommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabStopCommand(), newLabRelayCommand(), newLabBalancerCommand())
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabNodeCommand(), newLabAnswerCommand(), newLabImagesCommand(), newLabLoadCommand(), newLabE2ECommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabStopCommand(), newLabRelayCommand(), newLabBalancerCommand())
 	return cmd
 }
 
@@ -60,11 +60,10 @@ type labOptions struct {
 	withKubernetes bool
 	kubernetesBin  string
 	kubeProxy      string
-	realNodes      bool
-	agent          string // with real nodes: how the agents run
+	agent          string // with Kubernetes: how the agents run
 	agentImage     string
 	images         []string
-	containerd     string // folder of the real nodes' containerd
+	containerd     string // folder of the nodes' containerd
 
 	empty     bool // run no application
 	crds      bool // have the API serve ClusterNetworkPolicy, and the kinds of Calico and MetalLB
@@ -81,17 +80,16 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	_ = cmd.RegisterFlagCompletionFunc("fabric", cobra.FixedCompletions(strings.Split(model.Join(plan.Fabrics, ","), ","), cobra.ShellCompDirectiveNoFileComp))
 	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
 	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
-	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and the pods of its API; the first time, building its programs takes minutes")
+	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and nodes with the real kubelet and containerd; the first time, building takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
-	fl.BoolVar(&o.realNodes, "real-nodes", false, "with --kubernetes: nodes run the real kubelet and containerd, and pods are containers")
 	agentFlag(cmd, &o.agent)
-	fl.StringVar(&o.agentImage, "agent-image", "", "with --real-nodes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
-	fl.StringSliceVar(&o.images, "images", nil, "with --real-nodes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
-	fl.StringVar(&o.containerd, "containerd", "", "with --real-nodes: `folder` with containerd, its shim and ctr, as from 'sluice lab build --containerd' (default: those in PATH)")
+	fl.StringVar(&o.agentImage, "agent-image", "", "with --kubernetes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
+	fl.StringSliceVar(&o.images, "images", nil, "with --kubernetes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
+	fl.StringVar(&o.containerd, "containerd", "", "with --kubernetes: `folder` with containerd, its shim and ctr, as from 'sluice lab build --containerd' (default: those in PATH)")
 	fl.StringVar(&o.kubeProxy, "kube-proxy", "", "with --kubernetes: run the real kube-proxy in this `mode` on the nodes instead of the agent: nftables or iptables")
 }
 
-// How agents run on real nodes.
+// How agents run with Kubernetes.
 const agentKustomize, agentHelm, agentProcess = "kustomize", "helm", "process"
 
 func agentFlag(cmd *cobra.Command, agent *string) {
@@ -231,8 +229,9 @@ It returns once all pods answer and all agents have programmed their node. A dea
 lab of the same name is removed first.
 
 With --kubernetes the lab has a real control plane: etcd, API server, scheduler and
-controller manager. A kubelet on each node runs pods as network namespaces. kubectl
-apply, scale, rollout restart, delete and drain then move real traffic.
+controller manager. Each node runs the real kubelet and containerd, pods are
+containers, and the agents are installed as a DaemonSet. In place of a container whose
+image the lab does not have, a small server answers on the container's ports.
 
 With --empty the lab runs no application: it has nodes, agents and, with --kubernetes,
 an API, to which you then apply manifests of your own.`,

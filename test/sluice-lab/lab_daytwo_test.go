@@ -78,7 +78,7 @@ func TestLabDayTwo(t *testing.T) {
 		}
 	})
 	var progress bytes.Buffer
-	o := labOptions{name: d.name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true, realNodes: true, agent: agentHelm, fabric: string(plan.Native)}
+	o := labOptions{name: d.name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true, agent: agentHelm, fabric: string(plan.Native)}
 	l, err := o.up(t.Context(), &progress, []string{file})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
@@ -254,7 +254,7 @@ func (d *dayTwo) ready(replicas int) {
 // given lists the addresses that the CNI plugin of a node has given, as it has noted them.
 func (d *dayTwo) given(t *testing.T, host string) (all []netip.Addr) {
 	t.Helper()
-	files, err := os.ReadDir(filepath.Join(lab.DiskDir, d.name, host, "var/lib/cni/networks/sluice"))
+	files, err := os.ReadDir(filepath.Join(lab.Dir, d.name, "disks", host, "var/lib/cni/networks/sluice"))
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ spec:
   selector: {matchLabels: {app: web}}
   strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 2}}
   template:
-    metadata: {labels: {app: web}, annotations: {lab.sluice.dev/drain: 6s}}
+    metadata: {labels: {app: web}, annotations: {lab.sluice.dev/drain: 12s}}
     spec:
       containers: [{name: web, image: web, ports: [{name: http, containerPort: 8080}], readinessProbe: {httpGet: {port: http}, periodSeconds: 1}}]
 ---
@@ -69,7 +69,7 @@ func TestLabKubernetes(t *testing.T) {
 		}
 	})
 	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true}
+	o := labOptions{name: name, nodes: 3, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true, agent: agentProcess}
 	l, err := o.up(t.Context(), &progress, []string{file})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
@@ -90,7 +90,7 @@ func TestLabKubernetes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rolled := func() { t.Helper(); kubectl("rollout", "status", "deployment/web", "--timeout=60s") }
+	rolled := func() { t.Helper(); kubectl("rollout", "status", "deployment/web", "--timeout=120s") }
 
 	kubectl("scale", "deployment/web", "--replicas=8")
 	rolled()

@@ -77,9 +77,9 @@ spec:
       containers: [{name: ask, image: busybox, command: [sh, -c, "wget -q -O - http://web.default.svc.cluster.local/ && exit 0; sleep 1; exit 1"]}]
 `
 
-// TestLabRealNodes has real kubelets run pods as containers, with the agents installed as a
+// TestLabNodes has real kubelets run pods as containers, with the agents installed as a
 // DaemonSet, and asks for what only they do. What a node loses when it is switched off comes back.
-func TestLabRealNodes(t *testing.T) {
+func TestLabNodes(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	machine.ControlPlane.Take(t)
@@ -99,7 +99,7 @@ func TestLabRealNodes(t *testing.T) {
 		}
 	})
 	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true, realNodes: true}
+	o := labOptions{name: name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true}
 	l, err := o.up(t.Context(), &progress, []string{file})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())

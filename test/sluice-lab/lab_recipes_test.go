@@ -4,18 +4,20 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"sluice.dev/sluice/test/lab"
-	"sluice.dev/sluice/test/lab/echo"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/netns"
 )
@@ -91,7 +93,7 @@ var recipes = map[string]recipe{
 		checks: []try{{outside, "", "web", true}, {"default", "", "web", true}},
 	},
 	"09 allow traffic only to a port": {
-		setup: []string{"run apiserver --image=ahmet/app-on-two-ports --labels=app=apiserver",
+		setup: []string{"run apiserver --image=ahmet/app-on-two-ports --labels=app=apiserver --annotations=lab.sluice.dev/ports=8000,5000",
 			"create service clusterip apiserver --tcp 8001:8000 --tcp 5001:5000"},
 		policy: policyOf("default", "app: apiserver", "ingress: [{ports: [{port: 5000}], from: [{podSelector: {matchLabels: {role: monitoring}}}]}]"),
 		checks: []try{
@@ -140,10 +142,28 @@ func followRecipes(t *testing.T, l *lab.Lab) {
 			fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", ownNamespace(name))
 		}
 		cook{t, l}.kubectl(namespaces.String(), "create", "-f", "-")
+		var (
+			mu       sync.Mutex
+			prepared = map[string]table{}
+		)
+		t.Run("set up", func(t *testing.T) {
+			for name, r := range recipes {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					on := cook{t, l}.setUp(ownNamespace(name), r)
+					mu.Lock()
+					defer mu.Unlock()
+					prepared[name] = on
+				})
+			}
+		})
+		if err := l.Settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		for name, r := range recipes {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				cook{t, l}.follow(ownNamespace(name), r)
+				cook{t, l}.follow(prepared[name], r.policy)
 			})
 		}
 	})
@@ -167,12 +187,12 @@ func checkKubectl(t *testing.T, l *lab.Lab) {
 		input string
 		want  string
 	}{
-		{"run --rm -i --image=alpine test -- sh", "wget -qO- --timeout=2 http://web; exit\n", `"pod":"web"`},
-		{"run --rm -i --image=alpine test2 -- ash -c 'echo of' 'the shell'", "", "of"},
+		{"run --rm -i --image=alpine test -- sh", "wget -qO- --timeout=2 http://web; exit\n", "nginx"},
+		{"run --rm -i --restart=Never --image=alpine test2 -- ash -c 'echo of' 'the shell'", "", "of"},
 		{"exec web -- sh -c 'ip -o address show; exit 3'", "", "exit code 3"},
 		{"exec -i web -- cat", "what comes in", "what comes in"},
 		{"exec web -- wget -qO- --timeout=5 http://web.default", "", `"namespace":"default"`},
-		{"logs web", "", "there is no log"},
+		{"logs web", "", "GET / HTTP/1.1"},
 	} {
 		if out := c.run(tc.input, append([]string{"-n", "tried"}, words(tc.args)...)...); !strings.Contains(out, tc.want) {
 			t.Errorf("kubectl %s does not say %q: %s", tc.args, tc.want, out)
@@ -221,30 +241,50 @@ func (c cook) kubectl(input string, args ...string) string {
 	return out
 }
 
-// follow follows a recipe in a namespace. Requests are those of its readers, without a kubectl for
-// each, which checkKubectl shows.
-func (c cook) follow(own string, r recipe) {
+// table is what a recipe has been set up with.
+type table struct {
+	namespace string
+	checks    []try
+	clients   map[string]string         // the network namespaces that requests come from
+	to        map[string]netip.AddrPort // where they go
+}
+
+// setUp makes what a recipe begins with, in a namespace.
+func (c cook) setUp(own string, r recipe) table {
 	for _, line := range r.setup {
 		c.kubectl("", append([]string{"--namespace", own}, strings.Fields(line)...)...)
 	}
-	var checks []try
+	on := table{namespace: own}
 	for _, check := range r.checks {
 		if check.namespace == "default" {
 			check.namespace = own
 		}
 		check.url = strings.Replace(check.url, ".default", "", 1)
-		checks = append(checks, check)
+		on.checks = append(on.checks, check)
 	}
-	clients, to := c.clients(checks), c.addresses(own, checks)
+	on.clients, on.to = c.clients(on.checks), c.addresses(own, on.checks)
+	return on
+}
+
+// follow applies a recipe's policy. Requests are those of its readers, without a kubectl for each,
+// which checkKubectl shows.
+func (c cook) follow(on table, policy string) {
 	reaches := func(check try) bool {
-		ns, err := netns.Open(clients[check.client()])
+		ns, err := netns.Open(on.clients[check.client()])
 		if err != nil {
-			return false // the pod is still to come
+			c.Error(err)
+			return false
 		}
 		defer ns.Close()
-		err = ns.Do(func() error { _, err := echo.Ask("TCP", to[check.target()], time.Second); return err })
+		err = ns.Do(func() error {
+			conn, err := net.DialTimeout("tcp", on.to[check.target()].String(), time.Second)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
 		// Nothing listens outside: what gets there is refused.
-		return err == nil || check.url == outside && errors.Is(err, echo.ErrRefused)
+		return err == nil || check.url == outside && errors.Is(err, unix.ECONNREFUSED)
 	}
 	await := func(when string, check try, want bool) {
 		deadline := time.Now().Add(60 * time.Second)
@@ -256,11 +296,11 @@ func (c cook) follow(own string, r recipe) {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}
-	for _, check := range checks {
+	for _, check := range on.checks {
 		await("before", check, true)
 	}
-	c.kubectl(strings.ReplaceAll(r.policy, "namespace: default", "namespace: "+own), "apply", "--server-side", "-f", "-")
-	for _, check := range checks {
+	c.kubectl(strings.ReplaceAll(policy, "namespace: default", "namespace: "+on.namespace), "apply", "--server-side", "-f", "-")
+	for _, check := range on.checks {
 		await("after", check, check.passes)
 	}
 }
@@ -275,7 +315,7 @@ func (t try) client() string { return t.namespace + " " + t.labels }
 func (t try) target() string { return fmt.Sprint(t.url, t.namespace == outside) }
 
 // clients runs a pod for each namespace and labels that requests come from, and returns the network
-// namespaces that they are in, or will be.
+// namespaces that they will be in.
 func (c cook) clients(checks []try) map[string]string {
 	networks, pods := map[string]string{}, ""
 	for _, check := range checks {
@@ -286,7 +326,7 @@ func (c cook) clients(checks []try) map[string]string {
 		default:
 			pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("client-%d", len(networks)), Namespace: check.namespace}}
 			networks[check.client()] = c.lab.PodNS(&pod)
-			pods += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: %s, labels: {%s}}\nspec: {containers: [{name: c, image: alpine}]}\n",
+			pods += fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: %s, labels: {%s}}\nspec: {containers: [{name: c, image: client}]}\n",
 				pod.Name, pod.Namespace, strings.NewReplacer("=", ": ", ",", ", ").Replace(check.labels))
 		}
 	}

@@ -11,8 +11,8 @@ func newLabLoadCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "load FILE.tar...",
-		Short: "Give a lab with real nodes your own container images",
-		Long: `Give a lab with real nodes container images: archives as 'docker save', 'podman save'
+		Short: "Give a lab with Kubernetes your own container images",
+		Long: `Give a lab with Kubernetes container images: archives as 'docker save', 'podman save'
 and 'ctr images export' write them. Nodes pull them when a pod wants them. Pods that are
 made from then on run them; a stand-in that runs already goes on until its pod is made
 anew (kubectl rollout restart).`,

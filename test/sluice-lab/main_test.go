@@ -9,9 +9,12 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/test/programs"
@@ -22,7 +25,8 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		endOnBrokenPipe()
-		os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+		ctx, _ := signal.NotifyContext(context.Background(), unix.SIGTERM) // as main does it
+		os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
 	}
 	folder, err := programs.Folder()
 	if err == nil {

@@ -32,6 +32,9 @@ var images = []image{
 	{suite + "regression-issue-74839:1.5", []string{"regression"}, run("/regression-issue-74839")},
 	{"registry.k8s.io/build-image/distroless-iptables:v0.9.7", debian, run("", "sleep", "infinity")},
 
+	{"registry.k8s.io/kube-proxy:v1.37.1", []string{"debian", "settings", "kube-proxy"}, run("/usr/local/bin/kube-proxy")},
+
+	{"docker.io/library/alpine:latest", debian, busybox},
 	{"docker.io/library/busybox:latest", debian, busybox},
 	{"docker.io/library/debian:latest", debian, run("", "bash")},
 	{"docker.io/library/nginx:latest", nginx, run("", "nginx", "-g", "daemon off;")},
@@ -69,6 +72,7 @@ type file struct {
 var layers = map[string]layer{
 	"pause":      {{path: "pause", program: "pause"}},
 	"coredns":    {{path: "coredns", program: "coredns"}},
+	"kube-proxy": {{path: "usr/local/bin/kube-proxy", program: "kube-proxy"}},
 	"regression": {{path: "regression-issue-74839", program: "regression-issue-74839"}},
 	"agnhost": {
 		{path: "agnhost", program: "agnhost"},
@@ -121,6 +125,7 @@ var layers = map[string]layer{
 var programs = build.Set{Name: "image-programs", Programs: []build.Program{
 	{Name: "pause", Module: "kube/images", Package: "./pause"},
 	{Name: "coredns", Module: "kube/images", Package: "./coredns"},
+	{Name: "kube-proxy", Module: "kube", Package: "k8s.io/kubernetes/cmd/kube-proxy"},
 	{Name: "regression-issue-74839", Module: "kube", Package: "k8s.io/kubernetes/test/images/regression-issue-74839"},
 	{Name: "agnhost", Module: "kube", Package: "k8s.io/kubernetes/test/images/agnhost"},
 }}

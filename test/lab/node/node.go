@@ -181,7 +181,7 @@ func Kill(dir string) error {
 		err = Init(dir).Kill()
 	}
 	if err == nil {
-		err = group(c.Group).remove()
+		err = errors.Join(process.Forget(dir, initName), group(c.Group).remove())
 	}
 	if err != nil {
 		return fmt.Errorf("end the node of %s: %w", dir, err)

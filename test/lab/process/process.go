@@ -70,6 +70,14 @@ func Record(dir, name string, pid int) error {
 	return nil
 }
 
+// Forget removes the record of a process that is not to run any more.
+func Forget(dir, name string) error {
+	if err := os.Remove(filepath.Join(dir, name+".pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("forget %s: %w", name, err)
+	}
+	return nil
+}
+
 // Find returns what Start or Record recorded, or the zero value for what was never started.
 func Find(dir, name string) Process {
 	var p Process

@@ -31,9 +31,7 @@ type Config struct {
 	Dir  string    // for what the node remembers: addresses that are given, and libcni's results
 	Path []string  // folders with plugins
 	File string    // the network's configuration, a conflist; without it sluice-cni alone attaches pods
-	// Agent is the socket of the node's agent, which sluice-cni alone waits for; "" for none.
-	Agent string
-	MTU   int // of pods, as sluice-cni has it; 0: what the node's devices say
+	MTU  int       // of pods, as sluice-cni has it; 0: what the node's devices say
 	// Ranges are what plugins with the capability "ipRanges" give addresses of, to each pod one of
 	// each.
 	Ranges []netip.Prefix
@@ -80,9 +78,6 @@ func (c *Config) list() (*libcni.NetworkConfigList, error) {
 	}
 	if c.MTU > 0 {
 		plugin["mtu"] = c.MTU
-	}
-	if c.Agent != "" {
-		plugin["agent"] = object{"socket": c.Agent}
 	}
 	data, err := json.Marshal(object{"cniVersion": current.ImplementedSpecVersion, "name": "pods", "plugins": []object{plugin}})
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package standin has containers whose image nobody has run a small server in its place, on the
-// ports that they declare: so manifests of applications run in a lab without their images. What is
-// changed is said in an annotation of the pod, and in an Event. Where the kernel has no SCTP,
-// containers of Kubernetes' tests that serve it serve TCP.
+// ports that they declare, or that their probes ask: so manifests of applications run in a lab
+// without their images. What is changed is said in an annotation of the pod, and in an Event. Where
+// the kernel has no SCTP, containers of Kubernetes' tests that serve it serve TCP.
 //
 // It is an admission webhook: what the kubelet then runs is in the pod's spec, for all to see.
 package standin
@@ -101,6 +101,11 @@ func replace(c *corev1.Container, ports []string, stays bool, annotations map[st
 		}
 		ports = append(ports, port)
 	}
+	for _, p := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+		if port := probed(p); port != "" && !slices.Contains(ports, port) {
+			ports = append(ports, port) // it need not be declared
+		}
+	}
 	if len(ports) > 0 {
 		c.Args = append(c.Args, "--ports="+strings.Join(ports, ","))
 	}
@@ -124,6 +129,20 @@ func replace(c *corev1.Container, ports []string, stays bool, annotations map[st
 			}
 		}
 	}
+}
+
+// probed returns the port that a probe asks by its number; "" for none.
+func probed(p *corev1.Probe) string {
+	switch {
+	case p == nil:
+	case p.GRPC != nil:
+		return fmt.Sprint(p.GRPC.Port)
+	case p.HTTPGet != nil && p.HTTPGet.Host == "" && p.HTTPGet.Port.IntVal > 0:
+		return p.HTTPGet.Port.String()
+	case p.TCPSocket != nil && p.TCPSocket.Host == "" && p.TCPSocket.Port.IntVal > 0:
+		return p.TCPSocket.Port.String()
+	}
+	return ""
 }
 
 // succeed has a command that the container is to run be one that succeeds.

@@ -30,7 +30,8 @@ spec:
     env: [{name: OWN, value: "1"}, {name: LAB_POD, value: forged}]
     ports: [{containerPort: 80}, {containerPort: 81, protocol: UDP}]
     readinessProbe: {exec: {command: [web, ready]}}
-    livenessProbe: {grpc: {port: 80}}
+    startupProbe: {tcpSocket: {port: 80}}
+    livenessProbe: {grpc: {port: 82}}
     lifecycle: {preStop: {exec: {command: [web, stop]}}}
   - {name: cache, image: redis, command: [redis-server], ports: [{containerPort: 6379}]}
   - {name: idle, image: shop/idle}
@@ -57,7 +58,7 @@ func TestReplace(t *testing.T) {
 	if noted := Of(pod); !slices.Equal(noted, want) || pod.Annotations["own"] != "1" {
 		t.Errorf("annotations: %v", pod.Annotations)
 	}
-	for _, want := range []struct{ name, args string }{{"migrate", "--once"}, {"proxy", "--ports=15000 --drain=6s"}, {"web", "--ports=9090,53/UDP,80,81/UDP --drain=6s"}, {"idle", "--drain=6s"}} {
+	for _, want := range []struct{ name, args string }{{"migrate", "--once"}, {"proxy", "--ports=15000 --drain=6s"}, {"web", "--ports=9090,53/UDP,80,81/UDP,82 --drain=6s"}, {"idle", "--drain=6s"}} {
 		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			if c.Name == want.name && (c.Image != Image || strings.Join(c.Command, " ") != Program+" lab answer" || strings.Join(c.Args, " ") != want.args) {
 				t.Errorf("%s: %s %v %v, want %v", c.Name, c.Image, c.Command, c.Args, want.args)
@@ -79,7 +80,7 @@ func TestReplace(t *testing.T) {
 	if want := []string{"LAB_ADDRESSES=status.podIPs", "LAB_NAMESPACE=metadata.namespace", "LAB_NODE=spec.nodeName", "LAB_POD=metadata.name", "OWN=1"}; !slices.Equal(env, want) {
 		t.Errorf("environment: %v, want %v", env, want)
 	}
-	if web.ReadinessProbe.Exec.Command[0] != Program || web.LivenessProbe.GRPC.Port != 80 || web.Lifecycle.PreStop.Exec.Command[0] != Program {
+	if web.ReadinessProbe.Exec.Command[0] != Program || web.LivenessProbe.GRPC.Port != 82 || web.Lifecycle.PreStop.Exec.Command[0] != Program {
 		t.Errorf("probes and hooks: %+v %+v %+v", web.ReadinessProbe, web.LivenessProbe, web.Lifecycle)
 	}
 	if pod := read(t, "{spec: {containers: [{name: a, image: redis}]}}"); Replace(pod, known) != nil || pod.Annotations != nil {

@@ -69,7 +69,7 @@ func kept(dir string) (all []*Report, err error) {
 const intro = `# The tests of others
 
 What the tests of others, unmodified, say of Sluice, and of the real kube-proxy on the same nodes: real kubelets and
-containerd ([docs/lab.md](../lab.md#real-nodes)), Sluice as a DaemonSet from [deploy/kustomize](../../deploy/kustomize),
+containerd ([docs/lab.md](../lab.md#kubernetes)), Sluice as a DaemonSet from [deploy/kustomize](../../deploy/kustomize),
 with its own pod network. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page. They are
 
 - Kubernetes' end-to-end tests of networks, ` + "`[sig-network]` of `e2e.test`" + `;

@@ -44,10 +44,10 @@ var Sets = []Set{
 
 const network = `\[sig-network\]`
 
-// smoke are parts of the titles of tests that are unlike each other, and unlike those of Conformance.
+// smoke are parts of the titles of tests that are unlike each other, and unlike those of
+// Conformance.
 var smoke = []string{
 	`Conntrack should be able to preserve UDP traffic when server pod cycles for a NodePort service`,
-	`Conntrack proxy implementation should not be vulnerable to the invalid conntrack state bug`,
 	`\[Feature:IPv6DualStack\] should create service with ipv4,v6 cluster ip`,
 	`\[Feature:IPv6DualStack\] Granular Checks: Services Secondary IP Family \[LinuxOnly\] should function for node-Service: udp`,
 	`Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy`,

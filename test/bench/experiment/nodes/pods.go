@@ -104,7 +104,7 @@ func startLab(ctx context.Context, r *harness.Run) (*lab.Lab, error) {
 		return nil, err
 	}
 	say := func(step string) { r.Logf("%s", step) }
-	k := &lab.Kubernetes{RealNodes: true, AgentImage: lab.AgentImage}
+	k := &lab.Kubernetes{AgentImage: lab.AgentImage}
 	if k.Bin, err = control.Build(ctx, say); err != nil {
 		return nil, err
 	}
