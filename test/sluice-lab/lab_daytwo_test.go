@@ -26,7 +26,8 @@ import (
 )
 
 // dayTwoApp is a service of two pods, of which one is always there, and a client that stays on the
-// first node.
+// first node. Its pods answer longer after the stop signal than a busy machine's controllers need to
+// take them out of the service.
 const dayTwoApp = `
 apiVersion: apps/v1
 kind: Deployment
@@ -35,7 +36,7 @@ spec:
   replicas: 2
   selector: {matchLabels: {app: web}}
   template:
-    metadata: {labels: {app: web}}
+    metadata: {labels: {app: web}, annotations: {lab.sluice.dev/drain: 6s}}
     spec:
       topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}]
       containers:
