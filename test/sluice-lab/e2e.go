@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/image"
+	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/suite"
 )
@@ -64,16 +64,14 @@ The table names each test that failed, and each that skipped itself, with the re
 	sluiceFlag(cmd, &o.sluice)
 	fl.StringVar(&o.focus, "focus", "", "of the set's tests, only those whose title matches this `expression`")
 	fl.StringVar(&o.skip, "skip", "", "leave out tests whose title matches this `expression`")
-	fl.StringVar(&o.dataPlane, "data-plane", "sluice", "what serves the nodes: "+strings.Join(suite.DataPlanes, ", "))
+	fl.StringVar(&o.dataPlane, "data-plane", "sluice", "what serves the nodes: "+strings.Join(suite.DataPlaneNames(), ", "))
 	fl.StringVar(&o.keep, "keep", "", "`folder` of a page to write with the result, and those that it has: docs/e2e")
 	fl.IntVar(&o.nodes, "nodes", 0, "number of nodes (default: as many as the set needs)")
 	fl.IntVar(&o.procs, "procs", 4, "number of Kubernetes' tests that run at the same time")
 	fl.StringVar(&o.out, "out", "", "`folder` for the reports (JUnit, and the suite's own) and the tests' output (default: one below the user's cache folder)")
 	fl.StringVar(&o.containerd, "containerd", "", "`folder` with the nodes' containerd, as from 'sluice lab build --containerd' (default: that in PATH)")
-	fl.StringVar(&o.fabric, "fabric", string(plan.Native), "how the agents reach other nodes' pods, as for 'sluice lab up'; none where its `mode` is empty: with --agent-flag=--mode=userspace")
-	agentFlag(cmd, &o.agent)
 	fl.StringVar(&o.agentImage, "agent-image", "", "`archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
-	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--mode=iptables; may be given several times")
+	fl.StringArrayVar(&o.flags, "agent-flag", nil, "a further `flag` of the agents, such as --agent-flag=--policy=false; may be given several times")
 	return cmd
 }
 
@@ -102,22 +100,12 @@ func findSet(name string) (suite.Set, error) {
 }
 
 func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
-	if !slices.Contains(suite.DataPlanes, o.dataPlane) {
-		return cli.Usage(fmt.Errorf("--data-plane %s: choose one of %s", o.dataPlane, strings.Join(suite.DataPlanes, ", ")))
-	}
-	mode, _ := strings.CutPrefix(o.dataPlane, "kube-proxy-")
-	if mode == o.dataPlane {
-		mode = "" // Sluice
+	plane, err := suite.FindDataPlane(o.dataPlane)
+	if err != nil {
+		return cli.Usage(fmt.Errorf("--data-plane: %w", err))
 	}
 	o.withKubernetes, o.empty, o.transient, o.crds = true, true, true, set.CRDs
-	o.kubeProxy = mode
-	if mode != "" {
-		o.fabric = "" // the lab's routes
-	} else if o.fabric != "" {
-		// As its users have it: pods reach each other as they are, and all others with their node's
-		// address.
-		o.flags = append([]string{"--nat-outgoing"}, o.flags...)
-	}
+	o.serveBy(plane)
 	if o.nodes == 0 {
 		o.nodes = set.Nodes
 	}
@@ -165,8 +153,28 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	return o.print(cmd.OutOrStdout(), report)
 }
 
+// serveBy has a data plane serve the nodes, as its users have it.
+func (o *e2eOptions) serveBy(plane suite.DataPlane) {
+	o.kubeProxy = plane.KubeProxy
+	if plane.KubeProxy != "" {
+		return
+	}
+	flags := append([]string{"--mode=" + plane.Mode}, plane.Flags...)
+	if plane.Mode != "userspace" { // which has no pod network
+		// Pods reach each other as they are, and all others with their node's address.
+		o.fabric, flags = string(plan.Native), append(flags, "--nat-outgoing")
+	}
+	if plane.Mode != "nftables" { // they need programs of the machine, or may set more than a pod
+		o.agent = agentProcess
+	}
+	o.flags = append(flags, o.flags...)
+}
+
 // describe adds to a report what it is of.
-func describe(ctx context.Context, l *lab.Lab, report *suite.Report) error {
+func describe(ctx context.Context, l *lab.Lab, report *suite.Report) (err error) {
+	if report.Cgroups, err = node.CgroupVersion(); err != nil {
+		return err
+	}
 	return l.Plane(func(p *control.Plane) error {
 		var nodes corev1.NodeList
 		if err := p.Get(ctx, "/api/v1/nodes", &nodes); err != nil {

@@ -56,6 +56,18 @@ func hierarchies() ([]hierarchy, error) {
 	return v2, nil
 }
 
+// CgroupVersion is that of the cgroups which nodes on this machine have.
+func CgroupVersion() (int, error) {
+	all, err := hierarchies()
+	if err != nil {
+		return 0, err
+	}
+	if all[0].controllers == "" {
+		return 2, nil
+	}
+	return 1, nil
+}
+
 // group is a cgroup of the same name in all hierarchies.
 type group string
 

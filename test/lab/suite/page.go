@@ -1,25 +1,58 @@
 package suite
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
 
-// DataPlanes are what serves the nodes while tests run, in the order of the page's columns.
-var DataPlanes = []string{"sluice", "kube-proxy-nftables", "kube-proxy-iptables"}
+// A DataPlane is what serves the nodes while tests run.
+type DataPlane struct {
+	Name      string
+	KubeProxy string // kube-proxy's mode; "": Sluice serves
+	Mode      string // Sluice's
+	// Flags are further ones of the agents.
+	Flags []string
+}
 
-// Keep writes a report into a folder, in place of that of the same set and data plane, and writes
-// the folder's page anew from all that it has.
+// DataPlanes are those that there are, in the page's order.
+var DataPlanes = []DataPlane{
+	{Name: "sluice", Mode: "nftables"},
+	{Name: "sluice-iptables", Mode: "iptables"},
+	{Name: "sluice-ipvs", Mode: "ipvs"},
+	{Name: "sluice-userspace", Mode: "userspace", Flags: []string{"--userspace-client-address=transparent"}},
+	{Name: "kube-proxy-nftables", KubeProxy: "nftables"},
+	{Name: "kube-proxy-iptables", KubeProxy: "iptables"},
+}
+
+// DataPlaneNames are their names.
+func DataPlaneNames() (names []string) {
+	for _, d := range DataPlanes {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// FindDataPlane returns the data plane of a name.
+func FindDataPlane(name string) (DataPlane, error) {
+	i := place(name, DataPlanes, func(d DataPlane) string { return d.Name })
+	if i < 0 {
+		return DataPlane{}, fmt.Errorf("there is no %s; choose one of %s", name, strings.Join(DataPlaneNames(), ", "))
+	}
+	return DataPlanes[i], nil
+}
+
+// Keep writes a report into a folder, in place of that of the same set and data plane with such
+// nodes, and writes the folder's page anew from all that it has.
 func Keep(dir string, r *Report) error {
-	name := r.Set + "-" + r.DataPlane
+	name := strings.Join([]string{r.Set, r.DataPlane, major.FindString(r.Runtime), "linux", minor.FindString(r.Kernel)}, "-")
+	name = strings.ReplaceAll(name, " ", "-")
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil && r.own != nil {
 		r.Own = name + ".yaml"
@@ -45,25 +78,34 @@ func Keep(dir string, r *Report) error {
 	return nil
 }
 
+// Of versions: "containerd 2" of 2.4.2, "6.18" of 6.18.44.
+var major, minor = regexp.MustCompile(`^\S+ \d+`), regexp.MustCompile(`^\d+\.\d+`)
+
 // kept reads the reports of a folder, in the order of the sets and the data planes.
 func kept(dir string) (all []*Report, err error) {
-	for _, s := range Sets {
-		for _, d := range DataPlanes {
-			text, err := os.ReadFile(filepath.Join(dir, s.Name+"-"+d+".json"))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			r := &Report{}
-			if err == nil {
-				err = json.Unmarshal(text, r)
-			}
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, r)
+	files, _ := filepath.Glob(filepath.Join(dir, "*.json")) // the pattern is well-formed
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		r := &Report{}
+		if err == nil {
+			err = json.Unmarshal(text, r)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		all = append(all, r)
 	}
+	slices.SortFunc(all, func(a, b *Report) int {
+		return cmp.Or(cmp.Compare(place(a.Set, Sets, func(s Set) string { return s.Name }), place(b.Set, Sets, func(s Set) string { return s.Name })),
+			cmp.Compare(place(a.DataPlane, DataPlanes, func(d DataPlane) string { return d.Name }), place(b.DataPlane, DataPlanes, func(d DataPlane) string { return d.Name })),
+			cmp.Compare(a.Runtime, b.Runtime), cmp.Compare(a.Kernel, b.Kernel))
+	})
 	return all, nil
+}
+
+// place is where a list has a name.
+func place[T any](name string, list []T, of func(T) string) int {
+	return slices.IndexFunc(list, func(t T) bool { return of(t) == name })
 }
 
 const intro = `# The tests of others
@@ -82,19 +124,19 @@ with its own pod network. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes 
 func page(all []*Report) string {
 	var b strings.Builder
 	b.WriteString(intro)
-	b.WriteString("| set | with | nodes | passed | failed | of these for what is not there | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("| set | with | on | nodes | passed | failed | of these for what is not there | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, r := range all {
 		failed, set := r.Count(Failed), r.Set
 		if r.Own != "" {
 			set = "[" + set + "](" + r.Own + ")"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d | %d | %s |\n", set, r.DataPlane, r.Nodes, r.Count(Passed), failed, failed-len(r.Ours()), r.Count(Skipped), r.Took.Round(time.Second))
+		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %s |\n", set, r.DataPlane, r.on(), r.Nodes, r.Count(Passed), failed, failed-len(r.Ours()), r.Count(Skipped), r.Took.Round(time.Second))
 	}
 	for _, r := range all {
 		if r.Count(Failed)+r.Count(Skipped) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "\n## %s with %s\n\n| test | | why |\n| --- | --- | --- |\n", r.Set, r.DataPlane)
+		fmt.Fprintf(&b, "\n## %s with %s, on %s\n\n| test | | why |\n| --- | --- | --- |\n", r.Set, r.DataPlane, r.on())
 		for _, s := range []State{Failed, Skipped} {
 			for _, t := range r.Tests {
 				if t.State == s {
@@ -103,12 +145,12 @@ func page(all []*Report) string {
 			}
 		}
 	}
-	versions := map[string]bool{}
-	for _, r := range all {
-		versions[fmt.Sprintf("Kubernetes %s, %s, Linux %s", strings.TrimPrefix(r.Kubernetes, "v"), r.Runtime, r.Kernel)] = true
-	}
-	b.WriteString("\nRun with " + strings.Join(slices.Sorted(maps.Keys(versions)), "; ") + ".\n")
 	return b.String()
+}
+
+// on is what the nodes ran.
+func (r *Report) on() string {
+	return fmt.Sprintf("Kubernetes %s, %s, cgroups v%d, Linux %s", strings.TrimPrefix(r.Kubernetes, "v"), r.Runtime, r.Cgroups, r.Kernel)
 }
 
 // cell is a text for a cell of a table.

@@ -18,6 +18,7 @@ type Report struct {
 	Nodes          int
 	// Of the nodes, as their Node objects have them.
 	Kubernetes, Runtime, Kernel string
+	Cgroups                     int // version
 
 	Took  time.Duration
 	Tests []Test // those of the set that ran, or decided not to, by title

@@ -23,20 +23,17 @@ func TestSmoke(t *testing.T) {
 // for each driver.
 func TestModes(t *testing.T) {
 	t.Parallel()
-	for name, more := range map[string][]string{
-		"iptables":  {"--agent=process", "--agent-flag=--mode=iptables"},
-		"userspace": {"--agent=process", "--fabric=", "--agent-flag=--mode=userspace", "--agent-flag=--userspace-client-address=transparent"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			args := []string{"sig-network", "--nodes", "2", "--focus", strings.Join([]string{
+	for _, mode := range []string{"iptables", "userspace"} {
+		t.Run(mode, func(t *testing.T) {
+			focus := strings.Join([]string{
 				`Services should be able to create a functioning NodePort service`,
 				`Services should be able to change the type from ExternalName to ClusterIP`,
 				`Services should have session affinity work for service with type clusterIP`,
 				`Services should preserve source pod IP for traffic thru service cluster IP`,
 				`Services should serve endpoints on same port and different protocols`,
 				`DNS should provide DNS for services`,
-			}, "|")}
-			run(t, "modes"+name, "6 passed", append(args, more...)...)
+			}, "|")
+			run(t, "modes"+mode, "6 passed", "sig-network", "--nodes", "2", "--data-plane", "sluice-"+mode, "--focus", focus)
 		})
 	}
 }

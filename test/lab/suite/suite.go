@@ -85,7 +85,7 @@ const outputFile = "output.log"
 // Config is for one run.
 type Config struct {
 	Set
-	DataPlane  string    // one of DataPlanes
+	DataPlane  string    // the name of one of DataPlanes
 	Bin        string    // of the tests, as from Set.Build
 	Kubectl    string    // a program
 	Kubeconfig string    // of the administrator

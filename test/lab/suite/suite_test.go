@@ -67,11 +67,12 @@ func TestCount(t *testing.T) {
 func TestKeep(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "e2e")
 	for _, r := range []*Report{
-		{Set: "smoke", DataPlane: "kube-proxy-nftables", Nodes: 2, Kubernetes: "v1.37.1", Runtime: "containerd 1.6.20", Kernel: "6.12.1", Tests: []Test{{Title: "[sig-network] a", State: Passed}}},
-		{Set: "conformance", DataPlane: "sluice", Nodes: 3, Kubernetes: "v1.37.1", Runtime: "containerd 1.6.20", Kernel: "6.12.1", Tests: []Test{{Title: "[sig-network] a", State: Passed}}},
-		{Set: "conformance", DataPlane: "sluice", Nodes: 3, Kubernetes: "v1.37.1", Runtime: "containerd 1.6.20", Kernel: "6.12.1", Tests: []Test{
+		{Set: "smoke", DataPlane: "kube-proxy-nftables", Nodes: 2, Kubernetes: "v1.37.1", Runtime: "containerd 1.6.20", Cgroups: 2, Kernel: "6.12.1", Tests: []Test{{Title: "[sig-network] a", State: Passed}}},
+		{Set: "conformance", DataPlane: "sluice", Nodes: 3, Kubernetes: "v1.37.1", Runtime: "containerd 1.6.20", Cgroups: 2, Kernel: "6.12.1", Tests: []Test{{Title: "[sig-network] a", State: Passed}}},
+		{Set: "conformance", DataPlane: "sluice", Nodes: 3, Kubernetes: "v1.37.1", Runtime: "containerd 1.6.20", Cgroups: 2, Kernel: "6.12.1", Tests: []Test{
 			{Title: "[sig-network] a|b", State: Failed, Reason: "<nil>", Cause: ""}, {Title: "[sig-network] c", State: Skipped, Reason: "no cloud"}, {Title: "[sig-network] d", State: Passed},
 		}},
+		{Set: "conformance", DataPlane: "sluice", Nodes: 3, Kubernetes: "v1.37.1", Runtime: "containerd 2.4.2", Cgroups: 2, Kernel: "6.12.1", Tests: []Test{{Title: "[sig-network] a", State: Passed}}},
 	} {
 		if err := Keep(dir, r); err != nil {
 			t.Fatal(err)
@@ -82,8 +83,9 @@ func TestKeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| conformance | sluice | 3 | 1 | 1 | 0 | 1 | 0s |\n| smoke | kube-proxy-nftables | 2 | 1 | 0 | 0 | 0 | 0s |\n",
-		"| a\\|b | failed | &lt;nil> |\n| c | skipped | no cloud |\n", "Run with Kubernetes 1.37.1, containerd 1.6.20, Linux 6.12.1.\n",
+		"| conformance | sluice | Kubernetes 1.37.1, containerd 1.6.20, cgroups v2, Linux 6.12.1 | 3 | 1 | 1 | 0 | 1 | 0s |\n",
+		"Linux 6.12.1 | 3 | 1 | 0 | 0 | 0 | 0s |\n| smoke | kube-proxy-nftables |",
+		"| a\\|b | failed | &lt;nil> |\n| c | skipped | no cloud |\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("%q is not in the page:\n%s", want, text)
@@ -167,7 +169,7 @@ func TestGoReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.finish()
-	r.Set, r.DataPlane = "cluster-network-policy", "sluice"
+	r.Set, r.DataPlane, r.Runtime, r.Kernel = "cluster-network-policy", "sluice", "containerd 1.6.20", "6.18.44"
 	want := []Test{
 		{Title: "CNPFirst Should deny", State: Failed, Took: 10 * time.Second, Reason: "no answer"},
 		{Title: "CNPFirst Should pass 'a'", State: Passed, Took: 1500 * time.Millisecond},
@@ -190,7 +192,7 @@ func TestGoReport(t *testing.T) {
 	if err := Keep(dir, r); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"cluster-network-policy-sluice.yaml": "kind: ConformanceReport\n", "README.md": "| [cluster-network-policy](cluster-network-policy-sluice.yaml) | sluice |"} {
+	for name, want := range map[string]string{"cluster-network-policy-sluice-containerd-1-linux-6.18.yaml": "kind: ConformanceReport\n", "README.md": "| [cluster-network-policy](cluster-network-policy-sluice-containerd-1-linux-6.18.yaml) | sluice |"} {
 		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: %v\n%s", name, err, text)
 		}
