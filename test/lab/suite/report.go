@@ -84,6 +84,7 @@ var causes = []struct {
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses: docs/kube-proxy.md"},
+	{regexp.MustCompile(`switch session affinity for LoadBalancer service with Local traffic policy`), "the lab's load balancer leads an address to one node, and the test waits until pods of several have answered"},
 	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this as kube-proxy's configuration says, where it is given that; without, it leaves it alone"},
 }
 
