@@ -82,7 +82,7 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 	fl.StringVar(&o.cni, "cni", "", "give pods their network by this CNI configuration, a conflist `file`, instead of sluice-cni alone")
 	fl.BoolVar(&o.withKubernetes, "kubernetes", false, "run a real control plane, and nodes with the real kubelet and containerd; the first time, building takes minutes")
 	fl.StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
-	agentFlag(cmd, &o.agent)
+	fl.StringVar(&o.agent, "agent", agentKustomize, "with --kubernetes: how the agents `run`: kustomize or helm install them in the cluster as users do; process: beside each node")
 	fl.StringVar(&o.agentImage, "agent-image", "", "with --kubernetes: `archive` with the agents' image, as from 'make image', instead of one that is made of the programs here")
 	fl.StringSliceVar(&o.images, "images", nil, "with --kubernetes: further `archives` of images, by docker save or in OCI's format; see also 'sluice lab load'")
 	fl.StringVar(&o.containerd, "containerd", "", "with --kubernetes: `folder` with containerd, its shim and ctr, as from 'sluice lab build --containerd' (default: those in PATH)")
@@ -91,10 +91,6 @@ func (o *labOptions) register(cmd *cobra.Command, name string) {
 
 // How agents run with Kubernetes.
 const agentKustomize, agentHelm, agentProcess = "kustomize", "helm", "process"
-
-func agentFlag(cmd *cobra.Command, agent *string) {
-	cmd.Flags().StringVar(agent, "agent", agentKustomize, "with --kubernetes: how the agents `run`: kustomize or helm install them in the cluster as users do; process: beside each node")
-}
 
 func labNameFlag(cmd *cobra.Command, name *string, value string) {
 	cmd.Flags().StringVar(name, "name", value, "name of the lab: lower-case letters and digits")
