@@ -40,7 +40,7 @@ spec:
     spec:
       topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}]
       containers:
-      - {name: web, image: nobody.invalid/web:1, ports: [{containerPort: 80}], readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}
+      - {name: web, image: nobody.invalid/web:1, ports: [{containerPort: 80}], readinessProbe: {httpGet: {port: 80}, periodSeconds: 1, timeoutSeconds: 10}}
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -133,7 +133,7 @@ func (d *dayTwo) under(t *testing.T, short bool, f func()) {
 	requests.More(50)
 	sent, err := requests.Outcome()
 	if err != nil {
-		t.Error(err)
+		t.Errorf("%v\nthe pods and events now:\n%s%s", err, d.get("get", "pods", "-o", "wide"), d.get("get", "events", "--sort-by=.metadata.creationTimestamp"))
 	}
 	t.Logf("%d requests in %.1f s, the longest time without an answer %s", sent, time.Since(begin).Seconds(), requests.Silence())
 }
