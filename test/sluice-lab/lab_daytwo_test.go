@@ -26,8 +26,8 @@ import (
 )
 
 // dayTwoApp is a service of two pods, of which one is always there, and a client that stays on the
-// first node. Its pods answer longer after the stop signal than a busy machine's controllers need to
-// take them out of the service.
+// first node. Its pods answer longer after the stop signal than a busy machine's controllers need
+// to take them out of the service.
 const dayTwoApp = `
 apiVersion: apps/v1
 kind: Deployment
