@@ -35,7 +35,7 @@ VM    ?=
 # Arguments for `make e2e`: "sig-network --data-plane kube-proxy-nftables", for one.
 E2E   ?= sig-network
 
-# Arguments for `make fuzz-api`: "--seed 7", for one.
+# Arguments for `make fuzz-api` and `make fuzz-bgp`: "--seed 7", for one.
 FUZZ  ?=
 
 # The architectures that `make image` and `make release` build for. Version and name of the image are
@@ -120,6 +120,11 @@ test-vm: ## Run the packet table, policies and tunnels in QEMU guests with the s
 fuzz-api: build ## Have schemathesis send the balancer's API thousands of requests, of which none may end in a 500
 	@hack/need "fuzzing the API" $(FUZZ_TOOLS)
 	hack/fuzz-api $(FUZZ)
+
+.PHONY: fuzz-bgp
+fuzz-bgp: build ## Have sluice-bgp hear what BGP does not allow, made with scapy; the session with another peer has to last
+	@hack/need "fuzzing BGP" $(FUZZ_TOOLS)
+	hack/fuzz-bgp $(FUZZ)
 
 .PHONY: bench
 bench: build ## Measure, compare and draw docs/benchmarks (BENCH='arguments of sluice bench')
