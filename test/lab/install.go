@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"sluice.dev/sluice/deploy"
@@ -36,6 +37,14 @@ func (l *Lab) installDNS() error {
 
 // DaemonSet is the name of what installs the agents, in the namespace kube-system.
 const DaemonSet = "sluice"
+
+// givesAddresses reports whether the agents give Services addresses, as one of their flags says.
+func (l *Lab) givesAddresses() bool { return slices.Contains(l.AgentFlags, "--service-addresses") }
+
+// speaksBGP reports whether they speak BGP.
+func (l *Lab) speaksBGP() bool {
+	return l.Cluster.Fabric == plan.BGP || slices.Contains(l.AgentFlags, "--bgp")
+}
 
 // installed reports whether the lab installs its agents in its cluster.
 func (l *Lab) installed() bool { return l.Kubernetes != nil && l.Kubernetes.AgentImage != "" }
@@ -100,16 +109,17 @@ func (l *Lab) values() map[string]any {
 	switch l.Cluster.Fabric {
 	case "":
 	case plan.BGP:
-		fabric = object{"mode": plan.Native, "bgp": object{"enabled": true}}
+		fabric["mode"] = plan.Native
 	default:
 		fabric["mode"] = l.Cluster.Fabric
 	}
+	fabric["bgp"] = object{"enabled": l.speaksBGP()}
 	return object{
 		"kubernetes":   object{"host": plan.ControlIPs[0].String(), "port": control.Port},
 		"image":        object{"repository": name, "tag": tag},
 		"clusterCIDRs": plan.ClusterCIDRs, "serviceCIDRs": plan.ServiceCIDRs,
 		"cni": object{"enabled": l.CNI == ""}, "fabric": fabric,
-		"extraArgs": l.AgentFlags,
+		"addresses": object{"enabled": l.givesAddresses()}, "extraArgs": l.AgentFlags,
 	}
 }
 
@@ -146,12 +156,15 @@ func (l *Lab) overlay() ([]byte, error) {
 	if l.CNI == "" {
 		components = append(components, "../kustomize/cni")
 	}
-	switch l.Cluster.Fabric {
-	case "":
-	case plan.BGP:
+	switch {
+	case l.Cluster.Fabric == "":
+	case l.speaksBGP():
 		components = append(components, "../kustomize/bgp")
 	default:
 		components = append(components, "../kustomize/fabric")
+	}
+	if l.givesAddresses() {
+		components = append(components, "../kustomize/addresses")
 	}
 	name, tag := l.agentImage()
 	container := "/spec/template/spec/containers/0"

@@ -284,8 +284,11 @@ func (l *Lab) userConfig(user string) string {
 func selfCommand(exe, part string) []string { return []string{exe, "lab", part} }
 
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose
-// routes it sets.
+// routes it sets. Agents that give Services addresses are in its place.
 func (l *Lab) startBalancer(exe string) error {
+	if l.givesAddresses() {
+		return nil
+	}
 	return l.start(plan.Outside, "balancer", append(selfCommand(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(labUser)))
 }
 
