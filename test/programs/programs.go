@@ -19,20 +19,12 @@ const Env = "SLUICE_PROGRAMS"
 
 // Folder returns the folder of sluice, sluice-bgp, sluice-cni and sluice-lab: the one that Env
 // names, or bin of the checkout that contains the working directory, where it has `make build`
-// bring them up to date. In a guest (test/vm), which has neither sources nor a compiler, it is
-// where PATH has them.
+// bring them up to date.
 func Folder() (string, error) { return folder() }
 
 var folder = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv(Env); dir != "" {
 		return dir, nil
-	}
-	if _, err := exec.LookPath("go"); err != nil {
-		built, err := exec.LookPath("sluice-lab")
-		if err != nil {
-			return "", fmt.Errorf("find Sluice's programs: neither they nor Go are in PATH: %w", err)
-		}
-		return filepath.Dir(built), nil
 	}
 	root, err := checkout()
 	if err != nil {

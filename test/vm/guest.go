@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -43,9 +44,6 @@ func guest() {
 }
 
 func guestRun() error {
-	if err := errors.Join(guestMounts(), unix.Sethostname([]byte("guest"))); err != nil {
-		return err
-	}
 	b, err := os.ReadFile(guestPlan)
 	if err != nil {
 		return err
@@ -59,6 +57,9 @@ func guestRun() error {
 			return err
 		}
 	}
+	if err := errors.Join(enterMachine(), makeCache(p.Cache), unix.Sethostname([]byte("guest"))); err != nil {
+		return err
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
 		err = netlink.LinkSetUp(lo)
@@ -71,7 +72,7 @@ func guestRun() error {
 	}
 	var failed []error
 	for _, t := range p.Tests {
-		failed = append(failed, guestTest(t))
+		failed = append(failed, guestTest(t, p.Env))
 	}
 	return errors.Join(append(failed, guestFiles())...)
 }
@@ -87,12 +88,12 @@ func guestFiles() error {
 	return err
 }
 
-func guestTest(t test) error {
+func guestTest(t test, env []string) error {
 	fmt.Printf("vm: testing %s\n", t.Name)
 	begin := time.Now()
 	cmd := exec.Command(t.Binary, t.Args...)
 	cmd.Dir = t.Dir
-	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp", "XDG_CACHE_HOME=" + guestCache}
+	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
 	err := cmd.Run()
 	took := time.Since(begin).Round(time.Millisecond)
@@ -103,24 +104,86 @@ func guestTest(t test) error {
 	return nil
 }
 
-// guestMounts mounts the file systems that every Linux has.
-func guestMounts() error {
+// machineTag is the name of the machine's file system for the guest.
+const machineTag = "machine"
+
+// enterMachine makes the machine's file system the guest's root. What the guest writes is in memory.
+func enterMachine() error {
+	for _, m := range []struct{ fstype, source, target, options string }{
+		{"tmpfs", "tmpfs", "/guest", "mode=755"},
+		{"virtiofs", machineTag, "/guest/machine", ""},
+		{"overlay", "overlay", "/guest/root", "lowerdir=/guest/machine,upperdir=/guest/upper,workdir=/guest/work"},
+	} {
+		if m.fstype == "overlay" {
+			if err := errors.Join(os.Mkdir("/guest/upper", 0o755), os.Mkdir("/guest/work", 0o755)); err != nil {
+				return err
+			}
+		}
+		if err := mount(m.fstype, m.source, m.target, m.options); err != nil {
+			return err
+		}
+	}
+	// As switch_root does: the initramfs can be left, but not unmounted.
+	if err := os.Chdir("/guest/root"); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("change the root: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("change the root: %w", err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
 	for _, m := range []struct{ fstype, target string }{
 		{"proc", "/proc"},
 		{"sysfs", "/sys"},
 		{"devtmpfs", "/dev"},
+		{"devpts", "/dev/pts"},
+		{"tmpfs", "/dev/shm"},
 		{"tmpfs", "/run"},
 		{"tmpfs", "/tmp"},
+		{"tmpfs", guestOut},
 		{"cgroup2", "/sys/fs/cgroup"},
 		{"bpf", "/sys/fs/bpf"},
 	} {
-		if err := os.MkdirAll(m.target, 0o755); err != nil {
+		if err := mount(m.fstype, m.fstype, m.target, ""); err != nil {
 			return err
 		}
-		err := unix.Mount(m.fstype, m.target, m.fstype, 0, "")
-		if err != nil && !errors.Is(err, unix.EBUSY) { // the kernel may have mounted /dev itself
-			return fmt.Errorf("mount %s: %w", m.target, err)
+	}
+	return nil
+}
+
+// makeCache has the folder of what labs keep in memory, with links to what the machine has built:
+// the disks of nodes must not be on an overlay.
+func makeCache(dir string) error {
+	const machines = "/run/cache"
+	err := errors.Join(os.MkdirAll(dir, 0o755), os.MkdirAll(machines, 0o755))
+	if err == nil {
+		err = unix.Mount(dir, machines, "", unix.MS_BIND, "")
+	}
+	if err == nil {
+		err = mount("tmpfs", "tmpfs", dir, "")
+	}
+	if err != nil {
+		return fmt.Errorf("make the cache folder: %w", err)
+	}
+	built, err := filepath.Glob(machines + "/*")
+	for _, path := range built {
+		if name := filepath.Base(path); !strings.HasPrefix(name, "disk") {
+			err = errors.Join(err, os.Symlink(path, filepath.Join(dir, name)))
 		}
+	}
+	return err
+}
+
+func mount(fstype, source, target, options string) error {
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(source, target, fstype, 0, options); err != nil {
+		return fmt.Errorf("mount %s: %w", target, err)
 	}
 	return nil
 }

@@ -7,27 +7,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
-
-	"sluice.dev/sluice/test/lab/control"
-	"sluice.dev/sluice/test/programs"
 )
 
 // modules are the kernel modules that the guest loads, with those that they depend on. The guest
 // has no modprobe: other modules are not available.
 var modules = []string{
+	"virtio_pci", "virtiofs", "overlay",
 	"nf_tables", "nfnetlink", "nfnetlink_log", "nf_log_syslog", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",
 	"nft_chain_nat", "nft_ct", "nft_fib_inet", "nft_fib_ipv4", "nft_fib_ipv6", "nft_hash", "nft_limit", "nft_log",
 	"nf_flow_table", "nf_flow_table_inet", "nft_flow_offload", "nft_fwd_netdev",
 	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_queue", "nfnetlink_queue", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket", "nft_tproxy",
 	"xfrm_user", // the netlink library opens this family too
-	"veth", "bridge", "br_netfilter", "dummy", "vxlan", "ipip", "sit", "wireguard", "8021q",
+	"sctp", "veth", "bridge", "br_netfilter", "dummy", "vxlan", "ipip", "sit", "wireguard", "8021q",
 	"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_lblc", "ip_vs_lblcr", "ip_vs_sh", "ip_vs_dh", "ip_vs_sed", "ip_vs_nq", "ip_vs_mh", "ip_vs_fo", "ip_vs_ovf",
 	"ip_set", "ip_set_bitmap_port", "ip_set_hash_ipport",
 	"ip_set_hash_ip", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net",
@@ -36,35 +31,50 @@ var modules = []string{
 	"xt_NFLOG", "xt_LOG", "xt_limit", "xt_connlabel", "xt_multiport", "ipt_rpfilter", "ip6t_rpfilter",
 }
 
-// plan says what the guest has to do; the guest finds it in its root directory.
+// plan says what the guest has to do; the guest finds it in its initramfs.
 type plan struct {
 	Modules []string // files, in the order of loading
 	Tests   []test
+	Env     []string // of tests and programs
+	Cache   string   // the folder of what labs keep
 }
 
 type test struct {
 	Name   string // the package's directory in the module
 	Binary string
-	Dir    string // to run it in; holds the package's testdata
+	Dir    string // to run it in
 	Args   []string
 }
 
 const (
-	guestInit  = "/init"
-	guestPlan  = "/plan.json"
-	guestCache = "/cache" // programs' cache folder
+	guestInit = "/init"
+	guestPlan = "/plan.json"
 )
 
-// protocols is the content of /etc/protocols, by which nft prints the names of transport protocols.
-const protocols = "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n"
-
-// pack builds the test binaries and writes the initramfs to a file.
-func pack(ctx context.Context, file, root string, k *kernel, dirs, args, programs []string, kube bool) error {
-	work, err := os.MkdirTemp("", "sluice-vm-")
-	if err != nil {
-		return err
+// build builds the packages' test binaries in a folder, and says how the guest runs them.
+func build(ctx context.Context, work, root string, dirs, args []string) (tests []test, err error) {
+	for i, dir := range dirs {
+		dir = filepath.Clean(dir)
+		fmt.Printf("vm: building the tests of %s\n", dir)
+		binary := filepath.Join(work, fmt.Sprint(i))
+		if _, err := output(ctx, root, "go", "test", "-c", "-ldflags=-s -w", "-o", binary, "./"+dir); err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(binary); err != nil {
+			return nil, fmt.Errorf("package %s has no tests", dir)
+		}
+		t := test{Name: dir, Binary: binary, Dir: filepath.Join(root, dir), Args: args}
+		if some := only[dir]; some != "" && !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-test.run=") }) {
+			t.Args = append(slices.Clone(args), "-test.run="+some)
+		}
+		tests = append(tests, t)
 	}
-	defer os.RemoveAll(work)
+	return tests, nil
+}
+
+// pack writes the initramfs to a file: this program as the first process, the modules, and the
+// plan.
+func pack(ctx context.Context, file, work, root string, k *kernel, p plan) error {
 	out, err := os.Create(file)
 	if err != nil {
 		return err
@@ -80,39 +90,6 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 	if err := a.copy(guestInit, self); err != nil {
 		return err
 	}
-	var p plan
-	for i, dir := range dirs {
-		dir = filepath.Clean(dir)
-		fmt.Printf("vm: building the tests of %s\n", dir)
-		build := filepath.Join(work, fmt.Sprint(i))
-		if _, err := output(ctx, root, "go", "test", "-c", "-ldflags=-s -w", "-o", build, "./"+dir); err != nil {
-			return err
-		}
-		if _, err := os.Stat(build); err != nil {
-			return fmt.Errorf("package %s has no tests", dir)
-		}
-		t := test{Name: dir, Binary: fmt.Sprintf("/test/%d", i), Dir: "/src/" + dir, Args: args}
-		if some := only[dir]; some != "" && !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-test.run=") }) {
-			t.Args = append(slices.Clone(args), "-test.run="+some)
-		}
-		if err := errors.Join(a.copy(t.Binary, build), a.directory(t.Dir), a.tree(t.Dir+"/testdata", filepath.Join(root, dir, "testdata"))); err != nil {
-			return err
-		}
-		p.Tests = append(p.Tests, t)
-	}
-	if len(programs) > 0 || kube {
-		if err := a.programs(); err != nil {
-			return err
-		}
-	}
-	if kube {
-		if err := a.kubernetes(ctx); err != nil {
-			return err
-		}
-	}
-	for _, line := range programs {
-		p.Tests = append(p.Tests, test{Name: "sluice " + line, Binary: "/bin/sluice-lab", Dir: "/tmp", Args: strings.Fields(line)})
-	}
 	files, err := k.order(modules)
 	if err != nil {
 		return err
@@ -124,49 +101,11 @@ func pack(ctx context.Context, file, root string, k *kernel, dirs, args, program
 		}
 		p.Modules = append(p.Modules, name)
 	}
-	for _, tool := range tools {
-		if err := a.tool(ctx, tool); err != nil {
-			return err
-		}
-	}
-	// What the programs of iptables load, and where they have their lock.
-	const plugins = "/usr/lib/x86_64-linux-gnu/xtables"
-	if files, _ := filepath.Glob(plugins + "/*.so"); len(files) > 0 { // the pattern is well-formed
-		if err := a.libraries(ctx, files...); err != nil {
-			return err
-		}
-	}
-	if err := errors.Join(a.tree(plugins, plugins), a.directory("/run")); err != nil {
-		return err
-	}
-	if err := a.bytes("/etc/protocols", []byte(protocols)); err != nil {
-		return err
-	}
 	b, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
 	return errors.Join(a.bytes(guestPlan, b), a.end(), w.Flush(), out.Close())
-}
-
-// programs copies the project's programs into /bin.
-func (a *archive) programs() error {
-	folder, err := programs.Folder()
-	for _, name := range []string{"sluice", "sluice-cni", "sluice-lab"} {
-		if err == nil {
-			err = a.copy("/bin/"+name, filepath.Join(folder, name))
-		}
-	}
-	return err
-}
-
-// kubernetes copies the programs of a cluster to where labs and benches find them.
-func (a *archive) kubernetes(ctx context.Context) error {
-	bin, err := control.Build(ctx, func(s string) { fmt.Printf("vm: %s\n", s) })
-	if err != nil {
-		return err
-	}
-	return a.tree(filepath.Join(guestCache, "sluice", filepath.Base(bin)), bin)
 }
 
 // archive writes a cpio archive in the "newc" format that the kernel unpacks (its
@@ -240,51 +179,4 @@ func (a *archive) copy(name, file string) error {
 		return err
 	}
 	return errors.Join(a.directory(filepath.Dir(name)), a.write(name, modeFile, info.Size(), f))
-}
-
-// tree adds all files below a directory of this machine, if there is one.
-func (a *archive) tree(name, dir string) error {
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rel, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		return a.copy(filepath.Join(name, rel), path)
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// libraryPaths finds the paths in what ldd prints.
-var libraryPaths = regexp.MustCompile(`(?m)(/\S+) \(0x`)
-
-// tool adds a program of this machine and its shared libraries, if it is installed.
-func (a *archive) tool(ctx context.Context, name string) error {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return nil
-	}
-	return errors.Join(a.libraries(ctx, path), a.copy("/bin/"+name, path))
-}
-
-// libraries adds the shared libraries of programs and plugins of this machine.
-func (a *archive) libraries(ctx context.Context, files ...string) error {
-	out, err := output(ctx, "", "ldd", files...)
-	if err != nil {
-		return err
-	}
-	for _, m := range libraryPaths.FindAllStringSubmatch(out, -1) {
-		if lib := m[1]; !a.dirs[lib] {
-			a.dirs[lib] = true
-			if err := a.copy(lib, lib); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

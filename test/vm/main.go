@@ -3,12 +3,13 @@
 //
 //	go run ./test/vm [flags] [package directory ...]
 //	go run ./test/vm -program 'lab up --fabric ipip' -program 'lab probe'
+//	go run ./test/vm -memory 9G -program 'lab e2e smoke --data-plane sluice-ipvs'
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
-// test binaries statically, packs them into an initramfs with the kernel modules that they need and
-// itself as /init, boots that in QEMU, and shows the machine's console. No disk, no network and no
-// privileges are needed: QEMU emulates the processor, unless -accel says otherwise. The exit status
-// is 0 only if the machine said that every test passed.
+// test binaries, boots the kernel in QEMU with itself as /init, and shows the machine's console. The
+// machine has the files of this one, by virtiofs, with all programs that are installed; what it
+// writes is in memory. It has no network. QEMU emulates the processor, unless -accel says
+// otherwise. The exit status is 0 only if the machine said that every test passed.
 package main
 
 import (
@@ -21,6 +22,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	built "sluice.dev/sluice/test/programs"
 )
 
 // packages are tested when none are named.
@@ -28,12 +31,6 @@ var packages = []string{"internal/kernel/conntrack", "internal/fabric/kernel", "
 
 // only are the tests of a package that need what the guest has, where -run names none.
 var only = map[string]string{"cmd/sluice": "^Test(BalanceTunnel|Encrypt|Fabric|FlowOffload|ModeSwitchIPVS)$", "internal/balancer/nftables": "^TestTunnel"}
-
-// tools are programs of this machine that tests call, and that the guest gets too where
-// they are installed.
-var tools = []string{"sh", "unshare", "nft", "ip", "bridge", "iperf3", "ipset", "iptables",
-	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
-	"xtables-legacy-multi", "iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
 
 // commands are the values of a flag that is given several times.
 type commands []string
@@ -72,7 +69,6 @@ func run(ctx context.Context) error {
 	params := flag.String("append", "", "further kernel `parameters`; loglevel=7 shows the traces of warnings")
 	var programs commands
 	flag.Var(&programs, "program", "`arguments` to run sluice lab or sluice bench with, instead of tests; several times for one after the other. What they leave in /out is copied to -out")
-	kube := flag.Bool("kubernetes", false, "give programs and tests what sluice lab build makes, the API server for one (it needs some more -memory: 6G)")
 	out := flag.String("out", ".", "`folder` for what programs leave in /out")
 	flag.Parse()
 	dirs := flag.Args()
@@ -86,7 +82,8 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cache := filepath.Join(strings.TrimSpace(root), "bin", "vm")
+	root = strings.TrimSpace(root)
+	cache := filepath.Join(root, "bin", "vm")
 	if err := install(ctx, "qemu-system-x86_64", "qemu-system-x86"); err != nil {
 		return err
 	}
@@ -107,17 +104,37 @@ func run(ctx context.Context) error {
 		args = append(args, "-test.v")
 	}
 	args = append(args, strings.Fields(*more)...)
-	initrd := filepath.Join(cache, "initrd")
 	begin := time.Now()
-	if err := pack(ctx, initrd, strings.TrimSpace(root), k, dirs, args, programs, *kube); err != nil {
+	work, err := os.MkdirTemp(cache, "run-") // the guest has another /tmp
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	bin, err := built.Folder()
+	if err != nil {
+		return err
+	}
+	tests, err := build(ctx, work, root, dirs, args)
+	if err != nil {
+		return err
+	}
+	for _, line := range programs {
+		tests = append(tests, test{Name: "sluice " + line, Binary: filepath.Join(bin, "sluice-lab"), Dir: root, Args: strings.Fields(line)})
+	}
+	userCache, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	initrd := filepath.Join(work, "initrd")
+	if err := pack(ctx, initrd, work, root, k, plan{Tests: tests, Env: append(os.Environ(), built.Env+"="+bin), Cache: filepath.Join(userCache, "sluice")}); err != nil {
 		return err
 	}
 	fmt.Printf("vm: built and packed in %v\n", time.Since(begin).Round(time.Millisecond))
 	processors := []string{"-accel", *accel, "-smp", "2"}
 	if *icount {
-		processors = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-smp", "1"}
+		processors = []string{"-accel", "tcg,thread=single", "-icount", "shift=0", "-smp", "1"}
 	}
-	return boot(ctx, k.image, initrd, processors, *memory, *params, *out, os.Stdout)
+	return boot(ctx, work, k.image, initrd, processors, *memory, *params, *out, os.Stdout)
 }
 
 // install installs a Debian package for the sake of a program, unless the program is there.

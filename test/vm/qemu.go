@@ -16,12 +16,19 @@ import (
 
 // boot runs a machine until it powers itself off, copies its console to out, and the files that
 // come by it into a folder, and returns nil if it reported that all went well.
-func boot(ctx context.Context, image, initrd string, processors []string, memory, params, folder string, out io.Writer) error {
+func boot(ctx context.Context, work, image, initrd string, processors []string, memory, params, folder string, out io.Writer) error {
 	begin := time.Now()
 	// On a busy machine the emulated timer is late, and the kernel would take it for a broken one.
 	const always = "console=ttyS0 quiet panic=-1 no_timer_check "
+	socket, end, err := serveFiles(ctx, work)
+	if err != nil {
+		return err
+	}
+	defer end()
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", append(processors,
 		"-cpu", "max", "-m", memory,
+		"-object", "memory-backend-memfd,id=memory,share=on,size="+memory, "-numa", "node,memdev=memory",
+		"-chardev", "socket,id=files,path="+socket, "-device", "vhost-user-fs-pci,chardev=files,tag="+machineTag,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", image, "-initrd", initrd,
 		"-append", always+params)...)
@@ -71,4 +78,41 @@ func keep(folder, line string) error {
 		return fmt.Errorf("read %s from the console: %w", name, err)
 	}
 	return os.WriteFile(filepath.Join(folder, filepath.Base(name)), content, 0o644)
+}
+
+// serveFiles starts the program that gives the machine this one's files, and returns its socket.
+// It ends with the connection to QEMU; end ends it before there is one.
+func serveFiles(ctx context.Context, work string) (socket string, end func(), err error) {
+	program := "/usr/lib/qemu/virtiofsd" // of qemu-system-common
+	if _, err := os.Stat(program); err != nil {
+		program = "/usr/libexec/virtiofsd" // of the package virtiofsd, since Debian 13
+	}
+	socket = filepath.Join(work, "files.sock")
+	log, err := os.Create(filepath.Join(work, "files.log"))
+	if err != nil {
+		return "", nil, err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(ctx, program, "--socket-path="+socket, "--thread-pool-size=0", "-o", "source=/", "-o", "sandbox=chroot", "-o", "cache=always")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return "", nil, fmt.Errorf("serve files to the machine: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	end = func() {
+		_ = cmd.Process.Kill() // it may have ended
+		<-ended
+	}
+	for {
+		if _, err := os.Stat(socket); err == nil {
+			return socket, end, nil
+		}
+		select {
+		case err := <-ended:
+			text, _ := os.ReadFile(log.Name())
+			return "", nil, fmt.Errorf("serve files to the machine: %w: %s", err, text)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
