@@ -107,7 +107,8 @@ func guestTest(t test, env []string) error {
 // machineTag is the name of the machine's file system for the guest.
 const machineTag = "machine"
 
-// enterMachine makes the machine's file system the guest's root. What the guest writes is in memory.
+// enterMachine makes the machine's file system the guest's root. What the guest writes is in
+// memory.
 func enterMachine() error {
 	for _, m := range []struct{ fstype, source, target, options string }{
 		{"tmpfs", "tmpfs", "/guest", "mode=755"},

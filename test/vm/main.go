@@ -6,8 +6,8 @@
 //	go run ./test/vm -memory 9G -program 'lab e2e smoke --data-plane sluice-ipvs'
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
-// test binaries, boots the kernel in QEMU with itself as /init, and shows the machine's console. The
-// machine has the files of this one, by virtiofs, with all programs that are installed; what it
+// test binaries, boots the kernel in QEMU with itself as /init, and shows the machine's console.
+// The machine has the files of this one, by virtiofs, with all programs that are installed; what it
 // writes is in memory. It has no network. QEMU emulates the processor, unless -accel says
 // otherwise. The exit status is 0 only if the machine said that every test passed.
 package main

@@ -53,8 +53,9 @@ func hearing(r slog.Record) (heard, bool) {
 	return heard{}, false
 }
 
-// overrun reports whether an error of an UPDATE is an attribute that ends behind the last one's end:
-// the server (gobgp v4.8.0) does not read the routes that follow it, and withdraws none of them.
+// overrun reports whether an error of an UPDATE is an attribute that ends behind the last one's
+// end: the server (gobgp v4.8.0) does not read the routes that follow it, and withdraws none of
+// them.
 func overrun(err string) bool {
 	return slices.ContainsFunc([]string{
 		"attribute header length is short", "attribute value length is short", "attribute length is short", "exceeds path attributes boundary",

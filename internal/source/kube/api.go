@@ -170,8 +170,8 @@ func (a *api) write(ctx context.Context, method, path string, query url.Values, 
 }
 
 // applyStatus applies what a field manager has to say to the status of an object, which the API
-// serves at a place of its kind, in place of what the manager said before; nil: nothing. It reports whether there is such an object, with that uid if one is
-// given.
+// serves at a place of its kind, in place of what the manager said before; nil: nothing. It reports
+// whether there is such an object, with that uid if one is given.
 func (a *api) applyStatus(ctx context.Context, k *kinds.Kind, at kinds.Resource, object model.Name, uid types.UID, manager string, status any) (there bool, err error) {
 	meta := map[string]any{"name": object.Name}
 	if object.Namespace != "" {
