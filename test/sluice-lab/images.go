@@ -80,7 +80,11 @@ func (s *imageServer) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, s.images.Close()) }()
 	s.loaded = map[string]bool{}
 	s.load()
-	registry := &http.Server{Addr: s.registry, Handler: s.images.Handler("")}
+	images := s.images.Handler("")
+	registry := &http.Server{Addr: s.registry, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.load() // of pods in kube-system, the webhook is not asked
+		images.ServeHTTP(w, r)
+	})}
 	webhook := &http.Server{Addr: s.webhook, Handler: standin.Handler(func(name string) bool {
 		s.load() // what was loaded a moment ago counts
 		return s.images.Has(name)

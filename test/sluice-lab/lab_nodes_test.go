@@ -161,9 +161,9 @@ func TestLabNodes(t *testing.T) {
 	if code := execute(t.Context(), []string{"lab", "load", "--name", name, archive}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "nobody.invalid/web:1") {
 		t.Errorf("load: exit status %d: %s", code, out.String())
 	}
-	k.want("a pod", "created", "run", "own", "--image=nobody.invalid/web:1", "--restart=Never", "--command", "--", "/bin/own", "lab", "--help")
-	k.until("Succeeded", "get", "pod", "own", "-o", "jsonpath={.status.phase}")
-	k.want("what the image's program says", "Run a cluster in network namespaces", "logs", "own")
+	k.want("a pod", "created", "-n", "kube-system", "run", "own", "--image=nobody.invalid/web:1", "--restart=Never", "--command", "--", "/bin/own", "lab", "--help")
+	k.until("Succeeded", "-n", "kube-system", "get", "pod", "own", "-o", "jsonpath={.status.phase}")
+	k.want("what the image's program says", "Run a cluster in network namespaces", "-n", "kube-system", "logs", "own")
 }
 
 // client asks a lab's API as people do.
