@@ -107,8 +107,11 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 			return err
 		}
 	}
-	if err := l.installDNS(); err != nil {
-		return err
+	served := l.agent != nil || l.Kubernetes.Proxy != ""
+	if served {
+		if err := l.installDNS(); err != nil {
+			return err
+		}
 	}
 	if err := l.awaitNodes(); err != nil {
 		return err
@@ -121,7 +124,10 @@ func (l *Lab) buildKubernetes(ctx context.Context, exe string) error {
 	if err := l.applyAll(); err != nil {
 		return err
 	}
-	return l.Settle(ctx)
+	if err := l.Settle(ctx); err != nil || served {
+		return err
+	}
+	return l.installDNS() // it gets ready once somebody serves the API's address
 }
 
 // defineResources applies the CustomResourceDefinitions, and waits until the API serves them.
