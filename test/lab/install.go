@@ -46,6 +46,12 @@ func (l *Lab) speaksBGP() bool {
 	return l.Cluster.Fabric == plan.BGP || slices.Contains(l.AgentFlags, "--bgp")
 }
 
+// privileged reports whether the agents are to do what a pod may do only with all rights: set the
+// kernel parameters of connection tracking, as kube-proxy does.
+func (l *Lab) privileged() bool {
+	return slices.ContainsFunc(l.AgentFlags, func(f string) bool { return strings.HasPrefix(f, "--conntrack-") })
+}
+
 // installed reports whether the lab installs its agents in its cluster.
 func (l *Lab) installed() bool { return l.Kubernetes != nil && l.Kubernetes.AgentImage != "" }
 
@@ -119,7 +125,7 @@ func (l *Lab) values() map[string]any {
 		"image":        object{"repository": name, "tag": tag},
 		"clusterCIDRs": plan.ClusterCIDRs, "serviceCIDRs": plan.ServiceCIDRs,
 		"cni": object{"enabled": l.CNI == ""}, "fabric": fabric,
-		"addresses": object{"enabled": l.givesAddresses()}, "extraArgs": l.AgentFlags,
+		"addresses": object{"enabled": l.givesAddresses()}, "privileged": l.privileged(), "extraArgs": l.AgentFlags,
 	}
 }
 
@@ -174,6 +180,9 @@ func (l *Lab) overlay() ([]byte, error) {
 	}
 	for i, value := range []string{plan.ControlIPs[0].String(), fmt.Sprint(control.Port)} {
 		patch = append(patch, map[string]any{"op": "replace", "path": fmt.Sprintf("%s/env/%d/value", container, i), "value": value})
+	}
+	if l.privileged() {
+		patch = append(patch, map[string]any{"op": "replace", "path": container + "/securityContext", "value": map[string]any{"privileged": true}})
 	}
 	data, err := json.Marshal(patch)
 	if err != nil {

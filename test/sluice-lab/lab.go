@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -173,6 +174,42 @@ func (o *labOptions) warn(w io.Writer) {
 	if text := crowded(o.nodes, preflight.ReadNeighbours()); text != "" {
 		_, _ = fmt.Fprintf(w, "lab %s: warning: %s\n", o.name, text)
 	}
+	if !o.withKubernetes {
+		return
+	}
+	used, most := watches()
+	if text := fewWatches(o.nodes, used, most); text != "" {
+		_, _ = fmt.Fprintf(w, "lab %s: warning: %s\n", o.name, text)
+	}
+}
+
+// watches returns how many instances of inotify this user has, and may have; 0, 0 if that cannot be
+// read.
+func watches() (used, most int) {
+	text, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
+	if err == nil {
+		most, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	if err != nil {
+		return 0, 0
+	}
+	files, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is well-formed
+	for _, file := range files {
+		if to, err := os.Readlink(file); err == nil && to == "anon_inode:inotify" {
+			used++
+		}
+	}
+	return used, most
+}
+
+// fewWatches says that the nodes of a lab may need more instances of inotify than there are; "": they
+// do not.
+func fewWatches(nodes, used, most int) string {
+	const each = 12 // of a node: its kubelet, containerd, CoreDNS and agent
+	if most == 0 || used+each*nodes <= most {
+		return ""
+	}
+	return fmt.Sprintf("%d nodes need up to %d instances of inotify, and %d of %d are in use: containerd may not start; sysctl -w fs.inotify.max_user_instances=%d", nodes, each*nodes, used, most, 2*(used+each*nodes))
 }
 
 // crowded says that a lab has more nodes than the machine's kernel has room for in its tables of

@@ -205,6 +205,20 @@ func checkFlows(t *testing.T, l *lab.Lab) {
 	}
 }
 
+// A lab whose nodes may not get what they watch files with warns before it starts.
+func TestFewWatches(t *testing.T) {
+	for _, tc := range []struct {
+		nodes, used, most int
+		want              string
+	}{
+		{3, 10, 128, ""}, {3, 92, 128, ""}, {3, 93, 128, "3 nodes need up to 36 instances of inotify, and 93 of 128 are in use: containerd may not start; sysctl -w fs.inotify.max_user_instances=258"}, {3, 10, 0, ""},
+	} {
+		if got := fewWatches(tc.nodes, tc.used, tc.most); got != tc.want {
+			t.Errorf("%d nodes, %d of %d: %q, want %q", tc.nodes, tc.used, tc.most, got, tc.want)
+		}
+	}
+}
+
 // A lab that has more nodes than the kernel knows neighbours warns before it starts.
 func TestCrowdedLab(t *testing.T) {
 	tables := []preflight.Neighbours{{IPv4: true, Most: 1024}, {Most: 4096}}
