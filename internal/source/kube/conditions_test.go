@@ -193,15 +193,22 @@ func TestConditions(t *testing.T) {
 // Where the API serves only the earlier version of a kind, conditions are read and written there.
 func TestConditionsOfEarlierVersion(t *testing.T) {
 	t.Parallel()
-	a := newStatusAPI(t)
-	const path = clusterOld + "/deny"
-	o := a.objects[denyPath]
-	delete(a.objects, denyPath)
-	a.objects[path] = o
+	const path, isBad = clusterOld + "/deny", "sluice.dev/Accepted False Fault (3): is bad"
+	old := func() *statusAPI {
+		a := newStatusAPI(t)
+		a.objects[path] = a.objects[denyPath]
+		delete(a.objects, denyPath)
+		return a
+	}
+	a := old()
 	a.node(t, silentLog).Report([]model.Issue{everywhere(denyRef, "is bad")})
-	waitFor(t, "the condition", func() bool { return a.says(path) == "sluice.dev/Accepted False Fault (3): is bad" })
-	a.node(t, silentLog).Report(nil) // the next agent
-	waitFor(t, "it is mended", func() bool { return strings.HasPrefix(a.says(path), "sluice.dev/Accepted True") })
+	waitFor(t, "the condition", func() bool { return a.says(path) == isBad })
+	b := old() // and with the next agent
+	a.mu.Lock()
+	*b.objects[path] = *a.objects[path]
+	a.mu.Unlock()
+	b.node(t, silentLog).Report(nil)
+	waitFor(t, "it is mended", func() bool { return strings.HasPrefix(b.says(path), "sluice.dev/Accepted True") })
 }
 
 // What one node has written no other writes again.
