@@ -102,7 +102,7 @@ func serveFiles(ctx context.Context, work string) (socket string, end func(), er
 	go func() { ended <- cmd.Wait() }()
 	end = func() {
 		_ = cmd.Process.Kill() // it may have ended
-		<-ended
+		_ = <-ended            // it says that it was killed
 	}
 	for {
 		if _, err := os.Stat(socket); err == nil {

@@ -83,9 +83,9 @@ var causes = []struct {
 	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
-	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses: docs/kube-proxy.md"},
-	{regexp.MustCompile(`switch session affinity for LoadBalancer service with Local traffic policy`), "the lab's load balancer leads an address to one node, and the test waits until pods of several have answered"},
-	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this as kube-proxy's configuration says, where it is given that; without, it leaves it alone"},
+	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},
+	{regexp.MustCompile(`switch session affinity for LoadBalancer service with Local traffic policy`), "the lab's load balancer leads an address to one node, and the test waits until pods of several have answered; it fails with kube-proxy, too"},
+	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this in kube-proxy's role alone; with its flags, as in --agent-flag=--conntrack-max-per-core=0 --agent-flag=--conntrack-min=0, the test passes"},
 }
 
 // finish puts the tests in order, and names the causes that are known.
