@@ -184,7 +184,8 @@ func describe(ctx context.Context, l *lab.Lab, report *suite.Report) (err error)
 		for _, n := range nodes.Items {
 			info := n.Status.NodeInfo
 			kernel, _, _ := strings.Cut(info.KernelVersion, "-") // the rest says who built it
-			report.Kubernetes, report.Runtime, report.Kernel = info.KubeletVersion, strings.ReplaceAll(info.ContainerRuntimeVersion, "://", " "), kernel
+			runtime, _, _ := strings.Cut(info.ContainerRuntimeVersion, "+")
+			report.Kubernetes, report.Runtime, report.Kernel = info.KubeletVersion, strings.ReplaceAll(runtime, "://", " "), kernel
 		}
 		return nil
 	})
