@@ -203,7 +203,7 @@ class Run:
                     except TimeoutError:
                         pass
                     connection.sendall(KEEPALIVE)
-        except (OSError, EOFError) as e:
+        except Exception as e:  # whatever it is, the session is gone
             if not self.over.is_set():
                 self.lost.append("the session with the peer that behaves ended: %r" % e)
 

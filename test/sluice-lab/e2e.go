@@ -100,6 +100,9 @@ func findSet(name string) (suite.Set, error) {
 }
 
 func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
+	if o.keep != "" && (o.focus != "" || o.skip != "" || len(o.flags) > 0 || o.agentImage != "") {
+		return cli.Usage(errors.New("--keep keeps runs of a whole set with what everybody has: leave out --focus, --skip, --agent-flag and --agent-image"))
+	}
 	plane, err := suite.FindDataPlane(o.dataPlane)
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--data-plane: %w", err))
@@ -115,6 +118,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	}
 	set.Skip = o.skip
 	w := cmd.ErrOrStderr()
+	o.warn(w)
 	say := func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }
 	bin, err := set.Build(cmd.Context(), say)
 	if err != nil {
@@ -145,7 +149,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if err := describe(cmd.Context(), l, report); err != nil {
 		return err
 	}
-	if o.keep != "" && o.focus+o.skip == "" {
+	if o.keep != "" {
 		if err := suite.Keep(o.keep, report); err != nil {
 			return err
 		}

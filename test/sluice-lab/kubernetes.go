@@ -195,7 +195,8 @@ func newLabRestartCommand() *cobra.Command {
 		Long: `Switch a node off, as a power cut does, and on again with the disk that it had, or
 restart the dead processes of the hosts control and outside, in a lab with a control
 plane. With --agent-only, which any lab can do, only the node's agent ends, as in a
-crash, and starts again: pods, kubelet and all traffic go on. That returns once the agent is in sync.`,
+crash, and starts again: pods, kubelet and all traffic go on. That returns once the
+agent is in sync.`,
 		Example: `  sluice lab restart node2 --agent-only`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -235,9 +236,9 @@ func newLabStopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stop NODE...",
 		Short: "Switch nodes off, as a power cut does",
-		Long: `Switch nodes off, as a power cut does. 'sluice lab restart'
-switches them on again, with the disk that they had. With --wipe that is gone: the
-node then begins as a new machine. For one that leaves the cluster and joins it:
+		Long: `Switch nodes off, as a power cut does. 'sluice lab restart' switches them on again,
+with the disk that they had. With --wipe that is gone: the node then begins as a new
+machine. To replace a node:
 
   sluice lab kubectl drain node3 --ignore-daemonsets
   sluice lab stop node3 --wipe

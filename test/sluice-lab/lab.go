@@ -183,8 +183,8 @@ func (o *labOptions) warn(w io.Writer) {
 	}
 }
 
-// watches returns how many instances of inotify this user has, and may have; 0, 0 if that cannot be
-// read.
+// watches returns how many instances of inotify there are, and how many each user may have; 0, 0 if
+// that cannot be read.
 func watches() (used, most int) {
 	text, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
 	if err == nil {
@@ -202,8 +202,8 @@ func watches() (used, most int) {
 	return used, most
 }
 
-// fewWatches says that the nodes of a lab may need more instances of inotify than there are; "": they
-// do not.
+// fewWatches says that the nodes of a lab may need more instances of inotify than there are; "":
+// they do not.
 func fewWatches(nodes, used, most int) string {
 	const each = 12 // of a node: its kubelet, containerd, CoreDNS and agent
 	if most == 0 || used+each*nodes <= most {

@@ -242,8 +242,10 @@ func (d *dayTwo) scale(t *testing.T, replicas int) {
 	t.Helper()
 	before := len(d.given(t, "node2"))
 	d.want("scaling", "scaled", "scale", "deployment/web", fmt.Sprintf("--replicas=%d", replicas))
-	for len(d.given(t, "node2")) <= before && t.Context().Err() == nil {
-		time.Sleep(5 * time.Millisecond)
+	for end := time.Now().Add(time.Minute); len(d.given(t, "node2")) <= before; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("node2 attaches no further pod:\n%s", d.get("get", "pods", "-o", "wide"))
+		}
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// modules are the kernel modules that the guest loads, with those that they depend on. The guest
-// has no modprobe: other modules are not available.
+// modules are the kernel modules that the guest loads, with those that they depend on. Others are
+// not available: the machine has modules of another kernel.
 var modules = []string{
 	"virtio_pci", "virtiofs", "overlay",
 	"nf_tables", "nfnetlink", "nfnetlink_log", "nf_log_syslog", "nf_conntrack", "nf_conntrack_netlink", "nf_nat",

@@ -3,7 +3,7 @@
 //
 //	go run ./test/vm [flags] [package directory ...]
 //	go run ./test/vm -program 'lab up --fabric ipip' -program 'lab probe'
-//	go run ./test/vm -memory 9G -program 'lab e2e smoke --data-plane sluice-ipvs'
+//	go run ./test/vm -memory 8G -program 'lab e2e sig-network --data-plane sluice-ipvs --focus NodePort.service'
 //
 // It fetches the kernel's package with apt-get (once; it is kept in bin/vm), builds the packages'
 // test binaries, boots the kernel in QEMU with itself as /init, and shows the machine's console.

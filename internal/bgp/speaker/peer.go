@@ -181,6 +181,7 @@ func (s *Speaker) peerOf(p *bgp.Peer, restarting bool) *api.Peer {
 		Transport: &api.Transport{RemotePort: uint32(p.Port), PassiveMode: p.Passive},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			HoldTime: seconds(holdOf(p)), KeepaliveInterval: seconds(p.Keepalive), ConnectRetry: seconds(retryOf(p)),
+			IdleHoldTimeAfterReset: seconds(retryOf(p)), // not half a minute
 		}},
 		EbgpMultihop:   &api.EbgpMultihop{},
 		TtlSecurity:    &api.TtlSecurity{},

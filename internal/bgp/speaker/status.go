@@ -200,6 +200,7 @@ func (s *Speaker) hear(about netip.Addr, r heard) {
 func (s *Speaker) begins(p *peer) {
 	err := s.server.ResetPeer(context.Background(), &api.ResetPeerRequest{Address: p.added.Address.String()})
 	if err != nil {
+		p.closing = ""
 		s.log.Warn("the session with a peer does not begin anew", "peer", p.name, "error", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 const closesEarly = "the peer closes the connection before there is a session: it may not have this node as a peer"
 
 // unreadable is said of a peer that says something of its routes that cannot be read.
-const unreadable = "this node closed the session: it cannot read which routes a message is of"
+const unreadable = "this node closed the session: it cannot read which routes a message is about"
 
 // spoken reports whether a reason is what one end has told the other.
 func spoken(reason string) bool {

@@ -112,7 +112,7 @@ const intro = `# The tests of others
 
 What the tests of others, unmodified, say of Sluice, and of the real kube-proxy on the same nodes: real kubelets and
 containerd ([docs/lab.md](../lab.md#kubernetes)), Sluice as a DaemonSet from [deploy/kustomize](../../deploy/kustomize),
-with its own pod network. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page. They are
+with its own pod network; in the modes iptables, ipvs and userspace as processes beside the nodes. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page. They are
 
 - Kubernetes' end-to-end tests of networks, ` + "`[sig-network]` of `e2e.test`" + `;
 - in the set ` + "`cluster-network-policy`" + `, the conformance tests of ClusterNetworkPolicy, from network-policy-api 0.3.0. The set's
@@ -124,7 +124,7 @@ with its own pod network. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes 
 func page(all []*Report) string {
 	var b strings.Builder
 	b.WriteString(intro)
-	b.WriteString("| set | with | on | nodes | passed | failed | of these for what is not there | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("| set | with | on | nodes | passed | failed | of these, the machine or the suite lacks something | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, r := range all {
 		failed, set := r.Count(Failed), r.Set
 		if r.Own != "" {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sluice.dev/sluice/test/lab/standin"
 )
 
 // Report is the outcome of a run.
@@ -74,24 +76,29 @@ func (r *Report) Ours() (tests []Test) {
 	return tests
 }
 
+const noSCTP = "the kernel has no SCTP"
+
 // causes are why tests can't pass in a lab, by their titles and the reasons that they give.
 var causes = []struct {
 	title *regexp.Regexp
 	why   string
 }{
-	{regexp.MustCompile(`SCTP|protocol not supported$`), "the kernel has no SCTP"},
+	{regexp.MustCompile(`SCTP|protocol not supported$`), noSCTP},
 	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},
 	{regexp.MustCompile(`switch session affinity for LoadBalancer service with Local traffic policy`), "the lab's load balancer leads an address to one node, and the test waits until pods of several have answered; it fails with kube-proxy, too"},
-	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this in kube-proxy's role alone; with its flags, as in --agent-flag=--conntrack-max-per-core=0 --agent-flag=--conntrack-min=0, the test passes"},
+	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this only in kube-proxy's role: with --agent-flag=--conntrack-max-per-core=0 --agent-flag=--conntrack-min=0 the test passes"},
 }
 
 // finish puts the tests in order, and names the causes that are known.
 func (r *Report) finish() {
 	for i := range r.Tests {
 		for _, c := range causes {
+			if c.why == noSCTP && standin.HasSCTP() {
+				continue
+			}
 			if t := &r.Tests[i]; t.State == Failed && c.title.MatchString(t.Title+" "+t.Reason) {
 				t.Cause = c.why
 			}

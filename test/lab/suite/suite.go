@@ -132,6 +132,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, fmt.Errorf("run the tests: %w; %w; their output is in %s", runErr, err, out.Name())
 	}
 	r.finish()
+	if runErr != nil && r.Count(Failed) == 0 { // a crash, for one
+		return nil, fmt.Errorf("run the tests: they have not come to their end: %w; their output is in %s", runErr, out.Name())
+	}
 	r.Took = cmp.Or(r.Took, time.Since(begin))
 	r.Set, r.DataPlane = c.Name, c.DataPlane
 	return r, nil

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice.dev/sluice/test/lab/standin"
 )
 
 // What Ginkgo writes: the tests of other sets, too, and what all tests need.
@@ -15,7 +17,7 @@ const ginkgoText = `[{"RunTime": 90000000000, "SpecReports": [
  {"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should b", "State": "passed", "RunTime": 1000000000},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should a", "State": "failed", "Failure": {"Message": "no answer\nat line 7"}},
- {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "speak SCTP", "State": "timedout", "Failure": {"Message": "no socket"}},
+ {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "run [Disruptive]", "State": "timedout", "Failure": {"Message": "no socket"}},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Cloud"], "LeafNodeText": "should c", "State": "skipped", "Failure": {"Message": "only on GCE"}},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "should d", "State": "skipped"},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "should e", "State": "pending"}
@@ -40,7 +42,7 @@ func TestReport(t *testing.T) {
 	}
 	var b strings.Builder
 	r.Table(&b)
-	if want := "failed\tServices should a\tno answer\nfailed\tServices speak SCTP\tthe kernel has no SCTP\nskipped\tCloud should c\tonly on GCE\n"; b.String() != want {
+	if want := "failed\tServices should a\tno answer\nfailed\tServices run [Disruptive]\tit reaches nodes by SSH\nskipped\tCloud should c\tonly on GCE\n"; b.String() != want {
 		t.Errorf("table:\n%s\nwant:\n%s", b.String(), want)
 	}
 	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
@@ -170,10 +172,14 @@ func TestGoReport(t *testing.T) {
 	}
 	r.finish()
 	r.Set, r.DataPlane, r.Runtime, r.Kernel = "cluster-network-policy", "sluice", "containerd 1.6.20", "6.18.44"
+	sctp := noSCTP
+	if standin.HasSCTP() {
+		sctp = ""
+	}
 	want := []Test{
 		{Title: "CNPFirst Should deny", State: Failed, Took: 10 * time.Second, Reason: "no answer"},
 		{Title: "CNPFirst Should pass 'a'", State: Passed, Took: 1500 * time.Millisecond},
-		{Title: "CNPFirst Should speak SCTP", State: Failed, Took: 10 * time.Second, Reason: "stderr: OTHER: protocol not supported", Cause: "the kernel has no SCTP"},
+		{Title: "CNPFirst Should speak SCTP", State: Failed, Took: 10 * time.Second, Reason: "stderr: OTHER: protocol not supported", Cause: sctp},
 		{Title: "CNPSecond", State: Skipped, Reason: "it needs nodes"},
 		{Title: "CNPThird", State: Failed, Took: time.Second, Reason: "cannot clean up"},
 		{Title: "CNPThird Should pass", State: Passed, Took: 100 * time.Millisecond},
