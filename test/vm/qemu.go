@@ -98,20 +98,21 @@ func serveFiles(ctx context.Context, work string) (socket string, end func(), er
 	if err := cmd.Start(); err != nil {
 		return "", nil, fmt.Errorf("serve files to the machine: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	var waitErr error
+	ended := make(chan struct{})
+	go func() { waitErr = cmd.Wait(); close(ended) }()
 	end = func() {
 		_ = cmd.Process.Kill() // it may have ended
-		_ = <-ended            // it says that it was killed
+		<-ended
 	}
 	for {
 		if _, err := os.Stat(socket); err == nil {
 			return socket, end, nil
 		}
 		select {
-		case err := <-ended:
+		case <-ended:
 			text, _ := os.ReadFile(log.Name())
-			return "", nil, fmt.Errorf("serve files to the machine: %w: %s", err, text)
+			return "", nil, fmt.Errorf("serve files to the machine: %w: %s", waitErr, text)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
