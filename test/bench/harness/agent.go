@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/agent"
+	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
 	"sluice.dev/sluice/test/bench/testbed"
@@ -95,6 +96,18 @@ func WorkDir() string {
 		return shm
 	}
 	return os.TempDir()
+}
+
+// LabProgram is the program of labs: this process's own, or the one that cli.Find finds.
+func LabProgram() (string, error) {
+	exe, err := os.Executable()
+	if err == nil && filepath.Base(exe) != "sluice-lab" {
+		exe, err = cli.Find("sluice-lab")
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the program of labs: %w", err)
+	}
+	return exe, nil
 }
 
 // NewSite makes a folder for an agent. Close it.

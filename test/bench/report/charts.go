@@ -61,9 +61,17 @@ func Draw(r *Result, name string, c chart.Chart, x axisOf, metric string, varian
 			i = len(c.Series)
 			c.Series = append(c.Series, chart.Series{Name: label, Values: absent(len(xs))})
 		}
-		c.Series[i].Values[slices.Index(xs, x(m))] = chart.Value{Y: m.Median, Low: m.Min, High: m.Max}
+		c.Series[i].Values[slices.Index(xs, x(m))] = ValueOf(&m)
 	}
 	return Figure{name, c}
+}
+
+// ValueOf is a measurement's value on a chart; nil is absent there.
+func ValueOf(m *Measurement) chart.Value {
+	if m == nil {
+		return chart.Value{Absent: true}
+	}
+	return chart.Value{Y: m.Median, Low: m.Min, High: m.Max}
 }
 
 func absent(n int) []chart.Value {

@@ -172,11 +172,7 @@ func interruptionCharts(r *report.Result) []report.Figure {
 		}
 		s := chart.Series{Name: m.Dataplane + ", " + farmCount(m.Services)}
 		for _, e := range events {
-			v := chart.Value{Absent: true}
-			if got := r.Find(m.Dataplane, m.Services, e.name, failed); got != nil {
-				v = chart.Value{Y: got.Median, Low: got.Min, High: got.Max}
-			}
-			s.Values = append(s.Values, v)
+			s.Values = append(s.Values, report.ValueOf(r.Find(m.Dataplane, m.Services, e.name, failed)))
 		}
 		c.Series = append(c.Series, s)
 	}

@@ -235,11 +235,7 @@ func bgpCharts(r *report.Result) []report.Figure {
 	for _, by := range []string{sluice, bird} {
 		series := chart.Series{Name: by}
 		for _, metric := range c.Categories {
-			v := chart.Value{Absent: true}
-			if m := r.Find(by, 0, "", metric); m != nil {
-				v = chart.Value{Y: m.Median, Low: m.Min, High: m.Max}
-			}
-			series.Values = append(series.Values, v)
+			series.Values = append(series.Values, report.ValueOf(r.Find(by, 0, "", metric)))
 		}
 		c.Series = append(c.Series, series)
 	}

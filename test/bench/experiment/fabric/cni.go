@@ -255,11 +255,7 @@ func cniCharts(r *report.Result) []report.Figure {
 		series := chart.Series{Name: s.name + ", " + s.families}
 		for _, how := range []string{oneByOne, atOnce} {
 			for _, metric := range []string{p50, p99} {
-				v := chart.Value{Absent: true}
-				if m := r.Find(s.name, 0, s.families+", "+how, metric); m != nil {
-					v = chart.Value{Y: m.Median, Low: m.Min, High: m.Max}
-				}
-				series.Values = append(series.Values, v)
+				series.Values = append(series.Values, report.ValueOf(r.Find(s.name, 0, s.families+", "+how, metric)))
 			}
 		}
 		c.Series = append(c.Series, series)

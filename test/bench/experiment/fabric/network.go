@@ -10,13 +10,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
-	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/lab"
@@ -82,12 +80,9 @@ func newNetwork(ctx context.Context, r *harness.Run, k kind) (n *network, err er
 	if err != nil {
 		return nil, err
 	}
-	exe, err := os.Executable()
-	if err == nil && filepath.Base(exe) != "sluice-lab" {
-		exe, err = cli.Find("sluice-lab")
-	}
+	exe, err := harness.LabProgram()
 	if err != nil {
-		return nil, fmt.Errorf("find the program of the pods' servers: %w", err)
+		return nil, err
 	}
 	r.Testbeds++
 	cfg := lab.Config{

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/report"
@@ -93,12 +92,9 @@ func goals(r *harness.Run) {
 
 // startLab brings up a cluster of one node.
 func startLab(ctx context.Context, r *harness.Run) (*lab.Lab, error) {
-	exe, err := os.Executable()
-	if err == nil && filepath.Base(exe) != "sluice-lab" {
-		exe, err = cli.Find("sluice-lab")
-	}
+	exe, err := harness.LabProgram()
 	if err != nil {
-		return nil, fmt.Errorf("find the program of the nodes: %w", err)
+		return nil, err
 	}
 	if err := lab.CheckNodes(""); err != nil {
 		return nil, err
@@ -139,11 +135,7 @@ func podCharts(r *report.Result) []report.Figure {
 	for _, kind := range []string{ownNetwork, hostNetwork} {
 		series := chart.Series{Name: kind}
 		for _, metric := range c.Categories {
-			v := chart.Value{Absent: true}
-			if m := r.Find(kind, 0, "", metric); m != nil {
-				v = chart.Value{Y: m.Median, Low: m.Min, High: m.Max}
-			}
-			series.Values = append(series.Values, v)
+			series.Values = append(series.Values, report.ValueOf(r.Find(kind, 0, "", metric)))
 		}
 		c.Series = append(c.Series, series)
 	}
