@@ -3,9 +3,7 @@ package lab
 import (
 	"context"
 	_ "embed" // for internet
-	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 
 	"sluice.dev/sluice/test/lab/plan"
@@ -35,8 +33,8 @@ func (l *Lab) Internet(ctx context.Context, images string) error {
 		}
 	}
 	dir := l.path(plan.Outside)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("create folder: %w", err)
+	if err := makeFolder(dir); err != nil {
+		return err
 	}
 	config := filepath.Join(dir, "internet.corefile")
 	if err := l.write(config, internet); err != nil {
