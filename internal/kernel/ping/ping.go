@@ -69,8 +69,11 @@ func Open(is4 bool) (*Socket, error) {
 // FD is the descriptor, which can be read when there are answers.
 func (s *Socket) FD() int { return s.fd }
 
-// Close releases the socket.
-func (s *Socket) Close() { _ = unix.Close(s.fd) }
+// Close releases the socket; again, it does nothing.
+func (s *Socket) Close() {
+	_ = unix.Close(s.fd)
+	s.fd = -1 // the number may be another file's next
+}
 
 // configure has the socket hear of no ICMP messages but replies if it is raw.
 func (s *Socket) configure() error {

@@ -61,8 +61,11 @@ func Open(path string) (f *File, err error) {
 	return &File{fd, st.Size, stamp.Of(&st), lease}, nil
 }
 
-// Close gives the lease up.
-func (f *File) Close() { unix.Close(f.fd) }
+// Close gives the lease up; again, it does nothing.
+func (f *File) Close() {
+	unix.Close(f.fd)
+	f.fd = -1 // the number may be another file's next
+}
 
 // Changed tells whether the file is another than when it was opened.
 func (f *File) Changed() bool {
