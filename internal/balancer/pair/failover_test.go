@@ -3,6 +3,7 @@ package pair
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -58,6 +59,19 @@ func TestFailover(t *testing.T) {
 		}
 		dies.live(t)
 	}
+	for _, b := range l.boxes {
+		l.wait("packets of unknown connections are dropped", func() bool { return b.drops(t) })
+		must(t, b.running[1].Process.Signal(syscall.SIGTERM))
+		l.wait("they are treated as before once keepalived has been stopped", func() bool { return !b.drops(t) })
+	}
+}
+
+// drops reports whether the box drops packets of connections that it does not know.
+func (b *box) drops(t *testing.T) bool {
+	tables, err := b.Run("nft", "list", "tables")
+	loose, looseErr := b.Run("sysctl", "-n", "net.netfilter.nf_conntrack_tcp_loose")
+	must(t, errors.Join(err, looseErr))
+	return bytes.Contains(tables, []byte("sluice-pair")) || string(loose) != "1\n"
 }
 
 // lab is a client, two balancers and two backends (of which one machine has the addresses), on two
