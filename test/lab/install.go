@@ -184,6 +184,9 @@ func (l *Lab) overlay() ([]byte, error) {
 	if l.privileged() {
 		patch = append(patch, map[string]any{"op": "replace", "path": container + "/securityContext", "value": map[string]any{"privileged": true}})
 	}
+	if l.Kubernetes.Tested {
+		patch = append(patch, map[string]any{"op": "add", "path": "/spec/template/metadata/labels/k8s-app", "value": kubeProxy})
+	}
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return nil, err

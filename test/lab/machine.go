@@ -58,6 +58,13 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 		}
 		c.Plugins = append(c.Plugins, path)
 	}
+	if l.Kubernetes.Tested {
+		key, err := node.SSHKey(l.SSHKey())
+		if err != nil {
+			return nil, err
+		}
+		c.SSHKey = key
+	}
 	network, err := l.nodeNetwork(n)
 	if err != nil {
 		return nil, err
@@ -65,6 +72,9 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 	c.Network = string(network)
 	return c, nil
 }
+
+// SSHKey is the file of the private key with which nodes run commands by SSH, if the lab is tested.
+func (l *Lab) SSHKey() string { return l.path(plan.Control, "ssh.key") }
 
 // CheckNodes reports what the machine lacks for nodes of Kubernetes, whose containerd is in a
 // folder; "": in PATH.

@@ -107,7 +107,7 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--data-plane: %w", err))
 	}
-	o.withKubernetes, o.empty, o.transient, o.crds = true, true, true, set.CRDs
+	o.withKubernetes, o.empty, o.transient, o.tested, o.crds = true, true, true, true, set.CRDs
 	o.serveBy(plane)
 	if o.nodes == 0 {
 		o.nodes = set.Nodes
@@ -202,7 +202,7 @@ func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suit
 		return nil, err
 	}
 	defer client.Close()
-	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: client, Dir: o.out, Procs: o.procs}
+	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: client, SSHKey: l.SSHKey(), Dir: o.out, Procs: o.procs}
 	err = l.Plane(func(p *control.Plane) error {
 		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
 		return nil

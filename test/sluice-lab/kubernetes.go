@@ -40,7 +40,7 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 			return nil, nil, err
 		}
 	}
-	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths}
+	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths, Tested: o.tested}
 	if err := o.nodeImages(ctx, w, k); err != nil {
 		return nil, nil, err
 	}

@@ -69,6 +69,7 @@ type labOptions struct {
 	empty     bool // run no application
 	crds      bool // have the API serve ClusterNetworkPolicy, and the kinds of Calico and MetalLB
 	transient bool // the lab must not outlive this process
+	tested    bool // the cluster is to be as Kubernetes' own tests look for it
 }
 
 func (o *labOptions) register(cmd *cobra.Command, name string) {

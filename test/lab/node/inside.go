@@ -43,6 +43,11 @@ func Inside(c *Config) error {
 		return fmt.Errorf("configure node %s: %w", c.Name, err)
 	}
 	s := newSupervisor()
+	if c.SSHKey != "" {
+		if err := c.listenSSH(s); err != nil {
+			return fmt.Errorf("listen for SSH on node %s: %w", c.Name, err)
+		}
+	}
 	s.keep(logs[containerdName], c.containerdCommand())
 	if !until(time.Minute, func() bool { _, err := os.Stat(containerdSocket); return err == nil }) {
 		return fmt.Errorf("start node %s: containerd does not answer; see containerd.log", c.Name)
@@ -65,6 +70,7 @@ const (
 	containerdBin    = "/usr/local/lib/containerd"
 	pluginsDir       = "/usr/local/lib/cni"
 	archivesDir      = "/usr/local/share/images"
+	commandsDir      = "/usr/local/bin"
 	containerdSocket = "/run/containerd/containerd.sock"
 )
 
@@ -252,7 +258,7 @@ func hideParameters() error {
 
 // environ is that of the node's programs.
 func environ() []string {
-	return []string{"PATH=" + strings.Join([]string{containerdBin, kubernetesBin, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":"), "HOME=/root"}
+	return []string{"PATH=" + strings.Join([]string{containerdBin, kubernetesBin, "/usr/local/sbin", commandsDir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":"), "HOME=/root"}
 }
 
 func (c *Config) command(name string, args ...string) []string {
@@ -334,11 +340,11 @@ func (s *supervisor) reap() {
 }
 
 // start starts a program; the channel gets its exit status, -1 if a signal ended it.
-func (s *supervisor) start(log *os.File, args []string) (<-chan int, error) {
+func (s *supervisor) start(out, errOut *os.File, args []string) (<-chan int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, err := os.StartProcess(args[0], args, &os.ProcAttr{
-		Dir: "/", Env: environ(), Files: []*os.File{nil, log, log}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: "/", Env: environ(), Files: []*os.File{nil, out, errOut}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
 		return nil, err
@@ -350,7 +356,7 @@ func (s *supervisor) start(log *os.File, args []string) (<-chan int, error) {
 
 // run runs a program to its end.
 func (s *supervisor) run(log *os.File, args []string) (int, error) {
-	ended, err := s.start(log, args)
+	ended, err := s.start(log, log, args)
 	if err != nil {
 		return 0, err
 	}

@@ -61,6 +61,9 @@ type Config struct {
 	Archives []string
 	// Registry is the URL of a registry that is asked for the images of all others; "" for none.
 	Registry string
+	// SSHKey is the public key of who may run commands on the node by SSH, at its port 22, as from
+	// SSHKey; "": nobody.
+	SSHKey string
 	// Folders are folders of the machine, writable, by the paths that the node has them at.
 	Folders map[string]string
 }

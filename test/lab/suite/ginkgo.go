@@ -22,7 +22,7 @@ var kubernetes = &Suite{
 	}},
 	command: func(c Config) []string {
 		return append(ginkgo(c, "e2e.test"),
-			"--provider=skeleton", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes="+fmt.Sprint(c.Nodes),
+			"--provider=local", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes="+fmt.Sprint(c.Nodes),
 			"--disable-log-dump", "--dump-logs-on-failure=false", "--report-dir="+filepath.Join(c.Dir, "details"))
 	},
 	count: countGinkgo, read: readGinkgo,

@@ -84,7 +84,6 @@ var causes = []struct {
 	why   string
 }{
 	{regexp.MustCompile(`SCTP|protocol not supported$`), noSCTP},
-	{regexp.MustCompile(`\[Disruptive\]`), "it reaches nodes by SSH"},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},

@@ -52,6 +52,7 @@ var smoke = []string{
 	`\[Feature:IPv6DualStack\] Granular Checks: Services Secondary IP Family \[LinuxOnly\] should function for node-Service: udp`,
 	`Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy`,
 	`Networking Granular Checks: Services should function for multiple endpoint-Services with same selector`,
+	`Networking should recreate its iptables rules if they are deleted`,
 	`Services should allow pods to hairpin back to themselves through services`,
 	`Services should be rejected when no endpoints exist`,
 	`Services should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local`,
@@ -90,6 +91,7 @@ type Config struct {
 	Kubectl    string    // a program
 	Kubeconfig string    // of the administrator
 	NetNS      *netns.NS // to run in: it reaches the API, the nodes and the addresses of services
+	SSHKey     string    // the file of a private key with which root may run commands on the nodes
 	Dir        string    // for reports, and the tests' output; it exists
 	Procs      int       // number of processes that tests are spread over; those marked Serial run alone
 	Progress   func(Counts)
@@ -110,7 +112,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	}
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Dir, cmd.Env = c.Dir, append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
+	cmd.Dir, cmd.Env = c.Dir, append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "KUBE_SSH_KEY_PATH="+c.SSHKey, "KUBE_SSH_USER=root")
 	// The cluster goes, too: there is nothing to clean up in it.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

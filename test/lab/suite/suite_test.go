@@ -17,7 +17,7 @@ const ginkgoText = `[{"RunTime": 90000000000, "SpecReports": [
  {"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should b", "State": "passed", "RunTime": 1000000000},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "should a", "State": "failed", "Failure": {"Message": "no answer\nat line 7"}},
- {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "stop [Disruptive]", "State": "timedout", "Failure": {"Message": "no socket"}},
+ {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "update nfacct", "State": "timedout", "Failure": {"Message": "no socket"}},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-network] Cloud"], "LeafNodeText": "should c", "State": "skipped", "Failure": {"Message": "only on GCE"}},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "should d", "State": "skipped"},
  {"LeafNodeType": "It", "ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "should e", "State": "pending"}
@@ -42,7 +42,7 @@ func TestReport(t *testing.T) {
 	}
 	var b strings.Builder
 	r.Table(&b)
-	if want := "failed\tServices should a\tno answer\nfailed\tServices stop [Disruptive]\tit reaches nodes by SSH\nskipped\tCloud should c\tonly on GCE\n"; b.String() != want {
+	if want := "failed\tServices should a\tno answer\nfailed\tServices update nfacct\tit reads a counter that kube-proxy's mode iptables has\nskipped\tCloud should c\tonly on GCE\n"; b.String() != want {
 		t.Errorf("table:\n%s\nwant:\n%s", b.String(), want)
 	}
 	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
