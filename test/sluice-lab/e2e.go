@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
 	"sluice.dev/sluice/test/lab/suite"
+	"sluice.dev/sluice/test/netns"
 )
 
 // e2eOptions are the flags of a run of somebody else's tests.
@@ -39,8 +40,8 @@ func newLabE2ECommand() *cobra.Command {
 		Use:   "e2e [SET]",
 		Short: "Run the tests of others, unmodified, on a lab with Kubernetes",
 		Long: `Bring up a lab with Kubernetes, run tests of others against it, unmodified, and take
-it down again: Kubernetes' own end-to-end tests of networks, or the conformance tests of
-ClusterNetworkPolicy. The first time, building them takes some minutes. The sets are:
+it down again: Kubernetes' own end-to-end tests of networks, the conformance tests of
+ClusterNetworkPolicy, or MetalLB's tests. The first time, building them takes some minutes. The sets are:
 
 ` + sets() + `
 The table names each test that failed, and each that skipped itself, with the reason.`,
@@ -107,6 +108,10 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--data-plane: %w", err))
 	}
+	if len(set.Flags) > 0 && plane.Name != suite.DataPlanes[0].Name {
+		return cli.Usage(fmt.Errorf("the set %s is of what %s does alone: leave out --data-plane", set.Name, suite.DataPlanes[0].Name))
+	}
+	o.flags = append(set.Flags, o.flags...)
 	o.withKubernetes, o.empty, o.transient, o.tested, o.crds = true, true, true, true, set.CRDs
 	o.serveBy(plane)
 	if o.nodes == 0 {
@@ -116,7 +121,9 @@ func (o *e2eOptions) run(cmd *cobra.Command, set suite.Set) (err error) {
 	if o.focus != "" {
 		set.Focus += ".*(" + o.focus + ")"
 	}
-	set.Skip = o.skip
+	if o.skip != "" {
+		set.Skip = strings.TrimPrefix(set.Skip+"|"+o.skip, "|")
+	}
 	w := cmd.ErrOrStderr()
 	o.warn(w)
 	say := func(step string) { _, _ = fmt.Fprintf(w, "lab %s: %s\n", o.name, step) }
@@ -195,14 +202,24 @@ func describe(ctx context.Context, l *lab.Lab, report *suite.Report) (err error)
 	})
 }
 
-// test runs the set on a host outside of the cluster and of its nodes' network, as its clients are.
+// test runs the set on a host outside of the cluster and of its nodes' network, as its clients are,
+// or on the outside host.
 func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suite.Set, bin string) (*suite.Report, error) {
-	client, err := l.Client()
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	open := l.Client
+	if set.Near {
+		open = func() (*netns.NS, error) { return netns.Open(l.NodeNS(plan.Outside)) }
+	}
+	client, err := open()
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: client, SSHKey: l.SSHKey(), Dir: o.out, Procs: o.procs}
+	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: client, SSHKey: l.SSHKey(), Dir: o.out, Procs: o.procs,
+		Runtime: []string{exe, "lab", "container", "--lab", l.Name, "--"}}
 	err = l.Plane(func(p *control.Plane) error {
 		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
 		return nil

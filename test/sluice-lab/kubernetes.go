@@ -296,6 +296,26 @@ func newLabBalancerCommand() *cobra.Command {
 	return cmd
 }
 
+func newLabContainerCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:    "container COMMAND...",
+		Short:  "Stand in for a container runtime, for MetalLB's tests",
+		Hidden: true,
+		Args:   cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := lab.Open(name, nil)
+			if err != nil {
+				return err
+			}
+			return l.ContainerRuntime(cmd.Context(), args, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&name, "lab", "", "name of the lab")
+	_ = cmd.MarkFlagRequired("lab")
+	return cmd
+}
+
 func newLabRelayCommand() *cobra.Command {
 	var to string
 	cmd := &cobra.Command{

@@ -41,7 +41,7 @@ network policies. Nothing is added to the machine's own network. This needs root
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newLabUpCommand(), newLabListCommand(), newLabStatusCommand(), newLabExecCommand(), newLabProbeCommand(),
-		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabNodeCommand(), newLabAnswerCommand(), newLabImagesCommand(), newLabLoadCommand(), newLabE2ECommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabStopCommand(), newLabRelayCommand(), newLabBalancerCommand())
+		newLabDownCommand(), newLabDemoCommand(), newLabServeCommand(), newLabNodeCommand(), newLabAnswerCommand(), newLabImagesCommand(), newLabLoadCommand(), newLabE2ECommand(), newLabBuildCommand(), newLabKubectlCommand(), newLabRestartCommand(), newLabStopCommand(), newLabRelayCommand(), newLabContainerCommand(), newLabBalancerCommand())
 	return cmd
 }
 

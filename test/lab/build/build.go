@@ -29,7 +29,8 @@ type Program struct {
 	Module  string // its folder below test/
 	Package string
 	Tags    string
-	Test    bool // it is the package's tests
+	Test    bool   // it is the package's tests
+	Link    string // further flags of the linker
 }
 
 // Build returns the folder with the programs, or at least those that are named. It builds what is
@@ -131,7 +132,7 @@ func (s Set) Key(src string) (string, error) {
 // build makes the program. A file that exists is complete.
 func (p Program) build(ctx context.Context, src, to string) error {
 	dir := filepath.Join(src, p.Module)
-	flags := "-s -w"
+	flags := strings.TrimSpace("-s -w " + p.Link)
 	if p.Module == "kube" || strings.HasPrefix(p.Package, "k8s.io/kubernetes/") {
 		version, err := Go(ctx, dir, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
 		if err != nil {

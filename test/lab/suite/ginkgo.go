@@ -25,6 +25,7 @@ var kubernetes = &Suite{
 			"--provider=local", "--kubeconfig="+c.Kubeconfig, "--kubectl-path="+c.Kubectl, "--num-nodes="+fmt.Sprint(c.Nodes),
 			"--disable-log-dump", "--dump-logs-on-failure=false", "--report-dir="+filepath.Join(c.Dir, "details"))
 	},
+	env:   func(c Config) []string { return []string{"KUBE_SSH_KEY_PATH=" + c.SSHKey, "KUBE_SSH_USER=root"} },
 	count: countGinkgo, read: readGinkgo,
 }
 
@@ -109,6 +110,9 @@ func countGinkgo(out io.Reader, say func(Counts)) {
 			continue
 		case c == '•' && strings.Trim(line.String(), "•S") == "":
 			n.Passed++
+		case c == '[' && strings.TrimLeft(line.String(), "•S ") == "Failure " && strings.HasPrefix(line.String(), "•"): // as Ginkgo 1 has it
+			n.Passed--
+			n.Failed++
 		case c == ']' && strings.Contains(line.String(), "•") && slices.Contains([]string{"[FAILED", "[PANICKED", "[TIMEDOUT"}, strings.TrimLeft(line.String(), "•S ")):
 			n.Passed--
 			n.Failed++

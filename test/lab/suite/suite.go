@@ -1,5 +1,5 @@
 // Package suite runs the tests of others, unmodified, against a lab: Kubernetes' own end-to-end
-// tests of networks, and the conformance tests of ClusterNetworkPolicy.
+// tests of networks, the conformance tests of ClusterNetworkPolicy, and MetalLB's tests.
 package suite
 
 import (
@@ -30,7 +30,10 @@ type Set struct {
 	Focus string // a regular expression of the tests' titles
 	Skip  string // another, of those that are left out; "" for none
 	Nodes int    // that they need at least
-	CRDs  bool   // whether they need the policies that Kubernetes itself does not have
+	CRDs  bool   // whether they need the kinds that Kubernetes itself does not have
+	// Flags are the agents' that they need. Such tests are of Sluice alone, in pods.
+	Flags []string
+	Near  bool // they run on a host of the nodes' network, not behind it
 }
 
 // Sets are those that there are.
@@ -39,6 +42,8 @@ var Sets = []Set{
 	{Name: "netpol", About: "NetworkPolicies: 49 tests", Focus: network + ` Netpol`, Nodes: 3},
 	{Name: "sig-network", About: "all tests of networks: 249", Focus: network, Nodes: 6},
 	{Name: "cluster-network-policy", About: "network-policy-api's conformance of ClusterNetworkPolicy: 28 tests", Of: clusterPolicies, Focus: "CNP", Nodes: 2, CRDs: true},
+	{Name: "metallb", About: "MetalLB's of layer 2 and BGP, without those of its own parts: 61 tests", Of: metalLB, Focus: metalLBFocus, Skip: metalLBOwn,
+		Nodes: 3, CRDs: true, Flags: []string{"--service-addresses", "--bgp", "--events"}, Near: true},
 	{Name: "smoke", About: "conformance and a few of each other kind", Focus: network + ` .*(\[Conformance\]|` + strings.Join(smoke, "|") + `)`, Nodes: 3},
 }
 
@@ -64,8 +69,11 @@ var smoke = []string{
 // A Suite is what somebody's tests are made of, and how they are run.
 type Suite struct {
 	programs build.Set
-	// command is what runs the tests of a set, in the run's folder.
+	// prepare, which may be nil, prepares the run's folder and the cluster.
+	prepare func(context.Context, Config) error
+	// command is what runs the tests of a set, in the run's folder; env are further variables for it.
 	command func(Config) []string
+	env     func(Config) []string
 	// count tells how many tests have ended, from what the command prints.
 	count func(out io.Reader, say func(Counts))
 	// read reads the tests' outcome from the run's folder, once the command has ended.
@@ -92,6 +100,7 @@ type Config struct {
 	Kubeconfig string    // of the administrator
 	NetNS      *netns.NS // to run in: it reaches the API, the nodes and the addresses of services
 	SSHKey     string    // the file of a private key with which root may run commands on the nodes
+	Runtime    []string  // the command that stands in for a container runtime
 	Dir        string    // for reports, and the tests' output; it exists
 	Procs      int       // number of processes that tests are spread over; those marked Serial run alone
 	Progress   func(Counts)
@@ -104,6 +113,11 @@ type Counts struct{ Passed, Failed int }
 // report.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	s := c.suite()
+	if s.prepare != nil {
+		if err := s.prepare(ctx, c); err != nil {
+			return nil, fmt.Errorf("prepare the tests: %w", err)
+		}
+	}
 	args := s.command(c)
 	begin := time.Now()
 	out, err := os.Create(filepath.Join(c.Dir, outputFile))
@@ -112,7 +126,10 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	}
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Dir, cmd.Env = c.Dir, append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "KUBE_SSH_KEY_PATH="+c.SSHKey, "KUBE_SSH_USER=root")
+	cmd.Dir, cmd.Env = c.Dir, append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
+	if s.env != nil {
+		cmd.Env = append(cmd.Env, s.env(c)...)
+	}
 	// The cluster goes, too: there is nothing to clean up in it.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

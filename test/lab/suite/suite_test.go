@@ -105,11 +105,15 @@ func TestSets(t *testing.T) {
 		{"[sig-network] Services should be able to up and down services", "sig-network"},
 		{"[sig-network] Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy [Feature:NetworkPolicy]", "netpol sig-network smoke"},
 		{"CNPAdminTierGress Should support an 'allow-gress' policy", "cluster-network-policy"},
+		{"E2E Suite L2 type=Loadbalancer should work for ExternalTrafficPolicy=Cluster", "metallb"},
+		{"E2E Suite BGP A service of protocol load balancer should work with ETP=local IPV4", "metallb"},
+		{"E2E Suite BGP BFD should work with the given bfd profile IPV4 - default", ""},
+		{"E2E Suite Webhooks For BGPPeer Should reject invalid BGPPeer IP address", ""},
 		{"[sig-node] Pods should be submitted and removed [Conformance]", ""},
 	} {
 		var in []string
 		for _, s := range Sets {
-			if regexp.MustCompile(s.Focus).MatchString(tc.title) {
+			if regexp.MustCompile(s.Focus).MatchString(tc.title) && !(s.Skip != "" && regexp.MustCompile(s.Skip).MatchString(tc.title)) {
 				in = append(in, s.Name)
 			}
 		}
@@ -202,5 +206,47 @@ func TestGoReport(t *testing.T) {
 		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: %v\n%s", name, err, text)
 		}
+	}
+}
+
+// What Ginkgo 1 writes: tests that were not chosen are skipped without a reason.
+const ginkgo1Text = `<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="E2E Suite" tests="3" failures="1" errors="0" time="9">
+ <testcase name="L2 should work" classname="E2E Suite" time="1.5"></testcase>
+ <testcase name="L2 should be fast" classname="E2E Suite" time="2"><failure type="Failure">/go/l2.go:12
+Timed out after 120s.
+Expected
+/go/l2.go:20</failure></testcase>
+ <testcase name="BGP should work" classname="E2E Suite" time="0"><skipped message="/go/bgp.go:1&#xA;Not enough nodes"></skipped></testcase>
+ <testcase name="Webhooks should reject" classname="E2E Suite" time="0"><skipped></skipped></testcase>
+</testsuite>`
+
+func TestGinkgo1(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := readGinkgo1(dir); err == nil {
+		t.Error("a report that is not there is read")
+	}
+	if err := os.Mkdir(filepath.Join(dir, "details"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "details", "junit_01.xml"), []byte(ginkgo1Text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := readGinkgo1(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Test{
+		{Title: "L2 should work", State: Passed, Took: 1500 * time.Millisecond},
+		{Title: "L2 should be fast", State: Failed, Took: 2 * time.Second, Reason: "Timed out after 120s."},
+		{Title: "BGP should work", State: Skipped, Reason: "Not enough nodes"},
+	}
+	if !slices.Equal(r.Tests, want) {
+		t.Errorf("tests:\n%+v\nwant:\n%+v", r.Tests, want)
+	}
+	var last Counts
+	countGinkgo(strings.NewReader("Will run 3 of 4 specs\n•\n------------------------------\n• [SLOW TEST:9.000 seconds]\nL2\n• Failure [2.000 seconds]\nL2\n  [Fail] a\n•SS•"), func(n Counts) { last = n })
+	if last != (Counts{Passed: 4, Failed: 1}) {
+		t.Errorf("counted %+v", last)
 	}
 }
