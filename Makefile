@@ -47,7 +47,7 @@ RUN_TOOLS   := nftables iproute2
 TEST_TOOLS  := mmdebstrap rpm curl nftables iproute2 iptables ipset nftlb haproxy systemd qemu-user-static wget containernetworking-plugins frr bird2 keepalived conntrackd conntrack skopeo docker-registry containerd
 BENCH_TOOLS := nftables iproute2 iptables ipset nftlb haproxy iperf3 containernetworking-plugins bird2 containerd mmdebstrap
 BPF_TOOLS   := clang libbpf-dev linux-libc-dev
-E2E_TOOLS   := nftables iproute2 conntrack mmdebstrap containernetworking-plugins containerd
+E2E_TOOLS   := nftables iproute2 conntrack mmdebstrap containernetworking-plugins containerd frr frr-pythontools iputils-ping arping ndisc6
 FUZZ_TOOLS  := iproute2 curl python3-venv
 VM_TOOLS    := qemu-system-x86 nftables iproute2
 

@@ -30,18 +30,20 @@ type addressPlane struct {
 	responder *announce.Responder
 	nodes     *heartbeat.Heartbeat
 	statuses  *kube.Addresses // nil: there is no API to write to
+	events    *kube.Recorder  // nil: nobody is told who announces what
+	announced map[netip.Addr]*address.Announcement
 }
 
 var _ agent.Addresses = (*addressPlane)(nil)
 
 // openAddresses opens what the agent of a node announces addresses with, and writes them into the
-// statuses of Services if there is an API.
-func openAddresses(ctx context.Context, node string, o *runOptions, objects *store.Store, contests *contest.Board, log *slog.Logger) (*addressPlane, error) {
+// statuses of Services if there is an API. events may be nil.
+func openAddresses(ctx context.Context, node string, o *runOptions, events *kube.Recorder, objects *store.Store, contests *contest.Board, log *slog.Logger) (*addressPlane, error) {
 	segments, err := link.WatchSegments(ctx, log)
 	if err != nil {
 		return nil, err
 	}
-	p := &addressPlane{nodes: heartbeat.New(node, log)}
+	p := &addressPlane{nodes: heartbeat.New(node, log), events: events, announced: map[netip.Addr]*address.Announcement{}}
 	p.responder, err = announce.Open(segments, log)
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EAFNOSUPPORT) {
 		err = fmt.Errorf("%w: to answer for addresses the agent needs the capability CAP_NET_RAW, and may not be kept from sockets of the family AF_PACKET", err)
@@ -64,9 +66,20 @@ func (p *addressPlane) Follow(d address.Delta) {
 	for a, is := range d.Announced {
 		if is == nil {
 			p.responder.Stop(a)
-		} else {
+			delete(p.announced, a)
+			continue
+		}
+		if was := p.announced[a]; was == nil || !was.Alike(is) {
 			p.responder.Answer(a, is.Interfaces)
 		}
+		p.announced[a] = is
+	}
+	if p.events != nil && len(d.Announced) > 0 {
+		services := map[netip.Addr][]model.Name{}
+		for a, is := range p.announced {
+			services[a] = is.Services
+		}
+		p.events.Announce(services)
 	}
 	if p.statuses == nil {
 		return

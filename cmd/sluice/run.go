@@ -245,7 +245,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 		err := here.Do(func() (err error) { runs, err = takeover.Running(os.Getpid()); return err })
 		return err == nil && runs
 	}
-	c.Report = o.reporter(cmd.Context(), config.Node, objects, c.Source, log)
+	var events *kube.Recorder
+	if o.events {
+		events = kube.NewRecorder(o.kubeFlags.api(false), config.Node, log)
+		go events.Run(cmd.Context())
+	}
+	c.Report = o.reporter(cmd.Context(), events, objects, c.Source, log)
 	if c.HostAddresses, err = link.WatchAddresses(cmd.Context(), log); err != nil {
 		return err
 	}
@@ -292,7 +297,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		c.Speaker = child.New(speaker, log)
 	}
 	if config.Addresses {
-		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, objects, c.Contests, log); err != nil {
+		if c.Addresses, err = openAddresses(cmd.Context(), config.Node, &o, events, objects, c.Contests, log); err != nil {
 			return err
 		}
 	}
@@ -322,14 +327,12 @@ func neverRead(s source.Status) error {
 	return err
 }
 
-// reporter starts reporting faults to the API, and returns the function that takes them; nil: none
-// are reported.
-func (o *runOptions) reporter(ctx context.Context, node string, objects *store.Store, src source.Source, log *slog.Logger) func([]model.Issue) {
+// reporter starts reporting faults to the API, as Events, too, if there is a recorder of them, and
+// returns the function that takes them; nil: none are reported.
+func (o *runOptions) reporter(ctx context.Context, events *kube.Recorder, objects *store.Store, src source.Source, log *slog.Logger) func([]model.Issue) {
 	var reports []func([]model.Issue)
-	if o.events {
-		events := kube.NewRecorder(o.kubeFlags.api(false), node, log)
+	if events != nil {
 		reports = append(reports, events.Report)
-		go events.Run(ctx)
 	}
 	if o.conditions {
 		conditions := kube.NewConditions(o.kubeFlags.api(false), log)

@@ -41,6 +41,9 @@ const DaemonSet = "sluice"
 // givesAddresses reports whether the agents give Services addresses, as one of their flags says.
 func (l *Lab) givesAddresses() bool { return slices.Contains(l.AgentFlags, "--service-addresses") }
 
+// writesEvents reports whether they report faults as Events.
+func (l *Lab) writesEvents() bool { return slices.Contains(l.AgentFlags, "--events") }
+
 // speaksBGP reports whether they speak BGP.
 func (l *Lab) speaksBGP() bool {
 	return l.Cluster.Fabric == plan.BGP || slices.Contains(l.AgentFlags, "--bgp")
@@ -125,7 +128,7 @@ func (l *Lab) values() map[string]any {
 		"image":        object{"repository": name, "tag": tag},
 		"clusterCIDRs": plan.ClusterCIDRs, "serviceCIDRs": plan.ServiceCIDRs,
 		"cni": object{"enabled": l.CNI == ""}, "fabric": fabric,
-		"addresses": object{"enabled": l.givesAddresses()}, "privileged": l.privileged(), "extraArgs": l.AgentFlags,
+		"addresses": object{"enabled": l.givesAddresses()}, "events": object{"enabled": l.writesEvents()}, "privileged": l.privileged(), "extraArgs": l.AgentFlags,
 	}
 }
 
@@ -171,6 +174,9 @@ func (l *Lab) overlay() ([]byte, error) {
 	}
 	if l.givesAddresses() {
 		components = append(components, "../kustomize/addresses")
+	}
+	if l.writesEvents() {
+		components = append(components, "../kustomize/events")
 	}
 	name, tag := l.agentImage()
 	container := "/spec/template/spec/containers/0"

@@ -51,7 +51,13 @@ type Announcement struct {
 	Interfaces []string // sorted; none: wherever the node has a subnet
 	// Returns differs from before if neighbours are to be told again: a node that may have
 	// announced the address, too, is back, or hears this one again.
-	Returns int
+	Returns  int
+	Services []model.Name // that have the address
+}
+
+// Alike reports whether the same is to be done for both; Services may differ.
+func (a *Announcement) Alike(b *Announcement) bool {
+	return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
 }
 
 // Delta is what differs from the last one.
@@ -135,7 +141,7 @@ func New(cfg Config) *Compiler {
 		contested: map[model.Name]time.Time{}, bgpPeers: map[model.Name]*bgpPeer{}, addresses: map[netip.Addr]*address{}, unannounced: map[netip.Addr]model.Issue{},
 		wanted: diff.NewMap(map[model.Name]*Wanted{}, func(a, b *Wanted) bool { return a.Of.Compare(b.Of) == 0 && slices.Equal(a.IPs, b.IPs) }),
 		announced: diff.NewMap(map[netip.Addr]*Announcement{}, func(a, b *Announcement) bool {
-			return a.Returns == b.Returns && slices.Equal(a.Interfaces, b.Interfaces)
+			return a.Alike(b) && slices.Equal(a.Services, b.Services)
 		}),
 	}
 }

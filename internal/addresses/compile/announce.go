@@ -209,7 +209,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	if now.node = best.node; now.node == c.cfg.Node && now.node != "" {
 		i, _ := c.placeOf(now.node)
 		now.own = slices.DeleteFunc(adverts, func(ad *advert) bool { return !ad.nodes.Has(i) })
-		c.announced.Set(a, &Announcement{interfaces(now.own), c.returns})
+		c.announced.Set(a, &Announcement{interfaces(now.own), c.returns, names(owners)})
 	} else {
 		c.announced.Set(a, nil)
 	}

@@ -164,14 +164,20 @@ func (a *Address) AnsweredOn(names []string) {
 	}
 }
 
+// names are those of Services.
+func names(services []*service) []model.Name {
+	list := make([]model.Name, len(services))
+	for i, s := range services {
+		list[i] = s.Name
+	}
+	return list
+}
+
 // List returns the addresses of pools that Services have, or keep without one, sorted.
 func (c *Compiler) List() []Address {
 	list := make([]Address, 0, len(c.addresses))
 	for a, is := range c.addresses {
-		of := Address{Address: a, Node: is.node, Here: is.node != "" && is.node == c.cfg.Node, Interfaces: interfaces(is.own), Since: is.since, Services: make([]model.Name, len(is.services))}
-		for i, s := range is.services {
-			of.Services[i] = s.Name
-		}
+		of := Address{Address: a, Node: is.node, Here: is.node != "" && is.node == c.cfg.Node, Interfaces: interfaces(is.own), Since: is.since, Services: names(is.services)}
 		if p := c.poolOf(a); p != nil {
 			of.Pool = p.Name
 		}

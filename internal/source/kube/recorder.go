@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -21,7 +23,8 @@ import (
 )
 
 // Recorder reports faults to the Kubernetes API, as Events of the objects at fault: `kubectl
-// describe` shows them.
+// describe` shows them. It also says of Services that this node announces their addresses, as
+// MetalLB does.
 //
 // All nodes find the same faults. So the name of an Event is made of the object and the text: the
 // first node that finds the fault creates the Event and repeats it while the fault lasts, and the
@@ -30,7 +33,14 @@ import (
 type Recorder struct {
 	reports
 	node string
+
+	setting           sync.Mutex // of these
+	faulty, announced map[model.Issue]string
 }
+
+// assigned is in the place of a fault where a node announces an address of a Service. It is the
+// Event's reason, too, and MetalLB's, which people's scripts know.
+const assigned = "nodeAssigned"
 
 // event is the Event for one fault.
 type event struct {
@@ -49,7 +59,7 @@ const (
 
 // NewRecorder returns a recorder for the node of that name. It does nothing until it runs.
 func NewRecorder(config Config, node string, log *slog.Logger) *Recorder {
-	r := &Recorder{newReports(config, log), node[:min(len(node), maxInstance)]}
+	r := &Recorder{reports: newReports(config, log), node: node[:min(len(node), maxInstance)]}
 	r.failure, r.tell = "faults cannot be reported as Kubernetes Events", r.record
 	return r
 }
@@ -60,6 +70,39 @@ func (r *Recorder) Report(issues []model.Issue) {
 	for _, i := range issues {
 		if i.Object.Name.Name != "" && kinds.Find(i.Object.Kind) != nil && len(now) < maxReported {
 			now[i] = i.Reason
+		}
+	}
+	r.setting.Lock()
+	defer r.setting.Unlock()
+	r.faulty = now
+	r.setAll()
+}
+
+// Announce sets the addresses that this node announces by ARP or NDP now, with the Services that
+// have them. It is as Report.
+func (r *Recorder) Announce(addresses map[netip.Addr][]model.Name) {
+	now := map[model.Issue]string{}
+	for a, services := range addresses {
+		how := map[bool]string{true: "ARP", false: "NDP"}[a.Is4()]
+		for _, s := range services {
+			i := model.Ref{Kind: model.ServiceKind, Name: s}.Issue(fmt.Sprintf("node %s announces %s by %s", r.node, a, how))
+			now[i] = assigned
+		}
+	}
+	r.setting.Lock()
+	defer r.setting.Unlock()
+	r.announced = now
+	r.setAll()
+}
+
+// setAll sets what is to be told, faults first.
+func (r *Recorder) setAll() {
+	now := map[model.Issue]string{}
+	for _, all := range []map[model.Issue]string{r.faulty, r.announced} {
+		for i, text := range all {
+			if len(now) < maxReported {
+				now[i] = text
+			}
 		}
 	}
 	r.set(now)
@@ -80,6 +123,9 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, s *report) (again 
 		return r.pace.others, err
 	}
 	made := r.event(i, object)
+	if s.fault == assigned {
+		made.Type, made.Reason, made.Action = corev1.EventTypeNormal, assigned, "Announce"
+	}
 	e.path = kinds.Resource{Group: eventsv1.GroupName, Version: "v1", Plural: "events"}.In(made.Namespace)
 	err = r.api.write(ctx, http.MethodPost, e.path, nil, mediaJSON, made)
 	e.mine, e.count, e.path = err == nil, 1, e.path+"/"+made.Name

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -184,6 +185,34 @@ func TestRecorder(t *testing.T) {
 	waitFor(t, "Events of what the API has", func() bool { return len(a.all()) == len(want) })
 	if got := a.all(); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// A Service tells which node announces its addresses, until another does.
+func TestRecorderAnnounces(t *testing.T) {
+	t.Parallel()
+	a := newEventAPI(t)
+	r := a.node(t, "n1", hour, silentLog)
+	web := []model.Name{{Namespace: "shop", Name: "web"}}
+	r.Announce(map[netip.Addr][]model.Name{netip.MustParseAddr("192.0.2.1"): web, netip.MustParseAddr("2001:db8::1"): web})
+	r.Report([]model.Issue{webFault})
+	want := []string{
+		"n1: v1 Service shop/web uid-web: node n1 announces 192.0.2.1 by ARP",
+		"n1: v1 Service shop/web uid-web: node n1 announces 2001:db8::1 by NDP",
+		"n1: v1 Service shop/web uid-web: port 0 is out of range",
+	}
+	waitFor(t, "Events", func() bool { return len(a.all()) == len(want) })
+	if got := a.all(); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, e := range a.events {
+		if want := map[bool]string{true: "Normal nodeAssigned", false: "Warning Fault"}[strings.HasPrefix(e.Note, "node")]; e.Type+" "+e.Reason != want {
+			t.Errorf("%s: %s %s, want %s", e.Note, e.Type, e.Reason, want)
+		}
+	}
+	r.Announce(nil)
+	if len(r.faults) != 1 {
+		t.Errorf("still to be told: %v", r.faults)
 	}
 }
 

@@ -48,10 +48,11 @@ var metalLB = &Suite{
 const (
 	metalLBModule = "kube/metallb"
 
-	metalLBFocus = `^E2E Suite (L2|BGP|LoadBalancer class)`
+	metalLBFocus = `\[Top Level\] (L2|BGP|LoadBalancer class)`
 	// metalLBOwn are the tests of what is MetalLB's own: the names of its metrics, its FRR and what
-	// that logs, and BFD, which Sluice does not have.
-	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD`
+	// that logs; of BFD, which Sluice does not have; and those for clusters whose first family is IPv6,
+	// as the lab's is not.
+	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD|IPV6`
 
 	// Files of a run's folder.
 	containerRuntime = "container-runtime"

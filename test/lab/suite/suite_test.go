@@ -105,10 +105,10 @@ func TestSets(t *testing.T) {
 		{"[sig-network] Services should be able to up and down services", "sig-network"},
 		{"[sig-network] Netpol NetworkPolicy between server and client should support a 'default-deny-ingress' policy [Feature:NetworkPolicy]", "netpol sig-network smoke"},
 		{"CNPAdminTierGress Should support an 'allow-gress' policy", "cluster-network-policy"},
-		{"E2E Suite L2 type=Loadbalancer should work for ExternalTrafficPolicy=Cluster", "metallb"},
-		{"E2E Suite BGP A service of protocol load balancer should work with ETP=local IPV4", "metallb"},
-		{"E2E Suite BGP BFD should work with the given bfd profile IPV4 - default", ""},
-		{"E2E Suite Webhooks For BGPPeer Should reject invalid BGPPeer IP address", ""},
+		{"E2E Suite [Top Level] L2 type=Loadbalancer should work for ExternalTrafficPolicy=Cluster", "metallb"},
+		{"E2E Suite [Top Level] BGP A service of protocol load balancer should work with ETP=local IPV4", "metallb"},
+		{"E2E Suite [Top Level] BGP BFD should work with the given bfd profile IPV4 - default", ""},
+		{"E2E Suite [Top Level] Webhooks For BGPPeer Should reject invalid BGPPeer IP address", ""},
 		{"[sig-node] Pods should be submitted and removed [Conformance]", ""},
 	} {
 		var in []string
