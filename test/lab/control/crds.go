@@ -19,7 +19,7 @@ import (
 var published = []struct{ path, version, sum, files string }{
 	{"sigs.k8s.io/network-policy-api", "v0.3.0", "h1:RL6fVXiix9IW1pj0ImkW645m+EWmb3dBGCiW19bg5+k=", "config/crd/experimental/policy.*.yaml"},
 	{"github.com/projectcalico/calico", "v1.11.0-cni-plugin.0.20250813170300-a0db560f0520", "h1:TXnPEzx4pLWgwzCetIO/VJuz4iBZZrOdNSv16a50YqE=", "libcalico-go/config/crd/*.yaml"},
-	{"go.universe.tf/metallb", "v0.15.2", "h1:r7KDgJtk3KZe3qb36zRVrVCYHxLR03nPGT+qFXOomJM=", "config/crd/bases/*.yaml"},
+	{"go.universe.tf/metallb", "v0.16.2", "h1:RCSAGoZmqcvTg0e56+Okbwz8iTuQVX30JpKX5mYEPUM=", "config/crd/bases/*.yaml"},
 }
 
 // object is a CustomResourceDefinition, or a part of one. It is no Go type, so that nothing of it

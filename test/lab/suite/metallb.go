@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -50,9 +51,9 @@ const (
 
 	metalLBFocus = `\[Top Level\] (L2|BGP|LoadBalancer class)`
 	// metalLBOwn are the tests of what is MetalLB's own: the names of its metrics, its FRR and what
-	// that logs; of BFD, which Sluice does not have; and those for clusters whose first family is IPv6,
-	// as the lab's is not.
-	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD|IPV6`
+	// that logs; of BFD, which Sluice does not have; of the kind AddressPool, which later versions do
+	// not have; and those for clusters whose first family is IPv6, as the lab's is not.
+	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD|legacy|IPV6`
 
 	// Files of a run's folder.
 	containerRuntime = "container-runtime"
@@ -135,8 +136,14 @@ func readGinkgo1(dir string) (*Report, error) {
 	return r, writeJUnit(filepath.Join(dir, junitFile), r.Tests)
 }
 
+// inner is the part of an error, as Gomega shows its fields, that says what is wrong.
+var inner = regexp.MustCompile(`(?m)^\s*(?:Message|s|msg): "(.*)",?$`)
+
 // said is what the text of a failure says after the place of it.
 func said(text string) string {
+	if m := inner.FindStringSubmatch(text); m != nil {
+		return m[1]
+	}
 	_, rest, found := strings.Cut(strings.TrimSpace(text), "\n")
 	if !found {
 		rest = text
