@@ -38,15 +38,20 @@ func (l *Lab) installDNS() error {
 // DaemonSet is the name of what installs the agents, in the namespace kube-system.
 const DaemonSet = "sluice"
 
+// has reports whether the agents have a flag that is on or off.
+func (l *Lab) has(flag string) bool {
+	return slices.Contains(l.AgentFlags, flag) || slices.Contains(l.AgentFlags, flag+"=true")
+}
+
 // givesAddresses reports whether the agents give Services addresses, as one of their flags says.
-func (l *Lab) givesAddresses() bool { return slices.Contains(l.AgentFlags, "--service-addresses") }
+func (l *Lab) givesAddresses() bool { return l.has("--service-addresses") }
 
 // writesEvents reports whether they report faults as Events.
-func (l *Lab) writesEvents() bool { return slices.Contains(l.AgentFlags, "--events") }
+func (l *Lab) writesEvents() bool { return l.has("--events") }
 
 // speaksBGP reports whether they speak BGP.
 func (l *Lab) speaksBGP() bool {
-	return l.Cluster.Fabric == plan.BGP || slices.Contains(l.AgentFlags, "--bgp")
+	return l.Cluster.Fabric == plan.BGP || l.has("--bgp")
 }
 
 // privileged reports whether the agents are to do what a pod may do only with all rights: set the

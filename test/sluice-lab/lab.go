@@ -127,6 +127,8 @@ func (o *labOptions) up(ctx context.Context, w io.Writer, paths []string) (*lab.
 		return nil, cli.Usage(fmt.Errorf("--agent %s: choose %s, %s or %s", o.agent, agentKustomize, agentHelm, agentProcess))
 	case len(o.flags) > 0 && (o.noAgent || o.kubeProxy != ""):
 		return nil, cli.Usage(errors.New("--agent-flag is for the agents: leave out --no-agent and --kube-proxy"))
+	case o.withKubernetes && o.agent != agentProcess && slices.ContainsFunc(o.flags, func(f string) bool { return strings.HasPrefix(f, "--mode=") && f != "--mode=nftables" }):
+		return nil, cli.Usage(fmt.Errorf("--agent-flag=--mode needs --agent %s: the agents' pods have not the programs and rights of all modes", agentProcess))
 	case !slices.Contains([]string{"", "nftables", "iptables"}, o.kubeProxy):
 		return nil, cli.Usage(fmt.Errorf("--kube-proxy %s: choose nftables or iptables", o.kubeProxy))
 	case o.empty && len(paths) > 0:

@@ -103,6 +103,7 @@ func TestLabCommandLine(t *testing.T) {
 		{[]string{"lab", "up", "--name", l.Name}, cli.ExitError, "up already"},
 		{[]string{"lab", "up", "--name", "Not-A-Name"}, cli.ExitError, "lower-case"},
 		{[]string{"lab", "up", "--empty", "app.yaml"}, cli.ExitUsage, "leave out either --empty or app.yaml"},
+		{[]string{"lab", "up", "--kubernetes", "--agent-flag=--mode=iptables"}, cli.ExitUsage, "needs --agent process"},
 		{[]string{"lab", "up", "/nonexistent.yaml"}, cli.ExitError, "/nonexistent.yaml"},
 		{[]string{"lab", "probe", "--name", named("testnone")}, cli.ExitError, "sluice lab up --name " + named("testnone")},
 		{[]string{"lab", "down", "--name", l.Name}, cli.ExitOK, "is down"},

@@ -51,9 +51,10 @@ const (
 
 	metalLBFocus = `\[Top Level\] (L2|BGP|LoadBalancer class)`
 	// metalLBOwn are the tests of what is MetalLB's own: the names of its metrics, its FRR and what
-	// that logs; of BFD, which Sluice does not have; of the kind AddressPool, which later versions do
-	// not have; and those for clusters whose first family is IPv6, as the lab's is not.
-	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD|legacy|IPV6`
+	// that logs; of BFD, which Sluice does not have; of what later versions of MetalLB have no more, the
+	// kind AddressPool and routes of one family over sessions of the other without
+	// dualStackAddressFamily; and those for clusters whose first family is IPv6, as the lab's is not.
+	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD|legacy|via ipv[46]|IPV6`
 
 	// Files of a run's folder.
 	containerRuntime = "container-runtime"
