@@ -52,7 +52,9 @@ func FindDataPlane(name string) (DataPlane, error) {
 // nodes, and writes the folder's page anew from all that it has.
 func Keep(dir string, r *Report) error {
 	name := strings.Join([]string{r.Set, r.DataPlane, major.FindString(r.Runtime), "linux", minor.FindString(r.Kernel)}, "-")
-	name = strings.ReplaceAll(name, " ", "-")
+	if name = strings.ReplaceAll(name, " ", "-"); r.Cgroups == 2 {
+		name += "-cgroups-2"
+	}
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil && r.own != nil {
 		r.Own = name + ".yaml"
@@ -116,7 +118,12 @@ with its own pod network; in the modes iptables, ipvs and userspace as processes
 
 - Kubernetes' end-to-end tests of networks, ` + "`[sig-network]` of `e2e.test`" + `;
 - in the set ` + "`cluster-network-policy`" + `, the conformance tests of ClusterNetworkPolicy, from network-policy-api 0.3.0. The set's
-  name links to the report that this suite itself has written, as implementations hand it in there.
+  name links to the report that this suite itself has written, as implementations hand it in there;
+- in the set ` + "`metallb`" + `, MetalLB's end-to-end tests of layer 2 and BGP, of version 0.13.5: those of later versions are a Go
+  module that nobody has published. Four routers with FRR are its BGP peers. Left out are the tests of MetalLB's own parts
+  (names of metrics, its FRR, webhooks), of BFD, which Sluice does not have, of what later versions of MetalLB do not do
+  either (AddressPool; routes of one family over sessions of the other without ` + "`dualStackAddressFamily`" + `), and those for
+  clusters whose first family is IPv6.
 
 `
 
