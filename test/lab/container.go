@@ -23,13 +23,13 @@ import (
 )
 
 // ContainerRuntime is what MetalLB's tests take for a container runtime, by the command lines of
-// Docker that they use: run, exec, inspect, kill, and network create, rm and connect. A container is
-// a router: a host of the lab, with Debian's FRR. The network kind is that of the nodes. What exec
-// names may be a node, too: then only the node's network is entered. It returns when the command
-// has ended, but for exec, which takes this process's place.
+// Docker that they use: run, exec, inspect, kill, and network create, rm and connect. A container
+// is a router: a host of the lab, with Debian's FRR. The network kind is that of the nodes. What
+// exec names may be a node, too: then only the node's network is entered. It returns when the
+// command has ended, but for exec, which takes this process's place.
 //
-// All state is the kernel's: a network is a bridge in the underlay, and the interface of a container
-// has the name of its network.
+// All state is the kernel's: a network is a bridge in the underlay, and the interface of a
+// container has the name of its network.
 func (l *Lab) ContainerRuntime(ctx context.Context, args []string, w io.Writer) error {
 	if len(args) < 2 {
 		return errors.New("a command and what it is about are needed")

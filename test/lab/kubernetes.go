@@ -54,8 +54,8 @@ type Kubernetes struct {
 	// kustomize.
 	Helm string `json:",omitempty"`
 
-	// Tested has the cluster be as Kubernetes' own tests look for it: nodes run commands by SSH, for
-	// who has SSHKey, and the agents' pods have the label of kube-proxy's.
+	// Tested has the cluster be as Kubernetes' own tests look for it: nodes run commands by SSH,
+	// for who has SSHKey, and the agents' pods have the label of kube-proxy's.
 	Tested bool `json:",omitempty"`
 
 	HostAddr netip.AddrPort // the API's address on the machine's own network; set by Up

@@ -70,8 +70,8 @@ func (s *Socket) configure() error {
 	return unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 }
 
-// Close closes the socket. A table that it owns stays if it has FlagPersist. To close it again is an
-// error, and does nothing: by then the descriptor's number may be another file's.
+// Close closes the socket. A table that it owns stays if it has FlagPersist. To close it again is
+// an error, and does nothing: by then the descriptor's number may be another file's.
 func (s *Socket) Close() error {
 	fd := s.fd
 	s.fd = -1

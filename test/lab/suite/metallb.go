@@ -51,9 +51,10 @@ const (
 
 	metalLBFocus = `\[Top Level\] (L2|BGP|LoadBalancer class)`
 	// metalLBOwn are the tests of what is MetalLB's own: the names of its metrics, its FRR and what
-	// that logs; of BFD, which Sluice does not have; of what later versions of MetalLB have no more, the
-	// kind AddressPool and routes of one family over sessions of the other without
-	// dualStackAddressFamily; and those for clusters whose first family is IPv6, as the lab's is not.
+	// that logs; of BFD, which Sluice does not have; of what later versions of MetalLB have no
+	// more, the kind AddressPool and routes of one family over sessions of the other without
+	// dualStackAddressFamily; and those for clusters whose first family is IPv6, as the lab's is
+	// not.
 	metalLBOwn = `metrics|FRR must be deployed|FRR rejects|FRR validate|FRR running|BFD|legacy|via ipv[46]|IPV6`
 
 	// Files of a run's folder.
@@ -61,9 +62,9 @@ const (
 	registries       = "registries.yaml"
 )
 
-// prepareMetalLB brings what the suite expects beside its program: the configuration of its routers,
-// a container runtime, the registry of the images that the lab has, and a kind of MetalLB that later
-// versions do not have, which the tests empty.
+// prepareMetalLB brings what the suite expects beside its program: the configuration of its
+// routers, a container runtime, the registry of the images that the lab has, and a kind of MetalLB
+// that later versions do not have, which the tests empty.
 func prepareMetalLB(ctx context.Context, c Config) error {
 	modules, err := build.Modules()
 	if err != nil {

@@ -71,7 +71,8 @@ type Suite struct {
 	programs build.Set
 	// prepare, which may be nil, prepares the run's folder and the cluster.
 	prepare func(context.Context, Config) error
-	// command is what runs the tests of a set, in the run's folder; env are further variables for it.
+	// command is what runs the tests of a set, in the run's folder; env are further variables for
+	// it.
 	command func(Config) []string
 	env     func(Config) []string
 	// count tells how many tests have ended, from what the command prints.
