@@ -76,6 +76,14 @@ func runTakeover(cmd *cobra.Command, o takeover.Options, from bool) error {
 		_, only := errors.AsType[*agent.FaultError](err)
 		return only
 	}
+	o.Services = func(ctx context.Context) (map[string]bool, error) {
+		names := map[string]bool{}
+		all, err := agent.NewClient(o.Socket).Services(ctx)
+		for _, s := range all {
+			names[s.Namespace+"/"+s.Name] = true
+		}
+		return names, err
+	}
 	if from {
 		return privilege(takeover.From(cmd.Context(), o))
 	}

@@ -104,6 +104,9 @@ func (o *Options) coversProxy(ctx context.Context) error {
 	if err := o.settle(ctx, compare); err != nil {
 		return err
 	}
+	for _, f := range c.gone {
+		o.note("kube-proxy has %s still, of a Service that the cluster does not have any more", f)
+	}
 	if err := o.differ(c.lacks, c.giveUp...); err != nil {
 		return err
 	}
@@ -119,6 +122,7 @@ func (o *Options) coversProxy(ctx context.Context) error {
 // comparison compares what kube-proxy serves with what the agent does.
 type comparison struct {
 	theirs, ours int          // addresses and ports
+	gone         []Frontend   // that kube-proxy had not removed yet when it stopped
 	lacks        []string     // what only kube-proxy does
 	giveUp       []netip.Addr // of the node, that would have to be given up
 }
@@ -135,6 +139,7 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 	givenUp := func(a netip.Addr) bool { return model.Within(a, o.GiveUp) }
 	ofNode := func(f Frontend) bool { return host[f.Key.Addr] || f.Key.Addr.IsLoopback() }
 	theirs := slices.DeleteFunc(frontendsOf(footprints), func(f Frontend) bool { return ofNode(f) && givenUp(f.Key.Addr) })
+	theirs, c.gone = o.present(ctx, theirs)
 	c.theirs, c.ours = len(theirs), len(ours)
 	compared := theirs
 	if o.agentless = o.agentless && len(ours) == 0; o.agentless {
@@ -154,6 +159,26 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 	slices.SortFunc(c.giveUp, netip.Addr.Compare)
 	c.giveUp = slices.Compact(c.giveUp)
 	return c, nil
+}
+
+// present tells the frontends of Services that the cluster has from those of others: a kube-proxy
+// that has stopped no longer follows.
+func (o *Options) present(ctx context.Context, theirs []Frontend) (there, gone []Frontend) {
+	if o.Services == nil || o.agentless {
+		return theirs, nil
+	}
+	services, err := o.Services(ctx)
+	if err != nil {
+		return theirs, nil
+	}
+	for _, f := range theirs {
+		if name, _, _ := strings.Cut(f.Service, ":"); name == "" || services[name] {
+			there = append(there, f)
+		} else {
+			gone = append(gone, f)
+		}
+	}
+	return there, gone
 }
 
 // likely returns the frontends that an agent is likely to serve on addresses of the node, if it is

@@ -88,6 +88,22 @@ func TestDifferencesStop(t *testing.T) {
 	if ruleset() != before {
 		t.Errorf("something was changed:\n%s", ruleset())
 	}
+	cluster := func(names ...string) func(context.Context) (map[string]bool, error) {
+		return func(context.Context) (map[string]bool, error) {
+			has := map[string]bool{}
+			for _, n := range names {
+				has[n] = true
+			}
+			return has, nil
+		}
+	}
+	if out, err := from(Options{Kernel: ours, Services: cluster("a/empty", "default/kubernetes")}); !errors.Is(err, ErrStopped) {
+		t.Errorf("with all Services: %v\n%s", err, out)
+	}
+	out, err = from(Options{Kernel: ours, Services: cluster("a/empty")})
+	if err != nil || !strings.Contains(out, "note    kube-proxy has TCP 10.96.0.1:443 (default/kubernetes:https) still, of a Service that the cluster does not have any more") || ruleset() != "" {
+		t.Errorf("without the Service: %v\n%s", err, out)
+	}
 	out, err = from(Options{Kernel: ours, Force: true})
 	if err != nil || strings.Contains(ruleset(), "kube-proxy") {
 		t.Errorf("by force: %v\n%s", err, out)

@@ -25,6 +25,9 @@ type Options struct {
 	// Minor reports whether an error of Sync is about some objects, and all others are programmed;
 	// false for nil.
 	Minor func(error) bool
+	// Services names those that the cluster has, "namespace/name", by the agent. nil, or an error:
+	// that is not known. From alone calls it.
+	Services func(ctx context.Context) (map[string]bool, error)
 	// Kernel tells what the agent, whether it runs or not, has programmed in the calling thread's
 	// network namespace.
 	Kernel driver.Lister
