@@ -1,14 +1,14 @@
 package compile
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
@@ -25,10 +25,7 @@ type advert struct {
 }
 
 // candidate is a Node as it was compiled. Its place in Compiler.nodes is that in the population.
-type candidate struct {
-	*model.Node
-	hash uint64 // of its name
-}
+type candidate struct{ *model.Node }
 
 // address is an address of a pool that Services have, or keep without one, and who announces it.
 type address struct {
@@ -67,13 +64,13 @@ func (c *Compiler) setNodes(v *store.View, d store.Dirty) (placed bool) {
 		if others = others || known != (o != nil); !known || o == nil {
 			continue
 		}
-		was, now := c.nodes[i], &candidate{Node: o, hash: c.nodes[i].hash}
+		was, now := c.nodes[i], &candidate{o}
 		c.nodes[i], placed = now, placed || was.never() != now.never() || !maps.Equal(was.Labels, now.Labels)
 	}
 	if others {
 		c.nodes = nil
 		for _, o := range v.Nodes() {
-			c.nodes = append(c.nodes, &candidate{Node: o, hash: xxhash.Sum64String(o.Name)})
+			c.nodes = append(c.nodes, &candidate{o})
 		}
 		slices.SortFunc(c.nodes, func(a, b *candidate) int { return cmp.Compare(a.Name, b.Name) })
 	}
@@ -155,9 +152,10 @@ func (c *Compiler) setPeers() {
 }
 
 // elect chooses the node that announces an address: among the nodes that may and are heard from,
-// ready nodes come first, then the most preferred, then the highest hash of node and address. So
+// ready nodes come first, then the most preferred, then the lowest hash of node and address. So
 // nodes that know the same objects choose the same node, addresses spread over nodes, and only the
-// addresses of a node that fails move.
+// addresses of a node that fails move. The hash is MetalLB's, so that an address stays at its node,
+// and connections through it go on, where one takes the place of the other.
 func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	p := c.poolOf(a)
 	owners := c.owners(a)
@@ -187,8 +185,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 	where := endpoints(v, owners)
 	var best rank
 	selected, silent := false, []string(nil) // whether a node is, and those that would do except for that
-	b := a.As16()
-	of := xxhash.Sum64(b[:])
+	suffix := "#" + leader(a, owners).String()
 	for i := range nodes.Each() {
 		n, score := c.nodes[i], int32(-1)
 		for _, ad := range adverts {
@@ -202,7 +199,7 @@ func (c *Compiler) elect(v *store.View, a netip.Addr) {
 			silent = append(silent, n.Name)
 			continue
 		}
-		if r := (rank{n.Name, !n.NotReady, score, hash(n.hash, of)}); best.less(r) {
+		if r := (rank{n.Name, !n.NotReady, score, hash(n.Name, suffix)}); best.less(r) {
 			best = r
 		}
 	}
@@ -263,21 +260,32 @@ type rank struct {
 	node  string
 	ready bool
 	score int32
-	hash  uint64
+	hash  [sha256.Size]byte
 }
 
 func (r rank) less(o rank) bool {
-	if r.ready != o.ready && r.node != "" {
+	switch {
+	case r.node == "":
+		return true
+	case r.ready != o.ready:
 		return o.ready
 	}
-	return cmp.Or(cmp.Compare(r.score, o.score), cmp.Compare(r.hash, o.hash), cmp.Compare(r.node, o.node)) < 0
+	return cmp.Or(cmp.Compare(r.score, o.score), bytes.Compare(o.hash[:], r.hash[:])) < 0
 }
 
-// hash mixes the hashes of a node's name and an address.
-func hash(node, address uint64) uint64 {
-	h := (node ^ address) * 0x9e3779b97f4a7c15
-	h = (h ^ h>>32) * 0xd6e8feb86659fd93
-	return h ^ h>>32
+// hash is that of a node for an address, "#" before it.
+func hash(node, address string) [sha256.Size]byte {
+	var room [64]byte
+	return sha256.Sum256(append(append(room[:0], node...), address...))
+}
+
+// leader is the address by whose hash a node is chosen for another one: the first that the oldest of
+// its Services has, as one node announces both families of a Service.
+func leader(a netip.Addr, owners []*service) netip.Addr {
+	if ips := owners[0].LoadBalancerIPs; slices.Contains(ips, a) {
+		return ips[0]
+	}
+	return a
 }
 
 // owners are the Services whose frontends have an address, sorted by age.

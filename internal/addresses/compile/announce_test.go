@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/store"
 )
@@ -165,6 +167,29 @@ func TestElect(t *testing.T) {
 		if len(chosen) > 1 {
 			t.Errorf("%s: nodes disagree: %v", c.name, chosen)
 		}
+	}
+}
+
+// The node is MetalLB's choice: of these, what its speakers sort by was computed apart. One node
+// announces both families of a Service, by the first address that the Service has.
+func TestChoiceIsMetalLBs(t *testing.T) {
+	w := newWorld(t, Config{Node: "n1"})
+	of := func(clusterIPs string) func(*model.Service) {
+		return func(s *model.Service) { s.ClusterIPs = ips(clusterIPs) }
+	}
+	w.set(w.pool("p", "192.0.2.1-192.0.2.9 2001:db8::1-2001:db8::9"), l2("l"), node("n1"), node("n2"), node("n3"),
+		w.service("x/a", has("192.0.2.1")), w.service("x/b", has("192.0.2.2")), w.service("x/c", has("192.0.2.4")),
+		w.service("x/d", has("2001:db8::2"), of("fd00::1")), w.service("x/e", has("192.0.2.8 2001:db8::3"), of("10.96.0.1 fd00::1")),
+		w.service("x/f", has("2001:db8::1 192.0.2.6"), of("fd00::1 10.96.0.1")),
+		w.service("x/g", func(s *model.Service) { s.LoadBalancer, s.ExternalIPs = nil, ips("192.0.2.5 192.0.2.7") }))
+	got := map[string]string{}
+	for _, a := range w.List() {
+		got[a.Address.String()] = a.Node
+	}
+	want := map[string]string{"192.0.2.1": "n2", "192.0.2.2": "n1", "192.0.2.4": "n3", "2001:db8::2": "n3", "192.0.2.8": "n1", "2001:db8::3": "n1",
+		"2001:db8::1": "n2", "192.0.2.6": "n2", "192.0.2.5": "n2", "192.0.2.7": "n3"}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("nodes:\n%s", d)
 	}
 }
 
