@@ -20,6 +20,7 @@ import (
 	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
+	"sluice.dev/sluice/test/lab/sandbox"
 	"sluice.dev/sluice/test/netns"
 )
 
@@ -48,8 +49,17 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 		Base: l.Kubernetes.Disk, Registry: "http://" + registry().String(),
 		Folders: map[string]string{filepath.Dir(agent.DefaultSocket): l.runFolder(n.Name)},
 	}
-	if !l.installed() {
+	if l.CNI != "" {
+		if err := l.setNetwork(c, n); err != nil {
+			return nil, err
+		}
+	} else if !l.installed() { // it brings the plugin, and its configuration
 		c.Plugins = append(c.Plugins, filepath.Join(filepath.Dir(l.Sluice), "sluice-cni"))
+		network, err := l.nodeNetwork(n)
+		if err != nil {
+			return nil, err
+		}
+		c.Network = string(network)
 	}
 	for _, name := range nodePlugins {
 		path, err := findPlugin(name)
@@ -65,12 +75,26 @@ func (l *Lab) machine(n *plan.Node) (*node.Config, error) {
 		}
 		c.SSHKey = key
 	}
-	network, err := l.nodeNetwork(n)
-	if err != nil {
-		return nil, err
-	}
-	c.Network = string(network)
 	return c, nil
+}
+
+// setNetwork gives a node the network that the user wants, with its plugins.
+func (l *Lab) setNetwork(c *node.Config, n *plan.Node) (err error) {
+	text, plugins, err := sandbox.Configuration(l.CNI, n.PodCIDRs)
+	if err != nil {
+		return err
+	}
+	for _, name := range plugins {
+		path := filepath.Join(filepath.Dir(l.Sluice), name)
+		if unix.Access(path, unix.X_OK) != nil {
+			if path, err = findPlugin(name); err != nil {
+				return err
+			}
+		}
+		c.Plugins = append(c.Plugins, path)
+	}
+	c.Network = string(text)
+	return nil
 }
 
 // SSHKey is the file of the private key with which nodes run commands by SSH, if the lab is tested.
@@ -97,14 +121,8 @@ func findPlugin(name string) (string, error) {
 	return "", fmt.Errorf("nodes need the CNI plugin %s, which is in none of the folders %s; on Debian: apt-get install containernetworking-plugins", name, strings.Join(pluginFolders, ", "))
 }
 
-// nodeNetwork is the CNI configuration of a node: the user's, or what an agent with --cni installs.
+// nodeNetwork is the CNI configuration of a node that an agent with --cni installs.
 func (l *Lab) nodeNetwork(n *plan.Node) ([]byte, error) {
-	if l.CNI != "" {
-		return os.ReadFile(l.CNI)
-	}
-	if l.installed() { // it brings the plugin
-		return nil, nil
-	}
 	portmap, err := findPlugin("portmap")
 	if err != nil {
 		return nil, err
@@ -234,6 +252,9 @@ func (l *Lab) removeMachines() error {
 	}
 	return errors.Join(errs...)
 }
+
+// NodeFile is where a file of a node that runs is for this process.
+func (l *Lab) NodeFile(name, file string) string { return node.Path(l.path(name), file) }
 
 // linkSandboxes gives the network namespaces of the pods of a node the names that pods have in a
 // lab without Kubernetes. They are links, which lead nowhere once the node is off.

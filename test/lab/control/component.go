@@ -40,6 +40,7 @@ func (p *Plane) apiServerArguments() []string {
 		"--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
 		"--kubelet-client-certificate=" + p.path(clientCert), "--kubelet-client-key=" + p.path(cltKey),
 		"--shutdown-delay-duration=0s",
+		"--enable-aggregator-routing", // webhooks are asked at their pods: nobody balances Services on this host
 	}
 	if p.RBAC {
 		args = append(args, "--authorization-mode=Node,RBAC")

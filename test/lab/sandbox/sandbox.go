@@ -93,20 +93,65 @@ func (c *Config) fromFile() (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
+	return list, complete(list, func(ipam object) {
+		if ipam["dataDir"] == nil {
+			ipam["dataDir"] = filepath.Join(c.Dir, "addresses")
+		}
+	})
+}
+
+// complete completes what host-local reads in a network's configuration.
+func complete(list *libcni.NetworkConfigList, with func(ipam object)) error {
 	for i, plugin := range list.Plugins {
 		var conf struct{ IPAM object }
 		if err := json.Unmarshal(plugin.Bytes, &conf); err != nil {
-			return nil, err
+			return err
 		}
-		if conf.IPAM["type"] != "host-local" || conf.IPAM["dataDir"] != nil {
+		if conf.IPAM["type"] != "host-local" {
 			continue
 		}
-		conf.IPAM["dataDir"] = filepath.Join(c.Dir, "addresses")
+		with(conf.IPAM)
+		var err error
 		if list.Plugins[i], err = libcni.InjectConf(plugin, object{"ipam": conf.IPAM}); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return list, nil
+	return nil
+}
+
+// Configuration returns the configuration in a file as a node of Kubernetes with these pod CIDRs
+// has it, whose host-local gives addresses of them unless the file says of which, and the names of
+// the plugins.
+func Configuration(file string, podCIDRs []netip.Prefix) (text []byte, plugins []string, err error) {
+	list, err := libcni.NetworkConfFromFile(file)
+	if err == nil {
+		err = complete(list, func(ipam object) {
+			if ipam["ranges"] == nil && ipam["subnet"] == nil {
+				ipam["ranges"] = ranges(podCIDRs)
+			}
+		})
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the network's configuration: %w", err)
+	}
+	var all []json.RawMessage
+	for _, plugin := range list.Plugins {
+		all = append(all, plugin.Bytes)
+		plugins = append(plugins, plugin.Network.Type)
+		if ipam := plugin.Network.IPAM.Type; ipam != "" {
+			plugins = append(plugins, ipam)
+		}
+	}
+	text, err = json.Marshal(object{"cniVersion": list.CNIVersion, "name": list.Name, "plugins": all})
+	return text, plugins, err
+}
+
+// ranges are those that host-local gives addresses of, to each pod one of each.
+func ranges(prefixes []netip.Prefix) (all [][]object) {
+	for _, p := range prefixes {
+		all = append(all, []object{{"subnet": p}})
+	}
+	return all
 }
 
 // timeout is the time that the plugins have for one pod: runtimes give them minutes.
@@ -119,12 +164,8 @@ type Pod struct {
 }
 
 func (n *Network) runtimeConf(p Pod) *libcni.RuntimeConf {
-	var ranges [][]object
-	for _, r := range n.Ranges {
-		ranges = append(ranges, []object{{"subnet": r}})
-	}
 	return &libcni.RuntimeConf{
-		CapabilityArgs: object{"ipRanges": ranges},
+		CapabilityArgs: object{"ipRanges": ranges(n.Ranges)},
 		ContainerID:    p.containerID(), NetNS: p.path(), IfName: attach.Interface,
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_INFRA_CONTAINER_ID", p.containerID()}},
 	}

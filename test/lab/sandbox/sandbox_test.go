@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,5 +58,25 @@ func TestCheck(t *testing.T) {
 		if err := Check(t.Context(), Config{File: file, Dir: t.TempDir(), Path: []string{t.TempDir()}}); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want %q", err, says)
 		}
+	}
+}
+
+// A node's host-local gives addresses of the node's pod CIDRs, unless the file says of which.
+func TestConfiguration(t *testing.T) {
+	file := confFile(t, `{"type": "ptp", "mtu": 1400, "ipam": {"type": "host-local"}}, {"type": "bridge", "ipam": {"type": "host-local", "subnet": "192.0.2.0/24"}}, {"type": "portmap"}`)
+	text, plugins, err := Configuration(file, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00::/64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"type":"host-local"},"mtu":1400,"type":"ptp"},` +
+		`{"ipam":{"subnet":"192.0.2.0/24","type":"host-local"},"type":"bridge"},{"type":"portmap"}]}`
+	if string(text) != want {
+		t.Errorf("the configuration is %s", text)
+	}
+	if want := []string{"ptp", "host-local", "bridge", "host-local", "portmap"}; !slices.Equal(plugins, want) {
+		t.Errorf("plugins: %q, want %q", plugins, want)
+	}
+	if _, _, err := Configuration("/no/such/file", nil); err == nil {
+		t.Error("a file that is not there is read")
 	}
 }
