@@ -53,6 +53,8 @@ type Kubernetes struct {
 	// Helm is the program that installs the agents, with the chart. "": kubectl does, with
 	// kustomize.
 	Helm string `json:",omitempty"`
+	// NoBalancer: the lab gives Services no addresses, as a program in the cluster does.
+	NoBalancer bool `json:",omitempty"`
 
 	// Tested has the cluster be as Kubernetes' own tests look for it: nodes run commands by SSH,
 	// for who has SSHKey, and the agents' pods have the label of kube-proxy's.
@@ -294,9 +296,9 @@ func (l *Lab) userConfig(user string) string {
 func selfCommand(exe, part string) []string { return []string{exe, "lab", part} }
 
 // startBalancer starts the load balancer for LoadBalancer services on the outside host, whose
-// routes it sets. Agents that give Services addresses are in its place.
+// routes it sets. Agents that give Services addresses, or another program, are in its place.
 func (l *Lab) startBalancer(exe string) error {
-	if l.givesAddresses() {
+	if l.givesAddresses() || l.Kubernetes.NoBalancer {
 		return nil
 	}
 	return l.start(plan.Outside, "balancer", append(selfCommand(exe, "balancer"), "--lab", l.Name, "--kubeconfig", l.userConfig(labUser)))

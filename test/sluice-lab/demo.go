@@ -51,7 +51,8 @@ services. The exit status is 1 if anything is not as it should be.
   sluice lab demo app.yaml     # your own manifests
   sluice lab demo examples/balancer  # farms.json in place of manifests: 'sluice balance'
   sluice lab demo policy       # who may reach whom, from no policy to an allow rule
-  sluice lab demo takeover     # from a real kube-proxy to Sluice and back, under load`,
+  sluice lab demo takeover     # from a real kube-proxy to Sluice and back, under load
+  sluice lab demo migrate      # a whole cluster, with MetalLB, to Sluice and back, under load`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if tour.Requests < 1 {
@@ -77,7 +78,7 @@ services. The exit status is 1 if anything is not as it should be.
 	fl.BoolVarP(&verbose, "verbose", "v", false, "also print the state of the lab, and where each request through each service went")
 	fl.StringVar(&o.picture, "picture", "", "also draw what is printed, as an SVG `file`")
 	_ = fl.MarkHidden("picture")
-	cmd.AddCommand(newLabDemoPolicyCommand(), newLabDemoTakeoverCommand())
+	cmd.AddCommand(newLabDemoPolicyCommand(), newLabDemoTakeoverCommand(), newLabDemoMigrateCommand())
 	return cmd
 }
 
@@ -133,6 +134,54 @@ the lab down. The first time, building Kubernetes' programs takes some minutes.`
 	o.withKubernetes, o.kubeProxy, o.nodes = true, "nftables", 3
 	o.register(cmd, "demotakeover")
 	cmd.Flags().StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
+	return cmd
+}
+
+func newLabDemoMigrateCommand() *cobra.Command {
+	var (
+		o       demoOptions
+		verbose bool
+	)
+	cmd := &cobra.Command{
+		Use:   "migrate",
+		Short: "Move a whole cluster to Sluice while requests go on, and back",
+		Long: `Start a lab with real nodes on which kube-proxy serves and MetalLB gives Services
+addresses, both the real ones, and move it to Sluice as docs/install.md says: policies,
+services, the pod network node by node, addresses. Requests go on, and after each step
+it says how long that took, what became of them, and who carries out what now. Then it
+moves all back, and takes the lab down. The first time, building what it runs takes
+some minutes.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			program, err := findSluice(o.sluice)
+			if err != nil {
+				return err
+			}
+			dir, err := os.MkdirTemp("", "sluice-demo-*")
+			if err != nil {
+				return fmt.Errorf("write what to move: %w", err)
+			}
+			defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+			m, err := demo.NewMigration(cmd.Context(), dir, program, func(step string) {
+				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "lab %s: %s\n", o.name, step)
+			})
+			if err != nil {
+				return err
+			}
+			o.images, o.cni = m.Images, m.CNI
+			return o.run(cmd, m.Manifests, func(ctx context.Context, t *demo.Teller, l *lab.Lab, took time.Duration) error {
+				run := typed(l.Sluice)
+				return demo.Migrate(ctx, t, l, took, m, verbose, []demo.Hint{
+					{Type: run + " lab demo takeover", For: "kube-proxy alone, on one node"},
+					{Type: run + " lab up --kubernetes --crds", For: "a cluster with Sluice, to look around in"},
+				})
+			})
+		},
+	}
+	o.withKubernetes, o.noAgent, o.noBalancer, o.agent, o.crds, o.nodes = true, true, true, agentHelm, true, 2
+	o.register(cmd, "demomigrate")
+	cmd.Flags().StringVar(&o.kubernetesBin, "kubernetes-bin", "", "`folder` with etcd, kube-apiserver, … and kubectl, instead of building them")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "also print all that the commands print")
 	return cmd
 }
 

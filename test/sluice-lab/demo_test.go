@@ -134,6 +134,26 @@ func TestLabDemoTakeover(t *testing.T) {
 	)
 }
 
+// A whole cluster moves to Sluice and back: kube-proxy, MetalLB and the pod network are others' before
+// and after.
+func TestLabDemoMigrate(t *testing.T) {
+	t.Parallel()
+	machine.ControlPlane.Take(t)
+	out := tellDemo(t, "testmigrate", "migrate")
+	const sent = `0\s+of\s+[\d,]+\s+requests\s+failed`
+	mustSay(t, out,
+		`cluster +2 nodes, 6 pods`, `before +addresses of Services: fixed 10\.10\.0\.115, reserved 10\.10\.0\.130`,
+		`now: policies nobody, services kube-proxy, pod network ptp, addresses\s+MetalLB`,
+		`policies +\$ helm install sluice`, sent, `services Sluice beside kube-proxy`,
+		`services +\$ kubectl .* patch daemonset kube-proxy`, `sluice serves all`, `removed nftables: table ip kube-proxy`, sent, `now: policies Sluice, services Sluice, pod network ptp`,
+		`network +\$ helm upgrade`, `\$ kubectl drain node1`, `pods of node1 moved`, sent, `the same for node2`, sent, `pod network sluice-cni`,
+		`addresses \$ kubectl -n metallb-system get l2advertisements`, `it has 10\.10\.0\.10\d`, `MetalLB is gone`, sent, `addresses\s+Sluice`,
+		`back +\$ kubectl -n metallb-system delete l2advertisements`, `MetalLB is back`, sent, `back +\$ helm upgrade`, `pods of node1 moved`, sent, `pod network ptp`,
+		`back +\$ kubectl`, `kube-proxy is back`, sent, `now: policies nobody, services kube-proxy, pod network ptp, addresses\s+MetalLB`,
+		`requests +0 of [\d,]+ failed`, `next `,
+	)
+}
+
 // A balancer without Kubernetes: only requests to a dead server fail, until its check says so.
 func TestLabDemoBalancer(t *testing.T) {
 	t.Parallel()

@@ -21,6 +21,7 @@ import (
 	"sluice.dev/sluice/test/lab"
 	"sluice.dev/sluice/test/lab/balancer"
 	"sluice.dev/sluice/test/lab/control"
+	"sluice.dev/sluice/test/lab/demo"
 	"sluice.dev/sluice/test/lab/image"
 	"sluice.dev/sluice/test/lab/node"
 	"sluice.dev/sluice/test/lab/plan"
@@ -40,7 +41,7 @@ func (o *labOptions) kubernetes(ctx context.Context, w io.Writer, paths []string
 			return nil, nil, err
 		}
 	}
-	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths, Tested: o.tested}
+	k = &lab.Kubernetes{Bin: bin, Proxy: o.kubeProxy, Manifests: paths, Tested: o.tested, NoBalancer: o.noBalancer}
 	if err := o.nodeImages(ctx, w, k); err != nil {
 		return nil, nil, err
 	}
@@ -111,8 +112,8 @@ the versions that test/kube/go.mod pins, with the Go toolchain; and container im
 of such programs and Debian's packages. That takes some minutes, once: it keeps them
 in the user's cache folder, and prints the path of each. With --containerd it builds
 containerd 2, which nodes then have by 'lab up --containerd FOLDER'. With --tools it
-builds what tests run: helm, promtool and Kubernetes' own tests, and prints their
-folders.`,
+builds what tests and demos run: helm, promtool, Kubernetes' own tests and MetalLB,
+and prints their folders.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			say := func(step string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), step) }
@@ -121,7 +122,7 @@ folders.`,
 				builds = append(builds, node.BuildContainerd)
 			}
 			if tools {
-				builds = append(builds, suite.Sets[0].Build, control.BuildTools)
+				builds = append(builds, suite.Sets[0].Build, control.BuildTools, demo.BuildMetalLB)
 			}
 			for _, build := range builds {
 				path, err := build(cmd.Context(), say)
@@ -134,7 +135,7 @@ folders.`,
 		},
 	}
 	cmd.Flags().BoolVar(&containerd, "containerd", false, "also build containerd 2, for nodes instead of that in PATH")
-	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests run: helm, promtool, and Kubernetes' own tests")
+	cmd.Flags().BoolVar(&tools, "tools", false, "also build what only tests and demos run: helm, promtool, Kubernetes' own tests, and MetalLB")
 	return cmd
 }
 

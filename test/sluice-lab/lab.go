@@ -66,6 +66,8 @@ type labOptions struct {
 	images         []string
 	containerd     string // folder of the nodes' containerd
 
+	noBalancer bool // the lab gives Services no addresses
+
 	empty     bool // run no application
 	crds      bool // have the API serve ClusterNetworkPolicy, and the kinds of Calico and MetalLB
 	transient bool // the lab must not outlive this process
