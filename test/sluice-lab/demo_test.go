@@ -134,8 +134,8 @@ func TestLabDemoTakeover(t *testing.T) {
 	)
 }
 
-// A whole cluster moves to Sluice and back: kube-proxy, MetalLB and the pod network are others' before
-// and after.
+// A whole cluster moves to Sluice and back: kube-proxy, MetalLB and the pod network are others'
+// before and after.
 func TestLabDemoMigrate(t *testing.T) {
 	t.Parallel()
 	machine.ControlPlane.Take(t)

@@ -279,8 +279,8 @@ func hash(node, address string) [sha256.Size]byte {
 	return sha256.Sum256(append(append(room[:0], node...), address...))
 }
 
-// leader is the address by whose hash a node is chosen for another one: the first that the oldest of
-// its Services has, as one node announces both families of a Service.
+// leader is the address by whose hash a node is chosen for another one: the first that the oldest
+// of its Services has, as one node announces both families of a Service.
 func leader(a netip.Addr, owners []*service) netip.Addr {
 	if ips := owners[0].LoadBalancerIPs; slices.Contains(ips, a) {
 		return ips[0]

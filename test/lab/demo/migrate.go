@@ -40,8 +40,8 @@ type migration struct {
 }
 
 // Migrate tells how the cluster of a lab moves to Sluice as docs/install.md says, and back, while
-// requests go on. The lab was brought up with what m says. With verbose, all that the commands print
-// is shown.
+// requests go on. The lab was brought up with what m says. With verbose, all that the commands
+// print is shown.
 func Migrate(ctx context.Context, t *Teller, l *lab.Lab, took time.Duration, m *Migration, verbose bool, next []Hint) error {
 	s := &migration{story: &story{Teller: t, name: l.Name, lab: l}, Migration: m, verbose: verbose}
 	s.cluster(took)
@@ -147,9 +147,9 @@ func upgrade(values ...string) string {
 // rollout is the wait for a rollout of Sluice.
 const rollout = "kubectl -n kube-system rollout status daemonset/sluice"
 
-// under does a part of a step while requests go on, of which none may fail: from a pod of a node and
-// to the port of that node, and to the Service's address. With short, each has a connection of its
-// own.
+// under does a part of a step while requests go on, of which none may fail: from a pod of a node
+// and to the port of that node, and to the Service's address. With short, each has a connection of
+// its own.
 func (s *migration) under(ctx context.Context, node, what string, short bool, do func() error) error {
 	routes, err := s.routes(ctx, node)
 	if err != nil {
@@ -634,7 +634,8 @@ func (s *migration) whoBalances(context.Context) (string, error) {
 	})
 }
 
-// whoAttaches looks at the nodes' configurations of pod networks, of which the first by name counts.
+// whoAttaches looks at the nodes' configurations of pod networks, of which the first by name
+// counts.
 func (s *migration) whoAttaches(context.Context) (string, error) {
 	return s.perNode(func(n *plan.Node) (string, error) {
 		files, _ := filepath.Glob(s.lab.NodeFile(n.Name, "/etc/cni/net.d/*.conflist")) // the pattern is well-formed
