@@ -42,7 +42,7 @@ var Sets = []Set{
 	{Name: "netpol", About: "NetworkPolicies: 49 tests", Focus: network + ` Netpol`, Nodes: 3},
 	{Name: "sig-network", About: "all tests of networks: 249", Focus: network, Nodes: 6},
 	{Name: "cluster-network-policy", About: "network-policy-api's conformance of ClusterNetworkPolicy: 28 tests", Of: clusterPolicies, Focus: "CNP", Nodes: 2, CRDs: true},
-	{Name: "metallb", About: "MetalLB's of layer 2 and BGP, without those of its own parts: 78 tests", Of: metalLB, Focus: metalLBFocus, Skip: metalLBOwn,
+	{Name: "metallb", About: "MetalLB's of layer 2 and BGP, without those of its own parts: 49 tests", Of: metalLB, Focus: metalLBFocus, Skip: metalLBOwn,
 		Nodes: 3, CRDs: true, Flags: []string{"--service-addresses", "--bgp", "--events"}, Near: true},
 	{Name: "smoke", About: "conformance and a few of each other kind", Focus: network + ` .*(\[Conformance\]|` + strings.Join(smoke, "|") + `)`, Nodes: 3},
 }
