@@ -1,5 +1,5 @@
-// MetalLB, whose place Sluice takes in the demo of a migration, in the version whose definitions of
-// kinds the lab has.
+// MetalLB, whose place Sluice takes in the demo of a migration. Newer versions need a version of the
+// module github.com/metallb/frr-k8s that cannot be had.
 module sluice.dev/sluice/test/kube/metallb-programs
 
 go 1.26.0

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"sluice.dev/sluice/deploy"
 	"sluice.dev/sluice/test/lab/build"
-	"sluice.dev/sluice/test/lab/control"
 	"sluice.dev/sluice/test/lab/image"
 )
 
@@ -36,6 +36,19 @@ func BuildMetalLB(ctx context.Context, say func(string)) (bin string, err error)
 	return metalLB.Build(ctx, say)
 }
 
+// metalLBManifests is the file of the manifests that MetalLB has for its users, of the same version.
+func metalLBManifests(ctx context.Context) (string, error) {
+	src, err := build.Modules()
+	if err != nil {
+		return "", err
+	}
+	out, err := build.Go(ctx, filepath.Join(src, metalLB.Programs[0].Module), "list", "-m", "-f", "{{.Dir}}", "go.universe.tf/metallb")
+	if err != nil {
+		return "", fmt.Errorf("find MetalLB's manifests: %w", err)
+	}
+	return filepath.Join(strings.TrimSpace(out), "config/manifests/metallb-native.yaml"), nil
+}
+
 //go:embed migrate.yaml
 var migrateApp []byte
 
@@ -58,14 +71,14 @@ func NewMigration(ctx context.Context, dir, sluice string, say func(string)) (*M
 	if err != nil {
 		return nil, err
 	}
-	published, err := control.Published(ctx)
+	manifests, err := metalLBManifests(ctx)
 	if err != nil {
 		return nil, err
 	}
 	in := func(name string) string { return filepath.Join(dir, name) }
 	m := &Migration{
 		Manifests: []string{in("app.yaml"), in("kube-proxy.yaml")}, CNI: in("former.conflist"),
-		chart: in("helm/sluice"), addresses: in("addresses.yaml"), l2: in("l2.yaml"), metalLB: filepath.Join(published["go.universe.tf/metallb"], "config/manifests/metallb-native.yaml"),
+		chart: in("helm/sluice"), addresses: in("addresses.yaml"), l2: in("l2.yaml"), metalLB: manifests,
 	}
 	for name, text := range map[string][]byte{"app.yaml": migrateApp, "kube-proxy.yaml": kubeProxyYAML, "former.conflist": formerNetwork, "addresses.yaml": addressesYAML, "l2.yaml": l2YAML} {
 		if err := os.WriteFile(in(name), text, 0o644); err != nil {
