@@ -51,6 +51,14 @@ func (s *Speaker) update() {
 	s.addPeers()
 }
 
+// takePort begins as soon as another speaker has left the port: from then on nobody speaks for this
+// node.
+func (s *Speaker) takePort() {
+	if s.server == nil && s.faults[faultListen] != "" {
+		s.restart()
+	}
+}
+
 // retry does what failed once more.
 func (s *Speaker) retry() {
 	switch {

@@ -45,7 +45,7 @@ func (s *Speaker) restart() {
 		return
 	}
 	listen, absent, err := listenable(s.settings)
-	s.fault("listen", notListening(absent, err))
+	s.fault(faultListen, notListening(absent, err))
 	if err != nil {
 		return
 	}
@@ -61,6 +61,9 @@ func (s *Speaker) restart() {
 	s.server = v
 	s.update()
 }
+
+// faultListen is what the fault is about that has the server not listen.
+const faultListen = "listen"
 
 // sound finds what no server can start with.
 func sound(n *bgp.Settings) error {

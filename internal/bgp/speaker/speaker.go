@@ -81,6 +81,7 @@ func (s *Speaker) Run(ctx context.Context, orders io.Reader, reports io.Writer) 
 		case <-tick.C:
 			s.count()
 			s.settle()
+			s.takePort()
 		case <-retry.C:
 			s.retry()
 		case <-flush.C:
