@@ -52,6 +52,11 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 		return err
 	}
 	defer outside.Close()
+	for _, family := range []string{"ipv4", "ipv6"} { // connections are spread by their ports, too
+		if err := outside.Sysctl("net/"+family+"/fib_multipath_hash_policy", "1"); err != nil {
+			return fmt.Errorf("have %s spread connections: %w", plan.Outside, err)
+		}
+	}
 	clients := []*netns.NS{outside} // they have routes to the pods
 	if l.Kubernetes != nil {
 		control, err := u.host(plan.Control, 0, plan.ControlIPs)
@@ -302,14 +307,20 @@ func newNS(name string) (*netns.NS, error) {
 	return ns, nil
 }
 
-// route adds a route, or changes an existing one.
-func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
-	r := &netlink.Route{Gw: via.AsSlice()}
+// route adds a route, or changes an existing one. Connections are spread over several next hops.
+func route(ns *netns.NS, to netip.Prefix, via ...netip.Addr) error {
+	r := &netlink.Route{Gw: via[0].AsSlice()}
+	if len(via) > 1 {
+		r.Gw = nil
+		for _, v := range via {
+			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{Gw: v.AsSlice()})
+		}
+	}
 	if to.Bits() > 0 {
 		r.Dst = ipNet(to)
 	}
 	if err := ns.RouteReplace(r); err != nil {
-		return fmt.Errorf("route %s by %s in %s: %w", to, via, ns.Name, err)
+		return fmt.Errorf("route %s by %v in %s: %w", to, via, ns.Name, err)
 	}
 	return nil
 }
@@ -317,45 +328,47 @@ func route(ns *netns.NS, to netip.Prefix, via netip.Addr) error {
 // routeOutside makes the outside host route service addresses to the nodes that the plan names.
 func (l *Lab) routeOutside() error {
 	for _, r := range l.Cluster.Routes {
-		if err := l.RouteOutside(r.Addr, []string{r.Node}); err != nil {
+		if err := l.RouteOutside(r.Addr, []string{r.Node}, false); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// RouteOutside makes the outside host route an address to the first of the nodes, or nowhere if
-// there are none.
-func (l *Lab) RouteOutside(addr netip.Addr, nodes []string) error {
+// RouteOutside makes the outside host route an address to the first of the nodes, or spread its
+// connections over all of them, of which one may be on another subnet; nowhere if there are none.
+func (l *Lab) RouteOutside(addr netip.Addr, nodes []string, spread bool) error {
 	outside, err := netns.Open(l.NodeNS(plan.Outside))
 	if err != nil {
 		return err
 	}
 	defer outside.Close()
 	to := netip.PrefixFrom(addr, addr.BitLen())
+	var via []netip.Addr
 	for _, name := range nodes {
 		n := l.Cluster.Node(name)
-		if n == nil {
+		if n == nil || len(via) > 0 && (!spread || n.Subnet > 0) {
 			continue
 		}
 		i := slices.IndexFunc(n.IPs, func(a netip.Addr) bool { return a.Is4() == addr.Is4() })
 		if i < 0 {
 			continue
 		}
-		if n.Subnet > 0 {
-			router, err := netns.Open(l.NodeNS(plan.Router))
-			if err == nil {
-				err = firstError(route(router, to, n.IPs[i]), router.Close())
-			}
-			if err != nil {
-				return err
-			}
+		if n.Subnet == 0 {
+			via = append(via, n.IPs[i])
+			continue
 		}
-		via := n.IPs[i]
-		if n.Subnet > 0 {
-			via = plan.RouterIPs(0)[i]
+		router, err := netns.Open(l.NodeNS(plan.Router))
+		if err == nil {
+			err = firstError(route(router, to, n.IPs[i]), router.Close())
 		}
-		return route(outside, to, via)
+		if err != nil {
+			return err
+		}
+		via = append(via, plan.RouterIPs(0)[i])
+	}
+	if len(via) > 0 {
+		return route(outside, to, via...)
 	}
 	err = outside.RouteDel(&netlink.Route{Dst: ipNet(to)})
 	if err != nil && !errors.Is(err, unix.ESRCH) {

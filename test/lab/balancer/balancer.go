@@ -25,9 +25,16 @@ import (
 	"sluice.dev/sluice/test/lab/pool"
 )
 
-// Route routes traffic for an address to one of the nodes, which are sorted by name, or to none if
-// there are none. It is called from one goroutine, and again later if it fails.
-type Route func(addr netip.Addr, nodes []string) error
+// Route routes traffic for an address to one of the nodes, which are sorted by name, or spreads its
+// connections over all of them; to none if there are none. It is called from one goroutine, and
+// again later if it fails.
+type Route func(addr netip.Addr, nodes []string, spread bool) error
+
+// way is where the traffic for an address goes: see Route.
+type way struct {
+	nodes  []string
+	spread bool
+}
 
 // balancer holds what it needs to know of the cluster.
 type balancer struct {
@@ -45,10 +52,10 @@ type balancer struct {
 	synced   int                     // number of kinds that have been read
 	dirty    map[types.NamespacedName]bool
 
-	routes map[netip.Addr][]string                          // as set last
-	owned  map[types.NamespacedName][]netip.Addr            // that a Service has, or has still to give up
-	owners map[netip.Addr]map[types.NamespacedName][]string // of an address, with the nodes that serve each
-	logged map[types.NamespacedName]string                  // faults, as logged
+	routes map[netip.Addr]way                          // as set last
+	owned  map[types.NamespacedName][]netip.Addr       // that a Service has, or has still to give up
+	owners map[netip.Addr]map[types.NamespacedName]way // of an address, with the way to each
+	logged map[types.NamespacedName]string             // faults, as logged
 }
 
 // slice holds what matters of an EndpointSlice.
@@ -64,7 +71,8 @@ type slice struct {
 //
 // Traffic for these addresses and for spec.externalIPs goes to all ready nodes; with
 // externalTrafficPolicy Local, to those with a ready endpoint of the Service, as Kubernetes'
-// documentation of source IPs says. An address of several Services leads to nodes where all of them
+// documentation of source IPs says, over which its connections are spread, unless it has session
+// affinity. An address of several Services leads to nodes where all of them
 // are served. A node's own address needs no route.
 func Run(ctx context.Context, config *rest.Config, prefixes []netip.Prefix, route Route, log *slog.Logger) error {
 	api, err := kubeapi.New(config)
@@ -92,8 +100,8 @@ func newBalancer(api *kubeapi.Client, prefixes []netip.Prefix, route Route, log 
 		api: api, route: route, log: log, wake: wake.New(),
 		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName]slice{}, nodes: map[string]bool{},
 		nodeIPs: map[string][]netip.Addr{},
-		dirty:   map[types.NamespacedName]bool{}, routes: map[netip.Addr][]string{}, owned: map[types.NamespacedName][]netip.Addr{},
-		owners: map[netip.Addr]map[types.NamespacedName][]string{}, logged: map[types.NamespacedName]string{},
+		dirty:   map[types.NamespacedName]bool{}, routes: map[netip.Addr]way{}, owned: map[types.NamespacedName][]netip.Addr{},
+		owners: map[netip.Addr]map[types.NamespacedName]way{}, logged: map[types.NamespacedName]string{},
 	}
 	for _, p := range prefixes {
 		b.pools = append(b.pools, pool.New[types.NamespacedName](p))
@@ -150,7 +158,7 @@ func (b *balancer) logFault(ctx context.Context, name types.NamespacedName, err 
 func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error {
 	b.mu.Lock()
 	svc := b.services[name]
-	nodes := b.nodesOf(name, svc)
+	to := way{b.nodesOf(name, svc), spreads(svc)}
 	outside := b.notNodes(external(svc))
 	b.mu.Unlock()
 	addrs, err := b.assign(name, svc)
@@ -160,7 +168,7 @@ func (b *balancer) settle(ctx context.Context, name types.NamespacedName) error 
 		}
 	}
 	// This comes before anything learns of the addresses.
-	if err := b.setOwner(name, slices.Concat(addrs, outside), nodes); err != nil {
+	if err := b.setOwner(name, slices.Concat(addrs, outside), to); err != nil {
 		return err
 	}
 	if svc != nil {

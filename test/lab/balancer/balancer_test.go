@@ -23,18 +23,18 @@ import (
 // routes stands in for a router's table.
 type routes struct {
 	mu    sync.Mutex
-	known map[string]string // address: nodes, separated by spaces
+	known map[string]string // address: nodes, separated by spaces, or by "+" if connections are spread
 	fail  bool              // error of the next call
 }
 
-func (r *routes) set(addr netip.Addr, nodes []string) error {
+func (r *routes) set(addr netip.Addr, nodes []string, spread bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fail {
 		r.fail = false
 		return fmt.Errorf("the router is busy")
 	}
-	if r.known[addr.String()] = strings.Join(nodes, " "); len(nodes) == 0 {
+	if r.known[addr.String()] = strings.Join(nodes, map[bool]string{false: " ", true: "+"}[spread]); len(nodes) == 0 {
 		delete(r.known, addr.String())
 	}
 	return nil

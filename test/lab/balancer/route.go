@@ -59,9 +59,15 @@ func (b *balancer) nodesOf(name types.NamespacedName, svc *corev1.Service) []str
 	return slices.Compact(nodes)
 }
 
-// setOwner sets the addresses of a Service, served by these nodes. After an error it has to be
-// called again.
-func (b *balancer) setOwner(name types.NamespacedName, addrs []netip.Addr, nodes []string) error {
+// spreads reports whether connections to a Service are spread over its nodes. Nodes do that
+// themselves, but each for its own pods alone with externalTrafficPolicy Local.
+func spreads(svc *corev1.Service) bool {
+	return svc != nil && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP
+}
+
+// setOwner sets the addresses of a Service, and the way to it. After an error it has to be called
+// again.
+func (b *balancer) setOwner(name types.NamespacedName, addrs []netip.Addr, to way) error {
 	for _, a := range b.owned[name] {
 		if slices.Contains(addrs, a) {
 			continue
@@ -76,9 +82,9 @@ func (b *balancer) setOwner(name types.NamespacedName, addrs []netip.Addr, nodes
 	}
 	for _, a := range addrs {
 		if b.owners[a] == nil {
-			b.owners[a] = map[types.NamespacedName][]string{}
+			b.owners[a] = map[types.NamespacedName]way{}
 		}
-		b.owners[a][name] = nodes
+		b.owners[a][name] = to
 		if err := b.setRoute(a); err != nil {
 			return err
 		}
@@ -88,36 +94,37 @@ func (b *balancer) setOwner(name types.NamespacedName, addrs []netip.Addr, nodes
 
 // setRoute routes an address to where its owners are served, unless it is routed so already.
 func (b *balancer) setRoute(a netip.Addr) error {
-	nodes := common(b.owners[a])
+	to := common(b.owners[a])
 	if len(b.owners[a]) == 0 {
 		delete(b.owners, a)
 	}
-	if slices.Equal(b.routes[a], nodes) {
+	if slices.Equal(b.routes[a].nodes, to.nodes) && b.routes[a].spread == to.spread {
 		return nil
 	}
-	if err := b.route(a, nodes); err != nil {
+	if err := b.route(a, to.nodes, to.spread); err != nil {
 		return fmt.Errorf("route %s: %w", a, err)
 	}
-	if b.routes[a] = nodes; len(nodes) == 0 {
+	if b.routes[a] = to; len(to.nodes) == 0 {
 		delete(b.routes, a)
 	}
 	return nil
 }
 
-// common lists the nodes that serve all owners of an address. An owner that no node serves does not
-// count. If owners have no node in common, the later by name does not count.
-func common(owners map[types.NamespacedName][]string) (nodes []string) {
+// common is the way to the nodes that serve all owners of an address. An owner that no node serves
+// does not count. If owners have no node in common, the later by name does not count.
+func common(owners map[types.NamespacedName]way) (to way) {
 	names := slices.SortedFunc(maps.Keys(owners), func(a, b types.NamespacedName) int {
 		return strings.Compare(a.String(), b.String())
 	})
 	for _, name := range names {
 		serve := owners[name]
-		if len(nodes) > 0 {
-			serve = slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return !slices.Contains(owners[name], n) })
+		if len(to.nodes) > 0 {
+			serve.nodes = slices.DeleteFunc(slices.Clone(to.nodes), func(n string) bool { return !slices.Contains(owners[name].nodes, n) })
+			serve.spread = to.spread && serve.spread
 		}
-		if len(serve) > 0 {
-			nodes = serve
+		if len(serve.nodes) > 0 {
+			to = serve
 		}
 	}
-	return nodes
+	return to
 }

@@ -51,7 +51,7 @@ func TestSharedAddress(t *testing.T) {
 		{"local and cluster", []service{{"a", cluster, nil}, {"b", local, []string{"node2"}}}, "node2", []string{"node1 node2", "node2"}},
 		{"local without endpoints", []service{{"a", local, nil}, {"b", cluster, nil}}, "node1 node2", []string{"", "node1 node2"}},
 		{"local, together", []service{{"a", local, []string{"node1", "node2"}}, {"b", local, []string{"node2"}}}, "node2",
-			[]string{"node1 node2", "node2"}},
+			[]string{"node1+node2", "node2"}},
 		{"local, apart", []service{{"a", local, []string{"node1"}}, {"b", local, []string{"node2"}}}, "node1", []string{"node1", "node2"}},
 	} {
 		for _, order := range [][]int{{0, 1}, {1, 0}} {

@@ -87,7 +87,6 @@ var causes = []struct {
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},
-	{regexp.MustCompile(`switch session affinity for LoadBalancer service with Local traffic policy`), "the lab's load balancer leads an address to one node, and the test waits until pods of several have answered; it fails with kube-proxy, too"},
 	{regexp.MustCompile(`with Secret Ref set for BGPPeer`), "the agents read passwords from Secrets that their installation names (docs/bgp.md), and the test makes its own later"},
 	{regexp.MustCompile(`TCP CLOSE_WAIT timeout`), "Sluice sets this only in kube-proxy's role: with --agent-flag=--conntrack-max-per-core=0 --agent-flag=--conntrack-min=0 the test passes"},
 }
