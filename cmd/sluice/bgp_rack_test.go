@@ -418,17 +418,6 @@ func (r *rack) undisturbed(f func()) {
 		close(stop)
 		running.Wait()
 	}()
-	for _, ns := range []*world.Host{r.node, r.spine, r.tor} {
-		changes := make(chan netlink.RouteUpdate, 1024)
-		r.must(ns.Do(func() error { return netlink.RouteSubscribe(changes, stop) }))
-		running.Go(func() {
-			for c := range changes {
-				if c.Type == unix.RTM_DELROUTE && c.Route.Type != unix.RTN_MULTICAST {
-					r.t.Errorf("%s lost the route %v", ns.Name, c.Route)
-				}
-			}
-		})
-	}
 	for _, way := range r.flows() {
 		running.Go(func() {
 			requests := 0
@@ -447,5 +436,25 @@ func (r *rack) undisturbed(f func()) {
 			}
 		})
 	}
+	r.stay(r.node, func() { r.stay(r.spine, func() { r.stay(r.tor, f) }) })
+}
+
+// stay does something, and fails the test if a route of a namespace goes anywhere meanwhile.
+func (r *rack) stay(ns *world.Host, f func()) {
+	r.t.Helper()
+	stop, changes := make(chan struct{}), make(chan netlink.RouteUpdate, 1024)
+	var watching sync.WaitGroup
+	defer func() {
+		close(stop)
+		watching.Wait()
+	}()
+	r.must(ns.Do(func() error { return netlink.RouteSubscribe(changes, stop) }))
+	watching.Go(func() {
+		for c := range changes {
+			if c.Type == unix.RTM_DELROUTE && c.Route.Type != unix.RTN_MULTICAST {
+				r.t.Errorf("%s lost the route %v", ns.Name, c.Route)
+			}
+		}
+	})
 	f()
 }

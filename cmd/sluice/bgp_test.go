@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/bgp"
 	bgpcompile "sluice.dev/sluice/internal/bgp/compile"
 	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/test/peertest"
 )
 
 // What MetalLB's objects have announced: the pool as a whole, with communities and a preference,
@@ -42,6 +42,22 @@ apiVersion: metallb.io/v1beta1
 kind: BGPAdvertisement
 metadata: {name: each, namespace: metallb-system}
 spec: {ipAddressPools: [outside], serviceSelectors: [{matchLabels: {each: "true"}}], communities: ["large:64512:1:2"]}
+`
+
+// otherConf is the configuration of another speaker on the node, which announces its pod to spine.
+const otherConf = `
+router id 172.31.1.1;
+protocol device {}
+protocol static { ipv4; route 10.244.1.0/24 blackhole; }
+protocol static { ipv6; route fd00:244:1::/64 blackhole; }
+protocol bgp four {
+  local 172.31.1.1 as 64512; neighbor 172.31.1.254 as 64501; graceful restart on; connect delay time 1; connect retry time 1;
+  ipv4 { import none; export where source = RTS_STATIC; };
+}
+protocol bgp six {
+  local fd00:31:1::1 as 64512; neighbor fd00:31:1::fe as 64501; graceful restart on; connect delay time 1; connect retry time 1;
+  ipv6 { import none; export where source = RTS_STATIC; };
+}
 `
 
 // rackService is a Service with the addresses 203.0.113.N and fd00:51::N, and an endpoint on a
@@ -275,24 +291,26 @@ spec: {nodeSelector: all(), peerSelector: reflector == 'true'}
 			r.write("spine4.yaml", fmt.Sprintf(spine4, ""))
 		})
 	})
-
 	t.Run("another speaker on the node", func(t *testing.T) {
 		r.kill()
-		var taken net.Listener
-		r.await("the port is free", func() bool {
-			return r.node.Do(func() (err error) {
-				taken, err = net.Listen("tcp", ":179")
-				return err
-			}) == nil
+		r.missed()
+		other, err := peertest.StartBIRD(t.Context(), r.node.NS, r.short(), otherConf)
+		r.must(err)
+		t.Cleanup(func() { r.stopped(other.Kill()) })
+		r.await("spine has its routes", func() bool {
+			out, err := other.Run("show protocols")
+			r.must(err)
+			return strings.Count(out, "Established") == 2
 		})
-		r.start()
-		r.says("another BGP speaker runs on this node; stop it, or choose another port")
-		if _, out, _ := sluice(t, "status", "--socket", r.socket); !strings.Contains(out, "PROBLEM: BGP does not work as it should: no session with any peer") {
-			t.Errorf("sluice status says\n%s", out)
-		}
-		r.shows(r.node, "ip route show proto 83", "10.245.0.0/24 via 172.31.1.254")
-		r.must(taken.Close())
-		r.up()
+		r.stay(r.spine, func() {
+			r.start()
+			r.says("another BGP speaker runs on this node; stop it, or choose another port")
+			if _, out, _ := sluice(t, "status", "--socket", r.socket); !strings.Contains(out, "PROBLEM: BGP does not work as it should: no session with any peer") {
+				t.Errorf("sluice status says\n%s", out)
+			}
+			r.must(other.Kill())
+			r.up()
+		})
 	})
 }
 
