@@ -163,6 +163,8 @@ func TestBalancer(t *testing.T) {
 
 	// Changes in the cluster move traffic.
 	kubectl("patch", "endpointslice", "local-1", "--type=json", "-p", `[{"op":"replace","path":"/endpoints/1/conditions/ready","value":true}]`)
+	leads("198.51.100.77", "node1+node2")
+	kubectl("patch", "service", "local", "-p", `{"spec":{"sessionAffinity":"ClientIP"}}`)
 	leads("198.51.100.77", "node1 node2")
 	ready("node1", "False")
 	leads("198.51.100.77", "node2")
