@@ -36,7 +36,8 @@ func BuildMetalLB(ctx context.Context, say func(string)) (bin string, err error)
 	return metalLB.Build(ctx, say)
 }
 
-// metalLBManifests is the file of the manifests that MetalLB has for its users, of the same version.
+// metalLBManifests is the file of the manifests that MetalLB has for its users, of the same
+// version.
 func metalLBManifests(ctx context.Context) (string, error) {
 	src, err := build.Modules()
 	if err != nil {
