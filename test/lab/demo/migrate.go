@@ -107,11 +107,12 @@ func (s *migration) types(ctx context.Context, lines ...string) error {
 
 // typed types one, and returns what it prints.
 func (s *migration) typed(ctx context.Context, line string) (out string, err error) {
-	if !s.again {
+	if s.again {
+		s.Progress("%s", line)
+	} else {
 		s.Ran(line)
 	}
 	words := strings.Fields(strings.ReplaceAll(line, "'", "")) // no word has a space
-	s.Progress("%s", line)
 	files := map[string]string{"deploy/helm/sluice": s.chart, "metallb-native.yaml": s.metalLB, "l2.yaml": s.l2}
 	for i, w := range words {
 		if file := files[w]; file != "" {
@@ -152,7 +153,7 @@ func (s *migration) under(ctx context.Context, node, what string, short bool, do
 	if err != nil {
 		return err
 	}
-	requests, err := load.Start(load.Config{Routes: routes, Every: 10 * time.Millisecond, Short: short})
+	requests, err := load.Start(load.Config{Routes: routes, Every: 25 * time.Millisecond, Short: short})
 	if err != nil {
 		return err
 	}
@@ -221,7 +222,7 @@ func (s *migration) nodes() (names []string) {
 }
 
 // waitTime bounds each wait for a state.
-const waitTime = 2 * time.Minute
+const waitTime = time.Minute
 
 // until waits until is is true.
 func (s *migration) until(ctx context.Context, what string, is func() (bool, error)) error {

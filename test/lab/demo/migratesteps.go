@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -25,6 +26,8 @@ func (s *migration) before(ctx context.Context) error {
 	s.Progress("starting MetalLB")
 	for _, args := range [][]string{
 		{"apply", "--server-side", "-f", s.Migration.addresses},
+		// The controller would make it, too, but kubelets try ever less often to give it to speakers.
+		{"-n", metalLBNamespace, "create", "secret", "generic", "memberlist", "--from-literal=secretkey=" + rand.Text()},
 		{"apply", "--server-side", "-f", s.metalLB},
 		{"-n", metalLBNamespace, "wait", "pod", "--for=create", "-l", "component=speaker"},
 		{"-n", metalLBNamespace, "wait", "pod", "--for=jsonpath={.status.containerStatuses[0].started}=true", "-l", "component=speaker", "--timeout=2m"},

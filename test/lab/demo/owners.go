@@ -49,9 +49,33 @@ func (s *migration) now(ctx context.Context, want owners) error {
 	if !maps.Equal(given, s.given) {
 		return fmt.Errorf("the addresses of Services are others than before: %v, not %v", given, s.given)
 	}
+	if got.policies == "Sluice" {
+		if err := s.healthy(ctx); err != nil {
+			return err
+		}
+	}
 	for name, port := range map[string]uint16{"fixed": 80, "reserved": 80, "shared-1": 80, "shared-2": 81} {
 		if _, err := ask(s.lab.NodeNS(plan.Outside), netip.AddrPortFrom(netip.MustParseAddr(given[name]), port), answerTime); err != nil {
 			return fmt.Errorf("ask for the address of %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// healthy waits until no agent has anything to complain of.
+func (s *migration) healthy(ctx context.Context) error {
+	var out string
+	for _, node := range s.nodes() {
+		pod, err := s.agent(ctx, node)
+		if err != nil {
+			return err
+		}
+		err = s.until(ctx, "the agent of "+node+" finds no fault", func() (bool, error) {
+			out, err = s.kubectl(ctx, "-n", "kube-system", "exec", pod, "--", "sluice", "status")
+			return err == nil && strings.HasPrefix(out, "state        OK"), err
+		})
+		if err != nil {
+			return fmt.Errorf("%w: sluice status on %s:\n%s", err, node, out)
 		}
 	}
 	return nil
