@@ -26,7 +26,7 @@ func (s *migration) before(ctx context.Context) error {
 	s.Progress("starting MetalLB")
 	for _, args := range [][]string{
 		{"apply", "--server-side", "-f", s.Migration.addresses},
-		// The controller would make it, but kubelets try ever less often to mount what is not there.
+		// The controller would make it, but kubelets try ever less often to mount what is missing.
 		{"-n", metalLBNamespace, "create", "secret", "generic", "memberlist", "--from-literal=secretkey=" + rand.Text()},
 		{"apply", "--server-side", "-f", s.metalLB},
 		{"-n", metalLBNamespace, "wait", "pod", "--for=create", "-l", "component=speaker"},
