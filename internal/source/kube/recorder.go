@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,8 +36,9 @@ type Recorder struct {
 	reports
 	node string
 
-	setting           sync.Mutex // of these
-	faulty, announced map[model.Issue]string
+	setting   sync.Mutex // for the following, each of at most maxReported
+	faulty    map[model.Issue]string
+	announced []model.Issue // what is said of Services
 }
 
 // assigned is in the place of a fault where a node announces an address of a Service. It is the
@@ -79,14 +82,15 @@ func (r *Recorder) Report(issues []model.Issue) {
 }
 
 // Announce sets the addresses that this node announces by ARP or NDP now, with the Services that
-// have them. It is as Report.
+// have them. Of more than are reported, it is always the first by address. It is as Report.
 func (r *Recorder) Announce(addresses map[netip.Addr][]model.Name) {
-	now := map[model.Issue]string{}
-	for a, services := range addresses {
+	var now []model.Issue
+	for _, a := range slices.SortedFunc(maps.Keys(addresses), netip.Addr.Compare) {
 		how := map[bool]string{true: "ARP", false: "NDP"}[a.Is4()]
-		for _, s := range services {
-			i := model.Ref{Kind: model.ServiceKind, Name: s}.Issue(fmt.Sprintf("node %s announces %s by %s", r.node, a, how))
-			now[i] = assigned
+		for _, s := range addresses[a] {
+			if len(now) < maxReported {
+				now = append(now, model.Ref{Kind: model.ServiceKind, Name: s}.Issue(fmt.Sprintf("node %s announces %s by %s", r.node, a, how)))
+			}
 		}
 	}
 	r.setting.Lock()
@@ -98,11 +102,10 @@ func (r *Recorder) Announce(addresses map[netip.Addr][]model.Name) {
 // setAll sets what is to be told, faults first.
 func (r *Recorder) setAll() {
 	now := map[model.Issue]string{}
-	for _, all := range []map[model.Issue]string{r.faulty, r.announced} {
-		for i, text := range all {
-			if len(now) < maxReported {
-				now[i] = text
-			}
+	maps.Copy(now, r.faulty)
+	for _, i := range r.announced {
+		if len(now) < maxReported {
+			now[i] = assigned
 		}
 	}
 	r.set(now)
@@ -132,6 +135,10 @@ func (r *Recorder) record(ctx context.Context, i model.Issue, s *report) (again 
 	switch {
 	case e.mine:
 		return r.pace.again, nil
+	case apierrors.IsAlreadyExists(err) && s.fault == assigned:
+		// It is this node's, of the last time: now it is to be the newest of the Service again.
+		e.mine = true
+		return r.pace.again, r.repeat(ctx, e)
 	case apierrors.IsAlreadyExists(err):
 		return r.pace.others, nil
 	}

@@ -216,6 +216,39 @@ func TestRecorderAnnounces(t *testing.T) {
 	}
 }
 
+// A node that announces an address again, within the hour in which the API server still has its
+// Event, renews that: the newest Event names the node that announces.
+func TestRecorderAnnouncesAgain(t *testing.T) {
+	t.Parallel()
+	a := newEventAPI(t)
+	web := map[netip.Addr][]model.Name{netip.MustParseAddr("192.0.2.1"): {{Namespace: "shop", Name: "web"}}}
+	a.node(t, "n1", hour, silentLog).Announce(web)
+	waitFor(t, "the Event", func() bool { return len(a.all()) == 1 })
+	a.node(t, "n1", hour, silentLog).Announce(web)
+	waitFor(t, "it is renewed", func() bool { return a.repeated() == 2 && len(a.all()) == 1 })
+}
+
+// Of more than are reported, the same are each time: otherwise each call would make new Events.
+func TestRecorderAnnouncesMany(t *testing.T) {
+	t.Parallel()
+	r := NewRecorder(Config{}, "n1", silentLog)
+	many := map[netip.Addr][]model.Name{}
+	for i := range 2 * maxReported {
+		many[netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})] = []model.Name{{Namespace: "shop", Name: fmt.Sprint("s", i)}}
+	}
+	r.Report([]model.Issue{webFault})
+	r.Announce(many)
+	first := r.faults
+	if _, told := first[webFault]; len(first) != maxReported || !told {
+		t.Errorf("%d are told of, the fault: %v", len(first), told)
+	}
+	r.Report([]model.Issue{webFault})
+	r.Announce(many)
+	if !maps.Equal(r.faults, first) {
+		t.Error("others are told of the next time")
+	}
+}
+
 // TestRecorderOnce: a fault that many nodes find is one Event, which one of them repeats as long as
 // it lasts.
 func TestRecorderOnce(t *testing.T) {
