@@ -162,9 +162,13 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 }
 
 // present tells the frontends of Services that the cluster has from those of others: a kube-proxy
-// that has stopped no longer follows.
+// that has stopped no longer follows. One that runs does, so that what it serves is there.
 func (o *Options) present(ctx context.Context, theirs []Frontend) (there, gone []Frontend) {
 	if o.Services == nil || o.agentless {
+		return theirs, nil
+	}
+	running, err := o.proxies()
+	if err != nil || len(running) > 0 {
 		return theirs, nil
 	}
 	services, err := o.Services(ctx)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -78,7 +79,9 @@ table ip kube-proxy {
 
 func TestDifferencesStop(t *testing.T) {
 	t.Parallel()
-	from, ruleset := takeFrom(t, twoServices)
+	ns, run := emptyNamespace(t)
+	run(twoServices)
+	from, ruleset := fromIn(t, ns), func() string { return run("list", "ruleset") }
 	before := ruleset()
 	ours := frontends{{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.UDP, Port: 53}: false}
 	out, err := from(Options{Kernel: ours})
@@ -99,6 +102,17 @@ func TestDifferencesStop(t *testing.T) {
 	}
 	if out, err := from(Options{Kernel: ours, Services: cluster("a/empty", "default/kubernetes")}); !errors.Is(err, ErrStopped) {
 		t.Errorf("with all Services: %v\n%s", err, out)
+	}
+	proxy := exec.Command("sleep", "1000")
+	proxy.Args[0] = "kube-proxy"
+	if err := ns.Do(proxy.Start); err != nil {
+		t.Fatal(err)
+	}
+	out, err = from(Options{Kernel: ours, Services: cluster("a/empty")})
+	_ = proxy.Process.Kill() // it runs, or the test has failed
+	_ = proxy.Wait()         // it was killed
+	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "is served by kube-proxy and not by sluice") {
+		t.Errorf("without the Service, while kube-proxy runs: %v\n%s", err, out)
 	}
 	out, err = from(Options{Kernel: ours, Services: cluster("a/empty")})
 	if err != nil || !strings.Contains(out, "note    kube-proxy has TCP 10.96.0.1:443 (default/kubernetes:https) still, of a Service that the cluster does not have any more") || ruleset() != "" {
