@@ -153,6 +153,9 @@ moves all back, and takes the lab down. The first time, building what it runs ta
 some minutes.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if os.Geteuid() != 0 {
+				return errNotRoot
+			}
 			program, err := findSluice(o.sluice)
 			if err != nil {
 				return err

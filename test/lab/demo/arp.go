@@ -54,11 +54,11 @@ func askWho(from, device string, self, who netip.Addr) (*whoHas, error) {
 		w.file, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(bigEndian(unix.ETH_P_ARP)))
 		return err
 	})
-	if err == nil {
-		err = unix.SetsockoptTimeval(w.file, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: askTime.Microseconds()})
-	}
 	if err != nil {
 		return nil, fmt.Errorf("ask by ARP: %w", err)
+	}
+	if err := unix.SetsockoptTimeval(w.file, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: askTime.Microseconds()}); err != nil {
+		return nil, errors.Join(fmt.Errorf("ask by ARP: %w", err), unix.Close(w.file))
 	}
 	go w.run(who)
 	return w, nil

@@ -3,6 +3,7 @@ package demo
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -236,7 +237,7 @@ func (s *migration) until(ctx context.Context, what string, is func() (bool, err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s: %w: %w", what, ctx.Err(), err)
+			return fmt.Errorf("wait until %s: %w", what, errors.Join(ctx.Err(), err))
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
