@@ -125,11 +125,14 @@ func (l *Lab) runRouter(ctx context.Context, args []string) error {
 	}
 }
 
-// joinNetwork gives a router an interface on a network, with the addresses, or such as are free.
+// joinNetwork gives a router an interface on a network, with the addresses. Of a network other than
+// the nodes', there may be none: it gets such as are free.
 func (l *Lab) joinNetwork(ns *netns.NS, network string, addrs []netip.Addr) error {
 	bridge, prefixes := network, farNetwork
 	if network == nodesNetwork {
-		bridge, prefixes = "br0", plan.Subnet(0)
+		if bridge, prefixes = "br0", plan.Subnet(0); len(addrs) == 0 {
+			return fmt.Errorf("join network %s: say with which addresses, as the lab's hosts have some", network)
+		}
 	}
 	under, err := netns.Open(prefix(l.Name) + "underlay")
 	if err != nil {
@@ -143,7 +146,7 @@ func (l *Lab) joinNetwork(ns *netns.NS, network string, addrs []netip.Addr) erro
 	for k := 2; ; k++ {
 		at := addrs
 		if len(at) == 0 {
-			at = []netip.Addr{nth(prefixes[0], k), nth(prefixes[1], k)}
+			at = []netip.Addr{plan.Nth(prefixes[0], k), plan.Nth(prefixes[1], k)}
 		}
 		// The name of the port takes the addresses: another may look for some at the same time.
 		port := fmt.Sprintf("r%x", at[0].AsSlice())
@@ -165,15 +168,6 @@ func (l *Lab) joinNetwork(ns *netns.NS, network string, addrs []netip.Addr) erro
 		}
 		return err
 	}
-}
-
-// nth is the address of a network with a number.
-func nth(p netip.Prefix, n int) netip.Addr {
-	a := p.Addr()
-	for range n {
-		a = a.Next()
-	}
-	return a
 }
 
 // intoRouter are the arguments of nsenter for a command in a router.

@@ -276,13 +276,13 @@ func prefixes(ss ...string) []netip.Prefix {
 func hosts(ps []netip.Prefix, i int) []netip.Addr {
 	var as []netip.Addr
 	for _, p := range ps {
-		as = append(as, nth(p, i))
+		as = append(as, Nth(p, i))
 	}
 	return as
 }
 
-// nth returns the address i after the prefix's own; i is below 2^16.
-func nth(p netip.Prefix, i int) netip.Addr {
+// Nth returns the address i after the prefix's own; i is below 2^16.
+func Nth(p netip.Prefix, i int) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	low := int(b[len(b)-2])<<8 | int(b[len(b)-1]) + i
 	b[len(b)-2], b[len(b)-1] = byte(low>>8), byte(low)

@@ -290,7 +290,7 @@ func (a *allocator) takePort(p corev1.Protocol, port int32) error {
 func (a *allocator) address(p netip.Prefix) (netip.Addr, error) {
 	size := 1 << min(16, p.Addr().BitLen()-p.Bits())
 	for i := 1; i < size-1; i++ {
-		if addr := nth(p, i); !a.addrs[addr] {
+		if addr := Nth(p, i); !a.addrs[addr] {
 			a.addrs[addr] = true
 			return addr, nil
 		}
