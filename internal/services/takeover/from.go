@@ -162,7 +162,8 @@ func (o *Options) compare(ctx context.Context) (c comparison, err error) {
 }
 
 // present tells the frontends of Services that the cluster has from those of others: a kube-proxy
-// that has stopped no longer follows. One that runs does, so that what it serves is there.
+// that has stopped no longer follows. One that runs does, so that what it serves is there. All are
+// taken for present if the agent reads other objects than the cluster's.
 func (o *Options) present(ctx context.Context, theirs []Frontend) (there, gone []Frontend) {
 	if o.Services == nil || o.agentless {
 		return theirs, nil
@@ -172,7 +173,7 @@ func (o *Options) present(ctx context.Context, theirs []Frontend) (there, gone [
 		return theirs, nil
 	}
 	services, err := o.Services(ctx)
-	if err != nil {
+	if err != nil || !services["default/kubernetes"] { // each cluster has this one
 		return theirs, nil
 	}
 	for _, f := range theirs {

@@ -70,7 +70,7 @@ const twoServices = `
 table ip kube-proxy {
 	chain service-A { accept; }
 	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; comment "services";
-		elements = { 10.96.0.1 . tcp . 443 comment "default/kubernetes:https" : goto service-A }; }
+		elements = { 10.96.0.1 . tcp . 443 comment "a/web:https" : goto service-A }; }
 	map no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict;
 		elements = { 10.96.0.2 . udp . 53 comment "a/empty:dns" : drop }; }
 	chain nat-prerouting { type nat hook prerouting priority -100; ip daddr . meta l4proto . th dport vmap @service-ips; }
@@ -85,7 +85,7 @@ func TestDifferencesStop(t *testing.T) {
 	before := ruleset()
 	ours := frontends{{Addr: netip.MustParseAddr("10.96.0.2"), Protocol: model.UDP, Port: 53}: false}
 	out, err := from(Options{Kernel: ours})
-	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "TCP 10.96.0.1:443 (default/kubernetes:https) is served by kube-proxy and not by sluice") || strings.Contains(out, "a/empty") {
+	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "TCP 10.96.0.1:443 (a/web:https) is served by kube-proxy and not by sluice") || strings.Contains(out, "a/empty") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if ruleset() != before {
@@ -100,22 +100,26 @@ func TestDifferencesStop(t *testing.T) {
 			return has, nil
 		}
 	}
-	if out, err := from(Options{Kernel: ours, Services: cluster("a/empty", "default/kubernetes")}); !errors.Is(err, ErrStopped) {
+	if out, err := from(Options{Kernel: ours, Services: cluster("default/kubernetes", "a/empty", "a/web")}); !errors.Is(err, ErrStopped) {
 		t.Errorf("with all Services: %v\n%s", err, out)
+	}
+	out, err = from(Options{Kernel: ours, Services: cluster("a/empty")})
+	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "is served by kube-proxy and not by sluice") {
+		t.Errorf("with the Services of another cluster: %v\n%s", err, out)
 	}
 	proxy := exec.Command("sleep", "1000")
 	proxy.Args[0] = "kube-proxy"
 	if err := ns.Do(proxy.Start); err != nil {
 		t.Fatal(err)
 	}
-	out, err = from(Options{Kernel: ours, Services: cluster("a/empty")})
+	out, err = from(Options{Kernel: ours, Services: cluster("default/kubernetes", "a/empty")})
 	_ = proxy.Process.Kill() // it runs, or the test has failed
 	_ = proxy.Wait()         // it was killed
 	if !errors.Is(err, ErrStopped) || !strings.Contains(out, "is served by kube-proxy and not by sluice") {
 		t.Errorf("without the Service, while kube-proxy runs: %v\n%s", err, out)
 	}
-	out, err = from(Options{Kernel: ours, Services: cluster("a/empty")})
-	if err != nil || !strings.Contains(out, "note    kube-proxy has TCP 10.96.0.1:443 (default/kubernetes:https) still, of a Service that the cluster does not have any more") || ruleset() != "" {
+	out, err = from(Options{Kernel: ours, Services: cluster("default/kubernetes", "a/empty")})
+	if err != nil || !strings.Contains(out, "note    kube-proxy has TCP 10.96.0.1:443 (a/web:https) still, of a Service that the cluster does not have any more") || ruleset() != "" {
 		t.Errorf("without the Service: %v\n%s", err, out)
 	}
 	out, err = from(Options{Kernel: ours, Force: true})
