@@ -131,7 +131,7 @@ with its own pod network; in the modes iptables, ipvs and userspace as processes
 func page(all []*Report) string {
 	var b strings.Builder
 	b.WriteString(intro)
-	b.WriteString("| set | with | on | nodes | passed | failed | of these, the machine or the suite lacks something | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("| set | with | on | nodes | passed | failed | of these, with a cause named below | skipped themselves | time |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, r := range all {
 		failed, set := r.Count(Failed), r.Set
 		if r.Own != "" {

@@ -36,8 +36,8 @@ type Test struct {
 	State  State
 	Took   time.Duration
 	Reason string // why it failed, or skipped itself
-	// Cause is why it can't pass in a lab on this machine, whatever is tested; "" if that is not
-	// so.
+	// Cause is why it can't pass: what the machine or the suite lacks, or what Sluice does otherwise,
+	// as its pages say; "" if none is known.
 	Cause string
 }
 
@@ -66,7 +66,7 @@ func (r *Report) Count(s State) (n int) {
 	return n
 }
 
-// Ours returns the tests that failed without a cause elsewhere.
+// Ours returns the tests that failed without a known cause.
 func (r *Report) Ours() (tests []Test) {
 	for _, t := range r.Tests {
 		if t.State == Failed && t.Cause == "" {
@@ -78,7 +78,7 @@ func (r *Report) Ours() (tests []Test) {
 
 const noSCTP = "the kernel has no SCTP"
 
-// causes are why tests can't pass in a lab, by their titles and the reasons that they give.
+// causes are why tests can't pass, by their titles and the reasons that they give.
 var causes = []struct {
 	title *regexp.Regexp
 	why   string
@@ -126,7 +126,7 @@ func (r *Report) Table(w io.Writer) {
 func (r *Report) Summary() string {
 	text := fmt.Sprintf("%d passed, %d failed", r.Count(Passed), r.Count(Failed))
 	if known := r.Count(Failed) - len(r.Ours()); known > 0 {
-		text += fmt.Sprintf(" (%d for what this machine or the suite lacks)", known)
+		text += fmt.Sprintf(" (%d with a cause that is named)", known)
 	}
 	return fmt.Sprintf("%s, %d skipped themselves, in %s", text, r.Count(Skipped), r.Took.Round(time.Second))
 }

@@ -34,11 +34,11 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.finish()
-	if got, want := r.Summary(), "1 passed, 2 failed (1 for what this machine or the suite lacks), 1 skipped themselves, in 1m30s"; got != want {
+	if got, want := r.Summary(), "1 passed, 2 failed (1 with a cause that is named), 1 skipped themselves, in 1m30s"; got != want {
 		t.Errorf("summary: %s\nwant %s", got, want)
 	}
 	if ours := r.Ours(); len(ours) != 1 || ours[0].Title != "[sig-network] Services should a" || ours[0].Reason != "no answer" {
-		t.Errorf("failed without a cause elsewhere: %+v", ours)
+		t.Errorf("failed without a known cause: %+v", ours)
 	}
 	var b strings.Builder
 	r.Table(&b)
