@@ -75,7 +75,11 @@ func prepareMetalLB(ctx context.Context, c Config) error {
 		return err
 	}
 	module = strings.TrimSpace(module)
-	if err := os.Symlink(filepath.Join(module, "e2etest", "config"), filepath.Join(c.Dir, "config")); err != nil && !errors.Is(err, os.ErrExist) {
+	config := filepath.Join(c.Dir, "config")
+	if err := os.Remove(config); err != nil && !errors.Is(err, os.ErrNotExist) { // of a run before
+		return err
+	}
+	if err := os.Symlink(filepath.Join(module, "e2etest", "config"), config); err != nil {
 		return err
 	}
 	var words []string
