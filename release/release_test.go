@@ -338,7 +338,7 @@ func programFolder(t *testing.T) string {
 // checkChart has Helm read the packed chart, and compares it with the one for registries.
 func checkChart(t *testing.T, r *release) {
 	packed := filepath.Join(r.out, "sluice-"+r.version+".tgz")
-	tools := strings.Fields(do(t, "..", filepath.Join(programFolder(t), "sluice-lab"), "lab", "build", "--tools"))
+	tools := strings.Fields(do(t, "..", filepath.Join(programFolder(t), "sluice-lab"), "lab", "build", "--tools")) // of which those with helm come last
 	out := do(t, "/", filepath.Join(tools[len(tools)-1], "helm"), "template", packed, "--set", "kubernetes.host=10.0.0.10")
 	if image := "image: " + r.repository + ":" + r.version; !strings.Contains(out, image) {
 		t.Errorf("the chart does not run %s:\n%s", image, out)

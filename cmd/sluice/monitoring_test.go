@@ -558,7 +558,7 @@ func monitoredNode(t *testing.T, m *monitoring) {
 	s.write("cluster.yaml", objects[:strings.Index(objects, "---\napiVersion: v1\nkind: Node\nmetadata: {name: n3}")])
 	s.write("shop.yaml", monitoredObjects)
 	s.write("other.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: other}\n")
-	s.write("web.yaml", strings.NewReplacer("spec:\n", "spec:\n  type: LoadBalancer\n  sessionAffinity: ClientIP\n", "protocol: TCP}]\n---", "protocol: TCP}]\nstatus: {loadBalancer: {ingress: [{ip: 172.30.0.100}]}}\n---", ", {addresses: [10.1.0.2]}", "").Replace(web))
+	s.write("web.yaml", strings.NewReplacer("spec:\n", "spec:\n  type: LoadBalancer\n  sessionAffinity: ClientIP\n", "protocol: TCP}]\n---", "protocol: TCP}]\nstatus: {loadBalancer: {ingress: [{ip: 172.30.0.101}]}}\n---", ", {addresses: [10.1.0.2]}", "").Replace(web))
 	pods := attachPods(t, n1.NS, 2)
 	for _, pod := range pods {
 		serveEcho(t, pod)

@@ -122,7 +122,7 @@ and prints their folders.`,
 				builds = append(builds, node.BuildContainerd)
 			}
 			if tools {
-				builds = append(builds, suite.Sets[0].Build, control.BuildTools, demo.BuildMetalLB)
+				builds = append(builds, suite.Sets[0].Build, demo.BuildMetalLB, control.BuildTools)
 			}
 			for _, build := range builds {
 				path, err := build(cmd.Context(), say)
