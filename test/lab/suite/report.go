@@ -36,8 +36,8 @@ type Test struct {
 	State  State
 	Took   time.Duration
 	Reason string // why it failed, or skipped itself
-	// Cause is why it can't pass: what the machine or the suite lacks, or what Sluice does otherwise,
-	// as its pages say; "" if none is known.
+	// Cause is why it can't pass: what the machine or the suite lacks, or what Sluice does
+	// otherwise, as its pages say; "" if none is known.
 	Cause string
 }
 
