@@ -290,6 +290,11 @@ func attach(up *netns.NS, bare bool, low *netns.NS, name string, addrs []dual, r
 		if err := low.AddrAdd(lower, addr); err != nil {
 			return fmt.Errorf("add address %s in %s: %w", a, low.Name, err)
 		}
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.Is6() {
+			if err := low.Own(ip); err != nil {
+				return fmt.Errorf("add address %s in %s: %w", a, low.Name, err)
+			}
+		}
 	}
 	for f, gw := range gateway {
 		if err := up.AddrAdd(upper, &netlink.Addr{IPNet: ipnet(netip.PrefixFrom(gw, gw.BitLen())), Scope: unix.RT_SCOPE_LINK, Flags: unix.IFA_F_NODAD}); err != nil {

@@ -25,7 +25,7 @@ func (ns *NS) Address(device string, addrs ...netip.Prefix) error {
 		}
 		err := ns.AddrAdd(link, addr)
 		if err == nil && a.Addr().Is6() && link.Attrs().Flags&net.FlagUp != 0 {
-			err = ns.own(a.Addr())
+			err = ns.Own(a.Addr())
 		}
 		if err != nil {
 			return fmt.Errorf("add address %s to %s in %s: %w", a, device, ns.Name, err)
@@ -34,9 +34,9 @@ func (ns *NS) Address(device string, addrs ...netip.Prefix) error {
 	return nil
 }
 
-// own waits until an address is the namespace's own: the kernel makes the local route to one of
+// Own waits until an address is the namespace's own: the kernel makes the local route to one of
 // IPv6 a moment later, in the background.
-func (ns *NS) own(addr netip.Addr) error {
+func (ns *NS) Own(addr netip.Addr) error {
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		routes, err := ns.RouteGet(addr.AsSlice())
 		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
