@@ -45,11 +45,7 @@ func (l *Lab) serveImages(ctx context.Context, exe string) error {
 		err = image.WriteOwn(filepath.Join(l.imageFolder(), "stand-in.tar"), standin.Image, standin.Program, map[string]string{standin.Program[1:]: exe})
 	}
 	if err == nil && l.Kubernetes.AgentImage == AgentImage {
-		programs := map[string]string{}
-		for _, name := range []string{"sluice", "sluice-bgp", "sluice-cni"} {
-			programs["usr/local/bin/"+name] = filepath.Join(filepath.Dir(l.Sluice), name)
-		}
-		err = image.WriteOwn(filepath.Join(l.imageFolder(), "agent.tar"), AgentImage, "/usr/local/bin/sluice", programs)
+		err = image.WriteOwn(filepath.Join(l.imageFolder(), "agent.tar"), AgentImage, image.AgentEntrypoint, image.AgentPrograms(l.Sluice))
 	}
 	for _, archive := range l.Kubernetes.Load {
 		if err == nil {

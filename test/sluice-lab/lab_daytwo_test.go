@@ -173,11 +173,9 @@ func (d *dayTwo) helm(t *testing.T, args ...string) {
 
 func (d *dayTwo) upgrade(t *testing.T) {
 	archive, repository := filepath.Join(t.TempDir(), "next.tar"), strings.TrimSuffix(lab.AgentImage, ":latest")
-	programs := map[string]string{"usr/local/bin/next": d.l.Sluice} // so that it is another image
-	for _, name := range []string{"sluice", "sluice-bgp", "sluice-cni"} {
-		programs["usr/local/bin/"+name] = filepath.Join(filepath.Dir(d.l.Sluice), name)
-	}
-	if err := image.WriteOwn(archive, repository+":next", "/usr/local/bin/sluice", programs); err != nil {
+	programs := image.AgentPrograms(d.l.Sluice)
+	programs["usr/local/bin/next"] = d.l.Sluice // so that it is another image
+	if err := image.WriteOwn(archive, repository+":next", image.AgentEntrypoint, programs); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.l.Load(archive); err != nil {

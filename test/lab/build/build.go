@@ -150,6 +150,12 @@ func (p Program) build(ctx context.Context, src, to string) error {
 	return os.Rename(to+".new", to)
 }
 
+// Required returns the folder of a Go module that one of the modules, a folder below src, requires.
+func Required(ctx context.Context, src, module, path string) (string, error) {
+	out, err := Go(ctx, filepath.Join(src, module), "list", "-m", "-f", "{{.Dir}}", path)
+	return strings.TrimSpace(out), err
+}
+
 // Go runs the go command in a folder and returns what it prints. The user's flags and workspaces
 // have no influence on it.
 func Go(ctx context.Context, dir string, args ...string) (string, error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"sluice.dev/sluice/deploy"
 	"sluice.dev/sluice/test/lab/build"
@@ -43,11 +42,11 @@ func metalLBManifests(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := build.Go(ctx, filepath.Join(src, metalLB.Programs[0].Module), "list", "-m", "-f", "{{.Dir}}", "go.universe.tf/metallb")
+	module, err := build.Required(ctx, src, metalLB.Programs[0].Module, "go.universe.tf/metallb")
 	if err != nil {
 		return "", fmt.Errorf("find MetalLB's manifests: %w", err)
 	}
-	return filepath.Join(strings.TrimSpace(out), "config/manifests/metallb-native.yaml"), nil
+	return filepath.Join(module, "config/manifests/metallb-native.yaml"), nil
 }
 
 //go:embed migrate.yaml
@@ -89,15 +88,11 @@ func NewMigration(ctx context.Context, dir, sluice string, say func(string)) (*M
 	if err := os.CopyFS(dir, deploy.Chart); err != nil {
 		return nil, err
 	}
-	agent := map[string]string{}
-	for _, name := range []string{"sluice", "sluice-bgp", "sluice-cni"} {
-		agent["usr/local/bin/"+name] = filepath.Join(filepath.Dir(sluice), name)
-	}
 	for _, i := range []struct {
 		name, entrypoint string
 		programs         map[string]string
 	}{
-		{"ghcr.io/sluice-dev/sluice:latest", "/usr/local/bin/sluice", agent}, // which is that of any tag
+		{"ghcr.io/sluice-dev/sluice:latest", image.AgentEntrypoint, image.AgentPrograms(sluice)}, // which is that of any tag
 		{"quay.io/metallb/controller:latest", "/controller", map[string]string{"controller": filepath.Join(bin, "controller")}},
 		{"quay.io/metallb/speaker:latest", "/speaker", map[string]string{"speaker": filepath.Join(bin, "speaker")}},
 	} {

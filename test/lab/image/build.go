@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 
 	"sluice.dev/sluice/test/lab/build"
 )
@@ -53,7 +52,7 @@ func Build(ctx context.Context, say func(string)) (archive string, err error) {
 	if from.bin, err = programs.Build(ctx, say); err != nil {
 		return "", fmt.Errorf("build container images: %w", err)
 	}
-	if from.kubernetes, err = kubernetesModule(ctx, src); err != nil {
+	if from.kubernetes, err = build.Required(ctx, src, "kube", "k8s.io/kubernetes"); err != nil {
 		return "", fmt.Errorf("build container images: %w", err)
 	}
 	say(fmt.Sprintf("building %d container images, once; that takes a minute", len(images)))
@@ -75,12 +74,6 @@ func key(programs string) string {
 	fmt.Fprintln(h, programs, runtime.GOARCH, images, release, packages, hooks, leftOut)
 	fmt.Fprintln(h, layers) // maps are printed in order
 	return hex.EncodeToString(h.Sum(nil))[:16]
-}
-
-// kubernetesModule returns the folder of the module that the suite's programs are built from.
-func kubernetesModule(ctx context.Context, src string) (string, error) {
-	out, err := build.Go(ctx, filepath.Join(src, "kube"), "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes")
-	return strings.TrimSpace(out), err
 }
 
 // makeArchive makes the archive. A file of its name is complete.

@@ -14,6 +14,18 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
+// AgentEntrypoint is the entrypoint of an image of agents.
+const AgentEntrypoint = "/usr/local/bin/sluice"
+
+// AgentPrograms are the programs of an image of agents, for WriteOwn: sluice, and those beside it.
+func AgentPrograms(sluice string) map[string]string {
+	programs := map[string]string{}
+	for _, name := range []string{"sluice", "sluice-bgp", "sluice-cni"} {
+		programs["usr/local/bin/"+name] = filepath.Join(filepath.Dir(sluice), name)
+	}
+	return programs
+}
+
 // WriteOwn writes an archive with one image of the given name: static programs, by their paths in
 // the image without the first slash, of which one is its entrypoint. It replaces the archive.
 func WriteOwn(archive, name, entrypoint string, programs map[string]string) (err error) {

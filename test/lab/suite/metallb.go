@@ -70,11 +70,10 @@ func prepareMetalLB(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	module, err := build.Go(ctx, filepath.Join(modules, metalLBModule), "list", "-m", "-f", "{{.Dir}}", "go.universe.tf/metallb")
+	module, err := build.Required(ctx, modules, metalLBModule, "go.universe.tf/metallb")
 	if err != nil {
 		return err
 	}
-	module = strings.TrimSpace(module)
 	config := filepath.Join(c.Dir, "config")
 	if err := os.Remove(config); err != nil && !errors.Is(err, os.ErrNotExist) { // of a run before
 		return err
