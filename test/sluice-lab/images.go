@@ -88,7 +88,7 @@ func (s *imageServer) run(ctx context.Context) (err error) {
 	webhook := &http.Server{Addr: s.webhook, Handler: standin.Handler(func(name string) bool {
 		s.load() // what was loaded a moment ago counts
 		return s.images.Has(name)
-	}, standin.HasSCTP())}
+	})}
 	ended := make(chan error, 2)
 	go func() { ended <- registry.ListenAndServe() }()
 	go func() { ended <- webhook.ListenAndServeTLS(s.cert, s.key) }()

@@ -113,13 +113,13 @@ func (s Set) Key(src string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, s)
 	for _, p := range s.Programs {
-		files := []string{"go.mod", "go.sum"}
-		own, _ := filepath.Glob(filepath.Join(src, p.Module, p.Package, "*.go")) // the pattern is well-formed
-		for _, f := range own {
-			files = append(files, filepath.Join(p.Package, filepath.Base(f)))
+		files := []string{filepath.Join(src, p.Module, "go.mod"), filepath.Join(src, p.Module, "go.sum")}
+		for _, own := range []string{"*.go", "*/*.go"} {
+			matches, _ := filepath.Glob(filepath.Join(src, p.Module, own)) // the pattern is well-formed
+			files = append(files, matches...)
 		}
 		for _, f := range files {
-			data, err := os.ReadFile(filepath.Join(src, p.Module, f))
+			data, err := os.ReadFile(f)
 			if err != nil {
 				return "", err
 			}

@@ -33,7 +33,7 @@ type reporter struct {
 
 func (r *reporter) see(object any) error {
 	pod, ok := object.(*corev1.Pod)
-	if !ok || pod.Annotations[Annotation]+pod.Annotations[SCTPAnnotation] == "" {
+	if !ok || pod.Annotations[Annotation] == "" {
 		return nil
 	}
 	r.mu.Lock()
@@ -42,16 +42,9 @@ func (r *reporter) see(object any) error {
 		return nil
 	}
 	r.said[pod.UID] = true
-	var texts []string
 	for _, replaced := range Of(pod) {
-		texts = append(texts, replaced.String())
-	}
-	if noted := pod.Annotations[SCTPAnnotation]; noted != "" {
-		texts = append(texts, sayWithoutSCTP(noted))
-	}
-	for _, text := range texts {
 		// Another process of this kind has said it under the same name.
-		if _, err := r.api.Events(pod.Namespace).Create(r.ctx, event(pod, text)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := r.api.Events(pod.Namespace).Create(r.ctx, event(pod, replaced.String())); err != nil && !apierrors.IsAlreadyExists(err) {
 			r.log.Warn("cannot report a stand-in", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 		}
 	}

@@ -1,7 +1,6 @@
 // Package standin has containers whose image nobody has run a small server in its place, on the
 // ports that they declare, or that their probes ask: so manifests of applications run in a lab
-// without their images. What is changed is said in an annotation of the pod, and in an Event. Where
-// the kernel has no SCTP, containers of Kubernetes' tests that serve it serve TCP.
+// without their images. What is changed is said in an annotation of the pod, and in an Event.
 //
 // It is an admission webhook: what the kubelet then runs is in the pod's spec, for all to see.
 package standin
@@ -64,7 +63,10 @@ func Replace(pod *corev1.Pod, known func(image string) bool) (all []Replaced) {
 		for _, r := range all {
 			noted = append(noted, r.Container+"="+r.Image)
 		}
-		annotate(pod, Annotation, strings.Join(noted, ","))
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
+		}
+		pod.Annotations[Annotation] = strings.Join(noted, ",")
 	}
 	return all
 }
@@ -153,8 +155,7 @@ func succeed(exec *corev1.ExecAction) {
 }
 
 // Handler answers an API server that asks about pods that are to be made. It changes nothing else.
-// sctp says whether the kernel has SCTP.
-func Handler(known func(image string) bool, sctp bool) http.Handler {
+func Handler(known func(image string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 8<<20)).Decode(&review); err != nil || review.Request == nil {
@@ -162,7 +163,7 @@ func Handler(known func(image string) bool, sctp bool) http.Handler {
 			return
 		}
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
-		if err := answer(&review, known, sctp); err != nil {
+		if err := answer(&review, known); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
@@ -172,16 +173,13 @@ func Handler(known func(image string) bool, sctp bool) http.Handler {
 	})
 }
 
-func answer(review *admissionv1.AdmissionReview, known func(image string) bool, sctp bool) error {
+func answer(review *admissionv1.AdmissionReview, known func(image string) bool) error {
 	var pod corev1.Pod
 	if err := json.Unmarshal(review.Request.Object.Raw, &pod); err != nil {
 		return fmt.Errorf("read the pod: %w", err)
 	}
 	for _, r := range Replace(&pod, known) {
 		review.Response.Warnings = append(review.Response.Warnings, r.String())
-	}
-	if !sctp && len(withoutSCTP(&pod)) > 0 {
-		review.Response.Warnings = append(review.Response.Warnings, sayWithoutSCTP(pod.Annotations[SCTPAnnotation]))
 	}
 	if len(review.Response.Warnings) == 0 {
 		return nil

@@ -35,7 +35,6 @@ spec:
     lifecycle: {preStop: {exec: {command: [web, stop]}}}
   - {name: cache, image: redis, command: [redis-server], ports: [{containerPort: 6379}]}
   - {name: idle, image: shop/idle}
-  - {name: porter, image: redis, env: [{name: SERVE_SCTP_PORT_9003, value: foo}, {name: SERVE_PORT_80, value: bar}]}
 `
 
 func known(image string) bool { return image == "redis" }
@@ -91,7 +90,7 @@ func TestReplace(t *testing.T) {
 // ask sends a body to the webhook.
 func ask(body []byte) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	Handler(known, false).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body)))
+	Handler(known).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body)))
 	return w
 }
 
@@ -112,7 +111,7 @@ func TestHandler(t *testing.T) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	r := answer.Response
-	if answer.Kind != "AdmissionReview" || r == nil || r.UID != "7" || !r.Allowed || len(r.Warnings) != 5 || !strings.Contains(r.Warnings[2], "container web: the lab does not have the image shop/web:1") {
+	if answer.Kind != "AdmissionReview" || r == nil || r.UID != "7" || !r.Allowed || len(r.Warnings) != 4 || !strings.Contains(r.Warnings[2], "container web: the lab does not have the image shop/web:1") {
 		t.Fatalf("answer: %+v", r)
 	}
 	var paths []string
@@ -125,9 +124,6 @@ func TestHandler(t *testing.T) {
 	}
 	if want := []string{"add /metadata/annotations", "replace /spec/containers", "replace /spec/initContainers"}; !slices.Equal(paths, want) {
 		t.Errorf("patch: %v, want %v", paths, want)
-	}
-	if !strings.Contains(r.Warnings[4], "containers porter: this machine's kernel has no SCTP") || !strings.Contains(string(r.Patch), `"SERVE_PORT_9003"`) || strings.Contains(string(r.Patch), "SERVE_SCTP") {
-		t.Errorf("without SCTP: %q, %s", r.Warnings[4], r.Patch)
 	}
 	for _, bad := range []string{"", "{}", `{"request": {"object": 1}}`, "hello"} {
 		if w := ask([]byte(bad)); w.Code != http.StatusBadRequest {

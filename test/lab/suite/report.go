@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"sluice.dev/sluice/test/lab/standin"
 )
 
 // Report is the outcome of a run.
@@ -76,14 +75,11 @@ func (r *Report) Ours() (tests []Test) {
 	return tests
 }
 
-const noSCTP = "the kernel has no SCTP"
-
 // causes are why tests can't pass, by their titles and the reasons that they give.
 var causes = []struct {
 	title *regexp.Regexp
 	why   string
 }{
-	{regexp.MustCompile(`SCTP|protocol not supported$`), noSCTP},
 	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},
@@ -95,9 +91,6 @@ var causes = []struct {
 func (r *Report) finish() {
 	for i := range r.Tests {
 		for _, c := range causes {
-			if c.why == noSCTP && standin.HasSCTP() {
-				continue
-			}
 			if t := &r.Tests[i]; t.State == Failed && c.title.MatchString(t.Title+" "+t.Reason) {
 				t.Cause = c.why
 			}

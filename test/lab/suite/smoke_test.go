@@ -15,7 +15,7 @@ import (
 // the image and the manifests that users install.
 func TestSmoke(t *testing.T) {
 	t.Parallel()
-	run(t, "smoke", "59 passed", "smoke")
+	run(t, "smoke", "61 passed", "smoke")
 }
 
 // TestModes runs a few in each other mode that needs nothing which a kernel may lack: who reaches
