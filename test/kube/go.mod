@@ -252,6 +252,8 @@ replace (
 	k8s.io/streaming => k8s.io/streaming v0.37.1
 )
 
-replace github.com/ishidawataru/sctp => ./sctp
-
-replace kernel.example/sctp => github.com/ishidawataru/sctp v0.0.0-20250521072954-ae8eb7fa7995
+// agnhost speaks SCTP where the kernel has no such sockets.
+replace (
+	github.com/ishidawataru/sctp => ./sctp
+	kernel.example/sctp => github.com/ishidawataru/sctp v0.0.0-20250521072954-ae8eb7fa7995 // as sctp/go.mod has it
+)

@@ -220,13 +220,6 @@ func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suit
 	defer client.Close()
 	c := suite.Config{Set: set, DataPlane: o.dataPlane, Bin: bin, NetNS: client, SSHKey: l.SSHKey(), Dir: o.out, Procs: o.procs,
 		Runtime: []string{exe, "lab", "container", "--lab", l.Name, "--"}}
-	err = l.Plane(func(p *control.Plane) error {
-		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
 	begin, said := time.Now(), time.Now()
 	c.Progress = func(n suite.Counts) {
 		if time.Since(said) < 10*time.Second {
@@ -235,7 +228,18 @@ func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suit
 		said = time.Now()
 		_, _ = fmt.Fprintf(w, "lab %s: %d passed, %d failed after %s\n", l.Name, n.Passed, n.Failed, time.Since(begin).Round(time.Second))
 	}
-	return suite.Run(ctx, c)
+	var report *suite.Report
+	err = l.Plane(func(p *control.Plane) error {
+		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
+		ctx, cancel := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- p.AsPod(ctx, node.Pause) }()
+		var err error
+		report, err = suite.Run(ctx, c)
+		cancel()
+		return errors.Join(err, <-ended)
+	})
+	return report, err
 }
 
 func (o *e2eOptions) print(w io.Writer, report *suite.Report) error {

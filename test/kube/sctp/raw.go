@@ -161,14 +161,15 @@ func dialRaw(to *SCTPAddr) (*SCTPConn, error) {
 		return nil, err
 	}
 	l := &link{IPConn: socket, local: uint16(32768 + rand.IntN(28232)), remote: uint16(to.Port), closed: func() {}}
-	of, err := sctp.Client(sctp.Config{NetConn: l})
+	of, err := sctp.ClientWithOptions(sctp.WithNetConn(l))
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
 	return newConn(of, l)
 }
 
-// listener sees the packets that open an association. Each association then has a socket of its own.
+// listener sees the packets that open an association. Each association then has a socket of its
+// own.
 type listener struct {
 	port     uint16
 	accepted chan *SCTPConn
@@ -273,7 +274,7 @@ func (l *listener) open(ends [2]netip.AddrPort, first []byte) {
 		return
 	}
 	to := &link{IPConn: socket, local: ends[1].Port(), remote: ends[0].Port(), first: first, closed: func() { l.remove(ends) }}
-	of, err := sctp.Server(sctp.Config{NetConn: to})
+	of, err := sctp.ServerWithOptions(sctp.WithNetConn(to))
 	if err != nil {
 		return // the client has given up
 	}

@@ -13,7 +13,7 @@ import (
 
 // The packages are the newest of this release. They are unpacked only: their scripts would want
 // more packages than the programs do.
-const release = "bookworm"
+const release = "trixie"
 
 var packages = []string{
 	"apache2-bin", "bash", "bind9-dnsutils", "busybox", "ca-certificates", "conntrack", "coreutils", "curl",

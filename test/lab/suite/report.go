@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
 )
 
 // Report is the outcome of a run.
@@ -80,7 +79,6 @@ var causes = []struct {
 	title *regexp.Regexp
 	why   string
 }{
-	{regexp.MustCompile(`Networking IPerf2`), "Debian's iperf prints fewer columns than the test reads"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},
 	{regexp.MustCompile(`with Secret Ref set for BGPPeer`), "the agents read passwords from Secrets that their installation names (docs/bgp.md), and the test makes its own later"},

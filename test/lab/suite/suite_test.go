@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
 )
 
 // What Ginkgo writes: the tests of other sets, too, and what all tests need.
