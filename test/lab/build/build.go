@@ -144,7 +144,9 @@ func (p Program) build(ctx context.Context, src, to string) error {
 	if p.Test {
 		command = []string{"test", "-c", "-vet=off"} // vet looks at all that is linked, for minutes
 	}
-	if _, err := Go(ctx, dir, append(command, "-trimpath", "-tags", p.Tags, "-ldflags", flags, "-o", to+".new", p.Package)...); err != nil {
+	// As in the Makefile, with which packages are shared that are of one version.
+	command = append(command, "-trimpath", "-gcflags=all=-dwarf=false", "-tags", p.Tags)
+	if _, err := Go(ctx, dir, append(command, "-ldflags", flags, "-o", to+".new", p.Package)...); err != nil {
 		return err
 	}
 	return os.Rename(to+".new", to)
@@ -157,11 +159,11 @@ func Required(ctx context.Context, src, module, path string) (string, error) {
 }
 
 // Go runs the go command in a folder and returns what it prints. The user's flags and workspaces
-// have no influence on it.
+// have no influence on it. Compilers take more memory, and a tenth less time, than by default.
 func Go(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOGC=400")
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
