@@ -2,8 +2,11 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -62,6 +65,7 @@ spec:
   - name: box
     image: busybox
     command: [sh, -c, "trap exit TERM; sleep 1000000 & wait"]
+    lifecycle: {postStart: {exec: {command: [sh, -c, "echo begun >/shared/hook"]}}}
     startupProbe: {exec: {command: [test, -e, /shared/said]}, periodSeconds: 1}
     resources: {limits: {memory: 64Mi}}
     volumeMounts: [{name: words, mountPath: /words}, {name: shared, mountPath: /shared}]
@@ -118,6 +122,8 @@ func TestLabNodes(t *testing.T) {
 	if rep, err := l.Probe(t.Context(), 2, []string{"web"}); err != nil || rep.Failed > 0 || rep.Requests == 0 {
 		t.Errorf("probe: %v: %+v", err, rep)
 	}
+
+	k.kubeletServes()
 
 	// An agent that is killed is started again by the kubelet.
 	agent := process.Behind(filepath.Join(lab.Dir, name, "node2", "run", "sluice.sock"))
@@ -196,6 +202,41 @@ func (c *client) want(what, want string, args ...string) {
 	c.t.Helper()
 	if got := c.get(args...); !strings.Contains(got, want) {
 		c.t.Errorf("%s: %q, want %q in it", what, got, want)
+	}
+}
+
+// kubeletServes asks for what kubectl has from a kubelet, of a pod box.
+func (c *client) kubeletServes() {
+	c.t.Helper()
+	c.want("what a hook has written", "begun\n", "exec", "box", "-c", "box", "--", "cat", "/shared/hook")
+	c.want("a pod", "created", "run", "counts", "--image=busybox", "--restart=Never", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.3; done")
+	c.want("logs -f", "1\n2\n3\n", "logs", "-f", "counts", "--pod-running-timeout=1m")
+	c.want("attach", "attached\n", "run", "speaks", "--image=busybox", "--restart=Never", "--attach", "--quiet", "--", "sh", "-c", "sleep 1; echo attached")
+	c.want("debug", "looked\n", "debug", "box", "--image=busybox", "--target=box", "--attach", "--quiet", "--", "sh", "-c", "sleep 1; echo looked")
+	copied := filepath.Join(c.t.TempDir(), "hook")
+	c.get("cp", "-c", "box", "box:/shared/hook", copied)
+	if text, err := os.ReadFile(copied); err != nil || string(text) != "begun\n" {
+		c.t.Errorf("cp: %q, %v", text, err)
+	}
+	err := c.l.Plane(func(p *control.Plane) error {
+		forward := exec.Command(filepath.Join(p.Bin, "kubectl"), "--kubeconfig", p.Admin(), "port-forward", "service/web", "18080:80")
+		if err := p.NetNS.Start(forward); err != nil {
+			return err
+		}
+		defer func() { _ = errors.Join(forward.Process.Kill(), forward.Wait()) }() // it ends by the signal
+		client := http.Client{Transport: &http.Transport{DialContext: p.Dial, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			answer, err := client.Get("http://127.0.0.1:18080/")
+			if err == nil {
+				return answer.Body.Close()
+			}
+			if time.Now().After(end) {
+				return err
+			}
+		}
+	})
+	if err != nil {
+		c.t.Errorf("port-forward: %v", err)
 	}
 }
 
