@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestVersions has the modules that use Kubernetes' client libraries, and are free to choose their
-// version, agree on what those are made of: each other version would compile all of them again, for
-// a minute and a half. (The other modules build releases of others, as their go.mod has them.)
+// TestVersions has the modules that use Kubernetes' client libraries agree on every module that
+// they share: each other version would compile those libraries again, for a minute and a half.
+// (Modules that build releases of others take the versions of those.)
 func TestVersions(t *testing.T) {
 	required := regexp.MustCompile(`(?m)^\t?(?:require )?(\S+\.\S+/\S+) (v\S+)`)
 	first := map[string][2]string{} // of a module that is required, the version and who requires it

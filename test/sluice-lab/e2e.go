@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -231,13 +232,18 @@ func (o *e2eOptions) test(ctx context.Context, w io.Writer, l *lab.Lab, set suit
 	var report *suite.Report
 	err = l.Plane(func(p *control.Plane) error {
 		c.Kubeconfig, c.Kubectl = p.Admin(), filepath.Join(p.Bin, "kubectl")
-		ctx, cancel := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		go func() { ended <- p.AsPod(ctx, node.Pause) }()
+		ctx, cancel := context.WithCancelCause(ctx)
+		var pod sync.WaitGroup
+		pod.Go(func() {
+			if err := p.AsPod(ctx, node.Pause); err != nil {
+				cancel(err)
+			}
+		})
 		var err error
 		report, err = suite.Run(ctx, c)
-		cancel()
-		return errors.Join(err, <-ended)
+		cancel(nil)
+		pod.Wait()
+		return err
 	})
 	return report, err
 }

@@ -209,17 +209,35 @@ func (c *client) want(what, want string, args ...string) {
 func (c *client) kubeletServes() {
 	c.t.Helper()
 	c.want("what a hook has written", "begun\n", "exec", "box", "-c", "box", "--", "cat", "/shared/hook")
-	c.want("a pod", "created", "run", "counts", "--image=busybox", "--restart=Never", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.3; done")
-	c.want("logs -f", "1\n2\n3\n", "logs", "-f", "counts", "--pod-running-timeout=1m")
-	c.want("attach", "attached\n", "run", "speaks", "--image=busybox", "--restart=Never", "--attach", "--quiet", "--", "sh", "-c", "sleep 1; echo attached")
-	c.want("debug", "looked\n", "debug", "box", "--image=busybox", "--target=box", "--attach", "--quiet", "--", "sh", "-c", "sleep 1; echo looked")
+	c.want("a pod", "created", "run", "counts", "--image=busybox", "--restart=Never", "--", "sh", "-c", "while ! test -e /go; do sleep 0.1; done; for i in 1 2 3; do echo $i; sleep 0.3; done")
+	c.until("Running", "get", "pod", "counts", "-o", "jsonpath={.status.phase}")
+	followed := make(chan string, 1)
+	go func() { followed <- c.get("logs", "-f", "counts") }()
+	c.get("exec", "counts", "--", "touch", "/go")
+	if got := <-followed; got != "1\n2\n3\n" {
+		c.t.Errorf("logs -f: %q", got)
+	}
+	c.want("a debugger", "", "debug", "box", "--image=busybox", "--target=box", "--container=looks", "--", "cat", "/proc/1/cmdline")
+	c.find("sleep", "logs", "box", "-c", "looks")
 	copied := filepath.Join(c.t.TempDir(), "hook")
 	c.get("cp", "-c", "box", "box:/shared/hook", copied)
 	if text, err := os.ReadFile(copied); err != nil || string(text) != "begun\n" {
 		c.t.Errorf("cp: %q, %v", text, err)
 	}
 	err := c.l.Plane(func(p *control.Plane) error {
-		forward := exec.Command(filepath.Join(p.Bin, "kubectl"), "--kubeconfig", p.Admin(), "port-forward", "service/web", "18080:80")
+		kubectl := func(args ...string) *exec.Cmd {
+			return exec.CommandContext(c.t.Context(), filepath.Join(p.Bin, "kubectl"), append([]string{"--kubeconfig", p.Admin()}, args...)...)
+		}
+		var out bytes.Buffer
+		attach := kubectl("run", "speaks", "--image=busybox", "--restart=Never", "-i", "--quiet", "--", "sed", "s/asked/answered/")
+		attach.Stdin, attach.Stdout, attach.Stderr = strings.NewReader("asked\n"), &out, &out
+		if err := p.NetNS.Start(attach); err != nil {
+			return err
+		}
+		if err := attach.Wait(); err != nil || !strings.Contains(out.String(), "answered\n") {
+			c.t.Errorf("attach: %v, %q", err, out.String())
+		}
+		forward := kubectl("port-forward", "service/web", "18080:80")
 		if err := p.NetNS.Start(forward); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pion/logging"
 	"github.com/pion/sctp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
@@ -24,8 +25,10 @@ const (
 	chunkInit = 1
 	// pionPort is the port of both ends by which pion knows an association.
 	pionPort = 5000
-	// closeTime is how long an association may take to end.
-	closeTime = time.Second
+	// closeTime is how long an association may take to end, openTime to begin.
+	closeTime, openTime = time.Second, 10 * time.Second
+	// idleTime is how long a client may be silent: one that was killed is.
+	idleTime = 30 * time.Second
 	// maxPacket is more than any link carries here.
 	maxPacket = 1 << 16
 )
@@ -91,7 +94,7 @@ func (l *link) Read(p []byte) (int, error) {
 func (l *link) Write(p []byte) (int, error) {
 	setPorts(p, l.local, l.remote) // nobody reads it after this
 	if _, err := l.IPConn.Write(p); err != nil && !passes(err) {
-		return 0, err
+		return 0, errors.Join(err, l.Close()) // Read has to end, too
 	}
 	return len(p), nil
 }
@@ -104,12 +107,15 @@ func (l *link) Close() error {
 	return nil
 }
 
-// passes reports whether an association outlives an error of its socket: as with the kernel's, only
-// "protocol unreachable" ends it (RFC 9260, 10).
+// passes reports whether an association outlives an error of its socket: only "protocol
+// unreachable" of ICMP, and "unrecognized next header" of ICMPv6, end it (RFC 9260, 10).
 func passes(err error) bool {
 	errno := syscall.Errno(0)
-	return errors.As(err, &errno) && errno != syscall.ENOPROTOOPT
+	return errors.As(err, &errno) && errno != syscall.ENOPROTOOPT && errno != syscall.EPROTO
 }
+
+// quiet has pion write nothing to agnhost's output, which tests read.
+var quiet = sctp.WithLoggerFactory(&logging.DefaultLoggerFactory{DefaultLogLevel: logging.LogLevelDisabled})
 
 // conn is stream 0 of an association.
 type conn struct {
@@ -118,13 +124,16 @@ type conn struct {
 	of   *sctp.Association
 }
 
-func newConn(of *sctp.Association, l *link) (*SCTPConn, error) {
+func newConn(of *sctp.Association, l *link) (*conn, error) {
 	stream, err := of.OpenStream(0, sctp.PayloadTypeWebRTCBinary)
 	if err != nil {
 		return nil, errors.Join(err, of.Close())
 	}
-	remote := l.RemoteAddr().(*net.IPAddr)
-	return &SCTPConn{&conn{stream, l, of}, &SCTPAddr{IPAddrs: []net.IPAddr{*remote}, Port: int(l.remote)}}, nil
+	return &conn{stream, l, of}, nil
+}
+
+func (c *conn) remote() *SCTPAddr {
+	return &SCTPAddr{IPAddrs: []net.IPAddr{*c.RemoteAddr().(*net.IPAddr)}, Port: int(c.link.remote)}
 }
 
 func (c *conn) LocalAddr() net.Addr  { return c.link.LocalAddr() }
@@ -147,8 +156,28 @@ func (c *conn) Close() error {
 		case <-ctx.Done():
 		}
 	}
-	_ = c.of.Shutdown(ctx) // the peer may have ended it
+	if err := c.of.Shutdown(ctx); errors.Is(err, sctp.ErrShutdownNonEstablished) { // the peer ends it
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for err == nil || errors.Is(err, sctp.ErrShutdownNonEstablished) {
+				_, err = c.of.AcceptStream() // fails at the end
+			}
+		}()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+	}
 	return c.of.Close()
+}
+
+// served is a server's end: Close does not wait, as the kernel's does not.
+type served struct{ *conn }
+
+func (c served) Close() error {
+	go func() { _ = c.conn.Close() }() // nobody is left to be told
+	return nil
 }
 
 func dialRaw(to *SCTPAddr) (*SCTPConn, error) {
@@ -161,11 +190,15 @@ func dialRaw(to *SCTPAddr) (*SCTPConn, error) {
 		return nil, err
 	}
 	l := &link{IPConn: socket, local: uint16(32768 + rand.IntN(28232)), remote: uint16(to.Port), closed: func() {}}
-	of, err := sctp.ClientWithOptions(sctp.WithNetConn(l))
+	of, err := sctp.ClientWithOptions(sctp.WithNetConn(l), quiet)
 	if err != nil {
-		return nil, errors.Join(err, socket.Close())
+		return nil, errors.Join(err, l.Close())
 	}
-	return newConn(of, l)
+	c, err := newConn(of, l)
+	if err != nil {
+		return nil, err
+	}
+	return &SCTPConn{c, c.remote()}, nil
 }
 
 // listener sees the packets that open an association. Each association then has a socket of its
@@ -274,13 +307,22 @@ func (l *listener) open(ends [2]netip.AddrPort, first []byte) {
 		return
 	}
 	to := &link{IPConn: socket, local: ends[1].Port(), remote: ends[0].Port(), first: first, closed: func() { l.remove(ends) }}
-	of, err := sctp.ServerWithOptions(sctp.WithNetConn(to))
+	giveUp := time.AfterFunc(openTime, func() { _ = to.Close() }) // what fails then is told below
+	of, err := sctp.ServerWithOptions(sctp.WithNetConn(to), quiet)
+	giveUp.Stop()
 	if err != nil {
-		return // the client has given up
+		_ = to.Close() // the client has given up
+		return
 	}
-	if c, err := newConn(of, to); err == nil {
-		l.accepted <- c
+	c, err := newConn(of, to)
+	if err == nil {
+		err = c.SetReadDeadline(time.Now().Add(idleTime))
 	}
+	if err != nil {
+		log.Printf("SCTP: cannot answer %v: %v", ends[0], err)
+		return
+	}
+	l.accepted <- &SCTPConn{served{c}, c.remote()}
 }
 
 func (l *listener) add(ends [2]netip.AddrPort) bool {

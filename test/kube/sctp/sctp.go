@@ -1,7 +1,12 @@
 // Package sctp is what Kubernetes' agnhost uses of github.com/ishidawataru/sctp, by its names. With
-// a kernel that has SCTP it is that package. With one that has not, this process speaks SCTP itself
-// (RFC 9260, by pion), over raw sockets: to connection tracking, to NAT and to policies its packets
-// are SCTP packets like any other. Those need CAP_NET_RAW, which containers have by default.
+// a kernel that has sockets of SCTP it is that package. With one that has none, this process speaks
+// SCTP itself (RFC 9260, by pion), over raw sockets: to connection tracking, to NAT and to policies
+// its packets are SCTP packets like any other. Raw sockets need CAP_NET_RAW, which containers have
+// by default.
+//
+// What the kernel would do and this does not: a port that nobody serves is silent where another is
+// served (the kernel sends ABORT); a client that is killed sends nothing; tags of what arrives are
+// not checked; ports of clients are random, and no check says that they are free.
 package sctp
 
 import (
@@ -15,7 +20,7 @@ import (
 // SCTPAddr is the address of an endpoint.
 type SCTPAddr = kernel.SCTPAddr
 
-// SCTPConn is an association, of which stream 0 is used.
+// SCTPConn is stream 0 of an association.
 type SCTPConn struct {
 	net.Conn
 	remote *SCTPAddr

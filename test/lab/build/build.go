@@ -31,6 +31,7 @@ type Program struct {
 	Tags    string
 	Test    bool   // it is the package's tests
 	Link    string // further flags of the linker
+	With    string // a package in a folder of the module that stands in for another; "" for none
 }
 
 // Build returns the folder with the programs, or at least those that are named. It builds what is
@@ -114,8 +115,8 @@ func (s Set) Key(src string) (string, error) {
 	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, s)
 	for _, p := range s.Programs {
 		files := []string{filepath.Join(src, p.Module, "go.mod"), filepath.Join(src, p.Module, "go.sum")}
-		for _, own := range []string{"*.go", "*/*.go"} {
-			matches, _ := filepath.Glob(filepath.Join(src, p.Module, own)) // the pattern is well-formed
+		for _, own := range []string{p.Package, p.With} {
+			matches, _ := filepath.Glob(filepath.Join(src, p.Module, own, "*.go")) // the pattern is well-formed
 			files = append(files, matches...)
 		}
 		for _, f := range files {

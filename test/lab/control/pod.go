@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +13,9 @@ import (
 
 	"sluice.dev/sluice/test/lab/kubeapi"
 )
+
+// deletionSeen is what whoever deletes the API server's pod has to look that it is gone.
+const deletionSeen = 300 * time.Millisecond
 
 // AsPod keeps a pod in kube-system that stands for the API server, with the label that kubeadm's
 // has, until ctx ends. Whoever deletes the pod restarts the API server: Kubernetes' tests do.
@@ -36,6 +40,7 @@ func (p *Plane) AsPod(ctx context.Context, image string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	pods.Follow(ctx, "metadata.name="+APIServer, &deletions{see: func() {
+		time.Sleep(deletionSeen)
 		if err := p.Restart(ctx, APIServer); err != nil {
 			cancel(err)
 			return

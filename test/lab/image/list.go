@@ -127,5 +127,5 @@ var programs = build.Set{Name: "image-programs", Programs: []build.Program{
 	{Name: "coredns", Module: "kube/images", Package: "./coredns"},
 	{Name: "kube-proxy", Module: "kube", Package: "k8s.io/kubernetes/cmd/kube-proxy"},
 	{Name: "regression-issue-74839", Module: "kube", Package: "k8s.io/kubernetes/test/images/regression-issue-74839"},
-	{Name: "agnhost", Module: "kube", Package: "k8s.io/kubernetes/test/images/agnhost"},
+	{Name: "agnhost", Module: "kube", Package: "k8s.io/kubernetes/test/images/agnhost", With: "sctp"},
 }}

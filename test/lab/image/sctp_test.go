@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -31,7 +32,7 @@ func TestSCTP(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if out, err := ns.Run("nft", "table ip t { chain c { type nat hook output priority -100; sctp dport 90 dnat to 127.0.0.1:82; }; }"); err != nil {
+	if out, err := ns.Run("nft", "table inet n { chain c { type nat hook output priority -100; sctp dport 90 redirect to :82; }; }"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	server := exec.CommandContext(t.Context(), agnhost, "netexec", "--http-port", "80", "--udp-port", "81", "--sctp-port", "82")
@@ -53,17 +54,26 @@ func TestSCTP(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, to := range []string{"[::1]:82", "127.0.0.1:90"} { // the second by NAT
-		if err := connect(to, "10s"); err != nil {
+	for range 5 { // clients that end in the midst
+		_ = connect("127.0.0.1:82", "5ms")
+		_ = connect("[::1]:82", "5ms")
+	}
+	for _, to := range []string{"[::1]:82", "127.0.0.1:90", "[::1]:90"} { // the last two by NAT
+		if err := connect(to, "20s"); err != nil {
 			t.Error(err)
 		}
 	}
-	if out, err := ns.Run("nft", "table inet t { chain c { type filter hook input priority 0; sctp dport 82 drop; }; }"); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	for _, rules := range []string{"ip saddr 127.0.0.1 sctp dport 82 counter drop", "ip6 saddr ::1 sctp dport 82 counter drop"} {
+		if out, err := ns.Run("nft", "table inet t { chain c { type filter hook input priority 0; "+rules+"; }; }"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
 	}
-	for _, to := range []string{"127.0.0.1:82", "[::1]:82", "127.0.0.1:90", "127.0.0.1:83"} { // nobody serves the last
-		if err := connect(to, "300ms"); err == nil {
+	for _, to := range []string{"127.0.0.1:82", "[::1]:82", "127.0.0.1:90", "[::1]:90", "127.0.0.1:83"} { // nobody serves the last
+		if err := connect(to, "500ms"); err == nil {
 			t.Errorf("%s answers", to)
 		}
+	}
+	if out, err := ns.Run("nft", "list", "table", "inet", "t"); err != nil || strings.Count(string(out), "counter packets") != 2 || strings.Contains(string(out), "packets 0 ") {
+		t.Errorf("not all packets were SCTP to netfilter: %v\n%s", err, out)
 	}
 }

@@ -29,7 +29,7 @@ var clusterPolicies = &Suite{
 		}
 		return append(args, "-conformance-profiles=ClusterNetworkPolicy", "-supported-features=ClusterNetworkPolicyNamedPorts",
 			"-organization=sluice", "-project=sluice", "-url=https://github.com/sluice-dev/sluice", "-contact=https://github.com/sluice-dev/sluice/issues/new",
-			"-version="+cli.Version(), "-additional-info=make e2e E2E="+c.Name, "-report-output="+filepath.Join(c.Dir, conformanceReport))
+			"-version="+cli.Version(), "-additional-info=make e2e E2E="+c.Name+"; agnhost speaks SCTP over raw sockets where the kernel has no sockets of it", "-report-output="+filepath.Join(c.Dir, conformanceReport))
 	},
 	count: countGo,
 	read: func(dir string) (*Report, error) {

@@ -114,7 +114,11 @@ const intro = `# The tests of others
 
 What the tests of others, unmodified, say of Sluice, and of the real kube-proxy on the same nodes: real kubelets and
 containerd ([docs/lab.md](../lab.md#kubernetes)), Sluice as a DaemonSet from [deploy/kustomize](../../deploy/kustomize),
-with its own pod network; in the modes iptables, ipvs and userspace as processes beside the nodes. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page. They are
+with its own pod network; in the modes iptables, ipvs and userspace as processes beside the nodes. ` + "`sluice lab e2e SET --keep docs/e2e`" + ` writes this page.
+Tests and their sources are unmodified. Two things that they meet are the lab's: the kernels here have no sockets of
+SCTP, so the suite's server and client, ` + "`agnhost`" + `, are built with a library that speaks SCTP over raw sockets
+([test/kube/sctp](../../test/kube/sctp/sctp.go)); and as the API server is no pod here, one stands for it, which restarts
+the API server when it is deleted. The tests are
 
 - Kubernetes' end-to-end tests of networks, ` + "`[sig-network]` of `e2e.test`" + `;
 - in the set ` + "`cluster-network-policy`" + `, the conformance tests of ClusterNetworkPolicy, from network-policy-api 0.3.0. The set's

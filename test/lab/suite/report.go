@@ -74,11 +74,12 @@ func (r *Report) Ours() (tests []Test) {
 	return tests
 }
 
-// causes are why tests can't pass, by their titles and the reasons that they give.
+// causes are why tests can't pass, by the data plane, their titles and the reasons that they give.
 var causes = []struct {
-	title *regexp.Regexp
-	why   string
+	test *regexp.Regexp
+	why  string
 }{
+	{regexp.MustCompile(`^sluice-userspace .*(SCTP|sctp)`), "there is no SCTP in the mode userspace (docs/modes.md)"},
 	{regexp.MustCompile(`nfacct|NFAcct`), "it reads a counter that kube-proxy's mode iptables has"},
 	{regexp.MustCompile(`LocalhostNodePorts|localhost nodeports`), "node ports are not served on loopback addresses (docs/kube-proxy.md), nor by kube-proxy's mode nftables"},
 	{regexp.MustCompile(`with Secret Ref set for BGPPeer`), "the agents read passwords from Secrets that their installation names (docs/bgp.md), and the test makes its own later"},
@@ -89,7 +90,7 @@ var causes = []struct {
 func (r *Report) finish() {
 	for i := range r.Tests {
 		for _, c := range causes {
-			if t := &r.Tests[i]; t.State == Failed && c.title.MatchString(t.Title+" "+t.Reason) {
+			if t := &r.Tests[i]; t.State == Failed && c.test.MatchString(r.DataPlane+" "+t.Title+" "+t.Reason) {
 				t.Cause = c.why
 			}
 		}

@@ -147,17 +147,17 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	_ = write.Close() // it never fails
 	reading.Wait()
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("run the tests: %w", ctx.Err())
+		return nil, fmt.Errorf("run the tests: %w", context.Cause(ctx))
 	}
 	r, err := s.read(c.Dir)
 	if err != nil { // failed tests are in it
 		return nil, fmt.Errorf("run the tests: %w; %w; their output is in %s", runErr, err, out.Name())
 	}
+	r.Set, r.DataPlane = c.Name, c.DataPlane
 	r.finish()
 	if runErr != nil && r.Count(Failed) == 0 { // a crash, for one
 		return nil, fmt.Errorf("run the tests: they have not come to their end: %w; their output is in %s", runErr, out.Name())
 	}
 	r.Took = cmp.Or(r.Took, time.Since(begin))
-	r.Set, r.DataPlane = c.Name, c.DataPlane
 	return r, nil
 }

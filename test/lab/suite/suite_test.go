@@ -136,7 +136,7 @@ const goText = `=== RUN   TestConformanceProfiles
         	Error Trace:	helper.go:11
         --- FAIL: TestConformanceProfiles/CNPFirst/Should_deny (10.00s)
 === RUN   TestConformanceProfiles/CNPFirst/Should_speak_SCTP
-    helper.go:10: stderr: OTHER: protocol not supported
+    helper.go:10: stderr: TIMEOUT
         --- FAIL: TestConformanceProfiles/CNPFirst/Should_speak_SCTP (10.00s)
 === NAME  TestConformanceProfiles/CNPFirst
     suite.go:8: done
@@ -177,7 +177,7 @@ func TestGoReport(t *testing.T) {
 	want := []Test{
 		{Title: "CNPFirst Should deny", State: Failed, Took: 10 * time.Second, Reason: "no answer"},
 		{Title: "CNPFirst Should pass 'a'", State: Passed, Took: 1500 * time.Millisecond},
-		{Title: "CNPFirst Should speak SCTP", State: Failed, Took: 10 * time.Second, Reason: "stderr: OTHER: protocol not supported"},
+		{Title: "CNPFirst Should speak SCTP", State: Failed, Took: 10 * time.Second, Reason: "stderr: TIMEOUT"},
 		{Title: "CNPSecond", State: Skipped, Reason: "it needs nodes"},
 		{Title: "CNPThird", State: Failed, Took: time.Second, Reason: "cannot clean up"},
 		{Title: "CNPThird Should pass", State: Passed, Took: 100 * time.Millisecond},
