@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables"
 	corev1 "k8s.io/api/core/v1"
 
 	"sluice.dev/sluice/internal/model"
@@ -122,8 +123,18 @@ func (s *migration) whoBalances(context.Context) (string, error) {
 			return "", err
 		}
 		defer ns.Close()
-		out, err := ns.Run("nft", "list", "tables")
-		own, other := strings.Contains(string(out), "table inet sluice\n"), strings.Contains(string(out), "table ip kube-proxy\n")
+		var tables []*nftables.Table
+		err = ns.Do(func() error {
+			c, err := nftables.New()
+			if err == nil {
+				tables, err = c.ListTables()
+			}
+			return err
+		})
+		has := func(family nftables.TableFamily, name string) bool {
+			return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Family == family && t.Name == name })
+		}
+		own, other := has(nftables.TableFamilyINet, "sluice"), has(nftables.TableFamilyIPv4, "kube-proxy")
 		switch {
 		case err != nil:
 			return "", err
