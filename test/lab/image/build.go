@@ -71,8 +71,8 @@ func Programs(ctx context.Context, say func(string)) (bin string, err error) {
 // day that the archive is made.
 func key(programs string) string {
 	h := sha256.New()
-	fmt.Fprintln(h, programs, runtime.GOARCH, images, release, packages, hooks, leftOut)
-	fmt.Fprintln(h, layers) // maps are printed in order
+	fmt.Fprintln(h, programs, runtime.GOARCH, images, mergedUsr, leftOut)
+	fmt.Fprintln(h, unpackedLayers, layers) // maps are printed in order
 	return hex.EncodeToString(h.Sum(nil))[:16]
 }
 
@@ -85,8 +85,10 @@ func makeArchive(ctx context.Context, archive string, from sources) (err error) 
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	p := newPacking(dir)
 	defer p.close()
-	if err := p.addLayer("debian", func(w *tar.Writer) error { return writeDebian(ctx, w) }); err != nil {
-		return err
+	for _, name := range slices.Sorted(maps.Keys(unpackedLayers)) {
+		if err := p.addLayer(name, func(w *tar.Writer) error { return unpackedLayers[name].write(ctx, w) }); err != nil {
+			return err
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(layers)) {
 		if err := p.addLayer(name, func(w *tar.Writer) error { return layers[name].write(w, from) }); err != nil {

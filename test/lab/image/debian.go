@@ -11,26 +11,39 @@ import (
 	"strings"
 )
 
-// The packages are the newest of this release. They are unpacked only: their scripts would want
-// more packages than the programs do.
-const release = "trixie"
-
-var packages = []string{
-	"apache2-bin", "bash", "bind9-dnsutils", "busybox", "ca-certificates", "conntrack", "coreutils", "curl",
-	"debianutils", "diffutils", "ethtool", "findutils", "grep", "gzip", "hostname", "iperf", "iperf3", "iproute2",
-	"iptables", "iputils-ping", "jq", "less", "libc-bin", "mawk", "mtr-tiny", "netcat-openbsd", "nftables",
-	"nginx-light", "procps", "redis-server", "sed", "socat", "tar", "tcpdump", "traceroute", "util-linux",
-	"vim-tiny", "wget",
+// unpacked are the newest packages of a release, unpacked only: their scripts would want more
+// packages than the programs do.
+type unpacked struct {
+	release  string
+	packages []string
+	hooks    []string // shell commands that mmdebstrap runs with the folder of the files as first argument
+	under    string   // the folder for them, with a slash; "" for the root
 }
 
-// hooks are shell commands that mmdebstrap runs with the folder of the files as their first
-// argument, before and after it has unpacked the packages.
-var hooks = []string{
-	`--setup-hook=for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d" && ln -s "usr/$d" "$1/$d" || exit; done`,
-	`--extract-hook=chroot "$1" /sbin/ldconfig`,
-	`--extract-hook=cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"`,
-	`--extract-hook=list=$(chroot "$1" /bin/busybox --list) && mkdir -p "$1/opt/busybox" && for a in $list; do ln -s /bin/busybox "$1/opt/busybox/$a" || exit; done`,
+// unpackedLayers are the layers of such packages.
+var unpackedLayers = map[string]unpacked{
+	// nft of Debian 12 crashes where it lists tables that kube-proxy has made by nft of Debian 13.
+	"debian": {
+		release: "bookworm",
+		packages: []string{
+			"apache2-bin", "bash", "bind9-dnsutils", "busybox", "ca-certificates", "conntrack", "coreutils", "curl",
+			"debianutils", "diffutils", "ethtool", "findutils", "grep", "gzip", "hostname", "iperf", "iperf3", "iproute2",
+			"iptables", "iputils-ping", "jq", "less", "libc-bin", "mawk", "mtr-tiny", "netcat-openbsd", "nftables",
+			"nginx-light", "procps", "redis-server", "sed", "socat", "tar", "tcpdump", "traceroute", "util-linux",
+			"vim-tiny", "wget",
+		},
+		hooks: []string{
+			`--extract-hook=chroot "$1" /sbin/ldconfig`,
+			`--extract-hook=cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"`,
+			`--extract-hook=list=$(chroot "$1" /bin/busybox --list) && mkdir -p "$1/opt/busybox" && for a in $list; do ln -s /bin/busybox "$1/opt/busybox/$a" || exit; done`,
+		},
+	},
+	// Kubernetes' tests read what iperf prints since its version 2.2.
+	"iperf": {release: "trixie", packages: []string{"iperf"}, under: "opt/iperf/"},
 }
+
+// mergedUsr makes the links that Debian's packages take for there.
+const mergedUsr = `--setup-hook=for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d" && ln -s "usr/$d" "$1/$d" || exit; done`
 
 // leftOut are the beginnings of paths that take space, and that nothing needs which runs here.
 var leftOut = []string{
@@ -42,11 +55,11 @@ var leftOut = []string{
 	"var/cache/", "var/lib/apt/", "var/lib/dpkg/", "var/log/apt/",
 }
 
-// writeDebian writes the files of the Debian packages as a layer. It needs mmdebstrap, and the
-// packages' repository.
-func writeDebian(ctx context.Context, w *tar.Writer) (err error) {
-	args := append([]string{"--quiet", "--variant=extract", "--format=tar", "--include=" + strings.Join(packages, ",")}, hooks...)
-	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, release, "-")...)
+// write writes the files of the packages as a layer. It needs mmdebstrap, and the packages'
+// repository.
+func (u unpacked) write(ctx context.Context, w *tar.Writer) (err error) {
+	args := append([]string{"--quiet", "--variant=extract", "--format=tar", "--include=" + strings.Join(u.packages, ","), mergedUsr}, u.hooks...)
+	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, u.release, "-")...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()
@@ -59,7 +72,7 @@ func writeDebian(ctx context.Context, w *tar.Writer) (err error) {
 		}
 		return err
 	}
-	failed := copyFiles(w, out)
+	failed := copyFiles(w, out, u.under)
 	if failed != nil {
 		_, _ = io.Copy(io.Discard, out) // or it would wait for us
 	}
@@ -69,9 +82,9 @@ func writeDebian(ctx context.Context, w *tar.Writer) (err error) {
 	return failed
 }
 
-// copyFiles copies an archive, without what is left out, and without anything that depends on when
+// copyFiles copies an archive into a folder, without what is left out, and without anything that depends on when
 // and by whom it was made.
-func copyFiles(w *tar.Writer, from io.Reader) error {
+func copyFiles(w *tar.Writer, from io.Reader, under string) error {
 	files := tar.NewReader(from)
 	for {
 		h, err := files.Next()
@@ -85,8 +98,12 @@ func copyFiles(w *tar.Writer, from io.Reader) error {
 		if name == "" || isLeftOut(name) {
 			continue
 		}
+		link := strings.TrimPrefix(h.Linkname, "./")
+		if h.Typeflag == tar.TypeLink {
+			link = under + link
+		}
 		err = w.WriteHeader(&tar.Header{
-			Typeflag: h.Typeflag, Name: name, Linkname: strings.TrimPrefix(h.Linkname, "./"), Size: h.Size, Mode: h.Mode,
+			Typeflag: h.Typeflag, Name: under + name, Linkname: link, Size: h.Size, Mode: h.Mode,
 			Uid: h.Uid, Gid: h.Gid, ModTime: epoch, Format: tar.FormatGNU,
 		})
 		if err == nil {

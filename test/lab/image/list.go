@@ -48,7 +48,7 @@ var images = []image{
 var (
 	debian  = []string{"debian", "settings"}
 	nginx   = []string{"debian", "settings", "nginx"}
-	agnhost = []string{"debian", "settings", "coredns", "agnhost"}
+	agnhost = []string{"debian", "settings", "coredns", "iperf", "agnhost"}
 
 	// BusyBox's programs are found before those of other packages.
 	busybox = ocispec.ImageConfig{Env: []string{"PATH=/opt/busybox:" + searchPath}, Cmd: []string{"sh"}}
@@ -80,6 +80,7 @@ var layers = map[string]layer{
 		{path: "localhost.crt", source: "test/images/agnhost/porter/localhost.crt"},
 		{path: "localhost.key", source: "test/images/agnhost/porter/localhost.key"},
 		{path: "uploads"},
+		{path: "usr/bin/iperf", text: iperf, mode: 0o755},
 	},
 	"nginx": {
 		{path: "etc/nginx/nginx.conf", text: nginxConf},

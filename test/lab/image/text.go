@@ -22,6 +22,11 @@ nogroup:x:65534:
 `
 )
 
+// iperf runs that of another release of Debian, with the libraries of that.
+const iperf = `#!/bin/sh
+exec /opt/iperf/usr/lib/*/ld-linux-*.so.* --library-path "$(echo /opt/iperf/usr/lib/*-linux-gnu*)" /opt/iperf/usr/bin/iperf "$@"
+`
+
 // entrypoint runs the command that follows a program's name, or the program, if that is no command
 // but the program's arguments.
 const entrypoint = `#!/bin/sh
