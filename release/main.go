@@ -150,8 +150,8 @@ func (r *release) binary(arch, program string) string { return filepath.Join(r.w
 // notices is where the licenses of linked modules are.
 func (r *release) notices() string { return filepath.Join(r.work, "LICENSES") }
 
-// compile builds the programs, with the Makefile's flags, and collects the licenses of what they are
-// made of.
+// compile builds the programs, with the Makefile's flags, and collects the licenses of what they
+// are made of.
 func (r *release) compile(ctx context.Context) error {
 	for _, arch := range r.arches {
 		log.Printf("building %s for %s", strings.Join(programs, ", "), arch)

@@ -82,8 +82,8 @@ func (u unpacked) write(ctx context.Context, w *tar.Writer) (err error) {
 	return failed
 }
 
-// copyFiles copies an archive into a folder, without what is left out, and without anything that depends on when
-// and by whom it was made.
+// copyFiles copies an archive into a folder, without what is left out, and without anything that
+// depends on when and by whom it was made.
 func copyFiles(w *tar.Writer, from io.Reader, under string) error {
 	files := tar.NewReader(from)
 	for {
