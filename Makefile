@@ -9,8 +9,8 @@ comma := ,
 
 export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
 
-# One set of flags for programs, tests and linters, so that each package is compiled once for all. What
-# debuggers read takes a sixth of the compiler's time, and programs are stripped of it anyway.
+# One set of flags for programs, tests and linters, so that each package is compiled once for all.
+# DWARF takes a sixth of the compiler's time, and programs are stripped of it anyway.
 export CGO_ENABLED := 0
 export GOFLAGS := -trimpath -buildvcs=false -gcflags=all=-dwarf=false
 

@@ -160,8 +160,10 @@ func (c *conn) Close() error {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			for err == nil || errors.Is(err, sctp.ErrShutdownNonEstablished) {
-				_, err = c.of.AcceptStream() // fails at the end
+			for {
+				if _, err := c.of.AcceptStream(); err != nil { // at the end
+					return
+				}
 			}
 		}()
 		select {
