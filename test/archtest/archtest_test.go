@@ -104,7 +104,7 @@ func documented(f *ast.File) bool {
 // house has the rooms of internal/ in their order: what is in one imports nothing of the rooms
 // above it.
 var house = []string{
-	"agent", "compile", "reconcile", "upkeep",
+	"agent", "compile", "reconcile", "upkeep", "accelerate",
 	"services", "policy", "fabric", "pods", "addresses", "bgp", "balancer",
 	"preflight", "driver", "foreign", "source", "contest", "cli", "store", "kernel", "state", "model", "lib",
 }

@@ -33,16 +33,16 @@ func Scope() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read network namespace: %w", err)
 	}
-	cookie, err := cookie()
+	cookie, err := Cookie()
 	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s %s %d", strings.TrimSpace(string(boot)), ns, cookie), nil
 }
 
-// cookie is the number that the kernel gives the calling thread's network namespace once in a boot;
+// Cookie is the number that the kernel gives the calling thread's network namespace once in a boot;
 // the inode of one that is gone is given anew. It is 0 before Linux 5.14.
-func cookie() (n uint64, err error) {
+func Cookie() (n uint64, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("open socket: %w", err)
