@@ -48,6 +48,7 @@ An answer to a change means that the kernel has it; one that is refused changes 
 type balanceOptions struct {
 	config, state string
 	mode          string
+	accelerate    string
 	api           apiFlags
 	agent         agent.Config
 	clients       uint32
@@ -72,6 +73,7 @@ func newBalanceCommand() *cobra.Command {
 	fl.StringVar(&o.config, "config", "", "`file` of farms, backends, addresses and policies, in nftlb's JSON")
 	fl.StringVar(&o.state, "state", "", "`file` that changes by the API are written to; where it is there, it is read in place of --config")
 	fl.StringVar(&o.mode, "mode", defaultMode, "`mode` in which farms are carried out: "+strings.Join(farmModes, " or "))
+	fl.StringVar(&o.accelerate, "accelerate", "none", "`which` farms' packets eBPF programs take before nftables does: "+strings.Join(farmAccelerators, ",")+", none or auto (docs/balancer.md)")
 	o.api.register(fl)
 	fl.BoolVar(&o.lenient, "lenient", false, "go on with a default where nftlb does, with a warning, in place of an error")
 	fl.Uint32Var(&o.clients, "max-clients", 1<<20, "how many clients the kernel may remember for each purpose: persistence, and each kind of limit")
@@ -174,7 +176,11 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 		return nil, errors.Join(err, b.driver.Close(), b.neighbours.Close())
 	}
 	b.checks = health.New(health.Options{Log: log, Report: b.source.Report, Ask: b.neighbours.Ask})
-	if b.kernel, err = upkeep.Open(b.driver, driver.Options{Log: log}); err != nil {
+	kernel, fast, err := o.accelerated(b.driver, log)
+	if err != nil {
+		return nil, privilege(errors.Join(err, b.neighbours.Close(), b.here.Close()))
+	}
+	if b.kernel, err = upkeep.Open(kernel, driver.Options{Log: log}); err != nil {
 		return nil, privilege(err)
 	}
 	c := o.agent
@@ -184,6 +190,9 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 	switch d := b.driver.(type) {
 	case *farms.Driver:
 		config.IPIP, c.FarmCounter = d.IPIP, ruleCounter{d, b.kernel}
+		if fast != nil {
+			c.FarmCounter, c.Accelerators = ruleCounter{fast, b.kernel}, fast.Notes
+		}
 	case *ipvs.Farms: // it sends in IPIP itself
 		c.FarmCounter = d
 	}

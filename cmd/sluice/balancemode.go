@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/internal/agent"
 	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/cli"
@@ -47,6 +48,9 @@ func (o *balanceOptions) openFarms(mode string, log *slog.Logger) (farmDriver, e
 // in all. It goes on after a mode that fails.
 func (o *balanceOptions) purgeFarms(ctx context.Context, now string, log *slog.Logger) error {
 	var all []error
+	if now == "" {
+		all = append(all, xdp.Remove())
+	}
 	for _, mode := range farmModes {
 		if mode == now {
 			continue
@@ -62,7 +66,7 @@ func (o *balanceOptions) purgeFarms(ctx context.Context, now string, log *slog.L
 
 // ruleCounter counts what farms serve that are carried out by nftables.
 type ruleCounter struct {
-	rules  *farms.Driver
+	rules  xdp.Base
 	kernel *upkeep.Driver
 }
 

@@ -61,6 +61,10 @@ type Config struct {
 	// ChecksFailed, set with it, returns how many checks of a farm's backend have failed.
 	ChecksFailed func(farm, backend string) uint64
 
+	// Accelerators, if set, says in a line each what they leave to the driver, and why. It is safe
+	// for concurrent use.
+	Accelerators func() []string
+
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server
 	HealthzAddress string // empty: no health server

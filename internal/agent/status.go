@@ -130,6 +130,9 @@ func (a *Agent) Status() Status {
 			}
 		}
 	}
+	if a.Accelerators != nil {
+		s.Notes = append(s.Notes, a.Accelerators()...)
+	}
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}

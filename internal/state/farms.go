@@ -101,6 +101,19 @@ func (f *Farm) Finder() func(netip.AddrPort) int {
 	}
 }
 
+// PacketKey is what packets of a farm without connection tracking choose their slot by, each for
+// itself: every packet of a flow has to come to the same one. Not ok: by a hash that is the
+// kernel's secret.
+func (f *Farm) PacketKey() (key model.FlowKey, ok bool) {
+	switch {
+	case f.Scheduler.Hashes():
+		return f.HashBy, true
+	case f.Scheduler.Draws():
+		return model.SrcIP | model.SrcPort, true
+	}
+	return 0, false
+}
+
 // Equal reports whether two farms ask for the same.
 func (f *Farm) Equal(o *Farm) bool {
 	return f == o || f != nil && o != nil && reflect.DeepEqual(f, o)

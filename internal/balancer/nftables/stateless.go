@@ -26,10 +26,6 @@ const (
 	afterRouting   = 100  // NF_IP_PRI_NAT_SRC
 )
 
-// statelessFlow is what packets of a stateless farm are told apart by where its scheduler asks for
-// no part of them: each packet of a flow has to come to the same backend.
-const statelessFlow = model.SrcIP | model.SrcPort
-
 var transports = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
 func (fp *family) answersSet(set func(name, comment string, s nft.Set) *nft.Set, k kind) *nft.Set {
@@ -111,8 +107,8 @@ type rewrite struct {
 // each hash instead, over slots that the compiler has laid out for that.
 func (h *half) steady() pick {
 	p := h.pick()
-	if p.slots > 1 && p.by.Draws() {
-		p = pick{by: model.Hash, key: statelessFlow, slots: p.slots, hosts: p.hosts, kind: p.kind}
+	if key, ok := h.PacketKey(); ok && p.slots > 1 {
+		p = pick{by: model.Hash, key: key, slots: p.slots, hosts: p.hosts, kind: p.kind}
 	}
 	return p
 }

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Direct server return: packets of farms go to backends on the same networks, as they are except for
+// the Ethernet addresses and a TTL that is lower by one. Which backend is chosen as nftables does.
+
+#pragma once
+
+#include "farm.h"
+#include "jhash.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+
+// Parts of a packet that a farm may choose by, as in model.FlowKey.
+#define SRC_IP 1
+#define DST_IP 2
+#define SRC_PORT 4
+#define DST_PORT 8
+#define SRC_MAC 16
+#define DST_MAC 32
+
+#define SEED 0x51d1ce // of the hash, in nftables, too
+
+struct slot {
+	__u32 backend;
+	__u32 number; // of the backend in the farm
+};
+
+struct backend {
+	__be32 addr[4];
+	__u32 device;  // that leads to it
+	__u32 trusted; // until when its Ethernet address is, see stale
+};
+
+struct count {
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct slot);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backend);
+} backends SEC(".maps");
+
+// What backends of farms have got, for each processor.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct count);
+} counts SEC(".maps");
+
+const volatile __u32 counted; // how many counts there are for a processor
+
+// The interfaces that take frames from here.
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} ways SEC(".maps");
+
+static __always_inline void add_address(struct jhash *h, const __be32 *addr, bool is4)
+{
+	jhash_add(h, addr[0]);
+	if (is4)
+		return;
+	jhash_add(h, addr[1]);
+	jhash_add(h, addr[2]);
+	jhash_add(h, addr[3]);
+}
+
+static __always_inline void add_mac(struct jhash *h, const __u8 *mac)
+{
+	const __u16 *parts = (const __u16 *)mac;
+
+	jhash_add(h, parts[0] | (__u32)parts[1] << 16);
+	jhash_add(h, parts[2]);
+}
+
+// choose returns a number below n that all packets of a flow have in common.
+static __always_inline __u32 choose(struct packet *p, __u32 by, __u32 n)
+{
+	struct jhash h;
+	__u32 words = 0;
+	__u32 of_address = p->is4 ? 1 : 4;
+	const __be32 *src = p->is4 ? &p->ip4->saddr : p->ip6->saddr.in6_u.u6_addr32;
+	const __be32 *dst = p->is4 ? &p->ip4->daddr : p->ip6->daddr.in6_u.u6_addr32;
+
+	if (n == 1)
+		return 0;
+	words += by & SRC_IP ? of_address : 0;
+	words += by & DST_IP ? of_address : 0;
+	words += by & SRC_PORT ? 1 : 0;
+	words += by & DST_PORT ? 1 : 0;
+	words += by & SRC_MAC ? 2 : 0;
+	words += by & DST_MAC ? 2 : 0;
+	jhash_begin(&h, words, SEED);
+	if (by & SRC_IP)
+		add_address(&h, src, p->is4);
+	if (by & DST_IP)
+		add_address(&h, dst, p->is4);
+	if (by & SRC_PORT)
+		jhash_add(&h, p->ports[0]);
+	if (by & DST_PORT)
+		jhash_add(&h, p->ports[1]);
+	if (by & SRC_MAC)
+		add_mac(&h, p->eth->h_source);
+	if (by & DST_MAC)
+		add_mac(&h, p->eth->h_dest);
+	return (__u64)jhash_end(&h) * n >> 32;
+}
+
+// stale tells, once a second for each backend, that a packet is to go by nftables: the kernel asks
+// a neighbour whether it is still there only when it sends to it itself.
+static __always_inline bool stale(struct backend *b)
+{
+	__u32 now = bpf_ktime_get_coarse_ns() >> 30;
+
+	if (b->trusted == now)
+		return false;
+	b->trusted = now;
+	return true;
+}
+
+// way finds the neighbour that a packet goes to, and how it leaves. XDP_PASS: not by this program.
+static __always_inline int way(struct xdp_md *ctx, struct packet *p, struct backend *b, struct bpf_fib_lookup *to)
+{
+	to->family = p->is4 ? AF_INET : AF_INET6;
+	to->tot_len = p->length;
+	to->ifindex = b->device;
+	__builtin_memcpy(to->ipv6_dst, b->addr, sizeof(b->addr)); // an IPv4 address is in the first word
+	if (bpf_fib_lookup(ctx, to, sizeof(*to), BPF_FIB_LOOKUP_OUTPUT) || to->ifindex != b->device)
+		return XDP_PASS;
+	// Behind a router the kernel gives the router's address.
+	if (!same(to->ipv6_dst, b->addr))
+		return XDP_PASS;
+	// It knows at once whether the interface takes frames.
+	if (bpf_redirect_map(&ways, b->device, XDP_PASS) != XDP_REDIRECT)
+		return XDP_PASS;
+	return b->device == ctx->ingress_ifindex ? XDP_TX : XDP_REDIRECT;
+}
+
+// lower lowers the TTL by one; false: it has none left.
+static __always_inline bool lower(struct packet *p)
+{
+	if (p->is4) {
+		__u32 check = p->ip4->check;
+
+		if (p->ip4->ttl <= 1)
+			return false;
+		check += bpf_htons(0x0100); // as RFC 1141 has it
+		p->ip4->check = check + (check >= 0xffff);
+		p->ip4->ttl--;
+		return true;
+	}
+	if (p->ip6->hop_limit <= 1)
+		return false;
+	p->ip6->hop_limit--;
+	return true;
+}
+
+static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const struct farm *f)
+{
+	struct bpf_fib_lookup to = {};
+	__u32 at = f->first + choose(p, f->hash_by, f->slots);
+	struct slot *s = bpf_map_lookup_elem(&slots, &at);
+
+	if (!s)
+		return XDP_PASS;
+	struct backend *b = bpf_map_lookup_elem(&backends, &s->backend);
+
+	at = bpf_get_smp_processor_id() * counted + f->counts + s->number;
+	struct count *n = bpf_map_lookup_elem(&counts, &at);
+
+	if (!b || !n || stale(b))
+		return XDP_PASS;
+	int verdict = way(ctx, p, b, &to);
+
+	if (verdict == XDP_PASS || !lower(p))
+		return XDP_PASS;
+	__builtin_memcpy(p->eth->h_dest, to.dmac, ETH_ALEN);
+	__builtin_memcpy(p->eth->h_source, to.smac, ETH_ALEN);
+	n->packets++;
+	n->bytes += p->end - (void *)(p->eth + 1);
+	return verdict;
+}

@@ -1,0 +1,86 @@
+package xdp
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// place is where clients find a farm.
+type place struct {
+	addr  netip.Addr
+	proto model.Protocol
+	port  uint16
+}
+
+// target is where packets for a backend go.
+type target struct {
+	addr   netip.Addr
+	device uint32
+}
+
+// half is a farm in one family, as far as the program forwards its packets.
+type half struct {
+	places  []place
+	by      model.FlowKey
+	slots   []int16 // indexes of targets
+	targets []target
+}
+
+// halves are what the program forwards of a farm, none of nil. The rest is left to the base: farms
+// at ranges, whose places a hash cannot find, and those that choose by a hash which is the kernel's
+// secret.
+func halves(f *state.Farm) (all []half) {
+	if f == nil || f.Mode != model.DSR || f.InRanges() || len(f.Lists) > 0 {
+		return nil
+	}
+	by, ok := f.PacketKey()
+	for i, is4 := range []bool{true, false} {
+		h := half{by: by, slots: f.Tables[i].Slots}
+		if len(h.slots) == 0 || !ok && len(h.slots) > 1 {
+			continue
+		}
+		f.Each(func(addr netip.Addr, of4 bool, p model.Protocol, ports model.PortSpan) {
+			if of4 == is4 {
+				h.places = append(h.places, place{addr, p, ports.First})
+			}
+		})
+		for n, b := range f.Backends {
+			h.targets = append(h.targets, target{b.Addr, uint32(f.Devices[n])})
+		}
+		if len(h.places) > 0 {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// digest identifies a table of slots: farms with the same backends and weights share one.
+type digest [sha256.Size]byte
+
+func (h *half) digest() (d digest) {
+	sum := sha256.New()
+	for _, t := range h.targets {
+		a := t.addr.As16()
+		_, _ = sum.Write(binary.NativeEndian.AppendUint32(a[:], t.device))
+	}
+	_ = binary.Write(sum, binary.NativeEndian, h.slots)
+	sum.Sum(d[:0])
+	return d
+}
+
+// words are an address as programs have it: that of IPv4 is the first word.
+func words(a netip.Addr) (w [4]uint32) {
+	for i, b := 0, a.AsSlice(); i < len(b); i += 4 {
+		w[i/4] = binary.NativeEndian.Uint32(b[i:])
+	}
+	return w
+}
+
+// network is a number in the network's byte order.
+func network(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+}

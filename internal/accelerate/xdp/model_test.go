@@ -1,0 +1,181 @@
+package xdp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// A reference is what the program is to do, said in another way: by farms as they are declared.
+type reference struct {
+	mac   [6]byte // of the interface that frames arrive by
+	in    int     // its index
+	mtu   int     // of all interfaces
+	farms map[string]*state.Farm
+	macs  map[int][6]byte        // of interfaces
+	knows map[netip.Addr][6]byte // neighbours
+	takes map[int]bool           // interfaces that take frames
+}
+
+// Verdicts of linux/bpf.h.
+const (
+	pass     = 2
+	transmit = 3
+	redirect = 4
+)
+
+// fate says what is to become of a frame, of which the program may change nothing that it passes
+// on.
+func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmBackend) {
+	frame := bytes.Clone(in)
+	at := parseFrame(frame)
+	if at == nil || [6]byte(frame[:6]) != r.mac {
+		return pass, in, nil
+	}
+	for _, f := range r.farms {
+		if f.Mode != model.DSR || f.InRanges() || len(f.Lists) > 0 {
+			continue
+		}
+		found := false
+		f.Each(func(addr netip.Addr, _ bool, p model.Protocol, ports model.PortSpan) {
+			found = found || addr == at.dst && uint8(p) == at.proto && ports.First == at.dport
+		})
+		slots := f.Table(at.dst.Is4()).Slots
+		if !found || len(slots) == 0 {
+			continue
+		}
+		slot := 0
+		if len(slots) > 1 {
+			key, ok := f.PacketKey()
+			if !ok {
+				continue
+			}
+			slot = int(uint64(jhash(at.key(frame, key), 0x51d1ce)) * uint64(len(slots)) >> 32)
+		}
+		b := &f.Backends[slots[slot]]
+		device := f.Devices[slots[slot]]
+		mac, known := r.knows[b.Addr]
+		if !known || !r.takes[device] || at.length > r.mtu || *at.ttl <= 1 {
+			return pass, in, nil
+		}
+		copy(frame, mac[:])
+		own := r.macs[device]
+		copy(frame[6:], own[:])
+		*at.ttl--
+		if at.dst.Is4() { // RFC 1624
+			sum := uint32(^binary.BigEndian.Uint16(frame[24:])) + uint32(^uint16(*at.ttl+1)<<8|0xff)&0xffff + uint32(*at.ttl)<<8
+			sum = sum&0xffff + sum>>16
+			sum = sum&0xffff + sum>>16
+			binary.BigEndian.PutUint16(frame[24:], ^uint16(sum))
+		}
+		if device == r.in {
+			return transmit, frame, b
+		}
+		return redirect, frame, b
+	}
+	return pass, in, nil
+}
+
+// parsed is a packet of a transport protocol that is plain, and whole.
+type parsed struct {
+	src, dst     netip.Addr
+	sport, dport uint16
+	proto        uint8
+	length       int
+	ttl          *byte
+}
+
+func parseFrame(frame []byte) *parsed {
+	p, header := &parsed{}, 0
+	if len(frame) < 14 {
+		return nil
+	}
+	ip := frame[14:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		if header = 20; len(ip) < header || ip[0] != 0x45 || binary.BigEndian.Uint16(ip[6:])&^0xc000 != 0 {
+			return nil
+		}
+		p.length, p.proto, p.ttl = int(binary.BigEndian.Uint16(ip[2:])), ip[9], &ip[8]
+		p.src, p.dst = netip.AddrFrom4([4]byte(ip[12:])), netip.AddrFrom4([4]byte(ip[16:]))
+	case 0x86dd:
+		if header = 40; len(ip) < header || ip[0]>>4 != 6 {
+			return nil
+		}
+		p.length, p.proto, p.ttl = header+int(binary.BigEndian.Uint16(ip[4:])), ip[6], &ip[7]
+		p.src, p.dst = netip.AddrFrom16([16]byte(ip[8:])), netip.AddrFrom16([16]byte(ip[24:]))
+	default:
+		return nil
+	}
+	least, known := map[uint8]int{6: 20, 17: 8, 132: 12}[p.proto]
+	if !known || p.length > len(ip) || p.length < header+least {
+		return nil
+	}
+	transport := ip[header:]
+	p.sport, p.dport = binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])
+	if p.proto == 132 {
+		if binary.BigEndian.Uint32(transport[8:]) == 0 {
+			return nil
+		}
+		return p
+	}
+	sum := uint64(p.proto) + uint64(p.length-header)
+	for _, a := range [][]byte{p.src.AsSlice(), p.dst.AsSlice()} {
+		for ; len(a) > 0; a = a[2:] {
+			sum += uint64(binary.BigEndian.Uint16(a))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	if uint64(binary.BigEndian.Uint16(transport[map[uint8]int{6: 16, 17: 6}[p.proto]:])) == sum {
+		return nil // the sender's device was to finish it
+	}
+	return p
+}
+
+// key is what nftables hashes: each field in as many words as it takes.
+func (p *parsed) key(frame []byte, of model.FlowKey) (key []byte) {
+	port := func(n uint16) []byte { return append(binary.BigEndian.AppendUint16(nil, n), 0, 0) }
+	for i, field := range [][]byte{p.src.AsSlice(), p.dst.AsSlice(), port(p.sport), port(p.dport), append(bytes.Clone(frame[6:12]), 0, 0), append(bytes.Clone(frame[:6]), 0, 0)} {
+		if of&(1<<i) != 0 {
+			key = append(key, field...)
+		}
+	}
+	return key
+}
+
+// jhash is the kernel's, as in linux/jhash.h.
+func jhash(key []byte, seed uint32) uint32 {
+	start := 0xdeadbeef + uint32(len(key)) + seed
+	s := [3]uint32{start, start, start}
+	rol := func(x uint32, n int) uint32 { return x<<n | x>>(32-n) }
+	for len(key) > 12 {
+		for i := range s {
+			s[i] += binary.LittleEndian.Uint32(key[4*i:])
+		}
+		for i, n := range []int{4, 6, 8, 16, 19, 4} {
+			a, b, c := &s[i%3], &s[(i+1)%3], &s[(i+2)%3]
+			*a -= *c
+			*a ^= rol(*c, n)
+			*c += *b
+		}
+		key = key[12:]
+	}
+	if len(key) == 0 {
+		return s[2]
+	}
+	tail := append(bytes.Clone(key), make([]byte, 12-len(key))...)
+	for i := range s {
+		s[i] += binary.LittleEndian.Uint32(tail[4*i:])
+	}
+	for i, n := range []int{14, 11, 25, 16, 4, 14, 24} { // c of b, a of c, b of a, …
+		x, y := &s[(i+2)%3], &s[(i+1)%3]
+		*x ^= *y
+		*x -= rol(*y, n)
+	}
+	return s[2]
+}

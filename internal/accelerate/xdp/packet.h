@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// What is read of a packet. All else about it is left to the kernel.
+
+#pragma once
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+struct packet {
+	struct ethhdr *eth;
+	void *end;
+	union {
+		struct iphdr *ip4;
+		struct ipv6hdr *ip6;
+		void *ip;
+	};
+	bool is4;
+	__u8 protocol;
+	__u16 length;  // as the IP header says, with that
+	__be16 *ports; // source and destination
+};
+
+// How far a packet could be read: as it is of use to a stage, or not.
+enum parsed { PARSED_NOTHING, PARSED_ADDRESSES, PARSED_PORTS };
+
+static __always_inline enum parsed parse_ip4(struct packet *p)
+{
+	struct iphdr *ip = p->ip4;
+
+	if ((void *)(ip + 1) > p->end || ip->version != 4)
+		return PARSED_NOTHING;
+	p->is4 = true;
+	p->protocol = ip->protocol;
+	p->length = bpf_ntohs(ip->tot_len);
+	// With options, or a fragment, there may be other things where ports are.
+	if (ip->ihl != 5 || ip->frag_off & bpf_htons(0x3fff))
+		return PARSED_ADDRESSES;
+	p->ports = (void *)(ip + 1);
+	return PARSED_PORTS;
+}
+
+static __always_inline enum parsed parse_ip6(struct packet *p)
+{
+	struct ipv6hdr *ip = p->ip6;
+
+	if ((void *)(ip + 1) > p->end || ip->version != 6)
+		return PARSED_NOTHING;
+	p->is4 = false;
+	p->protocol = ip->nexthdr;
+	p->length = bpf_ntohs(ip->payload_len) + sizeof(*ip);
+	p->ports = (void *)(ip + 1);
+	return PARSED_PORTS;
+}
+
+static __always_inline bool same(const __be32 *a, const __be32 *b)
+{
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
+}
+
+static __always_inline __u32 add(__u32 sum, const __be32 *words, int n)
+{
+#pragma unroll
+	for (int i = 0; i < n; i++)
+		sum += (words[i] >> 16) + (words[i] & 0xffff);
+	return sum;
+}
+
+// pseudo is the checksum of the pseudo header alone. It stands in a packet whose checksum is left
+// for a device to be completed, as in those that a machine has made itself.
+static __always_inline __u16 pseudo(struct packet *p, __u16 length)
+{
+	__u32 sum = (__u32)bpf_htons(p->protocol) + bpf_htons(length);
+
+	if (p->is4)
+		sum = add(sum, &p->ip4->saddr, 2);
+	else
+		sum = add(sum, p->ip6->saddr.in6_u.u6_addr32, 8);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+#define SCTP_LENGTH 12
+#define SCTP_CHECKSUM 8
+
+// whole tells whether all of the headers is here, with a checksum that is complete: sent from here,
+// a packet would keep what is in it.
+static __always_inline bool whole(struct packet *p)
+{
+	__u32 before = p->is4 ? sizeof(*p->ip4) : sizeof(*p->ip6);
+	struct tcphdr *tcp = (void *)p->ports;
+	struct udphdr *udp = (void *)p->ports;
+	void *sctp = p->ports;
+
+	if (p->ip + p->length > p->end)
+		return false;
+	switch (p->protocol) {
+	case IPPROTO_TCP:
+		return p->length >= before + sizeof(*tcp) && (void *)(tcp + 1) <= p->end && tcp->check != pseudo(p, p->length - before);
+	case IPPROTO_UDP:
+		return p->length >= before + sizeof(*udp) && (void *)(udp + 1) <= p->end && udp->check != pseudo(p, p->length - before);
+	case IPPROTO_SCTP: // it has no pseudo header
+		return p->length >= before + SCTP_LENGTH && sctp + SCTP_LENGTH <= p->end && *(__u32 *)(sctp + SCTP_CHECKSUM);
+	}
+	return false;
+}
+
+// parse reads the packet of a frame.
+static __always_inline enum parsed parse(struct xdp_md *ctx, struct packet *p)
+{
+	p->eth = (void *)(long)ctx->data;
+	p->end = (void *)(long)ctx->data_end;
+	p->ip = p->eth + 1;
+	if (p->ip > p->end)
+		return PARSED_NOTHING;
+	switch (p->eth->h_proto) {
+	case bpf_htons(ETH_P_IP):
+		return parse_ip4(p);
+	case bpf_htons(ETH_P_IPV6):
+		return parse_ip6(p);
+	}
+	return PARSED_NOTHING;
+}

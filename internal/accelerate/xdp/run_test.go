@@ -1,0 +1,342 @@
+package xdp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	farm "sluice.dev/sluice/internal/balancer/compile"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
+)
+
+// bench is a program at an interface, with farms and neighbours.
+type bench struct {
+	t    *testing.T
+	host *world.Host
+	reference
+	program *program
+}
+
+func newBench(t *testing.T, farms ...*model.Farm) *bench {
+	b := &bench{t: t, host: world.NewHost(t, "balancer")}
+	far := world.NewHost(t, "far")
+	b.host.Forward()
+	b.reference = reference{mtu: 1500, farms: map[string]*state.Farm{}, macs: map[int][6]byte{}, knows: map[netip.Addr][6]byte{}, takes: map[int]bool{}}
+	indexes := map[string]int{}
+	for i, device := range []string{"front", "back", "silent"} {
+		b.host.Join(device, far, device)
+		b.host.Address(device, fmt.Sprintf("10.%d.0.1/24", i), fmt.Sprintf("fd0%d::1/64", i))
+		l := b.host.Device(device).Attrs()
+		indexes[device] = l.Index
+		b.macs[l.Index] = [6]byte(l.HardwareAddr)
+		b.takes[l.Index] = device != "silent"
+		for n := 10; n < 13; n++ {
+			for _, form := range []string{"10.%d.0.%d", "fd0%d::%d"} {
+				a := fmt.Sprintf(form, i, n)
+				b.host.Neighbour(device, far, device, a)
+				b.knows[netip.MustParseAddr(a)] = [6]byte(far.Device(device).Attrs().HardwareAddr)
+			}
+		}
+	}
+	b.in, b.mac = indexes["front"], b.macs[indexes["front"]]
+	for _, f := range farms {
+		b.farms[f.Name] = farm.Compile(f, func(a netip.Addr) int {
+			for device, name := range []string{"front", "back", "silent"} {
+				for _, form := range []string{"10.%d.0.0/24", "fd0%d::/64"} {
+					if netip.MustParsePrefix(fmt.Sprintf(form, device)).Contains(a) {
+						return indexes[name]
+					}
+				}
+			}
+			return 0
+		})
+	}
+	var err error
+	if b.program, err = newProgram(sizeOf(b.farms, 3)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.program.close() })
+	ways := map[uint32]bool{}
+	for index, takes := range b.takes {
+		if takes {
+			ways[uint32(index)] = true
+		}
+	}
+	var l link.Link
+	b.host.In(func() error {
+		if err := b.program.equip(map[uint32]bpfDevice{uint32(b.in): {Mac: b.mac}}, ways); err != nil {
+			return err
+		}
+		l, err = link.AttachXDP(link.XDPOptions{Program: b.program.objs.Accelerate, Interface: b.in, Flags: link.XDPDriverMode})
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close() })
+	if err := b.program.serve(b.farms); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// run has the program judge a frame.
+func (b *bench) run(frame []byte) (verdict uint32, out []byte) {
+	out = make([]byte, len(frame)+256)
+	o := ebpf.RunOptions{Data: frame, DataOut: out, Context: xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(b.in)}}
+	verdict, err := b.program.objs.Accelerate.Run(&o)
+	if err != nil {
+		b.t.Error(err)
+	}
+	return verdict, o.DataOut
+}
+
+// xdpContext mirrors struct xdp_md of linux/bpf.h.
+type xdpContext struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
+// agree fails the test unless program and reference agree about a frame. Once a second for each
+// backend, a packet goes by the base: so the program is asked again if it passes one on.
+func (b *bench) agree(frame []byte) (verdict uint32) {
+	b.t.Helper()
+	want, after, _ := b.fate(frame)
+	got, out := b.run(frame)
+	if got == pass && want != pass {
+		got, out = b.run(frame)
+	}
+	if got != want || !bytes.Equal(out, after) {
+		b.t.Errorf("frame\n%sverdict %d, want %d\n%s; want\n%s", hex.Dump(frame), got, want, hex.Dump(out), hex.Dump(after))
+	}
+	return got
+}
+
+// inNamespace runs f where the program runs, on a thread of its own, so that f cannot end the test.
+func (b *bench) inNamespace(f func()) { b.host.In(func() error { f(); return nil }) }
+
+// packet is a frame to the interface.
+func (b *bench) packet(src, dst string, proto uint8, sport, dport uint16, payload int) []byte {
+	from, to := netip.MustParseAddr(src), netip.MustParseAddr(dst)
+	frame := append(bytes.Clone(b.mac[:]), 2, 0, 0, 0, 0, 9)
+	transport := append(binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, sport), dport), make([]byte, map[uint8]int{6: 16, 17: 4, 132: 8}[proto]+payload)...)
+	switch proto {
+	case 6:
+		transport[12], transport[13], transport[16] = 5<<4, 2, 0xab
+	case 17:
+		binary.BigEndian.PutUint16(transport[4:], uint16(len(transport)))
+	case 132:
+		transport[8] = 0xcd
+	}
+	if from.Is4() {
+		frame = append(frame, 0x08, 0x00, 0x45, 0)
+		frame = binary.BigEndian.AppendUint16(frame, uint16(20+len(transport)))
+		frame = append(frame, 0, 1, 0x40, 0, 64, proto, 0, 0)
+		frame = append(append(frame, from.AsSlice()...), to.AsSlice()...)
+		sum := uint32(0)
+		for i := 14; i < 34; i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(frame[i:]))
+		}
+		binary.BigEndian.PutUint16(frame[24:], ^uint16(sum&0xffff+sum>>16))
+	} else {
+		frame = append(frame, 0x86, 0xdd, 0x60, 0, 0, 0)
+		frame = binary.BigEndian.AppendUint16(frame, uint16(len(transport)))
+		frame = append(frame, proto, 64)
+		frame = append(append(frame, from.AsSlice()...), to.AsSlice()...)
+	}
+	return append(frame, transport...)
+}
+
+// unfinished has the checksum of a packet be as the sender's device is to complete it.
+func unfinished(f []byte) {
+	from, transport, proto := 26, 34, f[23]
+	if f[12] == 0x86 {
+		from, transport, proto = 22, 54, f[20]
+	}
+	sum := uint32(proto) + uint32(len(f)-transport)
+	for i := from; i < transport; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(f[i:]))
+	}
+	switch at := transport + map[uint8]int{6: 16, 17: 6, 132: 8}[proto]; proto {
+	case 132:
+		clear(f[at : at+4])
+	default:
+		sum = sum&0xffff + sum>>16
+		binary.BigEndian.PutUint16(f[at:], uint16(sum&0xffff+sum>>16))
+	}
+}
+
+// testFarms are farms of every kind that the program serves, and of some that it does not.
+func testFarms() (all []*model.Farm) {
+	add := func(name string, port uint16, scheduler model.FarmScheduler, by model.FlowKey, backends ...string) *model.Farm {
+		f := &model.Farm{Name: name, Mode: model.DSR, Scheduler: scheduler, HashBy: by}
+		for _, a := range []string{"10.9.0.1", "fd09::1"} {
+			addr := netip.MustParseAddr(a)
+			f.Addresses = append(f.Addresses, model.FarmAddress{Addr: addr, IPv4: addr.Is4(), IPv6: addr.Is6(),
+				Protocols: []model.Protocol{model.TCP, model.UDP, model.SCTP}, Ports: []model.PortSpan{{First: port, Last: port}}})
+		}
+		for i, a := range backends {
+			f.Backends = append(f.Backends, model.FarmBackend{Name: fmt.Sprint(i), Addr: netip.MustParseAddr(a), Weight: i + 1, Priority: 1})
+		}
+		all = append(all, f)
+		return f
+	}
+	behind := []string{"10.1.0.10", "fd01::10", "10.1.0.11", "fd01::11", "10.1.0.12", "fd01::12"}
+	add("turns", 80, model.RoundRobin, 0, behind...)
+	add("one", 81, model.SymHash, 0, behind[:2]...)
+	add("back", 82, model.RoundRobin, 0, "10.0.0.10", "fd00::10", "10.1.0.10", "fd01::10")
+	add("unknown", 83, model.RoundRobin, 0, "10.1.0.99", "fd01::99")
+	add("silent", 84, model.RoundRobin, 0, "10.2.0.10", "fd02::10")
+	add("symmetric", 85, model.SymHash, 0, behind...)
+	add("down", 86, model.RoundRobin, 0, behind[:2]...).Backends[0].State = model.BackendDown
+	add("listed", 87, model.RoundRobin, 0, behind...).Lists = []string{"bad"}
+	add("snat", 88, model.RoundRobin, 0, behind...).Mode = model.SNAT
+	add("range", 89, model.RoundRobin, 0, behind...).Addresses[0].Ports[0].Last = 99
+	for by := model.FlowKey(1); by < 64; by++ {
+		add(fmt.Sprintf("hash-%d", by), 100+uint16(by), model.Hash, by, behind...)
+	}
+	add("maglev", 200, model.Maglev, model.SrcIP|model.SrcPort, behind...)
+	return all
+}
+
+// TestFrames has single frames meet their fate, in both families.
+func TestFrames(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, testFarms()...)
+	set := func(at int, to ...byte) func([]byte) { return func(f []byte) { copy(f[at:], to) } }
+	b.inNamespace(func() {
+		for _, ip := range []struct{ src, dst string }{{"198.51.100.7", "10.9.0.1"}, {"2001:db8::7", "fd09::1"}} {
+			is4 := netip.MustParseAddr(ip.src).Is4()
+			ttl, header := 14+7, 40
+			if is4 {
+				ttl, header = 14+8, 20
+			}
+			for _, tt := range []struct {
+				what string
+				port uint16
+				want uint32
+				with func([]byte)
+			}{
+				{"a farm", 80, redirect, nil},
+				{"one backend, whatever the scheduler", 81, redirect, nil},
+				{"neighbour unknown", 83, pass, nil},
+				{"interface that takes no frames", 84, pass, nil},
+				{"by a hash that is not known here", 85, pass, nil},
+				{"lists", 87, pass, nil},
+				{"another mode", 88, pass, nil},
+				{"a range", 89, pass, nil},
+				{"no farm", 79, pass, nil},
+				{"Maglev", 200, redirect, nil},
+				{"TTL 1", 80, pass, set(ttl, 1)},
+				{"TTL 2", 80, redirect, set(ttl, 2)},
+				{"TTL 0", 80, pass, set(ttl, 0)},
+				{"for others", 80, pass, set(0, 2, 0, 0, 0, 0, 8)},
+				{"broadcast", 80, pass, set(0, 255, 255, 255, 255, 255, 255)},
+				{"VLAN", 80, pass, set(12, 0x81, 0)},
+				{"ICMP", 80, pass, func(f []byte) { f[map[bool]int{true: 23, false: 20}[is4]] = 1 }},
+				{"checksum left to the sender's device", 80, pass, unfinished},
+				{"longer than the frame", 80, pass, func(f []byte) { f[map[bool]int{true: 17, false: 19}[is4]]++ }},
+				{"shorter than the headers", 80, pass, func(f []byte) { f[map[bool]int{true: 17, false: 19}[is4]] = 7 }},
+			} {
+				for _, proto := range []uint8{6, 17, 132} {
+					frame := b.packet(ip.src, ip.dst, proto, 40000, tt.port, 0)
+					if tt.with != nil {
+						tt.with(frame)
+					}
+					if got := b.agree(frame); got != tt.want {
+						t.Errorf("%s, protocol %d, %s: verdict %d, want %d", ip.dst, proto, tt.what, got, tt.want)
+					}
+				}
+			}
+			for port := uint16(101); port < 164; port++ { // each way of hashing
+				for sport := range uint16(20) {
+					if got := b.agree(b.packet(ip.src, ip.dst, 17, 5000+sport, port, 3)); got != redirect {
+						t.Errorf("%s, port %d: verdict %d", ip.dst, port, got)
+					}
+				}
+			}
+			ways := map[uint32]bool{}
+			for sport := range uint16(50) {
+				ways[b.agree(b.packet(ip.src, ip.dst, 17, sport, 82, 3))] = true
+			}
+			if !ways[transmit] || !ways[redirect] || len(ways) != 2 {
+				t.Errorf("%s: backends at both interfaces get verdicts %v", ip.dst, ways)
+			}
+			for payload, want := range map[int]uint32{1500 - header - 8: redirect, 1500 - header - 7: pass} {
+				if got := b.agree(b.packet(ip.src, ip.dst, 17, 7, 80, payload)); got != want {
+					t.Errorf("%s, %d bytes: verdict %d, want %d", ip.dst, payload, got, want)
+				}
+			}
+		}
+		frame := func(with ...byte) []byte {
+			f := b.packet("198.51.100.7", "10.9.0.1", 17, 7, 80, 64)
+			copy(f[14+6:], with[1:])
+			f[14] = with[0]
+			return f
+		}
+		for what, f := range map[string][]byte{"options": frame(0x46, 0x40), "first fragment": frame(0x45, 0x20), "other fragment": frame(0x45, 0, 9)} {
+			if got := b.agree(f); got != pass {
+				t.Errorf("%s: verdict %d", what, got)
+			}
+		}
+	})
+}
+
+var frames = flag.Int("frames", 100_000, "how many frames TestMutations makes")
+
+// TestMutations has the program meet frames that are right but for some bits, bytes or their
+// length.
+func TestMutations(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, testFarms()...)
+	n := *frames
+	r := rand.New(rand.NewPCG(1, 2))
+	var verdicts [5]int
+	b.inNamespace(func() {
+		for i := 0; i < n && !t.Failed(); i++ {
+			verdicts[b.agree(b.mutant(r))]++
+		}
+	})
+	t.Logf("%d frames: %d passed on, %d sent back, %d forwarded", n, verdicts[pass], verdicts[transmit], verdicts[redirect])
+	if verdicts[redirect] < n/5 || verdicts[pass] < n/5 {
+		t.Errorf("verdicts: %v", verdicts)
+	}
+}
+
+// mutant makes a frame.
+func (b *bench) mutant(r *rand.Rand) []byte {
+	src, dst := "198.51.100.7", "10.9.0.1"
+	if r.IntN(2) == 0 {
+		src, dst = "2001:db8::7", "fd09::1"
+	}
+	ports := []uint16{80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 200, 201}
+	port := ports[r.IntN(len(ports))]
+	if r.IntN(2) == 0 {
+		port = 100 + uint16(r.IntN(66))
+	}
+	f := b.packet(src, dst, []uint8{6, 17, 132}[r.IntN(3)], uint16(r.Uint32()), port, r.IntN(40))
+	if r.IntN(20) == 0 {
+		unfinished(f)
+	}
+	for range r.IntN(4) {
+		switch r.IntN(5) {
+		case 0:
+			f[r.IntN(len(f))] ^= 1 << r.IntN(8)
+		case 1:
+			f[r.IntN(len(f))] = byte(r.Uint32())
+		case 2: // in the headers that count most
+			f[min(12+r.IntN(12), len(f)-1)] = byte(r.IntN(2) * r.IntN(256))
+		case 3:
+			f = f[:max(14, len(f)-r.IntN(30))]
+		case 4:
+			f = append(f, make([]byte, r.IntN(30))...)
+		}
+	}
+	return f
+}

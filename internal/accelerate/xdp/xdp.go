@@ -1,0 +1,376 @@
+// Package xdp serves farms before nftables does, in one program for each network interface, which
+// the kernel asks about each frame that arrives (XDP). What it does is what the base would do, and
+// all that it does not know, or that is not plain, goes on to that. So nothing depends on it: where
+// it is late, full, or not there, packets take longer.
+//
+// Before the base changes, farms that the change is about are withdrawn from the program; it has
+// them again once the base holds them. A process that is killed in between leaves them to the base.
+package xdp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/bpf"
+	netlink "sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Base is a driver of farms.
+type Base interface {
+	driver.Driver
+	// Traffic returns what backends have got. Safe for concurrent use.
+	Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error)
+}
+
+// Options configure the Driver.
+type Options struct {
+	Log *slog.Logger // nil: slog.Default()
+	// Generic has programs run at interfaces whose drivers cannot run them, too, by the kernel,
+	// which costs much of what they gain.
+	Generic bool
+}
+
+// Driver adds the program to a driver of farms. It implements driver.Driver, and owns the driver
+// that it wraps. What fails is said by Notes, and never an error.
+type Driver struct {
+	Base
+	here    *netns.NS
+	pins    bpf.Folder
+	options Options
+
+	mu      sync.Mutex
+	program *program          // nil: none runs
+	links   map[int]link.Link // by interface
+	left    map[int]left      // interfaces that are left to the base
+	why     string            // nothing is accelerated, though something could be
+	arrival map[int]struct{}  // interfaces that farms are served at
+}
+
+// left is an interface that is left to the base, as it was, and why.
+type left struct {
+	netlink.Card
+	why string
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// accelerator names the folder of pins.
+const accelerator = "xdp"
+
+// Open gives a driver the program, in the calling thread's network namespace, where the driver has
+// to be. If it fails, the driver is closed.
+func Open(of Base, o Options) (*Driver, error) {
+	o.Log = cmp.Or(o.Log, slog.Default())
+	d := &Driver{Base: of, options: o, links: map[int]link.Link{}, left: map[int]left{}}
+	var err error
+	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
+		return nil, errors.Join(err, of.Close())
+	}
+	if d.pins, err = bpf.Own(accelerator); err != nil {
+		return nil, errors.Join(err, d.here.Close(), of.Close())
+	}
+	return d, nil
+}
+
+// Remove removes what a Driver has left in the calling thread's network namespace.
+func Remove() error {
+	pins, err := bpf.Own(accelerator)
+	if err != nil {
+		return err
+	}
+	return pins.Remove()
+}
+
+// Close closes the driver. The program goes on, as the base does.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(d.release(), d.here.Close(), d.Base.Close())
+}
+
+// release closes what is open of the program.
+func (d *Driver) release() (err error) {
+	for _, l := range d.links {
+		err = errors.Join(err, l.Close())
+	}
+	clear(d.links)
+	clear(d.left)
+	if d.program != nil {
+		err = errors.Join(err, d.program.close())
+	}
+	d.program = nil
+	return err
+}
+
+// Purge implements driver.Driver.
+func (d *Driver) Purge(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(d.release(), d.pins.Remove(), d.Base.Purge(ctx))
+}
+
+// Notes says in a line each what is not accelerated, and why. Safe for concurrent use.
+func (d *Driver) Notes() (lines []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.why != "" {
+		return []string{"farms are not accelerated: " + d.why}
+	}
+	for _, index := range slices.Sorted(maps.Keys(d.left)) {
+		lines = append(lines, fmt.Sprintf("farms are not accelerated at %s: %s", d.left[index].Name, d.left[index].why))
+	}
+	return lines
+}
+
+// Traffic implements Base.
+func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error) {
+	all, err := d.Base.Traffic(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.program == nil {
+		return all, nil
+	}
+	for of, n := range d.program.read() {
+		if sum, known := all[of]; known {
+			sum.Chosen, sum.TotalChosen, sum.TotalBytes = sum.Chosen+n.Times, sum.TotalChosen+n.Times, sum.TotalBytes+n.Bytes
+			all[of] = sum
+		}
+	}
+	return all, nil
+}
+
+// Adopt implements driver.Driver.
+func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	p, err := d.Base.Adopt(ctx, want, keep)
+	if err != nil || want.Farms == nil {
+		return p, err
+	}
+	return &plan{p, d, nil, true, true}, nil
+}
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	p, err := d.Base.Update(ctx, delta)
+	if err != nil {
+		return nil, err
+	}
+	return &plan{p, d, slices.Collect(maps.Keys(delta.Farms.Farms)), len(delta.Farms.Devices) > 0, false}, nil
+}
+
+// Tampered implements driver.Driver. It follows interfaces, too.
+func (d *Driver) Tampered(ctx context.Context) (bool, error) {
+	d.mu.Lock()
+	if d.program != nil {
+		d.attach(d.program)
+	}
+	d.mu.Unlock()
+	return d.Base.Tampered(ctx)
+}
+
+// plan is a plan of the base's, with the farms that it may change.
+type plan struct {
+	driver.Plan
+	d       *Driver
+	farms   []string
+	devices bool // it may change where they are served
+	all     bool // it adopts: it may change any
+}
+
+// Apply implements driver.Plan.
+func (p *plan) Apply(ctx context.Context) error {
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case p.all && p.Len() > 0:
+		d.stop("")
+	case d.program != nil:
+		if err := d.program.withdraw(p.farms); err != nil {
+			d.stop(err.Error())
+		}
+	}
+	if err := p.Plan.Apply(ctx); err != nil {
+		return err // the farms stay withdrawn until the base is adopted
+	}
+	d.Held(func(held *state.State) {
+		d.arrival = maps.Clone(held.Farms.Devices)
+		if err := d.step(p, held.Farms.Farms); err != nil {
+			d.options.Log.Warn("farms are not accelerated", "error", err)
+			d.stop(bpf.Missing(err))
+		}
+	})
+	return nil
+}
+
+// step brings the program in step with what the base holds of the farms of a plan. Another one is
+// made where there is none, or it has no room, or all farms may differ.
+func (d *Driver) step(p *plan, held map[string]*state.Farm) error {
+	if d.program != nil && !p.all {
+		some := make(map[string]*state.Farm, len(p.farms))
+		for _, name := range p.farms {
+			some[name] = held[name]
+		}
+		err := d.program.serve(some)
+		if err == nil && p.devices {
+			d.attach(d.program)
+		}
+		if !errors.Is(err, errFull) {
+			return err
+		}
+	}
+	return d.renew(held)
+}
+
+// renew puts another program with all farms in the place of what runs, if there are any.
+func (d *Driver) renew(farms map[string]*state.Farm) error {
+	d.why = ""
+	s := sizeOf(farms, len(d.arrival))
+	if s.farms == 0 {
+		d.stop("")
+		return nil
+	}
+	if err := d.pins.Make(); err != nil {
+		return err
+	}
+	next, err := newProgram(s)
+	if err != nil {
+		return err
+	}
+	if err := next.serve(farms); err != nil {
+		return errors.Join(err, next.close())
+	}
+	clear(d.left)
+	if d.attach(next); d.program == nil {
+		d.program = next
+		return nil
+	}
+	next.former = d.program.read()
+	err = d.program.close()
+	d.program = next
+	return err
+}
+
+// stop leaves everything to the base; why: to people, if something could be accelerated.
+func (d *Driver) stop(why string) {
+	if err := errors.Join(d.release(), d.pins.Remove()); err != nil {
+		d.options.Log.Warn("cannot remove the program that accelerates farms", "error", err)
+	}
+	d.why = why
+}
+
+// attach has a program be asked at all interfaces at which farms are served, and at no others.
+func (d *Driver) attach(p *program) {
+	if err := d.here.Do(func() error { return d.attachHere(p) }); err != nil {
+		d.options.Log.Warn("cannot follow interfaces to accelerate farms at", "error", err)
+	}
+}
+
+func (d *Driver) attachHere(p *program) error {
+	cards, err := netlink.Here.Cards()
+	if err != nil {
+		return err
+	}
+	devices, ways := map[uint32]bpfDevice{}, map[uint32]bool{}
+	for index, c := range cards {
+		if _, serves := d.arrival[index]; serves && unfit(c) == "" {
+			devices[uint32(index)] = bpfDevice{Mac: c.MAC}
+		}
+		if c.TakesFrames {
+			ways[uint32(index)] = true
+		}
+	}
+	if err := p.equip(devices, ways); err != nil {
+		return err
+	}
+	for index, c := range cards {
+		_, serves := d.arrival[index]
+		switch l := d.links[index]; {
+		case !serves:
+			d.detach(index, p)
+		case unfit(c) != "":
+			d.detach(index, p)
+			d.left[index] = left{c, unfit(c)}
+		case l == nil && d.left[index].Card == c: // as before
+		case l == nil || p != d.program:
+			d.run(p, index, c)
+		}
+	}
+	for index := range d.links {
+		if _, here := cards[index]; !here {
+			d.detach(index, p)
+		}
+	}
+	return nil
+}
+
+// unfit says why packets that arrive by an interface are left to the base; "": they need not be.
+func unfit(c netlink.Card) string {
+	switch {
+	case c.MAC == [6]byte{}:
+		return "it is no Ethernet"
+	case c.VLANs:
+		return "it has VLANs, whose tags the network card may have taken off packets"
+	}
+	return ""
+}
+
+func pin(index int) string { return fmt.Sprintf("link-%d", index) }
+
+// detach has no program run at an interface. What another process may have left there is looked for
+// only when a program is new.
+func (d *Driver) detach(index int, p *program) {
+	delete(d.left, index)
+	l := d.links[index]
+	if l == nil && p == d.program {
+		return
+	}
+	err := d.pins.Detach(pin(index))
+	if l != nil {
+		err = errors.Join(err, l.Close())
+	}
+	if delete(d.links, index); err != nil {
+		d.options.Log.Warn("cannot take a program off an interface", "index", index, "error", err)
+	}
+}
+
+// run has a program run at an interface, in the place of ours that may run there.
+func (d *Driver) run(p *program, index int, c netlink.Card) {
+	l, err := d.pins.Attach(pin(index), p.objs.Accelerate, func() (link.Link, error) {
+		return link.AttachXDP(link.XDPOptions{Program: p.objs.Accelerate, Interface: index, Flags: link.XDPDriverMode})
+	})
+	if was := d.links[index]; was != nil { // the same link, or one of an interface that is gone
+		err = errors.Join(err, was.Close())
+		delete(d.links, index)
+	}
+	if err == nil {
+		d.links[index] = l
+		delete(d.left, index)
+		return
+	}
+	why := bpf.Missing(err)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		why = "another program's XDP program is there"
+	case errors.Is(err, unix.EOPNOTSUPP):
+		why = "its driver does not run XDP programs"
+	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
+		why = "its driver does not run XDP programs as it is set, such as with its MTU, or its number of queues: " + err.Error()
+	}
+	d.left[index] = left{c, why}
+	d.options.Log.Warn("farms are not accelerated at an interface", "interface", c.Name, "error", err)
+}

@@ -1,0 +1,102 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/mdlayher/genetlink"
+	wire "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Card is an interface as programs see it that run where frames arrive (XDP).
+type Card struct {
+	Name string
+	MAC  [6]byte // zero: it is no Ethernet
+	// VLANs reports whether others are made of it for VLANs.
+	VLANs bool
+	// TakesFrames reports whether frames can be sent by it from a program at another interface, as
+	// far as the kernel tells, which it does from Linux 6.3 on. A veth pair takes none before its
+	// far end has a program or GRO: they would be lost, and counted by nothing.
+	TakesFrames bool
+}
+
+// Cards returns the interfaces but for loopback, by index.
+func (r *Reader) Cards() (map[int]Card, error) {
+	links, err := r.links()
+	if err != nil {
+		return nil, err
+	}
+	features, err := readFeatures()
+	if err != nil {
+		return nil, err
+	}
+	cards := make(map[int]Card, len(links))
+	for _, l := range links {
+		a := l.Attrs()
+		c := Card{Name: a.Name, TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
+		if len(a.HardwareAddr) == len(c.MAC) && a.EncapType == "ether" {
+			c.MAC = [6]byte(a.HardwareAddr)
+		}
+		if a.Flags&net.FlagLoopback == 0 {
+			cards[a.Index] = c
+		}
+	}
+	for _, l := range links {
+		if c, here := cards[l.Attrs().ParentIndex]; here && l.Type() == "vlan" {
+			c.VLANs = true
+			cards[l.Attrs().ParentIndex] = c
+		}
+	}
+	return cards, nil
+}
+
+// Numbers of linux/netdev.h, of the kernel's family "netdev".
+const (
+	getDevice    = 1      // NETDEV_CMD_DEV_GET
+	ofDevice     = 1      // NETDEV_A_DEV_IFINDEX
+	withFeatures = 3      // NETDEV_A_DEV_XDP_FEATURES
+	takesFrames  = 1 << 2 // NETDEV_XDP_ACT_NDO_XMIT
+)
+
+// readFeatures reads what interfaces of the calling thread's network namespace can do for programs,
+// by index; nothing where the kernel does not tell.
+func readFeatures() (map[int]uint64, error) {
+	c, err := genetlink.Dial(nil)
+	if err != nil {
+		return nil, fmt.Errorf("open generic netlink socket: %w", err)
+	}
+	defer func() { _ = c.Close() }()
+	family, err := c.GetFamily("netdev")
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find what interfaces can do: %w", err)
+	}
+	answers, err := c.Execute(genetlink.Message{Header: genetlink.Header{Command: getDevice}}, family.ID, wire.Request|wire.Dump)
+	if err != nil {
+		return nil, fmt.Errorf("read what interfaces can do: %w", err)
+	}
+	all := map[int]uint64{}
+	for _, m := range answers {
+		d, err := wire.NewAttributeDecoder(m.Data)
+		if err != nil {
+			return nil, err
+		}
+		var index int
+		for d.Next() {
+			switch d.Type() {
+			case ofDevice:
+				index = int(d.Uint32())
+			case withFeatures:
+				all[index] = d.Uint64()
+			}
+		}
+		if err := d.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
