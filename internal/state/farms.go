@@ -74,6 +74,12 @@ type FarmTable struct {
 // Empty is a slot of a FarmTable that leads nowhere.
 const Empty = -1
 
+// CommonSlots is how many slots a farm of mode DSR has at single addresses and ports, if that is a
+// multiple of those which its scheduler asks for. The slot of a packet is known before its farm
+// then, so that drivers find its backend with one look-up. More slots would have more farms be so,
+// but be slower than two look-ups where there are many farms.
+const CommonSlots = 12
+
 // Table is the table of a family.
 func (f *Farm) Table(is4 bool) FarmTable {
 	if is4 {
@@ -102,16 +108,13 @@ func (f *Farm) Finder() func(netip.AddrPort) int {
 }
 
 // PacketKey is what packets of a farm without connection tracking choose their slot by, each for
-// itself: every packet of a flow has to come to the same one. Not ok: by a hash that is the
-// kernel's secret.
-func (f *Farm) PacketKey() (key model.FlowKey, ok bool) {
-	switch {
-	case f.Scheduler.Hashes():
-		return f.HashBy, true
-	case f.Scheduler.Draws():
-		return model.SrcIP | model.SrcPort, true
+// itself: every packet of a flow has to come to the same one. SymHash is as good as any hash here,
+// as answers do not choose, and the kernel would dissect each packet for it.
+func (f *Farm) PacketKey() model.FlowKey {
+	if f.Scheduler.Hashes() {
+		return f.HashBy
 	}
-	return 0, false
+	return model.SrcIP | model.SrcPort
 }
 
 // Equal reports whether two farms ask for the same.

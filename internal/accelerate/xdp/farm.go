@@ -31,16 +31,14 @@ type half struct {
 }
 
 // halves are what the program forwards of a farm, none of nil. The rest is left to the base: farms
-// at ranges, whose places a hash cannot find, and those that choose by a hash which is the kernel's
-// secret.
+// at ranges, whose places a hash cannot find, and those that name lists.
 func halves(f *state.Farm) (all []half) {
 	if f == nil || f.Mode != model.DSR || f.InRanges() || len(f.Lists) > 0 {
 		return nil
 	}
-	by, ok := f.PacketKey()
 	for i, is4 := range []bool{true, false} {
-		h := half{by: by, slots: f.Tables[i].Slots}
-		if len(h.slots) == 0 || !ok && len(h.slots) > 1 {
+		h := half{by: f.PacketKey(), slots: f.Tables[i].Slots}
+		if len(h.slots) == 0 {
 			continue
 		}
 		f.Each(func(addr netip.Addr, of4 bool, p model.Protocol, ports model.PortSpan) {

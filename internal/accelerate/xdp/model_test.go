@@ -49,11 +49,7 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		}
 		slot := 0
 		if len(slots) > 1 {
-			key, ok := f.PacketKey()
-			if !ok {
-				continue
-			}
-			slot = int(uint64(jhash(at.key(frame, key), 0x51d1ce)) * uint64(len(slots)) >> 32)
+			slot = int(uint64(jhash(at.key(frame, f.PacketKey()), 0x51d1ce)) * uint64(len(slots)) >> 32)
 		}
 		b := &f.Backends[slots[slot]]
 		device := f.Devices[slots[slot]]

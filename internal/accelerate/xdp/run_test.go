@@ -227,7 +227,7 @@ func TestFrames(t *testing.T) {
 				{"one backend, whatever the scheduler", 81, redirect, nil},
 				{"neighbour unknown", 83, pass, nil},
 				{"interface that takes no frames", 84, pass, nil},
-				{"by a hash that is not known here", 85, pass, nil},
+				{"the symmetric hash", 85, redirect, nil},
 				{"lists", 87, pass, nil},
 				{"another mode", 88, pass, nil},
 				{"a range", 89, pass, nil},

@@ -173,7 +173,11 @@ func slots(f *model.Farm, all, up []member) []int16 {
 	case model.Maglev:
 		return maglev(maglevSize(len(all), f.InRanges()), all, up)
 	case model.Hash, model.SymHash:
-		return hashed(shares(all, most), up)
+		table := interleave(shares(all, most))
+		if f.Mode == model.DSR && !f.InRanges() {
+			table = common(table)
+		}
+		return hashed(table, up)
 	}
 	return drawn(shares(all, most), up)
 }

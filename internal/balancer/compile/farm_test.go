@@ -81,12 +81,12 @@ func TestMaglevWeights(t *testing.T) {
 // TestHashed takes members away one by one: each slot of one that stays, stays.
 func TestHashed(t *testing.T) {
 	all := members(7)
-	before := hashed(all, all)
+	before := hashed(interleave(all), all)
 	up := slices.Clone(all)
 	for len(up) > 1 {
 		gone := up[len(up)/2].index
 		up = slices.DeleteFunc(up, func(m member) bool { return m.index == gone })
-		after := hashed(all, up)
+		after := hashed(interleave(all), up)
 		for i, s := range before {
 			if s != gone && after[i] != s {
 				t.Fatalf("without %d, slot %d goes from %d to %d", gone, i, s, after[i])
@@ -178,8 +178,35 @@ func TestCompile(t *testing.T) {
 		{Name: "a", Addr: netip.MustParseAddr("10.0.0.1"), Weight: 2, Priority: 1}, {Name: "b", Addr: netip.MustParseAddr("fd00::1"), Weight: 1, Priority: 1},
 	}}
 	c := Compile(f, func(netip.Addr) int { return 1 })
-	if !slices.Equal(c.Table(true).Slots, []int16{0}) || !slices.Equal(c.Table(false).Slots, []int16{1}) {
+	if !slices.Equal(slices.Compact(c.Table(true).Slots), []int16{0}) || !slices.Equal(slices.Compact(c.Table(false).Slots), []int16{1}) {
 		t.Errorf("tables: %v", c.Tables)
+	}
+}
+
+// TestCommon has farms of mode DSR have the common number of slots where that changes nothing but
+// where the flows of a backend go that is down: to all others.
+func TestCommon(t *testing.T) {
+	f := &model.Farm{Mode: model.DSR, Addresses: []model.FarmAddress{{Addr: netip.MustParseAddr("10.0.0.1"), Ports: []model.PortSpan{{First: 80, Last: 80}}}}}
+	for n := 1; n <= 13; n++ {
+		all := members(n)
+		few, table := interleave(all), slots(f, all, all)
+		if want := state.CommonSlots%n == 0; (len(table) == state.CommonSlots) != want {
+			t.Errorf("%d backends: %d slots", n, len(table))
+		}
+		for hash := uint64(0); hash < 1<<32; hash += 99_999_999 { // as the kernel scales it
+			if table[hash*uint64(len(table))>>32] != few[hash*uint64(n)>>32] {
+				t.Errorf("%d backends: %v in place of %v", n, table, few)
+				break
+			}
+		}
+	}
+	all := members(3)
+	if down := slots(f, all, all[1:]); !slices.Contains(down[:4], 1) || !slices.Contains(down[:4], 2) || slices.Contains(down, 0) || down[4] != 1 || down[11] != 2 {
+		t.Errorf("one of three is down: %v", down)
+	}
+	f.Addresses[0].Ports[0].Last = 90
+	if table := slots(f, all, all); len(table) != 3 {
+		t.Errorf("a farm at a range: %v", table)
 	}
 }
 

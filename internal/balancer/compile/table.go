@@ -88,11 +88,23 @@ func interleave(members []member) []int16 {
 	return table
 }
 
+// common has a table of few slots have state.CommonSlots, if it can. Drivers scale hashes to the
+// number of slots, so that each slot becomes several beside each other and no flow moves.
+func common(table []int16) []int16 {
+	if state.CommonSlots%len(table) != 0 {
+		return table
+	}
+	var out []int16
+	for _, s := range table {
+		out = append(out, slices.Repeat([]int16{s}, state.CommonSlots/len(table))...)
+	}
+	return out
+}
+
 // hashed is the table of schedulers that hash: the slots of a member that does not serve go to
 // those that do, each to the one that scores highest for it, in proportion to the weights of none
 // (rendezvous hashing, Thaler and Ravishankar, 1996). All others stay.
-func hashed(all, up []member) []int16 {
-	table := interleave(all)
+func hashed(table []int16, up []member) []int16 {
 	vacate(table, up)
 	for slot, s := range table {
 		if s == state.Empty {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/driver/table"
@@ -22,22 +21,24 @@ import (
 
 // newIngress is the ruleset of the table of family netdev.
 func newIngress(mayMiss bool) *ruleset {
-	rs := &ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_NETDEV, MayMiss: mayMiss}, before: []nft.Rule{
-		rule("for other machines: this one only listens").PacketType(expr.CmpOpNeq, unix.PACKET_HOST).Accept(),
-		rule("of a VLAN: it arrives again by the interface of that").Is(expr.CmpOpEq, nft.EtherType, []byte{0x81, 0x00}).Accept(),
-		rule("the same, 802.1ad").Is(expr.CmpOpEq, nft.EtherType, []byte{0x88, 0xa8}).Accept(),
-	}}
+	rs := &ruleset{Layout: table.Layout{NFProto: unix.NFPROTO_NETDEV, MayMiss: mayMiss}}
 	for i, ip := range []nft.Family{nft.IPv4, nft.IPv6} {
 		fp := &family{ip: ip}
 		rs.families[i] = fp
+		ways := func(name string, k kind) *nft.Set {
+			return rs.set(ip.Name+"-"+name+k.String(), "slot . place : interface and address of the backend",
+				nft.Set{Key: append([]nft.Field{nft.Mark}, fp.dest()...), Ranges: k != exact, Data: []nft.Field{nft.OIF, ip.Daddr}, Counted: true})
+		}
+		for _, key := range commonKeys {
+			c := forward{pick: pick{by: model.Hash, key: key, slots: state.CommonSlots}}
+			fp.common = append(fp.common, ways(fmt.Sprintf("ways-%02x-%d", uint8(key), c.slots), exact))
+			rs.arrivals = append(rs.arrivals, arrival{chain: c.name(fp), at: fp, shortcut: func(r nft.Rule) nft.Rule { return c.to(fp, r) }})
+		}
 		for k := range kinds {
-			byDest := func(name, comment string, s nft.Set) *nft.Set {
-				s.Key, s.Ranges = append(s.Key, fp.dest()...), k != exact
-				return rs.set(ip.Name+"-"+name+k.String(), comment, s)
-			}
-			fp.ways[k] = byDest("ways", "slot . place : interface and address of the backend", nft.Set{Key: []nft.Field{nft.Mark}, Data: []nft.Field{nft.OIF, ip.Daddr}, Counted: true})
-			fp.direct[k] = byDest("direct", "place where clients find a farm : the chain that forwards to a backend", nft.Set{Verdict: true})
-			rs.arrivals = append(rs.arrivals, arrivalName(fp, k))
+			fp.ways[k] = ways("ways", k)
+			fp.direct[k] = rs.set(ip.Name+"-direct"+k.String(), "place where clients find a farm : the chain that forwards to a backend",
+				nft.Set{Key: fp.dest(), Ranges: k != exact, Verdict: true})
+			rs.arrivals = append(rs.arrivals, arrival{chain: arrivalName(fp, k), at: fp})
 		}
 	}
 	rs.Notes = rs.set("notes", "what the agent needs to know when it starts", nft.Set{Key: []nft.Field{nft.Mark}})
@@ -49,9 +50,27 @@ func arrivalName(fp *family, k kind) string { return fp.ip.Name + "-arrival" + k
 // arrivalChain looks for farms of a kind.
 func arrivalChain(fp *family, k kind) nft.Chain {
 	return nft.Chain{Name: arrivalName(fp, k), Comment: "packets to farms", Rules: []nft.Rule{
-		rule().Protocol(fp.ip).Load(0, fp.dest()...).Follow(fp.direct[k], 0),
+		rule().Load(0, fp.dest()...).Follow(fp.direct[k], 0),
 	}}
 }
+
+// arriving goes on with packets of a family that are for this machine. Frames of a VLAN arrive again
+// by its interface.
+func arriving(fp *family, ethernet bool) nft.Rule {
+	r := rule()
+	if ethernet {
+		r = r.Untagged(fp.ip)
+	} else {
+		r = r.Protocol(fp.ip)
+	}
+	return r.PacketType(unix.PACKET_HOST)
+}
+
+// commonKeys are what most farms choose by. Where such a farm has the common number of slots, its
+// chain is not needed for packets that come by an interface: a rule of the interface itself draws
+// the slot, and one look-up finds the backend. A packet of any other farm, for which it finds
+// nothing, pays for that, so that each family has one such rule, for the first key in use.
+var commonKeys = []model.FlowKey{model.SrcIP | model.SrcPort, model.SrcIP}
 
 // forward is a chain that forwards packets to one of a farm's backends.
 type forward struct {
@@ -66,10 +85,23 @@ func (c forward) name(fp *family) string {
 	return c.pick.name(fp)
 }
 
-func (c forward) chain(fp *family) nft.Chain {
+// ways is the map of the backends.
+func (c forward) ways(fp *family) *nft.Set {
+	if i := slices.Index(commonKeys, c.key); i >= 0 && c.by == model.Hash && c.slots == state.CommonSlots && c.kind == exact && !c.tunnels {
+		return fp.common[i]
+	}
+	return fp.ways[c.kind]
+}
+
+// to forwards to the backend in the packet's slot.
+func (c forward) to(fp *family, r nft.Rule) nft.Rule {
 	const device, addr = 0, 1
+	return c.slot(fp, r).Load(atDest, fp.dest()...).Find(c.ways(fp), atSlot, device).Forward(fp.ip, device, addr)
+}
+
+func (c forward) chain(fp *family) nft.Chain {
 	chain := nft.Chain{Name: c.name(fp), Comment: fmt.Sprintf("one of %d slots, packet by packet", c.slots), Rules: []nft.Rule{
-		c.slot(fp, rule()).Load(atDest, fp.dest()...).Find(fp.ways[c.kind], atSlot, device).Forward(fp.ip, device, addr),
+		c.to(fp, rule()),
 		rule("nothing goes elsewhere").Drop(),
 	}}
 	if c.tunnels {
@@ -98,6 +130,7 @@ func (h *half) forwarded() {
 				continue
 			}
 			e := h.fp.at(h.fp.ways, p, uint32(slot))
+			e.Set = c.ways(h.fp)
 			e.SetData(append(uint32Bytes(uint32(h.Devices[index])), h.fp.ip.Addr(h.Backends[index].Addr)...))
 			h.element(&e)
 		}

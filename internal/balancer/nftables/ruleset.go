@@ -24,10 +24,8 @@ const tableComment = "Sluice's farms. It is kept in step by sluice balance and r
 type ruleset struct {
 	table.Layout
 	families [2]*family
-	// arrivals are the chains that packets come to as they arrive by an interface, in this order,
-	// and before are the rules in front of them.
-	arrivals []string
-	before   []nft.Rule
+	// arrivals are what packets meet as they arrive by an interface, in this order.
+	arrivals []arrival
 	// answering are, by kind, the chains for answers of stateless farms' backends.
 	answering [kinds][]nft.Chain
 	covered   *nft.Set // interfaces whose packets meet lists as they arrive
@@ -71,6 +69,7 @@ type family struct {
 	// Of ingress, by kind.
 	direct [kinds]*nft.Set // virtual address : the chain that forwards each packet
 	ways   [kinds]*nft.Set // slot . virtual address : interface and address of the backend
+	common []*nft.Set      // the same for farms that are found by one look-up, by commonKeys
 
 	backendSources *nft.Set // virtual address . backend : the address in place of the client's
 
@@ -90,7 +89,7 @@ func newRuleset(clients uint32, mayMiss bool) *ruleset {
 	for i, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		rs.families[i] = rs.newFamily(f)
 		for k := range kinds {
-			rs.arrivals = append(rs.arrivals, listedName(rs.families[i], k))
+			rs.arrivals = append(rs.arrivals, arrival{chain: listedName(rs.families[i], k), at: rs.families[i]})
 		}
 	}
 	for k := range kinds {
@@ -177,7 +176,7 @@ func (fp *family) addMemory(rs *ruleset, set func(name, comment string, s nft.Se
 }
 
 // dest are the fields by which a farm is found.
-func (fp *family) dest() []nft.Field { return []nft.Field{fp.ip.Daddr, nft.L4Proto, nft.Dport} }
+func (fp *family) dest() []nft.Field { return []nft.Field{fp.ip.Daddr, fp.ip.Transport, nft.Dport} }
 
 // origDest are the same of a connection that has been translated.
 func (fp *family) origDest() []nft.Field {

@@ -107,8 +107,8 @@ type rewrite struct {
 // each hash instead, over slots that the compiler has laid out for that.
 func (h *half) steady() pick {
 	p := h.pick()
-	if key, ok := h.PacketKey(); ok && p.slots > 1 {
-		p = pick{by: model.Hash, key: key, slots: p.slots, hosts: p.hosts, kind: p.kind}
+	if p.slots > 1 && !p.by.Hashes() {
+		p = pick{by: model.Hash, key: h.PacketKey(), slots: p.slots, hosts: p.hosts, kind: p.kind}
 	}
 	return p
 }

@@ -42,6 +42,13 @@ type Interface struct {
 	Name   string
 	Type   string // "veth", "bridge", …
 	Master int    // index of the bridge or bond that the interface is a port of; 0: none
+	// Ethernet: what it receives are frames of Ethernet.
+	Ethernet bool
+}
+
+func interfaceOf(l netlink.Link) Interface {
+	a := l.Attrs()
+	return Interface{a.Index, a.Name, l.Type(), a.MasterIndex, a.EncapType == "ether"}
 }
 
 // Interfaces lists the interfaces in the kernel's order.
@@ -52,18 +59,24 @@ func (r *Reader) Interfaces() ([]Interface, error) {
 	}
 	all := make([]Interface, len(links))
 	for i, l := range links {
-		all[i] = Interface{l.Attrs().Index, l.Attrs().Name, l.Type(), l.Attrs().MasterIndex}
+		all[i] = interfaceOf(l)
 	}
 	return all, nil
 }
 
-// Name returns the name of the interface with the index.
-func (r *Reader) Name(index int) (string, error) {
+// Interface returns the interface with the index.
+func (r *Reader) Interface(index int) (Interface, error) {
 	l, err := r.h.LinkByIndex(index)
 	if err != nil {
-		return "", fmt.Errorf("find interface %d: %w", index, err)
+		return Interface{}, fmt.Errorf("find interface %d: %w", index, err)
 	}
-	return l.Attrs().Name, nil
+	return interfaceOf(l), nil
+}
+
+// Name returns the name of the interface with the index.
+func (r *Reader) Name(index int) (string, error) {
+	i, err := r.Interface(index)
+	return i.Name, err
 }
 
 // Index returns the index of the interface with the name; 0: there is none.

@@ -54,7 +54,7 @@ func TestReader(t *testing.T) {
 	for _, i := range interfaces {
 		ports[i] = true
 	}
-	want("interfaces", ports[Interface{peer, "e0p", "veth", br0}] && ports[Interface{br0, "br0", "bridge", 0}], err, true)
+	want("interfaces", ports[Interface{peer, "e0p", "veth", br0, true}] && ports[Interface{br0, "br0", "bridge", 0, true}] && ports[Interface{1, "lo", "device", 0, false}], err, true)
 	host, err := r.HostAddresses()
 	want("addresses of the host", host, err, "[127.0.0.1/8 192.168.0.2/24 ::1/128 fd01::2/64]")
 	under, err := r.Underlay()

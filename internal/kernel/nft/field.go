@@ -15,6 +15,7 @@ type Family struct {
 	num          uint8  // NFPROTO_*
 	Bits         int    // of an address
 	Saddr, Daddr Field
+	Transport    Field // the protocol; to be loaded from packets of the family alone
 	OrigSaddr    Field // of the connection as its client asked for it
 	OrigDaddr    Field
 	ReplySaddr   Field // of who answers the connection
@@ -61,8 +62,8 @@ const (
 )
 
 const (
-	ipv4Src, ipv4Dst = 12, 16 // offsets in the header, RFC 791
-	ipv6Src, ipv6Dst = 8, 24  // RFC 8200
+	ipv4Protocol, ipv4Src, ipv4Dst = 9, 12, 16 // offsets in the header, RFC 791
+	ipv6Src, ipv6Dst               = 8, 24     // RFC 8200
 )
 
 // Keys of the ct expression that google/nftables lacks (linux/netfilter/nf_tables.h).
@@ -80,12 +81,13 @@ var (
 	IPv4 = Family{
 		Name: "ip", num: unix.NFPROTO_IPV4, Bits: 32,
 		Saddr: addrField(typeIPv4Addr, 4, ipv4Src, udataProtoIP, 11), Daddr: addrField(typeIPv4Addr, 4, ipv4Dst, udataProtoIP, 12),
+		Transport: Field{Datatype: typeProtocol, Size: 1, load: payload(expr.PayloadBaseNetworkHeader, ipv4Protocol, 1)}, // cheaper than meta
 		OrigSaddr: ctField(typeIPv4Addr, 4, ctSrcIP, ctDirOriginal), OrigDaddr: ctField(typeIPv4Addr, 4, ctDstIP, ctDirOriginal),
 		ReplySaddr: ctField(typeIPv4Addr, 4, ctSrcIP, ctDirReply),
 	}
 	IPv6 = Family{
 		Name: "ip6", num: unix.NFPROTO_IPV6, Bits: 128,
-		Saddr: addrField(typeIPv6Addr, 16, ipv6Src, udataProtoIP6, 8), Daddr: addrField(typeIPv6Addr, 16, ipv6Dst, udataProtoIP6, 9),
+		Saddr: addrField(typeIPv6Addr, 16, ipv6Src, udataProtoIP6, 8), Daddr: addrField(typeIPv6Addr, 16, ipv6Dst, udataProtoIP6, 9), Transport: L4Proto,
 		OrigSaddr: ctField(typeIPv6Addr, 16, ctSrcIP6, ctDirOriginal), OrigDaddr: ctField(typeIPv6Addr, 16, ctDstIP6, ctDirOriginal),
 		ReplySaddr: ctField(typeIPv6Addr, 16, ctSrcIP6, ctDirReply),
 	}
@@ -146,8 +148,8 @@ var (
 	// Priority is that of a packet.
 	Priority = Field{Datatype: typeMark, Size: 4, host: true, load: func(reg uint32) Expression { return libExpr(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg}) }}
 
-	// EtherType is that of the frame, and of its VLAN tag where it has one. It is only compared.
-	EtherType = Field{Size: 2, load: payload(expr.PayloadBaseLLHeader, 12, 2)}
+	// etherType is that of the frame, or of its VLAN tag where it has one. It is only compared.
+	etherType = Field{Size: 2, load: payload(expr.PayloadBaseLLHeader, 12, 2)}
 
 	// SrcMAC and DstMAC are the Ethernet addresses of a packet as it came in.
 	SrcMAC = Field{Datatype: typeEther, Size: 6, load: payload(expr.PayloadBaseLLHeader, 6, 6)}

@@ -261,16 +261,23 @@ func (f Field) write(from uint32) *expr.Payload {
 
 // Protocol is Family for tables of the family netdev.
 func (r Rule) Protocol(f Family) Rule {
-	etherType := []byte{0x08, 0x00}
-	if f.Bits != IPv4.Bits {
-		etherType = []byte{0x86, 0xdd}
-	}
-	return r.Add(&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: firstRegister}).compare(expr.CmpOpEq, etherType)
+	return r.Add(&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: firstRegister}).compare(expr.CmpOpEq, f.inEthernet())
 }
 
-// PacketType goes on if the packet is (or is not) of a type: unix.PACKET_….
-func (r Rule) PacketType(op expr.CmpOp, typ byte) Rule {
-	return r.Add(&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: firstRegister}).compare(op, []byte{typ})
+// Untagged is Protocol for frames of Ethernet, and goes on only if the frame is of no VLAN.
+func (r Rule) Untagged(f Family) Rule { return r.Is(expr.CmpOpEq, etherType, f.inEthernet()) }
+
+// inEthernet is the family's number in frames of Ethernet.
+func (f Family) inEthernet() []byte {
+	if f.Bits == IPv4.Bits {
+		return []byte{0x08, 0x00}
+	}
+	return []byte{0x86, 0xdd}
+}
+
+// PacketType goes on if the packet is of a type: unix.PACKET_….
+func (r Rule) PacketType(typ byte) Rule {
+	return r.Add(&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: firstRegister}).compare(expr.CmpOpEq, []byte{typ})
 }
 
 // Forward hands the packet to the neighbour at the address in a register, through the interface
