@@ -47,6 +47,9 @@ type Config struct {
 	// caller closes it after Run.
 	Fabric driver.Driver
 
+	// Accelerators say how what makes Driver faster fares. They are safe for concurrent use.
+	Accelerators []func() driver.Accelerator
+
 	// FlowsCut, if set, counts the established connections that were cut because policy came to
 	// forbid them, or that were allowed again.
 	FlowsCut func() uint64
@@ -60,10 +63,6 @@ type Config struct {
 	FarmCounter FarmCounter
 	// ChecksFailed, set with it, returns how many checks of a farm's backend have failed.
 	ChecksFailed func(farm, backend string) uint64
-
-	// Accelerators, if set, says in a line each what they leave to the driver, and why. It is safe
-	// for concurrent use.
-	Accelerators func() []string
 
 	Socket         string // path of the Unix socket
 	MetricsAddress string // empty: no metrics server

@@ -41,9 +41,11 @@ type Status struct {
 	LastApply *Applied           `json:"lastApply,omitempty"` // that changed something in the kernel
 	Failure   *reconcile.Failure `json:"failure,omitempty"`   // while the kernel cannot be programmed; the first of Failures
 	// That of the fabric, if this agent has it.
-	Followers []reconcile.FollowerStatus `json:"accelerators,omitempty"`
-	BGP       *BGPStatus                 `json:"bgp,omitempty"`   // if the agent speaks it
-	Farms     *FarmsStatus               `json:"farms,omitempty"` // of a balancer
+	Followers []reconcile.FollowerStatus `json:"followers,omitempty"`
+	// Of those that --accelerate names.
+	Accelerators []driver.Accelerator `json:"accelerators,omitempty"`
+	BGP          *BGPStatus           `json:"bgp,omitempty"`   // if the agent speaks it
+	Farms        *FarmsStatus         `json:"farms,omitempty"` // of a balancer
 	// Of the parts that fail; all others are in the kernel.
 	Failures []reconcile.Failure `json:"failures,omitempty"`
 	Heals    int                 `json:"heals"` // changes by others that were undone
@@ -130,9 +132,6 @@ func (a *Agent) Status() Status {
 			}
 		}
 	}
-	if a.Accelerators != nil {
-		s.Notes = append(s.Notes, a.Accelerators()...)
-	}
 	if len(s.Failures) > 0 {
 		s.Failure = &s.Failures[0]
 	}
@@ -140,6 +139,9 @@ func (a *Agent) Status() Status {
 		fabric := a.fabric.Status()
 		fabric.Faults = len(a.fabricIssues())
 		s.Followers = []reconcile.FollowerStatus{fabric}
+	}
+	for _, status := range a.Accelerators {
+		s.Accelerators = append(s.Accelerators, status())
 	}
 	s.BGP = a.bgpStatus()
 	if c, err := ReadConntrack(); err == nil {

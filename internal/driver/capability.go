@@ -27,6 +27,7 @@ const (
 	ClientAddress                          // backends see the client's address, except for what is masqueraded
 	LargeDatagrams                         // the node's own over IPv6 to services may be larger than a packet
 	SharedPorts                            // one source port leads to a service and, at once, to its endpoint itself
+	InPackets                              // this node's clients are masqueraded as others are, and sent to another endpoint while one does not answer
 	Outgoing                               // pods reach what is outside with the node's address, as Options.Fabric says
 	Policy                                 // of pods
 	HostPolicy                             // of the node's own interfaces
@@ -49,7 +50,7 @@ var capabilityNames = []struct {
 }{
 	{Services, "services"}, {SCTP, "SCTP"}, {Affinity, "session affinity"}, {SourceRanges, "source ranges"},
 	{LocalTraffic, "externalTrafficPolicy: Local"}, {ClientAddress, "the client's address"}, {LargeDatagrams, "datagrams larger than a packet from the node itself, over IPv6"},
-	{SharedPorts, "one source port to a service and at once to its endpoint"}, {Outgoing, "the node's address for what pods send to the outside"},
+	{SharedPorts, "one source port to a service and at once to its endpoint"}, {InPackets, "translation of packets of this node's clients"}, {Outgoing, "the node's address for what pods send to the outside"},
 	{Policy, "network policy"}, {HostPolicy, "policy of host endpoints"},
 	{UntrackedPolicy, "policy before connection tracking"}, {Fragments, "checking fragments before they are put together"}, {Errors, "ICMP errors of every kind through services"}, {Fabric, "pod networks between nodes"}, {Farms, "farms of a balancer"}, {Survives, "working while no agent runs"}, {Outlasts, "connections that go on when it is removed"},
 	{AuditsCheaply, "noticing at once what others change"}, {Keeps, "keeping what cannot be read"},

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 )
 
@@ -221,7 +222,7 @@ func flowRows() []row {
 			{away: true, sends: early},
 			{services: everywhere("a"), sends: late("a")},
 		}},
-		{name: "UDP flows go on without the driver", steps: []step{
+		{name: "UDP flows go on without the driver", needs: driver.InPackets, steps: []step{
 			{services: everywhere("a"), sends: late("a")},
 			{services: everywhere("a"), away: true, sends: late("a")},
 			{services: everywhere("b"), sends: late("b")},

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/bpf"
 	kernel "sluice.dev/sluice/internal/kernel/netns"
 )
 
@@ -137,9 +138,13 @@ func (ns *NS) Delete() error {
 	return errors.Join(ns.Close(), Delete(ns.Name))
 }
 
-// Delete removes a namespace's name. Deleting what is not there succeeds.
+// Delete removes a namespace's name, and the eBPF programs that agents have pinned for it, which
+// would outlast it. Deleting what is not there succeeds.
 func Delete(name string) error {
 	path := filepath.Join(Dir, name)
+	if err := unpin(path); err != nil {
+		return fmt.Errorf("remove eBPF programs of network namespace %s: %w", name, err)
+	}
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
@@ -147,6 +152,20 @@ func Delete(name string) error {
 		return fmt.Errorf("delete network namespace %s: %w", name, err)
 	}
 	return nil
+}
+
+func unpin(path string) (err error) {
+	if !bpf.Any() {
+		return nil
+	}
+	ns, err := kernel.OpenPath(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(ns.Do(bpf.RemoveAll), ns.Close())
 }
 
 // Veth joins two namespaces (or one with itself) with a veth pair whose ends

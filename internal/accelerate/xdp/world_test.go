@@ -178,11 +178,11 @@ func (w *site) eventually(what string, holds func() bool) {
 	}
 }
 
-func (w *site) notes() []string {
+func (w *site) notes() driver.Accelerator {
 	if w.fast == nil {
-		return nil
+		return driver.Accelerator{}
 	}
-	return w.fast.Notes()
+	return w.fast.Status()
 }
 
 func hostPort(addr, port string) string {

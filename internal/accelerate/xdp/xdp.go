@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf/link"
@@ -43,7 +44,7 @@ type Options struct {
 }
 
 // Driver adds the program to a driver of farms. It implements driver.Driver, and owns the driver
-// that it wraps. What fails is said by Notes, and never an error.
+// that it wraps. What fails is said by Status, and never an error.
 type Driver struct {
 	Base
 	here    *netns.NS
@@ -121,17 +122,15 @@ func (d *Driver) Purge(ctx context.Context) error {
 	return errors.Join(d.release(), d.pins.Remove(), d.Base.Purge(ctx))
 }
 
-// Notes says in a line each what is not accelerated, and why. Safe for concurrent use.
-func (d *Driver) Notes() (lines []string) {
+// Status says how it fares. Safe for concurrent use.
+func (d *Driver) Status() driver.Accelerator {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.why != "" {
-		return []string{"farms are not accelerated: " + d.why}
-	}
+	var lines []string
 	for _, index := range slices.Sorted(maps.Keys(d.left)) {
-		lines = append(lines, fmt.Sprintf("farms are not accelerated at %s: %s", d.left[index].Name, d.left[index].why))
+		lines = append(lines, fmt.Sprintf("not at %s: %s", d.left[index].Name, d.left[index].why))
 	}
-	return lines
+	return driver.Accelerator{Name: "dsr", Off: d.why, Note: strings.Join(lines, "; ")}
 }
 
 // Traffic implements Base.

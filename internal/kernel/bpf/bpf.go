@@ -34,6 +34,12 @@ func Own(accelerator string) (Folder, error) {
 	return Folder{filepath.Join(all, accelerator)}, err
 }
 
+// Any reports whether agents have left something, in whatever network namespace.
+func Any() bool {
+	_, err := os.Stat(filepath.Join(Root, "sluice"))
+	return err == nil
+}
+
 // own is the folder of all accelerators. No other network namespace ever has the same in this boot.
 func own() (string, error) {
 	cookie, err := netns.Cookie()
@@ -41,6 +47,12 @@ func own() (string, error) {
 		return "", err
 	}
 	return filepath.Join(Root, "sluice", strconv.FormatUint(cookie, 10)), nil
+}
+
+// Exists reports whether an agent has left something there.
+func (f Folder) Exists() bool {
+	_, err := os.Stat(f.path)
+	return err == nil
 }
 
 // Make makes the folder. Its error wraps ErrNotMounted where it has nowhere to be.
@@ -124,6 +136,15 @@ func (f Folder) Remove() error {
 	}
 	_ = os.Remove(filepath.Dir(f.path)) // unless other accelerators are there
 	return nil
+}
+
+// RemoveAll removes all that agents have left in the calling thread's network namespace.
+func RemoveAll() error {
+	all, err := own()
+	if err != nil {
+		return err
+	}
+	return Folder{all}.Remove()
 }
 
 // Missing says in a line why a program cannot be had: what the kernel says, or the verifier.

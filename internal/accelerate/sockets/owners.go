@@ -1,0 +1,274 @@
+package sockets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/lib/wake"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// namespaceDirs are where container runtimes bind their pods' network namespaces.
+var namespaceDirs = []string{"/run/netns", "/run/docker/netns"}
+
+// owners are the network namespaces whose sockets are served: the node's own, and its pods'. Other
+// agents of the machine have others.
+type owners struct {
+	d      *Driver
+	own    uint64 // cookie of the node's
+	cancel context.CancelFunc
+	ended  chan struct{}
+	again  wake.Signal // look at once
+
+	mu       sync.Mutex // of what follows
+	on       bool
+	denied   bool             // other namespaces may not be entered
+	pods     map[string]owner // by the path of the namespace's file
+	clusters []netip.Prefix   // where they have their addresses
+}
+
+// owner is the network namespace of a pod.
+type owner struct {
+	id     netns.ID
+	cookie uint64
+}
+
+// lookEvery is how often pods are looked for without a sign of one: nothing tells that a pod has
+// got its default route.
+const lookEvery = 5 * time.Second
+
+func watchOwners(ctx context.Context, d *Driver) (*owners, error) {
+	own, err := netns.Cookie()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	links, err := link.WatchLinks(ctx, d.log)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	o := &owners{d: d, own: own, cancel: cancel, ended: make(chan struct{}), again: wake.New(), pods: map[string]owner{}}
+	go o.run(ctx, links)
+	return o, nil
+}
+
+func (o *owners) wait() {
+	o.cancel()
+	<-o.ended
+}
+
+func (o *owners) run(ctx context.Context, links <-chan model.Links) {
+	defer close(o.ended)
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		o.look()
+		select {
+		case <-ctx.Done():
+		case <-links:
+		case <-tick.C:
+		case <-o.again:
+		}
+	}
+}
+
+// serve has all sockets be served, or none.
+func (o *owners) serve(on bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if on {
+		o.again.Set()
+	}
+	if o.on == on {
+		return
+	}
+	o.on = on
+	var err error
+	if on { // those of an earlier agent's pods are served until pods have been looked for
+		err = o.d.maps.Namespaces.Put(o.own, uint8(1))
+	} else {
+		err = o.write(map[uint64]bool{})
+	}
+	if err != nil {
+		o.d.log.Warn("not all sockets are served as they should be", "error", err)
+	}
+}
+
+// write has the sockets of these namespaces be served, and no others.
+func (o *owners) write(served map[uint64]bool) error {
+	var gone []uint64
+	err := each(o.d.maps.Namespaces, func(cookie uint64, _ uint8) {
+		if !served[cookie] {
+			gone = append(gone, cookie)
+		}
+	})
+	for cookie := range served {
+		err = errors.Join(err, o.d.maps.Namespaces.Put(cookie, uint8(1)))
+	}
+	return errors.Join(err, drop(o.d.maps.Namespaces, gone))
+}
+
+func (o *owners) note() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.denied {
+		return "the node's own sockets alone: to find its pods' takes CAP_SYS_ADMIN"
+	}
+	return fmt.Sprintf("sockets of the node and of %s", model.Count(len(o.pods), "pod"))
+}
+
+// look looks for namespaces that have come and gone.
+func (o *owners) look() {
+	o.mu.Lock()
+	on := o.on
+	o.mu.Unlock()
+	if !on {
+		return // where pods have their addresses may not be known yet
+	}
+	var clusters []netip.Prefix
+	o.d.Held(func(s *state.State) {
+		if s.Services != nil {
+			clusters = s.Services.Settings.ClusterCIDRs
+		}
+	})
+	there := map[string]netns.ID{}
+	for _, dir := range namespaceDirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // this container runtime is not here
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			if id, is := netns.IDOf(path); is {
+				there[path] = id
+			}
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.on {
+		return
+	}
+	for path, p := range o.pods {
+		if there[path] != p.id || !slices.Equal(o.clusters, clusters) {
+			delete(o.pods, path)
+		}
+	}
+	var err error
+	o.clusters = clusters
+	var near *nearby
+	for path, id := range there {
+		if _, known := o.pods[path]; known {
+			continue
+		}
+		if near == nil {
+			if near, err = o.nearby(); err != nil {
+				break
+			}
+		}
+		cookie, is := near.pod(path)
+		o.denied = near.denied
+		if is {
+			o.pods[path] = owner{id, cookie}
+		}
+	}
+	served := map[uint64]bool{o.own: true}
+	for _, p := range o.pods {
+		served[p.cookie] = true
+	}
+	if err = errors.Join(err, o.write(served)); err != nil {
+		o.d.log.Warn("the sockets of some pods are not served", "error", err)
+	}
+}
+
+// nearby is what tells whose pod a namespace is.
+type nearby struct {
+	here     *netns.NS
+	peers    map[int]bool // the other ends of the node's interfaces, by the node's numbers of their namespaces
+	clusters []netip.Prefix
+	denied   bool
+}
+
+func (o *owners) nearby() (*nearby, error) {
+	links, err := link.Dump(o.d.here.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	n := &nearby{here: o.d.here, peers: map[int]bool{}, clusters: o.clusters}
+	for _, l := range links {
+		if id := l.Attrs().NetNsID; id >= 0 {
+			n.peers[id] = true
+		}
+	}
+	return n, nil
+}
+
+// pod returns the cookie of a namespace if it is a pod's of this node: an interface leads there,
+// its default route leads back, and if it is known which addresses pods have, it has one.
+func (n *nearby) pod(path string) (cookie uint64, is bool) {
+	ns, err := netns.OpenPath(path)
+	switch {
+	case errors.Is(err, unix.EPERM):
+		n.denied = true
+		return 0, false
+	case err != nil:
+		return 0, false // it is being made, or has gone
+	}
+	defer func() { _ = ns.Close() }()
+	id, err := n.here.GetNetNsIdByFd(ns.Fd())
+	if err != nil || id < 0 || !n.peers[id] {
+		return 0, false
+	}
+	back, err := ns.GetNetNsIdByFd(n.here.Fd())
+	if err != nil || back < 0 {
+		return 0, false
+	}
+	if !n.leadsBack(ns, back) {
+		return 0, false
+	}
+	err = ns.Do(func() (err error) { cookie, err = netns.Cookie(); return err })
+	return cookie, err == nil
+}
+
+// leadsBack reports whether the default route of a namespace leads to the node, whose number is
+// given, from an address of a pod.
+func (n *nearby) leadsBack(ns *netns.NS, node int) bool {
+	routes, err := link.Dump(func() ([]netlink.Route, error) { return ns.RouteList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
+				return false
+			}
+		}
+		l, err := ns.LinkByIndex(r.LinkIndex)
+		return err == nil && l.Attrs().NetNsID == node && n.addressed(ns, l)
+	})
+}
+
+func (n *nearby) addressed(ns *netns.NS, l netlink.Link) bool {
+	if len(n.clusters) == 0 {
+		return true
+	}
+	addrs, err := link.Dump(func() ([]netlink.Addr, error) { return ns.AddrList(l, netlink.FAMILY_ALL) })
+	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		return slices.ContainsFunc(n.clusters, func(p netip.Prefix) bool { return p.Contains(addr.Unmap()) })
+	})
+}

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//go:build ignore
+
+// Services at the socket: a socket that connects or sends to a service gets an endpoint's address
+// right away, so that its packets are translated nowhere. What has no entry here keeps its address,
+// and nftables translates its packets.
+
+#include <linux/bpf.h>
+#include <linux/errno.h>
+#include <linux/in.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+// The kernel gives some functions to programs under the GPL alone.
+char _license[] SEC("license") = "GPL v2";
+
+#define PF_KTHREAD 0x00200000
+
+// An address and port, in network byte order; IPv4 as IPv6's ::ffff:0:0/96.
+struct endpoint {
+	__be32 ip[4];
+	__be16 port;
+	__u16 protocol;
+};
+
+struct frontend {
+	__u32 id;    // no two have the same
+	__u32 slots; // numbered from 0; never 0
+};
+
+struct slot {
+	__u32 frontend;
+	__u32 number;
+};
+
+struct serving {
+	__u32 frontend;
+	struct endpoint at;
+};
+
+// What a socket asked for, and what it got.
+struct translation {
+	__u32 frontend;
+	struct endpoint service, backend;
+};
+
+// How many services one socket can send to without being connected; to others it goes untranslated.
+#define ASKED 4
+
+struct asked {
+	struct translation of[ASKED];
+};
+
+#define KEEP(kind, name, k, v, n)                                                                  \
+	struct {                                                                                   \
+		__uint(type, kind);                                                                \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                              \
+		__uint(max_entries, n);                                                            \
+		__type(key, k);                                                                    \
+		__type(value, v);                                                                  \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);                                               \
+	} name SEC(".maps")
+
+// Whose sockets are served: by the cookie of the network namespace.
+KEEP(BPF_MAP_TYPE_HASH, namespaces, __u64, __u8, 4096);
+KEEP(BPF_MAP_TYPE_HASH, frontends, struct endpoint, struct frontend, 1 << 18);
+KEEP(BPF_MAP_TYPE_HASH, slots, struct slot, struct endpoint, 1 << 20);
+// Endpoints of UDP to which datagrams may go on that went there before.
+KEEP(BPF_MAP_TYPE_HASH, servings, struct serving, __u8, 1 << 20);
+// By the socket's cookie, until it is closed. (Storage of the socket itself takes three times as long
+// to make and to free: a fortieth of what a connection costs.)
+KEEP(BPF_MAP_TYPE_HASH, connected, __u64, struct translation, 1 << 18);
+KEEP(BPF_MAP_TYPE_SK_STORAGE, unconnected, int, struct asked, 0);
+
+struct task_struct {
+	unsigned int flags;
+	int tgid;
+} __attribute__((preserve_access_index));
+
+static __always_inline bool same(const struct endpoint *a, const struct endpoint *b)
+{
+	return a->ip[3] == b->ip[3] && a->port == b->port && a->ip[2] == b->ip[2] && a->ip[1] == b->ip[1] &&
+	       a->ip[0] == b->ip[0] && a->protocol == b->protocol;
+}
+
+static __always_inline void at4(struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	*e = (struct endpoint){ .ip = { 0, 0, bpf_htonl(0xffff), ctx->user_ip4 }, .port = ctx->user_port, .protocol = ctx->protocol };
+}
+
+static __always_inline void at6(struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	*e = (struct endpoint){ .ip = { ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3] },
+				.port = ctx->user_port,
+				.protocol = ctx->protocol };
+}
+
+static __always_inline void set4(struct bpf_sock_addr *ctx, const struct endpoint *e)
+{
+	ctx->user_ip4 = e->ip[3];
+	ctx->user_port = e->port;
+}
+
+static __always_inline void set6(struct bpf_sock_addr *ctx, const struct endpoint *e)
+{
+	ctx->user_ip6[0] = e->ip[0];
+	ctx->user_ip6[1] = e->ip[1];
+	ctx->user_ip6[2] = e->ip[2];
+	ctx->user_ip6[3] = e->ip[3];
+	ctx->user_port = e->port;
+}
+
+// asks returns what the socket asks for; NULL: nothing that is served here. The kernel's own
+// sockets, as of network file systems, are not: their address would change for good.
+static __always_inline struct frontend *asks(struct bpf_sock_addr *ctx, const struct endpoint *e)
+{
+	__u64 namespace = bpf_get_netns_cookie(ctx);
+
+	if (!bpf_map_lookup_elem(&namespaces, &namespace))
+		return NULL;
+	struct frontend *f = bpf_map_lookup_elem(&frontends, e);
+	if (!f || bpf_get_current_task_btf()->flags & PF_KTHREAD)
+		return NULL;
+	return f;
+}
+
+// choose returns one of a frontend's endpoints; NULL in the midst of a change.
+static __always_inline struct endpoint *choose(const struct frontend *f)
+{
+	if (!f->slots)
+		return NULL;
+	struct slot s = { f->id, bpf_get_prandom_u32() % f->slots };
+	return bpf_map_lookup_elem(&slots, &s);
+}
+
+// connect has e be the endpoint that the socket gets; false: it keeps what it asked for.
+static __always_inline bool connect(struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	struct frontend *f = asks(ctx, e);
+	struct endpoint *to = f ? choose(f) : NULL;
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+
+	if (!to) {
+		if (e->protocol == IPPROTO_UDP)
+			bpf_map_delete_elem(&connected, &cookie); // what it was connected to before
+		return false;
+	}
+	struct translation t = { f->id, *e, *to };
+	if (bpf_map_update_elem(&connected, &cookie, &t, BPF_ANY))
+		return false;
+	*e = *to;
+	return true;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at4(ctx, &e);
+	if (connect(ctx, &e))
+		set4(ctx, &e);
+	return 1;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at6(ctx, &e);
+	if (connect(ctx, &e))
+		set6(ctx, &e);
+	return 1;
+}
+
+static __always_inline bool serves(const struct translation *t)
+{
+	struct serving s = { t->frontend, t->backend };
+
+	return bpf_map_lookup_elem(&servings, &s);
+}
+
+// send is connect for a datagram of a socket that is not connected: all that it sends to a service
+// goes to one endpoint while that serves.
+static __always_inline bool send(struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	struct frontend *f = asks(ctx, e);
+	struct translation *t = NULL;
+
+	if (!f)
+		return false;
+	struct asked *a = bpf_sk_storage_get(&unconnected, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!a)
+		return false;
+#pragma unroll
+	for (int i = 0; i < ASKED; i++) {
+		if (same(&a->of[i].service, e)) {
+			t = &a->of[i];
+			break;
+		}
+		if (!t && !a->of[i].service.protocol)
+			t = &a->of[i];
+	}
+	if (!t)
+		return false;
+	if (t->frontend != f->id || !serves(t)) {
+		struct endpoint *to = choose(f);
+		if (!to)
+			return false;
+		t->frontend = f->id;
+		t->service = *e;
+		t->backend = *to;
+	}
+	*e = t->backend;
+	return true;
+}
+
+SEC("cgroup/sendmsg4")
+int sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at4(ctx, &e);
+	if (send(ctx, &e))
+		set4(ctx, &e);
+	return 1;
+}
+
+SEC("cgroup/sendmsg6")
+int sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at6(ctx, &e);
+	if (send(ctx, &e))
+		set6(ctx, &e);
+	return 1;
+}
+
+// named has e, where the socket's peer is, be what the socket asked for.
+static __always_inline bool named(struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	struct translation *t = bpf_map_lookup_elem(&connected, &cookie);
+
+	if (!t || !same(&t->backend, e))
+		return false;
+	*e = t->service;
+	return true;
+}
+
+// received is named for a datagram that the socket receives.
+static __always_inline bool received(struct bpf_sock_addr *ctx, struct endpoint *e)
+{
+	struct asked *a = bpf_sk_storage_get(&unconnected, ctx->sk, NULL, 0);
+
+	if (!a)
+		return named(ctx, e);
+#pragma unroll
+	for (int i = 0; i < ASKED; i++) {
+		if (same(&a->of[i].backend, e)) {
+			*e = a->of[i].service;
+			return true;
+		}
+	}
+	return named(ctx, e);
+}
+
+SEC("cgroup/recvmsg4")
+int recvmsg4(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at4(ctx, &e);
+	if (received(ctx, &e))
+		set4(ctx, &e);
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int recvmsg6(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at6(ctx, &e);
+	if (received(ctx, &e))
+		set6(ctx, &e);
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at4(ctx, &e);
+	if (named(ctx, &e))
+		set4(ctx, &e);
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct endpoint e;
+
+	at6(ctx, &e);
+	if (named(ctx, &e))
+		set6(ctx, &e);
+	return 1;
+}
+
+SEC("cgroup/sock_release")
+int release(struct bpf_sock *ctx)
+{
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+
+	bpf_map_delete_elem(&connected, &cookie);
+	return 1;
+}
+
+// What the program below reads of the kernel; its BTF says where it is.
+struct sock;
+struct file;
+
+struct socket {
+	struct sock *sk;
+} __attribute__((preserve_access_index));
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
+} __attribute__((preserve_access_index));
+
+// A socket that was translated, as user space reads it.
+struct found {
+	struct translation as;
+	__u32 pid;
+	__u32 fd;
+};
+
+const struct found *unused __attribute__((unused)); // so that its type is in the object
+
+// list yields the open files of all processes that are translated sockets.
+SEC("iter/task_file")
+int list(struct bpf_iter__task_file *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct file *file = ctx->file;
+
+	if (!task || !file)
+		return 0;
+	struct socket *socket = bpf_sock_from_file(file);
+	if (!socket || !socket->sk)
+		return 0;
+	__u64 cookie = bpf_get_socket_cookie(socket->sk);
+	struct translation *t = bpf_map_lookup_elem(&connected, &cookie);
+	if (!t)
+		return 0;
+	struct found f = { .as = *t, .pid = task->tgid, .fd = ctx->fd };
+	bpf_seq_write(ctx->meta->seq, &f, sizeof(f));
+	return 0;
+}

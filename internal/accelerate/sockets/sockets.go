@@ -1,0 +1,371 @@
+// Package sockets serves Services at the socket: a program of ours has each socket of the node and
+// of its pods that connects or sends to a Service get an endpoint's address right away. Its packets
+// are translated nowhere, and cost what they cost without a Service.
+//
+// It works beside a driver that serves the same Services in packets, and serves what sockets have
+// not been given: other nodes' packets, Services with session affinity or source ranges, sockets of
+// pods whose network namespace is not known, and all while this is off.
+package sockets
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/bpf"
+	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+)
+
+// Name is what this accelerator is called.
+const Name = "sockets"
+
+// Driver adds this accelerator to a driver. It implements driver.Driver, and owns the driver that
+// it wraps.
+type Driver struct {
+	driver.Driver
+	log    *slog.Logger
+	folder bpf.Folder
+	here   *netns.NS
+	maps   bpfObjects
+	links  []link.Link
+	ender  *ender
+	owners *owners
+	stop   context.CancelFunc
+
+	mu       sync.Mutex                             // of what follows
+	usable   map[state.FrontendKey][]netip.AddrPort // endpoints to which sockets may stay connected
+	table    *table                                 // nil: what the maps hold is not known
+	why      string                                 // it is off
+	unserved int                                    // frontends for which there is no room
+}
+
+// Open gives a driver this accelerator, in the calling thread's network namespace, where the driver
+// has to be. Where the kernel or the rights do not suffice it is off, and Status says why. log
+// receives what happens in the background.
+func Open(of driver.Driver, log *slog.Logger) *Driver {
+	d := &Driver{Driver: of, log: log.With("accelerator", Name), stop: func() {}, usable: map[state.FrontendKey][]netip.AddrPort{}}
+	if err := d.open(); err != nil {
+		d.why = bpf.Missing(err)
+		d.release()
+		d.owners, d.ender = nil, nil
+	}
+	return d
+}
+
+func (d *Driver) open() (err error) {
+	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
+		return err
+	}
+	if d.folder, err = bpf.Own(Name); err != nil {
+		return err
+	}
+	group, err := bpf.Cgroup()
+	if err != nil {
+		return err
+	}
+	if err := d.folder.Make(); err != nil {
+		return err
+	}
+	spec, err := loadBpf()
+	if err != nil {
+		return err
+	}
+	if err := d.folder.Load(spec, &d.maps, ebpf.ProgramOptions{}); err != nil {
+		return err
+	}
+	for name, at := range map[string]struct {
+		program *ebpf.Program
+		hook    ebpf.AttachType
+	}{
+		"connect4-link":     {d.maps.Connect4, ebpf.AttachCGroupInet4Connect},
+		"connect6-link":     {d.maps.Connect6, ebpf.AttachCGroupInet6Connect},
+		"sendmsg4-link":     {d.maps.Sendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+		"sendmsg6-link":     {d.maps.Sendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+		"recvmsg4-link":     {d.maps.Recvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+		"recvmsg6-link":     {d.maps.Recvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+		"getpeername4-link": {d.maps.Getpeername4, ebpf.AttachCgroupInet4GetPeername},
+		"release-link":      {d.maps.Release, ebpf.AttachCgroupInetSockRelease},
+		"getpeername6-link": {d.maps.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
+	} {
+		l, err := d.folder.Attach(name, at.program, func() (link.Link, error) {
+			return link.AttachCgroup(link.CgroupOptions{Path: group, Attach: at.hook, Program: at.program})
+		})
+		if err != nil {
+			return fmt.Errorf("attach %s: %w", name, err)
+		}
+		d.links = append(d.links, l)
+	}
+	if d.ender, err = newEnder(d); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	d.stop = stop
+	d.owners, err = watchOwners(ctx, d)
+	return err
+}
+
+// release closes what is open; pins stay.
+func (d *Driver) release() {
+	d.stop()
+	if d.owners != nil {
+		d.owners.wait()
+	}
+	if d.ender != nil {
+		d.ender.close()
+	}
+	for _, l := range d.links {
+		_ = l.Close()
+	}
+	_ = d.maps.Close()
+	if d.here != nil {
+		_ = d.here.Close()
+	}
+}
+
+// Close releases what is open, and closes the driver. The kernel goes on.
+func (d *Driver) Close() error {
+	d.release()
+	return d.Driver.Close()
+}
+
+// Capabilities implements driver.Driver.
+func (d *Driver) Capabilities() driver.Capabilities {
+	can := d.Driver.Capabilities()
+	if d.ender != nil {
+		can.Can &^= driver.SharedPorts | driver.InPackets
+		can.Settler = settler{can.Settler, d.ender}
+	}
+	return can
+}
+
+// settler waits for sockets that are to end, too.
+type settler struct {
+	driver.Settler
+	ender *ender
+}
+
+// Settle implements driver.Settler.
+func (s settler) Settle(ctx context.Context) error {
+	err := s.ender.passes.Wait(ctx)
+	if s.Settler != nil {
+		err = errors.Join(err, s.Settler.Settle(ctx))
+	}
+	return err
+}
+
+// Purge implements driver.Driver.
+func (d *Driver) Purge(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.owners != nil {
+		d.table = nil
+		d.owners.serve(false)
+	}
+	return errors.Join(d.folder.Remove(), d.Driver.Purge(ctx))
+}
+
+// Withdraw turns off what an agent has left in the calling thread's network namespace, where
+// services go on to be served in packets. Connected sockets of UDP go back to the service's
+// address; connections of TCP stay as they are.
+func Withdraw() error {
+	f, err := bpf.Own(Name)
+	if err != nil || !f.Exists() {
+		return err
+	}
+	return errors.Join(giveBack(f), f.Remove())
+}
+
+func giveBack(f bpf.Folder) error {
+	spec, err := loadBpf()
+	if err != nil {
+		return err
+	}
+	var maps bpfObjects
+	if err := f.Load(spec, &maps, ebpf.ProgramOptions{}); err != nil {
+		return err
+	}
+	defer func() { _ = maps.Close() }()
+	var cookies []uint64
+	err = each(maps.Namespaces, func(cookie uint64, _ uint8) { cookies = append(cookies, cookie) })
+	if err = errors.Join(err, drop(maps.Namespaces, cookies)); err != nil {
+		return err
+	}
+	files, err := openFiles(maps.List)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = files.it.Close() }()
+	all, err := files.read()
+	for _, s := range all {
+		if s.As.Service.Protocol == uint16(model.UDP) {
+			err = errors.Join(err, s.moveOn())
+		}
+	}
+	return err
+}
+
+// Status says how it fares. Safe for concurrent use.
+func (d *Driver) Status() driver.Accelerator {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := driver.Accelerator{Name: Name, Off: d.why}
+	switch {
+	case d.why != "":
+	case d.unserved > 0:
+		s.Note = fmt.Sprintf("%s find no room, and are served in packets", model.Count(d.unserved, "frontend"))
+	default:
+		s.Note = d.owners.note()
+	}
+	return s
+}
+
+// Adopt implements driver.Driver.
+func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
+	p, err := d.Driver.Adopt(ctx, want, keep)
+	if err != nil {
+		return nil, err
+	}
+	return &plan{p, d, d.adopt}, nil
+}
+
+// Update implements driver.Driver.
+func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
+	p, err := d.Driver.Update(ctx, delta)
+	if err != nil {
+		return nil, err
+	}
+	if delta.Services.Settings != nil {
+		return &plan{p, d, d.adopt}, nil
+	}
+	return &plan{p, d, func() { d.follow(delta.Services.Frontends) }}, nil
+}
+
+// plan is a plan of the driver's, which the accelerator follows.
+type plan struct {
+	driver.Plan
+	d      *Driver
+	follow func()
+}
+
+// Apply implements driver.Plan. The accelerator follows what the driver holds then, also where the
+// driver's plan fails; its own failures are no errors.
+func (p *plan) Apply(ctx context.Context) error {
+	err := p.Plan.Apply(ctx)
+	p.follow()
+	return err
+}
+
+// adopt has the maps hold what the driver does, whatever they hold.
+func (d *Driver) adopt() {
+	if d.owners == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t, err := openTable(&d.maps.bpfMaps)
+	if err != nil {
+		d.fail(err)
+		return
+	}
+	want := map[state.FrontendKey]*state.Frontend{}
+	d.usable = map[state.FrontendKey][]netip.AddrPort{}
+	d.Held(func(s *state.State) {
+		if s.Services == nil {
+			return
+		}
+		for k, f := range s.Services.Frontends {
+			d.usable[k] = usable(k, f)
+			if served(s.Services, k) {
+				want[k] = f
+			}
+		}
+	})
+	var c change
+	known := make(map[bpfEndpoint]bool, len(want))
+	d.unserved = 0
+	for k, f := range want {
+		known[frontendAt(k)] = true
+		if !t.set(k, f, &c) {
+			d.unserved++
+		}
+	}
+	for at := range t.frontends {
+		if !known[at] {
+			t.remove(at, &c)
+		}
+	}
+	d.write(t, &c)
+	d.owners.serve(d.table != nil)
+	d.ender.look()
+}
+
+// follow has the maps follow a change of frontends that the driver has carried out.
+func (d *Driver) follow(changed map[state.FrontendKey]*state.Frontend) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.table == nil || len(changed) == 0 {
+		return
+	}
+	now := make(map[state.FrontendKey]*state.Frontend, len(changed))
+	left := false
+	d.Held(func(s *state.State) {
+		for k := range changed {
+			f := s.Services.Frontends[k]
+			if now[k] = nil; served(s.Services, k) {
+				now[k] = f
+			}
+			before, after := d.usable[k], usable(k, f)
+			left = left || slices.ContainsFunc(before, func(b netip.AddrPort) bool { return !state.Has(after, b) })
+			if d.usable[k] = after; f == nil {
+				delete(d.usable, k)
+			}
+		}
+	})
+	var c change
+	for k, f := range now {
+		if !d.table.set(k, f, &c) {
+			d.unserved++
+		}
+	}
+	d.write(d.table, &c)
+	if left {
+		d.ender.look()
+	}
+}
+
+func (d *Driver) write(t *table, c *change) {
+	if err := t.write(c); err != nil {
+		d.fail(err)
+		return
+	}
+	d.table, d.why = t, ""
+}
+
+// fail turns it off until the next adoption, as the maps may hold what is not so any more.
+func (d *Driver) fail(err error) {
+	d.table, d.why = nil, err.Error()
+	d.owners.serve(false)
+	d.log.Warn("services are served in packets alone", "error", err)
+}
+
+// served reports whether sockets can have a frontend's endpoints. A client's address is known only
+// when its first packet leaves; and whom nftables remembers by session affinity, nobody else knows.
+// Where a client is not to learn an endpoint's address, every connection is masqueraded.
+func served(s *state.Services, k state.FrontendKey) bool {
+	f := s.Frontends[k]
+	return f != nil && len(f.Backends) > 0 && f.Affinity == 0 && len(f.SourceRanges) == 0 && !s.Settings.MasqueradeAll &&
+		cmp.Or(k.Protocol == model.TCP, k.Protocol == model.UDP)
+}
+
+var _ driver.Driver = (*Driver)(nil)

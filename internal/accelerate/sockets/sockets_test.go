@@ -1,0 +1,432 @@
+package sockets_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sluice.dev/sluice/internal/accelerate/sockets"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
+)
+
+// nothing is a driver that programs nothing: what works with it works at the socket alone.
+type nothing struct {
+	driver.Driver
+	holds *state.State
+}
+
+func (n *nothing) Held(f func(*state.State))         { f(n.holds) }
+func (n *nothing) Capabilities() driver.Capabilities { return driver.Capabilities{Can: driver.All} }
+func (n *nothing) Purge(context.Context) error       { return nil }
+func (n *nothing) Close() error                      { return nil }
+func (n *nothing) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
+	return step{func() { n.holds = want.Clone() }}, nil
+}
+func (n *nothing) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
+	return step{func() { n.holds.Apply(d) }}, nil
+}
+
+type step struct{ do func() }
+
+func (s step) Len() int                    { return 1 }
+func (s step) String() string              { return "" }
+func (s step) Kept() driver.Kept           { return driver.Kept{} }
+func (s step) Apply(context.Context) error { s.do(); return nil }
+
+// node is a node with two pods, and a machine outside.
+type node struct {
+	*testing.T
+	host, client, server, outside *world.Host
+	driver                        *sockets.Driver
+	want                          *state.State
+}
+
+func newNode(t *testing.T) *node {
+	t.Parallel()
+	world.MountBPF(t)
+	n := &node{T: t, host: world.NewHost(t, "node"), outside: world.NewHost(t, "outside"), want: state.New()}
+	n.host.Forward()
+	n.client = world.NewPod(n.host, "client", "10.1.0.1", "fd00:1::1")
+	n.server = world.NewPod(n.host, "server", "10.1.0.2", "10.1.0.3", "fd00:1::2", "fd00:1::3")
+	n.host.Join("eth0", n.outside, "eth0")
+	n.host.Address("eth0", "192.0.2.1/24")
+	n.outside.Address("eth0", "192.0.2.9/24")
+	n.outside.Gateway("192.0.2.1")
+	for _, at := range []string{"10.1.0.2:80", "10.1.0.3:80", "[fd00:1::2]:80", "[fd00:1::3]:80"} {
+		n.server.Serve(at, at)
+	}
+	n.want.Services.Settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/64")}
+	return n
+}
+
+// open opens the accelerator, and awaits that it has found the pods.
+func (n *node) open() {
+	n.Helper()
+	n.host.In(func() error {
+		n.driver = sockets.Open(&nothing{holds: state.New()}, slog.New(slog.DiscardHandler))
+		return nil
+	})
+	n.Cleanup(func() { _ = n.driver.Close() })
+	n.adopt()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		s := n.driver.Status()
+		if s.Off == "" && strings.HasSuffix(s.Note, "2 pods") {
+			return
+		}
+		if time.Now().After(end) {
+			n.Fatalf("%+v; want the sockets of two pods to be served", s)
+		}
+	}
+}
+
+func (n *node) adopt() {
+	n.Helper()
+	n.apply(n.driver.Adopt(n.Context(), n.want.Clone(), driver.Keep{}))
+}
+
+func (n *node) apply(p driver.Plan, err error) {
+	n.Helper()
+	if err = errors.Join(err, p.Apply(n.Context())); err != nil {
+		n.Fatal(err)
+	}
+	if err := n.driver.Capabilities().Settler.Settle(n.Context()); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// serve has an address and port of TCP and UDP be served by endpoints; by none, not any more.
+func (n *node) serve(at string, by ...string) {
+	n.Helper()
+	n.change(at, func(f *state.Frontend) {
+		*f = state.Frontend{}
+		for _, b := range by {
+			f.Backends = append(f.Backends, netip.MustParseAddrPort(b))
+		}
+		f.Alive, f.Serving = f.Backends, f.Backends
+	})
+}
+
+func (n *node) change(at string, edit func(*state.Frontend)) {
+	n.Helper()
+	var d state.Delta
+	d.Services.Frontends = map[state.FrontendKey]*state.Frontend{}
+	for _, p := range []model.Protocol{model.TCP, model.UDP} {
+		to := netip.MustParseAddrPort(at)
+		k := state.FrontendKey{Addr: to.Addr(), Protocol: p, Port: to.Port()}
+		var f state.Frontend
+		if before := n.want.Services.Frontends[k]; before != nil {
+			f = *before
+			f.Backends = nil
+		}
+		if edit(&f); len(f.Backends) > 0 {
+			d.Services.Frontends[k] = &f
+		} else {
+			d.Services.Frontends[k] = nil
+		}
+	}
+	n.want.Apply(d)
+	n.apply(n.driver.Update(n.Context(), d))
+}
+
+const (
+	vip4, vip6 = "10.96.0.1:80", "[fd00:96::1]:80"
+	patience   = 5 * time.Second
+	silence    = 200 * time.Millisecond
+)
+
+// answered fails unless one of the servers answers, and is shown as what was asked.
+func (n *node) answered(from *world.Host, network, to string, by ...string) {
+	n.Helper()
+	a, err := from.Ask(network, "", to, patience)
+	if err != nil || !slices.Contains(by, a.Server) {
+		n.Errorf("%s from %s to %s: %+v, %v; want an answer of one of %v", network, from.Name, to, a, err, by)
+	}
+}
+
+// unserved fails if a connection or datagram gets anywhere.
+func (n *node) unserved(from *world.Host, network, to string) {
+	n.Helper()
+	if a, err := from.Ask(network, "", to, silence); err == nil {
+		n.Errorf("%s from %s to %s is answered by %s; want it not to be served at the socket", network, from.Name, to, a.Server)
+	}
+}
+
+// Sockets of the node and of its pods get an endpoint, of TCP and UDP and both families; those of
+// others do not.
+func TestServed(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80", "10.1.0.3:80")
+	n.serve(vip6, "[fd00:1::2]:80")
+	for _, network := range []string{"tcp", "udp"} {
+		for _, from := range []*world.Host{n.client, n.host, n.server} {
+			n.answered(from, network, vip4, "10.1.0.2:80", "10.1.0.3:80")
+			n.answered(from, network, vip6, "[fd00:1::2]:80")
+		}
+		n.unserved(n.outside, network, vip4)
+		n.unserved(n.client, network, "10.96.0.1:81")
+	}
+	n.serve(vip4)
+	n.unserved(n.client, "tcp", vip4)
+	n.unserved(n.client, "udp", vip4)
+}
+
+// What a program is told of its peer is what it asked for; IPv4 at a socket of IPv6, too.
+func TestPeersName(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	n.serve(vip6, "[fd00:1::2]:80")
+	for _, c := range []struct {
+		domain int
+		to     string
+	}{{unix.AF_INET, vip4}, {unix.AF_INET6, vip6}, {unix.AF_INET6, vip4}} {
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			s := n.socket(n.client, c.domain, kind)
+			n.must(unix.Connect(s, sockaddr(c.domain, c.to)))
+			peer, err := unix.Getpeername(s)
+			n.must(err)
+			if got := shown(peer); got != c.to {
+				n.Errorf("domain %d, type %d: the peer is %s; want %s", c.domain, kind, got, c.to)
+			}
+			n.must(unix.Send(s, []byte("?\n"), 0))
+			if got := n.receive(s); !strings.Contains(got, ":80 ") {
+				n.Errorf("domain %d, type %d: received %q", c.domain, kind, got)
+			}
+		}
+	}
+}
+
+// A socket that is not connected stays with an endpoint while that serves, moves on by itself, and
+// sees answers come from what it asked.
+func TestUnconnected(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80", "10.1.0.3:80")
+	n.serve(vip6, "[fd00:1::2]:80")
+	for _, domain := range []int{unix.AF_INET, unix.AF_INET6} {
+		s := n.socket(n.client, domain, unix.SOCK_DGRAM)
+		first := n.exchange(s, domain, vip4)
+		for range 20 {
+			if again := n.exchange(s, domain, vip4); again != first {
+				n.Fatalf("one socket is answered by %s and %s", first, again)
+			}
+		}
+		other := map[string]string{"10.1.0.2:80": "10.1.0.3:80", "10.1.0.3:80": "10.1.0.2:80"}[first]
+		n.serve(vip4, other)
+		if got := n.exchange(s, domain, vip4); got != other {
+			n.Errorf("answered by %s; want the endpoint that is left, %s", got, other)
+		}
+		n.serve(vip4, "10.1.0.2:80", "10.1.0.3:80")
+		if domain == unix.AF_INET6 {
+			if got := n.exchange(s, domain, vip6); got != "[fd00:1::2]:80" {
+				n.Errorf("answered by %s", got)
+			}
+		}
+	}
+}
+
+// A socket of UDP that is connected is connected anew when its endpoint serves no more; one of TCP
+// is reset when its endpoint is gone.
+func TestEndpointGoes(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	udp := n.socket(n.client, unix.AF_INET, unix.SOCK_DGRAM)
+	mapped := n.socket(n.client, unix.AF_INET6, unix.SOCK_DGRAM)
+	n.must(unix.Connect(udp, sockaddr(unix.AF_INET, vip4)))
+	n.must(unix.Connect(mapped, sockaddr(unix.AF_INET6, vip4)))
+	conn, err := n.client.Dial("tcp", "", vip4, patience)
+	n.must(err)
+	defer func() { _ = conn.Close() }()
+	direct, err := n.client.Dial("tcp", "", "10.1.0.2:80", patience)
+	n.must(err)
+	defer func() { _ = direct.Close() }()
+
+	ask := func(by string) {
+		t.Helper()
+		for _, s := range []int{udp, mapped} {
+			n.must(unix.Send(s, []byte("?\n"), 0))
+			if got := n.receive(s); !strings.HasPrefix(got, by) {
+				n.Errorf("a connected socket of UDP is answered by %q; want %s", got, by)
+			}
+		}
+	}
+	ask("10.1.0.2:80")
+	both := []netip.AddrPort{netip.MustParseAddrPort("10.1.0.2:80"), netip.MustParseAddrPort("10.1.0.3:80")}
+	n.change(vip4, func(f *state.Frontend) { f.Backends, f.Serving, f.Alive = both[1:], both[1:], both })
+	ask("10.1.0.3:80")
+	if _, err := world.Exchange(conn, patience); err != nil {
+		n.Errorf("the connection has ended though its endpoint is there: %v", err)
+	}
+	n.change(vip4, func(f *state.Frontend) { f.Backends, f.Alive = both[1:], both[1:] })
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		n.Errorf("the connection ends with %v; want it to be reset", err)
+	}
+	if _, err := world.Exchange(direct, patience); err != nil {
+		n.Errorf("the connection to the endpoint itself has ended: %v", err)
+	}
+	ask("10.1.0.3:80")
+}
+
+// What cannot be decided at the socket is left to packets.
+func TestLeftToPackets(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	endpoint := []netip.AddrPort{netip.MustParseAddrPort("10.1.0.2:80")}
+	for what, edit := range map[string]func(*state.Frontend){
+		"affinity":      func(f *state.Frontend) { f.Affinity = time.Hour },
+		"source ranges": func(f *state.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} },
+		"no endpoint":   func(f *state.Frontend) { f.Backends = nil },
+	} {
+		n.serve(vip4, "10.1.0.2:80")
+		n.answered(n.client, "tcp", vip4, "10.1.0.2:80")
+		n.change(vip4, func(f *state.Frontend) { f.Backends = endpoint; edit(f) })
+		n.unserved(n.client, "tcp", vip4)
+		if t.Failed() {
+			n.Fatal(what)
+		}
+	}
+	n.serve(vip4, "10.1.0.2:80")
+	settings := n.want.Services.Settings
+	settings.MasqueradeAll = true
+	d := state.Delta{Services: state.ServicesDelta{Settings: &settings}}
+	n.want.Apply(d)
+	n.apply(n.driver.Update(t.Context(), d))
+	n.unserved(n.client, "tcp", vip4)
+}
+
+// The kernel goes on while no agent runs; the next one finds what it left, and its sockets.
+func TestRestart(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	udp := n.socket(n.client, unix.AF_INET, unix.SOCK_DGRAM)
+	first := n.exchange(udp, unix.AF_INET, vip4)
+	connected := n.socket(n.client, unix.AF_INET, unix.SOCK_DGRAM)
+	n.must(unix.Connect(connected, sockaddr(unix.AF_INET, vip4)))
+	n.must(n.driver.Close())
+	n.answered(n.client, "tcp", vip4, "10.1.0.2:80")
+	if again := n.exchange(udp, unix.AF_INET, vip4); again != first {
+		n.Errorf("answered by %s, before by %s", again, first)
+	}
+	n.want.Services.Frontends[state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.UDP, Port: 80}] = &state.Frontend{
+		Backends: []netip.AddrPort{netip.MustParseAddrPort("10.1.0.3:80")}, Serving: []netip.AddrPort{netip.MustParseAddrPort("10.1.0.3:80")},
+	}
+	n.open()
+	if got := n.exchange(udp, unix.AF_INET, vip4); got != "10.1.0.3:80" {
+		n.Errorf("answered by %s; want the endpoint that came meanwhile", got)
+	}
+	n.must(unix.Send(connected, []byte("?\n"), 0))
+	if got := n.receive(connected); !strings.HasPrefix(got, "10.1.0.3:80") {
+		n.Errorf("answered by %q; want the endpoint that came meanwhile", got)
+	}
+	n.must(n.driver.Purge(t.Context()))
+	n.unserved(n.client, "tcp", vip4)
+}
+
+// Where services are to be served in packets alone, nothing goes on at sockets but connections of
+// TCP.
+func TestWithdraw(t *testing.T) {
+	n := newNode(t)
+	n.host.In(sockets.Withdraw) // nothing is there
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	s := n.socket(n.client, unix.AF_INET, unix.SOCK_DGRAM)
+	n.must(unix.Connect(s, sockaddr(unix.AF_INET, vip4)))
+	n.must(n.driver.Close())
+	n.host.In(sockets.Withdraw)
+	n.unserved(n.client, "tcp", vip4)
+	// The packets of the socket go to the service's address now: to nobody here.
+	limit := unix.NsecToTimeval(int64(silence))
+	n.must(unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	n.must(unix.Send(s, []byte("?\n"), 0))
+	if got := n.receive(s); got != "" {
+		n.Errorf("answered %q; want the socket to be connected to the service", got)
+	}
+}
+
+func (n *node) must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// socket opens a socket that waits a moment for answers.
+func (n *node) socket(in *world.Host, domain, kind int) (fd int) {
+	n.Helper()
+	in.In(func() (err error) {
+		fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	n.Cleanup(func() { _ = unix.Close(fd) })
+	limit := unix.NsecToTimeval(int64(2 * time.Second))
+	n.must(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	return fd
+}
+
+// exchange sends a datagram, and returns who answers it; the answer has to come from where it was
+// sent to.
+func (n *node) exchange(s, domain int, to string) (server string) {
+	n.Helper()
+	n.must(unix.Sendto(s, []byte("?\n"), 0, sockaddr(domain, to)))
+	b := make([]byte, 200)
+	var from unix.Sockaddr
+	c, err := again(func() (c int, err error) { c, from, err = unix.Recvfrom(s, b, 0); return c, err })
+	n.must(err)
+	if got := shown(from); got != to {
+		n.Fatalf("the answer comes from %s; want %s", got, to)
+	}
+	server, _, _ = strings.Cut(string(b[:c]), " ")
+	return server
+}
+
+// again calls f until no signal interrupts it.
+func again(f func() (int, error)) (n int, err error) {
+	for {
+		if n, err = f(); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+func (n *node) receive(s int) string {
+	n.Helper()
+	b := make([]byte, 200)
+	c, err := again(func() (int, error) { return unix.Read(s, b) })
+	if errors.Is(err, unix.EAGAIN) {
+		return ""
+	}
+	n.must(err)
+	return string(b[:c])
+}
+
+func sockaddr(domain int, at string) unix.Sockaddr {
+	a := netip.MustParseAddrPort(at)
+	if domain == unix.AF_INET {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}
+
+func shown(s unix.Sockaddr) string {
+	switch a := s.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String()
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)).String()
+	}
+	return ""
+}
