@@ -5,24 +5,49 @@ import (
 	"slices"
 	"strings"
 
-	"sluice.dev/sluice/internal/cli"
+	"github.com/spf13/pflag"
 )
 
-// accelerators reads --accelerate: those that are named, of those that there are; "none", or
-// "auto", which is all of them.
-func accelerators(flag string, there ...string) (on map[string]bool, err error) {
-	on = map[string]bool{}
-	switch flag {
-	case "none", "":
-		return on, nil
-	case "auto":
-		flag = strings.Join(there, ",")
-	}
-	for name := range strings.SplitSeq(flag, ",") {
-		if !slices.Contains(there, name) {
-			return nil, cli.Usage(fmt.Errorf("--accelerate %s: choose some of %s, or none, or auto", flag, strings.Join(there, ",")))
-		}
-		on[name] = true
-	}
-	return on, nil
+// accelerators are those that the flag --accelerate turns on.
+type accelerators struct {
+	known  []string // that the command has
+	chosen []string
 }
+
+func (a *accelerators) register(fl *pflag.FlagSet, known ...string) {
+	a.known = known
+	fl.Var(a, "accelerate", "what eBPF programs make faster, parted by commas: "+strings.Join(known, ", ")+", or auto for all; where one cannot be, it costs speed alone, and 'sluice status' says why")
+}
+
+// has reports whether one is to be on.
+func (a *accelerators) has(name string) bool { return slices.Contains(a.chosen, name) }
+
+// String implements pflag.Value.
+func (a *accelerators) String() string {
+	if len(a.chosen) == 0 {
+		return "none"
+	}
+	return strings.Join(a.chosen, ",")
+}
+
+// Set implements pflag.Value.
+func (a *accelerators) Set(list string) error {
+	switch list {
+	case "none":
+		a.chosen = nil
+		return nil
+	case "auto":
+		a.chosen = a.known
+		return nil
+	}
+	a.chosen = splitList(list)
+	for _, name := range a.chosen {
+		if !slices.Contains(a.known, name) {
+			return fmt.Errorf("choose of %s, or auto or none", strings.Join(a.known, ", "))
+		}
+	}
+	return nil
+}
+
+// Type implements pflag.Value.
+func (a *accelerators) Type() string { return "names" }

@@ -48,7 +48,7 @@ An answer to a change means that the kernel has it; one that is refused changes 
 type balanceOptions struct {
 	config, state string
 	mode          string
-	accelerate    string
+	accelerate    accelerators
 	api           apiFlags
 	agent         agent.Config
 	clients       uint32
@@ -73,7 +73,7 @@ func newBalanceCommand() *cobra.Command {
 	fl.StringVar(&o.config, "config", "", "`file` of farms, backends, addresses and policies, in nftlb's JSON")
 	fl.StringVar(&o.state, "state", "", "`file` that changes by the API are written to; where it is there, it is read in place of --config")
 	fl.StringVar(&o.mode, "mode", defaultMode, "`mode` in which farms are carried out: "+strings.Join(farmModes, " or "))
-	fl.StringVar(&o.accelerate, "accelerate", "none", "`which` farms' packets eBPF programs take before nftables does: "+strings.Join(farmAccelerators, ",")+", none or auto (docs/balancer.md)")
+	o.accelerate.register(fl, "dsr")
 	o.api.register(fl)
 	fl.BoolVar(&o.lenient, "lenient", false, "go on with a default where nftlb does, with a warning, in place of an error")
 	fl.Uint32Var(&o.clients, "max-clients", 1<<20, "how many clients the kernel may remember for each purpose: persistence, and each kind of limit")
@@ -191,7 +191,7 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 	case *farms.Driver:
 		config.IPIP, c.FarmCounter = d.IPIP, ruleCounter{d, b.kernel}
 		if fast != nil {
-			c.FarmCounter, c.Accelerators = ruleCounter{fast, b.kernel}, fast.Notes
+			c.FarmCounter, c.Accelerators = ruleCounter{fast, b.kernel}, append(c.Accelerators, fast.Status)
 		}
 	case *ipvs.Farms: // it sends in IPIP itself
 		c.FarmCounter = d

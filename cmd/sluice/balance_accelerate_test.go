@@ -55,7 +55,7 @@ func TestBalanceAccelerate(t *testing.T) {
 	if n := chosen() - before; n < 19*plain || n > 25*plain {
 		t.Errorf("%d packets are counted for 20 requests of %d", n, plain)
 	}
-	if _, stdout, _ := sluice(t, "status", "--socket", w.path("s.sock")); !strings.Contains(stdout, "farms are not accelerated at back: its driver does not run XDP programs") {
+	if _, stdout, _ := sluice(t, "status", "--socket", w.path("s.sock")); !strings.Contains(stdout, "not at back: its driver does not run XDP programs") {
 		t.Errorf("sluice status: %s", stdout)
 	}
 	w.kill()

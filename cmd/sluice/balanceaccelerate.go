@@ -9,19 +9,12 @@ import (
 	"sluice.dev/sluice/internal/driver"
 )
 
-// farmAccelerators are those of farms.
-var farmAccelerators = []string{"dsr"}
-
 // accelerated gives the driver of farms its accelerators, in the calling thread's network
 // namespace. Without them it is the driver itself, and nothing is left of those that a former
 // balancer had. If it fails, the driver is closed.
 func (o *balanceOptions) accelerated(d farmDriver, log *slog.Logger) (driver.Driver, *xdp.Driver, error) {
-	on, err := accelerators(o.accelerate, farmAccelerators...)
-	if err != nil {
-		return nil, nil, errors.Join(err, d.Close())
-	}
 	base, plain := d.(*farms.Driver)
-	if !plain || len(on) == 0 {
+	if !plain || !o.accelerate.has("dsr") {
 		if err := xdp.Remove(); err != nil {
 			return nil, nil, errors.Join(err, d.Close())
 		}

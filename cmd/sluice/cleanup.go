@@ -11,6 +11,7 @@ import (
 
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/bpf"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
@@ -53,6 +54,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 	}
 	balancer := balanceOptions{agent: agent.Config{Socket: socket}}
 	err = errors.Join(
+		wrap("remove accelerators", bpf.RemoveAll()),
 		wrap("remove services and policy", err),
 		wrap("remove tunnels and routes", purgeFabric(cmd.Context())),
 		wrap("remove farms", balancer.purgeFarms(cmd.Context(), "", slog.New(slog.DiscardHandler))),

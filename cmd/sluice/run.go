@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
@@ -43,6 +44,7 @@ type runOptions struct {
 	kubeProxy  kubeproxy.Flags
 	agent      agent.Config
 	cni        cniOptions
+	accelerate accelerators
 	fabric     fabricFlags
 	setSysctls bool
 	logLevel   slog.Level
@@ -71,6 +73,7 @@ kernel parameters that kube-proxy sets.`,
 	o.register(cmd)
 	o.kubeProxy.Register(cmd.Flags())
 	o.cni.register(cmd.Flags())
+	o.accelerate.register(cmd.Flags(), sockets.Name)
 	socketFlag(cmd, &o.agent.Socket)
 	fl := cmd.Flags()
 	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
@@ -192,15 +195,22 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if err != nil {
 		return privilege(err)
 	}
+	served := base
+	if o.accelerate.has(sockets.Name) {
+		accelerated := sockets.Open(base, log)
+		served, o.agent.Accelerators = accelerated, append(o.agent.Accelerators, accelerated.Status)
+	} else if err := sockets.Withdraw(); err != nil {
+		log.Warn("what an earlier agent left at sockets could not be removed: 'sluice cleanup' removes it", "error", err)
+	}
 	can := base.Capabilities().Can
 	if config.Policy && can&driver.Policy == 0 {
 		log.Warn("network policy has no effect in this mode; 'sluice status' names the policies; --policy=false says that it is not wanted", "mode", mode.name)
 	}
 	c := o.agent
 	defer func() { _ = c.Driver.Close() }()
-	c.Driver = base
+	c.Driver = served
 	if !unprivileged() { // a proxy without rights has nothing in the kernel to look after
-		d, err := upkeep.Open(base, options)
+		d, err := upkeep.Open(served, options)
 		if err != nil {
 			return privilege(err)
 		}

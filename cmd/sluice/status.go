@@ -86,6 +86,15 @@ func statusTable(w io.Writer, s agent.Status) {
 	for _, f := range s.Followers {
 		fabricRow(row, f)
 	}
+	for i, a := range s.Accelerators {
+		how := "on"
+		if a.Off != "" {
+			how = "off, which costs speed alone: " + a.Off
+		} else if a.Note != "" {
+			how = "on: " + a.Note
+		}
+		row([]string{"accelerated", ""}[min(i, 1)], "%s: %s", a.Name, how)
+	}
 	if s.BGP != nil {
 		bgpRow(row, s.BGP)
 	}
