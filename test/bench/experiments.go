@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"sluice.dev/sluice/test/bench/experiment/accelerate"
 	"sluice.dev/sluice/test/bench/experiment/balancer"
 	"sluice.dev/sluice/test/bench/experiment/baseline"
 	"sluice.dev/sluice/test/bench/experiment/fabric"
@@ -56,6 +57,7 @@ func Experiments() []harness.Experiment {
 		balancer.Interruptions,
 		balancer.Packets,
 		balancer.Checks,
+		accelerate.Sockets,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,14 +38,18 @@ const (
 // Cluster is a size. Its services are numbered from 0.
 type Cluster struct {
 	Services  int
-	Endpoints int    // of each service
-	NodePort  uint16 // of the last service; 0: none
+	Endpoints int            // of each service
+	NodePort  uint16         // of the last service; 0: none
+	Protocol  model.Protocol // of all services; 0: TCP
 }
 
 // String returns "10,000 services × 10 endpoints" with plain digits.
 func (c Cluster) String() string {
 	return fmt.Sprintf("%d services x %d endpoints", c.Services, c.Endpoints)
 }
+
+// Transport is the protocol of all services.
+func (c Cluster) Transport() model.Protocol { return cmp.Or(c.Protocol, model.TCP) }
 
 // ServiceName is the name of service i; its slice has the same.
 func ServiceName(i int) model.Name {
@@ -74,7 +79,7 @@ func (c Cluster) Service(i int) *model.Service {
 		Created:    created,
 		ClusterIPs: []netip.Addr{ServiceAddr(i)},
 		Ports: []model.ServicePort{{
-			Name: portName, Protocol: model.TCP, Port: ServicePort, NodePort: c.nodePort(i), TargetPort: TargetPort,
+			Name: portName, Protocol: c.Transport(), Port: ServicePort, NodePort: c.nodePort(i), TargetPort: TargetPort,
 		}},
 	}
 }
@@ -84,7 +89,7 @@ func (c Cluster) Slice(i, n int) *model.EndpointSlice {
 	s := &model.EndpointSlice{
 		Name:    ServiceName(i),
 		Service: ServiceName(i).Name,
-		Ports:   []model.EndpointPort{{Name: portName, Protocol: model.TCP, Port: TargetPort}},
+		Ports:   []model.EndpointPort{{Name: portName, Protocol: c.Transport(), Port: TargetPort}},
 	}
 	for j := range n {
 		s.Endpoints = append(s.Endpoints, model.Endpoint{Addr: c.Endpoint(i, j).Addr(), Ready: true, Serving: true})
@@ -168,7 +173,7 @@ func (c Cluster) WriteList(w io.Writer, from, to int) error {
 }
 
 func (c Cluster) service(i int) object {
-	port := object{"name": portName, "protocol": "TCP", "port": ServicePort, "targetPort": TargetPort}
+	port := object{"name": portName, "protocol": c.Transport().String(), "port": ServicePort, "targetPort": TargetPort}
 	kind := "ClusterIP"
 	if n := c.nodePort(i); n != 0 {
 		port["nodePort"], kind = n, "NodePort"

@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
@@ -102,10 +103,10 @@ func iptablesNat(s *script, c cluster.Cluster) {
 }
 
 func iptablesService(s *script, c cluster.Cluster, i int) {
-	vip := cluster.ServiceAddr(i)
-	s.add(`-A KUBE-SERVICES -d %s/32 -p tcp -m comment --comment "%s cluster IP" -m tcp --dport %d -j KUBE-SVC-%d`,
-		vip, cluster.ServiceName(i), cluster.ServicePort, i)
-	s.add("-A KUBE-SVC-%d ! -s %s -d %s/32 -p tcp -m tcp --dport %d -j KUBE-MARK-MASQ", i, pods, vip, cluster.ServicePort)
+	vip, proto := cluster.ServiceAddr(i), strings.ToLower(c.Transport().String())
+	s.add(`-A KUBE-SERVICES -d %s/32 -p %s -m comment --comment "%s cluster IP" -m %[2]s --dport %[4]d -j KUBE-SVC-%[5]d`,
+		vip, proto, cluster.ServiceName(i), cluster.ServicePort, i)
+	s.add("-A KUBE-SVC-%d ! -s %s -d %s/32 -p %s -m %[4]s --dport %[5]d -j KUBE-MARK-MASQ", i, pods, vip, proto, cluster.ServicePort)
 	for j := range c.Endpoints {
 		ep := c.Endpoint(i, j)
 		choice := ""
@@ -114,6 +115,6 @@ func iptablesService(s *script, c cluster.Cluster, i int) {
 		}
 		s.add(`-A KUBE-SVC-%d -m comment --comment "%s -> %s"%s -j KUBE-SEP-%d-%d`, i, cluster.ServiceName(i), ep, choice, i, j)
 		s.add("-A KUBE-SEP-%d-%d -s %s/32 -j KUBE-MARK-MASQ", i, j, ep.Addr())
-		s.add("-A KUBE-SEP-%d-%d -p tcp -m tcp -j DNAT --to-destination %s", i, j, ep)
+		s.add("-A KUBE-SEP-%d-%d -p %s -m %[3]s -j DNAT --to-destination %[4]s", i, j, proto, ep)
 	}
 }

@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/xtables"
+	"sluice.dev/sluice/internal/lib/wake"
 	"sluice.dev/sluice/internal/model"
 	servicecompile "sluice.dev/sluice/internal/services/compile"
 	"sluice.dev/sluice/internal/store"
@@ -29,6 +32,7 @@ type Node struct {
 	compiler *compile.Compiler
 	driver   *upkeep.Driver
 	adopted  bool
+	sockets  *sockets.Driver // nil: services are served in packets alone
 }
 
 // Mode is one of the agent's modes that judge packets themselves. The zero Mode is nftables.
@@ -38,22 +42,27 @@ type Mode string
 const (
 	IptablesLegacy Mode = "iptables legacy"
 	IptablesNft    Mode = "iptables nft"
+	AtSocket       Mode = "at the socket" // nftables, accelerated
 )
 
 // Name is how results name the mode.
 func (m Mode) Name() string {
 	if m == "" {
-		return Sluice{}.Name()
+		return "sluice"
 	}
-	return Sluice{}.Name() + " " + string(m)
+	return "sluice " + string(m)
 }
 
 // open opens the mode's driver in the calling thread's network namespace.
 func (m Mode) open(o driver.Options) (driver.Driver, error) {
 	variant := xtables.Legacy
 	switch m {
-	case "":
-		return nftables.Open(nftables.Options{Options: o})
+	case "", AtSocket:
+		d, err := nftables.Open(nftables.Options{Options: o})
+		if m == "" || err != nil {
+			return d, err
+		}
+		return sockets.Open(d, o.Log), nil
 	case IptablesNft:
 		variant = xtables.NFTables
 	}
@@ -83,6 +92,7 @@ func NewNode(ns *netns.NS, mode Mode, cfg compile.Config) (*Node, error) {
 		if err != nil {
 			return err
 		}
+		n.sockets, _ = d.(*sockets.Driver)
 		n.driver, err = upkeep.Open(d, o)
 		return err
 	})
@@ -93,8 +103,30 @@ func NewNode(ns *netns.NS, mode Mode, cfg compile.Config) (*Node, error) {
 	return n, nil
 }
 
-// Close ends the driver; what it programmed stays in the kernel.
-func (n *Node) Close() error { return n.driver.Close() }
+// Close ends the driver; what it programmed stays in the kernel, except for what would outlast
+// the namespace.
+func (n *Node) Close() error {
+	if n.sockets != nil {
+		return errors.Join(n.sockets.Purge(context.Background()), n.driver.Close())
+	}
+	return n.driver.Close()
+}
+
+// awaitPods returns once the sockets of so many pods are served.
+func (n *Node) awaitPods(ctx context.Context, pods int) error {
+	for {
+		s := n.sockets.Status()
+		if s.Off != "" {
+			return errors.New(s.Off)
+		}
+		if strings.HasSuffix(s.Note, model.Count(pods, "pod")) {
+			return nil
+		}
+		if !wake.Sleep(ctx, time.Millisecond) {
+			return ctx.Err()
+		}
+	}
+}
 
 // Took says how long the parts of a change took.
 type Took struct {

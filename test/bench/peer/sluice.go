@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -14,10 +15,12 @@ import (
 )
 
 // Sluice is this program: its own store, compiler and driver, in this process.
-type Sluice struct{}
+type Sluice struct {
+	Mode Mode // AtSocket needs the testbed's client to be a pod
+}
 
 // Name implements Dataplane.
-func (Sluice) Name() string { return "sluice" }
+func (s Sluice) Name() string { return s.Mode.Name() }
 
 // Limit implements Dataplane.
 func (Sluice) Limit() (int, string) { return 0, "" }
@@ -32,8 +35,8 @@ func (Sluice) Target(_ cluster.Cluster, first, count int) inject.Target {
 
 // Load implements Dataplane. The time is from a full store to the kernel's acknowledgement:
 // compile, compare with the empty kernel, apply.
-func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
-	n, err := NewNode(node, "", Config())
+func (s Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
+	n, err := NewNode(node, s.Mode, Config())
 	if err != nil {
 		return nil, err
 	}
@@ -43,6 +46,11 @@ func (Sluice) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loa
 	if err != nil {
 		_ = n.Close() // nothing more to say than err does
 		return nil, fmt.Errorf("load sluice: %w", err)
+	}
+	if n.sockets != nil {
+		if err := n.awaitPods(ctx, 1); err != nil {
+			return nil, errors.Join(fmt.Errorf("accelerate sluice: %w", err), n.Close())
+		}
 	}
 	return &Loaded{Took: took.Sum(), Note: took.String(), Close: n.Close}, nil
 }

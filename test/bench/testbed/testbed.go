@@ -159,6 +159,22 @@ func (l *Testbed) Direct(backends ...netip.Addr) error {
 	return errors.Join(errs...)
 }
 
+// From has the client be another address, one of inject.Sources.
+func (l *Testbed) From(a netip.Addr) error {
+	if err := addAddr(l.Client, Uplink, netip.PrefixFrom(a, a.BitLen())); err != nil {
+		return err
+	}
+	dev, err := l.Client.LinkByName(Uplink)
+	if err != nil {
+		return err
+	}
+	everything, err := netlink.ParseIPNet("0.0.0.0/0")
+	if err != nil {
+		return err
+	}
+	return l.Client.RouteReplace(&netlink.Route{LinkIndex: dev.Attrs().Index, Dst: everything, Gw: cluster.NodeAddr.AsSlice(), Src: a.AsSlice()})
+}
+
 // neighbours makes neighbour entries permanent, so that no measurement waits for ARP.
 func (l *Testbed) neighbours() error {
 	for _, n := range []struct {
