@@ -201,6 +201,28 @@ func TestModeValue(t *testing.T) {
 	}
 }
 
+// Services at the socket come with the rights and folders of the node that they need, and nothing
+// else does.
+func TestAccelerateValue(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]bool{`[]`: false, `["sockets"]`: true} {
+		d, c := daemon(t, render(t, "--set", "kubernetes.host=a", "--set-json", "accelerate="+value))
+		pod := d.Spec.Template.Spec
+		folders := 0
+		for _, at := range []string{"/sys/fs/bpf", "/sys/fs/cgroup", "/run/netns"} {
+			mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == at })
+			host := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == at })
+			if mounted && host {
+				folders++
+			}
+		}
+		given, rights := slices.Contains(c.Args, "--accelerate=sockets"), len(c.SecurityContext.Capabilities.Add)
+		if given != want || pod.HostPID != want || (folders == 3) != want || (rights == 5) != want {
+			t.Errorf("accelerate=%s: flag %v, hostPID %v, %d folders, rights %v", value, given, pod.HostPID, folders, c.SecurityContext.Capabilities.Add)
+		}
+	}
+}
+
 // The pod network between nodes comes with its flags and rights, and with those alone that it
 // needs.
 func TestFabricValues(t *testing.T) {

@@ -24,7 +24,7 @@
             allowPrivilegeEscalation: false
             capabilities:
               drop: [ALL]
-              add: [NET_ADMIN{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if or .Values.fabric.bgp.enabled (has .Values.mode (list "userspace" "auto")) }}, NET_BIND_SERVICE{{ end }}]
+              add: [NET_ADMIN{{ if has "sockets" .Values.accelerate }}, BPF, PERFMON, SYS_ADMIN, SYS_PTRACE{{ end }}{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if or .Values.fabric.bgp.enabled (has .Values.mode (list "userspace" "auto")) }}, NET_BIND_SERVICE{{ end }}]
             seccompProfile:
               type: RuntimeDefault
             {{- end }}
@@ -50,6 +50,17 @@
               mountPath: {{ .Values.cni.binDir }}
             - name: cni-conf
               mountPath: {{ .Values.cni.confDir }}
+            {{- end }}
+            {{- if has "sockets" .Values.accelerate }}
+            - name: bpf
+              mountPath: /sys/fs/bpf
+            - name: cgroup
+              mountPath: /sys/fs/cgroup
+              readOnly: true
+            - name: netns
+              mountPath: /run/netns
+              mountPropagation: HostToContainer
+              readOnly: true
             {{- end }}
             {{- with .Values.extraVolumeMounts }}
             {{- toYaml . | nindent 12 }}
