@@ -213,7 +213,7 @@ func newBalancer(ctx context.Context, o balanceOptions, out io.Writer, log *slog
 		}
 		if o.setSysctls {
 			want := forwardingSysctls(log, true, true)
-			want["net.netfilter.nf_conntrack_acct"] = "1" // bytes of connections are counted
+			want[sysctl.CountPackets] = "1" // and bytes
 			record := sysctl.RecordPath(o.agent.Socket)
 			if err := b.here.Do(func() error { applySysctls(log, record, want); return nil }); err != nil {
 				log.Warn("kernel parameters are not set", "error", err)

@@ -57,6 +57,9 @@ func TestFlowOffload(t *testing.T) {
 		if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
 			t.Error("once the interface is gone:", stderr)
 		}
+		if out, err := ns.Run("sysctl", "-n", "net.netfilter.nf_conntrack_acct"); err != nil || strings.TrimSpace(string(out)) == "1" != can {
+			t.Errorf("packets of connections are counted: %s, %v", out, err)
+		}
 		if got := strings.Contains(table(), "flow add @established"); got != can {
 			t.Errorf("the kernel can have flowtables: %v, there is one: %v:\n%s", can, got, table())
 		}

@@ -121,7 +121,7 @@ func (s *proxyRole) once(o *runOptions, log *slog.Logger) (done bool, err error)
 		return true, s.writeConfig(o.kubeProxy.WriteTo)
 	case o.kubeProxy.InitOnly:
 		if o.setSysctls {
-			setSysctls(log, *o)
+			setSysctls(log, *o, false)
 			s.tune(log, o)
 		}
 		s.setOOMScore(log)

@@ -236,7 +236,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	if o.setSysctls {
 		c.Prepare = func() {
 			set := func() error {
-				setSysctls(log, o)
+				setSysctls(log, o, base.Capabilities().Offloader != nil)
 				if proxy != nil {
 					proxy.tune(log, &o)
 				}
@@ -382,10 +382,16 @@ func changeNode(ctx context.Context, change *kube.NodeChange, name string, objec
 	})
 }
 
-// setSysctls lets the node forward. The agent is useful without that, so failures are only logged.
-func setSysctls(log *slog.Logger, o runOptions) {
+// setSysctls lets the node forward. With offload, rules ask how many packets a connection has had, for
+// which the kernel counts them: it is set here so that it is recorded. The agent is useful without,
+// so failures are only logged.
+func setSysctls(log *slog.Logger, o runOptions, offload bool) {
 	ipv4, ipv6 := o.families()
-	applySysctls(log, sysctl.RecordPath(o.agent.Socket), forwardingSysctls(log, ipv4, ipv6))
+	want := forwardingSysctls(log, ipv4, ipv6)
+	if offload {
+		want[sysctl.CountPackets] = "1"
+	}
+	applySysctls(log, sysctl.RecordPath(o.agent.Socket), want)
 }
 
 // forwardingSysctls let a machine forward; what cannot be had is logged.

@@ -1,8 +1,12 @@
 package policytest
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,6 +40,37 @@ func TestOffload(t *testing.T) {
 		if from := clientOf(p); after[from].Bytes <= before[from].Bytes {
 			t.Errorf("%s: %d bytes, and after both ends spoke %d", name, before[from].Bytes, after[from].Bytes)
 		}
+	}
+}
+
+// TestOffloadedLater shows that a flow of UDP is put into the flowtable only after the packets that
+// DNS takes, and at once where they are not counted, as it began before.
+func TestOffloadedLater(t *testing.T) {
+	t.Parallel()
+	k := byNFTables.kernel(t, threePods, offloading(t))
+	for counted, least := range map[string]uint64{"1": 5, "0": 0} {
+		t.Run("counted: "+counted, func(t *testing.T) {
+			k.declare(t, row{services: frontB()})
+			if err := k.mesh.Node.Sysctl("net.netfilter.nf_conntrack_acct", counted); err != nil {
+				t.Fatal(err)
+			}
+			pairs := k.pairs(t)
+			for missing := true; missing && !t.Failed(); {
+				missing = false
+				together(pairs, func(name string, p *drivertest.Pair) { goesOn(t, name, p) })
+				for from, f := range k.flows(t) {
+					if f.Protocol != udp {
+						continue
+					}
+					if missing = missing || !f.Offloaded(); !f.Offloaded() {
+						continue
+					}
+					if e := k.entry(t, udp, from, f.Orig.Dst); e.Forward.Packets+e.Reverse.Packets < least {
+						t.Errorf("%v is in the flowtable after %d and %d packets", from, e.Forward.Packets, e.Reverse.Packets)
+					}
+				}
+			}
+		})
 	}
 }
 
@@ -197,10 +232,85 @@ func BenchmarkForward(b *testing.B) {
 	})
 }
 
+// BenchmarkShort has a pod ask another one through a service and be answered, each time over a
+// connection of its own, one after the other. What both sockets take is part of it.
+func BenchmarkShort(b *testing.B) {
+	for _, proto := range []model.Protocol{tcp, udp} {
+		b.Run(proto.String()+", chains", func(b *testing.B) { byNFTables.kernel(b, threePods).short(b, proto) })
+		b.Run(proto.String()+", flowtable", func(b *testing.B) { byNFTables.kernel(b, threePods, offloading(b)).short(b, proto) })
+	}
+}
+
+// short opens connections from a to the service of b's, each for one question and answer. A flow
+// that has ended leaves the flowtable within two seconds.
+func (k *kernel) short(b *testing.B, proto model.Protocol) {
+	k.declare(b, row{services: frontB(), policies: isolated("b", onlyFromA)})
+	_ = k.mesh.Node.Sysctl("net.netfilter.nf_flowtable_udp_timeout", "1") // not where there are no flowtables
+	network := strings.ToLower(proto.String())
+	at := func(name string) string { return netip.AddrPortFrom(names[name][0], 80).String() }
+	var server io.Closer
+	err := k.mesh.In("b", func() (err error) {
+		if proto == udp {
+			server, err = net.ListenPacket(network, at("b"))
+		} else {
+			server, err = net.Listen(network, at("b"))
+		}
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer server.Close()
+	go echo(server)
+	if err := k.mesh.In("a", func() error {
+		for buf := make([]byte, 64); b.Loop(); {
+			c, err := net.Dial(network, at("vip"))
+			if err != nil {
+				return err
+			}
+			_, err = c.Write(buf)
+			if err == nil {
+				_, err = c.Read(buf)
+			}
+			if err = errors.Join(err, c.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// echo answers with what it is asked, until the server is closed.
+func echo(server io.Closer) {
+	switch s := server.(type) {
+	case net.PacketConn:
+		for buf := make([]byte, 64); ; {
+			n, from, err := s.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = s.WriteTo(buf[:n], from)
+		}
+	case net.Listener:
+		for {
+			c, err := s.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(c, c)
+			_ = c.Close()
+		}
+	}
+}
+
+const onlyFromA = "in ingress: [{from: [{podSelector: {matchLabels: {app: a}}}]}]"
+
 // datagrams opens a flow of datagrams from a to b, which a policy allows.
 func (k *kernel) datagrams(b *testing.B, via string) *drivertest.Pair {
 	b.Helper()
-	k.declare(b, row{services: frontB(), policies: isolated("b", "in ingress: [{from: [{podSelector: {matchLabels: {app: a}}}]}]")})
+	k.declare(b, row{services: frontB(), policies: isolated("b", onlyFromA)})
 	p, err := k.mesh.Pair(b, "a", udp, netip.AddrPortFrom(names["b"][0], 80), netip.AddrPortFrom(names[via][0], 80))
 	if err != nil {
 		b.Fatal(err)

@@ -46,7 +46,7 @@ func testResetUnderAnothersAddress(t *testing.T, p plane) {
 			t.Errorf("%v: %d segments count as spoofed, want 1", server, got-before)
 		}
 		const established = 3 // TCP_CONNTRACK_ESTABLISHED
-		e := k.entry(t, from, server)
+		e := k.entry(t, tcp, from, server)
 		// Of a connection in a flowtable there is no more to know than that it is there.
 		if info, told := e.ProtoInfo.(*netlink.ProtoInfoTCP); told && (info.State != established || e.TimeOut < 3600) {
 			t.Errorf("%v: connection tracking believed the segment: %+v, state %+v", server, e, info)
@@ -94,8 +94,8 @@ func (k *kernel) dropped(t *testing.T, reason state.Drop) uint64 {
 	return counts[reason]
 }
 
-// entry is what connection tracking knows of a TCP connection.
-func (k *kernel) entry(t *testing.T, from, to netip.AddrPort) *netlink.ConntrackFlow {
+// entry is what connection tracking knows of a connection.
+func (k *kernel) entry(t *testing.T, proto model.Protocol, from, to netip.AddrPort) *netlink.ConntrackFlow {
 	t.Helper()
 	family := netlink.InetFamily(unix.AF_INET)
 	if to.Addr().Is6() {
@@ -110,7 +110,7 @@ func (k *kernel) entry(t *testing.T, from, to netip.AddrPort) *netlink.Conntrack
 		t.Fatal(err)
 	}
 	for _, f := range flows {
-		if f.Forward.Protocol == unix.IPPROTO_TCP && f.Forward.SrcPort == from.Port() && f.Forward.DstPort == to.Port() {
+		if f.Forward.Protocol == uint8(proto) && f.Forward.SrcPort == from.Port() && f.Forward.DstPort == to.Port() {
 			return f
 		}
 	}

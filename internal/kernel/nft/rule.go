@@ -176,6 +176,16 @@ func (r Rule) ct(key expr.CtKey, bits uint32, op expr.CmpOp) Rule {
 	return r.Add(&expr.Ct{Key: key, Register: firstRegister}, bitwise(mask, zero)).compare(op, zero)
 }
 
+// CtPackets goes on if the connection has had so many packets, in both directions. A rule with it
+// has the kernel count those of all connections that begin from then on
+// (net.netfilter.nf_conntrack_acct); those from before have none.
+func (r Rule) CtPackets(from, to uint64) Rule {
+	count := func(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+	return r.Add(&expr.Ct{Key: expr.CtKeyPKTS, Register: firstRegister},
+		&expr.Byteorder{SourceRegister: firstRegister, DestRegister: firstRegister, Op: expr.ByteorderHton, Len: 8, Size: 8},
+		&expr.Range{Op: expr.CmpOpEq, Register: firstRegister, FromData: count(from), ToData: count(to)})
+}
+
 // CtLabel goes on if the connection's label equals (or differs from) the value; a label is one bit
 // of sixteen bytes.
 func (r Rule) CtLabel(op expr.CmpOp, label []byte) Rule {

@@ -14,6 +14,9 @@ const (
 	Forward6 = "net.ipv6.conf.all.forwarding"
 )
 
+// CountPackets has the packets and bytes of each connection counted that begins from then on.
+const CountPackets = "net.netfilter.nf_conntrack_acct"
+
 // TrackedBuckets is the size of the hash table of connections. The kernel has it set from the
 // machine's first network namespace alone.
 const TrackedBuckets = "net.netfilter.nf_conntrack_buckets"

@@ -223,12 +223,20 @@ func (rs *Ruleset) filterChains() []nft.Chain {
 // offloadChain is where established connections that the node passes on are put into the flowtable.
 const offloadChain = "offload"
 
+// questions are the packets of a flow of UDP that is not put there yet: what DNS takes, two
+// questions and their answers. An entry of the flowtable saves such a flow nothing, and stays half a
+// minute. A connection of TCP has more to come once it is established.
+const questions = 4
+
 // OffloadChain is that chain, and the same while there is no flowtable.
 func (rs *Ruleset) OffloadChain() (with, without nft.Chain) {
 	with = nft.Chain{Name: offloadChain, Comment: "later packets of the connection meet no chain"}
 	without = with
 	without.Rules = []nft.Rule{rule().Accept()}
-	with.Rules = append([]nft.Rule{rule().Offload(rs.Flowtable)}, without.Rules...)
+	with.Rules = append([]nft.Rule{
+		rule("not yet; a flow from before packets were counted has none").Proto(unix.IPPROTO_UDP).CtPackets(1, questions).Accept(),
+		rule().Offload(rs.Flowtable),
+	}, without.Rules...)
 	return with, without
 }
 
