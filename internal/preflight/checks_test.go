@@ -45,6 +45,31 @@ func (f *Facts) nic(driver string, features ...string) {
 	f.FabricVXLAN, f.NICs = true, []NIC{n}
 }
 
+// uplink adds such an interface, by which the default route leads.
+func (f *Facts) uplink(features ...string) {
+	f.nic("", features...)
+	f.Uplinks, f.NICs = f.NICs, nil
+}
+
+// Datagrams that are joined already, or cannot be, are no matter.
+func TestJoining(t *testing.T) {
+	for _, features := range [][]string{
+		{"-rx-gro", "-rx-udp-gro-forwarding"}, {"+rx-gro", "+rx-udp-gro-forwarding"}, {"+rx-gro", "-rx-udp-gro-forwarding", "+rx-gro-list"}, {"+rx-gro", "-rx-udp-gro-forwarding!"}, {"+rx-gro"},
+	} {
+		f := healthy()
+		f.uplink(features...)
+		if got := joining(f); got != nil {
+			t.Errorf("%v: %+v", features, got)
+		}
+	}
+	f := healthy()
+	f.uplink("+rx-gro", "-rx-udp-gro-forwarding")
+	f.Kernel = "6.1.0-30"
+	if got := joining(f); got != nil {
+		t.Errorf("an old kernel: %+v", got)
+	}
+}
+
 func TestAHealthyNodePassesEveryCheck(t *testing.T) {
 	results := Check(healthy())
 	for _, r := range results {
@@ -128,6 +153,8 @@ func TestChecks(t *testing.T) {
 		{"UDP joined in tunnels", func(f *Facts) { f.nic("ice", "+rx-udp-gro-forwarding"); f.Kernel = "6.1.0-30" }, "offloads", Warn, "rx-udp-gro-forwarding is on at eth0", "ethtool -K eth0 rx-udp-gro-forwarding off"},
 		{"UDP joined by a later kernel", func(f *Facts) { f.nic("ice", "+rx-udp-gro-forwarding") }, "offloads", OK, "none at eth0", ""},
 		{"checksums by vmxnet3", func(f *Facts) { f.nic("vmxnet3", "+rx-gro") }, "offloads", Warn, "eth0 is of driver vmxnet3", "ethtool -K sluice.vxlan tx-checksum-ip-generic off"},
+		{"datagrams one by one", func(f *Facts) { f.uplink("+rx-gro", "-rx-udp-gro-forwarding", "-rx-gro-list") }, "datagrams", OK, "those that arrive by eth0 are forwarded one by one", "ethtool -K eth0 rx-udp-gro-forwarding on rx-gro-list off"},
+		{"uplinks unreadable", func(f *Facts) { f.UplinkErr = denied }, "datagrams", Warn, "cannot tell", "root"},
 		{"offloads unreadable", func(f *Facts) { f.NICErr = denied }, "offloads", Warn, "cannot tell", "root"},
 		{"bridged pods", func(f *Facts) { f.Bridges = []string{"cni0"} }, "bridged pods", Warn, "behind cni0", "bridge-nf-call-iptables=1"},
 		{"bridged pods that IP sees", func(f *Facts) { f.Bridges, f.BridgeCalls = []string{"cni0"}, true }, "bridged pods", OK, "by their addresses alone", ""},

@@ -35,6 +35,9 @@ type Facts struct {
 	NICs           []NIC // that packets to other nodes may leave by; only read where the fabric is asked for
 	NICErr         error
 
+	Uplinks   []NIC // at which packets arrive that come by default routes
+	UplinkErr error
+
 	DriverAsked bool
 	DriverErr   error  // why the driver cannot work here
 	Driver      string // its name

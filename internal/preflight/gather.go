@@ -61,8 +61,9 @@ func Gather(ctx context.Context, o Options) *Facts {
 	if f.FabricAsked = o.Fabric != nil; f.FabricAsked {
 		f.FabricVXLAN = o.Fabric.VXLAN
 		f.FabricFeatures, f.FabricErr = f.ask(ctx, o.Fabric.Requirements)
-		f.NICs, f.NICErr = nics()
+		f.NICs, f.NICErr = nics(underlay)
 	}
+	f.Uplinks, f.UplinkErr = nics(link.Here.Uplinks)
 	if o.Driver != nil {
 		f.DriverAsked = true
 		f.Driver, f.DriverLacks, f.DriverErr = o.Driver(ctx)

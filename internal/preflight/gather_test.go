@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -118,6 +119,33 @@ next:
 	var b strings.Builder
 	preflight.Print(&b, results)
 	t.Errorf("no %s result of %s that says %q in\n%s", status, check, words, b.String())
+}
+
+// What datagrams cost that arrive by the default route's interface is said where they could be
+// joined, with the command for it.
+func TestDatagrams(t *testing.T) {
+	ns := node(t)
+	set := func(features map[string]bool) {
+		t.Helper()
+		if err := ns.Do(func() error {
+			e, err := ethtool.NewEthtool()
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			return e.Change("eth0", features)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(map[string]bool{"rx-gro": true, "rx-udp-gro-forwarding": false})
+	expect(t, gather(t, ns, preflight.Options{}), "datagrams", preflight.OK, "eth0", "ethtool -K eth0 rx-udp-gro-forwarding on rx-gro-list off")
+	set(map[string]bool{"rx-udp-gro-forwarding": true})
+	for _, r := range gather(t, ns, preflight.Options{}) {
+		if r.Check == "datagrams" {
+			t.Errorf("it says what is done already: %+v", r)
+		}
+	}
 }
 
 func TestBareNode(t *testing.T) {

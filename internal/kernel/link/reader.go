@@ -305,6 +305,41 @@ func (r *Reader) DefaultRoutes() ([]DefaultRoute, error) {
 	return all, nil
 }
 
+// Uplinks names the interfaces at which packets arrive that come by default routes, sorted: in place
+// of a bond its ports, and in place of a VLAN what carries it.
+func (r *Reader) Uplinks() ([]string, error) {
+	routes, err := r.DefaultRoutes()
+	if err != nil {
+		return nil, err
+	}
+	links, err := r.links()
+	return uplinks(links, routes), err
+}
+
+func uplinks(links []netlink.Link, routes []DefaultRoute) (names []string) {
+	var arrive func(netlink.Link)
+	arrive = func(at netlink.Link) {
+		below := slices.DeleteFunc(slices.Clone(links), func(l netlink.Link) bool {
+			port := at.Type() == "bond" && l.Attrs().MasterIndex == at.Attrs().Index
+			carrier := at.Type() == "vlan" && l.Attrs().Index == at.Attrs().ParentIndex
+			return !port && !carrier
+		})
+		if len(below) == 0 {
+			names = append(names, at.Attrs().Name)
+		}
+		for _, l := range below {
+			arrive(l)
+		}
+	}
+	for _, l := range links {
+		if slices.ContainsFunc(routes, func(d DefaultRoute) bool { return d.Device == l.Attrs().Name }) {
+			arrive(l)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // LocalRoutes lists the destinations of the local table's routes that a program has made under its
 // routing protocol number (rtm_protocol).
 func (r *Reader) LocalRoutes(protocol int) ([]netip.Addr, error) {

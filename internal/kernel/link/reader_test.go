@@ -69,6 +69,8 @@ func TestReader(t *testing.T) {
 	want("an address of the loopback device", about[netip.MustParseAddr("127.0.0.1")].Global, err, false)
 	routes, err := r.DefaultRoutes()
 	want("default routes", routes, err, "[{e0 false} {e0 true}]")
+	up, err := r.Uplinks()
+	want("uplinks", up, err, "[e0]")
 	local, err := r.LocalRoutes(115)
 	want("local routes", local, err, "[10.0.0.1 fd00::1]")
 	route := func(to string) Route {
@@ -88,11 +90,12 @@ func TestReader(t *testing.T) {
 	}
 }
 
+func attrs(index int, name string, parent, master int) netlink.LinkAttrs {
+	return netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master}
+}
+
 // What is seen at a port or below a VLAN belongs to the bridge, or to the VLAN's own interface.
 func TestRouting(t *testing.T) {
-	attrs := func(index int, name string, parent, master int) netlink.LinkAttrs {
-		return netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master}
-	}
 	lo := attrs(1, "lo", 0, 0)
 	lo.Flags = net.FlagLoopback
 	got := routing([]netlink.Link{
@@ -101,6 +104,18 @@ func TestRouting(t *testing.T) {
 		&netlink.Bridge{LinkAttrs: attrs(6, "br0", 0, 0)}, &netlink.Veth{LinkAttrs: attrs(7, "port", 8, 6)}, &netlink.Veth{LinkAttrs: attrs(9, "pod", 2, 0)},
 	})
 	if want := []string{"br0", "eth0", "eth1.7", "pod", "vxlan"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// What a VLAN of a bond receives arrives at the bond's ports.
+func TestUplinks(t *testing.T) {
+	got := uplinks([]netlink.Link{
+		&netlink.Device{LinkAttrs: attrs(2, "eth0", 0, 5)}, &netlink.Device{LinkAttrs: attrs(3, "eth1", 0, 5)}, &netlink.Device{LinkAttrs: attrs(4, "eth2", 0, 0)},
+		&netlink.Bond{LinkAttrs: attrs(5, "bond0", 0, 0)}, &netlink.Vlan{LinkAttrs: attrs(6, "bond0.7", 5, 0)}, &netlink.Bridge{LinkAttrs: attrs(7, "br0", 0, 0)},
+		&netlink.Veth{LinkAttrs: attrs(8, "port", 0, 7)}, &netlink.Veth{LinkAttrs: attrs(9, "pod", 2, 0)},
+	}, []DefaultRoute{{Device: "bond0.7"}, {Device: "bond0"}, {Device: "br0"}})
+	if want := []string{"br0", "eth0", "eth1"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
