@@ -24,7 +24,7 @@ func TestAnExperimentIsFoundByItsName(t *testing.T) {
 	seen := map[string]bool{}
 	for _, e := range Experiments() {
 		family, file := "services", e.Name
-		for prefix, folder := range map[string]string{"policy-": "policy", "kube-proxy-": "kubeproxy", "hostile-": "hostile", "fabric-": "fabric", "balancer-": "balancer", "modes-": "modes", "nodes-": "nodes"} {
+		for prefix, folder := range map[string]string{"policy-": "policy", "kube-proxy-": "kubeproxy", "hostile-": "hostile", "fabric-": "fabric", "balancer-": "balancer", "accelerate-": "accelerate", "modes-": "modes", "nodes-": "nodes"} {
 			if rest, ok := strings.CutPrefix(e.Name, prefix); ok {
 				family, file = folder, rest
 			}

@@ -58,6 +58,7 @@ func Experiments() []harness.Experiment {
 		balancer.Packets,
 		balancer.Checks,
 		accelerate.Sockets,
+		accelerate.Direct,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

@@ -14,10 +14,10 @@ import (
 )
 
 type bpfBackend struct {
-	_       structs.HostLayout
-	Addr    [4]uint32
-	Device  uint32
-	Trusted uint32
+	_      structs.HostLayout
+	Addr   [4]uint32
+	Device uint32
+	Second uint32
 }
 
 type bpfCount struct {
@@ -41,6 +41,16 @@ type bpfFarm struct {
 	First    uint32
 	Slots    uint32
 	Counts   uint32
+}
+
+type bpfNeighbour struct {
+	_       structs.HostLayout
+	Time    uint64
+	Backend uint32
+	Device  uint32
+	Mtu     uint16
+	Macs    [12]uint8
+	_       [2]byte
 }
 
 type bpfPlace4 struct {
@@ -73,6 +83,7 @@ const (
 	bpfMapCounts      = "counts"
 	bpfMapDevices     = "devices"
 	bpfMapFarms       = "farms"
+	bpfMapNeighbours  = "neighbours"
 	bpfMapPlaces4     = "places4"
 	bpfMapPlaces6     = "places6"
 	bpfMapSlots       = "slots"
@@ -131,14 +142,15 @@ type bpfProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfMapSpecs struct {
-	Backends *ebpf.MapSpec `ebpf:"backends"`
-	Counts   *ebpf.MapSpec `ebpf:"counts"`
-	Devices  *ebpf.MapSpec `ebpf:"devices"`
-	Farms    *ebpf.MapSpec `ebpf:"farms"`
-	Places4  *ebpf.MapSpec `ebpf:"places4"`
-	Places6  *ebpf.MapSpec `ebpf:"places6"`
-	Slots    *ebpf.MapSpec `ebpf:"slots"`
-	Ways     *ebpf.MapSpec `ebpf:"ways"`
+	Backends   *ebpf.MapSpec `ebpf:"backends"`
+	Counts     *ebpf.MapSpec `ebpf:"counts"`
+	Devices    *ebpf.MapSpec `ebpf:"devices"`
+	Farms      *ebpf.MapSpec `ebpf:"farms"`
+	Neighbours *ebpf.MapSpec `ebpf:"neighbours"`
+	Places4    *ebpf.MapSpec `ebpf:"places4"`
+	Places6    *ebpf.MapSpec `ebpf:"places6"`
+	Slots      *ebpf.MapSpec `ebpf:"slots"`
+	Ways       *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // bpfVariableSpecs contains global variables before they are loaded into the kernel.
@@ -169,14 +181,15 @@ func (o *bpfObjects) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfMaps struct {
-	Backends *ebpf.Map `ebpf:"backends"`
-	Counts   *ebpf.Map `ebpf:"counts"`
-	Devices  *ebpf.Map `ebpf:"devices"`
-	Farms    *ebpf.Map `ebpf:"farms"`
-	Places4  *ebpf.Map `ebpf:"places4"`
-	Places6  *ebpf.Map `ebpf:"places6"`
-	Slots    *ebpf.Map `ebpf:"slots"`
-	Ways     *ebpf.Map `ebpf:"ways"`
+	Backends   *ebpf.Map `ebpf:"backends"`
+	Counts     *ebpf.Map `ebpf:"counts"`
+	Devices    *ebpf.Map `ebpf:"devices"`
+	Farms      *ebpf.Map `ebpf:"farms"`
+	Neighbours *ebpf.Map `ebpf:"neighbours"`
+	Places4    *ebpf.Map `ebpf:"places4"`
+	Places6    *ebpf.Map `ebpf:"places6"`
+	Slots      *ebpf.Map `ebpf:"slots"`
+	Ways       *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *bpfMaps) Close() error {
@@ -185,6 +198,7 @@ func (m *bpfMaps) Close() error {
 		m.Counts,
 		m.Devices,
 		m.Farms,
+		m.Neighbours,
 		m.Places4,
 		m.Places6,
 		m.Slots,

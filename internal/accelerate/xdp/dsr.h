@@ -27,8 +27,17 @@ struct slot {
 
 struct backend {
 	__be32 addr[4];
-	__u32 device;  // that leads to it
-	__u32 trusted; // until when its Ethernet address is, see stale
+	__u32 device; // that leads to it
+	__u32 second; // in which a packet has last gone by nftables, see stale
+};
+
+// What the kernel has said of a backend.
+struct neighbour {
+	__u64 time; // when
+	__u32 backend;
+	__u32 device;
+	__u16 mtu;
+	__u8 macs[2 * ETH_ALEN]; // of the backend, and of the interface that leads to it
 };
 
 struct count {
@@ -62,6 +71,16 @@ struct {
 } counts SEC(".maps");
 
 const volatile __u32 counted; // how many counts there are for a processor
+
+// The kernel is asked about a backend once in a tick of its clock, which is some milliseconds at the
+// most: to ask takes as long as all else.
+#define NEIGHBOURS 4096
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, NEIGHBOURS);
+	__type(key, __u32);
+	__type(value, struct neighbour);
+} neighbours SEC(".maps");
 
 // The interfaces that take frames from here.
 struct {
@@ -124,32 +143,55 @@ static __always_inline __u32 choose(struct packet *p, __u32 by, __u32 n)
 
 // stale tells, once a second for each backend, that a packet is to go by nftables: the kernel asks
 // a neighbour whether it is still there only when it sends to it itself.
-static __always_inline bool stale(struct backend *b)
+static __always_inline bool stale(struct backend *b, __u64 now)
 {
-	__u32 now = bpf_ktime_get_coarse_ns() >> 30;
+	__u32 second = now >> 30;
 
-	if (b->trusted == now)
+	if (b->second == second)
 		return false;
-	b->trusted = now;
+	b->second = second;
 	return true;
 }
 
-// way finds the neighbour that a packet goes to, and how it leaves. XDP_PASS: not by this program.
-static __always_inline int way(struct xdp_md *ctx, struct packet *p, struct backend *b, struct bpf_fib_lookup *to)
+// ask asks the kernel about a backend. False: nftables has to.
+static __always_inline bool ask(struct xdp_md *ctx, struct packet *p, struct backend *b, struct neighbour *n)
 {
-	to->family = p->is4 ? AF_INET : AF_INET6;
-	to->tot_len = p->length;
-	to->ifindex = b->device;
-	__builtin_memcpy(to->ipv6_dst, b->addr, sizeof(b->addr)); // an IPv4 address is in the first word
-	if (bpf_fib_lookup(ctx, to, sizeof(*to), BPF_FIB_LOOKUP_OUTPUT) || to->ifindex != b->device)
-		return XDP_PASS;
+	struct bpf_fib_lookup to = {.family = p->is4 ? AF_INET : AF_INET6, .tot_len = p->length, .ifindex = b->device};
+
+	__builtin_memcpy(to.ipv6_dst, b->addr, sizeof(b->addr)); // an IPv4 address is in the first word
+	if (bpf_fib_lookup(ctx, &to, sizeof(to), BPF_FIB_LOOKUP_OUTPUT) || to.ifindex != b->device)
+		return false;
 	// Behind a router the kernel gives the router's address.
-	if (!same(to->ipv6_dst, b->addr))
-		return XDP_PASS;
-	// It knows at once whether the interface takes frames.
-	if (bpf_redirect_map(&ways, b->device, XDP_PASS) != XDP_REDIRECT)
-		return XDP_PASS;
-	return b->device == ctx->ingress_ifindex ? XDP_TX : XDP_REDIRECT;
+	if (!same(to.ipv6_dst, b->addr))
+		return false;
+	n->mtu = to.mtu_result;
+	__builtin_memcpy(n->macs, to.dmac, ETH_ALEN);
+	__builtin_memcpy(n->macs + ETH_ALEN, to.smac, ETH_ALEN);
+	return true;
+}
+
+// find_neighbour returns what the kernel says of a backend; NULL: nftables has to find it.
+static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, struct packet *p, __u32 number)
+{
+	struct backend *b = bpf_map_lookup_elem(&backends, &number);
+	__u32 at = number % NEIGHBOURS;
+	struct neighbour *n = bpf_map_lookup_elem(&neighbours, &at);
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (!b || !n || stale(b, now))
+		return NULL;
+	if (n->time != now || n->backend != number) {
+		n->time = 0;
+		if (!ask(ctx, p, b, n))
+			return NULL;
+		n->backend = number;
+		n->device = b->device;
+		n->time = now;
+	}
+	// Whether the interface takes frames is known at once.
+	if (p->length > n->mtu || bpf_redirect_map(&ways, b->device, XDP_PASS) != XDP_REDIRECT)
+		return NULL;
+	return n;
 }
 
 // lower lowers the TTL by one; false: it has none left.
@@ -173,26 +215,19 @@ static __always_inline bool lower(struct packet *p)
 
 static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const struct farm *f)
 {
-	struct bpf_fib_lookup to = {};
 	__u32 at = f->first + choose(p, f->hash_by, f->slots);
 	struct slot *s = bpf_map_lookup_elem(&slots, &at);
 
 	if (!s)
 		return XDP_PASS;
-	struct backend *b = bpf_map_lookup_elem(&backends, &s->backend);
-
 	at = bpf_get_smp_processor_id() * counted + f->counts + s->number;
-	struct count *n = bpf_map_lookup_elem(&counts, &at);
+	struct count *c = bpf_map_lookup_elem(&counts, &at);
+	struct neighbour *n = find_neighbour(ctx, p, s->backend);
 
-	if (!b || !n || stale(b))
+	if (!c || !n || !lower(p))
 		return XDP_PASS;
-	int verdict = way(ctx, p, b, &to);
-
-	if (verdict == XDP_PASS || !lower(p))
-		return XDP_PASS;
-	__builtin_memcpy(p->eth->h_dest, to.dmac, ETH_ALEN);
-	__builtin_memcpy(p->eth->h_source, to.smac, ETH_ALEN);
-	n->packets++;
-	n->bytes += p->end - (void *)(p->eth + 1);
-	return verdict;
+	__builtin_memcpy(p->eth, n->macs, sizeof(n->macs));
+	c->packets++;
+	c->bytes += p->end - (void *)(p->eth + 1);
+	return n->device == ctx->ingress_ifindex ? XDP_TX : XDP_REDIRECT;
 }

@@ -64,10 +64,13 @@ func (a *area) add(v any) (at uint32, err error) {
 }
 
 // size is how much there is of each kind.
-type size struct{ places4, places6, farms, slots, backends, counts, devices uint32 }
+type size struct {
+	places4, places6, farms, slots, backends, counts uint32
+	devices                                          uint32 // indexes up to that
+}
 
-// sizeOf is what farms take.
-func sizeOf(farms map[string]*state.Farm, devices int) (s size) {
+// sizeOf is what farms take that are served at interfaces.
+func sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) (s size) {
 	tables, targets := map[digest]bool{}, map[target]bool{}
 	for _, f := range farms {
 		all := halves(f)
@@ -92,7 +95,10 @@ func sizeOf(farms map[string]*state.Farm, devices int) (s size) {
 			}
 		}
 	}
-	s.backends, s.devices = uint32(len(targets)), uint32(devices)
+	for index := range devices {
+		s.devices = max(s.devices, uint32(index)+1)
+	}
+	s.backends = uint32(len(targets))
 	return s
 }
 
@@ -310,13 +316,13 @@ const countLength = 16 // of a bpfCount
 func (p *program) equip(devices map[uint32]bpfDevice, ways map[uint32]bool) error {
 	var errs []error
 	for index, d := range devices {
-		if p.devices[index] != d {
+		if p.devices[index] != d && index < p.objs.Devices.MaxEntries() { // others wait for another program
 			errs = append(errs, p.objs.Devices.Put(index, d))
 		}
 	}
 	for index := range p.devices {
-		if _, has := devices[index]; !has {
-			errs = append(errs, p.objs.Devices.Delete(index))
+		if _, has := devices[index]; !has && index < p.objs.Devices.MaxEntries() {
+			errs = append(errs, p.objs.Devices.Put(index, bpfDevice{}))
 		}
 	}
 	for index := range ways {

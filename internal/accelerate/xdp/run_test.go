@@ -62,7 +62,7 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 		})
 	}
 	var err error
-	if b.program, err = newProgram(sizeOf(b.farms, 3)); err != nil {
+	if b.program, err = newProgram(sizeOf(b.farms, map[int]struct{}{b.in: {}})); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.program.close() })

@@ -238,7 +238,7 @@ func (d *Driver) step(p *plan, held map[string]*state.Farm) error {
 // renew puts another program with all farms in the place of what runs, if there are any.
 func (d *Driver) renew(farms map[string]*state.Farm) error {
 	d.why = ""
-	s := sizeOf(farms, len(d.arrival))
+	s := sizeOf(farms, d.arrival)
 	if s.farms == 0 {
 		d.stop("")
 		return nil

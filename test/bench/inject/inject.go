@@ -75,21 +75,37 @@ func New(ns *netns.NS, device string) (*Generator, error) {
 		return nil, fmt.Errorf("find device %s in %s: %w", device, ns.Name, err)
 	}
 	g.ifindex = l.Attrs().Index
-	if err := loadBpfObjects(&g.objs, nil); err != nil {
-		return nil, fmt.Errorf("load packet generator: %w", err)
+	if err := g.load(0); err != nil {
+		return nil, err
 	}
-	err = errors.Join(setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.From(Origin{Base: Sources.Addr()}))
-	if err == nil {
-		if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
-			err = g.meet(ebpf.ProgramID(xdp.ProgId))
-		} else {
-			g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
+	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
+		// Programs that take frames in parts are called by no others, and call none.
+		if err = g.meet(ebpf.ProgramID(xdp.ProgId)); errors.Is(err, unix.EINVAL) {
+			if err = errors.Join(g.objs.Close(), g.load(unix.BPF_F_XDP_HAS_FRAGS)); err == nil {
+				err = g.meet(ebpf.ProgramID(xdp.ProgId))
+			}
 		}
+	} else {
+		g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
 	}
+	err = errors.Join(err, setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.From(Origin{Base: Sources.Addr()}))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare packet generator on %s: %w", device, err), g.objs.Close())
 	}
 	return g, nil
+}
+
+// load loads the programs, with flags for the one that makes packets.
+func (g *Generator) load(flags uint32) error {
+	spec, err := loadBpf()
+	if err == nil {
+		spec.Programs[bpfProgInject].Flags |= flags
+		err = spec.LoadAndAssign(&g.objs, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("load packet generator: %w", err)
+	}
+	return nil
 }
 
 // meet has the device's own XDP program called for every packet.
